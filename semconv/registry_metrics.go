@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package semconv
+
+// Metrics are all metrics. Those of a device carry [DevicePoint] besides their own attributes.
+var Metrics = []Metric{
+	// A device's meters. Ratios are 0–1, never percent.
+	{"hw.gpu.utilization", Gauge, "1", OpenTelemetry, device("hw.gpu.task"), "Part of the time in which the device, or the named part of it, was busy."},
+	{"hw.gpu.memory.usage", UpDownCounter, "By", OpenTelemetry, device(), "Device memory in use."},
+	{"hw.gpu.memory.limit", UpDownCounter, "By", OpenTelemetry, device(), "Device memory in all."},
+	{"hw.gpu.memory.free", UpDownCounter, "By", Extension, device(), "Device memory that is free, where the source says so."},
+	{"hw.gpu.memory.reserved", UpDownCounter, "By", Extension, device(), "Device memory that the driver keeps for itself."},
+	{"hw.gpu.memory.utilization", Gauge, "1", OpenTelemetry, device(), "Device memory in use ÷ device memory in all."},
+	{"hw.gpu.memory.controller.utilization", Gauge, "1", Extension, device(), "Part of the time in which device memory was read or written."},
+	{"hw.gpu.memory.bandwidth.utilization", Gauge, "1", Extension, device(), "Device memory traffic ÷ its peak."},
+	{"hw.gpu.io", Counter, "By", OpenTelemetry, device("network.io.direction"), "Bytes over the link to the host."},
+	{"hw.gpu.io.throughput", Gauge, "By/s", Extension, device("network.io.direction"), "Bytes a second over the link to the host, where the source gives a rate; without a direction where it gives only the sum."},
+	{"hw.gpu.interconnect.io", Counter, "By", Extension, device("hw.gpu.interconnect.type", "network.io.direction"), "Bytes over the links between devices."},
+	{"hw.gpu.speed", Gauge, "Hz", Extension, device("hw.gpu.clock_domain"), "Clock."},
+	{"hw.gpu.speed.limit", Gauge, "Hz", Extension, device("hw.gpu.clock_domain", "hw.limit_type"), "Limit of the clock."},
+	{"hw.gpu.throttle.active", Gauge, "1", Extension, device("hw.gpu.throttle.reason"), "1 while the device slows down for this reason, else 0."},
+	{"hw.gpu.throttle.duration", Counter, "s", Extension, device("hw.gpu.throttle.reason"), "Time in which the device slowed down for this reason."},
+	{"hw.gpu.sm.utilization", Gauge, "1", Extension, device(), "Multiprocessors with work ÷ multiprocessors."},
+	{"hw.gpu.sm.occupancy", Gauge, "1", Extension, device(), "Resident warps ÷ the most that fit."},
+	{"hw.gpu.pipe.utilization", Gauge, "1", Extension, device("hw.gpu.pipe"), "Part of the time in which an execution pipe was busy."},
+	{"hw.energy", Counter, "J", OpenTelemetry, device(), "Energy used since the driver was loaded."},
+	{"hw.power", Gauge, "W", OpenTelemetry, device(), "Power drawn."},
+	{"hw.power.limit", Gauge, "W", Extension, device("hw.limit_type"), "Limit of the power."},
+	{"hw.voltage", Gauge, "V", OpenTelemetry, device(), "Voltage."},
+	{"hw.temperature", Gauge, "Cel", OpenTelemetry, device("hw.sensor_location"), "Temperature."},
+	{"hw.temperature.limit", Gauge, "Cel", OpenTelemetry, device("hw.sensor_location", "hw.limit_type"), "Limit of the temperature."},
+	{"hw.fan.speed_ratio", Gauge, "1", OpenTelemetry, device(), "Speed of the fan ÷ its highest."},
+	{"hw.errors", Counter, "{error}", OpenTelemetry, device("error.type"), "Errors since the driver was loaded."},
+	{"hw.status", UpDownCounter, "1", OpenTelemetry, device("hw.state"), "1 for the state that holds, 0 for the others."},
+	{"process.gpu.memory.usage", UpDownCounter, "By", Extension, device("process.pid"), "Device memory that a process uses."},
+	{"process.gpu.utilization", Gauge, "1", Extension, device("process.pid"), "Part of the time in which a process kept the device busy."},
+
+	// The host's meters.
+	{"system.cpu.utilization", Gauge, "1", OpenTelemetry, nil, "Load of the whole machine."},
+	{"system.memory.usage", UpDownCounter, "By", OpenTelemetry, []string{"system.memory.state"}, "Memory in use."},
+	{"system.memory.limit", UpDownCounter, "By", OpenTelemetry, nil, "Memory in all."},
+
+	// A profiler's counters.
+	{"gpu.cuda.counter", Gauge, "", Extension, device("cuda.metric.name", "cuda.scope.path", "cuda.kernel.name", "cuda.kernel.launch_ordinal"), "A hardware counter, by the profiler's own name and in its own unit."},
+
+	// CUDA work.
+	{"gpu.cuda.kernel.launch.calls", Counter, "{call}", OBI, []string{"cuda.kernel.name"}, "Kernels started one by one."},
+	{"gpu.cuda.kernel.grid.size", Histogram, "1", OBI, []string{"cuda.kernel.name"}, "Blocks of a launch."},
+	{"gpu.cuda.kernel.block.size", Histogram, "1", OBI, []string{"cuda.kernel.name"}, "Threads of a block."},
+	{"gpu.cuda.graph.launch.calls", Counter, "{call}", OBI, nil, "Graphs started."},
+	{"gpu.cuda.graph.node.launches", Counter, "{launch}", Extension, nil, "Kernels started as nodes of graphs."},
+	{"gpu.cuda.memory.allocations", Counter, "By", OBI, nil, "Bytes allocated."},
+	{"gpu.cuda.memory.free.bytes", Counter, "By", OBI, nil, "Bytes released."},
+	{"gpu.cuda.memory.in_use", UpDownCounter, "By", Extension, nil, "Bytes allocated and not released."},
+	{"gpu.cuda.memory.copies", Histogram, "By", OBI, []string{"cuda.memcpy.kind"}, "Sizes of copies."},
+	{"gpu.cuda.memset.bytes", Counter, "By", OBI, nil, "Bytes set."},
+	{"gpu.cuda.api.duration", Histogram, "s", Extension, []string{"cuda.api.name"}, "Durations of driver or runtime calls."},
+	{"gpu.cuda.sync.wait.duration", Histogram, "s", Extension, nil, "Durations of waits for the device."},
+	{"gpu.cuda.errors", Counter, "{error}", Extension, []string{"error.type"}, "Failed calls."},
+	{"gpu.cuda.kernel.duration", ExponentialHistogram, "s", Extension, []string{"cuda.kernel.name"}, "Durations of kernels."},
+	{"gpu.cuda.busy.time", Counter, "s", Extension, []string{"hw.id"}, "Time in which at least one kernel ran on the device."},
+	{"gpu.cuda.time", Counter, "s", Extension, []string{"cuda.scope.name", "cuda.operation"}, "Device seconds."},
+	{"gpu.cuda.cost", Counter, "{currency}", Extension, []string{"cuda.scope.name"}, "Cost of the device seconds."},
+}
+
+// DevicePoint are the attributes by which a data point names its device.
+var DevicePoint = []string{"hw.id", "hw.name", "hw.vendor", "hw.type", "cuda.device.index"}
+
+// device returns the attributes of a device's metric.
+func device(own ...string) []string {
+	return append(append([]string(nil), DevicePoint...), own...)
+}
