@@ -1,0 +1,489 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuflog
+
+import (
+	"bytes"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+)
+
+// Options are the settings of a Decoder. Zero values take the defaults named here.
+type Options struct {
+	// MaxSpansPerTrace bounds a trace; it then continues in a new one. Default 10000, least 16.
+	MaxSpansPerTrace int
+	// JoinTimeout is how long, in the session's own time, a kernel row waits for its detail.
+	// Default 10 s.
+	JoinTimeout time.Duration
+	// ScopeWait is how long, in wall time, work waits for the scope channel once that has been
+	// read to its present end. Default 400 ms: the recorder writes every channel's rows each 250 ms.
+	ScopeWait time.Duration
+	// SessionTimeout is how long, in wall time, a session without a shutdown record may be silent
+	// until it counts as ended. Default 60 s.
+	SessionTimeout time.Duration
+	// KernelNameInPath says that the user_scope of kernel_detail ends with the kernel's name, as
+	// it does in the layouts before C2 (format document, section 4.5).
+	KernelNameInPath bool
+	// MaxHeld bounds the events of one session and lane that wait for the scope channel, MaxRows
+	// the kernel rows that wait for their detail, MaxScopes the scope instances known at a time,
+	// MaxDictionaryBytes a session's dictionaries, MaxSessions the sessions of one Decoder.
+	// Defaults 32768, 32768, 32768, 32 MiB, 16.
+	MaxHeld, MaxRows, MaxScopes, MaxDictionaryBytes, MaxSessions int
+}
+
+func (o *Options) fill() {
+	def := func(v *int, d int) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	def(&o.MaxSpansPerTrace, 10000)
+	o.MaxSpansPerTrace = max(o.MaxSpansPerTrace, 16)
+	def(&o.MaxHeld, 32768)
+	def(&o.MaxRows, 32768)
+	def(&o.MaxScopes, 32768)
+	def(&o.MaxDictionaryBytes, 32<<20)
+	def(&o.MaxSessions, 16)
+	defd := func(v *time.Duration, d time.Duration) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	defd(&o.JoinTimeout, 10*time.Second)
+	defd(&o.ScopeWait, 400*time.Millisecond)
+	defd(&o.SessionTimeout, time.Minute)
+}
+
+// Decoder decodes one group of files. See the package comment.
+type Decoder struct {
+	opt      Options
+	sessions map[string]*session
+	last     *session // the session of the last line
+	stats    Stats
+	problems []Problem
+
+	// Of the line being decoded:
+	channel Channel
+	offset  int64
+	out     *gpuevent.Batch
+	now     int64
+
+	text    interner // short strings: names, paths, kinds
+	stacks  stackTable
+	names   map[string]*gpuevent.KernelName
+	columns columnCache
+	kernel  kernelLine
+	detail  kernelDetail
+	item    item
+	ev      scratch
+}
+
+// scratch holds one event of each kind that is sent often, so that none is allocated.
+type scratch struct {
+	kernel gpuevent.Kernel
+	copy   gpuevent.Copy
+	set    gpuevent.Set
+	sync   gpuevent.Sync
+	memory gpuevent.Memory
+}
+
+// NewDecoder returns a Decoder without state.
+func NewDecoder(opt Options) *Decoder {
+	opt.fill()
+	return &Decoder{
+		opt: opt, sessions: map[string]*session{},
+		text: newInterner(8 << 20), stacks: newStackTable(16 << 20),
+		names: map[string]*gpuevent.KernelName{},
+	}
+}
+
+// Stats returns the counts so far.
+func (d *Decoder) Stats() Stats { return d.stats }
+
+// Waiting returns the kernel rows that wait for their detail and the events that wait for the
+// scope channel.
+func (d *Decoder) Waiting() (rows, events int) {
+	for _, s := range d.sessions {
+		rows += s.rows.len()
+		for l := range s.held {
+			events += s.held[l].len()
+		}
+		events += len(s.lost)
+	}
+	return rows, events
+}
+
+// Newest returns the time of the newest record so far in Unix nanoseconds, 0 before the first.
+func (d *Decoder) Newest() (ns int64) {
+	for _, s := range d.sessions {
+		for _, w := range s.seen {
+			ns = max(ns, w)
+		}
+	}
+	return ns
+}
+
+// TakeProblems returns what was rejected since the last call, at most a few dozen.
+func (d *Decoder) TakeProblems() []Problem {
+	p := d.problems
+	d.problems = nil
+	return p
+}
+
+// Want says which of the two channels that depend on each other should be read next: the scope
+// channel until it is ahead of the device channel, so that kernels find their scopes, but no
+// further, so that neither scopes nor held events pile up.
+func (d *Decoder) Want() Channel {
+	for _, s := range d.sessions {
+		if s.held[deviceLane].len() > 0 {
+			return Scope
+		}
+		if !s.shut[Scope] && s.seen[Scope] <= s.seen[Device] {
+			return Scope
+		}
+	}
+	if len(d.sessions) == 0 {
+		return Scope
+	}
+	return Device
+}
+
+// Feed decodes whole lines of one channel. offset is that of data in its window, for messages; now
+// is the wall time in Unix nanoseconds. A last line without newline counts as whole. Data is not
+// kept.
+func (d *Decoder) Feed(ch Channel, data []byte, offset, now int64, out *gpuevent.Batch) {
+	d.channel, d.out, d.now = ch, out, now
+	d.stats.Bytes += uint64(len(data))
+	for len(data) > 0 {
+		line := data
+		n := bytes.IndexByte(data, '\n')
+		if n >= 0 {
+			line, data = data[:n], data[n+1:]
+		} else {
+			n, data = len(data), nil
+		}
+		d.offset = offset
+		offset += int64(n) + 1
+		d.stats.Lines++
+		if len(line) > 0 && line[len(line)-1] == '\r' {
+			line = line[:len(line)-1]
+		}
+		if len(line) > 0 {
+			d.line(line)
+		}
+	}
+	d.out = nil
+}
+
+// Whole reports whether b is one complete JSON object, so that it can be taken as a line although
+// its newline has not come.
+func Whole(b []byte) bool {
+	b = bytes.TrimRight(b, "\r\n \t")
+	if len(b) < 2 || b[0] != '{' || b[len(b)-1] != '}' {
+		return false
+	}
+	s := scanner{b: b}
+	return s.skip() && s.done()
+}
+
+// Step says, at the end of a step, what the caller knows of the files.
+type Step struct {
+	// Now is the wall time in Unix nanoseconds.
+	Now int64
+	// AtEnd says per channel that everything that is there now has been fed, and will be when
+	// another Feed follows: a channel without any file is at its end.
+	AtEnd [NumChannels]bool
+	// Quiet is how long no file of the group has grown.
+	Quiet time.Duration
+	// Gone says that the writer is known to be gone: no more will come.
+	Gone bool
+}
+
+// dataEnd is how long a group must be silent until what is there counts as all there is, for the
+// rows that wait for something else in the files. The recorder flushes each 250 ms.
+const dataEnd = 2 * time.Second
+
+// EndStep releases what has waited long enough and closes the sessions that have ended.
+func (d *Decoder) EndStep(st Step, out *gpuevent.Batch) {
+	d.out, d.now = out, st.Now
+	d.offset = 0
+	for _, id := range sortedKeys(d.sessions) {
+		s := d.sessions[id]
+		s.endStep(d, &st)
+		if s.closed && st.Quiet > d.opt.SessionTimeout && len(d.sessions) > 1 {
+			d.drop(s)
+		}
+	}
+	d.out = nil
+}
+
+func (d *Decoder) drop(s *session) {
+	delete(d.sessions, s.id)
+	if d.last == s {
+		d.last = nil
+	}
+}
+
+// session returns the session of an id, made if need be.
+func (d *Decoder) session(id []byte) *session {
+	if d.last != nil && string(id) == d.last.id {
+		return d.last
+	}
+	s := d.sessions[string(id)]
+	if s == nil {
+		if len(d.sessions) >= d.opt.MaxSessions {
+			d.forgetOldest()
+		}
+		s = newSession(text(id))
+		d.sessions[s.id] = s
+	}
+	d.last = s
+	return s
+}
+
+// forgetOldest closes the session that has been silent longest, by the time of its records.
+func (d *Decoder) forgetOldest() {
+	var oldest *session
+	for _, id := range sortedKeys(d.sessions) {
+		s := d.sessions[id]
+		if oldest == nil || (s.closed && !oldest.closed) ||
+			(s.closed == oldest.closed && slices.Max(s.seen[:]) < slices.Max(oldest.seen[:])) {
+			oldest = s
+		}
+	}
+	if !oldest.closed {
+		d.reject(SessionsFull, "session "+oldest.id)
+		oldest.close(d, true)
+	}
+	d.drop(oldest)
+}
+
+// record is the line being decoded.
+type record struct {
+	scanner
+	typ recordType
+	// rest says that the scanner stands behind the type's value; otherwise at the line's begin.
+	rest bool
+	head
+}
+
+// head holds the fields that most records share.
+type head struct {
+	session []byte
+	app     []byte
+	pid     gpuevent.Int
+	ts      gpuevent.Int
+}
+
+// next steps to the next key; done is true at the end of a sound line, and false with ok false at
+// the end of a broken one.
+func (r *record) next() (key []byte, done, ok bool) {
+	first := false
+	if !r.rest {
+		if !r.enter('{') {
+			return nil, false, false
+		}
+		r.rest, first = true, true
+	}
+	member, ok := r.more(first, '}')
+	if !ok {
+		return nil, false, false
+	}
+	if !member {
+		return nil, r.done(), r.done()
+	}
+	key, ok = r.key()
+	return key, false, ok
+}
+
+// field takes the fields that records share, and skips what it does not know.
+func (r *record) field(key []byte) bool {
+	switch string(key) {
+	case "session_id":
+		v, ok := r.str()
+		r.head.session = v
+		return ok
+	case "app":
+		v, ok := r.str()
+		r.head.app = v
+		return ok
+	case "pid":
+		return r.intInto(&r.head.pid)
+	case "ts_ns":
+		return r.intInto(&r.head.ts)
+	}
+	return r.skip()
+}
+
+func (r *record) intInto(v *gpuevent.Int) bool {
+	n, _, ok := r.integer()
+	*v = gpuevent.Int{V: n, OK: ok}
+	return ok
+}
+
+func (r *record) strInto(b *[]byte) bool {
+	v, ok := r.str()
+	*b = v
+	return ok
+}
+
+var typePrefix = []byte(`{"type":"`)
+
+// identify finds a line's type: usually the first or, behind version, the second key.
+func identify(line []byte) (typ []byte, behind int, ok bool) {
+	if bytes.HasPrefix(line, typePrefix) {
+		if n := bytes.IndexByte(line[len(typePrefix):], '"'); n >= 0 {
+			end := len(typePrefix) + n
+			return line[len(typePrefix):end], end + 1, true
+		}
+		return nil, 0, false
+	}
+	s := scanner{b: line}
+	if !s.enter('{') {
+		return nil, 0, false
+	}
+	for first := true; ; first = false {
+		member, ok := s.more(first, '}')
+		if !ok || !member {
+			return nil, 0, false
+		}
+		key, ok := s.key()
+		if !ok {
+			return nil, 0, false
+		}
+		if string(key) == "type" {
+			typ, ok := s.str()
+			if first || !ok {
+				return typ, s.i, ok
+			}
+			return typ, -s.i, ok
+		}
+		if string(key) == "version" && first {
+			// "version" stands before "type" and says nothing that the columns do not say.
+			if _, _, ok := s.integer(); !ok {
+				return nil, 0, false
+			}
+			if m, ok := s.more(false, '}'); !ok || !m {
+				return nil, 0, false
+			}
+			if key, ok = s.key(); !ok {
+				return nil, 0, false
+			}
+			if string(key) == "type" {
+				typ, ok := s.str()
+				return typ, s.i, ok
+			}
+		}
+		if !s.skip() {
+			return nil, 0, false
+		}
+	}
+}
+
+func (d *Decoder) line(line []byte) {
+	typ, behind, ok := identify(line)
+	if !ok {
+		d.reject(Malformed, "no type in "+excerpt(line))
+		return
+	}
+	t, known := recordByName[string(typ)]
+	if !known {
+		d.stats.Records[recUnknown]++
+		if isTooOld(typ) {
+			d.reject(TooOld, string(typ))
+			return
+		}
+		d.reject(UnknownType, excerpt(typ))
+		return
+	}
+	d.stats.Records[t]++
+	r := record{scanner: scanner{b: line}, typ: t}
+	if behind > 0 {
+		r.i, r.rest = behind, true
+	}
+	if ok := decoders[t](d, &r); !ok {
+		d.reject(Malformed, recordNames[t]+": "+excerptAt(line, r.i))
+	}
+}
+
+// decoders decode a record each; false means that the line is malformed. What is wrong in another
+// way they reject themselves.
+var decoders [numRecordTypes]func(*Decoder, *record) bool
+
+func init() {
+	decoders = [numRecordTypes]func(*Decoder, *record) bool{
+		recInit: (*Decoder).header, recJobStart: (*Decoder).header, recShutdown: (*Decoder).shutdown,
+		recKernelEvent: (*Decoder).kernelEvent, recKernelBatch: (*Decoder).kernelBatch,
+		recKernelDetail: (*Decoder).kernelDetail,
+		recMemcpyEvent:  (*Decoder).memcpyEvent, recMemcpyBatch: (*Decoder).memcpyBatch,
+		recMemsetEvent: (*Decoder).memsetEvent,
+		recScopeBegin:  (*Decoder).scopeEvent, recScopeEnd: (*Decoder).scopeEvent,
+		recScopeBatch:    (*Decoder).scopeBatch,
+		recProfileSample: (*Decoder).profileSample, recSampleBatch: (*Decoder).sampleBatch,
+		recPMConfig: (*Decoder).recorderConfig, recSassConfig: (*Decoder).recorderConfig,
+		recPMBatch:    (*Decoder).pmBatch,
+		recPerfMetric: (*Decoder).perfMetric, recKernelPerfMetric: (*Decoder).perfMetric,
+		recSystemStart: (*Decoder).systemSample, recSystemStop: (*Decoder).systemSample,
+		recSystemSample: (*Decoder).systemSample,
+		recDeviceBatch:  (*Decoder).deviceBatch, recHostBatch: (*Decoder).hostBatch,
+		recDictionary:   (*Decoder).dictionary,
+		recCapabilities: (*Decoder).capabilities,
+		recSegmentStart: (*Decoder).segment, recSegmentEnd: (*Decoder).segment,
+		recRunEnd:    (*Decoder).segment,
+		recSyncBatch: (*Decoder).syncBatch, recMemoryBatch: (*Decoder).memoryBatch,
+		recNVTX: (*Decoder).nvtx, recGraphLaunch: (*Decoder).graphLaunch,
+		recGraphNode: (*Decoder).graphNode, recSignature: (*Decoder).signature,
+		recDeepWindow: (*Decoder).deepWindow, recDeepRule: (*Decoder).deepRule,
+		recCounterQuality: (*Decoder).counterQuality,
+		recSource:         (*Decoder).sourceFile, recCubin: (*Decoder).listing, recPTX: (*Decoder).listing,
+	}
+}
+
+func isTooOld(typ []byte) bool {
+	return string(typ) == "kernel_begin" || string(typ) == "kernel_end"
+}
+
+// owner returns the session that a record belongs to and notes the record's time. It is nil where
+// the record names none or one of an unsupported generation; the reject is then counted.
+func (d *Decoder) owner(h *head, ts int64) *session {
+	if len(h.session) == 0 {
+		d.reject(MissingField, "no session_id")
+		return nil
+	}
+	s := d.session(h.session)
+	if s.tooOld {
+		d.reject(TooOld, "session "+s.id)
+		return nil
+	}
+	if len(h.app) > 0 && s.ev.App == "" {
+		s.learn(d, h)
+	}
+	s.saw(d.channel, ts)
+	return s
+}
+
+func excerpt(b []byte) string { return text(b[:min(len(b), 80)]) }
+
+func excerptAt(line []byte, i int) string {
+	i = min(max(i, 0), len(line))
+	return "near " + text(line[max(0, i-20):min(len(line), i+40)])
+}
+
+// minTime is the least time taken for one on the wall clock; A0 wrote the machine's uptime.
+const minTime = int64(1e17)
+
+// maxTime keeps sums of times and durations inside 64 bits.
+const maxTime = math.MaxInt64 / 2
+
+// Finished reports that every session was closed and nothing came since.
+func (d *Decoder) Finished() bool {
+	for _, s := range d.sessions {
+		if s.live && !s.tooOld {
+			return false
+		}
+	}
+	return true
+}
