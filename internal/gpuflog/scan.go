@@ -4,6 +4,7 @@ package gpuflog
 
 import (
 	"bytes"
+	"encoding/binary"
 	"math"
 	"strconv"
 	"unicode/utf16"
@@ -81,32 +82,34 @@ func (s *scanner) more(first bool, closing byte) (member, ok bool) {
 // key consumes a key and its colon. The key aliases the line; keys with escapes come out as they
 // are written, which no known key is.
 func (s *scanner) key() (k []byte, ok bool) {
-	if s.i >= len(s.b) || s.b[s.i] != '"' {
+	b := s.b
+	i := s.i
+	if i >= len(b) || b[i] != '"' {
 		if s.peek() != '"' {
 			return nil, false
 		}
+		i = s.i
 	}
-	start := s.i + 1
-	n := bytes.IndexByte(s.b[start:], '"')
-	if n < 0 {
+	i++
+	start := i
+	for i < len(b) && b[i] != '"' && b[i] != '\\' { // keys are short: no call pays
+		i++
+	}
+	if i < len(b) && b[i] == '\\' {
+		i = s.stringEnd(start)
+	}
+	if i < 0 || i >= len(b) {
 		return nil, false
 	}
-	end := start + n
-	if bytes.IndexByte(s.b[start:end], '\\') >= 0 {
-		if end = s.stringEnd(start); end < 0 {
-			return nil, false
-		}
+	if i+1 < len(b) && b[i+1] == ':' {
+		s.i = i + 2
+		return b[start:i], true
 	}
-	s.i = end + 1
-	if s.i < len(s.b) && s.b[s.i] == ':' {
-		s.i++
-	} else {
-		if s.peek() != ':' {
-			return nil, false
-		}
-		s.i++
+	if s.i = i + 1; s.peek() != ':' {
+		return nil, false
 	}
-	return s.b[start:end], true
+	s.i++
+	return b[start:i], true
 }
 
 // stringEnd returns the index of the quote that closes the string whose content begins at from,
@@ -242,6 +245,14 @@ func (s *scanner) integer() (v int64, big, ok bool) {
 	}
 	start := i
 	var u uint64
+	for len(s.b)-i >= 8 { // times have 19 digits
+		v, ok := eightDigits(binary.LittleEndian.Uint64(s.b[i:]))
+		if !ok || i-start >= 16 {
+			break
+		}
+		u = u*1e8 + v
+		i += 8
+	}
 	for i < len(s.b) {
 		d := s.b[i] - '0'
 		if d > 9 {
@@ -269,6 +280,19 @@ func (s *scanner) integer() (v int64, big, ok bool) {
 		return -int64(u), false, true
 	}
 	return int64(u), u > math.MaxInt64, true
+}
+
+// eightDigits converts eight ASCII digits, the first in the lowest byte; false if one is no digit.
+// Pairs, then fours, then all eight are joined by one multiplication each.
+func eightDigits(v uint64) (uint64, bool) {
+	if (v&0xf0f0f0f0f0f0f0f0)|(((v+0x0606060606060606)&0xf0f0f0f0f0f0f0f0)>>4) != 0x3333333333333333 {
+		return 0, false
+	}
+	v &= 0x0f0f0f0f0f0f0f0f
+	v = (v*10 + v>>8) & 0x00ff00ff00ff00ff
+	v = (v*100 + v>>16) & 0x0000ffff0000ffff
+	v = (v*10000 + v>>32) & 0x00000000ffffffff
+	return v, true
 }
 
 // number consumes any JSON number as a float, for the few values that are fractions.
