@@ -763,6 +763,10 @@ func (d *Decoder) plainRecord(r *record, event string, fields map[string]string)
 			ts, _, ok = r.integer()
 		case name == "":
 			ok = r.field(key)
+		case name == semconv.CUDADeepWindowRuleLastValue:
+			var f float64
+			f, ok = r.number()
+			attrs.float(name, gpuevent.Float{V: f, OK: ok && f == f})
 		case r.peek() == '"':
 			var b []byte
 			ok = r.strInto(&b)
@@ -795,6 +799,7 @@ var deepRuleFields = map[string]string{
 	"metric_quality_resets": semconv.CUDADeepWindowRuleQualityResets,
 	"last_quality_reason":   semconv.CUDADeepWindowRuleQualityReason,
 	"state_sequence":        semconv.CUDADeepWindowRuleStateSequence,
+	"last_value":            semconv.CUDADeepWindowRuleLastValue,
 	"last_observed_ns":      semconv.CUDADeepWindowRuleLastObservedTimeUnixNano,
 }
 

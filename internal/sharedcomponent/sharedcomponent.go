@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sharedcomponent lets one component instance serve several pipelines. A Collector asks a
+// receiver's factory once per signal; a receiver that reads its source only once keeps its instance
+// in a [Map], keyed by the configuration's pointer, which all those calls share.
+package sharedcomponent
+
+import (
+	"context"
+	"sync"
+
+	"go.opentelemetry.io/collector/component"
+)
+
+// Map holds the living instances. Its zero value is ready; it is safe for concurrent use.
+type Map[K comparable, V component.Component] struct {
+	mu sync.Mutex
+	m  map[K]*Shared[V]
+}
+
+// Get returns the instance of a key, made by create if there is none.
+func (m *Map[K, V]) Get(key K, create func() (V, error)) (*Shared[V], error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.m[key]; s != nil {
+		return s, nil
+	}
+	v, err := create()
+	if err != nil {
+		return nil, err
+	}
+	s := &Shared[V]{component: v, forget: func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.m, key)
+	}}
+	if m.m == nil {
+		m.m = map[K]*Shared[V]{}
+	}
+	m.m[key] = s
+	return s, nil
+}
+
+// Shared is an instance that several pipelines start and stop: the first of each counts.
+type Shared[V component.Component] struct {
+	component V
+	forget    func()
+	start     sync.Once
+	stop      sync.Once
+	startErr  error
+	stopErr   error
+}
+
+// Unwrap returns the instance.
+func (s *Shared[V]) Unwrap() V { return s.component }
+
+// Start starts the instance once; later calls return the first one's error.
+func (s *Shared[V]) Start(ctx context.Context, host component.Host) error {
+	s.start.Do(func() { s.startErr = s.component.Start(ctx, host) })
+	return s.startErr
+}
+
+// Shutdown stops the instance once and forgets it, so that a reload makes a new one.
+func (s *Shared[V]) Shutdown(ctx context.Context) error {
+	s.stop.Do(func() {
+		s.stopErr = s.component.Shutdown(ctx)
+		s.forget()
+	})
+	return s.stopErr
+}

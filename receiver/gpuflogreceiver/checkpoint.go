@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuflogreceiver
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"time"
+
+	"go.opentelemetry.io/collector/extension/xextension/storage"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/fileset"
+)
+
+// A group's checkpoint is a snapshot (where its files were read to, and the decoder's state there)
+// and the plans of the steps taken since. A plan says which bytes a step read and what it knew of
+// the clock and of the files' ends, and is stored before the step's data is delivered. After a crash
+// the plans are carried out again from the snapshot: whatever had been delivered then comes again
+// with the same ids, in the same traces, and what had not comes for the first time. Snapshots are
+// taken about once a second and when there is nothing to read.
+
+// checkpoints stores them. A nil storage makes every call a no-op.
+type checkpoints struct {
+	client storage.Client
+	groups []string // keys of the groups that have a checkpoint
+}
+
+func newCheckpoints(c storage.Client) *checkpoints { return &checkpoints{client: c} }
+
+const indexKey = "groups"
+
+func storageKey(group, what string) string {
+	h := fnv.New128a()
+	h.Write([]byte(group))
+	return "g/" + hex.EncodeToString(h.Sum(nil)) + "/" + what
+}
+
+func planKey(group string, n uint64) string {
+	return storageKey(group, fmt.Sprintf("p/%d", n))
+}
+
+// open reads the list of groups.
+func (c *checkpoints) open(ctx context.Context) error {
+	if c.client == nil {
+		return nil
+	}
+	b, err := c.client.Get(ctx, indexKey)
+	if err != nil || b == nil {
+		return err
+	}
+	if err := json.Unmarshal(b, &c.groups); err != nil {
+		return fmt.Errorf("list of checkpoints: %w", err)
+	}
+	return nil
+}
+
+// saved is a group's checkpoint as it was stored.
+type saved struct {
+	files, state, dicts []byte
+	plans               []plan
+	// muted: the group is being passed over on its way to its end (start_at: end).
+	muted bool
+	// next is the number of the next plan.
+	next uint64
+}
+
+// load returns the checkpoint of a group, nil if it has none.
+func (c *checkpoints) load(ctx context.Context, group string) (*saved, error) {
+	if c.client == nil {
+		return nil, nil
+	}
+	snap, err := c.client.Get(ctx, storageKey(group, "s"))
+	if err != nil || snap == nil {
+		return nil, err
+	}
+	s := &saved{}
+	d := decoder{b: snap}
+	name := string(d.bytes())
+	s.next = d.uint()
+	s.muted = d.byte() != 0
+	s.files, s.state = d.bytes(), d.bytes()
+	if d.bad || len(d.b) != 0 || name != group {
+		return nil, errDamaged
+	}
+	if s.dicts, err = c.client.Get(ctx, storageKey(group, "d")); err != nil {
+		return nil, err
+	}
+	for ; ; s.next++ {
+		b, err := c.client.Get(ctx, planKey(group, s.next))
+		if err != nil {
+			return nil, err
+		}
+		if b == nil {
+			return s, nil
+		}
+		p, err := parsePlan(b)
+		if err != nil {
+			return nil, fmt.Errorf("plan %d: %w", s.next, err)
+		}
+		s.plans = append(s.plans, p)
+	}
+}
+
+// savePlan stores the plan of the steps whose data is about to be delivered.
+func (c *checkpoints) savePlan(ctx context.Context, group string, n uint64, p *plan) error {
+	if c.client == nil {
+		return nil
+	}
+	return c.client.Set(ctx, planKey(group, n), p.append(nil))
+}
+
+// saveSnapshot stores a snapshot that takes the place of the plans from first on. Its dictionaries
+// are nil where they have not changed.
+func (c *checkpoints) saveSnapshot(ctx context.Context, group string, first uint64, s *saved) error {
+	if c.client == nil {
+		return nil
+	}
+	b := appendBytes(nil, []byte(group))
+	b = binary.AppendUvarint(b, s.next)
+	muted := byte(0)
+	if s.muted {
+		muted = 1
+	}
+	b = appendBytes(appendBytes(append(b, muted), s.files), s.state)
+	ops := []*storage.Operation{storage.SetOperation(storageKey(group, "s"), b)}
+	if s.dicts != nil {
+		ops = append(ops, storage.SetOperation(storageKey(group, "d"), s.dicts))
+	}
+	for n := first; n < s.next; n++ {
+		ops = append(ops, storage.DeleteOperation(planKey(group, n)))
+	}
+	if !slices.Contains(c.groups, group) {
+		list, err := json.Marshal(append(slices.Clone(c.groups), group))
+		if err != nil {
+			return err
+		}
+		ops = append(ops, storage.SetOperation(indexKey, list))
+		if err := c.client.Batch(ctx, ops...); err != nil {
+			return err
+		}
+		c.groups = append(c.groups, group)
+		return nil
+	}
+	return c.client.Batch(ctx, ops...)
+}
+
+// drop removes a group's checkpoint. next is the number after its last plan, if known.
+func (c *checkpoints) drop(ctx context.Context, group string, first, next uint64) error {
+	if c.client == nil {
+		return nil
+	}
+	ops := []*storage.Operation{
+		storage.DeleteOperation(storageKey(group, "s")), storage.DeleteOperation(storageKey(group, "d")),
+	}
+	for n := first; n < next; n++ {
+		ops = append(ops, storage.DeleteOperation(planKey(group, n)))
+	}
+	if i := slices.Index(c.groups, group); i >= 0 {
+		c.groups = slices.Delete(c.groups, i, i+1)
+		list, err := json.Marshal(c.groups)
+		if err != nil {
+			return err
+		}
+		ops = append(ops, storage.SetOperation(indexKey, list))
+	}
+	return c.client.Batch(ctx, ops...)
+}
+
+// plan is one or more steps that are delivered together.
+type plan struct {
+	steps []planStep
+	// files is the state of the group's files after them.
+	files []byte
+}
+
+// planStep is what a step was made of. Everything that the decoder does follows from it.
+type planStep struct {
+	segments []segment
+	end      gpuflog.Step
+}
+
+// segment is a piece of a channel.
+type segment struct {
+	channel fileset.Channel
+	seg     fileset.Segment
+}
+
+var errDamaged = errors.New("checkpoint is damaged")
+
+func (p *plan) append(b []byte) []byte {
+	b = binary.AppendUvarint(b, uint64(len(p.steps)))
+	for i := range p.steps {
+		st := &p.steps[i]
+		b = binary.AppendUvarint(b, uint64(len(st.segments)))
+		for _, s := range st.segments {
+			b = append(b, byte(s.channel))
+			b = appendBytes(b, s.seg.Append(nil))
+		}
+		b = binary.AppendVarint(b, st.end.Now)
+		b = binary.AppendVarint(b, int64(st.end.Quiet))
+		flags := byte(0)
+		for ch, at := range st.end.AtEnd {
+			if at {
+				flags |= 1 << ch
+			}
+		}
+		if st.end.Gone {
+			flags |= 1 << 7
+		}
+		b = append(b, flags)
+	}
+	return appendBytes(b, p.files)
+}
+
+func parsePlan(b []byte) (plan, error) {
+	d := decoder{b: b}
+	var p plan
+	for n := d.uint(); n > 0 && !d.bad; n-- {
+		var st planStep
+		for m := d.uint(); m > 0 && !d.bad; m-- {
+			ch := fileset.Channel(d.byte())
+			seg, rest, err := fileset.ParseSegment(d.bytes())
+			if err != nil || len(rest) > 0 || ch >= fileset.NumChannels {
+				return plan{}, errDamaged
+			}
+			st.segments = append(st.segments, segment{ch, seg})
+		}
+		st.end.Now = d.int()
+		st.end.Quiet = time.Duration(d.int())
+		flags := d.byte()
+		for ch := range st.end.AtEnd {
+			st.end.AtEnd[ch] = flags&(1<<ch) != 0
+		}
+		st.end.Gone = flags&(1<<7) != 0
+		p.steps = append(p.steps, st)
+	}
+	p.files = d.bytes()
+	if d.bad || len(d.b) != 0 {
+		return plan{}, errDamaged
+	}
+	return p, nil
+}
+
+func appendBytes(b, v []byte) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(v))), v...)
+}
+
+// decoder reads what the functions above wrote. After a mistake everything is zero and bad is set.
+type decoder struct {
+	b   []byte
+	bad bool
+}
+
+func (d *decoder) uint() uint64 {
+	v, n := binary.Uvarint(d.b)
+	return advance(d, v, n)
+}
+
+func (d *decoder) int() int64 {
+	v, n := binary.Varint(d.b)
+	return advance(d, v, n)
+}
+
+func advance[T int64 | uint64](d *decoder, v T, n int) T {
+	if n <= 0 || d.bad {
+		d.bad, d.b = true, nil
+		return 0
+	}
+	d.b = d.b[n:]
+	return v
+}
+
+func (d *decoder) byte() byte {
+	if len(d.b) == 0 {
+		d.bad = true
+		return 0
+	}
+	v := d.b[0]
+	d.b = d.b[1:]
+	return v
+}
+
+func (d *decoder) bytes() []byte {
+	n := d.uint()
+	if n > uint64(len(d.b)) {
+		d.bad, d.b = true, nil
+		return nil
+	}
+	v := d.b[:n]
+	d.b = d.b[n:]
+	return v
+}

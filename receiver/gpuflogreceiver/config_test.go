@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuflogreceiver
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/confmap"
+)
+
+func TestConfigIsReadWithItsUnits(t *testing.T) {
+	cfg := createDefaultConfig().(*Config)
+	require.NoError(t, confmap.NewFromStringMap(map[string]any{
+		"include": []any{"/var/log/gpuflight"}, "exclude": []any{"**/old"}, "start_at": "end", "poll_interval": "1s",
+		"storage": "file_storage/gpuflog", "max_spans_per_trace": 500, "max_line_bytes": "8MiB", "join_timeout": "3s",
+		"session_timeout": "5m",
+	}).Unmarshal(cfg))
+	id := component.MustNewIDWithName("file_storage", "gpuflog")
+	assert.Equal(t, &Config{
+		Include: []string{"/var/log/gpuflight"}, Exclude: []string{"**/old"}, StartAt: "end", PollInterval: time.Second,
+		Storage: &id, MaxSpansPerTrace: 500, MaxLineBytes: 8 << 20, JoinTimeout: 3 * time.Second, SessionTimeout: 5 * time.Minute,
+	}, cfg)
+	require.NoError(t, cfg.Validate())
+	require.NoError(t, confmap.NewFromStringMap(map[string]any{"max_line_bytes": 4096}).Unmarshal(cfg))
+	assert.EqualValues(t, 4096, cfg.MaxLineBytes)
+}
+
+func TestMistakesStopTheStartWithASentence(t *testing.T) {
+	for want, change := range map[string]func(*Config){
+		"include is empty: name at least one folder":            func(c *Config) { c.Include = nil },
+		`pattern "[" is not valid`:                              func(c *Config) { c.Exclude = []string{"["} },
+		`start_at is "middle": write beginning or end`:          func(c *Config) { c.StartAt = "middle" },
+		"poll_interval is 0s: it must be above zero":            func(c *Config) { c.PollInterval = 0 },
+		"join_timeout is -1s: it must be above zero":            func(c *Config) { c.JoinTimeout = -time.Second },
+		"max_spans_per_trace is 3: it must be at least 16":      func(c *Config) { c.MaxSpansPerTrace = 3 },
+		"max_line_bytes is 1: it must be between 1KiB and 1GiB": func(c *Config) { c.MaxLineBytes = 1 },
+		"session_timeout is 0s: it must be above zero":          func(c *Config) { c.SessionTimeout = 0 },
+	} {
+		cfg := createDefaultConfig().(*Config)
+		cfg.Include = []string{"/logs"}
+		require.NoError(t, cfg.Validate())
+		change(cfg)
+		assert.ErrorContains(t, cfg.Validate(), want)
+	}
+	err := confmap.NewFromStringMap(map[string]any{"max_line_bytes": "many"}).Unmarshal(createDefaultConfig())
+	assert.ErrorContains(t, err, "write for example 64MiB")
+}

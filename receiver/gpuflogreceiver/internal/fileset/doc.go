@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package fileset finds GPU Flight's log files, knows them again under a new name or compression, and gives each
+// channel of each session as one ordered stream of whole lines.
+//
+// A [Set] watches folders. Each [Group] in it is one flat base (<dir>/<base>.<channel>.log and its rotated files) or
+// one session folder, and has one [Stream] per [Channel]. A stream is the concatenation of its windows in time order;
+// a window is the data that the recorder wrote under one live name, whatever that data is called now:
+//
+//	flat    x.device.log → x.device.1.log → x.device.1.log.gz → x.device.2.log.gz …
+//	C1      device.log → device.1.log → … and device.log → device.log.gz at the clean close
+//	C2, C3  .tmp/device.log → .tmp/device.3.log → .tmp/device.3.log.gz → device.3.log.gz
+//
+// A window is recognised by an open handle's inode, by its number where the layout gives it one for life (C2, C3), and
+// else by a hash of its first uncompressed bytes, so each byte is delivered once.
+//
+// The package knows names, bytes and newlines. It does not know what is in a line, stores nothing itself (the caller
+// keeps what AppendState gives), and starts one goroutine, which only listens for inotify events.
+//
+// Concurrency: Scan, LoadState, AppendState and Close exclude everything else. Between two scans, streams may be read
+// by several goroutines, each stream by one at a time.
+//
+// Time comes in through Scan; nothing here sleeps.
+package fileset

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fileset
+
+import (
+	"cmp"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Layout is how a group's files are named and in which order they are to be read (log format, sections 2 and 5).
+type Layout uint8
+
+const (
+	// Undecided: the files seen so far fit several layouts. It lasts at most MissingGrace, and nothing is read meanwhile.
+	Undecided Layout = iota
+	// Flat is <base>.<channel>.log with rotated .N.log.gz, 1 the newest (A2, B).
+	Flat
+	// C1 is a session folder with <channel>.log on top, rotated like Flat and gzipped at the clean close.
+	C1
+	// Windows is a session folder with .tmp and published windows, 1 the oldest (C2, C3).
+	Windows
+	// Numbered is <base>.<channel>.<N>.log without any unnumbered file: A0 and A1, ascending, the highest is live.
+	Numbered
+)
+
+// String names the layout for logs.
+func (l Layout) String() string {
+	switch l {
+	case Undecided:
+		return "undecided"
+	case Flat:
+		return "flat"
+	case C1:
+		return "c1"
+	case Windows:
+		return "windows"
+	case Numbered:
+		return "numbered"
+	}
+	return "unknown"
+}
+
+// shifts says whether a rotation renames all files, so that a number says nothing about a window's identity.
+func (l Layout) shifts() bool { return l == Flat || l == C1 }
+
+// Liveness is what can be told about a session's writer.
+type Liveness uint8
+
+const (
+	// WriterUnknown: the layout does not tell.
+	WriterUnknown Liveness = iota
+	// WriterAlive: the writer holds its lock, or was active a moment ago.
+	WriterAlive
+	// WriterGone: nothing will be appended any more.
+	WriterGone
+)
+
+// Group is the files of one flat base, or of one session folder.
+type Group struct {
+	set     *Set
+	dir     *dir // nil once the folder is gone
+	key     string
+	path    string
+	base    string
+	layout  Layout
+	strong  bool // the layout cannot be another one
+	streams [NumChannels]*Stream
+
+	tmp        bool // .tmp exists
+	files      int  // data files in the last listing
+	firstSeen  time.Time
+	lastChange time.Time
+	goneSince  time.Time // no file since; zero while there is one
+	touched    bool      // inotify saw something in the folder since the last poll
+	needList   atomic.Bool
+}
+
+func groupKey(dir, base string) string {
+	if base == "" {
+		return "dir:" + dir
+	}
+	return "flat:" + filepath.Join(dir, base)
+}
+
+func newGroup(s *Set, key, dir, base string) *Group {
+	g := &Group{set: s, key: key, path: dir, base: base, firstSeen: s.now}
+	for ch := range g.streams {
+		g.streams[ch] = &Stream{group: g, ch: Channel(ch), fps: make(map[fileKey]fpInfo)}
+	}
+	return g
+}
+
+// Key names the group; it is the same after a restart.
+func (g *Group) Key() string { return g.key }
+
+// Dir is the folder: of a session folder its own path, else where the flat files lie.
+func (g *Group) Dir() string { return g.path }
+
+// Base is the name in front of the channel; empty for a session folder.
+func (g *Group) Base() string { return g.base }
+
+// Layout says what the names tell; a loaded state keeps its layout. Numbered means A0 or A1 unless the content differs.
+func (g *Group) Layout() Layout { return g.layout }
+
+// Stream gives a channel's stream, which may be empty but never nil. ch must be below NumChannels.
+func (g *Group) Stream(ch Channel) *Stream { return g.streams[ch] }
+
+// Streams gives all streams in the order of the channels.
+func (g *Group) Streams() [NumChannels]*Stream { return g.streams }
+
+// Files gives the paths of the group's data files as they were listed last, oldest first in each channel.
+func (g *Group) Files() []string {
+	var paths []string
+	for _, s := range g.streams {
+		s.mu.Lock()
+		for i := range s.files {
+			paths = append(paths, s.files[i].path)
+		}
+		s.mu.Unlock()
+	}
+	return paths
+}
+
+// Changed says whether some stream may have something to read.
+func (g *Group) Changed() bool {
+	for _, s := range g.streams {
+		if s.Changed() {
+			return true
+		}
+	}
+	return false
+}
+
+// LastChange is when the newest change to the group's files happened, as far as is known: a file's own time for what
+// was there at first, later the time of the scan that saw the change.
+func (g *Group) LastChange() time.Time { return g.lastChange }
+
+// writerQuiet is how long a session without a locked lock file must be unchanged to be called dead; the upstream agent
+// takes the same time (log format, section 6.2).
+const writerQuiet = 30 * time.Second
+
+// Writer says whether more can be written to the group. Only C2 and C3 session folders can tell.
+func (g *Group) Writer(now time.Time) Liveness {
+	if g.layout != Windows {
+		return WriterUnknown
+	}
+	if !g.tmp && g.files > 0 {
+		return WriterGone // .tmp is removed at the close; a session that just begins has nothing else either
+	}
+	// O_NONBLOCK: the name could belong to a fifo.
+	fd, err := unix.Open(filepath.Join(g.path, lockName), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return WriterUnknown
+	}
+	defer unix.Close(fd)
+	lock := unix.Flock_t{Type: unix.F_WRLCK}
+	if err := retryEINTR(func() error { return unix.FcntlFlock(uintptr(fd), unix.F_GETLK, &lock) }); err != nil {
+		return WriterUnknown
+	}
+	if lock.Type != unix.F_UNLCK || now.Sub(g.lastChange) < writerQuiet {
+		return WriterAlive
+	}
+	return WriterGone
+}
+
+// apply takes a listing that came to rest.
+func (g *Group) apply(l *groupList, now time.Time) {
+	g.tmp, g.files = l.tmp, len(l.entries)
+	if len(l.entries) == 0 && !l.control {
+		if g.goneSince.IsZero() {
+			g.goneSince = now
+		}
+	} else {
+		g.goneSince = time.Time{}
+	}
+	newest := g.noteTimes(l, now)
+	g.decide(l, now, newest)
+	if g.layout == Undecided {
+		g.needList.Store(true)
+		return
+	}
+	var lists [NumChannels][]entry
+	for _, e := range l.entries {
+		lists[e.name.channel] = append(lists[e.name.channel], e)
+	}
+	for ch, s := range g.streams {
+		s.setFiles(g.arrange(lists[ch]), l.sidecarMax[ch], l.losses[ch], now)
+	}
+}
+
+// noteTimes moves lastChange to the newest file time, which cannot be in the future.
+func (g *Group) noteTimes(l *groupList, now time.Time) (newest time.Time) {
+	for i := range l.entries {
+		if t := time.Unix(0, l.entries[i].mtime); t.After(newest) {
+			newest = t
+		}
+	}
+	if newest.After(now) {
+		newest = now
+	}
+	if newest.After(g.lastChange) {
+		g.lastChange = newest
+	}
+	return newest
+}
+
+// decide finds the layout. Names that fit two layouts are waited out: in the middle of a rotation a group can have
+// x.1.log alone for a moment, which looks like A1, or like a C2 window without compression.
+func (g *Group) decide(l *groupList, now, newest time.Time) {
+	var unnumbered, plainNumbered, gzNumbered bool
+	for i := range l.entries {
+		switch e := &l.entries[i]; {
+		case e.tmp:
+		case !e.name.numbered:
+			unnumbered = true
+		case e.name.gz:
+			gzNumbered = true
+		default:
+			plainNumbered = true
+		}
+	}
+	if g.strong || (len(l.entries) == 0 && !l.control) {
+		return
+	}
+	settled := now.Sub(newest) >= g.set.cfg.MissingGrace || now.Sub(g.firstSeen) >= g.set.cfg.MissingGrace
+	if g.base != "" {
+		switch {
+		case unnumbered || gzNumbered:
+			g.layout, g.strong = Flat, true
+		case g.layout == Undecided && settled:
+			g.layout = Numbered
+		}
+		return
+	}
+	switch {
+	case l.control || l.tmp:
+		g.layout, g.strong = Windows, true
+	case unnumbered:
+		g.layout, g.strong = C1, true
+	case g.layout == Undecided && (settled || !plainNumbered):
+		g.layout = Windows
+	}
+}
+
+// arrange sorts a channel's files into time order, oldest first, and marks what may grow. Of two files with one number
+// the one that is easier to read comes first.
+func (g *Group) arrange(es []entry) []entry {
+	switch g.layout {
+	case Undecided:
+	case Flat, C1:
+		for i := range es {
+			es[i].open = !es[i].name.numbered && !es[i].name.gz
+		}
+		slices.SortStableFunc(es, func(a, b entry) int {
+			if a.name.numbered != b.name.numbered {
+				return boolOrder(b.name.numbered, a.name.numbered)
+			}
+			return cmp.Or(cmp.Compare(b.name.index, a.name.index), boolOrder(a.name.gz, b.name.gz))
+		})
+	case Windows:
+		for i := range es {
+			e := &es[i]
+			e.open = e.tmp && !e.name.numbered && !e.name.gz
+			if e.name.numbered {
+				e.seq = e.name.index
+			}
+		}
+		slices.SortStableFunc(es, func(a, b entry) int {
+			if a.name.numbered != b.name.numbered {
+				return boolOrder(b.name.numbered, a.name.numbered)
+			}
+			// A published file stays; a staged one is about to move.
+			return cmp.Or(cmp.Compare(a.seq, b.seq), boolOrder(a.name.gz, b.name.gz), boolOrder(a.tmp, b.tmp))
+		})
+	case Numbered:
+		for i := range es {
+			if es[i].name.numbered {
+				es[i].seq = es[i].name.index + 1
+			}
+		}
+		slices.SortStableFunc(es, func(a, b entry) int { return cmp.Compare(a.seq, b.seq) })
+		if n := len(es); n > 0 {
+			es[n-1].open = true
+		}
+	}
+	return es
+}
+
+// boolOrder sorts false before true.
+func boolOrder(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	default:
+		return 1
+	}
+}
+
+// quietAfter is when an unchanged group in a watched folder is left to inotify and the regular looks at its folder.
+const quietAfter = 5 * time.Second
+
+// poll looks at the files that can grow, without listing the folder.
+func (g *Group) poll(now time.Time) {
+	if g.layout == Undecided {
+		return
+	}
+	look := g.dir != nil && (g.touched || now.Sub(g.lastChange) < quietAfter ||
+		g.set.watch == nil || !g.set.watch.watched[g.path] || (g.tmp && !g.set.watch.watched[filepath.Join(g.path, tmpName)]))
+	g.touched = false
+	for _, s := range g.streams {
+		if s.poll(now, look) {
+			g.lastChange = now
+		}
+	}
+}
+
+// drained says that nothing is open or waiting to be told.
+func (g *Group) drained() bool {
+	for _, s := range g.streams {
+		if s.busy() {
+			return false
+		}
+	}
+	return true
+}

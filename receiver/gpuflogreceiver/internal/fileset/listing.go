@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fileset
+
+import (
+	"cmp"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	tmpName = ".tmp"
+	// maxListed bounds what one folder's listing may hold in memory, about 10 MB.
+	maxListed = 65536
+	// maxLosses bounds the loss markers kept per channel.
+	maxLosses = 1024
+)
+
+// entry is one data file as it was listed last.
+type entry struct {
+	path  string
+	name  fileName
+	tmp   bool // in .tmp
+	id    fileID
+	size  int64
+	mtime int64 // Unix ns
+	irreg bool  // not a regular file
+
+	// Set by the group, which knows the layout.
+	open bool   // may still be appended to
+	seq  uint64 // window number, from 1; 0 if the layout gives none
+}
+
+// groupList is what one listing found of one group.
+type groupList struct {
+	entries    []entry
+	tmp        bool // .tmp exists
+	control    bool // some .gpufl-* file exists
+	sidecarMax [NumChannels]uint64
+	losses     [NumChannels][]uint64
+}
+
+// dirList is one listing of a folder, .tmp included. Its groups are named by their base; "" is the session folder's own.
+type dirList struct {
+	subdirs  []string
+	groups   map[string]*groupList
+	problems []Problem
+	listed   int
+	full     bool // maxListed was reached
+}
+
+func (l *dirList) group(base string) *groupList {
+	g := l.groups[base]
+	if g == nil {
+		g = &groupList{}
+		l.groups[base] = g
+	}
+	return g
+}
+
+// list reads a folder. Names change while it is read, and a rotation moves many at once, so a group's files are
+// believed only when two listings in a row agree on names and inodes: every single rename or unlink of a rotation
+// changes the set of names. The groups named in unstable did not come to rest.
+func (s *Set) list(path string) (l dirList, unstable map[string]bool, err error) {
+	l, err = s.listOnce(path)
+	if err != nil {
+		return l, nil, err
+	}
+	for range 4 {
+		again, err := s.listOnce(path)
+		if err != nil {
+			return l, nil, err
+		}
+		unstable = make(map[string]bool)
+		for base, g := range again.groups {
+			if old := l.groups[base]; old == nil || !sameFiles(old, g) {
+				unstable[base] = true
+			}
+		}
+		for base := range l.groups {
+			if again.groups[base] == nil {
+				unstable[base] = true
+			}
+		}
+		l = again
+		if len(unstable) == 0 {
+			break
+		}
+	}
+	return l, unstable, nil
+}
+
+func sameFiles(a, b *groupList) bool {
+	return a.tmp == b.tmp && slices.EqualFunc(a.entries, b.entries, func(x, y entry) bool {
+		return x.path == y.path && x.id == y.id
+	})
+}
+
+func (s *Set) listOnce(path string) (dirList, error) {
+	l := dirList{groups: make(map[string]*groupList)}
+	// .tmp first: what moves from there to the session folder meanwhile is then seen twice and not never.
+	tmp := filepath.Join(path, tmpName)
+	err := s.listInto(&l, tmp, true)
+	switch {
+	case err == nil:
+		l.group("").tmp = true
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
+	default:
+		l.group("").tmp = true
+		l.problems = addProblem(l.problems, Problem{Reason: errorReason(err), Path: tmp, Err: err})
+	}
+	if err := s.listInto(&l, path, false); err != nil {
+		return l, err
+	}
+	if g := l.groups[""]; g != nil && len(g.entries) == 0 && !g.control {
+		delete(l.groups, "") // a .tmp of somebody else
+	}
+	for _, g := range l.groups {
+		slices.SortFunc(g.entries, func(a, b entry) int { return cmp.Compare(a.path, b.path) })
+	}
+	return l, nil
+}
+
+func (s *Set) listInto(l *dirList, path string, tmp bool) error {
+	// O_DIRECTORY and O_NONBLOCK: a fifo that took the folder's place must not block.
+	d, err := os.OpenFile(path, unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC|os.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	for {
+		names, err := d.ReadDir(512)
+		for _, n := range names {
+			s.classify(l, path, n, tmp)
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (s *Set) classify(l *dirList, dir string, d fs.DirEntry, tmp bool) {
+	name := d.Name()
+	path := filepath.Join(dir, name)
+	fn, isData := parseName(name)
+	if l.listed >= maxListed {
+		l.full = true
+		return
+	}
+	if !isData {
+		if d.IsDir() {
+			if !tmp && name != tmpName && !s.excluded(path) {
+				l.listed++
+				l.subdirs = append(l.subdirs, path)
+			}
+			return
+		}
+		if kind, ch, n := parseControl(name); kind != controlNone && !tmp && !s.excluded(path) {
+			g := l.group("")
+			g.control = true
+			switch kind {
+			case controlSidecar:
+				g.sidecarMax[ch] = max(g.sidecarMax[ch], n)
+			case controlLoss:
+				if len(g.losses[ch]) < maxLosses {
+					g.losses[ch] = append(g.losses[ch], n)
+				}
+			case controlNone, controlLock, controlOther:
+			}
+		}
+		return
+	}
+	if (tmp && fn.base != "") || s.excluded(path) {
+		return
+	}
+	var st unix.Stat_t
+	// stat and not lstat: a file may be a symlink. The target is checked again when it is opened.
+	if err := retryEINTR(func() error { return unix.Stat(path, &st) }); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return
+		}
+		l.problems = addProblem(l.problems, Problem{Reason: errorReason(err), Path: path, Err: err})
+		return
+	}
+	l.listed++
+	g := l.group(fn.base)
+	g.entries = append(g.entries, entry{
+		path: path, name: fn, tmp: tmp, id: statID(&st), size: st.Size, mtime: mtimeOf(&st),
+		irreg: st.Mode&unix.S_IFMT != unix.S_IFREG,
+	})
+}
+
+func (s *Set) excluded(path string) bool {
+	for _, e := range s.exclude {
+		if e.match(path) {
+			return true
+		}
+	}
+	return false
+}
+
+func errorReason(err error) Reason {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return Permission
+	case errors.Is(err, errNotRegular), errors.Is(err, unix.ENXIO): // ENXIO: a socket, or a device without a driver
+		return NotRegular
+	default:
+		return ReadError
+	}
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fileset
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+)
+
+// Segment says where a chunk's bytes are from, so that they can be read again after a restart, wherever the window
+// lives then. It is comparable and a plain value.
+type Segment struct {
+	// Number is the window's number where the layout has one and it was known, else 0.
+	Number uint64
+	// From and To are offsets in the uncompressed window.
+	From, To int64
+	// Tail says that the last line has no newline.
+	Tail bool
+
+	fp  fingerprint // of the window's first min(To, prefixBytes) bytes
+	crc uint32      // of the bytes
+}
+
+const segmentVersion = 1
+
+// Append writes the segment in its stored form, at most 50 bytes.
+func (g Segment) Append(b []byte) []byte {
+	flags := byte(0)
+	if g.Tail {
+		flags = 1
+	}
+	b = append(b, segmentVersion, flags)
+	b = binary.AppendUvarint(b, g.Number)
+	b = binary.AppendUvarint(b, uint64(g.From))
+	b = binary.AppendUvarint(b, uint64(g.To-g.From))
+	b = append(b, g.fp.sum[:]...)
+	return binary.LittleEndian.AppendUint32(b, g.crc)
+}
+
+// ParseSegment reads what Append wrote, and gives what follows it.
+func ParseSegment(b []byte) (Segment, []byte, error) {
+	d := decoder{b: b}
+	version, flags := d.byte(), d.byte()
+	var g Segment
+	g.Number = d.uvarint(maxIndex + 1)
+	g.From = int64(d.uvarint(maxOffset))
+	length := int64(d.uvarint(maxOffset))
+	g.To, g.Tail = g.From+length, flags&1 != 0
+	copy(g.fp.sum[:], d.take(len(g.fp.sum)))
+	g.fp.n = uint16(min(g.To, prefixBytes))
+	if p := d.take(4); len(p) == 4 {
+		g.crc = binary.LittleEndian.Uint32(p)
+	}
+	if d.bad || version != segmentVersion || flags > 1 || length == 0 || g.To > maxOffset {
+		return Segment{}, b, errors.New("segment: malformed")
+	}
+	return g, d.b, nil
+}
+
+// ErrGone says that no file holds a segment's bytes any more.
+var ErrGone = errors.New("segment is in no file any more")
+
+// rereader is the file that the last Reread used, so that segments in order inflate a gzip file once.
+type rereader struct {
+	src *source
+	fp  fingerprint
+}
+
+// Reread gives exactly the bytes of a segment that Next gave earlier, also before a restart. A scan must have been
+// done since New. The error is ErrGone if no file has them, or tells why a file cannot be read.
+func (s *Stream) Reread(g Segment, buf []byte) (data, newBuf []byte, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.group.set.closed {
+		return nil, buf, ErrClosed
+	}
+	size := g.To - g.From
+	if g.From < 0 || size <= 0 || size > int64(s.cfg().MaxLineBytes)+1 {
+		return nil, buf, fmt.Errorf("segment of %d bytes: %w", size, errors.ErrUnsupported)
+	}
+	buf = resize(buf, int(size), 0)
+	p := buf[:size]
+	for _, w := range [...]*window{s.cur, s.parked} {
+		// An open raw file may be the only place left.
+		if w == nil || w.src == nil || w.src.gz {
+			continue
+		}
+		if begin, err := w.src.prefix(int(g.fp.n)); err == nil && g.fp.matches(begin) && w.src.readAt(p, g) {
+			return p, buf, nil
+		}
+	}
+	if s.re != nil && s.re.fp == g.fp && s.re.src.readAt(p, g) {
+		return p, buf, nil
+	}
+	s.closeReread()
+	var failed error
+	for pass := range 2 {
+		for i := range s.files {
+			e := &s.files[i]
+			// A number narrows the search, but the window may have been seen under it only later.
+			if (pass == 0) != (g.Number == 0 || e.seq == g.Number) {
+				continue
+			}
+			src, err := openSource(e.path, e.id, e.name.gz)
+			if err != nil {
+				if !errors.Is(err, fs.ErrNotExist) {
+					failed = fmt.Errorf("reread: %w", err)
+				}
+				continue
+			}
+			begin, err := src.prefix(int(g.fp.n))
+			if err == nil && g.fp.matches(begin) && src.readAt(p, g) {
+				s.re = &rereader{src: src, fp: g.fp}
+				return p, buf, nil
+			}
+			src.close()
+		}
+	}
+	if failed == nil {
+		failed = ErrGone
+	}
+	return nil, buf, failed
+}
+
+// readAt fills p with the bytes from g.From on and says whether they are the segment's.
+func (src *source) readAt(p []byte, g Segment) bool {
+	if !src.gz {
+		n, err := src.h.preadFull(p, g.From)
+		return err == nil && n == len(p) && crc32.Checksum(p, crcTable) == g.crc
+	}
+	if g.From < src.pos-int64(len(src.carry)) {
+		return false
+	}
+	src.skipTo(g.From)
+	return src.fetch(p) == len(p) && crc32.Checksum(p, crcTable) == g.crc
+}
+
+func (s *Stream) closeReread() {
+	if s.re != nil {
+		s.re.src.close()
+		s.re = nil
+	}
+}

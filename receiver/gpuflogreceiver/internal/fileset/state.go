@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fileset
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+)
+
+const (
+	stateVersion = 1
+	// maxOffset bounds offsets in stored states: 2^60 bytes, far above any file and far below an overflow.
+	maxOffset = 1 << 60
+	// maxNumber bounds window numbers in stored states; a live window's expected number is one above the largest.
+	maxNumber = maxIndex + 1
+)
+
+var errState = errors.New("malformed or of another version")
+
+const (
+	flagCur = 1 << iota
+	flagParked
+	flagEvicted
+)
+
+const (
+	flagSkipping = 1 << iota
+	flagTail
+)
+
+// AppendState writes how far the stream was delivered, for LoadState after a restart. At most 5 KB; mostly under 200 bytes.
+func (s *Stream) AppendState(b []byte) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var flags byte
+	cur := s.cur
+	if cur != nil && cur.off == 0 {
+		cur = nil // nothing taken: it will be picked again
+	}
+	if cur != nil {
+		flags |= flagCur
+	}
+	if s.parked != nil {
+		flags |= flagParked
+	}
+	if s.evicted {
+		flags |= flagEvicted
+	}
+	b = append(b, stateVersion, flags)
+	b = binary.AppendUvarint(b, s.doneN)
+	b = binary.AppendUvarint(b, uint64(len(s.holes)))
+	for _, h := range s.holes {
+		b = binary.AppendUvarint(b, h.from)
+		b = binary.AppendUvarint(b, h.to-h.from)
+	}
+	b = binary.AppendUvarint(b, uint64(len(s.done)))
+	for _, d := range s.done {
+		b = binary.AppendUvarint(b, d.n)
+		b = binary.AppendUvarint(b, uint64(d.size))
+		b = append(b, d.fp.sum[:]...)
+	}
+	for _, w := range [...]*window{cur, s.parked} {
+		if w != nil {
+			b = w.append(b)
+		}
+	}
+	return b
+}
+
+func (w *window) append(b []byte) []byte {
+	var flags byte
+	if w.skipping {
+		flags |= flagSkipping
+	}
+	if w.tail {
+		flags |= flagTail
+	}
+	fp := w.fingerprint()
+	b = append(b, flags)
+	b = binary.AppendUvarint(b, w.n)
+	b = binary.AppendUvarint(b, w.hint)
+	b = binary.AppendUvarint(b, w.ent.id.dev)
+	b = binary.AppendUvarint(b, w.ent.id.ino)
+	b = binary.AppendUvarint(b, uint64(w.off))
+	b = binary.AppendUvarint(b, uint64(w.size))
+	if w.skipping {
+		b = binary.AppendUvarint(b, uint64(w.skipFrom))
+	}
+	return append(b, fp.sum[:]...)
+}
+
+// LoadState takes what AppendState wrote. It replaces all progress and must come before the first Next; on an error the
+// stream is as it was. The error says that the state is malformed; the caller then reads from the beginning.
+func (s *Stream) LoadState(b []byte) error {
+	st, err := parseState(b)
+	if err != nil {
+		return fmt.Errorf("stream state: %w", err)
+	}
+	s.release()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cur, s.parked = st.cur, st.parked
+	s.done, s.evicted, s.doneN, s.holes = st.done, st.evicted, st.doneN, st.holes
+	s.dirty, s.seenGen = true, 0
+	return nil
+}
+
+// streamState is the part of a Stream that is stored.
+type streamState struct {
+	cur, parked *window
+	done        []doneWindow
+	evicted     bool
+	doneN       uint64
+	holes       []span
+}
+
+func parseState(b []byte) (st streamState, err error) {
+	d := decoder{b: b}
+	version, flags := d.byte(), d.byte()
+	if d.bad || version != stateVersion || flags >= flagEvicted<<1 {
+		return st, errState
+	}
+	st.evicted = flags&flagEvicted != 0
+	st.doneN = d.uvarint(maxNumber)
+	next := uint64(1)
+	for range d.uvarint(maxHoles) {
+		from := d.uvarint(maxNumber)
+		to := from + d.uvarint(maxNumber)
+		if d.bad || from < next || to > st.doneN {
+			return st, errState
+		}
+		next = to + 1
+		st.holes = append(st.holes, span{from, to})
+	}
+	for range d.uvarint(maxDone) {
+		w := doneWindow{n: d.uvarint(maxNumber), size: int64(d.uvarint(maxOffset))}
+		w.fp = d.fingerprint(w.size)
+		if d.bad || w.size == 0 {
+			return st, errState
+		}
+		st.done = append(st.done, w)
+	}
+	if flags&flagCur != 0 {
+		st.cur = d.window()
+	}
+	if flags&flagParked != 0 {
+		st.parked = d.window()
+	}
+	if d.bad || len(d.b) > 0 {
+		return st, errState
+	}
+	return st, nil
+}
+
+// decoder reads stored forms; after the first error everything is zero and bad stays set.
+type decoder struct {
+	b   []byte
+	bad bool
+}
+
+func (d *decoder) take(n int) []byte {
+	if d.bad || len(d.b) < n {
+		d.bad = true
+		return nil
+	}
+	p := d.b[:n]
+	d.b = d.b[n:]
+	return p
+}
+
+func (d *decoder) byte() byte {
+	if p := d.take(1); p != nil {
+		return p[0]
+	}
+	return 0
+}
+
+func (d *decoder) uvarint(limit uint64) uint64 {
+	v, n := binary.Uvarint(d.b)
+	if d.bad || n <= 0 || v > limit {
+		d.bad = true
+		return 0
+	}
+	d.b = d.b[n:]
+	return v
+}
+
+func (d *decoder) fingerprint(size int64) fingerprint {
+	fp := fingerprint{n: uint16(min(size, prefixBytes))}
+	copy(fp.sum[:], d.take(len(fp.sum)))
+	return fp
+}
+
+func (d *decoder) window() *window {
+	flags := d.byte()
+	w := &window{skipping: flags&flagSkipping != 0, tail: flags&flagTail != 0}
+	w.n, w.hint = d.uvarint(maxNumber), d.uvarint(maxNumber)
+	w.ent.id = fileID{dev: d.uvarint(math.MaxUint64), ino: d.uvarint(math.MaxUint64)}
+	w.off, w.size = int64(d.uvarint(maxOffset)), int64(d.uvarint(maxOffset))
+	if w.skipping {
+		w.skipFrom = int64(d.uvarint(maxOffset))
+	}
+	w.fp = d.fingerprint(w.off)
+	w.scanned = w.off
+	if w.off == 0 || w.skipFrom > w.off || flags >= flagTail<<1 {
+		d.bad = true
+	}
+	return w
+}
+
+// AppendState writes the group's layout and the states of its streams.
+func (g *Group) AppendState(b []byte) []byte {
+	strong := byte(0)
+	if g.strong {
+		strong = 1
+	}
+	b = append(b, stateVersion, byte(g.layout), strong)
+	for _, s := range g.streams {
+		st := s.AppendState(nil)
+		b = binary.AppendUvarint(b, uint64(len(st)))
+		b = append(b, st...)
+	}
+	return b
+}
+
+// LoadState takes what AppendState wrote. The same rules hold as for Stream.LoadState; on an error nothing is changed.
+func (g *Group) LoadState(b []byte) error {
+	d := decoder{b: b}
+	version, layout, strong := d.byte(), Layout(d.byte()), d.byte()
+	if d.bad || version != stateVersion || layout > Numbered || strong > 1 {
+		return fmt.Errorf("group state: %w", errState)
+	}
+	var states [NumChannels][]byte
+	for ch := range states {
+		states[ch] = d.take(int(d.uvarint(1 << 20)))
+		if _, err := parseState(states[ch]); err != nil {
+			return fmt.Errorf("group state: %s: %w", Channel(ch), err)
+		}
+	}
+	if d.bad || len(d.b) > 0 {
+		return fmt.Errorf("group state: %w", errState)
+	}
+	if layout != Undecided && layout != g.layout {
+		g.layout, g.strong = layout, strong == 1
+		g.needList.Store(true) // the next listing may show more under this layout
+		for _, s := range g.streams {
+			s.rearrange()
+		}
+	}
+	for ch, s := range g.streams {
+		if err := s.LoadState(states[ch]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fileset
+
+import (
+	"errors"
+	"io/fs"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxDone bounds the finished windows remembered where numbers shift: a rotation keeps at most 100 (log format 5.1).
+	maxDone = 128
+	// maxDoneNumbered is enough where numbers stay; it only serves windows whose number was never learnt.
+	maxDoneNumbered = 8
+	// maxHoles bounds the ranges of missing windows that are remembered.
+	maxHoles = 64
+	// maxWindows bounds the files listed per stream.
+	maxWindows = 4096
+	// maxDenied bounds the unreadable files remembered per stream.
+	maxDenied = 64
+	// retryAfter spaces attempts to open an unreadable file.
+	retryAfter = 2 * time.Second
+	// patience times MissingGrace is how long an unreadable or missing window holds up later ones at most.
+	patience = 5
+	// recent is how young a file is looked at for growth although its name says that it is complete: it may be a copy
+	// in progress.
+	recent = 10 * time.Second
+)
+
+// Stream is one channel of one group: its windows in time order. The zero value is not usable; groups make them.
+type Stream struct {
+	group *Group
+	ch    Channel
+
+	mu      sync.Mutex
+	files   []entry // oldest first
+	looked  []int   // indexes of files that poll looks at
+	gen     uint64  // of files; growth of a live one does not count
+	seenGen uint64  // of files when a live window last looked for older ones
+	cur     *window
+	parked  *window // a live window that waits until older ones, which came late, are read
+
+	done    []doneWindow
+	evicted bool // a finished window that still exists was forgotten: all older ones are finished too
+	doneN   uint64
+	holes   []span // numbers up to doneN that never came, ascending
+
+	sidecarMax uint64
+	losses     []uint64
+	gapFirst   time.Time
+	gapStart   time.Time
+	gapGen     uint64
+
+	fps      map[fileKey]fpInfo
+	denied   map[string]denial
+	told     map[toldKey]struct{}
+	problems []Problem
+	dirty    bool
+	wakeAt   time.Time // something is waited for until then
+	retryAt  time.Time // an unreadable file is tried again then
+	re       *rereader
+}
+
+// denial is a file that could not be opened.
+type denial struct {
+	id           fileID
+	since, again time.Time
+}
+
+// Channel is the stream's channel.
+func (s *Stream) Channel() Channel { return s.ch }
+
+// Group is the group that the stream belongs to.
+func (s *Stream) Group() *Group { return s.group }
+
+// Changed says whether Next may give something new.
+func (s *Stream) Changed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.dirty || len(s.problems) > 0
+}
+
+// Exhausted says that everything present was delivered, except an unterminated tail of a live file, and that nothing
+// is being waited for. Files that may not be read do not count.
+func (s *Stream) Exhausted() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.dirty && s.wakeAt.IsZero()
+}
+
+// Backlog estimates the bytes on disk (compressed ones as they are) that were not delivered yet.
+func (s *Stream) Backlog() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var sum int64
+	if w := s.cur; w != nil && !w.ent.name.gz {
+		sum += max(w.ent.size-w.off, 0)
+	}
+	at := -1
+	if s.cur != nil {
+		at = slices.IndexFunc(s.files, func(e entry) bool { return e.path == s.cur.ent.path })
+	}
+	for i := at + 1; i < len(s.files); i++ {
+		e := &s.files[i]
+		switch {
+		case e.seq > 0 && e.seq <= s.doneN, e.seq > 0 && s.cur != nil && e.seq == s.cur.n:
+		case at < 0 && s.group.layout.shifts() && s.isDone(e):
+		default:
+			sum += e.size
+		}
+	}
+	return sum
+}
+
+// now is the time of the last scan.
+func (s *Stream) now() time.Time { return s.group.set.now }
+
+func (s *Stream) cfg() *Config { return &s.group.set.cfg }
+
+func (s *Stream) wait(until time.Time) {
+	if s.wakeAt.IsZero() || until.Before(s.wakeAt) {
+		s.wakeAt = until
+	}
+}
+
+func (s *Stream) retry(at time.Time) {
+	if s.retryAt.IsZero() || at.Before(s.retryAt) {
+		s.retryAt = at
+	}
+}
+
+func (s *Stream) problem(p Problem) {
+	p.Channel = s.ch
+	s.problems = addProblem(s.problems, p)
+}
+
+// tellOnce reports something about a path that would come up at every scan.
+func (s *Stream) tellOnce(p Problem) {
+	key := toldKey{p.Path, p.Reason}
+	if _, ok := s.told[key]; ok {
+		return
+	}
+	if s.told == nil || len(s.told) >= maxDenied {
+		s.told = make(map[toldKey]struct{})
+	}
+	s.told[key] = struct{}{}
+	s.problem(p)
+}
+
+// setFiles takes the files of a listing, in time order.
+func (s *Stream) setFiles(es []entry, sidecarMax uint64, losses []uint64, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	es = slices.DeleteFunc(es, func(e entry) bool {
+		switch {
+		case e.irreg:
+			s.tellOnce(Problem{Reason: NotRegular, Path: e.path})
+			return true
+		case s.group.layout == Flat || s.group.layout == C1, e.seq > 0, e.open:
+			return false
+		case !e.tmp: // .tmp may hold an unfinished gzip of the live file for a moment
+			s.tellOnce(Problem{Reason: UnexpectedName, Path: e.path})
+		}
+		return true
+	})
+	if extra := len(es) - maxWindows; extra > 0 {
+		s.tellOnce(Problem{Reason: TooManyWindows, Path: es[0].path, Count: extra})
+		// What is finished goes first; where that cannot be told, the oldest are kept, because they are next.
+		es = slices.DeleteFunc(es, func(e entry) bool {
+			drop := extra > 0 && e.seq > 0 && e.seq <= s.doneN
+			if drop {
+				extra--
+			}
+			return drop
+		})
+		es = es[:min(len(es), maxWindows)]
+	}
+	if !slices.EqualFunc(s.files, es, func(a, b entry) bool {
+		return a.path == b.path && a.id == b.id && a.open == b.open && (a.open || a.key() == b.key())
+	}) {
+		s.gen++
+		s.dirty = true
+	}
+	if !slices.EqualFunc(s.files, es, func(a, b entry) bool { return a.size == b.size }) {
+		s.dirty = true
+	}
+	if sidecarMax > s.sidecarMax || len(losses) != len(s.losses) {
+		s.dirty = true
+	}
+	s.files, s.sidecarMax, s.losses = es, max(sidecarMax, s.sidecarMax), losses
+	s.looked = s.looked[:0]
+	for i := range es {
+		if e := &es[i]; e.open || e.size == 0 || now.Sub(time.Unix(0, e.mtime)) < recent {
+			s.looked = append(s.looked, i)
+		}
+	}
+	for _, w := range [...]*window{s.cur, s.parked} {
+		if w != nil && w.src != nil {
+			s.relocate(w)
+		}
+	}
+	present := make(map[fileKey]bool, len(es))
+	for i := range es {
+		present[es[i].key()] = true
+	}
+	for k := range s.fps {
+		if !present[k] {
+			delete(s.fps, k)
+		}
+	}
+}
+
+// rearrange sorts the files by a layout that was learnt later than they were listed.
+func (s *Stream) rearrange() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.files {
+		s.files[i].open, s.files[i].seq = false, 0
+	}
+	s.files = s.group.arrange(s.files)
+	s.looked = s.looked[:0] // indexes into the old order; the listing that follows sets them
+	s.gen++
+}
+
+// relocate finds the name that an open file has now.
+func (s *Stream) relocate(w *window) {
+	open, unlinked := w.open, w.unlinked
+	w.open, w.unlinked = false, true
+	for i := range s.files {
+		if e := &s.files[i]; e.id == w.src.id && e.name.gz == w.src.gz {
+			w.ent, w.open, w.unlinked = *e, e.open, false
+			if e.seq > 0 {
+				w.n = e.seq
+			}
+			break
+		}
+	}
+	if open != w.open || unlinked != w.unlinked {
+		s.dirty = true
+	}
+}
+
+// poll looks at files that can grow; it says whether one did.
+func (s *Stream) poll(now time.Time, look bool) (grew bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.wakeAt.IsZero() && !now.Before(s.wakeAt) {
+		s.dirty = true
+	}
+	if !s.retryAt.IsZero() && !now.Before(s.retryAt) {
+		s.dirty, s.seenGen = true, 0
+	}
+	if !look {
+		return false
+	}
+	for _, i := range s.looked {
+		e := &s.files[i]
+		var st unix.Stat_t
+		err := retryEINTR(func() error { return unix.Stat(e.path, &st) })
+		if err != nil || statID(&st) != e.id {
+			if err == nil || errors.Is(err, fs.ErrNotExist) {
+				s.group.needList.Store(true)
+			}
+			continue
+		}
+		if st.Size != e.size || mtimeOf(&st) != e.mtime {
+			e.size, e.mtime = st.Size, mtimeOf(&st)
+			if !e.open {
+				s.gen++
+			}
+			s.dirty, grew = true, true
+		}
+	}
+	return grew
+}
+
+// busy says that the stream still has something in hand.
+func (s *Stream) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cur != nil || s.parked != nil || len(s.problems) > 0
+}
+
+// release closes all files.
+func (s *Stream) release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closeReread()
+	for _, w := range [...]*window{s.cur, s.parked} {
+		if w != nil && w.src != nil {
+			w.src.close()
+			w.src = nil
+		}
+	}
+	s.group.set.pool.drop(s)
+}
+
+// closeIdle closes the files unless one of them has no name any more, so that nobody could open it again. The caller
+// holds mu and takes the stream out of the pool.
+func (s *Stream) closeIdle() bool {
+	for _, w := range [...]*window{s.cur, s.parked} {
+		if w != nil && w.src != nil && w.unlinked {
+			return false
+		}
+	}
+	for _, w := range [...]*window{s.cur, s.parked} {
+		if w != nil && w.src != nil {
+			w.src.close()
+			w.src = nil
+		}
+	}
+	s.closeReread()
+	return true
+}
+
+// detach closes a window's file.
+func (s *Stream) detach(w *window) {
+	if w.src != nil {
+		w.src.close()
+		w.src = nil
+	}
+	if s.parked == nil || s.parked.src == nil {
+		s.group.set.pool.drop(s)
+	}
+}

@@ -1,0 +1,497 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuflogreceiver
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.uber.org/zap"
+
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/fileset"
+	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/metadata"
+)
+
+// reader moves data from the files through the decoders to the pipelines, one step of one group at
+// a time. It belongs to one goroutine.
+type reader struct {
+	cfg    *Config
+	logger *zap.Logger
+	files  *fileset.Set
+	out    *outputs
+	tel    *metadata.TelemetryBuilder
+	store  *checkpoints
+
+	batch, muted *gpuevent.Batch
+	followers    map[string]*follower
+	buf          []byte
+	started      bool // the first scan is done
+	warned       map[warning]struct{}
+	recordAttrs  []metric.MeasurementOption
+	rejectAttrs  map[string]metric.MeasurementOption
+}
+
+type warning struct{ path, reason string }
+
+// maxWarnings bounds what is remembered to warn only once.
+const maxWarnings = 4096
+
+func newReader(cfg *Config, logger *zap.Logger, files *fileset.Set, out *outputs, tel *metadata.TelemetryBuilder, store *checkpoints) *reader {
+	r := &reader{
+		cfg: cfg, logger: logger, files: files, out: out, tel: tel, store: store,
+		batch: gpuevent.NewBatch(out.signals()), muted: gpuevent.NewBatch(gpuevent.Signals{}),
+		followers: map[string]*follower{}, warned: map[warning]struct{}{},
+		rejectAttrs: map[string]metric.MeasurementOption{},
+	}
+	for _, name := range gpuflog.RecordTypes() {
+		r.recordAttrs = append(r.recordAttrs, metric.WithAttributeSet(attribute.NewSet(attribute.String("record.type", name))))
+	}
+	return r
+}
+
+// follower follows one group of files.
+type follower struct {
+	group *fileset.Group
+	// dec is nil once the group is finished: no more can come.
+	dec *gpuflog.Decoder
+	// muted: what is there was written before the receiver was first started with start_at: end.
+	muted bool
+	// unsaved are the steps since the last plan was stored; the plans from snapshotPlan up to
+	// nextPlan are stored, and a snapshot was last taken at snapshotAt.
+	unsaved                []planStep
+	snapshotPlan, nextPlan uint64
+	snapshotAt             time.Time
+	changed                bool // the snapshot is out of date
+	hasSnapshot            bool
+	dictVersion            uint64
+	told                   gpuflog.Stats
+	// interrupted: the last delivery did not end, so the decoder is ahead of what was accepted.
+	interrupted bool
+}
+
+// snapshotEvery and snapshotPlans bound how much a restart has to do again.
+const (
+	snapshotEvery = time.Second
+	snapshotPlans = 64
+)
+
+// shortPoll is the poll interval while something waits for a clock.
+const shortPoll = 50 * time.Millisecond
+
+func (r *reader) run(ctx context.Context, stop <-chan struct{}) {
+	if err := r.store.open(ctx); err != nil {
+		r.logger.Error("checkpoints cannot be read; starting as if there were none", zap.Error(err))
+	}
+	defer r.saveAll(ctx)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		progress, waiting, ok := r.pass(ctx, stop)
+		if !ok {
+			return
+		}
+		select {
+		case <-stop:
+			return
+		default:
+		}
+		if progress {
+			continue
+		}
+		wait := r.cfg.PollInterval
+		if waiting {
+			wait = min(wait, shortPoll)
+		}
+		timer.Reset(wait)
+		select {
+		case <-timer.C:
+		case <-r.files.Wake():
+		case <-stop:
+			return
+		}
+	}
+}
+
+// pass takes one step in every group that has something to do. It reports whether anything was
+// read, whether something waits for a clock, and false if it was stopped.
+func (r *reader) pass(ctx context.Context, stop <-chan struct{}) (progress, waiting, ok bool) {
+	now := time.Now()
+	changes := r.files.Scan(now)
+	for _, p := range changes.Problems {
+		r.fileProblem(ctx, p)
+	}
+	for _, g := range changes.Removed {
+		r.remove(ctx, g.Key())
+	}
+	for _, g := range changes.Added {
+		if !r.add(ctx, stop, g, now) {
+			return false, false, false
+		}
+	}
+	if !r.started {
+		r.started = true
+		r.dropStale(ctx)
+	}
+	var backlog int64
+	lag := 0.0
+	rows, held := 0, 0
+	for _, g := range r.files.Groups() {
+		f := r.followers[g.Key()]
+		if f == nil || (f.dec == nil && !g.Changed()) {
+			continue
+		}
+		p, ok := r.step(ctx, stop, f, now)
+		if !ok {
+			return false, false, false
+		}
+		progress = progress || p
+		if f.dec == nil {
+			continue
+		}
+		n, e := f.dec.Waiting()
+		rows, held = rows+n, held+e
+		for _, s := range g.Streams() {
+			backlog += s.Backlog()
+		}
+		if newest := f.dec.Newest(); p && newest > 0 {
+			lag = max(lag, float64(now.UnixNano()-newest)/1e9)
+		}
+	}
+	r.tel.ReceiverGpuflogJoinsPending.Record(ctx, int64(rows))
+	r.tel.ReceiverGpuflogHeld.Record(ctx, int64(held))
+	r.tel.ReceiverGpuflogBacklog.Record(ctx, backlog)
+	r.tel.ReceiverGpuflogLag.Record(ctx, lag)
+	r.tel.ReceiverGpuflogFilesOpen.Record(ctx, int64(r.files.OpenFiles()))
+	r.tel.ReceiverGpuflogSessions.Record(ctx, int64(len(r.followers)))
+	return progress, rows+held > 0, true
+}
+
+func (r *reader) newDecoder(g *fileset.Group) *gpuflog.Decoder {
+	return gpuflog.NewDecoder(gpuflog.Options{
+		MaxSpansPerTrace: r.cfg.MaxSpansPerTrace, JoinTimeout: r.cfg.JoinTimeout, SessionTimeout: r.cfg.SessionTimeout,
+		KernelNameInPath: g.Layout() != fileset.Windows,
+	})
+}
+
+// add begins to follow a group, from its checkpoint if it has one.
+func (r *reader) add(ctx context.Context, stop <-chan struct{}, g *fileset.Group, now time.Time) bool {
+	f := &follower{group: g, dec: r.newDecoder(g), snapshotAt: now}
+	r.followers[g.Key()] = f
+	s, err := r.store.load(ctx, g.Key())
+	if err == nil && s != nil {
+		err = r.restore(f, s)
+	}
+	if err != nil {
+		r.logger.Error("checkpoint cannot be used; reading from the beginning (spans keep their ids)",
+			zap.String("group", g.Key()), zap.Error(err))
+		r.reject(ctx, "checkpoint", 1)
+		f.dec, s = r.newDecoder(g), nil
+	}
+	r.logger.Info("following", zap.String("group", g.Key()), zap.Stringer("layout", g.Layout()), zap.Bool("resumed", s != nil))
+	if s == nil {
+		f.muted = r.cfg.StartAt == startAtEnd && !r.started
+		return true
+	}
+	return r.redo(ctx, stop, f, s.plans)
+}
+
+// restore takes up a snapshot.
+func (r *reader) restore(f *follower, s *saved) error {
+	if err := f.group.LoadState(s.files); err != nil {
+		return err
+	}
+	if err := f.dec.LoadState(s.state, s.dicts); err != nil {
+		return err
+	}
+	f.hasSnapshot, f.muted = true, s.muted
+	f.nextPlan = s.next
+	f.snapshotPlan = s.next - uint64(len(s.plans))
+	f.dictVersion = f.dec.DictionariesVersion()
+	return nil
+}
+
+// redo carries out the plans that were stored after the snapshot.
+func (r *reader) redo(ctx context.Context, stop <-chan struct{}, f *follower, plans []plan) bool {
+	for _, p := range plans {
+		for i := range p.steps {
+			st := &p.steps[i]
+			for _, s := range st.segments {
+				data, buf, err := f.group.Stream(s.channel).Reread(s.seg, r.buf)
+				r.buf = buf
+				if err != nil {
+					r.logger.Error("data of an interrupted delivery is gone", zap.String("group", f.group.Key()),
+						zap.Stringer("channel", s.channel), zap.Error(err))
+					r.reject(ctx, "file_vanished", 1)
+					continue
+				}
+				f.dec.Feed(gpuflog.Channel(s.channel), data, s.seg.From, st.end.Now, r.batch)
+			}
+			f.dec.EndStep(st.end, r.batch)
+		}
+		f.changed = true
+		if !r.out.deliver(ctx, stop, r.batch) {
+			f.interrupted = true
+			return false
+		}
+		if err := f.group.LoadState(p.files); err != nil {
+			r.logger.Error("checkpoint of the files is damaged", zap.String("group", f.group.Key()), zap.Error(err))
+		}
+	}
+	r.tell(ctx, f)
+	r.snapshot(ctx, f)
+	return true
+}
+
+// step reads, decodes and delivers one step of a group. It returns false if it was stopped.
+func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, now time.Time) (progress, ok bool) {
+	if f.dec == nil { // more of a group that was finished
+		f.dec = r.newDecoder(f.group)
+	}
+	out := r.batch
+	if f.muted {
+		out = r.muted
+	}
+	st := planStep{end: gpuflog.Step{Now: now.UnixNano()}}
+	quiet := now.Sub(f.group.LastChange())
+	more := r.read(ctx, f, &st, quiet, out)
+	for ch, s := range f.group.Streams() {
+		st.end.AtEnd[ch] = s.Exhausted()
+	}
+	st.end.Quiet = max(quiet, 0)
+	st.end.Gone = f.group.Writer(now) == fileset.WriterGone
+	f.dec.EndStep(st.end, out)
+	progress = len(st.segments) > 0
+	full := out.Spans()+out.LogRecords()+out.Points() > 0
+	if progress || full {
+		f.unsaved = append(f.unsaved, st)
+		f.changed = true
+	}
+	if full {
+		p := plan{steps: f.unsaved, files: f.group.AppendState(nil)}
+		if err := r.store.savePlan(ctx, f.group.Key(), f.nextPlan, &p); err != nil {
+			r.storeFailed(ctx, f, err) // the next plan holds these steps too
+		} else {
+			f.nextPlan++
+			f.unsaved = f.unsaved[:0]
+		}
+		if !r.out.deliver(ctx, stop, out) {
+			f.interrupted = true
+			return false, false
+		}
+	}
+	if progress || full {
+		r.tell(ctx, f)
+	}
+	if f.muted && st.end.AtEnd == [gpuflog.NumChannels]bool{true, true, true, true} {
+		f.muted = false
+	}
+	if f.changed && (!progress || now.Sub(f.snapshotAt) >= snapshotEvery || f.nextPlan-f.snapshotPlan >= snapshotPlans || !f.hasSnapshot) {
+		r.snapshot(ctx, f)
+		f.snapshotAt = now
+	}
+	if !progress && st.end.Gone && quiet > r.cfg.SessionTimeout && f.dec.Finished() && !f.group.Changed() {
+		f.dec = nil // its files stay known; its tables are not needed any more
+		f.told = gpuflog.Stats{}
+	}
+	return progress || more, true
+}
+
+// tailWait is how long a file must be silent until a whole record at its end counts without its
+// newline.
+const tailWait = 2 * time.Second
+
+// read feeds the decoder up to about chunkBytes. The system and sass channels, on which nothing
+// depends, give at most one chunk each; of the other two the decoder says which it wants. It reports
+// that a stream did not come to its end although it gave nothing.
+func (r *reader) read(ctx context.Context, f *follower, st *planStep, quiet time.Duration, out *gpuevent.Batch) (more bool) {
+	var ended [fileset.NumChannels]bool
+	left := chunkBytes
+	take := func(ch fileset.Channel) {
+		s := f.group.Stream(ch)
+		chunk, buf, err := s.Next(r.buf)
+		if r.buf = buf; cap(buf) > 4*chunkBytes {
+			r.buf = nil // one long line must not pin its memory
+		}
+		for _, p := range chunk.Problems {
+			r.fileProblem(ctx, p)
+		}
+		if err != nil {
+			r.warn(f.group.Key()+" "+ch.String(), "read", zap.Error(err))
+		}
+		if len(chunk.Data) == 0 && chunk.AtEnd && quiet >= tailWait {
+			chunk = r.tail(ctx, s)
+		}
+		if len(chunk.Data) == 0 {
+			ended[ch] = true
+			more = more || (err == nil && !chunk.AtEnd)
+			return
+		}
+		f.dec.Feed(gpuflog.Channel(ch), chunk.Data, chunk.Seg.From, st.end.Now, out)
+		r.decodeProblems(ctx, f, s, chunk.Seg)
+		st.segments = append(st.segments, segment{ch, chunk.Seg})
+		left -= len(chunk.Data)
+	}
+	for _, ch := range [...]fileset.Channel{fileset.System, fileset.Sass} {
+		if f.group.Stream(ch).Changed() || quiet >= tailWait {
+			take(ch)
+		}
+	}
+	for left > 0 && !(ended[fileset.Device] && ended[fileset.Scope]) {
+		ch := fileset.Channel(f.dec.Want())
+		if ended[ch] {
+			ch = fileset.Device + fileset.Scope - ch
+		}
+		take(ch)
+	}
+	return more
+}
+
+// tail takes the unterminated end of a silent file if it is a whole record.
+func (r *reader) tail(ctx context.Context, s *fileset.Stream) fileset.Chunk {
+	pending, size, err := s.Pending(r.buf)
+	if err != nil || size == 0 || int64(len(pending)) != size || !gpuflog.Whole(pending) {
+		return fileset.Chunk{AtEnd: true}
+	}
+	chunk, buf, err := s.TakeTail(r.buf)
+	r.buf = buf
+	if err != nil {
+		return fileset.Chunk{AtEnd: true}
+	}
+	for _, p := range chunk.Problems {
+		r.fileProblem(ctx, p)
+	}
+	return chunk
+}
+
+// snapshot stores where the group stands. Nothing of it is undelivered at this point.
+func (r *reader) snapshot(ctx context.Context, f *follower) {
+	if r.store.client == nil {
+		f.changed = false
+		f.unsaved = f.unsaved[:0]
+		return
+	}
+	var dicts []byte
+	if v := f.dec.DictionariesVersion(); v != f.dictVersion || !f.hasSnapshot {
+		dicts = f.dec.AppendDictionaries([]byte{})
+		f.dictVersion = v
+	}
+	err := r.store.saveSnapshot(ctx, f.group.Key(), f.snapshotPlan, &saved{
+		files: f.group.AppendState(nil), state: f.dec.AppendState(nil), dicts: dicts, muted: f.muted, next: f.nextPlan,
+	})
+	if err != nil {
+		f.dictVersion = 0
+		r.storeFailed(ctx, f, err)
+		return
+	}
+	f.snapshotPlan = f.nextPlan
+	f.unsaved = f.unsaved[:0]
+	f.hasSnapshot, f.changed = true, false
+}
+
+func (r *reader) storeFailed(ctx context.Context, f *follower, err error) {
+	r.tel.ReceiverGpuflogCheckpointErrors.Add(ctx, 1)
+	r.warn(f.group.Key(), "checkpoint", zap.Error(err))
+}
+
+// saveAll takes a last snapshot of what was delivered whole.
+func (r *reader) saveAll(ctx context.Context) {
+	for _, f := range r.followers {
+		if f.dec != nil && f.changed && !f.interrupted {
+			r.snapshot(ctx, f)
+		}
+	}
+}
+
+func (r *reader) remove(ctx context.Context, key string) {
+	f := r.followers[key]
+	if f == nil {
+		return
+	}
+	if err := r.store.drop(ctx, key, f.snapshotPlan, f.nextPlan); err != nil {
+		r.storeFailed(ctx, f, err)
+	}
+	delete(r.followers, key)
+}
+
+// dropStale removes the checkpoints of groups that went away while the receiver was not running.
+func (r *reader) dropStale(ctx context.Context) {
+	for _, key := range append([]string(nil), r.store.groups...) {
+		if r.followers[key] != nil {
+			continue
+		}
+		first, next := uint64(0), uint64(0)
+		if s, err := r.store.load(ctx, key); err == nil && s != nil {
+			first, next = s.next-uint64(len(s.plans)), s.next
+		}
+		if err := r.store.drop(ctx, key, first, next); err != nil {
+			r.logger.Warn("checkpoint of a removed group stays", zap.String("group", key), zap.Error(err))
+		}
+	}
+}
+
+// tell brings the counters up to date.
+func (r *reader) tell(ctx context.Context, f *follower) {
+	st := f.dec.Stats()
+	old := &f.told
+	add := func(c metric.Int64Counter, now, before uint64, opt ...metric.AddOption) {
+		if now > before {
+			c.Add(ctx, int64(now-before), opt...)
+		}
+	}
+	add(r.tel.ReceiverGpuflogRead, st.Bytes, old.Bytes)
+	add(r.tel.ReceiverGpuflogLines, st.Lines, old.Lines)
+	add(r.tel.ReceiverGpuflogJoinsExpired, st.JoinsExpired, old.JoinsExpired)
+	add(r.tel.ReceiverGpuflogScopesMissed, st.ScopesMissed, old.ScopesMissed)
+	add(r.tel.ReceiverGpuflogHeldOverflow, st.HeldOverflow, old.HeldOverflow)
+	for i := range st.Records {
+		add(r.tel.ReceiverGpuflogRecords, st.Records[i], old.Records[i], r.recordAttrs[i])
+	}
+	for i := range st.Rejects {
+		if n := st.Rejects[i] - old.Rejects[i]; n > 0 {
+			r.reject(ctx, gpuflog.Reason(i).String(), int64(n))
+		}
+	}
+	f.told = st
+}
+
+func (r *reader) reject(ctx context.Context, reason string, n int64) {
+	opt, ok := r.rejectAttrs[reason]
+	if !ok {
+		opt = metric.WithAttributeSet(attribute.NewSet(attribute.String("reason", reason)))
+		r.rejectAttrs[reason] = opt
+	}
+	r.tel.ReceiverGpuflogRejects.Add(ctx, n, opt)
+}
+
+func (r *reader) fileProblem(ctx context.Context, p fileset.Problem) {
+	r.reject(ctx, string(p.Reason), int64(p.Count))
+	r.warn(p.Path, string(p.Reason), zap.Int64("offset", p.Offset), zap.Int64("length", p.Length), zap.Error(p.Err))
+}
+
+// decodeProblems reports what the decoder rejected: once per file and reason.
+func (r *reader) decodeProblems(_ context.Context, f *follower, s *fileset.Stream, seg fileset.Segment) {
+	for _, p := range f.dec.TakeProblems() {
+		path := f.group.Key() + " " + s.Channel().String()
+		r.warn(path, p.Reason.String(), zap.Int64("offset", p.Offset), zap.String("detail", p.Detail))
+	}
+}
+
+func (r *reader) warn(path, reason string, fields ...zap.Field) {
+	w := warning{path, reason}
+	if _, ok := r.warned[w]; ok {
+		return
+	}
+	if len(r.warned) >= maxWarnings {
+		clear(r.warned)
+	}
+	r.warned[w] = struct{}{}
+	message := "input not taken as it stands; further ones of this file and reason are only counted"
+	if reason == gpuflog.TooOld.String() {
+		message = "this log is of a generation before A2 and is too old to be read; it is skipped"
+	}
+	r.logger.Warn(message, append([]zap.Field{zap.String("path", path), zap.String("reason", reason)}, fields...)...)
+}

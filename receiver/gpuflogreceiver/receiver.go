@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuflogreceiver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/extension/xextension/storage"
+	"go.opentelemetry.io/collector/receiver"
+	"go.opentelemetry.io/collector/receiver/receiverhelper"
+	"go.uber.org/zap"
+
+	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/fileset"
+	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/metadata"
+)
+
+// gpuflogReceiver is the one instance behind the pipelines of one configuration.
+type gpuflogReceiver struct {
+	cfg *Config
+	set receiver.Settings
+	out outputs
+
+	// stop ends the reading; cancel also ends a delivery that is under way.
+	stop     chan struct{}
+	stopOnce sync.Once
+	cancel   context.CancelFunc
+	done     chan struct{}
+	reader   *reader
+	store    storage.Client
+	tel      *metadata.TelemetryBuilder
+}
+
+func newReceiver(cfg *Config, set receiver.Settings) (*gpuflogReceiver, error) {
+	obs, err := receiverhelper.NewObsReport(receiverhelper.ObsReportSettings{
+		ReceiverID: set.ID, Transport: "file", LongLivedCtx: true, ReceiverCreateSettings: set,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &gpuflogReceiver{cfg: cfg, set: set, out: outputs{obs: obs}, stop: make(chan struct{})}, nil
+}
+
+// chunkBytes is how much is read, decoded and sent at a time: enough that the costs per delivery
+// and per checkpoint vanish, little enough that a batch stays small.
+const chunkBytes = 1 << 20
+
+// Start opens the checkpoints and begins to read.
+func (r *gpuflogReceiver) Start(ctx context.Context, host component.Host) (err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.Shutdown(ctx))
+		}
+	}()
+	if r.tel, err = metadata.NewTelemetryBuilder(r.set.TelemetrySettings); err != nil {
+		return err
+	}
+	files, err := fileset.New(fileset.Config{
+		Include: r.cfg.Include, Exclude: r.cfg.Exclude,
+		MaxLineBytes: int(r.cfg.MaxLineBytes), ChunkBytes: chunkBytes, Logger: r.set.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	if r.store, err = openStorage(ctx, r.cfg.Storage, host, r.set.ID); err != nil {
+		return errors.Join(err, files.Close())
+	}
+	if r.store == nil {
+		r.set.Logger.Info("no storage is set: a restart reads all files again (spans keep their ids)")
+	}
+	// The context of Start may end when Start returns.
+	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	r.cancel = cancel
+	r.reader = newReader(r.cfg, r.set.Logger, files, &r.out, r.tel, newCheckpoints(r.store))
+	r.out.logger, r.out.tel = r.set.Logger, r.tel
+	r.done = make(chan struct{})
+	go func() {
+		defer close(r.done)
+		r.reader.run(run, r.stop)
+	}()
+	return nil
+}
+
+// Shutdown stops reading, lets a delivery under way end within the context's time, and saves the
+// checkpoints. What was not accepted by then is read again at the next start.
+func (r *gpuflogReceiver) Shutdown(ctx context.Context) (err error) {
+	r.stopOnce.Do(func() { close(r.stop) })
+	if r.done != nil {
+		select {
+		case <-r.done:
+		case <-ctx.Done():
+			r.set.Logger.Warn("shutdown interrupts a delivery; its data is read again at the next start", zap.Error(ctx.Err()))
+			r.cancel()
+			<-r.done
+		}
+		r.cancel()
+		r.done = nil
+	}
+	if r.reader != nil {
+		err = r.reader.files.Close()
+		r.reader = nil
+	}
+	if r.store != nil {
+		err = errors.Join(err, r.store.Close(ctx))
+		r.store = nil
+	}
+	if r.tel != nil {
+		r.tel.Shutdown()
+	}
+	return err
+}
+
+// openStorage returns the client of the storage extension with the given id, nil for none.
+func openStorage(ctx context.Context, id *component.ID, host component.Host, receiverID component.ID) (storage.Client, error) {
+	if id == nil {
+		return nil, nil
+	}
+	ext, ok := host.GetExtensions()[*id]
+	if !ok {
+		return nil, fmt.Errorf("storage %q is not configured: add it to extensions and to service::extensions", id)
+	}
+	st, ok := ext.(storage.Extension)
+	if !ok {
+		return nil, fmt.Errorf("storage %q is not a storage extension: use for example file_storage", id)
+	}
+	return st.GetClient(ctx, component.KindReceiver, receiverID, "")
+}
