@@ -76,8 +76,6 @@ const (
 	HWModel = "hw.model"
 	// HWType (string; OpenTelemetry): Type of the hardware.
 	HWType = "hw.type"
-	// HWParent (string; OpenTelemetry): Identifier of the hardware that holds this one.
-	HWParent = "hw.parent"
 	// HWSensorLocation (string; OpenTelemetry): Where the sensor sits; absent for the device's own
 	// reading.
 	HWSensorLocation = "hw.sensor_location"

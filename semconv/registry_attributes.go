@@ -41,7 +41,6 @@ var Attributes = []Attribute{
 	{"hw.vendor", String, "", OpenTelemetry, []string{"device"}, "Vendor of the device.", nil},
 	{"hw.model", String, "", OpenTelemetry, nil, "Model of the device.", nil},
 	{"hw.type", String, "", OpenTelemetry, []string{"device"}, "Type of the hardware.", []string{"gpu"}},
-	{"hw.parent", String, "", OpenTelemetry, nil, "Identifier of the hardware that holds this one.", nil},
 	{"hw.sensor_location", String, "", OpenTelemetry, nil, "Where the sensor sits; absent for the device's own reading.", []string{"memory", "junction"}},
 	{"hw.limit_type", String, "", OpenTelemetry, nil, "Which limit is given.", nil},
 	{"hw.state", String, "", OpenTelemetry, nil, "State of the device.", []string{"ok", "degraded", "failed"}},

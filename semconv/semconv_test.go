@@ -129,7 +129,7 @@ func TestPlacesOfAttributesExist(t *testing.T) {
 }
 
 // reserved are names that the conventions list for components to come, without a fixed place.
-var reserved = []string{semconv.HWModel, semconv.HWParent}
+var reserved = []string{semconv.HWModel}
 
 func TestConstantsOfKnownNames(t *testing.T) {
 	for got, want := range map[string]string{

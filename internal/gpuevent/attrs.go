@@ -14,9 +14,10 @@ import (
 // pcommon.Map.PutStr and its kin look for the key among those that are there before they append,
 // which at sixteen attributes is a hundred and twenty comparisons a span. Copying a map does not
 // look. So attrs keeps, for each set of keys that occurs, a map with these keys and empty values,
-// copies it, and sets the values by their position. Measured on kernel spans with two int arrays,
-// this takes two thirds of the time of putting each one; what is left is allocating the values,
-// which pdata does one by one and which its interface leaves no way around.
+// copies it, and sets the values by their position. For sixteen attributes, two of them arrays,
+// that is 1.1 µs against 1.6 µs with the garbage collector off (BenchmarkWaysOfWritingAttributes).
+// Nearly all that is left is 29 allocations: pdata holds each value in one of its own, and its
+// interface leaves no way around.
 //
 // Attributes are named by slot: the index of their key in keys, at most 64. They come out in the
 // order of their slots, whatever the order of the calls. A value that is unknown is not set.

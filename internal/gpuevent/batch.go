@@ -34,6 +34,7 @@ type Batch struct {
 	reserve int
 
 	spanAttrs, logAttrs, pointAttrs *attrs
+	deviceSets, hostSets            pointSets
 	text                            []byte
 }
 

@@ -107,10 +107,9 @@ func run(b *testing.B, batch *Batch, add func()) {
 	}
 }
 
-// The three benchmarks below are the ways that pdata's interface leaves to fill a map with the
-// attributes of BenchmarkKernel; they are why attrs is as it is. Copying a map whose values are
-// set, too, is the bound: it is only right for what never changes.
-
+// BenchmarkWaysOfWritingAttributes compares the ways that pdata's interface leaves to fill a map
+// with the attributes of a kernel; it is why attrs is as it is. Copying a map whose values are set,
+// too, is the bound: it is only right for what never changes.
 func BenchmarkWaysOfWritingAttributes(b *testing.B) {
 	shape, full := pcommon.NewMap(), pcommon.NewMap()
 	fill(full)

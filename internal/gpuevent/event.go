@@ -47,11 +47,10 @@ type Session struct {
 	// HostName is the name of the host, "" if unknown; HostIP its address.
 	HostName string
 	HostIP   string
-	// StartNs is the session's begin in Unix nanoseconds, 0 if unknown. It is the start time of
-	// the session's cumulative metrics.
+	// StartNs is the session's begin in Unix nanoseconds, 0 if unknown.
 	StartNs int64
-	// Devices are the devices that the process saw. With exactly one, its identity is written on
-	// every device span even where the event does not name its device.
+	// Devices are the devices that the process saw. With exactly one, every device span names it
+	// even where the event does not, and what it is like stands on the resource.
 	Devices []Device
 	// Distro names the recorder ("gpuflight"): telemetry.distro.name. "" for none.
 	Distro string

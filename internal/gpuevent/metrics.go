@@ -3,6 +3,7 @@
 package gpuevent
 
 import (
+	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 
 	"github.com/gpuflight/gpuflight/semconv"
@@ -15,7 +16,6 @@ const (
 	metricMemoryUsage
 	metricMemoryFree
 	metricMemoryLimit
-	metricMemoryUtilization
 	metricFan
 	metricTemperature
 	metricPower
@@ -40,7 +40,6 @@ var metricDefs = func() (defs [numMetrics]semconv.Metric) {
 		metricMemoryUsage:           semconv.MetricHWGPUMemoryUsage,
 		metricMemoryFree:            semconv.MetricHWGPUMemoryFree,
 		metricMemoryLimit:           semconv.MetricHWGPUMemoryLimit,
-		metricMemoryUtilization:     semconv.MetricHWGPUMemoryUtilization,
 		metricFan:                   semconv.MetricHWFanSpeedRatio,
 		metricTemperature:           semconv.MetricHWTemperature,
 		metricPower:                 semconv.MetricHWPower,
@@ -128,9 +127,6 @@ func (b *Batch) DeviceSample(s *Session, d *DeviceSample) {
 	w.int(metricMemoryUsage, d.MemoryUsed, noSlot, "")
 	w.int(metricMemoryFree, d.MemoryFree, noSlot, "")
 	w.int(metricMemoryLimit, d.MemoryTotal, noSlot, "")
-	if d.MemoryUsed.OK && d.MemoryTotal.OK && d.MemoryTotal.V > 0 {
-		w.float(metricMemoryUtilization, SomeFloat(float64(d.MemoryUsed.V)/float64(d.MemoryTotal.V)), noSlot, "")
-	}
 	w.float(metricFan, d.FanRatio, noSlot, "")
 	w.float(metricTemperature, d.Temperature, noSlot, "")
 	w.float(metricTemperature, d.MemoryTemperature, pointSensor, semconv.HWSensorLocationMemory)
@@ -210,7 +206,24 @@ func (w *pointWriter) float(metric int, v Float, slot int, own string) {
 }
 
 func (w *pointWriter) point(metric, slot int, own string) pmetric.NumberDataPoint {
-	a := w.b.pointAttrs
+	b := w.b
+	p := b.newPoint(w.o, metric)
+	p.SetTimestamp(timestamp(w.timeNs))
+	if b.pointAttrs.present == 0 {
+		sets := &b.hostSets
+		if w.onDevice {
+			sets = &b.deviceSets
+		}
+		sets.find(w, slot, own).CopyTo(p.Attributes())
+		return p
+	}
+	w.describe(b.pointAttrs, slot, own)
+	b.pointAttrs.write(p.Attributes())
+	return p
+}
+
+// describe sets the attributes that say which device and which of its meters.
+func (w *pointWriter) describe(a *attrs, slot int, own string) {
 	if w.onDevice {
 		a.str(pointHWID, w.dev.UUID)
 		a.str(pointHWName, w.dev.Name)
@@ -221,10 +234,41 @@ func (w *pointWriter) point(metric, slot int, own string) pmetric.NumberDataPoin
 	if slot != noSlot {
 		a.str(slot, own)
 	}
-	p := w.b.newPoint(w.o, metric)
-	p.SetTimestamp(timestamp(w.timeNs))
-	a.write(p.Attributes())
-	return p
+}
+
+// pointSets keeps the attributes of the data points of one device, or of the host, whole: they are
+// the same at every reading, and copying a finished map is the fastest way to fill one.
+type pointSets struct {
+	dev  Device
+	sets []pointSet
+}
+
+type pointSet struct {
+	slot int
+	own  string
+	m    pcommon.Map
+}
+
+// maxPointSets bounds them; a device has a dozen.
+const maxPointSets = 64
+
+func (c *pointSets) find(w *pointWriter, slot int, own string) pcommon.Map {
+	if c.dev.Index != w.dev.Index || c.dev.UUID != w.dev.UUID || c.dev.Name != w.dev.Name || c.dev.Vendor != w.dev.Vendor {
+		c.dev, c.sets = w.dev, c.sets[:0]
+	}
+	for i := range c.sets {
+		if c.sets[i].slot == slot && c.sets[i].own == own {
+			return c.sets[i].m
+		}
+	}
+	if len(c.sets) >= maxPointSets {
+		c.sets = c.sets[:0]
+	}
+	m := pcommon.NewMap()
+	w.describe(w.b.pointAttrs, slot, own)
+	w.b.pointAttrs.write(m)
+	c.sets = append(c.sets, pointSet{slot, own, m})
+	return m
 }
 
 // newPoint appends a data point to the session's metric.
