@@ -7,7 +7,9 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/gpuflgen"
@@ -51,7 +53,9 @@ func benchmark(b *testing.B, cfg gpuflgen.Config, signals gpuevent.Signals) {
 	b.SetBytes(int64(size))
 	b.ReportAllocs()
 	b.ResetTimer()
+	best := time.Duration(1 << 62)
 	for range b.N {
+		begin := processorTime(b)
 		d := NewDecoder(Options{KernelNameInPath: !g.session})
 		out := gpuevent.NewBatch(signals)
 		var off [NumChannels]int
@@ -77,8 +81,18 @@ func benchmark(b *testing.B, cfg gpuflgen.Config, signals gpuevent.Signals) {
 		if st := d.Stats(); signals.Traces && spans < cfgKernels(cfg) || st.Rejects[Malformed] > 0 {
 			b.Fatalf("%d spans of %d kernels, %d malformed", spans, cfgKernels(cfg), st.Rejects[Malformed])
 		}
+		best = min(best, processorTime(b)-begin)
 	}
-	b.ReportMetric(float64(lines)*float64(b.N)/b.Elapsed().Seconds(), "lines/s")
+	// The least processor time of a round disturbs least where the machine is shared.
+	b.ReportMetric(float64(best.Nanoseconds())/float64(lines), "cpu-ns/line")
+}
+
+func processorTime(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func cfgKernels(c gpuflgen.Config) int { return int(c.Kernels) }

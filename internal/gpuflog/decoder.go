@@ -71,6 +71,7 @@ type Decoder struct {
 	out     *gpuevent.Batch
 	now     int64
 
+	heads   [numRecordTypes]headCache
 	text    interner // short strings: names, paths, kinds
 	stacks  stackTable
 	names   map[string]*gpuevent.KernelName
@@ -78,7 +79,11 @@ type Decoder struct {
 	kernel  kernelLine
 	detail  kernelDetail
 	item    item
+	meter   meters
 	ev      scratch
+	// lastPath is the scope path of the last record of A2: launches of a scope follow each other.
+	lastPath  string
+	lastDepth int64
 }
 
 // scratch holds one event of each kind that is sent often, so that none is allocated.
@@ -276,6 +281,72 @@ type head struct {
 	app     []byte
 	pid     gpuevent.Int
 	ts      gpuevent.Int
+}
+
+// headCache keeps the beginning of the last line of a type, up to the first key that is not the same
+// for all of a session ("type", "version", "pid", "app", "session_id"), and what it says. Lines of a
+// session repeat it byte for byte.
+type headCache struct {
+	raw  []byte
+	head head
+}
+
+// maxHead bounds the beginnings that are kept.
+const maxHead = 1024
+
+// resume takes a cached beginning; false if the line begins otherwise.
+func (c *headCache) resume(r *record) bool {
+	n := len(c.raw)
+	if n == 0 || len(r.b) <= n || string(r.b[:n]) != string(c.raw) {
+		return false
+	}
+	r.i, r.rest, r.head = n, true, c.head
+	return true
+}
+
+// keep notes that all before the key at the scanner's position belongs to the beginning.
+func (c *headCache) keep(r *record, end int) {
+	if end > maxHead || r.head.ts.OK || len(r.head.session) == 0 {
+		c.raw = c.raw[:0]
+		return
+	}
+	c.raw = append(c.raw[:0], r.b[:end]...)
+	c.head = head{
+		session: append([]byte(nil), r.head.session...), app: append([]byte(nil), r.head.app...), pid: r.head.pid,
+	}
+}
+
+// begin steps over the fields that are the same for all lines of a session, from the cache if it
+// can. It leaves the scanner before the comma of the first other key.
+func (d *Decoder) begin(r *record) bool {
+	c := &d.heads[r.typ]
+	if c.resume(r) {
+		return true
+	}
+	for {
+		at := r.i
+		key, done, ok := r.next()
+		if !ok {
+			return false
+		}
+		if done {
+			r.i = at
+			return true
+		}
+		switch string(key) {
+		case "type", "version":
+			ok = r.skip()
+		case "pid", "app", "session_id":
+			ok = r.field(key)
+		default:
+			r.i = at
+			c.keep(r, at)
+			return true
+		}
+		if !ok {
+			return false
+		}
+	}
 }
 
 // next steps to the next key; done is true at the end of a sound line, and false with ok false at

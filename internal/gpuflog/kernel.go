@@ -25,6 +25,9 @@ type kernelLine struct {
 func (d *Decoder) kernelEvent(r *record) bool {
 	k := &d.kernel
 	*k = kernelLine{}
+	if !d.begin(r) {
+		return false
+	}
 	for {
 		key, done, ok := r.next()
 		if !ok {
@@ -157,9 +160,18 @@ func (d *Decoder) work(s *session, sp *gpuevent.Span, l lane, f *workFields) *it
 	case f.depth.OK && f.depth.V <= 0:
 		it.where = outside
 	case f.depth.OK:
-		it.where, it.path = inPath, d.text.get(ancestors(f.scope, f.depth.V))
+		it.where, it.path = inPath, d.scopePath(f.scope, f.depth.V)
 	}
 	return it
+}
+
+// scopePath returns the first n names of a path.
+func (d *Decoder) scopePath(p []byte, n int64) string {
+	if l := len(d.lastPath); d.lastDepth == n && len(p) > l && p[l] == '|' && string(p[:l]) == d.lastPath {
+		return d.lastPath
+	}
+	d.lastPath, d.lastDepth = d.text.get(ancestors(p, n)), n
+	return d.lastPath
 }
 
 // ancestors returns the first n names of a path. Where upstream has cut the path off, it has fewer.
@@ -387,6 +399,9 @@ type kernelDetail struct {
 func (d *Decoder) kernelDetail(r *record) bool {
 	k := &d.detail
 	*k = kernelDetail{corr: -1}
+	if !d.begin(r) {
+		return false
+	}
 	for {
 		key, done, ok := r.next()
 		if !ok {

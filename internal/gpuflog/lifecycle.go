@@ -14,7 +14,7 @@ import (
 // header decodes init (A) and job_start (B, C): format document, sections 3.2 and 4.3. It stands at
 // the head of every channel; the first that is read counts.
 func (d *Decoder) header(r *record) bool {
-	var m meters
+	m := d.meters()
 	var devices []gpuevent.Device
 	var hostname, addr, engine, kind []byte
 	var extra attrList
@@ -91,7 +91,7 @@ func (d *Decoder) header(r *record) bool {
 		ev.StartNs = ts
 	}
 	s.ev = ev
-	d.snapshot(s, ev.StartNs, &m)
+	d.snapshot(s, ev.StartNs, m)
 	return true
 }
 
@@ -277,20 +277,24 @@ func (t *dictionaries) lookup(k dictKind, id int64) (string, bool) {
 	return v, ok
 }
 
+// entryBytes is about what an entry takes besides its string.
+const entryBytes = 48
+
 // set enters a string; false if there is no room. A later definition wins.
 func (t *dictionaries) set(k dictKind, id int64, v []byte, limit int) bool {
 	old, ok := t.m[k][id]
 	if ok && old == string(v) {
 		return true
 	}
-	if t.bytes+len(v) > limit {
+	size := len(v) + entryBytes - len(old)
+	if t.bytes+size > limit {
 		return false
 	}
 	if t.m[k] == nil {
 		t.m[k] = map[int64]string{}
 	}
 	t.m[k][id] = text(v)
-	t.bytes += len(v) + 48 - len(old)
+	t.bytes += size
 	t.version++
 	if k == dictKernel {
 		delete(t.kernels, id)

@@ -30,6 +30,16 @@ type meters struct {
 	host    gpuevent.HostSample
 	devices []gpuevent.DeviceSample
 	hasHost bool
+	text    *interner
+}
+
+// maxDevices bounds the devices of one record.
+const maxDevices = 1024
+
+// meters returns the Decoder's own, emptied.
+func (d *Decoder) meters() *meters {
+	d.meter = meters{devices: d.meter.devices[:0], text: &d.text}
+	return &d.meter
 }
 
 // take reads the value of the key host or devices.
@@ -45,12 +55,12 @@ func (m *meters) take(r *record, key []byte) bool {
 		if !ok || !member {
 			return ok
 		}
-		var s gpuevent.DeviceSample
-		if !takeDevice(r, &s) {
-			return false
+		if len(m.devices) >= maxDevices {
+			return r.skip()
 		}
-		if len(m.devices) < 1024 {
-			m.devices = append(m.devices, s)
+		m.devices = append(m.devices, gpuevent.DeviceSample{})
+		if !m.takeDevice(r, &m.devices[len(m.devices)-1]) {
+			return false
 		}
 	}
 }
@@ -79,7 +89,7 @@ func (m *meters) takeHost(r *record) bool {
 	return ok
 }
 
-func takeDevice(r *record, s *gpuevent.DeviceSample) bool {
+func (m *meters) takeDevice(r *record, s *gpuevent.DeviceSample) bool {
 	var used, free, total, util, utilMem, temp, power, gfx, sm, mem gpuevent.Int
 	var name, uuid, vendor []byte
 	ok := object(r, func(key []byte) (ok bool) {
@@ -125,7 +135,7 @@ func takeDevice(r *record, s *gpuevent.DeviceSample) bool {
 		}
 		return ok
 	})
-	s.Name, s.UUID, s.Vendor = text(name), text(uuid), text(vendor)
+	s.Name, s.UUID, s.Vendor = m.text.get(name), m.text.get(uuid), m.text.get(vendor)
 	s.MemoryUsed, s.MemoryFree, s.MemoryTotal = times(used, mib), times(free, mib), times(total, mib)
 	s.Utilization, s.MemoryControllerUtilization = ratio(util, 100), ratio(utilMem, 100)
 	s.Temperature, s.Power = scaled(temp, 1), scaled(power, 1000)
@@ -183,7 +193,7 @@ func (d *Decoder) snapshot(s *session, ts int64, m *meters) {
 
 // systemSample decodes system_start, system_stop and system_sample (format document, section 3.8).
 func (d *Decoder) systemSample(r *record) bool {
-	var m meters
+	m := d.meters()
 	for {
 		key, done, ok := r.next()
 		if !ok {
@@ -210,7 +220,7 @@ func (d *Decoder) systemSample(r *record) bool {
 		d.reject(MissingField, recordNames[r.typ]+" without ts_ns")
 		return true
 	}
-	d.snapshot(s, r.head.ts.V, &m)
+	d.snapshot(s, r.head.ts.V, m)
 	return true
 }
 

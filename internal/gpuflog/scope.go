@@ -14,7 +14,7 @@ import (
 func (d *Decoder) scopeEvent(r *record) bool {
 	var name, tag, full []byte
 	var depth gpuevent.Int
-	var m meters
+	m := d.meters()
 	for {
 		key, done, ok := r.next()
 		if !ok {
@@ -50,7 +50,7 @@ func (d *Decoder) scopeEvent(r *record) bool {
 		return true
 	}
 	ts := r.head.ts.V
-	d.snapshot(s, ts, &m)
+	d.snapshot(s, ts, m)
 	if len(full) == 0 {
 		full = name
 	}

@@ -45,8 +45,9 @@ type path struct {
 	children int
 	// insts are the known instances in the order of their begins.
 	insts []*scope
-	// launched says that kernels name this path.
-	launched bool
+	// launched says that kernels name this path, barren that an instance of it was passed by without
+	// a kernel and none has named it yet.
+	launched, barren bool
 }
 
 // scopeTable holds the scope instances of one session that device work may still belong to.
@@ -230,9 +231,10 @@ const queuedGap = int64(5e3)
 //     before its start.
 //   - A queued kernel of another path than its predecessor's was launched in the next instance of
 //     its path, in the order of begins.
-//   - A queued kernel of the same path stays with its predecessor's instance if other launching
-//     scopes began in between; in a plain loop over one scope, where nothing tells the rounds
-//     apart, it belongs to the youngest instance of that run begun before its start.
+//   - A queued kernel of the same path stays with its predecessor's instance if scopes that launch
+//     kernels too began in between (those that have never launched one although kernels before and
+//     behind them were seen do not count); in a plain loop over one scope, where nothing tells the
+//     rounds apart, it belongs to the youngest instance of that run begun before its start.
 type order struct {
 	last    *scope
 	lastEnd int64
@@ -242,21 +244,21 @@ func (o *order) pick(t *scopeTable, p *path, start, end int64) *scope {
 	i := sort.Search(len(p.insts), func(i int) bool { return p.insts[i].start > start }) - 1
 	if i < 0 {
 		if len(p.insts) > 0 && p.insts[0].start-start <= clockSlack {
-			return o.took(p, p.insts[0], end)
+			return o.took(t, p, p.insts[0], end)
 		}
 		return nil
 	}
 	youngest := p.insts[i]
 	queued := o.lastEnd != 0 && start-o.lastEnd < queuedGap
 	if !queued || o.last == nil || youngest.seq <= o.last.seq {
-		return o.took(p, youngest, end)
+		return o.took(t, p, youngest, end)
 	}
 	next := sort.Search(len(p.insts), func(i int) bool { return p.insts[i].seq > o.last.seq })
 	if p != o.last.path {
 		if p.insts[next].seq <= youngest.seq {
-			return o.took(p, p.insts[next], end)
+			return o.took(t, p, p.insts[next], end)
 		}
-		return o.took(p, youngest, end)
+		return o.took(t, p, youngest, end)
 	}
 	pick := o.last
 	for ; next <= i; next++ {
@@ -265,24 +267,38 @@ func (o *order) pick(t *scopeTable, p *path, start, end int64) *scope {
 		}
 		pick = p.insts[next]
 	}
-	return o.took(p, pick, end)
+	return o.took(t, p, pick, end)
 }
 
-func (o *order) took(p *path, x *scope, end int64) *scope {
+func (o *order) took(t *scopeTable, p *path, x *scope, end int64) *scope {
 	p.launched = true
+	if o.last != nil && o.last != x {
+		t.between(o.last.seq, x.seq, func(y *scope) bool {
+			y.path.barren = !y.path.launched
+			return true
+		})
+	}
 	o.last = x
 	o.lastEnd = max(o.lastEnd, end)
 	return x
 }
 
-// launchesBetween reports whether an instance of a launching path began between two begins.
-// It looks at no more than 64.
-func (t *scopeTable) launchesBetween(after, before uint64) bool {
+// launchesBetween reports whether an instance of a path that may launch began between two begins.
+func (t *scopeTable) launchesBetween(after, before uint64) (found bool) {
+	t.between(after, before, func(y *scope) bool {
+		found = y.path.launched || !y.path.barren
+		return !found
+	})
+	return found
+}
+
+// between hands the instances that began between two begins to each until it returns false, at
+// most 64.
+func (t *scopeTable) between(after, before uint64, each func(*scope) bool) {
 	i := sort.Search(len(t.all), func(i int) bool { return t.all[i].seq > after })
-	for n := 0; i < len(t.all) && t.all[i].seq < before; i, n = i+1, n+1 {
-		if t.all[i].path.launched || n == 64 {
-			return true
+	for n := 0; i < len(t.all) && t.all[i].seq < before && n < 64; i, n = i+1, n+1 {
+		if !each(t.all[i]) {
+			return
 		}
 	}
-	return false
 }

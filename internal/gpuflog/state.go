@@ -90,7 +90,7 @@ func (d *Decoder) codeDictionaries(c *coder) {
 			table(c, &t.m[k], c.int, func(v *string) {
 				c.str(v)
 				if c.reading {
-					t.bytes += len(*v) + 48
+					t.bytes += len(*v) + entryBytes
 				}
 			})
 		}
@@ -229,13 +229,14 @@ func codeScopes(c *coder, s *session) {
 		c.uint(&root) // its own place if it is a root
 		c.uint(&x.num)
 		c.uint(&x.seq)
-		full, name, launched := "", "", false
+		full, name, launched, barren := "", "", false, false
 		if !c.reading {
-			full, name, launched = x.path.full, x.path.name, x.path.launched
+			full, name, launched, barren = x.path.full, x.path.name, x.path.launched, x.path.barren
 		}
 		c.str(&full)
 		c.str(&name)
 		c.bool(&launched)
+		c.bool(&barren)
 		c.int(&x.depth)
 		c.int(&x.start)
 		c.int(&x.end)
@@ -275,7 +276,7 @@ func codeScopes(c *coder, s *session) {
 				return
 			}
 			x.path = t.a2Path(full, name)
-			x.path.launched = launched
+			x.path.launched, x.path.barren = launched, barren
 			if isKnown {
 				t.all = append(t.all, x)
 				t.byNum[x.num] = x
