@@ -438,10 +438,20 @@ func (s *session) over(d *Decoder, st *Step, atEnd bool) bool {
 	}
 }
 
+// waits reports whether any row or item has not been sent yet.
+func (s *session) waits() bool {
+	for l := range s.held {
+		if s.held[l].len() > 0 {
+			return true
+		}
+	}
+	return s.rows.len() > 0 || len(s.lost) > 0
+}
+
 // closeWindows sends the spans of the windows to which no more work will come.
 func (s *session) closeWindows(d *Decoder, st *Step) {
-	if len(s.windows) == 0 {
-		return
+	if len(s.windows) == 0 || s.waits() {
+		return // what waits may belong to a window that looks complete
 	}
 	mark := min(s.mark(Device), s.mark(Scope))
 	if s.seen[Scope] == 0 || s.seen[Device] == 0 || mark == math.MaxInt64 {

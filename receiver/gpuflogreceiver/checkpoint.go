@@ -108,6 +108,21 @@ func (c *checkpoints) load(ctx context.Context, group string) (*saved, error) {
 	}
 }
 
+// clear removes plans that were stored before there was a snapshot: without one they mean nothing,
+// and a later snapshot must not find them.
+func (c *checkpoints) clear(ctx context.Context, group string) error {
+	for n := uint64(0); c.client != nil; n++ {
+		b, err := c.client.Get(ctx, planKey(group, n))
+		if err != nil || b == nil {
+			return err
+		}
+		if err := c.client.Delete(ctx, planKey(group, n)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // savePlan stores the plan of the steps whose data is about to be delivered.
 func (c *checkpoints) savePlan(ctx context.Context, group string, n uint64, p *plan) error {
 	if c.client == nil {

@@ -28,11 +28,13 @@ type reader struct {
 
 	batch, muted *gpuevent.Batch
 	followers    map[string]*follower
-	buf          []byte
-	started      bool // the first scan is done
-	warned       map[warning]struct{}
-	recordAttrs  []metric.MeasurementOption
-	rejectAttrs  map[string]metric.MeasurementOption
+	// added and removed are groups that a scan found to have come or gone.
+	added, removed []*fileset.Group
+	buf            []byte
+	started        bool // the first scan is done
+	warned         map[warning]struct{}
+	recordAttrs    []metric.MeasurementOption
+	rejectAttrs    map[string]metric.MeasurementOption
 }
 
 type warning struct{ path, reason string }
@@ -94,10 +96,8 @@ func (r *reader) run(ctx context.Context, stop <-chan struct{}) {
 		if !ok {
 			return
 		}
-		select {
-		case <-stop:
+		if stopped(stop) {
 			return
-		default:
 		}
 		if progress {
 			continue
@@ -120,14 +120,15 @@ func (r *reader) run(ctx context.Context, stop <-chan struct{}) {
 // read, whether something waits for a clock, and false if it was stopped.
 func (r *reader) pass(ctx context.Context, stop <-chan struct{}) (progress, waiting, ok bool) {
 	now := time.Now()
-	changes := r.files.Scan(now)
-	for _, p := range changes.Problems {
-		r.fileProblem(ctx, p)
-	}
-	for _, g := range changes.Removed {
+	r.scan(ctx, now)
+	for len(r.removed) > 0 {
+		g := r.removed[0]
+		r.removed = r.removed[1:]
 		r.remove(ctx, g.Key())
 	}
-	for _, g := range changes.Added {
+	for len(r.added) > 0 {
+		g := r.added[0]
+		r.added = r.added[1:]
 		if !r.add(ctx, stop, g, now) {
 			return false, false, false
 		}
@@ -170,6 +171,16 @@ func (r *reader) pass(ctx context.Context, stop <-chan struct{}) (progress, wait
 	return progress, rows+held > 0, true
 }
 
+// scan looks at the files. The groups that came and went wait for the pass.
+func (r *reader) scan(ctx context.Context, now time.Time) {
+	c := r.files.Scan(now)
+	for _, p := range c.Problems {
+		r.fileProblem(ctx, p)
+	}
+	r.removed = append(r.removed, c.Removed...)
+	r.added = append(r.added, c.Added...)
+}
+
 func (r *reader) newDecoder(g *fileset.Group) *gpuflog.Decoder {
 	return gpuflog.NewDecoder(gpuflog.Options{
 		MaxSpansPerTrace: r.cfg.MaxSpansPerTrace, JoinTimeout: r.cfg.JoinTimeout, SessionTimeout: r.cfg.SessionTimeout,
@@ -193,6 +204,9 @@ func (r *reader) add(ctx context.Context, stop <-chan struct{}, g *fileset.Group
 	}
 	r.logger.Info("following", zap.String("group", g.Key()), zap.Stringer("layout", g.Layout()), zap.Bool("resumed", s != nil))
 	if s == nil {
+		if err := r.store.clear(ctx, g.Key()); err != nil {
+			r.storeFailed(ctx, f, err)
+		}
 		f.muted = r.cfg.StartAt == startAtEnd && !r.started
 		return true
 	}
@@ -220,8 +234,11 @@ func (r *reader) redo(ctx context.Context, stop <-chan struct{}, f *follower, pl
 		for i := range p.steps {
 			st := &p.steps[i]
 			for _, s := range st.segments {
-				data, buf, err := f.group.Stream(s.channel).Reread(s.seg, r.buf)
-				r.buf = buf
+				data, err := r.reread(ctx, stop, f, s)
+				if err != nil && stopped(stop) {
+					f.interrupted = true
+					return false
+				}
 				if err != nil {
 					r.logger.Error("data of an interrupted delivery is gone", zap.String("group", f.group.Key()),
 						zap.Stringer("channel", s.channel), zap.Error(err))
@@ -244,6 +261,35 @@ func (r *reader) redo(ctx context.Context, stop <-chan struct{}, f *follower, pl
 	r.tell(ctx, f)
 	r.snapshot(ctx, f)
 	return true
+}
+
+func stopped(stop <-chan struct{}) bool {
+	select {
+	case <-stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// rereadWait is how long the data of a plan is looked for: while files are rotated or published, a
+// piece can be between two names.
+const rereadWait = 3 * time.Second
+
+// reread gives a piece of a channel again.
+func (r *reader) reread(ctx context.Context, stop <-chan struct{}, f *follower, s segment) (data []byte, err error) {
+	for until := time.Now().Add(rereadWait); ; {
+		data, r.buf, err = f.group.Stream(s.channel).Reread(s.seg, r.buf)
+		if err == nil || time.Now().After(until) {
+			return data, err
+		}
+		select {
+		case <-stop:
+			return nil, err
+		case <-time.After(shortPoll):
+		}
+		r.scan(ctx, time.Now())
+	}
 }
 
 // step reads, decodes and delivers one step of a group. It returns false if it was stopped.
