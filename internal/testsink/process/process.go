@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Package process runs the programs that the tests under test/ drive: it finds them, starts them,
+// keeps what they print, and stops them the way a user would, by SIGTERM first.
+//
+// Which binary is used: the environment variable named in the Binary, else the given path below the
+// repository's root. Where it is missing the test is skipped, unless GPUFLIGHT_REQUIRE=1, which makes
+// that a failure; builds that are to prove something set it.
+package process
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Binary names a program under test.
+type Binary struct {
+	// Env is the environment variable that holds its path.
+	Env string
+	// Path is where it lies otherwise, below the repository's root.
+	Path string
+	// Make is the target that builds it.
+	Make string
+}
+
+// The programs that tests drive.
+var (
+	// Collector is the distribution.
+	Collector = Binary{Env: "GPUFLIGHT_COLLECTOR", Path: "bin/otelcol-gpuflight", Make: "make build"}
+	// Jaeger is Jaeger 2.
+	Jaeger = Binary{Env: "GPUFLIGHT_JAEGER", Path: ".tools/jaeger", Make: "make .tools/jaeger"}
+)
+
+// Find returns the program's absolute path, or skips or fails the test as the package comment says.
+func (b Binary) Find(t testing.TB) string {
+	t.Helper()
+	path := os.Getenv(b.Env)
+	if path == "" {
+		path = filepath.Join(Root(t), filepath.FromSlash(b.Path))
+	}
+	abs, err := filepath.Abs(path)
+	if err == nil {
+		_, err = exec.LookPath(abs)
+	}
+	if err != nil {
+		Missing(t, fmt.Sprintf("%v; build it with %q or name it in %s", err, b.Make, b.Env))
+	}
+	return abs
+}
+
+// Missing skips the test for the reason given, or fails it where GPUFLIGHT_REQUIRE=1.
+func Missing(t testing.TB, reason string) {
+	t.Helper()
+	if os.Getenv("GPUFLIGHT_REQUIRE") == "1" {
+		t.Fatalf("GPUFLIGHT_REQUIRE=1, but %s", reason)
+	}
+	t.Skip(reason)
+}
+
+// Root returns the repository's root, seen from the package folder in which go test runs.
+func Root(t testing.TB) string {
+	t.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		if dir == filepath.Dir(dir) {
+			t.Fatal("no go.mod above the working directory")
+		}
+	}
+}
+
+// Recordings returns the folder of recorded sessions beside the repository, or skips the test where
+// the checkout has none.
+func Recordings(t testing.TB) string {
+	t.Helper()
+	dir := filepath.Join(Root(t), "..", "shared", "logs")
+	if _, err := os.Stat(dir); err != nil {
+		t.Skipf("no recordings beside the repository: %v", err)
+	}
+	return dir
+}
+
+// Process is a running program.
+type Process struct {
+	t    testing.TB
+	name string
+	cmd  *exec.Cmd
+	out  tail
+	done chan struct{}
+	err  error
+	// killed says that Kill ended it: what it printed then is of no interest.
+	killed bool
+}
+
+// Start runs a program. The test's clean-up kills it should it still run then, and prints the end
+// of its output if the test has failed.
+func Start(t testing.TB, path string, args ...string) *Process {
+	t.Helper()
+	p := &Process{t: t, name: filepath.Base(path), cmd: exec.Command(path, args...), done: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
+	p.cmd.Dir = t.TempDir()
+	// A child that outlives the program keeps its output open; nobody waits for that.
+	p.cmd.WaitDelay = time.Second
+	// A test binary that panics or runs into its own time limit does no clean-up: the kernel does.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	started := make(chan error)
+	go func() {
+		// The death signal is tied to the thread that starts the program, so that thread stays.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := p.cmd.Start()
+		started <- err
+		if err != nil {
+			return
+		}
+		p.err = p.cmd.Wait()
+		close(p.done)
+	}()
+	if err := <-started; err != nil {
+		t.Fatalf("start %s: %v", p.name, err)
+	}
+	t.Cleanup(func() {
+		quiet := p.killed
+		if p.Running() {
+			p.Kill()
+		}
+		if t.Failed() && !quiet {
+			t.Logf("end of the output of %s:\n%s", p.name, p.Output())
+		}
+	})
+	return p
+}
+
+// Running reports whether the program has not ended yet.
+func (p *Process) Running() bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// Kill ends the program by SIGKILL and waits for its end. It is an error of the test if the program
+// had ended by itself before.
+func (p *Process) Kill() {
+	p.t.Helper()
+	if !p.Running() {
+		p.t.Errorf("%s ended by itself: %v\n%s", p.name, p.err, p.Output())
+		return
+	}
+	p.killed = true
+	_ = p.cmd.Process.Kill() // fails only where it has ended just now
+	<-p.done
+}
+
+// Stop ends the program by SIGTERM. It is an error of the test if it does not end within limit, or
+// not with status 0.
+func (p *Process) Stop(limit time.Duration) {
+	p.t.Helper()
+	if !p.Running() {
+		p.t.Errorf("%s ended by itself: %v", p.name, p.err)
+		return
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		p.t.Errorf("stop %s: %v", p.name, err)
+	}
+	select {
+	case <-p.done:
+		if p.err != nil {
+			p.t.Errorf("%s after SIGTERM: %v", p.name, p.err)
+		}
+	case <-time.After(limit):
+		p.t.Errorf("%s still runs %v after SIGTERM", p.name, limit)
+		p.Kill()
+	}
+}
+
+// Output returns the last part of what the program has printed.
+func (p *Process) Output() string { return p.out.String() }
+
+// WaitOutput waits until the program has printed text; the test fails if it ends or limit passes
+// before.
+func (p *Process) WaitOutput(text string, limit time.Duration) {
+	p.t.Helper()
+	Eventually(p.t, limit, fmt.Sprintf("%s prints %q", p.name, text), func() bool {
+		if strings.Contains(p.Output(), text) {
+			return true
+		}
+		if !p.Running() {
+			p.t.Fatalf("%s ended before it printed %q: %v\n%s", p.name, text, p.err, p.Output())
+		}
+		return false
+	})
+}
+
+// Eventually polls until done; the test fails with what where limit passes before.
+func Eventually(t testing.TB, limit time.Duration, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(limit); !done(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", limit, what)
+		}
+	}
+}
+
+// FreePort returns a loopback address whose port was free a moment ago.
+func FreePort(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
+
+// tail keeps the last part of what is written to it.
+type tail struct {
+	mu  sync.Mutex
+	buf []byte
+}
+
+// tailBytes is enough for a collector's configuration error or panic.
+const tailBytes = 32 << 10
+
+// Write never fails.
+func (w *tail) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.buf = append(w.buf, b...)
+	if over := len(w.buf) - tailBytes; over > 0 {
+		if nl := bytes.IndexByte(w.buf[over:], '\n'); nl >= 0 {
+			over += nl + 1
+		}
+		w.buf = append(w.buf[:0], w.buf[over:]...)
+	}
+	return len(b), nil
+}
+
+func (w *tail) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return string(w.buf)
+}
