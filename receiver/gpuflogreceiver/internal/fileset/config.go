@@ -18,7 +18,8 @@ import (
 type Config struct {
 	// Include holds folders, searched recursively, and glob patterns (** crosses folders). A pattern that matches a
 	// folder takes all below it; one that matches a file takes the whole group of that file, because a group's rotated
-	// files and other channels are needed to read it. The name of something that exists is not taken for a pattern. Relative ones are relative to the working directory.
+	// files and other channels are needed to read it. The name of something that exists when the set is made is not taken
+	// for a pattern. Relative ones are relative to the working directory.
 	Include []string
 	// Exclude holds glob patterns for files and folders to leave out. A pattern without a slash matches any base name.
 	Exclude []string

@@ -21,4 +21,26 @@
 // by several goroutines, each stream by one at a time.
 //
 // Time comes in through Scan; nothing here sleeps.
+//
+// One round of a reader, at every poll and after every wake-up:
+//
+//	changes := set.Scan(time.Now())
+//	for _, g := range changes.Added { … g.LoadState(stored state of g.Key()) … }
+//	for _, g := range set.Groups() {
+//		if !g.Changed() {
+//			continue
+//		}
+//		for _, s := range g.Streams() {
+//			for {
+//				chunk, buf, err = s.Next(buf)
+//				… chunk.Data, chunk.Problems …
+//				if chunk.AtEnd {
+//					break
+//				}
+//			}
+//		}
+//	}
+//
+// A chunk may be empty before the end. What has to survive a crash is g.AppendState, and the Segments of what was read
+// but not yet delivered: Reread gives the same bytes again.
 package fileset

@@ -30,6 +30,9 @@ type consumer struct {
 	removed  []string
 	buf      []byte
 	steps    int // calls of Next
+
+	kept     map[string][NumChannels]int // bytes got at the last checkpoint
+	keptSegs int
 }
 
 type gotSegment struct {
@@ -161,6 +164,37 @@ func (c *consumer) restart() {
 	c.start()
 }
 
+// checkpoint stores all states, to go back to in a crash.
+func (c *consumer) checkpoint() {
+	for key, g := range c.groups {
+		c.states[key] = g.AppendState(nil)
+	}
+	c.kept = make(map[string][NumChannels]int)
+	for key, got := range c.got {
+		var n [NumChannels]int
+		for ch := range got {
+			n[ch] = len(got[ch])
+		}
+		c.kept[key] = n
+	}
+	c.keptSegs = len(c.segs)
+}
+
+// crash forgets all since the last checkpoint.
+func (c *consumer) crash() {
+	c.t.Helper()
+	for key, got := range c.got {
+		for ch := range got {
+			got[ch] = got[ch][:c.kept[key][ch]]
+		}
+	}
+	c.segs = c.segs[:c.keptSegs]
+	if err := c.set.Close(); err != nil {
+		c.t.Fatal(err)
+	}
+	c.start()
+}
+
 // reread reads all segments again, and wants the same bytes.
 func (c *consumer) reread() {
 	c.t.Helper()
@@ -218,14 +252,14 @@ func diff(got, want string) string {
 }
 
 // must fails the test on an error of a file operation.
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-func write(t *testing.T, path, data string) {
+func write(t testing.TB, path, data string) {
 	t.Helper()
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	must(t, os.WriteFile(path, []byte(data), 0o644))
@@ -270,7 +304,6 @@ type staged struct {
 	ch    Channel
 	n     uint64
 	stage int
-	gz    string
 }
 
 func (r *recorder) name(ch Channel, suffix string) string {

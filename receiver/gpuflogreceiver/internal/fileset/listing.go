@@ -116,6 +116,7 @@ func (s *Set) listOnce(path string) (dirList, error) {
 		l.problems = addProblem(l.problems, Problem{Reason: errorReason(err), Path: tmp, Err: err})
 	}
 	if err := s.listInto(&l, path, false); err != nil {
+		l.problems = nil // this one says it all
 		return l, err
 	}
 	if g := l.groups[""]; g != nil && len(g.entries) == 0 && !g.control {

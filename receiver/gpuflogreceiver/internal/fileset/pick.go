@@ -115,6 +115,7 @@ func (s *Stream) hasPlain(e *entry) bool {
 }
 
 func (s *Stream) oldestUnreadNumbered(except fileID) (_ *entry, blocked bool) {
+	var unreadable uint64 // the last window passed over because it cannot be opened
 	for i := range s.files {
 		e := &s.files[i]
 		if e.seq == 0 || e.id == except || (e.open && e.size == 0) {
@@ -132,8 +133,10 @@ func (s *Stream) oldestUnreadNumbered(except fileID) (_ *entry, blocked bool) {
 			if s.now().Sub(s.denied[e.path].since) < patience*s.cfg().MissingGrace {
 				return nil, true
 			}
+			unreadable = e.seq
 			continue
 		}
+		s.markMissing(unreadable)
 		if !late && s.group.layout == Windows && !s.gapOver(e.seq) {
 			return nil, true
 		}

@@ -14,6 +14,7 @@ const (
 	// LineTooLong: Length bytes from Offset on, newline included, were skipped.
 	LineTooLong Reason = "line_too_long"
 	// FileShrunk: the file is shorter (Length) than what was read (Offset); a live one is read again from its beginning.
+	// After a restart, a new file that got the inode of a vanished one looks the same.
 	FileShrunk Reason = "file_shrunk"
 	// FileVanished: the file is gone, and was read up to Offset only; Length bytes are known to be lost (0: not known).
 	FileVanished Reason = "file_vanished"

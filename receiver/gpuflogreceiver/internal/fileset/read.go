@@ -258,7 +258,7 @@ func (s *Stream) readGzip(c *Chunk, w *window, buf []byte) ([]byte, result) {
 		buf = resize(buf, s.grown(filled), filled)
 	}
 	src.keep(buf[:filled])
-	if src.err != io.EOF {
+	if src.badGzip() {
 		return buf, s.gzipBroken(w)
 	}
 	if src.pos < w.off {
@@ -288,13 +288,14 @@ func (s *Stream) gzipBroken(w *window) result {
 	if err != nil {
 		return s.readFailed(w, err)
 	}
-	settled, until := false, now
+	settled := false
 	if old := w.stall; !old.active || old.size != st.Size || old.mtime != mtimeOf(&st) {
 		// At first sight the file has changed if it goes on behind what was read.
 		grew := old.active || (errors.Is(src.err, io.ErrUnexpectedEOF) && src.in.off < st.Size)
 		w.stall = stall{active: true, changed: grew, size: st.Size, mtime: mtimeOf(&st), since: now}
 		settled = !grew && now.Sub(time.Unix(0, w.stall.mtime)) >= grace
 	}
+	var until time.Time
 	if w.stall.changed {
 		// Reading on means inflating from the start, so that is done only once the growth has paused.
 		if until = w.stall.since.Add(grace / 6); !now.Before(until) {

@@ -208,7 +208,11 @@ func (s *Set) walk() {
 
 func (s *Set) visit(path string, depth int, r root, matched bool) {
 	d := s.dirs[path]
-	stamp, err := stampOf(path, depth == 0)
+	var old dirStamp
+	if d != nil {
+		old = d.stamp
+	}
+	stamp, err := stampOf(path, depth == 0, old)
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
 			s.tell(Problem{Reason: errorReason(err), Path: path, Err: err})
@@ -262,8 +266,9 @@ func (s *Set) visit(path string, depth int, r root, matched bool) {
 	}
 }
 
-// stampOf looks at a folder; an included one may be a symlink, one found below may not.
-func stampOf(path string, follow bool) (dirStamp, error) {
+// stampOf looks at a folder; an included one may be a symlink, one found below may not. A .tmp cannot have come as long
+// as the folder's own time is the old one, so it is looked for only otherwise.
+func stampOf(path string, follow bool, old dirStamp) (dirStamp, error) {
 	var st unix.Stat_t
 	err := retryEINTR(func() error {
 		if follow {
@@ -278,6 +283,9 @@ func stampOf(path string, follow bool) (dirStamp, error) {
 		return dirStamp{}, unix.ENOTDIR
 	}
 	stamp := dirStamp{id: statID(&st), mtime: mtimeOf(&st)}
+	if stamp == old {
+		return stamp, nil
+	}
 	if retryEINTR(func() error { return unix.Lstat(filepath.Join(path, tmpName), &st) }) == nil {
 		stamp.tmpID, stamp.tmpMtime = statID(&st), mtimeOf(&st)
 	}
@@ -300,6 +308,9 @@ func escapePattern(path string) string {
 func (s *Set) listDir(d *dir) {
 	d.relist = false
 	l, unstable, err := s.list(d.path)
+	if err != nil || len(l.problems) > 0 {
+		d.quiet = 0 // try again at every look
+	}
 	for _, p := range l.problems {
 		s.tell(p)
 	}
@@ -320,6 +331,8 @@ func (s *Set) listDir(d *dir) {
 	}
 	if g := l.groups[""]; g != nil && g.tmp {
 		s.watch.add(filepath.Join(d.path, tmpName))
+	} else {
+		s.watch.remove(filepath.Join(d.path, tmpName))
 	}
 	if !slices.Equal(d.subdirs, l.subdirs) {
 		d.subdirs = l.subdirs

@@ -25,7 +25,7 @@ var (
 // that nobody holds open.
 type fileID struct{ dev, ino uint64 }
 
-func statID(st *unix.Stat_t) fileID { return fileID{dev: uint64(st.Dev), ino: st.Ino} }
+func statID(st *unix.Stat_t) fileID { return fileID{dev: st.Dev, ino: st.Ino} }
 
 func mtimeOf(st *unix.Stat_t) int64 { return st.Mtim.Nano() }
 
@@ -137,7 +137,7 @@ func openSource(path string, id fileID, gz bool) (*source, error) {
 	if gz {
 		src.in = &sequential{h: h}
 		src.zr, src.err = gzip.NewReader(bufio.NewReaderSize(src.in, gzipBufBytes))
-		if src.err == io.EOF { // an empty file: not even a header
+		if errors.Is(src.err, io.EOF) { // an empty file: not even a header
 			src.err = io.ErrUnexpectedEOF
 		}
 	}
@@ -205,7 +205,7 @@ func (src *source) skipTo(off int64) {
 }
 
 // badGzip says that the stream stopped before its proper end.
-func (src *source) badGzip() bool { return src.gz && src.err != nil && src.err != io.EOF }
+func (src *source) badGzip() bool { return src.gz && src.err != nil && !errors.Is(src.err, io.EOF) }
 
 // gzipReason tells a file that only stops from one that is wrong.
 func gzipReason(err error) Reason {

@@ -90,7 +90,8 @@ func (s *Stream) Changed() bool {
 func (s *Stream) Exhausted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return !s.dirty && s.wakeAt.IsZero()
+	undecided := s.group.layout == Undecided && s.group.goneSince.IsZero()
+	return !s.dirty && s.wakeAt.IsZero() && !undecided
 }
 
 // Backlog estimates the bytes on disk (compressed ones as they are) that were not delivered yet.

@@ -4,6 +4,7 @@ package fileset
 
 import (
 	"errors"
+	"io/fs"
 	"path/filepath"
 	"sync"
 	"time"
@@ -30,7 +31,7 @@ const (
 
 // watcher turns inotify's events into a set of touched folders and a coalesced wake-up. A nil watcher watches nothing.
 type watcher struct {
-	fs      *fsnotify.Watcher
+	events  *fsnotify.Watcher
 	wake    chan struct{}
 	stop    chan struct{}
 	done    sync.WaitGroup
@@ -49,7 +50,7 @@ func newWatcher(log *zap.Logger, wake chan struct{}) (*watcher, error) {
 		return nil, err
 	}
 	ww := &watcher{
-		fs: w, wake: wake, stop: make(chan struct{}), log: log,
+		events: w, wake: wake, stop: make(chan struct{}), log: log,
 		watched: make(map[string]bool), dirs: make(map[string]touched),
 	}
 	ww.done.Go(ww.run)
@@ -63,12 +64,12 @@ func (w *watcher) run() {
 		select {
 		case <-w.stop:
 			return
-		case ev, ok := <-w.fs.Events:
+		case ev, ok := <-w.events.Events:
 			if !ok {
 				return
 			}
 			w.note(ev)
-		case err, ok := <-w.fs.Errors:
+		case err, ok := <-w.events.Errors:
 			if !ok {
 				return
 			}
@@ -97,7 +98,7 @@ func (w *watcher) gather(timer *time.Timer) bool {
 			return false
 		case <-timer.C:
 			return true
-		case ev, ok := <-w.fs.Events:
+		case ev, ok := <-w.events.Events:
 			if !ok {
 				return false
 			}
@@ -147,8 +148,8 @@ func (w *watcher) add(path string) {
 	if w == nil || w.watched[path] || len(w.watched) >= maxWatches {
 		return
 	}
-	if err := w.fs.Add(path); err != nil {
-		if !w.failed && !errors.Is(err, fsnotify.ErrClosed) {
+	if err := w.events.Add(path); err != nil {
+		if !w.failed && !errors.Is(err, fsnotify.ErrClosed) && !errors.Is(err, fs.ErrNotExist) {
 			w.failed = true
 			w.log.Info("folder cannot be watched and is polled", zap.String("path", path), zap.Error(err))
 		}
@@ -162,7 +163,7 @@ func (w *watcher) remove(path string) {
 		return
 	}
 	delete(w.watched, path)
-	_ = w.fs.Remove(path) // the kernel drops the watch with the folder
+	_ = w.events.Remove(path) // the kernel drops the watch with the folder
 }
 
 // works says whether every folder so far is watched.
@@ -173,7 +174,7 @@ func (w *watcher) close() error {
 		return nil
 	}
 	close(w.stop)
-	err := w.fs.Close()
+	err := w.events.Close()
 	w.done.Wait()
 	return err
 }

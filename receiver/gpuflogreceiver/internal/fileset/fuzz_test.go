@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fileset
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// FuzzLoadState: whatever a stored state holds, it is refused, or it is a state that stays the same when it is stored
+// again, and reading with it ends.
+func FuzzLoadState(f *testing.F) {
+	dir := f.TempDir()
+	session := filepath.Join(dir, "s")
+	must(f, os.MkdirAll(filepath.Join(session, tmpName), 0o755))
+	for n := 1; n <= 3; n++ {
+		must(f, os.WriteFile(filepath.Join(session, fmt.Sprintf("device.%d.log", n)), []byte("line\nline\n"), 0o644))
+	}
+	must(f, os.WriteFile(filepath.Join(session, tmpName, "device.log"), []byte("live\nta"), 0o644))
+	must(f, os.WriteFile(filepath.Join(dir, "demo.scope.log"), []byte("line\nlive\nta"), 0o644))
+	must(f, os.WriteFile(filepath.Join(dir, "demo.scope.1.log"), []byte("line\nold\n"), 0o644))
+	// The states of a session at every chunk are the seeds.
+	set, err := New(Config{Include: []string{dir}, ChunkBytes: 5, DisableNotify: true})
+	must(f, err)
+	defer set.Close()
+	now := time.Now()
+	set.Scan(now)
+	for _, g := range set.Groups() {
+		f.Add(g.AppendState(nil))
+		for _, s := range g.Streams() {
+			for range 20 {
+				_, _, err := s.Next(nil)
+				must(f, err)
+				f.Add(g.AppendState(nil))
+			}
+		}
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		set, err := New(Config{Include: []string{dir}, ChunkBytes: 5, MaxLineBytes: 64, DisableNotify: true})
+		must(t, err)
+		defer set.Close()
+		now := time.Now()
+		set.Scan(now)
+		for _, g := range set.Groups() {
+			if err := g.LoadState(b); err != nil {
+				continue
+			}
+			stored := g.AppendState(nil)
+			if len(stored) > 4*6000 {
+				t.Fatalf("state of %d bytes", len(stored))
+			}
+			if err := g.LoadState(stored); err != nil {
+				t.Fatalf("refuses its own state: %v", err)
+			}
+			if again := g.AppendState(nil); !bytes.Equal(stored, again) {
+				t.Fatalf("state changed: %x, then %x", stored, again)
+			}
+		}
+		for range 8 {
+			now = now.Add(2 * time.Second)
+			set.Scan(now)
+			for _, g := range set.Groups() {
+				for _, s := range g.Streams() {
+					for i := 0; ; i++ {
+						ch, _, err := s.Next(nil)
+						must(t, err)
+						if ch.AtEnd {
+							break
+						}
+						if i > 100 {
+							t.Fatal("reading does not end")
+						}
+					}
+					if g.layout == Undecided {
+						t.Fatal("undecided after it was waited for")
+					}
+				}
+			}
+		}
+	})
+}
+
+func FuzzParseSegment(f *testing.F) {
+	f.Add(Segment{From: 3, To: 9000, Number: 4, Tail: true, crc: 7, fp: fingerprint{n: prefixBytes}}.Append(nil))
+	f.Add(Segment{To: 1, fp: fingerprint{n: 1}}.Append([]byte(nil)))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		g, rest, err := ParseSegment(b)
+		if err != nil {
+			return
+		}
+		if g.From < 0 || g.To <= g.From || len(rest) >= len(b) {
+			t.Fatalf("%+v, %d bytes left", g, len(rest))
+		}
+		g2, rest, err := ParseSegment(g.Append(nil))
+		if err != nil || g2 != g || len(rest) > 0 {
+			t.Fatalf("%+v became %+v, %v", g, g2, err)
+		}
+	})
+}
+
+// FuzzIdentify: a name is a data file only if it can be put together again from its parts, and a fingerprint matches
+// exactly the data that begins as its own did.
+func FuzzIdentify(f *testing.F) {
+	for _, n := range []string{
+		"x.device.log", "x.device.12.log.gz", "device.1.log", "system.log.gz", "a.b.kernel.0.log", ".device.log",
+		".gpufl-window.sass.3.json", ".gpufl-session.lock", ".gpufl-transport-loss.agent-device.2.json", "device.01.log",
+		"device.1.log.gz.part", ".3.log", "..device.log",
+	} {
+		f.Add(n, []byte("first bytes"), []byte("first"))
+	}
+	f.Add("x", bytes.Repeat([]byte("a"), 5000), bytes.Repeat([]byte("a"), 4097))
+	f.Fuzz(func(t *testing.T, name string, a, b []byte) {
+		if fn, ok := parseName(name); ok {
+			parts := []string{fn.channel.String()}
+			if strings.Contains(name, ".kernel.") && !strings.Contains(name[len(fn.base):], ".device.") {
+				parts[0] = "kernel"
+			}
+			if fn.base != "" {
+				parts = append([]string{fn.base}, parts...)
+			}
+			if fn.numbered {
+				parts = append(parts, fmt.Sprint(fn.index))
+			}
+			parts = append(parts, "log")
+			if fn.gz {
+				parts = append(parts, "gz")
+			}
+			if got := strings.Join(parts, "."); got != name {
+				t.Fatalf("%q is taken for %+v, which is %q", name, fn, got)
+			}
+			if kind, _, _ := parseControl(name); kind != controlNone && fn.base == "" {
+				t.Fatalf("%q is a session's data file and a control file", name)
+			}
+		}
+		if kind, ch, n := parseControl(name); (kind == controlSidecar || kind == controlLoss) && (n == 0 || int(ch) >= NumChannels) {
+			t.Fatalf("%q: %d %d", name, ch, n)
+		}
+		fp := fingerprintOf(a)
+		if int(fp.n) != min(len(a), prefixBytes) || !fp.matches(a) {
+			t.Fatal("a fingerprint does not match its own data")
+		}
+		if want := bytes.HasPrefix(b, a[:fp.n]); fp.matches(b) != want {
+			t.Fatalf("matches %v, want %v", !want, want)
+		}
+	})
+}
