@@ -64,6 +64,8 @@ type Decoder struct {
 	last     *session // the session of the last line
 	stats    Stats
 	problems []Problem
+	// tooOld: a header of A0 without a session id was read.
+	tooOld bool
 
 	// Of the line being decoded:
 	channel Channel
@@ -521,7 +523,11 @@ func isTooOld(typ []byte) bool {
 // the record names none or one of an unsupported generation; the reject is then counted.
 func (d *Decoder) owner(h *head, ts int64) *session {
 	if len(h.session) == 0 {
-		d.reject(MissingField, "no session_id")
+		if d.tooOld {
+			d.reject(TooOld, "no session_id")
+		} else {
+			d.reject(MissingField, "no session_id")
+		}
 		return nil
 	}
 	s := d.session(h.session)

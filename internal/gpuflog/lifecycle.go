@@ -64,6 +64,8 @@ func (d *Decoder) header(r *record) bool {
 		d.reject(TooOld, "init of generation A0 or A1")
 		if len(r.head.session) > 0 {
 			d.session(r.head.session).tooOld = true
+		} else {
+			d.tooOld = true // the oldest have no session ids at all
 		}
 		return true
 	}

@@ -64,6 +64,7 @@ func (d *Decoder) code(c *coder) {
 		}
 		return
 	}
+	c.bool(&d.tooOld)
 	ids := sortedKeys(d.sessions)
 	list(c, &ids, 8, func(id *string) {
 		c.str(id)

@@ -318,6 +318,7 @@ func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, no
 	st.end.Quiet = max(quiet, 0)
 	st.end.Gone = f.group.Writer(now) == fileset.WriterGone
 	f.dec.EndStep(st.end, out)
+	r.decodeProblems(f, f.group.Key())
 	progress = len(st.segments) > 0
 	full := out.Spans()+out.LogRecords()+out.Points() > 0
 	if progress || full {
@@ -385,7 +386,7 @@ func (r *reader) read(ctx context.Context, f *follower, st *planStep, quiet time
 			return
 		}
 		f.dec.Feed(gpuflog.Channel(ch), chunk.Data, chunk.Seg.From, st.end.Now, out)
-		r.decodeProblems(ctx, f, s, chunk.Seg)
+		r.decodeProblems(f, chunk.Path)
 		st.segments = append(st.segments, segment{ch, chunk.Seg})
 		left -= len(chunk.Data)
 	}
@@ -527,9 +528,8 @@ func (r *reader) fileProblem(ctx context.Context, p fileset.Problem) {
 }
 
 // decodeProblems reports what the decoder rejected: once per file and reason.
-func (r *reader) decodeProblems(_ context.Context, f *follower, s *fileset.Stream, seg fileset.Segment) {
+func (r *reader) decodeProblems(f *follower, path string) {
 	for _, p := range f.dec.TakeProblems() {
-		path := f.group.Key() + " " + s.Channel().String()
 		r.warn(path, p.Reason.String(), zap.Int64("offset", p.Offset), zap.String("detail", p.Detail))
 	}
 }

@@ -486,6 +486,7 @@ func TestBadLinesAreCountedReportedOnceAndPassedOver(t *testing.T) {
 	warnings := r.logs.FilterMessageSnippet("not taken as it stands").FilterField(zap.String("reason", "malformed")).All()
 	require.Len(t, warnings, 1)
 	assert.EqualValues(t, len(line(1))+1, warnings[0].ContextMap()["offset"])
+	assert.Equal(t, filepath.Join(dir, "a.device.log"), warnings[0].ContextMap()["path"])
 	r.stop()
 }
 

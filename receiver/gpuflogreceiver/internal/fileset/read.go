@@ -30,6 +30,8 @@ type Chunk struct {
 	Data []byte
 	// Seg says where Data is from. Only valid if Data is not empty.
 	Seg Segment
+	// Path is the file's name when it was listed last, for messages: it may have another by now.
+	Path string
 	// AtEnd says that nothing more comes before the next Scan. Data is empty then.
 	AtEnd    bool
 	Problems []Problem
@@ -416,7 +418,7 @@ func (s *Stream) deliver(c *Chunk, w *window, p []byte, tail bool) result {
 	w.advance(p)
 	w.tail = tail
 	w.stall.active = false
-	c.Data = p
+	c.Data, c.Path = p, w.ent.path
 	c.Seg = Segment{
 		From: from, To: w.off, Tail: tail, Number: w.n,
 		fp: w.fingerprint(), crc: crc32.Checksum(p, crcTable),
