@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command gpufl is the command line of this project. Each sub-command has a file of its own; main
+// only chooses.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"syscall"
+)
+
+// version is set by the build (-ldflags "-X main.version=…").
+var version = "0.1.0-dev"
+
+const usage = `gpufl works with GPU Flight logs.
+
+Usage:
+  gpufl gen [flags]     write a made-up training session: gpufl gen --help
+  gpufl version         say which version this is
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// run returns the exit status: 0 done, 1 it went wrong, 2 it was asked for wrongly.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	if len(args) == 0 {
+		fmt.Fprint(stderr, usage)
+		return 2
+	}
+	var err error
+	switch args[0] {
+	case "gen":
+		err = runGen(ctx, args[1:], stdout, stderr)
+	case "version", "--version", "-v":
+		printVersion(stdout)
+	case "help", "--help", "-h":
+		fmt.Fprint(stdout, usage)
+	default:
+		fmt.Fprintf(stderr, "gpufl: no command %q\n\n%s", args[0], usage)
+		return 2
+	}
+	var wrong *usageError
+	switch {
+	case err == nil, errors.Is(err, flag.ErrHelp):
+		return 0
+	case errors.As(err, &wrong):
+		fmt.Fprintf(stderr, "gpufl %s: %v\nSee gpufl %s --help.\n", args[0], err, args[0])
+		return 2
+	}
+	fmt.Fprintf(stderr, "gpufl %s: %v\n", args[0], err)
+	return 1
+}
+
+// usageError is what the user can put right by other flags.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func printVersion(out io.Writer) {
+	revision := ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				revision = ", commit " + s.Value
+			}
+		}
+	}
+	fmt.Fprintf(out, "gpufl %s (%s/%s, %s%s)\n", version, runtime.GOOS, runtime.GOARCH, runtime.Version(), revision)
+}
