@@ -9,9 +9,6 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 )
 
-// maxColumns bounds the columns of a batch that are read; upstream has at most 18.
-const maxColumns = 48
-
 // column is a known column of a batch; see columnByName.
 type column uint8
 

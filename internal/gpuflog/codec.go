@@ -33,12 +33,12 @@ func (c *coder) uint(v *uint64) {
 		c.b = binary.AppendUvarint(c.b, *v)
 		return
 	}
-	n := 0
-	if *v, n = binary.Uvarint(c.b); n <= 0 {
+	u, n := binary.Uvarint(c.b)
+	if n <= 0 {
 		c.fail()
 		return
 	}
-	c.b = c.b[n:]
+	*v, c.b = u, c.b[n:]
 }
 
 func (c *coder) int(v *int64) {
@@ -46,12 +46,12 @@ func (c *coder) int(v *int64) {
 		c.b = binary.AppendVarint(c.b, *v)
 		return
 	}
-	n := 0
-	if *v, n = binary.Varint(c.b); n <= 0 {
+	u, n := binary.Varint(c.b)
+	if n <= 0 {
 		c.fail()
 		return
 	}
-	c.b = c.b[n:]
+	*v, c.b = u, c.b[n:]
 }
 
 func (c *coder) bool(v *bool) {

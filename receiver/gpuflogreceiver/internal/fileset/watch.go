@@ -135,11 +135,10 @@ func (w *watcher) take() (dirs map[string]touched, all bool) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	dirs, all = w.dirs, w.all
-	if len(dirs) > 0 {
-		w.dirs = make(map[string]touched)
+	if len(w.dirs) > 0 { // an empty one stays the watcher's
+		dirs, w.dirs = w.dirs, make(map[string]touched)
 	}
-	w.all = false
+	all, w.all = w.all, false
 	return dirs, all
 }
 

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# `make help` lists the targets. All that is needed beforehand is Go, and a C compiler
+# for the race detector. Tools are pinned in modules of their own under internal/tools
+# and built from source into .tools; a target builds the tools it uses and no others.
+#
+# Every build and test here uses the same compiler flags, and -trimpath is not among
+# them: it would make a second copy of some two thousand compiled packages that neither
+# a plain `go test` nor an editor can use. -s -w only concerns the linker.
+
+SHELL         := bash
+.SHELLFLAGS   := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+GO      = $(or $(shell command -v go),$(error Go 1.26 or newer is needed, see https://go.dev/dl))
+TOOLS  := .tools
+# No version control stamp: it would relink everything at each commit, and stops the
+# build where the checkout belongs to another user.
+FLAGS  := -buildvcs=false -ldflags "-s -w"
+SLOWLY := scripts/progress
+
+# The race detector recompiles all that a package imports, so it is for our libraries
+# only; the collector is tested as the binary that is shipped.
+LIBRARIES := ./cmd/gpufl/... ./internal/... ./receiver/... ./semconv/...
+# It is written in C; go env says 0 where there is no compiler for that.
+RACE       = $(if $(filter 1,$(shell $(GO) env CGO_ENABLED)),-race,$(warning no C compiler: testing without the race detector))
+
+FUZZTIME ?= 30s
+
+# Tests of the binaries find them through these; REQUIRE makes a missing one a failure
+# where a plain `go test` would skip.
+BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_GPUFL=$(CURDIR)/bin/gpufl \
+	GPUFLIGHT_JAEGER=$(CURDIR)/$(TOOLS)/jaeger GPUFLIGHT_OCB=$(CURDIR)/$(TOOLS)/ocb GPUFLIGHT_DEMO=$(CURDIR)/$(TOOLS)/demo GPUFLIGHT_REQUIRE=1
+
+.PHONY: demo
+demo: build $(if $(JAEGER),,$(TOOLS)/jaeger) $(TOOLS)/demo ## Run Jaeger and the collector on a generated session; ctrl-C stops both
+	@$(TOOLS)/demo
+
+.PHONY: build
+build: ## Build bin/otelcol-gpuflight and bin/gpufl
+	@$(SLOWLY) "compiling bin/otelcol-gpuflight (two to three minutes the first time)" $(GO) build $(FLAGS) -o bin/otelcol-gpuflight ./cmd/otelcol-gpuflight
+	@$(GO) build $(FLAGS) -o bin/gpufl ./cmd/gpufl
+
+.PHONY: test
+test: test-unit test-e2e ## Run all tests
+
+.PHONY: test-unit
+test-unit: ## Test the libraries, with the race detector
+	$(GO) test $(RACE) -timeout 10m $(LIBRARIES)
+
+# One package at a time: some of these tests measure how late data arrives.
+.PHONY: test-e2e
+test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo ## Test the binaries, with a real Jaeger
+	$(BINARIES) $(GO) test -p 1 -count 1 -timeout 15m ./test/...
+
+.PHONY: bench
+bench: build ## Measure gpuflog against file_log on the same bytes
+	$(GO) run ./test/bench
+
+.PHONY: fuzz
+fuzz: ## Run each fuzz target for FUZZTIME (30s)
+	scripts/fuzz $(FUZZTIME) $(LIBRARIES)
+
+# Not cmd/otelcol-gpuflight, which is generated: looking through all that it imports would
+# take most of the time.
+.PHONY: lint
+lint: $(TOOLS)/golangci-lint ## Check formatting, import rules and common mistakes
+	$(TOOLS)/golangci-lint run $(LIBRARIES) ./test/...
+
+.PHONY: generate
+generate: $(TOOLS)/ocb $(TOOLS)/mdatagen ## Regenerate what is made from manifests and metadata
+	$(TOOLS)/ocb --config builder-config.yaml --skip-compilation --skip-get-modules
+	PATH="$(CURDIR)/$(TOOLS):$$PATH" $(GO) generate ./...
+
+.PHONY: check
+check: ## Check that generated files are current
+	scripts/check-generated
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: clean
+clean: ## Remove bin and .tools
+	rm -rf bin .tools
+
+# The tools.
+
+.PHONY: $(TOOLS)/demo
+$(TOOLS)/demo:
+	@$(GO) build $(FLAGS) -o $@ ./internal/demo
+
+$(TOOLS)/ocb: internal/tools/collector/go.mod
+	@$(SLOWLY) "compiling ocb" $(GO) build -C internal/tools/collector $(FLAGS) -o $(CURDIR)/$@ go.opentelemetry.io/collector/cmd/builder
+
+$(TOOLS)/mdatagen: internal/tools/collector/go.mod
+	@$(SLOWLY) "compiling mdatagen" $(GO) build -C internal/tools/collector $(FLAGS) -o $(CURDIR)/$@ go.opentelemetry.io/collector/cmd/mdatagen
+
+$(TOOLS)/golangci-lint: internal/tools/lint/go.mod
+	@$(SLOWLY) "compiling golangci-lint" $(GO) build -C internal/tools/lint $(FLAGS) -o $(CURDIR)/$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+$(TOOLS)/jaeger: internal/tools/jaeger/go.mod
+	@$(SLOWLY) "compiling Jaeger (about three minutes, once)" $(GO) build -C internal/tools/jaeger $(FLAGS) -o $(CURDIR)/$@ github.com/jaegertracing/jaeger/cmd/jaeger

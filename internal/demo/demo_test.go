@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflgen"
+)
+
+// jaegerSpan is a span as Jaeger's API writes it.
+func jaegerSpan(trace, id, name, operation string, start, end int64) string {
+	return fmt.Sprintf(`{"traceId":%q,"spanId":%q,"name":%q,"kind":1,"startTimeUnixNano":"%d","endTimeUnixNano":"%d",`+
+		`"attributes":[{"key":"cuda.kernel.grid","value":{"arrayValue":{"values":[{"intValue":"1"}]}}},`+
+		`{"key":"cuda.operation","value":{"stringValue":%q}}],"status":{}}`, trace, id, name, start, end, operation)
+}
+
+// fakeJaeger answers the two requests of the API that the demo makes.
+func fakeJaeger(t *testing.T, services string, traces map[string]string) client {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /api/v3/services", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, services) })
+	mux.HandleFunc("GET /api/v3/traces", func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		for _, bound := range []string{"query.start_time_min", "query.start_time_max"} {
+			_, err := time.Parse(time.RFC3339Nano, q.Get(bound))
+			assert.NoError(t, err, bound)
+		}
+		answer, ok := traces[q.Get("query.service_name")]
+		if !ok {
+			http.Error(w, `{"error":{"httpCode":404,"message":"No traces found"}}`, http.StatusNotFound)
+			return
+		}
+		fmt.Fprint(w, answer)
+	})
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	return client{base: server.URL}
+}
+
+func answer(spans ...string) string {
+	return `{"result":{"resourceSpans":[{"resource":{},"scopeSpans":[{"scope":{},"spans":[` + strings.Join(spans, ",") + `]}]}]}}`
+}
+
+func TestReadSumsKernelsToTheNanosecond(t *testing.T) {
+	const start = 1_795_200_000_000_000_001 // beyond what a float64 can tell apart
+	c := fakeJaeger(t, `{"services":["b","a","none"]}`, map[string]string{
+		"a": answer(
+			jaegerSpan("t1", "1", "epoch", "scope", start, start+900),
+			jaegerSpan("t1", "2", "gemm", "kernel", start, start+100),
+			jaegerSpan("t1", "3", "gemm", "kernel", start+100, start+203),
+			jaegerSpan("t1", "3", "gemm", "kernel", start+100, start+203), // sent twice
+			jaegerSpan("t2", "2", "softmax", "kernel", start, start+7),
+		),
+		"b": answer(jaegerSpan("t3", "9", "relu", "kernel", start, start+7)),
+	})
+	got, err := c.read(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, report{
+		services: []string{"a", "b", "none"}, traces: 3, spans: 5, kernels: 4, kernelTime: 217,
+		byTime: []kernelTotal{{"gemm", 2, 203}, {"relu", 1, 7}, {"softmax", 1, 7}},
+	}, got)
+}
+
+func TestReadOfAnEmptyJaeger(t *testing.T) {
+	got, err := fakeJaeger(t, `{}`, nil).read(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, report{}, got)
+}
+
+func TestReadReportsWhatIsWrongWithAnAnswer(t *testing.T) {
+	for name, test := range map[string]struct{ traces, want string }{
+		"not JSON": {`<html>`, "/api/v3/traces"},
+		"no time":  {answer(`{"traceId":"t","spanId":"s","attributes":[{"key":"cuda.operation","value":{"stringValue":"kernel"}}]}`), "span t/s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := fakeJaeger(t, `{"services":["a"]}`, map[string]string{"a": test.traces}).read(t.Context())
+			assert.ErrorContains(t, err, test.want)
+		})
+	}
+}
+
+func TestPrintListsTheLongestKernels(t *testing.T) {
+	r := report{
+		services: []string{"minigpt", "other"}, traces: 2, spans: 9, kernels: 6, kernelTime: 4 * time.Millisecond,
+		byTime: []kernelTotal{{"gemm", 3, 3 * time.Millisecond}, {"relu", 2, time.Millisecond - 5}, {"copy", 1, 5}},
+	}
+	var out strings.Builder
+	r.print(&out, 2)
+	assert.Equal(t, `services  minigpt, other
+traces    2
+spans     9, 6 of them kernels with 4ms of device time
+
+      time   share  launches  kernel
+  3.000 ms  75.0 %         3  gemm
+  1.000 ms  25.0 %         2  relu
+`, out.String())
+}
+
+func TestPrintAddressTellsWhetherThereIsAPage(t *testing.T) {
+	for page, hint := range map[string]bool{
+		"<title>Jaeger UI</title>":                                false,
+		"<h1>This is not the Jaeger UI you are looking for!</h1>": true,
+	} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, page) }))
+		var out strings.Builder
+		printAddress(t.Context(), &out, client{base: server.URL}, []string{"mini gpt"})
+		assert.Contains(t, out.String(), "open  "+server.URL+"\n")
+		assert.Equal(t, hint, strings.Contains(out.String(), server.URL+"/api/traces?limit=20&lookback=1h&service=mini+gpt"))
+		server.Close()
+	}
+}
+
+func TestAwaitSessionRefusesWrongTime(t *testing.T) {
+	c := fakeJaeger(t, `{"services":["a"]}`, map[string]string{"a": answer(jaegerSpan("t", "1", "gemm", "kernel", 10, 20))})
+	written := gpuflgen.Summary{Rows: map[string]int64{gpuflgen.RowKernel: 1}, KernelNanos: 10}
+	got, err := awaitSession(t.Context(), c, written)
+	require.NoError(t, err)
+	assert.Equal(t, int64(1), got.kernels)
+
+	written.KernelNanos = 11
+	_, err = awaitSession(t.Context(), c, written)
+	assert.EqualError(t, err, "jaeger has 10ns of kernel time, but 11ns was written")
+}
+
+func shell(t *testing.T, script string) *child {
+	t.Helper()
+	if _, err := exec.LookPath("sh"); err != nil {
+		t.Skip(err)
+	}
+	c, err := start("sh", []string{"-c", script}, filepath.Join(t.TempDir(), "log"))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.cmd.Process.Kill() })
+	return c
+}
+
+func TestChildThatEndsEarlyIsReportedWithItsLog(t *testing.T) {
+	c := shell(t, "for i in $(seq 20); do echo line $i; done; exit 3")
+	err := c.ready(t.Context(), "http://127.0.0.1:1/")
+	require.ErrorContains(t, err, "sh ended by itself: exit status 3\nline 6\n")
+	assert.ErrorContains(t, err, "line 20")
+	assert.NoError(t, c.stop(), "stopping what has ended")
+}
+
+func TestReadyWaitsForAnAnswer(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	c := shell(t, "exec sleep 60")
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	assert.ErrorContains(t, c.ready(ctx, server.URL), "sh is not ready", "404 is not ready")
+
+	ok := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer ok.Close()
+	assert.NoError(t, c.ready(t.Context(), ok.URL))
+}
+
+func TestStopReportsAnErrorStatus(t *testing.T) {
+	c := shell(t, "trap 'exit 4' TERM; echo ready; while :; do sleep 0.01; done")
+	require.Eventually(t, func() bool {
+		text, err := os.ReadFile(c.log)
+		return err == nil && strings.Contains(string(text), "ready")
+	}, 10*time.Second, 5*time.Millisecond)
+	require.ErrorContains(t, c.stop(), "exit status 4")
+	assert.Equal(t, syscall.WaitStatus(4<<8), c.cmd.ProcessState.Sys())
+}

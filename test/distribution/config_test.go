@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package distribution_test
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
+)
+
+func configs(t *testing.T) []string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(process.Root(t), "config", "*.yaml"))
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, len(paths), 2)
+	return paths
+}
+
+func TestConfigsAreValid(t *testing.T) {
+	binary := collector.Find(t)
+	for _, path := range configs(t) {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			dir := t.TempDir()
+			run(t, dir, binary, "validate", "--config", path)
+			left, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			assert.Empty(t, left, "validating must not make anything")
+		})
+	}
+}
+
+// TestValidateRefusesUnknownSettings shows that the test above can fail.
+func TestValidateRefusesUnknownSettings(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(process.Root(t), "config", "local.yaml"))
+	require.NoError(t, err)
+	wrong := filepath.Join(t.TempDir(), "wrong.yaml")
+	require.NoError(t, os.WriteFile(wrong, []byte(strings.Replace(string(text), "    include:", "    includes:", 1)), 0o600))
+	out, err := exec.CommandContext(t.Context(), collector.Find(t), "validate", "--config", wrong).CombinedOutput()
+	require.Error(t, err)
+	assert.Contains(t, string(out), "includes")
+}
+
+// TestConfigsStayOnLoopback walks every address in the shipped configurations, with the
+// environment's variables at their defaults.
+func TestConfigsStayOnLoopback(t *testing.T) {
+	paths := append(configs(t), filepath.Join(process.Root(t), "internal", "demo", "jaeger.yaml"))
+	withDefault := regexp.MustCompile(`\$\{env:\w+:-([^}]*)\}`)
+	for _, path := range paths {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			text, err := os.ReadFile(path)
+			require.NoError(t, err)
+			var root yaml.Node
+			require.NoError(t, yaml.Unmarshal(withDefault.ReplaceAll(text, []byte("$1")), &root))
+			found := 0
+			walk(&root, func(key, value string) {
+				var host string
+				switch key {
+				case "endpoint":
+					var err error
+					host, _, err = net.SplitHostPort(value)
+					require.NoError(t, err, value)
+				case "host":
+					host = value
+				default:
+					return
+				}
+				found++
+				assert.True(t, net.ParseIP(host).IsLoopback(), "%s: %s is not on loopback", key, value)
+			})
+			assert.Positive(t, found, "no address found: has the way they are written changed?")
+		})
+	}
+}
+
+// walk calls visit for each key of a mapping that has a scalar as its value.
+func walk(n *yaml.Node, visit func(key, value string)) {
+	if n.Kind == yaml.MappingNode {
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if n.Content[i+1].Kind == yaml.ScalarNode {
+				visit(n.Content[i].Value, n.Content[i+1].Value)
+			}
+		}
+	}
+	for _, child := range n.Content {
+		walk(child, visit)
+	}
+}
+
+// TestDocumentsLinkToWhatExists checks the relative links of the documentation.
+func TestDocumentsLinkToWhatExists(t *testing.T) {
+	root := process.Root(t)
+	pages := []string{filepath.Join(root, "README.md"), filepath.Join(root, "CHANGELOG.md")}
+	more, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	require.NoError(t, err)
+	link := regexp.MustCompile(`\]\(([^)#\s]+)(?:#[^)]*)?\)`)
+	found := 0
+	for _, page := range append(pages, more...) {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			found++
+			assert.FileExists(t, existing(filepath.Join(filepath.Dir(page), m[1])), "%s links to %s", filepath.Base(page), m[1])
+		}
+	}
+	assert.Positive(t, found)
+}
+
+// existing turns a folder into a file in it, so that one assertion does for both.
+func existing(path string) string {
+	info, err := os.Stat(path)
+	if err != nil || !info.IsDir() {
+		return path
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil || len(entries) == 0 {
+		return path
+	}
+	for _, e := range entries {
+		if !e.IsDir() {
+			return filepath.Join(path, e.Name())
+		}
+	}
+	return path
+}

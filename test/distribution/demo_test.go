@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package distribution_test
+
+import (
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
+)
+
+var (
+	demo  = process.Binary{Env: "GPUFLIGHT_DEMO", Path: ".tools/demo", Make: "make .tools/demo"}
+	gpufl = process.Binary{Env: "GPUFLIGHT_GPUFL", Path: "bin/gpufl", Make: "make build"}
+)
+
+// demoLimit is several times what a demo takes on two idle cores.
+const demoLimit = 2 * time.Minute
+
+// demoRun is a demo on ports of its own, with a temporary folder that shows what it leaves.
+type demoRun struct {
+	cmd   *exec.Cmd
+	out   lockedBuffer
+	temp  string
+	ui    string
+	ports []string
+}
+
+func newDemo(t *testing.T, env ...string) *demoRun {
+	t.Helper()
+	d := &demoRun{temp: t.TempDir()}
+	d.cmd = exec.Command(demo.Find(t), "-collector", collector.Find(t), "-gpufl", gpufl.Find(t),
+		"-jaeger", process.Jaeger.Find(t), "-config", filepath.Join(process.Root(t), "config", "demo.yaml"))
+	d.cmd.Env = append(os.Environ(), "TMPDIR="+d.temp)
+	for _, name := range []string{"JAEGER_UI_PORT", "JAEGER_OTLP_PORT", "COLLECTOR_HEALTH_PORT"} {
+		addr := process.FreePort(t)
+		_, port, err := net.SplitHostPort(addr)
+		require.NoError(t, err)
+		d.cmd.Env = append(d.cmd.Env, name+"="+port)
+		d.ports = append(d.ports, addr)
+	}
+	d.ui = "http://" + d.ports[0]
+	d.cmd.Env = append(d.cmd.Env, env...)
+	d.cmd.Stdout, d.cmd.Stderr = &d.out, &d.out
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the demo's output:\n%s", d.out.String())
+		}
+	})
+	return d
+}
+
+// start starts the demo; the returned channel gets how it ended.
+func (d *demoRun) start(t *testing.T) <-chan error {
+	t.Helper()
+	require.NoError(t, d.cmd.Start())
+	done := make(chan error, 1)
+	go func() { done <- d.cmd.Wait() }()
+	t.Cleanup(func() { _ = d.cmd.Process.Kill() })
+	return done
+}
+
+func await(t *testing.T, done <-chan error) error {
+	t.Helper()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(demoLimit):
+		t.Fatalf("the demo still runs after %v", demoLimit)
+		return nil
+	}
+}
+
+// leftNothing checks that no program of the demo still holds a port and no file is left.
+func (d *demoRun) leftNothing(t *testing.T) {
+	t.Helper()
+	for _, addr := range d.ports {
+		l, err := net.Listen("tcp", addr)
+		if assert.NoError(t, err, "a program of the demo still runs") {
+			require.NoError(t, l.Close())
+		}
+	}
+	files, err := os.ReadDir(d.temp)
+	require.NoError(t, err)
+	assert.Empty(t, files)
+}
+
+func TestDemoReportsWhatJaegerHas(t *testing.T) {
+	d := newDemo(t, "DEMO_EXIT=1")
+	require.NoError(t, await(t, d.start(t)))
+	d.leftNothing(t)
+
+	out := d.out.String()
+	assert.Regexp(t, `(?m)^services  minigpt$`, out)
+	assert.Regexp(t, `(?m)^traces    [1-9]\d*$`, out)
+	wrote := regexp.MustCompile(`with (\d+) kernels`).FindStringSubmatch(out)
+	require.NotNil(t, wrote)
+	arrived := regexp.MustCompile(`(?m)^spans     \d+, (\d+) of them kernels`).FindStringSubmatch(out)
+	require.NotNil(t, arrived)
+	assert.Equal(t, wrote[1], arrived[1])
+	assert.Len(t, regexp.MustCompile(`(?m)^ *[\d.]+ ms +[\d.]+ % +\d+  +\w+`).FindAllString(out, -1), 5)
+	assert.Contains(t, out, "open  "+d.ui)
+	assert.NotContains(t, out, "ctrl-C")
+}
+
+func TestDemoRunsUntilInterrupted(t *testing.T) {
+	d := newDemo(t)
+	done := d.start(t)
+	process.Eventually(t, demoLimit, "the demo has printed its report", func() bool {
+		select {
+		case err := <-done:
+			t.Fatalf("the demo ended by itself: %v", err)
+		default:
+		}
+		return strings.Contains(d.out.String(), "ctrl-C stops")
+	})
+	resp, err := http.Get(d.ui + "/api/services")
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	assert.Equal(t, http.StatusOK, resp.StatusCode, "Jaeger can be looked at")
+
+	require.NoError(t, d.cmd.Process.Signal(os.Interrupt))
+	require.NoError(t, await(t, done))
+	d.leftNothing(t)
+}
+
+func TestDemoLeavesNoProgramBehindWhenKilled(t *testing.T) {
+	d := newDemo(t)
+	done := d.start(t)
+	process.Eventually(t, demoLimit, "the demo has printed its report", func() bool {
+		return strings.Contains(d.out.String(), "ctrl-C stops")
+	})
+	require.NoError(t, d.cmd.Process.Kill())
+	require.Error(t, await(t, done))
+	for _, addr := range d.ports {
+		process.Eventually(t, 10*time.Second, addr+" is free again", func() bool {
+			l, err := net.Listen("tcp", addr)
+			return err == nil && l.Close() == nil
+		})
+	}
+}
+
+func TestDemoNamesAPortThatIsInUse(t *testing.T) {
+	d := newDemo(t)
+	l, err := net.Listen("tcp", d.ports[1])
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	_, port, err := net.SplitHostPort(d.ports[1])
+	require.NoError(t, err)
+
+	err = await(t, d.start(t))
+	var exit *exec.ExitError
+	require.ErrorAs(t, err, &exit)
+	assert.Equal(t, 1, exit.Sys().(syscall.WaitStatus).ExitStatus())
+	assert.Equal(t, "demo: port "+port+", for Jaeger's OTLP receiver, is in use: "+
+		"stop what listens there, or choose another with JAEGER_OTLP_PORT\n", d.out.String())
+	files, err := os.ReadDir(d.temp)
+	require.NoError(t, err)
+	assert.Empty(t, files, "nothing was started")
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package distribution_test
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
+)
+
+var (
+	collector = process.Collector
+	ocb       = process.Binary{Env: "GPUFLIGHT_OCB", Path: ".tools/ocb", Make: "make .tools/ocb"}
+)
+
+const rootModule = "github.com/gpuflight/gpuflight"
+
+// manifest is what the tests need of ocb's manifest.
+type manifest struct {
+	Dist struct {
+		Name       string `yaml:"name"`
+		OutputPath string `yaml:"output_path"`
+	} `yaml:"dist"`
+	Extensions []entry  `yaml:"extensions"`
+	Receivers  []entry  `yaml:"receivers"`
+	Processors []entry  `yaml:"processors"`
+	Exporters  []entry  `yaml:"exporters"`
+	Connectors []entry  `yaml:"connectors"`
+	Providers  []entry  `yaml:"providers"`
+	Replaces   []string `yaml:"replaces"`
+}
+
+type entry struct {
+	GoMod  string `yaml:"gomod"`
+	Import string `yaml:"import"`
+	Path   string `yaml:"path"`
+}
+
+func (m *manifest) entries() []entry {
+	var all []entry
+	for _, kind := range [][]entry{m.Extensions, m.Receivers, m.Processors, m.Exporters, m.Connectors, m.Providers} {
+		all = append(all, kind...)
+	}
+	return all
+}
+
+func readManifest(t *testing.T) (string, *manifest) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(process.Root(t), "builder-config.yaml"))
+	require.NoError(t, err)
+	var m manifest
+	require.NoError(t, yaml.Unmarshal(text, &m))
+	return string(text), &m
+}
+
+// TestGeneratedCollectorIsCurrent runs ocb on the manifest, with only the output folder
+// changed, and compares file by file.
+func TestGeneratedCollectorIsCurrent(t *testing.T) {
+	tool := ocb.Find(t)
+	text, m := readManifest(t)
+	out := t.TempDir()
+	line := "output_path: " + m.Dist.OutputPath
+	require.Equal(t, 1, strings.Count(text, line))
+	changed := filepath.Join(t.TempDir(), "manifest.yaml")
+	require.NoError(t, os.WriteFile(changed, []byte(strings.Replace(text, line, "output_path: "+out, 1)), 0o600))
+
+	run(t, process.Root(t), tool, "--config", changed, "--skip-compilation", "--skip-get-modules")
+
+	generated := goFiles(t, out)
+	require.Contains(t, generated, "main.go")
+	require.Contains(t, generated, "components.go")
+	assert.Equal(t, generated, goFiles(t, filepath.Join(process.Root(t), m.Dist.OutputPath)),
+		"the committed collector is not what the manifest says: run `make generate`")
+}
+
+// TestManifestAndGoModAgree guards against two lists of versions: ocb takes the manifest's,
+// go build the root module's.
+func TestManifestAndGoModAgree(t *testing.T) {
+	_, m := readManifest(t)
+	wanted := map[string]string{}
+	for _, e := range m.entries() {
+		path, version, ok := strings.Cut(e.GoMod, " ")
+		require.True(t, ok, "%q has no version", e.GoMod)
+		if path == rootModule {
+			assert.True(t, strings.HasPrefix(e.Import, rootModule+"/"), "%s is not a package of this module", e.Import)
+			continue
+		}
+		wanted[path] = version
+	}
+	require.NotEmpty(t, wanted)
+
+	var mod struct {
+		Replace []struct {
+			Old, New struct{ Path, Version string }
+		}
+	}
+	require.NoError(t, json.Unmarshal(run(t, process.Root(t), "go", "mod", "edit", "-json"), &mod))
+	var replaces []string
+	for _, r := range mod.Replace {
+		replaces = append(replaces, strings.TrimSpace(r.Old.Path+" "+r.Old.Version)+" => "+strings.TrimSpace(r.New.Path+" "+r.New.Version))
+	}
+	assert.ElementsMatch(t, m.Replaces, replaces)
+
+	args := []string{"list", "-m", "-f", "{{.Path}} {{.Version}}"}
+	for path := range wanted {
+		args = append(args, path)
+	}
+	selected := map[string]string{}
+	for line := range strings.Lines(string(run(t, process.Root(t), "go", args...))) {
+		path, version, _ := strings.Cut(strings.TrimSpace(line), " ")
+		selected[path] = version
+	}
+	assert.Equal(t, wanted, selected)
+}
+
+// TestReadmeManifestBuilds takes the manifest out of the README and builds the collector it
+// describes, as somebody would who adds our components to their own.
+func TestReadmeManifestBuilds(t *testing.T) {
+	tool := ocb.Find(t)
+	root := process.Root(t)
+	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
+	require.NoError(t, err)
+	block := regexp.MustCompile("(?s)```yaml\n(dist:.*?)```").FindSubmatch(readme)
+	require.NotNil(t, block, "no manifest in README.md")
+	const placeholder = "path: /path/to/gpuflight"
+	require.Equal(t, 1, strings.Count(string(block[1]), placeholder))
+	text := strings.Replace(string(block[1]), placeholder, "path: "+root, 1)
+	var m manifest
+	require.NoError(t, yaml.Unmarshal([]byte(text), &m))
+
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "manifest.yaml"), []byte(text), 0o600))
+	run(t, dir, tool, "--config", "manifest.yaml", "--skip-compilation")
+	// ocb would compile with -trimpath, which finds nothing in the build cache that all other
+	// builds and tests here share; the code is the same.
+	out := filepath.Join(dir, m.Dist.OutputPath)
+	binary := filepath.Join(out, m.Dist.Name)
+	run(t, out, "go", "build", "-buildvcs=false", "-ldflags", "-s -w", "-o", binary, ".")
+
+	var has struct {
+		Receivers, Exporters []struct{ Name string }
+	}
+	require.NoError(t, yaml.Unmarshal(run(t, dir, binary, "components"), &has))
+	require.Len(t, has.Receivers, 1)
+	assert.Equal(t, "gpuflog", has.Receivers[0].Name)
+	require.Len(t, has.Exporters, 1)
+	assert.Equal(t, "otlp_grpc", has.Exporters[0].Name)
+	run(t, dir, binary, "validate", "--config", filepath.Join(root, "test", "distribution", "testdata", "readme.yaml"))
+}
+
+// TestComponents pins the names that users write in their configurations.
+func TestComponents(t *testing.T) {
+	type named []struct{ Name string }
+	var has struct {
+		Receivers, Processors, Exporters, Connectors, Extensions named
+	}
+	require.NoError(t, yaml.Unmarshal(run(t, process.Root(t), collector.Find(t), "components"), &has))
+	names := func(list named) []string {
+		var out []string
+		for _, c := range list {
+			out = append(out, c.Name)
+		}
+		return out
+	}
+	assert.ElementsMatch(t, names(has.Receivers), []string{
+		"gpuflog", "otlp", "file_log", "otlp_json_file", "host_metrics", "kafka",
+	})
+	assert.ElementsMatch(t, names(has.Processors), []string{
+		"batch", "memory_limiter", "filter", "transform", "tail_sampling", "interval",
+	})
+	assert.ElementsMatch(t, names(has.Exporters), []string{
+		"otlp_grpc", "otlp_http", "debug", "nop", "file", "kafka", "prometheus", "awss3", "clickhouse",
+	})
+	assert.ElementsMatch(t, names(has.Connectors), []string{"forward", "span_metrics"})
+	assert.ElementsMatch(t, names(has.Extensions), []string{
+		"zpages", "file_storage", "health_check", "pprof", "bearertokenauth", "basicauth",
+	})
+}
+
+// run runs a program to its end and returns what it printed on standard output; the test
+// fails with all of its output when it does not end well.
+func run(t *testing.T, dir, name string, args ...string) []byte {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	cmd.Dir = dir
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	require.NoError(t, err, "%s\n%s%s", cmd, out, &stderr)
+	return out
+}
+
+// goFiles returns the contents of a folder's Go files by name.
+func goFiles(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	require.NoError(t, err)
+	files := map[string]string{}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		files[filepath.Base(path)] = string(text)
+	}
+	return files
+}
