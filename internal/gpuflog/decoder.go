@@ -13,7 +13,8 @@ import (
 
 // Options are the settings of a Decoder. Zero values take the defaults named here.
 type Options struct {
-	// MaxSpansPerTrace bounds a trace; it then continues in a new one. Default 10000, least 16.
+	// MaxSpansPerTrace bounds a trace; it then continues in a new one. A span and its ancestors are
+	// never parted, so a bound below their number is exceeded. Default 10000, least 2.
 	MaxSpansPerTrace int
 	// JoinTimeout is how long, in the session's own time, a kernel row waits for its detail.
 	// Default 10 s.
@@ -22,7 +23,7 @@ type Options struct {
 	// read to its present end. Default 400 ms: the recorder writes every channel's rows each 250 ms.
 	ScopeWait time.Duration
 	// SessionTimeout is how long, in wall time, a session without a shutdown record may be silent
-	// until it counts as ended. Default 60 s.
+	// until it counts as ended. Default 5 min.
 	SessionTimeout time.Duration
 	// KernelNameInPath says that the user_scope of kernel_detail ends with the kernel's name, as
 	// it does in the layouts before C2 (format document, section 4.5).
@@ -41,7 +42,7 @@ func (o *Options) fill() {
 		}
 	}
 	def(&o.MaxSpansPerTrace, 10000)
-	o.MaxSpansPerTrace = max(o.MaxSpansPerTrace, 16)
+	o.MaxSpansPerTrace = max(o.MaxSpansPerTrace, 2)
 	def(&o.MaxHeld, 32768)
 	def(&o.MaxRows, 32768)
 	def(&o.MaxScopes, 32768)
@@ -54,7 +55,7 @@ func (o *Options) fill() {
 	}
 	defd(&o.JoinTimeout, 10*time.Second)
 	defd(&o.ScopeWait, 400*time.Millisecond)
-	defd(&o.SessionTimeout, time.Minute)
+	defd(&o.SessionTimeout, 5*time.Minute)
 }
 
 // Decoder decodes one group of files. See the package comment.
@@ -74,7 +75,9 @@ type Decoder struct {
 	now     int64
 
 	heads   [numRecordTypes]headCache
-	text    interner // short strings: names, paths, kinds
+	orders  [numRecordTypes]keyOrder
+	lastTyp recordType // of the last line that began as the one before
+	text    interner   // short strings: names, paths, kinds
 	stacks  stackTable
 	names   map[string]*gpuevent.KernelName
 	columns columnCache
@@ -263,7 +266,7 @@ func (d *Decoder) forgetOldest() {
 	}
 	if !oldest.closed {
 		d.reject(SessionsFull, "session "+oldest.id)
-		oldest.close(d, true)
+		oldest.close(d, crashed)
 	}
 	d.drop(oldest)
 }
@@ -274,7 +277,61 @@ type record struct {
 	typ recordType
 	// rest says that the scanner stands behind the type's value; otherwise at the line's begin.
 	rest bool
+	// order predicts the next key, n is its place there; order is nil where prediction ended.
+	order *keyOrder
+	n     int
 	head
+}
+
+// keyOrder is the order of a record type's keys behind the head, as the last lines had it. The
+// writer's order is fixed, so that the next key need only be compared, not scanned.
+type keyOrder struct {
+	keys   []orderedKey
+	misses int
+}
+
+// maxMisses is after how many lines of another order that is learned instead.
+const maxMisses = 256
+
+type orderedKey struct {
+	raw  string // with the comma before it and the colon behind
+	name []byte
+}
+
+// maxOrder bounds the keys that are predicted.
+const maxOrder = 64
+
+// predict steps to the next key if it is the expected one.
+func (r *record) predict() []byte {
+	if r.n >= len(r.order.keys) {
+		return nil
+	}
+	k := &r.order.keys[r.n]
+	if end := r.i + len(k.raw); end <= len(r.b) && string(r.b[r.i:end]) == k.raw {
+		r.i = end
+		r.n++
+		return k.name
+	}
+	return nil
+}
+
+// learn notes a key that was scanned from a position on. Behind the known ones it is the next; in
+// place of one it ends the prediction for this line, and after many such lines the order is learned
+// anew.
+func (r *record) learn(from int, key []byte) {
+	o := r.order
+	switch {
+	case r.n < len(o.keys):
+		if o.misses++; o.misses == maxMisses {
+			*o = keyOrder{}
+		}
+		r.order = nil
+	case r.n == maxOrder || r.b[from] != ',':
+		r.order = nil
+	default:
+		o.keys = append(o.keys, orderedKey{raw: string(r.b[from:r.i]), name: append([]byte(nil), key...)})
+		r.n++
+	}
 }
 
 // head holds the fields that most records share.
@@ -322,7 +379,8 @@ func (c *headCache) keep(r *record, end int) {
 // can. It leaves the scanner before the comma of the first other key.
 func (d *Decoder) begin(r *record) bool {
 	c := &d.heads[r.typ]
-	if c.resume(r) {
+	if r.n == resumed || c.resume(r) {
+		r.order, r.n = &d.orders[r.typ], 0
 		return true
 	}
 	for {
@@ -343,6 +401,7 @@ func (d *Decoder) begin(r *record) bool {
 		default:
 			r.i = at
 			c.keep(r, at)
+			r.order, r.n = &d.orders[r.typ], 0
 			return true
 		}
 		if !ok {
@@ -354,6 +413,11 @@ func (d *Decoder) begin(r *record) bool {
 // next steps to the next key; done is true at the end of a sound line, and false with ok false at
 // the end of a broken one.
 func (r *record) next() (key []byte, done, ok bool) {
+	if r.order != nil {
+		if key := r.predict(); key != nil {
+			return key, false, true
+		}
+	}
 	first := false
 	if !r.rest {
 		if !r.enter('{') {
@@ -361,6 +425,7 @@ func (r *record) next() (key []byte, done, ok bool) {
 		}
 		r.rest, first = true, true
 	}
+	from := r.i
 	member, ok := r.more(first, '}')
 	if !ok {
 		return nil, false, false
@@ -369,6 +434,9 @@ func (r *record) next() (key []byte, done, ok bool) {
 		return nil, r.done(), r.done()
 	}
 	key, ok = r.key()
+	if ok && r.order != nil {
+		r.learn(from, key)
+	}
 	return key, false, ok
 }
 
@@ -456,7 +524,17 @@ func identify(line []byte) (typ []byte, behind int, ok bool) {
 	}
 }
 
+// resumed in record.n says that the head came from the cache already.
+const resumed = -1
+
 func (d *Decoder) line(line []byte) {
+	if r := (record{scanner: scanner{b: line}, typ: d.lastTyp, n: resumed}); d.heads[d.lastTyp].resume(&r) {
+		d.stats.Records[r.typ]++
+		if !decoders[r.typ](d, &r) {
+			d.reject(Malformed, recordNames[r.typ]+": "+excerptAt(line, r.i))
+		}
+		return
+	}
 	typ, behind, ok := identify(line)
 	if !ok {
 		d.reject(Malformed, "no type in "+excerpt(line))
@@ -473,6 +551,7 @@ func (d *Decoder) line(line []byte) {
 		return
 	}
 	d.stats.Records[t]++
+	d.lastTyp = t
 	r := record{scanner: scanner{b: line}, typ: t}
 	if behind > 0 {
 		r.i, r.rest = behind, true

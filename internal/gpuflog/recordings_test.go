@@ -404,7 +404,7 @@ func compare(t testing.TB, what string, want, got []string) {
 
 func TestTracesStayWithinTheirBound(t *testing.T) {
 	for _, g := range loadGroups(t) {
-		for _, limit := range []int{16, 100, 1000} {
+		for _, limit := range []int{5, 16, 100, 1000} {
 			k, _ := decode(t, g, Options{MaxSpansPerTrace: limit}, whole, false)
 			n := map[pcommon.TraceID]int{}
 			for _, s := range k.spans {

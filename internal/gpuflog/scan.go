@@ -435,6 +435,9 @@ func dim3(b []byte) (d [3]int64, ok bool) {
 
 // decimal reads the decimal integer that upstream writes as a string ("device_id":"0").
 func decimal(b []byte) (int64, bool) {
+	if len(b) == 1 && b[0]-'0' <= 9 {
+		return int64(b[0] - '0'), true
+	}
 	s := scanner{b: b}
 	v, big, ok := s.integer()
 	return v, ok && !big && s.i == len(b)

@@ -322,9 +322,13 @@ func (s *session) openScope(d *Decoder, x *scope) {
 // closeScope ends an instance and sends its span.
 func (s *session) closeScope(d *Decoder, x *scope, end int64, unfinished bool) {
 	s.scopes.close(x, end)
+	s.sendScope(d, x, x.end, unfinished)
+}
+
+func (s *session) sendScope(d *Decoder, x *scope, end int64, unfinished bool) {
 	d.out.Scope(s.ev, &gpuevent.Scope{
 		Ref:     gpuevent.Ref{Trace: x.trace, Span: x.span, Parent: x.above},
-		StartNs: x.start, EndNs: x.end, Name: x.path.name, Source: gpuevent.ScopeGPUFlight,
+		StartNs: x.start, EndNs: max(x.start, end), Name: x.path.name, Source: gpuevent.ScopeGPUFlight,
 		Instance: x.instance, Depth: gpuevent.Some(x.depth), Tag: x.tag,
 		Repeat: x.repeat, Warmup: x.warm, OriginalStartNs: x.original, Unfinished: unfinished,
 	})
@@ -415,13 +419,25 @@ func (s *session) endStep(d *Decoder, st *Step) {
 		s.details.expire(math.MaxInt64, func() { d.reject(DetailWithoutRow, "") })
 	}
 	s.closeWindows(d, st)
-	if s.live && s.over(d, st, atEnd) {
-		s.close(d, s.endTs == 0)
+	if s.live {
+		if how := s.ending(d, st, atEnd); how != goesOn {
+			s.close(d, how)
+		}
 	}
 }
 
-// over reports whether the session has ended and everything of it has been read.
-func (s *session) over(d *Decoder, st *Step, atEnd bool) bool {
+// ending says how a session stands at the end of a step.
+type ending uint8
+
+const (
+	goesOn  ending = iota
+	silent         // nothing came for so long that it counts as ended; it may go on all the same
+	crashed        // its writer is gone without a shutdown record
+	ended
+)
+
+// ending reports whether the session has ended and everything of it has been read.
+func (s *session) ending(d *Decoder, st *Step, atEnd bool) ending {
 	shut, all := false, true
 	for ch := range s.shut {
 		shut = shut || s.shut[ch]
@@ -429,13 +445,14 @@ func (s *session) over(d *Decoder, st *Step, atEnd bool) bool {
 		all = all && (s.shut[ch] || (Channel(ch) == Sass && st.AtEnd[Sass]))
 	}
 	switch {
-	case all:
-		return true
-	case shut:
-		return atEnd && (st.Quiet >= dataEnd || st.Gone)
-	default:
-		return atEnd && (st.Gone || st.Quiet >= d.opt.SessionTimeout)
+	case all, shut && atEnd && (st.Quiet >= dataEnd || st.Gone):
+		return ended
+	case !shut && atEnd && st.Gone:
+		return crashed
+	case !shut && atEnd && st.Quiet >= d.opt.SessionTimeout:
+		return silent
 	}
+	return goesOn
 }
 
 // waits reports whether any row or item has not been sent yet.
@@ -465,8 +482,10 @@ func (s *session) closeWindows(d *Decoder, st *Step) {
 	}
 }
 
-// close sends everything that still waits, ends the open scopes and sends the session's span.
-func (s *session) close(d *Decoder, unfinished bool) {
+// close sends everything that still waits, the open scopes and the session's span. A session that
+// is only silent keeps its scopes: if it goes on after all, they and the session are sent again when
+// they end, with the same ids.
+func (s *session) close(d *Decoder, how ending) {
 	s.expireRows(d, math.MaxInt64)
 	s.details.expire(math.MaxInt64, func() { d.reject(DetailWithoutRow, "") })
 	for l := range s.held {
@@ -480,15 +499,21 @@ func (s *session) close(d *Decoder, unfinished bool) {
 	if end == 0 {
 		end = s.newest()
 	}
-	for len(s.scopes.open) > 0 {
-		s.closeScope(d, s.scopes.open[len(s.scopes.open)-1], end, true)
-	}
-	s.scopes.sweep(0, func(*scope) bool { return true }, func(x *scope) {
-		if x.family != nil {
-			s.closeFamily(d, x.family)
+	if how == silent {
+		for i := len(s.scopes.open) - 1; i >= 0; i-- {
+			s.sendScope(d, s.scopes.open[i], end, true)
 		}
-	})
-	s.order.last = nil
+	} else {
+		for len(s.scopes.open) > 0 {
+			s.closeScope(d, s.scopes.open[len(s.scopes.open)-1], end, true)
+		}
+		s.scopes.sweep(0, func(*scope) bool { return true }, func(x *scope) {
+			if x.family != nil {
+				s.closeFamily(d, x.family)
+			}
+		})
+		s.order.last = nil
+	}
 	for _, i := range sortedKeys(s.windows) {
 		s.closeWindow(d, s.windows[i])
 	}
@@ -499,7 +524,7 @@ func (s *session) close(d *Decoder, unfinished bool) {
 	if !s.closed || s.headed {
 		d.out.SessionSpan(s.ev, &gpuevent.SessionSpan{
 			Ref:     gpuevent.Ref{Trace: s.trace, Span: s.span},
-			StartNs: start, EndNs: max(start, end), Unfinished: unfinished,
+			StartNs: start, EndNs: max(start, end), Unfinished: how != ended,
 			Crashed: s.exit.crashed, ExitCode: s.exit.code, Signal: s.exit.signal,
 		})
 	}

@@ -293,6 +293,27 @@ func TestACrashedSessionEndsWithItsLastMoment(t *testing.T) {
 	}
 }
 
+func TestASilentSessionMayGoOn(t *testing.T) {
+	s := newScript(t, Options{SessionTimeout: time.Minute})
+	s.scope(1, 1, 0, false, 0)
+	s.kernel(1, 5000, 10, "outer")
+	s.step(Step{AtEnd: atEnd, Quiet: 2 * time.Minute})
+	s.kernel(2, 9000, 10, "outer")
+	s.scope(1, 1, 0, true, 20_000)
+	s.end()
+	s.want("silence in between", "outer1", "outer1")
+	ends := map[string]int{}
+	for _, sp := range s.sink.spans {
+		if attr(sp, "cuda.operation") == "scope" {
+			ends[fmt.Sprintf("%s %d %s", sp.SpanID(), int64(sp.EndTimestamp())-t0, attr(sp, "cuda.scope.unfinished"))]++
+		}
+	}
+	id := s.sink.spans[0].ParentSpanID().String() // the kernel's
+	if len(ends) != 2 || ends[id+" 5000 true"] != 1 || ends[id+" 20000 "] != 1 {
+		t.Errorf("scope spans %v, want %s at 5000 unfinished and at 20000", ends, id)
+	}
+}
+
 func TestASessionKilledByASignalSaysSo(t *testing.T) {
 	s := newScript(t, Options{})
 	s.line(System, `{"type":"shutdown","pid":1,"app":"demo","session_id":"%s","ts_ns":%d,"synthetic":true,"exit_code":139,"signaled":true,"signal":11,"window_stopped":false,"crashed":true}`, sid, t0+9)

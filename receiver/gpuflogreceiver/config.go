@@ -34,7 +34,8 @@ type Config struct {
 	// JoinTimeout is how long, in the session's own time, a kernel row waits for its kernel_detail.
 	JoinTimeout time.Duration `mapstructure:"join_timeout"`
 	// SessionTimeout is how long a session without a shutdown record may be silent until its open
-	// scopes and the session itself are sent as unfinished.
+	// scopes and the session itself are sent as unfinished. If it goes on after all, they are sent
+	// again when they end, with the same ids.
 	SessionTimeout time.Duration `mapstructure:"session_timeout"`
 }
 
@@ -50,7 +51,7 @@ func createDefaultConfig() component.Config {
 		MaxSpansPerTrace: 10000,
 		MaxLineBytes:     64 << 20,
 		JoinTimeout:      10 * time.Second,
-		SessionTimeout:   time.Minute,
+		SessionTimeout:   5 * time.Minute,
 	}
 }
 
@@ -78,8 +79,8 @@ func (c *Config) Validate() error {
 			errs = append(errs, fmt.Errorf("%s is %s: it must be above zero", d.name, d.value))
 		}
 	}
-	if c.MaxSpansPerTrace < 16 {
-		errs = append(errs, fmt.Errorf("max_spans_per_trace is %d: it must be at least 16", c.MaxSpansPerTrace))
+	if c.MaxSpansPerTrace < 2 {
+		errs = append(errs, fmt.Errorf("max_spans_per_trace is %d: it must be at least 2", c.MaxSpansPerTrace))
 	}
 	if c.MaxLineBytes < 1<<10 || c.MaxLineBytes > 1<<30 {
 		errs = append(errs, fmt.Errorf("max_line_bytes is %d: it must be between 1KiB and 1GiB", c.MaxLineBytes))

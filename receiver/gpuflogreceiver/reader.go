@@ -42,7 +42,7 @@ type reader struct {
 // heap without pointers, though, which lets the garbage collector wait longer between its runs: what
 // a step makes is garbage soon, and with a small heap a quarter of all time went into finding that
 // out every two or three steps. Heap in use grows by about as much.
-const bufferBytes = 16 << 20
+const bufferBytes = 32 << 20
 
 type warning struct{ path, reason string }
 
