@@ -36,7 +36,7 @@ func TestMistakesStopTheStartWithASentence(t *testing.T) {
 		`start_at is "middle": write beginning or end`:          func(c *Config) { c.StartAt = "middle" },
 		"poll_interval is 0s: it must be above zero":            func(c *Config) { c.PollInterval = 0 },
 		"join_timeout is -1s: it must be above zero":            func(c *Config) { c.JoinTimeout = -time.Second },
-		"max_spans_per_trace is 3: it must be at least 16":      func(c *Config) { c.MaxSpansPerTrace = 3 },
+		"max_spans_per_trace is 1: it must be at least 2":       func(c *Config) { c.MaxSpansPerTrace = 1 },
 		"max_line_bytes is 1: it must be between 1KiB and 1GiB": func(c *Config) { c.MaxLineBytes = 1 },
 		"session_timeout is 0s: it must be above zero":          func(c *Config) { c.SessionTimeout = 0 },
 	} {
