@@ -83,6 +83,15 @@ type follower struct {
 	interrupted bool
 }
 
+// rests reports that a group which did not change needs no step: nothing waits for a clock.
+func (f *follower) rests(now time.Time, timeout time.Duration) bool {
+	if f.dec == nil {
+		return true
+	}
+	rows, events := f.dec.Waiting()
+	return f.dec.Finished() && rows+events == 0 && !f.changed && now.Sub(f.group.LastChange()) <= timeout
+}
+
 // snapshotEvery and snapshotPlans bound how much a restart has to do again.
 const (
 	snapshotEvery = time.Second
@@ -150,7 +159,7 @@ func (r *reader) pass(ctx context.Context, stop <-chan struct{}) (progress, wait
 	rows, held := 0, 0
 	for _, g := range r.files.Groups() {
 		f := r.followers[g.Key()]
-		if f == nil || (f.dec == nil && !g.Changed()) {
+		if f == nil || (!g.Changed() && f.rests(now, r.cfg.SessionTimeout)) {
 			continue
 		}
 		p, ok := r.step(ctx, stop, f, now)
@@ -316,7 +325,9 @@ func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, no
 		st.end.AtEnd[ch] = s.Exhausted()
 	}
 	st.end.Quiet = max(quiet, 0)
-	st.end.Gone = f.group.Writer(now) == fileset.WriterGone
+	if !f.dec.Finished() || quiet > r.cfg.SessionTimeout { // asking takes a system call or two
+		st.end.Gone = f.group.Writer(now) == fileset.WriterGone
+	}
 	f.dec.EndStep(st.end, out)
 	r.decodeProblems(f, f.group.Key())
 	progress = len(st.segments) > 0

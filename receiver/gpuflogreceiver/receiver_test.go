@@ -105,6 +105,12 @@ func (s *sink) count(op string) int {
 	return s.ops[op]
 }
 
+func (s *sink) pointCount() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.points
+}
+
 func (s *sink) distinct() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -262,7 +268,7 @@ func TestAGeneratedSessionComesOutWhole(t *testing.T) {
 			r := start(t, s, nil, func(c *Config) { c.Include = []string{dir} })
 			eventually(t, "the session's span", func() bool { return s.count("session") > 0 })
 			assert.Equal(t, kernelsOf(sum), s.count("kernel"))
-			assert.Positive(t, s.points)
+			assert.Positive(t, s.pointCount())
 			assert.Equal(t, 1, r.logs.FilterMessageSnippet("no storage is set").Len())
 			r.stop()
 			for span, n := range s.spans {
@@ -304,7 +310,7 @@ func TestDataRefusedForGoodIsCountedAndSkipped(t *testing.T) {
 	}
 	r := start(t, s, nil, func(c *Config) { c.Include = []string{dir} })
 	eventually(t, "a refusal", func() bool { return r.logs.FilterMessageSnippet("refused for good").Len() == 1 })
-	eventually(t, "the rest", func() bool { return s.points > 0 })
+	eventually(t, "the rest", func() bool { return s.pointCount() > 0 })
 	assert.Positive(t, r.sum("otelcol_receiver_gpuflog_dropped", ""))
 	r.stop()
 }
