@@ -75,6 +75,7 @@ type Group struct {
 	files      int  // data files in the last listing
 	firstSeen  time.Time
 	lastChange time.Time
+	listed     time.Time // when the files were listed last
 	goneSince  time.Time // no file since; zero while there is one
 	touched    bool      // inotify saw something in the folder since the last poll
 	needList   atomic.Bool
@@ -171,6 +172,7 @@ func (g *Group) Writer(now time.Time) Liveness {
 // apply takes a listing that came to rest.
 func (g *Group) apply(l *groupList, now time.Time) {
 	g.tmp, g.files = l.tmp, len(l.entries)
+	g.listed = now
 	if len(l.entries) == 0 && !l.control {
 		if g.goneSince.IsZero() {
 			g.goneSince = now

@@ -31,13 +31,31 @@ func (s *Stream) pickLive() bool {
 		return false // the layouts that shift have theirs among the others
 	}
 	for i := range s.files {
-		if e := &s.files[i]; e.open && e.size > 0 && !s.held(e) {
+		if e := &s.files[i]; e.open && e.size > 0 && !s.held(e) && !s.isPublished(e) {
+			if !s.group.listed.Equal(s.now()) {
+				// What is in the live file now may be newer than a window that appeared since the last listing.
+				s.group.needList.Store(true)
+				s.wait(s.now())
+				return false
+			}
 			s.start(e)
 			s.cur.hint = s.nextNumber()
 			return true
 		}
 	}
 	return false
+}
+
+// isPublished says whether the live file still holds the window that was read last under its number: C2 empties the
+// live file only after it has published what is in it. Nothing was written to it since, so it is not newer.
+func (s *Stream) isPublished(e *entry) bool {
+	i := slices.IndexFunc(s.files, func(o entry) bool { return o.seq == s.doneN && s.doneN > 0 })
+	if i < 0 || e.mtime > s.files[i].mtime {
+		return false
+	}
+	return slices.ContainsFunc(s.done, func(d doneWindow) bool {
+		return d.n == s.doneN && d.fp.n > 0 && d.size == e.size && beginsLike(e, d.fp)
+	})
 }
 
 func (s *Stream) start(e *entry) { s.cur = &window{ent: *e, n: e.seq, stale: true} }

@@ -131,6 +131,9 @@ func (s *Stream) readRaw(c *Chunk, w *window, buf []byte, takeTail bool) ([]byte
 		return buf, s.readFailed(w, err)
 	}
 	if st.Size < w.off {
+		if s.emptied(w) {
+			return buf, again
+		}
 		s.problem(Problem{Reason: FileShrunk, Path: w.ent.path, Offset: w.off, Length: st.Size, Number: w.n})
 		s.cur = w.restart()
 		return buf, again
@@ -142,6 +145,9 @@ func (s *Stream) readRaw(c *Chunk, w *window, buf []byte, takeTail bool) ([]byte
 		}
 		w.ended = false
 		if !w.verify() {
+			if s.emptied(w) {
+				return buf, again
+			}
 			s.problem(Problem{Reason: FileReplaced, Path: w.ent.path, Offset: w.off, Number: w.n})
 			s.cur = w.restart()
 			return buf, again
@@ -183,6 +189,19 @@ func (s *Stream) readRaw(c *Chunk, w *window, buf []byte, takeTail bool) ([]byte
 		return buf, s.liveEnd()
 	}
 	return buf, s.closedEnd(c, w, buf[:filled], &st)
+}
+
+// emptied says whether a live file that does not begin any more as it did may have been cut the way C2 does it: the
+// window is published as a gzip file, and the live file, the same one, is emptied and written to again. The window is
+// then looked for under its new name; resume gives it up if it does not appear.
+func (s *Stream) emptied(w *window) bool {
+	if s.group.layout != Windows || !(w.open || w.unlinked) || w.off == 0 {
+		return false
+	}
+	s.detach(w)
+	w.ended = false
+	s.group.needList.Store(true)
+	return true
 }
 
 // probe looks for a newline in what was appended to a long unterminated tail.

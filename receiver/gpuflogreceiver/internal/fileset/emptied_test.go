@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fileset
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// TestC2EmptiesTheLiveFile follows a recorder of C2 (seen with release 1.2.1 on an H200): it compresses
+// the live file into the next window and goes on writing into the same, emptied file. Each combination
+// of moments at which the files are looked at, and one of them at which the reader restarts, gives each
+// byte once. The window appears before or just after the live file is emptied.
+func TestC2EmptiesTheLiveFile(t *testing.T) {
+	line := func(i int) string { return fmt.Sprintf("{\"line\":%d,\"pad\":\"%0100d\"}\n", i, i) }
+	const stages = 9
+	for _, publishFirst := range []bool{true, false} {
+		for polls := 0; polls < 1<<stages; polls += 3 {
+			restart := polls % (stages + 1) // some stage or none
+			dir := t.TempDir()
+			live := filepath.Join(dir, ".tmp", "device.log")
+			write(t, live, "")
+			c := newConsumer(t, Config{Include: []string{dir}})
+			c.poll(0)
+			time.Sleep(5 * time.Millisecond)
+			n := 0
+			look := func() {
+				if polls&(1<<n) != 0 {
+					c.poll(100 * time.Millisecond)
+					// Listings are told apart by the folder's time, which moves with the kernel's clock tick.
+					time.Sleep(5 * time.Millisecond)
+				}
+				if n == restart {
+					c.restart()
+				}
+				n++
+			}
+			want, window := "", ""
+			add := func(i int) {
+				appendTo(t, live, line(i))
+				window += line(i)
+				want += line(i)
+				look()
+			}
+			cut := func(number int) {
+				data := gz(t, window)
+				publish := func() {
+					part := filepath.Join(dir, ".tmp", "device.gz.part")
+					write(t, part, data)
+					must(t, os.Rename(part, filepath.Join(dir, fmt.Sprintf("device.%d.log.gz", number))))
+					look()
+				}
+				empty := func() {
+					must(t, os.Truncate(live, 0))
+					look()
+				}
+				if publishFirst {
+					publish()
+					empty()
+				} else {
+					empty()
+					publish()
+				}
+				window = ""
+			}
+			add(1)
+			add(2)
+			cut(1)
+			add(3)
+			add(4)
+			cut(2)
+			must(t, os.RemoveAll(filepath.Join(dir, ".tmp")))
+			look()
+			c.settle()
+			if t.Failed() || string(c.got["dir:"+dir][Device]) != want {
+				t.Logf("looked at %09b, restarted at %d, published first: %v", polls, restart, publishFirst)
+			}
+			c.want("dir:"+dir, Device, want)
+			c.wantProblems()
+			c.reread()
+			must(t, c.set.Close())
+		}
+	}
+}
