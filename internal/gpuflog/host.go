@@ -89,14 +89,7 @@ func (d *Decoder) graphLaunch(r *record) bool {
 	ev := &gpuevent.Graph{}
 	var start, end, dur, device, stream gpuevent.Int
 	var exec []byte
-	for {
-		key, done, ok := r.next()
-		if !ok {
-			return false
-		}
-		if done {
-			break
-		}
+	if !r.fields(func(key []byte) (ok bool) {
 		switch string(key) {
 		case "start_ns":
 			ok = r.intInto(&start)
@@ -117,9 +110,9 @@ func (d *Decoder) graphLaunch(r *record) bool {
 		default:
 			ok = r.field(key)
 		}
-		if !ok {
-			return false
-		}
+		return ok
+	}) {
+		return false
 	}
 	s := d.owner(&r.head, start.V)
 	if s == nil {
@@ -146,14 +139,7 @@ func (d *Decoder) graphLaunch(r *record) bool {
 func (d *Decoder) graphNode(r *record) bool {
 	var exec []byte
 	var index, typ, deps gpuevent.Int
-	for {
-		key, done, ok := r.next()
-		if !ok {
-			return false
-		}
-		if done {
-			break
-		}
+	if !r.fields(func(key []byte) (ok bool) {
 		switch string(key) {
 		case "graph_exec_key":
 			ok = r.strInto(&exec)
@@ -166,9 +152,9 @@ func (d *Decoder) graphNode(r *record) bool {
 		default:
 			ok = r.field(key)
 		}
-		if !ok {
-			return false
-		}
+		return ok
+	}) {
+		return false
 	}
 	s := d.owner(&r.head, 0)
 	if s == nil {

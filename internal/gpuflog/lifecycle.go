@@ -19,14 +19,7 @@ func (d *Decoder) header(r *record) bool {
 	var hostname, addr, engine, kind []byte
 	var extra attrList
 	old := false
-	for {
-		key, done, ok := r.next()
-		if !ok {
-			return false
-		}
-		if done {
-			break
-		}
+	if !r.fields(func(key []byte) (ok bool) {
 		switch k := string(key); k {
 		case "host", "devices":
 			ok = m.take(r, key)
@@ -56,9 +49,9 @@ func (d *Decoder) header(r *record) bool {
 				ok = r.field(key)
 			}
 		}
-		if !ok {
-			return false
-		}
+		return ok
+	}) {
+		return false
 	}
 	if old && r.typ == recInit {
 		d.reject(TooOld, "init of generation A0 or A1")
@@ -200,14 +193,7 @@ func addDevice(list []gpuevent.Device, v gpuevent.Device) []gpuevent.Device {
 func (d *Decoder) shutdown(r *record) bool {
 	var code, signal gpuevent.Int
 	signaled, crashed := false, false
-	for {
-		key, done, ok := r.next()
-		if !ok {
-			return false
-		}
-		if done {
-			break
-		}
+	if !r.fields(func(key []byte) (ok bool) {
 		switch string(key) {
 		case "exit_code":
 			ok = r.intInto(&code)
@@ -220,9 +206,9 @@ func (d *Decoder) shutdown(r *record) bool {
 		default:
 			ok = r.field(key)
 		}
-		if !ok {
-			return false
-		}
+		return ok
+	}) {
+		return false
 	}
 	s := d.owner(&r.head, r.head.ts.V)
 	if s == nil {
@@ -331,14 +317,7 @@ func (d *Decoder) dictionary(r *record) bool {
 	}
 	var parts [numDicts]part
 	n := 0
-	for {
-		key, done, ok := r.next()
-		if !ok {
-			return false
-		}
-		if done {
-			break
-		}
+	if !r.fields(func(key []byte) (ok bool) {
 		if k, known := dictByName[string(key)]; known && n < len(parts) {
 			r.space()
 			parts[n] = part{k, r.i}
@@ -347,9 +326,9 @@ func (d *Decoder) dictionary(r *record) bool {
 		} else {
 			ok = r.field(key)
 		}
-		if !ok {
-			return false
-		}
+		return ok
+	}) {
+		return false
 	}
 	s := d.owner(&r.head, 0)
 	if s == nil {
@@ -384,14 +363,7 @@ func (d *Decoder) capabilities(r *record) bool {
 	var requested, selected []byte
 	var features, status, mode, reason, message []string
 	synthetic := false
-	for {
-		key, done, ok := r.next()
-		if !ok {
-			return false
-		}
-		if done {
-			break
-		}
+	if !r.fields(func(key []byte) (ok bool) {
 		switch string(key) {
 		case "requested_engine":
 			ok = r.strInto(&requested)
@@ -428,9 +400,9 @@ func (d *Decoder) capabilities(r *record) bool {
 		default:
 			ok = r.field(key)
 		}
-		if !ok {
-			return false
-		}
+		return ok
+	}) {
+		return false
 	}
 	s := d.owner(&r.head, r.head.ts.V)
 	if s == nil {
@@ -556,14 +528,7 @@ func (d *Decoder) recorderConfig(r *record) bool {
 			return ok
 		})
 	}
-	for {
-		key, done, ok := r.next()
-		if !ok {
-			return false
-		}
-		if done {
-			break
-		}
+	if !r.fields(func(key []byte) (ok bool) {
 		switch string(key) {
 		case "device_id":
 			ok = r.intInto(&device)
@@ -580,9 +545,9 @@ func (d *Decoder) recorderConfig(r *record) bool {
 		default:
 			ok = r.field(key)
 		}
-		if !ok {
-			return false
-		}
+		return ok
+	}) {
+		return false
 	}
 	s := d.owner(&r.head, r.head.ts.V)
 	if s == nil {
@@ -609,14 +574,7 @@ func (d *Decoder) recorderConfig(r *record) bool {
 func (d *Decoder) signature(r *record) bool {
 	var scope, value []byte
 	var launches, distinct gpuevent.Int
-	for {
-		key, done, ok := r.next()
-		if !ok {
-			return false
-		}
-		if done {
-			break
-		}
+	if !r.fields(func(key []byte) (ok bool) {
 		switch string(key) {
 		case "scope_name":
 			ok = r.strInto(&scope)
@@ -629,9 +587,9 @@ func (d *Decoder) signature(r *record) bool {
 		default:
 			ok = r.field(key)
 		}
-		if !ok {
-			return false
-		}
+		return ok
+	}) {
+		return false
 	}
 	s := d.owner(&r.head, r.head.ts.V)
 	if s == nil {
@@ -653,14 +611,7 @@ func (d *Decoder) deepWindow(r *record) bool {
 	var engines []string
 	var start, end, launches, wantMs, wantLaunches gpuevent.Int
 	var attrs attrList
-	for {
-		key, done, ok := r.next()
-		if !ok {
-			return false
-		}
-		if done {
-			break
-		}
+	if !r.fields(func(key []byte) (ok bool) {
 		switch string(key) {
 		case "name":
 			ok = r.strInto(&name)
@@ -689,9 +640,9 @@ func (d *Decoder) deepWindow(r *record) bool {
 		default:
 			ok = r.field(key)
 		}
-		if !ok {
-			return false
-		}
+		return ok
+	}) {
+		return false
 	}
 	s := d.owner(&r.head, end.V)
 	if s == nil {

@@ -14,14 +14,7 @@ import (
 func (d *Decoder) sourceFile(r *record) bool {
 	var id gpuevent.Int
 	var body []byte
-	for {
-		key, done, ok := r.next()
-		if !ok {
-			return false
-		}
-		if done {
-			break
-		}
+	if !r.fields(func(key []byte) (ok bool) {
 		switch string(key) {
 		case "source_file_id":
 			ok = r.intInto(&id)
@@ -34,9 +27,9 @@ func (d *Decoder) sourceFile(r *record) bool {
 		default:
 			ok = r.field(key)
 		}
-		if !ok {
-			return false
-		}
+		return ok
+	}) {
+		return false
 	}
 	s := d.owner(&r.head, 0)
 	if s == nil {
@@ -56,14 +49,7 @@ func (d *Decoder) listing(r *record) bool {
 	var crc int64
 	hasCRC := false
 	var function, arch, ptx, body []byte
-	for {
-		key, done, ok := r.next()
-		if !ok {
-			return false
-		}
-		if done {
-			break
-		}
+	if !r.fields(func(key []byte) (ok bool) {
 		switch string(key) {
 		case "cubin_crc":
 			crc, _, ok = r.integer()
@@ -101,9 +87,9 @@ func (d *Decoder) listing(r *record) bool {
 		default:
 			ok = r.field(key)
 		}
-		if !ok {
-			return false
-		}
+		return ok
+	}) {
+		return false
 	}
 	s := d.owner(&r.head, 0)
 	if s == nil {

@@ -194,23 +194,16 @@ func (d *Decoder) snapshot(s *session, ts int64, m *meters) {
 // systemSample decodes system_start, system_stop and system_sample (format document, section 3.8).
 func (d *Decoder) systemSample(r *record) bool {
 	m := d.meters()
-	for {
-		key, done, ok := r.next()
-		if !ok {
-			return false
-		}
-		if done {
-			break
-		}
+	if !r.fields(func(key []byte) (ok bool) {
 		switch string(key) {
 		case "host", "devices":
 			ok = m.take(r, key)
 		default:
 			ok = r.field(key)
 		}
-		if !ok {
-			return false
-		}
+		return ok
+	}) {
+		return false
 	}
 	s := d.owner(&r.head, r.head.ts.V)
 	if s == nil {
@@ -293,14 +286,7 @@ func (d *Decoder) perfMetric(r *record) bool {
 	var values []value
 	var name, kernel, scope []byte
 	var start, end, device, ordinal gpuevent.Int
-	for {
-		key, done, ok := r.next()
-		if !ok {
-			return false
-		}
-		if done {
-			break
-		}
+	if !r.fields(func(key []byte) (ok bool) {
 		switch k := string(key); k {
 		case "name":
 			ok = r.strInto(&name)
@@ -335,9 +321,9 @@ func (d *Decoder) perfMetric(r *record) bool {
 		default:
 			ok = r.field(key)
 		}
-		if !ok {
-			return false
-		}
+		return ok
+	}) {
+		return false
 	}
 	ts := end.V
 	s := d.owner(&r.head, ts)

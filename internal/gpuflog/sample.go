@@ -23,14 +23,7 @@ func (d *Decoder) profileSample(r *record) bool {
 	var reason, file, function, metric, pc, kind []byte
 	var value int64
 	hasValue := false
-	for {
-		key, done, ok := r.next()
-		if !ok {
-			return false
-		}
-		if done {
-			break
-		}
+	if !r.fields(func(key []byte) (ok bool) {
 		switch string(key) {
 		case "device_id":
 			ok = r.intInto(&device)
@@ -60,9 +53,9 @@ func (d *Decoder) profileSample(r *record) bool {
 		default:
 			ok = r.field(key)
 		}
-		if !ok {
-			return false
-		}
+		return ok
+	}) {
+		return false
 	}
 	s := d.owner(&r.head, r.head.ts.V)
 	if s == nil {

@@ -15,14 +15,7 @@ func (d *Decoder) scopeEvent(r *record) bool {
 	var name, tag, full []byte
 	var depth gpuevent.Int
 	m := d.meters()
-	for {
-		key, done, ok := r.next()
-		if !ok {
-			return false
-		}
-		if done {
-			break
-		}
+	if !r.fields(func(key []byte) (ok bool) {
 		switch string(key) {
 		case "name":
 			ok = r.strInto(&name)
@@ -37,9 +30,9 @@ func (d *Decoder) scopeEvent(r *record) bool {
 		default:
 			ok = r.field(key)
 		}
-		if !ok {
-			return false
-		}
+		return ok
+	}) {
+		return false
 	}
 	if r.head.ts.V < minTime || r.head.ts.V > maxTime || len(name) == 0 {
 		d.reject(MissingField, recordNames[r.typ]+" without name or ts_ns")
@@ -178,14 +171,7 @@ func (s *session) endScope(d *Decoder, b *batch, num, t int64) {
 func (d *Decoder) nvtx(r *record) bool {
 	var name, domain []byte
 	var start, end, id gpuevent.Int
-	for {
-		key, done, ok := r.next()
-		if !ok {
-			return false
-		}
-		if done {
-			break
-		}
+	if !r.fields(func(key []byte) (ok bool) {
 		switch string(key) {
 		case "name":
 			ok = r.strInto(&name)
@@ -200,9 +186,9 @@ func (d *Decoder) nvtx(r *record) bool {
 		default:
 			ok = r.field(key)
 		}
-		if !ok {
-			return false
-		}
+		return ok
+	}) {
+		return false
 	}
 	if !start.OK || !plausible(start.V, end.V) {
 		d.reject(MissingField, "nvtx_marker_event without times")

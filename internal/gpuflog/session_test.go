@@ -429,3 +429,39 @@ func TestEachScopeOfTheQueuedRecordingGetsItsKernel(t *testing.T) {
 	}
 	t.Skip("the recording is not there")
 }
+
+func TestSegmentsAreToldOnceThoughEveryChannelHasThem(t *testing.T) {
+	s := newScript(t, Options{})
+	for ch := range NumChannels {
+		s.line(ch, `{"version":1,"type":"segment_start","session_id":"%s","run_id":"99999999-aaaa-4bbb-8ccc-dddddddddddd","segment_index":2,"ts_ns":%d,"actual_start_ns":%d,"previous_session_id":null,"requested_boundary_ns":null,"boundary_delay_ns":1500000000,"deferred_by":"deep_window"}`, sid, t0+5, t0)
+		s.line(ch, `{"version":1,"type":"run_end","session_id":"%s","run_id":"r","final_segment_index":3,"ts_ns":%d,"ended_ns":%d,"synthetic":true}`, sid, t0+9, t0+8)
+	}
+	s.end()
+	var got []string
+	for _, item := range s.sink.items {
+		if strings.HasPrefix(item, "log cuda.session.segment") {
+			got = append(got, item[strings.Index(item, `" `)+2:])
+		}
+	}
+	want := []string{
+		fmt.Sprintf("cuda.run.id=99999999-aaaa-4bbb-8ccc-dddddddddddd;cuda.segment.boundary_delay=1.5;cuda.segment.boundary_time_unix_nano=%d;cuda.segment.deferred_by=deep_window;cuda.segment.index=2;cuda.segment.phase=start;", t0),
+		fmt.Sprintf("cuda.record.synthetic=true;cuda.run.id=r;cuda.segment.boundary_time_unix_nano=%d;cuda.segment.index=3;cuda.segment.phase=run_end;", t0+8),
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q,\nwant %q", got, want)
+	}
+}
+
+func TestAnOldHeaderWithoutSessionIDIsToldOff(t *testing.T) {
+	d := NewDecoder(Options{})
+	out := newSink()
+	d.Feed(Device, []byte(`{"type":"init","logPath":"x","pid":1,"app":"a","ts_ns":12345}`+"\n"+
+		`{"type":"kernel_begin","name":"k"}`+"\n"+`{"type":"scope_begin","name":"x","ts_ns":5}`+"\n"), 0, t0, out.batch)
+	if n := d.Stats().Rejects[TooOld]; n != 2 {
+		t.Errorf("%d lines are too old", n)
+	}
+	out.flush()
+	if len(out.items) != 0 {
+		t.Errorf("%q came out", out.items)
+	}
+}
