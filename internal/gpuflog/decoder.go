@@ -399,7 +399,7 @@ func (d *Decoder) begin(r *record) bool {
 		case "pid", "app", "session_id":
 			ok = r.field(key)
 		default:
-			r.i = at
+			r.i, r.rest = at, at > 0 // at the line's begin the brace comes again
 			c.keep(r, at)
 			r.order, r.n = &d.orders[r.typ], 0
 			return true

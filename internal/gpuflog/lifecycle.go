@@ -705,15 +705,10 @@ func trigger(r *record, attrs *attrList) bool {
 }
 
 // plainRecord decodes a flat record whose fields become attributes one by one.
-func (d *Decoder) plainRecord(r *record, event string, fields map[string]string) (attrs attrList, ts int64, ok bool) {
-	for {
-		key, done, ok := r.next()
-		if !ok {
-			return nil, 0, false
-		}
-		if done {
-			return attrs, ts, true
-		}
+func (d *Decoder) plainRecord(r *record, event, body string, fields map[string]string) bool {
+	var attrs attrList
+	var ts int64
+	if !r.fields(func(key []byte) (ok bool) {
 		name := fields[string(key)]
 		switch {
 		case string(key) == "emitted_ns":
@@ -741,10 +736,14 @@ func (d *Decoder) plainRecord(r *record, event string, fields map[string]string)
 				attrs.float(name, gpuevent.SomeFloat(f))
 			}
 		}
-		if !ok {
-			return nil, 0, false
-		}
+		return ok
+	}) {
+		return false
 	}
+	if s := d.owner(&r.head, ts); s != nil {
+		s.record(d, ts, s.logRef(), event, body, attrs...)
+	}
+	return true
 }
 
 var deepRuleFields = map[string]string{
@@ -761,14 +760,7 @@ var deepRuleFields = map[string]string{
 }
 
 func (d *Decoder) deepRule(r *record) bool {
-	attrs, ts, ok := d.plainRecord(r, semconv.EventCUDADeepWindowRule, deepRuleFields)
-	if !ok {
-		return false
-	}
-	if s := d.owner(&r.head, ts); s != nil {
-		s.record(d, ts, s.logRef(), semconv.EventCUDADeepWindowRule, "deep window rule", attrs...)
-	}
-	return true
+	return d.plainRecord(r, semconv.EventCUDADeepWindowRule, "deep window rule", deepRuleFields)
 }
 
 var counterQualityFields = map[string]string{
@@ -782,12 +774,5 @@ var counterQualityFields = map[string]string{
 }
 
 func (d *Decoder) counterQuality(r *record) bool {
-	attrs, ts, ok := d.plainRecord(r, semconv.EventCUDACounterQuality, counterQualityFields)
-	if !ok {
-		return false
-	}
-	if s := d.owner(&r.head, ts); s != nil {
-		s.record(d, ts, s.logRef(), semconv.EventCUDACounterQuality, "quality of application counters", attrs...)
-	}
-	return true
+	return d.plainRecord(r, semconv.EventCUDACounterQuality, "quality of application counters", counterQualityFields)
 }

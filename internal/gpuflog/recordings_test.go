@@ -419,3 +419,31 @@ func TestTracesStayWithinTheirBound(t *testing.T) {
 		}
 	}
 }
+
+// TestTheOrderOfKeysDoesNotMatter writes every line again with its keys in the reverse order of the
+// alphabet, so that the type, the session and the columns come late.
+func TestTheOrderOfKeysDoesNotMatter(t *testing.T) {
+	for _, g := range loadGroups(t) {
+		want, _ := decode(t, g, Options{}, whole, false)
+		turned := g
+		for ch, data := range g.channels {
+			var out []byte
+			for _, line := range bytes.Split(bytes.TrimSuffix(data, []byte("\n")), []byte("\n")) {
+				var fields map[string]json.RawMessage
+				if err := json.Unmarshal(line, &fields); err != nil {
+					continue // an empty channel
+				}
+				keys := slices.Sorted(maps.Keys(fields))
+				slices.Reverse(keys)
+				for i, k := range keys {
+					out = append(out, "{,"[min(i, 1)])
+					out = append(append(append(out, strconv.Quote(k)...), ':'), fields[k]...)
+				}
+				out = append(out, "}\n"...)
+			}
+			turned.channels[ch] = out
+		}
+		got, _ := decode(t, turned, Options{}, whole, false)
+		compare(t, g.name, want.sorted(), got.sorted())
+	}
+}
