@@ -4,6 +4,7 @@ package gpuflogreceiver
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -157,7 +158,13 @@ func (r *reader) pass(ctx context.Context, stop <-chan struct{}) (progress, wait
 	var backlog int64
 	lag := 0.0
 	rows, held := 0, 0
-	for _, g := range r.files.Groups() {
+	for _, g := range slices.Clone(r.files.Groups()) {
+		// A delivery may have held up the pass. What is decided by the clock, and by the ends of files,
+		// must not rest on how they were before it.
+		if t := time.Now(); t.Sub(now) > shortPoll {
+			now = t
+			r.scan(ctx, now)
+		}
 		f := r.followers[g.Key()]
 		if f == nil || (!g.Changed() && f.rests(now, r.cfg.SessionTimeout)) {
 			continue
