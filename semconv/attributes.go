@@ -161,8 +161,8 @@ const (
 	CUDAKernelSharedMemoryStatic = "cuda.kernel.shared_memory.static"
 	// CUDAKernelSharedMemoryDynamic (int in By; extension ✚): Dynamic shared memory of a block.
 	CUDAKernelSharedMemoryDynamic = "cuda.kernel.shared_memory.dynamic"
-	// CUDAKernelSharedMemoryExecuted (int in By; extension ✚): Shared memory that the driver set
-	// aside for a block.
+	// CUDAKernelSharedMemoryExecuted (int in By; extension ✚): Shared memory of a multiprocessor as
+	// the driver set it for this launch (the carveout).
 	CUDAKernelSharedMemoryExecuted = "cuda.kernel.shared_memory.executed"
 	// CUDAKernelLocalMemoryPerThread (int in By; extension ✚): Local memory of a thread; above 0
 	// means spilled registers or local arrays.
@@ -178,8 +178,7 @@ const (
 	// CUDAOccupancyTheoretical (double in 1; extension ✚): Theoretical occupancy (0–1), computed
 	// by the occupancy processor.
 	CUDAOccupancyTheoretical = "cuda.occupancy.theoretical"
-	// CUDAOccupancyLimiter (string[]; extension ✚): Every resource that limits the occupancy: warps,
-	// registers, shared_memory, blocks.
+	// CUDAOccupancyLimiter (string[]; extension ✚): Every resource that limits the occupancy.
 	CUDAOccupancyLimiter = "cuda.occupancy.limiter"
 	// CUDAOccupancyActiveBlocksPerSM (int; extension ✚): Blocks that fit on a multiprocessor.
 	CUDAOccupancyActiveBlocksPerSM = "cuda.occupancy.active_blocks_per_sm"
@@ -191,6 +190,9 @@ const (
 	// CUDAOccupancyGridFill (double in 1; extension ✚): How much of the theoretical residency the
 	// grid can fill (0–1), last wave included.
 	CUDAOccupancyGridFill = "cuda.occupancy.grid_fill"
+	// CUDAOccupancyUnavailable (string; extension ✚): Why the occupancy processor could not compute:
+	// on the first such span of a batch only.
+	CUDAOccupancyUnavailable = "cuda.occupancy.unavailable"
 	// CUDAMemcpyKind (string; OBI): Direction: HtoD, DtoH, DtoD, HtoH, PtoP, HtoA, AtoH, AtoA, AtoD,
 	// DtoA.
 	CUDAMemcpyKind = "cuda.memcpy.kind"
@@ -233,12 +235,21 @@ const (
 	CUDAGraphNodeType = "cuda.graph.node.type"
 	// CUDAGraphNodeDependencies (int; extension ✚): Number of nodes that the node waits for.
 	CUDAGraphNodeDependencies = "cuda.graph.node.dependencies"
+	// CUDARequestOperation (string; extension ✚): Name of the request that caused the work: of the
+	// trace's root span, or its span of kind SERVER or CONSUMER.
+	CUDARequestOperation = "cuda.request.operation"
+	// CUDAGapAfter (string; extension ✚): What came last before the next kernel of a stream: a wait
+	// of the host, a copy on the stream, or neither, so that the host was late.
+	CUDAGapAfter = "cuda.gap.after"
+	// CUDACostCurrency (string; extension ✚): Currency of the price, as in the settings (ISO 4217).
+	CUDACostCurrency = "cuda.cost.currency"
 	// CUDAScopeSource (string; extension ✚): Who opened the scope.
 	CUDAScopeSource = "cuda.scope.source"
 	// CUDAScopePath (string; extension ✚): Names of the enclosing scopes, outermost first, joined by
 	// |; on spans only where the scope's own span could not be found.
 	CUDAScopePath = "cuda.scope.path"
-	// CUDAScopeName (string; extension ✚): Name of a scope.
+	// CUDAScopeName (string; extension ✚): Name of the scope: on spans, of the innermost scope
+	// around the launch; absent outside every scope.
 	CUDAScopeName = "cuda.scope.name"
 	// CUDAScopePart (int; extension ✚): Number of the part of a trace that was too large for one,
 	// where the span is repeated in it; a link points to the first.
@@ -586,6 +597,18 @@ const (
 	CUDAOccupancyReportedLimiterBlocks = "blocks"
 )
 
+// Values of cuda.occupancy.limiter.
+const (
+	// CUDAOccupancyLimiterWarps is a value of [CUDAOccupancyLimiter].
+	CUDAOccupancyLimiterWarps = "warps"
+	// CUDAOccupancyLimiterRegisters is a value of [CUDAOccupancyLimiter].
+	CUDAOccupancyLimiterRegisters = "registers"
+	// CUDAOccupancyLimiterSharedMemory is a value of [CUDAOccupancyLimiter].
+	CUDAOccupancyLimiterSharedMemory = "shared_memory"
+	// CUDAOccupancyLimiterBlocks is a value of [CUDAOccupancyLimiter].
+	CUDAOccupancyLimiterBlocks = "blocks"
+)
+
 // Values of cuda.memcpy.source.kind.
 const (
 	// CUDAMemcpySourceKindPageable is a value of [CUDAMemcpySourceKind].
@@ -602,6 +625,16 @@ const (
 	CUDAMemcpySourceKindDeviceStatic = "device_static"
 	// CUDAMemcpySourceKindManagedStatic is a value of [CUDAMemcpySourceKind].
 	CUDAMemcpySourceKindManagedStatic = "managed_static"
+)
+
+// Values of cuda.gap.after.
+const (
+	// CUDAGapAfterSync is a value of [CUDAGapAfter].
+	CUDAGapAfterSync = "sync"
+	// CUDAGapAfterCopy is a value of [CUDAGapAfter].
+	CUDAGapAfterCopy = "copy"
+	// CUDAGapAfterHost is a value of [CUDAGapAfter].
+	CUDAGapAfterHost = "host"
 )
 
 // Values of cuda.scope.source.

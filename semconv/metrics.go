@@ -104,7 +104,7 @@ const (
 	MetricGPUCUDAMemoryFreeBytes = "gpu.cuda.memory.free.bytes"
 	// MetricGPUCUDAMemoryInUse (updowncounter in By; extension ✚): Bytes allocated and not released.
 	MetricGPUCUDAMemoryInUse = "gpu.cuda.memory.in_use"
-	// MetricGPUCUDAMemoryCopies (histogram in By; OBI): Sizes of copies.
+	// MetricGPUCUDAMemoryCopies (histogram in By; OBI): Sizes of copies; the sum is the bytes copied.
 	MetricGPUCUDAMemoryCopies = "gpu.cuda.memory.copies"
 	// MetricGPUCUDAMemsetBytes (counter in By; OBI): Bytes set.
 	MetricGPUCUDAMemsetBytes = "gpu.cuda.memset.bytes"
@@ -117,11 +117,21 @@ const (
 	MetricGPUCUDAErrors = "gpu.cuda.errors"
 	// MetricGPUCUDAKernelDuration (exponential histogram in s; extension ✚): Durations of kernels.
 	MetricGPUCUDAKernelDuration = "gpu.cuda.kernel.duration"
+	// MetricGPUCUDAQueueDuration (exponential histogram in s; extension ✚): From the end of the host
+	// call to the start on the device.
+	MetricGPUCUDAQueueDuration = "gpu.cuda.queue.duration"
+	// MetricGPUCUDAStreamGapDuration (exponential histogram in s; extension ✚): Time between two
+	// kernels of a stream in which the stream ran none, where it is above a threshold.
+	MetricGPUCUDAStreamGapDuration = "gpu.cuda.stream.gap.duration"
 	// MetricGPUCUDABusyTime (counter in s; extension ✚): Time in which at least one kernel ran on
-	// the device.
+	// the device: overlapping streams count once, so that the rate is the utilisation.
 	MetricGPUCUDABusyTime = "gpu.cuda.busy.time"
-	// MetricGPUCUDATime (counter in s; extension ✚): Device seconds.
+	// MetricGPUCUDAObservedTime (counter in s; extension ✚): Time of the device that is accounted
+	// for, idle or not: what gpu.cuda.cost covers.
+	MetricGPUCUDAObservedTime = "gpu.cuda.observed.time"
+	// MetricGPUCUDATime (counter in s; extension ✚): Device seconds; work that overlaps counts each.
 	MetricGPUCUDATime = "gpu.cuda.time"
-	// MetricGPUCUDACost (counter in {currency}; extension ✚): Cost of the device seconds.
+	// MetricGPUCUDACost (counter in {currency}; extension ✚): Cost of the device's time. Where work
+	// overlaps it is shared; idle time is under the service _idle.
 	MetricGPUCUDACost = "gpu.cuda.cost"
 )

@@ -81,17 +81,18 @@ var Attributes = []Attribute{
 	{"cuda.kernel.registers_per_thread", Int, "", Extension, []string{"kernel"}, "Registers of a thread.", nil},
 	{"cuda.kernel.shared_memory.static", Int, "By", Extension, []string{"kernel"}, "Static shared memory of a block.", nil},
 	{"cuda.kernel.shared_memory.dynamic", Int, "By", Extension, []string{"kernel"}, "Dynamic shared memory of a block.", nil},
-	{"cuda.kernel.shared_memory.executed", Int, "By", Extension, []string{"kernel"}, "Shared memory that the driver set aside for a block.", nil},
+	{"cuda.kernel.shared_memory.executed", Int, "By", Extension, []string{"kernel"}, "Shared memory of a multiprocessor as the driver set it for this launch (the carveout).", nil},
 	{"cuda.kernel.local_memory.per_thread", Int, "By", Extension, []string{"kernel"}, "Local memory of a thread; above 0 means spilled registers or local arrays.", nil},
 	{"cuda.kernel.launch_ordinal", Int, "", Extension, nil, "Number of the launch in its session, from 1.", nil},
 	{"cuda.occupancy.reported", Double, "1", Extension, []string{"kernel"}, "Theoretical occupancy (0–1) as the source computed it.", nil},
 	{"cuda.occupancy.reported_limiter", String, "", Extension, []string{"kernel"}, "What limits the occupancy, as the source says.", []string{"warps", "registers", "shared_memory", "blocks"}},
 	{"cuda.occupancy.theoretical", Double, "1", Extension, []string{"kernel"}, "Theoretical occupancy (0–1), computed by the occupancy processor.", nil},
-	{"cuda.occupancy.limiter", Strings, "", Extension, []string{"kernel"}, "Every resource that limits the occupancy: warps, registers, shared_memory, blocks.", nil},
+	{"cuda.occupancy.limiter", Strings, "", Extension, []string{"kernel"}, "Every resource that limits the occupancy.", []string{"warps", "registers", "shared_memory", "blocks"}},
 	{"cuda.occupancy.active_blocks_per_sm", Int, "", Extension, []string{"kernel"}, "Blocks that fit on a multiprocessor.", nil},
 	{"cuda.occupancy.active_warps_per_sm", Int, "", Extension, []string{"kernel"}, "Warps that fit on a multiprocessor.", nil},
 	{"cuda.occupancy.waves", Double, "1", Extension, []string{"kernel"}, "Blocks of the grid ÷ (active blocks of a multiprocessor × multiprocessors).", nil},
 	{"cuda.occupancy.grid_fill", Double, "1", Extension, []string{"kernel"}, "How much of the theoretical residency the grid can fill (0–1), last wave included.", nil},
+	{"cuda.occupancy.unavailable", String, "", Extension, []string{"kernel"}, "Why the occupancy processor could not compute: on the first such span of a batch only.", nil},
 
 	// Copies, sets, memory, waits, graphs.
 	{"cuda.memcpy.kind", String, "", OBI, []string{"memcpy"}, "Direction: HtoD, DtoH, DtoD, HtoH, PtoP, HtoA, AtoH, AtoA, AtoD, DtoA.", nil},
@@ -113,10 +114,15 @@ var Attributes = []Attribute{
 	{"cuda.graph.node.type", String, "", Extension, nil, "What the node does, as CUgraphNodeType names it (kernel, memcpy, …); the number, where it has no name.", nil},
 	{"cuda.graph.node.dependencies", Int, "", Extension, nil, "Number of nodes that the node waits for.", nil},
 
+	// Usage, by the gpu_usage connector.
+	{"cuda.request.operation", String, "", Extension, nil, "Name of the request that caused the work: of the trace's root span, or its span of kind SERVER or CONSUMER.", nil},
+	{"cuda.gap.after", String, "", Extension, nil, "What came last before the next kernel of a stream: a wait of the host, a copy on the stream, or neither, so that the host was late.", []string{"sync", "copy", "host"}},
+	{"cuda.cost.currency", String, "", Extension, nil, "Currency of the price, as in the settings (ISO 4217).", nil},
+
 	// Scopes.
 	{"cuda.scope.source", String, "", Extension, []string{"scope"}, "Who opened the scope.", []string{"sdk", "gpuflight", "nvtx"}},
 	{"cuda.scope.path", String, "", Extension, []string{"device"}, "Names of the enclosing scopes, outermost first, joined by |; on spans only where the scope's own span could not be found.", nil},
-	{"cuda.scope.name", String, "", Extension, nil, "Name of a scope.", nil},
+	{"cuda.scope.name", String, "", Extension, []string{"device"}, "Name of the scope: on spans, of the innermost scope around the launch; absent outside every scope.", nil},
 	{"cuda.scope.part", Int, "", Extension, []string{"scope", "session"}, "Number of the part of a trace that was too large for one, where the span is repeated in it; a link points to the first.", nil},
 	{"cuda.scope.instance.id", Int, "", Extension, []string{"scope"}, "The source's number of this instance of the scope.", nil},
 	{"cuda.scope.depth", Int, "", Extension, []string{"scope"}, "Number of enclosing scopes.", nil},
