@@ -88,6 +88,9 @@ type Span struct {
 	ExternalKind, ExternalID Int
 	// Stack is the host call stack, one frame a line, outermost last. "" if unknown.
 	Stack string
+	// ScopeName is the name of the innermost scope around the launch, "" outside every scope. It
+	// repeats what the parent says, for those who see one span at a time.
+	ScopeName string
 	// ScopePath names the enclosing scopes, outermost first, joined by '|'. It is set only where
 	// the scope instance could not be found, so that the name at least is kept.
 	ScopePath string

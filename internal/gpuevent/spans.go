@@ -51,6 +51,7 @@ const (
 	spanLaunchEnd
 	spanQueue
 	spanTiming
+	spanScopeName
 	spanScopePath
 	spanScopeInstance
 	spanScopeDepth
@@ -114,6 +115,7 @@ var spanKeys = [numSpanSlots]string{
 	spanLaunchEnd:          semconv.CUDALaunchEndTimeUnixNano,
 	spanQueue:              semconv.CUDAQueueDuration,
 	spanTiming:             semconv.CUDATiming,
+	spanScopeName:          semconv.CUDAScopeName,
 	spanScopePath:          semconv.CUDAScopePath,
 	spanScopeInstance:      semconv.CUDAScopeInstanceID,
 	spanScopeDepth:         semconv.CUDAScopeDepth,
@@ -337,6 +339,7 @@ func (b *Batch) device(o *output, w *Span, name string) {
 	if w.Estimated {
 		a.str(spanTiming, semconv.CUDATimingEstimated)
 	}
+	a.str(spanScopeName, w.ScopeName)
 	a.str(spanScopePath, w.ScopePath)
 	a.str(spanStack, w.Stack)
 	a.some(spanDevice, w.Device)

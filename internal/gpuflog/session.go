@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
@@ -268,6 +269,7 @@ func (s *session) send(d *Decoder, it *item, must bool) {
 		return
 	}
 	sp := it.spanOf()
+	sp.ScopeName = scopeName(x, sp.ScopePath)
 	sp.Trace, sp.Parent = s.placeUnder(d, x, it.lane, sp.StartNs, sp.EndNs)
 	switch {
 	case it.kernel != nil:
@@ -283,6 +285,18 @@ func (s *session) send(d *Decoder, it *item, must bool) {
 	case it.graph != nil:
 		d.out.Graph(s.ev, it.graph)
 	}
+}
+
+// scopeName returns the name of the innermost scope: x, or where that could not be found, the last
+// of the path that names it.
+func scopeName(x *scope, path string) string {
+	if path != "" {
+		return path[strings.LastIndexByte(path, '|')+1:]
+	}
+	if x != nil {
+		return x.path.name
+	}
+	return ""
 }
 
 func (s *session) sendNVTX(d *Decoder, it *item, x *scope) {

@@ -225,7 +225,11 @@ func check(t *testing.T, sessions map[string]*session, store *testsink.Store) {
 			require.NotEmpty(t, byWork[key], "no span for %s of %s", key, w.name)
 			sp := byWork[key][0]
 			byWork[key] = byWork[key][1:]
-			ok := assert.Equal(t, s.attributes(w), sp.Attrs, "attributes of %s %s", w.op, w.name)
+			attributes := s.attributes(w)
+			if name := scopeName(tree, w, sp); name != "" {
+				attributes["cuda.scope.name"] = name
+			}
+			ok := assert.Equal(t, attributes, sp.Attrs, "attributes of %s %s", w.op, w.name)
 			ok = assert.Equal(t, spanName(w, sp), sp.Name) && ok
 			ok = s.checkParent(t, tree, w, sp) && ok
 			if !ok {
@@ -240,6 +244,18 @@ func check(t *testing.T, sessions map[string]*session, store *testsink.Store) {
 	checkLogs(t, sessions, store, tree)
 	checkPoints(t, sessions, store)
 	checkCounters(t, sessions, store)
+}
+
+// scopeName returns the name of the innermost scope: as the line says, or where it names none, as
+// the parent is called, which checkParent looks at.
+func scopeName(tr tree, w *work, sp testsink.Span) string {
+	if w.pathKnown {
+		return w.path[strings.LastIndexByte(w.path, '|')+1:]
+	}
+	if parent, ok := tr.parent(sp); ok && parent.Attrs["cuda.operation"] == "scope" {
+		return parent.Name
+	}
+	return ""
 }
 
 func repeated(sp testsink.Span) bool { _, ok := sp.Attrs["cuda.scope.part"]; return ok }
