@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package occupancyprocessor
+
+import (
+	"fmt"
+	"path"
+
+	"github.com/gpuflight/gpuflight/internal/occupancy"
+)
+
+// identity is what spans and their resource say about a device.
+type identity struct {
+	capability, name, id string
+	// sms is the number of multiprocessors: 0 if nothing is said, -1 if what is said is no such
+	// number.
+	sms int64
+}
+
+// device is what is known about a device, from every source.
+type device struct {
+	identity
+	// limits is nil where why says that no occupancy can be computed, and text says it to a person.
+	limits *occupancy.Limits
+	why    reason
+	text   string
+	// sms is 0 where smsWhy says that the number of multiprocessors is not known.
+	sms    int64
+	smsWhy reason
+	// The peaks are in bytes a second, 0 if unknown: of the host's link and of NVLink in one
+	// direction, of the device's memory in both together.
+	host, peer, memory float64
+}
+
+// resolve looks a device up. Each property comes from the first of these that tells it: the span or
+// its resource, the model table, the settings; for the peaks, which no span tells, the settings come
+// before the table. What is told and cannot be used is not replaced by what is told elsewhere.
+func resolve(of identity, settings []DeviceConfig) device {
+	d := device{identity: of}
+	m := modelOf(of.name)
+	told := tell(of, settings)
+
+	switch {
+	case of.sms > 0:
+		d.sms = of.sms
+	case of.sms < 0:
+		d.smsWhy = invalidSMCount
+	case m.sms > 0:
+		d.sms = m.sms
+	case told.SMCount > 0:
+		d.sms = told.SMCount
+	default:
+		d.smsWhy = missingSMCount
+	}
+
+	switch {
+	case of.capability != "":
+		capability, err := occupancy.ParseCapability(of.capability)
+		if err == nil {
+			d.limits, err = occupancy.LimitsOf(capability)
+		}
+		if err != nil {
+			d.why, d.text = unknownCapability, fmt.Sprintf("No occupancy: %v.", err)
+		}
+	case m.capability != occupancy.Capability{}:
+		d.limits, _ = occupancy.LimitsOf(m.capability) // a test looks all of them up
+	case told.ComputeCapability != "":
+		capability, _ := occupancy.ParseCapability(told.ComputeCapability) // Validate has
+		d.limits, _ = occupancy.LimitsOf(capability)
+	}
+	if d.limits == nil && d.text == "" {
+		d.why = missingCapability
+		d.text = fmt.Sprintf("No occupancy: neither the span nor its resource tells the device's compute capability, "+
+			"and no entry of the devices setting matches its name %.100q.", of.name)
+	}
+
+	d.memory = orElse(told.MemoryBandwidth, m.memory*1e9)
+	d.peer = orElse(told.NVLinkBandwidth, m.nvlink*1e9)
+	d.host = orElse(told.PCIe.peak(), m.pcie.peak())
+	return d
+}
+
+// tell returns what the settings say about a device, each property from the first entry that has it.
+func tell(of identity, settings []DeviceConfig) DeviceConfig {
+	var out DeviceConfig
+	for i := range settings {
+		s := &settings[i]
+		if !matches(s.Match, of.name) && !matches(s.Match, of.id) {
+			continue
+		}
+		if out.ComputeCapability == "" {
+			out.ComputeCapability = s.ComputeCapability
+		}
+		out.SMCount = orElse(out.SMCount, s.SMCount)
+		out.MemoryBandwidth = orElse(out.MemoryBandwidth, s.MemoryBandwidth)
+		out.NVLinkBandwidth = orElse(out.NVLinkBandwidth, s.NVLinkBandwidth)
+		out.PCIe = orElse(out.PCIe, s.PCIe)
+	}
+	return out
+}
+
+// matches tells whether text is of the pattern, which Validate has checked. The pattern * is for every
+// device, also for one without a name and an id.
+func matches(pattern, text string) bool {
+	ok, err := path.Match(pattern, text)
+	return ok && err == nil
+}
+
+func orElse[T comparable](v, instead T) T {
+	var zero T
+	if v == zero {
+		return instead
+	}
+	return v
+}
