@@ -8,16 +8,29 @@ package semconv
 const (
 	// ServiceName (string; OpenTelemetry): Name of the application.
 	ServiceName = "service.name"
+	// ServiceNamespace (string; OpenTelemetry): Namespace of service.name, where the application has
+	// one.
+	ServiceNamespace = "service.namespace"
+	// DeploymentEnvironmentName (string; OpenTelemetry): Name of the deployment, such as production,
+	// where the application has one.
+	DeploymentEnvironmentName = "deployment.environment.name"
 	// ServiceInstanceID (string; OpenTelemetry): Identifier of the session: one run of one process.
 	ServiceInstanceID = "service.instance.id"
 	// ProcessPID (int; OpenTelemetry): Process id on its own host.
 	ProcessPID = "process.pid"
+	// ProcessVpid (int; OpenTelemetry): Process id as the process sees it itself, in its innermost PID
+	// namespace.
+	ProcessVpid = "process.vpid"
 	// ProcessExecutableName (string; OpenTelemetry): Name of the executable.
 	ProcessExecutableName = "process.executable.name"
 	// ProcessExitCode (int; OpenTelemetry): Exit code of the process.
 	ProcessExitCode = "process.exit.code"
 	// ProcessExitSignal (int; extension ✚): Number of the signal that ended the process.
 	ProcessExitSignal = "process.exit.signal"
+	// ContainerID (string; OpenTelemetry): Identifier of the container that the process runs in.
+	ContainerID = "container.id"
+	// K8sPodUid (string; OpenTelemetry): UID of the Kubernetes pod that the process runs in.
+	K8sPodUid = "k8s.pod.uid"
 	// HostName (string; OpenTelemetry): Name of the host.
 	HostName = "host.name"
 	// HostID (string; OpenTelemetry): Identifier of the host.
@@ -76,10 +89,15 @@ const (
 	HWModel = "hw.model"
 	// HWType (string; OpenTelemetry): Type of the hardware.
 	HWType = "hw.type"
+	// HWParent (string; OpenTelemetry): Device that this one is a part of, by its hw.id: the GPU of a
+	// MIG device.
+	HWParent = "hw.parent"
 	// HWSensorLocation (string; OpenTelemetry): Where the sensor sits; absent for the device's own
-	// reading.
+	// reading. fan_0, fan_1 … where a device has several fans.
 	HWSensorLocation = "hw.sensor_location"
-	// HWLimitType (string; OpenTelemetry): Which limit is given.
+	// HWLimitType (string; OpenTelemetry): Which limit is given: min and max bound what can be set,
+	// default is the maker's, enforced is what holds now; high.degraded is where the device slows
+	// down, high.critical where it shuts down.
 	HWLimitType = "hw.limit_type"
 	// HWState (string; OpenTelemetry): State of the device.
 	HWState = "hw.state"
@@ -87,19 +105,18 @@ const (
 	HWGPUTask = "hw.gpu.task"
 	// HWGPUClockDomain (string; extension ✚): Which clock is meant.
 	HWGPUClockDomain = "hw.gpu.clock_domain"
-	// HWGPUThrottleReason (string; extension ✚): Why the device slows down: power and thermal, or
-	// NVML's own reasons.
+	// HWGPUThrottleReason (string; extension ✚): Why the device slows down: power and thermal where
+	// the source says no more, else NVML's reasons.
 	HWGPUThrottleReason = "hw.gpu.throttle.reason"
 	// HWGPUInterconnectType (string; extension ✚): Kind of the link between devices.
 	HWGPUInterconnectType = "hw.gpu.interconnect.type"
-	// HWGPUPipe (string; extension ✚): Execution pipe of a multiprocessor, for example tensor or
-	// fp64.
+	// HWGPUPipe (string; extension ✚): Execution pipe of a multiprocessor.
 	HWGPUPipe = "hw.gpu.pipe"
 	// NetworkIODirection (string; OpenTelemetry): Direction seen from the device; absent where only
 	// the sum is known.
 	NetworkIODirection = "network.io.direction"
 	// ErrorType (string; OpenTelemetry): Kind of the error: corrected and uncorrected for memory
-	// errors, else the source's own name.
+	// errors, xid_ and the code for XID errors, else the source's own name.
 	ErrorType = "error.type"
 	// SystemMemoryState (string; OpenTelemetry): State of the memory counted.
 	SystemMemoryState = "system.memory.state"
@@ -489,6 +506,22 @@ const (
 	HWSensorLocationJunction = "junction"
 )
 
+// Values of hw.limit_type.
+const (
+	// HWLimitTypeMin is a value of [HWLimitType].
+	HWLimitTypeMin = "min"
+	// HWLimitTypeMax is a value of [HWLimitType].
+	HWLimitTypeMax = "max"
+	// HWLimitTypeDefault is a value of [HWLimitType].
+	HWLimitTypeDefault = "default"
+	// HWLimitTypeEnforced is a value of [HWLimitType].
+	HWLimitTypeEnforced = "enforced"
+	// HWLimitTypeHighDegraded is a value of [HWLimitType].
+	HWLimitTypeHighDegraded = "high.degraded"
+	// HWLimitTypeHighCritical is a value of [HWLimitType].
+	HWLimitTypeHighCritical = "high.critical"
+)
+
 // Values of hw.state.
 const (
 	// HWStateOk is a value of [HWState].
@@ -527,12 +560,42 @@ const (
 	HWGPUThrottleReasonPower = "power"
 	// HWGPUThrottleReasonThermal is a value of [HWGPUThrottleReason].
 	HWGPUThrottleReasonThermal = "thermal"
+	// HWGPUThrottleReasonSwPowerCap is a value of [HWGPUThrottleReason].
+	HWGPUThrottleReasonSwPowerCap = "sw_power_cap"
+	// HWGPUThrottleReasonSyncBoost is a value of [HWGPUThrottleReason].
+	HWGPUThrottleReasonSyncBoost = "sync_boost"
+	// HWGPUThrottleReasonSwThermalSlowdown is a value of [HWGPUThrottleReason].
+	HWGPUThrottleReasonSwThermalSlowdown = "sw_thermal_slowdown"
+	// HWGPUThrottleReasonHWThermalSlowdown is a value of [HWGPUThrottleReason].
+	HWGPUThrottleReasonHWThermalSlowdown = "hw_thermal_slowdown"
+	// HWGPUThrottleReasonHWPowerBrakeSlowdown is a value of [HWGPUThrottleReason].
+	HWGPUThrottleReasonHWPowerBrakeSlowdown = "hw_power_brake_slowdown"
+	// HWGPUThrottleReasonBoardLimit is a value of [HWGPUThrottleReason].
+	HWGPUThrottleReasonBoardLimit = "board_limit"
+	// HWGPUThrottleReasonLowUtilization is a value of [HWGPUThrottleReason].
+	HWGPUThrottleReasonLowUtilization = "low_utilization"
+	// HWGPUThrottleReasonReliability is a value of [HWGPUThrottleReason].
+	HWGPUThrottleReasonReliability = "reliability"
 )
 
 // Values of hw.gpu.interconnect.type.
 const (
 	// HWGPUInterconnectTypeNvlink is a value of [HWGPUInterconnectType].
 	HWGPUInterconnectTypeNvlink = "nvlink"
+)
+
+// Values of hw.gpu.pipe.
+const (
+	// HWGPUPipeTensor is a value of [HWGPUPipe].
+	HWGPUPipeTensor = "tensor"
+	// HWGPUPipeFp64 is a value of [HWGPUPipe].
+	HWGPUPipeFp64 = "fp64"
+	// HWGPUPipeFp32 is a value of [HWGPUPipe].
+	HWGPUPipeFp32 = "fp32"
+	// HWGPUPipeFp16 is a value of [HWGPUPipe].
+	HWGPUPipeFp16 = "fp16"
+	// HWGPUPipeInteger is a value of [HWGPUPipe].
+	HWGPUPipeInteger = "integer"
 )
 
 // Values of network.io.direction.
@@ -549,6 +612,18 @@ const (
 	ErrorTypeCorrected = "corrected"
 	// ErrorTypeUncorrected is a value of [ErrorType].
 	ErrorTypeUncorrected = "uncorrected"
+	// ErrorTypePcieReplay is a value of [ErrorType].
+	ErrorTypePcieReplay = "pcie_replay"
+	// ErrorTypeRowRemapCorrected is a value of [ErrorType].
+	ErrorTypeRowRemapCorrected = "row_remap_corrected"
+	// ErrorTypeRowRemapUncorrected is a value of [ErrorType].
+	ErrorTypeRowRemapUncorrected = "row_remap_uncorrected"
+	// ErrorTypeRowRemapFailure is a value of [ErrorType].
+	ErrorTypeRowRemapFailure = "row_remap_failure"
+	// ErrorTypePageRetirementCorrected is a value of [ErrorType].
+	ErrorTypePageRetirementCorrected = "page_retirement_corrected"
+	// ErrorTypePageRetirementUncorrected is a value of [ErrorType].
+	ErrorTypePageRetirementUncorrected = "page_retirement_uncorrected"
 )
 
 // Values of system.memory.state.

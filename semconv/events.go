@@ -19,7 +19,8 @@ const (
 	// EventCUDACapture (extension ✚): What was asked of the recorder, what was collected, degraded,
 	// dropped or rejected, and why.
 	EventCUDACapture = "cuda.capture"
-	// EventGPUXID (extension ✚): An error that the driver reported.
+	// EventGPUXID (extension ✚): An error that the driver reported; the body says what the code
+	// means.
 	EventGPUXID = "gpu.xid"
 	// EventCUDAExecutionSignature (extension ✚): What work was done, to tell whether several runs
 	// did the same.

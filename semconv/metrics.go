@@ -67,7 +67,9 @@ const (
 	MetricHWTemperatureLimit = "hw.temperature.limit"
 	// MetricHWFanSpeedRatio (gauge in 1; OpenTelemetry): Speed of the fan ÷ its highest.
 	MetricHWFanSpeedRatio = "hw.fan.speed_ratio"
-	// MetricHWErrors (counter in {error}; OpenTelemetry): Errors since the driver was loaded.
+	// MetricHWErrors (counter in {error}; OpenTelemetry): Errors since the driver was loaded; for row
+	// remapping and page retirement over the life of the board, for XID errors since the collector
+	// began to listen.
 	MetricHWErrors = "hw.errors"
 	// MetricHWStatus (updowncounter in 1; OpenTelemetry): 1 for the state that holds, 0 for the
 	// others.

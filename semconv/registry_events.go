@@ -14,7 +14,7 @@ var Events = []Event{
 		"cuda.capture.status", "cuda.capture.mode", "cuda.capture.reason", "cuda.capture.message",
 		"cuda.capture.records.dropped", "cuda.capture.records.rejected",
 	}, "What was asked of the recorder, what was collected, degraded, dropped or rejected, and why."},
-	{"gpu.xid", Extension, []string{"hw.id", "gpu.xid.code"}, "An error that the driver reported."},
+	{"gpu.xid", Extension, []string{"hw.id", "hw.name", "hw.vendor", "hw.type", "gpu.xid.code"}, "An error that the driver reported; the body says what the code means."},
 	{"cuda.execution_signature", Extension, []string{"cuda.scope.path", "cuda.signature.value", "cuda.signature.launches", "cuda.signature.distinct_kernels"}, "What work was done, to tell whether several runs did the same."},
 	{"cuda.deep_window", Extension, []string{
 		"cuda.deep_window.name", "cuda.deep_window.close_reason", "cuda.deep_window.engines",

@@ -29,11 +29,11 @@ var Metrics = []Metric{
 	{"hw.voltage", Gauge, "V", OpenTelemetry, device(), "Voltage."},
 	{"hw.temperature", Gauge, "Cel", OpenTelemetry, device("hw.sensor_location"), "Temperature."},
 	{"hw.temperature.limit", Gauge, "Cel", OpenTelemetry, device("hw.sensor_location", "hw.limit_type"), "Limit of the temperature."},
-	{"hw.fan.speed_ratio", Gauge, "1", OpenTelemetry, device(), "Speed of the fan ÷ its highest."},
-	{"hw.errors", Counter, "{error}", OpenTelemetry, device("error.type"), "Errors since the driver was loaded."},
+	{"hw.fan.speed_ratio", Gauge, "1", OpenTelemetry, device("hw.sensor_location"), "Speed of the fan ÷ its highest."},
+	{"hw.errors", Counter, "{error}", OpenTelemetry, device("error.type"), "Errors since the driver was loaded; for row remapping and page retirement over the life of the board, for XID errors since the collector began to listen."},
 	{"hw.status", UpDownCounter, "1", OpenTelemetry, device("hw.state"), "1 for the state that holds, 0 for the others."},
-	{"process.gpu.memory.usage", UpDownCounter, "By", Extension, device("process.pid"), "Device memory that a process uses."},
-	{"process.gpu.utilization", Gauge, "1", Extension, device("process.pid"), "Part of the time in which a process kept the device busy."},
+	{"process.gpu.memory.usage", UpDownCounter, "By", Extension, device(DeviceProcess...), "Device memory that a process uses."},
+	{"process.gpu.utilization", Gauge, "1", Extension, device(DeviceProcess...), "Part of the time in which a process kept the device busy."},
 
 	// The host's meters.
 	{"system.cpu.utilization", Gauge, "1", OpenTelemetry, nil, "Load of the whole machine."},
@@ -67,7 +67,10 @@ var Metrics = []Metric{
 }
 
 // DevicePoint are the attributes by which a data point names its device.
-var DevicePoint = []string{"hw.id", "hw.name", "hw.vendor", "hw.type", "cuda.device.index"}
+var DevicePoint = []string{"hw.id", "hw.name", "hw.vendor", "hw.type", "hw.parent", "cuda.device.index"}
+
+// DeviceProcess are the attributes by which a data point names a process that uses a device.
+var DeviceProcess = []string{"process.pid", "process.vpid", "process.executable.name", "container.id", "k8s.pod.uid"}
 
 // device returns the attributes of a device's metric.
 func device(own ...string) []string {
