@@ -21,7 +21,7 @@ SLOWLY := scripts/progress
 
 # The race detector recompiles all that a package imports, so it is for our libraries
 # only; the collector is tested as the binary that is shipped.
-LIBRARIES := ./cmd/gpufl/... ./internal/... ./receiver/... ./semconv/...
+LIBRARIES := ./cmd/gpufl/... ./connector/... ./internal/... ./processor/... ./receiver/... ./semconv/...
 # It is written in C; go env says 0 where there is no compiler for that.
 RACE       = $(if $(filter 1,$(shell $(GO) env CGO_ENABLED)),-race,$(warning no C compiler: testing without the race detector))
 
@@ -30,7 +30,8 @@ FUZZTIME ?= 30s
 # Tests of the binaries find them through these; REQUIRE makes a missing one a failure
 # where a plain `go test` would skip.
 BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_GPUFL=$(CURDIR)/bin/gpufl \
-	GPUFLIGHT_JAEGER=$(CURDIR)/$(TOOLS)/jaeger GPUFLIGHT_OCB=$(CURDIR)/$(TOOLS)/ocb GPUFLIGHT_DEMO=$(CURDIR)/$(TOOLS)/demo GPUFLIGHT_REQUIRE=1
+	GPUFLIGHT_JAEGER=$(CURDIR)/$(TOOLS)/jaeger GPUFLIGHT_OCB=$(CURDIR)/$(TOOLS)/ocb GPUFLIGHT_DEMO=$(CURDIR)/$(TOOLS)/demo \
+	GPUFLIGHT_PROMETHEUS=$(CURDIR)/$(TOOLS)/prometheus GPUFLIGHT_REQUIRE=1
 
 .PHONY: demo
 demo: build $(if $(JAEGER),,$(TOOLS)/jaeger) $(TOOLS)/demo ## Run Jaeger and the collector on a generated session; ctrl-C stops both
@@ -50,11 +51,12 @@ test-unit: ## Test the libraries, with the race detector
 
 # One package at a time: some of these tests measure how late data arrives.
 .PHONY: test-e2e
-test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo ## Test the binaries, with a real Jaeger
+test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo $(TOOLS)/prometheus ## Test the binaries, with a real Jaeger and Prometheus
 	$(BINARIES) $(GO) test -p 1 -count 1 -timeout 15m ./test/...
 
 .PHONY: bench
-bench: build ## Measure gpuflog against file_log on the same bytes
+bench: build ## Measure our components against contrib's on the same data
+	$(GO) run ./test/bench/spans
 	$(GO) run ./test/bench
 
 .PHONY: fuzz
@@ -101,3 +103,7 @@ $(TOOLS)/golangci-lint: internal/tools/lint/go.mod
 
 $(TOOLS)/jaeger: internal/tools/jaeger/go.mod
 	@$(SLOWLY) "compiling Jaeger (about three minutes, once)" $(GO) build -C internal/tools/jaeger $(FLAGS) -o $(CURDIR)/$@ github.com/jaegertracing/jaeger/cmd/jaeger
+
+# Not built from source: its web page alone would need another tool chain.
+$(TOOLS)/prometheus:
+	@scripts/prometheus $(TOOLS)

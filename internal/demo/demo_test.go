@@ -21,11 +21,26 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuflgen"
 )
 
-// jaegerSpan is a span as Jaeger's API writes it.
-func jaegerSpan(trace, id, name, operation string, start, end int64) string {
+// jaegerSpan is a span as Jaeger's API writes it; more are further attributes.
+func jaegerSpan(trace, id, name, operation string, start, end int64, more ...string) string {
+	attributes := append([]string{
+		`{"key":"cuda.kernel.grid","value":{"arrayValue":{"values":[{"intValue":"1"}]}}}`,
+		fmt.Sprintf(`{"key":"cuda.operation","value":{"stringValue":%q}}`, operation),
+	}, more...)
 	return fmt.Sprintf(`{"traceId":%q,"spanId":%q,"name":%q,"kind":1,"startTimeUnixNano":"%d","endTimeUnixNano":"%d",`+
-		`"attributes":[{"key":"cuda.kernel.grid","value":{"arrayValue":{"values":[{"intValue":"1"}]}}},`+
-		`{"key":"cuda.operation","value":{"stringValue":%q}}],"status":{}}`, trace, id, name, start, end, operation)
+		`"attributes":[%s],"status":{}}`, trace, id, name, start, end, strings.Join(attributes, ","))
+}
+
+func doubleValue(key string, v float64) string {
+	return fmt.Sprintf(`{"key":%q,"value":{"doubleValue":%v}}`, key, v)
+}
+
+func limitedBy(names ...string) string {
+	var values []string
+	for _, n := range names {
+		values = append(values, fmt.Sprintf(`{"stringValue":%q}`, n))
+	}
+	return `{"key":"cuda.occupancy.limiter","value":{"arrayValue":{"values":[` + strings.Join(values, ",") + `]}}}`
 }
 
 // fakeJaeger answers the two requests of the API that the demo makes.
@@ -70,9 +85,46 @@ func TestReadSumsKernelsToTheNanosecond(t *testing.T) {
 	got, err := c.read(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, report{
-		services: []string{"a", "b", "none"}, traces: 3, spans: 5, kernels: 4, kernelTime: 217,
-		byTime: []kernelTotal{{"gemm", 2, 203}, {"relu", 1, 7}, {"softmax", 1, 7}},
+		services: []string{"a", "b", "none"}, traces: 3, spans: 5, kernels: 4, kernelTime: 217, first: start, last: start + 203,
+		byTime: []kernelTotal{
+			{name: "gemm", launches: 2, time: 203, limiters: map[string]time.Duration{}},
+			{name: "relu", launches: 1, time: 7, limiters: map[string]time.Duration{}},
+			{name: "softmax", launches: 1, time: 7, limiters: map[string]time.Duration{}},
+		},
 	}, got)
+}
+
+func TestReadWeighsOccupancyAndThroughputByTime(t *testing.T) {
+	c := fakeJaeger(t, `{"services":["a"]}`, map[string]string{"a": answer(
+		jaegerSpan("t", "1", "gemm", "kernel", 100, 400, doubleValue("cuda.occupancy.theoretical", 0.25),
+			doubleValue("cuda.occupancy.grid_fill", 1), limitedBy("registers")),
+		jaegerSpan("t", "2", "gemm", "kernel", 400, 500, doubleValue("cuda.occupancy.theoretical", 0.5), limitedBy("blocks", "warps")),
+		jaegerSpan("t", "3", "gemm", "kernel", 500, 600), // nothing known
+		jaegerSpan("t", "4", "memcpy HtoD", "memcpy", 600, 700, `{"key":"cuda.memcpy.kind","value":{"stringValue":"HtoD"}}`,
+			`{"key":"cuda.memcpy.size","value":{"intValue":"1000"}}`, doubleValue("cuda.memcpy.throughput", 1e10), doubleValue("cuda.memcpy.link_utilization", 0.2)),
+		jaegerSpan("t", "5", "memcpy HtoD", "memcpy", 50, 350, `{"key":"cuda.memcpy.kind","value":{"stringValue":"HtoD"}}`,
+			`{"key":"cuda.memcpy.size","value":{"intValue":"6000"}}`, doubleValue("cuda.memcpy.throughput", 2e10), doubleValue("cuda.memcpy.link_utilization", 0.4)),
+		jaegerSpan("t", "6", "memcpy DtoD", "memcpy", 700, 710, `{"key":"cuda.memcpy.kind","value":{"stringValue":"DtoD"}}`),
+		jaegerSpan("t", "7", "cudaStreamSynchronize", "synchronize", 1, 2000), // the host's time, not the device's
+	)})
+	got, err := c.read(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, int64(50), got.first)
+	assert.Equal(t, int64(710), got.last)
+	var out strings.Builder
+	got.print(&out, 5)
+	// (0.25×300 + 0.5×100) / 400 = 31.25 %; (10×100 + 20×300) / 400 = 17.5 GB/s; (20×100 + 40×300) / 400 = 35 %
+	assert.Equal(t, `services  a
+traces    1
+spans     7, 3 of them kernels with 500ns of device time
+
+      time    share  launches  occupancy  grid fill  limited by  kernel
+  0.001 ms  100.0 %         3     31.2 %    100.0 %   registers  gemm
+
+      time  bytes  copies   throughput  of the link  copy
+  0.000 ms      0       1            -            -  DtoD
+  0.000 ms   7000       2  17.500 GB/s       35.0 %  HtoD
+`, out.String())
 }
 
 func TestReadOfAnEmptyJaeger(t *testing.T) {
@@ -83,8 +135,9 @@ func TestReadOfAnEmptyJaeger(t *testing.T) {
 
 func TestReadReportsWhatIsWrongWithAnAnswer(t *testing.T) {
 	for name, test := range map[string]struct{ traces, want string }{
-		"not JSON": {`<html>`, "/api/v3/traces"},
-		"no time":  {answer(`{"traceId":"t","spanId":"s","attributes":[{"key":"cuda.operation","value":{"stringValue":"kernel"}}]}`), "span t/s"},
+		"not JSON":            {`<html>`, "/api/v3/traces"},
+		"no time":             {answer(`{"traceId":"t","spanId":"s","attributes":[{"key":"cuda.operation","value":{"stringValue":"kernel"}}]}`), "span t/s"},
+		"a size that is none": {answer(jaegerSpan("t", "s", "memcpy HtoD", "memcpy", 1, 2, `{"key":"cuda.memcpy.size","value":{"stringValue":"7"}}`)), "span t/s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := fakeJaeger(t, `{"services":["a"]}`, map[string]string{"a": test.traces}).read(t.Context())
@@ -96,7 +149,11 @@ func TestReadReportsWhatIsWrongWithAnAnswer(t *testing.T) {
 func TestPrintListsTheLongestKernels(t *testing.T) {
 	r := report{
 		services: []string{"minigpt", "other"}, traces: 2, spans: 9, kernels: 6, kernelTime: 4 * time.Millisecond,
-		byTime: []kernelTotal{{"gemm", 3, 3 * time.Millisecond}, {"relu", 2, time.Millisecond - 5}, {"copy", 1, 5}},
+		byTime: []kernelTotal{
+			{name: "gemm", launches: 3, time: 3 * time.Millisecond},
+			{name: "relu", launches: 2, time: time.Millisecond - 5},
+			{name: "copy", launches: 1, time: 5},
+		},
 	}
 	var out strings.Builder
 	r.print(&out, 2)
@@ -104,9 +161,9 @@ func TestPrintListsTheLongestKernels(t *testing.T) {
 traces    2
 spans     9, 6 of them kernels with 4ms of device time
 
-      time   share  launches  kernel
-  3.000 ms  75.0 %         3  gemm
-  1.000 ms  25.0 %         2  relu
+      time   share  launches  occupancy  grid fill  limited by  kernel
+  3.000 ms  75.0 %         3          -          -           -  gemm
+  1.000 ms  25.0 %         2          -          -           -  relu
 `, out.String())
 }
 

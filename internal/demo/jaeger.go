@@ -7,12 +7,14 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -38,12 +40,56 @@ type report struct {
 	kernelTime time.Duration
 	// byTime has the kernels by name, the longest in total first.
 	byTime []kernelTotal
+	// copies has the copies by kind, in the order of their names.
+	copies []copyTotal
+	// first and last are the bounds of all work on the device, in Unix nanoseconds; 0 for none.
+	first, last int64
 }
 
 type kernelTotal struct {
 	name     string
 	launches int64
 	time     time.Duration
+	// occupancy and gridFill are what the occupancy processor added.
+	occupancy, gridFill mean
+	// limiters has the time of the launches by what limited their occupancy.
+	limiters map[string]time.Duration
+}
+
+type copyTotal struct {
+	kind   string
+	copies int64
+	bytes  int64
+	time   time.Duration
+	// throughput (By/s) and link (0-1) are what the occupancy processor added.
+	throughput, link mean
+}
+
+// mean is a mean by time: a value that held for longer counts for more.
+type mean struct {
+	sum    float64
+	weight time.Duration
+}
+
+func (m *mean) add(value json.Number, d time.Duration) error {
+	if value == "" {
+		return nil // the span does not have it
+	}
+	v, err := value.Float64()
+	if err != nil {
+		return err
+	}
+	m.sum += v * float64(d)
+	m.weight += d
+	return nil
+}
+
+// text writes the mean, or a dash where no span had a value.
+func (m mean) text(format string, factor float64) string {
+	if m.weight == 0 {
+		return "-"
+	}
+	return fmt.Sprintf(format, factor*m.sum/float64(m.weight))
 }
 
 // read fetches everything that Jaeger has. Before the first span has arrived the report is
@@ -59,7 +105,10 @@ func (c client) read(ctx context.Context) (report, error) {
 	slices.Sort(services.Services)
 	r.services = services.Services
 
-	seen := spanSet{traces: map[string]struct{}{}, spans: map[string]struct{}{}, kernels: map[string]*kernelTotal{}}
+	seen := spanSet{
+		traces: map[string]struct{}{}, spans: map[string]struct{}{},
+		kernels: map[string]*kernelTotal{}, copies: map[string]*copyTotal{},
+	}
 	for _, service := range services.Services {
 		query := url.Values{
 			"query.service_name":   {service},
@@ -82,6 +131,7 @@ func (c client) read(ctx context.Context) (report, error) {
 	}
 
 	r.traces, r.spans = len(seen.traces), len(seen.spans)
+	r.first, r.last = seen.first, seen.last
 	for _, k := range seen.kernels {
 		r.kernels += k.launches
 		r.kernelTime += k.time
@@ -90,6 +140,10 @@ func (c client) read(ctx context.Context) (report, error) {
 	slices.SortFunc(r.byTime, func(a, b kernelTotal) int {
 		return cmp.Or(cmp.Compare(b.time, a.time), cmp.Compare(a.name, b.name))
 	})
+	for _, c := range seen.copies {
+		r.copies = append(r.copies, *c)
+	}
+	slices.SortFunc(r.copies, func(a, b copyTotal) int { return cmp.Compare(a.kind, b.kind) })
 	return r, nil
 }
 
@@ -137,16 +191,25 @@ type span struct {
 	End        string `json:"endTimeUnixNano"`
 	Attributes []struct {
 		Key   string `json:"key"`
-		Value struct {
-			String string `json:"stringValue"`
-		} `json:"value"`
+		Value value  `json:"value"`
 	} `json:"attributes"`
+}
+
+type value struct {
+	String string      `json:"stringValue"`
+	Int    json.Number `json:"intValue"`
+	Double json.Number `json:"doubleValue"`
+	Array  struct {
+		Values []value `json:"values"`
+	} `json:"arrayValue"`
 }
 
 // spanSet gathers spans by their ids: one that was sent twice is one.
 type spanSet struct {
 	traces, spans map[string]struct{}
 	kernels       map[string]*kernelTotal
+	copies        map[string]*copyTotal
+	first, last   int64
 }
 
 func (s *spanSet) add(answer tracesAnswer) error {
@@ -159,45 +222,107 @@ func (s *spanSet) add(answer tracesAnswer) error {
 				}
 				s.spans[id] = struct{}{}
 				s.traces[sp.TraceID] = struct{}{}
-				if !sp.isKernel() {
-					continue
-				}
-				d, err := sp.duration()
-				if err != nil {
+				if err := s.addWork(&sp); err != nil {
 					return fmt.Errorf("span %s: %w", id, err)
 				}
-				k := s.kernels[sp.Name]
-				if k == nil {
-					k = &kernelTotal{name: sp.Name}
-					s.kernels[sp.Name] = k
-				}
-				k.launches++
-				k.time += d
 			}
 		}
 	}
 	return nil
 }
 
-func (s *span) isKernel() bool {
-	for _, a := range s.Attributes {
-		if a.Key == semconv.CUDAOperation {
-			return a.Value.String == semconv.CUDAOperationKernel
+// addWork counts a span that is work on the device; others it leaves alone.
+func (s *spanSet) addWork(sp *span) error {
+	var operation, kind, limiter string
+	var bytes int64
+	var occupancy, gridFill, throughput, link json.Number
+	for _, a := range sp.Attributes {
+		switch a.Key {
+		case semconv.CUDAOperation:
+			operation = a.Value.String
+		case semconv.CUDAOccupancyTheoretical:
+			occupancy = a.Value.Double
+		case semconv.CUDAOccupancyGridFill:
+			gridFill = a.Value.Double
+		case semconv.CUDAOccupancyLimiter:
+			var names []string
+			for _, v := range a.Value.Array.Values {
+				names = append(names, v.String)
+			}
+			limiter = strings.Join(names, ", ")
+		case semconv.CUDAMemcpyKind:
+			kind = a.Value.String
+		case semconv.CUDAMemcpySize:
+			n, err := a.Value.Int.Int64()
+			if err != nil {
+				return err
+			}
+			bytes = n
+		case semconv.CUDAMemcpyThroughput:
+			throughput = a.Value.Double
+		case semconv.CUDAMemcpyLinkUtilization:
+			link = a.Value.Double
 		}
 	}
-	return false
+	switch operation {
+	case semconv.CUDAOperationKernel, semconv.CUDAOperationMemcpy, semconv.CUDAOperationMemset, semconv.CUDAOperationGraph:
+	default:
+		return nil
+	}
+	start, end, err := sp.times()
+	if err != nil {
+		return err
+	}
+	if s.first == 0 || start < s.first {
+		s.first = start
+	}
+	s.last = max(s.last, end)
+	d := time.Duration(end - start)
+
+	switch operation {
+	case semconv.CUDAOperationKernel:
+		k := s.kernels[sp.Name]
+		if k == nil {
+			k = &kernelTotal{name: sp.Name, limiters: map[string]time.Duration{}}
+			s.kernels[sp.Name] = k
+		}
+		k.launches++
+		k.time += d
+		if limiter != "" {
+			k.limiters[limiter] += d
+		}
+		return errors.Join(k.occupancy.add(occupancy, d), k.gridFill.add(gridFill, d))
+	case semconv.CUDAOperationMemcpy:
+		c := s.copies[kind]
+		if c == nil {
+			c = &copyTotal{kind: kind}
+			s.copies[kind] = c
+		}
+		c.copies++
+		c.bytes += bytes
+		c.time += d
+		return errors.Join(c.throughput.add(throughput, d), c.link.add(link, d))
+	}
+	return nil
 }
 
-func (s *span) duration() (time.Duration, error) {
-	start, err := strconv.ParseInt(s.Start, 10, 64)
-	if err != nil {
-		return 0, err
+// limiter returns what limited the launches that took the most time, or a dash.
+func (k *kernelTotal) limiter() string {
+	name, most := "-", time.Duration(-1)
+	for n, d := range k.limiters {
+		if d > most || d == most && n < name {
+			name, most = n, d
+		}
 	}
-	end, err := strconv.ParseInt(s.End, 10, 64)
-	if err != nil {
-		return 0, err
+	return name
+}
+
+func (s *span) times() (start, end int64, err error) {
+	if start, err = strconv.ParseInt(s.Start, 10, 64); err != nil {
+		return 0, 0, err
 	}
-	return time.Duration(end - start), nil
+	end, err = strconv.ParseInt(s.End, 10, 64)
+	return start, end, err
 }
 
 // print writes the report with the n kernels that took the most time.
@@ -213,13 +338,25 @@ func (r *report) print(w io.Writer, n int) {
 	fmt.Fprintf(w, "spans     %d, %d of them kernels with %v of device time\n\n", r.spans, r.kernels, r.kernelTime)
 
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(table, "time\tshare\tlaunches\t  kernel\n")
+	fmt.Fprint(table, "time\tshare\tlaunches\toccupancy\tgrid fill\tlimited by\t  kernel\n")
 	for _, k := range r.byTime[:min(n, len(r.byTime))] {
 		share := 0.0
 		if r.kernelTime > 0 {
 			share = 100 * float64(k.time) / float64(r.kernelTime)
 		}
-		fmt.Fprintf(table, "%.3f ms\t%.1f %%\t%d\t  %s\n", float64(k.time)/1e6, share, k.launches, k.name)
+		fmt.Fprintf(table, "%.3f ms\t%.1f %%\t%d\t%s\t%s\t%s\t  %s\n", float64(k.time)/1e6, share, k.launches,
+			k.occupancy.text("%.1f %%", 100), k.gridFill.text("%.1f %%", 100), k.limiter(), k.name)
+	}
+	table.Flush()
+
+	if len(r.copies) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	fmt.Fprint(table, "time\tbytes\tcopies\tthroughput\tof the link\t  copy\n")
+	for _, c := range r.copies {
+		fmt.Fprintf(table, "%.3f ms\t%d\t%d\t%s\t%s\t  %s\n", float64(c.time)/1e6, c.bytes, c.copies,
+			c.throughput.text("%.3f GB/s", 1e-9), c.link.text("%.1f %%", 100), c.kind)
 	}
 	table.Flush()
 }

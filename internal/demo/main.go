@@ -2,8 +2,8 @@
 
 // Command demo shows the whole way of the data on one machine: it starts Jaeger and the
 // collector on loopback, lets `gpufl gen` write a training session into a folder that the
-// collector watches, waits until Jaeger has every kernel of it, and prints what Jaeger's
-// HTTP API then tells. It is what `make demo` runs.
+// collector watches, waits until Jaeger has every kernel of it and the collector's usage
+// metrics account for it, and prints what both then tell. It is what `make demo` runs.
 //
 // It knows the three programs by their command lines only, so it shows what a user would
 // get by starting them by hand. Everything it makes lies in one temporary folder, which it
@@ -29,6 +29,7 @@ import (
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/gpuflgen"
+	"github.com/gpuflight/gpuflight/semconv"
 )
 
 //go:embed jaeger.yaml
@@ -51,7 +52,7 @@ type settings struct {
 	jaeger            string
 	gpufl             string
 
-	uiPort, otlpPort, healthPort int
+	uiPort, otlpPort, healthPort, metricsPort int
 
 	layout string
 	epochs int
@@ -97,8 +98,8 @@ func readSettings() (settings, error) {
 	flag.Uint64Var(&s.seed, "seed", 1, "seed of the generated session")
 	flag.Usage = func() {
 		fmt.Fprint(flag.CommandLine.Output(), "usage: demo [flags]\n\n"+
-			"Environment: JAEGER_UI_PORT (16686), JAEGER_OTLP_PORT (4317) and COLLECTOR_HEALTH_PORT (13133)\n"+
-			"are the ports in use; DEMO_EXIT=1 stops everything after the report instead of at ctrl-C.\n\n")
+			"Environment: JAEGER_UI_PORT (16686), JAEGER_OTLP_PORT (4317), COLLECTOR_HEALTH_PORT (13133) and\n"+
+			"COLLECTOR_PROMETHEUS_PORT (9464) are the ports in use; DEMO_EXIT=1 stops everything after the report instead of at ctrl-C.\n\n")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -121,6 +122,7 @@ func readSettings() (settings, error) {
 	s.uiPort = port("JAEGER_UI_PORT", 16686)
 	s.otlpPort = port("JAEGER_OTLP_PORT", 4317)
 	s.healthPort = port("COLLECTOR_HEALTH_PORT", 13133)
+	s.metricsPort = port("COLLECTOR_PROMETHEUS_PORT", 9464)
 	switch exit := os.Getenv("DEMO_EXIT"); exit {
 	case "", "0":
 	case "1":
@@ -173,7 +175,8 @@ func run(ctx context.Context, s settings) (err error) {
 	collector, err := start(s.collector, []string{"--config", s.config}, filepath.Join(dir, "collector.log"),
 		"GPUFLIGHT_LOGS="+logs, "GPUFLIGHT_STATE="+filepath.Join(dir, "state"),
 		fmt.Sprintf("GPUFLIGHT_OTLP_ENDPOINT=127.0.0.1:%d", s.otlpPort),
-		fmt.Sprintf("GPUFLIGHT_HEALTH_ENDPOINT=127.0.0.1:%d", s.healthPort))
+		fmt.Sprintf("GPUFLIGHT_HEALTH_ENDPOINT=127.0.0.1:%d", s.healthPort),
+		"GPUFLIGHT_PROMETHEUS_PORT="+strconv.Itoa(s.metricsPort))
 	if err != nil {
 		return err
 	}
@@ -193,10 +196,18 @@ func run(ctx context.Context, s settings) (err error) {
 	if err != nil {
 		return quietly(ctx, err)
 	}
+	scraped := metrics{url: fmt.Sprintf("http://127.0.0.1:%d/metrics", s.metricsPort)}
+	used, err := awaitUsage(ctx, scraped, written, arrived, jaeger, collector)
+	if err != nil {
+		return quietly(ctx, err)
+	}
 	fmt.Println()
 	arrived.print(os.Stdout, topKernels)
 	fmt.Println()
+	used.print(os.Stdout)
+	fmt.Println()
 	printAddress(ctx, os.Stdout, api, arrived.services)
+	fmt.Println("usage", scraped.url)
 	if s.exit {
 		return nil
 	}
@@ -230,6 +241,7 @@ func portsFree(s settings) error {
 		{s.uiPort, "Jaeger's page and API", "JAEGER_UI_PORT"},
 		{s.otlpPort, "Jaeger's OTLP receiver", "JAEGER_OTLP_PORT"},
 		{s.healthPort, "the collector's health check", "COLLECTOR_HEALTH_PORT"},
+		{s.metricsPort, "the collector's Prometheus exporter", "COLLECTOR_PROMETHEUS_PORT"},
 	} {
 		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(p.number)))
 		if errors.Is(err, syscall.EADDRINUSE) {
@@ -288,12 +300,8 @@ func awaitSession(ctx context.Context, api client, written gpuflgen.Summary, chi
 		case ctx.Err() == nil:
 			return last, err
 		}
-		for _, c := range children {
-			select {
-			case <-c.done:
-				return last, c.died()
-			default:
-			}
+		if err := alive(children); err != nil {
+			return last, err
 		}
 		select {
 		case <-ctx.Done():
@@ -302,6 +310,50 @@ func awaitSession(ctx context.Context, api client, written gpuflgen.Summary, chi
 		case <-time.After(500 * time.Millisecond):
 		}
 	}
+}
+
+// awaitUsage scrapes until the connector has divided the device's time up to the last work that
+// Jaeger has, and checks its sums against what was written.
+func awaitUsage(ctx context.Context, m metrics, written gpuflgen.Summary, arrived report, children ...*child) (usage, error) {
+	ctx, cancel := context.WithTimeout(ctx, arriveTimeout)
+	defer cancel()
+	session := time.Duration(arrived.last - arrived.first)
+	var last usage
+	for {
+		now, err := m.read(ctx)
+		switch {
+		case err == nil && now.launches == written.Rows[gpuflgen.RowKernel] && now.observed >= session:
+			if got, want := now.of(semconv.CUDAOperationKernel), time.Duration(written.KernelNanos); got != want {
+				return now, fmt.Errorf("the collector's metrics have %v of kernel time, but %v was written", got, want)
+			}
+			return now, nil
+		case err == nil:
+			last = now
+		case ctx.Err() == nil:
+			return last, err
+		}
+		if err := alive(children); err != nil {
+			return last, err
+		}
+		select {
+		case <-ctx.Done():
+			return last, fmt.Errorf("after %v the collector's metrics have %d of %d kernels and %v of %v\n%s", arriveTimeout,
+				last.launches, written.Rows[gpuflgen.RowKernel], last.observed, session, children[len(children)-1].tail())
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// alive reports a child that has ended.
+func alive(children []*child) error {
+	for _, c := range children {
+		select {
+		case <-c.done:
+			return c.died()
+		default:
+		}
+	}
+	return nil
 }
 
 // httpClient never waits for ever: a Jaeger that accepts connections and does not answer is

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -43,7 +44,7 @@ func newDemo(t *testing.T, env ...string) *demoRun {
 	d.cmd = exec.Command(demo.Find(t), "-collector", collector.Find(t), "-gpufl", gpufl.Find(t),
 		"-jaeger", process.Jaeger.Find(t), "-config", filepath.Join(process.Root(t), "config", "demo.yaml"))
 	d.cmd.Env = append(os.Environ(), "TMPDIR="+d.temp)
-	for _, name := range []string{"JAEGER_UI_PORT", "JAEGER_OTLP_PORT", "COLLECTOR_HEALTH_PORT"} {
+	for _, name := range []string{"JAEGER_UI_PORT", "JAEGER_OTLP_PORT", "COLLECTOR_HEALTH_PORT", "COLLECTOR_PROMETHEUS_PORT"} {
 		addr := process.FreePort(t)
 		_, port, err := net.SplitHostPort(addr)
 		require.NoError(t, err)
@@ -109,8 +110,32 @@ func TestDemoReportsWhatJaegerHas(t *testing.T) {
 	arrived := regexp.MustCompile(`(?m)^spans     \d+, (\d+) of them kernels`).FindStringSubmatch(out)
 	require.NotNil(t, arrived)
 	assert.Equal(t, wrote[1], arrived[1])
-	assert.Len(t, regexp.MustCompile(`(?m)^ *[\d.]+ ms +[\d.]+ % +\d+  +\w+`).FindAllString(out, -1), 5)
+	// Time, share, launches, occupancy, grid fill, what limits it, kernel.
+	kernels := regexp.MustCompile(`(?m)^ *[\d.]+ ms +[\d.]+ % +\d+ +([\d.]+) % +([\d.]+) % +[a-z_, ]+  \w+$`).FindAllStringSubmatch(out, -1)
+	assert.Len(t, kernels, 5)
+	for _, k := range kernels {
+		for _, text := range k[1:] {
+			percent, err := strconv.ParseFloat(text, 64)
+			require.NoError(t, err)
+			assert.True(t, percent > 0 && percent <= 100, k[0])
+		}
+	}
+	// Time, bytes, copies, throughput, part of the link, kind.
+	assert.Regexp(t, `(?m)^ *[\d.]+ ms +[1-9]\d* +[1-9]\d* +[\d.]+ GB/s +[\d.]+ %  HtoD$`, out)
+	assert.Regexp(t, `(?m)^device    NVIDIA H200 GPU-[0-9a-f-]{36}$`, out)
+	assert.Regexp(t, `(?m)^busy      [\d.]+ ms of [\d.]+ ms \([\d.]+ %\)`, out)
+	used := regexp.MustCompile(`(?m)^used      .*kernel ([\d.]+) ms`).FindStringSubmatch(out)
+	require.NotNil(t, used)
+	inJaeger := regexp.MustCompile(`kernels with (\d+\.\d{3})\d*ms of device time`).FindStringSubmatch(out)
+	require.NotNil(t, inJaeger)
+	metrics, err := strconv.ParseFloat(used[1], 64)
+	require.NoError(t, err)
+	spans, err := strconv.ParseFloat(inJaeger[1], 64)
+	require.NoError(t, err)
+	assert.InDelta(t, spans, metrics, 0.0011, "device time of the metrics and of the spans, in ms")
+	assert.Regexp(t, `(?m)^cost      minigpt [\d.]+ USD, _idle [\d.]+ USD: 3\.60 USD an hour$`, out)
 	assert.Contains(t, out, "open  "+d.ui)
+	assert.Contains(t, out, "usage http://"+d.ports[3]+"/metrics")
 	assert.NotContains(t, out, "ctrl-C")
 }
 

@@ -176,12 +176,12 @@ func TestComponents(t *testing.T) {
 		"gpuflog", "otlp", "file_log", "otlp_json_file", "host_metrics", "kafka",
 	})
 	assert.ElementsMatch(t, names(has.Processors), []string{
-		"batch", "memory_limiter", "filter", "transform", "tail_sampling", "interval",
+		"occupancy", "batch", "memory_limiter", "filter", "transform", "tail_sampling", "interval",
 	})
 	assert.ElementsMatch(t, names(has.Exporters), []string{
 		"otlp_grpc", "otlp_http", "debug", "nop", "file", "kafka", "prometheus", "awss3", "clickhouse",
 	})
-	assert.ElementsMatch(t, names(has.Connectors), []string{"forward", "span_metrics"})
+	assert.ElementsMatch(t, names(has.Connectors), []string{"gpu_usage", "forward", "span_metrics"})
 	assert.ElementsMatch(t, names(has.Extensions), []string{
 		"zpages", "file_storage", "health_check", "pprof", "bearertokenauth", "basicauth",
 	})

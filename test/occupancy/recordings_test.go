@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package occupancy_test
+
+import (
+	"bufio"
+	"compress/gzip"
+	"encoding/json"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/testsink"
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
+)
+
+// launch is what a recorder wrote about one kernel, as far as occupancy goes. It had asked CUDA.
+type launch struct {
+	blocks    int64
+	occupancy float64
+	limiter   string
+	block     string
+}
+
+// id names a kernel in the logs of one folder.
+type id struct {
+	session     string
+	correlation int64
+}
+
+// TestRecordedKernels reads each recording through gpuflog and the processor and compares every
+// kernel for which the log has max_active_blocks. They agree on all kernels of all recordings. What
+// recorders call the limiter is one resource; the processor names all that tie, and that one must be
+// among them.
+//
+// Values in golden-* are invented, but the launches that they describe have the occupancy that they
+// claim, with two kinds of kernels to which none can be given:
+//
+//   - a kernel_event whose has_details is false says 0 and "" for its dimensions and all the rest;
+//   - golden-b-flat and golden-c3-session have two devices, and the rows of their kernels do not say
+//     which one ran them. With a setting that says what all devices are, they agree too.
+func TestRecordedKernels(t *testing.T) {
+	root := process.Recordings(t)
+	settings := map[string]any{"devices": []any{map[string]any{"match": "*", "compute_capability": "9.0", "sm_count": 132}}}
+	for _, c := range []struct {
+		folder   string
+		settings map[string]any
+		// kernels are those with max_active_blocks, without those of them that can have no occupancy.
+		kernels, without int
+	}{
+		{"a2-h200", nil, 401, 0},
+		{"c2-h200-engines", nil, 60, 0},
+		{"c3-h200-minigpt", nil, 2180, 0},
+		{"c3-h200-scopes", nil, 22, 0},
+		{"golden-a2-flat", nil, 3, 1},
+		{"golden-b-flat", nil, 2, 2},
+		{"golden-b-flat", settings, 2, 0},
+		{"golden-c3-session", nil, 1, 1},
+		{"golden-c3-session", settings, 1, 0},
+	} {
+		name := c.folder
+		if c.settings != nil {
+			name += " with settings"
+		}
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(root, c.folder)
+			want := recorded(t, dir)
+			require.Len(t, want, c.kernels)
+			store := start(t, "gpuflog", map[string]any{"include": []string{dir}, "poll_interval": "50ms"}, c.settings)
+			kernels := func() map[id]testsink.Span {
+				out := map[id]testsink.Span{}
+				for _, span := range store.Spans() {
+					n, ok := span.Attrs["cuda.correlation.id"].(int64)
+					if k := (id{span.Session, n}); ok && span.Attrs["cuda.operation"] == "kernel" {
+						if _, isWanted := want[k]; isWanted {
+							out[k] = span
+						}
+					}
+				}
+				return out
+			}
+			store.Settle(time.Second, 60*time.Second, func() bool { return len(kernels()) >= len(want) })
+			got := kernels()
+			without := 0
+			for k, w := range want {
+				span, ok := got[k]
+				if !assert.True(t, ok, "no span for %+v", k) {
+					continue
+				}
+				if w.block == "" || c.kernels == c.without {
+					without++
+					for key := range span.Attrs {
+						assert.False(t, strings.HasPrefix(key, "cuda.occupancy.") && !known[key], "%s of %+v", key, k)
+					}
+					continue
+				}
+				assert.Equal(t, w.blocks, span.Attrs["cuda.occupancy.active_blocks_per_sm"], "%+v: %+v", k, w)
+				assert.InDelta(t, w.occupancy, span.Attrs["cuda.occupancy.theoretical"], 1e-6, "%+v: %+v", k, w)
+				assert.InDelta(t, w.occupancy, span.Attrs["cuda.occupancy.reported"], 1e-6, "%+v: %+v", k, w)
+				assert.Contains(t, span.Attrs["cuda.occupancy.limiter"], w.limiter, "%+v: %+v", k, w)
+				fill, ok := span.Attrs["cuda.occupancy.grid_fill"].(float64)
+				assert.True(t, ok && fill > 0 && fill <= 1, "%+v: fill %v", k, span.Attrs["cuda.occupancy.grid_fill"])
+			}
+			assert.Equal(t, c.without, without)
+		})
+	}
+}
+
+// known are attributes that a kernel without a computed occupancy may have: what the source said, and
+// why there is no more.
+var known = map[string]bool{
+	"cuda.occupancy.reported": true, "cuda.occupancy.reported_limiter": true, "cuda.occupancy.unavailable": true,
+}
+
+// recorded reads what the recorder says of each kernel: A2 in the kernel_event, later generations in
+// the kernel_detail.
+func recorded(t *testing.T, dir string) map[id]launch {
+	t.Helper()
+	out := map[id]launch{}
+	require.NoError(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.Contains(entry.Name(), ".log") {
+			return err
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = f.Close() }()
+		var r io.Reader = f
+		if strings.HasSuffix(path, ".gz") {
+			if r, err = gzip.NewReader(f); err != nil {
+				return err
+			}
+		}
+		lines := bufio.NewScanner(r)
+		lines.Buffer(nil, 16<<20)
+		for lines.Scan() {
+			var line map[string]any
+			if json.Unmarshal(lines.Bytes(), &line) != nil || line["max_active_blocks"] == nil {
+				continue
+			}
+			session, _ := line["session_id"].(string)
+			k := id{session, int64(number(t, line["corr_id"]))}
+			limiter, _ := line["limiting_resource"].(string)
+			if limiter == "shared_mem" {
+				limiter = "shared_memory"
+			}
+			block, _ := line["block"].(string)
+			require.NotContains(t, out, k, "two kernels of one correlation id")
+			out[k] = launch{
+				blocks: int64(number(t, line["max_active_blocks"])), occupancy: number(t, line["occupancy"]),
+				limiter: limiter, block: block,
+			}
+		}
+		return lines.Err()
+	}))
+	return out
+}
+
+// number reads a number; some generations write a few of theirs in quotes.
+func number(t *testing.T, v any) float64 {
+	t.Helper()
+	switch v := v.(type) {
+	case float64:
+		return v
+	case string:
+		n, err := strconv.ParseFloat(v, 64)
+		require.NoError(t, err)
+		return n
+	default:
+		require.Fail(t, "no number", "%v", v)
+		return 0
+	}
+}

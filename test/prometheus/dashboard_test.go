@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package prometheus_test
+
+import (
+	"encoding/json"
+	"math"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
+)
+
+// dashboard is the part of Grafana's JSON that this repository has an opinion on.
+type dashboard struct {
+	UID           string  `json:"uid"`
+	SchemaVersion int     `json:"schemaVersion"`
+	Panels        []panel `json:"panels"`
+	Templating    struct {
+		List []variable `json:"list"`
+	} `json:"templating"`
+}
+
+type panel struct {
+	ID         int          `json:"id"`
+	Type       string       `json:"type"`
+	Title      string       `json:"title"`
+	Datasource *datasource  `json:"datasource"`
+	Targets    []target     `json:"targets"`
+	Panels     []panel      `json:"panels"`
+	GridPos    gridPosition `json:"gridPos"`
+}
+
+type gridPosition struct{ X, Y, W, H int }
+
+type target struct {
+	Datasource *datasource `json:"datasource"`
+	Expr       string      `json:"expr"`
+	RefID      string      `json:"refId"`
+}
+
+type datasource struct {
+	Type string `json:"type"`
+	UID  string `json:"uid"`
+}
+
+type variable struct {
+	Name     string `json:"name"`
+	Type     string `json:"type"`
+	AllValue string `json:"allValue"`
+	Query    any    `json:"query"`
+}
+
+func readDashboard(t *testing.T) dashboard {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(process.Root(t), "examples", "grafana", "gpuflight.json"))
+	require.NoError(t, err)
+	var d dashboard
+	require.NoError(t, json.Unmarshal(text, &d))
+	return d
+}
+
+// queries returns the panels that ask Prometheus something.
+func (d dashboard) queries() (out []panel) {
+	for _, p := range d.Panels {
+		if p.Type != "row" {
+			out = append(out, p)
+		}
+		out = append(out, dashboard{Panels: p.Panels}.queries()...)
+	}
+	return out
+}
+
+// substitute does what Grafana does with the variables of an expression, for a range of five
+// minutes. The test fails where one is left.
+func substitute(t *testing.T, d dashboard, expr string) string {
+	t.Helper()
+	for name, value := range map[string]string{"$__rate_interval": "1m", "$__range": "5m"} {
+		expr = strings.ReplaceAll(expr, name, value)
+	}
+	for _, v := range d.Templating.List {
+		if v.Type == "query" {
+			expr = strings.ReplaceAll(expr, "$"+v.Name, v.AllValue)
+		}
+	}
+	require.NotContains(t, expr, "$")
+	return expr
+}
+
+func TestDashboardIsWellFormed(t *testing.T) {
+	d := readDashboard(t)
+	assert.NotEmpty(t, d.UID)
+	assert.GreaterOrEqual(t, d.SchemaVersion, 39, "Grafana 10")
+	names := map[string]string{}
+	for _, v := range d.Templating.List {
+		names[v.Name] = v.Type
+	}
+	assert.Equal(t, map[string]string{"datasource": "datasource", "service": "query", "device": "query"}, names)
+
+	ids := map[int]bool{}
+	var taken [][24]bool
+	for _, p := range d.Panels {
+		assert.False(t, ids[p.ID], "id %d of %q is used twice", p.ID, p.Title)
+		ids[p.ID] = true
+		assert.NotEmpty(t, p.Title)
+		g := p.GridPos
+		require.True(t, g.W > 0 && g.H > 0 && g.X >= 0 && g.X+g.W <= 24, "%q at %+v", p.Title, g)
+		for y := g.Y; y < g.Y+g.H; y++ {
+			for len(taken) <= y {
+				taken = append(taken, [24]bool{})
+			}
+			for x := g.X; x < g.X+g.W; x++ {
+				require.False(t, taken[y][x], "%q lies over another panel", p.Title)
+				taken[y][x] = true
+			}
+		}
+	}
+	source := datasource{Type: "prometheus", UID: "${datasource}"}
+	for _, p := range d.queries() {
+		assert.Equal(t, &source, p.Datasource, p.Title)
+		require.NotEmpty(t, p.Targets, p.Title)
+		refs := map[string]bool{}
+		for _, q := range p.Targets {
+			assert.Equal(t, &source, q.Datasource, p.Title)
+			assert.False(t, refs[q.RefID], "%s: %s is used twice", p.Title, q.RefID)
+			refs[q.RefID] = true
+			substitute(t, d, q.Expr)
+		}
+	}
+}
+
+// checkDashboard asks Prometheus every question of the dashboard. Each must be answered with
+// something: the data that the caller has sent cover all of them but those in without.
+func checkDashboard(t *testing.T, s *server, without map[string]string) {
+	t.Helper()
+	d := readDashboard(t)
+	asked := 0
+	for _, p := range d.queries() {
+		for _, q := range p.Targets {
+			asked++
+			expr := substitute(t, d, q.Expr)
+			got := s.query(expr) // fails where it is no valid query
+			if reason, ok := without[p.Title+"/"+q.RefID]; ok {
+				assert.Empty(t, got, "%s, %s: %s, so why is there an answer?", p.Title, q.RefID, reason)
+				continue
+			}
+			if assert.NotEmpty(t, got, "%s, %s: %s", p.Title, q.RefID, expr) {
+				// A quantile of what did not grow in the range is not a number, and Grafana draws nothing.
+				numbers := 0
+				for _, series := range got {
+					if !math.IsNaN(series.value) {
+						numbers++
+						assert.GreaterOrEqual(t, series.value, 0.0, "%s, %s: %v", p.Title, q.RefID, series.labels)
+					}
+				}
+				assert.Positive(t, numbers, "%s, %s: nothing but NaN", p.Title, q.RefID)
+			}
+		}
+	}
+	assert.Greater(t, asked, 20)
+
+	labelValues := regexp.MustCompile(`^label_values\((\w+), (\w+)\)$`)
+	for _, v := range d.Templating.List {
+		if v.Type != "query" {
+			continue
+		}
+		query, ok := v.Query.(map[string]any)
+		require.True(t, ok, "variable %s", v.Name)
+		text, _ := query["query"].(string)
+		m := labelValues.FindStringSubmatch(text)
+		require.NotNil(t, m, "variable %s: %q", v.Name, text)
+		var values []string
+		s.get("/api/v1/label/"+m[2]+"/values", url.Values{"match[]": {m[1]}}, &values)
+		assert.NotEmpty(t, values, "variable %s", v.Name)
+	}
+}
+
+// checkDocumentation evaluates the queries of docs/prometheus.md: those on native histograms, where
+// there are none, and the alert, which nothing here sets off, have no answer but must be valid.
+func checkDocumentation(t *testing.T, s *server) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(process.Root(t), "docs", "prometheus.md"))
+	require.NoError(t, err)
+	answered, asked := 0, 0
+	for _, block := range regexp.MustCompile("(?s)```promql\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+		// A query begins with a letter at the start of a line; what is indented goes on with it.
+		starts := regexp.MustCompile(`(?m)^[a-z]`).FindAllStringIndex(block[1], -1)
+		for i, at := range starts {
+			end := len(block[1])
+			if i+1 < len(starts) {
+				end = starts[i+1][0]
+			}
+			asked++
+			if len(s.query(block[1][at[0]:end])) > 0 { // fails where it is no valid query
+				answered++
+			}
+		}
+	}
+	assert.Equal(t, 11, asked)
+	assert.Equal(t, asked-3, answered)
+}
