@@ -57,6 +57,7 @@ test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo $(TOOLS)/prometheus #
 .PHONY: bench
 bench: build ## Measure our components against contrib's on the same data
 	$(GO) run ./test/bench/spans
+	$(GO) run ./test/bench/nvml
 	$(GO) run ./test/bench
 
 .PHONY: fuzz

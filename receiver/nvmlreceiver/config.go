@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvmlreceiver
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/scraper/scraperhelper"
+
+	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/device"
+	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/metadata"
+	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/procfs"
+)
+
+// Config is the receiver's configuration.
+type Config struct {
+	// ControllerConfig holds collection_interval, initial_delay and timeout. A device that has not
+	// answered after four fifths of the timeout is reported as failed; the rest is for handing on.
+	scraperhelper.ControllerConfig `mapstructure:",squash"`
+	// MetricsBuilderConfig switches single metrics off.
+	metadata.MetricsBuilderConfig `mapstructure:",squash"`
+
+	// Devices to read: an index, a UUID, or a glob on UUID or name. Empty for all.
+	Devices []string `mapstructure:"devices"`
+	// Groups of calls with a pace of their own.
+	Groups GroupsConfig `mapstructure:"groups"`
+	// XID errors as logs, and counted in hw.errors.
+	XID XIDConfig `mapstructure:"xid"`
+	// LibraryPath is the NVML library, "" for the one that the dynamic linker finds.
+	LibraryPath string `mapstructure:"library_path"`
+	// RootPath is where the host's file system is seen: /proc below it tells about processes.
+	RootPath string `mapstructure:"root_path"`
+	// MaxProcesses bounds the processes that are reported, by device.
+	MaxProcesses int `mapstructure:"max_processes"`
+}
+
+// GroupsConfig are the groups of calls besides the fast ones, which every scrape makes.
+type GroupsConfig struct {
+	// Slow are limits, highest clocks, ECC and row remapping.
+	Slow GroupConfig `mapstructure:"slow"`
+	// GPM are the profiling metrics of Hopper and later.
+	GPM GroupConfig `mapstructure:"gpm"`
+	// Processes are the processes on each device.
+	Processes GroupConfig `mapstructure:"processes"`
+	// Samples is utilisation as the mean of the driver's buffered samples. They are read between
+	// scrapes too where these are further apart than its interval, which is 7 s unless set.
+	Samples GroupConfig `mapstructure:"samples"`
+}
+
+// GroupConfig is one group.
+type GroupConfig struct {
+	Enabled bool `mapstructure:"enabled"`
+	// Interval is the least time between two rounds, 0 for every scrape.
+	Interval time.Duration `mapstructure:"interval"`
+	// prevent unkeyed literal initialization
+	_ struct{}
+}
+
+// XIDConfig says whether to listen to XID errors.
+type XIDConfig struct {
+	Enabled bool `mapstructure:"enabled"`
+	// prevent unkeyed literal initialization
+	_ struct{}
+}
+
+const (
+	defaultInterval  = 10 * time.Second
+	defaultTimeout   = 5 * time.Second
+	defaultSlow      = time.Minute
+	defaultSamples   = 7 * time.Second
+	defaultProcesses = 256
+	// longestSamples is how far the driver's buffer reaches; see device.
+	longestSamples = 14 * time.Second
+)
+
+func createDefaultConfig() component.Config {
+	c := &Config{
+		ControllerConfig:     scraperhelper.NewDefaultControllerConfig(),
+		MetricsBuilderConfig: metadata.NewDefaultMetricsBuilderConfig(),
+		Groups: GroupsConfig{
+			Slow:      GroupConfig{Enabled: true, Interval: defaultSlow},
+			GPM:       GroupConfig{Enabled: true},
+			Processes: GroupConfig{Enabled: true},
+			Samples:   GroupConfig{Enabled: true, Interval: defaultSamples},
+		},
+		XID:          XIDConfig{Enabled: true},
+		RootPath:     "/",
+		MaxProcesses: defaultProcesses,
+	}
+	c.CollectionInterval = defaultInterval
+	c.InitialDelay = time.Second
+	c.Timeout = defaultTimeout
+	return c
+}
+
+// Validate reports settings that cannot work.
+func (c *Config) Validate() error {
+	var errs []error
+	if c.Timeout <= 0 {
+		errs = append(errs, errors.New("timeout must be above 0: it is what keeps a hanging driver from hanging the scrape"))
+	}
+	if c.CollectionInterval > 0 && c.Timeout > c.CollectionInterval {
+		errs = append(errs, fmt.Errorf("timeout is %v: it must not be above collection_interval, which is %v", c.Timeout, c.CollectionInterval))
+	}
+	for name, g := range map[string]GroupConfig{"slow": c.Groups.Slow, "gpm": c.Groups.GPM, "processes": c.Groups.Processes, "samples": c.Groups.Samples} {
+		if g.Interval < 0 {
+			errs = append(errs, fmt.Errorf("groups.%s.interval is %v: set 0 for every scrape, or a longer time", name, g.Interval))
+		}
+	}
+	if s := c.Groups.Samples; s.Enabled && (s.Interval == 0 || s.Interval > longestSamples) {
+		errs = append(errs, fmt.Errorf("groups.samples.interval is %v: it must be above 0 and at most %v, because the driver keeps samples no longer", s.Interval, longestSamples))
+	}
+	for _, d := range c.Devices {
+		if _, err := path.Match(d, ""); err != nil || strings.TrimSpace(d) == "" {
+			errs = append(errs, fmt.Errorf("devices has %q: give an index such as \"0\", a UUID, or a glob such as \"*H100*\"", d))
+		}
+	}
+	if c.MaxProcesses <= 0 {
+		errs = append(errs, errors.New("max_processes must be above 0; to report no processes, set groups.processes.enabled to false"))
+	}
+	if !path.IsAbs(c.RootPath) {
+		errs = append(errs, fmt.Errorf("root_path is %q: it must be absolute, for example /hostfs", c.RootPath))
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Config) options() device.Options {
+	group := func(g GroupConfig) device.Group { return device.Group{Enabled: g.Enabled, Interval: g.Interval} }
+	o := device.Options{
+		LibraryPath: c.LibraryPath,
+		Interval:    c.CollectionInterval,
+		Slow:        group(c.Groups.Slow),
+		GPM:         group(c.Groups.GPM),
+		Processes:   group(c.Groups.Processes),
+		// At a scrape the samples are always read; the interval is for the time between.
+		Samples:      device.Group{Enabled: c.Groups.Samples.Enabled},
+		MaxProcesses: c.MaxProcesses,
+		Select:       c.Devices,
+		Proc:         procfs.New(c.RootPath),
+	}
+	return o
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package gpu holds what one reading of a device says, in plain types: the contract between the
+// package that calls NVML and the receiver that makes telemetry of it. It knows neither, and nothing
+// of OpenTelemetry. Its values belong to one goroutine at a time.
+package gpu
+
+import (
+	"errors"
+	"time"
+
+	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/procfs"
+)
+
+// Metric says what a point measures.
+type Metric uint8
+
+// The metrics. The words behind each are its unit, what Int or Float holds, and what Label and
+// Detail say.
+const (
+	Utilization                 Metric = iota // 1, Float; Label: task
+	MemoryUsage                               // By, Int
+	MemoryLimit                               // By, Int
+	MemoryReserved                            // By, Int
+	MemoryUtilization                         // 1, Float
+	MemoryControllerUtilization               // 1, Float
+	MemoryBandwidthUtilization                // 1, Float
+	IO                                        // By, Int, counter; Label: direction
+	InterconnectIO                            // By, Int, counter; Label: type, Detail: direction
+	Speed                                     // Hz, Int; Label: clock domain
+	SpeedLimit                                // Hz, Int; Label: clock domain, Detail: limit type
+	ThrottleActive                            // 1, Int; Label: reason
+	ThrottleDuration                          // s, Float, counter; Label: reason
+	SMUtilization                             // 1, Float
+	SMOccupancy                               // 1, Float
+	PipeUtilization                           // 1, Float; Label: pipe
+	Energy                                    // J, Float, counter
+	Power                                     // W, Float
+	PowerLimit                                // W, Float; Label: limit type
+	Temperature                               // Cel, Float; Label: sensor, "" for the device's own
+	TemperatureLimit                          // Cel, Float; Label: limit type, Detail: sensor or ""
+	FanSpeed                                  // 1, Float; Label: sensor, "" where there is one fan
+	Errors                                    // {error}, Int, counter; Label: error type
+)
+
+// Point is one value of a device at the reading's time.
+type Point struct {
+	Metric        Metric
+	Int           int64
+	Float         float64
+	Label, Detail string
+	// Since is when a counter began to count; zero for everything else.
+	Since time.Time
+}
+
+// Identity names a device.
+type Identity struct {
+	// ID is the UUID with its prefix: GPU- or MIG-.
+	ID   string
+	Name string
+	// Parent is the ID of the GPU that a MIG device is a part of, else "".
+	Parent string
+	// Index is NVML's number of the device (of its parent for a MIG device). It may change when
+	// devices come and go.
+	Index int
+}
+
+// Process is a process that uses a device.
+type Process struct {
+	procfs.Info
+	// MemoryBytes is valid if HasMemory, Utilization (0–1) if HasUtilization.
+	MemoryBytes    int64
+	Utilization    float64
+	HasMemory      bool
+	HasUtilization bool
+}
+
+// CallError is an NVML call that failed.
+type CallError struct{ Call, Code string }
+
+// Unsupported is an NVML call that the device does not offer, or that the process may not make, and
+// what NVML said.
+type Unsupported struct {
+	Call, Code string
+	Forbidden  bool
+}
+
+// GroupTime is how long a group of calls took.
+type GroupTime struct {
+	Group    string
+	Duration time.Duration
+}
+
+// Reading is what one device said.
+type Reading struct {
+	Time      time.Time
+	Points    []Point
+	Processes []Process
+	// ProcessesDropped are processes beyond the bound.
+	ProcessesDropped int
+	// Degraded says that the device works, but slower than it could or with damaged memory.
+	Degraded bool
+	// Lost is why nothing could be read; nil for a device that answers.
+	Lost error
+	// Errors are calls that failed, at most [MaxErrors]; Unsupported those found missing in this
+	// reading, each told once in a device's life.
+	Errors      []CallError
+	Unsupported []Unsupported
+	Groups      []GroupTime
+}
+
+// MaxErrors bounds the errors of one reading.
+const MaxErrors = 256
+
+// XID is an XID error of a device.
+type XID struct {
+	Device Identity
+	Code   uint64
+	Time   time.Time
+}
+
+// Device is one GPU or MIG device. Its methods may block for as long as the driver does, and are not
+// safe for concurrent use.
+type Device interface {
+	Identity() Identity
+	// Read reads all that is due.
+	Read() Reading
+	// ReadSamples collects the driver's buffered samples before they are overwritten.
+	ReadSamples()
+}
+
+// Driver is NVML. Its methods may block. Open, List and Close belong to one goroutine; devices may be
+// read and Events be waiting beside them.
+type Driver interface {
+	// Open loads and initialises the library.
+	Open() error
+	// List finds the devices. A device that was seen before is the same value.
+	List() ([]Device, error)
+	// Events waits up to timeout for XID errors, and returns those that came and whether more of
+	// them can come. One goroutine at a time may wait.
+	Events(timeout time.Duration) (xids []XID, supported bool, err error)
+	// Close releases the library, or returns ErrBusy while a call is under way that would be cut off.
+	Close() error
+}
+
+// ErrBusy says that a call of the driver is still under way.
+var ErrBusy = errors.New("a call of the driver has not returned")
+
+// ErrRestart marks errors after which only closing and opening the library helps.
+var ErrRestart = errors.New("the driver has to be opened again")
