@@ -12,9 +12,10 @@ import (
 	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/collector/connector"
 	"go.opentelemetry.io/collector/consumer"
-	"go.opentelemetry.io/collector/extension/xextension/storage"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.uber.org/zap"
+
+	"github.com/gpuflight/gpuflight/internal/storageclient"
 )
 
 // usageConnector takes traces and exports metrics at intervals. Parsing runs in the callers'
@@ -69,7 +70,7 @@ func (c *usageConnector) Start(ctx context.Context, host component.Host) (err er
 	if c.tel, err = newTelemetry(c.set); err != nil {
 		return err
 	}
-	client, err := openStorage(ctx, c.cfg.Storage, host, c.set.ID)
+	client, err := storageclient.Open(ctx, c.cfg.Storage, host, component.KindConnector, c.set.ID)
 	if err != nil {
 		return err
 	}
@@ -95,22 +96,6 @@ func (c *usageConnector) Start(ctx context.Context, host component.Host) (err er
 		}
 	}()
 	return nil
-}
-
-// openStorage returns the client of the storage extension with the given id, nil for none.
-func openStorage(ctx context.Context, id *component.ID, host component.Host, owner component.ID) (storage.Client, error) {
-	if id == nil {
-		return nil, nil
-	}
-	ext, ok := host.GetExtensions()[*id]
-	if !ok {
-		return nil, fmt.Errorf("storage %q is not configured: add it to extensions and to service::extensions", id)
-	}
-	st, ok := ext.(storage.Extension)
-	if !ok {
-		return nil, fmt.Errorf("storage %q is not a storage extension: use for example file_storage", id)
-	}
-	return st.GetClient(ctx, component.KindConnector, owner, "")
 }
 
 // restore loads what an earlier run has stored. A state that cannot be used is given up.

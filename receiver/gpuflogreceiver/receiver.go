@@ -5,7 +5,6 @@ package gpuflogreceiver
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 
 	"go.opentelemetry.io/collector/component"
@@ -14,6 +13,7 @@ import (
 	"go.opentelemetry.io/collector/receiver/receiverhelper"
 	"go.uber.org/zap"
 
+	"github.com/gpuflight/gpuflight/internal/storageclient"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/fileset"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/metadata"
 )
@@ -65,7 +65,7 @@ func (r *gpuflogReceiver) Start(ctx context.Context, host component.Host) (err e
 	if err != nil {
 		return err
 	}
-	if r.store, err = openStorage(ctx, r.cfg.Storage, host, r.set.ID); err != nil {
+	if r.store, err = storageclient.Open(ctx, r.cfg.Storage, host, component.KindReceiver, r.set.ID); err != nil {
 		return errors.Join(err, files.Close())
 	}
 	if r.store == nil {
@@ -111,20 +111,4 @@ func (r *gpuflogReceiver) Shutdown(ctx context.Context) (err error) {
 		r.tel.Shutdown()
 	}
 	return err
-}
-
-// openStorage returns the client of the storage extension with the given id, nil for none.
-func openStorage(ctx context.Context, id *component.ID, host component.Host, receiverID component.ID) (storage.Client, error) {
-	if id == nil {
-		return nil, nil
-	}
-	ext, ok := host.GetExtensions()[*id]
-	if !ok {
-		return nil, fmt.Errorf("storage %q is not configured: add it to extensions and to service::extensions", id)
-	}
-	st, ok := ext.(storage.Extension)
-	if !ok {
-		return nil, fmt.Errorf("storage %q is not a storage extension: use for example file_storage", id)
-	}
-	return st.GetClient(ctx, component.KindReceiver, receiverID, "")
 }

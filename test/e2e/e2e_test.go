@@ -7,9 +7,7 @@
 package e2e_test
 
 import (
-	"bufio"
 	"bytes"
-	"compress/gzip"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -295,39 +293,21 @@ func compare(t *testing.T, dirs []string, settings map[string]any) {
 func countKernels(t *testing.T, dirs []string) (n int) {
 	t.Helper()
 	for _, dir := range dirs {
-		require.NoError(t, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-			if err != nil || d.IsDir() || !strings.Contains(d.Name(), "device.") || strings.HasSuffix(path, ".json") {
-				return err
+		process.Lines(t, dir, func(path string, line []byte) {
+			if !strings.Contains(filepath.Base(path), "device.") {
+				return
 			}
-			file, err := os.Open(path)
-			if err != nil {
-				return err
+			var r struct {
+				Rows []json.RawMessage `json:"rows"`
 			}
-			defer func() { _ = file.Close() }()
-			var in io.Reader = file
-			if strings.HasSuffix(path, ".gz") {
-				if in, err = gzip.NewReader(file); err != nil {
-					return err
-				}
+			switch {
+			case bytes.Contains(line, []byte(`"type":"kernel_event"`)):
+				n++
+			case bytes.Contains(line, []byte(`"type":"kernel_event_batch"`)):
+				require.NoError(t, json.Unmarshal(line, &r))
+				n += len(r.Rows)
 			}
-			lines := bufio.NewScanner(in)
-			lines.Buffer(nil, 64<<20)
-			for lines.Scan() {
-				var r struct {
-					Rows []json.RawMessage `json:"rows"`
-				}
-				switch line := lines.Bytes(); {
-				case bytes.Contains(line, []byte(`"type":"kernel_event"`)):
-					n++
-				case bytes.Contains(line, []byte(`"type":"kernel_event_batch"`)):
-					if err := json.Unmarshal(line, &r); err != nil {
-						return err
-					}
-					n += len(r.Rows)
-				}
-			}
-			return lines.Err()
-		}))
+		})
 	}
 	require.Positive(t, n)
 	return n

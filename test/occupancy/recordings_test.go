@@ -5,12 +5,7 @@
 package occupancy_test
 
 import (
-	"bufio"
-	"compress/gzip"
 	"encoding/json"
-	"io"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -127,43 +122,24 @@ var known = map[string]bool{
 func recorded(t *testing.T, dir string) map[id]launch {
 	t.Helper()
 	out := map[id]launch{}
-	require.NoError(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || !strings.Contains(entry.Name(), ".log") {
-			return err
+	process.Lines(t, dir, func(_ string, text []byte) {
+		var line map[string]any
+		if json.Unmarshal(text, &line) != nil || line["max_active_blocks"] == nil {
+			return
 		}
-		f, err := os.Open(path)
-		if err != nil {
-			return err
+		session, _ := line["session_id"].(string)
+		k := id{session, int64(number(t, line["corr_id"]))}
+		limiter, _ := line["limiting_resource"].(string)
+		if limiter == "shared_mem" {
+			limiter = "shared_memory"
 		}
-		defer func() { _ = f.Close() }()
-		var r io.Reader = f
-		if strings.HasSuffix(path, ".gz") {
-			if r, err = gzip.NewReader(f); err != nil {
-				return err
-			}
+		block, _ := line["block"].(string)
+		require.NotContains(t, out, k, "two kernels of one correlation id")
+		out[k] = launch{
+			blocks: int64(number(t, line["max_active_blocks"])), occupancy: number(t, line["occupancy"]),
+			limiter: limiter, block: block,
 		}
-		lines := bufio.NewScanner(r)
-		lines.Buffer(nil, 16<<20)
-		for lines.Scan() {
-			var line map[string]any
-			if json.Unmarshal(lines.Bytes(), &line) != nil || line["max_active_blocks"] == nil {
-				continue
-			}
-			session, _ := line["session_id"].(string)
-			k := id{session, int64(number(t, line["corr_id"]))}
-			limiter, _ := line["limiting_resource"].(string)
-			if limiter == "shared_mem" {
-				limiter = "shared_memory"
-			}
-			block, _ := line["block"].(string)
-			require.NotContains(t, out, k, "two kernels of one correlation id")
-			out[k] = launch{
-				blocks: int64(number(t, line["max_active_blocks"])), occupancy: number(t, line["occupancy"]),
-				limiter: limiter, block: block,
-			}
-		}
-		return lines.Err()
-	}))
+	})
 	return out
 }
 

@@ -5,20 +5,16 @@
 package recordings_test
 
 import (
-	"bufio"
 	"bytes"
-	"compress/gzip"
 	"encoding/json"
-	"errors"
-	"io"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
 )
 
 // This file counts what the raw lines of a folder say, with encoding/json and none of the decoder's
@@ -131,42 +127,6 @@ type session struct {
 	counters   []record
 }
 
-// lines calls f with each line of each log file under dir, in no particular order of files.
-func lines(t *testing.T, dir string, f func(path string, line []byte)) {
-	t.Helper()
-	require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		base := filepath.Base(path)
-		isLog := strings.HasSuffix(base, ".log") || strings.HasSuffix(base, ".log.gz")
-		if err != nil || d.IsDir() || !isLog {
-			return err
-		}
-		file, err := os.Open(path)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = file.Close() }()
-		var in io.Reader = file
-		if strings.HasSuffix(base, ".gz") {
-			if in, err = gzip.NewReader(file); err != nil {
-				return err
-			}
-		}
-		buf := bufio.NewReaderSize(in, 1<<20)
-		for {
-			line, err := buf.ReadBytes('\n')
-			if line = bytes.TrimSpace(line); len(line) > 0 {
-				f(path, line)
-			}
-			if errors.Is(err, io.EOF) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-		}
-	}))
-}
-
 // allChannels are the records that upstream copies into every channel of a session.
 var allChannels = map[string]bool{
 	"init": true, "job_start": true, "shutdown": true, "dictionary_update": true,
@@ -189,7 +149,7 @@ func recount(t *testing.T, dir string) map[string]*session {
 	}
 	seen := map[string]bool{}
 	var records []record
-	lines(t, dir, func(path string, line []byte) {
+	process.Lines(t, dir, func(path string, line []byte) {
 		dec := json.NewDecoder(bytes.NewReader(line))
 		dec.UseNumber()
 		var r record

@@ -11,9 +11,13 @@
 package process
 
 import (
+	"bufio"
 	"bytes"
+	"compress/gzip"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -96,6 +100,44 @@ func Recordings(t testing.TB) string {
 		t.Skipf("no recordings beside the repository: %v", err)
 	}
 	return dir
+}
+
+// Lines calls f with each line of each log file under dir, in no particular order of files.
+func Lines(t testing.TB, dir string, f func(path string, line []byte)) {
+	t.Helper()
+	if err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		base := filepath.Base(path)
+		isLog := strings.HasSuffix(base, ".log") || strings.HasSuffix(base, ".log.gz")
+		if err != nil || d.IsDir() || !isLog {
+			return err
+		}
+		file, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = file.Close() }()
+		var in io.Reader = file
+		if strings.HasSuffix(base, ".gz") {
+			if in, err = gzip.NewReader(file); err != nil {
+				return err
+			}
+		}
+		buf := bufio.NewReaderSize(in, 1<<20)
+		for {
+			line, err := buf.ReadBytes('\n')
+			if line = bytes.TrimSpace(line); len(line) > 0 {
+				f(path, line)
+			}
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Process is a running program.
