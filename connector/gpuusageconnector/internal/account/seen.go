@@ -28,8 +28,6 @@ type Seen struct {
 	// seed and factor are the secret of mix.
 	seed, factor uint64
 	cur, old     table
-	// touched keeps the compiler from seeing that Touch is in vain.
-	touched uint64
 }
 
 // NewSeen returns an empty set that remembers at least the last limit keys, at least one.
@@ -71,25 +69,6 @@ func (s *Seen) Add(key uint64) bool {
 	_, _, known := s.old.find(m)
 	s.put(i, m)
 	return !known
-}
-
-// Touch fetches from memory what Add will need for the keys. A large set lies outside of the
-// processor's caches; Add waits for it key by key, where Touch asks for many at once. So who has a
-// batch of keys, a few hundred at best, touches them all and then adds them one by one: the
-// larger the set, the more that saves (BenchmarkSeenAdd). It changes nothing in the set.
-func (s *Seen) Touch(keys []uint64) {
-	cur, old := s.cur.slots, s.old.slots
-	var sum uint64
-	for _, key := range keys {
-		m := s.mix(key)
-		if i, _ := bits.Mul64(m, uint64(len(cur))); i < uint64(len(cur)) {
-			sum += cur[i]
-		}
-		if i, _ := bits.Mul64(m, uint64(len(old))); i < uint64(len(old)) {
-			sum += old[i]
-		}
-	}
-	s.touched = sum
 }
 
 // put adds a number that find did not find in the younger table, but for which it found slot i.

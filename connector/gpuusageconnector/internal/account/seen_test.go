@@ -31,7 +31,6 @@ func TestSeenKnowsAtLeastTheLastKeys(t *testing.T) {
 			order := []uint64{}     // keys in order of being met
 			for i := range 20_000 {
 				key := r.Uint64N(uint64(4*limit) + 2) // 0 is among them
-				s.Touch([]uint64{key, 0})
 				fresh := s.Add(key)
 				last, ever := met[key]
 				if !ever {
@@ -166,26 +165,10 @@ func FuzzSeenState(f *testing.F) {
 }
 
 func BenchmarkSeenAdd(b *testing.B) {
-	for _, batch := range []int{1, 256} {
-		b.Run(fmt.Sprint("batch of ", batch), func(b *testing.B) {
-			b.ReportAllocs()
-			s := NewSeen(1_000_000)
-			r := rand.NewPCG(1, 1)
-			keys := make([]uint64, batch)
-			i := batch
-			for b.Loop() {
-				if i == batch {
-					i = 0
-					for k := range keys {
-						keys[k] = r.Uint64()
-					}
-					if batch > 1 {
-						s.Touch(keys)
-					}
-				}
-				s.Add(keys[i])
-				i++
-			}
-		})
+	b.ReportAllocs()
+	s := NewSeen(1_000_000)
+	r := rand.NewPCG(1, 1)
+	for b.Loop() {
+		s.Add(r.Uint64())
 	}
 }
