@@ -10,7 +10,7 @@ import (
 
 	"go.opentelemetry.io/collector/component"
 
-	"github.com/gpuflight/gpuflight/connector/gpuusageconnector/internal/histogram"
+	"github.com/gpuflight/gpuflight/internal/histogram"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 

@@ -6,8 +6,8 @@ import (
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 
-	"github.com/gpuflight/gpuflight/connector/gpuusageconnector/internal/histogram"
 	"github.com/gpuflight/gpuflight/connector/gpuusageconnector/internal/metadata"
+	"github.com/gpuflight/gpuflight/internal/histogram"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 

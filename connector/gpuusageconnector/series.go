@@ -7,7 +7,7 @@ import (
 
 	"go.opentelemetry.io/collector/pdata/pcommon"
 
-	"github.com/gpuflight/gpuflight/connector/gpuusageconnector/internal/histogram"
+	"github.com/gpuflight/gpuflight/internal/histogram"
 )
 
 // What is not kept apart is counted under this name; idle time is under a service of that name.

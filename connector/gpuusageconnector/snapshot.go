@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"github.com/gpuflight/gpuflight/connector/gpuusageconnector/internal/account"
-	"github.com/gpuflight/gpuflight/connector/gpuusageconnector/internal/histogram"
+	"github.com/gpuflight/gpuflight/internal/histogram"
 )
 
 // snapshotVersion is raised when what follows changes: a state of another version is given up.

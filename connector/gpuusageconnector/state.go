@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpuflight/gpuflight/connector/gpuusageconnector/internal/account"
-	"github.com/gpuflight/gpuflight/connector/gpuusageconnector/internal/histogram"
+	"github.com/gpuflight/gpuflight/internal/histogram"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 

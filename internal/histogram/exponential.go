@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package histogram holds the histograms of the usage connector: exponential ones of durations and
+// Package histogram holds histograms of device work: exponential ones of durations and
 // explicit ones of any whole number. They differ from an SDK's in three ways: sums are whole numbers,
 // so that they are exact whatever the order of arrival; two can be merged exactly; and they can be
 // saved and loaded. The package knows neither pdata nor the Collector. A histogram is not safe for
