@@ -23,6 +23,8 @@ const (
 	ProcessVpid = "process.vpid"
 	// ProcessExecutableName (string; OpenTelemetry): Name of the executable.
 	ProcessExecutableName = "process.executable.name"
+	// ProcessCommandArgs (string[]; OpenTelemetry): The command and its arguments.
+	ProcessCommandArgs = "process.command_args"
 	// ProcessExitCode (int; OpenTelemetry): Exit code of the process.
 	ProcessExitCode = "process.exit.code"
 	// ProcessExitSignal (int; extension ✚): Number of the signal that ended the process.
@@ -367,6 +369,36 @@ const (
 	CUDACaptureRecordsDropped = "cuda.capture.records.dropped"
 	// CUDACaptureRecordsRejected (int; extension ✚): Records that could not be read.
 	CUDACaptureRecordsRejected = "cuda.capture.records.rejected"
+	// CUDACaptureKindsCollected (string[]; extension ✚): Kinds of records that were asked for and
+	// could be had, in the recorder's words: kernel, memcpy, memset, …
+	CUDACaptureKindsCollected = "cuda.capture.kinds.collected"
+	// CUDACaptureKindsUnavailable (string[]; extension ✚): Kinds of records that were asked for and
+	// could not be had.
+	CUDACaptureKindsUnavailable = "cuda.capture.kinds.unavailable"
+	// CUDACaptureRecordsCollected (int; extension ✚): Records that were read.
+	CUDACaptureRecordsCollected = "cuda.capture.records.collected"
+	// CUDACaptureRecordsRejectedByReason (string[]; extension ✚): Why records were rejected and how
+	// many for each reason: zero_time=3.
+	CUDACaptureRecordsRejectedByReason = "cuda.capture.records.rejected_by_reason"
+	// CUDACaptureKernels (int; extension ✚): Kernels that ran, with a span or without.
+	CUDACaptureKernels = "cuda.capture.kernels"
+	// CUDACaptureSpansEmitted (int; extension ✚): Spans of device work that were made.
+	CUDACaptureSpansEmitted = "cuda.capture.spans.emitted"
+	// CUDACaptureSpansLeftOut (int; extension ✚): Device work without a span of its own, by the
+	// limit on spans a second or a filter; metrics count it.
+	CUDACaptureSpansLeftOut = "cuda.capture.spans.left_out"
+	// CUDACaptureSpansUnsampled (int; extension ✚): Device work whose trace was not sampled; metrics
+	// count it.
+	CUDACaptureSpansUnsampled = "cuda.capture.spans.unsampled"
+	// CUDACaptureOverheadTime (double in s; extension ✚): Time that CUPTI says it needed itself.
+	CUDACaptureOverheadTime = "cuda.capture.overhead.time"
+	// CUDACaptureLibraryPath (string; extension ✚): Path of the CUPTI library.
+	CUDACaptureLibraryPath = "cuda.capture.library.path"
+	// CUDACaptureLibraryVersion (int; extension ✚): Version of CUPTI's interface, as cuptiGetVersion
+	// tells it.
+	CUDACaptureLibraryVersion = "cuda.capture.library.version"
+	// GpuflOverheadKind (string; extension ✚): Whose time it is.
+	GpuflOverheadKind = "gpufl.overhead.kind"
 	// CUDARecordSynthetic (boolean; extension ✚): True if the record was written on behalf of a
 	// process that could not.
 	CUDARecordSynthetic = "cuda.record.synthetic"
@@ -736,6 +768,14 @@ const (
 	CUDAProfilerKindSASSMetrics = "sass_metrics"
 	// CUDAProfilerKindPmSampling is a value of [CUDAProfilerKind].
 	CUDAProfilerKindPmSampling = "pm_sampling"
+)
+
+// Values of gpufl.overhead.kind.
+const (
+	// GpuflOverheadKindCupti is a value of [GpuflOverheadKind].
+	GpuflOverheadKindCupti = "cupti"
+	// GpuflOverheadKindLibrary is a value of [GpuflOverheadKind].
+	GpuflOverheadKindLibrary = "library"
 )
 
 // Values of cuda.segment.phase.

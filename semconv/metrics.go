@@ -136,4 +136,19 @@ const (
 	// MetricGPUCUDACost (counter in {currency}; extension ✚): Cost of the device's time. Where work
 	// overlaps it is shared; idle time is under the service _idle.
 	MetricGPUCUDACost = "gpu.cuda.cost"
+	// MetricGpuflSpansLeftOut (counter in {span}; extension ✚): Device work without a span of its
+	// own, by the limit on spans a second, a filter or because its trace was not sampled. The metrics
+	// of gpu.cuda count it.
+	MetricGpuflSpansLeftOut = "gpufl.spans.left_out"
+	// MetricGpuflRecordsCollected (counter in {record}; extension ✚): Records read from CUPTI.
+	MetricGpuflRecordsCollected = "gpufl.records.collected"
+	// MetricGpuflRecordsDropped (counter in {record}; extension ✚): Records that CUPTI dropped
+	// because no buffer was free.
+	MetricGpuflRecordsDropped = "gpufl.records.dropped"
+	// MetricGpuflRecordsRejected (counter in {record}; extension ✚): Records that made no sense, by
+	// reason.
+	MetricGpuflRecordsRejected = "gpufl.records.rejected"
+	// MetricGpuflOverheadTime (counter in s; extension ✚): Time that recording took: cupti is what
+	// CUPTI says of itself, library the processor time of our own threads.
+	MetricGpuflOverheadTime = "gpufl.overhead.time"
 )

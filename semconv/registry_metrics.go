@@ -64,6 +64,13 @@ var Metrics = []Metric{
 	{"gpu.cuda.observed.time", Counter, "s", Extension, []string{"hw.id", "hw.name"}, "Time of the device that is accounted for, idle or not: what gpu.cuda.cost covers."},
 	{"gpu.cuda.time", Counter, "s", Extension, []string{"hw.id", "hw.name", "cuda.scope.name", "cuda.operation"}, "Device seconds; work that overlaps counts each."},
 	{"gpu.cuda.cost", Counter, "{currency}", Extension, []string{"hw.id", "hw.name", "cuda.scope.name", "cuda.request.operation", "cuda.cost.currency"}, "Cost of the device's time. Where work overlaps it is shared; idle time is under the service _idle."},
+
+	// The recorder's own figures.
+	{"gpufl.spans.left_out", Counter, "{span}", Extension, []string{"cuda.operation", "cuda.kernel.name", "hw.id", "hw.name"}, "Device work without a span of its own, by the limit on spans a second, a filter or because its trace was not sampled. The metrics of gpu.cuda count it."},
+	{"gpufl.records.collected", Counter, "{record}", Extension, nil, "Records read from CUPTI."},
+	{"gpufl.records.dropped", Counter, "{record}", Extension, nil, "Records that CUPTI dropped because no buffer was free."},
+	{"gpufl.records.rejected", Counter, "{record}", Extension, []string{"error.type"}, "Records that made no sense, by reason."},
+	{"gpufl.overhead.time", Counter, "s", Extension, []string{"gpufl.overhead.kind"}, "Time that recording took: cupti is what CUPTI says of itself, library the processor time of our own threads."},
 }
 
 // DevicePoint are the attributes by which a data point names its device.
