@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package otlp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+)
+
+// Why items were not sent.
+const (
+	ReasonQueueFull   = "queue_full"  // they came faster than they could be sent
+	ReasonUnreachable = "unreachable" // nobody took them in time
+	ReasonRefused     = "refused"     // the endpoint does not want the request
+	ReasonRejected    = "rejected"    // the endpoint took the request and not these of it
+	ReasonShutdown    = "shutdown"    // still waiting when Shutdown's time was over, or handed over after it
+	ReasonDisk        = "disk"        // the file could not be written
+	ReasonFault       = "fault"       // they could not be encoded
+)
+
+const (
+	defaultQueueBytes   = 64 << 20
+	defaultRequestBytes = 3 << 20
+	defaultRetryFor     = 5 * time.Minute
+	firstWait           = 500 * time.Millisecond
+	longestWait         = 30 * time.Second
+)
+
+// Stats say what became of one signal's items: spans, log records or metrics' points. Sent and
+// Unsent together are all that were handed over and no longer wait.
+type Stats struct {
+	// Endpoint is where they go, without secrets.
+	Endpoint string
+	Sent     uint64
+	// Unsent has the reasons that occurred.
+	Unsent map[string]uint64
+	// LastError is the last one that cost an attempt, "" if there was none.
+	LastError string
+}
+
+// UnsentTotal is the sum of Unsent.
+func (s Stats) UnsentTotal() uint64 {
+	var n uint64
+	for _, v := range s.Unsent {
+		n += v
+	}
+	return n
+}
+
+// Client sends telemetry in the background. Traces, Logs, Metrics, Stats and Check may be called by
+// any goroutine; handing over never waits for the network or the disk, and the data is the client's
+// from then on.
+type Client struct {
+	log     *slog.Logger
+	lanes   [numSignals]*lane
+	file    *file
+	stop    context.CancelFunc
+	workers sync.WaitGroup
+	once    sync.Once
+	outcome error
+}
+
+// lane is one signal's queue and worker.
+type lane struct {
+	signal  Signal
+	to      string
+	off     bool
+	limit   int // bytes that may wait
+	request int // bytes of one request
+	retry   time.Duration
+	attempt time.Duration
+	out     transport
+	file    *file
+	log     *slog.Logger
+
+	mu      sync.Mutex
+	queue   []waiting
+	bytes   int
+	closed  bool
+	wake    chan struct{} // has room for one
+	closing chan struct{} // closed by Shutdown
+	stats   Stats
+	failing bool // a warning has been given
+}
+
+type waiting struct {
+	payload payload
+	bytes   int
+}
+
+// New returns a running client. It connects when there is something to send; errors are about
+// settings only, such as a certificate that cannot be read. A nil logger drops everything.
+func New(s Settings, logger *slog.Logger) (*Client, error) {
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	if s.QueueBytes <= 0 {
+		s.QueueBytes = defaultQueueBytes
+	}
+	if s.RequestBytes <= 0 {
+		s.RequestBytes = defaultRequestBytes
+	}
+	if s.RetryFor <= 0 {
+		s.RetryFor = defaultRetryFor
+	}
+	c := &Client{log: logger}
+	if s.File != "" {
+		var err error
+		if c.file, err = openFile(s.File); err != nil {
+			return nil, fmt.Errorf("GPUFL_OUTPUT: %w", err)
+		}
+	}
+	for signal := range numSignals {
+		e := s.Signals[signal]
+		l := &lane{
+			signal: signal, to: e.String(), off: e.Off, limit: s.QueueBytes, request: s.RequestBytes, retry: s.RetryFor, attempt: e.Timeout,
+			file: c.file, log: logger, wake: make(chan struct{}, 1), closing: make(chan struct{}),
+		}
+		if l.attempt <= 0 {
+			l.attempt = defaultTimeout
+		}
+		if signal != Traces {
+			l.limit /= 4
+		}
+		if c.file != nil {
+			l.to = s.File
+		}
+		c.lanes[signal] = l
+		if l.off || c.file != nil {
+			continue
+		}
+		if e.URL == nil {
+			c.closeTransports()
+			return nil, fmt.Errorf("otlp: settings without an endpoint for %s: make them by FromEnv", signal)
+		}
+		var err error
+		if l.out, err = newTransport(signal, e); err != nil {
+			c.closeTransports()
+			return nil, err
+		}
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	c.stop = stop
+	for _, l := range c.lanes {
+		if !l.off {
+			c.workers.Go(func() { l.run(ctx) })
+		}
+	}
+	return c, nil
+}
+
+func (c *Client) closeTransports() {
+	for _, l := range c.lanes {
+		if l != nil && l.out != nil {
+			l.out.close()
+		}
+	}
+	if c.file != nil {
+		_ = c.file.close()
+	}
+}
+
+// Traces hands spans over.
+func (c *Client) Traces(td ptrace.Traces) { c.lanes[Traces].put(traces{td}) }
+
+// Logs hands log records over.
+func (c *Client) Logs(ld plog.Logs) { c.lanes[Logs].put(logs{ld}) }
+
+// Metrics hands metrics over.
+func (c *Client) Metrics(md pmetric.Metrics) { c.lanes[Metrics].put(metrics{md}) }
+
+// Stats returns what became of each signal so far.
+func (c *Client) Stats() map[Signal]Stats {
+	m := map[Signal]Stats{}
+	for signal, l := range c.lanes {
+		m[Signal(signal)] = l.snapshot()
+	}
+	return m
+}
+
+// Shutdown takes nothing more, sends what waits, and returns when that is done or ctx is. An
+// endpoint that is away is tried once more and then given up, without waiting for ctx. What was not
+// sent is in Stats; the error says so too.
+func (c *Client) Shutdown(ctx context.Context) error {
+	c.once.Do(func() {
+		for _, l := range c.lanes {
+			l.close()
+		}
+		done := make(chan struct{})
+		go func() { c.workers.Wait(); close(done) }()
+		select {
+		case <-done:
+		case <-ctx.Done():
+		}
+		c.stop()
+		<-done
+		c.closeTransports()
+		var errs []error
+		for _, l := range c.lanes {
+			if s := l.snapshot(); s.UnsentTotal() > 0 {
+				errs = append(errs, fmt.Errorf("%d %s were not sent to %s: %v: %s", s.UnsentTotal(), itemNames[l.signal], s.Endpoint, s.Unsent, s.LastError))
+			}
+		}
+		c.outcome = errors.Join(errs...)
+	})
+	return c.outcome
+}
+
+var itemNames = [numSignals]string{"spans", "log records", "metric points"}
+
+// Check makes one attempt to send an empty request to each endpoint, or to open the file, and
+// returns what is wrong.
+func (c *Client) Check(ctx context.Context) error {
+	if c.file != nil {
+		return c.file.append(nil)
+	}
+	var errs []error
+	for _, l := range c.lanes {
+		if l.off {
+			continue
+		}
+		if _, _, err := l.out.send(ctx, empty(l.signal)); err != nil {
+			errs = append(errs, fmt.Errorf("%s to %s: %w", l.signal, l.to, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (l *lane) snapshot() Stats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.stats
+	s.Endpoint = l.to
+	s.Unsent = map[string]uint64{}
+	for k, v := range l.stats.Unsent {
+		s.Unsent[k] = v
+	}
+	return s
+}
+
+// put queues a payload, or counts it as unsent. What comes last is what goes when there is no room:
+// those before it may be in a request already, and parents tend to come before their children.
+func (l *lane) put(p payload) {
+	items := p.items()
+	if l.off || items == 0 {
+		return
+	}
+	bytes := p.size()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.closed:
+		l.unsent(ReasonShutdown, items)
+	case l.bytes+bytes > l.limit:
+		l.unsent(ReasonQueueFull, items)
+	default:
+		l.queue = append(l.queue, waiting{p, bytes})
+		l.bytes += bytes
+		select {
+		case l.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// unsent counts; the caller holds the lock.
+func (l *lane) unsent(reason string, items int) {
+	if l.stats.Unsent == nil {
+		l.stats.Unsent = map[string]uint64{}
+	}
+	l.stats.Unsent[reason] += uint64(items)
+}
+
+func (l *lane) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	close(l.closing)
+}
+
+// next returns the oldest waiting payload, together with those behind it that fit into the same
+// request. Their bytes count as waiting until done is called. ok is false when nothing will come.
+func (l *lane) next(ctx context.Context) (p payload, done func(), ok bool) {
+	for {
+		l.mu.Lock()
+		if n := len(l.queue); n > 0 {
+			first := l.queue[0]
+			bytes, taken := first.bytes, 1
+			for taken < n && bytes+l.queue[taken].bytes <= l.request {
+				first.payload.merge(l.queue[taken].payload)
+				bytes += l.queue[taken].bytes
+				taken++
+			}
+			copy(l.queue, l.queue[taken:])
+			clear(l.queue[n-taken:])
+			l.queue = l.queue[:n-taken]
+			l.mu.Unlock()
+			return first.payload, func() {
+				l.mu.Lock()
+				l.bytes -= bytes
+				l.mu.Unlock()
+			}, true
+		}
+		closed := l.closed
+		l.mu.Unlock()
+		if closed {
+			return nil, nil, false
+		}
+		select {
+		case <-l.wake:
+		case <-l.closing:
+		case <-ctx.Done():
+			return nil, nil, false
+		}
+	}
+}
+
+func (l *lane) run(ctx context.Context) {
+	for {
+		p, done, ok := l.next(ctx)
+		if !ok {
+			return
+		}
+		for _, piece := range l.split(p) {
+			l.deliver(ctx, piece)
+		}
+		done()
+	}
+}
+
+// split never fails: a fault of the encoder must not end the program that we are in.
+func (l *lane) split(p payload) (pieces []payload) {
+	defer l.guard(p, &pieces)
+	if l.file != nil {
+		return []payload{p}
+	}
+	return split(p, l.request)
+}
+
+func (l *lane) guard(p payload, pieces *[]payload) {
+	if r := recover(); r != nil {
+		*pieces = nil
+		l.finish(0, ReasonFault, p.items(), fmt.Errorf("fault: %v", r))
+	}
+}
+
+// deliver sends one request until it is taken, refused or given up.
+func (l *lane) deliver(ctx context.Context, p payload) {
+	items := p.items()
+	defer func() {
+		if r := recover(); r != nil {
+			l.finish(0, ReasonFault, items, fmt.Errorf("fault: %v", r))
+		}
+	}()
+	if ctx.Err() != nil {
+		l.finish(0, ReasonShutdown, items, nil)
+		return
+	}
+	if l.file != nil {
+		line, err := p.json()
+		if err != nil {
+			l.finish(0, ReasonFault, items, err)
+			return
+		}
+		if err := l.file.append(line); err != nil {
+			l.finish(0, ReasonDisk, items, err)
+			return
+		}
+		l.finish(items, "", 0, nil)
+		return
+	}
+	wait := firstWait
+	deadline := time.Now().Add(l.retry)
+	last := l.isClosing()
+	if last {
+		l.out.again()
+	}
+	for {
+		attempt, cancel := context.WithTimeout(ctx, l.attempt)
+		rejected, message, err := l.out.send(attempt, p)
+		cancel()
+		if err == nil {
+			rejected = min(max(rejected, 0), int64(items))
+			if rejected > 0 {
+				err = fmt.Errorf("partial success: %.200q", message)
+			}
+			l.finish(items-int(rejected), ReasonRejected, int(rejected), err)
+			return
+		}
+		var failure *sendError
+		if !errors.As(err, &failure) {
+			failure = &sendError{err: err}
+		}
+		switch {
+		case ctx.Err() != nil:
+			l.finish(0, ReasonShutdown, items, err)
+			return
+		case !failure.retry:
+			l.finish(0, ReasonRefused, items, err)
+			return
+		case last && failure.away, time.Now().After(deadline):
+			l.finish(0, ReasonUnreachable, items, err)
+			return
+		}
+		l.failed(err)
+		pause := max(failure.after, wait/2+rand.N(wait)) // half to one and a half: many programs must not come back at once
+		wait = min(2*wait, longestWait)
+		closing := l.closing
+		if last {
+			// The time is short: come back soon, unless the server said when.
+			closing, pause = nil, max(failure.after, min(pause, firstWait))
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-closing:
+			l.out.again()
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		last = l.isClosing()
+	}
+}
+
+func (l *lane) isClosing() bool {
+	select {
+	case <-l.closing:
+		return true
+	default:
+		return false
+	}
+}
+
+// finish counts a request that is over and tells once when things change.
+func (l *lane) finish(sent int, reason string, lost int, err error) {
+	l.mu.Lock()
+	l.stats.Sent += uint64(sent)
+	if lost > 0 {
+		l.unsent(reason, lost)
+	}
+	if err != nil {
+		l.stats.LastError = err.Error()
+	}
+	recovered := l.failing && lost == 0
+	tell := lost > 0 && !l.failing
+	l.failing = lost > 0
+	l.mu.Unlock()
+	switch {
+	case tell:
+		l.log.Warn("gpufl: telemetry is not being taken", "signal", l.signal.String(), "to", l.to, "reason", reason, "error", err)
+	case recovered:
+		l.log.Info("gpufl: telemetry is being taken again", "signal", l.signal.String(), "to", l.to)
+	}
+}
+
+// failed notes an attempt that will be made again.
+func (l *lane) failed(err error) {
+	l.mu.Lock()
+	tell := !l.failing
+	l.failing = true
+	l.stats.LastError = err.Error()
+	l.mu.Unlock()
+	if tell {
+		l.log.Warn("gpufl: telemetry cannot be sent, trying on", "signal", l.signal.String(), "to", l.to, "error", err)
+	}
+}

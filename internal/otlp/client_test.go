@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package otlp
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"go.opentelemetry.io/collector/pdata/ptrace/ptraceotlp"
+	"go.uber.org/goleak"
+
+	"github.com/gpuflight/gpuflight/internal/testsink"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// spans returns n spans in two resources, numbered from first.
+func spans(first, n int) ptrace.Traces {
+	td := ptrace.NewTraces()
+	for r := range 2 {
+		rs := td.ResourceSpans().AppendEmpty()
+		rs.Resource().Attributes().PutStr("service.name", fmt.Sprint("service ", r))
+		ss := rs.ScopeSpans().AppendEmpty()
+		ss.Scope().SetName("scope")
+		for i := r; i < n; i += 2 {
+			s := ss.Spans().AppendEmpty()
+			id := first + i
+			s.SetName(fmt.Sprint("kernel ", id))
+			s.SetTraceID([16]byte{1, byte(id >> 16), byte(id >> 8), byte(id)})
+			s.SetSpanID([8]byte{2, byte(id >> 16), byte(id >> 8), byte(id)})
+		}
+	}
+	return td
+}
+
+func logRecords(n int) plog.Logs {
+	ld := plog.NewLogs()
+	sl := ld.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty()
+	for i := range n {
+		sl.LogRecords().AppendEmpty().Body().SetStr(fmt.Sprint("record ", i))
+	}
+	return ld
+}
+
+func points(n int) pmetric.Metrics {
+	md := pmetric.NewMetrics()
+	sm := md.ResourceMetrics().AppendEmpty().ScopeMetrics().AppendEmpty()
+	for i := range n {
+		x := sm.Metrics().AppendEmpty()
+		x.SetName(fmt.Sprint("metric.", i))
+		x.SetEmptyGauge().DataPoints().AppendEmpty().SetIntValue(int64(i))
+	}
+	return md
+}
+
+func settings(t *testing.T, pairs ...string) Settings {
+	t.Helper()
+	s, err := FromEnv(env(pairs...))
+	require.NoError(t, err)
+	return s
+}
+
+func start(t *testing.T, s Settings, logger *slog.Logger) *Client {
+	t.Helper()
+	c, err := New(s, logger)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = c.Shutdown(ctx)
+	})
+	return c
+}
+
+func within(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func sink(t *testing.T, addr string) (*testsink.Store, *testsink.Server) {
+	t.Helper()
+	store := testsink.NewStore()
+	server, err := testsink.Listen(store, addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = server.Close() })
+	return store, server
+}
+
+func TestGRPCDeliversEverySignal(t *testing.T) {
+	store, server := sink(t, "")
+	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint(),
+		"OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"), nil)
+	require.NoError(t, c.Check(within(t, 10*time.Second)))
+	for i := range 10 {
+		c.Traces(spans(100*i, 100))
+	}
+	c.Logs(logRecords(7))
+	c.Metrics(points(5))
+	require.NoError(t, c.Shutdown(within(t, 10*time.Second)))
+	stats := c.Stats()
+	assert.Equal(t, uint64(1000), stats[Traces].Sent)
+	assert.Equal(t, uint64(7), stats[Logs].Sent)
+	assert.Equal(t, uint64(5), stats[Metrics].Sent)
+	assert.Len(t, store.Spans(), 1000)
+	for _, s := range store.Spans() {
+		assert.Equal(t, 1, s.Count)
+	}
+	c.Traces(spans(0, 3))
+	assert.Equal(t, map[string]uint64{ReasonShutdown: 3}, c.Stats()[Traces].Unsent, "after Shutdown it is counted")
+}
+
+// receiver is an OTLP/HTTP server that answers as told.
+type receiver struct {
+	*httptest.Server
+	mu      sync.Mutex
+	answers []func(http.ResponseWriter) // used up in order; then success
+	spans   map[string]int
+	sizes   []int
+	headers []http.Header
+}
+
+func listenHTTP(t *testing.T) *receiver {
+	r := &receiver{spans: map[string]int{}}
+	r.Server = httptest.NewServer(r)
+	t.Cleanup(r.Close)
+	return r
+}
+
+func (r *receiver) ServeHTTP(w http.ResponseWriter, q *http.Request) {
+	body, _ := io.ReadAll(q.Body)
+	if q.Header.Get("Content-Encoding") == "gzip" {
+		z, err := gzip.NewReader(bytes.NewReader(body))
+		if err == nil {
+			body, err = io.ReadAll(z)
+		}
+		if err != nil {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.headers = append(r.headers, q.Header)
+	if len(r.answers) > 0 {
+		answer := r.answers[0]
+		r.answers = r.answers[1:]
+		if answer != nil {
+			answer(w)
+			return
+		}
+	}
+	if q.URL.Path == "/v1/traces" {
+		req := ptraceotlp.NewExportRequest()
+		if req.UnmarshalProto(body) != nil {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		r.sizes = append(r.sizes, len(body))
+		for _, rs := range req.Traces().ResourceSpans().All() {
+			for _, ss := range rs.ScopeSpans().All() {
+				for _, s := range ss.Spans().All() {
+					v, _ := rs.Resource().Attributes().Get("service.name")
+					r.spans[v.Str()+"/"+ss.Scope().Name()+"/"+s.Name()]++
+				}
+			}
+		}
+	}
+	w.Header().Set("Content-Type", "application/x-protobuf")
+}
+
+func answerWith(code int, headers ...string) func(http.ResponseWriter) {
+	return func(w http.ResponseWriter) {
+		for i := 0; i < len(headers); i += 2 {
+			w.Header().Set(headers[i], headers[i+1])
+		}
+		w.WriteHeader(code)
+	}
+}
+
+func TestHTTPDeliversWithHeadersAndGzip(t *testing.T) {
+	r := listenHTTP(t)
+	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL, "OTEL_EXPORTER_OTLP_COMPRESSION", "gzip",
+		"OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20s3cret"), nil)
+	c.Traces(spans(0, 500))
+	c.Logs(logRecords(3))
+	c.Metrics(points(3))
+	require.NoError(t, c.Shutdown(within(t, 10*time.Second)))
+	assert.Len(t, r.spans, 500)
+	for _, h := range r.headers {
+		assert.Equal(t, "Bearer s3cret", h.Get("Authorization"))
+	}
+}
+
+func TestLargeBatchesAreSplitAndNothingIsLost(t *testing.T) {
+	r := listenHTTP(t)
+	s := settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL)
+	s.RequestBytes = 20_000
+	c := start(t, s, nil)
+	c.Traces(spans(0, 5001))
+	c.Traces(spans(5001, 1))
+	require.NoError(t, c.Shutdown(within(t, 20*time.Second)))
+	assert.Len(t, r.spans, 5002)
+	for name, n := range r.spans {
+		assert.Equal(t, 1, n, name)
+	}
+	assert.Greater(t, len(r.sizes), 5)
+	for _, n := range r.sizes {
+		assert.LessOrEqual(t, n, s.RequestBytes)
+	}
+}
+
+func TestSplitKeepsEveryItemAndItsSurroundings(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 17, 1000} {
+		for _, limit := range []int{1, 300, 5000, 1 << 20} {
+			for _, p := range []payload{traces{spans(0, n)}, logs{logRecords(n)}, metrics{points(n)}} {
+				sum := 0
+				for _, piece := range split(p, limit) {
+					k := piece.items()
+					assert.Positive(t, k)
+					assert.True(t, piece.size() <= limit || k == 1, "%T of %d items: a piece of %d items and %d bytes, limit %d", p, n, k, piece.size(), limit)
+					sum += k
+				}
+				assert.Equal(t, n, sum, "%T limit %d", p, limit)
+			}
+		}
+	}
+}
+
+func TestAnswersThatMeanAgainAreTriedAgain(t *testing.T) {
+	r := listenHTTP(t)
+	r.answers = []func(http.ResponseWriter){answerWith(503), answerWith(429, "Retry-After", "1"), answerWith(502)}
+	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), nil)
+	began := time.Now()
+	c.Traces(spans(0, 10))
+	require.NoError(t, c.Shutdown(within(t, 30*time.Second)))
+	assert.Len(t, r.spans, 10)
+	assert.GreaterOrEqual(t, time.Since(began), time.Second, "Retry-After is obeyed")
+	assert.Contains(t, c.Stats()[Traces].LastError, "502")
+}
+
+func TestAnswersThatMeanNoAreCounted(t *testing.T) {
+	r := listenHTTP(t)
+	var log bytes.Buffer
+	r.answers = []func(http.ResponseWriter){answerWith(401), answerWith(307, "Location", "http://127.0.0.1:1/")}
+	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL, "OTEL_EXPORTER_OTLP_HEADERS", "authorization=s3cret"),
+		slog.New(slog.NewTextHandler(&log, nil)))
+	for i := range 3 {
+		c.Traces(spans(10*i, 10))
+		want := uint64(10 * (i + 1))
+		require.Eventually(t, func() bool { s := c.Stats()[Traces]; return s.Sent+s.UnsentTotal() == want }, 10*time.Second, time.Millisecond)
+	}
+	require.ErrorContains(t, c.Shutdown(within(t, 10*time.Second)), "20 spans were not sent")
+	s := c.Stats()[Traces]
+	assert.Equal(t, uint64(10), s.Sent)
+	assert.Equal(t, map[string]uint64{ReasonRefused: 20}, s.Unsent)
+	assert.Equal(t, 1, strings.Count(log.String(), "level=WARN"), "one warning for one change: %s", log.String())
+	assert.Equal(t, 1, strings.Count(log.String(), "again"))
+	assert.NotContains(t, log.String(), "s3cret")
+}
+
+func TestPartialSuccessIsCounted(t *testing.T) {
+	r := listenHTTP(t)
+	r.answers = []func(http.ResponseWriter){func(w http.ResponseWriter) {
+		resp := ptraceotlp.NewExportResponse()
+		resp.PartialSuccess().SetRejectedSpans(4)
+		resp.PartialSuccess().SetErrorMessage("too old")
+		b, _ := resp.MarshalProto()
+		w.Header().Set("Content-Type", "application/x-protobuf")
+		_, _ = w.Write(b)
+	}}
+	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), nil)
+	c.Traces(spans(0, 10))
+	require.Error(t, c.Shutdown(within(t, 10*time.Second)))
+	s := c.Stats()[Traces]
+	assert.Equal(t, uint64(6), s.Sent)
+	assert.Equal(t, map[string]uint64{ReasonRejected: 4}, s.Unsent)
+	assert.Contains(t, s.LastError, "too old")
+}
+
+func TestServerThatComesLater(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := l.Addr().String()
+	require.NoError(t, l.Close())
+	for _, protocol := range []string{"grpc"} {
+		var log bytes.Buffer
+		c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", protocol, "OTEL_EXPORTER_OTLP_ENDPOINT", addr),
+			slog.New(slog.NewTextHandler(&log, nil)))
+		require.Error(t, c.Check(within(t, 5*time.Second)))
+		c.Traces(spans(0, 50))
+		require.Eventually(t, func() bool { return c.Stats()[Traces].LastError != "" }, 10*time.Second, 10*time.Millisecond)
+		store, _ := sink(t, addr)
+		require.Eventually(t, func() bool { return c.Stats()[Traces].Sent == 50 }, 30*time.Second, 10*time.Millisecond)
+		assert.Len(t, store.Spans(), 50)
+		require.NoError(t, c.Shutdown(within(t, 5*time.Second)))
+		assert.Equal(t, 1, strings.Count(log.String(), "level=WARN"), log.String())
+	}
+}
+
+func TestShutdownGivesUpAtOnceWhereNobodyListens(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := l.Addr().String()
+	require.NoError(t, l.Close())
+	for _, protocol := range []string{"grpc", "http/protobuf"} {
+		c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", protocol, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+addr), nil)
+		for i := range 5 {
+			c.Traces(spans(10*i, 10))
+		}
+		began := time.Now()
+		require.ErrorContains(t, c.Shutdown(within(t, time.Minute)), "50 spans were not sent")
+		assert.Less(t, time.Since(began), 20*time.Second, protocol)
+		assert.Equal(t, map[string]uint64{ReasonUnreachable: 50}, c.Stats()[Traces].Unsent, protocol)
+	}
+}
+
+func TestShutdownKeepsItsBoundWhereNobodyAnswers(t *testing.T) {
+	_, server := sink(t, "")
+	server.SetMode(testsink.Hang)
+	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint()), nil)
+	c.Traces(spans(0, 10))
+	require.Eventually(t, func() bool { return server.Answers(testsink.Hang) > 0 }, 10*time.Second, time.Millisecond)
+	c.Traces(spans(10, 20))
+	require.Error(t, c.Shutdown(within(t, 200*time.Millisecond)))
+	assert.Equal(t, map[string]uint64{ReasonShutdown: 30}, c.Stats()[Traces].Unsent)
+}
+
+func TestQueueIsBoundedAndTheCallerNeverWaits(t *testing.T) {
+	_, server := sink(t, "")
+	server.SetMode(testsink.Hang)
+	s := settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint())
+	one := traces{spans(0, 100)}.size()
+	s.QueueBytes = 10*one + one/2
+	c := start(t, s, nil)
+	for i := range 100 {
+		c.Traces(spans(100*i, 100))
+	}
+	l := c.lanes[Traces]
+	l.mu.Lock()
+	assert.LessOrEqual(t, l.bytes, l.limit)
+	l.mu.Unlock()
+	full := c.Stats()[Traces].Unsent[ReasonQueueFull]
+	assert.InDelta(t, 9000, float64(full), 100, "about ten of a hundred have room")
+	c.Logs(logRecords(5)) // have a queue of their own
+	server.SetMode(testsink.Accept)
+	require.Error(t, c.Shutdown(within(t, 30*time.Second)))
+	assert.Equal(t, 10_000-full, c.Stats()[Traces].Sent)
+	assert.Equal(t, uint64(5), c.Stats()[Logs].Sent)
+}
+
+func TestTLS(t *testing.T) {
+	dir := t.TempDir()
+	server := httptest.NewUnstartedServer(&receiver{spans: map[string]int{}})
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	ca := filepath.Join(dir, "ca.pem")
+	require.NoError(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600))
+
+	trusting := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", ca), nil)
+	require.NoError(t, trusting.Check(within(t, 10*time.Second)))
+	other := filepath.Join(dir, "other.pem")
+	require.NoError(t, os.WriteFile(other, selfSigned(t), 0o600))
+	doubting := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", other), nil)
+	require.ErrorContains(t, doubting.Check(within(t, 10*time.Second)), "certificate")
+
+	_, err := New(settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", filepath.Join(dir, "none.pem")), nil)
+	require.ErrorContains(t, err, "OTEL_EXPORTER_OTLP_CERTIFICATE")
+}
+
+func selfSigned(t *testing.T) []byte {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "other"}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	require.NoError(t, err)
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+func TestRetryAfter(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	assert.Equal(t, 7*time.Second, retryAfter("7", now))
+	assert.Equal(t, 30*time.Second, retryAfter(now.Add(30*time.Second).Format(http.TimeFormat), now))
+	assert.Zero(t, retryAfter(now.Add(-time.Hour).Format(http.TimeFormat), now))
+	assert.Zero(t, retryAfter("soon", now))
+	assert.Zero(t, retryAfter("", now))
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package otlp
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+)
+
+// collect reads a file and counts what it holds.
+func collect(t *testing.T, path string) (names map[string]int, records, metricPoints int, stats ReadStats) {
+	t.Helper()
+	names = map[string]int{}
+	stats, err := ReadFile(path, Handler{
+		Traces: func(td ptrace.Traces) {
+			for _, rs := range td.ResourceSpans().All() {
+				for _, ss := range rs.ScopeSpans().All() {
+					for _, s := range ss.Spans().All() {
+						names[s.Name()]++
+					}
+				}
+			}
+		},
+		Logs:    func(ld plog.Logs) { records += ld.LogRecordCount() },
+		Metrics: func(md pmetric.Metrics) { metricPoints += md.DataPointCount() },
+	})
+	require.NoError(t, err)
+	return names, records, metricPoints, stats
+}
+
+func TestFileIsReadAsItWasWritten(t *testing.T) {
+	for _, name := range []string{"a.otlp.jsonl", "a.otlp.jsonl.gz", "a.otlp.jsonl.zst"} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), name)
+			s := settings(t, "GPUFL_OUTPUT", path, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+			// Two clients stand for two processes.
+			var wg sync.WaitGroup
+			for k := range 2 {
+				c := start(t, s, nil)
+				wg.Go(func() {
+					for i := range 20 {
+						c.Traces(spans(k*10_000+100*i, 100))
+						if i%5 == 0 {
+							time.Sleep(time.Millisecond) // several lines instead of one
+						}
+					}
+					c.Logs(logRecords(3))
+					c.Metrics(points(4))
+					assert.NoError(t, c.Shutdown(within(t, 10*time.Second)))
+				})
+			}
+			wg.Wait()
+			names, records, metricPoints, stats := collect(t, path)
+			assert.Len(t, names, 4000)
+			assert.Equal(t, 6, records)
+			assert.Equal(t, 8, metricPoints)
+			assert.Zero(t, stats.Bad)
+			assert.False(t, stats.Torn)
+			mode, err := os.Stat(path)
+			require.NoError(t, err)
+			assert.Equal(t, os.FileMode(0o600), mode.Mode().Perm())
+
+			// Killed in the middle of writing the last line.
+			whole, err := os.ReadFile(path)
+			require.NoError(t, err)
+			torn := filepath.Join(t.TempDir(), name)
+			require.NoError(t, os.WriteFile(torn, whole[:len(whole)-20], 0o600))
+			_, _, _, stats = collect(t, torn)
+			assert.True(t, stats.Torn)
+			assert.Zero(t, stats.Bad)
+			assert.GreaterOrEqual(t, stats.Lines, 5)
+		})
+	}
+}
+
+func TestBadLinesAreNamedAndTheRestGoesOn(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f.otlp.jsonl")
+	good, err := traces{spans(0, 2)}.json()
+	require.NoError(t, err)
+	text := fmt.Sprintf("%s\n\n{\"resourceSpans\": 7}\nnot json\n{\"other\":[]}\n%s\n", good, good)
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	names, _, _, stats := collect(t, path)
+	assert.Equal(t, map[string]int{"kernel 0": 2, "kernel 1": 2}, names)
+	assert.Equal(t, 5, stats.Lines)
+	assert.Equal(t, 3, stats.Bad)
+	require.Len(t, stats.Errors, 3)
+	assert.Contains(t, stats.Errors[0].Error(), path+":2:")
+	assert.Contains(t, stats.Errors[2].Error(), path+":4:")
+}
+
+func TestFullDiskIsCountedAndLeavesWholeLines(t *testing.T) {
+	dir := t.TempDir()
+	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", dir).CombinedOutput(); err != nil {
+		t.Skipf("no small file system can be mounted here: %v: %s", err, out)
+	}
+	t.Cleanup(func() { assert.NoError(t, exec.Command("umount", dir).Run()) })
+	path := filepath.Join(dir, "full.otlp.jsonl")
+	c := start(t, settings(t, "GPUFL_OUTPUT", path), nil)
+	for i := range 50 {
+		c.Traces(spans(100*i, 100))
+		n := uint64(100 * (i + 1))
+		require.Eventually(t, func() bool { s := c.Stats()[Traces]; return s.Sent+s.UnsentTotal() == n }, 10*time.Second, 100*time.Microsecond)
+	}
+	s := c.Stats()[Traces]
+	assert.Error(t, c.Shutdown(within(t, 10*time.Second)))
+	assert.Positive(t, s.Sent)
+	assert.Equal(t, 5000-s.Sent, s.Unsent[ReasonDisk])
+	names, _, _, stats := collect(t, path)
+	assert.Len(t, names, int(s.Sent))
+	assert.False(t, stats.Torn)
+	assert.Zero(t, stats.Bad)
+}
+
+func TestFileThatCannotBeOpened(t *testing.T) {
+	_, err := New(settings(t, "GPUFL_OUTPUT", filepath.Join(t.TempDir(), "no", "such")), nil)
+	require.ErrorContains(t, err, "GPUFL_OUTPUT")
+}
+
+func FuzzRead(f *testing.F) {
+	line, _ := traces{spans(0, 2)}.json()
+	f.Add(append(line, '\n'))
+	z, _ := gzipMember(line)
+	f.Add(z)
+	f.Add([]byte("{\"resourceMetrics\":[{\"scopeMetrics\":[{\"metrics\":[{\"sum\":null}]}]}]}\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		path := filepath.Join(t.TempDir(), "x")
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		stats, _ := ReadFile(path, Handler{})
+		if stats.Bad > stats.Lines || len(stats.Errors) > stats.Bad {
+			t.Fatalf("%+v", stats)
+		}
+	})
+}

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package otlp
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Signal is a kind of telemetry.
+type Signal uint8
+
+// The signals.
+const (
+	Traces Signal = iota
+	Logs
+	Metrics
+	numSignals
+)
+
+// String returns the signal's name in the specification.
+func (s Signal) String() string { return [...]string{"traces", "logs", "metrics"}[s] }
+
+// Protocol says how requests travel.
+type Protocol string
+
+// The protocols, spelled as OTEL_EXPORTER_OTLP_PROTOCOL spells them.
+const (
+	GRPC Protocol = "grpc"
+	HTTP Protocol = "http/protobuf"
+)
+
+// Defaults of the specification (OpenTelemetry Protocol Exporter, 1.47).
+const (
+	defaultTimeout = 10 * time.Second
+	defaultGRPC    = "http://localhost:4317"
+	defaultHTTP    = "http://localhost:4318"
+)
+
+// Endpoint is where one signal goes.
+type Endpoint struct {
+	// Off sends nothing.
+	Off      bool
+	Protocol Protocol
+	// URL has scheme and host; for HTTP also the path of the signal. The scheme decides about TLS.
+	URL *url.URL
+	// Headers go with each request. They may hold secrets and are never printed.
+	Headers map[string]string
+	// Timeout bounds one attempt.
+	Timeout time.Duration
+	Gzip    bool
+	// CertificateFile holds the authorities to trust instead of the system's; ClientCertificateFile
+	// and ClientKeyFile are for mutual TLS. All PEM, "" for none.
+	CertificateFile, ClientCertificateFile, ClientKeyFile string
+}
+
+// Settings say where telemetry goes. FromEnv makes them.
+type Settings struct {
+	Signals [numSignals]Endpoint
+	// File takes everything instead of the network if it is not "". Names that end in .gz or .zst are
+	// compressed.
+	File string
+	// QueueBytes bounds what waits to be sent, for spans and, a quarter of it each, for logs and
+	// metrics, in bytes of OTLP. Default 64 MiB.
+	QueueBytes int
+	// RequestBytes is the size above which a request is split: default 3 MiB, since gRPC servers
+	// refuse 4 MiB unless they are told otherwise.
+	RequestBytes int
+	// RetryFor is how long one request is tried again while its endpoint is away: default 5 minutes.
+	RetryFor time.Duration
+}
+
+// FromEnv reads OTEL_EXPORTER_OTLP_… (for all signals and for each: ENDPOINT, PROTOCOL, HEADERS,
+// TIMEOUT in milliseconds, COMPRESSION, CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY, INSECURE),
+// OTEL_{TRACES,LOGS,METRICS}_EXPORTER, OTEL_SDK_DISABLED and GPUFL_OUTPUT (a file). An error names
+// the variable and says what it may be. An endpoint without a scheme is plain if it is on this host
+// or INSECURE is true, otherwise TLS.
+func FromEnv(getenv func(string) string) (Settings, error) {
+	s := Settings{File: getenv("GPUFL_OUTPUT")}
+	disabled, err := boolean("OTEL_SDK_DISABLED", getenv("OTEL_SDK_DISABLED"))
+	if err != nil {
+		return Settings{}, err
+	}
+	for signal := range numSignals {
+		e, err := endpointFromEnv(signal, getenv)
+		if err != nil {
+			return Settings{}, err
+		}
+		e.Off = e.Off || disabled
+		s.Signals[signal] = e
+	}
+	return s, nil
+}
+
+// Off reports whether nothing at all would be sent.
+func (s *Settings) Off() bool {
+	for _, e := range s.Signals {
+		if !e.Off {
+			return false
+		}
+	}
+	return true
+}
+
+func endpointFromEnv(signal Signal, getenv func(string) string) (Endpoint, error) {
+	upper := strings.ToUpper(signal.String())
+	// lookup returns the signal's own value or the common one, and the name of the one that counts.
+	lookup := func(name string) (variable, value string) {
+		variable = "OTEL_EXPORTER_OTLP_" + upper + "_" + name
+		if v := strings.TrimSpace(getenv(variable)); v != "" {
+			return variable, v
+		}
+		variable = "OTEL_EXPORTER_OTLP_" + name
+		return variable, strings.TrimSpace(getenv(variable))
+	}
+	e := Endpoint{Protocol: HTTP, Timeout: defaultTimeout}
+	e.Off = !exports(getenv("OTEL_" + upper + "_EXPORTER"))
+
+	switch variable, v := lookup("PROTOCOL"); Protocol(v) {
+	case "":
+	case GRPC, HTTP:
+		e.Protocol = Protocol(v)
+	default:
+		return e, fmt.Errorf("%s: %q is not supported: set %s or %s", variable, v, GRPC, HTTP)
+	}
+	variable, v := lookup("INSECURE")
+	insecure, err := boolean(variable, v)
+	if err != nil {
+		return e, err
+	}
+	if e.URL, err = endpointURL(signal, e.Protocol, insecure, lookup); err != nil {
+		return e, err
+	}
+	if variable, v = lookup("HEADERS"); v != "" {
+		if e.Headers, err = headers(v); err != nil {
+			return e, fmt.Errorf("%s: %w", variable, err)
+		}
+	}
+	if variable, v = lookup("TIMEOUT"); v != "" {
+		ms, err := strconv.ParseUint(v, 10, 31)
+		if err != nil || ms == 0 {
+			return e, fmt.Errorf("%s: %q is not a number of milliseconds above 0", variable, v)
+		}
+		e.Timeout = time.Duration(ms) * time.Millisecond
+	}
+	switch variable, v = lookup("COMPRESSION"); v {
+	case "", "none":
+	case "gzip":
+		e.Gzip = true
+	default:
+		return e, fmt.Errorf("%s: %q is not supported: set gzip or none", variable, v)
+	}
+	_, e.CertificateFile = lookup("CERTIFICATE")
+	_, e.ClientCertificateFile = lookup("CLIENT_CERTIFICATE")
+	_, e.ClientKeyFile = lookup("CLIENT_KEY")
+	if (e.ClientCertificateFile == "") != (e.ClientKeyFile == "") {
+		return e, fmt.Errorf("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY (%s): set both or none", signal)
+	}
+	return e, nil
+}
+
+// exports reports whether a list of exporters has OTLP, which is also the default.
+func exports(list string) bool {
+	if strings.TrimSpace(list) == "" {
+		return true
+	}
+	for _, v := range strings.Split(list, ",") {
+		if strings.TrimSpace(v) == "otlp" {
+			return true
+		}
+	}
+	return false
+}
+
+func boolean(variable, v string) (bool, error) {
+	switch strings.ToLower(strings.TrimSpace(v)) {
+	case "", "false":
+		return false, nil
+	case "true":
+		return true, nil
+	}
+	return false, fmt.Errorf("%s: %q is neither true nor false", variable, v)
+}
+
+func endpointURL(signal Signal, protocol Protocol, insecure bool, lookup func(string) (string, string)) (*url.URL, error) {
+	variable, v := lookup("ENDPOINT")
+	own := variable != "OTEL_EXPORTER_OTLP_ENDPOINT"
+	if v == "" {
+		v = defaultHTTP
+		if protocol == GRPC {
+			v = defaultGRPC
+		}
+	}
+	if !strings.Contains(v, "://") {
+		scheme := "https://"
+		if insecure || isLoopback(v) {
+			scheme = "http://"
+		}
+		v = scheme + v
+	}
+	u, err := url.Parse(v)
+	if err != nil {
+		// The parser's error repeats the text, which may hold a password.
+		return nil, fmt.Errorf("%s: not a URL such as http://localhost:4318", variable)
+	}
+	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return nil, fmt.Errorf("%s: %q is not a URL such as http://localhost:4318", variable, u.Redacted())
+	}
+	if protocol == HTTP && !own {
+		u = u.JoinPath("v1", signal.String())
+	}
+	return u, nil
+}
+
+func isLoopback(hostport string) bool {
+	host, _, _ := strings.Cut(hostport, "/")
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	ip := net.ParseIP(strings.Trim(host, "[]"))
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// headers parses key=value,key=value with values in percent-encoding (W3C Baggage's form, without
+// properties, as the specification has it). Errors never repeat a value.
+func headers(list string) (map[string]string, error) {
+	m := map[string]string{}
+	for _, pair := range strings.Split(list, ",") {
+		if strings.TrimSpace(pair) == "" {
+			continue
+		}
+		k, v, ok := strings.Cut(pair, "=")
+		k = strings.ToLower(strings.TrimSpace(k))
+		if !ok || !isToken(k) {
+			return nil, fmt.Errorf("entry %d is not of the form name=value", len(m)+1)
+		}
+		value, err := url.PathUnescape(strings.TrimSpace(v))
+		if err != nil || strings.ContainsAny(value, "\r\n\x00") {
+			return nil, fmt.Errorf("the value of %s is not in percent-encoding", k)
+		}
+		m[k] = value
+	}
+	return m, nil
+}
+
+// isToken reports whether s can be the name of a header (RFC 9110, token).
+func isToken(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// String says where the signal goes, without secrets.
+func (e Endpoint) String() string {
+	if e.Off || e.URL == nil {
+		return "nowhere"
+	}
+	return e.URL.Redacted() + " (" + string(e.Protocol) + ")"
+}
+
+// GoString is String: printing settings in any way shows no header.
+func (e Endpoint) GoString() string { return e.String() }
