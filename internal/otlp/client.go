@@ -31,8 +31,11 @@ const (
 	defaultQueueBytes   = 64 << 20
 	defaultRequestBytes = 3 << 20
 	defaultRetryFor     = 5 * time.Minute
-	firstWait           = 500 * time.Millisecond
-	longestWait         = 30 * time.Second
+	// fileLine is the longest line that is written to a file, in bytes: the Collector's otlp_json_file
+	// receiver cuts longer ones than 1 MiB (max_log_size) unless it is told otherwise.
+	fileLine    = 1<<20 - 1
+	firstWait   = 500 * time.Millisecond
+	longestWait = 30 * time.Second
 )
 
 // Stats say what became of one signal's items: spans, log records or metrics' points. Sent and
@@ -366,16 +369,7 @@ func (l *lane) deliver(ctx context.Context, p payload) {
 		return
 	}
 	if l.file != nil {
-		line, err := p.json()
-		if err != nil {
-			l.finish(0, ReasonFault, items, err)
-			return
-		}
-		if err := l.file.append(line); err != nil {
-			l.finish(0, ReasonDisk, items, err)
-			return
-		}
-		l.finish(items, "", 0, nil)
+		l.write(p)
 		return
 	}
 	wait := firstWait
@@ -429,6 +423,28 @@ func (l *lane) deliver(ctx context.Context, p payload) {
 		timer.Stop()
 		last = l.isClosing()
 	}
+}
+
+// write appends a payload to the file, cut in two where its line would be too long for readers.
+func (l *lane) write(p payload) {
+	items := p.items()
+	line, err := p.json()
+	if err != nil {
+		l.finish(0, ReasonFault, items, err)
+		return
+	}
+	if len(line) > fileLine {
+		if second := p.halve(); second != nil {
+			l.write(p)
+			l.write(second)
+			return
+		}
+	}
+	if err := l.file.append(line); err != nil {
+		l.finish(0, ReasonDisk, items, err)
+		return
+	}
+	l.finish(items, "", 0, nil)
 }
 
 func (l *lane) isClosing() bool {

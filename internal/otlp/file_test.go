@@ -3,6 +3,7 @@
 package otlp
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -120,6 +121,23 @@ func TestFullDiskIsCountedAndLeavesWholeLines(t *testing.T) {
 	assert.Len(t, names, int(s.Sent))
 	assert.False(t, stats.Torn)
 	assert.Zero(t, stats.Bad)
+}
+
+// The Collector's receiver for such files reads lines of up to 1 MiB.
+func TestLinesAreNoLongerThanReadersTake(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "long.otlp.jsonl")
+	c := start(t, settings(t, "GPUFL_OUTPUT", path), nil)
+	c.Traces(spans(0, 20_000))
+	require.NoError(t, c.Shutdown(within(t, 20*time.Second)))
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	lines := bytes.Split(bytes.TrimSuffix(b, []byte("\n")), []byte("\n"))
+	assert.Greater(t, len(lines), 1)
+	for _, line := range lines {
+		assert.Less(t, len(line), 1<<20)
+	}
+	names, _, _, _ := collect(t, path)
+	assert.Len(t, names, 20_000)
 }
 
 func TestFileThatCannotBeOpened(t *testing.T) {
