@@ -8,24 +8,10 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 )
 
-// copyKinds are the values of copy_kind, CUPTI's CUpti_ActivityMemcpyKind (CUDA 12).
-var copyKinds = [...]string{"", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"}
-
-// memoryKinds are the values of memory_kind, CUPTI's CUpti_ActivityMemoryKind (CUDA 12), in our
-// vocabulary.
-var memoryKinds = [...]string{"", "pageable", "pinned", "device", "array", "managed", "device_static", "managed_static"}
-
 // memoryKindByName maps A2's spelling.
 var memoryKindByName = map[string]string{
 	"Pageable": "pageable", "Pinned": "pinned", "Device": "device", "Array": "array",
 	"Managed": "managed", "DeviceStatic": "device_static", "ManagedStatic": "managed_static",
-}
-
-func named(names []string, v int64) string {
-	if v < 0 || v >= int64(len(names)) {
-		return ""
-	}
-	return names[v]
 }
 
 // transfer is a memcpy_event or memset_event (format document, section 3.4); memset_event is
@@ -148,7 +134,7 @@ func (d *Decoder) memcpyBatch(r *record) bool {
 		}
 		s.saw(d.channel, start)
 		ev := &d.ev.copy
-		*ev = gpuevent.Copy{Kind: named(copyKinds[:], b.row.get(colCopyKind)), Bytes: b.row.opt(colBytes)}
+		*ev = gpuevent.Copy{Kind: gpuevent.CopyKind(b.row.get(colCopyKind)), Bytes: b.row.opt(colBytes)}
 		ev.StartNs, ev.EndNs = start, end
 		ev.Ref.Span = s.key.Span(gpuevent.KindCopy, uint64(b.id), uint64(b.index))
 		ev.Stream = b.row.optID(colStream)

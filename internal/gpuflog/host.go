@@ -69,7 +69,7 @@ func (d *Decoder) memoryBatch(r *record) bool {
 		s.hostSeen = max(s.hostSeen, start)
 		ev := &d.ev.memory
 		*ev = gpuevent.Memory{
-			Free: op == memoryFree, Kind: named(memoryKinds[:], b.row.get(colMemoryKind)),
+			Free: op == memoryFree, Kind: gpuevent.MemoryKind(b.row.get(colMemoryKind)),
 			Bytes: b.row.opt(colBytes), Address: b.row.optPos(colAddress),
 		}
 		ev.StartNs, ev.EndNs = start, end

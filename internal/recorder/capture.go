@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package recorder
+
+import (
+	"cmp"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+// summaryKernels is the number of kernels that a summary names.
+const summaryKernels = 20
+
+// Unavailable sends the session's span and a capture log that says why nothing is recorded, for a
+// program without a Collector, and returns the summary.
+func Unavailable(cfg Config, status cupti.Status, sink Sink) (Summary, error) {
+	cfg, err := complete(cfg)
+	if err != nil {
+		return Summary{}, err
+	}
+	e := newEngine(cfg, unavailable{status: status}, sink, time.Now())
+	return e.finish(""), nil
+}
+
+// unavailable is a source of nothing.
+type unavailable struct {
+	Source
+	status cupti.Status
+}
+
+func (u unavailable) Status() cupti.Status       { return u.status }
+func (u unavailable) Stats() cupti.Stats         { return cupti.Stats{} }
+func (u unavailable) Devices() []gpuevent.Device { return nil }
+
+// finish sends what is sent at the end.
+func (r *Recorder) finish() error {
+	e := r.engine
+	e.now = time.Now()
+	r.mu.Lock()
+	e.scopes.lost += r.lost
+	r.mu.Unlock()
+	if r.broken.Load() {
+		// What the batch holds may be half an event.
+		e.batch = gpuevent.NewBatch(gpuevent.Signals{Traces: true, Logs: true})
+	}
+	r.summary = e.finish(r.failure)
+	return nil
+}
+
+// finish sends open ranges, the last metrics, the session's span and the capture log.
+func (e *engine) finish(failure string) Summary {
+	e.learnDevices()
+	end := max(e.lastSeen, e.now.UnixNano())
+	var open []*scope
+	for _, c := range e.scopes.byID {
+		if !c.ended && c.kind == gpuevent.KindNVTX {
+			open = append(open, c)
+		}
+	}
+	slices.SortFunc(open, func(a, b *scope) int { return cmp.Compare(a.id, b.id) })
+	for _, c := range open {
+		e.scopes.finish(c, true)
+	}
+	e.closeSessionPart()
+	if s := e.scopes.session; s.sampled {
+		e.spans.Scopes++
+		e.batch.SessionSpan(e.session, &gpuevent.SessionSpan{Ref: s.first, StartNs: s.start, EndNs: end})
+	}
+	summary := e.summary(failure, end)
+	e.captureLog(&summary)
+	e.sendMetrics()
+	e.send()
+	return summary
+}
+
+// summary says what came of the session.
+func (e *engine) summary(failure string, end int64) Summary {
+	stats, status := e.src.Stats(), e.src.Status()
+	s := Summary{
+		PID: e.cfg.PID, Command: e.cfg.Command, Service: e.cfg.ServiceName, Instance: e.cfg.InstanceID,
+		Trace: traceText(e.scopes.session.first), StartNs: e.totals.start, EndNs: end,
+		Reason: status.Reason, Detail: status.Detail, Failure: failure,
+		Library: status.Library, Version: status.Version,
+		KernelCount: e.totals.kernels,
+		Spans:       e.spans,
+		Records: RecordCounts{
+			Collected: stats.Records, Dropped: stats.Dropped, Unknown: stats.Unknown,
+			Unread:     e.unread,
+			ScopesLost: stats.ScopesLost + e.scopes.lost, ScopesUnknown: e.unknown,
+		},
+		OverheadSeconds: stats.Overhead.Seconds(), OwnSeconds: e.ownTime().Seconds(),
+	}
+	s.Spans.ScopesLeftOut = e.scopes.leftOut
+	for i, n := range stats.Rejected {
+		if n > 0 {
+			if s.Records.RejectedBy == nil {
+				s.Records.RejectedBy = map[string]uint64{}
+			}
+			s.Records.RejectedBy[cupti.RejectNames[i]] = n
+			s.Records.Rejected += n
+		}
+	}
+	for i := range e.session.Devices {
+		d := &e.session.Devices[i]
+		s.Devices = append(s.Devices, strings.TrimSpace(d.Name+" "+d.UUID))
+	}
+	e.totals.summarize(&s)
+	return s
+}
+
+// summarize fills in the tables.
+func (t *totals) summarize(s *Summary) {
+	var rows []KernelRow
+	var other KernelRow
+	for i := range t.names.all {
+		if n := &t.names.all[i]; n.count > 0 {
+			row := KernelRow{Name: n.name.Full, Count: n.count, Seconds: float64(n.ns) / 1e9, MaxSeconds: float64(n.maxNs) / 1e9}
+			if i == otherIndex {
+				other = row
+			} else {
+				rows = append(rows, row)
+			}
+		}
+	}
+	slices.SortStableFunc(rows, func(a, b KernelRow) int { return cmp.Compare(b.Seconds, a.Seconds) })
+	if len(rows) > summaryKernels {
+		for _, r := range rows[summaryKernels:] {
+			other.Count += r.Count
+			other.Seconds += r.Seconds
+			other.MaxSeconds = max(other.MaxSeconds, r.MaxSeconds)
+		}
+		rows = rows[:summaryKernels]
+	}
+	s.Kernels = rows
+	if other.Count > 0 {
+		other.Name = otherName
+		s.KernelsOther = &other
+	}
+	for kind, name := range t.kinds {
+		row := CopyRow{Kind: name}
+		for _, c := range t.copies {
+			if c.kind == kind {
+				row.Count += c.bytes.Count()
+				row.Bytes += c.bytes.Sum()
+				row.Seconds += float64(c.ns) / 1e9
+			}
+		}
+		s.Copies = append(s.Copies, row)
+	}
+	slices.SortStableFunc(s.Copies, func(a, b CopyRow) int { return cmp.Compare(b.Bytes, a.Bytes) })
+	for i := range t.sets {
+		s.Sets.Count += t.sets[i]
+		s.Sets.Bytes += t.setBytes[i]
+		s.Sets.Seconds += float64(t.setNs[i]) / 1e9
+	}
+	for _, w := range t.workList {
+		s.Graphs += w.count[opGraph]
+	}
+}
+
+// Values of cuda.capture.status.
+const (
+	statusCollected = "collected"
+	statusPartial   = "partial"
+	statusSkipped   = "skipped"
+)
+
+// captureLog adds the log that ends a session.
+func (e *engine) captureLog(s *Summary) {
+	status := e.src.Status()
+	have, missing := e.cfg.Asked&^status.Missing, e.cfg.Asked&status.Missing
+	r := gpuevent.Record{
+		Ref: e.scopes.session.first, TimeNs: s.EndNs, Event: semconv.EventCUDACapture, Body: s.sentence(),
+	}
+	outcome := statusCollected
+	if s.lossy() || len(captureKinds(missing)) > 0 {
+		outcome, r.Severity = statusPartial, gpuevent.SeverityWarn
+	}
+	if s.Reason != cupti.ReasonNone {
+		outcome, r.Severity = statusSkipped, gpuevent.SeverityWarn
+		have, missing = 0, e.cfg.Asked
+	}
+	message := s.Detail
+	if s.Failure != "" {
+		message, r.Severity = s.Failure, gpuevent.SeverityError
+	}
+	var rejected []string
+	for i, name := range cupti.RejectNames {
+		if n := s.Records.RejectedBy[name]; n > 0 {
+			rejected = append(rejected, cupti.RejectNames[i]+"="+strconv.FormatUint(n, 10))
+		}
+	}
+	count := func(key string, n uint64) gpuevent.Attr { return gpuevent.I(key, int64(n)) }
+	r.Attrs = []gpuevent.Attr{
+		gpuevent.Str(semconv.CUDACaptureStatus, outcome),
+		gpuevent.Str(semconv.CUDACaptureReason, string(s.Reason)),
+		gpuevent.Str(semconv.CUDACaptureMessage, message),
+		gpuevent.Strs(semconv.CUDACaptureKindsCollected, captureKinds(have)),
+		gpuevent.Strs(semconv.CUDACaptureKindsUnavailable, captureKinds(missing)),
+		count(semconv.CUDACaptureRecordsCollected, s.Records.Collected),
+		count(semconv.CUDACaptureRecordsDropped, s.Records.Dropped+s.Records.Unread),
+		count(semconv.CUDACaptureRecordsRejected, s.Records.Rejected),
+		gpuevent.Strs(semconv.CUDACaptureRecordsRejectedByReason, rejected),
+		count(semconv.CUDACaptureKernels, s.KernelCount),
+		count(semconv.CUDACaptureSpansEmitted, s.Spans.Emitted),
+		count(semconv.CUDACaptureSpansLeftOut, s.Spans.LeftOut),
+		count(semconv.CUDACaptureSpansUnsampled, s.Spans.Unsampled),
+		gpuevent.F(semconv.CUDACaptureOverheadTime, s.OverheadSeconds),
+		gpuevent.Str(semconv.CUDACaptureLibraryPath, s.Library),
+	}
+	if s.Version > 0 {
+		r.Attrs = append(r.Attrs, gpuevent.I(semconv.CUDACaptureLibraryVersion, int64(s.Version)))
+	}
+	e.batch.Record(e.session, &r)
+}
+
+// captureKinds are the words for kinds, with one for which scope a launch belongs to: nobody asks for
+// it, but it is missed.
+func captureKinds(set cupti.Kinds) []string {
+	words := KindNames(set)
+	if set.Has(cupti.KindExternal) {
+		words = append(words, "scope")
+	}
+	return words
+}
+
+// lossy says whether anything was lost. Spans that a limit left out are none: metrics have them.
+func (s *Summary) lossy() bool {
+	r := &s.Records
+	return s.Failure != "" || r.Dropped+r.Rejected+r.Unread+r.ScopesLost+r.ScopesUnknown > 0
+}
+
+// sentence says in one sentence what came of the session.
+func (s *Summary) sentence() string {
+	if s.Reason != cupti.ReasonNone {
+		if s.Detail == "" {
+			return "Nothing was recorded: " + string(s.Reason) + "."
+		}
+		return "Nothing was recorded: " + strings.TrimSuffix(s.Detail, ".") + "."
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d kernels, %d spans of device work", s.KernelCount, s.Spans.Emitted)
+	for _, part := range []struct {
+		n    uint64
+		text string
+	}{
+		{s.Spans.LeftOut, "%d left out by limit or filter"},
+		{s.Spans.Unsampled, "%d not sampled"},
+		{s.Records.Dropped, "%d records dropped by CUPTI"},
+		{s.Records.Rejected, "%d records rejected"},
+		{s.Records.Unread, "%d records not read"},
+		{s.Records.ScopesUnknown, "%d records whose scope is not known"},
+		{s.Records.ScopesLost, "%d scopes lost"},
+	} {
+		if part.n > 0 {
+			fmt.Fprintf(&b, ", "+part.text, part.n)
+		}
+	}
+	if s.Failure != "" {
+		b.WriteString("; recording stopped: " + s.Failure)
+	}
+	b.WriteByte('.')
+	return b.String()
+}
+
+func traceText(r gpuevent.Ref) string { return hex.EncodeToString(r.Trace[:]) }
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(s, "\n")
+	return line
+}

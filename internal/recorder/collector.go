@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package recorder
+
+import (
+	"time"
+
+	"github.com/gpuflight/gpuflight/cupti"
+)
+
+// FromCollector returns a collector as a Source.
+func FromCollector(c *cupti.Collector) Source { return collector{c} }
+
+type collector struct{ *cupti.Collector }
+
+// Take returns no batch as no Records, which a nil *cupti.Batch in the interface would not be.
+func (c collector) Take(wait time.Duration) (Records, error) {
+	b, err := c.Collector.Take(wait)
+	if b == nil {
+		return nil, err
+	}
+	return b, err
+}

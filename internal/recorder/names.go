@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package recorder
+
+import "github.com/gpuflight/gpuflight/internal/gpuevent"
+
+const (
+	// maxNames bounds kernel names that are told apart. PyTorch with its compiler makes a few thousand.
+	maxNames = 8192
+	// otherIndex is the index of all names and scopes beyond the bounds.
+	otherIndex = 0
+	// otherName is what they are called.
+	otherName = "_other"
+)
+
+// kernelName is what is known of one kernel name in the session.
+type kernelName struct {
+	name *gpuevent.KernelName
+	// filtered says that the settings want no spans of it.
+	filtered bool
+	count    uint64
+	ns       uint64
+	maxNs    int64
+	// own says that it has series of its own; see metrics.
+	own bool
+	// usages are its figures by device.
+	usages []*usage
+	cells  []*cell
+}
+
+// names gives each kernel name an index. Names are known by their pointers: that two of equal text
+// have one is the source's promise, and where it is not kept both are counted as one in metrics,
+// since byText is asked once for each pointer.
+type names struct {
+	byPointer map[*gpuevent.KernelName]uint32
+	byText    map[string]uint32
+	all       []kernelName
+	// last is a memory of the name that came last: launches come in runs.
+	last      *gpuevent.KernelName
+	lastIndex uint32
+
+	include, exclude []string
+}
+
+func newNames(include, exclude []string) *names {
+	n := &names{
+		byPointer: map[*gpuevent.KernelName]uint32{}, byText: map[string]uint32{},
+		include: include, exclude: exclude,
+	}
+	n.all = append(n.all, kernelName{
+		name: &gpuevent.KernelName{Full: otherName, Short: otherName}, own: true,
+	})
+	return n
+}
+
+// index returns the name's index, otherIndex past the bound.
+func (n *names) index(name *gpuevent.KernelName) uint32 {
+	if name == n.last && name != nil {
+		return n.lastIndex
+	}
+	i, ok := n.byPointer[name]
+	if !ok {
+		i = n.add(name)
+	}
+	n.last, n.lastIndex = name, i
+	return i
+}
+
+func (n *names) add(name *gpuevent.KernelName) uint32 {
+	if name == nil {
+		return otherIndex
+	}
+	i, ok := n.byText[name.Full]
+	if !ok {
+		if len(n.all) > maxNames {
+			return otherIndex
+		}
+		i = uint32(len(n.all))
+		n.byText[name.Full] = i
+		n.all = append(n.all, kernelName{name: name, filtered: !n.wanted(name)})
+	}
+	if len(n.byPointer) < 4*maxNames {
+		n.byPointer[name] = i
+	}
+	return i
+}
+
+// wanted says whether the settings want spans of the name.
+func (n *names) wanted(name *gpuevent.KernelName) bool {
+	return (len(n.include) == 0 || matches(n.include, name)) && !matches(n.exclude, name)
+}
+
+func matches(globs []string, name *gpuevent.KernelName) bool {
+	for _, g := range globs {
+		if match(g, name.Short) || match(g, name.Full) {
+			return true
+		}
+	}
+	return false
+}
+
+// match says whether a text matches a glob: * stands for any text, ? for any one byte, everything else
+// for itself; kernel names have brackets and slashes of their own, so these mean nothing here. It goes
+// back to the last star only, which is enough, and keeps the time below the product of the lengths.
+func match(glob, text string) bool {
+	g, t := 0, 0
+	star, from := -1, 0
+	for t < len(text) {
+		switch {
+		case g < len(glob) && glob[g] == '*':
+			star, from = g, t
+			g++
+		case g < len(glob) && (glob[g] == '?' || glob[g] == text[t]):
+			g, t = g+1, t+1
+		case star >= 0:
+			from++
+			g, t = star+1, from
+		default:
+			return false
+		}
+	}
+	for g < len(glob) && glob[g] == '*' {
+		g++
+	}
+	return g == len(glob)
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package recorder
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+// distroName is the recorder as telemetry names it.
+const distroName = "gpufl"
+
+// NewInstanceID returns a random UUID (version 4).
+func NewInstanceID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails, by its contract
+	b[6] = b[6]&0x0f | 0x40
+	b[8] = b[8]&0x3f | 0x80
+	h := hex.EncodeToString(b[:])
+	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
+}
+
+// IsUUID reports whether s is a UUID other than the one of zeros only.
+func IsUUID(s string) bool {
+	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' {
+		return false
+	}
+	digits := strings.ReplaceAll(s, "-", "")
+	_, err := hex.DecodeString(digits)
+	return err == nil && len(digits) == 32 && strings.Trim(digits, "0") != ""
+}
+
+// DetectProcess fills in what this process is: PID, HostName, Command and the attributes that name
+// the executable and the language, "" for programs of which nothing is known. What the configuration
+// has already stays.
+func DetectProcess(c *Config, language string) {
+	if c.PID == 0 {
+		c.PID = os.Getpid()
+	}
+	if c.HostName == "" && !hasAttr(c.Resource, semconv.HostName) {
+		c.HostName, _ = os.Hostname() // unknown is absent
+	}
+	if c.Command == nil {
+		c.Command = commandLine()
+	}
+	add := func(a gpuevent.Attr) {
+		if !hasAttr(c.Resource, a.Key) {
+			c.Resource = append(c.Resource, a)
+		}
+	}
+	if exe := executable(c.Command); exe != "" {
+		add(gpuevent.Str(semconv.ProcessExecutableName, exe))
+	}
+	if language != "" {
+		add(gpuevent.Str(semconv.TelemetrySDKLanguage, language))
+	}
+}
+
+func hasAttr(attributes []gpuevent.Attr, key string) bool {
+	for i := range attributes {
+		if attributes[i].Key == key {
+			return true
+		}
+	}
+	return false
+}
+
+// commandLine is this process's own. os.Args is not it in a library that another program has loaded.
+func commandLine() []string {
+	if b, err := os.ReadFile("/proc/self/cmdline"); err == nil && len(b) > 0 {
+		return strings.Split(strings.TrimSuffix(string(b), "\x00"), "\x00")
+	}
+	return append([]string(nil), os.Args...)
+}
+
+// executable is the name of the file that runs here.
+func executable(command []string) string {
+	if path, err := os.Readlink("/proc/self/exe"); err == nil {
+		return strings.TrimSuffix(filepath.Base(path), " (deleted)")
+	}
+	if len(command) > 0 && command[0] != "" {
+		return filepath.Base(command[0])
+	}
+	return ""
+}
+
+// defaultService is service.name where nobody gave one.
+func defaultService(attributes []gpuevent.Attr) string {
+	for i := range attributes {
+		if attributes[i].Key == semconv.ProcessExecutableName && attributes[i].Str != "" {
+			return semconv.UnknownService + ":" + attributes[i].Str
+		}
+	}
+	return semconv.UnknownService
+}
+
+// Write writes the summary into a folder as PID-INSTANCE.json. A reader of the folder sees all of the
+// file or none.
+func (s *Summary) Write(dir string) error {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return fmt.Errorf("summary: %w", err)
+	}
+	path := filepath.Join(dir, strconv.Itoa(s.PID)+"-"+s.Instance+".json")
+	part := path + ".part"
+	if err := os.WriteFile(part, b, 0o600); err != nil {
+		return fmt.Errorf("summary: %w", err)
+	}
+	if err := os.Rename(part, path); err != nil {
+		_ = os.Remove(part) // the rename's error says what is wrong
+		return fmt.Errorf("summary: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package recorder
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+func TestNVTXRangesNestPerThread(t *testing.T) {
+	f := newFixture(t, Config{})
+	f.src.event(
+		begin(1, 0, 10, 0, "step"), begin(2, 0, 20, 5, "load"), begin(3, 1, 10, 10, "forward"),
+		endOf(3, 10, 50), endOf(2, 20, 60), endOf(1, 10, 100),
+	)
+	f.src.deliver(
+		in(1, kernel("a", 1, 5, 10)), in(2, kernel("b", 2, 6, 10)), in(3, kernel("c", 3, 20, 200)),
+	)
+	f.start()
+	s := f.stop()
+	step, load, forward := f.sink.spanNamed(t, "step"), f.sink.spanNamed(t, "load"), f.sink.spanNamed(t, "forward")
+	assert.True(t, step.ParentSpanID().IsEmpty())
+	assert.True(t, load.ParentSpanID().IsEmpty())
+	assert.NotEqual(t, step.TraceID(), load.TraceID(), "a trace for each top-level range")
+	assert.NotEqual(t, pcommon.TraceID(f.r.SessionRef().Trace), step.TraceID())
+	assert.Equal(t, step.SpanID(), forward.ParentSpanID())
+	assert.Equal(t, step.TraceID(), forward.TraceID())
+	assert.Equal(t, pcommon.Timestamp(base+10), forward.StartTimestamp())
+	assert.Equal(t, pcommon.Timestamp(base+50), forward.EndTimestamp())
+	assert.Equal(t, "nvtx", attr(forward.Attributes(), semconv.CUDAScopeSource))
+	assert.Equal(t, "1", attr(forward.Attributes(), semconv.CUDAScopeDepth))
+	for kernel, scope := range map[string]ptrace.Span{"a": step, "b": load, "c": forward} {
+		k := f.sink.spanNamed(t, kernel)
+		assert.Equal(t, scope.SpanID(), k.ParentSpanID(), kernel)
+		assert.Equal(t, scope.TraceID(), k.TraceID(), kernel)
+		assert.Equal(t, scope.Name(), attr(k.Attributes(), semconv.CUDAScopeName))
+	}
+	assert.Equal(t, uint64(4), s.Spans.Scopes)
+}
+
+func TestNVTXRangesUnderAParentStayInItsTrace(t *testing.T) {
+	f := newFixture(t, Config{HasParent: true, ParentSampled: true, Parent: refOf(7, 8)})
+	f.src.event(begin(1, 0, 1, 0, "step"), endOf(1, 1, 100))
+	f.src.deliver(in(1, kernel("k", 1, 5, 10)))
+	f.start()
+	f.stop()
+	session, step, k := f.sink.spanNamed(t, "app"), f.sink.spanNamed(t, "step"), f.sink.spanNamed(t, "k")
+	assert.Equal(t, pcommon.SpanID{7: 8}, session.ParentSpanID())
+	assert.Equal(t, session.SpanID(), step.ParentSpanID())
+	assert.Equal(t, step.SpanID(), k.ParentSpanID())
+	for _, x := range []ptrace.Span{session, step, k} {
+		assert.Equal(t, pcommon.TraceID{15: 7}, x.TraceID())
+	}
+}
+
+func TestAnNVTXRangeInAScopeIsItsChild(t *testing.T) {
+	f := newFixture(t, Config{})
+	id := f.r.Begin(Scope{Ref: refOf(3, 4), Sampled: true, Name: "request"})
+	quiet := f.r.Begin(Scope{Ref: refOf(5, 6), Sampled: false, Name: "quiet"})
+	f.src.event(begin(100, id, 1, 0, "range"), endOf(100, 1, 50), begin(101, quiet, 2, 0, "silent"), endOf(101, 2, 50))
+	f.src.deliver(in(100, kernel("k", 1, 5, 10)), in(101, kernel("q", 2, 5, 10)))
+	f.r.End(quiet)
+	f.r.End(id)
+	f.start()
+	s := f.stop()
+	inner, k := f.sink.spanNamed(t, "range"), f.sink.spanNamed(t, "k")
+	assert.Equal(t, pcommon.TraceID{15: 3}, inner.TraceID())
+	assert.Equal(t, pcommon.SpanID{7: 4}, inner.ParentSpanID())
+	assert.Equal(t, pcommon.TraceID{15: 3}, k.TraceID())
+	assert.Equal(t, inner.SpanID(), k.ParentSpanID())
+	assert.Len(t, f.sink.operation("scope"), 1)
+	assert.Equal(t, uint64(1), s.Spans.Unsampled)
+}
+
+// A range's trace goes on in parts: the ranges around what comes then are repeated there, with a link,
+// and every span's parent is in its own trace, whatever has ended by then.
+func TestARangesTraceGoesOnInParts(t *testing.T) {
+	for _, hasParent := range []bool{false, true} {
+		for _, late := range []bool{false, true} {
+			t.Run(fmt.Sprintf("parent=%v late=%v", hasParent, late), func(t *testing.T) {
+				f := newFixture(t, Config{MaxSpansPerTrace: 5, HasParent: hasParent, ParentSampled: true, Parent: refOf(7, 8)})
+				f.src.event(begin(1, 0, 1, 0, "outer"), begin(2, 1, 1, 10, "inner"))
+				if late {
+					f.src.event(endOf(2, 1, 900), endOf(1, 1, 1000))
+				}
+				for i := range uint32(20) {
+					f.src.deliver(in(uint64(i%2+1), kernel("k", i+1, int64(i)*40, 10)))
+				}
+				f.start()
+				if !late {
+					require.Eventually(t, func() bool { return f.r.src.Pending() == 0 }, 5*time.Second, time.Millisecond)
+					time.Sleep(20 * time.Millisecond)
+					f.src.event(endOf(2, 1, 900), endOf(1, 1, 1000))
+				}
+				f.stop()
+
+				all := map[pcommon.SpanID]ptrace.Span{}
+				firsts := map[string]ptrace.Span{}
+				perTrace := map[pcommon.TraceID]int{}
+				for _, x := range f.sink.spans {
+					all[x.SpanID()] = x
+					perTrace[x.TraceID()]++
+					if attr(x.Attributes(), semconv.CUDAScopePart) == "" {
+						firsts[x.Name()] = x
+					}
+				}
+				require.Len(t, all, len(f.sink.spans), "every span once")
+				require.Len(t, f.sink.operation("kernel"), 20)
+				require.Greater(t, len(perTrace), 3)
+				repeats := 0
+				for _, x := range f.sink.spans {
+					if p := x.ParentSpanID(); !p.IsEmpty() && p != (pcommon.SpanID{7: 8}) {
+						parent, ok := all[p]
+						require.True(t, ok, "%s has a parent that was never sent", x.Name())
+						require.Equal(t, parent.TraceID(), x.TraceID())
+					}
+					if part := attr(x.Attributes(), semconv.CUDAScopePart); part != "" {
+						repeats++
+						require.Equal(t, 1, x.Links().Len())
+						require.Equal(t, firsts[x.Name()].SpanID(), x.Links().At(0).SpanID())
+						require.Equal(t, firsts[x.Name()].TraceID(), x.Links().At(0).TraceID())
+					}
+					if x.Name() == "k" {
+						assert.Contains(t, []string{"inner", "outer"}, all[x.ParentSpanID()].Name())
+					}
+				}
+				assert.Positive(t, repeats)
+				for trace, n := range perTrace {
+					assert.LessOrEqual(t, n, 5+3, trace) // the chain of ranges may pass the bound
+				}
+				assert.Equal(t, pcommon.Timestamp(base+1000), firsts["outer"].EndTimestamp())
+			})
+		}
+	}
+}
+
+func TestRangesThatNeverEnd(t *testing.T) {
+	f := newFixture(t, Config{}).start()
+	f.src.event(begin(1, 0, 1, 0, "open"))
+	f.src.deliver(in(1, kernel("k", 1, 5, 100)))
+	f.stop()
+	open := f.sink.spanNamed(t, "open")
+	assert.Equal(t, "true", attr(open.Attributes(), semconv.CUDAScopeUnfinished))
+	assert.Equal(t, pcommon.Timestamp(base+105), open.EndTimestamp(), "the last moment seen")
+}
+
+func TestRangesOfNoThreadHangUnderTheSession(t *testing.T) {
+	f := newFixture(t, Config{}).start()
+	f.src.event(
+		cupti.ScopeEvent{What: cupti.ScopeBegin, ID: 1, TimeNs: base, Name: "epoch", Domain: "torch"},
+		cupti.ScopeEvent{What: cupti.ScopeEnd, ID: 1, TimeNs: base + 10},
+	)
+	f.stop()
+	epoch := f.sink.spanNamed(t, "epoch")
+	assert.Equal(t, pcommon.SpanID(f.r.SessionRef().Span), epoch.ParentSpanID())
+	assert.Equal(t, "torch", attr(epoch.Attributes(), semconv.CUDANVTXDomain))
+}
+
+func TestMarksAreLogs(t *testing.T) {
+	f := newFixture(t, Config{}).start()
+	f.src.event(
+		begin(1, 0, 1, 0, "step"),
+		cupti.ScopeEvent{What: cupti.ScopeMark, ID: 2, Parent: 1, TimeNs: base + 5, Name: "here", Domain: "d", Color: 0xff00ff80},
+		endOf(1, 1, 10),
+	)
+	f.stop()
+	require.Len(t, f.sink.logs, 2)
+	l := f.sink.logs[0]
+	assert.Equal(t, semconv.EventCUDAMarker, l.EventName())
+	assert.Equal(t, "here", l.Body().Str())
+	assert.Equal(t, pcommon.Timestamp(base+5), l.Timestamp())
+	assert.Equal(t, f.sink.spanNamed(t, "step").SpanID(), l.SpanID())
+	assert.Equal(t, map[string]any{
+		semconv.CUDAMarkerName: "here", semconv.CUDANVTXDomain: "d", semconv.CUDAMarkerColor: "#00ff80",
+	}, l.Attributes().AsRaw())
+}
+
+// Past the limit ranges have no span, and what is in them hangs under the one around.
+func TestRangesAreLimited(t *testing.T) {
+	f := newFixture(t, Config{MaxSpansPerSecond: 2})
+	e := f.r.engine
+	e.scopes.nvtx([]cupti.ScopeEvent{
+		begin(1, 0, 1, 0, "a"), begin(2, 1, 1, 1, "b"), begin(3, 2, 1, 2, "c"), endOf(3, 1, 3),
+		begin(4, 0, 2, 4, "d"), endOf(4, 2, 5), endOf(2, 1, 6), endOf(1, 1, 7),
+	}, base)
+	f.src.deliver(in(3, kernel("inC", 1, 2, 10)), in(4, kernel("inD", 2, 2, 10)))
+	f.start()
+	s := f.stop()
+	assert.Equal(t, uint64(2), s.Spans.ScopesLeftOut)
+	assert.Equal(t, f.sink.spanNamed(t, "b").SpanID(), f.sink.spanNamed(t, "inC").ParentSpanID())
+	assert.Equal(t, "c", attr(f.sink.spanNamed(t, "inC").Attributes(), semconv.CUDAScopeName))
+	assert.Equal(t, pcommon.SpanID(f.r.SessionRef().Span), f.sink.spanNamed(t, "inD").ParentSpanID())
+}
+
+func TestScopesAreForgottenInOrder(t *testing.T) {
+	f := newFixture(t, Config{})
+	s := f.r.engine.scopes
+	ops := make([]scopeOp, 0, 2*maxScopes)
+	for i := range uint64(maxScopes) {
+		ops = append(ops, scopeOp{id: i + 1, begin: true, scope: Scope{Ref: refOf(1, 1), Name: fmt.Sprint(i % 1000)}})
+	}
+	s.apply(ops, base)
+	assert.Len(t, s.byID, maxScopes)
+	s.apply([]scopeOp{{id: maxScopes + 1, begin: true}}, base)
+	assert.Equal(t, uint64(1), s.lost, "all are open: the new one finds no room")
+	assert.Nil(t, s.find(maxScopes+1))
+
+	s.apply([]scopeOp{{id: 5}, {id: 7}, {id: maxScopes + 2, begin: true}}, base)
+	assert.Equal(t, uint64(2), s.lost)
+	assert.Nil(t, s.find(5), "the first that ended made room")
+	assert.NotNil(t, s.find(7))
+	assert.NotNil(t, s.find(maxScopes+2))
+	s.forget(base + int64(scopeAge))
+	assert.NotNil(t, s.find(7))
+	s.forget(base + int64(scopeAge) + 1)
+	assert.Nil(t, s.find(7))
+	assert.LessOrEqual(t, len(s.labels), maxScopeNames+2)
+	assert.Equal(t, uint32(labelOther), s.label("999"))
+}
+
+func TestBadRangesAreCounted(t *testing.T) {
+	f := newFixture(t, Config{MaxSpansPerSecond: 1})
+	f.r.engine.scopes.nvtx([]cupti.ScopeEvent{
+		endOf(9, 1, 0),                                  // never begun
+		begin(1, 55, 1, 1, "a"), begin(1, 0, 1, 2, "a"), // in a scope that is not known; twice
+		{What: cupti.ScopeMark, ID: 3, TimeNs: base + 3, Name: "m"}, // past the limit
+		endOf(1, 1, 0), endOf(1, 1, 9), // before its begin; twice
+		{What: 77, ID: 4},
+	}, base)
+	f.start()
+	s := f.stop()
+	a := f.sink.spanNamed(t, "a")
+	assert.True(t, a.ParentSpanID().IsEmpty())
+	assert.Equal(t, a.StartTimestamp(), a.EndTimestamp())
+	assert.Equal(t, uint64(1), s.Records.ScopesLost)
+	assert.Equal(t, uint64(1), s.Spans.ScopesLeftOut)
+	assert.Len(t, f.sink.logs, 1, "no mark")
+}
+
+func TestAScopeWithoutASpanIsTheSessions(t *testing.T) {
+	f := newFixture(t, Config{}).start()
+	id := f.r.Begin(Scope{Sampled: false, Name: "bare"})
+	f.src.deliver(in(id, kernel("k", 1, 0, 10)))
+	f.r.End(id)
+	s := f.stop()
+	k := f.sink.spanNamed(t, "k")
+	assert.Equal(t, pcommon.SpanID(f.r.SessionRef().Span), k.ParentSpanID())
+	assert.Equal(t, "bare", attr(k.Attributes(), semconv.CUDAScopeName))
+	assert.Zero(t, s.Spans.Unsampled)
+}
+
+func TestUnknownScopesAreCounted(t *testing.T) {
+	f := newFixture(t, Config{}).start()
+	f.src.deliver(in(77, kernel("k", 1, 0, 10)))
+	s := f.stop()
+	assert.Equal(t, uint64(1), s.Records.ScopesUnknown)
+	assert.Equal(t, pcommon.SpanID(f.r.SessionRef().Span), f.sink.spanNamed(t, "k").ParentSpanID())
+}
+
+func TestBeginLeavesNoMoreThanItsBound(t *testing.T) {
+	f := newFixture(t, Config{})
+	for range maxPending {
+		f.r.pending = append(f.r.pending, scopeOp{})
+	}
+	assert.Zero(t, f.r.Begin(Scope{Ref: refOf(1, 1)}))
+	f.r.End(0)
+	s := f.stop()
+	assert.Equal(t, uint64(1), s.Records.ScopesLost)
+}
+
+func TestIDsAreDerived(t *testing.T) {
+	run := func() []pcommon.SpanID {
+		f := newFixture(t, Config{})
+		f.src.event(begin(1, 0, 1, 0, "step"), endOf(1, 1, 100))
+		f.src.deliver(in(1, kernel("k", 1, 5, 10)), kernel("l", 2, 6, 10))
+		f.start()
+		f.stop()
+		var ids []pcommon.SpanID
+		for _, x := range f.sink.spans {
+			ids = append(ids, x.SpanID())
+		}
+		return ids
+	}
+	first, second := run(), run()
+	assert.Equal(t, first, second)
+	key := gpuevent.KeyOf(testInstance)
+	assert.Contains(t, first, pcommon.SpanID(key.Span(gpuevent.KindNVTX, 1, 0)))
+}
