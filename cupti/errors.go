@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cupti
+
+import "errors"
+
+// Errors of a Collector's methods. Other errors carry CUPTI's own words.
+var (
+	// ErrMisplaced says that a scope was not the innermost of the calling thread when it ended. It
+	// ended all the same: on its own thread if it was on another.
+	ErrMisplaced = errors.New("cupti: scope ended out of order or on another thread")
+	// ErrNotRunning says that the Collector is not started, or closed.
+	ErrNotRunning = errors.New("cupti: not recording")
+	// ErrForked says that this process was forked from one that recorded.
+	ErrForked = errors.New("cupti: forked from a process that records")
+	// ErrTooDeep says that the thread has no room for another scope.
+	ErrTooDeep = errors.New("cupti: too many scopes are open on this thread")
+	// ErrNotDetached says that recording stopped and CUPTI stays attached to the driver, which may
+	// cost a little until the process ends.
+	ErrNotDetached = errors.New("cupti: could not be detached from the driver")
+)

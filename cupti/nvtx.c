@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && cgo
+
+// NVTX's injection: a program's first NVTX call opens the library that NVTX_INJECTION64_PATH names and
+// calls its InitializeInjectionNvtx2, which puts functions into NVTX's tables. The program then calls
+// these directly. CUPTI's own NVTX records would come through the same door, cost more, and do not say
+// which launch belongs to which range. Facts: NVTX 3, nvtxDetail/nvtxTypes.h and nvToolsExt.h.
+
+#include <stddef.h>
+#include <string.h>
+#include <wchar.h>
+
+#include "gpufl_scope.h"
+
+// nvtxEventAttributes_t, version 2 (since NVTX 2).
+typedef struct {
+  uint16_t version, size;
+  uint32_t category;
+  int32_t color_type;
+  uint32_t color;
+  int32_t payload_type, reserved;
+  uint64_t payload;
+  int32_t message_type;
+  const void *message;
+} attributes;
+_Static_assert(offsetof(attributes, message) == 40 && sizeof(attributes) == 48, "nvtxEventAttributes_t");
+
+enum { COLOR_ARGB = 1, MESSAGE_ASCII = 1, MESSAGE_UNICODE = 2, MESSAGE_REGISTERED = 3 };
+
+// NvtxExportTableID, NvtxCallbackModule, NvtxCallbackIdCore, NvtxCallbackIdCore2.
+enum { TABLE_CALLBACKS = 1 };
+enum { MODULE_CORE = 1, MODULE_CORE2 = 5 };
+enum {
+  CORE_MARK_EX = 1,
+  CORE_MARK_A = 2,
+  CORE_MARK_W = 3,
+  CORE_START_EX = 4,
+  CORE_START_A = 5,
+  CORE_START_W = 6,
+  CORE_END = 7,
+  CORE_PUSH_EX = 8,
+  CORE_PUSH_A = 9,
+  CORE_PUSH_W = 10,
+  CORE_POP = 11,
+};
+enum {
+  CORE2_MARK_EX = 1,
+  CORE2_START_EX = 2,
+  CORE2_END = 3,
+  CORE2_PUSH_EX = 4,
+  CORE2_POP = 5,
+  CORE2_REGISTER_A = 10,
+  CORE2_REGISTER_W = 11,
+  CORE2_CREATE_A = 12,
+  CORE2_CREATE_W = 13,
+};
+
+typedef void (*function)(void);
+typedef struct {
+  size_t struct_size;
+  int (*module_table)(int module, function ***table, unsigned *size);
+} callbacks_table;
+
+enum { TEXT_BYTES = 1028 };
+
+// utf8 writes a wide text as UTF-8; NULL stays NULL.
+static const char *utf8(const wchar_t *wide, char out[TEXT_BYTES]) {
+  if (wide == NULL) return NULL;
+  size_t n = 0;
+  for (; *wide != 0 && n + 4 < TEXT_BYTES; wide++) {
+    uint32_t c = (uint32_t)*wide;
+    if (c > 0x10FFFF || (c >= 0xD800 && c <= 0xDFFF)) c = 0xFFFD;
+    if (c < 0x80) {
+      out[n++] = (char)c;
+    } else if (c < 0x800) {
+      out[n++] = (char)(0xC0 | c >> 6);
+      out[n++] = (char)(0x80 | (c & 0x3F));
+    } else if (c < 0x10000) {
+      out[n++] = (char)(0xE0 | c >> 12);
+      out[n++] = (char)(0x80 | (c >> 6 & 0x3F));
+      out[n++] = (char)(0x80 | (c & 0x3F));
+    } else {
+      out[n++] = (char)(0xF0 | c >> 18);
+      out[n++] = (char)(0x80 | (c >> 12 & 0x3F));
+      out[n++] = (char)(0x80 | (c >> 6 & 0x3F));
+      out[n++] = (char)(0x80 | (c & 0x3F));
+    }
+  }
+  out[n] = 0;
+  return out;
+}
+
+// A registered text's handle and a domain's handle are the interned text itself.
+
+static const char *message(const attributes *a, char buffer[TEXT_BYTES]) {
+  // Fields that the program's own, perhaps shorter struct does not have are not read.
+  if (a == NULL || a->size < sizeof *a) return NULL;
+  switch (a->message_type) {
+    case MESSAGE_ASCII:
+    case MESSAGE_REGISTERED:
+      return a->message;
+    case MESSAGE_UNICODE:
+      return utf8(a->message, buffer);
+    default:
+      return NULL;
+  }
+}
+
+static uint32_t color(const attributes *a) {
+  return a != NULL && a->size >= sizeof *a && a->color_type == COLOR_ARGB ? a->color : 0;
+}
+
+static void domain_mark_ex(const char *domain, const attributes *a) {
+  char buffer[TEXT_BYTES];
+  gpufl_nvtx_mark(domain, message(a, buffer), color(a));
+}
+static void mark_ex(const attributes *a) { domain_mark_ex(NULL, a); }
+static void mark_a(const char *text) { gpufl_nvtx_mark(NULL, text, 0); }
+static void mark_w(const wchar_t *text) {
+  char buffer[TEXT_BYTES];
+  gpufl_nvtx_mark(NULL, utf8(text, buffer), 0);
+}
+
+static uint64_t domain_start_ex(const char *domain, const attributes *a) {
+  char buffer[TEXT_BYTES];
+  return gpufl_nvtx_start(domain, message(a, buffer), color(a));
+}
+static uint64_t start_ex(const attributes *a) { return domain_start_ex(NULL, a); }
+static uint64_t start_a(const char *text) { return gpufl_nvtx_start(NULL, text, 0); }
+static uint64_t start_w(const wchar_t *text) {
+  char buffer[TEXT_BYTES];
+  return gpufl_nvtx_start(NULL, utf8(text, buffer), 0);
+}
+static void domain_end(const char *domain, uint64_t id) {
+  (void)domain;
+  gpufl_nvtx_end(id);
+}
+static void end(uint64_t id) { gpufl_nvtx_end(id); }
+
+static int domain_push_ex(const char *domain, const attributes *a) {
+  char buffer[TEXT_BYTES];
+  return gpufl_nvtx_push(domain, message(a, buffer), color(a));
+}
+static int push_ex(const attributes *a) { return domain_push_ex(NULL, a); }
+static int push_a(const char *text) { return gpufl_nvtx_push(NULL, text, 0); }
+static int push_w(const wchar_t *text) {
+  char buffer[TEXT_BYTES];
+  return gpufl_nvtx_push(NULL, utf8(text, buffer), 0);
+}
+static int domain_pop(const char *domain) { return gpufl_nvtx_pop(domain); }
+static int pop(void) { return gpufl_nvtx_pop(NULL); }
+
+static const char *register_a(const char *domain, const char *text) {
+  (void)domain;
+  return gpufl_intern(text);
+}
+static const char *register_w(const char *domain, const wchar_t *text) {
+  char buffer[TEXT_BYTES];
+  (void)domain;
+  return gpufl_intern(utf8(text, buffer));
+}
+static const char *create_a(const char *text) { return gpufl_intern(text); }
+static const char *create_w(const wchar_t *text) {
+  char buffer[TEXT_BYTES];
+  return gpufl_intern(utf8(text, buffer));
+}
+
+// set puts a function into a table, whose entries are the addresses of NVTX's variables.
+static void set(function **table, unsigned size, unsigned id, function f) {
+  if (id < size && table[id] != NULL) *table[id] = f;
+}
+
+#define F(f) ((function)(f))
+
+// InitializeInjectionNvtx2 is called by NVTX, once for each library or program part that has NVTX in it.
+// It answers 1 if we listen. Before gpufl_start and after gpufl_stop the functions do next to nothing.
+__attribute__((visibility("default"), used)) int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t id));
+
+int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t id)) {
+  if (gpufl_is_child() || export_table == NULL) return 0;
+  const callbacks_table *callbacks = export_table(TABLE_CALLBACKS);
+  if (callbacks == NULL || callbacks->struct_size < sizeof *callbacks || callbacks->module_table == NULL) return 0;
+  function **core = NULL, **core2 = NULL;
+  unsigned core_size = 0, core2_size = 0;
+  if (!callbacks->module_table(MODULE_CORE, &core, &core_size) || core == NULL) return 0;
+  set(core, core_size, CORE_MARK_EX, F(mark_ex));
+  set(core, core_size, CORE_MARK_A, F(mark_a));
+  set(core, core_size, CORE_MARK_W, F(mark_w));
+  set(core, core_size, CORE_START_EX, F(start_ex));
+  set(core, core_size, CORE_START_A, F(start_a));
+  set(core, core_size, CORE_START_W, F(start_w));
+  set(core, core_size, CORE_END, F(end));
+  set(core, core_size, CORE_PUSH_EX, F(push_ex));
+  set(core, core_size, CORE_PUSH_A, F(push_a));
+  set(core, core_size, CORE_PUSH_W, F(push_w));
+  set(core, core_size, CORE_POP, F(pop));
+  // Version 2 of NVTX brought domains.
+  if (callbacks->module_table(MODULE_CORE2, &core2, &core2_size) && core2 != NULL) {
+    set(core2, core2_size, CORE2_MARK_EX, F(domain_mark_ex));
+    set(core2, core2_size, CORE2_START_EX, F(domain_start_ex));
+    set(core2, core2_size, CORE2_END, F(domain_end));
+    set(core2, core2_size, CORE2_PUSH_EX, F(domain_push_ex));
+    set(core2, core2_size, CORE2_POP, F(domain_pop));
+    set(core2, core2_size, CORE2_REGISTER_A, F(register_a));
+    set(core2, core2_size, CORE2_REGISTER_W, F(register_w));
+    set(core2, core2_size, CORE2_CREATE_A, F(create_a));
+    set(core2, core2_size, CORE2_CREATE_W, F(create_w));
+  }
+  return 1;
+}

@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && cgo
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "gpufl_scope.h"
+
+// ---- which launch belongs to which scope ----
+
+enum { SCOPE_ID_BITS = 64 - (32 - GPUFL_SCOPE_TABLE_BITS) };
+#define SLOTS ((size_t)1 << GPUFL_SCOPE_TABLE_BITS)
+#define MAX_SCOPE_ID (((uint64_t)1 << SCOPE_ID_BITS) - 1)
+
+// table is mapped once and for ever: 16 MiB of address space, of which only what is written costs.
+// Two million launches are more than all buffers hold, so a slot is read before it is used again.
+static _Atomic(_Atomic uint64_t *) table;
+
+static _Atomic uint64_t last_id;
+
+// How many scopes with an id are open on all threads.
+static atomic_int open_scopes;
+
+bool gpufl_scope_any(void) { return atomic_load(&open_scopes) > 0; }
+
+// ---- the threads' stacks ----
+
+enum { MAX_DEPTH = 256 };
+
+typedef struct {
+  uint64_t id;          // 0: nothing is recorded of it
+  const char *domain;   // of NVTX
+  uint32_t session;     // of NVTX: the session that has its begin, and wants its end
+  bool nvtx;
+} entry;
+
+typedef struct {
+  int depth;
+  int over; // NVTX ranges that found the stack full
+  uint64_t strays_seen;
+  entry stack[MAX_DEPTH];
+} thread_scopes;
+
+static __thread thread_scopes *mine;
+static __thread uint64_t top; // the innermost scope of the thread that has an id
+static __thread uint32_t thread_id;
+
+static pthread_once_t key_once = PTHREAD_ONCE_INIT;
+static pthread_key_t key;
+
+static void thread_ends(void *scopes) {
+  thread_scopes *s = scopes;
+  for (int i = 0; i < s->depth; i++) {
+    if (s->stack[i].id != 0) atomic_fetch_sub(&open_scopes, 1);
+  }
+  mine = NULL;
+  top = 0;
+  free(s);
+}
+
+static void make_key(void) { pthread_key_create(&key, thread_ends); }
+
+static thread_scopes *own(void) {
+  if (mine != NULL) return mine;
+  gpufl_watch_fork();
+  pthread_once(&key_once, make_key);
+  thread_scopes *s = calloc(1, sizeof *s);
+  if (s == NULL || pthread_setspecific(key, s) != 0) {
+    free(s);
+    return NULL;
+  }
+  mine = s;
+  return s;
+}
+
+uint32_t gpufl_thread(void) {
+  // A child's only thread has another id than the thread that forked it.
+  if (gpufl_is_child()) return (uint32_t)syscall(SYS_gettid);
+  if (thread_id == 0) thread_id = (uint32_t)syscall(SYS_gettid);
+  return thread_id;
+}
+
+static void find_top(const thread_scopes *s) {
+  for (int i = s->depth - 1; i >= 0; i--) {
+    if (s->stack[i].id != 0) {
+      top = s->stack[i].id;
+      return;
+    }
+  }
+  top = 0;
+}
+
+static void push(thread_scopes *s, entry e) {
+  s->stack[s->depth++] = e;
+  if (e.id != 0) {
+    top = e.id;
+    atomic_fetch_add(&open_scopes, 1);
+  }
+}
+
+static void take_out(thread_scopes *s, int i) {
+  if (s->stack[i].id != 0) atomic_fetch_sub(&open_scopes, 1);
+  memmove(&s->stack[i], &s->stack[i + 1], (size_t)(s->depth - i - 1) * sizeof *s->stack);
+  s->depth--;
+  find_top(s);
+}
+
+static _Atomic uint64_t misplaced;
+
+// strays are scopes that were ended on another thread than the one whose stack they are on. That
+// thread takes them out when it launches, begins or ends something next. Their number is bounded: an
+// id that is on no stack at all stays until others push it out.
+enum { MAX_STRAYS = 64 };
+static struct {
+  pthread_mutex_t lock;
+  uint64_t ids[MAX_STRAYS];
+  unsigned next;
+} strays = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static _Atomic uint64_t strays_count;
+
+static void add_stray(uint64_t id) {
+  pthread_mutex_lock(&strays.lock);
+  strays.ids[strays.next++ % MAX_STRAYS] = id;
+  pthread_mutex_unlock(&strays.lock);
+  atomic_fetch_add(&strays_count, 1);
+}
+
+static void take_out_strays(thread_scopes *s) {
+  uint64_t count = atomic_load(&strays_count);
+  if (s->strays_seen == count) return;
+  pthread_mutex_lock(&strays.lock);
+  for (int i = 0; i < MAX_STRAYS; i++) {
+    if (strays.ids[i] == 0) continue;
+    for (int k = 0; k < s->depth; k++) {
+      if (s->stack[k].id == strays.ids[i] && !s->stack[k].nvtx) {
+        take_out(s, k);
+        strays.ids[i] = 0;
+        break;
+      }
+    }
+  }
+  pthread_mutex_unlock(&strays.lock);
+  s->strays_seen = count;
+}
+
+uint64_t gpufl_next_scope_id(void) { return atomic_fetch_add(&last_id, 1) + 1; }
+
+int gpufl_push_scope(uint64_t id) {
+  if (gpufl_is_child()) return GPUFL_FORKED;
+  if (id == 0 || id > MAX_SCOPE_ID) return GPUFL_BAD_VALUE;
+  thread_scopes *s = own();
+  if (s == NULL) return GPUFL_NO_MEMORY;
+  take_out_strays(s);
+  if (s->depth == MAX_DEPTH) return GPUFL_FULL;
+  push(s, (entry){.id = id});
+  gpufl_watch_launches();
+  return GPUFL_OK;
+}
+
+int gpufl_pop_scope(uint64_t id) {
+  if (gpufl_is_child()) return GPUFL_FORKED;
+  thread_scopes *s = own();
+  if (s == NULL) return GPUFL_NO_MEMORY;
+  take_out_strays(s);
+  for (int i = s->depth - 1; i >= 0; i--) {
+    if (s->stack[i].id != id || s->stack[i].nvtx) continue;
+    bool on_top = i == s->depth - 1;
+    take_out(s, i);
+    if (on_top) return GPUFL_OK;
+    atomic_fetch_add(&misplaced, 1);
+    return GPUFL_MISPLACED;
+  }
+  atomic_fetch_add(&misplaced, 1);
+  if (id != 0) add_stray(id);
+  return GPUFL_MISPLACED;
+}
+
+void gpufl_scope_launch(uint32_t correlation) {
+  _Atomic uint64_t *t = atomic_load_explicit(&table, memory_order_acquire);
+  if (t == NULL) return;
+  if (mine != NULL) take_out_strays(mine);
+  _Atomic uint64_t *slot = &t[correlation & (SLOTS - 1)];
+  if (top != 0) {
+    atomic_store_explicit(slot, (uint64_t)(correlation >> GPUFL_SCOPE_TABLE_BITS) << SCOPE_ID_BITS | top, memory_order_release);
+  } else if (atomic_load_explicit(slot, memory_order_relaxed) != 0) {
+    // Correlation ids wrap: this one may have been in a scope four billion launches ago.
+    atomic_store_explicit(slot, 0, memory_order_relaxed);
+  }
+}
+
+uint64_t gpufl_scope_of(uint32_t correlation) {
+  _Atomic uint64_t *t = atomic_load_explicit(&table, memory_order_acquire);
+  if (gpufl_is_child() || t == NULL) return 0;
+  uint64_t slot = atomic_load_explicit(&t[correlation & (SLOTS - 1)], memory_order_acquire);
+  return slot >> SCOPE_ID_BITS == correlation >> GPUFL_SCOPE_TABLE_BITS ? slot & MAX_SCOPE_ID : 0;
+}
+
+const uint64_t *gpufl_scope_table(void) { return (const uint64_t *)atomic_load(&table); }
+
+// ---- names ----
+
+// Names live for ever, so that events can point to them. They are bounded in number and length; what
+// does not fit is called other_name.
+enum { NAME_SLOTS = 1 << 16, MAX_NAMES = 40000, MAX_NAME_BYTES = 1024, MAX_ALL_NAMES = 8 << 20 };
+
+typedef struct {
+  uint32_t hash, length;
+  char text[];
+} name;
+
+static const char other_name[] = "_other";
+static struct {
+  pthread_mutex_t lock;
+  name **slots;
+  uint32_t count;
+  size_t bytes;
+} names = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static _Atomic uint64_t lost;
+
+const char *gpufl_intern(const char *text) {
+  if (text == NULL || gpufl_is_child()) return NULL;
+  size_t length = strnlen(text, MAX_NAME_BYTES);
+  if (length == MAX_NAME_BYTES) {
+    // Not in the middle of a UTF-8 sequence.
+    while (length > MAX_NAME_BYTES - 4 && ((unsigned char)text[length] & 0xC0) == 0x80) length--;
+  }
+  uint32_t hash = 2166136261u; // FNV-1a
+  for (size_t i = 0; i < length; i++) hash = (hash ^ (unsigned char)text[i]) * 16777619u;
+  const char *result = other_name;
+  gpufl_watch_fork();
+  pthread_mutex_lock(&names.lock);
+  if (names.slots == NULL) names.slots = calloc(NAME_SLOTS, sizeof *names.slots);
+  if (names.slots != NULL) {
+    uint32_t at = hash % NAME_SLOTS;
+    name *n;
+    while ((n = names.slots[at]) != NULL && !(n->hash == hash && n->length == length && memcmp(n->text, text, length) == 0)) {
+      at = (at + 1) % NAME_SLOTS;
+    }
+    if (n == NULL && names.count < MAX_NAMES && names.bytes + length < MAX_ALL_NAMES && (n = malloc(sizeof *n + length + 1)) != NULL) {
+      n->hash = hash;
+      n->length = (uint32_t)length;
+      memcpy(n->text, text, length);
+      n->text[length] = 0;
+      names.slots[at] = n;
+      names.count++;
+      names.bytes += length + 1;
+    }
+    if (n != NULL) result = n->text;
+  }
+  pthread_mutex_unlock(&names.lock);
+  if (result == other_name) atomic_fetch_add(&lost, 1);
+  return result;
+}
+
+// ---- events ----
+
+// The queue has room for the end of each range whose begin it took (reserved), so a range is either
+// known whole or lost whole.
+enum { EVENTS = 1 << 16, RANGE_SLOTS = 1 << 15, MAX_RANGES = 1 << 14 };
+static struct {
+  pthread_mutex_t lock;
+  gpufl_scope_event *queue;
+  uint32_t first, used, reserved;
+  // ranges are those of nvtxRangeStart that are open, by id: a hash table.
+  uint64_t *ranges;
+  uint32_t num_ranges;
+} events = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+int gpufl_scope_open(void) {
+  if (atomic_load(&table) == NULL) {
+    void *memory = mmap(NULL, SLOTS * sizeof(uint64_t), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return GPUFL_NO_MEMORY;
+    atomic_store(&table, memory);
+  }
+  pthread_mutex_lock(&events.lock);
+  if (events.queue == NULL) events.queue = calloc(EVENTS, sizeof *events.queue);
+  if (events.ranges == NULL) events.ranges = calloc(RANGE_SLOTS, sizeof *events.ranges);
+  bool ok = events.queue != NULL && events.ranges != NULL;
+  pthread_mutex_unlock(&events.lock);
+  return ok ? GPUFL_OK : GPUFL_NO_MEMORY;
+}
+
+void gpufl_scope_start(void) {
+  pthread_mutex_lock(&events.lock);
+  events.reserved = 0;
+  events.num_ranges = 0;
+  memset(events.ranges, 0, RANGE_SLOTS * sizeof *events.ranges);
+  pthread_mutex_unlock(&events.lock);
+}
+
+void gpufl_scope_counts(uint64_t *lost_out, uint64_t *misplaced_out) {
+  *lost_out = atomic_load(&lost);
+  *misplaced_out = atomic_load(&misplaced);
+}
+
+// listening says whether NVTX is recorded.
+static bool listening(void) {
+  return atomic_load_explicit(&gpufl_running, memory_order_relaxed) &&
+         (atomic_load_explicit(&gpufl_asked, memory_order_relaxed) & (1u << GPUFL_KIND_NVTX)) != 0;
+}
+
+static void append(gpufl_scope_event e) {
+  events.queue[(events.first + events.used) % EVENTS] = e;
+  events.used++;
+}
+
+// add_begin and add_mark say whether there was room. The caller of add_end has that from its begin.
+static bool add_begin(gpufl_scope_event e, bool range) {
+  pthread_mutex_lock(&events.lock);
+  bool room = events.used + events.reserved + 2 <= EVENTS && (!range || events.num_ranges < MAX_RANGES);
+  if (room) {
+    append(e);
+    events.reserved++;
+    if (range) {
+      uint32_t at = (uint32_t)e.id % RANGE_SLOTS;
+      while (events.ranges[at] != 0) at = (at + 1) % RANGE_SLOTS;
+      events.ranges[at] = e.id;
+      events.num_ranges++;
+    }
+  }
+  pthread_mutex_unlock(&events.lock);
+  if (!room) atomic_fetch_add(&lost, 1);
+  return room;
+}
+
+static void add_mark(gpufl_scope_event e) {
+  pthread_mutex_lock(&events.lock);
+  bool room = events.used + events.reserved + 1 <= EVENTS;
+  if (room) append(e);
+  pthread_mutex_unlock(&events.lock);
+  if (!room) atomic_fetch_add(&lost, 1);
+}
+
+static void add_end(gpufl_scope_event e, uint32_t session) {
+  pthread_mutex_lock(&events.lock);
+  // A new session may have begun since the caller looked; its reservations are not for this range.
+  if (session == atomic_load(&gpufl_session) && events.reserved > 0) {
+    events.reserved--;
+    append(e);
+  }
+  pthread_mutex_unlock(&events.lock);
+}
+
+// take_range takes the id out of the table of open ranges; false if it is not there: ended twice, or
+// begun when nobody listened.
+static bool take_range(uint64_t id) {
+  uint32_t at = (uint32_t)id % RANGE_SLOTS;
+  while (events.ranges[at] != id) {
+    if (events.ranges[at] == 0) return false;
+    at = (at + 1) % RANGE_SLOTS;
+  }
+  // Close the gap: move back what would not be found any more.
+  uint32_t gap = at;
+  for (;;) {
+    at = (at + 1) % RANGE_SLOTS;
+    uint64_t other = events.ranges[at];
+    if (other == 0) break;
+    uint32_t home = (uint32_t)other % RANGE_SLOTS;
+    if ((at - home) % RANGE_SLOTS >= (at - gap) % RANGE_SLOTS) {
+      events.ranges[gap] = other;
+      gap = at;
+    }
+  }
+  events.ranges[gap] = 0;
+  events.num_ranges--;
+  return true;
+}
+
+static gpufl_scope_event event(uint8_t what, uint64_t id) {
+  return (gpufl_scope_event){.what = what, .id = id, .parent = top, .time_ns = gpufl_realtime(), .thread = gpufl_thread()};
+}
+
+int gpufl_nvtx_push(const char *domain, const char *text, uint32_t color) {
+  if (gpufl_is_child()) return 0;
+  bool heard = listening();
+  // While nobody listens only the depth is kept, and only where there is one already.
+  thread_scopes *s = own();
+  if (s == NULL) return 0;
+  take_out_strays(s);
+  int depth = 0;
+  for (int i = 0; i < s->depth; i++) depth += s->stack[i].nvtx && s->stack[i].domain == domain;
+  if (s->depth == MAX_DEPTH) {
+    s->over++;
+    if (heard) atomic_fetch_add(&lost, 1);
+    return depth;
+  }
+  entry e = {.nvtx = true, .domain = domain};
+  if (heard) {
+    e.session = atomic_load(&gpufl_session);
+    gpufl_scope_event begin = event(GPUFL_SCOPE_BEGIN, gpufl_next_scope_id());
+    begin.name = gpufl_intern(text);
+    begin.domain = domain;
+    begin.color = color;
+    begin.nested = 1;
+    if (add_begin(begin, false)) e.id = begin.id;
+  }
+  push(s, e);
+  if (e.id != 0) gpufl_watch_launches();
+  return depth;
+}
+
+int gpufl_nvtx_pop(const char *domain) {
+  if (gpufl_is_child()) return -1;
+  thread_scopes *s = mine;
+  if (s == NULL) return -1;
+  take_out_strays(s);
+  if (s->over > 0) {
+    s->over--;
+    return MAX_DEPTH;
+  }
+  int depth = -1, found = -1;
+  for (int i = 0; i < s->depth; i++) {
+    if (!s->stack[i].nvtx || s->stack[i].domain != domain) continue;
+    depth++;
+    found = i;
+  }
+  if (found < 0) return -1;
+  entry e = s->stack[found];
+  take_out(s, found);
+  if (e.id != 0 && listening()) {
+    gpufl_scope_event end = event(GPUFL_SCOPE_END, e.id);
+    end.nested = 1;
+    add_end(end, e.session);
+  }
+  return depth;
+}
+
+uint64_t gpufl_nvtx_start(const char *domain, const char *text, uint32_t color) {
+  if (gpufl_is_child()) return 0;
+  uint64_t id = gpufl_next_scope_id();
+  if (!listening()) return id;
+  gpufl_scope_event begin = event(GPUFL_SCOPE_BEGIN, id);
+  begin.name = gpufl_intern(text);
+  begin.domain = domain;
+  begin.color = color;
+  add_begin(begin, true);
+  return id;
+}
+
+void gpufl_nvtx_end(uint64_t id) {
+  if (gpufl_is_child() || id == 0 || !listening()) return;
+  gpufl_scope_event end = event(GPUFL_SCOPE_END, id);
+  pthread_mutex_lock(&events.lock);
+  if (take_range(id)) {
+    events.reserved--;
+    append(end);
+  }
+  pthread_mutex_unlock(&events.lock);
+}
+
+void gpufl_nvtx_mark(const char *domain, const char *text, uint32_t color) {
+  if (gpufl_is_child() || !listening()) return;
+  gpufl_scope_event mark = event(GPUFL_SCOPE_MARK, gpufl_next_scope_id());
+  mark.name = gpufl_intern(text);
+  mark.domain = domain;
+  mark.color = color;
+  add_mark(mark);
+}
+
+int gpufl_scope_events(gpufl_scope_event *out, int n) {
+  if (gpufl_is_child()) return 0;
+  int got = 0;
+  pthread_mutex_lock(&events.lock);
+  while (got < n && events.used > 0) {
+    out[got++] = events.queue[events.first];
+    events.first = (events.first + 1) % EVENTS;
+    events.used--;
+  }
+  pthread_mutex_unlock(&events.lock);
+  return got;
+}
