@@ -174,6 +174,7 @@ func (c *Collector) Start() error {
 		// Its launches are not missing: the nodes stand for them.
 		c.status.Missing &^= KindsOf(KindGraph)
 	}
+	c.status.Detail = ""
 	if c.status.Missing != 0 && refusal != 0 {
 		c.status.Detail = fmt.Sprintf("CUPTI does not record everything that was asked for: %s", coreText(refusal))
 	}
@@ -363,7 +364,7 @@ func (c *Collector) Devices() []gpuevent.Device {
 	c.devices.Lock()
 	defer c.devices.Unlock()
 	if len(c.devices.list) == 0 {
-		c.devices.list, _ = coreDevices()
+		c.devices.list, _ = askDevices()
 	}
 	return append([]gpuevent.Device(nil), c.devices.list...)
 }
@@ -398,16 +399,61 @@ func driverStatus() Status {
 		return status
 	}
 	status.Driver = coreDriverVersion()
-	devices, rc := coreDevices()
+	devices, rc := askDevices()
 	switch {
 	case rc == cudaNoDevice || rc == 0 && len(devices) == 0,
 		rc == cudaNotInitialized && !hasDeviceNode():
 		status.Reason, status.Detail = ReasonNoDevice, noDevice
-	case rc != 0 && rc != cudaNotInitialized:
+	case rc > 0 && rc != cudaNotInitialized:
 		status.Reason = ReasonFailed
 		status.Detail = fmt.Sprintf("the CUDA driver does not tell its GPUs (cuDeviceGetCount says %d): see whether nvidia-smi works", rc)
 	}
 	return status
+}
+
+// deviceAnswer is what the driver says of its devices.
+type deviceAnswer struct {
+	done    chan struct{}
+	devices []gpuevent.Device
+	rc      int
+}
+
+// asking is the question that the driver has not answered yet, if any.
+var asking struct {
+	sync.Mutex
+	answer *deviceAnswer
+}
+
+// patience is how long the driver may take to answer. It does so at once, but not while cuInit runs:
+// and an injection library is called in there, on the thread that must go on for it to end. So the
+// question is asked on another.
+const patience = 50 * time.Millisecond
+
+// driverBusy is no result of the driver's.
+const driverBusy = -1
+
+// askDevices returns the driver's devices or its error; driverBusy if it has no time for us.
+func askDevices() ([]gpuevent.Device, int) {
+	asking.Lock()
+	a := asking.answer
+	if a == nil {
+		a = &deviceAnswer{done: make(chan struct{})}
+		asking.answer = a
+		go func() {
+			a.devices, a.rc = coreDevices()
+			asking.Lock()
+			asking.answer = nil
+			asking.Unlock()
+			close(a.done)
+		}()
+	}
+	asking.Unlock()
+	select {
+	case <-a.done:
+		return a.devices, a.rc
+	case <-time.After(patience):
+		return nil, driverBusy
+	}
 }
 
 // hasDeviceNode looks for a GPU where the driver puts it: NVIDIA's device files, those of Tegra, and
@@ -476,7 +522,11 @@ func load(library string) Status {
 				words = append(words, text)
 			}
 		default:
-			return failed(status, rc)
+			// It opened and does not even tell its version: CUPTI 13.5 without a driver that it likes.
+			if why.OK() {
+				why = failed(Status{Library: p.path}, rc)
+				why.Detail = p.path + " does not work with this driver: " + why.Detail
+			}
 		}
 	}
 	if !why.OK() {

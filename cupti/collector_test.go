@@ -93,6 +93,7 @@ func count(heads []Head, kind Kind) int {
 
 func TestRecordsWhatWasLaunched(t *testing.T) {
 	fake, c := open(t, Config{})
+	fake.Control("finalized", 0)
 	before := time.Now().UnixNano()
 	start(t, c)
 	fake.Launch("_Z3addPfS_", 1000)
@@ -696,6 +697,37 @@ func TestOverheadIsSummed(t *testing.T) {
 	// A fourth record would come with Stop's flush, but its kind is off by then.
 	if s := c.Stats(); s.Overhead != 3*time.Microsecond {
 		t.Errorf("overhead %v", s.Overhead)
+	}
+}
+
+func TestDevicesWaitForTheApplication(t *testing.T) {
+	fake, c := open(t, Config{})
+	t.Setenv("FAKE_CUDA_LAZY", "2")
+	if d := c.Devices(); len(d) != 0 {
+		t.Errorf("devices %+v before cuInit", d)
+	}
+	t.Setenv("FAKE_CUDA_LAZY", "1")
+	if rc := fake.Init(); rc != 0 {
+		t.Fatalf("cuInit: %d", rc)
+	}
+	if d := c.Devices(); len(d) != 1 || d[0].Name != "Fake GPU 0" {
+		t.Errorf("devices %+v", d)
+	}
+	if err := InitDriver(); err != nil {
+		t.Error(err)
+	}
+	t.Setenv("FAKE_CUDA_DEVICES", "0")
+	var e *Error
+	if err := InitDriver(); !errors.As(err, &e) || e.Status.Reason != ReasonNoDevice {
+		t.Errorf("InitDriver without a GPU: %v", err)
+	}
+}
+
+func TestDevicesOfMIG(t *testing.T) {
+	_, c := open(t, Config{})
+	t.Setenv("FAKE_CUDA_MIG", "1")
+	if d := c.Devices(); len(d) != 1 || d[0].UUID != "MIG-aa111213-1415-1617-1819-1a1b1c1d1e00" {
+		t.Errorf("devices %+v", d)
 	}
 }
 

@@ -23,7 +23,7 @@ var coreDir string
 
 func removeCoreObjects() {
 	if coreDir != "" {
-		os.RemoveAll(coreDir) //nolint:errcheck // Temporary.
+		os.RemoveAll(coreDir)
 	}
 }
 
@@ -82,6 +82,32 @@ func TestForkWhileRecording(t *testing.T) {
 func TestNVTX(t *testing.T) {
 	path, fakes := program(t, "nvtx")
 	run(t, path, fakes)
+}
+
+func TestLibraryWithTheLeast(t *testing.T) {
+	path, fakes := program(t, "minimal")
+	dir := t.TempDir()
+	// The fake under other names than these functions have: it then lacks them. Its clock stays, which the
+	// core falls back on.
+	args := []string{"-std=c11", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete", "-o", filepath.Join(dir, "libcupti.so.13")}
+	for _, name := range []string{"cuptiActivityRegisterTimestampCallback", "cuptiActivitySetAttribute", "cuptiEnableCallback", "cuptiGetCallbackName", "cuptiFinalize"} {
+		args = append(args, "-D"+name+"=without_"+name)
+	}
+	args = append(args, filepath.Join("..", "internal", "cuptitest", "fake", "fakecupti.c"), "-ldl", "-lpthread")
+	if out, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if err := os.Symlink(filepath.Join(fakes, "libcuda.so.1"), filepath.Join(dir, "libcuda.so.1")); err != nil {
+		t.Fatal(err)
+	}
+	run(t, path, dir)
+}
+
+// TestDeviceProgram runs on the fake what is meant for a real GPU, so that it does not rot.
+func TestDeviceProgram(t *testing.T) {
+	path, fakes := program(t, "device")
+	t.Setenv("LD_LIBRARY_PATH", fakes)
+	run(t, path, filepath.Join(fakes, "libcupti.so.13"), "1000")
 }
 
 func TestExitInAnyOrder(t *testing.T) {

@@ -679,7 +679,10 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
   *enabled |= settings.kinds & (1u << GPUFL_KIND_NVTX);
   if (gpufl_cupti.enable_callback != NULL && gpufl_cupti.callback_name != NULL) {
     find_callbacks();
-    if (callbacks.num_always > 0) *enabled |= settings.kinds & (1u << GPUFL_KIND_EXTERNAL);
+    // Tried with one: the others are left off until there is a scope.
+    if (callbacks.num_always > 0 && set_callbacks(1, callbacks.always, 1) == 1 && set_callbacks(0, callbacks.always, 1) == 1) {
+      *enabled |= settings.kinds & (1u << GPUFL_KIND_EXTERNAL);
+    }
   }
   atomic_store(&gpufl_asked, settings.kinds);
   gpufl_scope_start();

@@ -2,7 +2,8 @@
  *
  * What the C core needs to know of CUPTI and of the CUDA driver, declared by ourselves, so that
  * nothing of CUDA is needed to build. Every constant is compared with NVIDIA's headers of CUDA 11.8
- * to 13.5 by a test (TestLayoutMatchesNVIDIAsHeaders), which includes this file beside theirs.
+ * to 13.5 by a test (TestLayoutMatchesNVIDIAsHeaders), which includes this file beside theirs. The
+ * functions are in the libraries of CUDA 11.8, 12.0, 12.4, 12.9, 13.0 and 13.5, all of them in each.
  */
 #ifndef GPUFL_ABI_H
 #define GPUFL_ABI_H

@@ -65,7 +65,7 @@ func build() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(work) //nolint:errcheck // Temporary.
+	defer os.RemoveAll(work)
 	for _, name := range files {
 		text, err := sources.ReadFile(name)
 		if err != nil {

@@ -3,7 +3,7 @@
 // The C core on a real GPU: counts, scopes, times, detaching. It needs gcc and a driver only:
 //
 //	gcc -std=c11 -O2 -D_GNU_SOURCE -Icupti -o device cupti/testdata/core/device.c cupti/*.c -ldl -lpthread
-//	./device /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13
+//	./device /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 [launches]
 //
 // It ends with 0 and "PASS" if all is right; what it prints before are measurements.
 
@@ -11,7 +11,9 @@
 
 #include "core.h"
 
-enum { THREADS = 4, LAUNCHES = 50000, ROUNDS = 20 };
+enum { THREADS = 4, ROUNDS = 20 };
+
+static int launches = 50000; // of each thread; argv[2]
 
 static int (*cu_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 static int (*cu_synchronize)(void);
@@ -29,7 +31,7 @@ static int64_t now(void) {
 }
 
 typedef struct {
-  int index, launches;
+  int index;
   bool scoped;
   uint64_t scope;
 } job;
@@ -45,17 +47,17 @@ static void *work(void *argument) {
     j->scope = gpufl_next_scope_id();
     CHECK(gpufl_push_scope(j->scope) == GPUFL_OK);
   }
-  launch((unsigned)j->index + 1, j->launches);
+  launch((unsigned)j->index + 1, launches);
   if (j->scoped) CHECK(gpufl_pop_scope(j->scope) == GPUFL_OK);
   return NULL;
 }
 
 // launch_all launches from all threads and returns nanoseconds a launch.
-static double launch_all(job jobs[THREADS], bool scoped, int launches) {
+static double launch_all(job jobs[THREADS], bool scoped) {
   pthread_t threads[THREADS];
   int64_t begin = now();
   for (int i = 0; i < THREADS; i++) {
-    jobs[i] = (job){i, launches, scoped, 0};
+    jobs[i] = (job){i, scoped, 0};
     CHECK(pthread_create(&threads[i], NULL, work, &jobs[i]) == 0);
   }
   for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
@@ -63,7 +65,7 @@ static double launch_all(job jobs[THREADS], bool scoped, int launches) {
   return (double)(now() - begin) / (THREADS * launches);
 }
 
-static double launch_one(int launches) {
+static double launch_one(void) {
   int64_t begin = now();
   launch(9, launches);
   CHECK(cu_synchronize() == 0);
@@ -118,7 +120,9 @@ static void *take(void *unused) {
 }
 
 int main(int argc, char **argv) {
-  CHECK(argc == 2);
+  CHECK(argc == 2 || argc == 3);
+  if (argc == 3) launches = atoi(argv[2]);
+  CHECK(launches > 0);
   char words[GPUFL_ERROR_SIZE];
   void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
   CHECK(cuda != NULL && gpufl_driver_load(words) == GPUFL_OK);
@@ -139,8 +143,8 @@ int main(int argc, char **argv) {
   CHECK(retain(&context, 0) == 0 && cu_set_current(context) == 0);
   CHECK(load(&module, ptx) == 0 && get(&function, module, "nothing") == 0);
   job jobs[THREADS];
-  launch_one(LAUNCHES);
-  printf("ns a launch: %.0f on one thread, %.0f on %d\n", launch_one(LAUNCHES), launch_all(jobs, false, LAUNCHES), THREADS);
+  launch_one();
+  printf("ns a launch: %.0f on one thread, %.0f on %d\n", launch_one(), launch_all(jobs, false), THREADS);
 
   int failures = 0;
   gpufl_config config = {.buffer_bytes = 8 << 20, .buffers = 32, .kinds = BASIC_KINDS | 1 << GPUFL_KIND_MEMCPY | 1 << GPUFL_KIND_MEMSET | 1 << GPUFL_KIND_OVERHEAD};
@@ -154,19 +158,19 @@ int main(int argc, char **argv) {
     start_core();
     pthread_t taker;
     CHECK(pthread_create(&taker, NULL, take, NULL) == 0);
-    double one = launch_one(LAUNCHES);
-    double all = launch_all(jobs, true, LAUNCHES);
-    double with_callbacks = launch_one(LAUNCHES); // the callbacks are on now, and this thread has no scope
+    double one = launch_one();
+    double all = launch_all(jobs, true);
+    double with_callbacks = launch_one(); // the callbacks are on now, and this thread has no scope
     CHECK(gpufl_flush(0) == GPUFL_OK);
     int stopped = gpufl_stop();
     pthread_join(taker, NULL);
-    double after_stop = launch_one(LAUNCHES);
+    double after_stop = launch_one();
     int finalized = detach ? gpufl_finalize() : GPUFL_OK;
-    double after_finalize = launch_one(LAUNCHES);
+    double after_finalize = launch_one();
     gpufl_stats stats;
     gpufl_get_stats(&stats);
     CHECK(gpufl_close() == GPUFL_OK);
-    uint64_t want = (THREADS + 2) * (uint64_t)LAUNCHES;
+    uint64_t want = (THREADS + 2) * (uint64_t)launches;
     bool good = stopped == GPUFL_OK && finalized == GPUFL_OK && seen.kernels == want && stats.dropped == 0 && seen.wrong_scope == 0 && seen.bad_time == 0;
     failures += !good;
     printf("round %d: stop %d, finalize %s %d; kernels %llu of %llu, dropped %llu, wrong scope %llu, bad time %llu, other records %llu; "

@@ -32,9 +32,12 @@ static int setting(const char *name, int otherwise) {
 
 static int devices(void) { return setting("FAKE_CUDA_DEVICES", 1); }
 
-// FAKE_CUDA_LAZY=1 makes the driver insist on cuInit, as the real one does. Without it tests need not
-// call it.
-static int ready(void) { return atomic_load(&initialised) || !setting("FAKE_CUDA_LAZY", 0); }
+// FAKE_CUDA_LAZY=1 makes the driver insist on cuInit, as the real one does, and 2 not even believe in that.
+// Without it tests need not call it.
+static int ready(void) {
+  int lazy = setting("FAKE_CUDA_LAZY", 0);
+  return lazy == 0 || (lazy == 1 && atomic_load(&initialised));
+}
 
 #define ENTER(cbid, name) \
   uint32_t correlation = atomic_load(&hooked) ? hooks.enter(cbid, name) : 0; \
@@ -57,12 +60,17 @@ static void inject(void) {
   if (entry != NULL) entry();
 }
 
+// The library is called in the middle of cuInit; who asks for devices then waits until it is over.
+static pthread_rwlock_t initialising = PTHREAD_RWLOCK_INITIALIZER;
+
 FAKE_API int cuInit(unsigned flags) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   (void)flags;
   if (devices() == 0) return NO_DEVICE;
-  atomic_store(&initialised, true);
+  pthread_rwlock_wrlock(&initialising);
   pthread_once(&once, inject);
+  atomic_store(&initialised, true);
+  pthread_rwlock_unlock(&initialising);
   return SUCCESS;
 }
 
@@ -75,6 +83,8 @@ FAKE_API int cuDriverGetVersion(int *version) {
 
 FAKE_API int cuDeviceGetCount(int *count) {
   ENTER(4, "cuDeviceGetCount");
+  pthread_rwlock_rdlock(&initialising);
+  pthread_rwlock_unlock(&initialising);
   int result = ready() ? SUCCESS : NOT_INITIALIZED;
   if (result == SUCCESS && devices() == 0) result = NO_DEVICE;
   *count = result == SUCCESS ? devices() : 0;
