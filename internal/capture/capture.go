@@ -154,12 +154,11 @@ func (c *Capture) stop(ctx context.Context, finalize bool) (recorder.Summary, er
 		summary, err = recorder.Unavailable(c.config, c.status, c.client)
 		errs = append(errs, err)
 	} else {
-		if err := c.stopCollector(ctx, finalize); err != nil {
-			errs = append(errs, err)
-		}
+		stopped, err := c.stopCollector(ctx, finalize)
+		errs = append(errs, err)
 		summary = c.recorder.Stop(ctx)
-		if err := c.collector.Close(); err != nil {
-			errs = append(errs, err)
+		if stopped { // else CUPTI still holds what Close would wait for
+			errs = append(errs, c.collector.Close())
 		}
 	}
 	errs = append(errs, c.client.Shutdown(ctx))
@@ -170,19 +169,20 @@ func (c *Capture) stop(ctx context.Context, finalize bool) (recorder.Summary, er
 	return summary, errors.Join(errs...)
 }
 
-// stopCollector waits for CUPTI no longer than ctx: a driver that hangs must not keep the program.
-func (c *Capture) stopCollector(ctx context.Context, finalize bool) error {
+// stopCollector waits for CUPTI no longer than ctx: a driver that hangs must not keep the program. It
+// reports whether CUPTI has stopped.
+func (c *Capture) stopCollector(ctx context.Context, finalize bool) (stopped bool, err error) {
 	done := make(chan error, 1)
 	go func() { done <- c.collector.Stop(finalize) }()
 	select {
 	case err := <-done:
 		if errors.Is(err, cupti.ErrNotDetached) {
 			c.logger.Warn("gpufl: CUPTI is still attached to the driver, launches may stay slower", "error", err)
-			return nil
+			return true, nil
 		}
-		return err
+		return true, err
 	case <-ctx.Done():
-		return fmt.Errorf("stop CUPTI: %w", ctx.Err())
+		return false, fmt.Errorf("stop CUPTI: %w", ctx.Err())
 	}
 }
 
