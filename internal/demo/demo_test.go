@@ -17,8 +17,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/ptrace"
 
-	"github.com/gpuflight/gpuflight/internal/gpuflgen"
+	"github.com/gpuflight/gpuflight/internal/otlp"
 )
 
 // jaegerSpan is a span as Jaeger's API writes it; more are further attributes.
@@ -72,7 +73,7 @@ func answer(spans ...string) string {
 
 func TestReadSumsKernelsToTheNanosecond(t *testing.T) {
 	const start = 1_795_200_000_000_000_001 // beyond what a float64 can tell apart
-	c := fakeJaeger(t, `{"services":["b","a","none"]}`, map[string]string{
+	c := fakeJaeger(t, `{"services":["b","a","none","alien"]}`, map[string]string{
 		"a": answer(
 			jaegerSpan("t1", "1", "epoch", "scope", start, start+900),
 			jaegerSpan("t1", "2", "gemm", "kernel", start, start+100),
@@ -80,9 +81,10 @@ func TestReadSumsKernelsToTheNanosecond(t *testing.T) {
 			jaegerSpan("t1", "3", "gemm", "kernel", start+100, start+203), // sent twice
 			jaegerSpan("t2", "2", "softmax", "kernel", start, start+7),
 		),
-		"b": answer(jaegerSpan("t3", "9", "relu", "kernel", start, start+7)),
+		"b":     answer(jaegerSpan("t3", "9", "relu", "kernel", start, start+7)),
+		"alien": answer(jaegerSpan("t4", "8", "relu", "kernel", start, start+7)),
 	})
-	got, err := c.read(t.Context())
+	got, err := c.read(t.Context(), []string{"b", "a", "none", "other"})
 	require.NoError(t, err)
 	assert.Equal(t, report{
 		services: []string{"a", "b", "none"}, traces: 3, spans: 5, kernels: 4, kernelTime: 217, first: start, last: start + 203,
@@ -107,7 +109,7 @@ func TestReadWeighsOccupancyAndThroughputByTime(t *testing.T) {
 		jaegerSpan("t", "6", "memcpy DtoD", "memcpy", 700, 710, `{"key":"cuda.memcpy.kind","value":{"stringValue":"DtoD"}}`),
 		jaegerSpan("t", "7", "cudaStreamSynchronize", "synchronize", 1, 2000), // the host's time, not the device's
 	)})
-	got, err := c.read(t.Context())
+	got, err := c.read(t.Context(), []string{"a"})
 	require.NoError(t, err)
 	assert.Equal(t, int64(50), got.first)
 	assert.Equal(t, int64(710), got.last)
@@ -128,7 +130,7 @@ spans     7, 3 of them kernels with 500ns of device time
 }
 
 func TestReadOfAnEmptyJaeger(t *testing.T) {
-	got, err := fakeJaeger(t, `{}`, nil).read(t.Context())
+	got, err := fakeJaeger(t, `{}`, nil).read(t.Context(), []string{"a"})
 	require.NoError(t, err)
 	assert.Equal(t, report{}, got)
 }
@@ -140,7 +142,7 @@ func TestReadReportsWhatIsWrongWithAnAnswer(t *testing.T) {
 		"a size that is none": {answer(jaegerSpan("t", "s", "memcpy HtoD", "memcpy", 1, 2, `{"key":"cuda.memcpy.size","value":{"stringValue":"7"}}`)), "span t/s"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := fakeJaeger(t, `{"services":["a"]}`, map[string]string{"a": test.traces}).read(t.Context())
+			_, err := fakeJaeger(t, `{"services":["a"]}`, map[string]string{"a": test.traces}).read(t.Context(), []string{"a"})
 			assert.ErrorContains(t, err, test.want)
 		})
 	}
@@ -181,16 +183,49 @@ func TestPrintAddressTellsWhetherThereIsAPage(t *testing.T) {
 	}
 }
 
-func TestAwaitSessionRefusesWrongTime(t *testing.T) {
+func TestAwaitWorkRefusesWrongTime(t *testing.T) {
 	c := fakeJaeger(t, `{"services":["a"]}`, map[string]string{"a": answer(jaegerSpan("t", "1", "gemm", "kernel", 10, 20))})
-	written := gpuflgen.Summary{Rows: map[string]int64{gpuflgen.RowKernel: 1}, KernelNanos: 10}
-	got, err := awaitSession(t.Context(), c, written)
+	want := work{services: []string{"a"}, kernels: 1, nanos: 10}
+	got, err := awaitWork(t.Context(), c, want)
 	require.NoError(t, err)
 	assert.Equal(t, int64(1), got.kernels)
 
-	written.KernelNanos = 11
-	_, err = awaitSession(t.Context(), c, written)
-	assert.EqualError(t, err, "jaeger has 10ns of kernel time, but 11ns was written")
+	want.nanos = 11
+	_, err = awaitWork(t.Context(), c, want)
+	assert.EqualError(t, err, "jaeger has 10ns of kernel time of [a], but 11ns was written")
+}
+
+func TestReadRecordings(t *testing.T) {
+	dir := t.TempDir()
+	_, err := readRecordings(dir)
+	require.ErrorContains(t, err, "no recording")
+
+	client, err := otlp.New(otlp.Settings{File: filepath.Join(dir, "a.otlp.jsonl.gz")}, nil)
+	require.NoError(t, err)
+	for range 2 { // sent twice is one
+		td := ptrace.NewTraces()
+		for i, name := range []string{"b", "a"} {
+			rs := td.ResourceSpans().AppendEmpty()
+			rs.Resource().Attributes().PutStr("service.name", name)
+			rs.Resource().Attributes().PutStr("hw.name", "NVIDIA H200")
+			for j, operation := range []string{"scope", "kernel", "kernel", "memcpy"} {
+				s := rs.ScopeSpans().AppendEmpty().Spans().AppendEmpty()
+				s.SetSpanID([8]byte{byte(i + 1), byte(j)})
+				s.Attributes().PutStr("cuda.operation", operation)
+				s.SetStartTimestamp(100)
+				s.SetEndTimestamp(107)
+			}
+		}
+		client.Traces(td)
+	}
+	require.NoError(t, client.Shutdown(t.Context()))
+	got, err := readRecordings(dir)
+	require.NoError(t, err)
+	assert.Equal(t, work{services: []string{"a", "b"}, kernels: 4, nanos: 28, devices: []string{"NVIDIA H200"}}, got)
+
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "b.otlp.jsonl.gz"), []byte("no recording\n"), 0o600))
+	_, err = readRecordings(dir)
+	require.ErrorContains(t, err, "b.otlp.jsonl.gz: 1 bad lines")
 }
 
 func shell(t *testing.T, script string) *child {

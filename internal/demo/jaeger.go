@@ -92,9 +92,9 @@ func (m mean) text(format string, factor float64) string {
 	return fmt.Sprintf(format, factor*m.sum/float64(m.weight))
 }
 
-// read fetches everything that Jaeger has. Before the first span has arrived the report is
-// empty; that is no error.
-func (c client) read(ctx context.Context) (report, error) {
+// read fetches everything that Jaeger has of some services. Before the first span has arrived the
+// report is empty; that is no error.
+func (c client) read(ctx context.Context, of []string) (report, error) {
 	var r report
 	var services struct {
 		Services []string `json:"services"`
@@ -103,13 +103,17 @@ func (c client) read(ctx context.Context) (report, error) {
 		return r, err
 	}
 	slices.Sort(services.Services)
-	r.services = services.Services
+	for _, name := range services.Services {
+		if slices.Contains(of, name) {
+			r.services = append(r.services, name)
+		}
+	}
 
 	seen := spanSet{
 		traces: map[string]struct{}{}, spans: map[string]struct{}{},
 		kernels: map[string]*kernelTotal{}, copies: map[string]*copyTotal{},
 	}
-	for _, service := range services.Services {
+	for _, service := range r.services {
 		query := url.Values{
 			"query.service_name":   {service},
 			"query.start_time_min": {time.Unix(0, 0).UTC().Format(time.RFC3339Nano)},

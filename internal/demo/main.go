@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command demo shows the whole way of the data on one machine: it starts Jaeger and the
-// collector on loopback, lets `gpufl gen` write a training session into a folder that the
-// collector watches, waits until Jaeger has every kernel of it and the collector's usage
-// metrics account for it, and prints what both then tell. It is what `make demo` runs.
+// collector on loopback, lets the collector replay recordings of real GPU work and `gpufl gen`
+// write a training session into a folder that the collector watches, waits until Jaeger has every
+// kernel of both and the collector's usage metrics account for the session, and prints what they then tell.
+// It is what `make demo` runs.
 //
 // It knows the three programs by their command lines only, so it shows what a user would
 // get by starting them by hand. Everything it makes lies in one temporary folder, which it
@@ -25,6 +26,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -51,6 +53,7 @@ type settings struct {
 	collector, config string
 	jaeger            string
 	gpufl             string
+	recordings        string
 
 	uiPort, otlpPort, healthPort, metricsPort int
 
@@ -93,6 +96,7 @@ func readSettings() (settings, error) {
 	flag.StringVar(&s.config, "config", "config/demo.yaml", "the collector's configuration")
 	flag.StringVar(&s.gpufl, "gpufl", "bin/gpufl", "the binary that generates the session")
 	flag.StringVar(&s.jaeger, "jaeger", jaeger, "Jaeger's binary, version 2; the environment's JAEGER is the default")
+	flag.StringVar(&s.recordings, "recordings", "examples/recordings", "the folder of the recordings that are replayed")
 	flag.StringVar(&s.layout, "layout", string(gpuflgen.C3), "layout of the generated session: a2 or c3")
 	flag.IntVar(&s.epochs, "epochs", 2, "epochs of the generated training")
 	flag.Uint64Var(&s.seed, "seed", 1, "seed of the generated session")
@@ -139,6 +143,14 @@ func run(ctx context.Context, s settings) (err error) {
 	if err := portsFree(s); err != nil {
 		return err
 	}
+	recorded, err := readRecordings(s.recordings)
+	if err != nil {
+		return err
+	}
+	recordings, err := filepath.Abs(s.recordings)
+	if err != nil {
+		return err
+	}
 	dir, err := os.MkdirTemp("", "gpuflight-demo-")
 	if err != nil {
 		return err
@@ -173,7 +185,7 @@ func run(ctx context.Context, s settings) (err error) {
 
 	fmt.Println("starting otelcol-gpuflight with", s.config)
 	collector, err := start(s.collector, []string{"--config", s.config}, filepath.Join(dir, "collector.log"),
-		"GPUFLIGHT_LOGS="+logs, "GPUFLIGHT_STATE="+filepath.Join(dir, "state"),
+		"GPUFLIGHT_LOGS="+logs, "GPUFLIGHT_RECORDINGS="+recordings, "GPUFLIGHT_STATE="+filepath.Join(dir, "state"),
 		fmt.Sprintf("GPUFLIGHT_OTLP_ENDPOINT=127.0.0.1:%d", s.otlpPort),
 		fmt.Sprintf("GPUFLIGHT_HEALTH_ENDPOINT=127.0.0.1:%d", s.healthPort),
 		"GPUFLIGHT_PROMETHEUS_PORT="+strconv.Itoa(s.metricsPort))
@@ -189,10 +201,15 @@ func run(ctx context.Context, s settings) (err error) {
 	if err != nil {
 		return quietly(ctx, err)
 	}
-	fmt.Printf("wrote a session of %d log lines with %d kernels; waiting for it in Jaeger\n",
-		written.Lines, written.Rows[gpuflgen.RowKernel])
+	fmt.Printf("wrote a session of %d log lines with %d kernels; waiting for it and for the recordings' %d in Jaeger\n",
+		written.Lines, written.Rows[gpuflgen.RowKernel], recorded.kernels)
 
-	arrived, err := awaitSession(ctx, api, written, jaeger, collector)
+	replayed, err := awaitWork(ctx, api, recorded, jaeger, collector)
+	if err != nil {
+		return quietly(ctx, err)
+	}
+	generated := work{services: []string{written.App}, kernels: written.Rows[gpuflgen.RowKernel], nanos: written.KernelNanos}
+	arrived, err := awaitWork(ctx, api, generated, jaeger, collector)
 	if err != nil {
 		return quietly(ctx, err)
 	}
@@ -201,7 +218,9 @@ func run(ctx context.Context, s settings) (err error) {
 	if err != nil {
 		return quietly(ctx, err)
 	}
-	fmt.Println()
+	fmt.Println("\nrecorded on", strings.Join(recorded.devices, ", "))
+	replayed.print(os.Stdout, topKernels)
+	fmt.Println("\ngenerated")
 	arrived.print(os.Stdout, topKernels)
 	fmt.Println()
 	used.print(os.Stdout)
@@ -280,19 +299,19 @@ func generate(ctx context.Context, s settings, dir, summaryPath string) (gpuflge
 	return written, nil
 }
 
-// awaitSession asks Jaeger until it has as many kernels as were written. The error says how
+// awaitWork asks Jaeger until it has as many kernels as are expected. The error says how
 // many did arrive, because "too few" and "none" have different causes.
-func awaitSession(ctx context.Context, api client, written gpuflgen.Summary, children ...*child) (report, error) {
+func awaitWork(ctx context.Context, api client, want work, children ...*child) (report, error) {
 	ctx, cancel := context.WithTimeout(ctx, arriveTimeout)
 	defer cancel()
 	var last report
 	for {
-		arrived, err := api.read(ctx)
+		arrived, err := api.read(ctx, want.services)
 		switch {
-		case err == nil && arrived.kernels == written.Rows[gpuflgen.RowKernel]:
-			if arrived.kernelTime != time.Duration(written.KernelNanos) {
-				return arrived, fmt.Errorf("jaeger has %v of kernel time, but %v was written",
-					arrived.kernelTime, time.Duration(written.KernelNanos))
+		case err == nil && arrived.kernels == want.kernels:
+			if arrived.kernelTime != time.Duration(want.nanos) {
+				return arrived, fmt.Errorf("jaeger has %v of kernel time of %v, but %v was written",
+					arrived.kernelTime, want.services, time.Duration(want.nanos))
 			}
 			return arrived, nil
 		case err == nil:
@@ -305,8 +324,8 @@ func awaitSession(ctx context.Context, api client, written gpuflgen.Summary, chi
 		}
 		select {
 		case <-ctx.Done():
-			return last, fmt.Errorf("after %v Jaeger has %d of %d kernels\n%s",
-				arriveTimeout, last.kernels, written.Rows[gpuflgen.RowKernel], children[len(children)-1].tail())
+			return last, fmt.Errorf("after %v Jaeger has %d of %d kernels of %v\n%s",
+				arriveTimeout, last.kernels, want.kernels, want.services, children[len(children)-1].tail())
 		case <-time.After(500 * time.Millisecond):
 		}
 	}

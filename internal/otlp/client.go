@@ -33,7 +33,16 @@ const (
 	defaultRetryFor     = 5 * time.Minute
 	// fileLine is the longest line that is written to a file, in bytes: the Collector's otlp_json_file
 	// receiver cuts longer ones than 1 MiB (max_log_size) unless it is told otherwise.
-	fileLine    = 1<<20 - 1
+	fileLine = 1<<20 - 1
+	// filePiece is how much OTLP, in bytes, goes into one line: twice as long in JSON, it rarely has to
+	// be cut again, which costs as much as encoding it.
+	filePiece = 400 << 10
+	// payloadBytes is what a payload counts beside its content: many small ones must not add up to more
+	// memory than the queue's limit lets one expect.
+	payloadBytes = 512
+	// tellEvery is how often one signal's state is told of at most. An endpoint that takes every second
+	// request must not fill the program's log.
+	tellEvery   = 30 * time.Second
 	firstWait   = 500 * time.Millisecond
 	longestWait = 30 * time.Second
 )
@@ -92,7 +101,14 @@ type lane struct {
 	wake    chan struct{} // has room for one
 	closing chan struct{} // closed by Shutdown
 	stats   Stats
-	failing bool // a warning has been given
+	told    bool // a warning has been given and not taken back
+	toldAt  time.Time
+	full    bool      // has been told since the queue was last empty
+	until   time.Time // when Shutdown's time is over; zero for never
+
+	// Only the worker uses these.
+	renewed bool // the last try's connection was asked for
+	noted   bool // the endpoint's remark has been told
 }
 
 type waiting struct {
@@ -135,7 +151,7 @@ func New(s Settings, logger *slog.Logger) (*Client, error) {
 			l.limit /= 4
 		}
 		if c.file != nil {
-			l.to = s.File
+			l.to, l.request = s.File, min(l.request, filePiece)
 		}
 		c.lanes[signal] = l
 		if l.off || c.file != nil {
@@ -196,7 +212,7 @@ func (c *Client) Stats() map[Signal]Stats {
 func (c *Client) Shutdown(ctx context.Context) error {
 	c.once.Do(func() {
 		for _, l := range c.lanes {
-			l.close()
+			l.close(ctx)
 		}
 		done := make(chan struct{})
 		go func() { c.workers.Wait(); close(done) }()
@@ -220,22 +236,29 @@ func (c *Client) Shutdown(ctx context.Context) error {
 
 var itemNames = [numSignals]string{"spans", "log records", "metric points"}
 
-// Check makes one attempt to send an empty request to each endpoint, or to open the file, and
-// returns what is wrong.
+// Check makes one attempt to send an empty request to each endpoint, all at a time, and returns what
+// is wrong. It takes no longer than the longest of their timeouts. A file has been opened by New: of
+// that it tells whether it is still there.
 func (c *Client) Check(ctx context.Context) error {
 	if c.file != nil {
-		return c.file.append(nil)
+		return c.file.check()
 	}
-	var errs []error
-	for _, l := range c.lanes {
+	var errs [numSignals]error
+	var checks sync.WaitGroup
+	for signal, l := range c.lanes {
 		if l.off {
 			continue
 		}
-		if _, _, err := l.out.send(ctx, empty(l.signal)); err != nil {
-			errs = append(errs, fmt.Errorf("%s to %s: %w", l.signal, l.to, err))
-		}
+		checks.Go(func() {
+			attempt, cancel := context.WithTimeout(ctx, l.attempt)
+			defer cancel()
+			if _, _, err := l.out.send(attempt, empty(l.signal)); err != nil {
+				errs[signal] = fmt.Errorf("%s to %s: %w", l.signal, l.to, err)
+			}
+		})
 	}
-	return errors.Join(errs...)
+	checks.Wait()
+	return errors.Join(errs[:]...)
 }
 
 func (l *lane) snapshot() Stats {
@@ -257,7 +280,7 @@ func (l *lane) put(p payload) {
 	if l.off || items == 0 {
 		return
 	}
-	bytes := p.size()
+	bytes := p.size() + payloadBytes
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -265,6 +288,10 @@ func (l *lane) put(p payload) {
 		l.unsent(ReasonShutdown, items)
 	case l.bytes+bytes > l.limit:
 		l.unsent(ReasonQueueFull, items)
+		if !l.full {
+			l.full = true
+			l.log.Warn("gpufl: telemetry comes faster than it is taken, the newest is dropped", "signal", l.signal.String(), "to", l.to)
+		}
 	default:
 		l.queue = append(l.queue, waiting{p, bytes})
 		l.bytes += bytes
@@ -283,10 +310,11 @@ func (l *lane) unsent(reason string, items int) {
 	l.stats.Unsent[reason] += uint64(items)
 }
 
-func (l *lane) close() {
+func (l *lane) close(ctx context.Context) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
+	l.until, _ = ctx.Deadline()
 	close(l.closing)
 }
 
@@ -314,6 +342,7 @@ func (l *lane) next(ctx context.Context) (p payload, done func(), ok bool) {
 			}, true
 		}
 		closed := l.closed
+		l.full = l.full && l.bytes > 0
 		l.mu.Unlock()
 		if closed {
 			return nil, nil, false
@@ -342,18 +371,14 @@ func (l *lane) run(ctx context.Context) {
 
 // split never fails: a fault of the encoder must not end the program that we are in.
 func (l *lane) split(p payload) (pieces []payload) {
-	defer l.guard(p, &pieces)
-	if l.file != nil {
-		return []payload{p}
-	}
+	items := p.items()
+	defer func() {
+		if r := recover(); r != nil {
+			pieces = nil
+			l.finish(0, ReasonFault, items, fmt.Errorf("fault: %v", r))
+		}
+	}()
 	return split(p, l.request)
-}
-
-func (l *lane) guard(p payload, pieces *[]payload) {
-	if r := recover(); r != nil {
-		*pieces = nil
-		l.finish(0, ReasonFault, p.items(), fmt.Errorf("fault: %v", r))
-	}
 }
 
 // deliver sends one request until it is taken, refused or given up.
@@ -369,15 +394,12 @@ func (l *lane) deliver(ctx context.Context, p payload) {
 		return
 	}
 	if l.file != nil {
-		l.write(p)
+		l.write(ctx, p)
 		return
 	}
 	wait := firstWait
 	deadline := time.Now().Add(l.retry)
-	last := l.isClosing()
-	if last {
-		l.out.again()
-	}
+	last := l.lastTry(ctx)
 	for {
 		attempt, cancel := context.WithTimeout(ctx, l.attempt)
 		rejected, message, err := l.out.send(attempt, p)
@@ -386,6 +408,9 @@ func (l *lane) deliver(ctx context.Context, p payload) {
 			rejected = min(max(rejected, 0), int64(items))
 			if rejected > 0 {
 				err = fmt.Errorf("partial success: %.200q", message)
+			} else if message != "" && !l.noted {
+				l.noted = true
+				l.log.Warn("gpufl: the endpoint takes telemetry with a remark", "signal", l.signal.String(), "to", l.to, "message", fmt.Sprintf("%.200q", message))
 			}
 			l.finish(items-int(rejected), ReasonRejected, int(rejected), err)
 			return
@@ -405,28 +430,55 @@ func (l *lane) deliver(ctx context.Context, p payload) {
 			l.finish(0, ReasonUnreachable, items, err)
 			return
 		}
-		l.failed(err)
-		pause := max(failure.after, wait/2+rand.N(wait)) // half to one and a half: many programs must not come back at once
+		pause := wait/2 + rand.N(wait) // half to one and a half: many programs must not come back at once
 		wait = min(2*wait, longestWait)
 		closing := l.closing
 		if last {
 			// The time is short: come back soon, unless the server said when.
-			closing, pause = nil, max(failure.after, min(pause, firstWait))
+			closing, pause = nil, min(pause, firstWait)
+			if until := l.deadline(); !until.IsZero() && failure.after > time.Until(until) {
+				l.finish(0, ReasonUnreachable, items, err)
+				return
+			}
 		}
+		l.failed(err)
+		// However long the server wants to be left alone: what waits any longer is given up.
+		pause = min(max(pause, failure.after), max(0, time.Until(deadline)))
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
 		case <-closing:
-			l.out.again()
 		case <-ctx.Done():
 		}
 		timer.Stop()
-		last = l.isClosing()
+		last = l.lastTry(ctx)
 	}
 }
 
+// lastTry reports whether Shutdown has begun. The first time it has, a connection that is waiting to be
+// tried again is tried at once.
+func (l *lane) lastTry(ctx context.Context) bool {
+	select {
+	case <-l.closing:
+	default:
+		return false
+	}
+	if !l.renewed {
+		l.renewed = true
+		l.out.again(ctx)
+	}
+	return true
+}
+
+// deadline is when Shutdown's time is over, zero if that is not known.
+func (l *lane) deadline() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.until
+}
+
 // write appends a payload to the file, cut in two where its line would be too long for readers.
-func (l *lane) write(p payload) {
+func (l *lane) write(ctx context.Context, p payload) {
 	items := p.items()
 	line, err := p.json()
 	if err != nil {
@@ -435,25 +487,20 @@ func (l *lane) write(p payload) {
 	}
 	if len(line) > fileLine {
 		if second := p.halve(); second != nil {
-			l.write(p)
-			l.write(second)
+			l.write(ctx, p)
+			l.write(ctx, second)
 			return
 		}
 	}
-	if err := l.file.append(line); err != nil {
-		l.finish(0, ReasonDisk, items, err)
+	if err := l.file.append(ctx, line); err != nil {
+		reason := ReasonDisk
+		if ctx.Err() != nil {
+			reason = ReasonShutdown
+		}
+		l.finish(0, reason, items, err)
 		return
 	}
 	l.finish(items, "", 0, nil)
-}
-
-func (l *lane) isClosing() bool {
-	select {
-	case <-l.closing:
-		return true
-	default:
-		return false
-	}
 }
 
 // finish counts a request that is over and tells once when things change.
@@ -466,9 +513,11 @@ func (l *lane) finish(sent int, reason string, lost int, err error) {
 	if err != nil {
 		l.stats.LastError = err.Error()
 	}
-	recovered := l.failing && lost == 0
-	tell := lost > 0 && !l.failing
-	l.failing = lost > 0
+	recovered := lost == 0 && l.told
+	if recovered {
+		l.told = false
+	}
+	tell := lost > 0 && l.mayTell()
 	l.mu.Unlock()
 	switch {
 	case tell:
@@ -481,11 +530,20 @@ func (l *lane) finish(sent int, reason string, lost int, err error) {
 // failed notes an attempt that will be made again.
 func (l *lane) failed(err error) {
 	l.mu.Lock()
-	tell := !l.failing
-	l.failing = true
+	tell := l.mayTell()
 	l.stats.LastError = err.Error()
 	l.mu.Unlock()
 	if tell {
 		l.log.Warn("gpufl: telemetry cannot be sent, trying on", "signal", l.signal.String(), "to", l.to, "error", err)
 	}
+}
+
+// mayTell reports whether a failure is news, and takes it for told. The caller holds the lock.
+func (l *lane) mayTell() bool {
+	now := time.Now()
+	if l.told || !l.toldAt.IsZero() && now.Sub(l.toldAt) < tellEvery {
+		return false
+	}
+	l.told, l.toldAt = true, now
+	return true
 }

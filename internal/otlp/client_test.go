@@ -8,11 +8,14 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
+	"log"
 	"log/slog"
 	"math/big"
 	"net"
@@ -28,11 +31,14 @@ import (
 	"github.com/klauspost/compress/gzip"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/collector/pdata/ptrace/ptraceotlp"
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/gpuflight/gpuflight/internal/testsink"
 )
@@ -252,6 +258,94 @@ func TestSplitKeepsEveryItemAndItsSurroundings(t *testing.T) {
 	}
 }
 
+func TestOneMetricIsSplitWhereItMustBe(t *testing.T) {
+	const n = 1001
+	for name, fill := range map[string]func(pmetric.Metric, int){
+		"gauge": func(m pmetric.Metric, i int) {
+			if i == 0 {
+				m.SetEmptyGauge()
+			}
+			m.Gauge().DataPoints().AppendEmpty().SetTimestamp(pcommon.Timestamp(i))
+		},
+		"sum": func(m pmetric.Metric, i int) {
+			if i == 0 {
+				m.SetEmptySum().SetIsMonotonic(true)
+				m.Sum().SetAggregationTemporality(pmetric.AggregationTemporalityCumulative)
+			}
+			m.Sum().DataPoints().AppendEmpty().SetTimestamp(pcommon.Timestamp(i))
+		},
+		"histogram": func(m pmetric.Metric, i int) {
+			if i == 0 {
+				m.SetEmptyHistogram().SetAggregationTemporality(pmetric.AggregationTemporalityDelta)
+			}
+			m.Histogram().DataPoints().AppendEmpty().SetTimestamp(pcommon.Timestamp(i))
+		},
+		"exponential histogram": func(m pmetric.Metric, i int) {
+			if i == 0 {
+				m.SetEmptyExponentialHistogram().SetAggregationTemporality(pmetric.AggregationTemporalityDelta)
+			}
+			m.ExponentialHistogram().DataPoints().AppendEmpty().SetTimestamp(pcommon.Timestamp(i))
+		},
+		"summary": func(m pmetric.Metric, i int) {
+			if i == 0 {
+				m.SetEmptySummary()
+			}
+			m.Summary().DataPoints().AppendEmpty().SetTimestamp(pcommon.Timestamp(i))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			md := pmetric.NewMetrics()
+			rm := md.ResourceMetrics().AppendEmpty()
+			rm.Resource().Attributes().PutStr("service.name", "s")
+			sm := rm.ScopeMetrics().AppendEmpty()
+			sm.Scope().SetName("scope")
+			m := sm.Metrics().AppendEmpty()
+			m.SetName("metric")
+			m.SetUnit("s")
+			for i := range n {
+				fill(m, i)
+			}
+			whole := pmetric.NewMetrics()
+			md.CopyTo(whole)
+			pieces := split(metrics{md}, 2000)
+			assert.Greater(t, len(pieces), 2)
+			// Put together again they are what they were.
+			together := pmetric.NewMetrics()
+			for i, p := range pieces {
+				assert.LessOrEqual(t, p.size(), 2000)
+				if i == 0 {
+					p.(metrics).CopyTo(together)
+					continue
+				}
+				to := together.ResourceMetrics().At(0).ScopeMetrics().At(0).Metrics().At(0)
+				from := p.(metrics).ResourceMetrics().At(0).ScopeMetrics().At(0).Metrics().At(0)
+				assert.Equal(t, "metric", from.Name())
+				switch from.Type() {
+				case pmetric.MetricTypeGauge:
+					from.Gauge().DataPoints().MoveAndAppendTo(to.Gauge().DataPoints())
+				case pmetric.MetricTypeSum:
+					assert.True(t, from.Sum().IsMonotonic())
+					assert.Equal(t, pmetric.AggregationTemporalityCumulative, from.Sum().AggregationTemporality())
+					from.Sum().DataPoints().MoveAndAppendTo(to.Sum().DataPoints())
+				case pmetric.MetricTypeHistogram:
+					assert.Equal(t, pmetric.AggregationTemporalityDelta, from.Histogram().AggregationTemporality())
+					from.Histogram().DataPoints().MoveAndAppendTo(to.Histogram().DataPoints())
+				case pmetric.MetricTypeExponentialHistogram:
+					assert.Equal(t, pmetric.AggregationTemporalityDelta, from.ExponentialHistogram().AggregationTemporality())
+					from.ExponentialHistogram().DataPoints().MoveAndAppendTo(to.ExponentialHistogram().DataPoints())
+				case pmetric.MetricTypeSummary:
+					from.Summary().DataPoints().MoveAndAppendTo(to.Summary().DataPoints())
+				}
+			}
+			want, err := metrics{whole}.json()
+			require.NoError(t, err)
+			got, err := metrics{together}.json()
+			require.NoError(t, err)
+			assert.JSONEq(t, string(want), string(got))
+		})
+	}
+}
+
 func TestAnswersThatMeanAgainAreTriedAgain(t *testing.T) {
 	r := listenHTTP(t)
 	r.answers = []func(http.ResponseWriter){answerWith(503), answerWith(429, "Retry-After", "1"), answerWith(502)}
@@ -303,40 +397,244 @@ func TestPartialSuccessIsCounted(t *testing.T) {
 	assert.Contains(t, s.LastError, "too old")
 }
 
-func TestServerThatComesLater(t *testing.T) {
+// nowhere returns an address at which nobody listens.
+func nowhere(t *testing.T) string {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	addr := l.Addr().String()
 	require.NoError(t, l.Close())
-	for _, protocol := range []string{"grpc"} {
+	return l.Addr().String()
+}
+
+// listenAt starts a server of a protocol and returns how many spans it has.
+func listenAt(t *testing.T, protocol Protocol, addr string) (count func() int) {
+	t.Helper()
+	if protocol == GRPC {
+		store, _ := sink(t, addr)
+		return func() int { return len(store.Spans()) }
+	}
+	l, err := net.Listen("tcp", addr)
+	require.NoError(t, err)
+	r := &receiver{spans: map[string]int{}}
+	r.Server = &httptest.Server{Listener: l, Config: &http.Server{Handler: r}}
+	r.Start()
+	t.Cleanup(r.Close)
+	return func() int {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.spans)
+	}
+}
+
+func TestServerThatComesLater(t *testing.T) {
+	for _, protocol := range []Protocol{GRPC, HTTP} {
+		addr := nowhere(t)
 		var log bytes.Buffer
-		c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", protocol, "OTEL_EXPORTER_OTLP_ENDPOINT", addr),
+		c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", string(protocol), "OTEL_EXPORTER_OTLP_ENDPOINT", addr),
 			slog.New(slog.NewTextHandler(&log, nil)))
 		require.Error(t, c.Check(within(t, 5*time.Second)))
 		c.Traces(spans(0, 50))
 		require.Eventually(t, func() bool { return c.Stats()[Traces].LastError != "" }, 10*time.Second, 10*time.Millisecond)
-		store, _ := sink(t, addr)
+		count := listenAt(t, protocol, addr)
 		require.Eventually(t, func() bool { return c.Stats()[Traces].Sent == 50 }, 30*time.Second, 10*time.Millisecond)
-		assert.Len(t, store.Spans(), 50)
+		assert.Equal(t, 50, count())
 		require.NoError(t, c.Shutdown(within(t, 5*time.Second)))
 		assert.Equal(t, 1, strings.Count(log.String(), "level=WARN"), log.String())
+		assert.Equal(t, 1, strings.Count(log.String(), "again"), log.String())
+	}
+}
+
+func TestShutdownTriesOnceMore(t *testing.T) {
+	for _, protocol := range []Protocol{GRPC, HTTP} {
+		addr := nowhere(t)
+		c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", string(protocol), "OTEL_EXPORTER_OTLP_ENDPOINT", addr), nil)
+		c.Traces(spans(0, 50))
+		require.Eventually(t, func() bool { return c.Stats()[Traces].LastError != "" }, 10*time.Second, time.Millisecond)
+		count := listenAt(t, protocol, addr)
+		require.NoError(t, c.Shutdown(within(t, 5*time.Second)), protocol)
+		assert.Equal(t, 50, count())
 	}
 }
 
 func TestShutdownGivesUpAtOnceWhereNobodyListens(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := l.Addr().String()
-	require.NoError(t, l.Close())
-	for _, protocol := range []string{"grpc", "http/protobuf"} {
-		c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", protocol, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+addr), nil)
+	for _, protocol := range []Protocol{GRPC, HTTP} {
+		c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", string(protocol), "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+nowhere(t)), nil)
 		for i := range 5 {
 			c.Traces(spans(10*i, 10))
 		}
 		began := time.Now()
 		require.ErrorContains(t, c.Shutdown(within(t, time.Minute)), "50 spans were not sent")
-		assert.Less(t, time.Since(began), 20*time.Second, protocol)
+		assert.Less(t, time.Since(began), 3*time.Second, protocol)
 		assert.Equal(t, map[string]uint64{ReasonUnreachable: 50}, c.Stats()[Traces].Unsent, protocol)
+	}
+}
+
+func TestShutdownGivesUpAtOnceWhereTheServerIsNotTrusted(t *testing.T) {
+	server := httptest.NewUnstartedServer(&receiver{spans: map[string]int{}})
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	for _, protocol := range []Protocol{GRPC, HTTP} {
+		c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", string(protocol), "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL), nil)
+		c.Traces(spans(0, 10))
+		began := time.Now()
+		require.ErrorContains(t, c.Shutdown(within(t, time.Minute)), "certificate")
+		assert.Less(t, time.Since(began), 3*time.Second, protocol)
+		assert.Equal(t, map[string]uint64{ReasonUnreachable: 10}, c.Stats()[Traces].Unsent, protocol)
+	}
+}
+
+func TestShutdownDoesNotWaitForWhatComesAfterIt(t *testing.T) {
+	r := listenHTTP(t)
+	for range 10 {
+		r.answers = append(r.answers, answerWith(429, "Retry-After", "3600"))
+	}
+	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), nil)
+	c.Traces(spans(0, 10))
+	require.Eventually(t, func() bool { return c.Stats()[Traces].LastError != "" }, 10*time.Second, time.Millisecond)
+	began := time.Now()
+	require.ErrorContains(t, c.Shutdown(within(t, 20*time.Second)), "429")
+	assert.Less(t, time.Since(began), 3*time.Second)
+	assert.Equal(t, map[string]uint64{ReasonUnreachable: 10}, c.Stats()[Traces].Unsent)
+}
+
+func TestRequestIsGivenUpInTimeHoweverLongTheServerWants(t *testing.T) {
+	r := listenHTTP(t)
+	for range 2 {
+		r.answers = append(r.answers, answerWith(503, "Retry-After", "3600"))
+	}
+	s := settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL)
+	s.RetryFor = 300 * time.Millisecond
+	c := start(t, s, nil)
+	c.Traces(spans(0, 10))
+	require.Eventually(t, func() bool { return c.Stats()[Traces].Unsent[ReasonUnreachable] == 10 }, 10*time.Second, time.Millisecond)
+	assert.Len(t, r.headers, 2, "tried once more at the end of its time")
+	c.Traces(spans(10, 10))
+	require.Eventually(t, func() bool { return c.Stats()[Traces].Sent == 10 }, 10*time.Second, time.Millisecond)
+}
+
+func TestProgramsOwnTransportDoesNotMatter(t *testing.T) {
+	r := listenHTTP(t)
+	own := http.DefaultTransport
+	t.Cleanup(func() { http.DefaultTransport = own })
+	http.DefaultTransport = roundTripper(func(*http.Request) (*http.Response, error) { return nil, errors.New("the program's") })
+	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), nil)
+	c.Traces(spans(0, 10))
+	require.NoError(t, c.Shutdown(within(t, 10*time.Second)))
+	assert.Len(t, r.spans, 10)
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func TestWebPageIsNoEndpoint(t *testing.T) {
+	r := listenHTTP(t)
+	r.answers = []func(http.ResponseWriter){answerWith(200, "Content-Type", "text/html; charset=utf-8")}
+	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), nil)
+	c.Traces(spans(0, 10))
+	require.ErrorContains(t, c.Shutdown(within(t, 10*time.Second)), "web page")
+	assert.Equal(t, map[string]uint64{ReasonRefused: 10}, c.Stats()[Traces].Unsent)
+}
+
+func TestEndpointThatTakesEverySecondRequestDoesNotFillTheLog(t *testing.T) {
+	r := listenHTTP(t)
+	for range 20 {
+		r.answers = append(r.answers, answerWith(400), nil)
+	}
+	var log bytes.Buffer
+	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), slog.New(slog.NewTextHandler(&log, nil)))
+	for i := range 40 {
+		c.Traces(spans(10*i, 10))
+		want := uint64(10 * (i + 1))
+		require.Eventually(t, func() bool { s := c.Stats()[Traces]; return s.Sent+s.UnsentTotal() == want }, 10*time.Second, time.Millisecond)
+	}
+	require.ErrorContains(t, c.Shutdown(within(t, 10*time.Second)), "200 spans were not sent")
+	assert.Equal(t, 2, strings.Count(log.String(), "\n"), log.String())
+}
+
+// answering is a gRPC service for spans that keeps the requests' headers.
+type answering struct {
+	ptraceotlp.UnimplementedGRPCServer
+	mu      sync.Mutex
+	headers []metadata.MD
+	answer  func() (ptraceotlp.ExportResponse, error)
+}
+
+func (a *answering) Export(ctx context.Context, _ ptraceotlp.ExportRequest) (ptraceotlp.ExportResponse, error) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.headers = append(a.headers, md)
+	return a.answer()
+}
+
+func TestGRPCSendsHeadersAndCountsWhatWasRejected(t *testing.T) {
+	a := &answering{answer: func() (ptraceotlp.ExportResponse, error) {
+		resp := ptraceotlp.NewExportResponse()
+		resp.PartialSuccess().SetRejectedSpans(4)
+		resp.PartialSuccess().SetErrorMessage("too old")
+		return resp, nil
+	}}
+	server := grpc.NewServer()
+	ptraceotlp.RegisterGRPCServer(server, a)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	go server.Serve(l) //nolint:errcheck // ends with Stop
+	t.Cleanup(server.Stop)
+	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+l.Addr().String(),
+		"OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer%20s3cret"), nil)
+	c.Traces(spans(0, 10))
+	require.ErrorContains(t, c.Shutdown(within(t, 10*time.Second)), "too old")
+	assert.Equal(t, uint64(6), c.Stats()[Traces].Sent)
+	assert.Equal(t, map[string]uint64{ReasonRejected: 4}, c.Stats()[Traces].Unsent)
+	require.Len(t, a.headers, 1)
+	assert.Equal(t, []string{"Bearer s3cret"}, a.headers[0].Get("authorization"))
+	assert.Contains(t, a.headers[0].Get("user-agent")[0], userAgent)
+}
+
+func TestGRPCAnswersAreSortedAsTheSpecificationHasThem(t *testing.T) {
+	for mode, again := range map[testsink.Mode]bool{testsink.Unavailable: true, testsink.Exhausted: true, testsink.Invalid: false} {
+		t.Run(mode.String(), func(t *testing.T) {
+			store, server := sink(t, "")
+			server.SetMode(mode)
+			c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint()), nil)
+			c.Traces(spans(0, 10))
+			require.Eventually(t, func() bool { return c.Stats()[Traces].LastError != "" }, 10*time.Second, time.Millisecond)
+			server.SetMode(testsink.Accept)
+			err := c.Shutdown(within(t, 10*time.Second))
+			if again {
+				require.NoError(t, err)
+				assert.Len(t, store.Spans(), 10)
+				return
+			}
+			require.ErrorContains(t, err, "InvalidArgument")
+			assert.Equal(t, map[string]uint64{ReasonRefused: 10}, c.Stats()[Traces].Unsent)
+			assert.Empty(t, store.Spans())
+		})
+	}
+}
+
+func TestGRPCPort(t *testing.T) {
+	for endpoint, want := range map[string]string{
+		"http://host": "dns:///host:4317", "https://host": "dns:///host:443", "https://host:4317": "dns:///host:4317",
+		"http://[::1]": "dns:///[::1]:4317", "https://host/path": "dns:///host:443",
+	} {
+		c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", endpoint), nil)
+		assert.Equal(t, want, c.lanes[Traces].out.(*grpcTransport).conn.Target(), endpoint)
+	}
+}
+
+func TestCheckIsBoundedByTheTimeout(t *testing.T) {
+	_, server := sink(t, "")
+	server.SetMode(testsink.Hang)
+	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint(), "OTEL_EXPORTER_OTLP_TIMEOUT", "100"), nil)
+	began := time.Now()
+	err := c.Check(t.Context())
+	assert.Less(t, time.Since(began), 5*time.Second)
+	for _, signal := range []string{"traces", "logs", "metrics"} {
+		assert.ErrorContains(t, err, signal+" to http://"+server.Endpoint())
 	}
 }
 
@@ -355,9 +653,10 @@ func TestQueueIsBoundedAndTheCallerNeverWaits(t *testing.T) {
 	_, server := sink(t, "")
 	server.SetMode(testsink.Hang)
 	s := settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint())
-	one := traces{spans(0, 100)}.size()
+	one := traces{spans(0, 100)}.size() + payloadBytes
 	s.QueueBytes = 10*one + one/2
-	c := start(t, s, nil)
+	var log bytes.Buffer
+	c := start(t, s, slog.New(slog.NewTextHandler(&log, nil)))
 	for i := range 100 {
 		c.Traces(spans(100*i, 100))
 	}
@@ -372,11 +671,14 @@ func TestQueueIsBoundedAndTheCallerNeverWaits(t *testing.T) {
 	require.Error(t, c.Shutdown(within(t, 30*time.Second)))
 	assert.Equal(t, 10_000-full, c.Stats()[Traces].Sent)
 	assert.Equal(t, uint64(5), c.Stats()[Logs].Sent)
+	assert.Equal(t, 1, strings.Count(log.String(), "newest is dropped"), log.String())
 }
 
 func TestTLS(t *testing.T) {
 	dir := t.TempDir()
+	quiet := log.New(io.Discard, "", 0)
 	server := httptest.NewUnstartedServer(&receiver{spans: map[string]int{}})
+	server.Config.ErrorLog = quiet
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	ca := filepath.Join(dir, "ca.pem")
@@ -384,22 +686,43 @@ func TestTLS(t *testing.T) {
 
 	trusting := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", ca), nil)
 	require.NoError(t, trusting.Check(within(t, 10*time.Second)))
+	certificate, key := selfSigned(t)
 	other := filepath.Join(dir, "other.pem")
-	require.NoError(t, os.WriteFile(other, selfSigned(t), 0o600))
+	require.NoError(t, os.WriteFile(other, certificate, 0o600))
 	doubting := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", other), nil)
 	require.ErrorContains(t, doubting.Check(within(t, 10*time.Second)), "certificate")
+
+	pairFile, keyFile := filepath.Join(dir, "client.pem"), filepath.Join(dir, "client-key.pem")
+	require.NoError(t, os.WriteFile(pairFile, certificate, 0o600))
+	require.NoError(t, os.WriteFile(keyFile, key, 0o600))
+	mutual := httptest.NewUnstartedServer(&receiver{spans: map[string]int{}})
+	clients := x509.NewCertPool()
+	require.True(t, clients.AppendCertsFromPEM(certificate))
+	mutual.TLS = &tls.Config{ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients}
+	mutual.Config.ErrorLog = quiet
+	mutual.StartTLS()
+	t.Cleanup(mutual.Close)
+	known := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", mutual.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", ca,
+		"OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", pairFile, "OTEL_EXPORTER_OTLP_CLIENT_KEY", keyFile), nil)
+	require.NoError(t, known.Check(within(t, 10*time.Second)))
+	stranger := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", mutual.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", ca), nil)
+	require.Error(t, stranger.Check(within(t, 10*time.Second)))
 
 	_, err := New(settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", filepath.Join(dir, "none.pem")), nil)
 	require.ErrorContains(t, err, "OTEL_EXPORTER_OTLP_CERTIFICATE")
 }
 
-func selfSigned(t *testing.T) []byte {
+// selfSigned returns a certificate and its key, as PEM.
+func selfSigned(t *testing.T) (certificate, private []byte) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "other"}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "other"}, NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	require.NoError(t, err)
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
 }
 
 func TestRetryAfter(t *testing.T) {

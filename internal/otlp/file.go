@@ -4,12 +4,14 @@ package otlp
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
 	"sync"
-	"syscall"
+	"time"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
@@ -20,18 +22,30 @@ import (
 // (gzip) or frame (zstd) of its own, which its readers put together as they are.
 type file struct {
 	compress func([]byte) ([]byte, error)
+	// patience is how long a line waits for the lock. Nobody who works holds it for longer than a write.
+	patience time.Duration
 
 	mu sync.Mutex
 	f  *os.File
 }
 
+// lockPatience is thousands of times as long as a line takes.
+const lockPatience = 5 * time.Second
+
+// errBusy says that another process has the lock.
+var errBusy = errors.New("in use")
+
 func openFile(path string) (*file, error) {
+	// Opening a pipe would wait for its reader.
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
 	// What is recorded names programs and their arguments: it is the user's own.
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	w := &file{f: f}
+	w := &file{f: f, patience: lockPatience}
 	switch {
 	case strings.HasSuffix(path, ".gz"):
 		w.compress = gzipMember
@@ -58,28 +72,44 @@ func gzipMember(b []byte) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// append writes one line, or none of it. An empty line writes nothing and tells whether it could.
-func (w *file) append(line []byte) error {
+// check tells whether the file is still where lines can go.
+func (w *file) check() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(line) == 0 {
-		_, err := w.f.Stat()
-		return err
-	}
+	_, err := w.f.Stat()
+	return err
+}
+
+// append writes one line, or none of it.
+func (w *file) append(ctx context.Context, line []byte) error {
 	b := append(line, '\n')
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if w.compress != nil {
 		var err error
 		if b, err = w.compress(b); err != nil {
 			return err
 		}
 	}
-	if err := syscall.Flock(int(w.f.Fd()), syscall.LOCK_EX); err != nil {
+	locked, err := w.lock(ctx)
+	if err != nil {
 		return fmt.Errorf("locking %s: %w", w.f.Name(), err)
 	}
-	defer syscall.Flock(int(w.f.Fd()), syscall.LOCK_UN) //nolint:errcheck // closing would do it as well
+	if !locked {
+		_, err := w.f.Write(b)
+		return err
+	}
+	defer unlock(w.f)
 	end, err := w.f.Seek(0, io.SeekEnd)
 	if err != nil {
 		return err
+	}
+	if w.compress == nil && end > 0 {
+		// Half a line, of a process that was killed, must not spoil this one.
+		var last [1]byte
+		if _, err := w.f.ReadAt(last[:], end-1); err == nil && last[0] != '\n' {
+			b = append([]byte{'\n'}, b...)
+		}
 	}
 	if _, err := w.f.Write(b); err != nil {
 		// Half a line would spoil the next one.
@@ -87,6 +117,30 @@ func (w *file) append(line []byte) error {
 		return err
 	}
 	return nil
+}
+
+// lock takes the file's lock, which belongs to this process and those that it forked. It does not wait
+// for ever: a process that was stopped, or a copy of one that was killed, may keep it. It returns false
+// where the file system has no locks; there, each line is one write at the end of the file, which is
+// all that can be done.
+func (w *file) lock(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, w.patience, errors.New("another process keeps it"))
+	defer cancel()
+	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
+		switch err := tryLock(w.f); {
+		case err == nil:
+			return true, nil
+		case errors.Is(err, errors.ErrUnsupported):
+			return false, nil
+		case !errors.Is(err, errBusy):
+			return false, err
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return false, context.Cause(ctx)
+		}
+	}
 }
 
 func (w *file) close() error {

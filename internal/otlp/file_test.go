@@ -5,9 +5,11 @@ package otlp
 import (
 	"bytes"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -143,6 +145,72 @@ func TestLinesAreNoLongerThanReadersTake(t *testing.T) {
 func TestFileThatCannotBeOpened(t *testing.T) {
 	_, err := New(settings(t, "GPUFL_OUTPUT", filepath.Join(t.TempDir(), "no", "such")), nil)
 	require.ErrorContains(t, err, "GPUFL_OUTPUT")
+}
+
+func TestPipeIsNoFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pipe")
+	require.NoError(t, exec.Command("mkfifo", path).Run())
+	_, err := New(settings(t, "GPUFL_OUTPUT", path), nil)
+	require.ErrorContains(t, err, "not a regular file")
+}
+
+func TestHalfALineSpoilsNoOther(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f.otlp.jsonl")
+	require.NoError(t, os.WriteFile(path, []byte(`{"resourceSpans":[{"scopeS`), 0o600))
+	c := start(t, settings(t, "GPUFL_OUTPUT", path), nil)
+	c.Traces(spans(0, 10))
+	require.NoError(t, c.Shutdown(within(t, 10*time.Second)))
+	names, _, _, stats := collect(t, path)
+	assert.Len(t, names, 10)
+	assert.Equal(t, 1, stats.Bad)
+}
+
+// lockedFile has a file's lock, as a process that was stopped would.
+func lockedFile(t *testing.T) (path string, let func()) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "f.otlp.jsonl")
+	f, err := os.Create(path)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, f.Close()) })
+	require.NoError(t, tryLock(f))
+	return path, func() { unlock(f) }
+}
+
+func TestLockThatNobodyGivesBackIsNotWaitedForForEver(t *testing.T) {
+	path, let := lockedFile(t)
+	var log bytes.Buffer
+	c := start(t, settings(t, "GPUFL_OUTPUT", path), slog.New(slog.NewTextHandler(&log, nil)))
+	c.file.patience = 50 * time.Millisecond
+	c.Traces(spans(0, 10))
+	require.Eventually(t, func() bool { return c.Stats()[Traces].Unsent[ReasonDisk] == 10 }, 10*time.Second, time.Millisecond)
+	assert.Contains(t, c.Stats()[Traces].LastError, "another process keeps it")
+	let()
+	c.Traces(spans(10, 10))
+	require.Error(t, c.Shutdown(within(t, 10*time.Second)))
+	assert.Equal(t, uint64(10), c.Stats()[Traces].Sent)
+	assert.Equal(t, 1, strings.Count(log.String(), "level=WARN"))
+}
+
+func TestShutdownKeepsItsBoundWhereTheFileIsLocked(t *testing.T) {
+	path, _ := lockedFile(t)
+	c := start(t, settings(t, "GPUFL_OUTPUT", path), nil)
+	c.file.patience = time.Hour
+	c.Traces(spans(0, 10))
+	c.Logs(logRecords(3))
+	began := time.Now()
+	require.Error(t, c.Shutdown(within(t, 100*time.Millisecond)))
+	assert.Less(t, time.Since(began), 3*time.Second)
+	assert.Equal(t, map[string]uint64{ReasonShutdown: 10}, c.Stats()[Traces].Unsent)
+	assert.Equal(t, map[string]uint64{ReasonShutdown: 3}, c.Stats()[Logs].Unsent)
+}
+
+func TestFileOfHalfAHeader(t *testing.T) {
+	for _, b := range []string{"\x1f\x8b", "\x1f\x8b\x08\x00", "\x28\xb5\x2f\xfd"} {
+		path := filepath.Join(t.TempDir(), "f")
+		require.NoError(t, os.WriteFile(path, []byte(b), 0o600))
+		_, _, _, stats := collect(t, path)
+		assert.Equal(t, ReadStats{Torn: true}, stats, "%q", b)
+	}
 }
 
 func FuzzRead(f *testing.F) {

@@ -134,12 +134,11 @@ func (m metrics) items() int            { return m.DataPointCount() }
 func (m metrics) merge(p payload)       { p.(metrics).ResourceMetrics().MoveAndAppendTo(m.ResourceMetrics()) }
 func (m metrics) json() ([]byte, error) { return (&pmetric.JSONMarshaler{}).MarshalMetrics(m.Metrics) }
 
-// halve cuts between metrics, never within one: points of one metric together are far smaller than
-// any limit.
+// halve cuts between metrics, and within one only where it is alone.
 func (m metrics) halve() payload {
 	keep := m.MetricCount() / 2
 	if keep == 0 {
-		return nil
+		return m.halvePoints()
 	}
 	second := pmetric.NewMetrics()
 	n := 0
@@ -167,4 +166,57 @@ func (m metrics) halve() payload {
 		return rm.ScopeMetrics().Len() == 0
 	})
 	return metrics{second}
+}
+
+// halvePoints cuts the only metric, which has a point for each kernel and scope, or more.
+func (m metrics) halvePoints() payload {
+	for _, rm := range m.ResourceMetrics().All() {
+		for _, sm := range rm.ScopeMetrics().All() {
+			for _, from := range sm.Metrics().All() {
+				keep := m.DataPointCount() / 2
+				if keep == 0 {
+					return nil
+				}
+				second := pmetric.NewMetrics()
+				toResource := second.ResourceMetrics().AppendEmpty()
+				rm.Resource().CopyTo(toResource.Resource())
+				toResource.SetSchemaUrl(rm.SchemaUrl())
+				toScope := toResource.ScopeMetrics().AppendEmpty()
+				sm.Scope().CopyTo(toScope.Scope())
+				toScope.SetSchemaUrl(sm.SchemaUrl())
+				movePoints(from, toScope.Metrics().AppendEmpty(), keep)
+				return metrics{second}
+			}
+		}
+	}
+	return nil
+}
+
+// movePoints makes to a metric like from and moves all but the first stay points there.
+func movePoints(from, to pmetric.Metric, stay int) {
+	to.SetName(from.Name())
+	to.SetDescription(from.Description())
+	to.SetUnit(from.Unit())
+	from.Metadata().CopyTo(to.Metadata())
+	switch from.Type() {
+	case pmetric.MetricTypeGauge:
+		points := to.SetEmptyGauge().DataPoints()
+		cut(from.Gauge().DataPoints(), stay, func(p pmetric.NumberDataPoint) { p.MoveTo(points.AppendEmpty()) })
+	case pmetric.MetricTypeSum:
+		sum := to.SetEmptySum()
+		sum.SetAggregationTemporality(from.Sum().AggregationTemporality())
+		sum.SetIsMonotonic(from.Sum().IsMonotonic())
+		cut(from.Sum().DataPoints(), stay, func(p pmetric.NumberDataPoint) { p.MoveTo(sum.DataPoints().AppendEmpty()) })
+	case pmetric.MetricTypeHistogram:
+		h := to.SetEmptyHistogram()
+		h.SetAggregationTemporality(from.Histogram().AggregationTemporality())
+		cut(from.Histogram().DataPoints(), stay, func(p pmetric.HistogramDataPoint) { p.MoveTo(h.DataPoints().AppendEmpty()) })
+	case pmetric.MetricTypeExponentialHistogram:
+		h := to.SetEmptyExponentialHistogram()
+		h.SetAggregationTemporality(from.ExponentialHistogram().AggregationTemporality())
+		cut(from.ExponentialHistogram().DataPoints(), stay, func(p pmetric.ExponentialHistogramDataPoint) { p.MoveTo(h.DataPoints().AppendEmpty()) })
+	case pmetric.MetricTypeSummary:
+		points := to.SetEmptySummary().DataPoints()
+		cut(from.Summary().DataPoints(), stay, func(p pmetric.SummaryDataPoint) { p.MoveTo(points.AppendEmpty()) })
+	}
 }

@@ -64,6 +64,10 @@ func ReadFile(path string, h Handler) (ReadStats, error) {
 func read(r io.Reader, h Handler) (ReadStats, error) {
 	var stats ReadStats
 	in, err := decompress(bufio.NewReaderSize(r, 64<<10))
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		stats.Torn = true // not even the compression's header was written
+		return stats, nil
+	}
 	if err != nil {
 		return stats, err
 	}

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"mime"
 	"net"
 	"net/http"
 	"net/url"
@@ -29,9 +30,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	grpcgzip "google.golang.org/grpc/encoding/gzip"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -46,8 +49,9 @@ const maxAnswer = 1 << 20
 type transport interface {
 	// send returns how many items the server did not want, with its words.
 	send(ctx context.Context, p payload) (rejected int64, message string, err error)
-	// again makes the next send try to connect even if the last one just failed.
-	again()
+	// again makes the next send try to connect even if the last one just failed; it takes a second at
+	// most.
+	again(context.Context)
 	close()
 }
 
@@ -72,10 +76,16 @@ func newTransport(signal Signal, e Endpoint) (transport, error) {
 	if e.Protocol == GRPC {
 		return newGRPC(e, security)
 	}
-	// The program's own default transport is not touched.
-	t := http.DefaultTransport.(*http.Transport).Clone()
-	t.TLSClientConfig = security
-	t.MaxIdleConnsPerHost = 1
+	// Not the program's default transport, which may be anything. HTTP/1.1 only: of a connection that is
+	// dead and does not show it, HTTP/2 makes no new one.
+	t := &http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		DialContext:         (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
+		TLSClientConfig:     security,
+		TLSHandshakeTimeout: 10 * time.Second,
+		MaxIdleConnsPerHost: 1,
+		IdleConnTimeout:     90 * time.Second,
+	}
 	return &httpTransport{
 		endpoint: e,
 		signal:   signal,
@@ -121,8 +131,8 @@ type httpTransport struct {
 	client   *http.Client
 }
 
-func (t *httpTransport) again() {}
-func (t *httpTransport) close() { t.base.CloseIdleConnections() }
+func (t *httpTransport) again(context.Context) {}
+func (t *httpTransport) close()                { t.base.CloseIdleConnections() }
 
 func (t *httpTransport) send(ctx context.Context, p payload) (int64, string, error) {
 	body, err := encodeRequest(p)
@@ -159,6 +169,9 @@ func (t *httpTransport) send(ctx context.Context, p payload) (int64, string, err
 		if err != nil {
 			return 0, "", &sendError{err: err, retry: true}
 		}
+		if kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); kind == "text/html" {
+			return 0, "", &sendError{err: errors.New("what answers is a web page, not an OTLP endpoint")}
+		}
 		return decodeAnswer(t.signal, answer)
 	case resp.StatusCode == http.StatusTooManyRequests, resp.StatusCode == http.StatusBadGateway,
 		resp.StatusCode == http.StatusServiceUnavailable, resp.StatusCode == http.StatusGatewayTimeout:
@@ -175,10 +188,13 @@ func redact(err error) error {
 	return err
 }
 
-// isAway reports whether an error says that nothing listens there, or that there is no such host.
+// isAway reports whether an error says that nothing listens there, that there is no such host, or that
+// it is not the one that it should be.
 func isAway(err error) bool {
 	var op *net.OpError
-	return errors.As(err, &op) && op.Op == "dial"
+	var certificate *tls.CertificateVerificationError
+	var noTLS tls.RecordHeaderError
+	return errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) || errors.As(err, &noTLS)
 }
 
 // answerError has the status and, where the server gave one in OTLP's form, its message.
@@ -252,6 +268,9 @@ func newGRPC(e Endpoint, security *tls.Config) (transport, error) {
 			Backoff:           backoff.Config{BaseDelay: 500 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
 			MinConnectTimeout: 5 * time.Second,
 		}),
+		// Servers refuse pings more often than every 5 minutes; but with any, the system gives up a
+		// connection on which nothing was acknowledged for the timeout.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 6 * time.Minute, Timeout: 20 * time.Second}),
 		// A service config from DNS could bring retries of its own.
 		grpc.WithDisableServiceConfig(),
 	}
@@ -260,7 +279,11 @@ func newGRPC(e Endpoint, security *tls.Config) (transport, error) {
 	}
 	host := e.URL.Host
 	if e.URL.Port() == "" {
-		host = net.JoinHostPort(e.URL.Hostname(), "4317")
+		port := "4317"
+		if security != nil {
+			port = "443"
+		}
+		host = net.JoinHostPort(e.URL.Hostname(), port)
 	}
 	conn, err := grpc.NewClient("dns:///"+host, options...)
 	if err != nil {
@@ -269,7 +292,17 @@ func newGRPC(e Endpoint, security *tls.Config) (transport, error) {
 	return &grpcTransport{conn: conn, headers: metadata.New(e.Headers)}, nil
 }
 
-func (t *grpcTransport) again() { t.conn.ResetConnectBackoff() }
+// again waits for the new attempt: until it is over, requests get the last one's error.
+func (t *grpcTransport) again(ctx context.Context) {
+	if t.conn.GetState() != connectivity.TransientFailure {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	t.conn.ResetConnectBackoff()
+	t.conn.WaitForStateChange(ctx, connectivity.TransientFailure)
+}
+
 func (t *grpcTransport) close() { _ = t.conn.Close() }
 
 func (t *grpcTransport) send(ctx context.Context, p payload) (rejected int64, message string, err error) {
@@ -311,7 +344,11 @@ func grpcError(err error) error {
 		e.retry = throttled
 	}
 	// gRPC tells of a connection that could not be made by this code and no details.
-	e.away = s.Code() == codes.Unavailable && len(s.Details()) == 0 && (strings.Contains(s.Message(), "dialing") || strings.Contains(s.Message(), "name resolver"))
+	if s.Code() == codes.Unavailable && len(s.Details()) == 0 {
+		for _, words := range []string{"dialing", "name resolver", "handshake failed", "server preface"} {
+			e.away = e.away || strings.Contains(s.Message(), words)
+		}
+	}
 	return e
 }
 

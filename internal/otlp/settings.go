@@ -65,7 +65,7 @@ type Settings struct {
 	// compressed.
 	File string
 	// QueueBytes bounds what waits to be sent, for spans and, a quarter of it each, for logs and
-	// metrics, in bytes of OTLP. Default 64 MiB.
+	// metrics, in bytes of OTLP, which take about three times as much memory. Default 64 MiB.
 	QueueBytes int
 	// RequestBytes is the size above which a request is split: default 3 MiB, since gRPC servers
 	// refuse 4 MiB unless they are told otherwise.
@@ -239,8 +239,11 @@ func headers(list string) (map[string]string, error) {
 			return nil, fmt.Errorf("entry %d is not of the form name=value", len(m)+1)
 		}
 		value, err := url.PathUnescape(strings.TrimSpace(v))
-		if err != nil || strings.ContainsAny(value, "\r\n\x00") {
+		if err != nil {
 			return nil, fmt.Errorf("the value of %s is not in percent-encoding", k)
+		}
+		if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
+			return nil, fmt.Errorf("the value of %s has characters that no header can have", k)
 		}
 		m[k] = value
 	}

@@ -84,6 +84,7 @@ func TestFromEnvNamesTheVariable(t *testing.T) {
 		"OTEL_EXPORTER_OTLP_ENDPOINT":            "http://user:s3cret@ho st",
 		"OTEL_EXPORTER_OTLP_HEADERS":             "a=b,s3cret",
 		"OTEL_EXPORTER_OTLP_LOGS_HEADERS":        "a=s3cret%zz",
+		"OTEL_EXPORTER_OTLP_METRICS_HEADERS":     "a=s3cret%01",
 		"OTEL_EXPORTER_OTLP_TIMEOUT":             "10s",
 		"OTEL_EXPORTER_OTLP_METRICS_COMPRESSION": "zstd",
 		"OTEL_EXPORTER_OTLP_INSECURE":            "yes",

@@ -42,7 +42,8 @@ func newDemo(t *testing.T, env ...string) *demoRun {
 	t.Helper()
 	d := &demoRun{temp: t.TempDir()}
 	d.cmd = exec.Command(demo.Find(t), "-collector", collector.Find(t), "-gpufl", gpufl.Find(t),
-		"-jaeger", process.Jaeger.Find(t), "-config", filepath.Join(process.Root(t), "config", "demo.yaml"))
+		"-jaeger", process.Jaeger.Find(t), "-config", filepath.Join(process.Root(t), "config", "demo.yaml"),
+		"-recordings", filepath.Join(process.Root(t), "examples", "recordings"))
 	d.cmd.Env = append(os.Environ(), "TMPDIR="+d.temp)
 	for _, name := range []string{"JAEGER_UI_PORT", "JAEGER_OTLP_PORT", "COLLECTOR_HEALTH_PORT", "COLLECTOR_PROMETHEUS_PORT"} {
 		addr := process.FreePort(t)
@@ -103,13 +104,23 @@ func TestDemoReportsWhatJaegerHas(t *testing.T) {
 	d.leftNothing(t)
 
 	out := d.out.String()
+	wrote := regexp.MustCompile(`with (\d+) kernels; waiting for it and for the recordings' (\d+) in Jaeger`).FindStringSubmatch(out)
+	require.NotNil(t, wrote)
+	arrived := regexp.MustCompile(`(?m)^spans     \d+, (\d+) of them kernels`)
+	recorded, out, found := strings.Cut(out, "\ngenerated\n")
+	require.True(t, found, "two reports")
+	assert.Regexp(t, `(?m)^recorded on NVIDIA H200`, recorded)
+	assert.Regexp(t, `(?m)^services  httpserver, pytorch, vectoradd$`, recorded)
+	replayed := arrived.FindStringSubmatch(recorded)
+	require.NotNil(t, replayed)
+	assert.Equal(t, wrote[2], replayed[1])
+	assert.NotEqual(t, "0", replayed[1])
+
 	assert.Regexp(t, `(?m)^services  minigpt$`, out)
 	assert.Regexp(t, `(?m)^traces    [1-9]\d*$`, out)
-	wrote := regexp.MustCompile(`with (\d+) kernels`).FindStringSubmatch(out)
-	require.NotNil(t, wrote)
-	arrived := regexp.MustCompile(`(?m)^spans     \d+, (\d+) of them kernels`).FindStringSubmatch(out)
-	require.NotNil(t, arrived)
-	assert.Equal(t, wrote[1], arrived[1])
+	generated := arrived.FindStringSubmatch(out)
+	require.NotNil(t, generated)
+	assert.Equal(t, wrote[1], generated[1])
 	// Time, share, launches, occupancy, grid fill, what limits it, kernel.
 	kernels := regexp.MustCompile(`(?m)^ *[\d.]+ ms +[\d.]+ % +\d+ +([\d.]+) % +([\d.]+) % +[a-z_, ]+  \w+$`).FindAllStringSubmatch(out, -1)
 	assert.Len(t, kernels, 5)
