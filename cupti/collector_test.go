@@ -435,16 +435,18 @@ func TestScopeTableOfLaterLaunch(t *testing.T) {
 	slots := make([]uint64, 1<<scopeTableBits)
 	table := scopeTable{slots: slots}
 	const correlation = 5<<scopeTableBits | 77
-	slots[77] = 5<<scopeIDBits | 1234
+	slots[77] = 5<<(scopeIDBits+1) | 1234
+	slots[78] = 5<<(scopeIDBits+1) | 1<<scopeIDBits | 1235
 	for _, c := range []struct {
 		correlation uint32
 		scope       uint64
-	}{{correlation, 1234}, {6<<scopeTableBits | 77, 0}, {77, 0}, {correlation + 1, 0}} {
-		if got := table.of(c.correlation); got != c.scope {
-			t.Errorf("scope of %#x is %d, want %d", c.correlation, got, c.scope)
+		inferred    bool
+	}{{correlation, 1234, false}, {correlation + 1, 1235, true}, {6<<scopeTableBits | 77, 0, false}, {77, 0, false}, {correlation + 2, 0, false}} {
+		if got, inferred := table.of(c.correlation); got != c.scope || inferred != c.inferred {
+			t.Errorf("scope of %#x is %d (inferred %t), want %d (%t)", c.correlation, got, inferred, c.scope, c.inferred)
 		}
 	}
-	if got := (scopeTable{}).of(correlation); got != 0 {
+	if got, _ := (scopeTable{}).of(correlation); got != 0 {
 		t.Errorf("an empty table knows scope %d", got)
 	}
 }

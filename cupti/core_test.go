@@ -84,6 +84,11 @@ func TestNVTX(t *testing.T) {
 	run(t, path, fakes)
 }
 
+func TestInferredScopes(t *testing.T) {
+	path, fakes := program(t, "inferred")
+	run(t, path, fakes)
+}
+
 func TestLibraryWithTheLeast(t *testing.T) {
 	path, fakes := program(t, "minimal")
 	dir := t.TempDir()

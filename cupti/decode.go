@@ -207,7 +207,7 @@ func (p *pass) add(at uintptr, kind Kind, correlation uint32) *Head {
 	h := p.parts.add(at)
 	h.Kind, h.Correlation = kind, correlation
 	if correlation != 0 {
-		h.Scope = p.d.scopes.of(correlation)
+		h.Scope, h.ScopeInferred = p.d.scopes.of(correlation)
 	}
 	return h
 }

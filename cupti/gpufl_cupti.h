@@ -180,7 +180,7 @@ uint64_t gpufl_next_scope_id(void);
 
 /* gpufl_push_scope makes id the scope of what the calling thread launches from now on. Before
  * gpufl_start and after gpufl_stop the scope is only remembered: GPUFL_OK all the same. An id has at
- * most 53 bits. */
+ * most 52 bits. */
 int gpufl_push_scope(uint64_t id);
 
 /* gpufl_pop_scope ends it. A scope that is deeper in the thread's stack is taken out of it, one that
@@ -190,8 +190,9 @@ int gpufl_pop_scope(uint64_t id);
 /* gpufl_scope_of is the scope in which the launch with this correlation id was made; 0 for none, or
  * when 1 << GPUFL_SCOPE_TABLE_BITS launches have come since. gpufl_scope_table is what it looks at, for
  * callers that read it themselves, NULL before the first gpufl_open: slot correlation &
- * (1 << GPUFL_SCOPE_TABLE_BITS) - 1, read as one atomic word, holds the scope in its low 53 bits and the
- * rest of the correlation id above. */
+ * (1 << GPUFL_SCOPE_TABLE_BITS) - 1, read as one atomic word, holds the scope in its low 52 bits, then a bit
+ * that says that the launching thread was in none (it is the innermost NVTX range of the only thread that
+ * was in any), and above that the rest of the correlation id. */
 #define GPUFL_SCOPE_TABLE_BITS 21
 uint64_t gpufl_scope_of(uint32_t correlation);
 const uint64_t *gpufl_scope_table(void);

@@ -12,9 +12,12 @@
 
 // ---- which launch belongs to which scope ----
 
-enum { SCOPE_ID_BITS = 64 - (32 - GPUFL_SCOPE_TABLE_BITS) };
+enum { SCOPE_ID_BITS = 64 - (32 - GPUFL_SCOPE_TABLE_BITS) - 1 };
 #define SLOTS ((size_t)1 << GPUFL_SCOPE_TABLE_BITS)
 #define MAX_SCOPE_ID (((uint64_t)1 << SCOPE_ID_BITS) - 1)
+// INFERRED is set where the launching thread was in no scope; see sole_scope.
+#define INFERRED ((uint64_t)1 << SCOPE_ID_BITS)
+#define TAG_SHIFT (SCOPE_ID_BITS + 1)
 
 // table is mapped once and for ever: 16 MiB of address space, of which only what is written costs.
 // Two million launches are more than all buffers hold, so a slot is read before it is used again.
@@ -42,12 +45,42 @@ typedef struct {
   int depth;
   int over; // NVTX ranges that found the stack full
   uint64_t strays_seen;
+  bool ranging; // an NVTX range with an id is innermost: counted in ranging_threads
   entry stack[MAX_DEPTH];
 } thread_scopes;
 
 static __thread thread_scopes *mine;
 static __thread uint64_t top; // the innermost scope of the thread that has an id
 static __thread uint32_t thread_id;
+
+// Libraries launch on threads of their own what a thread of the program waits for: PyTorch runs a
+// backward pass so. Where exactly one thread of the process is in NVTX ranges, launches of threads that
+// are in no scope are taken to be for its innermost one, and marked as inferred. The scopes of
+// gpufl_push_scope are never shared like this: a server has many threads, and work outside of requests.
+static atomic_int ranging_threads;
+static _Atomic uint64_t last_range; // the innermost range of the thread that last began or ended one
+
+static uint64_t sole_range(void) {
+  if (atomic_load_explicit(&ranging_threads, memory_order_relaxed) != 1) return 0;
+  return atomic_load_explicit(&last_range, memory_order_relaxed);
+}
+
+// share tells of the thread's innermost scope after a change.
+static void share(thread_scopes *s, uint64_t range) {
+  if (range == 0) {
+    if (!s->ranging) return;
+    s->ranging = false;
+    // Which range the threads that are left are in is known again when one of them changes its own.
+    atomic_store(&last_range, 0);
+    atomic_fetch_sub(&ranging_threads, 1);
+    return;
+  }
+  if (!s->ranging) {
+    s->ranging = true;
+    atomic_fetch_add(&ranging_threads, 1);
+  }
+  atomic_store(&last_range, range);
+}
 
 static pthread_once_t key_once = PTHREAD_ONCE_INIT;
 static pthread_key_t key;
@@ -57,6 +90,7 @@ static void thread_ends(void *scopes) {
   for (int i = 0; i < s->depth; i++) {
     if (s->stack[i].id != 0) atomic_fetch_sub(&open_scopes, 1);
   }
+  share(s, 0);
   mine = NULL;
   top = 0;
   free(s);
@@ -84,20 +118,23 @@ uint32_t gpufl_thread(void) {
   return thread_id;
 }
 
-static void find_top(const thread_scopes *s) {
+static void find_top(thread_scopes *s) {
   for (int i = s->depth - 1; i >= 0; i--) {
     if (s->stack[i].id != 0) {
       top = s->stack[i].id;
+      share(s, s->stack[i].nvtx ? top : 0);
       return;
     }
   }
   top = 0;
+  share(s, 0);
 }
 
 static void push(thread_scopes *s, entry e) {
   s->stack[s->depth++] = e;
   if (e.id != 0) {
     top = e.id;
+    share(s, e.nvtx ? top : 0);
     atomic_fetch_add(&open_scopes, 1);
   }
 }
@@ -184,8 +221,10 @@ void gpufl_scope_launch(uint32_t correlation) {
   if (t == NULL) return;
   if (mine != NULL) take_out_strays(mine);
   _Atomic uint64_t *slot = &t[correlation & (SLOTS - 1)];
-  if (top != 0) {
-    atomic_store_explicit(slot, (uint64_t)(correlation >> GPUFL_SCOPE_TABLE_BITS) << SCOPE_ID_BITS | top, memory_order_release);
+  uint64_t scope = top;
+  if (scope == 0 && (scope = sole_range()) != 0) scope |= INFERRED;
+  if (scope != 0) {
+    atomic_store_explicit(slot, (uint64_t)(correlation >> GPUFL_SCOPE_TABLE_BITS) << TAG_SHIFT | scope, memory_order_release);
   } else if (atomic_load_explicit(slot, memory_order_relaxed) != 0) {
     // Correlation ids wrap: this one may have been in a scope four billion launches ago.
     atomic_store_explicit(slot, 0, memory_order_relaxed);
@@ -196,7 +235,7 @@ uint64_t gpufl_scope_of(uint32_t correlation) {
   _Atomic uint64_t *t = atomic_load_explicit(&table, memory_order_acquire);
   if (gpufl_is_child() || t == NULL) return 0;
   uint64_t slot = atomic_load_explicit(&t[correlation & (SLOTS - 1)], memory_order_acquire);
-  return slot >> SCOPE_ID_BITS == correlation >> GPUFL_SCOPE_TABLE_BITS ? slot & MAX_SCOPE_ID : 0;
+  return slot >> TAG_SHIFT == correlation >> GPUFL_SCOPE_TABLE_BITS ? slot & MAX_SCOPE_ID : 0;
 }
 
 const uint64_t *gpufl_scope_table(void) { return (const uint64_t *)atomic_load(&table); }

@@ -152,8 +152,11 @@ type Head struct {
 	CopyKind string
 	// GraphNode says that the kernel, copy or set ran as a node of a graph.
 	GraphNode bool
-	// Scope is the scope around the call with this Correlation, 0 for none.
-	Scope uint64
+	// Scope is the scope around the call with this Correlation, 0 for none. ScopeInferred says that the
+	// thread that called was in none: then it is the innermost NVTX range of the only thread that was in
+	// any, as of the thread that waits for a backward pass.
+	Scope         uint64
+	ScopeInferred bool
 	// Host is set for host calls (KindRuntimeAPI, KindDriverAPI): Start and End are the host's.
 	Host bool
 }

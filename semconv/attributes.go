@@ -270,6 +270,9 @@ const (
 	// CUDAScopeName (string; extension ✚): Name of the scope: on spans, of the innermost scope
 	// around the launch; absent outside every scope.
 	CUDAScopeName = "cuda.scope.name"
+	// CUDAScopeInferred (boolean; extension ✚): True if the launching thread was in no scope, and
+	// the work is under the innermost range of the only thread that was in any.
+	CUDAScopeInferred = "cuda.scope.inferred"
 	// CUDAScopePart (int; extension ✚): Number of the part of a trace that was too large for one,
 	// where the span is repeated in it; a link points to the first.
 	CUDAScopePart = "cuda.scope.part"

@@ -130,6 +130,7 @@ var Attributes = []Attribute{
 	{"cuda.scope.source", String, "", Extension, []string{"scope"}, "Who opened the scope.", []string{"sdk", "gpuflight", "nvtx"}},
 	{"cuda.scope.path", String, "", Extension, []string{"device"}, "Names of the enclosing scopes, outermost first, joined by |; on spans only where the scope's own span could not be found.", nil},
 	{"cuda.scope.name", String, "", Extension, []string{"device"}, "Name of the scope: on spans, of the innermost scope around the launch; absent outside every scope.", nil},
+	{"cuda.scope.inferred", Bool, "", Extension, []string{"device"}, "True if the launching thread was in no scope, and the work is under the innermost range of the only thread that was in any.", nil},
 	{"cuda.scope.part", Int, "", Extension, []string{"scope", "session"}, "Number of the part of a trace that was too large for one, where the span is repeated in it; a link points to the first.", nil},
 	{"cuda.scope.instance.id", Int, "", Extension, []string{"scope"}, "The source's number of this instance of the scope.", nil},
 	{"cuda.scope.depth", Int, "", Extension, []string{"scope"}, "Number of enclosing scopes.", nil},

@@ -63,7 +63,7 @@ func span(n byte) Span {
 		LaunchStartNs: Some(t0 + 1000), LaunchEndNs: Some(t0 + 1500),
 		Device: Some(0), Stream: Some(7), Context: Some(1), Correlation: Some(100),
 		ExternalKind: Some(4), ExternalID: Some(9_007_199_254_740_993),
-		Stack: "forward\ntrain_step\nmain", ScopeName: "step", ScopePath: "epoch|step", Estimated: true,
+		Stack: "forward\ntrain_step\nmain", ScopeName: "step", ScopeInferred: true, ScopePath: "epoch|step", Estimated: true,
 	}
 }
 
@@ -352,6 +352,7 @@ func TestKernelSpan(t *testing.T) {
 		"cuda.queue.duration":                 1500e-9,
 		"cuda.timing":                         "estimated",
 		"cuda.scope.name":                     "step",
+		"cuda.scope.inferred":                 true,
 		"cuda.scope.path":                     "epoch|step",
 		"hw.id":                               "GPU-aaaaaaaa",
 		"cuda.device.index":                   int64(0),

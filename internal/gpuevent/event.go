@@ -91,6 +91,8 @@ type Span struct {
 	// ScopeName is the name of the innermost scope around the launch, "" outside every scope. It
 	// repeats what the parent says, for those who see one span at a time.
 	ScopeName string
+	// ScopeInferred says that the scope is not one of the launching thread; see cuda.scope.inferred.
+	ScopeInferred bool
 	// ScopePath names the enclosing scopes, outermost first, joined by '|'. It is set only where
 	// the scope instance could not be found, so that the name at least is kept.
 	ScopePath string

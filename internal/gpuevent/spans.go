@@ -52,6 +52,7 @@ const (
 	spanQueue
 	spanTiming
 	spanScopeName
+	spanScopeInferred
 	spanScopePath
 	spanScopeInstance
 	spanScopeDepth
@@ -116,6 +117,7 @@ var spanKeys = [numSpanSlots]string{
 	spanQueue:              semconv.CUDAQueueDuration,
 	spanTiming:             semconv.CUDATiming,
 	spanScopeName:          semconv.CUDAScopeName,
+	spanScopeInferred:      semconv.CUDAScopeInferred,
 	spanScopePath:          semconv.CUDAScopePath,
 	spanScopeInstance:      semconv.CUDAScopeInstanceID,
 	spanScopeDepth:         semconv.CUDAScopeDepth,
@@ -340,6 +342,9 @@ func (b *Batch) device(o *output, w *Span, name string) {
 		a.str(spanTiming, semconv.CUDATimingEstimated)
 	}
 	a.str(spanScopeName, w.ScopeName)
+	if w.ScopeInferred {
+		a.bool(spanScopeInferred, true)
+	}
 	a.str(spanScopePath, w.ScopePath)
 	a.str(spanStack, w.Stack)
 	a.some(spanDevice, w.Device)

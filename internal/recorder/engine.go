@@ -326,6 +326,7 @@ func (e *engine) emit(b Records, c *candidate) {
 	}
 	span.Ref = gpuevent.Ref{Trace: parent.Trace, Span: e.key.Span(kind, e.number, 0), Parent: parent.Span}
 	span.ScopeName = c.scope.name
+	span.ScopeInferred = h.ScopeInferred
 	if e.calls != nil && h.Correlation != 0 {
 		if asked, ok := e.calls.get(h.Correlation); ok {
 			span.LaunchStartNs, span.LaunchEndNs = gpuevent.Some(asked.start), gpuevent.Some(asked.end)
