@@ -21,9 +21,11 @@ SLOWLY := scripts/progress
 
 # The race detector recompiles all that a package imports, so it is for our libraries
 # only; the collector is tested as the binary that is shipped.
-LIBRARIES := ./cmd/gpufl/... ./connector/... ./internal/... ./processor/... ./receiver/... ./semconv/...
-# It is written in C; go env says 0 where there is no compiler for that.
-RACE       = $(if $(filter 1,$(shell $(GO) env CGO_ENABLED)),-race,$(warning no C compiler: testing without the race detector))
+LIBRARIES := ./cmd/gpufl/... ./connector/... ./cupti/... ./examples/... ./internal/... ./processor/... ./receiver/... ./sdk/... ./semconv/...
+# The detector is written in C, as is the core that talks to CUPTI; go env says 0 where there is
+# no compiler for that.
+CGO        = $(filter 1,$(shell $(GO) env CGO_ENABLED))
+RACE       = $(if $(CGO),-race,$(warning no C compiler: testing without the race detector))
 
 FUZZTIME ?= 30s
 
@@ -31,16 +33,17 @@ FUZZTIME ?= 30s
 # where a plain `go test` would skip.
 BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_GPUFL=$(CURDIR)/bin/gpufl \
 	GPUFLIGHT_JAEGER=$(CURDIR)/$(TOOLS)/jaeger GPUFLIGHT_OCB=$(CURDIR)/$(TOOLS)/ocb GPUFLIGHT_DEMO=$(CURDIR)/$(TOOLS)/demo \
-	GPUFLIGHT_PROMETHEUS=$(CURDIR)/$(TOOLS)/prometheus GPUFLIGHT_REQUIRE=1
+	GPUFLIGHT_PROMETHEUS=$(CURDIR)/$(TOOLS)/prometheus GPUFLIGHT_INJECT=$(CURDIR)/bin/libgpufl.so GPUFLIGHT_REQUIRE=1
 
 .PHONY: demo
 demo: build $(if $(JAEGER),,$(TOOLS)/jaeger) $(TOOLS)/demo ## Run Jaeger and the collector on a generated session; ctrl-C stops both
 	@$(TOOLS)/demo
 
 .PHONY: build
-build: ## Build bin/otelcol-gpuflight and bin/gpufl
+build: ## Build bin/otelcol-gpuflight, bin/gpufl and bin/libgpufl.so
 	@$(SLOWLY) "compiling bin/otelcol-gpuflight (two to three minutes the first time)" $(GO) build $(FLAGS) -o bin/otelcol-gpuflight ./cmd/otelcol-gpuflight
 	@$(GO) build $(FLAGS) -o bin/gpufl ./cmd/gpufl
+	@$(if $(CGO),$(GO) build $(FLAGS) -buildmode=c-shared -o bin/libgpufl.so ./cupti/inject && rm -f bin/libgpufl.h,echo "no C compiler: bin/libgpufl.so is not built" >&2)
 
 .PHONY: test
 test: test-unit test-e2e ## Run all tests

@@ -20,18 +20,35 @@ import (
 // version is set by the build (-ldflags "-X main.version=…").
 var version = "0.1.0-dev"
 
-const usage = `gpufl works with GPU Flight logs.
+const usage = `gpufl records what programs do on the GPU, and works with GPU Flight logs.
 
 Usage:
-  gpufl gen [flags]     write a made-up training session: gpufl gen --help
-  gpufl version         say which version this is
+  gpufl trace [flags] -- COMMAND...   run a command and record its GPU work: gpufl trace --help
+  gpufl report [flags] FILE...        print what recordings hold: gpufl report --help
+  gpufl doctor [flags]                say whether recording works here: gpufl doctor --help
+  gpufl gen [flags]                   write a made-up training session: gpufl gen --help
+  gpufl version                       say which version this is
 `
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "trace" {
+		// Signals are the command's: none is caught before the command runs.
+		end := traceCommand(os.Args[2:], os.Stdout, os.Stderr)
+		end.die()
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
+}
+
+// traceCommand returns how the process is to end.
+func traceCommand(args []string, stdout, stderr io.Writer) ending {
+	end, err := runTrace(args, stdout, stderr)
+	if err != nil {
+		return ending{code: status("trace", err, stderr)}
+	}
+	return end
 }
 
 // run returns the exit status: 0 done, 1 it went wrong, 2 it was asked for wrongly.
@@ -42,8 +59,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	var err error
 	switch args[0] {
+	case "doctor":
+		err = runDoctor(ctx, args[1:], stdout)
 	case "gen":
 		err = runGen(ctx, args[1:], stdout, stderr)
+	case "report":
+		err = runReport(ctx, args[1:], stdout, stderr)
+	case "trace":
+		return traceCommand(args[1:], stdout, stderr).code
 	case "version", "--version", "-v":
 		printVersion(stdout)
 	case "help", "--help", "-h":
@@ -52,15 +75,20 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "gpufl: no command %q\n\n%s", args[0], usage)
 		return 2
 	}
+	return status(args[0], err, stderr)
+}
+
+// status says what went wrong and returns the exit status.
+func status(command string, err error, stderr io.Writer) int {
 	var wrong *usageError
 	switch {
 	case err == nil, errors.Is(err, flag.ErrHelp):
 		return 0
 	case errors.As(err, &wrong):
-		fmt.Fprintf(stderr, "gpufl %s: %v\nSee gpufl %s --help.\n", args[0], err, args[0])
+		fmt.Fprintf(stderr, "gpufl %s: %v\nSee gpufl %s --help.\n", command, err, command)
 		return 2
 	}
-	fmt.Fprintf(stderr, "gpufl %s: %v\n", args[0], err)
+	fmt.Fprintf(stderr, "gpufl %s: %v\n", command, err)
 	return 1
 }
 

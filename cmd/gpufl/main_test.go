@@ -47,6 +47,17 @@ func TestExitStatusAndMessages(t *testing.T) {
 		{"two kernel bounds", []string{"gen", "--out", dir, "--kernels", "1", "--kernel-lines", "1"}, 2, "", "give one"},
 		{"two starts", []string{"gen", "--out", dir, "--now", "--start", "-1h"}, 2, "", "give one"},
 		{"no steps", []string{"gen", "--out", dir, "--steps", "0"}, 2, "", "--steps 0: use more than 0"},
+		{"help of trace", []string{"trace", "--help"}, 0, "-min-duration duration", ""},
+		{"help of report", []string{"report", "--help"}, 0, "-top int", ""},
+		{"help of doctor", []string{"doctor", "--help"}, 0, "-json", ""},
+		{"trace without command", []string{"trace", "--quiet"}, 2, "", "no command: give it after --"},
+		{"trace without library", []string{"trace", "--library", filepath.Join(dir, "libgpufl.so"), "--", "true"}, 1, "", "libgpufl.so: no such file"},
+		{"trace with a folder as library", []string{"trace", "--library", dir, "--", "true"}, 1, "", "is not a file"},
+		{"report of nothing", []string{"report"}, 2, "", "give one or more files or folders"},
+		{"report of a missing file", []string{"report", filepath.Join(dir, "x.jsonl")}, 1, "", "no such file"},
+		{"report of another file", []string{"report", blocked}, 1, "", "neither recorded OTLP"},
+		{"report with less than no rows", []string{"report", "--top", "-1", dir}, 2, "", "use 0 or more"},
+		{"doctor of something", []string{"doctor", "gpu0"}, 2, "", `"gpu0" is not a flag`},
 		{"folder is a file", []string{"gen", "--out", blocked}, 1, "", "gpufl gen: "},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -46,7 +46,7 @@ class Model(nn.Module):
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x):
-        return self.head(self.layers(self.tokens(x) + self.places, mask=self.mask.to(self.places.dtype)))
+        return self.head(self.layers(self.tokens(x) + self.places, mask=self.mask, is_causal=True))
 
 
 def arguments():

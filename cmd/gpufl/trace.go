@@ -1,0 +1,542 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/internal/otlp"
+	"github.com/gpuflight/gpuflight/internal/recorder"
+	"github.com/gpuflight/gpuflight/internal/report"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+const traceUsage = `gpufl trace runs a command and records what it and its children do on the GPU: kernels, copies, NVTX
+ranges, each process as a session of one trace. The command's input, output, signals and exit code are
+its own; at the end a short table goes to stderr.
+
+Telemetry goes by OTLP to where the OTEL_EXPORTER_OTLP_... variables say, http://localhost:4318 if they
+say nothing, or into a file with --output. TRACEPARENT makes the command part of a trace. Flags win over
+variables.
+
+Usage:
+  gpufl trace [flags] -- COMMAND [ARGUMENT...]
+
+Examples:
+  gpufl trace -- python3 train.py
+  gpufl trace --output run.otlp.jsonl -- python3 train.py && gpufl report run.otlp.jsonl
+  gpufl trace --endpoint http://collector:4317 --protocol grpc --service trainer -- torchrun --nproc-per-node 4 train.py
+  gpufl trace --kinds +sync,+memory --include 'gemm*' -- ./simulation
+
+Flags:
+`
+
+const (
+	injectionVariable = "CUDA_INJECTION64_PATH"
+	nvtxVariable      = "NVTX_INJECTION64_PATH"
+	// patience is what gpufl waits for at most after the command's end: for other processes of it that
+	// end, and to send its own span. Of a collector that the command could not reach it expects less.
+	patience      = 5 * time.Second
+	lessPatience  = time.Second
+	childPatience = "4s"
+	// summaryRows is the length of the tables at the end.
+	summaryRows = 10
+)
+
+// Exit codes of shells for commands that do not run.
+const (
+	exitNotRunnable = 126
+	exitNotFound    = 127
+)
+
+// traceConfig is what the flags of gpufl trace say.
+type traceConfig struct {
+	command []string
+	// values are variables by flag; see variables.
+	values      map[string]string
+	library     string
+	nvtx, quiet bool
+	force       bool
+}
+
+// variables are the flags that only set a variable of the recording processes.
+var variables = []struct{ flag, variable, usage string }{
+	{"endpoint", "OTEL_EXPORTER_OTLP_ENDPOINT", "`URL` of the collector (default: OTEL_EXPORTER_OTLP_ENDPOINT, or http://localhost:4318)"},
+	{"protocol", "OTEL_EXPORTER_OTLP_PROTOCOL", "`protocol` of the collector: http/protobuf or grpc (default: OTEL_EXPORTER_OTLP_PROTOCOL, or http/protobuf)"},
+	{"output", "GPUFL_OUTPUT", "write OTLP as JSON lines to `file` and send nothing; .gz and .zst are compressed; what was there is replaced"},
+	{"service", "OTEL_SERVICE_NAME", "service.name, a `name` (default: OTEL_SERVICE_NAME)"},
+	{"kinds", "GPUFL_KINDS", "`list` of kinds to record, or changes such as +sync,-memset; there are " + strings.Join(recorder.KindNames(^cupti.Kinds(0)), ", ")},
+	{"max-spans", "GPUFL_MAX_SPANS_PER_SECOND", "`most` spans of device work per second and process, 0 for none; the rest is in the metrics (default 20000)"},
+	{"include", "GPUFL_INCLUDE", "spans only of kernels that match one of these `globs`, separated by commas"},
+	{"exclude", "GPUFL_EXCLUDE", "no spans of kernels that match one of these `globs`"},
+	{"min-duration", "GPUFL_MIN_DURATION", "no spans of device work shorter than this `duration` (5us)"},
+}
+
+// parseTrace reads the flags; help goes to out.
+func parseTrace(args []string, out io.Writer) (cfg traceConfig, err error) {
+	fs := flag.NewFlagSet("trace", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	cfg.values = map[string]string{}
+	for _, v := range variables {
+		fs.Func(v.flag, v.usage, func(s string) error {
+			cfg.values[v.variable] = s
+			return nil
+		})
+	}
+	fs.BoolFunc("graph-nodes", "record each kernel of a CUDA graph instead of each launch of the graph", func(s string) error {
+		cfg.values["GPUFL_GRAPH_NODES"] = s
+		return nil
+	})
+	fs.StringVar(&cfg.library, "library", "", "`path` of libgpufl.so (default: beside gpufl, ../lib, /usr/local/lib/gpufl, /usr/lib/gpufl)")
+	fs.BoolVar(&cfg.nvtx, "nvtx", true, "record NVTX ranges as scopes")
+	fs.BoolVar(&cfg.quiet, "quiet", false, "print nothing at the end but what was not sent")
+	fs.BoolVar(&cfg.force, "force", false, "replace another profiler's "+injectionVariable)
+	if err := fs.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			printUsage(out, traceUsage, fs)
+			return cfg, err
+		}
+		return cfg, &usageError{err}
+	}
+	if cfg.command = fs.Args(); len(cfg.command) == 0 {
+		return cfg, &usageError{errors.New("no command: give it after --")}
+	}
+	return cfg, nil
+}
+
+// runTrace runs the command and returns how it ended. Errors are of gpufl itself, before the command
+// ran.
+func runTrace(args []string, stdout, stderr io.Writer) (ending, error) {
+	cfg, err := parseTrace(args, stdout)
+	if err != nil {
+		return ending{}, err
+	}
+	if !traceSupported {
+		return ending{}, errors.New("tracing works on Linux only")
+	}
+	t, err := prepare(cfg, os.Environ())
+	if err != nil {
+		return ending{}, err
+	}
+	defer os.RemoveAll(t.dir) // of no use any more, and in the folder for such files
+	cmd := exec.Command(cfg.command[0], cfg.command[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = t.env.list()
+	began := time.Now()
+	end, err := runCommand(cmd, func(pid int) { t.pid = pid })
+	if err != nil {
+		code := exitNotRunnable
+		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+			code = exitNotFound
+		}
+		fmt.Fprintf(stderr, "gpufl trace: %v\n", err)
+		return ending{code: code}, nil
+	}
+	t.began, t.ended, t.end = began, time.Now(), end
+	t.finish(stderr)
+	return end, nil
+}
+
+// tracing is one command that is traced.
+type tracing struct {
+	cfg      traceConfig
+	env      environment
+	settings recorder.Settings
+	sending  otlp.Settings
+	// dir is where processes leave their summaries.
+	dir string
+	// ref is the command's own span.
+	ref     gpuevent.Ref
+	sampled bool
+	pid     int
+
+	began, ended time.Time
+	end          ending
+}
+
+// prepare makes the command's environment, and checks what can be before it runs.
+func prepare(cfg traceConfig, environ []string) (*tracing, error) {
+	t := &tracing{cfg: cfg, env: newEnvironment(environ), sampled: true}
+	library, err := findLibrary(cfg.library)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range []string{injectionVariable, nvtxVariable} {
+		if name == nvtxVariable && !cfg.nvtx {
+			continue
+		}
+		if v := t.env.get(name); v != "" && !cfg.force {
+			if filepath.Base(v) == libraryName {
+				return nil, fmt.Errorf("%s is set to %s: this runs under gpufl trace already; --force traces it anew", name, v)
+			}
+			return nil, fmt.Errorf("%s is set to %s: another profiler wants to be there, and there can be only one; --force replaces it", name, v)
+		}
+		t.env.set(name, library)
+	}
+	if err := t.applyFlags(); err != nil {
+		return nil, err
+	}
+	if t.settings, err = recorder.SettingsFromEnv(t.env.get); err != nil {
+		return nil, &usageError{err}
+	}
+	if t.sending, err = otlp.FromEnv(t.env.get); err != nil {
+		return nil, &usageError{err}
+	}
+	t.ref = gpuevent.Ref{Trace: t.settings.Parent.Trace, Parent: t.settings.Parent.Span}
+	if t.settings.HasParent {
+		t.sampled = t.settings.ParentSampled
+	} else {
+		_, _ = rand.Read(t.ref.Trace[:]) // never fails, by its contract
+	}
+	_, _ = rand.Read(t.ref.Span[:])
+	t.env.set("TRACEPARENT", recorder.Traceparent(t.ref, t.sampled))
+	if file := t.sending.File; file != "" {
+		// What an earlier run has written is not of this one. Processes append.
+		f, err := os.Create(file)
+		if err != nil {
+			return nil, err
+		}
+		if err := f.Close(); err != nil {
+			return nil, err
+		}
+	}
+	if t.dir, err = os.MkdirTemp("", "gpufl-"); err != nil {
+		return nil, err
+	}
+	t.env.set("GPUFL_SUMMARY_DIR", t.dir)
+	return t, nil
+}
+
+// applyFlags sets the variables that flags stand for, and what the recording processes shall do
+// differently because gpufl is there to speak for them.
+func (t *tracing) applyFlags() error {
+	for name, v := range t.cfg.values {
+		switch name {
+		case "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL":
+			for _, signal := range []string{"TRACES", "LOGS", "METRICS"} {
+				t.env.unset(strings.Replace(name, "OTLP_", "OTLP_"+signal+"_", 1))
+			}
+		case "GPUFL_OUTPUT":
+			if v == "" {
+				return &usageError{errors.New("--output has no file")}
+			}
+		}
+		t.env.set(name, v)
+	}
+	if file := t.env.get("GPUFL_OUTPUT"); file != "" {
+		// The command may change its folder.
+		abs, err := filepath.Abs(file)
+		if err != nil {
+			return err
+		}
+		t.env.set("GPUFL_OUTPUT", abs)
+	}
+	if !t.cfg.nvtx && t.env.get("GPUFL_KINDS") == "" {
+		t.env.set("GPUFL_KINDS", "-nvtx")
+	}
+	for _, v := range []struct{ name, value string }{
+		{"GPUFL_LOG_LEVEL", "off"}, // stderr is the command's
+		{"GPUFL_SHUTDOWN_TIMEOUT", childPatience},
+	} {
+		if t.env.get(v.name) == "" {
+			t.env.set(v.name, v.value)
+		}
+	}
+	return nil
+}
+
+// finish collects what the processes leave, sends the command's own span and tells of all.
+func (t *tracing) finish(stderr io.Writer) {
+	deadline := t.ended.Add(patience)
+	sessions, readError := t.sessions(deadline)
+	deliveries := t.send(deadline, sessions)
+	for i := range sessions {
+		deliveries = append(deliveries, sessions[i].Delivery...)
+	}
+	out := &teller{out: stderr}
+	if readError != nil {
+		out.tell("a summary cannot be read: %v", readError)
+	}
+	for _, line := range unsent(deliveries) {
+		out.tell("%s", line)
+	}
+	if t.cfg.quiet {
+		return
+	}
+	r := report.New()
+	for i := range sessions {
+		r.Session(sessions[i])
+	}
+	totals := r.Totals()
+	out.tell("%s %v after %v, %s", filepath.Base(t.cfg.command[0]), t.end, t.ended.Sub(t.began).Round(time.Millisecond), processes(&totals))
+	for _, line := range sent(deliveries) {
+		out.tell("%s, trace %s", line, hex.EncodeToString(t.ref.Trace[:]))
+	}
+	for _, n := range totals.Nothing {
+		out.tell("%s recorded nothing: %s", plural(uint64(n.Processes), "process", "processes"), cmp.Or(n.Detail, string(n.Reason)))
+	}
+	switch {
+	case !totals.Empty():
+		fmt.Fprintln(stderr)
+		_ = totals.Write(stderr, summaryRows) // whoever has closed stderr does not want it
+	case len(sessions) == 0:
+		out.tell("nothing was recorded: no process of the command used the GPU, or the driver could not load %s; `gpufl doctor` says whether recording works here", libraryName)
+	case len(totals.Nothing) == 0 && totals.Unended < totals.Sessions:
+		out.tell("no work of a GPU was recorded; `gpufl doctor` says whether recording works here")
+	}
+}
+
+// sessions waits, until the deadline, for processes that still run, and returns all summaries.
+func (t *tracing) sessions(deadline time.Time) ([]recorder.Summary, error) {
+	for {
+		sessions, err := report.ReadSessions(t.dir)
+		running := slices.ContainsFunc(sessions, func(s recorder.Summary) bool { return s.EndNs == 0 && alive(s.PID) })
+		if !running || time.Now().After(deadline) {
+			return withoutRivals(sessions), err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// withoutRivals leaves out what the library says of processes in which the SDK recorded: there it could
+// not, and need not.
+func withoutRivals(sessions []recorder.Summary) []recorder.Summary {
+	recorded := map[int]bool{}
+	for i := range sessions {
+		if sessions[i].Reason == cupti.ReasonNone {
+			recorded[sessions[i].PID] = true
+		}
+	}
+	return slices.DeleteFunc(sessions, func(s recorder.Summary) bool { return s.Reason != cupti.ReasonNone && recorded[s.PID] })
+}
+
+// send sends the command's own span, and returns what became of it.
+func (t *tracing) send(deadline time.Time, sessions []recorder.Summary) []recorder.Delivery {
+	if !t.sampled || (t.sending.File == "" && t.sending.Signals[otlp.Traces].Off) {
+		return nil
+	}
+	failed := func(err error) []recorder.Delivery {
+		return []recorder.Delivery{{Signal: otlp.Traces.String(), To: t.sending.Signals[otlp.Traces].String(), Unsent: map[string]uint64{otlp.ReasonFault: 1}, Error: err.Error()}}
+	}
+	client, err := otlp.New(t.sending, nil)
+	if err != nil {
+		return failed(err)
+	}
+	client.Traces(t.span())
+	if slices.ContainsFunc(sessions, func(s recorder.Summary) bool { return len(unsent(s.Delivery)) > 0 }) {
+		if d := time.Now().Add(lessPatience); d.Before(deadline) {
+			deadline = d
+		}
+	}
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	_ = client.Shutdown(ctx) // what was not sent is in the counts
+	s := client.Stats()[otlp.Traces]
+	return []recorder.Delivery{{Signal: otlp.Traces.String(), To: s.Endpoint, Sent: s.Sent, Unsent: s.Unsent, Error: s.LastError}}
+}
+
+// span is the command's own.
+func (t *tracing) span() ptrace.Traces {
+	td := ptrace.NewTraces()
+	rs := td.ResourceSpans().AppendEmpty()
+	rs.SetSchemaUrl(semconv.SchemaURL)
+	name := filepath.Base(t.cfg.command[0])
+	resource := rs.Resource().Attributes()
+	for _, a := range t.settings.Resource {
+		resource.PutStr(a.Key, a.Str)
+	}
+	resource.PutStr(semconv.ServiceName, cmp.Or(t.settings.ServiceName, semconv.UnknownService+":"+name))
+	resource.PutInt(semconv.ProcessPID, int64(t.pid))
+	if _, said := resource.Get(semconv.HostName); !said {
+		if host, err := os.Hostname(); err == nil {
+			resource.PutStr(semconv.HostName, host)
+		}
+	}
+	ss := rs.ScopeSpans().AppendEmpty()
+	ss.SetSchemaUrl(semconv.SchemaURL)
+	ss.Scope().SetName(semconv.ScopeName)
+	ss.Scope().SetVersion(version)
+	span := ss.Spans().AppendEmpty()
+	span.SetName(name)
+	span.SetTraceID(pcommon.TraceID(t.ref.Trace))
+	span.SetSpanID(pcommon.SpanID(t.ref.Span))
+	span.SetParentSpanID(pcommon.SpanID(t.ref.Parent))
+	span.SetKind(ptrace.SpanKindInternal)
+	span.SetStartTimestamp(pcommon.NewTimestampFromTime(t.began))
+	span.SetEndTimestamp(pcommon.NewTimestampFromTime(t.ended))
+	attributes := span.Attributes()
+	attributes.PutStr(semconv.CUDAOperation, semconv.CUDAOperationSession)
+	args := attributes.PutEmptySlice(semconv.ProcessCommandArgs)
+	for _, a := range t.cfg.command {
+		args.AppendEmpty().SetStr(strings.ToValidUTF8(a, "\uFFFD"))
+	}
+	if t.end.signal != 0 {
+		attributes.PutInt(semconv.ProcessExitSignal, int64(t.end.signal))
+	} else {
+		attributes.PutInt(semconv.ProcessExitCode, int64(t.end.code))
+	}
+	if t.end.code != 0 {
+		span.Status().SetCode(ptrace.StatusCodeError)
+		span.Status().SetMessage(name + " " + t.end.String())
+	}
+	return td
+}
+
+// teller prints lines that say who speaks.
+type teller struct{ out io.Writer }
+
+func (t *teller) tell(format string, args ...any) {
+	fmt.Fprintf(t.out, "gpufl: "+format+"\n", args...)
+}
+
+func processes(t *report.Totals) string {
+	s := plural(uint64(t.Sessions), "process", "processes") + " recorded"
+	if t.Unended > 0 {
+		s += fmt.Sprintf(", %d of them ended without a summary (killed, or still running): what they had sent is there", t.Unended)
+	}
+	return s
+}
+
+func plural(n uint64, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return report.Count(n) + " " + many
+}
+
+// items are what the signals consist of.
+var items = map[string][2]string{
+	otlp.Traces.String():  {"span", "spans"},
+	otlp.Logs.String():    {"log record", "log records"},
+	otlp.Metrics.String(): {"metric point", "metric points"},
+}
+
+// place is where telemetry goes, without what tells the signals apart: one collector, one line.
+func place(d *recorder.Delivery) string {
+	return strings.Replace(d.To, "/v1/"+d.Signal, "", 1)
+}
+
+// sent says what arrived where, one line a place.
+func sent(deliveries []recorder.Delivery) []string {
+	return byPlace(deliveries, func(d *recorder.Delivery) uint64 { return d.Sent }, func(where, what string, _ []recorder.Delivery) string {
+		return what + " went to " + where
+	})
+}
+
+// unsent says what was lost on the way, one line a place.
+func unsent(deliveries []recorder.Delivery) []string {
+	return byPlace(deliveries, func(d *recorder.Delivery) (n uint64) {
+		for _, v := range d.Unsent {
+			n += v
+		}
+		return n
+	}, func(where, what string, of []recorder.Delivery) string {
+		reasons := map[string]bool{}
+		detail := ""
+		for i := range of {
+			for reason, n := range of[i].Unsent {
+				if n > 0 {
+					reasons[reason] = true
+				}
+			}
+			detail = cmp.Or(of[i].Error, detail)
+		}
+		var words []string
+		for reason := range reasons {
+			words = append(words, reason)
+		}
+		slices.Sort(words)
+		line := what + " could not be sent to " + where + " (" + strings.Join(words, ", ") + ")"
+		if detail != "" {
+			line += ": " + detail
+		}
+		return line
+	})
+}
+
+func byPlace(deliveries []recorder.Delivery, count func(*recorder.Delivery) uint64, line func(where, what string, of []recorder.Delivery) string) []string {
+	var places []string
+	of := map[string][]recorder.Delivery{}
+	for i := range deliveries {
+		d := &deliveries[i]
+		if count(d) == 0 {
+			continue
+		}
+		p := place(d)
+		if of[p] == nil {
+			places = append(places, p)
+		}
+		of[p] = append(of[p], *d)
+	}
+	var lines []string
+	for _, p := range places {
+		counts := map[string]uint64{}
+		for i := range of[p] {
+			counts[of[p][i].Signal] += count(&of[p][i])
+		}
+		var words []string
+		for _, signal := range []otlp.Signal{otlp.Traces, otlp.Logs, otlp.Metrics} {
+			if n := counts[signal.String()]; n > 0 {
+				words = append(words, plural(n, items[signal.String()][0], items[signal.String()][1]))
+			}
+		}
+		lines = append(lines, line(p, strings.Join(words, ", "), of[p]))
+	}
+	return lines
+}
+
+// environment is a process's, in order, each variable once.
+type environment struct {
+	names  []string
+	values map[string]string
+}
+
+func newEnvironment(environ []string) environment {
+	e := environment{values: map[string]string{}}
+	for _, v := range environ {
+		if name, value, ok := strings.Cut(v, "="); ok && name != "" {
+			e.set(name, value)
+		}
+	}
+	return e
+}
+
+func (e *environment) get(name string) string { return e.values[name] }
+
+func (e *environment) set(name, value string) {
+	if _, ok := e.values[name]; !ok {
+		e.names = append(e.names, name)
+	}
+	e.values[name] = value
+}
+
+func (e *environment) unset(name string) { delete(e.values, name) }
+
+func (e *environment) list() []string {
+	list := make([]string, 0, len(e.names))
+	for _, name := range e.names {
+		if v, ok := e.values[name]; ok {
+			list = append(list, name+"="+v)
+		}
+	}
+	return list
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/recorder"
+)
+
+// prepared returns what differs in a command's environment: "-NAME" for what is gone.
+func prepared(t *testing.T, environ []string, flags ...string) (*tracing, map[string]string) {
+	t.Helper()
+	library := filepath.Join(t.TempDir(), libraryName)
+	require.NoError(t, os.WriteFile(library, nil, 0o600))
+	cfg, err := parseTrace(slices.Concat([]string{"--library", library}, flags, []string{"--", "true"}), &bytes.Buffer{})
+	require.NoError(t, err)
+	tr, err := prepare(cfg, environ)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(tr.dir)) })
+	before, after := newEnvironment(environ), newEnvironment(tr.env.list())
+	changes := maps.Clone(after.values)
+	for name, v := range before.values {
+		switch now, ok := after.values[name]; {
+		case !ok:
+			changes["-"+name] = ""
+		case now == v:
+			delete(changes, name)
+		}
+	}
+	assert.Equal(t, library, changes[injectionVariable])
+	assert.Equal(t, tr.dir, changes["GPUFL_SUMMARY_DIR"])
+	ref, sampled, ok := recorder.ParseTraceparent(changes["TRACEPARENT"])
+	require.True(t, ok)
+	assert.Equal(t, tr.ref.Trace, ref.Trace)
+	assert.Equal(t, tr.ref.Span, ref.Span)
+	assert.Equal(t, tr.sampled, sampled)
+	for _, name := range []string{injectionVariable, "GPUFL_SUMMARY_DIR", "TRACEPARENT"} {
+		delete(changes, name)
+	}
+	return tr, changes
+}
+
+func TestTheCommandsEnvironment(t *testing.T) {
+	_, changes := prepared(t, []string{"HOME=/root", "EMPTY=", "GPUFL_LOG_LEVEL=debug"})
+	nvtx := changes[nvtxVariable]
+	assert.Equal(t, libraryName, filepath.Base(nvtx))
+	assert.Equal(t, map[string]string{nvtxVariable: nvtx, "GPUFL_SHUTDOWN_TIMEOUT": childPatience}, changes)
+
+	output := filepath.Join(t.TempDir(), "x.jsonl")
+	require.NoError(t, os.WriteFile(output, []byte("of an earlier run"), 0o600))
+	tr, changes := prepared(t, []string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://a:1", "OTEL_SERVICE_NAME=old"},
+		"--endpoint", "http://b:4317", "--protocol", "grpc", "--output", output, "--service", "new", "--kinds", "+sync", "--graph-nodes",
+		"--max-spans", "0", "--include", "gemm*,conv*", "--exclude", "*tiny*", "--min-duration", "5us", "--nvtx=false")
+	assert.Equal(t, map[string]string{
+		"-OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+		"GPUFL_OUTPUT": output, "OTEL_SERVICE_NAME": "new", "GPUFL_KINDS": "+sync", "GPUFL_GRAPH_NODES": "true",
+		"GPUFL_MAX_SPANS_PER_SECOND": "0", "GPUFL_INCLUDE": "gemm*,conv*", "GPUFL_EXCLUDE": "*tiny*", "GPUFL_MIN_DURATION": "5us",
+		"GPUFL_LOG_LEVEL": "off", "GPUFL_SHUTDOWN_TIMEOUT": childPatience,
+	}, changes)
+	assert.Equal(t, -1, tr.settings.MaxSpansPerSecond)
+	info, err := os.Stat(output)
+	require.NoError(t, err)
+	assert.Zero(t, info.Size())
+
+	_, changes = prepared(t, nil, "--nvtx=false")
+	assert.Equal(t, "-nvtx", changes["GPUFL_KINDS"])
+}
+
+func TestAGivenTraceGoesOn(t *testing.T) {
+	tr, _ := prepared(t, []string{"TRACEPARENT=00-0102030405060708090a0b0c0d0e0f10-1112131415161718-00"})
+	assert.False(t, tr.sampled)
+	assert.Equal(t, byte(0x10), tr.ref.Trace[15])
+	assert.Equal(t, byte(0x18), tr.ref.Parent[7])
+	assert.NotEqual(t, tr.ref.Parent, tr.ref.Span)
+	assert.Empty(t, tr.send(time.Now(), nil), "no span of a trace that is not sampled")
+}
+
+func TestWhatWasSentIsToldByPlace(t *testing.T) {
+	deliveries := []recorder.Delivery{
+		{Signal: "traces", To: "http://c:4318/v1/traces (http/protobuf)", Sent: 1200, Unsent: map[string]uint64{"queue_full": 30}},
+		{Signal: "logs", To: "http://c:4318/v1/logs (http/protobuf)", Sent: 1},
+		{Signal: "traces", To: "http://c:4318/v1/traces (http/protobuf)", Sent: 34, Unsent: map[string]uint64{"unreachable": 1}, Error: "connection refused"},
+		{Signal: "metrics", To: "http://d:1 (http/protobuf)", Sent: 7},
+	}
+	assert.Equal(t, []string{
+		"1,234 spans, 1 log record went to http://c:4318 (http/protobuf)",
+		"7 metric points went to http://d:1 (http/protobuf)",
+	}, sent(deliveries))
+	assert.Equal(t, []string{"31 spans could not be sent to http://c:4318 (http/protobuf) (queue_full, unreachable): connection refused"}, unsent(deliveries))
+	assert.Empty(t, unsent(deliveries[1:2]))
+}
+
+func TestWhereTheSDKRecordsTheLibraryIsSilent(t *testing.T) {
+	sdk := recorder.Summary{PID: 1, Instance: "a", EndNs: 1}
+	library := recorder.Summary{PID: 1, Instance: "b", Reason: cupti.ReasonOtherProfiler}
+	alone := recorder.Summary{PID: 2, Instance: "c", Reason: cupti.ReasonOtherProfiler}
+	assert.Equal(t, []recorder.Summary{sdk, alone}, withoutRivals([]recorder.Summary{library, sdk, alone}))
+}
+
+func TestTheLibraryIsFoundBesideTheProgram(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	_, err = findLibrary("")
+	if err != nil {
+		assert.True(t, strings.HasPrefix(err.Error(), libraryName+" is not in "+filepath.Dir(self)+","), err.Error())
+	}
+	path := filepath.Join(filepath.Dir(self), libraryName)
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	defer os.Remove(path)
+	found, err := findLibrary("")
+	require.NoError(t, err)
+	assert.Equal(t, path, found)
+}

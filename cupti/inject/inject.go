@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+// #include <stdlib.h>
+import "C"
+
+import (
+	"context"
+	"encoding/hex"
+	"log/slog"
+	"runtime"
+	"runtime/debug"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/gpuflight/gpuflight/internal/capture"
+	"github.com/gpuflight/gpuflight/internal/otlp"
+	"github.com/gpuflight/gpuflight/internal/recorder"
+)
+
+// What the runtime may take of a machine that belongs to the program.
+const (
+	maxProcs    = 4
+	memoryLimit = 512 << 20
+)
+
+// recording is what runs in this process, from InitializeInjection to its exit.
+type recording struct {
+	capture *capture.Capture
+	log     *slog.Logger
+	timeout time.Duration
+}
+
+// current is nil until everything runs, and again once it has been stopped.
+var current atomic.Pointer[recording]
+
+// gpuflInjectStart begins to record. It answers 1 if there is something to do at exit.
+//
+//export gpuflInjectStart
+func gpuflInjectStart() (atExit C.int) {
+	log := slog.New(slog.DiscardHandler)
+	defer func() {
+		if r := recover(); r != nil {
+			log.Error("gpufl: nothing is recorded", "error", r)
+			atExit = 0
+		}
+	}()
+	runtime.GOMAXPROCS(max(2, min(maxProcs, runtime.NumCPU()/4)))
+	// GOGC of the environment is for the program's own runtime, if it has one.
+	debug.SetGCPercent(100)
+	debug.SetMemoryLimit(memoryLimit)
+
+	settings, wrong := recorder.SettingsFromEnv(environment)
+	log = slog.New(slog.NewTextHandler(stderr{}, &slog.HandlerOptions{Level: settings.LogLevel}))
+	if settings.Disabled {
+		return 0
+	}
+	if wrong != nil {
+		log.Warn("gpufl: defaults are used where a setting is wrong", "error", wrong)
+	}
+	sending, err := otlp.FromEnv(environment)
+	if err != nil {
+		log.Error("gpufl: nothing is recorded, since it could not be sent", "error", err)
+		return 0
+	}
+	c, err := capture.Start(capture.Options{Settings: settings, Sending: sending, Logger: log})
+	if err != nil {
+		log.Error("gpufl: nothing is recorded", "error", err)
+		return 0
+	}
+	r := &recording{capture: c, log: log, timeout: settings.ShutdownTimeout}
+	r.announce(settings.SummaryDir)
+	current.Store(r)
+	return 1
+}
+
+// gpuflInjectStop ends the recording and sends what is left, within GPUFL_SHUTDOWN_TIMEOUT.
+//
+//export gpuflInjectStop
+func gpuflInjectStop() {
+	r := current.Swap(nil)
+	if r == nil {
+		return
+	}
+	done := make(chan struct{})
+	// Not on this thread, which is the program's: if CUPTI never comes back, the program still ends, and
+	// a signal that a closed connection raises goes to a thread that has it blocked.
+	go func() {
+		defer close(done)
+		defer func() {
+			if p := recover(); p != nil {
+				r.log.Error("gpufl: the end of the recording failed", "error", p)
+			}
+		}()
+		// The last fifth of the time is for what comes after sending: the summary tells what was not sent.
+		ctx, cancel := context.WithTimeout(context.Background(), r.timeout*4/5)
+		defer cancel()
+		// Not detached from the driver: the process ends, so nothing will be slower after this.
+		if _, err := r.capture.Stop(ctx, false); err != nil {
+			r.log.Info("gpufl: the recording is not complete", "error", err)
+		}
+	}()
+	late := time.NewTimer(r.timeout)
+	defer late.Stop()
+	select {
+	case <-done:
+	case <-late.C:
+		r.log.Warn("gpufl: the end of the recording took too long; it is not complete", "timeout", r.timeout)
+	}
+}
+
+// announce leaves a summary without an end, so that a process that is killed is known to have recorded.
+func (r *recording) announce(dir string) {
+	if dir == "" {
+		return
+	}
+	cfg, status := r.capture.Config(), r.capture.Status()
+	s := recorder.Summary{
+		PID: cfg.PID, Command: cfg.Command, Service: cfg.ServiceName, Instance: cfg.InstanceID,
+		StartNs: time.Now().UnixNano(),
+		Reason:  status.Reason, Detail: status.Detail, Library: status.Library, Version: status.Version,
+	}
+	if rec := r.capture.Recorder(); rec != nil {
+		trace := rec.SessionRef().Trace
+		s.Trace = hex.EncodeToString(trace[:])
+	}
+	if err := s.Write(dir); err != nil {
+		r.log.Warn("gpufl: no summary can be written", "error", err)
+	}
+}
+
+// stderr is the program's. Not os.Stderr, which ends the process where nobody reads what it writes; and
+// not on the calling thread, which may be the program's and would get SIGPIPE.
+type stderr struct{}
+
+func (stderr) Write(b []byte) (n int, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		n, err = syscall.Write(2, b)
+	}()
+	<-done
+	return n, err
+}
+
+// environment is getenv of C: what the program has set until now. os.Getenv has only what it was
+// started with.
+func environment(name string) string {
+	n := C.CString(name)
+	defer C.free(unsafe.Pointer(n))
+	return C.GoString(C.getenv(n)) // "" for NULL
+}
+
+// main is never called: a c-shared library must have it.
+func main() {}

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package report adds up what a recording holds and prints it as a short table: the kernels that took
+// the time, the copies, the scopes, and what is missing.
+//
+// It reads telemetry by the names of semconv, whoever made it; GPU Flight's logs, by way of package
+// gpuflog; and the summaries that recording processes leave for `gpufl trace`. Where a session has
+// both spans and metrics, counts and times come from its metrics, which are exact where spans were left
+// out.
+package report

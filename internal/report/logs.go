@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/internal/otlp"
+)
+
+// Read adds a file, or a folder with all in it: recorded OTLP (*.jsonl, *.json, also .gz and .zst) and
+// GPU Flight's logs. A file of GPU Flight's brings the others of its session with it. It returns one
+// sentence for each thing that could not be understood; the error is one of reading.
+func (r *Report) Read(path string) (problems []string, err error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	logs := map[group][]logFile{}
+	found := 0
+	one := func(path string) error {
+		if f, g, ok := asLog(path); ok {
+			logs[g] = append(logs[g], f)
+			found++
+			return nil
+		}
+		if !isOTLP(path) {
+			return nil
+		}
+		found++
+		stats, err := otlp.ReadFile(path, otlp.Handler{Traces: r.Traces, Logs: r.Logs, Metrics: r.Metrics})
+		for _, e := range stats.Errors {
+			problems = append(problems, e.Error())
+		}
+		if more := stats.Bad - len(stats.Errors); more > 0 {
+			problems = append(problems, fmt.Sprintf("%s: %d more bad lines", path, more))
+		}
+		if stats.Torn {
+			problems = append(problems, path+": ends in the middle of a line, as if its writer had been killed")
+		}
+		return err
+	}
+	switch {
+	case info.IsDir():
+		err = filepath.WalkDir(path, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return err
+			}
+			return one(path)
+		})
+	default:
+		f, g, ok := asLog(path)
+		if !ok {
+			found++
+			err = one(path)
+			if !isOTLP(path) {
+				err = fmt.Errorf("%s: neither recorded OTLP (*.jsonl, *.json, .gz, .zst) nor a log of GPU Flight's", path)
+			}
+			break
+		}
+		found++
+		var names []string
+		names, err = filepath.Glob(filepath.Join(globQuote(filepath.Dir(f.path)), "*.log*"))
+		for _, name := range names {
+			if f, of, ok := asLog(name); ok && of == g {
+				logs[g] = append(logs[g], f)
+			}
+		}
+	}
+	if err != nil {
+		return problems, err
+	}
+	if found == 0 {
+		return problems, fmt.Errorf("%s: neither recorded OTLP (*.jsonl, *.json, .gz, .zst) nor logs of GPU Flight's in it", path)
+	}
+	for _, g := range sortedGroups(logs) {
+		more, err := r.readLogs(g, logs[g])
+		problems = append(problems, more...)
+		if err != nil {
+			return problems, err
+		}
+	}
+	return problems, nil
+}
+
+// globQuote writes a path so that Glob takes it as it is.
+func globQuote(path string) string {
+	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(path)
+}
+
+func isOTLP(path string) bool {
+	name := filepath.Base(path)
+	name = strings.TrimSuffix(strings.TrimSuffix(name, ".gz"), ".zst")
+	return strings.HasSuffix(name, ".jsonl") || strings.HasSuffix(name, ".json") && !strings.HasPrefix(name, ".")
+}
+
+// group is the files that belong together: of a session's folder, or of a base name.
+type group struct{ dir, base string }
+
+// logFile is one file of a channel. index is unnumbered where its name has none.
+type logFile struct {
+	path    string
+	channel gpuflog.Channel
+	index   int
+}
+
+const unnumbered = -1
+
+// asLog takes a path apart: [base.]channel[.N].log[.gz].
+func asLog(path string) (f logFile, g group, ok bool) {
+	dir, name := filepath.Split(path)
+	name, ok = strings.CutSuffix(strings.TrimSuffix(name, ".gz"), ".log")
+	if !ok || strings.HasPrefix(name, ".") {
+		return f, g, false
+	}
+	parts := strings.Split(name, ".")
+	f.index = unnumbered
+	if n, err := strconv.Atoi(parts[len(parts)-1]); err == nil && n >= 0 && len(parts) > 1 {
+		f.index, parts = n, parts[:len(parts)-1]
+	}
+	for channel := range gpuflog.NumChannels {
+		if parts[len(parts)-1] == channel.String() {
+			f.path, f.channel = path, channel
+			dir = filepath.Clean(dir)
+			base := strings.Join(parts[:len(parts)-1], ".")
+			if base == "" && filepath.Base(dir) == ".tmp" {
+				dir = filepath.Dir(dir) // what a session has not published yet
+			}
+			return f, group{dir, base}, true
+		}
+	}
+	return f, g, false
+}
+
+func sortedGroups(m map[group][]logFile) []group {
+	groups := make([]group, 0, len(m))
+	for g := range m {
+		groups = append(groups, g)
+	}
+	slices.SortFunc(groups, func(a, b group) int { return cmp.Or(cmp.Compare(a.dir, b.dir), cmp.Compare(a.base, b.base)) })
+	return groups
+}
+
+const (
+	// chunkBytes are decoded before what came of them is added up.
+	chunkBytes = 1 << 20
+	// maxLine is the longest line that is read.
+	maxLine = 64 << 20
+	// afterEnd is how long after the end of all files they are said to be silent: nothing is waited
+	// for any more.
+	afterEnd = 24 * time.Hour
+)
+
+// readLogs adds the sessions of one group of files, whole.
+func (r *Report) readLogs(g group, files []logFile) (problems []string, err error) {
+	windows := g.base == "" && !slices.ContainsFunc(files, func(f logFile) bool { return f.index == unnumbered && filepath.Dir(f.path) == g.dir })
+	var streams [gpuflog.NumChannels]*lines
+	for channel := range streams {
+		streams[channel] = &lines{files: order(files, gpuflog.Channel(channel), windows)}
+		defer streams[channel].close()
+	}
+	dec := gpuflog.NewDecoder(gpuflog.Options{KernelNameInPath: !windows})
+	batch := gpuevent.NewBatch(gpuevent.Signals{Traces: true, Logs: true})
+	now := time.Now().UnixNano()
+	var ended [gpuflog.NumChannels]bool
+	step := func(channel gpuflog.Channel) error {
+		chunk, err := streams[channel].next()
+		if err != nil {
+			return err
+		}
+		ended[channel] = chunk == nil
+		dec.Feed(channel, chunk, 0, now, batch)
+		dec.EndStep(gpuflog.Step{Now: now, AtEnd: ended}, batch)
+		r.take(batch)
+		return nil
+	}
+	for ended != [gpuflog.NumChannels]bool{true, true, true, true} {
+		for _, channel := range []gpuflog.Channel{gpuflog.System, gpuflog.Sass} {
+			if !ended[channel] {
+				if err := step(channel); err != nil {
+					return problems, err
+				}
+			}
+		}
+		channel := dec.Want()
+		if ended[channel] {
+			channel = gpuflog.Device + gpuflog.Scope - channel
+		}
+		if !ended[channel] {
+			if err := step(channel); err != nil {
+				return problems, err
+			}
+		}
+	}
+	// A minute of silence after another: what waits for records that never came is released in turn.
+	for i := range 4 {
+		dec.EndStep(gpuflog.Step{Now: now + int64(i+1)*int64(afterEnd), AtEnd: ended, Quiet: afterEnd, Gone: true}, batch)
+		r.take(batch)
+	}
+	for _, s := range streams {
+		problems = append(problems, s.problems...)
+	}
+	for _, p := range dec.TakeProblems() {
+		problems = append(problems, fmt.Sprintf("%s: %s: %s", filepath.Join(g.dir, g.base), p.Reason, p.Detail))
+	}
+	return problems, nil
+}
+
+func (r *Report) take(b *gpuevent.Batch) {
+	if b.Spans()+b.LogRecords() == 0 {
+		return
+	}
+	td, ld, _ := b.Take()
+	r.Traces(td)
+	r.Logs(ld)
+}
+
+// order returns a channel's files, the oldest first. In the folders of sessions the numbers of windows
+// rise, and a window without one is not complete yet; in the older layouts 1 is the newest but for the
+// one without a number.
+func order(files []logFile, channel gpuflog.Channel, windows bool) []string {
+	var of []logFile
+	rising := true
+	for _, f := range files {
+		if f.channel == channel {
+			of = append(of, f)
+			rising = rising && (windows || f.index != unnumbered)
+		}
+	}
+	slices.SortFunc(of, func(a, b logFile) int {
+		if (a.index == unnumbered) != (b.index == unnumbered) {
+			return cmp.Compare(b.index, a.index) // the one without a number last
+		}
+		if rising {
+			return cmp.Or(cmp.Compare(a.index, b.index), cmp.Compare(a.path, b.path))
+		}
+		return cmp.Or(cmp.Compare(b.index, a.index), cmp.Compare(a.path, b.path))
+	})
+	var paths []string
+	for i, f := range of {
+		if i > 0 && of[i-1].index == f.index {
+			continue // the same window twice, once compressed or once staged
+		}
+		paths = append(paths, f.path)
+	}
+	return paths
+}
+
+// lines reads files, one after the other, in chunks of whole lines.
+type lines struct {
+	files    []string
+	file     *os.File
+	in       *bufio.Reader
+	problems []string
+}
+
+func (l *lines) close() {
+	if l.file != nil {
+		_ = l.file.Close() // it was only read
+		l.file = nil
+	}
+}
+
+// next returns some lines, nil after the last.
+func (l *lines) next() ([]byte, error) {
+	for {
+		if l.file == nil {
+			if len(l.files) == 0 {
+				return nil, nil
+			}
+			if err := l.open(l.files[0]); err != nil {
+				return nil, err
+			}
+			l.files = l.files[1:]
+		}
+		chunk := make([]byte, 0, chunkBytes)
+		var err error
+		// Not io.ReadFull, whose error does not tell the end of a file from one that was cut off.
+		for len(chunk) < cap(chunk) && err == nil {
+			var n int
+			n, err = l.in.Read(chunk[len(chunk):cap(chunk)])
+			chunk = chunk[:len(chunk)+n]
+		}
+		if err == nil && chunk[len(chunk)-1] != '\n' {
+			err = bufio.ErrBufferFull
+			for errors.Is(err, bufio.ErrBufferFull) {
+				if len(chunk) > maxLine {
+					return nil, fmt.Errorf("%s: a line is longer than %d bytes", l.file.Name(), maxLine)
+				}
+				var rest []byte
+				rest, err = l.in.ReadSlice('\n')
+				chunk = append(chunk, rest...)
+			}
+		}
+		if err != nil {
+			if !errors.Is(err, io.EOF) {
+				l.problems = append(l.problems, fmt.Sprintf("%s: the rest cannot be read: %v", l.file.Name(), err))
+			}
+			// What a killed writer left of its last line is no record.
+			if i := bytes.LastIndexByte(chunk, '\n'); !gpuflog.Whole(chunk[i+1:]) {
+				chunk = chunk[:i+1]
+			}
+			l.close()
+		}
+		if len(chunk) > 0 {
+			return chunk, nil
+		}
+	}
+}
+
+func (l *lines) open(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	l.file, l.in = f, bufio.NewReaderSize(f, 64<<10)
+	if !strings.HasSuffix(path, ".gz") {
+		return nil
+	}
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		l.close()
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	l.in = bufio.NewReaderSize(z, 64<<10)
+	return nil
+}

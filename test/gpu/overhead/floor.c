@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The floor under every tracer built on CUPTI: kernels, copies and sets are recorded, counted and
+ * thrown away. What a program loses under this library it loses to CUPTI itself.
+ *
+ *   gcc -O2 -shared -fPIC -I$CUDA/include -o libfloor.so floor.c -L$CUDA/lib64 -lcupti
+ *   CUDA_INJECTION64_PATH=$PWD/libfloor.so FLOOR_REPORT=report.json ./launch 300000
+ *
+ * At exit it writes one line of JSON to the file that FLOOR_REPORT names: records and kernels seen,
+ * records that CUPTI dropped, and the first CUpti result that was no success.
+ */
+#include <cupti.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define BUFFER_BYTES (8u << 20)
+
+static atomic_ulong records, kernels, dropped;
+static atomic_int failure; /* the first result that was no success */
+
+static void check(CUptiResult result) {
+  int none = CUPTI_SUCCESS;
+  if (result != CUPTI_SUCCESS)
+    atomic_compare_exchange_strong(&failure, &none, (int)result);
+}
+
+static void CUPTIAPI lend(uint8_t **buffer, size_t *size, size_t *max_records) {
+  *buffer = aligned_alloc(8, BUFFER_BYTES);
+  *size = *buffer ? BUFFER_BYTES : 0;
+  *max_records = 0; /* as many as fit */
+}
+
+static void CUPTIAPI count(CUcontext context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid) {
+  CUpti_Activity *record = NULL;
+  unsigned long all = 0, of_kernels = 0;
+  size_t lost = 0;
+  (void)size;
+  while (valid > 0 && cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_SUCCESS) {
+    all++;
+    of_kernels += record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL || record->kind == CUPTI_ACTIVITY_KIND_KERNEL;
+  }
+  atomic_fetch_add(&records, all);
+  atomic_fetch_add(&kernels, of_kernels);
+  if (cuptiActivityGetNumDroppedRecords(context, stream, &lost) == CUPTI_SUCCESS)
+    atomic_fetch_add(&dropped, lost);
+  free(buffer);
+}
+
+static void report(void) {
+  const char *path = getenv("FLOOR_REPORT");
+  FILE *file;
+  check(cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED));
+  file = path ? fopen(path, "w") : stderr;
+  if (!file) {
+    perror(path);
+    return;
+  }
+  fprintf(file, "{\"records\": %lu, \"kernels\": %lu, \"dropped\": %lu, \"result\": %d}\n",
+          atomic_load(&records), atomic_load(&kernels), atomic_load(&dropped), atomic_load(&failure));
+  if (file != stderr)
+    fclose(file);
+}
+
+/* The driver calls it inside cuInit. A forked child that uses CUDA of its own is not meant to be
+ * measured here. */
+__attribute__((visibility("default"))) int InitializeInjection(void);
+int InitializeInjection(void) {
+  check(cuptiActivityRegisterCallbacks(lend, count));
+  check(cuptiActivityEnable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL));
+  check(cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMCPY));
+  check(cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMSET));
+  atexit(report);
+  return 1;
+}

@@ -1,0 +1,562 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package inject
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/gpuflight/gpuflight/internal/cuptitest"
+	"github.com/gpuflight/gpuflight/internal/otlp"
+	"github.com/gpuflight/gpuflight/internal/report"
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+var gpuflBinary = process.Binary{Env: "GPUFLIGHT_GPUFL", Path: "bin/gpufl", Make: "make build"}
+
+// library returns the path of the injection library, which is not executable.
+func library(t *testing.T) string {
+	t.Helper()
+	path := os.Getenv("GPUFLIGHT_INJECT")
+	if path == "" {
+		path = filepath.Join(process.Root(t), "bin", "libgpufl.so")
+	}
+	if _, err := os.Stat(path); err != nil {
+		process.Missing(t, fmt.Sprintf("%v; build it with %q or name it in GPUFLIGHT_INJECT", err, "make build"))
+	}
+	return path
+}
+
+// bench is what a test needs to run programs with and without tracing.
+type bench struct {
+	t             *testing.T
+	gpufl         string
+	python, work  string
+	environ       []string
+	flags, output []string
+	file          string
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	b := &bench{t: t, gpufl: gpuflBinary.Find(t)}
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		process.Missing(t, "there is no python3 to trace")
+	}
+	b.python = python
+	b.work = filepath.Join(process.Root(t), "test", "inject", "testdata", "work.py")
+	for _, v := range os.Environ() {
+		if name, _, _ := strings.Cut(v, "="); !strings.HasPrefix(name, "OTEL_") && !strings.HasPrefix(name, "GPUFL_") && name != "TRACEPARENT" && name != "LD_LIBRARY_PATH" {
+			b.environ = append(b.environ, v)
+		}
+	}
+	b.environ = append(b.environ, cuptitest.Environment(cuptitest.Build(t))...)
+	b.file = filepath.Join(t.TempDir(), "out.otlp.jsonl")
+	b.flags = []string{"--library", library(t)}
+	b.output = []string{"--output", b.file}
+	return b
+}
+
+// outcome is what whoever runs a program sees of it.
+type outcome struct {
+	code           int
+	signal         syscall.Signal
+	stdout, stderr string
+	took           time.Duration
+}
+
+func (b *bench) run(name string, args ...string) outcome {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = b.environ
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	began := time.Now()
+	err := cmd.Run()
+	require.NoError(b.t, ctx.Err(), "%s hangs: %s", name, &stderr)
+	if err != nil {
+		var exit *exec.ExitError
+		require.ErrorAs(b.t, err, &exit)
+	}
+	o := outcome{stdout: stdout.String(), stderr: stderr.String(), took: time.Since(began)}
+	o.code, o.signal = ended(cmd)
+	return o
+}
+
+func ended(cmd *exec.Cmd) (int, syscall.Signal) {
+	if status := cmd.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
+		return 0, status.Signal()
+	}
+	return cmd.ProcessState.ExitCode(), 0
+}
+
+func (b *bench) bare(mode string) outcome { return b.run(b.python, b.work, mode) }
+
+// traced traces with flags besides the usual ones.
+func (b *bench) traced(mode string, flags ...string) outcome {
+	return b.run(b.gpufl, b.traceArgs(mode, flags...)...)
+}
+
+func (b *bench) traceArgs(mode string, flags ...string) []string {
+	args := slices.Concat([]string{"trace"}, b.flags, b.output, flags)
+	return append(args, "--", b.python, b.work, mode)
+}
+
+// recorded reads the file that was written.
+func (b *bench) recorded() (spans []span, captures []plog.LogRecord, totals report.Totals) {
+	b.t.Helper()
+	r := report.New()
+	stats, err := otlp.ReadFile(b.file, otlp.Handler{
+		Traces: func(td ptrace.Traces) {
+			r.Traces(td)
+			for _, rs := range td.ResourceSpans().All() {
+				for _, ss := range rs.ScopeSpans().All() {
+					for _, s := range ss.Spans().All() {
+						operation, _ := s.Attributes().Get(semconv.CUDAOperation)
+						spans = append(spans, span{s, operation.Str(), rs.Resource().Attributes().AsRaw()})
+					}
+				}
+			}
+		},
+		Logs: func(ld plog.Logs) {
+			r.Logs(ld)
+			for _, rl := range ld.ResourceLogs().All() {
+				for _, sl := range rl.ScopeLogs().All() {
+					captures = slices.AppendSeq(captures, recordsOf(sl.LogRecords()))
+				}
+			}
+		},
+		Metrics: r.Metrics,
+	})
+	require.NoError(b.t, err)
+	require.Zero(b.t, stats.Bad, "%v", stats.Errors)
+	return spans, captures, r.Totals()
+}
+
+func recordsOf(records plog.LogRecordSlice) func(func(plog.LogRecord) bool) {
+	return func(yield func(plog.LogRecord) bool) {
+		for _, r := range records.All() {
+			if !yield(r) {
+				return
+			}
+		}
+	}
+}
+
+type span struct {
+	ptrace.Span
+	operation string
+	resource  map[string]any
+}
+
+func kernels(totals report.Totals) map[string]uint64 {
+	m := map[string]uint64{}
+	for _, row := range totals.Kernels {
+		m[row.Name] = row.Count
+	}
+	return m
+}
+
+var addresses = regexp.MustCompile(`0x[0-9a-f]+|Thread 0x\S+`)
+
+// TestNothingIsDifferentUnderTracing runs each way in which a program can live and end.
+func TestNothingIsDifferentUnderTracing(t *testing.T) {
+	for _, tc := range []struct {
+		mode   string
+		code   int
+		signal syscall.Signal
+		stdout string
+		// kernels is what must have been recorded, nil for a program that is ended before it can tell.
+		kernels map[string]uint64
+	}{
+		{mode: "plain", stdout: "done", kernels: map[string]uint64{"gemm": 1000, "relu": 500}},
+		{mode: "threads", stdout: "joined", kernels: map[string]uint64{"gemm": 2000}},
+		{mode: "code", code: 9, stdout: "nine", kernels: map[string]uint64{"gemm": 10}},
+		{mode: "uncaught", code: 1},
+		{mode: "segv", signal: syscall.SIGSEGV},
+		{mode: "faults", signal: syscall.SIGSEGV},
+		{mode: "abort", signal: syscall.SIGABRT},
+		{mode: "term", signal: syscall.SIGTERM},
+		{mode: "interrupt", stdout: "interrupted"},
+		{mode: "interrupt_dies", signal: syscall.SIGINT},
+		{mode: "pipe", signal: syscall.SIGPIPE},
+		{mode: "pipe_ignored", stdout: "broken pipe"},
+		{mode: "lasting", stdout: "lasted"},
+		{mode: "leave", code: 7, stdout: "leaving"},
+		{mode: "alarms", stdout: "True True"},
+		{mode: "fork_exec", stdout: "from the child\n3", kernels: map[string]uint64{"gemm": 10}},
+		{mode: "fork_exit", stdout: "child 0\n4", kernels: map[string]uint64{"gemm": 10}},
+		{mode: "pool", stdout: "332833500", kernels: map[string]uint64{"gemm": 10}},
+		{mode: "spawn", stdout: "[0, 0, 0]", kernels: map[string]uint64{"gemm": 10, "spawned": 300}},
+		{mode: "children", stdout: "9\n9\n9", kernels: map[string]uint64{"gemm": 30}},
+		{mode: "environment", stdout: "True"},
+	} {
+		t.Run(tc.mode, func(t *testing.T) {
+			b := newBench(t)
+			bare, traced := b.bare(tc.mode), b.traced(tc.mode, "--quiet")
+			assert.Equal(t, tc.code, bare.code, "the program itself: %s", bare.stderr)
+			assert.Equal(t, tc.signal, bare.signal, "the program itself")
+			assert.Contains(t, bare.stdout, "signals kept\n")
+			assert.Contains(t, bare.stdout, tc.stdout)
+			assert.Equal(t, bare.code, traced.code)
+			assert.Equal(t, bare.signal, traced.signal)
+			assert.Equal(t, bare.stdout, traced.stdout)
+			assert.Equal(t, addresses.ReplaceAllString(bare.stderr, "…"), addresses.ReplaceAllString(traced.stderr, "…"))
+			assert.Less(t, traced.took-bare.took, 5*time.Second)
+			if tc.kernels != nil {
+				_, _, totals := b.recorded()
+				assert.Equal(t, tc.kernels, kernels(totals))
+			}
+		})
+	}
+}
+
+func TestEachProcessIsASessionOfTheCommandsTrace(t *testing.T) {
+	b := newBench(t)
+	const parent = "00-0102030405060708090a0b0c0d0e0f10-1112131415161718-01"
+	b.environ = append(b.environ, "TRACEPARENT="+parent, "OTEL_SERVICE_NAME=trainer", "OTEL_RESOURCE_ATTRIBUTES=team=vision")
+	o := b.traced("spawn")
+	require.Zero(t, o.code, o.stderr)
+	spans, captures, totals := b.recorded()
+	assert.Len(t, captures, 4, "one capture log a process")
+	assert.Equal(t, map[string]uint64{"gemm": 10, "spawned": 300}, kernels(totals))
+
+	var command span
+	sessions := map[string]bool{}
+	for _, s := range spans {
+		assert.Equal(t, "0102030405060708090a0b0c0d0e0f10", s.TraceID().String())
+		assert.Equal(t, "trainer", s.resource[semconv.ServiceName])
+		assert.Equal(t, "vision", s.resource["team"])
+		if s.ParentSpanID().String() == "1112131415161718" {
+			command = s
+		}
+	}
+	require.NotNil(t, command.resource, "no span hangs under TRACEPARENT")
+	assert.Equal(t, filepath.Base(b.python), command.Name())
+	assert.Equal(t, semconv.CUDAOperationSession, command.operation)
+	attributes := command.Attributes().AsRaw()
+	assert.Equal(t, int64(0), attributes[semconv.ProcessExitCode])
+	assert.Equal(t, []any{b.python, b.work, "spawn"}, attributes[semconv.ProcessCommandArgs])
+	for _, s := range spans {
+		if s.operation == semconv.CUDAOperationSession && s.SpanID() != command.SpanID() {
+			assert.Equal(t, command.SpanID(), s.ParentSpanID())
+			sessions[fmt.Sprint(s.resource[semconv.ServiceInstanceID])] = true
+		}
+	}
+	assert.Len(t, sessions, 4)
+}
+
+func TestTheEndIsTold(t *testing.T) {
+	b := newBench(t)
+	o := b.traced("plain")
+	assert.Equal(t, "signals kept\ndone\n", o.stdout)
+	assert.Regexp(t, `gpufl: python3\S* ended with 0 after \S+, 1 process recorded\n`, o.stderr)
+	assert.Regexp(t, `gpufl: 1,503 spans, 1 log record, \d+ metric points went to `+regexp.QuoteMeta(b.file)+`, trace [0-9a-f]{32}\n`, o.stderr)
+	assert.Regexp(t, `66\.7%\s+1,000\s+1\.00µs\s+1\.00µs\s+gemm\n`, o.stderr)
+	assert.Regexp(t, `\s1\s+1,048,576\s+\S+\s+HtoD\n`, o.stderr)
+
+	again := b.run(b.gpufl, "report", b.file)
+	assert.Zero(t, again.code, again.stderr)
+	assert.Regexp(t, `66\.7%\s+1,000\s+1\.00µs\s+1\.00µs\s+gemm\n`, again.stdout)
+
+	b.environ = append(b.environ, "FAKE_CUPTI_REFUSE=39") // CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED
+	o = b.traced("plain")
+	assert.Zero(t, o.code)
+	assert.Equal(t, "signals kept\ndone\n", o.stdout)
+	assert.Contains(t, o.stderr, "gpufl: 1 process recorded nothing: ")
+}
+
+func TestAProgramWithoutGPUIsToldOff(t *testing.T) {
+	b := newBench(t)
+	o := b.run(b.gpufl, slices.Concat([]string{"trace"}, b.flags, b.output, []string{"--", "sh", "-c", "echo out; echo err >&2; exit 5"})...)
+	assert.Equal(t, 5, o.code)
+	assert.Equal(t, "out\n", o.stdout)
+	assert.True(t, strings.HasPrefix(o.stderr, "err\ngpufl: sh ended with 5 after "), o.stderr)
+	assert.Contains(t, o.stderr, "nothing was recorded: no process of the command used the GPU")
+	spans, _, _ := b.recorded()
+	require.Len(t, spans, 1)
+	assert.Equal(t, int64(5), spans[0].Attributes().AsRaw()[semconv.ProcessExitCode])
+	assert.Equal(t, ptrace.StatusCodeError, spans[0].Status().Code())
+}
+
+// TestAnUnreachableCollectorCostsOneLine: refused at once, and silent for ever.
+func TestAnUnreachableCollectorCostsOneLine(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, gone.Close())
+	for name, address := range map[string]string{"refused": gone.Addr().String(), "silent": silent.Addr().String()} {
+		for _, protocol := range []string{"http/protobuf", "grpc"} {
+			t.Run(name+" "+protocol, func(t *testing.T) {
+				b := newBench(t)
+				b.output = []string{"--endpoint", "http://" + address, "--protocol", protocol}
+				bare, traced := b.bare("code"), b.traced("code", "--quiet")
+				assert.Equal(t, bare.code, traced.code)
+				assert.Equal(t, bare.stdout, traced.stdout)
+				lines := strings.Split(strings.TrimSuffix(traced.stderr, "\n"), "\n")
+				require.Len(t, lines, 1, traced.stderr)
+				assert.Regexp(t, `^gpufl: \d+ spans, 1 log record, \d+ metric points could not be sent to http://`+regexp.QuoteMeta(address), lines[0])
+				// One second for what a busy machine does slower.
+				assert.Less(t, traced.took-bare.took, 6*time.Second)
+				if name == "refused" {
+					assert.Less(t, traced.took-bare.took, 3*time.Second)
+				}
+			})
+		}
+	}
+}
+
+// TestABrokenConnectionDoesNotEndTheProgram: writing to one raises SIGPIPE.
+func TestABrokenConnectionDoesNotEndTheProgram(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	broken := make(chan int, 1)
+	go func() {
+		n := 0
+		defer func() { broken <- n }()
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			n++
+			_, _ = c.Read(make([]byte, 1))
+			_ = c.(*net.TCPConn).SetLinger(0) // reset, not closed in order
+			_ = c.Close()
+		}
+	}()
+	for _, protocol := range []string{"http/protobuf", "grpc"} {
+		b := newBench(t)
+		b.environ = append(b.environ, "GPUFL_FLUSH_INTERVAL=20ms", "GPUFL_METRIC_INTERVAL=50ms", "GPUFL_LOG_LEVEL=debug")
+		b.output = []string{"--endpoint", "http://" + l.Addr().String(), "--protocol", protocol}
+		o := b.traced("lasting", "--quiet")
+		assert.Equal(t, "signals kept\nlasted\n", o.stdout)
+		assert.Zero(t, o.code)
+		assert.Zero(t, o.signal)
+	}
+	require.NoError(t, l.Close())
+	assert.Greater(t, <-broken, 4, "connections")
+}
+
+func TestAGoProgramKeepsItsRuntime(t *testing.T) {
+	b := newBench(t)
+	program := filepath.Join(t.TempDir(), "goprogram")
+	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, "./testdata/goprogram").CombinedOutput()
+	require.NoError(t, err, string(out))
+	bare := b.run(program)
+	require.Equal(t, 6, bare.code, bare.stderr)
+	require.Equal(t, "init 0\nuser defined signal 1\nruntime error: invalid memory address or nil pointer dereference\n", bare.stdout)
+	traced := b.run(b.gpufl, slices.Concat([]string{"trace", "--quiet"}, b.flags, b.output, []string{"--", program})...)
+	assert.Equal(t, bare.code, traced.code)
+	assert.Equal(t, bare.stdout, traced.stdout)
+	assert.Equal(t, bare.stderr, traced.stderr)
+	_, _, totals := b.recorded()
+	assert.Equal(t, map[string]uint64{"from_go": 2001}, kernels(totals))
+}
+
+// TestATimerThatIsLeftDoesNotEndTheProgram while the library waits for a collector that says nothing.
+func TestATimerThatIsLeftDoesNotEndTheProgram(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	b := newBench(t)
+	b.environ = append(b.environ, "GPUFL_SHUTDOWN_TIMEOUT=2s")
+	b.output = []string{"--endpoint", "http://" + silent.Addr().String()}
+	bare, traced := b.bare("timer_left"), b.traced("timer_left", "--quiet")
+	require.Zero(t, bare.signal)
+	assert.Equal(t, bare.signal, traced.signal)
+	assert.Equal(t, bare.code, traced.code)
+	assert.Equal(t, bare.stdout, traced.stdout)
+	assert.Greater(t, traced.took, time.Second, "the library waited past the timer")
+}
+
+func TestSignalsReachTheCommand(t *testing.T) {
+	b := newBench(t)
+	cmd := exec.Command(b.gpufl, b.traceArgs("wait", "--quiet")...)
+	cmd.Env = b.environ
+	// A group of its own, in the background of the terminal if there is one, as a shell's job.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	defer func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }()
+	lines := make(chan string, 16)
+	go func() {
+		defer close(lines)
+		var rest []byte
+		buf := make([]byte, 4096)
+		for {
+			n, err := out.Read(buf)
+			rest = append(rest, buf[:n]...)
+			for {
+				line, after, ok := bytes.Cut(rest, []byte("\n"))
+				if !ok {
+					break
+				}
+				lines <- string(line)
+				rest = after
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	next := func() string {
+		select {
+		case l := <-lines:
+			return l
+		case <-time.After(20 * time.Second):
+			t.Fatal("the command says nothing")
+			return ""
+		}
+	}
+	require.Equal(t, "signals kept", next())
+	require.Equal(t, "ready", next())
+	for _, s := range []struct {
+		signal syscall.Signal
+		name   string
+	}{{syscall.SIGHUP, "SIGHUP"}, {syscall.SIGUSR1, "SIGUSR1"}, {syscall.SIGUSR2, "SIGUSR2"}, {syscall.SIGWINCH, "SIGWINCH"}, {syscall.SIGQUIT, "SIGQUIT"}} {
+		require.NoError(t, cmd.Process.Signal(s.signal))
+		assert.Equal(t, s.name, next())
+	}
+
+	child := childOf(t, cmd.Process.Pid)
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTSTP))
+	require.Eventually(t, func() bool { return state(t, cmd.Process.Pid) == "T" && state(t, child) == "T" }, 10*time.Second, 10*time.Millisecond, "both stop")
+	require.NoError(t, cmd.Process.Signal(syscall.SIGCONT))
+	require.Eventually(t, func() bool { return state(t, cmd.Process.Pid) != "T" && state(t, child) != "T" }, 10*time.Second, 10*time.Millisecond, "both go on")
+
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	for range lines { // until it is closed
+	}
+	_ = cmd.Wait()
+	_, signal := ended(cmd)
+	assert.Equal(t, syscall.SIGTERM, signal)
+}
+
+func childOf(t *testing.T, pid int) int {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	require.NoError(t, err)
+	if len(bytes.TrimSpace(data)) == 0 { // the child of another thread
+		matches, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+		require.NoError(t, err)
+		for _, m := range matches {
+			if more, err := os.ReadFile(m); err == nil {
+				data = append(data, more...)
+			}
+		}
+	}
+	var child int
+	_, err = fmt.Sscan(string(data), &child)
+	require.NoError(t, err)
+	return child
+}
+
+func state(t *testing.T, pid int) string {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	require.NoError(t, err)
+	_, rest, _ := strings.Cut(string(data), ") ")
+	return rest[:1]
+}
+
+func TestWhatCannotRunIsRefused(t *testing.T) {
+	b := newBench(t)
+	trace := func(args ...string) outcome {
+		return b.run(b.gpufl, slices.Concat([]string{"trace"}, b.flags, args)...)
+	}
+	o := trace("--", "no-such-command-anywhere")
+	assert.Equal(t, 127, o.code)
+	assert.Contains(t, o.stderr, "no-such-command-anywhere")
+	o = trace("--", os.TempDir())
+	assert.Equal(t, 126, o.code)
+	o = trace()
+	assert.Equal(t, 2, o.code)
+	assert.Contains(t, o.stderr, "no command")
+	o = trace("--kinds", "kernel,frob", "--", "true")
+	assert.Equal(t, 2, o.code)
+	assert.Contains(t, o.stderr, `"frob" is no kind of record`)
+	o = trace("--protocol", "http/json", "--", "true")
+	assert.Equal(t, 2, o.code)
+	assert.Contains(t, o.stderr, "http/json")
+
+	b.environ = append(b.environ, "CUDA_INJECTION64_PATH=/opt/nsight/libToolsInjection.so")
+	o = trace("--", "true")
+	assert.Equal(t, 1, o.code)
+	assert.Contains(t, o.stderr, "another profiler wants to be there")
+	o = trace("--force", "--output", b.file, "--", "sh", "-c", "echo $CUDA_INJECTION64_PATH")
+	assert.Equal(t, library(t)+"\n", o.stdout)
+}
+
+func TestDoctorSaysWhatWorks(t *testing.T) {
+	b := newBench(t)
+	checks := func() map[string]bool {
+		o := b.run(b.gpufl, slices.Concat([]string{"doctor", "--json"}, b.flags)...)
+		var findings []struct {
+			Check, Detail string
+			OK            bool
+		}
+		require.NoError(t, json.Unmarshal([]byte(o.stdout), &findings), o.stdout+o.stderr)
+		m := map[string]bool{}
+		all := true
+		for _, f := range findings {
+			m[f.Check] = f.OK
+			all = all && f.OK
+			assert.NotEmpty(t, f.Detail)
+		}
+		assert.Equal(t, all, o.code == 0)
+		return m
+	}
+	all := map[string]bool{"driver": true, "devices": true, "cupti": true, "permission": true, "injection": true, "settings": true, "collector": true}
+	fine := slices.Concat(b.environ, []string{"GPUFL_OUTPUT=" + b.file})
+	for _, tc := range []struct {
+		name  string
+		env   []string
+		wrong []string
+	}{
+		{"all is well", nil, nil},
+		{"no device", []string{"FAKE_CUDA_DEVICES=0"}, []string{"devices", "cupti", "permission"}},
+		{"another profiler", []string{"FAKE_CUPTI_REFUSE=39"}, []string{"cupti", "permission"}},
+		{"bad setting", []string{"GPUFL_MAX_SPANS_PER_SECOND=many"}, []string{"settings"}},
+		{"another injection", []string{"CUDA_INJECTION64_PATH=/opt/other.so"}, []string{"injection"}},
+		{"no collector", []string{"GPUFL_OUTPUT=", "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1"}, []string{"collector"}},
+		{"no driver", []string{"LD_LIBRARY_PATH="}, []string{"driver", "devices", "cupti", "permission"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b.t = t
+			b.environ = slices.Concat(fine, tc.env)
+			want := map[string]bool{}
+			for k := range all {
+				want[k] = !slices.Contains(tc.wrong, k)
+			}
+			assert.Equal(t, want, checks())
+		})
+	}
+}

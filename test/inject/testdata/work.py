@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# A program that uses the (fake) driver as a CUDA program does, and then does what its first argument
+# says. It knows nothing of being recorded: its output and its end must be the same with and without.
+import ctypes
+import faulthandler
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+
+class GPU:
+    """One context of the driver, and kernels by name."""
+
+    def __init__(self):
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+        self.check(self.cuda.cuInit(0))
+        context = ctypes.c_void_p()
+        self.check(self.cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
+        self.module = ctypes.c_void_p()
+        self.check(self.cuda.cuModuleLoadData(ctypes.byref(self.module), b"image"))
+
+    def check(self, result):
+        if result != 0:
+            raise RuntimeError(f"driver says {result}")
+
+    def launch(self, name, n):
+        function = ctypes.c_void_p()
+        self.check(self.cuda.cuModuleGetFunction(ctypes.byref(function), self.module, name.encode()))
+        for _ in range(n):
+            self.check(self.cuda.cuLaunchKernel(function, 4, 1, 1, 128, 1, 1, 0, None, None, None))
+
+    def copy(self, size):
+        memory = ctypes.c_uint64()
+        self.check(self.cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(size)))
+        data = (ctypes.c_char * size)()
+        self.check(self.cuda.cuMemcpyHtoD_v2(memory, data, ctypes.c_size_t(size)))
+
+
+def dispositions(path="/proc/self/status"):
+    with open(path) as f:
+        return [line.strip() for line in f if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
+
+
+def plain(gpu):
+    gpu.launch("gemm", 1000)
+    gpu.launch("relu", 500)
+    gpu.copy(1 << 20)
+    print("done")
+
+
+def segv(gpu):
+    gpu.launch("gemm", 10)
+    sys.stdout.flush()
+    ctypes.string_at(0)
+
+
+def faults(gpu):
+    faulthandler.enable()
+    sys.stdout.flush()
+    ctypes.string_at(0)
+
+
+def abort(gpu):
+    sys.stdout.flush()
+    os.abort()
+
+
+def term(gpu):
+    gpu.launch("gemm", 10)
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)
+
+
+def interrupt(gpu):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+    except KeyboardInterrupt:
+        print("interrupted")
+
+
+def interrupt_dies(gpu):
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(10)
+
+
+def pipe(gpu):
+    # As most programs have it; Python ignores it by itself.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    r, w = os.pipe()
+    os.close(r)
+    sys.stdout.flush()
+    os.write(w, b"nobody reads this")
+
+
+def pipe_ignored(gpu):
+    r, w = os.pipe()
+    os.close(r)
+    try:
+        os.write(w, b"nobody reads this")
+    except BrokenPipeError:
+        print("broken pipe")
+
+
+def lasting(gpu):
+    # Long enough for several exports, and ended by the first SIGPIPE that a thread of its own gets.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    end = time.time() + 1.5
+    while time.time() < end:
+        gpu.launch("gemm", 100)
+        time.sleep(0.01)
+    print("lasted")
+
+
+def leave(gpu):
+    gpu.launch("gemm", 10)
+    print("leaving", flush=True)
+    os._exit(7)
+
+
+def code(gpu):
+    gpu.launch("gemm", 10)
+    print("nine")
+    sys.exit(9)
+
+
+def uncaught(gpu):
+    raise ValueError("mine")
+
+
+def alarms(gpu):
+    count = 0
+    threads = set()
+
+    def on_alarm(signum, frame):
+        nonlocal count
+        count += 1
+        threads.add(threading.get_ident())
+
+    signal.signal(signal.SIGALRM, on_alarm)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    end = time.time() + 30
+    while count < 1000 and time.time() < end:
+        gpu.launch("gemm", 20)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(count >= 1000, threads == {threading.get_ident()})
+
+
+def timer_left(gpu):
+    # Fires, and kills, some time after the end: the end must not take until then.
+    gpu.launch("gemm", 10)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    print("over")
+    signal.setitimer(signal.ITIMER_REAL, 0.7)
+
+
+def fork_exec(gpu):
+    gpu.launch("gemm", 10)
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        os.execvp("sh", ["sh", "-c", "echo from the child; exit 3"])
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def fork_exit(gpu):
+    # Runs all that is registered for the exit, in the child too.
+    gpu.launch("gemm", 10)
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        print("child", gpu.cuda.cuInit(0))
+        sys.exit(4)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def worker(n):
+    return n * n
+
+
+def pool(gpu):
+    gpu.launch("gemm", 10)
+    with multiprocessing.get_context("fork").Pool(4) as p:
+        print(sum(p.map(worker, range(1000))))
+
+
+def spawned(n):
+    gpu = GPU()
+    gpu.launch("spawned", n)
+
+
+def spawn(gpu):
+    gpu.launch("gemm", 10)
+    processes = [multiprocessing.get_context("spawn").Process(target=spawned, args=(100,)) for _ in range(3)]
+    for p in processes:
+        p.start()
+    for p in processes:
+        p.join()
+    print([p.exitcode for p in processes])
+
+
+def children(gpu):
+    for i in range(3):
+        print(subprocess.run([sys.executable, __file__, "code"], capture_output=True, text=True).returncode)
+
+
+def threads(gpu):
+    def work():
+        gpu.launch("gemm", 250)
+
+    all = [threading.Thread(target=work) for _ in range(8)]
+    for t in all:
+        t.start()
+    for t in all:
+        t.join()
+    print("joined")
+
+
+def environment(gpu):
+    # What gpufl adds is the library's; nothing else may differ, and nothing when the library came.
+    ours = ("GPUFL_", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "TRACEPARENT", "OTEL_")
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    print(sorted((k, v) for k, v in os.environ.items() if not k.startswith(ours)))
+    print(all(getenv(k.encode()) == v.encode() for k, v in os.environ.items()))
+
+
+def wait(gpu):
+    # For signals from outside: says which came.
+    def on(signum, frame):
+        print(signal.Signals(signum).name, flush=True)
+
+    for s in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGQUIT):
+        signal.signal(s, on)
+    gpu.launch("gemm", 10)
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.05)
+
+
+def main():
+    before = dispositions()
+    gpu = GPU()
+    after = dispositions()
+    # 33 is the C library's own, which it takes with the first thread.
+    mask = ~(1 << 32)
+    same = [[l.split()[0], int(l.split()[1], 16) & mask] for l in before] == [
+        [l.split()[0], int(l.split()[1], 16) & mask] for l in after]
+    print("signals", "kept" if same else f"changed: {before} {after}")
+    globals()[sys.argv[1]](gpu)
+
+
+if __name__ == "__main__":
+    main()
