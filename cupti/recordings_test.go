@@ -90,7 +90,7 @@ func (r *recording) decode(d *decoder) *Batch {
 }
 
 func TestRecordingsOfAnH200(t *testing.T) {
-	for _, name := range []string{"h200-default", "h200-nodes"} {
+	for _, name := range []string{"h200-default", "h200-nodes", "h200-p2p"} {
 		t.Run(name, func(t *testing.T) {
 			r := readRecording(t, name)
 			d := r.decoder()
@@ -182,7 +182,7 @@ func TestRecordingsKnowTheirScopes(t *testing.T) {
 
 // TestRecordingsCorrupted flips bytes of real buffers: everything stays counted, nothing crashes.
 func TestRecordingsCorrupted(t *testing.T) {
-	for _, name := range []string{"h200-default", "h200-nodes"} {
+	for _, name := range []string{"h200-default", "h200-nodes", "h200-p2p"} {
 		clean := readRecording(t, name)
 		for seed := range 300 {
 			r := recording{data: bytes.Clone(clean.data), begins: clean.begins, names: clean.names}

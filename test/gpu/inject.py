@@ -99,6 +99,19 @@ for _ in range(50):
 torch.cuda.synchronize(); print('replayed')
 """
 
+PEER = """
+import torch
+if torch.cuda.device_count() < 2:
+    print('one device'); raise SystemExit(0)
+a = torch.ones(1 << 20, device='cuda:0')
+b = torch.zeros(1 << 20, device='cuda:1')
+for _ in range(30):
+    b.copy_(a)
+    a.copy_(b)
+torch.cuda.synchronize(0); torch.cuda.synchronize(1)
+print('copied', int(b.sum().item()))
+"""
+
 
 class Failure(Exception):
     pass
@@ -207,6 +220,9 @@ class Test:
         ids = {s["spanId"]: s["name"] for s in r.of("scope")}
         inside = sum(ids.get(k.get("parentSpanId")) == "forward" for k in r.of("kernel"))
         check(inside > 100, f"{inside} kernels are children of forward")
+        # PyTorch launches the backward pass on a thread of its own.
+        inferred = sum(ids.get(k.get("parentSpanId")) == "backward" and "cuda.scope.inferred" in k["a"] for k in r.of("kernel"))
+        check(inferred > 100, f"{inferred} kernels of another thread are children of backward")
         check(any(s["a"].get("cuda.memcpy.kind") == "HtoD" for s in r.of("memcpy")), "no copies to the device")
         check(re.search(r"\(all\)", p.stderr), "no table:\n" + p.stderr)
 
@@ -227,6 +243,19 @@ class Test:
         check(r.kernels() >= 400, f"{r.kernels()} kernels, at least 400 are in the graphs")
         r, _, _ = self.same("graph_whole", [sys.executable, "-c", GRAPH])
         check(len(r.of("graph")) == 50, f"{len(r.of('graph'))} launches of graphs, 50 expected")
+
+    def peer(self):
+        r, p, _ = self.same("peer", [sys.executable, "-c", PEER], spans=False)
+        if "one device" in p.stdout:
+            self.note = "left out: one device"
+            return
+        copies = [s["a"] for s in r.of("memcpy") if s["a"].get("cuda.memcpy.kind") == "PtoP"]
+        sizes = {int(a["cuda.memcpy.size"]) for a in copies}
+        check(len(copies) == 60 and sizes == {4 << 20}, f"{len(copies)} copies between devices of {sizes} bytes, 60 of 4 MiB expected")
+        check(len({a.get("hw.id") for a in copies}) >= 1, "copies without a device")
+        devices = {a.get("cuda.device.index") for k in r.of("kernel") for a in [k["a"]]}
+        check({"0", "1"} <= devices, f"kernels on devices {devices}")
+        self.note += f", {len(copies)} copies between devices"
 
     def spawn(self):
         path = os.path.join(self.out, "spawn.py")
@@ -277,7 +306,7 @@ class Test:
                     self.note = f"{p.took - bare.took:+.1f}s"
 
 
-CASES = ["doctor", "training", "workers", "triton", "graphed", "graph_nodes", "spawn", "four", "exact",
+CASES = ["doctor", "training", "workers", "triton", "graphed", "graph_nodes", "peer", "spawn", "four", "exact",
          "segv", "term", "interrupt", "alarms", "unreachable"]
 
 
