@@ -32,7 +32,7 @@ func (e ending) String() string {
 
 // caught are the signals that gpufl passes on to its command. Not among them are those that cannot be
 // caught, those that a thread causes itself, and those of its own children and runtime. A signal that
-// was ignored when gpufl began stays so, for the command too (nohup).
+// was ignored when gpufl began stays so, for the command too (nohup, services of systemd).
 func caught() []os.Signal {
 	var list []os.Signal
 	for n := syscall.Signal(1); n <= 64; n++ {
@@ -51,6 +51,12 @@ func caught() []os.Signal {
 // runCommand runs a command to its end and passes signals on to it. started is called with its process
 // id. The error is that it could not be started.
 func runCommand(cmd *exec.Cmd, started func(pid int)) (ending, error) {
+	for _, s := range ignoredAtStart() {
+		// But for SIGCHLD: nobody could be waited for.
+		if s != syscall.SIGCHLD {
+			signal.Ignore(s)
+		}
+	}
 	signals := make(chan os.Signal, 64)
 	signal.Notify(signals, caught()...)
 	defer signal.Stop(signals)

@@ -63,7 +63,8 @@ func runDoctor(ctx context.Context, args []string, stdout io.Writer) error {
 	}
 	env := newEnvironment(os.Environ())
 	if *endpoint != "" {
-		env.set("OTEL_EXPORTER_OTLP_ENDPOINT", *endpoint)
+		env.setForAll(endpointVariable, *endpoint)
+		env.unset("GPUFL_OUTPUT")
 	}
 	findings := examine(ctx, &env, *library)
 	if err := printFindings(stdout, findings, *asJSON); err != nil {

@@ -53,6 +53,8 @@ Flags:
 const (
 	injectionVariable = "CUDA_INJECTION64_PATH"
 	nvtxVariable      = "NVTX_INJECTION64_PATH"
+	endpointVariable  = "OTEL_EXPORTER_OTLP_ENDPOINT"
+	protocolVariable  = "OTEL_EXPORTER_OTLP_PROTOCOL"
 	// patience is what gpufl waits for at most after the command's end: for other processes of it that
 	// end, and to send its own span. Of a collector that the command could not reach it expects less.
 	patience      = 5 * time.Second
@@ -80,8 +82,8 @@ type traceConfig struct {
 
 // variables are the flags that only set a variable of the recording processes.
 var variables = []struct{ flag, variable, usage string }{
-	{"endpoint", "OTEL_EXPORTER_OTLP_ENDPOINT", "`URL` of the collector (default: OTEL_EXPORTER_OTLP_ENDPOINT, or http://localhost:4318)"},
-	{"protocol", "OTEL_EXPORTER_OTLP_PROTOCOL", "`protocol` of the collector: http/protobuf or grpc (default: OTEL_EXPORTER_OTLP_PROTOCOL, or http/protobuf)"},
+	{"endpoint", endpointVariable, "`URL` of the collector (default: OTEL_EXPORTER_OTLP_ENDPOINT, or http://localhost:4318)"},
+	{"protocol", protocolVariable, "`protocol` of the collector: http/protobuf or grpc (default: OTEL_EXPORTER_OTLP_PROTOCOL, or http/protobuf)"},
 	{"output", "GPUFL_OUTPUT", "write OTLP as JSON lines to `file` and send nothing; .gz and .zst are compressed; what was there is replaced"},
 	{"service", "OTEL_SERVICE_NAME", "service.name, a `name` (default: OTEL_SERVICE_NAME)"},
 	{"kinds", "GPUFL_KINDS", "`list` of kinds to record, or changes such as +sync,-memset; there are " + strings.Join(recorder.KindNames(^cupti.Kinds(0)), ", ")},
@@ -231,10 +233,12 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 func (t *tracing) applyFlags() error {
 	for name, v := range t.cfg.values {
 		switch name {
-		case "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL":
-			for _, signal := range []string{"TRACES", "LOGS", "METRICS"} {
-				t.env.unset(strings.Replace(name, "OTLP_", "OTLP_"+signal+"_", 1))
+		case endpointVariable, protocolVariable:
+			t.env.setForAll(name, v)
+			if _, both := t.cfg.values["GPUFL_OUTPUT"]; name == endpointVariable && !both {
+				t.env.unset("GPUFL_OUTPUT")
 			}
+			continue
 		case "GPUFL_OUTPUT":
 			if v == "" {
 				return &usageError{errors.New("--output has no file")}
@@ -529,14 +533,25 @@ func (e *environment) set(name, value string) {
 	e.values[name] = value
 }
 
-func (e *environment) unset(name string) { delete(e.values, name) }
+// setForAll sets a variable of OTLP, and unsets those for one signal, which would win.
+func (e *environment) setForAll(name, value string) {
+	for _, signal := range []string{"TRACES", "LOGS", "METRICS"} {
+		e.unset(strings.Replace(name, "OTLP_", "OTLP_"+signal+"_", 1))
+	}
+	e.set(name, value)
+}
+
+func (e *environment) unset(name string) {
+	if _, ok := e.values[name]; ok {
+		delete(e.values, name)
+		e.names = slices.DeleteFunc(e.names, func(n string) bool { return n == name })
+	}
+}
 
 func (e *environment) list() []string {
 	list := make([]string, 0, len(e.names))
 	for _, name := range e.names {
-		if v, ok := e.values[name]; ok {
-			list = append(list, name+"="+v)
-		}
+		list = append(list, name+"="+e.values[name])
 	}
 	return list
 }

@@ -78,6 +78,19 @@ func TestTheCommandsEnvironment(t *testing.T) {
 
 	_, changes = prepared(t, nil, "--nvtx=false")
 	assert.Equal(t, "-nvtx", changes["GPUFL_KINDS"])
+
+	tr, changes = prepared(t, []string{"GPUFL_OUTPUT=" + filepath.Join(t.TempDir(), "mine.jsonl")}, "--endpoint", "http://b:4318")
+	assert.Contains(t, changes, "-GPUFL_OUTPUT", "a flag wins over a variable")
+	assert.Empty(t, tr.sending.File)
+	assert.Equal(t, "http://b:4318", changes["OTEL_EXPORTER_OTLP_ENDPOINT"])
+}
+
+func TestAnEnvironmentHasEachVariableOnce(t *testing.T) {
+	e := newEnvironment([]string{"A=1", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT=x", "A=2", "=odd", "B"})
+	e.setForAll(endpointVariable, "y")
+	e.set("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "z")
+	e.unset("none")
+	assert.Equal(t, []string{"A=2", "OTEL_EXPORTER_OTLP_ENDPOINT=y", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT=z"}, e.list())
 }
 
 func TestAGivenTraceGoesOn(t *testing.T) {

@@ -20,6 +20,9 @@
  * Go thread may get it. Handlers of these that exist by now keep SA_ONSTACK, so that they then run on
  * the runtime's signal stack.
  *
+ * Limits. Go raises the number of files that a process may open, which the program's children would
+ * inherit, and select() would not survive. That is put back as soon as Go's packages have begun.
+ *
  * Forked children have no Go runtime, only its memory. A flag tells them before Go is entered.
  */
 #define _GNU_SOURCE
@@ -31,6 +34,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include "_cgo_export.h"
@@ -44,6 +48,8 @@ static pthread_t gpufl_loader;
 static bool gpufl_blocked;
 static pthread_mutex_t gpufl_restoring = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool gpufl_restored;
+static struct rlimit gpufl_files;
+static bool gpufl_files_known;
 
 static atomic_bool gpufl_forked;
 static atomic_bool gpufl_entered;
@@ -59,6 +65,7 @@ __attribute__((constructor(101))) static void gpufl_before_go(void) {
 
   for (int sig = 1; sig < NSIG; sig++)
     gpufl_known[sig] = sigaction(sig, NULL, &gpufl_before[sig]) == 0;
+  gpufl_files_known = getrlimit(RLIMIT_NOFILE, &gpufl_files) == 0;
   sigfillset(&block);
   for (size_t i = 0; i < sizeof gpufl_faults / sizeof *gpufl_faults; i++)
     sigdelset(&block, gpufl_faults[i]);
@@ -116,6 +123,16 @@ __attribute__((constructor)) static void gpufl_after_go(void) {
   struct sigaction now;
 
   if (sigaction(SIGURG, NULL, &now) == 0 && !gpufl_same(&now, &gpufl_before[SIGURG])) gpufl_restore();
+}
+
+/* gpufl_restore_limits is called by Go, on the thread that starts its packages. A limit that is not one
+ * below the highest is none that Go has set: the program has, meanwhile. */
+void gpufl_restore_limits(void) {
+  struct rlimit now;
+
+  if (!gpufl_files_known || getrlimit(RLIMIT_NOFILE, &now) != 0) return;
+  if (now.rlim_cur == now.rlim_max - 1 && now.rlim_max == gpufl_files.rlim_max && now.rlim_cur != gpufl_files.rlim_cur)
+    setrlimit(RLIMIT_NOFILE, &gpufl_files);
 }
 
 /* The recording ends here, which may take some seconds that the program has not counted on: a timer that

@@ -3,12 +3,15 @@
 package main
 
 // #include <stdlib.h>
+// void gpufl_restore_limits(void);
 import "C"
 
 import (
 	"context"
 	"encoding/hex"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"sync/atomic"
@@ -27,11 +30,25 @@ const (
 	memoryLimit = 512 << 20
 )
 
+const (
+	// silentFile is left among the summaries by a process that could send nothing: those after it expect
+	// less, or a command of many processes would wait for its collector again and again.
+	silentFile = "silent"
+	// lessPatience is for sending, once that is there.
+	lessPatience = 500 * time.Millisecond
+)
+
+// init runs after package syscall has raised the limit of open files, and before anything that the
+// program calls can have entered Go.
+func init() { C.gpufl_restore_limits() }
+
 // recording is what runs in this process, from InitializeInjection to its exit.
 type recording struct {
 	capture *capture.Capture
 	log     *slog.Logger
 	timeout time.Duration
+	// summaries is the folder for them, "" without one.
+	summaries string
 }
 
 // current is nil until everything runs, and again once it has been stopped.
@@ -71,8 +88,8 @@ func gpuflInjectStart() (atExit C.int) {
 		log.Error("gpufl: nothing is recorded", "error", err)
 		return 0
 	}
-	r := &recording{capture: c, log: log, timeout: settings.ShutdownTimeout}
-	r.announce(settings.SummaryDir)
+	r := &recording{capture: c, log: log, timeout: settings.ShutdownTimeout, summaries: settings.SummaryDir}
+	r.announce()
 	current.Store(r)
 	return 1
 }
@@ -85,6 +102,7 @@ func gpuflInjectStop() {
 	if r == nil {
 		return
 	}
+	timeout := r.patience()
 	done := make(chan struct{})
 	// Not on this thread, which is the program's: if CUPTI never comes back, the program still ends, and
 	// a signal that a closed connection raises goes to a thread that has it blocked.
@@ -96,25 +114,54 @@ func gpuflInjectStop() {
 			}
 		}()
 		// The last fifth of the time is for what comes after sending: the summary tells what was not sent.
-		ctx, cancel := context.WithTimeout(context.Background(), r.timeout*4/5)
+		ctx, cancel := context.WithTimeout(context.Background(), timeout*4/5)
 		defer cancel()
 		// Not detached from the driver: the process ends, so nothing will be slower after this.
-		if _, err := r.capture.Stop(ctx, false); err != nil {
+		summary, err := r.capture.Stop(ctx, false)
+		if err != nil {
 			r.log.Info("gpufl: the recording is not complete", "error", err)
 		}
+		r.tellOthers(summary.Delivery)
 	}()
-	late := time.NewTimer(r.timeout)
+	late := time.NewTimer(timeout)
 	defer late.Stop()
 	select {
 	case <-done:
 	case <-late.C:
-		r.log.Warn("gpufl: the end of the recording took too long; it is not complete", "timeout", r.timeout)
+		r.log.Warn("gpufl: the end of the recording took too long; it is not complete", "timeout", timeout)
+	}
+}
+
+// patience is how long the end may take.
+func (r *recording) patience() time.Duration {
+	if r.summaries != "" {
+		if _, err := os.Stat(filepath.Join(r.summaries, silentFile)); err == nil {
+			return min(r.timeout, lessPatience)
+		}
+	}
+	return r.timeout
+}
+
+// tellOthers says so if nothing at all could be sent.
+func (r *recording) tellOthers(deliveries []recorder.Delivery) {
+	lost := false
+	for _, d := range deliveries {
+		if d.Sent > 0 {
+			return
+		}
+		lost = lost || len(d.Unsent) > 0
+	}
+	if !lost || r.summaries == "" {
+		return
+	}
+	if err := os.WriteFile(filepath.Join(r.summaries, silentFile), nil, 0o600); err != nil {
+		r.log.Warn("gpufl: other processes cannot be told that nothing was sent", "error", err)
 	}
 }
 
 // announce leaves a summary without an end, so that a process that is killed is known to have recorded.
-func (r *recording) announce(dir string) {
-	if dir == "" {
+func (r *recording) announce() {
+	if r.summaries == "" {
 		return
 	}
 	cfg, status := r.capture.Config(), r.capture.Status()
@@ -127,7 +174,7 @@ func (r *recording) announce(dir string) {
 		trace := rec.SessionRef().Trace
 		s.Trace = hex.EncodeToString(trace[:])
 	}
-	if err := s.Write(dir); err != nil {
+	if err := s.Write(r.summaries); err != nil {
 		r.log.Warn("gpufl: no summary can be written", "error", err)
 	}
 }

@@ -219,7 +219,7 @@ func TestNothingIsDifferentUnderTracing(t *testing.T) {
 			bare, traced := b.bare(tc.mode), b.traced(tc.mode, "--quiet")
 			assert.Equal(t, tc.code, bare.code, "the program itself: %s", bare.stderr)
 			assert.Equal(t, tc.signal, bare.signal, "the program itself")
-			assert.Contains(t, bare.stdout, "signals kept\n")
+			assert.Contains(t, bare.stdout, "signals kept\nlimits kept\n")
 			assert.Contains(t, bare.stdout, tc.stdout)
 			assert.Equal(t, bare.code, traced.code)
 			assert.Equal(t, bare.signal, traced.signal)
@@ -272,7 +272,7 @@ func TestEachProcessIsASessionOfTheCommandsTrace(t *testing.T) {
 func TestTheEndIsTold(t *testing.T) {
 	b := newBench(t)
 	o := b.traced("plain")
-	assert.Equal(t, "signals kept\ndone\n", o.stdout)
+	assert.Equal(t, "signals kept\nlimits kept\ndone\n", o.stdout)
 	assert.Regexp(t, `gpufl: python3\S* ended with 0 after \S+, 1 process recorded\n`, o.stderr)
 	assert.Regexp(t, `gpufl: 1,503 spans, 1 log record, \d+ metric points went to `+regexp.QuoteMeta(b.file)+`, trace [0-9a-f]{32}\n`, o.stderr)
 	assert.Regexp(t, `66\.7%\s+1,000\s+1\.00µs\s+1\.00µs\s+gemm\n`, o.stderr)
@@ -285,7 +285,7 @@ func TestTheEndIsTold(t *testing.T) {
 	b.environ = append(b.environ, "FAKE_CUPTI_REFUSE=39") // CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED
 	o = b.traced("plain")
 	assert.Zero(t, o.code)
-	assert.Equal(t, "signals kept\ndone\n", o.stdout)
+	assert.Equal(t, "signals kept\nlimits kept\ndone\n", o.stdout)
 	assert.Contains(t, o.stderr, "gpufl: 1 process recorded nothing: ")
 }
 
@@ -300,6 +300,18 @@ func TestAProgramWithoutGPUIsToldOff(t *testing.T) {
 	require.Len(t, spans, 1)
 	assert.Equal(t, int64(5), spans[0].Attributes().AsRaw()[semconv.ProcessExitCode])
 	assert.Equal(t, ptrace.StatusCodeError, spans[0].Status().Code())
+}
+
+// TestWhatIsInheritedReachesTheCommand: what gpufl's own runtime changes in its process is not passed on.
+func TestWhatIsInheritedReachesTheCommand(t *testing.T) {
+	b := newBench(t)
+	const set = `trap '' HUP INT QUIT USR1 PIPE TERM; ulimit -Sn 256; exec "$@"`
+	command := []string{"sh", "-c", `grep -E '^Sig(Ign|Blk)' /proc/self/status; ulimit -Sn; ls /proc/self/fd | wc -l`}
+	bare := b.run("sh", slices.Concat([]string{"-c", set, "sh"}, command)...)
+	require.Regexp(t, `SigIgn:\s[0-9a-f]{12}5207\n256\n`, bare.stdout)
+	traced := b.run("sh", slices.Concat([]string{"-c", set, "sh", b.gpufl, "trace", "--quiet"}, b.flags, b.output, []string{"--"}, command)...)
+	assert.Equal(t, bare.stdout, traced.stdout)
+	assert.Equal(t, bare.stderr, traced.stderr)
 }
 
 // TestAnUnreachableCollectorCostsOneLine: refused at once, and silent for ever.
@@ -331,6 +343,21 @@ func TestAnUnreachableCollectorCostsOneLine(t *testing.T) {
 	}
 }
 
+// TestOneProcessLearnsOfAnother that the collector is silent: each waiting for itself would add up.
+func TestOneProcessLearnsOfAnother(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	b := newBench(t)
+	b.output = []string{"--endpoint", "http://" + silent.Addr().String()}
+	bare, traced := b.bare("children"), b.traced("children", "--quiet")
+	assert.Equal(t, bare.code, traced.code)
+	assert.Equal(t, bare.stdout, traced.stdout)
+	assert.Contains(t, traced.stderr, "4 log records")
+	// Four processes and gpufl: one waits for 4 seconds, the others for half a second, gpufl for one.
+	assert.Less(t, traced.took-bare.took, 9*time.Second)
+}
+
 // TestABrokenConnectionDoesNotEndTheProgram: writing to one raises SIGPIPE.
 func TestABrokenConnectionDoesNotEndTheProgram(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -356,7 +383,7 @@ func TestABrokenConnectionDoesNotEndTheProgram(t *testing.T) {
 		b.environ = append(b.environ, "GPUFL_FLUSH_INTERVAL=20ms", "GPUFL_METRIC_INTERVAL=50ms", "GPUFL_LOG_LEVEL=debug")
 		b.output = []string{"--endpoint", "http://" + l.Addr().String(), "--protocol", protocol}
 		o := b.traced("lasting", "--quiet")
-		assert.Equal(t, "signals kept\nlasted\n", o.stdout)
+		assert.Equal(t, "signals kept\nlimits kept\nlasted\n", o.stdout)
 		assert.Zero(t, o.code)
 		assert.Zero(t, o.signal)
 	}
@@ -437,6 +464,7 @@ func TestSignalsReachTheCommand(t *testing.T) {
 		}
 	}
 	require.Equal(t, "signals kept", next())
+	require.Equal(t, "limits kept", next())
 	require.Equal(t, "ready", next())
 	for _, s := range []struct {
 		signal syscall.Signal

@@ -6,6 +6,7 @@ import ctypes
 import faulthandler
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -246,14 +247,17 @@ def wait(gpu):
 
 
 def main():
-    before = dispositions()
+    # Fewer files than there could be, so that a limit that is raised is seen.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    before, limits = dispositions(), resource.getrlimit(resource.RLIMIT_NOFILE)
     gpu = GPU()
-    after = dispositions()
+    after, limits_after = dispositions(), resource.getrlimit(resource.RLIMIT_NOFILE)
     # 33 is the C library's own, which it takes with the first thread.
     mask = ~(1 << 32)
     same = [[l.split()[0], int(l.split()[1], 16) & mask] for l in before] == [
         [l.split()[0], int(l.split()[1], 16) & mask] for l in after]
     print("signals", "kept" if same else f"changed: {before} {after}")
+    print("limits", "kept" if limits == limits_after else f"changed: {limits} {limits_after}")
     globals()[sys.argv[1]](gpu)
 
 
