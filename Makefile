@@ -36,7 +36,7 @@ BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_GPUFL=$
 	GPUFLIGHT_PROMETHEUS=$(CURDIR)/$(TOOLS)/prometheus GPUFLIGHT_INJECT=$(CURDIR)/bin/libgpufl.so GPUFLIGHT_REQUIRE=1
 
 .PHONY: demo
-demo: build $(if $(JAEGER),,$(TOOLS)/jaeger) $(TOOLS)/demo ## Run Jaeger and the collector on a generated session; ctrl-C stops both
+demo: build $(if $(JAEGER),,$(TOOLS)/jaeger) $(TOOLS)/demo ## Run Jaeger and the collector on recordings of an H200; ctrl-C stops both
 	@$(TOOLS)/demo
 
 .PHONY: build
