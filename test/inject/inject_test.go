@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -425,6 +426,11 @@ func TestATimerThatIsLeftDoesNotEndTheProgram(t *testing.T) {
 
 func TestSignalsReachTheCommand(t *testing.T) {
 	b := newBench(t)
+	// What the tests were started with ignored (by nohup) would stay so in the command. What a process
+	// catches is at its default in its children.
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGTSTP)
+	defer signal.Stop(caught)
 	cmd := exec.Command(b.gpufl, b.traceArgs("wait", "--quiet")...)
 	cmd.Env = b.environ
 	// A group of its own, in the background of the terminal if there is one, as a shell's job.
