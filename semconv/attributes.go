@@ -234,7 +234,8 @@ const (
 	CUDAMemsetSize = "cuda.memset.size"
 	// CUDAMemorySize (int in By; extension ✚): Bytes allocated or released.
 	CUDAMemorySize = "cuda.memory.size"
-	// CUDAMemoryKind (string; extension ✚): Kind of memory; values as for cuda.memcpy.source.kind.
+	// CUDAMemoryKind (string; extension ✚): Kind of memory; values as for cuda.memcpy.source.kind,
+	// and async (of a pool) and virtual (of cuMemCreate).
 	CUDAMemoryKind = "cuda.memory.kind"
 	// CUDAMemoryAddress (int; extension ✚): Address of the memory.
 	CUDAMemoryAddress = "cuda.memory.address"

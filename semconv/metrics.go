@@ -95,6 +95,18 @@ const (
 	MetricGPUCUDAKernelGridSize = "gpu.cuda.kernel.grid.size"
 	// MetricGPUCUDAKernelBlockSize (histogram in 1; OBI): Threads of a block.
 	MetricGPUCUDAKernelBlockSize = "gpu.cuda.kernel.block.size"
+	// MetricGPUCUDAKernelCapturedLaunches (counter in {launch}; extension ✚): Launches that were
+	// recorded into a graph and not executed.
+	MetricGPUCUDAKernelCapturedLaunches = "gpu.cuda.kernel.captured.launches"
+	// MetricGPUCUDAKernelLaunchDuration (histogram in s; extension ✚): Durations of the host's calls
+	// that launch kernels, of a sample of them; they grow when the device's queue is full.
+	MetricGPUCUDAKernelLaunchDuration = "gpu.cuda.kernel.launch.duration"
+	// MetricGPUCUDAIdleDuration (histogram in s; extension ✚): Time from the end of a wait for the
+	// device to the thread's next launch, in which it gave the device no work.
+	MetricGPUCUDAIdleDuration = "gpu.cuda.idle.duration"
+	// MetricGPUCUDAGraphUnknownLaunches (counter in {call}; extension ✚): Graphs started whose
+	// kernels are not known, because they were captured before the source looked.
+	MetricGPUCUDAGraphUnknownLaunches = "gpu.cuda.graph.unknown.launches"
 	// MetricGPUCUDAGraphLaunchCalls (counter in {call}; OBI): Graphs started.
 	MetricGPUCUDAGraphLaunchCalls = "gpu.cuda.graph.launch.calls"
 	// MetricGPUCUDAGraphNodeLaunches (counter in {launch}; extension ✚): Kernels started as nodes of
@@ -106,10 +118,29 @@ const (
 	MetricGPUCUDAMemoryFreeBytes = "gpu.cuda.memory.free.bytes"
 	// MetricGPUCUDAMemoryInUse (updowncounter in By; extension ✚): Bytes allocated and not released.
 	MetricGPUCUDAMemoryInUse = "gpu.cuda.memory.in_use"
+	// MetricGPUCUDAMemoryAllocationCalls (counter in {call}; extension ✚): Allocations.
+	MetricGPUCUDAMemoryAllocationCalls = "gpu.cuda.memory.allocation.calls"
+	// MetricGPUCUDAMemoryFreeCalls (counter in {call}; extension ✚): Releases.
+	MetricGPUCUDAMemoryFreeCalls = "gpu.cuda.memory.free.calls"
 	// MetricGPUCUDAMemoryCopies (histogram in By; OBI): Sizes of copies; the sum is the bytes copied.
 	MetricGPUCUDAMemoryCopies = "gpu.cuda.memory.copies"
+	// MetricGPUCUDAMemoryCopyDuration (histogram in s; extension ✚): Durations of copies that the
+	// host waited for; where cuda.memcpy.async is true, from the call to the end of the wait that
+	// followed, which is no shorter than the copy.
+	MetricGPUCUDAMemoryCopyDuration = "gpu.cuda.memory.copy.duration"
+	// MetricGPUCUDAMemoryCopyTimedBytes (counter in By; extension ✚): Bytes of the copies in
+	// gpu.cuda.memory.copy.duration: divided by its sum they are the bandwidth, a lower bound where
+	// cuda.memcpy.async is true.
+	MetricGPUCUDAMemoryCopyTimedBytes = "gpu.cuda.memory.copy.timed.bytes"
 	// MetricGPUCUDAMemsetBytes (counter in By; OBI): Bytes set.
 	MetricGPUCUDAMemsetBytes = "gpu.cuda.memset.bytes"
+	// MetricGPUCUDAMemsetCalls (counter in {call}; extension ✚): Sets.
+	MetricGPUCUDAMemsetCalls = "gpu.cuda.memset.calls"
+	// MetricGPUCUDAModuleLoads (counter in {load}; extension ✚): Modules and libraries loaded.
+	MetricGPUCUDAModuleLoads = "gpu.cuda.module.loads"
+	// MetricGPUCUDACollectiveSize (histogram in By; extension ✚): Bytes of NCCL calls; the count is
+	// the calls, their durations are in gpu.cuda.api.duration.
+	MetricGPUCUDACollectiveSize = "gpu.cuda.collective.size"
 	// MetricGPUCUDAAPIDuration (histogram in s; extension ✚): Durations of driver or runtime calls.
 	MetricGPUCUDAAPIDuration = "gpu.cuda.api.duration"
 	// MetricGPUCUDASyncWaitDuration (histogram in s; extension ✚): Durations of waits for the

@@ -111,7 +111,7 @@ var Attributes = []Attribute{
 	{"cuda.memcpy.link_utilization", Double, "1", Extension, []string{"memcpy"}, "Throughput ÷ the device's own peak (0–1).", nil},
 	{"cuda.memset.size", Int, "By", Extension, []string{"memset"}, "Bytes set.", nil},
 	{"cuda.memory.size", Int, "By", Extension, []string{"malloc", "free"}, "Bytes allocated or released.", nil},
-	{"cuda.memory.kind", String, "", Extension, []string{"malloc", "free"}, "Kind of memory; values as for cuda.memcpy.source.kind.", nil},
+	{"cuda.memory.kind", String, "", Extension, []string{"malloc", "free"}, "Kind of memory; values as for cuda.memcpy.source.kind, and async (of a pool) and virtual (of cuMemCreate).", nil},
 	{"cuda.memory.address", Int, "", Extension, []string{"malloc", "free"}, "Address of the memory.", nil},
 	{"cuda.event.id", Int, "", Extension, []string{"synchronize"}, "Number of the CUDA event waited for.", nil},
 	{"cuda.graph.id", Int, "", Extension, []string{"kernel", "graph"}, "Number of the graph.", nil},
