@@ -8,7 +8,8 @@
 #     make build && go build -ldflags='-s -w' -o bin/ ./examples/vectoradd ./examples/httpserver
 #     test/gpu/record.sh FOLDER [ARGUMENT of examples/pytorch/train.py ...]
 #
-# The machine's name and its devices' UUIDs are replaced: they are nobody's business. Each recording
+# The machine's name, its devices' UUIDs and the folder of Python's environment are replaced: they are
+# nobody's business. Each recording
 # is checked: whole, less than 3 MB, every kernel with a parent in its trace, nothing dropped. The
 # status is 1 when one is not as it should be.
 set -euo pipefail
@@ -68,6 +69,8 @@ for path in sorted(glob.glob(work + "/*.otlp.jsonl")):
     for i, uuid in enumerate(sorted(set(re.findall(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", text)))):
         text = text.replace(uuid, "GPU-00000000-0000-4000-8000-%012x" % (i + 1))
     text = text.replace(json.dumps(socket.gethostname()), '"gpu-host"')
+    if sys.prefix != sys.base_prefix:  # where PyTorch's own libcupti lies
+        text = text.replace(sys.prefix, "/venv")
     for private in {socket.gethostname(), os.getcwd(), work, out}:
         if private.strip("/") and private in text:
             problems.append("it names " + private)
