@@ -36,6 +36,7 @@ import (
 	transformprocessor "github.com/open-telemetry/opentelemetry-collector-contrib/processor/transformprocessor"
 	tailsamplingprocessor "github.com/open-telemetry/opentelemetry-collector-contrib/processor/tailsamplingprocessor"
 	intervalprocessor "github.com/open-telemetry/opentelemetry-collector-contrib/processor/intervalprocessor"
+	cudareceiver "github.com/gpuflight/gpuflight/receiver/cudareceiver"
 	gpuflogreceiver "github.com/gpuflight/gpuflight/receiver/gpuflogreceiver"
 	nvmlreceiver "github.com/gpuflight/gpuflight/receiver/nvmlreceiver"
 	otlpreceiver "go.opentelemetry.io/collector/receiver/otlpreceiver"
@@ -86,6 +87,7 @@ func components() (otelcol.Factories, error) {
 	})
 
 	factories.Receivers, err = otelcol.MakeFactoryMap[receiver.Factory](
+		cudareceiver.NewFactory(),
 		gpuflogreceiver.NewFactory(),
 		nvmlreceiver.NewFactory(),
 		otlpreceiver.NewFactory(),
@@ -98,6 +100,7 @@ func components() (otelcol.Factories, error) {
 		return otelcol.Factories{}, err
 	}
 	factories.ReceiverModules = makeModulesMap(factories.Receivers, map[component.Type]string{
+		cudareceiver.NewFactory().Type(): "github.com/gpuflight/gpuflight v0.0.0",
 		gpuflogreceiver.NewFactory().Type(): "github.com/gpuflight/gpuflight v0.0.0",
 		nvmlreceiver.NewFactory().Type(): "github.com/gpuflight/gpuflight v0.0.0",
 		otlpreceiver.NewFactory().Type(): "go.opentelemetry.io/collector/receiver/otlpreceiver v0.158.0",

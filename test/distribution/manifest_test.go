@@ -173,7 +173,7 @@ func TestComponents(t *testing.T) {
 		return out
 	}
 	assert.ElementsMatch(t, names(has.Receivers), []string{
-		"gpuflog", "nvml", "otlp", "file_log", "otlp_json_file", "host_metrics", "kafka",
+		"cuda", "gpuflog", "nvml", "otlp", "file_log", "otlp_json_file", "host_metrics", "kafka",
 	})
 	assert.ElementsMatch(t, names(has.Processors), []string{
 		"occupancy", "batch", "memory_limiter", "filter", "transform", "tail_sampling", "interval",

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cudareceiver
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/scraper/scraperhelper"
+
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/identity"
+)
+
+// Config is the receiver's configuration.
+type Config struct {
+	// ControllerConfig holds collection_interval, initial_delay and timeout.
+	scraperhelper.ControllerConfig `mapstructure:",squash"`
+
+	// TopKernels is the number of kernel names with series of their own, by process. The others are
+	// summed up under _other.
+	TopKernels int `mapstructure:"top_kernels"`
+	// StripTemplates leaves template arguments and parameters out of kernel names; kernels that differ
+	// in nothing else are then one.
+	StripTemplates bool `mapstructure:"strip_templates"`
+	// LaunchSampling is N where the duration of one of N launches is measured, 0 for none.
+	LaunchSampling int `mapstructure:"launch_sampling"`
+	// Include selects processes, by any of its lists. Empty for all.
+	Include ProcessesConfig `mapstructure:"include"`
+	// Exclude leaves processes out that Include selects.
+	Exclude ProcessesConfig `mapstructure:"exclude"`
+	// RescanInterval is the time between two looks for driver libraries that were missed.
+	RescanInterval time.Duration `mapstructure:"rescan_interval"`
+	// MaxProcesses bounds the processes with series at a time.
+	MaxProcesses int `mapstructure:"max_processes"`
+	// RootPath is where the host's file system is seen: /proc below it tells about processes.
+	RootPath string `mapstructure:"root_path"`
+	// HostName is the resource's host.name, "" for the name that the system gives.
+	HostName string `mapstructure:"host_name"`
+}
+
+// ProcessesConfig are processes that match any of the lists.
+type ProcessesConfig struct {
+	// PIDs are process ids on the host.
+	PIDs []int32 `mapstructure:"pids"`
+	// Cgroups are globs on the path of the process's control group, or of one above it.
+	Cgroups []string `mapstructure:"cgroups"`
+	// Executables are globs on the name of the executable, without its folders.
+	Executables []string `mapstructure:"executables"`
+	// prevent unkeyed literal initialization
+	_ struct{}
+}
+
+const (
+	defaultInterval  = 10 * time.Second
+	defaultTimeout   = 5 * time.Second
+	defaultTop       = 200
+	defaultRescan    = 30 * time.Second
+	defaultProcesses = 256
+	// shortestRescan keeps a typing error from reading all of /proc all the time.
+	shortestRescan = time.Second
+)
+
+func createDefaultConfig() component.Config {
+	c := &Config{
+		ControllerConfig: scraperhelper.NewDefaultControllerConfig(),
+		TopKernels:       defaultTop,
+		RescanInterval:   defaultRescan,
+		MaxProcesses:     defaultProcesses,
+		RootPath:         "/",
+	}
+	c.CollectionInterval = defaultInterval
+	c.InitialDelay = time.Second
+	c.Timeout = defaultTimeout
+	return c
+}
+
+// Validate reports settings that cannot work.
+func (c *Config) Validate() error {
+	var errs []error
+	if c.TopKernels < 0 {
+		errs = append(errs, fmt.Errorf("top_kernels is %d: set 0 to have no kernel names, or a number above", c.TopKernels))
+	}
+	if c.LaunchSampling < 0 || c.LaunchSampling > math.MaxInt32 {
+		errs = append(errs, fmt.Errorf("launch_sampling is %d: set 0 to measure no launches, or N for one of N", c.LaunchSampling))
+	}
+	if c.RescanInterval < shortestRescan {
+		errs = append(errs, fmt.Errorf("rescan_interval is %v: set %v or more", c.RescanInterval, shortestRescan))
+	}
+	if c.MaxProcesses <= 0 {
+		errs = append(errs, fmt.Errorf("max_processes is %d: it must be above 0", c.MaxProcesses))
+	}
+	if !path.IsAbs(c.RootPath) {
+		errs = append(errs, fmt.Errorf("root_path is %q: it must be absolute, for example /hostfs", c.RootPath))
+	}
+	errs = append(errs, c.Include.validate("include")...)
+	errs = append(errs, c.Exclude.validate("exclude")...)
+	return errors.Join(errs...)
+}
+
+func (p *ProcessesConfig) validate(name string) (errs []error) {
+	for _, pid := range p.PIDs {
+		if pid <= 0 {
+			errs = append(errs, fmt.Errorf("%s.pids has %d: process ids are above 0", name, pid))
+		}
+	}
+	for _, g := range p.Cgroups {
+		if _, err := path.Match(g, ""); err != nil || !strings.HasPrefix(g, "/") {
+			errs = append(errs, fmt.Errorf("%s.cgroups has %q: give a glob on a path, such as \"/kubepods.slice\" or \"/system.slice/docker-*.scope\"", name, g))
+		}
+	}
+	for _, g := range p.Executables {
+		if _, err := path.Match(g, ""); err != nil || g == "" || strings.Contains(g, "/") {
+			errs = append(errs, fmt.Errorf("%s.executables has %q: give a glob on a name without folders, such as \"python*\"", name, g))
+		}
+	}
+	return errs
+}
+
+func (p *ProcessesConfig) empty() bool {
+	return len(p.PIDs)+len(p.Cgroups)+len(p.Executables) == 0
+}
+
+// selects reports whether a process has series.
+func (c *Config) selects(p *identity.Process) bool {
+	return (c.Include.empty() || c.Include.match(p)) && !c.Exclude.match(p)
+}
+
+func (p *ProcessesConfig) match(who *identity.Process) bool {
+	if slices.Contains(p.PIDs, who.PID) {
+		return true
+	}
+	for _, g := range p.Executables {
+		if ok, _ := path.Match(g, who.Executable); ok {
+			return true
+		}
+	}
+	for _, g := range p.Cgroups {
+		for dir := who.Cgroup; dir != ""; dir = path.Dir(dir) {
+			if ok, _ := path.Match(g, dir); ok {
+				return true
+			}
+			if dir == "/" || !strings.HasPrefix(dir, "/") {
+				break
+			}
+		}
+	}
+	return false
+}

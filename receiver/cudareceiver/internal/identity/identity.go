@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package identity tells from /proc who a process is: its executable, its container and pod, its id
+// in its own PID namespace, and what it calls itself in OTEL_SERVICE_NAME and
+// OTEL_RESOURCE_ATTRIBUTES. All of it is best effort: a process that has ended, or that may not be
+// looked at, has only its id. It knows nothing of CUDA, remembers nothing and logs nothing; of a
+// process's environment it keeps no other variables.
+package identity
+
+import (
+	"bufio"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+const (
+	// maxFile bounds what is read of one file; a cgroup file of thirty v1 hierarchies has 5 KiB.
+	maxFile = 64 << 10
+	// maxEnviron bounds what is read of an environment. The kernel allows some MiB; job schedulers
+	// pass 100 KiB at times.
+	maxEnviron = 1 << 20
+	// nanosPerTick is the resolution of a start time in /proc/PID/stat: USER_HZ is 100 on amd64 and
+	// arm64.
+	nanosPerTick = 10_000_000
+)
+
+// Process describes a process. What is not known is empty or 0.
+type Process struct {
+	PID int32
+	// VPID is the id in the innermost PID namespace, 0 where that is the machine's own.
+	VPID int32
+	// Executable is the file's name without its folders.
+	Executable string
+	// Cgroup is the path in the unified hierarchy, or in the first one of version 1.
+	Cgroup      string
+	ContainerID string
+	PodUID      string
+	// ServiceName is OTEL_SERVICE_NAME, or service.name of OTEL_RESOURCE_ATTRIBUTES.
+	ServiceName string
+	// Attributes are the others of OTEL_RESOURCE_ATTRIBUTES, in the order given.
+	Attributes []Attribute
+}
+
+// Attribute is one attribute of a resource.
+type Attribute struct{ Key, Value string }
+
+// Reader reads /proc below a root. It is safe for concurrent use.
+type Reader struct{ proc string }
+
+// New returns a Reader of root/proc.
+func New(root string) *Reader { return &Reader{proc: filepath.Join(root, "proc")} }
+
+// Process returns what is known of the process with this id that began start nanoseconds after boot.
+// It reports false, and knows no more than the id, if that process has ended, even if another one
+// has its id by now.
+func (r *Reader) Process(pid int32, start uint64) (Process, bool) {
+	dir := filepath.Join(r.proc, strconv.Itoa(int(pid)))
+	name, ok := r.same(dir, start)
+	if !ok {
+		return Process{PID: pid}, false
+	}
+	p := Process{PID: pid, Executable: executable(dir, name)}
+	cgroup := string(readFile(filepath.Join(dir, "cgroup")))
+	p.Cgroup = cgroupPath(cgroup)
+	p.ContainerID, p.PodUID = parseCgroup(cgroup)
+	p.VPID = parseNSpid(string(readFile(filepath.Join(dir, "status"))))
+	if f, err := os.Open(filepath.Join(dir, "environ")); err == nil {
+		p.ServiceName, p.Attributes = parseEnviron(io.LimitReader(f, maxEnviron))
+		_ = f.Close()
+	}
+	// The process may have ended, and its id be another's, while its files were read.
+	if _, ok := r.same(dir, start); !ok {
+		return Process{PID: pid}, false
+	}
+	return p, true
+}
+
+// same returns the name of the process at dir if it began at start.
+func (r *Reader) same(dir string, start uint64) (name string, ok bool) {
+	name, ticks, ok := parseStat(string(readFile(filepath.Join(dir, "stat"))))
+	return name, ok && ticks == start/nanosPerTick
+}
+
+// executable returns the name of the file that runs, or the thread group's name, cut at 15 bytes by
+// the kernel, where the link may not be read.
+func executable(dir, name string) string {
+	link, err := os.Readlink(filepath.Join(dir, "exe"))
+	if err != nil || link == "" {
+		return name
+	}
+	return strings.ToValidUTF8(path.Base(strings.TrimSuffix(link, " (deleted)")), "\uFFFD")
+}
+
+// readFile returns up to maxFile bytes, nil on errors.
+func readFile(name string) []byte {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = f.Close() }()
+	b, err := io.ReadAll(io.LimitReader(f, maxFile))
+	if err != nil {
+		return nil
+	}
+	return b
+}
+
+// parseEnviron finds the two variables among KEY=VALUE strings that end with a zero byte.
+func parseEnviron(r io.Reader) (service string, attributes []Attribute) {
+	const name, resource = "OTEL_SERVICE_NAME=", "OTEL_RESOURCE_ATTRIBUTES="
+	var list string
+	s := bufio.NewScanner(r)
+	s.Buffer(make([]byte, 4096), maxEnviron+1)
+	s.Split(splitZero)
+	for s.Scan() {
+		if v, ok := strings.CutPrefix(s.Text(), name); ok && service == "" {
+			service = clean(v)
+		} else if v, ok := strings.CutPrefix(s.Text(), resource); ok && list == "" {
+			list = v
+		}
+	}
+	for _, a := range parseAttributes(list) {
+		if a.Key != "service.name" {
+			attributes = append(attributes, a)
+		} else if service == "" {
+			service = a.Value
+		}
+	}
+	return service, attributes
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package identity
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+var id = strings.Repeat("0123456789abcdef", 4)
+
+const uid = "01234567-89ab-cdef-0123-456789abcdef"
+
+func TestParseCgroup(t *testing.T) {
+	escaped := strings.ReplaceAll(uid, "-", "_")
+	for name, c := range map[string]struct{ text, container, pod string }{
+		"no container":              {"0::/user.slice/user-1000.slice/session-2.scope\n", "", ""},
+		"Docker, version 1":         {"12:memory:/docker/" + id + "\n11:cpu,cpuacct:/docker/" + id + "\n", id, ""},
+		"Docker, version 2":         {"0::/system.slice/docker-" + id + ".scope\n", id, ""},
+		"Podman":                    {"0::/machine.slice/libpod-" + id + ".scope/container\n", id, ""},
+		"Podman's watcher":          {"0::/machine.slice/libpod-conmon-" + id + ".scope\n", "", ""},
+		"containerd in Kubernetes":  {"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + escaped + ".slice/cri-containerd-" + id + ".scope\n", id, uid},
+		"containerd without slices": {"0::/kubepods/besteffort/pod" + uid + "/" + id + "\n", id, uid},
+		"guaranteed":                {"0::/kubepods.slice/kubepods-pod" + escaped + ".slice/cri-containerd-" + id + ".scope\n", id, uid},
+		"CRI-O, static pod":         {"0::/kubepods.slice/kubepods-pod" + id[:32] + ".slice/crio-" + id + ".scope\n", id, id[:32]},
+		"containerd with colons":    {"0::/kubepods-burstable-pod" + escaped + ".slice:cri-containerd:" + id + "\n", id, uid},
+		"a container in another":    {"0::/docker/" + strings.Repeat("f", 64) + "/docker/" + id + "\n", id, ""},
+		"not hexadecimal":           {"0::/docker/" + strings.Repeat("g", 64) + "\n", "", ""},
+		"a pod that is none":        {"0::/podman/podcast\n", "", ""},
+		"no lines":                  {"", "", ""},
+	} {
+		container, pod := parseCgroup(c.text)
+		assert.Equal(t, c.container, container, name)
+		assert.Equal(t, c.pod, pod, name)
+	}
+}
+
+func TestCgroupPath(t *testing.T) {
+	for text, want := range map[string]string{
+		"0::/a/b\n":                     "/a/b",
+		"2:cpu:/c:d\n1:memory:/e\n0::/": "/c:d",
+		"2:cpu:/\n1:memory:/e\n":        "/e",
+		"2:cpu:/c\n0::/u\n":             "/u",
+		"nonsense\n":                    "",
+	} {
+		assert.Equal(t, want, cgroupPath(text), text)
+	}
+}
+
+func TestParseEnviron(t *testing.T) {
+	for name, c := range map[string]struct {
+		environ, service string
+		attributes       []Attribute
+	}{
+		"only a name":       {"PATH=/bin\x00OTEL_SERVICE_NAME=train\x00SECRET=x\x00", "train", nil},
+		"a name twice":      {"OTEL_SERVICE_NAME=first\x00OTEL_SERVICE_NAME=second\x00", "first", nil},
+		"a name in a list":  {"OTEL_RESOURCE_ATTRIBUTES=service.name=a%20b,team=x=y\x00", "a b", []Attribute{{"team", "x=y"}}},
+		"both":              {"OTEL_RESOURCE_ATTRIBUTES= service.name = a , team = x,\x00OTEL_SERVICE_NAME=train\x00", "train", []Attribute{{"team", "x"}}},
+		"a bad list":        {"OTEL_RESOURCE_ATTRIBUTES=service.name=a,team\x00", "", nil},
+		"a bad escape":      {"OTEL_RESOURCE_ATTRIBUTES=team=%zz\x00", "", nil},
+		"an empty value":    {"OTEL_RESOURCE_ATTRIBUTES=team=,x=1\x00", "", []Attribute{{"x", "1"}}},
+		"cut off":           {"OTEL_SERVICE_NAME=trai", "", nil},
+		"a name too long":   {"OTEL_SERVICE_NAME=" + strings.Repeat("n", maxValue+1) + "\x00", "", nil},
+		"another with such": {"XOTEL_SERVICE_NAME=x\x00", "", nil},
+	} {
+		service, attributes := parseEnviron(strings.NewReader(c.environ))
+		assert.Equal(t, c.service, service, name)
+		assert.Equal(t, c.attributes, attributes, name)
+	}
+}
+
+func TestAttributesAreBounded(t *testing.T) {
+	var list strings.Builder
+	for i := range 1000 {
+		fmt.Fprintf(&list, "k%d=v,", i)
+	}
+	out := parseAttributes(list.String())
+	require.Len(t, out, maxAttributes)
+	assert.Equal(t, Attribute{"k31", "v"}, out[31])
+}
+
+// write lays out a fake /proc.
+func write(t *testing.T, root string, files map[string]string) {
+	t.Helper()
+	for name, text := range files {
+		file := filepath.Join(root, "proc", name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+	}
+}
+
+func stat(name string, ticks int) string {
+	return fmt.Sprintf("7 (%s) S 1 1 1 0 -1 4194560 1 1 1 1 1 1 1 1 20 0 1 0 %d 1", name, ticks)
+}
+
+func TestProcess(t *testing.T) {
+	root := t.TempDir()
+	write(t, root, map[string]string{
+		"7/stat": stat("a) (b", 100), "7/cgroup": "0::/kubepods/pod" + uid + "/" + id + "\n", "7/status": "Name:\tx\nNSpid:\t7\t3\t1\n",
+		"7/environ": "OTEL_SERVICE_NAME=train\x00OTEL_RESOURCE_ATTRIBUTES=service.namespace=ml\x00",
+		"8/stat":    stat("c", 5), "8/status": "NSpid:\t8\n",
+		"9/stat": "garbage",
+	})
+	require.NoError(t, os.Symlink("/opt/bin/python3.12 (deleted)", filepath.Join(root, "proc/7/exe")))
+	r := New(root)
+
+	p, ok := r.Process(7, 100*nanosPerTick)
+	assert.True(t, ok)
+	assert.Equal(t, Process{
+		PID: 7, VPID: 1, Executable: "python3.12", Cgroup: "/kubepods/pod" + uid + "/" + id, ContainerID: id, PodUID: uid,
+		ServiceName: "train", Attributes: []Attribute{{"service.namespace", "ml"}},
+	}, p)
+
+	p, ok = r.Process(7, 101*nanosPerTick)
+	assert.False(t, ok, "the id is another process's by now")
+	assert.Equal(t, Process{PID: 7}, p)
+
+	p, ok = r.Process(8, 5*nanosPerTick)
+	assert.True(t, ok)
+	assert.Equal(t, Process{PID: 8, Executable: "c"}, p, "what may not be read is left out")
+
+	for _, pid := range []int32{9, 10} {
+		p, ok = r.Process(pid, 0)
+		assert.False(t, ok)
+		assert.Equal(t, Process{PID: pid}, p)
+	}
+}
+
+func TestOwnProcess(t *testing.T) {
+	b, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		t.Skip("no /proc here")
+	}
+	_, ticks, ok := parseStat(string(b))
+	require.True(t, ok)
+	p, ok := New("/").Process(int32(os.Getpid()), ticks*nanosPerTick)
+	assert.True(t, ok)
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	assert.Equal(t, filepath.Base(exe), p.Executable)
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("0::/kubepods/pod"+uid+"/"+id+"\n", stat("a", 1), "OTEL_SERVICE_NAME=a\x00OTEL_RESOURCE_ATTRIBUTES=a=b,c=%20\x00")
+	f.Fuzz(func(t *testing.T, cgroup, text, environ string) {
+		container, pod := parseCgroup(cgroup)
+		if container != "" && (len(container) != 64 || !strings.Contains(cgroup, container)) {
+			t.Errorf("container %q", container)
+		}
+		if pod != "" && len(pod) != 36 && len(pod) != 32 {
+			t.Errorf("pod %q", pod)
+		}
+		if p := cgroupPath(cgroup); !strings.Contains(cgroup, p) {
+			t.Errorf("cgroup %q", p)
+		}
+		if name, ticks, ok := parseStat(text); !ok && (name != "" || ticks != 0) {
+			t.Errorf("name %q, start %d of a line that is none", name, ticks)
+		}
+		if parseNSpid(text) < 0 {
+			t.Error("a negative id")
+		}
+		service, attributes := parseEnviron(strings.NewReader(environ))
+		if !utf8.ValidString(service) || len(attributes) > maxAttributes {
+			t.Errorf("service %q, %d attributes", service, len(attributes))
+		}
+		for _, a := range attributes {
+			if a.Key == "" || a.Value == "" || a.Key == "service.name" || !utf8.ValidString(a.Key) || !utf8.ValidString(a.Value) {
+				t.Errorf("attribute %q=%q", a.Key, a.Value)
+			}
+		}
+	})
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package probe
+
+import (
+	"debug/elf"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/stubcuda"
+)
+
+func TestDiscoverFindsEachFileOnce(t *testing.T) {
+	l := stubcuda.Build(t)
+	copied := filepath.Join(t.TempDir(), "a folder", "libcuda.so.580.1")
+	require.NoError(t, os.MkdirAll(filepath.Dir(copied), 0o755))
+	text, err := os.ReadFile(l.Library)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(copied, text, 0o755))
+	linked := filepath.Join(t.TempDir(), "libcuda.so")
+	require.NoError(t, os.Link(copied, linked))
+
+	before, _, err := discover("/proc")
+	require.NoError(t, err)
+	for _, path := range []string{l.Library, l.Library, copied, linked} {
+		l.Start(t).Must("open %s", path)
+	}
+	found, _, err := discover("/proc")
+	require.NoError(t, err)
+	var ours []candidate
+	for _, c := range found {
+		known := false
+		for _, b := range before {
+			known = known || b.device == c.device && b.inode == c.inode
+		}
+		if !known {
+			ours = append(ours, c)
+		}
+	}
+	require.Len(t, ours, 2, "one file is open twice, another under two names")
+	for _, c := range ours {
+		f, err := os.Open(c.path)
+		require.NoError(t, err)
+		got, err := functions(f, map[string]bool{"cuLaunchKernel": true, "cuMemcpyHtoD_v2": true, "cuNone": true})
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		require.Len(t, got, 2)
+		for _, fn := range got {
+			assert.False(t, fn.slow, fn.name)
+		}
+	}
+}
+
+func TestDiscoverInAnInventedProc(t *testing.T) {
+	proc := t.TempDir()
+	process := func(pid, maps string, files ...string) {
+		dir := filepath.Join(proc, pid)
+		require.NoError(t, os.MkdirAll(dir, 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "maps"), []byte(maps), 0o600))
+		for _, f := range files {
+			path := filepath.Join(dir, "root", f)
+			require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+			require.NoError(t, os.WriteFile(path, []byte(pid), 0o600))
+		}
+	}
+	line := "7f0000000000-7f0000001000 r-xp 00000000 08:01 42                         "
+	process("10", line+"/usr/lib/libcuda.so.1\n"+line+"/usr/lib/libcuda.so.1\n"+line+"/usr/lib/libcudart.so.13\n7f0000002000-7f0000003000 rw-p 00000000 00:00 0 \n", "/usr/lib/libcuda.so.1", "/usr/lib/libcudart.so.13")
+	process("11", line+"/in container/libcuda.so.550.54\n", "/in container/libcuda.so.550.54")
+	process("12", line+"/gone/libcuda.so.1 (deleted)\n"+line+"/not there/libcuda.so.1\n")
+	process("13", "garbage\n\x00\x01/libcuda.sox\n")
+	process("self", line+"/usr/lib/libcuda.so.1\n", "/usr/lib/libcuda.so.1")
+	require.NoError(t, os.MkdirAll(filepath.Join(proc, "14"), 0o755)) // it has ended
+	found, denied, err := discover(proc)
+	require.NoError(t, err)
+	assert.Zero(t, denied)
+	var paths []string
+	for _, c := range found {
+		paths = append(paths, c.path)
+	}
+	assert.ElementsMatch(t, []string{filepath.Join(proc, "10/root/usr/lib/libcuda.so.1"), filepath.Join(proc, "11/root/in container/libcuda.so.550.54")}, paths)
+
+	_, _, err = discover(filepath.Join(proc, "none"))
+	require.Error(t, err)
+}
+
+func TestEntriesOfFunctions(t *testing.T) {
+	for name, c := range map[string]struct {
+		code []byte
+		skip int
+		slow bool
+	}{
+		"push rbp":            {[]byte{0x55, 0x48, 0x89, 0xe5, 0x90}, 0, false},
+		"push r15":            {[]byte{0x41, 0x57, 0x41, 0x56, 0x55}, 0, false},
+		"nop5":                {[]byte{0x0f, 0x1f, 0x44, 0x00, 0x00, 0x55}, 0, false},
+		"endbr64, push rbp":   {[]byte{0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0x48}, 4, false},
+		"endbr64, sub rsp":    {[]byte{0xf3, 0x0f, 0x1e, 0xfa, 0x48, 0x83, 0xec, 0x18}, 4, true},
+		"mov eax, 1":          {[]byte{0xb8, 1, 0, 0, 0}, 0, true},
+		"jmp":                 {[]byte{0xe9, 1, 2, 3, 4}, 0, false},
+		"41 that is no push":  {[]byte{0x41, 0x89, 0xc0, 0, 0}, 0, true},
+		"the end of the code": {[]byte{0x41}, 0, true},
+	} {
+		skip, slow := entry(elf.EM_X86_64, c.code)
+		assert.Equal(t, c.skip, skip, name)
+		assert.Equal(t, c.slow, slow, name)
+	}
+	skip, slow := entry(elf.EM_AARCH64, []byte{0xfd, 0x7b, 0xbf, 0xa9, 0xfd})
+	assert.Zero(t, skip)
+	assert.False(t, slow)
+}
+
+func TestFunctionsOfAMarkedLibraryAreAttachedBehindTheMark(t *testing.T) {
+	l := stubcuda.Build(t)
+	f, err := os.Open(l.Marked)
+	require.NoError(t, err)
+	defer f.Close()
+	got, err := functions(f, map[string]bool{"cuLaunchKernel": true})
+	require.NoError(t, err)
+	require.Len(t, got, 1)
+	var code [1]byte
+	_, err = f.ReadAt(code[:], int64(got[0].offset))
+	require.NoError(t, err)
+	assert.Equal(t, byte(0x55), code[0], "push %rbp")
+}
+
+func FuzzFunctions(f *testing.F) {
+	f.Add([]byte("\x7fELF\x02\x01\x01"))
+	f.Add([]byte("no library"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		path := filepath.Join(t.TempDir(), "lib")
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		file, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		found, err := functions(file, map[string]bool{"cuLaunchKernel": true})
+		if err != nil && len(found) > 0 {
+			t.Fatal("functions of what is no library")
+		}
+	})
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import "time"
+
+// Options of a [Probe]; the zero value works.
+type Options struct {
+	// Root is where the machine's files are seen; /proc below it must be that of its own process namespace.
+	// "" is "/".
+	Root string
+	// RescanInterval is the time between two looks for driver libraries that no process had mapped before,
+	// 30 s if 0.
+	RescanInterval time.Duration
+	// LaunchSampling is of how many launches of a thread one is timed, 0 for none. Their errors are seen as well
+	// then; each launch costs about twice as much, sampled or not.
+	LaunchSampling uint32
+	// MaxSums, MaxProcesses, MaxThreads and MaxAllocations are how much is kept in the kernel at once; what is more is
+	// counted in Losses. If 0: 16,384, 16,384, 32,768 and 65,536.
+	MaxSums, MaxProcesses, MaxThreads, MaxAllocations uint32
+	// MaxNames is how many kernels' names are kept of a process, 4096 if 0.
+	MaxNames int
+	// RingBytes is the size of the buffer for kernels' names between two looks, a power of two of at least one
+	// page; 1 MiB if 0.
+	RingBytes uint32
+}
+
+const (
+	defaultRescan    = 30 * time.Second
+	defaultSums      = 16384
+	defaultProcesses = 16384
+	defaultThreads   = 32768
+	defaultAllocated = 65536
+	defaultNames     = 4096
+	defaultRing      = 1 << 20
+	// drainInterval is how often names are taken from the ring, and processes that ended from the maps.
+	drainInterval = time.Second
+)
+
+func (o Options) withDefaults() Options {
+	orElse := func(v *uint32, other uint32) {
+		if *v == 0 {
+			*v = other
+		}
+	}
+	if o.Root == "" {
+		o.Root = "/"
+	}
+	if o.RescanInterval <= 0 {
+		o.RescanInterval = defaultRescan
+	}
+	if o.MaxNames <= 0 {
+		o.MaxNames = defaultNames
+	}
+	orElse(&o.MaxSums, defaultSums)
+	orElse(&o.MaxProcesses, defaultProcesses)
+	orElse(&o.MaxThreads, defaultThreads)
+	orElse(&o.MaxAllocations, defaultAllocated)
+	orElse(&o.RingBytes, defaultRing)
+	return o
+}

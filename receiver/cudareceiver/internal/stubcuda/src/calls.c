@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Calls the driver library as it is told, one command a line on standard input, and answers each with
+ * "ok" or with what went wrong:
+ *
+ *   open PATH                        dlopen the library; before it nothing else works
+ *   threads N                        run the following calls on N threads at once, each all of them
+ *   function SLOT NAME               cuModuleGetFunction; SLOT 0 to 63 keeps the handle
+ *   kernel SLOT NAME                 cuLibraryGetKernel
+ *   launch COUNT SLOT GRID BLOCK     cuLaunchKernel, stream 7
+ *   launchex COUNT SLOT GRID BLOCK   cuLaunchKernelEx
+ *   cooperative COUNT SLOT GRID BLOCK
+ *   copy FUNCTION COUNT BYTES        e.g. copy cuMemcpyHtoDAsync_v2 10 4096; stream 7
+ *   set FUNCTION COUNT ELEMENTS
+ *   alloc FUNCTION COUNT BYTES       keeps the addresses, up to 4096 of them
+ *   free FUNCTION                    frees all that were kept
+ *   wait FUNCTION COUNT
+ *   capture COUNT SLOT               COUNT launches on stream 7 between begin and end, then instantiate
+ *   graph COUNT                      launch the instantiated graph
+ *   fork COMMAND...                  run one command in a child and wait for it
+ *   leave CODE                       _exit
+ *   exec                             begin again as another program, which answers
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef unsigned long long address;
+enum { SLOTS = 64, KEPT = 4096, MAX_THREADS = 64 };
+
+static void *library;
+static void *slots[SLOTS];
+static int threads = 1;
+static address kept[KEPT];
+static int num_kept;
+static void *graph, *executable;
+static void *const stream = (void *)7;
+
+typedef struct {
+  unsigned grid[3], block[3], shared;
+  void *stream, *attributes;
+  unsigned num_attributes;
+} launch_config;
+
+typedef struct {
+  char verb[32], function[256];
+  long count, a, b, c;
+} command;
+
+static void *find(const char *name) {
+  void *f = library == NULL ? NULL : dlsym(library, name);
+  if (f == NULL) fprintf(stderr, "calls: no %s\n", name);
+  return f;
+}
+
+static bool is(const command *c, const char *verb) { return strcmp(c->verb, verb) == 0; }
+
+/* repeat runs the part of a command that each thread does; it returns the first result that is not 0, or
+ * -1 where a function is missing. */
+static int repeat(const command *c) {
+  void *f = find(c->function);
+  int result = 0;
+  if (f == NULL) return -1;
+  for (long i = 0; i < c->count; i++) {
+    int r = 0;
+    if (is(c, "launch") || is(c, "capture")) {
+      r = ((int (*)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **))f)(
+          slots[c->a], (unsigned)c->b, 1, 1, (unsigned)c->c, 1, 1, 0, stream, NULL, NULL);
+    } else if (is(c, "cooperative")) {
+      r = ((int (*)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **))f)(
+          slots[c->a], (unsigned)c->b, 1, 1, (unsigned)c->c, 1, 1, 0, stream, NULL);
+    } else if (is(c, "launchex")) {
+      launch_config config = {.grid = {(unsigned)c->b, 1, 1}, .block = {(unsigned)c->c, 1, 1}, .stream = stream};
+      r = ((int (*)(const launch_config *, void *, void **, void **))f)(&config, slots[c->a], NULL, NULL);
+    } else if (is(c, "copy")) {
+      if (strncmp(c->function, "cuMemcpyPeer", 12) == 0) {
+        r = ((int (*)(address, void *, address, void *, size_t, void *))f)(0x2000, NULL, 0x1000, NULL, (size_t)c->a, stream);
+      } else {
+        r = ((int (*)(address, address, size_t, void *))f)(0x2000, 0x1000, (size_t)c->a, stream);
+      }
+    } else if (is(c, "set")) {
+      r = ((int (*)(address, unsigned, size_t, void *))f)(0x1000, 1, (size_t)c->a, stream);
+    } else if (is(c, "wait")) {
+      r = ((int (*)(void *))f)(stream);
+    } else if (is(c, "graph")) {
+      r = ((int (*)(void *, void *))f)(executable, stream);
+    }
+    if (result == 0) result = r;
+  }
+  return result;
+}
+
+static void *on_thread(void *c) { return (void *)(intptr_t)repeat(c); }
+
+static int on_threads(command *c) {
+  pthread_t t[MAX_THREADS];
+  int result = 0;
+  if (threads == 1) return repeat(c);
+  for (int i = 0; i < threads; i++) {
+    if (pthread_create(&t[i], NULL, on_thread, c) != 0) return -2;
+  }
+  for (int i = 0; i < threads; i++) {
+    void *r;
+    pthread_join(t[i], &r);
+    if (result == 0) result = (int)(intptr_t)r;
+  }
+  return result;
+}
+
+/* with sets a command's function and numbers. */
+static int with(command *c, const char *function, long a, long b, long block) {
+  snprintf(c->function, sizeof c->function, "%s", function);
+  c->a = a, c->b = b, c->c = block;
+  return on_threads(c);
+}
+
+static int run(const char *line);
+
+static int resolve(const char *function, long slot, const char *name) {
+  int (*f)(void **, void *, const char *);
+  if (slot < 0 || slot >= SLOTS || (*(void **)&f = find(function)) == NULL) return -1;
+  return f(&slots[slot], (void *)1, name);
+}
+
+static int allocate(const char *function, long count, long bytes) {
+  int (*f)(address *, size_t, void *);
+  if ((*(void **)&f = find(function)) == NULL) return -1;
+  for (long i = 0; i < count; i++) {
+    address p = 0;
+    int r = f(&p, (size_t)bytes, NULL);
+    if (r != 0) return r;
+    if (num_kept < KEPT) kept[num_kept++] = p;
+  }
+  return 0;
+}
+
+static int release(const char *function) {
+  int (*f)(address, void *);
+  if ((*(void **)&f = find(function)) == NULL) return -1;
+  while (num_kept > 0) {
+    int r = f(kept[--num_kept], NULL);
+    if (r != 0) return r;
+  }
+  return 0;
+}
+
+static int capture(command *c, long slot) {
+  int (*begin)(void *, int), (*end)(void *, void **), (*instantiate)(void **, void *, unsigned long long);
+  *(void **)&begin = find("cuStreamBeginCapture_v2");
+  *(void **)&end = find("cuStreamEndCapture");
+  *(void **)&instantiate = find("cuGraphInstantiateWithFlags");
+  if (begin == NULL || end == NULL || instantiate == NULL) return -1;
+  int r = begin(stream, 0);
+  if (r == 0) {
+    snprintf(c->function, sizeof c->function, "cuLaunchKernel");
+    c->a = slot, c->b = 1, c->c = 32;
+    r = repeat(c);
+  }
+  if (r == 0) r = end(stream, &graph);
+  if (r == 0) r = instantiate(&executable, graph, 0);
+  return r;
+}
+
+static int in_child(const char *line) {
+  fflush(NULL);
+  pid_t child = fork();
+  if (child < 0) return -2;
+  if (child == 0) _exit(run(line) == 0 ? 0 : 1);
+  int status;
+  if (waitpid(child, &status, 0) != child) return -2;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -3;
+}
+
+static int run(const char *line) {
+  command c = {0};
+  char text[256];
+  long a, b, block;
+  if (sscanf(line, "open %255[^\n]", text) == 1) {
+    library = dlopen(text, RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) fprintf(stderr, "calls: %s\n", dlerror());
+    return library == NULL ? -1 : 0;
+  }
+  if (sscanf(line, "threads %ld", &a) == 1) {
+    if (a < 1 || a > MAX_THREADS) return -1;
+    threads = (int)a;
+    return 0;
+  }
+  if (strncmp(line, "fork ", 5) == 0) return in_child(line + 5);
+  if (sscanf(line, "leave %ld", &a) == 1) _exit((int)a);
+  if (strcmp(line, "exec") == 0) return execl("/proc/self/exe", "calls", "again", (char *)NULL);
+  if (sscanf(line, "function %ld %255s", &a, text) == 2) return resolve("cuModuleGetFunction", a, text);
+  if (sscanf(line, "kernel %ld %255s", &a, text) == 2) return resolve("cuLibraryGetKernel", a, text);
+  if (sscanf(line, "alloc %255s %ld %ld", text, &a, &b) == 3) return allocate(text, a, b);
+  if (sscanf(line, "free %255s", text) == 1) return release(text);
+  if (sscanf(line, "%31s", c.verb) != 1) return -1;
+  if ((is(&c, "launch") || is(&c, "launchex") || is(&c, "cooperative")) &&
+      sscanf(line, "%*s %ld %ld %ld %ld", &c.count, &a, &b, &block) == 4 && a >= 0 && a < SLOTS) {
+    return with(&c, is(&c, "launch") ? "cuLaunchKernel" : is(&c, "launchex") ? "cuLaunchKernelEx" : "cuLaunchCooperativeKernel", a, b, block);
+  }
+  if ((is(&c, "copy") || is(&c, "set")) && sscanf(line, "%*s %255s %ld %ld", text, &c.count, &a) == 3) return with(&c, text, a, 0, 0);
+  if (is(&c, "wait") && sscanf(line, "%*s %255s %ld", text, &c.count) == 2) return with(&c, text, 0, 0, 0);
+  if (is(&c, "capture") && sscanf(line, "%*s %ld %ld", &c.count, &a) == 2 && a >= 0 && a < SLOTS) return capture(&c, a);
+  if (is(&c, "graph") && sscanf(line, "%*s %ld", &c.count) == 1) return with(&c, "cuGraphLaunch", 0, 0, 0);
+  return -1;
+}
+
+int main(int argc, char **argv) {
+  char line[512];
+  (void)argv;
+  setvbuf(stdout, NULL, _IOLBF, 0);
+  if (argc > 1) puts("ok"); /* to exec */
+  while (fgets(line, sizeof line, stdin) != NULL) {
+    line[strcspn(line, "\n")] = 0;
+    int result = run(line);
+    if (result == 0) {
+      puts("ok");
+    } else {
+      printf("%d\n", result);
+    }
+  }
+  return 0;
+}

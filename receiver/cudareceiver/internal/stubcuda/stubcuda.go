@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package stubcuda
+
+import (
+	"bufio"
+	"embed"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+//go:embed src
+var sources embed.FS
+
+// Libraries are the compiled files.
+type Libraries struct {
+	// Library is the path of a libcuda.so.1 whose functions begin with push %rbp, Marked of one whose
+	// functions begin with endbr64.
+	Library, Marked string
+	dir, program    string
+}
+
+// Contains reports whether a path, as it is or below /proc/PID/root, is of one of the libraries.
+func (l *Libraries) Contains(path string) bool { return strings.Contains(path, l.dir+"/") }
+
+// Build compiles the library and the program into a folder of the test. The test is skipped where there is no C
+// compiler.
+func Build(t testing.TB) *Libraries {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skip("the stub driver needs Linux")
+	}
+	if _, err := exec.LookPath("cc"); err != nil {
+		t.Skip("the stub driver needs a C compiler: ", err)
+	}
+	dir := t.TempDir()
+	for _, name := range []string{"stub.c", "calls.c"} {
+		text, err := sources.ReadFile("src/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := &Libraries{
+		dir:     dir,
+		Library: filepath.Join(dir, "plain", "libcuda.so.1"),
+		Marked:  filepath.Join(dir, "marked", "libcuda.so.1"),
+		program: filepath.Join(dir, "calls"),
+	}
+	library := []string{"-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", "stub.c", "-o"}
+	l.compile(t, dir, "-fcf-protection=none", append(library, l.Library)...)
+	l.compile(t, dir, "-fcf-protection=branch", append(library, l.Marked)...)
+	l.compile(t, dir, "-fcf-protection=none", "calls.c", "-o", l.program, "-ldl", "-lpthread")
+	return l
+}
+
+func (l *Libraries) compile(t testing.TB, dir, protection string, args ...string) {
+	t.Helper()
+	for _, a := range args {
+		if filepath.IsAbs(a) {
+			if err := os.MkdirAll(filepath.Dir(a), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	flags := []string{"-std=c11", "-O1", "-fno-omit-frame-pointer", "-Wall", "-Wextra", "-Werror"}
+	if runtime.GOARCH == "amd64" {
+		flags = append(flags, protection)
+	}
+	cmd := exec.CommandContext(t.Context(), "cc", append(flags, args...)...) //nolint:gosec // Our own sources.
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// Program is a running program that calls the driver as it is told.
+type Program struct {
+	t   testing.TB
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+// Start starts the program, with further variables in its environment. It ends with the test, or by
+// [Program.End].
+func (l *Libraries) Start(t testing.TB, env ...string) *Program {
+	t.Helper()
+	p := &Program{t: t, cmd: exec.Command(l.program)} //nolint:gosec,noctx // Our own program; it ends when its input does.
+	p.cmd.Env = append(os.Environ(), env...)
+	p.cmd.Stderr = os.Stderr
+	var err error
+	if p.in, err = p.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.out = bufio.NewReader(out)
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.End)
+	return p
+}
+
+// PID is the process's id.
+func (p *Program) PID() int { return p.cmd.Process.Pid }
+
+// Do runs a command of calls.c and returns the driver's result, 0 for success.
+func (p *Program) Do(format string, args ...any) int {
+	p.t.Helper()
+	line := fmt.Sprintf(format, args...)
+	if _, err := fmt.Fprintln(p.in, line); err != nil {
+		p.t.Fatalf("%s: %v", line, err)
+	}
+	answer, err := p.out.ReadString('\n')
+	if err != nil {
+		p.t.Fatalf("%s: %v", line, err)
+	}
+	if answer == "ok\n" {
+		return 0
+	}
+	var result int
+	if _, err := fmt.Sscanf(answer, "%d\n", &result); err != nil {
+		p.t.Fatalf("%s: %q", line, answer)
+	}
+	if result < 0 {
+		p.t.Fatalf("%s: the program cannot do that (%d)", line, result)
+	}
+	return result
+}
+
+// Must is Do, and fails the test if the result is not 0.
+func (p *Program) Must(format string, args ...any) {
+	p.t.Helper()
+	if result := p.Do(format, args...); result != 0 {
+		p.t.Fatalf("%s: result %d", fmt.Sprintf(format, args...), result)
+	}
+}
+
+// End closes the program's input and waits for it.
+func (p *Program) End() {
+	_ = p.in.Close()
+	if err := p.cmd.Wait(); err != nil {
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) {
+			return // it has been waited for
+		}
+	}
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cudareceiver
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/identity"
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+// processes turns snapshots of one probe into metrics. It belongs to one goroutine.
+type processes struct {
+	cfg    *Config
+	reader *identity.Reader
+	// host is the resource's host.name, boot tells one start of the machine from another.
+	host, boot string
+	known      map[probe.ProcessID]*process
+	// began is when the probe did. What a process that is new did, it did after since: the time of the last
+	// snapshot, or began while processes are left out that may come in later.
+	began, since pcommon.Timestamp
+}
+
+// process is one process with, or without, series.
+type process struct {
+	excluded bool
+	resource pcommon.Resource
+	start    pcommon.Timestamp
+	kernels  *kernels
+	seen     bool
+}
+
+// counts are the processes of one snapshot by what became of them.
+type counts struct{ reported, excluded, dropped int64 }
+
+func newProcesses(cfg *Config, began time.Time) *processes {
+	host := cfg.HostName
+	if host == "" {
+		host, _ = os.Hostname() // absent where it is not known
+	}
+	boot, _ := os.ReadFile(filepath.Join(cfg.RootPath, "proc/sys/kernel/random/boot_id"))
+	start := pcommon.NewTimestampFromTime(began)
+	return &processes{
+		cfg: cfg, reader: identity.New(cfg.RootPath), host: host, boot: strings.TrimSpace(string(boot)),
+		known: map[probe.ProcessID]*process{}, began: start, since: start,
+	}
+}
+
+// metrics returns the sums of all processes that the settings select. Of a process that has ended
+// they are the last ones.
+func (ps *processes) metrics(s *probe.Snapshot) (pmetric.Metrics, counts) {
+	md := pmetric.NewMetrics()
+	now := pcommon.NewTimestampFromTime(s.Time)
+	var n counts
+	for _, p := range ps.known {
+		p.seen = false
+		if !p.excluded {
+			n.reported++
+		}
+	}
+	room := int64(ps.cfg.MaxProcesses) - n.reported
+	n.reported = 0
+	for i := range s.Processes {
+		sums := &s.Processes[i]
+		p := ps.known[sums.ID]
+		if p == nil {
+			if room <= 0 {
+				n.dropped++
+				continue
+			}
+			p = ps.admit(sums.ID)
+			ps.known[sums.ID] = p
+			if !p.excluded {
+				room--
+			}
+		}
+		p.seen = !sums.Ended
+		if p.excluded {
+			n.excluded++
+			continue
+		}
+		n.reported++
+		p.kernels.update(sums.Launches, now)
+		w := &writer{metrics: pmetric.NewMetricSlice(), start: p.start, now: now}
+		w.process(sums, p.kernels)
+		if w.metrics.Len() == 0 {
+			continue // known by an event, but it called nothing that is counted
+		}
+		rm := md.ResourceMetrics().AppendEmpty()
+		rm.SetSchemaUrl(semconv.SchemaURL)
+		p.resource.CopyTo(rm.Resource())
+		sm := rm.ScopeMetrics().AppendEmpty()
+		sm.SetSchemaUrl(semconv.SchemaURL)
+		sm.Scope().SetName(semconv.ScopeName)
+		w.metrics.MoveAndAppendTo(sm.Metrics())
+	}
+	for id, p := range ps.known {
+		if !p.seen {
+			delete(ps.known, id)
+		}
+	}
+	ps.since = now
+	if n.dropped > 0 {
+		ps.since = ps.began
+	}
+	return md, n
+}
+
+// admit decides about a process that is new.
+func (ps *processes) admit(id probe.ProcessID) *process {
+	who, _ := ps.reader.Process(id.PID, id.Start)
+	if !ps.cfg.selects(&who) {
+		return &process{excluded: true}
+	}
+	p := &process{resource: pcommon.NewResource(), start: ps.since, kernels: newKernels(ps.cfg.TopKernels, ps.cfg.StripTemplates, ps.since)}
+	a := p.resource.Attributes()
+	a.PutStr(semconv.ServiceInstanceID, ps.instance(id))
+	// What the process says of itself first: what was seen counts more.
+	for _, x := range who.Attributes {
+		a.PutStr(x.Key, x.Value)
+	}
+	putKnown(a, semconv.ServiceName, who.ServiceName)
+	a.PutInt(semconv.ProcessPID, int64(id.PID))
+	if who.VPID != 0 {
+		a.PutInt(semconv.ProcessVpid, int64(who.VPID))
+	}
+	putKnown(a, semconv.ProcessExecutableName, who.Executable)
+	putKnown(a, semconv.ContainerID, who.ContainerID)
+	putKnown(a, semconv.K8sPodUid, who.PodUID)
+	putKnown(a, semconv.HostName, ps.host)
+	return p
+}
+
+// instance returns an id in the form of a UUID that no other process has, on this machine or another:
+// without one, two processes of a service would be one series in stores that know no process ids. It
+// is the same after a restart of the Collector.
+func (ps *processes) instance(id probe.ProcessID) string {
+	h := sha256.New()
+	_, _ = h.Write([]byte(ps.host + "\x00" + ps.boot + "\x00"))
+	b := binary.LittleEndian.AppendUint32(nil, uint32(id.PID))
+	_, _ = h.Write(binary.LittleEndian.AppendUint64(b, id.Start))
+	u := h.Sum(nil)[:16]
+	u[6], u[8] = u[6]&0x0f|0x80, u[8]&0x3f|0x80 // RFC 9562, version 8: as its maker likes
+	s := hex.EncodeToString(u)
+	return s[:8] + "-" + s[8:12] + "-" + s[12:16] + "-" + s[16:20] + "-" + s[20:]
+}
+
+func putKnown(a pcommon.Map, key, value string) {
+	if value != "" {
+		a.PutStr(key, value)
+	}
+}

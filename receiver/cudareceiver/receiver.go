@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cudareceiver
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/component/componentstatus"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+	"go.opentelemetry.io/collector/receiver"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.uber.org/zap"
+
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/metadata"
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
+)
+
+// source observes the driver. It is used by one goroutine at a time, started once, and closed even if
+// it was not, or not with success.
+type source interface {
+	// Start attaches. Its error is one sentence that says what to do.
+	Start(ctx context.Context) error
+	Snapshot() (*probe.Snapshot, error)
+	Close() error
+}
+
+// pace is how often to try again; tests have less patience.
+type pace struct {
+	// first is the wait after a first failure, doubled up to longest.
+	first, longest time.Duration
+}
+
+var usualPace = pace{first: time.Second, longest: time.Minute}
+
+// maxFailures is how many snapshots may fail in a row before the source is opened anew. That begins
+// all sums again, so it is not done at once.
+const maxFailures = 3
+
+// cudaReceiver observes the processes of one configuration.
+type cudaReceiver struct {
+	cfg       *Config
+	set       receiver.Settings
+	open      func(*Config) source
+	pace      pace
+	telemetry *metadata.TelemetryBuilder
+
+	host   component.Host
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	// again asks for a new source.
+	again chan struct{}
+
+	// mu is held while the source is used.
+	mu sync.Mutex
+	// source is nil while none is attached.
+	source    source
+	processes *processes
+	// lost is what the source's losses were at the last snapshot.
+	lost     probe.Losses
+	failures int
+}
+
+func newReceiver(cfg *Config, set receiver.Settings) (*cudaReceiver, error) {
+	telemetry, err := metadata.NewTelemetryBuilder(set.TelemetrySettings)
+	if err != nil {
+		return nil, err
+	}
+	return &cudaReceiver{
+		cfg: cfg, set: set, open: openProbe, pace: usualPace, telemetry: telemetry, again: make(chan struct{}, 1),
+	}, nil
+}
+
+// Start begins to attach. A machine on which that cannot be done is no error.
+func (r *cudaReceiver) Start(ctx context.Context, host component.Host) error {
+	ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	r.host = host
+	r.wg.Go(func() { r.watch(ctx) })
+	return nil
+}
+
+// Shutdown detaches. It may be called before Start, and twice. Attaching, which takes the kernel a moment, cannot be
+// broken off; where ctx ends first, the probe is closed as soon as it has been attached.
+func (r *cudaReceiver) Shutdown(ctx context.Context) error {
+	if r.cancel == nil {
+		r.telemetry.Shutdown()
+		return nil
+	}
+	r.cancel()
+	done := make(chan struct{})
+	go func() {
+		r.wg.Wait()
+		close(done)
+	}()
+	defer r.telemetry.Shutdown()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the CUDA driver is still being attached to: %w", ctx.Err())
+	}
+}
+
+// watch keeps a source attached until the receiver is shut down.
+func (r *cudaReceiver) watch(ctx context.Context) {
+	wait := r.pace.first
+	problem := ""
+	for {
+		began := time.Now()
+		s := r.open(r.cfg)
+		err := s.Start(ctx)
+		if ctx.Err() != nil {
+			r.close(s)
+			return
+		}
+		// One warning for a problem, however long it lasts.
+		switch {
+		case err == nil:
+			r.set.Logger.Info("observing the CUDA driver")
+			componentstatus.ReportStatus(r.host, componentstatus.NewEvent(componentstatus.StatusOK))
+			problem = ""
+			r.session(ctx, s, began)
+		case err.Error() != problem:
+			problem = err.Error()
+			r.set.Logger.Warn("CUDA calls are not observed; trying again", zap.Error(err))
+			componentstatus.ReportStatus(r.host, componentstatus.NewRecoverableErrorEvent(err))
+		}
+		r.close(s)
+		if time.Since(began) > 2*r.pace.longest {
+			wait = r.pace.first
+		}
+		if !sleep(ctx, wait) {
+			return
+		}
+		wait = min(2*wait, r.pace.longest)
+	}
+}
+
+// session lends the source to the scrapes until it is of no use any more.
+func (r *cudaReceiver) session(ctx context.Context, s source, began time.Time) {
+	select {
+	case <-r.again: // was meant for the source before
+	default:
+	}
+	r.mu.Lock()
+	r.source, r.processes, r.lost, r.failures = s, newProcesses(r.cfg, began), probe.Losses{}, 0
+	r.mu.Unlock()
+	select {
+	case <-ctx.Done():
+	case <-r.again:
+	}
+	r.mu.Lock()
+	r.source, r.processes = nil, nil
+	r.mu.Unlock()
+}
+
+func (r *cudaReceiver) close(s source) {
+	if err := s.Close(); err != nil {
+		r.set.Logger.Warn("detaching from the CUDA driver", zap.Error(err))
+	}
+}
+
+// scrape returns the sums of all processes, nothing while no source is attached.
+func (r *cudaReceiver) scrape(ctx context.Context) (pmetric.Metrics, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.source == nil {
+		r.telemetry.ReceiverCudaAvailable.Record(ctx, 0)
+		return pmetric.NewMetrics(), nil
+	}
+	s, err := r.source.Snapshot()
+	if err != nil {
+		r.fail(ctx, err)
+		return pmetric.NewMetrics(), nil
+	}
+	if r.failures > 0 {
+		r.failures = 0
+		r.set.Logger.Info("CUDA calls can be read again")
+		componentstatus.ReportStatus(r.host, componentstatus.NewEvent(componentstatus.StatusOK))
+	}
+	r.telemetry.ReceiverCudaAvailable.Record(ctx, 1)
+	r.account(ctx, &s.Losses)
+	md, n := r.processes.metrics(s)
+	for state, v := range map[string]int64{"reported": n.reported, "excluded": n.excluded, "dropped": n.dropped} {
+		r.telemetry.ReceiverCudaProcesses.Record(ctx, v, metric.WithAttributes(attribute.String("state", state)))
+	}
+	return md, nil
+}
+
+// fail counts a snapshot that could not be read, tells of the first in a row, and gives the source up
+// after some.
+func (r *cudaReceiver) fail(ctx context.Context, err error) {
+	r.telemetry.ReceiverCudaSnapshotFailed.Add(ctx, 1)
+	r.telemetry.ReceiverCudaAvailable.Record(ctx, 0)
+	r.failures++
+	switch r.failures {
+	case 1:
+		r.set.Logger.Warn("CUDA calls cannot be read", zap.Error(err))
+		componentstatus.ReportStatus(r.host, componentstatus.NewRecoverableErrorEvent(err))
+	case maxFailures:
+		select {
+		case r.again <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// account adds what was lost since the last snapshot to the receiver's telemetry.
+func (r *cudaReceiver) account(ctx context.Context, l *probe.Losses) {
+	for _, c := range []struct {
+		counter   metric.Int64Counter
+		now, last uint64
+	}{
+		{r.telemetry.ReceiverCudaEventsLost, l.RingFull, r.lost.RingFull},
+		{r.telemetry.ReceiverCudaReturnsMissed, l.InFlight, r.lost.InFlight},
+		{r.telemetry.ReceiverCudaNamesEvicted, l.NamesEvicted, r.lost.NamesEvicted},
+		{r.telemetry.ReceiverCudaAttachFailed, l.AttachFailed, r.lost.AttachFailed},
+		{r.telemetry.ReceiverCudaAttachSlow, l.Slow, r.lost.Slow},
+	} {
+		c.counter.Add(ctx, int64(less(c.now, c.last)))
+	}
+	for name, n := range l.MapFull {
+		r.telemetry.ReceiverCudaCallsLost.Add(ctx, int64(less(n, r.lost.MapFull[name])), metric.WithAttributes(attribute.String("map", name)))
+	}
+	r.lost = *l
+}
+
+// sleep waits, and reports false if the context ended before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
