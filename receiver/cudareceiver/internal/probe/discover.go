@@ -40,34 +40,42 @@ func discover(proc string) (found []candidate, denied int, err error) {
 		if _, err := strconv.ParseUint(e.Name(), 10, 31); err != nil {
 			continue
 		}
-		dir := filepath.Join(proc, e.Name())
-		paths, err := mappedDrivers(filepath.Join(dir, "maps"))
-		if errors.Is(err, fs.ErrPermission) {
-			denied++
-		}
-		for _, path := range paths {
-			// The path is the process's: in a container it is another file than ours of that name. The device in
-			// maps is no help, since overlays show another one there than stat does.
-			through := filepath.Join(dir, "root", path)
-			info, err := os.Stat(through)
-			if err != nil {
-				if errors.Is(err, fs.ErrPermission) {
-					denied++
-				}
-				continue
+		denied += mapped(proc, e.Name(), func(c candidate) {
+			if id := (file{c.device, c.inode}); !seen[id] {
+				seen[id] = true
+				found = append(found, c)
 			}
-			device, inode, ok := identify(info)
-			if !ok || !info.Mode().IsRegular() || seen[file{device, inode}] {
-				continue
-			}
-			seen[file{device, inode}] = true
-			found = append(found, candidate{path: through, device: device, inode: inode})
-		}
+		})
 	}
 	slices.SortFunc(found, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(a.device, b.device), cmp.Compare(a.inode, b.inode))
 	})
 	return found, denied, nil
+}
+
+// mapped adds the driver libraries that one process has mapped; denied counts what we may not look at.
+func mapped(proc, pid string, add func(candidate)) (denied int) {
+	dir := filepath.Join(proc, pid)
+	paths, err := mappedDrivers(filepath.Join(dir, "maps"))
+	if errors.Is(err, fs.ErrPermission) {
+		denied++
+	}
+	for _, path := range paths {
+		// The path is the process's: in a container it is another file than ours of that name. The device in
+		// maps is no help, since overlays show another one there than stat does.
+		through := filepath.Join(dir, "root", path)
+		info, err := os.Stat(through)
+		if err != nil {
+			if errors.Is(err, fs.ErrPermission) {
+				denied++
+			}
+			continue
+		}
+		if device, inode, ok := identify(info); ok && info.Mode().IsRegular() {
+			add(candidate{path: through, device: device, inode: inode})
+		}
+	}
+	return denied
 }
 
 // mappedDrivers returns the paths of driver libraries in one process's maps, each once. A file that is

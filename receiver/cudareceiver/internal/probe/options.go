@@ -23,6 +23,9 @@ type Options struct {
 	// RingBytes is the size of the buffer for kernels' names between two looks, a power of two of at least one
 	// page; 1 MiB if 0.
 	RingBytes uint32
+	// Log is told, seldom and in a sentence each, where less is observed than could be; nil for nobody. It is called
+	// with the Probe's lock held and must not call the Probe.
+	Log func(text string)
 }
 
 const (
@@ -35,6 +38,9 @@ const (
 	defaultRing      = 1 << 20
 	// drainInterval is how often names are taken from the ring, and processes that ended from the maps.
 	drainInterval = time.Second
+	// mappedInterval is how often libraries that were just loaded are looked for. Between loading the driver and its
+	// first call a program initialises it, which takes longer.
+	mappedInterval = 50 * time.Millisecond
 )
 
 func (o Options) withDefaults() Options {
@@ -48,6 +54,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.RescanInterval <= 0 {
 		o.RescanInterval = defaultRescan
+	}
+	if o.Log == nil {
+		o.Log = func(string) {}
 	}
 	if o.MaxNames <= 0 {
 		o.MaxNames = defaultNames

@@ -34,6 +34,7 @@ type Probe struct {
 	multi     bool
 	links     []link.Link
 	names     *ringbuf.Reader
+	mappings  *mappings // nil where the kernel does not give them
 	libraries map[file]Library
 	failures  map[file]uint64 // functions of each file that could not be attached to
 	slow      uint64
@@ -67,6 +68,16 @@ func (p *Probe) Start(ctx context.Context) error {
 	}
 	if err := p.watchProcesses(); err != nil {
 		return errors.Join(explain(err), p.release())
+	}
+	// Before the first look, so that what is loaded meanwhile is seen by one of the two.
+	var err error
+	if p.plain {
+		err = errors.ErrUnsupported
+	} else {
+		p.mappings, err = watchMappings()
+	}
+	if err != nil {
+		p.options.Log(fmt.Sprintf("the kernel does not tell which files are loaded (%v): a driver library that is new is found within %v", err, p.options.RescanInterval))
 	}
 	if err := p.rescan(); err != nil {
 		return errors.Join(explain(err), p.release())
@@ -178,6 +189,8 @@ func (p *Probe) watchProcesses() error {
 func (p *Probe) run(ctx context.Context) {
 	drain := time.NewTicker(drainInterval)
 	defer drain.Stop()
+	mapped := time.NewTicker(mappedInterval)
+	defer mapped.Stop()
 	rescan := time.NewTicker(p.options.RescanInterval)
 	defer rescan.Stop()
 	for {
@@ -189,6 +202,10 @@ func (p *Probe) run(ctx context.Context) {
 			p.takeNames()
 			// What fails here fails at the next Snapshot too, and is told there.
 			_ = p.reader.takeEnded()
+			p.mu.Unlock()
+		case <-mapped.C:
+			p.mu.Lock()
+			p.attachMapped()
 			p.mu.Unlock()
 		case <-rescan.C:
 			p.mu.Lock()
@@ -204,6 +221,11 @@ func (p *Probe) rescan() error {
 	if err != nil {
 		return err
 	}
+	return p.attachNew(found)
+}
+
+// attachNew attaches to those libraries that it has not attached to.
+func (p *Probe) attachNew(found []candidate) error {
 	var firstErr error
 	for _, c := range found {
 		id := file{c.device, c.inode}
@@ -405,6 +427,10 @@ func (p *Probe) release() error {
 		errs = append(errs, l.Close())
 	}
 	p.links = nil
+	if p.mappings != nil {
+		errs = append(errs, p.mappings.close())
+		p.mappings = nil
+	}
 	if p.names != nil {
 		errs = append(errs, p.names.Close())
 		p.names = nil

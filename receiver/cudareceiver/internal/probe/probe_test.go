@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func start(t *testing.T, l *stubcuda.Libraries, o Options) *Probe {
 	t.Helper()
 	if o.RescanInterval == 0 {
-		o.RescanInterval = 50 * time.Millisecond
+		o.RescanInterval = time.Hour // what is loaded later is found by the kernel's word
 	}
 	return started(t, l, New(o))
 }
@@ -263,6 +263,7 @@ func TestOlderKernelsCountTheSame(t *testing.T) {
 	p := New(Options{RescanInterval: 50 * time.Millisecond})
 	p.plain = true
 	started(t, l, p)
+	assert.Nil(t, p.mappings)
 	c := l.Start(t)
 	c.Must("open %s", l.Library)
 	attached(t, p, l.Library)
