@@ -7,5 +7,5 @@
 // It knows the driver's entry points and nothing of OpenTelemetry or containers. What it counts is
 // what the host asked for; when and how long the device worked it cannot know.
 //
-//go:generate ../../../../scripts/bpf probe ../../bpf/cuda.bpf.c sum_kind sum_key sum run address allocation loss call_class memory_kind shape name
+//go:generate ../../../../scripts/bpf probe cuda ../../bpf/cuda.bpf.c sum_kind sum_key sum run address allocation loss call_class memory_kind shape name
 package probe
