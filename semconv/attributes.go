@@ -316,7 +316,8 @@ const (
 	// CUDAMetricValueOverflow (string; extension ✚): Decimal digits of a value above 2^63−1, in
 	// place of cuda.metric.value.
 	CUDAMetricValueOverflow = "cuda.metric.value_overflow"
-	// CUDAAPIName (string; extension ✚): Name of the driver or runtime call.
+	// CUDAAPIName (string; extension ✚): Name of the driver or runtime call; a span that has it is
+	// the host's call, and its times are the host's.
 	CUDAAPIName = "cuda.api.name"
 	// GPUXIDCode (int; extension ✚): XID code of the driver.
 	GPUXIDCode = "gpu.xid.code"

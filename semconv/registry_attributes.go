@@ -151,7 +151,7 @@ var Attributes = []Attribute{
 	{"cuda.metric.name", String, "", Extension, nil, "Name of the counter, as the profiler spells it.", nil},
 	{"cuda.metric.value", Int, "", Extension, nil, "Value of the counter.", nil},
 	{"cuda.metric.value_overflow", String, "", Extension, nil, "Decimal digits of a value above 2^63−1, in place of cuda.metric.value.", nil},
-	{"cuda.api.name", String, "", Extension, nil, "Name of the driver or runtime call.", nil},
+	{"cuda.api.name", String, "", Extension, nil, "Name of the driver or runtime call; a span that has it is the host's call, and its times are the host's.", nil},
 	{"gpu.xid.code", Int, "", Extension, nil, "XID code of the driver.", nil},
 
 	// Texts.

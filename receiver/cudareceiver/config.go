@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/collector/scraper/scraperhelper"
 
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/identity"
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
 )
 
 // Config is the receiver's configuration.
@@ -30,6 +31,12 @@ type Config struct {
 	StripTemplates bool `mapstructure:"strip_templates"`
 	// LaunchSampling is N where the duration of one of N launches is measured, 0 for none.
 	LaunchSampling int `mapstructure:"launch_sampling"`
+	// NCCL counts collectives at every libnccl that processes load.
+	NCCL bool `mapstructure:"nccl"`
+	// Source says where calls are counted: "auto", "driver" or "runtime"; see [probe.Source].
+	Source probe.Source `mapstructure:"source"`
+	// Trace says when single calls become spans.
+	Trace TraceConfig `mapstructure:"trace"`
 	// Include selects processes, by any of its lists. Empty for all.
 	Include ProcessesConfig `mapstructure:"include"`
 	// Exclude leaves processes out that Include selects.
@@ -70,9 +77,12 @@ func createDefaultConfig() component.Config {
 	c := &Config{
 		ControllerConfig: scraperhelper.NewDefaultControllerConfig(),
 		TopKernels:       defaultTop,
+		NCCL:             true,
+		Source:           probe.SourceAuto,
 		RescanInterval:   defaultRescan,
 		MaxProcesses:     defaultProcesses,
 		RootPath:         "/",
+		Trace:            defaultTrace(),
 	}
 	c.CollectionInterval = defaultInterval
 	c.InitialDelay = time.Second
@@ -88,6 +98,11 @@ func (c *Config) Validate() error {
 	}
 	if c.LaunchSampling < 0 || c.LaunchSampling > math.MaxInt32 {
 		errs = append(errs, fmt.Errorf("launch_sampling is %d: set 0 to measure no launches, or N for one of N", c.LaunchSampling))
+	}
+	switch c.Source {
+	case probe.SourceAuto, probe.SourceDriver, probe.SourceRuntime:
+	default:
+		errs = append(errs, fmt.Errorf("source is %q: set auto, driver or runtime", c.Source))
 	}
 	if c.RescanInterval < shortestRescan {
 		errs = append(errs, fmt.Errorf("rescan_interval is %v: set %v or more", c.RescanInterval, shortestRescan))

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/collector/confmap"
 
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/identity"
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
 )
 
 func TestTheDefaultsAreValid(t *testing.T) {
@@ -19,13 +20,15 @@ func TestTheDefaultsAreValid(t *testing.T) {
 	assert.Equal(t, 10*time.Second, c.CollectionInterval)
 	assert.Equal(t, 200, c.TopKernels)
 	assert.Zero(t, c.LaunchSampling)
+	assert.True(t, c.NCCL)
+	assert.Equal(t, probe.SourceAuto, c.Source)
 	assert.Equal(t, 30*time.Second, c.RescanInterval)
 }
 
 func TestAWholeConfiguration(t *testing.T) {
 	c := config()
 	require.NoError(t, confmap.NewFromStringMap(map[string]any{
-		"collection_interval": "5s", "top_kernels": 10, "strip_templates": true, "launch_sampling": 100,
+		"collection_interval": "5s", "top_kernels": 10, "strip_templates": true, "launch_sampling": 100, "nccl": false, "source": "runtime",
 		"include":         map[string]any{"pids": []any{1}, "cgroups": []any{"/kubepods.slice"}, "executables": []any{"python*"}},
 		"exclude":         map[string]any{"executables": []any{"dcgm*"}},
 		"rescan_interval": "1m", "max_processes": 8, "root_path": "/hostfs", "host_name": "n",
@@ -34,6 +37,7 @@ func TestAWholeConfiguration(t *testing.T) {
 	want := config()
 	want.CollectionInterval = 5 * time.Second
 	want.TopKernels, want.StripTemplates, want.LaunchSampling = 10, true, 100
+	want.NCCL, want.Source = false, probe.SourceRuntime
 	want.Include = ProcessesConfig{PIDs: []int32{1}, Cgroups: []string{"/kubepods.slice"}, Executables: []string{"python*"}}
 	want.Exclude = ProcessesConfig{Executables: []string{"dcgm*"}}
 	want.RescanInterval, want.MaxProcesses, want.RootPath, want.HostName = time.Minute, 8, "/hostfs", "n"
@@ -44,6 +48,7 @@ func TestWrongSettingsSayWhatToDo(t *testing.T) {
 	for want, change := range map[string]func(*Config){
 		"top_kernels is -1: set 0 to have no kernel names, or a number above":                                         func(c *Config) { c.TopKernels = -1 },
 		"launch_sampling is -2: set 0 to measure no launches, or N for one of N":                                      func(c *Config) { c.LaunchSampling = -2 },
+		`source is "cudart": set auto, driver or runtime`:                                                             func(c *Config) { c.Source = "cudart" },
 		"rescan_interval is 1ms: set 1s or more":                                                                      func(c *Config) { c.RescanInterval = time.Millisecond },
 		"max_processes is 0: it must be above 0":                                                                      func(c *Config) { c.MaxProcesses = 0 },
 		`root_path is "x": it must be absolute, for example /hostfs`:                                                  func(c *Config) { c.RootPath = "x" },

@@ -12,26 +12,49 @@ import (
 	"go.opentelemetry.io/collector/scraper"
 	"go.opentelemetry.io/collector/scraper/scraperhelper"
 
+	"github.com/gpuflight/gpuflight/internal/sharedcomponent"
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/metadata"
 )
 
 // NewFactory returns the factory of the cuda receiver.
 func NewFactory() receiver.Factory {
-	return receiver.NewFactory(metadata.Type, createDefaultConfig, receiver.WithMetrics(createMetrics, metadata.MetricsStability))
+	f := &factory{}
+	return receiver.NewFactory(metadata.Type, createDefaultConfig,
+		receiver.WithMetrics(f.metrics, metadata.MetricsStability), receiver.WithTraces(f.traces, metadata.TracesStability))
 }
 
-func createMetrics(_ context.Context, set receiver.Settings, cfg component.Config, next consumer.Metrics) (receiver.Metrics, error) {
+// factory shares one receiver among the pipelines of one configuration: the driver is attached to once.
+type factory struct {
+	receivers sharedcomponent.Map[*Config, *cudaReceiver]
+}
+
+func (f *factory) get(set receiver.Settings, cfg component.Config) (*sharedcomponent.Shared[*cudaReceiver], error) {
 	c := cfg.(*Config)
-	r, err := newReceiver(c, set)
+	return f.receivers.Get(c, func() (*cudaReceiver, error) { return newReceiver(c, set) })
+}
+
+func (f *factory) metrics(_ context.Context, set receiver.Settings, cfg component.Config, next consumer.Metrics) (receiver.Metrics, error) {
+	shared, err := f.get(set, cfg)
 	if err != nil {
 		return nil, err
 	}
-	return newController(r, next)
+	return newController(shared.Unwrap(), shared, next)
 }
 
-// newController has the receiver's snapshots read at the pace of the settings.
-func newController(r *cudaReceiver, next consumer.Metrics) (receiver.Metrics, error) {
-	s, err := scraper.NewMetrics(r.scrape, scraper.WithStart(r.Start), scraper.WithShutdown(r.Shutdown))
+func (f *factory) traces(_ context.Context, set receiver.Settings, cfg component.Config, next consumer.Traces) (receiver.Traces, error) {
+	shared, err := f.get(set, cfg)
+	if err != nil {
+		return nil, err
+	}
+	r := shared.Unwrap()
+	r.tracer, err = newTracer(r.cfg, r.set, r.telemetry, next)
+	return shared, err
+}
+
+// newController has the receiver's snapshots read at the pace of the settings; life is what is started and shut down
+// with it.
+func newController(r *cudaReceiver, life component.Component, next consumer.Metrics) (receiver.Metrics, error) {
+	s, err := scraper.NewMetrics(r.scrape, scraper.WithStart(life.Start), scraper.WithShutdown(life.Shutdown))
 	if err != nil {
 		return nil, err
 	}

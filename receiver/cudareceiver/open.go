@@ -2,13 +2,32 @@
 
 package cudareceiver
 
-import "github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
+import (
+	"go.uber.org/zap"
+
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
+)
 
 // openProbe returns the probe that the settings ask for. It does nothing before it is started.
-func openProbe(c *Config) source {
-	return probe.New(probe.Options{
+func openProbe(c *Config, log *zap.Logger) source {
+	return observed{probe.New(probe.Options{
 		Root:           c.RootPath,
 		RescanInterval: c.RescanInterval,
 		LaunchSampling: uint32(c.LaunchSampling), //nolint:gosec // Validate bounds it.
-	})
+		Source:         c.Source,
+		WithoutNCCL:    !c.NCCL,
+		Log:            func(text string) { log.Warn("CUDA calls are observed in another way", zap.String("reason", text)) },
+	})}
+}
+
+// observed is a probe as a source.
+type observed struct{ *probe.Probe }
+
+// Trace begins a trace.
+func (o observed) Trace(options probe.TraceOptions) (tracing, error) {
+	t, err := o.Probe.Trace(options)
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/pmetric"
+	"go.uber.org/zap"
 
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/stubcuda"
 )
@@ -62,7 +63,7 @@ func TestAgainstTheKernel(t *testing.T) {
 	libraries := stubcuda.Build(t)
 	program := libraries.Start(t, "OTEL_SERVICE_NAME=stub", "OTEL_RESOURCE_ATTRIBUTES=team=gpu")
 	program.Must("open %s", libraries.Library)
-	trial := openProbe(r.cfg)
+	trial := openProbe(r.cfg, zap.NewNop())
 	err := trial.Start(t.Context())
 	require.NoError(t, trial.Close())
 	if errors.Is(err, os.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) {
@@ -80,6 +81,17 @@ func TestAgainstTheKernel(t *testing.T) {
 	program.Must("threads 1")
 	program.Must("alloc cuMemAlloc_v2 2 1024")
 	program.Must("wait cuStreamSynchronize 3")
+	program.Must("load %s", libraries.NCCL)
+	require.Eventually(t, func() bool {
+		program.Must("call 1 ncclAllReduce 1 2 100 7 0 0 0")
+		md, err := r.scrape(t.Context())
+		require.NoError(t, err)
+		_, got := counted(md, program.PID())
+		return got["collective.size name=ncclAllReduce"] > 0
+	}, 30*time.Second, 100*time.Millisecond, "NCCL is attached to when it is loaded")
+	program.Must("call 2 ncclGroupStart")
+	program.Must("call 6 ncclSend 1 1000 2 0 0 0")
+	program.Must("call 2 ncclGroupEnd")
 
 	md, err := r.scrape(t.Context())
 	require.NoError(t, err)
@@ -97,6 +109,9 @@ func TestAgainstTheKernel(t *testing.T) {
 		"memory.allocation.calls kind=device":         2,
 		"memory.in_use kind=device":                   2048,
 		"sync.wait.duration name=cuStreamSynchronize": 3,
+		"collective.size name=ncclSend":               6,
+		"api.duration name=ncclSend":                  0,
+		"api.duration name=ncclGroupEnd":              1,
 	}
 	for key, n := range want {
 		assert.Equal(t, n, got[key], key)

@@ -21,11 +21,9 @@ import (
 
 // processes turns snapshots of one probe into metrics. It belongs to one goroutine.
 type processes struct {
-	cfg    *Config
-	reader *identity.Reader
-	// host is the resource's host.name, boot tells one start of the machine from another.
-	host, boot string
-	known      map[probe.ProcessID]*process
+	cfg   *Config
+	who   *describer
+	known map[probe.ProcessID]*process
 	// began is when the probe did. What a process that is new did, it did after since: the time of the last
 	// snapshot, or began while processes are left out that may come in later.
 	began, since pcommon.Timestamp
@@ -44,16 +42,8 @@ type process struct {
 type counts struct{ reported, excluded, dropped int64 }
 
 func newProcesses(cfg *Config, began time.Time) *processes {
-	host := cfg.HostName
-	if host == "" {
-		host, _ = os.Hostname() // absent where it is not known
-	}
-	boot, _ := os.ReadFile(filepath.Join(cfg.RootPath, "proc/sys/kernel/random/boot_id"))
 	start := pcommon.NewTimestampFromTime(began)
-	return &processes{
-		cfg: cfg, reader: identity.New(cfg.RootPath), host: host, boot: strings.TrimSpace(string(boot)),
-		known: map[probe.ProcessID]*process{}, began: start, since: start,
-	}
+	return &processes{cfg: cfg, who: newDescriber(cfg), known: map[probe.ProcessID]*process{}, began: start, since: start}
 }
 
 // metrics returns the sums of all processes that the settings select. Of a process that has ended
@@ -118,13 +108,37 @@ func (ps *processes) metrics(s *probe.Snapshot) (pmetric.Metrics, counts) {
 
 // admit decides about a process that is new.
 func (ps *processes) admit(id probe.ProcessID) *process {
-	who, _ := ps.reader.Process(id.PID, id.Start)
+	who, _ := ps.who.reader.Process(id.PID, id.Start)
 	if !ps.cfg.selects(&who) {
 		return &process{excluded: true}
 	}
-	p := &process{resource: pcommon.NewResource(), start: ps.since, kernels: newKernels(ps.cfg.TopKernels, ps.cfg.StripTemplates, ps.since)}
-	a := p.resource.Attributes()
-	a.PutStr(semconv.ServiceInstanceID, ps.instance(id))
+	return &process{
+		resource: ps.who.resource(id, &who), start: ps.since,
+		kernels: newKernels(ps.cfg.TopKernels, ps.cfg.StripTemplates, ps.since),
+	}
+}
+
+// describer tells who processes are. It is safe for concurrent use.
+type describer struct {
+	reader *identity.Reader
+	// host is the resource's host.name, boot tells one start of the machine from another.
+	host, boot string
+}
+
+func newDescriber(cfg *Config) *describer {
+	host := cfg.HostName
+	if host == "" {
+		host, _ = os.Hostname() // absent where it is not known
+	}
+	boot, _ := os.ReadFile(filepath.Join(cfg.RootPath, "proc/sys/kernel/random/boot_id"))
+	return &describer{reader: identity.New(cfg.RootPath), host: host, boot: strings.TrimSpace(string(boot))}
+}
+
+// resource returns the resource of a process.
+func (d *describer) resource(id probe.ProcessID, who *identity.Process) pcommon.Resource {
+	resource := pcommon.NewResource()
+	a := resource.Attributes()
+	a.PutStr(semconv.ServiceInstanceID, d.instance(id))
 	// What the process says of itself first: what was seen counts more.
 	for _, x := range who.Attributes {
 		a.PutStr(x.Key, x.Value)
@@ -137,16 +151,16 @@ func (ps *processes) admit(id probe.ProcessID) *process {
 	putKnown(a, semconv.ProcessExecutableName, who.Executable)
 	putKnown(a, semconv.ContainerID, who.ContainerID)
 	putKnown(a, semconv.K8sPodUid, who.PodUID)
-	putKnown(a, semconv.HostName, ps.host)
-	return p
+	putKnown(a, semconv.HostName, d.host)
+	return resource
 }
 
 // instance returns an id in the form of a UUID that no other process has, on this machine or another:
 // without one, two processes of a service would be one series in stores that know no process ids. It
 // is the same after a restart of the Collector.
-func (ps *processes) instance(id probe.ProcessID) string {
+func (d *describer) instance(id probe.ProcessID) string {
 	h := sha256.New()
-	_, _ = h.Write([]byte(ps.host + "\x00" + ps.boot + "\x00"))
+	_, _ = h.Write([]byte(d.host + "\x00" + d.boot + "\x00"))
 	b := binary.LittleEndian.AppendUint32(nil, uint32(id.PID))
 	_, _ = h.Write(binary.LittleEndian.AppendUint64(b, id.Start))
 	u := h.Sum(nil)[:16]

@@ -20,12 +20,15 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
 )
 
-// source observes the driver. It is used by one goroutine at a time, started once, and closed even if
-// it was not, or not with success.
+// source observes the driver. It is started once, and closed even if it was not, or not with success; nobody uses it
+// before or after. In between, collections and traces use it, each when it likes.
 type source interface {
 	// Start attaches. Its error is one sentence that says what to do.
 	Start(ctx context.Context) error
 	Snapshot() (*probe.Snapshot, error)
+	// Launches has less, and leaves processes that have ended to the next Snapshot.
+	Launches() (map[probe.ProcessID]uint64, error)
+	Trace(o probe.TraceOptions) (tracing, error)
 	Close() error
 }
 
@@ -45,7 +48,7 @@ const maxFailures = 3
 type cudaReceiver struct {
 	cfg       *Config
 	set       receiver.Settings
-	open      func(*Config) source
+	open      func(*Config, *zap.Logger) source
 	pace      pace
 	telemetry *metadata.TelemetryBuilder
 
@@ -55,7 +58,10 @@ type cudaReceiver struct {
 	// again asks for a new source.
 	again chan struct{}
 
-	// mu is held while the source is used.
+	// tracer is nil without a pipeline of traces.
+	tracer *tracer
+
+	// mu is held while collections use the source.
 	mu sync.Mutex
 	// source is nil while none is attached.
 	source    source
@@ -79,6 +85,9 @@ func newReceiver(cfg *Config, set receiver.Settings) (*cudaReceiver, error) {
 func (r *cudaReceiver) Start(ctx context.Context, host component.Host) error {
 	ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	r.host = host
+	if r.tracer != nil {
+		r.tracer.start()
+	}
 	r.wg.Go(func() { r.watch(ctx) })
 	return nil
 }
@@ -89,6 +98,9 @@ func (r *cudaReceiver) Shutdown(ctx context.Context) error {
 	if r.cancel == nil {
 		r.telemetry.Shutdown()
 		return nil
+	}
+	if r.tracer != nil {
+		r.tracer.stop()
 	}
 	r.cancel()
 	done := make(chan struct{})
@@ -111,7 +123,7 @@ func (r *cudaReceiver) watch(ctx context.Context) {
 	problem := ""
 	for {
 		began := time.Now()
-		s := r.open(r.cfg)
+		s := r.open(r.cfg, r.set.Logger)
 		err := s.Start(ctx)
 		if ctx.Err() != nil {
 			r.close(s)
@@ -140,19 +152,30 @@ func (r *cudaReceiver) watch(ctx context.Context) {
 	}
 }
 
-// session lends the source to the scrapes until it is of no use any more.
+// session lends the source to the scrapes and the tracer until it is of no use any more.
 func (r *cudaReceiver) session(ctx context.Context, s source, began time.Time) {
 	select {
 	case <-r.again: // was meant for the source before
 	default:
 	}
+	if r.tracer != nil {
+		r.tracer.ignoreSignal("nothing was observed when it came")
+	}
 	r.mu.Lock()
 	r.source, r.processes, r.lost, r.failures = s, newProcesses(r.cfg, began), probe.Losses{}, 0
 	r.mu.Unlock()
+	traced, stop := context.WithCancel(ctx)
+	defer stop()
+	var tracer sync.WaitGroup
+	if r.tracer != nil {
+		tracer.Go(func() { r.tracer.run(traced, s) })
+	}
 	select {
 	case <-ctx.Done():
 	case <-r.again:
 	}
+	stop()
+	tracer.Wait()
 	r.mu.Lock()
 	r.source, r.processes = nil, nil
 	r.mu.Unlock()
@@ -184,11 +207,23 @@ func (r *cudaReceiver) scrape(ctx context.Context) (pmetric.Metrics, error) {
 	}
 	r.telemetry.ReceiverCudaAvailable.Record(ctx, 1)
 	r.account(ctx, &s.Losses)
+	r.runtimes(ctx, s.Runtimes)
 	md, n := r.processes.metrics(s)
 	for state, v := range map[string]int64{"reported": n.reported, "excluded": n.excluded, "dropped": n.dropped} {
 		r.telemetry.ReceiverCudaProcesses.Record(ctx, v, metric.WithAttributes(attribute.String("state", state)))
 	}
 	return md, nil
+}
+
+// runtimes tells how many libcudart are in each state.
+func (r *cudaReceiver) runtimes(ctx context.Context, all []probe.RuntimeCheck) {
+	n := map[probe.RuntimeState]int64{probe.RuntimeChecking: 0, probe.RuntimePassed: 0, probe.RuntimeBypasses: 0}
+	for i := range all {
+		n[all[i].State]++
+	}
+	for state, v := range n {
+		r.telemetry.ReceiverCudaRuntimes.Record(ctx, v, metric.WithAttributes(attribute.String("check", string(state))))
+	}
 }
 
 // fail counts a snapshot that could not be read, tells of the first in a row, and gives the source up
@@ -226,6 +261,7 @@ func (r *cudaReceiver) account(ctx context.Context, l *probe.Losses) {
 	for name, n := range l.MapFull {
 		r.telemetry.ReceiverCudaCallsLost.Add(ctx, int64(less(n, r.lost.MapFull[name])), metric.WithAttributes(attribute.String("map", name)))
 	}
+	r.telemetry.ReceiverCudaDenied.Record(ctx, int64(l.Denied))
 	r.lost = *l
 }
 

@@ -57,6 +57,9 @@ type machine struct {
 	hang     chan struct{}
 	snapshot *probe.Snapshot
 	read     error
+	// launches and trace are what Launches and Trace do, nil for errors.
+	launches func() map[probe.ProcessID]uint64
+	trace    func(probe.TraceOptions) (tracing, error)
 	opened   int
 	closed   int
 }
@@ -67,7 +70,7 @@ func (m *machine) set(change func()) {
 	change()
 }
 
-func (m *machine) open(*Config) source {
+func (m *machine) open(*Config, *zap.Logger) source {
 	m.set(func() { m.opened++ })
 	return &fakeSource{machine: m}
 }
@@ -101,6 +104,20 @@ func (s *fakeSource) Snapshot() (*probe.Snapshot, error) {
 	return s.snapshot, s.read
 }
 
+func (s *fakeSource) Launches() (map[probe.ProcessID]uint64, error) {
+	if s.launches == nil {
+		return nil, errors.New("cannot be read")
+	}
+	return s.launches(), nil
+}
+
+func (s *fakeSource) Trace(o probe.TraceOptions) (tracing, error) {
+	if s.trace == nil {
+		return nil, errors.New("cannot be traced")
+	}
+	return s.trace(o)
+}
+
 func (s *fakeSource) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,7 +147,9 @@ func newRig(t *testing.T) *rig {
 	cfg.RootPath = t.TempDir()
 	r, err := newReceiver(cfg, set)
 	require.NoError(t, err)
-	m := &machine{snapshot: &probe.Snapshot{Time: at(1), Processes: []probe.Process{{ID: probe.ProcessID{PID: 7}, Graphs: 5}}}}
+	m := &machine{snapshot: &probe.Snapshot{Time: at(1), Runtimes: []probe.RuntimeCheck{
+		{State: probe.RuntimePassed}, {State: probe.RuntimeBypasses}, {State: probe.RuntimePassed},
+	}, Processes: []probe.Process{{ID: probe.ProcessID{PID: 7}, Graphs: 5}}}}
 	r.open = m.open
 	r.pace = pace{first: time.Millisecond, longest: 4 * time.Millisecond}
 	return &rig{cudaReceiver: r, host: &host{}, machine: m, logs: logs, telemetry: telemetry}
@@ -172,7 +191,7 @@ func ints(pairs ...any) []metricdata.DataPoint[int64] {
 func TestSnapshotsAreSentAndLossesCounted(t *testing.T) {
 	r := newRig(t)
 	r.machine.snapshot.Losses = probe.Losses{
-		MapFull: map[string]uint64{"launches": 3, "copies": 1}, RingFull: 2, InFlight: 4, NamesEvicted: 5, AttachFailed: 6, Slow: 7,
+		MapFull: map[string]uint64{"launches": 3, "copies": 1}, RingFull: 2, InFlight: 4, NamesEvicted: 5, AttachFailed: 6, Slow: 7, Denied: 8,
 	}
 	r.start(t)
 	eventually(t, "attached", r.attached)
@@ -196,9 +215,12 @@ func TestSnapshotsAreSentAndLossesCounted(t *testing.T) {
 	metadatatest.AssertEqualReceiverCudaNamesEvicted(t, r.telemetry, ints(none, 5), same)
 	metadatatest.AssertEqualReceiverCudaAttachFailed(t, r.telemetry, ints(none, 6), same)
 	metadatatest.AssertEqualReceiverCudaAttachSlow(t, r.telemetry, ints(none, 7), same)
+	metadatatest.AssertEqualReceiverCudaDenied(t, r.telemetry, ints(none, 8), same)
 	metadatatest.AssertEqualReceiverCudaAvailable(t, r.telemetry, ints(none, 1), same)
 	state := func(s string) attribute.Set { return attribute.NewSet(attribute.String("state", s)) }
 	metadatatest.AssertEqualReceiverCudaProcesses(t, r.telemetry, ints(state("reported"), 1, state("excluded"), 0, state("dropped"), 0), same)
+	check := func(s string) attribute.Set { return attribute.NewSet(attribute.String("check", s)) }
+	metadatatest.AssertEqualReceiverCudaRuntimes(t, r.telemetry, ints(check("checking"), 0, check("passed"), 2, check("bypassing"), 1), same)
 }
 
 func TestWithoutPrivilegeItStaysUpAndSaysSoOnce(t *testing.T) {
@@ -283,7 +305,7 @@ func TestThePipelineGetsMetrics(t *testing.T) {
 	r.cfg.InitialDelay = 0
 	r.cfg.CollectionInterval = 5 * time.Millisecond
 	sink := &consumertest.MetricsSink{}
-	c, err := newController(r.cudaReceiver, sink)
+	c, err := newController(r.cudaReceiver, r.cudaReceiver, sink)
 	require.NoError(t, err)
 	require.NoError(t, c.Start(t.Context(), r.host))
 	eventually(t, "two collections", func() bool { return sink.DataPointCount() >= 2 })

@@ -64,6 +64,9 @@ struct pt_regs {
 /* Arguments in registers; the next one lies behind the return address. */
 #define REGISTER_ARGS 6
 #define STACK_ARGS(c) ((c)->rsp + 8)
+/* Where the caller's stack ends, the same before a function's first instruction and after its last. */
+#define STACK_BEFORE(c) ((c)->rsp + 8)
+#define STACK_AFTER(c) ((c)->rsp)
 
 #elif defined(__TARGET_ARCH_arm64)
 
@@ -82,6 +85,8 @@ struct pt_regs {
 #define RESULT(c) ((c)->regs[0])
 #define REGISTER_ARGS 8
 #define STACK_ARGS(c) ((c)->sp)
+#define STACK_BEFORE(c) ((c)->sp)
+#define STACK_AFTER(c) ((c)->sp)
 
 #else
 #error "unknown architecture"

@@ -4,6 +4,7 @@
 /* Programs for the entry points of the CUDA driver. They add up in the kernel what is called, by
  * process; the reader looks at the sums every few seconds, and nothing is sent to it by call. */
 
+#include "arguments.h"
 #include "types.h"
 
 /* The reader sets sizes: those here are its defaults. A map that is full costs what did not fit, and
@@ -49,10 +50,10 @@ struct {
 	__type(value, struct allocation);
 } allocations SEC(".maps");
 
-/* Streams that are recorded, graphs, and graphs made executable: the space of struct address. */
+/* What is recorded, graphs, and handles that have to do with them: see struct recorded. */
 struct {
 	__uint(type, MAP_HASH);
-	__uint(max_entries, 16384);
+	__uint(max_entries, 65536);
 	__type(key, struct address);
 	__type(value, struct recorded);
 } records SEC(".maps");
@@ -71,8 +72,17 @@ struct {
 	__type(value, __u64);
 } lost SEC(".maps");
 
-/* state[0] numbers runs, state[1] counts runs that ended, state[2] is how many streams are recorded. */
-enum { STATE_RUN, STATE_ENDED, STATE_RECORDING, STATES };
+/* What each libcudart does, by the number that the reader gives it. */
+struct {
+	__uint(type, MAP_ARRAY);
+	__uint(max_entries, CHECKS);
+	__type(key, __u32);
+	__type(value, struct runtime_check);
+} checks SEC(".maps");
+
+/* state[0] numbers runs, state[1] counts runs that ended, state[2] is how many captures go on, state[3] numbers
+ * captures. */
+enum { STATE_RUN, STATE_ENDED, STATE_RECORDING, STATE_CAPTURE, STATES };
 struct {
 	__uint(type, MAP_ARRAY);
 	__uint(max_entries, STATES);
@@ -87,8 +97,11 @@ volatile const __u32 start_boottime_offset = 0;
 /* Of how many launches one is timed; 0 for none. */
 volatile const __u32 sample_every = 0;
 
-enum { SPACE_DEVICE, SPACE_HOST, SPACE_HANDLE, SPACE_STREAM, SPACE_GRAPH, SPACE_EXECUTABLE };
-enum { CODE_NOT_READY = 600 };
+/* A graph whose kernels are not all known; added to its value. */
+#define UNKNOWN (1ULL << 63)
+/* In a thread's copy_start: the runtime was called, and nothing yet of the driver that clears it. As every program
+ * that counts a call of the driver does that anyway, the check costs these nothing. */
+enum { IN_RUNTIME = 1 };
 
 /* For bpf2go, which makes Go of types that a variable has. */
 const enum call_class *_class __attribute__((unused));
@@ -96,6 +109,10 @@ const enum memory_kind *_memory __attribute__((unused));
 const enum sum_kind *_kind __attribute__((unused));
 const enum shape *_shape __attribute__((unused));
 const enum loss *_loss __attribute__((unused));
+const enum space *_space __attribute__((unused));
+const enum node_kind *_node __attribute__((unused));
+const enum group_kind *_group __attribute__((unused));
+const struct runtime_check *_check __attribute__((unused));
 const struct name *_name __attribute__((unused));
 
 static const struct thread new_thread;
@@ -267,30 +284,57 @@ INLINE void enter(struct thread *t, union cookie f, __u64 a, __u64 b, __u64 c)
 	call->start = bpf_ktime_get_ns();
 }
 
-INLINE int recording(struct thread *t, __u64 stream)
+INLINE int any_recording(void)
 {
-	struct address at = {.run = t->run, .address = stream, .space = SPACE_STREAM};
-	__u64 *streams = state_of(STATE_RECORDING);
-	struct recorded *r;
+	__u64 *captures = state_of(STATE_RECORDING);
 
-	if (!streams || !*(volatile __u64 *)streams)
-		return 0;
-	r = bpf_map_lookup_elem(&records, &at);
+	return captures && *(volatile __u64 *)captures;
+}
+
+/* capture_of is the capture that a stream or an event is part of now, NULL if none. */
+INLINE struct recorded *capture_of(struct thread *t, __u64 space, __u64 address, __u64 *number)
+{
+	struct address at = {.run = t->run, .address = address, .space = space};
+	struct recorded *r = bpf_map_lookup_elem(&records, &at);
+
 	if (!r)
 		return 0;
-	__sync_fetch_and_add(&r->launches, 1);
+	*number = r->value;
+	at.address = r->value;
+	at.space = SPACE_CAPTURE;
+	return bpf_map_lookup_elem(&records, &at);
+}
+
+/* gain adds kernels to a capture or a graph; one that has some that are not known has them for good. */
+INLINE void gain(struct recorded *r, __u64 kernels)
+{
+	if (kernels & UNKNOWN)
+		__sync_fetch_and_or(&r->value, UNKNOWN);
+	else
+		__sync_fetch_and_add(&r->value, kernels);
+}
+
+/* recording adds kernels to what a stream records; it returns 0 if that is nothing. Only where any_recording. */
+INLINE int recording(struct thread *t, __u64 stream, __u64 kernels)
+{
+	struct recorded *r;
+	__u64 number;
+
+	r = capture_of(t, SPACE_STREAM, stream, &number);
+	if (!r)
+		return 0;
+	gain(r, kernels);
 	return 1;
 }
 
-INLINE void launched(struct thread *t, union cookie f, __u64 kernel, __u64 grid, __u64 block, __u64 stream)
+INLINE void launched(struct thread *t, __u64 kernel, __u64 grid, __u64 block, __u8 captured)
 {
-	struct sum_key key = {.run = t->run, .handle = kernel, .kind = SUM_LAUNCH};
+	struct sum_key key = {.run = t->run, .handle = kernel, .kind = SUM_LAUNCH, .flag = captured};
 
 	key.low = bucket(grid);
 	key.high = bucket(block);
-	key.flag = recording(t, stream);
 	add(&key, grid, block);
-	t->copy_start = 0;
+	t->copy_start = 0; /* which also tells runtime_returned that the driver was reached */
 	if (t->waited) {
 		struct sum_key idle = {.run = t->run, .kind = SUM_IDLE};
 		__u64 ns = bpf_ktime_get_ns() - t->waited;
@@ -299,47 +343,69 @@ INLINE void launched(struct thread *t, union cookie f, __u64 kernel, __u64 grid,
 		idle.low = bucket(ns);
 		add(&idle, ns, 0);
 	}
-	if (f.flags & FLAG_RETURNS) {
-		t->launches++;
-		enter(t, f, sample_every && t->launches % sample_every == 0, 0, 0);
-	}
+}
+
+/* sampled waits for the return of a launch where some are timed. The kernel leaves all of it out where none are. */
+INLINE void sampled(struct thread *t, struct pt_regs *ctx)
+{
+	union cookie f;
+
+	if (!sample_every)
+		return;
+	f.all = bpf_get_attach_cookie(ctx);
+	t->launches++;
+	enter(t, f, t->launches % sample_every == 0, 0, 0);
 }
 
 /* cuLaunchKernel and cuLaunchCooperativeKernel begin alike. */
 SEC("uprobe")
 int launch(struct pt_regs *ctx)
 {
-	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
 	struct thread *t = current();
-	__u64 grid, block, stream;
+	__u64 grid, block;
+	__u8 captured;
 
 	if (!t)
 		return 0;
 	grid = (__u64)(__u32)ARG1(ctx) * (__u32)ARG2(ctx) * (__u32)ARG3(ctx);
 	block = (__u64)(__u32)ARG4(ctx) * (__u32)ARG5(ctx) * (__u32)argument(ctx, 6);
-	stream = argument(ctx, 8);
-	launched(t, f, ARG0(ctx), grid, block, stream);
+	captured = any_recording() && recording(t, argument(ctx, 8), 1);
+	launched(t, ARG0(ctx), grid, block, captured);
+	sampled(t, ctx);
 	return 0;
 }
 
 SEC("uprobe")
 int launch_config(struct pt_regs *ctx)
 {
-	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
-	/* CUlaunchConfig, as far as its stream. */
-	struct {
-		__u32 grid[3], block[3], shared, hole;
-		__u64 stream;
-	} config;
+	struct launch_config config;
 	struct thread *t = current();
+	__u8 captured;
 
 	if (!t)
 		return 0;
 	if (bpf_probe_read_user(&config, sizeof(config), (void *)ARG0(ctx)))
 		__builtin_memset(&config, 0, sizeof(config));
-	launched(t, f, ARG1(ctx), (__u64)config.grid[0] * config.grid[1] * config.grid[2],
-		 (__u64)config.block[0] * config.block[1] * config.block[2], config.stream);
+	captured = any_recording() && recording(t, config.stream, 1);
+	launched(t, ARG1(ctx), (__u64)config.grid[0] * config.grid[1] * config.grid[2],
+		 (__u64)config.block[0] * config.block[1] * config.block[2], captured);
+	sampled(t, ctx);
 	return 0;
+}
+
+/* started counts the launch of a graph, or adds its kernels to what the stream records: there it is the child of
+ * another graph. */
+INLINE void started(struct thread *t, struct recorded *r, __u64 stream)
+{
+	struct sum_key key = {.run = t->run, .kind = SUM_GRAPH};
+	__u64 kernels = r ? r->value : UNKNOWN;
+
+	t->copy_start = 0;
+	t->waited = 0;
+	if (any_recording() && recording(t, stream, kernels))
+		return;
+	key.flag = !(kernels & UNKNOWN);
+	add(&key, key.flag ? kernels : 0, 0);
 }
 
 /* cuGraphLaunch(executable, stream). */
@@ -349,49 +415,16 @@ int graph_launch(struct pt_regs *ctx)
 	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
 	struct thread *t = current();
 	struct address at = {.address = ARG0(ctx), .space = SPACE_EXECUTABLE};
-	struct sum_key key = {.kind = SUM_GRAPH};
 	struct recorded *r;
 
 	if (!t)
 		return 0;
-	key.run = t->run;
 	at.run = t->run;
 	r = bpf_map_lookup_elem(&records, &at);
-	key.flag = r != 0;
-	add(&key, r ? r->launches : 0, 0);
-	t->copy_start = 0;
-	t->waited = 0;
+	started(t, r, ARG1(ctx));
 	if (f.flags & FLAG_RETURNS)
 		enter(t, f, 0, 0, 0);
 	return 0;
-}
-
-enum { TYPE_HOST = 1, TYPE_DEVICE = 2, TYPE_ARRAY = 3 };
-
-INLINE __u8 letter(__u32 type)
-{
-	return type == TYPE_HOST ? 1 : type == TYPE_DEVICE ? 2 : type == TYPE_ARRAY ? 3 : 0;
-}
-
-/* area reads a copy of rows or layers: its bytes, and its kind as 16 + 4 × source + destination, 0 if the
- * structure does not say. */
-INLINE __u64 area(struct pt_regs *ctx, union cookie f, __u8 *kind)
-{
-	__u64 from = ARG0(ctx), extent[3] = {0, 0, 1};
-	__u32 source = 0, destination = 0;
-
-	if (f.shape == SHAPE_2D) {
-		bpf_probe_read_user(&source, sizeof(source), (void *)(from + 16));
-		bpf_probe_read_user(&destination, sizeof(destination), (void *)(from + 72));
-		bpf_probe_read_user(extent, 16, (void *)(from + 112));
-	} else {
-		bpf_probe_read_user(&source, sizeof(source), (void *)(from + 32));
-		bpf_probe_read_user(&destination, sizeof(destination), (void *)(from + 120));
-		bpf_probe_read_user(extent, sizeof(extent), (void *)(from + 176));
-	}
-	if (!*kind && letter(source) && letter(destination))
-		*kind = 16 + 4 * letter(source) + letter(destination);
-	return extent[0] * extent[1] * extent[2];
 }
 
 SEC("uprobe")
@@ -422,9 +455,6 @@ int copy(struct pt_regs *ctx)
 	return 0;
 }
 
-/* How many copies of one call are looked at; what is above is counted as lost. */
-enum { BATCH = 256 };
-
 /* one_of_batch is global, so that the verifier looks at it once and not in every turn of the loop. */
 __attribute__((noinline)) int one_of_batch(__u64 run, __u64 bytes)
 {
@@ -434,22 +464,29 @@ __attribute__((noinline)) int one_of_batch(__u64 run, __u64 bytes)
 	return 0;
 }
 
-/* cuMemcpyBatchAsync(destinations, sources, sizes, count, …). */
+/* cuMemcpyBatchAsync(destinations, sources, sizes, count, …), cuMemcpy3DBatchAsync(count, operations, …). */
 SEC("uprobe")
 int copy_batch(struct pt_regs *ctx)
 {
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
 	struct thread *t = current();
-	__u64 sizes = ARG2(ctx), count = ARG3(ctx), bytes, run;
+	__u64 from = ARG2(ctx), count = ARG3(ctx), bytes, run;
+	long failed = 0;
 	__u32 i;
 
 	if (!t)
 		return 0;
 	run = t->run;
 	t->copy_start = 0;
+	if (f.shape == SHAPE_OPERATION) {
+		from = ARG1(ctx);
+		count = ARG0(ctx);
+	}
 	for (i = 0; i < BATCH; i++) {
 		if (i >= count)
 			return 0;
-		if (bpf_probe_read_user(&bytes, sizeof(bytes), (void *)(sizes + 8 * (__u64)i)))
+		bytes = bytes_of(f.shape, from, i, &failed);
+		if (failed)
 			break;
 		one_of_batch(run, bytes);
 	}
@@ -565,7 +602,8 @@ int wait(struct pt_regs *ctx)
 	return 0;
 }
 
-/* Calls of which three arguments matter at the return: captures, instantiations, names, modules. */
+/* Calls of which three arguments matter at the return: captures, graphs, names, modules. They do not launch, and the
+ * runtime may make some of them on its way to a launch. */
 SEC("uprobe")
 int other(struct pt_regs *ctx)
 {
@@ -574,9 +612,134 @@ int other(struct pt_regs *ctx)
 
 	if (!t)
 		return 0;
-	t->copy_start = 0;
-	enter(t, f, ARG0(ctx), ARG1(ctx), ARG2(ctx));
+	if (t->copy_start != IN_RUNTIME)
+		t->copy_start = 0;
+	enter(t, f, ARG0(ctx), ARG1(ctx), argument(ctx, f.size));
 	return 0;
+}
+
+/* Destruction of graphs, events and streams: the handle may be given out again, so it is forgotten before. */
+SEC("uprobe")
+int forget_handle(struct pt_regs *ctx)
+{
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
+	struct thread *t = current();
+	struct address at = {.address = ARG0(ctx), .space = f.kind};
+
+	if (!t)
+		return 0;
+	at.run = t->run;
+	bpf_map_delete_elem(&records, &at);
+	return 0;
+}
+
+/* keep_record sets a handle's value, or counts that there is no room. */
+INLINE void keep_record(__u64 run, __u64 space, __u64 address, __u64 value)
+{
+	struct address at = {.run = run, .address = address, .space = space};
+	struct recorded r = {.value = value};
+
+	if (bpf_map_update_elem(&records, &at, &r, UPDATE_ANY))
+		lose(LOST_RECORDED, 1);
+}
+
+/* cuEventRecord(event, stream): on a stream that is recorded, the event stands for a point in that capture. */
+SEC("uprobe")
+int event_record(struct pt_regs *ctx)
+{
+	struct address at = {.address = ARG0(ctx), .space = SPACE_EVENT};
+	struct thread *t;
+	__u64 number;
+
+	if (!any_recording())
+		return 0;
+	t = current();
+	if (!t)
+		return 0;
+	at.run = t->run;
+	if (capture_of(t, SPACE_STREAM, ARG1(ctx), &number))
+		keep_record(t->run, SPACE_EVENT, at.address, number);
+	else
+		bpf_map_delete_elem(&records, &at);
+	return 0;
+}
+
+/* cuStreamWaitEvent(stream, event): a stream that waits for such an event is part of the capture from then on. */
+SEC("uprobe")
+int stream_join(struct pt_regs *ctx)
+{
+	struct thread *t;
+	__u64 number;
+
+	if (!any_recording())
+		return 0;
+	t = current();
+	if (t && capture_of(t, SPACE_EVENT, ARG1(ctx), &number))
+		keep_record(t->run, SPACE_STREAM, ARG0(ctx), number);
+	return 0;
+}
+
+/* datatype_bytes is the size of an ncclDataType_t, 0 if it is none; nccl.h of NCCL 2.16 to 2.31 has those up to
+ * bfloat16 alike, and from 2.24 on two of 8 bits after them. */
+INLINE __u64 datatype_bytes(__u32 type)
+{
+	/* A digit each: int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, bfloat16, float8 twice. */
+	return type < 12 ? 0x112842884411ULL >> (4 * type) & 0xf : 0;
+}
+
+/* Collectives of NCCL. Between ncclGroupStart and ncclGroupEnd they are only noted, and the end does the work: the
+ * duration is then the end's. */
+SEC("uprobe")
+int collective(struct pt_regs *ctx)
+{
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
+	struct thread *t = current();
+	struct sum_key key = {.kind = SUM_COLLECTIVE};
+	__u64 size, bytes;
+
+	if (!t)
+		return 0;
+	size = datatype_bytes(argument(ctx, f.stream));
+	if (!size)
+		lose(LOST_DATATYPES, 1);
+	bytes = argument(ctx, f.size) * size;
+	key.run = t->run;
+	key.index = f.function;
+	key.low = bucket(bytes);
+	add(&key, bytes, 0);
+	enter(t, f, t->groups, 0, 0);
+	return 0;
+}
+
+/* ncclGroupStart and ncclGroupEnd; groups may be nested, and the outermost counts. */
+SEC("uprobe")
+int collective_group(struct pt_regs *ctx)
+{
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
+	struct thread *t = current();
+
+	if (!t)
+		return 0;
+	if (f.kind == GROUP_START && t->groups < 255)
+		t->groups++;
+	if (f.kind == GROUP_END && t->groups)
+		t->groups--;
+	enter(t, f, f.kind == GROUP_START || t->groups, 0, 0);
+	return 0;
+}
+
+/* collected is of a collective or a group: (whether its duration says nothing). */
+INLINE void collected(struct thread *t, struct call *c, __s32 code, __u64 now)
+{
+	struct sum_key key = {.run = t->run, .kind = SUM_COLLECTIVE_TIME, .index = c->function};
+	__u64 ns = now - c->start;
+
+	if (c->class == CALL_GROUP && c->kind == GROUP_START && code && t->groups)
+		t->groups--; /* it has not begun */
+	if (c->a || (code && code != CODE_IN_PROGRESS))
+		return;
+	key.low = bucket(ns);
+	add(&key, ns, 0);
 }
 
 INLINE void waited(struct thread *t, struct call *c, __u64 now)
@@ -620,52 +783,122 @@ INLINE void allocated(struct thread *t, struct call *c)
 	map(t->run, c->kind, address, bytes);
 }
 
+/* drop_capture ends a capture. A process may have ended meanwhile as far as its first thread goes: then its captures
+ * are no longer among those that go on. */
+INLINE void drop_capture(__u64 run, __u64 number)
+{
+	struct address at = {.run = run, .address = number, .space = SPACE_CAPTURE};
+	struct run *r = bpf_map_lookup_elem(&runs, &run);
+	__u64 *captures = state_of(STATE_RECORDING);
+
+	if (bpf_map_delete_elem(&records, &at) || !r || !captures || !r->captures)
+		return;
+	__sync_fetch_and_add(&r->captures, -1ULL);
+	__sync_fetch_and_add(captures, -1ULL);
+}
+
+/* began: (stream, …), with FLAG_GIVEN (stream, graph, …): the capture goes on with what the graph has. */
 INLINE void began(struct thread *t, struct call *c)
 {
 	struct address at = {.run = t->run, .address = c->a, .space = SPACE_STREAM};
-	struct recorded none = {};
-	__u64 *streams = state_of(STATE_RECORDING);
+	struct recorded first = {}, *r = bpf_map_lookup_elem(&records, &at);
+	__u64 *captures = state_of(STATE_RECORDING), *last = state_of(STATE_CAPTURE), number;
+	struct run *run = bpf_map_lookup_elem(&runs, &t->run);
 
-	if (bpf_map_update_elem(&records, &at, &none, UPDATE_NOEXIST)) {
+	if (!captures || !last || !run)
+		return;
+	if (r)
+		drop_capture(t->run, r->value); /* it can only have ended without our seeing */
+	if (c->flags & FLAG_GIVEN) {
+		at.address = c->b;
+		at.space = SPACE_GRAPH;
+		r = bpf_map_lookup_elem(&records, &at);
+		first.value = r ? r->value : UNKNOWN;
+	}
+	number = __sync_fetch_and_add(last, 1) + 1;
+	at.address = number;
+	at.space = SPACE_CAPTURE;
+	if (bpf_map_update_elem(&records, &at, &first, UPDATE_NOEXIST)) {
 		lose(LOST_RECORDED, 1);
 		return;
 	}
-	if (streams)
-		__sync_fetch_and_add(streams, 1);
+	__sync_fetch_and_add(&run->captures, 1);
+	__sync_fetch_and_add(captures, 1);
+	keep_record(t->run, SPACE_STREAM, c->a, number);
 }
 
 /* ended moves what a stream recorded to its graph: (stream, where the graph goes). */
-INLINE void ended(struct thread *t, struct call *c, int failed)
+INLINE void ended(struct thread *t, struct call *c, __s32 code)
 {
 	struct address at = {.run = t->run, .address = c->a, .space = SPACE_STREAM};
-	struct recorded *r = bpf_map_lookup_elem(&records, &at), was;
-	__u64 *streams = state_of(STATE_RECORDING), graph;
+	struct recorded *r;
+	__u64 number, kernels, graph;
+
+	if (code == CODE_WRONG_THREAD)
+		return; /* it goes on */
+	r = capture_of(t, SPACE_STREAM, c->a, &number);
+	if (!r)
+		return;
+	kernels = r->value;
+	bpf_map_delete_elem(&records, &at);
+	drop_capture(t->run, number);
+	if (!code && !bpf_probe_read_user(&graph, sizeof(graph), (void *)c->b))
+		keep_record(t->run, SPACE_GRAPH, graph, kernels);
+}
+
+/* copied_record gives one handle what another has, or forgets it if that has nothing. */
+INLINE void copied_record(struct thread *t, __u64 to_space, __u64 to, __u64 from)
+{
+	struct address at = {.run = t->run, .address = from, .space = SPACE_GRAPH};
+	struct recorded *r = bpf_map_lookup_elem(&records, &at);
+
+	if (r) {
+		keep_record(t->run, to_space, to, r->value);
+		return;
+	}
+	at.address = to;
+	at.space = to_space;
+	bpf_map_delete_elem(&records, &at);
+}
+
+/* made is of a graph or its executable form: (where the handle goes, graph, …). */
+INLINE void made(struct thread *t, struct call *c, __u64 space)
+{
+	__u64 handle;
+
+	if (bpf_probe_read_user(&handle, sizeof(handle), (void *)c->a))
+		return;
+	if (c->class == CALL_GRAPH)
+		keep_record(t->run, space, handle, 0);
+	else
+		copied_record(t, space, handle, c->b);
+}
+
+/* added is of a node: (where it goes, graph, what it is made of). How often the body of a conditional node runs is
+ * not known. */
+INLINE void added(struct thread *t, struct call *c)
+{
+	struct address at = {.run = t->run, .address = c->b, .space = SPACE_GRAPH};
+	struct recorded *r = bpf_map_lookup_elem(&records, &at), *of;
+	__u32 type = c->kind == NODE_IS_KERNEL ? NODE_KERNEL : NODE_GRAPH;
+	__u64 kernels = 1;
 
 	if (!r)
 		return;
-	was = *r;
-	if (!bpf_map_delete_elem(&records, &at) && streams)
-		__sync_fetch_and_add(streams, -1ULL);
-	if (failed || bpf_probe_read_user(&graph, sizeof(graph), (void *)c->b))
+	at.address = c->c;
+	if (c->kind == NODE_IN_PARAMETERS) {
+		bpf_probe_read_user(&type, sizeof(type), (void *)(c->c + NODE_TYPE));
+		bpf_probe_read_user(&at.address, sizeof(at.address), (void *)(c->c + NODE_CHILD));
+	}
+	if (type == NODE_CONDITIONAL) {
+		kernels = UNKNOWN;
+	} else if (type == NODE_GRAPH) {
+		of = bpf_map_lookup_elem(&records, &at);
+		kernels = of ? of->value : UNKNOWN;
+	} else if (type != NODE_KERNEL) {
 		return;
-	at.address = graph;
-	at.space = SPACE_GRAPH;
-	if (bpf_map_update_elem(&records, &at, &was, UPDATE_ANY))
-		lose(LOST_RECORDED, 1);
-}
-
-/* instantiated copies a graph's number to its executable form: (where that goes, graph, …). */
-INLINE void instantiated(struct thread *t, struct call *c)
-{
-	struct address at = {.run = t->run, .address = c->b, .space = SPACE_GRAPH};
-	struct recorded *r = bpf_map_lookup_elem(&records, &at), was;
-
-	if (!r || bpf_probe_read_user(&at.address, sizeof(at.address), (void *)c->a))
-		return;
-	was = *r;
-	at.space = SPACE_EXECUTABLE;
-	if (bpf_map_update_elem(&records, &at, &was, UPDATE_ANY))
-		lose(LOST_RECORDED, 1);
+	}
+	gain(r, kernels);
 }
 
 /* named tells the reader a kernel's name: (where the kernel goes, module, name). */
@@ -678,11 +911,45 @@ INLINE void named(struct thread *t, struct call *c)
 		return;
 	}
 	n->run = t->run;
+	n->same = 0;
 	if (bpf_probe_read_user(&n->handle, sizeof(n->handle), (void *)c->a) ||
 	    bpf_probe_read_user_str(n->text, sizeof(n->text), (void *)c->c) < 0) {
 		bpf_ringbuf_discard(n, RING_NO_WAKEUP);
+		lose(LOST_RING, 1);
 		return;
 	}
+	bpf_ringbuf_submit(n, RING_NO_WAKEUP);
+}
+
+/* same tells the reader that two handles are of one kernel: (where the function goes, kernel). Programs may ask for
+ * that at every launch; the reader is told once. */
+INLINE void same(struct thread *t, struct call *c)
+{
+	struct address at = {.run = t->run, .space = SPACE_FUNCTION};
+	struct recorded *r, kernel = {.value = c->b};
+	struct name *n;
+
+	if (bpf_probe_read_user(&at.address, sizeof(at.address), (void *)c->a)) {
+		lose(LOST_RING, 1);
+		return;
+	}
+	r = bpf_map_lookup_elem(&records, &at);
+	if (r && r->value == c->b)
+		return;
+	n = bpf_ringbuf_reserve(&names, sizeof(*n), 0);
+	if (!n) {
+		lose(LOST_RING, 1);
+		return;
+	}
+	if (bpf_map_update_elem(&records, &at, &kernel, UPDATE_ANY)) {
+		lose(LOST_RECORDED, 1);
+		bpf_ringbuf_discard(n, RING_NO_WAKEUP);
+		return;
+	}
+	n->run = t->run;
+	n->handle = at.address;
+	n->same = c->b;
+	n->text[0] = 0;
 	bpf_ringbuf_submit(n, RING_NO_WAKEUP);
 }
 
@@ -690,11 +957,33 @@ INLINE void failed(struct thread *t, struct call *c, __s32 code)
 {
 	struct sum_key key = {.run = t->run, .kind = SUM_ERROR, .index = c->function, .handle = (__u32)code};
 
-	if (code != CODE_NOT_READY)
+	int collective = c->class == CALL_COLLECTIVE || c->class == CALL_GROUP;
+
+	if (code != (collective ? CODE_IN_PROGRESS : CODE_NOT_READY))
 		add(&key, 0, 0);
 }
 
-/* returned is the return of every function that has FLAG_RETURNS. */
+/* leave takes a function's call from the stack; class 0 if it is not there: called before we looked, or one too many.
+ * Calls above it were left without a return, by an exception. */
+INLINE void leave(struct thread *t, union cookie f, struct call *c)
+{
+	for (int i = 0; i < CALLS; i++) {
+		__u32 depth = t->depth;
+
+		c->class = 0;
+		if (!depth)
+			return;
+		depth = (depth - 1) & (CALLS - 1);
+		*c = t->calls[depth];
+		t->depth = depth;
+		if (c->function == f.function)
+			return;
+		lose(LOST_CALLS, 1);
+	}
+	c->class = 0;
+}
+
+/* returned is the return of every function of the driver and of NCCL that has FLAG_RETURNS. */
 SEC("uretprobe")
 int returned(struct pt_regs *ctx)
 {
@@ -703,24 +992,11 @@ int returned(struct pt_regs *ctx)
 	struct thread *t = bpf_map_lookup_elem(&threads, &id);
 	__s32 code = RESULT(ctx);
 	struct call c = {};
-	__u32 depth;
 
 	if (!t)
 		return 0;
 	now = bpf_ktime_get_ns();
-	/* Calls above it on the stack were left without a return, by an exception. */
-	for (int i = 0; i < CALLS; i++) {
-		depth = t->depth;
-		if (!depth)
-			return 0; /* called before we looked, or one too many */
-		depth = (depth - 1) & (CALLS - 1);
-		c = t->calls[depth];
-		t->depth = depth;
-		if (c.function == f.function)
-			break;
-		lose(LOST_CALLS, 1);
-		c.class = 0;
-	}
+	leave(t, f, &c);
 	if (code && c.class)
 		failed(t, &c, code);
 	switch (c.class) {
@@ -752,7 +1028,28 @@ int returned(struct pt_regs *ctx)
 		break;
 	case CALL_INSTANTIATE:
 		if (!code)
-			instantiated(t, &c);
+			made(t, &c, SPACE_EXECUTABLE);
+		break;
+	case CALL_GRAPH:
+	case CALL_CLONE:
+		if (!code)
+			made(t, &c, SPACE_GRAPH);
+		break;
+	case CALL_UPDATE:
+		if (!code)
+			copied_record(t, SPACE_EXECUTABLE, c.a, c.b);
+		break;
+	case CALL_NODE:
+		if (!code)
+			added(t, &c);
+		break;
+	case CALL_SAME:
+		if (!code)
+			same(t, &c);
+		break;
+	case CALL_COLLECTIVE:
+	case CALL_GROUP:
+		collected(t, &c, code, now);
 		break;
 	case CALL_NAME:
 		if (!code)
@@ -764,6 +1061,218 @@ int returned(struct pt_regs *ctx)
 
 			add(&key, 0, 0);
 		}
+		break;
+	}
+	return 0;
+}
+
+/* Functions of libcudart. They come to the driver through addresses that the driver hands out; if these are not those
+ * of its exported functions, none of our programs sees them. So each call is marked on its way in, programs for the
+ * driver's functions take the mark away, and a call that still has it on its way out is counted here. */
+
+/* in_runtime begins a call; a, b, c and d are what is counted. The wait for a copy has a mark already: the copy's
+ * start, in d, which the driver's wait takes away when it ends. */
+INLINE void in_runtime(struct thread *t, union cookie f, __u64 a, __u64 b, __u64 c, __u64 d)
+{
+	__u32 depth = t->depth;
+
+	if (f.class != CALL_WAIT || !d) {
+		t->copy_start = IN_RUNTIME;
+		t->copy_stream = ~0ULL; /* that no wait is for */
+	}
+	if (depth < CALLS) {
+		/* Or the compiler drops the mask, which it knows to be of no use, and the verifier misses it. */
+		asm volatile("" : "+r"(depth));
+		t->calls[depth & (CALLS - 1)].d = d;
+	}
+	enter(t, f, a, b, c);
+}
+
+/* cudaLaunchKernel and cudaLaunchCooperativeKernel: (function of the host, grid, block, arguments, shared, stream), of
+ * which grid and block take two registers each. */
+SEC("uprobe")
+int runtime_launch(struct pt_regs *ctx)
+{
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
+	struct thread *t = current();
+	__u64 grid, block;
+
+	if (!t)
+		return 0;
+	grid = (ARG1(ctx) & 0xffffffff) * (ARG1(ctx) >> 32) * (ARG2(ctx) & 0xffffffff);
+	block = (ARG3(ctx) & 0xffffffff) * (ARG3(ctx) >> 32) * (ARG4(ctx) & 0xffffffff);
+	in_runtime(t, f, ARG0(ctx), grid, block, argument(ctx, f.stream));
+	return 0;
+}
+
+/* cudaLaunchKernelExC(configuration, function of the host, …). */
+SEC("uprobe")
+int runtime_launch_config(struct pt_regs *ctx)
+{
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
+	struct runtime_launch_config config;
+	struct thread *t = current();
+
+	if (!t)
+		return 0;
+	if (bpf_probe_read_user(&config, sizeof(config), (void *)ARG0(ctx)))
+		__builtin_memset(&config, 0, sizeof(config));
+	in_runtime(t, f, ARG1(ctx), (__u64)config.grid[0] * config.grid[1] * config.grid[2],
+		   (__u64)config.block[0] * config.block[1] * config.block[2], config.stream);
+	return 0;
+}
+
+/* copy_kind translates cudaMemcpyKind to the kinds of copies that the reader knows. */
+INLINE __u8 copy_kind(__u32 kind)
+{
+	return kind == RUNTIME_HTOH ? 16 + 4 * TYPE_HOST + TYPE_HOST : kind < RUNTIME_DEFAULT ? kind : 0;
+}
+
+SEC("uprobe")
+int runtime_call(struct pt_regs *ctx)
+{
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
+	__u64 a = ARG0(ctx), b = ARG1(ctx), c = ARG2(ctx), d = 0;
+	struct thread *t = current();
+
+	if (!t)
+		return 0;
+	switch (f.class) {
+	case CALL_COPY:
+	case CALL_SET:
+		a = argument(ctx, f.size);
+		if (f.shape == SHAPE_2D)
+			a *= argument(ctx, f.size + 1);
+		if (f.class == CALL_SET)
+			break;
+		f.kind = f.kind == NO_ARGUMENT ? COPY_PEER : copy_kind(argument(ctx, f.kind));
+		if (f.flags & FLAG_ASYNC)
+			b = argument(ctx, f.stream);
+		break;
+	case CALL_ALLOC:
+		if (f.flags & FLAG_PITCH) {
+			b = ARG3(ctx);
+			c = ARG1(ctx);
+		}
+		break;
+	case CALL_WAIT:
+		d = f.stream != NO_ARGUMENT && t->copy_start > IN_RUNTIME && t->copy_stream == ARG0(ctx) ? t->copy_start : 0;
+		break;
+	}
+	in_runtime(t, f, a, b, c, d);
+	return 0;
+}
+
+/* runtime_launched counts a launch at its return. */
+INLINE void runtime_launched(struct thread *t, struct call *c, __u64 now)
+{
+	if (t->waited) {
+		struct sum_key idle = {.run = t->run, .kind = SUM_IDLE};
+		__u64 ns = c->start - t->waited;
+
+		t->waited = 0;
+		idle.low = bucket(ns);
+		add(&idle, ns, 0);
+	}
+	launched(t, c->a, c->b, c->c, any_recording() && recording(t, c->d, 1));
+	if (sample_every && ++t->launches % sample_every == 0) {
+		struct sum_key key = {.run = t->run, .kind = SUM_ENQUEUE};
+
+		key.low = bucket(now - c->start);
+		add(&key, now - c->start, 0);
+	}
+}
+
+INLINE void runtime_copied(struct thread *t, struct call *c, __u64 now)
+{
+	struct sum_key key = {.run = t->run, .kind = SUM_COPY, .index = c->kind};
+
+	key.flag = c->flags & FLAG_ASYNC;
+	key.low = bucket(c->a);
+	add(&key, c->a, 0);
+	if (key.flag) {
+		t->copy_stream = c->b;
+		t->copy_bytes = c->a;
+		t->copy_kind = c->kind;
+		t->copy_start = c->start;
+	} else {
+		copied(t, c, now);
+	}
+}
+
+/* runtime_returned counts what the driver's functions have not: see above. */
+SEC("uretprobe")
+int runtime_returned(struct pt_regs *ctx)
+{
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
+	__u64 id = bpf_get_current_pid_tgid(), now;
+	struct thread *t = bpf_map_lookup_elem(&threads, &id);
+	struct address at = {.space = SPACE_EXECUTABLE};
+	struct sum_key key = {};
+	struct runtime_check *check;
+	__s32 code = RESULT(ctx);
+	struct call c = {};
+	int reached;
+
+	if (!t)
+		return 0;
+	now = bpf_ktime_get_ns();
+	leave(t, f, &c);
+	reached = t->copy_start != (c.class == CALL_WAIT && c.d ? c.d : IN_RUNTIME);
+	if (!reached)
+		t->copy_start = 0;
+	if (!c.class)
+		return 0;
+	if (c.class == CALL_LAUNCH && !code) {
+		__u32 number = c.kind;
+
+		check = bpf_map_lookup_elem(&checks, &number);
+		if (check)
+			__sync_fetch_and_add(reached ? &check->reached : &check->bypassed, 1);
+	}
+	if (reached)
+		return 0;
+	if (code) {
+		failed(t, &c, code);
+		if (c.class != CALL_CAPTURE_END && c.class != CALL_WAIT)
+			return 0;
+	}
+	key.run = t->run;
+	switch (c.class) {
+	case CALL_LAUNCH:
+		runtime_launched(t, &c, now);
+		break;
+	case CALL_OTHER: /* cudaGraphLaunch */
+		at.run = t->run;
+		at.address = c.a;
+		started(t, bpf_map_lookup_elem(&records, &at), c.b);
+		break;
+	case CALL_COPY:
+		runtime_copied(t, &c, now);
+		break;
+	case CALL_SET:
+		key.kind = SUM_SET;
+		add(&key, c.a, 0);
+		break;
+	case CALL_ALLOC:
+		allocated(t, &c);
+		break;
+	case CALL_FREE:
+		unmap(t->run, c.kind, c.a);
+		break;
+	case CALL_WAIT:
+		t->copy_start = c.d;
+		c.a = c.d != 0;
+		waited(t, &c, now);
+		break;
+	case CALL_CAPTURE_BEGIN:
+		began(t, &c);
+		break;
+	case CALL_CAPTURE_END:
+		ended(t, &c, code);
+		break;
+	case CALL_INSTANTIATE:
+		made(t, &c, SPACE_EXECUTABLE);
 		break;
 	}
 	return 0;
@@ -783,7 +1292,7 @@ INLINE void forget(__u64 id)
 
 INLINE void end(__u32 tgid, int replaced)
 {
-	__u64 *run = bpf_map_lookup_elem(&processes, &tgid), *count = state_of(STATE_ENDED);
+	__u64 *run = bpf_map_lookup_elem(&processes, &tgid), *count = state_of(STATE_ENDED), *captures = state_of(STATE_RECORDING);
 	struct run *r;
 
 	if (!run)
@@ -791,6 +1300,10 @@ INLINE void end(__u32 tgid, int replaced)
 	r = bpf_map_lookup_elem(&runs, run);
 	if (r && replaced)
 		r->ended = 1;
+	if (r && r->captures && captures) {
+		__sync_fetch_and_add(captures, -r->captures);
+		r->captures = 0;
+	}
 	bpf_map_delete_elem(&processes, &tgid);
 	if (count)
 		__sync_fetch_and_add(count, 1);

@@ -6,6 +6,7 @@
 #define GPUFLIGHT_TYPES_H
 
 #include "bpf.h"
+#include "layout.h"
 
 /* What a sum is of. */
 enum sum_kind {
@@ -21,6 +22,8 @@ enum sum_kind {
 	SUM_IDLE,       /* low the bucket of ns */
 	SUM_GRAPH,      /* flag 1 if its kernels are known; first has kernels */
 	SUM_MODULE,
+	SUM_COLLECTIVE,      /* index the function, low the bucket of bytes */
+	SUM_COLLECTIVE_TIME, /* index the function, low the bucket of ns */
 };
 
 struct sum_key {
@@ -47,19 +50,20 @@ struct run {
 	__u64 seen;  /* when the first call came, ns since boot */
 	__u32 tgid;
 	__u32 ended; /* 1 after exec: no thread of it is left */
+	__u64 captures; /* how many it has begun and not ended */
 };
 
 /* What a function's calls mean, in the cookie of its probe. */
-enum shape { SHAPE_BYTES, SHAPE_2D, SHAPE_3D };
+enum shape { SHAPE_BYTES, SHAPE_2D, SHAPE_3D, SHAPE_OPERATION };
 
 union cookie {
 	__u64 all;
 	struct {
 		__u16 function; /* index in the reader's table */
-		__u8 kind;      /* of copy, memory; bytes of an element for sets */
+		__u8 kind;      /* of copy, memory, node, handle; bytes of an element for sets; see the table */
 		__u8 flags;
 		__u8 size;   /* the argument with the size, or the pointer to a struct */
-		__u8 stream; /* the argument with the stream; NO_ARGUMENT if none */
+		__u8 stream; /* the argument with the stream, or with NCCL's datatype; NO_ARGUMENT if none */
 		__u8 shape;
 		__u8 class; /* enum call_class, for the return */
 	};
@@ -80,15 +84,32 @@ enum call_class {
 	CALL_INSTANTIATE,
 	CALL_NAME,
 	CALL_MODULE,
+	CALL_UPDATE,
+	CALL_GRAPH,
+	CALL_CLONE,
+	CALL_NODE,
+	CALL_SAME,
+	CALL_COLLECTIVE,
+	CALL_GROUP,
+	CALL_SET,
 };
+
+/* What a function adds to a graph: a kernel, the graph in its third argument, or what a structure says. */
+enum node_kind { NODE_IS_KERNEL, NODE_IS_CHILD, NODE_IN_PARAMETERS };
+
+/* The begin and the end of a group of collectives. */
+enum group_kind { GROUP_START = 1, GROUP_END };
 
 /* Where address a means something: device memory, host memory, handles of physical memory. */
 enum memory_kind { MEMORY_DEVICE, MEMORY_PINNED, MEMORY_MANAGED, MEMORY_ASYNC, MEMORY_VIRTUAL };
 
+/* Kind of copies between devices, as the reader has it. */
+enum { COPY_PEER = 4 };
+
 /* A call that has not returned. */
 struct call {
 	__u64 start;
-	__u64 a, b, c;
+	__u64 a, b, c, d;
 	__u16 function;
 	__u8 class;
 	__u8 kind;
@@ -102,12 +123,14 @@ enum { CALLS = 4 };
 struct thread {
 	__u64 run;
 	__u64 waited; /* when its last wait ended; 0 after a launch */
-	/* The asynchronous copy that was its last call; start 0 if another call was. */
+	/* The asynchronous copy that was its last call; start 0 if another call was, IN_RUNTIME in a call of the
+	 * runtime that has not reached the driver. */
 	__u64 copy_start, copy_bytes, copy_stream;
 	__u32 launches;
 	__u8 copy_kind;
 	__u8 depth;
-	__u8 zero[2];
+	__u8 groups; /* of collectives that are begun */
+	__u8 zero;
 	struct call calls[CALLS];
 };
 
@@ -122,10 +145,32 @@ struct allocation {
 	__u64 kind;
 };
 
-/* A stream that is recorded, or a graph or its executable form: launches in it. */
-struct recorded {
-	__u64 launches;
+/* What an address means: memory of the device or the host, a handle of the driver. A capture is no handle: it has a
+ * number that is not used again. */
+enum space {
+	SPACE_DEVICE,
+	SPACE_HOST,
+	SPACE_HANDLE,
+	SPACE_STREAM,
+	SPACE_GRAPH,
+	SPACE_EXECUTABLE,
+	SPACE_CAPTURE,
+	SPACE_EVENT,
+	SPACE_FUNCTION,
 };
+
+/* Of a capture, a graph or its executable form: how many kernels are in it. Of a stream or an event: the capture that
+ * it was last part of, which may have ended. Of a function: the kernel that it is of. */
+struct recorded {
+	__u64 value;
+};
+
+/* What the calls of one libcudart did: launches that reached the driver as we know it, and those that did not. */
+struct runtime_check {
+	__u64 reached, bypassed;
+};
+
+enum { CHECKS = 128 };
 
 /* Why something is not in the sums; the reader has the names in the same order. */
 enum loss {
@@ -137,15 +182,17 @@ enum loss {
 	LOST_RING,
 	LOST_CALLS,
 	LOST_BATCH,
+	LOST_DATATYPES,
 	LOSSES,
 };
 
-/* What the ring buffer carries: the name of a kernel. */
+/* What the ring buffer carries: the name of a kernel, or that it has the same as another handle. */
 enum { NAME_BYTES = 256 };
 
 struct name {
 	__u64 run;
 	__u64 handle;
+	__u64 same; /* 0 if text has the name */
 	char text[NAME_BYTES];
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package identity tells from /proc who a process is: its executable, its container and pod, its id
-// in its own PID namespace, and what it calls itself in OTEL_SERVICE_NAME and
-// OTEL_RESOURCE_ATTRIBUTES. All of it is best effort: a process that has ended, or that may not be
+// in its own PID namespace, what it calls itself in OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES,
+// and the span that it is part of by TRACEPARENT. All of it is best effort: a process that has ended, or that may not be
 // looked at, has only its id. It knows nothing of CUDA, remembers nothing and logs nothing; of a
 // process's environment it keeps no other variables.
 package identity
@@ -43,6 +43,8 @@ type Process struct {
 	ServiceName string
 	// Attributes are the others of OTEL_RESOURCE_ATTRIBUTES, in the order given.
 	Attributes []Attribute
+	// TraceParent is TRACEPARENT as it stands there, whether it is a valid one or not.
+	TraceParent string
 }
 
 // Attribute is one attribute of a resource.
@@ -69,7 +71,7 @@ func (r *Reader) Process(pid int32, start uint64) (Process, bool) {
 	p.ContainerID, p.PodUID = parseCgroup(cgroup)
 	p.VPID = parseNSpid(string(readFile(filepath.Join(dir, "status"))))
 	if f, err := os.Open(filepath.Join(dir, "environ")); err == nil {
-		p.ServiceName, p.Attributes = parseEnviron(io.LimitReader(f, maxEnviron))
+		p.ServiceName, p.Attributes, p.TraceParent = parseEnviron(io.LimitReader(f, maxEnviron))
 		_ = f.Close()
 	}
 	// The process may have ended, and its id be another's, while its files were read.
@@ -109,9 +111,9 @@ func readFile(name string) []byte {
 	return b
 }
 
-// parseEnviron finds the two variables among KEY=VALUE strings that end with a zero byte.
-func parseEnviron(r io.Reader) (service string, attributes []Attribute) {
-	const name, resource = "OTEL_SERVICE_NAME=", "OTEL_RESOURCE_ATTRIBUTES="
+// parseEnviron finds the three variables among KEY=VALUE strings that end with a zero byte.
+func parseEnviron(r io.Reader) (service string, attributes []Attribute, parent string) {
+	const name, resource, trace = "OTEL_SERVICE_NAME=", "OTEL_RESOURCE_ATTRIBUTES=", "TRACEPARENT="
 	var list string
 	s := bufio.NewScanner(r)
 	s.Buffer(make([]byte, 4096), maxEnviron+1)
@@ -121,6 +123,8 @@ func parseEnviron(r io.Reader) (service string, attributes []Attribute) {
 			service = clean(v)
 		} else if v, ok := strings.CutPrefix(s.Text(), resource); ok && list == "" {
 			list = v
+		} else if v, ok := strings.CutPrefix(s.Text(), trace); ok && parent == "" {
+			parent = clean(v)
 		}
 	}
 	for _, a := range parseAttributes(list) {
@@ -130,5 +134,5 @@ func parseEnviron(r io.Reader) (service string, attributes []Attribute) {
 			service = a.Value
 		}
 	}
-	return service, attributes
+	return service, attributes, parent
 }

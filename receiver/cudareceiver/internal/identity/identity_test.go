@@ -70,7 +70,7 @@ func TestParseEnviron(t *testing.T) {
 		"a name too long":   {"OTEL_SERVICE_NAME=" + strings.Repeat("n", maxValue+1) + "\x00", "", nil},
 		"another with such": {"XOTEL_SERVICE_NAME=x\x00", "", nil},
 	} {
-		service, attributes := parseEnviron(strings.NewReader(c.environ))
+		service, attributes, _ := parseEnviron(strings.NewReader(c.environ))
 		assert.Equal(t, c.service, service, name)
 		assert.Equal(t, c.attributes, attributes, name)
 	}
@@ -104,7 +104,7 @@ func TestProcess(t *testing.T) {
 	root := t.TempDir()
 	write(t, root, map[string]string{
 		"7/stat": stat("a) (b", 100), "7/cgroup": "0::/kubepods/pod" + uid + "/" + id + "\n", "7/status": "Name:\tx\nNSpid:\t7\t3\t1\n",
-		"7/environ": "OTEL_SERVICE_NAME=train\x00OTEL_RESOURCE_ATTRIBUTES=service.namespace=ml\x00",
+		"7/environ": "OTEL_SERVICE_NAME=train\x00OTEL_RESOURCE_ATTRIBUTES=service.namespace=ml\x00TRACEPARENT=00-1-2-01\x00",
 		"8/stat":    stat("c", 5), "8/status": "NSpid:\t8\n",
 		"9/stat": "garbage",
 	})
@@ -115,7 +115,7 @@ func TestProcess(t *testing.T) {
 	assert.True(t, ok)
 	assert.Equal(t, Process{
 		PID: 7, VPID: 1, Executable: "python3.12", Cgroup: "/kubepods/pod" + uid + "/" + id, ContainerID: id, PodUID: uid,
-		ServiceName: "train", Attributes: []Attribute{{"service.namespace", "ml"}},
+		ServiceName: "train", Attributes: []Attribute{{"service.namespace", "ml"}}, TraceParent: "00-1-2-01",
 	}, p)
 
 	p, ok = r.Process(7, 101*nanosPerTick)
@@ -166,9 +166,9 @@ func FuzzParse(f *testing.F) {
 		if parseNSpid(text) < 0 {
 			t.Error("a negative id")
 		}
-		service, attributes := parseEnviron(strings.NewReader(environ))
-		if !utf8.ValidString(service) || len(attributes) > maxAttributes {
-			t.Errorf("service %q, %d attributes", service, len(attributes))
+		service, attributes, parent := parseEnviron(strings.NewReader(environ))
+		if !utf8.ValidString(service) || len(attributes) > maxAttributes || len(parent) > 4*maxValue || !utf8.ValidString(parent) {
+			t.Errorf("service %q, %d attributes, parent %q", service, len(attributes), parent)
 		}
 		for _, a := range attributes {
 			if a.Key == "" || a.Value == "" || a.Key == "service.name" || !utf8.ValidString(a.Key) || !utf8.ValidString(a.Value) {

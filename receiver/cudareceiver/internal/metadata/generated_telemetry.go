@@ -23,18 +23,24 @@ func Tracer(settings component.TelemetrySettings) trace.Tracer {
 // TelemetryBuilder provides an interface for components to report telemetry
 // as defined in metadata and user config.
 type TelemetryBuilder struct {
-	meter                      metric.Meter
-	mu                         sync.Mutex
-	registrations              []metric.Registration
-	ReceiverCudaAttachFailed   metric.Int64Counter
-	ReceiverCudaAttachSlow     metric.Int64Counter
-	ReceiverCudaAvailable      metric.Int64Gauge
-	ReceiverCudaCallsLost      metric.Int64Counter
-	ReceiverCudaEventsLost     metric.Int64Counter
-	ReceiverCudaNamesEvicted   metric.Int64Counter
-	ReceiverCudaProcesses      metric.Int64Gauge
-	ReceiverCudaReturnsMissed  metric.Int64Counter
-	ReceiverCudaSnapshotFailed metric.Int64Counter
+	meter                         metric.Meter
+	mu                            sync.Mutex
+	registrations                 []metric.Registration
+	ReceiverCudaAttachFailed      metric.Int64Counter
+	ReceiverCudaAttachSlow        metric.Int64Counter
+	ReceiverCudaAvailable         metric.Int64Gauge
+	ReceiverCudaCallsLost         metric.Int64Counter
+	ReceiverCudaDenied            metric.Int64Gauge
+	ReceiverCudaEventsLost        metric.Int64Counter
+	ReceiverCudaNamesEvicted      metric.Int64Counter
+	ReceiverCudaProcesses         metric.Int64Gauge
+	ReceiverCudaReturnsMissed     metric.Int64Counter
+	ReceiverCudaRuntimes          metric.Int64Gauge
+	ReceiverCudaSnapshotFailed    metric.Int64Counter
+	ReceiverCudaTraceAttachFailed metric.Int64Counter
+	ReceiverCudaTraceCallsLost    metric.Int64Counter
+	ReceiverCudaTraceFailed       metric.Int64Counter
+	ReceiverCudaTraceWindows      metric.Int64Counter
 }
 
 // TelemetryBuilderOption applies changes to default builder.
@@ -90,6 +96,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		metric.WithUnit("{call}"),
 	)
 	errs = errors.Join(errs, err)
+	builder.ReceiverCudaDenied, err = builder.meter.Int64Gauge(
+		"otelcol_receiver_cuda_denied",
+		metric.WithDescription("Processes and files that the receiver was not allowed to look at when it last looked for libraries. Drivers that only these have loaded are not observed. [Alpha]"),
+		metric.WithUnit("{process}"),
+	)
+	errs = errors.Join(errs, err)
 	builder.ReceiverCudaEventsLost, err = builder.meter.Int64Counter(
 		"otelcol_receiver_cuda_events_lost",
 		metric.WithDescription("Rare events (names of kernels, ends of processes) that were lost because too many came at once. [Alpha]"),
@@ -114,10 +126,40 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		metric.WithUnit("{call}"),
 	)
 	errs = errors.Join(errs, err)
+	builder.ReceiverCudaRuntimes, err = builder.meter.Int64Gauge(
+		"otelcol_receiver_cuda_runtimes",
+		metric.WithDescription("Files of libcudart that processes have loaded, by whether their calls reach the driver's exported functions. [Alpha]"),
+		metric.WithUnit("{library}"),
+	)
+	errs = errors.Join(errs, err)
 	builder.ReceiverCudaSnapshotFailed, err = builder.meter.Int64Counter(
 		"otelcol_receiver_cuda_snapshot_failed",
 		metric.WithDescription("Collections in which the sums could not be read. [Alpha]"),
 		metric.WithUnit("{collection}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ReceiverCudaTraceAttachFailed, err = builder.meter.Int64Counter(
+		"otelcol_receiver_cuda_trace_attach_failed",
+		metric.WithDescription("Functions of driver libraries that a trace could not be attached to. Their calls are no spans. [Alpha]"),
+		metric.WithUnit("{function}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ReceiverCudaTraceCallsLost, err = builder.meter.Int64Counter(
+		"otelcol_receiver_cuda_trace_calls_lost",
+		metric.WithDescription("Calls of traces that are no spans, by reason. [Alpha]"),
+		metric.WithUnit("{call}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ReceiverCudaTraceFailed, err = builder.meter.Int64Counter(
+		"otelcol_receiver_cuda_trace_failed",
+		metric.WithDescription("Traces that could not be begun. [Alpha]"),
+		metric.WithUnit("{trace}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ReceiverCudaTraceWindows, err = builder.meter.Int64Counter(
+		"otelcol_receiver_cuda_trace_windows",
+		metric.WithDescription("Traces that were begun, by what opened them. [Alpha]"),
+		metric.WithUnit("{trace}"),
 	)
 	errs = errors.Join(errs, err)
 	return &builder, errs

@@ -23,11 +23,17 @@ func TestSetupTelemetry(t *testing.T) {
 	tb.ReceiverCudaAttachSlow.Add(context.Background(), 1)
 	tb.ReceiverCudaAvailable.Record(context.Background(), 1)
 	tb.ReceiverCudaCallsLost.Add(context.Background(), 1)
+	tb.ReceiverCudaDenied.Record(context.Background(), 1)
 	tb.ReceiverCudaEventsLost.Add(context.Background(), 1)
 	tb.ReceiverCudaNamesEvicted.Add(context.Background(), 1)
 	tb.ReceiverCudaProcesses.Record(context.Background(), 1)
 	tb.ReceiverCudaReturnsMissed.Add(context.Background(), 1)
+	tb.ReceiverCudaRuntimes.Record(context.Background(), 1)
 	tb.ReceiverCudaSnapshotFailed.Add(context.Background(), 1)
+	tb.ReceiverCudaTraceAttachFailed.Add(context.Background(), 1)
+	tb.ReceiverCudaTraceCallsLost.Add(context.Background(), 1)
+	tb.ReceiverCudaTraceFailed.Add(context.Background(), 1)
+	tb.ReceiverCudaTraceWindows.Add(context.Background(), 1)
 	AssertEqualReceiverCudaAttachFailed(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
@@ -38,6 +44,9 @@ func TestSetupTelemetry(t *testing.T) {
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualReceiverCudaCallsLost(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualReceiverCudaDenied(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualReceiverCudaEventsLost(t, testTel,
@@ -52,7 +61,22 @@ func TestSetupTelemetry(t *testing.T) {
 	AssertEqualReceiverCudaReturnsMissed(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
+	AssertEqualReceiverCudaRuntimes(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
 	AssertEqualReceiverCudaSnapshotFailed(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualReceiverCudaTraceAttachFailed(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualReceiverCudaTraceCallsLost(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualReceiverCudaTraceFailed(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualReceiverCudaTraceWindows(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 

@@ -40,6 +40,21 @@ const (
 	cudaCallClassCALL_INSTANTIATE   cudaCallClass = 9
 	cudaCallClassCALL_NAME          cudaCallClass = 10
 	cudaCallClassCALL_MODULE        cudaCallClass = 11
+	cudaCallClassCALL_UPDATE        cudaCallClass = 12
+	cudaCallClassCALL_GRAPH         cudaCallClass = 13
+	cudaCallClassCALL_CLONE         cudaCallClass = 14
+	cudaCallClassCALL_NODE          cudaCallClass = 15
+	cudaCallClassCALL_SAME          cudaCallClass = 16
+	cudaCallClassCALL_COLLECTIVE    cudaCallClass = 17
+	cudaCallClassCALL_GROUP         cudaCallClass = 18
+	cudaCallClassCALL_SET           cudaCallClass = 19
+)
+
+type cudaGroupKind uint32
+
+const (
+	cudaGroupKindGROUP_START cudaGroupKind = 1
+	cudaGroupKindGROUP_END   cudaGroupKind = 2
 )
 
 type cudaLoss uint32
@@ -53,7 +68,8 @@ const (
 	cudaLossLOST_RING        cudaLoss = 5
 	cudaLossLOST_CALLS       cudaLoss = 6
 	cudaLossLOST_BATCH       cudaLoss = 7
-	cudaLossLOSSES           cudaLoss = 8
+	cudaLossLOST_DATATYPES   cudaLoss = 8
+	cudaLossLOSSES           cudaLoss = 9
 )
 
 type cudaMemoryKind uint32
@@ -70,23 +86,54 @@ type cudaName struct {
 	_      structs.HostLayout
 	Run    uint64
 	Handle uint64
+	Same   uint64
 	Text   [256]int8
 }
 
+type cudaNodeKind uint32
+
+const (
+	cudaNodeKindNODE_IS_KERNEL     cudaNodeKind = 0
+	cudaNodeKindNODE_IS_CHILD      cudaNodeKind = 1
+	cudaNodeKindNODE_IN_PARAMETERS cudaNodeKind = 2
+)
+
 type cudaRun struct {
-	_     structs.HostLayout
-	Start uint64
-	Seen  uint64
-	Tgid  uint32
-	Ended uint32
+	_        structs.HostLayout
+	Start    uint64
+	Seen     uint64
+	Tgid     uint32
+	Ended    uint32
+	Captures uint64
+}
+
+type cudaRuntimeCheck struct {
+	_        structs.HostLayout
+	Reached  uint64
+	Bypassed uint64
 }
 
 type cudaShape uint32
 
 const (
-	cudaShapeSHAPE_BYTES cudaShape = 0
-	cudaShapeSHAPE_2D    cudaShape = 1
-	cudaShapeSHAPE_3D    cudaShape = 2
+	cudaShapeSHAPE_BYTES     cudaShape = 0
+	cudaShapeSHAPE_2D        cudaShape = 1
+	cudaShapeSHAPE_3D        cudaShape = 2
+	cudaShapeSHAPE_OPERATION cudaShape = 3
+)
+
+type cudaSpace uint32
+
+const (
+	cudaSpaceSPACE_DEVICE     cudaSpace = 0
+	cudaSpaceSPACE_HOST       cudaSpace = 1
+	cudaSpaceSPACE_HANDLE     cudaSpace = 2
+	cudaSpaceSPACE_STREAM     cudaSpace = 3
+	cudaSpaceSPACE_GRAPH      cudaSpace = 4
+	cudaSpaceSPACE_EXECUTABLE cudaSpace = 5
+	cudaSpaceSPACE_CAPTURE    cudaSpace = 6
+	cudaSpaceSPACE_EVENT      cudaSpace = 7
+	cudaSpaceSPACE_FUNCTION   cudaSpace = 8
 )
 
 type cudaSum struct {
@@ -113,55 +160,71 @@ type cudaSumKey struct {
 type cudaSumKind uint32
 
 const (
-	cudaSumKindSUM_LAUNCH    cudaSumKind = 1
-	cudaSumKindSUM_COPY      cudaSumKind = 2
-	cudaSumKindSUM_COPY_TIME cudaSumKind = 3
-	cudaSumKindSUM_SET       cudaSumKind = 4
-	cudaSumKindSUM_ALLOC     cudaSumKind = 5
-	cudaSumKindSUM_FREE      cudaSumKind = 6
-	cudaSumKindSUM_WAIT      cudaSumKind = 7
-	cudaSumKindSUM_ERROR     cudaSumKind = 8
-	cudaSumKindSUM_ENQUEUE   cudaSumKind = 9
-	cudaSumKindSUM_IDLE      cudaSumKind = 10
-	cudaSumKindSUM_GRAPH     cudaSumKind = 11
-	cudaSumKindSUM_MODULE    cudaSumKind = 12
+	cudaSumKindSUM_LAUNCH          cudaSumKind = 1
+	cudaSumKindSUM_COPY            cudaSumKind = 2
+	cudaSumKindSUM_COPY_TIME       cudaSumKind = 3
+	cudaSumKindSUM_SET             cudaSumKind = 4
+	cudaSumKindSUM_ALLOC           cudaSumKind = 5
+	cudaSumKindSUM_FREE            cudaSumKind = 6
+	cudaSumKindSUM_WAIT            cudaSumKind = 7
+	cudaSumKindSUM_ERROR           cudaSumKind = 8
+	cudaSumKindSUM_ENQUEUE         cudaSumKind = 9
+	cudaSumKindSUM_IDLE            cudaSumKind = 10
+	cudaSumKindSUM_GRAPH           cudaSumKind = 11
+	cudaSumKindSUM_MODULE          cudaSumKind = 12
+	cudaSumKindSUM_COLLECTIVE      cudaSumKind = 13
+	cudaSumKindSUM_COLLECTIVE_TIME cudaSumKind = 14
 )
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	cudaMapAllocations         = "allocations"
-	cudaMapLost                = "lost"
-	cudaMapNames               = "names"
-	cudaMapProcesses           = "processes"
-	cudaMapRecords             = "records"
-	cudaMapRuns                = "runs"
-	cudaMapState               = "state"
-	cudaMapSums                = "sums"
-	cudaMapThreads             = "threads"
-	cudaProgAlloc              = "alloc"
-	cudaProgCopy               = "copy"
-	cudaProgCopyBatch          = "copy_batch"
-	cudaProgExited             = "exited"
-	cudaProgGraphLaunch        = "graph_launch"
-	cudaProgLaunch             = "launch"
-	cudaProgLaunchConfig       = "launch_config"
-	cudaProgOther              = "other"
-	cudaProgRelease            = "release"
-	cudaProgReplaced           = "replaced"
-	cudaProgReturned           = "returned"
-	cudaProgSet                = "set"
-	cudaProgWait               = "wait"
-	cudaVarClass               = "_class"
-	cudaVarKind                = "_kind"
-	cudaVarLoss                = "_loss"
-	cudaVarMemory              = "_memory"
-	cudaVarName                = "_name"
-	cudaVarShape               = "_shape"
-	cudaVarGroupLeaderOffset   = "group_leader_offset"
-	cudaVarSampleEvery         = "sample_every"
-	cudaVarStartBoottimeOffset = "start_boottime_offset"
+	cudaMapAllocations          = "allocations"
+	cudaMapChecks               = "checks"
+	cudaMapLost                 = "lost"
+	cudaMapNames                = "names"
+	cudaMapProcesses            = "processes"
+	cudaMapRecords              = "records"
+	cudaMapRuns                 = "runs"
+	cudaMapState                = "state"
+	cudaMapSums                 = "sums"
+	cudaMapThreads              = "threads"
+	cudaProgAlloc               = "alloc"
+	cudaProgCollective          = "collective"
+	cudaProgCollectiveGroup     = "collective_group"
+	cudaProgCopy                = "copy"
+	cudaProgCopyBatch           = "copy_batch"
+	cudaProgEventRecord         = "event_record"
+	cudaProgExited              = "exited"
+	cudaProgForgetHandle        = "forget_handle"
+	cudaProgGraphLaunch         = "graph_launch"
+	cudaProgLaunch              = "launch"
+	cudaProgLaunchConfig        = "launch_config"
+	cudaProgOther               = "other"
+	cudaProgRelease             = "release"
+	cudaProgReplaced            = "replaced"
+	cudaProgReturned            = "returned"
+	cudaProgRuntimeCall         = "runtime_call"
+	cudaProgRuntimeLaunch       = "runtime_launch"
+	cudaProgRuntimeLaunchConfig = "runtime_launch_config"
+	cudaProgRuntimeReturned     = "runtime_returned"
+	cudaProgSet                 = "set"
+	cudaProgStreamJoin          = "stream_join"
+	cudaProgWait                = "wait"
+	cudaVarCheck                = "_check"
+	cudaVarClass                = "_class"
+	cudaVarGroup                = "_group"
+	cudaVarKind                 = "_kind"
+	cudaVarLoss                 = "_loss"
+	cudaVarMemory               = "_memory"
+	cudaVarName                 = "_name"
+	cudaVarNode                 = "_node"
+	cudaVarShape                = "_shape"
+	cudaVarSpace                = "_space"
+	cudaVarGroupLeaderOffset    = "group_leader_offset"
+	cudaVarSampleEvery          = "sample_every"
+	cudaVarStartBoottimeOffset  = "start_boottime_offset"
 )
 
 // loadCuda returns the embedded CollectionSpec for cuda.
@@ -206,19 +269,28 @@ type cudaSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type cudaProgramSpecs struct {
-	Alloc        *ebpf.ProgramSpec `ebpf:"alloc"`
-	Copy         *ebpf.ProgramSpec `ebpf:"copy"`
-	CopyBatch    *ebpf.ProgramSpec `ebpf:"copy_batch"`
-	Exited       *ebpf.ProgramSpec `ebpf:"exited"`
-	GraphLaunch  *ebpf.ProgramSpec `ebpf:"graph_launch"`
-	Launch       *ebpf.ProgramSpec `ebpf:"launch"`
-	LaunchConfig *ebpf.ProgramSpec `ebpf:"launch_config"`
-	Other        *ebpf.ProgramSpec `ebpf:"other"`
-	Release      *ebpf.ProgramSpec `ebpf:"release"`
-	Replaced     *ebpf.ProgramSpec `ebpf:"replaced"`
-	Returned     *ebpf.ProgramSpec `ebpf:"returned"`
-	Set          *ebpf.ProgramSpec `ebpf:"set"`
-	Wait         *ebpf.ProgramSpec `ebpf:"wait"`
+	Alloc               *ebpf.ProgramSpec `ebpf:"alloc"`
+	Collective          *ebpf.ProgramSpec `ebpf:"collective"`
+	CollectiveGroup     *ebpf.ProgramSpec `ebpf:"collective_group"`
+	Copy                *ebpf.ProgramSpec `ebpf:"copy"`
+	CopyBatch           *ebpf.ProgramSpec `ebpf:"copy_batch"`
+	EventRecord         *ebpf.ProgramSpec `ebpf:"event_record"`
+	Exited              *ebpf.ProgramSpec `ebpf:"exited"`
+	ForgetHandle        *ebpf.ProgramSpec `ebpf:"forget_handle"`
+	GraphLaunch         *ebpf.ProgramSpec `ebpf:"graph_launch"`
+	Launch              *ebpf.ProgramSpec `ebpf:"launch"`
+	LaunchConfig        *ebpf.ProgramSpec `ebpf:"launch_config"`
+	Other               *ebpf.ProgramSpec `ebpf:"other"`
+	Release             *ebpf.ProgramSpec `ebpf:"release"`
+	Replaced            *ebpf.ProgramSpec `ebpf:"replaced"`
+	Returned            *ebpf.ProgramSpec `ebpf:"returned"`
+	RuntimeCall         *ebpf.ProgramSpec `ebpf:"runtime_call"`
+	RuntimeLaunch       *ebpf.ProgramSpec `ebpf:"runtime_launch"`
+	RuntimeLaunchConfig *ebpf.ProgramSpec `ebpf:"runtime_launch_config"`
+	RuntimeReturned     *ebpf.ProgramSpec `ebpf:"runtime_returned"`
+	Set                 *ebpf.ProgramSpec `ebpf:"set"`
+	StreamJoin          *ebpf.ProgramSpec `ebpf:"stream_join"`
+	Wait                *ebpf.ProgramSpec `ebpf:"wait"`
 }
 
 // cudaMapSpecs contains maps before they are loaded into the kernel.
@@ -226,6 +298,7 @@ type cudaProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type cudaMapSpecs struct {
 	Allocations *ebpf.MapSpec `ebpf:"allocations"`
+	Checks      *ebpf.MapSpec `ebpf:"checks"`
 	Lost        *ebpf.MapSpec `ebpf:"lost"`
 	Names       *ebpf.MapSpec `ebpf:"names"`
 	Processes   *ebpf.MapSpec `ebpf:"processes"`
@@ -240,12 +313,16 @@ type cudaMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type cudaVariableSpecs struct {
+	Check               *ebpf.VariableSpec `ebpf:"_check"`
 	Class               *ebpf.VariableSpec `ebpf:"_class"`
+	Group               *ebpf.VariableSpec `ebpf:"_group"`
 	Kind                *ebpf.VariableSpec `ebpf:"_kind"`
 	Loss                *ebpf.VariableSpec `ebpf:"_loss"`
 	Memory              *ebpf.VariableSpec `ebpf:"_memory"`
 	Name                *ebpf.VariableSpec `ebpf:"_name"`
+	Node                *ebpf.VariableSpec `ebpf:"_node"`
 	Shape               *ebpf.VariableSpec `ebpf:"_shape"`
+	Space               *ebpf.VariableSpec `ebpf:"_space"`
 	GroupLeaderOffset   *ebpf.VariableSpec `ebpf:"group_leader_offset"`
 	SampleEvery         *ebpf.VariableSpec `ebpf:"sample_every"`
 	StartBoottimeOffset *ebpf.VariableSpec `ebpf:"start_boottime_offset"`
@@ -272,6 +349,7 @@ func (o *cudaObjects) Close() error {
 // It can be passed to loadCudaObjects or ebpf.CollectionSpec.LoadAndAssign.
 type cudaMaps struct {
 	Allocations *ebpf.Map `ebpf:"allocations"`
+	Checks      *ebpf.Map `ebpf:"checks"`
 	Lost        *ebpf.Map `ebpf:"lost"`
 	Names       *ebpf.Map `ebpf:"names"`
 	Processes   *ebpf.Map `ebpf:"processes"`
@@ -285,6 +363,7 @@ type cudaMaps struct {
 func (m *cudaMaps) Close() error {
 	return _CudaClose(
 		m.Allocations,
+		m.Checks,
 		m.Lost,
 		m.Names,
 		m.Processes,
@@ -300,12 +379,16 @@ func (m *cudaMaps) Close() error {
 //
 // It can be passed to loadCudaObjects or ebpf.CollectionSpec.LoadAndAssign.
 type cudaVariables struct {
+	Check               *ebpf.Variable `ebpf:"_check"`
 	Class               *ebpf.Variable `ebpf:"_class"`
+	Group               *ebpf.Variable `ebpf:"_group"`
 	Kind                *ebpf.Variable `ebpf:"_kind"`
 	Loss                *ebpf.Variable `ebpf:"_loss"`
 	Memory              *ebpf.Variable `ebpf:"_memory"`
 	Name                *ebpf.Variable `ebpf:"_name"`
+	Node                *ebpf.Variable `ebpf:"_node"`
 	Shape               *ebpf.Variable `ebpf:"_shape"`
+	Space               *ebpf.Variable `ebpf:"_space"`
 	GroupLeaderOffset   *ebpf.Variable `ebpf:"group_leader_offset"`
 	SampleEvery         *ebpf.Variable `ebpf:"sample_every"`
 	StartBoottimeOffset *ebpf.Variable `ebpf:"start_boottime_offset"`
@@ -315,27 +398,40 @@ type cudaVariables struct {
 //
 // It can be passed to loadCudaObjects or ebpf.CollectionSpec.LoadAndAssign.
 type cudaPrograms struct {
-	Alloc        *ebpf.Program `ebpf:"alloc"`
-	Copy         *ebpf.Program `ebpf:"copy"`
-	CopyBatch    *ebpf.Program `ebpf:"copy_batch"`
-	Exited       *ebpf.Program `ebpf:"exited"`
-	GraphLaunch  *ebpf.Program `ebpf:"graph_launch"`
-	Launch       *ebpf.Program `ebpf:"launch"`
-	LaunchConfig *ebpf.Program `ebpf:"launch_config"`
-	Other        *ebpf.Program `ebpf:"other"`
-	Release      *ebpf.Program `ebpf:"release"`
-	Replaced     *ebpf.Program `ebpf:"replaced"`
-	Returned     *ebpf.Program `ebpf:"returned"`
-	Set          *ebpf.Program `ebpf:"set"`
-	Wait         *ebpf.Program `ebpf:"wait"`
+	Alloc               *ebpf.Program `ebpf:"alloc"`
+	Collective          *ebpf.Program `ebpf:"collective"`
+	CollectiveGroup     *ebpf.Program `ebpf:"collective_group"`
+	Copy                *ebpf.Program `ebpf:"copy"`
+	CopyBatch           *ebpf.Program `ebpf:"copy_batch"`
+	EventRecord         *ebpf.Program `ebpf:"event_record"`
+	Exited              *ebpf.Program `ebpf:"exited"`
+	ForgetHandle        *ebpf.Program `ebpf:"forget_handle"`
+	GraphLaunch         *ebpf.Program `ebpf:"graph_launch"`
+	Launch              *ebpf.Program `ebpf:"launch"`
+	LaunchConfig        *ebpf.Program `ebpf:"launch_config"`
+	Other               *ebpf.Program `ebpf:"other"`
+	Release             *ebpf.Program `ebpf:"release"`
+	Replaced            *ebpf.Program `ebpf:"replaced"`
+	Returned            *ebpf.Program `ebpf:"returned"`
+	RuntimeCall         *ebpf.Program `ebpf:"runtime_call"`
+	RuntimeLaunch       *ebpf.Program `ebpf:"runtime_launch"`
+	RuntimeLaunchConfig *ebpf.Program `ebpf:"runtime_launch_config"`
+	RuntimeReturned     *ebpf.Program `ebpf:"runtime_returned"`
+	Set                 *ebpf.Program `ebpf:"set"`
+	StreamJoin          *ebpf.Program `ebpf:"stream_join"`
+	Wait                *ebpf.Program `ebpf:"wait"`
 }
 
 func (p *cudaPrograms) Close() error {
 	return _CudaClose(
 		p.Alloc,
+		p.Collective,
+		p.CollectiveGroup,
 		p.Copy,
 		p.CopyBatch,
+		p.EventRecord,
 		p.Exited,
+		p.ForgetHandle,
 		p.GraphLaunch,
 		p.Launch,
 		p.LaunchConfig,
@@ -343,7 +439,12 @@ func (p *cudaPrograms) Close() error {
 		p.Release,
 		p.Replaced,
 		p.Returned,
+		p.RuntimeCall,
+		p.RuntimeLaunch,
+		p.RuntimeLaunchConfig,
+		p.RuntimeReturned,
 		p.Set,
+		p.StreamJoin,
 		p.Wait,
 	)
 }

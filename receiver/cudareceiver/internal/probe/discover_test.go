@@ -37,7 +37,7 @@ func TestDiscoverFindsEachFileOnce(t *testing.T) {
 	for _, c := range found {
 		known := false
 		for _, b := range before {
-			known = known || b.device == c.device && b.inode == c.inode
+			known = known || b.file == c.file
 		}
 		if !known {
 			ours = append(ours, c)
@@ -47,7 +47,7 @@ func TestDiscoverFindsEachFileOnce(t *testing.T) {
 	for _, c := range ours {
 		f, err := os.Open(c.path)
 		require.NoError(t, err)
-		got, err := functions(f, map[string]bool{"cuLaunchKernel": true, "cuMemcpyHtoD_v2": true, "cuNone": true})
+		got, err := functions(f, map[string]int{"cuLaunchKernel": 1, "cuMemcpyHtoD_v2": 2, "cuNone": 3})
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
 		require.Len(t, got, 2)
@@ -58,7 +58,7 @@ func TestDiscoverFindsEachFileOnce(t *testing.T) {
 }
 
 func TestDiscoverInAnInventedProc(t *testing.T) {
-	proc := t.TempDir()
+	proc := filepath.Join(t.TempDir(), "proc")
 	process := func(pid, maps string, files ...string) {
 		dir := filepath.Join(proc, pid)
 		require.NoError(t, os.MkdirAll(dir, 0o755))
@@ -83,10 +83,28 @@ func TestDiscoverInAnInventedProc(t *testing.T) {
 	for _, c := range found {
 		paths = append(paths, c.path)
 	}
-	assert.ElementsMatch(t, []string{filepath.Join(proc, "10/root/usr/lib/libcuda.so.1"), filepath.Join(proc, "11/root/in container/libcuda.so.550.54")}, paths)
+	assert.ElementsMatch(t, []string{filepath.Join(proc, "10/root/usr/lib/libcuda.so.1"), filepath.Join(proc, "10/root/usr/lib/libcudart.so.13"), filepath.Join(proc, "11/root/in container/libcuda.so.550.54")}, paths)
 
 	_, _, err = discover(filepath.Join(proc, "none"))
 	require.Error(t, err)
+}
+
+func TestLibrariesByName(t *testing.T) {
+	for path, want := range map[string]library{
+		"/usr/lib/libcuda.so": libcuda, "/a/libcuda.so.1": libcuda, "/libcuda.so.580.159.04": libcuda,
+		"/cuda/lib64/libcudart.so.12": libcudart, "/torch/lib/libcudart-d0da41ae.so.11.0": libcudart,
+		"/nvidia/nccl/lib/libnccl.so.2": libnccl, "/opt/libnccl.so.2.27.7": libnccl,
+	} {
+		got, ok := libraryOf(path)
+		assert.True(t, ok, path)
+		assert.Equal(t, want, got, path)
+	}
+	for _, path := range []string{
+		"/libcuda.so.1 (deleted)", "/libcudadebugger.so.1", "/libcudart_static.a", "/libcudart-12", "/libnccl-net.so", "/libnccl.solid",
+		"/torch/lib/libc10_cuda.so", "/libcuda.sox", "",
+	} {
+		assert.False(t, isLibrary(path), path)
+	}
 }
 
 func TestEntriesOfFunctions(t *testing.T) {
@@ -119,7 +137,7 @@ func TestFunctionsOfAMarkedLibraryAreAttachedBehindTheMark(t *testing.T) {
 	f, err := os.Open(l.Marked)
 	require.NoError(t, err)
 	defer f.Close()
-	got, err := functions(f, map[string]bool{"cuLaunchKernel": true})
+	got, err := functions(f, map[string]int{"cuLaunchKernel": 1})
 	require.NoError(t, err)
 	require.Len(t, got, 1)
 	var code [1]byte
@@ -141,7 +159,7 @@ func FuzzFunctions(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer file.Close()
-		found, err := functions(file, map[string]bool{"cuLaunchKernel": true})
+		found, err := functions(file, map[string]int{"cuLaunchKernel": 1})
 		if err != nil && len(found) > 0 {
 			t.Fatal("functions of what is no library")
 		}

@@ -30,8 +30,8 @@ const (
 	longestMapping = mmap2Path + 4096 + 256
 )
 
-// mappings tells which processes map a file to run it, by the kernel's own events: a driver library that no
-// process had before is seen when it is loaded, long before its first call. Only one goroutine may use it.
+// mappings tells which processes map a file to run it, by the kernel's own events: a library that no process
+// had before is seen when it is loaded, long before its first call. Only one goroutine may use it.
 type mappings struct {
 	rings []mappingRing
 	buf   []byte
@@ -164,7 +164,7 @@ func (p *Probe) attachMapped() {
 	proc := filepath.Join(p.options.Root, "proc")
 	var found []candidate
 	seen := map[uint32]bool{}
-	complete := p.mappings.read(isDriver, func(pid uint32) {
+	complete := p.mappings.read(isLibrary, func(pid uint32) {
 		if !seen[pid] {
 			seen[pid] = true
 			mapped(proc, strconv.FormatUint(uint64(pid), 10), func(c candidate) { found = append(found, c) })

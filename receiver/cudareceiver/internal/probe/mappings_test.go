@@ -54,7 +54,7 @@ func TestMappingsAreReadAcrossTheEndOfTheRing(t *testing.T) {
 		m := ring(from, record(unix.PERF_RECORD_MMAP2, 7, driver), record(unix.PERF_RECORD_MMAP2, 8, "/usr/lib/libc.so.6"),
 			record(unix.PERF_RECORD_MMAP2, ^uint32(0), driver), record(unix.PERF_RECORD_MMAP2, 9, driver))
 		var pids []uint32
-		assert.True(t, m.read(isDriver, func(pid uint32) { pids = append(pids, pid) }))
+		assert.True(t, m.read(isLibrary, func(pid uint32) { pids = append(pids, pid) }))
 		assert.Equal(t, []uint32{7, 9}, pids)
 		assert.Equal(t, m.rings[0].page.Data_head, m.rings[0].page.Data_tail)
 	}
@@ -62,13 +62,13 @@ func TestMappingsAreReadAcrossTheEndOfTheRing(t *testing.T) {
 
 func TestLostMappingsAndOthersAreNoticed(t *testing.T) {
 	none := func(uint32) { t.Error("no process") }
-	assert.False(t, ring(8, record(unix.PERF_RECORD_LOST, 7, "")).read(isDriver, none))
-	assert.True(t, ring(8, record(12345, 7, "/libcuda.so.1")).read(isDriver, none))
+	assert.False(t, ring(8, record(unix.PERF_RECORD_LOST, 7, "")).read(isLibrary, none))
+	assert.True(t, ring(8, record(12345, 7, "/libcuda.so.1")).read(isLibrary, none))
 	empty := make([]byte, 64)
 	m := ring(8, empty) // a size of 0 must not hold us up
-	assert.False(t, m.read(isDriver, none))
+	assert.False(t, m.read(isLibrary, none))
 	assert.Equal(t, m.rings[0].page.Data_head, m.rings[0].page.Data_tail)
 	long := record(unix.PERF_RECORD_MMAP2, 7, "/libcuda.so.1")
 	binary.NativeEndian.PutUint16(long[6:], 60000)
-	assert.False(t, ring(8, long).read(isDriver, none))
+	assert.False(t, ring(8, long).read(isLibrary, none))
 }

@@ -15,6 +15,10 @@ type Options struct {
 	// LaunchSampling is of how many launches of a thread one is timed, 0 for none. Their errors are seen as well
 	// then; each launch costs about twice as much, sampled or not.
 	LaunchSampling uint32
+	// Source says where calls are counted; SourceAuto if "".
+	Source Source
+	// WithoutNCCL leaves collectives out.
+	WithoutNCCL bool
 	// MaxSums, MaxProcesses, MaxThreads and MaxAllocations are how much is kept in the kernel at once; what is more is
 	// counted in Losses. If 0: 16,384, 16,384, 32,768 and 65,536.
 	MaxSums, MaxProcesses, MaxThreads, MaxAllocations uint32
@@ -27,6 +31,19 @@ type Options struct {
 	// with the Probe's lock held and must not call the Probe.
 	Log func(text string)
 }
+
+// Source is where calls are counted.
+type Source string
+
+const (
+	// SourceAuto counts at the driver, and at libcudart what does not come by the driver's exported functions.
+	// libcudart is detached from once its launches were seen to come by them.
+	SourceAuto Source = "auto"
+	// SourceDriver counts at the driver and does not look at libcudart.
+	SourceDriver Source = "driver"
+	// SourceRuntime is SourceAuto without the end: libcudart stays attached to. Each call of it costs more then.
+	SourceRuntime Source = "runtime"
+)
 
 const (
 	defaultRescan    = 30 * time.Second
@@ -60,6 +77,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.MaxNames <= 0 {
 		o.MaxNames = defaultNames
+	}
+	if o.Source == "" {
+		o.Source = SourceAuto
 	}
 	orElse(&o.MaxSums, defaultSums)
 	orElse(&o.MaxProcesses, defaultProcesses)

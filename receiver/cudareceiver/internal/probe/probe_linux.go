@@ -35,21 +35,22 @@ type Probe struct {
 	links     []link.Link
 	names     *ringbuf.Reader
 	mappings  *mappings // nil where the kernel does not give them
-	libraries map[file]Library
-	failures  map[file]uint64 // functions of each file that could not be attached to
-	slow      uint64
-	reader    reader
-	stop      context.CancelFunc
-	done      sync.WaitGroup
+	libraries map[file]*attachment
+	runtimes  map[file]*runtimeLibrary
+	denied    int // of the last look
+	// slow and failed are those of libraries that were let go.
+	slow, failed uint64
+	reader       reader
+	trace        *Trace // nil while none is on
+	stop         context.CancelFunc
+	done         sync.WaitGroup
 }
-
-type file struct{ device, inode uint64 }
 
 var errNotStarted = errors.New("the probe is not started")
 
 // New makes a Probe; it does nothing before Start.
 func New(o Options) *Probe {
-	return &Probe{options: o.withDefaults(), libraries: map[file]Library{}, failures: map[file]uint64{}}
+	return &Probe{options: o.withDefaults(), libraries: map[file]*attachment{}, runtimes: map[file]*runtimeLibrary{}}
 }
 
 // Start loads the programs, attaches them to the driver libraries that are mapped now, and goes on looking
@@ -90,7 +91,11 @@ func (p *Probe) Start(ctx context.Context) error {
 
 // explain says what a user can do about an error of the kernel.
 func explain(err error) error {
+	var refused *ebpf.VerifierError
 	switch {
+	case errors.As(err, &refused):
+		// Not a matter of rights, though the kernel's error is that of a right that is missing.
+		return fmt.Errorf("this kernel does not take our programs, which is our fault: %v", err) //nolint:errorlint // As said.
 	case errors.Is(err, os.ErrPermission):
 		return fmt.Errorf("eBPF is not allowed here: run with CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE, or as root: %w", err)
 	case errors.Is(err, ebpf.ErrNotSupported):
@@ -202,6 +207,7 @@ func (p *Probe) run(ctx context.Context) {
 			p.takeNames()
 			// What fails here fails at the next Snapshot too, and is told there.
 			_ = p.reader.takeEnded()
+			p.checkRuntimes()
 			p.mu.Unlock()
 		case <-mapped.C:
 			p.mu.Lock()
@@ -213,158 +219,6 @@ func (p *Probe) run(ctx context.Context) {
 			p.mu.Unlock()
 		}
 	}
-}
-
-// rescan attaches to libraries that are new.
-func (p *Probe) rescan() error {
-	found, _, err := discover(filepath.Join(p.options.Root, "proc"))
-	if err != nil {
-		return err
-	}
-	return p.attachNew(found)
-}
-
-// attachNew attaches to those libraries that it has not attached to.
-func (p *Probe) attachNew(found []candidate) error {
-	var firstErr error
-	for _, c := range found {
-		id := file{c.device, c.inode}
-		if _, ok := p.libraries[id]; ok || p.only != nil && !p.only(c.path) {
-			continue
-		}
-		l := Library{Path: c.path, Device: c.device, Inode: c.inode}
-		var err error
-		l.Functions, err = p.attach(c)
-		if errors.Is(err, os.ErrNotExist) {
-			continue // the process that had it is gone; if others have it, the next look finds it
-		}
-		firstErr = errors.Join(firstErr, err)
-		p.libraries[id] = l
-	}
-	// A file that is no library is one failure; what is not allowed fails for all of them.
-	if errors.Is(firstErr, os.ErrPermission) {
-		return firstErr
-	}
-	return nil
-}
-
-// attach puts the probes on one file and returns on how many functions.
-func (p *Probe) attach(c candidate) (int, error) {
-	f, err := os.Open(c.path)
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	id := file{c.device, c.inode}
-	index := make(map[string]int, len(driverFunctions))
-	wanted := make(map[string]bool, len(driverFunctions))
-	for i, d := range driverFunctions {
-		index[d.name], wanted[d.name] = i, true
-	}
-	found, err := functions(f, wanted)
-	if err != nil {
-		p.failures[id]++
-		return 0, err
-	}
-	// Through the descriptor: the path may be another file by now.
-	executable, err := link.OpenExecutable(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
-	if err != nil {
-		p.failures[id]++
-		return 0, err
-	}
-	type hook struct {
-		program *ebpf.Program
-		ret     bool
-	}
-	type target struct{ offsets, cookies []uint64 }
-	targets := map[hook]*target{}
-	programsOf := [programs]*ebpf.Program{
-		progLaunch: p.objects.Launch, progLaunchConfig: p.objects.LaunchConfig, progGraphLaunch: p.objects.GraphLaunch,
-		progCopy: p.objects.Copy, progBatch: p.objects.CopyBatch, progSet: p.objects.Set, progAlloc: p.objects.Alloc,
-		progFree: p.objects.Release, progWait: p.objects.Wait, progOther: p.objects.Other,
-	}
-	attached := map[uint64]bool{}
-	for _, fn := range found {
-		if fn.slow {
-			p.slow++
-			continue
-		}
-		if attached[fn.offset] {
-			continue // another name of the same code
-		}
-		attached[fn.offset] = true
-		i := index[fn.name]
-		d := driverFunctions[i]
-		if d.class == cudaCallClassCALL_LAUNCH && p.options.LaunchSampling > 0 {
-			d.flags |= flagReturns
-		}
-		hooks := []hook{{program: programsOf[d.program]}}
-		if d.flags&flagReturns != 0 {
-			hooks = append(hooks, hook{program: p.objects.Returned, ret: true})
-		}
-		for _, h := range hooks {
-			t := get(targets, h, target{})
-			t.offsets = append(t.offsets, fn.offset)
-			t.cookies = append(t.cookies, d.cookie(i))
-		}
-	}
-	// Returns first: a return without its call is passed over, a call without its return is kept.
-	var errs error
-	for _, ret := range []bool{true, false} {
-		for h, t := range targets {
-			if h.ret != ret {
-				continue
-			}
-			links, err := p.attachAll(executable, h.program, ret, t.offsets, t.cookies)
-			p.links = append(p.links, links...)
-			errs = errors.Join(errs, err)
-			p.failures[id] += uint64(len(unwrap(err)))
-		}
-	}
-	return len(attached), errs
-}
-
-// attachAll attaches one program to many functions: by one link where the kernel can, else by one for each. The
-// error joins those of functions that failed.
-func (p *Probe) attachAll(e *link.Executable, program *ebpf.Program, ret bool, offsets, cookies []uint64) ([]link.Link, error) {
-	if p.multi {
-		attach := e.UprobeMulti
-		if ret {
-			attach = e.UretprobeMulti
-		}
-		l, err := attach(nil, program, &link.UprobeMultiOptions{Addresses: offsets, Cookies: cookies})
-		if err == nil {
-			return []link.Link{l}, nil
-		}
-		// The programs are loaded for this kind of link and no other: all have failed.
-		errs := make([]error, len(offsets))
-		for i := range errs {
-			errs[i] = err
-		}
-		return nil, errors.Join(errs...)
-	}
-	attach := e.Uprobe
-	if ret {
-		attach = e.Uretprobe
-	}
-	var links []link.Link
-	var errs []error
-	for i, offset := range offsets {
-		l, err := attach("", program, &link.UprobeOptions{Address: offset, Cookie: cookies[i]})
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		links = append(links, l)
-	}
-	return links, errors.Join(errs...)
-}
-
-func unwrap(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		return joined.Unwrap()
-	}
-	return nil
 }
 
 // takeNames empties the ring.
@@ -388,10 +242,13 @@ func (p *Probe) Snapshot() (*Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, n := range p.failures {
-		s.Losses.AttachFailed += n
+	s.Losses.AttachFailed, s.Losses.Slow = p.failed, p.slow
+	for _, a := range p.libraries {
+		s.Losses.AttachFailed += a.failed
+		s.Losses.Slow += a.slow
 	}
-	s.Losses.Slow = p.slow
+	s.Losses.Denied = p.denied
+	s.Runtimes = p.runtimeChecks()
 	return s, nil
 }
 
@@ -400,8 +257,8 @@ func (p *Probe) Libraries() []Library {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	all := make([]Library, 0, len(p.libraries))
-	for _, l := range p.libraries {
-		all = append(all, l)
+	for id, a := range p.libraries {
+		all = append(all, Library{Path: a.path, Device: id.device, Inode: id.inode, Functions: a.functions})
 	}
 	return all
 }
@@ -423,10 +280,16 @@ func (p *Probe) Close() error {
 
 func (p *Probe) release() error {
 	var errs []error
+	if p.trace != nil {
+		errs = append(errs, p.trace.end())
+	}
 	for _, l := range p.links {
 		errs = append(errs, l.Close())
 	}
 	p.links = nil
+	for id := range p.libraries {
+		errs = append(errs, p.detach(id))
+	}
 	if p.mappings != nil {
 		errs = append(errs, p.mappings.close())
 		p.mappings = nil

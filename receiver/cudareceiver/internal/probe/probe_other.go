@@ -26,5 +26,23 @@ func (*Probe) Snapshot() (*Snapshot, error) { return nil, errSystem }
 // Libraries returns none.
 func (*Probe) Libraries() []Library { return nil }
 
+// Launches says that this system has no probes.
+func (*Probe) Launches() (map[ProcessID]uint64, error) { return nil, errSystem }
+
+// Trace says that this system has no probes.
+func (*Probe) Trace(TraceOptions) (*Trace, error) { return nil, errSystem }
+
+// Trace is never made on this system.
+type Trace struct{}
+
+// Take returns none.
+func (*Trace) Take() ([]Call, bool) { return nil, false }
+
+// Losses returns none.
+func (*Trace) Losses() TraceLosses { return TraceLosses{} }
+
+// Stop does nothing.
+func (*Trace) Stop() error { return nil }
+
 // Close does nothing.
 func (*Probe) Close() error { return nil }

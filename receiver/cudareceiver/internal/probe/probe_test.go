@@ -71,9 +71,9 @@ func attached(t *testing.T, p *Probe, paths ...string) {
 			have[l.Inode] = true
 		}
 		for _, path := range paths {
-			info, err := os.Stat(path)
+			id, _, err := fileOf(path)
 			require.NoError(t, err)
-			if _, inode, _ := identify(info); !have[inode] {
+			if !have[id.inode] {
 				return false
 			}
 		}

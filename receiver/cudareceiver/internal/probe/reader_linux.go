@@ -25,7 +25,7 @@ const (
 	tick          = 10_000_000 // ns; the unit of times in /proc
 	stateEnded    = uint32(1)
 	maxKeptLines  = 4096 // of one process's earlier programs
-	nameTextStart = 16
+	nameTextStart = 24
 )
 
 // reader turns the maps into Snapshots. Only one goroutine may use it at a time.
@@ -35,40 +35,50 @@ type reader struct {
 	proc    string
 	options Options
 
-	names   map[uint64]map[uint64]string // by run and handle
-	starts  map[uint64]uint64            // by run
+	names   map[uint64]map[uint64]kernelName // by run and handle
+	starts  map[uint64]uint64                // by run
 	kept    map[ProcessID]map[cudaSumKey]cudaSum
 	ended   map[ProcessID]Process // not yet in a Snapshot
 	seenEnd uint64
 	evicted uint64
 	dropped uint64 // processes that ended and found no room in ended
+	// beforeFree, if not nil, is called when it is known which processes live, and before anything of the others is
+	// forgotten.
+	beforeFree func()
+}
+
+// kernelName is what is known of a handle: its name, or the handle that has the same.
+type kernelName struct {
+	text string
+	same uint64
 }
 
 func newReader(objects *cudaObjects, cpus int, proc string, o Options) reader {
 	return reader{
 		objects: objects, cpus: cpus, proc: proc, options: o,
-		names: map[uint64]map[uint64]string{}, starts: map[uint64]uint64{},
+		names: map[uint64]map[uint64]kernelName{}, starts: map[uint64]uint64{},
 		kept: map[ProcessID]map[cudaSumKey]cudaSum{}, ended: map[ProcessID]Process{},
 	}
 }
 
-// name keeps what the ring says: struct name.
+// name keeps what the ring says: struct name. A function that was given out for a kernel has the kernel's name,
+// whenever that comes.
 func (r *reader) name(raw []byte) {
 	if len(raw) < nameTextStart {
 		return
 	}
-	run, handle := binary.NativeEndian.Uint64(raw), binary.NativeEndian.Uint64(raw[8:])
+	run, handle, same := binary.NativeEndian.Uint64(raw), binary.NativeEndian.Uint64(raw[8:]), binary.NativeEndian.Uint64(raw[16:])
 	text, _, _ := bytes.Cut(raw[nameTextStart:], []byte{0})
 	of := r.names[run]
 	if of == nil {
-		of = map[uint64]string{}
+		of = map[uint64]kernelName{}
 		r.names[run] = of
 	}
 	if _, ok := of[handle]; !ok && len(of) >= r.options.MaxNames {
 		r.evicted++
 		return
 	}
-	of[handle] = string(text)
+	of[handle] = kernelName{text: string(text), same: same}
 }
 
 // forEach reads a map in batches; values has one of each processor.
@@ -144,7 +154,7 @@ func (r *reader) losses() (Losses, error) {
 		MapFull: map[string]uint64{
 			"sums": all[cudaLossLOST_SUMS], "threads": all[cudaLossLOST_THREADS], "runs": all[cudaLossLOST_RUNS],
 			"allocations": all[cudaLossLOST_ALLOCATIONS], "records": all[cudaLossLOST_RECORDED],
-			"batch": all[cudaLossLOST_BATCH], "ended": r.dropped,
+			"batch": all[cudaLossLOST_BATCH], "datatypes": all[cudaLossLOST_DATATYPES], "ended": r.dropped,
 		},
 		RingFull: all[cudaLossLOST_RING], InFlight: all[cudaLossLOST_CALLS], NamesEvicted: r.evicted,
 	}, nil
@@ -173,6 +183,9 @@ func (r *reader) collect() ([]Process, error) {
 			start, alive := startOf(r.stat(uint32(id.PID))) //nolint:gosec // It was one.
 			owners[id] = &owner{live: alive && start == id.Start}
 		}
+	}
+	if r.beforeFree != nil {
+		r.beforeFree()
 	}
 	lines := map[uint64][]line{}
 	err := forEach(r.objects.Sums, r.cpus, func(k cudaSumKey, v []cudaSum) {
@@ -227,7 +240,13 @@ func (r *reader) collect() ([]Process, error) {
 	return live, r.free(gone, runs, lines)
 }
 
-func (r *reader) nameOf(run, handle uint64) string { return r.names[run][handle] }
+func (r *reader) nameOf(run, handle uint64) string {
+	n := r.names[run][handle]
+	if n.same != 0 {
+		n = r.names[run][n.same]
+	}
+	return n.text
+}
 
 // keep adds what a process did before exec to what it does after.
 func (r *reader) keep(id ProcessID, lines []line) {

@@ -21,6 +21,7 @@ type Snapshot struct {
 	Time      time.Time
 	Processes []Process
 	Losses    Losses
+	Runtimes  []RuntimeCheck
 }
 
 // Process is what one process did. Slices are ordered by their keys, so that equal sums are equal
@@ -106,8 +107,31 @@ type Error struct {
 // Collective are calls of one NCCL function.
 type Collective struct {
 	Function string
-	Bytes    Histogram
-	Time     Histogram
+	// Bytes has count × size of the datatype, as the call has them; ncclGroupEnd has none.
+	Bytes Histogram
+	// Time has how long the call took the host, of calls outside groups and of ncclGroupEnd.
+	Time Histogram
+}
+
+// RuntimeState is what is known of a libcudart.
+type RuntimeState string
+
+// States of a libcudart: not enough launches to tell; they reach the driver's exported functions; they do not.
+const (
+	RuntimeChecking RuntimeState = "checking"
+	RuntimePassed   RuntimeState = "passed"
+	RuntimeBypasses RuntimeState = "bypassing"
+)
+
+// RuntimeCheck is one libcudart, whose calls are held against what the driver's functions see. Calls that do not
+// reach those are counted from libcudart as long as it is attached to.
+type RuntimeCheck struct {
+	Library  string // its path
+	State    RuntimeState
+	Attached bool
+	// Reached and Bypassed are launches that did and did not reach the driver's exported functions while it was
+	// attached to.
+	Reached, Bypassed uint64
 }
 
 // Buckets is the number of a Histogram's buckets.
@@ -133,11 +157,15 @@ type Losses struct {
 	// functions whose first instruction has to be single-stepped, which makes each call some 10 µs
 	// longer: they are not attached to.
 	AttachFailed, Slow uint64
+	// Denied are processes and files that we were not allowed to look at when we last looked for libraries. It may
+	// fall.
+	Denied int
 }
 
-// Library is a driver library that is attached to.
+// Library is a library that is attached to.
 type Library struct {
-	// Path is where it was found, under /proc/PID/root if need be; Device and Inode identify it.
+	// Path is where it was found, under /proc/PID/root if need be; Device and Inode identify it. Below an overlay, as
+	// containers have it, Device is a stand-in, since each container shows another one for the same file.
 	Path          string
 	Device, Inode uint64
 	// Functions is the number of functions attached to.

@@ -26,7 +26,7 @@ const maxSymbols = 100_000
 
 // functions returns those of the wanted functions that a library exports. Functions that it has under
 // several names at one address are there under each.
-func functions(file io.ReaderAt, wanted map[string]bool) ([]function, error) {
+func functions(file io.ReaderAt, wanted map[string]int) ([]function, error) {
 	f, err := elf.NewFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("not a library: %w", err)
@@ -40,7 +40,7 @@ func functions(file io.ReaderAt, wanted map[string]bool) ([]function, error) {
 	}
 	var found []function
 	for _, s := range symbols {
-		if !wanted[s.Name] || elf.ST_TYPE(s.Info) != elf.STT_FUNC || s.Section == elf.SHN_UNDEF || s.Value == 0 {
+		if _, ok := wanted[s.Name]; !ok || elf.ST_TYPE(s.Info) != elf.STT_FUNC || s.Section == elf.SHN_UNDEF || s.Value == 0 {
 			continue
 		}
 		offset, ok := fileOffset(f, s.Value)

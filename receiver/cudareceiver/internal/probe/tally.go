@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build amd64 || arm64
+
 package probe
 
 import (
@@ -35,6 +37,7 @@ func process(id ProcessID, lines []line, sampleEvery uint32, name func(run, hand
 	copies := make(map[Copy]*Copy)
 	memory := map[string]*Memory{}
 	waits := map[string]*Wait{}
+	collectives := map[string]*Collective{}
 	faults := map[Error]uint64{}
 	for _, l := range lines {
 		k, s := l.key, l.sum
@@ -92,6 +95,14 @@ func process(id ProcessID, lines []line, sampleEvery uint32, name func(run, hand
 			}
 		case cudaSumKindSUM_MODULE:
 			p.Modules += s.Calls
+		case cudaSumKindSUM_COLLECTIVE, cudaSumKindSUM_COLLECTIVE_TIME:
+			f := functionName(k.Index)
+			c := get(collectives, f, Collective{Function: f})
+			if cudaSumKind(k.Kind) == cudaSumKindSUM_COLLECTIVE {
+				c.Bytes.add(k.Low, s.Calls, s.First, s.FirstMax)
+			} else {
+				c.Time.add(k.Low, s.Calls, s.First, s.FirstMax)
+			}
 		}
 	}
 	p.Launches = sorted(launches, func(a, b Launch) int {
@@ -100,6 +111,7 @@ func process(id ProcessID, lines []line, sampleEvery uint32, name func(run, hand
 	p.Copies = sorted(copies, func(a, b Copy) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), compareBool(a.Async, b.Async)) })
 	p.Memory = sorted(memory, func(a, b Memory) int { return cmp.Compare(a.Kind, b.Kind) })
 	p.Waits = sorted(waits, func(a, b Wait) int { return cmp.Compare(a.Function, b.Function) })
+	p.Collectives = sorted(collectives, func(a, b Collective) int { return cmp.Compare(a.Function, b.Function) })
 	for e, calls := range faults {
 		e.Calls = calls
 		p.Errors = append(p.Errors, e)
@@ -112,10 +124,10 @@ func process(id ProcessID, lines []line, sampleEvery uint32, name func(run, hand
 
 // functionName names a function of the table, "" if there is none of that number.
 func functionName(index uint16) string {
-	if int(index) >= len(driverFunctions) {
+	if int(index) >= len(apiFunctions) {
 		return ""
 	}
-	return driverFunctions[index].name
+	return apiFunctions[index].name
 }
 
 func get[K comparable, V any](m map[K]*V, k K, first V) *V {

@@ -24,7 +24,11 @@ type Libraries struct {
 	// Library is the path of a libcuda.so.1 whose functions begin with push %rbp, Marked of one whose
 	// functions begin with endbr64.
 	Library, Marked string
-	dir, program    string
+	// Runtime is the path of a libcudart.so.13 that comes to the driver as NVIDIA's does: programs that use it have
+	// STUB_DRIVER=Library in their environment; with STUB_INNER=1 the driver gives it other addresses than those of
+	// its exported functions. NCCL is the path of a libnccl.so.2.
+	Runtime, NCCL string
+	dir, program  string
 }
 
 // Contains reports whether a path, as it is or below /proc/PID/root, is of one of the libraries.
@@ -41,7 +45,7 @@ func Build(t testing.TB) *Libraries {
 		t.Skip("the stub driver needs a C compiler: ", err)
 	}
 	dir := t.TempDir()
-	for _, name := range []string{"stub.c", "calls.c"} {
+	for _, name := range []string{"stub.h", "stub.c", "nccl.c", "runtime.c", "calls.c"} {
 		text, err := sources.ReadFile("src/" + name)
 		if err != nil {
 			t.Fatal(err)
@@ -54,11 +58,16 @@ func Build(t testing.TB) *Libraries {
 		dir:     dir,
 		Library: filepath.Join(dir, "plain", "libcuda.so.1"),
 		Marked:  filepath.Join(dir, "marked", "libcuda.so.1"),
+		Runtime: filepath.Join(dir, "plain", "libcudart.so.13"),
+		NCCL:    filepath.Join(dir, "plain", "libnccl.so.2"),
 		program: filepath.Join(dir, "calls"),
 	}
 	library := []string{"-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", "stub.c", "-o"}
 	l.compile(t, dir, "-fcf-protection=none", append(library, l.Library)...)
 	l.compile(t, dir, "-fcf-protection=branch", append(library, l.Marked)...)
+	for path, source := range map[string]string{l.Runtime: "runtime.c", l.NCCL: "nccl.c"} {
+		l.compile(t, dir, "-fcf-protection=none", "-shared", "-fPIC", "-fvisibility=hidden", source, "-o", path, "-ldl")
+	}
 	l.compile(t, dir, "-fcf-protection=none", "calls.c", "-o", l.program, "-ldl", "-lpthread")
 	return l
 }

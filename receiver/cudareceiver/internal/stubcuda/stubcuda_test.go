@@ -37,13 +37,34 @@ func TestProgramCallsWhatItIsTold(t *testing.T) {
 	p.End()
 }
 
+func TestProgramCallsOtherLibraries(t *testing.T) {
+	l := Build(t)
+	for _, inner := range []string{"0", "1"} {
+		p := l.Start(t, "STUB_DRIVER="+l.Library, "STUB_INNER="+inner, "STUB_FAIL=cuGraphLaunch=700,ncclSend=5")
+		p.Must("open %s", l.Library)
+		p.Must("load %s", l.Runtime)
+		p.Must("load %s", l.NCCL)
+		// The grid is 2 × 3 × 4, the block 32 × 1 × 1.
+		p.Must("call 3 cudaLaunchKernel 1 0x300000002 4 0x100000020 1 0 0 7")
+		assert.Equal(t, 9, p.Do("call 1 cudaLaunchKernel 1 0x100000001 1 0x100000800 1 0 0 7"))
+		p.Must("call 1 cudaMalloc &0 100")
+		p.Must("call 1 cudaFree @0")
+		p.Must("call 1 cudaDeviceSynchronize")
+		p.Must("put 1 7 @0 &0")
+		assert.Equal(t, 700, p.Do("call 2 cudaGraphLaunch @1 7"))
+		p.Must("call 1 ncclAllReduce 1 2 100 7 0 0 0")
+		assert.Equal(t, 5, p.Do("call 1 ncclSend 1 100 7 0 0 0"))
+		p.End()
+	}
+}
+
 // The probes look at how a function begins.
 func TestFunctionsBeginAsTheyShould(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		t.Skip("about instructions of amd64")
 	}
 	l := Build(t)
-	for path, want := range map[string][]byte{l.Library: {0x55}, l.Marked: {0xf3, 0x0f, 0x1e, 0xfa, 0x55}} {
+	for path, want := range map[string][]byte{l.Library: {0x55}, l.Marked: {0xf3, 0x0f, 0x1e, 0xfa, 0x55}, l.Runtime: {0x55}, l.NCCL: {0x55}} {
 		f, err := elf.Open(path)
 		require.NoError(t, err)
 		symbols, err := f.DynamicSymbols()
@@ -59,7 +80,7 @@ func TestFunctionsBeginAsTheyShould(t *testing.T) {
 			found++
 			assert.Equal(t, want, code[s.Value-text.Addr:][:len(want)], s.Name)
 		}
-		assert.Greater(t, found, 40)
+		assert.Greater(t, found, 8)
 		require.NoError(t, f.Close())
 	}
 }

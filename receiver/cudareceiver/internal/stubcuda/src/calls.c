@@ -3,7 +3,8 @@
  * Calls the driver library as it is told, one command a line on standard input, and answers each with
  * "ok" or with what went wrong:
  *
- *   open PATH                        dlopen the library; before it nothing else works
+ *   open PATH                        dlopen the driver; before it nothing else works
+ *   load PATH                        dlopen another library, whose functions are found as well
  *   threads N                        run the following calls on N threads at once, each all of them
  *   function SLOT NAME               cuModuleGetFunction; SLOT 0 to 63 keeps the handle
  *   kernel SLOT NAME                 cuLibraryGetKernel
@@ -17,6 +18,9 @@
  *   wait FUNCTION COUNT
  *   capture COUNT SLOT               COUNT launches on stream 7 between begin and end, then instantiate
  *   graph COUNT                      launch the instantiated graph
+ *   call COUNT FUNCTION ARGUMENT...  up to 12 arguments: a number, or &N for the address of cell N, or @N for what is
+ *                                    in it; COUNT times on this thread
+ *   put N NUMBER...                  writes numbers of 64 bits to cell N and those after it
  *   fork COMMAND...                  run one command in a child and wait for it
  *   leave CODE                       _exit
  *   exec                             begin again as another program, which answers
@@ -35,7 +39,8 @@
 typedef unsigned long long address;
 enum { SLOTS = 64, KEPT = 4096, MAX_THREADS = 64 };
 
-static void *library;
+static void *library, *others[4];
+static int num_others;
 static void *slots[SLOTS];
 static int threads = 1;
 static address kept[KEPT];
@@ -54,8 +59,13 @@ typedef struct {
   long count, a, b, c;
 } command;
 
+/* What functions are given to write to, and structures that are made by hand. */
+enum { CELLS = 256, ARGUMENTS = 12 };
+static unsigned long long cells[CELLS];
+
 static void *find(const char *name) {
   void *f = library == NULL ? NULL : dlsym(library, name);
+  for (int i = 0; f == NULL && i < num_others; i++) f = dlsym(others[i], name);
   if (f == NULL) fprintf(stderr, "calls: no %s\n", name);
   return f;
 }
@@ -168,6 +178,45 @@ static int capture(command *c, long slot) {
   return r;
 }
 
+/* number reads an argument: 12, 0x12, &3, @3. */
+static bool number(const char *text, unsigned long long *v) {
+  char *end;
+  bool cell = *text == '&' || *text == '@';
+  unsigned long long n = strtoull(cell ? text + 1 : text, &end, 0);
+  if (*end != 0 || end == text || (cell && n >= CELLS)) return false;
+  *v = *text == '&' ? (unsigned long long)(uintptr_t)&cells[n] : *text == '@' ? cells[n] : n;
+  return true;
+}
+
+/* call passes every argument as 64 bits, which is how integers and pointers are passed. */
+static int call(char *text) {
+  typedef unsigned long long u;
+  u a[ARGUMENTS + 1] = {0};
+  char *rest, *count = strtok_r(text, " ", &rest), *name = strtok_r(NULL, " ", &rest), *t;
+  int n = 0, result = 0;
+  int (*f)(u, u, u, u, u, u, u, u, u, u, u, u);
+  if (name == NULL || (*(void **)&f = find(name)) == NULL) return -1;
+  while ((t = strtok_r(NULL, " ", &rest)) != NULL) {
+    if (n == ARGUMENTS || !number(t, &a[n++])) return -1;
+  }
+  for (long i = atol(count); i > 0; i--) {
+    int r = f(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11]);
+    if (result == 0) result = r;
+  }
+  return result;
+}
+
+static int put(char *text) {
+  char *rest, *t = strtok_r(text, " ", &rest);
+  long at = t == NULL ? CELLS : atol(t);
+  for (; (t = strtok_r(NULL, " ", &rest)) != NULL; at++) {
+    unsigned long long v;
+    if (at < 0 || at >= CELLS || !number(t, &v)) return -1;
+    cells[at] = v;
+  }
+  return 0;
+}
+
 static int in_child(const char *line) {
   fflush(NULL);
   pid_t child = fork();
@@ -187,6 +236,14 @@ static int run(const char *line) {
     if (library == NULL) fprintf(stderr, "calls: %s\n", dlerror());
     return library == NULL ? -1 : 0;
   }
+  if (sscanf(line, "load %255[^\n]", text) == 1) {
+    if (num_others == (int)(sizeof others / sizeof *others)) return -1;
+    others[num_others] = dlopen(text, RTLD_NOW | RTLD_LOCAL);
+    if (others[num_others] == NULL) fprintf(stderr, "calls: %s\n", dlerror());
+    return others[num_others++] == NULL ? -1 : 0;
+  }
+  if (sscanf(line, "call %255[^\n]", text) == 1) return call(text);
+  if (sscanf(line, "put %255[^\n]", text) == 1) return put(text);
   if (sscanf(line, "threads %ld", &a) == 1) {
     if (a < 1 || a > MAX_THREADS) return -1;
     threads = (int)a;

@@ -7,14 +7,7 @@
  * A result other than 0 is returned by the functions that STUB_FAIL names: a list of name=code,
  * separated by commas.
  */
-#define _GNU_SOURCE
-#include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#define API __attribute__((visibility("default"), noinline))
+#include "stub.h"
 
 typedef int CUresult;
 typedef void *handle;
@@ -27,28 +20,6 @@ typedef struct {
   void *attrs;
   unsigned numAttrs;
 } launch_config;
-
-static int failure(const char *name) {
-  static const char *list;
-  if (list == NULL) {
-    list = getenv("STUB_FAIL");
-    if (list == NULL) list = "";
-  }
-  if (*list == 0) return 0;
-  const char *at = strstr(list, name);
-  size_t n = strlen(name);
-  if (at == NULL || (at != list && at[-1] != ',') || at[n] != '=') return 0;
-  return atoi(at + n + 1);
-}
-
-/* Something that the compiler cannot leave out. */
-static atomic_ulong calls;
-#define CALL(name)                                              \
-  do {                                                          \
-    atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed); \
-    int code_ = failure(#name);                                 \
-    if (code_ != 0) return code_;                               \
-  } while (0)
 
 static uint64_t next(void) {
   static atomic_ullong last = 0x100000;
@@ -144,6 +115,24 @@ API CUresult cuStreamSynchronize(handle s) { (void)s; CALL(cuStreamSynchronize);
 API CUresult cuEventSynchronize(handle e) { (void)e; CALL(cuEventSynchronize); return 0; }
 API CUresult cuCtxSynchronize(void) { CALL(cuCtxSynchronize); return 0; }
 
+API CUresult cuMemcpy2D_v2(const void *copy) { (void)copy; CALL(cuMemcpy2D_v2); return 0; }
+API CUresult cuMemcpy3DAsync_v2(const void *copy, handle s) { (void)copy, (void)s; CALL(cuMemcpy3DAsync_v2); return 0; }
+API CUresult cuMemcpyWithAttributesAsync(CUdeviceptr d, CUdeviceptr s, size_t n, void *a, handle st) {
+  (void)d, (void)s, (void)n, (void)a, (void)st;
+  CALL(cuMemcpyWithAttributesAsync);
+  return 0;
+}
+API CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *d, CUdeviceptr *s, size_t *sizes, size_t n, void *a, size_t *i, size_t m, handle st) {
+  (void)d, (void)s, (void)sizes, (void)n, (void)a, (void)i, (void)m, (void)st;
+  CALL(cuMemcpyBatchAsync_v2);
+  return 0;
+}
+API CUresult cuMemcpy3DBatchAsync_v2(size_t n, void *operations, unsigned long long f, handle st) {
+  (void)n, (void)operations, (void)f, (void)st;
+  CALL(cuMemcpy3DBatchAsync_v2);
+  return 0;
+}
+
 API CUresult cuStreamBeginCapture_v2(handle s, int mode) { (void)s, (void)mode; CALL(cuStreamBeginCapture_v2); return 0; }
 API CUresult cuStreamEndCapture(handle s, handle *graph) { (void)s; CALL(cuStreamEndCapture); *graph = (handle)(uintptr_t)next(); return 0; }
 API CUresult cuGraphInstantiateWithFlags(handle *exec, handle graph, unsigned long long f) {
@@ -152,6 +141,48 @@ API CUresult cuGraphInstantiateWithFlags(handle *exec, handle graph, unsigned lo
   *exec = (handle)(uintptr_t)next();
   return 0;
 }
+#define HANDLE(p) (*(p) = (handle)(uintptr_t)next())
+
+API CUresult cuStreamBeginCaptureToGraph(handle s, handle graph, const handle *d, const void *e, size_t n, int mode) {
+  (void)s, (void)graph, (void)d, (void)e, (void)n, (void)mode;
+  CALL(cuStreamBeginCaptureToGraph);
+  return 0;
+}
+API CUresult cuGraphInstantiate(handle *exec, handle graph, handle *node, char *log, size_t n) {
+  (void)graph, (void)node, (void)log, (void)n;
+  CALL(cuGraphInstantiate);
+  HANDLE(exec);
+  return 0;
+}
+API CUresult cuGraphExecUpdate_v2(handle exec, handle graph, void *result) { (void)exec, (void)graph, (void)result; CALL(cuGraphExecUpdate_v2); return 0; }
+API CUresult cuGraphCreate(handle *graph, unsigned f) { (void)f; CALL(cuGraphCreate); HANDLE(graph); return 0; }
+API CUresult cuGraphClone(handle *clone, handle graph) { (void)graph; CALL(cuGraphClone); HANDLE(clone); return 0; }
+API CUresult cuGraphDestroy(handle graph) { (void)graph; CALL(cuGraphDestroy); return 0; }
+API CUresult cuGraphExecDestroy(handle exec) { (void)exec; CALL(cuGraphExecDestroy); return 0; }
+API CUresult cuGraphAddKernelNode_v2(handle *node, handle graph, const handle *d, size_t n, const void *p) {
+  (void)graph, (void)d, (void)n, (void)p;
+  CALL(cuGraphAddKernelNode_v2);
+  HANDLE(node);
+  return 0;
+}
+API CUresult cuGraphAddChildGraphNode(handle *node, handle graph, const handle *d, size_t n, handle child) {
+  (void)graph, (void)d, (void)n, (void)child;
+  CALL(cuGraphAddChildGraphNode);
+  HANDLE(node);
+  return 0;
+}
+API CUresult cuGraphAddNode_v2(handle *node, handle graph, const handle *d, const void *e, size_t n, void *p) {
+  (void)graph, (void)d, (void)e, (void)n, (void)p;
+  CALL(cuGraphAddNode_v2);
+  HANDLE(node);
+  return 0;
+}
+API CUresult cuEventRecord(handle e, handle s) { (void)e, (void)s; CALL(cuEventRecord); return 0; }
+API CUresult cuStreamWaitEvent(handle s, handle e, unsigned f) { (void)s, (void)e, (void)f; CALL(cuStreamWaitEvent); return 0; }
+API CUresult cuEventDestroy_v2(handle e) { (void)e; CALL(cuEventDestroy_v2); return 0; }
+API CUresult cuStreamDestroy_v2(handle s) { (void)s; CALL(cuStreamDestroy_v2); return 0; }
+API CUresult cuKernelGetFunction(handle *f, handle k) { CALL(cuKernelGetFunction); *f = (char *)k + 8; return 0; }
+
 API CUresult cuGraphLaunch(handle exec, handle s) { (void)exec, (void)s; CALL(cuGraphLaunch); return 0; }
 API CUresult cuGraphLaunch_ptsz(handle exec, handle s) { (void)exec, (void)s; CALL(cuGraphLaunch_ptsz); return 0; }
 
@@ -164,3 +195,44 @@ API CUresult cuLibraryLoadData(handle *l, const void *code, void *a, void *b, un
   return 0;
 }
 API CUresult cuLibraryGetKernel(handle *k, handle l, const char *name) { (void)l, (void)name; CALL(cuLibraryGetKernel); *k = (handle)(uintptr_t)next(); return 0; }
+
+/* What programs get that ask for addresses: those of the functions above, or with STUB_INNER=1 those of others that do
+ * the same, as a driver might. */
+#define INNER(name, parameters, ...)      \
+  static CUresult inner_##name parameters \
+  {                                       \
+    CALL(name);                           \
+    __VA_ARGS__;                          \
+    return 0;                             \
+  }
+INNER(cuLaunchKernel, (void))
+INNER(cuLaunchKernelEx, (void))
+INNER(cuGraphLaunch, (void))
+INNER(cuMemcpyHtoD_v2, (void))
+INNER(cuMemcpyHtoDAsync_v2, (void))
+INNER(cuMemsetD8Async, (void))
+INNER(cuMemAlloc_v2, (CUdeviceptr *p), *p = next())
+INNER(cuMemFree_v2, (void))
+INNER(cuStreamSynchronize, (void))
+INNER(cuCtxSynchronize, (void))
+INNER(cuStreamBeginCapture_v2, (void))
+INNER(cuStreamEndCapture, (handle s, handle *graph), (void)s, HANDLE(graph))
+INNER(cuGraphInstantiateWithFlags, (handle *exec), HANDLE(exec))
+
+#define ADDRESS(name) {#name, (void *)(uintptr_t)name, (void *)(uintptr_t)inner_##name}
+static const struct { const char *name; void *outer, *inner; } addresses[] = {
+  ADDRESS(cuLaunchKernel), ADDRESS(cuLaunchKernelEx), ADDRESS(cuGraphLaunch), ADDRESS(cuMemcpyHtoD_v2), ADDRESS(cuMemcpyHtoDAsync_v2),
+  ADDRESS(cuMemsetD8Async), ADDRESS(cuMemAlloc_v2), ADDRESS(cuMemFree_v2), ADDRESS(cuStreamSynchronize), ADDRESS(cuCtxSynchronize),
+  ADDRESS(cuStreamBeginCapture_v2), ADDRESS(cuStreamEndCapture), ADDRESS(cuGraphInstantiateWithFlags),
+};
+
+API CUresult cuGetProcAddress(const char *name, void **address, int version, uint64_t flags) {
+  const char *inner = getenv("STUB_INNER");
+  (void)version, (void)flags;
+  for (size_t i = 0; i < sizeof addresses / sizeof *addresses; i++) {
+    if (strcmp(addresses[i].name, name) != 0) continue;
+    *address = inner != NULL && strcmp(inner, "1") == 0 ? addresses[i].inner : addresses[i].outer;
+    return 0;
+  }
+  return 500;
+}

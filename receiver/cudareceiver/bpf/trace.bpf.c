@@ -1,0 +1,263 @@
+//go:build ignore
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Programs that send an event of each call of the CUDA driver while a trace is on. They stand beside those of
+ * cuda.bpf.c, on the same functions, and are attached for some seconds only: the others pay nothing for them. */
+
+#include "arguments.h"
+#include "bpf.h"
+#include "trace.h"
+#include "types.h"
+
+/* The reader sets sizes: those here are its defaults. */
+
+/* Calls that have not returned. What is left in it at the end of the trace did not return in time. */
+struct {
+	__uint(type, MAP_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct flight);
+	__type(value, struct event);
+} flights SEC(".maps");
+
+/* Calls that have returned. The reader looks by a clock. */
+struct {
+	__uint(type, MAP_RINGBUF);
+	__uint(max_entries, 4 << 20);
+} events SEC(".maps");
+
+/* The map of that name in cuda.bpf.c: the reader puts it in the place of this one. It is looked at and not
+ * written. */
+struct {
+	__uint(type, MAP_HASH);
+	__uint(max_entries, 16384);
+	__type(key, __u32);
+	__type(value, __u64);
+} processes SEC(".maps");
+
+/* Calls that are no events, by enum trace_loss. */
+struct {
+	__uint(type, MAP_PERCPU_ARRAY);
+	__uint(max_entries, TRACE_LOSSES);
+	__type(key, __u32);
+	__type(value, __u64);
+} lost SEC(".maps");
+
+/* For bpf2go, which makes Go of types that a variable has. */
+const struct event *_event __attribute__((unused));
+const struct flight *_flight __attribute__((unused));
+const enum trace_loss *_loss __attribute__((unused));
+
+INLINE void lose(__u32 what)
+{
+	__u64 *v = bpf_map_lookup_elem(&lost, &what);
+
+	if (v)
+		__sync_fetch_and_add(v, 1);
+}
+
+/* begin notes a call; its time comes last, so that the programs' own is not in it. */
+INLINE int begin(struct pt_regs *ctx, union cookie f, struct event *e)
+{
+	struct flight at = {.thread = bpf_get_current_pid_tgid(), .stack = STACK_BEFORE(ctx), .function = f.function};
+
+	e->process = at.thread >> 32;
+	e->thread = at.thread;
+	e->function = f.function;
+	if (f.stream != NO_ARGUMENT) {
+		e->stream = argument(ctx, f.stream);
+		e->has |= HAS_STREAM;
+	}
+	e->start = bpf_ktime_get_ns();
+	if (bpf_map_update_elem(&flights, &at, e, UPDATE_ANY))
+		lose(TRACE_LOST_CALLS);
+	return 0;
+}
+
+/* cuLaunchKernel and cuLaunchCooperativeKernel begin alike. */
+SEC("uprobe")
+int launch(struct pt_regs *ctx)
+{
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
+	struct event e = {};
+
+	e.handle = ARG0(ctx);
+	e.grid[0] = ARG1(ctx);
+	e.grid[1] = ARG2(ctx);
+	e.grid[2] = ARG3(ctx);
+	e.block[0] = ARG4(ctx);
+	e.block[1] = ARG5(ctx);
+	e.block[2] = argument(ctx, 6);
+	e.shared = argument(ctx, 7);
+	return begin(ctx, f, &e);
+}
+
+SEC("uprobe")
+int launch_config(struct pt_regs *ctx)
+{
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
+	struct launch_config config;
+	struct event e = {};
+
+	e.handle = ARG1(ctx);
+	if (!bpf_probe_read_user(&config, sizeof(config), (void *)ARG0(ctx))) {
+		for (int i = 0; i < 3; i++) {
+			e.grid[i] = config.grid[i];
+			e.block[i] = config.block[i];
+		}
+		e.shared = config.shared;
+		e.stream = config.stream;
+		e.has = HAS_STREAM;
+	}
+	return begin(ctx, f, &e);
+}
+
+/* cuGraphLaunch(executable, stream). */
+SEC("uprobe")
+int graph_launch(struct pt_regs *ctx)
+{
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
+	struct event e = {.handle = ARG0(ctx)};
+
+	return begin(ctx, f, &e);
+}
+
+SEC("uprobe")
+int copy(struct pt_regs *ctx)
+{
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
+	struct event e = {.has = HAS_BYTES};
+
+	e.bytes = f.shape == SHAPE_BYTES ? argument(ctx, f.size) : area(ctx, f, &f.kind);
+	e.kind = f.kind;
+	return begin(ctx, f, &e);
+}
+
+/* cuMemcpyBatchAsync(destinations, sources, sizes, count, …), cuMemcpy3DBatchAsync(count, operations, …): the bytes
+ * of all copies, not known where they are more than are looked at. */
+SEC("uprobe")
+int copy_batch(struct pt_regs *ctx)
+{
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
+	__u64 from = ARG2(ctx), count = ARG3(ctx), bytes = 0;
+	struct event e = {};
+	long failed = 0;
+	__u32 i;
+
+	if (f.shape == SHAPE_OPERATION) {
+		from = ARG1(ctx);
+		count = ARG0(ctx);
+	}
+	for (i = 0; i < BATCH; i++) {
+		if (i >= count)
+			break;
+		bytes += bytes_of(f.shape, from, i, &failed);
+		if (failed)
+			break;
+	}
+	if (i >= count) {
+		e.bytes = bytes;
+		e.has = HAS_BYTES;
+	}
+	return begin(ctx, f, &e);
+}
+
+/* Sets: (destination, value, n) or (destination, pitch, value, width, height). */
+SEC("uprobe")
+int set(struct pt_regs *ctx)
+{
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
+	struct event e = {.has = HAS_BYTES};
+
+	e.bytes = f.kind * (f.shape == SHAPE_2D ? ARG3(ctx) * ARG4(ctx) : ARG2(ctx));
+	return begin(ctx, f, &e);
+}
+
+/* Allocations: (where the address goes, bytes, …), with FLAG_PITCH (…, where the pitch goes, width, height,
+ * …), whose bytes are known at the return; FLAG_GIVEN: (address, bytes, …). */
+SEC("uprobe")
+int alloc(struct pt_regs *ctx)
+{
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
+	struct event e = {.has = HAS_BYTES};
+
+	e.address = ARG0(ctx);
+	e.bytes = ARG1(ctx);
+	e.kind = f.kind;
+	if (f.flags & FLAG_PITCH) {
+		e.handle = ARG1(ctx);
+		e.bytes = ARG3(ctx);
+	}
+	return begin(ctx, f, &e);
+}
+
+SEC("uprobe")
+int release(struct pt_regs *ctx)
+{
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
+	struct event e = {.has = HAS_ADDRESS, .address = ARG0(ctx)};
+
+	return begin(ctx, f, &e);
+}
+
+SEC("uprobe")
+int wait(struct pt_regs *ctx)
+{
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
+	struct event e = {};
+
+	return begin(ctx, f, &e);
+}
+
+/* allocated completes the event of an allocation. */
+INLINE void allocated(union cookie f, struct event *e)
+{
+	__u64 pitch, address;
+
+	if (f.flags & FLAG_PITCH) {
+		if (bpf_probe_read_user(&pitch, sizeof(pitch), (void *)e->handle))
+			e->has &= ~HAS_BYTES;
+		else
+			e->bytes *= pitch;
+		e->handle = 0;
+	}
+	if (f.flags & FLAG_GIVEN) {
+		e->has |= HAS_ADDRESS;
+	} else if (!bpf_probe_read_user(&address, sizeof(address), (void *)e->address)) {
+		e->address = address;
+		e->has |= HAS_ADDRESS;
+	}
+}
+
+/* returned sends the event. A call that began before the trace is not in flights, and nothing is made up of it. */
+SEC("uretprobe")
+int returned(struct pt_regs *ctx)
+{
+	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
+	__u64 now = bpf_ktime_get_ns(), *run;
+	struct flight at = {.thread = bpf_get_current_pid_tgid(), .stack = STACK_AFTER(ctx), .function = f.function};
+	struct event *e = bpf_map_lookup_elem(&flights, &at), *sent;
+	__s32 code = RESULT(ctx);
+
+	if (!e)
+		return 0;
+	sent = bpf_ringbuf_reserve(&events, sizeof(*sent), 0);
+	if (!sent) {
+		lose(TRACE_LOST_RING);
+		bpf_map_delete_elem(&flights, &at);
+		return 0;
+	}
+	*sent = *e;
+	bpf_map_delete_elem(&flights, &at);
+	sent->end = now;
+	sent->code = code;
+	run = bpf_map_lookup_elem(&processes, &sent->process);
+	if (run)
+		sent->run = *run;
+	if (f.class == CALL_ALLOC && !code)
+		allocated(f, sent);
+	bpf_ringbuf_submit(sent, RING_NO_WAKEUP);
+	return 0;
+}
+
+/* Some of the helpers are for programs under the kernel's licence only. */
+char _license[] SEC("license") = "Dual MIT/GPL";

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cudareceiver
+
+import (
+	"context"
+	"encoding/binary"
+	"math/rand/v2"
+	"sync"
+
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/identity"
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+// notReady is what queries return that find work unfinished (CUDA_ERROR_NOT_READY): an answer, not an error.
+const notReady = 600
+
+// Flags of a span, beside those of its trace: whether it is known, and true, that its parent is another process's.
+const (
+	flagsSampled     = 0x01
+	flagsRemoteKnown = 0x100
+	flagsRemote      = 0x200
+)
+
+// maxKernelNames bounds the names that are kept demangled.
+const maxKernelNames = 8192
+
+// window makes spans of the calls of one window. They are those of the host: a span's times are when the host entered
+// the driver's function and left it, its kind is CLIENT, and cuda.api.name is the function. A process that says in
+// TRACEPARENT what it is part of has its calls under that span; the others have a root span each, of a trace of
+// its own, which is made at the end.
+type window struct {
+	cfg *Config
+	who *describer
+	// start is when it was opened, in ns since 1970; number counts the receiver's windows from 1.
+	start, number int64
+
+	mu        sync.Mutex
+	processes map[probe.ProcessID]*tracedProcess
+	dropped   int64 // calls of processes past max_processes
+
+	// These belong to the goroutine that makes the spans.
+	names map[string]*gpuevent.KernelName
+}
+
+// tracedProcess is a process in a window.
+type tracedProcess struct {
+	excluded, over bool
+	resource       pcommon.Resource
+	name           string
+	trace          pcommon.TraceID
+	parent         pcommon.SpanID
+	// root says that parent is a span of ours, which is still to be sent; flags are of the others.
+	root  bool
+	flags uint32
+	calls int
+}
+
+func newWindow(cfg *Config, who *describer, start, number int64) *window {
+	return &window{
+		cfg: cfg, who: who, start: start, number: number,
+		processes: map[probe.ProcessID]*tracedProcess{}, names: map[string]*gpuevent.KernelName{},
+	}
+}
+
+// selects tells the probe whether a process is traced. It looks at the process while it most likely lives.
+func (w *window) selects(id probe.ProcessID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !w.process(id).excluded
+}
+
+func (w *window) process(id probe.ProcessID) *tracedProcess {
+	if p := w.processes[id]; p != nil {
+		return p
+	}
+	if len(w.processes) >= w.cfg.MaxProcesses {
+		return &tracedProcess{over: true} // its calls are counted as they come
+	}
+	who, _ := w.who.reader.Process(id.PID, id.Start)
+	p := &tracedProcess{excluded: !w.cfg.selects(&who)}
+	w.processes[id] = p
+	if p.excluded {
+		return p
+	}
+	p.resource = w.who.resource(id, &who)
+	p.name = processName(&who)
+	if parent := remoteParent(who.TraceParent); parent.IsValid() {
+		p.trace, p.parent = pcommon.TraceID(parent.TraceID()), pcommon.SpanID(parent.SpanID())
+		p.flags = uint32(parent.TraceFlags()) | flagsRemoteKnown | flagsRemote
+		return p
+	}
+	p.trace, p.parent, p.root, p.flags = newTraceID(), newSpanID(), true, flagsSampled|flagsRemoteKnown
+	return p
+}
+
+// processName is the name of a process's root span.
+func processName(who *identity.Process) string {
+	switch {
+	case who.ServiceName != "":
+		return who.ServiceName
+	case who.Executable != "":
+		return who.Executable
+	}
+	return "unknown"
+}
+
+// remoteParent reads a TRACEPARENT; what is malformed is as good as none, by the standard.
+func remoteParent(text string) trace.SpanContext {
+	carrier := propagation.MapCarrier{"traceparent": text}
+	return trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), carrier))
+}
+
+// Ids are drawn and not derived: nothing reads the same call twice.
+func newTraceID() (id pcommon.TraceID) {
+	binary.LittleEndian.PutUint64(id[:8], rand.Uint64())
+	binary.LittleEndian.PutUint64(id[8:], rand.Uint64()|1) // never all zeros
+	return id
+}
+
+func newSpanID() (id pcommon.SpanID) {
+	binary.LittleEndian.PutUint64(id[:], rand.Uint64()|1)
+	return id
+}
+
+// spans makes spans of calls, which keep their order in each process. It returns how many spans these are; the
+// other calls were of processes past max_processes.
+func (w *window) spans(calls []probe.Call) (ptrace.Traces, int) {
+	td := ptrace.NewTraces()
+	n := 0
+	to := map[*tracedProcess]ptrace.SpanSlice{}
+	for i := range calls {
+		c := &calls[i]
+		w.mu.Lock()
+		p := w.process(c.Process)
+		if p.over {
+			w.dropped++
+		}
+		w.mu.Unlock()
+		if p.over || p.excluded {
+			continue
+		}
+		spans, ok := to[p]
+		if !ok {
+			spans = p.spans(td)
+			to[p] = spans
+		}
+		p.calls++
+		n++
+		w.span(spans.AppendEmpty(), p, c)
+	}
+	return td, n
+}
+
+func (p *tracedProcess) spans(td ptrace.Traces) ptrace.SpanSlice {
+	rs := td.ResourceSpans().AppendEmpty()
+	rs.SetSchemaUrl(semconv.SchemaURL)
+	p.resource.CopyTo(rs.Resource())
+	ss := rs.ScopeSpans().AppendEmpty()
+	ss.SetSchemaUrl(semconv.SchemaURL)
+	ss.Scope().SetName(semconv.ScopeName)
+	return ss.Spans()
+}
+
+func (w *window) span(s ptrace.Span, p *tracedProcess, c *probe.Call) {
+	s.SetTraceID(p.trace)
+	s.SetSpanID(newSpanID())
+	s.SetParentSpanID(p.parent)
+	s.SetFlags(p.flags)
+	s.SetKind(ptrace.SpanKindClient)
+	s.SetStartTimestamp(pcommon.Timestamp(c.Start))
+	s.SetEndTimestamp(pcommon.Timestamp(c.End))
+	s.SetName(c.Function)
+	a := s.Attributes()
+	a.PutStr(semconv.CUDAAPIName, c.Function)
+	switch c.Kind {
+	case probe.CallLaunch:
+		w.launch(s, c)
+	case probe.CallCopy:
+		putKnown(a, semconv.CUDAMemcpyKind, c.CopyKind)
+		a.PutBool(semconv.CUDAMemcpyAsync, c.Async)
+		putBytes(a, semconv.CUDAMemcpySize, c)
+	case probe.CallSet:
+		putBytes(a, semconv.CUDAMemsetSize, c)
+	case probe.CallAlloc, probe.CallFree:
+		putKnown(a, semconv.CUDAMemoryKind, c.MemoryKind)
+		putBytes(a, semconv.CUDAMemorySize, c)
+		if c.HasAddress {
+			a.PutInt(semconv.CUDAMemoryAddress, int64(c.Address))
+		}
+	}
+	if c.HasStream {
+		a.PutInt(semconv.CUDAStreamID, int64(c.Stream))
+	}
+	if c.Code != 0 && c.Code != notReady {
+		kind := errorName(c.Function, c.Code)
+		a.PutStr(semconv.ErrorType, kind)
+		s.Status().SetCode(ptrace.StatusCodeError)
+		s.Status().SetMessage(c.Function + ": " + kind)
+	}
+}
+
+// launch writes what a kernel is launched with. A kernel whose name was resolved before the receiver came has none.
+func (w *window) launch(s ptrace.Span, c *probe.Call) {
+	a := s.Attributes()
+	if c.Kernel != "" {
+		name := w.names[c.Kernel]
+		if name == nil {
+			if len(w.names) >= maxKernelNames {
+				clear(w.names)
+			}
+			name = gpuevent.NewKernelName(c.Kernel)
+			w.names[c.Kernel] = name
+		}
+		s.SetName(c.Function + " " + name.Short)
+		a.PutStr(semconv.CUDAKernelName, name.Full)
+		putKnown(a, semconv.CUDAKernelSymbol, name.Symbol)
+	}
+	for _, v := range []struct {
+		key  string
+		size [3]uint32
+	}{{semconv.CUDAKernelGrid, c.Grid}, {semconv.CUDAKernelBlock, c.Block}} {
+		if v.size == [3]uint32{} {
+			continue // its structure could not be read
+		}
+		three := a.PutEmptySlice(v.key)
+		three.EnsureCapacity(3)
+		for _, n := range v.size {
+			three.AppendEmpty().SetInt(int64(n))
+		}
+	}
+	a.PutInt(semconv.CUDAKernelSharedMemoryDynamic, int64(c.SharedBytes))
+}
+
+func putBytes(a pcommon.Map, key string, c *probe.Call) {
+	if c.HasBytes {
+		a.PutInt(key, int64(c.Bytes))
+	}
+}
+
+// roots makes the root spans of processes without a parent of their own, once, when the window is over.
+func (w *window) roots(end int64) (ptrace.Traces, int) {
+	td := ptrace.NewTraces()
+	n := 0
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range w.processes {
+		if !p.root || p.calls == 0 {
+			continue
+		}
+		n++
+		s := p.spans(td).AppendEmpty()
+		s.SetTraceID(p.trace)
+		s.SetSpanID(p.parent)
+		s.SetFlags(p.flags)
+		s.SetKind(ptrace.SpanKindInternal)
+		s.SetName(p.name)
+		s.SetStartTimestamp(pcommon.Timestamp(w.start))
+		s.SetEndTimestamp(pcommon.Timestamp(end))
+		s.Attributes().PutStr(semconv.CUDAOperation, semconv.CUDAOperationSession)
+		s.Attributes().PutInt(semconv.CUDASessionWindow, w.number)
+	}
+	return td, n
+}
+
+// left returns how many calls were of processes past max_processes.
+func (w *window) left() int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.dropped
+}
