@@ -210,6 +210,8 @@ type Step struct {
 	Quiet time.Duration
 	// Gone says that the writer is known to be gone: no more will come.
 	Gone bool
+	// Flush releases everything that waits, although what it waits for may still come.
+	Flush bool
 }
 
 // dataEnd is how long a group must be silent until what is there counts as all there is, for the

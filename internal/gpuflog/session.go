@@ -415,6 +415,9 @@ func (s *session) endStep(d *Decoder, st *Step) {
 		return
 	}
 	s.expireRows(d, s.seen[Device]-int64(d.opt.JoinTimeout))
+	if st.Flush {
+		s.flush(d)
+	}
 	if st.AtEnd[Scope] {
 		for l := range s.held {
 			q := &s.held[l]
@@ -500,15 +503,7 @@ func (s *session) closeWindows(d *Decoder, st *Step) {
 // is only silent keeps its scopes: if it goes on after all, they and the session are sent again when
 // they end, with the same ids.
 func (s *session) close(d *Decoder, how ending) {
-	s.expireRows(d, math.MaxInt64)
-	s.details.expire(math.MaxInt64, func() { d.reject(DetailWithoutRow, "") })
-	for l := range s.held {
-		for q := &s.held[l]; q.len() > 0; {
-			it := q.pop()
-			s.send(d, &it, true)
-		}
-	}
-	s.retryLost(d, true)
+	s.flush(d)
 	end := s.endTs
 	if end == 0 {
 		end = s.newest()
@@ -543,6 +538,18 @@ func (s *session) close(d *Decoder, how ending) {
 		})
 	}
 	s.live, s.closed = false, true
+}
+
+// flush sends every row and item that waits.
+func (s *session) flush(d *Decoder) {
+	s.expireRows(d, math.MaxInt64)
+	for l := range s.held {
+		for q := &s.held[l]; q.len() > 0; {
+			it := q.pop()
+			s.send(d, &it, true)
+		}
+	}
+	s.retryLost(d, true)
 }
 
 // logRef is the span that a log record of the session belongs to.

@@ -11,11 +11,16 @@ import (
 	"github.com/bmatcuk/doublestar/v4"
 	"github.com/dustin/go-humanize"
 	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/config/confighttp"
+	"go.opentelemetry.io/collector/config/configoptional"
 )
 
 // Config is the receiver's configuration.
 type Config struct {
-	// Include holds folders, searched recursively, and glob patterns.
+	// Protocols are the ways in which logs come other than as files.
+	Protocols Protocols `mapstructure:"protocols"`
+	// Include holds folders, searched recursively, and glob patterns. It may be empty where a
+	// protocol is set.
 	Include []string `mapstructure:"include"`
 	// Exclude holds glob patterns of files and folders to leave out.
 	Exclude []string `mapstructure:"exclude"`
@@ -39,6 +44,76 @@ type Config struct {
 	SessionTimeout time.Duration `mapstructure:"session_timeout"`
 }
 
+// Protocols are the ways in which logs come other than as files.
+type Protocols struct {
+	// HTTP is GPU Flight's own wire protocol, as its agent and its upload speak it.
+	HTTP configoptional.Optional[HTTPConfig] `mapstructure:"http"`
+}
+
+// HTTPConfig is the configuration of the HTTP server. Besides its own settings it has those of every
+// HTTP server of the Collector; max_request_body_size bounds a body as sent and also unpacked.
+type HTTPConfig struct {
+	confighttp.ServerConfig `mapstructure:",squash"`
+	// MaxSessions bounds the sessions kept in memory. For one more, the one that has been silent
+	// longest is closed.
+	MaxSessions int `mapstructure:"max_sessions"`
+	// MaxBufferedBytes bounds what all request bodies hold together.
+	MaxBufferedBytes ByteSize `mapstructure:"max_buffered_bytes"`
+	// MaxRequests bounds the requests under way.
+	MaxRequests int `mapstructure:"max_requests"`
+	// ChannelTimeout is how long, in wall time, work waits for another channel of its session: a
+	// client may send the channels one after the other.
+	ChannelTimeout time.Duration `mapstructure:"channel_timeout"`
+}
+
+// maxWindowBytes is what GPU Flight's own backend takes of one window, unpacked (format document,
+// section 7.1); the recorder cuts at 64 MiB.
+const maxWindowBytes = 128 << 20
+
+func defaultHTTP() HTTPConfig {
+	s := confighttp.NewDefaultServerConfig()
+	s.NetAddr.Endpoint = "localhost:8080"
+	s.MaxRequestBodySize = maxWindowBytes
+	s.ReadHeaderTimeout = 10 * time.Second
+	s.ReadTimeout = 2 * time.Minute
+	s.WriteTimeout = 3 * time.Minute // counted from the header, so above the time for the body
+	return HTTPConfig{
+		ServerConfig: s, MaxSessions: 64, MaxBufferedBytes: 256 << 20, MaxRequests: 64,
+		ChannelTimeout: 10 * time.Second,
+	}
+}
+
+// Validate reports each mistake in one sentence that says what to write instead.
+func (c *HTTPConfig) Validate() error {
+	var errs []error
+	if c.NetAddr.Endpoint == "" {
+		errs = append(errs, errors.New("protocols::http::endpoint is empty: write for example localhost:8080"))
+	}
+	if c.MaxRequestBodySize < 1<<10 || c.MaxRequestBodySize > 1<<30 {
+		errs = append(errs, fmt.Errorf("protocols::http::max_request_body_size is %d: it must be between 1024 and 1073741824", c.MaxRequestBodySize))
+	}
+	if int64(c.MaxBufferedBytes) < c.MaxRequestBodySize {
+		errs = append(errs, fmt.Errorf("protocols::http::max_buffered_bytes is %d: it must hold at least one body (max_request_body_size)", c.MaxBufferedBytes))
+	}
+	for _, a := range c.CompressionAlgorithms {
+		if a != "" && a != "gzip" {
+			errs = append(errs, fmt.Errorf(`protocols::http::compression_algorithms has %q: GPU Flight's clients send gzip or nothing (["", gzip])`, a))
+		}
+	}
+	for _, n := range []struct {
+		name  string
+		value int
+	}{{"max_sessions", c.MaxSessions}, {"max_requests", c.MaxRequests}} {
+		if n.value < 1 {
+			errs = append(errs, fmt.Errorf("protocols::http::%s is %d: it must be at least 1", n.name, n.value))
+		}
+	}
+	if c.ChannelTimeout <= 0 {
+		errs = append(errs, fmt.Errorf("protocols::http::channel_timeout is %s: it must be above zero", c.ChannelTimeout))
+	}
+	return errors.Join(errs...)
+}
+
 const (
 	startAtBeginning = "beginning"
 	startAtEnd       = "end"
@@ -46,6 +121,7 @@ const (
 
 func createDefaultConfig() component.Config {
 	return &Config{
+		Protocols:        Protocols{HTTP: configoptional.Default(defaultHTTP())},
 		StartAt:          startAtBeginning,
 		PollInterval:     200 * time.Millisecond,
 		MaxSpansPerTrace: 10000,
@@ -58,8 +134,8 @@ func createDefaultConfig() component.Config {
 // Validate reports each mistake in one sentence that says what to write instead.
 func (c *Config) Validate() error {
 	var errs []error
-	if len(c.Include) == 0 {
-		errs = append(errs, errors.New("include is empty: name at least one folder or pattern, such as /var/log/gpuflight"))
+	if len(c.Include) == 0 && !c.Protocols.HTTP.HasValue() {
+		errs = append(errs, errors.New("include is empty: name at least one folder or pattern, such as /var/log/gpuflight, or set protocols::http"))
 	}
 	for _, list := range [][]string{c.Include, c.Exclude} {
 		for _, p := range list {

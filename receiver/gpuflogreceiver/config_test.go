@@ -21,7 +21,8 @@ func TestConfigIsReadWithItsUnits(t *testing.T) {
 	}).Unmarshal(cfg))
 	id := component.MustNewIDWithName("file_storage", "gpuflog")
 	assert.Equal(t, &Config{
-		Include: []string{"/var/log/gpuflight"}, Exclude: []string{"**/old"}, StartAt: "end", PollInterval: time.Second,
+		Protocols: createDefaultConfig().(*Config).Protocols,
+		Include:   []string{"/var/log/gpuflight"}, Exclude: []string{"**/old"}, StartAt: "end", PollInterval: time.Second,
 		Storage: &id, MaxSpansPerTrace: 500, MaxLineBytes: 8 << 20, JoinTimeout: 3 * time.Second, SessionTimeout: 5 * time.Minute,
 	}, cfg)
 	require.NoError(t, cfg.Validate())
@@ -48,4 +49,48 @@ func TestMistakesStopTheStartWithASentence(t *testing.T) {
 	}
 	err := confmap.NewFromStringMap(map[string]any{"max_line_bytes": "many"}).Unmarshal(createDefaultConfig())
 	assert.ErrorContains(t, err, "write for example 64MiB")
+}
+
+func TestHTTPIsSwitchedOnByItsName(t *testing.T) {
+	cfg := createDefaultConfig().(*Config)
+	require.Error(t, cfg.Validate())
+	assert.False(t, cfg.Protocols.HTTP.HasValue())
+	require.NoError(t, confmap.NewFromStringMap(map[string]any{"protocols": map[string]any{"http": nil}}).Unmarshal(cfg))
+	require.NoError(t, confmap.Validate(cfg), "include is optional then")
+	h := cfg.Protocols.HTTP.Get()
+	assert.Equal(t, "localhost:8080", h.NetAddr.Endpoint)
+	assert.EqualValues(t, 128<<20, h.MaxRequestBodySize)
+	assert.False(t, h.Auth.HasValue())
+
+	require.NoError(t, confmap.NewFromStringMap(map[string]any{"protocols": map[string]any{"http": map[string]any{
+		"endpoint": "127.0.0.1:9", "auth": map[string]any{"authenticator": "bearertokenauth"}, "max_sessions": 5,
+		"max_buffered_bytes": "1GiB", "channel_timeout": "3s", "max_requests": 7, "max_request_body_size": 4096,
+		"tls": map[string]any{"cert_file": "a", "key_file": "b"},
+	}}}).Unmarshal(cfg))
+	require.NoError(t, confmap.Validate(cfg))
+	h = cfg.Protocols.HTTP.Get()
+	assert.Equal(t, "127.0.0.1:9", h.NetAddr.Endpoint)
+	assert.Equal(t, component.MustNewID("bearertokenauth"), h.Auth.Get().AuthenticatorID)
+	assert.Equal(t, 5, h.MaxSessions)
+	assert.Equal(t, 7, h.MaxRequests)
+	assert.EqualValues(t, 1<<30, h.MaxBufferedBytes)
+	assert.EqualValues(t, 4096, h.MaxRequestBodySize)
+	assert.Equal(t, 3*time.Second, h.ChannelTimeout)
+	assert.True(t, h.TLS.HasValue())
+}
+
+func TestMistakesOfHTTPStopTheStartWithASentence(t *testing.T) {
+	for want, change := range map[string]func(*HTTPConfig){
+		"endpoint is empty: write for example localhost:8080": func(c *HTTPConfig) { c.NetAddr.Endpoint = "" },
+		"max_request_body_size is 5: it must be between":      func(c *HTTPConfig) { c.MaxRequestBodySize = 5 },
+		"max_buffered_bytes is 1: it must hold at least":      func(c *HTTPConfig) { c.MaxBufferedBytes = 1 },
+		`compression_algorithms has "zstd"`:                   func(c *HTTPConfig) { c.CompressionAlgorithms = []string{"", "zstd"} },
+		"max_sessions is 0: it must be at least 1":            func(c *HTTPConfig) { c.MaxSessions = 0 },
+		"max_requests is -1: it must be at least 1":           func(c *HTTPConfig) { c.MaxRequests = -1 },
+		"channel_timeout is 0s: it must be above zero":        func(c *HTTPConfig) { c.ChannelTimeout = 0 },
+	} {
+		cfg := createDefaultConfig().(*Config)
+		change(cfg.Protocols.HTTP.GetOrInsertDefault())
+		assert.ErrorContains(t, confmap.Validate(cfg), want)
+	}
 }

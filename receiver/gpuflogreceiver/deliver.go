@@ -9,6 +9,9 @@ import (
 
 	"go.opentelemetry.io/collector/consumer"
 	"go.opentelemetry.io/collector/consumer/consumererror"
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/collector/receiver/receiverhelper"
 	"go.uber.org/zap"
 
@@ -73,6 +76,71 @@ func (o *outputs) deliver(ctx context.Context, stop <-chan struct{}, b *gpuevent
 		}
 	}
 	return true
+}
+
+// parcel is one batch on its way to the pipelines. What a pipeline has accepted, or refused for good,
+// is not in it any more.
+type parcel struct {
+	traces  ptrace.Traces
+	logs    plog.Logs
+	metrics pmetric.Metrics
+	// left counts the items of each that are still to be sent.
+	left [3]int
+	// refused is the last error with which a pipeline refused a part of it for good.
+	refused error
+	// failed says that a pipeline did not take a part of it at some time.
+	failed bool
+}
+
+func newParcel(b *gpuevent.Batch) *parcel {
+	p := &parcel{}
+	p.traces, p.logs, p.metrics = b.Take()
+	p.left = [3]int{p.traces.SpanCount(), p.logs.LogRecordCount(), p.metrics.DataPointCount()}
+	return p
+}
+
+func (p *parcel) items() int { return p.left[0] + p.left[1] + p.left[2] }
+
+// push tries once to send what is left of a parcel. The error is the first that may pass. Items that are
+// refused for good are counted and gone.
+func (o *outputs) push(ctx context.Context, p *parcel) (err error) {
+	sends := [...]func(ctx context.Context, n int) error{
+		func(ctx context.Context, n int) error {
+			ctx = o.obs.StartTracesOp(ctx)
+			err := o.traces.ConsumeTraces(ctx, p.traces)
+			o.obs.EndTracesOp(ctx, dataFormat, n, err)
+			return err
+		},
+		func(ctx context.Context, n int) error {
+			ctx = o.obs.StartLogsOp(ctx)
+			err := o.logs.ConsumeLogs(ctx, p.logs)
+			o.obs.EndLogsOp(ctx, dataFormat, n, err)
+			return err
+		},
+		func(ctx context.Context, n int) error {
+			ctx = o.obs.StartMetricsOp(ctx)
+			err := o.metrics.ConsumeMetrics(ctx, p.metrics)
+			o.obs.EndMetricsOp(ctx, dataFormat, n, err)
+			return err
+		},
+	}
+	for i, n := range p.left {
+		if n == 0 {
+			continue
+		}
+		switch e := sends[i](ctx, n); {
+		case e == nil:
+			p.left[i] = 0
+		case consumererror.IsPermanent(e):
+			p.left[i] = 0
+			p.refused = e
+			o.tel.ReceiverGpuflogDropped.Add(ctx, int64(n))
+			o.logger.Error("data refused for good", zap.Int("items", n), zap.Error(e))
+		case err == nil:
+			err = e
+		}
+	}
+	return err
 }
 
 // The waits between attempts grow from the first to the last and are spread by a quarter, so that

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
 	"go.uber.org/zap"
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
@@ -34,8 +32,7 @@ type reader struct {
 	buf            []byte
 	started        bool // the first scan is done
 	warned         map[warning]struct{}
-	recordAttrs    []metric.MeasurementOption
-	rejectAttrs    map[string]metric.MeasurementOption
+	counters       *counters
 }
 
 // bufferBytes is the size of the read buffer. Only a chunk of it is used as a rule; the rest is room
@@ -51,17 +48,13 @@ type warning struct{ path, reason string }
 const maxWarnings = 4096
 
 func newReader(cfg *Config, logger *zap.Logger, files *fileset.Set, out *outputs, tel *metadata.TelemetryBuilder, store *checkpoints) *reader {
-	r := &reader{
+	return &reader{
 		cfg: cfg, logger: logger, files: files, out: out, tel: tel, store: store,
 		batch: gpuevent.NewBatch(out.signals()), muted: gpuevent.NewBatch(gpuevent.Signals{}),
 		followers: map[string]*follower{}, warned: map[warning]struct{}{},
-		rejectAttrs: map[string]metric.MeasurementOption{},
-		buf:         make([]byte, bufferBytes),
+		counters: newCounters(tel),
+		buf:      make([]byte, bufferBytes),
 	}
-	for _, name := range gpuflog.RecordTypes() {
-		r.recordAttrs = append(r.recordAttrs, metric.WithAttributeSet(attribute.NewSet(attribute.String("record.type", name))))
-	}
-	return r
 }
 
 // follower follows one group of files.
@@ -508,36 +501,11 @@ func (r *reader) dropStale(ctx context.Context) {
 
 // tell brings the counters up to date.
 func (r *reader) tell(ctx context.Context, f *follower) {
-	st := f.dec.Stats()
-	old := &f.told
-	add := func(c metric.Int64Counter, now, before uint64, opt ...metric.AddOption) {
-		if now > before {
-			c.Add(ctx, int64(now-before), opt...)
-		}
-	}
-	add(r.tel.ReceiverGpuflogRead, st.Bytes, old.Bytes)
-	add(r.tel.ReceiverGpuflogLines, st.Lines, old.Lines)
-	add(r.tel.ReceiverGpuflogJoinsExpired, st.JoinsExpired, old.JoinsExpired)
-	add(r.tel.ReceiverGpuflogScopesMissed, st.ScopesMissed, old.ScopesMissed)
-	add(r.tel.ReceiverGpuflogHeldOverflow, st.HeldOverflow, old.HeldOverflow)
-	for i := range st.Records {
-		add(r.tel.ReceiverGpuflogRecords, st.Records[i], old.Records[i], r.recordAttrs[i])
-	}
-	for i := range st.Rejects {
-		if n := st.Rejects[i] - old.Rejects[i]; n > 0 {
-			r.reject(ctx, gpuflog.Reason(i).String(), int64(n))
-		}
-	}
-	f.told = st
+	r.counters.tell(ctx, f.dec.Stats(), &f.told)
 }
 
 func (r *reader) reject(ctx context.Context, reason string, n int64) {
-	opt, ok := r.rejectAttrs[reason]
-	if !ok {
-		opt = metric.WithAttributeSet(attribute.NewSet(attribute.String("reason", reason)))
-		r.rejectAttrs[reason] = opt
-	}
-	r.tel.ReceiverGpuflogRejects.Add(ctx, n, opt)
+	r.counters.reject(ctx, reason, n)
 }
 
 func (r *reader) fileProblem(ctx context.Context, p fileset.Problem) {

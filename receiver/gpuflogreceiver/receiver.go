@@ -31,6 +31,7 @@ type gpuflogReceiver struct {
 	done     chan struct{}
 	reader   *reader
 	store    storage.Client
+	http     *httpServer
 	tel      *metadata.TelemetryBuilder
 }
 
@@ -58,15 +59,29 @@ func (r *gpuflogReceiver) Start(ctx context.Context, host component.Host) (err e
 	if r.tel, err = metadata.NewTelemetryBuilder(r.set.TelemetrySettings); err != nil {
 		return err
 	}
+	if r.store, err = storageclient.Open(ctx, r.cfg.Storage, host, component.KindReceiver, r.set.ID); err != nil {
+		return err
+	}
+	r.out.logger, r.out.tel = r.set.Logger, r.tel
+	if len(r.cfg.Include) > 0 {
+		if err := r.startFiles(ctx); err != nil {
+			return err
+		}
+	}
+	if r.cfg.Protocols.HTTP.HasValue() {
+		return r.startHTTP(ctx, host)
+	}
+	return nil
+}
+
+// startFiles begins to follow the files.
+func (r *gpuflogReceiver) startFiles(ctx context.Context) error {
 	files, err := fileset.New(fileset.Config{
 		Include: r.cfg.Include, Exclude: r.cfg.Exclude,
 		MaxLineBytes: int(r.cfg.MaxLineBytes), ChunkBytes: chunkBytes, Logger: r.set.Logger,
 	})
 	if err != nil {
 		return err
-	}
-	if r.store, err = storageclient.Open(ctx, r.cfg.Storage, host, component.KindReceiver, r.set.ID); err != nil {
-		return errors.Join(err, files.Close())
 	}
 	if r.store == nil {
 		r.set.Logger.Info("no storage is set: a restart reads all files again (spans keep their ids)")
@@ -75,7 +90,6 @@ func (r *gpuflogReceiver) Start(ctx context.Context, host component.Host) (err e
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	r.cancel = cancel
 	r.reader = newReader(r.cfg, r.set.Logger, files, &r.out, r.tel, newCheckpoints(r.store))
-	r.out.logger, r.out.tel = r.set.Logger, r.tel
 	r.done = make(chan struct{})
 	go func() {
 		defer close(r.done)
@@ -84,10 +98,29 @@ func (r *gpuflogReceiver) Start(ctx context.Context, host component.Host) (err e
 	return nil
 }
 
+// startHTTP begins to listen.
+func (r *gpuflogReceiver) startHTTP(ctx context.Context, host component.Host) (err error) {
+	out := r.out
+	if out.obs, err = receiverhelper.NewObsReport(receiverhelper.ObsReportSettings{
+		ReceiverID: r.set.ID, Transport: "http", ReceiverCreateSettings: r.set,
+	}); err != nil {
+		return err
+	}
+	if r.store == nil {
+		r.set.Logger.Info("no storage is set: what waits for other lines of its session, and open scopes, are lost if this process is killed")
+	}
+	r.http, err = startHTTP(ctx, host, r.set.TelemetrySettings, r.cfg, &out, newIntakeStore(r.store))
+	return err
+}
+
 // Shutdown stops reading, lets a delivery under way end within the context's time, and saves the
 // checkpoints. What was not accepted by then is read again at the next start.
 func (r *gpuflogReceiver) Shutdown(ctx context.Context) (err error) {
 	r.stopOnce.Do(func() { close(r.stop) })
+	if r.http != nil {
+		err = r.http.shutdown(ctx)
+		r.http = nil
+	}
 	if r.done != nil {
 		select {
 		case <-r.done:
@@ -100,7 +133,7 @@ func (r *gpuflogReceiver) Shutdown(ctx context.Context) (err error) {
 		r.done = nil
 	}
 	if r.reader != nil {
-		err = r.reader.files.Close()
+		err = errors.Join(err, r.reader.files.Close())
 		r.reader = nil
 	}
 	if r.store != nil {

@@ -33,6 +33,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpuflight/gpuflight/internal/gpuflgen"
+	"github.com/gpuflight/gpuflight/internal/sharedcomponent"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/metadata"
 )
 
@@ -172,20 +173,35 @@ func (h host) GetExtensions() map[component.ID]component.Component { return h }
 
 var storageID = component.MustNewID("memory")
 
+// extension is one that the receiver finds in its host.
+type extension struct {
+	id        component.ID
+	component component.Component
+}
+
 // running is a started receiver.
 type running struct {
-	t    *testing.T
-	rs   []component.Component
-	logs *observer.ObservedLogs
-	tel  *componenttest.Telemetry
+	t        *testing.T
+	rs       []component.Component
+	settings receiver.Settings
+	logs     *observer.ObservedLogs
+	tel      *componenttest.Telemetry
 }
 
 func start(t *testing.T, s *sink, m *memory, change func(*Config)) *running {
+	t.Helper()
+	return startWith(t, s, m, change)
+}
+
+func startWith(t *testing.T, s consumers, m *memory, change func(*Config), extensions ...extension) *running {
 	t.Helper()
 	f := NewFactory()
 	cfg := f.CreateDefaultConfig().(*Config)
 	cfg.PollInterval = 10 * time.Millisecond
 	h := host{}
+	for _, e := range extensions {
+		h[e.id] = e.component
+	}
 	if m != nil {
 		cfg.Storage = &storageID
 		h[storageID] = m
@@ -197,7 +213,7 @@ func start(t *testing.T, s *sink, m *memory, change func(*Config)) *running {
 	set := receivertest.NewNopSettings(metadata.Type)
 	set.TelemetrySettings = tel.NewTelemetrySettings()
 	set.Logger = zap.New(core)
-	r := &running{t: t, logs: logs, tel: tel}
+	r := &running{t: t, settings: set, logs: logs, tel: tel}
 	ctx := context.Background()
 	tr, err := f.CreateTraces(ctx, set, cfg, s)
 	require.NoError(t, err)
@@ -214,12 +230,17 @@ func start(t *testing.T, s *sink, m *memory, change func(*Config)) *running {
 
 func (r *running) stop() {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // no test is about how fast
 	defer cancel()
 	for _, c := range r.rs {
 		assert.NoError(r.t, c.Shutdown(ctx))
 	}
 	assert.NoError(r.t, r.tel.Shutdown(ctx))
+}
+
+// server is the receiver's HTTP server.
+func (r *running) server() *httpServer {
+	return r.rs[0].(*sharedcomponent.Shared[*gpuflogReceiver]).Unwrap().http
 }
 
 // sum returns a counter's value over all attributes, or with one that contains part.

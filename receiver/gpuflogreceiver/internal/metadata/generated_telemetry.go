@@ -23,24 +23,29 @@ func Tracer(settings component.TelemetrySettings) trace.Tracer {
 // TelemetryBuilder provides an interface for components to report telemetry
 // as defined in metadata and user config.
 type TelemetryBuilder struct {
-	meter                           metric.Meter
-	mu                              sync.Mutex
-	registrations                   []metric.Registration
-	ReceiverGpuflogBacklog          metric.Int64Gauge
-	ReceiverGpuflogCheckpointErrors metric.Int64Counter
-	ReceiverGpuflogDropped          metric.Int64Counter
-	ReceiverGpuflogFilesOpen        metric.Int64Gauge
-	ReceiverGpuflogHeld             metric.Int64Gauge
-	ReceiverGpuflogHeldOverflow     metric.Int64Counter
-	ReceiverGpuflogJoinsExpired     metric.Int64Counter
-	ReceiverGpuflogJoinsPending     metric.Int64Gauge
-	ReceiverGpuflogLag              metric.Float64Gauge
-	ReceiverGpuflogLines            metric.Int64Counter
-	ReceiverGpuflogRead             metric.Int64Counter
-	ReceiverGpuflogRecords          metric.Int64Counter
-	ReceiverGpuflogRejects          metric.Int64Counter
-	ReceiverGpuflogScopesMissed     metric.Int64Counter
-	ReceiverGpuflogSessions         metric.Int64Gauge
+	meter                              metric.Meter
+	mu                                 sync.Mutex
+	registrations                      []metric.Registration
+	ReceiverGpuflogBacklog             metric.Int64Gauge
+	ReceiverGpuflogCheckpointErrors    metric.Int64Counter
+	ReceiverGpuflogDropped             metric.Int64Counter
+	ReceiverGpuflogFilesOpen           metric.Int64Gauge
+	ReceiverGpuflogHeld                metric.Int64Gauge
+	ReceiverGpuflogHeldOverflow        metric.Int64Counter
+	ReceiverGpuflogHTTPRead            metric.Int64Counter
+	ReceiverGpuflogHTTPRequests        metric.Int64Counter
+	ReceiverGpuflogHTTPSessions        metric.Int64Gauge
+	ReceiverGpuflogHTTPSessionsEvicted metric.Int64Counter
+	ReceiverGpuflogHTTPWindows         metric.Int64Counter
+	ReceiverGpuflogJoinsExpired        metric.Int64Counter
+	ReceiverGpuflogJoinsPending        metric.Int64Gauge
+	ReceiverGpuflogLag                 metric.Float64Gauge
+	ReceiverGpuflogLines               metric.Int64Counter
+	ReceiverGpuflogRead                metric.Int64Counter
+	ReceiverGpuflogRecords             metric.Int64Counter
+	ReceiverGpuflogRejects             metric.Int64Counter
+	ReceiverGpuflogScopesMissed        metric.Int64Counter
+	ReceiverGpuflogSessions            metric.Int64Gauge
 }
 
 // TelemetryBuilderOption applies changes to default builder.
@@ -106,6 +111,36 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		"otelcol_receiver_gpuflog_held_overflow",
 		metric.WithDescription("Spans sent before the scope channel had been read far enough, because too many waited. [Alpha]"),
 		metric.WithUnit("{span}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ReceiverGpuflogHTTPRead, err = builder.meter.Int64Counter(
+		"otelcol_receiver_gpuflog_http_read",
+		metric.WithDescription("Bytes of request bodies, as they were sent. [Alpha]"),
+		metric.WithUnit("By"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ReceiverGpuflogHTTPRequests, err = builder.meter.Int64Counter(
+		"otelcol_receiver_gpuflog_http_requests",
+		metric.WithDescription("Requests of GPU Flight's wire protocol, by the status of the answer. [Alpha]"),
+		metric.WithUnit("{request}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ReceiverGpuflogHTTPSessions, err = builder.meter.Int64Gauge(
+		"otelcol_receiver_gpuflog_http_sessions",
+		metric.WithDescription("Sessions that are received over HTTP and kept in memory. [Alpha]"),
+		metric.WithUnit("{session}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ReceiverGpuflogHTTPSessionsEvicted, err = builder.meter.Int64Counter(
+		"otelcol_receiver_gpuflog_http_sessions_evicted",
+		metric.WithDescription("Sessions received over HTTP that were closed before their end to make room for newer ones. [Alpha]"),
+		metric.WithUnit("{session}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ReceiverGpuflogHTTPWindows, err = builder.meter.Int64Counter(
+		"otelcol_receiver_gpuflog_http_windows",
+		metric.WithDescription("Windows received over HTTP, by what became of them. [Alpha]"),
+		metric.WithUnit("{window}"),
 	)
 	errs = errors.Join(errs, err)
 	builder.ReceiverGpuflogJoinsExpired, err = builder.meter.Int64Counter(

@@ -25,6 +25,11 @@ func TestSetupTelemetry(t *testing.T) {
 	tb.ReceiverGpuflogFilesOpen.Record(context.Background(), 1)
 	tb.ReceiverGpuflogHeld.Record(context.Background(), 1)
 	tb.ReceiverGpuflogHeldOverflow.Add(context.Background(), 1)
+	tb.ReceiverGpuflogHTTPRead.Add(context.Background(), 1)
+	tb.ReceiverGpuflogHTTPRequests.Add(context.Background(), 1)
+	tb.ReceiverGpuflogHTTPSessions.Record(context.Background(), 1)
+	tb.ReceiverGpuflogHTTPSessionsEvicted.Add(context.Background(), 1)
+	tb.ReceiverGpuflogHTTPWindows.Add(context.Background(), 1)
 	tb.ReceiverGpuflogJoinsExpired.Add(context.Background(), 1)
 	tb.ReceiverGpuflogJoinsPending.Record(context.Background(), 1)
 	tb.ReceiverGpuflogLag.Record(context.Background(), 1)
@@ -50,6 +55,21 @@ func TestSetupTelemetry(t *testing.T) {
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualReceiverGpuflogHeldOverflow(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualReceiverGpuflogHTTPRead(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualReceiverGpuflogHTTPRequests(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualReceiverGpuflogHTTPSessions(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualReceiverGpuflogHTTPSessionsEvicted(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualReceiverGpuflogHTTPWindows(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualReceiverGpuflogJoinsExpired(t, testTel,

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuflogreceiver
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/component/componentstatus"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.uber.org/zap"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/ingest"
+)
+
+// The paths of GPU Flight's wire protocol (format document, section 7).
+const (
+	eventsPath  = "/api/v1/events/"
+	versionPath = "/api/v1/info/version"
+)
+
+// The headers that the client and the agent set.
+const (
+	headerSession = "X-GpuFlight-Session-Id"
+	headerWindow  = "X-GpuFlight-Window-Id"
+	headerChannel = "X-GpuFlight-Window-Channel"
+	headerCRC     = "X-GpuFlight-Window-CRC32"
+	headerKey     = "X-Key"
+)
+
+// httpServer answers GPU Flight's clients.
+type httpServer struct {
+	cfg      *HTTPConfig
+	limits   ingest.Limits
+	gzip     bool
+	in       *intake
+	budget   *ingest.Budget
+	requests chan struct{}
+
+	server *http.Server
+	served chan struct{}
+	stop   chan struct{}
+	ticked chan struct{}
+	cancel context.CancelFunc
+	addr   net.Addr
+}
+
+// startHTTP listens and serves. Everything it starts ends with its shutdown.
+func startHTTP(ctx context.Context, host component.Host, set component.TelemetrySettings, cfg *Config, out *outputs, store *intakeStore) (*httpServer, error) {
+	h := cfg.Protocols.HTTP.Get()
+	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	s := &httpServer{
+		cfg:      h,
+		limits:   ingest.Limits{Bytes: h.MaxRequestBodySize, LineBytes: int(cfg.MaxLineBytes)},
+		gzip:     h.CompressionAlgorithms == nil || slices.Contains(h.CompressionAlgorithms, "gzip"),
+		in:       newIntake(base, cfg, set.Logger, out, out.tel, store),
+		budget:   ingest.NewBudget(int64(h.MaxBufferedBytes)),
+		requests: make(chan struct{}, h.MaxRequests),
+		served:   make(chan struct{}), stop: make(chan struct{}), ticked: make(chan struct{}),
+		cancel: cancel,
+	}
+	if err := s.in.restore(ctx); err != nil {
+		set.Logger.Error("what is stored of sessions received over HTTP cannot be used; their names and open scopes are lost", zap.Error(err))
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+eventsPath+"stream", s.answer(s.window))
+	mux.HandleFunc("POST "+eventsPath+"session-complete", s.answer(s.end))
+	mux.HandleFunc("POST "+eventsPath+"{type}", s.answer(s.line))
+	// The body is kept as it was sent, for its checksum, and unpacked by ingest, within the same limit.
+	server := h.ServerConfig
+	server.CompressionAlgorithms = []string{}
+	var err error
+	if s.server, err = server.ToServer(ctx, host.GetExtensions(), set, mux); err != nil {
+		cancel()
+		return nil, err
+	}
+	// A client asks for the version before it has a token (format document, section 7.1).
+	all := http.NewServeMux()
+	all.HandleFunc("GET "+versionPath, version)
+	all.Handle("/", s.server.Handler)
+	s.server.Handler = all
+	listener, err := server.ToListener(ctx)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	s.addr = listener.Addr()
+	go func() {
+		defer close(s.served)
+		if err := s.server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			componentstatus.ReportStatus(host, componentstatus.NewFatalErrorEvent(err))
+		}
+	}()
+	go func() {
+		defer close(s.ticked)
+		s.in.run(base, s.stop)
+	}()
+	set.Logger.Info("GPU Flight's clients can send", zap.Stringer("endpoint", s.addr))
+	return s, nil
+}
+
+// shutdown ends the requests under way within the context's time, and delivers or stores the rest.
+func (s *httpServer) shutdown(ctx context.Context) error {
+	err := s.server.Shutdown(ctx)
+	if err != nil {
+		err = errors.Join(err, s.server.Close())
+	}
+	defer context.AfterFunc(ctx, s.cancel)() // a delivery that hangs must not hold up the shutdown
+	<-s.served
+	close(s.stop)
+	<-s.ticked
+	s.in.shutdown(ctx)
+	s.cancel()
+	return err
+}
+
+// version tells which version of the wire protocol is spoken: there is one.
+func version(w http.ResponseWriter, _ *http.Request) {
+	const body = `{"supported":["1"]}` + "\n"
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	_, _ = w.Write([]byte(body))
+}
+
+// answer wraps a handler: it bounds the requests under way, counts the answers and writes refusals.
+func (s *httpServer) answer(handle func(r *http.Request) (*ingest.Reply, *ingest.Refusal)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		status := http.StatusOK
+		reply, refusal := s.admitted(r, handle)
+		if refusal != nil {
+			status = refusal.Status
+			refusal.Write(w)
+		} else {
+			reply.Write(w, status)
+		}
+		s.in.tel.ReceiverGpuflogHTTPRequests.Add(r.Context(), 1,
+			metric.WithAttributeSet(attribute.NewSet(attribute.Int("http.response.status_code", status))))
+	}
+}
+
+func (s *httpServer) admitted(r *http.Request, handle func(r *http.Request) (*ingest.Reply, *ingest.Refusal)) (*ingest.Reply, *ingest.Refusal) {
+	select {
+	case s.requests <- struct{}{}:
+		defer func() { <-s.requests }()
+	default:
+		return nil, ingest.Busy("too many requests are under way: try again later")
+	}
+	if refusal := s.in.pressed(); refusal != nil {
+		return nil, refusal
+	}
+	if !s.gzip && r.Header.Get("Content-Encoding") != "" {
+		return nil, &ingest.Refusal{Status: http.StatusUnsupportedMediaType, Reason: "compressed bodies are switched off by compression_algorithms"}
+	}
+	return handle(r)
+}
+
+// read takes a request's body and walks over it once. The body must be closed if there is no refusal.
+func (s *httpServer) read(r *http.Request, limits ingest.Limits) (*ingest.Body, ingest.Content, *ingest.Refusal) {
+	b, err := ingest.Read(r, limits, s.budget)
+	var c ingest.Content
+	if err == nil {
+		s.in.tel.ReceiverGpuflogHTTPRead.Add(r.Context(), b.Size())
+		if c, err = b.Check(); err == nil {
+			return b, c, nil
+		}
+		b.Close()
+	}
+	var refusal *ingest.Refusal
+	if !errors.As(err, &refusal) {
+		refusal = ingest.Unreadable("%v", err)
+	}
+	return nil, c, refusal
+}
+
+// window takes one window of a session: POST events/stream.
+func (s *httpServer) window(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
+	id := r.Header.Get(headerSession)
+	received := s.in.receiving(id)
+	b, c, refusal := s.read(r, s.limits)
+	received()
+	if refusal != nil {
+		return nil, refusal
+	}
+	defer b.Close()
+	if id == "" {
+		id = c.Session
+	}
+	if crc := r.Header.Get(headerCRC); crc != "" {
+		switch want, err := strconv.ParseUint(strings.TrimSpace(crc), 10, 32); {
+		case err != nil:
+			return nil, ingest.Unreadable("%s is %q: it must be an unsigned decimal number of 32 bits", headerCRC, crc)
+		case uint32(want) != b.CRC32():
+			return nil, ingest.Unreadable("the body's checksum is %d, %s says %d: it was damaged on its way", b.CRC32(), headerCRC, want)
+		}
+	}
+	if ch, ok := gpuflog.ChannelNamed(r.Header.Get(headerChannel)); ok {
+		c.Channel, c.Known = ch, true
+	}
+	session, refusal := s.in.open(r.Context(), id, false)
+	if refusal != nil {
+		return nil, refusal
+	}
+	defer session.unlock()
+	reply, what, refusal := session.window(r.Context(), b, c, r.Header.Get(headerWindow) != "")
+	if what != "" {
+		s.in.tel.ReceiverGpuflogHTTPWindows.Add(r.Context(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("outcome", string(what)))))
+	}
+	return reply, refusal
+}
+
+// end takes the client's word that a session has ended: POST events/session-complete.
+func (s *httpServer) end(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
+	id := r.Header.Get(headerSession)
+	if id == "" {
+		return nil, ingest.Unreadable("the request names no session: set %s", headerSession)
+	}
+	reply := &ingest.Reply{WindowAcknowledged: true}
+	if !s.in.living(id) {
+		return reply, nil // finished before, or nothing of it ever came
+	}
+	session, refusal := s.in.open(r.Context(), id, false)
+	if refusal != nil {
+		return nil, refusal
+	}
+	defer session.unlock()
+	if refusal := session.end(r.Context()); refusal != nil {
+		return nil, refusal
+	}
+	return reply, nil
+}
+
+// envelopeBytes is what an envelope adds to a line, whose every byte may be escaped in it.
+const envelopeBytes = 64 << 10
+
+// line takes a single line: POST events/{record type}.
+func (s *httpServer) line(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
+	limits := s.limits
+	limits.Bytes = min(limits.Bytes, 2*int64(limits.LineBytes)+envelopeBytes)
+	b, _, refusal := s.read(r, limits)
+	if refusal != nil {
+		return nil, refusal
+	}
+	defer b.Close()
+	rec, err := b.Line(r.PathValue("type"), r.Header.Get(headerKey))
+	if err != nil {
+		errors.As(err, &refusal)
+		return nil, refusal
+	}
+	session, refusal := s.in.open(r.Context(), rec.Session, true)
+	if refusal != nil {
+		return nil, refusal
+	}
+	defer session.unlock()
+	return session.line(r.Context(), &rec, b.Raw())
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuflogreceiver
+
+import (
+	"net/http"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/ingest"
+)
+
+func sumOf(i int) (s ingest.Sum) {
+	copy(s[:], strconv.Itoa(i))
+	return s
+}
+
+func TestTheWindowsAreRememberedAcrossARestart(t *testing.T) {
+	table := &windowTable{}
+	for i := range 5 {
+		w := table.get(windowKey{sum: sumOf(i), channel: gpuflog.Scope, known: i%2 == 0})
+		w.place = ingest.Place{Line: int64(i), Offset: int64(100 * i)}
+		w.accepted, w.rejected, w.refused, w.header = 1, 2, 3, 4
+	}
+	d := decoder{b: table.append(nil)}
+	got := d.windows()
+	require.False(t, d.bad)
+	assert.Empty(t, d.b)
+	assert.Equal(t, table, got)
+	for n := range table.append(nil) { // cut off anywhere
+		d := decoder{b: table.append(nil)[:n]}
+		d.windows()
+		assert.True(t, d.bad, "of %d bytes", n)
+	}
+}
+
+func TestTheWindowsOfASessionAreBounded(t *testing.T) {
+	table := &windowTable{}
+	for i := range maxWindows + 10 {
+		table.get(windowKey{sum: sumOf(i)}).accepted = int64(i)
+	}
+	assert.Len(t, table.m, maxWindows)
+	assert.Len(t, table.order, maxWindows)
+	assert.EqualValues(t, maxWindows+9, table.get(windowKey{sum: sumOf(maxWindows + 9)}).accepted)
+	assert.Zero(t, table.get(windowKey{sum: sumOf(3)}).accepted, "the oldest are forgotten")
+}
+
+func TestTheFinishedSessionsAreBounded(t *testing.T) {
+	f := newFinished()
+	dropped := 0
+	for i := range maxFinished + 7 {
+		table := &windowTable{}
+		table.get(windowKey{sum: sumOf(i)})
+		dropped += len(f.put(sessionID(i), table))
+	}
+	assert.Equal(t, 7, dropped)
+	assert.Nil(t, f.take(sessionID(6)))
+	assert.NotNil(t, f.take(sessionID(7)))
+	assert.Nil(t, f.take(sessionID(7)))
+	large := &windowTable{}
+	for i := range maxWindows {
+		large.get(windowKey{sum: sumOf(i)})
+	}
+	for i := range 6 {
+		f.put(sessionID(i), large)
+	}
+	assert.LessOrEqual(t, f.windows, maxFinishedWindows)
+	assert.Len(t, f.order, maxFinishedWindows/maxWindows)
+}
+
+// TestADamagedStateCostsItsSessionOnly damages what is stored of one of two sessions.
+func TestADamagedStateCostsItsSessionOnly(t *testing.T) {
+	mem := &memory{m: map[string][]byte{}}
+	r, url := serve(t, newExact(), mem, nil)
+	window := func(i int) message {
+		return stream(t, sessionID(i), joined(jobStart(sessionID(i)), hosts(sessionID(i), 1)))
+	}
+	for i := range 3 {
+		require.Equal(t, http.StatusOK, send(t, url, window(i)).status)
+	}
+	r.stop()
+	mem.m[intakeKey(sessionID(0), "s")] = []byte("damaged")
+	b := parse(t, mem.m[intakeKey(sessionID(1), "s")], sessionID(1))
+	b.state[len(b.state)/2] ^= 0xff
+	b.state[0] = 77 // another version's
+	e := newExact()
+	r, url = serve(t, e, mem, nil)
+	assert.Equal(t, 1, r.logs.FilterMessageSnippet("cannot be used").Len())
+	for i := range 3 {
+		assert.Equal(t, http.StatusOK, send(t, url, window(i)).status)
+	}
+	assert.EqualValues(t, 2, r.sum("otelcol_receiver_gpuflog_http_windows", "new"))
+	assert.EqualValues(t, 1, r.sum("otelcol_receiver_gpuflog_http_windows", "repeated"))
+	assert.Equal(t, 2, e.count("point ", "system.cpu.utilization"))
+	r.stop()
+	r, _ = serve(t, newExact(), mem, nil)
+	assert.Zero(t, r.logs.FilterMessageSnippet("cannot be used").Len(), "it was stored anew")
+	r.stop()
+}
+
+// parse returns a stored session whose parts lie in b.
+func parse(t *testing.T, b []byte, id string) storedSession {
+	t.Helper()
+	s, err := parseStored(b, id)
+	require.NoError(t, err)
+	return s
+}

@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuflogreceiver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"go.uber.org/zap"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/ingest"
+	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/metadata"
+)
+
+// intake holds the sessions that come over HTTP: a decoder each, fed by one request at a time. It is
+// safe for concurrent use.
+type intake struct {
+	cfg      *HTTPConfig
+	opt      gpuflog.Options
+	logger   *zap.Logger
+	out      *outputs
+	tel      *metadata.TelemetryBuilder
+	counters *counters
+	store    *intakeStore
+
+	// base ends when a delivery under way must end.
+	base context.Context
+
+	// slots bounds the requests that decode and deliver at a time, and so their memory.
+	slots chan struct{}
+	// refused counts the sessions whose data the pipelines have not accepted yet.
+	refused atomic.Int64
+	// waiting counts the rows and spans of all sessions that wait for something else.
+	waiting atomic.Int64
+
+	mu       sync.Mutex
+	sessions map[string]*intakeSession
+	finished *finished
+	// leaving are closed sessions whose last data the pipelines have not accepted yet.
+	leaving map[string]*intakeSession
+}
+
+const (
+	// decodeSlots lets a slow pipeline hold up some requests without holding up all.
+	decodeSlots = 8
+	// maxRefused is how many sessions may have a batch that the pipelines do not take, before
+	// nothing more is decoded: a batch is made of about a MiB of lines.
+	maxRefused = 8
+	// lockWait is how long a request waits for another one of its session, or for a slot.
+	lockWait = 10 * time.Second
+	// deliverWait is how long a request tries to deliver until it is answered that it must come
+	// again.
+	deliverWait = 2 * time.Second
+	// releaseWait is how long a window whose sender deletes it waits for its scopes, where there
+	// is no storage to keep what waits.
+	releaseWait = 2 * time.Second
+	// maxHeldHTTP is how many spans of a session may wait for the scope channel: the client sends
+	// the device channel first, and whole.
+	maxHeldHTTP = 1 << 17
+	// maxWaiting bounds what waits in all sessions together: about 150 MiB.
+	maxWaiting = 1 << 18
+	// maxSessionID is longer than any id that the recorder writes.
+	maxSessionID = 256
+	// keepEnded is how long the decoder of a session that has ended is kept for what comes late.
+	keepEnded = time.Minute
+)
+
+func newIntake(base context.Context, cfg *Config, logger *zap.Logger, out *outputs, tel *metadata.TelemetryBuilder, store *intakeStore) *intake {
+	h := cfg.Protocols.HTTP.Get()
+	return &intake{
+		base: base, cfg: h, logger: logger, out: out, tel: tel, counters: newCounters(tel), store: store,
+		opt: gpuflog.Options{
+			MaxSpansPerTrace: cfg.MaxSpansPerTrace, JoinTimeout: cfg.JoinTimeout, SessionTimeout: cfg.SessionTimeout,
+			MaxHeld: maxHeldHTTP, MaxRows: maxHeldHTTP, MaxSessions: 1,
+		},
+		slots:    make(chan struct{}, decodeSlots),
+		sessions: map[string]*intakeSession{},
+		leaving:  map[string]*intakeSession{},
+		finished: newFinished(),
+	}
+}
+
+// pressed refuses while the pipelines do not take what was decoded already.
+func (in *intake) pressed() *ingest.Refusal {
+	if in.refused.Load() >= maxRefused {
+		return ingest.Unavailable("the next component does not accept data at present")
+	}
+	return nil
+}
+
+// slot waits for a place among those that decode; give must be called if there is no refusal.
+func (in *intake) slot(ctx context.Context) (give func(), refusal *ingest.Refusal) {
+	timer := time.NewTimer(lockWait)
+	defer timer.Stop()
+	select {
+	case in.slots <- struct{}{}:
+		return func() { <-in.slots }, nil
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return nil, ingest.Unavailable("the next component is slow: too many requests wait for it")
+}
+
+// open returns the session with an id, locked; it is made if need be. lines says that it comes line
+// by line.
+func (in *intake) open(ctx context.Context, id string, lines bool) (*intakeSession, *ingest.Refusal) {
+	if id == "" {
+		return nil, ingest.Unreadable("the request names no session: set X-GpuFlight-Session-Id")
+	}
+	if !utf8.ValidString(id) {
+		return nil, ingest.Unreadable("the session's id is not UTF-8")
+	}
+	if len(id) > maxSessionID {
+		return nil, ingest.Unreadable("the session's id is longer than %d bytes", maxSessionID)
+	}
+	for {
+		s, refusal := in.find(ctx, id, lines)
+		if refusal != nil {
+			return nil, refusal
+		}
+		if !s.lock(ctx, lockWait) {
+			return nil, ingest.Busy("another request of this session is under way")
+		}
+		if !s.gone {
+			return s, nil
+		}
+		s.unlock() // evicted meanwhile
+	}
+}
+
+// receiving notes that a body of a session is on its way, until the returned function is called: what
+// waits for another channel goes on waiting.
+func (in *intake) receiving(id string) (done func()) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	s := in.sessions[id]
+	if s == nil {
+		return func() {}
+	}
+	s.receiving.Add(1)
+	return func() { s.receiving.Add(-1) }
+}
+
+// living reports whether a session is in memory.
+func (in *intake) living(id string) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.sessions[id] != nil || in.leaving[id] != nil
+}
+
+func (in *intake) find(ctx context.Context, id string, lines bool) (*intakeSession, *ingest.Refusal) {
+	in.mu.Lock()
+	if s := in.sessions[id]; s != nil {
+		in.mu.Unlock()
+		return s, nil
+	}
+	if in.leaving[id] != nil {
+		in.mu.Unlock()
+		return nil, ingest.Unavailable("the session is being closed: its last data is on its way to the next component")
+	}
+	var victim *intakeSession
+	if len(in.sessions) >= in.cfg.MaxSessions {
+		if victim = in.victim(); victim == nil || len(in.leaving) >= maxRefused {
+			if victim != nil {
+				victim.unlock()
+			}
+			in.mu.Unlock()
+			return nil, ingest.Busy(fmt.Sprintf("all %d sessions that may be in memory are busy", in.cfg.MaxSessions))
+		}
+		in.remove(victim)
+	}
+	s := in.newSession(id, lines)
+	if w := in.finished.take(id); w != nil {
+		s.windows = w
+	}
+	in.sessions[id] = s
+	in.mu.Unlock()
+	if victim != nil {
+		in.evict(ctx, victim)
+		victim.unlock()
+	}
+	return s, nil
+}
+
+// remove takes a locked session out of the table. The caller has locked mu, and calls leave next.
+func (in *intake) remove(s *intakeSession) {
+	s.gone = true
+	delete(in.sessions, s.id)
+	in.leaving[s.id] = s
+}
+
+// victim returns, locked, the session that is closed to make room: one that has ended, or else the
+// one that has been silent longest. It is nil if all are in use.
+func (in *intake) victim() *intakeSession {
+	var best *intakeSession
+	for _, s := range in.sessions {
+		if s.receiving.Load() > 0 || !s.tryLock() {
+			continue
+		}
+		if s.parcel != nil || (best != nil && !s.before(best)) {
+			s.unlock()
+			continue
+		}
+		if best != nil {
+			best.unlock()
+		}
+		best = s
+	}
+	return best
+}
+
+// evict closes a locked session that is no longer among the living.
+func (in *intake) evict(ctx context.Context, s *intakeSession) {
+	if !s.dec.Finished() {
+		in.tel.ReceiverGpuflogHTTPSessionsEvicted.Add(ctx, 1)
+		in.logger.Warn("a session is closed before its end to make room for another", zap.String("session", s.id))
+	}
+	s.step(gpuflog.Step{Gone: true, AtEnd: allChannels, Flush: true})
+	in.leave(ctx, s)
+}
+
+// leave forgets a locked session that was removed, once its data is delivered. Until then it is called
+// again with each tick.
+func (in *intake) leave(ctx context.Context, s *intakeSession) {
+	s.tell(ctx)
+	if _, err := s.settle(ctx); err != nil {
+		return
+	}
+	in.waiting.Add(-int64(s.waits))
+	s.waits = 0
+	in.mu.Lock()
+	dropped := in.finished.put(s.id, s.windows)
+	in.mu.Unlock()
+	if err := in.store.finish(ctx, s, dropped); err != nil {
+		in.storeFailed(ctx, s, err)
+	}
+	in.mu.Lock()
+	delete(in.leaving, s.id)
+	in.mu.Unlock()
+}
+
+func (in *intake) storeFailed(ctx context.Context, s *intakeSession, err error) {
+	in.tel.ReceiverGpuflogCheckpointErrors.Add(ctx, 1)
+	in.logger.Warn("the state of a session could not be stored", zap.String("session", s.id), zap.Error(err))
+}
+
+// tickEvery is how often what waits for the clock is looked at; saveEvery bounds how much of a
+// session that comes line by line is not stored yet.
+const (
+	tickEvery = 100 * time.Millisecond
+	saveEvery = time.Second
+)
+
+// run does what time brings about, until stop.
+func (in *intake) run(ctx context.Context, stop <-chan struct{}) {
+	t := time.NewTicker(tickEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			in.tick(ctx)
+		case <-stop:
+			return
+		}
+	}
+}
+
+func (in *intake) tick(ctx context.Context) {
+	now := time.Now()
+	in.mu.Lock()
+	list := slices.Collect(maps.Values(in.sessions))
+	leaving := slices.Collect(maps.Values(in.leaving))
+	in.mu.Unlock()
+	in.tel.ReceiverGpuflogHTTPSessions.Record(ctx, int64(len(list)))
+	for _, s := range leaving {
+		if s.tryLock() {
+			if now.Sub(s.triedAt) >= saveEvery {
+				in.leave(ctx, s)
+			}
+			s.unlock()
+		}
+	}
+	for _, s := range list {
+		if !s.tryLock() {
+			continue // a request is doing it
+		}
+		if !s.gone {
+			in.tickSession(ctx, s, now)
+		}
+		s.unlock()
+	}
+}
+
+func (in *intake) tickSession(ctx context.Context, s *intakeSession, now time.Time) {
+	if s.parcel == nil && !s.rests() {
+		s.step(s.stepAt(now))
+		s.tell(ctx)
+	}
+	if s.parcel != nil && now.Sub(s.triedAt) < saveEvery {
+		return
+	}
+	if _, err := s.settle(ctx); err != nil {
+		return
+	}
+	if s.changed && now.Sub(s.savedAt) >= saveEvery {
+		if err := s.save(ctx); err != nil {
+			in.storeFailed(ctx, s, err)
+		}
+	}
+	if s.dec.Finished() && s.receiving.Load() == 0 && now.Sub(s.last) > keepEnded {
+		in.mu.Lock()
+		in.remove(s)
+		in.mu.Unlock()
+		in.leave(ctx, s)
+	}
+}
+
+// restore takes up the sessions that were stored.
+func (in *intake) restore(ctx context.Context) error {
+	living, done, err := in.store.open(ctx)
+	errs := []error{err}
+	for _, d := range done {
+		in.finished.put(d.id, d.windows)
+	}
+	for _, b := range living {
+		s, err := in.load(b)
+		if err != nil {
+			in.store.forget(b.id) // and its windows with it: if they come again they are read again
+			errs = append(errs, err)
+			continue
+		}
+		in.sessions[s.id] = s
+	}
+	return errors.Join(errs...)
+}
+
+// shutdown delivers what can be delivered within the context's time and stores the rest. No request
+// is under way any more.
+func (in *intake) shutdown(ctx context.Context) {
+	in.mu.Lock()
+	list := slices.AppendSeq(slices.Collect(maps.Values(in.leaving)), maps.Values(in.sessions))
+	in.mu.Unlock()
+	for _, s := range list {
+		if !s.lock(ctx, time.Second) {
+			in.logger.Warn("a request did not end in time; what it was about is sent again by its client", zap.String("session", s.id))
+			continue
+		}
+		in.shutdownSession(ctx, s)
+		s.unlock()
+	}
+}
+
+func (in *intake) shutdownSession(ctx context.Context, s *intakeSession) {
+	if s.parcel == nil && !in.store.on() {
+		// What waits would be lost, and what is open would never be told.
+		s.step(gpuflog.Step{AtEnd: allChannels, Quiet: in.opt.SessionTimeout, Flush: true})
+		s.tell(ctx)
+	}
+	if _, err := s.deliver(ctx); err != nil {
+		if in.store.on() {
+			in.logger.Warn("data was not accepted before the shutdown; it is made again from what is stored and sent again",
+				zap.String("session", s.id), zap.Int("items", s.parcel.items()), zap.Error(err))
+			return
+		}
+		in.tel.ReceiverGpuflogDropped.Add(ctx, int64(s.parcel.items()))
+		in.logger.Error("data was not accepted before the shutdown and is lost: set storage to keep it",
+			zap.String("session", s.id), zap.Int("items", s.parcel.items()), zap.Error(err))
+		return
+	}
+	if s.changed {
+		if err := s.save(ctx); err != nil {
+			in.storeFailed(ctx, s, err)
+		}
+	}
+}
+
+var allChannels = [gpuflog.NumChannels]bool{true, true, true, true}

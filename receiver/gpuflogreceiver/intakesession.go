@@ -1,0 +1,516 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuflogreceiver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/ingest"
+)
+
+// intakeSession is one session that comes over HTTP. Apart from receiving it belongs to whoever has
+// locked it.
+type intakeSession struct {
+	in *intake
+	id string
+	// mine is how every line of the session spells its id.
+	mine  []byte
+	lines bool
+	dec   *gpuflog.Decoder
+	batch *gpuevent.Batch
+	lockC chan struct{}
+	// receiving counts the bodies on their way.
+	receiving atomic.Int64
+	// gone: the session is not in the table any more.
+	gone bool
+
+	windows *windowTable
+	// parcel is what the pipelines have not accepted yet; nothing is fed before they have.
+	parcel  *parcel
+	triedAt time.Time
+	// parcelOf is the window to which the parcel's last parcelLines lines belong, nil if it was
+	// answered already.
+	parcelOf    *windowState
+	parcelLines int64
+	// unanswered is a single line that was fed but not answered with success: when it comes again it
+	// is not fed again.
+	unanswered *answeredLine
+	// lastLine is the last body per channel that came with a single line.
+	lastLine [gpuflog.NumChannels]answeredLine
+
+	// last is when anything came, lastOf when something of a channel did.
+	last     time.Time
+	lastOf   [gpuflog.NumChannels]time.Time
+	complete bool
+	// waits is this session's share in intake.waiting.
+	waits int
+	told  gpuflog.Stats
+
+	changed     bool
+	savedAt     time.Time
+	dictVersion uint64
+	stored      bool
+	warned      map[string]struct{}
+}
+
+// answeredLine is a single line and its answer.
+type answeredLine struct {
+	sum   uint64
+	reply ingest.Reply
+	// refused says that a pipeline refused its data for good.
+	refused bool
+}
+
+func (in *intake) newSession(id string, lines bool) *intakeSession {
+	opt := in.opt
+	// A path that ends with the kernel's name is one of the layouts before C2, whose agent sends
+	// line by line. Windows are sent of C2 and later only.
+	opt.KernelNameInPath = lines
+	now := time.Now()
+	s := &intakeSession{
+		in: in, id: id, mine: fmt.Appendf(nil, `"session_id":"%s"`, id), lines: lines,
+		dec: gpuflog.NewDecoder(opt), batch: gpuevent.NewBatch(in.out.signals()),
+		lockC: make(chan struct{}, 1), windows: &windowTable{}, last: now, savedAt: now,
+		warned: map[string]struct{}{},
+	}
+	for ch := range s.lastOf {
+		s.lastOf[ch] = now
+	}
+	return s
+}
+
+func (s *intakeSession) lock(ctx context.Context, wait time.Duration) bool {
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case s.lockC <- struct{}{}:
+		return true
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+func (s *intakeSession) tryLock() bool {
+	select {
+	case s.lockC <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *intakeSession) unlock() { <-s.lockC }
+
+// before says which of two sessions is closed first to make room.
+func (s *intakeSession) before(o *intakeSession) bool {
+	if a, b := s.dec.Finished(), o.dec.Finished(); a != b {
+		return a
+	}
+	return s.last.Before(o.last)
+}
+
+// rests reports that time changes nothing for the session.
+func (s *intakeSession) rests() bool { return s.dec.Finished() && s.waits == 0 }
+
+// stepAt is what is known of the session at a time. While a body is on its way, no channel counts as
+// at its end, unless it is silent for much longer than a body may take.
+func (s *intakeSession) stepAt(now time.Time) gpuflog.Step {
+	st := gpuflog.Step{Now: now.UnixNano(), Quiet: max(now.Sub(s.last), 0), Gone: s.complete}
+	timeout := s.in.cfg.ChannelTimeout
+	if s.receiving.Load() > 0 {
+		timeout = 10 * timeout
+		st.Quiet, st.Gone = 0, false
+	}
+	for ch := range st.AtEnd {
+		st.AtEnd[ch] = st.Gone || now.Sub(s.lastOf[ch]) >= timeout
+	}
+	return st
+}
+
+func (s *intakeSession) step(st gpuflog.Step) {
+	if st.Now == 0 {
+		st.Now = time.Now().UnixNano()
+	}
+	s.dec.EndStep(st, s.batch)
+	rows, held := s.dec.Waiting()
+	n := rows + held
+	more := n - s.waits
+	if all := s.in.waiting.Add(int64(more)); all > maxWaiting && more > 0 {
+		s.in.tel.ReceiverGpuflogHeldOverflow.Add(context.Background(), int64(n))
+		s.dec.EndStep(gpuflog.Step{Now: st.Now, Flush: true}, s.batch)
+		s.in.waiting.Add(-int64(n))
+		n = 0
+	}
+	s.waits = n
+	s.changed = s.changed || s.batch.Spans()+s.batch.LogRecords()+s.batch.Points() > 0
+}
+
+// hand makes a parcel of what the decoder has given. There must be none.
+func (s *intakeSession) hand() {
+	if s.batch.Spans()+s.batch.LogRecords()+s.batch.Points() == 0 {
+		return
+	}
+	s.parcel = newParcel(s.batch)
+}
+
+// settle tries once to deliver everything that the decoder has given. If there is no error, refused is
+// why a part of it was refused for good, if one was.
+func (s *intakeSession) settle(ctx context.Context) (refused, err error) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(s.in.base, cancel)()
+	for {
+		if s.parcel == nil {
+			s.hand()
+		}
+		p := s.parcel
+		if p == nil {
+			return refused, nil
+		}
+		s.triedAt = time.Now()
+		if err := s.in.out.push(ctx, p); err != nil {
+			if !p.failed {
+				p.failed = true
+				s.in.refused.Add(1)
+			}
+			return nil, err
+		}
+		if p.failed {
+			s.in.refused.Add(-1)
+		}
+		if p.refused != nil {
+			refused = p.refused
+			if s.unanswered != nil {
+				s.unanswered.refused = true
+			}
+			if s.parcelOf != nil {
+				s.parcelOf.accepted -= s.parcelLines
+				s.parcelOf.refused += s.parcelLines
+			}
+		}
+		s.parcel, s.parcelOf = nil, nil
+	}
+}
+
+// deliver is settle with patience: until deliverWait or the context's end.
+func (s *intakeSession) deliver(ctx context.Context) (refused, err error) {
+	until := time.Now().Add(deliverWait)
+	for wait := firstWait; ; wait *= 2 {
+		refused, err = s.settle(ctx)
+		if err == nil || time.Now().Add(wait).After(until) {
+			return refused, err
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+func notAccepted(err error) *ingest.Refusal {
+	return ingest.Unavailable("the next component did not accept the data: " + err.Error())
+}
+
+// feedBytes is how much is fed before it is delivered, as for files.
+const feedBytes = chunkBytes
+
+// window takes what was not taken before of a window. The reply is nil if the request must come again.
+func (s *intakeSession) window(ctx context.Context, b *ingest.Body, c ingest.Content, deletes bool) (*ingest.Reply, outcome, *ingest.Refusal) {
+	if _, err := s.deliver(ctx); err != nil {
+		return nil, "", notAccepted(err)
+	}
+	w := s.windows.get(windowKey{sum: c.Sum, channel: c.Channel, known: c.Known})
+	what := outcomeNew
+	switch {
+	case w.place.Offset >= c.Bytes && c.Bytes > 0:
+		what = outcomeRepeated
+	case w.place.Offset > 0:
+		what = outcomeResumed
+	}
+	reply := &ingest.Reply{}
+	ch := c.Channel
+	if !c.Known {
+		ch = gpuflog.Sass // only records of every channel: nothing waits for this one
+	}
+	give, refusal := s.in.slot(ctx)
+	if refusal != nil {
+		return nil, "", refusal
+	}
+	err := s.readOn(ctx, w, b, c, ch, reply)
+	give()
+	if errors.As(err, &refusal) {
+		return nil, "", refusal
+	}
+	if !s.in.store.on() && deletes {
+		refused, refusal := s.release(ctx)
+		if refused && w.refused == 0 {
+			w.accepted, w.refused = 0, w.accepted // which of its lines it was cannot be told
+		}
+		if refusal != nil {
+			return nil, "", refusal
+		}
+	}
+	if s.changed {
+		if err := s.save(ctx); err != nil {
+			s.in.storeFailed(ctx, s, err)
+			return nil, "", ingest.Unavailable("what was received could not be stored")
+		}
+	}
+	reply.Accepted, reply.Rejected = w.accepted, w.rejected
+	if w.refused > 0 {
+		return nil, what, refusedForGood(fmt.Sprintf("%d of the window's lines", w.refused))
+	}
+	reply.WindowAcknowledged = true
+	if !s.in.store.on() {
+		reply.Waiting = s.waits
+	}
+	return reply, what, nil
+}
+
+// readOn feeds and delivers a window from where it was read to before. Every error is a *Refusal.
+func (s *intakeSession) readOn(ctx context.Context, w *windowState, b *ingest.Body, c ingest.Content, ch gpuflog.Channel, reply *ingest.Reply) error {
+	lines, err := b.Lines(w.place)
+	if err != nil {
+		return err
+	}
+	if w.place.Line == 0 && len(s.windows.order) == 1 {
+		// The first lines of a session may come before the one that tells whose they are. With
+		// files, another channel has told it by then.
+		if line, n := b.Header(); n > 1 && (bytes.Contains(line, s.mine) || !s.isOther(line)) {
+			s.feedLine(line, ch, 0, time.Now().UnixNano())
+			w.header = n
+		}
+	}
+	for w.place.Offset < c.Bytes {
+		accepted, rejected, err := s.feed(lines, ch, w.header, reply)
+		if err != nil {
+			return err
+		}
+		w.place = lines.Place()
+		w.rejected += rejected
+		s.changed = true
+		s.last = time.Now()
+		s.lastOf[ch] = s.last
+		if w.place.Offset >= c.Bytes {
+			s.step(s.stepAt(s.last))
+		}
+		s.tell(ctx)
+		w.accepted += accepted
+		s.parcelOf, s.parcelLines = w, accepted
+		if _, err := s.deliver(ctx); err != nil {
+			return notAccepted(err)
+		}
+		s.parcelOf = nil
+	}
+	return nil
+}
+
+// feed gives the decoder about feedBytes of lines. The line with number header was fed before.
+func (s *intakeSession) feed(lines *ingest.Lines, ch gpuflog.Channel, header int64, reply *ingest.Reply) (accepted, rejected int64, err error) {
+	now := time.Now().UnixNano()
+	from := lines.Place().Offset
+	for lines.Place().Offset-from < feedBytes {
+		at := lines.Place()
+		line, err := lines.Next()
+		var reason string
+		switch {
+		case errors.Is(err, io.EOF):
+			return accepted, rejected, nil
+		case errors.Is(err, ingest.ErrLineTooLong):
+			reason = "line_too_long"
+			s.in.counters.reject(context.Background(), reason, 1)
+		case err != nil:
+			return accepted, rejected, err
+		case len(line) == 0:
+			continue
+		case at.Line+1 == header:
+			accepted++
+			continue
+		case !bytes.Contains(line, s.mine) && s.isOther(line):
+			reason = "other_session"
+			s.in.counters.reject(context.Background(), reason, 1)
+		default:
+			reason = s.feedLine(line, ch, at.Offset, now)
+		}
+		if reason == "" {
+			accepted++
+			continue
+		}
+		rejected++
+		typ := gpuflog.TypeOf(line)
+		if len(reply.Errors) < ingest.MaxErrors {
+			reply.Errors = append(reply.Errors, ingest.LineError{Line: at.Line + 1, Type: typ, Reason: reason})
+		}
+		s.quarantine(reason, ch, at.Line+1, line)
+	}
+	return accepted, rejected, nil
+}
+
+// isOther reports whether a line names another session.
+func (s *intakeSession) isOther(line []byte) bool {
+	id := gpuflog.SessionOf(line)
+	return id != "" && id != s.id
+}
+
+// feedLine gives the decoder one line. It returns why it was rejected as a whole, "" if it was not.
+func (s *intakeSession) feedLine(line []byte, ch gpuflog.Channel, offset, now int64) string {
+	before := s.dec.LinesRejected()
+	s.dec.Feed(ch, line, offset, now, s.batch)
+	problems := s.dec.TakeProblems()
+	if s.dec.LinesRejected() == before {
+		return ""
+	}
+	for _, p := range problems {
+		switch p.Reason {
+		case gpuflog.Malformed, gpuflog.MissingField, gpuflog.TooOld:
+			return p.Reason.String() + ": " + p.Detail
+		}
+	}
+	return gpuflog.Malformed.String()
+}
+
+// maxWarned bounds the reasons that are remembered as told.
+const maxWarned = 32
+
+// quarantine keeps a bad line out of the session and tells of it: the first of each reason with its
+// text, the others by their count only.
+func (s *intakeSession) quarantine(reason string, ch gpuflog.Channel, number int64, line []byte) {
+	kind, _, _ := bytes.Cut([]byte(reason), []byte(":"))
+	if _, ok := s.warned[string(kind)]; ok || len(s.warned) >= maxWarned {
+		return
+	}
+	s.warned[string(kind)] = struct{}{}
+	s.in.logger.Warn("line not taken; further ones of this session and reason are only counted",
+		zap.String("session", s.id), zap.Stringer("channel", ch), zap.Int64("line", number),
+		zap.String("reason", reason), zap.ByteString("text", line[:min(len(line), 256)]))
+}
+
+// release waits until nothing of the session waits for another channel, and then no longer: there is
+// no storage, and the sender deletes its copy. The lock is given away while it waits.
+func (s *intakeSession) release(ctx context.Context) (refusedForGood bool, refusal *ingest.Refusal) {
+	for until := time.Now().Add(releaseWait); s.waits > 0 && time.Now().Before(until); {
+		s.unlock()
+		select {
+		case <-time.After(tickEvery / 2):
+		case <-ctx.Done():
+		}
+		s.lockC <- struct{}{} // held by others for a bounded time only
+		if ctx.Err() != nil || s.gone {
+			return false, ingest.Unavailable("the request was given up")
+		}
+	}
+	if s.waits > 0 {
+		s.step(gpuflog.Step{Flush: true})
+		s.tell(ctx)
+	}
+	refused, err := s.deliver(ctx)
+	if err != nil {
+		return refused != nil, notAccepted(err)
+	}
+	return refused != nil, nil
+}
+
+var hashSeed = maphash.MakeSeed()
+
+// line takes a single line.
+func (s *intakeSession) line(ctx context.Context, r *ingest.Record, body []byte) (*ingest.Reply, *ingest.Refusal) {
+	if _, err := s.deliver(ctx); err != nil {
+		return nil, notAccepted(err)
+	}
+	ch := r.Channel
+	give, refusal := s.in.slot(ctx)
+	if refusal != nil {
+		return nil, refusal
+	}
+	defer give()
+	sum := maphash.Bytes(hashSeed, body)
+	if last := s.lastLine[ch]; last.sum == sum { // its answer was lost
+		return last.answer()
+	}
+	// The agent may put another time into the envelope when it tries again.
+	hash := maphash.Bytes(hashSeed, r.Line) + uint64(ch)
+	if u := s.unanswered; u != nil && u.sum == hash {
+		s.unanswered = nil
+		s.lastLine[ch] = answeredLine{sum: sum, reply: u.reply, refused: u.refused}
+		return u.answer()
+	}
+	line := &answeredLine{sum: hash, reply: ingest.Reply{Accepted: 1, WindowAcknowledged: true}}
+	s.last = time.Now()
+	s.lastOf[ch] = s.last
+	s.changed = true
+	if reason := s.feedLine(r.Line, ch, 0, s.last.UnixNano()); reason != "" {
+		s.quarantine(reason, ch, 1, r.Line)
+		line.reply.Accepted, line.reply.Rejected = 0, 1
+		line.reply.Errors = []ingest.LineError{{Line: 1, Type: r.Type, Reason: reason}}
+	}
+	s.step(s.stepAt(s.last))
+	s.tell(ctx)
+	s.unanswered = line
+	if _, err := s.deliver(ctx); err != nil {
+		return nil, notAccepted(err)
+	}
+	s.unanswered = nil
+	if !s.in.store.on() {
+		line.reply.Waiting = s.waits
+	}
+	line.sum = sum
+	s.lastLine[ch] = *line
+	return line.answer()
+}
+
+func (a *answeredLine) answer() (*ingest.Reply, *ingest.Refusal) {
+	if a.refused {
+		return nil, refusedForGood("the line")
+	}
+	return &a.reply, nil
+}
+
+// refusedForGood is a conflict, because the agent then goes on and keeps its file (format document,
+// section 6.2); anything else but success it sends again for ever.
+func refusedForGood(what string) *ingest.Refusal {
+	return &ingest.Refusal{
+		Status: http.StatusConflict,
+		Reason: "the next component refused the data of " + what + " for good; sending it again will not help",
+	}
+}
+
+// end takes the client's word that everything of the session has come.
+func (s *intakeSession) end(ctx context.Context) *ingest.Refusal {
+	if _, err := s.deliver(ctx); err != nil {
+		return notAccepted(err)
+	}
+	s.complete = true
+	s.changed = true
+	s.step(gpuflog.Step{AtEnd: allChannels, Quiet: time.Minute, Gone: true})
+	s.tell(ctx)
+	refused, err := s.deliver(ctx)
+	if err != nil {
+		return notAccepted(err)
+	}
+	if err := s.save(ctx); err != nil {
+		s.in.storeFailed(ctx, s, err)
+		return ingest.Unavailable("the end of the session could not be stored")
+	}
+	if refused != nil {
+		return refusedForGood("the session's end")
+	}
+	return nil
+}
+
+func (s *intakeSession) tell(ctx context.Context) {
+	s.in.counters.tell(ctx, s.dec.Stats(), &s.told)
+}

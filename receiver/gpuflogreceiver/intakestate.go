@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuflogreceiver
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.opentelemetry.io/collector/extension/xextension/storage"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/ingest"
+)
+
+// outcome says what became of a window.
+type outcome string
+
+const (
+	outcomeNew      outcome = "new"
+	outcomeResumed  outcome = "resumed"
+	outcomeRepeated outcome = "repeated"
+)
+
+// windowKey identifies a window by its content: the released client names none in any other way. The
+// channel belongs to it, for a session that ended early may have the same few lines in all channels.
+type windowKey struct {
+	sum     ingest.Sum
+	channel gpuflog.Channel
+	known   bool
+}
+
+// windowState is how far a window was taken.
+type windowState struct {
+	place ingest.Place
+	// accepted, rejected and refused count lines: taken, bad, and refused for good by a pipeline.
+	accepted, rejected, refused int64
+	// header is the number of the line that was fed before all others, 0 if none was.
+	header int64
+}
+
+// windowTable remembers the windows of a session, so that one that comes again changes nothing. The
+// oldest are forgotten; if one of those comes again, its spans have the same ids.
+type windowTable struct {
+	m     map[windowKey]*windowState
+	order []windowKey
+}
+
+// maxWindows is more windows than a session of a week has at one a minute.
+const maxWindows = 1 << 14
+
+func (t *windowTable) get(k windowKey) *windowState {
+	if w := t.m[k]; w != nil {
+		return w
+	}
+	if t.m == nil {
+		t.m = map[windowKey]*windowState{}
+	}
+	if len(t.order) >= maxWindows {
+		delete(t.m, t.order[0])
+		t.order = t.order[1:]
+	}
+	w := &windowState{}
+	t.m[k] = w
+	t.order = append(t.order, k)
+	return w
+}
+
+func (t *windowTable) append(b []byte) []byte {
+	b = binary.AppendUvarint(b, uint64(len(t.order)))
+	for _, k := range t.order {
+		w := t.m[k]
+		known := byte(0)
+		if k.known {
+			known = 1
+		}
+		b = append(append(b, k.sum[:]...), byte(k.channel), known)
+		for _, v := range [...]int64{w.place.Line, w.place.Offset, w.accepted, w.rejected, w.refused, w.header} {
+			b = binary.AppendVarint(b, v)
+		}
+	}
+	return b
+}
+
+func (d *decoder) windows() *windowTable {
+	t := &windowTable{}
+	n := d.uint()
+	if n > maxWindows {
+		d.bad = true
+		return t
+	}
+	for ; n > 0 && !d.bad; n-- {
+		var k windowKey
+		for i := range k.sum {
+			k.sum[i] = d.byte()
+		}
+		k.channel = gpuflog.Channel(d.byte())
+		k.known = d.byte() != 0
+		w := t.get(k)
+		for _, v := range [...]*int64{&w.place.Line, &w.place.Offset, &w.accepted, &w.rejected, &w.refused, &w.header} {
+			if *v = d.int(); *v < 0 {
+				d.bad = true
+			}
+		}
+	}
+	return t
+}
+
+// finished remembers the windows of sessions that are not in memory any more.
+type finished struct {
+	m       map[string]*windowTable
+	order   []string
+	windows int
+}
+
+// maxFinished and maxFinishedWindows bound it: about 10 MiB.
+const (
+	maxFinished        = 1024
+	maxFinishedWindows = 1 << 16
+)
+
+func newFinished() *finished { return &finished{m: map[string]*windowTable{}} }
+
+// put remembers a session and returns those that it had to forget for it.
+func (f *finished) put(id string, w *windowTable) (dropped []string) {
+	f.take(id)
+	f.m[id] = w
+	f.order = append(f.order, id)
+	f.windows += len(w.order)
+	for len(f.order) > maxFinished || (f.windows > maxFinishedWindows && len(f.order) > 1) {
+		dropped = append(dropped, f.order[0])
+		f.take(f.order[0])
+	}
+	return dropped
+}
+
+// take gives a session's windows back and forgets it; nil if it is not known.
+func (f *finished) take(id string) *windowTable {
+	w := f.m[id]
+	if w == nil {
+		return nil
+	}
+	delete(f.m, id)
+	f.windows -= len(w.order)
+	f.order = slices.DeleteFunc(f.order, func(o string) bool { return o == id })
+	return w
+}
+
+// intakeStore keeps the sessions that come over HTTP: for each what its decoder knows, and which
+// windows were taken. What is stored is what was delivered, or waits to be; it is stored before a
+// window is answered. Without a storage every call does nothing. It is used by one session at a time
+// where that matters: by whoever has locked it.
+type intakeStore struct {
+	client storage.Client
+	index  chan map[string]bool // id: whether it is finished; held by who changes it
+}
+
+func newIntakeStore(c storage.Client) *intakeStore {
+	s := &intakeStore{client: c, index: make(chan map[string]bool, 1)}
+	s.index <- map[string]bool{}
+	return s
+}
+
+func (st *intakeStore) on() bool { return st.client != nil }
+
+const intakeIndexKey = "http/sessions"
+
+func intakeKey(id, what string) string { return "http/" + storageKey(id, what) }
+
+// storedSession is a living session as it was stored.
+type storedSession struct {
+	id              string
+	lines, complete bool
+	state, dicts    []byte
+	windows         *windowTable
+}
+
+// finishedSession is one of which only the windows are remembered.
+type finishedSession struct {
+	id      string
+	windows *windowTable
+}
+
+// open reads what was stored.
+func (st *intakeStore) open(ctx context.Context) (living []storedSession, done []finishedSession, err error) {
+	if !st.on() {
+		return nil, nil, nil
+	}
+	b, err := st.client.Get(ctx, intakeIndexKey)
+	if err != nil || b == nil {
+		return nil, nil, err
+	}
+	index := map[string]bool{}
+	if err := json.Unmarshal(b, &index); err != nil {
+		return nil, nil, fmt.Errorf("list of sessions: %w", err)
+	}
+	<-st.index
+	st.index <- index
+	ids := make([]string, 0, len(index))
+	for id := range index {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	var errs []error
+	for _, id := range ids {
+		s, err := st.session(ctx, id, index[id])
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("session %s: %w", id, err))
+			if errors.Is(err, errDamaged) {
+				st.forget(id)
+			}
+		case index[id]:
+			done = append(done, finishedSession{id: id, windows: s.windows})
+		default:
+			living = append(living, s)
+		}
+	}
+	return living, done, errors.Join(errs...)
+}
+
+// forget takes a session that cannot be used out of the list; the next change stores that.
+func (st *intakeStore) forget(id string) {
+	index := <-st.index
+	delete(index, id)
+	st.index <- index
+}
+
+func (st *intakeStore) session(ctx context.Context, id string, finished bool) (storedSession, error) {
+	b, err := st.client.Get(ctx, intakeKey(id, "s"))
+	if err != nil {
+		return storedSession{}, err
+	}
+	s, err := parseStored(b, id)
+	if err == nil && !finished {
+		s.dicts, err = st.client.Get(ctx, intakeKey(id, "d"))
+	}
+	return s, err
+}
+
+func parseStored(b []byte, id string) (storedSession, error) {
+	d := decoder{b: b}
+	s := storedSession{id: string(d.bytes())}
+	flags := d.byte()
+	s.lines, s.complete = flags&1 != 0, flags&2 != 0
+	s.state = d.bytes()
+	s.windows = d.windows()
+	if d.bad || len(d.b) != 0 || s.id != id {
+		return storedSession{}, errDamaged
+	}
+	return s, nil
+}
+
+func (s *intakeSession) appendStored(b []byte, state []byte) []byte {
+	b = appendBytes(b, []byte(s.id))
+	flags := byte(0)
+	if s.lines {
+		flags |= 1
+	}
+	if s.complete {
+		flags |= 2
+	}
+	b = appendBytes(append(b, flags), state)
+	return s.windows.append(b)
+}
+
+// note enters a session into the list. It gives the operation that stores the list, and a function
+// that says whether that was done.
+func (st *intakeStore) note(change func(index map[string]bool)) (op *storage.Operation, done func(ok bool), err error) {
+	old := <-st.index
+	index := make(map[string]bool, len(old)+1)
+	for id, v := range old {
+		index[id] = v
+	}
+	change(index)
+	b, err := json.Marshal(index)
+	if err != nil {
+		st.index <- old
+		return nil, nil, err
+	}
+	return storage.SetOperation(intakeIndexKey, b), func(ok bool) {
+		if ok {
+			st.index <- index
+		} else {
+			st.index <- old
+		}
+	}, nil
+}
+
+// save stores a session. Nothing of it is undelivered.
+func (s *intakeSession) save(ctx context.Context) error {
+	st := s.in.store
+	s.savedAt = time.Now()
+	if !st.on() {
+		s.changed = false
+		return nil
+	}
+	ctx = context.WithoutCancel(ctx)
+	ops := []*storage.Operation{storage.SetOperation(intakeKey(s.id, "s"), s.appendStored(nil, s.dec.AppendState(nil)))}
+	version := s.dec.DictionariesVersion()
+	if version != s.dictVersion || !s.stored {
+		ops = append(ops, storage.SetOperation(intakeKey(s.id, "d"), s.dec.AppendDictionaries([]byte{})))
+	}
+	done := func(bool) {}
+	if !s.stored {
+		op, noted, err := st.note(func(index map[string]bool) { index[s.id] = false })
+		if err != nil {
+			return err
+		}
+		ops, done = append(ops, op), noted
+	}
+	err := st.client.Batch(ctx, ops...)
+	done(err == nil)
+	if err != nil {
+		return err
+	}
+	s.stored, s.changed, s.dictVersion = true, false, version
+	return nil
+}
+
+// finish stores of a session only which windows it had, and forgets those that are dropped.
+func (st *intakeStore) finish(ctx context.Context, s *intakeSession, dropped []string) error {
+	if !st.on() {
+		return nil
+	}
+	op, done, err := st.note(func(index map[string]bool) {
+		index[s.id] = true
+		for _, id := range dropped {
+			delete(index, id)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	ops := []*storage.Operation{
+		op, storage.SetOperation(intakeKey(s.id, "s"), s.appendStored(nil, nil)), storage.DeleteOperation(intakeKey(s.id, "d")),
+	}
+	for _, id := range dropped {
+		ops = append(ops, storage.DeleteOperation(intakeKey(id, "s")))
+	}
+	err = st.client.Batch(context.WithoutCancel(ctx), ops...)
+	done(err == nil)
+	return err
+}
+
+// load makes a session of what was stored.
+func (in *intake) load(b storedSession) (*intakeSession, error) {
+	s := in.newSession(b.id, b.lines)
+	if err := s.dec.LoadState(b.state, b.dicts); err != nil {
+		return nil, fmt.Errorf("session %s: %w", b.id, err)
+	}
+	s.complete, s.windows, s.stored = b.complete, b.windows, true
+	s.dictVersion = s.dec.DictionariesVersion()
+	rows, held := s.dec.Waiting()
+	s.waits = rows + held
+	in.waiting.Add(int64(s.waits))
+	return s, nil
+}

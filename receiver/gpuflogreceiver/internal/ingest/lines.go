@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ingest
+
+import (
+	"bytes"
+	"errors"
+	"io"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
+)
+
+// Lines gives a content line by line.
+type Lines struct {
+	src  io.Reader
+	max  int
+	buf  []byte
+	from int // where the next line begins in buf
+	end  bool
+	// next is the place of the line to come.
+	next Place
+}
+
+// Place is a place between two lines of a content.
+type Place struct {
+	// Line counts the lines before it, blank ones included.
+	Line int64
+	// Offset counts the unpacked bytes before it.
+	Offset int64
+}
+
+// Lines returns the lines of a content that was checked, from a place that an earlier Lines of the
+// same content named.
+func (b *Body) Lines(from Place) (*Lines, error) {
+	src, err := b.open()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := io.CopyN(io.Discard, src, from.Offset); err != nil {
+		return nil, Unreadable("the body ends before byte %d, to which it was read before", from.Offset)
+	}
+	return &Lines{src: src, max: b.limits.LineBytes, next: from}, nil
+}
+
+// headerWithin is how far into a content its header is looked for: the recorder writes a few records
+// before it at most.
+const headerWithin = 256 << 10
+
+// Header returns the line that tells of the session (init or job_start) and its number, counted from
+// 1, or 0 if it is not among the first lines.
+func (b *Body) Header() ([]byte, int64) {
+	lines, err := b.Lines(Place{})
+	for err == nil && lines.Place().Offset < headerWithin {
+		var line []byte
+		if line, err = lines.Next(); err != nil {
+			break
+		}
+		if typ := gpuflog.TypeOf(line); typ == "job_start" || typ == "init" {
+			return line, lines.Place().Line
+		}
+	}
+	return nil, 0
+}
+
+// readBytes is how much is asked of the content at a time.
+const readBytes = 64 << 10
+
+// ErrLineTooLong is returned in place of a line above the limit; what follows can be read.
+var ErrLineTooLong = errors.New("the line is too long")
+
+// Next returns the next line without its line end, valid until the next call. The error is io.EOF at
+// the end, ErrLineTooLong, or a *Refusal.
+func (l *Lines) Next() ([]byte, error) {
+	searched := 0 // bytes of the line that are known to hold no line end
+	for {
+		if n := bytes.IndexByte(l.buf[l.from+searched:], '\n'); n >= 0 {
+			return l.cut(l.from+searched+n, 1)
+		}
+		searched = len(l.buf) - l.from
+		switch {
+		case l.end && searched == 0:
+			return nil, io.EOF
+		case l.end:
+			return l.cut(len(l.buf), 0)
+		case searched > l.max:
+			return nil, l.discard()
+		}
+		if err := l.more(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// more reads on behind what is there of the line.
+func (l *Lines) more() error {
+	if l.from > 0 {
+		l.buf = l.buf[:copy(l.buf, l.buf[l.from:])]
+		l.from = 0
+	}
+	if cap(l.buf)-len(l.buf) < readBytes {
+		grown := make([]byte, len(l.buf), max(2*cap(l.buf), len(l.buf)+2*readBytes))
+		copy(grown, l.buf)
+		l.buf = grown
+	}
+	n, err := l.src.Read(l.buf[len(l.buf):cap(l.buf)])
+	l.buf = l.buf[:len(l.buf)+n]
+	if errors.Is(err, io.EOF) {
+		l.end = true
+		return nil
+	}
+	if err != nil { // Check read it without one
+		return Unreadable("the body cannot be read again: %v", err)
+	}
+	return nil
+}
+
+// discard steps over the rest of a line that is too long and gives its memory back.
+func (l *Lines) discard() error {
+	l.next.Offset += int64(len(l.buf) - l.from)
+	l.buf, l.from = make([]byte, 0, 2*readBytes), 0
+	for !l.end {
+		if err := l.more(); err != nil {
+			return err
+		}
+		if n := bytes.IndexByte(l.buf, '\n'); n >= 0 {
+			l.from = n + 1
+			l.next.Offset += int64(n) + 1
+			break
+		}
+		l.next.Offset += int64(len(l.buf))
+		l.buf = l.buf[:0]
+	}
+	l.next.Line++
+	return ErrLineTooLong
+}
+
+// Place is where the next line begins.
+func (l *Lines) Place() Place { return l.next }
+
+func (l *Lines) cut(end, newline int) ([]byte, error) {
+	line := l.buf[l.from:end]
+	l.next.Line++
+	l.next.Offset += int64(len(line) + newline)
+	l.from = end + newline
+	if len(line) > l.max {
+		return nil, ErrLineTooLong
+	}
+	if n := len(line); n > 0 && line[n-1] == '\r' {
+		line = line[:n-1]
+	}
+	return line, nil
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ingest
+
+import (
+	"encoding/json"
+	"math"
+	"net/http"
+	"strconv"
+)
+
+// Reply is the answer to a window or a line, as the client and the agent read it.
+type Reply struct {
+	// Accepted and Rejected count lines; blank ones are neither.
+	Accepted int64 `json:"accepted"`
+	Rejected int64 `json:"rejected"`
+	// Errors tells of the first rejected lines.
+	Errors []LineError `json:"errors"`
+	// WindowAcknowledged says that the client may delete its copy.
+	WindowAcknowledged bool `json:"window_acknowledged"`
+	// Waiting counts the spans of the session that wait in memory for lines of another channel. It
+	// is absent where none does, and where what waits is stored.
+	Waiting int `json:"waiting,omitempty"`
+	// Error is the reason of a refusal.
+	Error string `json:"error,omitempty"`
+}
+
+// LineError says why a line was rejected.
+type LineError struct {
+	// Line counts from 1.
+	Line   int64  `json:"line"`
+	Type   string `json:"type"`
+	Reason string `json:"reason"`
+}
+
+// MaxErrors bounds the errors of a reply; the counts go on.
+const MaxErrors = 100
+
+// Write sends the reply. An error of the connection is the client's to notice.
+func (r *Reply) Write(w http.ResponseWriter, status int) {
+	if r.Errors == nil {
+		r.Errors = []LineError{}
+	}
+	b, err := json.Marshal(r)
+	if err != nil { // strings and numbers only
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)+1))
+	w.WriteHeader(status)
+	_, _ = w.Write(append(b, '\n'))
+}
+
+// Write answers with the refusal.
+func (r *Refusal) Write(w http.ResponseWriter) {
+	if r.RetryAfter > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(r.RetryAfter.Seconds()))))
+	}
+	(&Reply{Error: r.Reason}).Write(w, r.Status)
+}
