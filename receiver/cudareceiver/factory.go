@@ -54,7 +54,11 @@ func (f *factory) traces(_ context.Context, set receiver.Settings, cfg component
 // newController has the receiver's snapshots read at the pace of the settings; life is what is started and shut down
 // with it.
 func newController(r *cudaReceiver, life component.Component, next consumer.Metrics) (receiver.Metrics, error) {
-	s, err := scraper.NewMetrics(r.scrape, scraper.WithStart(life.Start), scraper.WithShutdown(life.Shutdown))
+	shutdown := func(ctx context.Context) error {
+		r.last(ctx, next)
+		return life.Shutdown(ctx)
+	}
+	s, err := scraper.NewMetrics(r.scrape, scraper.WithStart(life.Start), scraper.WithShutdown(shutdown))
 	if err != nil {
 		return nil, err
 	}

@@ -240,6 +240,10 @@ func TestProcessesAreSelectedAndBounded(t *testing.T) {
 	processes[1].Ended = true
 	_, n := ps.metrics(&probe.Snapshot{Time: at(4), Processes: processes})
 	assert.Equal(t, counts{reported: 2, excluded: 1, dropped: 1}, n)
+	processes[3].Ended = true
+	_, n = ps.metrics(&probe.Snapshot{Time: at(5), Processes: processes})
+	assert.Equal(t, counts{reported: 2, excluded: 1, dropped: 1, lost: 1}, n)
+	processes[3].Ended = false
 	processes = slices.Delete(processes, 1, 2)
 	md, n := ps.metrics(&probe.Snapshot{Time: at(5), Processes: processes})
 	assert.Equal(t, counts{reported: 2, excluded: 1}, n, "there is room again")

@@ -38,8 +38,9 @@ type process struct {
 	seen     bool
 }
 
-// counts are the processes of one snapshot by what became of them.
-type counts struct{ reported, excluded, dropped int64 }
+// counts are the processes of one snapshot by what became of them. Those that are lost have ended while they were
+// dropped, and are among these for the last time.
+type counts struct{ reported, excluded, dropped, lost int64 }
 
 func newProcesses(cfg *Config, began time.Time) *processes {
 	start := pcommon.NewTimestampFromTime(began)
@@ -66,6 +67,9 @@ func (ps *processes) metrics(s *probe.Snapshot) (pmetric.Metrics, counts) {
 		if p == nil {
 			if room <= 0 {
 				n.dropped++
+				if sums.Ended {
+					n.lost++
+				}
 				continue
 			}
 			p = ps.admit(sums.ID)

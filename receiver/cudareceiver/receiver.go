@@ -10,6 +10,7 @@ import (
 
 	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/collector/component/componentstatus"
+	"go.opentelemetry.io/collector/consumer"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 	"go.opentelemetry.io/collector/receiver"
 	"go.opentelemetry.io/otel/attribute"
@@ -209,6 +210,7 @@ func (r *cudaReceiver) scrape(ctx context.Context) (pmetric.Metrics, error) {
 	r.account(ctx, &s.Losses)
 	r.runtimes(ctx, s.Runtimes)
 	md, n := r.processes.metrics(s)
+	r.telemetry.ReceiverCudaProcessesLost.Add(ctx, n.lost)
 	for state, v := range map[string]int64{"reported": n.reported, "excluded": n.excluded, "dropped": n.dropped} {
 		r.telemetry.ReceiverCudaProcesses.Record(ctx, v, metric.WithAttributes(attribute.String("state", state)))
 	}
@@ -223,6 +225,17 @@ func (r *cudaReceiver) runtimes(ctx context.Context, all []probe.RuntimeCheck) {
 	}
 	for state, v := range n {
 		r.telemetry.ReceiverCudaRuntimes.Record(ctx, v, metric.WithAttributes(attribute.String("check", string(state))))
+	}
+}
+
+// last sends what happened since the last collection: processes that ended meanwhile are in no later one.
+func (r *cudaReceiver) last(ctx context.Context, next consumer.Metrics) {
+	md, err := r.scrape(ctx)
+	if err == nil && md.DataPointCount() > 0 {
+		err = next.ConsumeMetrics(ctx, md)
+	}
+	if err != nil {
+		r.set.Logger.Warn("the last values before the end are not sent", zap.Error(err))
 	}
 }
 

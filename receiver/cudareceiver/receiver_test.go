@@ -317,3 +317,21 @@ func TestThePipelineGetsMetrics(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatHappenedSinceTheLastCollectionIsSentAtTheEnd(t *testing.T) {
+	r := newRig(t)
+	r.cfg.CollectionInterval = time.Hour
+	r.cfg.InitialDelay = time.Hour
+	r.machine.snapshot = &probe.Snapshot{Time: time.Now(), Processes: []probe.Process{
+		{ID: probe.ProcessID{PID: 1, Start: 10_000_000}, Ended: true, Graphs: 5},
+	}}
+	sink := &consumertest.MetricsSink{}
+	c, err := newController(r.cudaReceiver, r.cudaReceiver, sink)
+	require.NoError(t, err)
+	require.NoError(t, c.Start(t.Context(), r.host))
+	require.Eventually(t, r.attached, 10*time.Second, time.Millisecond)
+	assert.Zero(t, sink.DataPointCount())
+	require.NoError(t, c.Shutdown(t.Context()))
+	require.Equal(t, 1, sink.DataPointCount())
+	assert.Contains(t, points(sink.AllMetrics()[0])[0], "gpu.cuda.graph.launch.calls map[] 5")
+}

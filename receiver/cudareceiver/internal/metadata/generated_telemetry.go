@@ -34,6 +34,7 @@ type TelemetryBuilder struct {
 	ReceiverCudaEventsLost        metric.Int64Counter
 	ReceiverCudaNamesEvicted      metric.Int64Counter
 	ReceiverCudaProcesses         metric.Int64Gauge
+	ReceiverCudaProcessesLost     metric.Int64Counter
 	ReceiverCudaReturnsMissed     metric.Int64Counter
 	ReceiverCudaRuntimes          metric.Int64Gauge
 	ReceiverCudaSnapshotFailed    metric.Int64Counter
@@ -117,6 +118,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	builder.ReceiverCudaProcesses, err = builder.meter.Int64Gauge(
 		"otelcol_receiver_cuda_processes",
 		metric.WithDescription("Processes in the last collection, by what became of them. [Alpha]"),
+		metric.WithUnit("{process}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ReceiverCudaProcessesLost, err = builder.meter.Int64Counter(
+		"otelcol_receiver_cuda_processes_lost",
+		metric.WithDescription("Processes that ended and were never reported, because there were more than max_processes until then. [Alpha]"),
 		metric.WithUnit("{process}"),
 	)
 	errs = errors.Join(errs, err)

@@ -27,6 +27,7 @@ func TestSetupTelemetry(t *testing.T) {
 	tb.ReceiverCudaEventsLost.Add(context.Background(), 1)
 	tb.ReceiverCudaNamesEvicted.Add(context.Background(), 1)
 	tb.ReceiverCudaProcesses.Record(context.Background(), 1)
+	tb.ReceiverCudaProcessesLost.Add(context.Background(), 1)
 	tb.ReceiverCudaReturnsMissed.Add(context.Background(), 1)
 	tb.ReceiverCudaRuntimes.Record(context.Background(), 1)
 	tb.ReceiverCudaSnapshotFailed.Add(context.Background(), 1)
@@ -56,6 +57,9 @@ func TestSetupTelemetry(t *testing.T) {
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualReceiverCudaProcesses(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualReceiverCudaProcessesLost(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualReceiverCudaReturnsMissed(t, testTel,

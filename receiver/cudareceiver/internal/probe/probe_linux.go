@@ -207,11 +207,12 @@ func (p *Probe) run(ctx context.Context) {
 			p.takeNames()
 			// What fails here fails at the next Snapshot too, and is told there.
 			_ = p.reader.takeEnded()
-			p.checkRuntimes()
+			p.endRuntimes()
 			p.mu.Unlock()
 		case <-mapped.C:
 			p.mu.Lock()
 			p.attachMapped()
+			p.checkRuntimes()
 			p.mu.Unlock()
 		case <-rescan.C:
 			p.mu.Lock()

@@ -67,11 +67,20 @@ func (p *Probe) newRuntime(path string) (*runtimeLibrary, error) {
 	return &runtimeLibrary{path: path, number: uint8(number), state: RuntimeChecking}, nil
 }
 
-// checkRuntimes decides about each libcudart by what its launches have done since it last did.
-func (p *Probe) checkRuntimes() {
+// endRuntimes detaches from the returns of each libcudart whose entries are gone, some time after these.
+func (p *Probe) endRuntimes() {
 	for _, r := range p.runtimes {
 		if len(r.entries) == 0 {
 			_ = closeAll(&r.returns) // the links of probes that are gone
+		}
+	}
+}
+
+// checkRuntimes decides about each libcudart by what its launches have done since it last did. It is asked often,
+// because calls cost twice as much until it has decided.
+func (p *Probe) checkRuntimes() {
+	for _, r := range p.runtimes {
+		if len(r.entries) == 0 {
 			continue
 		}
 		var now cudaRuntimeCheck
