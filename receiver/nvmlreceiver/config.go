@@ -14,7 +14,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/device"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/metadata"
-	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/procfs"
+	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/process"
 )
 
 // Config is the receiver's configuration.
@@ -141,7 +141,7 @@ func (c *Config) options() device.Options {
 		Samples:      device.Group{Enabled: c.Groups.Samples.Enabled},
 		MaxProcesses: c.MaxProcesses,
 		Select:       c.Devices,
-		Proc:         procfs.New(c.RootPath),
+		Proc:         process.New(c.RootPath),
 	}
 	return o
 }

@@ -15,17 +15,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/gpuflight/gpuflight/internal/procfs"
 )
 
 const (
-	// maxFile bounds what is read of one file; a cgroup file of thirty v1 hierarchies has 5 KiB.
-	maxFile = 64 << 10
 	// maxEnviron bounds what is read of an environment. The kernel allows some MiB; job schedulers
 	// pass 100 KiB at times.
 	maxEnviron = 1 << 20
-	// nanosPerTick is the resolution of a start time in /proc/PID/stat: USER_HZ is 100 on amd64 and
-	// arm64.
-	nanosPerTick = 10_000_000
 )
 
 // Process describes a process. What is not known is empty or 0.
@@ -66,10 +63,10 @@ func (r *Reader) Process(pid int32, start uint64) (Process, bool) {
 		return Process{PID: pid}, false
 	}
 	p := Process{PID: pid, Executable: executable(dir, name)}
-	cgroup := string(readFile(filepath.Join(dir, "cgroup")))
+	cgroup := string(procfs.ReadFile(filepath.Join(dir, "cgroup")))
 	p.Cgroup = cgroupPath(cgroup)
-	p.ContainerID, p.PodUID = parseCgroup(cgroup)
-	p.VPID = parseNSpid(string(readFile(filepath.Join(dir, "status"))))
+	p.ContainerID, p.PodUID = procfs.ParseCgroup(cgroup)
+	p.VPID = procfs.ParseVPID(procfs.ReadFile(filepath.Join(dir, "status")))
 	if f, err := os.Open(filepath.Join(dir, "environ")); err == nil {
 		p.ServiceName, p.Attributes, p.TraceParent = parseEnviron(io.LimitReader(f, maxEnviron))
 		_ = f.Close()
@@ -83,8 +80,8 @@ func (r *Reader) Process(pid int32, start uint64) (Process, bool) {
 
 // same returns the name of the process at dir if it began at start.
 func (r *Reader) same(dir string, start uint64) (name string, ok bool) {
-	name, ticks, ok := parseStat(string(readFile(filepath.Join(dir, "stat"))))
-	return name, ok && ticks == start/nanosPerTick
+	s, ok := procfs.ParseStat(procfs.ReadFile(filepath.Join(dir, "stat")))
+	return s.Name, ok && s.Start == start/procfs.TickNanoseconds
 }
 
 // executable returns the name of the file that runs, or the thread group's name, cut at 15 bytes by
@@ -95,20 +92,6 @@ func executable(dir, name string) string {
 		return name
 	}
 	return strings.ToValidUTF8(path.Base(strings.TrimSuffix(link, " (deleted)")), "\uFFFD")
-}
-
-// readFile returns up to maxFile bytes, nil on errors.
-func readFile(name string) []byte {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil
-	}
-	defer func() { _ = f.Close() }()
-	b, err := io.ReadAll(io.LimitReader(f, maxFile))
-	if err != nil {
-		return nil
-	}
-	return b
 }
 
 // parseEnviron finds the three variables among KEY=VALUE strings that end with a zero byte.

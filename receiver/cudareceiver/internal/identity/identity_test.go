@@ -12,35 +12,13 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/procfs"
 )
 
 var id = strings.Repeat("0123456789abcdef", 4)
 
 const uid = "01234567-89ab-cdef-0123-456789abcdef"
-
-func TestParseCgroup(t *testing.T) {
-	escaped := strings.ReplaceAll(uid, "-", "_")
-	for name, c := range map[string]struct{ text, container, pod string }{
-		"no container":              {"0::/user.slice/user-1000.slice/session-2.scope\n", "", ""},
-		"Docker, version 1":         {"12:memory:/docker/" + id + "\n11:cpu,cpuacct:/docker/" + id + "\n", id, ""},
-		"Docker, version 2":         {"0::/system.slice/docker-" + id + ".scope\n", id, ""},
-		"Podman":                    {"0::/machine.slice/libpod-" + id + ".scope/container\n", id, ""},
-		"Podman's watcher":          {"0::/machine.slice/libpod-conmon-" + id + ".scope\n", "", ""},
-		"containerd in Kubernetes":  {"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + escaped + ".slice/cri-containerd-" + id + ".scope\n", id, uid},
-		"containerd without slices": {"0::/kubepods/besteffort/pod" + uid + "/" + id + "\n", id, uid},
-		"guaranteed":                {"0::/kubepods.slice/kubepods-pod" + escaped + ".slice/cri-containerd-" + id + ".scope\n", id, uid},
-		"CRI-O, static pod":         {"0::/kubepods.slice/kubepods-pod" + id[:32] + ".slice/crio-" + id + ".scope\n", id, id[:32]},
-		"containerd with colons":    {"0::/kubepods-burstable-pod" + escaped + ".slice:cri-containerd:" + id + "\n", id, uid},
-		"a container in another":    {"0::/docker/" + strings.Repeat("f", 64) + "/docker/" + id + "\n", id, ""},
-		"not hexadecimal":           {"0::/docker/" + strings.Repeat("g", 64) + "\n", "", ""},
-		"a pod that is none":        {"0::/podman/podcast\n", "", ""},
-		"no lines":                  {"", "", ""},
-	} {
-		container, pod := parseCgroup(c.text)
-		assert.Equal(t, c.container, container, name)
-		assert.Equal(t, c.pod, pod, name)
-	}
-}
 
 func TestCgroupPath(t *testing.T) {
 	for text, want := range map[string]string{
@@ -111,18 +89,18 @@ func TestProcess(t *testing.T) {
 	require.NoError(t, os.Symlink("/opt/bin/python3.12 (deleted)", filepath.Join(root, "proc/7/exe")))
 	r := New(root)
 
-	p, ok := r.Process(7, 100*nanosPerTick)
+	p, ok := r.Process(7, 100*procfs.TickNanoseconds)
 	assert.True(t, ok)
 	assert.Equal(t, Process{
 		PID: 7, VPID: 1, Executable: "python3.12", Cgroup: "/kubepods/pod" + uid + "/" + id, ContainerID: id, PodUID: uid,
 		ServiceName: "train", Attributes: []Attribute{{"service.namespace", "ml"}}, TraceParent: "00-1-2-01",
 	}, p)
 
-	p, ok = r.Process(7, 101*nanosPerTick)
+	p, ok = r.Process(7, 101*procfs.TickNanoseconds)
 	assert.False(t, ok, "the id is another process's by now")
 	assert.Equal(t, Process{PID: 7}, p)
 
-	p, ok = r.Process(8, 5*nanosPerTick)
+	p, ok = r.Process(8, 5*procfs.TickNanoseconds)
 	assert.True(t, ok)
 	assert.Equal(t, Process{PID: 8, Executable: "c"}, p, "what may not be read is left out")
 
@@ -138,9 +116,9 @@ func TestOwnProcess(t *testing.T) {
 	if err != nil {
 		t.Skip("no /proc here")
 	}
-	_, ticks, ok := parseStat(string(b))
+	self, ok := procfs.ParseStat(b)
 	require.True(t, ok)
-	p, ok := New("/").Process(int32(os.Getpid()), ticks*nanosPerTick)
+	p, ok := New("/").Process(int32(os.Getpid()), self.Start*procfs.TickNanoseconds)
 	assert.True(t, ok)
 	exe, err := os.Executable()
 	require.NoError(t, err)
@@ -148,23 +126,10 @@ func TestOwnProcess(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add("0::/kubepods/pod"+uid+"/"+id+"\n", stat("a", 1), "OTEL_SERVICE_NAME=a\x00OTEL_RESOURCE_ATTRIBUTES=a=b,c=%20\x00")
-	f.Fuzz(func(t *testing.T, cgroup, text, environ string) {
-		container, pod := parseCgroup(cgroup)
-		if container != "" && (len(container) != 64 || !strings.Contains(cgroup, container)) {
-			t.Errorf("container %q", container)
-		}
-		if pod != "" && len(pod) != 36 && len(pod) != 32 {
-			t.Errorf("pod %q", pod)
-		}
+	f.Add("0::/kubepods/pod"+uid+"/"+id+"\n", "OTEL_SERVICE_NAME=a\x00OTEL_RESOURCE_ATTRIBUTES=a=b,c=%20\x00")
+	f.Fuzz(func(t *testing.T, cgroup, environ string) {
 		if p := cgroupPath(cgroup); !strings.Contains(cgroup, p) {
 			t.Errorf("cgroup %q", p)
-		}
-		if name, ticks, ok := parseStat(text); !ok && (name != "" || ticks != 0) {
-			t.Errorf("name %q, start %d of a line that is none", name, ticks)
-		}
-		if parseNSpid(text) < 0 {
-			t.Error("a negative id")
 		}
 		service, attributes, parent := parseEnviron(strings.NewReader(environ))
 		if !utf8.ValidString(service) || len(attributes) > maxAttributes || len(parent) > 4*maxValue || !utf8.ValidString(parent) {

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -19,10 +18,12 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/gpuflight/gpuflight/internal/procfs"
 )
 
 const (
-	tick          = 10_000_000 // ns; the unit of times in /proc
+	tick          = procfs.TickNanoseconds
 	stateEnded    = uint32(1)
 	maxKeptLines  = 4096 // of one process's earlier programs
 	nameTextStart = 24
@@ -338,26 +339,9 @@ func (r *reader) stat(pid uint32) string {
 // startOf reads when a process began, in ns since boot, from its stat; false if it is gone, or dead with all of
 // its threads and waiting for its parent to notice.
 func startOf(stat string) (uint64, bool) {
-	text, err := os.ReadFile(stat)
-	if err != nil {
+	s, ok := procfs.ParseStat(procfs.ReadFile(stat))
+	if !ok || s.State == 'X' || s.State == 'Z' && s.Threads <= 1 {
 		return 0, false
 	}
-	// pid (name) state …: the name may hold anything.
-	at := bytes.LastIndexByte(text, ')')
-	if at < 0 {
-		return 0, false
-	}
-	fields := bytes.Fields(text[at+1:])
-	const state, threads, starttime = 0, 17, 19
-	if len(fields) <= starttime {
-		return 0, false
-	}
-	ticks, err := strconv.ParseUint(string(fields[starttime]), 10, 64)
-	if err != nil {
-		return 0, false
-	}
-	if s := fields[state][0]; s == 'X' || s == 'Z' && (string(fields[threads]) == "1" || string(fields[threads]) == "0") {
-		return 0, false
-	}
-	return ticks * tick, true
+	return s.Start * tick, true
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/gpu"
-	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/procfs"
+	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/process"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/nvmltest"
 	"github.com/gpuflight/gpuflight/semconv"
 )
@@ -48,7 +48,7 @@ func newBench(t *testing.T, values map[string]string, change func(*Options)) *be
 	o := Options{
 		LibraryPath: lib, Interval: 10 * time.Second, Slow: Group{Enabled: true, Interval: time.Minute},
 		GPM: Group{Enabled: true}, Processes: Group{Enabled: true}, Samples: Group{Enabled: true},
-		MaxProcesses: 10, Proc: procfs.New(dir), Now: func() time.Time { return b.now },
+		MaxProcesses: 10, Proc: process.New(dir), Now: func() time.Time { return b.now },
 	}
 	if change != nil {
 		change(&o)

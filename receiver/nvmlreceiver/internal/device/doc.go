@@ -17,7 +17,7 @@ package device
 import (
 	"time"
 
-	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/procfs"
+	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/process"
 )
 
 // Options say what to read and how often.
@@ -33,7 +33,7 @@ type Options struct {
 	// Select says which devices to read: an index, a UUID, or a glob on UUID or name; empty for all.
 	Select []string
 	// Proc tells about processes.
-	Proc *procfs.Reader
+	Proc *process.Reader
 	// Now is the clock; nil for the system's.
 	Now func() time.Time
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/gpu"
-	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/procfs"
+	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/process"
 )
 
 // Supported says whether this build can open NVML.
@@ -56,7 +56,7 @@ func newLibrary(lib nvml.Interface, o Options) *library {
 		o.Now = time.Now
 	}
 	if o.Proc == nil {
-		o.Proc = procfs.New("/")
+		o.Proc = process.New("/")
 	}
 	l := &library{nvml: lib, options: o, devices: map[string]*Device{}, boot: o.Proc.BootTime()}
 	if l.boot.IsZero() {

@@ -9,7 +9,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/procfs"
+	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/process"
 )
 
 // Metric says what a point measures.
@@ -67,7 +67,7 @@ type Identity struct {
 
 // Process is a process that uses a device.
 type Process struct {
-	procfs.Info
+	process.Info
 	// MemoryBytes is valid if HasMemory, Utilization (0–1) if HasUtilization.
 	MemoryBytes    int64
 	Utilization    float64

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package procfs reads what the kernel says of a process in /proc, for receivers that tell processes apart: its name and
+// start, its id in its own PID namespace, its container and pod. It takes texts and knows nothing of who asks.
+//
+// Everything may be called by several goroutines.
+package procfs
+
+import (
+	"io"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// maxFile bounds what is read of one file; a cgroup file of thirty v1 hierarchies has 5 KiB.
+const maxFile = 64 << 10
+
+// TickNanoseconds is the resolution of Stat.Start: USER_HZ is 100 on amd64 and arm64.
+const TickNanoseconds = 10_000_000
+
+// ReadFile returns up to 64 KiB of a file, nil if it cannot be read: the process has ended, or may not be looked at.
+func ReadFile(name string) []byte {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = f.Close() }()
+	b, err := io.ReadAll(io.LimitReader(f, maxFile))
+	if err != nil {
+		return nil
+	}
+	return b
+}
+
+// Stat is of /proc/PID/stat, as proc(5) describes it.
+type Stat struct {
+	// Name is that of the thread group, cut at 15 bytes by the kernel; bytes that are no UTF-8 are replaced.
+	Name string
+	// State is R, S, D, Z, …; Threads the number of threads.
+	State   byte
+	Threads int
+	// Start is when the process began, in ticks since boot. A process id comes again, with the same start it does
+	// not.
+	Start uint64
+}
+
+// ParseStat reads the text of /proc/PID/stat; false if it is none. The name stands in parentheses and may hold any
+// byte, a parenthesis among them: it ends at the last one.
+func ParseStat(text []byte) (Stat, bool) {
+	s := string(text)
+	begin, end := strings.IndexByte(s, '('), strings.LastIndexByte(s, ')')
+	if begin < 0 || end < begin {
+		return Stat{}, false
+	}
+	// The state is field 3 and stands first here.
+	const state, threads, start = 0, 17, 19
+	fields := strings.Fields(s[end+1:])
+	if len(fields) <= start {
+		return Stat{}, false
+	}
+	ticks, err := strconv.ParseUint(fields[start], 10, 64)
+	if err != nil {
+		return Stat{}, false
+	}
+	n, err := strconv.Atoi(fields[threads])
+	if err != nil {
+		return Stat{}, false
+	}
+	return Stat{Name: strings.ToValidUTF8(s[begin+1:end], "\uFFFD"), State: fields[state][0], Threads: n, Start: ticks}, true
+}
+
+// ParseVPID returns the process's id in its innermost PID namespace, from the text of /proc/PID/status: the last id of
+// the line NSpid if it has several, else 0.
+func ParseVPID(status []byte) int32 {
+	for line := range strings.Lines(string(status)) {
+		rest, ok := strings.CutPrefix(line, "NSpid:")
+		if !ok {
+			continue
+		}
+		ids := strings.Fields(rest)
+		if len(ids) < 2 {
+			return 0
+		}
+		n, err := strconv.ParseInt(ids[len(ids)-1], 10, 32)
+		if err != nil || n < 0 {
+			return 0
+		}
+		return int32(n)
+	}
+	return 0
+}
+
+// ParseCgroup finds a container's id and a pod's UID in the text of /proc/PID/cgroup, version 1 or
+// 2, as Docker, containerd, CRI-O and Podman lay it out; "" for what is not there. The innermost
+// container counts.
+func ParseCgroup(text string) (container, pod string) {
+	for line := range strings.Lines(text) {
+		// hierarchy:controllers:path; the path may hold colons itself.
+		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		var c, p string
+		for segment := range strings.SplitSeq(parts[2], "/") {
+			if id := containerID(segment); id != "" {
+				c = id
+			}
+			if id := podUID(segment); id != "" {
+				p = id
+			}
+		}
+		if container == "" {
+			container = c
+		}
+		if pod == "" {
+			pod = p
+		}
+	}
+	return container, pod
+}
+
+// containerID takes docker-ID.scope, cri-containerd-ID.scope, crio-ID.scope, libpod-ID.scope, the
+// bare ID, and containerd's slice:cri-containerd:ID. An ID is 64 hexadecimal digits.
+func containerID(segment string) string {
+	s := strings.TrimSuffix(segment, ".scope")
+	// The process that watches over a container is not in it.
+	if strings.HasPrefix(s, "libpod-conmon-") || strings.HasPrefix(s, "crio-conmon-") {
+		return ""
+	}
+	if i := strings.LastIndexAny(s, "-:"); i >= 0 {
+		s = s[i+1:]
+	}
+	if len(s) != 64 || strings.Trim(s, "0123456789abcdef") != "" {
+		return ""
+	}
+	return s
+}
+
+// podUID takes podUID, and kubepods-burstable-podUID.slice, in which systemd's escape made the
+// dashes of the UID underscores.
+func podUID(segment string) string {
+	// containerd without systemd's paths writes slice:cri-containerd:ID as one segment.
+	s, _, _ := strings.Cut(segment, ":")
+	s = strings.TrimSuffix(s, ".slice")
+	if i := strings.LastIndex(s, "-pod"); i >= 0 && strings.HasPrefix(s, "kubepods") {
+		s = s[i+1:]
+	}
+	s, ok := strings.CutPrefix(s, "pod")
+	if !ok {
+		return ""
+	}
+	s = strings.ReplaceAll(s, "_", "-")
+	// Static pods have the 32 digits of a hash in place of a UUID.
+	if (len(s) != 36 || strings.Count(s, "-") != 4) && (len(s) != 32 || strings.Contains(s, "-")) {
+		return ""
+	}
+	if strings.Trim(s, "-0123456789abcdef") != "" {
+		return ""
+	}
+	return s
+}
