@@ -106,7 +106,7 @@ func TestKernelNamesAreBounded(t *testing.T) {
 	} {
 		begin := time.Now()
 		n := NewKernelName(raw)
-		if took := time.Since(begin); took > 5*time.Second {
+		if took := time.Since(begin); took > time.Minute { // without a bound: for ever
 			t.Errorf("%s: took %v", what, took)
 		}
 		for _, s := range []string{n.Full, n.Symbol, n.Short, n.Qualified} {
