@@ -25,6 +25,7 @@ const usage = `gpufl records what programs do on the GPU, and works with GPU Fli
 Usage:
   gpufl trace [flags] -- COMMAND...   run a command and record its GPU work: gpufl trace --help
   gpufl report [flags] FILE...        print what recordings hold: gpufl report --help
+  gpufl replay [flags] ARCHIVE...     send archived telemetry again: gpufl replay --help
   gpufl doctor [flags]                say whether recording works here: gpufl doctor --help
   gpufl gen [flags]                   write a made-up training session: gpufl gen --help
   gpufl version                       say which version this is
@@ -63,6 +64,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		err = runDoctor(ctx, args[1:], stdout)
 	case "gen":
 		err = runGen(ctx, args[1:], stdout, stderr)
+	case "replay":
+		err = runReplay(ctx, args[1:], stdout, stderr)
 	case "report":
 		err = runReport(ctx, args[1:], stdout, stderr)
 	case "trace":

@@ -183,7 +183,7 @@ func TestComponents(t *testing.T) {
 	})
 	assert.ElementsMatch(t, names(has.Connectors), []string{"gpu_usage", "forward", "span_metrics"})
 	assert.ElementsMatch(t, names(has.Extensions), []string{
-		"zpages", "file_storage", "health_check", "pprof", "bearertokenauth", "basicauth",
+		"gpuflog_encoding", "zpages", "file_storage", "health_check", "pprof", "bearertokenauth", "basicauth",
 	})
 }
 

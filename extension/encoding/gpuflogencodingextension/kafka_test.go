@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuflogencodingextension
+
+import (
+	"context"
+	"testing"
+
+	"github.com/open-telemetry/opentelemetry-collector-contrib/receiver/kafkareceiver"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/confmap"
+	"go.opentelemetry.io/collector/consumer/consumertest"
+	"go.opentelemetry.io/collector/extension/extensiontest"
+	"go.opentelemetry.io/collector/receiver/receivertest"
+)
+
+// TestTheKafkaReceiverTakesTheExtension starts the receiver without a broker: it looks for its encoding
+// before it looks for Kafka.
+func TestTheKafkaReceiverTakesTheExtension(t *testing.T) {
+	own := NewFactory()
+	set := extensiontest.NewNopSettings(own.Type())
+	ext, err := own.Create(context.Background(), set, own.CreateDefaultConfig())
+	require.NoError(t, err)
+	with := host{component.NewID(own.Type()): ext}
+
+	factory := kafkareceiver.NewFactory()
+	start := func(h host) error {
+		cfg := factory.CreateDefaultConfig()
+		of := map[string]any{"topics": []any{"gpu-trace-events"}, "encoding": own.Type().String()}
+		require.NoError(t, confmap.NewFromStringMap(map[string]any{
+			"brokers": []any{"127.0.0.1:1"}, "traces": of, "logs": of, "metrics": of,
+		}).Unmarshal(cfg))
+		next := consumertest.NewNop()
+		rs := receivertest.NewNopSettings(factory.Type())
+		traces, err := factory.CreateTraces(context.Background(), rs, cfg, next)
+		require.NoError(t, err)
+		logs, err := factory.CreateLogs(context.Background(), rs, cfg, next)
+		require.NoError(t, err)
+		metrics, err := factory.CreateMetrics(context.Background(), rs, cfg, next)
+		require.NoError(t, err)
+		for _, r := range []component.Component{traces, logs, metrics} {
+			if err := r.Start(context.Background(), h); err != nil {
+				return err // a Shutdown would wait for ever for what was not started
+			}
+			require.NoError(t, r.Shutdown(context.Background()))
+		}
+		return nil
+	}
+	// For an encoding that is not there, or not of the signal, it is an error ("unrecognized traces encoding").
+	assert.NoError(t, start(with))
+	require.NoError(t, ext.Shutdown(context.Background()))
+}
