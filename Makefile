@@ -21,7 +21,7 @@ SLOWLY := scripts/progress
 
 # The race detector recompiles all that a package imports, so it is for our libraries
 # only; the collector is tested as the binary that is shipped.
-LIBRARIES := ./cmd/gpufl/... ./connector/... ./cupti/... ./examples/... ./internal/... ./processor/... ./receiver/... ./sdk/... ./semconv/...
+LIBRARIES := ./cmd/gpufl/... ./connector/... ./cupti/... ./examples/... ./extension/... ./internal/... ./processor/... ./receiver/... ./sdk/... ./semconv/...
 # The detector is written in C, as is the core that talks to CUPTI; go env says 0 where there is
 # no compiler for that.
 CGO        = $(filter 1,$(shell $(GO) env CGO_ENABLED))
@@ -33,7 +33,8 @@ FUZZTIME ?= 30s
 # where a plain `go test` would skip.
 BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_GPUFL=$(CURDIR)/bin/gpufl \
 	GPUFLIGHT_JAEGER=$(CURDIR)/$(TOOLS)/jaeger GPUFLIGHT_OCB=$(CURDIR)/$(TOOLS)/ocb GPUFLIGHT_DEMO=$(CURDIR)/$(TOOLS)/demo \
-	GPUFLIGHT_PROMETHEUS=$(CURDIR)/$(TOOLS)/prometheus GPUFLIGHT_INJECT=$(CURDIR)/bin/libgpufl.so GPUFLIGHT_REQUIRE=1
+	GPUFLIGHT_PROMETHEUS=$(CURDIR)/$(TOOLS)/prometheus GPUFLIGHT_KAFKA=$(CURDIR)/$(TOOLS)/kafka/kafka \
+	GPUFLIGHT_VERSITYGW=$(CURDIR)/$(TOOLS)/versitygw GPUFLIGHT_INJECT=$(CURDIR)/bin/libgpufl.so GPUFLIGHT_REQUIRE=1
 
 .PHONY: demo
 demo: build $(if $(JAEGER),,$(TOOLS)/jaeger) $(TOOLS)/demo ## Run Jaeger and the collector on recordings of an H200; ctrl-C stops both
@@ -54,14 +55,16 @@ test-unit: ## Test the libraries, with the race detector
 
 # One package at a time: some of these tests measure how late data arrives.
 .PHONY: test-e2e
-test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo $(TOOLS)/prometheus ## Test the binaries, with a real Jaeger and Prometheus
+test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw ## Test the binaries, with a real Jaeger, Prometheus, Kafka and S3
 	$(BINARIES) $(GO) test -p 1 -count 1 -timeout 15m ./test/...
 
 .PHONY: bench
-bench: build ## Measure our components against contrib's on the same data
+bench: build $(TOOLS)/kafka/kafka ## Measure our components against contrib's on the same data
 	$(GO) run ./test/bench/spans
 	$(GO) run ./test/bench/nvml
 	$(GO) run ./test/bench
+	$(GO) run ./test/bench/fleet
+	$(GO) test -run - -bench Launch -benchtime 7x ./receiver/cudareceiver/internal/probe
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (30s)
@@ -111,3 +114,10 @@ $(TOOLS)/jaeger: internal/tools/jaeger/go.mod
 # Not built from source: its web page alone would need another tool chain.
 $(TOOLS)/prometheus:
 	@scripts/prometheus $(TOOLS)
+
+# The published jars, which need Java but no building.
+$(TOOLS)/kafka/kafka: scripts/kafka scripts/kafka.sha256
+	@scripts/kafka $(TOOLS)
+
+$(TOOLS)/versitygw: internal/tools/versitygw/go.mod
+	@$(SLOWLY) "compiling versitygw, an S3 server" $(GO) build -C internal/tools/versitygw $(FLAGS) -o $(CURDIR)/$@ github.com/versity/versitygw/cmd/versitygw

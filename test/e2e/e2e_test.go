@@ -13,7 +13,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -39,43 +38,8 @@ type jaeger struct {
 
 func startJaeger(t *testing.T) *jaeger {
 	t.Helper()
-	path := process.Jaeger.Find(t)
-	j := &jaeger{t: t, otlp: process.FreePort(t)}
-	http := process.FreePort(t)
-	j.api = "http://" + http
-	config := map[string]any{
-		"service": map[string]any{
-			"extensions": []string{"jaeger_storage", "jaeger_query"},
-			"pipelines": map[string]any{"traces": map[string]any{
-				"receivers": []string{"otlp"}, "exporters": []string{"jaeger_storage_exporter"},
-			}},
-			"telemetry": map[string]any{"metrics": map[string]any{"level": "none"}},
-		},
-		"extensions": map[string]any{
-			"jaeger_storage": map[string]any{"backends": map[string]any{
-				"memory": map[string]any{"memory": map[string]any{"max_traces": 100000}},
-			}},
-			"jaeger_query": map[string]any{
-				"storage": map[string]any{"traces": "memory"},
-				// It would send traces of its own queries to itself.
-				"enable_tracing": false,
-				"http":           map[string]any{"endpoint": http},
-				"grpc":           map[string]any{"endpoint": "127.0.0.1:0"},
-			},
-		},
-		"receivers": map[string]any{"otlp": map[string]any{"protocols": map[string]any{
-			"grpc": map[string]any{"endpoint": j.otlp, "max_recv_msg_size_mib": 64},
-		}}},
-		"exporters": map[string]any{"jaeger_storage_exporter": map[string]any{"trace_storage": "memory"}},
-	}
-	text, err := json.Marshal(config)
-	require.NoError(t, err)
-	file := filepath.Join(t.TempDir(), "jaeger.yaml")
-	require.NoError(t, os.WriteFile(file, text, 0o600))
-	p := process.Start(t, path, "--config", file)
-	t.Cleanup(func() { p.Stop(20 * time.Second) })
-	p.WaitOutput(process.Ready, time.Minute)
-	return j
+	server := process.StartJaeger(t, 64)
+	return &jaeger{t: t, otlp: server.OTLP, api: server.API}
 }
 
 // get returns the answer to a query, or nil where Jaeger knows nothing.

@@ -120,16 +120,6 @@ func rows(summaries []gpuflgen.Summary, kinds ...string) (n int64) {
 	return n
 }
 
-// listen starts a sink for the test.
-func listen(t *testing.T) (*testsink.Store, *testsink.Server) {
-	t.Helper()
-	store := testsink.NewStore(keys...)
-	server, err := testsink.Listen(store, "")
-	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, server.Close()) })
-	return store, server
-}
-
 // kernels counts the distinct kernel spans.
 func kernels(store *testsink.Store) (n int64) {
 	for _, sp := range store.Spans() {
@@ -152,7 +142,7 @@ func drain(t *testing.T, p *process.Process, store *testsink.Store, summaries []
 // undisturbed reads the finished logs once, without checkpoints.
 func undisturbed(t *testing.T, w *writers, summaries []gpuflgen.Summary) *testsink.Store {
 	t.Helper()
-	store, server := listen(t)
+	store, server := process.Sink(t, keys...)
 	p := process.CollectorConfig{Include: w.dirs, Endpoint: server.Endpoint()}.Start(t)
 	drain(t, p, store, summaries)
 	for _, sp := range store.Spans() {
@@ -295,7 +285,7 @@ func TestKilledAgainAndAgain(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 
 	w := startWriters(t, 3, 200)
-	store, server := listen(t)
+	store, server := process.Sink(t, keys...)
 	collector := process.CollectorConfig{
 		Include: w.dirs, Endpoint: server.Endpoint(), Storage: filepath.Join(t.TempDir(), "storage"),
 	}
@@ -344,7 +334,7 @@ func TestSinkRefusesHangsAndRecovers(t *testing.T) {
 	}
 	process.Collector.Find(t)
 	w := startWriters(t, 2, 200)
-	store, server := listen(t)
+	store, server := process.Sink(t, keys...)
 	p := process.CollectorConfig{
 		Include: w.dirs, Endpoint: server.Endpoint(), Storage: filepath.Join(t.TempDir(), "storage"),
 	}.Start(t)
@@ -374,7 +364,7 @@ func TestPermanentErrorsAreSkipped(t *testing.T) {
 	}
 	process.Collector.Find(t)
 	w := startWriters(t, 1, 150)
-	store, server := listen(t)
+	store, server := process.Sink(t, keys...)
 	// Spans only: on a busy machine the three refused could all be of other signals.
 	p := process.CollectorConfig{Include: w.dirs, Endpoint: server.Endpoint(), Signals: []string{"traces"}}.Start(t)
 	p.WaitOutput(process.Ready, 30*time.Second)

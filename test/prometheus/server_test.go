@@ -13,7 +13,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -32,21 +31,10 @@ var (
 	gpufl      = process.Binary{Env: "GPUFLIGHT_GPUFL", Path: "bin/gpufl", Make: "make build"}
 )
 
-// findPrometheus returns the path of Prometheus. Where it can neither be found nor fetched the test
-// is skipped, whatever GPUFLIGHT_REQUIRE says: scripts/prometheus knows Debian's package only.
+// findPrometheus returns the path of Prometheus. scripts/prometheus knows Debian's package only.
 func findPrometheus(t *testing.T) string {
 	t.Helper()
-	path := os.Getenv(prometheus.Env)
-	if path == "" {
-		path = filepath.Join(process.Root(t), prometheus.Path)
-	}
-	_, missing := os.Stat(path)
-	_, noApt := exec.LookPath("apt-get")
-	_, notInstalled := exec.LookPath("prometheus")
-	if missing != nil && noApt != nil && notInstalled != nil {
-		t.Skip("no Prometheus here, and no apt-get to fetch one with")
-	}
-	return prometheus.Find(t)
+	return prometheus.FindFetched(t, "no Prometheus here, and no apt-get to fetch one with", "prometheus", "apt-get")
 }
 
 // collector is a running Collector.

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package broker describes a Kafka broker of one node, without ZooKeeper and without replicas, as
+// tests and benchmarks need one: its settings, its folder, and how to tell that it serves. It starts
+// no process: who does that also has to kill it.
+//
+// The broker itself is what scripts/kafka fetches.
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// clusterID is the same for all: brokers here never meet.
+const clusterID = "Z3B1ZmxpZ2h0LXRlc3RzIQ"
+
+// Broker is one broker. The fields may not change once Format was called.
+type Broker struct {
+	// Launcher is the program that scripts/kafka makes.
+	Launcher string
+	// Dir holds the broker's settings and data. It outlives a killed broker.
+	Dir string
+	// Address is where clients connect, host and port; Controller is a second address, of the
+	// broker's other half.
+	Address, Controller string
+	// Properties are added to the settings, or replace some.
+	Properties map[string]string
+}
+
+// Format writes the settings and prepares the data folder.
+func (b Broker) Format(ctx context.Context) error {
+	settings := map[string]string{
+		"process.roles":                                    "broker,controller",
+		"node.id":                                          "1",
+		"controller.quorum.voters":                         "1@" + b.Controller,
+		"listeners":                                        "PLAINTEXT://" + b.Address + ",CONTROLLER://" + b.Controller,
+		"advertised.listeners":                             "PLAINTEXT://" + b.Address,
+		"controller.listener.names":                        "CONTROLLER",
+		"listener.security.protocol.map":                   "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+		"inter.broker.listener.name":                       "PLAINTEXT",
+		"log.dirs":                                         filepath.Join(b.Dir, "data"),
+		"num.partitions":                                   "6",
+		"offsets.topic.num.partitions":                     "1",
+		"offsets.topic.replication.factor":                 "1",
+		"transaction.state.log.replication.factor":         "1",
+		"transaction.state.log.min.isr":                    "1",
+		"share.coordinator.state.topic.replication.factor": "1",
+		"share.coordinator.state.topic.min.isr":            "1",
+		// A group of one need not wait for others to join.
+		"group.initial.rebalance.delay.ms": "0",
+		// As docs/deploying.md advises.
+		"log.message.timestamp.type": "LogAppendTime",
+	}
+	maps.Copy(settings, b.Properties)
+	var text strings.Builder
+	for _, key := range slices.Sorted(maps.Keys(settings)) {
+		fmt.Fprintf(&text, "%s=%s\n", key, settings[key])
+	}
+	if err := os.MkdirAll(b.Dir, 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(b.settings(), []byte(text.String()), 0o600); err != nil {
+		return err
+	}
+	format := exec.CommandContext(ctx, b.Launcher, "kafka.tools.StorageTool", "format", "-t", clusterID, "-c", b.settings())
+	if out, err := format.CombinedOutput(); err != nil {
+		return fmt.Errorf("format the broker's folder: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// Arguments are what Launcher takes to become the broker.
+func (b Broker) Arguments() []string {
+	return []string{"-Xmx384m", "-XX:+UseSerialGC", "kafka.Kafka", b.settings()}
+}
+
+// Wait returns when the broker answers, or when ctx ends.
+func (b Broker) Wait(ctx context.Context) error {
+	client, err := kgo.NewClient(kgo.SeedBrokers(b.Address))
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	for {
+		try, cancel := context.WithTimeout(ctx, 2*time.Second)
+		err := client.Ping(try)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+func (b Broker) settings() string { return filepath.Join(b.Dir, "server.properties") }

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package fleet_test
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
+)
+
+// collector runs one of the configurations in config/, again and again if need be.
+type collector struct {
+	t *testing.T
+	// state is the folder that outlives a killed process.
+	state string
+	// metrics is where its own metrics are.
+	metrics string
+	env     map[string]string
+	// command stands before the binary, for another network.
+	command []string
+	configs []string
+	process *process.Process
+	// peak is the highest resident memory of all processes so far, in bytes.
+	peak int64
+}
+
+// newCollector prepares a configuration of config/ with the environment's variables given, ports of its
+// own, and an overlay on top. The receivers that look at this machine's GPUs are left out: they are
+// tested elsewhere.
+func newCollector(t *testing.T, name string, env map[string]string, overlay map[string]any) *collector {
+	t.Helper()
+	process.Collector.Find(t)
+	c := &collector{t: t, state: filepath.Join(t.TempDir(), "state"), metrics: process.FreePort(t), env: map[string]string{
+		"GPUFLIGHT_LISTEN":          process.FreePort(t),
+		"GPUFLIGHT_LISTEN_HTTP":     process.FreePort(t),
+		"GPUFLIGHT_HEALTH":          process.FreePort(t),
+		"GPUFLIGHT_OTLP_INSECURE":   "true",
+		"AWS_ACCESS_KEY_ID":         accessKey,
+		"AWS_SECRET_ACCESS_KEY":     secretKey,
+		"AWS_EC2_METADATA_DISABLED": "true",
+	}}
+	_, port, _ := strings.Cut(c.metrics, ":")
+	c.env["GPUFLIGHT_METRICS_PORT"] = port
+	for k, v := range env {
+		c.env[k] = v
+	}
+	c.configs = []string{filepath.Join(process.Root(t), "config", name)}
+	if name == "agent.yaml" || name == "kafka.yaml" {
+		c.add(map[string]any{"service": map[string]any{"pipelines": map[string]any{
+			"traces":  map[string]any{"receivers": []string{"otlp"}},
+			"metrics": map[string]any{"receivers": []string{"otlp"}},
+			"logs":    map[string]any{"receivers": []string{"otlp"}},
+		}}})
+	}
+	if overlay != nil {
+		c.add(overlay)
+	}
+	return c
+}
+
+// add puts settings on top.
+func (c *collector) add(overlay map[string]any) {
+	c.t.Helper()
+	path := filepath.Join(c.t.TempDir(), "overlay.yaml")
+	writeJSON(c.t, path, overlay)
+	c.configs = append(c.configs, path)
+}
+
+// start starts the process and does not wait for it.
+func (c *collector) start() {
+	c.t.Helper()
+	args := append(c.command[:len(c.command):len(c.command)], "/usr/bin/env", "GPUFLIGHT_STATE="+c.state)
+	for k, v := range c.env {
+		args = append(args, k+"="+v)
+	}
+	args = append(args, process.Collector.Find(c.t))
+	for _, path := range c.configs {
+		args = append(args, "--config", path)
+	}
+	c.process = process.Start(c.t, args[0], args[1:]...)
+}
+
+// run starts the process and returns when all components run.
+func (c *collector) run() *collector {
+	c.t.Helper()
+	c.start()
+	c.process.WaitOutput(process.Ready, time.Minute)
+	return c
+}
+
+// kill ends the process by SIGKILL.
+func (c *collector) kill() {
+	c.t.Helper()
+	c.look()
+	c.process.Kill()
+}
+
+// stop ends the process as systemd would.
+func (c *collector) stop() {
+	c.t.Helper()
+	c.look()
+	c.process.Stop(30 * time.Second)
+}
+
+// look notes the peak of the process's resident memory, which the kernel keeps. It is found by its port
+// for metrics, which no other process has in its environment.
+func (c *collector) look() {
+	c.t.Helper()
+	mark := []byte("GPUFLIGHT_STATE=" + c.state + "\x00")
+	environments, err := filepath.Glob("/proc/[0-9]*/environ")
+	require.NoError(c.t, err)
+	for _, path := range environments {
+		text, err := os.ReadFile(path)
+		if err != nil || !bytes.Contains(text, mark) {
+			continue // another user's, or gone
+		}
+		status, err := os.ReadFile(filepath.Join(filepath.Dir(path), "status"))
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(status)) {
+			if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+				kib, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
+				require.NoError(c.t, err)
+				c.peak = max(c.peak, kib<<10)
+			}
+		}
+	}
+}
+
+// bounded asserts that no process of this collector has held more than limit bytes of memory.
+func (c *collector) bounded(limit int64) {
+	c.t.Helper()
+	require.Positive(c.t, c.peak, "no process was looked at")
+	if c.peak > limit {
+		c.t.Errorf("%s held %d MiB, allowed are %d", filepath.Base(c.configs[0]), c.peak>>20, limit>>20)
+	}
+}
+
+// stored is how many bytes the state folder takes.
+func (c *collector) stored() (n int64) {
+	c.t.Helper()
+	require.NoError(c.t, filepath.Walk(c.state, func(_ string, info os.FileInfo, err error) error {
+		if err == nil && !info.IsDir() {
+			n += info.Size()
+		}
+		return nil
+	}))
+	return n
+}
+
+// total adds up all series of one of its own metrics whose labels contain the text given; -1 where
+// there is none.
+func (c *collector) total(name, labels string) float64 {
+	c.t.Helper()
+	status, body, err := get(c.t.Context(), "http://"+c.metrics+"/metrics")
+	if err != nil || status != http.StatusOK {
+		return -1
+	}
+	sum, found := 0.0, false
+	for line := range strings.Lines(string(body)) {
+		rest, ok := strings.CutPrefix(line, name)
+		if !ok || rest[0] != '{' && rest[0] != ' ' || !strings.Contains(rest, labels) {
+			continue
+		}
+		fields := strings.Fields(rest)
+		v, err := strconv.ParseFloat(fields[len(fields)-1], 64)
+		require.NoError(c.t, err, line)
+		sum, found = sum+v, true
+	}
+	if !found {
+		return -1
+	}
+	return sum
+}
+
+func (c *collector) String() string {
+	return fmt.Sprintf("%s, peak %d MiB", filepath.Base(c.configs[0]), c.peak>>20)
+}

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package fleet_test
+
+import (
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/gpuflight/gpuflight/internal/testsink"
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
+)
+
+// fleet is the article's set-up with a backend that can be told to fail: agent, broker, gateway.
+type fleet struct {
+	t       *testing.T
+	logs    string
+	want    *testsink.Store
+	kafka   *kafkaServer
+	agent   *collector
+	gateway *collector
+	store   *testsink.Store
+	backend *testsink.Server
+}
+
+// newFleet writes logs, reads them once undisturbed, and prepares everything but the agent and the
+// gateway, which the test starts.
+func newFleet(t *testing.T, kernels int64) *fleet {
+	t.Helper()
+	findKafka(t)
+	process.Collector.Find(t)
+	f := &fleet{t: t, logs: generate(t, kernels)}
+	f.want = undisturbed(t, f.logs)
+	f.store, f.backend = process.Sink(t, keys...)
+	f.kafka = startKafka(t, "127.0.0.1", nil)
+	f.agent = newCollector(t, "kafka.yaml", map[string]string{"GPUFLIGHT_KAFKA": f.kafka.Address, "GPUFLIGHT_LOGS": f.logs}, nil)
+	f.gateway = newCollector(t, "gateway.yaml", map[string]string{
+		"GPUFLIGHT_KAFKA": f.kafka.Address, "GPUFLIGHT_OTLP_ENDPOINT": f.backend.Endpoint(),
+	}, map[string]any{"receivers": map[string]any{
+		// As config/gateway.yaml advises for a gateway that is started again in its place.
+		"kafka/traces":  map[string]any{"group_instance_id": "gateway-0-traces"},
+		"kafka/metrics": map[string]any{"group_instance_id": "gateway-0-metrics"},
+		"kafka/logs":    map[string]any{"group_instance_id": "gateway-0-logs"},
+	}})
+	return f
+}
+
+// move replaces the broker before it is used by one on another address, with settings of its own, and
+// with a command before it.
+func (f *fleet) move(host string, properties map[string]string, command ...string) {
+	f.t.Helper()
+	f.kafka.kill()
+	f.kafka = startKafka(f.t, host, properties, command...)
+	f.agent.env["GPUFLIGHT_KAFKA"] = f.kafka.Address
+	f.gateway.env["GPUFLIGHT_KAFKA"] = f.kafka.Address
+}
+
+// share waits until the backend has a part of the spans.
+func (f *fleet) share(part float64) {
+	f.t.Helper()
+	n := int(part * float64(f.want.Distinct().Spans))
+	process.Eventually(f.t, 2*time.Minute, "spans at the backend", func() bool { return f.store.Distinct().Spans >= n })
+}
+
+// finish waits for the rest, stops what runs and compares.
+func (f *fleet) finish() {
+	f.t.Helper()
+	arrived(f.t, f.want, f.store, pick(2*time.Minute, 10*time.Minute))
+	f.agent.stop()
+	f.gateway.stop()
+	same(f.t, "backend", f.want, f.store)
+	f.agent.bounded(agentMemory)
+	f.gateway.bounded(gatewayMemory)
+	f.t.Logf("%+v distinct, %d spans in all; %v; %v", f.store.Distinct(), f.store.Counts().Spans, f.agent, f.gateway)
+}
+
+func TestBrokerKilledAndRestarted(t *testing.T) {
+	f := newFleet(t, pick[int64](40_000, 1_000_000))
+	f.gateway.run()
+	f.agent.run()
+	times := pick(2, 10)
+	for i := range times {
+		f.share(0.8 * float64(i+1) / float64(times+1))
+		before := f.store.Distinct().Spans
+		f.kafka.kill()
+		time.Sleep(pick(3*time.Second, 30*time.Second))
+		require.Less(t, f.store.Distinct().Spans, f.want.Distinct().Spans, "it must come in the middle of the work")
+		f.kafka.start()
+		t.Logf("killed with %d spans at the backend", before)
+	}
+	f.finish()
+}
+
+// TestGatewayKilledMidBatch kills a gateway twenty times: half of the deaths come at any moment of the
+// start-up, the other half while records are on their way to the backend.
+func TestGatewayKilledMidBatch(t *testing.T) {
+	f := newFleet(t, pick[int64](120_000, 1_500_000))
+	f.agent.run()
+	f.killAgainAndAgain(f.gateway, 20)
+	f.gateway.run()
+	f.finish()
+}
+
+// TestAgentKilledAgainAndAgain does the same to an agent that reads files.
+func TestAgentKilledAgainAndAgain(t *testing.T) {
+	f := newFleet(t, pick[int64](120_000, 1_500_000))
+	f.gateway.run()
+	f.killAgainAndAgain(f.agent, 20)
+	f.agent.run()
+	f.finish()
+}
+
+// killAgainAndAgain starts a collector and kills it, as often as is said. At least half of the deaths must
+// come before all is done.
+func (f *fleet) killAgainAndAgain(c *collector, kills int) {
+	f.t.Helper()
+	seed := uint64(time.Now().UnixNano())
+	random := rand.New(rand.NewPCG(seed, 0))
+	f.t.Logf("seed of the moments of death: %d", seed)
+	inMiddle := 0
+	for i := range kills {
+		before := f.store.Counts()
+		c.start()
+		if i%2 == 0 {
+			time.Sleep(time.Duration(50+random.IntN(600)) * time.Millisecond)
+		} else {
+			for end := time.Now().Add(20 * time.Second); f.store.Counts() == before && time.Now().Before(end); {
+				time.Sleep(time.Millisecond)
+			}
+			time.Sleep(time.Duration(random.IntN(200)) * time.Millisecond)
+		}
+		c.kill()
+		if f.store.Distinct().Spans < f.want.Distinct().Spans {
+			inMiddle++
+		}
+	}
+	require.GreaterOrEqual(f.t, inMiddle, kills/2, "most deaths must come in the middle of the work")
+	f.t.Logf("%d of %d kills in the middle of the work", inMiddle, kills)
+}
+
+func TestBackendDown(t *testing.T) {
+	f := newFleet(t, pick[int64](150_000, 3_000_000))
+	f.gateway.run()
+	f.agent.run()
+	f.share(0.05)
+	// No answer, no port: as after a crash of the machine it runs on.
+	address := f.backend.Endpoint()
+	require.NoError(t, f.backend.Close())
+	down := f.store.Distinct().Spans
+	require.Less(t, down, f.want.Distinct().Spans, "it must come in the middle of the work")
+	time.Sleep(pick(10*time.Second, 2*time.Minute))
+	assert.Equal(t, down, f.store.Distinct().Spans, "nothing arrives while the backend is down")
+	again, err := testsink.Listen(f.store, address)
+	require.NoError(t, err)
+	f.backend = again
+	t.Cleanup(func() { assert.NoError(t, again.Close()) })
+	f.finish()
+}
+
+// program stands for a program that sends OTLP to the agent and tries again what is refused: it reads logs
+// as the agent does, and keeps nothing but its place in them.
+func (f *fleet) program(logs string) *process.Process {
+	f.t.Helper()
+	return process.CollectorConfig{
+		Include: []string{logs}, Endpoint: f.agent.env["GPUFLIGHT_LISTEN"], Storage: filepath.Join(f.t.TempDir(), "storage"),
+	}.Start(f.t)
+}
+
+// TestQueueOfTheAgentIsFull gives the agent's queue room for a part of what a program sends, while the
+// broker is away: the program has to wait.
+func TestQueueOfTheAgentIsFull(t *testing.T) {
+	f := newFleet(t, pick[int64](40_000, 600_000))
+	const quota = 5_000_000
+	f.agent.env["GPUFLIGHT_QUEUE_BYTES"] = "5000000"
+	f.agent.env["GPUFLIGHT_LOGS"] = t.TempDir()
+	f.kafka.kill()
+	f.agent.run()
+	program := f.program(f.logs)
+	process.Eventually(t, time.Minute, "the queue refuses", func() bool {
+		return f.agent.total("otelcol_exporter_enqueue_failed_spans", "") > 0
+	})
+	time.Sleep(pick(5*time.Second, time.Minute))
+	queued := f.agent.total("otelcol_exporter_queue_size", `data_type="traces",exporter="kafka/once"`)
+	assert.Positive(t, queued)
+	assert.LessOrEqual(t, queued, float64(quota))
+	// One queue for each signal, and what the database needs besides.
+	assert.Less(t, f.agent.stored(), int64(3*3*quota), "bytes in the agent's folder")
+	t.Logf("%.0f bytes queued, %d on disk, %.0f refused", queued, f.agent.stored(),
+		f.agent.total("otelcol_exporter_enqueue_failed_spans", ""))
+	f.kafka.start()
+	f.gateway.run()
+	f.finish()
+	program.Stop(20 * time.Second)
+}
+
+// TestAgentMovesToANewMachine kills an agent that has a backlog for an absent broker, of a program and of
+// files, and starts another with copies of its storage folder and of the logs: other files, other places,
+// the old ones gone.
+func TestAgentMovesToANewMachine(t *testing.T) {
+	f := newFleet(t, pick[int64](20_000, 200_000))
+	sent := generateApp(t, "program", 9, pick[int64](20_000, 200_000))
+	fromProgram := undisturbed(t, sent)
+	f.want = undisturbed(t, f.logs, sent)
+	// A part of the files has gone to the broker before.
+	f.gateway.run()
+	f.agent.run()
+	process.Eventually(t, time.Minute, "some spans at the backend", func() bool { return f.store.Distinct().Spans > 0 })
+	f.kafka.kill()
+	program := f.program(sent)
+	process.Eventually(t, time.Minute, "all that the program sent is on disk", func() bool {
+		return f.agent.total("otelcol_receiver_accepted_spans", `receiver="otlp"`) >= float64(fromProgram.Distinct().Spans) &&
+			f.agent.total("otelcol_receiver_accepted_log_records", `receiver="otlp"`) >= float64(fromProgram.Distinct().Logs)
+	})
+	program.Stop(20 * time.Second)
+	require.Less(t, f.store.Distinct().Spans, f.want.Distinct().Spans, "it must come in the middle of the work")
+	f.agent.kill()
+
+	machine := t.TempDir()
+	logs, state := filepath.Join(machine, "logs"), filepath.Join(machine, "state")
+	require.NoError(t, os.CopyFS(logs, os.DirFS(f.logs)))
+	require.NoError(t, os.CopyFS(state, os.DirFS(f.agent.state)))
+	require.NoError(t, os.RemoveAll(f.logs))
+	require.NoError(t, os.RemoveAll(f.agent.state))
+	f.agent.state, f.agent.env["GPUFLIGHT_LOGS"] = state, logs
+	f.kafka.start()
+	f.agent.run()
+	f.finish()
+}
+
+// TestRecordsThatAreNoOTLP puts records into the topics that nobody can read, among them what would be
+// an empty message, between those of the agent: they are counted, and what comes behind them arrives.
+func TestRecordsThatAreNoOTLP(t *testing.T) {
+	f := newFleet(t, 5_000)
+	client, err := kgo.NewClient(kgo.SeedBrokers(f.kafka.Address), kgo.AllowAutoTopicCreation(),
+		kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	require.NoError(t, err)
+	defer client.Close()
+	const bad = 3
+	for _, topic := range []string{"otlp_spans", "otlp_metrics", "otlp_logs"} {
+		for partition := range int32(6) {
+			for range bad {
+				require.NoError(t, client.ProduceSync(t.Context(),
+					&kgo.Record{Topic: topic, Partition: partition, Value: []byte("not OTLP\x00\xff")},
+					&kgo.Record{Topic: topic, Partition: partition, Value: []byte{}},
+					&kgo.Record{Topic: topic, Partition: partition, Key: []byte("tombstone")},
+				).FirstErr())
+			}
+		}
+	}
+	archive := startS3(t)
+	s3 := newCollector(t, "archive.yaml", map[string]string{
+		"GPUFLIGHT_KAFKA": f.kafka.Address, "GPUFLIGHT_S3_ENDPOINT": archive.url, "GPUFLIGHT_S3_FLUSH": "1s",
+	}, nil).run()
+	f.gateway.run()
+	for _, c := range []*collector{f.gateway, s3} {
+		for _, metric := range []string{"spans", "metric_points", "log_records"} {
+			process.Eventually(t, time.Minute, metric+" that are none are counted by "+c.String(), func() bool {
+				return c.total("otelcol_kafka_receiver_unmarshal_failed_"+metric, "") == 6*bad
+			})
+		}
+	}
+	f.agent.run()
+	inS3 := testsink.NewStore(keys...)
+	process.Eventually(t, time.Minute, "all spans in S3", func() bool {
+		time.Sleep(300 * time.Millisecond)
+		inS3 = testsink.NewStore(keys...)
+		for _, o := range archive.objects() {
+			decode(t, inS3, signal(t, o.key), o.body)
+		}
+		return inS3.Distinct().Spans >= f.want.Distinct().Spans && inS3.Distinct().Logs >= f.want.Distinct().Logs
+	})
+	s3.stop()
+	same(t, "S3", f.want, inS3)
+	f.finish()
+}
+
+// TestWithoutKafka sends from agents to the gateway over OTLP, and kills the gateway in between.
+func TestWithoutKafka(t *testing.T) {
+	process.Collector.Find(t)
+	f := &fleet{t: t, logs: generate(t, pick[int64](80_000, 800_000))}
+	f.want = undisturbed(t, f.logs)
+	f.store, f.backend = process.Sink(t, keys...)
+	f.gateway = newCollector(t, "gateway.yaml", map[string]string{"GPUFLIGHT_OTLP_ENDPOINT": f.backend.Endpoint()},
+		map[string]any{"service": map[string]any{"pipelines": map[string]any{
+			"traces":  map[string]any{"receivers": []string{"otlp"}},
+			"metrics": map[string]any{"receivers": []string{"otlp", "gpu_usage"}},
+			"logs":    map[string]any{"receivers": []string{"otlp"}},
+		}}})
+	f.agent = newCollector(t, "agent.yaml", map[string]string{
+		"GPUFLIGHT_LOGS": f.logs, "GPUFLIGHT_OTLP_ENDPOINT": f.gateway.env["GPUFLIGHT_LISTEN"],
+	}, nil)
+	f.agent.run()
+	f.killAgainAndAgain(f.gateway, pick(5, 20))
+	f.gateway.run()
+	f.finish()
+}

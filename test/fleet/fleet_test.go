@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Package fleet_test runs the topologies of config/ with the real servers, a Kafka broker, an S3 server
+// and Jaeger, and breaks them: brokers and gateways die, backends are away, disks fill, networks and
+// clocks fail. What counts at the end is always the same: the backend has exactly the spans that one
+// undisturbed reading of the same logs gives, none missing and none invented, and no process has held
+// more memory than it may.
+//
+// By default the faults are short. GPUFLIGHT_LONG=1 makes them as long as docs/deploying.md says.
+package fleet_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflgen"
+	"github.com/gpuflight/gpuflight/internal/testsink"
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
+)
+
+// What a process may hold. The limits of memory_limiter in kafka.yaml and gateway.yaml are 400 and 800
+// MiB of heap; with the program itself and its buffers this is what they amount to.
+const (
+	agentMemory   = 600 << 20
+	gatewayMemory = 1000 << 20
+)
+
+// keys are the attributes that the checks need.
+var keys = []string{"cuda.operation"}
+
+// long says whether faults take their full time.
+func long() bool { return os.Getenv("GPUFLIGHT_LONG") == "1" }
+
+// pick returns the first value, or the second with GPUFLIGHT_LONG=1.
+func pick[T any](quick, full T) T {
+	if long() {
+		return full
+	}
+	return quick
+}
+
+// generate writes a session of the given number of kernels and returns its folder.
+func generate(t *testing.T, kernels int64) string {
+	t.Helper()
+	return generateApp(t, "fleet", 8, kernels)
+}
+
+// generateApp writes a session that differs from others by its application and seed.
+func generateApp(t *testing.T, app string, seed uint64, kernels int64) string {
+	t.Helper()
+	dir := t.TempDir()
+	summary, err := gpuflgen.Run(t.Context(), gpuflgen.Config{
+		Dir: dir, App: app, Seed: seed, Kernels: kernels, Layers: 2, StackBytes: 200, DistinctStacks: 20,
+		RotateBytes: 4 << 20,
+	})
+	require.NoError(t, err)
+	require.Equal(t, kernels, summary.Rows[gpuflgen.RowKernel])
+	return dir
+}
+
+// undisturbed reads logs once, with nothing between the receiver and the backend, and returns what
+// there is to read.
+func undisturbed(t *testing.T, logs ...string) *testsink.Store {
+	t.Helper()
+	store, server := process.Sink(t, keys...)
+	p := process.CollectorConfig{Include: logs, Endpoint: server.Endpoint()}.Start(t)
+	require.True(t, store.Settle(2*time.Second, 2*time.Minute, func() bool { return store.Counts().Spans > 0 }), "nothing came")
+	p.Stop(20 * time.Second)
+	return store
+}
+
+// ids are the distinct spans of a store with their names.
+func ids(store *testsink.Store) map[testsink.SpanKey]string {
+	out := map[testsink.SpanKey]string{}
+	for _, sp := range store.Spans() {
+		out[sp.SpanKey] = fmt.Sprintf("%v %q of %s", sp.Attrs["cuda.operation"], sp.Name, sp.App)
+	}
+	return out
+}
+
+// same compares the spans of two stores, and the log records, by what they are; got may have them more
+// than once. It compares log records only where want has some.
+func same(t *testing.T, what string, want, got *testsink.Store) {
+	t.Helper()
+	w, g := ids(want), ids(got)
+	lost, invented := 0, 0
+	for key, name := range w {
+		if _, ok := g[key]; !ok {
+			if lost++; lost <= 5 {
+				t.Errorf("%s: lost %s", what, name)
+			}
+		}
+	}
+	for key, name := range g {
+		if _, ok := w[key]; !ok {
+			if invented++; invented <= 5 {
+				t.Errorf("%s: invented %s", what, name)
+			}
+		}
+	}
+	assert.Zero(t, lost, "%s: spans lost of %d", what, len(w))
+	assert.Zero(t, invented, "%s: spans invented", what)
+	assert.Equal(t, want.Distinct().Logs, got.Distinct().Logs, "%s: log records", what)
+}
+
+// arrived waits until a backend has as many distinct spans and log records as there are, and a moment
+// longer for what should not come.
+func arrived(t *testing.T, want, got *testsink.Store, limit time.Duration) {
+	t.Helper()
+	w := want.Distinct()
+	got.Settle(time.Second, limit, func() bool {
+		have := got.Distinct()
+		return have.Spans >= w.Spans && have.Logs >= w.Logs
+	})
+}
+
+// TestThroughKafkaToJaegerAndS3 is the article's set-up: an agent on the machine with the logs, Kafka, a
+// gateway that feeds Jaeger, and an archive in S3.
+func TestThroughKafkaToJaegerAndS3(t *testing.T) {
+	findKafka(t)
+	versitygw.Find(t)
+	process.Jaeger.Find(t)
+	var logs []string
+	if recordings := filepath.Join(process.Root(t), "..", "shared", "logs"); exists(recordings) {
+		// The invented ones share a session id: one is enough.
+		for _, name := range []string{"a2-h200", "c2-h200-engines", "c3-h200-minigpt", "c3-h200-scopes", "golden-c3-rotated"} {
+			logs = append(logs, filepath.Join(recordings, name))
+		}
+	} else {
+		t.Logf("no recordings beside the repository, a generated session instead")
+		logs = append(logs, generate(t, 10_000))
+	}
+	want := undisturbed(t, logs...)
+
+	k := startKafka(t, "127.0.0.1", nil)
+	archive := startS3(t)
+	j := process.StartJaeger(t, 0)
+	gateway := newCollector(t, "gateway.yaml", map[string]string{
+		"GPUFLIGHT_KAFKA": k.Address, "GPUFLIGHT_OTLP_ENDPOINT": j.OTLP,
+	}, map[string]any{"service": map[string]any{"pipelines": map[string]any{
+		// Jaeger takes traces only.
+		"metrics": map[string]any{"exporters": []string{"nop"}},
+		"logs":    map[string]any{"exporters": []string{"nop"}},
+	}}, "exporters": map[string]any{"nop": nil}}).run()
+	s3 := newCollector(t, "archive.yaml", map[string]string{
+		"GPUFLIGHT_KAFKA": k.Address, "GPUFLIGHT_S3_ENDPOINT": archive.url, "GPUFLIGHT_S3_FLUSH": "1s",
+	}, nil).run()
+	agent := newCollector(t, "kafka.yaml", map[string]string{"GPUFLIGHT_KAFKA": k.Address},
+		map[string]any{"receivers": map[string]any{"gpuflog": map[string]any{"include": logs}}}).run()
+
+	services := map[string]bool{}
+	for _, sp := range want.Spans() {
+		services[sp.App] = true
+	}
+	var inJaeger *testsink.Store
+	process.Eventually(t, 2*time.Minute, fmt.Sprintf("%d spans in Jaeger", want.Distinct().Spans), func() bool {
+		time.Sleep(300 * time.Millisecond) // each look fetches everything
+		inJaeger = testsink.NewStore(keys...)
+		for service := range services {
+			readJaeger(t, inJaeger, j.API, service)
+		}
+		return inJaeger.Distinct().Spans >= want.Distinct().Spans
+	})
+	var inS3 *testsink.Store
+	objects := 0
+	process.Eventually(t, 2*time.Minute, fmt.Sprintf("%+v in S3", want.Distinct()), func() bool {
+		time.Sleep(300 * time.Millisecond)
+		inS3 = testsink.NewStore(keys...)
+		objects = 0
+		for _, o := range archive.objects() {
+			decode(t, inS3, signal(t, o.key), o.body)
+			objects++
+		}
+		have := inS3.Distinct()
+		return have.Spans >= want.Distinct().Spans && have.Logs >= want.Distinct().Logs && have.Points >= want.Distinct().Points
+	})
+	agent.stop()
+	gateway.stop()
+	s3.stop()
+
+	w, g := ids(want), ids(inJaeger)
+	require.Len(t, g, len(w), "spans in Jaeger")
+	for key, name := range w {
+		require.Contains(t, g, key, "%s is not in Jaeger", name)
+	}
+	same(t, "S3", want, inS3)
+	assert.Equal(t, want.Distinct(), inS3.Distinct(), "S3 has every signal")
+	agent.bounded(agentMemory)
+	gateway.bounded(gatewayMemory)
+	s3.bounded(gatewayMemory)
+
+	replayed, server := process.Sink(t, keys...)
+	replay := process.Start(t, "/usr/bin/env", "AWS_ENDPOINT_URL="+archive.url, "AWS_ACCESS_KEY_ID="+accessKey,
+		"AWS_SECRET_ACCESS_KEY="+secretKey, "AWS_REGION=us-east-1", gpufl.Find(t), "replay",
+		"--endpoint", "http://"+server.Endpoint(), "--protocol", "grpc", "s3://"+bucket+"/otlp")
+	process.Eventually(t, time.Minute, "gpufl replay ends", func() bool { return !replay.Running() })
+	assert.Contains(t, replay.Output(), fmt.Sprintf("%d spans", inS3.Counts().Spans), "what gpufl replay says")
+	same(t, "replayed archive", want, replayed)
+	t.Logf("%+v distinct; %d objects in S3; %v; %v; %v", want.Distinct(), objects, agent, gateway, s3)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

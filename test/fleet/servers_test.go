@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package fleet_test
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/klauspost/compress/zstd"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/gpuflight/gpuflight/internal/testsink"
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/test/fleet/broker"
+)
+
+var (
+	kafka     = process.Binary{Env: "GPUFLIGHT_KAFKA", Path: ".tools/kafka/kafka", Make: "make .tools/kafka/kafka"}
+	gpufl     = process.Binary{Env: "GPUFLIGHT_GPUFL", Path: "bin/gpufl", Make: "make build"}
+	versitygw = process.Binary{Env: "GPUFLIGHT_VERSITYGW", Path: ".tools/versitygw", Make: "make .tools/versitygw"}
+)
+
+// findKafka returns the launcher. scripts/kafka needs Java, or a way to fetch it.
+func findKafka(t *testing.T) string {
+	t.Helper()
+	return kafka.FindFetched(t, "no Java here, and no apt-get to fetch one with", "java", "apt-get")
+}
+
+// kafkaServer is a broker that can be killed and started again.
+type kafkaServer struct {
+	t *testing.T
+	broker.Broker
+	// command stands before the launcher, for another network or another clock.
+	command []string
+	process *process.Process
+}
+
+// startKafka starts a broker on a host's address, with settings of its own.
+func startKafka(t *testing.T, host string, properties map[string]string, command ...string) *kafkaServer {
+	t.Helper()
+	k := &kafkaServer{t: t, command: command, Broker: broker.Broker{
+		Launcher: findKafka(t), Dir: t.TempDir(), Address: freePort(t, host), Controller: process.FreePort(t), Properties: properties,
+	}}
+	require.NoError(t, k.Format(t.Context()))
+	k.start()
+	return k
+}
+
+func (k *kafkaServer) start() {
+	k.t.Helper()
+	args := append(append(k.command[:len(k.command):len(k.command)], k.Launcher), k.Arguments()...)
+	k.process = process.Start(k.t, args[0], args[1:]...)
+	ctx, cancel := context.WithTimeout(k.t.Context(), time.Minute)
+	defer cancel()
+	require.NoError(k.t, k.Wait(ctx), "%s", k.process.Output())
+}
+
+// kill ends the broker by SIGKILL.
+func (k *kafkaServer) kill() { k.process.Kill() }
+
+func freePort(t *testing.T, host string) string {
+	t.Helper()
+	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	require.NoError(t, err)
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
+
+// s3Server is an S3 server with one bucket.
+type s3Server struct {
+	t      *testing.T
+	url    string
+	client *s3.Client
+}
+
+const (
+	bucket    = "gpuflight"
+	accessKey = "test-access"
+	secretKey = "test-secret-of-some-length"
+)
+
+func startS3(t *testing.T) *s3Server {
+	t.Helper()
+	path := versitygw.Find(t)
+	address, dir := process.FreePort(t), t.TempDir()
+	s := &s3Server{t: t, url: "http://" + address}
+	p := process.Start(t, path, "--access", accessKey, "--secret", secretKey, "--port", address, "--quiet",
+		"posix", "--nometa", dir)
+	t.Cleanup(func() { p.Stop(20 * time.Second) })
+	s.client = s3.New(s3.Options{
+		BaseEndpoint: aws.String(s.url), Region: "us-east-1", UsePathStyle: true,
+		Credentials: credentials.NewStaticCredentialsProvider(accessKey, secretKey, ""),
+	})
+	process.Eventually(t, 30*time.Second, "the S3 server answers", func() bool {
+		require.True(t, p.Running(), "the S3 server ended: %s", p.Output())
+		_, err := s.client.ListBuckets(t.Context(), &s3.ListBucketsInput{})
+		return err == nil
+	})
+	_, err := s.client.CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: aws.String(bucket)})
+	require.NoError(t, err)
+	return s
+}
+
+// object is one object of the archive.
+type object struct {
+	key  string
+	body []byte
+}
+
+// objects fetches all objects, decompressed.
+func (s *s3Server) objects() (out []object) {
+	s.t.Helper()
+	pages := s3.NewListObjectsV2Paginator(s.client, &s3.ListObjectsV2Input{Bucket: aws.String(bucket)})
+	for pages.HasMorePages() {
+		page, err := pages.NextPage(s.t.Context())
+		require.NoError(s.t, err)
+		for _, o := range page.Contents {
+			got, err := s.client.GetObject(s.t.Context(), &s3.GetObjectInput{Bucket: aws.String(bucket), Key: o.Key})
+			require.NoError(s.t, err)
+			plain, err := zstd.NewReader(got.Body)
+			require.NoError(s.t, err, *o.Key)
+			body, err := io.ReadAll(plain)
+			require.NoError(s.t, err, *o.Key)
+			plain.Close()
+			require.NoError(s.t, got.Body.Close())
+			out = append(out, object{*o.Key, body})
+		}
+	}
+	return out
+}
+
+// readJaeger adds everything that Jaeger has of a service to a store.
+func readJaeger(t *testing.T, store *testsink.Store, api, service string) {
+	t.Helper()
+	query := url.Values{
+		"query.service_name":   {service},
+		"query.start_time_min": {"2020-01-01T00:00:00Z"},
+		"query.start_time_max": {"2100-01-01T00:00:00Z"},
+		"query.num_traces":     {"100000"},
+	}
+	status, body, err := get(t.Context(), api+"/api/v3/traces?"+query.Encode())
+	require.NoError(t, err)
+	if status == http.StatusNotFound {
+		return
+	}
+	require.Equal(t, http.StatusOK, status, "%.500s", body)
+	var answer struct {
+		Result json.RawMessage `json:"result"`
+	}
+	require.NoError(t, json.Unmarshal(body, &answer))
+	td, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces(answer.Result)
+	require.NoError(t, err)
+	store.AddTraces(td)
+}
+
+func get(ctx context.Context, url string) (status int, body []byte, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return 0, nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err = io.ReadAll(resp.Body)
+	return resp.StatusCode, body, err
+}
+
+// keyPattern is what config/archive.yaml says of keys.
+var keyPattern = regexp.MustCompile(`^otlp/year=\d{4}/month=\d{2}/day=\d{2}/hour=\d{2}/(traces|logs|metrics)_[0-9a-f-]{36}\.binpb\.zst$`)
+
+// signal is what an object of the archive holds, by its key.
+func signal(t *testing.T, key string) string {
+	t.Helper()
+	m := keyPattern.FindStringSubmatch(key)
+	require.NotNil(t, m, "key %s", key)
+	return m[1]
+}
+
+// decode adds an object of the archive to a store.
+func decode(t *testing.T, store *testsink.Store, signal string, body []byte) {
+	t.Helper()
+	switch signal {
+	case "traces":
+		td, err := (&ptrace.ProtoUnmarshaler{}).UnmarshalTraces(body)
+		require.NoError(t, err)
+		store.AddTraces(td)
+	case "logs":
+		ld, err := (&plog.ProtoUnmarshaler{}).UnmarshalLogs(body)
+		require.NoError(t, err)
+		store.AddLogs(ld)
+	case "metrics":
+		md, err := (&pmetric.ProtoUnmarshaler{}).UnmarshalMetrics(body)
+		require.NoError(t, err)
+		store.AddMetrics(md)
+	default:
+		t.Fatalf("signal %q", signal)
+	}
+}
+
+func writeJSON(t *testing.T, path string, v any) {
+	t.Helper()
+	text, err := json.MarshalIndent(v, "", "  ") // which is YAML too
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, text, 0o600))
+}
