@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/pmetric"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
 	"github.com/gpuflight/gpuflight/internal/otlp"
 )
 
@@ -168,7 +169,7 @@ type unit struct {
 }
 
 func (r *replay) source(s Source) error {
-	groups := map[logGroup][]logFile{}
+	groups := map[gpuflog.FileGroup][]logFile{}
 	err := s.Objects(r.ctx, func(o Object) error {
 		if err := r.ctx.Err(); err != nil {
 			return err
@@ -180,14 +181,14 @@ func (r *replay) source(s Source) error {
 		if o.Name == r.opt.Exclude {
 			return nil
 		}
-		f, g, isLog := asLog(o)
+		f, isLog := asLog(o)
 		if reason := r.skip(o, isLog); reason != "" {
 			r.counts.Skipped[reason]++
 			r.progress()
 			return nil
 		}
 		if isLog {
-			groups[g] = append(groups[g], f)
+			groups[f.Group] = append(groups[f.Group], f)
 			return nil
 		}
 		return r.object(s, o)
@@ -219,17 +220,19 @@ func (r *replay) skip(o Object, isLog bool) string {
 func slashed(name string) string { return strings.ReplaceAll(name, `\`, "/") }
 
 // groups reads the groups of logs whose folder does not hold the object of a name, in order.
-func (r *replay) groups(s Source, groups map[logGroup][]logFile, name string) error {
+func (r *replay) groups(s Source, groups map[gpuflog.FileGroup][]logFile, name string) error {
 	if len(groups) == 0 {
 		return nil
 	}
-	var complete []logGroup
+	var complete []gpuflog.FileGroup
 	for g := range groups {
-		if name == "" || !strings.HasPrefix(slashed(name), g.dir+"/") {
+		if name == "" || !strings.HasPrefix(slashed(name), g.Dir+"/") {
 			complete = append(complete, g)
 		}
 	}
-	slices.SortFunc(complete, func(a, b logGroup) int { return cmp.Or(cmp.Compare(a.dir, b.dir), cmp.Compare(a.base, b.base)) })
+	slices.SortFunc(complete, func(a, b gpuflog.FileGroup) int {
+		return cmp.Or(cmp.Compare(a.Dir, b.Dir), cmp.Compare(a.Base, b.Base))
+	})
 	for _, g := range complete {
 		if err := r.logs(s, g, groups[g]); err != nil {
 			return err
@@ -278,12 +281,12 @@ func (r *replay) object(s Source, o Object) error {
 	return r.end(1, d.read(&counter{in, r.ctx, r.read}))
 }
 
-func (r *replay) logs(s Source, g logGroup, files []logFile) error {
+func (r *replay) logs(s Source, g gpuflog.FileGroup, files []logFile) error {
 	if slices.ContainsFunc(files, func(f logFile) bool { return f.object.Named }) {
-		if r.named[g.name()] {
+		if r.named[groupName(g)] {
 			return nil
 		}
-		r.named[g.name()] = true
+		r.named[groupName(g)] = true
 	}
 	// In the order of their names, which is not that of listing where .tmp is in between.
 	slices.SortFunc(files, func(a, b logFile) int { return cmp.Compare(a.object.Name, b.object.Name) })
@@ -291,7 +294,7 @@ func (r *replay) logs(s Source, g logGroup, files []logFile) error {
 	for _, f := range files {
 		fmt.Fprintf(hash, "%q %q\n", f.object.Name, f.object.Version)
 	}
-	skip, ok := r.begin(g.name(), hex.EncodeToString(hash.Sum(nil)[:16]), len(files))
+	skip, ok := r.begin(groupName(g), hex.EncodeToString(hash.Sum(nil)[:16]), len(files))
 	if !ok {
 		return nil
 	}

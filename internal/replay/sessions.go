@@ -10,9 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -23,48 +20,26 @@ import (
 	"github.com/gpuflight/gpuflight/internal/otlp"
 )
 
-// logGroup is the GPU Flight logs that belong together: of a session's folder, or of a base name.
-type logGroup struct{ dir, base string }
-
-// name is what the group is called in messages and in the journal.
-func (g logGroup) name() string {
-	if g.base == "" {
-		return g.dir + "/"
+// groupName is what a group of logs is called in messages and in the journal.
+func groupName(g gpuflog.FileGroup) string {
+	if g.Base == "" {
+		return g.Dir + "/"
 	}
-	return g.dir + "/" + g.base + ".*.log"
+	return g.Dir + "/" + g.Base + ".*.log"
 }
 
-// logFile is one file of a channel. index is unnumbered where its name has none.
+// logFile is one file of a channel.
 type logFile struct {
-	object  Object
-	channel gpuflog.Channel
-	index   int
-	// staged: it lies in .tmp, where a session has what it did not publish.
-	staged bool
+	gpuflog.FileName
+	object Object
 }
 
-const unnumbered = -1
+func fileName(f logFile) gpuflog.FileName { return f.FileName }
 
-// asLog takes a name apart: [base.]channel[.N].log[.gz].
-func asLog(o Object) (f logFile, g logGroup, ok bool) {
-	dir, name := path.Split(strings.ReplaceAll(o.Name, `\`, "/"))
-	name, ok = strings.CutSuffix(strings.TrimSuffix(name, ".gz"), ".log")
-	if !ok || strings.HasPrefix(name, ".") {
-		return f, g, false
-	}
-	parts := strings.Split(name, ".")
-	f = logFile{object: o, index: unnumbered}
-	if n, err := strconv.Atoi(parts[len(parts)-1]); err == nil && n >= 0 && len(parts) > 1 {
-		f.index, parts = n, parts[:len(parts)-1]
-	}
-	if f.channel, ok = gpuflog.ChannelNamed(parts[len(parts)-1]); !ok {
-		return f, g, false
-	}
-	g = logGroup{strings.TrimSuffix(dir, "/"), strings.Join(parts[:len(parts)-1], ".")}
-	if g.base == "" && path.Base(g.dir) == ".tmp" {
-		g.dir, f.staged = path.Dir(g.dir), true
-	}
-	return f, g, true
+// asLog takes an object's name apart; false if it is not of a log.
+func asLog(o Object) (logFile, bool) {
+	n, ok := gpuflog.ParseFileName(strings.ReplaceAll(o.Name, `\`, "/"))
+	return logFile{n, o}, ok
 }
 
 const (
@@ -93,14 +68,11 @@ type logReader struct {
 }
 
 func (r *logReader) read(ctx context.Context, files []logFile) error {
-	// Folders of sessions have windows whose numbers rise; in what is older a file without a number,
-	// outside .tmp, is the newest.
-	windows := !slices.ContainsFunc(files, func(f logFile) bool { return f.index == unnumbered && !f.staged })
-	_, g, _ := asLog(files[0].object)
-	windows = windows && g.base == ""
+	group := groupName(files[0].Group)
+	windows := gpuflog.Windowed(files, fileName)
 	var streams [gpuflog.NumChannels]*lineStream
 	for channel := range streams {
-		streams[channel] = &lineStream{reader: r, files: order(files, gpuflog.Channel(channel), windows)}
+		streams[channel] = &lineStream{reader: r, files: gpuflog.Ordered(files, fileName, gpuflog.Channel(channel), windows)}
 		defer streams[channel].close()
 	}
 	dec := gpuflog.NewDecoder(gpuflog.Options{KernelNameInPath: !windows})
@@ -114,7 +86,7 @@ func (r *logReader) read(ctx context.Context, files []logFile) error {
 		ended[channel] = chunk == nil
 		dec.Feed(channel, chunk, offset, r.now, batch)
 		dec.EndStep(gpuflog.Step{Now: r.now, AtEnd: ended}, batch)
-		r.problems(cmp.Or(streams[channel].current.Name, g.name()), dec)
+		r.problems(cmp.Or(streams[channel].current.Name, group), dec)
 		return r.take(batch)
 	}
 	for ended != [gpuflog.NumChannels]bool{true, true, true, true} {
@@ -142,7 +114,7 @@ func (r *logReader) read(ctx context.Context, files []logFile) error {
 			return err
 		}
 	}
-	r.problems(g.name(), dec)
+	r.problems(group, dec)
 	return nil
 }
 
@@ -213,46 +185,10 @@ func (r *logReader) take(b *gpuevent.Batch) error {
 	return nil
 }
 
-// order returns a channel's files, the oldest first: see package report.
-func order(files []logFile, channel gpuflog.Channel, windows bool) []Object {
-	var of []logFile
-	rising := true
-	for _, f := range files {
-		if f.channel == channel {
-			of = append(of, f)
-			rising = rising && (windows || f.index != unnumbered)
-		}
-	}
-	slices.SortFunc(of, func(a, b logFile) int {
-		if (a.index == unnumbered) != (b.index == unnumbered) {
-			return cmp.Compare(b.index, a.index) // the one without a number last
-		}
-		byName := cmp.Compare(a.object.Name, b.object.Name)
-		if a.staged != b.staged { // what is published is whole
-			byName = 1
-			if b.staged {
-				byName = -1
-			}
-		}
-		if rising {
-			return cmp.Or(cmp.Compare(a.index, b.index), byName)
-		}
-		return cmp.Or(cmp.Compare(b.index, a.index), byName)
-	})
-	var objects []Object
-	for i, f := range of {
-		if i > 0 && of[i-1].index == f.index {
-			continue // the same window twice, once compressed or once staged
-		}
-		objects = append(objects, f.object)
-	}
-	return objects
-}
-
 // lineStream reads a channel's files, one after the other, in chunks of whole lines.
 type lineStream struct {
 	reader  *logReader
-	files   []Object
+	files   []logFile
 	current Object
 	file    io.ReadCloser
 	tagged  *tagger
@@ -275,7 +211,7 @@ func (l *lineStream) next(ctx context.Context) (chunk []byte, offset int64, err 
 			if len(l.files) == 0 {
 				return nil, 0, nil
 			}
-			next := l.files[0]
+			next := l.files[0].object
 			l.files = l.files[1:]
 			if err := l.open(ctx, next); err != nil {
 				return nil, 0, err

@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
 // Object is one file of an archive.
@@ -78,8 +80,8 @@ func (s *files) Objects(ctx context.Context, f func(Object) error) error {
 			return err
 		}
 		o := object(s.root, info, true)
-		if _, g, ok := asLog(o); ok {
-			return s.siblings(ctx, g, f)
+		if log, ok := asLog(o); ok {
+			return s.siblings(ctx, log.Group, f)
 		}
 		return f(o)
 	}
@@ -102,14 +104,14 @@ func (s *files) Objects(ctx context.Context, f func(Object) error) error {
 }
 
 // siblings calls f with the files of the group of logs that a file is of: one alone tells little.
-func (s *files) siblings(ctx context.Context, g logGroup, f func(Object) error) error {
+func (s *files) siblings(ctx context.Context, g gpuflog.FileGroup, f func(Object) error) error {
 	entries, err := os.ReadDir(filepath.Dir(s.root))
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
 		path := filepath.Join(filepath.Dir(s.root), e.Name())
-		if _, of, ok := asLog(Object{Name: path}); !ok || of != g || !e.Type().IsRegular() {
+		if other, ok := asLog(Object{Name: path}); !ok || other.Group != g || !e.Type().IsRegular() {
 			continue
 		}
 		info, err := e.Info()

@@ -14,7 +14,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -31,11 +30,11 @@ func (r *Report) Read(path string) (problems []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	logs := map[group][]logFile{}
+	logs := map[gpuflog.FileGroup][]gpuflog.FileName{}
 	found := 0
 	one := func(path string) error {
-		if f, g, ok := asLog(path); ok {
-			logs[g] = append(logs[g], f)
+		if f, ok := asLog(path); ok {
+			logs[f.Group] = append(logs[f.Group], f)
 			found++
 			return nil
 		}
@@ -64,7 +63,7 @@ func (r *Report) Read(path string) (problems []string, err error) {
 			return one(path)
 		})
 	default:
-		f, g, ok := asLog(path)
+		f, ok := asLog(path)
 		if !ok {
 			found++
 			err = one(path)
@@ -75,10 +74,10 @@ func (r *Report) Read(path string) (problems []string, err error) {
 		}
 		found++
 		var names []string
-		names, err = filepath.Glob(filepath.Join(globQuote(filepath.Dir(f.path)), "*.log*"))
+		names, err = filepath.Glob(filepath.Join(globQuote(filepath.Dir(f.Path)), "*.log*"))
 		for _, name := range names {
-			if f, of, ok := asLog(name); ok && of == g {
-				logs[g] = append(logs[g], f)
+			if other, ok := asLog(name); ok && other.Group == f.Group {
+				logs[f.Group] = append(logs[f.Group], other)
 			}
 		}
 	}
@@ -109,50 +108,21 @@ func isOTLP(path string) bool {
 	return strings.HasSuffix(name, ".jsonl") || strings.HasSuffix(name, ".json") && !strings.HasPrefix(name, ".")
 }
 
-// group is the files that belong together: of a session's folder, or of a base name.
-type group struct{ dir, base string }
-
-// logFile is one file of a channel. index is unnumbered where its name has none.
-type logFile struct {
-	path    string
-	channel gpuflog.Channel
-	index   int
+// asLog takes a path apart; false if it is not of a log.
+func asLog(path string) (gpuflog.FileName, bool) {
+	return gpuflog.ParseFileName(filepath.ToSlash(filepath.Clean(path)))
 }
 
-const unnumbered = -1
+func itself(f gpuflog.FileName) gpuflog.FileName { return f }
 
-// asLog takes a path apart: [base.]channel[.N].log[.gz].
-func asLog(path string) (f logFile, g group, ok bool) {
-	dir, name := filepath.Split(path)
-	name, ok = strings.CutSuffix(strings.TrimSuffix(name, ".gz"), ".log")
-	if !ok || strings.HasPrefix(name, ".") {
-		return f, g, false
-	}
-	parts := strings.Split(name, ".")
-	f.index = unnumbered
-	if n, err := strconv.Atoi(parts[len(parts)-1]); err == nil && n >= 0 && len(parts) > 1 {
-		f.index, parts = n, parts[:len(parts)-1]
-	}
-	for channel := range gpuflog.NumChannels {
-		if parts[len(parts)-1] == channel.String() {
-			f.path, f.channel = path, channel
-			dir = filepath.Clean(dir)
-			base := strings.Join(parts[:len(parts)-1], ".")
-			if base == "" && filepath.Base(dir) == ".tmp" {
-				dir = filepath.Dir(dir) // what a session has not published yet
-			}
-			return f, group{dir, base}, true
-		}
-	}
-	return f, g, false
-}
-
-func sortedGroups(m map[group][]logFile) []group {
-	groups := make([]group, 0, len(m))
+func sortedGroups(m map[gpuflog.FileGroup][]gpuflog.FileName) []gpuflog.FileGroup {
+	groups := make([]gpuflog.FileGroup, 0, len(m))
 	for g := range m {
 		groups = append(groups, g)
 	}
-	slices.SortFunc(groups, func(a, b group) int { return cmp.Or(cmp.Compare(a.dir, b.dir), cmp.Compare(a.base, b.base)) })
+	slices.SortFunc(groups, func(a, b gpuflog.FileGroup) int {
+		return cmp.Or(cmp.Compare(a.Dir, b.Dir), cmp.Compare(a.Base, b.Base))
+	})
 	return groups
 }
 
@@ -167,11 +137,11 @@ const (
 )
 
 // readLogs adds the sessions of one group of files, whole.
-func (r *Report) readLogs(g group, files []logFile) (problems []string, err error) {
-	windows := g.base == "" && !slices.ContainsFunc(files, func(f logFile) bool { return f.index == unnumbered && filepath.Dir(f.path) == g.dir })
+func (r *Report) readLogs(g gpuflog.FileGroup, files []gpuflog.FileName) (problems []string, err error) {
+	windows := gpuflog.Windowed(files, itself)
 	var streams [gpuflog.NumChannels]*lines
 	for channel := range streams {
-		streams[channel] = &lines{files: order(files, gpuflog.Channel(channel), windows)}
+		streams[channel] = &lines{files: gpuflog.Ordered(files, itself, gpuflog.Channel(channel), windows)}
 		defer streams[channel].close()
 	}
 	dec := gpuflog.NewDecoder(gpuflog.Options{KernelNameInPath: !windows})
@@ -216,7 +186,7 @@ func (r *Report) readLogs(g group, files []logFile) (problems []string, err erro
 		problems = append(problems, s.problems...)
 	}
 	for _, p := range dec.TakeProblems() {
-		problems = append(problems, fmt.Sprintf("%s: %s: %s", filepath.Join(g.dir, g.base), p.Reason, p.Detail))
+		problems = append(problems, fmt.Sprintf("%s: %s: %s", filepath.Join(g.Dir, g.Base), p.Reason, p.Detail))
 	}
 	return problems, nil
 }
@@ -230,40 +200,9 @@ func (r *Report) take(b *gpuevent.Batch) {
 	r.Logs(ld)
 }
 
-// order returns a channel's files, the oldest first. In the folders of sessions the numbers of windows
-// rise, and a window without one is not complete yet; in the older layouts 1 is the newest but for the
-// one without a number.
-func order(files []logFile, channel gpuflog.Channel, windows bool) []string {
-	var of []logFile
-	rising := true
-	for _, f := range files {
-		if f.channel == channel {
-			of = append(of, f)
-			rising = rising && (windows || f.index != unnumbered)
-		}
-	}
-	slices.SortFunc(of, func(a, b logFile) int {
-		if (a.index == unnumbered) != (b.index == unnumbered) {
-			return cmp.Compare(b.index, a.index) // the one without a number last
-		}
-		if rising {
-			return cmp.Or(cmp.Compare(a.index, b.index), cmp.Compare(a.path, b.path))
-		}
-		return cmp.Or(cmp.Compare(b.index, a.index), cmp.Compare(a.path, b.path))
-	})
-	var paths []string
-	for i, f := range of {
-		if i > 0 && of[i-1].index == f.index {
-			continue // the same window twice, once compressed or once staged
-		}
-		paths = append(paths, f.path)
-	}
-	return paths
-}
-
 // lines reads files, one after the other, in chunks of whole lines.
 type lines struct {
-	files    []string
+	files    []gpuflog.FileName
 	file     *os.File
 	in       *bufio.Reader
 	problems []string
@@ -283,7 +222,7 @@ func (l *lines) next() ([]byte, error) {
 			if len(l.files) == 0 {
 				return nil, nil
 			}
-			if err := l.open(l.files[0]); err != nil {
+			if err := l.open(l.files[0].Path); err != nil {
 				return nil, err
 			}
 			l.files = l.files[1:]

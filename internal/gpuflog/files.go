@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuflog
+
+import (
+	"cmp"
+	slashed "path"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Unnumbered is the Index of a file whose name has no number.
+const Unnumbered = -1
+
+// FileName is what the path of a log says: [base.]channel[.N].log[.gz] in some folder.
+type FileName struct {
+	// Path is what was taken apart.
+	Path    string
+	Group   FileGroup
+	Channel Channel
+	// Index is the number of a window or of a rotation, Unnumbered if there is none.
+	Index int
+	// Staged files lie in .tmp, where a session has what it has not published.
+	Staged bool
+}
+
+// FileGroup names files that belong together: those of a session's folder, then Base is empty, or those of a base name
+// in a folder.
+type FileGroup struct{ Dir, Base string }
+
+// ParseFileName takes a path with slashes apart; false if it is not of a log. Dir is as the path has it, empty if that
+// has no folder.
+func ParseFileName(p string) (FileName, bool) {
+	dir, name := slashed.Split(p)
+	name, ok := strings.CutSuffix(strings.TrimSuffix(name, ".gz"), ".log")
+	if !ok || strings.HasPrefix(name, ".") {
+		return FileName{}, false
+	}
+	parts := strings.Split(name, ".")
+	f := FileName{Path: p, Index: Unnumbered}
+	if n, err := strconv.Atoi(parts[len(parts)-1]); err == nil && n >= 0 && len(parts) > 1 {
+		f.Index, parts = n, parts[:len(parts)-1]
+	}
+	if f.Channel, ok = ChannelNamed(parts[len(parts)-1]); !ok {
+		return FileName{}, false
+	}
+	f.Group = FileGroup{strings.TrimSuffix(dir, "/"), strings.Join(parts[:len(parts)-1], ".")}
+	if f.Group.Base == "" && slashed.Base(f.Group.Dir) == ".tmp" {
+		f.Group.Dir, f.Staged = slashed.Dir(f.Group.Dir), true
+	}
+	return f, true
+}
+
+// Windowed reports whether files of one group are a session's windows, whose numbers rise. In what is older a file
+// without a number, outside .tmp, is the newest.
+func Windowed[F any](files []F, name func(F) FileName) bool {
+	return !slices.ContainsFunc(files, func(f F) bool {
+		n := name(f)
+		return n.Group.Base != "" || n.Index == Unnumbered && !n.Staged
+	})
+}
+
+// Ordered returns a channel's files among those of one group, the oldest first, and each number once. The numbers of
+// windows rise, and a window without one is not complete yet; in the older layouts 1 is the newest but for the file
+// without a number. Of a window that is there twice, published and staged or compressed and not, the published and
+// then the first by name counts.
+func Ordered[F any](files []F, name func(F) FileName, channel Channel, windowed bool) []F {
+	var of []F
+	rising := true
+	for _, f := range files {
+		if n := name(f); n.Channel == channel {
+			of = append(of, f)
+			rising = rising && (windowed || n.Index != Unnumbered)
+		}
+	}
+	slices.SortFunc(of, func(x, y F) int {
+		a, b := name(x), name(y)
+		index := cmp.Compare(a.Index, b.Index)
+		// The one without a number is the last in both.
+		if !rising || a.Index == Unnumbered || b.Index == Unnumbered {
+			index = -index
+		}
+		return cmp.Or(index, compareBool(a.Staged, b.Staged), cmp.Compare(a.Path, b.Path))
+	})
+	return slices.CompactFunc(of, func(x, y F) bool { return name(x).Index == name(y).Index })
+}
+
+// compareBool has false before true.
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}
