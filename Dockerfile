@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The Collector and gpufl in an image with glibc and nothing else: no shell, no package manager, and
+# a user who is not root.
+#
+#   docker build -t otelcol-gpuflight .
+#   docker run --rm otelcol-gpuflight components
+#
+# NVML is the host's: the NVIDIA Container Toolkit puts it into the container (`--gpus all`,
+# NVIDIA_DRIVER_CAPABILITIES=utility), and the Collector loads it when it starts. That needs a
+# dynamic linker, so the binary is not static. examples/kubernetes says which rights the cuda
+# receiver needs, examples/compose runs everything but the GPU.
+
+# The Debian release of both is the same: a binary needs the glibc that it was linked against, or a
+# newer one.
+FROM golang:1.26.8-bookworm AS build
+WORKDIR /src
+COPY go.mod go.sum ./
+RUN --mount=type=cache,target=/go/pkg/mod go mod download
+COPY . .
+ENV GOTOOLCHAIN=local CGO_ENABLED=1
+RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
+    go build -buildvcs=false -ldflags "-s -w" -o /out/ ./cmd/otelcol-gpuflight ./cmd/gpufl
+RUN mkdir /out/state
+
+FROM busybox:1.37.0-musl AS busybox
+
+FROM gcr.io/distroless/base-debian12:nonroot
+COPY --from=build /out/otelcol-gpuflight /out/gpufl /usr/local/bin/
+COPY config /etc/otelcol-gpuflight
+# A volume that is new takes over the folder's owner.
+COPY --from=build --chown=65532:65532 /out/state /var/lib/otelcol-gpuflight
+# busybox is what its file is called: here wget, for the health check only.
+COPY --from=busybox /bin/busybox /usr/local/bin/wget
+USER 65532:65532
+# The health_check extension at its place in all files of config that have one. GPUFLIGHT_HEALTH
+# moves it; then the check has to move too (--health-cmd, healthcheck in compose).
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=6 \
+    CMD ["/usr/local/bin/wget", "-q", "-O", "/dev/null", "http://127.0.0.1:13133/"]
+ENTRYPOINT ["/usr/local/bin/otelcol-gpuflight"]
+CMD ["--config", "/etc/otelcol-gpuflight/agent.yaml"]

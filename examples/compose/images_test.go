@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package compose_test
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
+)
+
+var root = filepath.Join("..", "..")
+
+func text(t *testing.T, elements ...string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(elements...))
+	require.NoError(t, err)
+	return string(b)
+}
+
+// found returns the only group of the pattern's first match.
+func found(t *testing.T, pattern, in string) string {
+	t.Helper()
+	m := regexp.MustCompile(pattern).FindStringSubmatch(in)
+	require.NotNil(t, m, pattern)
+	return m[1]
+}
+
+// TestVersionsAreThoseThatAreTested: an image that other tests run something else than is of no use.
+func TestVersionsAreThoseThatAreTested(t *testing.T) {
+	c := compose(t).Services
+	tag := func(name, image string) string {
+		got, version, ok := strings.Cut(c[name].Image, ":")
+		require.True(t, ok, name)
+		assert.Equal(t, image, got)
+		return version
+	}
+	assert.Equal(t, found(t, `<artifactId>kafka_2\.13</artifactId><version>([\d.]+)</version>`, text(t, root, "scripts", "kafka")),
+		tag("kafka", "apache/kafka"))
+	assert.Equal(t, found(t, `github.com/versity/versitygw (v[\d.]+)\s`, text(t, root, "internal", "tools", "versitygw", "go.mod")),
+		tag("s3", "versity/versitygw"))
+	assert.Equal(t, found(t, `engine (\d+\.\d+)`, strings.ReplaceAll(text(t, root, "docs", "deploying.md"), "\n", " ")),
+		tag("clickhouse", "clickhouse/clickhouse-server"))
+	// A release of Jaeger had two numbers until its version 1 ended: v1.65.0 was v2.2.0, and so on to
+	// v1.76.0 and v2.13.0.
+	minor, err := strconv.Atoi(found(t, `require github.com/jaegertracing/jaeger v1\.(\d+)\.0\n`, text(t, root, "internal", "tools", "jaeger", "go.mod")))
+	require.NoError(t, err)
+	require.LessOrEqual(t, minor, 76)
+	assert.Equal(t, "2."+strconv.Itoa(minor-63)+".0", tag("jaeger", "jaegertracing/jaeger"))
+}
+
+func TestImagesArePinned(t *testing.T) {
+	version := regexp.MustCompile(`^[a-z0-9./-]+:v?\d+\.\d+(\.\d+)?$`)
+	for name, s := range compose(t).Services {
+		if s.Build != nil {
+			assert.Equal(t, "otelcol-gpuflight:local", s.Image, name)
+			assert.FileExists(t, filepath.Join(s.Build.Context, s.Build.Dockerfile))
+			continue
+		}
+		assert.Regexp(t, version, s.Image, name)
+	}
+}
+
+// instructions are those of the Dockerfile, each in one line.
+func instructions(t *testing.T) (out []string) {
+	t.Helper()
+	for line := range strings.Lines(strings.ReplaceAll(text(t, root, "Dockerfile"), "\\\n", " ")) {
+		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
+			out = append(out, strings.Join(strings.Fields(line), " "))
+		}
+	}
+	return out
+}
+
+// last is the arguments of the last instruction of this name, which is the one that counts.
+func last(t *testing.T, name string) string {
+	t.Helper()
+	for _, line := range slices.Backward(instructions(t)) {
+		if rest, ok := strings.CutPrefix(line, name+" "); ok {
+			return rest
+		}
+	}
+	require.Fail(t, "no such instruction in the Dockerfile", name)
+	return ""
+}
+
+func TestTheDockerfile(t *testing.T) {
+	var bases []string
+	for _, line := range instructions(t) {
+		if rest, ok := strings.CutPrefix(line, "FROM "); ok {
+			bases = append(bases, strings.Fields(rest)[0])
+		}
+	}
+	require.Len(t, bases, 3)
+	assert.Regexp(t, `^golang:\d+\.\d+\.\d+-bookworm$`, bases[0])
+	assert.Regexp(t, `^busybox:\d+\.\d+\.\d+-musl$`, bases[1])
+	// Distroless has no tags of versions; Debian 12 is bookworm.
+	assert.Equal(t, "gcr.io/distroless/base-debian12:nonroot", bases[2])
+
+	// The compiler is not older than go.mod asks for, and of the same series.
+	wanted := strings.Split(found(t, `(?m)^go (\d+\.\d+\.\d+)$`, text(t, root, "go.mod")), ".")
+	used := strings.Split(found(t, `^golang:([\d.]+)-`, bases[0]), ".")
+	assert.Equal(t, wanted[:2], used[:2])
+	least, err := strconv.Atoi(wanted[2])
+	require.NoError(t, err)
+	patch, err := strconv.Atoi(used[2])
+	require.NoError(t, err)
+	assert.GreaterOrEqual(t, patch, least)
+
+	// Neither root nor a name, which Kubernetes could not tell from root.
+	user := last(t, "USER")
+	assert.Regexp(t, `^[1-9]\d*:[1-9]\d*$`, user)
+	config := text(t, root, "config", "agent.yaml")
+	state := found(t, `GPUFLIGHT_STATE:-([^}]+)\}`, config)
+	assert.Contains(t, instructions(t), "COPY --from=build --chown="+user+" /out/state "+state)
+
+	// There is no shell, so all are lists.
+	for _, name := range []string{"ENTRYPOINT", "CMD"} {
+		var list []string
+		require.NoError(t, json.Unmarshal([]byte(last(t, name)), &list), name)
+	}
+	check := last(t, "HEALTHCHECK")
+	_, command, ok := strings.Cut(check, " CMD ")
+	require.True(t, ok, check)
+	var list []string
+	require.NoError(t, json.Unmarshal([]byte(command), &list))
+	assert.Equal(t, "http://"+found(t, `GPUFLIGHT_HEALTH:-([^}]+)\}`, config)+"/", list[len(list)-1])
+	assert.Contains(t, instructions(t), "COPY --from=busybox /bin/busybox "+list[0])
+
+	var arguments []string
+	require.NoError(t, json.Unmarshal([]byte(last(t, "CMD")), &arguments))
+	require.Equal(t, "--config", arguments[0])
+	folder, file := path.Split(arguments[1])
+	assert.Contains(t, instructions(t), "COPY config "+strings.TrimSuffix(folder, "/"))
+	assert.FileExists(t, filepath.Join(root, "config", file))
+
+	// The flags of the Makefile, so that the image has what the tests test.
+	assert.Contains(t, text(t, root, "Dockerfile"), "go build "+found(t, `(?m)^FLAGS\s*:= (.*)$`, text(t, root, "Makefile"))+" ")
+}
+
+// TestTheBuildSeesAllThatItNeeds: .dockerignore lets nothing through that it does not name.
+func TestTheBuildSeesAllThatItNeeds(t *testing.T) {
+	var admitted []string
+	for line := range strings.Lines(text(t, root, ".dockerignore")) {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "!"); ok {
+			admitted = append(admitted, name)
+			_, err := os.Stat(filepath.Join(root, name))
+			require.NoError(t, err)
+		}
+	}
+	for _, name := range []string{"go.mod", "go.sum", "config"} {
+		assert.Contains(t, admitted, name)
+	}
+	list := exec.CommandContext(t.Context(), "go", "list", "-deps",
+		"-f", "{{with .Module}}{{if .Main}}{{$.ImportPath}}{{end}}{{end}}", "./cmd/otelcol-gpuflight", "./cmd/gpufl")
+	list.Dir = process.Root(t)
+	out, err := list.Output()
+	require.NoError(t, err)
+	packages := strings.Fields(string(out))
+	assert.Greater(t, len(packages), 10)
+	for _, name := range packages {
+		inside, ok := strings.CutPrefix(name, "github.com/gpuflight/gpuflight/")
+		require.True(t, ok, name)
+		first, _, _ := strings.Cut(inside, "/")
+		assert.Contains(t, admitted, first, name)
+	}
+}
