@@ -81,18 +81,13 @@ func Ordered[F any](files []F, name func(F) FileName, channel Channel, windowed 
 		if !rising || a.Index == Unnumbered || b.Index == Unnumbered {
 			index = -index
 		}
-		return cmp.Or(index, compareBool(a.Staged, b.Staged), cmp.Compare(a.Path, b.Path))
+		if index == 0 && a.Staged != b.Staged {
+			if a.Staged {
+				return 1
+			}
+			return -1
+		}
+		return cmp.Or(index, cmp.Compare(a.Path, b.Path))
 	})
 	return slices.CompactFunc(of, func(x, y F) bool { return name(x).Index == name(y).Index })
-}
-
-// compareBool has false before true.
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case b:
-		return -1
-	}
-	return 1
 }
