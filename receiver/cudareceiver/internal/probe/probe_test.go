@@ -455,3 +455,23 @@ func TestCloseWorksBeforeStartAndTwice(t *testing.T) {
 	require.ErrorIs(t, err, errNotStarted)
 	require.NoError(t, p.Close())
 }
+
+func TestModulesAndReleasesAreCounted(t *testing.T) {
+	l := stubcuda.Build(t)
+	p := start(t, l, Options{})
+	c := l.Start(t)
+	c.Must("open %s", l.Library)
+	attached(t, p, l.Library)
+	c.Must("call 3 cuModuleLoadData &0 0")
+	c.Must("call 2 cuLibraryLoadData &1 0 0 0 0 0 0 0")
+	c.Must("alloc cuMemAlloc_v2 5 1024")
+	c.Must("free cuMemFree_v2")
+	c.Must("alloc cuMemAlloc_v2 2 100")
+	c.Must("call 4 cuMemFree_v2 0") // freeing nothing is nothing
+	s := snapshot(t, p)
+	lossless(t, s.Losses)
+	got := s.of(c.PID())
+	require.NotNil(t, got)
+	assert.EqualValues(t, 5, got.Modules)
+	assert.Equal(t, []Memory{{Kind: "device", Allocated: Volume{7, 5320}, Freed: Volume{5, 5120}, InUse: 200}}, got.Memory)
+}
