@@ -220,6 +220,7 @@ func TestARateOpensAWindowAndThenRests(t *testing.T) {
 	r.look(t, 10, id, 10_000_000) // it rests
 	r.look(t, 20, id, 11_000_000)
 	r.begun(t).end()
+	eventually(t, "the second has ended", func() bool { return r.logs.FilterMessage("a trace has ended").Len() == 2 })
 	metadatatest.AssertEqualReceiverCudaTraceWindows(t, r.rig.telemetry, ints(attribute.NewSet(attribute.String("trigger", "rate")), 2), metricdatatest.IgnoreTimestamp())
 	opened := r.logs.FilterMessage("a process's rate of launches opens a trace").All()[0].ContextMap()
 	assert.EqualValues(t, 7, opened["pid"])
