@@ -15,8 +15,8 @@
 # newer one.
 FROM golang:1.26.8-bookworm AS build
 WORKDIR /src
-COPY go.mod go.sum ./
-RUN --mount=type=cache,target=/go/pkg/mod go mod download
+# No "go mod download" before: it would fetch what only other systems need. The caches are kept
+# between builds.
 COPY . .
 ENV GOTOOLCHAIN=local CGO_ENABLED=1
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \

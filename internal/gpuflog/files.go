@@ -21,35 +21,71 @@ type FileName struct {
 	Channel Channel
 	// Index is the number of a window or of a rotation, Unnumbered if there is none.
 	Index int
+	// Compressed files end in .gz.
+	Compressed bool
 	// Staged files lie in .tmp, where a session has what it has not published.
 	Staged bool
 }
+
+// Numbered reports whether the name has a number.
+func (f FileName) Numbered() bool { return f.Index != Unnumbered }
 
 // FileGroup names files that belong together: those of a session's folder, then Base is empty, or those of a base name
 // in a folder.
 type FileGroup struct{ Dir, Base string }
 
+// MaxFileIndex bounds the numbers in names: no rotation gets there.
+const MaxFileIndex = 999_999_999
+
 // ParseFileName takes a path with slashes apart; false if it is not of a log. Dir is as the path has it, empty if that
 // has no folder.
+//
+// Numbers are canonical: device.01.log is no window of its own beside device.1.log. The oldest recorders called the
+// device channel kernel, in numbered files with a base name only (format document, section 2).
 func ParseFileName(p string) (FileName, bool) {
 	dir, name := slashed.Split(p)
-	name, ok := strings.CutSuffix(strings.TrimSuffix(name, ".gz"), ".log")
-	if !ok || strings.HasPrefix(name, ".") {
-		return FileName{}, false
-	}
-	parts := strings.Split(name, ".")
 	f := FileName{Path: p, Index: Unnumbered}
-	if n, err := strconv.Atoi(parts[len(parts)-1]); err == nil && n >= 0 && len(parts) > 1 {
-		f.Index, parts = n, parts[:len(parts)-1]
-	}
-	if f.Channel, ok = ChannelNamed(parts[len(parts)-1]); !ok {
+	name, f.Compressed = strings.CutSuffix(name, ".gz")
+	name, ok := strings.CutSuffix(name, ".log")
+	if !ok {
 		return FileName{}, false
 	}
-	f.Group = FileGroup{strings.TrimSuffix(dir, "/"), strings.Join(parts[:len(parts)-1], ".")}
-	if f.Group.Base == "" && slashed.Base(f.Group.Dir) == ".tmp" {
+	base, last, dotted := cutLast(name)
+	if n, ok := ParseFileIndex(last); ok && dotted {
+		f.Index = n
+		base, last, dotted = cutLast(base)
+	}
+	if base == "" && dotted {
+		return FileName{}, false // .device.log has an empty base: neither layout
+	}
+	if f.Channel, ok = ChannelNamed(last); !ok {
+		if last != "kernel" || !f.Numbered() || f.Compressed || base == "" {
+			return FileName{}, false
+		}
+		f.Channel = Device
+	}
+	f.Group = FileGroup{strings.TrimSuffix(dir, "/"), base}
+	if base == "" && slashed.Base(f.Group.Dir) == ".tmp" {
 		f.Group.Dir, f.Staged = slashed.Dir(f.Group.Dir), true
 	}
 	return f, true
+}
+
+// ParseFileIndex reads a number as it stands in names: canonical decimals up to MaxFileIndex.
+func ParseFileIndex(s string) (int, bool) {
+	if s == "" || len(s) > 1 && s[0] == '0' || s[0] < '0' || s[0] > '9' {
+		return 0, false
+	}
+	n, err := strconv.Atoi(s)
+	return n, err == nil && n <= MaxFileIndex
+}
+
+// cutLast cuts at the last dot; dotted says whether there is one.
+func cutLast(s string) (before, last string, dotted bool) {
+	if i := strings.LastIndexByte(s, '.'); i >= 0 {
+		return s[:i], s[i+1:], true
+	}
+	return "", s, false
 }
 
 // Windowed reports whether files of one group are a session's windows, whose numbers rise. In what is older a file

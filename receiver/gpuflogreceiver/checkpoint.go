@@ -203,7 +203,7 @@ type planStep struct {
 
 // segment is a piece of a channel.
 type segment struct {
-	channel fileset.Channel
+	channel gpuflog.Channel
 	seg     fileset.Segment
 }
 
@@ -240,9 +240,9 @@ func parsePlan(b []byte) (plan, error) {
 	for n := d.uint(); n > 0 && !d.bad; n-- {
 		var st planStep
 		for m := d.uint(); m > 0 && !d.bad; m-- {
-			ch := fileset.Channel(d.byte())
+			ch := gpuflog.Channel(d.byte())
 			seg, rest, err := fileset.ParseSegment(d.bytes())
-			if err != nil || len(rest) > 0 || ch >= fileset.NumChannels {
+			if err != nil || len(rest) > 0 || ch >= gpuflog.NumChannels {
 				return plan{}, errDamaged
 			}
 			st.segments = append(st.segments, segment{ch, seg})

@@ -262,7 +262,7 @@ func (r *reader) redo(ctx context.Context, stop <-chan struct{}, f *follower, pl
 					r.reject(ctx, "file_vanished", 1)
 					continue
 				}
-				f.dec.Feed(gpuflog.Channel(s.channel), data, s.seg.From, st.end.Now, r.batch)
+				f.dec.Feed(s.channel, data, s.seg.From, st.end.Now, r.batch)
 			}
 			f.dec.EndStep(st.end, r.batch)
 		}
@@ -374,9 +374,9 @@ const tailWait = 2 * time.Second
 // depends, give at most one chunk each; of the other two the decoder says which it wants. It reports
 // that a stream did not come to its end although it gave nothing.
 func (r *reader) read(ctx context.Context, f *follower, st *planStep, quiet time.Duration, out *gpuevent.Batch) (more bool) {
-	var ended [fileset.NumChannels]bool
+	var ended [gpuflog.NumChannels]bool
 	left := chunkBytes
-	take := func(ch fileset.Channel) {
+	take := func(ch gpuflog.Channel) {
 		s := f.group.Stream(ch)
 		chunk, buf, err := s.Next(r.buf)
 		if r.buf = buf; cap(buf) > bufferBytes {
@@ -396,20 +396,20 @@ func (r *reader) read(ctx context.Context, f *follower, st *planStep, quiet time
 			more = more || (err == nil && !chunk.AtEnd)
 			return
 		}
-		f.dec.Feed(gpuflog.Channel(ch), chunk.Data, chunk.Seg.From, st.end.Now, out)
+		f.dec.Feed(ch, chunk.Data, chunk.Seg.From, st.end.Now, out)
 		r.decodeProblems(f, chunk.Path)
 		st.segments = append(st.segments, segment{ch, chunk.Seg})
 		left -= len(chunk.Data)
 	}
-	for _, ch := range [...]fileset.Channel{fileset.System, fileset.Sass} {
+	for _, ch := range [...]gpuflog.Channel{gpuflog.System, gpuflog.Sass} {
 		if f.group.Stream(ch).Changed() || quiet >= tailWait {
 			take(ch)
 		}
 	}
-	for left > 0 && !(ended[fileset.Device] && ended[fileset.Scope]) {
-		ch := fileset.Channel(f.dec.Want())
+	for left > 0 && !(ended[gpuflog.Device] && ended[gpuflog.Scope]) {
+		ch := f.dec.Want()
 		if ended[ch] {
-			ch = fileset.Device + fileset.Scope - ch
+			ch = gpuflog.Device + gpuflog.Scope - ch
 		}
 		take(ch)
 	}

@@ -4,7 +4,7 @@
 // channel of each session as one ordered stream of whole lines.
 //
 // A [Set] watches folders. Each [Group] in it is one flat base (<dir>/<base>.<channel>.log and its rotated files) or
-// one session folder, and has one [Stream] per [Channel]. A stream is the concatenation of its windows in time order;
+// one session folder, and has one [Stream] per [gpuflog.Channel]. A stream is the concatenation of its windows in time order;
 // a window is the data that the recorder wrote under one live name, whatever that data is called now:
 //
 //	flat    x.device.log → x.device.1.log → x.device.1.log.gz → x.device.2.log.gz …
@@ -14,8 +14,9 @@
 // A window is recognised by an open handle's inode, by its number where the layout gives it one for life (C2, C3), and
 // else by a hash of its first uncompressed bytes, so each byte is delivered once.
 //
-// The package knows names, bytes and newlines. It does not know what is in a line, stores nothing itself (the caller
-// keeps what AppendState gives), and starts one goroutine, which only listens for inotify events.
+// The package knows names (by gpuflog.ParseFileName), bytes and newlines. It does not know what is in a line, stores
+// nothing itself (the caller keeps what AppendState gives), and starts one goroutine, which only listens for inotify
+// events.
 //
 // Concurrency: Scan, LoadState, AppendState and Close exclude everything else. Between two scans, streams may be read
 // by several goroutines, each stream by one at a time.

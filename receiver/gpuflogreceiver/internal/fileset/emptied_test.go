@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
 // TestC2EmptiesTheLiveFile follows a recorder of C2 (seen with release 1.2.1 on an H200): it compresses
@@ -75,10 +77,10 @@ func TestC2EmptiesTheLiveFile(t *testing.T) {
 			must(t, os.RemoveAll(filepath.Join(dir, ".tmp")))
 			look()
 			c.settle()
-			if t.Failed() || string(c.got["dir:"+dir][Device]) != want {
+			if t.Failed() || string(c.got["dir:"+dir][gpuflog.Device]) != want {
 				t.Logf("looked at %09b, restarted at %d, published first: %v", polls, restart, publishFirst)
 			}
-			c.want("dir:"+dir, Device, want)
+			c.want("dir:"+dir, gpuflog.Device, want)
 			c.wantProblems()
 			c.reread()
 			must(t, c.set.Close())

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
 // FuzzLoadState: whatever a stored state holds, it is refused, or it is a state that stays the same when it is stored
@@ -115,29 +117,29 @@ func FuzzIdentify(f *testing.F) {
 	}
 	f.Add("x", bytes.Repeat([]byte("a"), 5000), bytes.Repeat([]byte("a"), 4097))
 	f.Fuzz(func(t *testing.T, name string, a, b []byte) {
-		if fn, ok := parseName(name); ok {
-			parts := []string{fn.channel.String()}
-			if strings.Contains(name, ".kernel.") && !strings.Contains(name[len(fn.base):], ".device.") {
+		if fn, ok := gpuflog.ParseFileName(name); ok && !strings.Contains(name, "/") {
+			parts := []string{fn.Channel.String()}
+			if strings.Contains(name, ".kernel.") && !strings.Contains(name[len(fn.Group.Base):], ".device.") {
 				parts[0] = "kernel"
 			}
-			if fn.base != "" {
-				parts = append([]string{fn.base}, parts...)
+			if fn.Group.Base != "" {
+				parts = append([]string{fn.Group.Base}, parts...)
 			}
-			if fn.numbered {
-				parts = append(parts, fmt.Sprint(fn.index))
+			if fn.Numbered() {
+				parts = append(parts, fmt.Sprint(fn.Index))
 			}
 			parts = append(parts, "log")
-			if fn.gz {
+			if fn.Compressed {
 				parts = append(parts, "gz")
 			}
 			if got := strings.Join(parts, "."); got != name {
 				t.Fatalf("%q is taken for %+v, which is %q", name, fn, got)
 			}
-			if kind, _, _ := parseControl(name); kind != controlNone && fn.base == "" {
+			if kind, _, _ := parseControl(name); kind != controlNone && fn.Group.Base == "" {
 				t.Fatalf("%q is a session's data file and a control file", name)
 			}
 		}
-		if kind, ch, n := parseControl(name); (kind == controlSidecar || kind == controlLoss) && (n == 0 || int(ch) >= NumChannels) {
+		if kind, ch, n := parseControl(name); (kind == controlSidecar || kind == controlLoss) && (n == 0 || ch >= gpuflog.NumChannels) {
 			t.Fatalf("%q: %d %d", name, ch, n)
 		}
 		fp := fingerprintOf(a)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
 // Layout is how a group's files are named and in which order they are to be read (log format, sections 2 and 5).
@@ -69,7 +71,7 @@ type Group struct {
 	base    string
 	layout  Layout
 	strong  bool // the layout cannot be another one
-	streams [NumChannels]*Stream
+	streams [gpuflog.NumChannels]*Stream
 
 	tmp        bool // .tmp exists
 	files      int  // data files in the last listing
@@ -91,7 +93,7 @@ func groupKey(dir, base string) string {
 func newGroup(s *Set, key, dir, base string) *Group {
 	g := &Group{set: s, key: key, path: dir, base: base, firstSeen: s.now}
 	for ch := range g.streams {
-		g.streams[ch] = &Stream{group: g, ch: Channel(ch), fps: make(map[fileKey]fpInfo)}
+		g.streams[ch] = &Stream{group: g, ch: gpuflog.Channel(ch), fps: make(map[fileKey]fpInfo)}
 	}
 	return g
 }
@@ -108,11 +110,11 @@ func (g *Group) Base() string { return g.base }
 // Layout says what the names tell; a loaded state keeps its layout. Numbered means A0 or A1 unless the content differs.
 func (g *Group) Layout() Layout { return g.layout }
 
-// Stream gives a channel's stream, which may be empty but never nil. ch must be below NumChannels.
-func (g *Group) Stream(ch Channel) *Stream { return g.streams[ch] }
+// Stream gives a channel's stream, which may be empty but never nil. ch must be below gpuflog.NumChannels.
+func (g *Group) Stream(ch gpuflog.Channel) *Stream { return g.streams[ch] }
 
 // Streams gives all streams in the order of the channels.
-func (g *Group) Streams() [NumChannels]*Stream { return g.streams }
+func (g *Group) Streams() [gpuflog.NumChannels]*Stream { return g.streams }
 
 // Files gives the paths of the group's data files as they were listed last, oldest first in each channel.
 func (g *Group) Files() []string {
@@ -186,9 +188,9 @@ func (g *Group) apply(l *groupList, now time.Time) {
 		g.needList.Store(true)
 		return
 	}
-	var lists [NumChannels][]entry
+	var lists [gpuflog.NumChannels][]entry
 	for _, e := range l.entries {
-		lists[e.name.channel] = append(lists[e.name.channel], e)
+		lists[e.name.Channel] = append(lists[e.name.Channel], e)
 	}
 	for ch, s := range g.streams {
 		s.setFiles(g.arrange(lists[ch]), l.sidecarMax[ch], l.losses[ch], now)
@@ -218,9 +220,9 @@ func (g *Group) decide(l *groupList, now, newest time.Time) {
 	for i := range l.entries {
 		switch e := &l.entries[i]; {
 		case e.tmp:
-		case !e.name.numbered:
+		case !e.name.Numbered():
 			unnumbered = true
-		case e.name.gz:
+		case e.name.Compressed:
 			gzNumbered = true
 		default:
 			plainNumbered = true
@@ -256,33 +258,33 @@ func (g *Group) arrange(es []entry) []entry {
 	case Undecided:
 	case Flat, C1:
 		for i := range es {
-			es[i].open = !es[i].name.numbered && !es[i].name.gz
+			es[i].open = !es[i].name.Numbered() && !es[i].name.Compressed
 		}
 		slices.SortStableFunc(es, func(a, b entry) int {
-			if a.name.numbered != b.name.numbered {
-				return boolOrder(b.name.numbered, a.name.numbered)
+			if a.name.Numbered() != b.name.Numbered() {
+				return boolOrder(b.name.Numbered(), a.name.Numbered())
 			}
-			return cmp.Or(cmp.Compare(b.name.index, a.name.index), boolOrder(a.name.gz, b.name.gz))
+			return cmp.Or(cmp.Compare(b.name.Index, a.name.Index), boolOrder(a.name.Compressed, b.name.Compressed))
 		})
 	case Windows:
 		for i := range es {
 			e := &es[i]
-			e.open = e.tmp && !e.name.numbered && !e.name.gz
-			if e.name.numbered {
-				e.seq = e.name.index
+			e.open = e.tmp && !e.name.Numbered() && !e.name.Compressed
+			if e.name.Numbered() {
+				e.seq = uint64(e.name.Index) //nolint:gosec // It has a number.
 			}
 		}
 		slices.SortStableFunc(es, func(a, b entry) int {
-			if a.name.numbered != b.name.numbered {
-				return boolOrder(b.name.numbered, a.name.numbered)
+			if a.name.Numbered() != b.name.Numbered() {
+				return boolOrder(b.name.Numbered(), a.name.Numbered())
 			}
 			// A published file stays; a staged one is about to move.
-			return cmp.Or(cmp.Compare(a.seq, b.seq), boolOrder(a.name.gz, b.name.gz), boolOrder(a.tmp, b.tmp))
+			return cmp.Or(cmp.Compare(a.seq, b.seq), boolOrder(a.name.Compressed, b.name.Compressed), boolOrder(a.tmp, b.tmp))
 		})
 	case Numbered:
 		for i := range es {
-			if es[i].name.numbered {
-				es[i].seq = es[i].name.index + 1
+			if es[i].name.Numbered() {
+				es[i].seq = uint64(es[i].name.Index) + 1 //nolint:gosec // It has a number.
 			}
 		}
 		slices.SortStableFunc(es, func(a, b entry) int { return cmp.Compare(a.seq, b.seq) })

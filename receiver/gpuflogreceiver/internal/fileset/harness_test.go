@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/gzip"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
 // consumer reads a set as a receiver would, and keeps what it was given by group and channel.
@@ -24,20 +26,20 @@ type consumer struct {
 	now      time.Time
 	groups   map[string]*Group
 	states   map[string][]byte
-	got      map[string]*[NumChannels][]byte
+	got      map[string]*[gpuflog.NumChannels][]byte
 	segs     []gotSegment
 	problems []Problem
 	removed  []string
 	buf      []byte
 	steps    int // calls of Next
 
-	kept     map[string][NumChannels]int // bytes got at the last checkpoint
+	kept     map[string][gpuflog.NumChannels]int // bytes got at the last checkpoint
 	keptSegs int
 }
 
 type gotSegment struct {
 	key  string
-	ch   Channel
+	ch   gpuflog.Channel
 	seg  Segment
 	data []byte
 }
@@ -47,7 +49,7 @@ func newConsumer(t *testing.T, cfg Config) *consumer {
 	cfg.DisableNotify = true
 	c := &consumer{
 		t: t, cfg: cfg, now: time.Now(),
-		states: make(map[string][]byte), got: make(map[string]*[NumChannels][]byte),
+		states: make(map[string][]byte), got: make(map[string]*[gpuflog.NumChannels][]byte),
 	}
 	c.start()
 	t.Cleanup(func() { c.set.Close() })
@@ -72,7 +74,7 @@ func (c *consumer) scan(d time.Duration) {
 	for _, g := range ch.Added {
 		c.groups[g.Key()] = g
 		if c.got[g.Key()] == nil {
-			c.got[g.Key()] = new([NumChannels][]byte)
+			c.got[g.Key()] = new([gpuflog.NumChannels][]byte)
 		}
 		if st, ok := c.states[g.Key()]; ok {
 			if err := g.LoadState(st); err != nil {
@@ -169,9 +171,9 @@ func (c *consumer) checkpoint() {
 	for key, g := range c.groups {
 		c.states[key] = g.AppendState(nil)
 	}
-	c.kept = make(map[string][NumChannels]int)
+	c.kept = make(map[string][gpuflog.NumChannels]int)
 	for key, got := range c.got {
-		var n [NumChannels]int
+		var n [gpuflog.NumChannels]int
 		for ch := range got {
 			n[ch] = len(got[ch])
 		}
@@ -218,7 +220,7 @@ func (c *consumer) reread() {
 	}
 }
 
-func (c *consumer) want(key string, ch Channel, want string) {
+func (c *consumer) want(key string, ch gpuflog.Channel, want string) {
 	c.t.Helper()
 	var got string
 	if g := c.got[key]; g != nil {
@@ -295,18 +297,18 @@ type recorder struct {
 	step func(what string)
 
 	line    int
-	written [NumChannels]string
-	n       [NumChannels]uint64 // windows cut so far
-	queue   []staged            // C2, C3: cut windows that wait for the worker
+	written [gpuflog.NumChannels]string
+	n       [gpuflog.NumChannels]uint64 // windows cut so far
+	queue   []staged                    // C2, C3: cut windows that wait for the worker
 }
 
 type staged struct {
-	ch    Channel
+	ch    gpuflog.Channel
 	n     uint64
 	stage int
 }
 
-func (r *recorder) name(ch Channel, suffix string) string {
+func (r *recorder) name(ch gpuflog.Channel, suffix string) string {
 	if r.base == "" {
 		return filepath.Join(r.dir, ch.String()+suffix)
 	}
@@ -319,7 +321,7 @@ func (r *recorder) text(pad int) string {
 	return fmt.Sprintf(`{"type":"kernel_event","pid":4242,"app":"demo","pad":"%s","seq":%d}`+"\n", strings.Repeat("x", pad), r.line)
 }
 
-func (r *recorder) put(path string, ch Channel, s string) {
+func (r *recorder) put(path string, ch gpuflog.Channel, s string) {
 	r.step("write")
 	appendTo(r.t, path, s)
 	r.written[ch] += s
@@ -349,7 +351,7 @@ func (r *recorder) compress(from, to string) {
 }
 
 // rotateShift is the rotation of A2, B and C1.
-func (r *recorder) rotateShift(ch Channel, keep int) {
+func (r *recorder) rotateShift(ch gpuflog.Channel, keep int) {
 	live := r.name(ch, ".log")
 	if !exists(live) {
 		return
@@ -371,7 +373,7 @@ func (r *recorder) rotateShift(ch Channel, keep int) {
 }
 
 // closeC1 is the clean close of C1.
-func (r *recorder) closeC1(ch Channel) {
+func (r *recorder) closeC1(ch gpuflog.Channel) {
 	if live := r.name(ch, ".log"); exists(live) {
 		r.compress(live, live+".gz")
 		r.remove(live)
@@ -381,7 +383,7 @@ func (r *recorder) closeC1(ch Channel) {
 func (r *recorder) tmp(name string) string { return filepath.Join(r.dir, tmpName, name) }
 
 // cut ends a live window of C3.
-func (r *recorder) cut(ch Channel) {
+func (r *recorder) cut(ch gpuflog.Channel) {
 	live := r.tmp(ch.String() + ".log")
 	if !exists(live) {
 		return
@@ -419,7 +421,7 @@ func (r *recorder) work() bool {
 
 // closeWindows is the clean close of C3.
 func (r *recorder) closeWindows() {
-	for ch := range Channel(NumChannels) {
+	for ch := range gpuflog.NumChannels {
 		r.cut(ch)
 	}
 	for r.work() {

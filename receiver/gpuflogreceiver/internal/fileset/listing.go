@@ -12,6 +12,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
 const (
@@ -25,7 +27,7 @@ const (
 // entry is one data file as it was listed last.
 type entry struct {
 	path  string
-	name  fileName
+	name  gpuflog.FileName
 	tmp   bool // in .tmp
 	id    fileID
 	size  int64
@@ -42,8 +44,8 @@ type groupList struct {
 	entries    []entry
 	tmp        bool // .tmp exists
 	control    bool // some .gpufl-* file exists
-	sidecarMax [NumChannels]uint64
-	losses     [NumChannels][]uint64
+	sidecarMax [gpuflog.NumChannels]uint64
+	losses     [gpuflog.NumChannels][]uint64
 }
 
 // dirList is one listing of a folder, .tmp included. Its groups are named by their base; "" is the session folder's own.
@@ -152,7 +154,7 @@ func (s *Set) listInto(l *dirList, path string, tmp bool) error {
 func (s *Set) classify(l *dirList, dir string, d fs.DirEntry, tmp bool) {
 	name := d.Name()
 	path := filepath.Join(dir, name)
-	fn, isData := parseName(name)
+	fn, isData := gpuflog.ParseFileName(name)
 	if l.listed >= maxListed {
 		l.full = true
 		return
@@ -180,7 +182,7 @@ func (s *Set) classify(l *dirList, dir string, d fs.DirEntry, tmp bool) {
 		}
 		return
 	}
-	if (tmp && fn.base != "") || s.excluded(path) {
+	if (tmp && fn.Group.Base != "") || s.excluded(path) {
 		return
 	}
 	var st unix.Stat_t
@@ -193,7 +195,7 @@ func (s *Set) classify(l *dirList, dir string, d fs.DirEntry, tmp bool) {
 		return
 	}
 	l.listed++
-	g := l.group(fn.base)
+	g := l.group(fn.Group.Base)
 	g.entries = append(g.entries, entry{
 		path: path, name: fn, tmp: tmp, id: statID(&st), size: st.Size, mtime: mtimeOf(&st),
 		irreg: st.Mode&unix.S_IFMT != unix.S_IFREG,

@@ -101,10 +101,10 @@ func (s *Stream) oldestUnreadShifting(except fileID) (_ *entry, blocked bool) {
 // isTwin says whether a gzip file is, or may still become, the compressed form of the live window (C1's close) or of
 // the plain file beside it (a rotation in progress), which is read instead.
 func (s *Stream) isTwin(e *entry) bool {
-	if !e.name.gz {
+	if !e.name.Compressed {
 		return false
 	}
-	if e.name.numbered {
+	if e.name.Numbered() {
 		return s.hasPlain(e) && !s.fpOf(e).known
 	}
 	w := s.cur
@@ -128,7 +128,7 @@ func (s *Stream) isTwin(e *entry) bool {
 // hasPlain says whether the uncompressed file of the same number exists.
 func (s *Stream) hasPlain(e *entry) bool {
 	return slices.ContainsFunc(s.files, func(o entry) bool {
-		return !o.name.gz && o.name.numbered == e.name.numbered && o.name.index == e.name.index
+		return !o.name.Compressed && o.name.Index == e.name.Index
 	})
 }
 
@@ -264,7 +264,7 @@ func (s *Stream) wasUnnumbered(e *entry) bool {
 
 // isDone says whether a file of a shifting layout is a finished window.
 func (s *Stream) isDone(e *entry) bool {
-	if !e.open && !e.name.gz && e.size == 0 {
+	if !e.open && !e.name.Compressed && e.size == 0 {
 		return true
 	}
 	if len(s.done) == 0 {
@@ -279,7 +279,7 @@ func (s *Stream) isDone(e *entry) bool {
 	}
 	return slices.ContainsFunc(s.done, func(d doneWindow) bool {
 		// A plain file that is longer than what was read was taken for finished while it was still being copied in.
-		return d.fp == info.fp && (e.name.gz || e.size <= d.size)
+		return d.fp == info.fp && (e.name.Compressed || e.size <= d.size)
 	})
 }
 
@@ -387,7 +387,7 @@ func (s *Stream) attach() result {
 		return s.resume(w)
 	}
 	e := w.ent
-	src, err := openSource(e.path, e.id, e.name.gz)
+	src, err := openSource(e.path, e.id, e.name.Compressed)
 	switch {
 	case err == nil:
 		w.adopt(src, e)
@@ -473,10 +473,10 @@ func (s *Stream) canBe(w *window, e *entry) bool {
 
 // tryResume opens e at the window's offset if it holds the window's data. sure is false if that cannot be told yet.
 func tryResume(w *window, e entry) (ok, sure bool, err error) {
-	if !e.name.gz && e.size < w.off {
+	if !e.name.Compressed && e.size < w.off {
 		return false, true, nil
 	}
-	src, err := openSource(e.path, e.id, e.name.gz)
+	src, err := openSource(e.path, e.id, e.name.Compressed)
 	if err != nil {
 		return false, false, err
 	}

@@ -2,6 +2,8 @@
 
 package fileset
 
+import "github.com/gpuflight/gpuflight/internal/gpuflog"
+
 // Reason says what is wrong with a file. The values are stable: they become metric attributes.
 type Reason string
 
@@ -48,12 +50,12 @@ const (
 type Problem struct {
 	Reason  Reason
 	Path    string
-	Channel Channel // meaningless for problems that Scan returns
-	Offset  int64   // see the reason; 0 where it means nothing
-	Length  int64   // see the reason; 0 where it means nothing
-	Number  uint64  // window number; 0 if it has none
-	Count   int     // how many things this stands for, at least 1
-	Err     error   // the cause, or nil
+	Channel gpuflog.Channel // meaningless for problems that Scan returns
+	Offset  int64           // see the reason; 0 where it means nothing
+	Length  int64           // see the reason; 0 where it means nothing
+	Number  uint64          // window number; 0 if it has none
+	Count   int             // how many things this stands for, at least 1
+	Err     error           // the cause, or nil
 }
 
 // maxProblems bounds what waits to be told per stream; further ones raise the last one's Count.

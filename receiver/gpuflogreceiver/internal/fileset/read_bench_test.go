@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/gzip"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
 // BenchmarkNext reads 64 MB of lines of 300 bytes to their end, as one plain file and as one gzip file.
@@ -37,7 +39,7 @@ func BenchmarkNext(b *testing.B) {
 					b.Fatal(err)
 				}
 				set.Scan(time.Now())
-				s := set.Groups()[0].Stream(Device)
+				s := set.Groups()[0].Stream(gpuflog.Device)
 				total := 0
 				for {
 					var ch Chunk
@@ -96,7 +98,7 @@ func TestStreamsOfDifferentGroupsMayBeReadAtTheSameTime(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range want {
 		wg.Go(func() {
-			s := c.groups[groupKey(dir, fmt.Sprintf("demo%d", i))].Stream(Device)
+			s := c.groups[groupKey(dir, fmt.Sprintf("demo%d", i))].Stream(gpuflog.Device)
 			for {
 				ch, _, err := s.Next(nil)
 				if err != nil || ch.AtEnd {

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
 // recordings lie beside the repository; they are too large to be in it.
@@ -59,7 +61,7 @@ func TestRecordings(t *testing.T) {
 			streams := 0
 			for key, got := range c.got {
 				for ch, p := range got {
-					id := key + " " + Channel(ch).String()
+					id := key + " " + gpuflog.Channel(ch).String()
 					if w, ok := want[id]; ok {
 						streams++
 						if !bytes.Equal(p, w) {

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io/fs"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
 // Segment says where a chunk's bytes are from, so that they can be read again after a restart, wherever the window
@@ -45,7 +47,7 @@ func ParseSegment(b []byte) (Segment, []byte, error) {
 	d := decoder{b: b}
 	version, flags := d.byte(), d.byte()
 	var g Segment
-	g.Number = d.uvarint(maxIndex + 1)
+	g.Number = d.uvarint(gpuflog.MaxFileIndex + 1)
 	g.From = int64(d.uvarint(maxOffset))
 	length := int64(d.uvarint(maxOffset))
 	g.To, g.Tail = g.From+length, flags&1 != 0
@@ -104,7 +106,7 @@ func (s *Stream) Reread(g Segment, buf []byte) (data, newBuf []byte, err error) 
 			if (pass == 0) != (g.Number == 0 || e.seq == g.Number) {
 				continue
 			}
-			src, err := openSource(e.path, e.id, e.name.gz)
+			src, err := openSource(e.path, e.id, e.name.Compressed)
 			if err != nil {
 				if !errors.Is(err, fs.ErrNotExist) {
 					failed = fmt.Errorf("reread: %w", err)

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
 // scripts are sessions that every point of is tried as the moment of a reading or a restart.
@@ -18,41 +20,41 @@ var scripts = map[string]func(r *recorder){
 	"A2 rotates three times and keeps two files": func(r *recorder) {
 		r.base = "demo"
 		for i := range 4 {
-			r.put(r.name(Device, ".log"), Device, r.text(50)+r.text(2000))
+			r.put(r.name(gpuflog.Device, ".log"), gpuflog.Device, r.text(50)+r.text(2000))
 			l := r.text(3000 * (i % 2))
-			r.put(r.name(Device, ".log"), Device, l[:10])
-			r.put(r.name(Device, ".log"), Device, l[10:])
+			r.put(r.name(gpuflog.Device, ".log"), gpuflog.Device, l[:10])
+			r.put(r.name(gpuflog.Device, ".log"), gpuflog.Device, l[10:])
 			if i < 3 {
-				r.rotateShift(Device, 100)
+				r.rotateShift(gpuflog.Device, 100)
 			}
 		}
 	},
 	"C1 rotates and closes": func(r *recorder) {
 		for i := range 3 {
-			r.put(r.name(Scope, ".log"), Scope, r.text(100))
-			r.put(r.name(Device, ".log"), Device, r.text(10)+r.text(5000))
+			r.put(r.name(gpuflog.Scope, ".log"), gpuflog.Scope, r.text(100))
+			r.put(r.name(gpuflog.Device, ".log"), gpuflog.Device, r.text(10)+r.text(5000))
 			if i < 2 {
-				r.rotateShift(Device, 100)
+				r.rotateShift(gpuflog.Device, 100)
 			}
 		}
-		r.closeC1(Device)
-		r.closeC1(Scope)
+		r.closeC1(gpuflog.Device)
+		r.closeC1(gpuflog.Scope)
 	},
 	"C3 cuts, publishes behind and closes": func(r *recorder) {
 		must(r.t, os.MkdirAll(filepath.Join(r.dir, tmpName), 0o755))
 		write(r.t, filepath.Join(r.dir, lockName), "")
 		for i := range 4 {
-			r.put(r.tmp("device.log"), Device, r.text(10))
-			r.put(r.tmp("device.log"), Device, r.text(3000*(i%3)))
-			r.cut(Device)
+			r.put(r.tmp("device.log"), gpuflog.Device, r.text(10))
+			r.put(r.tmp("device.log"), gpuflog.Device, r.text(3000*(i%3)))
+			r.cut(gpuflog.Device)
 			if i%2 == 1 {
 				for range 7 {
 					r.work()
 				}
 			}
 		}
-		r.put(r.tmp("device.log"), Device, r.text(10))
-		r.put(r.tmp("sass.log"), Sass, r.text(10))
+		r.put(r.tmp("device.log"), gpuflog.Device, r.text(10))
+		r.put(r.tmp("sass.log"), gpuflog.Sass, r.text(10))
 		r.closeWindows()
 	},
 }
@@ -77,7 +79,7 @@ func playScript(t *testing.T, script func(*recorder), cfg func(*Config), act fun
 	}
 	script(r)
 	c.settle()
-	for ch := range Channel(NumChannels) {
+	for ch := range gpuflog.NumChannels {
 		c.want(groupKeyOf(r), ch, r.written[ch])
 	}
 	c.wantProblems()
@@ -164,7 +166,7 @@ func TestWindowsDeletedBeforeTheyWereRead(t *testing.T) {
 				c.scan(tick)
 				for _, g := range c.set.Groups() {
 					for range rnd.IntN(6) {
-						c.next(g.Stream(Device))
+						c.next(g.Stream(gpuflog.Device))
 					}
 				}
 			}
@@ -174,13 +176,13 @@ func TestWindowsDeletedBeforeTheyWereRead(t *testing.T) {
 		}}
 		for range 60 {
 			for range rnd.IntN(4) {
-				r.put(r.name(Device, ".log"), Device, r.text(rnd.IntN(600)))
+				r.put(r.name(gpuflog.Device, ".log"), gpuflog.Device, r.text(rnd.IntN(600)))
 			}
-			r.rotateShift(Device, 3)
+			r.rotateShift(gpuflog.Device, 3)
 		}
 		c.settle()
 		last := 0
-		for l := range strings.Lines(string(c.got[flatKey(dir)][Device])) {
+		for l := range strings.Lines(string(c.got[flatKey(dir)][gpuflog.Device])) {
 			var n int
 			i := strings.LastIndexByte(l, ':')
 			if _, err := fmt.Sscanf(l[i+1:], "%d}", &n); err != nil || n <= last {
@@ -229,8 +231,8 @@ func randomSchedule(t *testing.T, layout string, seed uint64) {
 			c.checkpoint()
 		}
 	}
-	live := func(ch Channel) string { return r.name(ch, ".log") }
-	rotate := func(ch Channel) {
+	live := func(ch gpuflog.Channel) string { return r.name(ch, ".log") }
+	rotate := func(ch gpuflog.Channel) {
 		r.rotateShift(ch, 100)
 		r.put(live(ch), ch, r.text(rnd.IntN(500))) // a rotation makes room for a line
 	}
@@ -242,17 +244,17 @@ func randomSchedule(t *testing.T, layout string, seed uint64) {
 		channels = 4
 		must(t, os.Mkdir(filepath.Join(dir, tmpName), 0o755))
 		write(t, filepath.Join(dir, lockName), "")
-		live = func(ch Channel) string { return r.tmp(ch.String() + ".log") }
+		live = func(ch gpuflog.Channel) string { return r.tmp(ch.String() + ".log") }
 		rotate = r.cut
 	}
 	if layout != "c3" {
 		// The recorder opens all its channels at the start.
-		for ch := range Channel(channels) {
+		for ch := range gpuflog.Channel(channels) {
 			r.put(live(ch), ch, r.text(0))
 		}
 	}
 	for range 60 {
-		ch := Channel(rnd.IntN(channels))
+		ch := gpuflog.Channel(rnd.IntN(channels))
 		switch k := rnd.IntN(10); {
 		case k < 6:
 			lines := ""
@@ -275,20 +277,20 @@ func randomSchedule(t *testing.T, layout string, seed uint64) {
 	}
 	switch {
 	case layout == "c1" && rnd.IntN(2) == 0:
-		for ch := range Channel(channels) {
+		for ch := range gpuflog.Channel(channels) {
 			r.closeC1(ch)
 		}
 	case layout == "c3" && rnd.IntN(2) == 0:
 		r.closeWindows()
 	}
 	c.settle()
-	for ch := range Channel(channels) {
+	for ch := range gpuflog.Channel(channels) {
 		c.want(groupKeyOf(r), ch, r.written[ch])
 	}
 	c.wantProblems()
 	c.restart()
 	c.settle()
-	for ch := range Channel(channels) {
+	for ch := range gpuflog.Channel(channels) {
 		c.want(groupKeyOf(r), ch, r.written[ch])
 	}
 	c.reread()

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
 func (c *consumer) keys() []string {
@@ -144,7 +146,7 @@ func TestNumberedFilesAreReadInAscendingOrder(t *testing.T) {
 		write(t, filepath.Join(dir, fmt.Sprintf("demo.kernel.%d.log", n)), fmt.Sprintf("k%d\n", n))
 	}
 	c.settle()
-	c.want(flatKey(dir), Device, "k0\nk1\nk2\nk3\nk4\nk5\nk6\nk7\nk8\nk9\nk10\n")
+	c.want(flatKey(dir), gpuflog.Device, "k0\nk1\nk2\nk3\nk4\nk5\nk6\nk7\nk8\nk9\nk10\n")
 	files := c.groups[flatKey(dir)].Files()
 	if len(files) != 11 || filepath.Base(files[0]) != "demo.kernel.0.log" || filepath.Base(files[10]) != "demo.kernel.10.log" {
 		t.Fatalf("files %q", files)
@@ -153,7 +155,7 @@ func TestNumberedFilesAreReadInAscendingOrder(t *testing.T) {
 	c.restart()
 	write(t, filepath.Join(dir, "demo.kernel.11.log"), "k11\n")
 	c.settle()
-	if got := string(c.got[flatKey(dir)][Device]); !strings.HasSuffix(got, "k10\nmore\nk11\n") {
+	if got := string(c.got[flatKey(dir)][gpuflog.Device]); !strings.HasSuffix(got, "k10\nmore\nk11\n") {
 		t.Fatalf("got %q", got)
 	}
 	c.wantProblems()
@@ -168,7 +170,7 @@ func TestUnexpectedNamesAreToldAndNotRead(t *testing.T) {
 	write(t, filepath.Join(dir, ".tmp", "x.device.log"), "no\n")
 	write(t, filepath.Join(dir, "device.1.log"), "yes\n")
 	c.settle()
-	c.want(groupKey(dir, ""), Device, "yes\n")
+	c.want(groupKey(dir, ""), gpuflog.Device, "yes\n")
 	c.wantProblems(UnexpectedName)
 }
 
@@ -195,7 +197,7 @@ func TestTooManyWindowsAreTold(t *testing.T) {
 	if n := len(c.groups[flatKey(dir)].Files()); n != maxWindows {
 		t.Fatalf("%d files", n)
 	}
-	ch, _, err := c.stream(flatKey(dir), Scope).Next(nil)
+	ch, _, err := c.stream(flatKey(dir), gpuflog.Scope).Next(nil)
 	must(t, err)
 	if len(ch.Problems) == 0 || ch.Problems[0].Reason != TooManyWindows || ch.Problems[0].Count != 5 {
 		t.Fatalf("%+v", ch.Problems)
@@ -239,10 +241,10 @@ func TestUnreadableFilesAndFolders(t *testing.T) {
 			c.poll(tick)
 		}
 	})
-	c.want(flatKey(dir), Device, "")
-	c.want(flatKey(dir), Scope, "s\n")
+	c.want(flatKey(dir), gpuflog.Device, "")
+	c.want(flatKey(dir), gpuflog.Scope, "s\n")
 	c.wantProblems(Permission, Permission) // once each
-	if !c.stream(flatKey(dir), Device).Exhausted() {
+	if !c.stream(flatKey(dir), gpuflog.Device).Exhausted() {
 		t.Fatal("an unreadable file holds up its session's end")
 	}
 	must(t, os.Chmod(live, 0o644))
@@ -252,8 +254,8 @@ func TestUnreadableFilesAndFolders(t *testing.T) {
 			c.poll(tick)
 		}
 	})
-	c.want(flatKey(dir), Device, "secret\n")
-	c.want(groupKey(filepath.Join(dir, "closed"), "x"), Device, "x\n")
+	c.want(flatKey(dir), gpuflog.Device, "secret\n")
+	c.want(groupKey(filepath.Join(dir, "closed"), "x"), gpuflog.Device, "x\n")
 	c.wantProblems(Permission, Permission)
 }
 
@@ -276,19 +278,19 @@ func TestUnreadableWindowDoesNotHoldUpLaterOnesForever(t *testing.T) {
 				for range 40 {
 					c.poll(tick)
 				}
-				c.want(key, Device, "")
+				c.want(key, gpuflog.Device, "")
 				for range 40 {
 					c.poll(tick)
 				}
 			})
-			c.want(key, Device, "good\n")
+			c.want(key, gpuflog.Device, "good\n")
 			must(t, os.Chmod(bad, 0o644))
 			asNobody(t, func() {
 				for range 20 {
 					c.poll(tick)
 				}
 			})
-			c.want(key, Device, "good\nbad\n")
+			c.want(key, gpuflog.Device, "good\nbad\n")
 		})
 	}
 }
@@ -323,7 +325,7 @@ func TestInotifyWakesAndFindsNewFiles(t *testing.T) {
 					continue
 				}
 				for {
-					ch, _, err := g.Stream(Device).Next(nil)
+					ch, _, err := g.Stream(gpuflog.Device).Next(nil)
 					must(t, err)
 					if got += string(ch.Data); ch.AtEnd {
 						break

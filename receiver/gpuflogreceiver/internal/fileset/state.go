@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
 const (
@@ -14,7 +16,7 @@ const (
 	// maxOffset bounds offsets in stored states: 2^60 bytes, far above any file and far below an overflow.
 	maxOffset = 1 << 60
 	// maxNumber bounds window numbers in stored states; a live window's expected number is one above the largest.
-	maxNumber = maxIndex + 1
+	maxNumber = gpuflog.MaxFileIndex + 1
 )
 
 var errState = errors.New("malformed or of another version")
@@ -232,11 +234,11 @@ func (g *Group) LoadState(b []byte) error {
 	if d.bad || version != stateVersion || layout > Numbered || strong > 1 {
 		return fmt.Errorf("group state: %w", errState)
 	}
-	var states [NumChannels][]byte
+	var states [gpuflog.NumChannels][]byte
 	for ch := range states {
 		states[ch] = d.take(int(d.uvarint(1 << 20)))
 		if _, err := parseState(states[ch]); err != nil {
-			return fmt.Errorf("group state: %s: %w", Channel(ch), err)
+			return fmt.Errorf("group state: %s: %w", gpuflog.Channel(ch), err)
 		}
 	}
 	if d.bad || len(d.b) > 0 {

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
 const (
@@ -35,7 +37,7 @@ const (
 // Stream is one channel of one group: its windows in time order. The zero value is not usable; groups make them.
 type Stream struct {
 	group *Group
-	ch    Channel
+	ch    gpuflog.Channel
 
 	mu      sync.Mutex
 	files   []entry // oldest first
@@ -73,7 +75,7 @@ type denial struct {
 }
 
 // Channel is the stream's channel.
-func (s *Stream) Channel() Channel { return s.ch }
+func (s *Stream) Channel() gpuflog.Channel { return s.ch }
 
 // Group is the group that the stream belongs to.
 func (s *Stream) Group() *Group { return s.group }
@@ -99,7 +101,7 @@ func (s *Stream) Backlog() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var sum int64
-	if w := s.cur; w != nil && !w.ent.name.gz {
+	if w := s.cur; w != nil && !w.ent.name.Compressed {
 		sum += max(w.ent.size-w.off, 0)
 	}
 	at := -1
@@ -233,7 +235,7 @@ func (s *Stream) relocate(w *window) {
 	open, unlinked := w.open, w.unlinked
 	w.open, w.unlinked = false, true
 	for i := range s.files {
-		if e := &s.files[i]; e.id == w.src.id && e.name.gz == w.src.gz {
+		if e := &s.files[i]; e.id == w.src.id && e.name.Compressed == w.src.gz {
 			w.ent, w.open, w.unlinked = *e, e.open, false
 			if e.seq > 0 {
 				w.n = e.seq

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
 const tick = 200 * time.Millisecond
@@ -26,7 +28,7 @@ func one(t *testing.T, cfg Config) (c *consumer, dir string) {
 
 func flatKey(dir string) string { return groupKey(dir, "demo") }
 
-func (c *consumer) stream(key string, ch Channel) *Stream {
+func (c *consumer) stream(key string, ch gpuflog.Channel) *Stream {
 	c.t.Helper()
 	g := c.groups[key]
 	if g == nil {
@@ -40,8 +42,8 @@ func TestLivePartialLinesWaitForTheirNewline(t *testing.T) {
 	live := filepath.Join(dir, "demo.device.log")
 	write(t, live, "one\ntw")
 	c.poll(tick)
-	c.want(flatKey(dir), Device, "one\n")
-	s := c.stream(flatKey(dir), Device)
+	c.want(flatKey(dir), gpuflog.Device, "one\n")
+	s := c.stream(flatKey(dir), gpuflog.Device)
 	tail, size, err := s.Pending(nil)
 	if string(tail) != "tw" || size != 2 || err != nil {
 		t.Fatalf("pending %q, %d, %v", tail, size, err)
@@ -51,10 +53,10 @@ func TestLivePartialLinesWaitForTheirNewline(t *testing.T) {
 	}
 	appendTo(t, live, "o")
 	c.poll(tick)
-	c.want(flatKey(dir), Device, "one\n")
+	c.want(flatKey(dir), gpuflog.Device, "one\n")
 	appendTo(t, live, "\n\nthree\n")
 	c.poll(tick)
-	c.want(flatKey(dir), Device, "one\ntwo\n\nthree\n")
+	c.want(flatKey(dir), gpuflog.Device, "one\ntwo\n\nthree\n")
 	if tail, size, _ := s.Pending(nil); len(tail) != 0 || size != 0 {
 		t.Fatalf("pending %q, %d", tail, size)
 	}
@@ -64,7 +66,7 @@ func TestLivePartialLinesWaitForTheirNewline(t *testing.T) {
 	// A second run appends to the same file.
 	appendTo(t, live, "four\n")
 	c.poll(tick)
-	c.want(flatKey(dir), Device, "one\ntwo\n\nthree\nfour\n")
+	c.want(flatKey(dir), gpuflog.Device, "one\ntwo\n\nthree\nfour\n")
 	c.wantProblems()
 }
 
@@ -77,12 +79,12 @@ func TestLongPartialLineGrowsInSmallPieces(t *testing.T) {
 		all.WriteString(p)
 		appendTo(t, live, p)
 		c.poll(tick)
-		c.want(flatKey(dir), Scope, "")
+		c.want(flatKey(dir), gpuflog.Scope, "")
 	}
 	all.WriteString("end\nmore\n")
 	appendTo(t, live, "end\nmore\n")
 	c.poll(tick)
-	c.want(flatKey(dir), Scope, all.String())
+	c.want(flatKey(dir), gpuflog.Scope, all.String())
 	c.wantProblems()
 }
 
@@ -99,7 +101,7 @@ func TestTakeTail(t *testing.T) {
 				live := filepath.Join(dir, "demo.system.log")
 				write(t, live, "one\ntwo")
 				c.poll(tick)
-				s := c.stream(flatKey(dir), System)
+				s := c.stream(flatKey(dir), gpuflog.System)
 				ch, _, err := s.TakeTail(nil)
 				must(t, err)
 				if string(ch.Data) != "two" || !ch.Seg.Tail || ch.Seg.From != 4 || ch.Seg.To != 7 {
@@ -116,7 +118,7 @@ func TestTakeTail(t *testing.T) {
 					appendTo(t, live, tt.after)
 				}
 				c.poll(tick)
-				c.want(flatKey(dir), System, tt.want)
+				c.want(flatKey(dir), gpuflog.System, tt.want)
 				if strings.Contains(tt.want, "{}") {
 					c.wantProblems(TextAfterTail)
 				} else {
@@ -133,7 +135,7 @@ func TestClosedWindowGivesItsTail(t *testing.T) {
 	write(t, filepath.Join(dir, "demo.device.1.log.gz"), gz(t, "a\nlast"))
 	write(t, filepath.Join(dir, "demo.device.log"), "b\n")
 	c.poll(tick)
-	c.want(flatKey(dir), Device, "a\nlastb\n")
+	c.want(flatKey(dir), gpuflog.Device, "a\nlastb\n")
 	if !c.segs[1].seg.Tail || c.segs[0].seg.Tail || c.segs[2].seg.Tail {
 		t.Fatalf("segments %+v", c.segs)
 	}
@@ -144,15 +146,15 @@ func TestClosedWindowGivesItsTail(t *testing.T) {
 	closed := filepath.Join(dir, "sess", "device.1.log")
 	must(t, os.Chtimes(closed, c.now, c.now))
 	c.poll(2 * time.Second)
-	c.want(key, Device, "x\n")
+	c.want(key, gpuflog.Device, "x\n")
 	appendTo(t, closed, "ial")
 	must(t, os.Chtimes(closed, c.now, c.now))
 	for range 14 {
 		c.poll(tick)
 	}
-	c.want(key, Device, "x\n")
+	c.want(key, gpuflog.Device, "x\n")
 	c.poll(time.Second)
-	c.want(key, Device, "x\npartial")
+	c.want(key, gpuflog.Device, "x\npartial")
 	c.wantProblems()
 }
 
@@ -168,7 +170,7 @@ func TestShrunkFileIsReadAgainFromItsBeginning(t *testing.T) {
 			}
 			write(t, live, "c\n")
 			c.settle()
-			c.want(flatKey(dir), Device, "aaaa\nbbbb\nc\n")
+			c.want(flatKey(dir), gpuflog.Device, "aaaa\nbbbb\nc\n")
 			c.wantProblems(FileShrunk)
 			if p := c.problems[0]; p.Offset != 10 || p.Length != 2 || p.Path != live {
 				t.Fatalf("%+v", p)
@@ -184,7 +186,7 @@ func TestRewrittenFileIsReadAgainFromItsBeginning(t *testing.T) {
 	c.poll(tick)
 	write(t, live, "bbbb\ncccc\n") // longer than before, same inode
 	c.poll(tick)
-	c.want(flatKey(dir), Device, "aaaa\nbbbb\ncccc\n")
+	c.want(flatKey(dir), gpuflog.Device, "aaaa\nbbbb\ncccc\n")
 	c.wantProblems(FileReplaced)
 }
 
@@ -193,12 +195,12 @@ func TestReplacedFileIsReadAfterTheOldOne(t *testing.T) {
 	live := filepath.Join(dir, "demo.device.log")
 	write(t, live, "aaaa\nbbbb\ncccc\n")
 	c.scan(tick)
-	c.next(c.stream(flatKey(dir), Device))
+	c.next(c.stream(flatKey(dir), gpuflog.Device))
 	write(t, live+".new", "dddd\n")
 	must(t, os.Rename(live+".new", live))
 	c.settle()
 	// The open file still has the rest of the old one.
-	c.want(flatKey(dir), Device, "aaaa\nbbbb\ncccc\ndddd\n")
+	c.want(flatKey(dir), gpuflog.Device, "aaaa\nbbbb\ncccc\ndddd\n")
 	c.wantProblems()
 }
 
@@ -207,12 +209,12 @@ func TestFileReplacedWhileNobodyHeldIt(t *testing.T) {
 	live := filepath.Join(dir, "demo.device.log")
 	write(t, live, "aaaa\nbbbb\ncccc\n")
 	c.scan(tick)
-	c.next(c.stream(flatKey(dir), Device))
+	c.next(c.stream(flatKey(dir), gpuflog.Device))
 	c.restart()
 	must(t, os.Remove(live))
 	write(t, live, "dddd\neeee\n")
 	c.settle()
-	c.want(flatKey(dir), Device, "aaaa\ndddd\neeee\n")
+	c.want(flatKey(dir), gpuflog.Device, "aaaa\ndddd\neeee\n")
 	c.wantProblems(FileReplaced)
 	if p := c.problems[0]; p.Offset != 5 || p.Length != 10 {
 		t.Fatalf("%+v", p)
@@ -229,9 +231,9 @@ func TestVanishedFileIsReportedAndItsGroupRemoved(t *testing.T) {
 	write(t, filepath.Join(dir, "demo.scope.log"), "s\n")
 	c := newConsumer(t, Config{Include: []string{dir}, ChunkBytes: 5})
 	c.scan(tick)
-	c.next(c.stream(flatKey(dir), Device))
+	c.next(c.stream(flatKey(dir), gpuflog.Device))
 	c.poll(0)
-	c.want(flatKey(dir), Device, "aaaa\nbbbb\n")
+	c.want(flatKey(dir), gpuflog.Device, "aaaa\nbbbb\n")
 	c.restart()
 	c.scan(tick)
 	must(t, os.RemoveAll(dir))
@@ -248,7 +250,7 @@ func TestVanishedFileIsReportedAndItsGroupRemoved(t *testing.T) {
 	// What was not read to its end is a loss.
 	write(t, filepath.Join(dir, "demo.device.log"), "aaaa\nbbbb\n")
 	c.scan(2 * time.Second)
-	c.next(c.stream(flatKey(dir), Device))
+	c.next(c.stream(flatKey(dir), gpuflog.Device))
 	c.restart()
 	c.scan(tick)
 	must(t, os.RemoveAll(dir))
@@ -266,10 +268,10 @@ func TestUnlinkedFileIsReadToItsEnd(t *testing.T) {
 	live := filepath.Join(dir, "demo.device.log")
 	write(t, live, "aaaa\nbbbb\ncc")
 	c.scan(tick)
-	c.next(c.stream(flatKey(dir), Device))
+	c.next(c.stream(flatKey(dir), gpuflog.Device))
 	must(t, os.Remove(live))
 	c.settle()
-	c.want(flatKey(dir), Device, "aaaa\nbbbb\ncc")
+	c.want(flatKey(dir), gpuflog.Device, "aaaa\nbbbb\ncc")
 	c.poll(2 * time.Second)
 	if len(c.removed) != 1 {
 		t.Fatalf("removed %v", c.removed)
@@ -307,12 +309,12 @@ func TestTruncatedAndCorruptGzip(t *testing.T) {
 			if n := len(c.problems); n != 0 {
 				t.Fatalf("told too early: %+v", c.problems)
 			}
-			if c.stream(key, Device).Exhausted() {
+			if c.stream(key, gpuflog.Device).Exhausted() {
 				t.Fatal("exhausted while waiting")
 			}
 			c.restart() // the waiting survives it
 			c.settle()
-			got := string(c.got[key][Device])
+			got := string(c.got[key][gpuflog.Device])
 			body, ok := strings.CutSuffix(got, "next\n")
 			if !ok || !strings.HasPrefix(lines.String(), body) {
 				t.Fatalf("got %.100q … %d bytes", got, len(got))
@@ -349,7 +351,7 @@ func TestGzipThatIsBeingCopiedIn(t *testing.T) {
 		}
 	}
 	c.settle()
-	c.want(flatKey(dir), Device, lines.String())
+	c.want(flatKey(dir), gpuflog.Device, lines.String())
 	c.wantProblems()
 }
 
@@ -357,7 +359,7 @@ func TestMultiMemberGzip(t *testing.T) {
 	c, dir := one(t, Config{ChunkBytes: 4})
 	write(t, filepath.Join(dir, "demo.device.1.log.gz"), gz(t, "a\nb")+gz(t, "")+gz(t, "c\nd\n"))
 	c.poll(tick)
-	c.want(flatKey(dir), Device, "a\nbc\nd\n")
+	c.want(flatKey(dir), gpuflog.Device, "a\nbc\nd\n")
 	c.wantProblems()
 }
 
@@ -365,7 +367,7 @@ func TestGzipBombIsStreamed(t *testing.T) {
 	c, dir := one(t, Config{ChunkBytes: 1 << 16, MaxLineBytes: 1 << 17})
 	write(t, filepath.Join(dir, "demo.device.1.log.gz"), gz(t, "a\n"+strings.Repeat("\x00", 50<<20)+"\nb\n"))
 	c.poll(tick)
-	c.want(flatKey(dir), Device, "a\nb\n")
+	c.want(flatKey(dir), gpuflog.Device, "a\nb\n")
 	c.wantProblems(LineTooLong)
 	if p := c.problems[0]; p.Offset != 2 || p.Length != 50<<20+1 {
 		t.Fatalf("%+v", p)
@@ -397,7 +399,7 @@ func TestOverLongLines(t *testing.T) {
 					write(t, filepath.Join(dir, "demo.device.log"), "")
 				}
 				c.settle()
-				c.want(flatKey(dir), Device, tt.want)
+				c.want(flatKey(dir), gpuflog.Device, tt.want)
 				if len(c.problems) != len(tt.offset) {
 					t.Fatalf("problems %+v", c.problems)
 				}
@@ -423,7 +425,7 @@ func TestOverLongLineOfALiveFileSurvivesARestart(t *testing.T) {
 	c.wantProblems()
 	appendTo(t, live, "z\nb\n")
 	c.poll(tick)
-	c.want(flatKey(dir), Device, "a\nb\n")
+	c.want(flatKey(dir), gpuflog.Device, "a\nb\n")
 	c.wantProblems(LineTooLong)
 	if p := c.problems[0]; p.Offset != 2 || p.Length != 5302 {
 		t.Fatalf("%+v", p)
@@ -436,7 +438,7 @@ func TestFifoIsNeverOpened(t *testing.T) {
 	write(t, filepath.Join(dir, "demo.scope.log"), "s\n")
 	must(t, os.Mkdir(filepath.Join(dir, "demo.system.log"), 0o755))
 	c.settle()
-	c.want(flatKey(dir), Scope, "s\n")
+	c.want(flatKey(dir), gpuflog.Scope, "s\n")
 	c.wantProblems(NotRegular, NotRegular)
 	// A fifo that takes a file's place between listing and opening does not block either.
 	if _, _, err := openRegular(filepath.Join(dir, "demo.device.log")); !errors.Is(err, errNotRegular) {
@@ -454,17 +456,17 @@ func TestWindowsReplaceNothingAndWaitForGaps(t *testing.T) {
 	put(3)
 	put(10)
 	c.poll(tick)
-	c.want(key, Device, "w1\n")
+	c.want(key, gpuflog.Device, "w1\n")
 	put(2)
 	write(t, filepath.Join(dir, "s", ".gpufl-transport-loss.device.4.json"), "{}")
 	write(t, filepath.Join(dir, "s", ".gpufl-transport-loss.agent-device.5.json"), "{}")
 	c.poll(tick)
 	c.poll(2 * time.Second)
-	c.want(key, Device, "w1\nw2\nw3\n")
+	c.want(key, gpuflog.Device, "w1\nw2\nw3\n")
 	c.poll(1900 * time.Millisecond)
-	c.want(key, Device, "w1\nw2\nw3\n")
+	c.want(key, gpuflog.Device, "w1\nw2\nw3\n")
 	c.settle()
-	c.want(key, Device, "w1\nw2\nw3\nw10\n")
+	c.want(key, gpuflog.Device, "w1\nw2\nw3\nw10\n")
 	c.wantProblems(WindowLost, WindowLost, WindowMissing, WindowMissing, WindowMissing, WindowMissing)
 	if p := c.problems[2]; p.Number != 6 || p.Count != 4 {
 		t.Fatalf("%+v", p)
@@ -474,7 +476,7 @@ func TestWindowsReplaceNothingAndWaitForGaps(t *testing.T) {
 	c.restart()
 	put(8)
 	c.settle()
-	c.want(key, Device, "w1\nw2\nw3\nw10\nw8\n")
+	c.want(key, gpuflog.Device, "w1\nw2\nw3\nw10\nw8\n")
 	c.wantProblems(OutOfOrder)
 	if p := c.problems[0]; p.Number != 8 {
 		t.Fatalf("%+v", p)
@@ -483,7 +485,7 @@ func TestWindowsReplaceNothingAndWaitForGaps(t *testing.T) {
 	put(5)
 	c.restart()
 	c.settle()
-	c.want(key, Device, "w1\nw2\nw3\nw10\nw8\n") // told lost is final
+	c.want(key, gpuflog.Device, "w1\nw2\nw3\nw10\nw8\n") // told lost is final
 }
 
 func TestSameBeginningsInNumberedWindowsAreDifferentWindows(t *testing.T) {
@@ -502,13 +504,13 @@ func TestSameBeginningsInNumberedWindowsAreDifferentWindows(t *testing.T) {
 	write(t, filepath.Join(s, tmpName, "device.log"), same)
 	c.poll(tick)
 	want += same
-	c.want(groupKey(s, ""), Device, want)
+	c.want(groupKey(s, ""), gpuflog.Device, want)
 	must(t, os.Rename(filepath.Join(s, tmpName, "device.log"), filepath.Join(s, tmpName, "device.4.log")))
 	time.Sleep(10 * time.Millisecond)
 	write(t, filepath.Join(s, tmpName, "device.log"), same)
 	c.settle()
 	want += same
-	c.want(groupKey(s, ""), Device, want)
+	c.want(groupKey(s, ""), gpuflog.Device, want)
 	c.wantProblems()
 }
 
@@ -527,7 +529,7 @@ func TestSalvagedWindowGivesWhatWasAdded(t *testing.T) {
 				write(t, filepath.Join(s, "system.1.log.gz"), gz(t, "a\nb\nshutdown\n"))
 				must(t, os.RemoveAll(filepath.Join(s, tmpName)))
 				c.settle()
-				c.want(groupKey(s, ""), System, "a\nb\nshutdown\n")
+				c.want(groupKey(s, ""), gpuflog.System, "a\nb\nshutdown\n")
 				c.wantProblems()
 			})
 		}
@@ -549,7 +551,7 @@ func TestFilesCopiedInInAnyOrderAreAllRead(t *testing.T) {
 	put(2)
 	appendTo(t, filepath.Join(dir, "demo.device.log"), "more\n")
 	c.settle()
-	c.want(key, Device, "live\nw1\nw10\nw2\nmore\n")
+	c.want(key, gpuflog.Device, "live\nw1\nw10\nw2\nmore\n")
 	c.wantProblems(OutOfOrder, OutOfOrder, OutOfOrder)
 	c.reread()
 }
@@ -566,9 +568,9 @@ func TestMoreWindowsThanAreRemembered(t *testing.T) {
 	c.settle()
 	c.restart()
 	c.settle()
-	c.want(flatKey(dir), Device, want+"live\n")
+	c.want(flatKey(dir), gpuflog.Device, want+"live\n")
 	c.wantProblems()
-	if st := c.stream(flatKey(dir), Device).AppendState(nil); len(st) > 5000 {
+	if st := c.stream(flatKey(dir), gpuflog.Device).AppendState(nil); len(st) > 5000 {
 		t.Fatalf("state of %d bytes", len(st))
 	}
 }
@@ -589,13 +591,13 @@ func TestOpenFilesAreBounded(t *testing.T) {
 		}
 	}
 	for base, w := range want {
-		c.want(groupKey(dir, base), Device, w)
+		c.want(groupKey(dir, base), gpuflog.Device, w)
 	}
 	must(t, c.set.Close())
 	if n := c.set.OpenFiles(); n != 0 {
 		t.Fatalf("%d files are open after Close", n)
 	}
-	if _, _, err := c.stream(groupKey(dir, "demo1"), Device).Next(nil); !errors.Is(err, ErrClosed) {
+	if _, _, err := c.stream(groupKey(dir, "demo1"), gpuflog.Device).Next(nil); !errors.Is(err, ErrClosed) {
 		t.Fatal(err)
 	}
 }

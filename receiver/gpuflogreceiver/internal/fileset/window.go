@@ -130,7 +130,7 @@ type fpInfo struct {
 
 // readInfo computes fpInfo by opening the file.
 func readInfo(e *entry) (fpInfo, error) {
-	src, err := openSource(e.path, e.id, e.name.gz)
+	src, err := openSource(e.path, e.id, e.name.Compressed)
 	if err != nil {
 		return fpInfo{}, err
 	}
@@ -144,7 +144,7 @@ func readInfo(e *entry) (fpInfo, error) {
 
 // beginsLike says whether the file's data begins as the fingerprint says.
 func beginsLike(e *entry, fp fingerprint) bool {
-	src, err := openSource(e.path, e.id, e.name.gz)
+	src, err := openSource(e.path, e.id, e.name.Compressed)
 	if err != nil {
 		return false
 	}
@@ -155,7 +155,7 @@ func beginsLike(e *entry, fp fingerprint) bool {
 
 // dataSize is a file's uncompressed size, modulo 2^32 for gzip, where it holds for a single member only.
 func dataSize(e *entry) (size int64, ok bool) {
-	if !e.name.gz {
+	if !e.name.Compressed {
 		return e.size, true
 	}
 	n, ok := gzipSizeMod32(e.path, e.id)
@@ -165,7 +165,7 @@ func dataSize(e *entry) (size int64, ok bool) {
 // hasSize says whether the file's uncompressed size can be size.
 func hasSize(e *entry, size int64) bool {
 	got, ok := dataSize(e)
-	if e.name.gz {
+	if e.name.Compressed {
 		size &= 1<<32 - 1
 	}
 	return ok && got == size
