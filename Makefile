@@ -34,7 +34,7 @@ FUZZTIME ?= 30s
 BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_GPUFL=$(CURDIR)/bin/gpufl \
 	GPUFLIGHT_JAEGER=$(CURDIR)/$(TOOLS)/jaeger GPUFLIGHT_OCB=$(CURDIR)/$(TOOLS)/ocb GPUFLIGHT_DEMO=$(CURDIR)/$(TOOLS)/demo \
 	GPUFLIGHT_PROMETHEUS=$(CURDIR)/$(TOOLS)/prometheus GPUFLIGHT_KAFKA=$(CURDIR)/$(TOOLS)/kafka/kafka \
-	GPUFLIGHT_VERSITYGW=$(CURDIR)/$(TOOLS)/versitygw GPUFLIGHT_INJECT=$(CURDIR)/bin/libgpufl.so GPUFLIGHT_REQUIRE=1
+	GPUFLIGHT_VERSITYGW=$(CURDIR)/$(TOOLS)/versitygw GPUFLIGHT_CHDB=$(CURDIR)/$(TOOLS)/chdb/chdb GPUFLIGHT_INJECT=$(CURDIR)/bin/libgpufl.so GPUFLIGHT_REQUIRE=1
 
 .PHONY: demo
 demo: build $(if $(JAEGER),,$(TOOLS)/jaeger) $(TOOLS)/demo ## Run Jaeger and the collector on recordings of an H200; ctrl-C stops both
@@ -55,16 +55,18 @@ test-unit: ## Test the libraries, with the race detector
 
 # One package at a time: some of these tests measure how late data arrives.
 .PHONY: test-e2e
-test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw ## Test the binaries, with a real Jaeger, Prometheus, Kafka and S3
+test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb ## Test the binaries, with a real Jaeger, Prometheus, Kafka, S3 and engine of ClickHouse
 	$(BINARIES) $(GO) test -p 1 -count 1 -timeout 15m ./test/... ./examples/compose
 
 .PHONY: bench
-bench: build $(TOOLS)/kafka/kafka ## Measure our components against contrib's on the same data
+bench: build $(TOOLS)/kafka/kafka $(TOOLS)/chdb/chdb ## Measure our components against contrib's on the same data
 	$(GO) run ./test/bench/spans
 	$(GO) run ./test/bench/nvml
 	$(GO) run ./test/bench
 	$(GO) run ./test/bench/fleet
+	$(GO) run ./test/bench/clickhouse
 	$(GO) test -run - -bench Launch -benchtime 7x ./receiver/cudareceiver/internal/probe
+	$(GO) test -run - -bench Lines -benchtime 20x ./internal/cubin
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (30s)
@@ -118,6 +120,10 @@ $(TOOLS)/prometheus:
 # The published jars, which need Java but no building.
 $(TOOLS)/kafka/kafka: scripts/kafka scripts/kafka.sha256
 	@scripts/kafka $(TOOLS)
+
+# ClickHouse's engine as a library, which needs Python but no building.
+$(TOOLS)/chdb/chdb: scripts/chdb scripts/chdb.txt
+	@scripts/chdb $(TOOLS)
 
 $(TOOLS)/versitygw: internal/tools/versitygw/go.mod
 	@$(SLOWLY) "compiling versitygw, an S3 server" $(GO) build -C internal/tools/versitygw $(FLAGS) -o $(CURDIR)/$@ github.com/versity/versitygw/cmd/versitygw

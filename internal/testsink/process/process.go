@@ -18,7 +18,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -46,6 +45,8 @@ var (
 	Collector = Binary{Env: "GPUFLIGHT_COLLECTOR", Path: "bin/otelcol-gpuflight", Make: "make build"}
 	// Jaeger is Jaeger 2.
 	Jaeger = Binary{Env: "GPUFLIGHT_JAEGER", Path: ".tools/jaeger", Make: "make .tools/jaeger"}
+	// Chdb is a Python that has ClickHouse's engine; scripts/chdb fetches it.
+	Chdb = Binary{Env: "GPUFLIGHT_CHDB", Path: ".tools/chdb/chdb", Make: "make .tools/chdb/chdb"}
 )
 
 // Find returns the program's absolute path, or skips or fails the test as the package comment says.
@@ -262,17 +263,6 @@ func Eventually(t testing.TB, limit time.Duration, what string, done func() bool
 			t.Fatalf("not within %v: %s", limit, what)
 		}
 	}
-}
-
-// FreePort returns a loopback address whose port was free a moment ago.
-func FreePort(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }
 
 // tail keeps the last part of what is written to it.

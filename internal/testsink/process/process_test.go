@@ -5,8 +5,11 @@
 package process_test
 
 import (
+	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -59,4 +62,29 @@ func TestMissingSkipsOnlyWhereNothingIsRequired(t *testing.T) {
 		process.Collector.Find(t)
 	})
 	assert.True(t, skipped)
+}
+
+func TestFreePortsAreGivenOnceAndByNobodyElse(t *testing.T) {
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	require.NoError(t, err)
+	var first, last int
+	_, err = fmt.Sscan(string(text), &first, &last)
+	require.NoError(t, err)
+	if first < 22_000 {
+		t.Skip("this kernel gives out nearly all ports: ", string(text))
+	}
+	seen := map[string]bool{}
+	for range 200 {
+		address := process.FreePort(t)
+		assert.False(t, seen[address], address)
+		seen[address] = true
+		_, port, err := net.SplitHostPort(address)
+		require.NoError(t, err)
+		n, err := strconv.Atoi(port)
+		require.NoError(t, err)
+		assert.Less(t, n, first)
+		l, err := net.Listen("tcp", address)
+		require.NoError(t, err)
+		require.NoError(t, l.Close())
+	}
 }

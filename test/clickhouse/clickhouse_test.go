@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package clickhouse_test
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/test/fleet/broker"
+)
+
+// TestWhatIsSentIsInTheTables sends recordings of an H200, or a generated session, and all of it again.
+func TestWhatIsSentIsInTheTables(t *testing.T) {
+	t.Run("generated", func(t *testing.T) { sendTwice(t, generate(t, 1, 5000)) })
+	t.Run("recordings", func(t *testing.T) {
+		var sent telemetry
+		for _, name := range []string{"c3-h200-minigpt", "c3-h200-scopes", "a2-h200"} {
+			sent = sent.and(read(t, filepath.Join(process.Recordings(t), name), 50))
+		}
+		sendTwice(t, sent)
+	})
+}
+
+func sendTwice(t *testing.T, sent telemetry) {
+	want := sent.spans()
+	statistic := kernels(want)
+	require.NotEmpty(t, statistic)
+
+	d := start(t, "")
+	d.keep()
+	// So that each copy is still there to be looked at.
+	d.run("SYSTEM STOP MERGES otel_traces; SYSTEM STOP MERGES kernels")
+	address := process.FreePort(t)
+	p := d.collect(nil, overOTLP(address))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	const all = "SELECT * FROM kernel_statistics"
+	for _, times := range []int{1, 2} {
+		require.NoError(t, sent.send(ctx, address))
+		checkSpans(t, want, d)
+		checkStatistics(t, statistic, query[statistics](d, all))
+		sent.checkLogs(t, times, d)
+		sent.checkMetrics(t, times, d)
+	}
+	p.Stop(30 * time.Second)
+	assert.Zero(t, d.front.Refused())
+
+	// And when the copies have been merged away.
+	assert.GreaterOrEqual(t, one[int](d, "SELECT count() AS n FROM otel_traces"), 2*len(want))
+	d.run("SYSTEM START MERGES otel_traces; SYSTEM START MERGES kernels; OPTIMIZE TABLE otel_traces FINAL; OPTIMIZE TABLE kernels FINAL")
+	assert.Equal(t, len(want), one[int](d, "SELECT count() AS n FROM otel_traces"))
+	checkSpans(t, want, d)
+	checkStatistics(t, statistic, query[statistics](d, all))
+}
+
+// patience is how long a test waits for what has to come.
+const patience = 5 * time.Minute
+
+// TestNothingIsLostWhenClickHouseIs has the server away, killed while it takes rows, and taking rows whose
+// sender is never told. It uses a database that is not the default one.
+func TestNothingIsLostWhenClickHouseIs(t *testing.T) {
+	d := start(t, "gpu")
+	d.keep()
+	address := process.FreePort(t)
+	p := d.collect(nil, overOTLP(address))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	background := func(s telemetry) chan error {
+		done := make(chan error, 1)
+		go func() { done <- s.send(ctx, address) }()
+		return done
+	}
+	before, away, killed, silent := generate(t, 2, 300), generate(t, 3, 300), generate(t, 4, 2000).pieces(100), generate(t, 5, 300)
+
+	require.NoError(t, before.send(ctx, address))
+	d.crash()
+	done := background(away)
+	p.WaitOutput("connection refused", patience)
+	d.listen()
+	require.NoError(t, <-done)
+	sent := before.and(away)
+	checkSpans(t, sent.spans(), d)
+	checkStatistics(t, kernels(sent.spans()), query[statistics](d, "SELECT * FROM kernel_statistics"))
+	sent.checkLogs(t, 1, d)
+	sent.checkMetrics(t, 1, d)
+
+	inserts := d.front.Inserts()
+	done = background(killed)
+	process.Eventually(t, patience, "some of it is in the table", func() bool { return d.front.Inserts() > inserts+2 })
+	d.crash()
+	d.listen()
+	require.NoError(t, <-done)
+
+	d.front.LoseAnswers(3)
+	require.NoError(t, silent.send(ctx, address))
+	assert.Zero(t, d.front.Unanswered())
+	sent = sent.and(killed).and(silent)
+	checkSpans(t, sent.spans(), d)
+	checkStatistics(t, kernels(sent.spans()), query[statistics](d, "SELECT * FROM kernel_statistics"))
+	assert.Zero(t, one[int](&database{t: t, front: d.front}, "SELECT count() AS n FROM system.tables WHERE database = 'default'"))
+	p.Stop(30 * time.Second)
+}
+
+// TestFromKafka runs config/clickhouse.yaml as it is.
+func TestFromKafka(t *testing.T) {
+	launcher := process.Binary{Env: "GPUFLIGHT_KAFKA", Path: ".tools/kafka/kafka", Make: "make .tools/kafka/kafka"}.
+		FindFetched(t, "no Java here, and no apt-get to fetch one with", "java", "apt-get")
+	b := broker.Broker{Launcher: launcher, Dir: t.TempDir(), Address: process.FreePort(t), Controller: process.FreePort(t)}
+	require.NoError(t, b.Format(t.Context()))
+	server := process.Start(t, launcher, b.Arguments()...)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	require.NoError(t, b.Wait(ctx), "%s", server.Output())
+
+	sent := generate(t, 6, 2000).pieces(100)
+	want := sent.spans()
+	client, err := kgo.NewClient(kgo.SeedBrokers(b.Address), kgo.AllowAutoTopicCreation())
+	require.NoError(t, err)
+	defer client.Close()
+	produce := func(topic string, value []byte, err error) {
+		t.Helper()
+		require.NoError(t, err)
+		require.NoError(t, client.ProduceSync(ctx, &kgo.Record{Topic: topic, Value: value}).FirstErr())
+	}
+	produce("otlp_spans", []byte("no OTLP"), nil)
+	for _, td := range sent.traces {
+		value, err := (&ptrace.ProtoMarshaler{}).MarshalTraces(td)
+		produce("otlp_spans", value, err)
+	}
+	for _, ld := range sent.logs {
+		value, err := (&plog.ProtoMarshaler{}).MarshalLogs(ld)
+		produce("otlp_logs", value, err)
+	}
+	for _, md := range sent.metrics {
+		value, err := (&pmetric.ProtoMarshaler{}).MarshalMetrics(md)
+		produce("otlp_metrics", value, err)
+	}
+
+	d := start(t, "")
+	d.keep()
+	p := d.collect(map[string]string{"GPUFLIGHT_KAFKA": b.Address}, nil)
+	others := 0
+	for _, md := range sent.metrics {
+		others += md.DataPointCount()
+	}
+	for _, ld := range sent.logs {
+		others += ld.LogRecordCount()
+	}
+	spans := 0
+	for _, td := range sent.traces {
+		spans += td.SpanCount()
+	}
+	require.Len(t, want, spans, "a span that is sent twice: which of the two comes last depends on the partition")
+	// When the group's members change, as they do while the receivers start, records come twice.
+	process.Eventually(t, patience, fmt.Sprintf("%d spans and %d others", spans, others), func() bool {
+		return one[int](d, "SELECT uniqExact(TraceId, SpanId) AS n FROM otel_traces") >= spans &&
+			one[int](d, "SELECT sum(n) AS n FROM (SELECT count() AS n FROM otel_logs UNION ALL "+
+				"SELECT count() FROM otel_metrics_gauge UNION ALL SELECT count() FROM otel_metrics_sum)") >= others
+	})
+	checkSpans(t, want, d)
+	checkStatistics(t, kernels(want), query[statistics](d, "SELECT * FROM kernel_statistics"))
+	p.Stop(30 * time.Second)
+	server.Kill()
+}
+
+func TestWithoutTheRightPasswordTheCollectorSaysSo(t *testing.T) {
+	d := start(t, "")
+	d.front.Password = "another"
+	d.command(nil, overOTLP(process.FreePort(t))).WaitOutput("Authentication failed", time.Minute)
+	assert.Positive(t, d.front.Refused())
+}
+
+// TestOldSpansGo checks the times to live that the files set, by rows on both sides of them.
+func TestOldSpansGo(t *testing.T) {
+	d := start(t, "")
+	for _, days := range []int{0, 29, 31, 89, 91} {
+		d.run(fmt.Sprintf("INSERT INTO otel_traces (Timestamp, TraceId, SpanId, SpanAttributes) "+
+			"SELECT now64(9) - INTERVAL %d DAY, '01', '%016x', map('cuda.operation', 'kernel')", days, days))
+	}
+	d.run("OPTIMIZE TABLE otel_traces FINAL; OPTIMIZE TABLE kernels FINAL")
+	type days struct{ Days []int }
+	const ago = "SELECT arraySort(groupArray(dateDiff('day', Timestamp, now64(9)))) AS Days FROM "
+	assert.Equal(t, []days{{[]int{0, 29}}}, query[days](d, ago+"otel_traces"))
+	assert.Equal(t, []days{{[]int{0, 29, 31, 89}}}, query[days](d, ago+"kernels"))
+}

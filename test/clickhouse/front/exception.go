@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package front
+
+import (
+	"regexp"
+	"strconv"
+)
+
+// Exception is an error that ClickHouse's engine reports of a statement.
+type Exception struct {
+	// Code is ClickHouse's number for the kind of error; 0 where the message has none.
+	Code int
+	// Message is the whole text, with the code.
+	Message string
+}
+
+// Error returns the message.
+func (e *Exception) Error() string { return e.Message }
+
+var exceptionCode = regexp.MustCompile(`Code: (\d+)\. DB::Exception`)
+
+func newException(message string) *Exception {
+	e := &Exception{Message: message}
+	if m := exceptionCode.FindStringSubmatch(message); m != nil {
+		e.Code, _ = strconv.Atoi(m[1]) // too long a number is no code either
+	}
+	return e
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package front
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/ClickHouse/ch-go/compress"
+	chproto "github.com/ClickHouse/ch-go/proto"
+	"github.com/ClickHouse/clickhouse-go/v2/lib/proto"
+)
+
+// atRevision writes blocks of the Native format anew. The engine writes them as protocol revision 0, which
+// has neither the information on the block nor the byte on each column's serialisation that later revisions
+// begin with.
+func atRevision(native []byte, revision uint64) ([]byte, error) {
+	in := chproto.NewReader(bytes.NewReader(native))
+	var out chproto.Buffer
+	for {
+		block := proto.NewBlock()
+		if err := block.Decode(in, 0); err != nil {
+			if errors.Is(err, io.EOF) && len(block.Columns) == 0 {
+				return out.Buf, nil
+			}
+			return nil, fmt.Errorf("block of the engine: %w", err)
+		}
+		if err := block.Encode(&out, revision); err != nil {
+			return nil, fmt.Errorf("block for revision %d: %w", revision, err)
+		}
+	}
+}
+
+// compressed cuts bytes into ClickHouse's compressed frames, by LZ4.
+func compressed(plain []byte) ([]byte, error) {
+	const frame = 1 << 20 // the most that a server puts into one
+	w := compress.NewWriter(compress.LevelZero, compress.LZ4)
+	var out []byte
+	for len(plain) > 0 {
+		n := min(frame, len(plain))
+		if err := w.Compress(plain[:n]); err != nil {
+			return nil, err
+		}
+		out, plain = append(out, w.Data...), plain[n:]
+	}
+	return out, nil
+}
+
+// frames is what is in ClickHouse's compressed frames, of any of its methods.
+type frames struct {
+	packed *bytes.Reader
+	plain  *compress.Reader
+}
+
+func decompressed(packed []byte) io.Reader {
+	in := bytes.NewReader(packed)
+	return &frames{in, compress.NewReader(in)}
+}
+
+// Read tells the end of the last frame from an end within one, for which the library has the same error.
+func (f *frames) Read(p []byte) (int, error) {
+	left := f.packed.Len()
+	n, err := f.plain.Read(p)
+	if errors.Is(err, io.EOF) {
+		err = io.EOF
+		if left > 0 {
+			err = io.ErrUnexpectedEOF
+		}
+	}
+	return n, err
+}
