@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deep
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func ask(t *testing.T, c *Controller, r Request) Window {
+	t.Helper()
+	ticket, err := c.Ask(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := ticket.Wait(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func refused(t *testing.T, c *Controller, r Request, want Status) {
+	t.Helper()
+	ticket, err := c.Ask(r)
+	var e *Error
+	if ticket != nil || !errors.As(err, &e) || e.Outcome.Status != want {
+		t.Errorf("Ask(%+v) returns %v, %v, want %s", r, ticket, err, want)
+	}
+}
+
+func TestWindowHasItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeEngines{t: t, collected: Collected{Rows: 3, Samples: 40, Functions: 2, Lost: 1}}
+		var told []string
+		c := begin(t, Config{
+			Opened: func(w Window) { told = append(told, "opened "+string(w.Cause)) },
+			Closed: func(w Window) { told = append(told, "closed "+string(w.Closed)) },
+		}, f)
+		start := time.Now()
+		w := ask(t, c, Request{Cause: CauseCall, Why: "a test"})
+		end(t, c)
+		want := Window{
+			ID: 1, Engine: PC, Cause: CauseCall, Why: "a test", For: 2 * time.Second,
+			Start: start, End: start.Add(2 * time.Second), Closed: ClosedTime,
+			Outcome: outcome(StatusCollected, ""), Collected: f.collected,
+			Parts: []Part{{Engine: PC, Start: start, End: start.Add(2 * time.Second), Armed: true, Outcome: outcome(StatusCollected, ""), Collected: f.collected}},
+		}
+		if diff := cmp.Diff(want, w); diff != "" {
+			t.Error(diff)
+		}
+		if diff := cmp.Diff([]string{"opened call", "closed time"}, told); diff != "" {
+			t.Error(diff)
+		}
+		drains := 0
+		for _, call := range f.calls {
+			if call == "drain" {
+				drains++
+			}
+		}
+		// One each 250 ms, but perhaps for the one that is due as the window ends.
+		if drains < 7 || drains > 8 {
+			t.Errorf("%d calls of Drain", drains)
+		}
+		if calls := f.seen(); !slices.Equal(calls, []string{"arm pc", "disarm"}) {
+			t.Errorf("calls %q", calls)
+		}
+	})
+}
+
+func TestBothEnginesShareAWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeEngines{t: t, collected: Collected{Rows: 3}}
+		c := begin(t, Config{}, f)
+		w := ask(t, c, Request{Engine: Both, For: 3 * time.Second})
+		end(t, c)
+		if calls := f.seen(); !slices.Equal(calls, []string{"arm pc", "disarm", "pause", "arm sass", "disarm", "resume"}) {
+			t.Errorf("calls %q", calls)
+		}
+		if len(w.Parts) != 2 || w.Parts[0].End.Sub(w.Parts[0].Start) != 1500*time.Millisecond || !w.Parts[1].Paused || w.Parts[0].Paused || w.Collected.Rows != 6 || w.Closed != ClosedTime {
+			t.Errorf("window %+v", w)
+		}
+	})
+}
+
+func TestWindowClosesEarly(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		act    func(*testing.T, *Controller, *Ticket)
+		drain  func(context.Context) error
+		closed CloseReason
+		status Status
+		parts  int
+	}{
+		{"by the ticket", func(_ *testing.T, _ *Controller, w *Ticket) { w.Close() }, nil, ClosedAsked, StatusCollected, 1},
+		{"by the controller", func(_ *testing.T, c *Controller, _ *Ticket) { c.Close() }, nil, ClosedAsked, StatusCollected, 1},
+		{"at the end", func(t *testing.T, c *Controller, _ *Ticket) { end(t, c) }, nil, ClosedExit, StatusCollected, 1},
+		{"when it is full", nil, fails(ErrFull), ClosedLimit, StatusCollected, 2},
+		{"when it fails", nil, fails(errOdd), ClosedFailure, StatusFailed, 2},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeEngines{t: t, drain: tc.drain}
+				c := begin(t, Config{}, f)
+				ticket, err := c.Ask(Request{Engine: Both, For: time.Minute})
+				if err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(10 * time.Millisecond)
+				if tc.act != nil {
+					tc.act(t, c, ticket)
+				}
+				w, err := ticket.Wait(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				end(t, c)
+				if w.Closed != tc.closed || w.Outcome.Status != tc.status || len(w.Parts) != tc.parts || w.End.Sub(w.Start) > time.Second {
+					t.Errorf("window %+v", w)
+				}
+				if armed, paused := f.state(); armed != "" || paused {
+					t.Errorf("%q is armed, paused %t", armed, paused)
+				}
+				if r := c.Report(); r.Windows != 1 || r.Attempts != 0 || r.Open != nil || len(r.Broken) != 0 {
+					t.Errorf("report %+v", r)
+				}
+			})
+		})
+	}
+}
+
+func TestEnginesThatRefuse(t *testing.T) {
+	for _, s := range []Status{StatusAnotherProfiler, StatusNoPermission, StatusUnsupported, StatusNoContext, StatusCapturing, StatusAtExit} {
+		t.Run(string(s), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeEngines{t: t, arm: fails(NewError(s, "by the test"))}
+				var told []Window
+				c := begin(t, Config{Max: 1, Closed: func(w Window) { told = append(told, w) }}, f)
+				for range 2 { // what did not run does not count for Max
+					w := ask(t, c, Request{Engine: SASS})
+					if w.Outcome != outcome(s, "by the test") || w.Closed != "" || len(w.Parts) != 1 || w.Parts[0].Armed || w.Outcome.Err() == nil {
+						t.Errorf("window %+v", w)
+					}
+					if !strings.Contains(w.Outcome.Text, sentences[s]) {
+						t.Errorf("text %q", w.Outcome.Text)
+					}
+					// An attempt is followed by the cool-down, too.
+					refused(t, c, Request{}, StatusCoolDown)
+					time.Sleep(DefaultCoolDown)
+				}
+				end(t, c)
+				if calls := f.seen(); !slices.Equal(calls, []string{"pause", "arm sass", "resume", "pause", "arm sass", "resume"}) {
+					t.Errorf("calls %q", calls)
+				}
+				if r := c.Report(); r.Windows != 0 || r.Attempts != 2 || len(told) != 2 || r.Refused[StatusCoolDown] != 2 {
+					t.Errorf("report %+v", r)
+				}
+			})
+		})
+	}
+}
+
+func TestOneEngineOfBothFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeEngines{t: t, collected: Collected{Rows: 1}}
+		f.arm = func(context.Context) error {
+			if _, paused := f.state(); !paused {
+				return NewError(StatusUnsupported, "")
+			}
+			return nil
+		}
+		c := begin(t, Config{}, f)
+		w := ask(t, c, Request{Engine: Both})
+		end(t, c)
+		if w.Outcome.Status != StatusCollected || !strings.HasSuffix(w.Outcome.Text, "; not with pc: "+sentences[StatusUnsupported]) || w.Closed != ClosedTime || w.Collected.Rows != 1 {
+			t.Errorf("window %+v", w)
+		}
+	})
+}
+
+// TestFaults is every way in which a call can go wrong: afterwards activity runs, the engine is given up
+// where it must be, and the other one goes on where it may.
+func TestFaults(t *testing.T) {
+	type fault struct {
+		name string
+		set  func(f *fakeEngines, how func(context.Context) error)
+		// armed says that the engine may stay armed after a failure.
+		afterError, afterPanic Status // of a request for the same engine
+		otherAfterPanic        Status // of one for the other engine
+	}
+	ok := StatusCollected
+	for _, fault := range []fault{
+		{"Pause", func(f *fakeEngines, how func(context.Context) error) { f.pause = how }, ok, StatusBroken, ok},
+		{"Arm", func(f *fakeEngines, how func(context.Context) error) { f.arm = how }, ok, StatusBroken, StatusBroken},
+		{"Drain", func(f *fakeEngines, how func(context.Context) error) { f.drain = how }, ok, StatusBroken, ok},
+		{"Disarm", func(f *fakeEngines, how func(context.Context) error) { f.disarm = how }, StatusBroken, StatusBroken, StatusBroken},
+		{"Resume", func(f *fakeEngines, how func(context.Context) error) { f.resume = how }, ok, StatusBroken, ok},
+	} {
+		check := func(t *testing.T, c *Controller, f *fakeEngines, e Engine, want Status) {
+			t.Helper()
+			time.Sleep(DefaultCoolDown)
+			if want == StatusBroken {
+				refused(t, c, Request{Engine: e}, want)
+			} else if w := ask(t, c, Request{Engine: e}); w.Outcome.Status != want {
+				t.Errorf("then with %s %+v", e, w)
+			}
+		}
+		// once does it the first time and succeeds from then on.
+		once := func(how func(context.Context) error) func(context.Context) error {
+			first := true
+			return func(ctx context.Context) error {
+				if !first {
+					return nil
+				}
+				first = false
+				return how(ctx)
+			}
+		}
+		t.Run(fault.name+" returns an error", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeEngines{t: t}
+				fault.set(f, once(fails(errOdd)))
+				c := begin(t, Config{}, f)
+				w := ask(t, c, Request{Engine: SASS})
+				if fault.name != "Resume" && (w.Outcome.Status != StatusFailed || !strings.Contains(w.Outcome.Text, "odd")) {
+					t.Errorf("window %+v", w)
+				}
+				if fault.name == "Resume" && (w.Outcome.Status != StatusCollected || !strings.Contains(w.Outcome.Text, "activity was not resumed: odd")) {
+					t.Errorf("window %+v", w)
+				}
+				if _, paused := f.state(); paused != (fault.name == "Resume") {
+					t.Errorf("paused %t", paused)
+				}
+				if fault.name == "Disarm" && !slices.Equal(f.resumes, []bool{false}) {
+					t.Errorf("Resume was told disarmed = %v", f.resumes)
+				}
+				f.mu.Lock()
+				f.paused = false // as the next test of Pause expects it
+				f.mu.Unlock()
+				check(t, c, f, SASS, fault.afterError)
+				end(t, c)
+			})
+		})
+		t.Run(fault.name+" panics", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeEngines{t: t}
+				fault.set(f, once(panics))
+				c := begin(t, Config{}, f)
+				w := ask(t, c, Request{Engine: SASS})
+				if !strings.Contains(w.Outcome.Text, "panic: a mistake") {
+					t.Errorf("window %+v", w)
+				}
+				check(t, c, f, SASS, StatusBroken)
+				check(t, c, f, PC, fault.otherAfterPanic)
+				if r := c.Report(); !strings.Contains(r.Broken[SASS], fault.name+" of sass: panic: a mistake") || r.Uncertain != (fault.otherAfterPanic == StatusBroken) {
+					t.Errorf("report %+v", r)
+				}
+				end(t, c)
+			})
+		})
+		t.Run(fault.name+" comes back too late", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				release := make(chan struct{})
+				f := &fakeEngines{t: t}
+				fault.set(f, once(never(release)))
+				c := begin(t, Config{}, f)
+				start := time.Now()
+				w := ask(t, c, Request{Engine: SASS})
+				if took := time.Since(start); took > DefaultFor+DefaultPatience+grace {
+					t.Errorf("the window took %v", took)
+				}
+				if !strings.Contains(w.Outcome.Text, errLate.Error()) {
+					t.Errorf("window %+v", w)
+				}
+				if _, paused := f.state(); paused != (fault.name == "Resume") {
+					t.Errorf("paused %t", paused)
+				}
+				// As long as it is not back, nothing is armed.
+				check(t, c, f, SASS, StatusBroken)
+				check(t, c, f, PC, StatusBroken)
+				close(release)
+				synctest.Wait()
+				if armed, paused := f.state(); armed != "" || paused {
+					t.Errorf("%q is armed, paused %t", armed, paused)
+				}
+				check(t, c, f, SASS, StatusBroken)
+				check(t, c, f, PC, StatusCollected)
+				end(t, c)
+			})
+		})
+	}
+}
+
+func TestStopDoesNotWaitForAnEngineThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		f := &fakeEngines{t: t, disarm: never(release)}
+		c := begin(t, Config{}, f)
+		if _, err := c.Ask(Request{Engine: SASS, For: time.Minute}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		start := time.Now()
+		if err := c.Stop(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != 3*time.Second {
+			t.Errorf("Stop returns %v after %v", err, time.Since(start))
+		}
+		refused(t, c, Request{}, StatusAtExit)
+		end(t, c) // activity is resumed though Disarm still hangs
+		if _, paused := f.state(); paused || !slices.Equal(f.resumes, []bool{false}) {
+			t.Errorf("paused %t, resumed %v", paused, f.resumes)
+		}
+		if r := c.Report(); len(r.Recent) != 1 || r.Recent[0].Outcome.Status != StatusFailed {
+			t.Errorf("report %+v", r)
+		}
+		close(release)
+	})
+}
+
+func TestStopBeforeStart(t *testing.T) {
+	c, err := New(Config{}, &fakeEngines{t: t})
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused(t, c, Request{}, StatusBlackout)
+	end(t, c)
+	end(t, c)
+	c.Start()
+	refused(t, c, Request{}, StatusAtExit)
+}
+
+func TestOverlappingRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeEngines{t: t}
+		c := begin(t, Config{}, f)
+		first, err := c.Ask(Request{Cause: CauseSocket})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		second, err := c.Ask(Request{Cause: CauseSocket, For: time.Minute})
+		if err != nil || second != first {
+			t.Errorf("a request of the same cause gets %v, %v", second, err)
+		}
+		refused(t, c, Request{Cause: CauseCall}, StatusBusy)
+		refused(t, c, Request{Cause: CauseSocket, Engine: SASS}, StatusBusy)
+		if r := c.Report(); r.Open == nil || r.Open.ID != 1 || r.Joined != 1 || r.Refused[StatusBusy] != 2 {
+			t.Errorf("report %+v", r)
+		}
+		w, err := second.Wait(t.Context())
+		if err != nil || w.End.Sub(w.Start) != DefaultFor {
+			t.Errorf("window %+v, %v", w, err)
+		}
+		if c.Close() {
+			t.Error("there was nothing to close")
+		}
+		end(t, c)
+	})
+}
+
+func TestRequestsThatMakeNoSense(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := begin(t, Config{}, &fakeEngines{t: t})
+		defer end(t, c)
+		for _, r := range []Request{{Engine: "nvtx"}, {For: -1}, {For: MaxFor + 1}, {For: MinFor - 1}} {
+			refused(t, c, r, StatusBadRequest)
+		}
+		if n := c.Report().Refused[StatusBadRequest]; n != 4 {
+			t.Errorf("%d refusals counted", n)
+		}
+	})
+}
+
+func TestCallbacksMayPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeEngines{t: t}
+		c := begin(t, Config{Opened: func(Window) { panic("opened") }, Closed: func(Window) { panic("closed") }}, f)
+		if w := ask(t, c, Request{}); w.Outcome.Status != StatusCollected {
+			t.Errorf("window %+v", w)
+		}
+		end(t, c)
+	})
+}
+
+func TestSchedule(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		cfg    Config
+		starts []time.Duration // within ten minutes
+	}{
+		{"once", Config{After: 30 * time.Second}, []time.Duration{30 * time.Second}},
+		{"once, sooner than the default blackout", Config{After: time.Second}, []time.Duration{time.Second}},
+		{"again and again", Config{After: 30 * time.Second, Every: 4 * time.Minute}, []time.Duration{30 * time.Second, 270 * time.Second, 510 * time.Second}},
+		{"again and again, from the first", Config{Every: 5 * time.Minute}, []time.Duration{5 * time.Minute}},
+		{"up to a maximum", Config{Every: time.Minute, Max: 2}, []time.Duration{time.Minute, 2 * time.Minute}},
+		{"more than the default share", Config{Every: 2 * time.Minute, For: time.Minute, Engine: SASS}, []time.Duration{2 * time.Minute, 4 * time.Minute, 6 * time.Minute, 8 * time.Minute}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				var starts []time.Duration
+				tc.cfg.Opened = func(w Window) {
+					starts = append(starts, w.Start.Sub(start))
+					if w.Cause != CauseSchedule {
+						t.Errorf("cause %s", w.Cause)
+					}
+				}
+				c, err := New(tc.cfg, &fakeEngines{t: t})
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.Start()
+				time.Sleep(10*time.Minute - time.Second)
+				end(t, c)
+				if diff := cmp.Diff(tc.starts, starts); diff != "" {
+					t.Error(diff)
+				}
+			})
+		})
+	}
+}
+
+// TestFrequentScheduleIsKept runs windows so often that every default limit has to give way.
+func TestFrequentScheduleIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeEngines{t: t, disarm: func(context.Context) error {
+			time.Sleep(100 * time.Millisecond)
+			return nil
+		}}
+		c, err := New(Config{After: time.Second, Every: 3 * time.Second, For: time.Second, Engine: Both}, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Start()
+		time.Sleep(70*time.Minute - time.Millisecond)
+		end(t, c)
+		if r := c.Report(); r.Windows != 1400 || len(r.Refused) != 0 || r.Skipped != 0 {
+			t.Errorf("%d windows, refused %v, skipped %d", r.Windows, r.Refused, r.Skipped)
+		}
+	})
+}
+
+func TestScheduleSkipsWhatPassed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeEngines{t: t, disarm: func(context.Context) error {
+			time.Sleep(7 * time.Second)
+			return nil
+		}}
+		c, err := New(Config{Every: 4 * time.Second, For: time.Second, CoolDown: -1, Share: 1}, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Start()
+		// Windows begin at 4, 12, 20, 28 and 36 s and take 8; each next time on the grid passes meanwhile.
+		time.Sleep(39 * time.Second)
+		end(t, c)
+		r := c.Report()
+		if r.Windows != 5 || r.Skipped != 4 || len(r.Refused) != 0 {
+			t.Errorf("%d windows, skipped %d, refused %v", r.Windows, r.Skipped, r.Refused)
+		}
+	})
+}
