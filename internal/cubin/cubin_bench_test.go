@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package cubin
+
+import (
+	"bytes"
+	"debug/dwarf"
+	"debug/elf"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// BenchmarkLines measures how long it takes until the lines of some functions of an image of 50 MB (21,000
+// kernels, 2.5 million instructions) are known: one kernel of a hundred, as after a window in a process with a large
+// library. It is measured against the standard library's readers of ELF files and line tables, which have no index
+// of functions and so read all rows (and do not tell inlined calls, nor keep what they read), and against nvdisasm -gi on an image that has only those 210 kernels.
+//
+// The ratio is that of the other's time to ours.
+func BenchmarkLines(b *testing.B) {
+	const kernels, used = 21_000, 210
+	image := bigImage(b, kernels)
+	b.Logf("%d MB", len(image)>>20)
+	names := make([]string, used)
+	for i := range names {
+		names[i] = fmt.Sprint("kernel", i*kernels/used)
+	}
+	var ours time.Duration
+	b.Run("cubin", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			f, err := Open(image)
+			require.NoError(b, err)
+			resolved := 0
+			var frames []Frame
+			for _, name := range names {
+				fn, _ := f.Lookup(name)
+				for pc := uint64(0); pc < fn.Size; pc += InstructionBytes {
+					var reason Reason
+					if frames, reason = f.Locate(name, pc, frames); reason == Resolved {
+						resolved++
+					}
+				}
+			}
+			if resolved < used*100 {
+				b.Fatal(resolved)
+			}
+		}
+		ours = b.Elapsed() / time.Duration(b.N)
+	})
+	ratio := func(b *testing.B) {
+		if ours > 0 {
+			b.ReportMetric(float64(b.Elapsed())/float64(b.N)/float64(ours), "×cubin")
+		}
+	}
+	b.Run("debug_dwarf", func(b *testing.B) {
+		b.ReportAllocs()
+		f, err := Open(image)
+		require.NoError(b, err)
+		_, unit, data := standardUnit(b, f) // relocated beforehand
+		b.ResetTimer()
+		for b.Loop() {
+			file, err := elf.NewFile(bytes.NewReader(image))
+			require.NoError(b, err)
+			symbols, err := file.Symbols()
+			require.NoError(b, err)
+			lines, err := data.LineReader(unit)
+			require.NoError(b, err)
+			rows := 0
+			var e dwarf.LineEntry
+			for lines.Next(&e) == nil {
+				rows++
+			}
+			if rows < kernels*10 || len(symbols) < kernels {
+				b.Fatal(rows)
+			}
+		}
+		ratio(b)
+	})
+	b.Run("nvdisasm", func(b *testing.B) {
+		tools(b)
+		// An image of those kernels alone: it takes minutes over the large one.
+		path := filepath.Join(b.TempDir(), "small.cubin")
+		require.NoError(b, os.WriteFile(path, bigImage(b, used), 0o600))
+		b.ResetTimer()
+		for b.Loop() {
+			if out := tool(b, "nvdisasm", "-gi", "-c", "-ndf", path); len(out) < used*1000 {
+				b.Fatal(len(out))
+			}
+		}
+		ratio(b)
+	})
+}
+
+// BenchmarkResolve measures one instruction, as the sums of a window ask for it.
+func BenchmarkResolve(b *testing.B) {
+	image := bigImage(b, 100)
+	r := NewResolver(Settings{Image: func(uint64) []byte { return image }})
+	names := make([]string, 100)
+	for i := range names {
+		names[i] = fmt.Sprint("kernel", i)
+	}
+	b.ReportAllocs()
+	i := 0
+	for b.Loop() {
+		loc, reason := r.Resolve(1, names[i%len(names)], uint64(i%100)*InstructionBytes)
+		if reason != Resolved || loc.Line == 0 {
+			b.Fatal(reason)
+		}
+		i++
+	}
+}

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cubin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+)
+
+// DefaultMaxBytes bounds the memory of a Resolver.
+const DefaultMaxBytes = 256 << 20
+
+const (
+	// maxEntries bounds how many images are known at a time, readable ones or not.
+	maxEntries = 1 << 16
+	// entryBytes is about what an image costs besides its bytes and tables.
+	entryBytes = 512
+	// maxNamesBytes bounds the names that are kept in their readable forms. All are dropped when it is
+	// reached: names are made again faster than images are read.
+	maxNamesBytes = 8 << 20
+)
+
+// Settings of a Resolver.
+type Settings struct {
+	// Image returns the image with that CRC, nil if there is none. It is called again for one that was
+	// forgotten, and never concurrently. The Resolver keeps what it gets, which must not change; and Image
+	// must not call the Resolver.
+	Image func(crc uint64) []byte
+	// MaxBytes bounds the memory for images, tables and texts; 0 stands for DefaultMaxBytes. What has not been
+	// asked for longest is forgotten, and read again when it is needed. One image that takes more is
+	// not read (TooLarge), and one that is being disassembled is not forgotten.
+	MaxBytes int64
+	// Disassembler gives the text of instructions; nil for none.
+	Disassembler *Disassembler
+	// Sources reads lines of source; nil for none.
+	Sources *Sources
+}
+
+// Location is where an instruction is.
+type Location struct {
+	// Function is the one that was asked for; never nil.
+	Function *gpuevent.KernelName
+	// File and Line are where in the source the instruction was made, "" and 0 if unknown: those of the
+	// innermost of Frames.
+	File string
+	Line int
+	// Source is the text of that line as its file has it now; "" if unknown or not asked for.
+	Source string
+	// SASS is the instruction, with its operands; "" if it was not disassembled.
+	SASS string
+	// Frames tell how the code came there, innermost first: each but the last was inlined into the next. The
+	// last is Function, or a device function that it calls and that was not inlined; where from is not
+	// known. They are empty if the function or the image is not known.
+	Frames []NamedFrame
+}
+
+// NamedFrame is a [Frame] with the forms of its function's name.
+type NamedFrame struct {
+	Function *gpuevent.KernelName
+	File     string
+	Line     int
+}
+
+// Stats say what a Resolver did.
+type Stats struct {
+	// Places counts calls of Resolve by what came of them.
+	Places [NumReasons]uint64
+	// Texts counts those that had the text of the instruction.
+	Texts uint64
+	// Images are held now. Bytes is what they take, with their tables and texts.
+	Images int
+	Bytes  int64
+	// Forgotten counts images that made room for others.
+	Forgotten uint64
+	// Broken counts parts of images that made no sense and were left out, each time that they were read.
+	Broken uint64
+	// Runs counts runs of the disassembler, FailedRuns those that yielded nothing.
+	Runs, FailedRuns uint64
+	// BadImage and BadRun are the first error of an image, with its CRC, and of a run; nil if there was none.
+	BadImage, BadRun error
+}
+
+// Resolver finds functions, lines and instructions in the images of a process. It is safe for concurrent use.
+// Calls wait for each other; only Disassemble waits for nvdisasm.
+type Resolver struct {
+	settings Settings
+
+	running sync.Mutex // held during a run of nvdisasm: one at a time. Taken before mu
+
+	mu         sync.Mutex
+	entries    map[uint64]*entry
+	frames     []Frame // of the last call
+	tick       uint64
+	stats      Stats
+	names      map[string]*gpuevent.KernelName
+	namesBytes int
+}
+
+// entry is one image.
+type entry struct {
+	file    *File             // nil if it cannot be read
+	reason  Reason            // then why not
+	texts   map[int]*sassText // by section; nil where disassembling failed
+	inTexts int64             // bytes
+	counted int64             // its part of Stats.Bytes
+	broken  int               // its part of Stats.Broken
+	used    uint64            // when last
+	held    int               // runs of nvdisasm that are about it
+}
+
+// NewResolver returns a Resolver that holds no image yet.
+func NewResolver(settings Settings) *Resolver {
+	if settings.MaxBytes <= 0 {
+		settings.MaxBytes = DefaultMaxBytes
+	}
+	if settings.Image == nil {
+		settings.Image = func(uint64) []byte { return nil }
+	}
+	return &Resolver{settings: settings, entries: map[uint64]*entry{}, names: map[string]*gpuevent.KernelName{}}
+}
+
+// Resolve returns what is known of the instruction at pc, in bytes from the begin of a function, of the image
+// with that CRC, all as CUPTI names them. The Reason is Resolved if its line is known; the text of the
+// instruction may be known without. Resolve starts no process: see [Resolver.Disassemble].
+func (r *Resolver) Resolve(crc uint64, function string, pc uint64) (Location, Reason) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	loc := Location{Function: r.name(function)}
+	e := r.entry(crc)
+	if e == nil || e.file == nil {
+		reason := NoImage
+		if e != nil {
+			reason = e.reason
+		}
+		r.stats.Places[reason]++
+		return loc, reason
+	}
+	var reason Reason
+	r.frames, reason = e.file.Locate(function, pc, r.frames)
+	r.stats.Places[reason]++
+	if len(r.frames) > 0 {
+		loc.Frames = make([]NamedFrame, len(r.frames))
+		for i, f := range r.frames {
+			loc.Frames[i] = NamedFrame{r.name(f.Function), f.File, f.Line}
+		}
+		loc.File, loc.Line = r.frames[0].File, r.frames[0].Line
+		if r.settings.Sources != nil && loc.Line > 0 {
+			loc.Source = r.settings.Sources.Line(loc.File, loc.Line)
+		}
+		fn, _ := e.file.Lookup(function)
+		if t := e.texts[fn.Section]; t != nil {
+			if loc.SASS = t.at(fn.Offset + pc); loc.SASS != "" {
+				r.stats.Texts++
+			}
+		}
+	}
+	r.account(e)
+	return loc, reason
+}
+
+// Disassemble has nvdisasm print the functions of an image that have no text yet, in one run, and keeps the
+// texts for Resolve and Listing. Functions that the image does not have are passed over. A function is
+// tried once while the image is held. The error is that of this run; it is also in the Stats.
+func (r *Resolver) Disassemble(ctx context.Context, crc uint64, functions []string) error {
+	d := r.settings.Disassembler
+	if d == nil {
+		return nil
+	}
+	r.running.Lock()
+	defer r.running.Unlock()
+	e, wanted := r.untried(crc, functions)
+	if len(wanted) == 0 {
+		return nil
+	}
+	texts, err := d.disassemble(ctx, e.file, wanted)
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e.held--
+	r.stats.Runs++
+	if err != nil {
+		r.stats.FailedRuns++
+		err = fmt.Errorf("disassembly of image %d: %w", crc, err)
+		if r.stats.BadRun == nil {
+			r.stats.BadRun = err
+		}
+		if errors.Is(err, context.Canceled) && ctx.Err() != nil {
+			// Nothing is wrong with the image.
+			r.account(e)
+			return err
+		}
+	}
+	for _, fn := range wanted {
+		t := texts[e.file.sections[fn.Section].name]
+		if had, tried := e.texts[fn.Section]; tried && had != nil {
+			continue
+		}
+		e.texts[fn.Section] = t
+		e.inTexts += entryBytes / 8
+		if t != nil {
+			e.inTexts += t.bytes()
+		}
+	}
+	r.account(e)
+	return err
+}
+
+// untried returns the functions whose sections have not been disassembled. If there are any, the entry is
+// held.
+func (r *Resolver) untried(crc uint64, functions []string) (*entry, []Function) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.entry(crc)
+	if e == nil || e.file == nil {
+		return nil, nil
+	}
+	var wanted []Function
+	for _, name := range functions {
+		if fn, ok := e.file.Lookup(name); ok {
+			if _, tried := e.texts[fn.Section]; !tried {
+				wanted = append(wanted, fn)
+			}
+		}
+	}
+	if len(wanted) > 0 {
+		e.held++
+	}
+	return e, wanted
+}
+
+// Stats returns what was done so far.
+func (r *Resolver) Stats() Stats {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.stats
+}
+
+// entry returns the image with that CRC, nil if there is none.
+func (r *Resolver) entry(crc uint64) *entry {
+	e := r.entries[crc]
+	if e == nil {
+		image := r.settings.Image(crc)
+		if image == nil {
+			return nil
+		}
+		e = &entry{texts: map[int]*sassText{}}
+		switch file, err := Open(image); {
+		case err != nil:
+			e.reason = BadImage
+			if r.stats.BadImage == nil {
+				r.stats.BadImage = fmt.Errorf("image %d: %w", crc, err)
+			}
+		case file.bytes() > r.settings.MaxBytes:
+			e.reason = TooLarge
+			if r.stats.BadImage == nil {
+				r.stats.BadImage = fmt.Errorf("image %d: its %d bytes are more than the %d for all", crc, file.bytes(), r.settings.MaxBytes)
+			}
+		default:
+			e.file = file
+		}
+		r.entries[crc] = e
+		r.stats.Images++
+	}
+	r.tick++
+	e.used = r.tick
+	r.account(e)
+	return e
+}
+
+// account counts what e takes, and forgets other images if that is too much.
+func (r *Resolver) account(e *entry) {
+	size := int64(entryBytes) + e.inTexts
+	if e.file != nil {
+		size += e.file.bytes()
+		r.stats.Broken += uint64(e.file.Broken() - e.broken)
+		e.broken = e.file.Broken()
+	}
+	r.stats.Bytes += size - e.counted
+	e.counted = size
+	for r.stats.Bytes > r.settings.MaxBytes || r.stats.Images > maxEntries {
+		var oldest uint64
+		var victim *entry
+		for crc, other := range r.entries {
+			if other != e && other.held == 0 && (victim == nil || other.used < victim.used) {
+				oldest, victim = crc, other
+			}
+		}
+		if victim == nil {
+			return // the tables and texts of one image; the next to be asked for replaces it
+		}
+		delete(r.entries, oldest)
+		r.stats.Bytes -= victim.counted
+		r.stats.Images--
+		r.stats.Forgotten++
+	}
+}
+
+// name returns the forms of a symbol's name.
+func (r *Resolver) name(symbol string) *gpuevent.KernelName {
+	if n := r.names[symbol]; n != nil {
+		return n
+	}
+	n := gpuevent.NewKernelName(readable(symbol))
+	size := 128 + len(symbol) + len(n.Full) + len(n.Symbol) + len(n.Short) + len(n.Qualified)
+	if r.namesBytes += size; r.namesBytes > maxNamesBytes {
+		clear(r.names)
+		r.namesBytes = size
+	}
+	r.names[strings.Clone(symbol)] = n
+	return n
+}
+
+// readable returns the symbol of a device function without what ptxas puts before it: the section's kernel, or a
+// number, between dollars ($_Z3fooPf$_Z3barf, $__internal_0_$__cuda_sm20_rem_s64).
+func readable(symbol string) string {
+	if len(symbol) > 1 && symbol[0] == '$' {
+		if i := strings.LastIndexByte(symbol, '$'); i > 0 && i+1 < len(symbol) {
+			return symbol[i+1:]
+		}
+	}
+	return symbol
+}
