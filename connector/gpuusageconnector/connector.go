@@ -215,13 +215,20 @@ func (c *usageConnector) storageError(ctx context.Context, err error) {
 	}
 }
 
+// shutdownGrace is how long the last export may take, if the context sets no earlier end. The Collector's
+// sets none, and an exporter that waits for a backend which is away waits for ever. The values are
+// cumulative, and with a storage the next process exports them.
+const shutdownGrace = 5 * time.Second
+
 // Shutdown exports for the last time. Without a storage, what waits is settled, for nobody will.
 func (c *usageConnector) Shutdown(ctx context.Context) (err error) {
 	c.stopOnce.Do(func() {
 		if c.cancel != nil {
 			c.cancel()
 			<-c.done
-			c.flush(ctx, c.log == nil)
+			last, cancel := context.WithTimeout(ctx, shutdownGrace)
+			c.flush(last, c.log == nil)
+			cancel()
 		}
 		if c.log != nil {
 			if c.cancel != nil {

@@ -180,7 +180,7 @@ func TestDemoLeavesNoProgramBehindWhenKilled(t *testing.T) {
 	require.NoError(t, d.cmd.Process.Kill())
 	require.Error(t, await(t, done))
 	for _, addr := range d.ports {
-		process.Eventually(t, 10*time.Second, addr+" is free again", func() bool {
+		process.Eventually(t, time.Minute, addr+" is free again", func() bool {
 			l, err := net.Listen("tcp", addr)
 			return err == nil && l.Close() == nil
 		})

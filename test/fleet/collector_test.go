@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -96,7 +97,7 @@ func (c *collector) start() {
 func (c *collector) run() *collector {
 	c.t.Helper()
 	c.start()
-	c.process.WaitOutput(process.Ready, time.Minute)
+	c.process.WaitOutput(process.Ready, 2*time.Minute)
 	return c
 }
 
@@ -111,12 +112,25 @@ func (c *collector) kill() {
 func (c *collector) stop() {
 	c.t.Helper()
 	c.look()
-	c.process.Stop(30 * time.Second)
+	c.process.Stop(time.Minute)
 }
 
-// look notes the peak of the process's resident memory, which the kernel keeps. It is found by its port
-// for metrics, which no other process has in its environment.
-func (c *collector) look() {
+// terminate asks the process to end, and kills it if it does not within a few seconds.
+func (c *collector) terminate() {
+	c.t.Helper()
+	c.look()
+	c.signal(syscall.SIGTERM)
+	for end := time.Now().Add(10 * time.Second); c.process.Running(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			c.process.Kill()
+			return
+		}
+	}
+}
+
+// pids finds the process, and what it was started through: by its folder, which no other process has in its
+// environment.
+func (c *collector) pids() (pids []int) {
 	c.t.Helper()
 	mark := []byte("GPUFLIGHT_STATE=" + c.state + "\x00")
 	environments, err := filepath.Glob("/proc/[0-9]*/environ")
@@ -126,7 +140,18 @@ func (c *collector) look() {
 		if err != nil || !bytes.Contains(text, mark) {
 			continue // another user's, or gone
 		}
-		status, err := os.ReadFile(filepath.Join(filepath.Dir(path), "status"))
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		require.NoError(c.t, err)
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+// look notes the peak of the process's resident memory, which the kernel keeps.
+func (c *collector) look() {
+	c.t.Helper()
+	for _, pid := range c.pids() {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		if err != nil {
 			continue
 		}
@@ -138,6 +163,13 @@ func (c *collector) look() {
 			}
 		}
 	}
+}
+
+func (c *collector) signal(s syscall.Signal) {
+	c.t.Helper()
+	pids := c.pids()
+	require.Len(c.t, pids, 1)
+	require.NoError(c.t, syscall.Kill(pids[0], s))
 }
 
 // bounded asserts that no process of this collector has held more than limit bytes of memory.

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -31,49 +32,41 @@ type fleet struct {
 	backend *testsink.Server
 }
 
-// newFleet writes logs, reads them once undisturbed, and prepares everything but the agent and the
-// gateway, which the test starts.
+// newFleet starts a broker and prepares everything but the agent and the gateway, which the test starts.
 func newFleet(t *testing.T, kernels int64) *fleet {
 	t.Helper()
-	findKafka(t)
+	return newFleetWith(t, kernels, func() *kafkaServer { return launchKafka(t, "127.0.0.1", nil) })
+}
+
+// newFleetWith is newFleet with another broker.
+func newFleetWith(t *testing.T, kernels int64, launch func() *kafkaServer) *fleet {
+	t.Helper()
 	process.Collector.Find(t)
-	f := &fleet{t: t, logs: generate(t, kernels)}
-	f.want = undisturbed(t, f.logs)
+	f := &fleet{t: t, kafka: launch()}
+	s := sessionOf(t, kernels)
+	f.logs, f.want = s.logs, s.want
+	f.kafka.wait()
 	f.store, f.backend = process.Sink(t, keys...)
-	f.kafka = startKafka(t, "127.0.0.1", nil)
 	f.agent = newCollector(t, "kafka.yaml", map[string]string{"GPUFLIGHT_KAFKA": f.kafka.Address, "GPUFLIGHT_LOGS": f.logs}, nil)
 	f.gateway = newCollector(t, "gateway.yaml", map[string]string{
 		"GPUFLIGHT_KAFKA": f.kafka.Address, "GPUFLIGHT_OTLP_ENDPOINT": f.backend.Endpoint(),
-	}, map[string]any{"receivers": map[string]any{
 		// As config/gateway.yaml advises for a gateway that is started again in its place.
-		"kafka/traces":  map[string]any{"group_instance_id": "gateway-0-traces"},
-		"kafka/metrics": map[string]any{"group_instance_id": "gateway-0-metrics"},
-		"kafka/logs":    map[string]any{"group_instance_id": "gateway-0-logs"},
-	}})
+		"GPUFLIGHT_INSTANCE": "gateway-0",
+	}, nil)
 	return f
-}
-
-// move replaces the broker before it is used by one on another address, with settings of its own, and
-// with a command before it.
-func (f *fleet) move(host string, properties map[string]string, command ...string) {
-	f.t.Helper()
-	f.kafka.kill()
-	f.kafka = startKafka(f.t, host, properties, command...)
-	f.agent.env["GPUFLIGHT_KAFKA"] = f.kafka.Address
-	f.gateway.env["GPUFLIGHT_KAFKA"] = f.kafka.Address
 }
 
 // share waits until the backend has a part of the spans.
 func (f *fleet) share(part float64) {
 	f.t.Helper()
 	n := int(part * float64(f.want.Distinct().Spans))
-	process.Eventually(f.t, 2*time.Minute, "spans at the backend", func() bool { return f.store.Distinct().Spans >= n })
+	process.Eventually(f.t, pick(5*time.Minute, 30*time.Minute), "spans at the backend", func() bool { return f.store.Distinct().Spans >= n })
 }
 
 // finish waits for the rest, stops what runs and compares.
 func (f *fleet) finish() {
 	f.t.Helper()
-	arrived(f.t, f.want, f.store, pick(2*time.Minute, 10*time.Minute))
+	arrived(f.t, f.want, f.store, pick(5*time.Minute, 30*time.Minute))
 	f.agent.stop()
 	f.gateway.stop()
 	same(f.t, "backend", f.want, f.store)
@@ -83,7 +76,8 @@ func (f *fleet) finish() {
 }
 
 func TestBrokerKilledAndRestarted(t *testing.T) {
-	f := newFleet(t, pick[int64](40_000, 1_000_000))
+	parallel(t)
+	f := newFleet(t, pick(most, 1_000_000))
 	f.gateway.run()
 	f.agent.run()
 	times := pick(2, 10)
@@ -102,7 +96,8 @@ func TestBrokerKilledAndRestarted(t *testing.T) {
 // TestGatewayKilledMidBatch kills a gateway twenty times: half of the deaths come at any moment of the
 // start-up, the other half while records are on their way to the backend.
 func TestGatewayKilledMidBatch(t *testing.T) {
-	f := newFleet(t, pick[int64](120_000, 1_500_000))
+	parallel(t)
+	f := newFleet(t, pick(most, 600_000))
 	f.agent.run()
 	f.killAgainAndAgain(f.gateway, 20)
 	f.gateway.run()
@@ -111,7 +106,8 @@ func TestGatewayKilledMidBatch(t *testing.T) {
 
 // TestAgentKilledAgainAndAgain does the same to an agent that reads files.
 func TestAgentKilledAgainAndAgain(t *testing.T) {
-	f := newFleet(t, pick[int64](120_000, 1_500_000))
+	parallel(t)
+	f := newFleet(t, pick(most, 600_000))
 	f.gateway.run()
 	f.killAgainAndAgain(f.agent, 20)
 	f.agent.run()
@@ -147,7 +143,8 @@ func (f *fleet) killAgainAndAgain(c *collector, kills int) {
 }
 
 func TestBackendDown(t *testing.T) {
-	f := newFleet(t, pick[int64](150_000, 3_000_000))
+	parallel(t)
+	f := newFleet(t, pick(most, 600_000))
 	f.gateway.run()
 	f.agent.run()
 	f.share(0.05)
@@ -177,14 +174,15 @@ func (f *fleet) program(logs string) *process.Process {
 // TestQueueOfTheAgentIsFull gives the agent's queue room for a part of what a program sends, while the
 // broker is away: the program has to wait.
 func TestQueueOfTheAgentIsFull(t *testing.T) {
-	f := newFleet(t, pick[int64](40_000, 600_000))
+	parallel(t)
+	f := newFleet(t, pick(few, 400_000))
 	const quota = 5_000_000
 	f.agent.env["GPUFLIGHT_QUEUE_BYTES"] = "5000000"
 	f.agent.env["GPUFLIGHT_LOGS"] = t.TempDir()
 	f.kafka.kill()
 	f.agent.run()
 	program := f.program(f.logs)
-	process.Eventually(t, time.Minute, "the queue refuses", func() bool {
+	process.Eventually(t, 2*time.Minute, "the queue refuses", func() bool {
 		return f.agent.total("otelcol_exporter_enqueue_failed_spans", "") > 0
 	})
 	time.Sleep(pick(5*time.Second, time.Minute))
@@ -205,17 +203,22 @@ func TestQueueOfTheAgentIsFull(t *testing.T) {
 // files, and starts another with copies of its storage folder and of the logs: other files, other places,
 // the old ones gone.
 func TestAgentMovesToANewMachine(t *testing.T) {
-	f := newFleet(t, pick[int64](20_000, 200_000))
-	sent := generateApp(t, "program", 9, pick[int64](20_000, 200_000))
-	fromProgram := undisturbed(t, sent)
-	f.want = undisturbed(t, f.logs, sent)
+	parallel(t)
+	kernels := pick(few, 200_000)
+	f := newFleet(t, kernels)
+	f.logs = sessionOf(t, kernels).copied(t)
+	f.agent.env["GPUFLIGHT_LOGS"] = f.logs
+	sent := filepath.Join(t.TempDir(), "sent")
+	generate(t, sent, "program", 9, kernels)
+	fromProgram := undisturbed(t, kernels, sent)
+	f.want = undisturbed(t, 2*kernels, f.logs, sent)
 	// A part of the files has gone to the broker before.
 	f.gateway.run()
 	f.agent.run()
-	process.Eventually(t, time.Minute, "some spans at the backend", func() bool { return f.store.Distinct().Spans > 0 })
+	process.Eventually(t, 2*time.Minute, "some spans at the backend", func() bool { return f.store.Distinct().Spans > 0 })
 	f.kafka.kill()
 	program := f.program(sent)
-	process.Eventually(t, time.Minute, "all that the program sent is on disk", func() bool {
+	process.Eventually(t, 2*time.Minute, "all that the program sent is on disk", func() bool {
 		return f.agent.total("otelcol_receiver_accepted_spans", `receiver="otlp"`) >= float64(fromProgram.Distinct().Spans) &&
 			f.agent.total("otelcol_receiver_accepted_log_records", `receiver="otlp"`) >= float64(fromProgram.Distinct().Logs)
 	})
@@ -238,7 +241,8 @@ func TestAgentMovesToANewMachine(t *testing.T) {
 // TestRecordsThatAreNoOTLP puts records into the topics that nobody can read, among them what would be
 // an empty message, between those of the agent: they are counted, and what comes behind them arrives.
 func TestRecordsThatAreNoOTLP(t *testing.T) {
-	f := newFleet(t, 5_000)
+	parallel(t)
+	f := newFleet(t, some)
 	client, err := kgo.NewClient(kgo.SeedBrokers(f.kafka.Address), kgo.AllowAutoTopicCreation(),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()))
 	require.NoError(t, err)
@@ -262,14 +266,14 @@ func TestRecordsThatAreNoOTLP(t *testing.T) {
 	f.gateway.run()
 	for _, c := range []*collector{f.gateway, s3} {
 		for _, metric := range []string{"spans", "metric_points", "log_records"} {
-			process.Eventually(t, time.Minute, metric+" that are none are counted by "+c.String(), func() bool {
+			process.Eventually(t, 2*time.Minute, metric+" that are none are counted by "+c.String(), func() bool {
 				return c.total("otelcol_kafka_receiver_unmarshal_failed_"+metric, "") == 6*bad
 			})
 		}
 	}
 	f.agent.run()
 	inS3 := testsink.NewStore(keys...)
-	process.Eventually(t, time.Minute, "all spans in S3", func() bool {
+	process.Eventually(t, 2*time.Minute, "all spans in S3", func() bool {
 		time.Sleep(300 * time.Millisecond)
 		inS3 = testsink.NewStore(keys...)
 		for _, o := range archive.objects() {
@@ -282,23 +286,65 @@ func TestRecordsThatAreNoOTLP(t *testing.T) {
 	f.finish()
 }
 
-// TestWithoutKafka sends from agents to the gateway over OTLP, and kills the gateway in between.
-func TestWithoutKafka(t *testing.T) {
-	process.Collector.Find(t)
-	f := &fleet{t: t, logs: generate(t, pick[int64](80_000, 800_000))}
-	f.want = undisturbed(t, f.logs)
-	f.store, f.backend = process.Sink(t, keys...)
-	f.gateway = newCollector(t, "gateway.yaml", map[string]string{"GPUFLIGHT_OTLP_ENDPOINT": f.backend.Endpoint()},
+// withoutKafka prepares a gateway that only takes OTLP.
+func withoutKafka(t *testing.T, backend string) *collector {
+	t.Helper()
+	return newCollector(t, "gateway.yaml", map[string]string{"GPUFLIGHT_OTLP_ENDPOINT": backend},
 		map[string]any{"service": map[string]any{"pipelines": map[string]any{
 			"traces":  map[string]any{"receivers": []string{"otlp"}},
 			"metrics": map[string]any{"receivers": []string{"otlp", "gpu_usage"}},
 			"logs":    map[string]any{"receivers": []string{"otlp"}},
 		}}})
+}
+
+// TestWithoutKafka sends from agents to the gateway over OTLP, and kills the gateway in between.
+func TestWithoutKafka(t *testing.T) {
+	parallel(t)
+	process.Collector.Find(t)
+	s := sessionOf(t, pick(most, 400_000))
+	f := &fleet{t: t, logs: s.logs, want: s.want}
+	f.store, f.backend = process.Sink(t, keys...)
+	f.gateway = withoutKafka(t, f.backend.Endpoint())
 	f.agent = newCollector(t, "agent.yaml", map[string]string{
 		"GPUFLIGHT_LOGS": f.logs, "GPUFLIGHT_OTLP_ENDPOINT": f.gateway.env["GPUFLIGHT_LISTEN"],
 	}, nil)
 	f.agent.run()
 	f.killAgainAndAgain(f.gateway, pick(5, 20))
+	f.gateway.run()
+	f.finish()
+}
+
+// TestStoppedWhileTheNextIsAway stops a gateway without its backend, which ends, and an agent without its
+// broker, which may have to be killed, as systemd does after a while: Kafka's client waits for the answer
+// about what it has sent. Nothing is lost either way.
+func TestStoppedWhileTheNextIsAway(t *testing.T) {
+	parallel(t)
+	f := newFleet(t, few)
+	f.logs = sessionOf(t, few).copied(t)
+	f.agent.env["GPUFLIGHT_LOGS"] = f.logs
+	address := f.backend.Endpoint()
+	require.NoError(t, f.backend.Close())
+	f.agent.run()
+	f.gateway.run()
+	process.Eventually(t, 2*time.Minute, "the gateway has read something that it cannot send", func() bool {
+		return f.gateway.total("otelcol_kafka_receiver_records", "") > 0
+	})
+	f.gateway.stop()
+
+	f.kafka.kill()
+	generate(t, f.logs, "later", 9, some)
+	f.want = undisturbed(t, few+some, f.logs)
+	process.Eventually(t, 2*time.Minute, "the agent has something that it cannot send", func() bool {
+		return strings.Contains(f.agent.process.Output(), "unable to open connection to broker")
+	})
+	f.agent.terminate()
+	require.Zero(t, f.store.Counts(), "the backend was never there")
+
+	f.kafka.start()
+	again, err := testsink.Listen(f.store, address)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, again.Close()) })
+	f.agent.run()
 	f.gateway.run()
 	f.finish()
 }

@@ -6,7 +6,8 @@
 // and Jaeger, and breaks them: brokers and gateways die, backends are away, disks fill, networks and
 // clocks fail. What counts at the end is always the same: the backend has exactly the spans that one
 // undisturbed reading of the same logs gives, none missing and none invented, and no process has held
-// more memory than it may.
+// more memory than it may. Tail sampling, certificates and an agent with all its receivers are tested in
+// the same set-up.
 //
 // By default the faults are short. GPUFLIGHT_LONG=1 makes them as long as docs/deploying.md says.
 package fleet_test
@@ -21,7 +22,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuflight/gpuflight/internal/gpuflgen"
 	"github.com/gpuflight/gpuflight/internal/testsink"
 	"github.com/gpuflight/gpuflight/internal/testsink/process"
 )
@@ -47,34 +47,13 @@ func pick[T any](quick, full T) T {
 	return quick
 }
 
-// generate writes a session of the given number of kernels and returns its folder.
-func generate(t *testing.T, kernels int64) string {
+// parallel lets a test run beside others: most of the time of each is waiting. With GPUFLIGHT_LONG=1 each
+// has the machine for itself.
+func parallel(t *testing.T) {
 	t.Helper()
-	return generateApp(t, "fleet", 8, kernels)
-}
-
-// generateApp writes a session that differs from others by its application and seed.
-func generateApp(t *testing.T, app string, seed uint64, kernels int64) string {
-	t.Helper()
-	dir := t.TempDir()
-	summary, err := gpuflgen.Run(t.Context(), gpuflgen.Config{
-		Dir: dir, App: app, Seed: seed, Kernels: kernels, Layers: 2, StackBytes: 200, DistinctStacks: 20,
-		RotateBytes: 4 << 20,
-	})
-	require.NoError(t, err)
-	require.Equal(t, kernels, summary.Rows[gpuflgen.RowKernel])
-	return dir
-}
-
-// undisturbed reads logs once, with nothing between the receiver and the backend, and returns what
-// there is to read.
-func undisturbed(t *testing.T, logs ...string) *testsink.Store {
-	t.Helper()
-	store, server := process.Sink(t, keys...)
-	p := process.CollectorConfig{Include: logs, Endpoint: server.Endpoint()}.Start(t)
-	require.True(t, store.Settle(2*time.Second, 2*time.Minute, func() bool { return store.Counts().Spans > 0 }), "nothing came")
-	p.Stop(20 * time.Second)
-	return store
+	if !long() {
+		t.Parallel()
+	}
 }
 
 // ids are the distinct spans of a store with their names.
@@ -112,37 +91,43 @@ func same(t *testing.T, what string, want, got *testsink.Store) {
 }
 
 // arrived waits until a backend has as many distinct spans and log records as there are, and a moment
-// longer for what should not come.
+// longer for what should not come. That time has run out is said: what is on its way then is not lost.
 func arrived(t *testing.T, want, got *testsink.Store, limit time.Duration) {
 	t.Helper()
 	w := want.Distinct()
-	got.Settle(time.Second, limit, func() bool {
+	in := got.Settle(time.Second, limit, func() bool {
 		have := got.Distinct()
 		return have.Spans >= w.Spans && have.Logs >= w.Logs
 	})
+	if !in {
+		t.Errorf("not all, or not all quiet, within %v: %+v of %+v", limit, got.Distinct(), w)
+	}
 }
 
 // TestThroughKafkaToJaegerAndS3 is the article's set-up: an agent on the machine with the logs, Kafka, a
 // gateway that feeds Jaeger, and an archive in S3.
 func TestThroughKafkaToJaegerAndS3(t *testing.T) {
+	parallel(t)
 	findKafka(t)
 	versitygw.Find(t)
 	process.Jaeger.Find(t)
+	k := launchKafka(t, "127.0.0.1", nil)
+	archive := startS3(t)
+	j := process.StartJaeger(t, 0)
 	var logs []string
+	var want *testsink.Store
 	if recordings := filepath.Join(process.Root(t), "..", "shared", "logs"); exists(recordings) {
 		// The invented ones share a session id: one is enough.
 		for _, name := range []string{"a2-h200", "c2-h200-engines", "c3-h200-minigpt", "c3-h200-scopes", "golden-c3-rotated"} {
 			logs = append(logs, filepath.Join(recordings, name))
 		}
+		want = undisturbed(t, 1, logs...)
 	} else {
 		t.Logf("no recordings beside the repository, a generated session instead")
-		logs = append(logs, generate(t, 10_000))
+		s := sessionOf(t, some)
+		logs, want = append(logs, s.logs), s.want
 	}
-	want := undisturbed(t, logs...)
-
-	k := startKafka(t, "127.0.0.1", nil)
-	archive := startS3(t)
-	j := process.StartJaeger(t, 0)
+	k.wait()
 	gateway := newCollector(t, "gateway.yaml", map[string]string{
 		"GPUFLIGHT_KAFKA": k.Address, "GPUFLIGHT_OTLP_ENDPOINT": j.OTLP,
 	}, map[string]any{"service": map[string]any{"pipelines": map[string]any{

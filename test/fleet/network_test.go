@@ -96,9 +96,9 @@ func (n *network) forward(pass bool) {
 func (n *network) command() []string { return []string{"ip", "netns", "exec", n.agent} }
 
 func TestNetworkBetweenAgentAndBrokerIsCut(t *testing.T) {
+	parallel(t)
 	network := newNetwork(t)
-	f := newFleet(t, pick[int64](80_000, 1_000_000))
-	f.move(network.host, nil)
+	f := newFleetWith(t, pick(most, 400_000), func() *kafkaServer { return launchKafka(t, network.host, nil) })
 	f.agent.command = network.command()
 	f.gateway.run()
 	f.agent.run()
@@ -163,9 +163,9 @@ func (c *clock) command() []string {
 // what a broker and its clients have in common are the times of records, and those see only the
 // difference.
 func TestClocksJump(t *testing.T) {
+	parallel(t)
 	c := newClock(t)
-	f := newFleet(t, pick[int64](80_000, 400_000))
-	f.move("127.0.0.1", nil, c.command()...)
+	f := newFleetWith(t, pick(most, 400_000), func() *kafkaServer { return launchKafka(t, "127.0.0.1", nil, c.command()...) })
 	f.gateway.run()
 	f.agent.run()
 	for i, offset := range []time.Duration{-3 * time.Hour, 5 * time.Hour, -24 * time.Hour} {
@@ -180,14 +180,16 @@ func TestClocksJump(t *testing.T) {
 // default Kafka refuses what is an hour or more ahead of its clock, and then the exporter gives up. What is
 // lost that way is counted.
 func TestRecordsFromTheFutureAreRefused(t *testing.T) {
+	parallel(t)
 	c := newClock(t)
-	f := newFleet(t, 20_000)
 	c.set(-3 * time.Hour)
-	f.move("127.0.0.1", map[string]string{"log.message.timestamp.type": "CreateTime"}, c.command()...)
+	f := newFleetWith(t, few, func() *kafkaServer {
+		return launchKafka(t, "127.0.0.1", map[string]string{"log.message.timestamp.type": "CreateTime"}, c.command()...)
+	})
 	f.gateway.run()
 	f.agent.run()
 	spans := float64(f.want.Distinct().Spans)
-	process.Eventually(t, time.Minute, "the loss is counted", func() bool {
+	process.Eventually(t, 2*time.Minute, "the loss is counted", func() bool {
 		return f.agent.total("otelcol_exporter_send_failed_spans", "") == spans
 	})
 	assert.Zero(t, f.store.Counts().Spans)

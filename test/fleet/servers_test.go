@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"regexp"
+	"sync"
 	"testing"
 	"time"
 
@@ -51,35 +52,71 @@ type kafkaServer struct {
 	process *process.Process
 }
 
-// startKafka starts a broker on a host's address, with settings of its own.
-func startKafka(t *testing.T, host string, properties map[string]string, command ...string) *kafkaServer {
+// template is a broker's folder, formatted and never started, of which all brokers here get a copy:
+// formatting takes a Java of its own.
+var template struct {
+	sync.Mutex
+	*broker.Broker
+}
+
+func formatted(t *testing.T) broker.Broker {
+	t.Helper()
+	template.Lock()
+	defer template.Unlock()
+	if template.Broker == nil {
+		dir, err := os.MkdirTemp(scratch, "kafka-")
+		require.NoError(t, err)
+		b := broker.Broker{Launcher: findKafka(t), Dir: dir, Address: process.FreePort(t), Controller: process.FreePort(t)}
+		require.NoError(t, b.Format(t.Context()))
+		template.Broker = &b
+	}
+	return *template.Broker
+}
+
+// launchKafka starts a broker on a host's address, with settings of its own and with a command before it,
+// and does not wait until it serves.
+func launchKafka(t *testing.T, host string, properties map[string]string, command ...string) *kafkaServer {
 	t.Helper()
 	k := &kafkaServer{t: t, command: command, Broker: broker.Broker{
 		Launcher: findKafka(t), Dir: t.TempDir(), Address: freePort(t, host), Controller: process.FreePort(t), Properties: properties,
 	}}
-	require.NoError(t, k.Format(t.Context()))
-	k.start()
+	require.NoError(t, k.FormatLike(formatted(t)))
+	k.launch()
 	return k
 }
 
-func (k *kafkaServer) start() {
+func (k *kafkaServer) launch() {
 	k.t.Helper()
-	args := append(append(k.command[:len(k.command):len(k.command)], k.Launcher), k.Arguments()...)
+	// The second compiler of Java costs a broker that lives for a minute more than it gains.
+	args := append(k.command[:len(k.command):len(k.command)], k.Launcher, "-XX:TieredStopAtLevel=1")
+	args = append(args, k.Arguments()...)
 	k.process = process.Start(k.t, args[0], args[1:]...)
-	ctx, cancel := context.WithTimeout(k.t.Context(), time.Minute)
+}
+
+// wait returns when the broker serves.
+func (k *kafkaServer) wait() {
+	k.t.Helper()
+	ctx, cancel := context.WithTimeout(k.t.Context(), 2*time.Minute)
 	defer cancel()
 	require.NoError(k.t, k.Wait(ctx), "%s", k.process.Output())
+}
+
+// start starts the broker again after kill, and returns when it serves.
+func (k *kafkaServer) start() {
+	k.t.Helper()
+	k.launch()
+	k.wait()
 }
 
 // kill ends the broker by SIGKILL.
 func (k *kafkaServer) kill() { k.process.Kill() }
 
+// freePort is process.FreePort for another of this machine's addresses.
 func freePort(t *testing.T, host string) string {
 	t.Helper()
-	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	_, port, err := net.SplitHostPort(process.FreePort(t))
 	require.NoError(t, err)
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	return net.JoinHostPort(host, port)
 }
 
 // s3Server is an S3 server with one bucket.
@@ -107,7 +144,7 @@ func startS3(t *testing.T) *s3Server {
 		BaseEndpoint: aws.String(s.url), Region: "us-east-1", UsePathStyle: true,
 		Credentials: credentials.NewStaticCredentialsProvider(accessKey, secretKey, ""),
 	})
-	process.Eventually(t, 30*time.Second, "the S3 server answers", func() bool {
+	process.Eventually(t, time.Minute, "the S3 server answers", func() bool {
 		require.True(t, p.Running(), "the S3 server ended: %s", p.Output())
 		_, err := s.client.ListBuckets(t.Context(), &s3.ListBucketsInput{})
 		return err == nil

@@ -794,7 +794,7 @@ func TestLedgerOfThousandsAtOnce(t *testing.T) {
 	}
 	from := time.Now()
 	l.Settle(0, true, b)
-	require.Less(t, time.Since(from), 20*time.Second)
+	require.Less(t, time.Since(from), 2*time.Minute)
 	require.Equal(t, int64(3*n+7*(n-1)+1), l.Observed())
 	require.Zero(t, b.idle)
 	requireBalance(t, l, b)

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package certificates follows docs/deploying.md where it tells how certificates are made and named in
+// settings: it takes the commands and the settings out of the page itself, so that a test shows that what
+// users copy works. It knows only how the page is laid out, and needs openssl.
+package certificates
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
+)
+
+// folder is where the page keeps certificates, and host the machine that they are for.
+const (
+	folder = "/etc/otelcol-gpuflight/tls"
+	host   = "gateway.example"
+)
+
+// Folder holds certificates and settings as the page makes them, for a server on loopback.
+type Folder struct {
+	dir  string
+	page string
+}
+
+// Make runs the page's commands in a folder of the test. The test is skipped where there is no openssl.
+func Make(t testing.TB) Folder {
+	t.Helper()
+	openssl, err := exec.LookPath("openssl")
+	if err != nil {
+		process.Missing(t, fmt.Sprintf("certificates need openssl: %v", err))
+	}
+	text, err := os.ReadFile(filepath.Join(process.Root(t), "docs", "deploying.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := Folder{dir: t.TempDir(), page: string(text)}
+	cmd := exec.CommandContext(t.Context(), "sh", "-eu", "-c", f.block(t, "certificates.sh"))
+	cmd.Dir = f.dir
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(openssl)+":"+os.Getenv("PATH"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("the commands of docs/deploying.md: %v\n%s", err, out)
+	}
+	return f
+}
+
+// Path is where one of the certificates or keys lies.
+func (f Folder) Path(name string) string { return filepath.Join(f.dir, name) }
+
+// Settings writes a block of settings of the page to a file and returns its path. What the page has in
+// /etc is here in the test's folder.
+func (f Folder) Settings(t testing.TB, name string) string {
+	t.Helper()
+	path := f.Path(name)
+	if err := os.WriteFile(path, []byte(f.block(t, name)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// block returns the block of the page whose first line is a comment with its name.
+func (f Folder) block(t testing.TB, name string) string {
+	t.Helper()
+	fenced := regexp.MustCompile("(?s)```\\w+\n# " + regexp.QuoteMeta(name) + "\\b.*?```")
+	found := fenced.FindAllString(f.page, -1)
+	if len(found) != 1 {
+		t.Fatalf("docs/deploying.md has %d blocks that begin with # %s, want 1", len(found), name)
+	}
+	lines := strings.Split(found[0], "\n")
+	text := strings.Join(lines[1:len(lines)-1], "\n") + "\n"
+	return strings.NewReplacer(folder, f.dir, host, "localhost").Replace(text)
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package fleet_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/test/fleet/certificates"
+)
+
+// TestAgentAndGatewayOverTLS has agents send to a gateway that asks for certificates, with settings as
+// docs/deploying.md has them. One agent shows a certificate of another authority: nothing of it comes in,
+// and what it has it keeps.
+func TestAgentAndGatewayOverTLS(t *testing.T) {
+	parallel(t)
+	mine, other := certificates.Make(t), certificates.Make(t)
+	s := sessionOf(t, some)
+	store, backend := process.Sink(t, keys...)
+	gateway := withoutKafka(t, backend.Endpoint())
+	gateway.configs = append(gateway.configs, mine.Settings(t, "gateway-tls.yaml"))
+	gateway.run()
+	// Certificates are for names.
+	_, port, _ := strings.Cut(gateway.env["GPUFLIGHT_LISTEN"], ":")
+	agentOf := func(settings string) *collector {
+		agent := newCollector(t, "agent.yaml", map[string]string{
+			"GPUFLIGHT_LOGS": s.logs, "GPUFLIGHT_OTLP_ENDPOINT": "localhost:" + port,
+		}, nil)
+		agent.configs = append(agent.configs, settings)
+		return agent.run()
+	}
+
+	stranger := agentOf(other.Settings(t, "agent-tls.yaml"))
+	process.Eventually(t, 2*time.Minute, "an attempt of the stranger", func() bool {
+		return strings.Contains(stranger.process.Output(), "certificate")
+	})
+	require.Zero(t, store.Counts(), "nothing of the stranger")
+
+	agent := agentOf(mine.Settings(t, "agent-tls.yaml"))
+	arrived(t, s.want, store, 3*time.Minute)
+	for _, c := range []*collector{agent, stranger, gateway} {
+		c.stop()
+	}
+	same(t, "backend", s.want, store)
+	assert.Equal(t, s.want.Distinct().Spans, store.Counts().Spans, "each came once: nothing of the stranger")
+}
