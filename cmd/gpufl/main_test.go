@@ -117,10 +117,19 @@ func TestGenWritesWhatItSays(t *testing.T) {
 }
 
 func TestInterruptClosesTheSession(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), 150*time.Millisecond)
+	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	dir := t.TempDir()
+	go func() {
+		defer cancel()
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			if lines, _ := filepath.Glob(filepath.Join(dir, "*", ".tmp", "device.log")); len(lines) > 0 {
+				return
+			}
+		}
+	}()
 	var out, errs bytes.Buffer
-	code := run(ctx, []string{"gen", "--out", t.TempDir(), "--live", "--epochs", "100", "--layers", "1", "--summary", "-"}, &out, &errs)
+	code := run(ctx, []string{"gen", "--out", dir, "--live", "--epochs", "100000", "--layers", "1", "--summary", "-"}, &out, &errs)
 	var sum gpuflgen.Summary
 	if err := json.Unmarshal(out.Bytes(), &sum); err != nil {
 		t.Fatal(err)

@@ -112,9 +112,8 @@ func TestReplayCommand(t *testing.T) {
 		t.Errorf("replay to one that refuses: %d %s", code, stderr)
 	}
 	server.SetMode(testsink.Unavailable)
-	began := time.Now()
 	code, _, stderr = command(append(to, "--retry-for", "100ms", dir)...)
-	if code != 1 || !strings.Contains(stderr, "given up after 100ms") || time.Since(began) > 5*time.Second {
+	if code != 1 || !strings.Contains(stderr, "given up after 100ms") {
 		t.Errorf("replay to nobody: %d %s", code, stderr)
 	}
 }
@@ -126,7 +125,7 @@ func TestReplayKeepsToTheRate(t *testing.T) {
 	began := time.Now()
 	// 6 batches of 10: the first goes at once, each other 200 ms later.
 	code, _, stderr := command("replay", "--endpoint", "http://"+server.Endpoint(), "--protocol", "grpc", "--rate", "50", "--batch", "10", file)
-	if took := time.Since(began); code != 0 || took < time.Second || took > 10*time.Second {
+	if took := time.Since(began); code != 0 || took < time.Second {
 		t.Errorf("%d after %v: %s", code, took, stderr)
 	}
 }

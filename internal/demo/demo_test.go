@@ -265,7 +265,7 @@ func TestStopReportsAnErrorStatus(t *testing.T) {
 	require.Eventually(t, func() bool {
 		text, err := os.ReadFile(c.log)
 		return err == nil && strings.Contains(string(text), "ready")
-	}, 10*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	require.ErrorContains(t, c.stop(), "exit status 4")
 	assert.Equal(t, syscall.WaitStatus(4<<8), c.cmd.ProcessState.Sys())
 }

@@ -426,7 +426,7 @@ func (l *lane) deliver(ctx context.Context, p payload) {
 		case !failure.retry:
 			l.finish(0, ReasonRefused, items, err)
 			return
-		case last && failure.away, time.Now().After(deadline):
+		case last && failure.away, !time.Now().Before(deadline):
 			l.finish(0, ReasonUnreachable, items, err)
 			return
 		}

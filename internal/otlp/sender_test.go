@@ -37,16 +37,16 @@ func TestSenderSendsAllSignalsAndSaysHowMuch(t *testing.T) {
 		items += n
 		return nil
 	}
-	answer, err := w.Traces(within(t, 10*time.Second), spans(0, 500))
+	answer, err := w.Traces(within(t, time.Minute), spans(0, 500))
 	require.NoError(t, err)
 	assert.Equal(t, Answer{Sent: 500}, answer)
 	assert.Len(t, store.Spans(), 500)
 	assert.Greater(t, requests, 5)
 	assert.Equal(t, 500, items)
-	answer, err = w.Logs(within(t, 10*time.Second), logRecords(7))
+	answer, err = w.Logs(within(t, time.Minute), logRecords(7))
 	require.NoError(t, err)
 	assert.Equal(t, 7, answer.Sent)
-	answer, err = w.Metrics(within(t, 10*time.Second), points(9))
+	answer, err = w.Metrics(within(t, time.Minute), points(9))
 	require.NoError(t, err)
 	assert.Equal(t, 9, answer.Sent)
 	assert.Len(t, store.LogRecords(), 7)
@@ -70,7 +70,7 @@ func TestSenderWaitsAsLongAsTheEndpointAsks(t *testing.T) {
 	w := sender(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL))
 	var told []error
 	w.Retried = func(err error, _ time.Duration) { told = append(told, err) }
-	answer, err := w.Traces(within(t, 20*time.Second), spans(0, 3))
+	answer, err := w.Traces(within(t, time.Minute), spans(0, 3))
 	require.NoError(t, err)
 	assert.Equal(t, 3, answer.Sent)
 	require.Len(t, times, 3)
@@ -84,14 +84,14 @@ func TestSenderGivesUpRefusedAndAwayEndpoints(t *testing.T) {
 	_, server := sink(t, "")
 	server.SetMode(testsink.Invalid)
 	s := settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+server.Endpoint(), "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-	_, err := sender(t, s).Traces(within(t, 10*time.Second), spans(0, 3))
+	_, err := sender(t, s).Traces(within(t, time.Minute), spans(0, 3))
 	var refused *RefusedError
 	require.ErrorAs(t, err, &refused)
 	assert.ErrorContains(t, err, "invalid")
 
 	server.SetMode(testsink.Unavailable)
 	s.RetryFor = 100 * time.Millisecond
-	_, err = sender(t, s).Traces(within(t, 10*time.Second), spans(0, 3))
+	_, err = sender(t, s).Traces(within(t, time.Minute), spans(0, 3))
 	require.ErrorContains(t, err, "given up after 100ms")
 	assert.NotErrorAs(t, err, &refused)
 	assert.Equal(t, 1, server.Answers(testsink.Unavailable))
@@ -119,7 +119,7 @@ func TestSenderCountsWhatARequestWasTakenWithout(t *testing.T) {
 	}))
 	defer server.Close()
 	w := sender(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL))
-	answer, err := w.Traces(within(t, 10*time.Second), spans(0, 5))
+	answer, err := w.Traces(within(t, time.Minute), spans(0, 5))
 	require.NoError(t, err)
 	assert.Equal(t, Answer{Sent: 3, Rejected: 2, Message: "two are too old"}, answer)
 }

@@ -19,6 +19,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.uber.org/zap"
 
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/stubcuda"
 	"github.com/gpuflight/gpuflight/semconv"
 )
@@ -39,11 +40,25 @@ func needsEBPF(t *testing.T, cfg *Config) {
 	require.NoError(t, err)
 }
 
+// handing is a source that hands its traces to the test too, which ends them.
+type handing struct {
+	source
+	traces chan<- tracing
+}
+
+func (h handing) Trace(o probe.TraceOptions) (tracing, error) {
+	tr, err := h.source.Trace(o)
+	if err == nil {
+		h.traces <- tr
+	}
+	return tr, err
+}
+
 // TestTracesAgainstTheKernel traces two programs that call a stand-in for the driver, by eBPF and a signal.
 func TestTracesAgainstTheKernel(t *testing.T) {
 	r := newRig(t)
 	r.cfg.RootPath = "/"
-	r.cfg.Trace.Duration = 3 * time.Second
+	r.cfg.Trace.Duration = time.Hour
 	libraries := stubcuda.Build(t)
 	child := libraries.Start(t, "OTEL_SERVICE_NAME=stub", "TRACEPARENT="+parent)
 	alone := libraries.Start(t, "TRACEPARENT=garbage")
@@ -56,9 +71,10 @@ func TestTracesAgainstTheKernel(t *testing.T) {
 	var err error
 	r.tracer, err = newTracer(r.cfg, r.set, r.cudaReceiver.telemetry, sink)
 	require.NoError(t, err)
-	r.open = openProbe
+	traces := make(chan tracing, 1)
+	r.open = func(cfg *Config, log *zap.Logger) source { return handing{openProbe(cfg, log), traces} }
 	r.start(t)
-	require.Eventually(t, r.attached, 30*time.Second, 10*time.Millisecond)
+	eventually(t, "attached", r.attached)
 	child.Must("function 1 _Z6kernelv")
 	child.Must("threads 4")
 	child.Must("launch 10 1 8 256")
@@ -71,7 +87,8 @@ func TestTracesAgainstTheKernel(t *testing.T) {
 	child.Must("wait cuStreamSynchronize 5")
 	alone.Must("wait cuCtxSynchronize 3")
 	called := time.Now().UnixNano()
-	require.Eventually(t, func() bool { return r.logs.FilterMessage("a trace has ended").Len() == 1 }, 30*time.Second, 10*time.Millisecond)
+	require.NoError(t, (<-traces).Stop())
+	eventually(t, "its end", func() bool { return r.logs.FilterMessage("a trace has ended").Len() == 1 })
 	child.Must("launch 10 1 8 256") // nobody looks any more
 	ended := r.logs.FilterMessage("a trace has ended").All()[0].ContextMap()
 	assert.EqualValues(t, 1123, ended["spans"])

@@ -138,7 +138,7 @@ func (r *traceRig) look(t *testing.T, seconds int, id probe.ProcessID, launches 
 	select {
 	case r.looks <- time.Time{}:
 		<-r.looked
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		require.FailNow(t, "a trace is on that should not be")
 	}
 }
@@ -150,7 +150,7 @@ func (r *traceRig) begun(t *testing.T) *fakeTrace {
 	select {
 	case f := <-r.traces:
 		return f
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		require.FailNow(t, "no trace was begun")
 		return nil
 	}

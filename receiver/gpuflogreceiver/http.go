@@ -137,12 +137,15 @@ func (s *httpServer) answer(handle func(r *http.Request) (*ingest.Reply, *ingest
 		reply, refusal := s.admitted(r, handle)
 		if refusal != nil {
 			status = refusal.Status
+		}
+		// Before it is written: who has an answer finds it counted.
+		s.in.tel.ReceiverGpuflogHTTPRequests.Add(r.Context(), 1,
+			metric.WithAttributeSet(attribute.NewSet(attribute.Int("http.response.status_code", status))))
+		if refusal != nil {
 			refusal.Write(w)
 		} else {
 			reply.Write(w, status)
 		}
-		s.in.tel.ReceiverGpuflogHTTPRequests.Add(r.Context(), 1,
-			metric.WithAttributeSet(attribute.NewSet(attribute.Int("http.response.status_code", status))))
 	}
 }
 

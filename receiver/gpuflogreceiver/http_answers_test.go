@@ -215,7 +215,8 @@ func TestAWindowRefusedInTheMiddleGoesOnThere(t *testing.T) {
 	})
 	r, url := serve(t, e, nil, nil)
 	lines := []string{jobStart(testSession)}
-	for i := range 12000 {
+	const rows = 10_000 // three deliveries
+	for i := range rows {
 		lines = append(lines, hosts(testSession, i+1))
 	}
 	m := stream(t, testSession, joined(lines...))
@@ -223,11 +224,11 @@ func TestAWindowRefusedInTheMiddleGoesOnThere(t *testing.T) {
 	e.say(nil)
 	a := send(t, url, m)
 	require.Equal(t, http.StatusOK, a.status, a.text)
-	assert.EqualValues(t, 12001, a.Accepted)
-	assert.Equal(t, 12000, e.count("point ", "system.cpu.utilization"))
+	assert.EqualValues(t, rows+1, a.Accepted)
+	assert.Equal(t, rows, e.count("point ", "system.cpu.utilization"))
 	assert.Empty(t, e.twice())
 	assert.EqualValues(t, 1, r.sum("otelcol_receiver_gpuflog_http_windows", "resumed"))
-	assert.EqualValues(t, 12001, r.sum("otelcol_receiver_gpuflog_lines", ""))
+	assert.EqualValues(t, rows+1, r.sum("otelcol_receiver_gpuflog_lines", ""))
 	r.stop()
 }
 
@@ -317,11 +318,10 @@ func TestUnderPressureNothingMoreIsDecoded(t *testing.T) {
 	for range maxRefused {
 		assert.Equal(t, http.StatusServiceUnavailable, <-done)
 	}
-	began := time.Now()
 	a := send(t, url, stream(t, testSession, joined(jobStart(testSession))))
 	assert.Equal(t, http.StatusServiceUnavailable, a.status)
 	assert.NotEmpty(t, a.header.Get("Retry-After"))
-	assert.Less(t, time.Since(began), time.Second, "it is answered at once")
+	assert.Contains(t, a.Error, "at present", "it is answered at once, without an attempt")
 	e.say(nil)
 	eventually(t, "what was decoded", func() bool { return e.count("point ", "system.cpu.utilization") == maxRefused })
 	assert.Equal(t, http.StatusOK, send(t, url, stream(t, testSession, joined(jobStart(testSession)))).status)

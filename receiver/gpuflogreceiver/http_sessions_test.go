@@ -97,7 +97,7 @@ func TestManySessionsSideBySide(t *testing.T) {
 				}
 				m := stream(t, id, joined(lines...))
 				m.headers["X-GpuFlight-Window-Channel"] = "device"
-				for until := time.Now().Add(30 * time.Second); ; {
+				for until := time.Now().Add(2 * time.Minute); ; {
 					a, err := try(t.Context(), http.DefaultClient, url, m)
 					if !assert.NoError(t, err) || a.status == http.StatusOK {
 						break
@@ -127,9 +127,13 @@ func TestManySessionsSideBySide(t *testing.T) {
 }
 
 func TestWhatWaitsInAllSessionsIsBounded(t *testing.T) {
-	const each = 100_000
+	const each = 10_000
 	s := &tally{}
-	r, url := serve(t, s, nil, func(c *Config) { c.Protocols.HTTP.Get().ChannelTimeout = time.Minute })
+	r, url := serve(t, s, nil, nil)
+	in := r.server().in
+	in.mu.Lock()
+	in.maxWaiting = 2*each + 6000
+	in.mu.Unlock()
 	for i := range 3 {
 		lines := []string{jobStart(sessionID(i))}
 		for w := range each / 1000 {
@@ -182,11 +186,10 @@ func (s *tally) copies() int {
 func TestASilentChannelIsNotWaitedForLongerThanItsTimeout(t *testing.T) {
 	e := newExact()
 	r, url := serve(t, e, nil, func(c *Config) { c.Protocols.HTTP.Get().ChannelTimeout = time.Second })
-	require.Equal(t, http.StatusOK, send(t, url, stream(t, testSession, joined(jobStart(testSession), copies(testSession, 1, 4)))).status)
-	assert.Zero(t, e.count("span ", `"cuda.operation":"memcpy"`))
 	began := time.Now()
+	require.Equal(t, http.StatusOK, send(t, url, stream(t, testSession, joined(jobStart(testSession), copies(testSession, 1, 4)))).status)
 	eventually(t, "the copies", func() bool { return e.count("span ", `"cuda.operation":"memcpy"`) == 4 })
-	assert.Greater(t, time.Since(began), 500*time.Millisecond)
+	assert.GreaterOrEqual(t, time.Since(began), time.Second, "they wait as long as they may")
 	r.stop()
 }
 

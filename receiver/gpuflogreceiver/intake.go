@@ -38,8 +38,9 @@ type intake struct {
 	slots chan struct{}
 	// refused counts the sessions whose data the pipelines have not accepted yet.
 	refused atomic.Int64
-	// waiting counts the rows and spans of all sessions that wait for something else.
-	waiting atomic.Int64
+	// waiting counts the rows and spans of all sessions that wait for something else; maxWaiting bounds them.
+	waiting    atomic.Int64
+	maxWaiting int64
 
 	mu       sync.Mutex
 	sessions map[string]*intakeSession
@@ -81,10 +82,11 @@ func newIntake(base context.Context, cfg *Config, logger *zap.Logger, out *outpu
 			MaxSpansPerTrace: cfg.MaxSpansPerTrace, JoinTimeout: cfg.JoinTimeout, SessionTimeout: cfg.SessionTimeout,
 			MaxHeld: maxHeldHTTP, MaxRows: maxHeldHTTP, MaxSessions: 1,
 		},
-		slots:    make(chan struct{}, decodeSlots),
-		sessions: map[string]*intakeSession{},
-		leaving:  map[string]*intakeSession{},
-		finished: newFinished(),
+		slots:      make(chan struct{}, decodeSlots),
+		maxWaiting: maxWaiting,
+		sessions:   map[string]*intakeSession{},
+		leaving:    map[string]*intakeSession{},
+		finished:   newFinished(),
 	}
 }
 

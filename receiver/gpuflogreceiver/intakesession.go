@@ -92,6 +92,9 @@ func (in *intake) newSession(id string, lines bool) *intakeSession {
 }
 
 func (s *intakeSession) lock(ctx context.Context, wait time.Duration) bool {
+	if s.tryLock() { // also when the context has ended: a shutdown past its time still stores sessions
+		return true
+	}
 	t := time.NewTimer(wait)
 	defer t.Stop()
 	select {
@@ -148,7 +151,7 @@ func (s *intakeSession) step(st gpuflog.Step) {
 	rows, held := s.dec.Waiting()
 	n := rows + held
 	more := n - s.waits
-	if all := s.in.waiting.Add(int64(more)); all > maxWaiting && more > 0 {
+	if all := s.in.waiting.Add(int64(more)); all > s.in.maxWaiting && more > 0 {
 		s.in.tel.ReceiverGpuflogHeldOverflow.Add(context.Background(), int64(n))
 		s.dec.EndStep(gpuflog.Step{Now: st.Now, Flush: true}, s.batch)
 		s.in.waiting.Add(-int64(n))

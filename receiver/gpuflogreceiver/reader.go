@@ -354,6 +354,7 @@ func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, no
 	}
 	if f.muted && st.end.AtEnd == [gpuflog.NumChannels]bool{true, true, true, true} {
 		f.muted = false
+		r.logger.Info("at the end; what comes from here on is sent", zap.String("group", f.group.Key()))
 	}
 	if f.changed && (!progress || now.Sub(f.snapshotAt) >= snapshotEvery || f.nextPlan-f.snapshotPlan >= snapshotPlans || !f.hasSnapshot) {
 		r.snapshot(ctx, f)

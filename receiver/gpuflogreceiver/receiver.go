@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/collector/extension/xextension/storage"
@@ -27,6 +28,7 @@ type gpuflogReceiver struct {
 	// stop ends the reading; cancel also ends a delivery that is under way.
 	stop     chan struct{}
 	stopOnce sync.Once
+	grace    time.Duration // shutdownGrace but in tests
 	cancel   context.CancelFunc
 	done     chan struct{}
 	reader   *reader
@@ -42,7 +44,7 @@ func newReceiver(cfg *Config, set receiver.Settings) (*gpuflogReceiver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &gpuflogReceiver{cfg: cfg, set: set, out: outputs{obs: obs}, stop: make(chan struct{})}, nil
+	return &gpuflogReceiver{cfg: cfg, set: set, out: outputs{obs: obs}, stop: make(chan struct{}), grace: shutdownGrace}, nil
 }
 
 // chunkBytes is how much is read, decoded and sent at a time: enough that the costs per delivery
@@ -113,19 +115,26 @@ func (r *gpuflogReceiver) startHTTP(ctx context.Context, host component.Host) (e
 	return err
 }
 
-// Shutdown stops reading, lets a delivery under way end within the context's time, and saves the
-// checkpoints. What was not accepted by then is read again at the next start.
+// shutdownGrace is how long a delivery under way may take at a shutdown, if the context sets no earlier
+// end. The Collector's sets none, and an exporter that waits for a backend which is away waits for ever.
+// Nothing is lost: the files are the queue, and clients of HTTP send again.
+const shutdownGrace = 5 * time.Second
+
+// Shutdown stops reading, lets a delivery under way end within the context's time and shutdownGrace, and
+// saves the checkpoints. What was not accepted by then is read again at the next start.
 func (r *gpuflogReceiver) Shutdown(ctx context.Context) (err error) {
 	r.stopOnce.Do(func() { close(r.stop) })
+	patient, cancel := context.WithTimeout(ctx, r.grace)
+	defer cancel()
 	if r.http != nil {
-		err = r.http.shutdown(ctx)
+		err = r.http.shutdown(patient)
 		r.http = nil
 	}
 	if r.done != nil {
 		select {
 		case <-r.done:
-		case <-ctx.Done():
-			r.set.Logger.Warn("shutdown interrupts a delivery; its data is read again at the next start", zap.Error(ctx.Err()))
+		case <-patient.Done():
+			r.set.Logger.Warn("shutdown interrupts a delivery; its data is read again at the next start", zap.Error(patient.Err()))
 			r.cancel()
 			<-r.done
 		}

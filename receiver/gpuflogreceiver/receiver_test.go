@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -222,6 +223,7 @@ func startWith(t *testing.T, s consumers, m *memory, change func(*Config), exten
 	mr, err := f.CreateMetrics(ctx, set, cfg, s)
 	require.NoError(t, err)
 	r.rs = []component.Component{tr, lr, mr}
+	r.receiver().grace = time.Minute // no test is about how fast
 	for _, c := range r.rs {
 		require.NoError(t, c.Start(ctx, h))
 	}
@@ -238,10 +240,13 @@ func (r *running) stop() {
 	assert.NoError(r.t, r.tel.Shutdown(ctx))
 }
 
-// server is the receiver's HTTP server.
-func (r *running) server() *httpServer {
-	return r.rs[0].(*sharedcomponent.Shared[*gpuflogReceiver]).Unwrap().http
+// receiver is the one behind the components.
+func (r *running) receiver() *gpuflogReceiver {
+	return r.rs[0].(*sharedcomponent.Shared[*gpuflogReceiver]).Unwrap()
 }
+
+// server is the receiver's HTTP server.
+func (r *running) server() *httpServer { return r.receiver().http }
 
 // sum returns a counter's value over all attributes, or with one that contains part.
 func (r *running) sum(name, part string) (n int64) {
@@ -260,7 +265,7 @@ func (r *running) sum(name, part string) (n int64) {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	require.Eventually(t, ok, 20*time.Second, 10*time.Millisecond, what)
+	require.Eventually(t, ok, 2*time.Minute, 10*time.Millisecond, what)
 }
 
 func generate(t *testing.T, dir string, cfg gpuflgen.Config) gpuflgen.Summary {
@@ -289,9 +294,9 @@ func TestAGeneratedSessionComesOutWhole(t *testing.T) {
 			r := start(t, s, nil, func(c *Config) { c.Include = []string{dir} })
 			eventually(t, "the session's span", func() bool { return s.count("session") > 0 })
 			assert.Equal(t, kernelsOf(sum), s.count("kernel"))
-			assert.Positive(t, s.pointCount())
 			assert.Equal(t, 1, r.logs.FilterMessageSnippet("no storage is set").Len())
 			r.stop()
+			assert.Positive(t, s.pointCount())
 			for span, n := range s.spans {
 				require.Equal(t, 1, n, span)
 			}
@@ -356,7 +361,7 @@ func TestARestartInTheMiddleGoesOnWhereItWas(t *testing.T) {
 				stuck := make(chan struct{})
 				first := s.calls
 				s.answer = func(n int) error {
-					if n > first+3 {
+					if n > first+3 { // a delivery has up to three parts, and at least one gets through
 						select {
 						case <-stuck:
 						default:
@@ -367,10 +372,14 @@ func TestARestartInTheMiddleGoesOnWhereItWas(t *testing.T) {
 					return nil
 				}
 				r := start(t, s, m, func(c *Config) { c.Include = []string{dir} })
-				select {
-				case <-stuck:
-				case <-time.After(2 * time.Second):
-				}
+				eventually(t, "a delivery that is stuck, or the end", func() bool {
+					select {
+					case <-stuck:
+						return true
+					default:
+						return s.count("session") > 0
+					}
+				})
 				r.stop()
 			}
 			assert.Greater(t, lives, 2)
@@ -443,12 +452,21 @@ func TestTheCheckpointOfARemovedSessionGoesToo(t *testing.T) {
 	for _, e := range entries {
 		require.NoError(t, os.RemoveAll(filepath.Join(dir, e.Name())))
 	}
-	r = start(t, s, m, func(c *Config) { c.Include = []string{dir} })
-	time.Sleep(100 * time.Millisecond)
-	r.stop()
-	for k := range m.m {
-		assert.False(t, strings.HasPrefix(k, "g/"), k)
+	has := func(prefix string) bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		for k := range m.m {
+			if strings.HasPrefix(k, prefix) {
+				return true
+			}
+		}
+		return false
 	}
+	require.True(t, has("g/"))
+	r = start(t, s, m, func(c *Config) { c.Include = []string{dir} })
+	eventually(t, "it is gone", func() bool { return !has("g/") })
+	r.stop()
+	assert.False(t, has("g/"))
 }
 
 const a2Line = `{"type":"kernel_event","pid":1,"app":"a","session_id":"11111111-2222-4333-8444-555555555555","name":"k%d","device_id":"0","stream_id":"7","user_scope":"global|k","scope_depth":0,"start_ns":%d,"end_ns":%d,"corr_id":%d}`
@@ -464,8 +482,7 @@ func TestStartAtEndTakesOnlyWhatComesLater(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, []byte(line(1)+"\n"+line(2)+"\n"), 0o600))
 	s := newSink()
 	r := start(t, s, nil, func(c *Config) { c.Include, c.StartAt = []string{dir}, "end" })
-	eventually(t, "following", func() bool { return r.logs.FilterMessage("following").Len() == 1 })
-	time.Sleep(300 * time.Millisecond)
+	eventually(t, "the end", func() bool { return r.logs.FilterMessageSnippet("at the end").Len() == 1 })
 	appendTo(t, path, line(3)+"\n")
 	eventually(t, "the new kernel", func() bool { return s.count("kernel") == 1 })
 	time.Sleep(300 * time.Millisecond)
@@ -508,8 +525,9 @@ func TestBadLinesAreCountedReportedOnceAndPassedOver(t *testing.T) {
 	s := newSink()
 	r := start(t, s, nil, func(c *Config) { c.Include = []string{dir} })
 	eventually(t, "both kernels", func() bool { return s.count("kernel") == 2 })
-	eventually(t, "the counts", func() bool { return r.sum("otelcol_receiver_gpuflog_rejects", "malformed") == 2 })
-	assert.EqualValues(t, 1, r.sum("otelcol_receiver_gpuflog_rejects", "unknown_type"))
+	eventually(t, "the counts", func() bool {
+		return r.sum("otelcol_receiver_gpuflog_rejects", "malformed") == 2 && r.sum("otelcol_receiver_gpuflog_rejects", "unknown_type") == 1
+	})
 	warnings := r.logs.FilterMessageSnippet("not taken as it stands").FilterField(zap.String("reason", "malformed")).All()
 	require.Len(t, warnings, 1)
 	assert.EqualValues(t, len(line(1))+1, warnings[0].ContextMap()["offset"])
@@ -528,6 +546,40 @@ func TestOldGenerationsAreToldOff(t *testing.T) {
 	eventually(t, "the counts", func() bool { return r.sum("otelcol_receiver_gpuflog_rejects", "too_old") == 2 })
 	assert.Zero(t, s.count("kernel"))
 	r.stop()
+}
+
+// TestABackendThatIsAwayDoesNotHoldUpTheShutdown: an exporter that waits for its backend answers when the
+// delivery's context ends, and the Collector's Shutdown sets no end.
+func TestABackendThatIsAwayDoesNotHoldUpTheShutdown(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.device.log"), []byte(line(1)+"\n"+line(2)+"\n"), 0o600))
+	m := &memory{m: map[string][]byte{}}
+	away := &backendAway{sink: newSink()}
+	r := startWith(t, away, m, func(c *Config) { c.Include = []string{dir} })
+	eventually(t, "the delivery", func() bool { return away.called.Load() })
+	r.receiver().grace = 100 * time.Millisecond
+	for _, c := range r.rs {
+		require.NoError(t, c.Shutdown(context.Background()))
+	}
+	require.NoError(t, r.tel.Shutdown(context.Background()))
+	assert.Equal(t, 1, r.logs.FilterMessageSnippet("shutdown interrupts a delivery").Len())
+
+	s := newSink()
+	r = start(t, s, m, func(c *Config) { c.Include = []string{dir} })
+	eventually(t, "both kernels, read again", func() bool { return s.count("kernel") == 2 })
+	r.stop()
+}
+
+// backendAway waits until a delivery's context ends.
+type backendAway struct {
+	*sink
+	called atomic.Bool
+}
+
+func (b *backendAway) ConsumeTraces(ctx context.Context, _ ptrace.Traces) error {
+	b.called.Store(true)
+	<-ctx.Done()
+	return ctx.Err()
 }
 
 func TestStorageMustExist(t *testing.T) {

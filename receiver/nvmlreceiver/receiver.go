@@ -63,7 +63,10 @@ type nvmlReceiver struct {
 	looked chan struct{}
 	// again asks for a look at the devices before it is due.
 	again chan struct{}
-	xids  xids
+	// turn is filled by a scrape, and while the driver is closed to be opened again: in that moment devices
+	// that are well could not be read, and would be reported as failed.
+	turn chan struct{}
+	xids xids
 
 	mu      sync.Mutex
 	devices map[string]*tracked
@@ -89,7 +92,7 @@ func newReceiver(cfg *Config, set receiver.Settings) (*nvmlReceiver, error) {
 	return &nvmlReceiver{
 		cfg: cfg, set: set, driver: device.Open(cfg.options()), pace: usualPace, telemetry: telemetry,
 		builder: metadata.NewMetricsBuilder(cfg.MetricsBuilderConfig, set),
-		ended:   make(chan struct{}), looked: make(chan struct{}), again: make(chan struct{}, 1),
+		ended:   make(chan struct{}), looked: make(chan struct{}), again: make(chan struct{}, 1), turn: make(chan struct{}, 1),
 		xids: newXIDs(), devices: map[string]*tracked{},
 	}, nil
 }
@@ -150,6 +153,7 @@ func (r *nvmlReceiver) watch(ctx context.Context) {
 	wait := r.pace.first
 	problem := ""
 	first := sync.OnceFunc(func() { close(r.looked) })
+	closed := false // and the turn is ours
 	for {
 		err := r.driver.Open()
 		if err == nil {
@@ -162,6 +166,9 @@ func (r *nvmlReceiver) watch(ctx context.Context) {
 			}
 		}
 		first()
+		if closed {
+			<-r.turn
+		}
 		// One warning for a problem, however long it lasts.
 		switch {
 		case err == nil && problem != "":
@@ -185,10 +192,17 @@ func (r *nvmlReceiver) watch(ctx context.Context) {
 				return
 			}
 			wait = min(2*wait, r.pace.longest)
+			select {
+			case r.turn <- struct{}{}:
+			case <-ctx.Done():
+				return
+			}
 			// Not under a reading that has not come back.
 			if err := r.driver.Close(); !errors.Is(err, gpu.ErrBusy) {
+				closed = true
 				break
 			}
+			<-r.turn
 		}
 	}
 }
@@ -300,6 +314,13 @@ func (r *nvmlReceiver) scrape(ctx context.Context) (pmetric.Metrics, error) {
 	select {
 	case <-r.looked:
 	case <-ctx.Done():
+	case <-r.ended:
+		return pmetric.NewMetrics(), nil
+	}
+	select {
+	case r.turn <- struct{}{}:
+		defer func() { <-r.turn }()
+	case <-ctx.Done(): // opening hangs
 	case <-r.ended:
 		return pmetric.NewMetrics(), nil
 	}

@@ -432,8 +432,13 @@ func TestHardwareCountersStayOut(t *testing.T) {
 				time.Sleep(100 * time.Millisecond)
 				return c.total(c.metrics, "hw_gpu_memory_limit_bytes", "Demo GPU") > 0
 			})
-			time.Sleep(time.Second)
-			assert.Equal(t, test.want, c.total(c.metrics, "gpu_cuda_counter", "") > 0)
+			counters := func() bool { return c.total(c.metrics, "gpu_cuda_counter", "") > 0 }
+			if test.want {
+				process.Eventually(t, arrive, "hardware counters", counters)
+			} else {
+				time.Sleep(time.Second) // for what must not come
+				assert.False(t, counters())
+			}
 			c.process.Stop(20 * time.Second)
 		})
 	}

@@ -63,7 +63,7 @@ func TestEachLaunchIsAnEvent(t *testing.T) {
 		r, err := AttachRing(l.Library, 8<<20, wake)
 		allowed(t, err)
 		want := launch(p)
-		assert.Eventually(t, func() bool { return r.Received() == want }, 10*time.Second, 10*time.Millisecond, wake)
+		assert.Eventually(t, func() bool { return r.Received() == want }, time.Minute, 10*time.Millisecond, wake)
 		lost, err := r.Lost()
 		require.NoError(t, err)
 		assert.Zero(t, lost)
@@ -79,7 +79,7 @@ func TestEventsWithoutRoomAreCounted(t *testing.T) {
 	lost, err := r.Lost()
 	require.NoError(t, err)
 	assert.Positive(t, lost)
-	assert.Eventually(t, func() bool { return r.Received()+lost == want }, 10*time.Second, 10*time.Millisecond)
+	assert.Eventually(t, func() bool { return r.Received()+lost == want }, time.Minute, 10*time.Millisecond)
 	require.NoError(t, r.Close())
 }
 

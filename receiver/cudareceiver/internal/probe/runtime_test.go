@@ -37,7 +37,7 @@ func checked(t *testing.T, p *Probe, state RuntimeState, attached bool) RuntimeC
 		}
 		last = all[0]
 		return last.State == state && last.Attached == attached
-	}, 10*time.Second, 50*time.Millisecond, "%s, %v", state, attached)
+	}, patience, 50*time.Millisecond, "%s, %v", state, attached)
 	return last
 }
 
@@ -102,7 +102,7 @@ func TestARuntimeThatReachesTheDriverIsDetachedFrom(t *testing.T) {
 	p := start(t, l, Options{})
 	attached(t, p, l.Library, l.Runtime)
 	assert.Equal(t, RuntimeCheck{Library: runtimePath(p), State: RuntimeChecking, Attached: true}, snapshot(t, p).Runtimes[0])
-	work(t, c)
+	unwatched(p, func() { work(t, c) }) // or it is detached from in the middle
 	s := snapshot(t, p)
 	lossless(t, s.Losses)
 	got := s.of(c.PID())
@@ -153,7 +153,7 @@ func TestARuntimeThatBypassesTheDriverIsCounted(t *testing.T) {
 		said = append(said, text)
 	}})
 	attached(t, p, l.Library, l.Runtime)
-	work(t, c)
+	unwatched(p, func() { work(t, c) }) // or the check is told of a part of it
 	s := snapshot(t, p)
 	lossless(t, s.Losses)
 	got := s.of(c.PID())
@@ -196,12 +196,15 @@ func TestWhetherTheRuntimeBypassesIsSeenOfEachCall(t *testing.T) {
 	p := start(t, l, Options{})
 	outer, inner := runtimeProgram(t, l, "0"), runtimeProgram(t, l, "1")
 	attached(t, p, l.Library, l.Runtime)
-	for range 10 {
-		for _, c := range []*stubcuda.Program{outer, inner} {
-			c.Must(runtimeLaunch, 1000)
-			c.Must("call 100 cudaMemset 1 0 10")
+	// Looked at while only the one launches, the file would be detached from.
+	unwatched(p, func() {
+		for range 10 {
+			for _, c := range []*stubcuda.Program{outer, inner} {
+				c.Must(runtimeLaunch, 1000)
+				c.Must("call 100 cudaMemset 1 0 10")
+			}
 		}
-	}
+	})
 	s := snapshot(t, p)
 	lossless(t, s.Losses)
 	for _, c := range []*stubcuda.Program{outer, inner} {
@@ -219,7 +222,7 @@ func TestWhetherTheRuntimeBypassesIsSeenOfEachCall(t *testing.T) {
 		outer.Must(runtimeLaunch, 50)
 		launches += 50
 		return snapshot(t, p).Runtimes[0].State == RuntimePassed
-	}, 10*time.Second, 50*time.Millisecond)
+	}, patience, 50*time.Millisecond)
 	checked(t, p, RuntimePassed, false)
 	assert.EqualValues(t, launches, snapshot(t, p).of(outer.PID()).Launches[0].Calls)
 }

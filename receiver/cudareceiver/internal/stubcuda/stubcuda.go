@@ -12,7 +12,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -34,8 +36,8 @@ type Libraries struct {
 // Contains reports whether a path, as it is or below /proc/PID/root, is of one of the libraries.
 func (l *Libraries) Contains(path string) bool { return strings.Contains(path, l.dir+"/") }
 
-// Build compiles the library and the program into a folder of the test. The test is skipped where there is no C
-// compiler.
+// Build puts the libraries and the program into a folder of the test; they are compiled once in a process. The test
+// is skipped where there is no C compiler.
 func Build(t testing.TB) *Libraries {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -44,53 +46,85 @@ func Build(t testing.TB) *Libraries {
 	if _, err := exec.LookPath("cc"); err != nil {
 		t.Skip("the stub driver needs a C compiler: ", err)
 	}
+	files, err := compiled()
+	if err != nil {
+		t.Fatal(err)
+	}
 	dir := t.TempDir()
+	// Files of its own: the tests tell libraries apart by their inodes.
+	for name, data := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, data, 0o755); err != nil { //nolint:gosec // One is a program.
+			t.Fatal(err)
+		}
+	}
+	return &Libraries{
+		dir:     dir,
+		Library: filepath.Join(dir, plainDriver),
+		Marked:  filepath.Join(dir, markedDriver),
+		Runtime: filepath.Join(dir, runtimeLibrary),
+		NCCL:    filepath.Join(dir, ncclLibrary),
+		program: filepath.Join(dir, callsProgram),
+	}
+}
+
+// What is compiled, below the test's folder.
+const (
+	plainDriver    = "plain/libcuda.so.1"
+	markedDriver   = "marked/libcuda.so.1"
+	runtimeLibrary = "plain/libcudart.so.13"
+	ncclLibrary    = "plain/libnccl.so.2"
+	callsProgram   = "calls"
+)
+
+// compiled returns the contents of the files by their names.
+var compiled = sync.OnceValues(func() (files map[string][]byte, err error) {
+	dir, err := os.MkdirTemp("", "stubcuda")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	for _, name := range []string{"stub.h", "stub.c", "nccl.c", "runtime.c", "calls.c"} {
 		text, err := sources.ReadFile("src/" + name)
 		if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 	}
-	l := &Libraries{
-		dir:     dir,
-		Library: filepath.Join(dir, "plain", "libcuda.so.1"),
-		Marked:  filepath.Join(dir, "marked", "libcuda.so.1"),
-		Runtime: filepath.Join(dir, "plain", "libcudart.so.13"),
-		NCCL:    filepath.Join(dir, "plain", "libnccl.so.2"),
-		program: filepath.Join(dir, "calls"),
-	}
-	library := []string{"-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", "stub.c", "-o"}
-	l.compile(t, dir, "-fcf-protection=none", append(library, l.Library)...)
-	l.compile(t, dir, "-fcf-protection=branch", append(library, l.Marked)...)
-	for path, source := range map[string]string{l.Runtime: "runtime.c", l.NCCL: "nccl.c"} {
-		l.compile(t, dir, "-fcf-protection=none", "-shared", "-fPIC", "-fvisibility=hidden", source, "-o", path, "-ldl")
-	}
-	l.compile(t, dir, "-fcf-protection=none", "calls.c", "-o", l.program, "-ldl", "-lpthread")
-	return l
-}
-
-func (l *Libraries) compile(t testing.TB, dir, protection string, args ...string) {
-	t.Helper()
-	for _, a := range args {
-		if filepath.IsAbs(a) {
-			if err := os.MkdirAll(filepath.Dir(a), 0o755); err != nil {
-				t.Fatal(err)
-			}
+	const none, branch = "-fcf-protection=none", "-fcf-protection=branch"
+	library := []string{"-shared", "-fPIC", "-fvisibility=hidden"}
+	driver := slices.Concat(library, []string{"-Wl,-soname,libcuda.so.1", "stub.c"})
+	files = map[string][]byte{}
+	for _, f := range []struct {
+		name, protection string
+		args             []string
+	}{
+		{plainDriver, none, driver},
+		{markedDriver, branch, driver},
+		{runtimeLibrary, none, append(slices.Clone(library), "runtime.c", "-ldl")},
+		{ncclLibrary, none, append(slices.Clone(library), "nccl.c", "-ldl")},
+		{callsProgram, none, []string{"calls.c", "-ldl", "-lpthread"}},
+	} {
+		flags := []string{"-std=c11", "-O1", "-fno-omit-frame-pointer", "-Wall", "-Wextra", "-Werror", "-o", "out"}
+		if runtime.GOARCH == "amd64" {
+			flags = append(flags, f.protection)
+		}
+		cmd := exec.Command("cc", append(flags, f.args...)...) //nolint:gosec,noctx // Our own sources.
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("%s: %w\n%s", f.name, err, out)
+		}
+		if files[f.name], err = os.ReadFile(filepath.Join(dir, "out")); err != nil {
+			return nil, err
 		}
 	}
-	flags := []string{"-std=c11", "-O1", "-fno-omit-frame-pointer", "-Wall", "-Wextra", "-Werror"}
-	if runtime.GOARCH == "amd64" {
-		flags = append(flags, protection)
-	}
-	cmd := exec.CommandContext(t.Context(), "cc", append(flags, args...)...) //nolint:gosec // Our own sources.
-	cmd.Dir = dir
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-}
+	return files, nil
+})
 
 // Program is a running program that calls the driver as it is told.
 type Program struct {

@@ -311,7 +311,7 @@ func TestInotifyWakesAndFindsNewFiles(t *testing.T) {
 	// Everything below is found by events alone: the folders are looked at regularly only once an hour.
 	until := func(want string) {
 		t.Helper()
-		deadline := time.After(10 * time.Second)
+		deadline := time.After(time.Minute)
 		for got != want {
 			select {
 			case <-set.Wake():
