@@ -397,11 +397,37 @@ const (
 	CUDACaptureSpansUnsampled = "cuda.capture.spans.unsampled"
 	// CUDACaptureOverheadTime (double in s; extension ✚): Time that CUPTI says it needed itself.
 	CUDACaptureOverheadTime = "cuda.capture.overhead.time"
+	// CUDACaptureDeepWindows (int; extension ✚): Deep windows in which an engine ran.
+	CUDACaptureDeepWindows = "cuda.capture.deep_windows"
+	// CUDACapturePausedTime (double in s; extension ✚): Time in which activity records were off for
+	// deep windows: work that was launched then is in no span and no metric.
+	CUDACapturePausedTime = "cuda.capture.paused.time"
 	// CUDACaptureLibraryPath (string; extension ✚): Path of the CUPTI library.
 	CUDACaptureLibraryPath = "cuda.capture.library.path"
 	// CUDACaptureLibraryVersion (int; extension ✚): Version of CUPTI's interface, as cuptiGetVersion
 	// tells it.
 	CUDACaptureLibraryVersion = "cuda.capture.library.version"
+	// CUDACaptureOverheadBudget (double in 1; extension ✚): Part of the program's time that
+	// recording was allowed to cost.
+	CUDACaptureOverheadBudget = "cuda.capture.overhead.budget"
+	// CUDACaptureOverheadRatio (double in 1; extension ✚): Part of the program's time that recording
+	// cost, as it estimates it itself.
+	CUDACaptureOverheadRatio = "cuda.capture.overhead.ratio"
+	// CUDACaptureTracedRatio (double in 1; extension ✚): Part of the time in which all launches were
+	// recorded.
+	CUDACaptureTracedRatio = "cuda.capture.traced.ratio"
+	// CUDACaptureLaunchesUntraced (int; extension ✚): Kernel launches that were counted by name and
+	// not recorded.
+	CUDACaptureLaunchesUntraced = "cuda.capture.launches.untraced"
+	// CUDACaptureLaunchesEstimated (double; extension ✚): Kernel launches in all, where some were
+	// neither recorded nor counted: an estimate.
+	CUDACaptureLaunchesEstimated = "cuda.capture.launches.estimated"
+	// CUDACaptureLaunchesEstimatedBound (double; extension ✚): How far that estimate may be off,
+	// with a confidence of 95 %.
+	CUDACaptureLaunchesEstimatedBound = "cuda.capture.launches.estimated_bound"
+	// GpuflOverheadMode (string; extension ✚): What becomes of launches: recorded, counted by name,
+	// or not seen.
+	GpuflOverheadMode = "gpufl.overhead.mode"
 	// GpuflOverheadKind (string; extension ✚): Whose time it is.
 	GpuflOverheadKind = "gpufl.overhead.kind"
 	// CUDARecordSynthetic (boolean; extension ✚): True if the record was written on behalf of a
@@ -417,8 +443,8 @@ const (
 	// CUDADeepWindowName (string; extension ✚): Name of the window in which an expensive engine was
 	// on.
 	CUDADeepWindowName = "cuda.deep_window.name"
-	// CUDADeepWindowCloseReason (string; extension ✚): Why it closed: deadline, launch_budget,
-	// manual, session_stop.
+	// CUDADeepWindowCloseReason (string; extension ✚): Why it closed: time, asked, limit, exit or
+	// failure; in recordings of others deadline, launch_budget, manual, session_stop.
 	CUDADeepWindowCloseReason = "cuda.deep_window.close_reason"
 	// CUDADeepWindowEngines (string[]; extension ✚): Engines that were on.
 	CUDADeepWindowEngines = "cuda.deep_window.engines"
@@ -433,6 +459,47 @@ const (
 	CUDADeepWindowRequestedDuration = "cuda.deep_window.requested_duration"
 	// CUDADeepWindowRequestedLaunches (int; extension ✚): Most launches asked for; 0 for no limit.
 	CUDADeepWindowRequestedLaunches = "cuda.deep_window.requested_launches"
+	// CUDADeepWindowID (int; extension ✚): Number of the window in its process, from 1.
+	CUDADeepWindowID = "cuda.deep_window.id"
+	// CUDADeepWindowCause (string; extension ✚): Who asked for it.
+	CUDADeepWindowCause = "cuda.deep_window.cause"
+	// CUDADeepWindowWhy (string; extension ✚): Why, in words: the rule that was met and the figure
+	// that met it, for example.
+	CUDADeepWindowWhy = "cuda.deep_window.why"
+	// CUDADeepWindowStatus (string; extension ✚): What came of it: collected, another_profiler,
+	// no_permission, unsupported, no_context, capture_under_way, failed, broken, at_exit, …
+	CUDADeepWindowStatus = "cuda.deep_window.status"
+	// CUDADeepWindowMessage (string; extension ✚): The same in a sentence, with what can be done
+	// about it.
+	CUDADeepWindowMessage = "cuda.deep_window.message"
+	// CUDADeepWindowPausedDuration (double in s; extension ✚): How long activity records were off
+	// for it: work that was launched then is in no span and no metric.
+	CUDADeepWindowPausedDuration = "cuda.deep_window.paused_duration"
+	// CUDADeepWindowSamples (int; extension ✚): Samples of program counters that the hardware took,
+	// those without a record included; or figures that instructions counted.
+	CUDADeepWindowSamples = "cuda.deep_window.samples"
+	// CUDADeepWindowSamplesDropped (int; extension ✚): Samples that the hardware lost.
+	CUDADeepWindowSamplesDropped = "cuda.deep_window.samples_dropped"
+	// CUDADeepWindowSamplesNonUser (int; extension ✚): Samples of kernels that CUPTI does not show.
+	CUDADeepWindowSamplesNonUser = "cuda.deep_window.samples_non_user"
+	// CUDADeepWindowHardwareFull (int; extension ✚): How often the hardware's buffer was found full.
+	CUDADeepWindowHardwareFull = "cuda.deep_window.hardware_full"
+	// CUDADeepWindowRows (int; extension ✚): Records with a place in the code: by function, offset
+	// and stall reason or metric.
+	CUDADeepWindowRows = "cuda.deep_window.rows"
+	// CUDADeepWindowRowsOther (int; extension ✚): Rows above the most that one window may send;
+	// their sum is in the records of the function _other.
+	CUDADeepWindowRowsOther = "cuda.deep_window.rows_other"
+	// CUDADeepWindowRowsUnresolved (int; extension ✚): Rows whose line of source is not known.
+	CUDADeepWindowRowsUnresolved = "cuda.deep_window.rows_unresolved"
+	// CUDADeepWindowFunctions (int; extension ✚): Functions with figures.
+	CUDADeepWindowFunctions = "cuda.deep_window.functions"
+	// CUDADeepWindowLost (int; extension ✚): Samples or figures that were taken and are in no
+	// record, those of samples_dropped and samples_non_user included.
+	CUDADeepWindowLost = "cuda.deep_window.lost"
+	// CUDADeepWindowMissing (string[]; extension ✚): Stall reasons or metrics that were asked for
+	// and that the device does not know.
+	CUDADeepWindowMissing = "cuda.deep_window.missing"
 	// CUDADeepWindowRuleID (string; extension ✚): Name of the rule that opens windows.
 	CUDADeepWindowRuleID = "cuda.deep_window.rule.id"
 	// CUDADeepWindowRuleExpression (string; extension ✚): The rule as written.
@@ -775,12 +842,36 @@ const (
 	CUDAProfilerKindPmSampling = "pm_sampling"
 )
 
+// Values of gpufl.overhead.mode.
+const (
+	// GpuflOverheadModeTrace is a value of [GpuflOverheadMode].
+	GpuflOverheadModeTrace = "trace"
+	// GpuflOverheadModeCount is a value of [GpuflOverheadMode].
+	GpuflOverheadModeCount = "count"
+	// GpuflOverheadModeBlind is a value of [GpuflOverheadMode].
+	GpuflOverheadModeBlind = "blind"
+)
+
 // Values of gpufl.overhead.kind.
 const (
 	// GpuflOverheadKindCupti is a value of [GpuflOverheadKind].
 	GpuflOverheadKindCupti = "cupti"
 	// GpuflOverheadKindLibrary is a value of [GpuflOverheadKind].
 	GpuflOverheadKindLibrary = "library"
+)
+
+// Values of cuda.deep_window.cause.
+const (
+	// CUDADeepWindowCauseCall is a value of [CUDADeepWindowCause].
+	CUDADeepWindowCauseCall = "call"
+	// CUDADeepWindowCauseSignal is a value of [CUDADeepWindowCause].
+	CUDADeepWindowCauseSignal = "signal"
+	// CUDADeepWindowCauseSocket is a value of [CUDADeepWindowCause].
+	CUDADeepWindowCauseSocket = "socket"
+	// CUDADeepWindowCauseSchedule is a value of [CUDADeepWindowCause].
+	CUDADeepWindowCauseSchedule = "schedule"
+	// CUDADeepWindowCauseRule is a value of [CUDADeepWindowCause].
+	CUDADeepWindowCauseRule = "rule"
 )
 
 // Values of cuda.segment.phase.

@@ -25,7 +25,8 @@ const (
 	// EventCUDAExecutionSignature (extension ✚): What work was done, to tell whether several runs
 	// did the same.
 	EventCUDAExecutionSignature = "cuda.execution_signature"
-	// EventCUDADeepWindow (extension ✚): A stretch in which an expensive engine was on.
+	// EventCUDADeepWindow (extension ✚): A stretch in which an expensive engine was on. The span of
+	// the window, a child of the session, has the same attributes.
 	EventCUDADeepWindow = "cuda.deep_window"
 	// EventCUDADeepWindowRule (extension ✚): What came of a rule that opens such stretches.
 	EventCUDADeepWindowRule = "cuda.deep_window.rule"

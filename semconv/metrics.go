@@ -179,7 +179,28 @@ const (
 	// MetricGpuflRecordsRejected (counter in {record}; extension ✚): Records that made no sense, by
 	// reason.
 	MetricGpuflRecordsRejected = "gpufl.records.rejected"
+	// MetricGpuflDeepWindows (counter in {window}; extension ✚): Deep windows that were opened, or
+	// tried, by what came of them.
+	MetricGpuflDeepWindows = "gpufl.deep.windows"
+	// MetricGpuflPausedTime (counter in s; extension ✚): Time in which activity records were off for
+	// deep windows: work that was launched then is in no span and no other metric.
+	MetricGpuflPausedTime = "gpufl.paused.time"
 	// MetricGpuflOverheadTime (counter in s; extension ✚): Time that recording took: cupti is what
 	// CUPTI says of itself, library the processor time of our own threads.
 	MetricGpuflOverheadTime = "gpufl.overhead.time"
+	// MetricGpuflOverheadBudget (gauge in 1; extension ✚): Part of the program's time that recording
+	// may cost, where it was limited.
+	MetricGpuflOverheadBudget = "gpufl.overhead.budget"
+	// MetricGpuflOverheadRatio (gauge in 1; extension ✚): Part of the program's time that recording
+	// has cost since it began, as it estimates it itself, where it was limited.
+	MetricGpuflOverheadRatio = "gpufl.overhead.ratio"
+	// MetricGpuflOverheadModeTime (counter in s; extension ✚): Time in each mode, where the cost of
+	// recording was limited: trace makes records of all launches, count only counts them, blind sees
+	// none.
+	MetricGpuflOverheadModeTime = "gpufl.overhead.mode.time"
+	// MetricGpuflLaunchesUntraced (counter in {call}; extension ✚): Kernel, graph, copy and set
+	// calls that were counted and have no records, since the cost of recording was limited.
+	// gpu.cuda.kernel.launch.calls counts the kernels; durations, device seconds and spans are without
+	// them.
+	MetricGpuflLaunchesUntraced = "gpufl.launches.untraced"
 )

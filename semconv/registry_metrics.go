@@ -81,7 +81,13 @@ var Metrics = []Metric{
 	{"gpufl.records.collected", Counter, "{record}", Extension, nil, "Records read from CUPTI."},
 	{"gpufl.records.dropped", Counter, "{record}", Extension, nil, "Records that CUPTI dropped because no buffer was free."},
 	{"gpufl.records.rejected", Counter, "{record}", Extension, []string{"error.type"}, "Records that made no sense, by reason."},
+	{"gpufl.deep.windows", Counter, "{window}", Extension, []string{"cuda.deep_window.status"}, "Deep windows that were opened, or tried, by what came of them."},
+	{"gpufl.paused.time", Counter, "s", Extension, nil, "Time in which activity records were off for deep windows: work that was launched then is in no span and no other metric."},
 	{"gpufl.overhead.time", Counter, "s", Extension, []string{"gpufl.overhead.kind"}, "Time that recording took: cupti is what CUPTI says of itself, library the processor time of our own threads."},
+	{"gpufl.overhead.budget", Gauge, "1", Extension, nil, "Part of the program's time that recording may cost, where it was limited."},
+	{"gpufl.overhead.ratio", Gauge, "1", Extension, nil, "Part of the program's time that recording has cost since it began, as it estimates it itself, where it was limited."},
+	{"gpufl.overhead.mode.time", Counter, "s", Extension, []string{"gpufl.overhead.mode"}, "Time in each mode, where the cost of recording was limited: trace makes records of all launches, count only counts them, blind sees none."},
+	{"gpufl.launches.untraced", Counter, "{call}", Extension, []string{"cuda.operation"}, "Kernel, graph, copy and set calls that were counted and have no records, since the cost of recording was limited. gpu.cuda.kernel.launch.calls counts the kernels; durations, device seconds and spans are without them."},
 }
 
 // DevicePoint are the attributes by which a data point names its device.

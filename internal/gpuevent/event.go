@@ -225,6 +225,16 @@ type SessionSpan struct {
 	ExitCode, Signal Int
 }
 
+// DeepWindow is a stretch in which an engine looked inside kernels.
+type DeepWindow struct {
+	Ref
+	StartNs, EndNs int64
+	// Failure is what went wrong, "" if nothing did: the status of the span.
+	Failure string
+	// Attrs are its attributes, keys from semconv. Those without a value are left out.
+	Attrs []Attr
+}
+
 // PCSample is a number of program counter samples at one place for one reason.
 type PCSample struct {
 	Ref

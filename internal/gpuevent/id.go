@@ -25,6 +25,7 @@ const (
 	KindWindow
 	KindSession
 	KindNVTX
+	KindDeepWindow
 )
 
 // SessionKey is the root of all ids derived for one session: a 128-bit hash of its identifier.

@@ -32,7 +32,7 @@ func TestIDsNeverChange(t *testing.T) {
 		}
 	}
 	for kind, want := range map[Kind]Kind{
-		KindKernel: 1, KindCopy: 2, KindSet: 3, KindSync: 4, KindMemory: 5, KindGraph: 6, KindScope: 7, KindWindow: 8, KindSession: 9, KindNVTX: 10,
+		KindKernel: 1, KindCopy: 2, KindSet: 3, KindSync: 4, KindMemory: 5, KindGraph: 6, KindScope: 7, KindWindow: 8, KindSession: 9, KindNVTX: 10, KindDeepWindow: 11,
 	} {
 		if kind != want {
 			t.Errorf("kind is %d, want %d", kind, want)

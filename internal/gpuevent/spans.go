@@ -151,6 +151,7 @@ const (
 	nameGraph          = "graph"
 	nameScope          = "scope" // of a scope without a name
 	nameSession        = "session"
+	nameDeepWindow     = "deep window"
 	nameSync           = "synchronize"
 	nameSyncEvent      = "cudaEventSynchronize"
 	nameSyncStreamWait = "cudaStreamWaitEvent"
@@ -306,6 +307,22 @@ func (b *Batch) SessionSpan(s *Session, x *SessionSpan) {
 	if x.Crashed {
 		span.Status().SetCode(ptrace.StatusCodeError)
 		span.Status().SetMessage(crash(x))
+	}
+}
+
+// DeepWindow adds the span of a deep window. It is no work of the device and no scope of any, so it has
+// no cuda.operation.
+func (b *Batch) DeepWindow(s *Session, w *DeepWindow) {
+	if !b.signals.Traces {
+		return
+	}
+	span := b.newSpan(b.output(s))
+	describe(span, &w.Ref, nameDeepWindow, w.StartNs, w.EndNs)
+	span.Attributes().EnsureCapacity(len(w.Attrs))
+	put(span.Attributes(), w.Attrs)
+	if w.Failure != "" {
+		span.Status().SetCode(ptrace.StatusCodeError)
+		span.Status().SetMessage(w.Failure)
 	}
 }
 
