@@ -127,6 +127,10 @@ func coreOpen(cfg Config) int {
 	if cfg.GraphNodes {
 		config.graph_nodes = 1
 	}
+	if cfg.Deep {
+		config.deep = 1
+		config.cubin_bytes = C.uint64_t(cfg.CubinBytes)
+	}
 	return int(C.gpufl_open(&config))
 }
 

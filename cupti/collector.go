@@ -61,6 +61,15 @@ type Collector struct {
 		sync.Mutex
 		list []gpuevent.Device
 	}
+
+	counts counts // of launches
+
+	// deep orders what is done about windows. It is taken before mu.
+	deep struct {
+		sync.Mutex
+		window   *DeepWindow // open, or nil
+		stopping int         // calls of Stop that have closed it and go on
+	}
 }
 
 // Available says whether this process could record, and if not, why and what to do about it. It starts
@@ -114,6 +123,9 @@ func Open(cfg Config) (*Collector, error) {
 	if cfg.Buffers == 0 {
 		cfg.Buffers = defaultBuffers
 	}
+	if cfg.CubinBytes <= 0 {
+		cfg.CubinBytes = DefaultCubinBytes
+	}
 	current.mu.Lock()
 	defer current.mu.Unlock()
 	if current.c != nil {
@@ -141,6 +153,7 @@ func Open(cfg Config) (*Collector, error) {
 	var begin Stats
 	coreStats(&begin)
 	c.begin = Stats{ScopesLost: begin.ScopesLost, ScopesMisplaced: begin.ScopesMisplaced}
+	c.counts.open()
 	current.c = c
 	return c, nil
 }
@@ -253,14 +266,20 @@ func (c *Collector) Pending() int {
 // Stop ends recording. What was recorded can still be taken, up to io.EOF. With finalize CUPTI is
 // detached from the driver, which else may stay slower; that is not worth it when the process is
 // about to end. ErrNotDetached says that all is stopped but for that. Stop of what does not run does
-// nothing.
+// nothing. A window that is open is closed first, within its CloseLimit; its Close has the result.
 func (c *Collector) Stop(finalize bool) error {
+	defer c.endDeep()()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.running {
 		return nil
 	}
-	err := coreError("stop", coreStop())
+	stop := coreStop
+	if coreDeepStuck() {
+		// A CUPTI that never came back from a window may have locks that this needs.
+		stop = func() int { return bounded(DefaultCloseLimit, coreStop) }
+	}
+	err := coreError("stop", stop())
 	c.running = false
 	if finalize {
 		err = errors.Join(err, c.finalize())
@@ -295,6 +314,9 @@ func (c *Collector) finalize() error {
 func (c *Collector) Close() error {
 	current.mu.Lock()
 	defer current.mu.Unlock()
+	c.deep.Lock()
+	c.deep.stopping++ // for good: no window opens any more
+	c.deep.Unlock()
 	err := c.Stop(false)
 	c.mu.Lock()
 	defer c.mu.Unlock()

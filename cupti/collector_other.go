@@ -68,5 +68,37 @@ func (*Collector) Devices() []gpuevent.Device { return nil }
 // Stats are zero.
 func (*Collector) Stats() Stats { return Stats{} }
 
+// DeepStatus is that of [Available].
+func (*Collector) DeepStatus(Engine) Status { return unsupported }
+
+// OpenDeep fails, with an [*Error].
+func (*Collector) OpenDeep(DeepConfig) (*DeepWindow, error) {
+	return nil, &Error{Status: unsupported}
+}
+
+// Pause returns ErrNotRunning.
+func (*Collector) Pause() error { return ErrNotRunning }
+
+// Resume returns ErrNotRunning.
+func (*Collector) Resume() error { return ErrNotRunning }
+
+// Cubins is empty.
+func (*Collector) Cubins() []Cubin { return nil }
+
+// CubinImage is nil.
+func (*Collector) CubinImage(uint64) []byte { return nil }
+
+// CubinStats are zero.
+func (*Collector) CubinStats() CubinStats { return CubinStats{} }
+
+// DeepWindow is a window that is open. In this build there never is one.
+type DeepWindow struct{}
+
+// Drain returns ErrNotRunning.
+func (*DeepWindow) Drain() error { return ErrNotRunning }
+
+// Close returns nil, ErrNotRunning.
+func (*DeepWindow) Close() (*DeepResult, error) { return nil, ErrNotRunning }
+
 // Thread is 0: not known in this build.
 func Thread() uint32 { return 0 }

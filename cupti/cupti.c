@@ -12,7 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "gpufl_internal.h"
+#include "gpufl_count.h"
+#include "gpufl_deep_internal.h"
 
 gpufl_cupti_calls gpufl_cupti;
 atomic_bool gpufl_child;
@@ -75,6 +76,7 @@ int gpufl_load(const char *path, int mapped_only, char error[GPUFL_ERROR_SIZE]) 
     return result;
   }
   gpufl_cupti = calls;
+  gpufl_deep_load(handle);
   version = number;
   library = handle;
   return GPUFL_OK;
@@ -472,18 +474,29 @@ enum { NUM_ACTIVITIES = sizeof activities / sizeof *activities };
 static gpufl_config settings;
 static void *subscriber;
 static bool activity_on[NUM_ACTIVITIES];
+static bool paused[NUM_ACTIVITIES]; // off until gpufl_resume
+static bool held[NUM_ACTIVITIES];   // off until gpufl_hold(false)
 
 // launches is 0 while CUPTI does not tell of launches, 1 when it does, 2 if it cannot.
 static atomic_int launches;
 
 // What CUPTI calls a callback for a driver function is numbered by its version, so the functions are
-// found by name. Runtime calls end in these too, with the same correlation id.
-#define MAX_CALLBACKS 2048
+// found by name. Runtime calls end in these too, with the same correlation id. Each function is in some of the
+// sets that windows watch (GPUFL_SET_…) and in one of those that scopes want.
+enum { MAX_CALLBACKS = 2048, SET_SCOPE = 1 << 8, SET_SCOPE_MEMORY = 1 << 9, SET_SCOPE_SYNC = 1 << 10, SET_CAPTURE_BEGINS = 1 << 11, SET_CAPTURE_ENDS = 1 << 12 };
 static struct {
   bool known;
-  uint16_t always[MAX_CALLBACKS], memory[MAX_CALLBACKS], sync[MAX_CALLBACKS];
-  int num_always, num_memory, num_sync;
-} callbacks;
+  int first_launch; // 0 if there is none
+  uint16_t sets[MAX_CALLBACKS];
+
+  // callbacks.lock orders those who have CUPTI tell of more or fewer; none of CUPTI's callbacks takes it.
+  pthread_mutex_t lock;
+  bool told[MAX_CALLBACKS];
+  bool scopes;
+  uint32_t windows; // sets: what windows want told
+  int counting; // see gpufl_watch_counting
+} callbacks = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static _Atomic uint32_t watched; // sets
 
 static bool starts_with(const char *name, const char *const *prefixes) {
   for (; *prefixes != NULL; prefixes++) {
@@ -493,9 +506,12 @@ static bool starts_with(const char *name, const char *const *prefixes) {
 }
 
 static void find_callbacks(void) {
-  static const char *const always[] = {"cuLaunch", "cuGraphLaunch", "cuMemcpy", "cuMemset", NULL};
+  static const char *const launch[] = {"cuLaunch", "cuGraphLaunch", "cuMemcpy", "cuMemset", NULL};
   static const char *const memory[] = {"cuMemAlloc", "cuMemFree", "cuMemHostAlloc", "cuMemCreate", "cuMemRelease", "cuMemPoolCreate", "cuMemPoolDestroy", NULL};
   static const char *const sync[] = {"cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize", "cuStreamWaitEvent", NULL};
+  static const char *const module[] = {"cuModuleLoad", "cuModuleUnload", "cuLibraryLoad", "cuLibraryUnload", NULL};
+  static const char *const capture_begins[] = {"cuStreamBeginCapture", NULL};
+  static const char *const capture_ends[] = {"cuStreamEndCapture", NULL};
   if (callbacks.known) return;
   callbacks.known = true;
   int unknown = 0;
@@ -507,25 +523,92 @@ static void find_callbacks(void) {
       continue;
     }
     unknown = 0;
-    if (starts_with(name, always)) callbacks.always[callbacks.num_always++] = (uint16_t)id;
-    if (starts_with(name, memory)) callbacks.memory[callbacks.num_memory++] = (uint16_t)id;
-    if (starts_with(name, sync)) callbacks.sync[callbacks.num_sync++] = (uint16_t)id;
+    uint16_t sets = 0;
+    if (starts_with(name, launch)) sets = SET_SCOPE | GPUFL_SET_LAUNCH;
+    if (starts_with(name, memory)) sets |= SET_SCOPE_MEMORY;
+    if (starts_with(name, sync)) sets |= SET_SCOPE_SYNC;
+    if (starts_with(name, module)) sets |= GPUFL_SET_MODULE;
+    // What a capture for graphics takes for parameters is not known here.
+    bool known = strstr(name, "ToCig") == NULL;
+    if (known && starts_with(name, capture_begins)) sets |= GPUFL_SET_CAPTURE | SET_CAPTURE_BEGINS;
+    if (known && starts_with(name, capture_ends)) sets |= SET_CAPTURE_ENDS;
+    callbacks.sets[id] = sets;
+    if ((sets & SET_SCOPE) != 0) gpufl_count_learn((uint32_t)id, name);
+    if ((sets & SET_SCOPE) != 0 && callbacks.first_launch == 0) callbacks.first_launch = id;
   }
 }
 
-static int set_callbacks(uint32_t enable, const uint16_t *ids, int n) {
-  int done = 0;
-  for (int i = 0; i < n; i++) {
-    if (gpufl_cupti.enable_callback(enable, subscriber, GPUFL_CUPTI_CB_DOMAIN_DRIVER_API, ids[i]) == GPUFL_CUPTI_SUCCESS) done++;
+// retell has CUPTI tell of what is wanted now, and returns how many kinds of launches it tells of. The
+// caller has callbacks.lock.
+static int retell(void) {
+  uint32_t want = callbacks.windows;
+  if ((want & GPUFL_SET_CAPTURE) != 0) want |= SET_CAPTURE_ENDS;
+  if (callbacks.counting > 0) want |= SET_SCOPE;
+  if (callbacks.counting != 0) want |= GPUFL_SET_CAPTURE | SET_CAPTURE_ENDS; // no begin or end may be missed
+  if (callbacks.scopes && callbacks.counting >= 0) {
+    want |= SET_SCOPE;
+    if (settings.kinds & (1u << GPUFL_KIND_MEMORY)) want |= SET_SCOPE_MEMORY;
+    if (settings.kinds & (1u << GPUFL_KIND_SYNC)) want |= SET_SCOPE_SYNC;
   }
-  return done;
+  int launches_told = 0;
+  for (int id = 1; id < MAX_CALLBACKS; id++) {
+    bool tell = (callbacks.sets[id] & want) != 0;
+    if (tell != callbacks.told[id] && subscriber != NULL &&
+        gpufl_cupti.enable_callback(tell, subscriber, GPUFL_CUPTI_CB_DOMAIN_DRIVER_API, (uint32_t)id) == GPUFL_CUPTI_SUCCESS) {
+      callbacks.told[id] = tell;
+    }
+    if (callbacks.told[id] && (callbacks.sets[id] & SET_SCOPE) != 0) launches_told++;
+  }
+  return launches_told;
 }
 
-static int set_all_callbacks(uint32_t enable) {
-  int done = set_callbacks(enable, callbacks.always, callbacks.num_always);
-  if (settings.kinds & (1u << GPUFL_KIND_MEMORY)) set_callbacks(enable, callbacks.memory, callbacks.num_memory);
-  if (settings.kinds & (1u << GPUFL_KIND_SYNC)) set_callbacks(enable, callbacks.sync, callbacks.num_sync);
-  return done;
+static int want_scopes(bool want) {
+  pthread_mutex_lock(&callbacks.lock);
+  callbacks.scopes = want;
+  int told = retell();
+  pthread_mutex_unlock(&callbacks.lock);
+  return told;
+}
+
+int gpufl_watch_counting(int want) {
+  if (gpufl_cupti.enable_callback == NULL || gpufl_cupti.callback_name == NULL) return 0;
+  find_callbacks();
+  pthread_mutex_lock(&callbacks.lock);
+  int told = 0;
+  if (callbacks.counting != want) {
+    callbacks.counting = want;
+    told = retell();
+  } else {
+    for (int id = 1; id < MAX_CALLBACKS; id++) told += callbacks.told[id] && (callbacks.sets[id] & SET_SCOPE) != 0;
+  }
+  pthread_mutex_unlock(&callbacks.lock);
+  return told;
+}
+
+// tells_nothing is after the subscription has ended.
+static void tells_nothing(void) {
+  gpufl_gate_forget(atomic_exchange(&watched, 0));
+  pthread_mutex_lock(&callbacks.lock);
+  callbacks.windows = 0;
+  memset(callbacks.told, 0, sizeof callbacks.told);
+  callbacks.scopes = false;
+  callbacks.counting = 0;
+  pthread_mutex_unlock(&callbacks.lock);
+}
+
+void gpufl_watch(uint32_t sets) {
+  pthread_mutex_lock(&callbacks.lock);
+  // A call counts as inside only if its end is told as well. So a set is told before it is watched, and watched no more before
+  // it is not told; a thread that is about to enter the gate meanwhile is turned away by the set's new life.
+  uint32_t before = atomic_load(&watched);
+  gpufl_gate_forget(before ^ sets);
+  callbacks.windows = before | sets;
+  retell();
+  atomic_store(&watched, sets);
+  callbacks.windows = sets;
+  retell();
+  gpufl_gate_forget(before & ~sets);
+  pthread_mutex_unlock(&callbacks.lock);
 }
 
 void gpufl_watch_launches(void) {
@@ -535,10 +618,36 @@ void gpufl_watch_launches(void) {
     // be the first launch. The lock is this function's alone; none of CUPTI's callbacks takes it.
     static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&one);
-    if (atomic_load(&launches) == 0) atomic_store(&launches, set_all_callbacks(1) > 0 ? 1 : 2);
+    if (atomic_load(&launches) == 0) atomic_store(&launches, want_scopes(true) > 0 ? 1 : 2);
     pthread_mutex_unlock(&one);
   }
   gpufl_leave();
+}
+
+// listening: the subscription tells of contexts, modules and captures, which windows need.
+static atomic_bool listening;
+
+bool gpufl_listens(void) { return atomic_load(&listening); }
+
+static const uint32_t resources[] = {
+    GPUFL_CUPTI_CBID_RESOURCE_CONTEXT_CREATED,       GPUFL_CUPTI_CBID_RESOURCE_CONTEXT_DESTROY_STARTING, GPUFL_CUPTI_CBID_RESOURCE_STREAM_DESTROY_STARTING,
+    GPUFL_CUPTI_CBID_RESOURCE_MODULE_LOADED,         GPUFL_CUPTI_CBID_RESOURCE_MODULE_UNLOAD_STARTING,   GPUFL_CUPTI_CBID_RESOURCE_MODULE_PROFILED,
+};
+
+// listen begins to; it may be called again after CUPTI was finalized.
+static void listen(void) {
+  if (!settings.deep || atomic_load(&listening) || subscriber == NULL || gpufl_cupti.enable_callback == NULL || gpufl_cupti.callback_name == NULL) return;
+  gpufl_resources_open(settings.cubin_bytes);
+  find_callbacks();
+  gpufl_gate_forget(GPUFL_SETS_ALWAYS | GPUFL_SET_LAUNCH); // of an earlier subscription
+  atomic_store(&listening, true);
+  bool all = true;
+  for (size_t i = 0; i < sizeof resources / sizeof *resources; i++) {
+    all = gpufl_cupti.enable_callback(1, subscriber, GPUFL_CUPTI_CB_DOMAIN_RESOURCE, resources[i]) == GPUFL_CUPTI_SUCCESS && all;
+  }
+  gpufl_watch(GPUFL_SETS_ALWAYS);
+  gpufl_deep_watch_exit();
+  if (!all) atomic_store(&listening, false);
 }
 
 // finalizing is the question of gpufl_finalize to on_api; only the thread that asks answers it.
@@ -547,21 +656,36 @@ static pthread_t finalizer;
 static int finalize_result;
 
 // on_api is called for the driver's functions that were asked for, at their begin and end, on the
-// thread that calls them.
+// thread that calls them; and for contexts and modules, where windows may be asked for.
 static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data) {
   (void)user;
-  (void)domain;
-  (void)cbid;
+  if (gpufl_is_child() || data == NULL) return;
+  if (domain == GPUFL_CUPTI_CB_DOMAIN_RESOURCE) {
+    if (atomic_load(&listening)) gpufl_on_resource(cbid, data);
+    return;
+  }
   const gpufl_callback_data *call = data;
-  if (gpufl_is_child() || call == NULL) return;
+  uint32_t sets = cbid < MAX_CALLBACKS ? callbacks.sets[cbid] : 0;
+  uint32_t gateable = sets & (GPUFL_SET_LAUNCH | GPUFL_SET_MODULE | GPUFL_SET_CAPTURE);
   if (call->callbackSite == GPUFL_CUPTI_API_ENTER) {
-    if (atomic_load_explicit(&launches, memory_order_relaxed) == 1) gpufl_scope_launch(call->correlationId);
+    if (gateable != 0) {
+      uint32_t life = gpufl_gate_life(gateable); // before it is looked who is watched
+      if ((gateable & atomic_load(&watched)) != 0) gpufl_gate_enter(gateable, life);
+    }
+    if (atomic_load_explicit(&launches, memory_order_relaxed) == 1 && (sets & (SET_SCOPE | SET_SCOPE_MEMORY | SET_SCOPE_SYNC)) != 0) {
+      gpufl_scope_launch(call->correlationId);
+    }
+    if ((sets & SET_SCOPE) != 0) gpufl_count_enter(cbid, call);
     return;
   }
-  if (call->callbackSite != GPUFL_CUPTI_API_EXIT || !atomic_load_explicit(&finalizing, memory_order_acquire) ||
-      !pthread_equal(pthread_self(), finalizer)) {
-    return;
+  if (call->callbackSite != GPUFL_CUPTI_API_EXIT) return;
+  if ((sets & SET_SCOPE) != 0) gpufl_count_exit(cbid, call);
+  if ((sets & (SET_CAPTURE_BEGINS | SET_CAPTURE_ENDS)) != 0) {
+    gpufl_on_capture((sets & SET_CAPTURE_BEGINS) != 0, call);
+    gpufl_count_captures(gpufl_captures());
   }
+  if (gateable != 0) gpufl_gate_exit();
+  if (!atomic_load_explicit(&finalizing, memory_order_acquire) || !pthread_equal(pthread_self(), finalizer)) return;
   atomic_store(&finalizing, false);
   gpufl_cupti.unsubscribe(subscriber);
   subscriber = NULL;
@@ -607,6 +731,7 @@ int gpufl_open(const gpufl_config *config) {
     return result;
   }
   settings = *config;
+  listen();
   pthread_mutex_lock(&pool.lock);
   pool.bytes = (config->buffer_bytes + page - 1) / page * page;
   pool.limit = config->buffers;
@@ -629,7 +754,7 @@ static void disable_all(void) {
     if (activity_on[i]) gpufl_cupti.activity_disable(activities[i].activity);
     activity_on[i] = false;
   }
-  if (atomic_exchange(&launches, 0) == 1) set_all_callbacks(0);
+  if (atomic_exchange(&launches, 0) == 1) want_scopes(false);
 }
 
 int gpufl_start(uint32_t *enabled, int *refusal) {
@@ -640,6 +765,9 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
   if (atomic_load(&gpufl_running)) return GPUFL_BUSY;
   int result = subscribe();
   if (result != GPUFL_OK) return result;
+  listen();
+  memset(paused, 0, sizeof paused);
+  memset(held, 0, sizeof held);
 
   // One buffer for all threads, where CUPTI would take one for each: a program with many threads would
   // hold the whole pool with buffers that are nearly empty.
@@ -680,7 +808,9 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
   if (gpufl_cupti.enable_callback != NULL && gpufl_cupti.callback_name != NULL) {
     find_callbacks();
     // Tried with one: the others are left off until there is a scope.
-    if (callbacks.num_always > 0 && set_callbacks(1, callbacks.always, 1) == 1 && set_callbacks(0, callbacks.always, 1) == 1) {
+    uint32_t id = (uint32_t)callbacks.first_launch;
+    if (id != 0 && gpufl_cupti.enable_callback(1, subscriber, GPUFL_CUPTI_CB_DOMAIN_DRIVER_API, id) == GPUFL_CUPTI_SUCCESS &&
+        gpufl_cupti.enable_callback(0, subscriber, GPUFL_CUPTI_CB_DOMAIN_DRIVER_API, id) == GPUFL_CUPTI_SUCCESS) {
       *enabled |= settings.kinds & (1u << GPUFL_KIND_EXTERNAL);
     }
   }
@@ -701,6 +831,68 @@ failed:
   return result;
 }
 
+bool gpufl_activity(void) {
+  for (int i = 0; i < NUM_ACTIVITIES; i++) {
+    if (activity_on[i]) return true;
+  }
+  return false;
+}
+
+int gpufl_hold(bool hold, uint32_t kinds) {
+  int result = GPUFL_OK;
+  for (int i = 0; i < NUM_ACTIVITIES; i++) {
+    if (paused[i]) return GPUFL_BUSY;
+  }
+  for (int i = 0; i < NUM_ACTIVITIES; i++) {
+    if ((kinds & (1u << activities[i].kind)) == 0 || (hold ? !activity_on[i] : !held[i])) continue;
+    int answer = hold ? gpufl_cupti.activity_disable(activities[i].activity) : gpufl_cupti.activity_enable(activities[i].activity);
+    if (answer == GPUFL_CUPTI_SUCCESS) {
+      activity_on[i] = !hold;
+      held[i] = hold;
+    } else if (result == GPUFL_OK) {
+      result = answer;
+    }
+  }
+  return result;
+}
+
+int gpufl_pause(void) {
+  if (gpufl_is_child()) return GPUFL_FORKED;
+  if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
+  int result = GPUFL_OK;
+  for (int i = 0; i < NUM_ACTIVITIES; i++) {
+    if (!activity_on[i]) continue;
+    int answer = gpufl_cupti.activity_disable(activities[i].activity);
+    if (answer == GPUFL_CUPTI_SUCCESS) {
+      activity_on[i] = false;
+      paused[i] = true;
+    } else if (result == GPUFL_OK) {
+      result = answer;
+    }
+  }
+  int flushed = gpufl_cupti.flush_all(0);
+  return result == GPUFL_OK ? flushed : result;
+}
+
+int gpufl_resume(uint32_t *lost) {
+  *lost = 0;
+  if (gpufl_is_child()) return GPUFL_FORKED;
+  if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
+  int result = GPUFL_OK;
+  for (int i = 0; i < NUM_ACTIVITIES; i++) {
+    if (!paused[i]) continue;
+    paused[i] = false;
+    int answer = gpufl_cupti.activity_enable(activities[i].activity);
+    if (answer == GPUFL_CUPTI_SUCCESS) {
+      activity_on[i] = true;
+    } else {
+      *lost |= 1u << activities[i].kind;
+      if (result == GPUFL_OK) result = answer;
+    }
+  }
+  return result;
+}
+
 int gpufl_flush(int forced) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!gpufl_enter()) return GPUFL_STOPPED;
@@ -715,6 +907,7 @@ int gpufl_stop(void) {
   if (!pool.opened) return GPUFL_CLOSED;
   if (!atomic_exchange(&gpufl_running, false)) return GPUFL_STOPPED;
   nobody_inside();
+  gpufl_count_end();
   disable_all();
   int result = gpufl_cupti.flush_all(GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
   count_dropped();
@@ -729,6 +922,7 @@ int gpufl_finalize(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!pool.opened) return GPUFL_CLOSED;
   if (atomic_load(&gpufl_running)) return GPUFL_BUSY;
+  if (gpufl_deep_armed()) return GPUFL_NOT_DETACHED; // it would pull the rug from under the window
   if (!atomic_exchange(&attached, false)) return GPUFL_STOPPED;
   nobody_inside();
   int result = GPUFL_NOT_DETACHED;
@@ -754,6 +948,11 @@ int gpufl_finalize(void) {
     }
   }
   if (result != GPUFL_OK) atomic_store(&attached, true);
+  if (subscriber == NULL) {
+    atomic_store(&listening, false);
+    tells_nothing();
+    gpufl_resources_lose();
+  }
   return result;
 }
 
@@ -763,10 +962,14 @@ int gpufl_close(void) {
   if (atomic_load(&gpufl_running)) return GPUFL_BUSY;
   atomic_store(&attached, false);
   nobody_inside();
-  if (subscriber != NULL) {
+  atomic_store(&listening, false);
+  // A CUPTI that never came back from a window is not asked for anything more.
+  if (subscriber != NULL && !gpufl_deep_is_given_up()) {
     gpufl_cupti.unsubscribe(subscriber);
     subscriber = NULL;
+    tells_nothing();
   }
+  gpufl_resources_close();
   gpufl_buffer *gone = NULL;
   pthread_mutex_lock(&pool.lock);
   pool.opened = false;

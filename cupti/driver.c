@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "gpufl_internal.h"
+#include "gpufl_deep_internal.h"
 
 gpufl_driver_calls gpufl_driver;
 
@@ -48,6 +48,7 @@ int gpufl_driver_load(char error[GPUFL_ERROR_SIZE]) {
       dlclose(library);
       result = GPUFL_NO_SYMBOL;
     } else {
+      gpufl_deep_load_driver(library);
       atomic_store(&driver_loaded, true);
     }
   }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The whole contract of the C core: it opens CUPTI at run time, lends it buffers from a bounded
+ * The contract of the C core, but for windows (gpufl_deep.h): it opens CUPTI at run time, lends it buffers from a bounded
  * pool, queues completed ones for one consumer, keeps each thread's stack of scopes and listens to
  * NVTX. It decodes nothing, never calls into Go and keeps no pointer that Go owns.
  *
@@ -99,6 +99,8 @@ typedef struct {
   uint32_t buffers;    /* the most that exist at a time, at most GPUFL_MAX_BUFFERS */
   uint32_t kinds;      /* bits 1 << GPUFL_KIND_… */
   uint32_t graph_nodes;
+  uint32_t deep;        /* windows may be asked for: see gpufl_deep.h */
+  uint64_t cubin_bytes; /* the most that images of modules may take, with deep */
 } gpufl_config;
 
 #define GPUFL_MAX_BUFFERS 1024

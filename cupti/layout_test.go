@@ -299,7 +299,13 @@ func layoutProgram(t *testing.T, include string, release int) string {
 #include <stdio.h>
 #include <cuda.h>
 #include <cupti.h>
-#include "gpufl_abi.h"
+#include <cupti_pcsampling.h>
+#include <cupti_profiler_target.h>
+#include <cupti_target.h>
+#if __has_include(<cupti_sass_metrics.h>)
+#include <cupti_sass_metrics.h>
+#endif
+#include "gpufl_deep_abi.h"
 
 static int checks;
 
@@ -311,6 +317,14 @@ static void check(const char *what, long long got, long long want) {
 #define CHECK_ABI(name, value) check(#name, (long long)name, value);
 #define CHECK_DRIVER(name, ours) check(#name, name, ours);
 #define CHECK_CALLBACK(field) check("CUpti_CallbackData." #field, offsetof(CUpti_CallbackData, field), offsetof(gpufl_callback_data, field));
+#define CHECK_FIELD(ours, theirs, field) \
+	check(#theirs "." #field, offsetof(theirs, field), offsetof(ours, field)); \
+	check("size of " #theirs "." #field, sizeof(((theirs *)0)->field), sizeof(((ours *)0)->field));
+#define CHECK_SIZE(ours, theirs, last) check(#theirs "Size", theirs##Size, GPUFL_SIZE_TO(ours, last));
+#define CHECK_STRUCT_SIZE(ours, theirs, last) check(#theirs "_STRUCT_SIZE", theirs##_STRUCT_SIZE, GPUFL_SIZE_TO(ours, last));
+#define CHECK_WHOLE(ours, theirs) check("sizeof " #theirs, sizeof(theirs), sizeof(ours));
+#define CHECK_TYPE(symbol, theirs) \
+	check("parameters of " #symbol, __builtin_types_compatible_p(__typeof__(&symbol), CUptiResult (*)(theirs *)), 1);
 // A function that the headers do not have would not compile.
 #define CHECK_FUNCTION(field, symbol, parameters) check(#symbol, sizeof(&symbol), sizeof(void *));
 
@@ -328,8 +342,35 @@ CHECK_CALLBACK(correlationId)
 GPUFL_CUPTI_REQUIRED(CHECK_FUNCTION)
 GPUFL_DRIVER_REQUIRED(CHECK_FUNCTION)
 `)
+	c.WriteString(`
+GPUFL_DEEP_CONSTANTS(CHECK_ABI)
+GPUFL_DEEP_FIELDS(CHECK_FIELD)
+GPUFL_DEEP_STRUCTS(CHECK_SIZE)
+GPUFL_DEEP_ARRAYS(CHECK_WHOLE)
+GPUFL_DEEP_SHARED(CHECK_FUNCTION)
+GPUFL_DEEP_PC(CHECK_FUNCTION)
+GPUFL_DEEP_TYPES(CHECK_TYPE)
+check("parameters of cuptiGetDeviceId", __builtin_types_compatible_p(__typeof__(&cuptiGetDeviceId), CUptiResult (*)(CUcontext, uint32_t *)), 1);
+check("an attribute's union", sizeof(((gpufl_pc_attribute *)0)->attributeData), sizeof(((CUpti_PCSamplingConfigurationInfo *)0)->attributeData));
+check("reasons of an attribute", offsetof(gpufl_pc_attribute, attributeData.reasons.pStallReasonIndex),
+	offsetof(CUpti_PCSamplingConfigurationInfo, attributeData.stallReasonData.pStallReasonIndex));
+CHECK_DRIVER(CUDA_ERROR_NOT_READY, GPUFL_CUDA_ERROR_NOT_READY)
+CHECK_DRIVER(CU_EVENT_DISABLE_TIMING, GPUFL_CU_EVENT_DISABLE_TIMING)
+CHECK_DRIVER(CU_STREAM_CAPTURE_MODE_RELAXED, GPUFL_CU_STREAM_CAPTURE_MODE_RELAXED)
+`)
 	if layoutReleases[release].version >= 22 {
-		c.WriteString("GPUFL_ABI_CONSTANTS_12_4(CHECK_ABI)\n")
+		c.WriteString(`
+GPUFL_ABI_CONSTANTS_12_4(CHECK_ABI)
+GPUFL_DEEP_CONSTANTS_12_4(CHECK_ABI)
+GPUFL_DEEP_FIELDS_12_4(CHECK_FIELD)
+GPUFL_DEEP_STRUCTS_12_4(CHECK_STRUCT_SIZE)
+GPUFL_DEEP_ARRAYS_12_4(CHECK_WHOLE)
+GPUFL_DEEP_SASS(CHECK_FUNCTION)
+GPUFL_DEEP_TYPES_12_4(CHECK_TYPE)
+`)
+	}
+	if layoutReleases[release].version >= 28 {
+		c.WriteString("GPUFL_DEEP_CONSTANTS_12_9(CHECK_ABI)\n")
 	}
 	check := func(what, expression string, want int64) {
 		fmt.Fprintf(&c, "check(%q, (long long)(%s), %dLL);\n", what, expression, want)

@@ -58,6 +58,10 @@ type Config struct {
 	// BufferBytes is the size of one buffer (default 8 MiB: some 38,000 kernels), Buffers the most
 	// that exist at a time (default 32). They are allocated when first needed and then kept.
 	BufferBytes, Buffers int
+	// Deep makes ready for windows ([Collector.OpenDeep]): the images of modules are kept from Open on, at
+	// most CubinBytes of them (default DefaultCubinBytes). Besides that it costs nothing until a window opens.
+	Deep       bool
+	CubinBytes int64
 }
 
 // Reason says why nothing can be recorded, or not all. Values are stable and end up in telemetry.

@@ -77,6 +77,83 @@ static int deliver(const void *bytes, size_t n) {
 	*(void **)&f = dlsym(cupti, "fake_deliver");
 	return f(bytes, n);
 }
+
+static void *context(int device) {
+	int (*f)(void **, unsigned, int);
+	*(void **)&f = dlsym(cuda, "cuCtxCreate_v2");
+	void *c = NULL;
+	f(&c, 0, device);
+	return c;
+}
+
+static int destroy(void *c) {
+	int (*f)(void *);
+	*(void **)&f = dlsym(cuda, "cuCtxDestroy_v2");
+	return f(c);
+}
+
+static void *retain(int device) {
+	int (*f)(void **, int);
+	*(void **)&f = dlsym(cuda, "cuDevicePrimaryCtxRetain");
+	void *c = NULL;
+	f(&c, device);
+	return c;
+}
+
+static int release(int device) {
+	int (*f)(int);
+	*(void **)&f = dlsym(cuda, "cuDevicePrimaryCtxRelease_v2");
+	return f(device);
+}
+
+static uint32_t load_module(const void *image, size_t size) {
+	uint32_t (*f)(const void *, size_t);
+	*(void **)&f = dlsym(cuda, "fake_module_load");
+	return f(image, size);
+}
+
+static int unload_module(uint32_t id) {
+	int (*f)(uint32_t);
+	*(void **)&f = dlsym(cuda, "fake_module_unload");
+	return f(id);
+}
+
+static int begin_capture(uintptr_t stream) {
+	int (*f)(void *, int);
+	*(void **)&f = dlsym(cuda, "cuStreamBeginCapture_v2");
+	return f((void *)stream, 0);
+}
+
+static int end_capture(uintptr_t stream) {
+	int (*f)(void *, void **);
+	*(void **)&f = dlsym(cuda, "cuStreamEndCapture");
+	void *graph = NULL;
+	return f((void *)stream, &graph);
+}
+
+static int destroy_stream(uintptr_t stream) {
+	int (*f)(void *);
+	*(void **)&f = dlsym(cuda, "cuStreamDestroy_v2");
+	return f((void *)stream);
+}
+
+static void busy(int queries) {
+	void (*f)(int);
+	*(void **)&f = dlsym(cuda, "fake_busy");
+	f(queries);
+}
+
+static int64_t broken_captures(void) {
+	int64_t (*f)(void);
+	*(void **)&f = dlsym(cuda, "fake_captures_broken");
+	return f();
+}
+
+static void replay(const char *path) {
+	void (*f)(const char *);
+	*(void **)&f = dlsym(cupti, "fake_replay");
+	f(path);
+}
 */
 import "C"
 
@@ -187,6 +264,26 @@ func (f *Fake) Synchronize() { C.synchronize() }
 //	finalized         how often cuptiFinalize was called
 //	not_zero          buffers that were promised to be zeroed and were not
 //	enabled, callbacks, subscribed   the activity kinds (bits), the number of callbacks, whether there is a subscriber; not to be set
+//	launch_ns         how long each launch, and each call about a module, takes
+//	hold              1: launches and calls about modules do not return until it is 0
+//	held              how many such calls are under way that somebody was told of; not to be set
+//
+// and for windows:
+//
+//	refuse_pc, refuse_profiler, refuse_sass   the CUptiResult of enabling PC sampling, of cuptiProfilerInitialize, of configuring SASS metrics
+//	unsupported       the first setting of the device that rules it out, from 1
+//	no_reasons        1: PC sampling knows no stall reasons
+//	pc_full           how many of the next questions find the hardware's buffer full
+//	pc_drop, pc_non_user   samples of each launch that are dropped, or of no user's kernel
+//	names_copied      1: each record has its own copy of its function's name
+//	names_given       the copies that were made
+//	sass_layout       1: the number of instances is that of one metric, else of all
+//	broken            1 too many reasons, 2 no name, 3 an unknown reason or metric, 4 more records than were asked for
+//	hang              1 reading samples, 2 enabling patches, 3 disabling: hangs until it is 0 again
+//	pc_raced, sass_raced   how often samples were read while a module was loaded or unloaded, or patches changed during a launch
+//	sass_with_activity     how often patches were enabled beside kernel activity
+//	armed             what is left armed; not to be set
+//	resources         the number of callbacks about resources; not to be set
 //
 // -1 says that there is no such thing.
 func (f *Fake) Control(what string, value int64) int64 {
@@ -209,4 +306,52 @@ func (f *Fake) Set(t testing.TB, what string, value int64) {
 // recorder lent no buffer that is large enough.
 func (f *Fake) Deliver(bytes []byte) bool {
 	return C.deliver(unsafe.Pointer(unsafe.SliceData(bytes)), C.size_t(len(bytes))) == 0
+}
+
+// Context is a CUDA context.
+type Context struct{ handle unsafe.Pointer }
+
+// NewContext creates a context on a device, current on the calling OS thread.
+func (f *Fake) NewContext(device int) Context { return Context{C.context(C.int(device))} }
+
+// DestroyContext destroys it and returns the driver's result.
+func (f *Fake) DestroyContext(c Context) int { return int(C.destroy(c.handle)) }
+
+// RetainPrimary makes the primary context of a device active, ReleasePrimary undoes that once.
+func (f *Fake) RetainPrimary(device int) Context { return Context{C.retain(C.int(device))} }
+
+// ReleasePrimary returns the driver's result.
+func (f *Fake) ReleasePrimary(device int) int { return int(C.release(C.int(device))) }
+
+// LoadModule loads a module with these bytes as its image and returns its number.
+func (f *Fake) LoadModule(image []byte) uint32 {
+	return uint32(C.load_module(unsafe.Pointer(unsafe.SliceData(image)), C.size_t(len(image))))
+}
+
+// UnloadModule returns the driver's result.
+func (f *Fake) UnloadModule(id uint32) int { return int(C.unload_module(C.uint32_t(id))) }
+
+// BeginCapture begins to capture a stream, EndCapture ends it; both return the driver's result, 901 for a
+// capture that something else has ended.
+func (f *Fake) BeginCapture(stream uintptr) int { return int(C.begin_capture(C.uintptr_t(stream))) }
+
+// EndCapture is described at BeginCapture.
+func (f *Fake) EndCapture(stream uintptr) int { return int(C.end_capture(C.uintptr_t(stream))) }
+
+// DestroyStream destroys a stream, with its capture if there is one.
+func (f *Fake) DestroyStream(stream uintptr) { C.destroy_stream(C.uintptr_t(stream)) }
+
+// BrokenCaptures is how many captures something else has ended, ever.
+func (f *Fake) BrokenCaptures() int64 { return int64(C.broken_captures()) }
+
+// Busy has so many of the next questions about an event find the device at work; -1: nobody can ask.
+func (f *Fake) Busy(queries int) { C.busy(C.int(queries)) }
+
+// Replay has windows yield what a recording says, until the test ends.
+func (f *Fake) Replay(t testing.TB, path string) {
+	t.Helper()
+	p := C.CString(path)
+	defer C.free(unsafe.Pointer(p))
+	C.replay(p)
+	t.Cleanup(func() { C.replay(nil) })
 }

@@ -34,3 +34,19 @@ func (f *Fake) Synchronize()                   {}
 func (f *Fake) Control(string, int64) int64    { return -1 }
 func (f *Fake) Set(testing.TB, string, int64)  {}
 func (f *Fake) Deliver([]byte) bool            { return false }
+
+// Context is a CUDA context.
+type Context struct{}
+
+func (f *Fake) NewContext(int) Context     { return Context{} }
+func (f *Fake) DestroyContext(Context) int { return -1 }
+func (f *Fake) RetainPrimary(int) Context  { return Context{} }
+func (f *Fake) ReleasePrimary(int) int     { return -1 }
+func (f *Fake) LoadModule([]byte) uint32   { return 0 }
+func (f *Fake) UnloadModule(uint32) int    { return -1 }
+func (f *Fake) BeginCapture(uintptr) int   { return -1 }
+func (f *Fake) EndCapture(uintptr) int     { return -1 }
+func (f *Fake) DestroyStream(uintptr)      {}
+func (f *Fake) BrokenCaptures() int64      { return 0 }
+func (f *Fake) Busy(int)                   {}
+func (f *Fake) Replay(testing.TB, string)  {}

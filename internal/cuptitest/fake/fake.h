@@ -30,6 +30,18 @@ typedef struct {
   void (*memory)(uint32_t correlation, int release, uint64_t address, uint64_t bytes);
   void (*wait)(uint32_t correlation, int type, uint32_t stream);
   void (*graph)(uint32_t correlation, uint32_t graph, uint32_t stream);
+  /* leave for a call whose parameters and result matter to a callback. */
+  void (*leave_with)(uint32_t cbid, const char *name, uint32_t correlation, const void *parameters, int *result);
+  void (*context)(int destroyed, void *context, int device);
+  void (*module)(int unloaded, void *context, uint32_t id, const void *image, size_t size);
+  void (*stream_destroyed)(void *stream);
 } fake_hooks;
+
+/* What fakecuda tells fakecupti when that asks. */
+typedef struct {
+  /* unsafe says that the calling thread does something that ends every capture in the process, unless the thread has
+   * relaxed that. */
+  void (*unsafe)(void);
+} fake_services;
 
 #endif

@@ -141,21 +141,269 @@ FAKE_API int cuDeviceTotalMem_v2(size_t *bytes, int device) {
 
 // ---- contexts, modules, streams ----
 
-static char context;
-FAKE_API int cuCtxCreate_v2(void **out, unsigned flags, int device) { (void)flags; (void)device; *out = &context; return ready() ? SUCCESS : NOT_INITIALIZED; }
-FAKE_API int cuCtxDestroy_v2(void *c) { (void)c; return SUCCESS; }
-FAKE_API int cuDevicePrimaryCtxRetain(void **out, int device) { (void)device; *out = &context; return ready() ? SUCCESS : NOT_INITIALIZED; }
-FAKE_API int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; return SUCCESS; }
-FAKE_API int cuCtxSetCurrent(void *c) { (void)c; return SUCCESS; }
-FAKE_API int cuCtxPushCurrent_v2(void *c) { (void)c; return SUCCESS; }
-FAKE_API int cuCtxPopCurrent_v2(void **c) { *c = &context; return SUCCESS; }
-FAKE_API int cuCtxGetCurrent(void **out) { *out = &context; return SUCCESS; }
-FAKE_API int cuModuleLoadData(void **out, const void *image) { *out = &context; return image != NULL ? SUCCESS : INVALID_VALUE; }
+#define LEAVE_WITH(cbid, name, parameters, result) \
+  if (atomic_load(&hooked)) hooks.leave_with(cbid, name, correlation, parameters, result)
+
+enum { MAX_CONTEXTS = 256, MAX_MODULES = 1 << 16 };
+
+typedef struct {
+  int device;
+  bool alive, primary;
+  uint32_t captures; // streams of it that are being captured
+} context_state;
+
+static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
+static context_state context_states[MAX_CONTEXTS];
+static int retained[MAX_CONTEXTS]; // of primary contexts, by device
+static __thread void *current;
+
+static void *create_context(int device, bool primary) {
+  void *made = NULL;
+  pthread_mutex_lock(&contexts_lock);
+  for (int i = 0; i < MAX_CONTEXTS && made == NULL; i++) {
+    if (context_states[i].alive) continue;
+    context_states[i] = (context_state){.device = device, .alive = true, .primary = primary};
+    made = &context_states[i];
+  }
+  pthread_mutex_unlock(&contexts_lock);
+  if (made != NULL && atomic_load(&hooked)) hooks.context(0, made, device);
+  return made;
+}
+
+static bool is_context(const void *c) {
+  for (int i = 0; i < MAX_CONTEXTS; i++) {
+    if (c == &context_states[i]) return context_states[i].alive;
+  }
+  return false;
+}
+
+static int destroy_context(void *c) {
+  if (!is_context(c)) return 201; // CUDA_ERROR_INVALID_CONTEXT
+  context_state *s = c;
+  if (atomic_load(&hooked)) hooks.context(1, c, s->device);
+  pthread_mutex_lock(&contexts_lock);
+  s->alive = false;
+  pthread_mutex_unlock(&contexts_lock);
+  if (current == c) current = NULL;
+  return SUCCESS;
+}
+
+FAKE_API int cuCtxCreate_v2(void **out, unsigned flags, int device) {
+  (void)flags;
+  if (!ready()) return NOT_INITIALIZED;
+  *out = current = create_context(device, false);
+  return *out != NULL ? SUCCESS : 2;
+}
+FAKE_API int cuCtxDestroy_v2(void *c) { return destroy_context(c); }
+
+static void *primary_of(int device) {
+  for (int i = 0; i < MAX_CONTEXTS; i++) {
+    if (context_states[i].alive && context_states[i].primary && context_states[i].device == device) return &context_states[i];
+  }
+  return NULL;
+}
+FAKE_API int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+  *flags = 0;
+  *active = primary_of(device) != NULL;
+  return ready() ? SUCCESS : NOT_INITIALIZED;
+}
+FAKE_API int cuDevicePrimaryCtxRetain(void **out, int device) {
+  if (!ready()) return NOT_INITIALIZED;
+  void *c = primary_of(device);
+  if (c == NULL) c = create_context(device, true);
+  *out = c;
+  if (c == NULL) return 2;
+  pthread_mutex_lock(&contexts_lock);
+  retained[device]++;
+  pthread_mutex_unlock(&contexts_lock);
+  return SUCCESS;
+}
+FAKE_API int cuDevicePrimaryCtxRelease_v2(int device) {
+  pthread_mutex_lock(&contexts_lock);
+  int left = --retained[device];
+  pthread_mutex_unlock(&contexts_lock);
+  void *c = primary_of(device);
+  return left == 0 && c != NULL ? destroy_context(c) : SUCCESS;
+}
+FAKE_API int cuCtxSetCurrent(void *c) { current = c; return SUCCESS; }
+static __thread void *stack[16];
+static __thread int stacked;
+FAKE_API int cuCtxPushCurrent_v2(void *c) {
+  if (!is_context(c)) return 201;
+  if (stacked == 16) return INVALID_VALUE;
+  stack[stacked++] = current;
+  current = c;
+  return SUCCESS;
+}
+FAKE_API int cuCtxPopCurrent_v2(void **c) {
+  *c = current;
+  if (stacked == 0) return 201;
+  current = stack[--stacked];
+  return SUCCESS;
+}
+static char context; // of those who need none
+FAKE_API int cuCtxGetCurrent(void **out) { *out = current != NULL ? current : &context; return SUCCESS; }
+
+// A module's image must say how long it is: the fake cannot read one. It is given by fake_module_load, or begins with the
+// eight bytes of fake_magic and its length in the next eight.
+static const char fake_magic[8] = "fakecubn";
+static atomic_uint module_ids;
+static struct {
+  void *context;
+  void *image;
+  size_t size;
+} modules[MAX_MODULES];
+
+static uint32_t load_module(const void *image, size_t size) {
+  uint32_t id = (atomic_fetch_add(&module_ids, 1) + 1) % MAX_MODULES;
+  void *copy = malloc(size);
+  if (copy == NULL) return 0;
+  memcpy(copy, image, size);
+  modules[id].context = current;
+  modules[id].image = copy;
+  modules[id].size = size;
+  if (atomic_load(&hooked)) hooks.module(0, current, id, copy, size);
+  return id;
+}
+
+// fake_module_load answers with the module's number, 0 for none.
+FAKE_API uint32_t fake_module_load(const void *image, size_t size) {
+  ENTER(19, "cuModuleLoadData");
+  uint32_t id = load_module(image, size);
+  LEAVE(19, "cuModuleLoadData");
+  return id;
+}
+
+FAKE_API int fake_module_unload(uint32_t id) {
+  ENTER(22, "cuModuleUnload");
+  int result = id < MAX_MODULES && modules[id].image != NULL ? SUCCESS : INVALID_VALUE;
+  if (result == SUCCESS) {
+    if (atomic_load(&hooked)) hooks.module(1, modules[id].context, id, modules[id].image, modules[id].size);
+    free(modules[id].image);
+    modules[id].image = NULL;
+  }
+  LEAVE(22, "cuModuleUnload");
+  return result;
+}
+
+FAKE_API int cuModuleLoadData(void **out, const void *image) {
+  *out = &context;
+  if (image == NULL) return INVALID_VALUE;
+  if (memcmp(image, fake_magic, sizeof fake_magic) == 0) {
+    uint64_t size = 0;
+    memcpy(&size, (const char *)image + 8, sizeof size);
+    ENTER(19, "cuModuleLoadData");
+    *out = (void *)(uintptr_t)load_module(image, size);
+    LEAVE(19, "cuModuleLoadData");
+  }
+  return SUCCESS;
+}
 FAKE_API int cuModuleLoadDataEx(void **out, const void *image, unsigned n, int *keys, void **values) {
   (void)n; (void)keys; (void)values;
   return cuModuleLoadData(out, image);
 }
-FAKE_API int cuModuleUnload(void *module) { (void)module; return SUCCESS; }
+FAKE_API int cuModuleUnload(void *module) {
+  return module == &context ? SUCCESS : fake_module_unload((uint32_t)(uintptr_t)module);
+}
+
+// ---- captures and events ----
+
+// Streams that are being captured, whatever their context.
+enum { MAX_CAPTURES = 64 };
+static struct {
+  void *streams[MAX_CAPTURES];
+  bool broken[MAX_CAPTURES];
+  int n;
+  int64_t ever_broken;
+} capturing;
+static __thread int capture_mode; // 0 global, 2 relaxed
+
+static void break_captures(void) {
+  pthread_mutex_lock(&contexts_lock);
+  for (int i = 0; i < capturing.n; i++) {
+    if (!capturing.broken[i]) capturing.ever_broken++;
+    capturing.broken[i] = true;
+  }
+  pthread_mutex_unlock(&contexts_lock);
+}
+
+static void unsafe(void) {
+  if (capture_mode != 2) break_captures();
+}
+
+FAKE_API void fake_get_services(fake_services *out) { *out = (fake_services){unsafe}; }
+
+// fake_captures_broken is how many captures were ended by something that did not belong to them.
+FAKE_API int64_t fake_captures_broken(void) { return capturing.ever_broken; }
+
+FAKE_API int cuThreadExchangeStreamCaptureMode(int *mode) {
+  int old = capture_mode;
+  capture_mode = *mode;
+  *mode = old;
+  return SUCCESS;
+}
+
+FAKE_API int cuStreamBeginCapture_v2(void *stream, int mode) {
+  ENTER(539, "cuStreamBeginCapture_v2");
+  const struct { void *stream; int mode; } parameters = {stream, mode};
+  int result = SUCCESS;
+  pthread_mutex_lock(&contexts_lock);
+  if (capturing.n == MAX_CAPTURES) {
+    result = INVALID_VALUE;
+  } else {
+    capturing.broken[capturing.n] = false;
+    capturing.streams[capturing.n++] = stream;
+  }
+  pthread_mutex_unlock(&contexts_lock);
+  LEAVE_WITH(539, "cuStreamBeginCapture_v2", &parameters, &result);
+  return result;
+}
+
+static int end_capture(void *stream) {
+  int result = INVALID_VALUE;
+  pthread_mutex_lock(&contexts_lock);
+  for (int i = 0; i < capturing.n; i++) {
+    if (capturing.streams[i] != stream) continue;
+    result = capturing.broken[i] ? 901 : SUCCESS; // CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+    capturing.n--;
+    capturing.streams[i] = capturing.streams[capturing.n];
+    capturing.broken[i] = capturing.broken[capturing.n];
+    break;
+  }
+  pthread_mutex_unlock(&contexts_lock);
+  return result;
+}
+
+FAKE_API int cuStreamEndCapture(void *stream, void **graph) {
+  ENTER(497, "cuStreamEndCapture");
+  const struct { void *stream; void **graph; } parameters = {stream, graph};
+  int result = end_capture(stream);
+  *graph = (void *)(uintptr_t)1;
+  LEAVE_WITH(497, "cuStreamEndCapture", &parameters, &result);
+  return result;
+}
+
+FAKE_API int cuEventCreate(void **event, unsigned flags) { (void)flags; *event = calloc(1, 1); return SUCCESS; }
+FAKE_API int cuEventDestroy_v2(void *event) { free(event); return SUCCESS; }
+static atomic_int busy_queries;
+// fake_busy makes so many of the next questions find the device at work; with -1 it cannot even be asked.
+FAKE_API void fake_busy(int queries) { atomic_store(&busy_queries, queries); }
+FAKE_API int cuEventQuery(void *event) {
+  (void)event;
+  int left = atomic_load(&busy_queries);
+  while (left > 0 && !atomic_compare_exchange_weak(&busy_queries, &left, left - 1)) {
+  }
+  return left > 0 ? 600 : SUCCESS; // CUDA_ERROR_NOT_READY
+}
+FAKE_API int cuCtxRecordEvent(void *c, void *event) {
+  if (!is_context(c) || event == NULL) return 201;
+  if (atomic_load(&busy_queries) < 0) return INVALID_VALUE;
+  if (capturing.n > 0) {
+    break_captures(); // whatever the thread's mode
+    return 900;       // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+  }
+  return SUCCESS;
+}
 
 // A function's handle is a copy of its name. Names are few and stay.
 FAKE_API int cuModuleGetFunction(void **out, void *module, const char *name) {
@@ -167,7 +415,11 @@ FAKE_API int cuModuleGetFunction(void **out, void *module, const char *name) {
 static atomic_uint streams = 12; // the numbers that CUPTI shows begin at some such value
 static uint32_t stream_id(void *stream) { return stream == NULL ? 7 : (uint32_t)(uintptr_t)stream; }
 FAKE_API int cuStreamCreate(void **out, unsigned flags) { (void)flags; *out = (void *)(uintptr_t)(atomic_fetch_add(&streams, 1) + 1); return SUCCESS; }
-FAKE_API int cuStreamDestroy_v2(void *stream) { (void)stream; return SUCCESS; }
+FAKE_API int cuStreamDestroy_v2(void *stream) {
+  if (atomic_load(&hooked)) hooks.stream_destroyed(stream);
+  end_capture(stream);
+  return SUCCESS;
+}
 FAKE_API int cuStreamSynchronize(void *stream) {
   ENTER(126, "cuStreamSynchronize");
   TELL(wait, 3, stream_id(stream));
@@ -183,10 +435,16 @@ FAKE_API int cuCtxSynchronize(void) {
 
 // ---- work ----
 
+// The kernel that the thread launches, for callbacks.
+static __thread const char *launching;
+FAKE_API const char *fake_symbol(void) { return launching; }
+
 FAKE_API int fake_launch(const fake_kernel *kernel) {
+  launching = kernel->name;
   ENTER(307, "cuLaunchKernel");
   TELL(kernel, kernel);
   LEAVE(307, "cuLaunchKernel");
+  launching = NULL;
   return SUCCESS;
 }
 
@@ -221,8 +479,10 @@ FAKE_API int cuMemFree_v2(uint64_t memory) {
     ENTER(cbid, #symbol);                                              \
     memcpy((void *)(uintptr_t)target, (const void *)(uintptr_t)source, bytes); \
     TELL(copy, kind, bytes, STREAM, async);                            \
-    LEAVE(cbid, #symbol);                                              \
-    return SUCCESS;                                                    \
+    int result = SUCCESS;                                              \
+    const struct { uint64_t target, source; size_t bytes; } parameters = {(uint64_t)(uintptr_t)target, (uint64_t)(uintptr_t)source, bytes}; \
+    LEAVE_WITH(cbid, #symbol, &parameters, &result);                   \
+    return result;                                                     \
   }
 #define COMMA ,
 #define STREAM stream_id(NULL)
@@ -239,8 +499,10 @@ FAKE_API int cuMemsetD8_v2(uint64_t target, unsigned char value, size_t bytes) {
   ENTER(249, "cuMemsetD8_v2");
   memset((void *)(uintptr_t)target, value, bytes);
   TELL(set, bytes, stream_id(NULL));
-  LEAVE(249, "cuMemsetD8_v2");
-  return SUCCESS;
+  int result = SUCCESS;
+  const struct { uint64_t target; unsigned char value; size_t bytes; } parameters = {target, value, bytes};
+  LEAVE_WITH(249, "cuMemsetD8_v2", &parameters, &result);
+  return result;
 }
 
 // A graph's handle is the number of its kernels.

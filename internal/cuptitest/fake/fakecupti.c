@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -54,7 +55,7 @@ static struct {
   clock_fn clock;
   callback_fn subscriber;
   void *user;
-  bool callbacks[CALLBACKS];
+  bool callbacks[CALLBACKS], resources[64];
   uint8_t *buffer;
   size_t size, used;
   uint64_t dropped, drop;
@@ -206,8 +207,11 @@ static uint8_t *reserve(uint32_t kind) {
 
 #define PUT(offset, type, value) do { type v_ = (type)(value); memcpy(r + (offset), &v_, sizeof v_); } while (0)
 
+static void deep_kernel(uint32_t c, const fake_kernel *k);
+
 static void on_kernel(uint32_t c, const fake_kernel *k) {
   pthread_mutex_lock(&lock);
+  deep_kernel(c, k);
   bool in_graph = k->graph_node != 0;
   uint8_t *r = in_graph && s.enabled[GRAPH_TRACE] ? NULL : reserve(CONCURRENT_KERNEL);
   if (r != NULL) {
@@ -313,24 +317,66 @@ static void on_graph(uint32_t c, uint32_t graph, uint32_t stream) {
   pthread_mutex_unlock(&lock);
 }
 
-static void tell(uint32_t site, uint32_t cbid, const char *function, uint32_t c) {
+static const char *(*symbol)(void); // of the kernel that the calling thread launches
+
+static atomic_int subscriptions;
+
+// tell_with answers with the number of the subscription that was told, -1 for none.
+static int tell_with(uint32_t site, uint32_t cbid, const char *function, uint32_t c, const void *parameters, int *result) {
   pthread_mutex_lock(&lock);
   callback_fn f = cbid < CALLBACKS && s.callbacks[cbid] && !s.silent ? s.subscriber : NULL;
   void *user = s.user;
+  int told = f != NULL ? atomic_load(&subscriptions) : -1;
   pthread_mutex_unlock(&lock);
   uint64_t data = 0;
-  callback_data d = {.site = site, .function = function, .data = &data, .correlation = c};
+  callback_data d = {.site = site, .function = function, .parameters = parameters, .result = result, .symbol = symbol != NULL ? symbol() : NULL, .data = &data, .correlation = c};
   if (f != NULL) f(user, 1, cbid, &d);
+  return told;
 }
+
+static int tell(uint32_t site, uint32_t cbid, const char *function, uint32_t c) { return tell_with(site, cbid, function, c, NULL, NULL); }
+
+static void tell_resource(uint32_t cbid, void *context, void *handle, void *descriptor) {
+  pthread_mutex_lock(&lock);
+  callback_fn f = s.resources[cbid] && !s.silent ? s.subscriber : NULL;
+  void *user = s.user;
+  pthread_mutex_unlock(&lock);
+  struct { void *context, *handle, *descriptor; } d = {context, handle, descriptor};
+  if (f != NULL) f(user, 3, cbid, &d);
+}
+
+// How many threads are in a launch, and in a call about modules, beyond the callback at its begin. A launch that
+// nobody was told of cannot be waited for, and is not counted; nor is one whose end nobody will be told of, since
+// the subscriber has gone meanwhile.
+static atomic_int launching, loading;
+static atomic_llong launch_ns, hold;
+static __thread int counted;
+
+static atomic_int *inside(uint32_t cbid) { return cbid == 307 || cbid == 514 ? &launching : cbid >= 18 && cbid <= 22 ? &loading : NULL; }
 
 static uint32_t on_enter(uint32_t cbid, const char *function) {
   uint32_t c = atomic_fetch_add(&correlation, 1) + 1;
-  tell(0, cbid, function, c);
+  atomic_int *in = inside(cbid);
+  int told = tell(0, cbid, function, c);
+  if (in != NULL) {
+    pthread_mutex_lock(&lock);
+    counted = told == atomic_load(&subscriptions) ? told : -1;
+    if (counted >= 0) atomic_fetch_add(in, 1);
+    pthread_mutex_unlock(&lock);
+    struct timespec pause = {0, (long)atomic_load(&launch_ns)};
+    if (pause.tv_nsec > 0) nanosleep(&pause, NULL);
+    while (atomic_load(&hold) != 0) {
+      pause.tv_nsec = 1000000;
+      nanosleep(&pause, NULL);
+    }
+  }
   return c;
 }
 
-static void on_leave(uint32_t cbid, const char *function, uint32_t c) {
+static void leaves(uint32_t cbid, uint32_t c) {
+  atomic_int *in = inside(cbid);
   pthread_mutex_lock(&lock);
+  if (in != NULL && counted >= 0 && counted == atomic_load(&subscriptions)) atomic_fetch_sub(in, 1);
   uint8_t *r = reserve(DRIVER);
   if (r != NULL) {
     uint64_t end = now();
@@ -340,8 +386,26 @@ static void on_leave(uint32_t cbid, const char *function, uint32_t c) {
     PUT(32, uint32_t, c);
   }
   pthread_mutex_unlock(&lock);
+}
+
+static void on_leave(uint32_t cbid, const char *function, uint32_t c) {
+  leaves(cbid, c);
   tell(1, cbid, function, c);
 }
+
+static void on_leave_with(uint32_t cbid, const char *function, uint32_t c, const void *parameters, int *result) {
+  leaves(cbid, c);
+  tell_with(1, cbid, function, c, parameters, result);
+}
+
+// The caller has the lock.
+static void subscriber_gone(void) {
+  atomic_fetch_add(&subscriptions, 1);
+  atomic_store(&launching, 0);
+  atomic_store(&loading, 0);
+}
+
+#include "fakedeep.h"
 
 __attribute__((constructor)) static void begin(void) {
   pthread_mutexattr_t attributes;
@@ -356,8 +420,11 @@ __attribute__((constructor)) static void begin(void) {
   void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
   void (*hook)(const fake_hooks *) = NULL;
   if (cuda != NULL) *(void **)&hook = dlsym(cuda, "fake_hook");
-  static const fake_hooks hooks = {on_enter, on_leave, on_kernel, on_copy, on_set, on_memory, on_wait, on_graph};
+  if (cuda != NULL) *(void **)&symbol = dlsym(cuda, "fake_symbol");
+  static const fake_hooks hooks = {on_enter, on_leave, on_kernel, on_copy, on_set, on_memory, on_wait, on_graph,
+                                   on_leave_with, on_context, on_module, on_stream_destroyed};
   if (hook != NULL) hook(&hooks);
+  deep_begin(cuda);
 }
 
 // ---- CUPTI ----
@@ -366,6 +433,8 @@ FAKE_API int cuptiGetVersion(uint32_t *version) { *version = (uint32_t)s.version
 
 FAKE_API int cuptiGetResultString(int result, const char **text) {
   switch (result) {
+    case 8: *text = "CUPTI_ERROR_OUT_OF_MEMORY"; return SUCCESS;
+    case 7: *text = "CUPTI_ERROR_INVALID_OPERATION"; return SUCCESS;
     case NOT_SUPPORTED: *text = "CUPTI_ERROR_NOT_SUPPORTED"; return SUCCESS;
     case 35: *text = "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"; return SUCCESS;
     case MULTIPLE_SUBSCRIBERS: *text = "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"; return SUCCESS;
@@ -468,21 +537,24 @@ FAKE_API int cuptiUnsubscribe(void *subscriber) {
   pthread_mutex_lock(&lock);
   s.subscriber = NULL;
   memset(s.callbacks, 0, sizeof s.callbacks);
+  memset(s.resources, 0, sizeof s.resources);
+  subscriber_gone();
   pthread_mutex_unlock(&lock);
   return SUCCESS;
 }
 
 FAKE_API int cuptiEnableCallback(uint32_t enable, void *subscriber, uint32_t domain, uint32_t cbid) {
-  if (subscriber != &s || domain != 1 || cbid >= CALLBACKS) return INVALID_PARAMETER;
+  if (subscriber != &s || s.subscriber == NULL || !((domain == 1 && cbid < CALLBACKS) || (domain == 3 && cbid > 0 && cbid < 26))) return INVALID_PARAMETER;
   pthread_mutex_lock(&lock);
-  s.callbacks[cbid] = enable != 0;
+  if (domain == 3) s.resources[cbid] = enable != 0; else s.callbacks[cbid] = enable != 0;
   pthread_mutex_unlock(&lock);
   return SUCCESS;
 }
 
 FAKE_API int cuptiGetCallbackName(uint32_t domain, uint32_t cbid, const char **text) {
   static const struct { uint32_t id; const char *name; } functions[] = {
-      {2, "cuDriverGetVersion"}, {4, "cuDeviceGetCount"}, {17, "cuCtxSynchronize"}, {126, "cuStreamSynchronize"}, {243, "cuMemAlloc_v2"},
+      {2, "cuDriverGetVersion"}, {4, "cuDeviceGetCount"}, {17, "cuCtxSynchronize"}, {19, "cuModuleLoadData"}, {22, "cuModuleUnload"},
+      {497, "cuStreamEndCapture"}, {539, "cuStreamBeginCapture_v2"}, {126, "cuStreamSynchronize"}, {243, "cuMemAlloc_v2"},
       {245, "cuMemFree_v2"}, {249, "cuMemsetD8_v2"}, {276, "cuMemcpyHtoD_v2"}, {277, "cuMemcpyHtoDAsync_v2"}, {278, "cuMemcpyDtoH_v2"},
       {279, "cuMemcpyDtoHAsync_v2"}, {280, "cuMemcpyDtoD_v2"}, {281, "cuMemcpyDtoDAsync_v2"}, {307, "cuLaunchKernel"}, {514, "cuGraphLaunch"}};
   if (domain != 1 || cbid == 0 || cbid >= 600) return INVALID_PARAMETER;
@@ -521,6 +593,8 @@ FAKE_API int cuptiFinalize(void) {
   s.zeroed = false;
   s.buffer = NULL;
   memset(s.callbacks, 0, sizeof s.callbacks);
+  memset(s.resources, 0, sizeof s.resources);
+  subscriber_gone();
   if (s.names != NULL) munmap(s.names, NAME_BYTES);
   s.names = NULL;
   s.finalized++;
@@ -572,6 +646,17 @@ FAKE_API int64_t fake_control(const char *what, int64_t value) {
     for (int i = 0; i < CALLBACKS; i++) old += s.callbacks[i];
   } else if (strcmp(what, "subscribed") == 0) {
     old = s.subscriber != NULL;
+  } else if (strcmp(what, "resources") == 0) {
+    old = 0;
+    for (int i = 0; i < 64; i++) old += s.resources[i];
+  } else if (strcmp(what, "launch_ns") == 0) {
+    old = atomic_exchange(&launch_ns, value);
+  } else if (strcmp(what, "hold") == 0) {
+    old = atomic_exchange(&hold, value);
+  } else if (strcmp(what, "held") == 0) {
+    old = atomic_load(&launching) + atomic_load(&loading);
+  } else if (old == -1) {
+    old = deep_control(what, value);
   }
   pthread_mutex_unlock(&lock);
   return old;

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && cgo
+
+package cupti
+
+/*
+#include "gpufl_count.h"
+*/
+import "C"
+
+import (
+	"strings"
+	"sync"
+
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+)
+
+// counts is what a Collector remembers of counting.
+type counts struct {
+	mu     sync.Mutex
+	rows   []C.gpufl_count
+	doubts []C.gpufl_doubt
+	// begin is what the core had counted when the Collector was opened.
+	begin      []C.gpufl_count
+	beginStats C.gpufl_count_stats
+	names      []*gpuevent.KernelName
+}
+
+// open notes where the core's counts stand, and forgets doubts of another Collector.
+func (n *counts) open() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.read()
+	n.begin = append(n.begin[:0], n.rows...)
+	C.gpufl_count_get_stats(&n.beginStats)
+	for n.readDoubts() > 0 {
+	}
+}
+
+func (n *counts) read() {
+	for {
+		all := int(C.gpufl_counts(rowsAt(n.rows), C.uint32_t(len(n.rows))))
+		if all == len(n.rows) {
+			return
+		}
+		n.rows = make([]C.gpufl_count, all)
+	}
+}
+
+func rowsAt(rows []C.gpufl_count) *C.gpufl_count {
+	if len(rows) == 0 {
+		return nil
+	}
+	return &rows[0]
+}
+
+func (n *counts) readDoubts() int {
+	if n.doubts == nil {
+		n.doubts = make([]C.gpufl_doubt, 256)
+	}
+	return int(C.gpufl_count_doubts(&n.doubts[0], C.uint32_t(len(n.doubts))))
+}
+
+// SetMode switches records off and on while launches are counted by kernel name. It begins counting, which
+// goes on until Stop; before its first call nothing is counted, and all is as in ModeTrace. It does
+// not wait for launches, and not for records: those of launches before the switch still come.
+//
+// In ModeTrace and ModeCount every launch that the driver accepts is counted once. ModeBlind has
+// neither records nor counts, and no scopes of launches. An error leaves the mode as it was, or, where
+// records could not be switched on, at ModeCount: ErrNotRunning, ErrPaused, ErrCannotCount, or CUPTI's own
+// words.
+func (c *Collector) SetMode(m Mode) error {
+	c.deep.Lock()
+	defer c.deep.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.running {
+		return ErrNotRunning
+	}
+	switch rc := int(C.gpufl_count_mode(C.int(m))); rc {
+	case C.GPUFL_BUSY:
+		return ErrPaused
+	case C.GPUFL_NO_SYMBOL:
+		return ErrCannotCount
+	default:
+		return coreError("mode", rc)
+	}
+}
+
+// LaunchCounts appends to dst how often everything was launched since Open, by a number that stays the same: first the
+// operations, then kernels by name.
+func (c *Collector) LaunchCounts(dst []LaunchCount) []LaunchCount {
+	n := &c.counts
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.read()
+	for i := range n.rows {
+		r := n.rows[i]
+		if i < len(n.begin) {
+			b := n.begin[i]
+			r.traced -= b.traced
+			r.counted -= b.counted
+			r.doubtful -= b.doubtful
+			r.bytes -= b.bytes
+		}
+		l := LaunchCount{
+			Operation: CountedOperation(min(i, int(CountKernel))), //nolint:gosec // At most CountKernel.
+			Traced:    uint64(r.traced), Counted: uint64(r.counted), Doubtful: uint64(r.doubtful), Bytes: uint64(r.bytes),
+		}
+		if l.Operation == CountKernel {
+			l.Name = n.name(i)
+		}
+		dst = append(dst, l)
+	}
+	return dst
+}
+
+func (n *counts) name(i int) *gpuevent.KernelName {
+	for len(n.names) <= i {
+		n.names = append(n.names, nil)
+	}
+	if n.names[i] == nil {
+		text := C.GoString(C.gpufl_count_name(C.uint32_t(i)))
+		n.names[i] = gpuevent.NewKernelName(strings.ToValidUTF8(text, "\uFFFD"))
+	}
+	return n.names[i]
+}
+
+// Doubts appends to dst the launches that were in flight when records were switched, since the last call.
+func (c *Collector) Doubts(dst []Doubt) []Doubt {
+	n := &c.counts
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for {
+		got := n.readDoubts()
+		for _, d := range n.doubts[:got] {
+			dst = append(dst, Doubt{Correlation: uint32(d.correlation), What: uint32(d.what)})
+		}
+		if got < len(n.doubts) {
+			return dst
+		}
+	}
+}
+
+// CountStats returns the sums since Open.
+func (c *Collector) CountStats() CountStats {
+	var s C.gpufl_count_stats
+	C.gpufl_count_get_stats(&s)
+	b := &c.counts.beginStats
+	return CountStats{
+		Failed: uint64(s.failed - b.failed), Captured: uint64(s.captured - b.captured), Unlisted: uint64(s.unlisted - b.unlisted),
+		Lost: uint64(s.no_memory - b.no_memory), Unnamed: uint64(s.no_room - b.no_room), Switches: uint64(s.switches - b.switches),
+	}
+}

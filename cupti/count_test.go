@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && cgo
+
+package cupti
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpuflight/gpuflight/internal/cuptitest"
+)
+
+// seen is what became of the launches of one kernel name.
+type seen struct{ launches, records, counted, traced uint64 }
+
+// tally compares what the fake launched by name with what a Collector says, after Stop.
+func tally(t *testing.T, c *Collector, doubts []Doubt, launched map[string]uint64) map[string]seen {
+	t.Helper()
+	r := NewReconciler()
+	doubts = c.Doubts(doubts)
+	for len(doubts) > maxDoubts { // on a busy machine a switch takes long
+		r.Add(doubts[:maxDoubts])
+		r.Age()
+		doubts = doubts[maxDoubts:]
+	}
+	r.Add(doubts)
+	records := map[string]uint64{}
+	for _, h := range drain(t, c) {
+		if h.Kind == KindKernel {
+			records[h.Name.Full]++
+		}
+		r.Record(h.Correlation)
+	}
+	all := map[string]seen{}
+	for name, n := range launched {
+		all[name] = seen{launches: n, records: records[name]}
+	}
+	for what, l := range c.LaunchCounts(nil) {
+		if l.Name == nil || l.Launches() == 0 {
+			continue
+		}
+		known := r.Traced(uint32(what))
+		s := all[l.Name.Full]
+		s.counted = l.Counted + l.Doubtful - known
+		s.traced = l.Traced + known
+		all[l.Name.Full] = s
+	}
+	return all
+}
+
+// TestEachLaunchIsRecordedOrCounted switches at random while eight threads launch.
+func TestEachLaunchIsRecordedOrCounted(t *testing.T) {
+	for _, ownThread := range []int64{0, 1} {
+		t.Run(fmt.Sprintf("buffers completed by a thread of CUPTI's: %d", ownThread), func(t *testing.T) {
+			fake, c := open(t, Config{Buffers: 64})
+			fake.Control("own_thread", ownThread)
+			defer fake.Control("own_thread", 0)
+			start(t, c)
+			if err := c.SetMode(ModeTrace); err != nil {
+				t.Fatal(err)
+			}
+			// A launch that takes a while is one that switches come in between.
+			fake.Control("launch_ns", 1000)
+			defer fake.Control("launch_ns", 0)
+			const threads, each = 8, 3000
+			launched := map[string]uint64{}
+			var running sync.WaitGroup
+			for i := range threads {
+				name := fmt.Sprintf("kernel_%d", i/2) // two threads for each
+				launched[name] += each
+				running.Go(func() { fake.LaunchThreads(1, each, name) })
+			}
+			done := make(chan struct{})
+			go func() { running.Wait(); close(done) }()
+			rng := rand.New(rand.NewPCG(1, uint64(ownThread)))
+			var doubts []Doubt
+			var switches uint64
+			last := ModeTrace
+			for finished := false; !finished; {
+				select {
+				case <-done:
+					finished = true
+				case <-time.After(time.Duration(rng.IntN(2000)) * time.Microsecond):
+				}
+				m := Mode(rng.IntN(2))
+				if m != last {
+					switches++
+				}
+				last = m
+				if err := c.SetMode(m); err != nil {
+					t.Fatal(err)
+				}
+				doubts = c.Doubts(doubts)
+			}
+			stop(t, c, false)
+			stats := c.CountStats()
+			var records, counted uint64
+			for name, s := range tally(t, c, doubts, launched) {
+				// Where the machine is so busy that a switch takes very long, the list of doubts is full.
+				if s.records+s.counted < s.launches || s.records+s.counted > s.launches+stats.Unlisted ||
+					s.traced > s.records || s.traced+stats.Unlisted < s.records {
+					t.Errorf("%s: %+v", name, s)
+				}
+				records += s.records
+				counted += s.counted
+			}
+			if records == 0 || counted == 0 || stats != (CountStats{Switches: switches, Unlisted: stats.Unlisted}) {
+				t.Errorf("%d records, %d counted, %+v, want both and %d switches", records, counted, stats, switches)
+			}
+			if n := fake.Control("enabled", 0); n != 0 {
+				t.Errorf("after Stop CUPTI still records %x", n)
+			}
+			if n := fake.Control("callbacks", 0); n != 0 {
+				t.Errorf("after Stop CUPTI still tells of %d functions", n)
+			}
+		})
+	}
+}
+
+// TestNothingIsTwice switches to being blind as well: then launches are missing, but none is in two places.
+func TestNothingIsTwice(t *testing.T) {
+	fake, c := open(t, Config{Buffers: 64})
+	start(t, c)
+	launched := map[string]uint64{}
+	var running sync.WaitGroup
+	for i := range 4 {
+		name := fmt.Sprintf("kernel_%d", i)
+		launched[name] = 20_000
+		running.Go(func() { fake.LaunchThreads(1, 20_000, name) })
+	}
+	done := make(chan struct{})
+	go func() { running.Wait(); close(done) }()
+	rng := rand.New(rand.NewPCG(2, 0))
+	var doubts []Doubt
+	for finished := false; !finished; {
+		select {
+		case <-done:
+			finished = true
+		case <-time.After(time.Duration(rng.IntN(1000)) * time.Microsecond):
+		}
+		if err := c.SetMode(Mode(rng.IntN(3))); err != nil {
+			t.Fatal(err)
+		}
+		doubts = c.Doubts(doubts)
+	}
+	stop(t, c, false)
+	for name, s := range tally(t, c, doubts, launched) {
+		if s.records+s.counted > s.launches || s.traced > s.records {
+			t.Errorf("%s: %+v", name, s)
+		}
+	}
+}
+
+func TestModes(t *testing.T) {
+	fake, c := open(t, Config{})
+	if err := c.SetMode(ModeCount); !errors.Is(err, ErrNotRunning) {
+		t.Errorf("SetMode before Start: %v", err)
+	}
+	start(t, c)
+	enabled := fake.Control("enabled", 0)
+	fake.Launch("before", 5)
+	for _, step := range []struct {
+		mode     Mode
+		launches int
+	}{{ModeTrace, 10}, {ModeCount, 20}, {ModeBlind, 40}, {ModeTrace, 80}, {ModeBlind, 160}, {ModeCount, 320}, {ModeCount, 640}, {ModeTrace, 1280}} {
+		if err := c.SetMode(step.mode); err != nil {
+			t.Fatal(err)
+		}
+		// CUPTI's own costs are recorded all the time.
+		want := int64(1) << 17
+		if step.mode == ModeTrace {
+			want = enabled
+		}
+		if got := fake.Control("enabled", 0); got != want {
+			t.Errorf("in %v CUPTI records %x, want %x", step.mode, got, want)
+		}
+		fake.Launch("kernel", step.launches)
+	}
+	if err := c.SetMode(ModeBlind + 1); err == nil {
+		t.Error("there is a fourth mode")
+	}
+	stop(t, c, false)
+	if err := c.SetMode(ModeCount); !errors.Is(err, ErrNotRunning) {
+		t.Errorf("SetMode after Stop: %v", err)
+	}
+	all := tally(t, c, nil, map[string]uint64{"before": 5, "kernel": 2550})
+	if want := (seen{launches: 5, records: 5}); all["before"] != want {
+		t.Errorf("before: %+v, want %+v", all["before"], want)
+	}
+	if want := (seen{launches: 2550, records: 1370, traced: 1370, counted: 980}); all["kernel"] != want {
+		t.Errorf("kernel: %+v, want %+v", all["kernel"], want)
+	}
+
+	// The next session begins as the first did, and goes on counting.
+	start(t, c)
+	if got := fake.Control("enabled", 0); got != enabled {
+		t.Errorf("started again, CUPTI records %x, want %x", got, enabled)
+	}
+	fake.Launch("kernel", 3)
+	if err := c.SetMode(ModeCount); err != nil {
+		t.Fatal(err)
+	}
+	fake.Launch("kernel", 7)
+	stop(t, c, false)
+	for _, l := range c.LaunchCounts(nil) {
+		if l.Name != nil && l.Name.Full == "kernel" && (l.Counted != 987 || l.Traced != 1370) {
+			t.Errorf("%+v", l)
+		}
+	}
+	if n := len(drain(t, c)); n != 3 {
+		t.Errorf("%d records in the second session, want 3", n)
+	}
+}
+
+func TestCopiesSetsAndGraphsAreCounted(t *testing.T) {
+	fake, c := open(t, Config{})
+	start(t, c)
+	if err := c.SetMode(ModeTrace); err != nil {
+		t.Fatal(err)
+	}
+	fake.Memory(1000)
+	fake.Graph(3)
+	if err := c.SetMode(ModeCount); err != nil {
+		t.Fatal(err)
+	}
+	fake.Memory(500)
+	fake.Memory(24)
+	fake.Graph(3)
+	stop(t, c, false)
+	got := c.LaunchCounts(nil)
+	for _, want := range []LaunchCount{
+		{Operation: CountOtherKernel},
+		{Operation: CountGraph, Traced: 1, Counted: 1},
+		{Operation: CountHtoD, Traced: 1, Counted: 2, Bytes: 1524},
+		{Operation: CountDtoH, Traced: 1, Counted: 2, Bytes: 1524},
+		{Operation: CountDtoD},
+		{Operation: CountOtherCopy},
+		{Operation: CountSet, Traced: 1, Counted: 2, Bytes: 1524},
+	} {
+		if got[want.Operation] != want {
+			t.Errorf("%+v, want %+v", got[want.Operation], want)
+		}
+	}
+	drain(t, c)
+}
+
+// TestNamesAtTheSameAddress has kernels whose names take each other's place in memory, as they do when modules
+// are unloaded.
+func TestNamesAtTheSameAddress(t *testing.T) {
+	fake, c := open(t, Config{})
+	start(t, c)
+	if err := c.SetMode(ModeCount); err != nil {
+		t.Fatal(err)
+	}
+	launched := map[string]uint64{}
+	for i := range 200 {
+		name := fmt.Sprintf("kernel_of_module_%d", i%7) // freed when it returns, and allocated anew
+		launched[name] += uint64(i)
+		fake.LaunchThreads(1, i, name)
+	}
+	stop(t, c, false)
+	for name, s := range tally(t, c, nil, launched) {
+		if s.counted != s.launches || s.records != 0 {
+			t.Errorf("%s: %+v", name, s)
+		}
+	}
+}
+
+func TestSetModeFails(t *testing.T) {
+	fake, c := open(t, Config{})
+	start(t, c)
+	if err := c.SetMode(ModeCount); err != nil {
+		t.Fatal(err)
+	}
+	fake.Control("refuse_kind", 10<<16|999)
+	err := c.SetMode(ModeTrace)
+	if err == nil {
+		t.Error("records are on though CUPTI refused")
+	}
+	fake.Launch("kernel", 5)
+	if got := fake.Control("enabled", 0); got != 1<<17 {
+		t.Errorf("half of the kinds are on: %x", got)
+	}
+	fake.Control("refuse_kind", 10<<16)
+	if err := c.SetMode(ModeTrace); err != nil {
+		t.Error(err)
+	}
+	fake.Launch("kernel", 7)
+
+	if err := c.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []Mode{ModeCount, ModeBlind} {
+		if err := c.SetMode(m); !errors.Is(err, ErrPaused) {
+			t.Errorf("SetMode(%v) while paused: %v", m, err)
+		}
+	}
+	if err := c.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetMode(ModeCount); err != nil {
+		t.Error(err)
+	}
+	stop(t, c, false)
+	all := tally(t, c, nil, map[string]uint64{"kernel": 12})
+	if want := (seen{launches: 12, records: 7, traced: 7, counted: 5}); all["kernel"] != want {
+		t.Errorf("%+v, want %+v", all["kernel"], want)
+	}
+}
+
+// TestMoreKernelsThanThereIsRoomFor runs in a process of its own, since names are never forgotten.
+func TestMoreKernelsThanThereIsRoomFor(t *testing.T) {
+	if os.Getenv("GPUFL_TEST_MANY_KERNELS") == "" {
+		cuptitest.Libraries(t)
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestMoreKernelsThanThereIsRoomFor$")
+		cmd.Env = append(os.Environ(), "GPUFL_TEST_MANY_KERNELS=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	fake, c := open(t, Config{})
+	start(t, c)
+	if err := c.SetMode(ModeCount); err != nil {
+		t.Fatal(err)
+	}
+	const names = 10_000
+	for i := range names {
+		fake.Launch(fmt.Sprintf("kernel_%d", i), 2)
+	}
+	fake.Launch("kernel_0", 1)
+	counts := c.LaunchCounts(nil)
+	var sum uint64
+	for _, l := range counts {
+		sum += l.Counted
+	}
+	own := uint64(len(counts) - int(CountKernel))
+	if want := 2 * (names - own); own < 8000 || sum != 2*names+1 || counts[CountOtherKernel].Counted != want || c.CountStats().Unnamed != want {
+		t.Errorf("%d kernels with names, %d launches, %d without a name, %+v", own, sum, counts[CountOtherKernel].Counted, c.CountStats())
+	}
+}
+
+func TestReconcilerIsBounded(t *testing.T) {
+	r := NewReconciler()
+	doubts := make([]Doubt, maxDoubts+10)
+	for i := range doubts {
+		doubts[i] = Doubt{Correlation: uint32(i) + 100, What: uint32(i % 2)}
+	}
+	r.Add(doubts)
+	if r.Forgotten(0) != 5 || r.Forgotten(1) != 5 {
+		t.Errorf("%d and %d forgotten, want 5 each", r.Forgotten(0), r.Forgotten(1))
+	}
+	if r.Record(99) || r.Record(100+maxDoubts) || !r.Record(100) || r.Record(100) || !r.Record(101) {
+		t.Error("the wrong records are those of doubtful launches")
+	}
+	r.Age()
+	if !r.Record(102) {
+		t.Error("a doubtful launch was given up at the first Age")
+	}
+	if without := r.Age(); without[0] != maxDoubts/2-2 || without[1] != maxDoubts/2-1 {
+		t.Errorf("%v have no record", without)
+	}
+	if r.Record(103) {
+		t.Error("a doubtful launch outlived two")
+	}
+	if r.Traced(0) != 2 || r.Traced(1) != 1 || r.Traced(2) != 0 {
+		t.Errorf("traced %d, %d and %d", r.Traced(0), r.Traced(1), r.Traced(2))
+	}
+}
+
+func BenchmarkLaunch(b *testing.B) {
+	for _, mode := range []string{"off", "count"} {
+		b.Run(mode, func(b *testing.B) {
+			fake := cuptitest.Libraries(b)
+			c, err := Open(Config{Library: fake.CUPTI, Kinds: KindsOf(KindOverhead)})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer c.Close()
+			if err := c.Start(); err != nil {
+				b.Fatal(err)
+			}
+			if mode == "count" {
+				if err := c.SetMode(ModeCount); err != nil {
+					b.Fatal(err)
+				}
+			}
+			fake.LaunchThreads(1, b.N, "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIfEESt5arrayIPcLm3EEEEviT0_T1_")
+		})
+	}
+}
+
+// TestSizesAreWhereNVIDIAsHeadersHaveThem compares where calls say how much they copy or set.
+func TestSizesAreWhereNVIDIAsHeadersHaveThem(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: compiles six C programs")
+	}
+	headers := cudaHeaders(t)
+	parameters := regexp.MustCompile(`(?s)typedef struct (cu(Memcpy|Memset)\w+|cuMemcpy)_params_st \{(.*?)\}`)
+	for _, release := range layoutReleases {
+		t.Run(release.cuda, func(t *testing.T) {
+			t.Parallel()
+			include := filepath.Join(headers, release.cuda)
+			text, err := os.ReadFile(filepath.Join(include, "generated_cuda_meta.h"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var checks strings.Builder
+			n := 0
+			for _, m := range parameters.FindAllSubmatch(text, -1) {
+				name, fields := string(m[1]), string(m[3])
+				size, rows := "0", "0"
+				linear := !strings.Contains(name, "toA") && !strings.Contains(name, "Ato")
+				switch {
+				case strings.Contains(fields, "size_t Width;"):
+					size, rows = "offsetof("+name+"_params, Width)", "offsetof("+name+"_params, Height)"
+				case strings.Contains(fields, "size_t N;"):
+					size = "offsetof(" + name + "_params, N)"
+				case strings.Contains(fields, "size_t ByteCount;") && linear:
+					size = "offsetof(" + name + "_params, ByteCount)"
+				}
+				if size != "0" {
+					n++
+				}
+				unit := "1"
+				for _, bits := range []int{16, 32} {
+					if linear && strings.Contains(name, fmt.Sprintf("D%d", bits)) && size != "0" {
+						unit = strconv.Itoa(bits / 8)
+					}
+				}
+				fmt.Fprintf(&checks, "\tcheck(%q, %s, %s, %s);\n", name, size, rows, unit)
+			}
+			if n < 35 {
+				t.Errorf("only %d functions with a size found", n)
+			}
+			program := `#include <stdio.h>
+#include "count.c"
+#define __CUDA_API_VERSION_INTERNAL
+#include <cuda.h>
+#include <generated_cuda_meta.h>
+atomic_bool gpufl_child, gpufl_running;
+void gpufl_watch_fork(void) {}
+bool gpufl_enter(void) { return false; }
+void gpufl_leave(void) {}
+int gpufl_hold(bool hold, uint32_t kinds) { return 0; }
+int gpufl_watch_counting(int want) { return 0; }
+static void check(const char *name, size_t size, size_t rows, int unit) {
+	memset(&forms[1], 0, sizeof forms[1]);
+	gpufl_count_learn(1, name);
+	if (forms[1].counts != 1 || forms[1].size != size || forms[1].rows != rows || forms[1].unit != unit)
+		printf("%s: counted %d, size at %d, rows at %d, unit %d; in the headers %zu, %zu and %d\n", name, forms[1].counts,
+			forms[1].size, forms[1].rows, forms[1].unit, size, rows, unit);
+}
+int main(void) {
+` + checks.String() + "\treturn 0;\n}\n"
+			for _, line := range runC(t, include, program) {
+				t.Error(line)
+			}
+		})
+	}
+}

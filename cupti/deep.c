@@ -1,0 +1,546 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && cgo
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "gpufl_deep_internal.h"
+
+// ---- functions of the libraries ----
+
+gpufl_deep_calls gpufl_deep;
+gpufl_deep_driver_calls gpufl_deep_driver;
+
+#define SYMBOL(field, symbol, parameters) {#symbol, offsetof(gpufl_deep_calls, field), false},
+static const gpufl_symbol symbols[] = {GPUFL_DEEP_SHARED(SYMBOL) GPUFL_DEEP_PC(SYMBOL) GPUFL_DEEP_SASS(SYMBOL)};
+#undef SYMBOL
+#define SYMBOL(field, symbol, parameters) {#symbol, offsetof(gpufl_deep_driver_calls, field), false},
+static const gpufl_symbol driver_symbols[] = {GPUFL_DEEP_DRIVER(SYMBOL)};
+#undef SYMBOL
+
+void gpufl_deep_load(void *library) {
+  char ignored[GPUFL_ERROR_SIZE];
+  gpufl_resolve(library, &gpufl_deep, symbols, sizeof symbols / sizeof *symbols, ignored);
+}
+
+void gpufl_deep_load_driver(void *library) {
+  char ignored[GPUFL_ERROR_SIZE];
+  gpufl_resolve(library, &gpufl_deep_driver, driver_symbols, sizeof driver_symbols / sizeof *driver_symbols, ignored);
+}
+
+int gpufl_deep_supported(int engine) {
+  if (gpufl_is_child()) return GPUFL_FORKED;
+  if (gpufl_version() == 0) return GPUFL_NO_LIBRARY;
+  if (gpufl_version() < GPUFL_DEEP_VERSION || gpufl_cupti.enable_callback == NULL || gpufl_cupti.callback_name == NULL) return GPUFL_UNSUPPORTED;
+  bool all = gpufl_deep.context_device != NULL;
+#define HAS(field, symbol, parameters) all = all && gpufl_deep.field != NULL;
+  switch (engine) {
+    case GPUFL_DEEP_PC:
+      GPUFL_DEEP_PC(HAS)
+      break;
+    case GPUFL_DEEP_SASS:
+      GPUFL_DEEP_SASS(HAS)
+      break;
+    default:
+      return GPUFL_BAD_VALUE;
+  }
+#undef HAS
+  return all ? GPUFL_OK : GPUFL_UNSUPPORTED;
+}
+
+const char *gpufl_deep_obstacle(void) { return gpufl_sass_obstacle(); }
+
+int64_t gpufl_monotonic(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+bool gpufl_enter_context(void *handle) {
+  return gpufl_deep_driver.push_context != NULL && gpufl_deep_driver.pop_context != NULL && gpufl_deep_driver.push_context(handle) == 0;
+}
+
+void gpufl_leave_context(bool entered) {
+  void *ignored = NULL;
+  if (entered) gpufl_deep_driver.pop_context(&ignored);
+}
+
+static void nap(void) {
+  struct timespec t = {0, 200000};
+  nanosleep(&t, NULL);
+}
+
+// ---- what a window yields ----
+
+gpufl_deep_config gpufl_window_config;
+gpufl_deep_counts gpufl_window_counts;
+
+enum {
+  MAX_NAMES = 512,
+  MAX_FUNCTIONS = 1 << 16,
+  FUNCTION_SLOTS = 1 << 17,
+  MAX_FUNCTION_NAME = 64 << 10,
+  MAX_FUNCTION_BYTES = 16 << 20,
+  FIRST_ROWS = 1 << 12,
+};
+
+// window.lock is held for short whiles only, and never while CUPTI is called.
+static struct {
+  pthread_mutex_t lock;
+  gpufl_deep_row *rows; // a ring
+  uint32_t room, first, used, limit;
+  char *names[MAX_NAMES];
+  bool known[MAX_NAMES];
+  uint32_t num_names, configured;
+  char **functions;
+  uint32_t *slots; // by hash: index in functions, 0 for none
+  uint32_t num_functions;
+  size_t function_bytes;
+} window = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+void gpufl_window_count(uint64_t *which, uint64_t n) {
+  if (n == 0) return;
+  pthread_mutex_lock(&window.lock);
+  *which += n;
+  pthread_mutex_unlock(&window.lock);
+}
+
+// release frees all that a window yields. The caller has the lock.
+static void release(void) {
+  for (uint32_t i = 0; i < window.num_names; i++) free(window.names[i]);
+  for (uint32_t i = 1; i < window.num_functions; i++) free(window.functions[i]);
+  free(window.functions);
+  free(window.slots);
+  free(window.rows);
+  window.rows = NULL;
+  window.functions = NULL;
+  window.slots = NULL;
+  window.room = window.first = window.used = window.num_names = window.configured = window.num_functions = 0;
+  window.function_bytes = 0;
+}
+
+static char other[] = "_other";
+
+static int prepare(const gpufl_deep_config *config) {
+  int result = GPUFL_OK;
+  pthread_mutex_lock(&window.lock);
+  release();
+  memset(&gpufl_window_counts, 0, sizeof gpufl_window_counts);
+  memset(window.known, 0, sizeof window.known);
+  gpufl_window_config = *config;
+  gpufl_window_config.names = NULL; // the caller's, who may take them away
+  window.limit = config->max_rows;
+  window.functions = calloc(MAX_FUNCTIONS, sizeof *window.functions);
+  window.slots = calloc(FUNCTION_SLOTS, sizeof *window.slots);
+  if (window.functions == NULL || window.slots == NULL) result = GPUFL_NO_MEMORY;
+  if (result == GPUFL_OK) window.functions[window.num_functions++] = other;
+  for (uint32_t i = 0; i < config->num_names && result == GPUFL_OK; i++) {
+    window.names[i] = strdup(config->names[i]);
+    if (window.names[i] == NULL) result = GPUFL_NO_MEMORY;
+    else window.num_names++;
+  }
+  window.configured = window.num_names;
+  if (result != GPUFL_OK) release();
+  pthread_mutex_unlock(&window.lock);
+  return result;
+}
+
+uint32_t gpufl_window_name(const char *name) {
+  uint32_t index = UINT32_MAX;
+  pthread_mutex_lock(&window.lock);
+  for (uint32_t i = 0; i < window.num_names && index == UINT32_MAX; i++) {
+    if (strcmp(window.names[i], name) == 0) index = i;
+  }
+  if (index == UINT32_MAX && window.num_names < MAX_NAMES) {
+    char *copy = strdup(name);
+    if (copy != NULL) {
+      index = window.num_names++;
+      window.names[index] = copy;
+    }
+  }
+  pthread_mutex_unlock(&window.lock);
+  return index;
+}
+
+void gpufl_window_known(uint32_t index) {
+  pthread_mutex_lock(&window.lock);
+  if (index < window.configured) window.known[index] = true;
+  pthread_mutex_unlock(&window.lock);
+}
+
+uint32_t gpufl_window_function(const char *name) {
+  if (name == NULL) name = "";
+  size_t length = strnlen(name, MAX_FUNCTION_NAME);
+  uint32_t hash = 2166136261u; // FNV-1a
+  for (size_t i = 0; i < length; i++) hash = (hash ^ (unsigned char)name[i]) * 16777619u;
+  uint32_t index = 0;
+  pthread_mutex_lock(&window.lock);
+  if (window.slots != NULL && length < MAX_FUNCTION_NAME) {
+    uint32_t at = hash % FUNCTION_SLOTS;
+    while ((index = window.slots[at]) != 0 && strcmp(window.functions[index], name) != 0) at = (at + 1) % FUNCTION_SLOTS;
+    if (index == 0 && window.num_functions < MAX_FUNCTIONS && window.function_bytes + length < MAX_FUNCTION_BYTES) {
+      char *copy = strdup(name);
+      if (copy != NULL) {
+        index = window.num_functions++;
+        window.functions[index] = copy;
+        window.slots[at] = index;
+        window.function_bytes += length + 1;
+      }
+    }
+  }
+  if (index == 0) gpufl_window_counts.lost_names++;
+  pthread_mutex_unlock(&window.lock);
+  return index;
+}
+
+// more_room doubles the ring; false if it is as large as it may be.
+static bool more_room(void) {
+  if (window.room >= window.limit) return false;
+  uint32_t room = window.room == 0 ? FIRST_ROWS : window.room * 2;
+  if (room > window.limit) room = window.limit;
+  gpufl_deep_row *rows = malloc(room * sizeof *rows);
+  if (rows == NULL) return false;
+  for (uint32_t i = 0; i < window.used; i++) rows[i] = window.rows[(window.first + i) % window.room];
+  free(window.rows);
+  window.rows = rows;
+  window.room = room;
+  window.first = 0;
+  return true;
+}
+
+void gpufl_window_row(const gpufl_deep_row *row) {
+  pthread_mutex_lock(&window.lock);
+  if (window.used == window.room && !more_room()) {
+    gpufl_window_counts.lost_rows++;
+    gpufl_window_counts.lost_value += row->value;
+  } else {
+    window.rows[(window.first + window.used++) % window.room] = *row;
+  }
+  pthread_mutex_unlock(&window.lock);
+}
+
+uint32_t gpufl_window_room(void) {
+  pthread_mutex_lock(&window.lock);
+  uint32_t room = window.limit - window.used;
+  pthread_mutex_unlock(&window.lock);
+  return room;
+}
+
+int gpufl_deep_read(gpufl_deep_row *rows, int n) {
+  if (gpufl_is_child()) return 0;
+  int got = 0;
+  pthread_mutex_lock(&window.lock);
+  while (got < n && window.used > 0) {
+    rows[got++] = window.rows[window.first];
+    window.first = (window.first + 1) % window.room;
+    window.used--;
+  }
+  pthread_mutex_unlock(&window.lock);
+  return got;
+}
+
+const char *gpufl_deep_function(uint32_t index) {
+  if (gpufl_is_child()) return NULL;
+  pthread_mutex_lock(&window.lock);
+  const char *text = index < window.num_functions ? window.functions[index] : NULL;
+  pthread_mutex_unlock(&window.lock);
+  return text;
+}
+
+const char *gpufl_deep_name(uint32_t index) {
+  if (gpufl_is_child()) return NULL;
+  pthread_mutex_lock(&window.lock);
+  const char *text = index < window.num_names ? window.names[index] : NULL;
+  pthread_mutex_unlock(&window.lock);
+  return text;
+}
+
+int gpufl_deep_missing(uint32_t index) {
+  if (gpufl_is_child()) return 0;
+  pthread_mutex_lock(&window.lock);
+  int missing = index < window.configured && !window.known[index];
+  pthread_mutex_unlock(&window.lock);
+  return missing;
+}
+
+static uint64_t waited_before, timeouts_before;
+
+void gpufl_deep_get_counts(gpufl_deep_counts *out) {
+  memset(out, 0, sizeof *out);
+  if (gpufl_is_child()) return;
+  uint64_t waited = 0, timeouts = 0;
+  gpufl_gate_counts(&waited, &timeouts);
+  pthread_mutex_lock(&window.lock);
+  *out = gpufl_window_counts;
+  out->gated = waited - waited_before;
+  out->gate_timeouts = timeouts - timeouts_before;
+  pthread_mutex_unlock(&window.lock);
+}
+
+// ---- one operation at a time ----
+
+enum { CLOSED, OPEN, ENDED };
+static atomic_int state;
+static atomic_bool given_up, exiting;
+
+bool gpufl_deep_is_given_up(void) { return atomic_load(&given_up); }
+bool gpufl_deep_armed(void) { return atomic_load(&state) == OPEN || atomic_load(&given_up); }
+
+// operation is held by whoever has CUPTI do something for a window: its owner, or a thread that
+// destroys a context.
+static pthread_mutex_t operation = PTHREAD_MUTEX_INITIALIZER;
+
+static int previous_mode;
+
+// begin and finish frame an operation. What CUPTI does meanwhile on this thread may be what CUDA forbids
+// others while a stream is captured; in this mode of the thread it does not end the capture.
+static int begin(void) {
+  if (gpufl_is_child()) return GPUFL_FORKED;
+  if (atomic_load(&given_up)) return GPUFL_GIVEN_UP;
+  if (atomic_load(&exiting)) return GPUFL_EXITING;
+  pthread_mutex_lock(&operation);
+  if (atomic_load(&given_up)) {
+    pthread_mutex_unlock(&operation);
+    return GPUFL_GIVEN_UP;
+  }
+  gpufl_operating = true;
+  previous_mode = GPUFL_CU_STREAM_CAPTURE_MODE_RELAXED;
+  if (gpufl_deep_driver.capture_mode != NULL && gpufl_deep_driver.capture_mode(&previous_mode) != 0) previous_mode = -1;
+  return GPUFL_OK;
+}
+
+static void finish(void) {
+  if (atomic_load(&given_up) && atomic_load(&state) == OPEN) {
+    // It came back after all, and nobody waits for it: what it armed is disarmed.
+    if (gpufl_window_config.engine == GPUFL_DEEP_PC) gpufl_pc_close(gpufl_monotonic()); else gpufl_sass_close();
+    atomic_store(&state, ENDED);
+  }
+  if (gpufl_deep_driver.capture_mode != NULL && previous_mode >= 0) gpufl_deep_driver.capture_mode(&previous_mode);
+  gpufl_operating = false;
+  pthread_mutex_unlock(&operation);
+}
+
+int gpufl_deep_give_up(void) {
+  if (gpufl_is_child()) return GPUFL_FORKED;
+  atomic_store(&given_up, true);
+  gpufl_gate_open();
+  return GPUFL_OK;
+}
+
+int gpufl_deep_stuck(void) { return atomic_load(&given_up); }
+
+// at_exit is called before CUPTI's own handlers, which are older. After them nothing is there to be
+// disarmed.
+static void at_exit(void) {
+  if (gpufl_is_child()) return;
+  atomic_store(&exiting, true);
+  gpufl_gate_open();
+}
+
+static pthread_once_t exit_once = PTHREAD_ONCE_INIT;
+static void watch_exit(void) { atexit(at_exit); }
+void gpufl_deep_watch_exit(void) { pthread_once(&exit_once, watch_exit); }
+
+// begin_before waits for the operation under way until a time; false if it did not end.
+static bool begin_before(int64_t ns) {
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_sec += ns / 1000000000;
+  return pthread_mutex_timedlock(&operation, &until) == 0;
+}
+
+void gpufl_deep_context_ends(void *handle) {
+  // Also while none is open: one may be about to be.
+  if (atomic_load(&given_up) || atomic_load(&exiting) || gpufl_operating) return;
+  bool in_time = begin_before(GPUFL_GATE_LIMIT_NS);
+  if (in_time && atomic_load(&state) != OPEN) {
+    pthread_mutex_unlock(&operation);
+    return;
+  }
+  // Both: without the operation's lock it is not sure whose window it is.
+  if (in_time) {
+    gpufl_operating = true;
+    if (gpufl_pc_samples(handle)) {
+      if (!gpufl_gate_close(GPUFL_SETS_ALWAYS, 200000000)) gpufl_window_count(&gpufl_window_counts.deferred, 1);
+      gpufl_pc_context_ends(handle, true);
+      gpufl_gate_open();
+    }
+  } else {
+    gpufl_pc_context_ends(handle, false);
+  }
+  gpufl_sass_context_ends(handle);
+  if (in_time) {
+    gpufl_operating = false;
+    pthread_mutex_unlock(&operation);
+  }
+}
+
+// ---- rest ----
+
+bool gpufl_window_idle(int64_t limit_ns) {
+  const gpufl_deep_driver_calls *d = &gpufl_deep_driver;
+  if (d->event_create == NULL || d->event_destroy == NULL || d->event_query == NULL || d->record_context == NULL) {
+    return false;
+  }
+  gpufl_context list[GPUFL_MAX_CONTEXTS];
+  uint64_t more = 0;
+  int n = gpufl_contexts(list, &more);
+  bool idle = more == 0;
+  int64_t until = gpufl_monotonic() + limit_ns;
+  for (int i = 0; i < n; i++) {
+    // The event ends a capture of its context. None can begin, and those of this context were told.
+    if (!list[i].seen || gpufl_captures() > 0 || !gpufl_enter_context(list[i].handle)) {
+      idle = false;
+      continue;
+    }
+    void *event = NULL;
+    if (d->event_create(&event, GPUFL_CU_EVENT_DISABLE_TIMING) == 0) {
+      int result = d->record_context(list[i].handle, event);
+      while (result == 0 && (result = d->event_query(event)) == GPUFL_CUDA_ERROR_NOT_READY && gpufl_monotonic() < until) {
+        result = 0;
+        nap();
+      }
+      if (result != 0) idle = false;
+      d->event_destroy(event);
+    } else {
+      idle = false;
+    }
+    gpufl_leave_context(true);
+  }
+  return idle;
+}
+
+// ---- the window ----
+
+static uint32_t sets_of(uint32_t engine) {
+  // Launches go on beside PC sampling; beside patching they must not.
+  return engine == GPUFL_DEEP_PC ? GPUFL_SET_MODULE | GPUFL_SET_CAPTURE : GPUFL_SET_LAUNCH | GPUFL_SET_MODULE | GPUFL_SET_CAPTURE;
+}
+
+// watch_launches has launches watched if they are among the sets. One that began before that is not known, so it
+// gets a moment to end; the wait for the contexts to be idle is for those that wait for the device.
+static void watch_launches(uint32_t sets) {
+  gpufl_watch(sets | GPUFL_SETS_ALWAYS);
+  if ((sets & GPUFL_SET_LAUNCH) == 0) return;
+  struct timespec moment = {0, 2000000};
+  nanosleep(&moment, NULL);
+}
+
+static bool sound(const gpufl_deep_config *c) {
+  if (c->engine >= GPUFL_NUM_ENGINES || c->max_rows == 0 || c->num_names > MAX_NAMES) return false;
+  if (c->engine == GPUFL_DEEP_SASS) return c->num_names > 0;
+  return c->period == 0 || (c->period >= 5 && c->period <= 31);
+}
+
+int gpufl_deep_open(const gpufl_deep_config *config) {
+  if (gpufl_is_child()) return GPUFL_FORKED;
+  if (!sound(config)) return GPUFL_BAD_VALUE;
+  int result = gpufl_deep_supported((int)config->engine);
+  if (result != GPUFL_OK) return result;
+  if (!gpufl_listens()) return GPUFL_NOT_DEEP;
+  gpufl_deep_watch_exit();
+  result = begin();
+  if (result != GPUFL_OK) return result;
+  if (atomic_load(&state) != CLOSED) {
+    finish();
+    return GPUFL_BUSY;
+  }
+  if (config->engine == GPUFL_DEEP_SASS && !config->with_activity && gpufl_activity()) {
+    result = GPUFL_ACTIVITY;
+  } else if (gpufl_captures() > 0) {
+    result = GPUFL_CAPTURE;
+  } else {
+    result = prepare(config);
+  }
+  if (result != GPUFL_OK) {
+    finish();
+    return result;
+  }
+  gpufl_gate_counts(&waited_before, &timeouts_before);
+  uint32_t sets = sets_of(config->engine);
+  watch_launches(sets);
+  if (!gpufl_gate_close(sets, config->limit_ns)) {
+    result = GPUFL_RESTLESS;
+  } else if (gpufl_captures() > 0) {
+    result = GPUFL_CAPTURE;
+  } else if (config->engine == GPUFL_DEEP_PC) {
+    result = gpufl_pc_open();
+  } else {
+    // Patches take hold of kernels only when none is under way: with work in the queues a window may
+    // count nothing, and says so.
+    if (!gpufl_window_idle(config->limit_ns)) gpufl_window_count(&gpufl_window_counts.not_idle, 1);
+    result = gpufl_sass_open();
+  }
+  if (result == GPUFL_OK) atomic_store(&state, OPEN);
+  gpufl_gate_open();
+  gpufl_watch(GPUFL_SETS_ALWAYS);
+  if (result != GPUFL_OK) {
+    pthread_mutex_lock(&window.lock);
+    release();
+    pthread_mutex_unlock(&window.lock);
+  }
+  finish();
+  return result;
+}
+
+int gpufl_deep_collect(int *more) {
+  *more = 0;
+  int result = begin();
+  if (result != GPUFL_OK) return result;
+  if (atomic_load(&state) != OPEN) {
+    result = GPUFL_STOPPED;
+  } else if (gpufl_window_config.engine == GPUFL_DEEP_PC) {
+    // A module that takes its time is no reason to keep the others waiting: the samples stay where they
+    // are until the next time.
+    if (gpufl_gate_close(GPUFL_SET_MODULE | GPUFL_SET_CAPTURE, 50000000)) {
+      result = gpufl_pc_collect(more);
+    } else {
+      gpufl_window_count(&gpufl_window_counts.deferred, 1);
+    }
+    gpufl_gate_open();
+  }
+  finish();
+  return result;
+}
+
+int gpufl_deep_close(int64_t limit_ns) {
+  int result = begin();
+  if (result != GPUFL_OK) return result;
+  if (atomic_load(&state) != OPEN) {
+    finish();
+    return GPUFL_STOPPED;
+  }
+  // Disarming may be what ends a capture, so captures come first, as long as they may take.
+  int64_t until = gpufl_monotonic() + limit_ns;
+  while (gpufl_captures() > 0 && gpufl_monotonic() < until && !atomic_load(&exiting)) nap();
+  uint32_t sets = sets_of(gpufl_window_config.engine);
+  watch_launches(sets);
+  if (!gpufl_gate_close(sets, until - gpufl_monotonic())) gpufl_window_count(&gpufl_window_counts.deferred, 1);
+  if (gpufl_window_config.engine == GPUFL_DEEP_PC) {
+    result = gpufl_pc_close(gpufl_monotonic() + limit_ns);
+  } else {
+    if (!gpufl_window_idle(until - gpufl_monotonic())) gpufl_window_count(&gpufl_window_counts.not_idle, 1);
+    result = gpufl_sass_close();
+  }
+  atomic_store(&state, ENDED);
+  gpufl_gate_open();
+  gpufl_watch(GPUFL_SETS_ALWAYS);
+  finish();
+  return result;
+}
+
+int gpufl_deep_end(void) {
+  int result = begin();
+  if (result != GPUFL_OK) return result;
+  if (atomic_load(&state) == ENDED) {
+    pthread_mutex_lock(&window.lock);
+    release();
+    pthread_mutex_unlock(&window.lock);
+    atomic_store(&state, CLOSED);
+  }
+  finish();
+  return GPUFL_OK;
+}

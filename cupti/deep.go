@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cupti
+
+import "time"
+
+// Engine is one of the two ways to see inside kernels.
+type Engine uint8
+
+// The engines. Values are shared with the C core (GPUFL_DEEP_…).
+const (
+	// EnginePCSampling looks at a warp of each multiprocessor at intervals: where it is, and what it
+	// waits for. Kernels run as they are.
+	EnginePCSampling Engine = iota
+	// EngineSASS has the instructions of kernels patched so that they count: exact figures, and slower
+	// kernels.
+	EngineSASS
+	NumEngines
+)
+
+// EngineNames are the engines as telemetry spells them.
+var EngineNames = [NumEngines]string{"pc_sampling", "sass_metrics"}
+
+func (e Engine) String() string {
+	if e < NumEngines {
+		return EngineNames[e]
+	}
+	return "unknown"
+}
+
+// Limits of a DeepConfig.
+const (
+	MinPeriodLog2 = 5  // a sample every 32 cycles
+	MaxPeriodLog2 = 31 // a sample every two thousand million cycles
+
+	DefaultMaxRows    = 200_000
+	DefaultCubinBytes = 256 << 20
+	DefaultOpenLimit  = 10 * time.Second
+	DefaultCloseLimit = 10 * time.Second
+)
+
+// DefaultMetrics are what a window of EngineSASS counts if nothing is said: instructions by warp and by
+// thread (their quotient is how many of 32 threads were active), and the sectors of global memory that
+// were moved and that would have been enough. A device that does not know one of them is asked for the
+// others: see DeepResult.Missing.
+var DefaultMetrics = []string{
+	"smsp__sass_inst_executed",
+	"smsp__sass_thread_inst_executed",
+	"smsp__sass_sectors_mem_global",
+	"smsp__sass_sectors_mem_global_ideal",
+}
+
+// DeepConfig says what a window shall see. The zero value samples program counters as CUPTI sees fit.
+type DeepConfig struct {
+	Engine Engine
+
+	// PeriodLog2 is the sampling period as a power of two of cycles, MinPeriodLog2 to MaxPeriodLog2; 0
+	// leaves it to CUPTI. PC sampling.
+	PeriodLog2 int
+	// Reasons are the stall reasons to tell apart, by CUPTI's names; empty for all. A name that the
+	// device does not know is left out: see DeepResult.Missing. PC sampling.
+	Reasons []string
+	// Serialize runs one kernel at a time and tells which launch a sample belongs to. It slows what runs
+	// side by side. PC sampling.
+	Serialize bool
+	// ScratchBytes and HardwareBytes are the sizes of CUPTI's buffers, in host and device memory; 0
+	// leaves them to CUPTI (1 MiB and 512 MiB). PC sampling.
+	ScratchBytes, HardwareBytes int64
+
+	// Metrics are the names of what is counted; empty for DefaultMetrics. EngineSASS.
+	Metrics []string
+	// LazyPatching patches a kernel when it is first launched in the window, instead of all kernels of
+	// all modules when it opens. EngineSASS.
+	LazyPatching bool
+
+	// WithActivity lets a window of EngineSASS open while kinds of activity are recorded. The driver may
+	// deadlock then; it is for experiments. PC sampling in its continuous form runs beside activity.
+	WithActivity bool
+
+	// MaxRows bounds what a window keeps (default DefaultMaxRows); the rest is counted.
+	MaxRows int
+	// OpenLimit and CloseLimit bound how long opening and closing may take. A window that takes more than a second
+	// longer is given up, and so are both engines for the rest of the process: see ReasonStuck.
+	OpenLimit, CloseLimit time.Duration
+}
+
+// Further reasons, of windows.
+const (
+	ReasonNotSupported Reason = "not_supported"   // this CUPTI, GPU, or virtual GPU cannot do it
+	ReasonNoContext    Reason = "no_context"      // the process has no CUDA context yet
+	ReasonCapture      Reason = "stream_capture"  // a CUDA graph is being captured
+	ReasonWindowOpen   Reason = "window_open"     // another window is open
+	ReasonActivity     Reason = "activity_on"     // activity must be paused first
+	ReasonRestless     Reason = "calls_under_way" // the application's calls came to no rest in time
+	ReasonExit         Reason = "at_exit"         // recording ends
+	ReasonStuck        Reason = "engine_stuck"    // CUPTI did not come back in time; not tried again
+	ReasonBadRequest   Reason = "invalid_request" // the DeepConfig makes no sense
+)
+
+// DeepRow is one figure of a window: how often a place in the code was seen waiting for something, or what
+// an instruction counted. Rows with equal keys are summed.
+type DeepRow struct {
+	// Device is the CUDA ordinal.
+	Device int32
+	// CRC names the cubin, as [Collector.Cubins] does. SASS metrics give its low 32 bits only.
+	CRC uint64
+	// Function is the index in DeepResult.Functions, PC the offset in bytes within that function.
+	Function uint32
+	PC       uint64
+	// What is the index in DeepResult.Names: the stall reason, or the metric.
+	What uint32
+	// Correlation ties the row to a launch where the window was serialised, else 0.
+	Correlation uint32
+	// Value is the number of samples, or the metric summed over the device.
+	Value uint64
+}
+
+// DeepTotals count what a window saw and what it did not. They never say less than what was lost.
+type DeepTotals struct {
+	// Samples is all that the hardware took, with the following three in it. PC sampling.
+	Samples uint64
+	// DroppedSamples were lost by the hardware, NonUserSamples belong to kernels that CUPTI does not
+	// show. PC sampling.
+	DroppedSamples, NonUserSamples uint64
+	// HardwareFull counts how often the hardware's buffer was found full. PC sampling.
+	HardwareFull uint64
+	// DroppedRecords is what SASS metrics had counted and not handed over when the window closed.
+	DroppedRecords uint64
+	// LostRows and LostValue are figures that found no room here: above MaxRows, or between two calls
+	// of Drain. LostValue is the sum of their values.
+	LostRows, LostValue uint64
+	// LostNames are figures of functions for whose names there was no room; they are in rows of the
+	// function "_other". Broken are records that made no sense.
+	LostNames, Broken uint64
+	// Contexts were watched. SkippedContexts were not: PC sampling watches one of each device.
+	// LostContexts were destroyed before they could be asked for the rest.
+	Contexts, SkippedContexts, LostContexts uint64
+	// NotIdle counts how often, when a window of EngineSASS opened or closed, the contexts had work
+	// under way, or it could not be told (without cuCtxRecordEvent, CUDA 12.5, or for contexts from before Open).
+	// What was under way then is not counted or not whole.
+	NotIdle uint64
+	// Deferred counts calls of Drain that came while a module was loaded or unloaded and left it for
+	// the next. Gated counts calls of the application that had to wait for one of ours, GateTimeouts
+	// those that went on before it had ended.
+	Deferred, Gated, GateTimeouts uint64
+	// NamesKept counts the texts that CUPTI handed over and that may still be in use by it: they are
+	// not freed.
+	NamesKept uint64
+}
+
+// DeepResult is what a window yielded.
+type DeepResult struct {
+	Engine Engine
+	// Start and End are when the engine was armed and disarmed.
+	Start, End time.Time
+	// Functions are names as CUPTI gives them (mangled); Names the stall reasons or metrics.
+	Functions, Names []string
+	// Missing are names that were asked for and that the devices do not know.
+	Missing []string
+	Rows    []DeepRow
+	Totals  DeepTotals
+	// PeriodLog2 is the sampling period in use where it was set, else 0.
+	PeriodLog2 int
+	// Problem is set where the window did not end as it should; what it has is good all the same.
+	Problem *Status
+}
+
+// Cubin describes the image of a module that this process has or had loaded.
+type Cubin struct {
+	// CRC is CUPTI's; 0 where the library cannot compute it.
+	CRC  uint64
+	Size int64
+	// Loaded says that no unloading was seen.
+	Loaded bool
+}
+
+// CubinStats say how much of the images is kept.
+type CubinStats struct {
+	Images int
+	// Bytes are kept, at most Config.CubinBytes.
+	Bytes int64
+	// Refused images had no room, which RefusedBytes are; Evicted were of unloaded modules and made room
+	// for others.
+	Refused, RefusedBytes, Evicted uint64
+}

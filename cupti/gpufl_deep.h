@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The contract of the C core for windows in which one of two engines looks inside kernels, and for
+ * the images of modules. As in gpufl_cupti.h nothing here calls into Go, all state is static, and a
+ * forked child is answered with GPUFL_FORKED.
+ *
+ * One window is open at a time. gpufl_deep_open, gpufl_deep_read, gpufl_deep_close and gpufl_deep_end
+ * are called by its owner, one at a time; the others by any thread. What CUPTI does in them has no bound: an
+ * owner that cannot wait calls them on a thread that it can give up, and says so with
+ * gpufl_deep_give_up.
+ *
+ * Application threads are never kept waiting longer than GPUFL_GATE_LIMIT_NS at a time.
+ */
+#ifndef GPUFL_DEEP_H
+#define GPUFL_DEEP_H
+
+#include "gpufl_cupti.h"
+
+/* The engines; the same numbers as Engine in deep.go. */
+enum { GPUFL_DEEP_PC, GPUFL_DEEP_SASS, GPUFL_NUM_ENGINES };
+
+/* Further answers, besides those of gpufl_cupti.h. */
+enum {
+  GPUFL_UNSUPPORTED = -20, /* the library has no such functions, or is older than CUDA 12.4 */
+  GPUFL_NO_CONTEXT = -21,  /* no context that could be watched */
+  GPUFL_CAPTURE = -22,     /* a stream is being captured */
+  GPUFL_ACTIVITY = -23,    /* kinds of activity are on */
+  GPUFL_NOT_DEEP = -24,    /* gpufl_open was not asked for it */
+  GPUFL_EXITING = -25,     /* the process ends */
+  GPUFL_GIVEN_UP = -26,    /* an operation never came back */
+  GPUFL_RESTLESS = -27,    /* the application's calls came to no rest in time */
+  GPUFL_DEVICE = -28,      /* the device is set up so that it cannot: gpufl_deep_obstacle */
+};
+
+#define GPUFL_GATE_LIMIT_NS ((int64_t)2 * 1000000000)
+
+/* gpufl_deep_supported: whether the loaded library has the engine at all. */
+int gpufl_deep_supported(int engine);
+
+/* gpufl_deep_obstacle names what in a device's setup ruled the last window out: "architecture", "sli",
+ * "vGPU", "confidential computing", "mining processor", "WSL"; "" if nothing did. */
+const char *gpufl_deep_obstacle(void);
+
+typedef struct {
+  uint32_t engine;
+  uint32_t period; /* of PC sampling: 2^period cycles; 0: CUPTI's own */
+  uint8_t serialize, lazy_patching, with_activity;
+  size_t scratch_bytes, hardware_bytes; /* 0: CUPTI's own */
+  const char *const *names;             /* stall reasons or metrics */
+  uint32_t num_names;                   /* 0 for all stall reasons; metrics must be given */
+  uint32_t max_rows;                    /* the most that wait to be read */
+  int64_t limit_ns;                     /* how long the application's calls may take to come to rest */
+} gpufl_deep_config;
+
+/* gpufl_deep_open arms the engine on the contexts that there are. Nothing stays armed if it fails. */
+int gpufl_deep_open(const gpufl_deep_config *config);
+
+/* One figure. function is for gpufl_deep_function, what for gpufl_deep_name. */
+typedef struct {
+  uint64_t crc, pc, value;
+  int32_t device;
+  uint32_t function, what, correlation;
+} gpufl_deep_row;
+
+/* gpufl_deep_collect takes what PC sampling has, of all contexts, and arms those that are new. *more says that
+ * there is more, for which there may have been no room or no time: read, and call again.
+ * For SASS metrics it does nothing: what they counted is taken once, by gpufl_deep_close. */
+int gpufl_deep_collect(int *more);
+
+/* gpufl_deep_read takes up to n of the rows that wait, and returns their number. */
+int gpufl_deep_read(gpufl_deep_row *rows, int n);
+
+/* gpufl_deep_close takes the rest and disarms. Rows, names and counts stay until gpufl_deep_end. The answer is
+ * the first refusal of CUPTI's; disarmed is all the same what can be. */
+int gpufl_deep_close(int64_t limit_ns);
+
+/* gpufl_deep_end forgets the window after gpufl_deep_close. */
+int gpufl_deep_end(void);
+
+/* gpufl_deep_give_up says that the operation under way will not be waited for: everything here answers
+ * GPUFL_GIVEN_UP from now on, and nobody waits at the gate any more. */
+int gpufl_deep_give_up(void);
+
+/* gpufl_deep_stuck: whether that was said. */
+int gpufl_deep_stuck(void);
+
+/* The texts of a window: NULL beyond the last. They stay until gpufl_deep_end. */
+const char *gpufl_deep_function(uint32_t index);
+const char *gpufl_deep_name(uint32_t index);
+
+/* gpufl_deep_missing says whether the name of that index in the configuration is known to no device. */
+int gpufl_deep_missing(uint32_t index);
+
+typedef struct {
+  uint64_t samples, dropped_samples, non_user_samples, hardware_full;
+  uint64_t dropped_records;
+  uint64_t lost_rows, lost_value, lost_names, broken;
+  uint64_t contexts, skipped_contexts, lost_contexts;
+  uint64_t deferred, not_idle, gated, gate_timeouts, names_kept;
+} gpufl_deep_counts;
+
+/* gpufl_deep_get_counts: since gpufl_deep_open. */
+void gpufl_deep_get_counts(gpufl_deep_counts *out);
+
+/* ---- activity meanwhile ---- */
+
+/* gpufl_pause disables the kinds that are on and asks for the complete buffers. What is launched until
+ * gpufl_resume is recorded nowhere. GPUFL_STOPPED if nothing runs; pausing twice does nothing. */
+int gpufl_pause(void);
+
+/* gpufl_resume enables them again; *lost gets the kinds that could not be. */
+int gpufl_resume(uint32_t *lost);
+
+/* ---- images of modules ---- */
+
+typedef struct {
+  uint32_t id;
+  uint8_t loaded, has_crc;
+  uint64_t crc, size;
+} gpufl_cubin;
+
+/* gpufl_cubins fills at most n, oldest first, and returns how many there are. It computes the CRCs
+ * that are not known yet. */
+int gpufl_cubins(gpufl_cubin *out, int n);
+
+/* gpufl_cubin_copy copies size bytes of the image with that id; false if it is gone. */
+int gpufl_cubin_copy(uint32_t id, void *to, uint64_t size);
+
+typedef struct {
+  uint64_t images, bytes, refused, refused_bytes, evicted;
+} gpufl_cubin_stats;
+
+void gpufl_get_cubin_stats(gpufl_cubin_stats *out);
+
+#endif

@@ -1,0 +1,484 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the C core needs to know of CUPTI's APIs for PC sampling and SASS metrics, and of modules, declared
+ * by ourselves as in gpufl_abi.h. Fields have NVIDIA's names, since TestLayoutMatchesNVIDIAsHeaders compares
+ * each with the headers of CUDA 11.8 to 13.5. Windows need CUDA 12.4 or later: before that there
+ * are no SASS metrics, and the records of PC sampling were shorter.
+ */
+#ifndef GPUFL_DEEP_ABI_H
+#define GPUFL_DEEP_ABI_H
+
+#include "gpufl_abi.h"
+
+/* The first cuptiGetVersion whose structs are those below: CUDA 12.4. */
+#define GPUFL_DEEP_VERSION 22
+
+#define GPUFL_DEEP_CONSTANTS(X)                                              \
+  X(CUPTI_ERROR_INVALID_CONTEXT, 3)                                          \
+  X(CUPTI_ERROR_INVALID_OPERATION, 7)                                        \
+  X(CUPTI_ERROR_OUT_OF_MEMORY, 8)                                            \
+  X(CUPTI_ERROR_NOT_COMPATIBLE, 14)                                          \
+  X(CUPTI_ERROR_HARDWARE_BUSY, 26)                                           \
+  X(CUPTI_CB_DOMAIN_RESOURCE, 3)                                             \
+  X(CUPTI_CBID_RESOURCE_CONTEXT_CREATED, 1)                                  \
+  X(CUPTI_CBID_RESOURCE_CONTEXT_DESTROY_STARTING, 2)                         \
+  X(CUPTI_CBID_RESOURCE_STREAM_DESTROY_STARTING, 4)                          \
+  X(CUPTI_CBID_RESOURCE_MODULE_LOADED, 6)                                    \
+  X(CUPTI_CBID_RESOURCE_MODULE_UNLOAD_STARTING, 7)                           \
+  X(CUPTI_CBID_RESOURCE_MODULE_PROFILED, 8)                                  \
+  X(CUPTI_STALL_REASON_STRING_SIZE, 128)                                     \
+  X(CUPTI_PC_SAMPLING_COLLECTION_MODE_CONTINUOUS, 1)                         \
+  X(CUPTI_PC_SAMPLING_COLLECTION_MODE_KERNEL_SERIALIZED, 2)                  \
+  X(CUPTI_PC_SAMPLING_OUTPUT_DATA_FORMAT_PARSED, 1)                          \
+  X(CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_SAMPLING_PERIOD, 1)            \
+  X(CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_STALL_REASON, 2)               \
+  X(CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_SCRATCH_BUFFER_SIZE, 3)        \
+  X(CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_HARDWARE_BUFFER_SIZE, 4)       \
+  X(CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_COLLECTION_MODE, 5)            \
+  X(CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_ENABLE_START_STOP_CONTROL, 6)  \
+  X(CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_OUTPUT_DATA_FORMAT, 7)         \
+  X(CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_SAMPLING_DATA_BUFFER, 8)       \
+  X(CUPTI_PROFILER_CONFIGURATION_UNSUPPORTED, 1)                             \
+  X(CUPTI_PROFILER_CONFIGURATION_DISABLED, 2)                                \
+  X(CUPTI_PROFILER_CONFIGURATION_SUPPORTED, 3)
+
+/* Those that the headers have from CUDA 12.4 on. */
+#define GPUFL_DEEP_CONSTANTS_12_4(X)                 \
+  X(CUPTI_PROFILER_PC_SAMPLING, 1)                   \
+  X(CUPTI_PROFILER_SASS_METRICS, 2)                  \
+  X(CUPTI_SASS_METRICS_OUTPUT_GRANULARITY_GPU, 0)
+
+/* Results that the headers have from CUDA 12.9 on at the latest, and libraries may give before. */
+#define GPUFL_DEEP_CONSTANTS_12_9(X)                          \
+  X(CUPTI_ERROR_CONFIDENTIAL_COMPUTING_NOT_SUPPORTED, 41)     \
+  X(CUPTI_ERROR_CMP_DEVICE_NOT_SUPPORTED, 42)                 \
+  X(CUPTI_ERROR_MIG_DEVICE_NOT_SUPPORTED, 43)                 \
+  X(CUPTI_ERROR_SLI_DEVICE_NOT_SUPPORTED, 44)                 \
+  X(CUPTI_ERROR_WSL_DEVICE_NOT_SUPPORTED, 45)
+
+#define GPUFL_ABI_ENUM(name, value) GPUFL_##name = value,
+enum {
+  GPUFL_DEEP_CONSTANTS(GPUFL_ABI_ENUM) GPUFL_DEEP_CONSTANTS_12_4(GPUFL_ABI_ENUM) GPUFL_DEEP_CONSTANTS_12_9(GPUFL_ABI_ENUM)
+};
+#undef GPUFL_ABI_ENUM
+
+/* CUpti_ResourceData and CUpti_ModuleResourceData. */
+typedef struct {
+  void *context;
+  void *resourceHandle; /* of a union: the stream, or nothing */
+  void *resourceDescriptor;
+} gpufl_resource_data;
+
+typedef struct {
+  uint32_t moduleId;
+  size_t cubinSize;
+  const char *pCubin;
+} gpufl_module_data;
+
+/* CUpti_PCSampling… */
+typedef struct {
+  uint32_t pcSamplingStallReasonIndex;
+  uint32_t samples;
+} gpufl_pc_stall;
+
+typedef struct {
+  size_t size;
+  uint64_t cubinCrc;
+  uint64_t pcOffset;
+  uint32_t functionIndex;
+  uint32_t pad;
+  char *functionName;
+  size_t stallReasonCount;
+  gpufl_pc_stall *stallReason;
+  uint32_t correlationId;
+} gpufl_pc_record;
+
+typedef struct {
+  size_t size;
+  size_t collectNumPcs;
+  uint64_t totalSamples;
+  uint64_t droppedSamples;
+  size_t totalNumPcs;
+  size_t remainingNumPcs;
+  uint64_t rangeId;
+  gpufl_pc_record *pPcData;
+  uint64_t nonUsrKernelsTotalSamples;
+  uint8_t hardwareBufferFull;
+} gpufl_pc_data;
+
+typedef struct {
+  uint32_t attributeType;
+  int attributeStatus;
+  union {
+    uint64_t data[3];
+    uint32_t number;     /* period, mode, control, format */
+    size_t bytes;        /* of buffers */
+    void *buffer;
+    struct {
+      size_t stallReasonCount;
+      uint32_t *pStallReasonIndex;
+    } reasons;
+  } attributeData;
+} gpufl_pc_attribute;
+
+typedef struct {
+  size_t size;
+  void *pPriv;
+  void *ctx;
+  size_t numAttributes;
+  gpufl_pc_attribute *pPCSamplingConfigurationInfo;
+} gpufl_pc_configuration;
+
+/* Of cuptiPCSamplingEnable, Disable, Start and Stop. */
+typedef struct {
+  size_t size;
+  void *pPriv;
+  void *ctx;
+} gpufl_pc_context;
+
+typedef struct {
+  size_t size;
+  void *pPriv;
+  void *ctx;
+  void *pcSamplingData;
+} gpufl_pc_get_data;
+
+typedef struct {
+  size_t size;
+  void *pPriv;
+  void *ctx;
+  size_t *numStallReasons;
+} gpufl_pc_num_reasons;
+
+typedef struct {
+  size_t size;
+  void *pPriv;
+  void *ctx;
+  size_t numStallReasons;
+  uint32_t *stallReasonIndex;
+  char **stallReasons;
+} gpufl_pc_reasons;
+
+typedef struct {
+  size_t size;
+  size_t cubinSize;
+  const void *cubin;
+  uint64_t cubinCrc;
+} gpufl_cubin_crc;
+
+/* CUpti_Profiler_Initialize_Params and …DeInitialize_Params. */
+typedef struct {
+  size_t structSize;
+  void *pPriv;
+} gpufl_profiler_life;
+
+typedef struct {
+  size_t structSize;
+  void *pPriv;
+  int cuDevice;
+  int isSupported;
+  int architecture;
+  int sli;
+  int vGpu;
+  int confidentialCompute;
+  int cmp;
+  int wsl;
+  int api;
+} gpufl_profiler_supported;
+
+typedef struct {
+  size_t structSize;
+  void *pPriv;
+  size_t deviceIndex;
+  const char *pChipName;
+} gpufl_chip_name;
+
+/* CUpti_SassMetrics… */
+typedef struct {
+  uint64_t metricId;
+  const char *pMetricName;
+  const char *pMetricDescription;
+} gpufl_sass_metric;
+
+typedef struct {
+  size_t structSize;
+  void *pPriv;
+  const char *pChipName;
+  const char *pMetricName;
+  gpufl_sass_metric metric;
+} gpufl_sass_properties;
+
+typedef struct {
+  uint64_t metricId;
+  uint8_t outputGranularity;
+} gpufl_sass_choice;
+
+typedef struct {
+  size_t structSize;
+  void *pPriv;
+  size_t numOfMetricConfig;
+  gpufl_sass_choice *pConfigs;
+  uint32_t deviceIndex;
+} gpufl_sass_set_config;
+
+typedef struct {
+  size_t structSize;
+  void *pPriv;
+  uint32_t deviceIndex;
+} gpufl_sass_unset_config;
+
+typedef struct {
+  size_t structSize;
+  void *pPriv;
+  void *ctx;
+  uint8_t enableLazyPatching;
+} gpufl_sass_enable;
+
+typedef struct {
+  size_t structSize;
+  void *pPriv;
+  void *ctx;
+  size_t numOfDroppedRecords;
+} gpufl_sass_disable;
+
+typedef struct {
+  size_t structSize;
+  void *pPriv;
+  void *ctx;
+  size_t numOfPatchedInstructionRecords;
+  size_t numOfInstances;
+} gpufl_sass_data_properties;
+
+typedef struct {
+  uint64_t metricId;
+  uint64_t value;
+} gpufl_sass_value;
+
+typedef struct {
+  size_t structSize;
+  void *pPriv;
+  uint32_t cubinCrc;
+  uint32_t functionIndex;
+  const char *functionName;
+  uint32_t pcOffset;
+  gpufl_sass_value *pInstanceValues;
+} gpufl_sass_record;
+
+typedef struct {
+  size_t structSize;
+  void *pPriv;
+  void *ctx;
+  size_t numOfPatchedInstructionRecords;
+  size_t numOfInstances;
+  gpufl_sass_record *pMetricsData;
+} gpufl_sass_flush;
+
+/* The size that CUPTI wants in a struct's first field: up to the end of its last one. */
+#define GPUFL_SIZE_TO(type, last) (offsetof(type, last) + sizeof(((type *)0)->last))
+
+/* S(ours, NVIDIA's, field whose end is the size to give): structs since 11.8. */
+#define GPUFL_DEEP_STRUCTS(S)                                                                  \
+  S(gpufl_pc_configuration, CUpti_PCSamplingConfigurationInfoParams, pPCSamplingConfigurationInfo) \
+  S(gpufl_pc_context, CUpti_PCSamplingEnableParams, ctx)                                       \
+  S(gpufl_pc_context, CUpti_PCSamplingDisableParams, ctx)                                      \
+  S(gpufl_pc_context, CUpti_PCSamplingStartParams, ctx)                                        \
+  S(gpufl_pc_context, CUpti_PCSamplingStopParams, ctx)                                         \
+  S(gpufl_pc_get_data, CUpti_PCSamplingGetDataParams, pcSamplingData)                          \
+  S(gpufl_pc_num_reasons, CUpti_PCSamplingGetNumStallReasonsParams, numStallReasons)           \
+  S(gpufl_pc_reasons, CUpti_PCSamplingGetStallReasonsParams, stallReasons)                     \
+  S(gpufl_cubin_crc, CUpti_GetCubinCrcParams, cubinCrc)
+
+/* Those since 12.4 whose size macro ends in _STRUCT_SIZE. */
+#define GPUFL_DEEP_STRUCTS_12_4(S)                                                             \
+  S(gpufl_profiler_life, CUpti_Profiler_Initialize_Params, pPriv)                              \
+  S(gpufl_profiler_life, CUpti_Profiler_DeInitialize_Params, pPriv)                            \
+  S(gpufl_chip_name, CUpti_Device_GetChipName_Params, pChipName)                               \
+  S(gpufl_sass_properties, CUpti_SassMetrics_GetProperties_Params, metric)                     \
+  S(gpufl_sass_set_config, CUpti_SassMetricsSetConfig_Params, deviceIndex)                     \
+  S(gpufl_sass_unset_config, CUpti_SassMetricsUnsetConfig_Params, deviceIndex)                 \
+  S(gpufl_sass_enable, CUpti_SassMetricsEnable_Params, enableLazyPatching)                     \
+  S(gpufl_sass_disable, CUpti_SassMetricsDisable_Params, numOfDroppedRecords)                  \
+  S(gpufl_sass_data_properties, CUpti_SassMetricsGetDataProperties_Params, numOfInstances)     \
+  S(gpufl_sass_value, CUpti_SassMetrics_InstanceValue, value)                                  \
+  S(gpufl_sass_flush, CUpti_SassMetricsFlushData_Params, numOfInstances)
+
+/* F(ours, NVIDIA's, field): fields since 11.8. */
+#define GPUFL_DEEP_FIELDS(F)                                                   \
+  F(gpufl_resource_data, CUpti_ResourceData, context)                          \
+  F(gpufl_resource_data, CUpti_ResourceData, resourceHandle)                   \
+  F(gpufl_resource_data, CUpti_ResourceData, resourceDescriptor)               \
+  F(gpufl_module_data, CUpti_ModuleResourceData, moduleId)                     \
+  F(gpufl_module_data, CUpti_ModuleResourceData, cubinSize)                    \
+  F(gpufl_module_data, CUpti_ModuleResourceData, pCubin)                       \
+  F(gpufl_pc_stall, CUpti_PCSamplingStallReason, pcSamplingStallReasonIndex)   \
+  F(gpufl_pc_stall, CUpti_PCSamplingStallReason, samples)                      \
+  F(gpufl_pc_record, CUpti_PCSamplingPCData, size)                             \
+  F(gpufl_pc_record, CUpti_PCSamplingPCData, cubinCrc)                         \
+  F(gpufl_pc_record, CUpti_PCSamplingPCData, pcOffset)                         \
+  F(gpufl_pc_record, CUpti_PCSamplingPCData, functionIndex)                    \
+  F(gpufl_pc_record, CUpti_PCSamplingPCData, functionName)                     \
+  F(gpufl_pc_record, CUpti_PCSamplingPCData, stallReasonCount)                 \
+  F(gpufl_pc_record, CUpti_PCSamplingPCData, stallReason)                      \
+  F(gpufl_pc_data, CUpti_PCSamplingData, size)                                 \
+  F(gpufl_pc_data, CUpti_PCSamplingData, collectNumPcs)                        \
+  F(gpufl_pc_data, CUpti_PCSamplingData, totalSamples)                         \
+  F(gpufl_pc_data, CUpti_PCSamplingData, droppedSamples)                       \
+  F(gpufl_pc_data, CUpti_PCSamplingData, totalNumPcs)                          \
+  F(gpufl_pc_data, CUpti_PCSamplingData, remainingNumPcs)                      \
+  F(gpufl_pc_data, CUpti_PCSamplingData, rangeId)                              \
+  F(gpufl_pc_data, CUpti_PCSamplingData, pPcData)                              \
+  F(gpufl_pc_data, CUpti_PCSamplingData, nonUsrKernelsTotalSamples)            \
+  F(gpufl_pc_attribute, CUpti_PCSamplingConfigurationInfo, attributeType)      \
+  F(gpufl_pc_attribute, CUpti_PCSamplingConfigurationInfo, attributeStatus)    \
+  F(gpufl_pc_attribute, CUpti_PCSamplingConfigurationInfo, attributeData)      \
+  F(gpufl_pc_configuration, CUpti_PCSamplingConfigurationInfoParams, ctx)      \
+  F(gpufl_pc_configuration, CUpti_PCSamplingConfigurationInfoParams, numAttributes) \
+  F(gpufl_pc_configuration, CUpti_PCSamplingConfigurationInfoParams, pPCSamplingConfigurationInfo) \
+  F(gpufl_pc_context, CUpti_PCSamplingEnableParams, ctx)                       \
+  F(gpufl_pc_context, CUpti_PCSamplingDisableParams, ctx)                      \
+  F(gpufl_pc_context, CUpti_PCSamplingStartParams, ctx)                        \
+  F(gpufl_pc_context, CUpti_PCSamplingStopParams, ctx)                         \
+  F(gpufl_pc_get_data, CUpti_PCSamplingGetDataParams, ctx)                     \
+  F(gpufl_pc_get_data, CUpti_PCSamplingGetDataParams, pcSamplingData)          \
+  F(gpufl_pc_num_reasons, CUpti_PCSamplingGetNumStallReasonsParams, ctx)       \
+  F(gpufl_pc_num_reasons, CUpti_PCSamplingGetNumStallReasonsParams, numStallReasons) \
+  F(gpufl_pc_reasons, CUpti_PCSamplingGetStallReasonsParams, ctx)              \
+  F(gpufl_pc_reasons, CUpti_PCSamplingGetStallReasonsParams, numStallReasons)  \
+  F(gpufl_pc_reasons, CUpti_PCSamplingGetStallReasonsParams, stallReasonIndex) \
+  F(gpufl_pc_reasons, CUpti_PCSamplingGetStallReasonsParams, stallReasons)     \
+  F(gpufl_cubin_crc, CUpti_GetCubinCrcParams, cubinSize)                       \
+  F(gpufl_cubin_crc, CUpti_GetCubinCrcParams, cubin)                           \
+  F(gpufl_cubin_crc, CUpti_GetCubinCrcParams, cubinCrc)
+
+#define GPUFL_DEEP_FIELDS_12_4(F)                                              \
+  F(gpufl_pc_record, CUpti_PCSamplingPCData, correlationId)                    \
+  F(gpufl_pc_data, CUpti_PCSamplingData, hardwareBufferFull)                   \
+  F(gpufl_profiler_supported, CUpti_Profiler_DeviceSupported_Params, cuDevice) \
+  F(gpufl_profiler_supported, CUpti_Profiler_DeviceSupported_Params, isSupported) \
+  F(gpufl_profiler_supported, CUpti_Profiler_DeviceSupported_Params, architecture) \
+  F(gpufl_profiler_supported, CUpti_Profiler_DeviceSupported_Params, sli)      \
+  F(gpufl_profiler_supported, CUpti_Profiler_DeviceSupported_Params, vGpu)     \
+  F(gpufl_profiler_supported, CUpti_Profiler_DeviceSupported_Params, confidentialCompute) \
+  F(gpufl_profiler_supported, CUpti_Profiler_DeviceSupported_Params, cmp)      \
+  F(gpufl_profiler_supported, CUpti_Profiler_DeviceSupported_Params, wsl)      \
+  F(gpufl_profiler_supported, CUpti_Profiler_DeviceSupported_Params, api)      \
+  F(gpufl_chip_name, CUpti_Device_GetChipName_Params, deviceIndex)             \
+  F(gpufl_chip_name, CUpti_Device_GetChipName_Params, pChipName)               \
+  F(gpufl_sass_metric, CUpti_SassMetrics_MetricDetails, metricId)              \
+  F(gpufl_sass_metric, CUpti_SassMetrics_MetricDetails, pMetricName)           \
+  F(gpufl_sass_metric, CUpti_SassMetrics_MetricDetails, pMetricDescription)    \
+  F(gpufl_sass_properties, CUpti_SassMetrics_GetProperties_Params, pChipName)  \
+  F(gpufl_sass_properties, CUpti_SassMetrics_GetProperties_Params, pMetricName) \
+  F(gpufl_sass_properties, CUpti_SassMetrics_GetProperties_Params, metric)     \
+  F(gpufl_sass_choice, CUpti_SassMetrics_Config, metricId)                     \
+  F(gpufl_sass_choice, CUpti_SassMetrics_Config, outputGranularity)            \
+  F(gpufl_sass_set_config, CUpti_SassMetricsSetConfig_Params, numOfMetricConfig) \
+  F(gpufl_sass_set_config, CUpti_SassMetricsSetConfig_Params, pConfigs)        \
+  F(gpufl_sass_set_config, CUpti_SassMetricsSetConfig_Params, deviceIndex)     \
+  F(gpufl_sass_unset_config, CUpti_SassMetricsUnsetConfig_Params, deviceIndex) \
+  F(gpufl_sass_enable, CUpti_SassMetricsEnable_Params, ctx)                    \
+  F(gpufl_sass_enable, CUpti_SassMetricsEnable_Params, enableLazyPatching)     \
+  F(gpufl_sass_disable, CUpti_SassMetricsDisable_Params, ctx)                  \
+  F(gpufl_sass_disable, CUpti_SassMetricsDisable_Params, numOfDroppedRecords)  \
+  F(gpufl_sass_data_properties, CUpti_SassMetricsGetDataProperties_Params, ctx) \
+  F(gpufl_sass_data_properties, CUpti_SassMetricsGetDataProperties_Params, numOfPatchedInstructionRecords) \
+  F(gpufl_sass_data_properties, CUpti_SassMetricsGetDataProperties_Params, numOfInstances) \
+  F(gpufl_sass_value, CUpti_SassMetrics_InstanceValue, metricId)               \
+  F(gpufl_sass_value, CUpti_SassMetrics_InstanceValue, value)                  \
+  F(gpufl_sass_record, CUpti_SassMetrics_Data, structSize)                     \
+  F(gpufl_sass_record, CUpti_SassMetrics_Data, cubinCrc)                       \
+  F(gpufl_sass_record, CUpti_SassMetrics_Data, functionIndex)                  \
+  F(gpufl_sass_record, CUpti_SassMetrics_Data, functionName)                   \
+  F(gpufl_sass_record, CUpti_SassMetrics_Data, pcOffset)                       \
+  F(gpufl_sass_record, CUpti_SassMetrics_Data, pInstanceValues)                \
+  F(gpufl_sass_flush, CUpti_SassMetricsFlushData_Params, ctx)                  \
+  F(gpufl_sass_flush, CUpti_SassMetricsFlushData_Params, numOfPatchedInstructionRecords) \
+  F(gpufl_sass_flush, CUpti_SassMetricsFlushData_Params, numOfInstances)       \
+  F(gpufl_sass_flush, CUpti_SassMetricsFlushData_Params, pMetricsData)
+
+/* W(ours, NVIDIA's): whole structs of which arrays are made, so that their length matters. */
+#define GPUFL_DEEP_ARRAYS(W)                                   \
+  W(gpufl_pc_stall, CUpti_PCSamplingStallReason)               \
+  W(gpufl_pc_attribute, CUpti_PCSamplingConfigurationInfo)
+#define GPUFL_DEEP_ARRAYS_12_4(W)                              \
+  W(gpufl_pc_record, CUpti_PCSamplingPCData)                   \
+  W(gpufl_pc_data, CUpti_PCSamplingData)                       \
+  W(gpufl_sass_choice, CUpti_SassMetrics_Config)               \
+  W(gpufl_sass_value, CUpti_SassMetrics_InstanceValue)         \
+  W(gpufl_sass_record, CUpti_SassMetrics_Data)
+
+/* G(field, symbol, parameters), all optional, as in gpufl_abi.h. */
+#define GPUFL_DEEP_SHARED(G)                                            \
+  G(context_device, cuptiGetDeviceId, (void *, uint32_t *))             \
+  G(cubin_crc, cuptiGetCubinCrc, (gpufl_cubin_crc *))
+
+#define GPUFL_DEEP_PC(G)                                                             \
+  G(pc_enable, cuptiPCSamplingEnable, (gpufl_pc_context *))                          \
+  G(pc_disable, cuptiPCSamplingDisable, (gpufl_pc_context *))                        \
+  G(pc_start, cuptiPCSamplingStart, (gpufl_pc_context *))                            \
+  G(pc_stop, cuptiPCSamplingStop, (gpufl_pc_context *))                              \
+  G(pc_get_data, cuptiPCSamplingGetData, (gpufl_pc_get_data *))                      \
+  G(pc_configure, cuptiPCSamplingSetConfigurationAttribute, (gpufl_pc_configuration *)) \
+  G(pc_num_reasons, cuptiPCSamplingGetNumStallReasons, (gpufl_pc_num_reasons *))     \
+  G(pc_reasons, cuptiPCSamplingGetStallReasons, (gpufl_pc_reasons *))
+
+#define GPUFL_DEEP_SASS(G)                                                             \
+  G(profiler_begin, cuptiProfilerInitialize, (gpufl_profiler_life *))                  \
+  G(profiler_end, cuptiProfilerDeInitialize, (gpufl_profiler_life *))                  \
+  G(profiler_supported, cuptiProfilerDeviceSupported, (gpufl_profiler_supported *))    \
+  G(chip_name, cuptiDeviceGetChipName, (gpufl_chip_name *))                            \
+  G(sass_properties, cuptiSassMetricsGetProperties, (gpufl_sass_properties *))         \
+  G(sass_set_config, cuptiSassMetricsSetConfig, (gpufl_sass_set_config *))             \
+  G(sass_unset_config, cuptiSassMetricsUnsetConfig, (gpufl_sass_unset_config *))       \
+  G(sass_enable, cuptiSassMetricsEnable, (gpufl_sass_enable *))                        \
+  G(sass_disable, cuptiSassMetricsDisable, (gpufl_sass_disable *))                     \
+  G(sass_data_properties, cuptiSassMetricsGetDataProperties, (gpufl_sass_data_properties *)) \
+  G(sass_flush, cuptiSassMetricsFlushData, (gpufl_sass_flush *))
+
+/* T(symbol, NVIDIA's type of its one parameter): what the functions above take. */
+#define GPUFL_DEEP_TYPES(T)                                                                    \
+  T(cuptiGetCubinCrc, CUpti_GetCubinCrcParams)                                                 \
+  T(cuptiPCSamplingEnable, CUpti_PCSamplingEnableParams)                                       \
+  T(cuptiPCSamplingDisable, CUpti_PCSamplingDisableParams)                                     \
+  T(cuptiPCSamplingStart, CUpti_PCSamplingStartParams)                                         \
+  T(cuptiPCSamplingStop, CUpti_PCSamplingStopParams)                                           \
+  T(cuptiPCSamplingGetData, CUpti_PCSamplingGetDataParams)                                     \
+  T(cuptiPCSamplingSetConfigurationAttribute, CUpti_PCSamplingConfigurationInfoParams)         \
+  T(cuptiPCSamplingGetNumStallReasons, CUpti_PCSamplingGetNumStallReasonsParams)               \
+  T(cuptiPCSamplingGetStallReasons, CUpti_PCSamplingGetStallReasonsParams)
+
+#define GPUFL_DEEP_TYPES_12_4(T)                                                               \
+  T(cuptiProfilerInitialize, CUpti_Profiler_Initialize_Params)                                 \
+  T(cuptiProfilerDeInitialize, CUpti_Profiler_DeInitialize_Params)                             \
+  T(cuptiProfilerDeviceSupported, CUpti_Profiler_DeviceSupported_Params)                       \
+  T(cuptiDeviceGetChipName, CUpti_Device_GetChipName_Params)                                   \
+  T(cuptiSassMetricsGetProperties, CUpti_SassMetrics_GetProperties_Params)                     \
+  T(cuptiSassMetricsSetConfig, CUpti_SassMetricsSetConfig_Params)                              \
+  T(cuptiSassMetricsUnsetConfig, CUpti_SassMetricsUnsetConfig_Params)                          \
+  T(cuptiSassMetricsEnable, CUpti_SassMetricsEnable_Params)                                    \
+  T(cuptiSassMetricsDisable, CUpti_SassMetricsDisable_Params)                                  \
+  T(cuptiSassMetricsGetDataProperties, CUpti_SassMetricsGetDataProperties_Params)              \
+  T(cuptiSassMetricsFlushData, CUpti_SassMetricsFlushData_Params)
+
+/* The driver's. Contexts that were there before us are asked for; what a context does is waited for
+ * without a call that would end another's capture. */
+#define GPUFL_DEEP_DRIVER(G)                                                    \
+  G(primary_state, cuDevicePrimaryCtxGetState, (int, unsigned *, int *))        \
+  G(primary_retain, cuDevicePrimaryCtxRetain, (void **, int))                   \
+  G(primary_release, cuDevicePrimaryCtxRelease_v2, (int))                       \
+  G(push_context, cuCtxPushCurrent_v2, (void *))                                \
+  G(pop_context, cuCtxPopCurrent_v2, (void **))                                 \
+  G(capture_mode, cuThreadExchangeStreamCaptureMode, (int *))                   \
+  G(event_create, cuEventCreate, (void **, unsigned))                           \
+  G(event_destroy, cuEventDestroy_v2, (void *))                                 \
+  G(event_query, cuEventQuery, (void *))                                        \
+  G(record_context, cuCtxRecordEvent, (void *, void *))
+
+/* cuda.h. */
+enum {
+  GPUFL_CUDA_ERROR_NOT_READY = 600,
+  GPUFL_CU_EVENT_DISABLE_TIMING = 2,
+  GPUFL_CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+};
+
+#endif

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the files of the C core share for windows.
+ *
+ *   modules.c     images of modules, contexts, captures: what the callbacks tell
+ *   gate.c        keeps the application's calls out while CUPTI rearranges things
+ *   deep.c        the window: its rows, texts and counts, and who may do what
+ *   pcsampling.c  one engine
+ *   sass.c        the other
+ */
+#ifndef GPUFL_DEEP_INTERNAL_H
+#define GPUFL_DEEP_INTERNAL_H
+
+#include "gpufl_deep.h"
+#include "gpufl_deep_abi.h"
+#include "gpufl_internal.h"
+
+#define GPUFL_FIELD(field, symbol, parameters) int (*field) parameters;
+typedef struct {
+  GPUFL_DEEP_SHARED(GPUFL_FIELD)
+  GPUFL_DEEP_PC(GPUFL_FIELD)
+  GPUFL_DEEP_SASS(GPUFL_FIELD)
+} gpufl_deep_calls;
+typedef struct {
+  GPUFL_DEEP_DRIVER(GPUFL_FIELD)
+} gpufl_deep_driver_calls;
+#undef GPUFL_FIELD
+
+/* In deep.c. Entries are NULL where the library lacks them. */
+extern gpufl_deep_calls gpufl_deep;
+extern gpufl_deep_driver_calls gpufl_deep_driver;
+
+/* gpufl_deep_load looks the functions up in a library that gpufl_load has taken. */
+void gpufl_deep_load(void *library);
+void gpufl_deep_load_driver(void *library);
+
+/* gpufl_deep_armed: a window is open, or was given up. */
+bool gpufl_deep_armed(void);
+bool gpufl_deep_is_given_up(void);
+
+/* ---- callbacks (cupti.c) ---- */
+
+/* Sets of the driver's functions. Calls about modules and captures are rare and always watched, where windows may
+ * come; launches only while a window of SASS metrics opens or closes. */
+enum { GPUFL_SET_LAUNCH = 1, GPUFL_SET_MODULE = 2, GPUFL_SET_CAPTURE = 4, GPUFL_SETS_ALWAYS = GPUFL_SET_MODULE | GPUFL_SET_CAPTURE };
+
+/* gpufl_watch has CUPTI tell of the functions in these sets, and no more of the others. */
+void gpufl_watch(uint32_t sets);
+
+/* gpufl_deep_watch_exit has windows end at exit. It is called as gpufl_open listens: whoever registers for the exit after that, as
+ * the injection library does, is called before, and can still close a window in order. */
+void gpufl_deep_watch_exit(void);
+
+/* gpufl_listens: contexts, modules and captures have been told of since gpufl_open. */
+bool gpufl_listens(void);
+
+/* gpufl_activity: some kind of activity is on. */
+bool gpufl_activity(void);
+
+/* ---- gate.c ---- */
+
+/* What on_api tells, of functions in a set that is watched. gpufl_gate_life was asked before it was looked whether the set is
+ * watched: a call whose set has another life by now is let through and not counted, since its end may not be told. */
+uint32_t gpufl_gate_life(uint32_t set);
+void gpufl_gate_enter(uint32_t set, uint32_t life);
+void gpufl_gate_exit(void);
+
+/* gpufl_gate_close lets no further call of these sets begin and waits until those inside have ended; false
+ * if they have not in time, and then it stays closed all the same until gpufl_gate_open. */
+bool gpufl_gate_close(uint32_t sets, int64_t limit_ns);
+void gpufl_gate_open(void);
+/* gpufl_gate_forget forgets who is inside: those whose end will not be told. */
+void gpufl_gate_forget(uint32_t sets);
+void gpufl_gate_counts(uint64_t *waited, uint64_t *timeouts);
+
+/* gpufl_operating: the calling thread is inside one of our own operations, and what CUPTI tells on it
+ * is our doing. */
+extern __thread bool gpufl_operating;
+
+/* ---- modules.c ---- */
+
+/* gpufl_resources_open makes room for images, gpufl_resources_close forgets all. */
+void gpufl_resources_open(uint64_t max_bytes);
+void gpufl_resources_close(void);
+/* gpufl_resources_lose is when nothing is told any more: images stay, but what becomes of modules, contexts
+ * and captures is not known. */
+void gpufl_resources_lose(void);
+void gpufl_on_resource(uint32_t cbid, const void *data);
+void gpufl_on_capture(bool begins, const gpufl_callback_data *call);
+uint32_t gpufl_captures(void);
+
+enum { GPUFL_MAX_CONTEXTS = 64 };
+typedef struct {
+  void *handle;
+  int32_t device;   /* -1: not known */
+  bool seen;        /* its creation was told, and so were its captures */
+  bool ending;      /* and so is its end */
+} gpufl_context;
+
+/* gpufl_contexts copies the contexts that exist; *more gets how many had no room. */
+int gpufl_contexts(gpufl_context out[GPUFL_MAX_CONTEXTS], uint64_t *more);
+bool gpufl_context_exists(void *handle);
+
+/* gpufl_module_loads is how often an image with this CRC was loaded; 0 if it is not known. */
+uint32_t gpufl_module_loads(uint64_t crc);
+
+/* ---- deep.c, for the engines ---- */
+
+/* gpufl_deep_context_ends is told by modules.c before a context goes. */
+void gpufl_deep_context_ends(void *handle);
+
+uint32_t gpufl_window_function(const char *name);
+/* gpufl_window_name is the index of a stall reason or metric; UINT32_MAX if there is no room. */
+uint32_t gpufl_window_name(const char *name);
+void gpufl_window_row(const gpufl_deep_row *row);
+/* gpufl_window_room is how many more rows there is room for. */
+uint32_t gpufl_window_room(void);
+void gpufl_window_known(uint32_t index); /* a device knows this name of the configuration */
+
+/* gpufl_window_count adds to one of the counts of gpufl_window_counts. */
+void gpufl_window_count(uint64_t *which, uint64_t n);
+extern gpufl_deep_counts gpufl_window_counts;
+
+/* gpufl_window_config is the open window's; its names are the first of gpufl_deep_name. */
+extern gpufl_deep_config gpufl_window_config;
+
+/* gpufl_window_idle waits until the contexts have done what was launched; false if they have not in
+ * time, or if it cannot be known without harm. The gate is closed. */
+bool gpufl_window_idle(int64_t limit_ns);
+
+int64_t gpufl_monotonic(void);
+
+/* gpufl_enter_context makes a context the calling thread's, gpufl_leave_context undoes that if it did. */
+bool gpufl_enter_context(void *handle);
+void gpufl_leave_context(bool entered);
+
+/* ---- the engines ---- */
+
+int gpufl_pc_open(void);
+int gpufl_pc_collect(int *more);
+int gpufl_pc_close(int64_t until); /* of gpufl_monotonic; what is left then is counted */
+bool gpufl_pc_samples(void *handle);
+/* in_time: the caller has the operation to itself; else the context is only given up. */
+void gpufl_pc_context_ends(void *handle, bool in_time);
+
+int gpufl_sass_open(void);
+int gpufl_sass_close(void);
+void gpufl_sass_context_ends(void *handle);
+const char *gpufl_sass_obstacle(void);
+
+#endif

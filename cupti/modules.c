@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && cgo
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "gpufl_deep_internal.h"
+
+// ---- images ----
+
+// CUPTI lends an image for the time of the callback, and windows come later, so it is copied there and then: it
+// is what the driver has just read as well, and a copy costs a fraction of that. Images live in memory
+// and not in a file, since a process may be allowed to write none. Their sum is bounded; an image of an
+// unloaded module makes room for new ones, oldest first.
+typedef struct {
+  uint32_t id;
+  uint32_t loaded; // modules that have it now
+  uint32_t loads;  // and ever had
+  uint32_t pins;   // somebody reads it without the lock
+  bool has_crc;
+  uint64_t crc;
+  size_t size;
+  uint8_t *bytes;
+} image;
+
+// Which image a module has, by CUPTI's number for the module.
+typedef struct {
+  uint32_t module, image;
+} loaded_module;
+
+enum { MAX_IMAGES = 1 << 15, MAX_MODULES = 1 << 17 };
+
+// store.lock is never held while CUPTI is called: CUPTI calls us with locks of its own held.
+static struct {
+  pthread_mutex_t lock;
+  bool open;
+  uint64_t limit, bytes;
+  image *images; // oldest first
+  uint32_t num_images, room_images, last_id;
+  loaded_module *modules;
+  uint32_t num_modules, room_modules;
+  uint64_t refused, refused_bytes, evicted;
+} store = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+// grow makes room for one more of n elements; false if there is none.
+static bool grow(void **elements, uint32_t n, uint32_t *room, size_t size, uint32_t most) {
+  if (n < *room) return true;
+  if (n >= most) return false;
+  uint32_t more = *room == 0 ? 64 : *room * 2;
+  void *bigger = realloc(*elements, more * size);
+  if (bigger == NULL) return false;
+  *elements = bigger;
+  *room = more;
+  return true;
+}
+
+static void drop_image(uint32_t i) {
+  store.bytes -= store.images[i].size;
+  munmap(store.images[i].bytes, store.images[i].size);
+  memmove(&store.images[i], &store.images[i + 1], (store.num_images - i - 1) * sizeof *store.images);
+  store.num_images--;
+}
+
+static image *find_image(uint32_t id) {
+  for (uint32_t i = 0; i < store.num_images; i++) {
+    if (store.images[i].id == id) return &store.images[i];
+  }
+  return NULL;
+}
+
+// make_room evicts until size fits; false if it cannot.
+static bool make_room(size_t size) {
+  if (size > store.limit) return false;
+  uint32_t i = 0;
+  while (store.bytes + size > store.limit || store.num_images >= MAX_IMAGES) {
+    while (i < store.num_images && (store.images[i].loaded > 0 || store.images[i].pins > 0)) i++;
+    if (i == store.num_images) return false;
+    drop_image(i);
+    store.evicted++;
+  }
+  return true;
+}
+
+// keep finds or copies an image. The caller has the lock.
+static image *keep(const gpufl_module_data *m) {
+  for (uint32_t i = 0; i < store.num_images; i++) {
+    image *at = &store.images[i];
+    if (at->size == m->cubinSize && memcmp(at->bytes, m->pCubin, m->cubinSize) == 0) return at;
+  }
+  if (!make_room(m->cubinSize) || !grow((void **)&store.images, store.num_images, &store.room_images, sizeof *store.images, MAX_IMAGES)) return NULL;
+  uint8_t *bytes = mmap(NULL, m->cubinSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (bytes == MAP_FAILED) return NULL;
+  memcpy(bytes, m->pCubin, m->cubinSize);
+  image *at = &store.images[store.num_images++];
+  *at = (image){.id = ++store.last_id, .size = m->cubinSize, .bytes = bytes};
+  store.bytes += m->cubinSize;
+  return at;
+}
+
+static void module_loaded(const gpufl_module_data *m) {
+  if (m == NULL || m->pCubin == NULL || m->cubinSize == 0) return;
+  pthread_mutex_lock(&store.lock);
+  bool known = false;
+  for (uint32_t i = store.num_modules; i > 0 && !known; i--) known = store.modules[i - 1].module == m->moduleId;
+  if (store.open && !known) {
+    image *at = keep(m);
+    if (at != NULL && grow((void **)&store.modules, store.num_modules, &store.room_modules, sizeof *store.modules, MAX_MODULES)) {
+      at->loaded++;
+      at->loads++;
+      store.modules[store.num_modules++] = (loaded_module){m->moduleId, at->id};
+    } else if (at == NULL) {
+      store.refused++;
+      store.refused_bytes += m->cubinSize;
+    }
+  }
+  pthread_mutex_unlock(&store.lock);
+}
+
+static void module_unloads(const gpufl_module_data *m) {
+  if (m == NULL) return;
+  pthread_mutex_lock(&store.lock);
+  for (uint32_t i = 0; i < store.num_modules; i++) {
+    if (store.modules[i].module != m->moduleId) continue;
+    image *at = find_image(store.modules[i].image);
+    if (at != NULL && at->loaded > 0) at->loaded--;
+    store.modules[i] = store.modules[--store.num_modules];
+    break;
+  }
+  pthread_mutex_unlock(&store.lock);
+}
+
+uint32_t gpufl_module_loads(uint64_t crc) {
+  uint32_t loads = 0;
+  pthread_mutex_lock(&store.lock);
+  for (uint32_t i = 0; i < store.num_images; i++) {
+    if (store.images[i].has_crc && store.images[i].crc == crc) loads += store.images[i].loads;
+  }
+  pthread_mutex_unlock(&store.lock);
+  return loads;
+}
+
+// pin_without_crc takes an image whose CRC is not known; false if there is none.
+static bool pin_without_crc(image *out, uint32_t after) {
+  bool found = false;
+  pthread_mutex_lock(&store.lock);
+  for (uint32_t i = 0; i < store.num_images && !found; i++) {
+    image *at = &store.images[i];
+    if (at->has_crc || at->id <= after) continue;
+    at->pins++;
+    *out = *at;
+    found = true;
+  }
+  pthread_mutex_unlock(&store.lock);
+  return found;
+}
+
+static void unpin(const image *pinned, bool has_crc, uint64_t crc) {
+  pthread_mutex_lock(&store.lock);
+  image *at = find_image(pinned->id);
+  if (at != NULL) {
+    at->pins--;
+    if (has_crc) {
+      at->has_crc = true;
+      at->crc = crc;
+    }
+  }
+  pthread_mutex_unlock(&store.lock);
+}
+
+static void compute_crcs(void) {
+  if (gpufl_deep.cubin_crc == NULL) return;
+  image pinned = {0};
+  while (pin_without_crc(&pinned, pinned.id)) {
+    gpufl_cubin_crc p = {.size = GPUFL_SIZE_TO(gpufl_cubin_crc, cubinCrc), .cubinSize = pinned.size, .cubin = pinned.bytes};
+    bool ok = gpufl_deep.cubin_crc(&p) == GPUFL_CUPTI_SUCCESS;
+    unpin(&pinned, ok, p.cubinCrc);
+  }
+}
+
+int gpufl_cubins(gpufl_cubin *out, int n) {
+  if (gpufl_is_child()) return GPUFL_FORKED;
+  if (!gpufl_deep_is_given_up()) compute_crcs();
+  pthread_mutex_lock(&store.lock);
+  int count = (int)store.num_images;
+  for (int i = 0; i < count && i < n; i++) {
+    const image *at = &store.images[i];
+    out[i] = (gpufl_cubin){.id = at->id, .loaded = at->loaded > 0, .has_crc = at->has_crc, .crc = at->crc, .size = at->size};
+  }
+  pthread_mutex_unlock(&store.lock);
+  return count;
+}
+
+int gpufl_cubin_copy(uint32_t id, void *to, uint64_t size) {
+  if (gpufl_is_child()) return 0;
+  pthread_mutex_lock(&store.lock);
+  image *at = find_image(id);
+  image pinned = {0};
+  if (at != NULL && at->size == size) {
+    at->pins++;
+    pinned = *at;
+  }
+  pthread_mutex_unlock(&store.lock);
+  if (pinned.bytes == NULL) return 0;
+  memcpy(to, pinned.bytes, size);
+  unpin(&pinned, false, 0);
+  return 1;
+}
+
+void gpufl_get_cubin_stats(gpufl_cubin_stats *out) {
+  memset(out, 0, sizeof *out);
+  if (gpufl_is_child()) return;
+  pthread_mutex_lock(&store.lock);
+  *out = (gpufl_cubin_stats){.images = store.num_images, .bytes = store.bytes, .refused = store.refused, .refused_bytes = store.refused_bytes, .evicted = store.evicted};
+  pthread_mutex_unlock(&store.lock);
+}
+
+// ---- contexts ----
+
+static struct {
+  pthread_mutex_t lock;
+  gpufl_context all[GPUFL_MAX_CONTEXTS];
+  int n;
+  uint64_t more;
+} contexts = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void context_created(void *handle) {
+  if (handle == NULL) return;
+  pthread_mutex_lock(&contexts.lock);
+  int i = 0;
+  while (i < contexts.n && contexts.all[i].handle != handle) i++;
+  if (i < GPUFL_MAX_CONTEXTS) {
+    contexts.all[i] = (gpufl_context){.handle = handle, .device = -1, .seen = true};
+    if (i == contexts.n) contexts.n++;
+  } else {
+    contexts.more++;
+  }
+  pthread_mutex_unlock(&contexts.lock);
+}
+
+static void context_ends(void *handle) {
+  // It exists until the window has let go of it, and none takes it up again.
+  pthread_mutex_lock(&contexts.lock);
+  for (int i = 0; i < contexts.n; i++) {
+    if (contexts.all[i].handle == handle) contexts.all[i].ending = true;
+  }
+  pthread_mutex_unlock(&contexts.lock);
+  gpufl_deep_context_ends(handle);
+  pthread_mutex_lock(&contexts.lock);
+  bool found = false;
+  for (int i = 0; i < contexts.n && !found; i++) {
+    if (contexts.all[i].handle != handle) continue;
+    contexts.all[i] = contexts.all[--contexts.n];
+    found = true;
+  }
+  if (!found && contexts.more > 0) contexts.more--;
+  pthread_mutex_unlock(&contexts.lock);
+}
+
+bool gpufl_context_exists(void *handle) {
+  bool found = false;
+  pthread_mutex_lock(&contexts.lock);
+  for (int i = 0; i < contexts.n && !found; i++) found = contexts.all[i].handle == handle;
+  pthread_mutex_unlock(&contexts.lock);
+  return found;
+}
+
+// add_primary adds the primary contexts that were there before we listened. They are only looked up:
+// who made them keeps them.
+static void add_primary(void) {
+  const gpufl_deep_driver_calls *d = &gpufl_deep_driver;
+  if (!gpufl_driver_ready() || d->primary_state == NULL || d->primary_retain == NULL || d->primary_release == NULL) return;
+  int devices = 0;
+  if (gpufl_driver.device_count(&devices) != 0) return;
+  for (int i = 0; i < devices; i++) {
+    int device = 0, active = 0;
+    unsigned flags = 0;
+    void *handle = NULL;
+    if (gpufl_driver.device_get(&device, i) != 0 || d->primary_state(device, &flags, &active) != 0 || !active) continue;
+    if (d->primary_retain(&handle, device) != 0) continue;
+    d->primary_release(device);
+    pthread_mutex_lock(&contexts.lock);
+    int at = 0;
+    while (at < contexts.n && contexts.all[at].handle != handle) at++;
+    if (at == contexts.n && at < GPUFL_MAX_CONTEXTS) {
+      contexts.all[at] = (gpufl_context){.handle = handle, .device = i};
+      contexts.n++;
+    }
+    pthread_mutex_unlock(&contexts.lock);
+  }
+}
+
+int gpufl_contexts(gpufl_context out[GPUFL_MAX_CONTEXTS], uint64_t *more) {
+  add_primary();
+  pthread_mutex_lock(&contexts.lock);
+  int n = 0;
+  for (int i = 0; i < contexts.n; i++) {
+    if (!contexts.all[i].ending) out[n++] = contexts.all[i];
+  }
+  *more = contexts.more;
+  pthread_mutex_unlock(&contexts.lock);
+  for (int i = 0; i < n; i++) {
+    uint32_t device = 0;
+    if (out[i].device >= 0 || gpufl_deep.context_device == NULL) continue;
+    if (gpufl_deep.context_device(out[i].handle, &device) == GPUFL_CUPTI_SUCCESS) out[i].device = (int32_t)device;
+  }
+  return n;
+}
+
+// ---- captures ----
+
+// The streams that are being captured. No stream is asked: a question to the wrong one would end its
+// capture.
+enum { MAX_CAPTURES = 256 };
+static struct {
+  pthread_mutex_t lock;
+  void *streams[MAX_CAPTURES];
+  uint32_t n;
+} captures = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void capture_ends(void *stream) {
+  pthread_mutex_lock(&captures.lock);
+  for (uint32_t i = 0; i < captures.n; i++) {
+    if (captures.streams[i] != stream) continue;
+    captures.streams[i] = captures.streams[--captures.n];
+    break;
+  }
+  pthread_mutex_unlock(&captures.lock);
+}
+
+void gpufl_on_capture(bool begins, const gpufl_callback_data *call) {
+  if (call->callbackSite != GPUFL_CUPTI_API_EXIT || call->functionParams == NULL || call->functionReturnValue == NULL) return;
+  // The stream is the first parameter of all of them.
+  void *stream = *(void *const *)call->functionParams;
+  if (!begins) {
+    // With an error too: a capture that was invalidated has ended as well.
+    capture_ends(stream);
+    return;
+  }
+  if (*(const int *)call->functionReturnValue != 0) return;
+  pthread_mutex_lock(&captures.lock);
+  if (captures.n < MAX_CAPTURES) captures.streams[captures.n++] = stream;
+  pthread_mutex_unlock(&captures.lock);
+}
+
+uint32_t gpufl_captures(void) {
+  pthread_mutex_lock(&captures.lock);
+  uint32_t n = captures.n;
+  pthread_mutex_unlock(&captures.lock);
+  return n;
+}
+
+// ---- life ----
+
+void gpufl_on_resource(uint32_t cbid, const void *data) {
+  const gpufl_resource_data *r = data;
+  if (r == NULL) return;
+  switch (cbid) {
+    case GPUFL_CUPTI_CBID_RESOURCE_CONTEXT_CREATED:
+      context_created(r->context);
+      break;
+    case GPUFL_CUPTI_CBID_RESOURCE_CONTEXT_DESTROY_STARTING:
+      context_ends(r->context);
+      break;
+    case GPUFL_CUPTI_CBID_RESOURCE_STREAM_DESTROY_STARTING:
+      capture_ends(r->resourceHandle);
+      break;
+    case GPUFL_CUPTI_CBID_RESOURCE_MODULE_LOADED:
+    case GPUFL_CUPTI_CBID_RESOURCE_MODULE_PROFILED:
+      module_loaded(r->resourceDescriptor);
+      break;
+    case GPUFL_CUPTI_CBID_RESOURCE_MODULE_UNLOAD_STARTING:
+      module_unloads(r->resourceDescriptor);
+      break;
+    default:
+      break;
+  }
+}
+
+void gpufl_resources_open(uint64_t max_bytes) {
+  pthread_mutex_lock(&store.lock);
+  store.open = true;
+  store.limit = max_bytes;
+  store.refused = store.refused_bytes = store.evicted = 0;
+  pthread_mutex_unlock(&store.lock);
+}
+
+void gpufl_resources_close(void) {
+  gpufl_resources_lose();
+  pthread_mutex_lock(&store.lock);
+  store.open = false;
+  // An image that somebody still reads stays, for the next life to find or to evict.
+  for (uint32_t i = store.num_images; i > 0; i--) {
+    if (store.images[i - 1].pins == 0) drop_image(i - 1);
+  }
+  pthread_mutex_unlock(&store.lock);
+}
+
+void gpufl_resources_lose(void) {
+  pthread_mutex_lock(&store.lock);
+  for (uint32_t i = 0; i < store.num_images; i++) store.images[i].loaded = 0;
+  store.num_modules = 0;
+  pthread_mutex_unlock(&store.lock);
+  pthread_mutex_lock(&contexts.lock);
+  contexts.n = 0;
+  contexts.more = 0;
+  pthread_mutex_unlock(&contexts.lock);
+  pthread_mutex_lock(&captures.lock);
+  captures.n = 0;
+  pthread_mutex_unlock(&captures.lock);
+}

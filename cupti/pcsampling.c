@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && cgo
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpufl_deep_internal.h"
+
+// PC sampling: for each device one context, since CUPTI samples no more of a device at a time.
+
+enum {
+  BATCH = 1024,       // places in the code that are asked for at once
+  MAX_REASONS = 256,  // that a device may have; some 40 are known
+};
+#define LONGEST_COLLECT_NS ((int64_t)500000000)
+
+typedef struct {
+  gpufl_pc_data data;
+  gpufl_pc_record *records;
+  gpufl_pc_stall *stalls;
+} batch;
+
+typedef struct {
+  void *handle;
+  int32_t device;
+  atomic_bool lost; // it goes away while an operation is under way: not to be touched any more
+  size_t num_reasons;
+  uint32_t index[MAX_REASONS]; // of the device's reasons
+  uint32_t name[MAX_REASONS];  // the window's index for each
+  batch asked;  // what cuptiPCSamplingGetData fills
+  batch rest;   // what cuptiPCSamplingDisable leaves
+} sampled;
+
+static sampled *all[GPUFL_MAX_CONTEXTS];
+static int num_all;
+static void *skipped[GPUFL_MAX_CONTEXTS];
+static int num_skipped;
+
+// list_lock guards all and num_all against threads that destroy contexts; entries stay until they are
+// taken out of it.
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+
+// ---- whose names they are ----
+
+// CUPTI says that the caller frees a function's name, and that records may share it, those of activity
+// included. Names that are shared must not be freed as long as anything is recorded, and names that are
+// made for each record would add up if they were not. Which of the two a library does shows in one
+// function: shared, it has as many names as its image was loaded times, and not one more. Until
+// it is proven that they are copies they are kept; each window tries with the first function whose image is known.
+enum { MAX_PROBE = 1024 };
+static struct {
+  bool copies; // proven for good
+  void *context;
+  uint64_t crc;
+  uint32_t function;
+  uint32_t n;
+  char *seen[MAX_PROBE];
+} probe;
+
+static void watch_name(void *context, const gpufl_pc_record *r) {
+  if (probe.copies) return;
+  if (probe.n > 0 && (probe.context != context || probe.crc != r->cubinCrc || probe.function != r->functionIndex)) return;
+  for (uint32_t i = 0; i < probe.n; i++) {
+    if (probe.seen[i] == r->functionName) return;
+  }
+  uint32_t loads = gpufl_module_loads(r->cubinCrc);
+  if (loads == 0 || probe.n == MAX_PROBE) return;
+  probe.context = context;
+  probe.crc = r->cubinCrc;
+  probe.function = r->functionIndex;
+  probe.seen[probe.n++] = r->functionName;
+  // One more than the loads would do; loads that nobody told us of are allowed for, several times.
+  if (probe.n > 2 * loads + 8) probe.copies = true;
+}
+
+static int by_address(const void *a, const void *b) {
+  const char *x = *(char *const *)a, *y = *(char *const *)b;
+  return x < y ? -1 : x > y;
+}
+
+// give_back frees the names of a batch once it is proven that they are ours.
+static void give_back(batch *b, size_t n) {
+  static char *names[BATCH];
+  size_t count = 0;
+  for (size_t i = 0; i < n; i++) {
+    if (b->records[i].functionName != NULL) names[count++] = b->records[i].functionName;
+    b->records[i].functionName = NULL;
+  }
+  if (count == 0) return;
+  qsort(names, count, sizeof *names, by_address);
+  uint64_t distinct = 0;
+  for (size_t i = 0; i < count; i++) {
+    if (i > 0 && names[i] == names[i - 1]) continue;
+    distinct++;
+    if (probe.copies) free(names[i]);
+  }
+  if (!probe.copies) gpufl_window_count(&gpufl_window_counts.names_kept, distinct);
+}
+
+// ---- buffers ----
+
+static void free_batch(batch *b) {
+  free(b->records);
+  free(b->stalls);
+  memset(b, 0, sizeof *b);
+}
+
+static bool make_batch(batch *b, size_t reasons) {
+  memset(b, 0, sizeof *b);
+  b->records = calloc(BATCH, sizeof *b->records);
+  b->stalls = calloc(BATCH * reasons, sizeof *b->stalls);
+  if (b->records == NULL || b->stalls == NULL) {
+    free_batch(b);
+    return false;
+  }
+  b->data.size = sizeof b->data;
+  b->data.collectNumPcs = BATCH;
+  b->data.pPcData = b->records;
+  for (size_t i = 0; i < BATCH; i++) {
+    b->records[i].size = sizeof *b->records;
+    b->records[i].stallReason = &b->stalls[i * reasons];
+  }
+  return true;
+}
+
+static void clear_batch(batch *b, size_t reasons) {
+  b->data.collectNumPcs = BATCH;
+  b->data.pPcData = b->records;
+  b->data.totalSamples = b->data.droppedSamples = b->data.nonUsrKernelsTotalSamples = 0;
+  b->data.totalNumPcs = b->data.remainingNumPcs = 0;
+  b->data.hardwareBufferFull = 0;
+  for (size_t i = 0; i < BATCH; i++) {
+    b->records[i].size = sizeof *b->records;
+    b->records[i].stallReason = &b->stalls[i * reasons];
+    b->records[i].stallReasonCount = 0;
+    b->records[i].functionName = NULL;
+    b->records[i].correlationId = 0;
+  }
+}
+
+static uint32_t name_of(const sampled *s, uint32_t index) {
+  if (index < s->num_reasons && s->index[index] == index) return s->name[index]; // as it always is
+  for (size_t i = 0; i < s->num_reasons; i++) {
+    if (s->index[i] == index) return s->name[i];
+  }
+  return UINT32_MAX;
+}
+
+// take turns what CUPTI filled into rows.
+static void take(sampled *s, batch *b) {
+  gpufl_deep_counts *c = &gpufl_window_counts;
+  gpufl_window_count(&c->samples, b->data.totalSamples);
+  gpufl_window_count(&c->dropped_samples, b->data.droppedSamples);
+  gpufl_window_count(&c->non_user_samples, b->data.nonUsrKernelsTotalSamples);
+  size_t n = b->data.totalNumPcs;
+  if (n > BATCH) {
+    gpufl_window_count(&c->broken, n - BATCH);
+    n = BATCH;
+  }
+  const char *last_name = NULL;
+  uint32_t function = 0;
+  for (size_t i = 0; i < n; i++) {
+    gpufl_pc_record *r = &b->records[i];
+    if (r->stallReason != &b->stalls[i * s->num_reasons] || r->stallReasonCount > s->num_reasons || r->functionName == NULL) {
+      gpufl_window_count(&c->broken, 1);
+      continue;
+    }
+    watch_name(s->handle, r);
+    if (r->functionName != last_name) {
+      last_name = r->functionName;
+      function = gpufl_window_function(last_name);
+    }
+    for (size_t k = 0; k < r->stallReasonCount; k++) {
+      const gpufl_pc_stall *stall = &r->stallReason[k];
+      if (stall->samples == 0) continue;
+      uint32_t what = name_of(s, stall->pcSamplingStallReasonIndex);
+      if (what == UINT32_MAX) {
+        gpufl_window_count(&c->broken, 1);
+        continue;
+      }
+      gpufl_deep_row row = {.crc = r->cubinCrc, .pc = r->pcOffset, .value = stall->samples, .device = s->device,
+                            .function = function, .what = what, .correlation = r->correlationId};
+      gpufl_window_row(&row);
+    }
+  }
+  give_back(b, n);
+}
+
+// ask takes what CUPTI has of a context at the moment, until there is no more, no room for more (unless force), or no time;
+// *left gets the places in the code that remain.
+static int ask(sampled *s, bool force, int64_t until, size_t *left) {
+  *left = 0;
+  for (int idle = 0; idle < 3;) {
+    clear_batch(&s->asked, s->num_reasons);
+    gpufl_pc_get_data p = {.size = GPUFL_SIZE_TO(gpufl_pc_get_data, pcSamplingData), .ctx = s->handle, .pcSamplingData = &s->asked.data};
+    int result = gpufl_deep.pc_get_data(&p);
+    bool full = result == GPUFL_CUPTI_ERROR_OUT_OF_MEMORY && s->asked.data.hardwareBufferFull;
+    if (result != GPUFL_CUPTI_SUCCESS && !full) return result;
+    if (full) gpufl_window_count(&gpufl_window_counts.hardware_full, 1);
+    take(s, &s->asked);
+    *left = s->asked.data.remainingNumPcs;
+    if (*left == 0 || gpufl_monotonic() >= until) break;
+    if (!force && gpufl_window_room() < BATCH * s->num_reasons) break;
+    idle = s->asked.data.totalNumPcs == 0 ? idle + 1 : 0;
+  }
+  return GPUFL_OK;
+}
+
+// ---- arming ----
+
+static int learn_reasons(sampled *s) {
+  size_t n = 0;
+  gpufl_pc_num_reasons count = {.size = GPUFL_SIZE_TO(gpufl_pc_num_reasons, numStallReasons), .ctx = s->handle, .numStallReasons = &n};
+  int result = gpufl_deep.pc_num_reasons(&count);
+  if (result != GPUFL_CUPTI_SUCCESS) return result;
+  // None is what CUPTI says when somebody else samples.
+  if (n == 0) return GPUFL_CUPTI_ERROR_HARDWARE_BUSY;
+  if (n > MAX_REASONS) return GPUFL_CUPTI_ERROR_NOT_SUPPORTED;
+  char *texts = calloc(n, GPUFL_CUPTI_STALL_REASON_STRING_SIZE);
+  char **names = calloc(n, sizeof *names);
+  if (texts == NULL || names == NULL) {
+    free(texts);
+    free(names);
+    return GPUFL_NO_MEMORY;
+  }
+  for (size_t i = 0; i < n; i++) names[i] = texts + i * GPUFL_CUPTI_STALL_REASON_STRING_SIZE;
+  gpufl_pc_reasons list = {.size = GPUFL_SIZE_TO(gpufl_pc_reasons, stallReasons), .ctx = s->handle, .numStallReasons = n, .stallReasonIndex = s->index, .stallReasons = names};
+  result = gpufl_deep.pc_reasons(&list);
+  for (size_t i = 0; i < n && result == GPUFL_CUPTI_SUCCESS; i++) {
+    texts[(i + 1) * GPUFL_CUPTI_STALL_REASON_STRING_SIZE - 1] = 0;
+    s->name[i] = gpufl_window_name(texts + i * GPUFL_CUPTI_STALL_REASON_STRING_SIZE);
+  }
+  s->num_reasons = result == GPUFL_CUPTI_SUCCESS ? n : 0;
+  free(texts);
+  free(names);
+  return result;
+}
+
+static int configure(sampled *s) {
+  gpufl_pc_attribute a[8];
+  size_t n = 0;
+  memset(a, 0, sizeof a);
+  const gpufl_deep_config *c = &gpufl_window_config;
+#define ATTRIBUTE(type, field, value)                                                 \
+  a[n].attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_##type;        \
+  a[n++].attributeData.field = value
+  ATTRIBUTE(COLLECTION_MODE, number, c->serialize ? GPUFL_CUPTI_PC_SAMPLING_COLLECTION_MODE_KERNEL_SERIALIZED : GPUFL_CUPTI_PC_SAMPLING_COLLECTION_MODE_CONTINUOUS);
+  ATTRIBUTE(ENABLE_START_STOP_CONTROL, number, 1);
+  ATTRIBUTE(OUTPUT_DATA_FORMAT, number, GPUFL_CUPTI_PC_SAMPLING_OUTPUT_DATA_FORMAT_PARSED);
+  ATTRIBUTE(SAMPLING_DATA_BUFFER, buffer, &s->rest.data);
+  if (c->period != 0) {
+    ATTRIBUTE(SAMPLING_PERIOD, number, c->period);
+  }
+  if (c->scratch_bytes != 0) {
+    ATTRIBUTE(SCRATCH_BUFFER_SIZE, bytes, c->scratch_bytes);
+  }
+  if (c->hardware_bytes != 0) {
+    ATTRIBUTE(HARDWARE_BUFFER_SIZE, bytes, c->hardware_bytes);
+  }
+  uint32_t chosen[MAX_REASONS];
+  size_t num_chosen = 0;
+  for (size_t i = 0; i < s->num_reasons && c->num_names > 0; i++) {
+    if (s->name[i] >= c->num_names) continue;
+    gpufl_window_known(s->name[i]);
+    chosen[num_chosen++] = s->index[i];
+  }
+  if (c->num_names > 0) {
+    if (num_chosen == 0) return GPUFL_BAD_VALUE;
+    a[n].attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_STALL_REASON;
+    a[n].attributeData.reasons.stallReasonCount = num_chosen;
+    a[n++].attributeData.reasons.pStallReasonIndex = chosen;
+  }
+#undef ATTRIBUTE
+  gpufl_pc_configuration p = {.size = GPUFL_SIZE_TO(gpufl_pc_configuration, pPCSamplingConfigurationInfo), .ctx = s->handle, .numAttributes = n, .pPCSamplingConfigurationInfo = a};
+  int result = gpufl_deep.pc_configure(&p);
+  for (size_t i = 0; i < n && result == GPUFL_CUPTI_SUCCESS; i++) result = a[i].attributeStatus;
+  return result;
+}
+
+static gpufl_pc_context of(const sampled *s) {
+  return (gpufl_pc_context){.size = GPUFL_SIZE_TO(gpufl_pc_context, ctx), .ctx = s->handle};
+}
+
+static void discard(sampled *s) {
+  free_batch(&s->asked);
+  free_batch(&s->rest);
+  free(s);
+}
+
+static int arm_inside(void *handle, int32_t device, sampled **out) {
+  sampled *s = calloc(1, sizeof *s);
+  if (s == NULL) return GPUFL_NO_MEMORY;
+  s->handle = handle;
+  s->device = device;
+  gpufl_pc_context p = of(s);
+  int result = gpufl_deep.pc_enable(&p);
+  if (result != GPUFL_CUPTI_SUCCESS) {
+    discard(s);
+    return result;
+  }
+  result = learn_reasons(s);
+  if (result == GPUFL_OK && !(make_batch(&s->asked, s->num_reasons) && make_batch(&s->rest, s->num_reasons))) result = GPUFL_NO_MEMORY;
+  if (result == GPUFL_OK) result = configure(s);
+  if (result == GPUFL_OK) result = gpufl_deep.pc_start(&p);
+  if (result == GPUFL_OK) {
+    *out = s;
+    return GPUFL_OK;
+  }
+  // CUPTI may write to the rest for as long as it is enabled.
+  if (gpufl_deep.pc_disable(&p) == GPUFL_CUPTI_SUCCESS) {
+    discard(s);
+  }
+  return result;
+}
+
+static int arm(void *handle, int32_t device, sampled **out) {
+  bool entered = gpufl_enter_context(handle);
+  int result = arm_inside(handle, device, out);
+  gpufl_leave_context(entered);
+  return result;
+}
+
+// disarm takes what is left. The entry is gone after it.
+static int disarm_inside(sampled *s, int64_t until) {
+  gpufl_pc_context p = of(s);
+  int result = gpufl_deep.pc_stop(&p);
+  size_t left = 0;
+  int asked = ask(s, true, until, &left);
+  if (result == GPUFL_OK) result = asked;
+  // What has no room in the rest either is gone.
+  if (left > BATCH) gpufl_window_count(&gpufl_window_counts.lost_rows, left - BATCH);
+  clear_batch(&s->rest, s->num_reasons);
+  int disabled = gpufl_deep.pc_disable(&p);
+  if (disabled != GPUFL_CUPTI_SUCCESS) {
+    // CUPTI still knows the buffers: they are given up with the context.
+    gpufl_window_count(&gpufl_window_counts.lost_contexts, 1);
+    return result == GPUFL_OK ? disabled : result;
+  }
+  take(s, &s->rest);
+  discard(s);
+  return result;
+}
+
+static int disarm(sampled *s, int64_t until) {
+  bool entered = gpufl_enter_context(s->handle);
+  int result = disarm_inside(s, until);
+  gpufl_leave_context(entered);
+  return result;
+}
+
+// gone says whether a context must not be touched: it ended while an operation was under way.
+static bool gone(sampled *s) {
+  if (!atomic_load(&s->lost) && !gpufl_context_exists(s->handle)) {
+    atomic_store(&s->lost, true);
+    gpufl_window_count(&gpufl_window_counts.lost_contexts, 1);
+  }
+  return atomic_load(&s->lost);
+}
+
+static bool watched(void *handle, int32_t device) {
+  bool found = false;
+  pthread_mutex_lock(&list_lock);
+  for (int i = 0; i < num_all && !found; i++) found = all[i]->handle == handle || (all[i]->device == device && !atomic_load(&all[i]->lost));
+  pthread_mutex_unlock(&list_lock);
+  return found;
+}
+
+bool gpufl_pc_samples(void *handle) {
+  bool found = false;
+  pthread_mutex_lock(&list_lock);
+  for (int i = 0; i < num_all && !found; i++) found = all[i]->handle == handle;
+  pthread_mutex_unlock(&list_lock);
+  return found;
+}
+
+static void skip(void *handle) {
+  for (int i = 0; i < num_skipped; i++) {
+    if (skipped[i] == handle) return;
+  }
+  if (num_skipped < GPUFL_MAX_CONTEXTS) skipped[num_skipped++] = handle;
+  gpufl_window_count(&gpufl_window_counts.skipped_contexts, 1);
+}
+
+// arm_new arms a context of each device that has none yet; the answer is the first refusal.
+static int arm_new(void) {
+  gpufl_context list[GPUFL_MAX_CONTEXTS];
+  uint64_t more = 0;
+  int n = gpufl_contexts(list, &more);
+  int refusal = GPUFL_OK;
+  for (int i = 0; i < n; i++) {
+    if (gpufl_pc_samples(list[i].handle)) continue;
+    if (list[i].device < 0 || watched(list[i].handle, list[i].device)) {
+      skip(list[i].handle);
+      continue;
+    }
+    sampled *s = NULL;
+    int result = arm(list[i].handle, list[i].device, &s);
+    if (result != GPUFL_OK) {
+      skip(list[i].handle);
+      if (refusal == GPUFL_OK) refusal = result;
+      continue;
+    }
+    pthread_mutex_lock(&list_lock);
+    all[num_all++] = s;
+    pthread_mutex_unlock(&list_lock);
+    gpufl_window_count(&gpufl_window_counts.contexts, 1);
+  }
+  return refusal;
+}
+
+int gpufl_pc_open(void) {
+  num_skipped = 0;
+  probe.n = 0;
+  int refusal = arm_new();
+  if (num_all > 0) return GPUFL_OK;
+  return refusal != GPUFL_OK ? refusal : GPUFL_NO_CONTEXT;
+}
+
+int gpufl_pc_collect(int *more) {
+  int result = GPUFL_OK;
+  int64_t until = gpufl_monotonic() + LONGEST_COLLECT_NS;
+  for (int i = 0; i < num_all; i++) {
+    if (gone(all[i])) continue;
+    size_t left = 0;
+    bool entered = gpufl_enter_context(all[i]->handle);
+    int asked = ask(all[i], false, until, &left);
+    gpufl_leave_context(entered);
+    if (left > 0) *more = 1;
+    if (result == GPUFL_OK) result = asked;
+  }
+  if (num_all < GPUFL_MAX_CONTEXTS && gpufl_captures() == 0) arm_new();
+  return result;
+}
+
+int gpufl_pc_close(int64_t until) {
+  int result = GPUFL_OK;
+  for (;;) {
+    pthread_mutex_lock(&list_lock);
+    sampled *s = num_all > 0 ? all[--num_all] : NULL;
+    pthread_mutex_unlock(&list_lock);
+    if (s == NULL) return result;
+    if (gone(s)) continue; // CUPTI may still have its buffers
+    int answer = disarm(s, until);
+    if (result == GPUFL_OK) result = answer;
+  }
+}
+
+void gpufl_pc_context_ends(void *handle, bool in_time) {
+  sampled *s = NULL;
+  pthread_mutex_lock(&list_lock);
+  for (int i = 0; i < num_all && s == NULL; i++) {
+    if (all[i]->handle != handle) continue;
+    s = all[i];
+    if (in_time) {
+      all[i] = all[--num_all];
+    } else {
+      atomic_store(&s->lost, true);
+    }
+  }
+  pthread_mutex_unlock(&list_lock);
+  if (s == NULL) return;
+  if (in_time) {
+    disarm(s, gpufl_monotonic() + LONGEST_COLLECT_NS);
+  } else {
+    gpufl_window_count(&gpufl_window_counts.lost_contexts, 1);
+  }
+}
