@@ -13,7 +13,8 @@ import (
 )
 
 const reportUsage = `gpufl report adds up what recordings hold and prints it as tables: kernels by time, copies, scopes, and
-what is missing. It reads files of OTLP as JSON lines, as gpufl trace --output and the Collector's file
+what is missing; where a recording has samples or counters from inside kernels, by function also why warps
+waited, and the worst source lines. It reads files of OTLP as JSON lines, as gpufl trace --output and the Collector's file
 exporter write them (plain, .gz or .zst), and the logs of GPU Flight; of a folder, everything in it.
 
 Usage:
@@ -22,6 +23,8 @@ Usage:
 Examples:
   gpufl report run.otlp.jsonl
   gpufl report --top 50 logs
+  gpufl report --functions 1 --lines 20 run.otlp.jsonl
+  gpufl report --json run.otlp.jsonl
 
 Flags:
 `
@@ -33,6 +36,9 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	fs := flag.NewFlagSet("report", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	top := fs.Int("top", 20, "rows of each table; 0 for all")
+	functions := fs.Int("functions", 10, "functions of kernels that were looked into; 0 for all")
+	lines := fs.Int("lines", 5, "worst source lines of each function and kind; 0 for all")
+	asJSON := fs.Bool("json", false, "print one object of JSON instead of tables")
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			printUsage(stdout, reportUsage, fs)
@@ -43,8 +49,10 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	if fs.NArg() == 0 {
 		return &usageError{errors.New("no file: give one or more files or folders")}
 	}
-	if *top < 0 {
-		return &usageError{fmt.Errorf("--top %d: use 0 or more", *top)}
+	for name, n := range map[string]int{"top": *top, "functions": *functions, "lines": *lines} {
+		if n < 0 {
+			return &usageError{fmt.Errorf("--%s %d: use 0 or more", name, n)}
+		}
 	}
 	r := report.New()
 	var problems []string
@@ -65,11 +73,20 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		}
 		fmt.Fprintf(stderr, "gpufl report: %s\n", p)
 	}
-	totals := r.Totals()
-	if totals.Empty() && len(totals.Scopes) == 0 {
+	totals, inside := r.Totals(), r.Inside(*functions, *lines)
+	if totals.Empty() && len(totals.Scopes) == 0 && inside.Empty() {
 		return errors.New("no work of a GPU is in what was read")
 	}
-	return totals.Write(stdout, *top)
+	if *asJSON {
+		return report.WriteJSON(stdout, &totals, &inside, *top)
+	}
+	if err := totals.Write(stdout, *top); err != nil {
+		return err
+	}
+	if !inside.Empty() && (totals.Graphs > 0 || totals.Estimated > 0 || totals.Lost != (report.Lost{})) {
+		fmt.Fprintln(stdout) // between sentences and a heading
+	}
+	return inside.Write(stdout)
 }
 
 // printUsage prints a sub-command's help, and its flags as users write them.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/hotspot"
 	"github.com/gpuflight/gpuflight/internal/recorder"
 )
 
@@ -16,10 +17,15 @@ import (
 type Report struct {
 	sessions map[string]*session
 	order    []*session
+	// What was measured inside kernels, of all sessions together: a function is the same code in each.
+	inside *hotspot.Table
+	unread uint64
 }
 
 // New returns an empty report.
-func New() *Report { return &Report{sessions: map[string]*session{}} }
+func New() *Report {
+	return &Report{sessions: map[string]*session{}, inside: hotspot.New(hotspot.Limits{})}
+}
 
 // maxNames bounds the names of one kind that are told apart in a session; the rest is other.
 const maxNames = 100_000
@@ -49,6 +55,8 @@ type sums struct {
 	kernels, copies, scopes map[string]*Row
 	sets                    Row
 	graphs                  uint64
+	// estimated is device work whose times nobody measured.
+	estimated uint64
 	// device is the time of device work by scope.
 	device map[string]time.Duration
 }
@@ -122,8 +130,10 @@ type Totals struct {
 	Kernels, Copies, Scopes []Row
 	Sets                    Row
 	Graphs                  uint64
-	Lost                    Lost
-	Nothing                 []Nothing
+	// Estimated is how much device work has times that are not measured, such as in a deep window.
+	Estimated uint64
+	Lost      Lost
+	Nothing   []Nothing
 }
 
 // Empty says that no device work was recorded at all.
@@ -268,6 +278,7 @@ func (s *session) addTo(t *Totals, kernels, copies, scopes map[string]*Row) {
 		graphs += n
 	}
 	t.Graphs += max(graphs, s.spans.graphs)
+	t.Estimated += s.spans.estimated
 
 	device := s.spans.device
 	if len(s.times.values) > 0 {

@@ -112,6 +112,7 @@ func (t *Totals) writeLost(w io.Writer) {
 		n    uint64
 		text string
 	}{
+		{t.Estimated, "kernels, copies and other work of the device have times that are estimated, not measured"},
 		{t.Lost.Dropped, "records dropped: they came faster than they could be read"},
 		{t.Lost.Rejected, "records rejected: they made no sense"},
 		{t.Lost.LeftOut, "without a span, by limit or filter; times and counts have them"},

@@ -78,6 +78,9 @@ func (s *sums) span(span ptrace.Span) {
 	default:
 		onDevice = false
 	}
+	if onDevice && text(attributes, semconv.CUDATiming) == semconv.CUDATimingEstimated {
+		s.estimated++
+	}
 	if scope := text(attributes, semconv.CUDAScopeName); onDevice && scope != "" {
 		if s.device == nil {
 			s.device = map[string]time.Duration{}
@@ -89,22 +92,28 @@ func (s *sums) span(span ptrace.Span) {
 	}
 }
 
-// Logs adds what sessions say of what was lost.
+// Logs adds what sessions say of what was lost, and what was measured inside kernels.
 func (r *Report) Logs(ld plog.Logs) {
 	for _, rl := range ld.ResourceLogs().All() {
 		s := r.resource(rl.Resource())
 		for _, sl := range rl.ScopeLogs().All() {
 			for _, record := range sl.LogRecords().All() {
-				if record.EventName() != semconv.EventCUDACapture {
-					continue
-				}
 				a := record.Attributes()
-				s.capture.add(Lost{
-					Dropped:   uint64(number(a, semconv.CUDACaptureRecordsDropped)),
-					Rejected:  uint64(number(a, semconv.CUDACaptureRecordsRejected)),
-					LeftOut:   uint64(number(a, semconv.CUDACaptureSpansLeftOut)),
-					Unsampled: uint64(number(a, semconv.CUDACaptureSpansUnsampled)),
-				})
+				switch record.EventName() {
+				case semconv.EventCUDACapture:
+					s.capture.add(Lost{
+						Dropped:   uint64(number(a, semconv.CUDACaptureRecordsDropped)),
+						Rejected:  uint64(number(a, semconv.CUDACaptureRecordsRejected)),
+						LeftOut:   uint64(number(a, semconv.CUDACaptureSpansLeftOut)),
+						Unsampled: uint64(number(a, semconv.CUDACaptureSpansUnsampled)),
+					})
+				case semconv.EventCUDAPCSample:
+					r.sample(a)
+				case semconv.EventCUDASASSMetric:
+					r.counter(a)
+				case semconv.EventCUDASASSListing:
+					r.listing(a, record.Body())
+				}
 			}
 		}
 	}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"fmt"
+	"io"
+	"path"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/gpuflight/gpuflight/internal/hotspot"
+)
+
+// maxReasons is how many stall reasons of a function the text has; the rest is one row.
+const maxReasons = 5
+
+// maxPath is the longest path of a source file that the text has whole, in characters.
+const maxPath = 48
+
+// Write prints the functions, each with its stall reasons, how well its lanes and its accesses to memory are
+// used, and its worst lines. Nothing is printed of what was not measured.
+func (i *Inside) Write(out io.Writer) error {
+	if i.Empty() {
+		return nil
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(w, "Inside kernels: ", plural(uint64(i.Functions), "function"))
+	if i.Samples > 0 {
+		fmt.Fprint(w, ", ", plural(i.Samples, "sample"))
+	}
+	fmt.Fprint(w, "\n\n")
+	for n := range i.Listed {
+		writeFunction(w, &i.Listed[n])
+	}
+	if i.More > 0 {
+		fmt.Fprintf(w, "(%s more)\n", plural(uint64(i.More), "function"))
+	}
+	i.writeLeftOut(w)
+	return w.Flush()
+}
+
+func plural(n uint64, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return Count(n) + " " + what + "s"
+}
+
+func writeFunction(w io.Writer, f *hotspot.Function) {
+	name := shorten(f.Name)
+	switch f.Name {
+	case "":
+		name = "(function unknown)"
+	case hotspot.Other:
+		name = "(functions that are not told apart)"
+	}
+	fmt.Fprintln(w, name)
+	if f.Samples > 0 {
+		fmt.Fprintf(w, "  %s, %s of all\n", plural(f.Samples, "sample"), percent(f.Share))
+	}
+	if lanes, ok := f.Lanes(); ok {
+		fmt.Fprintf(w, "  %.1f of %d lanes active in the mean, in %s\n", lanes, hotspot.WarpLanes, plural(f.Executed, "warp instruction"))
+	}
+	if on, ok := f.LanesOn(); ok {
+		fmt.Fprintf(w, "  %.1f of %d lanes not switched off by a predicate\n", on, hotspot.WarpLanes)
+	}
+	if sectors, ok := f.SectorsPerRequest(); ok {
+		fmt.Fprintf(w, "  %.1f sectors a request of global memory", sectors)
+		if ideal, ok := f.IdealPerRequest(); ok {
+			fmt.Fprintf(w, ", ideal %.1f", ideal)
+		}
+		if times, ok := f.TimesIdeal(); ok {
+			fmt.Fprintf(w, ": %.1f times the ideal", times)
+		}
+		fmt.Fprintf(w, ", in %s\n", plural(f.Requests, "request"))
+	}
+	fmt.Fprintln(w)
+	writeReasons(w, f)
+	writeLines(w, f.Lines, f.MoreLines, "SAMPLES\tSHARE\t  REASON\t  LINE WITH MOST SAMPLES\n", func(l *hotspot.Line) string {
+		return fmt.Sprintf("%s\t%s\t  %s", Count(l.Samples), percent(l.Share), mainReason(l.Reasons))
+	})
+	writeLines(w, f.Divergent, f.MoreDivergent, "LANES\tOF\tWARP INSTRUCTIONS\tIDLE LANES\t  DIVERGENT LINE\n", func(l *hotspot.Line) string {
+		return fmt.Sprintf("%s\t%d\t%s\t%s", orDash(l.Lanes()), hotspot.WarpLanes, Count(l.Executed), Count(l.IdleLanes()))
+	})
+	writeLines(w, f.Uncoalesced, f.MoreUncoalesced, "SECTORS/REQUEST\tIDEAL\tTIMES\tREQUESTS\tEXCESS\t  UNCOALESCED LINE\n", func(l *hotspot.Line) string {
+		return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", orDash(l.SectorsPerRequest()), orDash(l.IdealPerRequest()),
+			orDash(l.TimesIdeal()), Count(l.Requests), Count(l.Excess()))
+	})
+}
+
+// mainReason is why warps waited most at a line: what they did instead of waiting is said where they did
+// not wait at all.
+func mainReason(all []hotspot.Reason) string {
+	for _, r := range all {
+		if e, ok := hotspot.Explain(r.Name); !ok || e.State == hotspot.Waiting {
+			return r.Name
+		}
+	}
+	if len(all) > 0 {
+		return all[0].Name
+	}
+	return "-"
+}
+
+func writeReasons(w io.Writer, f *hotspot.Function) {
+	if len(f.Reasons) == 0 {
+		return
+	}
+	fmt.Fprint(w, "SAMPLES\tSHARE\t  REASON\t  THE WARP\n")
+	shown := f.Reasons[:min(len(f.Reasons), maxReasons)]
+	for _, r := range shown {
+		e, ok := hotspot.Explain(r.Name)
+		if !ok {
+			e.Means = "-"
+		}
+		fmt.Fprintf(w, "%s\t%s\t  %s\t  %s\n", Count(r.Samples), percent(r.Share), shorten(r.Name), e.Means)
+	}
+	if rest := f.Reasons[len(shown):]; len(rest) > 0 {
+		samples, share := uint64(0), 0.0
+		for _, r := range rest {
+			samples += r.Samples
+			share += r.Share
+		}
+		fmt.Fprintf(w, "%s\t%s\t  (%d more)\t\n", Count(samples), percent(share), len(rest))
+	}
+	for _, r := range f.Reasons {
+		if e, ok := hotspot.Explain(r.Name); ok && e.State == hotspot.Waiting {
+			fmt.Fprintf(w, "  What may help against %s: %s.\n", r.Name, e.Try)
+			break
+		}
+	}
+	fmt.Fprintln(w)
+}
+
+func writeLines(w io.Writer, lines []hotspot.Line, more int, header string, figures func(*hotspot.Line) string) {
+	if len(lines) == 0 {
+		return
+	}
+	fmt.Fprint(w, header)
+	for i := range lines {
+		fmt.Fprintf(w, "%s\t  %s\n", figures(&lines[i]), where(&lines[i]))
+	}
+	if more > 0 {
+		// As many empty cells as the header has, so that the row stays in the table.
+		fmt.Fprintf(w, "%s  (%d more)\n", strings.Repeat("\t", strings.Count(header, "\t")), more)
+	}
+	fmt.Fprintln(w)
+}
+
+// where says which line, which instruction of it is the worst, and what that is.
+func where(l *hotspot.Line) string {
+	var b strings.Builder
+	if l.Line > 0 {
+		fmt.Fprintf(&b, "%s:%d", shortPath(l.File), l.Line)
+	}
+	if l.PC != nil {
+		if b.Len() > 0 {
+			b.WriteByte(' ')
+		}
+		fmt.Fprintf(&b, "+%#x", *l.PC)
+	}
+	if l.SASS != "" {
+		b.WriteString("  " + shorten(l.SASS))
+	}
+	if l.Instructions > 1 {
+		fmt.Fprintf(&b, "  (of %d instructions)", l.Instructions)
+	}
+	return b.String()
+}
+
+// shortPath keeps the end of a long path, from the beginning of a name on.
+func shortPath(file string) string {
+	file = shorten(file)
+	if file == "" {
+		return "(file unknown)"
+	}
+	short, dir := path.Base(file), path.Dir(file)
+	for dir != "." && dir != "/" {
+		longer := path.Join(path.Base(dir), short)
+		if len([]rune(longer)) > maxPath {
+			return "…/" + short
+		}
+		short, dir = longer, path.Dir(dir)
+	}
+	if dir == "/" {
+		return "/" + short
+	}
+	return short
+}
+
+func percent(share float64) string { return strconv.FormatFloat(100*share, 'f', 1, 64) + "%" }
+
+func orDash(v float64, ok bool) string {
+	if !ok {
+		return "-"
+	}
+	return strconv.FormatFloat(v, 'f', 1, 64)
+}
+
+func (i *Inside) writeLeftOut(w io.Writer) {
+	for _, l := range []struct {
+		n    uint64
+		text string
+	}{
+		{i.LeftOut.Functions, "samples and counters are of functions that are not told apart: there are too many"},
+		{i.LeftOut.Places, "samples and counters are in the totals of their function only: there are too many places"},
+		{i.LeftOut.Names, "samples and counters have lost the name of their reason, file or metric: there are too many"},
+		{i.LeftOut.Instructions, "lines of listings were left out: there are too many, or they make no sense"},
+		{i.LeftOut.Saturated, "sums were too large for 64 bits"},
+		{i.Unread, "records of samples or counters have no figure"},
+	} {
+		if l.n > 0 {
+			fmt.Fprintf(w, "%s %s\n", Count(l.n), l.text)
+		}
+	}
+}

@@ -1,0 +1,533 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Deep windows on a real GPU: the engines name the right reason and line, and leave the program as it was.
+
+    go build -o bin/ ./cmd/gpufl && make bin/libgpufl.so
+    scripts/cuda-tools .tools/cuda-tools        # or any toolkit's nvcc
+    .tools/cuda-tools/13.0/bin/nvcc -O3 -lineinfo -gencode arch=compute_90,code=sm_90 -o bin/slow examples/slow/slow.cu examples/slow/kernels.cu
+    python3 test/gpu/deep.py --bin bin [--only slow,windows,status] [--keep FOLDER]
+    python3 test/gpu/deep.py --bin bin --dry        # without a GPU: are the checks themselves right?
+
+    slow     each kernel of examples/slow under the engine that must explain it: the reason or line that its code
+             implies comes first, lanes and sectors a request are within 2 % of the analytic value (1 minute)
+    windows  200 windows in a row on a PyTorch training, engines in turn: no hang, every cycle of the training ends with
+             the loss of the first, memory does not grow, the step afterwards takes what it took before (6 minutes)
+    status   a window while another process has one, without permission, while a graph is captured, at the end of the
+             process, for a process that is none: one clear answer each, and no effect on the program (2 minutes)
+    budget   only if asked for: with GPUFL_OVERHEAD_BUDGET of 2, 5 and 10 % a launch-bound training against
+             itself untraced, in turn; counts by kernel name are exact (10 minutes)
+
+Prints a line for each check, PASS or FAIL with figures, and a table at the end; the status is 1 when one failed.
+With --keep the recordings stay in that folder, and what CUPTI returned, for tests without a GPU.
+"""
+import argparse
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+KERNELS = os.path.join(ROOT, "examples", "slow", "kernels.cu")
+TRAINING = os.path.join(HERE, "deep", "training.py")
+
+# What the code of each kernel implies (kernels.cu derives it): the engine that shows it, and
+# reason:  the stall reason that comes first among those of warps that wait; share: its least share of all samples
+# lanes:   active lanes of the marked line, which is the first of the divergent ones
+# sectors: sectors a request of the marked line, and ideal; the first of the uncoalesced ones if they differ
+# top:     the marked line is the one with most samples
+EXPECTED = {
+    "chase": {"engine": "pc", "reason": "long_scoreboard", "share": 0.5, "top": True},
+    "barrier": {"engine": "pc", "reason": "barrier", "share": 0.5},
+    "compute": {"engine": "pc", "reason": "math_pipe_throttle", "top": True},
+    "divergent": {"engine": "sass", "lanes": 1.0},
+    "strided": {"engine": "sass", "sectors": 32.0, "ideal": 4.0},
+    "coalesced": {"engine": "sass", "sectors": 4.0, "ideal": 4.0},
+}
+# Samples of these are no waiting.
+NO_WAIT = ("selected", "not_selected")
+NEAR = 0.02
+
+results = []  # (passed, text)
+table = []
+
+
+def check(good, what, *figures):
+    line = " ".join(str(x) for x in ("PASS" if good else "FAIL", what, *figures))[:1000]
+    print(line, flush=True)
+    results.append((bool(good), line))
+    return good
+
+
+def near(got, want, what):
+    return check(got is not None and abs(got - want) <= NEAR * want, what, f"{got}, analytic {want}")
+
+
+def note(text):
+    print("    ", text, flush=True)
+
+
+def marked(path=KERNELS):
+    """The source lines of each name that kernels.cu marks."""
+    lines = {}
+    with open(path) as f:
+        for number, text in enumerate(f, 1):
+            if m := re.search(r"// line: (\w+)\s*$", text):
+                lines.setdefault(m.group(1), set()).add(number)
+    return lines
+
+
+def run(command, timeout=300, **settings):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "GPUFL_DEEP", "GPUFL_OUTPUT")) and k != "TRACEPARENT"}
+    began = time.monotonic()
+    p = subprocess.run(command, env=env | settings, capture_output=True, text=True, errors="replace", timeout=timeout)
+    p.took = time.monotonic() - began
+    return p
+
+
+class Gpufl:
+    def __init__(self, args, work):
+        self.path = os.path.join(args.bin, "gpufl")
+        self.bin, self.work, self.keep = args.bin, work, args.keep
+
+    def settings(self, name):
+        """What keeps the engines' data, if it shall be kept: a folder for each run."""
+        if not self.keep:
+            return {}
+        folder = os.path.join(self.keep, "engines", name)
+        os.makedirs(folder, exist_ok=True)
+        return {"GPUFL_DEEP_DUMP": folder}
+
+    def trace(self, name, flags, command):
+        output = os.path.join(self.work, name + ".otlp.jsonl")
+        return output, [self.path, "trace", "--output", output, *flags, "--", *command]
+
+    def report(self, output):
+        p = run([self.path, "report", "--json", "--functions", "0", "--lines", "0", output])
+        if p.returncode != 0:
+            note(p.stderr.strip()[-500:])
+            return None
+        return json.loads(p.stdout)
+
+    def deep(self, pid, engine, length, timeout=60):
+        """Asks for a window. status is the one word of what came of it, text the sentence."""
+        p = run([self.path, "deep", str(pid), "--for", length, "--engine", engine, "--json"], timeout=timeout)
+        p.status, p.text = "refused", p.stderr.strip()
+        if p.stdout.strip():
+            window = json.loads(p.stdout)
+            p.status, p.text = window["outcome"]["status"], window["outcome"]["text"]
+        return p
+
+
+# ---- slow ----
+
+def here(line, name, lines):
+    """Whether a line of the report is one that kernels.cu marks."""
+    return os.path.basename(line.get("file", "")) == "kernels.cu" and line.get("line") in lines[name]
+
+
+def place(line):
+    if "line" in line:
+        return f"{os.path.basename(line.get('file', '?'))}:{line['line']}"
+    return f"+{line.get('pc', 0):#x}"
+
+
+def judge(name, report, lines):
+    """Holds what a report says of a kernel against what its code implies."""
+    want = EXPECTED[name]
+    functions = [f for f in (report or {}).get("inside", {}).get("by_function", []) if f["name"].split("(")[0] == name]
+    if not check(len(functions) == 1, f"{name}: the report has the function", f"{len(functions)} times"):
+        return
+    f = functions[0]
+    reasons = f.get("reasons", [])
+    if "reason" in want:
+        waits = [r for r in reasons if r["name"] not in NO_WAIT]
+        first = waits[0] if waits else {"name": "none", "share": 0}
+        check(first["name"] == want["reason"], f"{name}: warps wait for {want['reason']} first", ", ".join(f"{r['name']} {100 * r['share']:.1f}%" for r in reasons[:4]))
+        if "share" in want:
+            check(first["share"] >= want["share"], f"{name}: that is most samples", f"{100 * first['share']:.1f}% of {f['samples']}")
+    top = (f.get("lines") or [{}])[0]
+    if want.get("top"):
+        check(here(top, name, lines), f"{name}: the line with most samples", place(top), top.get("sass", "without SASS"))
+    if "lanes" in want:
+        worst = (f.get("divergent") or [{}])[0]
+        check(here(worst, name, lines), f"{name}: the first divergent line", place(worst), worst.get("sass", "without SASS"))
+        near(worst.get("lanes"), want["lanes"], f"{name}: active lanes of it")
+    if "sectors" in want:
+        own = f
+        if want["sectors"] > want["ideal"]:
+            own = (f.get("uncoalesced") or [{}])[0]
+            check(here(own, name, lines), f"{name}: the first uncoalesced line", place(own), own.get("sass", "without SASS"))
+        else:
+            check(not f.get("uncoalesced"), f"{name}: no line is uncoalesced", len(f.get("uncoalesced") or []))
+        near(own.get("sectors_per_request"), want["sectors"], f"{name}: sectors a request")
+        near(own.get("ideal_sectors_per_request"), want["ideal"], f"{name}: ideal")
+    table.append((name, want["engine"], f["samples"], reasons[0]["name"] if reasons else "-", f.get("lanes"), f.get("sectors_per_request"), place(top) if reasons else "-"))
+
+
+def slow(gpufl):
+    program, lines = os.path.join(gpufl.bin, "slow"), marked()
+    for name, want in EXPECTED.items():
+        label = f"slow-{name}"
+        flags = ["--deep-after", "1s", "--deep-for", "2s", "--deep-engine", want["engine"]]
+        output, command = gpufl.trace(label, flags, [program, name, "6"])
+        p = run(command, timeout=120, **gpufl.settings(label))
+        said = json.loads(p.stdout) if p.stdout.strip().startswith("{") else {}
+        if not check(p.returncode == 0 and said.get("right"), f"{name}: runs, and its results are right", p.returncode, p.stdout.strip()[:200]):
+            note(p.stderr.strip()[-1000:])
+            continue
+        judge(name, gpufl.report(output), lines)
+
+
+# ---- a training that is told what to do ----
+
+class Training:
+    def __init__(self, command, **settings):
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "GPUFL_DEEP"))}
+        self.errors = tempfile.TemporaryFile(mode="w+")
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=env | settings)
+        self.pid = self.process.pid  # until it says its own
+        self.pid = self.answer(180)["pid"]
+
+    def send(self, line):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def answer(self, timeout):
+        if not select.select([self.process.stdout], [], [], timeout)[0]:
+            raise TimeoutError(f"the training did not answer in {timeout} s")
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError("the training ended: " + self.said()[-1000:])
+        return json.loads(line)
+
+    def ask(self, line, timeout=180):
+        self.send(line)
+        return self.answer(timeout)
+
+    def resident_mib(self):
+        with open(f"/proc/{self.pid}/statm") as f:
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def said(self):
+        self.errors.seek(0)
+        return self.errors.read()
+
+    def end(self, timeout=60):
+        self.process.stdin.close()
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return None
+
+    def kill(self):
+        """Ends the training and, where there is one, the gpufl around it: both are of this script."""
+        for pid in {self.pid, self.process.pid}:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait()
+
+
+# No limit is in the way of one window after the other, and none opens by itself.
+ON_DEMAND = ["--deep-cooldown", "0s", "--deep-blackout", "0s", "--deep-per-hour", "10000", "--deep-share", "100%"]
+
+
+def windows(gpufl, count=200, length="300ms"):
+    bare = Training([sys.executable, TRAINING])
+    reference = bare.ask("cycles 5")
+    bare.end()
+    output, command = gpufl.trace("windows", ON_DEMAND, [sys.executable, TRAINING])
+    t = Training(command, GPUFL_DEEP="1", **gpufl.settings("windows"))
+    try:
+        before = t.ask("cycles 15")
+        t.send("until")
+        resident, codes, longest = [], {}, 0.0
+        for i in range(count):
+            p = gpufl.deep(t.pid, ("pc", "sass")[i % 2], length)
+            codes[p.returncode] = codes.get(p.returncode, 0) + 1
+            longest = max(longest, p.took)
+            if p.returncode != 0:
+                note(f"window {i}: {p.returncode}: {p.status}: {p.text[:300]}")
+            resident.append(t.resident_mib())
+        during = t.ask("stop")
+        after = t.ask("cycles 15")
+        code = t.end()
+    except (subprocess.TimeoutExpired, TimeoutError, RuntimeError) as e:
+        check(False, "windows: nothing hangs", e)
+        t.kill()
+        return
+    check(codes == {0: count}, f"windows: {count} windows, engines in turn, were collected", codes, f"longest answer {longest:.2f} s")
+    check(code == 0, "windows: the program ends by itself", code)
+    wrong = before["wrong"] + during["wrong"] + after["wrong"]
+    check(wrong == 0 and during["cycles"] > 0, "windows: every cycle ends with the loss of the first", f"{wrong} wrong of {before['cycles'] + during['cycles'] + after['cycles']}")
+    check(before["loss"] == reference["loss"], "windows: which is that of the program without us", before["loss"], reference["loss"])
+    early, late = statistics.median(resident[20:40]), statistics.median(resident[-20:])
+    check(late - early <= max(32, 0.02 * early), "windows: memory is flat", f"{early:.0f} MiB after 30 windows, {late:.0f} MiB after {count}")
+    check(after["device_mib"] - before["device_mib"] <= 1024, "windows: so is the device's", f"{before['device_mib']:.0f} and {after['device_mib']:.0f} MiB")
+    ratio = after["step_ms"] / before["step_ms"]
+    check(ratio <= 1 + NEAR, "windows: the step afterwards takes what it took before", f"{before['step_ms']:.3f} and {after['step_ms']:.3f} ms, × {ratio:.3f}")
+    table.append(("training", "untraced / before / during / after", *(f"{x['step_ms']:.3f} ms" for x in (reference, before, during, after)), f"longest step {during['longest_ms']:.0f} ms"))
+    report = gpufl.report(output)
+    functions = (report or {}).get("inside", {}).get("by_function", [])
+    check(any(f["samples"] for f in functions) and any("lanes" in f for f in functions), "windows: both engines brought figures", f"{len(functions)} functions")
+
+
+# ---- status ----
+
+def refused(p, what, *statuses):
+    """A window that cannot be has 3, the status that says why, and a sentence."""
+    check(p.returncode == 3 and p.status in statuses and len(p.text.splitlines()) == 1, what, p.returncode, p.status, p.text[:300])
+
+
+def status(gpufl):
+    program = os.path.join(gpufl.bin, "slow")
+    _, command = gpufl.trace("status", ON_DEMAND, [sys.executable, TRAINING])
+    t = Training(command, GPUFL_DEEP="1")
+    try:
+        t.send("capture 10")
+        time.sleep(2)  # in the middle of it
+        refused(gpufl.deep(t.pid, "pc", "200ms"), "status: while a graph is captured, pc", "capture_under_way")
+        refused(gpufl.deep(t.pid, "sass", "200ms"), "status: while a graph is captured, sass", "capture_under_way")
+        check(t.answer(60).get("right"), "status: the capture is whole, and its replays right")
+        p = gpufl.deep(t.pid, "pc", "200ms")
+        check(p.returncode == 0, "status: and afterwards there is a window", p.returncode, p.status, p.text[:200])
+
+        # Two processes on one GPU: either both can, or the second is told why not.
+        _, other = gpufl.trace("status-other", ON_DEMAND, [sys.executable, TRAINING])
+        u = Training(other, GPUFL_DEEP="1")
+        t.send("until")
+        first = subprocess.Popen([gpufl.path, "deep", str(t.pid), "--for", "8s", "--engine", "pc"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        time.sleep(3)
+        p = gpufl.deep(u.pid, "pc", "200ms")
+        if p.returncode == 0:
+            check(True, "status: two processes at once: both have a window")
+        else:
+            refused(p, "status: another process has the counters", "another_profiler")
+        first.communicate(timeout=60)
+        check(first.returncode == 0, "status: the first has its window all the same", first.returncode)
+        check(t.ask("stop")["wrong"] == 0 and u.ask("cycles 3")["wrong"] == 0, "status: neither program noticed")
+        check(u.end() == 0, "status: the second ends by itself")
+    finally:
+        check(t.end() == 0, "status: the first ends by itself")
+
+    bare = run([program, "compute", "2"], timeout=60)
+    _, command = gpufl.trace("status-exit", ["--deep-after", "1s", "--deep-for", "30s"], [program, "compute", "2"])
+    p = run(command, timeout=120)
+    check(p.returncode == bare.returncode == 0, "status: a window open at the end: the program ends as ever", p.returncode)
+    check(p.took - bare.took < 20, "status: and soon", f"{p.took:.1f} s, without us {bare.took:.1f} s")
+
+    p = run([gpufl.path, "deep", "2147483647", "--for", "1s", "--engine", "pc"])
+    check(p.returncode == 1 and len(p.stderr.strip().splitlines()) == 1, "status: a process that is none", p.returncode, p.stderr.strip()[:200])
+    unprivileged(gpufl, program)
+
+
+def unprivileged(gpufl, program):
+    """Without permission for counters: as nobody, where the driver asks for an administrator."""
+    try:
+        with open("/proc/driver/nvidia/params") as f:
+            restricted = "RmProfilingAdminOnly: 1" in f.read()
+    except OSError:
+        restricted = False
+    if os.geteuid() != 0 or not restricted or not shutil.which("setpriv"):
+        note("left out: without permission (needs root, setpriv, and a driver that restricts profiling)")
+        return
+    # nobody may read neither our folders nor write into them.
+    folder = tempfile.mkdtemp(prefix="gpufl-nobody-", dir="/tmp")
+    for name in ("gpufl", "libgpufl.so", "slow"):
+        shutil.copy(os.path.join(gpufl.bin, name), folder)
+    os.chmod(folder, 0o777)
+    output = os.path.join(folder, "out.otlp.jsonl")
+    nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]
+    p = run([*nobody, os.path.join(folder, "gpufl"), "trace", "--output", output, "--deep-after", "1s", "--deep-for", "1s", "--",
+             os.path.join(folder, "slow"), "compute", "4"], timeout=120)
+    check(p.returncode == 0, "status: without permission the program runs as ever", p.returncode, p.stdout.strip()[:200])
+    text = p.stderr + (open(output).read() if os.path.exists(output) else "")
+    check("no_permission" in text or "RestrictProfiling" in text, "status: without permission, and why", p.stderr.strip()[-300:])
+    shutil.rmtree(folder)
+
+
+# ---- budget ----
+
+def counts(gpufl, label, command, **settings):
+    """Kernels by name, from the summaries of the recording processes."""
+    folder = os.path.join(gpufl.work, label + "-summary")
+    os.makedirs(folder)
+    p = Training(command, GPUFL_SUMMARY_DIR=folder, **settings)
+    return p, folder
+
+
+def by_name(folder):
+    sums = {}
+    for name in os.listdir(folder):
+        if name.endswith(".json"):
+            with open(os.path.join(folder, name)) as f:
+                for row in json.load(f).get("kernels") or []:
+                    sums[row["name"]] = sums.get(row["name"], 0) + row["count"]
+    return sums
+
+
+def budget(gpufl, rounds=3, seconds=60):
+    # Kernels of n cycles are first + n * each, found with all kinds on and no budget.
+    known = []
+    for n in (1, 2):
+        _, command = gpufl.trace(f"count-{n}", [], [sys.executable, TRAINING])
+        t, folder = counts(gpufl, f"count-{n}", command)
+        t.ask(f"cycles {n}")
+        t.end()
+        known.append(by_name(folder))
+    each = {k: known[1].get(k, 0) - known[0].get(k, 0) for k in known[1]}
+    bare = Training([sys.executable, TRAINING])
+    once = bare.ask("cycles 10")
+    cycles = max(1, int(10 * seconds / once["seconds"]))
+    times = {"untraced": []}
+    for round in range(rounds):
+        times["untraced"].append(bare.ask(f"cycles {cycles}", timeout=10 * seconds)["seconds"])
+        for percent in ("2%", "5%", "10%"):
+            label = f"budget-{percent[:-1]}-{round}"
+            _, command = gpufl.trace(label, ["--deep-after", "10s", "--deep-every", "20s", "--deep-for", "1s", "--deep-engine", "both"], [sys.executable, TRAINING])
+            t, folder = counts(gpufl, label, command, GPUFL_OVERHEAD_BUDGET=percent)
+            got = t.ask(f"cycles {cycles}", timeout=10 * seconds)
+            check(t.end() == 0 and got["wrong"] == 0, f"budget {percent}: results are right")
+            times.setdefault(percent, []).append(got["seconds"])
+            want = {k: known[0].get(k, 0) + (cycles - 1) * n for k, n in each.items()}
+            found = by_name(folder)
+            wrong = {k: (found.get(k, 0), n) for k, n in want.items() if found.get(k, 0) != n}
+            check(not wrong, f"budget {percent}: counts by kernel name are exact", dict(list(wrong.items())[:3]))
+    bare.end()
+    free = statistics.median(times.pop("untraced"))
+    for percent, took in times.items():
+        ratio = statistics.median(took) / free
+        table.append(("budget", percent, f"{free:.2f} s untraced", f"{statistics.median(took):.2f} s", f"× {ratio:.4f}"))
+        if percent == "2%":
+            check(ratio <= 1.03, "budget 2%: throughput within 3 % of untraced", f"× {ratio:.4f}")
+
+
+# ---- dry ----
+
+class Logs:
+    """Recordings as a recorder would write them, for judging the judge."""
+
+    def __init__(self):
+        self.records = []
+
+    def add(self, event, function, pc, line, **values):
+        attributes = {"cuda.kernel.name": function, "cuda.pc.offset": pc, "code.file.path": KERNELS, "code.line.number": line}
+        attributes |= {k.replace("__", "."): v for k, v in values.items()}
+        self.records.append({"eventName": event, "attributes": [
+            {"key": k, "value": {"intValue": str(v)} if isinstance(v, int) else {"stringValue": v}} for k, v in attributes.items()]})
+
+    def sample(self, function, pc, line, reason, count):
+        self.add("cuda.pc_sample", function, pc, line, cuda__stall__reason=reason, cuda__sample__count=count)
+
+    def counters(self, function, pc, line, **values):
+        for name, value in values.items():
+            self.add("cuda.sass_metric", function, pc, line, cuda__metric__name="smsp__sass_" + name, cuda__metric__value=value)
+
+    def write(self, path):
+        resource = {"attributes": [{"key": "service.instance.id", "value": {"stringValue": "dry"}}]}
+        with open(path, "w") as f:
+            f.write(json.dumps({"resourceLogs": [{"resource": resource, "scopeLogs": [{"logRecords": self.records}]}]}) + "\n")
+
+
+def made(name, lines, fault):
+    """A recording of a kernel as it must be, or with one fault."""
+    logs, function = Logs(), name + "(void*, int)"
+    first = min(lines[name])
+    other = first + (100 if fault == "line" else 0)
+    off = 1.05 if fault == "value" else 1.0
+    want = EXPECTED[name]
+    if want["engine"] == "pc":
+        reason = "drain" if fault in ("reason", "value") else want["reason"]
+        logs.sample(function, 32, other, reason, 700)
+        logs.sample(function, 32, other, reason + "_not_issued", 600)
+        logs.sample(function, 48, first - 1 if fault != "line" else first, "wait", 200)
+        logs.sample(function, 64, first - 1, "selected", 100)
+    else:
+        n = 1000
+        lanes = int(32 * n * off) if "lanes" not in want else int(want["lanes"] * n * off)
+        if fault == "reason":
+            return logs  # the engine brought nothing
+        logs.counters(function, 16, first - 2, inst_executed=n, thread_inst_executed=32 * n)
+        sectors = {} if "sectors" not in want else {"sectors_mem_global": int(want["sectors"] * n * off), "sectors_mem_global_ideal": int(want["ideal"] * n)}
+        logs.counters(function, 32, other, inst_executed=n, thread_inst_executed=min(lanes, 32 * n), **sectors)
+    return logs
+
+
+def dry(gpufl):
+    """Each check of slow passes on a recording as it must be, and fails on one with a fault."""
+    lines = marked()
+    missing = [n for n in EXPECTED if n not in lines]
+    passed = not missing
+    if missing:
+        print("FAIL kernels.cu marks no line", missing)
+    for name in EXPECTED:
+        for fault in (None, "reason", "line", "value"):
+            if fault == "line" and (name == "barrier" or name == "coalesced"):
+                continue  # of these no line is expected
+            path = os.path.join(gpufl.work, f"dry-{name}-{fault}.otlp.jsonl")
+            made(name, lines, fault).write(path)
+            results.clear()
+            report = gpufl.report(path) if fault != "reason" or EXPECTED[name]["engine"] == "pc" else {}
+            judge(name, report, lines)
+            good = bool(results) and all(ok for ok, _ in results)
+            right = good == (fault is None)
+            passed &= right
+            print("PASS" if right else "FAIL", f"dry: {name} with {fault or 'no'} fault is", "taken" if good else "rejected", flush=True)
+    results.clear()
+    check(passed, "dry: the checks tell right from wrong")
+    # A training that cannot run, for want of PyTorch or a GPU, is told apart from one that hangs.
+    try:
+        Training([sys.executable, "-c", "import sys; sys.exit('no GPU')"])
+        check(False, "dry: a training that ends at once is noticed")
+    except RuntimeError as e:
+        check("no GPU" in str(e), "dry: a training that ends at once is noticed")
+
+
+CASES = {"slow": slow, "windows": windows, "status": status, "budget": budget}
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--bin", default=os.path.join(ROOT, "bin"), help="folder with gpufl, libgpufl.so and slow")
+    p.add_argument("--only", default="slow,windows,status", help="cases, separated by commas")
+    p.add_argument("--keep", help="leave recordings, and what the engines returned, in this folder")
+    p.add_argument("--dry", action="store_true", help="check the checks, without a GPU")
+    a = p.parse_args()
+    a.bin = os.path.abspath(a.bin)
+    unknown = [c for c in a.only.split(",") if c not in CASES]
+    if unknown:
+        p.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
+    if a.keep:
+        a.keep = os.path.abspath(a.keep)
+    with tempfile.TemporaryDirectory(prefix="gpufl-deep-") as temporary:
+        work = a.keep or temporary
+        os.makedirs(work, exist_ok=True)
+        gpufl = Gpufl(a, work)
+        if a.dry:
+            dry(gpufl)
+        for name in [] if a.dry else a.only.split(","):
+            began = time.monotonic()
+            try:
+                CASES[name](gpufl)
+            except (subprocess.TimeoutExpired, TimeoutError, RuntimeError, OSError, KeyError, ValueError) as e:
+                check(False, f"{name}: {type(e).__name__}", e)
+            note(f"{name} took {time.monotonic() - began:.0f} s")
+    for row in table if not a.dry else []:
+        print("  ".join(f"{x:.2f}" if isinstance(x, float) else str(x) for x in row))
+    failed = [text for ok, text in results if not ok]
+    print("\n".join([f"{len(failed)} of {len(results)} checks failed:"] + failed) if failed else f"all {len(results)} checks passed")
+    return 1 if failed or not results else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
