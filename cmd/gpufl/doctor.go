@@ -16,13 +16,16 @@ import (
 	"time"
 
 	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/cubin"
+	"github.com/gpuflight/gpuflight/internal/deep"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/otlp"
 	"github.com/gpuflight/gpuflight/internal/recorder"
+	"github.com/gpuflight/gpuflight/internal/window"
 )
 
 const doctorUsage = `gpufl doctor says whether gpufl trace and the SDK can record here: driver, devices, CUPTI, permission,
-injection library, settings, collector. What is wrong comes with what to do. It exits with 0 only if all
+injection library, settings, collector, deep windows. What is wrong comes with what to do. It exits with 0 only if all
 is well.
 
 Usage:
@@ -114,7 +117,55 @@ func examine(ctx context.Context, env *environment, library string) []finding {
 	case sending.File == "" && sending.Off():
 		f.OK, f.Detail = false, "OTEL_SDK_DISABLED or OTEL_..._EXPORTER=none switch everything off: unset them"
 	}
-	return append(findings, f, examineCollector(ctx, sending, sendingErr))
+	return append(findings, f, examineCollector(ctx, sending, sendingErr), examineWindows(env, parametersOfDriver))
+}
+
+// parametersOfDriver is where NVIDIA's kernel module says how it was loaded.
+const parametersOfDriver = "/proc/driver/nvidia/params"
+
+// examineWindows says whether deep windows could work, as far as that shows without opening one: whether the
+// driver lets this user read counters, and whether instructions would have a text. Nothing of it is needed to
+// record, so only settings that make no sense are wrong.
+func examineWindows(env *environment, parameters string) finding {
+	f := finding{Check: "deep", OK: true}
+	_, err := deep.ConfigFromEnv(env.get)
+	if _, more := window.SettingsFromEnv(env.get); errors.Join(err, more) != nil {
+		f.OK, f.Detail = false, strings.ReplaceAll(errors.Join(err, more).Error(), "\n", "; ")
+		return f
+	}
+	var parts []string
+	switch only, known := adminOnly(parameters); {
+	case !known:
+		parts = append(parts, "whether the driver lets this user read the GPU's counters is not known ("+parameters+" does not say)")
+	case !only:
+		parts = append(parts, "the driver lets every user read the GPU's counters")
+	case os.Geteuid() == 0:
+		parts = append(parts, "the driver lets only root read the GPU's counters, which you are")
+	default:
+		parts = append(parts, "the driver lets only root read the GPU's counters, so that deep windows end with no_permission: load it with NVreg_RestrictProfilingToAdminUsers=0, or give the program CAP_SYS_ADMIN")
+	}
+	if d, err := cubin.FindDisassembler(""); err != nil {
+		parts = append(parts, err.Error())
+	} else {
+		parts = append(parts, "instructions have text by "+d.Path)
+	}
+	f.Detail = strings.Join(parts, "; ")
+	return f
+}
+
+// adminOnly says whether the driver keeps counters from all users but root.
+func adminOnly(parameters string) (only, known bool) {
+	text, err := os.ReadFile(parameters)
+	if err != nil {
+		return false, false // no driver of NVIDIA's, or another name for it
+	}
+	for line := range strings.Lines(string(text)) {
+		name, value, ok := strings.Cut(line, ":")
+		if ok && strings.TrimSpace(name) == "RmProfilingAdminOnly" {
+			return strings.TrimSpace(value) != "0", true
+		}
+	}
+	return false, false
 }
 
 // examineGPU checks driver, devices, CUPTI and permission, each of which needs the one before.

@@ -25,6 +25,7 @@ const usage = `gpufl records what programs do on the GPU, and works with GPU Fli
 Usage:
   gpufl trace [flags] -- COMMAND...   run a command and record its GPU work: gpufl trace --help
   gpufl report [flags] FILE...        print what recordings hold: gpufl report --help
+  gpufl deep [flags] PID              look inside the kernels of a recorded process: gpufl deep --help
   gpufl replay [flags] ARCHIVE...     send archived telemetry again: gpufl replay --help
   gpufl doctor [flags]                say whether recording works here: gpufl doctor --help
   gpufl gen [flags]                   write a made-up training session: gpufl gen --help
@@ -52,7 +53,8 @@ func traceCommand(args []string, stdout, stderr io.Writer) ending {
 	return end
 }
 
-// run returns the exit status: 0 done, 1 it went wrong, 2 it was asked for wrongly.
+// run returns the exit status: 0 done, 1 it went wrong, 2 it was asked for wrongly; of deep 3 as well, it
+// was refused.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if len(args) == 0 {
 		fmt.Fprint(stderr, usage)
@@ -60,6 +62,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	var err error
 	switch args[0] {
+	case "deep":
+		return deepCommand(ctx, args[1:], stdout, stderr)
 	case "doctor":
 		err = runDoctor(ctx, args[1:], stdout)
 	case "gen":

@@ -23,10 +23,12 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/deep"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/otlp"
 	"github.com/gpuflight/gpuflight/internal/recorder"
 	"github.com/gpuflight/gpuflight/internal/report"
+	"github.com/gpuflight/gpuflight/internal/window"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -46,6 +48,7 @@ Examples:
   gpufl trace --output run.otlp.jsonl -- python3 train.py && gpufl report run.otlp.jsonl
   gpufl trace --endpoint http://collector:4317 --protocol grpc --service trainer -- torchrun --nproc-per-node 4 train.py
   gpufl trace --kinds +sync,+memory --include 'gemm*' -- ./simulation
+  gpufl trace --output run.otlp.jsonl --deep-after 30s --deep-for 2s -- python3 train.py
 
 Flags:
 `
@@ -91,6 +94,7 @@ var variables = []struct{ flag, variable, usage string }{
 	{"include", "GPUFL_INCLUDE", "spans only of kernels that match one of these `globs`, separated by commas"},
 	{"exclude", "GPUFL_EXCLUDE", "no spans of kernels that match one of these `globs`"},
 	{"min-duration", "GPUFL_MIN_DURATION", "no spans of device work shorter than this `duration` (5us)"},
+	{"overhead-budget", "GPUFL_OVERHEAD_BUDGET", "`share` of the program's time that recording may cost (2%): records are made in slices, and launches counted in between"},
 }
 
 // parseTrace reads the flags; help goes to out.
@@ -101,6 +105,15 @@ func parseTrace(args []string, out io.Writer) (cfg traceConfig, err error) {
 	for _, v := range variables {
 		fs.Func(v.flag, v.usage, func(s string) error {
 			cfg.values[v.variable] = s
+			return nil
+		})
+	}
+	for _, v := range deep.Settings {
+		fs.Func(v.Flag, v.Usage, func(s string) error {
+			if had := cfg.values[v.Variable]; had != "" && v.Variable == deep.WhenVariable {
+				s = had + ";" + s // each is a rule more
+			}
+			cfg.values[v.Variable] = s
 			return nil
 		})
 	}
@@ -203,6 +216,12 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 	if t.sending, err = otlp.FromEnv(t.env.get); err != nil {
 		return nil, &usageError{err}
 	}
+	if _, err = deep.ConfigFromEnv(t.env.get); err != nil {
+		return nil, &usageError{err}
+	}
+	if _, err = window.SettingsFromEnv(t.env.get); err != nil {
+		return nil, &usageError{err}
+	}
 	t.ref = gpuevent.Ref{Trace: t.settings.Parent.Trace, Parent: t.settings.Parent.Span}
 	if t.settings.HasParent {
 		t.sampled = t.settings.ParentSampled
@@ -298,6 +317,7 @@ func (t *tracing) finish(stderr io.Writer) {
 	for _, n := range totals.Nothing {
 		out.tell("%s recorded nothing: %s", plural(uint64(n.Processes), "process", "processes"), cmp.Or(n.Detail, string(n.Reason)))
 	}
+	t.tellWindows(out, sessions)
 	switch {
 	case !totals.Empty():
 		fmt.Fprintln(stderr)
@@ -306,6 +326,56 @@ func (t *tracing) finish(stderr io.Writer) {
 		out.tell("nothing was recorded: no process of the command used the GPU, or the driver could not load %s; `gpufl doctor` says whether recording works here", libraryName)
 	case len(totals.Nothing) == 0 && totals.Unended < totals.Sessions:
 		out.tell("no work of a GPU was recorded; `gpufl doctor` says whether recording works here")
+	}
+}
+
+// told is how many windows are named at the end.
+const told = 5
+
+// tellWindows says what deep windows there were, and where what they found is.
+func (t *tracing) tellWindows(out *teller, sessions []recorder.Summary) {
+	var opened, attempts, unsent, named uint64
+	paused := 0.
+	for i := range sessions {
+		w := sessions[i].Windows
+		if w == nil {
+			continue
+		}
+		opened += w.Opened
+		attempts += w.Attempts
+		unsent += w.Unsent
+		paused += w.PausedSeconds
+		for _, row := range w.Recent {
+			if named++; named > told {
+				continue
+			}
+			line := fmt.Sprintf("deep window %d of process %d (%s, by %s): ", row.ID, sessions[i].PID, row.Engine, row.Cause)
+			if row.Status == string(deep.StatusCollected) {
+				line += fmt.Sprintf("%s samples in %s", report.Count(row.Samples), plural(row.Functions, "function", "functions"))
+				if row.Lost > 0 {
+					line += fmt.Sprintf(", %s lost", report.Count(row.Lost))
+				}
+			} else {
+				line += row.Text
+			}
+			out.tell("%s", line)
+		}
+	}
+	if all := opened + attempts; all > told {
+		out.tell("%s in all, %d of them without a result", plural(all, "deep window", "deep windows"), attempts)
+	}
+	if unsent > 0 {
+		out.tell("the figures of %s found no room or were not ready in time", plural(unsent, "deep window", "deep windows"))
+	}
+	if paused > 0 {
+		out.tell("nothing else was recorded for %.3g s of deep windows", paused)
+	}
+	switch {
+	case opened == 0:
+	case t.sending.File != "":
+		out.tell("`gpufl report %s` shows what they found", t.sending.File)
+	default:
+		out.tell("what they found is in the logs cuda.pc_sample and cuda.sass_metric; with --output, `gpufl report` shows it")
 	}
 }
 

@@ -9,6 +9,7 @@ import "C"
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -20,8 +21,11 @@ import (
 	"unsafe"
 
 	"github.com/gpuflight/gpuflight/internal/capture"
+	"github.com/gpuflight/gpuflight/internal/deep"
+	"github.com/gpuflight/gpuflight/internal/deep/control"
 	"github.com/gpuflight/gpuflight/internal/otlp"
 	"github.com/gpuflight/gpuflight/internal/recorder"
+	"github.com/gpuflight/gpuflight/internal/window"
 )
 
 // What the runtime may take of a machine that belongs to the program.
@@ -83,7 +87,15 @@ func gpuflInjectStart() (atExit C.int) {
 		log.Error("gpufl: nothing is recorded, since it could not be sent", "error", err)
 		return 0
 	}
-	c, err := capture.Start(capture.Options{Settings: settings, Sending: sending, Logger: log})
+	windows, wrong := deep.ConfigFromEnv(environment)
+	engines, wrongToo := window.SettingsFromEnv(environment)
+	if wrong := errors.Join(wrong, wrongToo); wrong != nil {
+		log.Warn("gpufl: defaults are used for deep windows where a setting is wrong", "error", wrong)
+	}
+	c, err := capture.Start(capture.Options{
+		Settings: settings, Sending: sending, Logger: log,
+		Deep: windows, Window: engines, Place: control.PlaceFromEnv(environment),
+	})
 	if err != nil {
 		log.Error("gpufl: nothing is recorded", "error", err)
 		return 0

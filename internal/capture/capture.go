@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package capture is one recording of the process it runs in: a CUPTI collector, the recorder that
-// turns its records into telemetry, and the client that sends it, started and stopped in the right
-// order. The SDK and the injection library are two fronts of it. It may know all three and nothing
-// of who asked for the recording.
+// turns its records into telemetry, the client that sends it, and, where settings allow deep windows, what
+// opens and runs these, started and stopped in the right order. The SDK and the injection library are two
+// fronts of it. It may know all of them and nothing of who asked for the recording.
 package capture
 
 import (
@@ -11,12 +11,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/deep"
+	"github.com/gpuflight/gpuflight/internal/deep/control"
 	"github.com/gpuflight/gpuflight/internal/otlp"
 	"github.com/gpuflight/gpuflight/internal/recorder"
+	"github.com/gpuflight/gpuflight/internal/window"
 )
 
 // Options say what to record and where to send it.
@@ -25,6 +29,11 @@ type Options struct {
 	Sending  otlp.Settings
 	// Language is the program's ("go"), "" if not known.
 	Language string
+	// Deep says which deep windows there may be, if Deep.Enabled, and Window how they are run. Place is
+	// where the socket is that they can be asked for by.
+	Deep   deep.Config
+	Window window.Settings
+	Place  control.Place
 	// Logger defaults to one that drops everything.
 	Logger *slog.Logger
 }
@@ -39,6 +48,10 @@ type Capture struct {
 	collector *cupti.Collector   // nil where nothing can be recorded
 	recorder  *recorder.Recorder // nil likewise
 	client    *otlp.Client
+	// What follows is nil where there are no deep windows, the server also where no socket could be made.
+	windows *deep.Controller
+	engines *window.Engines
+	control *control.Server
 
 	once    sync.Once
 	summary recorder.Summary
@@ -71,32 +84,66 @@ func Start(o Options) (*Capture, error) {
 	if c.client, err = otlp.New(o.Sending, c.logger); err != nil {
 		return nil, err
 	}
-	if err := c.open(o.Settings); err != nil {
+	if err := c.open(&o); err != nil {
 		c.abandon()
 		return nil, err
 	}
 	return c, nil
 }
 
-// open starts collector and recorder. Its error is one of settings.
-func (c *Capture) open(s recorder.Settings) error {
-	collector, err := cupti.Open(s.Collector())
+// open starts collector and recorder, and the controller of deep windows. Its error is one of settings.
+func (c *Capture) open(o *Options) error {
+	settings := o.Settings.Collector()
+	settings.Deep = o.Deep.Enabled
+	collector, err := cupti.Open(settings)
 	if err != nil {
 		return c.unavailable(err)
+	}
+	var taker lateTaker
+	if o.Deep.Enabled {
+		c.engines = window.New(o.Window, window.FromCollector(collector), &taker, c.logger)
+		o.Deep.Opened, o.Deep.Closed, o.Deep.Logger = c.engines.Opened, c.engines.Closed, c.logger
+		if c.windows, err = deep.New(o.Deep, c.engines); err != nil {
+			_ = collector.Close() // it has not begun
+			return err
+		}
+		c.config.Rules = c.windows
 	}
 	r, err := recorder.New(c.config, recorder.FromCollector(collector), c.client)
 	if err != nil {
 		_ = collector.Close() // it has not begun
 		return err
 	}
+	taker.Recorder = r
 	if err := collector.Start(); err != nil {
 		_ = collector.Close() // what Start said is what matters
 		return c.unavailable(err)
 	}
 	r.Start()
 	c.collector, c.recorder = collector, r
+	if c.windows != nil {
+		c.engines.Start()
+		c.windows.Start()
+		p := control.Process{Service: r.Service(), Command: shortened(strings.Join(c.config.Command, " "))}
+		if c.control, err = control.Listen(o.Place, p, c.windows, c.logger); err != nil {
+			c.logger.Warn("gpufl: nobody can ask for deep windows from outside", "error", err)
+		}
+	}
 	return nil
 }
+
+// maxCommand bounds what others are told of the command, in bytes.
+const maxCommand = 1 << 10
+
+func shortened(s string) string {
+	if len(s) > maxCommand {
+		s = s[:maxCommand]
+	}
+	return strings.ToValidUTF8(s, "") // a character may have been cut in two
+}
+
+// lateTaker is the recorder, which is made after what hands windows to it and before any of them.
+type lateTaker struct{ *recorder.Recorder }
 
 // unavailable keeps why nothing can be recorded.
 func (c *Capture) unavailable(err error) error {
@@ -127,6 +174,9 @@ func (c *Capture) Status() cupti.Status {
 // Recorder is nil where nothing is recorded.
 func (c *Capture) Recorder() *recorder.Recorder { return c.recorder }
 
+// Windows is nil where there are no deep windows.
+func (c *Capture) Windows() *deep.Controller { return c.windows }
+
 // Client is nil where sending is switched off.
 func (c *Capture) Client() *otlp.Client { return c.client }
 
@@ -154,6 +204,7 @@ func (c *Capture) stop(ctx context.Context, finalize bool) (recorder.Summary, er
 		summary, err = recorder.Unavailable(c.config, c.status, c.client)
 		errs = append(errs, err)
 	} else {
+		errs = append(errs, c.stopWindows(ctx))
 		stopped, err := c.stopCollector(ctx, finalize)
 		errs = append(errs, err)
 		summary = c.recorder.Stop(ctx)
@@ -169,6 +220,36 @@ func (c *Capture) stop(ctx context.Context, finalize bool) (recorder.Summary, er
 	return summary, errors.Join(errs...)
 }
 
+// stopWindows closes the window that is open and has what windows yielded handed over, in at most half of
+// the time: CUPTI must be stopped and everything sent after it.
+func (c *Capture) stopWindows(ctx context.Context) error {
+	if c.windows == nil {
+		return nil
+	}
+	end, _ := ctx.Deadline()
+	part := func(share time.Duration) (context.Context, context.CancelFunc) {
+		return context.WithTimeout(ctx, time.Until(end)/share)
+	}
+	closing, cancel := part(3)
+	defer cancel()
+	errs := []error{c.windows.Stop(closing)}
+	reading, cancel := part(3)
+	defer cancel()
+	told := make(chan struct{})
+	go func() {
+		defer close(told)
+		if c.control != nil {
+			c.control.Close()
+		}
+	}()
+	errs = append(errs, c.engines.Stop(reading))
+	select {
+	case <-told:
+	case <-reading.Done(): // a client that does not read its answer
+	}
+	return errors.Join(errs...)
+}
+
 // stopCollector waits for CUPTI no longer than ctx: a driver that hangs must not keep the program. It
 // reports whether CUPTI has stopped.
 func (c *Capture) stopCollector(ctx context.Context, finalize bool) (stopped bool, err error) {
@@ -182,6 +263,13 @@ func (c *Capture) stopCollector(ctx context.Context, finalize bool) (stopped boo
 		}
 		return true, err
 	case <-ctx.Done():
+		// Should it come back after all, the process can record anew.
+		go func() {
+			if err := <-done; err != nil {
+				c.logger.Warn("gpufl: CUPTI stopped late", "error", err)
+			}
+			_ = c.collector.Close() // nobody is there to be told
+		}()
 		return false, fmt.Errorf("stop CUPTI: %w", ctx.Err())
 	}
 }

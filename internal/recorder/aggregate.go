@@ -86,6 +86,8 @@ type work struct {
 	device uint8
 	count  [numOperations]uint64
 	ns     [numOperations]uint64
+	// untracedGraphs were launched without a record.
+	untracedGraphs uint64
 }
 
 // copies are those of one kind on one device.
@@ -190,6 +192,9 @@ func (t *totals) kernel(h *cupti.Head, label uint32, device uint8) uint32 {
 	n.ns += uint64(ns)
 	n.maxNs = max(n.maxNs, ns)
 	t.kernels++
+	if n.series != nil {
+		n.series.Observe(ns)
+	}
 	c := t.cell(i, label, device)
 	if h.GraphNode {
 		c.nodes++

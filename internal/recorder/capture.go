@@ -46,7 +46,13 @@ func (r *Recorder) finish() error {
 	e.now = time.Now()
 	r.mu.Lock()
 	e.scopes.lost += r.lost
+	notes := r.notes
+	e.yields = append(e.yields, r.yields...)
+	e.windows.counts.Unsent += r.windowsLost
+	r.notes, r.yields = nil, nil
 	r.mu.Unlock()
+	e.learnWindows(notes)
+	e.countUntraced(true)
 	if r.broken.Load() {
 		// What the batch holds may be half an event.
 		e.batch = gpuevent.NewBatch(gpuevent.Signals{Traces: true, Logs: true})
@@ -69,6 +75,8 @@ func (e *engine) finish(failure string) Summary {
 	for _, c := range open {
 		e.scopes.finish(c, true)
 	}
+	e.sendYields()
+	e.unyielded()
 	e.closeSessionPart()
 	if s := e.scopes.session; s.sampled {
 		e.spans.Scopes++
@@ -99,6 +107,8 @@ func (e *engine) summary(failure string, end int64) Summary {
 		OverheadSeconds: stats.Overhead.Seconds(), OwnSeconds: e.ownTime().Seconds(),
 	}
 	s.Spans.ScopesLeftOut = e.scopes.leftOut
+	s.Windows = e.windows.summary()
+	s.Overhead = e.overheadSummary()
 	for i, n := range stats.Rejected {
 		if n > 0 {
 			if s.Records.RejectedBy == nil {
@@ -184,6 +194,9 @@ func (e *engine) captureLog(s *Summary) {
 	if s.lossy() || len(captureKinds(missing)) > 0 {
 		outcome, r.Severity = statusPartial, gpuevent.SeverityWarn
 	}
+	if s.Windows != nil && s.Windows.PausedSeconds > 0 && outcome == statusCollected {
+		outcome = statusPartial // as was asked for
+	}
 	if s.Reason != cupti.ReasonNone {
 		outcome, r.Severity = statusSkipped, gpuevent.SeverityWarn
 		have, missing = 0, e.cfg.Asked
@@ -215,6 +228,17 @@ func (e *engine) captureLog(s *Summary) {
 		count(semconv.CUDACaptureSpansUnsampled, s.Spans.Unsampled),
 		gpuevent.F(semconv.CUDACaptureOverheadTime, s.OverheadSeconds),
 		gpuevent.Str(semconv.CUDACaptureLibraryPath, s.Library),
+	}
+	if w := s.Windows; w != nil {
+		r.Attrs = append(r.Attrs, count(semconv.CUDACaptureDeepWindows, w.Opened), gpuevent.F(semconv.CUDACapturePausedTime, w.PausedSeconds))
+	}
+	if o := s.Overhead; o != nil {
+		r.Attrs = append(r.Attrs, gpuevent.F(semconv.CUDACaptureOverheadBudget, o.Budget), gpuevent.F(semconv.CUDACaptureOverheadRatio, o.Ratio),
+			gpuevent.F(semconv.CUDACaptureTracedRatio, o.Traced), count(semconv.CUDACaptureLaunchesUntraced, o.Untraced[semconv.CUDAOperationKernel]))
+		if o.All != nil && o.All.LaunchesBound > 0 {
+			r.Attrs = append(r.Attrs, gpuevent.F(semconv.CUDACaptureLaunchesEstimated, o.All.Launches),
+				gpuevent.F(semconv.CUDACaptureLaunchesEstimatedBound, o.All.LaunchesBound))
+		}
 	}
 	if s.Version > 0 {
 		r.Attrs = append(r.Attrs, gpuevent.I(semconv.CUDACaptureLibraryVersion, int64(s.Version)))
@@ -262,6 +286,24 @@ func (s *Summary) sentence() string {
 	} {
 		if part.n > 0 {
 			fmt.Fprintf(&b, ", "+part.text, part.n)
+		}
+	}
+	if w := s.Windows; w != nil {
+		if w.Opened > 0 {
+			fmt.Fprintf(&b, ", %d deep windows", w.Opened)
+		}
+		if w.Attempts > 0 {
+			fmt.Fprintf(&b, ", %d deep windows without a result", w.Attempts)
+		}
+		if w.PausedSeconds > 0 {
+			fmt.Fprintf(&b, ", nothing recorded for %.3g s of them", w.PausedSeconds)
+		}
+	}
+	if o := s.Overhead; o != nil {
+		fmt.Fprintf(&b, ", %d launches counted without a record, %.3g %% of the time traced at a cost of about %.2g %% of a budget of %.3g %%",
+			o.Untraced[semconv.CUDAOperationKernel], 100*o.Traced, 100*o.Ratio, 100*o.Budget)
+		if !o.Met {
+			fmt.Fprintf(&b, ", which is exceeded by %.2g %%", 100*o.Excess)
 		}
 	}
 	if s.Failure != "" {

@@ -95,6 +95,11 @@ type Config struct {
 	Start time.Time
 	// Asked are the kinds that were asked for: default cupti.DefaultKinds.
 	Asked cupti.Kinds
+	// OverheadBudget is the share of the program's time that recording may cost, above 0 and at most 1; 0 sets no
+	// limit. The Source must be a Switch. With it records are made in slices; between them launches are counted.
+	OverheadBudget float64
+	// Rules are told of kernels and scopes, nil for none.
+	Rules Rules
 	// Logger defaults to one that drops everything.
 	Logger *slog.Logger
 }
@@ -140,6 +145,10 @@ type Summary struct {
 
 	Spans   SpanCounts   `json:"spans"`
 	Records RecordCounts `json:"records"`
+	// Windows are the deep windows, nil if there was none.
+	Windows *WindowCounts `json:"deep_windows,omitempty"`
+	// Overhead is what the budget for the cost of recording did, nil without one.
+	Overhead *OverheadSummary `json:"overhead,omitempty"`
 	// OverheadSeconds is what CUPTI says it needed, OwnSeconds the recorder's own processor time.
 	OverheadSeconds float64 `json:"overhead_seconds"`
 	OwnSeconds      float64 `json:"own_seconds"`

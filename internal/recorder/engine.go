@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/pcommon"
 
 	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/deep/rule"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 )
 
@@ -40,6 +41,15 @@ type engine struct {
 	scopes *scopes
 	totals *totals
 	calls  *calls // nil unless host calls are recorded
+
+	// figures are what rules look at, nil if there are none; busy likewise.
+	figures *rule.Figures
+	busy    *rule.Busy
+	windows windows
+	// untraced is nil without a budget for the cost of recording.
+	untraced *untraced
+	// yields are of windows, and sent at the end of a round: when the kernels of their time are known.
+	yields []*Window
 
 	// work and ranges limit spans of device work, and of NVTX ranges with marks.
 	work, ranges bucket
@@ -84,7 +94,14 @@ func newEngine(cfg Config, src Source, sink Sink, now time.Time) *engine {
 		e.calls = newCalls()
 	}
 	start := cfg.Start.UnixNano()
-	e.totals = newTotals(newNames(cfg.Include, cfg.Exclude), start)
+	names := newNames(cfg.Include, cfg.Exclude)
+	if cfg.Rules != nil {
+		if e.figures = cfg.Rules.Figures(); e.figures != nil {
+			e.busy = e.figures.Busy()
+			names.observe(e.figures)
+		}
+	}
+	e.totals = newTotals(names, start)
 	ref := sessionRef(cfg, e.key)
 	e.scopes = newScopes(e, &scope{
 		kind: gpuevent.KindSession, sampled: !cfg.HasParent || cfg.ParentSampled,
@@ -155,6 +172,9 @@ func (e *engine) learnCalls(b Records) {
 
 // process makes telemetry of buffers and gives them back.
 func (e *engine) process(held []Records) {
+	if e.untraced != nil {
+		e.untraced.learn()
+	}
 	e.learnDevices()
 	records := 0
 	for _, b := range held {
@@ -241,12 +261,21 @@ func (e *engine) count(b Records, buffer uint16) {
 			continue
 		}
 		e.lastSeen = max(e.lastSeen, h.End)
+		if e.untraced != nil {
+			e.untraced.reconciler.Record(h.Correlation)
+		}
 		s := e.scopeOf(h)
 		device := deviceSlot(h.Device)
 		c := candidate{ns: max(0, h.End-h.Start), scope: s, index: uint32(i), buffer: buffer, op: op, device: device}
 		wanted := !e.cfg.KernelsOnly && (c.ns >= minNs || op == opAlloc || op == opFree)
 		if op == opKernel {
 			c.group = e.totals.kernel(h, s.label, device)
+			if u := e.untraced; u != nil && !h.GraphNode {
+				u.kernel(c.group, h.Start, c.ns)
+			}
+			if e.busy != nil {
+				e.busy.Add(int(h.Device), h.Start, h.End)
+			}
 			wanted = c.ns >= minNs && !e.totals.names.all[c.group].filtered
 		} else {
 			e.totals.other(op, h, s.label, device)
@@ -327,6 +356,12 @@ func (e *engine) emit(b Records, c *candidate) {
 	span.Ref = gpuevent.Ref{Trace: parent.Trace, Span: e.key.Span(kind, e.number, 0), Parent: parent.Span}
 	span.ScopeName = c.scope.name
 	span.ScopeInferred = h.ScopeInferred
+	if len(e.windows.stretches) > 0 && c.op.onDevice() && e.windows.unusual(h.Start, h.End) {
+		span.Estimated = true
+	}
+	if c.op == opKernel {
+		e.windows.launched(h, span.Ref)
+	}
 	if e.calls != nil && h.Correlation != 0 {
 		if asked, ok := e.calls.get(h.Correlation); ok {
 			span.LaunchStartNs, span.LaunchEndNs = gpuevent.Some(asked.start), gpuevent.Some(asked.end)
@@ -379,6 +414,10 @@ func (e *engine) tick() {
 		e.calls.age(now)
 	}
 	e.scopes.forget(now)
+	e.countUntraced(false)
+	if e.figures != nil {
+		e.cfg.Rules.Tick(e.now)
+	}
 	if now-e.lastMetrics >= int64(e.cfg.MetricInterval) {
 		if e.lastMetrics != 0 {
 			e.sendMetrics()

@@ -4,6 +4,7 @@ package recorder
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"go.opentelemetry.io/collector/pdata/pcommon"
@@ -280,7 +281,7 @@ func (w *metricWriter) work() {
 	}
 	graphs := w.sum(semconv.MetricGPUCUDAGraphLaunchCalls)
 	for _, x := range t.workList {
-		if n := x.count[opGraph]; n > 0 {
+		if n := x.count[opGraph] + x.untracedGraphs; n > 0 {
 			a := graphs.int(t.start, n)
 			w.scope(a, x.label)
 			w.device(a, x.device)
@@ -345,7 +346,16 @@ func (w *metricWriter) recorder() {
 			rejected.int(start, n).PutStr(semconv.ErrorType, cupti.RejectNames[i])
 		}
 	}
+	windows := w.sum(semconv.MetricGpuflDeepWindows)
+	counts := &w.e.windows.counts
+	for _, status := range slices.Sorted(maps.Keys(counts.ByStatus)) {
+		windows.int(start, counts.ByStatus[status]).PutStr(semconv.CUDADeepWindowStatus, status)
+	}
+	if w.e.windows.paused > 0 {
+		w.sum(semconv.MetricGpuflPausedTime).seconds(start, uint64(w.e.windows.paused))
+	}
 	overhead := w.sum(semconv.MetricGpuflOverheadTime)
 	overhead.seconds(start, uint64(max(s.Overhead, 0))).PutStr(semconv.GpuflOverheadKind, semconv.GpuflOverheadKindCupti)
 	overhead.seconds(start, uint64(w.e.ownTime())).PutStr(semconv.GpuflOverheadKind, semconv.GpuflOverheadKindLibrary)
+	w.overhead()
 }

@@ -2,7 +2,10 @@
 
 package recorder
 
-import "github.com/gpuflight/gpuflight/internal/gpuevent"
+import (
+	"github.com/gpuflight/gpuflight/internal/deep/rule"
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+)
 
 const (
 	// maxNames bounds kernel names that are told apart. PyTorch with its compiler makes a few thousand.
@@ -21,11 +24,15 @@ type kernelName struct {
 	count    uint64
 	ns       uint64
 	maxNs    int64
+	// untraced are launches that were counted and have no records.
+	untraced uint64
 	// own says that it has series of its own; see metrics.
 	own bool
 	// usages are its figures by device.
 	usages []*usage
 	cells  []*cell
+	// series is what rules look at, nil if none does.
+	series *rule.Series
 }
 
 // names gives each kernel name an index. Names are known by their pointers: that two of equal text
@@ -40,6 +47,8 @@ type names struct {
 	lastIndex uint32
 
 	include, exclude []string
+	// figures are those of rules, nil if there are none.
+	figures *rule.Figures
 }
 
 func newNames(include, exclude []string) *names {
@@ -51,6 +60,12 @@ func newNames(include, exclude []string) *names {
 		name: &gpuevent.KernelName{Full: otherName, Short: otherName}, own: true,
 	})
 	return n
+}
+
+// observe has rules see kernels. It is called before the first name.
+func (n *names) observe(f *rule.Figures) {
+	n.figures = f
+	n.all[otherIndex].series = f.Kernel(otherName, "")
 }
 
 // index returns the name's index, otherIndex past the bound.
@@ -78,6 +93,9 @@ func (n *names) add(name *gpuevent.KernelName) uint32 {
 		i = uint32(len(n.all))
 		n.byText[name.Full] = i
 		n.all = append(n.all, kernelName{name: name, filtered: !n.wanted(name)})
+		if n.figures != nil {
+			n.all[i].series = n.figures.Kernel(name.Short, name.Full)
+		}
 	}
 	if len(n.byPointer) < 4*maxNames {
 		n.byPointer[name] = i

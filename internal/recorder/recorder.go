@@ -50,9 +50,17 @@ type Recorder struct {
 	// nobody learns of scopes any more.
 	broken, abandoned, over atomic.Bool
 
+	// timed says that scopes are timed, since a rule looks at them.
+	timed bool
+
 	mu      sync.Mutex
 	pending []scopeOp
 	lost    uint64
+	// notes and yields are of deep windows; windowsLost are notes that found no room.
+	notes       []windowNote
+	yields      []*Window
+	yieldRows   int
+	windowsLost uint64
 
 	engine  *engine
 	held    []Records
@@ -71,8 +79,13 @@ func New(cfg Config, src Source, sink Sink) (*Recorder, error) {
 		return nil, err
 	}
 	e := newEngine(cfg, src, sink, time.Now())
+	if cfg.OverheadBudget != 0 {
+		if err := e.limitOverhead(src); err != nil {
+			return nil, err
+		}
+	}
 	return &Recorder{
-		cfg: cfg, src: src, log: cfg.Logger, ref: e.scopes.session.first, engine: e,
+		cfg: cfg, src: src, log: cfg.Logger, ref: e.scopes.session.first, engine: e, timed: e.figures != nil,
 		stop: make(chan struct{}), done: make(chan struct{}),
 	}, nil
 }
@@ -123,6 +136,9 @@ func complete(cfg Config) (Config, error) {
 // sampled (see Config.Parent), it is never sent.
 func (r *Recorder) SessionRef() gpuevent.Ref { return r.ref }
 
+// Service is service.name as telemetry has it.
+func (r *Recorder) Service() string { return r.cfg.ServiceName }
+
 // Start begins to take buffers.
 func (r *Recorder) Start() {
 	if r.started.CompareAndSwap(false, true) {
@@ -137,6 +153,7 @@ func (r *Recorder) Begin(s Scope) uint64 {
 		return 0
 	}
 	id := r.src.NextScopeID()
+	at := r.clock()
 	r.mu.Lock()
 	if len(r.pending) >= maxPending {
 		r.lost++
@@ -144,7 +161,7 @@ func (r *Recorder) Begin(s Scope) uint64 {
 		return 0
 	}
 	// Before the push: when a buffer with a launch in this scope is taken, the scope is known.
-	r.pending = append(r.pending, scopeOp{id: id, begin: true, scope: s})
+	r.pending = append(r.pending, scopeOp{id: id, begin: true, at: at, scope: s})
 	r.mu.Unlock()
 	if err := r.src.PushScope(id); err != nil {
 		r.end(id)
@@ -167,9 +184,18 @@ func (r *Recorder) end(id uint64) {
 	if r.over.Load() {
 		return
 	}
+	at := r.clock()
 	r.mu.Lock()
-	r.pending = append(r.pending, scopeOp{id: id})
+	r.pending = append(r.pending, scopeOp{id: id, at: at})
 	r.mu.Unlock()
+}
+
+// clock is the time, 0 where nobody wants it.
+func (r *Recorder) clock() int64 {
+	if !r.timed {
+		return 0
+	}
+	return time.Now().UnixNano()
 }
 
 // Stop takes what is left, sends it with the last metrics, the session's span and the capture log, and
@@ -215,10 +241,12 @@ func (r *Recorder) run() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	r.engine.ownTime = threadTime()
+	endGovernor := r.engine.governed()
 	if err := guarded(r.consume); err != nil {
 		r.fail(err)
 		r.drain()
 	}
+	endGovernor()
 	r.over.Store(true)
 	if err := guarded(r.finish); err != nil {
 		r.fail(err)
@@ -339,6 +367,7 @@ func (r *Recorder) round() {
 		r.receive(b)
 	}
 	r.process()
+	r.engine.sendYields()
 	r.engine.send()
 	r.engine.tick()
 }
@@ -351,15 +380,17 @@ func (r *Recorder) learnScopes() {
 	// pending before.
 	e.events = r.src.ScopeEvents(e.events[:0])
 	r.mu.Lock()
-	ops := r.pending
-	r.pending = nil
+	ops, notes, yields := r.pending, r.notes, r.yields
+	r.pending, r.notes, r.yields, r.yieldRows = nil, nil, nil, 0
 	r.mu.Unlock()
 	now := e.now.UnixNano()
+	e.learnWindows(notes)
 	e.scopes.apply(ops, now)
 	if len(e.events) > 0 {
 		e.scopes.nvtx(e.events, now)
 	}
 	clear(e.events)
+	e.yields = append(e.yields, yields...)
 }
 
 // process processes all buffers that are held.

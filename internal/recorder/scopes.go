@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/deep/rule"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/semconv"
 )
@@ -77,6 +78,8 @@ func (t *trace) touch(start, end int64) {
 type scopeOp struct {
 	id    uint64
 	begin bool
+	// at is when, in Unix nanoseconds, 0 if nobody wants it.
+	at    int64
 	scope Scope
 }
 
@@ -95,9 +98,11 @@ type scopes struct {
 	endings []forgettable
 	ended   int
 	labels  []string // by label; see maxScopeNames
-	byName  map[string]uint32
-	lastID  uint64
-	last    *scope
+	// series are what rules look at, by label: nil for labels that none looks at. It is empty without rules.
+	series []*rule.Series
+	byName map[string]uint32
+	lastID uint64
+	last   *scope
 	// lost scopes found no room or were forgotten before their time; leftOut are ranges and marks
 	// that the limit left out.
 	lost, leftOut uint64
@@ -111,11 +116,15 @@ const (
 
 func newScopes(e *engine, session *scope) *scopes {
 	session.label = labelSession
-	return &scopes{
+	s := &scopes{
 		e: e, byID: map[uint64]*scope{}, session: session,
 		labels: []string{otherName, ""},
 		byName: map[string]uint32{otherName: labelOther, "": labelSession},
 	}
+	if e.figures != nil {
+		s.series = []*rule.Series{e.figures.Scope(otherName), nil}
+	}
+	return s
 }
 
 func (s *scopes) label(name string) uint32 {
@@ -126,6 +135,9 @@ func (s *scopes) label(name string) uint32 {
 		}
 		l = uint32(len(s.labels))
 		s.labels = append(s.labels, name)
+		if f := s.e.figures; f != nil {
+			s.series = append(s.series, f.Scope(name))
+		}
 		s.byName[name] = l
 	}
 	return l
@@ -178,6 +190,13 @@ func (s *scopes) endsAt(c *scope, now int64) {
 	s.endings = append(s.endings, forgettable{c.id, now})
 }
 
+// observe tells rules of a scope that has ended. One whose name found no room of its own is one of _other.
+func (s *scopes) observe(c *scope, end int64) {
+	if int(c.label) < len(s.series) {
+		s.series[c.label].Observe(max(0, end-c.start))
+	}
+}
+
 // apply carries out what Begin and End left, in their order.
 func (s *scopes) apply(ops []scopeOp, now int64) {
 	for i := range ops {
@@ -185,13 +204,14 @@ func (s *scopes) apply(ops []scopeOp, now int64) {
 		if !op.begin {
 			if c := s.byID[op.id]; c != nil && !c.ended {
 				s.endsAt(c, now)
+				s.observe(c, op.at)
 			}
 			continue
 		}
 		c := &scope{
 			id: op.id, kind: gpuevent.KindScope, name: op.scope.Name, label: s.label(op.scope.Name),
-			sampled: op.scope.Sampled,
-			first:   op.scope.Ref, cur: op.scope.Ref,
+			sampled: op.scope.Sampled, start: op.at,
+			first: op.scope.Ref, cur: op.scope.Ref,
 			// Without a span of its own, its work belongs to the session.
 			thin: op.scope.Ref.Trace == gpuevent.TraceID{} || op.scope.Ref.Span == gpuevent.SpanID{},
 		}
@@ -211,6 +231,7 @@ func (s *scopes) nvtx(events []cupti.ScopeEvent, now int64) {
 			if c := s.byID[ev.ID]; c != nil && !c.ended && c.kind == gpuevent.KindNVTX {
 				c.end = max(ev.TimeNs, c.start)
 				s.endsAt(c, now)
+				s.observe(c, c.end)
 				s.finish(c, false)
 			}
 		case cupti.ScopeMark:

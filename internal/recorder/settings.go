@@ -15,6 +15,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/budget"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/semconv"
 )
@@ -43,6 +44,8 @@ type Settings struct {
 	KernelsOnly                                bool
 	Include, Exclude                           []string
 	MinDuration, FlushInterval, MetricInterval time.Duration
+	// OverheadBudget is GPUFL_OVERHEAD_BUDGET, 0 for none.
+	OverheadBudget float64
 	// ShutdownTimeout is GPUFL_SHUTDOWN_TIMEOUT.
 	ShutdownTimeout time.Duration
 	// LogLevel is GPUFL_LOG_LEVEL (debug, info, warn, error, off), default warn; off is above all
@@ -73,6 +76,7 @@ func SettingsFromEnv(getenv func(string) string) (Settings, error) {
 		MinDuration:       r.duration("GPUFL_MIN_DURATION", 0, 0),
 		FlushInterval:     r.duration("GPUFL_FLUSH_INTERVAL", time.Millisecond, 0),
 		MetricInterval:    r.duration("GPUFL_METRIC_INTERVAL", time.Millisecond, 0),
+		OverheadBudget:    r.budget("GPUFL_OVERHEAD_BUDGET"),
 		ShutdownTimeout:   r.duration("GPUFL_SHUTDOWN_TIMEOUT", 0, DefaultShutdownTimeout),
 		LogLevel:          r.level("GPUFL_LOG_LEVEL"),
 		SummaryDir:        getenv("GPUFL_SUMMARY_DIR"),
@@ -112,7 +116,7 @@ func (s *Settings) Config() Config {
 		MaxSpansPerSecond: s.MaxSpansPerSecond, MaxSpansPerTrace: s.MaxSpansPerTrace,
 		KernelsOnly: s.KernelsOnly, Include: s.Include, Exclude: s.Exclude, MinDuration: s.MinDuration,
 		FlushInterval: s.FlushInterval, MetricInterval: s.MetricInterval,
-		Asked: s.Kinds,
+		Asked: s.Kinds, OverheadBudget: s.OverheadBudget,
 	}
 }
 
@@ -185,6 +189,19 @@ func (r *envReader) level(name string) slog.Level {
 		r.bad(name, v, "debug, info, warn, error or off")
 		return slog.LevelWarn
 	}
+}
+
+func (r *envReader) budget(name string) float64 {
+	v := r.getenv(name)
+	if v == "" {
+		return 0
+	}
+	b, err := budget.Parse(v)
+	if err != nil {
+		r.bad(name, v, "a share of the program's time, such as 2% or 0.02")
+		return 0
+	}
+	return b
 }
 
 func (r *envReader) kinds(name string) cupti.Kinds {

@@ -18,8 +18,11 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/gpuflight/gpuflight/internal/capture"
+	"github.com/gpuflight/gpuflight/internal/deep"
+	"github.com/gpuflight/gpuflight/internal/deep/control"
 	"github.com/gpuflight/gpuflight/internal/otlp"
 	"github.com/gpuflight/gpuflight/internal/recorder"
+	"github.com/gpuflight/gpuflight/internal/window"
 )
 
 // instrumentationName names the SDK as the maker of scopes' spans.
@@ -93,7 +96,15 @@ func start(opts []Option) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := options{settings: settings}
+	deepConfig, err := deep.ConfigFromEnv(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	windowSettings, err := window.SettingsFromEnv(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	o := options{settings: settings, deep: deepConfig}
 	for _, opt := range opts {
 		if err := opt(&o); err != nil {
 			return nil, err
@@ -103,7 +114,10 @@ func start(opts []Option) (*session, error) {
 		o.logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: settings.LogLevel}))
 	}
 	identify(&o.settings)
-	c, err := capture.Start(capture.Options{Settings: o.settings, Sending: sending, Language: "go", Logger: o.logger})
+	c, err := capture.Start(capture.Options{
+		Settings: o.settings, Sending: sending, Language: "go", Logger: o.logger,
+		Deep: o.deep, Window: windowSettings, Place: control.PlaceFromEnv(os.Getenv),
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/gpuflight/gpuflight/internal/deep"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/recorder"
 	"github.com/gpuflight/gpuflight/semconv"
@@ -22,6 +23,7 @@ type Option func(*options) error
 
 type options struct {
 	settings recorder.Settings
+	deep     deep.Config
 	provider trace.TracerProvider
 	logger   *slog.Logger
 }
@@ -78,6 +80,15 @@ func WithKinds(kinds ...string) Option {
 			return fmt.Errorf("WithKinds: %w", err)
 		}
 		o.settings.Kinds = set
+		return nil
+	}
+}
+
+// WithDeepWindows allows deep windows, by [DeepWindow] and by gpufl deep, as GPUFL_DEEP=1 does. The images of
+// modules are then kept in memory, at most 256 MiB of them.
+func WithDeepWindows() Option {
+	return func(o *options) error {
+		o.deep.Enabled = true
 		return nil
 	}
 }

@@ -31,7 +31,7 @@ func child(t *testing.T) *exec.Cmd {
 	if os.Getenv(childVariable) == t.Name() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v") //nolint:gosec // Ourselves.
 	cmd.Env = append(os.Environ(), cuptitest.Environment(cuptitest.Build(t))...)
@@ -115,14 +115,16 @@ func TestShutdownKeepsItsBound(t *testing.T) {
 	require.NoError(t, err)
 	defer silent.Close()
 	for _, protocol := range []string{"grpc", "http/protobuf"} {
-		setenv(t, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+silent.Addr().String(), "OTEL_EXPORTER_OTLP_PROTOCOL", protocol, "GPUFL_SHUTDOWN_TIMEOUT", "300ms")
+		setenv(t, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+silent.Addr().String(), "OTEL_EXPORTER_OTLP_PROTOCOL", protocol, "GPUFL_SHUTDOWN_TIMEOUT", "300ms",
+			"OTEL_EXPORTER_OTLP_TIMEOUT", "3600000")
 		shutdown, err := Init(t.Context())
 		require.NoError(t, err)
 		_, scope := Scope(t.Context(), "step")
 		scope.End()
-		began := time.Now()
-		require.ErrorContains(t, shutdown(t.Context()), "were not sent")
-		assert.Less(t, time.Since(began), 2*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		require.ErrorContains(t, shutdown(ctx), "were not sent")
+		require.NoError(t, ctx.Err(), "the bound is that of the settings")
+		cancel()
 		assert.Equal(t, "not_initialized", CurrentStatus().Reason)
 	}
 }

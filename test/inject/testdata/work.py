@@ -246,6 +246,102 @@ def wait(gpu):
         time.sleep(0.05)
 
 
+def armed():
+    """How much of the (fake) engines is armed in this process."""
+    control = ctypes.CDLL(os.environ["GPUFL_CUPTI"]).fake_control
+    control.restype = ctypes.c_int64
+    return control(b"armed", ctypes.c_int64(0))
+
+
+def until(condition):
+    end = time.time() + 50
+    while not condition():
+        if time.time() > end:
+            sys.exit("what was waited for has not come")
+        time.sleep(0.002)
+
+
+def inside(gpu):
+    """A module of real code, and the wait for an engine that looks at it."""
+    with open(os.environ["WORK_IMAGE"], "rb") as f:
+        image = f.read()
+    assert gpu.cuda.fake_module_load(image, ctypes.c_size_t(len(image))) != 0
+    until(lambda: gpu.launch("plain", 1) or armed() > 0)
+
+
+def window(gpu):
+    inside(gpu)
+    until(lambda: armed() == 0)
+    gpu.launch("plain", 20)
+    print("windowed")
+
+
+def window_exit(gpu):
+    inside(gpu)
+    print("ending in a window")
+
+
+def window_code(gpu):
+    inside(gpu)
+    sys.exit(9)
+
+
+def window_leave(gpu):
+    inside(gpu)
+    print("leaving in a window", flush=True)
+    os._exit(7)
+
+
+def window_segv(gpu):
+    inside(gpu)
+    sys.stdout.flush()
+    ctypes.string_at(0)
+
+
+def window_term(gpu):
+    inside(gpu)
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)
+
+
+def window_fork(gpu):
+    # Children of a program in a window: one that goes on, one that runs another program.
+    inside(gpu)
+    sys.stdout.flush()
+    for child in (lambda: sys.exit(4), lambda: os.execvp("sh", ["sh", "-c", "exit 3"])):
+        pid = os.fork()
+        if pid == 0:
+            gpu.cuda.cuInit(0)
+            child()
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    print("armed", armed() > 0)
+
+
+def window_signal(gpu):
+    # The signal would kill if nobody took it.
+    with open(os.environ["WORK_IMAGE"], "rb") as f:
+        image = f.read()
+    assert gpu.cuda.fake_module_load(image, ctypes.c_size_t(len(image))) != 0
+    until(lambda: os.kill(os.getpid(), signal.SIGUSR2) or gpu.launch("plain", 1) or armed() > 0)
+    until(lambda: armed() == 0)
+    print("windowed")
+
+
+def window_asked(gpu):
+    # Until somebody has asked for a window.
+    print(os.getpid(), flush=True)
+    window(gpu)
+
+
+def window_refused(gpu):
+    # Until somebody closes the standard input.
+    print(os.getpid(), flush=True)
+    gpu.launch("plain", 10)
+    sys.stdin.read()
+    print("over")
+
+
 def main():
     # Fewer files than there could be, so that a limit that is raised is seen.
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/cubin"
+	"github.com/gpuflight/gpuflight/internal/deep"
+	"github.com/gpuflight/gpuflight/internal/recorder"
+)
+
+func TestFlagsOfDeepWindows(t *testing.T) {
+	_, changes := prepared(t, nil, "--deep-after", "30s", "--deep-for", "2s", "--deep-when", "kernel.rate < 100/s", "--deep-when", "busy.ratio < 50%", "--deep-engine", "both")
+	for name, want := range map[string]string{
+		"GPUFL_DEEP_AFTER": "30s", "GPUFL_DEEP_FOR": "2s", "GPUFL_DEEP_ENGINE": "both",
+		"GPUFL_DEEP_WHEN": "kernel.rate < 100/s;busy.ratio < 50%",
+	} {
+		assert.Equal(t, want, changes[name])
+	}
+	for _, s := range deep.Settings {
+		if _, set := changes[s.Variable]; set {
+			assert.NotEmpty(t, changes[s.Variable])
+		}
+	}
+	for _, environ := range [][]string{{"GPUFL_DEEP_AFTER=soon"}, {"GPUFL_DEEP_PERIOD=1"}} {
+		library := filepath.Join(t.TempDir(), libraryName)
+		require.NoError(t, os.WriteFile(library, nil, 0o600))
+		cfg, err := parseTrace([]string{"--library", library, "--", "true"}, &bytes.Buffer{})
+		require.NoError(t, err)
+		_, err = prepare(cfg, environ)
+		require.Error(t, err)
+		assert.ErrorAs(t, err, new(*usageError))
+	}
+}
+
+func TestWhatIsToldOfDeepWindows(t *testing.T) {
+	collected := recorder.WindowRow{ID: 1, Engine: "pc", Cause: "schedule", Status: "collected", Collected: deep.Collected{Samples: 12345, Functions: 2, Lost: 5}}
+	refused := recorder.WindowRow{ID: 2, Engine: "sass", Cause: "socket", Status: "no_permission", Text: "this process may not read the GPU's counters"}
+	var out bytes.Buffer
+	tr := &tracing{}
+	tr.tellWindows(&teller{&out}, []recorder.Summary{
+		{PID: 7},
+		{PID: 8, Windows: &recorder.WindowCounts{Opened: 1, Attempts: 1, PausedSeconds: 1.5, Unsent: 1, Recent: []recorder.WindowRow{collected, refused}}},
+	})
+	assert.Equal(t, `gpufl: deep window 1 of process 8 (pc, by schedule): 12,345 samples in 2 functions, 5 lost
+gpufl: deep window 2 of process 8 (sass, by socket): this process may not read the GPU's counters
+gpufl: the figures of 1 deep window found no room or were not ready in time
+gpufl: nothing else was recorded for 1.5 s of deep windows
+gpufl: what they found is in the logs cuda.pc_sample and cuda.sass_metric; with --output, `+"`gpufl report`"+` shows it
+`, out.String())
+
+	out.Reset()
+	tr.sending.File = "/tmp/run.otlp.jsonl"
+	many := recorder.WindowCounts{Opened: 9, Attempts: 3}
+	for range 9 {
+		many.Recent = append(many.Recent, collected)
+	}
+	tr.tellWindows(&teller{&out}, []recorder.Summary{{PID: 8, Windows: &many}})
+	assert.Equal(t, 7, bytes.Count(out.Bytes(), []byte("\n")))
+	assert.Contains(t, out.String(), "gpufl: 12 deep windows in all, 3 of them without a result\n")
+	assert.Contains(t, out.String(), "gpufl: `gpufl report /tmp/run.otlp.jsonl` shows what they found\n")
+
+	out.Reset()
+	tr.tellWindows(&teller{&out}, []recorder.Summary{{PID: 7}})
+	assert.Empty(t, out.String())
+}
+
+func TestDoctorOnDeepWindows(t *testing.T) {
+	nvdisasm := filepath.Join(t.TempDir(), "nvdisasm")
+	require.NoError(t, os.WriteFile(nvdisasm, nil, 0o700)) //nolint:gosec // A program.
+	t.Setenv(cubin.DisassemblerEnv, nvdisasm)
+	env := newEnvironment(nil)
+	parameters := filepath.Join(t.TempDir(), "params")
+	forRoot := "the driver lets only root read the GPU's counters, "
+	if os.Geteuid() == 0 {
+		forRoot += "which you are"
+	} else {
+		forRoot += "so that deep windows end with no_permission"
+	}
+	for _, tc := range []struct{ text, want string }{
+		{"ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 1\n", forRoot},
+		{"RmProfilingAdminOnly: 0\n", "the driver lets every user read the GPU's counters"},
+		{"ResmanDebugLevel: 4294967295\n", "whether the driver lets this user read the GPU's counters is not known"},
+	} {
+		require.NoError(t, os.WriteFile(parameters, []byte(tc.text), 0o600))
+		f := examineWindows(&env, parameters)
+		assert.True(t, f.OK)
+		assert.Contains(t, f.Detail, tc.want)
+		assert.Contains(t, f.Detail, "; instructions have text by "+nvdisasm)
+	}
+	t.Setenv(cubin.DisassemblerEnv, nvdisasm+"-not")
+	f := examineWindows(&env, parameters+"-not")
+	assert.True(t, f.OK, "nothing of it is needed to record")
+	assert.Contains(t, f.Detail, "is not known")
+	assert.Contains(t, f.Detail, "no nvdisasm")
+	env.set("GPUFL_DEEP_AFTER", "soon")
+	f = examineWindows(&env, parameters)
+	assert.False(t, f.OK)
+	assert.Contains(t, f.Detail, "GPUFL_DEEP_AFTER is \"soon\"")
+}

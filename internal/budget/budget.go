@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package budget
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// State is what is recorded of the device's work.
+type State uint8
+
+// The states, from the dearest to the cheapest.
+const (
+	Trace  State = iota // every launch has a record, and is counted
+	Count               // launches are counted by name, and have no records
+	Blind               // nothing is seen
+	states = 3
+)
+
+// String returns the state as telemetry spells it.
+func (s State) String() string {
+	switch s {
+	case Trace:
+		return "trace"
+	case Count:
+		return "count"
+	case Blind:
+		return "blind"
+	default:
+		return "unknown"
+	}
+}
+
+// Parse reads a budget: a percentage ("2%", "0.5 %") or a share ("0.02"). It is above 0 and at most 1.
+func Parse(text string) (float64, error) {
+	number, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
+	b, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+	if percent {
+		b /= 100
+	}
+	if err != nil || math.IsNaN(b) || b <= 0 || b > 1 {
+		return 0, fmt.Errorf("%q is no overhead budget; it must be a share of the time above 0 and at most 1, such as 2%% or 0.02", text)
+	}
+	return b, nil
+}
+
+// Costs are seconds that a launch takes longer, each beside the state before it.
+type Costs struct {
+	// Count is that of counting a launch; Trace what a record costs on top of that; Residual what stays in
+	// all states once records were made, until CUPTI is detached.
+	Count, Trace, Residual float64
+}
+
+// Config says what a [Controller] may do. The zero value but for Budget works.
+type Config struct {
+	// Budget is the share of the program's time that may be lost, above 0 and at most 1.
+	Budget float64
+	// MinObservation is the share of the time that is traced even where the budget does not allow it.
+	MinObservation float64
+	// MinSlice and MaxSlice bound how long a slice is traced at a time: 50 ms and 1 s.
+	MinSlice, MaxSlice time.Duration
+	// NoCount and NoBlind take a state away: not both.
+	NoCount, NoBlind bool
+	// CanFinalise says that a Step may ask for CUPTI to be detached.
+	CanFinalise bool
+	// Prior holds what a launch is taken to cost before it was measured; Count is never measured and stays.
+	// Zero values are 100 ns for Count and 600 ns for Trace, and nothing for Residual.
+	Prior Costs
+	// Processors is how many share the work of our own threads: 1 counts all their time as lost. Default 1.
+	Processors int
+	// Seed makes a Controller's choices repeatable; 0 takes a random one.
+	Seed uint64
+}
+
+// Interval is what the step that has ended measured.
+type Interval struct {
+	// Launches were counted in it from the moment the state was reached, if Known: not in Blind.
+	Launches uint64
+	Known    bool
+	// CUPTI is what its overhead records of this time add up to, Own the processor time of our own
+	// threads, Switch how long the change to the step's state took, from the
+	// end of the step before. Negative values are taken as 0.
+	CUPTI, Own, Switch time.Duration
+	// Failed says that the state was not reached and that of the step before went on.
+	Failed bool
+}
+
+// Step is what is to be done next.
+type Step struct {
+	State State
+	// For is how long, if nothing intervenes; Controller.Next is asked then.
+	For time.Duration
+	// Finalise asks for CUPTI to be detached before State, which is Blind or Count, begins.
+	Finalise bool
+	// Stratum numbers the stratum that the step is in, from 1.
+	Stratum uint64
+	// TraceShare is the chance that any moment of this stratum had to be traced, CountShare that to be
+	// counted, traced ones included. 1 is all of it.
+	TraceShare, CountShare float64
+}
+
+// Status is what a Controller did and found.
+type Status struct {
+	Budget float64
+	// Elapsed is the time since Begin, In that spent in each state by its number.
+	Elapsed time.Duration
+	In      [states]time.Duration
+	// Overhead is the share of the time that was lost, estimated, since Begin; Window that of the last
+	// minute; Floor what the cheapest state that is allowed costs now.
+	Overhead, Window, Floor float64
+	// Met says whether both are within the budget, Excess by how much they are not.
+	Met    bool
+	Excess float64
+	// Costs of a launch as used now, and how many comparisons they are from.
+	Costs       Costs
+	Comparisons int
+	// Switches counts changes of state, Finalised those that detached CUPTI, Failures those that failed.
+	Switches, Finalised, Failures uint64
+	// Strata counts those planned.
+	Strata uint64
+}
+
+// Duty is the share of the time that was traced; 1 before any passed.
+func (s *Status) Duty() float64 {
+	if s.Elapsed <= 0 {
+		return 1
+	}
+	return float64(s.In[Trace]) / float64(s.Elapsed)
+}

@@ -1,0 +1,558 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package recorder
+
+import (
+	"errors"
+	"log/slog"
+	"math"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/budget"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+// Switch is a Source whose records can be switched off while launches are counted: a *cupti.Collector.
+type Switch interface {
+	SetMode(m cupti.Mode) error
+	LaunchCounts(dst []cupti.LaunchCount) []cupti.LaunchCount
+	Doubts(dst []cupti.Doubt) []cupti.Doubt
+	CountStats() cupti.CountStats
+	Stats() cupti.Stats
+}
+
+const (
+	// recordsLate is how long after its end a stratum waits for its records. Those that come later are in all
+	// metrics, and not in estimates.
+	recordsLate = 5 * time.Second
+	// retry is how often it is tried whether launches can be counted.
+	retry = time.Second
+	// maxStrata bounds the strata that wait: a recorder that does nothing for so long is held up.
+	maxStrata = 4096
+	// doubtsAge is how often doubtful launches without a record are taken to have none, the second time.
+	doubtsAge = time.Minute
+)
+
+// governor keeps what recording costs within a budget: it switches the source's records off and on from
+// a goroutine of its own, since the recorder's may be at work when a slice is over.
+type governor struct {
+	src  Switch
+	log  *slog.Logger
+	ctl  *budget.Controller
+	stop chan struct{}
+	done chan struct{}
+	// own is the processor time of the recorder's goroutine, in nanoseconds.
+	own atomic.Int64
+
+	mu     sync.Mutex
+	status budget.Status
+	strata []*stratum // that the engine has not taken
+	lost   uint64     // strata that found no room
+	// refused says why nothing can be switched.
+	refused string
+
+	// The rest is the governor's goroutine's.
+	rows     []cupti.LaunchCount
+	launches uint64
+	cupti    time.Duration
+	ownSeen  time.Duration
+	open     *stratum
+}
+
+// stratum is what is known of one of the controller's.
+type stratum struct {
+	number                 uint64
+	start                  int64 // Unix ns
+	traceShare, countShare float64
+	before                 []uint64 // launches by row, when it began
+
+	// With the governor's lock: end is 0 while it goes on, counted are the launches in it by row.
+	end     int64
+	counted []uint64
+
+	traced map[uint32]budget.Traced // the engine's: by kernel name
+}
+
+func newGovernor(src Switch, share float64, log *slog.Logger) (*governor, error) {
+	ctl, err := budget.NewController(budget.Config{Budget: share, Processors: runtime.NumCPU()})
+	if err != nil {
+		return nil, err
+	}
+	return &governor{src: src, log: log, ctl: ctl, stop: make(chan struct{}), done: make(chan struct{})}, nil
+}
+
+// limitOverhead has a governor switch the source's records.
+func (e *engine) limitOverhead(src Source) error {
+	sw, ok := src.(Switch)
+	if !ok {
+		return errors.New("recorder: an overhead budget needs a source whose records can be switched off")
+	}
+	g, err := newGovernor(sw, e.cfg.OverheadBudget, e.log)
+	if err != nil {
+		return err
+	}
+	e.untraced, err = newUntraced(g, e.now)
+	return err
+}
+
+// governed starts the governor, if there is one, and returns what ends it.
+func (e *engine) governed() (end func()) {
+	if e.untraced == nil {
+		return func() {}
+	}
+	g := e.untraced.g
+	go g.run()
+	return func() {
+		close(g.stop)
+		late := time.NewTimer(grace)
+		defer late.Stop()
+		select {
+		case <-g.done:
+		case <-late.C: // CUPTI does not come back
+			g.log.Warn("CUPTI does not answer: the overhead of recording is no longer limited")
+		}
+	}
+}
+
+// run is the governor's goroutine.
+func (g *governor) run() {
+	defer close(g.done)
+	if err := guarded(g.govern); err != nil {
+		g.refuse(firstLine(err.Error()))
+		g.log.Error("the overhead of recording is no longer limited", "error", err)
+		_ = guarded(func() error { return g.src.SetMode(cupti.ModeTrace) })
+	}
+}
+
+func (g *governor) govern() error {
+	if !g.begin() {
+		return nil
+	}
+	now := time.Now()
+	g.count()
+	mode := budget.Trace
+	step := g.ctl.Begin(now)
+	for failed := false; ; {
+		g.enter(step, now)
+		var taken time.Duration // by the change to the step's state
+		if step.State != mode || failed {
+			before := time.Now()
+			err := g.src.SetMode(cupti.Mode(step.State))
+			if errors.Is(err, cupti.ErrNotRunning) {
+				// Stopped; should it be started again, it records everything.
+				g.count()
+				g.leave(time.Now())
+				return nil
+			}
+			taken, failed = time.Since(before), err != nil
+			if failed {
+				g.log.Debug("cannot switch records", "mode", step.State.String(), "error", err)
+			} else {
+				mode = step.State
+			}
+		}
+		g.count() // what was launched during the change is no measure of the state
+		begun := g.launches
+		stopped := false
+		timer := time.NewTimer(max(0, step.For-taken))
+		select {
+		case <-timer.C:
+		case <-g.stop:
+			timer.Stop()
+			stopped = true
+		}
+		g.count()
+		now = time.Now()
+		overhead, own := g.src.Stats().Overhead, time.Duration(g.own.Load())
+		// Callbacks do not tell of launches in Blind, whatever it is that the controller asked for.
+		step = g.ctl.Next(now, budget.Interval{
+			Launches: g.launches - begun, Known: mode != budget.Blind,
+			CUPTI: overhead - g.cupti, Own: own - g.ownSeen, Switch: taken, Failed: failed,
+		})
+		g.cupti, g.ownSeen = overhead, own
+		status := g.ctl.Status()
+		g.mu.Lock()
+		g.status = status
+		g.mu.Unlock()
+		if stopped {
+			g.leave(now)
+			return nil
+		}
+	}
+}
+
+// begin has launches counted, and says whether they are. It tries until they are or the recorder stops: a window may
+// have recording paused.
+func (g *governor) begin() bool {
+	for {
+		err := g.src.SetMode(cupti.ModeTrace)
+		if err == nil {
+			g.refuse("")
+			return true
+		}
+		if errors.Is(err, cupti.ErrNotRunning) {
+			return false
+		}
+		g.refuse(firstLine(err.Error()))
+		if errors.Is(err, cupti.ErrCannotCount) {
+			g.log.Warn("the overhead of recording cannot be limited", "error", err)
+			return false
+		}
+		g.log.Debug("the overhead of recording is not limited yet", "error", err)
+		pause(g.stop, retry)
+		select {
+		case <-g.stop:
+			return false
+		default:
+		}
+	}
+}
+
+func (g *governor) refuse(why string) {
+	g.mu.Lock()
+	g.refused = why
+	g.mu.Unlock()
+}
+
+// count reads how much was launched.
+func (g *governor) count() {
+	g.rows = g.src.LaunchCounts(g.rows[:0])
+	g.launches = 0
+	for i := range g.rows {
+		g.launches += g.rows[i].Launches()
+	}
+}
+
+// enter begins the step's stratum, if it is another.
+func (g *governor) enter(step budget.Step, now time.Time) {
+	if g.open != nil && g.open.number == step.Stratum {
+		return
+	}
+	g.leave(now)
+	s := &stratum{
+		number: step.Stratum, start: now.UnixNano(), traceShare: step.TraceShare, countShare: step.CountShare,
+		before: launchesOf(g.rows), traced: map[uint32]budget.Traced{},
+	}
+	g.open = s
+	g.mu.Lock()
+	if len(g.strata) < maxStrata {
+		g.strata = append(g.strata, s)
+	} else {
+		g.lost++
+	}
+	g.mu.Unlock()
+}
+
+// leave ends the stratum that is open.
+func (g *governor) leave(now time.Time) {
+	s := g.open
+	if s == nil {
+		return
+	}
+	counted := launchesOf(g.rows)
+	for i, n := range s.before {
+		counted[i] -= n
+	}
+	g.mu.Lock()
+	s.end, s.counted = max(now.UnixNano(), s.start+1), counted
+	g.mu.Unlock()
+	g.open = nil
+}
+
+func launchesOf(rows []cupti.LaunchCount) []uint64 {
+	n := make([]uint64, len(rows))
+	for i := range rows {
+		n[i] = rows[i].Launches()
+	}
+	return n
+}
+
+// untraced is the engine's side: what it makes of counts and records. It belongs to the recorder's goroutine.
+type untraced struct {
+	g          *governor
+	estimator  *budget.Estimator[uint32]
+	reconciler *cupti.Reconciler
+	doubts     []cupti.Doubt
+	rows       []cupti.LaunchCount
+	seen       []uint64 // counted launches that are in totals, by row
+	aged       time.Time
+	strata     []*stratum // in the order of time
+	// kernels and byOperation are launches without records.
+	kernels     uint64
+	byOperation [numOperations]uint64
+	// late are records of strata that were closed, or none.
+	late uint64
+}
+
+func newUntraced(g *governor, now time.Time) (*untraced, error) {
+	estimator, err := budget.NewEstimator[uint32](budget.EstimatorConfig{MaxKernels: maxNames + 1})
+	if err != nil {
+		return nil, err
+	}
+	return &untraced{g: g, estimator: estimator, reconciler: cupti.NewReconciler(), aged: now}, nil
+}
+
+// learn takes what has happened before a buffer that is about to be read.
+func (u *untraced) learn() {
+	u.doubts = u.g.src.Doubts(u.doubts[:0])
+	u.reconciler.Add(u.doubts)
+	u.g.mu.Lock()
+	u.strata = append(u.strata, u.g.strata...)
+	u.g.strata = nil
+	u.g.mu.Unlock()
+}
+
+// kernel notes a kernel's record.
+func (u *untraced) kernel(name uint32, start, ns int64) {
+	for i := len(u.strata) - 1; i >= 0; i-- {
+		if s := u.strata[i]; s.start <= start {
+			t := s.traced[name]
+			t.Launches++
+			t.Seconds += float64(ns) / 1e9
+			s.traced[name] = t
+			return
+		}
+	}
+	u.late++
+}
+
+// operationOf says what a row of counts is of.
+func operationOf(o cupti.CountedOperation) operation {
+	switch o {
+	case cupti.CountGraph:
+		return opGraph
+	case cupti.CountHtoD, cupti.CountDtoH, cupti.CountDtoD, cupti.CountOtherCopy:
+		return opCopy
+	case cupti.CountSet:
+		return opSet
+	default:
+		return opKernel
+	}
+}
+
+// countUntraced adds to the totals what was launched without a record. At the end all is decided; before,
+// launches of which that is not known wait.
+func (e *engine) countUntraced(end bool) {
+	u := e.untraced
+	if u == nil {
+		return
+	}
+	u.g.own.Store(int64(e.ownTime()))
+	u.learn()
+	without := map[uint32]uint64{}
+	if end || e.now.Sub(u.aged) >= doubtsAge {
+		u.aged = e.now
+		for range 2 {
+			for what, n := range u.reconciler.Age() {
+				without[what] += n
+			}
+			if !end {
+				break
+			}
+		}
+	}
+	u.rows = u.g.src.LaunchCounts(u.rows[:0])
+	for len(u.seen) < len(u.rows) {
+		u.seen = append(u.seen, 0)
+	}
+	for i := range u.rows {
+		row := &u.rows[i]
+		n := row.Counted - u.seen[i]
+		u.seen[i] = row.Counted
+		n += without[uint32(i)]
+		if end {
+			n += u.reconciler.Forgotten(uint32(i))
+		}
+		if n > 0 {
+			e.addUntraced(row, n)
+		}
+	}
+	u.close(e, end)
+}
+
+func (e *engine) addUntraced(row *cupti.LaunchCount, n uint64) {
+	u := e.untraced
+	op := operationOf(row.Operation)
+	u.byOperation[op] += n
+	switch op {
+	case opKernel:
+		u.kernels += n
+		name := e.totals.names.index(row.Name)
+		e.totals.names.all[name].untraced += n
+		e.totals.cell(name, labelSession, e.soleDevice()).launches += n
+	case opGraph:
+		e.totals.work(labelSession, e.soleDevice()).untracedGraphs += n
+	default:
+	}
+}
+
+// soleDevice is the slot of the only device. Counts do not say which one it was: of several it is none.
+func (e *engine) soleDevice() uint8 {
+	if d := e.session.Devices; len(d) == 1 {
+		return deviceSlot(int32(d[0].Index)) //nolint:gosec // Devices are few.
+	}
+	return 0
+}
+
+// close gives strata whose records have come to the estimator.
+func (u *untraced) close(e *engine, end bool) {
+	late := e.now.Add(-recordsLate).UnixNano()
+	n := 0
+	for _, s := range u.strata {
+		u.g.mu.Lock()
+		ended, counted := s.end, s.counted
+		u.g.mu.Unlock()
+		if ended == 0 || ended > late && !end {
+			break
+		}
+		n++
+		launched := make(map[uint32]uint64, len(s.traced))
+		for i, c := range counted {
+			if c > 0 && operationOf(u.rows[i].Operation) == opKernel {
+				launched[e.totals.names.index(u.rows[i].Name)] += c
+			}
+		}
+		if err := u.estimator.Add(&budget.Stratum[uint32]{
+			Seconds: float64(ended-s.start) / 1e9, TraceShare: s.traceShare, CountShare: s.countShare,
+			Counted: launched, Traced: s.traced,
+		}); err != nil {
+			u.g.mu.Lock()
+			u.g.lost++
+			u.g.mu.Unlock()
+		}
+	}
+	u.strata = slices.Delete(u.strata, 0, n)
+}
+
+// OverheadSummary is what a budget for the cost of recording did.
+type OverheadSummary struct {
+	// Budget is the share of the time that recording may cost, Ratio what it cost by its own estimate, Met whether
+	// that is within the budget, also in the last minute, and Excess by how much it is not.
+	Budget float64 `json:"budget"`
+	Ratio  float64 `json:"ratio"`
+	Met    bool    `json:"met"`
+	Excess float64 `json:"excess,omitempty"`
+	// Floor is what the cheapest mode costs by the same estimate.
+	Floor float64 `json:"floor,omitempty"`
+	// Traced is the share of the time in which all launches were recorded. Seconds are those in each mode.
+	Traced  float64            `json:"traced_ratio"`
+	Seconds map[string]float64 `json:"seconds"`
+	// LaunchCostNs is what a record of a launch costs the program, in ns, from so many comparisons.
+	LaunchCostNs float64 `json:"launch_cost_ns"`
+	Comparisons  int     `json:"comparisons"`
+	Switches     uint64  `json:"switches"`
+	Failures     uint64  `json:"switches_failed,omitempty"`
+	Refused      string  `json:"refused,omitempty"`
+	// Untraced are launches by operation that were counted and not recorded.
+	Untraced map[string]uint64 `json:"untraced,omitempty"`
+	// Kernels are estimates by name, the longest first, and of all together: nil where all launches were traced.
+	Kernels []EstimateRow `json:"estimates,omitempty"`
+	All     *EstimateRow  `json:"estimate,omitempty"`
+	// What counting could not say for certain: launches that the list of doubts had no room for, launches during captures,
+	// launches without memory or name, strata that found no room, and records that came after theirs.
+	Unlisted   uint64 `json:"unlisted,omitempty"`
+	Captured   uint64 `json:"captured,omitempty"`
+	Uncounted  uint64 `json:"uncounted,omitempty"`
+	Unnamed    uint64 `json:"unnamed,omitempty"`
+	StrataLost uint64 `json:"strata_lost,omitempty"`
+	Late       uint64 `json:"records_late,omitempty"`
+}
+
+// EstimateRow says how often a kernel was launched and for how long it ran since the budget began to work,
+// and how far that may be off with a confidence of 95 %. A bound of 0 is exact; a SecondsBound below 0 says
+// that too little was traced to say anything.
+type EstimateRow struct {
+	Name          string  `json:"name,omitempty"`
+	Launches      float64 `json:"launches"`
+	LaunchesBound float64 `json:"launches_bound"`
+	Seconds       float64 `json:"seconds"`
+	SecondsBound  float64 `json:"seconds_bound"`
+}
+
+func estimateRow(name string, x budget.Estimate) EstimateRow {
+	r := EstimateRow{Name: name, Launches: x.Launches, LaunchesBound: x.LaunchesBound, Seconds: x.Seconds, SecondsBound: x.SecondsBound}
+	if math.IsInf(r.SecondsBound, 0) {
+		r.SecondsBound = -1
+	}
+	return r
+}
+
+// overheadSummary is nil without a budget.
+func (e *engine) overheadSummary() *OverheadSummary {
+	u := e.untraced
+	if u == nil {
+		return nil
+	}
+	u.g.mu.Lock()
+	status, refused, lost := u.g.status, u.g.refused, u.g.lost
+	u.g.mu.Unlock()
+	stats := u.g.src.CountStats()
+	s := &OverheadSummary{
+		Budget: e.cfg.OverheadBudget, Ratio: status.Overhead, Met: status.Met && refused == "", Excess: status.Excess, Floor: status.Floor,
+		Traced: status.Duty(), Seconds: map[string]float64{}, LaunchCostNs: status.Costs.Trace * 1e9, Comparisons: status.Comparisons,
+		Switches: stats.Switches, Failures: status.Failures, Refused: refused,
+		Unlisted: stats.Unlisted, Captured: stats.Captured, Uncounted: stats.Lost, Unnamed: stats.Unnamed, StrataLost: lost, Late: u.late,
+	}
+	for state, d := range status.In {
+		s.Seconds[budget.State(state).String()] = d.Seconds()
+	}
+	for op, n := range u.byOperation {
+		if n > 0 {
+			if s.Untraced == nil {
+				s.Untraced = map[string]uint64{}
+			}
+			s.Untraced[operationNames[op]] = n
+		}
+	}
+	if s.Traced < 1 {
+		all := estimateRow("", u.estimator.Total())
+		s.All = &all
+		for name, x := range u.estimator.All() {
+			s.Kernels = append(s.Kernels, estimateRow(e.totals.names.all[name].name.Full, x))
+		}
+		slices.SortFunc(s.Kernels, func(a, b EstimateRow) int {
+			switch {
+			case a.Seconds != b.Seconds && a.Seconds > b.Seconds, a.Seconds == b.Seconds && a.Name < b.Name:
+				return -1
+			default:
+				return 1
+			}
+		})
+		s.Kernels = s.Kernels[:min(len(s.Kernels), summaryKernels)]
+	}
+	return s
+}
+
+// overhead writes what a budget did.
+func (w *metricWriter) overhead() {
+	u := w.e.untraced
+	if u == nil {
+		return
+	}
+	u.g.mu.Lock()
+	status := u.g.status
+	u.g.mu.Unlock()
+	gauge := func(name string, v float64) {
+		p := w.metric(name).SetEmptyGauge().DataPoints().AppendEmpty()
+		p.SetTimestamp(w.now)
+		p.SetDoubleValue(v)
+	}
+	gauge(semconv.MetricGpuflOverheadBudget, w.e.cfg.OverheadBudget)
+	gauge(semconv.MetricGpuflOverheadRatio, status.Overhead)
+	start := w.e.totals.start
+	modes := w.sum(semconv.MetricGpuflOverheadModeTime)
+	for state, d := range status.In {
+		modes.seconds(start, uint64(d)).PutStr(semconv.GpuflOverheadMode, budget.State(state).String()) //nolint:gosec // Never negative.
+	}
+	launches := w.sum(semconv.MetricGpuflLaunchesUntraced)
+	for op, n := range u.byOperation {
+		if n > 0 {
+			launches.int(start, n).PutStr(semconv.CUDAOperation, operationNames[op])
+		}
+	}
+}

@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package recorder
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+// program is a source that launches two kernels as fast as it can, in the time of the test's bubble.
+type program struct {
+	*source
+	mu       sync.Mutex
+	last     time.Time
+	mode     cupti.Mode
+	carry    float64
+	number   uint32 // of launches
+	perOne   [3]time.Duration
+	counts   []cupti.LaunchCount
+	doubts   []cupti.Doubt
+	heads    []cupti.Head
+	launched [2]uint64
+	recorded [2]uint64
+	lost     float64 // seconds
+	paused   bool
+	stopped  bool
+}
+
+var (
+	gemm    = gpuevent.NewKernelName("gemm")
+	addTo   = gpuevent.NewKernelName("add")
+	lengths = [2]int64{8000, 2000} // of the kernels, in ns
+)
+
+func newProgram() *program {
+	p := &program{
+		source: &source{devices: oneDevice}, last: time.Now(),
+		perOne: [3]time.Duration{cupti.ModeTrace: 10_700, cupti.ModeCount: 10_100, cupti.ModeBlind: 10_000},
+	}
+	for op := range cupti.CountKernel {
+		p.counts = append(p.counts, cupti.LaunchCount{Operation: op})
+	}
+	p.counts = append(p.counts, cupti.LaunchCount{Operation: cupti.CountKernel, Name: gemm}, cupti.LaunchCount{Operation: cupti.CountKernel, Name: addTo})
+	return p
+}
+
+// advance launches what fits into the time since the last call. The caller has the lock.
+func (p *program) advance() {
+	now := time.Now()
+	dt := now.Sub(p.last)
+	if p.stopped || dt <= 0 {
+		return
+	}
+	one := p.perOne[p.mode]
+	p.lost += dt.Seconds() * (1 - float64(p.perOne[cupti.ModeBlind])/float64(one))
+	p.carry += float64(dt) / float64(one)
+	begin := p.last
+	for n := 0; p.carry >= 1; n++ {
+		p.carry--
+		p.launch(begin.Add(time.Duration(n)*one), p.mode == cupti.ModeTrace, false)
+	}
+	p.last = now
+}
+
+// launch makes one launch, with a record or without.
+func (p *program) launch(at time.Time, traced, doubtful bool) {
+	p.number++
+	k := 0
+	if p.number%5 == 0 {
+		k = 1
+	}
+	p.launched[k]++
+	row := &p.counts[int(cupti.CountKernel)+k]
+	switch {
+	case doubtful:
+		row.Doubtful++
+		p.doubts = append(p.doubts, cupti.Doubt{Correlation: p.number, What: uint32(int(cupti.CountKernel) + k)}) //nolint:gosec // Small.
+	case p.mode == cupti.ModeBlind:
+	case traced:
+		row.Traced++
+	default:
+		row.Counted++
+	}
+	if traced {
+		p.recorded[k]++
+		start := at.UnixNano()
+		p.heads = append(p.heads, cupti.Head{
+			Kind: cupti.KindKernel, Correlation: p.number, Start: start, End: start + lengths[k],
+			Name: []*gpuevent.KernelName{gemm, addTo}[k],
+		})
+	}
+}
+
+func (p *program) SetMode(m cupti.Mode) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.advance()
+	switch {
+	case p.stopped:
+		return cupti.ErrNotRunning
+	case p.paused:
+		return cupti.ErrPaused
+	case (m == cupti.ModeTrace) != (p.mode == cupti.ModeTrace):
+		p.launch(time.Now(), p.number%2 == 0, true)
+	}
+	p.mode = m
+	return nil
+}
+
+func (p *program) LaunchCounts(dst []cupti.LaunchCount) []cupti.LaunchCount {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.advance()
+	return append(dst, p.counts...)
+}
+
+func (p *program) Doubts(dst []cupti.Doubt) []cupti.Doubt {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	dst = append(dst, p.doubts...)
+	p.doubts = nil
+	return dst
+}
+
+func (p *program) CountStats() cupti.CountStats { return cupti.CountStats{} }
+
+func (p *program) Take(wait time.Duration) (Records, error) {
+	time.Sleep(wait)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.advance()
+	if len(p.heads) > 0 {
+		b := &records{heads: p.heads}
+		p.heads = nil
+		return b, nil
+	}
+	if p.stopped {
+		return nil, io.EOF
+	}
+	return nil, nil
+}
+
+func (p *program) Flush(bool) error { return nil }
+func (p *program) Pending() int     { return 0 }
+
+func (p *program) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.advance()
+	p.stopped = true
+}
+
+// record runs a program under a budget for some time.
+func record(t *testing.T, p *program, share float64, d time.Duration) (Summary, *sink) {
+	t.Helper()
+	out := &sink{}
+	r, err := New(Config{InstanceID: testInstance, ServiceName: "app", MaxSpansPerSecond: -1, OverheadBudget: share}, p, out)
+	require.NoError(t, err)
+	r.Start()
+	time.Sleep(d)
+	p.end()
+	s := r.Stop(context.Background())
+	require.Empty(t, s.Failure)
+	return s, out
+}
+
+func TestOverheadBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newProgram()
+		s, out := record(t, p, 0.04, 40*time.Second)
+
+		o := s.Overhead
+		require.NotNil(t, o)
+		assert.InDelta(t, 0.04, o.Budget, 0)
+		assert.LessOrEqual(t, p.lost/40, 0.04)
+		assert.Greater(t, o.Traced, 0.01)
+		assert.Less(t, o.Traced, 0.9)
+		assert.InDelta(t, 40, o.Seconds["trace"]+o.Seconds["count"]+o.Seconds["blind"], 1.5)
+		assert.Zero(t, o.Failures+o.Late+o.StrataLost)
+
+		// Every launch is in a record or a count, and in no more than one.
+		points := out.points(semconv.MetricGPUCUDAKernelLaunchCalls)
+		assert.InDelta(t, p.launched[0], points["gemm|"], 0, points)
+		assert.InDelta(t, p.launched[1], points["add|"], 0)
+		assert.Len(t, points, 2)
+		assert.Equal(t, p.recorded[0]+p.recorded[1], s.KernelCount)
+		untraced := p.launched[0] + p.launched[1] - s.KernelCount
+		assert.Equal(t, map[string]uint64{"kernel": untraced}, o.Untraced)
+		assert.Equal(t, untraced, out.total(semconv.MetricGpuflLaunchesUntraced))
+
+		// What the kernels took is estimated from the slices, within its bound.
+		require.Len(t, o.Kernels, 2)
+		for i, row := range o.Kernels {
+			assert.Equal(t, []string{"gemm", "add"}[i], row.Name)
+			assert.Zero(t, row.LaunchesBound)
+			assert.GreaterOrEqual(t, row.SecondsBound, 0.0)
+			// The last step may have ended before the program did.
+			assert.InEpsilon(t, p.launched[i], row.Launches, 0.02)
+			assert.InDelta(t, row.Launches*float64(lengths[i])/1e9, row.Seconds, row.SecondsBound+1e-6)
+		}
+		require.NotNil(t, o.All)
+
+		log := out.logs[len(out.logs)-1].Attributes().AsRaw()
+		assert.InDelta(t, 0.04, log[semconv.CUDACaptureOverheadBudget], 0)
+		assert.InDelta(t, o.Traced, log[semconv.CUDACaptureTracedRatio], 0)
+		assert.Equal(t, int64(untraced), log[semconv.CUDACaptureLaunchesUntraced]) //nolint:gosec // Small.
+		assert.Contains(t, out.logs[len(out.logs)-1].Body().Str(), "launches counted without a record")
+		assert.InDelta(t, o.Ratio, onlyPoint(t, out, semconv.MetricGpuflOverheadRatio), 0)
+		assert.InDelta(t, 0.04, onlyPoint(t, out, semconv.MetricGpuflOverheadBudget), 0)
+		modes := map[string]float64{}
+		for _, x := range out.metrics[len(out.metrics)-1].ResourceMetrics().At(0).ScopeMetrics().At(0).Metrics().All() {
+			if x.Name() == semconv.MetricGpuflOverheadModeTime {
+				for _, p := range x.Sum().DataPoints().All() {
+					modes[attr(p.Attributes(), semconv.GpuflOverheadMode)] = p.DoubleValue()
+				}
+			}
+		}
+		assert.Equal(t, o.Seconds, modes)
+	})
+}
+
+// onlyPoint is the value of a gauge.
+func onlyPoint(t *testing.T, s *sink, name string) float64 {
+	t.Helper()
+	for _, x := range s.metrics[len(s.metrics)-1].ResourceMetrics().At(0).ScopeMetrics().At(0).Metrics().All() {
+		if x.Name() == name {
+			return x.Gauge().DataPoints().At(0).DoubleValue()
+		}
+	}
+	t.Errorf("no metric %s", name)
+	return 0
+}
+
+// A program that counting alone would slow down too much is only looked at now and then: then counts are
+// estimates with a bound.
+func TestOverheadBudgetWithoutCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newProgram()
+		s, _ := record(t, p, 0.01, time.Minute)
+		o := s.Overhead
+		require.NotNil(t, o)
+		assert.LessOrEqual(t, p.lost/60, 0.0125) // of it the first second, when nothing is known
+		assert.Greater(t, o.Seconds["blind"], 20.0)
+		require.NotNil(t, o.All)
+		assert.Positive(t, o.All.LaunchesBound)
+		assert.InDelta(t, p.launched[0]+p.launched[1], o.All.Launches, o.All.LaunchesBound)
+		assert.Less(t, s.KernelCount+o.Untraced["kernel"], p.launched[0]+p.launched[1])
+	})
+}
+
+func TestOverheadBudgetWhilePaused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newProgram()
+		p.paused = true // by a window, from the beginning
+		go func() {
+			time.Sleep(10500 * time.Millisecond)
+			p.mu.Lock()
+			p.paused = false
+			p.mu.Unlock()
+		}()
+		s, _ := record(t, p, 0.04, 30*time.Second)
+		require.NotNil(t, s.Overhead)
+		assert.Empty(t, s.Overhead.Refused)
+		assert.InDelta(t, 19, s.Overhead.Seconds["trace"]+s.Overhead.Seconds["count"]+s.Overhead.Seconds["blind"], 1.5)
+
+		p = newProgram()
+		p.paused = true
+		s, _ = record(t, p, 0.04, 5*time.Second)
+		assert.Contains(t, s.Overhead.Refused, "paused")
+		assert.False(t, s.Overhead.Met)
+	})
+}
+
+func TestBadOverheadBudgets(t *testing.T) {
+	_, err := New(Config{OverheadBudget: 0.02}, &source{}, &sink{})
+	assert.ErrorContains(t, err, "switched off")
+	for _, share := range []float64{-1, 1.5} {
+		_, err := New(Config{OverheadBudget: share}, newProgram(), &sink{})
+		assert.ErrorContains(t, err, "share of the time")
+	}
+	for text, want := range map[string]float64{"": 0, "2%": 0.02, "0.5": 0.5} {
+		s, err := SettingsFromEnv(func(name string) string {
+			if name == "GPUFL_OVERHEAD_BUDGET" {
+				return text
+			}
+			return ""
+		})
+		require.NoError(t, err)
+		assert.InDelta(t, want, s.OverheadBudget, 1e-15)
+		c := s.Config()
+		assert.InDelta(t, want, c.OverheadBudget, 1e-15)
+	}
+	_, err = SettingsFromEnv(func(name string) string {
+		if name == "GPUFL_OVERHEAD_BUDGET" {
+			return "much"
+		}
+		return ""
+	})
+	assert.ErrorContains(t, err, "GPUFL_OVERHEAD_BUDGET")
+}
+
+var errSwitch = errors.New("no")
+
+// broken is a program whose records cannot be switched.
+type broken struct{ *program }
+
+func (broken) SetMode(cupti.Mode) error { return errSwitch }
+
+func TestOverheadBudgetThatCannotWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newProgram()
+		out := &sink{}
+		r, err := New(Config{InstanceID: testInstance, ServiceName: "app", MaxSpansPerSecond: -1, OverheadBudget: 0.01}, broken{p}, out)
+		require.NoError(t, err)
+		r.Start()
+		time.Sleep(5 * time.Second)
+		p.end()
+		s := r.Stop(context.Background())
+		assert.Equal(t, p.launched[0]+p.launched[1], s.KernelCount)
+		assert.Equal(t, "no", s.Overhead.Refused)
+		assert.False(t, s.Overhead.Met)
+	})
+}

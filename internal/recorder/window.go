@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package recorder
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/deep"
+	"github.com/gpuflight/gpuflight/internal/deep/rule"
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+const (
+	// patched is how long after a window of SASS metrics kernels are not taken as usual: the first launch of
+	// each brings its own code back to the device.
+	patched = 250 * time.Millisecond
+	// maxNotes bounds what callers leave of windows for the next round, maxYields and maxYieldRows what
+	// windows yielded: some 20 MB. One window may have more rows if there is no other.
+	maxNotes     = 128
+	maxYields    = 32
+	maxYieldRows = 40_000
+	// maxStretches bounds the stretches of time in which work is not as usual. Records come within seconds, so
+	// older ones can go.
+	maxStretches = 64
+	// maxLaunches bounds the spans of kernels that are remembered for a window that tells launches apart.
+	maxLaunches = 1 << 16
+	// sendText is how many bytes of listings go to the sink at a time.
+	sendText = 1 << 20
+	// recentWindows is how many windows a summary names.
+	recentWindows = 20
+)
+
+// Rules are what windows are opened by: a *deep.Controller. The recorder's goroutine alone calls them.
+type Rules interface {
+	// Figures is nil if no rule looks at any.
+	Figures() *rule.Figures
+	Tick(now time.Time)
+}
+
+// Window is a deep window with what it yielded.
+type Window struct {
+	deep.Window
+	// Samples, Counters and Listings become log records. Their Ref is filled in: the kernel's span where
+	// the launch is known, else the window's.
+	Samples  []gpuevent.PCSample
+	Counters []gpuevent.SASSMetric
+	Listings []WindowListing
+	// Dropped and NonUser are samples without a record, HardwareFull says how often the hardware's buffer was
+	// full. Other rows are summed, Unresolved have no line.
+	Dropped, NonUser, HardwareFull, Other, Unresolved uint64
+	// Missing are stall reasons or metrics that the device does not know.
+	Missing []string
+}
+
+// WindowListing is the text of one function.
+type WindowListing struct {
+	Record *gpuevent.Record
+	Text   string
+}
+
+// WindowCounts are what a summary says of deep windows.
+type WindowCounts struct {
+	// Opened counts windows in which an engine ran, Attempts the others. ByStatus has both.
+	Opened   uint64            `json:"opened"`
+	Attempts uint64            `json:"attempts"`
+	ByStatus map[string]uint64 `json:"by_status,omitempty"`
+	// PausedSeconds is how long activity was off: what was launched then is nowhere else.
+	PausedSeconds float64 `json:"paused_seconds"`
+	// Unsent counts windows whose figures found no room, or came too late.
+	Unsent uint64 `json:"unsent,omitempty"`
+	// Recent are the last 20, the latest at the end.
+	Recent []WindowRow `json:"recent,omitempty"`
+}
+
+// WindowRow is one window.
+type WindowRow struct {
+	ID     uint64 `json:"id"`
+	Engine string `json:"engine"`
+	Cause  string `json:"cause"`
+	Why    string `json:"why,omitempty"`
+	Status string `json:"status"`
+	Text   string `json:"text"`
+	Closed string `json:"closed,omitempty"`
+	// StartNs is Unix nanoseconds.
+	StartNs int64   `json:"start_unix_nano"`
+	Seconds float64 `json:"seconds"`
+	deep.Collected
+}
+
+// windowNote is what callers leave for the consumer.
+type windowNote struct {
+	opened, closed *deep.Window
+	launches       bool
+}
+
+// stretch is a time in which work is not as usual; end is math.MaxInt64 while it goes on.
+type stretch struct {
+	window     uint64
+	start, end int64
+}
+
+// windows are what is known of deep windows. It belongs to the consumer.
+type windows struct {
+	stretches []stretch
+	// awaited are closed windows of which the figures have not come.
+	awaited []deep.Window
+	// launches are the spans of kernels by correlation, nil but while a window tells launches apart.
+	launches map[uint32]gpuevent.Ref
+	// telling counts such windows of which the figures have not come.
+	telling int
+	counts  WindowCounts
+	paused  time.Duration
+}
+
+// WindowOpened says that a window is about to open, before anything is armed or paused. launches says
+// that its figures name the launch they belong to. It does not wait.
+func (r *Recorder) WindowOpened(w deep.Window, launches bool) {
+	r.note(windowNote{opened: &w, launches: launches})
+}
+
+// WindowClosed says that everything is restored. What the window yielded comes by AddWindow, or it never
+// does. It does not wait.
+func (r *Recorder) WindowClosed(w deep.Window) { r.note(windowNote{closed: &w}) }
+
+func (r *Recorder) note(n windowNote) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.over.Load() || len(r.notes) >= maxNotes {
+		// Somebody opens windows by the dozen while the consumer stands still; of what stays unnoted
+		// there is AddWindow's count.
+		r.windowsLost++
+		return
+	}
+	r.notes = append(r.notes, n)
+}
+
+// AddWindow hands over a window that has closed, with what it yielded. It does not wait, and reports false if
+// there is no room: there is again after the next flush. A window that is never added has a span at the end that
+// says that its figures are lost. Once recording is over, windows are taken and dropped.
+func (r *Recorder) AddWindow(w *Window) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.over.Load() {
+		return true
+	}
+	rows := len(w.Samples) + len(w.Counters)
+	if len(r.yields) >= maxYields || len(r.yields) > 0 && r.yieldRows+rows > maxYieldRows {
+		return false
+	}
+	r.yields = append(r.yields, w)
+	r.yieldRows += rows
+	return true
+}
+
+// learnWindows takes the notes. It comes with the scopes: before the records of their time.
+func (e *engine) learnWindows(notes []windowNote) {
+	for i := range notes {
+		n := &notes[i]
+		switch {
+		case n.opened != nil:
+			e.windows.begin(n.opened, n.launches)
+		case n.closed != nil:
+			e.windows.end(n.closed)
+		}
+	}
+}
+
+func (w *windows) begin(d *deep.Window, launches bool) {
+	if len(w.stretches) >= maxStretches {
+		w.stretches = append(w.stretches[:0], w.stretches[1:]...)
+	}
+	w.stretches = append(w.stretches, stretch{d.ID, d.Start.UnixNano(), math.MaxInt64})
+	if launches {
+		w.telling++
+		if w.launches == nil {
+			w.launches = map[uint32]gpuevent.Ref{}
+		}
+	}
+}
+
+// end replaces what was known while the window was open by what was.
+func (w *windows) end(d *deep.Window) {
+	kept := w.stretches[:0]
+	for _, s := range w.stretches {
+		if s.window != d.ID {
+			kept = append(kept, s)
+		}
+	}
+	w.stretches = kept
+	armed := false
+	for i := range d.Parts {
+		p := &d.Parts[i]
+		if p.Paused {
+			w.paused += p.End.Sub(p.Start)
+		}
+		if !p.Armed {
+			continue
+		}
+		armed = true
+		end := p.End
+		if p.Engine == deep.SASS {
+			end = end.Add(patched)
+		}
+		w.stretches = append(w.stretches, stretch{d.ID, p.Start.UnixNano(), end.UnixNano()})
+	}
+	if armed {
+		w.counts.Opened++
+	} else {
+		w.counts.Attempts++
+	}
+	if w.counts.ByStatus == nil {
+		w.counts.ByStatus = map[string]uint64{}
+	}
+	w.counts.ByStatus[string(d.Outcome.Status)]++
+	if len(w.counts.Recent) == recentWindows {
+		w.counts.Recent = append(w.counts.Recent[:0], w.counts.Recent[1:]...)
+	}
+	w.counts.Recent = append(w.counts.Recent, WindowRow{
+		ID: d.ID, Engine: string(d.Engine), Cause: string(d.Cause), Why: d.Why, Status: string(d.Outcome.Status), Text: d.Outcome.Text,
+		Closed: string(d.Closed), StartNs: d.Start.UnixNano(), Seconds: d.End.Sub(d.Start).Seconds(), Collected: d.Collected,
+	})
+	if len(w.awaited) < maxNotes {
+		w.awaited = append(w.awaited, *d)
+	} else {
+		w.counts.Unsent++
+	}
+}
+
+// unusual says whether work was going on while an engine was at work.
+func (w *windows) unusual(start, end int64) bool {
+	for i := range w.stretches {
+		if s := &w.stretches[i]; start < s.end && end > s.start {
+			return true
+		}
+	}
+	return false
+}
+
+// launched remembers a kernel's span for windows that tell launches apart.
+func (w *windows) launched(h *cupti.Head, ref gpuevent.Ref) {
+	if w.launches != nil && h.Correlation != 0 && len(w.launches) < maxLaunches {
+		w.launches[h.Correlation] = ref
+	}
+}
+
+// sendYields sends what windows yielded.
+func (e *engine) sendYields() {
+	for _, w := range e.yields {
+		for i := range e.windows.awaited {
+			if e.windows.awaited[i].ID == w.ID {
+				e.windows.awaited = append(e.windows.awaited[:i], e.windows.awaited[i+1:]...)
+				break
+			}
+		}
+		e.window(w)
+	}
+	clear(e.yields)
+	e.yields = e.yields[:0]
+}
+
+// unyielded sends the windows whose figures have not come, at the end.
+func (e *engine) unyielded() {
+	for i := range e.windows.awaited {
+		d := e.windows.awaited[i]
+		if d.Collected.Rows > 0 {
+			e.windows.counts.Unsent++
+			d.Outcome.Text += "; its figures were not ready in time and are lost"
+			d.Collected.Lost = d.Collected.Samples
+			d.Collected.Rows = 0
+		}
+		e.window(&Window{Window: d})
+	}
+	e.windows.awaited = nil
+}
+
+// window makes telemetry of a window: its span and the same as a log, and records of its figures.
+func (e *engine) window(w *Window) {
+	session := e.scopes.session
+	e.room(session)
+	around := e.place(session)
+	ref := gpuevent.Ref{Trace: around.Trace, Span: e.key.Span(gpuevent.KindDeepWindow, w.ID, 0), Parent: around.Span}
+	start, end := w.Start.UnixNano(), w.End.UnixNano()
+	if t := session.trace; t != nil && session.sampled {
+		t.spans++
+		t.touch(start, end)
+	}
+	attributes := windowAttrs(w)
+	failure := ""
+	severity := gpuevent.SeverityInfo
+	if w.Outcome.Status != deep.StatusCollected {
+		failure, severity = w.Outcome.Text, gpuevent.SeverityWarn
+	}
+	if session.sampled {
+		e.batch.DeepWindow(e.session, &gpuevent.DeepWindow{Ref: ref, StartNs: start, EndNs: end, Failure: failure, Attrs: attributes})
+	}
+	e.batch.Record(e.session, &gpuevent.Record{
+		Ref: ref, TimeNs: end, Event: semconv.EventCUDADeepWindow, Severity: severity,
+		Body: windowSentence(&w.Window),
+		Attrs: append(attributes, gpuevent.I(semconv.CUDADeepWindowStartTimeUnixNano, start),
+			gpuevent.I(semconv.CUDADeepWindowEndTimeUnixNano, end)),
+	})
+	for i := range w.Samples {
+		s := &w.Samples[i]
+		s.Ref = e.windows.refOf(s.Correlation, ref)
+		e.batch.PCSample(e.session, s)
+		e.sendIfFull()
+	}
+	for i := range w.Counters {
+		c := &w.Counters[i]
+		c.Ref = e.windows.refOf(c.Correlation, ref)
+		e.batch.SASSMetric(e.session, c)
+		e.sendIfFull()
+	}
+	size := 0
+	for i := range w.Listings {
+		l := &w.Listings[i]
+		l.Record.Ref, l.Record.TimeNs = ref, end
+		e.batch.Text(e.session, l.Record, l.Text)
+		if size += len(l.Text); size >= sendText {
+			e.send()
+			size = 0
+		}
+	}
+	if e.windows.launches != nil {
+		if e.windows.telling--; e.windows.telling <= 0 {
+			e.windows.launches, e.windows.telling = nil, 0
+		}
+	}
+}
+
+// refOf returns the span of the launch that a figure belongs to, that of the window if it is not known.
+func (w *windows) refOf(correlation gpuevent.Int, window gpuevent.Ref) gpuevent.Ref {
+	if correlation.OK && w.launches != nil {
+		if ref, ok := w.launches[uint32(correlation.V)]; ok { //nolint:gosec // CUPTI's ids have 32 bits.
+			return ref
+		}
+	}
+	return window
+}
+
+func windowAttrs(w *Window) []gpuevent.Attr {
+	var engines []string
+	paused := time.Duration(0)
+	for i := range w.Parts {
+		p := &w.Parts[i]
+		if p.Armed {
+			engines = append(engines, engineName(p.Engine))
+		}
+		if p.Paused {
+			paused += p.End.Sub(p.Start)
+		}
+	}
+	n := func(key string, v uint64) gpuevent.Attr { return gpuevent.I(key, int64(min(v, math.MaxInt64))) } //nolint:gosec // Bounded.
+	return []gpuevent.Attr{
+		n(semconv.CUDADeepWindowID, w.ID),
+		gpuevent.Strs(semconv.CUDADeepWindowEngines, engines),
+		gpuevent.Str(semconv.CUDADeepWindowCause, string(w.Cause)),
+		gpuevent.Str(semconv.CUDADeepWindowWhy, w.Why),
+		gpuevent.Str(semconv.CUDADeepWindowStatus, string(w.Outcome.Status)),
+		gpuevent.Str(semconv.CUDADeepWindowMessage, w.Outcome.Text),
+		gpuevent.Str(semconv.CUDADeepWindowCloseReason, string(w.Closed)),
+		gpuevent.F(semconv.CUDADeepWindowRequestedDuration, w.For.Seconds()),
+		gpuevent.F(semconv.CUDADeepWindowPausedDuration, paused.Seconds()),
+		n(semconv.CUDADeepWindowRows, uint64(len(w.Samples)+len(w.Counters))),
+		n(semconv.CUDADeepWindowRowsOther, w.Other),
+		n(semconv.CUDADeepWindowRowsUnresolved, w.Unresolved),
+		n(semconv.CUDADeepWindowFunctions, w.Collected.Functions),
+		n(semconv.CUDADeepWindowSamples, w.Collected.Samples),
+		n(semconv.CUDADeepWindowSamplesDropped, w.Dropped),
+		n(semconv.CUDADeepWindowSamplesNonUser, w.NonUser),
+		n(semconv.CUDADeepWindowHardwareFull, w.HardwareFull),
+		n(semconv.CUDADeepWindowLost, w.Collected.Lost),
+		gpuevent.Strs(semconv.CUDADeepWindowMissing, w.Missing),
+	}
+}
+
+// engineName is an engine as telemetry spells it, the same as in recordings of others.
+func engineName(e deep.Engine) string {
+	if e == deep.SASS {
+		return cupti.EngineSASS.String()
+	}
+	return cupti.EnginePCSampling.String()
+}
+
+// windowSentence says in one sentence what came of a window.
+func windowSentence(w *deep.Window) string {
+	if w.Outcome.Status != deep.StatusCollected {
+		return fmt.Sprintf("Deep window %d (%s, by %s): %s.", w.ID, w.Engine, w.Cause, w.Outcome.Text)
+	}
+	s := fmt.Sprintf("Deep window %d (%s, by %s) of %v: %d samples in %d functions", w.ID, w.Engine, w.Cause,
+		w.End.Sub(w.Start).Round(time.Millisecond), w.Collected.Samples, w.Collected.Functions)
+	if w.Collected.Lost > 0 {
+		s += fmt.Sprintf(", %d lost", w.Collected.Lost)
+	}
+	return s + "."
+}
+
+// summary returns the counts, nil if there was no window.
+func (w *windows) summary() *WindowCounts {
+	if w.counts.Opened+w.counts.Attempts+w.counts.Unsent == 0 {
+		return nil
+	}
+	c := w.counts
+	c.PausedSeconds = w.paused.Seconds()
+	return &c
+}

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package window
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/deep"
+	"github.com/gpuflight/gpuflight/internal/recorder"
+)
+
+// openLimit and closeLimit are such that package cupti gives up before package deep does: closing takes
+// up to five seconds more, for the last samples.
+const (
+	openLimit  = 9 * time.Second
+	closeLimit = 7 * time.Second
+)
+
+// Collector is what opens windows: a *cupti.Collector by [FromCollector].
+type Collector interface {
+	OpenDeep(cupti.DeepConfig) (Opened, error)
+	Pause() error
+	Resume() error
+	CubinImage(crc uint64) []byte
+}
+
+// Opened is a window that is open: a *cupti.DeepWindow.
+type Opened interface {
+	Drain() error
+	Close() (*cupti.DeepResult, error)
+}
+
+// FromCollector returns a collector as a Collector.
+func FromCollector(c *cupti.Collector) Collector { return collector{c} }
+
+type collector struct{ *cupti.Collector }
+
+// OpenDeep returns no window as no Opened, which a nil *cupti.DeepWindow in the interface would not be.
+func (c collector) OpenDeep(cfg cupti.DeepConfig) (Opened, error) {
+	w, err := c.Collector.OpenDeep(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// Taker takes windows: a *recorder.Recorder. None of it waits.
+type Taker interface {
+	WindowOpened(w deep.Window, launches bool)
+	WindowClosed(w deep.Window)
+	AddWindow(*recorder.Window) bool
+}
+
+// Engines are the engines of one collector. They implement [deep.Engines]; Opened and Closed are the
+// functions of a [deep.Config]. Start and Stop are called by the owner, once each.
+type Engines struct {
+	settings Settings
+	from     Collector
+	taker    Taker
+	log      *slog.Logger
+	worker   *worker
+
+	mu sync.Mutex
+	// results are those of the window that is open; closed is the last that has been.
+	results []*cupti.DeepResult
+	window  uint64
+	closed  uint64
+	// stuck says that an engine may be armed that CUPTI has not come back from.
+	stuck bool
+}
+
+// New returns engines that have not begun. A nil logger drops what is logged.
+func New(s Settings, from Collector, taker Taker, log *slog.Logger) *Engines {
+	if s.MaxRows <= 0 {
+		s.MaxRows = DefaultMaxRows
+	}
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &Engines{settings: s, from: from, taker: taker, log: log, worker: newWorker(s, from, taker, log)}
+}
+
+// Start begins to take what windows yield.
+func (e *Engines) Start() { e.worker.start() }
+
+// Stop finishes what windows have yielded and returns within ctx, or a second past it. In the last half of its
+// time there is no disassembly any more. The controller has been stopped before.
+func (e *Engines) Stop(ctx context.Context) error { return e.worker.stop(ctx) }
+
+// PausesActivity says that SASS metrics need activity off: both at once can lock the driver up.
+func (e *Engines) PausesActivity(engine deep.Engine) bool { return engine == deep.SASS }
+
+// Pause turns activity off.
+func (e *Engines) Pause(context.Context) error { return e.status(e.from.Pause()) }
+
+// Resume turns activity on again, unless an engine may still be armed.
+func (e *Engines) Resume(_ context.Context, disarmed bool) error {
+	e.mu.Lock()
+	stuck := e.stuck
+	e.mu.Unlock()
+	if stuck || !disarmed {
+		return errors.New("an engine may still be armed, and activity beside it could lock the driver up")
+	}
+	return e.from.Resume()
+}
+
+// Arm opens a window of the collector.
+func (e *Engines) Arm(_ context.Context, engine deep.Engine, o deep.Options) (deep.Session, error) {
+	cfg := cupti.DeepConfig{OpenLimit: openLimit, CloseLimit: closeLimit}
+	switch engine {
+	case deep.PC:
+		cfg.Engine, cfg.PeriodLog2, cfg.Serialize = cupti.EnginePCSampling, e.settings.PeriodLog2, e.settings.Serialize
+	case deep.SASS:
+		cfg.Engine, cfg.Metrics = cupti.EngineSASS, e.settings.Metrics
+	default:
+		return nil, deep.NewError(deep.StatusBadRequest, fmt.Sprintf("there is no engine %q", engine))
+	}
+	opened, err := e.from.OpenDeep(cfg)
+	if err != nil {
+		return nil, e.status(err)
+	}
+	return &session{e: e, opened: opened, window: o.Window}, nil
+}
+
+// session is an armed engine.
+type session struct {
+	e      *Engines
+	opened Opened
+	window uint64
+}
+
+// Drain takes what the engine has.
+func (s *session) Drain(context.Context) error { return s.e.status(s.opened.Drain()) }
+
+// Disarm closes the collector's window and keeps what it yielded until the deep window is closed.
+func (s *session) Disarm(context.Context) (deep.Collected, error) {
+	result, err := s.opened.Close()
+	if err != nil {
+		return deep.Collected{}, s.e.status(err)
+	}
+	if result.Problem != nil && result.Problem.Reason == cupti.ReasonStuck {
+		return deep.Collected{}, s.e.status(&cupti.Error{Status: *result.Problem})
+	}
+	if result.Problem != nil {
+		s.e.log.Warn("gpufl: a deep window did not end as it should", "window", s.window, "detail", result.Problem.Detail)
+	}
+	c := collected(result)
+	s.e.keep(s.window, result)
+	return c, nil
+}
+
+// keep keeps a result for Closed.
+func (e *Engines) keep(window uint64, r *cupti.DeepResult) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if window <= e.closed {
+		e.log.Warn("gpufl: figures of a deep window came after its end and are dropped", "window", window, "rows", len(r.Rows))
+		return
+	}
+	if window != e.window {
+		e.window, e.results = window, nil
+	}
+	e.results = append(e.results, r)
+}
+
+// Opened is told of a window before anything is armed.
+func (e *Engines) Opened(w deep.Window) {
+	e.taker.WindowOpened(w, e.settings.Serialize)
+}
+
+// Closed hands a window to the goroutine that makes telemetry of it. It does not wait.
+func (e *Engines) Closed(w deep.Window) {
+	e.taker.WindowClosed(w)
+	e.mu.Lock()
+	e.closed = w.ID
+	var results []*cupti.DeepResult
+	if e.window == w.ID {
+		results, e.results = e.results, nil
+	}
+	e.mu.Unlock()
+	e.worker.take(job{window: w, results: results})
+}
+
+// collected counts what a result has.
+func collected(r *cupti.DeepResult) deep.Collected {
+	t := &r.Totals
+	c := deep.Collected{Rows: uint64(len(r.Rows))}
+	seen := make([]bool, len(r.Functions))
+	for i := range r.Rows {
+		if f := r.Rows[i].Function; int(f) < len(seen) && !seen[f] {
+			seen[f] = true
+			c.Functions++
+		}
+	}
+	if r.Engine == cupti.EnginePCSampling {
+		c.Samples = t.Samples
+		c.Lost = t.DroppedSamples + t.NonUserSamples + t.LostValue + t.Broken
+	} else {
+		c.Lost = t.DroppedRecords + t.LostRows + t.Broken
+		c.Samples = c.Rows + c.Lost
+	}
+	return c
+}
+
+// statuses are what package deep calls the reasons of package cupti. What is not here has failed.
+var statuses = map[cupti.Reason]deep.Status{
+	cupti.ReasonNoDriver:      deep.StatusUnsupported,
+	cupti.ReasonNoDevice:      deep.StatusUnsupported,
+	cupti.ReasonNoLibrary:     deep.StatusUnsupported,
+	cupti.ReasonVersion:       deep.StatusUnsupported,
+	cupti.ReasonUnsupported:   deep.StatusUnsupported,
+	cupti.ReasonNotSupported:  deep.StatusUnsupported,
+	cupti.ReasonDisabled:      deep.StatusUnsupported,
+	cupti.ReasonOtherProfiler: deep.StatusAnotherProfiler,
+	cupti.ReasonBusy:          deep.StatusAnotherProfiler,
+	cupti.ReasonPermission:    deep.StatusNoPermission,
+	cupti.ReasonNoContext:     deep.StatusNoContext,
+	cupti.ReasonCapture:       deep.StatusCapturing,
+	cupti.ReasonWindowOpen:    deep.StatusBusy,
+	cupti.ReasonExit:          deep.StatusAtExit,
+	cupti.ReasonForked:        deep.StatusAtExit,
+	cupti.ReasonStuck:         deep.StatusBroken,
+	cupti.ReasonBadRequest:    deep.StatusBadRequest,
+}
+
+// status makes of an error of the collector one that package deep understands.
+func (e *Engines) status(err error) error {
+	var refused *cupti.Error
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, cupti.ErrNotRunning), errors.Is(err, cupti.ErrForked):
+		return deep.NewError(deep.StatusAtExit, "")
+	case !errors.As(err, &refused):
+		return err
+	}
+	if refused.Status.Reason == cupti.ReasonStuck {
+		e.mu.Lock()
+		e.stuck = true
+		e.mu.Unlock()
+	}
+	status, known := statuses[refused.Status.Reason]
+	if !known {
+		status = deep.StatusFailed
+	}
+	return deep.NewError(status, refused.Status.Detail)
+}

@@ -1,0 +1,471 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package window
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/cubin"
+	"github.com/gpuflight/gpuflight/internal/deep"
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/internal/recorder"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const imageCRC = 7
+
+// source is a collector whose windows yield what the test says.
+type source struct {
+	mu       sync.Mutex
+	image    []byte
+	opened   []cupti.DeepConfig
+	refuse   error // of OpenDeep
+	result   *cupti.DeepResult
+	drain    error
+	paused   int
+	resumed  int
+	pauseErr error
+	// hold, if set, keeps CubinImage waiting until it is closed.
+	hold chan struct{}
+}
+
+func (s *source) OpenDeep(cfg cupti.DeepConfig) (Opened, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.opened = append(s.opened, cfg)
+	if s.refuse != nil {
+		return nil, s.refuse
+	}
+	return s, nil
+}
+
+func (s *source) Drain() error { return s.drain }
+
+func (s *source) Close() (*cupti.DeepResult, error) { return s.result, nil }
+
+func (s *source) Pause() error {
+	s.paused++
+	return s.pauseErr
+}
+
+func (s *source) Resume() error {
+	s.resumed++
+	return nil
+}
+
+func (s *source) CubinImage(crc uint64) []byte {
+	if s.hold != nil {
+		<-s.hold
+	}
+	if crc != imageCRC {
+		return nil
+	}
+	return s.image
+}
+
+// taker keeps windows.
+type taker struct {
+	mu      sync.Mutex
+	opened  []uint64
+	closed  []uint64
+	windows []*recorder.Window
+	full    int // how many are refused first
+	arrived chan struct{}
+}
+
+func newTaker() *taker { return &taker{arrived: make(chan struct{}, 4*maxWaiting)} }
+
+func (k *taker) WindowOpened(w deep.Window, _ bool) { k.opened = append(k.opened, w.ID) }
+func (k *taker) WindowClosed(w deep.Window)         { k.closed = append(k.closed, w.ID) }
+
+func (k *taker) AddWindow(w *recorder.Window) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.full > 0 {
+		k.full--
+		return false
+	}
+	k.windows = append(k.windows, w)
+	k.arrived <- struct{}{}
+	return true
+}
+
+func (k *taker) wait(t *testing.T, n int) []*recorder.Window {
+	t.Helper()
+	limit := time.After(time.Minute)
+	for {
+		k.mu.Lock()
+		if len(k.windows) >= n {
+			defer k.mu.Unlock()
+			return k.windows
+		}
+		k.mu.Unlock()
+		select {
+		case <-k.arrived:
+		case <-limit:
+			t.Fatalf("%d windows have not come", n)
+		}
+	}
+}
+
+// golden is a real image: lines.cu of package cubin, compiled for compute capability 9.0.
+func golden(t *testing.T) []byte {
+	t.Helper()
+	image, err := os.ReadFile(filepath.Join("..", "cubin", "testdata", "lines.sm_90.cubin"))
+	require.NoError(t, err)
+	return image
+}
+
+// marked is the number of the line of lines.cu that ends in "// line: NAME".
+func marked(t *testing.T, name string) int64 {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "cubin", "testdata", "lines.cu"))
+	require.NoError(t, err)
+	for i, line := range strings.Split(string(text), "\n") {
+		if strings.HasSuffix(line, "// line: "+name) {
+			return int64(i + 1)
+		}
+	}
+	t.Fatalf("no line is marked %q", name)
+	return 0
+}
+
+// storeOf is the offset of an instruction of plain that is made of the marked line.
+func storeOf(t *testing.T, image []byte) uint64 {
+	t.Helper()
+	f, err := cubin.Open(image)
+	require.NoError(t, err)
+	fn, ok := f.Lookup("plain")
+	require.True(t, ok)
+	for pc := uint64(0); pc < fn.Size; pc += cubin.InstructionBytes {
+		frames, reason := f.Locate("plain", pc, nil)
+		if reason == cubin.Resolved && int64(frames[0].Line) == marked(t, "plain") {
+			return pc
+		}
+	}
+	t.Fatal("no instruction is of that line")
+	return 0
+}
+
+const (
+	longScoreboard = "smsp__pcsamp_warps_issue_stalled_long_scoreboard"
+	barrier        = "smsp__pcsamp_warps_issue_stalled_barrier"
+)
+
+func samples(store uint64) *cupti.DeepResult {
+	return &cupti.DeepResult{
+		Engine: cupti.EnginePCSampling, Start: time.Unix(100, 0), End: time.Unix(102, 0),
+		Functions: []string{"plain", "_Z7unknownv"}, Names: []string{longScoreboard, barrier}, Missing: []string{"never"},
+		Rows: []cupti.DeepRow{
+			{CRC: imageCRC, Function: 0, PC: store, What: 0, Value: 700},
+			{CRC: imageCRC, Function: 0, PC: store, What: 1, Value: 30},
+			{CRC: 99, Function: 1, PC: 64, What: 1, Value: 5, Device: 1, Correlation: 12},
+		},
+		Totals: cupti.DeepTotals{Samples: 740, DroppedSamples: 3, NonUserSamples: 2, HardwareFull: 1, NotIdle: 1, SkippedContexts: 2, LostContexts: 3},
+	}
+}
+
+// run opens and closes a window of an engine the way a controller does.
+func run(t *testing.T, e *Engines, id uint64, engine deep.Engine) deep.Window {
+	t.Helper()
+	w := deep.Window{ID: id, Engine: engine, Start: time.Unix(100, 0), End: time.Unix(102, 0), Outcome: deep.Outcome{Status: deep.StatusCollected}}
+	e.Opened(w)
+	s, err := e.Arm(t.Context(), engine, deep.Options{Window: id})
+	require.NoError(t, err)
+	require.NoError(t, s.Drain(t.Context()))
+	w.Collected, err = s.Disarm(t.Context())
+	require.NoError(t, err)
+	e.Closed(w)
+	return w
+}
+
+func stop(t *testing.T, e *Engines) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	require.NoError(t, e.Stop(ctx))
+}
+
+func TestRowsHaveTheirFunctionAndLine(t *testing.T) {
+	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
+	image := golden(t)
+	store := storeOf(t, image)
+	src, k := &source{image: image, result: samples(store)}, newTaker()
+	k.full = 2 // it is offered again
+	e := New(Settings{Serialize: true, PeriodLog2: 12}, src, k, nil)
+	e.Start()
+	w := run(t, e, 1, deep.PC)
+	out := k.wait(t, 1)[0]
+	stop(t, e)
+
+	assert.Equal(t, deep.Collected{Rows: 3, Samples: 740, Functions: 2, Lost: 5}, w.Collected)
+	assert.Equal(t, []uint64{1}, k.opened)
+	assert.Equal(t, []uint64{1}, k.closed)
+	assert.Equal(t, 12, src.opened[0].PeriodLog2)
+	assert.True(t, src.opened[0].Serialize)
+	require.Len(t, out.Samples, 3)
+	assert.Empty(t, out.Counters)
+	first := out.Samples[0]
+	assert.Equal(t, "plain", first.Function.Full)
+	assert.Equal(t, longScoreboard, first.Reason)
+	assert.Equal(t, int64(700), first.Count)
+	assert.Equal(t, "lines.cu", filepath.Base(first.File))
+	assert.Equal(t, gpuevent.Some(marked(t, "plain")), first.Line)
+	assert.Equal(t, gpuevent.Some(int64(store)), first.PCOffset)
+	assert.Equal(t, gpuevent.Some(0), first.Device)
+	assert.Equal(t, time.Unix(102, 0).UnixNano(), first.TimeNs)
+	assert.False(t, first.Correlation.OK)
+	assert.Equal(t, barrier, out.Samples[1].Reason)
+	last := out.Samples[2]
+	assert.Equal(t, "unknown()", last.Function.Full, "a function of an image that nobody has")
+	assert.Equal(t, gpuevent.Int{}, last.Line)
+	assert.Equal(t, gpuevent.Some(1), last.Device)
+	assert.Equal(t, gpuevent.Some(12), last.Correlation)
+	assert.Equal(t, uint64(1), out.Unresolved)
+	assert.Equal(t, []string{"never"}, out.Missing)
+	assert.Equal(t, "; work that was, or may have been, under way as counting began or ended is not counted whole; 2 CUDA contexts were not looked at; "+
+		"3 CUDA contexts ended before all they had was read", out.Outcome.Text)
+	assert.Equal(t, [4]uint64{3, 2, 1, 0}, [4]uint64{out.Dropped, out.NonUser, out.HardwareFull, out.Other})
+}
+
+// Whatever the bound leaves out is in the sums, by reason and device.
+func TestSmallRowsAreSummed(t *testing.T) {
+	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
+	src, k := &source{}, newTaker()
+	r := &cupti.DeepResult{Engine: cupti.EngineSASS, Functions: []string{"f"}, Names: []string{"inst", "sectors"}}
+	total := map[string]uint64{}
+	for i := range uint64(1000) {
+		row := cupti.DeepRow{PC: i * 16, What: uint32(i % 2), Value: 1 + i*i%977, Device: int32(i % 3)}
+		total[r.Names[row.What]+strconv.Itoa(int(row.Device))] += row.Value
+		r.Rows = append(r.Rows, row)
+	}
+	src.result = r
+	e := New(Settings{MaxRows: 100, Metrics: []string{"inst", "sectors"}}, src, k, nil)
+	e.Start()
+	run(t, e, 1, deep.SASS)
+	out := k.wait(t, 1)[0]
+	stop(t, e)
+
+	assert.Equal(t, []string{"inst", "sectors"}, src.opened[0].Metrics)
+	assert.Equal(t, uint64(900), out.Other)
+	assert.Len(t, out.Counters, 100+6, "and one sum for each metric and device")
+	got := map[string]uint64{}
+	others := 0
+	least := out.Counters[99].Value
+	for _, c := range out.Counters {
+		got[c.Metric+strconv.FormatInt(c.Device.V, 10)] += c.Value
+		if c.Function.Full == otherName {
+			others++
+			assert.False(t, c.PCOffset.OK)
+		} else {
+			assert.GreaterOrEqual(t, c.Value, least)
+		}
+	}
+	assert.Equal(t, total, got)
+	assert.Equal(t, 6, others)
+}
+
+func TestWindowOfBothEnginesIsOne(t *testing.T) {
+	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
+	image := golden(t)
+	src, k := &source{image: image}, newTaker()
+	e := New(Settings{}, src, k, nil)
+	e.Start()
+	c, err := deep.New(deep.Config{Blackout: -1, CoolDown: -1, Opened: e.Opened, Closed: e.Closed}, both{e, src, storeOf(t, image)})
+	require.NoError(t, err)
+	c.Start()
+	ticket, err := c.Ask(deep.Request{Engine: deep.Both, For: 20 * time.Millisecond, Cause: deep.CauseCall})
+	require.NoError(t, err)
+	<-ticket.Done()
+	out := k.wait(t, 1)[0]
+	require.NoError(t, c.Stop(t.Context()))
+	stop(t, e)
+	assert.Equal(t, deep.StatusCollected, out.Outcome.Status, out.Outcome.Text)
+	assert.Len(t, out.Samples, 3)
+	assert.Len(t, out.Counters, 1)
+	assert.Equal(t, uint64(4), out.Collected.Rows)
+	assert.Equal(t, 1, src.paused)
+	assert.Equal(t, 1, src.resumed)
+	assert.Equal(t, []bool{false, true}, []bool{out.Parts[0].Paused, out.Parts[1].Paused})
+}
+
+// both has each engine yield something of its own.
+type both struct {
+	*Engines
+	src   *source
+	store uint64
+}
+
+func (b both) Arm(ctx context.Context, e deep.Engine, o deep.Options) (deep.Session, error) {
+	b.src.result = samples(b.store)
+	if e == deep.SASS {
+		b.src.result = &cupti.DeepResult{Engine: cupti.EngineSASS, Functions: []string{"plain"}, Names: []string{"inst"}, Rows: []cupti.DeepRow{{CRC: imageCRC, Value: 4}}}
+	}
+	return b.Engines.Arm(ctx, e, o)
+}
+
+func TestReasonsBecomeStatuses(t *testing.T) {
+	for reason, want := range map[cupti.Reason]deep.Status{
+		cupti.ReasonNotSupported:  deep.StatusUnsupported,
+		cupti.ReasonNoContext:     deep.StatusNoContext,
+		cupti.ReasonCapture:       deep.StatusCapturing,
+		cupti.ReasonOtherProfiler: deep.StatusAnotherProfiler,
+		cupti.ReasonPermission:    deep.StatusNoPermission,
+		cupti.ReasonStuck:         deep.StatusBroken,
+		cupti.ReasonExit:          deep.StatusAtExit,
+		cupti.ReasonRestless:      deep.StatusFailed,
+		cupti.ReasonFailed:        deep.StatusFailed,
+	} {
+		src := &source{refuse: &cupti.Error{Status: cupti.Status{Reason: reason, Detail: "why not"}}}
+		e := New(Settings{}, src, newTaker(), nil)
+		_, err := e.Arm(t.Context(), deep.SASS, deep.Options{Window: 1})
+		var refused *deep.Error
+		require.ErrorAs(t, err, &refused)
+		assert.Equal(t, want, refused.Outcome.Status)
+		assert.Contains(t, refused.Outcome.Text, "why not")
+		// Where CUPTI has not come back, activity beside what may be armed could lock the driver up.
+		if err := e.Resume(t.Context(), true); reason == cupti.ReasonStuck {
+			assert.Error(t, err)
+			assert.Zero(t, src.resumed)
+		} else {
+			assert.NoError(t, err)
+			assert.Equal(t, 1, src.resumed)
+		}
+	}
+	e := New(Settings{}, &source{pauseErr: cupti.ErrNotRunning}, newTaker(), nil)
+	var refused *deep.Error
+	require.ErrorAs(t, e.Pause(t.Context()), &refused)
+	assert.Equal(t, deep.StatusAtExit, refused.Outcome.Status)
+	require.Error(t, e.Resume(t.Context(), false))
+	assert.EqualError(t, New(Settings{}, &source{pauseErr: errors.New("CUPTI says 7")}, newTaker(), nil).Pause(t.Context()), "CUPTI says 7")
+}
+
+// A window that CUPTI has not come back from may still be armed, and what it has is not good.
+func TestStuckWindowIsNotDisarmed(t *testing.T) {
+	r := samples(0)
+	r.Problem = &cupti.Status{Reason: cupti.ReasonStuck, Detail: "it hangs"}
+	src, k := &source{result: r}, newTaker()
+	e := New(Settings{}, src, k, nil)
+	s, err := e.Arm(t.Context(), deep.PC, deep.Options{Window: 1})
+	require.NoError(t, err)
+	_, err = s.Disarm(t.Context())
+	var refused *deep.Error
+	require.ErrorAs(t, err, &refused)
+	assert.Equal(t, deep.StatusBroken, refused.Outcome.Status)
+	require.Error(t, e.Resume(t.Context(), true))
+}
+
+// What waits is bounded, and what finds no room is told of as lost.
+func TestWindowsBeyondTheBoundAreLost(t *testing.T) {
+	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
+	src, k := &source{image: golden(t), result: samples(0), hold: make(chan struct{})}, newTaker()
+	e := New(Settings{}, src, k, nil)
+	e.Start()
+	const all = maxWaiting + 5
+	for id := range uint64(all) {
+		run(t, e, id+1, deep.PC)
+	}
+	close(src.hold)
+	windows := k.wait(t, all)
+	stop(t, e)
+	lost, whole := 0, 0
+	for _, w := range windows {
+		if len(w.Samples) > 0 {
+			whole++
+			continue
+		}
+		lost++
+		assert.Equal(t, w.Collected.Samples, w.Collected.Lost)
+		assert.Contains(t, w.Outcome.Text, "found no room")
+	}
+	// One is being read, or is about to be.
+	assert.GreaterOrEqual(t, whole, maxWaiting)
+	assert.GreaterOrEqual(t, lost, 4)
+	assert.Equal(t, all, lost+whole)
+}
+
+// A recorder that has no room does not keep the program at its end.
+func TestStopKeepsItsBound(t *testing.T) {
+	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
+	k := newTaker()
+	k.full = 1 << 30
+	e := New(Settings{}, &source{result: samples(0)}, k, nil)
+	e.Start()
+	run(t, e, 1, deep.PC)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	require.NoError(t, e.Stop(ctx))
+	assert.Empty(t, k.windows)
+}
+
+func TestStopWithoutStart(t *testing.T) {
+	e := New(Settings{}, &source{}, newTaker(), nil)
+	stop(t, e)
+	e.Start()
+	stop(t, e)
+}
+
+func TestDumpsCanBePlayedBack(t *testing.T) {
+	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
+	dir := t.TempDir()
+	src, k := &source{image: golden(t), result: samples(16)}, newTaker()
+	e := New(Settings{Dump: dir}, src, k, nil)
+	e.Start()
+	run(t, e, 3, deep.PC)
+	k.wait(t, 1)
+	stop(t, e)
+	text, err := os.ReadFile(filepath.Join(dir, strconv.Itoa(os.Getpid())+"-3-pc_sampling.txt"))
+	require.NoError(t, err)
+	assert.Equal(t, `gpufl-deep 1 pc_sampling
+name 0 smsp__pcsamp_warps_issue_stalled_long_scoreboard
+name 1 smsp__pcsamp_warps_issue_stalled_barrier
+function 0 plain
+function 1 _Z7unknownv
+row 0 7 16 0 0 0 700
+row 0 7 16 0 1 0 30
+row 1 99 64 1 1 12 5
+totals 740 3 2
+`, string(text))
+	image, err := os.ReadFile(filepath.Join(dir, "7.cubin"))
+	require.NoError(t, err)
+	assert.Equal(t, src.image, image)
+}
+
+func TestSettingsFromEnv(t *testing.T) {
+	dir := t.TempDir()
+	for _, tc := range []struct {
+		env  map[string]string
+		want Settings
+		err  string
+	}{
+		{nil, Settings{}, ""},
+		{map[string]string{"GPUFL_DEEP_PERIOD": "12", "GPUFL_DEEP_SERIALIZE": "on", "GPUFL_DEEP_METRICS": " a, b,a,", "GPUFL_DEEP_ROWS": "50", "GPUFL_DEEP_DUMP": dir},
+			Settings{PeriodLog2: 12, Serialize: true, Metrics: []string{"a", "b"}, MaxRows: 50, Dump: dir}, ""},
+		{map[string]string{"GPUFL_DEEP_PERIOD": "4"}, Settings{}, `GPUFL_DEEP_PERIOD is "4"; it must be a power of two of cycles, 5 to 31`},
+		{map[string]string{"GPUFL_DEEP_SERIALIZE": "maybe"}, Settings{}, `GPUFL_DEEP_SERIALIZE is "maybe"; it must be true or false`},
+		{map[string]string{"GPUFL_DEEP_ROWS": "0"}, Settings{}, `GPUFL_DEEP_ROWS is "0"; it must be a whole number of 1 to 200000`},
+		{map[string]string{"GPUFL_DEEP_DUMP": filepath.Join(dir, "none")}, Settings{}, "it must be a folder that exists"},
+	} {
+		got, err := SettingsFromEnv(func(name string) string { return tc.env[name] })
+		assert.Equal(t, tc.want, got)
+		if tc.err == "" {
+			assert.NoError(t, err)
+		} else {
+			assert.ErrorContains(t, err, tc.err)
+		}
+	}
+}

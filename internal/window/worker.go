@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package window
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/cubin"
+	"github.com/gpuflight/gpuflight/internal/deep"
+	"github.com/gpuflight/gpuflight/internal/recorder"
+)
+
+const (
+	// maxWaiting is how many windows may wait for the goroutine, which may be at nvdisasm for a minute, and
+	// maxWaitingRows how many rows they may have: some 25 MB. One window may have more if there is no other.
+	maxWaiting     = 1024
+	maxWaitingRows = 400_000
+	// imageBytes bounds what is kept of images that have been read.
+	imageBytes = 64 << 20
+	// disassembly bounds the runs of nvdisasm for one window.
+	disassembly = time.Minute
+	// offer is how often a window is offered to a recorder that has no room.
+	offer = 50 * time.Millisecond
+	// grace is what stop waits past its context.
+	grace = time.Second
+)
+
+// job is a window that has closed.
+type job struct {
+	window  deep.Window
+	results []*cupti.DeepResult
+}
+
+func (j *job) rows() (n int) {
+	for _, r := range j.results {
+		n += len(r.Rows)
+	}
+	return n
+}
+
+// worker makes telemetry of windows, one after the other.
+type worker struct {
+	settings Settings
+	from     Collector
+	taker    Taker
+	log      *slog.Logger
+
+	mu      sync.Mutex
+	closed  bool
+	started bool
+	rows    int // of windows that wait or are being read
+	jobs    chan job
+	done    chan struct{}
+	// hurry is closed when there shall be no more disassembly, abandon when nobody waits any more.
+	hurry, abandon chan struct{}
+
+	// What follows belongs to the goroutine.
+	resolver *cubin.Resolver
+	text     bool // there is a disassembler
+	listed   map[listingKey]struct{}
+	dumped   map[uint64]struct{}
+}
+
+func newWorker(s Settings, from Collector, taker Taker, log *slog.Logger) *worker {
+	return &worker{
+		settings: s, from: from, taker: taker, log: log,
+		jobs: make(chan job, maxWaiting), done: make(chan struct{}), hurry: make(chan struct{}), abandon: make(chan struct{}),
+		listed: map[listingKey]struct{}{}, dumped: map[uint64]struct{}{},
+	}
+}
+
+func (w *worker) start() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.started || w.closed {
+		return
+	}
+	w.started = true
+	go w.run()
+}
+
+// take hands over a window. Where there is no room its figures are lost, and it is told as such.
+func (w *worker) take(j job) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	rows := j.rows()
+	if w.started && !w.closed && (w.rows == 0 || w.rows+rows <= maxWaitingRows) {
+		select {
+		case w.jobs <- j:
+			w.rows += rows
+			return
+		default:
+		}
+	}
+	bare := bareWindow(&j, "; its figures found no room and are lost")
+	if !w.taker.AddWindow(bare) {
+		w.log.Warn("gpufl: a deep window cannot be told of", "window", j.window.ID)
+	}
+}
+
+// bareWindow is a window without its figures, which are counted as lost.
+func bareWindow(j *job, why string) *recorder.Window {
+	out := &recorder.Window{Window: j.window}
+	if out.Collected.Rows > 0 {
+		out.Outcome.Text += why
+		out.Collected.Lost = out.Collected.Samples
+		out.Collected.Rows = 0
+	}
+	return out
+}
+
+// stop waits for what is waiting, in the second half of the time without disassembly.
+func (w *worker) stop(ctx context.Context) error {
+	w.mu.Lock()
+	if !w.closed {
+		w.closed = true
+		close(w.jobs)
+		if !w.started {
+			close(w.done)
+		}
+	}
+	w.mu.Unlock()
+	half := make(<-chan time.Time)
+	if end, ok := ctx.Deadline(); ok {
+		t := time.NewTimer(time.Until(end) / 2)
+		defer t.Stop()
+		half = t.C
+	}
+	select {
+	case <-w.done:
+		return nil
+	case <-half:
+	case <-ctx.Done():
+	}
+	close(w.hurry)
+	select {
+	case <-w.done:
+		return nil
+	case <-ctx.Done():
+	}
+	close(w.abandon)
+	late := time.NewTimer(grace)
+	defer late.Stop()
+	select {
+	case <-w.done:
+		return nil
+	case <-late.C:
+		return errors.New("what a deep window yielded was not read in time")
+	}
+}
+
+// run is the goroutine. Nothing that goes wrong in it may end the program around it.
+func (w *worker) run() {
+	defer close(w.done)
+	for j := range w.jobs {
+		out, err := w.guarded(&j)
+		if err != nil {
+			w.log.Error("gpufl: the figures of a deep window are lost", "window", j.window.ID, "error", err)
+			out = bareWindow(&j, "; its figures could not be read and are lost")
+		}
+		w.hand(out)
+		w.mu.Lock()
+		w.rows -= j.rows()
+		w.mu.Unlock()
+	}
+}
+
+// guarded makes telemetry of a window and returns a panic as an error.
+func (w *worker) guarded(j *job) (out *recorder.Window, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("internal error: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return w.window(j), nil
+}
+
+// hand offers a window until it is taken, or nobody waits any more.
+func (w *worker) hand(out *recorder.Window) {
+	t := time.NewTicker(offer)
+	defer t.Stop()
+	for !w.taker.AddWindow(out) {
+		select {
+		case <-t.C:
+		case <-w.abandon:
+			w.log.Warn("gpufl: a deep window cannot be told of", "window", out.ID)
+			return
+		}
+	}
+}
+
+// window makes telemetry of one window.
+func (w *worker) window(j *job) *recorder.Window {
+	out := &recorder.Window{Window: j.window}
+	if len(j.results) == 0 {
+		return out
+	}
+	w.prepare()
+	t := newTable(w.settings.MaxRows)
+	for _, r := range j.results {
+		w.dump(j.window.ID, r)
+		t.add(r)
+		out.Dropped += r.Totals.DroppedSamples
+		out.NonUser += r.Totals.NonUserSamples
+		out.HardwareFull += r.Totals.HardwareFull
+		out.Missing = append(out.Missing, r.Missing...)
+		for _, remark := range remarks(r) {
+			out.Outcome.Text += "; " + remark
+		}
+	}
+	t.choose()
+	ctx, cancel := context.WithTimeout(context.Background(), disassembly)
+	defer cancel()
+	go func() {
+		select {
+		case <-w.hurry:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	functions := t.functions()
+	w.disassemble(ctx, functions)
+	t.write(out, w.resolver)
+	w.listings(out, functions)
+	return out
+}
+
+// remarks say what of a window is not whole, beside the samples and figures that are counted as lost.
+func remarks(r *cupti.DeepResult) (all []string) {
+	t := &r.Totals
+	if r.Problem != nil {
+		all = append(all, "it did not end as it should: "+r.Problem.Detail)
+	}
+	if t.NotIdle > 0 {
+		all = append(all, "work that was, or may have been, under way as counting began or ended is not counted whole")
+	}
+	if t.SkippedContexts > 0 {
+		all = append(all, fmt.Sprintf("%d CUDA contexts were not looked at", t.SkippedContexts))
+	}
+	if t.LostContexts > 0 {
+		all = append(all, fmt.Sprintf("%d CUDA contexts ended before all they had was read", t.LostContexts))
+	}
+	return all
+}
+
+// prepare looks for nvdisasm when the first window has figures, not before: the program may not have
+// mapped the libraries that it lies beside.
+func (w *worker) prepare() {
+	if w.resolver != nil {
+		return
+	}
+	d, err := cubin.FindDisassembler("")
+	if err != nil {
+		w.log.Info("gpufl: deep windows have no text of instructions", "reason", err)
+	}
+	w.text = err == nil
+	w.resolver = cubin.NewResolver(cubin.Settings{Image: w.from.CubinImage, MaxBytes: imageBytes, Disassembler: d})
+}

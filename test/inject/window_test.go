@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package inject
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/plog"
+
+	"github.com/gpuflight/gpuflight/internal/cubin"
+	"github.com/gpuflight/gpuflight/internal/deep"
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+// The figures of each window in these tests, at the store of the kernel plain of lines.cu.
+const (
+	waiting  = 4321
+	executed = 5_000_000_000
+)
+
+// windowBench is a bench whose windows yield the figures above.
+func windowBench(t *testing.T, environ ...string) (b *bench, line int64) {
+	t.Helper()
+	b = newBench(t)
+	images := filepath.Join(process.Root(t), "internal", "cubin", "testdata")
+	path := filepath.Join(images, "lines.sm_90.cubin")
+	image, err := os.ReadFile(path)
+	require.NoError(t, err)
+	text, err := os.ReadFile(filepath.Join(images, "lines.cu"))
+	require.NoError(t, err)
+	for i, l := range strings.Split(string(text), "\n") {
+		if strings.HasSuffix(l, "// line: plain") {
+			line = int64(i + 1)
+		}
+	}
+	f, err := cubin.Open(image)
+	require.NoError(t, err)
+	pc := uint64(0)
+	for {
+		frames, reason := f.Locate("plain", pc, nil)
+		require.NotEqual(t, cubin.OutsideFunction, reason)
+		if reason == cubin.Resolved && int64(frames[0].Line) == line {
+			break
+		}
+		pc += cubin.InstructionBytes
+	}
+	script, place := filepath.Join(t.TempDir(), "windows.txt"), t.TempDir()
+	require.NoError(t, os.Chmod(place, 0o700)) //nolint:gosec // A folder needs its x.
+	require.NoError(t, os.WriteFile(script, fmt.Appendf(nil, `gpufl-deep 1 pc_sampling
+name 0 smsp__pcsamp_warps_issue_stalled_long_scoreboard
+function 0 plain
+row 0 %[1]d %[2]d 0 0 0 %[3]d
+totals %[3]d 0 0
+gpufl-deep 1 sass_metrics
+name 0 smsp__sass_inst_executed
+row 0 %[1]d %[2]d 0 0 0 %[4]d
+`, crc32.ChecksumIEEE(image), pc, waiting, executed), 0o600))
+	b.environ = append(b.environ, "FAKE_CUPTI_REPLAY="+script, "WORK_IMAGE="+path, "XDG_RUNTIME_DIR="+place)
+	b.environ = append(b.environ, environ...)
+	return b, line
+}
+
+// windowed are the windows that were recorded, and the sums of their figures by kernel, line and name.
+func (b *bench) windowed() (windows []map[string]any, figures map[string]int64, listings []string, captures []plog.LogRecord) {
+	b.t.Helper()
+	spans, records, _ := b.recorded()
+	sessions := map[string]bool{}
+	for _, s := range spans {
+		if s.operation == semconv.CUDAOperationSession {
+			sessions[s.SpanID().String()] = true
+		}
+	}
+	under := map[string]bool{}
+	for _, s := range spans {
+		// Too early there is no context, and the schedule tries again.
+		if s.Name() == "deep window" && s.Attributes().AsRaw()[semconv.CUDADeepWindowStatus] != string(deep.StatusNoContext) {
+			windows = append(windows, s.Attributes().AsRaw())
+			under[s.SpanID().String()] = true
+			assert.True(b.t, sessions[s.ParentSpanID().String()], "the window is under a session")
+		}
+	}
+	figures = map[string]int64{}
+	for _, r := range records {
+		a := r.Attributes().AsRaw()
+		key := fmt.Sprint(a[semconv.CUDAKernelName], ":", a[semconv.CodeLineNumber], " ")
+		switch r.EventName() {
+		case semconv.EventCUDAPCSample:
+			figures[key+a[semconv.CUDAStallReason].(string)] += a[semconv.CUDASampleCount].(int64)
+			assert.True(b.t, under[r.SpanID().String()], "figures are under their window")
+		case semconv.EventCUDASASSMetric:
+			if v := a[semconv.CUDAMetricValue].(int64); v != 0 {
+				figures[key+a[semconv.CUDAMetricName].(string)] += v
+			}
+		case semconv.EventCUDASASSListing:
+			listings = append(listings, r.Body().Str())
+		case semconv.EventCUDACapture:
+			captures = append(captures, r)
+		}
+	}
+	return windows, figures, listings, captures
+}
+
+func attrs(w map[string]any) [4]any {
+	return [4]any{w[semconv.CUDADeepWindowCause], w[semconv.CUDADeepWindowStatus], w[semconv.CUDADeepWindowCloseReason], w[semconv.CUDADeepWindowSamples]}
+}
+
+func TestWindowBySchedule(t *testing.T) {
+	nvdisasm := filepath.Join(process.Root(t), ".tools", "cuda-tools", "13.0", "bin", "nvdisasm")
+	_, err := os.Stat(nvdisasm)
+	text := err == nil
+	for _, tc := range []struct{ engine, name, figure string }{
+		{"pc", "pc_sampling", "long_scoreboard"},
+		{"sass", "sass_metrics", "smsp__sass_inst_executed"},
+	} {
+		t.Run(tc.engine, func(t *testing.T) {
+			// At the end there is time for nvdisasm only if it is given.
+			b, line := windowBench(t, cubin.DisassemblerEnv+"="+nvdisasm, "GPUFL_SHUTDOWN_TIMEOUT=10m")
+			o := b.traced("window", "--deep-after", "100ms", "--deep-every", "1s", "--deep-for", "100ms", "--deep-engine", tc.engine, "--deep-max", "1")
+			require.Equal(t, 0, o.code, o.stderr)
+			assert.Equal(t, "signals kept\nlimits kept\nwindowed\n", o.stdout)
+			windows, figures, listings, captures := b.windowed()
+			require.Len(t, windows, 1)
+			got := attrs(windows[0])
+			assert.Equal(t, []any{"schedule", "collected", "time"}, got[:3], "%v", windows[0])
+			assert.Equal(t, []any{tc.name}, windows[0][semconv.CUDADeepWindowEngines])
+			want := int64(waiting)
+			if tc.engine == "sass" {
+				want = executed
+			}
+			assert.Equal(t, map[string]int64{fmt.Sprintf("plain:%d %s", line, tc.figure): want}, figures)
+			if text {
+				require.Len(t, listings, 1)
+				assert.Contains(t, listings[0], "STG")
+			}
+			require.Len(t, captures, 1)
+			assert.Equal(t, int64(1), captures[0].Attributes().AsRaw()[semconv.CUDACaptureDeepWindows])
+
+			assert.Contains(t, o.stderr, "("+tc.engine+", by schedule): ")
+			assert.Contains(t, o.stderr, "`gpufl report "+b.file+"` shows what they found")
+			assert.Equal(t, tc.engine == "sass", strings.Contains(o.stderr, "nothing else was recorded for "), o.stderr)
+			r := b.run(b.gpufl, "report", b.file)
+			require.Equal(t, 0, r.code, r.stderr)
+			assert.Contains(t, r.stdout, "plain")
+			if tc.engine == "pc" {
+				assert.Contains(t, r.stdout, tc.figure)
+				assert.Contains(t, r.stdout, fmt.Sprintf("lines.cu:%d", line))
+			}
+		})
+	}
+}
+
+func TestWindowByRule(t *testing.T) {
+	b, line := windowBench(t, "GPUFL_FLUSH_INTERVAL=20ms", "GPUFL_DEEP_BLACKOUT=0s")
+	// Ten kernels at the begin are a rate, and then it falls.
+	o := b.traced("window", "--deep-when", "busy.ratio over 100ms < 1%", "--deep-when", "kernel(plain).rate over 100ms > 1000000/s", "--deep-for", "50ms", "--deep-max", "1")
+	require.Equal(t, 0, o.code, o.stderr)
+	windows, figures, _, _ := b.windowed()
+	require.Len(t, windows, 1, o.stderr)
+	assert.Equal(t, [4]any{"rule", "collected", "time", int64(waiting)}, attrs(windows[0]))
+	assert.Contains(t, windows[0][semconv.CUDADeepWindowWhy], "busy.ratio over 100ms < 1%: ")
+	assert.Equal(t, map[string]int64{fmt.Sprintf("plain:%d long_scoreboard", line): waiting}, figures)
+}
+
+func TestWindowBySignal(t *testing.T) {
+	b, line := windowBench(t, "GPUFL_DEEP_BLACKOUT=0s")
+	o := b.traced("window_signal", "--deep-signal", "USR2", "--deep-for", "50ms", "--deep-max", "1")
+	require.Equal(t, 0, o.code, o.stderr)
+	require.Zero(t, o.signal)
+	// The one that was asked for is taken, as it must be.
+	assert.True(t, strings.HasSuffix(o.stdout, "limits kept\nwindowed\n"), o.stdout)
+	windows, figures, _, _ := b.windowed()
+	require.Len(t, windows, 1, o.stderr)
+	assert.Equal(t, [4]any{"signal", "collected", "time", int64(waiting)}, attrs(windows[0]))
+	assert.Equal(t, "SIGUSR2", windows[0][semconv.CUDADeepWindowWhy])
+	assert.Equal(t, map[string]int64{fmt.Sprintf("plain:%d long_scoreboard", line): waiting}, figures)
+}
+
+// A program that ends in a window ends as it would without; and where it can still tell, the window is told of.
+func TestEndInWindow(t *testing.T) {
+	for _, tc := range []struct {
+		mode   string
+		code   int
+		signal syscall.Signal
+		stdout string
+		told   bool
+	}{
+		{mode: "window_exit", stdout: "ending in a window\n", told: true},
+		{mode: "window_code", code: 9, told: true},
+		{mode: "window_fork", stdout: "4\n3\narmed True\n", told: true},
+		{mode: "window_leave", code: 7, stdout: "leaving in a window\n"},
+		{mode: "window_segv", signal: syscall.SIGSEGV},
+		{mode: "window_term", signal: syscall.SIGTERM},
+	} {
+		for _, engine := range []string{"pc", "sass"} {
+			t.Run(tc.mode+" "+engine, func(t *testing.T) {
+				b, line := windowBench(t, "GPUFL_DEEP_BLACKOUT=0s", "GPUFL_DEEP_SHARE=1", "GPUFL_SHUTDOWN_TIMEOUT=30s", "GPUFL_FLUSH_INTERVAL=20ms")
+				o := b.traced(tc.mode, "--deep-when", "kernel(plain).rate over 100ms > 1/s", "--deep-for", "60s", "--deep-engine", engine)
+				assert.Equal(t, tc.code, o.code, o.stderr)
+				assert.Equal(t, tc.signal, o.signal, o.stderr)
+				assert.Equal(t, "signals kept\nlimits kept\n"+tc.stdout, o.stdout)
+				assert.Less(t, o.took, 55*time.Second, "it waited for the window")
+				windows, figures, _, captures := b.windowed()
+				if !tc.told {
+					assert.Empty(t, captures)
+					return
+				}
+				require.Len(t, windows, 1, o.stderr)
+				got := attrs(windows[0])
+				assert.Equal(t, []any{"rule", "collected", "exit"}, got[:3], "%v", windows[0])
+				want := map[string]int64{fmt.Sprintf("plain:%d long_scoreboard", line): waiting}
+				if engine == "sass" {
+					want = map[string]int64{fmt.Sprintf("plain:%d smsp__sass_inst_executed", line): executed}
+				}
+				assert.Equal(t, want, figures)
+			})
+		}
+	}
+}
+
+// program is a command that runs under gpufl trace and tells its id.
+type program struct {
+	*exec.Cmd
+	out    *bufio.Reader
+	pid    int
+	stderr *bytes.Buffer
+}
+
+// begin runs a program; stdin is what it reads, nil for nothing.
+func (b *bench) begin(mode string, stdin *os.File) *program {
+	b.t.Helper()
+	p := &program{Cmd: exec.Command(b.gpufl, b.traceArgs(mode)...), stderr: &bytes.Buffer{}} //nolint:gosec // Our own.
+	p.Env, p.Stderr = b.environ, p.stderr
+	p.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if stdin != nil {
+		p.Stdin = stdin
+	}
+	out, err := p.StdoutPipe()
+	require.NoError(b.t, err)
+	p.out = bufio.NewReader(out)
+	p.WaitDelay = time.Second
+	require.NoError(b.t, p.Start())
+	b.t.Cleanup(func() { _ = syscall.Kill(-p.Process.Pid, syscall.SIGKILL) })
+	limit := time.AfterFunc(time.Minute, func() { _ = syscall.Kill(-p.Process.Pid, syscall.SIGKILL) })
+	defer limit.Stop()
+	for p.pid == 0 {
+		line, err := p.out.ReadString('\n')
+		require.NoError(b.t, err, "the program says nothing: %s", p.stderr)
+		p.pid, _ = strconv.Atoi(strings.TrimSpace(line))
+	}
+	return p
+}
+
+func TestWindowBySocket(t *testing.T) {
+	b, line := windowBench(t, "GPUFL_DEEP=1", "GPUFL_DEEP_BLACKOUT=0s")
+	p := b.begin("window_asked", nil)
+	// The program has a context and its module in a moment; until then there is none to look into.
+	var o outcome
+	var window deep.Window
+	process.Eventually(t, time.Minute, "a window opens", func() bool {
+		o = b.run(b.gpufl, "deep", strconv.Itoa(p.pid), "--for", "100ms", "--engine", "pc", "--json")
+		return json.Unmarshal([]byte(o.stdout), &window) == nil && window.Outcome.Status == deep.StatusCollected && o.code == 0
+	})
+	assert.Equal(t, uint64(waiting), window.Collected.Samples)
+	require.NoError(t, p.Wait(), p.stderr)
+	windows, figures, _, _ := b.windowed()
+	require.NotEmpty(t, windows)
+	assert.Equal(t, [4]any{"socket", "collected", "time", int64(waiting)}, attrs(windows[len(windows)-1]))
+	if len(figures) > 0 { // a window before the module was loaded has no lines
+		assert.Contains(t, figures, fmt.Sprintf("plain:%d long_scoreboard", line))
+	}
+	o = b.run(b.gpufl, "deep", strconv.Itoa(p.pid))
+	assert.Equal(t, 1, o.code, "it has ended: %s", o.stderr)
+}
+
+// Where windows were not asked for, nothing listens; what the engine cannot do is said.
+func TestWindowRefusedBySocket(t *testing.T) {
+	b, _ := windowBench(t)
+	in, out, err := os.Pipe()
+	require.NoError(t, err)
+	defer in.Close()
+	defer out.Close()
+	run := func(environ ...string) outcome {
+		before := b.environ
+		defer func() { b.environ = before }()
+		b.environ = append(b.environ[:len(b.environ):len(b.environ)], environ...)
+		p := b.begin("window_refused", in)
+		o := b.run(b.gpufl, "deep", strconv.Itoa(p.pid), "--for", "50ms")
+		require.NoError(t, syscall.Kill(-p.Process.Pid, syscall.SIGTERM))
+		_ = p.Wait()
+		return o
+	}
+	o := run()
+	assert.NotZero(t, o.code)
+	assert.Contains(t, o.stderr, "takes no requests for deep windows")
+	o = run("GPUFL_DEEP=1")
+	assert.Equal(t, 3, o.code, o.stderr)
+	assert.Contains(t, o.stderr, "not yet allowed so soon after the start")
+}
+
+func TestDeepFlagsAreChecked(t *testing.T) {
+	b := newBench(t)
+	for _, tc := range []struct {
+		flags []string
+		words string
+	}{
+		{[]string{"--deep-after", "soon"}, "GPUFL_DEEP_AFTER"},
+		{[]string{"--deep-when", "kernel.rate < much"}, "kernel.rate < much"},
+		{[]string{"--deep-engine", "x-ray"}, "x-ray"},
+		{[]string{"--deep-every", "1s", "--deep-for", "2s"}, "leave nothing between"},
+	} {
+		o := b.traced("plain", tc.flags...)
+		assert.Equal(t, 2, o.code)
+		assert.Contains(t, o.stderr, tc.words)
+	}
+}
