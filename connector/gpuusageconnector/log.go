@@ -7,6 +7,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"strconv"
 
 	"github.com/cespare/xxhash/v2"
@@ -19,6 +21,11 @@ import (
 //
 // A record is stored under the log's number (epoch) and its own, so that what is left of a log that was
 // given up is never taken for part of the present one. Records and snapshots end in a checksum.
+//
+// A large snapshot is stored in pieces, under keys of their own, and its own key says which. A database
+// such as file_storage's keeps a value in one place and finds no room for a large one among what smaller
+// ones have left: with tens of MiB in one value its file, which is mapped into memory, grew by that much
+// with nearly each snapshot.
 
 // recordLog writes and reads them. Where it is not said otherwise, the caller holds the connector's
 // lock.
@@ -30,8 +37,9 @@ type recordLog struct {
 	// Since the last snapshot:
 	records int
 	bytes   int
-	// size is that of the last snapshot.
-	size int
+	// size is that of the last snapshot, pieces where it is.
+	size   int
+	pieces pieces
 	// broken: a record could not be stored, so that those after it would be of no use. Nothing is
 	// appended until there is a new snapshot.
 	broken bool
@@ -41,6 +49,14 @@ type recordLog struct {
 type snapshot struct {
 	state              []byte
 	epoch, first, next uint64 // the records that it takes the place of
+	pieces, old        pieces // where it goes, and where the one before is
+}
+
+// pieces says where a snapshot is stored: under snapshotKey if count is zero, else under as many keys of
+// that number.
+type pieces struct {
+	number uint64
+	count  int
 }
 
 const (
@@ -49,6 +65,10 @@ const (
 	// two of them, but not for each few spans.
 	minLogBytes   = 16 << 20
 	maxLogRecords = 50_000
+	// pieceBytes is the size from which a snapshot is stored in pieces, and that of each but the last.
+	pieceBytes = 64 << 10
+	// inPieces stands under snapshotKey where a whole snapshot has its version, which is never 0.
+	inPieces = 0
 )
 
 var (
@@ -68,10 +88,40 @@ func recordKey(epoch, n uint64) string {
 	return "log/" + strconv.FormatUint(epoch, 16) + "/" + strconv.FormatUint(n, 10)
 }
 
+func pieceKey(number uint64, i int) string {
+	return "piece/" + strconv.FormatUint(number, 16) + "/" + strconv.Itoa(i)
+}
+
+// append appends what stands under snapshotKey for a snapshot in pieces.
+func (p pieces) append(b []byte) []byte {
+	b = append(b, inPieces)
+	b = appendUint(b, p.number)
+	b = appendUint(b, p.count)
+	return binary.LittleEndian.AppendUint64(b, xxhash.Sum64(b))
+}
+
+// loadPieces reads it. What is no such thing, or damaged, is not ok.
+func loadPieces(from []byte) (p pieces, ok bool) {
+	sound, err := checked(from)
+	if err != nil || len(sound) == 0 || sound[0] != inPieces {
+		return pieces{}, false
+	}
+	d := &decoder{b: sound[1:]}
+	p.number = d.uint()
+	count := d.uint()
+	if d.bad || len(d.b) > 0 || count == 0 || count > math.MaxInt32 {
+		return pieces{}, false
+	}
+	p.count = int(count)
+	return p, true
+}
+
 func newRecordLog(client storage.Client) *recordLog { return &recordLog{client: client} }
 
-// begin starts a new log.
-func (l *recordLog) begin(epoch uint64) { *l = recordLog{client: l.client, epoch: epoch} }
+// begin starts a new log. The pieces of the old one's snapshot go when the first of the new one is put.
+func (l *recordLog) begin(epoch uint64) {
+	*l = recordLog{client: l.client, epoch: epoch, pieces: l.pieces}
+}
 
 // appendBatchRecord appends a record of a batch without its time.
 func appendBatchRecord(b []byte, batch *batch) []byte {
@@ -117,9 +167,13 @@ func (l *recordLog) due() bool {
 
 // snapshot encodes the state. Records that follow come after it, so they are worth storing again.
 func (l *recordLog) snapshot(s *state) *snapshot {
-	b := s.append(appendSnapshotHead(nil, s, l.epoch, l.next))
+	// It is about as large as the last one: growing up to there would leave several times that behind.
+	b := s.append(appendSnapshotHead(make([]byte, 0, l.size+l.size/4), s, l.epoch, l.next))
 	b = binary.LittleEndian.AppendUint64(b, xxhash.Sum64(b))
-	snap := &snapshot{state: b, epoch: l.epoch, first: l.first, next: l.next}
+	snap := &snapshot{state: b, epoch: l.epoch, first: l.first, next: l.next, old: l.pieces}
+	if len(b) > pieceBytes {
+		snap.pieces = pieces{number: l.pieces.number + 1, count: (len(b) + pieceBytes - 1) / pieceBytes}
+	}
 	l.broken = false
 	l.records, l.bytes = 0, 0
 	return snap
@@ -127,7 +181,21 @@ func (l *recordLog) snapshot(s *state) *snapshot {
 
 // put stores a snapshot and removes the records before it. The lock need not be held.
 func (l *recordLog) put(ctx context.Context, snap *snapshot) error {
-	ops := []*storage.Operation{storage.SetOperation(snapshotKey, snap.state)}
+	var ops []*storage.Operation
+	whole := snap.state
+	if snap.pieces.count > 0 {
+		i := 0
+		for piece := range slices.Chunk(snap.state, pieceBytes) {
+			ops = append(ops, storage.SetOperation(pieceKey(snap.pieces.number, i), piece))
+			i++
+		}
+		whole = snap.pieces.append(nil)
+	}
+	// In this order also a storage that does one after the other has a whole snapshot at any moment.
+	ops = append(ops, storage.SetOperation(snapshotKey, whole))
+	for i := range snap.old.count {
+		ops = append(ops, storage.DeleteOperation(pieceKey(snap.old.number, i)))
+	}
 	for n := snap.first; n < snap.next; n++ {
 		ops = append(ops, storage.DeleteOperation(recordKey(snap.epoch, n)))
 	}
@@ -143,7 +211,7 @@ func (l *recordLog) written(snap *snapshot, err error) {
 		l.broken = true
 		return
 	}
-	l.first, l.size = snap.next, len(snap.state)
+	l.first, l.size, l.pieces = snap.next, len(snap.state), snap.pieces
 }
 
 // write stores a snapshot.
@@ -156,7 +224,7 @@ func (l *recordLog) write(ctx context.Context, snap *snapshot) error {
 // load returns the stored state, nil if there is none. Errors are errDamaged, errSettings or the
 // storage's own.
 func (l *recordLog) load(ctx context.Context, cfg *Config) (*state, error) {
-	b, err := l.client.Get(ctx, snapshotKey)
+	b, err := l.stored(ctx)
 	if err != nil || b == nil {
 		return nil, err
 	}
@@ -181,6 +249,32 @@ func (l *recordLog) load(ctx context.Context, cfg *Config) (*state, error) {
 	}
 	l.size = len(b)
 	return s, err
+}
+
+// stored returns the stored snapshot, nil if there is none. One of which pieces are missing ends there,
+// and its checksum will say so.
+func (l *recordLog) stored(ctx context.Context) ([]byte, error) {
+	b, err := l.client.Get(ctx, snapshotKey)
+	if err != nil {
+		return nil, err
+	}
+	p, ok := loadPieces(b)
+	if !ok {
+		return b, nil
+	}
+	l.pieces = p
+	b = []byte{}
+	for i := range p.count {
+		piece, err := l.client.Get(ctx, pieceKey(p.number, i))
+		if err != nil {
+			return nil, err
+		}
+		if piece == nil {
+			break
+		}
+		b = append(b, piece...)
+	}
+	return b, nil
 }
 
 // replay returns the state that follows from a snapshot and the records after it. They are applied at
