@@ -9,9 +9,6 @@ import (
 
 	"go.opentelemetry.io/collector/consumer"
 	"go.opentelemetry.io/collector/consumer/consumererror"
-	"go.opentelemetry.io/collector/pdata/plog"
-	"go.opentelemetry.io/collector/pdata/pmetric"
-	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/collector/receiver/receiverhelper"
 	"go.uber.org/zap"
 
@@ -41,51 +38,44 @@ func (o *outputs) signals() gpuevent.Signals {
 // It returns false if ctx or stop ended it first; the batch is then lost to this process and is
 // made again from the checkpoint.
 func (o *outputs) deliver(ctx context.Context, stop <-chan struct{}, b *gpuevent.Batch) bool {
-	td, ld, md := b.Take()
-	if n := td.SpanCount(); n > 0 {
-		ok := o.retry(ctx, stop, "traces", n, func() error {
-			c := o.obs.StartTracesOp(ctx)
-			err := o.traces.ConsumeTraces(c, td)
-			o.obs.EndTracesOp(c, dataFormat, n, err)
-			return err
-		})
-		if !ok {
-			return false
-		}
-	}
-	if n := ld.LogRecordCount(); n > 0 {
-		ok := o.retry(ctx, stop, "logs", n, func() error {
-			c := o.obs.StartLogsOp(ctx)
-			err := o.logs.ConsumeLogs(c, ld)
-			o.obs.EndLogsOp(c, dataFormat, n, err)
-			return err
-		})
-		if !ok {
-			return false
-		}
-	}
-	if n := md.DataPointCount(); n > 0 {
-		ok := o.retry(ctx, stop, "metrics", n, func() error {
-			c := o.obs.StartMetricsOp(ctx)
-			err := o.metrics.ConsumeMetrics(c, md)
-			o.obs.EndMetricsOp(c, dataFormat, n, err)
-			return err
-		})
-		if !ok {
-			return false
+	p := newParcel(b)
+	for _, q := range p.queues() {
+		for len(q.items) > 0 {
+			if !o.retry(ctx, stop, q.signal, q.items[0], func() error { return q.send(ctx, o, q.items[0]) }) {
+				return false
+			}
+			q.next()
 		}
 	}
 	return true
 }
 
-// parcel is one batch on its way to the pipelines. What a pipeline has accepted, or refused for good,
-// is not in it any more.
+// queue is what is left of one signal, in pieces.
+type queue struct {
+	signal string
+	// items are the numbers of items in the pieces.
+	items []int
+	// send tries once to send the first piece, next forgets it.
+	send func(ctx context.Context, o *outputs, n int) error
+	drop func()
+}
+
+func (q *queue) next() {
+	q.drop()
+	q.items = q.items[1:]
+}
+
+func (q *queue) left() (n int) {
+	for _, items := range q.items {
+		n += items
+	}
+	return n
+}
+
+// parcel is one batch on its way to the pipelines, in pieces. What a pipeline has accepted, or refused for
+// good, is not in it any more.
 type parcel struct {
-	traces  ptrace.Traces
-	logs    plog.Logs
-	metrics pmetric.Metrics
-	// left counts the items of each that are still to be sent.
-	left [3]int
+	traces, logs, metrics queue
 	// refused is the last error with which a pipeline refused a part of it for good.
 	refused error
 	// failed says that a pipeline did not take a part of it at some time.
@@ -93,51 +83,61 @@ type parcel struct {
 }
 
 func newParcel(b *gpuevent.Batch) *parcel {
+	td, ld, md := b.Take()
 	p := &parcel{}
-	p.traces, p.logs, p.metrics = b.Take()
-	p.left = [3]int{p.traces.SpanCount(), p.logs.LogRecordCount(), p.metrics.DataPointCount()}
+	if td.SpanCount() > 0 {
+		pieces, items := cutTraces(td)
+		p.traces = queue{"traces", items, func(ctx context.Context, o *outputs, n int) error {
+			ctx = o.obs.StartTracesOp(ctx)
+			err := o.traces.ConsumeTraces(ctx, pieces[0])
+			o.obs.EndTracesOp(ctx, dataFormat, n, err)
+			return err
+		}, func() { pieces = pieces[1:] }}
+	}
+	if ld.LogRecordCount() > 0 {
+		pieces, items := cutLogs(ld)
+		p.logs = queue{"logs", items, func(ctx context.Context, o *outputs, n int) error {
+			ctx = o.obs.StartLogsOp(ctx)
+			err := o.logs.ConsumeLogs(ctx, pieces[0])
+			o.obs.EndLogsOp(ctx, dataFormat, n, err)
+			return err
+		}, func() { pieces = pieces[1:] }}
+	}
+	if md.DataPointCount() > 0 {
+		pieces, items := cutMetrics(md)
+		p.metrics = queue{"metrics", items, func(ctx context.Context, o *outputs, n int) error {
+			ctx = o.obs.StartMetricsOp(ctx)
+			err := o.metrics.ConsumeMetrics(ctx, pieces[0])
+			o.obs.EndMetricsOp(ctx, dataFormat, n, err)
+			return err
+		}, func() { pieces = pieces[1:] }}
+	}
 	return p
 }
 
-func (p *parcel) items() int { return p.left[0] + p.left[1] + p.left[2] }
+func (p *parcel) queues() [3]*queue { return [3]*queue{&p.traces, &p.logs, &p.metrics} }
+
+// items counts what is still to be sent.
+func (p *parcel) items() int { return p.traces.left() + p.logs.left() + p.metrics.left() }
 
 // push tries once to send what is left of a parcel. The error is the first that may pass. Items that are
 // refused for good are counted and gone.
 func (o *outputs) push(ctx context.Context, p *parcel) (err error) {
-	sends := [...]func(ctx context.Context, n int) error{
-		func(ctx context.Context, n int) error {
-			ctx = o.obs.StartTracesOp(ctx)
-			err := o.traces.ConsumeTraces(ctx, p.traces)
-			o.obs.EndTracesOp(ctx, dataFormat, n, err)
-			return err
-		},
-		func(ctx context.Context, n int) error {
-			ctx = o.obs.StartLogsOp(ctx)
-			err := o.logs.ConsumeLogs(ctx, p.logs)
-			o.obs.EndLogsOp(ctx, dataFormat, n, err)
-			return err
-		},
-		func(ctx context.Context, n int) error {
-			ctx = o.obs.StartMetricsOp(ctx)
-			err := o.metrics.ConsumeMetrics(ctx, p.metrics)
-			o.obs.EndMetricsOp(ctx, dataFormat, n, err)
-			return err
-		},
-	}
-	for i, n := range p.left {
-		if n == 0 {
-			continue
-		}
-		switch e := sends[i](ctx, n); {
-		case e == nil:
-			p.left[i] = 0
-		case consumererror.IsPermanent(e):
-			p.left[i] = 0
-			p.refused = e
-			o.tel.ReceiverGpuflogDropped.Add(ctx, int64(n))
-			o.logger.Error("data refused for good", zap.Int("items", n), zap.Error(e))
-		case err == nil:
-			err = e
+	for _, q := range p.queues() {
+		for len(q.items) > 0 {
+			e := q.send(ctx, o, q.items[0])
+			if e != nil && !consumererror.IsPermanent(e) {
+				if err == nil {
+					err = e
+				}
+				break
+			}
+			if e != nil {
+				p.refused = e
+				o.tel.ReceiverGpuflogDropped.Add(ctx, int64(q.items[0]))
+				o.logger.Error("data refused for good", zap.Int("items", q.items[0]), zap.Error(e))
+			}
+			q.next()
 		}
 	}
 	return err

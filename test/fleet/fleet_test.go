@@ -30,7 +30,7 @@ import (
 // MiB of heap; with the program itself and its buffers this is what they amount to.
 const (
 	agentMemory   = 600 << 20
-	gatewayMemory = 1000 << 20
+	gatewayMemory = 700 << 20
 )
 
 // keys are the attributes that the checks need.

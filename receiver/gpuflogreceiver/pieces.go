@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuflogreceiver
+
+import (
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+)
+
+// maxPieceBytes is the most that is handed to a pipeline at a time, as OTLP in protobuf. Servers of OTLP over gRPC
+// refuse a message of more than 4 MiB for good, and not every exporter is set to cut what it gets.
+const maxPieceBytes = 3_000_000
+
+// certainItems are so few that their size is not looked at: with long names an item has 4 KB.
+const certainItems = 500
+
+// cut divides something of n items until no piece is larger than limit, or it has one item only. half moves the first
+// k items out of what it is given.
+func cut[T any](whole T, n, limit int, size func(T) int, half func(from T, k int) T) (pieces []T, items []int) {
+	if n <= certainItems || size(whole) <= limit {
+		return []T{whole}, []int{n}
+	}
+	k := n / 2
+	first, firstItems := cut(half(whole, k), k, limit, size, half)
+	rest, restItems := cut(whole, n-k, limit, size, half)
+	return append(first, rest...), append(firstItems, restItems...)
+}
+
+func cutTraces(td ptrace.Traces) ([]ptrace.Traces, []int) {
+	var m ptrace.ProtoMarshaler
+	return cut(td, td.SpanCount(), maxPieceBytes, m.TracesSize, firstSpans)
+}
+
+func cutLogs(ld plog.Logs) ([]plog.Logs, []int) {
+	var m plog.ProtoMarshaler
+	return cut(ld, ld.LogRecordCount(), maxPieceBytes, m.LogsSize, firstLogs)
+}
+
+func cutMetrics(md pmetric.Metrics) ([]pmetric.Metrics, []int) {
+	var m pmetric.ProtoMarshaler
+	return cut(md, md.DataPointCount(), maxPieceBytes, m.MetricsSize, firstPoints)
+}
+
+func firstSpans(from ptrace.Traces, k int) ptrace.Traces {
+	to := ptrace.NewTraces()
+	from.ResourceSpans().RemoveIf(func(rs ptrace.ResourceSpans) bool {
+		if k == 0 {
+			return false
+		}
+		r := to.ResourceSpans().AppendEmpty()
+		rs.Resource().CopyTo(r.Resource())
+		r.SetSchemaUrl(rs.SchemaUrl())
+		rs.ScopeSpans().RemoveIf(func(ss ptrace.ScopeSpans) bool {
+			if k == 0 {
+				return false
+			}
+			s := r.ScopeSpans().AppendEmpty()
+			ss.Scope().CopyTo(s.Scope())
+			s.SetSchemaUrl(ss.SchemaUrl())
+			ss.Spans().RemoveIf(func(span ptrace.Span) bool {
+				if k == 0 {
+					return false
+				}
+				k--
+				span.MoveTo(s.Spans().AppendEmpty())
+				return true
+			})
+			return ss.Spans().Len() == 0
+		})
+		return rs.ScopeSpans().Len() == 0
+	})
+	return to
+}
+
+func firstLogs(from plog.Logs, k int) plog.Logs {
+	to := plog.NewLogs()
+	from.ResourceLogs().RemoveIf(func(rl plog.ResourceLogs) bool {
+		if k == 0 {
+			return false
+		}
+		r := to.ResourceLogs().AppendEmpty()
+		rl.Resource().CopyTo(r.Resource())
+		r.SetSchemaUrl(rl.SchemaUrl())
+		rl.ScopeLogs().RemoveIf(func(sl plog.ScopeLogs) bool {
+			if k == 0 {
+				return false
+			}
+			s := r.ScopeLogs().AppendEmpty()
+			sl.Scope().CopyTo(s.Scope())
+			s.SetSchemaUrl(sl.SchemaUrl())
+			sl.LogRecords().RemoveIf(func(record plog.LogRecord) bool {
+				if k == 0 {
+					return false
+				}
+				k--
+				record.MoveTo(s.LogRecords().AppendEmpty())
+				return true
+			})
+			return sl.LogRecords().Len() == 0
+		})
+		return rl.ScopeLogs().Len() == 0
+	})
+	return to
+}
+
+func firstPoints(from pmetric.Metrics, k int) pmetric.Metrics {
+	to := pmetric.NewMetrics()
+	from.ResourceMetrics().RemoveIf(func(rm pmetric.ResourceMetrics) bool {
+		if k == 0 {
+			return false
+		}
+		r := to.ResourceMetrics().AppendEmpty()
+		rm.Resource().CopyTo(r.Resource())
+		r.SetSchemaUrl(rm.SchemaUrl())
+		rm.ScopeMetrics().RemoveIf(func(sm pmetric.ScopeMetrics) bool {
+			if k == 0 {
+				return false
+			}
+			s := r.ScopeMetrics().AppendEmpty()
+			sm.Scope().CopyTo(s.Scope())
+			s.SetSchemaUrl(sm.SchemaUrl())
+			sm.Metrics().RemoveIf(func(m pmetric.Metric) bool {
+				if k == 0 {
+					return false
+				}
+				return firstOfMetric(m, &k, s.Metrics().AppendEmpty())
+			})
+			return sm.Metrics().Len() == 0
+		})
+		return rm.ScopeMetrics().Len() == 0
+	})
+	return to
+}
+
+// firstOfMetric moves up to k points, and reports that none is left.
+func firstOfMetric(m pmetric.Metric, k *int, to pmetric.Metric) bool {
+	to.SetName(m.Name())
+	to.SetDescription(m.Description())
+	to.SetUnit(m.Unit())
+	m.Metadata().CopyTo(to.Metadata())
+	var from, moved pmetric.NumberDataPointSlice
+	switch m.Type() {
+	case pmetric.MetricTypeGauge:
+		from, moved = m.Gauge().DataPoints(), to.SetEmptyGauge().DataPoints()
+	case pmetric.MetricTypeSum:
+		sum := to.SetEmptySum()
+		sum.SetAggregationTemporality(m.Sum().AggregationTemporality())
+		sum.SetIsMonotonic(m.Sum().IsMonotonic())
+		from, moved = m.Sum().DataPoints(), sum.DataPoints()
+	default: // the receiver makes no others: whole
+		m.MoveTo(to)
+		*k = 0
+		return true
+	}
+	from.RemoveIf(func(p pmetric.NumberDataPoint) bool {
+		if *k == 0 {
+			return false
+		}
+		*k--
+		p.MoveTo(moved.AppendEmpty())
+		return true
+	})
+	return from.Len() == 0
+}

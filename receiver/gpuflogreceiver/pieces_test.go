@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuflogreceiver
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/open-telemetry/opentelemetry-collector-contrib/pkg/pdatatest/plogtest"
+	"github.com/open-telemetry/opentelemetry-collector-contrib/pkg/pdatatest/pmetrictest"
+	"github.com/open-telemetry/opentelemetry-collector-contrib/pkg/pdatatest/ptracetest"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/consumer/consumererror"
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+)
+
+// many is more items of about 4 KB each than fit into one piece, of two resources with two scopes.
+const many = 2500
+
+var long = strings.Repeat("k", 4000)
+
+func tracesOf(items int) ptrace.Traces {
+	td := ptrace.NewTraces()
+	for r := range 2 {
+		rs := td.ResourceSpans().AppendEmpty()
+		rs.Resource().Attributes().PutInt("r", int64(r))
+		rs.SetSchemaUrl("resource")
+		for s := range 2 {
+			ss := rs.ScopeSpans().AppendEmpty()
+			ss.Scope().SetName("scope" + string(rune('0'+s)))
+			ss.SetSchemaUrl("scope")
+			for i := range items / 4 {
+				span := ss.Spans().AppendEmpty()
+				span.SetName(long)
+				span.SetStartTimestamp(pcommon.Timestamp(1 + i)) //nolint:gosec // It is small.
+			}
+		}
+	}
+	return td
+}
+
+func TestPiecesOfTracesAreTheWhole(t *testing.T) {
+	pieces, items := cutTraces(tracesOf(many))
+	require.Greater(t, len(pieces), 3)
+	var m ptrace.ProtoMarshaler
+	all := ptrace.NewTraces()
+	for i, p := range pieces {
+		assert.LessOrEqual(t, m.TracesSize(p), maxPieceBytes)
+		assert.Equal(t, items[i], p.SpanCount())
+		// Parts of one scope become one again.
+		for _, rs := range p.ResourceSpans().All() {
+			for _, ss := range rs.ScopeSpans().All() {
+				same := func() ptrace.ScopeSpans {
+					for _, r := range all.ResourceSpans().All() {
+						for _, s := range r.ScopeSpans().All() {
+							if assert.ObjectsAreEqual(r.Resource().Attributes().AsRaw(), rs.Resource().Attributes().AsRaw()) && s.Scope().Name() == ss.Scope().Name() {
+								return s
+							}
+						}
+					}
+					r := all.ResourceSpans().AppendEmpty()
+					rs.Resource().CopyTo(r.Resource())
+					r.SetSchemaUrl(rs.SchemaUrl())
+					s := r.ScopeSpans().AppendEmpty()
+					ss.Scope().CopyTo(s.Scope())
+					s.SetSchemaUrl(ss.SchemaUrl())
+					return s
+				}()
+				ss.Spans().MoveAndAppendTo(same.Spans())
+			}
+		}
+	}
+	want := ptrace.NewTraces()
+	for _, rs := range tracesOf(many).ResourceSpans().All() {
+		for _, ss := range rs.ScopeSpans().All() {
+			r := want.ResourceSpans().AppendEmpty()
+			rs.Resource().CopyTo(r.Resource())
+			r.SetSchemaUrl(rs.SchemaUrl())
+			ss.CopyTo(r.ScopeSpans().AppendEmpty())
+		}
+	}
+	assert.NoError(t, ptracetest.CompareTraces(want, all))
+}
+
+func TestPiecesOfLogsAreTheWhole(t *testing.T) {
+	ld, want := plog.NewLogs(), plog.NewLogs()
+	records := ld.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords()
+	for i := range many {
+		r := records.AppendEmpty()
+		r.Body().SetStr(long)
+		r.Attributes().PutInt("i", int64(i))
+	}
+	ld.CopyTo(want)
+	pieces, items := cutLogs(ld)
+	require.Greater(t, len(pieces), 3)
+	var m plog.ProtoMarshaler
+	all := plog.NewLogs()
+	to := all.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords()
+	for i, p := range pieces {
+		assert.LessOrEqual(t, m.LogsSize(p), maxPieceBytes)
+		assert.Equal(t, items[i], p.LogRecordCount())
+		p.ResourceLogs().At(0).ScopeLogs().At(0).LogRecords().MoveAndAppendTo(to)
+	}
+	assert.NoError(t, plogtest.CompareLogs(want, all))
+}
+
+func TestPiecesOfMetricsAreTheWhole(t *testing.T) {
+	md, want := pmetric.NewMetrics(), pmetric.NewMetrics()
+	ms := md.ResourceMetrics().AppendEmpty().ScopeMetrics().AppendEmpty().Metrics()
+	gauge, sum := ms.AppendEmpty(), ms.AppendEmpty()
+	gauge.SetName("gauge")
+	gauge.SetUnit("1")
+	gauge.SetDescription("what it is")
+	sum.SetName("sum")
+	sum.SetEmptySum().SetIsMonotonic(true)
+	sum.Sum().SetAggregationTemporality(pmetric.AggregationTemporalityCumulative)
+	for i, points := range []pmetric.NumberDataPointSlice{gauge.SetEmptyGauge().DataPoints(), sum.Sum().DataPoints()} {
+		for j := range many / 2 {
+			p := points.AppendEmpty()
+			p.SetIntValue(int64(i*many + j))
+			p.SetTimestamp(pcommon.Timestamp(1 + j)) //nolint:gosec // It is small.
+			p.Attributes().PutStr("k", long)
+		}
+	}
+	md.CopyTo(want)
+	pieces, items := cutMetrics(md)
+	require.Greater(t, len(pieces), 3)
+	var m pmetric.ProtoMarshaler
+	all := pmetric.NewMetrics()
+	scope := all.ResourceMetrics().AppendEmpty().ScopeMetrics().AppendEmpty()
+	for i, p := range pieces {
+		assert.LessOrEqual(t, m.MetricsSize(p), maxPieceBytes)
+		assert.Equal(t, items[i], p.DataPointCount())
+		for _, metric := range p.ResourceMetrics().At(0).ScopeMetrics().At(0).Metrics().All() {
+			if n := scope.Metrics().Len(); n == 0 || scope.Metrics().At(n-1).Name() != metric.Name() {
+				metric.MoveTo(scope.Metrics().AppendEmpty())
+				continue
+			}
+			switch last := scope.Metrics().At(scope.Metrics().Len() - 1); metric.Type() {
+			case pmetric.MetricTypeGauge:
+				metric.Gauge().DataPoints().MoveAndAppendTo(last.Gauge().DataPoints())
+			default:
+				assert.True(t, metric.Sum().IsMonotonic())
+				assert.Equal(t, pmetric.AggregationTemporalityCumulative, metric.Sum().AggregationTemporality())
+				metric.Sum().DataPoints().MoveAndAppendTo(last.Sum().DataPoints())
+			}
+		}
+	}
+	assert.NoError(t, pmetrictest.CompareMetrics(want, all))
+}
+
+func TestSmallBatchesAreNotCut(t *testing.T) {
+	pieces, items := cutTraces(tracesOf(certainItems))
+	assert.Len(t, pieces, 1)
+	assert.Equal(t, []int{certainItems}, items)
+}
+
+// TestPiecesAreDeliveredOneByOne: what was accepted is not sent again when the next piece is not, and a piece that is
+// refused for good takes no other along.
+func TestPiecesAreDeliveredOneByOne(t *testing.T) {
+	dir := t.TempDir()
+	// A chunk of these is some 6 MB of spans.
+	const lines = 20_000
+	var text strings.Builder
+	for i := range lines {
+		text.WriteString(strings.Replace(line(i), `"name":"`, `"name":"k<`+strings.Repeat("int, ", 30)+`int>_`, 1) + "\n")
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.device.log"), []byte(text.String()), 0o600))
+	s := newSink()
+	s.answer = func(n int) error {
+		switch n {
+		case 2, 3:
+			return errors.New("later")
+		case 5:
+			return consumererror.NewPermanent(errors.New("never"))
+		}
+		return nil
+	}
+	m := &measuring{sink: s}
+	r := startWith(t, m, nil, func(c *Config) { c.Include = []string{dir} })
+	eventually(t, "all but one piece", func() bool {
+		dropped := r.sum("otelcol_receiver_gpuflog_dropped", "")
+		return dropped > 0 && int64(s.count("kernel"))+dropped >= lines // a session span may be in it
+	})
+	r.stop()
+	assert.LessOrEqual(t, m.largest, maxPieceBytes)
+	assert.Greater(t, m.largest, maxPieceBytes/4, "there is something to cut")
+	assert.Greater(t, m.sum, 2*maxPieceBytes)
+	for span, times := range s.spans {
+		require.Equal(t, 1, times, span)
+	}
+}
+
+// measuring notes how large what comes is.
+type measuring struct {
+	*sink
+	largest, sum int
+}
+
+func (m *measuring) ConsumeTraces(ctx context.Context, td ptrace.Traces) error {
+	var p ptrace.ProtoMarshaler
+	n := p.TracesSize(td)
+	m.largest = max(m.largest, n)
+	m.sum += n
+	return m.sink.ConsumeTraces(ctx, td)
+}
