@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpuflight/gpuflight/connector/gpuusageconnector/internal/account"
+	"github.com/gpuflight/gpuflight/internal/glob"
 	"github.com/gpuflight/gpuflight/internal/histogram"
 	"github.com/gpuflight/gpuflight/semconv"
 )
@@ -600,7 +601,7 @@ func (s *state) price(l *label) float64 {
 next:
 	for i := range s.prices {
 		p := &s.prices[i]
-		if p.Device != "" && !glob(p.Device, l.name) && !glob(p.Device, l.id) {
+		if p.Device != "" && !glob.Match(p.Device, l.name) && !glob.Match(p.Device, l.id) {
 			continue
 		}
 		for k, v := range p.Attributes {
@@ -629,31 +630,6 @@ func (s *state) reprice(number uint32) {
 			}
 		}
 	}
-}
-
-// glob matches a pattern in which * is any text and ? any one byte.
-func glob(pattern, text string) bool {
-	star, from := -1, 0
-	p, t := 0, 0
-	for t < len(text) {
-		switch {
-		case p < len(pattern) && pattern[p] == '*':
-			star, from = p, t
-			p++
-		case p < len(pattern) && (pattern[p] == '?' || pattern[p] == text[t]):
-			p++
-			t++
-		case star >= 0: // the last star takes one byte more
-			from++
-			p, t = star+1, from
-		default:
-			return false
-		}
-	}
-	for p < len(pattern) && pattern[p] == '*' {
-		p++
-	}
-	return p == len(pattern)
 }
 
 // evict drops the device that was silent for longest, if that is longer than its idle time counts.

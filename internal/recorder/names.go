@@ -4,6 +4,7 @@ package recorder
 
 import (
 	"github.com/gpuflight/gpuflight/internal/deep/rule"
+	"github.com/gpuflight/gpuflight/internal/glob"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 )
 
@@ -110,35 +111,9 @@ func (n *names) wanted(name *gpuevent.KernelName) bool {
 
 func matches(globs []string, name *gpuevent.KernelName) bool {
 	for _, g := range globs {
-		if match(g, name.Short) || match(g, name.Full) {
+		if glob.Match(g, name.Short) || glob.Match(g, name.Full) {
 			return true
 		}
 	}
 	return false
-}
-
-// match says whether a text matches a glob: * stands for any text, ? for any one byte, everything else
-// for itself; kernel names have brackets and slashes of their own, so these mean nothing here. It goes
-// back to the last star only, which is enough, and keeps the time below the product of the lengths.
-func match(glob, text string) bool {
-	g, t := 0, 0
-	star, from := -1, 0
-	for t < len(text) {
-		switch {
-		case g < len(glob) && glob[g] == '*':
-			star, from = g, t
-			g++
-		case g < len(glob) && (glob[g] == '?' || glob[g] == text[t]):
-			g, t = g+1, t+1
-		case star >= 0:
-			from++
-			g, t = star+1, from
-		default:
-			return false
-		}
-	}
-	for g < len(glob) && glob[g] == '*' {
-		g++
-	}
-	return g == len(glob)
 }

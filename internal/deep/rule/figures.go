@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+
+	"github.com/gpuflight/gpuflight/internal/glob"
 )
 
 const (
@@ -78,7 +80,7 @@ func (f *Figures) Scope(name string) *Series { return f.series(Scope, name, "") 
 func (f *Figures) series(source Source, name, other string) *Series {
 	var s Series
 	for _, w := range f.rules {
-		if w.Source == source && (match(w.Name, name) || other != "" && match(w.Name, other)) {
+		if w.Source == source && (glob.Match(w.Name, name) || other != "" && glob.Match(w.Name, other)) {
 			s.into = append(s.into, &w.tally)
 		}
 	}
@@ -259,30 +261,4 @@ func (f *Figures) States() []State {
 		states = append(states, s)
 	}
 	return states
-}
-
-// match says whether a text matches a glob: * stands for any text, ? for any one byte, everything else
-// for itself. It goes back to the last star only, which is enough, and keeps the time below the product of
-// the lengths.
-func match(glob, text string) bool {
-	g, t := 0, 0
-	star, from := -1, 0
-	for t < len(text) {
-		switch {
-		case g < len(glob) && glob[g] == '*':
-			star, from = g, t
-			g++
-		case g < len(glob) && (glob[g] == '?' || glob[g] == text[t]):
-			g, t = g+1, t+1
-		case star >= 0:
-			from++
-			g, t = star+1, from
-		default:
-			return false
-		}
-	}
-	for g < len(glob) && glob[g] == '*' {
-		g++
-	}
-	return g == len(glob)
 }
