@@ -40,8 +40,9 @@ func (o *outputs) signals() gpuevent.Signals {
 func (o *outputs) deliver(ctx context.Context, stop <-chan struct{}, b *gpuevent.Batch) bool {
 	p := newParcel(b)
 	for _, q := range p.queues() {
-		for len(q.items) > 0 {
-			if !o.retry(ctx, stop, q.signal, q.items[0], func() error { return q.send(ctx, o, q.items[0]) }) {
+		for len(q.pieces) > 0 {
+			first := q.pieces[0]
+			if !o.retry(ctx, stop, q.signal, first.items, func() error { return first.send(ctx, o) }) {
 				return false
 			}
 			q.next()
@@ -50,24 +51,27 @@ func (o *outputs) deliver(ctx context.Context, stop <-chan struct{}, b *gpuevent
 	return true
 }
 
-// queue is what is left of one signal, in pieces.
-type queue struct {
-	signal string
-	// items are the numbers of items in the pieces.
-	items []int
-	// send tries once to send the first piece, next forgets it.
-	send func(ctx context.Context, o *outputs, n int) error
-	drop func()
+// piece is a number of items that are sent together; send tries it once.
+type piece struct {
+	items int
+	send  func(ctx context.Context, o *outputs) error
 }
 
+// queue is what is left of one signal.
+type queue struct {
+	signal string
+	pieces []piece
+}
+
+// next forgets the first piece, and lets its memory go.
 func (q *queue) next() {
-	q.drop()
-	q.items = q.items[1:]
+	q.pieces[0] = piece{}
+	q.pieces = q.pieces[1:]
 }
 
 func (q *queue) left() (n int) {
-	for _, items := range q.items {
-		n += items
+	for _, p := range q.pieces {
+		n += p.items
 	}
 	return n
 }
@@ -84,35 +88,42 @@ type parcel struct {
 
 func newParcel(b *gpuevent.Batch) *parcel {
 	td, ld, md := b.Take()
-	p := &parcel{}
-	if td.SpanCount() > 0 {
-		pieces, items := cutTraces(td)
-		p.traces = queue{"traces", items, func(ctx context.Context, o *outputs, n int) error {
+	p := &parcel{traces: queue{signal: "traces"}, logs: queue{signal: "logs"}, metrics: queue{signal: "metrics"}}
+	for _, td := range cutTraces(td) {
+		n := td.SpanCount()
+		p.traces.add(n, func(ctx context.Context, o *outputs) error {
 			ctx = o.obs.StartTracesOp(ctx)
-			err := o.traces.ConsumeTraces(ctx, pieces[0])
+			err := o.traces.ConsumeTraces(ctx, td)
 			o.obs.EndTracesOp(ctx, dataFormat, n, err)
 			return err
-		}, func() { pieces = pieces[1:] }}
+		})
 	}
-	if ld.LogRecordCount() > 0 {
-		pieces, items := cutLogs(ld)
-		p.logs = queue{"logs", items, func(ctx context.Context, o *outputs, n int) error {
+	for _, ld := range cutLogs(ld) {
+		n := ld.LogRecordCount()
+		p.logs.add(n, func(ctx context.Context, o *outputs) error {
 			ctx = o.obs.StartLogsOp(ctx)
-			err := o.logs.ConsumeLogs(ctx, pieces[0])
+			err := o.logs.ConsumeLogs(ctx, ld)
 			o.obs.EndLogsOp(ctx, dataFormat, n, err)
 			return err
-		}, func() { pieces = pieces[1:] }}
+		})
 	}
-	if md.DataPointCount() > 0 {
-		pieces, items := cutMetrics(md)
-		p.metrics = queue{"metrics", items, func(ctx context.Context, o *outputs, n int) error {
+	for _, md := range cutMetrics(md) {
+		n := md.DataPointCount()
+		p.metrics.add(n, func(ctx context.Context, o *outputs) error {
 			ctx = o.obs.StartMetricsOp(ctx)
-			err := o.metrics.ConsumeMetrics(ctx, pieces[0])
+			err := o.metrics.ConsumeMetrics(ctx, md)
 			o.obs.EndMetricsOp(ctx, dataFormat, n, err)
 			return err
-		}, func() { pieces = pieces[1:] }}
+		})
 	}
 	return p
+}
+
+// add appends a piece, unless there is nothing in it.
+func (q *queue) add(items int, send func(ctx context.Context, o *outputs) error) {
+	if items > 0 {
+		q.pieces = append(q.pieces, piece{items, send})
+	}
 }
 
 func (p *parcel) queues() [3]*queue { return [3]*queue{&p.traces, &p.logs, &p.metrics} }
@@ -124,8 +135,9 @@ func (p *parcel) items() int { return p.traces.left() + p.logs.left() + p.metric
 // refused for good are counted and gone.
 func (o *outputs) push(ctx context.Context, p *parcel) (err error) {
 	for _, q := range p.queues() {
-		for len(q.items) > 0 {
-			e := q.send(ctx, o, q.items[0])
+		for len(q.pieces) > 0 {
+			items := q.pieces[0].items
+			e := q.pieces[0].send(ctx, o)
 			if e != nil && !consumererror.IsPermanent(e) {
 				if err == nil {
 					err = e
@@ -134,8 +146,8 @@ func (o *outputs) push(ctx context.Context, p *parcel) (err error) {
 			}
 			if e != nil {
 				p.refused = e
-				o.tel.ReceiverGpuflogDropped.Add(ctx, int64(q.items[0]))
-				o.logger.Error("data refused for good", zap.Int("items", q.items[0]), zap.Error(e))
+				o.tel.ReceiverGpuflogDropped.Add(ctx, int64(items))
+				o.logger.Error("data refused for good", zap.Int("items", items), zap.Error(e))
 			}
 			q.next()
 		}

@@ -17,27 +17,26 @@ const certainItems = 500
 
 // cut divides something of n items until no piece is larger than limit, or it has one item only. half moves the first
 // k items out of what it is given.
-func cut[T any](whole T, n, limit int, size func(T) int, half func(from T, k int) T) (pieces []T, items []int) {
+func cut[T any](whole T, n, limit int, size func(T) int, half func(from T, k int) T) []T {
 	if n <= certainItems || size(whole) <= limit {
-		return []T{whole}, []int{n}
+		return []T{whole}
 	}
 	k := n / 2
-	first, firstItems := cut(half(whole, k), k, limit, size, half)
-	rest, restItems := cut(whole, n-k, limit, size, half)
-	return append(first, rest...), append(firstItems, restItems...)
+	first := cut(half(whole, k), k, limit, size, half)
+	return append(first, cut(whole, n-k, limit, size, half)...)
 }
 
-func cutTraces(td ptrace.Traces) ([]ptrace.Traces, []int) {
+func cutTraces(td ptrace.Traces) []ptrace.Traces {
 	var m ptrace.ProtoMarshaler
 	return cut(td, td.SpanCount(), maxPieceBytes, m.TracesSize, firstSpans)
 }
 
-func cutLogs(ld plog.Logs) ([]plog.Logs, []int) {
+func cutLogs(ld plog.Logs) []plog.Logs {
 	var m plog.ProtoMarshaler
 	return cut(ld, ld.LogRecordCount(), maxPieceBytes, m.LogsSize, firstLogs)
 }
 
-func cutMetrics(md pmetric.Metrics) ([]pmetric.Metrics, []int) {
+func cutMetrics(md pmetric.Metrics) []pmetric.Metrics {
 	var m pmetric.ProtoMarshaler
 	return cut(md, md.DataPointCount(), maxPieceBytes, m.MetricsSize, firstPoints)
 }
