@@ -12,13 +12,10 @@ import (
 // refuse a message of more than 4 MiB for good, and not every exporter is set to cut what it gets.
 const maxPieceBytes = 3_000_000
 
-// certainItems are so few that their size is not looked at: with long names an item has 4 KB.
-const certainItems = 500
-
 // cut divides something of n items until no piece is larger than limit, or it has one item only. half moves the first
 // k items out of what it is given.
 func cut[T any](whole T, n, limit int, size func(T) int, half func(from T, k int) T) []T {
-	if n <= certainItems || size(whole) <= limit {
+	if n <= 1 || size(whole) <= limit {
 		return []T{whole}
 	}
 	k := n / 2

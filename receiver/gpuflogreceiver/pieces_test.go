@@ -167,9 +167,10 @@ func TestPiecesOfMetricsAreTheWhole(t *testing.T) {
 }
 
 func TestSmallBatchesAreNotCut(t *testing.T) {
-	pieces := cutTraces(tracesOf(certainItems))
+	const few = 500
+	pieces := cutTraces(tracesOf(few))
 	require.Len(t, pieces, 1)
-	assert.Equal(t, certainItems, pieces[0].SpanCount())
+	assert.Equal(t, few, pieces[0].SpanCount())
 }
 
 // TestPiecesAreDeliveredOneByOne: what was accepted is not sent again when the next piece is not, and a piece that is
@@ -220,4 +221,25 @@ func (m *measuring) ConsumeTraces(ctx context.Context, td ptrace.Traces) error {
 	m.largest = max(m.largest, n)
 	m.sum += n
 	return m.sink.ConsumeTraces(ctx, td)
+}
+
+// TestFewLargeItemsAreCut: listings and sources come in log records of up to 64 KiB.
+func TestFewLargeItemsAreCut(t *testing.T) {
+	ld := plog.NewLogs()
+	records := ld.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords()
+	for range 100 {
+		records.AppendEmpty().Body().SetStr(strings.Repeat("s", 64<<10))
+	}
+	pieces := cutLogs(ld)
+	var m plog.ProtoMarshaler
+	items := 0
+	for _, p := range pieces {
+		assert.LessOrEqual(t, m.LogsSize(p), maxPieceBytes)
+		items += p.LogRecordCount()
+	}
+	assert.Equal(t, 100, items)
+
+	one := plog.NewLogs()
+	one.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords().AppendEmpty().Body().SetStr(strings.Repeat("s", 2*maxPieceBytes))
+	assert.Len(t, cutLogs(one), 1, "one item is not cut")
 }
