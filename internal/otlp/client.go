@@ -14,6 +14,8 @@ import (
 	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/gpuflight/gpuflight/internal/profile"
 )
 
 // Why items were not sent.
@@ -25,6 +27,7 @@ const (
 	ReasonShutdown    = "shutdown"    // still waiting when Shutdown's time was over, or handed over after it
 	ReasonDisk        = "disk"        // the file could not be written
 	ReasonFault       = "fault"       // they could not be encoded
+	ReasonUnsupported = "unsupported" // the endpoint does not know profiles
 )
 
 const (
@@ -47,7 +50,7 @@ const (
 	longestWait = 30 * time.Second
 )
 
-// Stats say what became of one signal's items: spans, log records or metrics' points. Sent and
+// Stats say what became of one signal's items: spans, log records, metrics' points or profiles. Sent and
 // Unsent together are all that were handed over and no longer wait.
 type Stats struct {
 	// Endpoint is where they go, without secrets.
@@ -68,7 +71,7 @@ func (s Stats) UnsentTotal() uint64 {
 	return n
 }
 
-// Client sends telemetry in the background. Traces, Logs, Metrics, Stats and Check may be called by
+// Client sends telemetry in the background. Traces, Logs, Metrics, Profiles, Stats and Check may be called by
 // any goroutine; handing over never waits for the network or the disk, and the data is the client's
 // from then on.
 type Client struct {
@@ -141,7 +144,7 @@ func New(s Settings, logger *slog.Logger) (*Client, error) {
 	for signal := range numSignals {
 		e := s.Signals[signal]
 		l := &lane{
-			signal: signal, to: e.String(), off: e.Off, limit: s.QueueBytes, request: s.RequestBytes, retry: s.RetryFor, attempt: e.Timeout,
+			signal: signal, to: e.String(), off: !s.Sends(signal), limit: s.QueueBytes, request: s.RequestBytes, retry: s.RetryFor, attempt: e.Timeout,
 			file: c.file, log: logger, wake: make(chan struct{}, 1), closing: make(chan struct{}),
 		}
 		if l.attempt <= 0 {
@@ -197,6 +200,10 @@ func (c *Client) Logs(ld plog.Logs) { c.lanes[Logs].put(logs{ld}) }
 // Metrics hands metrics over.
 func (c *Client) Metrics(md pmetric.Metrics) { c.lanes[Metrics].put(metrics{md}) }
 
+// Profiles hands profiles over, if they are sent at all. An endpoint need not know them: what it does not take is
+// counted, told of once, and no error of Shutdown or Check.
+func (c *Client) Profiles(p profile.Profiles) { c.lanes[Profiles].put(profilesPayload{p}) }
+
 // Stats returns what became of each signal so far.
 func (c *Client) Stats() map[Signal]Stats {
 	m := map[Signal]Stats{}
@@ -225,7 +232,7 @@ func (c *Client) Shutdown(ctx context.Context) error {
 		c.closeTransports()
 		var errs []error
 		for _, l := range c.lanes {
-			if s := l.snapshot(); s.UnsentTotal() > 0 {
+			if s := l.snapshot(); s.UnsentTotal() > s.Unsent[ReasonUnsupported] {
 				errs = append(errs, fmt.Errorf("%d %s were not sent to %s: %v: %s", s.UnsentTotal(), itemNames[l.signal], s.Endpoint, s.Unsent, s.LastError))
 			}
 		}
@@ -234,7 +241,7 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	return c.outcome
 }
 
-var itemNames = [numSignals]string{"spans", "log records", "metric points"}
+var itemNames = [numSignals]string{"spans", "log records", "metric points", "profiles"}
 
 // Check makes one attempt to send an empty request to each endpoint, all at a time, and returns what
 // is wrong. It takes no longer than the longest of their timeouts. A file has been opened by New: of
@@ -252,7 +259,7 @@ func (c *Client) Check(ctx context.Context) error {
 		checks.Go(func() {
 			attempt, cancel := context.WithTimeout(ctx, l.attempt)
 			defer cancel()
-			if _, _, err := l.out.send(attempt, empty(l.signal)); err != nil {
+			if _, _, err := l.out.send(attempt, empty(l.signal)); err != nil && !l.optional(err) {
 				errs[signal] = fmt.Errorf("%s to %s: %w", l.signal, l.to, err)
 			}
 		})
@@ -326,8 +333,7 @@ func (l *lane) next(ctx context.Context) (p payload, done func(), ok bool) {
 		if n := len(l.queue); n > 0 {
 			first := l.queue[0]
 			bytes, taken := first.bytes, 1
-			for taken < n && bytes+l.queue[taken].bytes <= l.request {
-				first.payload.merge(l.queue[taken].payload)
+			for taken < n && bytes+l.queue[taken].bytes <= l.request && first.payload.merge(l.queue[taken].payload) {
 				bytes += l.queue[taken].bytes
 				taken++
 			}
@@ -423,6 +429,9 @@ func (l *lane) deliver(ctx context.Context, p payload) {
 		case ctx.Err() != nil:
 			l.finish(0, ReasonShutdown, items, err)
 			return
+		case l.unsupported(err):
+			l.finish(0, ReasonUnsupported, items, err)
+			return
 		case !failure.retry:
 			l.finish(0, ReasonRefused, items, err)
 			return
@@ -453,6 +462,19 @@ func (l *lane) deliver(ctx context.Context, p payload) {
 		timer.Stop()
 		last = l.lastTry(ctx)
 	}
+}
+
+// unsupported reports whether an attempt failed because the endpoint does not know the signal, which it need not.
+func (l *lane) unsupported(err error) bool {
+	var failure *sendError
+	return l.signal == Profiles && errors.As(err, &failure) && failure.unknown
+}
+
+// optional reports whether an empty request failed and need not succeed: whoever answers need not know profiles, and
+// Pyroscope refuses those that have none.
+func (l *lane) optional(err error) bool {
+	var failure *sendError
+	return l.signal == Profiles && errors.As(err, &failure) && !failure.retry
 }
 
 // lastTry reports whether Shutdown has begun. The first time it has, a connection that is waiting to be
@@ -520,6 +542,8 @@ func (l *lane) finish(sent int, reason string, lost int, err error) {
 	tell := lost > 0 && l.mayTell()
 	l.mu.Unlock()
 	switch {
+	case tell && reason == ReasonUnsupported:
+		l.log.Warn("gpufl: the endpoint does not know profiles, which are dropped; the other signals are not concerned", "to", l.to, "error", err)
 	case tell:
 		l.log.Warn("gpufl: telemetry is not being taken", "signal", l.signal.String(), "to", l.to, "reason", reason, "error", err)
 	case recovered:

@@ -6,15 +6,17 @@ import (
 	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/gpuflight/gpuflight/internal/profile"
 )
 
-// payload is one request's worth of a signal. Its items are spans, log records or metrics' points.
+// payload is one request's worth of a signal. Its items are spans, log records, metrics' points or profiles.
 type payload interface {
 	// size is the length of the encoded request in bytes.
 	size() int
 	items() int
-	// merge moves all of another payload of the same signal into this one.
-	merge(payload)
+	// merge moves all of another payload of the same signal into this one; false where it cannot.
+	merge(payload) bool
 	// halve moves about half of the items into a new payload; nil where there is only one.
 	halve() payload
 	json() ([]byte, error)
@@ -48,8 +50,9 @@ type traces struct{ ptrace.Traces }
 
 func (t traces) size() int  { return (&ptrace.ProtoMarshaler{}).TracesSize(t.Traces) }
 func (t traces) items() int { return t.SpanCount() }
-func (t traces) merge(p payload) {
+func (t traces) merge(p payload) bool {
 	p.(traces).ResourceSpans().MoveAndAppendTo(t.ResourceSpans())
+	return true
 }
 func (t traces) json() ([]byte, error) { return (&ptrace.JSONMarshaler{}).MarshalTraces(t.Traces) }
 
@@ -89,9 +92,12 @@ func (t traces) halve() payload {
 
 type logs struct{ plog.Logs }
 
-func (l logs) size() int             { return (&plog.ProtoMarshaler{}).LogsSize(l.Logs) }
-func (l logs) items() int            { return l.LogRecordCount() }
-func (l logs) merge(p payload)       { p.(logs).ResourceLogs().MoveAndAppendTo(l.ResourceLogs()) }
+func (l logs) size() int  { return (&plog.ProtoMarshaler{}).LogsSize(l.Logs) }
+func (l logs) items() int { return l.LogRecordCount() }
+func (l logs) merge(p payload) bool {
+	p.(logs).ResourceLogs().MoveAndAppendTo(l.ResourceLogs())
+	return true
+}
 func (l logs) json() ([]byte, error) { return (&plog.JSONMarshaler{}).MarshalLogs(l.Logs) }
 
 func (l logs) halve() payload {
@@ -129,9 +135,12 @@ func (l logs) halve() payload {
 
 type metrics struct{ pmetric.Metrics }
 
-func (m metrics) size() int             { return (&pmetric.ProtoMarshaler{}).MetricsSize(m.Metrics) }
-func (m metrics) items() int            { return m.DataPointCount() }
-func (m metrics) merge(p payload)       { p.(metrics).ResourceMetrics().MoveAndAppendTo(m.ResourceMetrics()) }
+func (m metrics) size() int  { return (&pmetric.ProtoMarshaler{}).MetricsSize(m.Metrics) }
+func (m metrics) items() int { return m.DataPointCount() }
+func (m metrics) merge(p payload) bool {
+	p.(metrics).ResourceMetrics().MoveAndAppendTo(m.ResourceMetrics())
+	return true
+}
 func (m metrics) json() ([]byte, error) { return (&pmetric.JSONMarshaler{}).MarshalMetrics(m.Metrics) }
 
 // halve cuts between metrics, and within one only where it is alone.
@@ -220,3 +229,12 @@ func movePoints(from, to pmetric.Metric, stay int) {
 		cut(from.Summary().DataPoints(), stay, func(p pmetric.SummaryDataPoint) { p.MoveTo(points.AppendEmpty()) })
 	}
 }
+
+// profilesPayload is a request as its writer made it: it has its own tables, and was cut when it was made.
+type profilesPayload struct{ profile.Profiles }
+
+func (p profilesPayload) size() int             { return p.Size() }
+func (p profilesPayload) items() int            { return p.Count() }
+func (p profilesPayload) merge(payload) bool    { return false }
+func (p profilesPayload) halve() payload        { return nil }
+func (p profilesPayload) json() ([]byte, error) { return p.JSON() }

@@ -15,6 +15,8 @@ import (
 	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/gpuflight/gpuflight/internal/profile"
 )
 
 const (
@@ -29,6 +31,8 @@ type Handler struct {
 	Traces  func(ptrace.Traces)
 	Logs    func(plog.Logs)
 	Metrics func(pmetric.Metrics)
+	// Profiles gets one request at a time.
+	Profiles func(profile.Profiles)
 }
 
 // ReadStats say how a file was read.
@@ -150,8 +154,10 @@ func handle(line []byte, h Handler) error {
 		return pass(line, (&plog.JSONUnmarshaler{}).UnmarshalLogs, h.Logs)
 	case hasKey(line, "resourceMetrics"):
 		return pass(line, (&pmetric.JSONUnmarshaler{}).UnmarshalMetrics, h.Metrics)
+	case hasKey(line, "resourceProfiles"):
+		return pass(line, profile.FromJSON, h.Profiles)
 	}
-	return errors.New("neither resourceSpans, resourceLogs nor resourceMetrics")
+	return errors.New("neither resourceSpans, resourceLogs, resourceMetrics nor resourceProfiles")
 }
 
 func pass[T any](line []byte, decode func([]byte) (T, error), to func(T)) error {

@@ -38,6 +38,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuflight/gpuflight/internal/profile"
 )
 
 const userAgent = "gpufl-otlp"
@@ -63,6 +65,8 @@ type sendError struct {
 	after time.Duration
 	// away: nothing was there to answer.
 	away bool
+	// unknown: what answered has no such service.
+	unknown bool
 }
 
 func (e *sendError) Error() string { return e.err.Error() }
@@ -177,7 +181,7 @@ func (t *httpTransport) send(ctx context.Context, p payload) (int64, string, err
 		resp.StatusCode == http.StatusServiceUnavailable, resp.StatusCode == http.StatusGatewayTimeout:
 		return 0, "", &sendError{err: answerError(resp, answer), retry: true, after: retryAfter(resp.Header.Get("Retry-After"), time.Now())}
 	}
-	return 0, "", &sendError{err: answerError(resp, answer)}
+	return 0, "", &sendError{err: answerError(resp, answer), unknown: resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusNotImplemented}
 }
 
 // redact drops the URL that net/http puts before an error: it may hold a password.
@@ -225,6 +229,8 @@ func encodeRequest(p payload) ([]byte, error) {
 		return plogotlp.NewExportRequestFromLogs(p.Logs).MarshalProto()
 	case metrics:
 		return pmetricotlp.NewExportRequestFromMetrics(p.Metrics).MarshalProto()
+	case profilesPayload:
+		return p.Proto()
 	}
 	return nil, fmt.Errorf("payload %T", p)
 }
@@ -246,6 +252,10 @@ func decodeAnswer(signal Signal, body []byte) (int64, string, error) {
 		r := pmetricotlp.NewExportResponse()
 		if r.UnmarshalProto(body) == nil {
 			return r.PartialSuccess().RejectedDataPoints(), r.PartialSuccess().ErrorMessage(), nil
+		}
+	case Profiles:
+		if rejected, message, err := profile.ReadAnswer(body); err == nil {
+			return rejected, message, nil
 		}
 	}
 	return 0, "", nil
@@ -323,6 +333,10 @@ func (t *grpcTransport) send(ctx context.Context, p payload) (rejected int64, me
 		if r, err = pmetricotlp.NewGRPCClient(t.conn).Export(ctx, pmetricotlp.NewExportRequestFromMetrics(p.Metrics)); err == nil {
 			return r.PartialSuccess().RejectedDataPoints(), r.PartialSuccess().ErrorMessage(), nil
 		}
+	case profilesPayload:
+		if rejected, message, err = p.Export(ctx, t.conn); err == nil {
+			return rejected, message, nil
+		}
 	}
 	return 0, "", grpcError(err)
 }
@@ -342,6 +356,8 @@ func grpcError(err error) error {
 		e.retry = true
 	case codes.ResourceExhausted:
 		e.retry = throttled
+	case codes.Unimplemented:
+		e.unknown = true
 	}
 	// gRPC tells of a connection that could not be made by this code and no details.
 	if s.Code() == codes.Unavailable && len(s.Details()) == 0 {
@@ -359,6 +375,8 @@ func empty(signal Signal) payload {
 		return logs{plog.NewLogs()}
 	case Metrics:
 		return metrics{pmetric.NewMetrics()}
+	case Profiles:
+		return profilesPayload{profile.Empty()}
 	}
 	return traces{ptrace.NewTraces()}
 }

@@ -57,7 +57,7 @@ func NewSender(s Settings) (*Sender, error) {
 	}
 	for signal := range numSignals {
 		e := s.Signals[signal]
-		if e.Off {
+		if e.Off || signal == Profiles { // nobody sends these by a Sender
 			continue
 		}
 		if e.URL == nil {

@@ -19,11 +19,21 @@ const (
 	Traces Signal = iota
 	Logs
 	Metrics
+	// Profiles are in development: nobody need know them, and they are sent only where Settings.Profiles says so.
+	Profiles
 	numSignals
 )
 
 // String returns the signal's name in the specification.
-func (s Signal) String() string { return [...]string{"traces", "logs", "metrics"}[s] }
+func (s Signal) String() string { return [...]string{"traces", "logs", "metrics", "profiles"}[s] }
+
+// Path is where an endpoint for HTTP takes the signal, below its base.
+func (s Signal) Path() string {
+	if s == Profiles {
+		return "v1development/profiles"
+	}
+	return "v1/" + s.String()
+}
 
 // Protocol says how requests travel.
 type Protocol string
@@ -61,11 +71,13 @@ type Endpoint struct {
 // Settings say where telemetry goes. FromEnv makes them.
 type Settings struct {
 	Signals [numSignals]Endpoint
+	// Profiles says that profiles are sent at all.
+	Profiles bool
 	// File takes everything instead of the network if it is not "". Names that end in .gz or .zst are
 	// compressed.
 	File string
-	// QueueBytes bounds what waits to be sent, for spans and, a quarter of it each, for logs and
-	// metrics, in bytes of OTLP, which take about three times as much memory. Default 64 MiB.
+	// QueueBytes bounds what waits to be sent, for spans and, a quarter of it each, for logs, metrics and
+	// profiles, in bytes of OTLP, which take about three times as much memory. Default 64 MiB.
 	QueueBytes int
 	// RequestBytes is the size above which a request is split: default 3 MiB, since gRPC servers
 	// refuse 4 MiB unless they are told otherwise.
@@ -76,7 +88,8 @@ type Settings struct {
 
 // FromEnv reads OTEL_EXPORTER_OTLP_… (for all signals and for each: ENDPOINT, PROTOCOL, HEADERS,
 // TIMEOUT in milliseconds, COMPRESSION, CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY, INSECURE),
-// OTEL_{TRACES,LOGS,METRICS}_EXPORTER, OTEL_SDK_DISABLED and GPUFL_OUTPUT (a file). An error names
+// OTEL_{TRACES,LOGS,METRICS,PROFILES}_EXPORTER, OTEL_SDK_DISABLED, GPUFL_PROFILES (true or false, the default)
+// and GPUFL_OUTPUT (a file). An error names
 // the variable and says what it may be. An endpoint without a scheme is plain if it is on this host
 // or INSECURE is true, otherwise TLS.
 func FromEnv(getenv func(string) string) (Settings, error) {
@@ -93,13 +106,32 @@ func FromEnv(getenv func(string) string) (Settings, error) {
 		e.Off = e.Off || disabled
 		s.Signals[signal] = e
 	}
+	if s.Profiles, err = profiles(getenv("GPUFL_PROFILES")); err != nil {
+		return Settings{}, err
+	}
 	return s, nil
+}
+
+// profiles reads GPUFL_PROFILES, which may be written as our other switches are.
+func profiles(v string) (bool, error) {
+	switch strings.ToLower(strings.TrimSpace(v)) {
+	case "", "0", "false", "no", "off":
+		return false, nil
+	case "1", "true", "yes", "on":
+		return true, nil
+	}
+	return false, fmt.Errorf("GPUFL_PROFILES: %q is neither true nor false", v)
+}
+
+// Sends reports whether a signal is sent.
+func (s *Settings) Sends(signal Signal) bool {
+	return !s.Signals[signal].Off && (signal != Profiles || s.Profiles)
 }
 
 // Off reports whether nothing at all would be sent.
 func (s *Settings) Off() bool {
-	for _, e := range s.Signals {
-		if !e.Off {
+	for signal := range numSignals {
+		if s.Sends(signal) {
 			return false
 		}
 	}
@@ -211,7 +243,7 @@ func endpointURL(signal Signal, protocol Protocol, insecure bool, lookup func(st
 		return nil, fmt.Errorf("%s: %q is not a URL such as http://localhost:4318", variable, u.Redacted())
 	}
 	if protocol == HTTP && !own {
-		u = u.JoinPath("v1", signal.String())
+		u = u.JoinPath(signal.Path())
 	}
 	return u, nil
 }

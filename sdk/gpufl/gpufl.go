@@ -113,6 +113,7 @@ func start(opts []Option) (*session, error) {
 	if o.logger == nil {
 		o.logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: settings.LogLevel}))
 	}
+	sending.Profiles = sending.Profiles || o.profiles
 	identify(&o.settings)
 	c, err := capture.Start(capture.Options{
 		Settings: o.settings, Sending: sending, Language: "go", Logger: o.logger,

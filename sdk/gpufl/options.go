@@ -24,6 +24,7 @@ type Option func(*options) error
 type options struct {
 	settings recorder.Settings
 	deep     deep.Config
+	profiles bool
 	provider trace.TracerProvider
 	logger   *slog.Logger
 }
@@ -89,6 +90,15 @@ func WithKinds(kinds ...string) Option {
 func WithDeepWindows() Option {
 	return func(o *options) error {
 		o.deep.Enabled = true
+		return nil
+	}
+}
+
+// WithProfiles sends deep windows as profiles too, as GPUFL_PROFILES=1 does. The signal is in development: an endpoint
+// that does not know it costs one warning.
+func WithProfiles() Option {
+	return func(o *options) error {
+		o.profiles = true
 		return nil
 	}
 }
