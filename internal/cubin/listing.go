@@ -27,7 +27,7 @@ func (r *Resolver) Listing(crc uint64, function string) (l Listing, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e := r.entry(crc)
-	if e == nil || e.file == nil {
+	if e.file == nil {
 		return Listing{}, false
 	}
 	fn, ok := e.file.Lookup(function)

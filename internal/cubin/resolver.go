@@ -28,8 +28,8 @@ const (
 // Settings of a Resolver.
 type Settings struct {
 	// Image returns the image with that CRC, nil if there is none. It is called again for one that was
-	// forgotten, and never concurrently. The Resolver keeps what it gets, which must not change; and Image
-	// must not call the Resolver.
+	// forgotten, there or not, and never concurrently. The Resolver keeps what it gets, which must not change;
+	// and Image must not call the Resolver.
 	Image func(crc uint64) []byte
 	// MaxBytes bounds the memory for images, tables and texts; 0 stands for DefaultMaxBytes. What has not been
 	// asked for longest is forgotten, and read again when it is needed. One image that takes more is
@@ -72,7 +72,7 @@ type Stats struct {
 	Places [NumReasons]uint64
 	// Texts counts those that had the text of the instruction.
 	Texts uint64
-	// Images are held now. Bytes is what they take, with their tables and texts.
+	// Images are held now, or known to be missing. Bytes is what they take, with their tables and texts.
 	Images int
 	Bytes  int64
 	// Forgotten counts images that made room for others.
@@ -132,13 +132,9 @@ func (r *Resolver) Resolve(crc uint64, function string, pc uint64) (Location, Re
 	defer r.mu.Unlock()
 	loc := Location{Function: r.name(function)}
 	e := r.entry(crc)
-	if e == nil || e.file == nil {
-		reason := NoImage
-		if e != nil {
-			reason = e.reason
-		}
-		r.stats.Places[reason]++
-		return loc, reason
+	if e.file == nil {
+		r.stats.Places[e.reason]++
+		return loc, e.reason
 	}
 	var reason Reason
 	r.frames, reason = e.file.Locate(function, pc, r.frames)
@@ -216,7 +212,7 @@ func (r *Resolver) untried(crc uint64, functions []string) (*entry, []Function) 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e := r.entry(crc)
-	if e == nil || e.file == nil {
+	if e.file == nil {
 		return nil, nil
 	}
 	var wanted []Function
@@ -240,16 +236,31 @@ func (r *Resolver) Stats() Stats {
 	return r.stats
 }
 
-// entry returns the image with that CRC, nil if there is none.
+// Forget drops an image with its tables and texts, or that there is none. It is for callers who go through images
+// one after the other and want memory for one of them only. One that is being disassembled stays.
+func (r *Resolver) Forget(crc uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if e := r.entries[crc]; e != nil && e.held == 0 {
+		r.drop(crc, e)
+	}
+}
+
+func (r *Resolver) drop(crc uint64, e *entry) {
+	delete(r.entries, crc)
+	r.stats.Bytes -= e.counted
+	r.stats.Images--
+}
+
+// entry returns the image with that CRC. Its file is nil if there is none, or it cannot be read.
 func (r *Resolver) entry(crc uint64) *entry {
 	e := r.entries[crc]
 	if e == nil {
-		image := r.settings.Image(crc)
-		if image == nil {
-			return nil
-		}
 		e = &entry{texts: map[int]*sassText{}}
+		image := r.settings.Image(crc)
 		switch file, err := Open(image); {
+		case image == nil:
+			e.reason = NoImage
 		case err != nil:
 			e.reason = BadImage
 			if r.stats.BadImage == nil {
@@ -293,9 +304,7 @@ func (r *Resolver) account(e *entry) {
 		if victim == nil {
 			return // the tables and texts of one image; the next to be asked for replaces it
 		}
-		delete(r.entries, oldest)
-		r.stats.Bytes -= victim.counted
-		r.stats.Images--
+		r.drop(oldest, victim)
 		r.stats.Forgotten++
 	}
 }

@@ -82,7 +82,7 @@ func TestResolve(t *testing.T) {
 	}
 	stats := r.Stats()
 	assert.Equal(t, [NumReasons]uint64{Resolved: 2, NoImage: 1, BadImage: 1, NoFunction: 1, OutsideFunction: 1, NoLines: 1}, stats.Places)
-	assert.Equal(t, 3, stats.Images)
+	assert.Equal(t, 4, stats.Images)
 	assert.ErrorContains(t, stats.BadImage, "image 2: cubin: offset 0x7: 7 bytes are too short")
 	assert.Equal(t, map[uint64]int{1: 1, 2: 1, 3: 1, 9: 1}, s.asked)
 	for reason := range NumReasons {
@@ -136,6 +136,35 @@ func TestResolverForgets(t *testing.T) {
 	assert.Equal(t, TooLarge, reason)
 	assert.ErrorContains(t, r.Stats().BadImage, "image 99")
 	assert.LessOrEqual(t, r.Stats().Bytes, most)
+}
+
+// An image is asked for once until it is forgotten, also one that is not there.
+func TestForget(t *testing.T) {
+	s := &shelf{images: map[uint64][]byte{1: kernelOf(t).image}}
+	r := NewResolver(Settings{Image: s.image, Disassembler: &Disassembler{TimeLimit: toolsLimit, Path: script(t, twoInstructions)}})
+	for n := range 3 {
+		for range 5 {
+			_, reason := r.Resolve(1, "one", 0)
+			assert.Equal(t, NoLines, reason)
+			_, reason = r.Resolve(2, "one", 0)
+			assert.Equal(t, NoImage, reason)
+		}
+		require.NoError(t, r.Disassemble(t.Context(), 1, []string{"one"}))
+		_, ok := r.Listing(1, "one")
+		assert.True(t, ok)
+		assert.Equal(t, map[uint64]int{1: n + 1, 2: n + 1}, s.asked)
+		assert.Equal(t, 2, r.Stats().Images)
+		assert.Positive(t, r.Stats().Bytes)
+		r.Forget(1)
+		r.Forget(1)
+		r.Forget(2)
+		assert.Zero(t, r.Stats().Images)
+		assert.Zero(t, r.Stats().Bytes)
+	}
+	assert.Equal(t, uint64(3), r.Stats().Runs)
+	s.images[2] = s.images[1]
+	_, reason := r.Resolve(2, "one", 0)
+	assert.Equal(t, NoLines, reason, "it has come since")
 }
 
 func TestNamesOfAResolverAreBounded(t *testing.T) {

@@ -21,6 +21,9 @@ import (
 // openWithoutWaiting makes opening a pipe return at once.
 const openWithoutWaiting = syscall.O_NONBLOCK
 
+// lowest is the priority of nvdisasm: nobody waits for it, and the processors are the application's.
+const lowest = 19
+
 // maxComplaint is how much is kept of what nvdisasm writes to standard error.
 const maxComplaint = 4 << 10
 
@@ -104,7 +107,7 @@ func (d *Disassembler) restrain(pid int, limit time.Duration) {
 	} {
 		_ = unix.Prlimit(pid, resource, &unix.Rlimit{Cur: most, Max: most}, nil)
 	}
-	_ = unix.Setpriority(unix.PRIO_PROCESS, pid, 10)
+	_ = unix.Setpriority(unix.PRIO_PROCESS, pid, lowest)
 }
 
 // tail keeps the begin of what is written to it.

@@ -6,9 +6,11 @@
 //
 // [Libraries] is all that most tests need. What the fakes do differently is told by environment variables,
 // which work in child processes too: FAKE_CUDA_DEVICES (1), FAKE_CUDA_DRIVER (13000), FAKE_CUDA_LAZY=1
-// (insists on cuInit; 2: answers as if nobody had called it), FAKE_CUDA_MIG=1, FAKE_CUPTI_VERSION (130001) and FAKE_CUPTI_REFUSE (a CUptiResult for
-// cuptiSubscribe); or, in the test's own process, by [Fake.Control]. The fake driver calls
-// InitializeInjection of CUDA_INJECTION64_PATH in cuInit, as the real one does.
+// (insists on cuInit; 2: answers as if nobody had called it), FAKE_CUDA_MIG=1, FAKE_CUDA_SYNCHRONIZE_US (0: how long to wait for
+// a context takes), FAKE_CUPTI_VERSION (130001), FAKE_CUPTI_REFUSE (a CUptiResult for
+// cuptiSubscribe) and FAKE_CUPTI_REPLAY (a file whose figures windows yield: what GPUFL_DEEP_DUMP kept, as in
+// testdata); or, in the test's own process, by [Fake.Control]. The fake driver calls InitializeInjection of
+// CUDA_INJECTION64_PATH in cuInit, as the real one does.
 //
 // A process has one fake, whichever tests it runs: tests that use it must not be parallel.
 package cuptitest

@@ -149,6 +149,14 @@ static int64_t broken_captures(void) {
 	return f();
 }
 
+static uint64_t crc(const void *bytes, size_t n) {
+	int (*f)(void *);
+	*(void **)&f = dlsym(cupti, "cuptiGetCubinCrc");
+	struct { size_t size, bytes; const void *cubin; uint64_t crc; } p = {32, n, bytes, 0};
+	f(&p);
+	return p.crc;
+}
+
 static void replay(const char *path) {
 	void (*f)(const char *);
 	*(void **)&f = dlsym(cupti, "fake_replay");
@@ -280,7 +288,10 @@ func (f *Fake) Synchronize() { C.synchronize() }
 //	sass_layout       1: the number of instances is that of one metric, else of all
 //	broken            1 too many reasons, 2 no name, 3 an unknown reason or metric, 4 more records than were asked for
 //	hang              1 reading samples, 2 enabling patches, 3 disabling: hangs until it is 0 again
-//	pc_raced, sass_raced   how often samples were read while a module was loaded or unloaded, or patches changed during a launch
+//	start_ms          how long cuptiPCSamplingStart takes
+//	pc_raced          how often samples were read while a module was loaded or unloaded, or sampling was started, stopped or disabled during
+//	                  a launch, which locks the real one up
+//	sass_raced        how often patches changed during a launch
 //	sass_with_activity     how often patches were enabled beside kernel activity
 //	armed             what is left armed; not to be set
 //	resources         the number of callbacks about resources; not to be set
@@ -330,6 +341,11 @@ func (f *Fake) LoadModule(image []byte) uint32 {
 
 // UnloadModule returns the driver's result.
 func (f *Fake) UnloadModule(id uint32) int { return int(C.unload_module(C.uint32_t(id))) }
+
+// CRC is the number by which CUPTI names an image.
+func (f *Fake) CRC(image []byte) uint64 {
+	return uint64(C.crc(unsafe.Pointer(unsafe.SliceData(image)), C.size_t(len(image))))
+}
 
 // BeginCapture begins to capture a stream, EndCapture ends it; both return the driver's result, 901 for a
 // capture that something else has ended.

@@ -25,6 +25,7 @@ func Libraries(t testing.TB) *Fake {
 }
 
 func (f *Fake) Init() int                      { return -1 }
+func (f *Fake) CRC([]byte) uint64              { return 0 }
 func (f *Fake) Launch(string, int)             {}
 func (f *Fake) LaunchKernel(Kernel)            {}
 func (f *Fake) LaunchThreads(int, int, string) {}

@@ -48,8 +48,10 @@ func (r *Recorder) finish() error {
 	e.scopes.lost += r.lost
 	notes := r.notes
 	e.yields = append(e.yields, r.yields...)
+	e.texts = append(e.texts, r.texts...)
 	e.windows.counts.Unsent += r.windowsLost
-	r.notes, r.yields = nil, nil
+	e.windows.counts.TextsMissing += r.textsMissing
+	r.notes, r.yields, r.texts = nil, nil, nil
 	r.mu.Unlock()
 	e.learnWindows(notes)
 	e.countUntraced(true)
@@ -230,7 +232,7 @@ func (e *engine) captureLog(s *Summary) {
 		gpuevent.Str(semconv.CUDACaptureLibraryPath, s.Library),
 	}
 	if w := s.Windows; w != nil {
-		r.Attrs = append(r.Attrs, count(semconv.CUDACaptureDeepWindows, w.Opened), gpuevent.F(semconv.CUDACapturePausedTime, w.PausedSeconds))
+		r.Attrs = append(r.Attrs, count(semconv.CUDACaptureDeepWindows, w.Opened), count(semconv.CUDACaptureFunctionsWithoutSASS, w.TextsMissing), gpuevent.F(semconv.CUDACapturePausedTime, w.PausedSeconds))
 	}
 	if o := s.Overhead; o != nil {
 		r.Attrs = append(r.Attrs, gpuevent.F(semconv.CUDACaptureOverheadBudget, o.Budget), gpuevent.F(semconv.CUDACaptureOverheadRatio, o.Ratio),
@@ -294,6 +296,12 @@ func (s *Summary) sentence() string {
 		}
 		if w.Attempts > 0 {
 			fmt.Fprintf(&b, ", %d deep windows without a result", w.Attempts)
+		}
+		if w.Unsent > 0 {
+			fmt.Fprintf(&b, ", the figures of %d deep windows lost", w.Unsent)
+		}
+		if w.TextsMissing > 0 {
+			fmt.Fprintf(&b, ", the instructions of %d functions without text", w.TextsMissing)
 		}
 		if w.PausedSeconds > 0 {
 			fmt.Fprintf(&b, ", nothing recorded for %.3g s of them", w.PausedSeconds)

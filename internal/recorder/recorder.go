@@ -61,6 +61,10 @@ type Recorder struct {
 	yields      []*Window
 	yieldRows   int
 	windowsLost uint64
+	// texts are those of functions, of textBytes; textsMissing will not come.
+	texts        []WindowTexts
+	textBytes    int
+	textsMissing uint64
 
 	engine  *engine
 	held    []Records
@@ -380,8 +384,8 @@ func (r *Recorder) learnScopes() {
 	// pending before.
 	e.events = r.src.ScopeEvents(e.events[:0])
 	r.mu.Lock()
-	ops, notes, yields := r.pending, r.notes, r.yields
-	r.pending, r.notes, r.yields, r.yieldRows = nil, nil, nil, 0
+	ops, notes, yields, texts := r.pending, r.notes, r.yields, r.texts
+	r.pending, r.notes, r.yields, r.yieldRows, r.texts, r.textBytes = nil, nil, nil, 0, nil, 0
 	r.mu.Unlock()
 	now := e.now.UnixNano()
 	e.learnWindows(notes)
@@ -391,6 +395,7 @@ func (r *Recorder) learnScopes() {
 	}
 	clear(e.events)
 	e.yields = append(e.yields, yields...)
+	e.texts = append(e.texts, texts...)
 }
 
 // process processes all buffers that are held.

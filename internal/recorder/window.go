@@ -10,6 +10,7 @@ import (
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/deep"
 	"github.com/gpuflight/gpuflight/internal/deep/rule"
+	"github.com/gpuflight/gpuflight/internal/deepprofile"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/semconv"
 )
@@ -28,8 +29,12 @@ const (
 	maxStretches = 64
 	// maxLaunches bounds the spans of kernels that are remembered for a window that tells launches apart.
 	maxLaunches = 1 << 16
-	// sendText is how many bytes of listings go to the sink at a time.
+	// sendText is how many bytes of listings go to the sink at a time, maxText how many wait for the next round. There
+	// may be more at once if no others wait.
 	sendText = 1 << 20
+	maxText  = 8 << 20
+	// maxRefs bounds the windows whose span is remembered for texts that come later.
+	maxRefs = 1024
 	// recentWindows is how many windows a summary names.
 	recentWindows = 20
 )
@@ -44,19 +49,45 @@ type Rules interface {
 // Window is a deep window with what it yielded.
 type Window struct {
 	deep.Window
-	// Samples, Counters and Listings become log records. Their Ref is filled in: the kernel's span where
-	// the launch is known, else the window's.
+	// Samples and Counters become log records. Their Ref is filled in: the kernel's span where the launch is
+	// known, else the window's.
 	Samples  []gpuevent.PCSample
 	Counters []gpuevent.SASSMetric
-	Listings []WindowListing
+	// Profile has the same figures for Config.Profiles, nil if there is none.
+	Profile *deepprofile.Window
 	// Dropped and NonUser are samples without a record, HardwareFull says how often the hardware's buffer was
 	// full. Other rows are summed, Unresolved have no line.
 	Dropped, NonUser, HardwareFull, Other, Unresolved uint64
+	// Textless are rows of functions whose text neither has been sent nor is on its way, LostRows had no room in the
+	// window itself.
+	Textless, LostRows uint64
+	// SkippedContexts were not looked at, LostContexts ended too soon.
+	SkippedContexts, LostContexts uint64
+	// Held are calls of the program that had to wait for the window, LongestHold at most; Released of them went on
+	// before it was done.
+	Held, Released uint64
+	LongestHold    time.Duration
 	// Missing are stall reasons or metrics that the device does not know.
 	Missing []string
 }
 
-// WindowListing is the text of one function.
+// WindowTexts are texts of functions, which come when they are ready: after the figures of the window that first had
+// them, and for later windows too.
+type WindowTexts struct {
+	// Window is the id of that window, and End when it ended.
+	Window   uint64
+	End      time.Time
+	Listings []WindowListing
+}
+
+func (t *WindowTexts) bytes() (n int) {
+	for i := range t.Listings {
+		n += len(t.Listings[i].Text)
+	}
+	return n
+}
+
+// WindowListing is the text of one function. The record's Ref and time are filled in.
 type WindowListing struct {
 	Record *gpuevent.Record
 	Text   string
@@ -72,6 +103,10 @@ type WindowCounts struct {
 	PausedSeconds float64 `json:"paused_seconds"`
 	// Unsent counts windows whose figures found no room, or came too late.
 	Unsent uint64 `json:"unsent,omitempty"`
+	// Texts are functions whose text was sent, TextsMissing those that were to have one and have none: nvdisasm
+	// failed, or was not done when the session ended.
+	Texts        uint64 `json:"texts,omitempty"`
+	TextsMissing uint64 `json:"texts_missing,omitempty"`
 	// Recent are the last 20, the latest at the end.
 	Recent []WindowRow `json:"recent,omitempty"`
 }
@@ -89,6 +124,12 @@ type WindowRow struct {
 	StartNs int64   `json:"start_unix_nano"`
 	Seconds float64 `json:"seconds"`
 	deep.Collected
+}
+
+// launch is a kernel's span, and the scope that it was launched in.
+type launch struct {
+	ref gpuevent.Ref
+	in  *scope
 }
 
 // windowNote is what callers leave for the consumer.
@@ -109,11 +150,13 @@ type windows struct {
 	// awaited are closed windows of which the figures have not come.
 	awaited []deep.Window
 	// launches are the spans of kernels by correlation, nil but while a window tells launches apart.
-	launches map[uint32]gpuevent.Ref
+	launches map[uint32]launch
 	// telling counts such windows of which the figures have not come.
 	telling int
-	counts  WindowCounts
-	paused  time.Duration
+	// refs are the spans of the last windows, by id.
+	refs   map[uint64]gpuevent.Ref
+	counts WindowCounts
+	paused time.Duration
 }
 
 // WindowOpened says that a window is about to open, before anything is armed or paused. launches says
@@ -156,6 +199,30 @@ func (r *Recorder) AddWindow(w *Window) bool {
 	return true
 }
 
+// AddTexts hands over texts of functions. It does not wait, and reports false if there is no room: there is again
+// after the next flush. Once recording is over, texts are taken and dropped.
+func (r *Recorder) AddTexts(t WindowTexts) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.over.Load() {
+		return true
+	}
+	size := t.bytes()
+	if len(r.texts) > 0 && r.textBytes+size > maxText {
+		return false
+	}
+	r.texts = append(r.texts, t)
+	r.textBytes += size
+	return true
+}
+
+// MissTexts counts functions whose text will not come although it was to. It does not wait.
+func (r *Recorder) MissTexts(functions uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.textsMissing += functions
+}
+
 // learnWindows takes the notes. It comes with the scopes: before the records of their time.
 func (e *engine) learnWindows(notes []windowNote) {
 	for i := range notes {
@@ -177,7 +244,7 @@ func (w *windows) begin(d *deep.Window, launches bool) {
 	if launches {
 		w.telling++
 		if w.launches == nil {
-			w.launches = map[uint32]gpuevent.Ref{}
+			w.launches = map[uint32]launch{}
 		}
 	}
 }
@@ -241,9 +308,9 @@ func (w *windows) unusual(start, end int64) bool {
 }
 
 // launched remembers a kernel's span for windows that tell launches apart.
-func (w *windows) launched(h *cupti.Head, ref gpuevent.Ref) {
+func (w *windows) launched(h *cupti.Head, ref gpuevent.Ref, in *scope) {
 	if w.launches != nil && h.Correlation != 0 && len(w.launches) < maxLaunches {
-		w.launches[h.Correlation] = ref
+		w.launches[h.Correlation] = launch{ref, in}
 	}
 }
 
@@ -260,6 +327,36 @@ func (e *engine) sendYields() {
 	}
 	clear(e.yields)
 	e.yields = e.yields[:0]
+	for i := range e.texts {
+		e.sendTexts(&e.texts[i])
+	}
+	clear(e.texts)
+	e.texts = e.texts[:0]
+}
+
+// sendTexts sends texts under the span of the window that first had the functions.
+func (e *engine) sendTexts(t *WindowTexts) {
+	ref, known := e.windows.refs[t.Window]
+	if !known {
+		ref = e.windowRef(t.Window)
+	}
+	size := 0
+	for i := range t.Listings {
+		l := &t.Listings[i]
+		l.Record.Ref, l.Record.TimeNs = ref, t.End.UnixNano()
+		e.batch.Text(e.session, l.Record, l.Text)
+		if size += len(l.Text); size >= sendText {
+			e.send()
+			size = 0
+		}
+	}
+	e.windows.counts.Texts += uint64(len(t.Listings))
+}
+
+// windowRef is the span of a window.
+func (e *engine) windowRef(id uint64) gpuevent.Ref {
+	around := e.place(e.scopes.session)
+	return gpuevent.Ref{Trace: around.Trace, Span: e.key.Span(gpuevent.KindDeepWindow, id, 0), Parent: around.Span}
 }
 
 // unyielded sends the windows whose figures have not come, at the end.
@@ -281,8 +378,8 @@ func (e *engine) unyielded() {
 func (e *engine) window(w *Window) {
 	session := e.scopes.session
 	e.room(session)
-	around := e.place(session)
-	ref := gpuevent.Ref{Trace: around.Trace, Span: e.key.Span(gpuevent.KindDeepWindow, w.ID, 0), Parent: around.Span}
+	ref := e.windowRef(w.ID)
+	e.windows.remember(w.ID, ref)
 	start, end := w.Start.UnixNano(), w.End.UnixNano()
 	if t := session.trace; t != nil && session.sampled {
 		t.spans++
@@ -315,16 +412,7 @@ func (e *engine) window(w *Window) {
 		e.batch.SASSMetric(e.session, c)
 		e.sendIfFull()
 	}
-	size := 0
-	for i := range w.Listings {
-		l := &w.Listings[i]
-		l.Record.Ref, l.Record.TimeNs = ref, end
-		e.batch.Text(e.session, l.Record, l.Text)
-		if size += len(l.Text); size >= sendText {
-			e.send()
-			size = 0
-		}
-	}
+	e.profiles(w, ref)
 	if e.windows.launches != nil {
 		if e.windows.telling--; e.windows.telling <= 0 {
 			e.windows.launches, e.windows.telling = nil, 0
@@ -332,11 +420,26 @@ func (e *engine) window(w *Window) {
 	}
 }
 
+// remember keeps the span of a window for texts that come later.
+func (w *windows) remember(id uint64, ref gpuevent.Ref) {
+	if w.refs == nil {
+		w.refs = map[uint64]gpuevent.Ref{}
+	}
+	w.refs[id] = ref
+	if len(w.refs) > maxRefs {
+		oldest := id
+		for other := range w.refs {
+			oldest = min(oldest, other)
+		}
+		delete(w.refs, oldest)
+	}
+}
+
 // refOf returns the span of the launch that a figure belongs to, that of the window if it is not known.
 func (w *windows) refOf(correlation gpuevent.Int, window gpuevent.Ref) gpuevent.Ref {
 	if correlation.OK && w.launches != nil {
-		if ref, ok := w.launches[uint32(correlation.V)]; ok { //nolint:gosec // CUPTI's ids have 32 bits.
-			return ref
+		if l, ok := w.launches[uint32(correlation.V)]; ok { //nolint:gosec // CUPTI's ids have 32 bits.
+			return l.ref
 		}
 	}
 	return window
@@ -368,6 +471,13 @@ func windowAttrs(w *Window) []gpuevent.Attr {
 		n(semconv.CUDADeepWindowRows, uint64(len(w.Samples)+len(w.Counters))),
 		n(semconv.CUDADeepWindowRowsOther, w.Other),
 		n(semconv.CUDADeepWindowRowsUnresolved, w.Unresolved),
+		n(semconv.CUDADeepWindowRowsWithoutSASS, w.Textless),
+		n(semconv.CUDADeepWindowRowsLost, w.LostRows),
+		n(semconv.CUDADeepWindowContextsSkipped, w.SkippedContexts),
+		n(semconv.CUDADeepWindowContextsLost, w.LostContexts),
+		n(semconv.CUDADeepWindowCallsHeld, w.Held),
+		gpuevent.F(semconv.CUDADeepWindowLongestHold, w.LongestHold.Seconds()),
+		n(semconv.CUDADeepWindowCallsReleased, w.Released),
 		n(semconv.CUDADeepWindowFunctions, w.Collected.Functions),
 		n(semconv.CUDADeepWindowSamples, w.Collected.Samples),
 		n(semconv.CUDADeepWindowSamplesDropped, w.Dropped),
@@ -391,8 +501,12 @@ func windowSentence(w *deep.Window) string {
 	if w.Outcome.Status != deep.StatusCollected {
 		return fmt.Sprintf("Deep window %d (%s, by %s): %s.", w.ID, w.Engine, w.Cause, w.Outcome.Text)
 	}
-	s := fmt.Sprintf("Deep window %d (%s, by %s) of %v: %d samples in %d functions", w.ID, w.Engine, w.Cause,
-		w.End.Sub(w.Start).Round(time.Millisecond), w.Collected.Samples, w.Collected.Functions)
+	functions := "functions"
+	if w.Collected.Functions == 1 {
+		functions = "function"
+	}
+	s := fmt.Sprintf("Deep window %d (%s, by %s) of %v: %d %s in %d %s", w.ID, w.Engine, w.Cause,
+		w.End.Sub(w.Start).Round(time.Millisecond), w.Collected.Samples, w.Engine.Takes(), w.Collected.Functions, functions)
 	if w.Collected.Lost > 0 {
 		s += fmt.Sprintf(", %d lost", w.Collected.Lost)
 	}

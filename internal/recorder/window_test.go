@@ -5,6 +5,7 @@ package recorder
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,6 +45,13 @@ func (s *sink) named(event string) []plog.LogRecord {
 	return found
 }
 
+func listingOf(function, text string) WindowListing {
+	return WindowListing{
+		Record: &gpuevent.Record{Event: semconv.EventCUDASASSListing, Attrs: []gpuevent.Attr{gpuevent.Str(semconv.CUDAKernelName, function)}},
+		Text:   text,
+	}
+}
+
 func TestWindowBecomesSpanAndLogs(t *testing.T) {
 	f := newFixture(t, Config{}).start()
 	w := windowOf(3, deep.PC, 1000, 5000)
@@ -51,16 +59,14 @@ func TestWindowBecomesSpanAndLogs(t *testing.T) {
 	f.r.WindowClosed(w)
 	require.True(t, f.r.AddWindow(&Window{
 		Window: w, Dropped: 15, NonUser: 5, HardwareFull: 1, Other: 7, Unresolved: 1, Missing: []string{"never"},
+		Textless: 2, LostRows: 6, SkippedContexts: 8, LostContexts: 9, Held: 11, Released: 10, LongestHold: 1500 * time.Millisecond,
 		Samples: []gpuevent.PCSample{
 			{TimeNs: base + 5000, Function: nameOf("gemm"), PCOffset: gpuevent.Some(64), Reason: "smsp__pcsamp_warps_issue_stalled_barrier", Count: 700, File: "gemm.cu", Line: gpuevent.Some(12)},
 			{TimeNs: base + 5000, Function: nameOf("gemm"), PCOffset: gpuevent.Some(80), Reason: "smsp__pcsamp_warps_issue_stalled_wait", Count: 30},
 		},
 		Counters: []gpuevent.SASSMetric{{TimeNs: base + 5000, Function: nameOf("gemm"), PCOffset: gpuevent.Some(64), Metric: "inst", Value: 1 << 40}},
-		Listings: []WindowListing{{
-			Record: &gpuevent.Record{Event: semconv.EventCUDASASSListing, Attrs: []gpuevent.Attr{gpuevent.Str(semconv.CUDAKernelName, "gemm")}},
-			Text:   "0040  BAR.SYNC 0x0\n",
-		}},
 	}))
+	require.True(t, f.r.AddTexts(WindowTexts{Window: 3, End: at(5000), Listings: []WindowListing{listingOf("gemm", "0040  BAR.SYNC 0x0\n")}}))
 	summary := f.stop()
 
 	span, session := f.sink.spanNamed(t, "deep window"), f.sink.spanNamed(t, "app")
@@ -70,6 +76,8 @@ func TestWindowBecomesSpanAndLogs(t *testing.T) {
 	assert.Equal(t, pcommon.NewTimestampFromTime(at(5000)), span.EndTimestamp())
 	assert.Equal(t, ptrace.StatusCodeUnset, span.Status().Code())
 	want := map[string]any{
+		semconv.CUDADeepWindowRowsWithoutSASS: int64(2), semconv.CUDADeepWindowRowsLost: int64(6), semconv.CUDADeepWindowContextsSkipped: int64(8),
+		semconv.CUDADeepWindowContextsLost: int64(9), semconv.CUDADeepWindowCallsHeld: int64(11), semconv.CUDADeepWindowCallsReleased: int64(10), semconv.CUDADeepWindowLongestHold: 1.5,
 		semconv.CUDADeepWindowID: int64(3), semconv.CUDADeepWindowEngines: []any{"pc_sampling"}, semconv.CUDADeepWindowCause: "rule",
 		semconv.CUDADeepWindowWhy: w.Why, semconv.CUDADeepWindowStatus: "collected", semconv.CUDADeepWindowMessage: w.Outcome.Text,
 		semconv.CUDADeepWindowCloseReason: "time", semconv.CUDADeepWindowRequestedDuration: 2., semconv.CUDADeepWindowPausedDuration: 0.,
@@ -78,13 +86,15 @@ func TestWindowBecomesSpanAndLogs(t *testing.T) {
 		semconv.CUDADeepWindowSamplesNonUser: int64(5), semconv.CUDADeepWindowHardwareFull: int64(1), semconv.CUDADeepWindowLost: int64(20),
 		semconv.CUDADeepWindowMissing: []any{"never"},
 	}
+	want[semconv.CUDAOperation] = semconv.CUDAOperationDeepWindow
 	assert.Equal(t, want, span.Attributes().AsRaw())
+	delete(want, semconv.CUDAOperation)
 
 	logs := f.sink.named(semconv.EventCUDADeepWindow)
 	require.Len(t, logs, 1)
 	want[semconv.CUDADeepWindowStartTimeUnixNano], want[semconv.CUDADeepWindowEndTimeUnixNano] = base+1000, base+5000
 	assert.Equal(t, want, logs[0].Attributes().AsRaw())
-	assert.Equal(t, "Deep window 3 (pc, by rule) of 0s: 750 samples in 1 functions, 20 lost.", logs[0].Body().Str())
+	assert.Equal(t, "Deep window 3 (pc, by rule) of 0s: 750 samples in 1 function, 20 lost.", logs[0].Body().Str())
 
 	samples := f.sink.named(semconv.EventCUDAPCSample)
 	require.Len(t, samples, 2)
@@ -138,7 +148,7 @@ func TestWorkInWindowsIsEstimated(t *testing.T) {
 	assert.Equal(t, map[string]float64{"": 0.01}, f.sink.points(semconv.MetricGpuflPausedTime))
 	capture := f.sink.named(semconv.EventCUDACapture)[0]
 	assert.Equal(t, "partial", attr(capture.Attributes(), semconv.CUDACaptureStatus))
-	assert.Contains(t, capture.Body().Str(), "2 deep windows, nothing recorded for 0.01 s of them.")
+	assert.Contains(t, capture.Body().Str(), "2 deep windows, the figures of 2 deep windows lost, nothing recorded for 0.01 s of them.")
 	assert.Equal(t, "0.01", attr(capture.Attributes(), semconv.CUDACapturePausedTime))
 }
 
@@ -225,6 +235,54 @@ func TestRowsOfWaitingWindowsAreBounded(t *testing.T) {
 	assert.True(t, f.r.AddWindow(large()))
 	f.stop()
 	assert.Len(t, f.sink.named(semconv.EventCUDAPCSample), 2*(maxYieldRows+1))
+}
+
+// Texts come when they are ready: also long after their window, and under its span all the same. What waits is
+// bounded, what will not come is counted.
+func TestTextsComeLater(t *testing.T) {
+	f := newFixture(t, Config{})
+	w := windowOf(3, deep.PC, 1000, 5000)
+	f.r.WindowOpened(w, false)
+	f.r.WindowClosed(w)
+	require.True(t, f.r.AddWindow(&Window{Window: w}))
+	f.r.learnScopes()
+	f.r.engine.sendYields()
+	for id := range uint64(10) {
+		f.r.engine.window(&Window{Window: windowOf(10+id, deep.PC, 6000, 7000)})
+	}
+	large := WindowTexts{Window: 3, End: at(5000), Listings: []WindowListing{listingOf("large", strings.Repeat("x", maxText))}}
+	assert.True(t, f.r.AddTexts(large), "alone it has room")
+	small := WindowTexts{Window: 3, End: at(5000), Listings: []WindowListing{listingOf("one", "NOP"), listingOf("two", "EXIT")}}
+	assert.False(t, f.r.AddTexts(small))
+	f.r.learnScopes()
+	assert.True(t, f.r.AddTexts(small))
+	f.r.MissTexts(4)
+	summary := f.stop()
+	assert.True(t, f.r.AddTexts(small), "dropped: it is over")
+
+	assert.Equal(t, [2]uint64{3, 4}, [2]uint64{summary.Windows.Texts, summary.Windows.TextsMissing})
+	capture := f.sink.named(semconv.EventCUDACapture)[0]
+	assert.Contains(t, capture.Body().Str(), ", the instructions of 4 functions without text.")
+	assert.Equal(t, "4", attr(capture.Attributes(), semconv.CUDACaptureFunctionsWithoutSASS))
+	ref := f.r.engine.windows.refs[3]
+	text := map[string]string{}
+	for _, l := range f.sink.named(semconv.EventCUDASASSListing) {
+		assert.Equal(t, pcommon.SpanID(ref.Span), l.SpanID())
+		assert.Equal(t, pcommon.TraceID(ref.Trace), l.TraceID())
+		assert.Equal(t, pcommon.NewTimestampFromTime(at(5000)), l.Timestamp())
+		text[attr(l.Attributes(), semconv.CUDAKernelName)] += l.Body().Str()
+	}
+	assert.Equal(t, map[string]string{"one": "NOP", "two": "EXIT", "large": strings.Repeat("x", maxText)}, text)
+}
+
+func TestSpansOfWindowsAreRememberedForTexts(t *testing.T) {
+	w := &windows{}
+	for id := range uint64(maxRefs + 5) {
+		w.remember(id, gpuevent.Ref{})
+	}
+	assert.Len(t, w.refs, maxRefs)
+	assert.NotContains(t, w.refs, uint64(4))
+	assert.Contains(t, w.refs, uint64(5))
 }
 
 // 1,000 windows while nobody takes them: what is kept has a bound, and so has the summary.

@@ -5,8 +5,13 @@
 // and the instruction that they belong to, for package recorder to send.
 //
 // It knows packages cupti, cubin, deep and recorder, and nothing of who asked for a window or where the
-// telemetry goes. All that takes time (reading images, running nvdisasm) happens on one goroutine of
-// its own, a window after the other. What waits for it is bounded; what finds no room is counted as lost
-// in the window that it belongs to. Figures above the most that one window may send are summed, so that no sum
-// is wrong.
+// telemetry goes.
+//
+// Figures are ready a tenth of a second after their window, and go at once: one goroutine reads what it needs of the
+// images, a window after the other. The text of instructions takes nvdisasm seconds or minutes. It follows when it is ready,
+// from a goroutine of its own, once for each function in a session. When the session ends what was
+// collected is sent, without lines if there is no time for them; texts that are not ready are dropped, and counted.
+//
+// What waits is bounded; what finds no room is counted as lost in the window that it belongs to. Figures
+// above the most that one window may send are summed, so that no sum is wrong.
 package window

@@ -25,7 +25,7 @@ func (w *worker) dump(window uint64, r *cupti.DeepResult) {
 	}
 	for i := range r.Rows {
 		crc := r.Rows[i].CRC
-		if _, dumped := w.dumped[crc]; dumped || len(w.dumped) >= maxListed {
+		if _, dumped := w.dumped[crc]; dumped || len(w.dumped) >= maxDumped {
 			continue
 		}
 		w.dumped[crc] = struct{}{}

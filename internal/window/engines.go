@@ -3,6 +3,7 @@
 package window
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,10 +17,11 @@ import (
 )
 
 // openLimit and closeLimit are such that package cupti gives up before package deep does: closing takes
-// up to five seconds more, for the last samples.
+// up to five seconds more, for the last samples, which SASS metrics do not have.
 const (
-	openLimit  = 9 * time.Second
-	closeLimit = 7 * time.Second
+	openLimit      = 9 * time.Second
+	closeLimit     = 7 * time.Second
+	sassCloseLimit = 12 * time.Second
 )
 
 // Collector is what opens windows: a *cupti.Collector by [FromCollector].
@@ -28,6 +30,7 @@ type Collector interface {
 	Pause() error
 	Resume() error
 	CubinImage(crc uint64) []byte
+	HasContext() bool
 }
 
 // Opened is a window that is open: a *cupti.DeepWindow.
@@ -55,6 +58,8 @@ type Taker interface {
 	WindowOpened(w deep.Window, launches bool)
 	WindowClosed(w deep.Window)
 	AddWindow(*recorder.Window) bool
+	AddTexts(recorder.WindowTexts) bool
+	MissTexts(functions uint64)
 }
 
 // Engines are the engines of one collector. They implement [deep.Engines]; Opened and Closed are the
@@ -66,11 +71,21 @@ type Engines struct {
 	log      *slog.Logger
 	worker   *worker
 
+	// activity is held where activity is switched; paused says that it shall be off. late are goroutines that turn it
+	// on as soon as that can be, and end with stopped.
+	activity sync.Mutex
+	paused   bool
+	late     sync.WaitGroup
+	stopped  chan struct{}
+	once     sync.Once
+
 	mu sync.Mutex
 	// results are those of the window that is open; closed is the last that has been.
 	results []*cupti.DeepResult
 	window  uint64
 	closed  uint64
+	// asked is where the answer to whether there is a context comes; nil if nobody has been asked.
+	asked chan bool
 	// stuck says that an engine may be armed that CUPTI has not come back from.
 	stuck bool
 }
@@ -83,31 +98,118 @@ func New(s Settings, from Collector, taker Taker, log *slog.Logger) *Engines {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Engines{settings: s, from: from, taker: taker, log: log, worker: newWorker(s, from, taker, log)}
+	return &Engines{settings: s, from: from, taker: taker, log: log, worker: newWorker(s, from, taker, log), stopped: make(chan struct{})}
 }
 
 // Start begins to take what windows yield.
 func (e *Engines) Start() { e.worker.start() }
 
 // Stop finishes what windows have yielded and returns within ctx, or a second past it. In the last half of its
-// time there is no disassembly any more. The controller has been stopped before.
-func (e *Engines) Stop(ctx context.Context) error { return e.worker.stop(ctx) }
+// time there is no disassembly any more, and rows that still wait get no line. The controller has been stopped
+// before.
+func (e *Engines) Stop(ctx context.Context) error {
+	e.once.Do(func() { close(e.stopped) })
+	err := e.worker.stop(ctx)
+	e.late.Wait()
+	return err
+}
+
+// resumeEvery is how often it is tried to turn activity on where a window could not.
+const resumeEvery = time.Second
+
+// contextLimit is how long Ready waits for an answer.
+const contextLimit = 100 * time.Millisecond
+
+// Ready says whether the program has a context. While the driver makes the first one it may not answer for seconds:
+// then there is none yet.
+func (e *Engines) Ready() bool {
+	e.mu.Lock()
+	answer := e.asked
+	if answer == nil {
+		answer = make(chan bool, 1)
+		e.asked = answer
+		go func() { answer <- e.from.HasContext() }()
+	}
+	e.mu.Unlock()
+	late := time.NewTimer(contextLimit)
+	defer late.Stop()
+	select {
+	case has := <-answer:
+		e.mu.Lock()
+		e.asked = nil
+		e.mu.Unlock()
+		return has
+	case <-late.C:
+		return false
+	}
+}
 
 // PausesActivity says that SASS metrics need activity off: both at once can lock the driver up.
 func (e *Engines) PausesActivity(engine deep.Engine) bool { return engine == deep.SASS }
 
 // Pause turns activity off.
-func (e *Engines) Pause(context.Context) error { return e.status(e.from.Pause()) }
+func (e *Engines) Pause(context.Context) error {
+	e.activity.Lock()
+	defer e.activity.Unlock()
+	e.paused = true
+	return e.status(e.from.Pause())
+}
 
-// Resume turns activity on again, unless an engine may still be armed.
-func (e *Engines) Resume(_ context.Context, disarmed bool) error {
+// Resume turns activity on again, unless an engine may still be armed. Where launches come to no rest in time, it is
+// tried until they do: until then nothing is recorded.
+func (e *Engines) Resume(ctx context.Context, disarmed bool) error {
 	e.mu.Lock()
 	stuck := e.stuck
 	e.mu.Unlock()
 	if stuck || !disarmed {
 		return errors.New("an engine may still be armed, and activity beside it could lock the driver up")
 	}
-	return e.from.Resume()
+	e.activity.Lock()
+	e.paused = false
+	e.activity.Unlock()
+	for {
+		again, err := e.resume()
+		if !again {
+			return err
+		}
+		select {
+		case <-time.After(offer):
+		case <-ctx.Done():
+			e.late.Go(e.resumeLate)
+			return fmt.Errorf("%w; it is tried on", err)
+		}
+	}
+}
+
+// resume tries once. Where somebody has paused meanwhile, activity stays off.
+func (e *Engines) resume() (again bool, err error) {
+	e.activity.Lock()
+	defer e.activity.Unlock()
+	if e.paused {
+		return false, nil
+	}
+	err = e.from.Resume()
+	var refused *cupti.Error
+	return errors.As(err, &refused) && refused.Status.Reason == cupti.ReasonRestless, err
+}
+
+// resumeLate goes on trying. It ends with the recording at the latest.
+func (e *Engines) resumeLate() {
+	for {
+		select {
+		case <-time.After(resumeEvery):
+		case <-e.stopped:
+			return
+		}
+		switch again, err := e.resume(); {
+		case again:
+		case err != nil:
+			e.log.Warn("gpufl: activity was not resumed after a deep window", "error", err)
+			return
+		default:
+			return
+		}
+	}
 }
 
 // Arm opens a window of the collector.
@@ -117,7 +219,9 @@ func (e *Engines) Arm(_ context.Context, engine deep.Engine, o deep.Options) (de
 	case deep.PC:
 		cfg.Engine, cfg.PeriodLog2, cfg.Serialize = cupti.EnginePCSampling, e.settings.PeriodLog2, e.settings.Serialize
 	case deep.SASS:
-		cfg.Engine, cfg.Metrics = cupti.EngineSASS, e.settings.Metrics
+		// A kernel is patched when it is launched: to patch all that a large program has loaded takes minutes.
+		cfg.Engine, cfg.Metrics, cfg.LazyPatching = cupti.EngineSASS, e.settings.Metrics, true
+		cfg.CloseLimit = sassCloseLimit
 	default:
 		return nil, deep.NewError(deep.StatusBadRequest, fmt.Sprintf("there is no engine %q", engine))
 	}
@@ -136,7 +240,13 @@ type session struct {
 }
 
 // Drain takes what the engine has.
-func (s *session) Drain(context.Context) error { return s.e.status(s.opened.Drain()) }
+func (s *session) Drain(context.Context) error {
+	err := s.opened.Drain()
+	if errors.Is(err, cupti.ErrFull) {
+		return deep.ErrFull
+	}
+	return s.e.status(err)
+}
 
 // Disarm closes the collector's window and keeps what it yielded until the deep window is closed.
 func (s *session) Disarm(context.Context) (deep.Collected, error) {
@@ -144,10 +254,16 @@ func (s *session) Disarm(context.Context) (deep.Collected, error) {
 	if err != nil {
 		return deep.Collected{}, s.e.status(err)
 	}
-	if result.Problem != nil && result.Problem.Reason == cupti.ReasonStuck {
-		return deep.Collected{}, s.e.status(&cupti.Error{Status: *result.Problem})
-	}
-	if result.Problem != nil {
+	switch p := result.Problem; {
+	case p == nil:
+	case p.Reason == cupti.ReasonStuck:
+		return deep.Collected{}, s.e.status(&cupti.Error{Status: *p})
+	case p.Reason == cupti.ReasonRestless:
+		// An engine is disarmed only while the program rests, so it stays armed.
+		return deep.Collected{}, s.e.status(&cupti.Error{Status: cupti.Status{
+			Reason: cupti.ReasonStuck, Detail: "launches of the program came to no rest as the window closed, so the engine stays armed: start the process anew to have windows",
+		}})
+	default:
 		s.e.log.Warn("gpufl: a deep window did not end as it should", "window", s.window, "detail", result.Problem.Detail)
 	}
 	c := collected(result)
@@ -222,6 +338,7 @@ var statuses = map[cupti.Reason]deep.Status{
 	cupti.ReasonPermission:    deep.StatusNoPermission,
 	cupti.ReasonNoContext:     deep.StatusNoContext,
 	cupti.ReasonCapture:       deep.StatusCapturing,
+	cupti.ReasonRestless:      deep.StatusRestless,
 	cupti.ReasonWindowOpen:    deep.StatusBusy,
 	cupti.ReasonExit:          deep.StatusAtExit,
 	cupti.ReasonForked:        deep.StatusAtExit,
@@ -245,9 +362,15 @@ func (e *Engines) status(err error) error {
 		e.stuck = true
 		e.mu.Unlock()
 	}
-	status, known := statuses[refused.Status.Reason]
-	if !known {
-		status = deep.StatusFailed
+	return refusal(refused.Status)
+}
+
+// refusal is what a status of package cupti is to package deep.
+func refusal(why cupti.Status) *deep.Error {
+	status, known := statuses[why.Reason]
+	if !known || why.Detail == "" {
+		return deep.NewError(cmp.Or(status, deep.StatusFailed), why.Detail)
 	}
-	return deep.NewError(status, refused.Status.Detail)
+	// Package cupti knows more than the status's own sentence, and says what to do as well.
+	return &deep.Error{Outcome: deep.Outcome{Status: status, Text: why.Detail}}
 }

@@ -14,8 +14,9 @@ import (
 )
 
 // DefaultMaxRows is the most rows that one window sends, each a log record of about a kilobyte. There is
-// one for each instruction and each of its stall reasons or metrics.
-const DefaultMaxRows = 10_000
+// one for each instruction and each of its stall reasons or metrics. A training step of PyTorch on an H200 has 43,000 in
+// 51 functions; the 5,000 largest have 87 % of the samples, and 10,000 would have 93 %.
+const DefaultMaxRows = 5_000
 
 // Settings say what engines are told and what is made of their figures. The zero value works.
 type Settings struct {
@@ -25,8 +26,11 @@ type Settings struct {
 	Serialize bool
 	// Metrics are those of windows of SASS metrics, empty for cupti.DefaultMetrics.
 	Metrics []string
-	// MaxRows is the most rows that one window sends; 0 is DefaultMaxRows. The rest is summed.
+	// MaxRows is the most rows that one window sends; 0 is DefaultMaxRows. The rest is summed by function.
 	MaxRows int
+	// Profiles says that windows are wanted as profiles too. The environment does not: it says so where it says
+	// where telemetry goes.
+	Profiles bool
 	// Dump is a folder where what CUPTI returned is kept, with the images that it is about, "" for none. It is
 	// for tests without a GPU.
 	Dump string

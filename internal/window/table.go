@@ -4,30 +4,29 @@ package window
 
 import (
 	"cmp"
-	"context"
 	"math"
 	"slices"
 
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/cubin"
+	"github.com/gpuflight/gpuflight/internal/deepprofile"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/recorder"
 )
 
 const (
-	// otherName is the function of rows that are summed.
+	// otherName is the function of rows that are summed without theirs.
 	otherName = "_other"
-	// maxDisassembled is how many functions of one window are disassembled, those with the most rows
-	// first; maxListed how many of a session are listed, and listingBytes the most text of one window.
-	maxDisassembled = 64
-	maxListed       = 4096
-	listingBytes    = 4 << 20
+	// sumsShare is the part of a window's rows, 1 of so many, that may be sums of functions: of their rows that
+	// have no record of their own.
+	sumsShare = 4
 )
 
 // row is one figure of a window.
 type row struct {
 	result *cupti.DeepResult
 	*cupti.DeepRow
+	weight float64 // what it counts when rows are chosen
 }
 
 func (r *row) function() string { return name(r.result.Functions, r.Function) }
@@ -42,53 +41,178 @@ func name(names []string, i uint32) string {
 
 // otherKey is what rows that are summed are told apart by.
 type otherKey struct {
-	engine cupti.Engine
-	device int32
-	what   string
+	engine   cupti.Engine
+	device   int32
+	what     string
+	function listingKey // otherName of image 0 where functions are not told apart
+}
+
+func (r *row) sumKey() otherKey {
+	return otherKey{r.result.Engine, r.Device, r.what(), listingKey{r.CRC, r.function()}}
 }
 
 // table are the rows of a window, of which the largest have a record of their own.
 type table struct {
 	most int
 	rows []row
-	// ends are the times of the records, by result.
+	// last is each engine's last result, whose end is the time of its records.
 	other  map[otherKey]uint64
-	ends   map[cupti.Engine]int64
+	last   map[cupti.Engine]*cupti.DeepResult
 	summed uint64
+	// profiles says that the rows are wanted as a profile too; parts are its parts then, one a result.
+	profiles bool
+	parts    map[*cupti.DeepResult]*deepprofile.Part
 }
 
-func newTable(most int) *table {
-	return &table{most: most, other: map[otherKey]uint64{}, ends: map[cupti.Engine]int64{}}
+func newTable(most int, profiles bool) *table {
+	return &table{
+		most: most, other: map[otherKey]uint64{}, last: map[cupti.Engine]*cupti.DeepResult{},
+		profiles: profiles, parts: map[*cupti.DeepResult]*deepprofile.Part{},
+	}
 }
 
 func (t *table) add(r *cupti.DeepResult) {
-	t.ends[r.Engine] = r.End.UnixNano()
+	t.last[r.Engine] = r
 	for i := range r.Rows {
-		t.rows = append(t.rows, row{r, &r.Rows[i]})
+		t.rows = append(t.rows, row{result: r, DeepRow: &r.Rows[i]})
 	}
 }
 
-// choose sorts the largest to the front and sums the rest. Each engine has the same share of the rows: samples
-// and counts cannot be compared.
-func (t *table) choose() {
-	total := map[cupti.Engine]uint64{}
+// instruction is what has a row for each metric.
+type instruction struct {
+	device      int32
+	correlation uint32
+	placeKey
+}
+
+// weigh gives rows their weights, which are shares: samples and counts cannot be compared. That of samples is the
+// share of all samples. What one metric says of an instruction is nothing without the others (threads per warp,
+// sectors per request), so all rows of an instruction have one weight: the largest of their shares of a metric's
+// sum. The function returns the share of a sum.
+func (t *table) weigh() (share func(cupti.Engine, string, uint64) float64) {
+	type sumKey struct {
+		engine cupti.Engine
+		metric string
+	}
+	of := func(engine cupti.Engine, what string) sumKey {
+		if engine == cupti.EngineSASS {
+			return sumKey{engine, what}
+		}
+		return sumKey{engine: engine}
+	}
+	total := map[sumKey]float64{}
 	for i := range t.rows {
-		total[t.rows[i].result.Engine] += t.rows[i].Value
+		r := &t.rows[i]
+		total[of(r.result.Engine, r.what())] += float64(r.Value)
 	}
-	share := func(r *row) float64 {
-		return float64(r.Value) / float64(max(1, total[r.result.Engine]))
+	share = func(engine cupti.Engine, what string, value uint64) float64 {
+		return float64(value) / max(1, total[of(engine, what)])
 	}
-	slices.SortStableFunc(t.rows, func(a, b row) int { return cmp.Compare(share(&b), share(&a)) })
+	largest := map[instruction]float64{}
+	for i := range t.rows {
+		r := &t.rows[i]
+		r.weight = share(r.result.Engine, r.what(), r.Value)
+		if r.result.Engine == cupti.EngineSASS {
+			largest[r.instruction()] = max(largest[r.instruction()], r.weight)
+		}
+	}
+	for i := range t.rows {
+		if r := &t.rows[i]; r.result.Engine == cupti.EngineSASS {
+			r.weight = largest[r.instruction()]
+		}
+	}
+	return share
+}
+
+func (r *row) instruction() instruction {
+	return instruction{r.Device, r.Correlation, placeKey{listingKey{r.CRC, r.function()}, r.PC}}
+}
+
+// choose sorts the largest to the front and sums the rest by function, so that what is said of functions is whole. Where
+// those are too many, the smallest sums are added up in otherName. Each engine has the same share of the rows.
+func (t *table) choose() {
+	share := t.weigh()
+	// Stable, so that the rows of an instruction stay together.
+	slices.SortStableFunc(t.rows, func(a, b row) int { return cmp.Compare(b.weight, a.weight) })
 	if len(t.rows) <= t.most {
 		return
 	}
-	for i := range t.rows[t.most:] {
-		r := &t.rows[t.most+i]
-		key := otherKey{r.result.Engine, r.Device, r.what()}
-		t.other[key] = saturated(t.other[key], r.Value)
-		t.summed++
+	// The sums take no more room than they need.
+	room := t.most / sumsShare
+	keys := map[otherKey]struct{}{}
+	for i := t.most - room; i < len(t.rows) && len(keys) < room; i++ {
+		keys[t.rows[i].sumKey()] = struct{}{}
 	}
-	t.rows = t.rows[:t.most]
+	kept := t.most - len(keys)
+	for kept > 0 && t.rows[kept].result.Engine == cupti.EngineSASS && t.rows[kept-1].instruction() == t.rows[kept].instruction() {
+		kept--
+	}
+	rest := t.rows[kept:]
+	t.rows = t.rows[:kept:kept]
+	for _, g := range groups(rest, share) {
+		if fits := len(g.sums) <= room; fits {
+			room -= len(g.sums)
+			if g.single {
+				// It takes the same room with its place.
+				for _, i := range g.rows {
+					t.rows = append(t.rows, rest[i])
+				}
+				continue
+			}
+		} else {
+			g.key.function = listingKey{function: otherName}
+		}
+		t.summed += uint64(len(g.rows))
+		for what, value := range g.sums {
+			key := g.key
+			key.what = what
+			t.other[key] = saturated(t.other[key], value)
+		}
+	}
+}
+
+// group is what is summed together: the rows of a function with one stall reason, or with all metrics, of which none says
+// much without the others.
+type group struct {
+	key    otherKey // without what for metrics
+	weight float64
+	sums   map[string]uint64
+	rows   []int
+	single bool // all are of one instruction
+}
+
+// groups are those of some rows, the largest first.
+func groups(rows []row, share func(cupti.Engine, string, uint64) float64) []*group {
+	found := map[otherKey]*group{}
+	var all []*group
+	for i := range rows {
+		r := &rows[i]
+		key := r.sumKey()
+		if key.engine == cupti.EngineSASS {
+			key.what = ""
+		}
+		g := found[key]
+		if g == nil {
+			g = &group{key: key, sums: map[string]uint64{}, single: true}
+			found[key] = g
+			all = append(all, g)
+		}
+		g.sums[r.what()] = saturated(g.sums[r.what()], r.Value)
+		g.rows = append(g.rows, i)
+		g.single = g.single && rows[g.rows[0]].instruction() == r.instruction()
+	}
+	for _, g := range all {
+		for what, value := range g.sums {
+			g.weight = max(g.weight, share(g.key.engine, what, value))
+		}
+	}
+	slices.SortFunc(all, func(a, b *group) int { return cmp.Or(cmp.Compare(b.weight, a.weight), a.key.compare(b.key)) })
+	return all
+}
+
+func (k otherKey) compare(other otherKey) int {
+	return cmp.Or(cmp.Compare(k.engine, other.engine), cmp.Compare(k.device, other.device), cmp.Compare(k.function.crc, other.function.crc),
+		cmp.Compare(k.function.function, other.function.function), cmp.Compare(k.what, other.what))
 }
 
 func saturated(a, b uint64) uint64 {
@@ -96,12 +220,6 @@ func saturated(a, b uint64) uint64 {
 		return s
 	}
 	return math.MaxUint64
-}
-
-// listingKey is a function of an image.
-type listingKey struct {
-	crc      uint64
-	function string
 }
 
 // functions returns the functions of the rows that are sent, those with the largest first.
@@ -119,12 +237,15 @@ func (t *table) functions() []listingKey {
 	return list
 }
 
-// write makes records of the rows.
-func (t *table) write(out *recorder.Window, resolver *cubin.Resolver) {
+// write makes records of the rows at their places, and their profile if it is wanted.
+func (t *table) write(out *recorder.Window, found []place) {
+	if t.profiles {
+		out.Profile = &deepprofile.Window{}
+	}
 	for i := range t.rows {
 		r := &t.rows[i]
-		at, reason := resolver.Resolve(r.CRC, r.function(), r.PC)
-		if reason != cubin.Resolved {
+		at := &found[i].at
+		if !found[i].resolved {
 			out.Unresolved++
 		}
 		line, correlation := gpuevent.Int{}, gpuevent.Int{}
@@ -140,78 +261,63 @@ func (t *table) write(out *recorder.Window, resolver *cubin.Resolver) {
 			pc = gpuevent.Int{}
 		}
 		t.record(out, r.result.Engine, r.Device, r.what(), r.Value, at.Function, pc, at.File, line, correlation)
+		t.figure(out, r.result, deepprofile.Figure{
+			What: r.what(), Value: r.Value, At: *at, PC: pc, CRC: r.CRC, Device: ordinal(r.Device), Correlation: correlation,
+		})
 	}
-	other := gpuevent.NewKernelName(otherName)
 	keys := make([]otherKey, 0, len(t.other))
 	for key := range t.other {
 		keys = append(keys, key)
 	}
-	slices.SortFunc(keys, func(a, b otherKey) int {
-		return cmp.Or(cmp.Compare(a.engine, b.engine), cmp.Compare(a.device, b.device), cmp.Compare(a.what, b.what))
-	})
+	slices.SortFunc(keys, otherKey.compare)
+	names := map[string]*gpuevent.KernelName{}
 	for _, key := range keys {
-		t.record(out, key.engine, key.device, key.what, t.other[key], other, gpuevent.Int{}, "", gpuevent.Int{}, gpuevent.Int{})
+		function := names[key.function.function]
+		if function == nil {
+			function = gpuevent.NewKernelName(key.function.function)
+			names[key.function.function] = function
+		}
+		t.record(out, key.engine, key.device, key.what, t.other[key], function, gpuevent.Int{}, "", gpuevent.Int{}, gpuevent.Int{})
+		t.figure(out, t.last[key.engine], deepprofile.Figure{
+			What: key.what, Value: t.other[key], At: cubin.Location{Function: function}, CRC: key.function.crc, Device: ordinal(key.device),
+		})
 	}
 	out.Other = t.summed
 }
 
-func (t *table) record(out *recorder.Window, engine cupti.Engine, device int32, what string, value uint64, function *gpuevent.KernelName, pc gpuevent.Int, file string, line, correlation gpuevent.Int) {
-	on := gpuevent.Int{}
-	if device >= 0 {
-		on = gpuevent.Some(int64(device))
+// figure adds a figure to the window's profile, if that is wanted.
+func (t *table) figure(out *recorder.Window, r *cupti.DeepResult, f deepprofile.Figure) {
+	if out.Profile == nil {
+		return
 	}
+	part := t.parts[r]
+	if part == nil {
+		part = &deepprofile.Part{Engine: r.Engine, Start: r.Start, End: r.End, PeriodLog2: r.PeriodLog2}
+		t.parts[r] = part
+		out.Profile.Parts = append(out.Profile.Parts, part)
+	}
+	part.Figures = append(part.Figures, f)
+}
+
+// ordinal is a device's number, unknown if it is below 0.
+func ordinal(device int32) gpuevent.Int {
+	if device < 0 {
+		return gpuevent.Int{}
+	}
+	return gpuevent.Some(int64(device))
+}
+
+func (t *table) record(out *recorder.Window, engine cupti.Engine, device int32, what string, value uint64, function *gpuevent.KernelName, pc gpuevent.Int, file string, line, correlation gpuevent.Int) {
+	on := ordinal(device)
 	if engine == cupti.EngineSASS {
 		out.Counters = append(out.Counters, gpuevent.SASSMetric{
-			TimeNs: t.ends[engine], Function: function, PCOffset: pc, Metric: what, Value: value,
+			TimeNs: t.last[engine].End.UnixNano(), Function: function, PCOffset: pc, Metric: what, Value: value,
 			File: file, Line: line, Device: on, Correlation: correlation,
 		})
 		return
 	}
 	out.Samples = append(out.Samples, gpuevent.PCSample{
-		TimeNs: t.ends[engine], Function: function, PCOffset: pc, Reason: what, Count: int64(min(value, math.MaxInt64)), //nolint:gosec // Bounded.
+		TimeNs: t.last[engine].End.UnixNano(), Function: function, PCOffset: pc, Reason: what, Count: int64(min(value, math.MaxInt64)), //nolint:gosec // Bounded.
 		File: file, Line: line, Device: on, Correlation: correlation,
 	})
-}
-
-// disassemble has nvdisasm print the functions, image by image.
-func (w *worker) disassemble(ctx context.Context, functions []listingKey) {
-	if !w.text {
-		return
-	}
-	var images []uint64
-	byImage := map[uint64][]string{}
-	for _, f := range functions[:min(len(functions), maxDisassembled)] {
-		if byImage[f.crc] == nil {
-			images = append(images, f.crc)
-		}
-		byImage[f.crc] = append(byImage[f.crc], f.function)
-	}
-	for _, crc := range images {
-		if ctx.Err() != nil {
-			return
-		}
-		if err := w.resolver.Disassemble(ctx, crc, byImage[crc]); err != nil {
-			w.log.Info("gpufl: instructions have no text", "error", err)
-		}
-	}
-}
-
-// listings adds the text of functions that have not been listed yet in this session. What finds no room in
-// this window comes with a later one.
-func (w *worker) listings(out *recorder.Window, functions []listingKey) {
-	size := 0
-	for _, f := range functions {
-		if _, listed := w.listed[f]; listed || len(w.listed) >= maxListed {
-			continue
-		}
-		l, ok := w.resolver.Listing(f.crc, f.function)
-		if !ok {
-			continue
-		}
-		if size += len(l.Text); size > listingBytes {
-			return
-		}
-		w.listed[f] = struct{}{}
-		out.Listings = append(out.Listings, recorder.WindowListing{Record: l.Record(gpuevent.Ref{}, 0), Text: l.Text})
-	}
 }

@@ -3,10 +3,13 @@
 package window
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -39,6 +42,11 @@ type source struct {
 	paused   int
 	resumed  int
 	pauseErr error
+	// resumeErrs are what Resume answers first; resumedAt, if set, is told how often it was called.
+	resumeErrs []error
+	resumedAt  chan int
+	// contexts, if set, answers HasContext.
+	contexts func() bool
 	// hold, if set, keeps CubinImage waiting until it is closed.
 	hold chan struct{}
 }
@@ -64,8 +72,18 @@ func (s *source) Pause() error {
 
 func (s *source) Resume() error {
 	s.resumed++
-	return nil
+	if s.resumedAt != nil {
+		s.resumedAt <- s.resumed
+	}
+	if len(s.resumeErrs) == 0 {
+		return nil
+	}
+	err := s.resumeErrs[0]
+	s.resumeErrs = s.resumeErrs[1:]
+	return err
 }
+
+func (s *source) HasContext() bool { return s.contexts == nil || s.contexts() }
 
 func (s *source) CubinImage(crc uint64) []byte {
 	if s.hold != nil {
@@ -83,8 +101,28 @@ type taker struct {
 	opened  []uint64
 	closed  []uint64
 	windows []*recorder.Window
+	texts   []recorder.WindowTexts
+	missing uint64
 	full    int // how many are refused first
 	arrived chan struct{}
+}
+
+func (k *taker) AddTexts(t recorder.WindowTexts) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.full > 0 {
+		k.full--
+		return false
+	}
+	k.texts = append(k.texts, t)
+	k.arrived <- struct{}{}
+	return true
+}
+
+func (k *taker) MissTexts(functions uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.missing += functions
 }
 
 func newTaker() *taker { return &taker{arrived: make(chan struct{}, 4*maxWaiting)} }
@@ -123,7 +161,7 @@ func (k *taker) wait(t *testing.T, n int) []*recorder.Window {
 }
 
 // golden is a real image: lines.cu of package cubin, compiled for compute capability 9.0.
-func golden(t *testing.T) []byte {
+func golden(t testing.TB) []byte {
 	t.Helper()
 	image, err := os.ReadFile(filepath.Join("..", "cubin", "testdata", "lines.sm_90.cubin"))
 	require.NoError(t, err)
@@ -175,7 +213,8 @@ func samples(store uint64) *cupti.DeepResult {
 			{CRC: imageCRC, Function: 0, PC: store, What: 1, Value: 30},
 			{CRC: 99, Function: 1, PC: 64, What: 1, Value: 5, Device: 1, Correlation: 12},
 		},
-		Totals: cupti.DeepTotals{Samples: 740, DroppedSamples: 3, NonUserSamples: 2, HardwareFull: 1, NotIdle: 1, SkippedContexts: 2, LostContexts: 3},
+		Totals: cupti.DeepTotals{Samples: 740, DroppedSamples: 3, NonUserSamples: 2, HardwareFull: 1, NotIdle: 1, SkippedContexts: 2, LostContexts: 3,
+			LostRows: 6, Gated: 8, GateTimeouts: 7, LongestHold: time.Millisecond},
 	}
 }
 
@@ -240,43 +279,120 @@ func TestRowsHaveTheirFunctionAndLine(t *testing.T) {
 	assert.Equal(t, "; work that was, or may have been, under way as counting began or ended is not counted whole; 2 CUDA contexts were not looked at; "+
 		"3 CUDA contexts ended before all they had was read", out.Outcome.Text)
 	assert.Equal(t, [4]uint64{3, 2, 1, 0}, [4]uint64{out.Dropped, out.NonUser, out.HardwareFull, out.Other})
+	assert.Equal(t, [6]uint64{3, 6, 2, 3, 8, 7}, [6]uint64{out.Textless, out.LostRows, out.SkippedContexts, out.LostContexts, out.Held, out.Released})
+	assert.Equal(t, time.Millisecond, out.LongestHold)
 }
 
-// Whatever the bound leaves out is in the sums, by reason and device.
+// Whatever the bound leaves out is in the sums, by function, reason and device; and where those are too many, without
+// the function.
 func TestSmallRowsAreSummed(t *testing.T) {
 	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
-	src, k := &source{}, newTaker()
-	r := &cupti.DeepResult{Engine: cupti.EngineSASS, Functions: []string{"f"}, Names: []string{"inst", "sectors"}}
-	total := map[string]uint64{}
-	for i := range uint64(1000) {
-		row := cupti.DeepRow{PC: i * 16, What: uint32(i % 2), Value: 1 + i*i%977, Device: int32(i % 3)}
-		total[r.Names[row.What]+strconv.Itoa(int(row.Device))] += row.Value
-		r.Rows = append(r.Rows, row)
+	for _, tc := range []struct {
+		functions, most      int
+		rows, sums, nameless int
+		summed               uint64
+	}{
+		{1, 100, 94, 6, 0, 906},    // two metrics on three devices
+		{2, 100, 88, 12, 0, 912},   // room for all sums
+		{100, 100, 75, 25, 6, 925}, // not for all
+		{1000, 1000, 1000, 0, 0, 0},
+		{1, 4, 3, 0, 6, 997},       // hardly any room
+		{1, 1, 1, 0, 6, 999},       // none
+		{500, 999, 922, 70, 0, 78}, // a row that is alone stays
+	} {
+		t.Run(fmt.Sprint(tc.functions, " ", tc.most), func(t *testing.T) {
+			src, k := &source{}, newTaker()
+			r := &cupti.DeepResult{Engine: cupti.EngineSASS, Names: []string{"inst", "sectors"}}
+			for i := range tc.functions {
+				r.Functions = append(r.Functions, fmt.Sprint("f", i))
+			}
+			total, whole := map[string]uint64{}, map[uint32]uint64{}
+			for i := range uint64(1000) {
+				row := cupti.DeepRow{PC: i * 16, What: uint32(i % 2), Value: 1 + i*i%977, Device: int32(i % 3), Function: uint32(i/7) % uint32(tc.functions)} //nolint:gosec // Few.
+				total[r.Names[row.What]+strconv.Itoa(int(row.Device))] += row.Value
+				whole[row.What] += row.Value
+				r.Rows = append(r.Rows, row)
+			}
+			src.result = r
+			e := New(Settings{MaxRows: tc.most, Metrics: []string{"inst", "sectors"}}, src, k, nil)
+			e.Start()
+			run(t, e, 1, deep.SASS)
+			out := k.wait(t, 1)[0]
+			stop(t, e)
+
+			assert.Equal(t, []string{"inst", "sectors"}, src.opened[0].Metrics)
+			assert.Equal(t, tc.summed, out.Other)
+			got := map[string]uint64{}
+			rows, sums, nameless := 0, 0, 0
+			own := map[string]bool{}
+			for _, c := range out.Counters {
+				got[c.Metric+strconv.FormatInt(c.Device.V, 10)] += c.Value
+				switch {
+				case c.Function.Full == otherName:
+					nameless++
+					assert.False(t, c.PCOffset.OK)
+				case !c.PCOffset.OK:
+					sums++
+					assert.Empty(t, c.File)
+				default:
+					rows++
+					own[fmt.Sprint(c.PCOffset.V, c.Metric, c.Device.V)] = true
+				}
+			}
+			weight := func(x *cupti.DeepRow) float64 { return float64(x.Value) / float64(whole[x.What]) }
+			slices.SortFunc(r.Rows, func(a, b cupti.DeepRow) int { return cmp.Compare(weight(&b), weight(&a)) })
+			kept := tc.most - tc.most/sumsShare
+			for i := range r.Rows[:kept] {
+				if x := &r.Rows[i]; weight(x) > weight(&r.Rows[kept]) {
+					assert.True(t, own[fmt.Sprint(x.PC, r.Names[x.What], x.Device)], "the largest have a record of their own")
+				}
+			}
+			assert.Equal(t, total, got)
+			assert.Equal(t, [3]int{tc.rows, tc.sums, tc.nameless}, [3]int{rows, sums, nameless})
+		})
 	}
-	src.result = r
-	e := New(Settings{MaxRows: 100, Metrics: []string{"inst", "sectors"}}, src, k, nil)
+}
+
+// What metrics say of an instruction comes together, or not at all: threads are 32 times the warps, and would have all the
+// rows.
+func TestMetricsOfAnInstructionStayTogether(t *testing.T) {
+	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
+	r := &cupti.DeepResult{Engine: cupti.EngineSASS, Functions: []string{"f"}, Names: []string{"warps", "threads", "sectors"}}
+	for i := range uint64(400) {
+		warps := 1000 + i*7919%997
+		r.Rows = append(r.Rows, cupti.DeepRow{PC: 16 * i, What: 0, Value: warps}, cupti.DeepRow{PC: 16 * i, What: 1, Value: 32 * warps})
+		if i%10 == 0 { // memory
+			r.Rows = append(r.Rows, cupti.DeepRow{PC: 16 * i, What: 2, Value: 4 * warps})
+		}
+	}
+	src, k := &source{result: r}, newTaker()
+	e := New(Settings{MaxRows: 200}, src, k, nil)
 	e.Start()
 	run(t, e, 1, deep.SASS)
 	out := k.wait(t, 1)[0]
 	stop(t, e)
-
-	assert.Equal(t, []string{"inst", "sectors"}, src.opened[0].Metrics)
-	assert.Equal(t, uint64(900), out.Other)
-	assert.Len(t, out.Counters, 100+6, "and one sum for each metric and device")
-	got := map[string]uint64{}
-	others := 0
-	least := out.Counters[99].Value
+	metrics, sums := map[int64][]string{}, map[string]uint64{}
 	for _, c := range out.Counters {
-		got[c.Metric+strconv.FormatInt(c.Device.V, 10)] += c.Value
-		if c.Function.Full == otherName {
-			others++
-			assert.False(t, c.PCOffset.OK)
+		if c.PCOffset.OK {
+			metrics[c.PCOffset.V] = append(metrics[c.PCOffset.V], c.Metric)
 		} else {
-			assert.GreaterOrEqual(t, c.Value, least)
+			assert.Equal(t, "f", c.Function.Full)
+		}
+		sums[c.Metric] += c.Value
+	}
+	torn := 0
+	for pc, have := range metrics {
+		if want := 2 + map[bool]int{true: 1}[pc/16%10 == 0]; len(have) != want {
+			torn++
 		}
 	}
-	assert.Equal(t, total, got)
-	assert.Equal(t, 6, others)
+	assert.Zero(t, torn)
+	assert.Greater(t, len(metrics), 70)
+	assert.InDelta(t, 199, len(out.Counters), 1)
+	assert.Equal(t, sums["warps"]*32, sums["threads"], "nothing is lost")
+	for pc := range int64(40) {
+		assert.Len(t, metrics[160*pc], 3, "few load, so each has a large share of the sectors")
+	}
 }
 
 func TestWindowOfBothEnginesIsOne(t *testing.T) {
@@ -327,7 +443,7 @@ func TestReasonsBecomeStatuses(t *testing.T) {
 		cupti.ReasonPermission:    deep.StatusNoPermission,
 		cupti.ReasonStuck:         deep.StatusBroken,
 		cupti.ReasonExit:          deep.StatusAtExit,
-		cupti.ReasonRestless:      deep.StatusFailed,
+		cupti.ReasonRestless:      deep.StatusRestless,
 		cupti.ReasonFailed:        deep.StatusFailed,
 	} {
 		src := &source{refuse: &cupti.Error{Status: cupti.Status{Reason: reason, Detail: "why not"}}}
@@ -336,7 +452,11 @@ func TestReasonsBecomeStatuses(t *testing.T) {
 		var refused *deep.Error
 		require.ErrorAs(t, err, &refused)
 		assert.Equal(t, want, refused.Outcome.Status)
-		assert.Contains(t, refused.Outcome.Text, "why not")
+		if want == deep.StatusFailed {
+			assert.Equal(t, "the engine failed (why not)", refused.Outcome.Text)
+		} else {
+			assert.Equal(t, "why not", refused.Outcome.Text, "one sentence, not two")
+		}
 		// Where CUPTI has not come back, activity beside what may be armed could lock the driver up.
 		if err := e.Resume(t.Context(), true); reason == cupti.ReasonStuck {
 			assert.Error(t, err)

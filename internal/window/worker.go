@@ -12,20 +12,17 @@ import (
 	"time"
 
 	"github.com/gpuflight/gpuflight/cupti"
-	"github.com/gpuflight/gpuflight/internal/cubin"
 	"github.com/gpuflight/gpuflight/internal/deep"
 	"github.com/gpuflight/gpuflight/internal/recorder"
 )
 
 const (
-	// maxWaiting is how many windows may wait for the goroutine, which may be at nvdisasm for a minute, and
+	// maxWaiting is how many windows may wait for the goroutine, which needs a fraction of a second for one, and
 	// maxWaitingRows how many rows they may have: some 25 MB. One window may have more if there is no other.
 	maxWaiting     = 1024
 	maxWaitingRows = 400_000
-	// imageBytes bounds what is kept of images that have been read.
-	imageBytes = 64 << 20
-	// disassembly bounds the runs of nvdisasm for one window.
-	disassembly = time.Minute
+	// maxDumped bounds the images that are kept for tests.
+	maxDumped = 4096
 	// offer is how often a window is offered to a recorder that has no room.
 	offer = 50 * time.Millisecond
 	// grace is what stop waits past its context.
@@ -45,12 +42,14 @@ func (j *job) rows() (n int) {
 	return n
 }
 
-// worker makes telemetry of windows, one after the other.
+// worker makes telemetry of windows, one after the other: their figures on a goroutine of its own, which has
+// the texts that belong to them printed on another.
 type worker struct {
 	settings Settings
 	from     Collector
 	taker    Taker
 	log      *slog.Logger
+	texts    *texts
 
 	mu      sync.Mutex
 	closed  bool
@@ -58,22 +57,23 @@ type worker struct {
 	rows    int // of windows that wait or are being read
 	jobs    chan job
 	done    chan struct{}
-	// hurry is closed when there shall be no more disassembly, abandon when nobody waits any more.
+	// hurry is closed when there shall be no more disassembly, and no image be read. Abandon is when nobody waits
+	// any more.
 	hurry, abandon chan struct{}
 
 	// What follows belongs to the goroutine.
-	resolver *cubin.Resolver
-	text     bool // there is a disassembler
-	listed   map[listingKey]struct{}
-	dumped   map[uint64]struct{}
+	places *places
+	dumped map[uint64]struct{}
 }
 
 func newWorker(s Settings, from Collector, taker Taker, log *slog.Logger) *worker {
-	return &worker{
+	w := &worker{
 		settings: s, from: from, taker: taker, log: log,
 		jobs: make(chan job, maxWaiting), done: make(chan struct{}), hurry: make(chan struct{}), abandon: make(chan struct{}),
-		listed: map[listingKey]struct{}{}, dumped: map[uint64]struct{}{},
+		places: newPlaces(from.CubinImage), dumped: map[uint64]struct{}{},
 	}
+	w.texts = newTexts(from, taker, log, w.hurry, w.abandon)
+	return w
 }
 
 func (w *worker) start() {
@@ -83,6 +83,7 @@ func (w *worker) start() {
 		return
 	}
 	w.started = true
+	go w.texts.run()
 	go w.run()
 }
 
@@ -116,7 +117,8 @@ func bareWindow(j *job, why string) *recorder.Window {
 	return out
 }
 
-// stop waits for what is waiting, in the second half of the time without disassembly.
+// stop waits for what is waiting: half of the time also for texts, which are dropped then. What has
+// been collected is sent in any case.
 func (w *worker) stop(ctx context.Context) error {
 	w.mu.Lock()
 	if !w.closed {
@@ -124,6 +126,7 @@ func (w *worker) stop(ctx context.Context) error {
 		close(w.jobs)
 		if !w.started {
 			close(w.done)
+			close(w.texts.done)
 		}
 	}
 	w.mu.Unlock()
@@ -133,39 +136,48 @@ func (w *worker) stop(ctx context.Context) error {
 		defer t.Stop()
 		half = t.C
 	}
-	select {
-	case <-w.done:
+	if w.ended(half, ctx.Done()) {
 		return nil
-	case <-half:
-	case <-ctx.Done():
 	}
 	close(w.hurry)
-	select {
-	case <-w.done:
+	if w.ended(nil, ctx.Done()) {
 		return nil
-	case <-ctx.Done():
 	}
 	close(w.abandon)
 	late := time.NewTimer(grace)
 	defer late.Stop()
-	select {
-	case <-w.done:
+	if w.ended(late.C, nil) {
 		return nil
-	case <-late.C:
-		return errors.New("what a deep window yielded was not read in time")
 	}
+	return errors.New("what a deep window yielded was not read in time")
+}
+
+// ended waits for both goroutines, and reports whether they have ended before either limit.
+func (w *worker) ended(limit <-chan time.Time, stop <-chan struct{}) bool {
+	for _, done := range []chan struct{}{w.done, w.texts.done} {
+		select {
+		case <-done:
+		case <-limit:
+			return false
+		case <-stop:
+			return false
+		}
+	}
+	return true
 }
 
 // run is the goroutine. Nothing that goes wrong in it may end the program around it.
 func (w *worker) run() {
 	defer close(w.done)
+	defer w.texts.close()
 	for j := range w.jobs {
-		out, err := w.guarded(&j)
+		out, wanted, err := w.guarded(&j)
 		if err != nil {
 			w.log.Error("gpufl: the figures of a deep window are lost", "window", j.window.ID, "error", err)
 			out = bareWindow(&j, "; its figures could not be read and are lost")
 		}
 		w.hand(out)
+		w.texts.ask(j.window.ID, j.window.End, wanted)
 		w.mu.Lock()
 		w.rows -= j.rows()
 		w.mu.Unlock()
@@ -173,13 +185,14 @@ func (w *worker) run() {
 }
 
 // guarded makes telemetry of a window and returns a panic as an error.
-func (w *worker) guarded(j *job) (out *recorder.Window, err error) {
+func (w *worker) guarded(j *job) (out *recorder.Window, wanted []listingKey, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("internal error: %v\n%s", p, debug.Stack())
 		}
 	}()
-	return w.window(j), nil
+	out, wanted = w.window(j)
+	return out, wanted, nil
 }
 
 // hand offers a window until it is taken, or nobody waits any more.
@@ -196,40 +209,49 @@ func (w *worker) hand(out *recorder.Window) {
 	}
 }
 
-// window makes telemetry of one window.
-func (w *worker) window(j *job) *recorder.Window {
+// window makes telemetry of one window, and returns the functions whose text shall follow.
+func (w *worker) window(j *job) (*recorder.Window, []listingKey) {
 	out := &recorder.Window{Window: j.window}
 	if len(j.results) == 0 {
-		return out
+		return out, nil
 	}
-	w.prepare()
-	t := newTable(w.settings.MaxRows)
+	t := newTable(w.settings.MaxRows, w.settings.Profiles)
 	for _, r := range j.results {
 		w.dump(j.window.ID, r)
 		t.add(r)
 		out.Dropped += r.Totals.DroppedSamples
 		out.NonUser += r.Totals.NonUserSamples
 		out.HardwareFull += r.Totals.HardwareFull
+		out.LostRows += r.Totals.LostRows
+		out.SkippedContexts += r.Totals.SkippedContexts
+		out.LostContexts += r.Totals.LostContexts
+		out.Held += r.Totals.Gated
+		out.Released += r.Totals.GateTimeouts
+		out.LongestHold = max(out.LongestHold, r.Totals.LongestHold)
 		out.Missing = append(out.Missing, r.Missing...)
 		for _, remark := range remarks(r) {
 			out.Outcome.Text += "; " + remark
 		}
 	}
 	t.choose()
-	ctx, cancel := context.WithTimeout(context.Background(), disassembly)
-	defer cancel()
-	go func() {
-		select {
-		case <-w.hurry:
-			cancel()
-		case <-ctx.Done():
+	found, late := w.places.find(t.rows, w.hurry)
+	if late > 0 {
+		out.Outcome.Text += fmt.Sprintf("; there was no time for the lines of %d rows", late)
+	}
+	t.write(out, found)
+	wanted := w.texts.want(t.functions())
+	out.Textless = w.textless(t)
+	return out, wanted
+}
+
+// textless counts the rows of functions whose text neither has been sent nor is on its way.
+func (w *worker) textless(t *table) (n uint64) {
+	for i := range t.rows {
+		if !w.texts.coming(listingKey{t.rows[i].CRC, t.rows[i].function()}) {
+			n++
 		}
-	}()
-	functions := t.functions()
-	w.disassemble(ctx, functions)
-	t.write(out, w.resolver)
-	w.listings(out, functions)
-	return out
+	}
+	return n
 }
 
 // remarks say what of a window is not whole, beside the samples and figures that are counted as lost.
@@ -248,18 +270,4 @@ func remarks(r *cupti.DeepResult) (all []string) {
 		all = append(all, fmt.Sprintf("%d CUDA contexts ended before all they had was read", t.LostContexts))
 	}
 	return all
-}
-
-// prepare looks for nvdisasm when the first window has figures, not before: the program may not have
-// mapped the libraries that it lies beside.
-func (w *worker) prepare() {
-	if w.resolver != nil {
-		return
-	}
-	d, err := cubin.FindDisassembler("")
-	if err != nil {
-		w.log.Info("gpufl: deep windows have no text of instructions", "reason", err)
-	}
-	w.text = err == nil
-	w.resolver = cubin.NewResolver(cubin.Settings{Image: w.from.CubinImage, MaxBytes: imageBytes, Disassembler: d})
 }

@@ -9,7 +9,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"hash/crc32"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,6 +24,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/internal/cubin"
 	"github.com/gpuflight/gpuflight/internal/deep"
+	"github.com/gpuflight/gpuflight/internal/deep/control"
 	"github.com/gpuflight/gpuflight/internal/testsink/process"
 	"github.com/gpuflight/gpuflight/semconv"
 )
@@ -71,7 +71,7 @@ totals %[3]d 0 0
 gpufl-deep 1 sass_metrics
 name 0 smsp__sass_inst_executed
 row 0 %[1]d %[2]d 0 0 0 %[4]d
-`, crc32.ChecksumIEEE(image), pc, waiting, executed), 0o600))
+`, cubin.CUPTICRC(image), pc, waiting, executed), 0o600))
 	b.environ = append(b.environ, "FAKE_CUPTI_REPLAY="+script, "WORK_IMAGE="+path, "XDG_RUNTIME_DIR="+place)
 	b.environ = append(b.environ, environ...)
 	return b, line
@@ -166,6 +166,19 @@ func TestWindowBySchedule(t *testing.T) {
 	}
 }
 
+// On a cold machine a program has its first context after the schedule's time: the window waits for it.
+func TestWindowByScheduleWaitsForAContext(t *testing.T) {
+	b, _ := windowBench(t)
+	o := b.traced("window_late", "--deep-after", "10ms", "--deep-for", "500ms")
+	require.Equal(t, 0, o.code, o.stderr)
+	assert.Equal(t, "signals kept\nlimits kept\nwindowed\n", o.stdout)
+	windows, figures, _, _ := b.windowed()
+	require.Len(t, windows, 1, o.stderr)
+	assert.Equal(t, [4]any{"schedule", "collected", "time", int64(waiting)}, attrs(windows[0]))
+	assert.NotEmpty(t, figures)
+	assert.NotContains(t, o.stderr, "no CUDA context", "what waits has not failed")
+}
+
 func TestWindowByRule(t *testing.T) {
 	b, line := windowBench(t, "GPUFL_FLUSH_INTERVAL=20ms", "GPUFL_DEEP_BLACKOUT=0s")
 	// Ten kernels at the begin are a rate, and then it falls.
@@ -176,6 +189,56 @@ func TestWindowByRule(t *testing.T) {
 	assert.Equal(t, [4]any{"rule", "collected", "time", int64(waiting)}, attrs(windows[0]))
 	assert.Contains(t, windows[0][semconv.CUDADeepWindowWhy], "busy.ratio over 100ms < 1%: ")
 	assert.Equal(t, map[string]int64{fmt.Sprintf("plain:%d long_scoreboard", line): waiting}, figures)
+}
+
+// A training that becomes slower opens a window by itself: the rule compares the steps' p95 with their own past.
+func TestWindowByRuleOnABaseline(t *testing.T) {
+	const rule = "scope(train_step).p95 > 1.5x baseline"
+	b, _ := windowBench(t, "GPUFL_FLUSH_INTERVAL=100ms")
+	b.flags = append(b.flags, "--deep-when", rule, "--deep-for", "100ms")
+	in, out, err := os.Pipe()
+	require.NoError(t, err)
+	defer out.Close()
+	p := b.begin("window_steps", in)
+	require.NoError(t, in.Close())
+	client := &control.Client{Place: control.PlaceFromEnv(func(name string) string {
+		for _, v := range b.environ {
+			if value, found := strings.CutPrefix(v, name+"="); found {
+				return value
+			}
+		}
+		return ""
+	})}
+	// The figure is known after ten seconds, and its baseline after ten looks at it.
+	process.Eventually(t, 3*time.Minute, "a baseline", func() bool {
+		_, r, err := client.Status(t.Context(), p.pid)
+		return err == nil && len(r.Rules) == 1 && r.Rules[0].Threshold != "unknown"
+	})
+	_, err = fmt.Fprintln(out, "slower")
+	require.NoError(t, err)
+	// On a busy machine steps may have been slow before.
+	process.Eventually(t, 3*time.Minute, "a window", func() bool {
+		_, r, err := client.Status(t.Context(), p.pid)
+		return err == nil && r.Windows > 0
+	})
+	require.NoError(t, out.Close())
+	rest, err := p.out.ReadString(0)
+	assert.Equal(t, "over\n", rest, "%v %s", err, p.stderr)
+	require.NoError(t, p.Wait(), p.stderr)
+	windows, figures, _, _ := b.windowed()
+	require.NotEmpty(t, windows, p.stderr)
+	first := attrs(windows[0])
+	assert.Equal(t, []any{"rule", "collected", "time"}, first[:3], "%v", windows[0])
+	why := windows[0][semconv.CUDADeepWindowWhy].(string)
+	value, baseline, ok := strings.Cut(strings.TrimPrefix(why, rule+": "), ", baseline ")
+	require.True(t, ok, why)
+	slow, err := time.ParseDuration(value)
+	require.NoError(t, err)
+	usual, err := time.ParseDuration(baseline)
+	require.NoError(t, err)
+	assert.Greater(t, float64(slow), 1.5*float64(usual))
+	assert.NotEmpty(t, figures)
+	assert.Contains(t, p.stderr.String(), "(pc, by rule): ")
 }
 
 func TestWindowBySignal(t *testing.T) {

@@ -42,6 +42,8 @@ typedef struct {
   /* unsafe says that the calling thread does something that ends every capture in the process, unless the thread has
    * relaxed that. */
   void (*unsafe)(void);
+  /* has_context says that a context is current on the calling thread. */
+  int (*has_context)(void);
 } fake_services;
 
 #endif

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "fake.h"
 
@@ -331,7 +332,8 @@ static void unsafe(void) {
   if (capture_mode != 2) break_captures();
 }
 
-FAKE_API void fake_get_services(fake_services *out) { *out = (fake_services){unsafe}; }
+static int has_context(void) { return current != NULL; }
+FAKE_API void fake_get_services(fake_services *out) { *out = (fake_services){unsafe, has_context}; }
 
 // fake_captures_broken is how many captures were ended by something that did not belong to them.
 FAKE_API int64_t fake_captures_broken(void) { return capturing.ever_broken; }
@@ -426,8 +428,13 @@ FAKE_API int cuStreamSynchronize(void *stream) {
   LEAVE(126, "cuStreamSynchronize");
   return SUCCESS;
 }
+// FAKE_CUDA_SYNCHRONIZE_US is how long it takes, in microseconds: a program that launches and waits then does so some
+// thousand times a second, as on a device, and not a million times.
 FAKE_API int cuCtxSynchronize(void) {
   ENTER(17, "cuCtxSynchronize");
+  int us = setting("FAKE_CUDA_SYNCHRONIZE_US", 0);
+  struct timespec pause = {us / 1000000, us % 1000000 * 1000L};
+  if (us > 0) nanosleep(&pause, NULL);
   TELL(wait, 4, 0);
   LEAVE(17, "cuCtxSynchronize");
   return SUCCESS;

@@ -205,6 +205,12 @@ static uint8_t *reserve(uint32_t kind) {
   return record;
 }
 
+// How often CUPTI was left, and how often when the thread's call began: what began before leaves no record after it.
+static uint32_t lives;
+static __thread uint32_t life;
+
+static uint8_t *reserve_for_call(uint32_t kind) { return life == lives ? reserve(kind) : NULL; }
+
 #define PUT(offset, type, value) do { type v_ = (type)(value); memcpy(r + (offset), &v_, sizeof v_); } while (0)
 
 static void deep_kernel(uint32_t c, const fake_kernel *k);
@@ -213,7 +219,7 @@ static void on_kernel(uint32_t c, const fake_kernel *k) {
   pthread_mutex_lock(&lock);
   deep_kernel(c, k);
   bool in_graph = k->graph_node != 0;
-  uint8_t *r = in_graph && s.enabled[GRAPH_TRACE] ? NULL : reserve(CONCURRENT_KERNEL);
+  uint8_t *r = in_graph && s.enabled[GRAPH_TRACE] ? NULL : reserve_for_call(CONCURRENT_KERNEL);
   if (r != NULL) {
     uint64_t start = now();
     PUT(6, uint16_t, k->registers);
@@ -239,7 +245,7 @@ static void on_kernel(uint32_t c, const fake_kernel *k) {
 
 static void on_copy(uint32_t c, int kind, uint64_t bytes, uint32_t stream, int async) {
   pthread_mutex_lock(&lock);
-  uint8_t *r = reserve(MEMCPY);
+  uint8_t *r = reserve_for_call(MEMCPY);
   if (r != NULL) {
     uint64_t start = now();
     PUT(4, uint8_t, kind);
@@ -258,7 +264,7 @@ static void on_copy(uint32_t c, int kind, uint64_t bytes, uint32_t stream, int a
 
 static void on_set(uint32_t c, uint64_t bytes, uint32_t stream) {
   pthread_mutex_lock(&lock);
-  uint8_t *r = reserve(MEMSET);
+  uint8_t *r = reserve_for_call(MEMSET);
   if (r != NULL) {
     uint64_t start = now();
     PUT(8, uint64_t, bytes);
@@ -273,7 +279,7 @@ static void on_set(uint32_t c, uint64_t bytes, uint32_t stream) {
 
 static void on_memory(uint32_t c, int release, uint64_t address, uint64_t bytes) {
   pthread_mutex_lock(&lock);
-  uint8_t *r = reserve(MEMORY2);
+  uint8_t *r = reserve_for_call(MEMORY2);
   if (r != NULL) {
     PUT(4, uint32_t, release ? 2 : 1);
     PUT(8, uint32_t, 3);
@@ -288,7 +294,7 @@ static void on_memory(uint32_t c, int release, uint64_t address, uint64_t bytes)
 
 static void on_wait(uint32_t c, int type, uint32_t stream) {
   pthread_mutex_lock(&lock);
-  uint8_t *r = reserve(SYNCHRONIZATION);
+  uint8_t *r = reserve_for_call(SYNCHRONIZATION);
   if (r != NULL) {
     uint64_t start = now();
     PUT(4, uint32_t, type);
@@ -304,7 +310,7 @@ static void on_wait(uint32_t c, int type, uint32_t stream) {
 
 static void on_graph(uint32_t c, uint32_t graph, uint32_t stream) {
   pthread_mutex_lock(&lock);
-  uint8_t *r = reserve(GRAPH_TRACE);
+  uint8_t *r = reserve_for_call(GRAPH_TRACE);
   if (r != NULL) {
     uint64_t start = now();
     PUT(4, uint32_t, c);
@@ -321,20 +327,38 @@ static const char *(*symbol)(void); // of the kernel that the calling thread lau
 
 static atomic_int subscriptions;
 
-// tell_with answers with the number of the subscription that was told, -1 for none.
-static int tell_with(uint32_t site, uint32_t cbid, const char *function, uint32_t c, const void *parameters, int *result) {
+// How many callbacks about calls are under way, and on this thread. cuptiFinalize has no more begin and waits for those of
+// other threads: a call that was told in one subscription must not find another in the middle of that.
+static atomic_int callbacks_inside;
+static __thread int own_callbacks;
+static atomic_bool leaving;
+
+// tell_with answers with the number of the subscription that was told, -1 for none. A call that begins gets its number
+// of the same subscription: numbers begin anew with cuptiFinalize.
+static int tell_with(uint32_t site, uint32_t cbid, const char *function, uint32_t *number, const void *parameters, int *result) {
   pthread_mutex_lock(&lock);
-  callback_fn f = cbid < CALLBACKS && s.callbacks[cbid] && !s.silent ? s.subscriber : NULL;
+  if (site == 0) {
+    *number = atomic_fetch_add(&correlation, 1) + 1;
+    life = lives;
+  }
+  uint32_t c = *number;
+  callback_fn f = cbid < CALLBACKS && s.callbacks[cbid] && !s.silent && !atomic_load(&leaving) ? s.subscriber : NULL;
   void *user = s.user;
+  if (f != NULL) atomic_fetch_add(&callbacks_inside, 1);
   int told = f != NULL ? atomic_load(&subscriptions) : -1;
   pthread_mutex_unlock(&lock);
   uint64_t data = 0;
   callback_data d = {.site = site, .function = function, .parameters = parameters, .result = result, .symbol = symbol != NULL ? symbol() : NULL, .data = &data, .correlation = c};
-  if (f != NULL) f(user, 1, cbid, &d);
+  if (f != NULL) {
+    own_callbacks++;
+    f(user, 1, cbid, &d);
+    own_callbacks--;
+    atomic_fetch_sub(&callbacks_inside, 1);
+  }
   return told;
 }
 
-static int tell(uint32_t site, uint32_t cbid, const char *function, uint32_t c) { return tell_with(site, cbid, function, c, NULL, NULL); }
+static int tell(uint32_t site, uint32_t cbid, const char *function, uint32_t *number) { return tell_with(site, cbid, function, number, NULL, NULL); }
 
 static void tell_resource(uint32_t cbid, void *context, void *handle, void *descriptor) {
   pthread_mutex_lock(&lock);
@@ -355,9 +379,9 @@ static __thread int counted;
 static atomic_int *inside(uint32_t cbid) { return cbid == 307 || cbid == 514 ? &launching : cbid >= 18 && cbid <= 22 ? &loading : NULL; }
 
 static uint32_t on_enter(uint32_t cbid, const char *function) {
-  uint32_t c = atomic_fetch_add(&correlation, 1) + 1;
+  uint32_t c = 0;
   atomic_int *in = inside(cbid);
-  int told = tell(0, cbid, function, c);
+  int told = tell(0, cbid, function, &c);
   if (in != NULL) {
     pthread_mutex_lock(&lock);
     counted = told == atomic_load(&subscriptions) ? told : -1;
@@ -377,7 +401,7 @@ static void leaves(uint32_t cbid, uint32_t c) {
   atomic_int *in = inside(cbid);
   pthread_mutex_lock(&lock);
   if (in != NULL && counted >= 0 && counted == atomic_load(&subscriptions)) atomic_fetch_sub(in, 1);
-  uint8_t *r = reserve(DRIVER);
+  uint8_t *r = reserve_for_call(DRIVER);
   if (r != NULL) {
     uint64_t end = now();
     PUT(4, uint32_t, cbid);
@@ -390,12 +414,12 @@ static void leaves(uint32_t cbid, uint32_t c) {
 
 static void on_leave(uint32_t cbid, const char *function, uint32_t c) {
   leaves(cbid, c);
-  tell(1, cbid, function, c);
+  tell(1, cbid, function, &c);
 }
 
 static void on_leave_with(uint32_t cbid, const char *function, uint32_t c, const void *parameters, int *result) {
   leaves(cbid, c);
-  tell_with(1, cbid, function, c, parameters, result);
+  tell_with(1, cbid, function, &c, parameters, result);
 }
 
 // The caller has the lock.
@@ -585,6 +609,14 @@ FAKE_API int cuptiActivitySetAttribute(uint32_t attribute, size_t *size, void *v
 FAKE_API int cuptiFinalize(void) {
   wait_for_worker(true);
   pthread_mutex_lock(&lock);
+  atomic_store(&leaving, true);
+  pthread_mutex_unlock(&lock);
+  while (atomic_load(&callbacks_inside) > own_callbacks) {
+    struct timespec pause = {0, 50000};
+    nanosleep(&pause, NULL);
+  }
+  pthread_mutex_lock(&lock);
+  atomic_store(&leaving, false);
   memset(s.enabled, 0, sizeof s.enabled);
   s.request = NULL;
   s.complete = NULL;
@@ -597,6 +629,9 @@ FAKE_API int cuptiFinalize(void) {
   subscriber_gone();
   if (s.names != NULL) munmap(s.names, NAME_BYTES);
   s.names = NULL;
+  lives++;
+  finalize_deep();
+  atomic_store(&correlation, 0); // as the real one does
   s.finalized++;
   pthread_mutex_unlock(&lock);
   return SUCCESS;

@@ -11,6 +11,7 @@
 
 enum { INVALID_CONTEXT = 3, INVALID_OPERATION = 7, OUT_OF_MEMORY = 8 };
 enum { PLACES = 4, REASONS = 6, DEEP_CONTEXTS = 256, SASS_METRICS = 6, TEXT = 1024, SM_COUNT = 132 };
+enum { KNOWN = 64, REASON_TEXT = 128 }; /* reasons or metrics, with those of a recording; and CUPTI's length of a name */
 
 static const char *const reason_names[REASONS] = {
     "smsp__pcsamp_warps_issue_stalled_selected",        "smsp__pcsamp_warps_issue_stalled_long_scoreboard",
@@ -71,18 +72,18 @@ typedef struct {
   char name[TEXT];
   uint64_t crc, pc;
   uint32_t function, correlation;
-  uint64_t values[64];
+  uint64_t values[KNOWN];
 } place;
 
 typedef struct {
   void *handle;
   int device;
   bool alive;
-  bool enabled, start_stop, started, serialized;
+  bool enabled, start_stop, started, ran, serialized;
   uint64_t selected; /* reasons, as bits */
   pc_data *rest;
   place *pc;
-  size_t num_pc, room_pc;
+  size_t first_pc, num_pc, room_pc; /* those before the first have been handed out */
   uint64_t total, dropped, non_user;
   bool sass;
   place *counts;
@@ -94,12 +95,37 @@ static struct {
   uint64_t last_crc;
   uint32_t profilers;
   uint32_t metrics[DEEP_CONTEXTS];   /* by device: how many are configured */
-  int chosen[DEEP_CONTEXTS][SASS_METRICS];
+  bool unset[DEEP_CONTEXTS];         /* they once were: CUPTI 13.0 refuses to configure them again */
+  int chosen[DEEP_CONTEXTS][KNOWN];
   int64_t refuse_pc, refuse_profiler, refuse_sass, pc_full, pc_drop, pc_non_user, copies, layout, unsupported, no_reasons, broken;
   int watching; /* contexts that samples are taken of, or that count */
-  int64_t pc_raced, sass_raced, sass_with_activity, names_given;
+  int64_t pc_raced, sass_raced, sass_with_activity, names_given, start_ms;
   char replay[4096];
 } deep;
+
+/* What the fake knows of itself, then what recordings have besides. */
+typedef struct {
+  uint32_t n;
+  char names[KNOWN][REASON_TEXT];
+} known;
+
+static known reasons, metrics;
+
+/* index_of returns the place of a name, which is added if it is not known; KNOWN if there is no room. */
+static uint32_t index_of(known *k, const char *text) {
+  for (uint32_t i = 0; i < k->n; i++) {
+    if (strcmp(k->names[i], text) == 0) return i;
+  }
+  if (k->n == KNOWN || strlen(text) >= REASON_TEXT) return KNOWN;
+  strcpy(k->names[k->n], text);
+  return k->n++;
+}
+
+static void forget_names(void) {
+  reasons.n = metrics.n = 0;
+  for (int i = 0; i < REASONS; i++) index_of(&reasons, reason_names[i]);
+  for (int i = 0; i < SASS_METRICS; i++) index_of(&metrics, metric_names[i]);
+}
 
 /* hang is what hangs: 1 reading samples, 2 enabling patches, 3 disabling either; until it is set to 0. */
 static atomic_llong hang;
@@ -112,12 +138,20 @@ static void maybe_hang(int what) {
 
 static fake_services services;
 
+static void replay_from(const char *path);
+
 static void deep_begin(void *cuda) {
   void (*get)(fake_services *) = NULL;
   if (cuda != NULL) *(void **)&get = dlsym(cuda, "fake_get_services");
   if (get != NULL) get(&services);
   const char *file = getenv("FAKE_CUPTI_REPLAY");
-  if (file != NULL) strncpy(deep.replay, file, sizeof deep.replay - 1);
+  replay_from(file);
+}
+
+/* finalize_deep is what cuptiFinalize forgets. The caller has the lock. */
+static void finalize_deep(void) {
+  memset(deep.metrics, 0, sizeof deep.metrics);
+  memset(deep.unset, 0, sizeof deep.unset);
 }
 
 /* What the real one does inside, and CUDA forbids while a stream is captured. */
@@ -138,14 +172,17 @@ static void recount(void) {
   for (int i = 0; i < DEEP_CONTEXTS; i++) deep.watching += deep.all[i].started || deep.all[i].sass;
 }
 
+/* crc_of names an image as the real one does, and so do what it has recorded: FNV-1a over the size, and some
+ * bytes at equal distances. */
 static uint64_t crc_of(const void *bytes, size_t n) {
   const uint8_t *b = bytes;
-  uint32_t crc = 0xFFFFFFFFu;
-  for (size_t i = 0; i < n; i++) {
-    crc ^= b[i];
-    for (int k = 0; k < 8; k++) crc = crc >> 1 ^ (0xEDB88320u & (0u - (crc & 1)));
-  }
-  return ~crc;
+  const uint32_t prime = 16777619u;
+  uint32_t h = 2166136261u;
+  for (int shift = 0; shift < 64; shift += 8) h = (h ^ (uint32_t)((uint64_t)n >> shift & 0xFF)) * prime;
+  uint64_t samples = 0;
+  for (uint64_t left = n > 0 ? n - 1 : 0; left > 0; left >>= 1) samples += 2;
+  for (uint64_t i = 0; i < samples; i++) h = (h ^ b[i * n / samples]) * prime;
+  return h;
 }
 
 static void on_context(int destroyed, void *context, int device) {
@@ -182,10 +219,12 @@ static void on_module(int unloaded, void *context, uint32_t id, const void *imag
 
 static void on_stream_destroyed(void *stream) { tell_resource(4, NULL, stream, NULL); }
 
-static place *place_of(place **all, size_t *n, size_t *room, const char *name, uint64_t crc, uint64_t pc, uint32_t correlation) {
-  for (size_t i = 0; i < *n; i++) {
-    place *p = &(*all)[i];
-    if (p->pc == pc && p->crc == crc && p->correlation == correlation && strcmp(p->name, name) == 0) return p;
+/* add_place adds one behind the n that there are, of which the first have been handed out. */
+static place *add_place(place **all, size_t *first, size_t *n, size_t *room, const char *name, uint64_t crc, uint64_t pc, uint32_t correlation) {
+  if (*n == *room && *first > *room / 2) {
+    memmove(*all, *all + *first, (*n - *first) * sizeof **all);
+    *n -= *first;
+    *first = 0;
   }
   if (*n == *room) {
     size_t more = *room == 0 ? 64 : *room * 2;
@@ -203,6 +242,25 @@ static place *place_of(place **all, size_t *n, size_t *room, const char *name, u
   return p;
 }
 
+static place *pc_place(deep_context *x, const char *name, uint64_t crc, uint64_t pc, uint32_t correlation) {
+  for (size_t i = x->num_pc; i > x->first_pc; i--) {
+    place *p = &x->pc[i - 1];
+    /* Launches that are told apart may be many, and those of this one are the last. */
+    if (p->correlation != correlation) break;
+    if (p->pc == pc && p->crc == crc && strcmp(p->name, name) == 0) return p;
+  }
+  return add_place(&x->pc, &x->first_pc, &x->num_pc, &x->room_pc, name, crc, pc, correlation);
+}
+
+static place *count_place(deep_context *x, const char *name, uint64_t crc, uint64_t pc) {
+  for (size_t i = 0; i < x->num_counts; i++) {
+    place *p = &x->counts[i];
+    if (p->pc == pc && p->crc == crc && strcmp(p->name, name) == 0) return p;
+  }
+  size_t first = 0;
+  return add_place(&x->counts, &first, &x->num_counts, &x->room_counts, name, crc, pc, 0);
+}
+
 static void deep_kernel(uint32_t c, const fake_kernel *k) {
   for (int i = 0; i < DEEP_CONTEXTS && deep.watching > 0; i++) {
     deep_context *x = &deep.all[i];
@@ -211,7 +269,7 @@ static void deep_kernel(uint32_t c, const fake_kernel *k) {
       for (uint32_t p = 0; p < PLACES; p++) {
         x->total += p + 1;
         if ((x->selected & 1u << (p + 1)) == 0) continue;
-        place *at = place_of(&x->pc, &x->num_pc, &x->room_pc, k->name, deep.last_crc, 16 * (p + 1), x->serialized ? c : 0);
+        place *at = pc_place(x, k->name, deep.last_crc, 16 * (p + 1), x->serialized ? c : 0);
         if (at != NULL) at->values[p + 1] += p + 1;
       }
       x->total += (uint64_t)(deep.pc_non_user + deep.pc_drop);
@@ -222,7 +280,7 @@ static void deep_kernel(uint32_t c, const fake_kernel *k) {
       uint64_t blocks = (uint64_t)k->grid[0] * k->grid[1] * k->grid[2], threads = (uint64_t)k->block[0] * k->block[1] * k->block[2];
       const uint64_t values[SASS_METRICS] = {blocks * ((threads + 31) / 32), blocks * threads, blocks * threads, blocks * threads / 8, blocks, 0};
       for (uint32_t p = 0; p < PLACES; p++) {
-        place *at = place_of(&x->counts, &x->num_counts, &x->room_counts, k->name, deep.last_crc & 0xFFFFFFFFu, 16 * (p + 1), 0);
+        place *at = count_place(x, k->name, deep.last_crc & 0xFFFFFFFFu, 16 * (p + 1));
         if (at == NULL) continue;
         /* Only the second instruction is about memory. */
         for (int m = 0; m < SASS_METRICS; m++) at->values[m] += m == 2 || m == 3 ? (p == 1 ? values[m] : 0) : values[m];
@@ -233,14 +291,16 @@ static void deep_kernel(uint32_t c, const fake_kernel *k) {
 
 /* ---- recordings ---- */
 
-/* A recording is text: "gpufl-deep 1 ENGINE", then "name INDEX TEXT" (reasons or metrics), "function INDEX TEXT",
+/* A recording is text, what GPUFL_DEEP_DUMP keeps: "gpufl-deep 1 ENGINE", then "name INDEX TEXT" (reasons or metrics), "function INDEX TEXT",
  * "row DEVICE CRC PC FUNCTION NAME CORRELATION VALUE" and "totals SAMPLES DROPPED NON_USER". */
 static void replay(deep_context *x, bool pc) {
   FILE *f = fopen(deep.replay, "r");
   if (f == NULL) return;
-  static char line[TEXT + 64], functions[256][TEXT], names[64][TEXT];
+  known *all = pc ? &reasons : &metrics;
+  static char line[TEXT + 64], functions[256][TEXT];
+  static uint32_t places[KNOWN]; /* of the recording's names */
   memset(functions, 0, sizeof functions);
-  memset(names, 0, sizeof names);
+  for (int i = 0; i < KNOWN; i++) places[i] = KNOWN;
   bool ours = false;
   while (fgets(line, sizeof line, f) != NULL) {
     unsigned index = 0, function = 0, name = 0, correlation = 0;
@@ -249,20 +309,15 @@ static void replay(deep_context *x, bool pc) {
     line[strcspn(line, "\n")] = 0;
     if (strncmp(line, "gpufl-deep 1 ", 13) == 0) {
       ours = strcmp(line + 13, pc ? "pc_sampling" : "sass_metrics") == 0;
-    } else if (sscanf(line, "name %u %n", &index, &at) == 1 && index < 64) {
-      strncpy(names[index], line + at, TEXT - 1);
+    } else if (sscanf(line, "name %u %n", &index, &at) == 1 && index < KNOWN) {
+      if (ours) places[index] = index_of(all, line + at);
     } else if (sscanf(line, "function %u %n", &index, &at) == 1 && index < 256) {
       strncpy(functions[index], line + at, TEXT - 1);
-    } else if (ours && sscanf(line, "row %d %llu %llu %u %u %u %llu", &device, &crc, &address, &function, &name, &correlation, &value) == 7 &&
-               device == x->device && function < 256 && name < 64) {
-      place *p = pc ? place_of(&x->pc, &x->num_pc, &x->room_pc, functions[function], crc, address, correlation)
-                    : place_of(&x->counts, &x->num_counts, &x->room_counts, functions[function], crc, address, 0);
-      if (p == NULL) continue;
-      const char *const *known = pc ? reason_names : metric_names;
-      for (int i = 0; i < (pc ? REASONS : SASS_METRICS); i++) {
-        if (strcmp(known[i], names[name]) == 0) p->values[i] += value;
-      }
-    } else if (ours && sscanf(line, "totals %llu %llu %llu", &value, &more[0], &more[1]) == 3) {
+    } else if (ours && sscanf(line, "row %d %llu %llu %u %u %u %llu", &device, &crc, &address, &function, &name, &correlation, &value) == 7) {
+      if (x == NULL || device != x->device || function >= 256 || name >= KNOWN || places[name] >= KNOWN) continue;
+      place *p = pc ? pc_place(x, functions[function], crc, address, correlation) : count_place(x, functions[function], crc, address);
+      if (p != NULL) p->values[places[name]] += value;
+    } else if (ours && sscanf(line, "totals %llu %llu %llu", &value, &more[0], &more[1]) == 3 && x != NULL) {
       x->total += value;
       x->dropped += more[0];
       x->non_user += more[1];
@@ -271,9 +326,19 @@ static void replay(deep_context *x, bool pc) {
   fclose(f);
 }
 
+/* replay_from has windows yield what the recording has, NULL for none. Its names are known from now on. */
+static void replay_from(const char *path) {
+  memset(deep.replay, 0, sizeof deep.replay);
+  strncpy(deep.replay, path != NULL ? path : "", sizeof deep.replay - 1);
+  forget_names();
+  if (path == NULL) return;
+  replay(NULL, true);
+  replay(NULL, false);
+}
+
 FAKE_API void fake_replay(const char *path) {
   pthread_mutex_lock(&lock);
-  strncpy(deep.replay, path != NULL ? path : "", sizeof deep.replay - 1);
+  replay_from(path);
   pthread_mutex_unlock(&lock);
 }
 
@@ -306,6 +371,15 @@ FAKE_API int cuptiGetCubinCrc(void *params) {
   pthread_mutex_unlock(&lock); \
   return result
 
+/* pc_locks_up counts what locks the real one up: CUPTI 13.0 waits here for a lock that a launching thread holds, and
+ * that thread for one of CUPTI's. */
+static void pc_locks_up(void) {
+  if (atomic_load(&launching) == 0) return;
+  pthread_mutex_lock(&lock);
+  deep.pc_raced++;
+  pthread_mutex_unlock(&lock);
+}
+
 FAKE_API int cuptiPCSamplingEnable(void *params) {
   does_something_unsafe();
   PC_CALL(params, 24);
@@ -329,7 +403,7 @@ FAKE_API int cuptiPCSamplingGetNumStallReasons(void *params) {
   PC_CALL(params, 32);
   struct { size_t size; void *priv, *ctx; size_t *n; } *q = params;
   if (c != NULL) {
-    if (!c->enabled) result = INVALID_OPERATION; else *q->n = deep.no_reasons ? 0 : REASONS;
+    if (!c->enabled) result = INVALID_OPERATION; else *q->n = deep.no_reasons ? 0 : reasons.n;
   }
   PC_DONE;
 }
@@ -337,10 +411,10 @@ FAKE_API int cuptiPCSamplingGetNumStallReasons(void *params) {
 FAKE_API int cuptiPCSamplingGetStallReasons(void *params) {
   PC_CALL(params, 48);
   struct { size_t size; void *priv, *ctx; size_t n; uint32_t *index; char **names; } *q = params;
-  if (c != NULL && (!c->enabled || q->n > REASONS)) result = INVALID_OPERATION;
+  if (c != NULL && (!c->enabled || q->n > reasons.n)) result = INVALID_OPERATION;
   for (size_t i = 0; i < q->n && result == SUCCESS; i++) {
     q->index[i] = (uint32_t)i;
-    strncpy(q->names[i], reason_names[i], 128);
+    strncpy(q->names[i], reasons.names[i], REASON_TEXT);
   }
   PC_DONE;
 }
@@ -367,7 +441,7 @@ FAKE_API int cuptiPCSamplingSetConfigurationAttribute(void *params) {
       case 2:
         c->selected = 0;
         for (size_t k = 0; k < a->u.reasons.n; k++) {
-          if (a->u.reasons.index[k] >= REASONS) a->status = INVALID_OPERATION; else c->selected |= (uint64_t)1 << a->u.reasons.index[k];
+          if (a->u.reasons.index[k] >= reasons.n) a->status = INVALID_OPERATION; else c->selected |= (uint64_t)1 << a->u.reasons.index[k];
         }
         break;
       case 3:
@@ -398,12 +472,18 @@ FAKE_API int cuptiPCSamplingSetConfigurationAttribute(void *params) {
 
 FAKE_API int cuptiPCSamplingStart(void *params) {
   does_something_unsafe();
+  pc_locks_up();
+  if (deep.start_ms > 0) {
+    struct timespec pause = {deep.start_ms / 1000, deep.start_ms % 1000 * 1000000};
+    nanosleep(&pause, NULL);
+    pc_locks_up();
+  }
   PC_CALL(params, 24);
   if (c != NULL) {
     if (!c->enabled || !c->start_stop || c->started || c->rest == NULL) {
       result = INVALID_OPERATION;
     } else {
-      c->started = true;
+      c->started = c->ran = true;
       recount();
       if (deep.replay[0] != 0) replay(c, true);
     }
@@ -413,6 +493,7 @@ FAKE_API int cuptiPCSamplingStart(void *params) {
 
 FAKE_API int cuptiPCSamplingStop(void *params) {
   does_something_unsafe();
+  pc_locks_up();
   PC_CALL(params, 24);
   if (c != NULL) {
     if (!c->enabled || !c->started) result = INVALID_OPERATION;
@@ -431,9 +512,9 @@ static char *give_name(const char *text) {
 
 /* hand_out fills a buffer with what the context has. */
 static void hand_out(deep_context *c, pc_data *d) {
-  size_t n = c->num_pc < d->wanted ? c->num_pc : d->wanted;
+  size_t n = c->num_pc - c->first_pc < d->wanted ? c->num_pc - c->first_pc : d->wanted;
   for (size_t i = 0; i < n; i++) {
-    const place *p = &c->pc[i];
+    const place *p = &c->pc[c->first_pc + i];
     pc_record *r = &d->records[i];
     r->crc = p->crc;
     r->pc = p->pc;
@@ -441,18 +522,18 @@ static void hand_out(deep_context *c, pc_data *d) {
     r->name = give_name(p->name);
     r->correlation = p->correlation;
     r->count = 0;
-    for (uint32_t k = 0; k < REASONS; k++) {
-      if (p->values[k] == 0 || (c->selected & 1u << k) == 0) continue;
+    for (uint32_t k = 0; k < reasons.n; k++) {
+      if (p->values[k] == 0 || (c->selected & (uint64_t)1 << k) == 0) continue;
       r->stalls[r->count++] = (stall){k, (uint32_t)p->values[k]};
     }
     if (deep.broken == 1) r->count = 1 << 20;
     if (deep.broken == 2) r->name = NULL;
     if (deep.broken == 3 && r->count > 0) r->stalls[0].index = 999;
   }
-  memmove(c->pc, c->pc + n, (c->num_pc - n) * sizeof *c->pc);
-  c->num_pc -= n;
+  c->first_pc += n;
+  if (c->first_pc == c->num_pc) c->first_pc = c->num_pc = 0;
   d->got = deep.broken == 4 ? d->wanted + 5 : n;
-  d->remaining = c->num_pc;
+  d->remaining = c->num_pc - c->first_pc;
   d->total = c->total;
   d->dropped = c->dropped;
   d->non_user = c->non_user;
@@ -478,7 +559,7 @@ FAKE_API int cuptiPCSamplingGetData(void *params) {
       deep.pc_full--;
       q->data->full = 1;
       q->data->got = 0;
-      q->data->remaining = c->num_pc;
+      q->data->remaining = c->num_pc - c->first_pc;
       result = OUT_OF_MEMORY;
     } else {
       hand_out(c, q->data);
@@ -490,13 +571,17 @@ FAKE_API int cuptiPCSamplingGetData(void *params) {
 FAKE_API int cuptiPCSamplingDisable(void *params) {
   maybe_hang(3);
   does_something_unsafe();
+  bool launches = atomic_load(&launching) != 0;
   PC_CALL(params, 24);
   if (c != NULL) {
+    /* One that was never started harms nobody. */
+    if (launches && c->ran) deep.pc_raced++;
+    c->ran = false;
     if (!c->enabled) {
       result = INVALID_OPERATION;
     } else {
       if (c->rest != NULL) hand_out(c, c->rest); /* and what has no room is gone */
-      c->num_pc = 0;
+      c->first_pc = c->num_pc = 0;
       c->enabled = c->started = false;
       c->rest = NULL;
       recount();
@@ -554,12 +639,15 @@ FAKE_API int cuptiDeviceGetChipName(void *params) {
 FAKE_API int cuptiSassMetricsGetProperties(void *params) {
   struct { size_t size; void *priv; const char *chip, *name; sass_metric metric; } *p = params;
   if (p->size != 56 || strcmp(p->chip, "GH100") != 0) return INVALID_PARAMETER;
-  for (int i = 0; i < SASS_METRICS; i++) {
-    if (strcmp(metric_names[i], p->name) != 0) continue;
-    p->metric = (sass_metric){(uint64_t)(FIRST_METRIC + i), metric_names[i], "counted"};
-    return SUCCESS;
+  int result = INVALID_PARAMETER;
+  pthread_mutex_lock(&lock);
+  for (uint32_t i = 0; i < metrics.n && result != SUCCESS; i++) {
+    if (strcmp(metrics.names[i], p->name) != 0) continue;
+    p->metric = (sass_metric){FIRST_METRIC + i, metrics.names[i], "counted"};
+    result = SUCCESS;
   }
-  return INVALID_PARAMETER;
+  pthread_mutex_unlock(&lock);
+  return result;
 }
 
 static bool raced(void) {
@@ -572,11 +660,12 @@ static bool raced(void) {
 
 FAKE_API int cuptiSassMetricsSetConfig(void *params) {
   struct { size_t size; void *priv; size_t n; struct { uint64_t id; uint8_t granularity; } *all; uint32_t device; } *p = params;
-  if (p->size != 36 || p->n == 0 || p->n > SASS_METRICS || p->device >= DEEP_CONTEXTS) return INVALID_PARAMETER;
+  if (p->size != 36 || p->n == 0 || p->n > KNOWN || p->device >= DEEP_CONTEXTS) return INVALID_PARAMETER;
   pthread_mutex_lock(&lock);
-  int result = deep.refuse_sass != 0 ? (int)deep.refuse_sass : deep.profilers == 0 || deep.metrics[p->device] != 0 ? INVALID_OPERATION : SUCCESS;
+  bool stranger = services.has_context != NULL && !services.has_context();
+  int result = deep.refuse_sass != 0 ? (int)deep.refuse_sass : stranger ? INVALID_CONTEXT : deep.profilers == 0 || deep.metrics[p->device] != 0 ? INVALID_OPERATION : deep.unset[p->device] ? OUT_OF_MEMORY : SUCCESS;
   for (size_t i = 0; i < p->n && result == SUCCESS; i++) {
-    if (p->all[i].granularity != 0 || p->all[i].id < FIRST_METRIC || p->all[i].id >= FIRST_METRIC + SASS_METRICS) result = INVALID_PARAMETER;
+    if (p->all[i].granularity != 0 || p->all[i].id < FIRST_METRIC || p->all[i].id >= FIRST_METRIC + metrics.n) result = INVALID_PARAMETER;
     else deep.chosen[p->device][i] = (int)(p->all[i].id - FIRST_METRIC);
   }
   if (result == SUCCESS) deep.metrics[p->device] = (uint32_t)p->n;
@@ -590,6 +679,7 @@ FAKE_API int cuptiSassMetricsUnsetConfig(void *params) {
   pthread_mutex_lock(&lock);
   int result = deep.metrics[p->device] != 0 ? SUCCESS : INVALID_OPERATION;
   deep.metrics[p->device] = 0;
+  deep.unset[p->device] = true;
   pthread_mutex_unlock(&lock);
   return result;
 }
@@ -602,7 +692,7 @@ FAKE_API int cuptiSassMetricsEnable(void *params) {
   if (p->size != 25) return INVALID_PARAMETER;
   pthread_mutex_lock(&lock);
   deep_context *c = find(p->ctx);
-  int result = c == NULL ? INVALID_CONTEXT : c->sass || deep.metrics[c->device] == 0 ? INVALID_OPERATION : SUCCESS;
+  int result = deep.refuse_sass != 0 ? (int)deep.refuse_sass : c == NULL ? INVALID_CONTEXT : c->sass || deep.metrics[c->device] == 0 ? INVALID_OPERATION : SUCCESS;
   if (result == SUCCESS) {
     if (s.enabled[CONCURRENT_KERNEL]) deep.sass_with_activity++;
     c->sass = true;
@@ -704,7 +794,7 @@ static int64_t deep_control(const char *what, int64_t value) {
       {"unsupported", &deep.unsupported}, {"pc_raced", &deep.pc_raced},
       {"sass_raced", &deep.sass_raced},   {"sass_with_activity", &deep.sass_with_activity},
       {"no_reasons", &deep.no_reasons},   {"broken", &deep.broken},
-      {"names_given", &deep.names_given}};
+      {"names_given", &deep.names_given}, {"start_ms", &deep.start_ms}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     if (strcmp(what, all[i].name) != 0) continue;
     int64_t old = *all[i].at;
@@ -714,7 +804,7 @@ static int64_t deep_control(const char *what, int64_t value) {
   if (strcmp(what, "hang") == 0) return atomic_exchange(&hang, value);
   if (strcmp(what, "armed") == 0) {
     int64_t n = deep.profilers;
-    for (int i = 0; i < DEEP_CONTEXTS; i++) n += deep.all[i].enabled + deep.all[i].sass + (deep.metrics[i] != 0);
+    for (int i = 0; i < DEEP_CONTEXTS; i++) n += deep.all[i].enabled + deep.all[i].sass;
     return n;
   }
   return -1;

@@ -7,6 +7,7 @@ import faulthandler
 import multiprocessing
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -20,8 +21,8 @@ class GPU:
     def __init__(self):
         self.cuda = ctypes.CDLL("libcuda.so.1")
         self.check(self.cuda.cuInit(0))
-        context = ctypes.c_void_p()
-        self.check(self.cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
+        self.context = ctypes.c_void_p()
+        self.check(self.cuda.cuCtxCreate_v2(ctypes.byref(self.context), 0, 0))
         self.module = ctypes.c_void_p()
         self.check(self.cuda.cuModuleLoadData(ctypes.byref(self.module), b"image"))
 
@@ -338,6 +339,103 @@ def window_refused(gpu):
     # Until somebody closes the standard input.
     print(os.getpid(), flush=True)
     gpu.launch("plain", 10)
+    sys.stdin.read()
+    print("over")
+
+
+def window_told(gpu):
+    # Does what it is told, a line each, until somebody closes the standard input: "capture" and "captured" begin and
+    # end the capture of a graph, "hold" and "held" the loading of a module that takes its time, "NAME VALUE" sets the (fake) CUPTI.
+    control = ctypes.CDLL(os.environ["GPUFL_CUPTI"]).fake_control
+    control.restype = ctypes.c_int64
+    with open(os.environ["WORK_IMAGE"], "rb") as f:
+        image = f.read()
+    assert gpu.cuda.fake_module_load(image, ctypes.c_size_t(len(image))) != 0
+    stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
+    gpu.check(gpu.cuda.cuStreamCreate(ctypes.byref(stream), 0))
+    gpu.launch("plain", 10)
+    print(os.getpid(), flush=True)
+    for line in sys.stdin:
+        match line.split():
+            case ["capture"]:
+                gpu.check(gpu.cuda.cuStreamBeginCapture_v2(stream, 0))
+            case ["captured"]:
+                gpu.check(gpu.cuda.cuStreamEndCapture(stream, ctypes.byref(graph)))
+            case ["hold"]:
+                control(b"hold", ctypes.c_int64(1))
+                loading = threading.Thread(target=gpu.cuda.fake_module_load, args=(b"slow to load", ctypes.c_size_t(12)), daemon=True)
+                loading.start()
+                until(lambda: control(b"held", ctypes.c_int64(0)) > 0)
+                print("armed", armed(), flush=True)
+                continue
+            case ["held"]:
+                control(b"hold", ctypes.c_int64(0))
+                loading.join()
+            case [name, value]:
+                assert control(name.encode(), ctypes.c_int64(int(value))) >= 0
+        gpu.launch("plain", 1)
+        print("armed", armed(), flush=True)
+    gpu.launch("plain", 10)
+    print("over")
+
+
+class Ranges:
+    """Ranges of NVTX, as a program has them whose NVTX has loaded an injection library: nvtxRangePushA and nvtxRangePop
+    are pointers in a table that the library fills."""
+
+    MODULE_CORE, PUSH_A, POP, SIZE = 1, 9, 11, 16
+
+    def __init__(self):
+        pointer = ctypes.sizeof(ctypes.c_void_p)
+        self.functions = (ctypes.c_void_p * self.SIZE)()
+        self.table = (ctypes.c_void_p * self.SIZE)(*(ctypes.addressof(self.functions) + i * pointer for i in range(self.SIZE)))
+
+        def module(number, table, size):
+            size[0] = self.SIZE
+            table[0] = ctypes.addressof(self.table)
+            return number == self.MODULE_CORE
+
+        self.module = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_uint))(module)
+        self.callbacks = (ctypes.c_void_p * 2)(2 * pointer, ctypes.cast(self.module, ctypes.c_void_p))
+        self.export = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)(lambda _: ctypes.addressof(self.callbacks))
+        assert ctypes.CDLL(os.environ["NVTX_INJECTION64_PATH"]).InitializeInjectionNvtx2(self.export) == 1
+        self.push = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)(self.functions[self.PUSH_A])
+        self.pop = ctypes.CFUNCTYPE(ctypes.c_int)(self.functions[self.POP])
+
+
+def window_steps(gpu):
+    # Steps of 20 ms, and of 200 ms once there is a line on the standard input, until that is closed.
+    ranges = Ranges()
+
+    def step(seconds):
+        ranges.push(b"train_step")
+        gpu.launch("plain", 1)
+        time.sleep(seconds)
+        ranges.pop()
+
+    print(os.getpid(), flush=True)
+    seconds = 0.02
+    while True:
+        if select.select([sys.stdin], [], [], 0)[0]:
+            if not sys.stdin.readline():
+                break
+            seconds = 0.2
+        step(seconds)
+    print("over")
+
+
+def window_late(gpu):
+    # A program that takes its time before it uses the GPU.
+    gpu.check(gpu.cuda.cuCtxDestroy_v2(gpu.context))
+    time.sleep(1)
+    gpu.check(gpu.cuda.cuCtxCreate_v2(ctypes.byref(gpu.context), 0, 0))
+    window(gpu)
+
+
+def window_contextless(gpu):
+    # Until somebody closes the standard input, without a context.
+    gpu.check(gpu.cuda.cuCtxDestroy_v2(gpu.context))
+    print(os.getpid(), flush=True)
     sys.stdin.read()
     print("over")
 

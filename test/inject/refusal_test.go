@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package inject
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/deep"
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+// told is a program that does what it is told.
+type told struct {
+	*program
+	b  *bench
+	in *os.File
+}
+
+func (b *bench) tell() *told {
+	b.t.Helper()
+	in, out, err := os.Pipe()
+	require.NoError(b.t, err)
+	b.t.Cleanup(func() { _ = out.Close() })
+	p := b.begin("window_told", in)
+	require.NoError(b.t, in.Close())
+	return &told{p, b, out}
+}
+
+// do has the program do something. It answers what is armed in it.
+func (p *told) do(line string) string {
+	p.b.t.Helper()
+	_, err := fmt.Fprintln(p.in, line)
+	require.NoError(p.b.t, err)
+	answer, err := p.out.ReadString('\n')
+	require.NoError(p.b.t, err, "%s: %s", line, p.stderr)
+	return strings.TrimSpace(answer)
+}
+
+// ask asks for a window, and returns what people and programs are told of it.
+func (p *told) ask(engine string) (code int, text string, window deep.Window) {
+	p.b.t.Helper()
+	id := strconv.Itoa(p.pid)
+	o := p.b.run(p.b.gpufl, "deep", id, "--for", "20ms", "--engine", engine)
+	again := p.b.run(p.b.gpufl, "deep", id, "--for", "20ms", "--engine", engine, "--json")
+	require.NoError(p.b.t, json.Unmarshal([]byte(again.stdout), &window), "%s%s", again.stdout, again.stderr)
+	assert.Equal(p.b.t, o.code, again.code)
+	return o.code, o.stdout, window
+}
+
+// end closes the program's standard input and waits for it.
+func (p *told) end() {
+	p.b.t.Helper()
+	require.NoError(p.b.t, p.in.Close())
+	rest, err := p.out.ReadString(0)
+	assert.Equal(p.b.t, "over\n", rest, "%v", err)
+	require.NoError(p.b.t, p.Wait(), p.stderr)
+}
+
+// anyWindow lets windows follow each other at once.
+var anyWindow = []string{"GPUFL_DEEP=1", "GPUFL_DEEP_BLACKOUT=0s", "GPUFL_DEEP_COOLDOWN=0s", "GPUFL_DEEP_PER_HOUR=10000", "GPUFL_DEEP_SHARE=1"}
+
+// Whatever is in a window's way, gpufl deep ends with one code and one sentence that says what and what can be done,
+// nothing stays armed, and the program and its next window are as ever.
+func TestEachRefusalHasOneSentence(t *testing.T) {
+	b, line := windowBench(t, anyWindow...)
+	p := b.tell()
+	attempts := 0
+	for _, tc := range []struct {
+		set    string // what is in the way: a line to the program
+		unset  string
+		engine string
+		code   int
+		status deep.Status
+		words  string
+	}{
+		// Without permission. CUPTI_ERROR_INSUFFICIENT_PRIVILEGES, and its like on a virtual GPU.
+		{"refuse_pc 35", "refuse_pc 0", "pc", 3, deep.StatusNoPermission, "NVreg_RestrictProfilingToAdminUsers=0, or give the process CAP_SYS_ADMIN"},
+		{"refuse_profiler 35", "refuse_profiler 0", "sass", 3, deep.StatusNoPermission, "NVreg_RestrictProfilingToAdminUsers=0, or give the process CAP_SYS_ADMIN"},
+		{"refuse_pc 40", "refuse_pc 0", "pc", 3, deep.StatusNoPermission, "on a virtual GPU have profiling enabled in its host"},
+		// Another profiler holds the GPU, or CUPTI in this process: HARDWARE_BUSY, OLD_PROFILER_API_INITIALIZED, and
+		// MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED; and no stall reasons, which is how PC sampling says it.
+		{"refuse_pc 26", "refuse_pc 0", "pc", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters (Nsight, DCGM's profiling metrics, another process's window): stop it"},
+		{"refuse_sass 26", "refuse_sass 0", "sass", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters"},
+		{"no_reasons 1", "no_reasons 0", "pc", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters"},
+		{"refuse_pc 36", "refuse_pc 0", "pc", 3, deep.StatusAnotherProfiler, "another profiler holds CUPTI (Nsight, "},
+		{"refuse_profiler 39", "refuse_profiler 0", "sass", 3, deep.StatusAnotherProfiler, "another profiler holds CUPTI (Nsight, "},
+		// A GPU that cannot: NOT_SUPPORTED and its kind, and what a device's setup says.
+		{"refuse_pc 27", "refuse_pc 0", "pc", 3, deep.StatusUnsupported, "PC sampling does not work on this GPU or in this virtual machine"},
+		{"refuse_sass 27", "refuse_sass 0", "sass", 3, deep.StatusUnsupported, "SASS metrics does not work on this GPU or in this virtual machine"},
+		{"refuse_pc 33", "refuse_pc 0", "pc", 3, deep.StatusUnsupported, "use a whole GPU of compute capability 7.5 or later"},
+		{"refuse_pc 41", "refuse_pc 0", "pc", 3, deep.StatusUnsupported, "use a whole GPU of compute capability 7.5 or later"},
+		{"refuse_pc 42", "refuse_pc 0", "pc", 3, deep.StatusUnsupported, "use a whole GPU of compute capability 7.5 or later"},
+		{"refuse_pc 43", "refuse_pc 0", "pc", 3, deep.StatusUnsupported, "use a whole GPU of compute capability 7.5 or later"},
+		{"refuse_pc 44", "refuse_pc 0", "pc", 3, deep.StatusUnsupported, "use a whole GPU of compute capability 7.5 or later"},
+		{"refuse_pc 45", "refuse_pc 0", "pc", 3, deep.StatusUnsupported, "use a whole GPU of compute capability 7.5 or later"},
+		{"unsupported 1", "unsupported 0", "sass", 3, deep.StatusUnsupported, "the GPU cannot do SASS metrics as it is set up (architecture): use another GPU"},
+		{"unsupported 3", "unsupported 0", "sass", 3, deep.StatusUnsupported, "(vGPU): use another GPU"},
+		{"unsupported 6", "unsupported 0", "sass", 3, deep.StatusUnsupported, "(WSL): use another GPU"},
+		// While a graph is captured.
+		{"capture", "captured", "pc", 3, deep.StatusCapturing, "a CUDA graph is being captured, and a window would spoil it: try again when it is done"},
+		{"capture", "captured", "sass", 3, deep.StatusCapturing, "a CUDA graph is being captured, and a window would spoil it: try again when it is done"},
+		// While the program does not come to rest.
+		{"hold", "held", "pc", 3, deep.StatusRestless, "launches or module loads of the program came to no rest in time: try again"},
+		{"hold", "held", "sass", 3, deep.StatusRestless, "launches or module loads of the program came to no rest in time: try again"},
+		// What nobody expects has failed.
+		{"refuse_pc 7", "refuse_pc 0", "pc", 1, deep.StatusFailed, "another part of this process may use CUPTI's profiling"},
+		{"refuse_pc 999", "refuse_pc 0", "pc", 1, deep.StatusFailed, "the engine failed (CUPTI says CUPTI_ERROR_UNKNOWN (999))"},
+		{"refuse_pc 8", "refuse_pc 0", "pc", 1, deep.StatusFailed, "CUPTI_ERROR_OUT_OF_MEMORY"},
+	} {
+		t.Run(tc.set+" "+tc.engine, func(t *testing.T) {
+			p.do(tc.set)
+			code, text, window := p.ask(tc.engine)
+			attempts += 2
+			assert.Equal(t, tc.code, code, text)
+			assert.Equal(t, tc.status, window.Outcome.Status)
+			assert.Contains(t, window.Outcome.Text, tc.words)
+			assert.Contains(t, text, " did not open: ")
+			assert.Contains(t, text, tc.words)
+			assert.Equal(t, 1, strings.Count(text, "\n"), "one line: %q", text)
+			assert.NotContains(t, window.Outcome.Text, "\n")
+			assert.False(t, strings.HasSuffix(window.Outcome.Text, "."), window.Outcome.Text)
+			require.Equal(t, "armed 0", p.do(tc.unset), "nothing is left armed")
+		})
+	}
+	// Nothing of it stays: both engines have their window.
+	for _, engine := range []string{"pc", "sass"} {
+		code, text, window := p.ask(engine)
+		assert.Equal(t, 0, code, text)
+		assert.Equal(t, deep.StatusCollected, window.Outcome.Status)
+	}
+	p.end()
+	windows, figures, _, captures := b.windowed()
+	require.Len(t, windows, attempts+4, "each attempt is told of")
+	require.Len(t, captures, 1)
+	assert.Equal(t, int64(4), captures[0].Attributes().AsRaw()[semconv.CUDACaptureDeepWindows])
+	assert.Equal(t, int64(2*waiting), figures[fmt.Sprintf("plain:%d long_scoreboard", line)])
+	r := b.run(b.gpufl, "report", b.file)
+	require.Equal(t, 0, r.code, r.stderr)
+	assert.Contains(t, r.stdout, fmt.Sprintf("Deep windows: %d, %d of them without figures", attempts+4, attempts))
+	assert.Contains(t, r.stdout, "windows, capture_under_way: a CUDA graph is being captured")
+}
+
+// A profiler that came first, such as torch.profiler before our library, leaves nothing for us. The program is as ever,
+// and who asks for a window is told why there is none.
+func TestWindowWhereAnotherProfilerCameFirst(t *testing.T) {
+	b, _ := windowBench(t, append([]string{"FAKE_CUPTI_REFUSE=39"}, anyWindow...)...)
+	p := b.tell()
+	var code int
+	var text string
+	process.Eventually(t, time.Minute, "the process answers", func() bool {
+		o := b.run(b.gpufl, "deep", strconv.Itoa(p.pid), "--for", "20ms")
+		code, text = o.code, o.stdout
+		return o.code != 1
+	})
+	assert.Equal(t, 3, code)
+	assert.Contains(t, text, "did not open: another profiler holds CUPTI (Nsight, ")
+	assert.Equal(t, 1, strings.Count(text, "\n"), text)
+	assert.Equal(t, "armed 0", p.do("launch"))
+	p.end()
+	assert.Contains(t, p.stderr.String(), "recorded nothing: another profiler holds CUPTI")
+}
+
+// Who asks for a window of a program that ends meanwhile gets what there was, at the end.
+func TestWindowAskedForAsTheProgramEnds(t *testing.T) {
+	b, line := windowBench(t, append([]string{"GPUFL_SHUTDOWN_TIMEOUT=30s"}, anyWindow...)...)
+	p := b.tell()
+	asked := make(chan outcome, 1)
+	go func() { asked <- b.run(b.gpufl, "deep", strconv.Itoa(p.pid), "--for", "60s", "--engine", "pc") }()
+	process.Eventually(t, time.Minute, "the engine is armed", func() bool { return p.do("look") != "armed 0" })
+	p.end()
+	o := <-asked
+	assert.Equal(t, 0, o.code, o.stderr)
+	assert.Contains(t, o.stdout, " (exit)\n")
+	assert.Equal(t, strconv.Itoa(p.pid), regexp.MustCompile(`window 1 of process (\d+) is open`).FindStringSubmatch(o.stderr)[1])
+	windows, figures, _, _ := b.windowed()
+	require.Len(t, windows, 1)
+	assert.Equal(t, [4]any{"socket", "collected", "exit", int64(waiting)}, attrs(windows[0]))
+	assert.Equal(t, int64(waiting), figures[fmt.Sprintf("plain:%d long_scoreboard", line)])
+}
+
+// A program that has no context yet has nothing to look into.
+func TestWindowBeforeTheFirstContext(t *testing.T) {
+	b, _ := windowBench(t, anyWindow...)
+	in, out, err := os.Pipe()
+	require.NoError(t, err)
+	defer out.Close()
+	p := &told{b.begin("window_contextless", in), b, out}
+	require.NoError(t, in.Close())
+	for _, engine := range []string{"pc", "sass"} {
+		code, text, window := p.ask(engine)
+		assert.Equal(t, 3, code, text)
+		assert.Equal(t, deep.StatusNoContext, window.Outcome.Status)
+		assert.Contains(t, text, "did not open: the process has no CUDA context yet: wait until it uses the GPU\n")
+	}
+	p.end()
+}
