@@ -307,7 +307,9 @@ const (
 	// CUDAStallReason (string; extension ✚): Why the warp did not issue, in CUPTI's words without
 	// the common prefix.
 	CUDAStallReason = "cuda.stall.reason"
-	// CUDASampleCount (int; extension ✚): Number of samples at this place for this reason.
+	// CUDASampleCount (int; extension ✚): Number of samples at this place for this reason. A reason
+	// that ends in _not_issued counts some of the samples of the reason without it once more: leave
+	// them out of sums.
 	CUDASampleCount = "cuda.sample.count"
 	// CUDAMetricName (string; extension ✚): Name of the counter, as the profiler spells it.
 	CUDAMetricName = "cuda.metric.name"
@@ -399,6 +401,10 @@ const (
 	CUDACaptureOverheadTime = "cuda.capture.overhead.time"
 	// CUDACaptureDeepWindows (int; extension ✚): Deep windows in which an engine ran.
 	CUDACaptureDeepWindows = "cuda.capture.deep_windows"
+	// CUDACaptureFunctionsWithoutSASS (int; extension ✚): Functions of deep windows whose
+	// instructions were to have a text and have none: nvdisasm failed, or was not ready when recording
+	// ended.
+	CUDACaptureFunctionsWithoutSASS = "cuda.capture.functions_without_sass"
 	// CUDACapturePausedTime (double in s; extension ✚): Time in which activity records were off for
 	// deep windows: work that was launched then is in no span and no metric.
 	CUDACapturePausedTime = "cuda.capture.paused.time"
@@ -467,7 +473,8 @@ const (
 	// that met it, for example.
 	CUDADeepWindowWhy = "cuda.deep_window.why"
 	// CUDADeepWindowStatus (string; extension ✚): What came of it: collected, another_profiler,
-	// no_permission, unsupported, no_context, capture_under_way, failed, broken, at_exit, …
+	// no_permission, unsupported, no_context, capture_under_way, calls_under_way, failed, broken,
+	// at_exit, …
 	CUDADeepWindowStatus = "cuda.deep_window.status"
 	// CUDADeepWindowMessage (string; extension ✚): The same in a sentence, with what can be done
 	// about it.
@@ -487,11 +494,33 @@ const (
 	// CUDADeepWindowRows (int; extension ✚): Records with a place in the code: by function, offset
 	// and stall reason or metric.
 	CUDADeepWindowRows = "cuda.deep_window.rows"
-	// CUDADeepWindowRowsOther (int; extension ✚): Rows above the most that one window may send;
-	// their sum is in the records of the function _other.
+	// CUDADeepWindowRowsOther (int; extension ✚): Rows above the most that one window may send: they
+	// are in records of their function without a place, and the smallest of those in the records of
+	// the function _other.
 	CUDADeepWindowRowsOther = "cuda.deep_window.rows_other"
 	// CUDADeepWindowRowsUnresolved (int; extension ✚): Rows whose line of source is not known.
 	CUDADeepWindowRowsUnresolved = "cuda.deep_window.rows_unresolved"
+	// CUDADeepWindowRowsWithoutSASS (int; extension ✚): Rows whose instruction has no text: there
+	// was no nvdisasm, no time for it, or no image of the code.
+	CUDADeepWindowRowsWithoutSASS = "cuda.deep_window.rows_without_sass"
+	// CUDADeepWindowRowsLost (int; extension ✚): Rows that found no room while the window was open
+	// and are in no record; their samples are in lost.
+	CUDADeepWindowRowsLost = "cuda.deep_window.rows_lost"
+	// CUDADeepWindowContextsSkipped (int; extension ✚): CUDA contexts that were not looked at: PC
+	// sampling looks at one of each device.
+	CUDADeepWindowContextsSkipped = "cuda.deep_window.contexts_skipped"
+	// CUDADeepWindowContextsLost (int; extension ✚): CUDA contexts that ended before all they had
+	// was read.
+	CUDADeepWindowContextsLost = "cuda.deep_window.contexts_lost"
+	// CUDADeepWindowCallsHeld (int; extension ✚): Calls of the program, such as launches, that had
+	// to wait while the window opened, was read or closed.
+	CUDADeepWindowCallsHeld = "cuda.deep_window.calls_held"
+	// CUDADeepWindowLongestHold (double in s; extension ✚): How long the longest of those calls
+	// waited.
+	CUDADeepWindowLongestHold = "cuda.deep_window.longest_hold"
+	// CUDADeepWindowCallsReleased (int; extension ✚): Those of them that went on after the longest
+	// wait allowed, before the window was done.
+	CUDADeepWindowCallsReleased = "cuda.deep_window.calls_released"
 	// CUDADeepWindowFunctions (int; extension ✚): Functions with figures.
 	CUDADeepWindowFunctions = "cuda.deep_window.functions"
 	// CUDADeepWindowLost (int; extension ✚): Samples or figures that were taken and are in no
@@ -756,6 +785,8 @@ const (
 	CUDAOperationScope = "scope"
 	// CUDAOperationSession is a value of [CUDAOperation].
 	CUDAOperationSession = "session"
+	// CUDAOperationDeepWindow is a value of [CUDAOperation].
+	CUDAOperationDeepWindow = "deep_window"
 )
 
 // Values of cuda.timing.

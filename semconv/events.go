@@ -7,8 +7,11 @@ package semconv
 // Events: the EventName of log records.
 const (
 	// EventCUDAPCSample (extension ✚): Program counter samples of one instruction for one reason.
+	// Without cuda.pc.offset: the sum of those of the function's instructions that have no record of
+	// their own.
 	EventCUDAPCSample = "cuda.pc_sample"
-	// EventCUDASASSMetric (extension ✚): One counter of one instruction.
+	// EventCUDASASSMetric (extension ✚): One counter of one instruction. Without cuda.pc.offset: the
+	// sum of those of the function's instructions that have no record of their own.
 	EventCUDASASSMetric = "cuda.sass_metric"
 	// EventCUDAMarker (extension ✚): A moment that the application marked.
 	EventCUDAMarker = "cuda.marker"

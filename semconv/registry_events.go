@@ -4,8 +4,8 @@ package semconv
 
 // Events are all kinds of log records.
 var Events = []Event{
-	{"cuda.pc_sample", Extension, sample("cuda.stall.reason", "cuda.sample.count"), "Program counter samples of one instruction for one reason."},
-	{"cuda.sass_metric", Extension, sample("cuda.metric.name", "cuda.metric.value", "cuda.metric.value_overflow"), "One counter of one instruction."},
+	{"cuda.pc_sample", Extension, sample("cuda.stall.reason", "cuda.sample.count"), "Program counter samples of one instruction for one reason. Without cuda.pc.offset: the sum of those of the function's instructions that have no record of their own."},
+	{"cuda.sass_metric", Extension, sample("cuda.metric.name", "cuda.metric.value", "cuda.metric.value_overflow"), "One counter of one instruction. Without cuda.pc.offset: the sum of those of the function's instructions that have no record of their own."},
 	{"cuda.marker", Extension, []string{"cuda.marker.name", "cuda.nvtx.domain", "cuda.marker.color", "cuda.marker.id"}, "A moment that the application marked."},
 	{"cuda.sass_listing", Extension, text("cuda.listing.kind", "cuda.kernel.name", "cuda.kernel.symbol", "cuda.cubin.crc", "cuda.listing.architecture"), "Disassembly of one function; the body is the text."},
 	{"cuda.source", Extension, text("code.file.path", "cuda.source.id"), "Source text of one file; the body is the text."},
@@ -16,7 +16,7 @@ var Events = []Event{
 		"cuda.capture.kinds.collected", "cuda.capture.kinds.unavailable", "cuda.capture.records.collected",
 		"cuda.capture.records.rejected_by_reason", "cuda.capture.kernels", "cuda.capture.spans.emitted",
 		"cuda.capture.spans.left_out", "cuda.capture.spans.unsampled", "cuda.capture.overhead.time",
-		"cuda.capture.deep_windows", "cuda.capture.paused.time",
+		"cuda.capture.deep_windows", "cuda.capture.functions_without_sass", "cuda.capture.paused.time",
 		"cuda.capture.overhead.budget", "cuda.capture.overhead.ratio", "cuda.capture.traced.ratio",
 		"cuda.capture.launches.untraced", "cuda.capture.launches.estimated", "cuda.capture.launches.estimated_bound",
 		"cuda.capture.library.path", "cuda.capture.library.version",
@@ -30,7 +30,9 @@ var Events = []Event{
 		"cuda.deep_window.requested_duration", "cuda.deep_window.requested_launches", "cuda.deep_window.paused_duration",
 		"cuda.deep_window.samples", "cuda.deep_window.samples_dropped", "cuda.deep_window.samples_non_user",
 		"cuda.deep_window.hardware_full", "cuda.deep_window.rows", "cuda.deep_window.rows_other",
-		"cuda.deep_window.rows_unresolved", "cuda.deep_window.functions", "cuda.deep_window.lost", "cuda.deep_window.missing",
+		"cuda.deep_window.rows_unresolved", "cuda.deep_window.rows_without_sass", "cuda.deep_window.rows_lost",
+		"cuda.deep_window.contexts_skipped", "cuda.deep_window.contexts_lost", "cuda.deep_window.calls_held",
+		"cuda.deep_window.longest_hold", "cuda.deep_window.calls_released", "cuda.deep_window.functions", "cuda.deep_window.lost", "cuda.deep_window.missing",
 		"cuda.deep_window.rule.id", "cuda.deep_window.rule.metric", "cuda.deep_window.rule.operator",
 		"cuda.deep_window.rule.threshold", "cuda.deep_window.rule.rearm_threshold", "cuda.deep_window.rule.observed",
 		"cuda.deep_window.rule.rate_window", "cuda.deep_window.rule.sustained",

@@ -195,7 +195,7 @@ func describeWindow(out io.Writer, w *deep.Window) {
 		if p.Outcome.Status != deep.StatusCollected {
 			continue // the line above says why
 		}
-		line := fmt.Sprintf("  %s: %s and %s from %s", printable(string(p.Engine)), plural(p.Collected.Samples, "sample", "samples"), plural(p.Collected.Rows, "row", "rows"), plural(p.Collected.Functions, "function", "functions"))
+		line := fmt.Sprintf("  %s: %s %s in %s from %s", printable(string(p.Engine)), report.Count(p.Collected.Samples), p.Engine.Takes(), plural(p.Collected.Rows, "row", "rows"), plural(p.Collected.Functions, "function", "functions"))
 		if p.Collected.Lost > 0 {
 			line += fmt.Sprintf(", %s lost", report.Count(p.Collected.Lost))
 		}
@@ -222,7 +222,10 @@ func statusDeep(ctx context.Context, client *control.Client, cfg deepConfig, out
 	if r.Open != nil {
 		fmt.Fprintf(out, "open since %s: %s for %v, by %s\n", r.Open.Start.Local().Format(time.TimeOnly), printable(string(r.Open.Engine)), r.Open.For, printable(string(r.Open.Cause)))
 	}
-	if !r.Next.IsZero() {
+	switch {
+	case r.Waits:
+		fmt.Fprintln(out, "the schedule waits until the program uses the GPU")
+	case !r.Next.IsZero():
 		fmt.Fprintf(out, "the schedule's next: %s\n", r.Next.Local().Format(time.DateTime))
 	}
 	for _, reason := range slices.Sorted(maps.Keys(r.Refused)) {

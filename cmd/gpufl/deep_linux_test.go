@@ -22,6 +22,7 @@ import (
 // deepEngines are armed at once; SASS has no permission, and demands that kernels are not recorded.
 type deepEngines struct{ disarm error }
 
+func (deepEngines) Ready() bool                        { return true }
 func (deepEngines) PausesActivity(e deep.Engine) bool  { return e == deep.SASS }
 func (deepEngines) Pause(context.Context) error        { return nil }
 func (deepEngines) Resume(context.Context, bool) error { return nil }
@@ -88,7 +89,7 @@ func TestDeepCollects(t *testing.T) {
 		t.Errorf("status %d, stderr %q", code, stderr)
 	}
 	want := regexp.MustCompile(`^window 1: the window was opened and its data collected; not with sass: this process may not read the GPU's counters; [^\n]+; it closed after \S+ \(time\)
-  pc: 56,789 samples and 1,234 rows from 1 function, 5 lost
+  pc: 56,789 samples in 1,234 rows from 1 function, 5 lost
 $`)
 	if !want.MatchString(stdout) {
 		t.Errorf("stdout %q", stdout)

@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -117,16 +118,20 @@ func examine(ctx context.Context, env *environment, library string) []finding {
 	case sending.File == "" && sending.Off():
 		f.OK, f.Detail = false, "OTEL_SDK_DISABLED or OTEL_..._EXPORTER=none switch everything off: unset them"
 	}
-	return append(findings, f, examineCollector(ctx, sending, sendingErr), examineWindows(env, parametersOfDriver))
+	return append(findings, f, examineCollector(ctx, sending, sendingErr), examineWindows(env, parametersOfDriver, statusOfProcess))
 }
 
-// parametersOfDriver is where NVIDIA's kernel module says how it was loaded.
-const parametersOfDriver = "/proc/driver/nvidia/params"
+const (
+	// parametersOfDriver is where NVIDIA's kernel module says how it was loaded.
+	parametersOfDriver = "/proc/driver/nvidia/params"
+	// statusOfProcess is where Linux says what capabilities this process has.
+	statusOfProcess = "/proc/self/status"
+)
 
 // examineWindows says whether deep windows could work, as far as that shows without opening one: whether the
 // driver lets this user read counters, and whether instructions would have a text. Nothing of it is needed to
 // record, so only settings that make no sense are wrong.
-func examineWindows(env *environment, parameters string) finding {
+func examineWindows(env *environment, parameters, status string) finding {
 	f := finding{Check: "deep", OK: true}
 	_, err := deep.ConfigFromEnv(env.get)
 	if _, more := window.SettingsFromEnv(env.get); errors.Join(err, more) != nil {
@@ -139,10 +144,16 @@ func examineWindows(env *environment, parameters string) finding {
 		parts = append(parts, "whether the driver lets this user read the GPU's counters is not known ("+parameters+" does not say)")
 	case !only:
 		parts = append(parts, "the driver lets every user read the GPU's counters")
-	case os.Geteuid() == 0:
-		parts = append(parts, "the driver lets only root read the GPU's counters, which you are")
 	default:
-		parts = append(parts, "the driver lets only root read the GPU's counters, so that deep windows end with no_permission: load it with NVreg_RestrictProfilingToAdminUsers=0, or give the program CAP_SYS_ADMIN")
+		// Root in a container has not all capabilities.
+		switch capabilities := effective(status); {
+		case capabilities&(1<<capSysAdmin) != 0:
+			parts = append(parts, "the driver lets only administrators read the GPU's counters, which you may: you have CAP_SYS_ADMIN")
+		case capabilities&(1<<capPerfmon) != 0:
+			parts = append(parts, "the driver lets only administrators read the GPU's counters, which you may if it is R565 or newer: you have CAP_PERFMON, and not CAP_SYS_ADMIN")
+		default:
+			parts = append(parts, "the driver lets only administrators read the GPU's counters, so that deep windows end with no_permission: load it with NVreg_RestrictProfilingToAdminUsers=0, or give the program CAP_SYS_ADMIN")
+		}
 	}
 	if d, err := cubin.FindDisassembler(""); err != nil {
 		parts = append(parts, err.Error())
@@ -153,7 +164,31 @@ func examineWindows(env *environment, parameters string) finding {
 	return f
 }
 
-// adminOnly says whether the driver keeps counters from all users but root.
+// Numbers of capabilities, of linux/capability.h.
+const (
+	capSysAdmin = 21
+	capPerfmon  = 38
+)
+
+// effective returns the effective capabilities that a status file names, 0 if it names none.
+func effective(path string) uint64 {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0 // not Linux
+	}
+	for line := range strings.Lines(string(text)) {
+		if digits, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			all, err := strconv.ParseUint(strings.TrimSpace(digits), 16, 64)
+			if err != nil {
+				return 0
+			}
+			return all
+		}
+	}
+	return 0
+}
+
+// adminOnly says whether the driver keeps counters from all but administrators.
 func adminOnly(parameters string) (only, known bool) {
 	text, err := os.ReadFile(parameters)
 	if err != nil {

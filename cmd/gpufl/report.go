@@ -13,8 +13,8 @@ import (
 )
 
 const reportUsage = `gpufl report adds up what recordings hold and prints it as tables: kernels by time, copies, scopes, and
-what is missing; where a recording has samples or counters from inside kernels, by function also why warps
-waited, and the worst source lines. It reads files of OTLP as JSON lines, as gpufl trace --output and the Collector's file
+what is missing; where a recording has samples or counters from inside kernels, the deep windows that took them and
+what they lost, and by function why warps waited, and the worst source lines. It reads files of OTLP as JSON lines, as gpufl trace --output and the Collector's file
 exporter write them (plain, .gz or .zst), and the logs of GPU Flight; of a folder, everything in it.
 
 Usage:
@@ -73,18 +73,21 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		}
 		fmt.Fprintf(stderr, "gpufl report: %s\n", p)
 	}
-	totals, inside := r.Totals(), r.Inside(*functions, *lines)
-	if totals.Empty() && len(totals.Scopes) == 0 && inside.Empty() {
+	totals, windows, inside := r.Totals(), r.Windows(), r.Inside(*functions, *lines)
+	if totals.Empty() && len(totals.Scopes) == 0 && windows.Nothing() && inside.Empty() {
 		return errors.New("no work of a GPU is in what was read")
 	}
 	if *asJSON {
-		return report.WriteJSON(stdout, &totals, &inside, *top)
+		return report.WriteJSON(stdout, &totals, &windows, &inside, *top)
 	}
 	if err := totals.Write(stdout, *top); err != nil {
 		return err
 	}
-	if !inside.Empty() && (totals.Graphs > 0 || totals.Estimated > 0 || totals.Lost != (report.Lost{})) {
+	if !(windows.Nothing() && inside.Empty()) && (totals.Graphs > 0 || totals.Estimated > 0 || totals.Lost != (report.Lost{})) {
 		fmt.Fprintln(stdout) // between sentences and a heading
+	}
+	if err := windows.Write(stdout, *top); err != nil {
+		return err
 	}
 	return inside.Write(stdout)
 }

@@ -121,6 +121,10 @@ func parseTrace(args []string, out io.Writer) (cfg traceConfig, err error) {
 		cfg.values["GPUFL_GRAPH_NODES"] = s
 		return nil
 	})
+	fs.BoolFunc("profiles", "send deep windows as profiles too, a signal in development that not every collector takes", func(s string) error {
+		cfg.values["GPUFL_PROFILES"] = s
+		return nil
+	})
 	fs.StringVar(&cfg.library, "library", "", "`path` of libgpufl.so (default: beside gpufl, ../lib, /usr/local/lib/gpufl, /usr/lib/gpufl)")
 	fs.BoolVar(&cfg.nvtx, "nvtx", true, "record NVTX ranges as scopes")
 	fs.BoolVar(&cfg.quiet, "quiet", false, "print nothing at the end but what was not sent")
@@ -351,7 +355,7 @@ func (t *tracing) tellWindows(out *teller, sessions []recorder.Summary) {
 			}
 			line := fmt.Sprintf("deep window %d of process %d (%s, by %s): ", row.ID, sessions[i].PID, row.Engine, row.Cause)
 			if row.Status == string(deep.StatusCollected) {
-				line += fmt.Sprintf("%s samples in %s", report.Count(row.Samples), plural(row.Functions, "function", "functions"))
+				line += fmt.Sprintf("%s %s in %s", report.Count(row.Samples), deep.Engine(row.Engine).Takes(), plural(row.Functions, "function", "functions"))
 				if row.Lost > 0 {
 					line += fmt.Sprintf(", %s lost", report.Count(row.Lost))
 				}
@@ -497,16 +501,25 @@ func plural(n uint64, one, many string) string {
 	return report.Count(n) + " " + many
 }
 
+// signals are all there are, in the order in which they are told of.
+var signals = []otlp.Signal{otlp.Traces, otlp.Logs, otlp.Metrics, otlp.Profiles}
+
 // items are what the signals consist of.
 var items = map[string][2]string{
-	otlp.Traces.String():  {"span", "spans"},
-	otlp.Logs.String():    {"log record", "log records"},
-	otlp.Metrics.String(): {"metric point", "metric points"},
+	otlp.Traces.String():   {"span", "spans"},
+	otlp.Logs.String():     {"log record", "log records"},
+	otlp.Metrics.String():  {"metric point", "metric points"},
+	otlp.Profiles.String(): {"profile", "profiles"},
 }
 
 // place is where telemetry goes, without what tells the signals apart: one collector, one line.
 func place(d *recorder.Delivery) string {
-	return strings.Replace(d.To, "/v1/"+d.Signal, "", 1)
+	for _, signal := range signals {
+		if signal.String() == d.Signal {
+			return strings.Replace(d.To, "/"+signal.Path(), "", 1)
+		}
+	}
+	return d.To
 }
 
 // sent says what arrived where, one line a place.
@@ -568,7 +581,7 @@ func byPlace(deliveries []recorder.Delivery, count func(*recorder.Delivery) uint
 			counts[of[p][i].Signal] += count(&of[p][i])
 		}
 		var words []string
-		for _, signal := range []otlp.Signal{otlp.Traces, otlp.Logs, otlp.Metrics} {
+		for _, signal := range signals {
 			if n := counts[signal.String()]; n > 0 {
 				words = append(words, plural(n, items[signal.String()][0], items[signal.String()][1]))
 			}
@@ -605,8 +618,8 @@ func (e *environment) set(name, value string) {
 
 // setForAll sets a variable of OTLP, and unsets those for one signal, which would win.
 func (e *environment) setForAll(name, value string) {
-	for _, signal := range []string{"TRACES", "LOGS", "METRICS"} {
-		e.unset(strings.Replace(name, "OTLP_", "OTLP_"+signal+"_", 1))
+	for _, signal := range signals {
+		e.unset(strings.Replace(name, "OTLP_", "OTLP_"+strings.ToUpper(signal.String())+"_", 1))
 	}
 	e.set(name, value)
 }

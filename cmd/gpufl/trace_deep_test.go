@@ -44,15 +44,17 @@ func TestFlagsOfDeepWindows(t *testing.T) {
 
 func TestWhatIsToldOfDeepWindows(t *testing.T) {
 	collected := recorder.WindowRow{ID: 1, Engine: "pc", Cause: "schedule", Status: "collected", Collected: deep.Collected{Samples: 12345, Functions: 2, Lost: 5}}
+	counted := recorder.WindowRow{ID: 3, Engine: "sass", Cause: "rule", Status: "collected", Collected: deep.Collected{Samples: 7, Functions: 1}}
 	refused := recorder.WindowRow{ID: 2, Engine: "sass", Cause: "socket", Status: "no_permission", Text: "this process may not read the GPU's counters"}
 	var out bytes.Buffer
 	tr := &tracing{}
 	tr.tellWindows(&teller{&out}, []recorder.Summary{
 		{PID: 7},
-		{PID: 8, Windows: &recorder.WindowCounts{Opened: 1, Attempts: 1, PausedSeconds: 1.5, Unsent: 1, Recent: []recorder.WindowRow{collected, refused}}},
+		{PID: 8, Windows: &recorder.WindowCounts{Opened: 1, Attempts: 1, PausedSeconds: 1.5, Unsent: 1, Recent: []recorder.WindowRow{collected, refused, counted}}},
 	})
 	assert.Equal(t, `gpufl: deep window 1 of process 8 (pc, by schedule): 12,345 samples in 2 functions, 5 lost
 gpufl: deep window 2 of process 8 (sass, by socket): this process may not read the GPU's counters
+gpufl: deep window 3 of process 8 (sass, by rule): 7 counters in 1 function
 gpufl: the figures of 1 deep window found no room or were not ready in time
 gpufl: nothing else was recorded for 1.5 s of deep windows
 gpufl: what they found is in the logs cuda.pc_sample and cuda.sass_metric; with --output, `+"`gpufl report`"+` shows it
@@ -80,30 +82,33 @@ func TestDoctorOnDeepWindows(t *testing.T) {
 	t.Setenv(cubin.DisassemblerEnv, nvdisasm)
 	env := newEnvironment(nil)
 	parameters := filepath.Join(t.TempDir(), "params")
-	forRoot := "the driver lets only root read the GPU's counters, "
-	if os.Geteuid() == 0 {
-		forRoot += "which you are"
-	} else {
-		forRoot += "so that deep windows end with no_permission"
-	}
-	for _, tc := range []struct{ text, want string }{
-		{"ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 1\n", forRoot},
-		{"RmProfilingAdminOnly: 0\n", "the driver lets every user read the GPU's counters"},
-		{"ResmanDebugLevel: 4294967295\n", "whether the driver lets this user read the GPU's counters is not known"},
+	status := filepath.Join(t.TempDir(), "status")
+	const only = "ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 1\n"
+	for _, tc := range []struct{ text, status, want string }{
+		{only, "Name:\tx\nCapEff:\t000001ffffffffff\nCapBnd:\t0\n", "which you may: you have CAP_SYS_ADMIN"},
+		// Root in a container of Docker's.
+		{only, "CapEff:\t00000000a80425fb\n", "so that deep windows end with no_permission: "},
+		{only, "CapEff:\t00000040a80425fb\n", "which you may if it is R565 or newer: you have CAP_PERFMON"},
+		{only, "CapEff:\t0000000000000000\n", "so that deep windows end with no_permission: "},
+		{only, "CapEff: many\n", "so that deep windows end with no_permission: "},
+		{only, "", "so that deep windows end with no_permission: "},
+		{"RmProfilingAdminOnly: 0\n", "", "the driver lets every user read the GPU's counters"},
+		{"ResmanDebugLevel: 4294967295\n", "", "whether the driver lets this user read the GPU's counters is not known"},
 	} {
 		require.NoError(t, os.WriteFile(parameters, []byte(tc.text), 0o600))
-		f := examineWindows(&env, parameters)
+		require.NoError(t, os.WriteFile(status, []byte(tc.status), 0o600))
+		f := examineWindows(&env, parameters, status)
 		assert.True(t, f.OK)
 		assert.Contains(t, f.Detail, tc.want)
 		assert.Contains(t, f.Detail, "; instructions have text by "+nvdisasm)
 	}
 	t.Setenv(cubin.DisassemblerEnv, nvdisasm+"-not")
-	f := examineWindows(&env, parameters+"-not")
+	f := examineWindows(&env, parameters+"-not", status+"-not")
 	assert.True(t, f.OK, "nothing of it is needed to record")
 	assert.Contains(t, f.Detail, "is not known")
 	assert.Contains(t, f.Detail, "no nvdisasm")
 	env.set("GPUFL_DEEP_AFTER", "soon")
-	f = examineWindows(&env, parameters)
+	f = examineWindows(&env, parameters, status)
 	assert.False(t, f.OK)
 	assert.Contains(t, f.Detail, "GPUFL_DEEP_AFTER is \"soon\"")
 }

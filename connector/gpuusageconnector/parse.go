@@ -238,7 +238,7 @@ func (p *parser) span(span ptrace.Span) {
 		w.op = opSynchronize
 	case semconv.CUDAOperationMalloc, semconv.CUDAOperationFree:
 		return // calls of the host, and no scope of anything
-	case "", semconv.CUDAOperationScope, semconv.CUDAOperationSession:
+	case "", semconv.CUDAOperationScope, semconv.CUDAOperationSession, semconv.CUDAOperationDeepWindow:
 		p.other(span, op)
 		return
 	default:
@@ -307,7 +307,7 @@ func (p *parser) other(span ptrace.Span, op string) {
 	}
 	trace := span.TraceID()
 	o := otherSpan{key: spanKey(trace, span.SpanID())}
-	if op != semconv.CUDAOperationSession {
+	if op != semconv.CUDAOperationSession && op != semconv.CUDAOperationDeepWindow {
 		o.name = p.intern(span.Name(), maxName)
 	}
 	if op == "" && !trace.IsEmpty() && o.name != 0 {

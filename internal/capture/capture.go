@@ -43,15 +43,19 @@ type Capture struct {
 	config    recorder.Config
 	timeout   time.Duration
 	summaries string
-	logger    *slog.Logger
-	status    cupti.Status
-	collector *cupti.Collector   // nil where nothing can be recorded
-	recorder  *recorder.Recorder // nil likewise
-	client    *otlp.Client
+	// sendingLimit bounds what Stop takes to send, besides timeout; 0: it does not.
+	sendingLimit time.Duration
+	logger       *slog.Logger
+	status       cupti.Status
+	collector    *cupti.Collector   // nil where nothing can be recorded
+	recorder     *recorder.Recorder // nil likewise
+	client       *otlp.Client
 	// What follows is nil where there are no deep windows, the server also where no socket could be made.
 	windows *deep.Controller
 	engines *window.Engines
 	control *control.Server
+	// refusing tells those who ask for windows why there are none; nil where something is recorded.
+	refusing *deep.Controller
 
 	once    sync.Once
 	summary recorder.Summary
@@ -97,10 +101,13 @@ func (c *Capture) open(o *Options) error {
 	settings.Deep = o.Deep.Enabled
 	collector, err := cupti.Open(settings)
 	if err != nil {
-		return c.unavailable(err)
+		return c.unavailable(err, o)
 	}
 	var taker lateTaker
 	if o.Deep.Enabled {
+		if o.Sending.Sends(otlp.Profiles) {
+			o.Window.Profiles, c.config.Profiles = true, c.client
+		}
 		c.engines = window.New(o.Window, window.FromCollector(collector), &taker, c.logger)
 		o.Deep.Opened, o.Deep.Closed, o.Deep.Logger = c.engines.Opened, c.engines.Closed, c.logger
 		if c.windows, err = deep.New(o.Deep, c.engines); err != nil {
@@ -117,7 +124,7 @@ func (c *Capture) open(o *Options) error {
 	taker.Recorder = r
 	if err := collector.Start(); err != nil {
 		_ = collector.Close() // what Start said is what matters
-		return c.unavailable(err)
+		return c.unavailable(err, o)
 	}
 	r.Start()
 	c.collector, c.recorder = collector, r
@@ -146,14 +153,35 @@ func shortened(s string) string {
 type lateTaker struct{ *recorder.Recorder }
 
 // unavailable keeps why nothing can be recorded.
-func (c *Capture) unavailable(err error) error {
+func (c *Capture) unavailable(err error, o *Options) error {
 	var e *cupti.Error
 	if !errors.As(err, &e) {
 		e = &cupti.Error{Status: cupti.Status{Reason: cupti.ReasonFailed, Detail: err.Error()}}
 	}
 	c.status = e.Status
 	c.logger.Info("gpufl: nothing will be recorded", "reason", string(c.status.Reason), "detail", c.status.Detail)
+	c.windows, c.engines = nil, nil
+	if o.Deep.Enabled {
+		c.refuse(o)
+	}
 	return nil
+}
+
+// refuse has those who ask for deep windows from outside told why there can be none. Else they would hear that
+// windows were not asked for.
+func (c *Capture) refuse(o *Options) {
+	cfg := deep.Config{Engine: o.Deep.Engine, Blackout: -1, CoolDown: -1, Share: 1, Logger: c.logger}
+	windows, err := deep.New(cfg, window.Refusing(c.status))
+	if err == nil {
+		p := control.Process{Service: c.config.ServiceName, Command: shortened(strings.Join(c.config.Command, " "))}
+		if c.control, err = control.Listen(o.Place, p, windows, c.logger); err == nil {
+			windows.Start()
+			c.refusing = windows
+		}
+	}
+	if err != nil {
+		c.logger.Warn("gpufl: nobody can ask why there are no deep windows", "error", err)
+	}
 }
 
 // abandon stops a client that has nothing to send.
@@ -183,6 +211,10 @@ func (c *Capture) Client() *otlp.Client { return c.client }
 // Config is what the recorder was given, with the process's own attributes and the session's id.
 func (c *Capture) Config() recorder.Config { return c.config }
 
+// LimitSending has Stop send for no longer than d, where nobody is likely to answer. What the recording needs to end has its
+// time all the same. It is called before Stop.
+func (c *Capture) LimitSending(d time.Duration) { c.sendingLimit = d }
+
 // Stop ends the recording, sends what there is, and returns within ctx and the settings' shutdown
 // timeout, whichever is shorter. finalize detaches CUPTI from the driver: worth it only if the
 // program goes on. The error says what could not be sent. A second call returns what the first did.
@@ -200,6 +232,7 @@ func (c *Capture) stop(ctx context.Context, finalize bool) (recorder.Summary, er
 	var summary recorder.Summary
 	var errs []error
 	if c.collector == nil {
+		errs = append(errs, c.stopRefusing(ctx))
 		var err error
 		summary, err = recorder.Unavailable(c.config, c.status, c.client)
 		errs = append(errs, err)
@@ -212,7 +245,12 @@ func (c *Capture) stop(ctx context.Context, finalize bool) (recorder.Summary, er
 			errs = append(errs, c.collector.Close())
 		}
 	}
-	errs = append(errs, c.client.Shutdown(ctx))
+	sending, cancel := ctx, context.CancelFunc(func() {})
+	if c.sendingLimit > 0 {
+		sending, cancel = context.WithTimeout(ctx, c.sendingLimit)
+	}
+	defer cancel()
+	errs = append(errs, c.client.Shutdown(sending))
 	summary.Delivery = c.delivery()
 	if c.summaries != "" {
 		errs = append(errs, summary.Write(c.summaries))
@@ -235,6 +273,31 @@ func (c *Capture) stopWindows(ctx context.Context) error {
 	errs := []error{c.windows.Stop(closing)}
 	reading, cancel := part(3)
 	defer cancel()
+	told := c.hangUp()
+	errs = append(errs, c.engines.Stop(reading))
+	select {
+	case <-told:
+	case <-reading.Done(): // a client that does not read its answer
+	}
+	return errors.Join(errs...)
+}
+
+// stopRefusing is stopWindows where nothing is recorded.
+func (c *Capture) stopRefusing(ctx context.Context) error {
+	if c.refusing == nil {
+		return nil
+	}
+	err := c.refusing.Stop(ctx)
+	told := c.hangUp()
+	select {
+	case <-told:
+	case <-ctx.Done(): // a client that does not read its answer
+	}
+	return err
+}
+
+// hangUp closes the socket, and returns what is closed when all clients are gone.
+func (c *Capture) hangUp() <-chan struct{} {
 	told := make(chan struct{})
 	go func() {
 		defer close(told)
@@ -242,12 +305,7 @@ func (c *Capture) stopWindows(ctx context.Context) error {
 			c.control.Close()
 		}
 	}()
-	errs = append(errs, c.engines.Stop(reading))
-	select {
-	case <-told:
-	case <-reading.Done(): // a client that does not read its answer
-	}
-	return errors.Join(errs...)
+	return told
 }
 
 // stopCollector waits for CUPTI no longer than ctx: a driver that hangs must not keep the program. It
@@ -278,8 +336,11 @@ func (c *Capture) stopCollector(ctx context.Context, finalize bool) (stopped boo
 func (c *Capture) delivery() []recorder.Delivery {
 	stats := c.client.Stats()
 	var d []recorder.Delivery
-	for _, signal := range []otlp.Signal{otlp.Traces, otlp.Logs, otlp.Metrics} {
+	for _, signal := range []otlp.Signal{otlp.Traces, otlp.Logs, otlp.Metrics, otlp.Profiles} {
 		s := stats[signal]
+		if signal == otlp.Profiles && s.Sent+s.UnsentTotal() == 0 {
+			continue // few want them
+		}
 		d = append(d, recorder.Delivery{Signal: signal.String(), To: s.Endpoint, Sent: s.Sent, Unsent: s.Unsent, Error: s.LastError})
 	}
 	return d

@@ -32,6 +32,8 @@ const (
 	MaxFor = time.Minute
 	// maxPerHour bounds what is remembered of the last hour.
 	maxPerHour = 10_000
+	// lookAgain is how often a window of the schedule that is due looks for something to look into.
+	lookAgain = 250 * time.Millisecond
 	// settle is how long after a window its traces may still come in: figures are not used until then.
 	settle = time.Second
 )
@@ -48,7 +50,8 @@ type Config struct {
 	For    time.Duration
 
 	// After and Every are the schedule: a window that long after the start, and again every so often. Of
-	// 0 both there is none; with Every alone the first comes after it, with After alone there is one.
+	// 0 both there is none; with Every alone the first comes after it, with After alone there is one. Before
+	// the program uses the device there is none: what is due then comes when it does.
 	After, Every time.Duration
 	// When are the rules.
 	When []rule.Rule

@@ -3,6 +3,8 @@
 package deep
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -93,6 +95,35 @@ func TestConfigFromEnv(t *testing.T) {
 func abs(v float64) float64 { return max(v, -v) }
 
 // TestSettingsAreRead sets every variable to nonsense, and each is named in the error.
+// Each status and setting is explained to users.
+func TestDocsNameEachStatusAndSetting(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "deep-profiling.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for s, sentence := range sentences {
+		if !strings.Contains(string(text), "`"+string(s)+"`") {
+			t.Errorf("docs/deep-profiling.md does not say what %s is", s)
+		}
+		if strings.HasSuffix(sentence, ".") || strings.Contains(sentence, "\n") {
+			t.Errorf("%s: %q", s, sentence)
+		}
+	}
+	for _, s := range Settings {
+		if !strings.Contains(string(text), "`--"+s.Flag+"`") {
+			t.Errorf("docs/deep-profiling.md has no --%s", s.Flag)
+		}
+	}
+}
+
+func TestWhatEnginesTake(t *testing.T) {
+	for e, want := range map[Engine]string{PC: "samples", SASS: "counters", Both: "samples and counters"} {
+		if e.Takes() != want {
+			t.Errorf("%s takes %s", e, e.Takes())
+		}
+	}
+}
+
 func TestSettingsAreRead(t *testing.T) {
 	_, err := ConfigFromEnv(func(string) string { return "\x01" })
 	if err == nil {

@@ -75,8 +75,10 @@ type Report struct {
 	Refused map[Status]uint64 `json:"refused,omitempty"`
 	// Recent are the last windows and attempts, the latest at the end.
 	Recent []Window `json:"recent,omitempty"`
-	// Next is the schedule's next time, zero if there is none.
-	Next time.Time `json:"next"`
+	// Next is the schedule's next time, zero if there is none. Waits says that it has passed and the program does
+	// not use the device yet.
+	Next  time.Time `json:"next"`
+	Waits bool      `json:"waits,omitempty"`
 	// Rules are as of a second ago or less.
 	Rules []rule.State `json:"rules,omitempty"`
 	// Broken says why engines are not armed any more.
@@ -327,7 +329,9 @@ func (c *Controller) run(start time.Time, signals <-chan os.Signal, unwatch func
 		case <-signals:
 			_, _ = c.Ask(Request{Cause: CauseSignal, Why: "SIG" + c.cfg.Signal}) // a refusal is counted
 		case <-due:
-			if next = c.scheduled(next); next.IsZero() {
+			if !c.ready() {
+				timer.Reset(lookAgain)
+			} else if next = c.scheduled(next); next.IsZero() {
 				due = nil
 			} else {
 				timer.Reset(time.Until(next))
@@ -351,6 +355,21 @@ func (c *Controller) runGuarded(t *Ticket) {
 		c.mu.Unlock()
 		t.finish()
 	}
+}
+
+// ready says whether a window of the schedule that is due has anything to look into.
+func (c *Controller) ready() bool {
+	ready := true // where the engines cannot say, the window does
+	if err := guarded(func() error {
+		ready = c.engines.Ready()
+		return nil
+	}); err != nil {
+		c.cfg.Logger.Error("a deep engine cannot say whether it is ready", "error", err)
+	}
+	c.mu.Lock()
+	c.report.Waits = !ready
+	c.mu.Unlock()
+	return ready
 }
 
 // scheduled asks for the window that is due and returns when the next is, zero for never. Times stay on

@@ -428,6 +428,75 @@ func TestSchedule(t *testing.T) {
 	}
 }
 
+// TestScheduleWaitsForAContext has programs that use the device only after the schedule's first time: on a cold machine
+// that takes seconds.
+func TestScheduleWaitsForAContext(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		cfg     Config
+		from    time.Duration // when there is a context
+		starts  []time.Duration
+		skipped uint64
+	}{
+		{"soon", Config{After: time.Second}, 0, []time.Duration{time.Second}, 0},
+		{"late", Config{After: time.Second}, 10100 * time.Millisecond, []time.Duration{10250 * time.Millisecond}, 0},
+		{"never", Config{After: time.Second, Every: time.Minute}, time.Hour, nil, 0},
+		// On the grid of the first again; what passed is skipped, and not caught up with.
+		{"late for three times", Config{After: time.Second, Every: 30 * time.Second}, 70 * time.Second,
+			[]time.Duration{70 * time.Second, 91 * time.Second, 121 * time.Second}, 2},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				var starts []time.Duration
+				tc.cfg.Opened = func(w Window) { starts = append(starts, w.Start.Sub(start)) }
+				asked := 0
+				f := &fakeEngines{t: t, ready: func() bool {
+					asked++
+					return time.Since(start) >= tc.from
+				}}
+				c, err := New(tc.cfg, f)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.Start()
+				time.Sleep(2 * time.Second)
+				if r := c.Report(); r.Waits != (tc.from > 2*time.Second) {
+					t.Errorf("report %+v", r)
+				}
+				time.Sleep(122 * time.Second)
+				end(t, c)
+				if diff := cmp.Diff(tc.starts, starts); diff != "" {
+					t.Error(diff)
+				}
+				r := c.Report()
+				if r.Windows != uint64(len(tc.starts)) || r.Attempts != 0 || len(r.Refused) != 0 || r.Skipped != tc.skipped {
+					t.Errorf("report %+v", r)
+				}
+				if asked > 124*4 {
+					t.Errorf("asked %d times in 124 s", asked)
+				}
+			})
+		})
+	}
+}
+
+// TestScheduleBearsEnginesThatPanic has no answer to whether there is a context: the window says what comes of it.
+func TestScheduleBearsEnginesThatPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, err := New(Config{After: time.Second}, &fakeEngines{t: t, ready: func() bool { panic("a mistake") }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Start()
+		time.Sleep(10 * time.Second)
+		end(t, c)
+		if r := c.Report(); r.Windows != 1 || r.Waits {
+			t.Errorf("report %+v", r)
+		}
+	})
+}
+
 // TestFrequentScheduleIsKept runs windows so often that every default limit has to give way.
 func TestFrequentScheduleIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -30,6 +30,17 @@ func ParseEngine(text string) (Engine, error) {
 	return "", fmt.Errorf("%q is no engine; there are pc, sass and both", text)
 }
 
+// Takes says in a word or three what the engine takes, which is what Collected.Samples counts.
+func (e Engine) Takes() string {
+	switch e {
+	case SASS:
+		return "counters"
+	case Both:
+		return "samples and counters"
+	}
+	return "samples"
+}
+
 // parts are the engines of a window, in order.
 func (e Engine) parts() []Engine {
 	if e == Both {
@@ -84,6 +95,7 @@ const (
 	StatusUnsupported     Status = "unsupported"
 	StatusNoContext       Status = "no_context"
 	StatusCapturing       Status = "capture_under_way"
+	StatusRestless        Status = "calls_under_way"
 	StatusFailed          Status = "failed"
 	StatusBroken          Status = "broken"
 	StatusAtExit          Status = "at_exit"
@@ -104,6 +116,7 @@ var sentences = map[Status]string{
 	StatusUnsupported:     "this GPU, driver or CUPTI does not have the engine",
 	StatusNoContext:       "the process has no CUDA context yet; ask again once it uses the GPU",
 	StatusCapturing:       "a CUDA graph is being captured, which an engine would spoil; ask again later",
+	StatusRestless:        "launches of the program came to no rest in time; ask again",
 	StatusFailed:          "the engine failed",
 	StatusBroken:          "the engine failed before and is not used in this process any more",
 	StatusAtExit:          "the process is at its end",
@@ -199,6 +212,9 @@ func (c *Collected) add(o Collected) {
 // a goroutine of its own and with a context that ends after Config.Patience, with one exception: where a
 // call has not returned by then, Resume is called beside it, and again when it has returned.
 type Engines interface {
+	// Ready says whether there is anything to look into yet, such as a context of the device. Windows of the
+	// schedule wait for it. It returns within a moment, and is called by the goroutine that runs the windows.
+	Ready() bool
 	// PausesActivity says whether activity records must be off while the engine is armed. It returns
 	// at once.
 	PausesActivity(e Engine) bool

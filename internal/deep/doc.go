@@ -16,6 +16,7 @@
 //   - A request during a window joins it if it has the same cause and engine, and is refused
 //     otherwise. Nothing is queued: what is refused is counted by reason. A schedule tries again at
 //     its next time, a rule while it still holds.
+//   - A window of the schedule that is due before the program uses the device waits until it does.
 //   - No window in the blackout after the start, in the cool-down after another, above the maximum in
 //     all, an hour, or of the time, or once the process is at its end.
 //   - Activity is paused where an engine demands it and is resumed whatever happens. A call of Engines

@@ -22,6 +22,8 @@ type fakeEngines struct {
 	// Each may be set to do something else than succeed at once.
 	pause, arm, drain, disarm, resume func(context.Context) error
 	collected                         Collected
+	// ready says whether there is something to look into; nil is always.
+	ready func() bool
 	// pauses says which engines demand it; nil is SASS alone.
 	pauses func(Engine) bool
 
@@ -64,6 +66,8 @@ func do(f func(context.Context) error, ctx context.Context) error { //nolint:rev
 	}
 	return f(ctx)
 }
+
+func (f *fakeEngines) Ready() bool { return f.ready == nil || f.ready() }
 
 func (f *fakeEngines) PausesActivity(e Engine) bool {
 	if f.pauses != nil {

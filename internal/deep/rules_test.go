@@ -78,6 +78,107 @@ func TestRuleOpensAWindow(t *testing.T) {
 	})
 }
 
+// TestRuleHasItsLimits takes one rule through blackout, hysteresis, cool-down and maximum.
+func TestRuleHasItsLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		var windows []Window
+		c, err := New(Config{
+			Blackout: 30 * time.Second, CoolDown: 20 * time.Second, Max: 2, For: time.Second, Share: 1,
+			When: rules(t, "kernel.rate > 500/s"), Closed: func(w Window) { windows = append(windows, w) },
+		}, &fakeEngines{t: t})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Start()
+		kernels := c.Figures().Kernel("gemm", "")
+		run := func(d time.Duration, rate int) {
+			for range d / (200 * time.Millisecond) {
+				for range rate / 5 {
+					kernels.Observe(1)
+				}
+				c.Tick(time.Now())
+				time.Sleep(200 * time.Millisecond)
+			}
+			synctest.Wait()
+		}
+		want := func(n int, refused map[Status]uint64, what string) {
+			t.Helper()
+			if r := c.Report(); len(windows) != n || len(r.Refused) != len(refused) {
+				t.Fatalf("%s: %d windows, refused %v", what, len(windows), r.Refused)
+			}
+			for status, times := range refused {
+				if got := c.Report().Refused[status]; got != times {
+					t.Fatalf("%s: refused %d times because of %s", what, got, status)
+				}
+			}
+		}
+		run(29*time.Second, 1000)
+		want(0, map[Status]uint64{StatusBlackout: 1}, "in the blackout")
+		run(4*time.Second, 1000)
+		want(1, map[Status]uint64{StatusBlackout: 1}, "after it, since the rule still holds")
+		if late := windows[0].Start.Sub(start) - 30*time.Second; late < 0 || late > 200*time.Millisecond {
+			t.Errorf("opened %v after the blackout", late)
+		}
+		run(time.Minute, 1000)
+		run(time.Minute, 460) // below 500, and not by a tenth
+		run(time.Minute, 1000)
+		want(1, map[Status]uint64{StatusBlackout: 1}, "which has not been clear")
+		run(5*time.Second, 440)
+		run(4*time.Second, 1000)
+		want(2, map[Status]uint64{StatusBlackout: 1}, "clear, and met again")
+		run(5*time.Second, 440)
+		run(5*time.Second, 1000)
+		want(2, map[Status]uint64{StatusBlackout: 1, StatusMaximum: 1}, "above the maximum")
+		run(time.Hour, 1000)
+		want(2, map[Status]uint64{StatusBlackout: 1, StatusMaximum: 1}, "and still")
+		if c.Report().Windows != 2 {
+			t.Errorf("report %+v", c.Report())
+		}
+		end(t, c)
+	})
+}
+
+// TestRuleOnABaseline has a training whose steps become twice as long, with all settings at their defaults.
+func TestRuleOnABaseline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var windows []Window
+		c := begin(t, Config{When: rules(t, "scope(train_step).p95 > 1.5x baseline"), Closed: func(w Window) { windows = append(windows, w) }}, &fakeEngines{t: t})
+		steps := c.Figures().Scope("train_step")
+		run := func(d, step time.Duration) {
+			for range d / (200 * time.Millisecond) {
+				steps.Observe(int64(step))
+				c.Tick(time.Now())
+				time.Sleep(200 * time.Millisecond)
+			}
+			synctest.Wait()
+		}
+		run(2*time.Minute, 10*time.Millisecond)
+		run(2*time.Minute, 14*time.Millisecond)
+		if len(windows) != 0 {
+			t.Fatalf("windows %+v", windows)
+		}
+		run(time.Minute, 10*time.Millisecond)
+		slow := time.Now()
+		run(30*time.Second, 20*time.Millisecond)
+		if len(windows) != 1 || windows[0].Cause != CauseRule || windows[0].Start.Sub(slow) > 5*time.Second ||
+			!strings.HasPrefix(windows[0].Why, "scope(train_step).p95 > 1.5x baseline: 19.9") || !strings.HasSuffix(windows[0].Why, "ms, baseline 10ms") {
+			t.Fatalf("windows %+v", windows)
+		}
+		// It stays slow: that is told once.
+		run(time.Hour, 20*time.Millisecond)
+		run(time.Minute, 10*time.Millisecond)
+		if len(windows) != 1 {
+			t.Fatalf("windows %+v", windows)
+		}
+		run(30*time.Second, 20*time.Millisecond)
+		if len(windows) != 2 {
+			t.Fatalf("windows %+v", windows)
+		}
+		end(t, c)
+	})
+}
+
 // TestRefusalOfARuleIsCountedOnce has a rule that holds for longer than it may open windows.
 func TestRefusalOfARuleIsCountedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

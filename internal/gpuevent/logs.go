@@ -50,12 +50,15 @@ var logKeys = [numLogSlots]string{
 // stallPrefix begins CUPTI's names of reasons. It says nothing, and is on every one.
 const stallPrefix = "smsp__pcsamp_warps_issue_stalled_"
 
+// StallReason is a reason as telemetry spells it, from CUPTI's name.
+func StallReason(name string) string { return strings.TrimPrefix(name, stallPrefix) }
+
 // PCSample adds the log record of a program counter sample.
 func (b *Batch) PCSample(s *Session, p *PCSample) {
 	if !b.signals.Logs {
 		return
 	}
-	reason := strings.TrimPrefix(p.Reason, stallPrefix)
+	reason := StallReason(p.Reason)
 	a := b.logAttrs
 	a.str(logStallReason, reason)
 	a.int(logSampleCount, p.Count)

@@ -310,15 +310,15 @@ func (b *Batch) SessionSpan(s *Session, x *SessionSpan) {
 	}
 }
 
-// DeepWindow adds the span of a deep window. It is no work of the device and no scope of any, so it has
-// no cuda.operation.
+// DeepWindow adds the span of a deep window. Like a session's it is no work of the device.
 func (b *Batch) DeepWindow(s *Session, w *DeepWindow) {
 	if !b.signals.Traces {
 		return
 	}
 	span := b.newSpan(b.output(s))
 	describe(span, &w.Ref, nameDeepWindow, w.StartNs, w.EndNs)
-	span.Attributes().EnsureCapacity(len(w.Attrs))
+	span.Attributes().EnsureCapacity(1 + len(w.Attrs))
+	span.Attributes().PutStr(semconv.CUDAOperation, semconv.CUDAOperationDeepWindow)
 	put(span.Attributes(), w.Attrs)
 	if w.Failure != "" {
 		span.Status().SetCode(ptrace.StatusCodeError)

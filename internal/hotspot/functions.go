@@ -31,7 +31,7 @@ type Function struct {
 	Share   float64 `json:"share"`
 	// Reasons are why the warps did not issue, the most samples first. They add up to Samples.
 	Reasons []Reason `json:"reasons,omitempty"`
-	// Counts are of all instructions of the function whose place is known.
+	// Counts are of all instructions of the function; requests of those whose place is known.
 	Counts
 	// Metrics are the sums of all counters, by name, whether or not something is computed from them.
 	Metrics []Metric `json:"metrics,omitempty"`
@@ -117,13 +117,33 @@ func ratio(a, b uint64) (float64, bool) {
 //
 // Nsight Compute calls it Avg. Active Threads Per Warp, smsp__thread_inst_executed_per_inst_executed, and
 // per instruction smsp__sass_thread_inst_executed / smsp__sass_inst_executed. A lane whose predicate is
-// false is active. False if it was not counted.
-func (c *Counts) Lanes() (float64, bool) { return ratio(c.ExecutedThreads, c.Executed) }
+// false is active. False if it was not counted, or cannot be: see [Counts.Contradictory].
+func (c *Counts) Lanes() (float64, bool) {
+	if c.Contradictory() {
+		return 0, false
+	}
+	return ratio(c.ExecutedThreads, c.Executed)
+}
+
+// Contradictory says that there are more thread instructions than the warp instructions had lanes for: some rows of
+// the recording are missing, and quotients of the others would mislead.
+func (c *Counts) Contradictory() bool {
+	above := func(threads, warps uint64) bool {
+		high, room := bits.Mul64(WarpLanes, warps)
+		return high == 0 && threads > room
+	}
+	return above(c.ExecutedThreads, c.Executed) || above(c.On, c.OnOf)
+}
 
 // LanesOn is the mean number of lanes that took part, 0–32: as [Counts.Lanes], without those whose
 // predicate was false. Nsight Compute calls it Avg. Not Predicated Off Threads Per Warp,
 // smsp__sass_thread_inst_executed_pred_on / smsp__sass_inst_executed.
-func (c *Counts) LanesOn() (float64, bool) { return ratio(c.On, c.OnOf) }
+func (c *Counts) LanesOn() (float64, bool) {
+	if c.Contradictory() {
+		return 0, false
+	}
+	return ratio(c.On, c.OnOf)
+}
 
 // IdleLanes are the thread instructions that the warps had room for and that did not run:
 // 32 × warp instructions − thread instructions.
@@ -234,6 +254,9 @@ func (t *Table) function(number int, places []placed, all uint64, lines int) Fun
 	slices.SortFunc(places, func(a, b placed) int { return t.compare(a.key, b.key) })
 	for i := range places {
 		out.addInstruction(&places[i].counters)
+	}
+	if out.Name != Other { // of different functions with one metric each there is no quotient
+		out.addRest(&f.rest)
 	}
 	grouped := groups(places, sameLine)
 	out.Lines, out.MoreLines = t.worst(&out, grouped, lines, func(g *group) uint64 { return g.samples },
@@ -350,6 +373,16 @@ func (p *placed) counts() *Counts {
 	var c Counts
 	c.addInstruction(&p.counters)
 	return &c
+}
+
+// addRest adds what instructions counted that are not told apart. Which of them made requests is not known.
+func (c *Counts) addRest(p *counters) {
+	var rest Counts
+	rest.addInstruction(p)
+	c.Executed = saturating(c.Executed, rest.Executed)
+	c.ExecutedThreads = saturating(c.ExecutedThreads, rest.ExecutedThreads)
+	c.On, c.OnOf = saturating(c.On, rest.On), saturating(c.OnOf, rest.OnOf)
+	c.Sectors, c.SectorsIdeal = saturating(c.Sectors, rest.Sectors), saturating(c.SectorsIdeal, rest.SectorsIdeal)
 }
 
 // addInstruction adds what one instruction counted, in pairs.

@@ -118,6 +118,47 @@ func TestDivergence(t *testing.T) {
 	assert.Contains(t, f.Metrics, Metric{"smsp__sass_inst_executed", 8077})
 }
 
+// What a window sums up for a whole function is in the function's figures, and in no line.
+func TestSumsOfFunctionsAreInTheirFigures(t *testing.T) {
+	table := New(Limits{})
+	load := Place{Function: "f", PC: 16, HasPC: true}
+	counted(table, load, 100, 3200)
+	table.Counter(load, "smsp__sass_sectors_mem_global", 3200)
+	table.Counter(load, "smsp__sass_sectors_mem_global_ideal", 400)
+	rest := Place{Function: "f"}
+	counted(table, rest, 300, 300)
+	table.Counter(rest, "smsp__sass_sectors_mem_global", 800)
+	table.Counter(rest, "smsp__sass_sectors_mem_global_ideal", 600)
+	f := only(t, table, Options{})
+	assert.Equal(t, Counts{
+		Executed: 400, ExecutedThreads: 3500, Sectors: 4000, SectorsIdeal: 1000,
+		Requests: 100, RequestSectors: 3200, IdealRequests: 100, RequestIdeal: 400,
+	}, f.Counts)
+	require.Len(t, f.Uncoalesced, 1)
+	assert.Equal(t, uint64(2800), f.Uncoalesced[0].Excess())
+	assert.Empty(t, f.Divergent, "which lines they are is not known")
+
+	table = New(Limits{})
+	counted(table, Place{Function: Other}, 300, 300)
+	assert.Equal(t, Counts{}, only(t, table, Options{}).Counts)
+}
+
+// A recording that has lost some of its rows has more threads than there were lanes: that is no figure.
+func TestContradictoryCountersGiveNoLanes(t *testing.T) {
+	table := New(Limits{})
+	p := Place{Function: "f", PC: 16, HasPC: true}
+	counted(table, p, 100, 3200)
+	table.Counter(p, "smsp__sass_thread_inst_executed", 3200) // of another window, without its instructions
+	f := only(t, table, Options{})
+	assert.True(t, f.Contradictory())
+	_, ok := f.Lanes()
+	assert.False(t, ok)
+	_, ok = f.LanesOn()
+	assert.False(t, ok)
+	assert.Zero(t, f.IdleLanes())
+	assert.Empty(t, f.Divergent)
+}
+
 func TestABranchWithoutSourceLinesIsOne(t *testing.T) {
 	table := New(Limits{})
 	for pc := range int64(10) {

@@ -36,8 +36,8 @@ type Explanation struct {
 // explanations are by CUPTI's names without prefix. The meanings are those of Nsight Compute 2025.3, Kernel
 // Profiling Guide, "Warp Stall Reasons", in our words.
 var explanations = map[string]Explanation{
-	"long_scoreboard": {Waiting, "waits for a load from global, local, surface or texture memory",
-		"read less, or neighbouring words (see coalescing); keep what is read twice in shared memory; start loads earlier; have more warps at once"},
+	"long_scoreboard": {Waiting, "waits for an earlier load from global, local, surface or texture memory",
+		"read less, or neighbouring words; keep what is read twice in shared memory; start loads earlier; have more warps at once"},
 	"short_scoreboard": {Waiting, "waits for shared memory, a special function (sine, root, …) or another short operation of that unit",
 		"avoid bank conflicts; keep values in registers; use fewer special functions"},
 	"barrier": {Waiting, "waits at __syncthreads for the other warps of its block",

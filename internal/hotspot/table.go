@@ -152,6 +152,8 @@ type waits struct {
 type function struct {
 	reasons []waits
 	metrics map[int]uint64
+	// rest are the counters of its instructions that are not told apart.
+	rest counters
 }
 
 // The counters from which something is computed, see counterOf.
@@ -268,11 +270,15 @@ func (t *Table) Counter(at Place, metric string, value uint64) {
 		t.left.Names++
 	}
 	c := counterOf(metric)
-	if p == nil || c < 0 {
+	if c < 0 {
 		return
 	}
-	t.add(&p.counters.value[c], value)
-	p.counters.has |= 1 << c
+	into := &f.rest
+	if p != nil {
+		into = &p.counters
+	}
+	t.add(&into.value[c], value)
+	into.has |= 1 << c
 }
 
 // find returns the function, and the place in it, nil if it is not told apart.

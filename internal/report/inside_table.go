@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -30,7 +31,12 @@ func (i *Inside) Write(out io.Writer) error {
 	if i.Samples > 0 {
 		fmt.Fprint(w, ", ", plural(i.Samples, "sample"))
 	}
-	fmt.Fprint(w, "\n\n")
+	fmt.Fprintln(w)
+	if i.Samples > 0 {
+		fmt.Fprintln(w, "A sample is one look at one warp, which is 32 threads: at which instruction it was, and what it waited for.")
+		fmt.Fprintln(w, "NOT ISSUED is the part in whose cycle nothing was issued: a wait with little of it is hidden by the work of other warps.")
+	}
+	fmt.Fprintln(w)
 	for n := range i.Listed {
 		writeFunction(w, &i.Listed[n])
 	}
@@ -58,18 +64,21 @@ func writeFunction(w io.Writer, f *hotspot.Function) {
 	}
 	fmt.Fprintln(w, name)
 	if f.Samples > 0 {
-		fmt.Fprintf(w, "  %s, %s of all\n", plural(f.Samples, "sample"), percent(f.Share))
+		fmt.Fprintf(w, "  %s, %s of all%s\n", plural(f.Samples, "sample"), percent(f.Share), waiting(f))
 	}
 	if lanes, ok := f.Lanes(); ok {
-		fmt.Fprintf(w, "  %.1f of %d lanes active in the mean, in %s\n", lanes, hotspot.WarpLanes, plural(f.Executed, "warp instruction"))
+		fmt.Fprintf(w, "  %.1f of the %d lanes (threads) of a warp active in the mean, in %s\n", lanes, hotspot.WarpLanes, plural(f.Executed, "warp instruction"))
+	}
+	if f.Contradictory() {
+		fmt.Fprintln(w, "  active lanes are not known: there are more thread instructions than its warp instructions had lanes for, so rows of this recording are missing")
 	}
 	if on, ok := f.LanesOn(); ok {
 		fmt.Fprintf(w, "  %.1f of %d lanes not switched off by a predicate\n", on, hotspot.WarpLanes)
 	}
 	if sectors, ok := f.SectorsPerRequest(); ok {
-		fmt.Fprintf(w, "  %.1f sectors a request of global memory", sectors)
+		fmt.Fprintf(w, "  %.1f sectors (of 32 bytes) moved a request of global memory", sectors)
 		if ideal, ok := f.IdealPerRequest(); ok {
-			fmt.Fprintf(w, ", ideal %.1f", ideal)
+			fmt.Fprintf(w, ", where %.1f would do", ideal)
 		}
 		if times, ok := f.TimesIdeal(); ok {
 			fmt.Fprintf(w, ": %.1f times the ideal", times)
@@ -81,13 +90,44 @@ func writeFunction(w io.Writer, f *hotspot.Function) {
 	writeLines(w, f.Lines, f.MoreLines, "SAMPLES\tSHARE\t  REASON\t  LINE WITH MOST SAMPLES\n", func(l *hotspot.Line) string {
 		return fmt.Sprintf("%s\t%s\t  %s", Count(l.Samples), percent(l.Share), mainReason(l.Reasons))
 	})
+	hint(w, len(f.Divergent), "idle lanes", "have neighbouring threads do alike work, with cases sorted or one case a warp; take rare cases out into a kernel of their own")
 	writeLines(w, f.Divergent, f.MoreDivergent, "LANES\tOF\tWARP INSTRUCTIONS\tIDLE LANES\t  DIVERGENT LINE\n", func(l *hotspot.Line) string {
 		return fmt.Sprintf("%s\t%d\t%s\t%s", orDash(l.Lanes()), hotspot.WarpLanes, Count(l.Executed), Count(l.IdleLanes()))
 	})
+	hint(w, len(f.Uncoalesced), "excess sectors", "have thread i read word i: transpose the loop or the array, use structures of arrays, align rows, or go through shared memory")
 	writeLines(w, f.Uncoalesced, f.MoreUncoalesced, "SECTORS/REQUEST\tIDEAL\tTIMES\tREQUESTS\tEXCESS\t  UNCOALESCED LINE\n", func(l *hotspot.Line) string {
 		return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", orDash(l.SectorsPerRequest()), orDash(l.IdealPerRequest()),
 			orDash(l.TimesIdeal()), Count(l.Requests), Count(l.Excess()))
 	})
+}
+
+// waiting says in how many samples of a function its warps waited, and in how many the scheduler had nothing else
+// to issue; "" where no reason is known.
+func waiting(f *hotspot.Function) string {
+	waits, idle, known := uint64(0), uint64(0), false
+	for _, r := range f.Reasons {
+		e, ok := hotspot.Explain(r.Name)
+		known = known || ok
+		if !ok || e.State == hotspot.Waiting {
+			waits += r.Samples
+		}
+		idle += r.NotIssued
+	}
+	if !known {
+		return ""
+	}
+	text := "; its warps waited in " + percent(float64(waits)/float64(f.Samples)) + " of them"
+	if idle > 0 {
+		text += ", and nothing was issued in " + percent(float64(idle)/float64(f.Samples))
+	}
+	return text
+}
+
+// hint says what may help against what a table of lines shows, if it has any.
+func hint(w io.Writer, lines int, against, try string) {
+	if lines > 0 {
+		fmt.Fprintf(w, "  What may help against %s: %s.\n\n", against, try)
+	}
 }
 
 // mainReason is why warps waited most at a line: what they did instead of waiting is said where they did
@@ -108,14 +148,20 @@ func writeReasons(w io.Writer, f *hotspot.Function) {
 	if len(f.Reasons) == 0 {
 		return
 	}
-	fmt.Fprint(w, "SAMPLES\tSHARE\t  REASON\t  THE WARP\n")
+	// Where no sample says what else was issued in its cycle, it is not known; elsewhere none is 0.
+	idle := slices.ContainsFunc(f.Reasons, func(r hotspot.Reason) bool { return r.NotIssued > 0 })
+	fmt.Fprint(w, "SAMPLES\tSHARE\tNOT ISSUED\t  REASON\t  THE WARP\n")
 	shown := f.Reasons[:min(len(f.Reasons), maxReasons)]
 	for _, r := range shown {
 		e, ok := hotspot.Explain(r.Name)
 		if !ok {
 			e.Means = "-"
 		}
-		fmt.Fprintf(w, "%s\t%s\t  %s\t  %s\n", Count(r.Samples), percent(r.Share), shorten(r.Name), e.Means)
+		part := "-"
+		if idle && r.Samples > 0 && (!ok || e.State == hotspot.Waiting) {
+			part = percent(float64(r.NotIssued) / float64(r.Samples))
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t  %s\t  %s\n", Count(r.Samples), percent(r.Share), part, shorten(r.Name), e.Means)
 	}
 	if rest := f.Reasons[len(shown):]; len(rest) > 0 {
 		samples, share := uint64(0), 0.0
@@ -123,7 +169,7 @@ func writeReasons(w io.Writer, f *hotspot.Function) {
 			samples += r.Samples
 			share += r.Share
 		}
-		fmt.Fprintf(w, "%s\t%s\t  (%d more)\t\n", Count(samples), percent(share), len(rest))
+		fmt.Fprintf(w, "%s\t%s\t\t  (%d more)\t\n", Count(samples), percent(share), len(rest))
 	}
 	for _, r := range f.Reasons {
 		if e, ok := hotspot.Explain(r.Name); ok && e.State == hotspot.Waiting {

@@ -190,6 +190,19 @@ func TestEstimatedTimesAreSaid(t *testing.T) {
 	assert.Contains(t, out.String(), "2 kernels, copies and other work of the device have times that are estimated, not measured")
 }
 
+func TestContradictoryCountersAreSaid(t *testing.T) {
+	m := newMeasured()
+	m.counter("f", 0, 1, "smsp__sass_inst_executed", 1)
+	m.counter("f", 0, 1, "smsp__sass_thread_inst_executed", 33)
+	r := New()
+	r.Logs(m.logs)
+	inside := r.Inside(0, 0)
+	var out bytes.Buffer
+	require.NoError(t, inside.Write(&out))
+	assert.Contains(t, out.String(), "active lanes are not known: ")
+	assert.NotContains(t, out.String(), "33.0")
+}
+
 func TestNothingIsPrintedOfWhatWasNotMeasured(t *testing.T) {
 	r := New()
 	r.Traces(someWork("a"))
@@ -199,10 +212,14 @@ func TestNothingIsPrintedOfWhatWasNotMeasured(t *testing.T) {
 	require.NoError(t, inside.Write(&out))
 	assert.Empty(t, out.String())
 	totals := r.Totals()
-	require.NoError(t, WriteJSON(&out, &totals, &inside, 1))
+	windows := r.Windows()
+	require.NoError(t, windows.Write(&out, 0))
+	assert.Empty(t, out.String())
+	require.NoError(t, WriteJSON(&out, &totals, &windows, &inside, 1))
 	var got map[string]any
 	require.NoError(t, json.Unmarshal(out.Bytes(), &got))
 	assert.NotContains(t, got, "inside")
+	assert.NotContains(t, got, "windows")
 	kernels := got["kernels"].([]any)
 	require.Len(t, kernels, 2)
 	assert.Equal(t, map[string]any{"name": "gemm<float>", "count": 2.0, "seconds": 0.004, "max_seconds": 0.003}, kernels[0])
@@ -212,9 +229,9 @@ func TestNothingIsPrintedOfWhatWasNotMeasured(t *testing.T) {
 func TestInsideOfKernelsAsJSON(t *testing.T) {
 	r := New()
 	r.Logs(slow())
-	totals, inside := r.Totals(), r.Inside(10, 5)
+	totals, windows, inside := r.Totals(), r.Windows(), r.Inside(10, 5)
 	var out bytes.Buffer
-	require.NoError(t, WriteJSON(&out, &totals, &inside, 20))
+	require.NoError(t, WriteJSON(&out, &totals, &windows, &inside, 20))
 	golden(t, "slow.json", out.Bytes())
 	var got struct {
 		Inside struct {

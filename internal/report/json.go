@@ -20,9 +20,10 @@ type jsonReport struct {
 	Scopes   []jsonRow `json:"scopes"`
 	Graphs   uint64    `json:"graphs"`
 	// Estimated is how much device work has times that are not measured.
-	Estimated uint64      `json:"estimated"`
-	Lost      jsonLost    `json:"lost"`
-	Inside    *jsonInside `json:"inside,omitempty"`
+	Estimated uint64       `json:"estimated"`
+	Lost      jsonLost     `json:"lost"`
+	Windows   *jsonWindows `json:"windows,omitempty"`
+	Inside    *jsonInside  `json:"inside,omitempty"`
 }
 
 type jsonRow struct {
@@ -39,6 +40,51 @@ type jsonLost struct {
 	Rejected  uint64 `json:"records_rejected"`
 	LeftOut   uint64 `json:"spans_left_out"`
 	Unsampled uint64 `json:"spans_unsampled"`
+}
+
+// jsonWindows are deep windows: the sums of all, and the first ones.
+type jsonWindows struct {
+	Collected int  `json:"collected"`
+	Empty     int  `json:"without_figures"`
+	More      bool `json:"more,omitempty"`
+	// Textless are functions whose instructions have no text, since it was not ready.
+	Textless uint64 `json:"functions_without_sass"`
+	jsonFigures
+	Missing []string     `json:"missing,omitempty"`
+	List    []jsonWindow `json:"list"`
+}
+
+type jsonWindow struct {
+	ID      int64    `json:"id"`
+	PID     int64    `json:"pid,omitempty"`
+	Engines []string `json:"engines,omitempty"`
+	Cause   string   `json:"cause,omitempty"`
+	Why     string   `json:"why,omitempty"`
+	Status  string   `json:"status"`
+	Message string   `json:"message,omitempty"`
+	Closing string   `json:"closed,omitempty"`
+	StartNs int64    `json:"start_unix_nano"`
+	Seconds float64  `json:"seconds"`
+	jsonFigures
+}
+
+type jsonFigures struct {
+	PausedSeconds   float64 `json:"paused_seconds"`
+	Samples         uint64  `json:"samples"`
+	Lost            uint64  `json:"lost"`
+	Dropped         uint64  `json:"samples_dropped"`
+	NonUser         uint64  `json:"samples_non_user"`
+	HardwareFull    uint64  `json:"hardware_full"`
+	Rows            uint64  `json:"rows"`
+	Other           uint64  `json:"rows_other"`
+	RowsLost        uint64  `json:"rows_lost"`
+	Unresolved      uint64  `json:"rows_unresolved"`
+	Textless        uint64  `json:"rows_without_sass"`
+	SkippedContexts uint64  `json:"contexts_skipped"`
+	LostContexts    uint64  `json:"contexts_lost"`
+	Held            uint64  `json:"calls_held"`
+	Released        uint64  `json:"calls_released"`
+	LongestHold     float64 `json:"longest_hold_seconds"`
 }
 
 type jsonInside struct {
@@ -70,12 +116,15 @@ type jsonQuotients struct {
 	TimesIdeal        *float64 `json:"times_ideal,omitempty"`
 }
 
-// WriteJSON prints the totals, and what was measured inside kernels, as one object of JSON: at most top rows
-// (0 for all) of each kind.
-func WriteJSON(out io.Writer, t *Totals, inside *Inside, top int) error {
+// WriteJSON prints the totals, the deep windows, and what was measured inside kernels, as one object of JSON: at
+// most top rows (0 for all) of each kind.
+func WriteJSON(out io.Writer, t *Totals, windows *Windows, inside *Inside, top int) error {
 	j := jsonReport{
 		Sessions: t.Sessions, Kernels: jsonRows(t.Kernels, top), Copies: jsonRows(t.Copies, top),
 		Sets: jsonRowOf(&t.Sets), Scopes: jsonRows(t.Scopes, top), Graphs: t.Graphs, Estimated: t.Estimated, Lost: jsonLost(t.Lost),
+	}
+	if !windows.Nothing() {
+		j.Windows = jsonWindowsOf(windows, top)
 	}
 	if !inside.Empty() {
 		j.Inside = &jsonInside{Totals: inside.Totals, Unread: inside.Unread, More: inside.More}
@@ -110,6 +159,30 @@ func jsonRows(rows []Row, top int) []jsonRow {
 func jsonRowOf(r *Row) jsonRow {
 	seconds := func(d time.Duration) float64 { return d.Seconds() }
 	return jsonRow{r.Name, r.Count, seconds(r.Total), seconds(r.Max), r.Bytes, seconds(r.Device)}
+}
+
+func jsonWindowsOf(w *Windows, top int) *jsonWindows {
+	out := &jsonWindows{
+		Collected: w.Collected, Empty: w.Empty, More: w.More, Textless: w.Textless, jsonFigures: jsonFiguresOf(&w.Sum), Missing: w.Missing, List: []jsonWindow{},
+	}
+	for i := range w.List {
+		if top > 0 && i == top {
+			break
+		}
+		x := &w.List[i]
+		out.List = append(out.List, jsonWindow{
+			ID: x.ID, PID: x.PID, Engines: x.Engines, Cause: x.Cause, Why: x.Why, Status: x.Status, Message: x.Message, Closing: x.Closing,
+			StartNs: x.Start.UnixNano(), Seconds: x.Length.Seconds(), jsonFigures: jsonFiguresOf(&x.WindowFigures),
+		})
+	}
+	return out
+}
+
+func jsonFiguresOf(f *WindowFigures) jsonFigures {
+	return jsonFigures{
+		f.Paused.Seconds(), f.Samples, f.Lost, f.Dropped, f.NonUser, f.HardwareFull, f.Rows, f.Other, f.RowsLost, f.Unresolved, f.Textless,
+		f.SkippedContexts, f.LostContexts, f.Held, f.Released, f.LongestHold.Seconds(),
+	}
 }
 
 func jsonLines(lines []hotspot.Line) []jsonLine {

@@ -20,11 +20,19 @@ type Report struct {
 	// What was measured inside kernels, of all sessions together: a function is the same code in each.
 	inside *hotspot.Table
 	unread uint64
+	// Deep windows by session and number, whether some found no room, and what devices did not know.
+	windows     map[windowKey]*Window
+	windowsMore bool
+	textless    uint64
+	missing     map[string]struct{}
 }
 
 // New returns an empty report.
 func New() *Report {
-	return &Report{sessions: map[string]*session{}, inside: hotspot.New(hotspot.Limits{})}
+	return &Report{
+		sessions: map[string]*session{}, inside: hotspot.New(hotspot.Limits{}),
+		windows: map[windowKey]*Window{}, missing: map[string]struct{}{},
+	}
 }
 
 // maxNames bounds the names of one kind that are told apart in a session; the rest is other.

@@ -137,19 +137,22 @@ func cut(rows []Row, top int) (first []Row, rest Row, names int) {
 
 // shorten makes a name one short line: control characters become spaces, and of a long one the
 // beginning and the end stay.
-func shorten(name string) string {
-	name = strings.Map(func(c rune) rune {
+func shorten(name string) string { return clean(name, maxCell) }
+
+// clean is shorten for texts of another length.
+func clean(text string, most int) string {
+	text = strings.Map(func(c rune) rune {
 		if c < ' ' || c == 0x7f || c >= 0x80 && c < 0xa0 {
 			return ' '
 		}
 		return c
-	}, name)
-	if utf8.RuneCountInString(name) <= maxCell {
-		return name
+	}, text)
+	if utf8.RuneCountInString(text) <= most {
+		return text
 	}
-	runes := []rune(name)
+	runes := []rune(text)
 	const end = 20
-	return string(runes[:maxCell-end-1]) + "…" + string(runes[len(runes)-end:])
+	return string(runes[:most-end-1]) + "…" + string(runes[len(runes)-end:])
 }
 
 // Time prints a duration with three or four digits.

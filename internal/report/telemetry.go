@@ -42,6 +42,9 @@ func (r *Report) Traces(td ptrace.Traces) {
 		for _, ss := range rs.ScopeSpans().All() {
 			for _, span := range ss.Spans().All() {
 				s.spans.span(span)
+				if text(span.Attributes(), semconv.CUDAOperation) == semconv.CUDAOperationDeepWindow {
+					r.window(rs.Resource(), span.Attributes(), span.StartTimestamp(), span.EndTimestamp())
+				}
 			}
 		}
 	}
@@ -92,7 +95,7 @@ func (s *sums) span(span ptrace.Span) {
 	}
 }
 
-// Logs adds what sessions say of what was lost, and what was measured inside kernels.
+// Logs adds what sessions say of what was lost, deep windows, and what was measured inside kernels.
 func (r *Report) Logs(ld plog.Logs) {
 	for _, rl := range ld.ResourceLogs().All() {
 		s := r.resource(rl.Resource())
@@ -101,12 +104,15 @@ func (r *Report) Logs(ld plog.Logs) {
 				a := record.Attributes()
 				switch record.EventName() {
 				case semconv.EventCUDACapture:
+					r.textless += uint64(number(a, semconv.CUDACaptureFunctionsWithoutSASS))
 					s.capture.add(Lost{
 						Dropped:   uint64(number(a, semconv.CUDACaptureRecordsDropped)),
 						Rejected:  uint64(number(a, semconv.CUDACaptureRecordsRejected)),
 						LeftOut:   uint64(number(a, semconv.CUDACaptureSpansLeftOut)),
 						Unsampled: uint64(number(a, semconv.CUDACaptureSpansUnsampled)),
 					})
+				case semconv.EventCUDADeepWindow:
+					r.window(rl.Resource(), a, 0, 0)
 				case semconv.EventCUDAPCSample:
 					r.sample(a)
 				case semconv.EventCUDASASSMetric:

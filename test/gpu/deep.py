@@ -5,7 +5,7 @@
     go build -o bin/ ./cmd/gpufl && make bin/libgpufl.so
     scripts/cuda-tools .tools/cuda-tools        # or any toolkit's nvcc
     .tools/cuda-tools/13.0/bin/nvcc -O3 -lineinfo -gencode arch=compute_90,code=sm_90 -o bin/slow examples/slow/slow.cu examples/slow/kernels.cu
-    python3 test/gpu/deep.py --bin bin [--only slow,windows,status] [--keep FOLDER]
+    python3 test/gpu/deep.py --bin bin [--only slow,windows,status,profilers] [--keep FOLDER]
     python3 test/gpu/deep.py --bin bin --dry        # without a GPU: are the checks themselves right?
 
     slow     each kernel of examples/slow under the engine that must explain it: the reason or line that its code
@@ -14,6 +14,8 @@
              the loss of the first, memory does not grow, the step afterwards takes what it took before (6 minutes)
     status   a window while another process has one, without permission, while a graph is captured, at the end of the
              process, for a process that is none: one clear answer each, and no effect on the program (2 minutes)
+    profilers  a window while torch.profiler is on in the same process, while ncu has the counters in another, and a
+             traced program under ncu: collected, or one answer that names the other; neither program is changed (4 minutes)
     budget   only if asked for: with GPUFL_OVERHEAD_BUDGET of 2, 5 and 10 % a launch-bound training against
              itself untraced, in turn; counts by kernel name are exact (10 minutes)
 
@@ -95,7 +97,7 @@ def run(command, timeout=300, **settings):
 class Gpufl:
     def __init__(self, args, work):
         self.path = os.path.join(args.bin, "gpufl")
-        self.bin, self.work, self.keep = args.bin, work, args.keep
+        self.bin, self.work, self.keep, self.windows = args.bin, work, args.keep, args.windows
 
     def settings(self, name):
         """What keeps the engines' data, if it shall be kept: a folder for each run."""
@@ -183,7 +185,11 @@ def slow(gpufl):
         if not check(p.returncode == 0 and said.get("right"), f"{name}: runs, and its results are right", p.returncode, p.stdout.strip()[:200]):
             note(p.stderr.strip()[-1000:])
             continue
-        judge(name, gpufl.report(output), lines)
+        report = gpufl.report(output)
+        had = (report or {}).get("windows", {})
+        losses = {k: v for k, v in had.items() if isinstance(v, (int, float)) and v and k not in ("collected", "samples", "rows", "paused_seconds")}
+        check(had.get("collected") == 1, f"{name}: a window was collected; what it lost", had.get("samples"), "samples,", losses, *(w.get("message", "")[:300] for w in had.get("list", []) if w.get("status") != "collected"))
+        judge(name, report, lines)
 
 
 # ---- a training that is told what to do ----
@@ -242,7 +248,8 @@ class Training:
 ON_DEMAND = ["--deep-cooldown", "0s", "--deep-blackout", "0s", "--deep-per-hour", "10000", "--deep-share", "100%"]
 
 
-def windows(gpufl, count=200, length="300ms"):
+def windows(gpufl, length="300ms"):
+    count = gpufl.windows
     bare = Training([sys.executable, TRAINING])
     reference = bare.ask("cycles 5")
     bare.end()
@@ -289,6 +296,14 @@ def refused(p, what, *statuses):
     check(p.returncode == 3 and p.status in statuses and len(p.text.splitlines()) == 1, what, p.returncode, p.status, p.text[:300])
 
 
+def beside(p, what):
+    """A window beside another profiler was collected, or has 3 and the status and sentence that say who is in the way."""
+    if p.returncode == 0:
+        check(p.status == "collected", what + " is collected", p.status, p.text[:300])
+    else:
+        refused(p, what + " is told why not", "another_profiler")
+
+
 def status(gpufl):
     program = os.path.join(gpufl.bin, "slow")
     _, command = gpufl.trace("status", ON_DEMAND, [sys.executable, TRAINING])
@@ -309,10 +324,7 @@ def status(gpufl):
         first = subprocess.Popen([gpufl.path, "deep", str(t.pid), "--for", "8s", "--engine", "pc"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         time.sleep(3)
         p = gpufl.deep(u.pid, "pc", "200ms")
-        if p.returncode == 0:
-            check(True, "status: two processes at once: both have a window")
-        else:
-            refused(p, "status: another process has the counters", "another_profiler")
+        beside(p, "status: a window while another process has one")
         first.communicate(timeout=60)
         check(first.returncode == 0, "status: the first has its window all the same", first.returncode)
         check(t.ask("stop")["wrong"] == 0 and u.ask("cycles 3")["wrong"] == 0, "status: neither program noticed")
@@ -339,7 +351,7 @@ def unprivileged(gpufl, program):
     except OSError:
         restricted = False
     if os.geteuid() != 0 or not restricted or not shutil.which("setpriv"):
-        note("left out: without permission (needs root, setpriv, and a driver that restricts profiling)")
+        note("left out: without permission (needs root, setpriv, and a driver that restricts profiling); test/inject has it with a stand-in")
         return
     # nobody may read neither our folders nor write into them.
     folder = tempfile.mkdtemp(prefix="gpufl-nobody-", dir="/tmp")
@@ -354,6 +366,101 @@ def unprivileged(gpufl, program):
     text = p.stderr + (open(output).read() if os.path.exists(output) else "")
     check("no_permission" in text or "RestrictProfiling" in text, "status: without permission, and why", p.stderr.strip()[-300:])
     shutil.rmtree(folder)
+
+
+# ---- profilers ----
+
+def torch_profiler(gpufl):
+    """kineto subscribes to CUPTI and takes its activity buffers in the process that we record."""
+    bare = Training([sys.executable, TRAINING])
+    reference = bare.ask("cycles 3")
+    bare.end()
+    output, command = gpufl.trace("torch-profiler", ON_DEMAND, [sys.executable, TRAINING])
+    t = Training(command, GPUFL_DEEP="1")
+    try:
+        first = t.ask("cycles 3")
+        t.send("profile")
+        check(t.answer(120).get("profiling"), "profilers: torch.profiler is on")
+        for engine in ("pc", "sass"):
+            beside(gpufl.deep(t.pid, engine, "500ms"), f"profilers: under torch.profiler, {engine}")
+        during = t.ask("stop")
+        note(f"torch.profiler had {during['kernels']} kernels of {during['cycles']} cycles")
+        for engine in ("pc", "sass"):
+            beside(gpufl.deep(t.pid, engine, "500ms"), f"profilers: after torch.profiler, {engine}")
+        last = t.ask("cycles 3")
+        wrong = first["wrong"] + during["wrong"] + last["wrong"]
+        check(wrong == 0 and during["cycles"] > 0 and last["loss"] == reference["loss"], "profilers: results are those without us and without it", last["loss"], reference["loss"])
+        check(t.end() == 0, "profilers: the training ends by itself")
+    except (subprocess.TimeoutExpired, TimeoutError, RuntimeError):
+        t.kill()
+        raise
+    # What of the kernels is whose: either has them, and what the user is told of it.
+    report = gpufl.report(output) or {"kernels": [], "lost": {}}
+    ours = sum(k["count"] for k in report["kernels"])
+    note(f"we had {ours} kernels of {first['cycles'] + during['cycles'] + last['cycles']} cycles and the warm-up, lost {report['lost']}")
+    table.append(("torch.profiler", f"{during['kernels']} kernels of {during['cycles']} cycles", f"ours {ours}"))
+    for line in t.said().splitlines():
+        if line.startswith("gpufl"):
+            note(line[:300])
+
+
+def until_said(process, word, timeout):
+    """What a process prints until the word, which must come within timeout seconds. Its output is a pipe of bytes."""
+    said, end, pipe = b"", time.monotonic() + timeout, process.stdout.fileno()
+    while word.encode() not in said:
+        if not select.select([pipe], [], [], max(0, end - time.monotonic()))[0]:
+            raise TimeoutError(f"no {word!r} in {timeout} s: {said[-500:]}")
+        more = os.read(pipe, 1 << 16)
+        if not more:
+            raise RuntimeError(f"it ended before {word!r}: {said[-500:]}")
+        said += more
+    return said.decode(errors="replace")
+
+
+def nsight(gpufl):
+    """ncu replays each kernel with the counters for itself."""
+    ncu = shutil.which("ncu")
+    if not ncu:
+        note("left out: Nsight Compute (no ncu in PATH)")
+        return
+    program = os.path.join(gpufl.bin, "slow")
+    _, command = gpufl.trace("ncu-beside", ON_DEMAND, [sys.executable, TRAINING])
+    t = Training(command, GPUFL_DEEP="1")
+    other = None
+    try:
+        t.send("until")
+        other = subprocess.Popen([ncu, "--set", "full", program, "compute", "15"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0)
+        until_said(other, "==PROF== Profiling", 120)
+        for engine in ("pc", "sass"):
+            beside(gpufl.deep(t.pid, engine, "500ms"), f"profilers: while ncu has the counters, {engine}")
+        rest = other.stdout.read().decode(errors="replace")
+        code = other.wait(180)
+        check(code == 0, "profilers: ncu ends as ever", code, rest.strip()[-300:])
+        for engine in ("pc", "sass"):
+            p = gpufl.deep(t.pid, engine, "500ms")
+            check(p.returncode == 0, f"profilers: after ncu, {engine} is collected", p.returncode, p.status, p.text[:300])
+        check(t.ask("stop")["wrong"] == 0, "profilers: the training beside ncu is right")
+        check(t.end() == 0, "profilers: and ends by itself")
+    except (subprocess.TimeoutExpired, TimeoutError, RuntimeError):
+        t.kill()
+        raise
+    finally:
+        if other is not None and other.poll() is None:
+            other.kill()
+
+    # The program that we record under ncu: one of the two has CUPTI, and says so.
+    output, command = gpufl.trace("ncu-around", ["--deep-after", "1s", "--deep-for", "500ms"], [program, "compute", "3"])
+    p = run([ncu, "--target-processes", "all", "--launch-count", "3", *command], timeout=300)
+    check(p.returncode == 0 and '"right": true' in p.stdout.replace('"right":true', '"right": true'), "profilers: a traced program under ncu ends as ever", p.returncode, p.stdout.strip()[-300:])
+    said = [line for line in p.stderr.splitlines() if line.startswith("gpufl")]
+    refused_once = [line for line in said if "another profiler holds CUPTI" in line]
+    recorded = sum(k["count"] for k in (gpufl.report(output) or {"kernels": []})["kernels"])
+    check(bool(refused_once) != (recorded > 0), "profilers: and is recorded, or told once why not", f"{recorded} kernels", *(line[:200] for line in said))
+
+
+def profilers(gpufl):
+    torch_profiler(gpufl)
+    nsight(gpufl)
 
 
 # ---- budget ----
@@ -483,8 +590,26 @@ def dry(gpufl):
             right = good == (fault is None)
             passed &= right
             print("PASS" if right else "FAIL", f"dry: {name} with {fault or 'no'} fault is", "taken" if good else "rejected", flush=True)
+    # What comes of a window beside another profiler is judged by code, status and sentence.
+    for code, state, text, good in (
+        (0, "collected", "the window was opened and its data collected", True), (3, "another_profiler", "something else has the counters: stop it", True),
+        (0, "failed", "no", False), (1, "failed", "no", False), (3, "unsupported", "no", False), (3, "another_profiler", "two\nlines", False),
+    ):
+        results.clear()
+        beside(argparse.Namespace(returncode=code, status=state, text=text), "dry: a window")
+        right = [ok for ok, _ in results] == [good]
+        passed &= right
+        print("PASS" if right else "FAIL", f"dry: {code} {state} beside another profiler is", "taken" if good else "rejected", flush=True)
     results.clear()
     check(passed, "dry: the checks tell right from wrong")
+    with subprocess.Popen([sys.executable, "-c", "print('a', flush=True); print('now b')"], stdout=subprocess.PIPE, bufsize=0) as p:
+        check(until_said(p, "now b", 60).startswith("a\n"), "dry: a word that is waited for")
+    with subprocess.Popen([sys.executable, "-c", "print('a')"], stdout=subprocess.PIPE, bufsize=0) as p:
+        try:
+            until_said(p, "b", 60)
+            check(False, "dry: a word that never comes is noticed")
+        except RuntimeError as e:
+            check("a" in str(e), "dry: a word that never comes is noticed")
     # A training that cannot run, for want of PyTorch or a GPU, is told apart from one that hangs.
     try:
         Training([sys.executable, "-c", "import sys; sys.exit('no GPU')"])
@@ -493,14 +618,15 @@ def dry(gpufl):
         check("no GPU" in str(e), "dry: a training that ends at once is noticed")
 
 
-CASES = {"slow": slow, "windows": windows, "status": status, "budget": budget}
+CASES = {"slow": slow, "windows": windows, "status": status, "profilers": profilers, "budget": budget}
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--bin", default=os.path.join(ROOT, "bin"), help="folder with gpufl, libgpufl.so and slow")
-    p.add_argument("--only", default="slow,windows,status", help="cases, separated by commas")
+    p.add_argument("--only", default="slow,windows,status,profilers", help="cases, separated by commas")
     p.add_argument("--keep", help="leave recordings, and what the engines returned, in this folder")
+    p.add_argument("--windows", type=int, default=200, help="how many windows in a row")
     p.add_argument("--dry", action="store_true", help="check the checks, without a GPU")
     a = p.parse_args()
     a.bin = os.path.abspath(a.bin)

@@ -34,6 +34,7 @@ func TestMain(m *testing.M) {
 // engines are armed at once and collect one row.
 type engines struct{}
 
+func (engines) Ready() bool                                    { return true }
 func (engines) PausesActivity(deep.Engine) bool                { return false }
 func (engines) Pause(context.Context) error                    { return nil }
 func (engines) Resume(context.Context, bool) error             { return nil }

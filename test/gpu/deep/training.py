@@ -5,6 +5,7 @@ the same loss, whoever looks on. It does what it is told, a line on standard inp
 
     cycles N      N cycles
     until         cycles until the next line, whatever it says
+    profile       the same under torch.profiler, after a line that says that it is on
     capture S     holds the capture of a CUDA graph open for S seconds, then replays the graph
 
 The first line that it prints says that it is ready, with its process id.
@@ -21,7 +22,7 @@ import torch
 from torch.nn import functional
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "overhead"))
-from train import GPT, TOKENS, text  # noqa: E402
+from train import GPT, TOKENS, kernels, text  # noqa: E402
 
 STEPS = 20  # of a cycle
 
@@ -116,6 +117,12 @@ def main():
         elif command == "until":
             answer = training.cycles(line_is_there)
             os.read(0, 4096)
+        elif command == "profile":
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+                print(json.dumps({"profiling": True}), flush=True)
+                answer = training.cycles(line_is_there)
+                os.read(0, 4096)
+            answer["kernels"] = kernels(profiler)
         elif command == "capture":
             answer = capture(float(argument))
         else:
