@@ -14,6 +14,26 @@
 gpufl_deep_calls gpufl_deep;
 gpufl_deep_driver_calls gpufl_deep_driver;
 
+static _Atomic(const char *) under_way = "", refuser = "";
+void (*gpufl_deep_traces)(const char *function, int result, int64_t ns);
+
+const char *gpufl_deep_call(void) { return atomic_load(&under_way); }
+const char *gpufl_deep_refuser(void) { return atomic_load(&refuser); }
+
+static __thread int64_t began;
+
+void gpufl_deep_calling(const char *function) {
+  atomic_store(&under_way, function);
+  began = gpufl_monotonic();
+}
+
+int gpufl_deep_returned(const char *function, int result) {
+  atomic_store(&under_way, "");
+  if (result != GPUFL_CUPTI_SUCCESS) atomic_store(&refuser, function);
+  if (gpufl_deep_traces != NULL) gpufl_deep_traces(function, result, gpufl_monotonic() - began);
+  return result;
+}
+
 #define SYMBOL(field, symbol, parameters) {#symbol, offsetof(gpufl_deep_calls, field), false},
 static const gpufl_symbol symbols[] = {GPUFL_DEEP_SHARED(SYMBOL) GPUFL_DEEP_PC(SYMBOL) GPUFL_DEEP_SASS(SYMBOL)};
 #undef SYMBOL
@@ -272,11 +292,13 @@ void gpufl_deep_get_counts(gpufl_deep_counts *out) {
   memset(out, 0, sizeof *out);
   if (gpufl_is_child()) return;
   uint64_t waited = 0, timeouts = 0;
-  gpufl_gate_counts(&waited, &timeouts);
+  int64_t longest = 0;
+  gpufl_gate_counts(&waited, &timeouts, &longest);
   pthread_mutex_lock(&window.lock);
   *out = gpufl_window_counts;
   out->gated = waited - waited_before;
   out->gate_timeouts = timeouts - timeouts_before;
+  out->longest_hold_ns = longest;
   pthread_mutex_unlock(&window.lock);
 }
 
@@ -293,6 +315,10 @@ bool gpufl_deep_armed(void) { return atomic_load(&state) == OPEN || atomic_load(
 // destroys a context.
 static pthread_mutex_t operation = PTHREAD_MUTEX_INITIALIZER;
 
+// REST_NS is less than GPUFL_GATE_LIMIT_NS: what is done at rest begins before anybody who waits at the gate goes on.
+#define REST_NS ((int64_t)1200000000)
+
+static void let_go(void);
 static int previous_mode;
 
 // begin and finish frame an operation. What CUPTI does meanwhile on this thread may be what CUDA forbids
@@ -314,8 +340,17 @@ static int begin(void) {
 
 static void finish(void) {
   if (atomic_load(&given_up) && atomic_load(&state) == OPEN) {
-    // It came back after all, and nobody waits for it: what it armed is disarmed.
-    if (gpufl_window_config.engine == GPUFL_DEEP_PC) gpufl_pc_close(gpufl_monotonic()); else gpufl_sass_close();
+    // It came back after all, and nobody waits for it: what it armed is disarmed, if that can be done safely.
+    bool pc = gpufl_window_config.engine == GPUFL_DEEP_PC;
+    if (gpufl_window_rest(false, REST_NS)) {
+      if (pc) {
+        gpufl_pc_stop();
+        gpufl_pc_close();
+      } else {
+        gpufl_sass_close();
+      }
+    }
+    let_go();
     atomic_store(&state, ENDED);
   }
   if (gpufl_deep_driver.capture_mode != NULL && previous_mode >= 0) gpufl_deep_driver.capture_mode(&previous_mode);
@@ -326,7 +361,7 @@ static void finish(void) {
 int gpufl_deep_give_up(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   atomic_store(&given_up, true);
-  gpufl_gate_open();
+  gpufl_gate_release();
   return GPUFL_OK;
 }
 
@@ -337,7 +372,7 @@ int gpufl_deep_stuck(void) { return atomic_load(&given_up); }
 static void at_exit(void) {
   if (gpufl_is_child()) return;
   atomic_store(&exiting, true);
-  gpufl_gate_open();
+  gpufl_gate_release();
 }
 
 static pthread_once_t exit_once = PTHREAD_ONCE_INIT;
@@ -364,9 +399,9 @@ void gpufl_deep_context_ends(void *handle) {
   if (in_time) {
     gpufl_operating = true;
     if (gpufl_pc_samples(handle)) {
-      if (!gpufl_gate_close(GPUFL_SETS_ALWAYS, 200000000)) gpufl_window_count(&gpufl_window_counts.deferred, 1);
-      gpufl_pc_context_ends(handle, true);
-      gpufl_gate_open();
+      bool rest = gpufl_window_rest(false, 200000000);
+      gpufl_pc_context_ends(handle, rest);
+      let_go();
     }
   } else {
     gpufl_pc_context_ends(handle, false);
@@ -383,7 +418,11 @@ void gpufl_deep_context_ends(void *handle) {
 bool gpufl_window_idle(int64_t limit_ns) {
   const gpufl_deep_driver_calls *d = &gpufl_deep_driver;
   if (d->event_create == NULL || d->event_destroy == NULL || d->event_query == NULL || d->record_context == NULL) {
-    return false;
+    // A driver before CUDA 12.5. A launch that waits for room in a queue may be under way for longer than this.
+    gpufl_window_count(&gpufl_window_counts.not_idle, 1);
+    struct timespec moment = {0, 100000000};
+    nanosleep(&moment, NULL);
+    return true;
   }
   gpufl_context list[GPUFL_MAX_CONTEXTS];
   uint64_t more = 0;
@@ -391,8 +430,9 @@ bool gpufl_window_idle(int64_t limit_ns) {
   bool idle = more == 0;
   int64_t until = gpufl_monotonic() + limit_ns;
   for (int i = 0; i < n; i++) {
-    // The event ends a capture of its context. None can begin, and those of this context were told.
-    if (!list[i].seen || gpufl_captures() > 0 || !gpufl_enter_context(list[i].handle)) {
+    // The event ends a capture of its context. None can begin, and those of this context were told, unless it is older than
+    // our listening and so is the capture.
+    if ((!list[i].seen && !gpufl_captures_known()) || gpufl_captures() > 0 || !gpufl_enter_context(list[i].handle)) {
       idle = false;
       continue;
     }
@@ -413,20 +453,92 @@ bool gpufl_window_idle(int64_t limit_ns) {
   return idle;
 }
 
-// ---- the window ----
-
-static uint32_t sets_of(uint32_t engine) {
-  // Launches go on beside PC sampling; beside patching they must not.
-  return engine == GPUFL_DEEP_PC ? GPUFL_SET_MODULE | GPUFL_SET_CAPTURE : GPUFL_SET_LAUNCH | GPUFL_SET_MODULE | GPUFL_SET_CAPTURE;
+int gpufl_deep_contexts(void) {
+  if (gpufl_is_child() || atomic_load(&exiting)) return 0;
+  int n = gpufl_known_contexts();
+  if (n > 0) return n;
+  // One from before we listened. What the driver is asked is not the application's, and spoils no capture.
+  gpufl_context list[GPUFL_MAX_CONTEXTS];
+  uint64_t more = 0;
+  bool before = gpufl_operating;
+  int mode = GPUFL_CU_STREAM_CAPTURE_MODE_RELAXED;
+  bool relaxed = gpufl_deep_driver.capture_mode != NULL && gpufl_deep_driver.capture_mode(&mode) == 0;
+  gpufl_operating = true;
+  n = gpufl_contexts(list, &more);
+  gpufl_operating = before;
+  if (relaxed) gpufl_deep_driver.capture_mode(&mode);
+  return n;
 }
 
-// watch_launches has launches watched if they are among the sets. One that began before that is not known, so it
-// gets a moment to end; the wait for the contexts to be idle is for those that wait for the device.
-static void watch_launches(uint32_t sets) {
-  gpufl_watch(sets | GPUFL_SETS_ALWAYS);
-  if ((sets & GPUFL_SET_LAUNCH) == 0) return;
+// ---- the window ----
+
+// settled: at rest, and CUPTI has no records to work at. With operation.
+static bool settled;
+
+static void let_go(void) {
+  if (settled) gpufl_flush_end();
+  settled = false;
+  gpufl_gate_open();
+}
+
+bool gpufl_window_rest(bool idle, int64_t limit_ns) {
+  int64_t until = gpufl_monotonic() + (limit_ns < REST_NS ? limit_ns : REST_NS);
+  if (gpufl_gate_close(GPUFL_SETS_ALL, until - gpufl_monotonic()) && (!idle || gpufl_window_idle(until - gpufl_monotonic())) && gpufl_gate_hold()) {
+    gpufl_flush_begin();
+    settled = true;
+    return true;
+  }
+  let_go();
+  return false;
+}
+
+// rest_until tries until a time: between two tries the application goes on.
+static bool rest_until(bool idle, int64_t until) {
+  for (;;) {
+    if (gpufl_window_rest(idle, until - gpufl_monotonic())) return true;
+    if (gpufl_monotonic() >= until || atomic_load(&exiting) || atomic_load(&given_up)) return false;
+    nap();
+  }
+}
+
+// used: a window was opened once in this process.
+static atomic_bool used;
+static bool watching, paused; // with operation
+
+// watch_launches has all launches told. One that began before that is not known: it has ended once the contexts are idle and a
+// moment has gone. The answer says whether there can be such.
+static bool watch_launches(void) {
+  if (watching) return false;
+  gpufl_watch(GPUFL_SETS_ALL);
+  watching = true;
   struct timespec moment = {0, 2000000};
   nanosleep(&moment, NULL);
+  return true;
+}
+
+static void watch_no_more(void) {
+  if (paused) return;
+  gpufl_watch(GPUFL_SETS_ALWAYS);
+  watching = false;
+}
+
+int gpufl_quiet_begin(int64_t limit_ns) {
+  if (!atomic_load(&used) || !gpufl_listens() || atomic_load(&given_up) || atomic_load(&exiting)) return 0;
+  int result = begin();
+  if (result != GPUFL_OK) return 0;
+  bool fresh = watch_launches();
+  if (rest_until(fresh, gpufl_monotonic() + limit_ns)) return 1;
+  watch_no_more();
+  finish();
+  return GPUFL_RESTLESS;
+}
+
+void gpufl_quiet_end(int quiet, int pausing) {
+  if (quiet != 1) return;
+  let_go();
+  if (pausing >= 0) paused = pausing;
+  if (atomic_load(&state) != OPEN) watch_no_more();
+  finish();
 }
 
 static bool sound(const gpufl_deep_config *c) {
@@ -459,25 +571,33 @@ int gpufl_deep_open(const gpufl_deep_config *config) {
     finish();
     return result;
   }
-  gpufl_gate_counts(&waited_before, &timeouts_before);
-  uint32_t sets = sets_of(config->engine);
-  watch_launches(sets);
-  if (!gpufl_gate_close(sets, config->limit_ns)) {
+  int64_t ignored;
+  gpufl_gate_counts(&waited_before, &timeouts_before, &ignored);
+  gpufl_gate_begin();
+  int64_t until = gpufl_monotonic() + config->limit_ns;
+  atomic_store(&used, true);
+  watch_launches();
+  if (!gpufl_gate_close(GPUFL_SETS_ALWAYS, config->limit_ns)) {
     result = GPUFL_RESTLESS;
   } else if (gpufl_captures() > 0) {
     result = GPUFL_CAPTURE;
   } else if (config->engine == GPUFL_DEEP_PC) {
+    // The application goes on while contexts are armed, which can take a second.
     result = gpufl_pc_open();
+    let_go();
+    if (result == GPUFL_OK) {
+      bool rest = rest_until(true, until);
+      result = !rest ? GPUFL_RESTLESS : gpufl_captures() > 0 ? GPUFL_CAPTURE : gpufl_pc_start();
+      if (result != GPUFL_OK) gpufl_pc_close();
+    }
   } else {
-    // Patches take hold of kernels only when none is under way: with work in the queues a window may
-    // count nothing, and says so.
-    if (!gpufl_window_idle(config->limit_ns)) gpufl_window_count(&gpufl_window_counts.not_idle, 1);
-    result = gpufl_sass_open();
+    // Patches take hold of kernels only when none is under way.
+    result = rest_until(true, until) ? gpufl_sass_open() : GPUFL_RESTLESS;
   }
   if (result == GPUFL_OK) atomic_store(&state, OPEN);
-  gpufl_gate_open();
-  gpufl_watch(GPUFL_SETS_ALWAYS);
+  let_go();
   if (result != GPUFL_OK) {
+    watch_no_more();
     pthread_mutex_lock(&window.lock);
     release();
     pthread_mutex_unlock(&window.lock);
@@ -495,12 +615,17 @@ int gpufl_deep_collect(int *more) {
   } else if (gpufl_window_config.engine == GPUFL_DEEP_PC) {
     // A module that takes its time is no reason to keep the others waiting: the samples stay where they
     // are until the next time.
-    if (gpufl_gate_close(GPUFL_SET_MODULE | GPUFL_SET_CAPTURE, 50000000)) {
+    if (gpufl_gate_close(GPUFL_SETS_ALWAYS, 50000000)) {
       result = gpufl_pc_collect(more);
     } else {
       gpufl_window_count(&gpufl_window_counts.deferred, 1);
     }
-    gpufl_gate_open();
+    let_go();
+    // Contexts that are new wait for the next time if there is no rest.
+    if (gpufl_pc_waits() && gpufl_window_rest(true, 200000000)) {
+      if (gpufl_captures() == 0) gpufl_pc_start();
+      let_go();
+    }
   }
   finish();
   return result;
@@ -516,18 +641,31 @@ int gpufl_deep_close(int64_t limit_ns) {
   // Disarming may be what ends a capture, so captures come first, as long as they may take.
   int64_t until = gpufl_monotonic() + limit_ns;
   while (gpufl_captures() > 0 && gpufl_monotonic() < until && !atomic_load(&exiting)) nap();
-  uint32_t sets = sets_of(gpufl_window_config.engine);
-  watch_launches(sets);
-  if (!gpufl_gate_close(sets, until - gpufl_monotonic())) gpufl_window_count(&gpufl_window_counts.deferred, 1);
-  if (gpufl_window_config.engine == GPUFL_DEEP_PC) {
-    result = gpufl_pc_close(gpufl_monotonic() + limit_ns);
+  bool pc = gpufl_window_config.engine == GPUFL_DEEP_PC;
+  // All launches are known by now, so none has to be awaited but those under way, if the contexts do not become idle soon; reading
+  // counts waits for the device.
+  int64_t soon = gpufl_monotonic() + limit_ns / 4;
+  if (!rest_until(true, soon < until ? soon : until) && !rest_until(false, until)) {
+    finish();
+    return atomic_load(&exiting) ? GPUFL_EXITING : GPUFL_RESTLESS;
+  }
+  if (pc) {
+    result = gpufl_pc_stop();
+    let_go();
+    if (!gpufl_gate_close(GPUFL_SETS_ALWAYS, 200000000)) gpufl_window_count(&gpufl_window_counts.deferred, 1);
+    int answer = gpufl_pc_drain(gpufl_monotonic() + limit_ns);
+    if (result == GPUFL_OK) result = answer;
+    let_go();
+    // Disabling beside launches locks up as stopping does. Nothing is sampled any more, so there is time.
+    rest_until(false, INT64_MAX);
+    answer = gpufl_pc_close();
+    if (result == GPUFL_OK) result = answer;
   } else {
-    if (!gpufl_window_idle(until - gpufl_monotonic())) gpufl_window_count(&gpufl_window_counts.not_idle, 1);
     result = gpufl_sass_close();
   }
   atomic_store(&state, ENDED);
-  gpufl_gate_open();
-  gpufl_watch(GPUFL_SETS_ALWAYS);
+  let_go();
+  watch_no_more();
   finish();
   return result;
 }

@@ -33,6 +33,14 @@ const (
 	MinPeriodLog2 = 5  // a sample every 32 cycles
 	MaxPeriodLog2 = 31 // a sample every two thousand million cycles
 
+	// DefaultPeriodLog2 is a sample every 65,536 cycles of each multiprocessor: some 4 million a second of an
+	// H200. What CUPTI 13.0 chooses by itself fills its buffer of 512 MiB in less than 50 ms there, and what finds
+	// no room is gone.
+	DefaultPeriodLog2 = 16
+	// DefaultHardwareBytes is for some 0.4 s of such samples; CUPTI empties it every 0.1 s. The application's launches wait
+	// while it is allocated and freed, 512 MiB for 0.3 s and more.
+	DefaultHardwareBytes = 64 << 20
+
 	DefaultMaxRows    = 200_000
 	DefaultCubinBytes = 256 << 20
 	DefaultOpenLimit  = 10 * time.Second
@@ -50,12 +58,12 @@ var DefaultMetrics = []string{
 	"smsp__sass_sectors_mem_global_ideal",
 }
 
-// DeepConfig says what a window shall see. The zero value samples program counters as CUPTI sees fit.
+// DeepConfig says what a window shall see. The zero value samples program counters.
 type DeepConfig struct {
 	Engine Engine
 
-	// PeriodLog2 is the sampling period as a power of two of cycles, MinPeriodLog2 to MaxPeriodLog2; 0
-	// leaves it to CUPTI. PC sampling.
+	// PeriodLog2 is the sampling period as a power of two of cycles, MinPeriodLog2 to MaxPeriodLog2 (default
+	// DefaultPeriodLog2). PC sampling.
 	PeriodLog2 int
 	// Reasons are the stall reasons to tell apart, by CUPTI's names; empty for all. A name that the
 	// device does not know is left out: see DeepResult.Missing. PC sampling.
@@ -63,11 +71,12 @@ type DeepConfig struct {
 	// Serialize runs one kernel at a time and tells which launch a sample belongs to. It slows what runs
 	// side by side. PC sampling.
 	Serialize bool
-	// ScratchBytes and HardwareBytes are the sizes of CUPTI's buffers, in host and device memory; 0
-	// leaves them to CUPTI (1 MiB and 512 MiB). PC sampling.
+	// ScratchBytes and HardwareBytes are the sizes of CUPTI's buffers, in host and device memory; 0 leaves
+	// the first to CUPTI (1 MiB) and is DefaultHardwareBytes for the other. PC sampling.
 	ScratchBytes, HardwareBytes int64
 
-	// Metrics are the names of what is counted; empty for DefaultMetrics. EngineSASS.
+	// Metrics are the names of what is counted; empty for DefaultMetrics. CUPTI can be told once in the life of a process:
+	// later windows may ask for the same or for some of them. EngineSASS.
 	Metrics []string
 	// LazyPatching patches a kernel when it is first launched in the window, instead of all kernels of
 	// all modules when it opens. EngineSASS.
@@ -135,14 +144,14 @@ type DeepTotals struct {
 	// Contexts were watched. SkippedContexts were not: PC sampling watches one of each device.
 	// LostContexts were destroyed before they could be asked for the rest.
 	Contexts, SkippedContexts, LostContexts uint64
-	// NotIdle counts how often, when a window of EngineSASS opened or closed, the contexts had work
-	// under way, or it could not be told (without cuCtxRecordEvent, CUDA 12.5, or for contexts from before Open).
-	// What was under way then is not counted or not whole.
+	// NotIdle counts how often, when a window opened, it could not be told whether the contexts had work under
+	// way: without cuCtxRecordEvent, CUDA 12.5. What was under way then may not be counted whole.
 	NotIdle uint64
 	// Deferred counts calls of Drain that came while a module was loaded or unloaded and left it for
 	// the next. Gated counts calls of the application that had to wait for one of ours, GateTimeouts
-	// those that went on before it had ended.
+	// those that went on before it had ended. LongestHold is the longest that one waited.
 	Deferred, Gated, GateTimeouts uint64
+	LongestHold                   time.Duration
 	// NamesKept counts the texts that CUPTI handed over and that may still be in use by it: they are
 	// not freed.
 	NamesKept uint64
@@ -159,7 +168,7 @@ type DeepResult struct {
 	Missing []string
 	Rows    []DeepRow
 	Totals  DeepTotals
-	// PeriodLog2 is the sampling period in use where it was set, else 0.
+	// PeriodLog2 is the sampling period as a power of two of cycles; 0 for EngineSASS.
 	PeriodLog2 int
 	// Problem is set where the window did not end as it should; what it has is good all the same.
 	Problem *Status

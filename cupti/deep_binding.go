@@ -31,6 +31,7 @@ const (
 	rcGivenUp     = C.GPUFL_GIVEN_UP
 	rcRestless    = C.GPUFL_RESTLESS
 	rcDevice      = C.GPUFL_DEVICE
+	rcFixed       = C.GPUFL_FIXED
 
 	cuptiInvalidOperation = C.GPUFL_CUPTI_ERROR_INVALID_OPERATION
 	cuptiOutOfMemory      = C.GPUFL_CUPTI_ERROR_OUT_OF_MEMORY
@@ -54,7 +55,9 @@ var (
 )
 
 func coreDeepSupported(e Engine) int { return int(C.gpufl_deep_supported(C.int(e))) }
+func coreDeepContexts() int          { return int(C.gpufl_deep_contexts()) }
 func coreDeepObstacle() string       { return C.GoString(C.gpufl_deep_obstacle()) }
+func coreDeepCall() string           { return C.GoString(C.gpufl_deep_call()) }
 func coreDeepEnd()                   { C.gpufl_deep_end() }
 func coreDeepGiveUp()                { C.gpufl_deep_give_up() }
 func coreDeepStuck() bool            { return C.gpufl_deep_stuck() != 0 }
@@ -143,6 +146,7 @@ func coreDeepTotals() DeepTotals {
 		LostRows: uint64(raw.lost_rows), LostValue: uint64(raw.lost_value), LostNames: uint64(raw.lost_names), Broken: uint64(raw.broken),
 		Contexts: uint64(raw.contexts), SkippedContexts: uint64(raw.skipped_contexts), LostContexts: uint64(raw.lost_contexts),
 		Deferred: uint64(raw.deferred), NotIdle: uint64(raw.not_idle), Gated: uint64(raw.gated), GateTimeouts: uint64(raw.gate_timeouts), NamesKept: uint64(raw.names_kept),
+		LongestHold: time.Duration(raw.longest_hold_ns),
 	}
 }
 

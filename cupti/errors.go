@@ -15,6 +15,8 @@ var (
 	ErrForked = errors.New("cupti: forked from a process that records")
 	// ErrTooDeep says that the thread has no room for another scope.
 	ErrTooDeep = errors.New("cupti: too many scopes are open on this thread")
+	// ErrFull says that a window has no room for more figures: those that it has are whole.
+	ErrFull = errors.New("cupti: the window has no room for more figures")
 	// ErrNotDetached says that recording stopped and CUPTI stays attached to the driver, which may
 	// cost a little until the process ends.
 	ErrNotDetached = errors.New("cupti: could not be detached from the driver")

@@ -11,7 +11,8 @@
 // freed names, and patching code while kernels are launched can lock up. So, for as long as one of
 // our operations runs, the application's calls of the sets in question wait at a gate. It is no lock: a
 // call that has waited long enough goes on, since what we do may depend on something that its thread
-// holds.
+// holds. Only while CUPTI does what locks up with a launch, which takes a second where it has to allocate much, is
+// long enough much longer.
 
 __thread bool gpufl_operating;
 
@@ -20,14 +21,17 @@ __thread bool gpufl_operating;
 // watched are not known.
 enum { SETS = 3 };
 #define LONGEST_CALL_NS ((int64_t)120 * 1000000000)
+#define LONGEST_CRITICAL_NS ((int64_t)60 * 1000000000)
 static struct {
   pthread_mutex_t lock;
   pthread_cond_t changed;
   uint32_t closed; // sets
+  bool critical;   // CUPTI does what must not meet a launch
   uint32_t inside[SETS];
   _Atomic uint32_t life[SETS]; // changes when those inside are forgotten
   int64_t last[SETS];  // when a call last began
   uint64_t waited, timeouts;
+  int64_t longest; // wait of a call since gpufl_gate_begin
 } gate = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -77,13 +81,21 @@ void gpufl_gate_enter(uint32_t one, uint32_t life) {
   } else {
     if ((gate.closed & 1u << set) != 0 && life == gate.life[set]) {
       gate.waited++;
+      int64_t began = gpufl_monotonic();
       struct timespec until = after(GPUFL_GATE_LIMIT_NS);
       while ((gate.closed & 1u << set) != 0 && life == gate.life[set]) {
         if (pthread_cond_timedwait(&gate.changed, &gate.lock, &until) == ETIMEDOUT) {
+          if (gate.critical && gpufl_monotonic() - began < LONGEST_CRITICAL_NS) {
+            until = after(100000000);
+            continue;
+          }
           if ((gate.closed & 1u << set) != 0) gate.timeouts++;
+          if (gpufl_deep_is_given_up()) gate.closed = 0; // it hangs once more: nobody else shall wait for it
           break;
         }
       }
+      int64_t took = gpufl_monotonic() - began;
+      if (took > gate.longest) gate.longest = took;
     }
     mine.depth = 0;
     if (life == gate.life[set]) {
@@ -128,10 +140,6 @@ bool gpufl_gate_close(uint32_t sets, int64_t limit_ns) {
   pthread_once(&once, first);
   struct timespec until = after(limit_ns);
   pthread_mutex_lock(&gate.lock);
-  if (gpufl_deep_is_given_up()) {
-    pthread_mutex_unlock(&gate.lock);
-    return false;
-  }
   gate.closed = sets;
   while (!quiet(sets)) {
     if (pthread_cond_timedwait(&gate.changed, &gate.lock, &until) == ETIMEDOUT) break;
@@ -145,13 +153,25 @@ bool gpufl_gate_close(uint32_t sets, int64_t limit_ns) {
   return rest;
 }
 
-void gpufl_gate_open(void) {
+bool gpufl_gate_hold(void) {
+  pthread_mutex_lock(&gate.lock);
+  gate.critical = quiet(gate.closed);
+  bool held = gate.critical;
+  pthread_mutex_unlock(&gate.lock);
+  return held;
+}
+
+static void open_gate(bool anyway) {
   pthread_once(&once, first);
   pthread_mutex_lock(&gate.lock);
-  gate.closed = 0;
+  if (anyway) gate.critical = false;
+  if (!gate.critical) gate.closed = 0;
   pthread_cond_broadcast(&gate.changed);
   pthread_mutex_unlock(&gate.lock);
 }
+
+void gpufl_gate_open(void) { open_gate(true); }
+void gpufl_gate_release(void) { open_gate(false); }
 
 void gpufl_gate_forget(uint32_t sets) {
   pthread_mutex_lock(&gate.lock);
@@ -161,8 +181,15 @@ void gpufl_gate_forget(uint32_t sets) {
   pthread_mutex_unlock(&gate.lock);
 }
 
-void gpufl_gate_counts(uint64_t *waited, uint64_t *timeouts) {
+void gpufl_gate_begin(void) {
   pthread_mutex_lock(&gate.lock);
+  gate.longest = 0;
+  pthread_mutex_unlock(&gate.lock);
+}
+
+void gpufl_gate_counts(uint64_t *waited, uint64_t *timeouts, int64_t *longest) {
+  pthread_mutex_lock(&gate.lock);
+  *longest = gate.longest;
   *waited = gate.waited;
   *timeouts = gate.timeouts;
   pthread_mutex_unlock(&gate.lock);

@@ -9,7 +9,8 @@
  * owner that cannot wait calls them on a thread that it can give up, and says so with
  * gpufl_deep_give_up.
  *
- * Application threads are never kept waiting longer than GPUFL_GATE_LIMIT_NS at a time.
+ * Application threads are never kept waiting longer than GPUFL_GATE_LIMIT_NS at a time, except while CUPTI does what
+ * would lock up with them.
  */
 #ifndef GPUFL_DEEP_H
 #define GPUFL_DEEP_H
@@ -29,6 +30,7 @@ enum {
   GPUFL_EXITING = -25,     /* the process ends */
   GPUFL_GIVEN_UP = -26,    /* an operation never came back */
   GPUFL_RESTLESS = -27,    /* the application's calls came to no rest in time */
+  GPUFL_FIXED = -29,       /* an earlier window chose other SASS metrics, and a process cannot choose twice */
   GPUFL_DEVICE = -28,      /* the device is set up so that it cannot: gpufl_deep_obstacle */
 };
 
@@ -36,6 +38,10 @@ enum {
 
 /* gpufl_deep_supported: whether the loaded library has the engine at all. */
 int gpufl_deep_supported(int engine);
+
+/* gpufl_deep_contexts: how many contexts there are that a window could look into. It asks the driver, which may
+ * be busy for seconds with a context that is being made. */
+int gpufl_deep_contexts(void);
 
 /* gpufl_deep_obstacle names what in a device's setup ruled the last window out: "architecture", "sli",
  * "vGPU", "confidential computing", "mining processor", "WSL"; "" if nothing did. */
@@ -71,18 +77,29 @@ int gpufl_deep_collect(int *more);
 int gpufl_deep_read(gpufl_deep_row *rows, int n);
 
 /* gpufl_deep_close takes the rest and disarms. Rows, names and counts stay until gpufl_deep_end. The answer is
- * the first refusal of CUPTI's; disarmed is all the same what can be. */
+ * the first refusal of CUPTI's; disarmed is all the same what can be. After GPUFL_RESTLESS the window is still open and armed:
+ * the application's calls came to no rest in limit_ns, and disarming beside them could lock them up. Try again. */
 int gpufl_deep_close(int64_t limit_ns);
 
 /* gpufl_deep_end forgets the window after gpufl_deep_close. */
 int gpufl_deep_end(void);
 
 /* gpufl_deep_give_up says that the operation under way will not be waited for: everything here answers
- * GPUFL_GIVEN_UP from now on, and nobody waits at the gate any more. */
+ * GPUFL_GIVEN_UP from now on, and nobody waits at the gate any more, unless CUPTI is at what would lock up
+ * with a launch. */
 int gpufl_deep_give_up(void);
 
 /* gpufl_deep_stuck: whether that was said. */
 int gpufl_deep_stuck(void);
+
+/* gpufl_deep_call is the function of CUPTI's that has been called for a window and has not returned; "" if there is none. */
+const char *gpufl_deep_call(void);
+
+/* gpufl_deep_refuser is the one that last refused something. */
+const char *gpufl_deep_refuser(void);
+
+/* gpufl_deep_traces, if it is not NULL, is told of each of these calls: for measurements. */
+extern void (*gpufl_deep_traces)(const char *function, int result, int64_t ns);
 
 /* The texts of a window: NULL beyond the last. They stay until gpufl_deep_end. */
 const char *gpufl_deep_function(uint32_t index);
@@ -97,6 +114,7 @@ typedef struct {
   uint64_t lost_rows, lost_value, lost_names, broken;
   uint64_t contexts, skipped_contexts, lost_contexts;
   uint64_t deferred, not_idle, gated, gate_timeouts, names_kept;
+  int64_t longest_hold_ns; /* that a call of the application waited */
 } gpufl_deep_counts;
 
 /* gpufl_deep_get_counts: since gpufl_deep_open. */

@@ -30,6 +30,11 @@ typedef struct {
 extern gpufl_deep_calls gpufl_deep;
 extern gpufl_deep_driver_calls gpufl_deep_driver;
 
+/* GPUFL_DEEP_CALL calls one of gpufl_deep's functions, and leaves word of it in case it never returns or refuses. */
+#define GPUFL_DEEP_CALL(field, p) (gpufl_deep_calling(#field), gpufl_deep_returned(#field, gpufl_deep.field(p)))
+void gpufl_deep_calling(const char *function);
+int gpufl_deep_returned(const char *function, int result);
+
 /* gpufl_deep_load looks the functions up in a library that gpufl_load has taken. */
 void gpufl_deep_load(void *library);
 void gpufl_deep_load_driver(void *library);
@@ -41,11 +46,24 @@ bool gpufl_deep_is_given_up(void);
 /* ---- callbacks (cupti.c) ---- */
 
 /* Sets of the driver's functions. Calls about modules and captures are rare and always watched, where windows may
- * come; launches only while a window of SASS metrics opens or closes. */
-enum { GPUFL_SET_LAUNCH = 1, GPUFL_SET_MODULE = 2, GPUFL_SET_CAPTURE = 4, GPUFL_SETS_ALWAYS = GPUFL_SET_MODULE | GPUFL_SET_CAPTURE };
+ * come; launches, copies among them, from when a window opens until it has closed. */
+enum { GPUFL_SET_LAUNCH = 1, GPUFL_SET_MODULE = 2, GPUFL_SET_CAPTURE = 4, GPUFL_SETS_ALWAYS = GPUFL_SET_MODULE | GPUFL_SET_CAPTURE, GPUFL_SETS_ALL = GPUFL_SETS_ALWAYS | GPUFL_SET_LAUNCH };
 
 /* gpufl_watch has CUPTI tell of the functions in these sets, and no more of the others. */
 void gpufl_watch(uint32_t sets);
+
+/* Once a window has been open, CUPTI 13.0 locks up with launches also where kinds of activity are switched. gpufl_quiet_begin has
+ * launches wait until gpufl_quiet_end: 1 if they do, 0 if there is no need to, GPUFL_RESTLESS if they came to no rest in
+ * limit_ns, and then nothing should be switched. gpufl_quiet_end takes that answer; pausing is 1 where a window follows that must
+ * know all launches, 0 where it is over, else -1. */
+int gpufl_quiet_begin(int64_t limit_ns);
+void gpufl_quiet_end(int quiet, int pausing);
+#define GPUFL_QUIET_NS ((int64_t)5 * 1000000000)
+
+/* Between gpufl_flush_begin, which flushes, and gpufl_flush_end nobody else does: a thread of CUPTI's that works at records
+ * locks up with what rearranges things. */
+void gpufl_flush_begin(void);
+void gpufl_flush_end(void);
 
 /* gpufl_deep_watch_exit has windows end at exit. It is called as gpufl_open listens: whoever registers for the exit after that, as
  * the injection library does, is called before, and can still close a window in order. */
@@ -68,10 +86,18 @@ void gpufl_gate_exit(void);
 /* gpufl_gate_close lets no further call of these sets begin and waits until those inside have ended; false
  * if they have not in time, and then it stays closed all the same until gpufl_gate_open. */
 bool gpufl_gate_close(uint32_t sets, int64_t limit_ns);
+/* gpufl_gate_hold is for what CUPTI must not be asked to do beside those calls: if none is inside, nobody who waits goes on until
+ * gpufl_gate_open, whose caller is the one that held. False if one is. */
+bool gpufl_gate_hold(void);
 void gpufl_gate_open(void);
+/* gpufl_gate_release opens it unless it is held. */
+void gpufl_gate_release(void);
 /* gpufl_gate_forget forgets who is inside: those whose end will not be told. */
 void gpufl_gate_forget(uint32_t sets);
-void gpufl_gate_counts(uint64_t *waited, uint64_t *timeouts);
+/* gpufl_gate_counts: how many calls waited ever, and how many went on before the gate was open; the longest wait in ns
+ * since gpufl_gate_begin. */
+void gpufl_gate_begin(void);
+void gpufl_gate_counts(uint64_t *waited, uint64_t *timeouts, int64_t *longest);
 
 /* gpufl_operating: the calling thread is inside one of our own operations, and what CUPTI tells on it
  * is our doing. */
@@ -88,6 +114,8 @@ void gpufl_resources_lose(void);
 void gpufl_on_resource(uint32_t cbid, const void *data);
 void gpufl_on_capture(bool begins, const gpufl_callback_data *call);
 uint32_t gpufl_captures(void);
+/* gpufl_captures_known: captures have been told for so long that none can be under way of which only the end is told. */
+bool gpufl_captures_known(void);
 
 enum { GPUFL_MAX_CONTEXTS = 64 };
 typedef struct {
@@ -96,6 +124,9 @@ typedef struct {
   bool seen;        /* its creation was told, and so were its captures */
   bool ending;      /* and so is its end */
 } gpufl_context;
+
+/* gpufl_known_contexts is how many contexts have been told of; it asks nobody. */
+int gpufl_known_contexts(void);
 
 /* gpufl_contexts copies the contexts that exist; *more gets how many had no room. */
 int gpufl_contexts(gpufl_context out[GPUFL_MAX_CONTEXTS], uint64_t *more);
@@ -128,6 +159,11 @@ extern gpufl_deep_config gpufl_window_config;
  * time, or if it cannot be known without harm. The gate is closed. */
 bool gpufl_window_idle(int64_t limit_ns);
 
+/* gpufl_window_rest closes the gate on all sets and waits until the application is in none of those calls; with idle
+ * also until its contexts have done what was launched. False if they have not, at the latest after limit_ns and well before the first that
+ * waits at the gate goes on: then the gate is open again. Where it is true the caller opens the gate, soon. */
+bool gpufl_window_rest(bool idle, int64_t limit_ns);
+
 int64_t gpufl_monotonic(void);
 
 /* gpufl_enter_context makes a context the calling thread's, gpufl_leave_context undoes that if it did. */
@@ -136,15 +172,25 @@ void gpufl_leave_context(bool entered);
 
 /* ---- the engines ---- */
 
+/* gpufl_pc_open arms contexts, gpufl_pc_start has those that are armed sampled, gpufl_pc_stop no more: only at rest.
+ * Both take all contexts; the answer is the first refusal, but of gpufl_pc_start only if none is sampled. */
 int gpufl_pc_open(void);
+int gpufl_pc_start(void);
+int gpufl_pc_stop(void);
+/* gpufl_pc_collect arms contexts that are new as well. gpufl_pc_waits: some wait for gpufl_pc_start. */
 int gpufl_pc_collect(int *more);
-int gpufl_pc_close(int64_t until); /* of gpufl_monotonic; what is left then is counted */
+bool gpufl_pc_waits(void);
+/* gpufl_pc_drain takes what is left, of gpufl_monotonic until then; what remains is counted. gpufl_pc_close disarms. */
+int gpufl_pc_drain(int64_t until);
+int gpufl_pc_close(void);
 bool gpufl_pc_samples(void *handle);
-/* in_time: the caller has the operation to itself; else the context is only given up. */
-void gpufl_pc_context_ends(void *handle, bool in_time);
+/* at_rest: the caller has the operation to itself, and the application rests; else the context is only given up. */
+void gpufl_pc_context_ends(void *handle, bool at_rest);
 
 int gpufl_sass_open(void);
 int gpufl_sass_close(void);
+/* gpufl_sass_forget is when CUPTI has forgotten its configuration, by cuptiFinalize. */
+void gpufl_sass_forget(void);
 void gpufl_sass_context_ends(void *handle);
 const char *gpufl_sass_obstacle(void);
 

@@ -291,6 +291,14 @@ static void add_primary(void) {
   }
 }
 
+int gpufl_known_contexts(void) {
+  pthread_mutex_lock(&contexts.lock);
+  int n = 0;
+  for (int i = 0; i < contexts.n; i++) n += !contexts.all[i].ending;
+  pthread_mutex_unlock(&contexts.lock);
+  return n;
+}
+
 int gpufl_contexts(gpufl_context out[GPUFL_MAX_CONTEXTS], uint64_t *more) {
   add_primary();
   pthread_mutex_lock(&contexts.lock);
@@ -378,7 +386,17 @@ void gpufl_on_resource(uint32_t cbid, const void *data) {
   }
 }
 
+// A capture that began before it would have been told is over by then, in all likelihood.
+#define LONGEST_CAPTURE_NS ((int64_t)5 * 1000000000)
+static _Atomic int64_t told_since;
+
+bool gpufl_captures_known(void) {
+  int64_t since = atomic_load(&told_since);
+  return since != 0 && gpufl_monotonic() - since > LONGEST_CAPTURE_NS;
+}
+
 void gpufl_resources_open(uint64_t max_bytes) {
+  atomic_store(&told_since, gpufl_monotonic());
   pthread_mutex_lock(&store.lock);
   store.open = true;
   store.limit = max_bytes;
@@ -398,6 +416,7 @@ void gpufl_resources_close(void) {
 }
 
 void gpufl_resources_lose(void) {
+  atomic_store(&told_since, 0);
   pthread_mutex_lock(&store.lock);
   for (uint32_t i = 0; i < store.num_images; i++) store.images[i].loaded = 0;
   store.num_modules = 0;

@@ -25,6 +25,7 @@ typedef struct {
   void *handle;
   int32_t device;
   atomic_bool lost; // it goes away while an operation is under way: not to be touched any more
+  bool started, refused; // by cuptiPCSamplingStart
   size_t num_reasons;
   uint32_t index[MAX_REASONS]; // of the device's reasons
   uint32_t name[MAX_REASONS];  // the window's index for each
@@ -194,7 +195,7 @@ static int ask(sampled *s, bool force, int64_t until, size_t *left) {
   for (int idle = 0; idle < 3;) {
     clear_batch(&s->asked, s->num_reasons);
     gpufl_pc_get_data p = {.size = GPUFL_SIZE_TO(gpufl_pc_get_data, pcSamplingData), .ctx = s->handle, .pcSamplingData = &s->asked.data};
-    int result = gpufl_deep.pc_get_data(&p);
+    int result = GPUFL_DEEP_CALL(pc_get_data, &p);
     bool full = result == GPUFL_CUPTI_ERROR_OUT_OF_MEMORY && s->asked.data.hardwareBufferFull;
     if (result != GPUFL_CUPTI_SUCCESS && !full) return result;
     if (full) gpufl_window_count(&gpufl_window_counts.hardware_full, 1);
@@ -212,7 +213,7 @@ static int ask(sampled *s, bool force, int64_t until, size_t *left) {
 static int learn_reasons(sampled *s) {
   size_t n = 0;
   gpufl_pc_num_reasons count = {.size = GPUFL_SIZE_TO(gpufl_pc_num_reasons, numStallReasons), .ctx = s->handle, .numStallReasons = &n};
-  int result = gpufl_deep.pc_num_reasons(&count);
+  int result = GPUFL_DEEP_CALL(pc_num_reasons, &count);
   if (result != GPUFL_CUPTI_SUCCESS) return result;
   // None is what CUPTI says when somebody else samples.
   if (n == 0) return GPUFL_CUPTI_ERROR_HARDWARE_BUSY;
@@ -226,7 +227,7 @@ static int learn_reasons(sampled *s) {
   }
   for (size_t i = 0; i < n; i++) names[i] = texts + i * GPUFL_CUPTI_STALL_REASON_STRING_SIZE;
   gpufl_pc_reasons list = {.size = GPUFL_SIZE_TO(gpufl_pc_reasons, stallReasons), .ctx = s->handle, .numStallReasons = n, .stallReasonIndex = s->index, .stallReasons = names};
-  result = gpufl_deep.pc_reasons(&list);
+  result = GPUFL_DEEP_CALL(pc_reasons, &list);
   for (size_t i = 0; i < n && result == GPUFL_CUPTI_SUCCESS; i++) {
     texts[(i + 1) * GPUFL_CUPTI_STALL_REASON_STRING_SIZE - 1] = 0;
     s->name[i] = gpufl_window_name(texts + i * GPUFL_CUPTI_STALL_REASON_STRING_SIZE);
@@ -273,7 +274,7 @@ static int configure(sampled *s) {
   }
 #undef ATTRIBUTE
   gpufl_pc_configuration p = {.size = GPUFL_SIZE_TO(gpufl_pc_configuration, pPCSamplingConfigurationInfo), .ctx = s->handle, .numAttributes = n, .pPCSamplingConfigurationInfo = a};
-  int result = gpufl_deep.pc_configure(&p);
+  int result = GPUFL_DEEP_CALL(pc_configure, &p);
   for (size_t i = 0; i < n && result == GPUFL_CUPTI_SUCCESS; i++) result = a[i].attributeStatus;
   return result;
 }
@@ -294,7 +295,7 @@ static int arm_inside(void *handle, int32_t device, sampled **out) {
   s->handle = handle;
   s->device = device;
   gpufl_pc_context p = of(s);
-  int result = gpufl_deep.pc_enable(&p);
+  int result = GPUFL_DEEP_CALL(pc_enable, &p);
   if (result != GPUFL_CUPTI_SUCCESS) {
     discard(s);
     return result;
@@ -302,13 +303,12 @@ static int arm_inside(void *handle, int32_t device, sampled **out) {
   result = learn_reasons(s);
   if (result == GPUFL_OK && !(make_batch(&s->asked, s->num_reasons) && make_batch(&s->rest, s->num_reasons))) result = GPUFL_NO_MEMORY;
   if (result == GPUFL_OK) result = configure(s);
-  if (result == GPUFL_OK) result = gpufl_deep.pc_start(&p);
   if (result == GPUFL_OK) {
     *out = s;
     return GPUFL_OK;
   }
   // CUPTI may write to the rest for as long as it is enabled.
-  if (gpufl_deep.pc_disable(&p) == GPUFL_CUPTI_SUCCESS) {
+  if (GPUFL_DEEP_CALL(pc_disable, &p) == GPUFL_CUPTI_SUCCESS) {
     discard(s);
   }
   return result;
@@ -321,31 +321,52 @@ static int arm(void *handle, int32_t device, sampled **out) {
   return result;
 }
 
-// disarm takes what is left. The entry is gone after it.
-static int disarm_inside(sampled *s, int64_t until) {
+// Start and stop are for when the application rests: CUPTI holds a lock of its own in them and waits for the
+// context's, which a thread that launches holds as it waits for CUPTI's.
+static int start(sampled *s) {
+  bool entered = gpufl_enter_context(s->handle);
   gpufl_pc_context p = of(s);
-  int result = gpufl_deep.pc_stop(&p);
-  size_t left = 0;
-  int asked = ask(s, true, until, &left);
-  if (result == GPUFL_OK) result = asked;
-  // What has no room in the rest either is gone.
-  if (left > BATCH) gpufl_window_count(&gpufl_window_counts.lost_rows, left - BATCH);
-  clear_batch(&s->rest, s->num_reasons);
-  int disabled = gpufl_deep.pc_disable(&p);
-  if (disabled != GPUFL_CUPTI_SUCCESS) {
-    // CUPTI still knows the buffers: they are given up with the context.
-    gpufl_window_count(&gpufl_window_counts.lost_contexts, 1);
-    return result == GPUFL_OK ? disabled : result;
-  }
-  take(s, &s->rest);
-  discard(s);
+  int result = GPUFL_DEEP_CALL(pc_start, &p);
+  gpufl_leave_context(entered);
+  s->started = result == GPUFL_CUPTI_SUCCESS;
+  s->refused = !s->started;
   return result;
 }
 
-static int disarm(sampled *s, int64_t until) {
+static int stop(sampled *s) {
+  if (!s->started) return GPUFL_OK;
+  s->started = false;
   bool entered = gpufl_enter_context(s->handle);
-  int result = disarm_inside(s, until);
+  gpufl_pc_context p = of(s);
+  int result = GPUFL_DEEP_CALL(pc_stop, &p);
   gpufl_leave_context(entered);
+  return result;
+}
+
+static int drain(sampled *s, int64_t until) {
+  size_t left = 0;
+  bool entered = gpufl_enter_context(s->handle);
+  int result = ask(s, true, until, &left);
+  gpufl_leave_context(entered);
+  // What has no room in the rest either is gone.
+  if (left > BATCH) gpufl_window_count(&gpufl_window_counts.lost_rows, left - BATCH);
+  return result;
+}
+
+// disarm takes the rest. The entry is gone after it.
+static int disarm(sampled *s) {
+  gpufl_pc_context p = of(s);
+  clear_batch(&s->rest, s->num_reasons);
+  bool entered = gpufl_enter_context(s->handle);
+  int result = GPUFL_DEEP_CALL(pc_disable, &p);
+  gpufl_leave_context(entered);
+  if (result != GPUFL_CUPTI_SUCCESS) {
+    // CUPTI still knows the buffers: they are given up with the context.
+    gpufl_window_count(&gpufl_window_counts.lost_contexts, 1);
+    return result;
+  }
+  take(s, &s->rest);
+  discard(s);
   return result;
 }
 
@@ -417,11 +438,30 @@ int gpufl_pc_open(void) {
   return refusal != GPUFL_OK ? refusal : GPUFL_NO_CONTEXT;
 }
 
+bool gpufl_pc_waits(void) {
+  for (int i = 0; i < num_all; i++) {
+    if (!all[i]->started && !all[i]->refused && !atomic_load(&all[i]->lost)) return true;
+  }
+  return false;
+}
+
+int gpufl_pc_start(void) {
+  int refusal = GPUFL_OK;
+  bool any = false;
+  for (int i = 0; i < num_all; i++) {
+    if (all[i]->refused || gone(all[i])) continue;
+    int result = all[i]->started ? GPUFL_OK : start(all[i]);
+    any = any || result == GPUFL_OK;
+    if (refusal == GPUFL_OK) refusal = result;
+  }
+  return any ? GPUFL_OK : refusal != GPUFL_OK ? refusal : GPUFL_NO_CONTEXT;
+}
+
 int gpufl_pc_collect(int *more) {
   int result = GPUFL_OK;
   int64_t until = gpufl_monotonic() + LONGEST_COLLECT_NS;
   for (int i = 0; i < num_all; i++) {
-    if (gone(all[i])) continue;
+    if (!all[i]->started || gone(all[i])) continue;
     size_t left = 0;
     bool entered = gpufl_enter_context(all[i]->handle);
     int asked = ask(all[i], false, until, &left);
@@ -433,7 +473,27 @@ int gpufl_pc_collect(int *more) {
   return result;
 }
 
-int gpufl_pc_close(int64_t until) {
+int gpufl_pc_stop(void) {
+  int result = GPUFL_OK;
+  for (int i = 0; i < num_all; i++) {
+    if (gone(all[i])) continue;
+    int answer = stop(all[i]);
+    if (result == GPUFL_OK) result = answer;
+  }
+  return result;
+}
+
+int gpufl_pc_drain(int64_t until) {
+  int result = GPUFL_OK;
+  for (int i = 0; i < num_all; i++) {
+    if (gone(all[i])) continue;
+    int answer = drain(all[i], until);
+    if (result == GPUFL_OK) result = answer;
+  }
+  return result;
+}
+
+int gpufl_pc_close(void) {
   int result = GPUFL_OK;
   for (;;) {
     pthread_mutex_lock(&list_lock);
@@ -441,18 +501,18 @@ int gpufl_pc_close(int64_t until) {
     pthread_mutex_unlock(&list_lock);
     if (s == NULL) return result;
     if (gone(s)) continue; // CUPTI may still have its buffers
-    int answer = disarm(s, until);
+    int answer = disarm(s);
     if (result == GPUFL_OK) result = answer;
   }
 }
 
-void gpufl_pc_context_ends(void *handle, bool in_time) {
+void gpufl_pc_context_ends(void *handle, bool at_rest) {
   sampled *s = NULL;
   pthread_mutex_lock(&list_lock);
   for (int i = 0; i < num_all && s == NULL; i++) {
     if (all[i]->handle != handle) continue;
     s = all[i];
-    if (in_time) {
+    if (at_rest) {
       all[i] = all[--num_all];
     } else {
       atomic_store(&s->lost, true);
@@ -460,8 +520,10 @@ void gpufl_pc_context_ends(void *handle, bool in_time) {
   }
   pthread_mutex_unlock(&list_lock);
   if (s == NULL) return;
-  if (in_time) {
-    disarm(s, gpufl_monotonic() + LONGEST_COLLECT_NS);
+  if (at_rest) {
+    stop(s);
+    drain(s, gpufl_monotonic() + LONGEST_COLLECT_NS);
+    disarm(s);
   } else {
     gpufl_window_count(&gpufl_window_counts.lost_contexts, 1);
   }

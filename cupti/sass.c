@@ -19,12 +19,13 @@ enum {
 };
 static const size_t max_values = (size_t)16 << 20;
 
+// A device is configured once in the life of a process: after cuptiSassMetricsUnsetConfig CUPTI 13.0 answers the next
+// configuration with CUPTI_ERROR_OUT_OF_MEMORY. Windows enable and disable what is configured.
 typedef struct {
   int32_t device;
-  bool configured;
   uint32_t num_metrics;
   uint64_t id[MAX_METRICS];
-  uint32_t name[MAX_METRICS];
+  uint32_t name[MAX_METRICS]; // the window's index of it, UINT32_MAX if it did not ask
 } counted_device;
 
 typedef struct {
@@ -55,7 +56,7 @@ static counted_device *find_device(int32_t device) {
 // supported asks whether the device's setup allows it. A library that does not answer lets us try.
 static bool supported(int32_t device) {
   gpufl_profiler_supported p = {.structSize = GPUFL_SIZE_TO(gpufl_profiler_supported, api), .cuDevice = device, .api = GPUFL_CUPTI_PROFILER_SASS_METRICS};
-  if (gpufl_deep.profiler_supported(&p) != GPUFL_CUPTI_SUCCESS) return true;
+  if (GPUFL_DEEP_CALL(profiler_supported, &p) != GPUFL_CUPTI_SUCCESS) return true;
   const struct {
     int level;
     const char *name;
@@ -73,38 +74,72 @@ static bool supported(int32_t device) {
   return false;
 }
 
+// know asks CUPTI for a metric: GPUFL_CUPTI_ERROR_INVALID_PARAMETER if the device has none of that name.
+static int know(const char *chip, const char *name, uint64_t *id) {
+  gpufl_sass_properties p = {.structSize = GPUFL_SIZE_TO(gpufl_sass_properties, metric), .pChipName = chip, .pMetricName = name};
+  int result = GPUFL_DEEP_CALL(sass_properties, &p);
+  if (result == GPUFL_CUPTI_SUCCESS) *id = p.metric.metricId;
+  return result;
+}
+
+static int chip_of(int32_t device, const char **chip) {
+  gpufl_chip_name p = {.structSize = GPUFL_SIZE_TO(gpufl_chip_name, pChipName), .deviceIndex = (size_t)device};
+  int result = GPUFL_DEEP_CALL(chip_name, &p);
+  *chip = p.pChipName;
+  return result;
+}
+
+// ask says which of the window's names are which of the metrics that the device is configured for.
+static int ask(counted_device *d) {
+  if (!supported(d->device)) return GPUFL_DEVICE;
+  const char *chip = NULL;
+  int result = chip_of(d->device, &chip);
+  if (result != GPUFL_CUPTI_SUCCESS) return result;
+  int answer = GPUFL_BAD_VALUE;
+  for (uint32_t m = 0; m < d->num_metrics; m++) d->name[m] = UINT32_MAX;
+  for (uint32_t i = 0; i < gpufl_window_config.num_names; i++) {
+    const char *name = gpufl_deep_name(i);
+    uint64_t id = 0;
+    result = know(chip, name, &id);
+    if (result == GPUFL_CUPTI_ERROR_INVALID_PARAMETER) continue;
+    if (result != GPUFL_CUPTI_SUCCESS) return result;
+    uint32_t m = 0;
+    while (m < d->num_metrics && d->id[m] != id) m++;
+    if (m == d->num_metrics) return GPUFL_FIXED;
+    d->name[m] = i;
+    gpufl_window_known(i);
+    answer = GPUFL_OK;
+  }
+  return answer;
+}
+
+// configure is called with a context of the device current: CUPTI refuses without one.
 static int configure(counted_device *d) {
   if (!supported(d->device)) return GPUFL_DEVICE;
-  gpufl_chip_name chip = {.structSize = GPUFL_SIZE_TO(gpufl_chip_name, pChipName), .deviceIndex = (size_t)d->device};
-  int result = gpufl_deep.chip_name(&chip);
+  const char *chip = NULL;
+  int result = chip_of(d->device, &chip);
   if (result != GPUFL_CUPTI_SUCCESS) return result;
   gpufl_sass_choice choices[MAX_METRICS];
   memset(choices, 0, sizeof choices);
   int refusal = GPUFL_BAD_VALUE;
   for (uint32_t i = 0; i < gpufl_window_config.num_names && d->num_metrics < MAX_METRICS; i++) {
-    gpufl_sass_properties p = {.structSize = GPUFL_SIZE_TO(gpufl_sass_properties, metric), .pChipName = chip.pChipName, .pMetricName = gpufl_deep_name(i)};
-    result = gpufl_deep.sass_properties(&p);
-    if (result != GPUFL_CUPTI_SUCCESS) {
-      // A name that it does not know is an invalid parameter to it; anything else is a reason.
-      if (result != GPUFL_CUPTI_ERROR_INVALID_PARAMETER) refusal = result;
-      continue;
+    result = know(chip, gpufl_deep_name(i), &d->id[d->num_metrics]);
+    if (result == GPUFL_CUPTI_SUCCESS) {
+      choices[d->num_metrics] = (gpufl_sass_choice){.metricId = d->id[d->num_metrics], .outputGranularity = GPUFL_CUPTI_SASS_METRICS_OUTPUT_GRANULARITY_GPU};
+      d->num_metrics++;
+    } else if (result != GPUFL_CUPTI_ERROR_INVALID_PARAMETER) {
+      refusal = result;
     }
-    gpufl_window_known(i);
-    choices[d->num_metrics] = (gpufl_sass_choice){.metricId = p.metric.metricId, .outputGranularity = GPUFL_CUPTI_SASS_METRICS_OUTPUT_GRANULARITY_GPU};
-    d->id[d->num_metrics] = p.metric.metricId;
-    d->name[d->num_metrics++] = i;
   }
   if (d->num_metrics == 0) return refusal;
   gpufl_sass_set_config p = {.structSize = GPUFL_SIZE_TO(gpufl_sass_set_config, deviceIndex), .numOfMetricConfig = d->num_metrics, .pConfigs = choices, .deviceIndex = (uint32_t)d->device};
-  result = gpufl_deep.sass_set_config(&p);
-  d->configured = result == GPUFL_CUPTI_SUCCESS;
-  return result;
+  return GPUFL_DEEP_CALL(sass_set_config, &p);
 }
 
 static int enable(counted *c) {
   bool entered = gpufl_enter_context(c->handle);
   gpufl_sass_enable p = {.structSize = GPUFL_SIZE_TO(gpufl_sass_enable, enableLazyPatching), .ctx = c->handle, .enableLazyPatching = gpufl_window_config.lazy_patching};
-  int result = gpufl_deep.sass_enable(&p);
+  int result = GPUFL_DEEP_CALL(sass_enable, &p);
   gpufl_leave_context(entered);
   return result;
 }
@@ -142,7 +177,7 @@ static void take(const counted *c, const counted_device *d, gpufl_sass_record *r
     uint32_t function = 0;
     bool named = false;
     for (uint32_t m = 0; m < d->num_metrics; m++) {
-      if (sums[m] == 0) continue; // never executed
+      if (sums[m] == 0 || d->name[m] == UINT32_MAX) continue; // never executed, or not asked for
       if (!named) function = gpufl_window_function(r->functionName);
       named = true;
       gpufl_deep_row row = {.crc = r->cubinCrc, .pc = r->pcOffset, .value = sums[m], .device = c->device, .function = function, .what = d->name[m]};
@@ -160,7 +195,7 @@ static void take(const counted *c, const counted_device *d, gpufl_sass_record *r
 static int flush(const counted *c, const counted_device *d) {
   for (int round = 0; round < MAX_ROUNDS; round++) {
     gpufl_sass_data_properties p = {.structSize = GPUFL_SIZE_TO(gpufl_sass_data_properties, numOfInstances), .ctx = c->handle};
-    int result = gpufl_deep.sass_data_properties(&p);
+    int result = GPUFL_DEEP_CALL(sass_data_properties, &p);
     if (result != GPUFL_CUPTI_SUCCESS) return result;
     size_t n = p.numOfPatchedInstructionRecords, instances = p.numOfInstances;
     if (n == 0 || instances == 0) return GPUFL_OK;
@@ -184,7 +219,7 @@ static int flush(const counted *c, const counted_device *d) {
     }
     gpufl_sass_flush f = {.structSize = GPUFL_SIZE_TO(gpufl_sass_flush, numOfInstances), .ctx = c->handle,
                           .numOfPatchedInstructionRecords = n, .numOfInstances = instances, .pMetricsData = records};
-    result = gpufl_deep.sass_flush(&f);
+    result = GPUFL_DEEP_CALL(sass_flush, &f);
     if (result == GPUFL_CUPTI_SUCCESS) take(c, d, records, n, values);
     free(records);
     free(all);
@@ -196,7 +231,7 @@ static int flush(const counted *c, const counted_device *d) {
 
 static int disable(const counted *c) {
   gpufl_sass_disable p = {.structSize = GPUFL_SIZE_TO(gpufl_sass_disable, numOfDroppedRecords), .ctx = c->handle};
-  int result = gpufl_deep.sass_disable(&p);
+  int result = GPUFL_DEEP_CALL(sass_disable, &p);
   if (result == GPUFL_CUPTI_SUCCESS) gpufl_window_count(&gpufl_window_counts.dropped_records, p.numOfDroppedRecords);
   return result;
 }
@@ -216,16 +251,9 @@ static int undo(bool collect) {
     if (result == GPUFL_OK) result = answer;
   }
   num_contexts = 0;
-  for (int i = 0; i < num_devices; i++) {
-    if (!devices[i].configured) continue;
-    gpufl_sass_unset_config p = {.structSize = GPUFL_SIZE_TO(gpufl_sass_unset_config, deviceIndex), .deviceIndex = (uint32_t)devices[i].device};
-    int answer = gpufl_deep.sass_unset_config(&p);
-    if (result == GPUFL_OK) result = answer;
-  }
-  num_devices = 0;
   if (profiler) {
     gpufl_profiler_life p = {.structSize = GPUFL_SIZE_TO(gpufl_profiler_life, pPriv)};
-    int answer = gpufl_deep.profiler_end(&p);
+    int answer = GPUFL_DEEP_CALL(profiler_end, &p);
     if (result == GPUFL_OK) result = answer;
     profiler = false;
   }
@@ -241,24 +269,35 @@ int gpufl_sass_open(void) {
   gpufl_window_count(&gpufl_window_counts.skipped_contexts, more);
   if (n == 0) return GPUFL_NO_CONTEXT;
   gpufl_profiler_life p = {.structSize = GPUFL_SIZE_TO(gpufl_profiler_life, pPriv)};
-  int result = gpufl_deep.profiler_begin(&p);
+  int result = GPUFL_DEEP_CALL(profiler_begin, &p);
   if (result != GPUFL_CUPTI_SUCCESS) return result;
   profiler = true;
   int refusal = GPUFL_NO_CONTEXT;
   for (int i = 0; i < n; i++) {
     counted_device *d = list[i].device < 0 ? NULL : find_device(list[i].device);
     if (d == NULL && list[i].device >= 0 && num_devices < MAX_DEVICES) {
-      d = &devices[num_devices++];
+      d = &devices[num_devices];
       memset(d, 0, sizeof *d);
       d->device = list[i].device;
+      bool entered = gpufl_enter_context(list[i].handle);
       result = configure(d);
-      if (result != GPUFL_OK) refusal = result;
+      gpufl_leave_context(entered);
+      if (result == GPUFL_CUPTI_SUCCESS) {
+        num_devices++;
+      } else {
+        d = NULL;
+        refusal = result;
+      }
+    }
+    if (d != NULL && (result = ask(d)) != GPUFL_OK) {
+      refusal = result;
+      d = NULL;
     }
     counted *c = &contexts[num_contexts];
     c->handle = list[i].handle;
     c->device = list[i].device;
     atomic_store(&c->lost, false);
-    if (d != NULL && d->configured) {
+    if (d != NULL) {
       result = enable(c);
       if (result == GPUFL_CUPTI_SUCCESS) {
         num_contexts++;
@@ -275,6 +314,9 @@ int gpufl_sass_open(void) {
 }
 
 int gpufl_sass_close(void) { return undo(true); }
+
+void gpufl_sass_forget(void) { num_devices = 0; }
+
 
 // Launches go on meanwhile, and to take counts beside them is what locks up: what this context has counted goes
 // with it, and CUPTI's part with the context.

@@ -6,6 +6,7 @@ package cupti
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -71,6 +72,12 @@ func (c *Collector) OpenDeep(cfg DeepConfig) (*DeepWindow, error) {
 	if cfg.CloseLimit == 0 {
 		cfg.CloseLimit = DefaultCloseLimit
 	}
+	if cfg.HardwareBytes == 0 {
+		cfg.HardwareBytes = DefaultHardwareBytes
+	}
+	if cfg.PeriodLog2 == 0 && cfg.Engine == EnginePCSampling {
+		cfg.PeriodLog2 = DefaultPeriodLog2
+	}
 	names := cfg.Reasons
 	if cfg.Engine == EngineSASS {
 		names = cfg.Metrics
@@ -89,7 +96,14 @@ func (c *Collector) OpenDeep(cfg DeepConfig) (*DeepWindow, error) {
 	if c.deep.window != nil {
 		return nil, &Error{Status: c.deepStatus(cfg.Engine, rcBusy)}
 	}
-	// A quarter of the time is for the application's calls to come to rest, and as much for its contexts.
+	// With kernel activity off CUPTI does not know whose the samples are.
+	if cfg.Engine == EnginePCSampling {
+		if err := c.recordForWindow(); err != nil && !errors.Is(err, ErrNotRunning) {
+			s := c.withLibrary(Status{Reason: ReasonActivity, Detail: "PC sampling needs kernels recorded, and recording could not be switched on: " + err.Error()})
+			return nil, &Error{Status: s}
+		}
+	}
+	// A quarter of the time is for the application's calls and its contexts to come to rest.
 	if rc := bounded(cfg.OpenLimit, func() int { return coreDeepOpen(&cfg, names, cfg.OpenLimit/4) }); rc != 0 {
 		return nil, &Error{Status: c.deepStatus(cfg.Engine, rc)}
 	}
@@ -97,6 +111,10 @@ func (c *Collector) OpenDeep(cfg DeepConfig) (*DeepWindow, error) {
 	c.deep.window = w
 	return w, nil
 }
+
+// HasContext says whether the process has a context that a window could look into. The driver may keep it waiting for
+// seconds, while it makes one: it holds no lock meanwhile.
+func (c *Collector) HasContext() bool { return coreDeepContexts() > 0 }
 
 // badRequest says what is wrong with a configuration, "" if nothing is.
 func badRequest(cfg *DeepConfig, names []string) string {
@@ -144,7 +162,8 @@ func bounded(limit time.Duration, f func() int) int {
 // Drain takes what PC sampling has at the moment, of all contexts, and arms contexts that are new. It should be
 // called some times a second, or the hardware's buffer may overflow, which is counted. For
 // EngineSASS it does nothing: what was counted comes at the end. An error is an [*Error]; the window stays
-// open. After Close it returns ErrNotRunning.
+// open. ErrFull says that figures found no room and are counted as lost: from now on the window leans towards what ran
+// before, so it is time to close it. After Close it returns ErrNotRunning.
 func (w *DeepWindow) Drain() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -153,6 +172,9 @@ func (w *DeepWindow) Drain() error {
 	}
 	if rc := w.collect(); rc != 0 {
 		return &Error{Status: w.c.deepStatus(w.cfg.Engine, rc)}
+	}
+	if w.lost.LostRows > 0 {
+		return ErrFull
 	}
 	return nil
 }
@@ -232,8 +254,13 @@ func (w *DeepWindow) close() *DeepResult {
 		rc = w.collect()
 	}
 	if rc != rcGivenUp && rc != rcForked {
-		// As above.
-		if closed := bounded(w.cfg.CloseLimit, func() int { return coreDeepClose(w.cfg.CloseLimit / 4) }); rc == 0 || closed == rcGivenUp {
+		// Half of the time is for the application's calls to come to rest: an engine is not disarmed beside them.
+		closed := bounded(w.cfg.CloseLimit, func() int { return coreDeepClose(w.cfg.CloseLimit / 2) })
+		if closed == rcRestless {
+			// It stays armed: the window is given up, with what it has.
+			coreDeepGiveUp()
+		}
+		if rc == 0 || closed == rcGivenUp || closed == rcRestless {
 			rc = closed
 		}
 		w.read()
@@ -241,7 +268,7 @@ func (w *DeepWindow) close() *DeepResult {
 	w.result = w.build(rc)
 	w.rows, w.functions, w.buffer = nil, nil, nil
 	w.c.deep.window = nil
-	if rc != rcGivenUp {
+	if rc != rcGivenUp && rc != rcRestless {
 		coreDeepEnd()
 	}
 	return w.result
@@ -296,26 +323,37 @@ func (c *Collector) endDeep() func() {
 
 // Pause stops recording activity until Resume, and leaves everything else as it is. What is launched meanwhile has
 // no record; what was launched before and had not ended may have none either, or come later. Pausing twice does
-// nothing. ErrNotRunning says that nothing is recorded.
+// nothing. ErrNotRunning says that nothing is recorded; an [*Error] that a graph is being captured, or that the
+// program's launches came to no rest: then nothing is paused.
 func (c *Collector) Pause() error {
 	c.deep.Lock()
 	defer c.deep.Unlock()
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	return coreError("pause", corePause())
+	rc := corePause()
+	c.mu.Unlock()
+	return c.switched("pause", rc)
+}
+
+// switched is the error of switching activity off or on for a window. The caller has deep, and not mu.
+func (c *Collector) switched(what string, rc int) error {
+	switch rc {
+	case rcCapture, rcRestless:
+		return &Error{Status: c.deepStatus(EngineSASS, rc)}
+	}
+	return coreError(what, rc)
 }
 
 // Resume records again what Pause has stopped. An error says that not all could be; Status says what is
-// missing.
+// missing. An [*Error] of ReasonRestless says that launches came to no rest, and nothing is recorded yet: try again.
 func (c *Collector) Resume() error {
 	c.deep.Lock()
 	defer c.deep.Unlock()
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	rc, lost := coreResume()
 	c.status.Kinds &^= lost
 	c.status.Missing |= lost
-	return coreError("resume", rc)
+	c.mu.Unlock()
+	return c.switched("resume", rc)
 }
 
 // Cubins lists the images of modules that are kept, oldest first. It computes CRCs that are not known yet,
@@ -372,9 +410,15 @@ func (c *Collector) deepStatus(e Engine, rc int) Status {
 		s.Reason, s.Detail = ReasonExit, "recording ends: open the window earlier"
 	case rcGivenUp:
 		s.Reason = ReasonStuck
-		s.Detail = "CUPTI did not come back from " + what + " in time and is not asked again: recording goes on without windows; start the process anew to have them"
+		s.Detail = "CUPTI did not come back from " + what + " in time"
+		if call := coreDeepCall(); call != "" {
+			s.Detail += " (" + call + ")"
+		}
+		s.Detail += " and is not asked again: recording goes on without windows; start the process anew to have them"
 	case rcRestless:
 		s.Reason, s.Detail = ReasonRestless, "launches or module loads of the program came to no rest in time: try again, or allow more time"
+	case rcFixed:
+		s.Reason, s.Detail = ReasonBadRequest, "an earlier window of this process counted other SASS metrics, and CUPTI can be told only once: ask for the same, or start the process anew"
 	case rcDevice:
 		s.Reason, s.Detail = ReasonNotSupported, "the GPU cannot do "+what+" as it is set up"
 		if obstacle := coreDeepObstacle(); obstacle != "" {

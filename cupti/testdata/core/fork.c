@@ -32,7 +32,7 @@ static void *flush(void *unused) {
 }
 
 static void child(void) {
-  alarm(20); // a hang is a failure
+  alarm(60); // a hang is a failure
   char words[GPUFL_ERROR_SIZE];
   uint32_t enabled;
   int refusal;

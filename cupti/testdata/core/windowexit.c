@@ -52,7 +52,7 @@ static void *windows(void *unused) {
 }
 
 static void child(void) {
-  alarm(20); // a hang is a failure
+  alarm(60); // a hang is a failure
   gpufl_deep_row row;
   gpufl_deep_counts counts;
   gpufl_cubin cubin;
@@ -78,7 +78,7 @@ static void child(void) {
 int main(int argc, char **argv) {
   CHECK(argc == 4);
   const char *how = argv[2];
-  alarm(60);
+  alarm(200);
   open_fakes(argv[1]);
   void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
   CHECK(cuda != NULL);

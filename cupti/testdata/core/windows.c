@@ -4,11 +4,17 @@
 // whether it adds up. It needs gcc and a driver only:
 //
 //	gcc -std=c11 -O2 -D_GNU_SOURCE -Icupti -o windows cupti/testdata/core/windows.c cupti/*.c -ldl -lpthread
-//	./windows /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 FOLDER [seconds]
+//	./windows /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 FOLDER [SECONDS [WINDOWS [QUEUE [PERIOD]]]]
 //
-// It leaves FOLDER/pc.txt and FOLDER/sass.txt, which the fake CUPTI can replay (fakedeep.h), and ends with 0 and
+// WINDOWS has a letter for each window: p PC sampling, P the same with kernels one by one, s SASS metrics, l the same with lazy
+// patching; if not given, each of them and the first again. QUEUE is how many launches are under way at once, PERIOD that
+// of PC sampling as a power of two. It leaves FOLDER/pc.txt and FOLDER/sass.txt, which the fake CUPTI can replay (fakedeep.h), and ends with 0 and
 // "PASS" if all is right; what it prints before are measurements.
 
+#include <dirent.h>
+#include <execinfo.h>
+#include <signal.h>
+#include <sys/syscall.h>
 #include <time.h>
 
 #include "core.h"
@@ -22,6 +28,7 @@ static int (*cu_set_current)(void *);
 static void *context, *function;
 static uint64_t memory;
 static double seconds = 2;
+static int queue = 1;
 static int failures;
 
 // Each thread reads every 32nd word of 16 MiB, STEPS times: 32 sectors where 4 would do.
@@ -54,17 +61,85 @@ static void launch(void) {
   CHECK(cu_launch(function, BLOCKS, 1, 1, THREADS, 1, 1, 0, NULL, parameters, NULL) == 0);
 }
 
+// ---- who hangs where ----
+
+static atomic_int progress;
+
+static void on_dump(int n) {
+  (void)n;
+  void *frames[64];
+  char head[64];
+  int k = snprintf(head, sizeof head, "-- thread %ld\n", (long)syscall(SYS_gettid));
+  if (write(2, head, (size_t)k) < 0) _exit(4);
+  backtrace_symbols_fd(frames, backtrace(frames, 64), 2);
+}
+
+static void *watchdog(void *unused) {
+  (void)unused;
+  int last = -1, same = 0;
+  for (;;) {
+    usleep(1000000);
+    int p = atomic_load(&progress);
+    same = p == last ? same + 1 : 0;
+    last = p;
+    if (same < 60) continue;
+    printf("HANGS in %s\n", gpufl_deep_call());
+    DIR *d = opendir("/proc/self/task");
+    struct dirent *e;
+    while ((e = readdir(d)) != NULL) {
+      if (e->d_name[0] == '.') continue;
+      char path[300], name[64] = "";
+      snprintf(path, sizeof path, "/proc/self/task/%s/comm", e->d_name);
+      FILE *f = fopen(path, "r");
+      if (f != NULL && fgets(name, sizeof name, f) != NULL) printf("thread %s %s", e->d_name, name);
+      if (f != NULL) fclose(f);
+      syscall(SYS_tgkill, getpid(), atoi(e->d_name), SIGUSR2);
+      usleep(100000);
+    }
+    closedir(d);
+    _exit(3);
+  }
+}
+
 static atomic_bool over;
 static atomic_ulong launches;
 static void *work(void *unused) {
   (void)unused;
   CHECK(cu_set_current(context) == 0);
   while (!atomic_load(&over)) {
-    launch();
-    atomic_fetch_add(&launches, 1);
+    for (int i = 0; i < queue; i++) {
+      launch();
+      atomic_fetch_add(&launches, 1);
+    }
     CHECK(cu_synchronize() == 0);
   }
   return NULL;
+}
+
+// What CUPTI's functions took in a window.
+static struct {
+  const char *function;
+  int n, refused;
+  int64_t longest;
+} calls[64];
+
+static void traced(const char *function, int result, int64_t ns) {
+  int i = 0;
+  while (i < 63 && calls[i].function != NULL && strcmp(calls[i].function, function) != 0) i++;
+  calls[i].function = function;
+  calls[i].n++;
+  if (result != 0) calls[i].refused = result;
+  if (ns > calls[i].longest) calls[i].longest = ns;
+}
+
+static void print_calls(void) {
+  printf("  longest, ms:");
+  for (int i = 0; i < 64 && calls[i].function != NULL; i++) {
+    printf(" %s %.2f (of %d", calls[i].function, (double)calls[i].longest / 1e6, calls[i].n);
+    printf(calls[i].refused != 0 ? ", refused %d)" : ")", calls[i].refused);
+  }
+  printf("\n");
+  memset(calls, 0, sizeof calls);
 }
 
 // A window's rows, summed.
@@ -129,17 +204,21 @@ static void window(const gpufl_deep_config *config, const char *folder, const ch
   double begin = now();
   int result = gpufl_deep_open(config);
   double opened = now();
-  printf("%s: open answers %d after %.1f ms %s\n", engine, result, (opened - begin) * 1e3, result > 0 ? gpufl_result_string(result) : gpufl_deep_obstacle());
+  printf("%s: open answers %d after %.1f ms %s %s\n", engine, result, (opened - begin) * 1e3, result > 0 ? gpufl_result_string(result) : gpufl_deep_obstacle(),
+         result > 0 ? gpufl_deep_refuser() : "");
   if (result != GPUFL_OK) {
     wrong("the window does not open");
+    print_calls();
     return;
   }
   double slowest = 0;
-  while (now() - opened < seconds) {
+  uint64_t first = atomic_load(&launches);
+  while (now() - opened < seconds || (atomic_load(&launches) < first + 2 && now() - opened < 60)) {
     usleep(50000);
     double from = now();
     int more = 0;
     int collected = gpufl_deep_collect(&more);
+    atomic_fetch_add(&progress, 1);
     if (now() - from > slowest) slowest = now() - from;
     if (collected != GPUFL_OK) wrong("collect");
     read_rows();
@@ -177,6 +256,7 @@ static void window(const gpufl_deep_config *config, const char *folder, const ch
     for (int k = 0; k < num_rows; k++) n += rows[k].what == i ? rows[k].value : 0;
     printf("  %-64s %llu%s\n", gpufl_deep_name(i), (unsigned long long)n, gpufl_deep_missing(i) ? " (not known here)" : "");
   }
+  print_calls();
   if (result != GPUFL_OK) wrong("close");
   if (num_rows == 0) wrong("no rows");
   if (c.broken > 0 || c.lost_rows > 0 || c.lost_contexts > 0) wrong("something is broken or lost");
@@ -196,8 +276,17 @@ static void *discard(void *unused) {
 }
 
 int main(int argc, char **argv) {
-  CHECK(argc == 3 || argc == 4);
-  if (argc == 4) seconds = atof(argv[3]);
+  CHECK(argc >= 3);
+  if (argc >= 4) seconds = atof(argv[3]);
+  const char *sequence = argc >= 5 ? argv[4] : "pPslp";
+  if (argc >= 6) queue = atoi(argv[5]);
+  uint32_t period = argc >= 7 ? (uint32_t)atoi(argv[6]) : 0;
+  setvbuf(stdout, NULL, _IOLBF, 0);
+  void *warm[4];
+  backtrace(warm, 4);
+  signal(SIGUSR2, on_dump);
+  pthread_t dog;
+  CHECK(pthread_create(&dog, NULL, watchdog, NULL) == 0);
   char words[GPUFL_ERROR_SIZE];
   void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
   CHECK(cuda != NULL && gpufl_driver_load(words) == GPUFL_OK);
@@ -216,31 +305,34 @@ int main(int argc, char **argv) {
   CHECK(gpufl_open(&open) == GPUFL_OK);
   void *module;
   CHECK(retain(&context, 0) == 0 && cu_set_current(context) == 0);
-  CHECK(load(&module, ptx) == 0 && get(&function, module, "strided") == 0 && allocate(&memory, BYTES) == 0);
+  // Before the module: of those that were loaded before kernels were recorded PC sampling knows nothing after a pause.
   start_core();
+  CHECK(load(&module, ptx) == 0 && get(&function, module, "strided") == 0 && allocate(&memory, BYTES) == 0);
   pthread_t worker, taker;
   CHECK(pthread_create(&taker, NULL, discard, NULL) == 0 && pthread_create(&worker, NULL, work, NULL) == 0);
   usleep(100000);
 
-  gpufl_deep_config pc = {.engine = GPUFL_DEEP_PC, .max_rows = MAX_ROWS, .limit_ns = (int64_t)5e9};
-  window(&pc, argv[2], "pc.txt", "pc_sampling");
-  pc.serialize = 1;
-  pc.period = 12;
-  window(&pc, argv[2], "pc-serialized.txt", "pc_sampling");
-
+  gpufl_deep_traces = traced;
   static const char *const metrics[] = {"smsp__sass_inst_executed", "smsp__sass_thread_inst_executed", "smsp__sass_sectors_mem_global", "smsp__sass_sectors_mem_global_ideal"};
-  for (int lazy = 0; lazy < 2; lazy++) {
-    gpufl_deep_config sass = {.engine = GPUFL_DEEP_SASS, .lazy_patching = (uint8_t)lazy, .names = metrics, .num_names = 4, .max_rows = MAX_ROWS, .limit_ns = (int64_t)5e9};
-    CHECK(gpufl_deep_open(&sass) == GPUFL_ACTIVITY);
-    CHECK(gpufl_pause() == GPUFL_OK);
-    window(&sass, argv[2], lazy ? "sass-lazy.txt" : "sass.txt", "sass_metrics");
-    uint32_t lost = 0;
-    CHECK(gpufl_resume(&lost) == GPUFL_OK && lost == 0);
+  for (const char *next = sequence; *next != 0; next++) {
+    gpufl_deep_config pc = {.engine = GPUFL_DEEP_PC, .period = period, .max_rows = MAX_ROWS, .limit_ns = (int64_t)5e9};
+    gpufl_deep_config sass = {.engine = GPUFL_DEEP_SASS, .names = metrics, .num_names = 4, .max_rows = MAX_ROWS, .limit_ns = (int64_t)5e9};
+    if (*next == 'p') {
+      window(&pc, argv[2], "pc.txt", "pc_sampling");
+    } else if (*next == 'P') {
+      pc.serialize = 1;
+      window(&pc, argv[2], "pc-serialized.txt", "pc_sampling");
+    } else {
+      CHECK(*next == 's' || *next == 'l');
+      sass.lazy_patching = *next == 'l';
+      CHECK(gpufl_deep_open(&sass) == GPUFL_ACTIVITY);
+      CHECK(gpufl_pause() == GPUFL_OK);
+      window(&sass, argv[2], sass.lazy_patching ? "sass-lazy.txt" : "sass.txt", "sass_metrics");
+      uint32_t lost = 0;
+      CHECK(gpufl_resume(&lost) == GPUFL_OK && lost == 0);
+    }
+    usleep(100000);
   }
-  // And the first again, which does not work where the profiler is left initialised.
-  pc.serialize = 0;
-  pc.period = 0;
-  window(&pc, argv[2], "pc.txt", "pc_sampling");
 
   atomic_store(&over, true);
   pthread_join(worker, NULL);
