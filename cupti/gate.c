@@ -21,7 +21,7 @@ __thread bool gpufl_operating;
 // watched are not known.
 enum { SETS = 3 };
 #define LONGEST_CALL_NS ((int64_t)120 * 1000000000)
-#define LONGEST_CRITICAL_NS ((int64_t)60 * 1000000000)
+#define LONGEST_CRITICAL_NS ((int64_t)20 * 1000000000)
 static struct {
   pthread_mutex_t lock;
   pthread_cond_t changed;

@@ -25,6 +25,7 @@ enum { BLOCKS = 264, THREADS = 256, STEPS = 2000, BYTES = 16 << 20 };
 static int (*cu_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 static int (*cu_synchronize)(void);
 static int (*cu_set_current)(void *);
+static int (*cu_memory)(size_t *, size_t *); // NULL if the driver does not say
 static void *context, *function;
 static uint64_t memory;
 static double seconds = 2;
@@ -257,6 +258,8 @@ static void window(const gpufl_deep_config *config, const char *folder, const ch
     printf("  %-64s %llu%s\n", gpufl_deep_name(i), (unsigned long long)n, gpufl_deep_missing(i) ? " (not known here)" : "");
   }
   print_calls();
+  size_t unused = 0, all = 0;
+  if (cu_memory != NULL && cu_set_current(context) == 0 && cu_memory(&unused, &all) == 0) printf("  memory of the device in use: %.1f MiB\n", (double)(all - unused) / (1 << 20));
   if (result != GPUFL_OK) wrong("close");
   if (num_rows == 0) wrong("no rows");
   if (c.broken > 0 || c.lost_rows > 0 || c.lost_contexts > 0) wrong("something is broken or lost");
@@ -298,6 +301,7 @@ int main(int argc, char **argv) {
   *(void **)&allocate = dlsym(cuda, "cuMemAlloc_v2");
   *(void **)&cu_set_current = dlsym(cuda, "cuCtxSetCurrent");
   *(void **)&cu_launch = dlsym(cuda, "cuLaunchKernel");
+  *(void **)&cu_memory = dlsym(cuda, "cuMemGetInfo_v2");
   *(void **)&cu_synchronize = dlsym(cuda, "cuCtxSynchronize");
   CHECK(gpufl_driver_init() == 0);
   printf("CUPTI %u, driver %d; PC sampling %d, SASS metrics %d\n", gpufl_version(), gpufl_driver_version(), gpufl_deep_supported(GPUFL_DEEP_PC), gpufl_deep_supported(GPUFL_DEEP_SASS));
