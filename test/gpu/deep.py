@@ -248,6 +248,32 @@ class Training:
 ON_DEMAND = ["--deep-cooldown", "0s", "--deep-blackout", "0s", "--deep-per-hour", "10000", "--deep-share", "100%"]
 
 
+def counted():
+    """A time by which all that was launched before is in an export of metrics: they come every 10 s."""
+    time.sleep(12)
+    return time.time_ns()
+
+
+def launches(path):
+    """Kernels launched, by time: the sums of each export of metrics."""
+    sums = {}
+    with open(path) as f:
+        for line in f:
+            if "gpu.cuda.kernel.launch.calls" not in line:
+                continue
+            for r in json.loads(line).get("resourceMetrics", []):
+                for m in (m for s in r.get("scopeMetrics", []) for m in s.get("metrics", []) if m["name"] == "gpu.cuda.kernel.launch.calls"):
+                    for p in m["sum"]["dataPoints"]:
+                        at = int(p["timeUnixNano"])
+                        sums[at] = sums.get(at, 0) + int(p.get("asInt", 0))
+    return sorted(sums.items())
+
+
+def between(sums, begin, end):
+    known = [max((n for at, n in sums if at <= limit), default=0) for limit in (begin, end)]
+    return known[1] - known[0]
+
+
 def windows(gpufl, length="300ms"):
     count = gpufl.windows
     bare = Training([sys.executable, TRAINING])
@@ -256,7 +282,9 @@ def windows(gpufl, length="300ms"):
     output, command = gpufl.trace("windows", ON_DEMAND, [sys.executable, TRAINING])
     t = Training(command, GPUFL_DEEP="1", **gpufl.settings("windows"))
     try:
+        times = [counted()]
         before = t.ask("cycles 15")
+        times.append(counted())
         t.send("until")
         resident, codes, longest = [], {}, 0.0
         for i in range(count):
@@ -267,7 +295,9 @@ def windows(gpufl, length="300ms"):
                 note(f"window {i}: {p.returncode}: {p.status}: {p.text[:300]}")
             resident.append(t.resident_mib())
         during = t.ask("stop")
+        times.append(counted())
         after = t.ask("cycles 15")
+        times.append(counted())
         code = t.end()
     except (subprocess.TimeoutExpired, TimeoutError, RuntimeError) as e:
         check(False, "windows: nothing hangs", e)
@@ -281,6 +311,9 @@ def windows(gpufl, length="300ms"):
     early, late = statistics.median(resident[20:40]), statistics.median(resident[-20:])
     check(late - early <= max(32, 0.02 * early), "windows: memory is flat", f"{early:.0f} MiB after 30 windows, {late:.0f} MiB after {count}")
     check(after["device_mib"] - before["device_mib"] <= 1024, "windows: so is the device's", f"{before['device_mib']:.0f} and {after['device_mib']:.0f} MiB")
+    sums = launches(output)
+    kernels = between(sums, *times[:2]), between(sums, *times[2:])
+    check(kernels[0] == kernels[1] > 0, "windows: as many kernels are recorded afterwards as before", *kernels)
     ratio = after["step_ms"] / before["step_ms"]
     check(ratio <= 1 + NEAR, "windows: the step afterwards takes what it took before", f"{before['step_ms']:.3f} and {after['step_ms']:.3f} ms, × {ratio:.3f}")
     table.append(("training", "untraced / before / during / after", *(f"{x['step_ms']:.3f} ms" for x in (reference, before, during, after)), f"longest step {during['longest_ms']:.0f} ms"))
