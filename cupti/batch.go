@@ -15,7 +15,8 @@ import (
 // A Batch belongs to one goroutine at a time. All its methods panic after Release.
 type Batch struct {
 	// open is nil after Release.
-	open *openBatch
+	open       *openBatch
+	attachment uint32
 }
 
 type openBatch struct {
@@ -71,6 +72,10 @@ func (s *spareParts) put(p *parts) {
 // Len is the number of good records. Overhead records and those of unknown kinds are counted in
 // Stats only.
 func (b *Batch) Len() int { return len(b.open.parts.heads) }
+
+// Attachment is how often CUPTI had been left, by Detach or Stop, when the records were made: with each time correlation ids
+// begin anew, so those of batches with different numbers have nothing to do with each other.
+func (b *Batch) Attachment() uint32 { return b.attachment }
 
 // Head returns what is known of the i-th record. It is valid until Release.
 func (b *Batch) Head(i int) *Head { return &b.open.parts.heads[i] }

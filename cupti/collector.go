@@ -243,7 +243,9 @@ func (c *Collector) decodeNext() (*Batch, error) {
 		c.decoder.setOffset(raw.anchorNs())
 		c.decoder.scopes = coreScopeTable()
 		c.walker.begin(raw)
-		return c.decoder.decode(raw.bytes(), &c.walker, raw.release), nil
+		b := c.decoder.decode(raw.bytes(), &c.walker, raw.release)
+		b.attachment = coreAttachment() // Detach has all decoded before it leaves
+		return b, nil
 	case rc == rcEnd:
 		return nil, io.EOF
 	case rc == rcForked:

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "gpufl_count.h"
+#include "gpufl_deep_internal.h"
 
 // ---- functions ----
 
@@ -175,7 +176,7 @@ typedef struct thread_counts {
   // The calls that the thread is in: some functions of the driver call others.
   struct {
     uint64_t state;
-    uint32_t correlation;
+    uint32_t correlation, attachment;
     bool used;
   } calls[CALLS];
   unsigned turn;
@@ -304,13 +305,13 @@ static uint32_t kernel_of(thread_counts *t, const char *symbol) {
   return what;
 }
 
-static void doubt(uint32_t correlation, uint32_t what) {
+static void doubt(uint32_t attachment, uint32_t correlation, uint32_t what) {
   pthread_mutex_lock(&counting.lock);
   if (counting.doubts == NULL) counting.doubts = calloc(MAX_DOUBTS, sizeof *counting.doubts);
   if (counting.doubts == NULL || counting.num_doubts == MAX_DOUBTS) {
     counting.unlisted++;
   } else {
-    counting.doubts[(counting.first_doubt + counting.num_doubts++) % MAX_DOUBTS] = (gpufl_doubt){correlation, what};
+    counting.doubts[(counting.first_doubt + counting.num_doubts++) % MAX_DOUBTS] = (gpufl_doubt){attachment, correlation, what};
   }
   pthread_mutex_unlock(&counting.lock);
 }
@@ -321,12 +322,17 @@ void gpufl_count_captures(uint32_t open) { atomic_store_explicit(&captures_open,
 
 void gpufl_count_enter(uint32_t cbid, const gpufl_callback_data *call) {
   if (!atomic_load_explicit(&on, memory_order_relaxed) || cbid >= MAX_CBIDS || !forms[cbid].counts) return;
+  // Before anything that may take its time: what changes from here on makes the launch a doubtful one. CUPTI may be
+  // left before it ends, and ids begin anew then.
+  uint64_t state = atomic_load(&states[group_of(&forms[cbid])]);
+  uint32_t attachment = gpufl_attachment();
   thread_counts *t = own();
   if (t == NULL) return;
   unsigned at = t->turn++ % CALLS;
+  t->calls[at].state = state;
   t->calls[at].correlation = call->correlationId;
+  t->calls[at].attachment = attachment;
   t->calls[at].used = true;
-  t->calls[at].state = atomic_load(&states[group_of(&forms[cbid])]);
 }
 
 void gpufl_count_exit(uint32_t cbid, const gpufl_callback_data *call) {
@@ -360,7 +366,7 @@ void gpufl_count_exit(uint32_t cbid, const gpufl_callback_data *call) {
   bool same = then >> MODE_BITS == now >> MODE_BITS && !switching(now);
   if (!same) {
     add(&c->doubtful, 1);
-    doubt(call->correlationId, what);
+    doubt(t->calls[(t->turn - i) % CALLS].attachment, call->correlationId, what);
   } else if (mode_of(now) == GPUFL_MODE_TRACE) {
     add(&c->traced, 1);
   } else {
@@ -374,7 +380,9 @@ void gpufl_count_exit(uint32_t cbid, const gpufl_callback_data *call) {
 static struct {
   pthread_mutex_t lock;
   bool begun;
-  _Atomic uint32_t switches;
+  bool left; // by gpufl_count_detach, and not subscribed to since
+  _Atomic uint32_t switches, detached;
+  _Atomic int64_t gap_ns;
 } modes = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void set_state(int group, int mode, bool turn) {
@@ -382,7 +390,7 @@ static void set_state(int group, int mode, bool turn) {
   atomic_store(&states[group], (s + (turn ? 1 : 0)) << MODE_BITS | (uint64_t)mode);
 }
 
-// hold switches all records but those of what CUPTI itself costs.
+// hold switches all records but those of what CUPTI itself costs, which only gpufl_settle switches off.
 static int hold(int before, int after, bool off) {
   static const uint32_t kinds[GROUPS] = {
       [KERNELS] = 1u << GPUFL_KIND_KERNEL,
@@ -391,6 +399,8 @@ static int hold(int before, int after, bool off) {
       [SETS] = 1u << GPUFL_KIND_MEMSET,
   };
   static const uint32_t others = 1u << GPUFL_KIND_MEMORY | 1u << GPUFL_KIND_SYNC | 1u << GPUFL_KIND_RUNTIME_API | 1u << GPUFL_KIND_DRIVER_API;
+  int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
+  if (quiet < 0) return quiet;
   int result = GPUFL_OK;
   // A graph's launch has records of its kernels, or one of its own: so its time begins with theirs.
   set_state(GRAPHS, before, true);
@@ -400,11 +410,22 @@ static int hold(int before, int after, bool off) {
     if (result == GPUFL_OK) result = answer;
     set_state(group, after, true);
   }
-  int answer = gpufl_hold(off, others);
+  int answer = gpufl_hold(off, off ? others : others | 1u << GPUFL_KIND_OVERHEAD);
+  gpufl_quiet_end(quiet, -1);
   return result == GPUFL_OK ? answer : result;
 }
 
 static int current = GPUFL_MODE_TRACE; // with modes.lock
+
+// come_back subscribes to CUPTI again, if it was left.
+static int come_back(int mode) {
+  if (mode == GPUFL_MODE_BLIND) return GPUFL_OK;
+  int result = gpufl_attach(mode == GPUFL_MODE_TRACE);
+  if (result != GPUFL_OK) return result;
+  if (gpufl_watch_counting(1) == 0) return GPUFL_NO_SYMBOL;
+  modes.left = false;
+  return GPUFL_OK;
+}
 
 static int switch_to(int mode) {
   if (mode != GPUFL_MODE_BLIND && gpufl_watch_counting(1) == 0) return GPUFL_NO_SYMBOL;
@@ -421,7 +442,9 @@ static int switch_to(int mode) {
     atomic_fetch_add(&modes.switches, 1);
   }
   current = mode;
-  if (mode == GPUFL_MODE_BLIND) gpufl_watch_counting(-1);
+  // A CUPTI that has made no records since it was left goes deaf when callbacks are switched off and on beside
+  // launches (H200, CUDA 13.0: until it is left again). So it goes on telling.
+  if (mode == GPUFL_MODE_BLIND && !gpufl_bare()) gpufl_watch_counting(-1);
   return result;
 }
 
@@ -431,7 +454,13 @@ int gpufl_count_mode(int mode) {
   gpufl_watch_fork();
   int result = GPUFL_STOPPED;
   pthread_mutex_lock(&modes.lock);
-  if (gpufl_enter()) {
+  if (modes.begun && (result = come_back(mode)) != GPUFL_OK) {
+    pthread_mutex_unlock(&modes.lock);
+    return result;
+  }
+  if (modes.left) {
+    result = GPUFL_OK; // blind, and asked to be so
+  } else if (gpufl_enter()) {
     if (atomic_load(&gpufl_running)) {
       if (!modes.begun) {
         modes.begun = true;
@@ -447,10 +476,51 @@ int gpufl_count_mode(int mode) {
   return result;
 }
 
+int gpufl_count_now(void) {
+  if (gpufl_is_child()) return GPUFL_MODE_TRACE;
+  pthread_mutex_lock(&modes.lock);
+  int mode = modes.begun || !atomic_load(&gpufl_running) ? current : GPUFL_MODE_TRACE;
+  pthread_mutex_unlock(&modes.lock);
+  return mode;
+}
+
+int gpufl_count_detach(int mode, int64_t *gap_ns) {
+  *gap_ns = 0;
+  if (gpufl_is_child()) return GPUFL_FORKED;
+  if (mode != GPUFL_MODE_COUNT && mode != GPUFL_MODE_BLIND) return GPUFL_BAD_VALUE;
+  int result = GPUFL_STOPPED;
+  pthread_mutex_lock(&modes.lock);
+  if (modes.begun && current == GPUFL_MODE_TRACE) result = GPUFL_BUSY;
+  if (modes.begun && current != GPUFL_MODE_TRACE) {
+    int64_t begin = gpufl_monotonic();
+    int before = current;
+    bool was_left = modes.left;
+    result = gpufl_detach();
+    if (result == GPUFL_BUSY) {
+      pthread_mutex_unlock(&modes.lock);
+      return result;
+    }
+    if (result == GPUFL_OK) {
+      if (!was_left) atomic_fetch_add(&modes.detached, 1);
+      modes.left = true;
+      current = mode;
+    }
+    // What was in flight finds another state when it is told of again.
+    for (int i = 0; i < 2 * GROUPS; i++) set_state(i / 2, current, true);
+    int back = come_back(current); // also where CUPTI was only half left
+    if (back != GPUFL_OK) current = GPUFL_MODE_BLIND; // nothing is seen until it is asked for again
+    if (result == GPUFL_OK) result = back;
+    if (!was_left) *gap_ns = gpufl_monotonic() - begin;
+    if (before != GPUFL_MODE_BLIND) atomic_fetch_add(&modes.gap_ns, *gap_ns);
+  }
+  pthread_mutex_unlock(&modes.lock);
+  return result;
+}
+
 void gpufl_count_end(void) {
   pthread_mutex_lock(&modes.lock);
   if (modes.begun) {
-    modes.begun = false;
+    modes.begun = modes.left = false;
     atomic_store(&on, false);
     // What is in flight finds another state if counting begins again before its end.
     for (int i = 0; i < 2 * GROUPS; i++) set_state(i / 2, GPUFL_MODE_TRACE, true);
@@ -495,6 +565,8 @@ void gpufl_count_get_stats(gpufl_count_stats *out) {
   out->no_memory = atomic_load(&no_memory);
   out->no_room = atomic_load(&no_room);
   out->switches = atomic_load(&modes.switches);
+  out->detached = atomic_load(&modes.detached);
+  out->gap_ns = atomic_load(&modes.gap_ns);
   pthread_mutex_lock(&counting.lock);
   out->unlisted = counting.unlisted;
   pthread_mutex_unlock(&counting.lock);

@@ -5,6 +5,7 @@ package cupti
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 )
@@ -25,6 +26,17 @@ var (
 	ErrCannotCount = errors.New("cupti: this library does not tell of launches")
 	// ErrPaused says that Pause holds and Resume must come first.
 	ErrPaused = errors.New("cupti: recording is paused")
+)
+
+// Errors of Detach, which leave all as it was.
+var (
+	// ErrUnderWay says that what was launched has not ended in time: its records would be lost. It may be tried again.
+	ErrUnderWay = errors.New("cupti: work whose records would be lost is under way")
+	// ErrBusy says that records are on, Pause holds, or a stream is being captured.
+	ErrBusy = errors.New("cupti: CUPTI cannot be left now: records are on, recording is paused, or a stream is being captured")
+	// ErrCannotDetach says that windows were asked for, which need to know contexts, modules and captures from
+	// the beginning, or that this library or driver cannot do it.
+	ErrCannotDetach = errors.New("cupti: CUPTI cannot be left while recording goes on")
 )
 
 // CountedOperation is what a [LaunchCount] is of.
@@ -60,10 +72,10 @@ type LaunchCount struct {
 // Launches is all of them.
 func (l *LaunchCount) Launches() uint64 { return l.Traced + l.Counted + l.Doubtful }
 
-// Doubt is a launch during which records were switched on or off. If a record with this Correlation comes,
-// it was traced, else not.
+// Doubt is a launch during which records were switched on or off. If a record with this Correlation comes, in a batch of
+// this Attachment, it was traced, else not.
 type Doubt struct {
-	Correlation uint32
+	Attachment, Correlation uint32
 	// What is the index of its LaunchCount.
 	What uint32
 }
@@ -78,17 +90,19 @@ type CountStats struct {
 	Unlisted uint64
 	// Lost were not counted for want of memory, Unnamed only as CountOtherKernel.
 	Lost, Unnamed uint64
-	// Switches is how often records were switched on or off.
-	Switches uint64
+	// Switches is how often records were switched on or off, Detached how often CUPTI was left.
+	Switches, Detached uint64
+	// Gap is for how long nothing was seen, where launches were to be counted, because CUPTI was left and taken up again.
+	Gap time.Duration
 }
 
 // Reconciler finds out which doubtful launches have records. It belongs to one goroutine.
 type Reconciler struct {
 	// young are those that wait for a record since the last Age, old those since the one before: what
-	// they are of, by correlation id.
-	young, old map[uint32]uint32
+	// they are of, by attachment and correlation id.
+	young, old map[uint64]uint32
 	// low and high bound the ids in both.
-	low, high uint32
+	low, high uint64
 	traced    map[uint32]uint64
 	// forgotten are those that found no room, by what.
 	forgotten map[uint32]uint64
@@ -99,7 +113,7 @@ const maxDoubts = 1 << 16
 
 // NewReconciler returns an empty one.
 func NewReconciler() *Reconciler {
-	return &Reconciler{young: map[uint32]uint32{}, old: map[uint32]uint32{}, traced: map[uint32]uint64{}, forgotten: map[uint32]uint64{}}
+	return &Reconciler{young: map[uint64]uint32{}, old: map[uint64]uint32{}, traced: map[uint32]uint64{}, forgotten: map[uint32]uint64{}}
 }
 
 // Add takes doubtful launches. It comes before the records of the same time are shown to Record.
@@ -109,23 +123,29 @@ func (r *Reconciler) Add(doubts []Doubt) {
 			r.forgotten[d.What]++
 			continue
 		}
+		id := launchID(d.Attachment, d.Correlation)
 		if len(r.young)+len(r.old) == 0 {
-			r.low, r.high = d.Correlation, d.Correlation
+			r.low, r.high = id, id
 		}
-		r.low, r.high = min(r.low, d.Correlation), max(r.high, d.Correlation)
-		r.young[d.Correlation] = d.What
+		r.low, r.high = min(r.low, id), max(r.high, id)
+		r.young[id] = d.What
 	}
 }
 
-// Record is shown each record. It says whether the record's launch was a doubtful one, which is then known
+func launchID(attachment, correlation uint32) uint64 {
+	return uint64(attachment)<<32 | uint64(correlation)
+}
+
+// Record is shown each record, with its batch's Attachment. It says whether the record's launch was a doubtful one, which is then known
 // to be traced. A graph launch may have several records; the first counts.
-func (r *Reconciler) Record(correlation uint32) bool {
-	if len(r.young)+len(r.old) == 0 || correlation < r.low || correlation > r.high {
+func (r *Reconciler) Record(attachment, correlation uint32) bool {
+	id := launchID(attachment, correlation)
+	if len(r.young)+len(r.old) == 0 || id < r.low || id > r.high {
 		return false
 	}
-	for _, open := range []map[uint32]uint32{r.young, r.old} {
-		if what, ok := open[correlation]; ok {
-			delete(open, correlation)
+	for _, open := range []map[uint64]uint32{r.young, r.old} {
+		if what, ok := open[id]; ok {
+			delete(open, id)
 			r.traced[what]++
 			return true
 		}

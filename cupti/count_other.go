@@ -4,8 +4,16 @@
 
 package cupti
 
+import "time"
+
 // SetMode returns ErrNotRunning.
 func (*Collector) SetMode(Mode) error { return ErrNotRunning }
+
+// Mode is ModeTrace.
+func (*Collector) Mode() Mode { return ModeTrace }
+
+// Detach returns ErrNotRunning.
+func (*Collector) Detach(Mode, time.Duration) (time.Duration, error) { return 0, ErrNotRunning }
 
 // LaunchCounts returns dst as it is.
 func (*Collector) LaunchCounts(dst []LaunchCount) []LaunchCount { return dst }

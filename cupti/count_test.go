@@ -7,11 +7,13 @@ package cupti
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,11 +38,22 @@ func tally(t *testing.T, c *Collector, doubts []Doubt, launched map[string]uint6
 	}
 	r.Add(doubts)
 	records := map[string]uint64{}
-	for _, h := range drain(t, c) {
-		if h.Kind == KindKernel {
-			records[h.Name.Full]++
+	for {
+		b, err := c.Take(time.Minute)
+		if errors.Is(err, io.EOF) {
+			break
 		}
-		r.Record(h.Correlation)
+		if err != nil || b == nil {
+			t.Fatalf("neither a buffer nor the end: %v", err)
+		}
+		for i := range b.Len() {
+			h := b.Head(i)
+			if h.Kind == KindKernel {
+				records[h.Name.Full]++
+			}
+			r.Record(b.Attachment(), h.Correlation)
+		}
+		b.Release()
 	}
 	all := map[string]seen{}
 	for name, n := range launched {
@@ -223,6 +236,307 @@ func TestModes(t *testing.T) {
 	}
 }
 
+// settled is how long Detach may wait for what was launched, on a busy machine.
+const settled = time.Minute
+
+func TestDetach(t *testing.T) {
+	fake, c := open(t, Config{})
+	if _, err := c.Detach(ModeCount, 0); !errors.Is(err, ErrNotRunning) {
+		t.Errorf("Detach before Start: %v", err)
+	}
+	fake.Control("finalized", 0)
+	start(t, c)
+	enabled := fake.Control("enabled", 0)
+	mode := func(m Mode, launches int) {
+		t.Helper()
+		if err := c.SetMode(m); err != nil {
+			t.Fatal(err)
+		}
+		fake.Launch("kernel", launches)
+	}
+	detach := func(m Mode, wantGap bool, launches int) {
+		t.Helper()
+		gap, err := c.Detach(m, settled)
+		if err != nil || (gap > 0) != wantGap {
+			t.Fatalf("Detach(%v): gap %v, %v; want a gap: %v", m, gap, err, wantGap)
+		}
+		if n := fake.Control("enabled", 0); n != 0 {
+			t.Errorf("detached, CUPTI records %x", n)
+		}
+		if n := fake.Control("subscribed", 0); (n == 1) != (m == ModeCount) {
+			t.Errorf("in %v there are %d subscribers", m, n)
+		}
+		fake.Launch("kernel", launches)
+		if err := c.Flush(false); err != nil { // as a recorder does all the time
+			t.Error(err)
+		}
+		if got := c.Mode(); got != m {
+			t.Errorf("in %v the mode is %v", m, got)
+		}
+	}
+	mode(ModeTrace, 1)
+	if _, err := c.Detach(ModeBlind, 0); !errors.Is(err, ErrBusy) {
+		t.Errorf("Detach while there are records: %v", err)
+	}
+	if _, err := c.Detach(ModeTrace, 0); err == nil {
+		t.Error("there are records without CUPTI")
+	}
+	if n := fake.Control("enabled", 0); n != enabled {
+		t.Errorf("CUPTI records %x, want %x", n, enabled)
+	}
+	mode(ModeCount, 2)
+	detach(ModeCount, true, 4)
+	told := fake.Control("callbacks", 0)
+	locked(t, func() {
+		// A scope that is open while CUPTI is left wants nothing but launches told.
+		id := c.NextScopeID()
+		if err := c.PushScope(id); err != nil {
+			t.Error(err)
+		}
+		mode(ModeCount, 8)
+		if n := fake.Control("callbacks", 0); n != told {
+			t.Errorf("with a scope open CUPTI tells of %d functions, want %d", n, told)
+		}
+		// Callbacks alone are not switched off and on.
+		mode(ModeBlind, 16)
+		if n := fake.Control("callbacks", 0); n != told {
+			t.Errorf("in %v CUPTI tells of %d functions, want %d", ModeBlind, n, told)
+		}
+		if err := c.PopScope(id); err != nil {
+			t.Error(err)
+		}
+	})
+	mode(ModeCount, 32)
+	mode(ModeTrace, 64)
+	if n := fake.Control("enabled", 0); n != enabled {
+		t.Errorf("back, CUPTI records %x, want %x", n, enabled)
+	}
+	id := c.NextScopeID()
+	locked(t, func() {
+		if err := c.PushScope(id); err != nil {
+			t.Error(err)
+		}
+		fake.Launch("kernel", 128)
+		if err := c.PopScope(id); err != nil {
+			t.Error(err)
+		}
+	})
+	mode(ModeCount, 256)
+	detach(ModeBlind, true, 512)
+	mode(ModeBlind, 1024)
+	detach(ModeBlind, false, 2048) // it is left already
+	mode(ModeTrace, 4096)
+	mode(ModeBlind, 8192)
+	detach(ModeCount, true, 16384)
+	if n := fake.Control("finalized", 0); n != 3 {
+		t.Errorf("CUPTI was left %d times, want 3", n)
+	}
+	stats := c.CountStats()
+	if stats.Detached != 3 || stats.Gap <= 0 || stats.Unlisted+stats.Lost != 0 {
+		t.Errorf("%+v", stats)
+	}
+	stop(t, c, true)
+
+	scoped := 0
+	records := 0
+	for _, h := range drain(t, c) {
+		if h.Kind == KindKernel && h.Name.Full == "kernel" {
+			records++
+		}
+		if h.Scope == id {
+			scoped++
+		}
+	}
+	if want := 1 + 64 + 128 + 4096; records != want || scoped != 128 {
+		t.Errorf("%d records, %d in the scope, want %d and 128", records, scoped, want)
+	}
+	for _, l := range c.LaunchCounts(nil) {
+		if l.Name == nil || l.Name.Full != "kernel" {
+			continue
+		}
+		if want := uint64(2 + 4 + 8 + 16 + 32 + 256 + 16384); l.Traced != uint64(records) || l.Counted != want || l.Doubtful != 0 {
+			t.Errorf("%+v, want %d traced and %d counted", l, records, want)
+		}
+	}
+
+	// The next session is as if nothing had been.
+	start(t, c)
+	if n := fake.Control("enabled", 0); n != enabled {
+		t.Errorf("started again, CUPTI records %x, want %x", n, enabled)
+	}
+	mode(ModeTrace, 3)
+	mode(ModeCount, 0)
+	detach(ModeBlind, true, 5)
+	stop(t, c, false) // while CUPTI is left
+	if n := len(drain(t, c)); n != 3 {
+		t.Errorf("%d records in the second session, want 3", n)
+	}
+	start(t, c)
+	mode(ModeTrace, 0)
+	mode(ModeCount, 0)
+	detach(ModeCount, true, 0)
+	stop(t, c, false) // while only callbacks are told
+	before := c.LaunchCounts(nil)
+	start(t, c)
+	mode(ModeTrace, 7)
+	mode(ModeCount, 11)
+	stop(t, c, true)
+	for i, l := range c.LaunchCounts(nil) {
+		if l.Name == nil || l.Name.Full != "kernel" {
+			continue
+		}
+		if l.Traced-before[i].Traced != 7 || l.Counted-before[i].Counted != 11 {
+			t.Errorf("%+v after %+v, want 7 traced and 11 counted", l, before[i])
+		}
+	}
+	if n := len(drain(t, c)); n != 7 {
+		t.Errorf("%d records in the last session, want 7", n)
+	}
+}
+
+// locked runs f on one OS thread.
+func locked(t *testing.T, f func()) {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	f()
+}
+
+func TestDetachThatCannotBe(t *testing.T) {
+	fake, c := open(t, Config{})
+	start(t, c)
+	fake.Control("finalized", 0)
+	mode := func(m Mode) {
+		t.Helper()
+		if err := c.SetMode(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mode(ModeTrace)
+	mode(ModeCount)
+	refused := func(why string, want error) {
+		t.Helper()
+		if _, err := c.Detach(ModeBlind, 0); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", why, err, want)
+		}
+		if n := fake.Control("finalized", 0); n != 0 {
+			t.Fatalf("%s: CUPTI was left", why)
+		}
+		fake.Launch("kernel", 1)
+	}
+	if err := c.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	refused("paused", ErrBusy)
+	if err := c.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	if rc := fake.BeginCapture(7); rc != 0 {
+		t.Fatal(rc)
+	}
+	refused("during a capture", ErrBusy)
+	if rc := fake.EndCapture(7); rc != 0 {
+		t.Fatal(rc)
+	}
+	fake.Control("silent", 1) // CUPTI tells of no call in which it could be left
+	if _, err := c.Detach(ModeBlind, settled); !errors.Is(err, ErrCannotDetach) {
+		t.Errorf("without callbacks: %v", err)
+	}
+	fake.Control("silent", 0)
+	fake.Launch("kernel", 1)
+
+	// It is left and cannot be taken up again at first.
+	fake.Control("refuse_subscribe", 39)
+	gap, err := c.Detach(ModeCount, settled)
+	fake.Launch("kernel", 100)
+	if err == nil || gap <= 0 || fake.Control("finalized", 0) != 1 {
+		t.Errorf("another profiler came in between: gap %v, %v", gap, err)
+	}
+	if err := c.SetMode(ModeTrace); err == nil {
+		t.Error("records are on though CUPTI refused")
+	}
+	fake.Control("refuse_subscribe", 0)
+	mode(ModeTrace)
+	fake.Launch("kernel", 10)
+	stop(t, c, false)
+	all := tally(t, c, nil, map[string]uint64{"kernel": 113})
+	if want := (seen{launches: 113, records: 10, traced: 10, counted: 3}); all["kernel"] != want {
+		t.Errorf("%+v, want %+v", all["kernel"], want)
+	}
+
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, deep, _ := openDeep(t, Config{})
+	start(t, deep)
+	if err := deep.SetMode(ModeCount); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := deep.Detach(ModeBlind, settled); !errors.Is(err, ErrCannotDetach) {
+		t.Errorf("where windows were asked for: %v", err)
+	}
+}
+
+// TestDetachWhileThreadsLaunch leaves CUPTI and comes back all the time. What is launched meanwhile may be missing, and
+// the counts may not know a launch that began before they did and has a record, but nothing is in two places.
+func TestDetachWhileThreadsLaunch(t *testing.T) {
+	fake, c := open(t, Config{Buffers: 64})
+	fake.Control("finalized", 0)
+	start(t, c)
+	if err := c.SetMode(ModeTrace); err != nil {
+		t.Fatal(err)
+	}
+	launched := map[string]uint64{}
+	var running sync.WaitGroup
+	stopped := make(chan struct{})
+	var counts [4]uint64
+	for i := range counts {
+		running.Go(func() {
+			for {
+				select {
+				case <-stopped:
+					return
+				default:
+					fake.LaunchThreads(1, 500, fmt.Sprint("kernel_", i))
+					counts[i] += 500
+				}
+			}
+		})
+	}
+	rng := rand.New(rand.NewPCG(3, 0))
+	var doubts []Doubt
+	for left := 0; left < 40; {
+		if err := c.SetMode(ModeTrace + Mode(rng.IntN(3))); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.SetMode(ModeCount); err != nil {
+			t.Fatal(err)
+		}
+		switch _, err := c.Detach(ModeCount+Mode(rng.IntN(2)), settled); {
+		case err == nil:
+			left++
+		case !errors.Is(err, ErrCannotDetach): // the program's threads may keep CUPTI from telling of our call
+			t.Fatal(err)
+		}
+		doubts = c.Doubts(doubts)
+	}
+	close(stopped)
+	running.Wait()
+	stop(t, c, false)
+	for i, n := range counts {
+		launched[fmt.Sprint("kernel_", i)] = n
+	}
+	unlisted := c.CountStats().Unlisted
+	for name, s := range tally(t, c, doubts, launched) {
+		if s.records+s.counted > s.launches+unlisted || s.traced > s.records {
+			t.Errorf("%s: %+v", name, s)
+		}
+	}
+	if n := fake.Control("finalized", 0); n != 40 {
+		t.Errorf("CUPTI was left %d times", n)
+	}
+}
+
 func TestCopiesSetsAndGraphsAreCounted(t *testing.T) {
 	fake, c := open(t, Config{})
 	start(t, c)
@@ -361,17 +675,17 @@ func TestReconcilerIsBounded(t *testing.T) {
 	if r.Forgotten(0) != 5 || r.Forgotten(1) != 5 {
 		t.Errorf("%d and %d forgotten, want 5 each", r.Forgotten(0), r.Forgotten(1))
 	}
-	if r.Record(99) || r.Record(100+maxDoubts) || !r.Record(100) || r.Record(100) || !r.Record(101) {
+	if r.Record(0, 99) || r.Record(0, 100+maxDoubts) || r.Record(1, 100) || !r.Record(0, 100) || r.Record(0, 100) || !r.Record(0, 101) {
 		t.Error("the wrong records are those of doubtful launches")
 	}
 	r.Age()
-	if !r.Record(102) {
+	if !r.Record(0, 102) {
 		t.Error("a doubtful launch was given up at the first Age")
 	}
 	if without := r.Age(); without[0] != maxDoubts/2-2 || without[1] != maxDoubts/2-1 {
 		t.Errorf("%v have no record", without)
 	}
-	if r.Record(103) {
+	if r.Record(0, 103) {
 		t.Error("a doubtful launch outlived two")
 	}
 	if r.Traced(0) != 2 || r.Traced(1) != 1 || r.Traced(2) != 0 {
@@ -455,6 +769,13 @@ bool gpufl_enter(void) { return false; }
 void gpufl_leave(void) {}
 int gpufl_hold(bool hold, uint32_t kinds) { return 0; }
 int gpufl_watch_counting(int want) { return 0; }
+int gpufl_detach(void) { return 0; }
+int gpufl_attach(bool records) { return 0; }
+uint32_t gpufl_attachment(void) { return 0; }
+bool gpufl_bare(void) { return false; }
+int64_t gpufl_monotonic(void) { return 0; }
+int gpufl_quiet_begin(int64_t limit_ns) { return 0; }
+void gpufl_quiet_end(int quiet, int pausing) {}
 static void check(const char *name, size_t size, size_t rows, int unit) {
 	memset(&forms[1], 0, sizeof forms[1]);
 	gpufl_count_learn(1, name);

@@ -206,9 +206,13 @@ static void on_request(uint8_t **data, size_t *size, size_t *max_records) {
 
 static atomic_bool attached;
 
+// bare: CUPTI was subscribed to anew after gpufl_detach, and has not been asked for records since. Only callbacks
+// are asked for then, since anything else could bring back the hooks that make each launch slower.
+static atomic_bool bare;
+
 // count_dropped asks CUPTI for what it could not keep since it was asked last.
 static void count_dropped(void) {
-  if (!atomic_load(&attached)) return;
+  if (!atomic_load(&attached) || atomic_load(&bare)) return;
   size_t n = 0;
   if (gpufl_cupti.num_dropped(NULL, 0, &n) != GPUFL_CUPTI_SUCCESS || n == 0) return;
   pthread_mutex_lock(&pool.lock);
@@ -334,7 +338,7 @@ static int64_t anchor(void) {
   if (pool.own_clock) return 0;
   // The clocks drift apart, so each buffer gets a new measurement.
   if (gpufl_cupti.get_timestamp != NULL && gpufl_enter()) {
-    atomic_store(&last_anchor, measure_anchor());
+    if (!atomic_load(&bare)) atomic_store(&last_anchor, measure_anchor());
     gpufl_leave();
   }
   return atomic_load(&last_anchor);
@@ -475,7 +479,10 @@ static gpufl_config settings;
 static void *subscriber;
 static bool activity_on[NUM_ACTIVITIES];
 static bool paused[NUM_ACTIVITIES]; // off until gpufl_resume
+static bool pausing;                // between gpufl_pause and gpufl_resume
 static bool held[NUM_ACTIVITIES];   // off until gpufl_hold(false)
+static bool detached;               // by gpufl_detach
+static _Atomic uint32_t attachments;
 
 // launches is 0 while CUPTI does not tell of launches, 1 when it does, 2 if it cannot.
 static atomic_int launches;
@@ -605,7 +612,8 @@ void gpufl_watch(uint32_t sets) {
   callbacks.windows = before | sets;
   retell();
   atomic_store(&watched, sets);
-  callbacks.windows = sets;
+  // Launches stay told: switched off and on again, CUPTI was seen to tell some threads no more.
+  callbacks.windows = sets | (callbacks.windows & GPUFL_SET_LAUNCH);
   retell();
   gpufl_gate_forget(before & ~sets);
   pthread_mutex_unlock(&callbacks.lock);
@@ -613,7 +621,8 @@ void gpufl_watch(uint32_t sets) {
 
 void gpufl_watch_launches(void) {
   if (atomic_load_explicit(&launches, memory_order_relaxed) != 0 || !gpufl_enter()) return;
-  if (atomic_load(&gpufl_running) && (settings.kinds & (1u << GPUFL_KIND_EXTERNAL))) {
+  // Where there are no records nobody asks for their scopes; gpufl_attach makes up for it.
+  if (atomic_load(&gpufl_running) && !atomic_load(&bare) && (settings.kinds & (1u << GPUFL_KIND_EXTERNAL))) {
     // Threads that come here at the same time must not return before it is done: their next call may
     // be the first launch. The lock is this function's alone; none of CUPTI's callbacks takes it.
     static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
@@ -757,18 +766,8 @@ static void disable_all(void) {
   if (atomic_exchange(&launches, 0) == 1) want_scopes(false);
 }
 
-int gpufl_start(uint32_t *enabled, int *refusal) {
-  *enabled = 0;
-  *refusal = GPUFL_OK;
-  if (gpufl_is_child()) return GPUFL_FORKED;
-  if (!pool.opened) return GPUFL_CLOSED;
-  if (atomic_load(&gpufl_running)) return GPUFL_BUSY;
-  int result = subscribe();
-  if (result != GPUFL_OK) return result;
-  listen();
-  memset(paused, 0, sizeof paused);
-  memset(held, 0, sizeof held);
-
+// prepare has CUPTI ask us for buffers and for the time. It is done anew each time that CUPTI was finalized.
+static int prepare(void) {
   // One buffer for all threads, where CUPTI would take one for each: a program with many threads would
   // hold the whole pool with buffers that are nearly empty.
   set_byte(GPUFL_CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, 0);
@@ -780,9 +779,33 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
   pool.own_clock = own_clock;
   pool.stopped = false;
   pthread_mutex_unlock(&pool.lock);
-
+  atomic_store(&bare, false);
   atomic_store(&attached, true);
-  result = gpufl_cupti.register_callbacks(on_request, on_complete);
+  return gpufl_cupti.register_callbacks(on_request, on_complete);
+}
+
+static int leave(void);
+
+int gpufl_start(uint32_t *enabled, int *refusal) {
+  *enabled = 0;
+  *refusal = GPUFL_OK;
+  if (gpufl_is_child()) return GPUFL_FORKED;
+  if (!pool.opened) return GPUFL_CLOSED;
+  if (atomic_load(&gpufl_running)) return GPUFL_BUSY;
+  if (atomic_load(&bare) && atomic_exchange(&attached, false)) {
+    // The session before ended without records, and switched callbacks off: it is deaf to launches now.
+    nobody_inside();
+    if (leave() != GPUFL_OK) atomic_store(&attached, true);
+  }
+  int result = subscribe();
+  if (result != GPUFL_OK) return result;
+  listen();
+  memset(paused, 0, sizeof paused);
+  pausing = false;
+  memset(held, 0, sizeof held);
+  detached = false;
+
+  result = prepare();
   if (result != GPUFL_OK) goto failed;
   uint32_t refused = 0;
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
@@ -840,9 +863,7 @@ bool gpufl_activity(void) {
 
 int gpufl_hold(bool hold, uint32_t kinds) {
   int result = GPUFL_OK;
-  for (int i = 0; i < NUM_ACTIVITIES; i++) {
-    if (paused[i]) return GPUFL_BUSY;
-  }
+  if (pausing) return GPUFL_BUSY;
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
     if ((kinds & (1u << activities[i].kind)) == 0 || (hold ? !activity_on[i] : !held[i])) continue;
     int answer = hold ? gpufl_cupti.activity_disable(activities[i].activity) : gpufl_cupti.activity_enable(activities[i].activity);
@@ -859,6 +880,10 @@ int gpufl_hold(bool hold, uint32_t kinds) {
 int gpufl_pause(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
+  // A window would be refused, and work that is captured is never done.
+  if (gpufl_captures() > 0) return GPUFL_CAPTURE;
+  int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
+  if (quiet < 0) return quiet;
   int result = GPUFL_OK;
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
     if (!activity_on[i]) continue;
@@ -870,6 +895,9 @@ int gpufl_pause(void) {
       result = answer;
     }
   }
+  pausing = true;
+  gpufl_quiet_end(quiet, 1);
+  if (detached || atomic_load(&bare)) return result;
   int flushed = gpufl_cupti.flush_all(0);
   return result == GPUFL_OK ? flushed : result;
 }
@@ -878,7 +906,11 @@ int gpufl_resume(uint32_t *lost) {
   *lost = 0;
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
+  if (!pausing) return GPUFL_OK;
+  int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
+  if (quiet < 0) return quiet;
   int result = GPUFL_OK;
+  pausing = false;
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
     if (!paused[i]) continue;
     paused[i] = false;
@@ -890,15 +922,46 @@ int gpufl_resume(uint32_t *lost) {
       if (result == GPUFL_OK) result = answer;
     }
   }
+  gpufl_quiet_end(quiet, 0);
   return result;
 }
 
+static int flush(int forced) {
+  // Nothing is held where CUPTI was left.
+  if (!gpufl_enter()) return atomic_load(&gpufl_running) ? GPUFL_OK : GPUFL_STOPPED;
+  int result = GPUFL_STOPPED;
+  if (atomic_load(&gpufl_running)) {
+    result = atomic_load(&bare) ? GPUFL_OK : gpufl_cupti.flush_all(forced ? GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED : 0);
+  }
+  gpufl_leave();
+  return result;
+}
+
+// flushing is held by whoever flushes, and by a window for what must not meet a flush.
+static pthread_mutex_t flushing = PTHREAD_MUTEX_INITIALIZER;
+
+void gpufl_flush_begin(void) {
+  pthread_mutex_lock(&flushing);
+  if (!atomic_load(&gpufl_running) || !atomic_load(&attached) || atomic_load(&bare)) return;
+  // CUPTI's own thread works at what is flushed, and nobody says when it is done. The second flush waits for the first.
+  for (int i = 0; i < 2; i++) {
+    gpufl_cupti.flush_all(0);
+    struct timespec moment = {0, 20000000};
+    nanosleep(&moment, NULL);
+  }
+}
+
+void gpufl_flush_end(void) { pthread_mutex_unlock(&flushing); }
+
 int gpufl_flush(int forced) {
   if (gpufl_is_child()) return GPUFL_FORKED;
-  if (!gpufl_enter()) return GPUFL_STOPPED;
-  int result = GPUFL_STOPPED;
-  if (atomic_load(&gpufl_running)) result = gpufl_cupti.flush_all(forced ? GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED : 0);
-  gpufl_leave();
+  // A window has just flushed; and what is to come can wait for it, unless the end does not.
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_sec += forced ? 3 : 0;
+  if (pthread_mutex_timedlock(&flushing, &until) != 0) return GPUFL_OK;
+  int result = flush(forced);
+  pthread_mutex_unlock(&flushing);
   return result;
 }
 
@@ -908,8 +971,11 @@ int gpufl_stop(void) {
   if (!atomic_exchange(&gpufl_running, false)) return GPUFL_STOPPED;
   nobody_inside();
   gpufl_count_end();
-  disable_all();
-  int result = gpufl_cupti.flush_all(GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+  int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
+  if (quiet >= 0) disable_all(); // else they stay on, and the program goes on
+  gpufl_quiet_end(quiet, 0);
+  int result = GPUFL_OK;
+  if (atomic_load(&attached) && !atomic_load(&bare)) result = gpufl_cupti.flush_all(GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
   count_dropped();
   pthread_mutex_lock(&pool.lock);
   pool.stopped = true;
@@ -918,13 +984,8 @@ int gpufl_stop(void) {
   return result;
 }
 
-int gpufl_finalize(void) {
-  if (gpufl_is_child()) return GPUFL_FORKED;
-  if (!pool.opened) return GPUFL_CLOSED;
-  if (atomic_load(&gpufl_running)) return GPUFL_BUSY;
-  if (gpufl_deep_armed()) return GPUFL_NOT_DETACHED; // it would pull the rug from under the window
-  if (!atomic_exchange(&attached, false)) return GPUFL_STOPPED;
-  nobody_inside();
+// leave detaches CUPTI; attached is false and nobody is inside.
+static int leave(void) {
   int result = GPUFL_NOT_DETACHED;
   if (gpufl_cupti.finalize != NULL && gpufl_cupti.enable_callback != NULL && gpufl_driver_ready() && subscriber != NULL) {
     // cuptiFinalize is safe only where CUPTI knows that no call is half done: at the exit of one. Two
@@ -947,13 +1008,97 @@ int gpufl_finalize(void) {
       }
     }
   }
-  if (result != GPUFL_OK) atomic_store(&attached, true);
   if (subscriber == NULL) {
     atomic_store(&listening, false);
     tells_nothing();
     gpufl_resources_lose();
+    if (result == GPUFL_OK) gpufl_sass_forget();
+  }
+  if (result == GPUFL_OK) {
+    // Correlation ids begin anew (H200, CUDA 13.0), and all records with old ones have been read.
+    gpufl_scope_forget();
+    atomic_fetch_add(&attachments, 1);
   }
   return result;
+}
+
+int gpufl_finalize(void) {
+  if (gpufl_is_child()) return GPUFL_FORKED;
+  if (!pool.opened) return GPUFL_CLOSED;
+  if (atomic_load(&gpufl_running)) return GPUFL_BUSY;
+  if (gpufl_deep_armed()) return GPUFL_NOT_DETACHED; // it would pull the rug from under the window
+  if (detached) return GPUFL_OK;
+  if (!atomic_exchange(&attached, false)) return GPUFL_STOPPED;
+  nobody_inside();
+  int result = leave();
+  if (result != GPUFL_OK) atomic_store(&attached, true);
+  return result;
+}
+
+// ---- leaving and coming back while recording goes on ----
+
+int gpufl_settle(int forced) {
+  if (gpufl_is_child()) return GPUFL_FORKED;
+  if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
+  if (detached || atomic_load(&bare)) return GPUFL_OK;
+  for (int i = 0; i < NUM_ACTIVITIES; i++) {
+    if (pausing || (activity_on[i] && activities[i].kind != GPUFL_KIND_OVERHEAD)) return GPUFL_BUSY;
+  }
+  int result = gpufl_hold(true, 1u << GPUFL_KIND_OVERHEAD);
+  if (result == GPUFL_OK) result = gpufl_cupti.flush_all(forced ? GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED : 0);
+  if (result != GPUFL_OK) return result;
+  count_dropped();
+  pthread_mutex_lock(&pool.lock);
+  bool none = pool.lent == 0;
+  pthread_mutex_unlock(&pool.lock);
+  return none ? GPUFL_OK : GPUFL_TIMEOUT;
+}
+
+int gpufl_detach(void) {
+  if (gpufl_is_child()) return GPUFL_FORKED;
+  if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
+  if (detached) return GPUFL_OK;
+  // Contexts, modules and captures would have to be known from the beginning.
+  if (pausing || settings.deep || gpufl_deep_armed() || gpufl_captures() > 0) return GPUFL_BUSY;
+  pthread_mutex_lock(&pool.lock);
+  bool holds = pool.lent > 0 || pool.pending > 0;
+  pthread_mutex_unlock(&pool.lock);
+  if (holds || gpufl_activity()) return GPUFL_BUSY;
+  atomic_store(&attached, false);
+  nobody_inside();
+  int result = leave();
+  // CUPTI may have refused when there was no subscription any more: gpufl_attach makes a new one.
+  detached = subscriber == NULL;
+  if (detached) {
+    atomic_store(&launches, 0);
+  } else {
+    atomic_store(&attached, true);
+  }
+  return result;
+}
+
+bool gpufl_bare(void) { return atomic_load(&bare); }
+
+uint32_t gpufl_attachment(void) { return atomic_load(&attachments); }
+
+int gpufl_attach(bool records) {
+  if (gpufl_is_child()) return GPUFL_FORKED;
+  if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
+  int result = GPUFL_OK;
+  if (detached) {
+    result = subscribe();
+    if (result != GPUFL_OK) return result;
+    listen();
+    detached = false;
+    gpufl_count_captures(gpufl_captures());
+    atomic_store(&bare, true);
+    atomic_store(&attached, true);
+  }
+  if (!records || !atomic_load(&bare)) return GPUFL_OK;
+  result = prepare();
+  if (result != GPUFL_OK) return result;
+  if (gpufl_scope_any()) gpufl_watch_launches();
+  return GPUFL_OK;
 }
 
 int gpufl_close(void) {

@@ -34,6 +34,18 @@ enum {
  * then GPUFL_MODE_COUNT if records could not be switched on. */
 int gpufl_count_mode(int mode);
 
+/* gpufl_count_now is the mode, GPUFL_MODE_TRACE where nothing is counted; after gpufl_stop the last one. */
+int gpufl_count_now(void);
+
+/* gpufl_count_detach leaves CUPTI and goes on in GPUFL_MODE_COUNT or GPUFL_MODE_BLIND: once records were made CUPTI's hooks
+ * make each launch slower, whatever is recorded, until it is finalized. GPUFL_MODE_COUNT subscribes anew, for
+ * launches alone; gpufl_count_mode brings back what it needs. In
+ * GPUFL_MODE_BLIND such a subscription goes on counting: only CUPTI that was left costs nothing. Recording must be in one of these modes already, gpufl_settle
+ * must have answered GPUFL_OK, and all buffers must have been taken and read, since names in them are CUPTI's:
+ * otherwise GPUFL_BUSY, and also beside windows, a capture or gpufl_pause. What is launched meanwhile, for some
+ * milliseconds, is not seen: *gap_ns is how long, and 0 where CUPTI was left already. */
+int gpufl_count_detach(int mode, int64_t *gap_ns);
+
 /* gpufl_count_end is for gpufl_stop, before it disables anything: what is in flight now is not counted. */
 void gpufl_count_end(void);
 
@@ -56,7 +68,7 @@ uint32_t gpufl_counts(gpufl_count *out, uint32_t n);
 const char *gpufl_count_name(uint32_t what);
 
 typedef struct {
-  uint32_t correlation, what;
+  uint32_t attachment, correlation, what;
 } gpufl_doubt;
 
 /* gpufl_count_doubts takes up to n of the oldest doubtful ones and returns their number. */
@@ -69,6 +81,8 @@ typedef struct {
   uint64_t no_memory; /* calls that found no memory for their thread's counts: not counted */
   uint64_t no_room;   /* launches counted as GPUFL_COUNT_OTHER_KERNEL for want of room for their names */
   uint32_t switches;  /* of records */
+  uint32_t detached;  /* how often CUPTI was left */
+  int64_t gap_ns;     /* how long in all nothing was seen because CUPTI was left or subscribed to, besides GPUFL_MODE_BLIND */
 } gpufl_count_stats;
 void gpufl_count_get_stats(gpufl_count_stats *out);
 
@@ -80,5 +94,21 @@ int gpufl_watch_counting(int want);
 
 /* gpufl_hold switches those of the kinds off that are on, or those on again that it has switched off. It answers with the first failure; GPUFL_BUSY while gpufl_pause has something off. */
 int gpufl_hold(bool hold, uint32_t kinds);
+
+/* gpufl_settle has CUPTI hand over what it holds, once records are off; forced also where records are not
+ * complete. GPUFL_OK: it holds no buffer any more. GPUFL_TIMEOUT: some still waits for what was launched. GPUFL_BUSY: records are on,
+ * or gpufl_pause has something off. */
+int gpufl_settle(int forced);
+
+/* gpufl_detach finalizes CUPTI while recording goes on: pool, counts and names stay. gpufl_attach subscribes to it again,
+ * and with records has it ready for gpufl_hold. They are for count.c, and called one at a time. */
+int gpufl_detach(void);
+int gpufl_attach(bool records);
+
+/* gpufl_bare: CUPTI tells of launches, and has made no records since it was left. */
+bool gpufl_bare(void);
+
+/* gpufl_attachment is how often CUPTI was finalized: with each time its correlation ids begin anew. */
+uint32_t gpufl_attachment(void);
 
 #endif

@@ -68,10 +68,12 @@ extern _Atomic uint32_t gpufl_asked;      /* kinds */
 void gpufl_watch_launches(void);
 
 int64_t gpufl_realtime(void);
+int64_t gpufl_monotonic(void); /* ns */
 
 /* In scope.c. */
 int gpufl_scope_open(void);               /* makes room for events */
 void gpufl_scope_start(void);
+void gpufl_scope_forget(void);            /* which launch belongs to which scope: correlation ids begin anew */
 void gpufl_scope_counts(uint64_t *lost, uint64_t *misplaced);
 bool gpufl_scope_any(void);               /* whether any thread has a scope open */
 void gpufl_scope_launch(uint32_t correlation); /* the calling thread launches */

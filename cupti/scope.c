@@ -238,6 +238,12 @@ uint64_t gpufl_scope_of(uint32_t correlation) {
   return slot >> TAG_SHIFT == correlation >> GPUFL_SCOPE_TABLE_BITS ? slot & MAX_SCOPE_ID : 0;
 }
 
+void gpufl_scope_forget(void) {
+  void *t = atomic_load(&table);
+  // Pages of private memory that nobody needs are zero when they are touched next.
+  if (t != NULL) madvise(t, SLOTS * sizeof(uint64_t), MADV_DONTNEED);
+}
+
 const uint64_t *gpufl_scope_table(void) { return (const uint64_t *)atomic_load(&table); }
 
 // ---- names ----

@@ -50,8 +50,8 @@ func Parse(text string) (float64, error) {
 
 // Costs are seconds that a launch takes longer, each beside the state before it.
 type Costs struct {
-	// Count is that of counting a launch; Trace what a record costs on top of that; Residual what stays in
-	// all states once records were made, until CUPTI is detached.
+	// Count is that of counting a launch where no record was made since CUPTI was attached; Residual what stays in
+	// all states once one was, until CUPTI is left; Trace what a record costs on top of both.
 	Count, Trace, Residual float64
 }
 
@@ -59,16 +59,13 @@ type Costs struct {
 type Config struct {
 	// Budget is the share of the program's time that may be lost, above 0 and at most 1.
 	Budget float64
-	// MinObservation is the share of the time that is traced even where the budget does not allow it.
-	MinObservation float64
 	// MinSlice and MaxSlice bound how long a slice is traced at a time: 50 ms and 1 s.
 	MinSlice, MaxSlice time.Duration
-	// NoCount and NoBlind take a state away: not both.
-	NoCount, NoBlind bool
-	// CanFinalise says that a Step may ask for CUPTI to be detached.
-	CanFinalise bool
-	// Prior holds what a launch is taken to cost before it was measured; Count is never measured and stays.
-	// Zero values are 100 ns for Count and 600 ns for Trace, and nothing for Residual.
+	// CanLeave says that a Step may ask for CUPTI to be left.
+	CanLeave bool
+	// Prior holds what a launch is taken to cost before it was measured. Count and Residual are never measured, since without
+	// counting nobody knows how many launches there were: they are taken to be in the same proportion to what a record
+	// costs as here. Zero values are what an H200 took with CUDA 13.0.
 	Prior Costs
 	// Processors is how many share the work of our own threads: 1 counts all their time as lost. Default 1.
 	Processors int
@@ -82,11 +79,14 @@ type Interval struct {
 	Launches uint64
 	Known    bool
 	// CUPTI is what its overhead records of this time add up to, Own the processor time of our own
-	// threads, Switch how long the change to the step's state took, from the
-	// end of the step before. Negative values are taken as 0.
-	CUPTI, Own, Switch time.Duration
-	// Failed says that the state was not reached and that of the step before went on.
+	// threads. Waited is how long it took until the change to the step's state could begin, Switch how
+	// long the change itself took: the program may have stood still. Negative values are taken as 0.
+	CUPTI, Own, Waited, Switch time.Duration
+	// Failed says that the state was not reached, and Actual which one went on instead.
 	Failed bool
+	Actual State
+	// Stayed says that CUPTI could not be left though the step asked for it, NeverLeaves that it never can be.
+	Stayed, NeverLeaves bool
 }
 
 // Step is what is to be done next.
@@ -94,13 +94,21 @@ type Step struct {
 	State State
 	// For is how long, if nothing intervenes; Controller.Next is asked then.
 	For time.Duration
-	// Finalise asks for CUPTI to be detached before State, which is Blind or Count, begins.
+	// Finalise asks for CUPTI to be left before State, which is Blind or Count, begins.
 	Finalise bool
+	// Records says that what was launched in this stratum is to be told from records alone, since CUPTI is left for the rest of
+	// it. Slices last as long as For then, however long it takes until they begin.
+	Records bool
 	// Stratum numbers the stratum that the step is in, from 1.
 	Stratum uint64
-	// TraceShare is the chance that any moment of this stratum had to be traced, CountShare that to be
-	// counted, traced ones included. 1 is all of it.
+	// TraceShare is the chance that any moment of this stratum had to be traced, before it was known which are. CountShare is
+	// that to be counted, given which are traced: 1 where all of it is.
 	TraceShare, CountShare float64
+	// Speed is how much faster launches are taken to come where they are not counted than where they are.
+	Speed float64
+
+	// leave says that CUPTI is to be left in the step, if it is not.
+	leave bool
 }
 
 // Status is what a Controller did and found.
@@ -118,10 +126,9 @@ type Status struct {
 	// Costs of a launch as used now, and how many comparisons they are from.
 	Costs       Costs
 	Comparisons int
-	// Switches counts changes of state, Finalised those that detached CUPTI, Failures those that failed.
-	Switches, Finalised, Failures uint64
-	// Strata counts those planned.
-	Strata uint64
+	// Switches counts changes of state, Finalised those that left CUPTI, Failures those that failed, Stayed how often
+	// CUPTI could not be left.
+	Switches, Finalised, Failures, Stayed uint64
 }
 
 // Duty is the share of the time that was traced; 1 before any passed.

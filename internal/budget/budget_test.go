@@ -23,9 +23,9 @@ func TestParse(t *testing.T) {
 
 func TestBadConfigurations(t *testing.T) {
 	for _, cfg := range []Config{
-		{}, {Budget: -1}, {Budget: 1.1}, {Budget: math.NaN()}, {Budget: 0.1, MinObservation: 2}, {Budget: 0.1, MinObservation: math.NaN()},
+		{}, {Budget: -1}, {Budget: 1.1}, {Budget: math.NaN()},
 		{Budget: 0.1, MinSlice: -1}, {Budget: 0.1, MinSlice: 2 * time.Second, MaxSlice: time.Second}, {Budget: 0.1, MaxSlice: time.Hour},
-		{Budget: 0.1, NoCount: true, NoBlind: true}, {Budget: 0.1, Prior: Costs{Trace: -1}}, {Budget: 0.1, Prior: Costs{Count: math.Inf(1)}}, {Budget: 0.1, Processors: -1},
+		{Budget: 0.1, Prior: Costs{Trace: -1}}, {Budget: 0.1, Prior: Costs{Count: math.Inf(1)}}, {Budget: 0.1, Processors: -1},
 	} {
 		if _, err := NewController(cfg); err == nil {
 			t.Errorf("%+v is taken", cfg)
@@ -38,65 +38,129 @@ func TestBadConfigurations(t *testing.T) {
 	}
 }
 
-// TestEveryMomentHasTheSameChance adds up where the traced slots of many strata lie.
+// TestEveryMomentHasTheSameChance adds up where the traced slots of many plans lie, and the counted parts of strata.
 func TestEveryMomentHasTheSameChance(t *testing.T) {
-	c, err := NewController(Config{Budget: 0.02, Seed: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	now := time.Unix(0, 0)
-	step := c.Begin(now)
-	const parts = 10
-	var traced [parts]float64
-	var within, length time.Duration
-	var share float64
-	var slots []Step
-	var strata int
-	for strata < 4000 {
-		stratum := step.Stratum
-		slots = append(slots, step)
-		within += step.For
-		now = now.Add(step.For)
-		m := Interval{Known: step.State != Blind}
-		switch step.State {
-		case Trace:
-			m.Launches = uint64(step.For.Seconds() / 10.7e-6)
-		case Count:
-			m.Launches = uint64(step.For.Seconds() / 10.1e-6)
-		}
-		step = c.Next(now, m)
-		if step.Stratum == stratum {
-			continue
-		}
-		length, strata = within, strata+1
-		var at, on time.Duration
-		for _, s := range slots {
-			if s.TraceShare != slots[0].TraceShare || s.CountShare != slots[0].CountShare {
-				t.Fatal("the steps of a stratum have different shares")
+	for _, test := range []struct {
+		name        string
+		bare        float64 // ns a launch
+		cfg         Config
+		least, most float64 // share of the time that is traced
+		parts       bool    // not all is counted
+	}{
+		{"all counted", 10_000, Config{Budget: 0.02, Prior: Costs{Count: 100e-9, Trace: 600e-9, Residual: 1e-9}}, 0.05, 0.3, false},
+		{"CUPTI left after slices", 30_000, Config{Budget: 0.02, CanLeave: true}, 0.01, 0.3, false},
+		{"CUPTI left between slices", 10_000, Config{Budget: 0.02, CanLeave: true}, 0.01, 0.3, true},
+		{"mostly traced", 10_000, Config{Budget: 0.06, Prior: Costs{Count: 100e-9, Trace: 600e-9, Residual: 1e-9}}, 0.5, 0.95, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			test.cfg.Seed = 1
+			c, err := NewController(test.cfg)
+			if err != nil {
+				t.Fatal(err)
 			}
-			if s.State == Trace {
-				on += s.For
-				for i := range parts {
-					begin, end := length*time.Duration(i)/parts, length*time.Duration(i+1)/parts
-					traced[i] += max(0, min(at+s.For, end)-max(at, begin)).Seconds() / length.Seconds() * parts / s.TraceShare
+			now := time.Unix(0, 0)
+			step := c.Begin(now)
+			const pieces = 10
+			var traced, counted [pieces]float64
+			var plans, strata, share float64
+			var plan []Step
+			p := c.cfg.Prior
+			for plans < 8000 {
+				number := c.plans
+				plan = append(plan, step)
+				now = now.Add(step.For)
+				one := test.bare * 1e-9
+				switch step.State {
+				case Trace:
+					one += p.Count + p.Residual + p.Trace
+				case Count:
+					one += p.Count
+					if c.stale && !step.Finalise {
+						one += p.Residual
+					}
+				}
+				m := Interval{Known: step.State != Blind}
+				if step.Finalise {
+					m.Switch = 12 * time.Millisecond
+				}
+				if m.Known {
+					m.Launches = uint64((step.For - m.Switch).Seconds() / one)
+				}
+				step = c.Next(now, m)
+				if c.plans == number {
+					continue
+				}
+				if plan[0].TraceShare == 1 {
+					plan = plan[:0]
+					continue
+				}
+				plans++
+				on := where(&traced, plan, func(s Step) bool { return s.State == Trace })
+				if want := plan[0].TraceShare; math.Abs(on-want) > 1e-6 {
+					t.Fatalf("%v of a plan is traced, and %v is said", on, want)
+				}
+				share += on
+				for len(plan) > 0 {
+					n := 1
+					for n < len(plan) && plan[n].Stratum == plan[0].Stratum {
+						n++
+					}
+					if s := plan[0]; s.CountShare < 1 {
+						strata++
+						got := where(&counted, plan[:n], func(x Step) bool { return x.State == Count || s.Records && x.State == Trace })
+						if math.Abs(got-s.CountShare) > 1e-3 {
+							t.Fatalf("%v of a stratum is counted, and %v is said", got, s.CountShare)
+						}
+					} else if s.State == Blind {
+						t.Fatal("a stratum that is counted whole is blind")
+					}
+					plan = plan[n:]
+				}
+				plan = plan[:0]
+			}
+			even := func(what string, in [pieces]float64, of float64) {
+				for i, v := range in {
+					if v /= of; v < 0.88 || v > 1.12 {
+						t.Errorf("piece %d of %d is %s %.3f times as often as it should", i, pieces, what, v)
+					}
 				}
 			}
-			at += s.For
-		}
-		if got := on.Seconds() / length.Seconds(); math.Abs(got-slots[0].TraceShare) > 1e-6 {
-			t.Fatalf("%v of a stratum is traced, and %v is said", got, slots[0].TraceShare)
-		}
-		share += slots[0].TraceShare
-		slots, within = slots[:0], 0
+			even("traced", traced, plans)
+			if (strata > 0) != test.parts {
+				t.Errorf("%v strata are counted in part", strata)
+			}
+			if test.parts {
+				even("counted", counted, strata)
+			}
+			if share /= plans; share < test.least || share > test.most {
+				t.Errorf("on average %v is traced", share)
+			}
+		})
 	}
-	for i, v := range traced {
-		if v /= float64(strata); v < 0.9 || v > 1.1 {
-			t.Errorf("part %d of %d of a stratum is traced %.3f times as often as it should", i, parts, v)
+}
+
+// where adds to each piece of the steps' time how much of it is in steps of a kind, by what share of all of it is, which
+// is returned.
+func where(pieces *[10]float64, steps []Step, is func(Step) bool) float64 {
+	var length, on time.Duration
+	for _, s := range steps {
+		length += s.For
+		if is(s) {
+			on += s.For
 		}
 	}
-	if share /= float64(strata); share < 0.01 || share > 0.9 {
-		t.Errorf("on average %v is traced", share)
+	share := on.Seconds() / length.Seconds()
+	var at time.Duration
+	for _, s := range steps {
+		for i := range pieces {
+			begin, end := length*time.Duration(i)/10, length*time.Duration(i+1)/10
+			if is(s) {
+				pieces[i] += max(0, min(at+s.For, end)-max(at, begin)).Seconds() / length.Seconds() * 10 / share
+			}
+		}
+		at += s.For
 	}
+	return share
 }
 
 func TestFailuresAreCounted(t *testing.T) {
@@ -111,7 +175,7 @@ func TestFailuresAreCounted(t *testing.T) {
 		now = now.Add(step.For)
 		asked += step.For
 		// Records cannot be switched off: all is traced, whatever is asked for.
-		step = c.Next(now, Interval{Launches: uint64(step.For.Seconds() * 1e5), Known: true, Failed: step.State != Trace})
+		step = c.Next(now, Interval{Launches: uint64(step.For.Seconds() * 1e5), Known: true, Failed: step.State != Trace, Actual: Trace})
 	}
 	s := c.Status()
 	if s.Failures == 0 || s.In[Trace] < s.Elapsed-time.Second || s.Elapsed.Round(time.Millisecond) != asked.Round(time.Millisecond) {
@@ -195,7 +259,10 @@ func TestEstimatorAddsUp(t *testing.T) {
 	if n != 2 {
 		t.Errorf("%d kernels, want 2", n)
 	}
-	for _, s := range []Stratum[string]{{}, {Seconds: 1, TraceShare: 0, CountShare: 1}, {Seconds: 1, TraceShare: 1, CountShare: 2}, {Seconds: math.Inf(1), TraceShare: 1, CountShare: 1}, {Seconds: 1, TraceShare: math.NaN(), CountShare: 1}} {
+	for _, s := range []Stratum[string]{{}, {Seconds: 1, TraceShare: 0, CountShare: 1}, {Seconds: 1, TraceShare: 1, CountShare: 2}, {Seconds: math.Inf(1), TraceShare: 1, CountShare: 1}, {Seconds: 1, TraceShare: math.NaN(), CountShare: 1},
+		{Seconds: 1, TraceShare: 1, CountShare: 1, Unseen: -1}, {Seconds: 1, TraceShare: 1, CountShare: 1, Unseen: math.NaN()},
+		{Seconds: 1, TraceShare: 1, CountShare: 1, Speed: 0.5}, {Seconds: 1, TraceShare: 1, CountShare: 1, Speed: math.Inf(1)},
+	} {
 		if err := e.Add(&s); err == nil {
 			t.Errorf("%+v is taken", s)
 		}

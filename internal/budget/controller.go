@@ -13,6 +13,9 @@ import (
 const (
 	defaultMinSlice = 50 * time.Millisecond
 	defaultMaxSlice = time.Second
+	// What a launch of an empty kernel took longer on an H200 (CUDA 13.0, driver 580), in seconds: counted by a
+	// CUPTI that had made no records, with a record on top of what stays behind records, and with what stays.
+	defaultCount, defaultTrace, defaultResidual = 220e-9, 400e-9, 270e-9
 	// window is the time over which the budget must hold.
 	window = 60 * time.Second
 	// planned is the share of the budget that is spent by plan. The bucket holds the rest of a window's
@@ -21,22 +24,44 @@ const (
 	bucket  = (1 - planned) * 60 // in budgets a second
 	// settle is the time over which debts are paid back and savings spent, in seconds.
 	settle = 20
-	// maxSlots is the most slots of a stratum, maxStratum its greatest length.
-	maxSlots   = 1000
-	maxStratum = 60 * time.Second
+	// maxSlots is the most slots of a plan, maxPlan its greatest length.
+	maxSlots = 400
+	maxPlan  = 20 * time.Second
 	// maxOn is one slot in this many that is not traced where tracing seems to cost nothing: without it
 	// nobody would see when it does.
 	maxOn = 32
 	// idle is the share of the budget below which everything is traced, without a comparison.
 	idle = 0.5
+	// look is how long a step lasts at most, and free one in which all is traced since it costs so little: a program that
+	// begins to launch is noticed so soon.
+	look = time.Second
+	free = 250 * time.Millisecond
+	// near is how far apart intervals may be that are compared.
+	near = time.Second
 	// fewLaunches in an interval say nothing about what one takes, and neither do neighbours whose rates
 	// differ by more than alike: the program has changed.
 	fewLaunches = 100
 	alike       = 2
-	// minProbes is how many comparisons there must be before CUPTI is detached for the sake of speed.
-	minProbes = 16
-	// switchShare is what changes of state may cost of all that is spent.
+	// enough comparisons let a cost be taken as known.
+	enough = 64
+	// switchShare is what changes of state may cost of what is left beside counting.
 	switchShare = 0.2
+	// cheap and half are what counting may take of the budget where CUPTI was not left: above half of it it is left after each
+	// slice, until that is below cheap again. Above dear, until it is below bearable, not all is counted.
+	cheap, half    = 0.35, 0.5
+	bearable, dear = 0.65, 0.8
+	// patience is how often in a row CUPTI may not be left before that is not tried for some time: respite at
+	// first, and twice as long each time.
+	patience = 8
+	respite  = time.Minute
+	// burst is how long counting must be dear before CUPTI is left for a debt alone, unless that is deep: so many buckets.
+	burst = 2 * time.Second
+	deep  = 2
+	// leaves is how many seconds leaving CUPTI and coming back are taken to need before they were seen to (H200).
+	leaves = 0.02
+	// away is how long a slice is at least where CUPTI is left in between, and often how far apart they should be.
+	away  = 100 * time.Millisecond
+	often = time.Second
 )
 
 // Controller decides when to trace. It belongs to one goroutine, and has no clock: it is told the time,
@@ -45,39 +70,56 @@ type Controller struct {
 	cfg Config
 	rng *rand.Rand
 
-	plan    []Step // of the stratum; the first is the one that runs
-	begun   time.Time
+	plan    []Step // the first is the one that runs
+	plans   uint64
 	last    time.Time
 	stratum uint64
 
-	trace, residual *cost
-	// stale says that records were made since CUPTI was attached.
-	stale bool
-	// rate is launches a second, side what CUPTI and our own threads cost a second of tracing, and
-	// changes the seconds that a change of state takes (finalise: one that detaches CUPTI), as lately seen.
-	rate, side        float64
-	changes, finalise float64
+	// What a launch costs at the rate of now, and by octave of the rate: a program that waits for the device loses
+	// nothing, and may soon be one that does not.
+	*costs
+	byRate map[int]*costs
+	octave int
+	// away says that CUPTI is left, stale that it has made records since.
+	away, stale bool
+	// stays is how often in a row CUPTI could not be left, respite until when that is not tried again, and the last such time.
+	stays                   int
+	respiteUntil, respiteIs time.Duration
+	// rate is launches a second, side what CUPTI and our own threads cost a second of tracing, as lately seen.
+	rate, side float64
+	// What changes of state take, in seconds, as lately seen: those that leave CUPTI, those that bring records back
+	// after that, and all others.
+	leave, come, change float64
 	// tokens are seconds that may be lost; below 0 is a debt.
 	tokens float64
 	spent  float64
 	recent [60]float64 // by second
 	second int64
-	recall [3]interval // the last intervals, the newest last
-	// dear says that counting takes so much of the budget that it is not done all the time.
-	dear     bool
-	probes   uint64 // of the residual cost
-	nextTry  uint64 // the stratum of the next
-	detached bool   // the residual cost is avoided by detaching
+	before interval // the last that says what a launch took
+	state  State    // the last
+	// leaving says that counting takes so much of the budget that CUPTI is left after each slice, since when leavingSince is; dearest
+	// that it takes too much even so.
+	leaving, dearest bool
+	leavingSince     time.Duration
 
 	status Status
+}
+
+// costs are what a launch costs. Only that of a record can be measured: the time that a launch takes is compared with
+// that of one that is counted. The others are taken to be in the same proportion to it as on the machine where all were.
+type costs struct{ trace *cost }
+
+func newCosts(trace float64) *costs {
+	const weight = 4
+	return &costs{trace: newCost(trace, weight)}
 }
 
 // interval is what is remembered of one for comparisons.
 type interval struct {
 	state    State
-	good     bool
-	finalise bool
+	stale    bool
 	perOne   float64 // seconds a launch
+	from, to time.Duration
 }
 
 // NewController checks the configuration.
@@ -88,11 +130,13 @@ func NewController(cfg Config) (*Controller, error) {
 	if cfg.MaxSlice == 0 {
 		cfg.MaxSlice = max(defaultMaxSlice, cfg.MinSlice)
 	}
-	if cfg.Prior.Count == 0 {
-		cfg.Prior.Count = 100e-9
-	}
-	if cfg.Prior.Trace == 0 {
-		cfg.Prior.Trace = 600e-9
+	for _, p := range []struct {
+		at   *float64
+		cost float64
+	}{{&cfg.Prior.Count, defaultCount}, {&cfg.Prior.Trace, defaultTrace}, {&cfg.Prior.Residual, defaultResidual}} {
+		if *p.at == 0 {
+			*p.at = p.cost
+		}
 	}
 	if cfg.Processors == 0 {
 		cfg.Processors = 1
@@ -101,31 +145,47 @@ func NewController(cfg Config) (*Controller, error) {
 	switch {
 	case !(cfg.Budget > 0 && cfg.Budget <= 1):
 		return nil, fmt.Errorf("budget: %v is no share of the time above 0 and at most 1", cfg.Budget)
-	case !(cfg.MinObservation >= 0 && cfg.MinObservation <= 1):
-		return nil, fmt.Errorf("budget: a least observation of %v is no share of the time", cfg.MinObservation)
-	case cfg.MinSlice < time.Millisecond || cfg.MaxSlice < cfg.MinSlice || cfg.MaxSlice > maxStratum:
-		return nil, fmt.Errorf("budget: slices of %v to %v; 1ms to %v are possible", cfg.MinSlice, cfg.MaxSlice, maxStratum)
-	case cfg.NoCount && cfg.NoBlind:
-		return nil, errors.New("budget: nothing but tracing is allowed, so nothing can be saved")
-	case cfg.Processors < 0 || !cheap(p.Count) || !cheap(p.Trace) || !cheap(p.Residual):
+	case cfg.MinSlice < time.Millisecond || cfg.MaxSlice < cfg.MinSlice || cfg.MaxSlice > maxPlan:
+		return nil, fmt.Errorf("budget: slices of %v to %v; 1ms to %v are possible", cfg.MinSlice, cfg.MaxSlice, maxPlan)
+	case cfg.Processors < 0 || !plausible(p.Count) || !plausible(p.Trace) || !plausible(p.Residual):
 		return nil, errors.New("budget: a cost is below 0 or above a second")
 	}
 	seed := cfg.Seed
 	if seed == 0 {
 		seed = rand.Uint64() //nolint:gosec // No secret: it only must not follow the program's own rhythm.
 	}
-	return &Controller{
+	c := &Controller{
 		cfg: cfg, rng: rand.New(rand.NewPCG(seed, 0)), //nolint:gosec // As above.
-		trace: newCost(p.Trace, 4), residual: newCost(p.Residual, 1), nextTry: 2,
-		status: Status{Budget: cfg.Budget},
-	}, nil
+		byRate: map[int]*costs{}, octave: math.MinInt, status: Status{Budget: cfg.Budget},
+	}
+	c.recognise()
+	return c, nil
 }
 
-func cheap(seconds float64) bool { return seconds >= 0 && seconds <= 1 }
+// recognise takes the costs that belong to the rate of launches. At the border of two octaves those of before stay.
+func (c *Controller) recognise() {
+	at := max(0, math.Log2(max(1, c.rate)))
+	if at > float64(c.octave)-0.4 && at < float64(c.octave)+1.4 {
+		return
+	}
+	c.octave = int(at)
+	before := c.costs
+	if c.costs = c.byRate[c.octave]; c.costs == nil {
+		known := c.cfg.Prior.Trace
+		if before != nil && c.away {
+			known = max(known, before.trace.upper) // nothing will be found out
+		}
+		c.costs = newCosts(known)
+		c.byRate[c.octave] = c.costs
+	}
+	c.before = interval{}
+}
+
+func plausible(seconds float64) bool { return seconds >= 0 && seconds <= 1 }
 
 // Begin returns the first step.
 func (c *Controller) Begin(now time.Time) Step {
-	c.begun, c.last = now, now
+	c.last = now
 	c.next()
 	return c.plan[0]
 }
@@ -135,11 +195,16 @@ func (c *Controller) Begin(now time.Time) Step {
 func (c *Controller) Next(now time.Time, m Interval) Step {
 	c.account(now, m)
 	c.plan = c.plan[1:]
-	if len(c.plan) == 0 {
+	// A program that has become idle need not wait for the end of the plan. That does not depend on which slot is traced.
+	if len(c.plan) == 0 || c.plan[0].State == Count && c.idle() {
 		c.next()
 	}
+	c.plan[0].Finalise = c.plan[0].leave && c.canLeave() && (c.stale || !c.away && c.plan[0].State == Blind)
 	return c.plan[0]
 }
+
+// canLeave says whether CUPTI is left where that is planned.
+func (c *Controller) canLeave() bool { return c.cfg.CanLeave && c.status.Elapsed >= c.respiteUntil }
 
 // account charges for an interval and learns from it.
 func (c *Controller) account(now time.Time, m Interval) {
@@ -147,213 +212,243 @@ func (c *Controller) account(now time.Time, m Interval) {
 	dt := max(0, now.Sub(c.last)).Seconds()
 	c.last = c.last.Add(max(0, now.Sub(c.last)))
 	state := step.State
-	switch {
-	case m.Failed:
+	if m.Failed {
 		c.status.Failures++
-		state = c.recall[2].state
-	case step.Finalise:
-		c.status.Finalised++
-		c.stale = false
+		state = m.Actual
 	}
-	if state == Trace {
-		c.stale = true
+	waited := min(max(0, m.Waited.Seconds()), dt)
+	change := min(max(0, m.Switch.Seconds()), dt-waited)
+	seen := dt - waited - change
+	// What went on until CUPTI was left was at least counted.
+	lost := c.rate * waited * c.launch(Count)
+
+	wasAway := c.away
+	if step.Finalise {
+		if m.Stayed {
+			c.status.Stayed++
+			if c.stays++; c.stays >= patience {
+				c.stays = 0
+				c.respiteIs = max(respite, 2*c.respiteIs)
+				c.respiteUntil = c.status.Elapsed + c.respiteIs
+			}
+		} else {
+			c.status.Finalised++
+			c.away, c.stale, c.stays = true, false, 0
+		}
 	}
-	if state != c.recall[2].state {
+	if m.NeverLeaves {
+		c.cfg.CanLeave = false
+	}
+	c.away = c.away && state == Blind
+	c.stale = c.stale || state == Trace
+	if state != c.state {
 		c.status.Switches++
 	}
+	c.state = state
+	began := c.status.Elapsed
 	c.status.Elapsed += time.Duration(dt * 1e9)
 	c.status.In[state] += time.Duration(dt * 1e9)
 
 	// Without a count the rate is taken to be as it was.
-	change := min(max(0, m.Switch.Seconds()), dt)
-	launches := c.rate * (dt - change)
+	launches := c.rate * seen
 	if m.Known {
 		launches = float64(m.Launches)
-		if seen := dt - change; seen > 0 {
+		if seen > 0 {
 			c.rate += (launches/seen - c.rate) * (1 - math.Exp(-dt/0.5)) // of the last half second or so
 			if c.status.Elapsed < time.Second || launches/seen > 4*c.rate {
 				c.rate = launches / seen
 			}
 		}
 	}
+	c.recognise()
 	extra := max(0, m.CUPTI.Seconds()) + max(0, m.Own.Seconds())/float64(c.cfg.Processors)
-	c.charge(launches*c.launch(state)+change+extra, dt)
+	c.charge(lost+launches*c.launch(state)+change+extra, dt)
 	if state == Trace && dt > 0 {
 		c.side += (extra/dt - c.side) * (1 - math.Exp(-dt/2))
 	}
 	if change > 0 {
-		at := &c.changes
-		if step.Finalise {
-			at = &c.finalise
+		at := &c.change
+		switch {
+		case step.Finalise:
+			at = &c.leave
+		case wasAway:
+			at = &c.come
 		}
 		if *at == 0 {
 			*at = change
 		}
 		*at += (change - *at) / 8
 	}
-	c.compare(interval{
-		state: state, good: m.Known && !m.Failed && m.Launches >= fewLaunches && dt > 0,
-		finalise: step.Finalise && !m.Failed, perOne: max(0, dt-change) / max(1, launches),
-	})
+	if m.Known && !m.Failed && m.Launches >= fewLaunches && seen > 0 {
+		c.compare(interval{state: state, stale: c.stale, perOne: seen / launches, from: began, to: c.status.Elapsed})
+	}
 }
 
 // launch is what a launch costs in a state, in seconds.
 func (c *Controller) launch(s State) float64 {
-	var t float64
-	if c.stale {
-		t = c.residual.upper
-	}
-	switch s {
-	case Trace:
-		return t + c.trace.upper + c.cfg.Prior.Count
-	case Count:
-		return t + c.cfg.Prior.Count
-	default:
-		return t
-	}
-}
-
-// charge takes seconds lost from the bucket, into which dt seconds flowed.
-func (c *Controller) charge(lost, dt float64) {
-	b := c.cfg.Budget
-	c.tokens = min(c.tokens+planned*b*dt, bucket*b) - lost
-	c.spent += lost
-	if now := int64(c.status.Elapsed / time.Second); now != c.second {
-		for s := max(c.second+1, now-int64(len(c.recent))+1); s <= now; s++ {
-			c.recent[s%int64(len(c.recent))] = 0
-		}
-		c.second = now
-	}
-	c.recent[c.second%int64(len(c.recent))] += lost
-}
-
-// compare looks whether the last intervals say what something costs.
-func (c *Controller) compare(last interval) {
-	c.recall[0], c.recall[1], c.recall[2] = c.recall[1], c.recall[2], last
-	before, middle, after := c.recall[0], c.recall[1], c.recall[2]
-	if middle.good && after.good && after.finalise && middle.state == Count && after.state == Count {
-		if like(middle.perOne, after.perOne) {
-			c.residual.add(middle.perOne - after.perOne)
-		}
-		return
-	}
-	if middle.good && after.good && after.state == Trace && middle.state == Count && c.plan[0].CountShare < 1 {
-		// Nothing will be counted behind it: one neighbour has to do.
-		if like(middle.perOne, after.perOne) {
-			c.trace.add(after.perOne - middle.perOne)
-		}
-		return
-	}
-	if !before.good || !middle.good || !after.good || before.state != after.state || middle.finalise || after.finalise {
-		return
-	}
-	around := (before.perOne + after.perOne) / 2
-	if !like(before.perOne, after.perOne) || !like(around, middle.perOne) {
-		return
+	if c.away {
+		return 0
 	}
 	switch {
-	case middle.state == Trace && before.state == Count:
-		c.trace.add(middle.perOne - around)
-	case middle.state == Count && before.state == Trace:
-		c.trace.add(around - middle.perOne)
+	case s == Trace:
+		return c.tracing()
+	case s == Count && c.stale:
+		return c.counting()
+	case s == Count:
+		return c.counting() - c.staying()
+	case c.stale:
+		return c.staying()
+	default:
+		return 0
 	}
+}
+
+// charge takes seconds lost from the bucket, into which dt seconds flowed meanwhile.
+func (c *Controller) charge(lost, dt float64) {
+	b := c.cfg.Budget
+	c.tokens = min(c.tokens+planned*b*dt-lost, bucket*b)
+	c.spent += lost
+	end := int64(c.status.Elapsed / time.Second)
+	for s := max(c.second+1, end-int64(len(c.recent))+1); s <= end; s++ {
+		c.recent[s%int64(len(c.recent))] = 0
+	}
+	c.second = end
+	if dt <= 0 {
+		c.recent[end%int64(len(c.recent))] += lost
+		return
+	}
+	// Steps are short, but whoever asks may be late.
+	to := c.status.Elapsed.Seconds()
+	for s := end; s >= 0 && s > end-int64(len(c.recent)) && float64(s+1) > to-dt; s-- {
+		c.recent[s%int64(len(c.recent))] += lost / dt * (min(to, float64(s+1)) - max(to-dt, float64(s)))
+	}
+}
+
+// compare looks whether the last two intervals say what something costs. In the long run each difference is taken
+// as often before as after, so that a program that becomes slower or faster does not look like a cost.
+func (c *Controller) compare(last interval) {
+	before := c.before
+	c.before = last
+	if before.perOne == 0 || last.from-before.to > near || !like(before.perOne, last.perOne) {
+		return
+	}
+	traced, counted := last, before
+	if before.state == Trace {
+		traced, counted = before, last
+	}
+	if traced.state != Trace || counted.state != Count {
+		return
+	}
+	part := 1.0
+	if p := &c.cfg.Prior; !counted.stale {
+		part = p.Trace / (p.Trace + p.Residual)
+	}
+	c.trace.add(part * (traced.perOne - counted.perOne))
 }
 
 func like(a, b float64) bool { return a <= alike*b && b <= alike*a }
 
-// shape is how the next stratum is divided.
+// shape is how the next plan is divided.
 type shape struct {
-	off   State
-	on    float64 // share of the time to trace
-	extra float64 // seconds that the changes of state in it take
-	probe bool
-	free  bool // tracing costs next to nothing
+	on   float64 // share of the time to trace
+	left float64 // share of the time that may be spent on tracing and on the changes of state for it
 }
 
-// next plans a stratum.
+// next makes a plan.
 func (c *Controller) next() {
-	c.stratum++
-	c.status.Strata++
-	s := c.shape()
-	if s.free {
-		c.plan = append(c.plan[:0], Step{State: Trace, For: c.cfg.MaxSlice, Stratum: c.stratum, TraceShare: 1, CountShare: 1})
+	c.plans++
+	c.plan = c.plan[:0]
+	b, p := c.cfg.Budget, &c.cfg.Prior
+	if c.idle() {
+		c.status.Floor = 0
+		c.add(Step{State: Trace, TraceShare: 1, CountShare: 1}, 1, max(free, c.cfg.MinSlice))
 		return
 	}
-	if s.on > 0.5 {
-		c.mostly(s)
-	} else {
-		c.seldom(s)
+	may := min(planned*b+c.tokens/settle, b)
+	count, residual := c.rate*c.counting(), c.rate*c.staying()
+	// Once decided, it takes a clear change to decide otherwise. Whether all is counted is decided by what is likely, and not by
+	// what is feared.
+	likely := c.rate * c.trace.middle / p.Trace // of what it was taken to be at first
+	fresh := likely * p.Count
+	// It is no good where much of the time can be traced without it.
+	traced := (planned*b - count) / max(c.rate*c.recording()+c.side, 1e-9)
+	left := c.leaving
+	if c.leaving = above(left, count, cheap*b, half*b) && !above(!left, traced, 0.4, 0.7); !left {
+		c.leavingSince = c.status.Elapsed
+	}
+	c.dearest = above(c.dearest, fresh, bearable*b, dear*b)
+	// What tracing costs is found out as long as counts can be believed, but not at any price.
+	learned := c.trace.measured >= enough || c.tokens < -bucket*b/2
+	lasts := c.trace.measured >= enough || c.status.Elapsed-c.leavingSince >= burst || c.tokens < -deep*bucket*b
+	switch top := c.rate*c.recording() + c.side; {
+	case c.leaving && c.canLeave() && learned && lasts && !c.dearest:
+		c.seldomFresh(count - residual)
+	case c.leaving && c.canLeave() && learned && lasts:
+		c.seldomAway()
+	default:
+		c.status.Floor = count
+		s := shape{left: may - count, on: 1}
+		if top > s.left {
+			s.on = s.left / top
+		}
+		switch {
+		case !learned:
+			s.on = max(s.on, 0.5)
+		case c.leaving && c.canLeave():
+			s.on = max(s.on, 1.0/16) // in a short plan: it will soon be seen whether this lasts
+		}
+		if s = c.bounded(s); s.on > 0.5 {
+			c.mostly(s)
+		} else {
+			c.seldom(s)
+		}
 	}
 }
 
-// shape decides what may be spent on tracing.
-func (c *Controller) shape() shape {
-	b := c.cfg.Budget
-	// What a second of tracing costs, by the measured cost and by that assumed at first.
-	stale := c.rate * c.residual.upper
-	count := c.rate * c.cfg.Prior.Count
-	trace := c.rate*c.trace.upper + c.side
-	if count+c.rate*max(c.trace.upper, c.cfg.Prior.Trace)+stale+c.side <= idle*b {
-		c.status.Floor = 0
-		return shape{free: true}
+// recording is what a record costs a launch: until that is known well, no less than it was taken to be at first.
+func (c *Controller) recording() float64 {
+	if c.trace.measured < enough {
+		return max(c.trace.upper, c.cfg.Prior.Trace)
 	}
-	// Once decided, it takes a clear change to decide otherwise.
-	switch {
-	case count > 0.6*b:
-		c.dear = true
-	case count < 0.4*b:
-		c.dear = false
-	}
-	switch {
-	case stale > 0.25*b:
-		c.detached = true
-	case stale < 0.15*b:
-		c.detached = false
-	}
-	s := shape{off: Count, extra: 2 * c.changes}
-	floor := count + stale
-	switch detach := c.detached && c.cfg.CanFinalise && c.residual.measured >= minProbes; {
-	case c.cfg.NoBlind:
-	case detach:
-		s.off, s.extra, floor = Blind, 2*c.changes+c.finalise, 0
-	case c.dear || c.cfg.NoCount:
-		s.off, floor = Blind, stale
-	}
-	c.status.Floor = floor
-	// What stays may be what leaves nothing to spend, so that is found out at first, at a debt if need be.
-	// Later probes become rarer, so that what they cost goes to nothing.
-	learning := c.residual.measured < minProbes && c.probes < 4*minProbes
-	if c.cfg.CanFinalise && !c.cfg.NoCount && s.off == Count && (learning || c.stratum >= c.nextTry) {
-		s.probe = true
-		c.probes++
-		c.nextTry = c.stratum + uint64(1)<<min(c.probes/minProbes, 10)
-	}
-	if c.dear && !c.cfg.NoCount {
-		trace += count // what is traced is counted as well
-	}
-	may := min(planned*b+c.tokens/settle, b) - floor
-	s.on = 1
-	if trace > may {
-		s.on = may / trace
-	}
-	if s.probe && learning {
-		s.on = max(s.on, 1.0/16)
-	}
-	s.on = min(max(s.on, c.cfg.MinObservation, 1.0/maxSlots), 1-1.0/maxOn)
+	return c.trace.upper
+}
+
+// idle says that all can be traced, by the cost that is known and by that of the machine where all were measured.
+func (c *Controller) idle() bool {
+	p := &c.cfg.Prior
+	return c.rate*max(c.tracing(), p.Count+p.Residual+p.Trace)+c.side <= idle*c.cfg.Budget
+}
+
+// above says whether v is above high, or was and is not below low.
+func above(was bool, v, low, high float64) bool { return v > high || was && v >= low }
+
+// tracing, counting and staying are what a launch costs with a record, with a count alone, and with neither, where CUPTI was
+// not left since the last record.
+func (c *Controller) tracing() float64 { return c.recording() + c.counting() }
+func (c *Controller) counting() float64 {
+	return c.recording() / c.cfg.Prior.Trace * (c.cfg.Prior.Count + c.cfg.Prior.Residual)
+}
+func (c *Controller) staying() float64 {
+	return c.recording() / c.cfg.Prior.Trace * c.cfg.Prior.Residual
+}
+
+func (c *Controller) bounded(s shape) shape {
+	s.left = max(s.left, c.cfg.Budget/20)
+	s.on = min(max(s.on, 1.0/maxSlots), 1-1.0/maxOn)
 	return s
 }
 
-// length is that of a stratum in which a share is traced, so long that changes of state do not take
+// length is that of a plan in which a share is traced, so long that changes of state do not take
 // more than their share.
 func (c *Controller) length(s shape) time.Duration {
 	slice := c.cfg.MinSlice.Seconds()
 	l := slice / min(s.on, 1-s.on)
-	l = max(l, s.extra/(switchShare*c.cfg.Budget))
-	l = min(l, c.cfg.MaxSlice.Seconds()/min(s.on, 1-s.on), maxStratum.Seconds())
+	l = max(l, 2*c.change/(switchShare*s.left))
+	l = min(l, c.cfg.MaxSlice.Seconds()/min(s.on, 1-s.on), maxPlan.Seconds())
 	return time.Duration(l * 1e9)
 }
 
-// slots is how many slots a stratum has of which one is different, on average 1/share.
+// slots is how many slots a plan has of which one is different, on average 1/share.
 func (c *Controller) slots(share float64) int {
 	n := 1 / share
 	k := int(n)
@@ -363,102 +458,117 @@ func (c *Controller) slots(share float64) int {
 	return min(max(k, 2), maxSlots)
 }
 
-// seldom plans a stratum of which one slot is traced, any with the same chance. Neighbours of its own
-// length are for comparison; where nothing is seen otherwise the slot before it is counted.
+// add appends a stratum of so many slots to the plan, or several where it would be too long.
+func (c *Controller) add(s Step, slots int, slot time.Duration) {
+	for d := time.Duration(max(0, slots) * int(slot)); d > 0; {
+		c.stratum++
+		one := d / ((d + look - 1) / look)
+		c.append(s, one)
+		d -= one
+	}
+}
+
+// append appends a step to the stratum that was begun last.
+func (c *Controller) append(s Step, d time.Duration) {
+	s.For, s.Stratum = d, c.stratum
+	c.plan = append(c.plan, s)
+}
+
+// seldom makes a plan of which one slot is traced, any with the same chance, and the others are counted. Its
+// neighbours have its own length, for comparison.
 func (c *Controller) seldom(s shape) {
 	k := c.slots(s.on)
 	slot := max(c.length(s)/time.Duration(k), c.cfg.MinSlice)
 	at := c.rng.IntN(k)
-	c.plan = c.plan[:0]
-	traceShare, countShare := 1/float64(k), 1.0
-	if s.off == Blind {
-		countShare = traceShare
-	}
-	add := func(state State, slots int, finalise bool) {
-		if slots > 0 {
-			c.plan = append(c.plan, Step{
-				State: state, For: time.Duration(slots) * slot, Finalise: finalise,
-				Stratum: c.stratum, TraceShare: traceShare, CountShare: countShare,
-			})
-		}
-	}
-	detach := s.off == Blind && c.detached && c.cfg.CanFinalise && c.residual.measured >= minProbes
-	if s.off == Blind {
-		// The slot that is counted is the one before the traced one, round the stratum's end.
-		counted := -1
-		if !c.cfg.NoCount && k >= 3 {
-			counted = (at + k - 1) % k
-			countShare = 2 / float64(k)
-		}
-		for i := 0; i < k; {
-			switch i {
-			case at:
-				add(Trace, 1, false)
-				i++
-			case counted:
-				add(Count, 1, detach && c.behindTrace())
-				i++
-			default:
-				n := 1
-				for i+n < k && i+n != at && i+n != counted {
-					n++
-				}
-				add(Blind, n, detach && c.behindTrace())
-				i += n
-			}
-		}
-		return
-	}
+	traced := Step{State: Trace, TraceShare: 1 / float64(k), CountShare: 1}
+	off := Step{State: Count, TraceShare: traced.TraceShare, CountShare: 1}
 	before, after := at, k-1-at
-	add(Count, before-1, false)
-	add(Count, min(before, 1), false)
-	add(Trace, 1, false)
-	add(Count, min(after, 1), false)
-	if s.probe && after > 1 {
-		add(Count, 1, true)
-		after--
-	}
-	add(Count, after-1, false)
+	c.add(off, before-1, slot)
+	c.add(off, min(before, 1), slot)
+	c.add(traced, 1, slot)
+	c.add(off, min(after, 1), slot)
+	after--
+	c.add(off, after, slot)
 }
 
-// behindTrace says that the step that is added to the plan follows one that left CUPTI stale.
-func (c *Controller) behindTrace() bool {
-	if n := len(c.plan); n > 0 {
-		return c.plan[n-1].State == Trace
+// slice says how long a slice is and how many slots there are of its length, where CUPTI is left after each and so much of the
+// time may be spent on that and on tracing, of which a second costs so much.
+func (c *Controller) slice(may, second float64) (slot time.Duration, k int) {
+	change := c.leave + c.come
+	if change == 0 {
+		change = leaves
 	}
-	return c.stale
+	may = max(may, c.cfg.Budget/20)
+	length := away.Seconds()
+	if (length*second+change)/may < often.Seconds() {
+		length = (may*often.Seconds() - change) / max(second, 1e-9)
+	}
+	slot = min(max(time.Duration(min(length, maxPlan.Seconds())*1e9), away, c.cfg.MinSlice), c.cfg.MaxSlice)
+	k = int(math.Ceil((slot.Seconds()*second + change) / may / slot.Seconds()))
+	return slot, min(max(k, 2), int(maxPlan/slot))
 }
 
-// mostly plans a stratum of which one slot is not traced.
+// seldomFresh makes a plan of which one slot is traced, any with the same chance. After it CUPTI is left, and all others
+// are counted by one that has made no records since.
+func (c *Controller) seldomFresh(counting float64) {
+	c.status.Floor = counting
+	may := min(planned*c.cfg.Budget+c.tokens/settle, c.cfg.Budget) - counting
+	slot, k := c.slice(may, c.rate*c.tracing()+c.side-counting)
+	at := c.rng.IntN(k)
+	traced := Step{State: Trace, TraceShare: 1 / float64(k), CountShare: 1}
+	off := Step{State: Count, TraceShare: traced.TraceShare, CountShare: 1, leave: true}
+	before, after := at, k-1-at
+	c.add(off, before-1, slot)
+	c.add(off, min(before, 1), slot)
+	c.add(traced, 1, slot)
+	c.add(off, min(after, 1), slot)
+	c.add(off, after-1, slot)
+}
+
+// seldomAway makes a plan of which one slot is traced, any with the same chance, and between slices CUPTI is left. All
+// of it is one stratum: nothing is counted but what is traced.
+func (c *Controller) seldomAway() {
+	// The bound of what was launched grows with the longest plan, so debts are paid back slowly.
+	c.status.Floor = 0
+	may := min(planned*c.cfg.Budget+c.tokens/window.Seconds(), c.cfg.Budget)
+	slot, k := c.slice(may, c.rate*c.tracing()+c.side)
+	at := c.rng.IntN(k)
+	c.stratum++
+	// What is launched while there are records takes longer than what is launched in between.
+	traced := Step{State: Trace, TraceShare: 1 / float64(k), CountShare: 1 / float64(k), Records: true, Speed: 1 / (1 - min(0.5, c.rate*c.tracing()))}
+	blind := traced
+	blind.State, blind.leave = Blind, true
+	for _, s := range []struct {
+		step  Step
+		slots int
+	}{{blind, at}, {traced, 1}, {blind, k - 1 - at}} {
+		for d := time.Duration(s.slots * int(slot)); d > 0; {
+			one := d / ((d + look - 1) / look)
+			c.append(s.step, one)
+			d -= one
+		}
+	}
+}
+
+// mostly makes a plan of which one slot is counted, and all others are traced.
 func (c *Controller) mostly(s shape) {
 	k := c.slots(1 - s.on)
 	slot := max(c.length(s)/time.Duration(k), c.cfg.MinSlice)
 	at := c.rng.IntN(k)
-	share := 1 - 1/float64(k)
-	countShare := 1.0
-	if s.off == Blind {
-		countShare = share
-	}
-	c.plan = c.plan[:0]
-	add := func(state State, slots int) {
-		if slots > 0 {
-			c.plan = append(c.plan, Step{
-				State: state, For: time.Duration(slots) * slot,
-				Stratum: c.stratum, TraceShare: share, CountShare: countShare,
-			})
-		}
-	}
-	add(Trace, at-1)
-	add(Trace, min(at, 1))
-	add(s.off, 1)
-	add(Trace, min(k-1-at, 1))
-	add(Trace, k-2-at)
+	traced := Step{State: Trace, TraceShare: 1 - 1/float64(k), CountShare: 1}
+	off := Step{State: Count, TraceShare: traced.TraceShare, CountShare: 1}
+	before, after := at, k-1-at
+	c.add(traced, before-1, slot)
+	c.add(traced, min(before, 1), slot)
+	c.add(off, 1, slot)
+	c.add(traced, min(after, 1), slot)
+	c.add(traced, after-1, slot)
 }
 
 // Status is what was done until the last Next.
 func (c *Controller) Status() Status {
 	s := c.status
-	s.Costs = Costs{Count: c.cfg.Prior.Count, Trace: c.trace.upper, Residual: c.residual.upper}
+	s.Costs = Costs{Count: c.counting() - c.staying(), Trace: c.recording(), Residual: c.staying()}
 	s.Comparisons = c.trace.measured
 	if e := s.Elapsed.Seconds(); e > 0 {
 		s.Overhead = c.spent / e

@@ -16,50 +16,51 @@ type world struct {
 	// bare is how long a launch takes of itself, device how long the device needs for it, at a time.
 	bare, device func(t float64) float64
 	cost         Costs // the truth
-	change       float64
-	finalise     float64
-	noise        float64 // of the bare time, in intervals of 10 ms
-	rng          *rand.Rand
+	// What changes take, in seconds: leaving CUPTI, records after that, and all others; settling is how long it takes
+	// until CUPTI can be left.
+	change, leave, come, settling float64
+	// stays says that CUPTI cannot be left, so many times or, below 0, never.
+	stays int
+	noise float64 // of the bare time, in intervals of 10 ms
+	rng   *rand.Rand
 
-	stale bool
-	state State
-	lost  float64   // seconds that the program would have needed less without us
-	bins  []float64 // the same by second
+	away     bool
+	stale    bool // records were made since CUPTI was left
+	state    State
+	launched float64
+	counted  float64
+	gap      float64   // seconds in which CUPTI was being left
+	lost     float64   // seconds that the program would have needed less without us
+	bins     []float64 // the same by second
 }
 
 const tick = 0.01
 
 func always(v float64) func(float64) float64 { return func(float64) float64 { return v } }
 
-// run lets the program run for a step from time t, in seconds, and returns what is measured of it.
-func (w *world) run(t float64, s Step, first bool) (Interval, float64) {
-	m := Interval{Known: s.State != Blind}
-	stall := 0.0
-	if s.Finalise {
-		w.stale = false
-		stall += w.finalise
+// extra is what a launch takes longer.
+func (w *world) extra(s State) float64 {
+	x := 0.0
+	if w.away {
+		return x
 	}
-	if first || s.State != w.state {
-		stall += w.change
+	if w.stale || s == Trace {
+		x += w.cost.Residual
 	}
-	w.state = s.State
-	m.Switch = time.Duration(stall * 1e9)
-	if s.State == Trace {
-		w.stale = true
+	if s != Blind {
+		x += w.cost.Count
 	}
-	extra := 0.0
-	if w.stale {
-		extra += w.cost.Residual
+	if s == Trace {
+		x += w.cost.Trace
 	}
-	if s.State != Blind {
-		extra += w.cost.Count
-	}
-	if s.State == Trace {
-		extra += w.cost.Trace
-	}
-	left := s.For.Seconds()
+	return x
+}
+
+// pass lets some seconds pass in a state from time t on, of which the program stands still for some at first, and
+// returns how many launches there were.
+func (w *world) pass(t, seconds, stall float64, s State) float64 {
 	launches := 0.0
-	for left > 1e-9 {
+	for left := seconds; left > 1e-9; {
 		dt := min(left, tick)
 		left -= dt
 		bare := w.bare(t)
@@ -68,7 +69,7 @@ func (w *world) run(t float64, s Step, first bool) (Interval, float64) {
 			could := dt / max(bare, w.device(t))
 			usable := dt - min(stall, dt)
 			stall -= dt - usable
-			made := usable / max(bare+extra, w.device(t))
+			made := usable / max(bare+w.extra(s), w.device(t))
 			launches += made
 			w.lost += dt * (1 - made/could)
 			for int(t) >= len(w.bins) {
@@ -78,10 +79,50 @@ func (w *world) run(t float64, s Step, first bool) (Interval, float64) {
 		}
 		t += dt
 	}
-	if m.Known {
-		m.Launches = uint64(launches)
+	w.launched += launches
+	return launches
+}
+
+// run lets the program run for a step from time t, in seconds, and returns what is measured of it.
+func (w *world) run(t float64, s Step, first bool) (Interval, float64) {
+	m := Interval{Known: s.State != Blind}
+	stall := 0.0
+	left := s.For.Seconds()
+	if s.Finalise {
+		waited := w.settling
+		w.counted += w.pass(t, waited, 0, Count)
+		t += waited
+		left -= waited
+		m.Waited = time.Duration(waited * 1e9)
+		if w.stays != 0 {
+			w.stays--
+			m.Stayed = true // and goes on as before
+		} else {
+			stall += w.leave
+			w.gap += w.leave
+			w.away, w.stale = s.State == Blind, false
+		}
 	}
-	return m, t
+	switch {
+	case s.Finalise:
+	case w.away && s.State != Blind:
+		stall += w.come
+		w.away = false
+	case first || s.State != w.state:
+		stall += w.change
+	}
+	w.state = s.State
+	w.stale = w.stale || s.State == Trace
+	m.Switch = time.Duration(stall * 1e9)
+	if s.Records {
+		left += stall
+	}
+	made := w.pass(t, max(0, left), stall, s.State)
+	if m.Known {
+		m.Launches = uint64(made)
+		w.counted += made
+	}
+	return m, t + max(0, left)
 }
 
 // worst is the greatest share of the time lost in any minute after some seconds.
@@ -109,7 +150,7 @@ func simulate(t *testing.T, w *world, cfg Config, seconds float64) (*Controller,
 	step := c.Begin(origin)
 	var steps []Step
 	for first := true; at < seconds; first = false {
-		if step.For <= 0 || step.For > maxStratum {
+		if step.For <= 0 || step.For > maxPlan {
 			t.Fatalf("step %d lasts %v", len(steps), step.For)
 		}
 		var m Interval
@@ -118,6 +159,44 @@ func simulate(t *testing.T, w *world, cfg Config, seconds float64) (*Controller,
 		step = c.Next(origin.Add(time.Duration(at*1e9)), m)
 	}
 	return c, steps
+}
+
+// TestAnyRateOfLaunches: the budget is kept, some of the time is traced, and where nothing is blind nothing is missing but
+// what was launched while CUPTI was being left.
+func TestAnyRateOfLaunches(t *testing.T) {
+	const seconds = 300
+	for _, rate := range []float64{10, 100, 1000, 10_000, 30_000, 60_000, 100_000, 200_000, 350_000, 500_000} {
+		for _, budget := range []float64{0.01, 0.02, 0.05, 0.1} {
+			t.Run(fmt.Sprintf("%.0f a second, %v", rate, budget), func(t *testing.T) {
+				t.Parallel()
+				for _, noise := range []float64{0, 0.1} {
+					w := world{
+						bare: always(1 / rate), device: always(0), noise: noise, cost: Costs{Count: 220e-9, Trace: 400e-9, Residual: 270e-9},
+						change: 50e-6, leave: 0.012, come: 0.001, settling: 0.002,
+					}
+					ctl, steps := simulate(t, &w, Config{Budget: budget, CanLeave: true, Seed: uint64(rate)}, seconds)
+					s := ctl.Status()
+					t.Logf("lost %.4f, worst minute %.4f, says %.4f; duty %.3f, blind %.3f; %d steps, left %d times",
+						w.lost/seconds, w.worst(0), s.Overhead, s.Duty(), s.In[Blind].Seconds()/seconds, len(steps), s.Finalised)
+					if w.lost/seconds > budget || w.worst(0) > 1.1*budget+0.002 || !s.Met && noise == 0 {
+						t.Errorf("lost %.4f in all and %.4f in the worst minute, with a budget of %v: %+v", w.lost/seconds, w.worst(0), budget, s)
+					}
+					if steps[0].State != Trace {
+						t.Errorf("it begins with %v", steps[0].State)
+					}
+					if s.Duty() < 0.001 {
+						t.Errorf("only %.5f of the time is traced", s.Duty())
+					}
+					if missing := w.launched - w.counted; s.In[Blind] == 0 && math.Abs(missing) > 1.01*rate*w.gap+float64(len(steps)) {
+						t.Errorf("%.0f of %.0f launches are missing, with CUPTI being left for %.3f s", missing, w.launched, w.gap)
+					}
+					if s.In[Blind] > 0 && s.Finalised == 0 {
+						t.Errorf("nothing is seen for %v, and CUPTI is not left", s.In[Blind])
+					}
+				}
+			})
+		}
+	}
 }
 
 func TestControllerKeepsTheBudget(t *testing.T) {
@@ -131,6 +210,11 @@ func TestControllerKeepsTheBudget(t *testing.T) {
 			return b
 		}
 	}
+	h200 := Costs{Count: 0.22 * us, Trace: 0.4 * us, Residual: 0.27 * us}
+	launches := func(c Config) Config { // where nothing stays behind records
+		c.Prior = Costs{Count: 0.1 * us, Trace: 0.6 * us, Residual: 0.01 * us}
+		return c
+	}
 	for _, c := range []struct {
 		name        string
 		w           world
@@ -139,34 +223,51 @@ func TestControllerKeepsTheBudget(t *testing.T) {
 		learns      int     // seconds in which the budget may be exceeded, since nobody can know the costs yet
 		floor       bool    // the budget cannot be kept, and that is said
 	}{
-		{name: "a training bound by launches", w: world{bare: always(10 * us), device: always(0)}, cfg: Config{Budget: 0.02}, least: 0.1, most: 0.25},
-		{name: "the same with five per cent", w: world{bare: always(10 * us), device: always(0)}, cfg: Config{Budget: 0.05}, least: 0.4, most: 0.85},
-		{name: "the same with ten per cent", w: world{bare: always(10 * us), device: always(0)}, cfg: Config{Budget: 0.10}, least: 0.9, most: 1},
-		{name: "nothing but launches", w: world{bare: always(2.4 * us), device: always(0)}, cfg: Config{Budget: 0.02}, least: 0.015, most: 0.1},
-		{name: "a training bound by the device", w: world{bare: always(5 * us), device: always(20 * us)}, cfg: Config{Budget: 0.02}, least: 0.9, most: 1},
+		{name: "a training bound by launches", w: world{bare: always(10 * us), device: always(0)}, cfg: launches(Config{Budget: 0.02}), least: 0.07, most: 0.25},
+		{name: "a training bound by launches with five per cent", w: world{bare: always(10 * us), device: always(0)}, cfg: launches(Config{Budget: 0.05}), least: 0.4, most: 0.85},
+		{name: "a training bound by launches with ten per cent", w: world{bare: always(10 * us), device: always(0)}, cfg: launches(Config{Budget: 0.10}), least: 0.9, most: 1},
+		{name: "nothing but launches", w: world{bare: always(2.4 * us), device: always(0)}, cfg: launches(Config{Budget: 0.02}), floor: true, least: 0.001, most: 0.1},
+		{name: "a training bound by the device", w: world{bare: always(5 * us), device: always(20 * us)}, cfg: launches(Config{Budget: 0.02}), least: 0.9, most: 1},
 		{name: "few launches", w: world{bare: always(1000 * us), device: always(0)}, cfg: Config{Budget: 0.02}, least: 1, most: 1},
 		{name: "idle", w: world{bare: always(0), device: always(0)}, cfg: Config{Budget: 0.001}, least: 1, most: 1},
 		{
 			name: "training and evaluation in turn", w: world{bare: phases(40, 8*us, 30*us), device: phases(40, 0, 60*us)},
-			cfg: Config{Budget: 0.02}, least: 0.1, most: 0.95,
+			cfg: launches(Config{Budget: 0.02}), least: 0.1, most: 0.95,
 		},
-		{name: "a program that stops and goes", w: world{bare: phases(20, 0, 6*us), device: always(0)}, cfg: Config{Budget: 0.02}, least: 0.4, most: 0.65},
-		{name: "changes of state that take long", w: world{bare: always(10 * us), device: always(0), change: 0.004}, cfg: Config{Budget: 0.02}, least: 0.03, most: 0.25},
-		{name: "dear counting", w: world{bare: always(10 * us), device: always(0), cost: Costs{Count: 0.4 * us, Trace: 0.6 * us}}, cfg: Config{Budget: 0.02, Prior: Costs{Count: 0.4 * us}}, least: 0.04, most: 0.25},
+		{name: "a program that stops and goes", w: world{bare: phases(20, 0, 6*us), device: always(0)}, cfg: launches(Config{Budget: 0.02}), least: 0.25, most: 0.65},
+		{name: "changes of state that take long", w: world{bare: always(10 * us), device: always(0), change: 0.004}, cfg: launches(Config{Budget: 0.02}), least: 0.03, most: 0.25},
 		{
-			name: "costs that stay until CUPTI is detached", w: world{bare: always(10 * us), device: always(0), cost: Costs{Count: 0.1 * us, Trace: 0.4 * us, Residual: 0.4 * us}, finalise: 0.02},
-			cfg: Config{Budget: 0.02, CanFinalise: true}, least: 0.01, most: 0.2, learns: 120,
+			name: "dear counting", w: world{bare: always(10 * us), device: always(0), cost: Costs{Count: 0.4 * us, Trace: 0.6 * us}},
+			cfg: Config{Budget: 0.02, Prior: Costs{Count: 0.4 * us, Trace: 0.6 * us, Residual: 0.01 * us}}, floor: true, least: 0.001, most: 0.25,
+		},
+		{
+			name: "an H200 and a busy program", w: world{bare: always(30 * us), device: always(0), cost: h200, leave: 0.003, come: 0.009},
+			cfg: Config{Budget: 0.02, CanLeave: true}, least: 0.05, most: 0.6,
+		},
+		{
+			name: "an H200 and a training bound by launches", w: world{bare: always(10 * us), device: always(0), cost: h200, leave: 0.012, come: 0.001},
+			cfg: Config{Budget: 0.02, CanLeave: true}, least: 0.01, most: 0.2,
+		},
+		{
+			name: "the same with five per cent", w: world{bare: always(10 * us), device: always(0), cost: h200, leave: 0.012, come: 0.001},
+			cfg: Config{Budget: 0.05, CanLeave: true}, least: 0.1, most: 0.5,
+		},
+		{
+			name: "the same with ten per cent", w: world{bare: always(10 * us), device: always(0), cost: h200, leave: 0.012, come: 0.001},
+			cfg: Config{Budget: 0.1, CanLeave: true}, least: 0.8, most: 1,
+		},
+		{
+			name: "a CUPTI that is not left at first", w: world{bare: always(30 * us), device: always(0), cost: h200, leave: 0.003, come: 0.009, settling: 0.01, stays: 3},
+			cfg: Config{Budget: 0.02, CanLeave: true}, least: 0.05, most: 0.6,
 		},
 		{
 			name: "costs that stay", w: world{bare: always(10 * us), device: always(0), cost: Costs{Count: 0.1 * us, Trace: 0.4 * us, Residual: 0.4 * us}},
-			cfg: Config{Budget: 0.02, Prior: Costs{Residual: 0.4 * us}}, floor: true, least: 0, most: 0.01,
+			cfg: Config{Budget: 0.02}, floor: true, least: 0, most: 0.01,
 		},
 		{
-			name: "a least observation that the budget does not allow", w: world{bare: always(2.4 * us), device: always(0)},
-			cfg: Config{Budget: 0.01, MinObservation: 0.2}, floor: true, least: 0.19, most: 0.21,
+			name: "a CUPTI that can never be left", w: world{bare: always(10 * us), device: always(0), cost: Costs{Count: 0.1 * us, Trace: 0.4 * us, Residual: 0.4 * us}, stays: -1},
+			cfg: Config{Budget: 0.02, CanLeave: true}, floor: true, least: 0, most: 0.05,
 		},
-		{name: "without counting", w: world{bare: always(10 * us), device: always(0)}, cfg: Config{Budget: 0.02, NoCount: true}, least: 0.1, most: 0.4},
-		{name: "without going blind", w: world{bare: always(10 * us), device: always(0)}, cfg: Config{Budget: 0.02, NoBlind: true}, least: 0.1, most: 0.25},
 	} {
 		for _, noise := range []float64{0, 0.15} {
 			t.Run(fmt.Sprintf("%s, noise %v", c.name, noise), func(t *testing.T) {
@@ -191,12 +292,13 @@ func TestControllerKeepsTheBudget(t *testing.T) {
 						if s.Met || s.Excess <= 0 || math.Abs(s.Excess+s.Budget-max(s.Overhead, s.Window)) > 1e-12 {
 							t.Errorf("the budget cannot be met, and the status is %+v", s)
 						}
-						if math.Abs(loss-s.Overhead) > 0.35*loss {
+						// Where costs are not well known they are taken to be more than they are.
+						if s.Overhead < 0.65*loss || s.Overhead > 1.35*loss && noise == 0 || s.Overhead > 3*loss {
 							t.Errorf("lost %.4f, but says %.4f", loss, s.Overhead)
 						}
 						continue
 					}
-					if loss > cfg.Budget || w.worst(c.learns) > 1.1*cfg.Budget {
+					if loss > cfg.Budget || w.worst(c.learns) > (1.1+noise)*cfg.Budget {
 						t.Errorf("lost %.4f in all and %.4f in the worst minute, with a budget of %v", loss, w.worst(c.learns), cfg.Budget)
 					}
 					if !s.Met {

@@ -17,8 +17,9 @@ type cost struct {
 	differences []float64 // seconds a launch, a ring
 	next        int
 	measured    int
-	upper       float64
-	sorted      []float64
+	// middle is the median, upper the median and its standard error.
+	middle, upper float64
+	sorted        []float64
 }
 
 // newCost returns a cost that is assumed to be prior at first, as if that many comparisons said so.
@@ -50,7 +51,7 @@ func (c *cost) add(d float64) {
 	c.update()
 }
 
-// update makes upper: the median and its standard error, from the median of deviations. It is what is
+// update makes middle, and upper from the median of deviations. The latter is what is
 // charged, so that a cost that is not well known is not taken to be less than it is.
 func (c *cost) update() {
 	c.sorted = append(c.sorted[:0], c.differences...)
@@ -58,6 +59,7 @@ func (c *cost) update() {
 	for i, d := range c.sorted {
 		c.sorted[i] = math.Abs(d - middle)
 	}
+	c.middle = max(0, middle)
 	// 1.4826 makes a standard deviation of it, 1.2533 that of a median.
 	c.upper = max(0, middle+1.4826*1.2533*median(c.sorted)/math.Sqrt(float64(len(c.sorted))))
 }

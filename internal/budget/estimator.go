@@ -16,8 +16,11 @@ type Traced struct {
 
 // Stratum is what was seen in one stratum, by kernel.
 type Stratum[K comparable] struct {
-	// Seconds is how long it lasted. TraceShare and CountShare are those of its steps.
-	Seconds                float64
+	// Seconds is how long it lasted, and Unseen for how much of that nothing was seen, whatever was asked for: where
+	// CUPTI was left. TraceShare and CountShare are those of its steps.
+	Seconds, Unseen float64
+	// Speed is how much faster launches are taken to come where nothing is seen than where they are counted: 0 is 1.
+	Speed                  float64
 	TraceShare, CountShare float64
 	// Counted has the launches that were counted, traced ones included; Traced what the records say.
 	Counted map[K]uint64
@@ -61,7 +64,9 @@ type Estimate struct {
 //
 // and by symmetry falls below it by no more. It is used with half of δ for either side. It needs no
 // assumption about when the program launches what, but that the rate of a kernel has a limit: one that was
-// never seen at half its fastest may break it. Shares and lengths may
+// never seen at half its fastest may break it. Counting itself slows a program down, so that more is launched where nobody
+// counts: y has what Speed says of that, and all of that is added to the bound. What was launched while CUPTI was left is taken to be as much as in
+// the rest of the stratum, and what its greatest rate would make of that time is added to the bound. Shares and lengths may
 // depend on what earlier strata showed, as the controller's do; each is fixed before the choice is made.
 //
 // # Times
@@ -80,12 +85,15 @@ type Estimator[K comparable] struct {
 	sparse float64 // strata of which not all was counted
 	sliced float64 // strata of which not all was traced
 	length float64 // of the longest sparse stratum
+	unseen float64 // seconds
 }
 
 // kernel has one kernel's sums.
 type kernel struct {
 	exact uint64  // launches in strata that were counted whole
+	gap   float64 // those that were not seen, as far as that can be told
 	y, yy float64 // weighted launches of the others, and their squares
+	more  float64 // as many of them are there for Speed
 	rate  float64 // the greatest seen
 
 	wholeN, wholeD float64 // strata that were traced whole
@@ -113,7 +121,8 @@ func NewEstimator[K comparable](cfg EstimatorConfig) (*Estimator[K], error) {
 
 // Add takes a stratum. One whose shares or length make no sense is not taken.
 func (e *Estimator[K]) Add(s *Stratum[K]) error {
-	if !share(s.TraceShare) || !share(s.CountShare) || !(s.Seconds > 0) || math.IsInf(s.Seconds, 0) {
+	if !share(s.TraceShare) || !share(s.CountShare) || !(s.Seconds > 0) || math.IsInf(s.Seconds, 0) || !(s.Unseen >= 0) ||
+		s.Speed != 0 && !(s.Speed >= 1 && s.Speed <= 10) {
 		return errors.New("budget: a stratum with a share or length that makes no sense")
 	}
 	var counted uint64
@@ -132,13 +141,16 @@ func (e *Estimator[K]) Add(s *Stratum[K]) error {
 	if s.TraceShare < 1 {
 		e.sliced++
 	}
-	e.all.count(counted, s.CountShare, s.Seconds)
+	unseen := min(s.Unseen, s.Seconds)
+	e.unseen += unseen
+	speed := max(1, s.Speed)
+	e.all.count(counted, s.CountShare, s.Seconds, unseen, speed)
 	e.all.trace(traced, s.TraceShare)
 	var other uint64
 	var otherTraced Traced
 	for k, n := range s.Counted {
 		if at := e.kernel(k); at != nil {
-			at.count(n, s.CountShare, s.Seconds)
+			at.count(n, s.CountShare, s.Seconds, unseen, speed)
 		} else {
 			other += n
 		}
@@ -151,7 +163,7 @@ func (e *Estimator[K]) Add(s *Stratum[K]) error {
 			otherTraced.Seconds += t.Seconds
 		}
 	}
-	e.other.count(other, s.CountShare, s.Seconds)
+	e.other.count(other, s.CountShare, s.Seconds, unseen, speed)
 	e.other.trace(otherTraced, s.TraceShare)
 	return nil
 }
@@ -168,13 +180,19 @@ func (e *Estimator[K]) kernel(k K) *kernel {
 	return at
 }
 
-func (k *kernel) count(n uint64, p, seconds float64) {
-	k.rate = max(k.rate, float64(n)/(p*seconds))
+func (k *kernel) count(n uint64, p, seconds, unseen, speed float64) {
+	// Where hardly anything was seen, what was says little about the rest.
+	if seen := seconds - unseen; seen > unseen {
+		k.rate = max(k.rate, float64(n)/(p*seen))
+		k.gap += float64(n) / (p * seen) * unseen
+	}
 	if p == 1 {
 		k.exact += n
 		return
 	}
-	y := float64(n) / p
+	more := float64(n) * (1 - p) / p * (speed - 1)
+	y := float64(n)/p + more
+	k.more += more
 	k.y += y
 	k.yy += y * y
 }
@@ -223,16 +241,20 @@ func (e *Estimator[K]) All() iter.Seq2[K, Estimate] {
 
 func (e *Estimator[K]) estimate(k *kernel) Estimate {
 	doubt := 1 - e.cfg.Confidence
-	r := Estimate{Launches: float64(k.exact) + k.y}
+	r := Estimate{Launches: float64(k.exact) + k.y + k.gap}
 	launches := func(doubt float64) float64 {
-		if e.sparse == 0 {
-			return 0
-		}
 		rate := e.cfg.MaxRate
 		if rate == 0 {
 			rate = 2 * k.rate
 		}
-		return bernstein(e.sparse, k.yy-k.y*k.y/e.sparse, rate*e.length, doubt)
+		off := k.more
+		if e.unseen > 0 {
+			off += max(k.gap, rate*e.unseen-k.gap)
+		}
+		if e.sparse > 0 {
+			off += bernstein(e.sparse, k.yy-k.y*k.y/e.sparse, rate*e.length, doubt)
+		}
+		return off
 	}
 	r.LaunchesBound = launches(doubt)
 	rest := max(0, r.Launches-k.wholeN)

@@ -64,8 +64,8 @@ func TestBoundsHold(t *testing.T) {
 		cfg   Config
 		exact bool
 	}{
-		{"counted", Config{Budget: 0.002, Prior: Costs{Count: 1e-9, Trace: us}}, true},
-		{"blind", Config{Budget: 0.002, Prior: Costs{Count: us, Trace: us}}, false},
+		{"counted", Config{Budget: 0.002, Prior: Costs{Count: 1e-9, Trace: us, Residual: 1e-9}}, true},
+		{"blind", Config{Budget: 0.05, CanLeave: true, Prior: Costs{Count: 10 * us, Trace: us, Residual: 1e-9}}, false},
 	} {
 		for _, s := range schedules() {
 			t.Run(c.name+", "+s.name, func(t *testing.T) {
@@ -115,6 +115,14 @@ func sample(t *testing.T, s schedule, cfg Config, seconds float64) (*Estimator[i
 	c, err := NewController(cfg)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if cfg.CanLeave {
+		// These programs are not slowed down by anything, but are said to be.
+		for octave := range 32 {
+			known := newCosts(cfg.Prior.Trace)
+			known.trace.measured = enough
+			c.byRate[octave] = known
+		}
 	}
 	e, err := NewEstimator[int](EstimatorConfig{})
 	if err != nil {
@@ -169,5 +177,38 @@ func sample(t *testing.T, s schedule, cfg Config, seconds float64) (*Estimator[i
 			at += dt
 		}
 		step = c.Next(origin.Add(time.Duration(at*1e9)), m)
+	}
+}
+
+func TestWhatWasNotSeen(t *testing.T) {
+	e, err := NewEstimator[string](EstimatorConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	add := func(s Stratum[string]) {
+		t.Helper()
+		if err := e.Add(&s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A tenth of a second of ten was not seen: 99 launches a second before and after it.
+	add(Stratum[string]{Seconds: 10, Unseen: 0.1, TraceShare: 1, CountShare: 1, Counted: map[string]uint64{"a": 990}})
+	got := e.Estimate("a")
+	if want := 1000.0; math.Abs(got.Launches-want) > 1e-9 || math.Abs(got.LaunchesBound-10) > 1e-9 {
+		t.Errorf("%v ± %v launches, want %v ± 10: it may have been none, or twice as many", got.Launches, got.LaunchesBound, want)
+	}
+	// Of a stratum that was hardly seen nothing is made up, but the bound knows of it.
+	add(Stratum[string]{Seconds: 10, Unseen: 9, TraceShare: 1, CountShare: 1, Counted: map[string]uint64{"a": 50}})
+	got = e.Estimate("a")
+	if got.Launches != 1050 || got.LaunchesBound < 2*100*9 {
+		t.Errorf("%v ± %v launches, want 1050, and a bound of 1800 at least", got.Launches, got.LaunchesBound)
+	}
+	// Where half is counted, and launches are a tenth faster when nobody does, there are more than twice as many, and
+	// perhaps not.
+	before := got
+	add(Stratum[string]{Seconds: 1, TraceShare: 1, CountShare: 0.5, Speed: 1.1, Counted: map[string]uint64{"a": 100}})
+	got = e.Estimate("a")
+	if math.Abs(got.Launches-before.Launches-210) > 1e-9 || got.LaunchesBound < before.LaunchesBound+10 {
+		t.Errorf("%v ± %v launches after %v ± %v, want 210 more, and 10 more in the bound at least", got.Launches, got.LaunchesBound, before.Launches, before.LaunchesBound)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/internal/profile"
 )
 
 // Source is where records come from: a *cupti.Collector by [FromCollector].
@@ -38,6 +39,9 @@ type Source interface {
 // ScopeName.
 type Records interface {
 	Len() int
+	// Attachment tells correlation ids apart: those of records with different numbers have nothing to do with each
+	// other.
+	Attachment() uint32
 	Head(i int) *cupti.Head
 	Kernel(i int, k *gpuevent.Kernel)
 	Copy(i int, c *gpuevent.Copy)
@@ -57,6 +61,9 @@ type Sink interface {
 	Logs(plog.Logs)
 	Metrics(pmetric.Metrics)
 }
+
+// ProfileSink takes profiles as Sink takes the rest.
+type ProfileSink interface{ Profiles(profile.Profiles) }
 
 // Config says what the session is and what of it becomes spans. The zero value works: New fills in a
 // new InstanceID, and defaults where a field says so.
@@ -98,8 +105,12 @@ type Config struct {
 	// OverheadBudget is the share of the program's time that recording may cost, above 0 and at most 1; 0 sets no
 	// limit. The Source must be a Switch. With it records are made in slices; between them launches are counted.
 	OverheadBudget float64
+	// OverheadLeave allows that CUPTI is left between slices where counting costs too much. Then launches may not all be counted.
+	OverheadLeave bool
 	// Rules are told of kernels and scopes, nil for none.
 	Rules Rules
+	// Profiles takes deep windows as profiles too, nil for none.
+	Profiles ProfileSink
 	// Logger defaults to one that drops everything.
 	Logger *slog.Logger
 }
@@ -156,7 +167,7 @@ type Summary struct {
 	Delivery []Delivery `json:"delivery,omitempty"`
 }
 
-// Delivery is what became of one signal's items: spans, log records or metric points.
+// Delivery is what became of one signal's items: spans, log records, metric points or profiles.
 type Delivery struct {
 	Signal string `json:"signal"`
 	To     string `json:"to"`

@@ -41,6 +41,8 @@ type engine struct {
 	scopes *scopes
 	totals *totals
 	calls  *calls // nil unless host calls are recorded
+	// attachment is that of the calls' correlation ids.
+	attachment uint32
 
 	// figures are what rules look at, nil if there are none; busy likewise.
 	figures *rule.Figures
@@ -50,6 +52,8 @@ type engine struct {
 	untraced *untraced
 	// yields are of windows, and sent at the end of a round: when the kernels of their time are known.
 	yields []*Window
+	// texts are of functions, and sent after yields.
+	texts []WindowTexts
 
 	// work and ranges limit spans of device work, and of NVTX ranges with marks.
 	work, ranges bucket
@@ -155,6 +159,10 @@ func (e *engine) seen(ns int64) { e.lastSeen = max(e.lastSeen, ns) }
 
 // learnCalls reads the host calls of a buffer.
 func (e *engine) learnCalls(b Records) {
+	if a := b.Attachment(); a != e.attachment {
+		// Their ids begin anew.
+		e.attachment, e.calls = a, newCalls()
+	}
 	for i := range b.Len() {
 		h := b.Head(i)
 		if h.Kind != cupti.KindRuntimeAPI && h.Kind != cupti.KindDriverAPI || h.Correlation == 0 {
@@ -262,7 +270,7 @@ func (e *engine) count(b Records, buffer uint16) {
 		}
 		e.lastSeen = max(e.lastSeen, h.End)
 		if e.untraced != nil {
-			e.untraced.reconciler.Record(h.Correlation)
+			e.untraced.record(b.Attachment(), h.Correlation)
 		}
 		s := e.scopeOf(h)
 		device := deviceSlot(h.Device)
@@ -360,7 +368,7 @@ func (e *engine) emit(b Records, c *candidate) {
 		span.Estimated = true
 	}
 	if c.op == opKernel {
-		e.windows.launched(h, span.Ref)
+		e.windows.launched(h, span.Ref, c.scope)
 	}
 	if e.calls != nil && h.Correlation != 0 {
 		if asked, ok := e.calls.get(h.Correlation); ok {

@@ -29,13 +29,16 @@ const testInstance = "4be20f6a-7a3e-4d6c-9a51-08c1f5f2a001"
 
 // records is a hand-made buffer.
 type records struct {
-	heads    []cupti.Head
-	free     map[int]bool // by record: releases of memory
-	released bool
-	poison   bool // Head panics
+	heads      []cupti.Head
+	attachment uint32
+	free       map[int]bool // by record: releases of memory
+	released   bool
+	poison     bool // Head panics
 }
 
 func (r *records) Len() int { r.check(); return len(r.heads) }
+
+func (r *records) Attachment() uint32 { r.check(); return r.attachment }
 
 func (r *records) Head(i int) *cupti.Head {
 	r.check()

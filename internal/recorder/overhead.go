@@ -20,6 +20,10 @@ import (
 // Switch is a Source whose records can be switched off while launches are counted: a *cupti.Collector.
 type Switch interface {
 	SetMode(m cupti.Mode) error
+	// Mode is the one in force, which a window may have changed.
+	Mode() cupti.Mode
+	// Detach leaves CUPTI, and says for how long nothing was seen because of that.
+	Detach(m cupti.Mode, limit time.Duration) (time.Duration, error)
 	LaunchCounts(dst []cupti.LaunchCount) []cupti.LaunchCount
 	Doubts(dst []cupti.Doubt) []cupti.Doubt
 	CountStats() cupti.CountStats
@@ -34,6 +38,13 @@ const (
 	retry = time.Second
 	// maxStrata bounds the strata that wait: a recorder that does nothing for so long is held up.
 	maxStrata = 4096
+	// settle is how long it is waited for the records of what was launched before CUPTI is left: while the program's
+	// queue is longer than that it is left as it is.
+	settle = 200 * time.Millisecond
+	// lackFor is how long a record must be missing for it to be taken as lost, and maxAhead how many there may be before
+	// their launches are told of.
+	lackFor  = 15 * time.Second
+	maxAhead = 64
 	// doubtsAge is how often doubtful launches without a record are taken to have none, the second time.
 	doubtsAge = time.Minute
 )
@@ -46,8 +57,10 @@ type governor struct {
 	ctl  *budget.Controller
 	stop chan struct{}
 	done chan struct{}
-	// own is the processor time of the recorder's goroutine, in nanoseconds.
-	own atomic.Int64
+	// own is the processor time of the recorder's goroutine, in nanoseconds, recorded how many records of launches, copies
+	// and sets it has read.
+	own      atomic.Int64
+	recorded atomic.Uint64
 
 	mu     sync.Mutex
 	status budget.Status
@@ -62,6 +75,11 @@ type governor struct {
 	cupti    time.Duration
 	ownSeen  time.Duration
 	open     *stratum
+	// recordedThen is what recorded was when the last slice began, and lasted how long that was. Records and seconds are the
+	// sums of both, in which what was longer ago weighs less: some records are read late.
+	recordedThen     uint64
+	lasted           time.Duration
+	records, seconds float64
 }
 
 // stratum is what is known of one of the controller's.
@@ -69,17 +87,26 @@ type stratum struct {
 	number                 uint64
 	start                  int64 // Unix ns
 	traceShare, countShare float64
-	before                 []uint64 // launches by row, when it began
+	speed                  float64
+	before, beforeTold     []uint64 // launches by row when it began, and those of them that were told of while there were records
+	// records says that what was launched is to be told from records alone.
+	records bool
+	// unseen is for how long nothing was seen because CUPTI was left, blind for how long since that was the mode. spoilt says
+	// that some step was not what was planned, and the shares mean nothing; untraced that it was one to be traced.
+	unseen, blind    time.Duration
+	spoilt, untraced bool
 
-	// With the governor's lock: end is 0 while it goes on, counted are the launches in it by row.
-	end     int64
-	counted []uint64
+	// With the governor's lock: end is 0 while it goes on, counted are the launches in it by row. The rest does not
+	// change after that.
+	end           int64
+	counted, told []uint64
 
-	traced map[uint32]budget.Traced // the engine's: by kernel name
+	matched map[uint32]uint64        // the engine's: records by kernel name, but those of doubtful launches
+	traced  map[uint32]budget.Traced // the engine's: by kernel name
 }
 
-func newGovernor(src Switch, share float64, log *slog.Logger) (*governor, error) {
-	ctl, err := budget.NewController(budget.Config{Budget: share, Processors: runtime.NumCPU()})
+func newGovernor(src Switch, share float64, leave bool, log *slog.Logger) (*governor, error) {
+	ctl, err := budget.NewController(budget.Config{Budget: share, CanLeave: leave, Processors: runtime.NumCPU()})
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +119,7 @@ func (e *engine) limitOverhead(src Source) error {
 	if !ok {
 		return errors.New("recorder: an overhead budget needs a source whose records can be switched off")
 	}
-	g, err := newGovernor(sw, e.cfg.OverheadBudget, e.log)
+	g, err := newGovernor(sw, e.cfg.OverheadBudget, e.cfg.OverheadLeave, e.log)
 	if err != nil {
 		return err
 	}
@@ -135,31 +162,27 @@ func (g *governor) govern() error {
 	}
 	now := time.Now()
 	g.count()
-	mode := budget.Trace
 	step := g.ctl.Begin(now)
-	for failed := false; ; {
+	for {
 		g.enter(step, now)
-		var taken time.Duration // by the change to the step's state
-		if step.State != mode || failed {
-			before := time.Now()
-			err := g.src.SetMode(cupti.Mode(step.State))
-			if errors.Is(err, cupti.ErrNotRunning) {
-				// Stopped; should it be started again, it records everything.
-				g.count()
-				g.leave(time.Now())
-				return nil
-			}
-			taken, failed = time.Since(before), err != nil
-			if failed {
-				g.log.Debug("cannot switch records", "mode", step.State.String(), "error", err)
-			} else {
-				mode = step.State
-			}
-		}
+		m, over := g.change(step)
 		g.count() // what was launched during the change is no measure of the state
-		begun := g.launches
+		if over {
+			// Stopped; should it be started again, it records everything.
+			g.open.spoilt = true
+			g.leave(time.Now())
+			return nil
+		}
+		begun, reached := g.launches, time.Now()
+		perSecond := g.recordedPerSecond(step)
+		mode := g.src.Mode()
 		stopped := false
-		timer := time.NewTimer(max(0, step.For-taken))
+		wait := step.For - reached.Sub(now)
+		if step.Records {
+			wait += m.Switch
+			g.open.unseen += m.Switch
+		}
+		timer := time.NewTimer(max(0, wait))
 		select {
 		case <-timer.C:
 		case <-g.stop:
@@ -168,22 +191,94 @@ func (g *governor) govern() error {
 		}
 		g.count()
 		now = time.Now()
+		if other := g.src.Mode(); other != mode {
+			// A window has records made. What it cost until then is less than is charged for it.
+			mode, m.Failed = other, true
+		}
+		m.Actual = budget.State(mode)
+		if mode == cupti.ModeBlind {
+			g.open.blind += now.Sub(reached)
+		}
+		if m.Failed {
+			g.open.spoilt = true
+			g.open.untraced = g.open.untraced || step.State == budget.Trace
+		}
+		m.Launches, m.Known = g.launches-begun, mode != cupti.ModeBlind
+		if mode == cupti.ModeTrace {
+			g.lasted += now.Sub(reached)
+			m.Launches = max(m.Launches, uint64(perSecond*now.Sub(reached).Seconds()))
+		}
 		overhead, own := g.src.Stats().Overhead, time.Duration(g.own.Load())
-		// Callbacks do not tell of launches in Blind, whatever it is that the controller asked for.
-		step = g.ctl.Next(now, budget.Interval{
-			Launches: g.launches - begun, Known: mode != budget.Blind,
-			CUPTI: overhead - g.cupti, Own: own - g.ownSeen, Switch: taken, Failed: failed,
-		})
+		m.CUPTI, m.Own = overhead-g.cupti, own-g.ownSeen
+		step = g.ctl.Next(now, m)
 		g.cupti, g.ownSeen = overhead, own
 		status := g.ctl.Status()
 		g.mu.Lock()
 		g.status = status
 		g.mu.Unlock()
 		if stopped {
+			g.open.spoilt = true // it is shorter than planned
 			g.leave(now)
 			return nil
 		}
 	}
+}
+
+// change brings about what a step asks for, as far as it can, and says how that went, and whether recording is over.
+func (g *governor) change(step budget.Step) (m budget.Interval, over bool) {
+	begin := time.Now()
+	want := cupti.Mode(step.State)
+	var err error
+	var left time.Duration // CUPTI
+	if step.Finalise {
+		if err = g.src.SetMode(cupti.ModeCount); err == nil {
+			before := time.Now()
+			left, err = g.src.Detach(want, settle)
+			m.Waited = max(0, time.Since(before)-left)
+			if !step.Records {
+				g.open.unseen += left
+			}
+		}
+		switch {
+		case errors.Is(err, cupti.ErrNotRunning):
+			return m, true
+		case errors.Is(err, cupti.ErrCannotDetach):
+			m.Stayed, m.NeverLeaves = true, true
+		case err != nil:
+			m.Stayed = left == 0
+		}
+		if err != nil {
+			g.log.Debug("cannot leave CUPTI", "error", err)
+		}
+	}
+	if g.src.Mode() != want {
+		if err = g.src.SetMode(want); errors.Is(err, cupti.ErrNotRunning) {
+			return m, true
+		}
+		if err != nil {
+			g.log.Debug("cannot switch records", "mode", step.State.String(), "error", err)
+		}
+		m.Failed = err != nil
+	}
+	m.Switch = time.Since(begin) - m.Waited
+	return m, false
+}
+
+// recordedPerSecond is how many records there were of a second of the slices before this one, where callbacks may not tell of
+// all launches; else 0.
+func (g *governor) recordedPerSecond(step budget.Step) float64 {
+	if step.State != budget.Trace {
+		return 0
+	}
+	const weight = 0.7
+	recorded := g.recorded.Load()
+	g.records = weight*g.records + float64(recorded-g.recordedThen)
+	g.seconds = weight*g.seconds + g.lasted.Seconds()
+	g.recordedThen, g.lasted = recorded, 0
+	if !step.Records || g.seconds <= 0 {
+		return 0
+	}
+	return g.records / g.seconds
 }
 
 // begin has launches counted, and says whether they are. It tries until they are or the recorder stops: a window may
@@ -235,8 +330,8 @@ func (g *governor) enter(step budget.Step, now time.Time) {
 	}
 	g.leave(now)
 	s := &stratum{
-		number: step.Stratum, start: now.UnixNano(), traceShare: step.TraceShare, countShare: step.CountShare,
-		before: launchesOf(g.rows), traced: map[uint32]budget.Traced{},
+		number: step.Stratum, start: now.UnixNano(), traceShare: step.TraceShare, countShare: step.CountShare, speed: step.Speed, records: step.Records,
+		before: launchesOf(g.rows), beforeTold: toldOf(g.rows), traced: map[uint32]budget.Traced{}, matched: map[uint32]uint64{},
 	}
 	g.open = s
 	g.mu.Lock()
@@ -254,12 +349,13 @@ func (g *governor) leave(now time.Time) {
 	if s == nil {
 		return
 	}
-	counted := launchesOf(g.rows)
+	counted, told := launchesOf(g.rows), toldOf(g.rows)
 	for i, n := range s.before {
 		counted[i] -= n
+		told[i] -= s.beforeTold[i]
 	}
 	g.mu.Lock()
-	s.end, s.counted = max(now.UnixNano(), s.start+1), counted
+	s.end, s.counted, s.told = max(now.UnixNano(), s.start+1), counted, told
 	g.mu.Unlock()
 	g.open = nil
 }
@@ -272,6 +368,21 @@ func launchesOf(rows []cupti.LaunchCount) []uint64 {
 	return n
 }
 
+func toldOf(rows []cupti.LaunchCount) []uint64 {
+	n := make([]uint64, len(rows))
+	for i := range rows {
+		n[i] = rows[i].Traced
+	}
+	return n
+}
+
+// lack is by how much the records of a kernel are behind what CUPTI told of. What is on its way to the device makes it more
+// than it is, so only the least of some time counts, as long as more may come.
+type lack struct {
+	row           int
+	behind, least int64
+}
+
 // untraced is the engine's side: what it makes of counts and records. It belongs to the recorder's goroutine.
 type untraced struct {
 	g          *governor
@@ -282,11 +393,18 @@ type untraced struct {
 	seen       []uint64 // counted launches that are in totals, by row
 	aged       time.Time
 	strata     []*stratum // in the order of time
+	// lacks are by kernel name, looked at lacked. missing are launches that CUPTI told of while there were records, and made none
+	// of: a thread of the program may be left out when activity is switched on again (H200, CUDA 13.0).
+	lacks   map[uint32]*lack
+	lacked  time.Time
+	missing uint64
+	// doubtful says that the record that is read is of a launch that was in flight when records were switched.
+	doubtful bool
 	// kernels and byOperation are launches without records.
 	kernels     uint64
 	byOperation [numOperations]uint64
-	// late are records of strata that were closed, or none.
-	late uint64
+	// late are records of strata that were closed, or none, recorded all of launches, copies and sets.
+	late, recorded uint64
 }
 
 func newUntraced(g *governor, now time.Time) (*untraced, error) {
@@ -294,7 +412,7 @@ func newUntraced(g *governor, now time.Time) (*untraced, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &untraced{g: g, estimator: estimator, reconciler: cupti.NewReconciler(), aged: now}, nil
+	return &untraced{g: g, estimator: estimator, reconciler: cupti.NewReconciler(), aged: now, lacks: map[uint32]*lack{}, lacked: now}, nil
 }
 
 // learn takes what has happened before a buffer that is about to be read.
@@ -307,6 +425,12 @@ func (u *untraced) learn() {
 	u.g.mu.Unlock()
 }
 
+// record notes a record of a launch, copy or set.
+func (u *untraced) record(attachment, correlation uint32) {
+	u.recorded++
+	u.doubtful = u.reconciler.Record(attachment, correlation)
+}
+
 // kernel notes a kernel's record.
 func (u *untraced) kernel(name uint32, start, ns int64) {
 	for i := len(u.strata) - 1; i >= 0; i-- {
@@ -315,10 +439,17 @@ func (u *untraced) kernel(name uint32, start, ns int64) {
 			t.Launches++
 			t.Seconds += float64(ns) / 1e9
 			s.traced[name] = t
+			if !u.doubtful {
+				s.matched[name]++
+			}
 			return
 		}
 	}
 	u.late++
+	if l := u.lacks[name]; l != nil && !u.doubtful {
+		l.behind = max(l.behind-1, -maxAhead)
+		l.least = min(l.least, l.behind)
+	}
 }
 
 // operationOf says what a row of counts is of.
@@ -343,6 +474,7 @@ func (e *engine) countUntraced(end bool) {
 		return
 	}
 	u.g.own.Store(int64(e.ownTime()))
+	u.g.recorded.Store(u.recorded)
 	u.learn()
 	without := map[uint32]uint64{}
 	if end || e.now.Sub(u.aged) >= doubtsAge {
@@ -401,6 +533,8 @@ func (e *engine) soleDevice() uint8 {
 
 // close gives strata whose records have come to the estimator.
 func (u *untraced) close(e *engine, end bool) {
+	// The governor may know of kernels that came after the rows were read.
+	u.rows = u.g.src.LaunchCounts(u.rows[:0])
 	late := e.now.Add(-recordsLate).UnixNano()
 	n := 0
 	for _, s := range u.strata {
@@ -411,14 +545,32 @@ func (u *untraced) close(e *engine, end bool) {
 			break
 		}
 		n++
+		u.compare(e, s)
+		traceShare, countShare, unseen := s.traceShare, s.countShare, s.unseen
+		if s.untraced {
+			traceShare = 1 // of nothing: it says nothing about the other strata
+			clear(s.traced)
+		}
+		if s.spoilt {
+			countShare, unseen = 1, unseen+s.blind
+		}
+		if s.records && s.spoilt {
+			unseen = time.Duration(ended - s.start)
+		}
 		launched := make(map[uint32]uint64, len(s.traced))
+		if s.records {
+			counted = nil
+			for name, t := range s.traced {
+				launched[name] = t.Launches
+			}
+		}
 		for i, c := range counted {
 			if c > 0 && operationOf(u.rows[i].Operation) == opKernel {
 				launched[e.totals.names.index(u.rows[i].Name)] += c
 			}
 		}
 		if err := u.estimator.Add(&budget.Stratum[uint32]{
-			Seconds: float64(ended-s.start) / 1e9, TraceShare: s.traceShare, CountShare: s.countShare,
+			Seconds: float64(ended-s.start) / 1e9, Unseen: unseen.Seconds(), TraceShare: traceShare, CountShare: countShare, Speed: s.speed,
 			Counted: launched, Traced: s.traced,
 		}); err != nil {
 			u.g.mu.Lock()
@@ -427,6 +579,53 @@ func (u *untraced) close(e *engine, end bool) {
 		}
 	}
 	u.strata = slices.Delete(u.strata, 0, n)
+	u.lack(e, end)
+}
+
+// compare notes how many records there were of what CUPTI told of in a stratum.
+func (u *untraced) compare(e *engine, s *stratum) {
+	of := func(name uint32, row int) *lack {
+		l := u.lacks[name]
+		if l == nil {
+			l = &lack{row: row}
+			u.lacks[name] = l
+		}
+		return l
+	}
+	for i, n := range s.told {
+		if n > 0 && u.rows[i].Name != nil {
+			of(e.totals.names.index(u.rows[i].Name), i).behind += int64(n) //nolint:gosec // Far below.
+		}
+	}
+	for name, n := range s.matched {
+		if l := u.lacks[name]; l != nil {
+			// Some may have records that nobody told of: those in flight when that began.
+			l.behind = max(l.behind-int64(n), -maxAhead) //nolint:gosec // Far below.
+		}
+	}
+	for _, l := range u.lacks {
+		l.least = min(l.least, l.behind)
+	}
+}
+
+// lack counts what has no record as launched without one: all at the end, and before what has been lacking for some time.
+func (u *untraced) lack(e *engine, end bool) {
+	if !end && e.now.Sub(u.lacked) < lackFor {
+		return
+	}
+	u.lacked = e.now
+	for _, l := range u.lacks {
+		n := l.least
+		if end {
+			n = l.behind
+		}
+		if n > 0 {
+			u.missing += uint64(n)
+			e.addUntraced(&u.rows[l.row], uint64(n))
+			l.behind -= n
+		}
+		l.least = l.behind
+	}
 }
 
 // OverheadSummary is what a budget for the cost of recording did.
@@ -447,7 +646,17 @@ type OverheadSummary struct {
 	Comparisons  int     `json:"comparisons"`
 	Switches     uint64  `json:"switches"`
 	Failures     uint64  `json:"switches_failed,omitempty"`
-	Refused      string  `json:"refused,omitempty"`
+	// Left is how often CUPTI was left so that launches cost less, and LeftFailed how often that could not be. Launches are not
+	// seen while it is being left, which took UnseenSeconds in all.
+	Left          uint64  `json:"cupti_left,omitempty"`
+	LeftFailed    uint64  `json:"cupti_left_failed,omitempty"`
+	UnseenSeconds float64 `json:"unseen_seconds,omitempty"`
+	// Told are the kernels' launches that CUPTI told of while there were records, and Missing those of them of which it made
+	// none: they are counted as launched without a record. TellFailed are calls that it told of and the driver refused.
+	Told       uint64 `json:"traced_told"`
+	Missing    uint64 `json:"records_missing,omitempty"`
+	TellFailed uint64 `json:"calls_failed,omitempty"`
+	Refused    string `json:"refused,omitempty"`
 	// Untraced are launches by operation that were counted and not recorded.
 	Untraced map[string]uint64 `json:"untraced,omitempty"`
 	// Kernels are estimates by name, the longest first, and of all together: nil where all launches were traced.
@@ -496,7 +705,13 @@ func (e *engine) overheadSummary() *OverheadSummary {
 		Budget: e.cfg.OverheadBudget, Ratio: status.Overhead, Met: status.Met && refused == "", Excess: status.Excess, Floor: status.Floor,
 		Traced: status.Duty(), Seconds: map[string]float64{}, LaunchCostNs: status.Costs.Trace * 1e9, Comparisons: status.Comparisons,
 		Switches: stats.Switches, Failures: status.Failures, Refused: refused,
+		Left: stats.Detached, LeftFailed: status.Stayed, UnseenSeconds: stats.Gap.Seconds(), TellFailed: stats.Failed, Missing: u.missing,
 		Unlisted: stats.Unlisted, Captured: stats.Captured, Uncounted: stats.Lost, Unnamed: stats.Unnamed, StrataLost: lost, Late: u.late,
+	}
+	for i := range u.rows {
+		if operationOf(u.rows[i].Operation) == opKernel {
+			s.Told += u.rows[i].Traced
+		}
 	}
 	for state, d := range status.In {
 		s.Seconds[budget.State(state).String()] = d.Seconds()

@@ -46,6 +46,8 @@ type Settings struct {
 	MinDuration, FlushInterval, MetricInterval time.Duration
 	// OverheadBudget is GPUFL_OVERHEAD_BUDGET, 0 for none.
 	OverheadBudget float64
+	// OverheadLeave is GPUFL_OVERHEAD_LEAVE: see Config.
+	OverheadLeave bool
 	// ShutdownTimeout is GPUFL_SHUTDOWN_TIMEOUT.
 	ShutdownTimeout time.Duration
 	// LogLevel is GPUFL_LOG_LEVEL (debug, info, warn, error, off), default warn; off is above all
@@ -77,6 +79,7 @@ func SettingsFromEnv(getenv func(string) string) (Settings, error) {
 		FlushInterval:     r.duration("GPUFL_FLUSH_INTERVAL", time.Millisecond, 0),
 		MetricInterval:    r.duration("GPUFL_METRIC_INTERVAL", time.Millisecond, 0),
 		OverheadBudget:    r.budget("GPUFL_OVERHEAD_BUDGET"),
+		OverheadLeave:     r.bool("GPUFL_OVERHEAD_LEAVE"),
 		ShutdownTimeout:   r.duration("GPUFL_SHUTDOWN_TIMEOUT", 0, DefaultShutdownTimeout),
 		LogLevel:          r.level("GPUFL_LOG_LEVEL"),
 		SummaryDir:        getenv("GPUFL_SUMMARY_DIR"),
@@ -116,7 +119,7 @@ func (s *Settings) Config() Config {
 		MaxSpansPerSecond: s.MaxSpansPerSecond, MaxSpansPerTrace: s.MaxSpansPerTrace,
 		KernelsOnly: s.KernelsOnly, Include: s.Include, Exclude: s.Exclude, MinDuration: s.MinDuration,
 		FlushInterval: s.FlushInterval, MetricInterval: s.MetricInterval,
-		Asked: s.Kinds, OverheadBudget: s.OverheadBudget,
+		Asked: s.Kinds, OverheadBudget: s.OverheadBudget, OverheadLeave: s.OverheadLeave,
 	}
 }
 

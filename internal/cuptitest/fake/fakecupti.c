@@ -327,6 +327,11 @@ static const char *(*symbol)(void); // of the kernel that the calling thread lau
 
 static atomic_int subscriptions;
 
+// Once it was left, and until it makes records again, the real CUPTI goes deaf to launches if their callbacks are
+// switched off, until it is left again (H200, CUDA 13.0).
+static bool bare, deaf;
+static bool is_launch(uint32_t cbid) { return cbid == 307 || cbid == 514; }
+
 // How many callbacks about calls are under way, and on this thread. cuptiFinalize has no more begin and waits for those of
 // other threads: a call that was told in one subscription must not find another in the middle of that.
 static atomic_int callbacks_inside;
@@ -342,7 +347,7 @@ static int tell_with(uint32_t site, uint32_t cbid, const char *function, uint32_
     life = lives;
   }
   uint32_t c = *number;
-  callback_fn f = cbid < CALLBACKS && s.callbacks[cbid] && !s.silent && !atomic_load(&leaving) ? s.subscriber : NULL;
+  callback_fn f = cbid < CALLBACKS && s.callbacks[cbid] && !s.silent && !atomic_load(&leaving) && !(deaf && is_launch(cbid)) ? s.subscriber : NULL;
   void *user = s.user;
   if (f != NULL) atomic_fetch_add(&callbacks_inside, 1);
   int told = f != NULL ? atomic_load(&subscriptions) : -1;
@@ -471,7 +476,10 @@ FAKE_API int cuptiActivityEnable(uint32_t kind) {
   if (kind >= KINDS || length(kind) == 0) return INVALID_KIND;
   pthread_mutex_lock(&lock);
   int result = s.refuse[kind];
-  if (result == SUCCESS) s.enabled[kind] = true;
+  if (result == SUCCESS) {
+    s.enabled[kind] = true;
+    bare = false;
+  }
   pthread_mutex_unlock(&lock);
   return result;
 }
@@ -570,6 +578,7 @@ FAKE_API int cuptiUnsubscribe(void *subscriber) {
 FAKE_API int cuptiEnableCallback(uint32_t enable, void *subscriber, uint32_t domain, uint32_t cbid) {
   if (subscriber != &s || s.subscriber == NULL || !((domain == 1 && cbid < CALLBACKS) || (domain == 3 && cbid > 0 && cbid < 26))) return INVALID_PARAMETER;
   pthread_mutex_lock(&lock);
+  if (domain == 1 && is_launch(cbid) && bare && !enable && s.callbacks[cbid]) deaf = true;
   if (domain == 3) s.resources[cbid] = enable != 0; else s.callbacks[cbid] = enable != 0;
   pthread_mutex_unlock(&lock);
   return SUCCESS;
@@ -632,6 +641,8 @@ FAKE_API int cuptiFinalize(void) {
   lives++;
   finalize_deep();
   atomic_store(&correlation, 0); // as the real one does
+  bare = true;
+  deaf = false;
   s.finalized++;
   pthread_mutex_unlock(&lock);
   return SUCCESS;
