@@ -114,7 +114,7 @@ func gpuflInjectStop() {
 	if r == nil {
 		return
 	}
-	timeout := r.patience()
+	patience := r.patience()
 	done := make(chan struct{})
 	// Not on this thread, which is the program's: if CUPTI never comes back, the program still ends, and
 	// a signal that a closed connection raises goes to a thread that has it blocked.
@@ -126,8 +126,9 @@ func gpuflInjectStop() {
 			}
 		}()
 		// The last fifth of the time is for what comes after sending: the summary tells what was not sent.
-		ctx, cancel := context.WithTimeout(context.Background(), timeout*4/5)
+		ctx, cancel := context.WithTimeout(context.Background(), r.timeout*4/5)
 		defer cancel()
+		r.capture.LimitSending(patience * 4 / 5)
 		// Not detached from the driver: the process ends, so nothing will be slower after this.
 		summary, err := r.capture.Stop(ctx, false)
 		if err != nil {
@@ -135,16 +136,17 @@ func gpuflInjectStop() {
 		}
 		r.tellOthers(summary.Delivery)
 	}()
-	late := time.NewTimer(timeout)
+	late := time.NewTimer(r.timeout)
 	defer late.Stop()
 	select {
 	case <-done:
 	case <-late.C:
-		r.log.Warn("gpufl: the end of the recording took too long; it is not complete", "timeout", timeout)
+		r.log.Warn("gpufl: the end of the recording took too long; it is not complete", "timeout", r.timeout)
 	}
 }
 
-// patience is how long the end may take.
+// patience is how long sending may take at the end, with what comes after it. Ending the recording itself is not hurried: on a
+// busy machine the session's log would be missing.
 func (r *recording) patience() time.Duration {
 	if r.summaries != "" {
 		if _, err := os.Stat(filepath.Join(r.summaries, silentFile)); err == nil {
