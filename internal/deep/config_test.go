@@ -41,6 +41,7 @@ func TestConfigFromEnv(t *testing.T) {
 		{env: "_EVERY=5m|_PER_HOUR=13|_SHARE=1%|_COOLDOWN=4m|_BLACKOUT=0", enabled: true, blackout: -1, coolDown: 4 * time.Minute, perHour: 13, share: 0.01, every: 5 * time.Minute, after: 5 * time.Minute},
 		{env: "_WHEN=kernel.rate < 100/s for 2s; scope(\"a;b\").p95 > 1.5x baseline;|_SIGNAL=sigusr2", enabled: true, blackout: 2 * time.Second, coolDown: 10 * time.Second, perHour: 60, share: 0.05, rules: 2},
 
+		{env: "=1|_MAX=0", enabled: true, blackout: 2 * time.Second, coolDown: 10 * time.Second, perHour: 60, share: 0.05},
 		{env: "=perhaps", problem: `GPUFL_DEEP is "perhaps"; it must be true or false`},
 		{env: "_AFTER=soon", problem: "GPUFL_DEEP_AFTER is \"soon\"; it must be a duration"},
 		{env: "_FOR=2m", problem: "a deep window of 2m0s; it must be 10ms to 1m0s long"},
@@ -83,6 +84,9 @@ func TestConfigFromEnv(t *testing.T) {
 			}
 			if tc.engine == "" {
 				tc.engine = PC
+			}
+			if !strings.Contains(tc.env, "_MAX=") {
+				tc.most = DefaultMax
 			}
 			if c.Enabled != tc.enabled || c.Blackout != tc.blackout || c.CoolDown != tc.coolDown || c.PerHour != tc.perHour || abs(c.Share-tc.share) > 1e-9 ||
 				c.After != tc.after || c.Every != tc.every || c.For != tc.length || c.Engine != tc.engine || len(c.When) != tc.rules || c.Max != tc.most {

@@ -245,7 +245,7 @@ class Training:
 
 
 # No limit is in the way of one window after the other, and none opens by itself.
-ON_DEMAND = ["--deep-cooldown", "0s", "--deep-blackout", "0s", "--deep-per-hour", "10000", "--deep-share", "100%"]
+ON_DEMAND = ["--deep-max", "0", "--deep-cooldown", "0s", "--deep-blackout", "0s", "--deep-per-hour", "10000", "--deep-share", "100%"]
 
 
 def counted():
