@@ -946,8 +946,7 @@ void gpufl_flush_begin(void) {
   // CUPTI's own thread works at what is flushed, and nobody says when it is done. The second flush waits for the first.
   for (int i = 0; i < 2; i++) {
     gpufl_cupti.flush_all(0);
-    struct timespec moment = {0, 20000000};
-    nanosleep(&moment, NULL);
+    gpufl_nap(20000000);
   }
 }
 

@@ -88,10 +88,12 @@ void gpufl_leave_context(bool entered) {
   if (entered) gpufl_deep_driver.pop_context(&ignored);
 }
 
-static void nap(void) {
-  struct timespec t = {0, 200000};
+void gpufl_nap(int64_t ns) {
+  struct timespec t = {ns / 1000000000, ns % 1000000000};
   nanosleep(&t, NULL);
 }
+
+static void nap(void) { gpufl_nap(200000); }
 
 // ---- what a window yields ----
 
@@ -420,8 +422,7 @@ bool gpufl_window_idle(int64_t limit_ns) {
   if (d->event_create == NULL || d->event_destroy == NULL || d->event_query == NULL || d->record_context == NULL) {
     // A driver before CUDA 12.5. A launch that waits for room in a queue may be under way for longer than this.
     gpufl_window_count(&gpufl_window_counts.not_idle, 1);
-    struct timespec moment = {0, 100000000};
-    nanosleep(&moment, NULL);
+    gpufl_nap(100000000);
     return true;
   }
   gpufl_context list[GPUFL_MAX_CONTEXTS];
@@ -511,8 +512,7 @@ static bool watch_launches(void) {
   if (watching) return false;
   gpufl_watch(GPUFL_SETS_ALL);
   watching = true;
-  struct timespec moment = {0, 2000000};
-  nanosleep(&moment, NULL);
+  gpufl_nap(2000000);
   return true;
 }
 

@@ -221,11 +221,6 @@ typedef struct {
   uint32_t deviceIndex;
 } gpufl_sass_set_config;
 
-typedef struct {
-  size_t structSize;
-  void *pPriv;
-  uint32_t deviceIndex;
-} gpufl_sass_unset_config;
 
 typedef struct {
   size_t structSize;
@@ -295,7 +290,6 @@ typedef struct {
   S(gpufl_chip_name, CUpti_Device_GetChipName_Params, pChipName)                               \
   S(gpufl_sass_properties, CUpti_SassMetrics_GetProperties_Params, metric)                     \
   S(gpufl_sass_set_config, CUpti_SassMetricsSetConfig_Params, deviceIndex)                     \
-  S(gpufl_sass_unset_config, CUpti_SassMetricsUnsetConfig_Params, deviceIndex)                 \
   S(gpufl_sass_enable, CUpti_SassMetricsEnable_Params, enableLazyPatching)                     \
   S(gpufl_sass_disable, CUpti_SassMetricsDisable_Params, numOfDroppedRecords)                  \
   S(gpufl_sass_data_properties, CUpti_SassMetricsGetDataProperties_Params, numOfInstances)     \
@@ -375,7 +369,6 @@ typedef struct {
   F(gpufl_sass_set_config, CUpti_SassMetricsSetConfig_Params, numOfMetricConfig) \
   F(gpufl_sass_set_config, CUpti_SassMetricsSetConfig_Params, pConfigs)        \
   F(gpufl_sass_set_config, CUpti_SassMetricsSetConfig_Params, deviceIndex)     \
-  F(gpufl_sass_unset_config, CUpti_SassMetricsUnsetConfig_Params, deviceIndex) \
   F(gpufl_sass_enable, CUpti_SassMetricsEnable_Params, ctx)                    \
   F(gpufl_sass_enable, CUpti_SassMetricsEnable_Params, enableLazyPatching)     \
   F(gpufl_sass_disable, CUpti_SassMetricsDisable_Params, ctx)                  \
@@ -429,7 +422,6 @@ typedef struct {
   G(chip_name, cuptiDeviceGetChipName, (gpufl_chip_name *))                            \
   G(sass_properties, cuptiSassMetricsGetProperties, (gpufl_sass_properties *))         \
   G(sass_set_config, cuptiSassMetricsSetConfig, (gpufl_sass_set_config *))             \
-  G(sass_unset_config, cuptiSassMetricsUnsetConfig, (gpufl_sass_unset_config *))       \
   G(sass_enable, cuptiSassMetricsEnable, (gpufl_sass_enable *))                        \
   G(sass_disable, cuptiSassMetricsDisable, (gpufl_sass_disable *))                     \
   G(sass_data_properties, cuptiSassMetricsGetDataProperties, (gpufl_sass_data_properties *)) \
@@ -454,7 +446,6 @@ typedef struct {
   T(cuptiDeviceGetChipName, CUpti_Device_GetChipName_Params)                                   \
   T(cuptiSassMetricsGetProperties, CUpti_SassMetrics_GetProperties_Params)                     \
   T(cuptiSassMetricsSetConfig, CUpti_SassMetricsSetConfig_Params)                              \
-  T(cuptiSassMetricsUnsetConfig, CUpti_SassMetricsUnsetConfig_Params)                          \
   T(cuptiSassMetricsEnable, CUpti_SassMetricsEnable_Params)                                    \
   T(cuptiSassMetricsDisable, CUpti_SassMetricsDisable_Params)                                  \
   T(cuptiSassMetricsGetDataProperties, CUpti_SassMetricsGetDataProperties_Params)              \

@@ -165,6 +165,7 @@ bool gpufl_window_idle(int64_t limit_ns);
 bool gpufl_window_rest(bool idle, int64_t limit_ns);
 
 int64_t gpufl_monotonic(void);
+void gpufl_nap(int64_t ns);
 
 /* gpufl_enter_context makes a context the calling thread's, gpufl_leave_context undoes that if it did. */
 bool gpufl_enter_context(void *handle);

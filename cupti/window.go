@@ -63,20 +63,12 @@ func (c *Collector) DeepStatus(e Engine) Status {
 //
 // A window of EngineSASS needs activity paused ([Collector.Pause]); one of PC sampling does not.
 func (c *Collector) OpenDeep(cfg DeepConfig) (*DeepWindow, error) {
-	if cfg.MaxRows == 0 {
-		cfg.MaxRows = DefaultMaxRows
-	}
-	if cfg.OpenLimit == 0 {
-		cfg.OpenLimit = DefaultOpenLimit
-	}
-	if cfg.CloseLimit == 0 {
-		cfg.CloseLimit = DefaultCloseLimit
-	}
-	if cfg.HardwareBytes == 0 {
-		cfg.HardwareBytes = DefaultHardwareBytes
-	}
-	if cfg.PeriodLog2 == 0 && cfg.Engine == EnginePCSampling {
-		cfg.PeriodLog2 = DefaultPeriodLog2
+	cfg.MaxRows = cmp.Or(cfg.MaxRows, DefaultMaxRows)
+	cfg.OpenLimit = cmp.Or(cfg.OpenLimit, DefaultOpenLimit)
+	cfg.CloseLimit = cmp.Or(cfg.CloseLimit, DefaultCloseLimit)
+	cfg.HardwareBytes = cmp.Or(cfg.HardwareBytes, DefaultHardwareBytes)
+	if cfg.Engine == EnginePCSampling {
+		cfg.PeriodLog2 = cmp.Or(cfg.PeriodLog2, DefaultPeriodLog2)
 	}
 	names := cfg.Reasons
 	if cfg.Engine == EngineSASS {

@@ -20,7 +20,7 @@ const DefaultMaxRows = 5_000
 
 // Settings say what engines are told and what is made of their figures. The zero value works.
 type Settings struct {
-	// PeriodLog2 is the sampling period as a power of two of cycles, 0 for CUPTI's choice.
+	// PeriodLog2 is the sampling period as a power of two of cycles, 0 for cupti.DefaultPeriodLog2.
 	PeriodLog2 int
 	// Serialize runs one kernel at a time in windows of PC sampling and tells launches apart.
 	Serialize bool

@@ -63,9 +63,8 @@ def floor_table(rounds):
     return "\n".join(lines), not any(missed.values())
 
 
-def launches_by_name(path):
-    """The launches of each kernel name in the last export of an OTLP file."""
-    last = {}
+def exports(path):
+    """The exports of an OTLP file: when each was, in ns, and the launches of each kernel name by then."""
     with open(path) as f:
         for line in f:
             if LAUNCHES not in line:
@@ -75,10 +74,19 @@ def launches_by_name(path):
                     for m in s.get("metrics", []):
                         if m["name"] != LAUNCHES:
                             continue
-                        last = collections.Counter()
+                        at, by_name = 0, collections.Counter()
                         for p in m["sum"]["dataPoints"]:
-                            names = [x["value"]["stringValue"] for x in p["attributes"] if x["key"] == "cuda.kernel.name"]
-                            last[names[0] if names else ""] += int(p.get("asInt", 0))
+                            at = max(at, int(p.get("timeUnixNano", 0)))
+                            names = [x["value"]["stringValue"] for x in p.get("attributes", []) if x["key"] == "cuda.kernel.name"]
+                            by_name[names[0] if names else ""] += int(p.get("asInt", 0))
+                        yield at, by_name
+
+
+def launches_by_name(path):
+    """The launches of each kernel name in the last export of an OTLP file."""
+    last = {}
+    for _, last in exports(path):
+        pass
     return dict(last)
 
 

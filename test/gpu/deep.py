@@ -35,6 +35,8 @@ import sys
 import tempfile
 import time
 
+from budget import exports
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 KERNELS = os.path.join(ROOT, "examples", "slow", "kernels.cu")
@@ -254,21 +256,6 @@ def counted():
     return time.time_ns()
 
 
-def launches(path):
-    """Kernels launched, by time: the sums of each export of metrics."""
-    sums = {}
-    with open(path) as f:
-        for line in f:
-            if "gpu.cuda.kernel.launch.calls" not in line:
-                continue
-            for r in json.loads(line).get("resourceMetrics", []):
-                for m in (m for s in r.get("scopeMetrics", []) for m in s.get("metrics", []) if m["name"] == "gpu.cuda.kernel.launch.calls"):
-                    for p in m["sum"]["dataPoints"]:
-                        at = int(p["timeUnixNano"])
-                        sums[at] = sums.get(at, 0) + int(p.get("asInt", 0))
-    return sorted(sums.items())
-
-
 def between(sums, begin, end):
     known = [max((n for at, n in sums if at <= limit), default=0) for limit in (begin, end)]
     return known[1] - known[0]
@@ -311,7 +298,7 @@ def windows(gpufl, length="300ms"):
     early, late = statistics.median(resident[20:40]), statistics.median(resident[-20:])
     check(late - early <= max(32, 0.02 * early), "windows: memory is flat", f"{early:.0f} MiB after 30 windows, {late:.0f} MiB after {count}")
     check(after["device_mib"] - before["device_mib"] <= 1024, "windows: so is the device's", f"{before['device_mib']:.0f} and {after['device_mib']:.0f} MiB")
-    sums = launches(output)
+    sums = [(at, sum(by_name.values())) for at, by_name in exports(output)]
     kernels = between(sums, *times[:2]), between(sums, *times[2:])
     check(kernels[0] == kernels[1] > 0, "windows: as many kernels are recorded afterwards as before", *kernels)
     ratio = after["step_ms"] / before["step_ms"]

@@ -95,7 +95,6 @@ static struct {
   uint64_t last_crc;
   uint32_t profilers;
   uint32_t metrics[DEEP_CONTEXTS];   /* by device: how many are configured */
-  bool unset[DEEP_CONTEXTS];         /* they once were: CUPTI 13.0 refuses to configure them again */
   int chosen[DEEP_CONTEXTS][KNOWN];
   int64_t refuse_pc, refuse_profiler, refuse_sass, pc_full, pc_drop, pc_non_user, copies, layout, unsupported, no_reasons, broken;
   int watching; /* contexts that samples are taken of, or that count */
@@ -149,10 +148,7 @@ static void deep_begin(void *cuda) {
 }
 
 /* finalize_deep is what cuptiFinalize forgets. The caller has the lock. */
-static void finalize_deep(void) {
-  memset(deep.metrics, 0, sizeof deep.metrics);
-  memset(deep.unset, 0, sizeof deep.unset);
-}
+static void finalize_deep(void) { memset(deep.metrics, 0, sizeof deep.metrics); }
 
 /* What the real one does inside, and CUDA forbids while a stream is captured. */
 static void does_something_unsafe(void) {
@@ -663,23 +659,12 @@ FAKE_API int cuptiSassMetricsSetConfig(void *params) {
   if (p->size != 36 || p->n == 0 || p->n > KNOWN || p->device >= DEEP_CONTEXTS) return INVALID_PARAMETER;
   pthread_mutex_lock(&lock);
   bool stranger = services.has_context != NULL && !services.has_context();
-  int result = deep.refuse_sass != 0 ? (int)deep.refuse_sass : stranger ? INVALID_CONTEXT : deep.profilers == 0 || deep.metrics[p->device] != 0 ? INVALID_OPERATION : deep.unset[p->device] ? OUT_OF_MEMORY : SUCCESS;
+  int result = deep.refuse_sass != 0 ? (int)deep.refuse_sass : stranger ? INVALID_CONTEXT : deep.profilers == 0 || deep.metrics[p->device] != 0 ? INVALID_OPERATION : SUCCESS;
   for (size_t i = 0; i < p->n && result == SUCCESS; i++) {
     if (p->all[i].granularity != 0 || p->all[i].id < FIRST_METRIC || p->all[i].id >= FIRST_METRIC + metrics.n) result = INVALID_PARAMETER;
     else deep.chosen[p->device][i] = (int)(p->all[i].id - FIRST_METRIC);
   }
   if (result == SUCCESS) deep.metrics[p->device] = (uint32_t)p->n;
-  pthread_mutex_unlock(&lock);
-  return result;
-}
-
-FAKE_API int cuptiSassMetricsUnsetConfig(void *params) {
-  struct { size_t size; void *priv; uint32_t device; } *p = params;
-  if (p->size != 20 || p->device >= DEEP_CONTEXTS) return INVALID_PARAMETER;
-  pthread_mutex_lock(&lock);
-  int result = deep.metrics[p->device] != 0 ? SUCCESS : INVALID_OPERATION;
-  deep.metrics[p->device] = 0;
-  deep.unset[p->device] = true;
   pthread_mutex_unlock(&lock);
   return result;
 }
