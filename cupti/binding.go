@@ -130,6 +130,9 @@ func coreOpen(cfg Config) int {
 	if cfg.Deep {
 		config.deep = 1
 		config.cubin_bytes = C.uint64_t(cfg.CubinBytes)
+		if cfg.WatchLaunches {
+			config.watch_launches = 1
+		}
 	}
 	return int(C.gpufl_open(&config))
 }

@@ -6,6 +6,7 @@ package cupti
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -87,6 +88,25 @@ func TestNVTX(t *testing.T) {
 func TestInferredScopes(t *testing.T) {
 	path, fakes := program(t, "inferred")
 	run(t, path, fakes)
+}
+
+func TestGate(t *testing.T) {
+	path, _ := program(t, "gate")
+	run(t, path)
+}
+
+func TestThreadsThatGetNoProcessorAreAwaited(t *testing.T) {
+	path, _ := program(t, "threads")
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, path).CombinedOutput()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() == 77 {
+		t.Skip("a process may not hold threads of its parent here")
+	}
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
 }
 
 func TestLibraryWithTheLeast(t *testing.T) {

@@ -411,7 +411,7 @@ static int hold(int before, int after, bool off) {
     set_state(group, after, true);
   }
   int answer = gpufl_hold(off, off ? others : others | 1u << GPUFL_KIND_OVERHEAD);
-  gpufl_quiet_end(quiet, -1);
+  gpufl_quiet_end(quiet);
   return result == GPUFL_OK ? answer : result;
 }
 

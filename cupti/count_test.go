@@ -775,7 +775,7 @@ uint32_t gpufl_attachment(void) { return 0; }
 bool gpufl_bare(void) { return false; }
 int64_t gpufl_monotonic(void) { return 0; }
 int gpufl_quiet_begin(int64_t limit_ns) { return 0; }
-void gpufl_quiet_end(int quiet, int pausing) {}
+void gpufl_quiet_end(int quiet) {}
 static void check(const char *name, size_t size, size_t rows, int unit) {
 	memset(&forms[1], 0, sizeof forms[1]);
 	gpufl_count_learn(1, name);

@@ -594,7 +594,8 @@ int gpufl_watch_counting(int want) {
 
 // tells_nothing is after the subscription has ended.
 static void tells_nothing(void) {
-  gpufl_gate_forget(atomic_exchange(&watched, 0));
+  atomic_store(&watched, 0);
+  gpufl_gate_forget();
   pthread_mutex_lock(&callbacks.lock);
   callbacks.windows = 0;
   memset(callbacks.told, 0, sizeof callbacks.told);
@@ -603,20 +604,17 @@ static void tells_nothing(void) {
   pthread_mutex_unlock(&callbacks.lock);
 }
 
-void gpufl_watch(uint32_t sets) {
+bool gpufl_watch(uint32_t sets) {
   pthread_mutex_lock(&callbacks.lock);
-  // A call counts as inside only if its end is told as well. So a set is told before it is watched, and watched no more before
-  // it is not told; a thread that is about to enter the gate meanwhile is turned away by the set's new life.
-  uint32_t before = atomic_load(&watched);
-  gpufl_gate_forget(before ^ sets);
-  callbacks.windows = before | sets;
-  retell();
-  atomic_store(&watched, sets);
-  // Launches stay told: switched off and on again, CUPTI was seen to tell some threads no more.
-  callbacks.windows = sets | (callbacks.windows & GPUFL_SET_LAUNCH);
-  retell();
-  gpufl_gate_forget(before & ~sets);
+  bool more = (sets & ~atomic_load(&watched)) != 0;
+  if (more) {
+    // A call counts as inside only if its end is told as well: so a set is told before it is watched.
+    callbacks.windows |= sets;
+    retell();
+    atomic_fetch_or(&watched, sets);
+  }
   pthread_mutex_unlock(&callbacks.lock);
+  return more;
 }
 
 void gpufl_watch_launches(void) {
@@ -648,13 +646,13 @@ static void listen(void) {
   if (!settings.deep || atomic_load(&listening) || subscriber == NULL || gpufl_cupti.enable_callback == NULL || gpufl_cupti.callback_name == NULL) return;
   gpufl_resources_open(settings.cubin_bytes);
   find_callbacks();
-  gpufl_gate_forget(GPUFL_SETS_ALWAYS | GPUFL_SET_LAUNCH); // of an earlier subscription
+  gpufl_gate_forget(); // those of an earlier subscription
   atomic_store(&listening, true);
   bool all = true;
   for (size_t i = 0; i < sizeof resources / sizeof *resources; i++) {
     all = gpufl_cupti.enable_callback(1, subscriber, GPUFL_CUPTI_CB_DOMAIN_RESOURCE, resources[i]) == GPUFL_CUPTI_SUCCESS && all;
   }
-  gpufl_watch(GPUFL_SETS_ALWAYS);
+  gpufl_watch(settings.watch_launches ? GPUFL_SETS_ALL : GPUFL_SETS_ALWAYS);
   gpufl_deep_watch_exit();
   if (!all) atomic_store(&listening, false);
 }
@@ -678,7 +676,7 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
   uint32_t gateable = sets & (GPUFL_SET_LAUNCH | GPUFL_SET_MODULE | GPUFL_SET_CAPTURE);
   if (call->callbackSite == GPUFL_CUPTI_API_ENTER) {
     if (gateable != 0) {
-      uint32_t life = gpufl_gate_life(gateable); // before it is looked who is watched
+      uint32_t life = gpufl_gate_life(); // before it is looked who is watched
       if ((gateable & atomic_load(&watched)) != 0) gpufl_gate_enter(gateable, life);
     }
     if (atomic_load_explicit(&launches, memory_order_relaxed) == 1 && (sets & (SET_SCOPE | SET_SCOPE_MEMORY | SET_SCOPE_SYNC)) != 0) {
@@ -896,7 +894,7 @@ int gpufl_pause(void) {
     }
   }
   pausing = true;
-  gpufl_quiet_end(quiet, 1);
+  gpufl_quiet_end(quiet);
   if (detached || atomic_load(&bare)) return result;
   int flushed = gpufl_cupti.flush_all(0);
   return result == GPUFL_OK ? flushed : result;
@@ -922,7 +920,7 @@ int gpufl_resume(uint32_t *lost) {
       if (result == GPUFL_OK) result = answer;
     }
   }
-  gpufl_quiet_end(quiet, 0);
+  gpufl_quiet_end(quiet);
   return result;
 }
 
@@ -972,7 +970,7 @@ int gpufl_stop(void) {
   gpufl_count_end();
   int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
   if (quiet >= 0) disable_all(); // else they stay on, and the program goes on
-  gpufl_quiet_end(quiet, 0);
+  gpufl_quiet_end(quiet);
   int result = GPUFL_OK;
   if (atomic_load(&attached) && !atomic_load(&bare)) result = gpufl_cupti.flush_all(GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
   count_dropped();

@@ -504,40 +504,33 @@ static bool rest_until(bool idle, int64_t until) {
 
 // used: a window was opened once in this process.
 static atomic_bool used;
-static bool watching, paused; // with operation
 
-// watch_launches has all launches told. One that began before that is not known: it has ended once the contexts are idle and a
-// moment has gone. The answer says whether there can be such.
-static bool watch_launches(void) {
-  if (watching) return false;
-  gpufl_watch(GPUFL_SETS_ALL);
-  watching = true;
-  gpufl_nap(2000000);
-  return true;
-}
+// all_known: none of the launches that had begun before they were watched is under way. With operation.
+static bool all_known;
 
-static void watch_no_more(void) {
-  if (paused) return;
-  gpufl_watch(GPUFL_SETS_ALWAYS);
-  watching = false;
+// watch_launches has all launches watched, from now on. False if some that had begun before may be under way, but for those that
+// sleep as they wait for the device: after the next rest with idle contexts none is.
+static bool watch_launches(int64_t until) {
+  if (gpufl_watch(GPUFL_SETS_ALL)) all_known = false;
+  return all_known || gpufl_threads_pass(until);
 }
 
 int gpufl_quiet_begin(int64_t limit_ns) {
   if (!atomic_load(&used) || !gpufl_listens() || atomic_load(&given_up) || atomic_load(&exiting)) return 0;
   int result = begin();
   if (result != GPUFL_OK) return 0;
-  bool fresh = watch_launches();
-  if (rest_until(fresh, gpufl_monotonic() + limit_ns)) return 1;
-  watch_no_more();
+  int64_t until = gpufl_monotonic() + limit_ns;
+  if (watch_launches(until) && rest_until(!all_known, until)) {
+    all_known = true;
+    return 1;
+  }
   finish();
   return GPUFL_RESTLESS;
 }
 
-void gpufl_quiet_end(int quiet, int pausing) {
+void gpufl_quiet_end(int quiet) {
   if (quiet != 1) return;
   let_go();
-  if (pausing >= 0) paused = pausing;
-  if (atomic_load(&state) != OPEN) watch_no_more();
   finish();
 }
 
@@ -576,8 +569,7 @@ int gpufl_deep_open(const gpufl_deep_config *config) {
   gpufl_gate_begin();
   int64_t until = gpufl_monotonic() + config->limit_ns;
   atomic_store(&used, true);
-  watch_launches();
-  if (!gpufl_gate_close(GPUFL_SETS_ALWAYS, config->limit_ns)) {
+  if (!watch_launches(until) || !gpufl_gate_close(GPUFL_SETS_ALWAYS, until - gpufl_monotonic())) {
     result = GPUFL_RESTLESS;
   } else if (gpufl_captures() > 0) {
     result = GPUFL_CAPTURE;
@@ -587,17 +579,19 @@ int gpufl_deep_open(const gpufl_deep_config *config) {
     let_go();
     if (result == GPUFL_OK) {
       bool rest = rest_until(true, until);
+      all_known = all_known || rest;
       result = !rest ? GPUFL_RESTLESS : gpufl_captures() > 0 ? GPUFL_CAPTURE : gpufl_pc_start();
       if (result != GPUFL_OK) gpufl_pc_close();
     }
   } else {
     // Patches take hold of kernels only when none is under way.
-    result = rest_until(true, until) ? gpufl_sass_open() : GPUFL_RESTLESS;
+    bool rest = rest_until(true, until);
+    all_known = all_known || rest;
+    result = rest ? gpufl_sass_open() : GPUFL_RESTLESS;
   }
   if (result == GPUFL_OK) atomic_store(&state, OPEN);
   let_go();
   if (result != GPUFL_OK) {
-    watch_no_more();
     pthread_mutex_lock(&window.lock);
     release();
     pthread_mutex_unlock(&window.lock);
@@ -642,8 +636,8 @@ int gpufl_deep_close(int64_t limit_ns) {
   int64_t until = gpufl_monotonic() + limit_ns;
   while (gpufl_captures() > 0 && gpufl_monotonic() < until && !atomic_load(&exiting)) nap();
   bool pc = gpufl_window_config.engine == GPUFL_DEEP_PC;
-  // All launches are known by now, so none has to be awaited but those under way, if the contexts do not become idle soon; reading
-  // counts waits for the device.
+  // None has to be awaited but those under way, if the contexts do not become idle soon; reading counts waits for the
+  // device.
   int64_t soon = gpufl_monotonic() + limit_ns / 4;
   if (!rest_until(true, soon < until ? soon : until) && !rest_until(false, until)) {
     finish();
@@ -665,7 +659,6 @@ int gpufl_deep_close(int64_t limit_ns) {
   }
   atomic_store(&state, ENDED);
   let_go();
-  watch_no_more();
   finish();
   return result;
 }

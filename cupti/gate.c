@@ -3,6 +3,7 @@
 //go:build linux && cgo
 
 #include <errno.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include "gpufl_deep_internal.h"
@@ -13,28 +14,53 @@
 // call that has waited long enough goes on, since what we do may depend on something that its thread
 // holds. Only while CUPTI does what locks up with a launch, which takes a second where it has to allocate much, is
 // long enough much longer.
+//
+// Every launch passes here for as long as the process lives, so where the gate is open a thread writes only what is its own:
+// it says that it is inside and then looks whether the gate is closed, and whoever closes it closes it first and
+// then looks who is inside. One of the two sees the other.
 
 __thread bool gpufl_operating;
 
-// A call is counted as inside from the callback at its begin to that at its end. Those of a set that is watched no
-// more are forgotten, since their ends will not be told; and those that had begun before their set was
-// watched are not known.
 enum { SETS = 3 };
-#define LONGEST_CALL_NS ((int64_t)120 * 1000000000)
 #define LONGEST_CRITICAL_NS ((int64_t)20 * 1000000000)
+
+// A thread of the application. It is never freed, but taken over by another once its own has ended: whoever closes the
+// gate may be reading it.
+typedef struct visitor {
+  _Atomic uint32_t inside; // of the call that the thread is in: 1 + the index of its set, 0 for none
+  _Atomic uint32_t life;   // of the gate as the call began
+  uint32_t depth;          // how many calls it has led to, itself included: some functions of the driver call others
+  bool taken;              // with gate.lock
+  struct visitor *next;    // written once
+} visitor;
+
 static struct {
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  uint32_t closed; // sets
-  bool critical;   // CUPTI does what must not meet a launch
-  uint32_t inside[SETS];
-  _Atomic uint32_t life[SETS]; // changes when those inside are forgotten
-  int64_t last[SETS];  // when a call last began
+  _Atomic uint32_t closed; // sets; written with the lock
+  _Atomic uint32_t life;   // changes when those inside are forgotten
+  bool critical;           // CUPTI does what must not meet a launch
+  bool blind;              // a thread found no memory: who is inside is not known
+  visitor *visitors;
   uint64_t waited, timeouts;
   int64_t longest; // wait of a call since gpufl_gate_begin
 } gate = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+static __thread visitor *mine;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t key;
+
+// thread_ends is also for one that ends inside a call.
+static void thread_ends(void *of) {
+  visitor *v = of;
+  mine = NULL;
+  if (gpufl_is_child()) return;
+  atomic_store(&v->inside, 0);
+  pthread_mutex_lock(&gate.lock);
+  v->depth = 0;
+  v->taken = false;
+  pthread_mutex_unlock(&gate.lock);
+}
 
 static void first(void) {
   pthread_condattr_t attributes;
@@ -42,12 +68,28 @@ static void first(void) {
   pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
   pthread_cond_init(&gate.changed, &attributes);
   pthread_condattr_destroy(&attributes);
+  pthread_key_create(&key, thread_ends);
 }
 
-// The call that this thread is in, and how many it has led to: some functions of the driver call others.
-static __thread struct {
-  uint32_t depth, set, life;
-} mine;
+static visitor *own(void) {
+  if (mine != NULL) return mine;
+  pthread_once(&once, first);
+  pthread_mutex_lock(&gate.lock);
+  visitor *v = gate.visitors;
+  while (v != NULL && v->taken) v = v->next;
+  if (v == NULL && (v = calloc(1, sizeof *v)) != NULL) {
+    v->next = gate.visitors;
+    gate.visitors = v;
+  }
+  if (v == NULL || pthread_setspecific(key, v) != 0) {
+    gate.blind = true;
+    v = NULL;
+  } else {
+    v->taken = true;
+  }
+  pthread_mutex_unlock(&gate.lock);
+  return mine = v;
+}
 
 static struct timespec after(int64_t ns) {
   struct timespec t;
@@ -69,103 +111,104 @@ static uint32_t place(uint32_t set) {
   return i;
 }
 
-uint32_t gpufl_gate_life(uint32_t set) { return atomic_load(&gate.life[place(set)]); }
+uint32_t gpufl_gate_life(void) { return atomic_load(&gate.life); }
+
+static bool holds_up(uint32_t set, uint32_t life) {
+  return (atomic_load(&gate.closed) & 1u << set) != 0 && life == atomic_load(&gate.life);
+}
+
+// wait_outside has a call wait until the gate is open, or for long enough; it is inside then.
+static void wait_outside(visitor *v, uint32_t set, uint32_t life) {
+  atomic_store(&v->inside, 0);
+  pthread_mutex_lock(&gate.lock);
+  if (holds_up(set, life)) {
+    gate.waited++;
+    int64_t began = gpufl_monotonic();
+    struct timespec until = after(GPUFL_GATE_LIMIT_NS);
+    while (holds_up(set, life)) {
+      if (pthread_cond_timedwait(&gate.changed, &gate.lock, &until) != ETIMEDOUT) continue;
+      if (gate.critical && gpufl_monotonic() - began < LONGEST_CRITICAL_NS) {
+        until = after(100000000);
+        continue;
+      }
+      if (holds_up(set, life)) gate.timeouts++;
+      if (gpufl_deep_is_given_up()) atomic_store(&gate.closed, 0); // it hangs once more: nobody else shall wait for it
+      break;
+    }
+    int64_t took = gpufl_monotonic() - began;
+    if (took > gate.longest) gate.longest = took;
+  }
+  // With the lock: whoever closes the gate from here on sees it.
+  atomic_store(&v->inside, 1 + set);
+  pthread_mutex_unlock(&gate.lock);
+}
 
 void gpufl_gate_enter(uint32_t one, uint32_t life) {
   if (gpufl_operating) return;
-  pthread_once(&once, first);
-  uint32_t set = place(one);
-  pthread_mutex_lock(&gate.lock);
-  if (mine.depth > 0 && mine.life == gate.life[mine.set]) {
-    mine.depth++;
-  } else {
-    if ((gate.closed & 1u << set) != 0 && life == gate.life[set]) {
-      gate.waited++;
-      int64_t began = gpufl_monotonic();
-      struct timespec until = after(GPUFL_GATE_LIMIT_NS);
-      while ((gate.closed & 1u << set) != 0 && life == gate.life[set]) {
-        if (pthread_cond_timedwait(&gate.changed, &gate.lock, &until) == ETIMEDOUT) {
-          if (gate.critical && gpufl_monotonic() - began < LONGEST_CRITICAL_NS) {
-            until = after(100000000);
-            continue;
-          }
-          if ((gate.closed & 1u << set) != 0) gate.timeouts++;
-          if (gpufl_deep_is_given_up()) gate.closed = 0; // it hangs once more: nobody else shall wait for it
-          break;
-        }
-      }
-      int64_t took = gpufl_monotonic() - began;
-      if (took > gate.longest) gate.longest = took;
-    }
-    mine.depth = 0;
-    if (life == gate.life[set]) {
-      mine.depth = 1;
-      mine.set = set;
-      mine.life = life;
-      gate.inside[set]++;
-      gate.last[set] = gpufl_monotonic();
-    }
+  visitor *v = own();
+  if (v == NULL) return;
+  if (v->depth > 0 && atomic_load_explicit(&v->life, memory_order_relaxed) == atomic_load(&gate.life)) {
+    v->depth++;
+    return;
   }
-  pthread_mutex_unlock(&gate.lock);
+  uint32_t set = place(one);
+  v->depth = 1;
+  atomic_store_explicit(&v->life, life, memory_order_relaxed);
+  atomic_store(&v->inside, 1 + set);
+  if (holds_up(set, life)) wait_outside(v, set, life);
 }
 
 void gpufl_gate_exit(void) {
-  if (gpufl_operating || mine.depth == 0) return; // it began before we listened
-  pthread_mutex_lock(&gate.lock);
-  if (mine.life != gate.life[mine.set]) {
-    mine.depth = 0;
-  } else if (--mine.depth == 0 && --gate.inside[mine.set] == 0) {
-    pthread_cond_broadcast(&gate.changed);
-  }
-  pthread_mutex_unlock(&gate.lock);
-}
-
-// forget is called with the lock held.
-static void forget(uint32_t set) {
-  pthread_once(&once, first);
-  gate.life[set]++;
-  gate.inside[set] = 0;
-  pthread_cond_broadcast(&gate.changed);
+  visitor *v = mine;
+  if (gpufl_operating || v == NULL || v->depth == 0) return; // it began before we listened
+  if (--v->depth == 0) atomic_store_explicit(&v->inside, 0, memory_order_release);
 }
 
 // quiet says whether no call of the sets is inside. The caller has the lock.
 static bool quiet(uint32_t sets) {
-  for (uint32_t i = 0; i < SETS; i++) {
-    if ((sets & 1u << i) != 0 && gate.inside[i] > 0) return false;
+  if (gate.blind) return false;
+  for (visitor *v = gate.visitors; v != NULL; v = v->next) {
+    uint32_t inside = atomic_load(&v->inside);
+    if (inside == 0 || (sets & 1u << (inside - 1)) == 0) continue;
+    if (atomic_load(&v->life) == atomic_load(&gate.life)) return false;
   }
   return true;
 }
 
 bool gpufl_gate_close(uint32_t sets, int64_t limit_ns) {
   pthread_once(&once, first);
-  struct timespec until = after(limit_ns);
+  int64_t until = gpufl_monotonic() + limit_ns;
   pthread_mutex_lock(&gate.lock);
-  gate.closed = sets;
-  while (!quiet(sets)) {
-    if (pthread_cond_timedwait(&gate.changed, &gate.lock, &until) == ETIMEDOUT) break;
-  }
-  bool rest = quiet(sets);
-  // A thread that was ended inside a call never leaves it.
-  for (uint32_t i = 0; i < SETS && !rest; i++) {
-    if (gate.inside[i] > 0 && gpufl_monotonic() - gate.last[i] > LONGEST_CALL_NS) forget(i);
+  atomic_store(&gate.closed, sets);
+  bool rest;
+  // Those who leave do not say so: it would cost every launch.
+  while (!(rest = quiet(sets)) && gpufl_monotonic() < until) {
+    pthread_mutex_unlock(&gate.lock);
+    gpufl_nap(50000);
+    pthread_mutex_lock(&gate.lock);
   }
   pthread_mutex_unlock(&gate.lock);
   return rest;
 }
 
 bool gpufl_gate_hold(void) {
-  pthread_mutex_lock(&gate.lock);
-  gate.critical = quiet(gate.closed);
-  bool held = gate.critical;
-  pthread_mutex_unlock(&gate.lock);
-  return held;
+  // One that comes to the gate seems to be inside for a moment.
+  for (int i = 0; i < 20; i++) {
+    pthread_mutex_lock(&gate.lock);
+    gate.critical = quiet(atomic_load(&gate.closed));
+    bool held = gate.critical;
+    pthread_mutex_unlock(&gate.lock);
+    if (held) return true;
+    gpufl_nap(50000);
+  }
+  return false;
 }
 
 static void open_gate(bool anyway) {
   pthread_once(&once, first);
   pthread_mutex_lock(&gate.lock);
   if (anyway) gate.critical = false;
-  if (!gate.critical) gate.closed = 0;
+  if (!gate.critical) atomic_store(&gate.closed, 0);
   pthread_cond_broadcast(&gate.changed);
   pthread_mutex_unlock(&gate.lock);
 }
@@ -173,11 +216,11 @@ static void open_gate(bool anyway) {
 void gpufl_gate_open(void) { open_gate(true); }
 void gpufl_gate_release(void) { open_gate(false); }
 
-void gpufl_gate_forget(uint32_t sets) {
+void gpufl_gate_forget(void) {
+  pthread_once(&once, first);
   pthread_mutex_lock(&gate.lock);
-  for (uint32_t i = 0; i < SETS; i++) {
-    if ((sets & 1u << i) != 0) forget(i);
-  }
+  atomic_fetch_add(&gate.life, 1);
+  pthread_cond_broadcast(&gate.changed);
   pthread_mutex_unlock(&gate.lock);
 }
 

@@ -100,6 +100,7 @@ typedef struct {
   uint32_t kinds;      /* bits 1 << GPUFL_KIND_… */
   uint32_t graph_nodes;
   uint32_t deep;        /* windows may be asked for: see gpufl_deep.h */
+  uint32_t watch_launches; /* with deep: launches are told from the beginning, and not only from the first window on */
   uint64_t cubin_bytes; /* the most that images of modules may take, with deep */
 } gpufl_config;
 

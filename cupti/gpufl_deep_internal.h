@@ -4,6 +4,7 @@
  *
  *   modules.c     images of modules, contexts, captures: what the callbacks tell
  *   gate.c        keeps the application's calls out while CUPTI rearranges things
+ *   threads.c     waits for calls that were under way before anybody looked
  *   deep.c        the window: its rows, texts and counts, and who may do what
  *   pcsampling.c  one engine
  *   sass.c        the other
@@ -46,18 +47,18 @@ bool gpufl_deep_is_given_up(void);
 /* ---- callbacks (cupti.c) ---- */
 
 /* Sets of the driver's functions. Calls about modules and captures are rare and always watched, where windows may
- * come; launches, copies among them, from when a window opens until it has closed. */
+ * come; launches, copies among them, from the first window on, or from the beginning where gpufl_config asks for it. */
 enum { GPUFL_SET_LAUNCH = 1, GPUFL_SET_MODULE = 2, GPUFL_SET_CAPTURE = 4, GPUFL_SETS_ALWAYS = GPUFL_SET_MODULE | GPUFL_SET_CAPTURE, GPUFL_SETS_ALL = GPUFL_SETS_ALWAYS | GPUFL_SET_LAUNCH };
 
-/* gpufl_watch has CUPTI tell of the functions in these sets, and no more of the others. */
-void gpufl_watch(uint32_t sets);
+/* gpufl_watch has CUPTI tell of the functions in these sets too, until the subscription ends: switched off and on again
+ * beside launches, CUPTI 13.0 was seen to tell some threads no more (H200). True if it told of some of them not yet. */
+bool gpufl_watch(uint32_t sets);
 
 /* Once a window has been open, CUPTI 13.0 locks up with launches also where kinds of activity are switched. gpufl_quiet_begin has
  * launches wait until gpufl_quiet_end: 1 if they do, 0 if there is no need to, GPUFL_RESTLESS if they came to no rest in
- * limit_ns, and then nothing should be switched. gpufl_quiet_end takes that answer; pausing is 1 where a window follows that must
- * know all launches, 0 where it is over, else -1. */
+ * limit_ns, and then nothing should be switched. gpufl_quiet_end takes that answer. */
 int gpufl_quiet_begin(int64_t limit_ns);
-void gpufl_quiet_end(int quiet, int pausing);
+void gpufl_quiet_end(int quiet);
 #define GPUFL_QUIET_NS ((int64_t)5 * 1000000000)
 
 /* Between gpufl_flush_begin, which flushes, and gpufl_flush_end nobody else does: a thread of CUPTI's that works at records
@@ -78,8 +79,8 @@ bool gpufl_activity(void);
 /* ---- gate.c ---- */
 
 /* What on_api tells, of functions in a set that is watched. gpufl_gate_life was asked before it was looked whether the set is
- * watched: a call whose set has another life by now is let through and not counted, since its end may not be told. */
-uint32_t gpufl_gate_life(uint32_t set);
+ * watched: a call that began in another life of the gate is let through and not counted, since its end may not be told. */
+uint32_t gpufl_gate_life(void);
 void gpufl_gate_enter(uint32_t set, uint32_t life);
 void gpufl_gate_exit(void);
 
@@ -92,8 +93,8 @@ bool gpufl_gate_hold(void);
 void gpufl_gate_open(void);
 /* gpufl_gate_release opens it unless it is held. */
 void gpufl_gate_release(void);
-/* gpufl_gate_forget forgets who is inside: those whose end will not be told. */
-void gpufl_gate_forget(uint32_t sets);
+/* gpufl_gate_forget forgets who is inside: their ends will not be told. */
+void gpufl_gate_forget(void);
 /* gpufl_gate_counts: how many calls waited ever, and how many went on before the gate was open; the longest wait in ns
  * since gpufl_gate_begin. */
 void gpufl_gate_begin(void);
@@ -102,6 +103,12 @@ void gpufl_gate_counts(uint64_t *waited, uint64_t *timeouts, int64_t *longest);
 /* gpufl_operating: the calling thread is inside one of our own operations, and what CUPTI tells on it
  * is our doing. */
 extern __thread bool gpufl_operating;
+
+/* ---- threads.c ---- */
+
+/* gpufl_threads_pass waits until each other thread of the process has run for a while or been seen asleep: none is in a short call
+ * any more that it was in before. False if some have not by a time of gpufl_monotonic. */
+bool gpufl_threads_pass(int64_t until);
 
 /* ---- modules.c ---- */
 

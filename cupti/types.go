@@ -62,6 +62,10 @@ type Config struct {
 	// most CubinBytes of them (default DefaultCubinBytes). Besides that it costs nothing until a window opens.
 	Deep       bool
 	CubinBytes int64
+	// WatchLaunches has CUPTI tell of each launch from Open on, where it does from the first window on
+	// otherwise: for programs in which windows are sure to come, so that the first changes nothing for good. It
+	// means nothing without Deep.
+	WatchLaunches bool
 }
 
 // Reason says why nothing can be recorded, or not all. Values are stable and end up in telemetry.

@@ -489,6 +489,18 @@ func TestLaunchesAreToldFromTheFirstWindowOn(t *testing.T) {
 	}
 }
 
+func TestLaunchesAreToldFromTheBeginning(t *testing.T) {
+	fake, c, _ := openDeep(t, Config{WatchLaunches: true})
+	told := fake.Control("callbacks", 0)
+	if told <= 4 {
+		t.Errorf("%d callbacks for calls before the first window, want those of launches too", told)
+	}
+	closeWindow(t, openWindow(t, c, DeepConfig{}))
+	if n := fake.Control("callbacks", 0); n != told {
+		t.Errorf("%d callbacks after the first window, %d before", n, told)
+	}
+}
+
 func TestFullHardwareBufferIsCounted(t *testing.T) {
 	fake, c, _ := openDeep(t, Config{})
 	w := openWindow(t, c, DeepConfig{})

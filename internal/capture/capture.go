@@ -98,7 +98,7 @@ func Start(o Options) (*Capture, error) {
 // open starts collector and recorder, and the controller of deep windows. Its error is one of settings.
 func (c *Capture) open(o *Options) error {
 	settings := o.Settings.Collector()
-	settings.Deep = o.Deep.Enabled
+	settings.Deep, settings.WatchLaunches = o.Deep.Enabled, o.Deep.Planned()
 	collector, err := cupti.Open(settings)
 	if err != nil {
 		return c.unavailable(err, o)

@@ -85,6 +85,9 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+// Planned says whether windows come without being asked for, by the schedule or a rule.
+func (c *Config) Planned() bool { return c.After > 0 || c.Every > 0 || len(c.When) > 0 }
+
 // Setting is a setting of Config that users make: by a flag of gpufl trace, or a variable of the process.
 type Setting struct{ Flag, Variable, Usage string }
 

@@ -20,6 +20,15 @@ func fromEnv(t *testing.T, settings string) (Config, error) {
 	return ConfigFromEnv(func(name string) string { return env[name] })
 }
 
+func TestPlanned(t *testing.T) {
+	for env, want := range map[string]bool{"=1": false, "=1|_SIGNAL=USR1": false, "_AFTER=1s": true, "_EVERY=5m": true, "_WHEN=kernel.rate < 1/s": true} {
+		c, err := fromEnv(t, env)
+		if err != nil || c.Planned() != want {
+			t.Errorf("%s: planned %t, want %t (%v)", env, c.Planned(), want, err)
+		}
+	}
+}
+
 func TestConfigFromEnv(t *testing.T) {
 	for _, tc := range []struct {
 		env                  string

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The gate beside threads that go through it all the time: while it is held nobody is inside, all the others go on
+// after it, and those that ended inside, or whose end was not told, hold up nobody.
+
+#include "core.h"
+#include "gpufl_deep_internal.h"
+
+enum { THREADS = 6, ROUNDS = 400 };
+
+static atomic_bool over;
+static atomic_int inside; // in a call of one of the first two sets
+static atomic_ulong calls;
+
+static void call(uint32_t set, bool nested) {
+  gpufl_gate_enter(set, gpufl_gate_life());
+  if (nested) gpufl_gate_enter(GPUFL_SET_CAPTURE, gpufl_gate_life());
+  if (set != GPUFL_SET_CAPTURE) atomic_fetch_add(&inside, 1);
+  for (volatile int i = 0; i < 50; i++) continue;
+  if (set != GPUFL_SET_CAPTURE) atomic_fetch_sub(&inside, 1);
+  if (nested) gpufl_gate_exit();
+  gpufl_gate_exit();
+  atomic_fetch_add(&calls, 1);
+}
+
+static void *visit(void *number) {
+  uintptr_t n = (uintptr_t)number;
+  while (!atomic_load(&over)) {
+    call(GPUFL_SET_LAUNCH, n % 2 == 0);
+    if (n == 0) call(GPUFL_SET_MODULE, false);
+    if (n == 1) call(GPUFL_SET_CAPTURE, false);
+  }
+  return NULL;
+}
+
+// One that ends inside, and others that take its place.
+static void *end_inside(void *unused) {
+  gpufl_gate_enter(GPUFL_SET_LAUNCH, gpufl_gate_life());
+  return unused;
+}
+
+static void *end_at_once(void *unused) {
+  while (!atomic_load(&over)) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, end_inside, NULL) == 0 && pthread_join(thread, NULL) == 0);
+  }
+  return unused;
+}
+
+static void *visit_once(void *unused) {
+  call(GPUFL_SET_LAUNCH, false);
+  return unused;
+}
+
+static void *stay(void *go_on) {
+  gpufl_gate_enter(GPUFL_SET_LAUNCH, gpufl_gate_life());
+  while (!atomic_load((atomic_bool *)go_on)) usleep(1000);
+  gpufl_gate_exit();
+  return NULL;
+}
+
+int main(void) {
+  pthread_t threads[THREADS], ends;
+  for (uintptr_t i = 0; i < THREADS; i++) CHECK(pthread_create(&threads[i], NULL, visit, (void *)i) == 0);
+  CHECK(pthread_create(&ends, NULL, end_at_once, NULL) == 0);
+  int held = 0;
+  for (int round = 0; round < ROUNDS; round++) {
+    unsigned long before = atomic_load(&calls);
+    // Threads that get no processor may be inside for long.
+    CHECK(gpufl_gate_close(GPUFL_SET_LAUNCH | GPUFL_SET_MODULE, (int64_t)60000000000));
+    bool holds = gpufl_gate_hold();
+    held += holds;
+    for (int i = 0; holds && i < 100; i++) {
+      CHECK(atomic_load(&inside) == 0);
+      if (i % 10 == 0) usleep(10);
+    }
+    gpufl_gate_open();
+    while (atomic_load(&calls) == before) usleep(10);
+  }
+  // One that stays inside keeps the gate from being held, until its end is known not to be told.
+  pthread_t stays;
+  atomic_bool go_on = false;
+  CHECK(pthread_create(&stays, NULL, stay, &go_on) == 0);
+  bool rest = true;
+  for (int i = 0; i < 10000 && rest; i++) { // until it is there
+    rest = gpufl_gate_close(GPUFL_SET_LAUNCH, 20000000);
+    if (rest) gpufl_gate_open();
+  }
+  CHECK(!rest && !gpufl_gate_hold());
+  gpufl_gate_forget();
+  CHECK(gpufl_gate_close(GPUFL_SET_LAUNCH, (int64_t)60000000000));
+  gpufl_gate_open();
+  atomic_store(&go_on, true);
+  CHECK(pthread_join(stays, NULL) == 0);
+  atomic_store(&over, true);
+  for (int i = 0; i < THREADS; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+  CHECK(pthread_join(ends, NULL) == 0);
+  CHECK(held > ROUNDS / 2);
+  uint64_t waited, timeouts;
+  int64_t longest;
+  gpufl_gate_counts(&waited, &timeouts, &longest);
+  CHECK(waited > 0 && longest > 0);
+  // With nobody left it is held at once, and who comes then waits.
+  CHECK(gpufl_gate_close(GPUFL_SET_LAUNCH, 0) && gpufl_gate_hold());
+  pthread_t late;
+  CHECK(pthread_create(&late, NULL, visit_once, NULL) == 0);
+  uint64_t before = waited;
+  for (int i = 0; i < 60000 && waited == before; i++) {
+    usleep(1000);
+    gpufl_gate_counts(&waited, &timeouts, &longest);
+  }
+  CHECK(waited == before + 1);
+  gpufl_gate_open();
+  CHECK(pthread_join(late, NULL) == 0);
+  return 0;
+}
