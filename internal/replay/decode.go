@@ -24,6 +24,7 @@ import (
 // Why something was not sent again.
 const (
 	ReasonMalformed  = "malformed"  // no OTLP, or damaged
+	ReasonProfiles   = "profiles"   // OTLP profiles as JSON, a signal in development that is not sent again
 	ReasonNoSignal   = "no_signal"  // protobuf of which nothing says whether it is traces, logs or metrics
 	ReasonTooLarge   = "too_large"  // longer than the limit
 	ReasonTruncated  = "truncated"  // ends in the middle, as if its writer had been killed
@@ -455,6 +456,8 @@ func decodeJSON(data []byte) (message, *rejectError) {
 		return decodeWith(otlp.Logs, data, (&plog.JSONUnmarshaler{}).UnmarshalLogs, setLogs)
 	case "resourceMetrics":
 		return decodeWith(otlp.Metrics, data, (&pmetric.JSONUnmarshaler{}).UnmarshalMetrics, setMetrics)
+	case "resourceProfiles":
+		return message{}, rejectf(ReasonProfiles, "profiles are not sent again")
 	}
 	return message{}, rejectf(ReasonMalformed, "the first key is not resourceSpans, resourceLogs or resourceMetrics")
 }
