@@ -11,7 +11,8 @@
     slow     each kernel of examples/slow under the engine that must explain it: the reason or line that its code
              implies comes first, lanes and sectors a request are within 2 % of the analytic value (1 minute)
     windows  200 windows in a row on a PyTorch training, engines in turn: no hang, every cycle of the training ends with
-             the loss of the first, memory does not grow, the step afterwards takes what it took before (6 minutes)
+             the loss of the first, memory does not grow, the step afterwards takes what it took before (6 minutes). --planned has
+             launches watched from the start, as where a schedule opens windows; --engines pc tells whose memory it is
     status   a window while another process has one, without permission, while a graph is captured, at the end of the
              process, for a process that is none: one clear answer each, and no effect on the program (2 minutes)
     profilers  a window while torch.profiler is on in the same process, while ncu has the counters in another, and a
@@ -23,6 +24,8 @@ Prints a line for each check, PASS or FAIL with figures, and a table at the end;
 With --keep the recordings stay in that folder, and what CUPTI returned, for tests without a GPU.
 """
 import argparse
+import ctypes
+import itertools
 import json
 import os
 import re
@@ -100,6 +103,7 @@ class Gpufl:
     def __init__(self, args, work):
         self.path = os.path.join(args.bin, "gpufl")
         self.bin, self.work, self.keep, self.windows = args.bin, work, args.keep, args.windows
+        self.engines, self.planned = args.engines.split(","), args.planned
 
     def settings(self, name):
         """What keeps the engines' data, if it shall be kept: a folder for each run."""
@@ -261,26 +265,52 @@ def between(sums, begin, end):
     return known[1] - known[0]
 
 
-def windows(gpufl, length="300ms"):
-    count = gpufl.windows
+class DeviceMemory:
+    """What NVML says is in use of the first GPU that the training sees."""
+
+    def __init__(self):
+        self.nvml, self.handle = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        if self.nvml.nvmlInit_v2() or self.nvml.nvmlDeviceGetHandleByIndex_v2(int(first), ctypes.byref(self.handle)):
+            raise RuntimeError("NVML does not know the GPU")
+
+    def mib(self):
+        total_free_used = (ctypes.c_ulonglong * 3)()
+        if self.nvml.nvmlDeviceGetMemoryInfo(self.handle, total_free_used):
+            raise RuntimeError("NVML does not say how much memory is in use")
+        return total_free_used[2] / 2**20
+
+
+def growth(levels):
+    """How much levels rise from one to the next once the first few have settled, by engine: of (engine, level)."""
+    rises = {}
+    for (_, before), (engine, after) in list(itertools.pairwise(levels))[20:]:
+        rises.setdefault(engine, []).append(after - before)
+    return {engine: round(statistics.fmean(all), 2) for engine, all in rises.items()}
+
+
+def windows(gpufl, length="100ms"):
+    count, engines, memory = gpufl.windows, itertools.cycle(gpufl.engines), DeviceMemory()
     bare = Training([sys.executable, TRAINING])
     reference = bare.ask("cycles 5")
     bare.end()
-    output, command = gpufl.trace("windows", ON_DEMAND, [sys.executable, TRAINING])
+    planned = ["--deep-after", "24h"] if gpufl.planned else []
+    output, command = gpufl.trace("windows", ON_DEMAND + planned, [sys.executable, TRAINING])
     t = Training(command, GPUFL_DEEP="1", **gpufl.settings("windows"))
     try:
         times = [counted()]
         before = t.ask("cycles 15")
         times.append(counted())
         t.send("until")
-        resident, codes, longest = [], {}, 0.0
-        for i in range(count):
-            p = gpufl.deep(t.pid, ("pc", "sass")[i % 2], length)
+        resident, device, codes, longest = [], [], {}, 0.0
+        for i, engine in zip(range(count), engines):
+            p = gpufl.deep(t.pid, engine, length)
             codes[p.returncode] = codes.get(p.returncode, 0) + 1
             longest = max(longest, p.took)
             if p.returncode != 0:
                 note(f"window {i}: {p.returncode}: {p.status}: {p.text[:300]}")
-            resident.append(t.resident_mib())
+            resident.append((engine, t.resident_mib()))
+            device.append((engine, memory.mib()))
         during = t.ask("stop")
         times.append(counted())
         after = t.ask("cycles 15")
@@ -295,7 +325,8 @@ def windows(gpufl, length="300ms"):
     wrong = before["wrong"] + during["wrong"] + after["wrong"]
     check(wrong == 0 and during["cycles"] > 0, "windows: every cycle ends with the loss of the first", f"{wrong} wrong of {before['cycles'] + during['cycles'] + after['cycles']}")
     check(before["loss"] == reference["loss"], "windows: which is that of the program without us", before["loss"], reference["loss"])
-    early, late = statistics.median(resident[20:40]), statistics.median(resident[-20:])
+    early, late = (statistics.median(mib for _, mib in some) for some in (resident[20:40], resident[-20:]))
+    note(f"a window adds, in MiB: to the process {growth(resident)}, to the device {growth(device)}")
     check(late - early <= max(32, 0.02 * early), "windows: memory is flat", f"{early:.0f} MiB after 30 windows, {late:.0f} MiB after {count}")
     check(after["device_mib"] - before["device_mib"] <= 1024, "windows: so is the device's", f"{before['device_mib']:.0f} and {after['device_mib']:.0f} MiB")
     sums = [(at, sum(by_name.values())) for at, by_name in exports(output)]
@@ -621,6 +652,7 @@ def dry(gpufl):
         right = [ok for ok, _ in results] == [good]
         passed &= right
         print("PASS" if right else "FAIL", f"dry: {code} {state} beside another profiler is", "taken" if good else "rejected", flush=True)
+    passed &= growth([(e, 10 * i + (5 if e == "pc" else 0)) for i, e in enumerate(["pc", "sass"] * 20)]) == {"pc": 15, "sass": 5}
     results.clear()
     check(passed, "dry: the checks tell right from wrong")
     with subprocess.Popen([sys.executable, "-c", "print('a', flush=True); print('now b')"], stdout=subprocess.PIPE, bufsize=0) as p:
@@ -648,9 +680,13 @@ def main():
     p.add_argument("--only", default="slow,windows,status,profilers", help="cases, separated by commas")
     p.add_argument("--keep", help="leave recordings, and what the engines returned, in this folder")
     p.add_argument("--windows", type=int, default=200, help="how many windows in a row")
+    p.add_argument("--engines", default="pc,sass", help="of these windows, in turn")
+    p.add_argument("--planned", action="store_true", help="as with a schedule: launches are watched from the start")
     p.add_argument("--dry", action="store_true", help="check the checks, without a GPU")
     a = p.parse_args()
     a.bin = os.path.abspath(a.bin)
+    if not set(a.engines.split(",")) <= {"pc", "sass"}:
+        p.error("--engines are pc, sass or both with a comma")
     unknown = [c for c in a.only.split(",") if c not in CASES]
     if unknown:
         p.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
