@@ -59,7 +59,35 @@ static void *stay(void *go_on) {
   return NULL;
 }
 
-int main(void) {
+enum { PASSES = 20000000 };
+
+static void *pass(void *ns) {
+  int64_t began = gpufl_monotonic();
+  for (int i = 0; i < PASSES; i++) {
+    gpufl_gate_enter(GPUFL_SET_LAUNCH, gpufl_gate_life());
+    gpufl_gate_exit();
+  }
+  *(double *)ns = (double)(gpufl_monotonic() - began) / PASSES;
+  return NULL;
+}
+
+static void bench(void) {
+  for (int n = 1; n <= 4; n *= 2) {
+    pthread_t threads[4];
+    double ns[4], sum = 0;
+    for (int i = 0; i < n; i++) CHECK(pthread_create(&threads[i], NULL, pass, &ns[i]) == 0);
+    for (int i = 0; i < n; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+    for (int i = 0; i < n; i++) sum += ns[i] / n;
+    printf("%d threads: %.1f ns a launch\n", n, sum);
+  }
+}
+
+int main(int argc, char **argv) {
+  (void)argv;
+  if (argc > 1) {
+    bench();
+    return 0;
+  }
   pthread_t threads[THREADS], ends;
   for (uintptr_t i = 0; i < THREADS; i++) CHECK(pthread_create(&threads[i], NULL, visit, (void *)i) == 0);
   CHECK(pthread_create(&ends, NULL, end_at_once, NULL) == 0);
