@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -191,6 +192,84 @@ func TestWindowByRule(t *testing.T) {
 	assert.Equal(t, map[string]int64{fmt.Sprintf("plain:%d long_scoreboard", line): waiting}, figures)
 }
 
+// client asks the programs of this bench.
+func (b *bench) client() *control.Client {
+	return &control.Client{Place: control.PlaceFromEnv(func(name string) string {
+		for _, v := range b.environ {
+			if value, found := strings.CutPrefix(v, name+"="); found {
+				return value
+			}
+		}
+		return ""
+	})}
+}
+
+// residentMiB is what a process has in memory.
+func residentMiB(t *testing.T, pid int) float64 {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	require.NoError(t, err)
+	var size, resident float64
+	_, err = fmt.Sscan(string(text), &size, &resident)
+	require.NoError(t, err)
+	return resident * float64(os.Getpagesize()) / (1 << 20)
+}
+
+// Windows of both engines, one after the other, each with two thousand figures that differ from window to window in
+// nothing: what is kept of one must not add up. What CUPTI itself keeps, test/gpu/deep.py sees.
+func TestManyWindowsAddUpToNothing(t *testing.T) {
+	const early, late = 10, 45
+	b, _ := windowBench(t, "GPUFL_DEEP_BLACKOUT=0s")
+	image, err := os.ReadFile(filepath.Join(process.Root(t), "internal", "cubin", "testdata", "lines.sm_90.cubin"))
+	require.NoError(t, err)
+	crc := cubin.CUPTICRC(image)
+	var script bytes.Buffer
+	for _, engine := range []struct{ name, figure string }{
+		{"pc_sampling", "smsp__pcsamp_warps_issue_stalled_long_scoreboard"}, {"sass_metrics", "smsp__sass_inst_executed"},
+	} {
+		fmt.Fprintf(&script, "gpufl-deep 1 %s\nname 0 %s\n", engine.name, engine.figure)
+		for i := range 20 {
+			fmt.Fprintf(&script, "function %d a_kernel_with_the_long_name_that_templates_give_%d\n", i, i)
+		}
+		for i := range 2000 {
+			fmt.Fprintf(&script, "row 0 %d %d %d 0 0 %d\n", crc, i/20*cubin.InstructionBytes, i%20, 1+i)
+		}
+		if engine.name == "pc_sampling" {
+			fmt.Fprintf(&script, "totals %d 0 0\n", 2000*2001/2)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "many.txt")
+	require.NoError(t, os.WriteFile(file, script.Bytes(), 0o600))
+	b.environ = append(slices.DeleteFunc(b.environ, func(v string) bool { return strings.HasPrefix(v, "FAKE_CUPTI_REPLAY=") }), "FAKE_CUPTI_REPLAY="+file)
+	b.flags = append(b.flags, "--deep-after", "50ms", "--deep-every", "400ms", "--deep-for", "20ms", "--deep-engine", "both", "--deep-max", "0",
+		"--deep-cooldown", "0s", "--deep-share", "100%", "--deep-per-hour", "10000")
+	in, out, err := os.Pipe()
+	require.NoError(t, err)
+	defer out.Close()
+	p := b.begin("window_steps", in)
+	require.NoError(t, in.Close())
+	client := b.client()
+	after := func(windows uint64) (mib float64) {
+		process.Eventually(t, 5*time.Minute, fmt.Sprintf("%d windows", windows), func() bool {
+			_, r, err := client.Status(t.Context(), p.pid)
+			return err == nil && r.Windows >= windows
+		})
+		return residentMiB(t, p.pid)
+	}
+	before := after(early)
+	grown := after(late) - before
+	assert.Less(t, grown, 24.0, "MiB from window %d to %d, which began with %.0f", early, late, before)
+	require.NoError(t, out.Close())
+	require.NoError(t, p.Wait(), p.stderr)
+	windows, _, _, _ := b.windowed()
+	require.GreaterOrEqual(t, len(windows), late)
+	for _, w := range windows[:late] {
+		require.Equal(t, "collected", w[semconv.CUDADeepWindowStatus], "%v", w)
+		require.EqualValues(t, 4000, w[semconv.CUDADeepWindowRows], "%v", w)
+	}
+	t.Logf("%.1f MiB from window %d to %d of %d, which began with %.0f", grown, early, late, len(windows), before)
+}
+
 // A training that becomes slower opens a window by itself: the rule compares the steps' p95 with their own past.
 func TestWindowByRuleOnABaseline(t *testing.T) {
 	const rule = "scope(train_step).p95 > 1.5x baseline"
@@ -201,14 +280,7 @@ func TestWindowByRuleOnABaseline(t *testing.T) {
 	defer out.Close()
 	p := b.begin("window_steps", in)
 	require.NoError(t, in.Close())
-	client := &control.Client{Place: control.PlaceFromEnv(func(name string) string {
-		for _, v := range b.environ {
-			if value, found := strings.CutPrefix(v, name+"="); found {
-				return value
-			}
-		}
-		return ""
-	})}
+	client := b.client()
 	// The figure is known after ten seconds, and its baseline after ten looks at it.
 	process.Eventually(t, 3*time.Minute, "a baseline", func() bool {
 		_, r, err := client.Status(t.Context(), p.pid)
