@@ -21,6 +21,29 @@ atomic_bool gpufl_running;
 _Atomic uint32_t gpufl_session;
 _Atomic uint32_t gpufl_asked;
 
+// ---- time ----
+
+void gpufl_cond_init(pthread_cond_t *cond) {
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  pthread_cond_init(cond, &attributes);
+  pthread_condattr_destroy(&attributes);
+}
+
+struct timespec gpufl_after(int64_t ns) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  if (ns < 0) ns = 0;
+  t.tv_sec += ns / 1000000000;
+  t.tv_nsec += ns % 1000000000;
+  if (t.tv_nsec >= 1000000000) {
+    t.tv_sec++;
+    t.tv_nsec -= 1000000000;
+  }
+  return t;
+}
+
 // ---- fork ----
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -30,11 +53,7 @@ static void in_child(void) { atomic_store(&gpufl_child, true); }
 
 static void first(void) {
   pthread_atfork(NULL, NULL, in_child);
-  pthread_condattr_t attributes;
-  pthread_condattr_init(&attributes);
-  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-  pthread_cond_init(&ready_cond, &attributes);
-  pthread_condattr_destroy(&attributes);
+  gpufl_cond_init(&ready_cond);
 }
 
 void gpufl_watch_fork(void) { pthread_once(&once, first); }
@@ -290,15 +309,7 @@ int gpufl_wait(int64_t nanoseconds) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   gpufl_watch_fork();
   spare();
-  struct timespec until;
-  clock_gettime(CLOCK_MONOTONIC, &until);
-  if (nanoseconds < 0) nanoseconds = 0;
-  until.tv_sec += nanoseconds / 1000000000;
-  until.tv_nsec += nanoseconds % 1000000000;
-  if (until.tv_nsec >= 1000000000) {
-    until.tv_sec++;
-    until.tv_nsec -= 1000000000;
-  }
+  struct timespec until = gpufl_after(nanoseconds);
   int result = GPUFL_OK;
   pthread_mutex_lock(&pool.lock);
   while (pool.head == NULL) {

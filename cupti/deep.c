@@ -493,10 +493,16 @@ bool gpufl_window_rest(bool idle, int64_t limit_ns) {
   return false;
 }
 
+// all_known: none of the launches that had begun before they were watched is under way. With operation.
+static bool all_known;
+
 // rest_until tries until a time: between two tries the application goes on.
 static bool rest_until(bool idle, int64_t until) {
   for (;;) {
-    if (gpufl_window_rest(idle, until - gpufl_monotonic())) return true;
+    if (gpufl_window_rest(idle, until - gpufl_monotonic())) {
+      all_known = all_known || idle;
+      return true;
+    }
     if (gpufl_monotonic() >= until || atomic_load(&exiting) || atomic_load(&given_up)) return false;
     nap();
   }
@@ -504,9 +510,6 @@ static bool rest_until(bool idle, int64_t until) {
 
 // used: a window was opened once in this process.
 static atomic_bool used;
-
-// all_known: none of the launches that had begun before they were watched is under way. With operation.
-static bool all_known;
 
 // watch_launches has all launches watched, from now on. False if some that had begun before may be under way, but for those that
 // sleep as they wait for the device: after the next rest with idle contexts none is.
@@ -520,10 +523,7 @@ int gpufl_quiet_begin(int64_t limit_ns) {
   int result = begin();
   if (result != GPUFL_OK) return 0;
   int64_t until = gpufl_monotonic() + limit_ns;
-  if (watch_launches(until) && rest_until(!all_known, until)) {
-    all_known = true;
-    return 1;
-  }
+  if (watch_launches(until) && rest_until(!all_known, until)) return 1;
   finish();
   return GPUFL_RESTLESS;
 }
@@ -579,15 +579,12 @@ int gpufl_deep_open(const gpufl_deep_config *config) {
     let_go();
     if (result == GPUFL_OK) {
       bool rest = rest_until(true, until);
-      all_known = all_known || rest;
       result = !rest ? GPUFL_RESTLESS : gpufl_captures() > 0 ? GPUFL_CAPTURE : gpufl_pc_start();
       if (result != GPUFL_OK) gpufl_pc_close();
     }
   } else {
     // Patches take hold of kernels only when none is under way.
-    bool rest = rest_until(true, until);
-    all_known = all_known || rest;
-    result = rest ? gpufl_sass_open() : GPUFL_RESTLESS;
+    result = rest_until(true, until) ? gpufl_sass_open() : GPUFL_RESTLESS;
   }
   if (result == GPUFL_OK) atomic_store(&state, OPEN);
   let_go();

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "gpufl_deep_internal.h"
 
@@ -63,11 +62,7 @@ static void thread_ends(void *of) {
 }
 
 static void first(void) {
-  pthread_condattr_t attributes;
-  pthread_condattr_init(&attributes);
-  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-  pthread_cond_init(&gate.changed, &attributes);
-  pthread_condattr_destroy(&attributes);
+  gpufl_cond_init(&gate.changed);
   pthread_key_create(&key, thread_ends);
 }
 
@@ -91,19 +86,6 @@ static visitor *own(void) {
   return mine = v;
 }
 
-static struct timespec after(int64_t ns) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  if (ns < 0) ns = 0;
-  t.tv_sec += ns / 1000000000;
-  t.tv_nsec += ns % 1000000000;
-  if (t.tv_nsec >= 1000000000) {
-    t.tv_sec++;
-    t.tv_nsec -= 1000000000;
-  }
-  return t;
-}
-
 // place is the index of a set.
 static uint32_t place(uint32_t set) {
   uint32_t i = 0;
@@ -124,11 +106,11 @@ static void wait_outside(visitor *v, uint32_t set, uint32_t life) {
   if (holds_up(set, life)) {
     gate.waited++;
     int64_t began = gpufl_monotonic();
-    struct timespec until = after(GPUFL_GATE_LIMIT_NS);
+    struct timespec until = gpufl_after(GPUFL_GATE_LIMIT_NS);
     while (holds_up(set, life)) {
       if (pthread_cond_timedwait(&gate.changed, &gate.lock, &until) != ETIMEDOUT) continue;
       if (gate.critical && gpufl_monotonic() - began < LONGEST_CRITICAL_NS) {
-        until = after(100000000);
+        until = gpufl_after(100000000);
         continue;
       }
       if (holds_up(set, life)) gate.timeouts++;

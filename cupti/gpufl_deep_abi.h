@@ -221,7 +221,6 @@ typedef struct {
   uint32_t deviceIndex;
 } gpufl_sass_set_config;
 
-
 typedef struct {
   size_t structSize;
   void *pPriv;

@@ -171,7 +171,6 @@ bool gpufl_window_idle(int64_t limit_ns);
  * waits at the gate goes on: then the gate is open again. Where it is true the caller opens the gate, soon. */
 bool gpufl_window_rest(bool idle, int64_t limit_ns);
 
-int64_t gpufl_monotonic(void);
 void gpufl_nap(int64_t ns);
 
 /* gpufl_enter_context makes a context the calling thread's, gpufl_leave_context undoes that if it did. */

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <time.h>
 
 #include "gpufl_abi.h"
 #include "gpufl_cupti.h"
@@ -69,6 +70,10 @@ void gpufl_watch_launches(void);
 
 int64_t gpufl_realtime(void);
 int64_t gpufl_monotonic(void); /* ns */
+
+/* gpufl_cond_init makes a condition that waits by the monotonic clock, on which gpufl_after is the time in so many ns. */
+void gpufl_cond_init(pthread_cond_t *cond);
+struct timespec gpufl_after(int64_t ns);
 
 /* In scope.c. */
 int gpufl_scope_open(void);               /* makes room for events */

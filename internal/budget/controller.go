@@ -482,13 +482,17 @@ func (c *Controller) seldom(s shape) {
 	at := c.rng.IntN(k)
 	traced := Step{State: Trace, TraceShare: 1 / float64(k), CountShare: 1}
 	off := Step{State: Count, TraceShare: traced.TraceShare, CountShare: 1}
+	c.spread(traced, off, at, k, slot)
+}
+
+// spread makes a plan of k slots, of which the one at is different from the others. Its neighbours are strata of their own.
+func (c *Controller) spread(one, others Step, at, k int, slot time.Duration) {
 	before, after := at, k-1-at
-	c.add(off, before-1, slot)
-	c.add(off, min(before, 1), slot)
-	c.add(traced, 1, slot)
-	c.add(off, min(after, 1), slot)
-	after--
-	c.add(off, after, slot)
+	c.add(others, before-1, slot)
+	c.add(others, min(before, 1), slot)
+	c.add(one, 1, slot)
+	c.add(others, min(after, 1), slot)
+	c.add(others, after-1, slot)
 }
 
 // slice says how long a slice is and how many slots there are of its length, where CUPTI is left after each and so much of the
@@ -517,12 +521,7 @@ func (c *Controller) seldomFresh(counting float64) {
 	at := c.rng.IntN(k)
 	traced := Step{State: Trace, TraceShare: 1 / float64(k), CountShare: 1}
 	off := Step{State: Count, TraceShare: traced.TraceShare, CountShare: 1, leave: true}
-	before, after := at, k-1-at
-	c.add(off, before-1, slot)
-	c.add(off, min(before, 1), slot)
-	c.add(traced, 1, slot)
-	c.add(off, min(after, 1), slot)
-	c.add(off, after-1, slot)
+	c.spread(traced, off, at, k, slot)
 }
 
 // seldomAway makes a plan of which one slot is traced, any with the same chance, and between slices CUPTI is left. All
@@ -557,12 +556,7 @@ func (c *Controller) mostly(s shape) {
 	at := c.rng.IntN(k)
 	traced := Step{State: Trace, TraceShare: 1 - 1/float64(k), CountShare: 1}
 	off := Step{State: Count, TraceShare: traced.TraceShare, CountShare: 1}
-	before, after := at, k-1-at
-	c.add(traced, before-1, slot)
-	c.add(traced, min(before, 1), slot)
-	c.add(off, 1, slot)
-	c.add(traced, min(after, 1), slot)
-	c.add(traced, after-1, slot)
+	c.spread(off, traced, at, k, slot)
 }
 
 // Status is what was done until the last Next.

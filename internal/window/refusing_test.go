@@ -96,18 +96,26 @@ func TestFullWindowCloses(t *testing.T) {
 	assert.Equal(t, deep.ErrFull, s.Drain(t.Context()))
 }
 
-// An engine that cannot be disarmed, since the program does not rest, stays armed: nothing else may be.
-func TestRestlessWindowIsNotDisarmed(t *testing.T) {
-	r := samples(0)
-	r.Problem = &cupti.Status{Reason: cupti.ReasonRestless, Detail: "no rest"}
-	src := &source{result: r}
-	e := New(Settings{}, src, newTaker(), nil)
-	s, err := e.Arm(t.Context(), deep.SASS, deep.Options{Window: 1})
-	require.NoError(t, err)
-	_, err = s.Disarm(t.Context())
-	var refused *deep.Error
-	require.ErrorAs(t, err, &refused)
-	assert.Equal(t, deep.StatusBroken, refused.Outcome.Status)
-	require.Error(t, e.Resume(t.Context(), true))
-	assert.Zero(t, src.resumed)
+// An engine that cannot be disarmed, since the program does not rest, or CUPTI has not come back from it, may still be armed:
+// nothing else may be, and what it has is not good.
+func TestWindowThatCannotBeClosedIsNotDisarmed(t *testing.T) {
+	for engine, problem := range map[deep.Engine]cupti.Status{
+		deep.SASS: {Reason: cupti.ReasonRestless, Detail: "no rest"},
+		deep.PC:   {Reason: cupti.ReasonStuck, Detail: "it hangs"},
+	} {
+		t.Run(string(problem.Reason), func(t *testing.T) {
+			r := samples(0)
+			r.Problem = &problem
+			src := &source{result: r}
+			e := New(Settings{}, src, newTaker(), nil)
+			s, err := e.Arm(t.Context(), engine, deep.Options{Window: 1})
+			require.NoError(t, err)
+			_, err = s.Disarm(t.Context())
+			var refused *deep.Error
+			require.ErrorAs(t, err, &refused)
+			assert.Equal(t, deep.StatusBroken, refused.Outcome.Status)
+			require.Error(t, e.Resume(t.Context(), true))
+			assert.Zero(t, src.resumed)
+		})
+	}
 }

@@ -474,21 +474,6 @@ func TestReasonsBecomeStatuses(t *testing.T) {
 	assert.EqualError(t, New(Settings{}, &source{pauseErr: errors.New("CUPTI says 7")}, newTaker(), nil).Pause(t.Context()), "CUPTI says 7")
 }
 
-// A window that CUPTI has not come back from may still be armed, and what it has is not good.
-func TestStuckWindowIsNotDisarmed(t *testing.T) {
-	r := samples(0)
-	r.Problem = &cupti.Status{Reason: cupti.ReasonStuck, Detail: "it hangs"}
-	src, k := &source{result: r}, newTaker()
-	e := New(Settings{}, src, k, nil)
-	s, err := e.Arm(t.Context(), deep.PC, deep.Options{Window: 1})
-	require.NoError(t, err)
-	_, err = s.Disarm(t.Context())
-	var refused *deep.Error
-	require.ErrorAs(t, err, &refused)
-	assert.Equal(t, deep.StatusBroken, refused.Outcome.Status)
-	require.Error(t, e.Resume(t.Context(), true))
-}
-
 // What waits is bounded, and what finds no room is told of as lost.
 func TestWindowsBeyondTheBoundAreLost(t *testing.T) {
 	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))

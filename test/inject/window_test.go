@@ -243,11 +243,7 @@ func TestManyWindowsAddUpToNothing(t *testing.T) {
 	b.environ = append(slices.DeleteFunc(b.environ, func(v string) bool { return strings.HasPrefix(v, "FAKE_CUPTI_REPLAY=") }), "FAKE_CUPTI_REPLAY="+file)
 	b.flags = append(b.flags, "--deep-after", "50ms", "--deep-every", "400ms", "--deep-for", "20ms", "--deep-engine", "both", "--deep-max", "0",
 		"--deep-cooldown", "0s", "--deep-share", "100%", "--deep-per-hour", "10000")
-	in, out, err := os.Pipe()
-	require.NoError(t, err)
-	defer out.Close()
-	p := b.begin("window_steps", in)
-	require.NoError(t, in.Close())
+	p, in := b.beginSteps()
 	client := b.client()
 	after := func(windows uint64) (mib float64) {
 		process.Eventually(t, 5*time.Minute, fmt.Sprintf("%d windows", windows), func() bool {
@@ -259,7 +255,7 @@ func TestManyWindowsAddUpToNothing(t *testing.T) {
 	before := after(early)
 	grown := after(late) - before
 	assert.Less(t, grown, 24.0, "MiB from window %d to %d, which began with %.0f", early, late, before)
-	require.NoError(t, out.Close())
+	require.NoError(t, in.Close())
 	require.NoError(t, p.Wait(), p.stderr)
 	windows, _, _, _ := b.windowed()
 	require.GreaterOrEqual(t, len(windows), late)
@@ -275,25 +271,21 @@ func TestWindowByRuleOnABaseline(t *testing.T) {
 	const rule = "scope(train_step).p95 > 1.5x baseline"
 	b, _ := windowBench(t, "GPUFL_FLUSH_INTERVAL=100ms")
 	b.flags = append(b.flags, "--deep-when", rule, "--deep-for", "100ms")
-	in, out, err := os.Pipe()
-	require.NoError(t, err)
-	defer out.Close()
-	p := b.begin("window_steps", in)
-	require.NoError(t, in.Close())
+	p, in := b.beginSteps()
 	client := b.client()
 	// The figure is known after ten seconds, and its baseline after ten looks at it.
 	process.Eventually(t, 3*time.Minute, "a baseline", func() bool {
 		_, r, err := client.Status(t.Context(), p.pid)
 		return err == nil && len(r.Rules) == 1 && r.Rules[0].Threshold != "unknown"
 	})
-	_, err = fmt.Fprintln(out, "slower")
+	_, err := fmt.Fprintln(in, "slower")
 	require.NoError(t, err)
 	// On a busy machine steps may have been slow before.
 	process.Eventually(t, 3*time.Minute, "a window", func() bool {
 		_, r, err := client.Status(t.Context(), p.pid)
 		return err == nil && r.Windows > 0
 	})
-	require.NoError(t, out.Close())
+	require.NoError(t, in.Close())
 	rest, err := p.out.ReadString(0)
 	assert.Equal(t, "over\n", rest, "%v %s", err, p.stderr)
 	require.NoError(t, p.Wait(), p.stderr)
@@ -400,6 +392,17 @@ func (b *bench) begin(mode string, stdin *os.File) *program {
 		p.pid, _ = strconv.Atoi(strings.TrimSpace(line))
 	}
 	return p
+}
+
+// beginSteps begins a program of steps that ends when its standard input is closed; the caller closes it.
+func (b *bench) beginSteps() (p *program, stdin *os.File) {
+	b.t.Helper()
+	in, stdin, err := os.Pipe()
+	require.NoError(b.t, err)
+	b.t.Cleanup(func() { _ = stdin.Close() })
+	p = b.begin("window_steps", in)
+	require.NoError(b.t, in.Close())
+	return p, stdin
 }
 
 func TestWindowBySocket(t *testing.T) {
