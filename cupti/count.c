@@ -97,8 +97,9 @@ static int group_of(const form *f) {
 
 // A group's state is the mode in its low two bits and above it the number of switches begun and ended: odd while
 // its records are being switched. A launch that finds the same even state at its begin and at its end was not
-// overlapped by a switch. CUPTI looks whether to make a record between the two, on the same
-// thread: if it saw the new setting, the end sees the new state.
+// overlapped by a switch. CUPTI looks whether to make a record on the same thread, a moment before it tells of the begin (H200,
+// CUDA 13.0: of 500 switches beside 50,000 launches a second some three had a launch in that moment). So a thread's first launch
+// since a switch is a doubtful one as well.
 static _Atomic uint64_t states[GROUPS];
 enum { MODE_BITS = 2 };
 static atomic_bool on; // callbacks are to be counted
@@ -180,6 +181,7 @@ typedef struct thread_counts {
     bool used;
   } calls[CALLS];
   unsigned turn;
+  uint64_t met[GROUPS]; // the switches of each group by the end of the thread's last launch
 } thread_counts;
 
 static __thread thread_counts *mine;
@@ -363,7 +365,9 @@ void gpufl_count_exit(uint32_t cbid, const gpufl_callback_data *call) {
   if (atomic_load_explicit(&captures_open, memory_order_relaxed) > 0) atomic_fetch_add_explicit(&captured, 1, memory_order_relaxed);
   add(&c->bytes, bytes_of(f, call->functionParams));
   // A change between counting and being blind switches no records.
-  bool same = then >> MODE_BITS == now >> MODE_BITS && !switching(now);
+  uint64_t *met = &t->met[group_of(f)];
+  bool same = then >> MODE_BITS == now >> MODE_BITS && !switching(now) && *met == now >> MODE_BITS;
+  *met = now >> MODE_BITS;
   if (!same) {
     add(&c->doubtful, 1);
     doubt(t->calls[(t->turn - i) % CALLS].attachment, call->correlationId, what);
@@ -381,7 +385,7 @@ static struct {
   pthread_mutex_t lock;
   bool begun;
   bool left; // by gpufl_count_detach, and not subscribed to since
-  _Atomic uint32_t switches, detached;
+  _Atomic uint32_t switches, beside, detached;
   _Atomic int64_t gap_ns;
 } modes = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -390,7 +394,8 @@ static void set_state(int group, int mode, bool turn) {
   atomic_store(&states[group], (s + (turn ? 1 : 0)) << MODE_BITS | (uint64_t)mode);
 }
 
-// hold switches all records but those of what CUPTI itself costs, which only gpufl_settle switches off.
+// hold switches all records but those of what CUPTI itself costs, which only gpufl_settle switches off. Launches wait meanwhile, if
+// they can be had to.
 static int hold(int before, int after, bool off) {
   static const uint32_t kinds[GROUPS] = {
       [KERNELS] = 1u << GPUFL_KIND_KERNEL,
@@ -399,8 +404,6 @@ static int hold(int before, int after, bool off) {
       [SETS] = 1u << GPUFL_KIND_MEMSET,
   };
   static const uint32_t others = 1u << GPUFL_KIND_MEMORY | 1u << GPUFL_KIND_SYNC | 1u << GPUFL_KIND_RUNTIME_API | 1u << GPUFL_KIND_DRIVER_API;
-  int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
-  if (quiet < 0) return quiet;
   int result = GPUFL_OK;
   // A graph's launch has records of its kernels, or one of its own: so its time begins with theirs.
   set_state(GRAPHS, before, true);
@@ -411,7 +414,6 @@ static int hold(int before, int after, bool off) {
     set_state(group, after, true);
   }
   int answer = gpufl_hold(off, off ? others : others | 1u << GPUFL_KIND_OVERHEAD);
-  gpufl_quiet_end(quiet);
   return result == GPUFL_OK ? answer : result;
 }
 
@@ -430,21 +432,30 @@ static int come_back(int mode) {
 static int switch_to(int mode) {
   if (mode != GPUFL_MODE_BLIND && gpufl_watch_counting(1) == 0) return GPUFL_NO_SYMBOL;
   int before = current;
+  bool records = (mode == GPUFL_MODE_TRACE) != (before == GPUFL_MODE_TRACE);
+  // A CUPTI that has made no records since it was left goes on telling: it was seen to go deaf, until it was left again, when it was
+  // to tell no more beside launches (H200, CUDA 13.0), and it is left soon.
+  bool untell = mode == GPUFL_MODE_BLIND && before != GPUFL_MODE_BLIND && !gpufl_bare();
+  current = mode;
+  if (!records && !untell) return GPUFL_OK;
+  int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
+  if (quiet < 0) {
+    current = before;
+    return quiet;
+  }
+  if (quiet == 0) atomic_fetch_add(&modes.beside, 1);
   int result = GPUFL_OK;
-  if ((mode == GPUFL_MODE_TRACE) != (before == GPUFL_MODE_TRACE)) {
+  if (records) {
     result = hold(before, mode, mode != GPUFL_MODE_TRACE);
     if (result != GPUFL_OK) {
       // Not half of it: what could be changed is changed back.
-      int back = mode == GPUFL_MODE_TRACE ? GPUFL_MODE_COUNT : GPUFL_MODE_TRACE;
-      hold(mode, back, back != GPUFL_MODE_TRACE);
-      mode = back;
+      current = mode == GPUFL_MODE_TRACE ? GPUFL_MODE_COUNT : GPUFL_MODE_TRACE;
+      hold(mode, current, current != GPUFL_MODE_TRACE);
     }
     atomic_fetch_add(&modes.switches, 1);
   }
-  current = mode;
-  // A CUPTI that has made no records since it was left goes deaf when callbacks are switched off and on beside
-  // launches (H200, CUDA 13.0: until it is left again). So it goes on telling.
-  if (mode == GPUFL_MODE_BLIND && !gpufl_bare()) gpufl_watch_counting(-1);
+  if (untell && current == GPUFL_MODE_BLIND) gpufl_watch_counting(-1);
+  gpufl_quiet_end(quiet);
   return result;
 }
 
@@ -565,6 +576,7 @@ void gpufl_count_get_stats(gpufl_count_stats *out) {
   out->no_memory = atomic_load(&no_memory);
   out->no_room = atomic_load(&no_room);
   out->switches = atomic_load(&modes.switches);
+  out->beside = atomic_load(&modes.beside);
   out->detached = atomic_load(&modes.detached);
   out->gap_ns = atomic_load(&modes.gap_ns);
   pthread_mutex_lock(&counting.lock);

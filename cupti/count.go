@@ -90,8 +90,9 @@ type CountStats struct {
 	Unlisted uint64
 	// Lost were not counted for want of memory, Unnamed only as CountOtherKernel.
 	Lost, Unnamed uint64
-	// Switches is how often records were switched on or off, Detached how often CUPTI was left.
-	Switches, Detached uint64
+	// Switches is how often records were switched on or off. Beside are the switches, also those of callbacks, that
+	// launches did not wait for: CUPTI may make no records of some threads' launches after them. Detached is how often CUPTI was left.
+	Switches, Beside, Detached uint64
 	// Gap is for how long nothing was seen, where launches were to be counted, because CUPTI was left and taken up again.
 	Gap time.Duration
 }
@@ -106,7 +107,14 @@ type Reconciler struct {
 	traced    map[uint32]uint64
 	// forgotten are those that found no room, by what.
 	forgotten map[uint32]uint64
+	// last are the records shown last, a ring: a launch whose thread is held up before its end is a doubtful one only after its
+	// record has come.
+	last  [lastRecords]uint64
+	shown uint64
 }
+
+// lastRecords is what is read in some ten milliseconds at a million records a second.
+const lastRecords = 1 << 14
 
 // maxDoubts is how many doubtful launches may wait for a record, twice: as many as the core lists.
 const maxDoubts = 1 << 16
@@ -116,20 +124,35 @@ func NewReconciler() *Reconciler {
 	return &Reconciler{young: map[uint64]uint32{}, old: map[uint64]uint32{}, traced: map[uint32]uint64{}, forgotten: map[uint32]uint64{}}
 }
 
-// Add takes doubtful launches. It comes before the records of the same time are shown to Record.
-func (r *Reconciler) Add(doubts []Doubt) {
+// Add takes doubtful launches. It comes before the records of the same time are shown to Record. It returns what those are of that
+// have been recorded already, and that Record took for no doubtful ones.
+func (r *Reconciler) Add(doubts []Doubt) (before []uint32) {
+	if len(doubts) == 0 {
+		return nil
+	}
+	last := make(map[uint64]struct{}, lastRecords)
+	for _, id := range r.last[:min(r.shown, lastRecords)] {
+		last[id] = struct{}{}
+	}
 	for _, d := range doubts {
+		id := launchID(d.Attachment, d.Correlation)
+		if _, ok := last[id]; ok {
+			delete(last, id)
+			r.traced[d.What]++
+			before = append(before, d.What)
+			continue
+		}
 		if len(r.young) >= maxDoubts {
 			r.forgotten[d.What]++
 			continue
 		}
-		id := launchID(d.Attachment, d.Correlation)
 		if len(r.young)+len(r.old) == 0 {
 			r.low, r.high = id, id
 		}
 		r.low, r.high = min(r.low, id), max(r.high, id)
 		r.young[id] = d.What
 	}
+	return before
 }
 
 func launchID(attachment, correlation uint32) uint64 {
@@ -140,6 +163,8 @@ func launchID(attachment, correlation uint32) uint64 {
 // to be traced. A graph launch may have several records; the first counts.
 func (r *Reconciler) Record(attachment, correlation uint32) bool {
 	id := launchID(attachment, correlation)
+	r.last[r.shown%lastRecords] = id
+	r.shown++
 	if len(r.young)+len(r.old) == 0 || id < r.low || id > r.high {
 		return false
 	}

@@ -568,6 +568,9 @@ static int retell(void) {
     if (settings.kinds & (1u << GPUFL_KIND_MEMORY)) want |= SET_SCOPE_MEMORY;
     if (settings.kinds & (1u << GPUFL_KIND_SYNC)) want |= SET_SCOPE_SYNC;
   }
+  // Calls that are inside now end untold.
+  bool unwatch = (want & (SET_SCOPE | GPUFL_SET_LAUNCH)) == 0 && (atomic_load(&watched) & GPUFL_SET_LAUNCH) != 0;
+  if (unwatch) atomic_fetch_and(&watched, ~(uint32_t)GPUFL_SET_LAUNCH);
   int launches_told = 0;
   for (int id = 1; id < MAX_CALLBACKS; id++) {
     bool tell = (callbacks.sets[id] & want) != 0;
@@ -577,6 +580,7 @@ static int retell(void) {
     }
     if (callbacks.told[id] && (callbacks.sets[id] & SET_SCOPE) != 0) launches_told++;
   }
+  if (unwatch) gpufl_gate_forget();
   return launches_told;
 }
 
@@ -626,6 +630,14 @@ bool gpufl_watch(uint32_t sets) {
   }
   pthread_mutex_unlock(&callbacks.lock);
   return more;
+}
+
+bool gpufl_watch_counted(bool *more) {
+  pthread_mutex_lock(&callbacks.lock);
+  bool counted = callbacks.counting > 0;
+  *more = counted && (atomic_fetch_or(&watched, counted ? GPUFL_SET_LAUNCH : 0) & GPUFL_SET_LAUNCH) == 0;
+  pthread_mutex_unlock(&callbacks.lock);
+  return counted;
 }
 
 void gpufl_watch_launches(void) {
@@ -686,6 +698,8 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
   uint32_t sets = cbid < MAX_CALLBACKS ? callbacks.sets[cbid] : 0;
   uint32_t gateable = sets & (GPUFL_SET_LAUNCH | GPUFL_SET_MODULE | GPUFL_SET_CAPTURE);
   if (call->callbackSite == GPUFL_CUPTI_API_ENTER) {
+    // First: one that waits at the gate while records are switched is a doubtful one.
+    if ((sets & SET_SCOPE) != 0) gpufl_count_enter(cbid, call);
     if (gateable != 0) {
       uint32_t life = gpufl_gate_life(); // before it is looked who is watched
       if ((gateable & atomic_load(&watched)) != 0) gpufl_gate_enter(gateable, life);
@@ -693,7 +707,6 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
     if (atomic_load_explicit(&launches, memory_order_relaxed) == 1 && (sets & (SET_SCOPE | SET_SCOPE_MEMORY | SET_SCOPE_SYNC)) != 0) {
       gpufl_scope_launch(call->correlationId);
     }
-    if ((sets & SET_SCOPE) != 0) gpufl_count_enter(cbid, call);
     return;
   }
   if (call->callbackSite != GPUFL_CUPTI_API_EXIT) return;

@@ -511,21 +511,39 @@ static bool rest_until(bool idle, int64_t until) {
 // used: a window was opened once in this process.
 static atomic_bool used;
 
-// watch_launches has all launches watched, from now on. False if some that had begun before may be under way, but for those that
-// sleep as they wait for the device: after the next rest with idle contexts none is.
-static bool watch_launches(int64_t until) {
-  if (gpufl_watch(GPUFL_SETS_ALL)) all_known = false;
-  return all_known || gpufl_threads_pass(until);
+// passed: nor is one of those, unless its thread slept in it. With operation.
+static bool passed;
+
+// know_launches awaits those that had begun before they were watched, but for those that sleep as they wait for the device: after
+// the next rest with idle contexts none of these is left. more: some are watched only now.
+static bool know_launches(bool more, int64_t until) {
+  if (more) all_known = passed = false;
+  if (!passed) passed = gpufl_threads_pass(until);
+  return passed;
 }
 
+static bool watch_launches(int64_t until) { return know_launches(gpufl_watch(GPUFL_SETS_ALL), until); }
+
+// still has calls of these sets wait, and asks for nothing else.
+static bool still(uint32_t sets, int64_t until) {
+  if (gpufl_gate_close(sets, until - gpufl_monotonic()) && gpufl_gate_hold()) return true;
+  let_go();
+  return false;
+}
+
+// Before a window has been open nothing locks up: launches that come to no rest within this are let go.
+#define STILL_NS ((int64_t)100 * 1000000)
+
 int gpufl_quiet_begin(int64_t limit_ns) {
-  if (!atomic_load(&used) || !gpufl_listens() || atomic_load(&given_up) || atomic_load(&exiting)) return 0;
-  int result = begin();
-  if (result != GPUFL_OK) return 0;
-  int64_t until = gpufl_monotonic() + limit_ns;
-  if (watch_launches(until) && rest_until(!all_known, until)) return 1;
+  if (atomic_load(&given_up) || atomic_load(&exiting)) return 0;
+  bool must = gpufl_listens() && atomic_load(&used);
+  bool more = false;
+  if (!must && !gpufl_watch_counted(&more)) return 0;
+  if (begin() != GPUFL_OK) return 0;
+  int64_t until = gpufl_monotonic() + (must ? limit_ns : STILL_NS);
+  if (must ? watch_launches(until) && rest_until(!all_known, until) : know_launches(more, until) && still(GPUFL_SET_LAUNCH, until)) return 1;
   finish();
-  return GPUFL_RESTLESS;
+  return must ? GPUFL_RESTLESS : 0;
 }
 
 void gpufl_quiet_end(int quiet) {

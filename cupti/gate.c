@@ -3,6 +3,7 @@
 //go:build linux && cgo
 
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 
 #include "gpufl_deep_internal.h"
@@ -42,6 +43,7 @@ static struct {
   bool blind;              // a thread found no memory: who is inside is not known
   visitor *visitors;
   uint64_t waited, timeouts;
+  uint32_t waiting; // calls
   int64_t longest; // wait of a call since gpufl_gate_begin
 } gate = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -105,6 +107,7 @@ static void wait_outside(visitor *v, uint32_t set, uint32_t life) {
   pthread_mutex_lock(&gate.lock);
   if (holds_up(set, life)) {
     gate.waited++;
+    gate.waiting++;
     int64_t began = gpufl_monotonic();
     struct timespec until = gpufl_after(GPUFL_GATE_LIMIT_NS);
     while (holds_up(set, life)) {
@@ -117,6 +120,7 @@ static void wait_outside(visitor *v, uint32_t set, uint32_t life) {
       if (gpufl_deep_is_given_up()) atomic_store(&gate.closed, 0); // it hangs once more: nobody else shall wait for it
       break;
     }
+    gate.waiting--;
     int64_t took = gpufl_monotonic() - began;
     if (took > gate.longest) gate.longest = took;
   }
@@ -161,12 +165,22 @@ bool gpufl_gate_close(uint32_t sets, int64_t limit_ns) {
   pthread_once(&once, first);
   int64_t until = gpufl_monotonic() + limit_ns;
   pthread_mutex_lock(&gate.lock);
-  atomic_store(&gate.closed, sets);
-  bool rest;
-  // Those who leave do not say so: it would cost every launch.
-  while (!(rest = quiet(sets)) && gpufl_monotonic() < until) {
+  // Those who waited the last time go first, or they would wait once more.
+  for (int i = 0; i < 20 && gate.waiting > 0 && atomic_load(&gate.closed) == 0; i++) {
     pthread_mutex_unlock(&gate.lock);
     gpufl_nap(50000);
+    pthread_mutex_lock(&gate.lock);
+  }
+  atomic_store(&gate.closed, sets);
+  bool rest;
+  // Those who leave do not say so: it would cost every launch. Most leave within microseconds.
+  for (int i = 0; !(rest = quiet(sets)) && gpufl_monotonic() < until; i++) {
+    pthread_mutex_unlock(&gate.lock);
+    if (i < 50) {
+      sched_yield();
+    } else {
+      gpufl_nap(50000);
+    }
     pthread_mutex_lock(&gate.lock);
   }
   pthread_mutex_unlock(&gate.lock);

@@ -81,6 +81,7 @@ typedef struct {
   uint64_t no_memory; /* calls that found no memory for their thread's counts: not counted */
   uint64_t no_room;   /* launches counted as GPUFL_COUNT_OTHER_KERNEL for want of room for their names */
   uint32_t switches;  /* of records */
+  uint32_t beside;    /* those of records or of callbacks that launches did not wait for */
   uint32_t detached;  /* how often CUPTI was left */
   int64_t gap_ns;     /* how long in all nothing was seen because CUPTI was left or subscribed to, besides GPUFL_MODE_BLIND */
 } gpufl_count_stats;

@@ -54,9 +54,16 @@ enum { GPUFL_SET_LAUNCH = 1, GPUFL_SET_MODULE = 2, GPUFL_SET_CAPTURE = 4, GPUFL_
  * beside launches, CUPTI 13.0 was seen to tell some threads no more (H200). True if it told of some of them not yet. */
 bool gpufl_watch(uint32_t sets);
 
-/* Once a window has been open, CUPTI 13.0 locks up with launches also where kinds of activity are switched. gpufl_quiet_begin has
- * launches wait until gpufl_quiet_end: 1 if they do, 0 if there is no need to, GPUFL_RESTLESS if they came to no rest in
- * limit_ns, and then nothing should be switched. gpufl_quiet_end takes that answer. */
+/* gpufl_watch_counted watches launches for as long as they are told because they are counted; false if they are not. *more says that
+ * they were not watched before. */
+bool gpufl_watch_counted(bool *more);
+
+/* What is switched beside launches, kinds of activity or callbacks, may be lost to some threads for good: CUPTI 13.0 then makes no
+ * records of their launches, or tells of none (H200, driver 580, test/gpu/budget/switches.c: none of 5 of 15 threads' records, none of
+ * 5 of 5 threads' calls; all where launches waited).
+ * And once a window has been open it locks up. gpufl_quiet_begin has launches wait until gpufl_quiet_end: 1 if they do; 0 if
+ * nobody knows of launches, or they came to no rest and that is all the harm; GPUFL_RESTLESS if they came to no rest in limit_ns and
+ * nothing must be switched. gpufl_quiet_end takes that answer. */
 int gpufl_quiet_begin(int64_t limit_ns);
 void gpufl_quiet_end(int quiet);
 #define GPUFL_QUIET_NS ((int64_t)5 * 1000000000)

@@ -271,6 +271,8 @@ func (f *Fake) Synchronize() { C.synchronize() }
 //	silent            1: callbacks are not called
 //	finalized         how often cuptiFinalize was called
 //	not_zero          buffers that were promised to be zeroed and were not
+//	switched_beside   how often kinds were switched, or callbacks for launches off, beside a launch that somebody was told of: some threads
+//	                  may have no records then, or not be told of
 //	enabled, callbacks, subscribed   the activity kinds (bits), the number of callbacks, whether there is a subscriber; not to be set
 //	launch_ns         how long each launch, and each call about a module, takes
 //	hold              1: launches and calls about modules do not return until it is 0

@@ -398,6 +398,8 @@ type untraced struct {
 	lacks   map[uint32]*lack
 	lacked  time.Time
 	missing uint64
+	// unmatch are what those launches are of whose records were taken for ones of no doubtful launch.
+	unmatch []uint32
 	// doubtful says that the record that is read is of a launch that was in flight when records were switched.
 	doubtful bool
 	// kernels and byOperation are launches without records.
@@ -418,7 +420,7 @@ func newUntraced(g *governor, now time.Time) (*untraced, error) {
 // learn takes what has happened before a buffer that is about to be read.
 func (u *untraced) learn() {
 	u.doubts = u.g.src.Doubts(u.doubts[:0])
-	u.reconciler.Add(u.doubts)
+	u.unmatch = append(u.unmatch, u.reconciler.Add(u.doubts)...)
 	u.g.mu.Lock()
 	u.strata = append(u.strata, u.g.strata...)
 	u.g.strata = nil
@@ -597,6 +599,12 @@ func (u *untraced) compare(e *engine, s *stratum) {
 			of(e.totals.names.index(u.rows[i].Name), i).behind += int64(n) //nolint:gosec // Far below.
 		}
 	}
+	for _, row := range u.unmatch {
+		if int(row) < len(u.rows) && u.rows[row].Name != nil {
+			of(e.totals.names.index(u.rows[row].Name), int(row)).behind++
+		}
+	}
+	u.unmatch = u.unmatch[:0]
 	for name, n := range s.matched {
 		if l := u.lacks[name]; l != nil {
 			// Some may have records that nobody told of: those in flight when that began.
@@ -646,6 +654,8 @@ type OverheadSummary struct {
 	Comparisons  int     `json:"comparisons"`
 	Switches     uint64  `json:"switches"`
 	Failures     uint64  `json:"switches_failed,omitempty"`
+	// Beside are switches that launches did not wait for: CUPTI may make no records of some threads' launches after them.
+	Beside uint64 `json:"switches_beside,omitempty"`
 	// Left is how often CUPTI was left so that launches cost less, and LeftFailed how often that could not be. Launches are not
 	// seen while it is being left, which took UnseenSeconds in all.
 	Left          uint64  `json:"cupti_left,omitempty"`
@@ -704,7 +714,7 @@ func (e *engine) overheadSummary() *OverheadSummary {
 	s := &OverheadSummary{
 		Budget: e.cfg.OverheadBudget, Ratio: status.Overhead, Met: status.Met && refused == "", Excess: status.Excess, Floor: status.Floor,
 		Traced: status.Duty(), Seconds: map[string]float64{}, LaunchCostNs: status.Costs.Trace * 1e9, Comparisons: status.Comparisons,
-		Switches: stats.Switches, Failures: status.Failures, Refused: refused,
+		Switches: stats.Switches, Beside: stats.Beside, Failures: status.Failures, Refused: refused,
 		Left: stats.Detached, LeftFailed: status.Stayed, UnseenSeconds: stats.Gap.Seconds(), TellFailed: stats.Failed, Missing: u.missing,
 		Unlisted: stats.Unlisted, Captured: stats.Captured, Uncounted: stats.Lost, Unnamed: stats.Unnamed, StrataLost: lost, Late: u.late,
 	}

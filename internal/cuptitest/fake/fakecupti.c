@@ -62,7 +62,7 @@ static struct {
   char *names;
   size_t names_used;
   bool zeroed;
-  int64_t version, kernel_bytes, refuse_subscribe, refuse_clock, finalized, not_zero, overhead_ns, silent;
+  int64_t version, kernel_bytes, refuse_subscribe, refuse_clock, finalized, not_zero, overhead_ns, silent, switched_beside;
 } s;
 static atomic_uint correlation;
 
@@ -476,6 +476,7 @@ FAKE_API int cuptiActivityEnable(uint32_t kind) {
   if (kind >= KINDS || length(kind) == 0) return INVALID_KIND;
   pthread_mutex_lock(&lock);
   int result = s.refuse[kind];
+  if (atomic_load(&launching) > 0) s.switched_beside++;
   if (result == SUCCESS) {
     s.enabled[kind] = true;
     bare = false;
@@ -487,6 +488,7 @@ FAKE_API int cuptiActivityEnable(uint32_t kind) {
 FAKE_API int cuptiActivityDisable(uint32_t kind) {
   if (kind >= KINDS) return INVALID_KIND;
   pthread_mutex_lock(&lock);
+  if (atomic_load(&launching) > 0) s.switched_beside++;
   s.enabled[kind] = false;
   pthread_mutex_unlock(&lock);
   return SUCCESS;
@@ -579,6 +581,7 @@ FAKE_API int cuptiEnableCallback(uint32_t enable, void *subscriber, uint32_t dom
   if (subscriber != &s || s.subscriber == NULL || !((domain == 1 && cbid < CALLBACKS) || (domain == 3 && cbid > 0 && cbid < 26))) return INVALID_PARAMETER;
   pthread_mutex_lock(&lock);
   if (domain == 1 && is_launch(cbid) && bare && !enable && s.callbacks[cbid]) deaf = true;
+  if (domain == 1 && is_launch(cbid) && !enable && s.callbacks[cbid] && atomic_load(&launching) > 0) s.switched_beside++;
   if (domain == 3) s.resources[cbid] = enable != 0; else s.callbacks[cbid] = enable != 0;
   pthread_mutex_unlock(&lock);
   return SUCCESS;
@@ -667,7 +670,7 @@ FAKE_API int64_t fake_control(const char *what, int64_t value) {
   struct { const char *name; int64_t *at; } all[] = {
       {"version", &s.version},           {"kernel_bytes", &s.kernel_bytes}, {"refuse_subscribe", &s.refuse_subscribe},
       {"refuse_clock", &s.refuse_clock}, {"finalized", &s.finalized},       {"not_zero", &s.not_zero},
-      {"overhead_ns", &s.overhead_ns},   {"silent", &s.silent}};
+      {"overhead_ns", &s.overhead_ns},   {"silent", &s.silent},               {"switched_beside", &s.switched_beside}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     if (strcmp(what, all[i].name) != 0) continue;
     old = *all[i].at;

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a launch costs after a sequence of calls of CUPTI:
+//
+//	gcc -std=gnu11 -O2 -Icupti -o sequence test/gpu/budget/sequence.c -ldl
+//	taskset -c 3 ./sequence /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 'SCPYBKI.F?k.K.F?k.T.' 30000
+//
+// Each letter is a call, its small one undoes it:
+//
+//	I     the context and the kernel are made        S     cuptiSubscribe
+//	C     our clock                                  B     buffers
+//	P Y   one buffer for all threads, zeroed         K k   records of kernels, e d those of the context
+//	X x   of kernels, one at a time                  M m   of copies
+//	T t   callbacks of launches                      F     flush
+//	Z     cuptiFinalize                              .     launches empty kernels, five times so many
+//	?     how many records there were, their mean duration, and how many had no time
+//
+// A dot prints the least and the mean of five, in ns a launch; a call that fails its letter and CUPTI's result.
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "gpufl_abi.h"
+
+#define CHECK(what)                                                      \
+  do {                                                                   \
+    if (!(what)) {                                                       \
+      fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #what); \
+      exit(1);                                                           \
+    }                                                                    \
+  } while (0)
+
+#define FIELD(field, symbol, parameters) static int(*field) parameters;
+GPUFL_CUPTI_REQUIRED(FIELD)
+GPUFL_CUPTI_OPTIONAL(FIELD)
+static int (*enable_context)(void *, uint32_t), (*disable_context)(void *, uint32_t);
+static int (*cu_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+static int (*cu_synchronize)(void);
+
+enum { KERNEL = 3, CONCURRENT_KERNEL = 10, MEMCPY = 1, ROUNDS = 5, BUFFER = 8 << 20 };
+static void *function, *subscriber, *context;
+static int launches, zeroed;
+static unsigned long told, records, without;
+static double duration;
+
+static const char ptx[] = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing() { ret; }\n";
+
+static uint64_t now(clockid_t clock) {
+  struct timespec t;
+  clock_gettime(clock, &t);
+  return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+static uint64_t on_clock(void) { return now(CLOCK_REALTIME); }
+static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data) {
+  (void)user, (void)domain, (void)cbid, (void)data;
+  told++;
+}
+static void on_request(uint8_t **buffer, size_t *size, size_t *most) {
+  *size = BUFFER;
+  *most = 0;
+  *buffer = zeroed ? calloc(1, BUFFER) : malloc(BUFFER);
+}
+static void on_complete(void *c, uint32_t stream, uint8_t *buffer, size_t size, size_t valid) {
+  (void)c, (void)stream, (void)size;
+  void *record = NULL;
+  while (valid > 0 && next_record(buffer, valid, &record) == 0) {
+    uint32_t kind;
+    uint64_t start, end;
+    memcpy(&kind, record, sizeof kind);
+    if (kind != CONCURRENT_KERNEL && kind != KERNEL) continue;
+    memcpy(&start, (char *)record + 16, sizeof start);
+    memcpy(&end, (char *)record + 24, sizeof end);
+    records++;
+    if (start == 0) without++;
+    else duration += (double)(end - start);
+  }
+  free(buffer);
+}
+
+static void launch(int n) {
+  double least = 1e18, sum = 0;
+  for (int r = 0; r < ROUNDS; r++) {
+    uint64_t begin = now(CLOCK_MONOTONIC);
+    for (int i = 0; i < n; i++) CHECK(cu_launch(function, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL) == 0);
+    CHECK(cu_synchronize() == 0);
+    double one = (double)(now(CLOCK_MONOTONIC) - begin) / n;
+    sum += one;
+    if (one < least) least = one;
+  }
+  printf(" %.0f(%.0f)", least, sum / ROUNDS);
+}
+
+static void tell(uint32_t on) {
+  for (uint32_t id = 1; id < 1200; id++) {
+    const char *name = NULL;
+    if (callback_name(1, id, &name) == 0 && name != NULL && strncmp(name, "cuLaunchKernel", 14) == 0) enable_callback(on, subscriber, 1, id);
+  }
+}
+
+static int set(uint32_t attribute, uint8_t value) {
+  size_t size = sizeof value;
+  return set_attribute(attribute, &size, &value);
+}
+
+int main(int argc, char **argv) {
+  CHECK(argc == 4);
+  launches = atoi(argv[3]);
+  void *cuda = dlopen("libcuda.so.1", RTLD_NOW), *library = dlopen(argv[1], RTLD_NOW);
+  CHECK(cuda != NULL && library != NULL && launches > 0);
+#define LOOK_UP(field, symbol, parameters) *(void **)&field = dlsym(library, #symbol);
+  GPUFL_CUPTI_REQUIRED(LOOK_UP)
+  GPUFL_CUPTI_OPTIONAL(LOOK_UP)
+  LOOK_UP(enable_context, cuptiActivityEnableContext, )
+  LOOK_UP(disable_context, cuptiActivityDisableContext, )
+  int (*init)(unsigned), (*retain)(void **, int), (*current)(void *), (*load)(void **, const void *), (*get)(void **, void *, const char *);
+  *(void **)&init = dlsym(cuda, "cuInit");
+  *(void **)&retain = dlsym(cuda, "cuDevicePrimaryCtxRetain");
+  *(void **)&current = dlsym(cuda, "cuCtxSetCurrent");
+  *(void **)&load = dlsym(cuda, "cuModuleLoadData");
+  *(void **)&get = dlsym(cuda, "cuModuleGetFunction");
+  *(void **)&cu_launch = dlsym(cuda, "cuLaunchKernel");
+  *(void **)&cu_synchronize = dlsym(cuda, "cuCtxSynchronize");
+  CHECK(init(0) == 0);
+  printf("%s:", argv[2]);
+  for (const char *p = argv[2]; *p != 0; p++) {
+    int result = 0;
+    void *module;
+    switch (*p) {
+      case 'I': CHECK(retain(&context, 0) == 0 && current(context) == 0 && load(&module, ptx) == 0 && get(&function, module, "nothing") == 0); break;
+      case 'S': result = subscribe(&subscriber, on_api, NULL); break;
+      case 's': result = unsubscribe(subscriber); break;
+      case 'C': result = register_clock(on_clock); break;
+      case 'B': result = register_callbacks(on_request, on_complete); break;
+      case 'P': result = set(9, 0); break;
+      case 'Y': result = set(5, 1), zeroed = 1; break;
+      case 'K': result = activity_enable(CONCURRENT_KERNEL); break;
+      case 'k': result = activity_disable(CONCURRENT_KERNEL); break;
+      case 'e': result = enable_context(context, CONCURRENT_KERNEL); break;
+      case 'd': result = disable_context(context, CONCURRENT_KERNEL); break;
+      case 'X': result = activity_enable(KERNEL); break;
+      case 'x': result = activity_disable(KERNEL); break;
+      case 'M': result = activity_enable(MEMCPY); break;
+      case 'm': result = activity_disable(MEMCPY); break;
+      case 'T': tell(1); break;
+      case 't': tell(0); break;
+      case 'F': result = flush_all(0); break;
+      case 'Z': result = finalize(); break;
+      case '.': CHECK(function != NULL); launch(launches); break;
+      case '?':
+        printf(" {%lu records, %.0f ns, %lu without}", records, records > without ? duration / (double)(records - without) : 0, without);
+        records = without = 0;
+        duration = 0;
+        break;
+      default: CHECK(!"a letter");
+    }
+    if (result != 0) printf(" %c=%d", *p, result);
+  }
+  printf(" told of %lu\n", told);
+  return 0;
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Of which launches does CUPTI make records, and of which does it tell, after these were switched off and on again?
+//
+//	gcc -std=gnu11 -O2 -D_GNU_SOURCE -Icupti -o switches test/gpu/budget/switches.c -ldl -lpthread
+//	./switches /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 WHAT GATE THREADS PHASES
+//
+// Threads launch all the time. In each phase something is switched off and on again, and then each thread launches 100 kernels of its
+// own, of which all should be seen. WHAT is
+//
+//	k     records of kernels                  t     callbacks of launches
+//	K     the same, and callbacks stay on     b     both
+//	f     records, with a flush after each
+//
+// and GATE who launches meanwhile: 0 everybody, 1 nobody, 2 nobody and the device has nothing to do, 3 nobody while it is
+// switched off. It prints for each thread the first phase in which something had not come by its end, -1 for none, and what had not come by
+// the end of all.
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpufl_abi.h"
+
+#define CHECK(what)                                                      \
+  do {                                                                   \
+    if (!(what)) {                                                       \
+      fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #what); \
+      exit(1);                                                           \
+    }                                                                    \
+  } while (0)
+
+#define FIELD(field, symbol, parameters) static int(*field) parameters;
+GPUFL_CUPTI_REQUIRED(FIELD)
+GPUFL_CUPTI_OPTIONAL(FIELD)
+static int (*cu_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+static int (*cu_synchronize)(void), (*cu_current)(void *), (*cu_stream)(void **, unsigned);
+
+enum { MOST = 16, EACH = 100, CONCURRENT_KERNEL = 10, BUFFER = 8 << 20 };
+static void *others_kernel, *own_kernel[MOST], *context, *subscriber;
+// Whoever switches goes first: there are always some who launch.
+static pthread_rwlock_t gate = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+static bool gated;
+static atomic_int asked, done;
+static atomic_bool over;
+static atomic_ulong recorded[MOST], told[MOST], others;
+static __thread int self = -1;
+static __thread bool checked;
+
+static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data) {
+  (void)user, (void)domain, (void)cbid;
+  const gpufl_callback_data *call = data;
+  if (call->callbackSite == 0 && checked) atomic_fetch_add(&told[self], 1);
+}
+static void on_request(uint8_t **buffer, size_t *size, size_t *most) {
+  *size = BUFFER;
+  *most = 0;
+  *buffer = malloc(BUFFER);
+}
+static void on_complete(void *c, uint32_t stream, uint8_t *buffer, size_t size, size_t valid) {
+  (void)c, (void)stream, (void)size;
+  void *record = NULL;
+  while (valid > 0 && next_record(buffer, valid, &record) == 0) {
+    uint32_t kind;
+    const char *name;
+    memcpy(&kind, record, sizeof kind);
+    if (kind != CONCURRENT_KERNEL) continue;
+    memcpy(&name, (char *)record + 104, sizeof name);
+    if (name == NULL || strncmp(name, "own", 3) != 0) continue;
+    int i = atoi(name + 3);
+    if (i < MOST) atomic_fetch_add(&recorded[i], 1);
+  }
+  free(buffer);
+}
+
+static void tell(uint32_t on) {
+  for (uint32_t id = 1; id < 1200; id++) {
+    const char *name = NULL;
+    if (callback_name(1, id, &name) == 0 && name != NULL && strncmp(name, "cuLaunchKernel", 14) == 0) enable_callback(on, subscriber, 1, id);
+  }
+}
+
+static void launch(void *function, void *stream) {
+  if (gated) pthread_rwlock_rdlock(&gate);
+  CHECK(cu_launch(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL) == 0);
+  if (gated) pthread_rwlock_unlock(&gate);
+}
+
+static void *run(void *arg) {
+  self = (int)(intptr_t)arg;
+  void *stream;
+  CHECK(cu_current(context) == 0 && cu_stream(&stream, 1) == 0);
+  int phase = 0;
+  while (!atomic_load(&over)) {
+    if (atomic_load(&asked) > phase) {
+      phase = atomic_load(&asked);
+      checked = true;
+      for (int i = 0; i < EACH; i++) launch(own_kernel[self], stream);
+      checked = false;
+      atomic_fetch_add(&done, 1);
+    }
+    launch(others_kernel, stream);
+    atomic_fetch_add(&others, 1);
+  }
+  return NULL;
+}
+
+int main(int argc, char **argv) {
+  CHECK(argc == 6);
+  char what = *argv[2];
+  int level = atoi(argv[3]), threads = atoi(argv[4]), phases = atoi(argv[5]);
+  CHECK(strchr("kKtbf", what) != NULL && threads > 0 && threads <= MOST);
+  gated = level > 0;
+  void *cuda = dlopen("libcuda.so.1", RTLD_NOW), *library = dlopen(argv[1], RTLD_NOW);
+  CHECK(cuda != NULL && library != NULL);
+#define LOOK_UP(field, symbol, parameters) *(void **)&field = dlsym(library, #symbol);
+  GPUFL_CUPTI_REQUIRED(LOOK_UP)
+  GPUFL_CUPTI_OPTIONAL(LOOK_UP)
+  int (*init)(unsigned), (*retain)(void **, int), (*load)(void **, const void *), (*get)(void **, void *, const char *);
+  *(void **)&init = dlsym(cuda, "cuInit");
+  *(void **)&retain = dlsym(cuda, "cuDevicePrimaryCtxRetain");
+  *(void **)&cu_current = dlsym(cuda, "cuCtxSetCurrent");
+  *(void **)&cu_stream = dlsym(cuda, "cuStreamCreate");
+  *(void **)&load = dlsym(cuda, "cuModuleLoadData");
+  *(void **)&get = dlsym(cuda, "cuModuleGetFunction");
+  *(void **)&cu_launch = dlsym(cuda, "cuLaunchKernel");
+  *(void **)&cu_synchronize = dlsym(cuda, "cuCtxSynchronize");
+  CHECK(init(0) == 0 && subscribe(&subscriber, on_api, NULL) == 0 && register_callbacks(on_request, on_complete) == 0);
+  uint8_t one_for_all = 0;
+  size_t size = sizeof one_for_all;
+  set_attribute(9, &size, &one_for_all);
+  bool records = what != 't', callbacks = what == 't' || what == 'b' || what == 'K', switched = what == 't' || what == 'b';
+  if (records) CHECK(activity_enable(CONCURRENT_KERNEL) == 0);
+  if (callbacks) tell(1);
+  char ptx[8192] = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry others() { ret; }\n";
+  for (int i = 0; i < threads; i++) sprintf(ptx + strlen(ptx), ".visible .entry own%d() { ret; }\n", i);
+  void *module;
+  CHECK(retain(&context, 0) == 0 && cu_current(context) == 0 && load(&module, ptx) == 0 && get(&others_kernel, module, "others") == 0);
+  for (int i = 0; i < threads; i++) {
+    char name[16];
+    sprintf(name, "own%d", i);
+    CHECK(get(&own_kernel[i], module, name) == 0);
+  }
+  pthread_t all[MOST];
+  for (int i = 0; i < threads; i++) CHECK(pthread_create(&all[i], NULL, run, (void *)(intptr_t)i) == 0);
+  usleep(50000);
+  int first[MOST];
+  for (int i = 0; i < MOST; i++) first[i] = -1;
+  for (int phase = 0; phase < phases; phase++) {
+    for (int on = 0; on < 2; on++) {
+      bool alone = gated && !(level == 3 && on);
+      if (alone) pthread_rwlock_wrlock(&gate);
+      if (level == 2) CHECK(cu_synchronize() == 0);
+      if (records) CHECK((on ? activity_enable(CONCURRENT_KERNEL) : activity_disable(CONCURRENT_KERNEL)) == 0);
+      if (switched) tell((uint32_t)on);
+      if (what == 'f') flush_all(0);
+      if (alone) pthread_rwlock_unlock(&gate);
+      usleep(3000);
+    }
+    atomic_store(&done, 0);
+    atomic_fetch_add(&asked, 1);
+    while (atomic_load(&done) < threads) usleep(200);
+    if (gated) pthread_rwlock_wrlock(&gate);
+    CHECK(cu_synchronize() == 0);
+    if (gated) pthread_rwlock_unlock(&gate);
+    if (records) flush_all(1);
+    unsigned long want = (unsigned long)(phase + 1) * EACH;
+    for (int i = 0; i < threads; i++) {
+      if (first[i] < 0 && ((records && atomic_load(&recorded[i]) < want) || (callbacks && atomic_load(&told[i]) < want))) first[i] = phase;
+    }
+  }
+  atomic_store(&over, true);
+  for (int i = 0; i < threads; i++) pthread_join(all[i], NULL);
+  CHECK(cu_synchronize() == 0);
+  for (int i = 0; i < 3 && records; i++) { // what CUPTI's own thread still works at comes with the next
+    flush_all(1);
+    usleep(100000);
+  }
+  printf("%c gate %d, %d threads, %d phases, %lu other launches:", what, level, threads, phases, atomic_load(&others));
+  unsigned long want = (unsigned long)phases * EACH;
+  for (int i = 0; i < threads; i++) {
+    printf(" [%d] first %d, without record %lu, not told %lu of %lu;", i, first[i], records ? want - atomic_load(&recorded[i]) : 0,
+           callbacks ? want - atomic_load(&told[i]) : 0, want);
+  }
+  printf("\n");
+  fflush(stdout);
+  _exit(0);
+}
