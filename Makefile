@@ -77,6 +77,7 @@ fuzz: ## Run each fuzz target for FUZZTIME (30s)
 .PHONY: lint
 lint: $(TOOLS)/golangci-lint ## Check formatting, import rules and common mistakes
 	$(TOOLS)/golangci-lint run $(LIBRARIES) ./test/...
+	CGO_ENABLED=0 $(GO) build ./internal/... ./sdk/... ./cmd/gpufl # where there is no cgo the SDK says that it cannot record
 
 .PHONY: generate
 generate: $(TOOLS)/ocb $(TOOLS)/mdatagen ## Regenerate what is made from manifests and metadata

@@ -41,6 +41,9 @@ func (*Collector) Flush(bool) error { return ErrNotRunning }
 // Take returns nil, io.EOF.
 func (*Collector) Take(time.Duration) (*Batch, error) { return nil, io.EOF }
 
+// HasContext is false: there is nothing that a window could look into.
+func (*Collector) HasContext() bool { return false }
+
 // Pending is 0.
 func (*Collector) Pending() int { return 0 }
 
