@@ -135,6 +135,9 @@ type DeepTotals struct {
 	HardwareFull uint64
 	// DroppedRecords is what SASS metrics had counted and not handed over when the window closed.
 	DroppedRecords uint64
+	// Patched is how many instructions had been patched when the window closed, of all contexts that were there. CUPTI
+	// 13.0 keeps what it patched in device memory until the process ends. SASS metrics.
+	Patched uint64
 	// LostRows and LostValue are figures that found no room here: above MaxRows, or between two calls
 	// of Drain. LostValue is the sum of their values.
 	LostRows, LostValue uint64

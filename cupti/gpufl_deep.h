@@ -111,6 +111,7 @@ int gpufl_deep_missing(uint32_t index);
 typedef struct {
   uint64_t samples, dropped_samples, non_user_samples, hardware_full;
   uint64_t dropped_records;
+  uint64_t patched; /* instructions that SASS metrics had patched when the window closed */
   uint64_t lost_rows, lost_value, lost_names, broken;
   uint64_t contexts, skipped_contexts, lost_contexts;
   uint64_t deferred, not_idle, gated, gate_timeouts, names_kept;

@@ -198,6 +198,8 @@ static int flush(const counted *c, const counted_device *d) {
     int result = GPUFL_DEEP_CALL(sass_data_properties, &p);
     if (result != GPUFL_CUPTI_SUCCESS) return result;
     size_t n = p.numOfPatchedInstructionRecords, instances = p.numOfInstances;
+    // Later rounds are asked for the rest.
+    if (round == 0) gpufl_window_count(&gpufl_window_counts.patched, n);
     if (n == 0 || instances == 0) return GPUFL_OK;
     // The header leaves open whether the instances are those of one metric or of all: there is room
     // for both.

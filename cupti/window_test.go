@@ -238,7 +238,8 @@ func TestWindowOfSASSMetrics(t *testing.T) {
 			if !slices.Equal(r.Missing, []string{"smsp__sass_unheard_of"}) {
 				t.Errorf("missing %q", r.Missing)
 			}
-			if r.Totals != (DeepTotals{Contexts: 1}) {
+			// As often as it ran, an instruction is patched once.
+			if r.Totals != (DeepTotals{Contexts: 1, Patched: places}) {
 				t.Errorf("totals %+v", r.Totals)
 			}
 		})
@@ -641,9 +642,13 @@ func TestOneContextOfADeviceIsSampled(t *testing.T) {
 	if r := closeWindow(t, w); r.Totals.Contexts != 1 || r.Totals.SkippedContexts != 1 || sum(r) != samplesOfLaunch {
 		t.Errorf("totals %+v, %d samples", r.Totals, sum(r))
 	}
-	// Patched are all.
+	// Patched are all, each with code of its own; and of a window without launches nothing.
 	w = openWindow(t, c, DeepConfig{Engine: EngineSASS})
-	if r := closeWindow(t, w); r.Totals.Contexts != 2 || r.Totals.SkippedContexts != 0 {
+	fake.Launch(windowKernel, 1)
+	if r := closeWindow(t, w); r.Totals.Contexts != 2 || r.Totals.SkippedContexts != 0 || r.Totals.Patched != 2*places {
+		t.Errorf("totals %+v", r.Totals)
+	}
+	if r := closeWindow(t, openWindow(t, c, DeepConfig{Engine: EngineSASS})); r.Totals.Patched != 0 {
 		t.Errorf("totals %+v", r.Totals)
 	}
 }

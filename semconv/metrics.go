@@ -182,6 +182,10 @@ const (
 	// MetricGpuflDeepWindows (counter in {window}; extension ✚): Deep windows that were opened, or
 	// tried, by what came of them.
 	MetricGpuflDeepWindows = "gpufl.deep.windows"
+	// MetricGpuflDeepMemory (gauge in By; extension ✚): Device memory that CUPTI keeps of deep
+	// windows of SASS metrics until the process ends, estimated from the instructions that it patched.
+	// No point before there was one.
+	MetricGpuflDeepMemory = "gpufl.deep.memory"
 	// MetricGpuflPausedTime (counter in s; extension ✚): Time in which activity records were off for
 	// deep windows: work that was launched then is in no span and no other metric.
 	MetricGpuflPausedTime = "gpufl.paused.time"

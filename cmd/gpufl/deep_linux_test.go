@@ -19,8 +19,12 @@ import (
 	"github.com/gpuflight/gpuflight/internal/deep/control"
 )
 
-// deepEngines are armed at once; SASS has no permission, and demands that kernels are not recorded.
-type deepEngines struct{ disarm error }
+// deepEngines are armed at once; SASS has no permission unless it patches instructions, and demands that kernels are not
+// recorded.
+type deepEngines struct {
+	disarm  error
+	patched uint64
+}
 
 func (deepEngines) Ready() bool                        { return true }
 func (deepEngines) PausesActivity(e deep.Engine) bool  { return e == deep.SASS }
@@ -29,14 +33,17 @@ func (deepEngines) Resume(context.Context, bool) error { return nil }
 func (deepEngines) Drain(context.Context) error        { return nil }
 
 func (e deepEngines) Arm(_ context.Context, engine deep.Engine, _ deep.Options) (deep.Session, error) {
-	if engine == deep.SASS {
+	if engine == deep.SASS && e.patched == 0 {
 		return nil, deep.NewError(deep.StatusNoPermission, "")
+	}
+	if engine == deep.PC {
+		e.patched = 0
 	}
 	return e, nil
 }
 
 func (e deepEngines) Disarm(context.Context) (deep.Collected, error) {
-	return deep.Collected{Rows: 1234, Samples: 56789, Functions: 1, Lost: 5}, e.disarm
+	return deep.Collected{Rows: 1234, Samples: 56789, Functions: 1, Lost: 5, Patched: e.patched}, e.disarm
 }
 
 // listenDeep makes this process one that can be asked, as the environment of gpufl says where.
@@ -120,6 +127,41 @@ func TestDeepIsRefusedOrFails(t *testing.T) {
 	code, stdout, _ = command("deep", pid, "--for=20ms")
 	if code != 1 || !strings.Contains(stdout, "window 1: the engine failed (odd \uFFFD[2J); it closed after ") || !strings.Contains(stdout, "(failure)\n") {
 		t.Errorf("status %d, stdout %q", code, stdout)
+	}
+}
+
+func TestDeepWithoutMemory(t *testing.T) {
+	pid := listenDeep(t, deep.Config{Memory: 1 << 20}, deepEngines{patched: 1<<19/deep.KeptPerInstruction + 1}, control.Process{})
+	const over = "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with a higher --deep-memory (some 1 MiB of 1 MiB)"
+	sass := []string{"deep", pid, "--for", "20ms", "--engine", "sass"}
+	code, stdout, _ := command(sass...)
+	if code != 0 || strings.Contains(stdout, over) {
+		t.Errorf("status %d, stdout %q", code, stdout)
+	}
+	code, stdout, _ = command("deep", pid, "--status")
+	if want := "CUPTI keeps some 512.2 KiB of device memory for windows of sass\n"; code != 0 || !strings.Contains(stdout, want) {
+		t.Errorf("status %d, no %q in %q", code, want, stdout)
+	}
+	code, stdout, _ = command(sass...)
+	if code != 0 || !strings.Contains(stdout, "; there are no more with sass: "+over+"; it closed after ") {
+		t.Errorf("status %d, stdout %q", code, stdout)
+	}
+	code, stdout, stderr := command(sass...)
+	if code != exitRefused || stdout != "" || stderr != "gpufl deep: process "+pid+" refuses: "+over+"\n" {
+		t.Errorf("status %d, stdout %q, stderr %q", code, stdout, stderr)
+	}
+	code, stdout, stderr = command("deep", pid, "--for", "20ms", "--engine", "both")
+	if code != 0 || !strings.Contains(stderr, " is open: pc for 20ms\n") || !strings.Contains(stdout, "; not with sass: "+over+"; it closed after ") || strings.Count(stdout, "\n") != 2 {
+		t.Errorf("status %d, stdout %q, stderr %q", code, stdout, stderr)
+	}
+	_, stdout, _ = command("deep", pid, "--status")
+	for _, want := range []string{
+		"refused because of maximum_memory: 1\n",
+		"CUPTI keeps some 1 MiB of device memory for windows of sass, which is all that is allowed: there are no more of them\n",
+	} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("no %q in %q", want, stdout)
+		}
 	}
 }
 

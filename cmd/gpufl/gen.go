@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuflight/gpuflight/internal/bytesize"
 	"github.com/gpuflight/gpuflight/internal/gpuflgen"
 )
 
@@ -190,30 +191,14 @@ func parseStart(s string, now time.Time) (time.Time, error) {
 // byteCount is a flag value: a number of bytes, with an optional binary or decimal unit.
 type byteCount int64
 
-var byteUnits = []struct {
-	suffix string
-	size   int64
-}{
-	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40},
-	{"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"B", 1}, {"", 1},
-}
-
 func (b *byteCount) String() string { return strconv.FormatInt(int64(*b), 10) }
 
 func (b *byteCount) Set(s string) error {
-	for _, u := range byteUnits {
-		digits, ok := strings.CutSuffix(s, u.suffix)
-		if !ok {
-			continue
-		}
-		n, err := strconv.ParseInt(strings.TrimSpace(digits), 10, 64)
-		if err != nil || n > (1<<62)/u.size {
-			break
-		}
-		*b = byteCount(n * u.size)
-		return nil
+	n, err := bytesize.Parse(s)
+	if err == nil {
+		*b = byteCount(n)
 	}
-	return fmt.Errorf("%q is no size: use a whole number with B, KiB, MiB, GiB, kB, MB or GB", s)
+	return err
 }
 
 func writeSummary(out io.Writer, sum gpuflgen.Summary) error {

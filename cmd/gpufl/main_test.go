@@ -139,23 +139,6 @@ func TestInterruptClosesTheSession(t *testing.T) {
 	}
 }
 
-func TestByteCount(t *testing.T) {
-	for in, want := range map[string]int64{
-		"0": 0, "17": 17, "1B": 1, "4KiB": 4096, "64MiB": 64 << 20, "2GiB": 2 << 30, "3 MB": 3e6, "5kB": 5000, "1TiB": 1 << 40, "-1": -1,
-	} {
-		var b byteCount
-		if err := b.Set(in); err != nil || int64(b) != want {
-			t.Errorf("%q is %d, %v; want %d", in, b, err, want)
-		}
-	}
-	for _, in := range []string{"", "x", "1.5GiB", "MiB", "9999999999999GiB", "1 XB"} {
-		var b byteCount
-		if err := b.Set(in); err == nil {
-			t.Errorf("%q is taken as %d", in, b)
-		}
-	}
-}
-
 func TestParseStart(t *testing.T) {
 	now := time.Unix(1_790_000_000, 5)
 	for in, want := range map[string]time.Time{

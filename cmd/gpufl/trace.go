@@ -23,6 +23,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/bytesize"
 	"github.com/gpuflight/gpuflight/internal/deep"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/otlp"
@@ -373,6 +374,11 @@ func (t *tracing) tellWindows(out *teller, sessions []recorder.Summary) {
 	}
 	if paused > 0 {
 		out.tell("nothing else was recorded for %.3g s of deep windows", paused)
+	}
+	for i := range sessions {
+		if w := sessions[i].Windows; w != nil && w.MemoryFull {
+			out.tell("process %d had no more windows of sass after CUPTI had kept some %s of device memory for them; --deep-memory allows more", sessions[i].PID, bytesize.Format(w.KeptBytes))
+		}
 	}
 	switch {
 	case opened == 0:

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuflight/gpuflight/internal/bytesize"
 	"github.com/gpuflight/gpuflight/internal/deep/rule"
 )
 
@@ -18,10 +19,11 @@ const (
 	DefaultFor      = 2 * time.Second
 	DefaultBlackout = 2 * time.Second
 	DefaultCoolDown = 10 * time.Second
-	// DefaultMax is what ConfigFromEnv allows a process: CUPTI 13.0 was seen to keep some 7 MiB of an H200 after each window.
-	DefaultMax     = 100
-	DefaultPerHour = 60
-	DefaultShare   = 0.05
+	DefaultPerHour  = 60
+	DefaultShare    = 0.05
+	// DefaultMemory is what ConfigFromEnv allows, in bytes: some 60 windows of a small training, and little of a GPU that
+	// has tens of GiB.
+	DefaultMemory = 1 << 30
 	// DefaultPatience is above the ten seconds that package cupti allows itself: what it gives up in
 	// order is not taken for broken here.
 	DefaultPatience   = 15 * time.Second
@@ -62,6 +64,10 @@ type Config struct {
 
 	// Max bounds the windows in all in which an engine ran, 0 for no bound.
 	Max int
+	// Memory bounds the device memory that CUPTI keeps of windows of SASS, in bytes, as KeptPerInstruction estimates it; 0 for
+	// no bound. Once it is reached there is none of SASS any more: those of Both go on with PC alone. A window that is open is
+	// not cut, so it may be passed by what one window patches.
+	Memory int64
 	// Blackout is how long after the start there is no window; 0 is DefaultBlackout, or After if that is
 	// less; below 0 is none.
 	Blackout time.Duration
@@ -101,7 +107,8 @@ var Settings = []Setting{
 	{"deep-when", WhenVariable, "open a deep window when a `rule` is met, such as 'kernel.rate < 100/s for 2s' or 'scope(train_step).p95 > 1.5x baseline'; can be given several times"},
 	{"deep-for", "GPUFL_DEEP_FOR", "`duration` of a deep window (default 2s)"},
 	{"deep-engine", "GPUFL_DEEP_ENGINE", "`engine` of deep windows: pc (samples of program counters with stall reasons), sass (instruction counts), or both, half the time each (default pc)"},
-	{"deep-max", "GPUFL_DEEP_MAX", "most deep `windows` of a process, 0 for any number (default 100: CUPTI keeps some memory of the device after each)"},
+	{"deep-max", "GPUFL_DEEP_MAX", "most deep `windows` of a process, 0 for any number (default 0)"},
+	{"deep-memory", "GPUFL_DEEP_MEMORY", "no more windows of sass in a process once CUPTI has kept this `size` of the device's memory for them, as estimated, 0 for no limit (default 1GiB)"},
 	{"deep-blackout", "GPUFL_DEEP_BLACKOUT", "no deep window for this `duration` after the start (default 2s, or --deep-after if that is less)"},
 	{"deep-cooldown", "GPUFL_DEEP_COOLDOWN", "least `duration` between two deep windows (default 10s, or what --deep-every leaves)"},
 	{"deep-per-hour", "GPUFL_DEEP_PER_HOUR", "most deep `windows` in an hour (default 60, and those of --deep-every)"},
@@ -122,13 +129,11 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 		Blackout: r.orNone("GPUFL_DEEP_BLACKOUT"),
 		CoolDown: r.orNone("GPUFL_DEEP_COOLDOWN"),
 		Max:      r.count("GPUFL_DEEP_MAX", 0),
+		Memory:   r.size("GPUFL_DEEP_MEMORY", DefaultMemory),
 		PerHour:  r.count("GPUFL_DEEP_PER_HOUR", 1),
 		Share:    r.share("GPUFL_DEEP_SHARE"),
 		Signal:   r.signal("GPUFL_DEEP_SIGNAL"),
 		When:     r.rules(WhenVariable),
-	}
-	if getenv("GPUFL_DEEP_MAX") == "" {
-		c.Max = DefaultMax
 	}
 	var err error
 	if c.Engine, err = ParseEngine(strings.ToLower(getenv("GPUFL_DEEP_ENGINE"))); err != nil {
@@ -173,7 +178,7 @@ func (c Config) complete() (Config, error) {
 	switch {
 	case c.For < MinFor || c.For > MaxFor:
 		return c, fmt.Errorf("a deep window of %v; it must be %v to %v long", c.For, MinFor, MaxFor)
-	case c.After < 0 || c.Every < 0 || c.Max < 0 || c.PerHour < 0 || c.Patience < 0 || c.DrainEvery < 0 || !(c.Share >= 0 && c.Share <= 1):
+	case c.After < 0 || c.Every < 0 || c.Max < 0 || c.Memory < 0 || c.PerHour < 0 || c.Patience < 0 || c.DrainEvery < 0 || !(c.Share >= 0 && c.Share <= 1):
 		return c, errors.New("a limit of deep windows is below 0, or a share above 1")
 	case c.PerHour > maxPerHour:
 		return c, fmt.Errorf("%d deep windows an hour; %d are the most", c.PerHour, maxPerHour)
@@ -310,6 +315,19 @@ func (r *envReader) count(name string, least int) int {
 	if err != nil || n < least || n > 1<<31-1 {
 		r.bad(name, v, fmt.Sprintf("a whole number from %d on", least))
 		return 0
+	}
+	return n
+}
+
+func (r *envReader) size(name string, otherwise int64) int64 {
+	v := r.getenv(name)
+	if v == "" {
+		return otherwise
+	}
+	n, err := bytesize.Parse(v)
+	if err != nil || n < 0 {
+		r.bad(name, v, "a number of bytes such as 512MiB or 2GiB, or 0 for no limit")
+		return otherwise
 	}
 	return n
 }

@@ -79,6 +79,10 @@ type Report struct {
 	// not use the device yet.
 	Next  time.Time `json:"next"`
 	Waits bool      `json:"waits,omitempty"`
+	// KeptBytes is the device memory that CUPTI keeps of windows of SASS until the process ends, as KeptPerInstruction
+	// estimates it. MemoryFull says that this is all that Config.Memory allows, and that there is none of SASS any more.
+	KeptBytes  uint64 `json:"kept_bytes,omitempty"`
+	MemoryFull bool   `json:"memory_full,omitempty"`
 	// Rules are as of a second ago or less.
 	Rules []rule.State `json:"rules,omitempty"`
 	// Broken says why engines are not armed any more.
@@ -194,6 +198,14 @@ func (c *Controller) ask(r Request) (*Ticket, *Error) {
 	if c.stopping {
 		return nil, NewError(StatusAtExit, "")
 	}
+	without := ""
+	if r.Engine == Both && c.ledger.full() {
+		// The other goes on, with all of the time. Who asks is told; the schedule and rules would say it again and again.
+		r.Engine = PC
+		if r.Cause == CauseCall || r.Cause == CauseSocket {
+			without = notWith(SASS, c.ledger.errFull().Outcome.Text)
+		}
+	}
 	if t := c.current; t != nil {
 		if t.window.Cause == r.Cause && t.window.Engine == r.Engine {
 			c.report.Joined++
@@ -205,11 +217,11 @@ func (c *Controller) ask(r Request) (*Ticket, *Error) {
 		return nil, NewError(StatusBroken, why)
 	}
 	now := time.Now()
-	if err := c.ledger.check(now, r.For); err != nil {
+	if err := c.ledger.check(now, r.Engine, r.For); err != nil {
 		return nil, err
 	}
 	c.lastID++
-	t := &Ticket{c: c, done: make(chan struct{}), end: make(chan struct{}), window: Window{
+	t := &Ticket{c: c, done: make(chan struct{}), end: make(chan struct{}), without: without, window: Window{
 		ID: c.lastID, Engine: r.Engine, Cause: r.Cause, Why: shorten(r.Why), For: r.For, Start: now,
 	}}
 	c.current = t
@@ -270,6 +282,7 @@ func (c *Controller) Report() Report {
 	r.Broken = maps.Clone(c.broken)
 	r.Recent = slices.Clone(c.recent)
 	r.Uncertain = c.uncertain > 0
+	r.KeptBytes, r.MemoryFull = c.ledger.kept(), c.ledger.full()
 	if c.current != nil {
 		w := c.current.window
 		r.Open = &w
@@ -401,9 +414,11 @@ type Ticket struct {
 	c *Controller
 	// window is under the controller's lock until done is closed.
 	window Window
-	done   chan struct{}
-	end    chan struct{}
-	once   sync.Once
+	// without is what is added where something was collected: what the window was asked for and went without.
+	without string
+	done    chan struct{}
+	end     chan struct{}
+	once    sync.Once
 }
 
 // ID returns the window's id.

@@ -268,7 +268,7 @@ func TestFaults(t *testing.T) {
 		t.Run(fault.name+" comes back too late", func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				release := make(chan struct{})
-				f := &fakeEngines{t: t}
+				f := &fakeEngines{t: t, collected: Collected{Patched: 7}}
 				fault.set(f, once(never(release)))
 				c := begin(t, Config{}, f)
 				start := time.Now()
@@ -292,6 +292,13 @@ func TestFaults(t *testing.T) {
 				}
 				check(t, c, f, SASS, StatusBroken)
 				check(t, c, f, PC, StatusCollected)
+				kept := uint64(7 * KeptPerInstruction)
+				if fault.name == "Pause" { // nothing was armed
+					kept = 0
+				}
+				if r := c.Report(); r.KeptBytes != kept {
+					t.Errorf("%d bytes are kept, want %d", r.KeptBytes, kept)
+				}
 				end(t, c)
 			})
 		})

@@ -105,6 +105,7 @@ const (
 	StatusMaximum         Status = "maximum"
 	StatusPerHour         Status = "maximum_per_hour"
 	StatusShare           Status = "maximum_share"
+	StatusMemory          Status = "maximum_memory"
 	StatusBadRequest      Status = "invalid_request"
 )
 
@@ -126,6 +127,7 @@ var sentences = map[Status]string{
 	StatusMaximum:         "the process has had all the windows that are allowed",
 	StatusPerHour:         "the process has had all the windows of this hour",
 	StatusShare:           "the window would pass the share of time that windows may have",
+	StatusMemory:          "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with a higher --deep-memory",
 	StatusBadRequest:      "the request makes no sense",
 }
 
@@ -199,6 +201,8 @@ type Collected struct {
 	Functions uint64 `json:"functions"`
 	// Lost is what the engine knows to be missing, in the units of Samples.
 	Lost uint64 `json:"lost"`
+	// Patched are the instructions that SASS changed and CUPTI keeps: see KeptPerInstruction.
+	Patched uint64 `json:"patched,omitempty"`
 }
 
 func (c *Collected) add(o Collected) {
@@ -206,6 +210,7 @@ func (c *Collected) add(o Collected) {
 	c.Samples += o.Samples
 	c.Functions += o.Functions
 	c.Lost += o.Lost
+	c.Patched += o.Patched
 }
 
 // Engines arms and disarms what looks inside kernels. The controller makes one call at a time, each on
@@ -270,5 +275,9 @@ type Window struct {
 	Closed    CloseReason `json:"closed,omitempty"`
 	Outcome   Outcome     `json:"outcome"`
 	Collected Collected   `json:"collected"`
-	Parts     []Part      `json:"parts"`
+	// KeptBytes is the device memory that CUPTI keeps of this window and those before it, as KeptPerInstruction estimates it.
+	// MemoryFull says that this is all that Config.Memory allows. Both are as of the window's end.
+	KeptBytes  uint64 `json:"kept_bytes,omitempty"`
+	MemoryFull bool   `json:"memory_full,omitempty"`
+	Parts      []Part `json:"parts"`
 }

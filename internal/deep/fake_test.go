@@ -21,7 +21,8 @@ type fakeEngines struct {
 	t *testing.T
 	// Each may be set to do something else than succeed at once.
 	pause, arm, drain, disarm, resume func(context.Context) error
-	collected                         Collected
+	// collected is what each window yields; Patched is of SASS alone.
+	collected Collected
 	// ready says whether there is something to look into; nil is always.
 	ready func() bool
 	// pauses says which engines demand it; nil is SASS alone.
@@ -143,9 +144,13 @@ func (s *fakeSession) Disarm(ctx context.Context) (Collected, error) {
 		return Collected{}, err
 	}
 	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := f.collected
+	if f.armed != SASS {
+		c.Patched = 0
+	}
 	f.armed = ""
-	f.mu.Unlock()
-	return f.collected, nil
+	return c, nil
 }
 
 // never is a call that does not come back before it is released, whatever its context says.

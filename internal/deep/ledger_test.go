@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,7 +15,7 @@ import (
 
 // allowed says, by going through all windows there have been, whether there may be another: what the
 // ledger says is compared with it.
-func allowed(cfg *Config, start, now time.Time, length time.Duration, past []Window) Status {
+func allowed(cfg *Config, start, now time.Time, e Engine, length time.Duration, past []Window) Status {
 	var used time.Duration
 	count, armed := 0, 0
 	var last time.Time
@@ -41,6 +42,8 @@ func allowed(cfg *Config, start, now time.Time, length time.Duration, past []Win
 		return StatusBlackout
 	case cfg.Max > 0 && armed >= cfg.Max:
 		return StatusMaximum
+	case e == SASS && spent(cfg, past):
+		return StatusMemory
 	case !last.IsZero() && now.Sub(last) < cfg.CoolDown:
 		return StatusCoolDown
 	case count >= cfg.PerHour:
@@ -49,6 +52,17 @@ func allowed(cfg *Config, start, now time.Time, length time.Duration, past []Win
 		return StatusShare
 	}
 	return StatusCollected
+}
+
+// spent says that windows have left all the memory that they may.
+func spent(cfg *Config, past []Window) bool {
+	kept := int64(0)
+	for _, w := range past {
+		for _, p := range w.Parts {
+			kept += int64(p.Collected.Patched) * KeptPerInstruction
+		}
+	}
+	return cfg.Memory > 0 && kept >= cfg.Memory
 }
 
 // TestLimitsHoldOverRandomRequests asks for windows at random times with engines that fail at random, over
@@ -74,9 +88,12 @@ func TestLimitsHoldOverRandomRequests(t *testing.T) {
 					// A schedule that the limits leave room for, or that New refuses.
 					cfg.After, cfg.Every = cfg.Blackout+between(1, time.Minute), between(cfg.For+cfg.CoolDown, time.Hour)
 				}
+				if rnd.IntN(2) == 0 {
+					cfg.Memory = rnd.Int64N(30 * 5000 * KeptPerInstruction)
+				}
 				var past []Window
 				cfg.Closed = func(w Window) { past = append(past, w) }
-				f := &fakeEngines{t: t}
+				f := &fakeEngines{t: t, collected: Collected{Patched: 5000}}
 				faults := rand.New(rand.NewPCG(seed, 2)) // of the goroutines that call f, one after the other
 				fail := func(context.Context) error {
 					if faults.IntN(4) == 0 {
@@ -107,10 +124,14 @@ func TestLimitsHoldOverRandomRequests(t *testing.T) {
 					if length == 0 {
 						length = cfg.For
 					}
-					want := allowed(&cfg, start, time.Now(), length, past)
+					engine := r.Engine
+					if engine == Both && spent(&cfg, past) {
+						engine = PC
+					}
+					want := allowed(&cfg, start, time.Now(), engine, length, past)
 					if open := c.Report().Open; open != nil {
 						want = StatusBusy
-						if open.Cause == r.Cause && open.Engine == r.Engine {
+						if open.Cause == r.Cause && open.Engine == engine {
 							want = StatusCollected // it joins
 						}
 					}
@@ -135,7 +156,7 @@ func TestLimitsHoldOverRandomRequests(t *testing.T) {
 			})
 		})
 	}
-	for _, s := range []Status{StatusCollected, StatusBusy, StatusBlackout, StatusMaximum, StatusCoolDown, StatusPerHour, StatusShare} {
+	for _, s := range []Status{StatusCollected, StatusBusy, StatusBlackout, StatusMaximum, StatusCoolDown, StatusPerHour, StatusShare, StatusMemory} {
 		if answers[s] == 0 {
 			t.Errorf("%s was never the answer, of %v", s, answers)
 		}
@@ -155,6 +176,9 @@ func verify(t *testing.T, cfg *Config, start time.Time, windows []Window) {
 		}
 		if slices.ContainsFunc(w.Parts, func(p Part) bool { return p.Armed }) {
 			armed++
+		}
+		if spent(cfg, windows[:i]) && slices.ContainsFunc(w.Parts, func(p Part) bool { return p.Engine == SASS }) {
+			t.Errorf("window %d has an engine for which there is no memory", w.ID)
 		}
 		// The hour that ends with the window; what the window took longer than it was to take could not be
 		// known when it began.
@@ -176,4 +200,107 @@ func verify(t *testing.T, cfg *Config, start time.Time, windows []Window) {
 	if cfg.Max > 0 && armed > cfg.Max {
 		t.Errorf("%d windows", armed)
 	}
+}
+
+// TestMemoryIsBounded has windows of SASS that patch so many instructions each that three are allowed.
+func TestMemoryIsBounded(t *testing.T) {
+	const patched = 6169 // some 1 MiB as it is estimated
+	const mib = patched * KeptPerInstruction
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeEngines{t: t, collected: Collected{Rows: 1, Patched: patched}}
+		c := begin(t, Config{Memory: 3*mib - 1, CoolDown: -1, Share: 1}, f)
+		defer end(t, c)
+		const collected = "the window was opened and its data collected"
+		const over = "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with a higher --deep-memory"
+		for i, r := range []Request{{Engine: SASS}, {Engine: Both}, {Engine: PC}, {Engine: SASS}} {
+			w := ask(t, c, r)
+			kept, full, text := []uint64{mib, 2 * mib, 2 * mib, 3 * mib}[i], i == 3, collected
+			if full { // it is a window all the same, and the one that says so
+				text += "; there are no more with sass: " + over + " (some 3 MiB of 3 MiB)"
+			}
+			if w.KeptBytes != kept || w.MemoryFull != full || w.Outcome.Text != text || w.Outcome.Status != StatusCollected {
+				t.Errorf("window %+v", w)
+			}
+			if r := c.Report(); r.KeptBytes != kept || r.MemoryFull != full {
+				t.Errorf("report %+v", r)
+			}
+		}
+		f.seen()
+		_, err := c.Ask(Request{Engine: SASS, Cause: CauseSocket})
+		if want := "deep window: " + over + " (some 3 MiB of 3 MiB)"; err == nil || err.Error() != want {
+			t.Errorf("error %v, want %s", err, want)
+		}
+		refused(t, c, Request{Engine: SASS}, StatusMemory)
+		if w := ask(t, c, Request{Engine: PC, Cause: CauseSchedule}); w.Outcome.Text != collected || w.KeptBytes != 3*mib || !w.MemoryFull {
+			t.Errorf("window %+v", w)
+		}
+		for _, cause := range []Cause{CauseCall, CauseSocket, CauseSignal, CauseSchedule, CauseRule} {
+			ticket, err := c.Ask(Request{Engine: Both, Cause: cause})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if joined, err := c.Ask(Request{Engine: Both, Cause: cause}); err != nil || joined != ticket {
+				t.Errorf("another of the same gets %v, %v", joined, err)
+			}
+			w, err := ticket.Wait(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			text := collected
+			if cause == CauseCall || cause == CauseSocket {
+				text += "; not with sass: " + over + " (some 3 MiB of 3 MiB)"
+			}
+			if w.Engine != PC || len(w.Parts) != 1 || w.End.Sub(w.Start) != DefaultFor || w.Outcome.Text != text || w.KeptBytes != 3*mib {
+				t.Errorf("window %+v", w)
+			}
+		}
+		if calls := f.seen(); slices.Contains(calls, "arm sass") || slices.Contains(calls, "pause") {
+			t.Errorf("calls %q", calls)
+		}
+		if r := c.Report(); r.Refused[StatusMemory] != 2 || r.Windows != 10 || r.Attempts != 0 {
+			t.Errorf("report %+v", r)
+		}
+	})
+}
+
+// TestScheduleGoesOnWithoutMemory has a schedule of both engines, and a default that allows any number of windows.
+func TestScheduleGoesOnWithoutMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg, err := ConfigFromEnv(func(name string) string {
+			return map[string]string{"GPUFL_DEEP_EVERY": "1m", "GPUFL_DEEP_ENGINE": "both", "GPUFL_DEEP_MEMORY": "1MiB"}[name]
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		engines, remarks := map[Engine]int{}, 0
+		cfg.Closed = func(w Window) {
+			engines[w.Engine]++
+			if strings.Contains(w.Outcome.Text, "; ") {
+				remarks++
+			}
+		}
+		c, err := New(cfg, &fakeEngines{t: t, collected: Collected{Patched: 1<<19/KeptPerInstruction + 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Start()
+		time.Sleep(3*time.Hour + 30*time.Second)
+		end(t, c)
+		if r := c.Report(); engines[Both] != 2 || engines[PC] != 178 || remarks != 1 || len(r.Refused) != 0 {
+			t.Errorf("windows %v, %d with remarks, refused %v", engines, remarks, r.Refused)
+		}
+	})
+}
+
+func TestMemoryMayBeUnbounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := begin(t, Config{CoolDown: -1, Share: 1, For: MinFor, PerHour: 1000}, &fakeEngines{t: t, collected: Collected{Patched: 1 << 20}})
+		for range 200 {
+			ask(t, c, Request{Engine: SASS})
+		}
+		end(t, c)
+		if r := c.Report(); r.KeptBytes != 200<<20*KeptPerInstruction || r.MemoryFull || r.Windows != 200 {
+			t.Errorf("report %+v", r)
+		}
+	})
 }

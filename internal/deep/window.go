@@ -42,7 +42,16 @@ func (c *Controller) runWindow(t *Ticket) {
 	c.mu.Lock()
 	w := &t.window
 	w.End, w.Closed, w.Outcome = now, closed, summarise(parts)
+	if w.Outcome.Status == StatusCollected {
+		w.Outcome.Text += t.without
+	}
+	room := !c.ledger.full()
 	c.ledger.add(w.Start, now, armed)
+	c.ledger.patched += w.Collected.Patched
+	w.KeptBytes, w.MemoryFull = c.ledger.kept(), c.ledger.full()
+	if room && w.MemoryFull {
+		w.Outcome.Text += "; there are no more with sass: " + c.ledger.errFull().Outcome.Text
+	}
 	c.current = nil
 	c.undisturbed = now.Add(settle)
 	if armed {
@@ -80,7 +89,7 @@ func summarise(parts []Part) Outcome {
 	for i := range parts {
 		p := &parts[i]
 		if o.Status == StatusCollected && p.Outcome.Status != StatusCollected {
-			o.Text += fmt.Sprintf("; not with %s: %s", p.Engine, p.Outcome.Text)
+			o.Text += notWith(p.Engine, p.Outcome.Text)
 		}
 		if p.Problem != "" {
 			o.Text += "; " + p.Problem
@@ -88,6 +97,9 @@ func summarise(parts []Part) Outcome {
 	}
 	return o
 }
+
+// notWith is what stands behind the sentence of a window that went without an engine.
+func notWith(e Engine, why string) string { return fmt.Sprintf("; not with %s: %s", e, why) }
 
 // part arms one engine, holds it for its length and disarms it. It returns why it ended, "" if nothing
 // was armed.
@@ -153,6 +165,7 @@ func (c *Controller) part(t *Ticket, p *Part, length time.Duration) CloseReason 
 		return err
 	}, func(err error) {
 		if err == nil {
+			a.keep(collected)
 			a.resumeLate()
 		}
 	})
@@ -304,15 +317,24 @@ func (a *arming) resume(disarmed bool) {
 // disarmLate disarms an engine whose Arm or Drain came back late. It runs on that call's goroutine and
 // has no bound: nobody waits for it.
 func (a *arming) disarmLate() {
-	err := guarded(func() error {
-		_, err := a.session.Disarm(context.Background())
+	var collected Collected
+	err := guarded(func() (err error) {
+		collected, err = a.session.Disarm(context.Background())
 		return err
 	})
 	if err != nil {
 		a.c.cfg.Logger.Error("a deep engine may still be armed", "engine", a.engine, "error", err)
 		return
 	}
+	a.keep(&collected)
 	a.resumeLate()
+}
+
+// keep notes what CUPTI keeps of a window that is in no other sum, since it had ended.
+func (a *arming) keep(late *Collected) {
+	a.c.mu.Lock()
+	a.c.ledger.patched += late.Patched
+	a.c.mu.Unlock()
 }
 
 // resumeLate is disarmLate for activity, and the end of it: the engine is known to be disarmed.

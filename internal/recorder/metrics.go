@@ -351,6 +351,11 @@ func (w *metricWriter) recorder() {
 	for _, status := range slices.Sorted(maps.Keys(counts.ByStatus)) {
 		windows.int(start, counts.ByStatus[status]).PutStr(semconv.CUDADeepWindowStatus, status)
 	}
+	if counts.KeptBytes > 0 {
+		p := w.metric(semconv.MetricGpuflDeepMemory).SetEmptyGauge().DataPoints().AppendEmpty()
+		p.SetTimestamp(w.now)
+		p.SetIntValue(int64(counts.KeptBytes)) //nolint:gosec // Bounded by the device's memory.
+	}
 	if w.e.windows.paused > 0 {
 		w.sum(semconv.MetricGpuflPausedTime).seconds(start, uint64(w.e.windows.paused))
 	}

@@ -353,6 +353,20 @@ func TestSmallRowsAreSummed(t *testing.T) {
 	}
 }
 
+// What CUPTI patched is for the controller to bound; PC sampling patches nothing.
+func TestPatchedInstructionsAreTold(t *testing.T) {
+	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
+	src, k := &source{result: &cupti.DeepResult{
+		Engine: cupti.EngineSASS, Functions: []string{"f"}, Names: []string{"inst"}, Rows: []cupti.DeepRow{{Value: 4}},
+		Totals: cupti.DeepTotals{Contexts: 2, Patched: 16_700, DroppedRecords: 3},
+	}}, newTaker()
+	e := New(Settings{}, src, k, nil)
+	e.Start()
+	w := run(t, e, 1, deep.SASS)
+	assert.Equal(t, deep.Collected{Rows: 1, Samples: 4, Functions: 1, Lost: 3, Patched: 16_700}, w.Collected)
+	stop(t, e)
+}
+
 // What metrics say of an instruction comes together, or not at all: threads are 32 times the warps, and would have all the
 // rows.
 func TestMetricsOfAnInstructionStayTogether(t *testing.T) {
