@@ -59,8 +59,8 @@ bool gpufl_watch(uint32_t sets);
 bool gpufl_watch_counted(bool *more);
 
 /* What is switched beside launches, kinds of activity or callbacks, may be lost to some threads for good: CUPTI 13.0 then makes no
- * records of their launches, or tells of none (H200, driver 580, test/gpu/budget/switches.c: none of 5 of 15 threads' records, none of
- * 5 of 5 threads' calls; all where launches waited).
+ * records of their launches, or tells of none (H200, driver 580, test/gpu/budget/switches.c: no records of 5 of 20 threads, no calls of
+ * 5 of 5; all where launches waited).
  * And once a window has been open it locks up. gpufl_quiet_begin has launches wait until gpufl_quiet_end: 1 if they do; 0 if
  * nobody knows of launches, or they came to no rest and that is all the harm; GPUFL_RESTLESS if they came to no rest in limit_ns and
  * nothing must be switched. gpufl_quiet_end takes that answer. */

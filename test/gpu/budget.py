@@ -11,7 +11,7 @@ these modes, in turn and beginning with another one in every round:
 
     nothing   no tracing
     all       libgpufl.so without a budget: every launch is recorded
-    2%, ...   the same with GPUFL_OVERHEAD_BUDGET (--budgets)
+    2%, ...   the same with GPUFL_OVERHEAD_BUDGET (--budgets); 2%+windows with deep windows of both engines in it
 
 A table has medians. Then one line per requirement: with 2 % the throughput is within 3 % of nothing's (with another
 budget within 1.5 times that); the recorder's own estimate is not below half of what was lost; every kernel name was launched as
@@ -19,9 +19,14 @@ often as without a budget, or, where the recorder was blind for a time, within t
 training came to the same loss. Where a budget is missed, the floor says whether any policy could have kept it. The status
 is 1 if a requirement fails or could not be measured.
 
-60 seconds of training are some 5,400 steps: --steps 5400 --repetitions 2 fits ten minutes. It needs what overhead.py needs.
+A machine that others use as well changes its mind by more than a budget between two runs. With --pairs and two GPUs a run
+with the budget and one of nothing are side by side, on processors of their own, and then change places, so often: what
+is compared has met the same.
+
+With --seconds 60 a run has as many steps as take that long without us, and --repetitions 2 of two budgets fit ten minutes. It
+needs what overhead.py needs.
 """
-import argparse, collections, glob, json, os, shutil, statistics, subprocess, sys, tempfile, time
+import argparse, collections, concurrent.futures, glob, json, os, shutil, statistics, subprocess, sys, tempfile, time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import overhead
@@ -29,6 +34,7 @@ import overhead
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 LAUNCHES = "gpu.cuda.kernel.launch.calls"
+WINDOWS = {"GPUFL_DEEP": "1", "GPUFL_DEEP_AFTER": "10s", "GPUFL_DEEP_EVERY": "20s", "GPUFL_DEEP_FOR": "1s", "GPUFL_DEEP_ENGINE": "both"}
 FLOOR = ["before", "subscribed", "trace", "count", "blind", "detached", "recount", "retrace", "recounted", "stopped", "finalised"]
 
 
@@ -97,7 +103,23 @@ class Bench(overhead.Bench):
         if mode == "nothing":
             return {}
         env = super().environment("ours", folder) | {"GPUFL_MAX_SPANS_PER_SECOND": "0"}
-        return env if mode == "all" else env | {"GPUFL_OVERHEAD_BUDGET": mode} | ({"GPUFL_OVERHEAD_LEAVE": "1"} if self.leave else {})
+        if mode == "all":
+            return env
+        percent, _, windows = mode.partition("+")
+        env = env | {"GPUFL_OVERHEAD_BUDGET": percent} | ({"GPUFL_OVERHEAD_LEAVE": "1"} if self.leave else {})
+        return env | WINDOWS if windows else env
+
+    def steps(self, n):
+        self.programs[overhead.TRAIN][-1] = str(n)
+
+    def on(self, place):
+        """Has all that follows run on one of two GPUs, with half of the processors."""
+        mine = sorted(os.sched_getaffinity(0))
+        half = len(mine) // 2
+        self.programs[overhead.TRAIN] = ["taskset", "-c", ",".join(map(str, mine[place * half:][:half])), *self.programs[overhead.TRAIN]]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+        self.clean["CUDA_VISIBLE_DEVICES"] = visible[place]
+        return self
 
     def report(self, mode, folder, result):
         if mode == "nothing":
@@ -128,6 +150,24 @@ def right_counts(run, want):
     return len(outside) <= len(rows) * 0.05, f"{len(rows) - len(outside)} of {len(rows)} names within their bounds, of ±{width:.0%} in the median"
 
 
+def in_pairs(a, work, budgets, say):
+    """Runs of each mode as in_turn's, and for each budget the ratios of its times to those beside it."""
+    places = [Bench(a, work).on(i) for i in (0, 1)]
+    runs, ratios = {m: [] for m in ["nothing", *budgets]}, {b: [] for b in budgets}
+    for bench in places:
+        bench.leave = a.leave
+    for number in range(2 * a.pairs):
+        for b in budgets:
+            modes = [b, "nothing"] if number % 2 == 0 else ["nothing", b]
+            with concurrent.futures.ThreadPoolExecutor() as both:
+                done = dict(zip(modes, both.map(lambda bench, mode: bench.run(overhead.TRAIN, mode), places, modes)))
+            for mode, run in done.items():
+                runs[mode].append(run)
+            ratios[b].append(done[b].value / done["nothing"].value)
+            say(f"{b} on {number % 2}: {done[b].value:.1f} beside {done['nothing'].value:.1f} of nothing, {json.dumps(done[b].said)}")
+    return runs, {b: statistics.geometric_mean(each) for b, each in ratios.items()}, ratios
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="our libgpufl.so")
@@ -137,6 +177,9 @@ def main():
     parser.add_argument("--launches", type=int, default=100_000, help="of a mode in a round of the floor")
     parser.add_argument("--rounds", type=int, default=9, help="of the floor")
     parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--pairs", type=int, default=0, help="side by side on two GPUs, so often in each place")
+    parser.add_argument("--counts", action="store_true", help="with --pairs: run without a budget as well, to know what is to be counted")
+    parser.add_argument("--seconds", type=float, help="of a run without us, instead of --steps")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--budgets", default="2%,5%,10%")
     parser.add_argument("--leave", action="store_true", help="let the library leave CUPTI (GPUFL_OVERHEAD_LEAVE)")
@@ -148,39 +191,55 @@ def main():
         parser.error(f"there is no file {a.library}")
     budgets = [b.strip() for b in a.budgets.split(",")]
     try:
-        shares = {b: float(b.rstrip("%")) / (100 if b.endswith("%") else 1) for b in budgets}
+        shares = {b: float(b.removesuffix("+windows").removesuffix("%")) / 100 for b in budgets}
     except ValueError as e:
         parser.error(f"--budgets: {e}")
-    if min(a.launches, a.rounds, a.steps, a.repetitions) < 1:
-        parser.error("--launches, --rounds, --steps and --repetitions are at least 1")
+    if min(a.launches, a.steps, a.repetitions) < 1:
+        parser.error("--launches, --steps and --repetitions are at least 1")
     overhead.RUN_LIMIT = 240
 
     begin = time.monotonic()
     work = tempfile.mkdtemp(dir="/dev/shm", prefix="budget-")
-    verdicts, remarks, floors, runs = [], [], [], {}
+    verdicts, remarks, floors, runs, beside, ratios = [], [], [], {}, {}, {}
     try:
         try:
-            floors = floor(a, work)
+            floors = floor(a, work) if a.rounds else []
         except (overhead.Failure, subprocess.SubprocessError, OSError) as e:
             remarks.append(f"The floor was not measured: {e}")
         bench = Bench(a, work)
         bench.leave = a.leave
-        bench.run(overhead.TRAIN, "nothing")  # fills the file cache and wakes the device
-        done, more = overhead.rounds(bench, {overhead.TRAIN: ["nothing", "all", *budgets]}, a.repetitions, begin + a.budget,
-                                     lambda s: print(s[:300], file=sys.stderr, flush=True))
-        runs, remarks = done[overhead.TRAIN], remarks + more
+        say = lambda s: print(s[:700], file=sys.stderr, flush=True)
+        if a.pairs:
+            runs, beside, ratios = in_pairs(a, work, budgets, say)
+            if a.counts:
+                runs["all"] = [bench.run(overhead.TRAIN, "all")]
+        else:
+            bench.steps(300 if a.seconds else a.steps)
+            calm = bench.run(overhead.TRAIN, "nothing")  # fills the file cache and wakes the device
+            if a.seconds:
+                a.steps = max(1, round(a.seconds * 300 / (calm.value / 1e3)))
+                bench.steps(a.steps)
+            # What there is to be counted has to be known once; the budgets are compared with nothing.
+            modes = ["nothing", "all", *budgets] if not a.seconds else ["nothing", *budgets]
+            done, more = overhead.rounds(bench, {overhead.TRAIN: modes}, a.repetitions, begin + a.budget, say)
+            runs, remarks = done[overhead.TRAIN], remarks + more
+            if "all" not in modes:
+                try:
+                    runs["all"] = [bench.run(overhead.TRAIN, "all")]
+                except (overhead.Failure, KeyError, ValueError, OSError) as e:
+                    remarks.append(f"all failed: {e!r}")
     except overhead.Failure as e:
         sys.exit(f"without any tool: {e}")
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
-    print(f"{overhead.gpu()}, {os.cpu_count()} cores, {time.monotonic() - begin:.0f} s in all\n")
+    print(f"{overhead.gpu()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores, {a.steps} steps, {time.monotonic() - begin:.0f} s in all\n")
     if floors:
         text, exact = floor_table(floors)
         print("**The floor**\n\n" + text + "\n")
         verdicts.append((exact, "empty kernels: each launch was in the records, and in the counts, of its mode"))
-    print("**A training bound by launches**\n\n| mode | runs | median, ms | least to most | slower | traced | blind | says it cost | record of a launch, ns |\n"
-          "|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+    print("**A training bound by launches**\n\n| mode | runs | median, ms | least to most | slower | traced | blind | says it cost | record of a launch, ns | without a record | switches, beside launches |\n"
+          "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     middles = {m: statistics.median(r.value for r in done) for m, done in runs.items() if done}
     for mode, done in runs.items():
         if not done:
@@ -188,12 +247,14 @@ def main():
         values = [r.value for r in done]
         slower = middles[mode] / middles["nothing"] - 1 if "nothing" in middles else float("nan")
         o = [r.said["overhead"] for r in done if r.said.get("overhead")]
-        figures = ["", "", "", ""]
+        figures = [""] * 6
         if o:
             middle = lambda f: statistics.median(f(x) for x in o)
             total = lambda x: sum(x["seconds"].values()) or 1
             figures = [f"{middle(lambda x: x['traced_ratio']):.1%}", f"{middle(lambda x: x['seconds'].get('blind', 0) / total(x)):.1%}",
-                       f"{middle(lambda x: x['ratio']):.2%}", f"{middle(lambda x: x['launch_cost_ns']):.0f}"]
+                       f"{middle(lambda x: x['ratio']):.2%}", f"{middle(lambda x: x['launch_cost_ns']):.0f}",
+                       f"{sum(x.get('records_missing', 0) for x in o)} of {sum(x['traced_told'] for x in o)}",
+                       f"{sum(x['switches'] for x in o)}, {sum(x.get('switches_beside', 0) for x in o)}"]
         print(f"| {mode} | {len(done)} | {middles[mode]:.1f} | {min(values):.1f}–{max(values):.1f} | {slower:+.1%} | " + " | ".join(figures) + " |")
     print()
     want = runs["all"][0].said["names"] if runs.get("all") and not runs["all"][0].said["dropped"] else None
@@ -202,17 +263,19 @@ def main():
         if not done or "nothing" not in middles:
             verdicts.append((False, f"{b}: not measured"))
             continue
-        lost = 1 - middles["nothing"] / middles[b]
+        lost = 1 - (1 / beside[b] if b in beside else middles["nothing"] / middles[b])
         limit = 1.5 * shares[b]
         verdicts.append((lost <= limit, f"{b}: the throughput is {lost:.1%} below nothing's, at most {limit:.1%}"))
         ratio = statistics.median(r.said["overhead"]["ratio"] for r in done)
         verdicts.append((ratio >= lost / 2, f"{b}: the recorder says that it cost {ratio:.1%}, and {lost:.1%} were lost"))
-        if want is None:
+        if want is None and not (a.pairs and not a.counts):
             verdicts.append((False, f"{b}: counts by name: what they should be is not known"))
         for r in done if want else []:
             verdicts.append((right_counts(r, want)[0], f"{b}: counts by name: {right_counts(r, want)[1]}"))
     losses = {r.loss for done in runs.values() for r in done}
     verdicts.append((bool(losses) and max(losses) - min(losses) <= 0.01 * abs(max(losses)), f"the loss is the same in all modes, within 1 % ({sorted(losses)[:3]})"))
+    for b, each in ratios.items():
+        remarks.append(f"{b} beside nothing: " + ", ".join(f"× {r:.4f}" for r in each))
     for r in remarks:
         print("Note: " + r)
     if a.json:
