@@ -28,6 +28,26 @@ import (
 // seen is what became of the launches of one kernel name.
 type seen struct{ launches, records, counted, traced uint64 }
 
+// reconcile shows a Reconciler the records that there are, after Stop.
+func reconcile(t *testing.T, c *Collector, r *Reconciler, each func(*Head)) {
+	t.Helper()
+	for {
+		b, err := c.Take(time.Minute)
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil || b == nil {
+			t.Fatalf("neither a buffer nor the end: %v", err)
+		}
+		for i := range b.Len() {
+			h := b.Head(i)
+			each(h)
+			r.Record(b.Attachment(), h.Correlation)
+		}
+		b.Release()
+	}
+}
+
 // tally compares what the fake launched by name with what a Collector says, after Stop.
 func tally(t *testing.T, c *Collector, doubts []Doubt, launched map[string]uint64) map[string]seen {
 	t.Helper()
@@ -40,23 +60,11 @@ func tally(t *testing.T, c *Collector, doubts []Doubt, launched map[string]uint6
 	}
 	r.Add(doubts)
 	records := map[string]uint64{}
-	for {
-		b, err := c.Take(time.Minute)
-		if errors.Is(err, io.EOF) {
-			break
+	reconcile(t, c, r, func(h *Head) {
+		if h.Kind == KindKernel {
+			records[h.Name.Full]++
 		}
-		if err != nil || b == nil {
-			t.Fatalf("neither a buffer nor the end: %v", err)
-		}
-		for i := range b.Len() {
-			h := b.Head(i)
-			if h.Kind == KindKernel {
-				records[h.Name.Full]++
-			}
-			r.Record(b.Attachment(), h.Correlation)
-		}
-		b.Release()
-	}
+	})
 	all := map[string]seen{}
 	for name, n := range launched {
 		all[name] = seen{launches: n, records: records[name]}
@@ -145,6 +153,41 @@ func TestEachLaunchIsRecordedOrCounted(t *testing.T) {
 				t.Errorf("after Stop CUPTI still tells of %d functions", n)
 			}
 		})
+	}
+}
+
+// TestSwitchesDoNotWaitForALongLaunch has a launch that waits for room in the device's queue.
+func TestSwitchesDoNotWaitForALongLaunch(t *testing.T) {
+	fake, c := open(t, Config{})
+	start(t, c)
+	mode := func(m Mode) {
+		t.Helper()
+		if err := c.SetMode(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mode(ModeCount)
+	mode(ModeTrace)
+	fake.Launch("kernel", 3)
+	fake.Control("hold", 1)
+	release := sync.OnceFunc(func() { fake.Control("hold", 0) })
+	defer release()
+	var held sync.WaitGroup
+	held.Go(func() { fake.Launch("kernel", 1) })
+	for fake.Control("held", 0) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	mode(ModeCount)
+	if s := c.CountStats(); s.Switches != 3 || s.Beside != 1 {
+		t.Errorf("%+v, want the last of 3 switches to be beside the launch", s)
+	}
+	release()
+	held.Wait()
+	fake.Launch("kernel", 5)
+	stop(t, c, false)
+	all := tally(t, c, nil, map[string]uint64{"kernel": 9})
+	if s := all["kernel"]; s.records+s.counted != 9 || s.records < 3 || s.records > 4 {
+		t.Errorf("%+v", s)
 	}
 }
 
@@ -562,19 +605,7 @@ func TestCopiesSetsAndGraphsAreCounted(t *testing.T) {
 	// Whether the first of a thread since a switch has a record is decided by its record.
 	r := NewReconciler()
 	r.Add(c.Doubts(nil))
-	for {
-		b, err := c.Take(time.Minute)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil || b == nil {
-			t.Fatalf("neither a buffer nor the end: %v", err)
-		}
-		for i := range b.Len() {
-			r.Record(b.Attachment(), b.Head(i).Correlation)
-		}
-		b.Release()
-	}
+	reconcile(t, c, r, func(*Head) {})
 	got := c.LaunchCounts(nil)
 	for _, want := range []LaunchCount{
 		{Operation: CountOtherKernel},

@@ -17,37 +17,15 @@
 //
 // A dot prints the least and the mean of five, in ns a launch; a call that fails its letter and CUPTI's result.
 
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
 
-#include "gpufl_abi.h"
+#include "bare.h"
 
-#define CHECK(what)                                                      \
-  do {                                                                   \
-    if (!(what)) {                                                       \
-      fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #what); \
-      exit(1);                                                           \
-    }                                                                    \
-  } while (0)
-
-#define FIELD(field, symbol, parameters) static int(*field) parameters;
-GPUFL_CUPTI_REQUIRED(FIELD)
-GPUFL_CUPTI_OPTIONAL(FIELD)
-static int (*enable_context)(void *, uint32_t), (*disable_context)(void *, uint32_t);
-static int (*cu_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
-static int (*cu_synchronize)(void);
-
-enum { KERNEL = 3, CONCURRENT_KERNEL = 10, MEMCPY = 1, ROUNDS = 5, BUFFER = 8 << 20 };
+enum { ROUNDS = 5, BUFFER = 8 << 20 };
 static void *function, *subscriber, *context;
 static int launches, zeroed;
 static unsigned long told, records, without;
 static double duration;
-
-static const char ptx[] = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing() { ret; }\n";
 
 static uint64_t now(clockid_t clock) {
   struct timespec t;
@@ -95,49 +73,24 @@ static void launch(int n) {
   printf(" %.0f(%.0f)", least, sum / ROUNDS);
 }
 
-static void tell(uint32_t on) {
-  for (uint32_t id = 1; id < 1200; id++) {
-    const char *name = NULL;
-    if (callback_name(1, id, &name) == 0 && name != NULL && strncmp(name, "cuLaunchKernel", 14) == 0) enable_callback(on, subscriber, 1, id);
-  }
-}
-
-static int set(uint32_t attribute, uint8_t value) {
-  size_t size = sizeof value;
-  return set_attribute(attribute, &size, &value);
-}
-
 int main(int argc, char **argv) {
   CHECK(argc == 4);
   launches = atoi(argv[3]);
-  void *cuda = dlopen("libcuda.so.1", RTLD_NOW), *library = dlopen(argv[1], RTLD_NOW);
-  CHECK(cuda != NULL && library != NULL && launches > 0);
-#define LOOK_UP(field, symbol, parameters) *(void **)&field = dlsym(library, #symbol);
-  GPUFL_CUPTI_REQUIRED(LOOK_UP)
-  GPUFL_CUPTI_OPTIONAL(LOOK_UP)
-  LOOK_UP(enable_context, cuptiActivityEnableContext, )
-  LOOK_UP(disable_context, cuptiActivityDisableContext, )
-  int (*init)(unsigned), (*retain)(void **, int), (*current)(void *), (*load)(void **, const void *), (*get)(void **, void *, const char *);
-  *(void **)&init = dlsym(cuda, "cuInit");
-  *(void **)&retain = dlsym(cuda, "cuDevicePrimaryCtxRetain");
-  *(void **)&current = dlsym(cuda, "cuCtxSetCurrent");
-  *(void **)&load = dlsym(cuda, "cuModuleLoadData");
-  *(void **)&get = dlsym(cuda, "cuModuleGetFunction");
-  *(void **)&cu_launch = dlsym(cuda, "cuLaunchKernel");
-  *(void **)&cu_synchronize = dlsym(cuda, "cuCtxSynchronize");
-  CHECK(init(0) == 0);
+  CHECK(launches > 0);
+  load_bare(argv[1]);
+  CHECK(cu_init(0) == 0);
   printf("%s:", argv[2]);
   for (const char *p = argv[2]; *p != 0; p++) {
     int result = 0;
     void *module;
     switch (*p) {
-      case 'I': CHECK(retain(&context, 0) == 0 && current(context) == 0 && load(&module, ptx) == 0 && get(&function, module, "nothing") == 0); break;
+      case 'I': CHECK(cu_retain(&context, 0) == 0 && cu_current(context) == 0 && cu_load(&module, PTX EMPTY_KERNEL("nothing")) == 0 && cu_function(&function, module, "nothing") == 0); break;
       case 'S': result = subscribe(&subscriber, on_api, NULL); break;
       case 's': result = unsubscribe(subscriber); break;
       case 'C': result = register_clock(on_clock); break;
       case 'B': result = register_callbacks(on_request, on_complete); break;
-      case 'P': result = set(9, 0); break;
-      case 'Y': result = set(5, 1), zeroed = 1; break;
+      case 'P': result = set_byte(PER_THREAD_BUFFERS, 0); break;
+      case 'Y': result = set_byte(ZEROED_BUFFERS, 1), zeroed = 1; break;
       case 'K': result = activity_enable(CONCURRENT_KERNEL); break;
       case 'k': result = activity_disable(CONCURRENT_KERNEL); break;
       case 'e': result = enable_context(context, CONCURRENT_KERNEL); break;
@@ -146,8 +99,8 @@ int main(int argc, char **argv) {
       case 'x': result = activity_disable(KERNEL); break;
       case 'M': result = activity_enable(MEMCPY); break;
       case 'm': result = activity_disable(MEMCPY); break;
-      case 'T': tell(1); break;
-      case 't': tell(0); break;
+      case 'T': tell_of_launches(subscriber, 1); break;
+      case 't': tell_of_launches(subscriber, 0); break;
       case 'F': result = flush_all(0); break;
       case 'Z': result = finalize(); break;
       case '.': CHECK(function != NULL); launch(launches); break;

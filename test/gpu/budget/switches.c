@@ -16,32 +16,14 @@
 // switched off. It prints for each thread the first phase in which something had not come by its end, -1 for none, and what had not come by
 // the end of all.
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "gpufl_abi.h"
+#include "bare.h"
 
-#define CHECK(what)                                                      \
-  do {                                                                   \
-    if (!(what)) {                                                       \
-      fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #what); \
-      exit(1);                                                           \
-    }                                                                    \
-  } while (0)
-
-#define FIELD(field, symbol, parameters) static int(*field) parameters;
-GPUFL_CUPTI_REQUIRED(FIELD)
-GPUFL_CUPTI_OPTIONAL(FIELD)
-static int (*cu_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
-static int (*cu_synchronize)(void), (*cu_current)(void *), (*cu_stream)(void **, unsigned);
-
-enum { MOST = 16, EACH = 100, CONCURRENT_KERNEL = 10, BUFFER = 8 << 20 };
+enum { MOST = 16, EACH = 100, BUFFER = 8 << 20 };
 static void *others_kernel, *own_kernel[MOST], *context, *subscriber;
 // Whoever switches goes first: there are always some who launch.
 static pthread_rwlock_t gate = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
@@ -78,13 +60,6 @@ static void on_complete(void *c, uint32_t stream, uint8_t *buffer, size_t size, 
   free(buffer);
 }
 
-static void tell(uint32_t on) {
-  for (uint32_t id = 1; id < 1200; id++) {
-    const char *name = NULL;
-    if (callback_name(1, id, &name) == 0 && name != NULL && strncmp(name, "cuLaunchKernel", 14) == 0) enable_callback(on, subscriber, 1, id);
-  }
-}
-
 static void launch(void *function, void *stream) {
   if (gated) pthread_rwlock_rdlock(&gate);
   CHECK(cu_launch(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL) == 0);
@@ -116,35 +91,20 @@ int main(int argc, char **argv) {
   int level = atoi(argv[3]), threads = atoi(argv[4]), phases = atoi(argv[5]);
   CHECK(strchr("kKtbf", what) != NULL && threads > 0 && threads <= MOST);
   gated = level > 0;
-  void *cuda = dlopen("libcuda.so.1", RTLD_NOW), *library = dlopen(argv[1], RTLD_NOW);
-  CHECK(cuda != NULL && library != NULL);
-#define LOOK_UP(field, symbol, parameters) *(void **)&field = dlsym(library, #symbol);
-  GPUFL_CUPTI_REQUIRED(LOOK_UP)
-  GPUFL_CUPTI_OPTIONAL(LOOK_UP)
-  int (*init)(unsigned), (*retain)(void **, int), (*load)(void **, const void *), (*get)(void **, void *, const char *);
-  *(void **)&init = dlsym(cuda, "cuInit");
-  *(void **)&retain = dlsym(cuda, "cuDevicePrimaryCtxRetain");
-  *(void **)&cu_current = dlsym(cuda, "cuCtxSetCurrent");
-  *(void **)&cu_stream = dlsym(cuda, "cuStreamCreate");
-  *(void **)&load = dlsym(cuda, "cuModuleLoadData");
-  *(void **)&get = dlsym(cuda, "cuModuleGetFunction");
-  *(void **)&cu_launch = dlsym(cuda, "cuLaunchKernel");
-  *(void **)&cu_synchronize = dlsym(cuda, "cuCtxSynchronize");
-  CHECK(init(0) == 0 && subscribe(&subscriber, on_api, NULL) == 0 && register_callbacks(on_request, on_complete) == 0);
-  uint8_t one_for_all = 0;
-  size_t size = sizeof one_for_all;
-  set_attribute(9, &size, &one_for_all);
+  load_bare(argv[1]);
+  CHECK(cu_init(0) == 0 && subscribe(&subscriber, on_api, NULL) == 0 && register_callbacks(on_request, on_complete) == 0);
+  set_byte(PER_THREAD_BUFFERS, 0);
   bool records = what != 't', callbacks = what == 't' || what == 'b' || what == 'K', switched = what == 't' || what == 'b';
   if (records) CHECK(activity_enable(CONCURRENT_KERNEL) == 0);
-  if (callbacks) tell(1);
-  char ptx[8192] = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry others() { ret; }\n";
-  for (int i = 0; i < threads; i++) sprintf(ptx + strlen(ptx), ".visible .entry own%d() { ret; }\n", i);
+  if (callbacks) tell_of_launches(subscriber, 1);
+  char ptx[8192] = PTX EMPTY_KERNEL("others");
+  for (int i = 0; i < threads; i++) sprintf(ptx + strlen(ptx), EMPTY_KERNEL("own%d"), i);
   void *module;
-  CHECK(retain(&context, 0) == 0 && cu_current(context) == 0 && load(&module, ptx) == 0 && get(&others_kernel, module, "others") == 0);
+  CHECK(cu_retain(&context, 0) == 0 && cu_current(context) == 0 && cu_load(&module, ptx) == 0 && cu_function(&others_kernel, module, "others") == 0);
   for (int i = 0; i < threads; i++) {
     char name[16];
     sprintf(name, "own%d", i);
-    CHECK(get(&own_kernel[i], module, name) == 0);
+    CHECK(cu_function(&own_kernel[i], module, name) == 0);
   }
   pthread_t all[MOST];
   for (int i = 0; i < threads; i++) CHECK(pthread_create(&all[i], NULL, run, (void *)(intptr_t)i) == 0);
@@ -157,7 +117,7 @@ int main(int argc, char **argv) {
       if (alone) pthread_rwlock_wrlock(&gate);
       if (level == 2) CHECK(cu_synchronize() == 0);
       if (records) CHECK((on ? activity_enable(CONCURRENT_KERNEL) : activity_disable(CONCURRENT_KERNEL)) == 0);
-      if (switched) tell((uint32_t)on);
+      if (switched) tell_of_launches(subscriber, (uint32_t)on);
       if (what == 'f') flush_all(0);
       if (alone) pthread_rwlock_unlock(&gate);
       usleep(3000);

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CUPTI and the driver as they are, without our core: what the programs beside it have in common.
+
+#ifndef BARE_H
+#define BARE_H
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpufl_abi.h"
+
+#define CHECK(what)                                                      \
+  do {                                                                   \
+    if (!(what)) {                                                       \
+      fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #what); \
+      exit(1);                                                           \
+    }                                                                    \
+  } while (0)
+
+#define BARE_FIELD(field, symbol, parameters) static int(*field) parameters;
+GPUFL_CUPTI_REQUIRED(BARE_FIELD)
+GPUFL_CUPTI_OPTIONAL(BARE_FIELD)
+#define BARE_OTHERS(G)                                                       \
+  G(enable_context, cuptiActivityEnableContext, (void *, uint32_t))          \
+  G(disable_context, cuptiActivityDisableContext, (void *, uint32_t))
+BARE_OTHERS(BARE_FIELD)
+#define BARE_DRIVER(G)                                                       \
+  G(cu_init, cuInit, (unsigned))                                             \
+  G(cu_retain, cuDevicePrimaryCtxRetain, (void **, int))                     \
+  G(cu_current, cuCtxSetCurrent, (void *))                                   \
+  G(cu_load, cuModuleLoadData, (void **, const void *))                      \
+  G(cu_function, cuModuleGetFunction, (void **, void *, const char *))       \
+  G(cu_stream, cuStreamCreate, (void **, unsigned))                          \
+  G(cu_synchronize, cuCtxSynchronize, (void))                                \
+  G(cu_launch, cuLaunchKernel, (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **))
+BARE_DRIVER(BARE_FIELD)
+
+// load_bare opens both. CUPTI's file is given.
+static void load_bare(const char *cupti) {
+  void *cuda = dlopen("libcuda.so.1", RTLD_NOW), *library = dlopen(cupti, RTLD_NOW);
+  CHECK(cuda != NULL && library != NULL);
+#define BARE_LOOK_UP(field, symbol, parameters) *(void **)&field = dlsym(from, #symbol);
+  void *from = library;
+  GPUFL_CUPTI_REQUIRED(BARE_LOOK_UP)
+  GPUFL_CUPTI_OPTIONAL(BARE_LOOK_UP)
+  BARE_OTHERS(BARE_LOOK_UP)
+  from = cuda;
+  BARE_DRIVER(BARE_LOOK_UP)
+}
+
+enum { KERNEL = 3, CONCURRENT_KERNEL = 10, MEMCPY = 1, PER_THREAD_BUFFERS = 9, ZEROED_BUFFERS = 5 };
+
+// set_byte sets an attribute of one byte.
+static int set_byte(uint32_t attribute, uint8_t value) {
+  size_t size = sizeof value;
+  return set_attribute(attribute, &size, &value);
+}
+
+// tell_of_launches has CUPTI tell of them, or no longer.
+static void tell_of_launches(void *subscriber, uint32_t on) {
+  for (uint32_t id = 1; id < 1200; id++) {
+    const char *name = NULL;
+    if (callback_name(1, id, &name) == 0 && name != NULL && strncmp(name, "cuLaunchKernel", 14) == 0) enable_callback(on, subscriber, 1, id);
+  }
+}
+
+// EMPTY_KERNEL is the text of one of that name, behind PTX.
+#define EMPTY_KERNEL(name) ".visible .entry " name "() { ret; }\n"
+#define PTX ".version 7.0\n.target sm_75\n.address_size 64\n"
+
+#endif
