@@ -581,46 +581,63 @@ func (u *untraced) close(e *engine, end bool) {
 		}
 	}
 	u.strata = slices.Delete(u.strata, 0, n)
-	u.lack(e, end)
+	due := end || e.now.Sub(u.lacked) >= lackFor
+	if n > 0 || due {
+		u.weigh(e)
+	}
+	if due {
+		u.lack(e, end)
+	}
+}
+
+// lackOf is what is lacking of a kernel name, which is that of a row.
+func (u *untraced) lackOf(e *engine, row int) *lack {
+	name := e.totals.names.index(u.rows[row].Name)
+	l := u.lacks[name]
+	if l == nil {
+		l = &lack{row: row}
+		u.lacks[name] = l
+	}
+	return l
 }
 
 // compare notes how many records there were of what CUPTI told of in a stratum.
 func (u *untraced) compare(e *engine, s *stratum) {
-	of := func(name uint32, row int) *lack {
-		l := u.lacks[name]
-		if l == nil {
-			l = &lack{row: row}
-			u.lacks[name] = l
-		}
-		return l
-	}
 	for i, n := range s.told {
 		if n > 0 && u.rows[i].Name != nil {
-			of(e.totals.names.index(u.rows[i].Name), i).behind += int64(n) //nolint:gosec // Far below.
+			u.lackOf(e, i).behind += int64(n) //nolint:gosec // Far below.
 		}
 	}
-	for _, row := range u.unmatch {
-		if int(row) < len(u.rows) && u.rows[row].Name != nil {
-			of(e.totals.names.index(u.rows[row].Name), int(row)).behind++
-		}
-	}
-	u.unmatch = u.unmatch[:0]
 	for name, n := range s.matched {
 		if l := u.lacks[name]; l != nil {
 			// Some may have records that nobody told of: those in flight when that began.
 			l.behind = max(l.behind-int64(n), -maxAhead) //nolint:gosec // Far below.
 		}
 	}
-	for _, l := range u.lacks {
-		l.least = min(l.least, l.behind)
+}
+
+// weigh notes the least that is lacking. What was told of before a switch may run after it, in a stratum that has not ended and may
+// last: so all records of these count, though not what was told of meanwhile.
+func (u *untraced) weigh(e *engine) {
+	for _, row := range u.unmatch {
+		if int(row) < len(u.rows) && u.rows[row].Name != nil {
+			u.lackOf(e, int(row)).behind++
+		}
+	}
+	u.unmatch = u.unmatch[:0]
+	open := map[uint32]int64{}
+	for _, s := range u.strata {
+		for name, n := range s.matched {
+			open[name] += int64(n) //nolint:gosec // Far below.
+		}
+	}
+	for name, l := range u.lacks {
+		l.least = min(l.least, l.behind-open[name])
 	}
 }
 
 // lack counts what has no record as launched without one: all at the end, and before what has been lacking for some time.
 func (u *untraced) lack(e *engine, end bool) {
-	if !end && e.now.Sub(u.lacked) < lackFor {
-		return
-	}
 	u.lacked = e.now
 	for _, l := range u.lacks {
 		n := l.least
@@ -632,7 +649,7 @@ func (u *untraced) lack(e *engine, end bool) {
 			e.addUntraced(&u.rows[l.row], uint64(n))
 			l.behind -= n
 		}
-		l.least = l.behind
+		l.least = math.MaxInt64 // until it is weighed
 	}
 }
 

@@ -41,6 +41,8 @@ type program struct {
 	batches       []*records // of attachments before
 	counts        []cupti.LaunchCount
 	doubts        []cupti.Doubt
+	doubtAt       []time.Time
+	held          time.Duration // for so long the threads of doubtful launches are held up before the launch's end
 	heads         []cupti.Head
 	launched      [2]uint64
 	recorded      [2]uint64
@@ -100,6 +102,7 @@ func (p *program) launch(at time.Time, traced, doubtful bool) {
 	switch {
 	case doubtful:
 		row.Doubtful++
+		p.doubtAt = append(p.doubtAt, at)
 		p.doubts = append(p.doubts, cupti.Doubt{Attachment: p.attachment, Correlation: p.number, What: uint32(int(cupti.CountKernel) + k)}) //nolint:gosec // Small.
 	case p.mode == cupti.ModeBlind:
 	case traced:
@@ -187,8 +190,12 @@ func (p *program) LaunchCounts(dst []cupti.LaunchCount) []cupti.LaunchCount {
 func (p *program) Doubts(dst []cupti.Doubt) []cupti.Doubt {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	dst = append(dst, p.doubts...)
-	p.doubts = nil
+	n := 0
+	for n < len(p.doubts) && (p.stopped || time.Since(p.doubtAt[n]) >= p.held) {
+		n++
+	}
+	dst = append(dst, p.doubts[:n]...)
+	p.doubts, p.doubtAt = p.doubts[n:], p.doubtAt[n:]
 	return dst
 }
 
@@ -433,6 +440,23 @@ func TestOverheadBudgetWithoutRecordsOfAThread(t *testing.T) {
 		// They were not only counted when it was over.
 		before := &sink{metrics: out.metrics[:len(out.metrics)-1]}
 		assert.Greater(t, before.points(semconv.MetricGPUCUDAKernelLaunchCalls)["gemm|"], 0.7*float64(p.launched[0]))
+	})
+}
+
+// A thread that is held up in a launch: its record is read before anybody knows that it met a switch.
+func TestOverheadBudgetWithRecordsBeforeTheirDoubts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := h200(20 * time.Microsecond)
+		p.held = 300 * time.Millisecond
+		p.leaves = 0
+		p.refuse = cupti.ErrCannotDetach
+		s, out := record(t, p, 0.08, time.Minute)
+		require.Greater(t, s.Overhead.Switches+p.counts[cupti.CountKernel].Doubtful, uint64(10))
+		points := out.points(semconv.MetricGPUCUDAKernelLaunchCalls)
+		assert.InDelta(t, p.launched[0], points["gemm|"], 0)
+		assert.InDelta(t, p.launched[1], points["add|"], 0)
+		assert.Zero(t, s.Overhead.Missing)
+		assert.Zero(t, p.unrecorded)
 	})
 }
 
