@@ -622,7 +622,7 @@ static void tells_nothing(void) {
 bool gpufl_watch(uint32_t sets) {
   pthread_mutex_lock(&callbacks.lock);
   bool more = (sets & ~atomic_load(&watched)) != 0;
-  if (more) {
+  if (more || (sets & ~callbacks.windows) != 0) { // those that are counted are watched, but only for so long
     // A call counts as inside only if its end is told as well: so a set is told before it is watched.
     callbacks.windows |= sets;
     retell();
