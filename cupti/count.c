@@ -97,9 +97,8 @@ static int group_of(const form *f) {
 
 // A group's state is the mode in its low two bits and above it the number of switches begun and ended: odd while
 // its records are being switched. A launch that finds the same even state at its begin and at its end was not
-// overlapped by a switch. CUPTI looks whether to make a record on the same thread, a moment before it tells of the begin (H200,
-// CUDA 13.0: of 500 switches beside 50,000 launches a second some three had a launch in that moment). So a thread's first launch
-// since a switch is a doubtful one as well.
+// overlapped by a switch. CUPTI looks whether to make a record on the same thread, and nothing says that it does not do so a
+// moment before it tells of the begin. So a thread's first launch since a switch is a doubtful one as well.
 static _Atomic uint64_t states[GROUPS];
 enum { MODE_BITS = 2 };
 static atomic_bool on; // callbacks are to be counted
@@ -394,8 +393,7 @@ static void set_state(int group, int mode, bool turn) {
   atomic_store(&states[group], (s + (turn ? 1 : 0)) << MODE_BITS | (uint64_t)mode);
 }
 
-// hold switches all records but those of what CUPTI itself costs, which only gpufl_settle switches off. Launches wait meanwhile, if
-// they can be had to.
+// hold switches all records but those of what CUPTI itself costs, which only gpufl_settle switches off.
 static int hold(int before, int after, bool off) {
   static const uint32_t kinds[GROUPS] = {
       [KERNELS] = 1u << GPUFL_KIND_KERNEL,
@@ -429,6 +427,7 @@ static int come_back(int mode) {
   return GPUFL_OK;
 }
 
+// switch_to has launches wait while records or callbacks are switched, if they can be had to.
 static int switch_to(int mode) {
   if (mode != GPUFL_MODE_BLIND && gpufl_watch_counting(1) == 0) return GPUFL_NO_SYMBOL;
   int before = current;

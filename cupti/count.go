@@ -5,6 +5,7 @@ package cupti
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
@@ -130,14 +131,11 @@ func (r *Reconciler) Add(doubts []Doubt) (before []uint32) {
 	if len(doubts) == 0 {
 		return nil
 	}
-	last := make(map[uint64]struct{}, lastRecords)
-	for _, id := range r.last[:min(r.shown, lastRecords)] {
-		last[id] = struct{}{}
-	}
+	recorded := r.recorded(doubts)
 	for _, d := range doubts {
 		id := launchID(d.Attachment, d.Correlation)
-		if _, ok := last[id]; ok {
-			delete(last, id)
+		if recorded[id] {
+			recorded[id] = false
 			r.traced[d.What]++
 			before = append(before, d.What)
 			continue
@@ -153,6 +151,26 @@ func (r *Reconciler) Add(doubts []Doubt) (before []uint32) {
 		r.young[id] = d.What
 	}
 	return before
+}
+
+// recorded says by id which of these launches are among those whose records were shown last. Doubts are few.
+func (r *Reconciler) recorded(doubts []Doubt) map[uint64]bool {
+	all := make(map[uint64]bool, len(doubts))
+	low, high := uint64(math.MaxUint64), uint64(0)
+	for _, d := range doubts {
+		id := launchID(d.Attachment, d.Correlation)
+		low, high = min(low, id), max(high, id)
+		all[id] = false
+	}
+	for _, id := range r.last[:min(r.shown, lastRecords)] {
+		if id < low || id > high {
+			continue
+		}
+		if _, ok := all[id]; ok {
+			all[id] = true
+		}
+	}
+	return all
 }
 
 func launchID(attachment, correlation uint32) uint64 {

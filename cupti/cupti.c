@@ -635,7 +635,7 @@ bool gpufl_watch(uint32_t sets) {
 bool gpufl_watch_counted(bool *more) {
   pthread_mutex_lock(&callbacks.lock);
   bool counted = callbacks.counting > 0;
-  *more = counted && (atomic_fetch_or(&watched, counted ? GPUFL_SET_LAUNCH : 0) & GPUFL_SET_LAUNCH) == 0;
+  *more = counted && (atomic_fetch_or(&watched, GPUFL_SET_LAUNCH) & GPUFL_SET_LAUNCH) == 0;
   pthread_mutex_unlock(&callbacks.lock);
   return counted;
 }

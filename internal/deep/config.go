@@ -21,7 +21,7 @@ const (
 	DefaultCoolDown = 10 * time.Second
 	DefaultPerHour  = 60
 	DefaultShare    = 0.05
-	// DefaultMemory is what ConfigFromEnv allows, in bytes: some 60 windows of a small training, and little of a GPU that
+	// DefaultMemory is what ConfigFromEnv allows, in bytes: some 70 windows of a small training, and little of a GPU that
 	// has tens of GiB.
 	DefaultMemory = 1 << 30
 	// DefaultPatience is above the ten seconds that package cupti allows itself: what it gives up in

@@ -165,7 +165,7 @@ def in_pairs(a, work, budgets, say):
                 runs[mode].append(run)
             ratios[b].append(done[b].value / done["nothing"].value)
             say(f"{b} on {number % 2}: {done[b].value:.1f} beside {done['nothing'].value:.1f} of nothing, {json.dumps(done[b].said)}")
-    return runs, {b: statistics.geometric_mean(each) for b, each in ratios.items()}, ratios
+    return runs, ratios
 
 
 def main():
@@ -200,7 +200,7 @@ def main():
 
     begin = time.monotonic()
     work = tempfile.mkdtemp(dir="/dev/shm", prefix="budget-")
-    verdicts, remarks, floors, runs, beside, ratios = [], [], [], {}, {}, {}
+    verdicts, remarks, floors, runs, ratios = [], [], [], {}, {}
     try:
         try:
             floors = floor(a, work) if a.rounds else []
@@ -210,9 +210,7 @@ def main():
         bench.leave = a.leave
         say = lambda s: print(s[:700], file=sys.stderr, flush=True)
         if a.pairs:
-            runs, beside, ratios = in_pairs(a, work, budgets, say)
-            if a.counts:
-                runs["all"] = [bench.run(overhead.TRAIN, "all")]
+            runs, ratios = in_pairs(a, work, budgets, say)
         else:
             bench.steps(300 if a.seconds else a.steps)
             calm = bench.run(overhead.TRAIN, "nothing")  # fills the file cache and wakes the device
@@ -223,11 +221,11 @@ def main():
             modes = ["nothing", "all", *budgets] if not a.seconds else ["nothing", *budgets]
             done, more = overhead.rounds(bench, {overhead.TRAIN: modes}, a.repetitions, begin + a.budget, say)
             runs, remarks = done[overhead.TRAIN], remarks + more
-            if "all" not in modes:
-                try:
-                    runs["all"] = [bench.run(overhead.TRAIN, "all")]
-                except (overhead.Failure, KeyError, ValueError, OSError) as e:
-                    remarks.append(f"all failed: {e!r}")
+        if "all" not in runs and (a.counts or not a.pairs):
+            try:
+                runs["all"] = [bench.run(overhead.TRAIN, "all")]
+            except (overhead.Failure, KeyError, ValueError, OSError) as e:
+                remarks.append(f"all failed: {e!r}")
     except overhead.Failure as e:
         sys.exit(f"without any tool: {e}")
     finally:
@@ -263,7 +261,7 @@ def main():
         if not done or "nothing" not in middles:
             verdicts.append((False, f"{b}: not measured"))
             continue
-        lost = 1 - (1 / beside[b] if b in beside else middles["nothing"] / middles[b])
+        lost = 1 - (1 / statistics.geometric_mean(ratios[b]) if b in ratios else middles["nothing"] / middles[b])
         limit = 1.5 * shares[b]
         verdicts.append((lost <= limit, f"{b}: the throughput is {lost:.1%} below nothing's, at most {limit:.1%}"))
         ratio = statistics.median(r.said["overhead"]["ratio"] for r in done)

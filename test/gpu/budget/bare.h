@@ -6,19 +6,10 @@
 #define BARE_H
 
 #include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "gpufl_abi.h"
-
-#define CHECK(what)                                                      \
-  do {                                                                   \
-    if (!(what)) {                                                       \
-      fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #what); \
-      exit(1);                                                           \
-    }                                                                    \
-  } while (0)
 
 #define BARE_FIELD(field, symbol, parameters) static int(*field) parameters;
 GPUFL_CUPTI_REQUIRED(BARE_FIELD)
@@ -51,7 +42,29 @@ static void load_bare(const char *cupti) {
   BARE_DRIVER(BARE_LOOK_UP)
 }
 
-enum { KERNEL = 3, CONCURRENT_KERNEL = 10, MEMCPY = 1, PER_THREAD_BUFFERS = 9, ZEROED_BUFFERS = 5 };
+enum { KERNEL = 3, CONCURRENT_KERNEL = 10, MEMCPY = 1, PER_THREAD_BUFFERS = 9, ZEROED_BUFFERS = 5, BUFFER = 8 << 20 };
+
+static int zeroed_buffers;
+
+static void on_request(uint8_t **buffer, size_t *size, size_t *most) {
+  *size = BUFFER;
+  *most = 0;
+  *buffer = zeroed_buffers ? calloc(1, BUFFER) : malloc(BUFFER);
+}
+
+// on_kernel is the program's, for each record of one.
+static void on_kernel(const char *record);
+
+static void on_complete(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid) {
+  (void)context, (void)stream, (void)size;
+  void *record = NULL;
+  while (valid > 0 && next_record(buffer, valid, &record) == 0) {
+    uint32_t kind;
+    memcpy(&kind, record, sizeof kind);
+    if (kind == CONCURRENT_KERNEL || kind == KERNEL) on_kernel(record);
+  }
+  free(buffer);
+}
 
 // set_byte sets an attribute of one byte.
 static int set_byte(uint32_t attribute, uint8_t value) {

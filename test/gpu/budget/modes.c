@@ -38,15 +38,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "check.h"
 #include "gpufl_count.h"
-
-#define CHECK(what)                                                        \
-  do {                                                                     \
-    if (!(what)) {                                                         \
-      fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #what);   \
-      exit(1);                                                             \
-    }                                                                      \
-  } while (0)
 
 static int (*cu_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 static int (*cu_synchronize)(void);

@@ -21,9 +21,9 @@
 
 #include "bare.h"
 
-enum { ROUNDS = 5, BUFFER = 8 << 20 };
+enum { ROUNDS = 5 };
 static void *function, *subscriber, *context;
-static int launches, zeroed;
+static int launches;
 static unsigned long told, records, without;
 static double duration;
 
@@ -38,26 +38,13 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
   (void)user, (void)domain, (void)cbid, (void)data;
   told++;
 }
-static void on_request(uint8_t **buffer, size_t *size, size_t *most) {
-  *size = BUFFER;
-  *most = 0;
-  *buffer = zeroed ? calloc(1, BUFFER) : malloc(BUFFER);
-}
-static void on_complete(void *c, uint32_t stream, uint8_t *buffer, size_t size, size_t valid) {
-  (void)c, (void)stream, (void)size;
-  void *record = NULL;
-  while (valid > 0 && next_record(buffer, valid, &record) == 0) {
-    uint32_t kind;
-    uint64_t start, end;
-    memcpy(&kind, record, sizeof kind);
-    if (kind != CONCURRENT_KERNEL && kind != KERNEL) continue;
-    memcpy(&start, (char *)record + 16, sizeof start);
-    memcpy(&end, (char *)record + 24, sizeof end);
-    records++;
-    if (start == 0) without++;
-    else duration += (double)(end - start);
-  }
-  free(buffer);
+static void on_kernel(const char *record) {
+  uint64_t start, end;
+  memcpy(&start, record + 16, sizeof start);
+  memcpy(&end, record + 24, sizeof end);
+  records++;
+  if (start == 0) without++;
+  else duration += (double)(end - start);
 }
 
 static void launch(int n) {
@@ -90,7 +77,7 @@ int main(int argc, char **argv) {
       case 'C': result = register_clock(on_clock); break;
       case 'B': result = register_callbacks(on_request, on_complete); break;
       case 'P': result = set_byte(PER_THREAD_BUFFERS, 0); break;
-      case 'Y': result = set_byte(ZEROED_BUFFERS, 1), zeroed = 1; break;
+      case 'Y': result = set_byte(ZEROED_BUFFERS, 1), zeroed_buffers = 1; break;
       case 'K': result = activity_enable(CONCURRENT_KERNEL); break;
       case 'k': result = activity_disable(CONCURRENT_KERNEL); break;
       case 'e': result = enable_context(context, CONCURRENT_KERNEL); break;

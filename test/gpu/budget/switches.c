@@ -23,7 +23,7 @@
 
 #include "bare.h"
 
-enum { MOST = 16, EACH = 100, BUFFER = 8 << 20 };
+enum { MOST = 16, EACH = 100 };
 static void *others_kernel, *own_kernel[MOST], *context, *subscriber;
 // Whoever switches goes first: there are always some who launch.
 static pthread_rwlock_t gate = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
@@ -39,25 +39,12 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
   const gpufl_callback_data *call = data;
   if (call->callbackSite == 0 && checked) atomic_fetch_add(&told[self], 1);
 }
-static void on_request(uint8_t **buffer, size_t *size, size_t *most) {
-  *size = BUFFER;
-  *most = 0;
-  *buffer = malloc(BUFFER);
-}
-static void on_complete(void *c, uint32_t stream, uint8_t *buffer, size_t size, size_t valid) {
-  (void)c, (void)stream, (void)size;
-  void *record = NULL;
-  while (valid > 0 && next_record(buffer, valid, &record) == 0) {
-    uint32_t kind;
-    const char *name;
-    memcpy(&kind, record, sizeof kind);
-    if (kind != CONCURRENT_KERNEL) continue;
-    memcpy(&name, (char *)record + 104, sizeof name);
-    if (name == NULL || strncmp(name, "own", 3) != 0) continue;
-    int i = atoi(name + 3);
-    if (i < MOST) atomic_fetch_add(&recorded[i], 1);
-  }
-  free(buffer);
+static void on_kernel(const char *record) {
+  const char *name;
+  memcpy(&name, record + 104, sizeof name);
+  if (name == NULL || strncmp(name, "own", 3) != 0) return;
+  int i = atoi(name + 3);
+  if (i < MOST) atomic_fetch_add(&recorded[i], 1);
 }
 
 static void launch(void *function, void *stream) {
