@@ -20,8 +20,8 @@ training came to the same loss. Where a budget is missed, the floor says whether
 is 1 if a requirement fails or could not be measured.
 
 A machine that others use as well changes its mind by more than a budget between two runs. With --pairs and two GPUs a run
-with the budget and one of nothing are side by side, on processors of their own, and then change places, so often: what
-is compared has met the same.
+with the budget and one of nothing are side by side, on halves of the processors that they exchange every half second, and then
+change GPUs, so often: what is compared has met the same.
 
 With --seconds 60 a run has as many steps as take that long without us, and --repetitions 2 of two budgets fit ten minutes. It
 needs what overhead.py needs.
@@ -29,7 +29,7 @@ needs what overhead.py needs.
 import argparse, collections, concurrent.futures, glob, json, os, shutil, statistics, subprocess, sys, tempfile, time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import overhead
+import overhead, places
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -112,13 +112,11 @@ class Bench(overhead.Bench):
     def steps(self, n):
         self.programs[overhead.TRAIN][-1] = str(n)
 
-    def on(self, place):
-        """Has all that follows run on one of two GPUs, with half of the processors."""
-        mine = sorted(os.sched_getaffinity(0))
-        half = len(mine) // 2
-        self.programs[overhead.TRAIN] = ["taskset", "-c", ",".join(map(str, mine[place * half:][:half])), *self.programs[overhead.TRAIN]]
+    def on(self, gpu, processors):
+        """Has all that follows run on one of two GPUs, and begin on these processors."""
+        self.programs[overhead.TRAIN] = ["taskset", "-c", ",".join(map(str, processors)), *self.programs[overhead.TRAIN]]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
-        self.clean["CUDA_VISIBLE_DEVICES"] = visible[place]
+        self.clean["CUDA_VISIBLE_DEVICES"] = visible[gpu]
         return self
 
     def report(self, mode, folder, result):
@@ -152,15 +150,17 @@ def right_counts(run, want):
 
 def in_pairs(a, work, budgets, say):
     """Runs of each mode as in_turn's, and for each budget the ratios of its times to those beside it."""
-    places = [Bench(a, work).on(i) for i in (0, 1)]
+    mine = sorted(os.sched_getaffinity(0))
+    halves = mine[:len(mine) // 2], mine[len(mine) // 2:][:len(mine) // 2]
+    benches = [Bench(a, work).on(i, half) for i, half in enumerate(halves)]
     runs, ratios = {m: [] for m in ["nothing", *budgets]}, {b: [] for b in budgets}
-    for bench in places:
+    for bench in benches:
         bench.leave = a.leave
     for number in range(2 * a.pairs):
         for b in budgets:
             modes = [b, "nothing"] if number % 2 == 0 else ["nothing", b]
-            with concurrent.futures.ThreadPoolExecutor() as both:
-                done = dict(zip(modes, both.map(lambda bench, mode: bench.run(overhead.TRAIN, mode), places, modes)))
+            with places.Swapping(*halves), concurrent.futures.ThreadPoolExecutor() as both:
+                done = dict(zip(modes, both.map(lambda bench, mode: bench.run(overhead.TRAIN, mode), benches, modes)))
             for mode, run in done.items():
                 runs[mode].append(run)
             ratios[b].append(done[b].value / done["nothing"].value)

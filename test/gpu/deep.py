@@ -12,9 +12,9 @@
              implies comes first, lanes and sectors a request are within 2 % of the analytic value (1 minute)
     windows  200 windows in a row on a PyTorch training, engines in turn: no hang, every cycle of the training ends with
              the loss of the first, memory does not grow but by what is said to be kept, the step afterwards takes what it took
-             before (4 minutes). The step is that of the training against one without us, a cycle each in turn. --planned has
+             before (4 minutes). The step is that of the training against one without us that has run as long, in turn. --planned has
              launches watched from the start, as where a schedule opens windows; --engines pc tells whose memory it is, and
-             --windows 0 how far the step can be believed
+             --windows 0 how far the step can be believed, --set what a setting has to do with it
     status   a window while another process has one, without permission, while a graph is captured, at the end of the
              process, for a process that is none: one clear answer each, and no effect on the program (2 minutes)
     profilers  a window while torch.profiler is on in the same process, while ncu has the counters in another, and a
@@ -38,6 +38,7 @@ import sys
 import tempfile
 import time
 
+import places
 from budget import exports
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -58,6 +59,8 @@ EXPECTED = {
     "strided": {"engine": "sass", "sectors": 32.0, "ideal": 4.0},
     "coalesced": {"engine": "sass", "sectors": 4.0, "ideal": 4.0},
 }
+# Steps of a cycle: STEPS of training.py.
+CYCLE = 20
 # Samples of these are no waiting.
 NO_WAIT = ("selected", "not_selected")
 NEAR = 0.02
@@ -105,7 +108,8 @@ class Gpufl:
     def __init__(self, args, work):
         self.path = os.path.join(args.bin, "gpufl")
         self.bin, self.work, self.keep, self.windows = args.bin, work, args.keep, args.windows
-        self.engines, self.planned, self.rounds = args.engines.split(","), args.planned, args.rounds
+        self.more = dict(x.split("=", 1) for x in args.set)
+        self.engines, self.planned, self.rounds, self.rest = args.engines.split(","), args.planned, args.rounds, args.rest
 
     def settings(self, name):
         """What keeps the engines' data, if it shall be kept: a folder for each run."""
@@ -292,33 +296,86 @@ def growth(levels):
     return {engine: round(statistics.fmean(all), 2) for engine, all in rises.items()}
 
 
-def in_turn(traced, bare, rounds):
-    """The traced training and the one without us a cycle each, in turn and each first every other time: the machine has its moods,
-    and both meet the same. Returns what the traced one answered, with its median step, the bare one's, and the median of their ratios."""
-    pairs = []
-    for i in range(rounds):
-        first, second = (traced, bare) if i % 2 else (bare, traced)
-        one, two = first.ask("cycles 1"), second.ask("cycles 1")
-        pairs.append((one, two) if i % 2 else (two, one))
-    a = dict(pairs[-1][0], cycles=rounds, wrong=sum(x["wrong"] for x, _ in pairs), step_ms=statistics.median(x["step_ms"] for x, _ in pairs))
-    a["bare_ms"] = statistics.median(y["step_ms"] for _, y in pairs)
-    a["ratio"] = statistics.median(x["step_ms"] / y["step_ms"] for x, y in pairs)
-    return a
+def in_turn(traced, bare, idle, rounds):
+    """Cycles of the traced training and of two without us, a step each in turn and on the same processors: the machine has its moods,
+    and all meet the same. Returns wrong losses, the median step of the first two, and the median ratios of the traced one and of the idle
+    one to the bare one: what is compared, and how far such a comparison can be believed."""
+    places.share(traced.pid, bare.pid, idle.pid)
+    three = traced, bare, idle
+    so_far = [spent(t.pid) for t in three]
+    steps = []
+    for i in range(CYCLE * rounds):
+        answers = {}
+        for k in range(3):
+            t = three[(i + k) % 3]
+            answers[t] = t.ask("step")
+        steps.append([answers[t] for t in three])
+    for t, name, before in zip(three, ("traced", "bare", "idle"), so_far):
+        note(f"a step of the {name} one: {used(t.pid, before, CYCLE * rounds)}")
+    ms = [[one["step_ms"] for one in step] for step in steps]
+    return {
+        "cycles": rounds, "wrong": sum(one[0]["wrong"] for one in steps), "loss": steps[0][0]["loss"],
+        "step_ms": statistics.median(m[0] for m in ms), "bare_ms": statistics.median(m[1] for m in ms),
+        "ratio": statistics.median(m[0] / m[1] for m in ms), "apart": statistics.median(m[2] / m[1] for m in ms),
+    }
+
+
+def spent(pid):
+    """What a process's threads have used so far, the main one, autograd's and all others: seconds of their own and of the kernel's, and
+    page faults."""
+    all, tick = {}, os.sysconf("SC_CLK_TCK")
+    for thread, name in places.threads(pid):
+        try:
+            with open(f"/proc/{pid}/task/{thread}/stat") as f:
+                fields = f.read().rsplit(")", 1)[1].split()
+        except FileNotFoundError:
+            continue
+        role = "main" if thread == pid else "autograd" if name.startswith("pt_autograd_") else "others"
+        mine = int(fields[11]) / tick, int(fields[12]) / tick, int(fields[7])
+        all[role] = tuple(map(sum, zip(mine, all.get(role, (0, 0, 0)))))
+    return all
+
+
+def used(pid, before, steps):
+    """The same since then and by step, in words."""
+    since = {role: [now - then for now, then in zip(all, before.get(role, (0, 0, 0)))] for role, all in spent(pid).items()}
+    return ", ".join(f"{role} {own * 1e3 / steps:.2f} ms and {kernel * 1e3 / steps:.2f} in the kernel, {faults / steps:.1f} faults" for role, (own, kernel, faults) in sorted(since.items()))
+
+
+def parts_of(pid):
+    """MiB resident of a process, by what they are of: Go's heap, malloc's, other memory without a file, and each file."""
+    parts, part = {}, ""
+    with open(f"/proc/{pid}/smaps") as f:
+        for line in f:
+            if m := re.match(r"([0-9a-f]+)-[0-9a-f]+ \S+ \S+ \S+ (\d+)\s*(.*)", line):
+                address, inode, name = int(m.group(1), 16), m.group(2), m.group(3)
+                # Go names what it maps, if the kernel can. A thread's arena of malloc begins at a multiple of 64 MiB.
+                part = (os.path.basename(name) if inode != "0" else "go" if "Go:" in name else
+                        "malloc" if name == "[heap]" or (not name and address % (64 << 20) == 0) else "other")
+            elif line.startswith("Rss:"):
+                parts[part] = parts.get(part, 0) + int(line.split()[1]) / 1024
+    return parts
+
+
+def grown(before, after):
+    """The parts that grew by a MiB and more, to how much."""
+    rises = sorted(((after[k] - before.get(k, 0), k) for k in after), reverse=True)
+    return ", ".join(f"{k} by {rise:.0f} to {after[k]:.0f}" for rise, k in rises if rise >= 1) or "none"
 
 
 def windows(gpufl, length="100ms"):
     count, engines, memory = gpufl.windows, itertools.cycle(gpufl.engines), DeviceMemory()
-    bare = Training([sys.executable, TRAINING])
+    bare, idle = (Training([sys.executable, TRAINING]) for _ in range(2))
     reference = bare.ask("cycles 5")
     planned = ["--deep-after", "24h"] if gpufl.planned else []
     output, command = gpufl.trace("windows", ON_DEMAND + planned, [sys.executable, TRAINING])
-    t = Training(command, GPUFL_DEEP="1", GPUFL_METRIC_INTERVAL="3s", **gpufl.settings("windows"))
+    t = Training(command, GPUFL_DEEP="1", GPUFL_METRIC_INTERVAL="3s", **gpufl.settings("windows"), **gpufl.more)
     try:
         times = [counted()]
-        before = in_turn(t, bare, gpufl.rounds)
+        before = in_turn(t, bare, idle, gpufl.rounds)
         times.append(counted())
         t.send("until")
-        time.sleep(0 if count else 1)
+        time.sleep(0 if count else gpufl.rest)
         resident, device, codes, longest, patched, kept = [], [], {}, 0.0, 0, 0
         for i, engine in zip(range(count), engines):
             p = gpufl.deep(t.pid, engine, length)
@@ -330,17 +387,23 @@ def windows(gpufl, length="100ms"):
             device.append((engine, memory.mib()))
             kept = max(kept, p.kept)
             patched += p.patched if i >= 20 else 0
+            if i == 30:
+                parts = parts_of(t.pid)
+            elif i == count - 1 > 30:
+                note(f"resident since window 31, in MiB: {grown(parts, parts_of(t.pid))}")
         during = t.ask("stop")
+        bare.ask(f"cycles {during['cycles']}", 600)  # a training changes as it runs: this one has run as long
         times.append(counted())
-        after = in_turn(t, bare, gpufl.rounds)
+        after = in_turn(t, bare, idle, gpufl.rounds)
         times.append(counted())
         code = t.end()
     except (subprocess.TimeoutExpired, TimeoutError, RuntimeError) as e:
         check(False, "windows: nothing hangs", e)
-        t.kill()
-        bare.kill()
+        for some in (t, bare, idle):
+            some.kill()
         return
     bare.end()
+    idle.end()
     check(codes == ({0: count} if count else {}), f"windows: {count} windows, engines in turn, were collected", codes, f"longest answer {longest:.2f} s")
     check(code == 0, "windows: the program ends by itself", code)
     wrong = before["wrong"] + during["wrong"] + after["wrong"]
@@ -363,7 +426,7 @@ def windows(gpufl, length="100ms"):
     check(kernels[0] == kernels[1] > 0, "windows: as many kernels are recorded afterwards as before", *kernels)
     ratio = after["ratio"] / before["ratio"]
     check(ratio <= 1 + NEAR, "windows: the step afterwards takes what it took before, each against the training without us",
-          f"× {before['ratio']:.3f} and × {after['ratio']:.3f} of {before['bare_ms']:.3f} and {after['bare_ms']:.3f} ms: × {ratio:.3f}")
+          f"× {before['ratio']:.3f} and × {after['ratio']:.3f} of {before['bare_ms']:.3f} and {after['bare_ms']:.3f} ms: × {ratio:.3f}; one without us that was idle meanwhile × {before['apart']:.3f} and × {after['apart']:.3f}")
     table.append(("training", "untraced / before / during / after", *(f"{x['step_ms']:.3f} ms" for x in (reference, before, during, after)), f"longest step {during['longest_ms']:.0f} ms"))
     report = gpufl.report(output)
     functions = (report or {}).get("inside", {}).get("by_function", [])
@@ -655,12 +718,16 @@ def main():
     p.add_argument("--only", default="slow,windows,status,profilers", help="cases, separated by commas")
     p.add_argument("--keep", help="leave recordings, and what the engines returned, in this folder")
     p.add_argument("--windows", type=int, default=200, help="how many windows in a row")
+    p.add_argument("--rest", type=float, default=1, help="seconds that the training runs instead of windows, where there are none")
     p.add_argument("--rounds", type=int, default=30, help="in which the step is measured, before them and after")
     p.add_argument("--engines", default="pc,sass", help="of these windows, in turn")
+    p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the training in windows")
     p.add_argument("--planned", action="store_true", help="as with a schedule: launches are watched from the start")
     p.add_argument("--dry", action="store_true", help="check the checks, without a GPU")
     a = p.parse_args()
     a.bin = os.path.abspath(a.bin)
+    if any("=" not in x for x in a.set):
+        p.error("--set takes NAME=VALUE")
     if not set(a.engines.split(",")) <= {"pc", "sass"}:
         p.error("--engines are pc, sass or both with a comma")
     unknown = [c for c in a.only.split(",") if c not in CASES]

@@ -9,19 +9,23 @@
 #include <string.h>
 
 #include "check.h"
-#include "gpufl_abi.h"
+#include "gpufl_deep_abi.h"
 
 #define BARE_FIELD(field, symbol, parameters) static int(*field) parameters;
 GPUFL_CUPTI_REQUIRED(BARE_FIELD)
 GPUFL_CUPTI_OPTIONAL(BARE_FIELD)
+GPUFL_DEEP_PC(BARE_FIELD)
+GPUFL_DEEP_SASS(BARE_FIELD)
 #define BARE_OTHERS(G)                                                       \
   G(enable_context, cuptiActivityEnableContext, (void *, uint32_t))          \
-  G(disable_context, cuptiActivityDisableContext, (void *, uint32_t))
+  G(disable_context, cuptiActivityDisableContext, (void *, uint32_t))         \
+  G(sass_unset_config, cuptiSassMetricsUnsetConfig, (void *))
 BARE_OTHERS(BARE_FIELD)
 #define BARE_DRIVER(G)                                                       \
   G(cu_init, cuInit, (unsigned))                                             \
   G(cu_retain, cuDevicePrimaryCtxRetain, (void **, int))                     \
   G(cu_current, cuCtxSetCurrent, (void *))                                   \
+  G(cu_which, cuCtxGetCurrent, (void **))                                    \
   G(cu_load, cuModuleLoadData, (void **, const void *))                      \
   G(cu_function, cuModuleGetFunction, (void **, void *, const char *))       \
   G(cu_stream, cuStreamCreate, (void **, unsigned))                          \
@@ -37,6 +41,8 @@ static void load_bare(const char *cupti) {
   void *from = library;
   GPUFL_CUPTI_REQUIRED(BARE_LOOK_UP)
   GPUFL_CUPTI_OPTIONAL(BARE_LOOK_UP)
+  GPUFL_DEEP_PC(BARE_LOOK_UP)
+  GPUFL_DEEP_SASS(BARE_LOOK_UP)
   BARE_OTHERS(BARE_LOOK_UP)
   from = cuda;
   BARE_DRIVER(BARE_LOOK_UP)

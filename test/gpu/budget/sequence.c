@@ -2,7 +2,7 @@
 //
 // What a launch costs after a sequence of calls of CUPTI:
 //
-//	gcc -std=gnu11 -O2 -Icupti -o sequence test/gpu/budget/sequence.c -ldl
+//	gcc -std=gnu11 -O2 -D_GNU_SOURCE -Icupti -o sequence test/gpu/budget/sequence.c -ldl -lpthread
 //	taskset -c 3 ./sequence /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 'SCPYBKI.F?k.K.F?k.T.' 30000
 //
 // Each letter is a call, its small one undoes it:
@@ -10,20 +10,27 @@
 //	I     the context and the kernel are made        S     cuptiSubscribe
 //	C     our clock                                  B     buffers
 //	P Y   one buffer for all threads, zeroed         K k   records of kernels, e d those of the context
-//	X x   of kernels, one at a time                  M m   of copies
+//	X x   of kernels, one at a time                  M m   of copies, sets, graphs, overhead
 //	T t   callbacks of launches                      F     flush
+//	G g   PC sampling                                A a   SASS metrics, as windows do it
+//	L l   callbacks of modules and contexts          N     as a, with nothing read
+//	R     cuptiSassMetricsUnsetConfig                U     a thread that flushes every 0.2 s
 //	Z     cuptiFinalize                              .     launches empty kernels, five times so many
 //	?     how many records there were, their mean duration, and how many had no time
 //
 // A dot prints the least and the mean of five, in ns a launch; a call that fails its letter and CUPTI's result.
+//
+// With -shared -fPIC -DLIBRARY it is what training.py's sibling sequence.py has a training's process call.
 
+#include <pthread.h>
+#include <stdbool.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "bare.h"
 
 enum { ROUNDS = 5 };
 static void *function, *subscriber, *context;
-static int launches;
 static unsigned long told, records, without;
 static double duration;
 
@@ -47,6 +54,235 @@ static void on_kernel(const char *record) {
   else duration += (double)(end - start);
 }
 
+// ---- windows ----
+
+enum { MOST_PLACES = 4096, MOST_REASONS = 256, METRICS = 4 };
+static gpufl_pc_data samples, rest;
+static gpufl_pc_record places[MOST_PLACES], rest_places[MOST_PLACES];
+static gpufl_pc_stall stalls[MOST_PLACES][MOST_REASONS], rest_stalls[MOST_PLACES][MOST_REASONS];
+static unsigned long sampled, counted;
+static const char *const metrics[METRICS] = {
+    "smsp__sass_inst_executed", "smsp__sass_thread_inst_executed", "smsp__sass_sectors_mem_global", "smsp__sass_sectors_mem_global_ideal"};
+static bool configured;
+// CUpti_SassMetricsUnsetConfig_Params.
+typedef struct {
+  size_t structSize;
+  void *pPriv;
+  uint32_t deviceIndex;
+} unset;
+
+static void *here(void) {
+  void *now = context;
+  if (now == NULL) cu_which(&now);
+  return now;
+}
+
+static void clear(gpufl_pc_data *data, gpufl_pc_record *records, gpufl_pc_stall (*reasons)[MOST_REASONS]) {
+  *data = (gpufl_pc_data){.size = sizeof *data, .collectNumPcs = MOST_PLACES, .pPcData = records};
+  for (int i = 0; i < MOST_PLACES; i++) records[i] = (gpufl_pc_record){.size = sizeof *records, .stallReason = reasons[i]};
+}
+
+static gpufl_pc_context sampled_context(void) { return (gpufl_pc_context){.size = GPUFL_SIZE_TO(gpufl_pc_context, ctx), .ctx = here()}; }
+
+static int begin_samples(void) {
+  gpufl_pc_context c = sampled_context();
+  int result = pc_enable(&c);
+  if (result != 0) return result;
+  clear(&rest, rest_places, rest_stalls);
+  gpufl_pc_attribute a[] = {
+      {.attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_COLLECTION_MODE, .attributeData.number = GPUFL_CUPTI_PC_SAMPLING_COLLECTION_MODE_CONTINUOUS},
+      {.attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_ENABLE_START_STOP_CONTROL, .attributeData.number = 1},
+      {.attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_OUTPUT_DATA_FORMAT, .attributeData.number = GPUFL_CUPTI_PC_SAMPLING_OUTPUT_DATA_FORMAT_PARSED},
+      {.attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_SAMPLING_DATA_BUFFER, .attributeData.buffer = &rest},
+  };
+  gpufl_pc_configuration p = {.size = GPUFL_SIZE_TO(gpufl_pc_configuration, pPCSamplingConfigurationInfo), .ctx = here(), .numAttributes = sizeof a / sizeof *a, .pPCSamplingConfigurationInfo = a};
+  result = pc_configure(&p);
+  return result != 0 ? result : pc_start(&c);
+}
+
+static int end_samples(void) {
+  gpufl_pc_context c = sampled_context();
+  int result = pc_stop(&c);
+  do {
+    clear(&samples, places, stalls);
+    gpufl_pc_get_data p = {.size = GPUFL_SIZE_TO(gpufl_pc_get_data, pcSamplingData), .ctx = here(), .pcSamplingData = &samples};
+    if (pc_get_data(&p) != 0) break;
+    sampled += samples.totalSamples;
+  } while (samples.remainingNumPcs > 0 && samples.totalNumPcs > 0);
+  int answer = pc_disable(&c);
+  return result != 0 ? result : answer;
+}
+
+static int begin_counts(void) {
+  gpufl_profiler_life life = {.structSize = GPUFL_SIZE_TO(gpufl_profiler_life, pPriv)};
+  int result = profiler_begin(&life);
+  if (result == 0 && !configured) {
+    gpufl_chip_name chip = {.structSize = GPUFL_SIZE_TO(gpufl_chip_name, pChipName)};
+    result = chip_name(&chip);
+    gpufl_sass_choice choices[METRICS] = {0};
+    for (int i = 0; i < METRICS && result == 0; i++) {
+      gpufl_sass_properties p = {.structSize = GPUFL_SIZE_TO(gpufl_sass_properties, metric), .pChipName = chip.pChipName, .pMetricName = metrics[i]};
+      result = sass_properties(&p);
+      choices[i].metricId = p.metric.metricId;
+    }
+    gpufl_sass_set_config config = {.structSize = GPUFL_SIZE_TO(gpufl_sass_set_config, deviceIndex), .numOfMetricConfig = METRICS, .pConfigs = choices};
+    if (result == 0) result = sass_set_config(&config);
+    configured = result == 0;
+  }
+  gpufl_sass_enable enable = {.structSize = GPUFL_SIZE_TO(gpufl_sass_enable, enableLazyPatching), .ctx = here(), .enableLazyPatching = 1};
+  return result != 0 ? result : sass_enable(&enable);
+}
+
+static int by_address(const void *a, const void *b) {
+  const char *x = *(const char *const *)a, *y = *(const char *const *)b;
+  return x < y ? -1 : x > y;
+}
+
+// read_counts takes what was counted and forgets it.
+static int read_counts(void) {
+  gpufl_sass_data_properties p = {.structSize = GPUFL_SIZE_TO(gpufl_sass_data_properties, numOfInstances), .ctx = here()};
+  int result = sass_data_properties(&p);
+  size_t n = p.numOfPatchedInstructionRecords, values = p.numOfInstances * METRICS;
+  if (result != 0 || n == 0 || values == 0) return result;
+  counted += n;
+  gpufl_sass_record *all = calloc(n, sizeof *all);
+  gpufl_sass_value *figures = calloc(n * values, sizeof *figures);
+  const char **names = calloc(n, sizeof *names);
+  CHECK(all != NULL && figures != NULL && names != NULL);
+  for (size_t i = 0; i < n; i++) all[i] = (gpufl_sass_record){.structSize = sizeof *all, .pInstanceValues = &figures[i * values]};
+  gpufl_sass_flush flush = {.structSize = GPUFL_SIZE_TO(gpufl_sass_flush, numOfInstances), .ctx = here(),
+                            .numOfPatchedInstructionRecords = n, .numOfInstances = p.numOfInstances, .pMetricsData = all};
+  result = sass_flush(&flush);
+  // Each name is the reader's to free, once, however many records have it.
+  for (size_t i = 0; i < n; i++) names[i] = all[i].functionName;
+  qsort(names, n, sizeof *names, by_address);
+  for (size_t i = 0; i < n; i++) {
+    if (i == 0 || names[i] != names[i - 1]) free((void *)names[i]);
+  }
+  free(names);
+  free(figures);
+  free(all);
+  return result;
+}
+
+static int end_counts(void) {
+  int result = read_counts();
+  gpufl_sass_disable disable = {.structSize = GPUFL_SIZE_TO(gpufl_sass_disable, numOfDroppedRecords), .ctx = here()};
+  int answer = sass_disable(&disable);
+  if (result == 0) result = answer;
+  gpufl_profiler_life life = {.structSize = GPUFL_SIZE_TO(gpufl_profiler_life, pPriv)};
+  answer = profiler_end(&life);
+  return result != 0 ? result : answer;
+}
+
+static int tell_of_modules(uint32_t on) {
+  // The contexts' and modules' beginnings and ends.
+  const uint32_t all[] = {1, 2, 6, 7, 8};
+  int result = 0;
+  for (size_t i = 0; i < sizeof all / sizeof *all && result == 0; i++) result = enable_callback(on, subscriber, 3, all[i]);
+  return result;
+}
+
+// ---- a thread that flushes ----
+
+static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; // not beside what a letter does
+
+static void *flush_often(void *unused) {
+  do {
+    usleep(200000);
+    pthread_mutex_lock(&asking);
+    flush_all(0);
+    pthread_mutex_unlock(&asking);
+  } while (unused == NULL);
+  return NULL;
+}
+
+static int begin_flushing(void) {
+  pthread_t thread;
+  return pthread_create(&thread, NULL, flush_often, NULL);
+}
+
+// switch_others is for what a recorder has on besides kernels: copies, sets, graphs and CUPTI's own overhead.
+static int switch_others(int (*call)(uint32_t)) {
+  const uint32_t kinds[] = {GPUFL_CUPTI_ACTIVITY_KIND_MEMCPY, GPUFL_CUPTI_ACTIVITY_KIND_MEMCPY2, GPUFL_CUPTI_ACTIVITY_KIND_MEMSET,
+                            GPUFL_CUPTI_ACTIVITY_KIND_GRAPH_TRACE, GPUFL_CUPTI_ACTIVITY_KIND_OVERHEAD};
+  int result = 0;
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+    int answer = call(kinds[i]);
+    if (result == 0) result = answer;
+  }
+  return result;
+}
+
+// ---- letters ----
+
+// answer does what a letter says; CUPTI's result.
+static int answer(char letter) {
+  void *module;
+  switch (letter) {
+    case 'I': CHECK(cu_retain(&context, 0) == 0 && cu_current(context) == 0 && cu_load(&module, PTX EMPTY_KERNEL("nothing")) == 0 && cu_function(&function, module, "nothing") == 0); return 0;
+    case 'S': return subscribe(&subscriber, on_api, NULL);
+    case 's': return unsubscribe(subscriber);
+    case 'C': return register_clock(on_clock);
+    case 'B': return register_callbacks(on_request, on_complete);
+    case 'P': return set_byte(PER_THREAD_BUFFERS, 0);
+    case 'Y': zeroed_buffers = 1; return set_byte(ZEROED_BUFFERS, 1);
+    case 'K': return activity_enable(CONCURRENT_KERNEL);
+    case 'k': return activity_disable(CONCURRENT_KERNEL);
+    case 'e': return enable_context(here(), CONCURRENT_KERNEL);
+    case 'd': return disable_context(here(), CONCURRENT_KERNEL);
+    case 'X': return activity_enable(KERNEL);
+    case 'x': return activity_disable(KERNEL);
+    case 'M': return switch_others(activity_enable);
+    case 'm': return switch_others(activity_disable);
+    case 'T': tell_of_launches(subscriber, 1); return 0;
+    case 't': tell_of_launches(subscriber, 0); return 0;
+    case 'L': return tell_of_modules(1);
+    case 'l': return tell_of_modules(0);
+    case 'F': return flush_all(0);
+    case 'U': return begin_flushing();
+    case 'G': return begin_samples();
+    case 'g': return end_samples();
+    case 'A': return begin_counts();
+    case 'a': return end_counts();
+    case 'N': {
+      // As 'a', unread.
+      gpufl_sass_disable disable = {.structSize = GPUFL_SIZE_TO(gpufl_sass_disable, numOfDroppedRecords), .ctx = here()};
+      gpufl_profiler_life life = {.structSize = GPUFL_SIZE_TO(gpufl_profiler_life, pPriv)};
+      int result = sass_disable(&disable), ended = profiler_end(&life);
+      return result != 0 ? result : ended;
+    }
+    case 'R': {
+      unset p = {.structSize = GPUFL_SIZE_TO(unset, deviceIndex)};
+      configured = false;
+      return sass_unset_config(&p);
+    }
+    case 'Z': configured = false; return finalize();
+    case '?':
+      printf(" {%lu records, %.0f ns, %lu without, %lu samples, %lu patched}", records, records > without ? duration / (double)(records - without) : 0, without, sampled, counted);
+      records = without = sampled = counted = 0;
+      duration = 0;
+      fflush(stdout);
+      return 0;
+  }
+  fprintf(stderr, "%c is no letter\n", letter);
+  exit(1);
+}
+
+// act is answer without company.
+int act(char letter);
+int act(char letter) {
+  pthread_mutex_lock(&asking);
+  int result = answer(letter);
+  pthread_mutex_unlock(&asking);
+  return result;
+}
+
+#ifdef LIBRARY
+// load opens CUPTI and the driver.
+void load(const char *cupti);
+void load(const char *cupti) { load_bare(cupti); }
+#else
 static void launch(int n) {
   double least = 1e18, sum = 0;
   for (int r = 0; r < ROUNDS; r++) {
@@ -62,44 +298,21 @@ static void launch(int n) {
 
 int main(int argc, char **argv) {
   CHECK(argc == 4);
-  launches = atoi(argv[3]);
+  int launches = atoi(argv[3]);
   CHECK(launches > 0);
   load_bare(argv[1]);
   CHECK(cu_init(0) == 0);
   printf("%s:", argv[2]);
   for (const char *p = argv[2]; *p != 0; p++) {
-    int result = 0;
-    void *module;
-    switch (*p) {
-      case 'I': CHECK(cu_retain(&context, 0) == 0 && cu_current(context) == 0 && cu_load(&module, PTX EMPTY_KERNEL("nothing")) == 0 && cu_function(&function, module, "nothing") == 0); break;
-      case 'S': result = subscribe(&subscriber, on_api, NULL); break;
-      case 's': result = unsubscribe(subscriber); break;
-      case 'C': result = register_clock(on_clock); break;
-      case 'B': result = register_callbacks(on_request, on_complete); break;
-      case 'P': result = set_byte(PER_THREAD_BUFFERS, 0); break;
-      case 'Y': result = set_byte(ZEROED_BUFFERS, 1), zeroed_buffers = 1; break;
-      case 'K': result = activity_enable(CONCURRENT_KERNEL); break;
-      case 'k': result = activity_disable(CONCURRENT_KERNEL); break;
-      case 'e': result = enable_context(context, CONCURRENT_KERNEL); break;
-      case 'd': result = disable_context(context, CONCURRENT_KERNEL); break;
-      case 'X': result = activity_enable(KERNEL); break;
-      case 'x': result = activity_disable(KERNEL); break;
-      case 'M': result = activity_enable(MEMCPY); break;
-      case 'm': result = activity_disable(MEMCPY); break;
-      case 'T': tell_of_launches(subscriber, 1); break;
-      case 't': tell_of_launches(subscriber, 0); break;
-      case 'F': result = flush_all(0); break;
-      case 'Z': result = finalize(); break;
-      case '.': CHECK(function != NULL); launch(launches); break;
-      case '?':
-        printf(" {%lu records, %.0f ns, %lu without}", records, records > without ? duration / (double)(records - without) : 0, without);
-        records = without = 0;
-        duration = 0;
-        break;
-      default: CHECK(!"a letter");
+    if (*p == '.') {
+      CHECK(function != NULL);
+      launch(launches);
+      continue;
     }
+    int result = act(*p);
     if (result != 0) printf(" %c=%d", *p, result);
   }
   printf(" told of %lu\n", told);
   return 0;
 }
+#endif

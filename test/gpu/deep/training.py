@@ -4,6 +4,7 @@
 the same loss, whoever looks on. It does what it is told, a line on standard input, and answers with a line of JSON:
 
     cycles N      N cycles
+    step          one more step of a cycle
     until         cycles until the next line, whatever it says
     profile       the same under torch.profiler, after a line that says that it is on
     capture S     holds the capture of a CUDA graph open for S seconds, then replays the graph
@@ -44,16 +45,17 @@ class Training:
         self.model = GPT().cuda()
         self.initial = {k: v.clone() for k, v in self.model.state_dict().items()}
         self.loss = None  # of the first cycle
+        self.done = 0  # steps of a cycle that goes on
 
-    def cycle(self):
-        """Returns milliseconds a step, those of the longest step's launches, and the loss at the end."""
+    def begin(self):
+        """Begins a cycle: what each call of the function that it returns does is a step, of which it returns the loss."""
         self.model.load_state_dict(self.initial)
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, foreach=False)
         scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
-        torch.cuda.synchronize()
-        began = before = time.perf_counter()
-        longest = 0
-        for batch in self.batches:
+        batches = iter(self.batches)
+
+        def step():
+            batch = next(batches)
             with torch.autocast("cuda", dtype=torch.float16):
                 logits = self.model(batch[:, :-1])
                 loss = functional.cross_entropy(logits.reshape(-1, TOKENS).float(), batch[:, 1:].reshape(-1))
@@ -61,11 +63,34 @@ class Training:
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
+            return loss
+
+        torch.cuda.synchronize()
+        return step
+
+    def cycle(self):
+        """Returns milliseconds a step, those of the longest step's launches, and the loss at the end."""
+        step = self.begin()
+        began = before = time.perf_counter()
+        longest = 0
+        for _ in range(STEPS):
+            loss = step()
             now = time.perf_counter()
             longest, before = max(longest, now - before), now
         torch.cuda.synchronize()
         took = time.perf_counter() - began
         return took * 1e3 / STEPS, longest * 1e3, loss.item()
+
+    def single(self):
+        """The next step alone: its milliseconds, and whether it ended a cycle with another loss than the first."""
+        if self.done == 0:
+            self.step = self.begin()
+        began = time.perf_counter()
+        loss = self.step()
+        torch.cuda.synchronize()
+        took = time.perf_counter() - began
+        self.done = (self.done + 1) % STEPS
+        return {"step_ms": took * 1e3, "wrong": self.done == 0 and loss.item() != self.loss, "loss": self.loss}
 
     def cycles(self, more):
         """Runs cycles while more(number) says so."""
@@ -114,6 +139,8 @@ def main():
         command, _, argument = line.partition(" ")
         if command == "cycles":
             answer = training.cycles(lambda n: n < int(argument))
+        elif command == "step":
+            answer = training.single()
         elif command == "until":
             answer = training.cycles(line_is_there)
             os.read(0, 4096)

@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What a step of the training takes after a sequence of CUPTI's calls, and what these leave on the device:
+
+    gcc -std=gnu11 -O2 -D_GNU_SOURCE -Icupti -fPIC -shared -DLIBRARY -o bin/sequence.so test/gpu/budget/sequence.c -ldl -lpthread
+    python3 test/gpu/deep/sequence.py bin/sequence.so /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 ROUNDS SEQUENCE
+
+The letters are those of test/gpu/budget/sequence.c, and
+
+    I   the training is made            .   its step against that of a training without CUPTI, a cycle each in turn
+    w   a cycle                         v   a step
+
+Nothing is launched while a letter is done. A dot prints the median of the ratios in ROUNDS cycles, and the MiB in use
+of the device, by both trainings, and resident of the one.
+"""
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+import torch
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.dirname(HERE)]
+import places  # noqa: E402
+from training import Training, device_mib, resident_mib  # noqa: E402
+
+
+class Bare:
+    """The same training in a process of its own."""
+
+    def __init__(self):
+        self.process = subprocess.Popen([sys.executable, os.path.join(HERE, "training.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid = json.loads(self.process.stdout.readline())["pid"]
+
+    def step(self):
+        self.process.stdin.write("step\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())["step_ms"]
+
+
+def main():
+    library, cupti, rounds, letters = sys.argv[1:]
+    rounds = int(rounds)
+    core = ctypes.CDLL(os.path.abspath(library))
+    core.load(cupti.encode())
+    bare, training = Bare(), None
+    print(letters + ":", end="", flush=True)
+    for letter in letters:
+        if letter == "I":
+            training = Training()
+            training.cycles(lambda n: n < 3)
+            places.share(os.getpid(), bare.pid)
+        elif letter == "w":
+            training.cycle()
+        elif letter == "v":
+            training.single()
+        elif letter == ".":
+            ratios = []
+            for i in range(20 * rounds):
+                if i % 2:
+                    mine, other = training.single()["step_ms"], bare.step()
+                else:
+                    other, mine = bare.step(), training.single()["step_ms"]
+                ratios.append(mine / other)
+            print(f" {statistics.median(ratios):.3f}({device_mib():.0f},{resident_mib():.0f})", end="", flush=True)
+        else:
+            torch.cuda.is_initialized() and torch.cuda.synchronize()
+            result = core.act(ctypes.c_char(letter.encode()))
+            sys.stdout.flush()
+            if result:
+                print(f" {letter}={result}", end="", flush=True)
+    core.act(ctypes.c_char(b"?"))
+    print(flush=True)
+    os._exit(0)  # CUPTI is in no state to be left in order
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same processors for two that are compared.
+
+A processor of a virtual machine is often half of a core, and how fast it is depends on what the host runs on the other half: 10 % and
+more between two processors of one machine, and not the same ones an hour later. Two processes that are compared have to meet
+the same processors, or the comparison is of those.
+"""
+import os
+import threading
+
+
+def threads(pid):
+    """The threads of a process that exist: their ids and names."""
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{thread}/comm") as f:
+                yield int(thread), f.read().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            pass
+
+
+def put(thread, processors):
+    try:
+        os.sched_setaffinity(thread, processors)
+    except ProcessLookupError:
+        pass
+
+
+def core(processor):
+    """The processors that share its core, itself included. A virtual machine need not say; then it is taken for one of a pair."""
+    found = {processor, processor ^ 1}
+    try:
+        with open(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list") as f:
+            text = f.read().strip()
+    except OSError:
+        return found
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def share(*pids):
+    """Puts the launching threads of trainings, the main one and autograd's, on the same two cores, and all other threads elsewhere. It is for
+    trainings that run in turn. Returns the two processors; None, with nothing done, where there are too few."""
+    mine = os.sched_getaffinity(0)
+    if len(mine) < 8:
+        return None
+    rest, chosen = set(mine), []
+    for processor in sorted(mine, reverse=True):
+        if processor in rest and len(chosen) < 2:
+            chosen.append(processor)
+            rest -= core(processor)
+    if len(rest) < 4:
+        return None
+    for pid in pids:
+        for thread, name in threads(pid):
+            put(thread, {chosen[0]} if thread == pid else {chosen[1]} if name.startswith("pt_autograd_") else rest)
+    return chosen
+
+
+def descendants(pid):
+    found = []
+    for thread, _ in threads(pid):
+        try:
+            with open(f"/proc/{pid}/task/{thread}/children") as f:
+                children = [int(x) for x in f.read().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        for child in children:
+            found.append(child)
+            try:
+                found += descendants(child)
+            except (FileNotFoundError, ProcessLookupError):
+                pass
+    return found
+
+
+class Swapping:
+    """While it is entered, our processes that run on one of two sets of processors change to the other every so many
+    seconds. It is for trainings that run side by side."""
+
+    def __init__(self, one, other, seconds=0.5):
+        self.sets, self.seconds = (frozenset(one), frozenset(other)), seconds
+        self.place, self.swaps = {}, 0  # of the processes: an index of sets
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+
+    def run(self):
+        while not self.over.wait(self.seconds):
+            self.swap()
+
+    def swap(self):
+        for pid in descendants(os.getpid()):
+            try:
+                if pid not in self.place:
+                    on = frozenset(os.sched_getaffinity(pid))
+                    if on not in self.sets:
+                        continue
+                    self.place[pid] = self.sets.index(on)
+                self.place[pid] = 1 - self.place[pid]
+                for thread, _ in threads(pid):
+                    put(thread, self.sets[self.place[pid]])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        self.swaps += 1
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
