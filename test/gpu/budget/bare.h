@@ -16,6 +16,7 @@ GPUFL_CUPTI_REQUIRED(BARE_FIELD)
 GPUFL_CUPTI_OPTIONAL(BARE_FIELD)
 GPUFL_DEEP_PC(BARE_FIELD)
 GPUFL_DEEP_SASS(BARE_FIELD)
+GPUFL_DEEP_DRIVER(BARE_FIELD)
 #define BARE_OTHERS(G)                                                       \
   G(enable_context, cuptiActivityEnableContext, (void *, uint32_t))          \
   G(disable_context, cuptiActivityDisableContext, (void *, uint32_t))         \
@@ -45,6 +46,7 @@ static void load_bare(const char *cupti) {
   GPUFL_DEEP_SASS(BARE_LOOK_UP)
   BARE_OTHERS(BARE_LOOK_UP)
   from = cuda;
+  GPUFL_DEEP_DRIVER(BARE_LOOK_UP)
   BARE_DRIVER(BARE_LOOK_UP)
 }
 

@@ -14,6 +14,7 @@
 //	T t   callbacks of launches                      F     flush
 //	G g   PC sampling                                A a   SASS metrics, as windows do it
 //	L l   callbacks of modules and contexts          N     as a, with nothing read
+//	E     an event of the context, as windows wait for the device
 //	R     cuptiSassMetricsUnsetConfig                U     a thread that flushes every 0.2 s
 //	Z     cuptiFinalize                              .     launches empty kernels, five times so many
 //	?     how many records there were, their mean duration, and how many had no time
@@ -175,6 +176,19 @@ static int end_counts(void) {
   return result != 0 ? result : answer;
 }
 
+static int wait_by_event(void) {
+  void *event;
+  int result = event_create(&event, GPUFL_CU_EVENT_DISABLE_TIMING);
+  if (result != 0) return result;
+  result = record_context(here(), event);
+  while (result == 0 && (result = event_query(event)) == GPUFL_CUDA_ERROR_NOT_READY) {
+    result = 0;
+    usleep(200);
+  }
+  int answer = event_destroy(event);
+  return result != 0 ? result : answer;
+}
+
 static int tell_of_modules(uint32_t on) {
   // The contexts' and modules' beginnings and ends.
   const uint32_t all[] = {1, 2, 6, 7, 8};
@@ -192,6 +206,7 @@ static void *flush_often(void *unused) {
     usleep(200000);
     pthread_mutex_lock(&asking);
     flush_all(0);
+    usleep(20000); // a thread of CUPTI's works at what is flushed, and nobody says when it is done
     pthread_mutex_unlock(&asking);
   } while (unused == NULL);
   return NULL;
@@ -252,6 +267,7 @@ static int answer(char letter) {
       int result = sass_disable(&disable), ended = profiler_end(&life);
       return result != 0 ? result : ended;
     }
+    case 'E': return wait_by_event();
     case 'R': {
       unset p = {.structSize = GPUFL_SIZE_TO(unset, deviceIndex)};
       configured = false;
