@@ -65,7 +65,8 @@ type Config struct {
 	CanLeave bool
 	// Prior holds what a launch is taken to cost before it was measured. Count and Residual are never measured, since without
 	// counting nobody knows how many launches there were: they are taken to be in the same proportion to what a record
-	// costs as here. Zero values are what an H200 took with CUDA 13.0.
+	// costs as here. Zero values are what an H200 took with CUDA 13.0 for launches one after the other; if all are zero, costs are
+	// taken to be up to 3.3 times as much where launches are further apart, as in a training there.
 	Prior Costs
 	// Processors is how many share the work of our own threads: 1 counts all their time as lost. Default 1.
 	Processors int

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -14,8 +15,12 @@ const (
 	defaultMinSlice = 50 * time.Millisecond
 	defaultMaxSlice = time.Second
 	// What a launch of an empty kernel took longer on an H200 (CUDA 13.0, driver 580), in seconds: counted by a
-	// CUPTI that had made no records, with a record on top of what stays behind records, and with what stays.
+	// CUPTI that had made no records, with a record on top of what stays behind records, and with what stays. Those launches came
+	// one after the other. Where a program does something else in between, CUPTI's code and data have left the caches: in a training
+	// of PyTorch with 16 µs from launch to launch each cost 3.3 times as much. In between, and until it was measured, a cost is
+	// taken to grow as that time does.
 	defaultCount, defaultTrace, defaultResidual = 220e-9, 400e-9, 270e-9
+	dense, coldest                              = 5e-6, 3.3 // seconds from launch to launch up to which it does not; times
 	// window is the time over which the budget must hold.
 	window = 60 * time.Second
 	// planned is the share of the budget that is spent by plan. The bucket holds the rest of a window's
@@ -57,8 +62,11 @@ const (
 	// burst is how long counting must be dear before CUPTI is left for a debt alone, unless that is deep: so many buckets.
 	burst = 2 * time.Second
 	deep  = 2
-	// leaves is how many seconds leaving CUPTI and coming back are taken to need before they were seen to (H200).
-	leaves = 0.02
+	// leaves is how many seconds leaving CUPTI and coming back are taken to need before they were seen to, and joins what the first
+	// launches with records take longer after that: CUPTI prepares each kernel anew (H200, a training with some 50 kernels).
+	leaves, joins = 0.02, 0.035
+	// joining is the part of a slice that those launches are looked for in, preparing the most of it that they may cost.
+	joining, preparing = 0.6, 0.4
 	// away is how long a slice is at least where CUPTI is left in between, and often how far apart they should be.
 	away  = 100 * time.Millisecond
 	often = time.Second
@@ -80,7 +88,8 @@ type Controller struct {
 	*costs
 	byRate map[int]*costs
 	octave int
-	// away says that CUPTI is left, stale that it has made records since.
+	given  bool // Config.Prior
+	// away says that CUPTI is left, stale that it has made records since it was left last, or ever.
 	away, stale bool
 	// stays is how often in a row CUPTI could not be left, respite until when that is not tried again, and the last such time.
 	stays                   int
@@ -88,15 +97,18 @@ type Controller struct {
 	// rate is launches a second, side what CUPTI and our own threads cost a second of tracing, as lately seen.
 	rate, side float64
 	// What changes of state take, in seconds, as lately seen: those that leave CUPTI, those that bring records back
-	// after that, and all others.
+	// after that, and all others; and what the first launches with records then take longer.
 	leave, come, change float64
+	join                *cost
+	// first is the interval of those launches, until what follows says how long they should have taken.
+	first *interval
 	// tokens are seconds that may be lost; below 0 is a debt.
 	tokens float64
 	spent  float64
 	recent [60]float64 // by second
 	second int64
-	before interval // the last that says what a launch took
-	state  State    // the last
+	before *interval // the last that says what a launch took
+	state  State     // the last
 	// leaving says that counting takes so much of the budget that CUPTI is left after each slice, since when leavingSince is; dearest
 	// that it takes too much even so.
 	leaving, dearest bool
@@ -109,18 +121,23 @@ type Controller struct {
 // that of one that is counted. The others are taken to be in the same proportion to it as on the machine where all were.
 type costs struct{ trace *cost }
 
+// weight is how many comparisons a cost that was not measured counts for.
+const weight = 4
+
 func newCosts(trace float64) *costs {
-	const weight = 4
 	return &costs{trace: newCost(trace, weight)}
 }
 
 // interval is what is remembered of one for comparisons.
 type interval struct {
-	state    State
-	stale    bool
-	perOne   float64 // seconds a launch
-	from, to time.Duration
+	state          State
+	stale          bool
+	launches, seen float64 // seen is in seconds
+	from, to       time.Duration
 }
+
+// perOne is the seconds that a launch took.
+func (i *interval) perOne() float64 { return i.seen / i.launches }
 
 // NewController checks the configuration.
 func NewController(cfg Config) (*Controller, error) {
@@ -130,6 +147,7 @@ func NewController(cfg Config) (*Controller, error) {
 	if cfg.MaxSlice == 0 {
 		cfg.MaxSlice = max(defaultMaxSlice, cfg.MinSlice)
 	}
+	given := cfg.Prior != Costs{}
 	for _, p := range []struct {
 		at   *float64
 		cost float64
@@ -156,7 +174,7 @@ func NewController(cfg Config) (*Controller, error) {
 	}
 	c := &Controller{
 		cfg: cfg, rng: rand.New(rand.NewPCG(seed, 0)), //nolint:gosec // As above.
-		byRate: map[int]*costs{}, octave: math.MinInt, status: Status{Budget: cfg.Budget},
+		byRate: map[int]*costs{}, octave: math.MinInt, join: newCost(joins, weight), given: given, status: Status{Budget: cfg.Budget},
 	}
 	c.recognise()
 	return c, nil
@@ -171,14 +189,22 @@ func (c *Controller) recognise() {
 	c.octave = int(at)
 	before := c.costs
 	if c.costs = c.byRate[c.octave]; c.costs == nil {
-		known := c.cfg.Prior.Trace
+		known := c.cfg.Prior.Trace * c.cold()
 		if before != nil && c.away {
 			known = max(known, before.trace.upper) // nothing will be found out
 		}
 		c.costs = newCosts(known)
 		c.byRate[c.octave] = c.costs
 	}
-	c.before = interval{}
+	c.before = nil
+}
+
+// cold is how many times as much as one after the other launches are taken to cost at their rate.
+func (c *Controller) cold() float64 {
+	if c.given || c.rate <= 0 {
+		return 1
+	}
+	return min(max(1/c.rate/dense, 1), coldest)
 }
 
 func plausible(seconds float64) bool { return seconds >= 0 && seconds <= 1 }
@@ -200,8 +226,17 @@ func (c *Controller) Next(now time.Time, m Interval) Step {
 		c.next()
 	}
 	c.plan[0].Finalise = c.plan[0].leave && c.canLeave() && (c.stale || !c.away && c.plan[0].State == Blind)
+	if c.joins(c.plan[0].State) {
+		one := c.plan[0]
+		one.For = time.Duration(joining * float64(one.For))
+		c.plan[0].For -= one.For
+		c.plan = slices.Insert(c.plan, 0, one)
+	}
 	return c.plan[0]
 }
+
+// joins says whether the first records since CUPTI was left are made in a state.
+func (c *Controller) joins(s State) bool { return s == Trace && !c.stale && c.status.Finalised > 0 }
 
 // canLeave says whether CUPTI is left where that is planned.
 func (c *Controller) canLeave() bool { return c.cfg.CanLeave && c.status.Elapsed >= c.respiteUntil }
@@ -239,6 +274,7 @@ func (c *Controller) account(now time.Time, m Interval) {
 	if m.NeverLeaves {
 		c.cfg.CanLeave = false
 	}
+	joins := c.joins(state)
 	c.away = c.away && state == Blind
 	c.stale = c.stale || state == Trace
 	if state != c.state {
@@ -279,9 +315,28 @@ func (c *Controller) account(now time.Time, m Interval) {
 		}
 		*at += (change - *at) / 8
 	}
-	if m.Known && !m.Failed && m.Launches >= fewLaunches && seen > 0 {
-		c.compare(interval{state: state, stale: c.stale, perOne: seen / launches, from: began, to: c.status.Elapsed})
+	if !m.Known || m.Failed || seen <= 0 {
+		return
 	}
+	one := &interval{state: state, stale: c.stale, launches: launches, seen: seen, from: began, to: c.status.Elapsed}
+	switch {
+	case joins:
+		c.first = one
+	case m.Launches >= fewLaunches:
+		c.joined(one)
+		c.compare(one)
+	}
+}
+
+// joined charges for what the first launches with records took longer than those that followed.
+func (c *Controller) joined(next *interval) {
+	first := c.first
+	c.first = nil
+	if first == nil || next.state != Trace || next.from != first.to {
+		return
+	}
+	c.join.add(first.seen - first.launches*next.perOne())
+	c.charge(c.join.upper, 0)
 }
 
 // launch is what a launch costs in a state, in seconds.
@@ -326,10 +381,10 @@ func (c *Controller) charge(lost, dt float64) {
 
 // compare looks whether the last two intervals say what something costs. In the long run each difference is taken
 // as often before as after, so that a program that becomes slower or faster does not look like a cost.
-func (c *Controller) compare(last interval) {
+func (c *Controller) compare(last *interval) {
 	before := c.before
 	c.before = last
-	if before.perOne == 0 || last.from-before.to > near || !like(before.perOne, last.perOne) {
+	if before == nil || last.from-before.to > near || !like(before.perOne(), last.perOne()) {
 		return
 	}
 	traced, counted := last, before
@@ -343,7 +398,7 @@ func (c *Controller) compare(last interval) {
 	if p := &c.cfg.Prior; !counted.stale {
 		part = p.Trace / (p.Trace + p.Residual)
 	}
-	c.trace.add(part * (traced.perOne - counted.perOne))
+	c.trace.add(part * (traced.perOne() - counted.perOne()))
 }
 
 func like(a, b float64) bool { return a <= alike*b && b <= alike*a }
@@ -405,18 +460,16 @@ func (c *Controller) next() {
 	}
 }
 
-// recording is what a record costs a launch: until that is known well, no less than it was taken to be at first.
+// recording is what a record costs a launch: the less is known of that, the closer to what it was taken to be at first, if that is more.
 func (c *Controller) recording() float64 {
-	if c.trace.measured < enough {
-		return max(c.trace.upper, c.cfg.Prior.Trace)
-	}
-	return c.trace.upper
+	unknown := max(0, 1-float64(c.trace.measured)/enough)
+	return max(c.trace.upper, unknown*c.cfg.Prior.Trace*c.cold())
 }
 
 // idle says that all can be traced, by the cost that is known and by that of the machine where all were measured.
 func (c *Controller) idle() bool {
 	p := &c.cfg.Prior
-	return c.rate*max(c.tracing(), p.Count+p.Residual+p.Trace)+c.side <= idle*c.cfg.Budget
+	return c.rate*max(c.tracing(), (p.Count+p.Residual+p.Trace)*c.cold())+c.side <= idle*c.cfg.Budget
 }
 
 // above says whether v is above high, or was and is not below low.
@@ -502,11 +555,13 @@ func (c *Controller) slice(may, second float64) (slot time.Duration, k int) {
 	if change == 0 {
 		change = leaves
 	}
+	change += c.join.upper
 	may = max(may, c.cfg.Budget/20)
 	length := away.Seconds()
 	if (length*second+change)/may < often.Seconds() {
 		length = (may*often.Seconds() - change) / max(second, 1e-9)
 	}
+	length = max(length, c.join.upper/preparing)
 	slot = min(max(time.Duration(min(length, maxPlan.Seconds())*1e9), away, c.cfg.MinSlice), c.cfg.MaxSlice)
 	k = int(math.Ceil((slot.Seconds()*second + change) / may / slot.Seconds()))
 	return slot, min(max(k, 2), int(maxPlan/slot))

@@ -19,13 +19,16 @@ type world struct {
 	// What changes take, in seconds: leaving CUPTI, records after that, and all others; settling is how long it takes
 	// until CUPTI can be left.
 	change, leave, come, settling float64
+	join                          float64 // what the first launches with records take longer after CUPTI was left, and nobody tells
 	// stays says that CUPTI cannot be left, so many times or, below 0, never.
 	stays int
 	noise float64 // of the bare time, in intervals of 10 ms
 	rng   *rand.Rand
 
 	away     bool
-	stale    bool // records were made since CUPTI was left
+	left     bool    // CUPTI was left once
+	owed     float64 // what is left of join
+	stale    bool    // records were made since CUPTI was left
 	state    State
 	launched float64
 	counted  float64
@@ -35,6 +38,12 @@ type world struct {
 }
 
 const tick = 0.01
+
+// h200 is what a launch cost on an H200: in a loop with nothing else, and with the caches cold, in a training of PyTorch.
+func h200(bare float64) Costs {
+	cold := min(max(bare/dense, 1), coldest)
+	return Costs{Count: cold * defaultCount, Trace: cold * defaultTrace, Residual: cold * defaultResidual}
+}
 
 func always(v float64) func(float64) float64 { return func(float64) float64 { return v } }
 
@@ -100,8 +109,14 @@ func (w *world) run(t float64, s Step, first bool) (Interval, float64) {
 		} else {
 			stall += w.leave
 			w.gap += w.leave
-			w.away, w.stale = s.State == Blind, false
+			w.away, w.stale, w.left = s.State == Blind, false, true
 		}
+	}
+	switch {
+	case s.State != Trace:
+		w.owed = 0
+	case !w.stale && w.left:
+		w.owed = w.join
 	}
 	switch {
 	case s.Finalise:
@@ -117,7 +132,9 @@ func (w *world) run(t float64, s Step, first bool) (Interval, float64) {
 	if s.Records {
 		left += stall
 	}
-	made := w.pass(t, max(0, left), stall, s.State)
+	untold := min(w.owed, max(0, left-stall))
+	w.owed -= untold
+	made := w.pass(t, max(0, left), stall+untold, s.State)
 	if m.Known {
 		m.Launches = uint64(made)
 		w.counted += made
@@ -171,14 +188,14 @@ func TestAnyRateOfLaunches(t *testing.T) {
 				t.Parallel()
 				for _, noise := range []float64{0, 0.1} {
 					w := world{
-						bare: always(1 / rate), device: always(0), noise: noise, cost: Costs{Count: 220e-9, Trace: 400e-9, Residual: 270e-9},
-						change: 50e-6, leave: 0.012, come: 0.001, settling: 0.002,
+						bare: always(1 / rate), device: always(0), noise: noise, cost: h200(1 / rate),
+						change: 50e-6, leave: 0.012, come: 0.001, settling: 0.002, join: joins,
 					}
 					ctl, steps := simulate(t, &w, Config{Budget: budget, CanLeave: true, Seed: uint64(rate)}, seconds)
 					s := ctl.Status()
 					t.Logf("lost %.4f, worst minute %.4f, says %.4f; duty %.3f, blind %.3f; %d steps, left %d times",
 						w.lost/seconds, w.worst(0), s.Overhead, s.Duty(), s.In[Blind].Seconds()/seconds, len(steps), s.Finalised)
-					if w.lost/seconds > budget || w.worst(0) > 1.1*budget+0.002 || !s.Met && noise == 0 {
+					if w.lost/seconds > budget || w.worst(0) > 1.1*budget+0.002 || s.Excess > 0.1*budget && noise == 0 {
 						t.Errorf("lost %.4f in all and %.4f in the worst minute, with a budget of %v: %+v", w.lost/seconds, w.worst(0), budget, s)
 					}
 					if steps[0].State != Trace {
@@ -199,6 +216,42 @@ func TestAnyRateOfLaunches(t *testing.T) {
 	}
 }
 
+// TestUnlikeTheMachine: costs that were taken to be higher or lower than they are, and what the first launches with records
+// cost after CUPTI was left, which nobody tells.
+func TestUnlikeTheMachine(t *testing.T) {
+	const seconds, budget = 900, 0.02
+	bare := 1 / 60_000.0
+	for _, c := range []struct {
+		name        string
+		cost        Costs
+		join        float64
+		least, most float64 // of what was lost, what it may say
+	}{
+		{"as there", h200(bare), joins, 0.9, 1.1},
+		{"a third of it", Costs{Count: defaultCount, Trace: defaultTrace, Residual: defaultResidual}, joins, 0.9, 2.5},
+		{"twice as much", Costs{Count: 2 * h200(bare).Count, Trace: 2 * h200(bare).Trace, Residual: 2 * h200(bare).Residual}, joins, 0.8, 1.1},
+		{"kernels that need no preparation", h200(bare), 0, 0.9, 1.2},
+		{"many kernels", h200(bare), 0.15, 0.8, 1.1},
+	} {
+		for _, noise := range []float64{0, 0.15} {
+			t.Run(fmt.Sprintf("%s, noise %v", c.name, noise), func(t *testing.T) {
+				t.Parallel()
+				w := world{bare: always(bare), device: always(0), noise: noise, cost: c.cost, change: 50e-6, leave: 0.002, come: 0.01, join: c.join}
+				ctl, _ := simulate(t, &w, Config{Budget: budget, CanLeave: true, Seed: 7}, seconds)
+				s := ctl.Status()
+				lost := w.lost / seconds
+				t.Logf("lost %.4f, worst minute %.4f, says %.4f; duty %.3f, blind %.3f; costs %.0f ns, first launches %.3f s", lost, w.worst(0), s.Overhead, s.Duty(), s.In[Blind].Seconds()/seconds, s.Costs.Trace*1e9, ctl.join.upper)
+				if lost > 1.25*budget || s.Overhead < c.least*lost || s.Overhead > c.most*lost {
+					t.Errorf("lost %.4f of a budget of %v, and says %.4f", lost, budget, s.Overhead)
+				}
+				if s.In[Blind] > time.Minute && math.Abs(ctl.join.middle-c.join) > 0.01+0.1*c.join {
+					t.Errorf("the first launches are taken to cost %.3f s, and cost %v", ctl.join.middle, c.join)
+				}
+			})
+		}
+	}
+}
+
 func TestControllerKeepsTheBudget(t *testing.T) {
 	const us = 1e-6
 	typical := Costs{Count: 0.1 * us, Trace: 0.6 * us}
@@ -210,7 +263,6 @@ func TestControllerKeepsTheBudget(t *testing.T) {
 			return b
 		}
 	}
-	h200 := Costs{Count: 0.22 * us, Trace: 0.4 * us, Residual: 0.27 * us}
 	launches := func(c Config) Config { // where nothing stays behind records
 		c.Prior = Costs{Count: 0.1 * us, Trace: 0.6 * us, Residual: 0.01 * us}
 		return c
@@ -241,24 +293,24 @@ func TestControllerKeepsTheBudget(t *testing.T) {
 			cfg: Config{Budget: 0.02, Prior: Costs{Count: 0.4 * us, Trace: 0.6 * us, Residual: 0.01 * us}}, floor: true, least: 0.001, most: 0.25,
 		},
 		{
-			name: "an H200 and a busy program", w: world{bare: always(30 * us), device: always(0), cost: h200, leave: 0.003, come: 0.009},
-			cfg: Config{Budget: 0.02, CanLeave: true}, least: 0.05, most: 0.6,
+			name: "an H200 and a busy program", w: world{bare: always(30 * us), device: always(0), cost: h200(30 * us), join: joins, leave: 0.003, come: 0.009},
+			cfg: Config{Budget: 0.02, CanLeave: true}, least: 0.02, most: 0.1,
 		},
 		{
-			name: "an H200 and a training bound by launches", w: world{bare: always(10 * us), device: always(0), cost: h200, leave: 0.012, come: 0.001},
-			cfg: Config{Budget: 0.02, CanLeave: true}, least: 0.01, most: 0.2,
+			name: "an H200 and a training bound by launches", w: world{bare: always(10 * us), device: always(0), cost: h200(10 * us), join: joins, leave: 0.012, come: 0.001},
+			cfg: Config{Budget: 0.02, CanLeave: true}, least: 0.01, most: 0.1,
 		},
 		{
-			name: "the same with five per cent", w: world{bare: always(10 * us), device: always(0), cost: h200, leave: 0.012, come: 0.001},
-			cfg: Config{Budget: 0.05, CanLeave: true}, least: 0.1, most: 0.5,
+			name: "the same with five per cent", w: world{bare: always(10 * us), device: always(0), cost: h200(10 * us), join: joins, leave: 0.012, come: 0.001},
+			cfg: Config{Budget: 0.05, CanLeave: true}, least: 0.02, most: 0.1,
 		},
 		{
-			name: "the same with ten per cent", w: world{bare: always(10 * us), device: always(0), cost: h200, leave: 0.012, come: 0.001},
-			cfg: Config{Budget: 0.1, CanLeave: true}, least: 0.8, most: 1,
+			name: "the same with ten per cent", w: world{bare: always(10 * us), device: always(0), cost: h200(10 * us), join: joins, leave: 0.012, come: 0.001},
+			cfg: Config{Budget: 0.1, CanLeave: true}, least: 0.05, most: 0.2,
 		},
 		{
-			name: "a CUPTI that is not left at first", w: world{bare: always(30 * us), device: always(0), cost: h200, leave: 0.003, come: 0.009, settling: 0.01, stays: 3},
-			cfg: Config{Budget: 0.02, CanLeave: true}, least: 0.05, most: 0.6,
+			name: "a CUPTI that is not left at first", w: world{bare: always(30 * us), device: always(0), cost: h200(30 * us), join: joins, leave: 0.003, come: 0.009, settling: 0.01, stays: 3},
+			cfg: Config{Budget: 0.02, CanLeave: true}, least: 0.02, most: 0.1,
 		},
 		{
 			name: "costs that stay", w: world{bare: always(10 * us), device: always(0), cost: Costs{Count: 0.1 * us, Trace: 0.4 * us, Residual: 0.4 * us}},

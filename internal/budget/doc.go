@@ -12,7 +12,11 @@
 // The last is found by comparing the time that a launch takes in neighbouring intervals with and without records, for each
 // octave of the rate of launches: a program that waits for the device loses nothing, and may soon launch faster. The others
 // no comparison can tell while a program runs, and they are taken to be in the same proportion to it as on the machine where all
-// were measured.
+// were measured. Until enough comparisons were made, costs are taken to be no less than they were there for a program with as
+// much time from launch to launch: the more it does in between, the more of CUPTI has left the caches.
+//
+// After CUPTI was left it prepares each kernel anew when that is first launched with records. What this takes is found by comparing
+// the beginning of a slice with the rest of it, and slices are so long that it is the smaller part.
 //
 // It is paid from a bucket into which nine tenths of the budget flow, and which holds the tenth part of a minute's: so
 // no minute costs more than the budget, by the costs as they are known then.
