@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deep windows on a real GPU: the engines name the right reason and line, and leave the program as it was.
 
-    go build -o bin/ ./cmd/gpufl && make bin/libgpufl.so
     scripts/cuda-tools .tools/cuda-tools        # or any toolkit's nvcc
-    .tools/cuda-tools/13.0/bin/nvcc -O3 -lineinfo -gencode arch=compute_90,code=sm_90 -o bin/slow examples/slow/slow.cu examples/slow/kernels.cu
+    test/gpu/build bin
     python3 test/gpu/deep.py --bin bin [--only slow,windows,status,profilers] [--keep FOLDER]
     python3 test/gpu/deep.py --bin bin --dry        # without a GPU: are the checks themselves right?
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step of the training takes after a sequence of CUPTI's calls, and what these leave on the device:
 
-    gcc -std=gnu11 -O2 -D_GNU_SOURCE -Icupti -fPIC -shared -DLIBRARY -o bin/sequence.so test/gpu/budget/sequence.c -ldl -lpthread
+    test/gpu/build bin
     python3 test/gpu/deep/sequence.py bin/sequence.so /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 ROUNDS SEQUENCE
 
 The letters are those of test/gpu/budget/sequence.c, and

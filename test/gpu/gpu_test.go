@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Package gpu tests what runs on a machine with a GPU as far as that goes without one: programs on a fake driver and a fake
+// CUPTI, scripts by their own checks.
+package gpu
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/cuptitest"
+	"github.com/gpuflight/gpuflight/internal/testsink/process"
+)
+
+var gpufl = process.Binary{Env: "GPUFLIGHT_GPUFL", Path: "bin/gpufl", Make: "make build"}
+
+// run runs a command with the environment given besides, and returns its standard output.
+func run(t *testing.T, environ []string, command string, args ...string) string {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	c := exec.CommandContext(t.Context(), command, args...)
+	c.Env = append(os.Environ(), environ...)
+	c.Stdout, c.Stderr = &stdout, &stderr
+	c.WaitDelay = time.Second
+	require.NoError(t, c.Run(), "%s %q\n%s%s", command, args, &stdout, &stderr)
+	return stdout.String()
+}
+
+func python(t *testing.T) string {
+	t.Helper()
+	path, err := exec.LookPath("python3")
+	if err != nil {
+		process.Missing(t, "the scripts need python3")
+	}
+	return path
+}
+
+// TestProgramsOnAFakeGPU: each builds without a warning and sees all that it launches.
+func TestProgramsOnAFakeGPU(t *testing.T) {
+	fakes := cuptitest.Build(t)
+	environ, cupti := cuptitest.Environment(fakes), filepath.Join(fakes, "libcupti.so.13")
+	bin := t.TempDir()
+	run(t, nil, filepath.Join(process.Root(t), "test", "gpu", "build"), "--programs", bin)
+
+	t.Run("sequence", func(t *testing.T) {
+		// Five times a hundred launches at each dot: three of them recorded, with their begins and ends told.
+		said := run(t, environ, filepath.Join(bin, "sequence"), cupti, "SCBPYKMTI.kmKM.GgkAaKEN.F?Z.", "100")
+		assert.Contains(t, said, " {1500 records, 1000 ns, 0 without, 0 samples, 0 patched}")
+		assert.Contains(t, said, " told of 3000\n")
+		assert.Equal(t, 1, strings.Count(said, "="), "%s", said) // N ends what was not begun
+		assert.Contains(t, said, " N=7")
+	})
+	t.Run("switches", func(t *testing.T) {
+		said := run(t, environ, filepath.Join(bin, "switches"), cupti, "b", "1", "3", "20")
+		assert.Equal(t, 3, strings.Count(said, "] first -1, without record 0, not told 0 of 2000;"), "%s", said)
+	})
+	t.Run("modes", func(t *testing.T) {
+		var round struct {
+			NS       map[string]float64
+			Missed   map[string]int
+			Doubtful int
+			Dropped  int
+		}
+		require.NoError(t, json.Unmarshal([]byte(run(t, environ, filepath.Join(bin, "modes"), cupti, "1000", "1")), &round))
+		assert.Len(t, round.NS, 11)
+		// The first launch of a thread after a switch may have a record or not: it is doubtful and not counted.
+		assert.Equal(t, 1, round.Doubtful)
+		assert.Equal(t, map[string]int{"records": 0, "traced": 0, "counted": 1, "recounted": 1, "retraced": 0, "swapped": 1}, round.Missed)
+		assert.Zero(t, round.Dropped)
+	})
+	t.Run("modes while threads launch", func(t *testing.T) {
+		var all struct{ Cycles, Launched, Seen, Dropped, Refused int }
+		require.NoError(t, json.Unmarshal([]byte(run(t, environ, filepath.Join(bin, "modes"), cupti, "0", "20", "2")), &all))
+		assert.Equal(t, 20, all.Cycles)
+		assert.Positive(t, all.Seen)
+		assert.LessOrEqual(t, all.Seen, all.Launched)
+		assert.Zero(t, all.Dropped+all.Refused)
+	})
+}
+
+// TestScripts: each says what it does, and what judges windows tells right from wrong.
+func TestScripts(t *testing.T) {
+	interpreter := python(t)
+	here := filepath.Join(process.Root(t), "test", "gpu")
+	scripts, err := filepath.Glob(filepath.Join(here, "*.py"))
+	require.NoError(t, err)
+	require.NotEmpty(t, scripts)
+	quiet := []string{"PYTHONDONTWRITEBYTECODE=1"}
+	for _, script := range scripts {
+		if filepath.Base(script) == "places.py" {
+			continue
+		}
+		assert.Contains(t, run(t, quiet, interpreter, script, "--help"), "usage: "+filepath.Base(script))
+	}
+	// These need PyTorch to run.
+	inner, err := filepath.Glob(filepath.Join(here, "*", "*.py"))
+	require.NoError(t, err)
+	require.NotEmpty(t, inner)
+	run(t, quiet, interpreter, append([]string{"-c", "import ast, sys\nfor f in sys.argv[1:]: ast.parse(open(f).read(), f)"}, inner...)...)
+
+	said := run(t, quiet, interpreter, filepath.Join(here, "deep.py"), "--dry", "--bin", filepath.Dir(gpufl.Find(t)))
+	assert.Contains(t, said, "all 4 checks passed")
+}
+
+// TestProcessorsAreExchanged: each of two processes is on the other's processors after each exchange, with all its threads.
+func TestProcessorsAreExchanged(t *testing.T) {
+	const script = `
+import json, os, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+import places
+mine = sorted(os.sched_getaffinity(0))
+if len(mine) < 2:
+    sys.exit(print(json.dumps(None)))
+one, other = [mine[0]], [mine[1]]
+program = "import threading, sys; t = threading.Thread(target=sys.stdin.read); t.start(); print(flush=True); t.join()"
+both = [subprocess.Popen(["taskset", "-c", str(on[0]), sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for on in (one, other)]
+for p in both:
+    p.stdout.readline()
+swapping, seen = places.Swapping(one, other), []
+for i in range(3):
+    seen.append([[sorted(os.sched_getaffinity(t)) == one for t, _ in places.threads(p.pid)] for p in both])
+    swapping.swap()
+for p in both:
+    p.stdin.close()
+    p.wait()
+print(json.dumps(seen))
+`
+	if _, err := exec.LookPath("taskset"); err != nil {
+		process.Missing(t, "the scripts need taskset")
+	}
+	var seen [][2][]bool
+	said := run(t, []string{"PYTHONDONTWRITEBYTECODE=1"}, python(t), "-c", script, filepath.Join(process.Root(t), "test", "gpu"))
+	require.NoError(t, json.Unmarshal([]byte(said), &seen))
+	if seen == nil {
+		t.Skip("there is only one processor")
+	}
+	first, second := []bool{true, true}, []bool{false, false}
+	assert.Equal(t, [][2][]bool{{first, second}, {second, first}, {first, second}}, seen)
+}
