@@ -32,7 +32,13 @@ import (
 const (
 	maxProcs    = 4
 	memoryLimit = 512 << 20
+	// ballastBytes are never touched, and so take no memory. They let garbage grow by as much between two collections: what
+	// lives is a few MiB, and half a second's spans are more, so that without it the collector runs eight times a second, and
+	// gives pages back that are wanted again at once.
+	ballastBytes = 32 << 20
 )
+
+var ballast []byte
 
 const (
 	// silentFile is left among the summaries by a process that could send nothing: those after it expect
@@ -73,6 +79,7 @@ func gpuflInjectStart() (atExit C.int) {
 	// GOGC of the environment is for the program's own runtime, if it has one.
 	debug.SetGCPercent(100)
 	debug.SetMemoryLimit(memoryLimit)
+	ballast = make([]byte, ballastBytes)
 
 	settings, wrong := recorder.SettingsFromEnv(environment)
 	log = slog.New(slog.NewTextHandler(stderr{}, &slog.HandlerOptions{Level: settings.LogLevel}))

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package inject
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// used is what all threads of a process but the first have used: page faults that a page was found for in memory, and
+// processor time.
+func used(t *testing.T, pid int) (faults int, took time.Duration) {
+	t.Helper()
+	folder := fmt.Sprintf("/proc/%d/task", pid)
+	threads, err := os.ReadDir(folder)
+	require.NoError(t, err)
+	for _, thread := range threads {
+		text, err := os.ReadFile(folder + "/" + thread.Name() + "/stat")
+		if err != nil || thread.Name() == fmt.Sprint(pid) {
+			continue
+		}
+		// The fields behind the name, which may have spaces: see proc_pid_stat(5).
+		fields := strings.Fields(string(text)[strings.LastIndex(string(text), ")")+1:])
+		var minor, own, kernel int
+		for i, to := range map[int]*int{7: &minor, 11: &own, 12: &kernel} {
+			_, err := fmt.Sscan(fields[i], to)
+			require.NoError(t, err)
+		}
+		faults += minor
+		took += time.Duration(own+kernel) * 10 * time.Millisecond
+	}
+	return faults, took
+}
+
+// TestRecorderKeepsItsMemory: what the recorder has used for some spans it uses again for the next. Pages that are given back
+// and wanted again cost the recorder time, and each processor that runs the program is interrupted for them.
+func TestRecorderKeepsItsMemory(t *testing.T) {
+	b := newBench(t)
+	in, stdin, err := os.Pipe()
+	require.NoError(t, err)
+	defer stdin.Close()
+	p := b.begin("steady", in)
+	require.NoError(t, in.Close())
+	began := time.Now()
+	time.Sleep(3 * time.Second) // until it has what it needs
+	faults, took := used(t, p.pid)
+	middle := time.Now()
+	time.Sleep(5 * time.Second)
+	faultsAfter, tookAfter := used(t, p.pid)
+	part := time.Since(middle).Seconds() / time.Since(began).Seconds()
+	require.NoError(t, stdin.Close())
+	require.NoError(t, p.Wait(), p.stderr)
+	all, _, _ := b.recorded()
+	spans := part * float64(len(all))
+	each := float64(faultsAfter-faults) / spans
+	t.Logf("%.0f spans; of each %.3f page faults and %.1f µs", spans, each, float64((tookAfter-took).Microseconds())/spans)
+	require.Greater(t, spans, 10_000.0)
+	assert.Less(t, each, 0.15)
+}
