@@ -79,6 +79,8 @@ type Interval struct {
 	// Launches were counted in it from the moment the state was reached, if Known: not in Blind.
 	Launches uint64
 	Known    bool
+	// Presumed is how many of them nobody counted: what there was in slices before says that there were as many.
+	Presumed uint64
 	// CUPTI is what its overhead records of this time add up to, Own the processor time of our own
 	// threads. Waited is how long it took until the change to the step's state could begin, Switch how
 	// long the change itself took: the program may have stood still. Negative values are taken as 0.

@@ -132,7 +132,8 @@ func newCosts(trace float64) *costs {
 type interval struct {
 	state          State
 	stale          bool
-	launches, seen float64 // seen is in seconds
+	launches, told float64 // told are those that were counted
+	seen           float64 // seconds
 	from, to       time.Duration
 }
 
@@ -318,7 +319,8 @@ func (c *Controller) account(now time.Time, m Interval) {
 	if !m.Known || m.Failed || seen <= 0 {
 		return
 	}
-	one := &interval{state: state, stale: c.stale, launches: launches, seen: seen, from: began, to: c.status.Elapsed}
+	told := launches - float64(min(m.Presumed, m.Launches))
+	one := &interval{state: state, stale: c.stale, launches: launches, told: told, seen: seen, from: began, to: c.status.Elapsed}
 	switch {
 	case joins:
 		c.first = one
@@ -332,10 +334,11 @@ func (c *Controller) account(now time.Time, m Interval) {
 func (c *Controller) joined(next *interval) {
 	first := c.first
 	c.first = nil
-	if first == nil || next.state != Trace || next.from != first.to {
+	if first == nil || next.state != Trace || next.from != first.to || next.told == 0 {
 		return
 	}
-	c.join.add(first.seen - first.launches*next.perOne())
+	// Where some are not counted, that is the same part of both.
+	c.join.add(first.seen - first.told*next.seen/next.told)
 	c.charge(c.join.upper, 0)
 }
 
@@ -589,7 +592,8 @@ func (c *Controller) seldomAway() {
 	at := c.rng.IntN(k)
 	c.stratum++
 	// What is launched while there are records takes longer than what is launched in between.
-	traced := Step{State: Trace, TraceShare: 1 / float64(k), CountShare: 1 / float64(k), Records: true, Speed: 1 / (1 - min(0.5, c.rate*c.tracing()))}
+	speed := 1 / (1 - min(0.5, c.rate*c.tracing())) / (1 - min(0.5, c.join.middle/slot.Seconds()))
+	traced := Step{State: Trace, TraceShare: 1 / float64(k), CountShare: 1 / float64(k), Records: true, Speed: speed}
 	blind := traced
 	blind.State, blind.leave = Blind, true
 	for _, s := range []struct {

@@ -206,7 +206,9 @@ func (g *governor) govern() error {
 		m.Launches, m.Known = g.launches-begun, mode != cupti.ModeBlind
 		if mode == cupti.ModeTrace {
 			g.lasted += now.Sub(reached)
-			m.Launches = max(m.Launches, uint64(perSecond*now.Sub(reached).Seconds()))
+			if recorded := uint64(perSecond * now.Sub(reached).Seconds()); recorded > m.Launches {
+				m.Launches, m.Presumed = recorded, recorded-m.Launches
+			}
 		}
 		overhead, own := g.src.Stats().Overhead, time.Duration(g.own.Load())
 		m.CUPTI, m.Own = overhead-g.cupti, own-g.ownSeen
