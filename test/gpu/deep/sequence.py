@@ -7,7 +7,7 @@
 
 The letters are those of test/gpu/budget/sequence.c, and
 
-    I   the training is made            .   its step against that of a training without CUPTI, a cycle each in turn
+    I   the training is made            .   its step against that of a training without CUPTI, in turn
     w   a cycle                         v   a step
 
 Nothing is launched while a letter is done. A dot prints the median of the ratios in ROUNDS cycles, and the MiB in use
