@@ -16,8 +16,8 @@ const (
 	defaultMaxSlice = time.Second
 	// What a launch of an empty kernel took longer on an H200 (CUDA 13.0, driver 580), in seconds: counted by a
 	// CUPTI that had made no records, with a record on top of what stays behind records, and with what stays. Those launches came
-	// one after the other. Where a program does something else in between, CUPTI's code and data have left the caches: in a training
-	// of PyTorch with 16 µs from launch to launch each cost 3.3 times as much. In between, and until it was measured, a cost is
+	// one after the other. In a training of PyTorch with 16 µs from launch to launch each cost 3.3 times as much, most likely since CUPTI's
+	// code and data had left the caches. In between, and until it was measured, a cost is
 	// taken to grow as that time does.
 	defaultCount, defaultTrace, defaultResidual = 220e-9, 400e-9, 270e-9
 	dense, coldest                              = 5e-6, 3.3 // seconds from launch to launch up to which it does not; times
@@ -63,7 +63,8 @@ const (
 	burst = 2 * time.Second
 	deep  = 2
 	// leaves is how many seconds leaving CUPTI and coming back are taken to need before they were seen to, and joins what the first
-	// launches with records take longer after that: CUPTI prepares each kernel anew (H200, a training with some 50 kernels).
+	// launches with records take longer after that, as kernels are prepared anew (H200, a training with some 50 kernels: what was lost
+	// beyond all that was measured, by 32 times that CUPTI was left).
 	leaves, joins = 0.02, 0.035
 	// joining is the part of a slice that those launches are looked for in, preparing the most of it that they may cost.
 	joining, preparing = 0.6, 0.4
