@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package procfs reads what the kernel says of a process in /proc, for receivers that tell processes apart: its name and
-// start, its id in its own PID namespace, its container and pod. It takes texts and knows nothing of who asks.
+// start, what it has used, its id in its own PID namespace, its container and pod. It takes texts and knows nothing of who asks.
 //
 // Everything may be called by several goroutines.
 package procfs
@@ -11,12 +11,13 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // maxFile bounds what is read of one file; a cgroup file of thirty v1 hierarchies has 5 KiB.
 const maxFile = 64 << 10
 
-// TickNanoseconds is the resolution of Stat.Start: USER_HZ is 100 on amd64 and arm64.
+// TickNanoseconds is the resolution of Stat's times: USER_HZ is 100 on amd64 and arm64.
 const TickNanoseconds = 10_000_000
 
 // ReadFile returns up to 64 KiB of a file, nil if it cannot be read: the process has ended, or may not be looked at.
@@ -43,6 +44,10 @@ type Stat struct {
 	// Start is when the process began, in ticks since boot. A process id comes again, with the same start it does
 	// not.
 	Start uint64
+	// Faults are the page faults that needed no reading, Processor the processor time, in the kernel as well: of the process, or of
+	// the thread if it is a thread's file.
+	Faults    uint64
+	Processor time.Duration
 }
 
 // ParseStat reads the text of /proc/PID/stat; false if it is none. The name stands in parentheses and may hold any
@@ -54,20 +59,24 @@ func ParseStat(text []byte) (Stat, bool) {
 		return Stat{}, false
 	}
 	// The state is field 3 and stands first here.
-	const state, threads, start = 0, 17, 19
+	const state, faults, user, kernel, threads, start = 0, 7, 11, 12, 17, 19
 	fields := strings.Fields(s[end+1:])
 	if len(fields) <= start {
 		return Stat{}, false
 	}
-	ticks, err := strconv.ParseUint(fields[start], 10, 64)
-	if err != nil {
-		return Stat{}, false
+	var numbers [start + 1]uint64
+	for _, i := range [...]int{faults, user, kernel, threads, start} {
+		n, err := strconv.ParseUint(fields[i], 10, 64)
+		if err != nil {
+			return Stat{}, false
+		}
+		numbers[i] = n
 	}
-	n, err := strconv.Atoi(fields[threads])
-	if err != nil {
-		return Stat{}, false
-	}
-	return Stat{Name: strings.ToValidUTF8(s[begin+1:end], "\uFFFD"), State: fields[state][0], Threads: n, Start: ticks}, true
+	return Stat{
+		Name: strings.ToValidUTF8(s[begin+1:end], "\uFFFD"), State: fields[state][0],
+		Threads: int(numbers[threads]), Start: numbers[start], Faults: numbers[faults], //nolint:gosec // Far below.
+		Processor: time.Duration(numbers[user]+numbers[kernel]) * TickNanoseconds, //nolint:gosec // Centuries.
+	}, true
 }
 
 // ParseVPID returns the process's id in its innermost PID namespace, from the text of /proc/PID/status: the last id of

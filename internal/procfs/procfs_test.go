@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/assert"
@@ -41,13 +42,13 @@ func TestParseCgroup(t *testing.T) {
 	}
 }
 
-const fields = ") Z 1 1 1 0 -1 4194560 1 1 1 1 1 1 1 1 20 0 3 0 100 1"
+const fields = ") Z 1 1 1 0 -1 4194560 12 1 1 1 4 5 1 1 20 0 3 0 100 1"
 
 func TestParseStat(t *testing.T) {
 	s, ok := ParseStat([]byte("7 (a) (b\xff" + fields))
 	assert.True(t, ok)
-	assert.Equal(t, Stat{Name: "a) (b\uFFFD", State: 'Z', Threads: 3, Start: 100}, s)
-	for _, text := range []string{"", "7 a", "7 )a(", "7 (a) S 1", strings.Replace("7 (a"+fields, "100", "x", 1), strings.Replace("7 (a"+fields, " 3 ", " x ", 1)} {
+	assert.Equal(t, Stat{Name: "a) (b\uFFFD", State: 'Z', Threads: 3, Start: 100, Faults: 12, Processor: 90 * time.Millisecond}, s)
+	for _, text := range []string{"", "7 a", "7 )a(", "7 (a) S 1", strings.Replace("7 (a"+fields, "100", "x", 1), strings.Replace("7 (a"+fields, " 3 ", " x ", 1), strings.Replace("7 (a"+fields, " 5 ", " x ", 1)} {
 		_, ok := ParseStat([]byte(text))
 		assert.False(t, ok, text)
 	}
@@ -59,6 +60,7 @@ func TestParseStat(t *testing.T) {
 	require.True(t, ok)
 	assert.Positive(t, s.Start)
 	assert.Positive(t, s.Threads)
+	assert.Positive(t, s.Faults)
 }
 
 func TestParseVPID(t *testing.T) {

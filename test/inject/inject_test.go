@@ -28,6 +28,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/internal/cuptitest"
 	"github.com/gpuflight/gpuflight/internal/otlp"
+	"github.com/gpuflight/gpuflight/internal/procfs"
 	"github.com/gpuflight/gpuflight/internal/report"
 	"github.com/gpuflight/gpuflight/internal/testsink/process"
 	"github.com/gpuflight/gpuflight/semconv"
@@ -483,9 +484,9 @@ func TestSignalsReachTheCommand(t *testing.T) {
 
 	child := childOf(t, cmd.Process.Pid)
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTSTP))
-	require.Eventually(t, func() bool { return state(t, cmd.Process.Pid) == "T" && state(t, child) == "T" }, time.Minute, 10*time.Millisecond, "both stop")
+	require.Eventually(t, func() bool { return state(t, cmd.Process.Pid) == 'T' && state(t, child) == 'T' }, time.Minute, 10*time.Millisecond, "both stop")
 	require.NoError(t, cmd.Process.Signal(syscall.SIGCONT))
-	require.Eventually(t, func() bool { return state(t, cmd.Process.Pid) != "T" && state(t, child) != "T" }, time.Minute, 10*time.Millisecond, "both go on")
+	require.Eventually(t, func() bool { return state(t, cmd.Process.Pid) != 'T' && state(t, child) != 'T' }, time.Minute, 10*time.Millisecond, "both go on")
 
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	for range lines { // until it is closed
@@ -514,12 +515,11 @@ func childOf(t *testing.T, pid int) int {
 	return child
 }
 
-func state(t *testing.T, pid int) string {
+func state(t *testing.T, pid int) byte {
 	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	require.NoError(t, err)
-	_, rest, _ := strings.Cut(string(data), ") ")
-	return rest[:1]
+	s, ok := procfs.ParseStat(procfs.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)))
+	require.True(t, ok, "process %d", pid)
+	return s.State
 }
 
 func TestWhatCannotRunIsRefused(t *testing.T) {

@@ -7,35 +7,30 @@ package inject
 import (
 	"fmt"
 	"os"
-	"strings"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/procfs"
 )
 
 // used is what all threads of a process but the first have used: page faults that a page was found for in memory, and
 // processor time.
-func used(t *testing.T, pid int) (faults int, took time.Duration) {
+func used(t *testing.T, pid int) (faults uint64, took time.Duration) {
 	t.Helper()
 	folder := fmt.Sprintf("/proc/%d/task", pid)
 	threads, err := os.ReadDir(folder)
 	require.NoError(t, err)
 	for _, thread := range threads {
-		text, err := os.ReadFile(folder + "/" + thread.Name() + "/stat")
-		if err != nil || thread.Name() == fmt.Sprint(pid) {
-			continue
+		s, ok := procfs.ParseStat(procfs.ReadFile(folder + "/" + thread.Name() + "/stat"))
+		if !ok || thread.Name() == strconv.Itoa(pid) {
+			continue // it has ended, or is the first
 		}
-		// The fields behind the name, which may have spaces: see proc_pid_stat(5).
-		fields := strings.Fields(string(text)[strings.LastIndex(string(text), ")")+1:])
-		var minor, own, kernel int
-		for i, to := range map[int]*int{7: &minor, 11: &own, 12: &kernel} {
-			_, err := fmt.Sscan(fields[i], to)
-			require.NoError(t, err)
-		}
-		faults += minor
-		took += time.Duration(own+kernel) * 10 * time.Millisecond
+		faults += s.Faults
+		took += s.Processor
 	}
 	return faults, took
 }

@@ -38,6 +38,7 @@ import (
 	_ "google.golang.org/grpc/encoding/gzip" // the exporter compresses
 
 	"github.com/gpuflight/gpuflight/internal/gpuflgen"
+	"github.com/gpuflight/gpuflight/internal/procfs"
 	"github.com/gpuflight/gpuflight/test/fleet/broker"
 )
 
@@ -48,8 +49,6 @@ const (
 	stallLimit = 30 * time.Second
 	// pollInterval is how often counters are read.
 	pollInterval = 250 * time.Millisecond
-	// ticks are what /proc/PID/stat counts a second in (USER_HZ, which is 100 everywhere).
-	ticks = 100
 )
 
 func main() {
@@ -257,22 +256,8 @@ func start(ctx context.Context, env []string, path string, args ...string) (*pro
 
 // cpu is the processor time that the process has taken so far.
 func (p *program) cpu() time.Duration {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-	if err != nil {
-		return 0
-	}
-	// The name of the program, in brackets, may contain anything; utime and stime are the 12th and
-	// 13th field behind it (proc(5)).
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	var sum int64
-	for _, f := range fields[11:13] {
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return 0
-		}
-		sum += n
-	}
-	return time.Duration(sum) * time.Second / ticks
+	s, _ := procfs.ParseStat(procfs.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid)))
+	return s.Processor
 }
 
 func (p *program) end() {
