@@ -228,7 +228,7 @@ func (c *Controller) Next(now time.Time, m Interval) Step {
 		c.next()
 	}
 	c.plan[0].Finalise = c.plan[0].leave && c.canLeave() && (c.stale || !c.away && c.plan[0].State == Blind)
-	if c.joins(c.plan[0].State) {
+	if c.firstRecords(c.plan[0].State) {
 		one := c.plan[0]
 		one.For = time.Duration(joining * float64(one.For))
 		c.plan[0].For -= one.For
@@ -237,8 +237,10 @@ func (c *Controller) Next(now time.Time, m Interval) Step {
 	return c.plan[0]
 }
 
-// joins says whether the first records since CUPTI was left are made in a state.
-func (c *Controller) joins(s State) bool { return s == Trace && !c.stale && c.status.Finalised > 0 }
+// firstRecords says whether the first records since CUPTI was left are made in a state.
+func (c *Controller) firstRecords(s State) bool {
+	return s == Trace && !c.stale && c.status.Finalised > 0
+}
 
 // canLeave says whether CUPTI is left where that is planned.
 func (c *Controller) canLeave() bool { return c.cfg.CanLeave && c.status.Elapsed >= c.respiteUntil }
@@ -276,7 +278,7 @@ func (c *Controller) account(now time.Time, m Interval) {
 	if m.NeverLeaves {
 		c.cfg.CanLeave = false
 	}
-	joins := c.joins(state)
+	firstRecords := c.firstRecords(state)
 	c.away = c.away && state == Blind
 	c.stale = c.stale || state == Trace
 	if state != c.state {
@@ -323,7 +325,7 @@ func (c *Controller) account(now time.Time, m Interval) {
 	told := launches - float64(min(m.Presumed, m.Launches))
 	one := &interval{state: state, stale: c.stale, launches: launches, told: told, seen: seen, from: began, to: c.status.Elapsed}
 	switch {
-	case joins:
+	case firstRecords:
 		c.first = one
 	case m.Launches >= fewLaunches:
 		c.joined(one)

@@ -186,16 +186,24 @@ func TestAnyRateOfLaunches(t *testing.T) {
 		for _, budget := range []float64{0.01, 0.02, 0.05, 0.1} {
 			t.Run(fmt.Sprintf("%.0f a second, %v", rate, budget), func(t *testing.T) {
 				t.Parallel()
-				for _, noise := range []float64{0, 0.1} {
+				slack := 0.0
+				if budget < 0.02 {
+					slack = 0.1 * budget // what a slice costs is more than the bucket holds
+				}
+				for i := range 4 {
+					noise, expected := 0.1*float64(i%2), i < 2
 					w := world{
 						bare: always(1 / rate), device: always(0), noise: noise, cost: h200(1 / rate),
 						change: 50e-6, leave: 0.012, come: 0.001, settling: 0.002, join: joins,
+					}
+					if !expected { // the costs of a loop at any rate
+						w.cost, w.join = Costs{Count: 220e-9, Trace: 400e-9, Residual: 270e-9}, 0
 					}
 					ctl, steps := simulate(t, &w, Config{Budget: budget, CanLeave: true, Seed: uint64(rate)}, seconds)
 					s := ctl.Status()
 					t.Logf("lost %.4f, worst minute %.4f, says %.4f; duty %.3f, blind %.3f; %d steps, left %d times",
 						w.lost/seconds, w.worst(0), s.Overhead, s.Duty(), s.In[Blind].Seconds()/seconds, len(steps), s.Finalised)
-					if w.lost/seconds > budget || w.worst(0) > 1.1*budget+0.002 || s.Excess > 0.1*budget && noise == 0 {
+					if w.lost/seconds > budget || w.worst(0) > 1.1*budget+0.002 || expected && s.Excess > slack && noise == 0 {
 						t.Errorf("lost %.4f in all and %.4f in the worst minute, with a budget of %v: %+v", w.lost/seconds, w.worst(0), budget, s)
 					}
 					if steps[0].State != Trace {

@@ -97,7 +97,7 @@ func TestBoundsHold(t *testing.T) {
 					}
 				}
 				t.Logf("of %d: launches wrong %d, bound ±%.3f; times wrong %d, bound ±%.3f", of, wrong, width, wrongTimes, widthTimes)
-				if s.name == "steady" && (width[0] > 0.35 || widthTimes[0] > 0.35) {
+				if s.name == "steady" && (width[0] > 0.3 || widthTimes[0] > 0.33) {
 					t.Errorf("the bounds of a steady kernel are ±%.2f and ±%.2f: they say nothing", width[0], widthTimes[0])
 				}
 				// A true rate of 5 % would exceed this in one of a thousand runs; the seeds are fixed besides.

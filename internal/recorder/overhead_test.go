@@ -383,9 +383,9 @@ func TestOverheadBudgetLeavesCUPTI(t *testing.T) {
 	}{
 		{"few launches", 50 * time.Microsecond, 0.02, false, false, 0},
 		{"counted after CUPTI was left", 25 * time.Microsecond, 0.02, true, false, 0.03},
-		{"bound by launches", 10 * time.Microsecond, 0.02, true, true, 2.5}, // few slices: coming back to CUPTI is dear
+		{"bound by launches", 10 * time.Microsecond, 0.02, true, true, 2.1}, // few slices: coming back to CUPTI is dear
 		{"five per cent", 15 * time.Microsecond, 0.05, false, false, 0},
-		{"five per cent of nothing but launches", 5 * time.Microsecond, 0.05, true, true, 1.5},
+		{"five per cent of nothing but launches", 5 * time.Microsecond, 0.05, true, true, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
