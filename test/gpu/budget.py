@@ -40,13 +40,11 @@ FLOOR = ["before", "subscribed", "trace", "count", "blind", "detached", "recount
 
 def floor(a, work):
     """The rounds of modes.c: one dictionary each."""
-    program = work + "/modes"
-    subprocess.run(["gcc", "-std=c11", "-O2", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-I" + ROOT + "/cupti", "-o", program, HERE + "/budget/modes.c",
-                    *sorted(glob.glob(ROOT + "/cupti/*.c")), "-ldl", "-lpthread"], check=True)
+    subprocess.run([HERE + "/build", "--programs", work], check=True)
     found = a.cupti or sorted(glob.glob(a.cuda + "/extras/CUPTI/lib64/libcupti.so.1[0-9]"))[-1:]
     if not found:
         raise overhead.Failure("no libcupti: give --cupti")
-    out = subprocess.run([program, found if isinstance(found, str) else found[0], str(a.launches), str(a.rounds)],
+    out = subprocess.run([work + "/modes", found if isinstance(found, str) else found[0], str(a.launches), str(a.rounds)],
                          capture_output=True, text=True, timeout=180)
     if out.returncode:
         raise overhead.Failure("modes.c: " + out.stderr.strip()[-400:])

@@ -58,8 +58,6 @@ EXPECTED = {
     "strided": {"engine": "sass", "sectors": 32.0, "ideal": 4.0},
     "coalesced": {"engine": "sass", "sectors": 4.0, "ideal": 4.0},
 }
-# Steps of a cycle: STEPS of training.py.
-CYCLE = 20
 # Samples of these are no waiting.
 NO_WAIT = ("selected", "not_selected")
 NEAR = 0.02
@@ -212,7 +210,8 @@ class Training:
         self.errors = tempfile.TemporaryFile(mode="w+")
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=env | settings)
         self.pid = self.process.pid  # until it says its own
-        self.pid = self.answer(180)["pid"]
+        ready = self.answer(180)
+        self.pid, self.steps = ready["pid"], ready["steps"]  # of a cycle
 
     def send(self, line):
         self.process.stdin.write(line + "\n")
@@ -299,18 +298,20 @@ def in_turn(traced, bare, idle, rounds):
     """Cycles of the traced training and of two without us, a step each in turn and on the same processors: the machine has its moods,
     and all meet the same. Returns wrong losses, the median step of the first two, and the median ratios of the traced one and of the idle
     one to the bare one: what is compared, and how far such a comparison can be believed."""
-    places.share(traced.pid, bare.pid, idle.pid)
+    if not places.share(traced.pid, bare.pid, idle.pid):
+        note("there are too few processors for all to have the same: the step cannot be believed")
     three = traced, bare, idle
+    number = traced.steps * rounds
     so_far = [spent(t.pid) for t in three]
     steps = []
-    for i in range(CYCLE * rounds):
+    for i in range(number):
         answers = {}
         for k in range(3):
             t = three[(i + k) % 3]
             answers[t] = t.ask("step")
         steps.append([answers[t] for t in three])
     for t, name, before in zip(three, ("traced", "bare", "idle"), so_far):
-        note(f"a step of the {name} one: {used(t.pid, before, CYCLE * rounds)}")
+        note(f"a step of the {name} one: {used(t.pid, before, number)}")
     ms = [[one["step_ms"] for one in step] for step in steps]
     return {
         "cycles": rounds, "wrong": sum(one[0]["wrong"] for one in steps), "loss": steps[0][0]["loss"],

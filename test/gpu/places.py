@@ -42,21 +42,19 @@ def core(processor):
 
 def share(*pids):
     """Puts the launching threads of trainings, the main one and autograd's, on the same two cores, and all other threads elsewhere. It is for
-    trainings that run in turn. Returns the two processors; None, with nothing done, where there are too few."""
+    trainings that run in turn. False, with nothing done, where there are too few processors."""
     mine = os.sched_getaffinity(0)
-    if len(mine) < 8:
-        return None
     rest, chosen = set(mine), []
     for processor in sorted(mine, reverse=True):
         if processor in rest and len(chosen) < 2:
             chosen.append(processor)
             rest -= core(processor)
     if len(rest) < 4:
-        return None
+        return False
     for pid in pids:
         for thread, name in threads(pid):
             put(thread, {chosen[0]} if thread == pid else {chosen[1]} if name.startswith("pt_autograd_") else rest)
-    return chosen
+    return True
 
 
 def descendants(pid):
@@ -82,7 +80,7 @@ class Swapping:
 
     def __init__(self, one, other, seconds=0.5):
         self.sets, self.seconds = (frozenset(one), frozenset(other)), seconds
-        self.place, self.swaps = {}, 0  # of the processes: an index of sets
+        self.place = {}  # of the processes: an index of sets
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
 
@@ -103,7 +101,6 @@ class Swapping:
                     put(thread, self.sets[self.place[pid]])
             except (FileNotFoundError, ProcessLookupError):
                 continue
-        self.swaps += 1
 
     def __enter__(self):
         self.thread.start()

@@ -50,7 +50,11 @@ static void load_bare(const char *cupti) {
   BARE_DRIVER(BARE_LOOK_UP)
 }
 
-enum { KERNEL = 3, CONCURRENT_KERNEL = 10, MEMCPY = 1, PER_THREAD_BUFFERS = 9, ZEROED_BUFFERS = 5, BUFFER = 8 << 20 };
+enum {
+  KERNEL = 3, // CUPTI_ACTIVITY_KIND_KERNEL, which our core does not ask for
+  CONCURRENT_KERNEL = GPUFL_CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
+  BUFFER = 8 << 20,
+};
 
 static int zeroed_buffers;
 

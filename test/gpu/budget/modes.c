@@ -2,9 +2,9 @@
 //
 // What a launch costs in each mode of the C core, and whether each is in one place:
 //
-//	gcc -std=c11 -O2 -D_GNU_SOURCE -Icupti -o modes test/gpu/budget/modes.c cupti/*.c -ldl -lpthread
-//	./modes /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 100000 9
-//	./modes /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 0 500 4
+//	test/gpu/build --programs bin
+//	bin/modes /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 100000 9
+//	bin/modes /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 0 500 4
 //
 // The first launches empty kernels back to back by one thread, so many in each mode and round. A round goes through
 // all modes, so that they meet the same machine:

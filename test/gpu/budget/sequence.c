@@ -2,8 +2,8 @@
 //
 // What a launch costs after a sequence of calls of CUPTI:
 //
-//	gcc -std=gnu11 -O2 -D_GNU_SOURCE -Icupti -o sequence test/gpu/budget/sequence.c -ldl -lpthread
-//	taskset -c 3 ./sequence /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 'SCPYBKI.F?k.K.F?k.T.' 30000
+//	test/gpu/build --programs bin
+//	taskset -c 3 bin/sequence /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 'SCPYBKI.F?k.K.F?k.T.' 30000
 //
 // Each letter is a call, its small one undoes it:
 //
@@ -21,7 +21,7 @@
 //
 // A dot prints the least and the mean of five, in ns a launch; a call that fails its letter and CUPTI's result.
 //
-// With -shared -fPIC -DLIBRARY it is what training.py's sibling sequence.py has a training's process call.
+// As bin/sequence.so it is what test/gpu/deep/sequence.py calls in the process of a training.
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -166,13 +166,17 @@ static int read_counts(void) {
   return result;
 }
 
-static int end_counts(void) {
-  int result = read_counts();
+// leave_counts ends counting, with what was counted unread.
+static int leave_counts(void) {
   gpufl_sass_disable disable = {.structSize = GPUFL_SIZE_TO(gpufl_sass_disable, numOfDroppedRecords), .ctx = here()};
-  int answer = sass_disable(&disable);
-  if (result == 0) result = answer;
+  int result = sass_disable(&disable);
   gpufl_profiler_life life = {.structSize = GPUFL_SIZE_TO(gpufl_profiler_life, pPriv)};
-  answer = profiler_end(&life);
+  int answer = profiler_end(&life);
+  return result != 0 ? result : answer;
+}
+
+static int end_counts(void) {
+  int result = read_counts(), answer = leave_counts();
   return result != 0 ? result : answer;
 }
 
@@ -190,10 +194,10 @@ static int wait_by_event(void) {
 }
 
 static int tell_of_modules(uint32_t on) {
-  // The contexts' and modules' beginnings and ends.
-  const uint32_t all[] = {1, 2, 6, 7, 8};
+  const uint32_t all[] = {GPUFL_CUPTI_CBID_RESOURCE_CONTEXT_CREATED, GPUFL_CUPTI_CBID_RESOURCE_CONTEXT_DESTROY_STARTING, GPUFL_CUPTI_CBID_RESOURCE_MODULE_LOADED,
+                          GPUFL_CUPTI_CBID_RESOURCE_MODULE_UNLOAD_STARTING, GPUFL_CUPTI_CBID_RESOURCE_MODULE_PROFILED};
   int result = 0;
-  for (size_t i = 0; i < sizeof all / sizeof *all && result == 0; i++) result = enable_callback(on, subscriber, 3, all[i]);
+  for (size_t i = 0; i < sizeof all / sizeof *all && result == 0; i++) result = enable_callback(on, subscriber, GPUFL_CUPTI_CB_DOMAIN_RESOURCE, all[i]);
   return result;
 }
 
@@ -240,8 +244,8 @@ static int answer(char letter) {
     case 's': return unsubscribe(subscriber);
     case 'C': return register_clock(on_clock);
     case 'B': return register_callbacks(on_request, on_complete);
-    case 'P': return set_byte(PER_THREAD_BUFFERS, 0);
-    case 'Y': zeroed_buffers = 1; return set_byte(ZEROED_BUFFERS, 1);
+    case 'P': return set_byte(GPUFL_CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, 0);
+    case 'Y': zeroed_buffers = 1; return set_byte(GPUFL_CUPTI_ACTIVITY_ATTR_ZEROED_OUT_ACTIVITY_BUFFER, 1);
     case 'K': return activity_enable(CONCURRENT_KERNEL);
     case 'k': return activity_disable(CONCURRENT_KERNEL);
     case 'e': return enable_context(here(), CONCURRENT_KERNEL);
@@ -260,13 +264,7 @@ static int answer(char letter) {
     case 'g': return end_samples();
     case 'A': return begin_counts();
     case 'a': return end_counts();
-    case 'N': {
-      // As 'a', unread.
-      gpufl_sass_disable disable = {.structSize = GPUFL_SIZE_TO(gpufl_sass_disable, numOfDroppedRecords), .ctx = here()};
-      gpufl_profiler_life life = {.structSize = GPUFL_SIZE_TO(gpufl_profiler_life, pPriv)};
-      int result = sass_disable(&disable), ended = profiler_end(&life);
-      return result != 0 ? result : ended;
-    }
+    case 'N': return leave_counts();
     case 'E': return wait_by_event();
     case 'R': {
       unset p = {.structSize = GPUFL_SIZE_TO(unset, deviceIndex)};

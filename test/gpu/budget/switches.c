@@ -2,8 +2,8 @@
 //
 // Of which launches does CUPTI make records, and of which does it tell, after these were switched off and on again?
 //
-//	gcc -std=gnu11 -O2 -D_GNU_SOURCE -Icupti -o switches test/gpu/budget/switches.c -ldl -lpthread
-//	./switches /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 WHAT GATE THREADS PHASES
+//	test/gpu/build --programs bin
+//	bin/switches /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 WHAT GATE THREADS PHASES
 //
 // Threads launch all the time. In each phase something is switched off and on again, and then each thread launches 100 kernels of its
 // own, of which all should be seen. WHAT is
@@ -80,7 +80,7 @@ int main(int argc, char **argv) {
   gated = level > 0;
   load_bare(argv[1]);
   CHECK(cu_init(0) == 0 && subscribe(&subscriber, on_api, NULL) == 0 && register_callbacks(on_request, on_complete) == 0);
-  set_byte(PER_THREAD_BUFFERS, 0);
+  set_byte(GPUFL_CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, 0);
   bool records = what != 't', callbacks = what == 't' || what == 'b' || what == 'K', switched = what == 't' || what == 'b';
   if (records) CHECK(activity_enable(CONCURRENT_KERNEL) == 0);
   if (callbacks) tell_of_launches(subscriber, 1);

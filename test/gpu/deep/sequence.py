@@ -14,31 +14,17 @@ Nothing is launched while a letter is done. A dot prints the median of the ratio
 of the device, by both trainings, and resident of the one.
 """
 import ctypes
-import json
 import os
 import statistics
-import subprocess
 import sys
 
 import torch
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.dirname(HERE)]
+import deep  # noqa: E402
 import places  # noqa: E402
-from training import Training, device_mib, resident_mib  # noqa: E402
-
-
-class Bare:
-    """The same training in a process of its own."""
-
-    def __init__(self):
-        self.process = subprocess.Popen([sys.executable, os.path.join(HERE, "training.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.pid = json.loads(self.process.stdout.readline())["pid"]
-
-    def step(self):
-        self.process.stdin.write("step\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())["step_ms"]
+from training import STEPS, Training, device_mib, resident_mib  # noqa: E402
 
 
 def main():
@@ -46,7 +32,7 @@ def main():
     rounds = int(rounds)
     core = ctypes.CDLL(os.path.abspath(library))
     core.load(cupti.encode())
-    bare, training = Bare(), None
+    bare, training = deep.Training([sys.executable, deep.TRAINING]), None
     print(letters + ":", end="", flush=True)
     for letter in letters:
         if letter == "I":
@@ -59,12 +45,12 @@ def main():
             training.single()
         elif letter == ".":
             ratios = []
-            for i in range(20 * rounds):
+            for i in range(STEPS * rounds):
                 if i % 2:
-                    mine, other = training.single()["step_ms"], bare.step()
+                    mine, other = training.single(), bare.ask("step")
                 else:
-                    other, mine = bare.step(), training.single()["step_ms"]
-                ratios.append(mine / other)
+                    other, mine = bare.ask("step"), training.single()
+                ratios.append(mine["step_ms"] / other["step_ms"])
             print(f" {statistics.median(ratios):.3f}({device_mib():.0f},{resident_mib():.0f})", end="", flush=True)
         else:
             torch.cuda.is_initialized() and torch.cuda.synchronize()

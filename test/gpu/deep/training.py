@@ -9,7 +9,7 @@ the same loss, whoever looks on. It does what it is told, a line on standard inp
     profile       the same under torch.profiler, after a line that says that it is on
     capture S     holds the capture of a CUDA graph open for S seconds, then replays the graph
 
-The first line that it prints says that it is ready, with its process id.
+The first line that it prints says that it is ready, with its process id and the steps of a cycle.
 """
 import json
 import os
@@ -133,7 +133,7 @@ def line_is_there(_):
 def main():
     training = Training()
     training.cycles(lambda n: n < 3)  # warm-up: allocations, cuBLAS's choices
-    print(json.dumps({"ready": True, "pid": os.getpid()}), flush=True)
+    print(json.dumps({"ready": True, "pid": os.getpid(), "steps": STEPS}), flush=True)
     # Not "for line in sys.stdin", which reads ahead: select would not see what is in its buffer.
     while line := os.read(0, 4096).decode().strip():
         command, _, argument = line.partition(" ")
