@@ -23,6 +23,7 @@ Prints a line for each check, PASS or FAIL with figures, and a table at the end;
 With --keep the recordings stay in that folder, and what CUPTI returned, for tests without a GPU.
 """
 import argparse
+import contextlib
 import ctypes
 import itertools
 import json
@@ -38,6 +39,7 @@ import tempfile
 import time
 
 import places
+import where
 from budget import exports
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -107,6 +109,8 @@ class Gpufl:
         self.bin, self.work, self.keep, self.windows = args.bin, work, args.keep, args.windows
         self.more = dict(x.split("=", 1) for x in args.set)
         self.engines, self.planned, self.rounds, self.rest = args.engines.split(","), args.planned, args.rounds, args.rest
+        self.take = args.take
+        self.where = os.path.join(args.bin, "where") if args.where else None
 
     def settings(self, name):
         """What keeps the engines' data, if it shall be kept: a folder for each run."""
@@ -255,6 +259,21 @@ class Training:
         self.process.wait()
 
 
+def stacks(pid):
+    """Notes where the threads of a process are that hangs, as far as a debugger is there to tell."""
+    debugger = shutil.which("cuda-gdb") or shutil.which("gdb")
+    if not debugger:
+        return
+    try:
+        p = run([debugger, "-p", str(pid), "-batch", "-ex", "set pagination off", "-ex", "thread apply all bt 24"], timeout=100)
+    except subprocess.TimeoutExpired:
+        return
+    for thread in re.split(r"\n(?=Thread \d+)", p.stdout):
+        if "libcuda" in thread or "libcupti" in thread:
+            for line in thread.splitlines()[:26]:
+                note(line[:170])
+
+
 # No limit is in the way of one window after the other, and none opens by itself.
 ON_DEMAND = ["--deep-max", "0", "--deep-cooldown", "0s", "--deep-blackout", "0s", "--deep-per-hour", "10000", "--deep-share", "100%", "--deep-memory", "0"]
 
@@ -294,7 +313,7 @@ def growth(levels):
     return {engine: round(statistics.fmean(all), 2) for engine, all in rises.items()}
 
 
-def in_turn(traced, bare, idle, rounds):
+def in_turn(traced, bare, idle, rounds, program=None):
     """Cycles of the traced training and of two without us, a step each in turn and on the same processors: the machine has its moods,
     and all meet the same. Returns wrong losses, the median step of the first two, and the median ratios of the traced one and of the idle
     one to the bare one: what is compared, and how far such a comparison can be believed."""
@@ -304,12 +323,14 @@ def in_turn(traced, bare, idle, rounds):
     number = traced.steps * rounds
     so_far = [spent(t.pid) for t in three]
     steps = []
-    for i in range(number):
-        answers = {}
-        for k in range(3):
-            t = three[(i + k) % 3]
-            answers[t] = t.ask("step")
-        steps.append([answers[t] for t in three])
+    with contextlib.ExitStack() as watched:
+        watches = [watched.enter_context(where.Watch(program, t.pid)) for t in (traced, bare)] if program else []
+        for i in range(number):
+            answers = {}
+            for k in range(3):
+                t = three[(i + k) % 3]
+                answers[t] = t.ask("step")
+            steps.append([answers[t] for t in three])
     for t, name, before in zip(three, ("traced", "bare", "idle"), so_far):
         note(f"a step of the {name} one: {used(t.pid, before, number)}")
     ms = [[one["step_ms"] for one in step] for step in steps]
@@ -317,7 +338,18 @@ def in_turn(traced, bare, idle, rounds):
         "cycles": rounds, "wrong": sum(one[0]["wrong"] for one in steps), "loss": steps[0][0]["loss"],
         "step_ms": statistics.median(m[0] for m in ms), "bare_ms": statistics.median(m[1] for m in ms),
         "ratio": statistics.median(m[0] / m[1] for m in ms), "apart": statistics.median(m[2] / m[1] for m in ms),
+        "steps": number, "spent": [w.spent for w in watches],
     }
+
+
+def moved(before, after):
+    """Notes where the time of a step goes that changed, of the traced training and of the one without us."""
+    symbols = where.Symbols()
+    for name, was, now in zip(("traced", "bare"), before["spent"], after["spent"]):
+        for view in (where.by_file, lambda spent: where.by_function(spent, symbols)):
+            note(f"what changed of the {name} one:")
+            for line in where.differences(view(was), view(now), after["steps"])[:60]:
+                note("  " + line)
 
 
 def spent(pid):
@@ -372,7 +404,8 @@ def windows(gpufl, length="100ms"):
     t = Training(command, GPUFL_DEEP="1", GPUFL_METRIC_INTERVAL="3s", **gpufl.settings("windows"), **gpufl.more)
     try:
         times = [counted()]
-        before = in_turn(t, bare, idle, gpufl.rounds)
+        pieces = [t.ask("pieces")["free"]]
+        before = in_turn(t, bare, idle, gpufl.rounds, gpufl.where)
         times.append(counted())
         t.send("until")
         time.sleep(0 if count else gpufl.rest)
@@ -383,6 +416,8 @@ def windows(gpufl, length="100ms"):
             longest = max(longest, p.took)
             if p.returncode != 0:
                 note(f"window {i}: {p.returncode}: {p.status}: {p.text[:300]}")
+                if p.returncode == 1:
+                    raise RuntimeError(f"window {i} left an engine armed, or nobody knows")
             resident.append((engine, t.resident_mib()))
             device.append((engine, memory.mib()))
             kept = max(kept, p.kept)
@@ -394,11 +429,17 @@ def windows(gpufl, length="100ms"):
         during = t.ask("stop")
         bare.ask(f"cycles {during['cycles']}", 600)  # a training changes as it runs: this one has run as long
         times.append(counted())
-        after = in_turn(t, bare, idle, gpufl.rounds)
+        pieces.append(t.ask("pieces")["free"])
+        after = in_turn(t, bare, idle, gpufl.rounds, gpufl.where)
+        pieces.append(t.ask("pieces")["free"])
         times.append(counted())
+        if gpufl.take:
+            pieces.append(t.ask("take " + os.path.join(gpufl.bin, "sequence.so"))["free"])
+            taken = in_turn(t, bare, idle, gpufl.rounds, gpufl.where)
         code = t.end()
     except (subprocess.TimeoutExpired, TimeoutError, RuntimeError) as e:
         check(False, "windows: nothing hangs", e)
+        stacks(t.pid)
         for some in (t, bare, idle):
             some.kill()
         return
@@ -425,6 +466,11 @@ def windows(gpufl, length="100ms"):
     kernels = between(sums, *times[:2]), between(sums, *times[2:])
     check(kernels[0] == kernels[1] > 0, "windows: as many kernels are recorded afterwards as before", *kernels)
     ratio = after["ratio"] / before["ratio"]
+    note(f"free in small pieces of malloc, by arena: before {pieces[0] or 'few'}; after the windows {pieces[1] or 'few'}; after all {pieces[2] or 'few'}")
+    moved(before, after)
+    if gpufl.take:
+        note(f"without these pieces ({pieces[3] or 'few'} are left) × {taken['ratio']:.3f}: × {taken['ratio'] / before['ratio']:.3f}")
+        moved(after, taken)
     check(ratio <= 1 + NEAR, "windows: the step afterwards takes what it took before, each against the training without us",
           f"× {before['ratio']:.3f} and × {after['ratio']:.3f} of {before['bare_ms']:.3f} and {after['bare_ms']:.3f} ms: × {ratio:.3f}; one without us that was idle meanwhile × {before['apart']:.3f} and × {after['apart']:.3f}")
     table.append(("training", "untraced / before / during / after", *(f"{x['step_ms']:.3f} ms" for x in (reference, before, during, after)), f"longest step {during['longest_ms']:.0f} ms"))
@@ -723,6 +769,8 @@ def main():
     p.add_argument("--engines", default="pc,sass", help="of these windows, in turn")
     p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the training in windows")
     p.add_argument("--planned", action="store_true", help="as with a schedule: launches are watched from the start")
+    p.add_argument("--where", action="store_true", help="tell what a step is longer by, by kind of thread, file and function")
+    p.add_argument("--take", action="store_true", help="hold the free small pieces of malloc afterwards, and measure the step once more")
     p.add_argument("--dry", action="store_true", help="check the checks, without a GPU")
     a = p.parse_args()
     a.bin = os.path.abspath(a.bin)

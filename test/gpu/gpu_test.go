@@ -98,8 +98,8 @@ func TestScripts(t *testing.T) {
 	require.NotEmpty(t, scripts)
 	quiet := []string{"PYTHONDONTWRITEBYTECODE=1"}
 	for _, script := range scripts {
-		if filepath.Base(script) == "places.py" {
-			continue
+		if name := filepath.Base(script); name == "places.py" || name == "where.py" {
+			continue // they are for the others
 		}
 		assert.Contains(t, run(t, quiet, interpreter, script, "--help"), "usage: "+filepath.Base(script))
 	}
@@ -147,4 +147,53 @@ print(json.dumps(seen))
 	}
 	first, second := []bool{true, true}, []bool{false, false}
 	assert.Equal(t, [][2][]bool{{first, second}, {second, first}, {first, second}}, seen)
+}
+
+// TestProcessorTimeIsFound: what a process spends is told by thread, file and function.
+func TestProcessorTimeIsFound(t *testing.T) {
+	const script = `
+import json, os, subprocess, sys, time
+sys.path.insert(0, sys.argv[1])
+import where
+p = subprocess.Popen([sys.argv[2], "-c", "import hashlib\nprint(flush=True)\nwhile True: hashlib.sha256(bytes(1 << 20))"], stdout=subprocess.PIPE)
+p.stdout.readline()
+def used():
+    with open(f"/proc/{p.pid}/stat") as f:
+        fields = f.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) * 1e3 / os.sysconf("SC_CLK_TCK")
+watches = []
+for i in range(2):
+    before = used()
+    with where.Watch(sys.argv[3], p.pid) as w:
+        time.sleep(1)
+    watches.append(w)
+    if i == 0:
+        first = used() - before
+p.kill()
+files = where.by_file(watches[0].spent)
+print(json.dumps({"code": [w.process.returncode for w in watches], "said": sum(files.values()), "used": first, "roles": sorted({k[0] for k in files}),
+    "functions": len(where.by_function(watches[0].spent, where.Symbols())), "same": where.differences(files, files, 1, 0.001),
+    "twice": where.differences(files, {k: 2 * v for k, v in files.items()}, 1, max(files.values()))}))
+`
+	bin := t.TempDir()
+	run(t, nil, filepath.Join(process.Root(t), "test", "gpu", "build"), "--programs", bin)
+	var got struct {
+		Code        []int
+		Said, Used  float64
+		Roles       []string
+		Functions   int
+		Same, Twice []string
+	}
+	interpreter := python(t)
+	said := run(t, []string{"PYTHONDONTWRITEBYTECODE=1"}, interpreter, "-c", script, filepath.Join(process.Root(t), "test", "gpu"), interpreter, filepath.Join(bin, "where"))
+	require.NoError(t, json.Unmarshal([]byte(said), &got))
+	if got.Code[0] != 0 {
+		t.Skip("a process may not be watched here")
+	}
+	assert.Equal(t, []int{0, 0}, got.Code)
+	assert.InDelta(t, got.Used, got.Said, 0.3*got.Used+20) // what is used is told in ticks of 10 ms
+	assert.Equal(t, []string{"main"}, got.Roles)
+	assert.Positive(t, got.Functions)
+	assert.Empty(t, got.Same)
+	assert.Len(t, got.Twice, 1)
 }

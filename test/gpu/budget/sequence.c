@@ -15,7 +15,8 @@
 //	G g   PC sampling                                A a   SASS metrics, as windows do it
 //	L l   callbacks of modules and contexts          N     as a, with nothing read
 //	E     an event of the context, as windows wait for the device
-//	R     cuptiSassMetricsUnsetConfig                U     a thread that flushes every 0.2 s
+//	R     cuptiSassMetricsUnsetConfig                U V   a thread that flushes every 0.2 s (V: not between A and a)
+//	H h   takes what is free of malloc in small pieces for the calling thread, and prints how much (D: malloc_trim)
 //	Z     cuptiFinalize                              .     launches empty kernels, five times so many
 //	?     how many records there were, their mean duration, and how many had no time
 //
@@ -23,7 +24,9 @@
 //
 // As bin/sequence.so it is what test/gpu/deep/sequence.py calls in the process of a training.
 
+#include <malloc.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <time.h>
 #include <unistd.h>
@@ -65,6 +68,7 @@ static unsigned long sampled, counted;
 static const char *const metrics[METRICS] = {
     "smsp__sass_inst_executed", "smsp__sass_thread_inst_executed", "smsp__sass_sectors_mem_global", "smsp__sass_sectors_mem_global_ideal"};
 static bool configured;
+static atomic_bool patching; // counting was begun and not ended
 // CUpti_SassMetricsUnsetConfig_Params.
 typedef struct {
   size_t structSize;
@@ -117,6 +121,7 @@ static int end_samples(void) {
 static int begin_counts(void) {
   gpufl_profiler_life life = {.structSize = GPUFL_SIZE_TO(gpufl_profiler_life, pPriv)};
   int result = profiler_begin(&life);
+  atomic_store(&patching, true);
   if (result == 0 && !configured) {
     gpufl_chip_name chip = {.structSize = GPUFL_SIZE_TO(gpufl_chip_name, pChipName)};
     result = chip_name(&chip);
@@ -172,6 +177,7 @@ static int leave_counts(void) {
   int result = sass_disable(&disable);
   gpufl_profiler_life life = {.structSize = GPUFL_SIZE_TO(gpufl_profiler_life, pPriv)};
   int answer = profiler_end(&life);
+  atomic_store(&patching, false);
   return result != 0 ? result : answer;
 }
 
@@ -205,20 +211,20 @@ static int tell_of_modules(uint32_t on) {
 
 static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; // not beside what a letter does
 
-static void *flush_often(void *unused) {
-  do {
+static void *flush_often(void *careful) {
+  for (;;) {
     usleep(200000);
     pthread_mutex_lock(&asking);
-    flush_all(0);
+    if (careful == NULL || !atomic_load(&patching)) flush_all(0);
     usleep(20000); // a thread of CUPTI's works at what is flushed, and nobody says when it is done
     pthread_mutex_unlock(&asking);
-  } while (unused == NULL);
+  }
   return NULL;
 }
 
-static int begin_flushing(void) {
+static int begin_flushing(bool careful) {
   pthread_t thread;
-  return pthread_create(&thread, NULL, flush_often, NULL);
+  return pthread_create(&thread, NULL, flush_often, careful ? &patching : NULL);
 }
 
 // switch_others is for what a recorder has on besides kernels: copies, sets, graphs and CUPTI's own overhead.
@@ -231,6 +237,44 @@ static int switch_others(int (*call)(uint32_t)) {
     if (result == 0) result = answer;
   }
   return result;
+}
+
+// ---- malloc ----
+
+enum { LARGEST = 1024, PAGE = 4096, MOST = 1 << 21 };
+static _Thread_local void *taken;
+
+// take holds pieces of each small size until they come one after the other, a page of them, from memory that was free as a whole.
+static void take(void) {
+  size_t pieces = 0, bytes = 0;
+  for (size_t chunk = LARGEST; chunk >= 32; chunk -= 16) {
+    char *run[PAGE / 32 + 1], *before = NULL;
+    size_t length = 0;
+    for (int i = 0; i < MOST && length * chunk < PAGE; i++) {
+      char *p = malloc(chunk - 8);
+      if (p == NULL) break;
+      if (p != before + chunk) {
+        for (size_t k = 0; k < length; k++) {
+          *(void **)run[k] = taken;
+          taken = run[k];
+        }
+        pieces += length;
+        bytes += length * chunk;
+        length = 0;
+      }
+      run[length++] = before = p;
+    }
+    while (length > 0) free(run[--length]);
+  }
+  fprintf(stderr, " [%zu pieces, %zu KiB]", pieces, bytes >> 10);
+}
+
+static void give_back(void) {
+  while (taken != NULL) {
+    void *next = *(void **)taken;
+    free(taken);
+    taken = next;
+  }
 }
 
 // ---- letters ----
@@ -259,7 +303,8 @@ static int answer(char letter) {
     case 'L': return tell_of_modules(1);
     case 'l': return tell_of_modules(0);
     case 'F': return flush_all(0);
-    case 'U': return begin_flushing();
+    case 'U': return begin_flushing(false);
+    case 'V': return begin_flushing(true);
     case 'G': return begin_samples();
     case 'g': return end_samples();
     case 'A': return begin_counts();
@@ -271,6 +316,9 @@ static int answer(char letter) {
       configured = false;
       return sass_unset_config(&p);
     }
+    case 'H': take(); return 0;
+    case 'h': give_back(); return 0;
+    case 'D': malloc_trim(0); return 0;
     case 'Z': configured = false; return finalize();
     case '?':
       printf(" {%lu records, %.0f ns, %lu without, %lu samples, %lu patched}", records, records > without ? duration / (double)(records - without) : 0, without, sampled, counted);

@@ -9,12 +9,15 @@ The letters are those of test/gpu/budget/sequence.c, and
 
     I   the training is made            .   its step against that of a training without CUPTI, in turn
     w   a cycle                         v   a step
+    J   what is free in malloc's arenas, in pieces of up to 1 KiB
 
+A letter with ' after it is done by autograd's thread.
 Nothing is launched while a letter is done. A dot prints the median of the ratios in ROUNDS cycles, and the MiB in use
 of the device, by both trainings, and resident of the one.
 """
 import ctypes
 import os
+import re
 import statistics
 import sys
 
@@ -24,7 +27,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.dirname(HERE)]
 import deep  # noqa: E402
 import places  # noqa: E402
-from training import STEPS, Training, device_mib, resident_mib  # noqa: E402
+from training import STEPS, Training, by_autograd, device_mib, free_pieces, resident_mib  # noqa: E402
 
 
 def main():
@@ -33,8 +36,8 @@ def main():
     core = ctypes.CDLL(os.path.abspath(library))
     core.load(cupti.encode())
     bare, training = deep.Training([sys.executable, deep.TRAINING]), None
-    print(letters + ":", end="", flush=True)
-    for letter in letters:
+    print(letters if len(letters) < 80 else letters[:40] + "..." + letters[-40:], ":", sep="", end="", flush=True)
+    for letter in re.findall(r".'?", letters):
         if letter == "I":
             training = Training()
             training.cycles(lambda n: n < 3)
@@ -43,6 +46,8 @@ def main():
             training.cycle()
         elif letter == "v":
             training.single()
+        elif letter == "J":
+            print(f" {{{free_pieces()}}}", end="", flush=True)
         elif letter == ".":
             ratios = []
             for i in range(STEPS * rounds):
@@ -54,10 +59,13 @@ def main():
             print(f" {statistics.median(ratios):.3f}({device_mib():.0f},{resident_mib():.0f})", end="", flush=True)
         else:
             torch.cuda.is_initialized() and torch.cuda.synchronize()
-            result = core.act(ctypes.c_char(letter.encode()))
-            sys.stdout.flush()
-            if result:
-                print(f" {letter}={result}", end="", flush=True)
+
+            def act(letter=letter):
+                result = core.act(ctypes.c_char(letter[0].encode()))
+                sys.stdout.flush()
+                print(f" {letter}={result}" if result else "", end="", flush=True)
+
+            by_autograd(act) if letter.endswith("'") else act()
     core.act(ctypes.c_char(b"?"))
     print(flush=True)
     os._exit(0)  # CUPTI is in no state to be left in order
