@@ -488,7 +488,7 @@ enum { NUM_ACTIVITIES = sizeof activities / sizeof *activities };
 
 static gpufl_config settings;
 static void *subscriber;
-static bool activity_on[NUM_ACTIVITIES];
+static atomic_bool activity_on[NUM_ACTIVITIES];
 static bool paused[NUM_ACTIVITIES]; // off until gpufl_resume
 static bool pausing;                // between gpufl_pause and gpufl_resume
 static bool held[NUM_ACTIVITIES];   // off until gpufl_hold(false)
@@ -899,6 +899,10 @@ int gpufl_hold(bool hold, uint32_t kinds) {
   return result;
 }
 
+// flush_all asks for the records that are there. While kernels are patched and nothing is recorded there are none, since all was flushed before,
+// and CUPTI is asked for nothing beside launches that it patches.
+static int flush_all(uint32_t flag) { return gpufl_deep_patches() && !gpufl_activity() ? GPUFL_OK : gpufl_cupti.flush_all(flag); }
+
 int gpufl_pause(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
@@ -920,7 +924,7 @@ int gpufl_pause(void) {
   pausing = true;
   gpufl_quiet_end(quiet);
   if (detached || atomic_load(&bare)) return result;
-  int flushed = gpufl_cupti.flush_all(0);
+  int flushed = flush_all(0);
   return result == GPUFL_OK ? flushed : result;
 }
 
@@ -953,7 +957,7 @@ static int flush(int forced) {
   if (!gpufl_enter()) return atomic_load(&gpufl_running) ? GPUFL_OK : GPUFL_STOPPED;
   int result = GPUFL_STOPPED;
   if (atomic_load(&gpufl_running)) {
-    result = atomic_load(&bare) ? GPUFL_OK : gpufl_cupti.flush_all(forced ? GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED : 0);
+    result = atomic_load(&bare) ? GPUFL_OK : flush_all(forced ? GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED : 0);
   }
   gpufl_leave();
   return result;
@@ -967,7 +971,7 @@ void gpufl_flush_begin(void) {
   if (!atomic_load(&gpufl_running) || !atomic_load(&attached) || atomic_load(&bare)) return;
   // CUPTI's own thread works at what is flushed, and nobody says when it is done. The second flush waits for the first.
   for (int i = 0; i < 2; i++) {
-    gpufl_cupti.flush_all(0);
+    flush_all(0);
     gpufl_nap(20000000);
   }
 }
@@ -996,7 +1000,7 @@ int gpufl_stop(void) {
   if (quiet >= 0) disable_all(); // else they stay on, and the program goes on
   gpufl_quiet_end(quiet);
   int result = GPUFL_OK;
-  if (atomic_load(&attached) && !atomic_load(&bare)) result = gpufl_cupti.flush_all(GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+  if (atomic_load(&attached) && !atomic_load(&bare)) result = flush_all(GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
   count_dropped();
   pthread_mutex_lock(&pool.lock);
   pool.stopped = true;
@@ -1066,7 +1070,7 @@ int gpufl_settle(int forced) {
     if (pausing || (activity_on[i] && activities[i].kind != GPUFL_KIND_OVERHEAD)) return GPUFL_BUSY;
   }
   int result = gpufl_hold(true, 1u << GPUFL_KIND_OVERHEAD);
-  if (result == GPUFL_OK) result = gpufl_cupti.flush_all(forced ? GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED : 0);
+  if (result == GPUFL_OK) result = flush_all(forced ? GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED : 0);
   if (result != GPUFL_OK) return result;
   count_dropped();
   pthread_mutex_lock(&pool.lock);

@@ -312,6 +312,8 @@ static atomic_bool given_up, exiting;
 
 bool gpufl_deep_is_given_up(void) { return atomic_load(&given_up); }
 bool gpufl_deep_armed(void) { return atomic_load(&state) == OPEN || atomic_load(&given_up); }
+static atomic_bool patches;
+bool gpufl_deep_patches(void) { return atomic_load(&patches) && !atomic_load(&given_up); }
 
 // operation is held by whoever has CUPTI do something for a window: its owner, or a thread that
 // destroys a context.
@@ -352,6 +354,7 @@ static void finish(void) {
         gpufl_sass_close();
       }
     }
+    atomic_store(&patches, false);
     let_go();
     atomic_store(&state, ENDED);
   }
@@ -607,9 +610,17 @@ int gpufl_deep_open(const gpufl_deep_config *config) {
     }
   } else {
     // Patches take hold of kernels only when none is under way.
-    result = rest_until(true, until) ? gpufl_sass_open() : GPUFL_RESTLESS;
+    result = GPUFL_RESTLESS;
+    if (rest_until(true, until)) {
+      atomic_store(&patches, true);
+      result = gpufl_sass_open();
+    }
   }
-  if (result == GPUFL_OK) atomic_store(&state, OPEN);
+  if (result == GPUFL_OK) {
+    atomic_store(&state, OPEN);
+  } else {
+    atomic_store(&patches, false);
+  }
   let_go();
   if (result != GPUFL_OK) {
     pthread_mutex_lock(&window.lock);
@@ -678,6 +689,7 @@ int gpufl_deep_close(int64_t limit_ns) {
     result = gpufl_sass_close();
   }
   atomic_store(&state, ENDED);
+  atomic_store(&patches, false);
   let_go();
   finish();
   return result;

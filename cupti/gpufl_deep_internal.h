@@ -42,6 +42,8 @@ void gpufl_deep_load_driver(void *library);
 
 /* gpufl_deep_armed: a window is open, or was given up. */
 bool gpufl_deep_armed(void);
+/* gpufl_deep_patches: kernels are patched as they are launched, in a window that was not given up. */
+bool gpufl_deep_patches(void);
 bool gpufl_deep_is_given_up(void);
 
 /* ---- callbacks (cupti.c) ---- */

@@ -47,7 +47,7 @@ func openDeep(t *testing.T, cfg Config) (*cuptitest.Fake, *Collector, cuptitest.
 		if n := fake.Control("armed", 0); n != 0 {
 			t.Errorf("%d things are left armed", n)
 		}
-		for _, what := range []string{"pc_raced", "sass_raced"} {
+		for _, what := range []string{"pc_raced", "sass_raced", "sass_flushed"} {
 			if n := fake.Control(what, 0); n != 0 {
 				t.Errorf("%s %d", what, n)
 			}
@@ -314,6 +314,10 @@ func TestSASSMetricsWantActivityPaused(t *testing.T) {
 	}
 	w := openWindow(t, c, DeepConfig{Engine: EngineSASS})
 	fake.Launch(windowKernel, 10)
+	// There is nothing to flush, and it would be beside launches: openDeep checks that CUPTI is not asked.
+	if err := errors.Join(c.Flush(false), c.Flush(true), c.Pause()); err != nil {
+		t.Error(err)
+	}
 	r := closeWindow(t, w)
 	if len(r.Rows) == 0 {
 		t.Error("no rows")

@@ -527,6 +527,7 @@ FAKE_API int cuptiActivityFlushAll(uint32_t flag) {
     pthread_mutex_unlock(&lock);
     return NOT_INITIALIZED;
   }
+  deep_flushes();
   if (s.overhead_ns > 0) {
     uint8_t *r = reserve(OVERHEAD);
     if (r != NULL) {

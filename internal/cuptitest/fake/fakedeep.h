@@ -98,7 +98,7 @@ static struct {
   int chosen[DEEP_CONTEXTS][KNOWN];
   int64_t refuse_pc, refuse_profiler, refuse_sass, pc_full, pc_drop, pc_non_user, copies, layout, unsupported, no_reasons, broken;
   int watching; /* contexts that samples are taken of, or that count */
-  int64_t pc_raced, sass_raced, sass_with_activity, names_given, start_ms;
+  int64_t pc_raced, sass_raced, sass_flushed, sass_with_activity, names_given, start_ms;
   char replay[4096];
 } deep;
 
@@ -646,6 +646,13 @@ FAKE_API int cuptiSassMetricsGetProperties(void *params) {
   return result;
 }
 
+/* deep_flushes counts flushes beside kernels that are patched and launched, with no activity to be flushed. The caller has the lock. */
+static void deep_flushes(void) {
+  for (int i = 0; i < DEEP_CONTEXTS; i++) {
+    if (deep.all[i].sass && !s.enabled[CONCURRENT_KERNEL]) deep.sass_flushed++;
+  }
+}
+
 static bool raced(void) {
   if (atomic_load(&launching) == 0 && atomic_load(&loading) == 0) return false;
   pthread_mutex_lock(&lock);
@@ -779,7 +786,8 @@ static int64_t deep_control(const char *what, int64_t value) {
       {"unsupported", &deep.unsupported}, {"pc_raced", &deep.pc_raced},
       {"sass_raced", &deep.sass_raced},   {"sass_with_activity", &deep.sass_with_activity},
       {"no_reasons", &deep.no_reasons},   {"broken", &deep.broken},
-      {"names_given", &deep.names_given}, {"start_ms", &deep.start_ms}};
+      {"names_given", &deep.names_given}, {"start_ms", &deep.start_ms},
+      {"sass_flushed", &deep.sass_flushed}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     if (strcmp(what, all[i].name) != 0) continue;
     int64_t old = *all[i].at;
