@@ -47,9 +47,9 @@ var coreObjects = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-// program compiles a program of testdata/core with the C core and returns its path and the folder of the
-// fakes.
-func program(t *testing.T, name string) (path, fakes string) {
+// program compiles a program of testdata/core with the C core, and with these flags besides, and returns its path and the folder
+// of the fakes.
+func program(t *testing.T, name string, flags ...string) (path, fakes string) {
 	t.Helper()
 	fakes = cuptitest.Build(t) // skips where there is no compiler
 	objects, err := coreObjects()
@@ -57,8 +57,9 @@ func program(t *testing.T, name string) (path, fakes string) {
 		t.Fatal(err)
 	}
 	path = filepath.Join(t.TempDir(), name)
-	out, err := exec.Command("cc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I.", "-o", path,
-		filepath.Join("testdata", "core", name+".c"), filepath.Join(objects, "core.o"), "-ldl", "-lpthread").CombinedOutput()
+	args := append([]string{"-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I.", "-o", path,
+		filepath.Join("testdata", "core", name+".c"), filepath.Join(objects, "core.o"), "-ldl", "-lpthread"}, flags...)
+	out, err := exec.Command("cc", args...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("compile %s: %v\n%s", name, err, out)
 	}
@@ -93,6 +94,21 @@ func TestInferredScopes(t *testing.T) {
 func TestGate(t *testing.T) {
 	path, _ := program(t, "gate")
 	run(t, path)
+}
+
+func TestFreePiecesAreOutOfTheWay(t *testing.T) {
+	path, fakes := program(t, "heap")
+	run(t, path, fakes)
+	// As Debian's Python is: functions whose address it takes seem to be its own.
+	path, _ = program(t, "heap", "-fno-pie", "-no-pie")
+	run(t, path, fakes)
+
+	other := filepath.Join(t.TempDir(), "othermalloc.so")
+	if out, err := exec.Command("cc", "-std=c11", "-O2", "-fPIC", "-shared", "-o", other, filepath.Join("testdata", "core", "othermalloc.c")).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	t.Setenv("LD_PRELOAD", other)
+	run(t, path, fakes, "other")
 }
 
 func TestThreadsThatGetNoProcessorAreAwaited(t *testing.T) {

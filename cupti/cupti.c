@@ -980,6 +980,7 @@ void gpufl_flush_end(void) { pthread_mutex_unlock(&flushing); }
 
 int gpufl_flush(int forced) {
   if (gpufl_is_child()) return GPUFL_FORKED;
+  gpufl_heap_later();
   // A window has just flushed; and what is to come can wait for it, unless the end does not.
   struct timespec until;
   clock_gettime(CLOCK_REALTIME, &until);

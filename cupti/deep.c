@@ -355,6 +355,7 @@ static void finish(void) {
       }
     }
     atomic_store(&patches, false);
+    gpufl_heap_window(false);
     let_go();
     atomic_store(&state, ENDED);
   }
@@ -595,6 +596,7 @@ int gpufl_deep_open(const gpufl_deep_config *config) {
   gpufl_gate_begin();
   int64_t until = gpufl_monotonic() + config->limit_ns;
   atomic_store(&used, true);
+  gpufl_heap_window(true);
   if (!watch_launches(until) || !gpufl_gate_close(GPUFL_SETS_ALWAYS, until - gpufl_monotonic())) {
     result = GPUFL_RESTLESS;
   } else if (gpufl_captures() > 0) {
@@ -620,6 +622,7 @@ int gpufl_deep_open(const gpufl_deep_config *config) {
     atomic_store(&state, OPEN);
   } else {
     atomic_store(&patches, false);
+    gpufl_heap_window(false);
   }
   let_go();
   if (result != GPUFL_OK) {
@@ -690,6 +693,7 @@ int gpufl_deep_close(int64_t limit_ns) {
   }
   atomic_store(&state, ENDED);
   atomic_store(&patches, false);
+  gpufl_heap_window(false);
   let_go();
   finish();
   return result;

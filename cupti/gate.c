@@ -31,6 +31,7 @@ typedef struct visitor {
   _Atomic uint32_t life;   // of the gate as the call began
   uint32_t depth;          // how many calls it has led to, itself included: some functions of the driver call others
   bool taken;              // with gate.lock
+  gpufl_heap heap;         // the thread's own
   struct visitor *next;    // written once
 } visitor;
 
@@ -57,6 +58,7 @@ static void thread_ends(void *of) {
   mine = NULL;
   if (gpufl_is_child()) return;
   atomic_store(&v->inside, 0);
+  gpufl_heap_forget(&v->heap);
   pthread_mutex_lock(&gate.lock);
   v->depth = 0;
   v->taken = false;
@@ -142,6 +144,7 @@ void gpufl_gate_enter(uint32_t one, uint32_t life) {
   atomic_store_explicit(&v->life, life, memory_order_relaxed);
   atomic_store(&v->inside, 1 + set);
   if (holds_up(set, life)) wait_outside(v, set, life);
+  if (one == GPUFL_SET_LAUNCH && v->heap.turn != atomic_load_explicit(&gpufl_heap_turn, memory_order_relaxed)) gpufl_heap_settle(&v->heap);
 }
 
 void gpufl_gate_exit(void) {

@@ -113,6 +113,26 @@ void gpufl_gate_counts(uint64_t *waited, uint64_t *timeouts, int64_t *longest);
  * is our doing. */
 extern __thread bool gpufl_operating;
 
+/* ---- heap.c ---- */
+
+/* What a thread of the application holds of malloc between windows. All zero is none. */
+typedef struct {
+  uint32_t turn;
+  void *pieces;
+  size_t num_pieces, bytes;
+} gpufl_heap;
+
+/* A window opens or is over: one at a time tells. gpufl_heap_later is called every now and then. */
+void gpufl_heap_window(bool open);
+void gpufl_heap_later(void);
+/* gpufl_heap_turn is odd while a window is open. A thread that launches and has seen another one calls gpufl_heap_settle, outside of all
+ * locks: it takes free pieces or gives them back. gpufl_heap_forget gives them back for good. gpufl_heap_held is how many bytes all
+ * threads hold. */
+extern _Atomic uint32_t gpufl_heap_turn;
+void gpufl_heap_settle(gpufl_heap *h);
+void gpufl_heap_forget(gpufl_heap *h);
+size_t gpufl_heap_held(void);
+
 /* ---- threads.c ---- */
 
 /* gpufl_threads_pass waits until each other thread of the process has run for a while or been seen asleep: none is in a short call
