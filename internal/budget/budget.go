@@ -53,6 +53,9 @@ type Costs struct {
 	// Count is that of counting a launch where no record was made since CUPTI was attached; Residual what stays in
 	// all states once one was, until CUPTI is left; Trace what a record costs on top of both.
 	Count, Trace, Residual float64
+	// Join is what the first launches with records take longer, all together, each time after CUPTI was left. It is of no account in
+	// Config.Prior.
+	Join float64
 }
 
 // Config says what a [Controller] may do. The zero value but for Budget works.

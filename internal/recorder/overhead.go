@@ -680,6 +680,8 @@ type OverheadSummary struct {
 	Left          uint64  `json:"cupti_left,omitempty"`
 	LeftFailed    uint64  `json:"cupti_left_failed,omitempty"`
 	UnseenSeconds float64 `json:"unseen_seconds,omitempty"`
+	// JoinSeconds is what the first launches with records take longer after each time, all together: estimates make up for it.
+	JoinSeconds float64 `json:"join_seconds,omitempty"`
 	// Told are the kernels' launches that CUPTI told of while there were records, and Missing those of them of which it made
 	// none: they are counted as launched without a record. TellFailed are calls that it told of and the driver refused.
 	Told       uint64 `json:"traced_told"`
@@ -736,6 +738,9 @@ func (e *engine) overheadSummary() *OverheadSummary {
 		Switches: stats.Switches, Beside: stats.Beside, Failures: status.Failures, Refused: refused,
 		Left: stats.Detached, LeftFailed: status.Stayed, UnseenSeconds: stats.Gap.Seconds(), TellFailed: stats.Failed, Missing: u.missing,
 		Unlisted: stats.Unlisted, Captured: stats.Captured, Uncounted: stats.Lost, Unnamed: stats.Unnamed, StrataLost: lost, Late: u.late,
+	}
+	if s.Left > 0 {
+		s.JoinSeconds = status.Costs.Join
 	}
 	for i := range u.rows {
 		if operationOf(u.rows[i].Operation) == opKernel {

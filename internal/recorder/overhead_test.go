@@ -402,6 +402,11 @@ func TestOverheadBudgetLeavesCUPTI(t *testing.T) {
 				assert.Zero(t, o.Failures+o.LeftFailed+o.Late+o.StrataLost)
 				assert.Equal(t, test.left, o.Left > 0)
 				assert.InDelta(t, float64(p.left)*p.leaves.Seconds(), o.UnseenSeconds, 1e-9)
+				if test.left {
+					assert.InDelta(t, p.joins.Seconds(), o.JoinSeconds, 0.005)
+				} else {
+					assert.Zero(t, o.JoinSeconds)
+				}
 				assert.LessOrEqual(t, o.All.LaunchesBound, test.bound*o.All.Launches)
 				p.within(t, o)
 				off := 0.001
