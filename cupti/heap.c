@@ -71,7 +71,8 @@ static bool applies(void) {
       if ((uintptr_t)p % 4096 != 0) { // else what is before may not be there; glibc's begin with a page once in 256 times
         size_t before;
         memcpy(&before, at - sizeof before, sizeof before);
-        if ((before & ~(size_t)7) == size) like_glibc++;
+        before &= ~(size_t)7;
+        if (before == size || before == size + 16) like_glibc++; // what would be too small to be a piece is left to it
         else is = -1;
       }
       free((void *)p);

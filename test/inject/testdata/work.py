@@ -6,11 +6,13 @@ import ctypes
 import faulthandler
 import multiprocessing
 import os
+import re
 import resource
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -435,6 +437,35 @@ def steady(gpu):
             gpu.check(gpu.cuda.cuLaunchKernel(function, 4, 1, 1, 128, 1, 1, 0, None, None, None))
         n += 400
     print("over")
+
+
+def window_heap(gpu):
+    # Launches all the time, with 10,000 holes in its heap that are of no use to it. Says how many pieces of up to 1 KiB are free for
+    # each line on the standard input, until that is closed.
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
+    with open(os.environ["WORK_IMAGE"], "rb") as f:
+        image = f.read()
+    assert gpu.cuda.fake_module_load(image, ctypes.c_size_t(len(image))) != 0
+    pieces = [libc.malloc(ctypes.c_size_t(56)) for _ in range(20000)]
+    for i in range(0, len(pieces), 2):
+        libc.free(ctypes.c_void_p(pieces[i]))
+
+    def free_pieces():
+        with tempfile.NamedTemporaryFile() as f:
+            stream = ctypes.c_void_p(libc.fopen(f.name.encode(), b"w"))
+            libc.malloc_info(0, stream)
+            libc.fclose(stream)
+            main_arena = f.read().decode().partition('<heap nr="0">')[2].partition("</heap>")[0]
+        return sum(int(count) for to, count in re.findall(r'<size from="\d+" to="(\d+)" total="\d+" count="(\d+)"', main_arena) if int(to) <= 1024)
+
+    print(os.getpid(), flush=True)
+    while True:
+        gpu.launch("plain", 1)
+        if select.select([sys.stdin], [], [], 0.002)[0]:
+            if not sys.stdin.readline():
+                break
+            print(free_pieces(), flush=True)
 
 
 def window_late(gpu):
