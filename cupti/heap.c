@@ -67,8 +67,9 @@ static bool applies(void) {
     for (size_t size = SMALLEST; size <= LARGEST && is == 0; size += 144) {
       const char *p = malloc(size - sizeof(size_t));
       if (p == NULL) continue;
-      const char *volatile at = p;       // the compiler knows that nothing lies before a piece
-      if ((uintptr_t)p % 4096 != 0) { // else what is before may not be there; glibc's begin with a page once in 256 times
+      const char *volatile at = p; // the compiler would know that nothing lies before a piece
+      // What is before the begin of a page may not be there. One in 256 of glibc's pieces is at one.
+      if ((uintptr_t)p % 4096 != 0) {
         size_t before;
         memcpy(&before, at - sizeof before, sizeof before);
         before &= ~(size_t)7;

@@ -439,6 +439,7 @@ def windows(gpufl, length="100ms"):
         code = t.end()
     except (subprocess.TimeoutExpired, TimeoutError, RuntimeError) as e:
         check(False, "windows: nothing hangs", e)
+        note(t.said()[-1500:])
         stacks(t.pid)
         for some in (t, bare, idle):
             some.kill()
