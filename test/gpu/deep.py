@@ -362,7 +362,8 @@ def spent(pid):
                 fields = f.read().rsplit(")", 1)[1].split()
         except FileNotFoundError:
             continue
-        role = "main" if thread == pid else "autograd" if name.startswith("pt_autograd_") else "others"
+        role = places.role(pid, thread, name)
+        role = role if role in ("main", "autograd") else "others"
         mine = int(fields[11]) / tick, int(fields[12]) / tick, int(fields[7])
         all[role] = tuple(map(sum, zip(mine, all.get(role, (0, 0, 0)))))
     return all

@@ -19,6 +19,11 @@ def threads(pid):
             pass
 
 
+def role(pid, thread, name):
+    """main and autograd for the threads of a training that launch, else the thread's name."""
+    return "main" if thread == pid else "autograd" if name.startswith("pt_autograd_") else name
+
+
 def put(thread, processors):
     try:
         os.sched_setaffinity(thread, processors)
@@ -51,9 +56,10 @@ def share(*pids):
             rest -= core(processor)
     if len(rest) < 4:
         return False
+    own = {"main": {chosen[0]}, "autograd": {chosen[1]}}
     for pid in pids:
         for thread, name in threads(pid):
-            put(thread, {chosen[0]} if thread == pid else {chosen[1]} if name.startswith("pt_autograd_") else rest)
+            put(thread, own.get(role(pid, thread, name), rest))
     return True
 
 

@@ -13,10 +13,6 @@ import places
 HERTZ = 2000
 
 
-def role(pid, thread, name):
-    return "main" if thread == pid else "autograd" if name.startswith("pt_autograd_") else name
-
-
 class Watch:
     """While it is entered, the threads that a process had when it was. spent then has milliseconds by (role, file, offset)."""
 
@@ -24,7 +20,7 @@ class Watch:
         self.program, self.pid, self.hertz, self.spent = program, pid, hertz, collections.Counter()
 
     def __enter__(self):
-        self.roles = {thread: role(self.pid, thread, name) for thread, name in places.threads(self.pid)}
+        self.roles = {thread: places.role(self.pid, thread, name) for thread, name in places.threads(self.pid)}
         self.process = subprocess.Popen([self.program, str(self.pid), str(self.hertz)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         return self
 
