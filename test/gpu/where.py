@@ -22,6 +22,7 @@ class Watch:
     def __enter__(self):
         self.roles = {thread: places.role(self.pid, thread, name) for thread, name in places.threads(self.pid)}
         self.process = subprocess.Popen([self.program, str(self.pid), str(self.hertz)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process.stdout.readline()  # it watches, or has ended
         return self
 
     def __exit__(self, *_):

@@ -5,7 +5,7 @@
 //	test/gpu/build --programs bin
 //	bin/where PID [HERTZ]        # until its standard input ends
 //
-// Prints a line for each place seen: the thread's id, how often, its offset in the file it is of, and the file; or in place of the
+// Prints how many threads it watches once it does, and at the end a line for each place seen: the thread's id, how often, its offset in the file it is of, and the file; or in place of the
 // file [kernel], and the address. It needs perf_event_open's clock, and the right to watch the process.
 
 #include <errno.h>
@@ -128,6 +128,8 @@ int main(int argc, char **argv) {
   page = (size_t)sysconf(_SC_PAGESIZE);
   places = calloc(PLACES, sizeof *places);
   if (hertz == 0 || places == NULL || watch(pid, hertz) != 0) return 1;
+  printf("%d threads\n", number);
+  fflush(stdout);
   struct pollfd in = {.fd = 0, .events = POLLIN};
   do {
     for (int i = 0; i < number; i++) drain(&threads[i]);
