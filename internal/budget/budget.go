@@ -53,9 +53,6 @@ type Costs struct {
 	// Count is that of counting a launch where no record was made since CUPTI was attached; Residual what stays in
 	// all states once one was, until CUPTI is left; Trace what a record costs on top of both.
 	Count, Trace, Residual float64
-	// Join is what the first launches with records take longer, all together, each time after CUPTI was left. It is of no account in
-	// Config.Prior.
-	Join float64
 }
 
 // Config says what a [Controller] may do. The zero value but for Budget works.
@@ -132,6 +129,8 @@ type Status struct {
 	// Costs of a launch as used now, and how many comparisons they are from.
 	Costs       Costs
 	Comparisons int
+	// Join is what the first launches with records take longer, all together, each time after CUPTI was left, in seconds.
+	Join float64
 	// Switches counts changes of state, Finalised those that left CUPTI, Failures those that failed, Stayed how often
 	// CUPTI could not be left.
 	Switches, Finalised, Failures, Stayed uint64

@@ -624,7 +624,8 @@ func (c *Controller) mostly(s shape) {
 // Status is what was done until the last Next.
 func (c *Controller) Status() Status {
 	s := c.status
-	s.Costs = Costs{Count: c.counting() - c.staying(), Trace: c.recording(), Residual: c.staying(), Join: c.join.middle}
+	s.Costs = Costs{Count: c.counting() - c.staying(), Trace: c.recording(), Residual: c.staying()}
+	s.Join = c.join.middle
 	s.Comparisons = c.trace.measured
 	if e := s.Elapsed.Seconds(); e > 0 {
 		s.Overhead = c.spent / e

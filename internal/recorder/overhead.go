@@ -740,7 +740,7 @@ func (e *engine) overheadSummary() *OverheadSummary {
 		Unlisted: stats.Unlisted, Captured: stats.Captured, Uncounted: stats.Lost, Unnamed: stats.Unnamed, StrataLost: lost, Late: u.late,
 	}
 	if s.Left > 0 {
-		s.JoinSeconds = status.Costs.Join
+		s.JoinSeconds = status.Join
 	}
 	for i := range u.rows {
 		if operationOf(u.rows[i].Operation) == opKernel {
