@@ -193,6 +193,7 @@ func coreStats(s *Stats) {
 	s.Refused = uint64(raw.refused)
 	s.ScopesLost = uint64(raw.scopes_lost)
 	s.ScopesMisplaced = uint64(raw.scopes_misplaced)
+	s.HeapHeld = uint64(raw.heap_held)
 }
 
 func corePush(id uint64) int  { return int(C.gpufl_push_scope(C.uint64_t(id))) }

@@ -432,6 +432,7 @@ void gpufl_get_stats(gpufl_stats *out) {
   out->lent = pool.lent;
   pthread_mutex_unlock(&pool.lock);
   gpufl_scope_counts(&out->scopes_lost, &out->scopes_misplaced);
+  out->heap_held = gpufl_heap_held();
 }
 
 // ---- the application's threads inside CUPTI ----

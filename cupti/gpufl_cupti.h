@@ -172,6 +172,7 @@ typedef struct {
   uint64_t scopes_misplaced; /* scopes ended elsewhere than on top of their thread's stack */
   uint32_t allocated;        /* buffers that exist now */
   uint32_t lent;             /* of these, held by CUPTI */
+  uint64_t heap_held;        /* bytes of the application's heap that its threads hold between windows */
 } gpufl_stats;
 
 void gpufl_get_stats(gpufl_stats *out);

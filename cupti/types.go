@@ -110,7 +110,7 @@ type Error struct{ Status Status }
 
 func (e *Error) Error() string { return "cupti: " + string(e.Status.Reason) + ": " + e.Status.Detail }
 
-// Stats are sums since Open. They never fall.
+// Stats are sums since Open, which never fall; but HeapHeld is as of now.
 type Stats struct {
 	// Records were delivered by CUPTI, Dropped were not: it found no free buffer. Unknown were
 	// delivered and are of a kind that this package does not read.
@@ -124,6 +124,9 @@ type Stats struct {
 	// ScopesLost counts NVTX events that found no room, ScopesMisplaced scopes that another thread
 	// ended than began them.
 	ScopesLost, ScopesMisplaced uint64
+	// HeapHeld is how many bytes of free pieces of the program's heap its threads hold between deep windows, so that what it
+	// allocates lies together.
+	HeapHeld uint64
 }
 
 // Reject says why a record was not taken.

@@ -182,6 +182,10 @@ const (
 	// MetricGpuflDeepWindows (counter in {window}; extension ✚): Deep windows that were opened, or
 	// tried, by what came of them.
 	MetricGpuflDeepWindows = "gpufl.deep.windows"
+	// MetricGpuflDeepHeap (gauge in By; extension ✚): Free pieces of the program's own heap that its
+	// launching threads hold between deep windows, since those of SASS metrics leave it full of them.
+	// No point where there are none.
+	MetricGpuflDeepHeap = "gpufl.deep.heap"
 	// MetricGpuflDeepMemory (gauge in By; extension ✚): Device memory that CUPTI keeps of deep
 	// windows of SASS metrics until the process ends, estimated from the instructions that it patched.
 	// No point before there was one.

@@ -82,6 +82,7 @@ var Metrics = []Metric{
 	{"gpufl.records.dropped", Counter, "{record}", Extension, nil, "Records that CUPTI dropped because no buffer was free."},
 	{"gpufl.records.rejected", Counter, "{record}", Extension, []string{"error.type"}, "Records that made no sense, by reason."},
 	{"gpufl.deep.windows", Counter, "{window}", Extension, []string{"cuda.deep_window.status"}, "Deep windows that were opened, or tried, by what came of them."},
+	{"gpufl.deep.heap", Gauge, "By", Extension, nil, "Free pieces of the program's own heap that its launching threads hold between deep windows, since those of SASS metrics leave it full of them. No point where there are none."},
 	{"gpufl.deep.memory", Gauge, "By", Extension, nil, "Device memory that CUPTI keeps of deep windows of SASS metrics until the process ends, estimated from the instructions that it patched. No point before there was one."},
 	{"gpufl.paused.time", Counter, "s", Extension, nil, "Time in which activity records were off for deep windows: work that was launched then is in no span and no other metric."},
 	{"gpufl.overhead.time", Counter, "s", Extension, []string{"gpufl.overhead.kind"}, "Time that recording took: cupti is what CUPTI says of itself, library the processor time of our own threads."},

@@ -356,6 +356,11 @@ func (w *metricWriter) recorder() {
 		p.SetTimestamp(w.now)
 		p.SetIntValue(int64(counts.KeptBytes)) //nolint:gosec // Bounded by the device's memory.
 	}
+	if s.HeapHeld > 0 {
+		p := w.metric(semconv.MetricGpuflDeepHeap).SetEmptyGauge().DataPoints().AppendEmpty()
+		p.SetTimestamp(w.now)
+		p.SetIntValue(int64(s.HeapHeld)) //nolint:gosec // Bounded by the core.
+	}
 	if w.e.windows.paused > 0 {
 		w.sum(semconv.MetricGpuflPausedTime).seconds(start, uint64(w.e.windows.paused))
 	}

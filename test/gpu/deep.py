@@ -396,6 +396,18 @@ def grown(before, after):
     return ", ".join(f"{k} by {rise:.0f} to {after[k]:.0f}" for rise, k in rises if rise >= 1) or "none"
 
 
+def held(output):
+    """What gpufl.deep.heap said in an OTLP file, the most and the last: KiB."""
+    said = [0]
+    with open(output) as f:
+        for line in f:
+            if '"gpufl.deep.heap"' not in line:
+                continue
+            metrics = [m for r in json.loads(line).get("resourceMetrics", []) for s in r["scopeMetrics"] for m in s["metrics"] if m["name"] == "gpufl.deep.heap"]
+            said += [int(p["asInt"]) >> 10 for m in metrics for p in m["gauge"]["dataPoints"]]
+    return max(said), said[-1]
+
+
 def windows(gpufl, length="100ms"):
     count, engines, memory = gpufl.windows, itertools.cycle(gpufl.engines), DeviceMemory()
     bare, idle = (Training([sys.executable, TRAINING]) for _ in range(2))
@@ -468,6 +480,8 @@ def windows(gpufl, length="100ms"):
     kernels = between(sums, *times[:2]), between(sums, *times[2:])
     check(kernels[0] == kernels[1] > 0, "windows: as many kernels are recorded afterwards as before", *kernels)
     ratio = after["ratio"] / before["ratio"]
+    most, last = held(output)
+    note(f"free small pieces that threads held, by gpufl.deep.heap: {most} KiB at most, {last} last")
     note(f"free in small pieces of malloc, by arena: before {pieces[0] or 'few'}; after the windows {pieces[1] or 'few'}; after all {pieces[2] or 'few'}")
     moved(before, after)
     if gpufl.take:

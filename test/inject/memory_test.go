@@ -15,9 +15,12 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/pmetric"
 
+	"github.com/gpuflight/gpuflight/internal/otlp"
 	"github.com/gpuflight/gpuflight/internal/procfs"
 	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/semconv"
 )
 
 // used is what all threads of a process but the first have used: page faults that a page was found for in memory, and
@@ -114,6 +117,25 @@ func TestWindowsFillHoles(t *testing.T) {
 			process.Eventually(t, 10*time.Second, "and filled after it", func() bool { return free() < 1000 })
 			require.NoError(t, stdin.Close())
 			require.NoError(t, p.Wait(), p.stderr)
+			assert.GreaterOrEqual(t, b.lastGauge(semconv.MetricGpuflDeepHeap), int64(9000*64))
 		})
 	}
+}
+
+// lastGauge is the value of a metric in the last export that has it, 0 if there is none.
+func (b *bench) lastGauge(name string) (value int64) {
+	b.t.Helper()
+	_, err := otlp.ReadFile(b.file, otlp.Handler{Metrics: func(md pmetric.Metrics) {
+		for _, rm := range md.ResourceMetrics().All() {
+			for _, sm := range rm.ScopeMetrics().All() {
+				for _, m := range sm.Metrics().All() {
+					if m.Name() == name {
+						value = m.Gauge().DataPoints().At(0).IntValue()
+					}
+				}
+			}
+		}
+	}})
+	require.NoError(b.t, err)
+	return value
 }

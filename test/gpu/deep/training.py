@@ -147,7 +147,9 @@ def free_pieces():
         sizes = [(int(count), int(total), int(to)) for to, total, count in re.findall(r'<size from="\d+" to="(\d+)" total="(\d+)" count="(\d+)"', arena) if int(to) <= 1024]
         pieces = sum(count for count, _, _ in sizes)
         if pieces > 1000:
-            said.append(f"{number}: {pieces} of {sum(total for _, total, _ in sizes) >> 10} KiB, " + " ".join(f"{count}x{size}" for count, _, size in sorted(sizes, reverse=True)[:4]))
+            larger = [(int(count), int(total)) for to, total, count in re.findall(r'<size from="\d+" to="(\d+)" total="(\d+)" count="(\d+)"', arena) if int(to) > 1024]
+            said.append(f"{number}: {pieces} of {sum(total for _, total, _ in sizes) >> 10} KiB, " + " ".join(f"{count}x{size}" for count, _, size in sorted(sizes, reverse=True)[:4])
+                        + f" and {sum(count for count, _ in larger)} larger of {sum(total for _, total in larger) >> 10} KiB")
     return "; ".join(said)
 
 
