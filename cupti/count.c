@@ -417,6 +417,27 @@ static int hold(int before, int after, bool off) {
 
 static int current = GPUFL_MODE_TRACE; // with modes.lock
 
+// traced is for how long launches have been recorded, as they come through the gate. Its lock is held while nothing else is done.
+static struct {
+  pthread_mutex_t lock;
+  int64_t since, ns; // 0: they are not
+} traced = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void tracing(bool begins) {
+  int64_t now = gpufl_monotonic();
+  pthread_mutex_lock(&traced.lock);
+  if (traced.since != 0) traced.ns += now - traced.since;
+  traced.since = begins ? now : 0;
+  pthread_mutex_unlock(&traced.lock);
+}
+
+static int64_t traced_ns(void) {
+  pthread_mutex_lock(&traced.lock);
+  int64_t ns = traced.ns + (traced.since != 0 ? gpufl_monotonic() - traced.since : 0);
+  pthread_mutex_unlock(&traced.lock);
+  return ns;
+}
+
 // come_back subscribes to CUPTI again, if it was left.
 static int come_back(int mode) {
   if (mode == GPUFL_MODE_BLIND) return GPUFL_OK;
@@ -443,6 +464,7 @@ static int switch_to(int mode) {
     return quiet;
   }
   if (quiet == 0) atomic_fetch_add(&modes.beside, 1);
+  if (before == GPUFL_MODE_TRACE) tracing(false);
   int result = GPUFL_OK;
   if (records) {
     result = hold(before, mode, mode != GPUFL_MODE_TRACE);
@@ -454,6 +476,7 @@ static int switch_to(int mode) {
     atomic_fetch_add(&modes.switches, 1);
   }
   if (untell && current == GPUFL_MODE_BLIND) gpufl_watch_counting(-1);
+  if (current == GPUFL_MODE_TRACE) tracing(true);
   gpufl_quiet_end(quiet);
   return result;
 }
@@ -477,6 +500,7 @@ int gpufl_count_mode(int mode) {
         current = GPUFL_MODE_TRACE;
         for (int group = 0; group < GROUPS; group++) set_state(group, GPUFL_MODE_TRACE, false);
         atomic_store(&on, true);
+        tracing(true);
       }
       result = switch_to(mode);
     }
@@ -532,6 +556,7 @@ void gpufl_count_end(void) {
   if (modes.begun) {
     modes.begun = modes.left = false;
     atomic_store(&on, false);
+    tracing(false);
     // What is in flight finds another state if counting begins again before its end.
     for (int i = 0; i < 2 * GROUPS; i++) set_state(i / 2, GPUFL_MODE_TRACE, true);
     gpufl_watch_counting(0);
@@ -578,6 +603,7 @@ void gpufl_count_get_stats(gpufl_count_stats *out) {
   out->beside = atomic_load(&modes.beside);
   out->detached = atomic_load(&modes.detached);
   out->gap_ns = atomic_load(&modes.gap_ns);
+  out->traced_ns = traced_ns();
   pthread_mutex_lock(&counting.lock);
   out->unlisted = counting.unlisted;
   pthread_mutex_unlock(&counting.lock);

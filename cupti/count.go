@@ -96,6 +96,8 @@ type CountStats struct {
 	Switches, Beside, Detached uint64
 	// Gap is for how long nothing was seen, where launches were to be counted, because CUPTI was left and taken up again.
 	Gap time.Duration
+	// Traced is for how long ModeTrace has held until now, but for the time in which launches waited for a switch.
+	Traced time.Duration
 }
 
 // Reconciler finds out which doubtful launches have records. It belongs to one goroutine.

@@ -252,5 +252,6 @@ func (c *Collector) CountStats() CountStats {
 		Failed: uint64(s.failed - b.failed), Captured: uint64(s.captured - b.captured), Unlisted: uint64(s.unlisted - b.unlisted),
 		Lost: uint64(s.no_memory - b.no_memory), Unnamed: uint64(s.no_room - b.no_room), Switches: uint64(s.switches - b.switches),
 		Beside: uint64(s.beside - b.beside), Detached: uint64(s.detached - b.detached), Gap: time.Duration(s.gap_ns - b.gap_ns),
+		Traced: time.Duration(s.traced_ns - b.traced_ns),
 	}
 }

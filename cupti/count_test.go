@@ -179,7 +179,8 @@ func TestEachLaunchIsRecordedOrCounted(t *testing.T) {
 				records += s.records
 				counted += s.counted
 			}
-			if records == 0 || counted == 0 || stats != (CountStats{Switches: switches, Beside: stats.Beside, Unlisted: stats.Unlisted}) {
+			if records == 0 || counted == 0 || stats.Traced <= 0 ||
+				stats != (CountStats{Switches: switches, Beside: stats.Beside, Unlisted: stats.Unlisted, Traced: stats.Traced}) {
 				t.Errorf("%d records, %d counted, %+v, want both and %d switches", records, counted, stats, switches)
 			}
 			if n := fake.Control("enabled", 0); n != 0 {
@@ -317,6 +318,53 @@ func TestModes(t *testing.T) {
 
 // settled is how long Detach may wait for what was launched, on a busy machine.
 const settled = time.Minute
+
+// TestHowLongWasTraced: only ModeTrace counts, also while it lasts, and across leaving CUPTI.
+func TestHowLongWasTraced(t *testing.T) {
+	fake, c := open(t, Config{})
+	start(t, c)
+	const rest = 40 * time.Millisecond
+	var least, most time.Duration
+	check := func(when string, got time.Duration) {
+		t.Helper()
+		if got < least || got > most {
+			t.Errorf("%s: %v traced, want %v to %v", when, got, least, most)
+		}
+	}
+	// in is in a mode for some time, which is counted or not.
+	in := func(m Mode, counted bool) {
+		t.Helper()
+		before := time.Now()
+		setModes(t, c, m)
+		fake.Launch("kernel", 1)
+		reached := time.Now()
+		time.Sleep(rest)
+		if counted {
+			least += time.Since(reached)
+		}
+		got := c.CountStats().Traced
+		most += time.Since(before)
+		check(m.String(), got)
+		if !counted {
+			most -= rest
+		}
+	}
+	check("before anything is counted", c.CountStats().Traced)
+	in(ModeTrace, true)
+	in(ModeCount, false)
+	in(ModeBlind, false)
+	in(ModeTrace, true)
+	in(ModeCount, false)
+	if _, err := c.Detach(ModeBlind, settled); err != nil {
+		t.Fatal(err)
+	}
+	in(ModeBlind, false)
+	in(ModeTrace, true)
+	stop(t, c, false)
+	least, most = c.CountStats().Traced, c.CountStats().Traced
+	time.Sleep(rest)
+	check("after the end", c.CountStats().Traced)
+}
 
 func TestDetach(t *testing.T) {
 	fake, c := open(t, Config{})

@@ -84,6 +84,7 @@ typedef struct {
   uint32_t beside;    /* those of records or of callbacks that launches did not wait for */
   uint32_t detached;  /* how often CUPTI was left */
   int64_t gap_ns;     /* how long in all nothing was seen because CUPTI was left or subscribed to, besides GPUFL_MODE_BLIND */
+  int64_t traced_ns;  /* how long in all GPUFL_MODE_TRACE held while launches did not wait for a switch, until now */
 } gpufl_count_stats;
 void gpufl_count_get_stats(gpufl_count_stats *out);
 

@@ -102,6 +102,8 @@ type Step struct {
 	// Records says that what was launched in this stratum is to be told from records alone, since CUPTI is left for the rest of
 	// it. Slices last as long as For then, however long it takes until they begin.
 	Records bool
+	// Joins says that the first records since CUPTI was left are made in it: see Status.Join.
+	Joins bool
 	// Stratum numbers the stratum that the step is in, from 1.
 	Stratum uint64
 	// TraceShare is the chance that any moment of this stratum had to be traced, before it was known which are. CountShare is
@@ -129,8 +131,10 @@ type Status struct {
 	// Costs of a launch as used now, and how many comparisons they are from.
 	Costs       Costs
 	Comparisons int
-	// Join is what the first launches with records take longer, all together, each time after CUPTI was left, in seconds.
-	Join float64
+	// Join is what the first launches with records take longer, all together, each time after CUPTI was left, in seconds, and Joins how
+	// often that was measured.
+	Join  float64
+	Joins int
 	// Switches counts changes of state, Finalised those that left CUPTI, Failures those that failed, Stayed how often
 	// CUPTI could not be left.
 	Switches, Finalised, Failures, Stayed uint64

@@ -261,6 +261,7 @@ func TestEstimatorAddsUp(t *testing.T) {
 	}
 	for _, s := range []Stratum[string]{{}, {Seconds: 1, TraceShare: 0, CountShare: 1}, {Seconds: 1, TraceShare: 1, CountShare: 2}, {Seconds: math.Inf(1), TraceShare: 1, CountShare: 1}, {Seconds: 1, TraceShare: math.NaN(), CountShare: 1},
 		{Seconds: 1, TraceShare: 1, CountShare: 1, Unseen: -1}, {Seconds: 1, TraceShare: 1, CountShare: 1, Unseen: math.NaN()},
+		{Seconds: 1, TraceShare: 1, CountShare: 0.5, Counting: -1}, {Seconds: 1, TraceShare: 1, CountShare: 0.5, Counting: math.NaN()},
 		{Seconds: 1, TraceShare: 1, CountShare: 1, Speed: 0.5}, {Seconds: 1, TraceShare: 1, CountShare: 1, Speed: math.Inf(1)},
 	} {
 		if err := e.Add(&s); err == nil {

@@ -62,10 +62,10 @@ const (
 	// burst is how long counting must be dear before CUPTI is left for a debt alone, unless that is deep: so many buckets.
 	burst = 2 * time.Second
 	deep  = 2
-	// leaves is how many seconds leaving CUPTI and coming back are taken to need before they were seen to, and joins what the first
-	// launches with records take longer after that, as kernels are prepared anew (H200, a training with some 50 kernels: what was lost
-	// beyond all that was measured, by 32 times that CUPTI was left).
-	leaves, joins = 0.02, 0.035
+	// leaves is how many seconds leaving CUPTI and coming back are taken to need before they were seen to. What the first
+	// launches with records take longer after that, as kernels are prepared anew, is taken to be between joins and slowJoins (H200, a training
+	// with some 50 kernels: 0.5 to 5 ms were measured; 35 were once not accounted for).
+	leaves, joins, slowJoins = 0.02, 0.005, 0.035
 	// joining is the part of a slice that those launches are looked for in, preparing the most of it that they may cost.
 	joining, preparing = 0.6, 0.4
 	// away is how long a slice is at least where CUPTI is left in between, and often how far apart they should be.
@@ -122,11 +122,9 @@ type Controller struct {
 // that of one that is counted. The others are taken to be in the same proportion to it as on the machine where all were.
 type costs struct{ trace *cost }
 
-// weight is how many comparisons a cost that was not measured counts for.
-const weight = 4
-
+// newCosts takes a launch to cost so much, as if four comparisons said so.
 func newCosts(trace float64) *costs {
-	return &costs{trace: newCost(trace, weight)}
+	return &costs{trace: newCost(trace, trace, trace, trace)}
 }
 
 // interval is what is remembered of one for comparisons.
@@ -176,7 +174,7 @@ func NewController(cfg Config) (*Controller, error) {
 	}
 	c := &Controller{
 		cfg: cfg, rng: rand.New(rand.NewPCG(seed, 0)), //nolint:gosec // As above.
-		byRate: map[int]*costs{}, octave: math.MinInt, join: newCost(joins, weight), given: given, status: Status{Budget: cfg.Budget},
+		byRate: map[int]*costs{}, octave: math.MinInt, join: newCost(joins, slowJoins), given: given, status: Status{Budget: cfg.Budget},
 	}
 	c.recognise()
 	return c, nil
@@ -230,6 +228,7 @@ func (c *Controller) Next(now time.Time, m Interval) Step {
 	c.plan[0].Finalise = c.plan[0].leave && c.canLeave() && (c.stale || !c.away && c.plan[0].State == Blind)
 	if c.firstRecords(c.plan[0].State) {
 		one := c.plan[0]
+		one.Joins = true
 		one.For = time.Duration(joining * float64(one.For))
 		c.plan[0].For -= one.For
 		c.plan = slices.Insert(c.plan, 0, one)
@@ -595,7 +594,7 @@ func (c *Controller) seldomAway() {
 	at := c.rng.IntN(k)
 	c.stratum++
 	// What is launched while there are records takes longer than what is launched in between.
-	speed := 1 / (1 - min(0.5, c.rate*c.tracing())) / (1 - min(0.5, c.join.middle/slot.Seconds()))
+	speed := 1 / (1 - min(0.5, c.rate*c.tracing()))
 	traced := Step{State: Trace, TraceShare: 1 / float64(k), CountShare: 1 / float64(k), Records: true, Speed: speed}
 	blind := traced
 	blind.State, blind.leave = Blind, true
@@ -625,7 +624,7 @@ func (c *Controller) mostly(s shape) {
 func (c *Controller) Status() Status {
 	s := c.status
 	s.Costs = Costs{Count: c.counting() - c.staying(), Trace: c.recording(), Residual: c.staying()}
-	s.Join = c.join.middle
+	s.Join, s.Joins = c.join.middle, c.join.measured
 	s.Comparisons = c.trace.measured
 	if e := s.Elapsed.Seconds(); e > 0 {
 		s.Overhead = c.spent / e

@@ -194,7 +194,7 @@ func TestAnyRateOfLaunches(t *testing.T) {
 					noise, expected := 0.1*float64(i%2), i < 2
 					w := world{
 						bare: always(1 / rate), device: always(0), noise: noise, cost: h200(1 / rate),
-						change: 50e-6, leave: 0.012, come: 0.001, settling: 0.002, join: joins,
+						change: 50e-6, leave: 0.012, come: 0.001, settling: 0.002, join: slowJoins,
 					}
 					if !expected { // the costs of a loop at any rate
 						w.cost, w.join = Costs{Count: 220e-9, Trace: 400e-9, Residual: 270e-9}, 0
@@ -235,9 +235,9 @@ func TestUnlikeTheMachine(t *testing.T) {
 		join        float64
 		least, most float64 // of what was lost, what it may say
 	}{
-		{"as there", h200(bare), joins, 0.9, 1.1},
-		{"a third of it", Costs{Count: defaultCount, Trace: defaultTrace, Residual: defaultResidual}, joins, 0.9, 2.5},
-		{"twice as much", Costs{Count: 2 * h200(bare).Count, Trace: 2 * h200(bare).Trace, Residual: 2 * h200(bare).Residual}, joins, 0.8, 1.1},
+		{"as there", h200(bare), slowJoins, 0.9, 1.1},
+		{"a third of it", Costs{Count: defaultCount, Trace: defaultTrace, Residual: defaultResidual}, slowJoins, 0.9, 2.5},
+		{"twice as much", Costs{Count: 2 * h200(bare).Count, Trace: 2 * h200(bare).Trace, Residual: 2 * h200(bare).Residual}, slowJoins, 0.8, 1.1},
 		{"kernels that need no preparation", h200(bare), 0, 0.9, 1.2},
 		{"many kernels", h200(bare), 0.15, 0.8, 1.1},
 	} {
@@ -301,23 +301,23 @@ func TestControllerKeepsTheBudget(t *testing.T) {
 			cfg: Config{Budget: 0.02, Prior: Costs{Count: 0.4 * us, Trace: 0.6 * us, Residual: 0.01 * us}}, floor: true, least: 0.001, most: 0.25,
 		},
 		{
-			name: "an H200 and a busy program", w: world{bare: always(30 * us), device: always(0), cost: h200(30 * us), join: joins, leave: 0.003, come: 0.009},
+			name: "an H200 and a busy program", w: world{bare: always(30 * us), device: always(0), cost: h200(30 * us), join: slowJoins, leave: 0.003, come: 0.009},
 			cfg: Config{Budget: 0.02, CanLeave: true}, least: 0.02, most: 0.1,
 		},
 		{
-			name: "an H200 and a training bound by launches", w: world{bare: always(10 * us), device: always(0), cost: h200(10 * us), join: joins, leave: 0.012, come: 0.001},
+			name: "an H200 and a training bound by launches", w: world{bare: always(10 * us), device: always(0), cost: h200(10 * us), join: slowJoins, leave: 0.012, come: 0.001},
 			cfg: Config{Budget: 0.02, CanLeave: true}, least: 0.01, most: 0.1,
 		},
 		{
-			name: "the same with five per cent", w: world{bare: always(10 * us), device: always(0), cost: h200(10 * us), join: joins, leave: 0.012, come: 0.001},
+			name: "the same with five per cent", w: world{bare: always(10 * us), device: always(0), cost: h200(10 * us), join: slowJoins, leave: 0.012, come: 0.001},
 			cfg: Config{Budget: 0.05, CanLeave: true}, least: 0.02, most: 0.1,
 		},
 		{
-			name: "the same with ten per cent", w: world{bare: always(10 * us), device: always(0), cost: h200(10 * us), join: joins, leave: 0.012, come: 0.001},
+			name: "the same with ten per cent", w: world{bare: always(10 * us), device: always(0), cost: h200(10 * us), join: slowJoins, leave: 0.012, come: 0.001},
 			cfg: Config{Budget: 0.1, CanLeave: true}, least: 0.05, most: 0.2,
 		},
 		{
-			name: "a CUPTI that is not left at first", w: world{bare: always(30 * us), device: always(0), cost: h200(30 * us), join: joins, leave: 0.003, come: 0.009, settling: 0.01, stays: 3},
+			name: "a CUPTI that is not left at first", w: world{bare: always(30 * us), device: always(0), cost: h200(30 * us), join: slowJoins, leave: 0.003, come: 0.009, settling: 0.01, stays: 3},
 			cfg: Config{Budget: 0.02, CanLeave: true}, least: 0.02, most: 0.1,
 		},
 		{

@@ -22,11 +22,11 @@ type cost struct {
 	sorted        []float64
 }
 
-// newCost returns a cost that is assumed to be prior at first, as if that many comparisons said so.
-func newCost(prior float64, weight int) *cost {
+// newCost returns a cost that is assumed at first to be what so many comparisons would say.
+func newCost(priors ...float64) *cost {
 	c := &cost{}
-	for range weight {
-		c.put(prior)
+	for _, p := range priors {
+		c.put(p)
 	}
 	c.update()
 	return c

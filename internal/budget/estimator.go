@@ -22,6 +22,9 @@ type Stratum[K comparable] struct {
 	// Speed is how much faster launches are taken to come where nothing is seen than where they are counted: 0 is 1.
 	Speed                  float64
 	TraceShare, CountShare float64
+	// Counting is for how many seconds launches were counted, where that was measured and CountShare is below 1; else 0. It is
+	// what switching makes of CountShare's part, and not taken for more than twice that or less than half.
+	Counting float64
 	// Counted has the launches that were counted, traced ones included; Traced what the records say.
 	Counted map[K]uint64
 	Traced  map[K]Traced
@@ -53,8 +56,8 @@ type Estimate struct {
 // # Launches
 //
 // In a stratum of which the share p was counted, each moment had the same chance p to be counted, so the
-// expectation of y = x/p, where x launches were counted, is the stratum's number of launches. The choices in
-// different strata are independent. y lies between 0 and M, what the greatest rate of launches makes
+// expectation of y = x/p, where x launches were counted, is the stratum's number of launches; where it is known how long was
+// counted, 1/p is the stratum's length by that. The choices in different strata are independent. y lies between 0 and M, what the greatest rate of launches makes
 // of the stratum's length. For independent variables in [0, M], identically distributed or not, the
 // empirical Bernstein inequality of Maurer and Pontil ("Empirical Bernstein Bounds and Sample Variance
 // Penalization", COLT 2009, theorem 11) bounds the sum of n of them with the sample variance V: with
@@ -62,7 +65,13 @@ type Estimate struct {
 //
 //	sqrt(2 n V ln(2/δ)) + 7 n M ln(2/δ) / (3 (n − 1))
 //
-// and by symmetry falls below it by no more. It is used with half of δ for either side. It needs no
+// and by symmetry falls below it by no more. It is used with half of δ for either side. Where there are few strata its second term alone
+// is more than what Hoeffding's inequality says ("Probability Inequalities for Sums of Bounded Random Variables", JASA 58, 1963, theorem 2),
+// with M of each stratum's own length:
+//
+//	sqrt(ΣM² ln(1/δ) / 2)
+//
+// and the bound is that instead. Which of them is taken does not depend on what was counted but for M. Neither needs any
 // assumption about when the program launches what, but that the rate of a kernel has a limit: one that was
 // never seen at half its fastest may break it. Counting itself slows a program down, so that more is launched where nobody
 // counts: y has what Speed says of that, and all of that is added to the bound. What was launched while CUPTI was left is taken to be as much as in
@@ -85,6 +94,7 @@ type Estimator[K comparable] struct {
 	sparse float64 // strata of which not all was counted
 	sliced float64 // strata of which not all was traced
 	length float64 // of the longest sparse stratum
+	square float64 // of the lengths of the sparse ones, added up
 	unseen float64 // seconds
 }
 
@@ -122,7 +132,7 @@ func NewEstimator[K comparable](cfg EstimatorConfig) (*Estimator[K], error) {
 // Add takes a stratum. One whose shares or length make no sense is not taken.
 func (e *Estimator[K]) Add(s *Stratum[K]) error {
 	if !share(s.TraceShare) || !share(s.CountShare) || !(s.Seconds > 0) || math.IsInf(s.Seconds, 0) || !(s.Unseen >= 0) ||
-		s.Speed != 0 && !(s.Speed >= 1 && s.Speed <= 10) {
+		s.Speed != 0 && !(s.Speed >= 1 && s.Speed <= 10) || !(s.Counting >= 0) {
 		return errors.New("budget: a stratum with a share or length that makes no sense")
 	}
 	var counted uint64
@@ -137,6 +147,7 @@ func (e *Estimator[K]) Add(s *Stratum[K]) error {
 	if s.CountShare < 1 {
 		e.sparse++
 		e.length = max(e.length, s.Seconds)
+		e.square += s.Seconds * s.Seconds
 	}
 	if s.TraceShare < 1 {
 		e.sliced++
@@ -144,13 +155,17 @@ func (e *Estimator[K]) Add(s *Stratum[K]) error {
 	unseen := min(s.Unseen, s.Seconds)
 	e.unseen += unseen
 	speed := max(1, s.Speed)
-	e.all.count(counted, s.CountShare, s.Seconds, unseen, speed)
+	p := s.CountShare
+	if p < 1 && s.Counting > 0 && s.Seconds > unseen {
+		p = min(max(s.Counting/(s.Seconds-unseen), p/2), 2*p, 1-1e-9)
+	}
+	e.all.count(counted, p, s.Seconds, unseen, speed)
 	e.all.trace(traced, s.TraceShare)
 	var other uint64
 	var otherTraced Traced
 	for k, n := range s.Counted {
 		if at := e.kernel(k); at != nil {
-			at.count(n, s.CountShare, s.Seconds, unseen, speed)
+			at.count(n, p, s.Seconds, unseen, speed)
 		} else {
 			other += n
 		}
@@ -163,7 +178,7 @@ func (e *Estimator[K]) Add(s *Stratum[K]) error {
 			otherTraced.Seconds += t.Seconds
 		}
 	}
-	e.other.count(other, s.CountShare, s.Seconds, unseen, speed)
+	e.other.count(other, p, s.Seconds, unseen, speed)
 	e.other.trace(otherTraced, s.TraceShare)
 	return nil
 }
@@ -252,7 +267,7 @@ func (e *Estimator[K]) estimate(k *kernel) Estimate {
 			off += max(k.gap, rate*e.unseen-k.gap)
 		}
 		if e.sparse > 0 {
-			off += bernstein(e.sparse, k.yy-k.y*k.y/e.sparse, rate*e.length, doubt)
+			off += bound(e.sparse, k.yy-k.y*k.y/e.sparse, rate*e.length, rate*rate*e.square, doubt)
 		}
 		return off
 	}
@@ -279,6 +294,15 @@ func (e *Estimator[K]) estimate(k *kernel) Estimate {
 		r.SecondsBound = off*rest + (ratio+off)*number
 	}
 	return r
+}
+
+// bound is bernstein's, or Hoeffding's from the squares of the lengths of the intervals that each of them lies in.
+func bound(n, squares, length, lengths, doubt float64) float64 {
+	hoeffding := math.Sqrt(lengths * math.Log(2/doubt) / 2)
+	if n < 2 || hoeffding <= 7*n*length*math.Log(4/doubt)/(3*(n-1)) {
+		return min(hoeffding, n*length)
+	}
+	return bernstein(n, squares, length, doubt)
 }
 
 // bernstein bounds the error of a sum of n variables, from the sum of the squares of their distances from

@@ -212,3 +212,42 @@ func TestWhatWasNotSeen(t *testing.T) {
 		t.Errorf("%v ± %v launches after %v ± %v, want 210 more, and 10 more in the bound at least", got.Launches, got.LaunchesBound, before.Launches, before.LaunchesBound)
 	}
 }
+
+// TestHowLongWasCounted: where that was measured, it says what part of a stratum was counted, within reason.
+func TestHowLongWasCounted(t *testing.T) {
+	for _, c := range []struct{ counting, want float64 }{
+		{0, 1000}, {0.1, 1000}, {0.125, 800}, {0.08, 1250}, {0.3, 500}, {0.01, 2000},
+	} {
+		e, err := NewEstimator[string](EstimatorConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := Stratum[string]{Seconds: 1, TraceShare: 0.1, CountShare: 0.1, Counting: c.counting, Counted: map[string]uint64{"a": 100}}
+		if err := e.Add(&s); err != nil {
+			t.Fatal(err)
+		}
+		if got := e.Estimate("a"); math.Abs(got.Launches-c.want) > 1e-9 {
+			t.Errorf("100 launches in %v s of one: %v, want %v", c.counting, got.Launches, c.want)
+		}
+	}
+}
+
+// TestFewStrata: of a few the bound is Hoeffding's, which is much less than the other then.
+func TestFewStrata(t *testing.T) {
+	e, err := NewEstimator[string](EstimatorConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const strata = 20
+	for range strata {
+		s := Stratum[string]{Seconds: 3, TraceShare: 0.1, CountShare: 0.1, Counted: map[string]uint64{"a": 300}}
+		if err := e.Add(&s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Each may have had twice as many a second as the fastest that was seen: 1000.
+	want := math.Sqrt(strata * 6000 * 6000 * math.Log(2/0.05) / 2)
+	if got := e.Estimate("a"); math.Abs(got.Launches-60_000) > 1e-6 || math.Abs(got.LaunchesBound-want) > 1e-6 {
+		t.Errorf("%v ± %v, want 60000 ± %v", got.Launches, got.LaunchesBound, want)
+	}
+}

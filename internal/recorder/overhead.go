@@ -34,6 +34,10 @@ const (
 	// recordsLate is how long after its end a stratum waits for its records. Those that come later are in all
 	// metrics, and not in estimates.
 	recordsLate = 5 * time.Second
+	// joinsKnown is how often it must have been measured what the first records cost before strata that are told from records alone
+	// are estimated; they wait at most for joinsLate.
+	joinsKnown = 3
+	joinsLate  = time.Minute
 	// retry is how often it is tried whether launches can be counted.
 	retry = time.Second
 	// maxStrata bounds the strata that wait: a recorder that does nothing for so long is held up.
@@ -95,6 +99,10 @@ type stratum struct {
 	// that some step was not what was planned, and the shares mean nothing; untraced that it was one to be traced.
 	unseen, blind    time.Duration
 	spoilt, untraced bool
+	// joins says that the first records since CUPTI was left were made in it.
+	joins bool
+	// tracedBefore is for how long there had been records when it began, recorded for how long there were in it.
+	tracedBefore, recorded time.Duration
 
 	// With the governor's lock: end is 0 while it goes on, counted are the launches in it by row. The rest does not
 	// change after that.
@@ -165,6 +173,7 @@ func (g *governor) govern() error {
 	step := g.ctl.Begin(now)
 	for {
 		g.enter(step, now)
+		g.open.joins = g.open.joins || step.Joins
 		m, over := g.change(step)
 		g.count() // what was launched during the change is no measure of the state
 		if over {
@@ -334,6 +343,7 @@ func (g *governor) enter(step budget.Step, now time.Time) {
 	s := &stratum{
 		number: step.Stratum, start: now.UnixNano(), traceShare: step.TraceShare, countShare: step.CountShare, speed: step.Speed, records: step.Records,
 		before: launchesOf(g.rows), beforeTold: toldOf(g.rows), traced: map[uint32]budget.Traced{}, matched: map[uint32]uint64{},
+		tracedBefore: g.src.CountStats().Traced,
 	}
 	g.open = s
 	g.mu.Lock()
@@ -358,6 +368,7 @@ func (g *governor) leave(now time.Time) {
 	}
 	g.mu.Lock()
 	s.end, s.counted, s.told = max(now.UnixNano(), s.start+1), counted, told
+	s.recorded = g.src.CountStats().Traced - s.tracedBefore
 	g.mu.Unlock()
 	g.open = nil
 }
@@ -540,12 +551,16 @@ func (u *untraced) close(e *engine, end bool) {
 	// The governor may know of kernels that came after the rows were read.
 	u.rows = u.g.src.LaunchCounts(u.rows[:0])
 	late := e.now.Add(-recordsLate).UnixNano()
+	u.g.mu.Lock()
+	join, joins := time.Duration(u.g.status.Join*1e9), u.g.status.Joins
+	u.g.mu.Unlock()
+	waits := e.now.Add(-joinsLate).UnixNano()
 	n := 0
 	for _, s := range u.strata {
 		u.g.mu.Lock()
-		ended, counted := s.end, s.counted
+		ended, counted, recorded := s.end, s.counted, s.recorded
 		u.g.mu.Unlock()
-		if ended == 0 || ended > late && !end {
+		if ended == 0 || ended > late && !end || s.records && joins < joinsKnown && ended > waits && !end {
 			break
 		}
 		n++
@@ -562,8 +577,12 @@ func (u *untraced) close(e *engine, end bool) {
 			unseen = time.Duration(ended - s.start)
 		}
 		launched := make(map[uint32]uint64, len(s.traced))
+		var counting time.Duration
 		if s.records {
-			counted = nil
+			counted, counting = nil, recorded
+			if s.joins { // launches stood still for a part of it
+				counting -= min(join, recorded/2)
+			}
 			for name, t := range s.traced {
 				launched[name] = t.Launches
 			}
@@ -575,7 +594,7 @@ func (u *untraced) close(e *engine, end bool) {
 		}
 		if err := u.estimator.Add(&budget.Stratum[uint32]{
 			Seconds: float64(ended-s.start) / 1e9, Unseen: unseen.Seconds(), TraceShare: traceShare, CountShare: countShare, Speed: s.speed,
-			Counted: launched, Traced: s.traced,
+			Counting: counting.Seconds(), Counted: launched, Traced: s.traced,
 		}); err != nil {
 			u.g.mu.Lock()
 			u.g.lost++
@@ -668,6 +687,8 @@ type OverheadSummary struct {
 	// Traced is the share of the time in which all launches were recorded. Seconds are those in each mode.
 	Traced  float64            `json:"traced_ratio"`
 	Seconds map[string]float64 `json:"seconds"`
+	// TracedSeconds is for how long there were records, but for the time in which launches waited for a switch.
+	TracedSeconds float64 `json:"traced_seconds"`
 	// LaunchCostNs is what a record of a launch costs the program, in ns, from so many comparisons.
 	LaunchCostNs float64 `json:"launch_cost_ns"`
 	Comparisons  int     `json:"comparisons"`
@@ -735,7 +756,7 @@ func (e *engine) overheadSummary() *OverheadSummary {
 	s := &OverheadSummary{
 		Budget: e.cfg.OverheadBudget, Ratio: status.Overhead, Met: status.Met && refused == "", Excess: status.Excess, Floor: status.Floor,
 		Traced: status.Duty(), Seconds: map[string]float64{}, LaunchCostNs: status.Costs.Trace * 1e9, Comparisons: status.Comparisons,
-		Switches: stats.Switches, Beside: stats.Beside, Failures: status.Failures, Refused: refused,
+		Switches: stats.Switches, TracedSeconds: stats.Traced.Seconds(), Beside: stats.Beside, Failures: status.Failures, Refused: refused,
 		Left: stats.Detached, LeftFailed: status.Stayed, UnseenSeconds: stats.Gap.Seconds(), TellFailed: stats.Failed, Missing: u.missing,
 		Unlisted: stats.Unlisted, Captured: stats.Captured, Uncounted: stats.Lost, Unnamed: stats.Unnamed, StrataLost: lost, Late: u.late,
 	}

@@ -32,23 +32,25 @@ type program struct {
 	// stays is what a launch takes longer once there were records, until CUPTI is left, which takes leaves and wants
 	// the records of before; joins is for how long it stands still with the first records after that, of which still is left.
 	stays, leaves, joins, still time.Duration
-	stale                       bool
-	refuse                      error // of Detach
-	deaf                        bool  // no records are made of the first kernel, though its launches are told of
-	unrecorded                  uint64
-	left                        int
-	attachment                  uint32
-	batches                     []*records // of attachments before
-	counts                      []cupti.LaunchCount
-	doubts                      []cupti.Doubt
-	doubtAt                     []time.Time
-	held                        time.Duration // for so long the threads of doubtful launches are held up before the launch's end
-	heads                       []cupti.Head
-	launched                    [2]uint64
-	recorded                    [2]uint64
-	lost                        float64 // seconds
-	paused                      bool
-	stopped                     bool
+	// lags is how long it takes until records are off, traced for how long they were on.
+	lags, traced time.Duration
+	stale        bool
+	refuse       error // of Detach
+	deaf         bool  // no records are made of the first kernel, though its launches are told of
+	unrecorded   uint64
+	left         int
+	attachment   uint32
+	batches      []*records // of attachments before
+	counts       []cupti.LaunchCount
+	doubts       []cupti.Doubt
+	doubtAt      []time.Time
+	held         time.Duration // for so long the threads of doubtful launches are held up before the launch's end
+	heads        []cupti.Head
+	launched     [2]uint64
+	recorded     [2]uint64
+	lost         float64 // seconds
+	paused       bool
+	stopped      bool
 }
 
 var (
@@ -85,6 +87,9 @@ func (p *program) advance() {
 		one += p.stays
 	}
 	p.lost += dt.Seconds() * (1 - float64(p.perOne[cupti.ModeBlind])/float64(one))
+	if p.mode == cupti.ModeTrace {
+		p.traced += still + dt
+	}
 	p.carry += float64(dt) / float64(one)
 	begin := p.last
 	for n := 0; p.carry >= 1; n++ {
@@ -131,6 +136,9 @@ func (p *program) launch(at time.Time, traced, doubtful bool) {
 }
 
 func (p *program) SetMode(m cupti.Mode) error {
+	if m != cupti.ModeTrace && p.Mode() == cupti.ModeTrace {
+		time.Sleep(p.lags)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.advance()
@@ -209,7 +217,8 @@ func (p *program) Doubts(dst []cupti.Doubt) []cupti.Doubt {
 func (p *program) CountStats() cupti.CountStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return cupti.CountStats{Detached: uint64(p.left), Gap: time.Duration(p.left) * p.leaves} //nolint:gosec // Small.
+	p.advance()
+	return cupti.CountStats{Detached: uint64(p.left), Gap: time.Duration(p.left) * p.leaves, Traced: p.traced} //nolint:gosec // Small.
 }
 
 func (p *program) Take(wait time.Duration) (Records, error) {
@@ -383,13 +392,17 @@ func TestOverheadBudgetLeavesCUPTI(t *testing.T) {
 	}{
 		{"few launches", 50 * time.Microsecond, 0.02, false, false, 0},
 		{"counted after CUPTI was left", 25 * time.Microsecond, 0.02, true, false, 0.03},
-		{"bound by launches", 10 * time.Microsecond, 0.02, true, true, 2.1}, // few slices: coming back to CUPTI is dear
+		{"bound by launches", 10 * time.Microsecond, 0.02, true, true, 1}, // few slices: coming back to CUPTI is dear
 		{"five per cent", 15 * time.Microsecond, 0.05, false, false, 0},
 		{"five per cent of nothing but launches", 5 * time.Microsecond, 0.05, true, true, 1},
+		{"records are switched off late", 5 * time.Microsecond, 0.05, true, true, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := h200(test.bare)
+				if test.name == "records are switched off late" {
+					p.lags = 15 * time.Millisecond
+				}
 				s, out := record(t, p, test.share, time.Minute)
 				o := s.Overhead
 				require.NotNil(t, o)
