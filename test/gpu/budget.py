@@ -26,10 +26,10 @@ change GPUs, so often: what is compared has met the same.
 With --seconds 60 a run has as many steps as take that long without us, and --repetitions 2 of two budgets fit ten minutes. It
 needs what overhead.py needs.
 """
-import argparse, collections, concurrent.futures, glob, json, os, shutil, statistics, subprocess, sys, tempfile, time
+import argparse, collections, glob, json, os, shutil, statistics, subprocess, sys, tempfile, time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import overhead, places
+import overhead
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -110,13 +110,6 @@ class Bench(overhead.Bench):
     def steps(self, n):
         self.programs[overhead.TRAIN][-1] = str(n)
 
-    def on(self, gpu, processors):
-        """Has all that follows run on one of two GPUs, and begin on these processors."""
-        self.programs[overhead.TRAIN] = ["taskset", "-c", ",".join(map(str, processors)), *self.programs[overhead.TRAIN]]
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
-        self.clean["CUDA_VISIBLE_DEVICES"] = visible[gpu]
-        return self
-
     def report(self, mode, folder, result):
         if mode == "nothing":
             return None, {}
@@ -148,21 +141,15 @@ def right_counts(run, want):
 
 def in_pairs(a, work, budgets, say):
     """Runs of each mode as in_turn's, and for each budget the ratios of its times to those beside it."""
-    mine = sorted(os.sched_getaffinity(0))
-    halves = mine[:len(mine) // 2], mine[len(mine) // 2:][:len(mine) // 2]
-    benches = [Bench(a, work).on(i, half) for i, half in enumerate(halves)]
+    benches = [Bench(a, work).on(i, half) for i, half in enumerate(overhead.halves())]
     runs, ratios = {m: [] for m in ["nothing", *budgets]}, {b: [] for b in budgets}
     for bench in benches:
         bench.leave = a.leave
-    for number in range(2 * a.pairs):
-        for b in budgets:
-            modes = [b, "nothing"] if number % 2 == 0 else ["nothing", b]
-            with places.Swapping(*halves), concurrent.futures.ThreadPoolExecutor() as both:
-                done = dict(zip(modes, both.map(lambda bench, mode: bench.run(overhead.TRAIN, mode), benches, modes)))
-            for mode, run in done.items():
-                runs[mode].append(run)
-            ratios[b].append(done[b].value / done["nothing"].value)
-            say(f"{b} on {number % 2}: {done[b].value:.1f} beside {done['nothing'].value:.1f} of nothing, {json.dumps(done[b].said)}")
+    for b in budgets:
+        for run, nothing in overhead.beside(benches, b, "nothing", a.pairs, say):
+            runs[b].append(run)
+            runs["nothing"].append(nothing)
+            ratios[b].append(run.value / nothing.value)
     return runs, ratios
 
 
@@ -272,14 +259,10 @@ def main():
     verdicts.append((bool(losses) and max(losses) - min(losses) <= 0.01 * abs(max(losses)), f"the loss is the same in all modes, within 1 % ({sorted(losses)[:3]})"))
     for b, each in ratios.items():
         remarks.append(f"{b} beside nothing: " + ", ".join(f"× {r:.4f}" for r in each))
-    for r in remarks:
-        print("Note: " + r)
     if a.json:
         with open(a.json, "w") as f:
             json.dump({"floor": floors, "runs": {m: [r._asdict() for r in done] for m, done in runs.items()}}, f, indent=1)
-    for holds, sentence in verdicts:
-        print(("PASS " if holds else "FAIL ") + sentence)
-    sys.exit(0 if verdicts and all(holds for holds, _ in verdicts) else 1)
+    sys.exit(overhead.told(["Note: " + r for r in remarks], verdicts))
 
 
 if __name__ == "__main__":

@@ -113,6 +113,34 @@ func TestScripts(t *testing.T) {
 	assert.Contains(t, said, "all 4 checks passed")
 }
 
+// TestSideBySide: a mode and what it is compared with run at the same time and change places, and who takes too long beside the floor fails.
+func TestSideBySide(t *testing.T) {
+	const script = `
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+import overhead
+together = threading.Barrier(2, timeout=20)
+class Bench:
+    def __init__(self, place):
+        self.place = place
+    def run(self, program, mode):
+        together.wait()
+        return overhead.Run({"ours": 104, "floor": 100}[mode] + self.place, 0, 0, 0, 7, {})
+for one, other in overhead.beside([Bench(0), Bench(10)], "ours", "floor", 2, lambda s: None):
+    print(one.value, other.value)
+for times, lost in ({"ours": 1.04}, 0), ({"ours": 1.06}, 0), ({"ours": 1.04}, 1), ({"ours": 1.04, "torch.profiler": 1.03}, 0), ({"ours": 1.04, "torch.profiler": 1.05}, 0), ({}, 0):
+    print(overhead.told([], overhead.judged(times, {"ours": lost})))
+`
+	said := run(t, []string{"PYTHONDONTWRITEBYTECODE=1"}, python(t), "-c", script, filepath.Join(process.Root(t), "test", "gpu"))
+	var kept []string
+	for line := range strings.Lines(said) {
+		if !strings.HasPrefix(line, "PASS ") && !strings.HasPrefix(line, "FAIL ") {
+			kept = append(kept, strings.TrimSpace(line))
+		}
+	}
+	assert.Equal(t, []string{"104 110", "114 100", "104 110", "114 100", "0", "1", "1", "1", "0", "1"}, kept)
+}
+
 // TestProcessorsAreExchanged: each of two processes is on the other's processors after each exchange, with all its threads.
 func TestProcessorsAreExchanged(t *testing.T) {
 	const script = `
