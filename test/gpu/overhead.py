@@ -307,7 +307,7 @@ class Bench:
             return {"CUDA_INJECTION64_PATH": self.work + "/wheel/lib64/libgpufl_inject.so", "GPUFL_INJECT": "1",
                     "GPUFL_PROFILING_ENGINE": "Trace", "GPUFL_LOG_DIR": folder + "/logs"}
         os.mkdir(folder + "/summary")
-        ours = {"CUDA_INJECTION64_PATH": self.a.library, "GPUFL_SUMMARY_DIR": folder + "/summary"}
+        ours = {"CUDA_INJECTION64_PATH": self.a.library, "GPUFL_SUMMARY_DIR": folder + "/summary"} | dict(x.split("=", 1) for x in self.a.set)
         if mode == "ours":
             return ours | {"GPUFL_OUTPUT": folder + "/out.otlp.jsonl"}
         return ours | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
@@ -482,6 +482,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="3 repetitions of 100,000 launches and 20 steps")
     parser.add_argument("--programs", default="a,b", help="a, b or both")
     parser.add_argument("--modes", help="only these, by commas; nothing and floor always run")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of ours, such as GPUFL_FLUSH_INTERVAL=2s")
     parser.add_argument("--pairs", type=int, default=0, help="each mode side by side with the floor on two GPUs, so often in each place")
     parser.add_argument("--json", help="write every run to this file")
     a = parser.parse_args()
@@ -491,6 +492,8 @@ def main():
     for path in filter(None, (a.library, a.wheel)):
         if not os.path.isfile(path):
             parser.error(f"there is no file {path}")
+    if any("=" not in x for x in a.set):
+        parser.error("--set takes NAME=VALUE")
     programs = a.programs.split(",")
     if not set(programs) <= {LAUNCH, TRAIN} or min(a.repetitions, a.launches, a.steps) < 1:
         parser.error("--programs is a, b or a,b; --repetitions, --launches and --steps are at least 1")
