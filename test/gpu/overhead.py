@@ -10,6 +10,7 @@ the machine, in these modes, in turn and beginning with another one in every rou
 
     nothing         no tracing
     floor           floor.c: CUPTI records kernels, copies and sets, which are counted and thrown away
+    floor-flushed   the same, and CUPTI is asked five times a second for what is complete, as by ours; only if named by --modes
     ours            libgpufl.so by CUDA_INJECTION64_PATH as it is by default, writing OTLP to a file in memory
     ours-otlp       the same, sending OTLP over HTTP to a process on loopback that takes and forgets it
     torch.profiler  CUDA activities only; (b) only, since it lives in Python and (a) is a program in C
@@ -41,8 +42,9 @@ RUN_LIMIT = 90  # seconds after which a run has failed
 LAUNCH, TRAIN = "a", "b"
 UNIT = {LAUNCH: "ns per launch", TRAIN: "ms for the timed steps"}
 FIELD = {LAUNCH: "ns_per_launch", TRAIN: "wall_ms"}
-MODES = {LAUNCH: ["nothing", "floor", "ours", "ours-otlp", "gpuflight"],
-         TRAIN: ["nothing", "floor", "ours", "ours-otlp", "torch.profiler", "gpuflight"]}
+MODES = {LAUNCH: ["nothing", "floor", "floor-flushed", "ours", "ours-otlp", "gpuflight"],
+         TRAIN: ["nothing", "floor", "floor-flushed", "ours", "ours-otlp", "torch.profiler", "gpuflight"]}
+FLOORS = ("floor", "floor-flushed")
 OURS = ("ours", "ours-otlp")
 # No requirement depends on it and it takes longest: it gives way when time is short, after this many runs.
 LEAST_GPUFLIGHT = 3
@@ -283,7 +285,7 @@ class Bench:
         libraries = [x for d in folders for x in ("-L" + d, "-Wl,-rpath," + d)]
         gcc = ["gcc", "-std=gnu11", "-O2", "-Wall", "-Wextra", *include]
         for command in (
-                [*gcc, "-shared", "-fPIC", "-fvisibility=hidden", "-o", self.work + "/libfloor.so", HERE + "/floor.c", *libraries, "-lcupti"],
+                [*gcc, "-shared", "-fPIC", "-fvisibility=hidden", "-o", self.work + "/libfloor.so", HERE + "/floor.c", *libraries, "-lcupti", "-lpthread"],
                 [*gcc, "-o", self.work + "/launch", HERE + "/launch.c", f"-L{self.a.cuda}/lib64/stubs", "-lcuda"]):
             subprocess.run(command, check=True)
         if self.a.wheel:
@@ -300,8 +302,9 @@ class Bench:
     def environment(self, mode, folder):
         if mode in ("nothing", "torch.profiler"):
             return {}
-        if mode == "floor":
-            return {"CUDA_INJECTION64_PATH": self.work + "/libfloor.so", "FLOOR_REPORT": folder + "/floor.json"}
+        if mode in FLOORS:
+            flushed = {"FLOOR_FLUSH_MS": "200"} if mode == "floor-flushed" else {}
+            return {"CUDA_INJECTION64_PATH": self.work + "/libfloor.so", "FLOOR_REPORT": folder + "/floor.json"} | flushed
         if mode == "gpuflight":
             os.mkdir(folder + "/logs")
             return {"CUDA_INJECTION64_PATH": self.work + "/wheel/lib64/libgpufl_inject.so", "GPUFL_INJECT": "1",
@@ -350,7 +353,7 @@ class Bench:
         """What the tool had: its kernels, and what it said of itself."""
         if mode == "nothing":
             return None, {}
-        if mode == "floor":
+        if mode in FLOORS:
             said = one_json(folder + "/floor.json")
             if said["result"] != 0:
                 raise Failure(f"CUPTI answered {said['result']}")
@@ -497,7 +500,7 @@ def main():
     programs = a.programs.split(",")
     if not set(programs) <= {LAUNCH, TRAIN} or min(a.repetitions, a.launches, a.steps) < 1:
         parser.error("--programs is a, b or a,b; --repetitions, --launches and --steps are at least 1")
-    chosen = {"nothing", "floor"} | (set(a.modes.split(",")) if a.modes else set(MODES[TRAIN]))
+    chosen = {"nothing", "floor"} | (set(a.modes.split(",")) if a.modes else set(MODES[TRAIN]) - {"floor-flushed"})
     if unknown := chosen - set(MODES[TRAIN]):
         parser.error(f"no such mode: {', '.join(sorted(unknown))}")
     if not a.wheel:

@@ -3,16 +3,23 @@
  * The floor under every tracer built on CUPTI: kernels, copies and sets are recorded, counted and
  * thrown away. What a program loses under this library it loses to CUPTI itself.
  *
- *   gcc -O2 -shared -fPIC -I$CUDA/include -o libfloor.so floor.c -L$CUDA/lib64 -lcupti
+ *   gcc -O2 -shared -fPIC -I$CUDA/include -o libfloor.so floor.c -L$CUDA/lib64 -lcupti -lpthread
  *   CUDA_INJECTION64_PATH=$PWD/libfloor.so FLOOR_REPORT=report.json ./launch 300000
+ *
+ * FLOOR_FLUSH_MS=200 has a thread ask CUPTI so often for what is complete, as a tracer does that does not want to wait until a
+ * buffer is full.
  *
  * At exit it writes one line of JSON to the file that FLOOR_REPORT names: records and kernels seen,
  * records that CUPTI dropped, and the first CUpti result that was no success.
  */
 #include <cupti.h>
+#include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define BUFFER_BYTES (8u << 20)
 
@@ -47,9 +54,21 @@ static void CUPTIAPI count(CUcontext context, uint32_t stream, uint8_t *buffer, 
   free(buffer);
 }
 
+static atomic_bool over;
+
+static void *flush(void *milliseconds) {
+  while (!atomic_load(&over)) {
+    usleep((useconds_t)(1000 * (uintptr_t)milliseconds));
+    if (!atomic_load(&over))
+      check(cuptiActivityFlushAll(0));
+  }
+  return NULL;
+}
+
 static void report(void) {
   const char *path = getenv("FLOOR_REPORT");
   FILE *file;
+  atomic_store(&over, true);
   check(cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED));
   file = path ? fopen(path, "w") : stderr;
   if (!file) {
@@ -71,5 +90,9 @@ int InitializeInjection(void) {
   check(cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMCPY));
   check(cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMSET));
   atexit(report);
+  const char *every = getenv("FLOOR_FLUSH_MS");
+  pthread_t thread;
+  if (every && atoi(every) > 0 && pthread_create(&thread, NULL, flush, (void *)(uintptr_t)atoi(every)) == 0)
+    pthread_detach(thread);
   return 1;
 }
