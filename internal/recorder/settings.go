@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/budget"
+	"github.com/gpuflight/gpuflight/internal/bytesize"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/semconv"
 )
@@ -27,10 +28,12 @@ const DefaultShutdownTimeout = 5 * time.Second
 type Settings struct {
 	// Disabled: GPUFL_DISABLED.
 	Disabled bool
-	// Kinds, GraphNodes and Library go to cupti.Config: GPUFL_KINDS, GPUFL_GRAPH_NODES, GPUFL_CUPTI.
-	Kinds      cupti.Kinds
-	GraphNodes bool
-	Library    string
+	// Kinds, GraphNodes, Library and BufferBytes go to cupti.Config: GPUFL_KINDS, GPUFL_GRAPH_NODES, GPUFL_CUPTI, GPUFL_BUFFER_SIZE
+	// (0 where not set).
+	Kinds       cupti.Kinds
+	GraphNodes  bool
+	Library     string
+	BufferBytes int
 	// ServiceName is OTEL_SERVICE_NAME or service.name of OTEL_RESOURCE_ATTRIBUTES, "" if neither is
 	// set; InstanceID likewise, if it is a UUID. Resource holds the other attributes.
 	ServiceName, InstanceID string
@@ -69,6 +72,7 @@ func SettingsFromEnv(getenv func(string) string) (Settings, error) {
 		Disabled:          r.bool("GPUFL_DISABLED"),
 		GraphNodes:        r.bool("GPUFL_GRAPH_NODES"),
 		Library:           getenv("GPUFL_CUPTI"),
+		BufferBytes:       r.bufferSize("GPUFL_BUFFER_SIZE"),
 		Kinds:             r.kinds("GPUFL_KINDS"),
 		MaxSpansPerSecond: r.int("GPUFL_MAX_SPANS_PER_SECOND", -1),
 		MaxSpansPerTrace:  r.int("GPUFL_MAX_SPANS_PER_TRACE", 2),
@@ -123,9 +127,20 @@ func (s *Settings) Config() Config {
 	}
 }
 
+// Buffers may be of minBuffer to maxBuffer bytes, and all together of allBuffers, as they are by default.
+const (
+	minBuffer  = 256 << 10
+	maxBuffer  = 64 << 20
+	allBuffers = 256 << 20
+)
+
 // Collector returns the collector's configuration with the settings.
 func (s *Settings) Collector() cupti.Config {
-	return cupti.Config{Library: s.Library, Kinds: s.Kinds, GraphNodes: s.GraphNodes}
+	c := cupti.Config{Library: s.Library, Kinds: s.Kinds, GraphNodes: s.GraphNodes, BufferBytes: s.BufferBytes}
+	if s.BufferBytes > 0 {
+		c.Buffers = allBuffers / s.BufferBytes
+	}
+	return c
 }
 
 // envReader reads values and collects what is wrong with them.
@@ -192,6 +207,19 @@ func (r *envReader) level(name string) slog.Level {
 		r.bad(name, v, "debug, info, warn, error or off")
 		return slog.LevelWarn
 	}
+}
+
+func (r *envReader) bufferSize(name string) int {
+	v := r.getenv(name)
+	if v == "" {
+		return 0
+	}
+	n, err := bytesize.Parse(v)
+	if err != nil || n < minBuffer || n > maxBuffer {
+		r.bad(name, v, "a size of "+bytesize.Format(minBuffer)+" to "+bytesize.Format(maxBuffer))
+		return 0
+	}
+	return int(n)
 }
 
 func (r *envReader) budget(name string) float64 {

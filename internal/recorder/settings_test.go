@@ -34,7 +34,7 @@ func TestSettings(t *testing.T) {
 	s, err := SettingsFromEnv(env(map[string]string{
 		"GPUFL_MAX_SPANS_PER_SECOND": "100", "GPUFL_MAX_SPANS_PER_TRACE": "50", "GPUFL_KERNELS_ONLY": "true",
 		"GPUFL_INCLUDE": "gemm*, *attn*,", "GPUFL_EXCLUDE": "copy?", "GPUFL_MIN_DURATION": "1500us",
-		"GPUFL_KINDS": "+runtime,-memset", "GPUFL_GRAPH_NODES": "1", "GPUFL_CUPTI": "/x/libcupti.so",
+		"GPUFL_KINDS": "+runtime,-memset", "GPUFL_GRAPH_NODES": "1", "GPUFL_CUPTI": "/x/libcupti.so", "GPUFL_BUFFER_SIZE": "1MiB",
 		"GPUFL_FLUSH_INTERVAL": "50ms", "GPUFL_METRIC_INTERVAL": "1s", "GPUFL_SHUTDOWN_TIMEOUT": "2s",
 		"GPUFL_DISABLED": "on", "GPUFL_LOG_LEVEL": "off", "GPUFL_SUMMARY_DIR": "/tmp/s",
 		"TRACEPARENT":              "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
@@ -44,7 +44,7 @@ func TestSettings(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, Settings{
 		Disabled: true, Kinds: (cupti.DefaultKinds | cupti.KindsOf(cupti.KindRuntimeAPI)) &^ cupti.KindsOf(cupti.KindMemset),
-		GraphNodes: true, Library: "/x/libcupti.so", ServiceName: "trainer", InstanceID: testInstance,
+		GraphNodes: true, Library: "/x/libcupti.so", BufferBytes: 1 << 20, ServiceName: "trainer", InstanceID: testInstance,
 		Resource: []gpuevent.Attr{gpuevent.Str("team", "a,b"), gpuevent.Str("deployment.environment.name", "x=y")},
 		Parent: gpuevent.Ref{
 			Trace: gpuevent.TraceID{0x0a, 0xf7, 0x65, 0x19, 0x16, 0xcd, 0x43, 0xdd, 0x84, 0x48, 0xeb, 0x21, 0x1c, 0x80, 0x31, 0x9c},
@@ -58,7 +58,7 @@ func TestSettings(t *testing.T) {
 	cfg := s.Config()
 	assert.Equal(t, s.Kinds, cfg.Asked)
 	assert.Equal(t, s.Parent, cfg.Parent)
-	assert.Equal(t, cupti.Config{Library: "/x/libcupti.so", Kinds: s.Kinds, GraphNodes: true}, s.Collector())
+	assert.Equal(t, cupti.Config{Library: "/x/libcupti.so", Kinds: s.Kinds, GraphNodes: true, BufferBytes: 1 << 20, Buffers: 256}, s.Collector())
 	_, err = New(cfg, &source{}, &sink{})
 	assert.NoError(t, err)
 }
@@ -70,6 +70,8 @@ func TestBadSettingsAreNamed(t *testing.T) {
 		{"GPUFL_KERNELS_ONLY", "maybe", `GPUFL_KERNELS_ONLY is "maybe"; it must be true or false`},
 		{"GPUFL_MIN_DURATION", "5", `GPUFL_MIN_DURATION is "5"; it must be a duration of at least 0s, such as 1500us, 200ms or 5s`},
 		{"GPUFL_FLUSH_INTERVAL", "-1s", `GPUFL_FLUSH_INTERVAL is "-1s"; it must be a duration of at least 1ms, such as 1500us, 200ms or 5s`},
+		{"GPUFL_BUFFER_SIZE", "1GiB", `GPUFL_BUFFER_SIZE is "1GiB"; it must be a size of 256 KiB to 64 MiB`},
+		{"GPUFL_BUFFER_SIZE", "small", `GPUFL_BUFFER_SIZE is "small"; it must be a size of 256 KiB to 64 MiB`},
 		{"GPUFL_LOG_LEVEL", "loud", `GPUFL_LOG_LEVEL is "loud"; it must be debug, info, warn, error or off`},
 		{"GPUFL_KINDS", "kernels", `GPUFL_KINDS: "kernels" is no kind of record; there are kernel, memcpy, memset, memory, sync, graph, nvtx, runtime, driver, overhead`},
 		{"GPUFL_KINDS", "kernel,-sync", `GPUFL_KINDS: "kernel,-sync" mixes a list of kinds with changes to the default; give every kind a sign, or none`},
