@@ -167,7 +167,7 @@ def main():
     parser.add_argument("--seconds", type=float, help="of a run without us, instead of --steps")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--budgets", default="2%,5%,10%")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the library")
+    parser.add_argument("--set", action="append", default=[], type=overhead.setting, metavar="NAME=VALUE", help="a setting of the library")
     parser.add_argument("--leave", action="store_true", help="let the library leave CUPTI (GPUFL_OVERHEAD_LEAVE)")
     parser.add_argument("--budget", type=float, default=540, help="seconds in all")
     parser.add_argument("--json", help="write every run to this file")
