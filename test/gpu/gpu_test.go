@@ -141,6 +141,40 @@ for times, lost in ({"ours": 1.04}, 0), ({"ours": 1.06}, 0), ({"ours": 1.04}, 1)
 	assert.Equal(t, []string{"104 110", "114 100", "104 110", "114 100", "0", "1", "1", "1", "0", "1"}, kept)
 }
 
+// TestLanes: each has its GPUs and processors, what judges is told, and what lasts too long is ended with all that it began.
+func TestLanes(t *testing.T) {
+	interpreter := python(t)
+	out := t.TempDir()
+	lanes := func(arguments ...string) (string, int) {
+		script := filepath.Join(process.Root(t), "test", "gpu", "lanes.py")
+		c := exec.CommandContext(t.Context(), interpreter, append([]string{script, "--out", out, "--gpus", "1"}, arguments...)...)
+		c.WaitDelay = time.Second
+		said, err := c.CombinedOutput()
+		var exit *exec.ExitError
+		if err != nil {
+			require.ErrorAs(t, err, &exit, "%s", said)
+		}
+		return string(said), c.ProcessState.ExitCode()
+	}
+	said, code := lanes("0 one echo no verdict; echo PASS on $CUDA_VISIBLE_DEVICES")
+	assert.Zero(t, code, said)
+	assert.Contains(t, said, "== one: status 0 after 0 s\nPASS on 0\n")
+	said, code = lanes("--limit", "1", "0 two echo PASS; echo FAIL; sleep 600 & echo $!; wait")
+	assert.Equal(t, 1, code, said)
+	assert.Contains(t, said, "== two: ended after 1 s\nPASS\nFAIL\n")
+	text, err := os.ReadFile(filepath.Join(out, "two.txt"))
+	require.NoError(t, err)
+	lines := strings.Fields(string(text))
+	still, _ := os.ReadFile("/proc/" + lines[len(lines)-1] + "/cmdline") // nobody may have asked yet how it ended
+	assert.Empty(t, still)
+	for _, bad := range [][]string{{"0 three"}, {"0 a true", "0 b true"}, {"1 a true"}, {"x a true"}} {
+		said, code = lanes(bad...)
+		assert.Equal(t, 2, code, said)
+	}
+	_, code = lanes("0 four true")
+	assert.Equal(t, 1, code, "it says nothing")
+}
+
 // TestProcessorsAreExchanged: each of two processes is on the other's processors after each exchange, with all its threads.
 func TestProcessorsAreExchanged(t *testing.T) {
 	const script = `
