@@ -331,23 +331,27 @@ func TestHowLongWasTraced(t *testing.T) {
 			t.Errorf("%s: %v traced, want %v to %v", when, got, least, most)
 		}
 	}
-	// in is in a mode for some time, which is counted or not.
+	// in is in a mode for some time, which is counted or not, after another that was counted or not until then.
+	was, last := false, time.Now()
 	in := func(m Mode, counted bool) {
 		t.Helper()
-		before := time.Now()
 		setModes(t, c, m)
-		fake.Launch("kernel", 1)
 		reached := time.Now()
+		fake.Launch("kernel", 1)
 		time.Sleep(rest)
 		if counted {
 			least += time.Since(reached)
 		}
 		got := c.CountStats().Traced
-		most += time.Since(before)
-		check(m.String(), got)
-		if !counted {
-			most -= rest
+		now := time.Now()
+		switch {
+		case counted:
+			most += now.Sub(last)
+		case was:
+			most += reached.Sub(last)
 		}
+		check(m.String(), got)
+		was, last = counted, now
 	}
 	check("before anything is counted", c.CountStats().Traced)
 	in(ModeTrace, true)
