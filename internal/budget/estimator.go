@@ -56,26 +56,27 @@ type Estimate struct {
 // # Launches
 //
 // In a stratum of which the share p was counted, each moment had the same chance p to be counted, so the
-// expectation of y = x/p, where x launches were counted, is the stratum's number of launches; where it is known how long was
-// counted, 1/p is the stratum's length by that. The choices in different strata are independent. y lies between 0 and M, what the greatest rate of launches makes
-// of the stratum's length. For independent variables in [0, M], identically distributed or not, the
+// expectation of y = x/p, where x launches were counted, is the stratum's number of launches. Where it is known for how long
+// launches were counted, that part of the stratum's length is p: then y is a ratio, with the same expectation if that does not depend on
+// how many there were. The choices in different strata are independent. y lies between 0 and M, what the greatest rate of launches
+// makes of the stratum's length. For independent variables in [0, M], identically distributed or not, the
 // empirical Bernstein inequality of Maurer and Pontil ("Empirical Bernstein Bounds and Sample Variance
 // Penalization", COLT 2009, theorem 11) bounds the sum of n of them with the sample variance V: with
 // a chance of at least 1 − δ the sum of the expectations exceeds that of the values by no more than
 //
 //	sqrt(2 n V ln(2/δ)) + 7 n M ln(2/δ) / (3 (n − 1))
 //
-// and by symmetry falls below it by no more. It is used with half of δ for either side. Where there are few strata its second term alone
-// is more than what Hoeffding's inequality says ("Probability Inequalities for Sums of Bounded Random Variables", JASA 58, 1963, theorem 2),
-// with M of each stratum's own length:
+// and by symmetry falls below it by no more. It is used with half of δ for either side. Where there are few strata its second term
+// alone is more than what Hoeffding's inequality says ("Probability Inequalities for Sums of Bounded Random Variables", JASA 58,
+// 1963, theorem 2), with M of each stratum's own length:
 //
 //	sqrt(ΣM² ln(1/δ) / 2)
 //
 // and the bound is that instead. Which of them is taken does not depend on what was counted but for M. Neither needs any
 // assumption about when the program launches what, but that the rate of a kernel has a limit: one that was
 // never seen at half its fastest may break it. Counting itself slows a program down, so that more is launched where nobody
-// counts: y has what Speed says of that, and all of that is added to the bound. What was launched while CUPTI was left is taken to be as much as in
-// the rest of the stratum, and what its greatest rate would make of that time is added to the bound. Shares and lengths may
+// counts: y has what Speed says of that, and all of that is added to the bound. What was launched while CUPTI was left is taken to be
+// as much as in the rest of the stratum, and what its greatest rate would make of that time is added to the bound. Shares and lengths may
 // depend on what earlier strata showed, as the controller's do; each is fixed before the choice is made.
 //
 // # Times
@@ -157,6 +158,7 @@ func (e *Estimator[K]) Add(s *Stratum[K]) error {
 	speed := max(1, s.Speed)
 	p := s.CountShare
 	if p < 1 && s.Counting > 0 && s.Seconds > unseen {
+		// It stays below 1, where a count is exact.
 		p = min(max(s.Counting/(s.Seconds-unseen), p/2), 2*p, 1-1e-9)
 	}
 	e.all.count(counted, p, s.Seconds, unseen, speed)

@@ -123,6 +123,13 @@ func (w *metricWriter) metric(name string) pmetric.Metric {
 	return m
 }
 
+// gauge is the only point of a metric that says what is now.
+func (w *metricWriter) gauge(name string) pmetric.NumberDataPoint {
+	p := w.metric(name).SetEmptyGauge().DataPoints().AppendEmpty()
+	p.SetTimestamp(w.now)
+	return p
+}
+
 // sum is a cumulative, monotonic metric. It is written with its first point.
 type sum struct {
 	w      *metricWriter
@@ -352,14 +359,10 @@ func (w *metricWriter) recorder() {
 		windows.int(start, counts.ByStatus[status]).PutStr(semconv.CUDADeepWindowStatus, status)
 	}
 	if counts.KeptBytes > 0 {
-		p := w.metric(semconv.MetricGpuflDeepMemory).SetEmptyGauge().DataPoints().AppendEmpty()
-		p.SetTimestamp(w.now)
-		p.SetIntValue(int64(counts.KeptBytes)) //nolint:gosec // Bounded by the device's memory.
+		w.gauge(semconv.MetricGpuflDeepMemory).SetIntValue(int64(counts.KeptBytes)) //nolint:gosec // Bounded by the device's memory.
 	}
 	if s.HeapHeld > 0 {
-		p := w.metric(semconv.MetricGpuflDeepHeap).SetEmptyGauge().DataPoints().AppendEmpty()
-		p.SetTimestamp(w.now)
-		p.SetIntValue(int64(s.HeapHeld)) //nolint:gosec // Bounded by the core.
+		w.gauge(semconv.MetricGpuflDeepHeap).SetIntValue(int64(s.HeapHeld)) //nolint:gosec // Bounded by the core.
 	}
 	if w.e.windows.paused > 0 {
 		w.sum(semconv.MetricGpuflPausedTime).seconds(start, uint64(w.e.windows.paused))

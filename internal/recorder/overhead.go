@@ -687,7 +687,8 @@ type OverheadSummary struct {
 	// Traced is the share of the time in which all launches were recorded. Seconds are those in each mode.
 	Traced  float64            `json:"traced_ratio"`
 	Seconds map[string]float64 `json:"seconds"`
-	// TracedSeconds is for how long there were records, but for the time in which launches waited for a switch.
+	// TracedSeconds is for how long there were records, but for the time in which launches waited for a switch. What a deep window
+	// left out of that is in it.
 	TracedSeconds float64 `json:"traced_seconds"`
 	// LaunchCostNs is what a record of a launch costs the program, in ns, from so many comparisons.
 	LaunchCostNs float64 `json:"launch_cost_ns"`
@@ -807,13 +808,8 @@ func (w *metricWriter) overhead() {
 	u.g.mu.Lock()
 	status := u.g.status
 	u.g.mu.Unlock()
-	gauge := func(name string, v float64) {
-		p := w.metric(name).SetEmptyGauge().DataPoints().AppendEmpty()
-		p.SetTimestamp(w.now)
-		p.SetDoubleValue(v)
-	}
-	gauge(semconv.MetricGpuflOverheadBudget, w.e.cfg.OverheadBudget)
-	gauge(semconv.MetricGpuflOverheadRatio, status.Overhead)
+	w.gauge(semconv.MetricGpuflOverheadBudget).SetDoubleValue(w.e.cfg.OverheadBudget)
+	w.gauge(semconv.MetricGpuflOverheadRatio).SetDoubleValue(status.Overhead)
 	start := w.e.totals.start
 	modes := w.sum(semconv.MetricGpuflOverheadModeTime)
 	for state, d := range status.In {

@@ -389,20 +389,19 @@ func TestOverheadBudgetLeavesCUPTI(t *testing.T) {
 		left  bool
 		blind bool
 		bound float64 // of launches
+		lags  time.Duration
 	}{
-		{"few launches", 50 * time.Microsecond, 0.02, false, false, 0},
-		{"counted after CUPTI was left", 25 * time.Microsecond, 0.02, true, false, 0.03},
-		{"bound by launches", 10 * time.Microsecond, 0.02, true, true, 1}, // few slices: coming back to CUPTI is dear
-		{"five per cent", 15 * time.Microsecond, 0.05, false, false, 0},
-		{"five per cent of nothing but launches", 5 * time.Microsecond, 0.05, true, true, 1},
-		{"records are switched off late", 5 * time.Microsecond, 0.05, true, true, 1},
+		{"few launches", 50 * time.Microsecond, 0.02, false, false, 0, 0},
+		{"counted after CUPTI was left", 25 * time.Microsecond, 0.02, true, false, 0.03, 0},
+		{"bound by launches", 10 * time.Microsecond, 0.02, true, true, 1, 0}, // few slices: coming back to CUPTI is dear
+		{"five per cent", 15 * time.Microsecond, 0.05, false, false, 0, 0},
+		{"five per cent of nothing but launches", 5 * time.Microsecond, 0.05, true, true, 1, 0},
+		{"records are switched off late", 5 * time.Microsecond, 0.05, true, true, 1, 15 * time.Millisecond},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := h200(test.bare)
-				if test.name == "records are switched off late" {
-					p.lags = 15 * time.Millisecond
-				}
+				p.lags = test.lags
 				s, out := record(t, p, test.share, time.Minute)
 				o := s.Overhead
 				require.NotNil(t, o)

@@ -29,7 +29,7 @@ needs what overhead.py needs.
 import argparse, collections, glob, json, os, shutil, statistics, subprocess, sys, tempfile, time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import overhead
+import overhead, places
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -67,23 +67,28 @@ def floor_table(rounds):
     return "\n".join(lines), not any(missed.values())
 
 
-def exports(path):
-    """The exports of an OTLP file: when each was, in ns, and the launches of each kernel name by then."""
+def points(path, name):
+    """The data points of a sum or gauge in each export of an OTLP file."""
     with open(path) as f:
         for line in f:
-            if LAUNCHES not in line:
+            if name not in line:
                 continue
             for r in json.loads(line).get("resourceMetrics", []):
                 for s in r.get("scopeMetrics", []):
                     for m in s.get("metrics", []):
-                        if m["name"] != LAUNCHES:
-                            continue
-                        at, by_name = 0, collections.Counter()
-                        for p in m["sum"]["dataPoints"]:
-                            at = max(at, int(p.get("timeUnixNano", 0)))
-                            names = [x["value"]["stringValue"] for x in p.get("attributes", []) if x["key"] == "cuda.kernel.name"]
-                            by_name[names[0] if names else ""] += int(p.get("asInt", 0))
-                        yield at, by_name
+                        if m["name"] == name:
+                            yield (m.get("sum") or m["gauge"])["dataPoints"]
+
+
+def exports(path):
+    """The exports of an OTLP file: when each was, in ns, and the launches of each kernel name by then."""
+    for those in points(path, LAUNCHES):
+        at, by_name = 0, collections.Counter()
+        for p in those:
+            at = max(at, int(p.get("timeUnixNano", 0)))
+            names = [x["value"]["stringValue"] for x in p.get("attributes", []) if x["key"] == "cuda.kernel.name"]
+            by_name[names[0] if names else ""] += int(p.get("asInt", 0))
+        yield at, by_name
 
 
 def launches_by_name(path):
@@ -141,7 +146,7 @@ def right_counts(run, want):
 
 def in_pairs(a, work, budgets, say):
     """Runs of each mode as in_turn's, and for each budget the ratios of its times to those beside it."""
-    benches = [Bench(a, work).on(i, half) for i, half in enumerate(overhead.halves())]
+    benches = [Bench(a, work).on(i, half) for i, half in enumerate(places.parts(2))]
     runs, ratios = {m: [] for m in ["nothing", *budgets]}, {b: [] for b in budgets}
     for bench in benches:
         bench.leave = a.leave

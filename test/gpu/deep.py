@@ -40,7 +40,7 @@ import time
 
 import places
 import where
-from budget import exports
+from budget import exports, points
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -398,13 +398,7 @@ def grown(before, after):
 
 def held(output):
     """What gpufl.deep.heap said in an OTLP file, the most and the last: KiB."""
-    said = [0]
-    with open(output) as f:
-        for line in f:
-            if '"gpufl.deep.heap"' not in line:
-                continue
-            metrics = [m for r in json.loads(line).get("resourceMetrics", []) for s in r["scopeMetrics"] for m in s["metrics"] if m["name"] == "gpufl.deep.heap"]
-            said += [int(p["asInt"]) >> 10 for m in metrics for p in m["gauge"]["dataPoints"]]
+    said = [0] + [int(p["asInt"]) >> 10 for those in points(output, "gpufl.deep.heap") for p in those]
     return max(said), said[-1]
 
 

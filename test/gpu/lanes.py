@@ -23,6 +23,8 @@ import subprocess
 import sys
 import time
 
+import places
+
 TOLD = re.compile(r"(PASS|FAIL|Note:|all \d+ checks|\d+ of \d+ checks)")
 
 
@@ -42,16 +44,11 @@ def gpus():
     return sum(line.startswith("GPU ") for line in said.splitlines())
 
 
-def processors(mine, gpus_here, wanted):
-    """Those of our processors that belong to some of the GPUs: as many for each."""
-    each = len(mine) // gpus_here
-    return [p for g in wanted for p in mine[g * each:(g + 1) * each]]
-
-
-def begin(one, out, mine, gpus_here):
+def begin(one, out, parts):
+    """Starts a lane, with those parts of the processors that belong to its GPUs."""
     wanted, name, command = one
     env = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, wanted))}
-    on = processors(mine, gpus_here, wanted)
+    on = [p for g in wanted for p in parts[g]]
     with open(os.path.join(out, name + ".txt"), "w") as f:
         return subprocess.Popen(["taskset", "-c", ",".join(map(str, on)), "bash", "-c", command], stdin=subprocess.DEVNULL, stdout=f,
                                 stderr=subprocess.STDOUT, env=env, start_new_session=True)
@@ -84,16 +81,16 @@ def main():
     p.add_argument("--gpus", type=int, help="how many there are (default: as nvidia-smi says)")
     a = p.parse_args()
     here = a.gpus or gpus()
-    mine = sorted(os.sched_getaffinity(0))
     names = [name for _, name, _ in a.lanes]
     used = [g for wanted, _, _ in a.lanes for g in wanted]
     if len(set(names)) < len(names) or len(set(used)) < len(used):
         p.error("a name or a GPU is in two lanes")
-    if here == 0 or max(used) >= here or len(mine) < here:
-        p.error(f"there are {here} GPUs and {len(mine)} processors")
+    parts = places.parts(here) if here else []
+    if max(used) >= here or not parts[0]:
+        p.error(f"there are {here} GPUs and {len(os.sched_getaffinity(0))} processors")
     os.makedirs(a.out, exist_ok=True)
     began = time.monotonic()
-    running = [begin(one, a.out, mine, here) for one in a.lanes]
+    running = [begin(one, a.out, parts) for one in a.lanes]
     took = {}
     while len(took) < len(running) and time.monotonic() - began < a.limit:
         for name, process in zip(names, running):

@@ -23,7 +23,7 @@ came to the same loss under all. The status is 1 if one of them fails or could n
 
 Two runs of one program differ by 10 % and more where others use the machine's host. With --pairs and two GPUs each mode runs side by side with
 the floor, on halves of the processors that they exchange twice a second, then they change GPUs, so often: then a mode is said by how
-many times as long it takes as the floor beside it, in (b) alone, and ours must be at most 1.05 times, and less than torch.profiler. Give it
+many times as long it takes as the floor beside it, in (b) alone and without ours-otlp, and ours must be at most 1.05 times, and less than torch.profiler. Give it
 --steps 1500 or so: 60 are over in a second, in which a recorder has just begun.
 
 Rounds stop when another one would end past the budget, which the output says. It needs gcc, CUDA's headers and
@@ -416,19 +416,13 @@ def setting(text):
     return name, value
 
 
-def halves():
-    """Two halves of the processors that we may use."""
-    mine = sorted(os.sched_getaffinity(0))
-    return mine[:len(mine) // 2], mine[len(mine) // 2:][:len(mine) // 2]
-
-
 def beside(benches, mode, other, pairs, say):
     """Runs (b) in two modes side by side, each on a GPU and half of the processors, which they exchange; then they change GPUs. Returns
     (mode's, other's) runs, twice as many as pairs."""
     done = []
     for number in range(2 * pairs):
         modes = [mode, other] if number % 2 == 0 else [other, mode]
-        with places.Swapping(*halves()), concurrent.futures.ThreadPoolExecutor() as both:
+        with places.Swapping(*places.parts(2)), concurrent.futures.ThreadPoolExecutor() as both:
             pair = dict(zip(modes, both.map(lambda bench, m: bench.run(TRAIN, m), benches, modes)))
         say(f"{mode} on {number % 2}: {pair[mode].value:.1f} beside {pair[other].value:.1f} of {other}, {json.dumps(pair[mode].said)}")
         done.append((pair[mode], pair[other]))
@@ -437,7 +431,7 @@ def beside(benches, mode, other, pairs, say):
 
 def by_the_floor(a, work, modes, say):
     """Each mode side by side with the floor. Returns what is to be printed, and (holds, sentence) of what is required."""
-    benches, times, said = [Bench(a, work).on(i, half) for i, half in enumerate(halves())], {}, []
+    benches, times, said = [Bench(a, work).on(i, half) for i, half in enumerate(places.parts(2))], {}, []
     benches[0].build()
     kernels = collections.Counter()
     for mode in [m for m in modes if m != "floor"]:

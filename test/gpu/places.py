@@ -63,6 +63,13 @@ def share(*pids):
     return True
 
 
+def parts(number):
+    """The processors that we may use, in so many parts of the same size."""
+    mine = sorted(os.sched_getaffinity(0))
+    each = len(mine) // number
+    return [mine[i * each:(i + 1) * each] for i in range(number)]
+
+
 def descendants(pid):
     found = []
     for thread, _ in threads(pid):

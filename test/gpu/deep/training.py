@@ -133,6 +133,10 @@ def by_autograd(call):
     Backwards.apply(torch.ones(1, device="cuda", requires_grad=True), call).backward()
 
 
+def pieces_of(sizes):
+    return f"{sum(count for count, _, _ in sizes)} of {sum(total for _, total, _ in sizes) >> 10} KiB"
+
+
 def free_pieces():
     """Of each arena with more than a thousand free small pieces how many there are, their KiB, and the sizes with most."""
     libc = ctypes.CDLL(None)
@@ -144,12 +148,11 @@ def free_pieces():
         text = f.read().decode()
     said = []
     for number, arena in re.findall(r'<heap nr="(\d+)">(.*?)</heap>', text, re.DOTALL):
-        sizes = [(int(count), int(total), int(to)) for to, total, count in re.findall(r'<size from="\d+" to="(\d+)" total="(\d+)" count="(\d+)"', arena) if int(to) <= 1024]
-        pieces = sum(count for count, _, _ in sizes)
-        if pieces > 1000:
-            larger = [(int(count), int(total)) for to, total, count in re.findall(r'<size from="\d+" to="(\d+)" total="(\d+)" count="(\d+)"', arena) if int(to) > 1024]
-            said.append(f"{number}: {pieces} of {sum(total for _, total, _ in sizes) >> 10} KiB, " + " ".join(f"{count}x{size}" for count, _, size in sorted(sizes, reverse=True)[:4])
-                        + f" and {sum(count for count, _ in larger)} larger of {sum(total for _, total in larger) >> 10} KiB")
+        sizes = [(int(count), int(total), int(to)) for to, total, count in re.findall(r'<size from="\d+" to="(\d+)" total="(\d+)" count="(\d+)"', arena)]
+        small, larger = ([one for one in sizes if (one[2] <= 1024) == is_small] for is_small in (True, False))
+        if sum(count for count, _, _ in small) > 1000:
+            most = " ".join(f"{count}x{size}" for count, _, size in sorted(small, reverse=True)[:4])
+            said.append(f"{number}: {pieces_of(small)}, {most} and {pieces_of(larger)} larger")
     return "; ".join(said)
 
 

@@ -5,8 +5,8 @@
 //	test/gpu/build --programs bin
 //	bin/where PID [HERTZ]        # until its standard input ends
 //
-// Prints how many threads it watches once it does, and at the end a line for each place seen: the thread's id, how often, its offset in the file it is of, and the file; or in place of the
-// file [kernel], and the address. It needs perf_event_open's clock, and the right to watch the process.
+// Prints how many threads it watches once it does, and at the end a line for each place seen: the thread's id, how often, its offset
+// in the file it is of, and the file; or in place of the file [kernel], and the address. It needs perf_event_open's clock, and the right to watch the process.
 
 #include <errno.h>
 #include <inttypes.h>
