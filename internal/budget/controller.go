@@ -64,7 +64,7 @@ const (
 	deep  = 2
 	// leaves is how many seconds leaving CUPTI and coming back are taken to need before they were seen to. What the first
 	// launches with records take longer after that, as kernels are prepared anew, is taken to be between joins and slowJoins (H200, a training
-	// with some 50 kernels: 0.5 to 5 ms were measured; 35 were once not accounted for).
+	// with some 50 kernels: 0 to 9 ms were measured; 35 were once not accounted for).
 	leaves, joins, slowJoins = 0.02, 0.005, 0.035
 	// joining is the part of a slice that those launches are looked for in, preparing the most of it that they may cost.
 	joining, preparing = 0.6, 0.4
