@@ -703,7 +703,7 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
     if ((sets & SET_SCOPE) != 0) gpufl_count_enter(cbid, call);
     if (gateable != 0) {
       uint32_t life = gpufl_gate_life(); // before it is looked who is watched
-      if ((gateable & atomic_load(&watched)) != 0) gpufl_gate_enter(gateable, life);
+      if ((gateable & atomic_load(&watched)) != 0) gpufl_gate_enter(gateable, life, cbid);
     }
     if (atomic_load_explicit(&launches, memory_order_relaxed) == 1 && (sets & (SET_SCOPE | SET_SCOPE_MEMORY | SET_SCOPE_SYNC)) != 0) {
       gpufl_scope_launch(call->correlationId);

@@ -288,7 +288,7 @@ int gpufl_deep_missing(uint32_t index) {
   return missing;
 }
 
-static uint64_t waited_before, timeouts_before;
+static uint64_t waited_before, timeouts_before, untold_before;
 
 void gpufl_deep_get_counts(gpufl_deep_counts *out) {
   memset(out, 0, sizeof *out);
@@ -296,10 +296,15 @@ void gpufl_deep_get_counts(gpufl_deep_counts *out) {
   uint64_t waited = 0, timeouts = 0;
   int64_t longest = 0;
   gpufl_gate_counts(&waited, &timeouts, &longest);
+  int32_t thread;
+  uint32_t what;
+  uint64_t untold = 0;
+  gpufl_gate_inside(&thread, &what, &untold);
   pthread_mutex_lock(&window.lock);
   *out = gpufl_window_counts;
   out->gated = waited - waited_before;
   out->gate_timeouts = timeouts - timeouts_before;
+  out->untold = untold - untold_before;
   out->longest_hold_ns = longest;
   pthread_mutex_unlock(&window.lock);
 }
@@ -486,13 +491,34 @@ static void let_go(void) {
   gpufl_gate_open();
 }
 
+static _Atomic(const char *) restless = "";
+static const char in_call[] = "a call";
+
+const char *gpufl_deep_restless(int32_t *thread, uint64_t *untold) {
+  const char *why = atomic_load(&restless), *name = NULL;
+  uint32_t what = 0;
+  gpufl_gate_inside(thread, &what, untold);
+  if (why != in_call) {
+    *thread = 0;
+  } else if (gpufl_cupti.callback_name != NULL && gpufl_cupti.callback_name(GPUFL_CUPTI_CB_DOMAIN_DRIVER_API, what, &name) == GPUFL_CUPTI_SUCCESS && name != NULL) {
+    return name; // CUPTI's for good
+  }
+  return why;
+}
+
 bool gpufl_window_rest(bool idle, int64_t limit_ns) {
   int64_t until = gpufl_monotonic() + (limit_ns < REST_NS ? limit_ns : REST_NS);
-  if (gpufl_gate_close(GPUFL_SETS_ALL, until - gpufl_monotonic()) && (!idle || gpufl_window_idle(until - gpufl_monotonic())) && gpufl_gate_hold()) {
-    gpufl_flush_begin();
-    settled = true;
-    return true;
+  const char *why = in_call;
+  if (gpufl_gate_close(GPUFL_SETS_ALL, until - gpufl_monotonic())) {
+    if (idle && !gpufl_window_idle(until - gpufl_monotonic())) {
+      why = "the GPU did not come to the end of what was launched, or a context could not be asked";
+    } else if (gpufl_gate_hold()) {
+      gpufl_flush_begin();
+      settled = true;
+      return true;
+    }
   }
+  atomic_store(&restless, why);
   let_go();
   return false;
 }
@@ -523,6 +549,7 @@ static bool passed;
 static bool know_launches(bool more, int64_t until) {
   if (more) all_known = passed = false;
   if (!passed) passed = gpufl_threads_pass(until);
+  if (!passed) atomic_store(&restless, "a thread that may have been in a launch got no processor");
   return passed;
 }
 
@@ -592,12 +619,18 @@ int gpufl_deep_open(const gpufl_deep_config *config) {
     return result;
   }
   int64_t ignored;
+  int32_t thread;
+  uint32_t what;
   gpufl_gate_counts(&waited_before, &timeouts_before, &ignored);
+  gpufl_gate_inside(&thread, &what, &untold_before);
   gpufl_gate_begin();
   int64_t until = gpufl_monotonic() + config->limit_ns;
   atomic_store(&used, true);
   gpufl_heap_window(true);
-  if (!watch_launches(until) || !gpufl_gate_close(GPUFL_SETS_ALWAYS, until - gpufl_monotonic())) {
+  if (!watch_launches(until)) {
+    result = GPUFL_RESTLESS;
+  } else if (!gpufl_gate_close(GPUFL_SETS_ALWAYS, until - gpufl_monotonic())) {
+    atomic_store(&restless, in_call);
     result = GPUFL_RESTLESS;
   } else if (gpufl_captures() > 0) {
     result = GPUFL_CAPTURE;

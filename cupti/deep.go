@@ -155,6 +155,9 @@ type DeepTotals struct {
 	// those that went on before it had ended. LongestHold is the longest that one waited.
 	Deferred, Gated, GateTimeouts uint64
 	LongestHold                   time.Duration
+	// UntoldEnds counts calls of the application of which CUPTI told the begin and not the end, as far as their threads have made
+	// others since.
+	UntoldEnds uint64
 	// NamesKept counts the texts that CUPTI handed over and that may still be in use by it: they are
 	// not freed.
 	NamesKept uint64

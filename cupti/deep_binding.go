@@ -58,10 +58,18 @@ func coreDeepSupported(e Engine) int { return int(C.gpufl_deep_supported(C.int(e
 func coreDeepContexts() int          { return int(C.gpufl_deep_contexts()) }
 func coreDeepObstacle() string       { return C.GoString(C.gpufl_deep_obstacle()) }
 func coreDeepCall() string           { return C.GoString(C.gpufl_deep_call()) }
-func coreDeepEnd()                   { C.gpufl_deep_end() }
-func coreDeepGiveUp()                { C.gpufl_deep_give_up() }
-func coreDeepStuck() bool            { return C.gpufl_deep_stuck() != 0 }
-func corePause() int                 { return int(C.gpufl_pause()) }
+
+// coreDeepRestless is what was not at rest, the thread that was in a call, 0 for none, and of how many calls the end was not told.
+func coreDeepRestless() (string, int32, uint64) {
+	var thread C.int32_t
+	var untold C.uint64_t
+	why := C.GoString(C.gpufl_deep_restless(&thread, &untold))
+	return why, int32(thread), uint64(untold)
+}
+func coreDeepEnd()        { C.gpufl_deep_end() }
+func coreDeepGiveUp()     { C.gpufl_deep_give_up() }
+func coreDeepStuck() bool { return C.gpufl_deep_stuck() != 0 }
+func corePause() int      { return int(C.gpufl_pause()) }
 
 func coreDeepClose(limit time.Duration) int { return int(C.gpufl_deep_close(C.int64_t(limit))) }
 
@@ -146,6 +154,7 @@ func coreDeepTotals() DeepTotals {
 		LostRows: uint64(raw.lost_rows), LostValue: uint64(raw.lost_value), LostNames: uint64(raw.lost_names), Broken: uint64(raw.broken),
 		Contexts: uint64(raw.contexts), SkippedContexts: uint64(raw.skipped_contexts), LostContexts: uint64(raw.lost_contexts),
 		Deferred: uint64(raw.deferred), NotIdle: uint64(raw.not_idle), Gated: uint64(raw.gated), GateTimeouts: uint64(raw.gate_timeouts), NamesKept: uint64(raw.names_kept),
+		UntoldEnds:  uint64(raw.untold),
 		LongestHold: time.Duration(raw.longest_hold_ns),
 	}
 }

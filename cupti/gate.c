@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "gpufl_deep_internal.h"
 
@@ -25,11 +26,14 @@ enum { SETS = 3 };
 #define LONGEST_CRITICAL_NS ((int64_t)20 * 1000000000)
 
 // A thread of the application. It is never freed, but taken over by another once its own has ended: whoever closes the
-// gate may be reading it.
+// gate may be reading it. No two are in one line of a processor's cache.
 typedef struct visitor {
-  _Atomic uint32_t inside; // of the call that the thread is in: 1 + the index of its set, 0 for none
+  _Alignas(64) _Atomic uint32_t inside; // of the call that the thread is in: 1 + the index of its set, 0 for none
   _Atomic uint32_t life;   // of the gate as the call began
   uint32_t depth;          // how many calls it has led to, itself included: some functions of the driver call others
+  _Atomic uint32_t what;   // the call, as the caller names it
+  const char *frame;       // where on the thread's stack the call was told: what it leads to is told further down
+  int32_t thread;          // its id
   bool taken;              // with gate.lock
   gpufl_heap heap;         // the thread's own
   struct visitor *next;    // written once
@@ -43,7 +47,10 @@ static struct {
   bool critical;           // CUPTI does what must not meet a launch
   bool blind;              // a thread found no memory: who is inside is not known
   visitor *visitors;
+  int32_t last_inside; // the thread that quiet found, and in which call
+  uint32_t last_what;
   uint64_t waited, timeouts;
+  _Atomic uint64_t untold; // ends
   uint32_t waiting; // calls
   int64_t longest; // wait of a call since gpufl_gate_begin
 } gate = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -76,7 +83,8 @@ static visitor *own(void) {
   pthread_mutex_lock(&gate.lock);
   visitor *v = gate.visitors;
   while (v != NULL && v->taken) v = v->next;
-  if (v == NULL && (v = calloc(1, sizeof *v)) != NULL) {
+  if (v == NULL && (v = aligned_alloc(_Alignof(visitor), sizeof *v)) != NULL) {
+    memset(v, 0, sizeof *v);
     v->next = gate.visitors;
     gate.visitors = v;
   }
@@ -85,6 +93,7 @@ static visitor *own(void) {
     v = NULL;
   } else {
     v->taken = true;
+    v->thread = (int32_t)gpufl_thread();
   }
   pthread_mutex_unlock(&gate.lock);
   return mine = v;
@@ -131,14 +140,21 @@ static void wait_outside(visitor *v, uint32_t set, uint32_t life) {
   pthread_mutex_unlock(&gate.lock);
 }
 
-void gpufl_gate_enter(uint32_t one, uint32_t life) {
+void gpufl_gate_enter(uint32_t one, uint32_t life, uint32_t what) {
   if (gpufl_operating) return;
   visitor *v = own();
   if (v == NULL) return;
+  const char *here = __builtin_frame_address(0);
   if (v->depth > 0 && atomic_load_explicit(&v->life, memory_order_relaxed) == atomic_load(&gate.life)) {
-    v->depth++;
-    return;
+    if (here < v->frame) {
+      v->depth++;
+      return;
+    }
+    // The thread is out of that call, and its end was not told.
+    atomic_fetch_add_explicit(&gate.untold, 1, memory_order_relaxed);
   }
+  v->frame = here;
+  atomic_store_explicit(&v->what, what, memory_order_relaxed);
   uint32_t set = place(one);
   v->depth = 1;
   atomic_store_explicit(&v->life, life, memory_order_relaxed);
@@ -159,7 +175,10 @@ static bool quiet(uint32_t sets) {
   for (visitor *v = gate.visitors; v != NULL; v = v->next) {
     uint32_t inside = atomic_load(&v->inside);
     if (inside == 0 || (sets & 1u << (inside - 1)) == 0) continue;
-    if (atomic_load(&v->life) == atomic_load(&gate.life)) return false;
+    if (atomic_load(&v->life) != atomic_load(&gate.life)) continue;
+    gate.last_inside = v->thread;
+    gate.last_what = atomic_load_explicit(&v->what, memory_order_relaxed);
+    return false;
   }
   return true;
 }
@@ -220,6 +239,14 @@ void gpufl_gate_forget(void) {
   pthread_mutex_lock(&gate.lock);
   atomic_fetch_add(&gate.life, 1);
   pthread_cond_broadcast(&gate.changed);
+  pthread_mutex_unlock(&gate.lock);
+}
+
+void gpufl_gate_inside(int32_t *thread, uint32_t *what, uint64_t *untold) {
+  pthread_mutex_lock(&gate.lock);
+  *thread = gate.last_inside;
+  *what = gate.last_what;
+  *untold = atomic_load_explicit(&gate.untold, memory_order_relaxed);
   pthread_mutex_unlock(&gate.lock);
 }
 

@@ -47,6 +47,10 @@ int gpufl_deep_contexts(void);
  * "vGPU", "confidential computing", "mining processor", "WSL"; "" if nothing did. */
 const char *gpufl_deep_obstacle(void);
 
+/* gpufl_deep_restless says what was not at rest when that was the last answer: "" if nothing was, and *thread is 0 unless it was a call of
+ * the application; else that call's thread, and *untold of how many calls the end was not told. */
+const char *gpufl_deep_restless(int32_t *thread, uint64_t *untold);
+
 typedef struct {
   uint32_t engine;
   uint32_t period; /* of PC sampling: 2^period cycles; 0: CUPTI's own */
@@ -115,6 +119,7 @@ typedef struct {
   uint64_t lost_rows, lost_value, lost_names, broken;
   uint64_t contexts, skipped_contexts, lost_contexts;
   uint64_t deferred, not_idle, gated, gate_timeouts, names_kept;
+  uint64_t untold; /* calls of the application whose ends CUPTI did not tell */
   int64_t longest_hold_ns; /* that a call of the application waited */
 } gpufl_deep_counts;
 

@@ -88,9 +88,10 @@ bool gpufl_activity(void);
 /* ---- gate.c ---- */
 
 /* What on_api tells, of functions in a set that is watched. gpufl_gate_life was asked before it was looked whether the set is
- * watched: a call that began in another life of the gate is let through and not counted, since its end may not be told. */
+ * watched: a call that began in another life of the gate is let through and not counted, since its end may not be told. what is a number of
+ * the caller's for the call. */
 uint32_t gpufl_gate_life(void);
-void gpufl_gate_enter(uint32_t set, uint32_t life);
+void gpufl_gate_enter(uint32_t set, uint32_t life, uint32_t what);
 void gpufl_gate_exit(void);
 
 /* gpufl_gate_close lets no further call of these sets begin and waits until those inside have ended; false
@@ -104,6 +105,9 @@ void gpufl_gate_open(void);
 void gpufl_gate_release(void);
 /* gpufl_gate_forget forgets who is inside: their ends will not be told. */
 void gpufl_gate_forget(void);
+/* gpufl_gate_inside: which thread was last found inside when the gate was closed, 0 for none, and in which call; and how many calls have been
+ * found whose ends were not told. */
+void gpufl_gate_inside(int32_t *thread, uint32_t *what, uint64_t *untold);
 /* gpufl_gate_counts: how many calls waited ever, and how many went on before the gate was open; the longest wait in ns
  * since gpufl_gate_begin. */
 void gpufl_gate_begin(void);

@@ -379,6 +379,21 @@ func (c *Collector) withLibrary(s Status) Status {
 	return s
 }
 
+// restless says in parentheses what was not at rest.
+func restless(why string, thread int32, untold uint64) string {
+	if why == "" {
+		return ""
+	}
+	text := " (" + why
+	if thread != 0 {
+		text += fmt.Sprintf(" of thread %d was under way", thread)
+	}
+	if untold > 0 {
+		text += fmt.Sprintf("; CUPTI did not tell the end of %d calls", untold)
+	}
+	return text + ")"
+}
+
 // deepStatus turns a result of the core, or of CUPTI, into what a user can act on.
 func (c *Collector) deepStatus(e Engine, rc int) Status {
 	what := [...]string{"PC sampling", "SASS metrics"}[min(e, EngineSASS)]
@@ -408,7 +423,7 @@ func (c *Collector) deepStatus(e Engine, rc int) Status {
 		}
 		s.Detail += " and is not asked again: recording goes on without windows; start the process anew to have them"
 	case rcRestless:
-		s.Reason, s.Detail = ReasonRestless, "launches or module loads of the program came to no rest in time: try again, or allow more time"
+		s.Reason, s.Detail = ReasonRestless, "launches or module loads of the program came to no rest in time"+restless(coreDeepRestless())+": try again, or allow more time"
 	case rcFixed:
 		s.Reason, s.Detail = ReasonBadRequest, "an earlier window of this process counted other SASS metrics, and CUPTI can be told only once: ask for the same, or start the process anew"
 	case rcDevice:

@@ -214,7 +214,7 @@ func samples(store uint64) *cupti.DeepResult {
 			{CRC: 99, Function: 1, PC: 64, What: 1, Value: 5, Device: 1, Correlation: 12},
 		},
 		Totals: cupti.DeepTotals{Samples: 740, DroppedSamples: 3, NonUserSamples: 2, HardwareFull: 1, NotIdle: 1, SkippedContexts: 2, LostContexts: 3,
-			LostRows: 6, Gated: 8, GateTimeouts: 7, LongestHold: time.Millisecond},
+			LostRows: 6, Gated: 8, GateTimeouts: 7, LongestHold: time.Millisecond, UntoldEnds: 9},
 	}
 }
 
@@ -276,7 +276,7 @@ func TestRowsHaveTheirFunctionAndLine(t *testing.T) {
 	assert.Equal(t, gpuevent.Some(12), last.Correlation)
 	assert.Equal(t, uint64(1), out.Unresolved)
 	assert.Equal(t, []string{"never"}, out.Missing)
-	assert.Equal(t, "; work that was, or may have been, under way as counting began or ended is not counted whole; 2 CUDA contexts were not looked at; "+
+	assert.Equal(t, "; work that was, or may have been, under way as counting began or ended is not counted whole; CUPTI did not tell the end of 9 calls; 2 CUDA contexts were not looked at; "+
 		"3 CUDA contexts ended before all they had was read", out.Outcome.Text)
 	assert.Equal(t, [4]uint64{3, 2, 1, 0}, [4]uint64{out.Dropped, out.NonUser, out.HardwareFull, out.Other})
 	assert.Equal(t, [6]uint64{3, 6, 2, 3, 8, 7}, [6]uint64{out.Textless, out.LostRows, out.SkippedContexts, out.LostContexts, out.Held, out.Released})

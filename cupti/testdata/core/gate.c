@@ -12,13 +12,21 @@ static atomic_bool over;
 static atomic_int inside; // in a call of one of the first two sets
 static atomic_ulong calls;
 
-static void call(uint32_t set, bool nested) {
-  gpufl_gate_enter(set, gpufl_gate_life());
-  if (nested) gpufl_gate_enter(GPUFL_SET_CAPTURE, gpufl_gate_life());
+// A call that another leads to is further down on the stack.
+static __attribute__((noinline)) void lead_to(void) {
+  char room[64];
+  __asm__ volatile("" : : "r"(room) : "memory");
+  gpufl_gate_enter(GPUFL_SET_CAPTURE, gpufl_gate_life(), 7);
+  gpufl_gate_exit();
+  __asm__ volatile("" : : "r"(room) : "memory");
+}
+
+static __attribute__((noinline)) void call(uint32_t set, bool nested) {
+  gpufl_gate_enter(set, gpufl_gate_life(), 7);
+  if (nested) lead_to();
   if (set != GPUFL_SET_CAPTURE) atomic_fetch_add(&inside, 1);
   for (volatile int i = 0; i < 50; i++) continue;
   if (set != GPUFL_SET_CAPTURE) atomic_fetch_sub(&inside, 1);
-  if (nested) gpufl_gate_exit();
   gpufl_gate_exit();
   atomic_fetch_add(&calls, 1);
 }
@@ -35,7 +43,7 @@ static void *visit(void *number) {
 
 // One that ends inside, and others that take its place.
 static void *end_inside(void *unused) {
-  gpufl_gate_enter(GPUFL_SET_LAUNCH, gpufl_gate_life());
+  gpufl_gate_enter(GPUFL_SET_LAUNCH, gpufl_gate_life(), 7);
   return unused;
 }
 
@@ -53,9 +61,25 @@ static void *visit_once(void *unused) {
 }
 
 static void *stay(void *go_on) {
-  gpufl_gate_enter(GPUFL_SET_LAUNCH, gpufl_gate_life());
+  gpufl_gate_enter(GPUFL_SET_LAUNCH, gpufl_gate_life(), 7);
   while (!atomic_load((atomic_bool *)go_on)) usleep(1000);
   gpufl_gate_exit();
+  return NULL;
+}
+
+// untold is in a call whose end is not told, and then in others.
+static __attribute__((noinline)) void begin_only(void) {
+  char room[4096];
+  __asm__ volatile("" : : "r"(room) : "memory");
+  gpufl_gate_enter(GPUFL_SET_LAUNCH, gpufl_gate_life(), 7);
+  __asm__ volatile("" : : "r"(room) : "memory");
+}
+
+static void *untold(void *go_on) {
+  begin_only();
+  while (!atomic_load((atomic_bool *)go_on)) usleep(1000);
+  for (int i = 0; i < 3; i++) call(GPUFL_SET_LAUNCH, true);
+  while (atomic_load((atomic_bool *)go_on)) usleep(1000);
   return NULL;
 }
 
@@ -64,7 +88,7 @@ enum { PASSES = 20000000 };
 static void *pass(void *ns) {
   int64_t began = gpufl_monotonic();
   for (int i = 0; i < PASSES; i++) {
-    gpufl_gate_enter(GPUFL_SET_LAUNCH, gpufl_gate_life());
+    gpufl_gate_enter(GPUFL_SET_LAUNCH, gpufl_gate_life(), 7);
     gpufl_gate_exit();
   }
   *(double *)ns = (double)(gpufl_monotonic() - began) / PASSES;
@@ -128,11 +152,35 @@ int main(int argc, char **argv) {
   int64_t longest;
   gpufl_gate_counts(&waited, &timeouts, &longest);
   CHECK(waited > 0 && longest > 0);
+  // One whose end was not told keeps it from being held until its thread is in another call, and is counted.
+  uint64_t untold_ends = 0;
+  int32_t thread = 0;
+  uint32_t what = 0;
+  atomic_store(&go_on, false);
+  CHECK(pthread_create(&stays, NULL, untold, &go_on) == 0);
+  rest = true;
+  for (int i = 0; i < 10000 && rest; i++) {
+    rest = gpufl_gate_close(GPUFL_SET_LAUNCH, 20000000);
+    if (!rest) break;
+    gpufl_gate_open();
+    usleep(1000);
+  }
+  gpufl_gate_inside(&thread, &what, &untold_ends);
+  CHECK(!rest && !gpufl_gate_hold() && untold_ends == 0 && thread > 0 && what == 7);
+  gpufl_gate_open();
+  atomic_store(&go_on, true);
+  CHECK(gpufl_gate_close(GPUFL_SET_LAUNCH, (int64_t)60000000000) && gpufl_gate_hold());
+  gpufl_gate_open();
+  gpufl_gate_inside(&thread, &what, &untold_ends);
+  CHECK(untold_ends == 1);
+  atomic_store(&go_on, false);
+  CHECK(pthread_join(stays, NULL) == 0);
   // With nobody left it is held at once, and who comes then waits.
   CHECK(gpufl_gate_close(GPUFL_SET_LAUNCH, 0) && gpufl_gate_hold());
+  gpufl_gate_counts(&waited, &timeouts, &longest);
   pthread_t late;
-  CHECK(pthread_create(&late, NULL, visit_once, NULL) == 0);
   uint64_t before = waited;
+  CHECK(pthread_create(&late, NULL, visit_once, NULL) == 0);
   for (int i = 0; i < 60000 && waited == before; i++) {
     usleep(1000);
     gpufl_gate_counts(&waited, &timeouts, &longest);
