@@ -594,6 +594,30 @@ static bool sound(const gpufl_deep_config *c) {
   return c->period == 0 || (c->period >= 5 && c->period <= 31);
 }
 
+// open_pc arms and starts. The gate is closed for modules and captures.
+static int open_pc(int64_t until) {
+  // Nothing is armed beside an application that does not come to rest, since it could not be disarmed.
+  let_go();
+  if (!rest_until(false, until)) return GPUFL_RESTLESS;
+  if (gpufl_pc_armed()) gpufl_pc_close(); // of a window that could not
+  let_go();
+  // Launches go on while contexts are armed, which can take a second.
+  int result = GPUFL_RESTLESS;
+  if (!gpufl_gate_close(GPUFL_SETS_ALWAYS, until - gpufl_monotonic())) {
+    atomic_store(&restless, in_call);
+  } else {
+    result = gpufl_captures() > 0 ? GPUFL_CAPTURE : gpufl_pc_open();
+  }
+  let_go();
+  if (result == GPUFL_OK) {
+    result = !rest_until(true, until) ? GPUFL_RESTLESS : gpufl_captures() > 0 ? GPUFL_CAPTURE : gpufl_pc_start();
+    if (result == GPUFL_OK) return result;
+  }
+  // If it comes to no rest any more, what is armed stays so, and samples nothing. Who waits for this gives up a second after its limit.
+  if (gpufl_pc_armed() && (settled || rest_until(false, gpufl_monotonic() + 300000000))) gpufl_pc_close();
+  return result;
+}
+
 int gpufl_deep_open(const gpufl_deep_config *config) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!sound(config)) return GPUFL_BAD_VALUE;
@@ -635,18 +659,12 @@ int gpufl_deep_open(const gpufl_deep_config *config) {
   } else if (gpufl_captures() > 0) {
     result = GPUFL_CAPTURE;
   } else if (config->engine == GPUFL_DEEP_PC) {
-    // The application goes on while contexts are armed, which can take a second.
-    result = gpufl_pc_open();
-    let_go();
-    if (result == GPUFL_OK) {
-      bool rest = rest_until(true, until);
-      result = !rest ? GPUFL_RESTLESS : gpufl_captures() > 0 ? GPUFL_CAPTURE : gpufl_pc_start();
-      if (result != GPUFL_OK) gpufl_pc_close();
-    }
+    result = open_pc(until);
   } else {
     // Patches take hold of kernels only when none is under way.
     result = GPUFL_RESTLESS;
     if (rest_until(true, until)) {
+      if (gpufl_pc_armed()) gpufl_pc_close(); // of a window that could not
       atomic_store(&patches, true);
       result = gpufl_sass_open();
     }

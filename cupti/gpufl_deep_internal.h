@@ -212,15 +212,17 @@ void gpufl_leave_context(bool entered);
 
 /* ---- the engines ---- */
 
-/* gpufl_pc_open arms contexts, gpufl_pc_start has those that are armed sampled, gpufl_pc_stop no more: only at rest.
- * Both take all contexts; the answer is the first refusal, but of gpufl_pc_start only if none is sampled. */
+/* gpufl_pc_open arms contexts, gpufl_pc_start has those that are armed sampled, gpufl_pc_stop no more, gpufl_pc_close disarms: all but
+ * the first only at rest. All take all contexts; the answer is the first refusal, but of gpufl_pc_open and gpufl_pc_start only if none is
+ * armed, or sampled. gpufl_pc_armed: some are to be disarmed, be it that gpufl_pc_open refused. */
 int gpufl_pc_open(void);
+bool gpufl_pc_armed(void);
 int gpufl_pc_start(void);
 int gpufl_pc_stop(void);
 /* gpufl_pc_collect arms contexts that are new as well. gpufl_pc_waits: some wait for gpufl_pc_start. */
 int gpufl_pc_collect(int *more);
 bool gpufl_pc_waits(void);
-/* gpufl_pc_drain takes what is left, of gpufl_monotonic until then; what remains is counted. gpufl_pc_close disarms. */
+/* gpufl_pc_drain takes what is left, of gpufl_monotonic until then; what remains is counted. */
 int gpufl_pc_drain(int64_t until);
 int gpufl_pc_close(void);
 bool gpufl_pc_samples(void *handle);

@@ -26,6 +26,7 @@ typedef struct {
   int32_t device;
   atomic_bool lost; // it goes away while an operation is under way: not to be touched any more
   bool started, refused; // by cuptiPCSamplingStart
+  bool useless;          // enabled, and then something else was refused: it waits for being disabled
   size_t num_reasons;
   uint32_t index[MAX_REASONS]; // of the device's reasons
   uint32_t name[MAX_REASONS];  // the window's index for each
@@ -289,7 +290,9 @@ static void discard(sampled *s) {
   free(s);
 }
 
+// arm_inside has *out be NULL if nothing is to be disabled.
 static int arm_inside(void *handle, int32_t device, sampled **out) {
+  *out = NULL;
   sampled *s = calloc(1, sizeof *s);
   if (s == NULL) return GPUFL_NO_MEMORY;
   s->handle = handle;
@@ -300,17 +303,11 @@ static int arm_inside(void *handle, int32_t device, sampled **out) {
     discard(s);
     return result;
   }
+  *out = s;
   result = learn_reasons(s);
   if (result == GPUFL_OK && !(make_batch(&s->asked, s->num_reasons) && make_batch(&s->rest, s->num_reasons))) result = GPUFL_NO_MEMORY;
   if (result == GPUFL_OK) result = configure(s);
-  if (result == GPUFL_OK) {
-    *out = s;
-    return GPUFL_OK;
-  }
-  // CUPTI may write to the rest for as long as it is enabled.
-  if (GPUFL_DEEP_CALL(pc_disable, &p) == GPUFL_CUPTI_SUCCESS) {
-    discard(s);
-  }
+  s->useless = result != GPUFL_OK;
   return result;
 }
 
@@ -321,7 +318,7 @@ static int arm(void *handle, int32_t device, sampled **out) {
   return result;
 }
 
-// Start and stop are for when the application rests: CUPTI holds a lock of its own in them and waits for the
+// Start, stop and disarm are for when the application rests: CUPTI holds a lock of its own in them and waits for the
 // context's, which a thread that launches holds as it waits for CUPTI's.
 static int start(sampled *s) {
   bool entered = gpufl_enter_context(s->handle);
@@ -344,6 +341,7 @@ static int stop(sampled *s) {
 }
 
 static int drain(sampled *s, int64_t until) {
+  if (s->useless) return GPUFL_OK;
   size_t left = 0;
   bool entered = gpufl_enter_context(s->handle);
   int result = ask(s, true, until, &left);
@@ -356,7 +354,7 @@ static int drain(sampled *s, int64_t until) {
 // disarm takes the rest. The entry is gone after it.
 static int disarm(sampled *s) {
   gpufl_pc_context p = of(s);
-  clear_batch(&s->rest, s->num_reasons);
+  if (s->rest.records != NULL) clear_batch(&s->rest, s->num_reasons);
   bool entered = gpufl_enter_context(s->handle);
   int result = GPUFL_DEEP_CALL(pc_disable, &p);
   gpufl_leave_context(entered);
@@ -365,7 +363,7 @@ static int disarm(sampled *s) {
     gpufl_window_count(&gpufl_window_counts.lost_contexts, 1);
     return result;
   }
-  take(s, &s->rest);
+  if (!s->useless) take(s, &s->rest);
   discard(s);
   return result;
 }
@@ -417,14 +415,16 @@ static int arm_new(void) {
     }
     sampled *s = NULL;
     int result = arm(list[i].handle, list[i].device, &s);
+    if (s != NULL) {
+      pthread_mutex_lock(&list_lock);
+      all[num_all++] = s;
+      pthread_mutex_unlock(&list_lock);
+    }
     if (result != GPUFL_OK) {
       skip(list[i].handle);
       if (refusal == GPUFL_OK) refusal = result;
       continue;
     }
-    pthread_mutex_lock(&list_lock);
-    all[num_all++] = s;
-    pthread_mutex_unlock(&list_lock);
     gpufl_window_count(&gpufl_window_counts.contexts, 1);
   }
   return refusal;
@@ -434,13 +434,17 @@ int gpufl_pc_open(void) {
   num_skipped = 0;
   probe.n = 0;
   int refusal = arm_new();
-  if (num_all > 0) return GPUFL_OK;
+  for (int i = 0; i < num_all; i++) {
+    if (!all[i]->useless) return GPUFL_OK;
+  }
   return refusal != GPUFL_OK ? refusal : GPUFL_NO_CONTEXT;
 }
 
+bool gpufl_pc_armed(void) { return num_all > 0; }
+
 bool gpufl_pc_waits(void) {
   for (int i = 0; i < num_all; i++) {
-    if (!all[i]->started && !all[i]->refused && !atomic_load(&all[i]->lost)) return true;
+    if (!all[i]->started && !all[i]->refused && !all[i]->useless && !atomic_load(&all[i]->lost)) return true;
   }
   return false;
 }
@@ -449,7 +453,7 @@ int gpufl_pc_start(void) {
   int refusal = GPUFL_OK;
   bool any = false;
   for (int i = 0; i < num_all; i++) {
-    if (all[i]->refused || gone(all[i])) continue;
+    if (all[i]->refused || all[i]->useless || gone(all[i])) continue;
     int result = all[i]->started ? GPUFL_OK : start(all[i]);
     any = any || result == GPUFL_OK;
     if (refusal == GPUFL_OK) refusal = result;

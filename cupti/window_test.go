@@ -270,20 +270,8 @@ func TestWindowsWaitForIdleContexts(t *testing.T) {
 func TestLaunchesWaitForASlowStart(t *testing.T) {
 	fake, c, _ := openDeep(t, Config{})
 	fake.Set(t, "start_ms", 2500)
-	var over atomic.Bool
-	var threads sync.WaitGroup
-	end := func() {
-		over.Store(true)
-		threads.Wait()
-	}
+	end := launching(fake, 2)
 	defer end()
-	for range 2 {
-		threads.Go(func() {
-			for !over.Load() {
-				fake.Launch(windowKernel, 1)
-			}
-		})
-	}
 	w := openWindow(t, c, DeepConfig{})
 	r := closeWindow(t, w)
 	end()
@@ -292,6 +280,81 @@ func TestLaunchesWaitForASlowStart(t *testing.T) {
 	}
 	if r.Totals.GateTimeouts != 0 || r.Totals.Gated == 0 || r.Totals.LongestHold < 2400*time.Millisecond {
 		t.Errorf("totals %+v", r.Totals)
+	}
+}
+
+// launching has threads launch until the function that it returns is called.
+func launching(fake *cuptitest.Fake, threads int) (end func()) {
+	var over atomic.Bool
+	var all sync.WaitGroup
+	for range threads {
+		all.Go(func() {
+			for !over.Load() {
+				fake.Launch(windowKernel, 1)
+			}
+		})
+	}
+	return sync.OnceFunc(func() {
+		over.Store(true)
+		all.Wait()
+	})
+}
+
+// While something else has the counters CUPTI enables sampling and knows no stall reasons: what is enabled then is disabled, and not
+// beside launches, which locks up. openDeep looks.
+func TestWhatIsRefusedIsDisarmedAtRest(t *testing.T) {
+	fake, c, _ := openDeep(t, Config{})
+	defer launching(fake, 3)()
+	for range 20 {
+		fake.Control("no_reasons", 1)
+		if s := refusal(t, c, DeepConfig{}); s.Reason != ReasonOtherProfiler {
+			t.Errorf("%+v", s)
+		}
+		if n := fake.Control("armed", 0); n != 0 {
+			t.Errorf("%d things are left armed", n)
+		}
+		fake.Control("no_reasons", 0)
+		if r := closeWindow(t, openWindow(t, c, DeepConfig{})); r.Totals.Contexts != 1 {
+			t.Errorf("totals %+v", r.Totals)
+		}
+	}
+}
+
+// What cannot be disarmed, since a launch does not come back, is disarmed before the next window, whichever engine that is of.
+func TestWhatStaysArmedIsDisarmedBeforeTheNext(t *testing.T) {
+	for e := range NumEngines {
+		t.Run(e.String(), func(t *testing.T) {
+			fake, c, _ := openDeep(t, Config{})
+			defer fake.Busy(0)
+			closeWindow(t, openWindow(t, c, DeepConfig{})) // launches are watched from then on
+			fake.Busy(-1)                                  // so it does not start, and meanwhile somebody launches
+			var held sync.WaitGroup
+			held.Go(func() {
+				for fake.Control("armed", 0) == 0 {
+					time.Sleep(time.Millisecond)
+				}
+				fake.Control("hold", 1)
+				fake.Launch(windowKernel, 1)
+			})
+			s := refusal(t, c, DeepConfig{OpenLimit: 500 * time.Millisecond})
+			if s.Reason != ReasonRestless || !strings.Contains(s.Detail, "(cuLaunchKernel of thread ") {
+				t.Errorf("%+v", s)
+			}
+			if n := fake.Control("armed", 0); n != 1 {
+				t.Errorf("%d things are armed, or were disarmed beside a launch", n)
+			}
+			fake.Control("hold", 0)
+			held.Wait()
+			fake.Busy(0)
+			w := openWindow(t, c, DeepConfig{Engine: e})
+			if n := fake.Control("armed", 0); n == 0 {
+				t.Error("nothing is armed")
+			}
+			fake.Launch(windowKernel, 1)
+			if r := closeWindow(t, w); len(r.Rows) == 0 {
+				t.Errorf("totals %+v", r.Totals)
+			}
+		})
 	}
 }
 

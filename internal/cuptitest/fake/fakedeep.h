@@ -79,7 +79,7 @@ typedef struct {
   void *handle;
   int device;
   bool alive;
-  bool enabled, start_stop, started, ran, serialized;
+  bool enabled, start_stop, started, serialized;
   uint64_t selected; /* reasons, as bits */
   pc_data *rest;
   place *pc;
@@ -479,7 +479,7 @@ FAKE_API int cuptiPCSamplingStart(void *params) {
     if (!c->enabled || !c->start_stop || c->started || c->rest == NULL) {
       result = INVALID_OPERATION;
     } else {
-      c->started = c->ran = true;
+      c->started = true;
       recount();
       if (deep.replay[0] != 0) replay(c, true);
     }
@@ -570,9 +570,7 @@ FAKE_API int cuptiPCSamplingDisable(void *params) {
   bool launches = atomic_load(&launching) != 0;
   PC_CALL(params, 24);
   if (c != NULL) {
-    /* One that was never started harms nobody. */
-    if (launches && c->ran) deep.pc_raced++;
-    c->ran = false;
+    if (launches) deep.pc_raced++;
     if (!c->enabled) {
       result = INVALID_OPERATION;
     } else {
