@@ -282,7 +282,7 @@ func (c *Controller) Report() Report {
 	r.Broken = maps.Clone(c.broken)
 	r.Recent = slices.Clone(c.recent)
 	r.Uncertain = c.uncertain > 0
-	r.KeptBytes, r.MemoryFull = c.ledger.kept(), c.ledger.full()
+	r.KeptBytes, r.MemoryFull = c.ledger.kept, c.ledger.full()
 	if c.current != nil {
 		w := c.current.window
 		r.Open = &w

@@ -203,6 +203,8 @@ type Collected struct {
 	Lost uint64 `json:"lost"`
 	// Patched are the instructions that SASS changed and CUPTI keeps: see KeptPerInstruction.
 	Patched uint64 `json:"patched,omitempty"`
+	// PatchedFunctions are those that they are of.
+	PatchedFunctions uint64 `json:"patched_functions,omitempty"`
 }
 
 func (c *Collected) add(o Collected) {
@@ -211,6 +213,7 @@ func (c *Collected) add(o Collected) {
 	c.Functions += o.Functions
 	c.Lost += o.Lost
 	c.Patched += o.Patched
+	c.PatchedFunctions += o.PatchedFunctions
 }
 
 // Engines arms and disarms what looks inside kernels. The controller makes one call at a time, each on

@@ -10,11 +10,15 @@ import (
 	"github.com/gpuflight/gpuflight/internal/bytesize"
 )
 
-// KeptPerInstruction is how many bytes of device memory CUPTI is taken to keep for each instruction that a window of SASS
-// patched. It keeps each copy of the code that it patched, of each window anew, until the process ends, and tells nobody how
-// large they are. CUPTI 13.0 update 1 with driver 580.159.04 on an H200: 14.8 MiB a window over 180 windows of a training with
-// PyTorch that launched 52 kernels, whose 93,000 instructions were patched: 166 bytes each.
-const KeptPerInstruction = 170
+// KeptPerInstruction and KeptPerFunction are how many bytes of device memory CUPTI is taken to keep for each instruction that a window
+// of SASS patched, and for each function that these are of. It keeps each copy of the code that it patched, of each window anew, until the
+// process ends, and tells nobody how large they are. CUPTI 13.0 update 1 with driver 580.159.04 on an H200, a training with PyTorch that
+// launched 52 kernels: 14.8 MiB a window over 180 windows that patched all of their 93,000 instructions, and 1.0 MiB over 20 that patched
+// only the 3,300 that access global memory.
+const (
+	KeptPerInstruction = 170
+	KeptPerFunction    = 10_000
+)
 
 // ledger remembers windows and says whether there may be another. It reads no clock.
 type ledger struct {
@@ -24,8 +28,8 @@ type ledger struct {
 	recent []span
 	// armed counts windows in which an engine ran.
 	armed int
-	// patched counts the instructions of windows of SASS.
-	patched uint64
+	// kept is the device memory that CUPTI is taken to keep of windows of SASS, in bytes.
+	kept uint64
 	// last is the end of the window or attempt before, if any.
 	last time.Time
 }
@@ -79,13 +83,15 @@ func (l *ledger) add(start, end time.Time, armed bool) {
 	}
 }
 
-// kept is the device memory that CUPTI is taken to keep of windows of SASS, in bytes.
-func (l *ledger) kept() uint64 { return l.patched * KeptPerInstruction }
+// keep notes what CUPTI keeps of a window.
+func (l *ledger) keep(c *Collected) {
+	l.kept += c.Patched*KeptPerInstruction + c.PatchedFunctions*KeptPerFunction
+}
 
 // full says that there is no memory for another window of SASS.
-func (l *ledger) full() bool { return l.cfg.Memory > 0 && l.kept() >= uint64(l.cfg.Memory) }
+func (l *ledger) full() bool { return l.cfg.Memory > 0 && l.kept >= uint64(l.cfg.Memory) }
 
 // errFull is what is then said.
 func (l *ledger) errFull() *Error {
-	return NewError(StatusMemory, fmt.Sprintf("some %s of %s", bytesize.Format(l.kept()), bytesize.Format(uint64(l.cfg.Memory)))) //nolint:gosec // Not below 0.
+	return NewError(StatusMemory, fmt.Sprintf("some %s of %s", bytesize.Format(l.kept), bytesize.Format(uint64(l.cfg.Memory)))) //nolint:gosec // Not below 0.
 }

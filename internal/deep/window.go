@@ -47,8 +47,8 @@ func (c *Controller) runWindow(t *Ticket) {
 	}
 	room := !c.ledger.full()
 	c.ledger.add(w.Start, now, armed)
-	c.ledger.patched += w.Collected.Patched
-	w.KeptBytes, w.MemoryFull = c.ledger.kept(), c.ledger.full()
+	c.ledger.keep(&w.Collected)
+	w.KeptBytes, w.MemoryFull = c.ledger.kept, c.ledger.full()
 	if room && w.MemoryFull {
 		w.Outcome.Text += "; there are no more with sass: " + c.ledger.errFull().Outcome.Text
 	}
@@ -333,7 +333,7 @@ func (a *arming) disarmLate() {
 // keep notes what CUPTI keeps of a window that is in no other sum, since it had ended.
 func (a *arming) keep(late *Collected) {
 	a.c.mu.Lock()
-	a.c.ledger.patched += late.Patched
+	a.c.ledger.keep(late)
 	a.c.mu.Unlock()
 }
 

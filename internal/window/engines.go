@@ -318,7 +318,8 @@ func collected(r *cupti.DeepResult) deep.Collected {
 		c.Samples = t.Samples
 		c.Lost = t.DroppedSamples + t.NonUserSamples + t.LostValue + t.Broken
 	} else {
-		c.Lost, c.Patched = t.DroppedRecords+t.LostRows+t.Broken, t.Patched
+		c.Lost = t.DroppedRecords + t.LostRows + t.Broken
+		c.Patched, c.PatchedFunctions = t.Patched, c.Functions
 		c.Samples = c.Rows + c.Lost
 	}
 	return c

@@ -363,7 +363,7 @@ func TestPatchedInstructionsAreTold(t *testing.T) {
 	e := New(Settings{}, src, k, nil)
 	e.Start()
 	w := run(t, e, 1, deep.SASS)
-	assert.Equal(t, deep.Collected{Rows: 1, Samples: 4, Functions: 1, Lost: 3, Patched: 16_700}, w.Collected)
+	assert.Equal(t, deep.Collected{Rows: 1, Samples: 4, Functions: 1, Lost: 3, Patched: 16_700, PatchedFunctions: 1}, w.Collected)
 	stop(t, e)
 }
 

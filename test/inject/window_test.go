@@ -267,10 +267,10 @@ func TestManyWindowsAddUpToNothing(t *testing.T) {
 	t.Logf("%.1f MiB from window %d to %d of %d, which began with %.0f", grown, early, late, len(windows), before)
 }
 
-// What windows of SASS metrics leave with CUPTI is bounded, here at the two instructions that two windows patch: the third is
+// What windows of SASS metrics leave with CUPTI is bounded, here at the instruction that each of two windows patches: the third is
 // refused, and PC sampling goes on.
 func TestMemoryOfWindowsIsBounded(t *testing.T) {
-	const most = 2 * deep.KeptPerInstruction
+	const most = 2 * (deep.KeptPerInstruction + deep.KeptPerFunction)
 	limit, kept := fmt.Sprintf("%dB", most), bytesize.Format(most)
 	over := "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with a higher --deep-memory (some " + kept + " of " + kept + ")"
 	told := func(b *bench, captures []plog.LogRecord, stderr string) {
