@@ -4,7 +4,7 @@
 
     scripts/cuda-tools .tools/cuda-tools        # or any toolkit's nvcc
     test/gpu/build bin
-    python3 test/gpu/deep.py --bin bin [--only slow,windows,status,profilers] [--keep FOLDER]
+    python3 test/gpu/deep.py --bin bin [--only slow,windows,endure,status,profilers] [--keep FOLDER]
     python3 test/gpu/deep.py --bin bin --dry        # without a GPU: are the checks themselves right?
 
     slow     each kernel of examples/slow under the engine that must explain it: the reason or line that its code
@@ -14,15 +14,19 @@
              before (4 minutes). The step is that of the training against one without us that has run as long, in turn. --planned has
              launches watched from the start, as where a schedule opens windows; --engines pc tells whose memory it is, and
              --windows 0 how far the step can be believed, --set what a setting has to do with it
+    endure   windows in --trainings trainings side by side on one GPU for --seconds, only when it is named: does one hang?
     status   a window while another process has one, without permission, while a graph is captured, at the end of the
              process, for a process that is none: one clear answer each, and no effect on the program (2 minutes)
     profilers  a window while torch.profiler is on in the same process, while ncu has the counters in another, and a
-             traced program under ncu: collected, or one answer that names the other; neither program is changed (4 minutes)
+             traced program under ncu: collected, or one answer that names the other; neither program is changed (4 minutes). nsight is that
+             with ncu alone
 
 Prints a line for each check, PASS or FAIL with figures, and a table at the end; the status is 1 when one failed.
 With --keep the recordings stay in that folder, and what CUPTI returned, for tests without a GPU.
 """
 import argparse
+import collections
+import concurrent.futures
 import contextlib
 import ctypes
 import itertools
@@ -63,8 +67,6 @@ EXPECTED = {
 # Samples of these are no waiting.
 NO_WAIT = ("selected", "not_selected")
 NEAR = 0.02
-# Bytes of device memory that CUPTI keeps for an instruction that it patched: KeptPerInstruction of internal/deep.
-KEPT = 170
 
 results = []  # (passed, text)
 table = []
@@ -109,7 +111,7 @@ class Gpufl:
         self.bin, self.work, self.keep, self.windows = args.bin, work, args.keep, args.windows
         self.more = dict(x.split("=", 1) for x in args.set)
         self.engines, self.planned, self.rounds, self.rest = args.engines.split(","), args.planned, args.rounds, args.rest
-        self.take = args.take
+        self.take, self.trainings, self.seconds = args.take, args.trainings, args.seconds
         self.where = os.path.join(args.bin, "where") if args.where else None
 
     def settings(self, name):
@@ -260,18 +262,20 @@ class Training:
 
 
 def stacks(pid):
-    """Notes where the threads of a process are that hangs, as far as a debugger is there to tell."""
-    debugger = shutil.which("cuda-gdb") or shutil.which("gdb")
-    if not debugger:
-        return
+    """Notes where the threads of a process that hangs are, those that wait in CUPTI or in the driver first."""
+    symbols = where.Symbols()
+    found = sorted(where.stacks(pid), key=lambda x: (not any("crash.so" in file for file, _ in x[2]), not any("libcu" in file for file, _ in x[2])))
+    for who, state, frames in found[:24]:
+        note(f"{who} {state}: " + " < ".join(f"{os.path.basename(file)}:{symbols.name(file, offset)}+{offset:x}" for file, offset in frames[:40]))
+
+
+def state(pid):
+    """In a word, as the kernel has it."""
     try:
-        p = run([debugger, "-p", str(pid), "-batch", "-ex", "set pagination off", "-ex", "thread apply all bt 24"], timeout=100)
-    except subprocess.TimeoutExpired:
-        return
-    for thread in re.split(r"\n(?=Thread \d+)", p.stdout):
-        if "libcuda" in thread or "libcupti" in thread:
-            for line in thread.splitlines()[:26]:
-                note(line[:170])
+        with open(f"/proc/{pid}/status") as f:
+            return next(line.split(None, 1)[1].strip() for line in f if line.startswith("State:"))
+    except OSError:
+        return "gone"
 
 
 # No limit is in the way of one window after the other, and none opens by itself.
@@ -355,16 +359,9 @@ def moved(before, after):
 def spent(pid):
     """What a process's threads have used so far, the main one, autograd's and all others: seconds of their own and of the kernel's, and
     page faults."""
-    all, tick = {}, os.sysconf("SC_CLK_TCK")
-    for thread, name in places.threads(pid):
-        try:
-            with open(f"/proc/{pid}/task/{thread}/stat") as f:
-                fields = f.read().rsplit(")", 1)[1].split()
-        except FileNotFoundError:
-            continue
-        role = places.role(pid, thread, name)
+    all = {}
+    for (role, _), mine in places.spent(pid).items():
         role = role if role in ("main", "autograd") else "others"
-        mine = int(fields[11]) / tick, int(fields[12]) / tick, int(fields[7])
         all[role] = tuple(map(sum, zip(mine, all.get(role, (0, 0, 0)))))
     return all
 
@@ -416,7 +413,7 @@ def windows(gpufl, length="100ms"):
         times.append(counted())
         t.send("until")
         time.sleep(0 if count else gpufl.rest)
-        resident, device, codes, longest, patched, kept = [], [], {}, 0.0, 0, 0
+        resident, device, codes, longest, patched, kept = [], [], {}, 0.0, 0, []
         for i, engine in zip(range(count), engines):
             p = gpufl.deep(t.pid, engine, length)
             codes[p.returncode] = codes.get(p.returncode, 0) + 1
@@ -427,7 +424,7 @@ def windows(gpufl, length="100ms"):
                     raise RuntimeError(f"window {i} left an engine armed, or nobody knows")
             resident.append((engine, t.resident_mib()))
             device.append((engine, memory.mib()))
-            kept = max(kept, p.kept)
+            kept.append(p.kept)
             patched += p.patched if i >= 20 else 0
             if i == 30:
                 parts = parts_of(t.pid)
@@ -466,8 +463,9 @@ def windows(gpufl, length="100ms"):
             # CUPTI keeps all code that it ever patched. What we say it keeps has to be what it keeps, or no limit holds.
             rise = (device[-1][1] - device[19][1]) * 2**20
             each = rise / 2**20 / sum(engine == "sass" for engine, _ in device[20:])
-            check(0.8 <= rise / max(1, patched) / KEPT <= 1.25, "windows: the device's grows by what is said to be kept of sass",
-                  f"{each:.1f} MiB a window of sass, {rise / max(1, patched):.0f} bytes an instruction, {kept / 2**20:.0f} MiB said to be kept")
+            said = kept[-1] - kept[19]
+            check(0.8 <= rise / max(1, said) <= 1.25, "windows: the device's grows by what is said to be kept of sass",
+                  f"{each:.2f} MiB a window of sass, {rise / max(1, patched):.0f} bytes an instruction, × {rise / max(1, said):.2f} of what is said, {kept[-1] / 2**20:.0f} MiB in all")
         if "pc" in gpufl.engines:
             check(growth(device)["pc"] <= 0.1, "windows: and by nothing for pc", f"{growth(device)['pc']} MiB a window")
     sums = [(at, sum(by_name.values())) for at, by_name in exports(output)]
@@ -486,23 +484,77 @@ def windows(gpufl, length="100ms"):
     table.append(("training", "untraced / before / during / after", *(f"{x['step_ms']:.3f} ms" for x in (reference, before, during, after)), f"longest step {during['longest_ms']:.0f} ms"))
     report = gpufl.report(output)
     functions = (report or {}).get("inside", {}).get("by_function", [])
-    brought = {"pc": any(f["samples"] for f in functions), "sass": any("lanes" in f for f in functions)}
+    brought = {"pc": any(f["samples"] for f in functions), "sass": any("lanes" in f or "times_ideal" in f for f in functions)}
     check(count == 0 or all(brought[e] for e in gpufl.engines), "windows: each engine brought figures", f"{len(functions)} functions")
+
+
+def endure(gpufl):
+    """Windows in several trainings side by side until time is up, to see whether one hangs. Each training ends after so many, and another begins."""
+    deadline, count, done, wrong, said = time.monotonic() + gpufl.seconds, gpufl.windows, collections.Counter(), [], []
+
+    def one(lane):
+        for number in itertools.count():
+            if time.monotonic() > deadline:
+                return
+            planned = ["--deep-after", "24h"] if gpufl.planned else []
+            output, command = gpufl.trace(f"endure-{lane}-{number}", ON_DEMAND + planned, [sys.executable, TRAINING])
+            t = Training(command, GPUFL_DEEP="1", LD_PRELOAD=os.path.join(gpufl.bin, "crash.so"), **gpufl.more)
+            try:
+                t.ask("cycles 1")
+                t.send("until")
+                for engine in itertools.islice(itertools.cycle(gpufl.engines), count):
+                    if time.monotonic() > deadline:
+                        break
+                    p = gpufl.deep(t.pid, engine, "100ms")
+                    done[engine if p.returncode == 0 else f"{engine}: {p.status}"] += 1
+                    if p.returncode != 0:
+                        said.append(f"training {lane}.{number}, window {sum(done.values())} of all: {p.returncode}: {p.text[:300]}")
+                    if p.returncode == 1 or "crash.so:" in t.said():
+                        raise RuntimeError("it crashed, an engine stays armed, or nobody knows")
+                during = t.ask("stop")
+                after = t.ask("cycles 2")
+                wrong.append(during["wrong"] + after["wrong"])
+                if (code := t.end()) != 0:
+                    said.append(f"training {lane}.{number} ended with {code}")
+            except (subprocess.TimeoutExpired, TimeoutError, RuntimeError) as e:
+                said.append(f"training {lane}.{number}, window {sum(done.values())} of all: {e}")
+                looked_at(t)
+                t.kill()
+            finally:
+                if os.path.exists(output):
+                    os.remove(output)  # it would fill the disk
+
+    with concurrent.futures.ThreadPoolExecutor(gpufl.trainings) as lanes:
+        for lane in [lanes.submit(one, i) for i in range(gpufl.trainings)]:
+            lane.result()
+    check(not said and sum(done.values()) > 0, f"endure: every window was collected and nothing hangs, {gpufl.trainings} trainings side by side", dict(done), *said)
+    check(wrong and not any(wrong), "endure: every cycle ends with the loss of the first", f"{sum(wrong)} wrong in {len(wrong)} trainings")
 
 
 # ---- status ----
 
 def refused(p, what, *statuses):
     """A window that cannot be has 3, the status that says why, and a sentence."""
-    check(p.returncode == 3 and p.status in statuses and len(p.text.splitlines()) == 1, what, p.returncode, p.status, p.text[:300])
+    return check(p.returncode == 3 and p.status in statuses and len(p.text.splitlines()) == 1, what, p.returncode, p.status, p.text[:300])
 
 
-def beside(p, what):
+def beside(p, what, training=None):
     """A window beside another profiler was collected, or has 3 and the status and sentence that say who is in the way."""
     if p.returncode == 0:
-        check(p.status == "collected", what + " is collected", p.status, p.text[:300])
+        good = check(p.status == "collected", what + " is collected", p.status, p.text[:300])
     else:
-        refused(p, what + " is told why not", "another_profiler")
+        good = refused(p, what + " is told why not", "another_profiler")
+    if training and not good:
+        looked_at(training)
+
+
+def looked_at(training):
+    """Notes what a training said, and where its threads are."""
+    note(f"process {training.pid} is {state(training.pid)}, and said: {training.said()[-500:]}")
+    try:
+        stacks(training.pid)
+    except OSError as e:
+        note(f"its stacks: {e}")
 
 
 def status(gpufl):
@@ -583,11 +635,11 @@ def torch_profiler(gpufl):
         t.send("profile")
         check(t.answer(120).get("profiling"), "profilers: torch.profiler is on")
         for engine in ("pc", "sass"):
-            beside(gpufl.deep(t.pid, engine, "500ms"), f"profilers: under torch.profiler, {engine}")
+            beside(gpufl.deep(t.pid, engine, "500ms"), f"profilers: under torch.profiler, {engine}", t)
         during = t.ask("stop")
         note(f"torch.profiler had {during['kernels']} kernels of {during['cycles']} cycles")
         for engine in ("pc", "sass"):
-            beside(gpufl.deep(t.pid, engine, "500ms"), f"profilers: after torch.profiler, {engine}")
+            beside(gpufl.deep(t.pid, engine, "500ms"), f"profilers: after torch.profiler, {engine}", t)
         last = t.ask("cycles 3")
         wrong = first["wrong"] + during["wrong"] + last["wrong"]
         check(wrong == 0 and during["cycles"] > 0 and last["loss"] == reference["loss"], "profilers: results are those without us and without it", last["loss"], reference["loss"])
@@ -626,21 +678,22 @@ def nsight(gpufl):
         return
     program = os.path.join(gpufl.bin, "slow")
     _, command = gpufl.trace("ncu-beside", ON_DEMAND, [sys.executable, TRAINING])
-    t = Training(command, GPUFL_DEEP="1")
+    t = Training(command, GPUFL_DEEP="1", LD_PRELOAD=os.path.join(gpufl.bin, "crash.so"))
     other = None
     try:
         t.send("until")
         other = subprocess.Popen([ncu, "--set", "full", program, "compute", "15"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0)
         until_said(other, "==PROF== Profiling", 120)
         for engine in ("pc", "sass"):
-            beside(gpufl.deep(t.pid, engine, "500ms"), f"profilers: while ncu has the counters, {engine}")
+            beside(gpufl.deep(t.pid, engine, "500ms"), f"profilers: while ncu has the counters, {engine}", t)
         rest = other.stdout.read().decode(errors="replace")
         code = other.wait(180)
         # A window that comes between two of ncu's kernels has the counters when ncu wants them again.
         check(code == 0 or "concurrently collecting" in rest, "profilers: ncu ends as ever, or says that something else has the counters", code, rest.strip()[-300:])
         for engine in ("pc", "sass"):
             p = gpufl.deep(t.pid, engine, "500ms")
-            check(p.returncode == 0, f"profilers: after ncu, {engine} is collected", p.returncode, p.status, p.text[:300])
+            if not check(p.returncode == 0, f"profilers: after ncu, {engine} is collected", p.returncode, p.status, p.text[:300]):
+                looked_at(t)
         check(t.ask("stop")["wrong"] == 0, "profilers: the training beside ncu is right")
         check(t.end() == 0, "profilers: and ends by itself")
     except (subprocess.TimeoutExpired, TimeoutError, RuntimeError):
@@ -765,7 +818,7 @@ def dry(gpufl):
         check("no GPU" in str(e), "dry: a training that ends at once is noticed")
 
 
-CASES = {"slow": slow, "windows": windows, "status": status, "profilers": profilers}
+CASES = {"slow": slow, "windows": windows, "endure": endure, "status": status, "profilers": profilers, "nsight": nsight}
 
 
 def main():
@@ -776,6 +829,8 @@ def main():
     p.add_argument("--windows", type=int, default=200, help="how many windows in a row")
     p.add_argument("--rest", type=float, default=1, help="seconds that the training runs instead of windows, where there are none")
     p.add_argument("--rounds", type=int, default=30, help="in which the step is measured, before them and after")
+    p.add_argument("--trainings", type=int, default=3, help="side by side, of endure")
+    p.add_argument("--seconds", type=float, default=400, help="after which endure begins no window")
     p.add_argument("--engines", default="pc,sass", help="of these windows, in turn")
     p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the training in windows")
     p.add_argument("--planned", action="store_true", help="as with a schedule: launches are watched from the start")

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -63,7 +64,9 @@ func TestProgramsOnAFakeGPU(t *testing.T) {
 	})
 	t.Run("switches", func(t *testing.T) {
 		said := run(t, environ, filepath.Join(bin, "switches"), cupti, "b", "1", "3", "20")
-		assert.Equal(t, 3, strings.Count(said, "] first -1, without record 0, not told 0 of 2000;"), "%s", said)
+		assert.Equal(t, 3, strings.Count(said, "] first -1, without record 0, not told 0 of 2000, inside 0;"), "%s", said)
+		said = run(t, environ, filepath.Join(bin, "switches"), cupti, "o", "0", "3", "5")
+		assert.Equal(t, 3, strings.Count(said, "] first -1, without record 0, not told 0 of 500, inside 0;"), "%s", said)
 	})
 	t.Run("modes", func(t *testing.T) {
 		var round struct {
@@ -264,4 +267,49 @@ print(json.dumps({"code": [w.process.returncode for w in watches], "said": sum(f
 	assert.Positive(t, got.Functions)
 	assert.Empty(t, got.Same)
 	assert.Len(t, got.Twice, 1)
+}
+
+// TestCrashIsToldAndItsStackRead: with crash.so a thread that crashes says so and stays, and what led there is on its stack.
+func TestCrashIsToldAndItsStackRead(t *testing.T) {
+	const program = `
+#include <pthread.h>
+__attribute__((noinline)) int inner(int *p) { return *p + 1; }
+__attribute__((noinline)) int outer(int *p) { return 2 * inner(p); }
+static void *run(void *p) { return (void *)(long)outer(p); }
+int main(void) {
+  pthread_t thread;
+  pthread_create(&thread, 0, run, (void *)8);
+  return pthread_join(thread, 0);
+}
+`
+	const script = `
+import json, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+import where
+p = subprocess.Popen([sys.argv[2]], stderr=subprocess.PIPE, text=True, env={"LD_PRELOAD": sys.argv[3]})
+said = p.stderr.readline()
+symbols = where.Symbols()
+try:
+    found = [[who, [symbols.name(file, offset) for file, offset in frames if file == sys.argv[2]]] for who, state, frames in where.stacks(p.pid)]
+finally:
+    p.kill()
+print(json.dumps([said, found]))
+`
+	here, bin := filepath.Join(process.Root(t), "test", "gpu"), t.TempDir()
+	path := filepath.Join(bin, "crashes")
+	require.NoError(t, os.WriteFile(path+".c", []byte(program), 0o600))
+	run(t, nil, "cc", "-O1", "-fno-optimize-sibling-calls", "-o", path, path+".c", "-lpthread")
+	library := filepath.Join(bin, "crash.so")
+	run(t, nil, "cc", "-shared", "-fPIC", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-o", library, filepath.Join(here, "deep", "crash.c"))
+	said := run(t, []string{"PYTHONDONTWRITEBYTECODE=1"}, python(t), "-c", script, here, path, library)
+	var got [2]any
+	require.NoError(t, json.Unmarshal([]byte(said), &got))
+	assert.Regexp(t, `^crash\.so: thread \d+ of process \d+: signal 11 at 0x8\n$`, got[0])
+	if runtime.GOARCH != "amd64" {
+		return // there each word on the stack may be an address that is returned to
+	}
+	threads := got[1].([]any)
+	require.Len(t, threads, 2)
+	assert.Equal(t, []any{"main 0", []any{"main", "_start"}}, threads[0])
+	assert.Equal(t, []any{"outer", "run"}, threads[1].([]any)[1])
 }

@@ -58,6 +58,15 @@ class Failure(Exception):
     pass
 
 
+def libcupti(pid):
+    """Which CUPTI a process has loaded."""
+    try:
+        with open(f"/proc/{pid}/maps") as f:
+            return sorted({line.split()[-1] for line in f if "libcupti" in line})
+    except OSError:
+        return []
+
+
 # ---- figures ----
 
 def median(values):
@@ -328,10 +337,17 @@ class Bench:
             with open(folder + "/stdout", "w+") as out, open(folder + "/stderr", "w+") as err:
                 child = subprocess.Popen(command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                                          start_new_session=True)
+                threads, libraries = {}, []
                 try:
-                    status = child.wait(RUN_LIMIT)
-                except subprocess.TimeoutExpired:
-                    status = f"none after {RUN_LIMIT} s"
+                    status = None
+                    while status is None and time.monotonic() - begin < RUN_LIMIT:
+                        try:
+                            status = child.wait(0.5)
+                        except subprocess.TimeoutExpired:
+                            threads = places.spent(child.pid) or threads
+                            libraries = libcupti(child.pid) or libraries
+                    if status is None:
+                        status = f"none after {RUN_LIMIT} s"
                 finally:
                     if child.returncode is None:
                         os.killpg(child.pid, signal.SIGKILL)
@@ -344,6 +360,8 @@ class Bench:
                     raise Failure(f"status {status}: {' | '.join(err.read()[-600:].splitlines()[-4:])}")
             result = json.loads(lines[-1])
             kernels, said = self.report(mode, folder, result)
+            said = said | {"threads": {f"{name} {i}": used for (name, i), used in threads.items() if used[0] + used[1] >= 0.2},
+                           "libraries": libraries}
             cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
             return Run(result[FIELD[program]], result.get("loss"), whole, cpu, kernels, said)
         finally:
@@ -424,7 +442,7 @@ def beside(benches, mode, other, pairs, say):
         modes = [mode, other] if number % 2 == 0 else [other, mode]
         with places.Swapping(*places.parts(2)), concurrent.futures.ThreadPoolExecutor() as both:
             pair = dict(zip(modes, both.map(lambda bench, m: bench.run(TRAIN, m), benches, modes)))
-        say(f"{mode} on {number % 2}: {pair[mode].value:.1f} beside {pair[other].value:.1f} of {other}, {json.dumps(pair[mode].said)}")
+        say(f"{mode} on {number % 2}: {pair[mode].value:.1f} beside {pair[other].value:.1f} of {other}, {json.dumps([pair[mode].said, pair[other].said])}")
         done.append((pair[mode], pair[other]))
     return done
 
@@ -512,7 +530,7 @@ def main():
     work = tempfile.mkdtemp(dir="/dev/shm", prefix="overhead-")
     if a.pairs:
         try:
-            said, verdicts = by_the_floor(a, work, [m for m in MODES[TRAIN] if m in chosen - {"ours-otlp"}], lambda s: print(s[:700], file=sys.stderr, flush=True))
+            said, verdicts = by_the_floor(a, work, [m for m in MODES[TRAIN] if m in chosen - {"ours-otlp"}], lambda s: print(s[:2000], file=sys.stderr, flush=True))
         finally:
             shutil.rmtree(work, ignore_errors=True)
         print(f"{gpu()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores, {a.steps} steps, {time.monotonic() - begin:.0f} s in all\n")

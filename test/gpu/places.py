@@ -24,6 +24,20 @@ def role(pid, thread, name):
     return "main" if thread == pid else "autograd" if name.startswith("pt_autograd_") else name
 
 
+def spent(pid):
+    """What each thread of a process has taken, by (role, id in the process): seconds of its own, of the kernel's, and page faults
+    that needed no disk."""
+    tick, found = os.sysconf("SC_CLK_TCK"), {}
+    for thread, name in threads(pid):
+        try:
+            with open(f"/proc/{pid}/task/{thread}/stat") as f:
+                fields = f.read().rpartition(")")[2].split()  # from the third on
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        found[role(pid, thread, name), thread - pid] = int(fields[11]) / tick, int(fields[12]) / tick, int(fields[7])
+    return found
+
+
 def put(thread, processors):
     try:
         os.sched_setaffinity(thread, processors)

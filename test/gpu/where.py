@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the processor time of a process goes, by kind of thread, file and function: deep/where.c, read.
 
-It tells what a step that got longer is longer by, when the machine has neither perf nor processor counters.
+It tells what a step that got longer is longer by, when the machine has neither perf nor processor counters; and where the threads
+of a process wait that hangs, when it has no debugger.
 """
 import bisect
 import collections
 import os
+import platform
+import struct
 import subprocess
 
 import places
@@ -30,6 +33,59 @@ class Watch:
         for line in out.splitlines():
             thread, count, offset, file = line.split(" ", 3)
             self.spent[self.roles.get(int(thread), "new"), file, int(offset, 16)] += int(count) * 1e3 / self.hertz
+
+
+def called(memory, address):
+    """Whether the code before an address of a process can be a call, so that it may be one that is returned to. Of x86-64; else True."""
+    if platform.machine() != "x86_64":
+        return True
+    try:
+        code = os.pread(memory, 7, address - 7)
+    except (OSError, OverflowError):
+        return False
+    return len(code) == 7 and (code[2] == 0xE8 or any(code[-n] == 0xFF and code[-n + 1] >> 3 & 7 == 2 for n in range(2, 8)))
+
+
+def stacks(pid, words=4096):
+    """Of each thread of a process that waits in the kernel its role, the number of the system call, and (file, offset) of what it may return to,
+    the innermost first: all words on its stack that look like it, so more than are true, and in the right order."""
+    maps = []
+    with open(f"/proc/{pid}/maps") as f:
+        for line in f:
+            fields = line.split(None, 5)
+            if "x" in fields[1] and len(fields) == 6:
+                begin, end = (int(x, 16) for x in fields[0].split("-"))
+                maps.append((begin, end, int(fields[2], 16), fields[5].strip()))
+    maps.sort()
+    starts = [m[0] for m in maps]
+    found = []
+    memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
+    try:
+        for thread, name in places.threads(pid):
+            try:
+                with open(f"/proc/{pid}/task/{thread}/syscall") as f:
+                    fields = f.read().split()
+            except OSError as e:
+                fields = [f"({e.strerror})"]
+            frames = []
+            if len(fields) >= 3:
+                stack, at = int(fields[-2], 16), int(fields[-1], 16)
+                data = b""
+                for length in (8 * words, 4096 - stack % 4096):  # the stack may end before
+                    try:
+                        data = os.pread(memory, length, stack)
+                        break
+                    except OSError:
+                        pass
+                data = data[:len(data) // 8 * 8]
+                for i, address in enumerate([at, *(x for x, in struct.iter_unpack("<Q", data))]):
+                    m = bisect.bisect_right(starts, address) - 1
+                    if m >= 0 and address < maps[m][1] and (i == 0 or called(memory, address)):
+                        frames.append((maps[m][3], address - maps[m][0] + maps[m][2]))
+            found.append((f"{places.role(pid, thread, name)} {thread - pid}", fields[0], frames))
+    finally:
+        os.close(memory)
+    return found
 
 
 class Symbols:

@@ -11,10 +11,11 @@
 //	k     records of kernels                  t     callbacks of launches
 //	K     the same, and callbacks stay on     b     both
 //	f     records, with a flush after each
+//	o     callbacks, on once and for good
 //
 // and GATE who launches meanwhile: 0 everybody, 1 nobody, 2 nobody and the device has nothing to do, 3 nobody while it is
 // switched off. It prints for each thread the first phase in which something had not come by its end, -1 for none, and what had not come by
-// the end of all.
+// the end of all. With callbacks also how many calls a thread seems to be in when it is in none: their ends were not told.
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -31,6 +32,7 @@ static bool gated;
 static atomic_int asked, done;
 static atomic_bool over;
 static atomic_ulong recorded[MOST], told[MOST], others;
+static int inside[MOST]; // the threads' own
 static __thread int self = -1;
 static __thread bool checked;
 
@@ -38,6 +40,12 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
   (void)user, (void)domain, (void)cbid;
   const gpufl_callback_data *call = data;
   if (call->callbackSite == 0 && checked) atomic_fetch_add(&told[self], 1);
+  if (self < 0) return;
+  if (call->callbackSite == 0) {
+    inside[self]++;
+  } else if (inside[self] > 0) { // or it began before it was told
+    inside[self]--;
+  }
 }
 static void on_kernel(const char *record) {
   const char *name;
@@ -76,14 +84,14 @@ int main(int argc, char **argv) {
   CHECK(argc == 6);
   char what = *argv[2];
   int level = atoi(argv[3]), threads = atoi(argv[4]), phases = atoi(argv[5]);
-  CHECK(strchr("kKtbf", what) != NULL && threads > 0 && threads <= MOST);
+  CHECK(strchr("kKtbfo", what) != NULL && threads > 0 && threads <= MOST);
   gated = level > 0;
   load_bare(argv[1]);
   CHECK(cu_init(0) == 0 && subscribe(&subscriber, on_api, NULL) == 0 && register_callbacks(on_request, on_complete) == 0);
   set_byte(GPUFL_CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, 0);
-  bool records = what != 't', callbacks = what == 't' || what == 'b' || what == 'K', switched = what == 't' || what == 'b';
+  bool records = what != 't' && what != 'o', callbacks = strchr("tbKo", what) != NULL, switched = what == 't' || what == 'b';
   if (records) CHECK(activity_enable(CONCURRENT_KERNEL) == 0);
-  if (callbacks) tell_of_launches(subscriber, 1);
+  if (callbacks && what != 'o') tell_of_launches(subscriber, 1);
   char ptx[8192] = PTX EMPTY_KERNEL("others");
   for (int i = 0; i < threads; i++) sprintf(ptx + strlen(ptx), EMPTY_KERNEL("own%d"), i);
   void *module;
@@ -105,6 +113,7 @@ int main(int argc, char **argv) {
       if (level == 2) CHECK(cu_synchronize() == 0);
       if (records) CHECK((on ? activity_enable(CONCURRENT_KERNEL) : activity_disable(CONCURRENT_KERNEL)) == 0);
       if (switched) tell_of_launches(subscriber, (uint32_t)on);
+      if (what == 'o' && on && phase == 0) tell_of_launches(subscriber, 1);
       if (what == 'f') flush_all(0);
       if (alone) pthread_rwlock_unlock(&gate);
       usleep(3000);
@@ -131,8 +140,8 @@ int main(int argc, char **argv) {
   printf("%c gate %d, %d threads, %d phases, %lu other launches:", what, level, threads, phases, atomic_load(&others));
   unsigned long want = (unsigned long)phases * EACH;
   for (int i = 0; i < threads; i++) {
-    printf(" [%d] first %d, without record %lu, not told %lu of %lu;", i, first[i], records ? want - atomic_load(&recorded[i]) : 0,
-           callbacks ? want - atomic_load(&told[i]) : 0, want);
+    printf(" [%d] first %d, without record %lu, not told %lu of %lu, inside %d;", i, first[i], records ? want - atomic_load(&recorded[i]) : 0,
+           callbacks ? want - atomic_load(&told[i]) : 0, want, inside[i]);
   }
   printf("\n");
   fflush(stdout);
