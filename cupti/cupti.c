@@ -671,6 +671,9 @@ static void listen(void) {
   gpufl_resources_open(settings.cubin_bytes);
   find_callbacks();
   gpufl_gate_forget(); // those of an earlier subscription
+  void *function;
+  memcpy(&function, &gpufl_cupti.subscribe, sizeof function);
+  gpufl_threads_learn(function);
   atomic_store(&listening, true);
   bool all = true;
   for (size_t i = 0; i < sizeof resources / sizeof *resources; i++) {

@@ -16,6 +16,9 @@
 // holds. Only while CUPTI does what locks up with a launch, which takes a second where it has to allocate much, is
 // long enough much longer.
 //
+// CUPTI's own threads call the driver too and are not meant: what we have CUPTI do may wait for them, and one of them may be in a call for as
+// long as something else has the GPU's counters.
+//
 // Every launch passes here for as long as the process lives, so where the gate is open a thread writes only what is its own:
 // it says that it is inside and then looks whether the gate is closed, and whoever closes it closes it first and
 // then looks who is inside. One of the two sees the other.
@@ -35,6 +38,7 @@ typedef struct visitor {
   const char *frame;       // where on the thread's stack the call was told: what it leads to is told further down
   int32_t thread;          // its id
   bool taken;              // with gate.lock
+  bool cuptis;             // the thread is
   gpufl_heap heap;         // the thread's own
   struct visitor *next;    // written once
 } visitor;
@@ -94,6 +98,7 @@ static visitor *own(void) {
   } else {
     v->taken = true;
     v->thread = (int32_t)gpufl_thread();
+    v->cuptis = gpufl_thread_is_cuptis();
   }
   pthread_mutex_unlock(&gate.lock);
   return mine = v;
@@ -143,7 +148,7 @@ static void wait_outside(visitor *v, uint32_t set, uint32_t life) {
 void gpufl_gate_enter(uint32_t one, uint32_t life, uint32_t what) {
   if (gpufl_operating) return;
   visitor *v = own();
-  if (v == NULL) return;
+  if (v == NULL || v->cuptis) return;
   const char *here = __builtin_frame_address(0);
   if (v->depth > 0 && atomic_load_explicit(&v->life, memory_order_relaxed) == atomic_load(&gate.life)) {
     if (here < v->frame) {

@@ -4,7 +4,7 @@
  *
  *   modules.c     images of modules, contexts, captures: what the callbacks tell
  *   gate.c        keeps the application's calls out while CUPTI rearranges things
- *   threads.c     waits for calls that were under way before anybody looked
+ *   threads.c     whose threads there are; waits for calls that were under way before anybody looked
  *   deep.c        the window: its rows, texts and counts, and who may do what
  *   pcsampling.c  one engine
  *   sass.c        the other
@@ -138,6 +138,11 @@ void gpufl_heap_forget(gpufl_heap *h);
 size_t gpufl_heap_held(void);
 
 /* ---- threads.c ---- */
+
+/* gpufl_thread_is_cuptis says whether CUPTI made the calling thread; false if it cannot be told. gpufl_threads_learn is given one of CUPTI's
+ * functions before. */
+void gpufl_threads_learn(void *function);
+bool gpufl_thread_is_cuptis(void);
 
 /* gpufl_threads_pass waits until each other thread of the process has run for a while or been seen asleep: none is in a short call
  * any more that it was in before. False if some have not by a time of gpufl_monotonic. */

@@ -3,6 +3,8 @@
 //go:build linux && cgo
 
 #include <dirent.h>
+#include <link.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +12,59 @@
 #include <unistd.h>
 
 #include "gpufl_deep_internal.h"
+
+// ---- whose they are ----
+
+// A thread is CUPTI's if the function that it began with is in CUPTI's code. glibc keeps that function in what pthread_self points to;
+// where is learned from a thread that is made for it, in the first WORDS of it, which are fewer than it has.
+enum { WORDS = 2048 / sizeof(uintptr_t) };
+static atomic_size_t place; // 0: not known
+static _Atomic uintptr_t code, code_end;
+
+static void *look(void *unused) {
+#ifdef __GLIBC__
+  const uintptr_t *self = (const uintptr_t *)pthread_self();
+  for (size_t i = 1; i < WORDS; i++) {
+    if (self[i] != (uintptr_t)look) continue;
+    atomic_store(&place, i);
+    break;
+  }
+#endif
+  return unused;
+}
+
+static int find_code(struct dl_phdr_info *object, size_t size, void *function) {
+  (void)size;
+  for (int i = 0; i < object->dlpi_phnum; i++) {
+    const ElfW(Phdr) *p = &object->dlpi_phdr[i];
+    uintptr_t begin = object->dlpi_addr + p->p_vaddr, end = begin + p->p_memsz;
+    if (p->p_type != PT_LOAD || (p->p_flags & PF_X) == 0 || (uintptr_t)function < begin || (uintptr_t)function >= end) continue;
+    atomic_store(&code, begin);
+    atomic_store(&code_end, end);
+    return 1;
+  }
+  return 0;
+}
+
+void gpufl_threads_learn(void *function) {
+  dl_iterate_phdr(find_code, function);
+  if (atomic_load(&place) != 0) return;
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before); // none is for that thread
+  pthread_t thread;
+  if (pthread_create(&thread, NULL, look, NULL) == 0) pthread_join(thread, NULL);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+bool gpufl_thread_is_cuptis(void) {
+  size_t at = atomic_load(&place);
+  if (at == 0) return false;
+  uintptr_t began_with = ((const uintptr_t *)pthread_self())[at];
+  return began_with >= atomic_load(&code) && began_with < atomic_load(&code_end);
+}
+
+// ---- calls that nobody saw begin ----
 
 // Callbacks are told of calls that begin once they are asked for. Those that had begun before are not known, and nothing says
 // how long ago their threads looked. So they are awaited by the time that threads have run: whoever has run for

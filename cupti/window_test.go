@@ -320,6 +320,25 @@ func TestWhatIsRefusedIsDisarmedAtRest(t *testing.T) {
 	}
 }
 
+// A thread of CUPTI's own that calls the driver, for however long, is in nobody's way.
+func TestCallsOfCUPTIsThreadsAreNotAwaited(t *testing.T) {
+	fake, c, _ := openDeep(t, Config{WatchLaunches: true})
+	awaitCall := func(under int64) {
+		t.Helper()
+		fake.Control("own_call", under)
+		process.Eventually(t, time.Minute, "the call", func() bool { return fake.Control("own_called", 0) == under })
+	}
+	awaitCall(1)
+	defer awaitCall(0)
+	for e := range NumEngines {
+		w := openWindow(t, c, DeepConfig{Engine: e})
+		fake.Launch(windowKernel, 2)
+		if r := closeWindow(t, w); len(r.Rows) == 0 || r.Totals.NotIdle != 0 {
+			t.Errorf("%s: totals %+v", e, r.Totals)
+		}
+	}
+}
+
 // What cannot be disarmed, since a launch does not come back, is disarmed before the next window, whichever engine that is of.
 func TestWhatStaysArmedIsDisarmedBeforeTheNext(t *testing.T) {
 	for e := range NumEngines {

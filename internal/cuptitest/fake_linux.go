@@ -275,6 +275,8 @@ func (f *Fake) Synchronize() { C.synchronize() }
 //	                  may have no records then, or not be told of
 //	enabled, callbacks, subscribed   the activity kinds (bits), the number of callbacks, whether there is a subscriber; not to be set
 //	launch_ns         how long each launch, and each call about a module, takes
+//	own_call          1: a thread of CUPTI's own launches, and is in that call until it is 0
+//	own_called        1: it is; not to be set
 //	hold              1: launches and calls about modules do not return until it is 0
 //	held              how many such calls are under way that somebody was told of; not to be set
 //

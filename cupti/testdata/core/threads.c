@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads that sleep, run, end or get no processor, and what gpufl_threads_pass says of them. 77: this process
+// Threads that sleep, run, end or get no processor, and what gpufl_threads_pass says of them; and whose they are. 77: this process
 // may not stop a thread of its own.
 
 #include <sys/prctl.h>
@@ -34,10 +34,30 @@ static void *come_and_go(void *unused) {
   return unused;
 }
 
+static void *is_theirs(void *answer) {
+  *(bool *)answer = gpufl_thread_is_cuptis();
+  return NULL;
+}
+
+// begun says whether a thread that is made here is one of the library's whose code has a function.
+static bool begun(void *function) {
+  gpufl_threads_learn(function);
+  CHECK(!gpufl_thread_is_cuptis()); // the first was not made
+  pthread_t thread;
+  bool is = false;
+  CHECK(pthread_create(&thread, NULL, is_theirs, &is) == 0 && pthread_join(thread, NULL) == 0);
+  return is;
+}
+
 static bool pass(int64_t ns) { return gpufl_threads_pass(gpufl_monotonic() + ns); }
 
 int main(void) {
   const int64_t minute = (int64_t)60000000000;
+  CHECK(!gpufl_thread_is_cuptis());
+#ifdef __GLIBC__
+  CHECK(begun((void *)begun));
+#endif
+  CHECK(!begun((void *)qsort)); // the C library's
   CHECK(pass(minute)); // alone
   pthread_t threads[3];
   CHECK(pthread_create(&threads[0], NULL, spin, NULL) == 0);

@@ -661,6 +661,22 @@ __attribute__((destructor)) static void end(void) {
   pthread_mutex_unlock(&lock);
 }
 
+// A call of a thread of CUPTI's own lasts for as long as own_call is 1.
+static atomic_llong own_call, own_called;
+
+static void *call_driver(void *unused) {
+  uint32_t number = 0;
+  tell(0, 307, "cuLaunchKernel", &number);
+  atomic_store(&own_called, 1);
+  while (atomic_load(&own_call) != 0) {
+    struct timespec pause = {0, 1000000};
+    nanosleep(&pause, NULL);
+  }
+  tell(1, 307, "cuLaunchKernel", &number);
+  atomic_store(&own_called, 0);
+  return unused;
+}
+
 // ---- control, for tests ----
 
 // fake_control sets one of the values below and returns what it was. Values that only count can be set
@@ -701,6 +717,12 @@ FAKE_API int64_t fake_control(const char *what, int64_t value) {
     for (int i = 0; i < 64; i++) old += s.resources[i];
   } else if (strcmp(what, "launch_ns") == 0) {
     old = atomic_exchange(&launch_ns, value);
+  } else if (strcmp(what, "own_call") == 0) {
+    old = atomic_exchange(&own_call, value);
+    pthread_t thread;
+    if (old == 0 && value != 0 && pthread_create(&thread, NULL, call_driver, NULL) == 0) pthread_detach(thread);
+  } else if (strcmp(what, "own_called") == 0) {
+    old = atomic_load(&own_called);
   } else if (strcmp(what, "hold") == 0) {
     old = atomic_exchange(&hold, value);
   } else if (strcmp(what, "held") == 0) {
