@@ -409,7 +409,7 @@ static int arm_new(void) {
   int refusal = GPUFL_OK;
   for (int i = 0; i < n; i++) {
     if (gpufl_pc_samples(list[i].handle)) continue;
-    if (list[i].device < 0 || watched(list[i].handle, list[i].device)) {
+    if (list[i].device < 0 || num_all == GPUFL_MAX_CONTEXTS || watched(list[i].handle, list[i].device)) {
       skip(list[i].handle);
       continue;
     }
