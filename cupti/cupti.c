@@ -903,9 +903,11 @@ int gpufl_hold(bool hold, uint32_t kinds) {
   return result;
 }
 
-// flush_all asks for the records that are there. While kernels are patched and nothing is recorded there are none, since all was flushed before,
-// and CUPTI is asked for nothing beside launches that it patches.
-static int flush_all(uint32_t flag) { return gpufl_deep_patches() && !gpufl_activity() ? GPUFL_OK : gpufl_cupti.flush_all(flag); }
+// flush_all asks for the records that are there. While kernels are patched there are none of kernels, unless the window wanted them, since all was
+// flushed before, and CUPTI is asked for nothing beside launches that it patches: what else is recorded meanwhile can wait.
+static int flush_all(uint32_t flag) {
+  return gpufl_deep_patches() && !gpufl_window_config.with_activity ? GPUFL_OK : gpufl_cupti.flush_all(flag);
+}
 
 int gpufl_pause(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
