@@ -288,24 +288,18 @@ int gpufl_deep_missing(uint32_t index) {
   return missing;
 }
 
-static uint64_t waited_before, timeouts_before, untold_before;
+static gpufl_gate_totals before; // the window
 
 void gpufl_deep_get_counts(gpufl_deep_counts *out) {
   memset(out, 0, sizeof *out);
   if (gpufl_is_child()) return;
-  uint64_t waited = 0, timeouts = 0;
-  int64_t longest = 0;
-  gpufl_gate_counts(&waited, &timeouts, &longest);
-  int32_t thread;
-  uint32_t what;
-  uint64_t untold = 0;
-  gpufl_gate_inside(&thread, &what, &untold);
+  gpufl_gate_totals now = gpufl_gate_counts();
   pthread_mutex_lock(&window.lock);
   *out = gpufl_window_counts;
-  out->gated = waited - waited_before;
-  out->gate_timeouts = timeouts - timeouts_before;
-  out->untold = untold - untold_before;
-  out->longest_hold_ns = longest;
+  out->gated = now.waited - before.waited;
+  out->gate_timeouts = now.timeouts - before.timeouts;
+  out->untold = now.untold - before.untold;
+  out->longest_hold_ns = now.longest;
   pthread_mutex_unlock(&window.lock);
 }
 
@@ -497,7 +491,8 @@ static const char in_call[] = "a call";
 const char *gpufl_deep_restless(int32_t *thread, uint64_t *untold) {
   const char *why = atomic_load(&restless), *name = NULL;
   uint32_t what = 0;
-  gpufl_gate_inside(thread, &what, untold);
+  gpufl_gate_inside(thread, &what);
+  *untold = gpufl_gate_counts().untold;
   if (why != in_call) {
     *thread = 0;
   } else if (gpufl_cupti.callback_name != NULL && gpufl_cupti.callback_name(GPUFL_CUPTI_CB_DOMAIN_DRIVER_API, what, &name) == GPUFL_CUPTI_SUCCESS && name != NULL) {
@@ -506,17 +501,24 @@ const char *gpufl_deep_restless(int32_t *thread, uint64_t *untold) {
   return why;
 }
 
+// at_gate has the application's calls wait; false, and the gate is open, if some did not end in time.
+static bool at_gate(uint32_t sets, int64_t limit_ns) {
+  if (gpufl_gate_close(sets, limit_ns)) return true;
+  atomic_store(&restless, in_call);
+  let_go();
+  return false;
+}
+
 bool gpufl_window_rest(bool idle, int64_t limit_ns) {
   int64_t until = gpufl_monotonic() + (limit_ns < REST_NS ? limit_ns : REST_NS);
+  if (!at_gate(GPUFL_SETS_ALL, until - gpufl_monotonic())) return false;
   const char *why = in_call;
-  if (gpufl_gate_close(GPUFL_SETS_ALL, until - gpufl_monotonic())) {
-    if (idle && !gpufl_window_idle(until - gpufl_monotonic())) {
-      why = "the GPU did not come to the end of what was launched, or a context could not be asked";
-    } else if (gpufl_gate_hold()) {
-      gpufl_flush_begin();
-      settled = true;
-      return true;
-    }
+  if (idle && !gpufl_window_idle(until - gpufl_monotonic())) {
+    why = "the GPU did not come to the end of what was launched, or a context could not be asked";
+  } else if (gpufl_gate_hold()) {
+    gpufl_flush_begin();
+    settled = true;
+    return true;
   }
   atomic_store(&restless, why);
   let_go();
@@ -526,16 +528,29 @@ bool gpufl_window_rest(bool idle, int64_t limit_ns) {
 // all_known: none of the launches that had begun before they were watched is under way. With operation.
 static bool all_known;
 
-// rest_until tries until a time: between two tries the application goes on.
+// over says that it is no use to try once more; else it has the application go on for a moment.
+static bool over(int64_t until) {
+  if (gpufl_monotonic() >= until || atomic_load(&exiting) || atomic_load(&given_up)) return true;
+  nap();
+  return false;
+}
+
+// rest_until tries until a time, and at_gate_until does for calls alone.
 static bool rest_until(bool idle, int64_t until) {
-  for (;;) {
-    if (gpufl_window_rest(idle, until - gpufl_monotonic())) {
-      all_known = all_known || idle;
-      return true;
-    }
-    if (gpufl_monotonic() >= until || atomic_load(&exiting) || atomic_load(&given_up)) return false;
-    nap();
-  }
+  do {
+    if (!gpufl_window_rest(idle, until - gpufl_monotonic())) continue;
+    all_known = all_known || idle;
+    return true;
+  } while (!over(until));
+  return false;
+}
+
+static bool at_gate_until(int64_t until) {
+  do {
+    int64_t left = until - gpufl_monotonic();
+    if (at_gate(GPUFL_SETS_ALL, left < REST_NS ? left : REST_NS)) return true;
+  } while (!over(until));
+  return false;
 }
 
 // used: a window was opened once in this process.
@@ -598,16 +613,16 @@ static bool sound(const gpufl_deep_config *c) {
 static int open_pc(int64_t until) {
   // Nothing is armed beside an application that does not come to rest, since it could not be disarmed.
   let_go();
-  if (!rest_until(false, until)) return GPUFL_RESTLESS;
-  if (gpufl_pc_armed()) gpufl_pc_close(); // of a window that could not
+  if (gpufl_pc_armed()) {
+    if (!rest_until(false, until)) return GPUFL_RESTLESS;
+    gpufl_pc_close(); // of a window that could not
+  } else if (!at_gate_until(until)) {
+    return GPUFL_RESTLESS;
+  }
   let_go();
   // Launches go on while contexts are armed, which can take a second.
-  int result = GPUFL_RESTLESS;
-  if (!gpufl_gate_close(GPUFL_SETS_ALWAYS, until - gpufl_monotonic())) {
-    atomic_store(&restless, in_call);
-  } else {
-    result = gpufl_captures() > 0 ? GPUFL_CAPTURE : gpufl_pc_open();
-  }
+  if (!at_gate(GPUFL_SETS_ALWAYS, until - gpufl_monotonic())) return GPUFL_RESTLESS;
+  int result = gpufl_captures() > 0 ? GPUFL_CAPTURE : gpufl_pc_open();
   let_go();
   if (result == GPUFL_OK) {
     result = !rest_until(true, until) ? GPUFL_RESTLESS : gpufl_captures() > 0 ? GPUFL_CAPTURE : gpufl_pc_start();
@@ -642,19 +657,14 @@ int gpufl_deep_open(const gpufl_deep_config *config) {
     finish();
     return result;
   }
-  int64_t ignored;
-  int32_t thread;
-  uint32_t what;
-  gpufl_gate_counts(&waited_before, &timeouts_before, &ignored);
-  gpufl_gate_inside(&thread, &what, &untold_before);
+  before = gpufl_gate_counts();
   gpufl_gate_begin();
   int64_t until = gpufl_monotonic() + config->limit_ns;
   atomic_store(&used, true);
   gpufl_heap_window(true);
   if (!watch_launches(until)) {
     result = GPUFL_RESTLESS;
-  } else if (!gpufl_gate_close(GPUFL_SETS_ALWAYS, until - gpufl_monotonic())) {
-    atomic_store(&restless, in_call);
+  } else if (!at_gate(GPUFL_SETS_ALWAYS, until - gpufl_monotonic())) {
     result = GPUFL_RESTLESS;
   } else if (gpufl_captures() > 0) {
     result = GPUFL_CAPTURE;

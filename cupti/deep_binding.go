@@ -58,6 +58,10 @@ func coreDeepSupported(e Engine) int { return int(C.gpufl_deep_supported(C.int(e
 func coreDeepContexts() int          { return int(C.gpufl_deep_contexts()) }
 func coreDeepObstacle() string       { return C.GoString(C.gpufl_deep_obstacle()) }
 func coreDeepCall() string           { return C.GoString(C.gpufl_deep_call()) }
+func coreDeepEnd()                   { C.gpufl_deep_end() }
+func coreDeepGiveUp()                { C.gpufl_deep_give_up() }
+func coreDeepStuck() bool            { return C.gpufl_deep_stuck() != 0 }
+func corePause() int                 { return int(C.gpufl_pause()) }
 
 // coreDeepRestless is what was not at rest, the thread that was in a call, 0 for none, and of how many calls the end was not told.
 func coreDeepRestless() (string, int32, uint64) {
@@ -66,10 +70,6 @@ func coreDeepRestless() (string, int32, uint64) {
 	why := C.GoString(C.gpufl_deep_restless(&thread, &untold))
 	return why, int32(thread), uint64(untold)
 }
-func coreDeepEnd()        { C.gpufl_deep_end() }
-func coreDeepGiveUp()     { C.gpufl_deep_give_up() }
-func coreDeepStuck() bool { return C.gpufl_deep_stuck() != 0 }
-func corePause() int      { return int(C.gpufl_pause()) }
 
 func coreDeepClose(limit time.Duration) int { return int(C.gpufl_deep_close(C.int64_t(limit))) }
 

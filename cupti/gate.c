@@ -247,11 +247,10 @@ void gpufl_gate_forget(void) {
   pthread_mutex_unlock(&gate.lock);
 }
 
-void gpufl_gate_inside(int32_t *thread, uint32_t *what, uint64_t *untold) {
+void gpufl_gate_inside(int32_t *thread, uint32_t *what) {
   pthread_mutex_lock(&gate.lock);
   *thread = gate.last_inside;
   *what = gate.last_what;
-  *untold = atomic_load_explicit(&gate.untold, memory_order_relaxed);
   pthread_mutex_unlock(&gate.lock);
 }
 
@@ -261,10 +260,9 @@ void gpufl_gate_begin(void) {
   pthread_mutex_unlock(&gate.lock);
 }
 
-void gpufl_gate_counts(uint64_t *waited, uint64_t *timeouts, int64_t *longest) {
+gpufl_gate_totals gpufl_gate_counts(void) {
   pthread_mutex_lock(&gate.lock);
-  *longest = gate.longest;
-  *waited = gate.waited;
-  *timeouts = gate.timeouts;
+  gpufl_gate_totals t = {gate.waited, gate.timeouts, atomic_load_explicit(&gate.untold, memory_order_relaxed), gate.longest};
   pthread_mutex_unlock(&gate.lock);
+  return t;
 }

@@ -105,13 +105,16 @@ void gpufl_gate_open(void);
 void gpufl_gate_release(void);
 /* gpufl_gate_forget forgets who is inside: their ends will not be told. */
 void gpufl_gate_forget(void);
-/* gpufl_gate_inside: which thread was last found inside when the gate was closed, 0 for none, and in which call; and how many calls have been
- * found whose ends were not told. */
-void gpufl_gate_inside(int32_t *thread, uint32_t *what, uint64_t *untold);
-/* gpufl_gate_counts: how many calls waited ever, and how many went on before the gate was open; the longest wait in ns
- * since gpufl_gate_begin. */
+/* gpufl_gate_inside: which thread was last found inside when the gate was closed, 0 for none, and in which call. */
+void gpufl_gate_inside(int32_t *thread, uint32_t *what);
+/* gpufl_gate_counts: how many calls waited ever, how many went on before the gate was open, and of how many the end was not told, as far as
+ * their threads have made others since; the longest wait in ns since gpufl_gate_begin. */
+typedef struct {
+  uint64_t waited, timeouts, untold;
+  int64_t longest;
+} gpufl_gate_totals;
 void gpufl_gate_begin(void);
-void gpufl_gate_counts(uint64_t *waited, uint64_t *timeouts, int64_t *longest);
+gpufl_gate_totals gpufl_gate_counts(void);
 
 /* gpufl_operating: the calling thread is inside one of our own operations, and what CUPTI tells on it
  * is our doing. */

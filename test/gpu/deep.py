@@ -443,8 +443,7 @@ def windows(gpufl, length="100ms"):
         code = t.end()
     except (subprocess.TimeoutExpired, TimeoutError, RuntimeError) as e:
         check(False, "windows: nothing hangs", e)
-        note(t.said()[-1500:])
-        stacks(t.pid)
+        looked_at(t)
         for some in (t, bare, idle):
             some.kill()
         return
@@ -550,7 +549,7 @@ def beside(p, what, training=None):
 
 def looked_at(training):
     """Notes what a training said, and where its threads are."""
-    note(f"process {training.pid} is {state(training.pid)}, and said: {training.said()[-500:]}")
+    note(f"process {training.pid} is {state(training.pid)}, and said: {training.said()[-1500:]}")
     try:
         stacks(training.pid)
     except OSError as e:

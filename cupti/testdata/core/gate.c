@@ -67,7 +67,6 @@ static void *stay(void *go_on) {
   return NULL;
 }
 
-// untold is in a call whose end is not told, and then in others.
 static __attribute__((noinline)) void begin_only(void) {
   char room[4096];
   __asm__ volatile("" : : "r"(room) : "memory");
@@ -75,6 +74,7 @@ static __attribute__((noinline)) void begin_only(void) {
   __asm__ volatile("" : : "r"(room) : "memory");
 }
 
+// untold is in a call whose end is not told, and then in others.
 static void *untold(void *go_on) {
   begin_only();
   while (!atomic_load((atomic_bool *)go_on)) usleep(1000);
@@ -106,6 +106,16 @@ static void bench(void) {
   }
 }
 
+// somebody_stays waits until a thread that was just made is inside; then the gate is closed, and cannot be held.
+static bool somebody_stays(void) {
+  for (int i = 0; i < 10000; i++) {
+    if (!gpufl_gate_close(GPUFL_SET_LAUNCH, 20000000)) return !gpufl_gate_hold();
+    gpufl_gate_open();
+    usleep(1000);
+  }
+  return false;
+}
+
 int main(int argc, char **argv) {
   (void)argv;
   if (argc > 1) {
@@ -133,12 +143,7 @@ int main(int argc, char **argv) {
   pthread_t stays;
   atomic_bool go_on = false;
   CHECK(pthread_create(&stays, NULL, stay, &go_on) == 0);
-  bool rest = true;
-  for (int i = 0; i < 10000 && rest; i++) { // until it is there
-    rest = gpufl_gate_close(GPUFL_SET_LAUNCH, 20000000);
-    if (rest) gpufl_gate_open();
-  }
-  CHECK(!rest && !gpufl_gate_hold());
+  CHECK(somebody_stays());
   gpufl_gate_forget();
   CHECK(gpufl_gate_close(GPUFL_SET_LAUNCH, (int64_t)60000000000));
   gpufl_gate_open();
@@ -148,44 +153,30 @@ int main(int argc, char **argv) {
   for (int i = 0; i < THREADS; i++) CHECK(pthread_join(threads[i], NULL) == 0);
   CHECK(pthread_join(ends, NULL) == 0);
   CHECK(held > ROUNDS / 2);
-  uint64_t waited, timeouts;
-  int64_t longest;
-  gpufl_gate_counts(&waited, &timeouts, &longest);
-  CHECK(waited > 0 && longest > 0);
+  gpufl_gate_totals t = gpufl_gate_counts();
+  CHECK(t.waited > 0 && t.longest > 0 && t.untold == 0);
   // One whose end was not told keeps it from being held until its thread is in another call, and is counted.
-  uint64_t untold_ends = 0;
   int32_t thread = 0;
   uint32_t what = 0;
   atomic_store(&go_on, false);
   CHECK(pthread_create(&stays, NULL, untold, &go_on) == 0);
-  rest = true;
-  for (int i = 0; i < 10000 && rest; i++) {
-    rest = gpufl_gate_close(GPUFL_SET_LAUNCH, 20000000);
-    if (!rest) break;
-    gpufl_gate_open();
-    usleep(1000);
-  }
-  gpufl_gate_inside(&thread, &what, &untold_ends);
-  CHECK(!rest && !gpufl_gate_hold() && untold_ends == 0 && thread > 0 && what == 7);
+  CHECK(somebody_stays());
+  gpufl_gate_inside(&thread, &what);
+  CHECK(gpufl_gate_counts().untold == 0 && thread > 0 && what == 7);
   gpufl_gate_open();
   atomic_store(&go_on, true);
   CHECK(gpufl_gate_close(GPUFL_SET_LAUNCH, (int64_t)60000000000) && gpufl_gate_hold());
   gpufl_gate_open();
-  gpufl_gate_inside(&thread, &what, &untold_ends);
-  CHECK(untold_ends == 1);
+  CHECK(gpufl_gate_counts().untold == 1);
   atomic_store(&go_on, false);
   CHECK(pthread_join(stays, NULL) == 0);
   // With nobody left it is held at once, and who comes then waits.
   CHECK(gpufl_gate_close(GPUFL_SET_LAUNCH, 0) && gpufl_gate_hold());
-  gpufl_gate_counts(&waited, &timeouts, &longest);
+  uint64_t before = gpufl_gate_counts().waited;
   pthread_t late;
-  uint64_t before = waited;
   CHECK(pthread_create(&late, NULL, visit_once, NULL) == 0);
-  for (int i = 0; i < 60000 && waited == before; i++) {
-    usleep(1000);
-    gpufl_gate_counts(&waited, &timeouts, &longest);
-  }
-  CHECK(waited == before + 1);
+  for (int i = 0; i < 60000 && gpufl_gate_counts().waited == before; i++) usleep(1000);
+  CHECK(gpufl_gate_counts().waited == before + 1);
   gpufl_gate_open();
   CHECK(pthread_join(late, NULL) == 0);
   return 0;

@@ -567,10 +567,9 @@ FAKE_API int cuptiPCSamplingGetData(void *params) {
 FAKE_API int cuptiPCSamplingDisable(void *params) {
   maybe_hang(3);
   does_something_unsafe();
-  bool launches = atomic_load(&launching) != 0;
+  pc_locks_up();
   PC_CALL(params, 24);
   if (c != NULL) {
-    if (launches) deep.pc_raced++;
     if (!c->enabled) {
       result = INVALID_OPERATION;
     } else {
