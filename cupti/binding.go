@@ -144,13 +144,7 @@ func coreStart() (kinds Kinds, rc, refusal int) {
 	return Kinds(enabled), rc, int(refused)
 }
 
-func coreFlush(forced bool) int {
-	var force C.int
-	if forced {
-		force = 1
-	}
-	return int(C.gpufl_flush(force))
-}
+func coreFlush() int { return int(C.gpufl_flush()) }
 
 func coreWait(d time.Duration) int { return int(C.gpufl_wait(C.int64_t(d))) }
 
@@ -191,6 +185,7 @@ func coreStats(s *Stats) {
 	s.Dropped = uint64(raw.dropped)
 	s.Requests = uint64(raw.requests)
 	s.Refused = uint64(raw.refused)
+	s.Unreturned = uint64(raw.unreturned)
 	s.ScopesLost = uint64(raw.scopes_lost)
 	s.ScopesMisplaced = uint64(raw.scopes_misplaced)
 	s.HeapHeld = uint64(raw.heap_held)

@@ -194,10 +194,9 @@ func (c *Collector) Start() error {
 	return nil
 }
 
-// Flush asks CUPTI for the buffers whose records are all complete; with forced for all buffers.
-// They are then there for Take.
-func (c *Collector) Flush(forced bool) error {
-	return coreError("flush", coreFlush(forced))
+// Flush asks CUPTI for the buffers whose records are all complete. They are then there for Take.
+func (c *Collector) Flush() error {
+	return coreError("flush", coreFlush())
 }
 
 // Take returns the next completed buffer, decoded. It returns nil, nil if there is none within the

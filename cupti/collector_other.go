@@ -36,7 +36,7 @@ func (*Collector) Status() Status { return unsupported }
 func (*Collector) Start() error { return &Error{Status: unsupported} }
 
 // Flush returns ErrNotRunning.
-func (*Collector) Flush(bool) error { return ErrNotRunning }
+func (*Collector) Flush() error { return ErrNotRunning }
 
 // Take returns nil, io.EOF.
 func (*Collector) Take(time.Duration) (*Batch, error) { return nil, io.EOF }

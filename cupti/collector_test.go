@@ -41,8 +41,28 @@ func open(t *testing.T, cfg Config) (*cuptitest.Fake, *Collector) {
 		if n := fake.Control("not_zero", 0); n != 0 {
 			t.Errorf("%d buffers were promised to be zero and were not", n)
 		}
+		if n := fake.Control("copied_beside", 0); n != 0 {
+			t.Errorf("records of copies were switched off or asked for by force %d times beside a copy", n)
+		}
 	})
 	return fake, c
+}
+
+// heldCopy has a copy under way until what it returns is called.
+func heldCopy(t *testing.T, fake *cuptitest.Fake) (letGo func()) {
+	t.Helper()
+	fake.Control("copy_hold", 1)
+	done := make(chan struct{})
+	go func() { defer close(done); fake.Memory(64) }()
+	for fake.Control("copying", 0) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	letGo = sync.OnceFunc(func() {
+		fake.Control("copy_hold", 0)
+		<-done
+	})
+	t.Cleanup(letGo)
+	return letGo
 }
 
 func start(t *testing.T, c *Collector) {
@@ -222,7 +242,7 @@ func TestManyThreadsAndAThreadOfCUPTIsOwn(t *testing.T) {
 				case <-done:
 					return
 				case <-time.After(time.Millisecond):
-					_ = c.Flush(false)
+					_ = c.Flush()
 					_ = c.Stats()
 					_ = c.Pending()
 				}
@@ -404,7 +424,7 @@ func TestCorrelationIDsWrap(t *testing.T) {
 	}
 	// The same ids again, now outside.
 	fake.Control("correlation", begin)
-	if err := c.Flush(false); err != nil {
+	if err := c.Flush(); err != nil {
 		t.Fatal(err)
 	}
 	first, err := c.Take(time.Second)
@@ -465,9 +485,50 @@ func TestRefusedKindsAreMissing(t *testing.T) {
 	if on := fake.Control("enabled", 0); on != 1<<kernel|1<<memcpy {
 		t.Errorf("activity kinds %#x", on)
 	}
+	// Nobody knows whether a copy is under way.
 	stop(t, c, false)
-	if on := fake.Control("enabled", 0); on != 0 {
+	if on := fake.Control("enabled", 0); on != 1<<memcpy {
 		t.Errorf("activity kinds %#x after Stop", on)
+	}
+}
+
+// TestStopBesideACopy: its records are not switched off, and have no room any more.
+func TestStopBesideACopy(t *testing.T) {
+	fake, c := open(t, Config{Kinds: KindsOf(KindKernel, KindMemcpy)})
+	start(t, c)
+	fake.Memory(64) // a copy to the device and one from it
+	fake.Launch("one", 1)
+	letGo := heldCopy(t, fake)
+	stop(t, c, false)
+	before := c.Stats()
+	letGo()
+	all := drain(t, c)
+	if kernels, copies := count(all, KindKernel), count(all, KindMemcpy); kernels != 1 || copies != 2 {
+		t.Errorf("%d kernels and %d copies", kernels, copies)
+	}
+	if after := c.Stats(); after.Unreturned != 0 || after.Requests != before.Requests || after.Dropped != 0 {
+		t.Errorf("%+v", after)
+	}
+	start(t, c)
+	fake.Memory(64)
+	stop(t, c, false)
+	if n := count(drain(t, c), KindMemcpy); n != 2 {
+		t.Errorf("%d copies of another session", n)
+	}
+	if after := c.Stats(); after.Dropped != 0 { // none of a session
+		t.Errorf("%+v", after)
+	}
+}
+
+// TestStopWithoutTheLastRecord: one that does not become complete keeps its buffer, which is counted.
+func TestStopWithoutTheLastRecord(t *testing.T) {
+	fake, c := open(t, Config{Kinds: KindsOf(KindKernel)})
+	start(t, c)
+	fake.Launch("one", 1)
+	fake.Set(t, "incomplete", 1)
+	stop(t, c, false)
+	if n := c.Stats().Unreturned; n != 1 {
+		t.Errorf("%d buffers were kept", n)
 	}
 }
 
@@ -574,7 +635,7 @@ func TestTakeWaitsAndIsWoken(t *testing.T) {
 		got <- taken{0, err}
 	}()
 	fake.Launch("k", 5)
-	if err := c.Flush(false); err != nil {
+	if err := c.Flush(); err != nil {
 		t.Fatal(err)
 	}
 	if r := <-got; r.n != 5 || r.err != nil {
@@ -646,7 +707,7 @@ func TestClockOfCUPTIsOwn(t *testing.T) {
 	before := time.Now()
 	fake.Launch("k", 5)
 	after := time.Now()
-	if err := c.Flush(false); err != nil {
+	if err := c.Flush(); err != nil {
 		t.Fatal(err)
 	}
 	b, err := c.Take(time.Second)
@@ -690,7 +751,7 @@ func TestOverheadIsSummed(t *testing.T) {
 	fake.Set(t, "overhead_ns", 1000)
 	start(t, c)
 	for range 3 {
-		if err := c.Flush(true); err != nil {
+		if err := c.Flush(); err != nil {
 			t.Fatal(err)
 		}
 	}

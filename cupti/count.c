@@ -393,8 +393,12 @@ static void set_state(int group, int mode, bool turn) {
   atomic_store(&states[group], (s + (turn ? 1 : 0)) << MODE_BITS | (uint64_t)mode);
 }
 
-// hold switches all records but those of what CUPTI itself costs, which only gpufl_settle switches off.
-static int hold(int before, int after, bool off) {
+// kept are groups whose records stayed on, since there was no rest: with modes.lock.
+static bool kept[GROUPS];
+
+// hold switches all records but those of what CUPTI itself costs, which only gpufl_settle switches off. Without rest those of copies and
+// sets stay on and are counted by their records: see disable_all.
+static int hold(int before, int after, bool off, bool rest) {
   static const uint32_t kinds[GROUPS] = {
       [KERNELS] = 1u << GPUFL_KIND_KERNEL,
       [GRAPHS] = 1u << GPUFL_KIND_GRAPH,
@@ -406,6 +410,9 @@ static int hold(int before, int after, bool off) {
   // A graph's launch has records of its kernels, or one of its own: so its time begins with theirs.
   set_state(GRAPHS, before, true);
   for (int group = 0; group < GROUPS; group++) {
+    bool was_kept = kept[group];
+    kept[group] = off && !rest && (group == COPIES || group == SETS);
+    if (kept[group] || was_kept) continue;
     if (group != GRAPHS) set_state(group, before, true);
     int answer = gpufl_hold(off, kinds[group]);
     if (result == GPUFL_OK) result = answer;
@@ -467,11 +474,11 @@ static int switch_to(int mode) {
   if (before == GPUFL_MODE_TRACE) tracing(false);
   int result = GPUFL_OK;
   if (records) {
-    result = hold(before, mode, mode != GPUFL_MODE_TRACE);
+    result = hold(before, mode, mode != GPUFL_MODE_TRACE, quiet == 1);
     if (result != GPUFL_OK) {
       // Not half of it: what could be changed is changed back.
       current = mode == GPUFL_MODE_TRACE ? GPUFL_MODE_COUNT : GPUFL_MODE_TRACE;
-      hold(mode, current, current != GPUFL_MODE_TRACE);
+      hold(mode, current, current != GPUFL_MODE_TRACE, quiet == 1);
     }
     atomic_fetch_add(&modes.switches, 1);
   }
@@ -498,6 +505,7 @@ int gpufl_count_mode(int mode) {
       if (!modes.begun) {
         modes.begun = true;
         current = GPUFL_MODE_TRACE;
+        memset(kept, 0, sizeof kept);
         for (int group = 0; group < GROUPS; group++) set_state(group, GPUFL_MODE_TRACE, false);
         atomic_store(&on, true);
         tracing(true);

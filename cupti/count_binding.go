@@ -148,7 +148,7 @@ func (c *Collector) Detach(m Mode, limit time.Duration) (gap time.Duration, err 
 func (c *Collector) settle(limit time.Duration) error {
 	until := time.Now().Add(limit)
 	for {
-		rc := int(C.gpufl_settle(0))
+		rc := int(C.gpufl_settle())
 		if rc != C.GPUFL_OK && rc != C.GPUFL_TIMEOUT {
 			return detachError(rc)
 		}

@@ -141,7 +141,7 @@ static struct {
   gpufl_buffer *unused;        // a stack: the one used last is still in the caches
   gpufl_buffer *head, *tail;   // the queue of completed ones
   uint32_t pending;
-  bool opened, stopped, zero;
+  bool opened, stopped, ending, zero;
   bool own_clock;
   gpufl_stats stats;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -194,7 +194,7 @@ static void on_request(uint8_t **data, size_t *size, size_t *max_records) {
   if (gpufl_is_child()) return;
   pthread_mutex_lock(&pool.lock);
   gpufl_buffer *b = NULL;
-  if (pool.opened) {
+  if (pool.opened && !pool.ending) {
     b = pool.unused;
     if (b != NULL) {
       pool.unused = b->next;
@@ -771,7 +771,7 @@ int gpufl_open(const gpufl_config *config) {
   pool.bytes = (config->buffer_bytes + page - 1) / page * page;
   pool.limit = config->buffers;
   pool.opened = true;
-  pool.stopped = false;
+  pool.stopped = pool.ending = false;
   pool.zero = false;
   memset(&pool.stats, 0, sizeof pool.stats);
   pthread_mutex_unlock(&pool.lock);
@@ -784,12 +784,30 @@ static bool set_byte(uint32_t attribute, uint8_t value) {
   return gpufl_cupti.set_attribute != NULL && gpufl_cupti.set_attribute(attribute, &size, &value) == GPUFL_CUPTI_SUCCESS;
 }
 
-static void disable_all(void) {
+// Records of copies and sets are not switched off beside such calls, nor is CUPTI asked by force for those that are not complete: its own
+// thread then reads what the calling one has freed (H200, CUPTI 13.0, test/gpu/deep/copies.c: 7 of 12 processes crashed in 45 s, one in 7,000
+// switches; 2 of 3 with flushes). Switched on they may be, and those of kernels may be switched off; no such process crashed.
+enum { COPIES = 1u << GPUFL_KIND_MEMCPY | 1u << GPUFL_KIND_MEMCPY_P2P | 1u << GPUFL_KIND_MEMSET };
+
+// left are kinds that stayed on when recording ended, without buffers.
+static bool left[NUM_ACTIVITIES];
+
+static void disable_all(bool rest) {
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
-    if (activity_on[i]) gpufl_cupti.activity_disable(activities[i].activity);
+    if (!activity_on[i]) continue;
+    left[i] = !rest && (COPIES & 1u << activities[i].kind) != 0;
+    if (!left[i]) gpufl_cupti.activity_disable(activities[i].activity);
     activity_on[i] = false;
   }
   if (atomic_exchange(&launches, 0) == 1) want_scopes(false);
+}
+
+// disable_left is for the next session, which may want other kinds. CUPTI has had no buffer since, so there is no record that a copy could be at.
+static void disable_left(void) {
+  for (int i = 0; i < NUM_ACTIVITIES; i++) {
+    if (left[i] && (settings.kinds & 1u << activities[i].kind) == 0) gpufl_cupti.activity_disable(activities[i].activity);
+    left[i] = false;
+  }
 }
 
 // prepare has CUPTI ask us for buffers and for the time. It is done anew each time that CUPTI was finalized.
@@ -803,7 +821,7 @@ static int prepare(void) {
   pthread_mutex_lock(&pool.lock);
   pool.zero = zero;
   pool.own_clock = own_clock;
-  pool.stopped = false;
+  pool.stopped = pool.ending = false;
   pthread_mutex_unlock(&pool.lock);
   atomic_store(&bare, false);
   atomic_store(&attached, true);
@@ -831,8 +849,11 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
   memset(held, 0, sizeof held);
   detached = false;
 
+  disable_left();
   result = prepare();
   if (result != GPUFL_OK) goto failed;
+  size_t between = 0; // sessions: of kinds that stayed on
+  gpufl_cupti.num_dropped(NULL, 0, &between);
   uint32_t refused = 0;
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
     uint32_t bit = 1u << activities[i].kind;
@@ -872,9 +893,9 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
   return GPUFL_OK;
 
 failed:
-  disable_all();
+  disable_all(false);
   pthread_mutex_lock(&pool.lock);
-  pool.stopped = true;
+  pool.stopped = pool.ending = true;
   pthread_mutex_unlock(&pool.lock);
   pthread_cond_broadcast(&ready_cond);
   return result;
@@ -914,6 +935,7 @@ int gpufl_pause(void) {
   if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
   // A window would be refused, and work that is captured is never done.
   if (gpufl_captures() > 0) return GPUFL_CAPTURE;
+  gpufl_window_comes();
   int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
   if (quiet < 0) return quiet;
   int result = GPUFL_OK;
@@ -958,12 +980,12 @@ int gpufl_resume(uint32_t *lost) {
   return result;
 }
 
-static int flush(int forced) {
+static int flush(void) {
   // Nothing is held where CUPTI was left.
   if (!gpufl_enter()) return atomic_load(&gpufl_running) ? GPUFL_OK : GPUFL_STOPPED;
   int result = GPUFL_STOPPED;
   if (atomic_load(&gpufl_running)) {
-    result = atomic_load(&bare) ? GPUFL_OK : flush_all(forced ? GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED : 0);
+    result = atomic_load(&bare) ? GPUFL_OK : flush_all(0);
   }
   gpufl_leave();
   return result;
@@ -984,17 +1006,32 @@ void gpufl_flush_begin(void) {
 
 void gpufl_flush_end(void) { pthread_mutex_unlock(&flushing); }
 
-int gpufl_flush(int forced) {
+int gpufl_flush(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   gpufl_heap_later();
-  // A window has just flushed; and what is to come can wait for it, unless the end does not.
-  struct timespec until;
-  clock_gettime(CLOCK_REALTIME, &until);
-  until.tv_sec += forced ? 3 : 0;
-  if (pthread_mutex_timedlock(&flushing, &until) != 0) return GPUFL_OK;
-  int result = flush(forced);
+  // A window has just flushed; and what is to come can wait for it.
+  if (pthread_mutex_trylock(&flushing) != 0) return GPUFL_OK;
+  int result = flush();
   pthread_mutex_unlock(&flushing);
   return result;
+}
+
+// LAST_NS is how long the end of recording waits for records that are not complete.
+#define LAST_NS ((int64_t)300000000)
+
+// last_flush has CUPTI give back what it has, at rest by force.
+static int last_flush(bool rest) {
+  if (!atomic_load(&attached) || atomic_load(&bare)) return GPUFL_OK;
+  if (rest) return flush_all(GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+  int64_t until = gpufl_monotonic() + LAST_NS;
+  for (;;) {
+    int result = flush_all(0);
+    pthread_mutex_lock(&pool.lock);
+    bool none = pool.lent == 0;
+    pthread_mutex_unlock(&pool.lock);
+    if (result != GPUFL_OK || none || gpufl_monotonic() >= until) return result;
+    gpufl_nap(5000000);
+  }
 }
 
 int gpufl_stop(void) {
@@ -1004,12 +1041,15 @@ int gpufl_stop(void) {
   nobody_inside();
   gpufl_count_end();
   int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
-  if (quiet >= 0) disable_all(); // else they stay on, and the program goes on
-  gpufl_quiet_end(quiet);
-  int result = GPUFL_OK;
-  if (atomic_load(&attached) && !atomic_load(&bare)) result = flush_all(GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+  if (quiet >= 0) disable_all(quiet == 1); // else they stay on, and the program goes on
   count_dropped();
   pthread_mutex_lock(&pool.lock);
+  pool.ending = true;
+  pthread_mutex_unlock(&pool.lock);
+  int result = last_flush(quiet == 1);
+  gpufl_quiet_end(quiet);
+  pthread_mutex_lock(&pool.lock);
+  pool.stats.unreturned += pool.lent;
   pool.stopped = true;
   pthread_mutex_unlock(&pool.lock);
   pthread_cond_broadcast(&ready_cond);
@@ -1047,6 +1087,7 @@ static int leave(void) {
     if (result == GPUFL_OK) gpufl_sass_forget();
   }
   if (result == GPUFL_OK) {
+    memset(left, 0, sizeof left);
     // Correlation ids begin anew (H200, CUDA 13.0), and all records with old ones have been read.
     gpufl_scope_forget();
     atomic_fetch_add(&attachments, 1);
@@ -1069,7 +1110,7 @@ int gpufl_finalize(void) {
 
 // ---- leaving and coming back while recording goes on ----
 
-int gpufl_settle(int forced) {
+int gpufl_settle(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
   if (detached || atomic_load(&bare)) return GPUFL_OK;
@@ -1077,7 +1118,7 @@ int gpufl_settle(int forced) {
     if (pausing || (activity_on[i] && activities[i].kind != GPUFL_KIND_OVERHEAD)) return GPUFL_BUSY;
   }
   int result = gpufl_hold(true, 1u << GPUFL_KIND_OVERHEAD);
-  if (result == GPUFL_OK) result = flush_all(forced ? GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED : 0);
+  if (result == GPUFL_OK) result = flush_all(0);
   if (result != GPUFL_OK) return result;
   count_dropped();
   pthread_mutex_lock(&pool.lock);

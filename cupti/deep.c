@@ -553,7 +553,7 @@ static bool at_gate_until(int64_t until) {
   return false;
 }
 
-// used: a window was opened once in this process.
+// used: a window was opened once in this process, or is about to be.
 static atomic_bool used;
 
 // passed: nor is one of those, unless its thread slept in it. With operation.
@@ -596,6 +596,8 @@ int gpufl_quiet_begin(int64_t limit_ns) {
   finish();
   return must ? GPUFL_RESTLESS : 0;
 }
+
+void gpufl_window_comes(void) { atomic_store(&used, true); }
 
 void gpufl_quiet_end(int quiet) {
   if (quiet != 1) return;

@@ -97,10 +97,9 @@ int gpufl_watch_counting(int want);
 /* gpufl_hold switches those of the kinds off that are on, or those on again that it has switched off. It answers with the first failure; GPUFL_BUSY while gpufl_pause has something off. */
 int gpufl_hold(bool hold, uint32_t kinds);
 
-/* gpufl_settle has CUPTI hand over what it holds, once records are off; forced also where records are not
- * complete. GPUFL_OK: it holds no buffer any more. GPUFL_TIMEOUT: some still waits for what was launched. GPUFL_BUSY: records are on,
- * or gpufl_pause has something off. */
-int gpufl_settle(int forced);
+/* gpufl_settle has CUPTI hand over what it holds, once records are off. GPUFL_OK: it holds no buffer any more. GPUFL_TIMEOUT: some still
+ * waits for what was launched. GPUFL_BUSY: records are on, or gpufl_pause has something off. */
+int gpufl_settle(void);
 
 /* gpufl_detach finalizes CUPTI while recording goes on: pool, counts and names stay. gpufl_attach subscribes to it again,
  * and with records has it ready for gpufl_hold. They are for count.c, and called one at a time. */

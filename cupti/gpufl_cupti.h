@@ -117,10 +117,12 @@ int gpufl_probe(void);
  * *refusal CUPTI's result for the first that did not. */
 int gpufl_start(uint32_t *enabled, int *refusal);
 
-/* gpufl_flush asks CUPTI for all complete buffers, or with forced for all. Any thread. */
-int gpufl_flush(int forced);
+/* gpufl_flush asks CUPTI for all complete buffers. Any thread. */
+int gpufl_flush(void);
 
-/* gpufl_stop disables the kinds and flushes by force. What is complete can still be taken. */
+/* gpufl_stop disables the kinds and takes back what is complete, for which it waits 0.3 s at most. That can still be taken. Where nobody
+ * knows that no copy is under way, the kinds of copies and sets stay on without buffers until gpufl_finalize; gpufl_stats.lent are
+ * the buffers that did not come back, for a record in them that is not complete. */
 int gpufl_stop(void);
 
 /* gpufl_finalize, after gpufl_stop, detaches CUPTI from the driver: until then a process may stay
@@ -166,6 +168,7 @@ typedef struct {
   uint64_t dropped;          /* records that CUPTI could not keep */
   uint64_t requests;         /* buffers lent */
   uint64_t refused;          /* requests that found no buffer */
+  uint64_t unreturned;       /* buffers that CUPTI kept at the end of recording */
   uint64_t completed;        /* buffers that came back */
   uint64_t foreign;          /* buffers that came back and are not ours */
   uint64_t scopes_lost;      /* NVTX events and scopes without room */

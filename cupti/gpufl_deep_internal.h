@@ -62,12 +62,14 @@ bool gpufl_watch_counted(bool *more);
 
 /* What is switched beside launches, kinds of activity or callbacks, may be lost to some threads for good: CUPTI 13.0 then makes no
  * records of their launches, or tells of none (H200, driver 580, test/gpu/budget/switches.c: no records of 5 of 20 threads, no calls of
- * 5 of 5; all where launches waited).
+ * 5 of 5; all where launches waited), and a window of SASS metrics patches nothing of theirs (2 of 157 first windows, test/gpu/deep.py --only again).
  * And once a window has been open it locks up. gpufl_quiet_begin has launches wait until gpufl_quiet_end: 1 if they do; 0 if
  * nobody knows of launches, or they came to no rest and that is all the harm; GPUFL_RESTLESS if they came to no rest in limit_ns and
  * nothing must be switched. gpufl_quiet_end takes that answer. */
 int gpufl_quiet_begin(int64_t limit_ns);
 void gpufl_quiet_end(int quiet);
+/* gpufl_window_comes says that from now on nothing must be switched beside launches, as if a window had been open. */
+void gpufl_window_comes(void);
 #define GPUFL_QUIET_NS ((int64_t)5 * 1000000000)
 
 /* Between gpufl_flush_begin, which flushes, and gpufl_flush_end nobody else does: a thread of CUPTI's that works at records

@@ -121,6 +121,9 @@ type Stats struct {
 	// Refused those that could not be lent.
 	Overhead          time.Duration
 	Requests, Refused uint64
+	// Unreturned are buffers that CUPTI kept when recording ended, since a record in them was not complete: kernels and copies that
+	// the device was still at, and what was launched after them.
+	Unreturned uint64
 	// ScopesLost counts NVTX events that found no room, ScopesMisplaced scopes that another thread
 	// ended than began them.
 	ScopesLost, ScopesMisplaced uint64

@@ -397,7 +397,7 @@ func TestSASSMetricsWantActivityPaused(t *testing.T) {
 	w := openWindow(t, c, DeepConfig{Engine: EngineSASS})
 	fake.Launch(windowKernel, 10)
 	// There is nothing to flush, and it would be beside launches: openDeep checks that CUPTI is not asked.
-	if err := errors.Join(c.Flush(false), c.Flush(true), c.Pause()); err != nil {
+	if err := errors.Join(c.Flush(), c.Pause()); err != nil {
 		t.Error(err)
 	}
 	r := closeWindow(t, w)
@@ -1405,5 +1405,33 @@ func TestCubinsOfAClosedCollectorAreGone(t *testing.T) {
 	}
 	if got := c.CubinStats(); got.Images != 0 || got.Bytes != 0 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// TestFirstPauseIsAtRest: also before there was a window, and whether or not launches were told of, since what is switched beside one may
+// neither be patched nor recorded any more.
+func TestFirstPauseIsAtRest(t *testing.T) {
+	for name, planned := range map[string]bool{"launches watched from the start": true, "from now on": false} {
+		t.Run(name, func(t *testing.T) {
+			fake, c := open(t, Config{Kinds: KindsOf(KindKernel), Deep: true, WatchLaunches: planned})
+			start(t, c)
+			fake.Set(t, "launch_ns", 100_000)
+			var running sync.WaitGroup
+			for range 4 {
+				running.Go(func() { fake.LaunchThreads(1, 2000, "busy") })
+			}
+			defer running.Wait()
+			time.Sleep(10 * time.Millisecond)
+			fake.Control("switched_beside", 0)
+			if err := c.Pause(); err != nil {
+				t.Fatal(err)
+			}
+			if n := fake.Control("switched_beside", 0); n != 0 {
+				t.Errorf("switched %d times beside launches", n)
+			}
+			if err := c.Resume(); err != nil {
+				t.Fatal(err)
+			}
+		})
 	}
 }

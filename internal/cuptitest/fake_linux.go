@@ -273,6 +273,10 @@ func (f *Fake) Synchronize() { C.synchronize() }
 //	not_zero          buffers that were promised to be zeroed and were not
 //	switched_beside   how often kinds were switched, or callbacks for launches off, beside a launch that somebody was told of: some threads
 //	                  may have no records then, or not be told of
+//	copied_beside     how often kinds of copies and sets were switched off, or a flush was forced, beside a copy or set: CUPTI may crash then
+//	copy_hold         1: copies and sets do not return until it is 0
+//	copying           how many are under way; not to be set
+//	incomplete        1: a record of each buffer is not complete, so that only a forced flush gives it back
 //	enabled, callbacks, subscribed   the activity kinds (bits), the number of callbacks, whether there is a subscriber; not to be set
 //	launch_ns         how long each launch, and each call about a module, takes
 //	own_call          1: a thread of CUPTI's own launches, and is in that call until it is 0

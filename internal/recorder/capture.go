@@ -105,6 +105,7 @@ func (e *engine) summary(failure string, end int64) Summary {
 		Records: RecordCounts{
 			Collected: stats.Records, Dropped: stats.Dropped, Unknown: stats.Unknown,
 			Unread:     e.unread,
+			Unreturned: stats.Unreturned,
 			ScopesLost: stats.ScopesLost + e.scopes.lost, ScopesUnknown: e.unknown,
 		},
 		OverheadSeconds: stats.Overhead.Seconds(), OwnSeconds: e.ownTime().Seconds(),
@@ -265,7 +266,7 @@ func captureKinds(set cupti.Kinds) []string {
 // lossy says whether anything was lost. Spans that a limit left out are none: metrics have them.
 func (s *Summary) lossy() bool {
 	r := &s.Records
-	return s.Failure != "" || r.Dropped+r.Rejected+r.Unread+r.ScopesLost+r.ScopesUnknown > 0
+	return s.Failure != "" || r.Dropped+r.Rejected+r.Unread+r.Unreturned+r.ScopesLost+r.ScopesUnknown > 0
 }
 
 // sentence says in one sentence what came of the session.
@@ -287,6 +288,7 @@ func (s *Summary) sentence() string {
 		{s.Records.Dropped, "%d records dropped by CUPTI"},
 		{s.Records.Rejected, "%d records rejected"},
 		{s.Records.Unread, "%d records not read"},
+		{s.Records.Unreturned, "%d buffers of records kept by CUPTI, since the device was not done with all in them"},
 		{s.Records.ScopesUnknown, "%d records whose scope is not known"},
 		{s.Records.ScopesLost, "%d scopes lost"},
 	} {

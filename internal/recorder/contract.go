@@ -21,7 +21,7 @@ type Source interface {
 	// stopped and all is taken. One goroutine calls it.
 	Take(wait time.Duration) (Records, error)
 	// Flush asks for what is complete.
-	Flush(forced bool) error
+	Flush() error
 	// Pending is the number of completed buffers that wait for Take.
 	Pending() int
 	// ScopeEvents takes the NVTX events seen so far, in order per thread.
@@ -216,6 +216,8 @@ type RecordCounts struct {
 	RejectedBy map[string]uint64 `json:"rejected_by,omitempty"`
 	// Unread were in buffers given back unread, after a fault or past the bound of Stop.
 	Unread uint64 `json:"unread,omitempty"`
+	// Unreturned are buffers that CUPTI kept at the end, with the records that the device was still at and what was launched after them.
+	Unreturned uint64 `json:"unreturned_buffers,omitempty"`
 	// ScopesLost are NVTX events and scopes that found no room or were forgotten; ScopesUnknown are
 	// records whose scope is not known or no longer: they are under the session.
 	ScopesLost    uint64 `json:"scopes_lost,omitempty"`

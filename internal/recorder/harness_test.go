@@ -126,7 +126,7 @@ func (s *source) Take(wait time.Duration) (Records, error) {
 	}
 }
 
-func (s *source) Flush(bool) error {
+func (s *source) Flush() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.flushes++

@@ -242,8 +242,8 @@ func (p *program) Take(wait time.Duration) (Records, error) {
 	return nil, nil
 }
 
-func (p *program) Flush(bool) error { return nil }
-func (p *program) Pending() int     { return 0 }
+func (p *program) Flush() error { return nil }
+func (p *program) Pending() int { return 0 }
 
 func (p *program) end() {
 	p.mu.Lock()

@@ -360,7 +360,7 @@ func (r *Recorder) receive(b Records) {
 // end of a flush both are there for nearly all work that is; what was delivered without its call has
 // no launch time.
 func (r *Recorder) round() {
-	if err := r.src.Flush(false); err != nil {
+	if err := r.src.Flush(); err != nil {
 		r.log.Debug("cannot flush", "error", err)
 	}
 	for n := r.src.Pending(); n > 0 && len(r.held) < 4*maxHeld && !r.abandoned.Load(); n-- {

@@ -161,7 +161,7 @@ int main(int argc, char **argv) {
     double one = launch_one();
     double all = launch_all(jobs, true);
     double with_callbacks = launch_one(); // the callbacks are on now, and this thread has no scope
-    CHECK(gpufl_flush(0) == GPUFL_OK);
+    CHECK(gpufl_flush() == GPUFL_OK);
     int stopped = gpufl_stop();
     pthread_join(taker, NULL);
     double after_stop = launch_one();

@@ -23,7 +23,7 @@ static void *take(void *unused) {
 static void *flush(void *unused) {
   (void)unused;
   while (!atomic_load(&done)) {
-    gpufl_flush(0);
+    gpufl_flush();
     uint64_t id = gpufl_next_scope_id();
     CHECK(gpufl_push_scope(id) == GPUFL_OK && gpufl_pop_scope(id) == GPUFL_OK);
     usleep(100);
@@ -46,7 +46,7 @@ static void child(void) {
   CHECK(gpufl_open(&config) == GPUFL_FORKED);
   CHECK(gpufl_probe() == GPUFL_FORKED);
   CHECK(gpufl_start(&enabled, &refusal) == GPUFL_FORKED);
-  CHECK(gpufl_flush(1) == GPUFL_FORKED);
+  CHECK(gpufl_flush() == GPUFL_FORKED);
   CHECK(gpufl_wait(1000000000) == GPUFL_FORKED);
   CHECK(gpufl_take(&b) == GPUFL_FORKED && b == NULL);
   CHECK(gpufl_pending() == 0);

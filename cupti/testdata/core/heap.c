@@ -132,7 +132,7 @@ static void *check_launches(void *unused) {
   CHECK(gpufl_heap_held() == before && pages() > NEAR);
   for (int i = 0; i < 100 && gpufl_heap_held() == before; i++) {
     usleep(50000);
-    CHECK(gpufl_flush(0) == GPUFL_OK);
+    CHECK(gpufl_flush() == GPUFL_OK);
     CHECK(launch("k", 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL) == 0);
   }
   CHECK(gpufl_heap_held() >= before + PIECES / 5 * 64 && pages() <= NEAR);

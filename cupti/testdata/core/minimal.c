@@ -24,7 +24,7 @@ int main(int argc, char **argv) {
   int64_t before = now();
   CHECK(fake_run(1, 10, "k") == 0);
   CHECK(gpufl_pop_scope(1) == GPUFL_OK);
-  CHECK(gpufl_flush(0) == GPUFL_OK);
+  CHECK(gpufl_flush() == GPUFL_OK);
   gpufl_buffer *b;
   CHECK(gpufl_take(&b) == GPUFL_OK);
   void *cursor = NULL, *records[20];
@@ -39,6 +39,6 @@ int main(int argc, char **argv) {
   CHECK(gpufl_finalize() == GPUFL_NOT_DETACHED);
   CHECK(gpufl_wait(0) == GPUFL_END);
   CHECK(gpufl_close() == GPUFL_OK);
-  CHECK(gpufl_close() == GPUFL_CLOSED && gpufl_flush(0) == GPUFL_STOPPED);
+  CHECK(gpufl_close() == GPUFL_CLOSED && gpufl_flush() == GPUFL_STOPPED);
   return 0;
 }

@@ -62,7 +62,7 @@ static struct {
   char *names;
   size_t names_used;
   bool zeroed;
-  int64_t version, kernel_bytes, refuse_subscribe, refuse_clock, finalized, not_zero, overhead_ns, silent, switched_beside;
+  int64_t version, kernel_bytes, refuse_subscribe, refuse_clock, finalized, not_zero, overhead_ns, silent, switched_beside, copied_beside, incomplete;
 } s;
 static atomic_uint correlation;
 
@@ -383,10 +383,36 @@ static __thread int counted;
 
 static atomic_int *inside(uint32_t cbid) { return cbid == 307 || cbid == 514 ? &launching : cbid >= 18 && cbid <= 22 ? &loading : NULL; }
 
+// How many threads are in a copy or a set, whoever was told of it.
+static atomic_int copying;
+static atomic_llong copy_hold;
+static __thread bool copies;
+
+static void copy_begins(uint32_t cbid) {
+  if (cbid != 249 && (cbid < 276 || cbid > 281)) return;
+  copies = true;
+  atomic_fetch_add(&copying, 1);
+  while (atomic_load(&copy_hold) != 0) nanosleep(&(struct timespec){0, 1000000}, NULL);
+}
+
+static void copy_ends(void) {
+  if (copies) atomic_fetch_sub(&copying, 1);
+  copies = false;
+}
+
+// copies_beside counts what has the real one crash: CUPTI 13.0's own thread then reads what the copying one has freed. The caller has
+// the lock.
+static void copies_beside(void) {
+  if (atomic_load(&copying) > 0) s.copied_beside++;
+}
+
+static bool is_copy(uint32_t kind) { return kind == 1 || kind == 2 || kind == 22; }
+
 static uint32_t on_enter(uint32_t cbid, const char *function) {
   uint32_t c = 0;
   atomic_int *in = inside(cbid);
   int told = tell(0, cbid, function, &c);
+  copy_begins(cbid);
   if (in != NULL) {
     pthread_mutex_lock(&lock);
     counted = told == atomic_load(&subscriptions) ? told : -1;
@@ -403,6 +429,7 @@ static uint32_t on_enter(uint32_t cbid, const char *function) {
 }
 
 static void leaves(uint32_t cbid, uint32_t c) {
+  copy_ends();
   atomic_int *in = inside(cbid);
   pthread_mutex_lock(&lock);
   if (in != NULL && counted >= 0 && counted == atomic_load(&subscriptions)) atomic_fetch_sub(in, 1);
@@ -489,6 +516,7 @@ FAKE_API int cuptiActivityDisable(uint32_t kind) {
   if (kind >= KINDS) return INVALID_KIND;
   pthread_mutex_lock(&lock);
   if (atomic_load(&launching) > 0) s.switched_beside++;
+  if (is_copy(kind) && s.enabled[kind]) copies_beside();
   s.enabled[kind] = false;
   pthread_mutex_unlock(&lock);
   return SUCCESS;
@@ -521,8 +549,8 @@ FAKE_API int cuptiActivityGetNextRecord(uint8_t *buffer, size_t valid, uint8_t *
 }
 
 FAKE_API int cuptiActivityFlushAll(uint32_t flag) {
-  (void)flag;
   pthread_mutex_lock(&lock);
+  if ((flag & 1) != 0 && (s.enabled[1] || s.enabled[2] || s.enabled[22])) copies_beside();
   if (s.request == NULL) {
     pthread_mutex_unlock(&lock);
     return NOT_INITIALIZED;
@@ -537,9 +565,11 @@ FAKE_API int cuptiActivityFlushAll(uint32_t flag) {
       PUT(32, uint64_t, end);
     }
   }
-  uint8_t *buffer = s.buffer;
-  s.buffer = NULL;
-  if (buffer != NULL) complete(buffer, s.size, s.used);
+  uint8_t *buffer = s.incomplete != 0 && (flag & 1) == 0 ? NULL : s.buffer;
+  if (buffer != NULL) {
+    s.buffer = NULL;
+    complete(buffer, s.size, s.used);
+  }
   pthread_mutex_unlock(&lock);
   wait_for_worker(false);
   return SUCCESS;
@@ -687,7 +717,8 @@ FAKE_API int64_t fake_control(const char *what, int64_t value) {
   struct { const char *name; int64_t *at; } all[] = {
       {"version", &s.version},           {"kernel_bytes", &s.kernel_bytes}, {"refuse_subscribe", &s.refuse_subscribe},
       {"refuse_clock", &s.refuse_clock}, {"finalized", &s.finalized},       {"not_zero", &s.not_zero},
-      {"overhead_ns", &s.overhead_ns},   {"silent", &s.silent},               {"switched_beside", &s.switched_beside}};
+      {"overhead_ns", &s.overhead_ns},   {"silent", &s.silent},               {"switched_beside", &s.switched_beside}, {"copied_beside", &s.copied_beside},
+      {"incomplete", &s.incomplete}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     if (strcmp(what, all[i].name) != 0) continue;
     old = *all[i].at;
@@ -725,6 +756,10 @@ FAKE_API int64_t fake_control(const char *what, int64_t value) {
     old = atomic_load(&own_called);
   } else if (strcmp(what, "hold") == 0) {
     old = atomic_exchange(&hold, value);
+  } else if (strcmp(what, "copy_hold") == 0) {
+    old = atomic_exchange(&copy_hold, value);
+  } else if (strcmp(what, "copying") == 0) {
+    old = atomic_load(&copying);
   } else if (strcmp(what, "held") == 0) {
     old = atomic_load(&launching) + atomic_load(&loading);
   } else if (old == -1) {

@@ -40,6 +40,7 @@
 
 #include "check.h"
 #include "gpufl_count.h"
+#include "gpufl_internal.h"
 
 static int (*cu_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 static int (*cu_synchronize)(void);
@@ -118,18 +119,24 @@ static double change(int mode) {
 
 static uint32_t held_back; // buffers, by a flush
 
+// settle_by_force is for a program that copies nothing: CUPTI may crash beside a copy.
+static int settle_by_force(void) {
+  int result = gpufl_cupti.flush_all(GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+  return result == GPUFL_CUPTI_SUCCESS ? gpufl_settle() : result;
+}
+
 // detach leaves CUPTI once all records are there and read, and answers with the microseconds of leaving alone.
 static double detach(int mode) {
-  int settled = gpufl_settle(0);
+  int settled = gpufl_settle();
   CHECK(settled == GPUFL_OK || settled == GPUFL_TIMEOUT);
   gpufl_stats stats;
   gpufl_get_stats(&stats);
   held_back = stats.lent;
   for (int i = 0; i < 100 && settled == GPUFL_TIMEOUT; i++) {
     usleep(1000);
-    settled = gpufl_settle(0);
+    settled = gpufl_settle();
   }
-  if (settled == GPUFL_TIMEOUT) settled = gpufl_settle(1);
+  if (settled == GPUFL_TIMEOUT) settled = settle_by_force();
   CHECK(settled == GPUFL_OK);
   while (gpufl_pending() > 0 || atomic_load(&taking) > 0) usleep(100);
   double begin = now();
@@ -171,10 +178,10 @@ static int leave_often(const gpufl_config *config, int cycles, int threads) {
     usleep(5000);
     change(GPUFL_MODE_COUNT);
     int settled = GPUFL_TIMEOUT;
-    for (int k = 0; k < 100 && (settled = gpufl_settle(0)) == GPUFL_TIMEOUT; k++) usleep(1000);
+    for (int k = 0; k < 100 && (settled = gpufl_settle()) == GPUFL_TIMEOUT; k++) usleep(1000);
     if (settled == GPUFL_TIMEOUT) {
       forced++;
-      settled = gpufl_settle(1);
+      settled = settle_by_force();
     }
     CHECK(settled == GPUFL_OK);
     while (gpufl_pending() > 0 || atomic_load(&taking) > 0) usleep(100);
