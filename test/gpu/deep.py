@@ -9,12 +9,14 @@
 
     slow     each kernel of examples/slow under the engine that must explain it: the reason or line that its code
              implies comes first, lanes and sectors a request are within 2 % of the analytic value (1 minute)
+    again    short windows over one of these kernels, --trainings programs side by side for --seconds, only when it is named: has each its kernel?
     windows  200 windows in a row on a PyTorch training, engines in turn: no hang, every cycle of the training ends with
              the loss of the first, memory does not grow but by what is said to be kept, the step afterwards takes what it took
              before (4 minutes). The step is that of the training against one without us that has run as long, in turn. --planned has
              launches watched from the start, as where a schedule opens windows; --engines pc tells whose memory it is, and
              --windows 0 how far the step can be believed, --set what a setting has to do with it
-    endure   windows in --trainings trainings side by side on one GPU for --seconds, only when it is named: does one hang?
+    endure   windows in --trainings trainings side by side on one GPU for --seconds, only when it is named: does one hang? --windows 0
+             has none, and tells what recording has to do with it
     status   a window while another process has one, without permission, while a graph is captured, at the end of the
              process, for a process that is none: one clear answer each, and no effect on the program (2 minutes)
     profilers  a window while torch.profiler is on in the same process, while ncu has the counters in another, and a
@@ -196,7 +198,7 @@ def slow(gpufl):
         label = f"slow-{name}"
         flags = ["--deep-after", "1s", "--deep-for", "2s", "--deep-engine", want["engine"]]
         output, command = gpufl.trace(label, flags, [program, name, "6"])
-        p = run(command, timeout=120, **gpufl.settings(label))
+        p = run(command, timeout=120, **gpufl.settings(label), **gpufl.more)
         said = json.loads(p.stdout) if p.stdout.strip().startswith("{") else {}
         if not check(p.returncode == 0 and said.get("right"), f"{name}: runs, and its results are right", p.returncode, p.stdout.strip()[:200]):
             note(p.stderr.strip()[-1000:])
@@ -206,6 +208,36 @@ def slow(gpufl):
         losses = {k: v for k, v in had.items() if isinstance(v, (int, float)) and v and k not in ("collected", "samples", "rows", "paused_seconds")}
         check(had.get("collected") == 1, f"{name}: a window was collected; what it lost", had.get("samples"), "samples,", losses, *(w.get("message", "")[:300] for w in had.get("list", []) if w.get("status") != "collected"))
         judge(name, report, lines)
+
+
+def again(gpufl):
+    """Short windows of the first engine over a kernel each, several programs side by side until time is up: has each what was launched in it?"""
+    deadline, had, empty = time.monotonic() + gpufl.seconds, collections.Counter(), []
+    engine = gpufl.engines[0]
+    names = [name for name, want in EXPECTED.items() if want["engine"] == engine]
+
+    def one(lane):
+        for number in itertools.count():
+            if time.monotonic() > deadline:
+                return
+            name = names[(lane + number) % len(names)]
+            output, command = gpufl.trace(f"again-{lane}-{number}", ["--deep-after", "400ms", "--deep-for", "300ms", "--deep-engine", engine],
+                                          [os.path.join(gpufl.bin, "slow"), name, "1.5"])
+            p = run(command, timeout=120, **gpufl.more)
+            report = gpufl.report(output) or {}
+            windows = report.get("windows", {})
+            functions = [f["name"] for f in report.get("inside", {}).get("by_function", [])]
+            had[f"{name}: {windows.get('collected', 0)} collected, {len(functions)} functions"] += 1
+            if windows.get("collected") != 1 or not any(f.startswith(name) for f in functions):
+                empty.append(f"{name}: status {p.returncode}, {p.stdout.strip()[:150]} {json.dumps(windows)[:1200]} {p.stderr.strip()[-600:]}")
+            os.remove(output)
+
+    with concurrent.futures.ThreadPoolExecutor(gpufl.trainings) as lanes:
+        for lane in [lanes.submit(one, i) for i in range(gpufl.trainings)]:
+            lane.result()
+    for text in empty[:5]:
+        note(text)
+    check(had and not empty, "again: each window has the kernel that was launched in it", dict(had))
 
 
 # ---- a training that is told what to do ----
@@ -500,12 +532,19 @@ def endure(gpufl):
             t = Training(command, GPUFL_DEEP="1", LD_PRELOAD=os.path.join(gpufl.bin, "crash.so"), **gpufl.more)
             try:
                 t.ask("cycles 1")
+                while count == 0 and time.monotonic() < deadline:
+                    done["cycles"] += t.ask("cycles 10")["cycles"]
+                    if "crash.so:" in t.said():
+                        raise RuntimeError("it crashed")
                 t.send("until")
+                time.sleep(0.1)  # it reads a line at a time
                 for engine in itertools.islice(itertools.cycle(gpufl.engines), count):
                     if time.monotonic() > deadline:
                         break
                     p = gpufl.deep(t.pid, engine, "100ms")
                     done[engine if p.returncode == 0 else f"{engine}: {p.status}"] += 1
+                    if p.returncode == 0 and engine == "sass" and p.patched == 0:
+                        done["sass: nothing patched"] += 1
                     if p.returncode != 0:
                         said.append(f"training {lane}.{number}, window {sum(done.values())} of all: {p.returncode}: {p.text[:300]}")
                     if p.returncode == 1 or "crash.so:" in t.said():
@@ -817,7 +856,7 @@ def dry(gpufl):
         check("no GPU" in str(e), "dry: a training that ends at once is noticed")
 
 
-CASES = {"slow": slow, "windows": windows, "endure": endure, "status": status, "profilers": profilers, "nsight": nsight}
+CASES = {"slow": slow, "again": again, "windows": windows, "endure": endure, "status": status, "profilers": profilers, "nsight": nsight}
 
 
 def main():

@@ -6,6 +6,7 @@
 #define BARE_H
 
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "check.h"
@@ -56,6 +57,8 @@ enum {
   BUFFER = 8 << 20,
 };
 
+static inline bool is_kernel(uint32_t kind) { return kind == CONCURRENT_KERNEL || kind == KERNEL; }
+
 static int zeroed_buffers;
 
 static void on_request(uint8_t **buffer, size_t *size, size_t *most) {
@@ -64,8 +67,8 @@ static void on_request(uint8_t **buffer, size_t *size, size_t *most) {
   *buffer = zeroed_buffers ? calloc(1, BUFFER) : malloc(BUFFER);
 }
 
-// on_kernel is the program's, for each record of one.
-static void on_kernel(const char *record);
+// on_record is the program's.
+static void on_record(uint32_t kind, const char *record);
 
 static void on_complete(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid) {
   (void)context, (void)stream, (void)size;
@@ -73,7 +76,7 @@ static void on_complete(void *context, uint32_t stream, uint8_t *buffer, size_t 
   while (valid > 0 && next_record(buffer, valid, &record) == 0) {
     uint32_t kind;
     memcpy(&kind, record, sizeof kind);
-    if (kind == CONCURRENT_KERNEL || kind == KERNEL) on_kernel(record);
+    on_record(kind, record);
   }
   free(buffer);
 }
@@ -84,13 +87,15 @@ static int set_byte(uint32_t attribute, uint8_t value) {
   return set_attribute(attribute, &size, &value);
 }
 
-// tell_of_launches has CUPTI tell of them, or no longer.
-static void tell_of_launches(void *subscriber, uint32_t on) {
+// tell_of has CUPTI tell of calls of the driver by the begin of their names, or no longer.
+static inline void tell_of(void *subscriber, uint32_t on, const char *begin) {
   for (uint32_t id = 1; id < 1200; id++) {
     const char *name = NULL;
-    if (callback_name(1, id, &name) == 0 && name != NULL && strncmp(name, "cuLaunchKernel", 14) == 0) enable_callback(on, subscriber, 1, id);
+    if (callback_name(1, id, &name) == 0 && name != NULL && strncmp(name, begin, strlen(begin)) == 0) enable_callback(on, subscriber, 1, id);
   }
 }
+
+static inline void tell_of_launches(void *subscriber, uint32_t on) { tell_of(subscriber, on, "cuLaunchKernel"); }
 
 // EMPTY_KERNEL is the text of one of that name, behind PTX.
 #define EMPTY_KERNEL(name) ".visible .entry " name "() { ret; }\n"

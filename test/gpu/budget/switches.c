@@ -47,7 +47,8 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
     inside[self]--;
   }
 }
-static void on_kernel(const char *record) {
+static void on_record(uint32_t kind, const char *record) {
+  if (!is_kernel(kind)) return;
   const char *name;
   memcpy(&name, record + 104, sizeof name);
   if (name == NULL || strncmp(name, "own", 3) != 0) return;
