@@ -393,33 +393,51 @@ static void set_state(int group, int mode, bool turn) {
   atomic_store(&states[group], (s + (turn ? 1 : 0)) << MODE_BITS | (uint64_t)mode);
 }
 
+static const uint32_t group_kinds[GROUPS] = {
+    [KERNELS] = 1u << GPUFL_KIND_KERNEL,
+    [GRAPHS] = 1u << GPUFL_KIND_GRAPH,
+    [COPIES] = 1u << GPUFL_KIND_MEMCPY | 1u << GPUFL_KIND_MEMCPY_P2P,
+    [SETS] = 1u << GPUFL_KIND_MEMSET,
+};
+
 // kept are groups whose records stayed on, since there was no rest: with modes.lock.
 static bool kept[GROUPS];
+
+static int hold_group(int group, int before, int after, bool off) {
+  // A graph's launch has records of its kernels, or one of its own: so its time begins with theirs.
+  if (group != GRAPHS) set_state(group, before, true);
+  int result = gpufl_hold(off, group_kinds[group]);
+  set_state(group, after, true);
+  return result;
+}
 
 // hold switches all records but those of what CUPTI itself costs, which only gpufl_settle switches off. Without rest those of copies and
 // sets stay on and are counted by their records: see disable_all.
 static int hold(int before, int after, bool off, bool rest) {
-  static const uint32_t kinds[GROUPS] = {
-      [KERNELS] = 1u << GPUFL_KIND_KERNEL,
-      [GRAPHS] = 1u << GPUFL_KIND_GRAPH,
-      [COPIES] = 1u << GPUFL_KIND_MEMCPY | 1u << GPUFL_KIND_MEMCPY_P2P,
-      [SETS] = 1u << GPUFL_KIND_MEMSET,
-  };
   static const uint32_t others = 1u << GPUFL_KIND_MEMORY | 1u << GPUFL_KIND_SYNC | 1u << GPUFL_KIND_RUNTIME_API | 1u << GPUFL_KIND_DRIVER_API;
   int result = GPUFL_OK;
-  // A graph's launch has records of its kernels, or one of its own: so its time begins with theirs.
   set_state(GRAPHS, before, true);
   for (int group = 0; group < GROUPS; group++) {
     bool was_kept = kept[group];
     kept[group] = off && !rest && (group == COPIES || group == SETS);
     if (kept[group] || was_kept) continue;
-    if (group != GRAPHS) set_state(group, before, true);
-    int answer = gpufl_hold(off, kinds[group]);
+    int answer = hold_group(group, before, after, off);
     if (result == GPUFL_OK) result = answer;
-    set_state(group, after, true);
   }
   int answer = gpufl_hold(off, off ? others : others | 1u << GPUFL_KIND_OVERHEAD);
   return result == GPUFL_OK ? answer : result;
+}
+
+// hold_kept switches what stayed on off after all.
+static int hold_kept(int after) {
+  int result = GPUFL_OK;
+  for (int group = 0; group < GROUPS; group++) {
+    if (!kept[group]) continue;
+    kept[group] = false;
+    int answer = hold_group(group, GPUFL_MODE_TRACE, after, true);
+    if (result == GPUFL_OK) result = answer;
+  }
+  return result;
 }
 
 static int current = GPUFL_MODE_TRACE; // with modes.lock
@@ -463,14 +481,15 @@ static int switch_to(int mode) {
   // A CUPTI that has made no records since it was left goes on telling: it was seen to go deaf, until it was left again, when it was
   // to tell no more beside launches (H200, CUDA 13.0), and it is left soon.
   bool untell = mode == GPUFL_MODE_BLIND && before != GPUFL_MODE_BLIND && !gpufl_bare();
+  bool rest = !records && (kept[COPIES] || kept[SETS]); // of the records
   current = mode;
-  if (!records && !untell) return GPUFL_OK;
+  if (!records && !untell && !rest) return GPUFL_OK;
   int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
   if (quiet < 0) {
     current = before;
     return quiet;
   }
-  if (quiet == 0) atomic_fetch_add(&modes.beside, 1);
+  if (quiet == 0 && (records || untell)) atomic_fetch_add(&modes.beside, 1);
   if (before == GPUFL_MODE_TRACE) tracing(false);
   int result = GPUFL_OK;
   if (records) {
@@ -481,6 +500,8 @@ static int switch_to(int mode) {
       hold(mode, current, current != GPUFL_MODE_TRACE, quiet == 1);
     }
     atomic_fetch_add(&modes.switches, 1);
+  } else if (rest && quiet == 1) {
+    result = hold_kept(mode);
   }
   if (untell && current == GPUFL_MODE_BLIND) gpufl_watch_counting(-1);
   if (current == GPUFL_MODE_TRACE) tracing(true);

@@ -930,34 +930,55 @@ int main(void) {
 	}
 }
 
-// TestModeBesideACopy: where a copy is under way records of copies stay on, and each copy is counted once all the same.
+// TestModeBesideACopy: where a copy is under way records of copies stay on, until they are switched again, and each copy is counted once.
 func TestModeBesideACopy(t *testing.T) {
-	fake, c := open(t, Config{Kinds: KindsOf(KindKernel, KindMemcpy, KindMemset)})
-	start(t, c)
-	setModes(t, c, ModeTrace, ModeCount, ModeTrace)
-	letGo := heldCopy(t, fake)
-	setModes(t, c, ModeCount)
-	const kernel, memcpy, memset = 10, 1, 2
-	if on := fake.Control("enabled", 0); on != 1<<memcpy|1<<memset {
-		t.Errorf("activity kinds %#x", on)
-	}
-	letGo()
-	fake.Launch("counted", 3)
-	setModes(t, c, ModeTrace)
-	if on := fake.Control("enabled", 0); on != 1<<kernel|1<<memcpy|1<<memset {
-		t.Errorf("activity kinds %#x afterwards", on)
-	}
-	fake.Launch("recorded", 2)
-	setModes(t, c, ModeCount) // at rest: all of them
-	if on := fake.Control("enabled", 0); on != 0 {
-		t.Errorf("activity kinds %#x at rest", on)
-	}
-	if s := c.CountStats(); s.Beside != 1 {
-		t.Errorf("%+v", s)
-	}
-	stop(t, c, false)
-	all := drain(t, c)
-	if kernels, copies, sets := count(all, KindKernel), count(all, KindMemcpy), count(all, KindMemset); kernels != 2 || copies != 2 || sets != 1 {
-		t.Errorf("%d kernels, %d copies and %d sets", kernels, copies, sets)
+	for _, again := range []bool{false, true} {
+		t.Run(fmt.Sprintf("switched again: %t", again), func(t *testing.T) {
+			fake, c := open(t, Config{Kinds: KindsOf(KindKernel, KindMemcpy, KindMemset)})
+			start(t, c)
+			setModes(t, c, ModeTrace, ModeCount, ModeTrace)
+			letGo := heldCopy(t, fake)
+			setModes(t, c, ModeCount)
+			const kernel, memcpy, memset = 1 << 10, 1 << 1, 1 << 2
+			enabled := func(want int64) {
+				t.Helper()
+				if on := fake.Control("enabled", 0); on != want {
+					t.Errorf("activity kinds %#x", on)
+				}
+			}
+			enabled(memcpy | memset)
+			letGo() // two copies and a set with records
+			fake.Launch("counted", 3)
+			copies, sets := 2, 1
+			if again {
+				setModes(t, c, ModeCount)
+				enabled(0)
+				fake.Memory(64)
+			} else {
+				fake.Memory(64)
+				copies, sets = 2*copies, 2*sets
+			}
+			setModes(t, c, ModeTrace)
+			enabled(kernel | memcpy | memset)
+			fake.Launch("recorded", 2)
+			setModes(t, c, ModeCount)
+			enabled(0)
+			if s := c.CountStats(); s.Beside != 1 {
+				t.Errorf("%+v", s)
+			}
+			stop(t, c, false)
+			all := drain(t, c)
+			if got := [3]int{count(all, KindKernel), count(all, KindMemcpy), count(all, KindMemset)}; got != [3]int{2, copies, sets} {
+				t.Errorf("kernels, copies and sets: %v", got)
+			}
+			launched := map[CountedOperation]uint64{}
+			for _, l := range c.LaunchCounts(nil) {
+				launched[l.Operation] += l.Launches()
+			}
+			maps.DeleteFunc(launched, func(_ CountedOperation, n uint64) bool { return n == 0 })
+			if !maps.Equal(launched, map[CountedOperation]uint64{CountKernel: 5, CountHtoD: 2, CountDtoH: 2, CountSet: 2}) {
+				t.Errorf("%v", launched)
+			}
+		})
 	}
 }

@@ -502,7 +502,7 @@ static atomic_int launches;
 // What CUPTI calls a callback for a driver function is numbered by its version, so the functions are
 // found by name. Runtime calls end in these too, with the same correlation id. Each function is in some of the
 // sets that windows watch (GPUFL_SET_…) and in one of those that scopes want.
-enum { MAX_CALLBACKS = 2048, SET_SCOPE = 1 << 8, SET_SCOPE_MEMORY = 1 << 9, SET_SCOPE_SYNC = 1 << 10, SET_CAPTURE_BEGINS = 1 << 11, SET_CAPTURE_ENDS = 1 << 12 };
+enum { MAX_CALLBACKS = 2048, SET_SCOPE = 1 << 8, SET_SCOPE_MEMORY = 1 << 9, SET_SCOPE_SYNC = 1 << 10, SET_CAPTURE_BEGINS = 1 << 11, SET_CAPTURE_ENDS = 1 << 12, SET_KERNEL = 1 << 13 };
 static struct {
   bool known;
   int first_launch; // 0 if there is none
@@ -526,6 +526,7 @@ static bool starts_with(const char *name, const char *const *prefixes) {
 
 static void find_callbacks(void) {
   static const char *const launch[] = {"cuLaunch", "cuGraphLaunch", "cuMemcpy", "cuMemset", NULL};
+  static const char *const kernel[] = {"cuLaunch", "cuGraphLaunch", NULL};
   static const char *const memory[] = {"cuMemAlloc", "cuMemFree", "cuMemHostAlloc", "cuMemCreate", "cuMemRelease", "cuMemPoolCreate", "cuMemPoolDestroy", NULL};
   static const char *const sync[] = {"cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize", "cuStreamWaitEvent", NULL};
   static const char *const module[] = {"cuModuleLoad", "cuModuleUnload", "cuLibraryLoad", "cuLibraryUnload", NULL};
@@ -544,6 +545,7 @@ static void find_callbacks(void) {
     unknown = 0;
     uint16_t sets = 0;
     if (starts_with(name, launch)) sets = SET_SCOPE | GPUFL_SET_LAUNCH;
+    if (starts_with(name, kernel)) sets |= SET_KERNEL;
     if (starts_with(name, memory)) sets |= SET_SCOPE_MEMORY;
     if (starts_with(name, sync)) sets |= SET_SCOPE_SYNC;
     if (starts_with(name, module)) sets |= GPUFL_SET_MODULE;
@@ -719,6 +721,7 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
     gpufl_on_capture((sets & SET_CAPTURE_BEGINS) != 0, call);
     gpufl_count_captures(gpufl_captures());
   }
+  if ((sets & SET_KERNEL) != 0 && gpufl_deep_patches()) gpufl_window_count(&gpufl_window_counts.launched, 1);
   if (gateable != 0) gpufl_gate_exit();
   if (!atomic_load_explicit(&finalizing, memory_order_acquire) || !pthread_equal(pthread_self(), finalizer)) return;
   atomic_store(&finalizing, false);
@@ -785,8 +788,8 @@ static bool set_byte(uint32_t attribute, uint8_t value) {
 }
 
 // Records of copies and sets are not switched off beside such calls, nor is CUPTI asked by force for those that are not complete: its own
-// thread then reads what the calling one has freed (H200, CUPTI 13.0, test/gpu/deep/copies.c: 7 of 12 processes crashed in 45 s, one in 7,000
-// switches; 2 of 3 with flushes). Switched on they may be, and those of kernels may be switched off; no such process crashed.
+// thread then reads what the calling one has freed (H200, CUPTI 13.0, test/gpu/deep/copies.c: 7 of 12 processes crashed in 45 s, after
+// some thousands of switches; 2 of 3 with flushes). Switched on they may be, and those of kernels may be switched off; no such process crashed.
 enum { COPIES = 1u << GPUFL_KIND_MEMCPY | 1u << GPUFL_KIND_MEMCPY_P2P | 1u << GPUFL_KIND_MEMSET };
 
 // left are kinds that stayed on when recording ended, without buffers.

@@ -138,6 +138,8 @@ type DeepTotals struct {
 	// Patched is how many instructions had been patched when the window closed, of all contexts that were there. CUPTI
 	// 13.0 keeps what it patched in device memory until the process ends. SASS metrics.
 	Patched uint64
+	// Launched is how many calls launched kernels while they were patched, those included that waited for the window to open. SASS metrics.
+	Launched uint64
 	// LostRows and LostValue are figures that found no room here: above MaxRows, or between two calls
 	// of Drain. LostValue is the sum of their values.
 	LostRows, LostValue uint64

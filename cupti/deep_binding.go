@@ -150,7 +150,7 @@ func coreDeepTotals() DeepTotals {
 	C.gpufl_deep_get_counts(&raw)
 	return DeepTotals{
 		Samples: uint64(raw.samples), DroppedSamples: uint64(raw.dropped_samples), NonUserSamples: uint64(raw.non_user_samples),
-		HardwareFull: uint64(raw.hardware_full), DroppedRecords: uint64(raw.dropped_records), Patched: uint64(raw.patched),
+		HardwareFull: uint64(raw.hardware_full), DroppedRecords: uint64(raw.dropped_records), Patched: uint64(raw.patched), Launched: uint64(raw.launched),
 		LostRows: uint64(raw.lost_rows), LostValue: uint64(raw.lost_value), LostNames: uint64(raw.lost_names), Broken: uint64(raw.broken),
 		Contexts: uint64(raw.contexts), SkippedContexts: uint64(raw.skipped_contexts), LostContexts: uint64(raw.lost_contexts),
 		Deferred: uint64(raw.deferred), NotIdle: uint64(raw.not_idle), Gated: uint64(raw.gated), GateTimeouts: uint64(raw.gate_timeouts), NamesKept: uint64(raw.names_kept),

@@ -116,6 +116,7 @@ typedef struct {
   uint64_t samples, dropped_samples, non_user_samples, hardware_full;
   uint64_t dropped_records;
   uint64_t patched; /* instructions that SASS metrics had patched when the window closed */
+  uint64_t launched; /* calls that launch kernels which ended while kernels were patched */
   uint64_t lost_rows, lost_value, lost_names, broken;
   uint64_t contexts, skipped_contexts, lost_contexts;
   uint64_t deferred, not_idle, gated, gate_timeouts, names_kept;

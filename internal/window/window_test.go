@@ -588,3 +588,22 @@ func TestSettingsFromEnv(t *testing.T) {
 		}
 	}
 }
+
+// TestNothingPatched: a window that had launches and brought nothing says so, unless they waited for it to open.
+func TestNothingPatched(t *testing.T) {
+	const said = "7 launches were made in it and CUPTI patched no kernel: they have no instruction that is counted, or ask again"
+	for _, tc := range []struct {
+		engine                   cupti.Engine
+		launched, patched, gated uint64
+		want                     []string
+	}{
+		{cupti.EngineSASS, 7, 0, 1, []string{said}},
+		{cupti.EngineSASS, 7, 0, 7, nil},
+		{cupti.EngineSASS, 7, 1, 1, nil},
+		{cupti.EngineSASS, 0, 0, 0, nil},
+		{cupti.EnginePCSampling, 7, 0, 1, nil},
+	} {
+		r := &cupti.DeepResult{Engine: tc.engine, Totals: cupti.DeepTotals{Launched: tc.launched, Patched: tc.patched, Gated: tc.gated}}
+		assert.Equal(t, tc.want, remarks(r), "%+v", tc)
+	}
+}

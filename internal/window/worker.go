@@ -260,6 +260,10 @@ func remarks(r *cupti.DeepResult) (all []string) {
 	if r.Problem != nil {
 		all = append(all, "it did not end as it should: "+r.Problem.Detail)
 	}
+	// One that waited at the gate may have been past CUPTI's patching.
+	if r.Engine == cupti.EngineSASS && t.Patched == 0 && t.Launched > t.Gated {
+		all = append(all, fmt.Sprintf("%d launches were made in it and CUPTI patched no kernel: they have no instruction that is counted, or ask again", t.Launched))
+	}
 	if t.NotIdle > 0 {
 		all = append(all, "work that was, or may have been, under way as counting began or ended is not counted whole")
 	}
