@@ -10,6 +10,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -520,6 +521,43 @@ func TestStopBesideACopy(t *testing.T) {
 	}
 }
 
+// TestStopWhileCopiesGoOn: what is copied from then on is not lost.
+func TestStopWhileCopiesGoOn(t *testing.T) {
+	for _, own := range []int64{0, 1} {
+		fake, c := open(t, Config{Kinds: KindsOf(KindKernel, KindMemcpy)})
+		fake.Set(t, "own_thread", own)
+		var over atomic.Bool
+		var copied atomic.Int64
+		var copying sync.WaitGroup
+		for range 3 {
+			copying.Go(func() {
+				for !over.Load() {
+					fake.Memory(64)
+					copied.Add(1)
+				}
+			})
+		}
+		for range 5 {
+			start(t, c)
+			for before := copied.Load(); copied.Load() <= before+3; { // one at least that has begun since
+				time.Sleep(time.Millisecond)
+			}
+			stop(t, c, false)
+			if n := count(drain(t, c), KindMemcpy); n == 0 {
+				t.Error("no copies")
+			}
+		}
+		over.Store(true)
+		copying.Wait()
+		if s := c.Stats(); s.Dropped != 0 || s.Unreturned != 0 {
+			t.Errorf("%+v", s)
+		}
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestStopWithoutTheLastRecord: one that does not become complete keeps its buffer, which is counted.
 func TestStopWithoutTheLastRecord(t *testing.T) {
 	fake, c := open(t, Config{Kinds: KindsOf(KindKernel)})
@@ -529,6 +567,13 @@ func TestStopWithoutTheLastRecord(t *testing.T) {
 	stop(t, c, false)
 	if n := c.Stats().Unreturned; n != 1 {
 		t.Errorf("%d buffers were kept", n)
+	}
+	fake.Control("incomplete", 0)
+	start(t, c)
+	fake.Launch("two", 2)
+	stop(t, c, false)
+	if n := count(drain(t, c), KindKernel); n != 2 { // none of the session before
+		t.Errorf("%d kernels", n)
 	}
 }
 

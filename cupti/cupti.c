@@ -141,7 +141,9 @@ static struct {
   gpufl_buffer *unused;        // a stack: the one used last is still in the caches
   gpufl_buffer *head, *tail;   // the queue of completed ones
   uint32_t pending;
-  bool opened, stopped, ending, zero;
+  bool opened, stopped, zero;
+  bool ending; // CUPTI gets no more
+  bool stale;  // what comes back is of an earlier session
   bool own_clock;
   gpufl_stats stats;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -229,9 +231,13 @@ static atomic_bool attached;
 // are asked for then, since anything else could bring back the hooks that make each launch slower.
 static atomic_bool bare;
 
-// count_dropped asks CUPTI for what it could not keep since it was asked last.
+// count_dropped asks CUPTI for what it could not keep since it was asked last. Once recording ends it has no buffers, and loses nothing that
+// anybody wants.
 static void count_dropped(void) {
-  if (!atomic_load(&attached) || atomic_load(&bare)) return;
+  pthread_mutex_lock(&pool.lock);
+  bool ending = pool.ending;
+  pthread_mutex_unlock(&pool.lock);
+  if (ending || !atomic_load(&attached) || atomic_load(&bare)) return;
   size_t n = 0;
   if (gpufl_cupti.num_dropped(NULL, 0, &n) != GPUFL_CUPTI_SUCCESS || n == 0) return;
   pthread_mutex_lock(&pool.lock);
@@ -260,7 +266,7 @@ static void on_complete(void *context, uint32_t stream, uint8_t *data, size_t si
   } else {
     pool.stats.completed++;
     pool.lent--;
-    b->valid = valid < b->size ? valid : b->size;
+    b->valid = pool.stale ? 0 : valid < b->size ? valid : b->size;
     b->next = NULL;
     if (pool.opened) {
       b->state = READY;
@@ -774,7 +780,7 @@ int gpufl_open(const gpufl_config *config) {
   pool.bytes = (config->buffer_bytes + page - 1) / page * page;
   pool.limit = config->buffers;
   pool.opened = true;
-  pool.stopped = pool.ending = false;
+  pool.stopped = pool.ending = pool.stale = false;
   pool.zero = false;
   memset(&pool.stats, 0, sizeof pool.stats);
   pthread_mutex_unlock(&pool.lock);
@@ -831,6 +837,24 @@ static int prepare(void) {
   return gpufl_cupti.register_callbacks(on_request, on_complete);
 }
 
+// reclaim takes back what CUPTI kept at the end of the session before, where Unreturned has it.
+static void reclaim(void) {
+  pthread_mutex_lock(&pool.lock);
+  pool.stale = pool.ending = true;
+  bool some = pool.lent > 0;
+  pthread_mutex_unlock(&pool.lock);
+  for (int i = 0; some && i < 20; i++) {
+    if (i > 0) gpufl_nap(5000000);
+    gpufl_cupti.flush_all(0);
+    pthread_mutex_lock(&pool.lock);
+    some = pool.lent > 0;
+    pthread_mutex_unlock(&pool.lock);
+  }
+  pthread_mutex_lock(&pool.lock);
+  pool.stale = pool.ending = false;
+  pthread_mutex_unlock(&pool.lock);
+}
+
 static int leave(void);
 
 int gpufl_start(uint32_t *enabled, int *refusal) {
@@ -855,6 +879,7 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
   disable_left();
   result = prepare();
   if (result != GPUFL_OK) goto failed;
+  reclaim();
   size_t between = 0; // sessions: of kinds that stayed on
   gpufl_cupti.num_dropped(NULL, 0, &between);
   uint32_t refused = 0;
