@@ -137,7 +137,8 @@ func (c *Counts) Contradictory() bool {
 
 // LanesOn is the mean number of lanes that took part, 0–32: as [Counts.Lanes], without those whose
 // predicate was false. Nsight Compute calls it Avg. Not Predicated Off Threads Per Warp,
-// smsp__sass_thread_inst_executed_pred_on / smsp__sass_inst_executed.
+// smsp__sass_thread_inst_executed_pred_on / smsp__sass_inst_executed. Where not all instructions were counted it is of those that access
+// global memory: smsp__sass_thread_inst_executed_op_global_pred_on / smsp__sass_inst_executed_op_global.
 func (c *Counts) LanesOn() (float64, bool) {
 	if c.Contradictory() {
 		return 0, false
@@ -145,19 +146,34 @@ func (c *Counts) LanesOn() (float64, bool) {
 	return ratio(c.On, c.OnOf)
 }
 
+// KnownLanes is [Counts.Lanes], or [Counts.LanesOn] where only accesses to global memory were counted, and of how many warp
+// instructions it is.
+func (c *Counts) KnownLanes() (lanes float64, of uint64, ok bool) {
+	if c.Executed > 0 {
+		lanes, ok = c.Lanes()
+		return lanes, c.Executed, ok
+	}
+	lanes, ok = c.LanesOn()
+	return lanes, c.OnOf, ok
+}
+
 // IdleLanes are the thread instructions that the warps had room for and that did not run:
-// 32 × warp instructions − thread instructions.
+// 32 × warp instructions − thread instructions; where these were not counted, the lanes that did not take part, see [Counts.LanesOn].
 func (c *Counts) IdleLanes() uint64 {
-	high, room := bits.Mul64(WarpLanes, c.Executed)
+	warps, threads := c.Executed, c.ExecutedThreads
+	if warps == 0 {
+		warps, threads = c.OnOf, c.On
+	}
+	high, room := bits.Mul64(WarpLanes, warps)
 	if high != 0 {
 		room = math.MaxUint64
 	}
-	return room - min(room, c.ExecutedThreads)
+	return room - min(room, threads)
 }
 
 // SectorsPerRequest is the mean number of sectors, 32 bytes each, that a warp's access to global memory
-// took: smsp__sass_sectors_mem_global / smsp__sass_inst_executed, over the instructions that access it.
-// 32 lanes that read neighbouring 4-byte words take 4, lanes far from each other 32.
+// took: smsp__sass_sectors_mem_global / smsp__sass_inst_executed (or smsp__sass_inst_executed_op_global, which is the same there), over the
+// instructions that access it. 32 lanes that read neighbouring 4-byte words take 4, lanes far from each other 32.
 func (c *Counts) SectorsPerRequest() (float64, bool) { return ratio(c.RequestSectors, c.Requests) }
 
 // IdealPerRequest is the number of sectors that would have been enough for the same bytes:
@@ -203,8 +219,10 @@ func (t *Table) Functions(o Options) (first []Function, more int) {
 	ranks := make([]ranked, 0, len(t.byName))
 	for i, f := range t.byName {
 		r := ranked{number: i, samples: samplesOf(f.reasons)}
-		if n, ok := t.metrics.numbers[metricPrefix+"inst_executed"]; ok {
-			r.executed = f.metrics[n]
+		for _, name := range []string{"inst_executed", "inst_executed_op_global"} {
+			if n, ok := t.metrics.numbers[metricPrefix+name]; ok && r.executed == 0 {
+				r.executed = f.metrics[n]
+			}
 		}
 		ranks = append(ranks, r)
 	}
@@ -403,6 +421,14 @@ func (c *Counts) addInstruction(p *counters) {
 	if on, ok := get(threadInstructionsOn); ok && hasExecuted {
 		c.OnOf = saturating(c.OnOf, executed)
 		c.On = saturating(c.On, on)
+	}
+	if !hasExecuted { // but perhaps those that access global memory
+		if executed, hasExecuted = get(globalInstructions); hasExecuted {
+			if on, ok := get(globalThreadsOn); ok {
+				c.OnOf = saturating(c.OnOf, executed)
+				c.On = saturating(c.On, on)
+			}
+		}
 	}
 	moved, hasMoved := get(sectors, sectorsOfOps)
 	enough, hasEnough := get(sectorsIdeal, sectorsIdealOfOps)

@@ -118,6 +118,47 @@ func TestDivergence(t *testing.T) {
 	assert.Contains(t, f.Metrics, Metric{"smsp__sass_inst_executed", 8077})
 }
 
+// Where accesses to global memory alone were counted, lanes are those that took part in them, and sectors are of as many requests.
+func TestAccessesToMemoryAlone(t *testing.T) {
+	table := New(Limits{})
+	access := func(function string, pc, line int64, executed, on, sectors, ideal uint64) {
+		p := at(function, pc, line)
+		table.Counter(p, "smsp__sass_inst_executed_op_global", executed)
+		table.Counter(p, "smsp__sass_thread_inst_executed_op_global_pred_on", on)
+		table.Counter(p, "smsp__sass_sectors_mem_global", sectors)
+		table.Counter(p, "smsp__sass_sectors_mem_global_ideal", ideal)
+	}
+	access("f", 16, 1, 1000, 32000, 32000, 4000)
+	access("f", 32, 2, 100, 100, 100, 100)
+	access("g", 16, 1, 2000, 64000, 8000, 8000)
+	all, _ := table.Functions(Options{Lines: 5})
+	require.Len(t, all, 2)
+	assert.Equal(t, "g", all[0].Name, "the one with most accesses")
+	assert.Empty(t, all[0].Divergent)
+	f := all[1]
+	_, ok := f.Lanes()
+	assert.False(t, ok)
+	lanes, of, ok := f.KnownLanes()
+	require.True(t, ok)
+	assert.InDelta(t, 32100.0/1100, lanes, 1e-12)
+	assert.Equal(t, uint64(1100), of)
+	require.Len(t, f.Divergent, 1)
+	assert.Equal(t, int64(2), f.Divergent[0].Line)
+	assert.Equal(t, uint64(3100), f.Divergent[0].IdleLanes())
+	require.Len(t, f.Uncoalesced, 1)
+	sectors, _ := f.Uncoalesced[0].SectorsPerRequest()
+	ideal, _ := f.Uncoalesced[0].IdealPerRequest()
+	assert.Equal(t, [2]float64{32, 4}, [2]float64{sectors, ideal})
+
+	// All instructions say more than some of them.
+	both := New(Limits{})
+	counted(both, at("f", 16, 1), 10, 320)
+	both.Counter(at("f", 16, 1), "smsp__sass_inst_executed_op_global", 10)
+	both.Counter(at("f", 16, 1), "smsp__sass_thread_inst_executed_op_global_pred_on", 10)
+	f = only(t, both, Options{Lines: 5})
+	assert.Equal(t, Counts{Executed: 10, ExecutedThreads: 320}, f.Counts)
+}
+
 // What a window sums up for a whole function is in the function's figures, and in no line.
 func TestSumsOfFunctionsAreInTheirFigures(t *testing.T) {
 	table := New(Limits{})

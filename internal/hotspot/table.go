@@ -165,13 +165,15 @@ const (
 	sectorsIdeal
 	sectorsOfOps
 	sectorsIdealOfOps
+	globalInstructions
+	globalThreadsOn
 	numCounters
 )
 
 // counters are those of one instruction; a bit of has is set where there is a value.
 type counters struct {
 	value [numCounters]uint64
-	has   uint8
+	has   uint16
 }
 
 // metricPrefix begins the names of all counters of CUPTI's SASS metrics.
@@ -192,6 +194,10 @@ func counterOf(metric string) int {
 		return threadInstructions
 	case "thread_inst_executed_pred_on":
 		return threadInstructionsOn
+	case "inst_executed_op_global":
+		return globalInstructions
+	case "thread_inst_executed_op_global_pred_on":
+		return globalThreadsOn
 	case "sectors_mem_global":
 		return sectors
 	case "sectors_mem_global_ideal":

@@ -72,7 +72,9 @@ func writeFunction(w io.Writer, f *hotspot.Function) {
 	if f.Contradictory() {
 		fmt.Fprintln(w, "  active lanes are not known: there are more thread instructions than its warp instructions had lanes for, so rows of this recording are missing")
 	}
-	if on, ok := f.LanesOn(); ok {
+	if on, ok := f.LanesOn(); ok && f.Executed == 0 {
+		fmt.Fprintf(w, "  %.1f of the %d lanes (threads) of a warp took part in the mean, in %s of global memory\n", on, hotspot.WarpLanes, plural(f.OnOf, "request"))
+	} else if ok {
 		fmt.Fprintf(w, "  %.1f of %d lanes not switched off by a predicate\n", on, hotspot.WarpLanes)
 	}
 	if sectors, ok := f.SectorsPerRequest(); ok {
@@ -92,7 +94,8 @@ func writeFunction(w io.Writer, f *hotspot.Function) {
 	})
 	hint(w, len(f.Divergent), "idle lanes", "have neighbouring threads do alike work, with cases sorted or one case a warp; take rare cases out into a kernel of their own")
 	writeLines(w, f.Divergent, f.MoreDivergent, "LANES\tOF\tWARP INSTRUCTIONS\tIDLE LANES\t  DIVERGENT LINE\n", func(l *hotspot.Line) string {
-		return fmt.Sprintf("%s\t%d\t%s\t%s", orDash(l.Lanes()), hotspot.WarpLanes, Count(l.Executed), Count(l.IdleLanes()))
+		lanes, of, ok := l.KnownLanes()
+		return fmt.Sprintf("%s\t%d\t%s\t%s", orDash(lanes, ok), hotspot.WarpLanes, Count(of), Count(l.IdleLanes()))
 	})
 	hint(w, len(f.Uncoalesced), "excess sectors", "have thread i read word i: transpose the loop or the array, use structures of arrays, align rows, or go through shared memory")
 	writeLines(w, f.Uncoalesced, f.MoreUncoalesced, "SECTORS/REQUEST\tIDEAL\tTIMES\tREQUESTS\tEXCESS\t  UNCOALESCED LINE\n", func(l *hotspot.Line) string {

@@ -128,6 +128,23 @@ func TestInsideOfKernelsAsText(t *testing.T) {
 	golden(t, "slow.txt", out.Bytes())
 }
 
+// Where accesses to global memory alone were counted the tables say of what their lanes are.
+func TestInsideOfKernelsByTheirMemory(t *testing.T) {
+	m := newMeasured()
+	for _, load := range []struct{ pc, line, on, sectors int64 }{{0x2d0, 90, 3200, 3200}, {0x4a0, 92, 100, 100}} {
+		m.counter("strided", load.pc, load.line, "smsp__sass_inst_executed_op_global", 100)
+		m.counter("strided", load.pc, load.line, "smsp__sass_thread_inst_executed_op_global_pred_on", load.on)
+		m.counter("strided", load.pc, load.line, "smsp__sass_sectors_mem_global", load.sectors)
+		m.counter("strided", load.pc, load.line, "smsp__sass_sectors_mem_global_ideal", 100)
+	}
+	r := New()
+	r.Logs(m.logs)
+	var out bytes.Buffer
+	inside := r.Inside(10, 5)
+	require.NoError(t, inside.Write(&out))
+	golden(t, "memory.txt", out.Bytes())
+}
+
 func TestInsideOfKernelsIsBounded(t *testing.T) {
 	r := New()
 	r.Logs(slow())
