@@ -989,6 +989,7 @@ int gpufl_resume(uint32_t *lost) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
   if (!pausing) return GPUFL_OK;
+  if (gpufl_deep_patches() && !gpufl_window_config.with_activity) return GPUFL_ACTIVITY;
   int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
   if (quiet < 0) return quiet;
   int result = GPUFL_OK;

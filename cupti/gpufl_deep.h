@@ -133,7 +133,7 @@ void gpufl_deep_get_counts(gpufl_deep_counts *out);
  * gpufl_resume is recorded nowhere. GPUFL_STOPPED if nothing runs; pausing twice does nothing. */
 int gpufl_pause(void);
 
-/* gpufl_resume enables them again; *lost gets the kinds that could not be. */
+/* gpufl_resume enables them again; *lost gets the kinds that could not be. GPUFL_ACTIVITY while kernels are patched. */
 int gpufl_resume(uint32_t *lost);
 
 /* ---- images of modules ---- */

@@ -329,6 +329,8 @@ func (c *Collector) Pause() error {
 // switched is the error of switching activity off or on for a window. The caller has deep, and not mu.
 func (c *Collector) switched(what string, rc int) error {
 	switch rc {
+	case rcActivity:
+		return &Error{Status: Status{Reason: ReasonActivity, Detail: "SASS metrics and activity records together can lock the driver up: close the window first"}}
 	case rcCapture, rcRestless:
 		return &Error{Status: c.deepStatus(EngineSASS, rc)}
 	}
@@ -336,7 +338,8 @@ func (c *Collector) switched(what string, rc int) error {
 }
 
 // Resume records again what Pause has stopped. An error says that not all could be; Status says what is
-// missing. An [*Error] of ReasonRestless says that launches came to no rest, and nothing is recorded yet: try again.
+// missing. An [*Error] of ReasonRestless says that launches came to no rest, and nothing is recorded yet: try again; one of ReasonActivity
+// that a window of SASS metrics is open, which has to be closed first.
 func (c *Collector) Resume() error {
 	c.deep.Lock()
 	defer c.deep.Unlock()

@@ -400,6 +400,10 @@ func TestSASSMetricsWantActivityPaused(t *testing.T) {
 	if err := errors.Join(c.Flush(), c.Pause()); err != nil {
 		t.Error(err)
 	}
+	var refused *Error
+	if err := c.Resume(); !errors.As(err, &refused) || refused.Status.Reason != ReasonActivity {
+		t.Errorf("resumed beside patched kernels: %v", err)
+	}
 	r := closeWindow(t, w)
 	if len(r.Rows) == 0 {
 		t.Error("no rows")

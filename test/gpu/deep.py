@@ -543,10 +543,8 @@ def endure(gpufl):
                         break
                     p = gpufl.deep(t.pid, engine, "100ms")
                     done[engine if p.returncode == 0 else f"{engine}: {p.status}"] += 1
-                    if p.returncode == 0 and engine == "sass" and p.patched == 0:
-                        done["sass: nothing patched"] += 1
-                    if p.returncode != 0:
-                        said.append(f"training {lane}.{number}, window {sum(done.values())} of all: {p.returncode}: {p.text[:300]}")
+                    if p.returncode != 0 or (engine == "sass" and p.patched == 0):
+                        said.append(f"training {lane}.{number}, window {sum(done.values())} of all: {p.returncode}, {p.patched} patched: {p.text[:300]}")
                     if p.returncode == 1 or "crash.so:" in t.said():
                         raise RuntimeError("it crashed, an engine stays armed, or nobody knows")
                 during = t.ask("stop")

@@ -406,7 +406,7 @@ static void copies_beside(void) {
   if (atomic_load(&copying) > 0) s.copied_beside++;
 }
 
-static bool is_copy(uint32_t kind) { return kind == 1 || kind == 2 || kind == 22; }
+static bool is_copy(uint32_t kind) { return kind == MEMCPY || kind == MEMSET || kind == MEMCPY2; }
 
 static uint32_t on_enter(uint32_t cbid, const char *function) {
   uint32_t c = 0;
@@ -550,7 +550,7 @@ FAKE_API int cuptiActivityGetNextRecord(uint8_t *buffer, size_t valid, uint8_t *
 
 FAKE_API int cuptiActivityFlushAll(uint32_t flag) {
   pthread_mutex_lock(&lock);
-  if ((flag & 1) != 0 && (s.enabled[1] || s.enabled[2] || s.enabled[22])) copies_beside();
+  if ((flag & 1) != 0 && (s.enabled[MEMCPY] || s.enabled[MEMSET] || s.enabled[MEMCPY2])) copies_beside();
   if (s.request == NULL) {
     pthread_mutex_unlock(&lock);
     return NOT_INITIALIZED;
