@@ -411,15 +411,15 @@ static int hold_group(int group, int before, int after, bool off) {
   return result;
 }
 
-// hold switches all records but those of what CUPTI itself costs, which only gpufl_settle switches off. Without rest those of copies and
-// sets stay on and are counted by their records: see disable_all.
+// hold switches all records but those of what CUPTI itself costs, which only gpufl_settle switches off. Without rest GPUFL_COPIES stay on and
+// are counted by their records.
 static int hold(int before, int after, bool off, bool rest) {
   static const uint32_t others = 1u << GPUFL_KIND_MEMORY | 1u << GPUFL_KIND_SYNC | 1u << GPUFL_KIND_RUNTIME_API | 1u << GPUFL_KIND_DRIVER_API;
   int result = GPUFL_OK;
   set_state(GRAPHS, before, true);
   for (int group = 0; group < GROUPS; group++) {
     bool was_kept = kept[group];
-    kept[group] = off && !rest && (group == COPIES || group == SETS);
+    kept[group] = off && !rest && (group_kinds[group] & GPUFL_COPIES) != 0;
     if (kept[group] || was_kept) continue;
     int answer = hold_group(group, before, after, off);
     if (result == GPUFL_OK) result = answer;
@@ -481,9 +481,9 @@ static int switch_to(int mode) {
   // A CUPTI that has made no records since it was left goes on telling: it was seen to go deaf, until it was left again, when it was
   // to tell no more beside launches (H200, CUDA 13.0), and it is left soon.
   bool untell = mode == GPUFL_MODE_BLIND && before != GPUFL_MODE_BLIND && !gpufl_bare();
-  bool rest = !records && (kept[COPIES] || kept[SETS]); // of the records
+  bool late = !records && (kept[COPIES] || kept[SETS]); // what stayed on can follow
   current = mode;
-  if (!records && !untell && !rest) return GPUFL_OK;
+  if (!records && !untell && !late) return GPUFL_OK;
   int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
   if (quiet < 0) {
     current = before;
@@ -500,7 +500,7 @@ static int switch_to(int mode) {
       hold(mode, current, current != GPUFL_MODE_TRACE, quiet == 1);
     }
     atomic_fetch_add(&modes.switches, 1);
-  } else if (rest && quiet == 1) {
+  } else if (late && quiet == 1) {
     result = hold_kept(mode);
   }
   if (untell && current == GPUFL_MODE_BLIND) gpufl_watch_counting(-1);

@@ -142,8 +142,8 @@ static struct {
   gpufl_buffer *head, *tail;   // the queue of completed ones
   uint32_t pending;
   bool opened, stopped, zero;
-  bool ending; // CUPTI gets no more
-  bool stale;  // what comes back is of an earlier session
+  bool lends; // CUPTI gets buffers: from the begin of recording to its end
+  bool stale; // what comes back is of an earlier session
   bool own_clock;
   gpufl_stats stats;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -196,7 +196,7 @@ static void on_request(uint8_t **data, size_t *size, size_t *max_records) {
   if (gpufl_is_child()) return;
   pthread_mutex_lock(&pool.lock);
   gpufl_buffer *b = NULL;
-  if (pool.opened && !pool.ending) {
+  if (pool.lends) {
     b = pool.unused;
     if (b != NULL) {
       pool.unused = b->next;
@@ -231,13 +231,9 @@ static atomic_bool attached;
 // are asked for then, since anything else could bring back the hooks that make each launch slower.
 static atomic_bool bare;
 
-// count_dropped asks CUPTI for what it could not keep since it was asked last. Once recording ends it has no buffers, and loses nothing that
-// anybody wants.
+// count_dropped asks CUPTI for what it could not keep since it was asked last.
 static void count_dropped(void) {
-  pthread_mutex_lock(&pool.lock);
-  bool ending = pool.ending;
-  pthread_mutex_unlock(&pool.lock);
-  if (ending || !atomic_load(&attached) || atomic_load(&bare)) return;
+  if (!atomic_load(&attached) || atomic_load(&bare)) return;
   size_t n = 0;
   if (gpufl_cupti.num_dropped(NULL, 0, &n) != GPUFL_CUPTI_SUCCESS || n == 0) return;
   pthread_mutex_lock(&pool.lock);
@@ -254,6 +250,7 @@ static void on_complete(void *context, uint32_t stream, uint8_t *data, size_t si
   gpufl_buffer *b = NULL;
   bool keep = true;
   pthread_mutex_lock(&pool.lock);
+  bool counts = pool.lends; // what is lost without buffers was not to be recorded
   for (uint32_t i = 0; i < pool.allocated; i++) {
     if (pool.all[i]->data == data && pool.all[i]->state == LENT) {
       b = pool.all[i];
@@ -287,7 +284,7 @@ static void on_complete(void *context, uint32_t stream, uint8_t *data, size_t si
   } else if (b != NULL) {
     pthread_cond_signal(&ready_cond);
   }
-  count_dropped();
+  if (counts) count_dropped();
 }
 
 // spare allocates a buffer ahead of CUPTI's question, with its pages, so that the program's thread
@@ -531,8 +528,8 @@ static bool starts_with(const char *name, const char *const *prefixes) {
 }
 
 static void find_callbacks(void) {
-  static const char *const launch[] = {"cuLaunch", "cuGraphLaunch", "cuMemcpy", "cuMemset", NULL};
   static const char *const kernel[] = {"cuLaunch", "cuGraphLaunch", NULL};
+  static const char *const copy[] = {"cuMemcpy", "cuMemset", NULL};
   static const char *const memory[] = {"cuMemAlloc", "cuMemFree", "cuMemHostAlloc", "cuMemCreate", "cuMemRelease", "cuMemPoolCreate", "cuMemPoolDestroy", NULL};
   static const char *const sync[] = {"cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize", "cuStreamWaitEvent", NULL};
   static const char *const module[] = {"cuModuleLoad", "cuModuleUnload", "cuLibraryLoad", "cuLibraryUnload", NULL};
@@ -550,8 +547,8 @@ static void find_callbacks(void) {
     }
     unknown = 0;
     uint16_t sets = 0;
-    if (starts_with(name, launch)) sets = SET_SCOPE | GPUFL_SET_LAUNCH;
-    if (starts_with(name, kernel)) sets |= SET_KERNEL;
+    if (starts_with(name, kernel)) sets = SET_KERNEL | SET_SCOPE | GPUFL_SET_LAUNCH;
+    if (starts_with(name, copy)) sets = SET_SCOPE | GPUFL_SET_LAUNCH;
     if (starts_with(name, memory)) sets |= SET_SCOPE_MEMORY;
     if (starts_with(name, sync)) sets |= SET_SCOPE_SYNC;
     if (starts_with(name, module)) sets |= GPUFL_SET_MODULE;
@@ -780,7 +777,7 @@ int gpufl_open(const gpufl_config *config) {
   pool.bytes = (config->buffer_bytes + page - 1) / page * page;
   pool.limit = config->buffers;
   pool.opened = true;
-  pool.stopped = pool.ending = pool.stale = false;
+  pool.stopped = pool.lends = pool.stale = false;
   pool.zero = false;
   memset(&pool.stats, 0, sizeof pool.stats);
   pthread_mutex_unlock(&pool.lock);
@@ -793,10 +790,31 @@ static bool set_byte(uint32_t attribute, uint8_t value) {
   return gpufl_cupti.set_attribute != NULL && gpufl_cupti.set_attribute(attribute, &size, &value) == GPUFL_CUPTI_SUCCESS;
 }
 
-// Records of copies and sets are not switched off beside such calls, nor is CUPTI asked by force for those that are not complete: its own
-// thread then reads what the calling one has freed (H200, CUPTI 13.0, test/gpu/deep/copies.c: 7 of 12 processes crashed in 45 s, after
-// some thousands of switches; 2 of 3 with flushes). Switched on they may be, and those of kernels may be switched off; no such process crashed.
-enum { COPIES = 1u << GPUFL_KIND_MEMCPY | 1u << GPUFL_KIND_MEMCPY_P2P | 1u << GPUFL_KIND_MEMSET };
+// flush_all asks for the records that are there. While kernels are patched there are none of kernels, unless the window wanted them, since all was
+// flushed before, and CUPTI is asked for nothing beside launches that it patches: what else is recorded meanwhile can wait.
+static int flush_all(uint32_t flag) {
+  return gpufl_deep_patches() && !gpufl_window_config.with_activity ? GPUFL_OK : gpufl_cupti.flush_all(flag);
+}
+
+static uint32_t held_by_cupti(void) {
+  pthread_mutex_lock(&pool.lock);
+  uint32_t lent = pool.lent;
+  pthread_mutex_unlock(&pool.lock);
+  return lent;
+}
+
+// take_back asks until CUPTI has no buffer any more, or for so long.
+static int take_back(int64_t limit_ns) {
+  int64_t until = gpufl_monotonic() + limit_ns;
+  for (;;) {
+    int result = flush_all(0);
+    if (result != GPUFL_OK || held_by_cupti() == 0 || gpufl_monotonic() >= until) return result;
+    gpufl_nap(5000000);
+  }
+}
+// At the end of recording, for records that are not complete, and at the next begin.
+#define LAST_NS ((int64_t)300000000)
+#define RECLAIM_NS ((int64_t)100000000)
 
 // left are kinds that stayed on when recording ended, without buffers.
 static bool left[NUM_ACTIVITIES];
@@ -804,14 +822,14 @@ static bool left[NUM_ACTIVITIES];
 static void disable_all(bool rest) {
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
     if (!activity_on[i]) continue;
-    left[i] = !rest && (COPIES & 1u << activities[i].kind) != 0;
+    left[i] = !rest && (GPUFL_COPIES & 1u << activities[i].kind) != 0;
     if (!left[i]) gpufl_cupti.activity_disable(activities[i].activity);
     activity_on[i] = false;
   }
   if (atomic_exchange(&launches, 0) == 1) want_scopes(false);
 }
 
-// disable_left is for the next session, which may want other kinds. CUPTI has had no buffer since, so there is no record that a copy could be at.
+// disable_left is for the next session, which may want other kinds. CUPTI has no buffer, so there is no record that a copy could be at.
 static void disable_left(void) {
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
     if (left[i] && (settings.kinds & 1u << activities[i].kind) == 0) gpufl_cupti.activity_disable(activities[i].activity);
@@ -830,28 +848,26 @@ static int prepare(void) {
   pthread_mutex_lock(&pool.lock);
   pool.zero = zero;
   pool.own_clock = own_clock;
-  pool.stopped = pool.ending = false;
+  pool.stopped = false;
   pthread_mutex_unlock(&pool.lock);
   atomic_store(&bare, false);
   atomic_store(&attached, true);
   return gpufl_cupti.register_callbacks(on_request, on_complete);
 }
 
-// reclaim takes back what CUPTI kept at the end of the session before, where Unreturned has it.
-static void reclaim(void) {
+// begin_lending first takes back what CUPTI kept at the end of the session before, and what it lost since is forgotten: Unreturned has the
+// former, and nobody wanted the latter.
+static void begin_lending(void) {
   pthread_mutex_lock(&pool.lock);
-  pool.stale = pool.ending = true;
-  bool some = pool.lent > 0;
+  pool.stale = true;
   pthread_mutex_unlock(&pool.lock);
-  for (int i = 0; some && i < 20; i++) {
-    if (i > 0) gpufl_nap(5000000);
-    gpufl_cupti.flush_all(0);
-    pthread_mutex_lock(&pool.lock);
-    some = pool.lent > 0;
-    pthread_mutex_unlock(&pool.lock);
-  }
+  if (held_by_cupti() > 0) take_back(RECLAIM_NS);
+  disable_left();
+  size_t between = 0;
+  gpufl_cupti.num_dropped(NULL, 0, &between);
   pthread_mutex_lock(&pool.lock);
-  pool.stale = pool.ending = false;
+  pool.stale = false;
+  pool.lends = true;
   pthread_mutex_unlock(&pool.lock);
 }
 
@@ -876,12 +892,9 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
   memset(held, 0, sizeof held);
   detached = false;
 
-  disable_left();
   result = prepare();
   if (result != GPUFL_OK) goto failed;
-  reclaim();
-  size_t between = 0; // sessions: of kinds that stayed on
-  gpufl_cupti.num_dropped(NULL, 0, &between);
+  begin_lending();
   uint32_t refused = 0;
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
     uint32_t bit = 1u << activities[i].kind;
@@ -923,7 +936,8 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
 failed:
   disable_all(false);
   pthread_mutex_lock(&pool.lock);
-  pool.stopped = pool.ending = true;
+  pool.stopped = true;
+  pool.lends = false;
   pthread_mutex_unlock(&pool.lock);
   pthread_cond_broadcast(&ready_cond);
   return result;
@@ -950,12 +964,6 @@ int gpufl_hold(bool hold, uint32_t kinds) {
     }
   }
   return result;
-}
-
-// flush_all asks for the records that are there. While kernels are patched there are none of kernels, unless the window wanted them, since all was
-// flushed before, and CUPTI is asked for nothing beside launches that it patches: what else is recorded meanwhile can wait.
-static int flush_all(uint32_t flag) {
-  return gpufl_deep_patches() && !gpufl_window_config.with_activity ? GPUFL_OK : gpufl_cupti.flush_all(flag);
 }
 
 int gpufl_pause(void) {
@@ -1045,24 +1053,6 @@ int gpufl_flush(void) {
   return result;
 }
 
-// LAST_NS is how long the end of recording waits for records that are not complete.
-#define LAST_NS ((int64_t)300000000)
-
-// last_flush has CUPTI give back what it has, at rest by force.
-static int last_flush(bool rest) {
-  if (!atomic_load(&attached) || atomic_load(&bare)) return GPUFL_OK;
-  if (rest) return flush_all(GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
-  int64_t until = gpufl_monotonic() + LAST_NS;
-  for (;;) {
-    int result = flush_all(0);
-    pthread_mutex_lock(&pool.lock);
-    bool none = pool.lent == 0;
-    pthread_mutex_unlock(&pool.lock);
-    if (result != GPUFL_OK || none || gpufl_monotonic() >= until) return result;
-    gpufl_nap(5000000);
-  }
-}
-
 int gpufl_stop(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!pool.opened) return GPUFL_CLOSED;
@@ -1073,9 +1063,10 @@ int gpufl_stop(void) {
   if (quiet >= 0) disable_all(quiet == 1); // else they stay on, and the program goes on
   count_dropped();
   pthread_mutex_lock(&pool.lock);
-  pool.ending = true;
+  pool.lends = false;
   pthread_mutex_unlock(&pool.lock);
-  int result = last_flush(quiet == 1);
+  int result = GPUFL_OK;
+  if (atomic_load(&attached) && !atomic_load(&bare)) result = quiet == 1 ? flush_all(GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED) : take_back(LAST_NS);
   gpufl_quiet_end(quiet);
   pthread_mutex_lock(&pool.lock);
   pool.stats.unreturned += pool.lent;
@@ -1150,10 +1141,7 @@ int gpufl_settle(void) {
   if (result == GPUFL_OK) result = flush_all(0);
   if (result != GPUFL_OK) return result;
   count_dropped();
-  pthread_mutex_lock(&pool.lock);
-  bool none = pool.lent == 0;
-  pthread_mutex_unlock(&pool.lock);
-  return none ? GPUFL_OK : GPUFL_TIMEOUT;
+  return held_by_cupti() == 0 ? GPUFL_OK : GPUFL_TIMEOUT;
 }
 
 int gpufl_detach(void) {

@@ -210,31 +210,38 @@ def slow(gpufl):
         judge(name, report, lines)
 
 
-def again(gpufl):
-    """Short windows of the first engine over a kernel each, several programs side by side until time is up: has each what was launched in it?"""
-    deadline, had, empty = time.monotonic() + gpufl.seconds, collections.Counter(), []
-    engine = gpufl.engines[0]
-    names = [name for name, want in EXPECTED.items() if want["engine"] == engine]
-
-    def one(lane):
+def side_by_side(lanes, deadline, one):
+    """Calls one(lane, number) in so many lanes, in each with the numbers one after the other until time is up."""
+    def all_of(lane):
         for number in itertools.count():
             if time.monotonic() > deadline:
                 return
-            name = names[(lane + number) % len(names)]
-            output, command = gpufl.trace(f"again-{lane}-{number}", ["--deep-after", "400ms", "--deep-for", "300ms", "--deep-engine", engine],
-                                          [os.path.join(gpufl.bin, "slow"), name, "1.5"])
-            p = run(command, timeout=120, **gpufl.more)
-            report = gpufl.report(output) or {}
-            windows = report.get("windows", {})
-            functions = [f["name"] for f in report.get("inside", {}).get("by_function", [])]
-            had[f"{name}: {windows.get('collected', 0)} collected, {len(functions)} functions"] += 1
-            if windows.get("collected") != 1 or not any(f.startswith(name) for f in functions):
-                empty.append(f"{name}: status {p.returncode}, {p.stdout.strip()[:150]} {json.dumps(windows)[:1200]} {p.stderr.strip()[-600:]}")
-            os.remove(output)
+            one(lane, number)
 
-    with concurrent.futures.ThreadPoolExecutor(gpufl.trainings) as lanes:
-        for lane in [lanes.submit(one, i) for i in range(gpufl.trainings)]:
-            lane.result()
+    with concurrent.futures.ThreadPoolExecutor(lanes) as pool:
+        for running in [pool.submit(all_of, i) for i in range(lanes)]:
+            running.result()
+
+
+def again(gpufl):
+    """Short windows of the first engine over a kernel each, several programs side by side until time is up: has each what was launched in it?"""
+    had, empty, engine = collections.Counter(), [], gpufl.engines[0]
+    names = [name for name, want in EXPECTED.items() if want["engine"] == engine]
+
+    def one(lane, number):
+        name = names[(lane + number) % len(names)]
+        output, command = gpufl.trace(f"again-{lane}-{number}", ["--deep-after", "400ms", "--deep-for", "300ms", "--deep-engine", engine],
+                                      [os.path.join(gpufl.bin, "slow"), name, "1.5"])
+        p = run(command, timeout=120, **gpufl.more)
+        report = gpufl.report(output) or {}
+        windows = report.get("windows", {})
+        functions = [f["name"] for f in report.get("inside", {}).get("by_function", [])]
+        had[f"{name}: {windows.get('collected', 0)} collected, {len(functions)} functions"] += 1
+        if windows.get("collected") != 1 or not any(f.startswith(name) for f in functions):
+            empty.append(f"{name}: status {p.returncode}, {p.stdout.strip()[:150]} {json.dumps(windows)[:1200]} {p.stderr.strip()[-600:]}")
+        os.remove(output)
+
+    side_by_side(gpufl.trainings, time.monotonic() + gpufl.seconds, one)
     for text in empty[:5]:
         note(text)
     check(had and not empty, "again: each window has the kernel that was launched in it", dict(had))
@@ -523,46 +530,41 @@ def endure(gpufl):
     """Windows in several trainings side by side until time is up, to see whether one hangs. Each training ends after so many, and another begins."""
     deadline, count, done, wrong, said = time.monotonic() + gpufl.seconds, gpufl.windows, collections.Counter(), [], []
 
-    def one(lane):
-        for number in itertools.count():
-            if time.monotonic() > deadline:
-                return
-            planned = ["--deep-after", "24h"] if gpufl.planned else []
-            output, command = gpufl.trace(f"endure-{lane}-{number}", ON_DEMAND + planned, [sys.executable, TRAINING])
-            t = Training(command, GPUFL_DEEP="1", LD_PRELOAD=os.path.join(gpufl.bin, "crash.so"), **gpufl.more)
-            try:
-                t.ask("cycles 1")
-                while count == 0 and time.monotonic() < deadline:
-                    done["cycles"] += t.ask("cycles 10")["cycles"]
-                    if "crash.so:" in t.said():
-                        raise RuntimeError("it crashed")
-                t.send("until")
-                time.sleep(0.1)  # it reads a line at a time
-                for engine in itertools.islice(itertools.cycle(gpufl.engines), count):
-                    if time.monotonic() > deadline:
-                        break
-                    p = gpufl.deep(t.pid, engine, "100ms")
-                    done[engine if p.returncode == 0 else f"{engine}: {p.status}"] += 1
-                    if p.returncode != 0 or (engine == "sass" and p.patched == 0):
-                        said.append(f"training {lane}.{number}, window {sum(done.values())} of all: {p.returncode}, {p.patched} patched: {p.text[:300]}")
-                    if p.returncode == 1 or "crash.so:" in t.said():
-                        raise RuntimeError("it crashed, an engine stays armed, or nobody knows")
-                during = t.ask("stop")
-                after = t.ask("cycles 2")
-                wrong.append(during["wrong"] + after["wrong"])
-                if (code := t.end()) != 0:
-                    said.append(f"training {lane}.{number} ended with {code}")
-            except (subprocess.TimeoutExpired, TimeoutError, RuntimeError) as e:
-                said.append(f"training {lane}.{number}, window {sum(done.values())} of all: {e}")
-                looked_at(t)
-                t.kill()
-            finally:
-                if os.path.exists(output):
-                    os.remove(output)  # it would fill the disk
+    def one(lane, number):
+        planned = ["--deep-after", "24h"] if gpufl.planned else []
+        output, command = gpufl.trace(f"endure-{lane}-{number}", ON_DEMAND + planned, [sys.executable, TRAINING])
+        t = Training(command, GPUFL_DEEP="1", LD_PRELOAD=os.path.join(gpufl.bin, "crash.so"), **gpufl.more)
+        try:
+            t.ask("cycles 1")
+            while count == 0 and time.monotonic() < deadline:
+                done["cycles"] += t.ask("cycles 10")["cycles"]
+                if "crash.so:" in t.said():
+                    raise RuntimeError("it crashed")
+            t.send("until")
+            time.sleep(0.1)  # it reads a line at a time
+            for engine in itertools.islice(itertools.cycle(gpufl.engines), count):
+                if time.monotonic() > deadline:
+                    break
+                p = gpufl.deep(t.pid, engine, "100ms")
+                done[engine if p.returncode == 0 else f"{engine}: {p.status}"] += 1
+                if p.returncode != 0 or (engine == "sass" and p.patched == 0):
+                    said.append(f"training {lane}.{number}, window {sum(done.values())} of all: {p.returncode}, {p.patched} patched: {p.text[:300]}")
+                if p.returncode == 1 or "crash.so:" in t.said():
+                    raise RuntimeError("it crashed, an engine stays armed, or nobody knows")
+            during = t.ask("stop")
+            after = t.ask("cycles 2")
+            wrong.append(during["wrong"] + after["wrong"])
+            if (code := t.end()) != 0:
+                said.append(f"training {lane}.{number} ended with {code}")
+        except (subprocess.TimeoutExpired, TimeoutError, RuntimeError) as e:
+            said.append(f"training {lane}.{number}, window {sum(done.values())} of all: {e}")
+            looked_at(t)
+            t.kill()
+        finally:
+            if os.path.exists(output):
+                os.remove(output)  # it would fill the disk
 
-    with concurrent.futures.ThreadPoolExecutor(gpufl.trainings) as lanes:
-        for lane in [lanes.submit(one, i) for i in range(gpufl.trainings)]:
-            lane.result()
+    side_by_side(gpufl.trainings, deadline, one)
     check(not said and sum(done.values()) > 0, f"endure: every window was collected and nothing hangs, {gpufl.trainings} trainings side by side", dict(done), *said)
     check(wrong and not any(wrong), "endure: every cycle ends with the loss of the first", f"{sum(wrong)} wrong in {len(wrong)} trainings")
 
@@ -865,8 +867,8 @@ def main():
     p.add_argument("--windows", type=int, default=200, help="how many windows in a row")
     p.add_argument("--rest", type=float, default=1, help="seconds that the training runs instead of windows, where there are none")
     p.add_argument("--rounds", type=int, default=30, help="in which the step is measured, before them and after")
-    p.add_argument("--trainings", type=int, default=3, help="side by side, of endure")
-    p.add_argument("--seconds", type=float, default=400, help="after which endure begins no window")
+    p.add_argument("--trainings", type=int, default=3, help="side by side, of endure; programs, of again")
+    p.add_argument("--seconds", type=float, default=400, help="after which endure begins no window, and again no program")
     p.add_argument("--engines", default="pc,sass", help="of these windows, in turn")
     p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the training in windows")
     p.add_argument("--planned", action="store_true", help="as with a schedule: launches are watched from the start")
