@@ -418,17 +418,14 @@ func (c *Counts) addInstruction(p *counters) {
 		c.Executed = saturating(c.Executed, executed)
 		c.ExecutedThreads = saturating(c.ExecutedThreads, threads)
 	}
-	if on, ok := get(threadInstructionsOn); ok && hasExecuted {
+	on, hasOn := get(threadInstructionsOn)
+	if !hasExecuted { // but perhaps those that access global memory
+		executed, hasExecuted = get(globalInstructions)
+		on, hasOn = get(globalThreadsOn)
+	}
+	if hasOn && hasExecuted {
 		c.OnOf = saturating(c.OnOf, executed)
 		c.On = saturating(c.On, on)
-	}
-	if !hasExecuted { // but perhaps those that access global memory
-		if executed, hasExecuted = get(globalInstructions); hasExecuted {
-			if on, ok := get(globalThreadsOn); ok {
-				c.OnOf = saturating(c.OnOf, executed)
-				c.On = saturating(c.On, on)
-			}
-		}
 	}
 	moved, hasMoved := get(sectors, sectorsOfOps)
 	enough, hasEnough := get(sectorsIdeal, sectorsIdealOfOps)

@@ -263,7 +263,7 @@ func TestASessionsTraceGoesOnInParts(t *testing.T) {
 
 func TestTheCaptureLogSaysWhatWasLost(t *testing.T) {
 	f := newFixture(t, Config{Asked: cupti.DefaultKinds | cupti.KindsOf(cupti.KindSync)})
-	f.src.stats = cupti.Stats{Records: 100, Dropped: 3, Overhead: 2 * time.Second}
+	f.src.stats = cupti.Stats{Records: 100, Dropped: 3, Unreturned: 2, Overhead: 2 * time.Second}
 	f.src.stats.Rejected[cupti.RejectReversed] = 4
 	f.src.status = cupti.Status{Library: "/lib/libcupti.so.13", Version: 130001, Missing: cupti.KindsOf(cupti.KindSync)}
 	f.start()
@@ -273,7 +273,7 @@ func TestTheCaptureLogSaysWhatWasLost(t *testing.T) {
 	l := f.sink.logs[0]
 	assert.Equal(t, semconv.EventCUDACapture, l.EventName())
 	assert.Equal(t, plog.SeverityNumberWarn, l.SeverityNumber())
-	assert.Equal(t, "1 kernels, 1 spans of device work, 3 records dropped by CUPTI, 4 records rejected.", l.Body().Str())
+	assert.Equal(t, "1 kernels, 1 spans of device work, 3 records dropped by CUPTI, 4 records rejected, 2 buffers of records kept by CUPTI, since the device was not done with all in them.", l.Body().Str())
 	assert.Equal(t, map[string]any{
 		semconv.CUDACaptureStatus:                  "partial",
 		semconv.CUDACaptureKindsCollected:          []any{"kernel", "memcpy", "memset", "graph", "nvtx", "overhead", "scope"},
