@@ -142,7 +142,7 @@ static struct {
   gpufl_buffer *head, *tail;   // the queue of completed ones
   uint32_t pending;
   bool opened, stopped, zero;
-  bool lends; // CUPTI gets buffers: from the begin of recording to its end
+  atomic_bool lends; // CUPTI gets buffers: from the begin of recording to its end
   bool stale; // what comes back is of an earlier session
   bool own_clock;
   gpufl_stats stats;
@@ -196,7 +196,7 @@ static void on_request(uint8_t **data, size_t *size, size_t *max_records) {
   if (gpufl_is_child()) return;
   pthread_mutex_lock(&pool.lock);
   gpufl_buffer *b = NULL;
-  if (pool.lends) {
+  if (atomic_load(&pool.lends)) {
     b = pool.unused;
     if (b != NULL) {
       pool.unused = b->next;
@@ -241,6 +241,9 @@ static void count_dropped(void) {
   pthread_mutex_unlock(&pool.lock);
 }
 
+// dropping is held while a buffer that came back has CUPTI asked, and while lending ends.
+static pthread_mutex_t dropping = PTHREAD_MUTEX_INITIALIZER;
+
 // on_complete is CUPTI giving a buffer back.
 static void on_complete(void *context, uint32_t stream, uint8_t *data, size_t size, size_t valid) {
   (void)context;
@@ -250,7 +253,6 @@ static void on_complete(void *context, uint32_t stream, uint8_t *data, size_t si
   gpufl_buffer *b = NULL;
   bool keep = true;
   pthread_mutex_lock(&pool.lock);
-  bool counts = pool.lends; // what is lost without buffers was not to be recorded
   for (uint32_t i = 0; i < pool.allocated; i++) {
     if (pool.all[i]->data == data && pool.all[i]->state == LENT) {
       b = pool.all[i];
@@ -284,7 +286,10 @@ static void on_complete(void *context, uint32_t stream, uint8_t *data, size_t si
   } else if (b != NULL) {
     pthread_cond_signal(&ready_cond);
   }
-  if (counts) count_dropped();
+  // What is lost without buffers was not to be recorded. CUPTI may have a lock here that whoever asks needs, so nobody waits.
+  if (pthread_mutex_trylock(&dropping) != 0) return;
+  if (atomic_load(&pool.lends)) count_dropped();
+  pthread_mutex_unlock(&dropping);
 }
 
 // spare allocates a buffer ahead of CUPTI's question, with its pages, so that the program's thread
@@ -777,7 +782,8 @@ int gpufl_open(const gpufl_config *config) {
   pool.bytes = (config->buffer_bytes + page - 1) / page * page;
   pool.limit = config->buffers;
   pool.opened = true;
-  pool.stopped = pool.lends = pool.stale = false;
+  pool.stopped = pool.stale = false;
+  atomic_store(&pool.lends, false);
   pool.zero = false;
   memset(&pool.stats, 0, sizeof pool.stats);
   pthread_mutex_unlock(&pool.lock);
@@ -863,12 +869,12 @@ static void begin_lending(void) {
   pthread_mutex_unlock(&pool.lock);
   if (held_by_cupti() > 0) take_back(RECLAIM_NS);
   disable_left();
-  size_t between = 0;
-  gpufl_cupti.num_dropped(NULL, 0, &between);
   pthread_mutex_lock(&pool.lock);
   pool.stale = false;
-  pool.lends = true;
+  atomic_store(&pool.lends, true);
   pthread_mutex_unlock(&pool.lock);
+  size_t between = 0; // sessions; only now, or what is lost before the first buffer would be this one's
+  gpufl_cupti.num_dropped(NULL, 0, &between);
 }
 
 static int leave(void);
@@ -937,7 +943,7 @@ failed:
   disable_all(false);
   pthread_mutex_lock(&pool.lock);
   pool.stopped = true;
-  pool.lends = false;
+  atomic_store(&pool.lends, false);
   pthread_mutex_unlock(&pool.lock);
   pthread_cond_broadcast(&ready_cond);
   return result;
@@ -1062,9 +1068,9 @@ int gpufl_stop(void) {
   int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
   if (quiet >= 0) disable_all(quiet == 1); // else they stay on, and the program goes on
   count_dropped();
-  pthread_mutex_lock(&pool.lock);
-  pool.lends = false;
-  pthread_mutex_unlock(&pool.lock);
+  pthread_mutex_lock(&dropping);
+  atomic_store(&pool.lends, false);
+  pthread_mutex_unlock(&dropping);
   int result = GPUFL_OK;
   if (atomic_load(&attached) && !atomic_load(&bare)) result = quiet == 1 ? flush_all(GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED) : take_back(LAST_NS);
   gpufl_quiet_end(quiet);
