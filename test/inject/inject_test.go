@@ -211,6 +211,7 @@ func TestNothingIsDifferentUnderTracing(t *testing.T) {
 		{mode: "alarms", stdout: "True True"},
 		{mode: "fork_exec", stdout: "from the child\n3", kernels: map[string]uint64{"gemm": 10}},
 		{mode: "fork_exit", stdout: "child 0\n4", kernels: map[string]uint64{"gemm": 10}},
+		{mode: "fork_busy", stdout: "{4}"},
 		{mode: "pool", stdout: "332833500", kernels: map[string]uint64{"gemm": 10}},
 		{mode: "spawn", stdout: "[0, 0, 0]", kernels: map[string]uint64{"gemm": 10, "spawned": 300}},
 		{mode: "children", stdout: "9\n9\n9", kernels: map[string]uint64{"gemm": 30}},

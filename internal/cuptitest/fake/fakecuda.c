@@ -154,6 +154,15 @@ typedef struct {
 } context_state;
 
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
+
+// A child has the locks as they were when it was forked, and not the threads that held them.
+static void in_child(void) {
+  pthread_rwlock_init(&initialising, NULL);
+  pthread_mutex_init(&contexts_lock, NULL);
+}
+
+__attribute__((constructor)) static void begin(void) { pthread_atfork(NULL, NULL, in_child); }
+
 static context_state context_states[MAX_CONTEXTS];
 static int retained[MAX_CONTEXTS]; // of primary contexts, by device
 static __thread void *current;

@@ -463,11 +463,23 @@ static void subscriber_gone(void) {
 
 #include "fakedeep.h"
 
-__attribute__((constructor)) static void begin(void) {
+static void make_lock(void) {
   pthread_mutexattr_t attributes;
   pthread_mutexattr_init(&attributes);
   pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_RECURSIVE);
   pthread_mutex_init(&lock, &attributes);
+}
+
+// A child has the lock as it was when it was forked, and not the thread that held it; what that was about to do with a
+// buffer stays half done.
+static void in_child(void) {
+  if (pthread_mutex_trylock(&lock) != 0) s.buffer = NULL;
+  make_lock();
+}
+
+__attribute__((constructor)) static void begin(void) {
+  make_lock();
+  pthread_atfork(NULL, NULL, in_child);
   const char *version = getenv("FAKE_CUPTI_VERSION");
   s.version = version != NULL ? atoll(version) : 130001;
   s.kernel_bytes = s.version >= 130000 ? 216 : s.version > 18 ? 208 : 200;

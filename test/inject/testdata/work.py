@@ -185,6 +185,32 @@ def fork_exit(gpu):
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
+def fork_busy(gpu):
+    # Children come while other threads are in the driver.
+    over = threading.Event()
+
+    def ask():
+        n = ctypes.c_int()
+        while not over.is_set():
+            gpu.cuda.cuDeviceGetCount(ctypes.byref(n))
+            gpu.cuda.cuInit(0)
+            gpu.launch("gemm", 1)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for t in threads:
+        t.start()
+    codes = set()
+    for _ in range(100):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(4 + gpu.cuda.cuInit(0))
+        codes.add(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    over.set()
+    for t in threads:
+        t.join()
+    print(codes)
+
+
 def worker(n):
     return n * n
 
