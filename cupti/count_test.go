@@ -958,9 +958,24 @@ func TestModeBesideACopy(t *testing.T) {
 				fake.Memory(64)
 				copies, sets = 2*copies, 2*sets
 			}
+			c.Doubts(nil)
 			setModes(t, c, ModeTrace)
 			enabled(kernel | memcpy | memset)
 			fake.Launch("recorded", 2)
+			fake.Memory(64)
+			copies, sets = copies+2, sets+1
+			// The first of a kind is doubtful, but what stayed on was not switched.
+			want := map[CountedOperation]int{CountKernel: 1}
+			if again {
+				want[CountHtoD], want[CountSet] = 1, 1
+			}
+			rows, doubts := c.LaunchCounts(nil), map[CountedOperation]int{}
+			for _, d := range c.Doubts(nil) {
+				doubts[rows[d.What].Operation]++
+			}
+			if !maps.Equal(doubts, want) {
+				t.Errorf("doubtful: %v", doubts)
+			}
 			setModes(t, c, ModeCount)
 			enabled(0)
 			if s := c.CountStats(); s.Beside != 1 {
@@ -976,7 +991,7 @@ func TestModeBesideACopy(t *testing.T) {
 				launched[l.Operation] += l.Launches()
 			}
 			maps.DeleteFunc(launched, func(_ CountedOperation, n uint64) bool { return n == 0 })
-			if !maps.Equal(launched, map[CountedOperation]uint64{CountKernel: 5, CountHtoD: 2, CountDtoH: 2, CountSet: 2}) {
+			if !maps.Equal(launched, map[CountedOperation]uint64{CountKernel: 5, CountHtoD: 3, CountDtoH: 3, CountSet: 3}) {
 				t.Errorf("%v", launched)
 			}
 		})
