@@ -10,6 +10,7 @@ package cupti
 import "C"
 
 import (
+	"fmt"
 	"strings"
 	"sync"
 	"time"
@@ -121,7 +122,7 @@ func (c *Collector) recordForWindow() error {
 // ErrCannotDetach, ErrCannotCount, or CUPTI's own words.
 func (c *Collector) Detach(m Mode, limit time.Duration) (gap time.Duration, err error) {
 	if c.cfg.Deep {
-		return 0, ErrCannotDetach
+		return 0, fmt.Errorf("%w: deep windows are allowed", ErrCannotDetach)
 	}
 	c.deep.Lock()
 	defer c.deep.Unlock()

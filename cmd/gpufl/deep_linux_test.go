@@ -132,7 +132,7 @@ func TestDeepIsRefusedOrFails(t *testing.T) {
 
 func TestDeepWithoutMemory(t *testing.T) {
 	pid := listenDeep(t, deep.Config{Memory: 1 << 20}, deepEngines{patched: 1<<19/deep.KeptPerInstruction + 1}, control.Process{})
-	const over = "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with a higher --deep-memory (some 1 MiB of 1 MiB)"
+	const over = "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with GPUFL_DEEP_METRICS=memory, which keeps less, or a higher --deep-memory (some 1 MiB of 1 MiB)"
 	sass := []string{"deep", pid, "--for", "20ms", "--engine", "sass"}
 	code, stdout, _ := command(sass...)
 	if code != 0 || strings.Contains(stdout, over) {

@@ -377,7 +377,7 @@ func (t *tracing) tellWindows(out *teller, sessions []recorder.Summary) {
 	}
 	for i := range sessions {
 		if w := sessions[i].Windows; w != nil && w.MemoryFull {
-			out.tell("process %d had no more windows of sass after CUPTI had kept some %s of device memory for them; --deep-memory allows more", sessions[i].PID, bytesize.Format(w.KeptBytes))
+			out.tell("process %d had no more windows of sass after CUPTI had kept some %s of device memory for them; GPUFL_DEEP_METRICS=memory keeps less, --deep-memory allows more", sessions[i].PID, bytesize.Format(w.KeptBytes))
 		}
 	}
 	switch {

@@ -64,7 +64,7 @@ gpufl: what they found is in the logs cuda.pc_sample and cuda.sass_metric; with 
 	tr.tellWindows(&teller{&out}, []recorder.Summary{{PID: 7, Windows: &recorder.WindowCounts{Opened: 1, KeptBytes: 1 << 20}},
 		{PID: 8, Windows: &recorder.WindowCounts{Opened: 1, KeptBytes: 1100 << 20, MemoryFull: true}}})
 	assert.Equal(t, 2, bytes.Count(out.Bytes(), []byte("\n")))
-	assert.Contains(t, out.String(), "gpufl: process 8 had no more windows of sass after CUPTI had kept some 1.1 GiB of device memory for them; --deep-memory allows more\n")
+	assert.Contains(t, out.String(), "gpufl: process 8 had no more windows of sass after CUPTI had kept some 1.1 GiB of device memory for them; GPUFL_DEEP_METRICS=memory keeps less, --deep-memory allows more\n")
 
 	out.Reset()
 	tr.sending.File = "/tmp/run.otlp.jsonl"

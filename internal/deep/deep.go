@@ -127,7 +127,7 @@ var sentences = map[Status]string{
 	StatusMaximum:         "the process has had all the windows that are allowed",
 	StatusPerHour:         "the process has had all the windows of this hour",
 	StatusShare:           "the window would pass the share of time that windows may have",
-	StatusMemory:          "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with a higher --deep-memory",
+	StatusMemory:          "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with GPUFL_DEEP_METRICS=memory, which keeps less, or a higher --deep-memory",
 	StatusBadRequest:      "the request makes no sense",
 }
 

@@ -211,7 +211,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		c := begin(t, Config{Memory: 3*mib - 1, CoolDown: -1, Share: 1}, f)
 		defer end(t, c)
 		const collected = "the window was opened and its data collected"
-		const over = "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with a higher --deep-memory"
+		const over = "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with GPUFL_DEEP_METRICS=memory, which keeps less, or a higher --deep-memory"
 		for i, r := range []Request{{Engine: SASS}, {Engine: Both}, {Engine: PC}, {Engine: SASS}} {
 			w := ask(t, c, r)
 			kept, full, text := []uint64{mib, 2 * mib, 2 * mib, 3 * mib}[i], i == 3, collected

@@ -253,12 +253,11 @@ func (g *governor) change(step budget.Step) (m budget.Interval, over bool) {
 		switch {
 		case errors.Is(err, cupti.ErrNotRunning):
 			return m, true
-		case errors.Is(err, cupti.ErrCannotDetach):
+		case errors.Is(err, cupti.ErrCannotDetach): // it is not asked again
 			m.Stayed, m.NeverLeaves = true, true
+			g.log.Warn("where counting costs more than the overhead budget it is not kept", "error", err)
 		case err != nil:
 			m.Stayed = left == 0
-		}
-		if err != nil {
 			g.log.Debug("cannot leave CUPTI", "error", err)
 		}
 	}

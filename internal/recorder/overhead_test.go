@@ -3,9 +3,11 @@
 package recorder
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -23,6 +25,7 @@ import (
 // program is a source that launches two kernels as fast as it can, in the time of the test's bubble.
 type program struct {
 	*source
+	log    bytes.Buffer // the governor's
 	mu     sync.Mutex
 	last   time.Time
 	mode   cupti.Mode
@@ -262,6 +265,7 @@ func record(t *testing.T, p *program, share float64, d time.Duration) (Summary, 
 	prior := budget.Costs{Count: 220e-9, Trace: 400e-9, Residual: 270e-9} // what h200 takes, at any rate of launches
 	r.engine.untraced.g.ctl, err = budget.NewController(budget.Config{Budget: share, CanLeave: true, Prior: prior, Processors: 1 << 20, Seed: 1})
 	require.NoError(t, err)
+	r.engine.untraced.g.log = slog.New(slog.NewTextHandler(&p.log, nil))
 	r.Start()
 	time.Sleep(d)
 	p.end()
@@ -493,7 +497,8 @@ func TestOverheadBudgetWhereCUPTICannotBeLeft(t *testing.T) {
 	for _, test := range []struct {
 		why         error
 		least, most uint64
-	}{{cupti.ErrCannotDetach, 1, 1}, {cupti.ErrUnderWay, 8, 16}} {
+		log         int // lines
+	}{{cupti.ErrCannotDetach, 1, 1, 1}, {cupti.ErrUnderWay, 8, 16, 0}} {
 		t.Run(test.why.Error(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := h200(10 * time.Microsecond)
@@ -504,6 +509,7 @@ func TestOverheadBudgetWhereCUPTICannotBeLeft(t *testing.T) {
 				assert.GreaterOrEqual(t, o.LeftFailed, test.least)
 				assert.LessOrEqual(t, o.LeftFailed, test.most)
 				assert.False(t, o.Met) // what stays is more than the budget
+				assert.Equal(t, test.log, bytes.Count(p.log.Bytes(), []byte("level=WARN")), "%s", &p.log)
 				p.says(t, &s, 60)
 				p.within(t, o)
 			})

@@ -272,7 +272,7 @@ func TestManyWindowsAddUpToNothing(t *testing.T) {
 func TestMemoryOfWindowsIsBounded(t *testing.T) {
 	const most = 2 * (deep.KeptPerInstruction + deep.KeptPerFunction)
 	limit, kept := fmt.Sprintf("%dB", most), bytesize.Format(most)
-	over := "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with a higher --deep-memory (some " + kept + " of " + kept + ")"
+	over := "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with GPUFL_DEEP_METRICS=memory, which keeps less, or a higher --deep-memory (some " + kept + " of " + kept + ")"
 	told := func(b *bench, captures []plog.LogRecord, stderr string) {
 		b.t.Helper()
 		require.Len(b.t, captures, 1)
