@@ -73,7 +73,7 @@ func TestProgramsOnAFakeGPU(t *testing.T) {
 	// Records of what, launches or copies, are not all there: they are off now and then, or have no buffers.
 	for how, lost := range map[string][2]bool{
 		"b": {}, "d": {}, "n": {}, "f": {}, "k": {true, false}, "w": {true, true}, "o": {true, true}, "x": {true, true}, "e": {true, true},
-		"r": {true, true}, "s": {true, true}, "S": {true, true}, "X": {true, true},
+		"r": {true, true}, "s": {true, true}, "S": {true, true}, "X": {true, true}, "z": {true, true}, "Z": {true, true}, "i": {true, true},
 	} {
 		t.Run("copies "+how, func(t *testing.T) {
 			said := run(t, environ, filepath.Join(bin, "copies"), cupti, how, "3", "2000", "0.5")
@@ -88,6 +88,19 @@ func TestProgramsOnAFakeGPU(t *testing.T) {
 				assert.Positive(t, recorded[i])
 				assert.Equal(t, lost[i], recorded[i] < made[i], "%d of %d", recorded[i], made[i])
 			}
+		})
+	}
+	for how, left := range map[string]bool{"n": false, "u": false, "f": true} {
+		t.Run("leaks "+how, func(t *testing.T) {
+			said := run(t, environ, filepath.Join(bin, "leaks"), cupti, "3", "6", how)
+			_, last, _ := strings.Cut(said, "and after 6 windows: ")
+			_, last, _ = strings.Cut(last, "\n")
+			var patched int
+			var kib, pieces float64
+			_, err := fmt.Sscanf(last, "%d instructions patched in all; of a window %f KiB in %f pieces are left\n", &patched, &kib, &pieces)
+			require.NoError(t, err, said)
+			assert.Equal(t, how != "u", patched > 0, said)
+			assert.Equal(t, left, pieces > 0, said)
 		})
 	}
 	t.Run("modes", func(t *testing.T) {

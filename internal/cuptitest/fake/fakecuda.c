@@ -140,6 +140,11 @@ FAKE_API int cuDeviceTotalMem_v2(size_t *bytes, int device) {
   return SUCCESS;
 }
 
+FAKE_API int cuMemGetInfo_v2(size_t *free_bytes, size_t *bytes) {
+  *free_bytes = *bytes = (size_t)1 << 34;
+  return SUCCESS;
+}
+
 // ---- contexts, modules, streams ----
 
 #define LEAVE_WITH(cbid, name, parameters, result) \

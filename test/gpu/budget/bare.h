@@ -61,7 +61,7 @@ static inline bool is_kernel(uint32_t kind) { return kind == CONCURRENT_KERNEL |
 
 static int zeroed_buffers;
 
-static void on_request(uint8_t **buffer, size_t *size, size_t *most) {
+static inline void on_request(uint8_t **buffer, size_t *size, size_t *most) {
   *size = BUFFER;
   *most = 0;
   *buffer = zeroed_buffers ? calloc(1, BUFFER) : malloc(BUFFER);
@@ -70,7 +70,7 @@ static void on_request(uint8_t **buffer, size_t *size, size_t *most) {
 // on_record is the program's.
 static void on_record(uint32_t kind, const char *record);
 
-static void on_complete(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid) {
+static inline void on_complete(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid) {
   (void)context, (void)stream, (void)size;
   void *record = NULL;
   while (valid > 0 && next_record(buffer, valid, &record) == 0) {
@@ -82,7 +82,7 @@ static void on_complete(void *context, uint32_t stream, uint8_t *buffer, size_t 
 }
 
 // set_byte sets an attribute of one byte.
-static int set_byte(uint32_t attribute, uint8_t value) {
+static inline int set_byte(uint32_t attribute, uint8_t value) {
   size_t size = sizeof value;
   return set_attribute(attribute, &size, &value);
 }

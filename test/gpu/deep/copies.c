@@ -21,6 +21,9 @@
 //	s     as o, and a window of SASS metrics is open meanwhile
 //	S     the same, and calls are held up in CUPTI's callback, as our core does it, and not before them
 //	X     as S, and records are switched off beside calls
+//	z     as d, and then CUPTI is left (cuptiFinalize) beside calls, and come back to while they wait
+//	Z     as d, and it is left while they wait
+//	i     as n, and then it is
 //
 // It prints how often it asked, how many records came of how many copies and launches, how many instructions were patched, and how many windows had
 // launches and nothing patched.
@@ -39,6 +42,8 @@ static bool gated, by_callback, copies_stay, refusing; // as HOW says
 static __thread bool applications; // its calls are held up
 static __thread int depth;
 static atomic_bool over;
+static __thread bool leaving; // CUPTI, at the end of the call
+static int left_with;
 static atomic_ulong launches, copies, recorded[2];
 
 #define COPIES(G)                                                                \
@@ -46,7 +51,8 @@ static atomic_ulong launches, copies, recorded[2];
   G(to_device, cuMemcpyHtoDAsync_v2, (uint64_t, const void *, size_t, void *))   \
   G(from_device, cuMemcpyDtoHAsync_v2, (void *, uint64_t, size_t, void *))       \
   G(on_device, cuMemcpyDtoDAsync_v2, (uint64_t, uint64_t, size_t, void *))       \
-  G(wait_for, cuStreamSynchronize, (void *))
+  G(wait_for, cuStreamSynchronize, (void *))                                     \
+  G(driver_version, cuDriverGetVersion, (int *))
 COPIES(BARE_FIELD)
 
 static uint64_t on_clock(void) {
@@ -57,6 +63,10 @@ static uint64_t on_clock(void) {
 static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data) {
   (void)user, (void)domain, (void)cbid;
   const gpufl_callback_data *call = data;
+  if (leaving && call->callbackSite == 1) {
+    leaving = false;
+    left_with = finalize();
+  }
   if (!applications) return;
   if (call->callbackSite == 0) {
     if (depth++ == 0) pthread_rwlock_rdlock(&gate);
@@ -127,6 +137,20 @@ static void open_gate(void) {
 
 static void switch_records(int (*call)(uint32_t)) { CHECK(call(CONCURRENT_KERNEL) == 0 && (copies_stay || call(COPY) == 0)); }
 
+static void on_request_or_refuse(uint8_t **, size_t *, size_t *);
+
+static void enter_cupti(void) {
+  CHECK(subscribe(&subscriber, on_api, NULL) == 0 && register_clock(on_clock) == 0 && register_callbacks(on_request_or_refuse, on_complete) == 0);
+  set_byte(GPUFL_CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, 0);
+}
+
+static void leave_cupti(void) {
+  int version;
+  tell_of(subscriber, 1, "cuDriverGetVersion");
+  leaving = true;
+  CHECK(driver_version(&version) == 0 && !leaving && left_with == 0);
+}
+
 static void on_request_or_refuse(uint8_t **buffer, size_t *size, size_t *most) {
   static atomic_uint asked;
   *buffer = NULL;
@@ -138,8 +162,9 @@ int main(int argc, char **argv) {
   CHECK(argc == 6);
   char how = *argv[2];
   int threads = atoi(argv[3]), pause = atoi(argv[4]);
-  CHECK(strchr("bdnwoxkefrsSX", how) != NULL && threads > 0 && threads <= MOST && pause > 0);
+  CHECK(strchr("bdnwoxkefrsSXzZi", how) != NULL && threads > 0 && threads <= MOST && pause > 0);
   by_callback = how == 'S' || how == 'X';
+  bool left = strchr("zZi", how) != NULL;
   bool windows = how == 's' || by_callback, off = windows || strchr("woxke", how) != NULL;
   gated = strchr("bxkfr", how) == NULL && !by_callback;
   refusing = how == 'r';
@@ -147,8 +172,8 @@ int main(int argc, char **argv) {
   load_bare(argv[1]);
   void *from = dlopen("libcuda.so.1", RTLD_NOW);
   COPIES(BARE_LOOK_UP)
-  CHECK(cu_init(0) == 0 && subscribe(&subscriber, on_api, NULL) == 0 && register_clock(on_clock) == 0 && register_callbacks(on_request_or_refuse, on_complete) == 0);
-  set_byte(GPUFL_CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, 0);
+  CHECK(cu_init(0) == 0);
+  enter_cupti();
   char ptx[8192] = PTX;
   for (int i = 0; i < KERNELS; i++) sprintf(ptx + strlen(ptx), ".visible .entry adds%d%s", i, adds);
   void *module;
@@ -167,9 +192,18 @@ int main(int argc, char **argv) {
   while (on_clock() < until) {
     usleep((unsigned)pause);
     close_gate();
-    if (how == 'n' || how == 'w') CHECK(cu_synchronize() == 0);
+    if (strchr("nwi", how) != NULL) CHECK(cu_synchronize() == 0);
     CHECK(flush_all(how == 'f') == 0);
     asked++;
+    if (left) {
+      if (how != 'z') leave_cupti();
+      open_gate();
+      if (how == 'z') leave_cupti();
+      usleep((unsigned)pause);
+      close_gate();
+      enter_cupti();
+      CHECK(activity_enable(CONCURRENT_KERNEL) == 0 && activity_enable(COPY) == 0);
+    }
     if (off) {
       if (how == 'X') open_gate();
       switch_records(activity_disable);
