@@ -66,7 +66,8 @@ type Config struct {
 	Max int
 	// Memory bounds the device memory that CUPTI keeps of windows of SASS, in bytes, as KeptPerInstruction estimates it; 0 for
 	// no bound. Once it is reached there is none of SASS any more: those of Both go on with PC alone. A window that is open is
-	// not cut, so it may be passed by what one window patches.
+	// not cut, so it may be passed by what one window patches. The schedule spends the first half as it likes and the second more and
+	// more slowly, and the last window's part is not for it.
 	Memory int64
 	// Blackout is how long after the start there is no window; 0 is DefaultBlackout, or After if that is
 	// less; below 0 is none.

@@ -199,7 +199,8 @@ func (c *Controller) ask(r Request) (*Ticket, *Error) {
 		return nil, NewError(StatusAtExit, "")
 	}
 	without := ""
-	if r.Engine == Both && c.ledger.full() {
+	now := time.Now()
+	if r.Engine == Both && (c.ledger.full() || r.Cause == CauseSchedule && c.ledger.spares(now)) {
 		// The other goes on, with all of the time. Who asks is told; the schedule and rules would say it again and again.
 		r.Engine = PC
 		if r.Cause == CauseCall || r.Cause == CauseSocket {
@@ -216,8 +217,7 @@ func (c *Controller) ask(r Request) (*Ticket, *Error) {
 	if why := c.unusable(r.Engine); why != "" {
 		return nil, NewError(StatusBroken, why)
 	}
-	now := time.Now()
-	if err := c.ledger.check(now, r.Engine, r.For); err != nil {
+	if err := c.ledger.check(now, r); err != nil {
 		return nil, err
 	}
 	c.lastID++

@@ -106,6 +106,7 @@ const (
 	StatusPerHour         Status = "maximum_per_hour"
 	StatusShare           Status = "maximum_share"
 	StatusMemory          Status = "maximum_memory"
+	StatusSpared          Status = "spared_memory"
 	StatusBadRequest      Status = "invalid_request"
 )
 
@@ -128,6 +129,7 @@ var sentences = map[Status]string{
 	StatusPerHour:         "the process has had all the windows of this hour",
 	StatusShare:           "the window would pass the share of time that windows may have",
 	StatusMemory:          "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with GPUFL_DEEP_METRICS=memory, which keeps less, or a higher --deep-memory",
+	StatusSpared:          "what device memory windows of sass may still leave with CUPTI is for rules, for who asks, and for later",
 	StatusBadRequest:      "the request makes no sense",
 }
 

@@ -28,16 +28,18 @@ type ledger struct {
 	recent []span
 	// armed counts windows in which an engine ran.
 	armed int
-	// kept is the device memory that CUPTI is taken to keep of windows of SASS, in bytes.
-	kept uint64
+	// kept is the device memory that CUPTI is taken to keep of windows of SASS, in bytes, and most that of one of them.
+	kept, most uint64
+	// halfway is when kept reached half of what is allowed.
+	halfway time.Time
 	// last is the end of the window or attempt before, if any.
 	last time.Time
 }
 
 type span struct{ start, end time.Time }
 
-// check returns nil if a window of an engine and a length may begin now. The one before has ended.
-func (l *ledger) check(now time.Time, e Engine, length time.Duration) *Error {
+// check returns nil if a window that is asked for may begin now. The one before has ended.
+func (l *ledger) check(now time.Time, r Request) *Error {
 	if wait := l.cfg.Blackout - now.Sub(l.started); l.started.IsZero() || wait > 0 {
 		if l.started.IsZero() {
 			return NewError(StatusBlackout, "")
@@ -47,16 +49,19 @@ func (l *ledger) check(now time.Time, e Engine, length time.Duration) *Error {
 	if l.cfg.Max > 0 && l.armed >= l.cfg.Max {
 		return NewError(StatusMaximum, fmt.Sprint(l.cfg.Max))
 	}
-	if e == SASS && l.full() {
+	if r.Engine == SASS && l.full() {
 		return l.errFull()
+	}
+	if r.Engine == SASS && r.Cause == CauseSchedule && l.spares(now) {
+		return NewError(StatusSpared, l.share())
 	}
 	if wait := l.cfg.CoolDown - now.Sub(l.last); !l.last.IsZero() && wait > 0 {
 		return NewError(StatusCoolDown, "allowed in "+wait.Round(time.Millisecond).String())
 	}
 	// The hour that ends with the window now asked for: any other has no more of it.
-	end := now.Add(length)
+	end := now.Add(r.For)
 	l.recent = slices.DeleteFunc(l.recent, func(s span) bool { return !s.end.After(now.Add(-time.Hour)) })
-	count, used := 0, length
+	count, used := 0, r.For
 	for _, s := range l.recent {
 		if s.start.After(now.Add(-time.Hour)) {
 			count++
@@ -84,14 +89,32 @@ func (l *ledger) add(start, end time.Time, armed bool) {
 }
 
 // keep notes what CUPTI keeps of a window.
-func (l *ledger) keep(c *Collected) {
-	l.kept += c.Patched*KeptPerInstruction + c.PatchedFunctions*KeptPerFunction
+func (l *ledger) keep(now time.Time, c *Collected) {
+	bytes := c.Patched*KeptPerInstruction + c.PatchedFunctions*KeptPerFunction
+	l.kept += bytes
+	l.most = max(l.most, bytes)
+	if l.halfway.IsZero() && l.cfg.Memory > 0 && l.kept >= uint64(l.cfg.Memory)/2 {
+		l.halfway = now
+	}
+}
+
+// spares says that what memory there is for windows of SASS is not for the schedule now. It has the first half as it likes, and then
+// half of what is left each time that the process has become twice as old: so its windows become rare and do not end, and there is
+// memory for a rule or a person that asks.
+func (l *ledger) spares(now time.Time) bool {
+	if l.halfway.IsZero() {
+		return false
+	}
+	young, age := l.halfway.Sub(l.started), now.Sub(l.started)
+	return float64(l.kept+l.most) > float64(l.cfg.Memory)*(1-young.Seconds()/age.Seconds()/2)
 }
 
 // full says that there is no memory for another window of SASS.
 func (l *ledger) full() bool { return l.cfg.Memory > 0 && l.kept >= uint64(l.cfg.Memory) }
 
 // errFull is what is then said.
-func (l *ledger) errFull() *Error {
-	return NewError(StatusMemory, fmt.Sprintf("some %s of %s", bytesize.Format(l.kept), bytesize.Format(uint64(l.cfg.Memory)))) //nolint:gosec // Not below 0.
+func (l *ledger) errFull() *Error { return NewError(StatusMemory, l.share()) }
+
+func (l *ledger) share() string {
+	return fmt.Sprintf("some %s of %s", bytesize.Format(l.kept), bytesize.Format(uint64(l.cfg.Memory))) //nolint:gosec // Not below 0.
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/gpuflight/gpuflight/internal/bytesize"
 )
 
 // allowed says, by going through all windows there have been, whether there may be another: what the
@@ -263,7 +265,59 @@ func TestMemoryIsBounded(t *testing.T) {
 	})
 }
 
-// TestScheduleGoesOnWithoutMemory has a schedule of both engines, and a default that allows any number of windows.
+// TestScheduleSparesMemory has a schedule and a default that allows any number of windows, of which 16 have memory: eight before half of
+// it is gone, the others as the process becomes so old, and the last is for who asks.
+func TestScheduleSparesMemory(t *testing.T) {
+	const each, spared = 1<<16/KeptPerInstruction + 1, "what device memory windows of sass may still leave with CUPTI is for rules, for who asks, and for later"
+	for engine, rest := range map[Engine]Engine{Both: PC, SASS: ""} {
+		synctest.Test(t, func(t *testing.T) {
+			cfg, err := ConfigFromEnv(func(name string) string {
+				return map[string]string{"GPUFL_DEEP_EVERY": "1m", "GPUFL_DEEP_ENGINE": string(engine), "GPUFL_DEEP_MEMORY": fmt.Sprintf("%dB", 16*each*KeptPerInstruction)}[name]
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			began := time.Now()
+			var at []int // minutes
+			other, remarks := 0, []string{}
+			cfg.Closed = func(w Window) {
+				if _, remark, found := strings.Cut(w.Outcome.Text, "; "); found {
+					remarks = append(remarks, remark)
+				}
+				switch {
+				case w.Engine == engine && w.Cause == CauseSchedule:
+					at = append(at, int(w.Start.Sub(began).Minutes()))
+				case w.Engine == rest:
+					other++
+				}
+			}
+			c, err := New(cfg, &fakeEngines{t: t, collected: Collected{Patched: each}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Start()
+			time.Sleep(10*time.Hour + 30*time.Second)
+			r := c.Report()
+			if w := ask(t, c, Request{Engine: SASS, Cause: CauseSocket}); !w.MemoryFull || w.KeptBytes != 16*each*KeptPerInstruction {
+				t.Errorf("window %+v", w)
+			}
+			end(t, c)
+			// With y when half of it was gone, window 8 + k is at y * 8 / (8 - k).
+			if want := []int{1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 13, 17, 22, 33, 65}; !slices.Equal(at, want) {
+				t.Errorf("minutes %v, want %v", at, want)
+			}
+			if engine == Both && (other != 600-len(at) || len(r.Refused) != 0) || engine == SASS && r.Refused[StatusSpared] != uint64(600-len(at)) {
+				t.Errorf("%s: %d others, refused %v", engine, other, r.Refused)
+			}
+			share := fmt.Sprintf(" (some %s of %s)", bytesize.Format(8*each*KeptPerInstruction), bytesize.Format(16*each*KeptPerInstruction))
+			if want := "the schedule has fewer and fewer with sass: " + spared + share; len(remarks) != 2 || remarks[0] != want {
+				t.Errorf("remarks %q", remarks)
+			}
+		})
+	}
+}
+
+// TestScheduleGoesOnWithoutMemory has a schedule of both engines, and none of whose windows has memory but the first.
 func TestScheduleGoesOnWithoutMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg, err := ConfigFromEnv(func(name string) string {
@@ -279,14 +333,14 @@ func TestScheduleGoesOnWithoutMemory(t *testing.T) {
 				remarks++
 			}
 		}
-		c, err := New(cfg, &fakeEngines{t: t, collected: Collected{Patched: 1<<19/KeptPerInstruction + 1}})
+		c, err := New(cfg, &fakeEngines{t: t, collected: Collected{Patched: 1<<20/KeptPerInstruction + 1}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		c.Start()
 		time.Sleep(3*time.Hour + 30*time.Second)
 		end(t, c)
-		if r := c.Report(); engines[Both] != 2 || engines[PC] != 178 || remarks != 1 || len(r.Refused) != 0 {
+		if r := c.Report(); engines[Both] != 1 || engines[PC] != 179 || remarks != 1 || len(r.Refused) != 0 {
 			t.Errorf("windows %v, %d with remarks, refused %v", engines, remarks, r.Refused)
 		}
 	})

@@ -45,12 +45,15 @@ func (c *Controller) runWindow(t *Ticket) {
 	if w.Outcome.Status == StatusCollected {
 		w.Outcome.Text += t.without
 	}
-	room := !c.ledger.full()
+	room, early := !c.ledger.full(), c.ledger.halfway.IsZero()
 	c.ledger.add(w.Start, now, armed)
-	c.ledger.keep(&w.Collected)
+	c.ledger.keep(now, &w.Collected)
 	w.KeptBytes, w.MemoryFull = c.ledger.kept, c.ledger.full()
-	if room && w.MemoryFull {
+	switch {
+	case room && w.MemoryFull:
 		w.Outcome.Text += "; there are no more with sass: " + c.ledger.errFull().Outcome.Text
+	case early && !c.ledger.halfway.IsZero() && c.cfg.Every > 0:
+		w.Outcome.Text += "; the schedule has fewer and fewer with sass: " + NewError(StatusSpared, c.ledger.share()).Outcome.Text
 	}
 	c.current = nil
 	c.undisturbed = now.Add(settle)
@@ -333,7 +336,7 @@ func (a *arming) disarmLate() {
 // keep notes what CUPTI keeps of a window that is in no other sum, since it had ended.
 func (a *arming) keep(late *Collected) {
 	a.c.mu.Lock()
-	a.c.ledger.keep(late)
+	a.c.ledger.keep(time.Now(), late)
 	a.c.mu.Unlock()
 }
 
