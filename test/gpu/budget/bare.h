@@ -99,6 +99,11 @@ static inline void tell_of_launches(void *subscriber, uint32_t on) { tell_of(sub
 
 // EMPTY_KERNEL is the text of one of that name, behind PTX.
 #define EMPTY_KERNEL(name) ".visible .entry " name "() { ret; }\n"
+// ADDING_KERNEL is the text of one that adds one to what it is given, by each thread. It has a percent sign twice, as printf wants it.
+#define ADDING_KERNEL(name)                                                                                                                       \
+  ".visible .entry " name "(.param .u64 p) { .reg .u64 %%a<4>; .reg .u32 %%b<3>; ld.param.u64 %%a0, [p]; cvta.to.global.u64 %%a1, %%a0; "         \
+  "mov.u32 %%b0, %%tid.x; mul.wide.u32 %%a2, %%b0, 4; add.u64 %%a3, %%a1, %%a2; ld.global.u32 %%b1, [%%a3]; add.u32 %%b2, %%b1, 1; "               \
+  "st.global.u32 [%%a3], %%b2; ret; }\n"
 #define PTX ".version 7.0\n.target sm_75\n.address_size 64\n"
 
 #endif

@@ -122,11 +122,6 @@ static void *run(void *arg) {
   return NULL;
 }
 
-// The body of a kernel that adds one to what it is given, by each thread.
-static const char adds[] =
-    "(.param .u64 p) { .reg .u64 %a<4>; .reg .u32 %b<3>; ld.param.u64 %a0, [p]; cvta.to.global.u64 %a1, %a0; mov.u32 %b0, %tid.x; "
-    "mul.wide.u32 %a2, %b0, 4; add.u64 %a3, %a1, %a2; ld.global.u32 %b1, [%a3]; add.u32 %b2, %b1, 1; st.global.u32 [%a3], %b2; ret; }\n";
-
 static void close_gate(void) {
   if (gated || by_callback) pthread_rwlock_wrlock(&gate);
 }
@@ -137,7 +132,12 @@ static void open_gate(void) {
 
 static void switch_records(int (*call)(uint32_t)) { CHECK(call(CONCURRENT_KERNEL) == 0 && (copies_stay || call(COPY) == 0)); }
 
-static void on_request_or_refuse(uint8_t **, size_t *, size_t *);
+static void on_request_or_refuse(uint8_t **buffer, size_t *size, size_t *most) {
+  static atomic_uint asked;
+  *buffer = NULL;
+  *size = *most = 0;
+  if (!refusing || atomic_fetch_add(&asked, 1) % 2 == 0) on_request(buffer, size, most);
+}
 
 static void enter_cupti(void) {
   CHECK(subscribe(&subscriber, on_api, NULL) == 0 && register_clock(on_clock) == 0 && register_callbacks(on_request_or_refuse, on_complete) == 0);
@@ -149,13 +149,6 @@ static void leave_cupti(void) {
   tell_of(subscriber, 1, "cuDriverGetVersion");
   leaving = true;
   CHECK(driver_version(&version) == 0 && !leaving && left_with == 0);
-}
-
-static void on_request_or_refuse(uint8_t **buffer, size_t *size, size_t *most) {
-  static atomic_uint asked;
-  *buffer = NULL;
-  *size = *most = 0;
-  if (!refusing || atomic_fetch_add(&asked, 1) % 2 == 0) on_request(buffer, size, most);
 }
 
 int main(int argc, char **argv) {
@@ -175,7 +168,7 @@ int main(int argc, char **argv) {
   CHECK(cu_init(0) == 0);
   enter_cupti();
   char ptx[8192] = PTX;
-  for (int i = 0; i < KERNELS; i++) sprintf(ptx + strlen(ptx), ".visible .entry adds%d%s", i, adds);
+  for (int i = 0; i < KERNELS; i++) sprintf(ptx + strlen(ptx), ADDING_KERNEL("adds%d"), i);
   void *module;
   CHECK(cu_retain(&context, 0) == 0 && cu_current(context) == 0 && cu_load(&module, ptx) == 0);
   for (int i = 0; i < KERNELS; i++) {
