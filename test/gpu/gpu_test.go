@@ -67,8 +67,10 @@ func TestProgramsOnAFakeGPU(t *testing.T) {
 	t.Run("switches", func(t *testing.T) {
 		said := run(t, environ, filepath.Join(bin, "switches"), cupti, "b", "1", "3", "20")
 		assert.Equal(t, 3, strings.Count(said, "] first -1, without record 0, not told 0 of 2000, inside 0;"), "%s", said)
-		said = run(t, environ, filepath.Join(bin, "switches"), cupti, "o", "0", "3", "5")
-		assert.Equal(t, 3, strings.Count(said, "] first -1, without record 0, not told 0 of 500, inside 0;"), "%s", said)
+		for _, how := range [][2]string{{"o", "0"}, {"t", "4"}, {"T", "4"}} {
+			said = run(t, environ, filepath.Join(bin, "switches"), cupti, how[0], how[1], "3", "5")
+			assert.Equal(t, 3, strings.Count(said, "] first -1, without record 0, not told 0 of 500, inside 0;"), "%s", said)
+		}
 	})
 	// Records of what, launches or copies, are not all there: they are off now and then, or have no buffers.
 	for how, lost := range map[string][2]bool{

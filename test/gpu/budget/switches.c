@@ -12,9 +12,10 @@
 //	K     the same, and callbacks stay on     b     both
 //	f     records, with a flush after each
 //	o     callbacks, on once and for good
+//	T     callbacks, and records stay on
 //
 // and GATE who launches meanwhile: 0 everybody, 1 nobody, 2 nobody and the device has nothing to do, 3 nobody while it is
-// switched off. It prints for each thread the first phase in which something had not come by its end, -1 for none, and what had not come by
+// switched off, 4 the same, of t and T, but who comes waits in CUPTI's callback, as our core has it, and its end is not told. It prints for each thread the first phase in which something had not come by its end, -1 for none, and what had not come by
 // the end of all. With callbacks also how many calls a thread seems to be in when it is in none: their ends were not told.
 
 #include <pthread.h>
@@ -35,6 +36,36 @@ static atomic_ulong recorded[MOST], told[MOST], others;
 static int inside[MOST]; // the threads' own
 static __thread int self = -1;
 static __thread bool checked;
+// With gate 4: who is in a call whose end will be told, whether others wait, and how often ends were forgotten.
+static bool by_callback;
+static atomic_bool closed, in_call[MOST];
+static atomic_uint life;
+
+// wait_in_callback returns whether the end of the call will be told.
+static bool wait_in_callback(void) {
+  unsigned then = atomic_load(&life);
+  for (;;) {
+    atomic_store(&in_call[self], true);
+    if (!atomic_load(&closed)) return true;
+    atomic_store(&in_call[self], false);
+    while (atomic_load(&closed) && atomic_load(&life) == then) usleep(20);
+    if (atomic_load(&life) != then) return false;
+  }
+}
+
+static void close_callbacks(int threads) {
+  atomic_store(&closed, true);
+  for (int i = 0; i < threads; i++) {
+    int waited = 0;
+    for (; atomic_load(&in_call[i]) && waited < 250000; waited++) usleep(20);
+    CHECK(waited < 250000); // or the end of a call was not told
+  }
+}
+
+static void forget_callbacks(void) {
+  atomic_fetch_add(&life, 1);
+  atomic_store(&closed, false);
+}
 
 static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data) {
   (void)user, (void)domain, (void)cbid;
@@ -42,9 +73,10 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
   if (call->callbackSite == 0 && checked) atomic_fetch_add(&told[self], 1);
   if (self < 0) return;
   if (call->callbackSite == 0) {
-    inside[self]++;
+    if (!by_callback || wait_in_callback()) inside[self]++;
   } else if (inside[self] > 0) { // or it began before it was told
     inside[self]--;
+    atomic_store(&in_call[self], false);
   }
 }
 static void on_record(uint32_t kind, const char *record) {
@@ -85,12 +117,13 @@ int main(int argc, char **argv) {
   CHECK(argc == 6);
   char what = *argv[2];
   int level = atoi(argv[3]), threads = atoi(argv[4]), phases = atoi(argv[5]);
-  CHECK(strchr("kKtbfo", what) != NULL && threads > 0 && threads <= MOST);
-  gated = level > 0;
+  CHECK(strchr("kKtbfoT", what) != NULL && threads > 0 && threads <= MOST && (level < 4 || strchr("tT", what) != NULL));
+  by_callback = level == 4;
+  gated = level > 0 && !by_callback;
   load_bare(argv[1]);
   CHECK(cu_init(0) == 0 && subscribe(&subscriber, on_api, NULL) == 0 && register_callbacks(on_request, on_complete) == 0);
   set_byte(GPUFL_CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, 0);
-  bool records = what != 't' && what != 'o', callbacks = strchr("tbKo", what) != NULL, switched = what == 't' || what == 'b';
+  bool records = what != 't' && what != 'o', callbacks = strchr("tbKoT", what) != NULL, switched = strchr("tbT", what) != NULL;
   if (records) CHECK(activity_enable(CONCURRENT_KERNEL) == 0);
   if (callbacks && what != 'o') tell_of_launches(subscriber, 1);
   char ptx[8192] = PTX EMPTY_KERNEL("others");
@@ -112,8 +145,10 @@ int main(int argc, char **argv) {
       bool alone = gated && !(level == 3 && on);
       if (alone) pthread_rwlock_wrlock(&gate);
       if (level == 2) CHECK(cu_synchronize() == 0);
-      if (records) CHECK((on ? activity_enable(CONCURRENT_KERNEL) : activity_disable(CONCURRENT_KERNEL)) == 0);
+      if (by_callback && !on) close_callbacks(threads);
+      if (records && what != 'T') CHECK((on ? activity_enable(CONCURRENT_KERNEL) : activity_disable(CONCURRENT_KERNEL)) == 0);
       if (switched) tell_of_launches(subscriber, (uint32_t)on);
+      if (by_callback && !on) forget_callbacks();
       if (what == 'o' && on && phase == 0) tell_of_launches(subscriber, 1);
       if (what == 'f') flush_all(0);
       if (alone) pthread_rwlock_unlock(&gate);
