@@ -200,11 +200,13 @@ func (c *Controller) ask(r Request) (*Ticket, *Error) {
 	}
 	without := ""
 	now := time.Now()
-	if r.Engine == Both && (c.ledger.full() || r.Cause == CauseSchedule && c.ledger.spares(now)) {
-		// The other goes on, with all of the time. Who asks is told; the schedule and rules would say it again and again.
-		r.Engine = PC
-		if r.Cause == CauseCall || r.Cause == CauseSocket {
-			without = notWith(SASS, c.ledger.errFull().Outcome.Text)
+	if r.Engine == Both {
+		if err := c.ledger.noMemory(now, r.Cause); err != nil {
+			// The other goes on, with all of the time. Who asks is told; the schedule and rules would say it again and again.
+			r.Engine = PC
+			if r.Cause == CauseCall || r.Cause == CauseSocket {
+				without = notWith(SASS, err.Outcome.Text)
+			}
 		}
 	}
 	if t := c.current; t != nil {

@@ -49,11 +49,10 @@ func (l *ledger) check(now time.Time, r Request) *Error {
 	if l.cfg.Max > 0 && l.armed >= l.cfg.Max {
 		return NewError(StatusMaximum, fmt.Sprint(l.cfg.Max))
 	}
-	if r.Engine == SASS && l.full() {
-		return l.errFull()
-	}
-	if r.Engine == SASS && r.Cause == CauseSchedule && l.spares(now) {
-		return NewError(StatusSpared, l.share())
+	if r.Engine == SASS {
+		if err := l.noMemory(now, r.Cause); err != nil {
+			return err
+		}
 	}
 	if wait := l.cfg.CoolDown - now.Sub(l.last); !l.last.IsZero() && wait > 0 {
 		return NewError(StatusCoolDown, "allowed in "+wait.Round(time.Millisecond).String())
@@ -112,8 +111,19 @@ func (l *ledger) spares(now time.Time) bool {
 // full says that there is no memory for another window of SASS.
 func (l *ledger) full() bool { return l.cfg.Memory > 0 && l.kept >= uint64(l.cfg.Memory) }
 
-// errFull is what is then said.
-func (l *ledger) errFull() *Error { return NewError(StatusMemory, l.share()) }
+// noMemory returns nil if a window of SASS for a cause may leave memory now.
+func (l *ledger) noMemory(now time.Time, cause Cause) *Error {
+	switch {
+	case l.full():
+		return l.errFull()
+	case cause == CauseSchedule && l.spares(now):
+		return l.errSpared()
+	}
+	return nil
+}
+
+func (l *ledger) errFull() *Error   { return NewError(StatusMemory, l.share()) }
+func (l *ledger) errSpared() *Error { return NewError(StatusSpared, l.share()) }
 
 func (l *ledger) share() string {
 	return fmt.Sprintf("some %s of %s", bytesize.Format(l.kept), bytesize.Format(uint64(l.cfg.Memory))) //nolint:gosec // Not below 0.

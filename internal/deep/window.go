@@ -53,7 +53,7 @@ func (c *Controller) runWindow(t *Ticket) {
 	case room && w.MemoryFull:
 		w.Outcome.Text += "; there are no more with sass: " + c.ledger.errFull().Outcome.Text
 	case early && !c.ledger.halfway.IsZero() && c.cfg.Every > 0:
-		w.Outcome.Text += "; the schedule has fewer and fewer with sass: " + NewError(StatusSpared, c.ledger.share()).Outcome.Text
+		w.Outcome.Text += "; the schedule has fewer and fewer with sass: " + c.ledger.errSpared().Outcome.Text
 	}
 	c.current = nil
 	c.undisturbed = now.Add(settle)

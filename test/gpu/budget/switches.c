@@ -15,7 +15,8 @@
 //	T     callbacks, and records stay on
 //
 // and GATE who launches meanwhile: 0 everybody, 1 nobody, 2 nobody and the device has nothing to do, 3 nobody while it is
-// switched off, 4 the same, of t and T, but who comes waits in CUPTI's callback, as our core has it, and its end is not told. It prints for each thread the first phase in which something had not come by its end, -1 for none, and what had not come by
+// switched off, 4 the same, of t and T, but who comes waits in CUPTI's callback, as our core has it, and its end is not told. It prints
+// for each thread the first phase in which something had not come by its end, -1 for none, and what had not come by
 // the end of all. With callbacks also how many calls a thread seems to be in when it is in none: their ends were not told.
 
 #include <pthread.h>
