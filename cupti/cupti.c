@@ -825,14 +825,17 @@ static int take_back(int64_t limit_ns) {
 // left are kinds that stayed on when recording ended, without buffers.
 static bool left[NUM_ACTIVITIES];
 
+// disable_all switches callbacks off first: where CUPTI records no kernels any more it takes away what it has put in the way of launches, and then
+// tells threads that launch meanwhile, or wait in a callback, of nothing ever again. While it records them those that wait are told of all
+// that they launch later (H200, CUDA 13.0, bin/switches LIBCUPTI t|T 0|4 5 150).
 static void disable_all(bool rest) {
+  if (atomic_exchange(&launches, 0) == 1) want_scopes(false);
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
     if (!activity_on[i]) continue;
     left[i] = !rest && (GPUFL_COPIES & 1u << activities[i].kind) != 0;
     if (!left[i]) gpufl_cupti.activity_disable(activities[i].activity);
     activity_on[i] = false;
   }
-  if (atomic_exchange(&launches, 0) == 1) want_scopes(false);
 }
 
 // disable_left is for the next session, which may want other kinds. CUPTI has no buffer, so there is no record that a copy could be at.

@@ -814,6 +814,28 @@ func TestPrimaryContextFromBefore(t *testing.T) {
 	}
 }
 
+// TestStopTellsOfLaunchesNoMore: while CUPTI records kernels still, or the next session could know no launch's scope.
+func TestStopTellsOfLaunchesNoMore(t *testing.T) {
+	fake, c := open(t, Config{Kinds: KindsOf(KindKernel, KindExternal)})
+	fake.Set(t, "launch_ns", 100_000)
+	defer launching(fake, 4)()
+	for i := range 5 {
+		start(t, c)
+		if err := c.PushScope(uint64(i) + 1); err != nil { //nolint:gosec // Few.
+			t.Fatal(err)
+		}
+		if err := c.PopScope(uint64(i) + 1); err != nil { //nolint:gosec // Few.
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
+		stop(t, c, false)
+		drain(t, c)
+	}
+	if n := fake.Control("deafened", 0); n != 0 {
+		t.Errorf("%d callbacks were switched off beside launches while no kernels were recorded", n)
+	}
+}
+
 func TestStopClosesTheWindow(t *testing.T) {
 	fake, c, _ := openDeep(t, Config{})
 	start(t, c)

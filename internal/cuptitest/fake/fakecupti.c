@@ -62,7 +62,7 @@ static struct {
   char *names;
   size_t names_used;
   bool zeroed;
-  int64_t version, kernel_bytes, refuse_subscribe, refuse_clock, finalized, not_zero, overhead_ns, silent, switched_beside, copied_beside, incomplete;
+  int64_t version, kernel_bytes, refuse_subscribe, refuse_clock, finalized, not_zero, overhead_ns, silent, switched_beside, copied_beside, incomplete, deafened;
 } s;
 static atomic_uint correlation;
 
@@ -625,6 +625,8 @@ FAKE_API int cuptiEnableCallback(uint32_t enable, void *subscriber, uint32_t dom
   pthread_mutex_lock(&lock);
   if (domain == 1 && is_launch(cbid) && bare && !enable && s.callbacks[cbid]) deaf = true;
   if (domain == 1 && is_launch(cbid) && !enable && s.callbacks[cbid] && atomic_load(&launching) > 0) s.switched_beside++;
+  // Where no kernels are recorded the real one then tells threads no more that launch meanwhile, or wait in a callback.
+  if (domain == 1 && is_launch(cbid) && !enable && s.callbacks[cbid] && !s.enabled[CONCURRENT_KERNEL] && atomic_load(&launching) > 0) s.deafened++;
   if (domain == 3) s.resources[cbid] = enable != 0; else s.callbacks[cbid] = enable != 0;
   pthread_mutex_unlock(&lock);
   return SUCCESS;
@@ -730,7 +732,7 @@ FAKE_API int64_t fake_control(const char *what, int64_t value) {
       {"version", &s.version},           {"kernel_bytes", &s.kernel_bytes}, {"refuse_subscribe", &s.refuse_subscribe},
       {"refuse_clock", &s.refuse_clock}, {"finalized", &s.finalized},       {"not_zero", &s.not_zero},
       {"overhead_ns", &s.overhead_ns},   {"silent", &s.silent},               {"switched_beside", &s.switched_beside}, {"copied_beside", &s.copied_beside},
-      {"incomplete", &s.incomplete}};
+      {"incomplete", &s.incomplete},     {"deafened", &s.deafened}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     if (strcmp(what, all[i].name) != 0) continue;
     old = *all[i].at;
