@@ -15,8 +15,8 @@
              before (4 minutes). The step is that of the training against one without us that has run as long, in turn. --planned has
              launches watched from the start, as where a schedule opens windows; --engines pc tells whose memory it is, and
              --windows 0 how far the step can be believed, --set what a setting has to do with it
-    endure   windows in --trainings trainings side by side on one GPU for --seconds, only when it is named: does one hang? --windows 0
-             has none, and tells what recording has to do with it
+    endure   windows in --trainings trainings side by side on one GPU for --seconds, only when it is named: does one hang or crash? --windows 0
+             has none, and tells what recording has to do with it; --guard tells who spoils the heap
     status   a window while another process has one, without permission, while a graph is captured, at the end of the
              process, for a process that is none: one clear answer each, and no effect on the program (2 minutes)
     profilers  a window while torch.profiler is on in the same process, while ncu has the counters in another, and a
@@ -34,6 +34,7 @@ import ctypes
 import itertools
 import json
 import os
+import random
 import re
 import select
 import shutil
@@ -113,8 +114,9 @@ class Gpufl:
         self.bin, self.work, self.keep, self.windows = args.bin, work, args.keep, args.windows
         self.more = dict(x.split("=", 1) for x in args.set)
         self.engines, self.planned, self.rounds, self.rest = args.engines.split(","), args.planned, args.rounds, args.rest
-        self.take, self.trainings, self.seconds = args.take, args.trainings, args.seconds
+        self.take, self.trainings, self.seconds, self.apart = args.take, args.trainings, args.seconds, args.apart
         self.where = os.path.join(args.bin, "where") if args.where else None
+        self.guard = args.guard
 
     def settings(self, name):
         """What keeps the engines' data, if it shall be kept: a folder for each run."""
@@ -533,7 +535,8 @@ def endure(gpufl):
     def one(lane, number):
         planned = ["--deep-after", "24h"] if gpufl.planned else []
         output, command = gpufl.trace(f"endure-{lane}-{number}", ON_DEMAND + planned, [sys.executable, TRAINING])
-        t = Training(command, GPUFL_DEEP="1", LD_PRELOAD=os.path.join(gpufl.bin, "crash.so"), **gpufl.more)
+        libraries = ["crash.so", "guard.so"] if gpufl.guard else ["crash.so"]
+        t = Training(command, GPUFL_DEEP="1", LD_PRELOAD=":".join(os.path.join(gpufl.bin, name) for name in libraries), **gpufl.more)
         try:
             t.ask("cycles 1")
             while count == 0 and time.monotonic() < deadline:
@@ -545,9 +548,11 @@ def endure(gpufl):
             for engine in itertools.islice(itertools.cycle(gpufl.engines), count):
                 if time.monotonic() > deadline:
                     break
+                time.sleep(random.uniform(0, 2 * gpufl.apart))
                 p = gpufl.deep(t.pid, engine, "100ms")
                 done[engine if p.returncode == 0 else f"{engine}: {p.status}"] += 1
-                if p.returncode != 0 or (engine == "sass" and p.patched == 0):
+                taken = engine == "pc" and gpufl.trainings > 1 and refused_for(p, "another_profiler")  # by another of these trainings
+                if not taken and (p.returncode != 0 or (engine == "sass" and p.patched == 0)):
                     said.append(f"training {lane}.{number}, window {sum(done.values())} of all: {p.returncode}, {p.patched} patched: {p.text[:300]}")
                 if p.returncode == 1 or "crash.so:" in t.said():
                     raise RuntimeError("it crashed, an engine stays armed, or nobody knows")
@@ -565,15 +570,20 @@ def endure(gpufl):
                 os.remove(output)  # it would fill the disk
 
     side_by_side(gpufl.trainings, deadline, one)
-    check(not said and sum(done.values()) > 0, f"endure: every window was collected and nothing hangs, {gpufl.trainings} trainings side by side", dict(done), *said)
+    check(not said and sum(done.values()) > 0, f"endure: every window was collected, or refused while another had the counters, and nothing hangs, {gpufl.trainings} trainings side by side",
+          dict(done), *said)
     check(wrong and not any(wrong), "endure: every cycle ends with the loss of the first", f"{sum(wrong)} wrong in {len(wrong)} trainings")
 
 
 # ---- status ----
 
+def refused_for(p, *statuses):
+    """Whether a window that cannot be has 3, the status that says why, and a sentence."""
+    return p.returncode == 3 and p.status in statuses and len(p.text.splitlines()) == 1
+
+
 def refused(p, what, *statuses):
-    """A window that cannot be has 3, the status that says why, and a sentence."""
-    return check(p.returncode == 3 and p.status in statuses and len(p.text.splitlines()) == 1, what, p.returncode, p.status, p.text[:300])
+    return check(refused_for(p, *statuses), what, p.returncode, p.status, p.text[:300])
 
 
 def beside(p, what, training=None):
@@ -588,7 +598,9 @@ def beside(p, what, training=None):
 
 def looked_at(training):
     """Notes what a training said, and where its threads are."""
-    note(f"process {training.pid} is {state(training.pid)}, and said: {training.said()[-1500:]}")
+    said = training.said()
+    begin = min((at for at in map(said.find, ("guard.so:", "crash.so:")) if at >= 0), default=max(0, len(said) - 1500))
+    note(f"process {training.pid} is {state(training.pid)}, and said: {said[begin:begin + 8000]}")
     try:
         stacks(training.pid)
     except OSError as e:
@@ -868,12 +880,14 @@ def main():
     p.add_argument("--rest", type=float, default=1, help="seconds that the training runs instead of windows, where there are none")
     p.add_argument("--rounds", type=int, default=30, help="in which the step is measured, before them and after")
     p.add_argument("--trainings", type=int, default=3, help="side by side, of endure; programs, of again")
+    p.add_argument("--apart", type=float, default=0, help="seconds between the windows of a training, in the mean, of endure: after some launches are watched no more")
     p.add_argument("--seconds", type=float, default=400, help="after which endure begins no window, and again no program")
     p.add_argument("--engines", default="pc,sass", help="of these windows, in turn")
     p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the training in windows")
     p.add_argument("--planned", action="store_true", help="as with a schedule: launches are watched from the start")
     p.add_argument("--where", action="store_true", help="tell what a step is longer by, by kind of thread, file and function")
     p.add_argument("--take", action="store_true", help="hold the free small pieces of malloc afterwards, and measure the step once more")
+    p.add_argument("--guard", action="store_true", help="notice who writes where nothing is allocated, in endure")
     p.add_argument("--dry", action="store_true", help="check the checks, without a GPU")
     a = p.parse_args()
     a.bin = os.path.abspath(a.bin)

@@ -355,3 +355,49 @@ print(json.dumps([said, found]))
 	assert.Equal(t, []any{"main 0", []any{"main", "_start"}}, threads[0])
 	assert.Equal(t, []any{"outer", "run"}, threads[1].([]any)[1])
 }
+
+// TestGuardTellsWhoWritesWhereItIsNotAllowed: with guard.so a program ends where it wrote behind a piece, or into one that it had freed, or freed one
+// twice, and who asked for the piece is told.
+func TestGuardTellsWhoWritesWhereItIsNotAllowed(t *testing.T) {
+	const program = `
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+int main(int argc, char **argv) {
+  char how = argc > 1 ? *argv[1] : 0, *volatile p = strdup("forty bytes with the zero that ends them");
+  p = realloc(p, 40);
+  memset(p, 0, 40);
+  if (how == 'b') p[40] = 1;
+  free(p);
+  if (how == 'a') p[8] = 1;
+  if (how == 't') free(p);
+  for (int i = 0; i < 70000; i++) free(calloc(1, 16));
+  void *page = NULL;
+  if (posix_memalign(&page, 4096, 1 << 20) != 0 || (unsigned long)page % 4096 != 0) return 2;
+  free(page);
+  return 0;
+}
+`
+	here, bin := filepath.Join(process.Root(t), "test", "gpu"), t.TempDir()
+	path, library := filepath.Join(bin, "writes"), filepath.Join(bin, "guard.so")
+	require.NoError(t, os.WriteFile(path+".c", []byte(program), 0o600))
+	run(t, nil, "cc", "-O0", "-w", "-o", path, path+".c")
+	run(t, nil, "cc", "-std=gnu11", "-O2", "-shared", "-fPIC", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-o", library, filepath.Join(here, "deep", "guard.c"), "-ldl", "-lpthread")
+	for how, want := range map[string]string{
+		"":  "",
+		"b": `a write behind the end of a piece of 40 bytes at 0x[0-9a-f]+, from byte 40 on`,
+		"a": `a write after the free of a piece of 40 bytes at 0x[0-9a-f]+, from byte 8 on`,
+		"t": `a second free of a piece of 40 bytes at 0x[0-9a-f]+, from byte 0 on`,
+	} {
+		var said strings.Builder
+		p := exec.CommandContext(t.Context(), path, how)
+		p.Env, p.Stderr = []string{"LD_PRELOAD=" + library, "GUARD=writes"}, &said
+		err := p.Run()
+		if want == "" {
+			require.NoError(t, err, said.String())
+			continue
+		}
+		assert.Error(t, err, how)
+		assert.Regexp(t, `^guard\.so: `+want+`\nguard\.so: asked for by (guard\.so\+[0-9a-f]+ )+writes\+[0-9a-f]+ `, said.String(), how)
+	}
+}
