@@ -880,7 +880,7 @@ def main():
     p.add_argument("--rest", type=float, default=1, help="seconds that the training runs instead of windows, where there are none")
     p.add_argument("--rounds", type=int, default=30, help="in which the step is measured, before them and after")
     p.add_argument("--trainings", type=int, default=3, help="side by side, of endure; programs, of again")
-    p.add_argument("--apart", type=float, default=0, help="seconds between the windows of a training, in the mean, of endure: after some launches are watched no more")
+    p.add_argument("--apart", type=float, default=0, help="seconds between the windows of a training, in the mean, of endure")
     p.add_argument("--seconds", type=float, default=400, help="after which endure begins no window, and again no program")
     p.add_argument("--engines", default="pc,sass", help="of these windows, in turn")
     p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the training in windows")
