@@ -320,7 +320,7 @@ int main(void) {
 }
 `
 	const script = `
-import json, subprocess, sys
+import json, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
 import where
 p = subprocess.Popen([sys.argv[2]], stderr=subprocess.PIPE, text=True, env={"LD_PRELOAD": sys.argv[3]})
@@ -329,7 +329,11 @@ while said[-1] != "crash.so: it waits\n":
     said.append(p.stderr.readline())
 symbols = where.Symbols()
 try:
-    found = [[who, [symbols.name(file, offset) for file, offset in frames if file == sys.argv[2]]] for who, state, frames in where.stacks(p.pid)]
+    for _ in range(100):  # a thread that has a processor, as the main one may before it waits, has no stack to be read
+        found = [[who, [symbols.name(file, offset) for file, offset in frames if file == sys.argv[2]]] for who, state, frames in where.stacks(p.pid)]
+        if all(names for _, names in found):
+            break
+        time.sleep(0.1)
 finally:
     p.kill()
 print(json.dumps([said, found]))
