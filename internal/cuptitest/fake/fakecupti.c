@@ -623,10 +623,14 @@ FAKE_API int cuptiUnsubscribe(void *subscriber) {
 FAKE_API int cuptiEnableCallback(uint32_t enable, void *subscriber, uint32_t domain, uint32_t cbid) {
   if (subscriber != &s || s.subscriber == NULL || !((domain == 1 && cbid < CALLBACKS) || (domain == 3 && cbid > 0 && cbid < 26))) return INVALID_PARAMETER;
   pthread_mutex_lock(&lock);
-  if (domain == 1 && is_launch(cbid) && bare && !enable && s.callbacks[cbid]) deaf = true;
-  if (domain == 1 && is_launch(cbid) && !enable && s.callbacks[cbid] && atomic_load(&launching) > 0) s.switched_beside++;
-  // Where no kernels are recorded the real one then tells threads no more that launch meanwhile, or wait in a callback.
-  if (domain == 1 && is_launch(cbid) && !enable && s.callbacks[cbid] && !s.enabled[CONCURRENT_KERNEL] && atomic_load(&launching) > 0) s.deafened++;
+  if (domain == 1 && is_launch(cbid) && !enable && s.callbacks[cbid]) {
+    if (bare) deaf = true;
+    if (atomic_load(&launching) > 0) {
+      s.switched_beside++;
+      // Where no kernels are recorded the real one then tells threads no more that launch meanwhile, or wait in a callback.
+      if (!s.enabled[CONCURRENT_KERNEL]) s.deafened++;
+    }
+  }
   if (domain == 3) s.resources[cbid] = enable != 0; else s.callbacks[cbid] = enable != 0;
   pthread_mutex_unlock(&lock);
   return SUCCESS;

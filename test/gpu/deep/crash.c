@@ -8,22 +8,13 @@
 
 #include <dlfcn.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <ucontext.h>
 #include <unistd.h>
 
-static void say(const char *format, ...) {
-  char line[512];
-  va_list values;
-  va_start(values, format);
-  int n = vsnprintf(line, sizeof line, format, values);
-  va_end(values);
-  if (n > 0 && write(STDERR_FILENO, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1) < 0) _exit(1);
-}
+#include "say.h"
 
 #ifdef __x86_64__
 enum { WORDS = 12 };

@@ -12,7 +12,6 @@
 #include <execinfo.h>
 #include <malloc.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -20,6 +19,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include "say.h"
 
 extern void *__libc_malloc(size_t);
 extern void *__libc_calloc(size_t, size_t);
@@ -106,15 +107,6 @@ static void callers(void **frames) {
   inside = false;
 }
 
-static void say(const char *format, ...) {
-  char line[512];
-  va_list values;
-  va_start(values, format);
-  int n = vsnprintf(line, sizeof line, format, values);
-  va_end(values);
-  if (n > 0 && write(STDERR_FILENO, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1) < 0) _exit(1);
-}
-
 static void say_frames(const char *what, void *const *frames) {
   say("guard.so: %s", what);
   for (int i = 0; i < FRAMES && frames[i] != NULL; i++) {
@@ -152,6 +144,15 @@ static bool is(const unsigned char *at, size_t n, unsigned char what, size_t *wh
     return false;
   }
   return true;
+}
+
+// written_after returns what was written of a piece that was freed, and where; NULL if nothing was.
+static const char *written_after(const head *h, size_t *where) {
+  const unsigned char *piece = (const unsigned char *)(h + 1);
+  if (!is(piece, h->size, FREED, where)) return "a write after the free";
+  if (is(piece + h->size, BEHIND, GUARD, where)) return NULL;
+  *where += h->size;
+  return "a write behind the end, after the free";
 }
 
 // block has 1 << class bytes, and is aligned to as many, or to a page.
@@ -218,20 +219,20 @@ static void let_go(void *at, void *by) {
   next_kept = (next_kept + 1) % KEPT;
   pthread_mutex_unlock(&lock);
   if (oldest == NULL) return;
-  if (!is((unsigned char *)(oldest + 1), oldest->size, FREED, &where)) tell(oldest, "a write after the free", where, by);
-  if (!is((unsigned char *)(oldest + 1) + oldest->size, BEHIND, GUARD, &where)) tell(oldest, "a write behind the end, after the free", oldest->size + where, by);
+  const char *what = written_after(oldest, &where);
+  if (what != NULL) tell(oldest, what, where, by);
   release(oldest);
 }
 
 // look has all that was freed looked at.
-static void look(void *by) {
+static void look(void) {
   size_t where = 0;
   for (unsigned i = 0; i < KEPT; i++) {
     pthread_mutex_lock(&lock);
     head *h = kept[i];
-    bool bad = h != NULL && h->mark == FREED_MARK && !is((unsigned char *)(h + 1), h->size, FREED, &where);
+    const char *what = h != NULL && h->mark == FREED_MARK ? written_after(h, &where) : NULL;
     pthread_mutex_unlock(&lock);
-    if (bad) tell(h, "a write after the free", where, by);
+    if (what != NULL) tell(h, what, where, NULL);
   }
 }
 
@@ -303,7 +304,7 @@ static void *watch_all(void *unused) {
   for (unsigned turn = 0; place != NULL; turn++) {
     usleep(100000);
     learn(); // libraries come
-    if (turn % 10 == 0) look(NULL);
+    if (turn % 10 == 0) look();
   }
   return unused;
 }
