@@ -12,7 +12,11 @@
 //	P Y   one buffer for all threads, zeroed         K k   records of kernels, e d those of the context
 //	X x   of kernels, one at a time                  M m   of copies, sets, graphs, overhead
 //	T t   callbacks of launches                      F     flush
-//	G g   PC sampling                                A a   SASS metrics, as windows do it
+//	G g   PC sampling, which another process may have A a  SASS metrics, as windows do it
+//	q r   ends sampling before g; takes samples      W     50 ms
+//	u     arms sampling and disarms it, no start     j     as g, but does not stop before
+//	O o   from here on one kernel at a time, or not  i     from here on without start and stop
+//	p     from here on with the longest period, 2^31 cycles
 //	L l   callbacks of modules and contexts          N     as a, with nothing read
 //	E     an event of the context, as windows wait for the device
 //	R     cuptiSassMetricsUnsetConfig                U V   a thread that flushes every 0.2 s (V: not between A and a)
@@ -65,7 +69,10 @@ enum { MOST_PLACES = 4096, MOST_REASONS = 256 };
 static gpufl_pc_data samples, rest;
 static gpufl_pc_record places[MOST_PLACES], rest_places[MOST_PLACES];
 static gpufl_pc_stall stalls[MOST_PLACES][MOST_REASONS], rest_stalls[MOST_PLACES][MOST_REASONS];
-static unsigned long sampled;
+static unsigned long sampled, taken_windows, refused_windows;
+static bool sampling; // between G and g
+static uint64_t sampling_begins, sampling_ends; // ns that they took
+static uint32_t sampling_period, start_stop = 1, sampling_mode = GPUFL_CUPTI_PC_SAMPLING_COLLECTION_MODE_CONTINUOUS;
 // CUpti_SassMetricsUnsetConfig_Params.
 typedef struct {
   size_t structSize;
@@ -80,33 +87,69 @@ static void clear(gpufl_pc_data *data, gpufl_pc_record *records, gpufl_pc_stall 
 
 static gpufl_pc_context sampled_context(void) { return (gpufl_pc_context){.size = GPUFL_SIZE_TO(gpufl_pc_context, ctx), .ctx = here()}; }
 
-static int begin_samples(void) {
+// begin_samples is how a window begins; where it is refused, mostly since another process has the counters, no trace of it stays.
+static int arm_samples(bool start) {
   gpufl_pc_context c = sampled_context();
   int result = pc_enable(&c);
   if (result != 0) return result;
   clear(&rest, rest_places, rest_stalls);
   gpufl_pc_attribute a[] = {
-      {.attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_COLLECTION_MODE, .attributeData.number = GPUFL_CUPTI_PC_SAMPLING_COLLECTION_MODE_CONTINUOUS},
-      {.attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_ENABLE_START_STOP_CONTROL, .attributeData.number = 1},
+      {.attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_COLLECTION_MODE, .attributeData.number = sampling_mode},
+      {.attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_ENABLE_START_STOP_CONTROL, .attributeData.number = start_stop},
       {.attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_OUTPUT_DATA_FORMAT, .attributeData.number = GPUFL_CUPTI_PC_SAMPLING_OUTPUT_DATA_FORMAT_PARSED},
       {.attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_SAMPLING_DATA_BUFFER, .attributeData.buffer = &rest},
+      {.attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_SAMPLING_PERIOD, .attributeData.number = sampling_period}, // last: it may be left out
   };
-  gpufl_pc_configuration p = {.size = GPUFL_SIZE_TO(gpufl_pc_configuration, pPCSamplingConfigurationInfo), .ctx = here(), .numAttributes = sizeof a / sizeof *a, .pPCSamplingConfigurationInfo = a};
-  result = pc_configure(&p);
-  return result != 0 ? result : pc_start(&c);
+  gpufl_pc_configuration p = {.size = GPUFL_SIZE_TO(gpufl_pc_configuration, pPCSamplingConfigurationInfo), .ctx = here(), .numAttributes = sizeof a / sizeof *a - (sampling_period == 0), .pPCSamplingConfigurationInfo = a};
+  size_t reasons = 0;
+  gpufl_pc_num_reasons count = {.size = GPUFL_SIZE_TO(gpufl_pc_num_reasons, numStallReasons), .ctx = here(), .numStallReasons = &reasons};
+  result = pc_num_reasons(&count);
+  if (result == 0 && reasons == 0) result = GPUFL_CUPTI_ERROR_HARDWARE_BUSY;
+  if (result == 0) result = pc_configure(&p);
+  if (result == 0 && start && start_stop) result = pc_start(&c);
+  sampling = result == 0;
+  if (sampling) return 0;
+  refused_windows++;
+  int answer = pc_disable(&c);
+  if (answer != 0) fprintf(stderr, " disabled=%d", answer);
+  return result == GPUFL_CUPTI_ERROR_HARDWARE_BUSY ? 0 : result;
 }
+static int begin_samples(void) { return arm_samples(true); }
+static int arm_without_start(void) { return arm_samples(false); }
 
-static int end_samples(void) {
-  gpufl_pc_context c = sampled_context();
-  int result = pc_stop(&c);
+static int ask_samples(void) {
   do {
     clear(&samples, places, stalls);
     gpufl_pc_get_data p = {.size = GPUFL_SIZE_TO(gpufl_pc_get_data, pcSamplingData), .ctx = here(), .pcSamplingData = &samples};
-    if (pc_get_data(&p) != 0) break;
+    int result = pc_get_data(&p);
+    if (result != 0) return result;
     sampled += samples.totalSamples;
   } while (samples.remainingNumPcs > 0 && samples.totalNumPcs > 0);
-  int answer = pc_disable(&c);
-  return result != 0 ? result : answer;
+  return 0;
+}
+
+static int timed(int (*call)(void), uint64_t *ns) {
+  uint64_t began = now(CLOCK_MONOTONIC);
+  int result = call();
+  *ns += now(CLOCK_MONOTONIC) - began;
+  return result;
+}
+
+static bool stopped; // by q
+static int stop_samples(void) {
+  if (!sampling || stopped || !start_stop) return 0;
+  gpufl_pc_context c = sampled_context();
+  stopped = true;
+  return pc_stop(&c);
+}
+
+static int end_samples(void) {
+  if (!sampling) return 0;
+  gpufl_pc_context c = sampled_context();
+  int result = stop_samples(), asked = ask_samples(), answer = pc_disable(&c);
+  sampling = stopped = false;
+  taken_windows++;
+  return result != 0 ? result : asked != 0 ? asked : answer;
 }
 
 static int wait_by_event(void) {
@@ -228,8 +271,22 @@ static int answer(char letter) {
     case 'F': return flush_all(0);
     case 'U': return begin_flushing(false);
     case 'V': return begin_flushing(true);
-    case 'G': return begin_samples();
-    case 'g': return end_samples();
+    case 'G': return timed(begin_samples, &sampling_begins);
+    case 'g': return timed(end_samples, &sampling_ends);
+    case 'q': return stop_samples();
+    case 'j': stopped = true; return end_samples();
+    case 'u': {
+      int result = arm_without_start();
+      stopped = true;
+      int ended = end_samples();
+      return result != 0 ? result : ended;
+    }
+    case 'i': start_stop = 0; return 0;
+    case 'p': sampling_period = 31; return 0;
+    case 'o': sampling_mode = GPUFL_CUPTI_PC_SAMPLING_COLLECTION_MODE_CONTINUOUS; return 0;
+    case 'r': return sampling ? ask_samples() : 0;
+    case 'O': sampling_mode = GPUFL_CUPTI_PC_SAMPLING_COLLECTION_MODE_KERNEL_SERIALIZED; return 0;
+    case 'W': usleep(50000); return 0;
     case 'A': return begin_counts();
     case 'a': return end_counts();
     case 'N': return leave_counts();
@@ -244,8 +301,10 @@ static int answer(char letter) {
     case 'D': malloc_trim(0); return 0;
     case 'Z': configured = false; return finalize();
     case '?':
-      printf(" {%lu records, %.0f ns, %lu without, %lu samples, %lu patched}", records, records > without ? duration / (double)(records - without) : 0, without, sampled, counted);
-      records = without = sampled = counted = 0;
+      printf(" {%lu records, %.0f ns, %lu without, %lu patched", records, records > without ? duration / (double)(records - without) : 0, without, counted);
+      if (taken_windows + refused_windows > 0) printf(", %lu samples in %lu windows, %lu refused, %lu ms to begin and %lu to end", sampled, taken_windows, refused_windows, sampling_begins / 1000000, sampling_ends / 1000000);
+      printf("}");
+      records = without = sampled = taken_windows = refused_windows = counted = sampling_begins = sampling_ends = 0;
       duration = 0;
       fflush(stdout);
       return 0;

@@ -12,6 +12,7 @@ The letters are those of test/gpu/budget/sequence.c, and
     J   what is free in malloc's arenas, in pieces of up to 1 KiB
 
 A letter with ' after it is done by autograd's thread.
+With - for the sequence there is one on each line of standard input, and a line of answer to each.
 Nothing is launched while a letter is done. A dot prints the median of the ratios in ROUNDS cycles, and the MiB in use
 of the device, by both trainings, and resident of the one.
 """
@@ -30,43 +31,60 @@ import places  # noqa: E402
 from training import STEPS, Training, by_autograd, device_mib, free_pieces, resident_mib  # noqa: E402
 
 
+class Sequence:
+    """The training, and CUPTI beside it, a letter at a time."""
+
+    def __init__(self, library, cupti, rounds):
+        self.core, self.rounds = ctypes.CDLL(os.path.abspath(library)), rounds
+        self.core.load(cupti.encode())
+        self.training = self.bare = None
+
+    def act(self, letter):
+        result = self.core.act(ctypes.c_char(letter[0].encode()))
+        sys.stdout.flush()
+        print(f" {letter}={result}" if result else "", end="", flush=True)
+
+    def compare(self):
+        if self.bare is None:
+            self.bare = deep.Training([sys.executable, deep.TRAINING])
+            places.share(os.getpid(), self.bare.pid)
+        ratios = []
+        for i in range(STEPS * self.rounds):
+            if i % 2:
+                mine, other = self.training.single(), self.bare.ask("step")
+            else:
+                other, mine = self.bare.ask("step"), self.training.single()
+            ratios.append(mine["step_ms"] / other["step_ms"])
+        print(f" {statistics.median(ratios):.3f}({device_mib():.0f},{resident_mib():.0f})", end="", flush=True)
+
+    def do(self, letters):
+        for letter in re.findall(r".'?", letters):
+            if letter == "I":
+                self.training = Training()
+                self.training.cycles(lambda n: n < 3)
+            elif letter == "w":
+                self.training.cycle()
+            elif letter == "v":
+                self.training.single()
+            elif letter == "J":
+                print(f" {{{free_pieces()}}}", end="", flush=True)
+            elif letter == ".":
+                self.compare()
+            else:
+                torch.cuda.is_initialized() and torch.cuda.synchronize()
+                by_autograd(lambda letter=letter: self.act(letter)) if letter.endswith("'") else self.act(letter)
+
+
 def main():
     library, cupti, rounds, letters = sys.argv[1:]
-    rounds = int(rounds)
-    core = ctypes.CDLL(os.path.abspath(library))
-    core.load(cupti.encode())
-    bare, training = deep.Training([sys.executable, deep.TRAINING]), None
+    sequence = Sequence(library, cupti, int(rounds))
+    if letters == "-":
+        for line in sys.stdin:
+            sequence.do(line.strip())
+            print(flush=True)
+        os._exit(0)
     print(letters if len(letters) < 80 else letters[:40] + "..." + letters[-40:], ":", sep="", end="", flush=True)
-    for letter in re.findall(r".'?", letters):
-        if letter == "I":
-            training = Training()
-            training.cycles(lambda n: n < 3)
-            places.share(os.getpid(), bare.pid)
-        elif letter == "w":
-            training.cycle()
-        elif letter == "v":
-            training.single()
-        elif letter == "J":
-            print(f" {{{free_pieces()}}}", end="", flush=True)
-        elif letter == ".":
-            ratios = []
-            for i in range(STEPS * rounds):
-                if i % 2:
-                    mine, other = training.single(), bare.ask("step")
-                else:
-                    other, mine = bare.ask("step"), training.single()
-                ratios.append(mine["step_ms"] / other["step_ms"])
-            print(f" {statistics.median(ratios):.3f}({device_mib():.0f},{resident_mib():.0f})", end="", flush=True)
-        else:
-            torch.cuda.is_initialized() and torch.cuda.synchronize()
-
-            def act(letter=letter):
-                result = core.act(ctypes.c_char(letter[0].encode()))
-                sys.stdout.flush()
-                print(f" {letter}={result}" if result else "", end="", flush=True)
-
-            by_autograd(act) if letter.endswith("'") else act()
-    core.act(ctypes.c_char(b"?"))
+    sequence.do(letters + "?")
     print(flush=True)
     os._exit(0)  # CUPTI is in no state to be left in order
 
