@@ -834,16 +834,18 @@ func TestDevicesWaitForTheApplication(t *testing.T) {
 func TestDevicesOfMIG(t *testing.T) {
 	_, c := open(t, Config{})
 	t.Setenv("FAKE_CUDA_MIG", "1")
-	if d := c.Devices(); len(d) != 1 || d[0].UUID != "MIG-aa111213-1415-1617-1819-1a1b1c1d1e00" {
+	t.Setenv("FAKE_CUDA_BOARD", "258")
+	if d := c.Devices(); len(d) != 1 || d[0].UUID != "MIG-aa111213-1415-1617-1819-1a0000010200" {
 		t.Errorf("devices %+v", d)
 	}
 }
 
 func TestDevices(t *testing.T) {
 	t.Setenv("FAKE_CUDA_DEVICES", "2")
+	t.Setenv("FAKE_CUDA_BOARD", "258")
 	_, c := open(t, Config{})
 	d := c.Devices()
-	if len(d) != 2 || d[1].Index != 1 || d[1].Name != "Fake GPU 1" || d[1].UUID != "GPU-10111213-1415-1617-1819-1a1b1c1d1e01" ||
+	if len(d) != 2 || d[1].Index != 1 || d[1].Name != "Fake GPU 1" || d[1].UUID != "GPU-10111213-1415-1617-1819-1a0000010201" ||
 		d[1].ComputeMajor.V != 9 || d[1].ComputeMinor.V != 0 || d[1].SMCount.V != 132 || d[1].Vendor != "NVIDIA" {
 		t.Errorf("devices %+v", d)
 	}

@@ -49,7 +49,10 @@ struct timespec gpufl_after(int64_t ns) {
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_cond_t ready_cond;
 
-static void in_child(void) { atomic_store(&gpufl_child, true); }
+static void in_child(void) {
+  atomic_store(&gpufl_child, true);
+  gpufl_claims_in_child();
+}
 
 static void first(void) {
   pthread_atfork(NULL, NULL, in_child);
@@ -1055,6 +1058,7 @@ void gpufl_flush_end(void) { pthread_mutex_unlock(&flushing); }
 int gpufl_flush(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   gpufl_heap_later();
+  gpufl_claims_settle(true);
   // A window has just flushed; and what is to come can wait for it.
   if (pthread_mutex_trylock(&flushing) != 0) return GPUFL_OK;
   int result = flush();

@@ -392,7 +392,8 @@ static bool begin_before(int64_t ns) {
   return pthread_mutex_timedlock(&operation, &until) == 0;
 }
 
-void gpufl_deep_context_ends(void *handle) {
+// end_window takes a context that ends out of the open window, if there is one.
+static void end_window(void *handle) {
   // Also while none is open: one may be about to be.
   if (atomic_load(&given_up) || atomic_load(&exiting) || gpufl_operating) return;
   bool in_time = begin_before(GPUFL_GATE_LIMIT_NS);
@@ -416,6 +417,11 @@ void gpufl_deep_context_ends(void *handle) {
     gpufl_operating = false;
     pthread_mutex_unlock(&operation);
   }
+}
+
+void gpufl_deep_context_ends(void *handle) {
+  end_window(handle);
+  gpufl_claim_unmark(handle);
 }
 
 // ---- rest ----

@@ -107,6 +107,7 @@ const (
 	ReasonNotSupported Reason = "not_supported"   // this CUPTI, GPU, or virtual GPU cannot do it
 	ReasonNoContext    Reason = "no_context"      // the process has no CUDA context yet
 	ReasonCapture      Reason = "stream_capture"  // a CUDA graph is being captured
+	ReasonTaken        Reason = "gpu_taken"       // another process of the GPU was sampled, and its samples would come among ours
 	ReasonWindowOpen   Reason = "window_open"     // another window is open
 	ReasonActivity     Reason = "activity_on"     // activity must be paused first
 	ReasonRestless     Reason = "calls_under_way" // the application's calls came to no rest in time

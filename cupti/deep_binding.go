@@ -32,6 +32,7 @@ const (
 	rcRestless    = C.GPUFL_RESTLESS
 	rcDevice      = C.GPUFL_DEVICE
 	rcFixed       = C.GPUFL_FIXED
+	rcTaken       = C.GPUFL_TAKEN
 
 	cuptiInvalidOperation = C.GPUFL_CUPTI_ERROR_INVALID_OPERATION
 	cuptiOutOfMemory      = C.GPUFL_CUPTI_ERROR_OUT_OF_MEMORY
@@ -57,6 +58,7 @@ var (
 func coreDeepSupported(e Engine) int { return int(C.gpufl_deep_supported(C.int(e))) }
 func coreDeepContexts() int          { return int(C.gpufl_deep_contexts()) }
 func coreDeepObstacle() string       { return C.GoString(C.gpufl_deep_obstacle()) }
+func coreDeepHolder() int            { return int(C.gpufl_deep_holder()) }
 func coreDeepCall() string           { return C.GoString(C.gpufl_deep_call()) }
 func coreDeepEnd()                   { C.gpufl_deep_end() }
 func coreDeepGiveUp()                { C.gpufl_deep_give_up() }

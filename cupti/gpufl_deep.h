@@ -31,6 +31,7 @@ enum {
   GPUFL_GIVEN_UP = -26,    /* an operation never came back */
   GPUFL_RESTLESS = -27,    /* the application's calls came to no rest in time */
   GPUFL_FIXED = -29,       /* an earlier window chose other SASS metrics, and a process cannot choose twice */
+  GPUFL_TAKEN = -30,       /* another process of this GPU has been sampled: gpufl_deep_holder */
   GPUFL_DEVICE = -28,      /* the device is set up so that it cannot: gpufl_deep_obstacle */
 };
 
@@ -46,6 +47,9 @@ int gpufl_deep_contexts(void);
 /* gpufl_deep_obstacle names what in a device's setup ruled the last window out: "architecture", "sli",
  * "vGPU", "confidential computing", "mining processor", "WSL"; "" if nothing did. */
 const char *gpufl_deep_obstacle(void);
+
+/* gpufl_deep_holder is the process that was in the way when GPUFL_TAKEN was last the answer; 0 if it is of another namespace. */
+int32_t gpufl_deep_holder(void);
 
 /* gpufl_deep_restless says what was not at rest when that was the last answer: "" if nothing was, and *thread is 0 unless it was a call of
  * the application; else that call's thread, and *untold of how many calls the end was not told. */

@@ -6,6 +6,7 @@
  *   gate.c        keeps the application's calls out while CUPTI rearranges things
  *   threads.c     whose threads there are; waits for calls that were under way before anybody looked
  *   deep.c        the window: its rows, texts and counts, and who may do what
+ *   claims.c      of which context of which process PC samples are taken
  *   pcsampling.c  one engine
  *   sass.c        the other
  */
@@ -219,6 +220,21 @@ void gpufl_nap(int64_t ns);
 /* gpufl_enter_context makes a context the calling thread's, gpufl_leave_context undoes that if it did. */
 bool gpufl_enter_context(void *handle);
 void gpufl_leave_context(bool entered);
+
+/* ---- claims.c ---- */
+
+/* gpufl_claim takes a GPU for this process, to sample of it: GPUFL_TAKEN if another one has it, GPUFL_NO_MEMORY if that cannot be known.
+ * gpufl_claim_mark says that a context of it is sampled from now on, and answers whether it was not before, gpufl_claim_unmark that it has ended, and gpufl_claims_settle
+ * gives back what is not sampled any more, not at once as gpufl_claim_unmark is told before the end, and unless wanted what was claimed and is not
+ * sampled yet. gpufl_claims_settle and gpufl_claim_unmark are for any thread.
+ * gpufl_claim_other: another context of the GPU was sampled, and exists. */
+int gpufl_claim(int32_t device);
+bool gpufl_claim_mark(void *handle, int32_t device);
+void gpufl_claim_unmark(void *handle);
+void gpufl_claims_settle(bool wanted);
+bool gpufl_claim_other(void *handle, int32_t device);
+/* gpufl_claims_in_child is for a child that was forked, which has nothing to claim. */
+void gpufl_claims_in_child(void);
 
 /* ---- the engines ---- */
 

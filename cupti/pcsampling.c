@@ -7,7 +7,7 @@
 
 #include "gpufl_deep_internal.h"
 
-// PC sampling: for each device one context, since CUPTI samples no more of a device at a time.
+// PC sampling: for each device one context, since CUPTI samples no more of a device at a time, and never another one again (claims.c).
 
 enum {
   BATCH = 1024,       // places in the code that are asked for at once
@@ -323,10 +323,12 @@ static int arm(void *handle, int32_t device, sampled **out) {
 static int start(sampled *s) {
   bool entered = gpufl_enter_context(s->handle);
   gpufl_pc_context p = of(s);
+  bool first = gpufl_claim_mark(s->handle, s->device);
   int result = GPUFL_DEEP_CALL(pc_start, &p);
   gpufl_leave_context(entered);
   s->started = result == GPUFL_CUPTI_SUCCESS;
   s->refused = !s->started;
+  if (s->refused && first) gpufl_claim_unmark(s->handle);
   return result;
 }
 
@@ -409,12 +411,13 @@ static int arm_new(void) {
   int refusal = GPUFL_OK;
   for (int i = 0; i < n; i++) {
     if (gpufl_pc_samples(list[i].handle)) continue;
-    if (list[i].device < 0 || num_all == GPUFL_MAX_CONTEXTS || watched(list[i].handle, list[i].device)) {
+    if (list[i].device < 0 || num_all == GPUFL_MAX_CONTEXTS || watched(list[i].handle, list[i].device) || gpufl_claim_other(list[i].handle, list[i].device)) {
       skip(list[i].handle);
       continue;
     }
     sampled *s = NULL;
-    int result = arm(list[i].handle, list[i].device, &s);
+    int result = gpufl_claim(list[i].device);
+    if (result == GPUFL_OK) result = arm(list[i].handle, list[i].device, &s);
     if (s != NULL) {
       pthread_mutex_lock(&list_lock);
       all[num_all++] = s;
@@ -437,6 +440,7 @@ int gpufl_pc_open(void) {
   for (int i = 0; i < num_all; i++) {
     if (!all[i]->useless) return GPUFL_OK;
   }
+  if (num_all == 0) gpufl_claims_settle(false);
   return refusal != GPUFL_OK ? refusal : GPUFL_NO_CONTEXT;
 }
 
@@ -503,7 +507,10 @@ int gpufl_pc_close(void) {
     pthread_mutex_lock(&list_lock);
     sampled *s = num_all > 0 ? all[--num_all] : NULL;
     pthread_mutex_unlock(&list_lock);
-    if (s == NULL) return result;
+    if (s == NULL) {
+      gpufl_claims_settle(false);
+      return result;
+    }
     if (gone(s)) continue; // CUPTI may still have its buffers
     int answer = disarm(s);
     if (result == GPUFL_OK) result = answer;

@@ -429,6 +429,12 @@ func (c *Collector) deepStatus(e Engine, rc int) Status {
 		s.Reason, s.Detail = ReasonRestless, "launches or module loads of the program came to no rest in time"+restless(coreDeepRestless())+": try again, or allow more time"
 	case rcFixed:
 		s.Reason, s.Detail = ReasonBadRequest, "an earlier window of this process counted other SASS metrics, and CUPTI can be told only once: ask for the same, or start the process anew"
+	case rcTaken:
+		who := "another process"
+		if pid := coreDeepHolder(); pid != 0 {
+			who = fmt.Sprintf("process %d", pid)
+		}
+		s.Reason, s.Detail = ReasonTaken, who+" was sampled on this GPU, and as long as it lives samples of its kernels would come among ours: ask for SASS metrics, or end it"
 	case rcDevice:
 		s.Reason, s.Detail = ReasonNotSupported, "the GPU cannot do "+what+" as it is set up"
 		if obstacle := coreDeepObstacle(); obstacle != "" {

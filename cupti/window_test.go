@@ -10,13 +10,16 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -47,7 +50,7 @@ func openDeep(t *testing.T, cfg Config) (*cuptitest.Fake, *Collector, cuptitest.
 		if n := fake.Control("armed", 0); n != 0 {
 			t.Errorf("%d things are left armed", n)
 		}
-		for _, what := range []string{"pc_raced", "sass_raced", "sass_flushed"} {
+		for _, what := range []string{"pc_raced", "sass_raced", "sass_flushed", "mixed"} {
 			if n := fake.Control(what, 0); n != 0 {
 				t.Errorf("%s %d", what, n)
 			}
@@ -672,6 +675,165 @@ func TestLongNamesAreBounded(t *testing.T) {
 	if !slices.Contains(r.Functions, long) || !slices.Contains(r.Functions, "bad \uFFFD bytes") {
 		t.Errorf("functions %.80q", r.Functions)
 	}
+}
+
+// What was sampled once is in the samples of every later window of its device, so no other context there may have one while it exists.
+func TestOneContextOfADeviceIsSampledInAllWindows(t *testing.T) {
+	t.Setenv("FAKE_CUDA_DEVICES", "2")
+	fake, c, _ := openDeep(t, Config{})
+	other := fake.NewContext(0)
+	first, second := fake.NewContext(1), fake.NewContext(1)
+	defer fake.DestroyContext(second)
+	want := func(contexts, skipped uint64) {
+		t.Helper()
+		if r := closeWindow(t, openWindow(t, c, DeepConfig{})); r.Totals.Contexts != contexts || r.Totals.SkippedContexts != skipped {
+			t.Errorf("totals %+v, want %d contexts, and %d skipped", r.Totals, contexts, skipped)
+		}
+		if n := fake.Control("mixed", 0); n != 0 {
+			t.Errorf("%d times a context was sampled where another one had been", n)
+		}
+	}
+	want(2, 2)
+	fake.DestroyContext(other) // which has the order change
+	want(2, 1)
+	want(2, 1)
+	fake.DestroyContext(first)
+	want(2, 0)
+}
+
+// claimedDevice is for the test of claims: tests before it may have left others with this process, whose contexts ended when nobody listened.
+const claimedDevice = 6
+
+func claimedName(c *Collector) string {
+	return "@gpuflight/pc/" + strings.ReplaceAll(strings.TrimPrefix(c.Devices()[claimedDevice].UUID, "GPU-"), "-", "")
+}
+
+// claimed listens as another process that samples does, unless one does.
+func claimed(t *testing.T, c *Collector) (net.Listener, error) {
+	t.Helper()
+	return new(net.ListenConfig).Listen(t.Context(), "unix", claimedName(c))
+}
+
+func TestOneProcessOfAGPUIsSampled(t *testing.T) {
+	t.Setenv("FAKE_CUDA_DEVICES", strconv.Itoa(claimedDevice+1))
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	fake, c := open(t, Config{Deep: true})
+	ctx := fake.NewContext(claimedDevice)
+	defer fake.DestroyContext(ctx)
+	other, err := claimed(t, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := refusal(t, c, DeepConfig{})
+	if s.Reason != ReasonTaken || !strings.HasPrefix(s.Detail, fmt.Sprintf("process %d was sampled on this GPU, ", os.Getpid())) {
+		t.Errorf("refused with %+v", s)
+	}
+	if n := fake.Control("armed", 0); n != 0 {
+		t.Errorf("%d things are armed", n)
+	}
+	if r := closeWindow(t, openWindow(t, c, DeepConfig{Engine: EngineSASS})); r.Totals.Contexts != 1 {
+		t.Errorf("SASS metrics: totals %+v", r.Totals)
+	}
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// A window that CUPTI refuses leaves the GPU to others.
+	fake.Set(t, "no_reasons", 1)
+	refusal(t, c, DeepConfig{})
+	fake.Control("no_reasons", 0)
+	if other, err = claimed(t, c); err != nil {
+		t.Fatal(err)
+	}
+	_ = other.Close()
+
+	sample := func() {
+		t.Helper()
+		w := openWindow(t, c, DeepConfig{})
+		fake.LaunchKernel(cuptitest.Kernel{Name: windowKernel, Device: claimedDevice, Block: [3]uint32{32, 1, 1}})
+		if r := closeWindow(t, w); sum(r) != samplesOfLaunch {
+			t.Errorf("%d samples", sum(r))
+		}
+		if other, err := claimed(t, c); !errors.Is(err, syscall.EADDRINUSE) {
+			t.Errorf("after a window the GPU is not this process's: %v", err)
+			_ = other.Close()
+		}
+	}
+	sample()
+	// However many have asked since, who it is can be told again after the next window.
+	dial := func() error {
+		conn, err := new(net.Dialer).DialContext(t.Context(), "unix", claimedName(c))
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err
+	}
+	asked := 0
+	for asked < 1000 && dial() == nil {
+		asked++
+	}
+	if asked == 0 || asked == 1000 {
+		t.Errorf("%d could ask", asked)
+	}
+	sample()
+	if err := dial(); err != nil {
+		t.Error(err)
+	}
+	// A program that closes what it does not know: ours is opened again, and what has its number now is left alone.
+	fd := claimFD(t, c)
+	file, err := os.Create(t.TempDir() + "/file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := syscall.Dup3(int(file.Fd()), fd, 0); err != nil {
+		t.Fatal(err)
+	}
+	sample()
+	var now, before syscall.Stat_t
+	if err := errors.Join(syscall.Fstat(fd, &now), syscall.Fstat(int(file.Fd()), &before)); err != nil || now.Ino != before.Ino {
+		t.Errorf("%v, inode %d, want %d", err, now.Ino, before.Ino)
+	}
+	_ = syscall.Close(fd)
+	// As its context ends the GPU is for others.
+	fake.DestroyContext(ctx)
+	if err := errors.Join(c.Start(), c.Flush()); err != nil {
+		t.Fatal(err)
+	}
+	if other, err = claimed(t, c); err != nil {
+		t.Fatal(err)
+	}
+	_ = other.Close()
+}
+
+// claimFD is the descriptor that this process listens with.
+func claimFD(t *testing.T, c *Collector) int {
+	t.Helper()
+	sockets, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(sockets)) {
+		f := strings.Fields(line)
+		if len(f) < 8 || f[7] != claimedName(c) {
+			continue
+		}
+		for _, fd := range fds {
+			if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && to == "socket:["+f[6]+"]" {
+				n, err := strconv.Atoi(fd.Name())
+				if err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+		}
+	}
+	t.Fatal("nobody listens")
+	return -1
 }
 
 func TestContextsComeAndGoInAWindow(t *testing.T) {

@@ -336,6 +336,7 @@ var statuses = map[cupti.Reason]deep.Status{
 	cupti.ReasonDisabled:      deep.StatusUnsupported,
 	cupti.ReasonOtherProfiler: deep.StatusAnotherProfiler,
 	cupti.ReasonBusy:          deep.StatusAnotherProfiler,
+	cupti.ReasonTaken:         deep.StatusAnotherProfiler,
 	cupti.ReasonPermission:    deep.StatusNoPermission,
 	cupti.ReasonNoContext:     deep.StatusNoContext,
 	cupti.ReasonCapture:       deep.StatusCapturing,

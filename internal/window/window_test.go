@@ -454,6 +454,7 @@ func TestReasonsBecomeStatuses(t *testing.T) {
 		cupti.ReasonNoContext:     deep.StatusNoContext,
 		cupti.ReasonCapture:       deep.StatusCapturing,
 		cupti.ReasonOtherProfiler: deep.StatusAnotherProfiler,
+		cupti.ReasonTaken:         deep.StatusAnotherProfiler,
 		cupti.ReasonPermission:    deep.StatusNoPermission,
 		cupti.ReasonStuck:         deep.StatusBroken,
 		cupti.ReasonExit:          deep.StatusAtExit,

@@ -173,6 +173,32 @@ func TestWindowWhereAnotherProfilerCameFirst(t *testing.T) {
 	assert.Contains(t, p.stderr.String(), "recorded nothing: another profiler holds CUPTI")
 }
 
+// Two programs on one GPU: the second is told which process has been sampled, until that ends. Windows of sass are for both.
+func TestWindowsOfTwoProcessesOnOneGPU(t *testing.T) {
+	one, _ := windowBench(t, append([]string{"FAKE_CUDA_BOARD=" + strconv.Itoa(os.Getpid()<<1)}, anyWindow...)...)
+	two, _ := windowBench(t, append([]string{"FAKE_CUDA_BOARD=" + strconv.Itoa(os.Getpid()<<1)}, anyWindow...)...)
+	first, second := one.tell(), two.tell()
+	wants := func(p *told, engine string, code int, status deep.Status) string {
+		t.Helper()
+		got, text, window := p.ask(engine)
+		assert.Equal(t, code, got, text)
+		assert.Equal(t, status, window.Outcome.Status)
+		assert.Equal(t, "armed 0", p.do("look"))
+		return text
+	}
+	wants(first, "sass", 0, deep.StatusCollected)
+	wants(second, "sass", 0, deep.StatusCollected)
+	wants(first, "pc", 0, deep.StatusCollected)
+	text := wants(second, "pc", 3, deep.StatusAnotherProfiler)
+	assert.Contains(t, text, fmt.Sprintf("did not open: process %d was sampled on this GPU, and as long as it lives samples of its kernels would come among ours: ask for SASS metrics, or end it\n", first.pid))
+	wants(second, "sass", 0, deep.StatusCollected)
+	assert.Contains(t, wants(second, "both", 0, deep.StatusCollected), fmt.Sprintf("not with pc: process %d was sampled on this GPU", first.pid))
+	wants(first, "pc", 0, deep.StatusCollected)
+	first.end()
+	wants(second, "pc", 0, deep.StatusCollected)
+	second.end()
+}
+
 // Who asks for a window of a program that ends meanwhile gets what there was, at the end.
 func TestWindowAskedForAsTheProgramEnds(t *testing.T) {
 	b, line := windowBench(t, append([]string{"GPUFL_SHUTDOWN_TIMEOUT=30s"}, anyWindow...)...)

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "fake.h"
 
@@ -122,8 +123,11 @@ FAKE_API int cuDeviceGetAttribute(int *value, int attribute, int device) {
   }
 }
 
+// Each process has GPUs of its own, unless FAKE_CUDA_BOARD says which.
 static int uuid(uint8_t out[16], int device) {
+  unsigned board = (unsigned)setting("FAKE_CUDA_BOARD", (int)getpid());
   for (int i = 0; i < 16; i++) out[i] = (uint8_t)(0x10 + i);
+  for (int i = 0; i < 4; i++) out[11 + i] = (uint8_t)(board >> (24 - 8 * i));
   out[15] = (uint8_t)device;
   return SUCCESS;
 }

@@ -80,6 +80,7 @@ typedef struct {
   int device;
   bool alive;
   bool enabled, start_stop, started, serialized;
+  bool sampled; /* once, and so whenever somebody samples on its device */
   uint64_t selected; /* reasons, as bits */
   pc_data *rest;
   place *pc;
@@ -98,7 +99,7 @@ static struct {
   int chosen[DEEP_CONTEXTS][KNOWN];
   int64_t refuse_pc, refuse_profiler, refuse_sass, pc_full, pc_drop, pc_non_user, copies, layout, unsupported, no_reasons, broken;
   int watching; /* contexts that samples are taken of, or that count */
-  int64_t pc_raced, sass_raced, sass_flushed, sass_with_activity, names_given, start_ms;
+  int64_t mixed, pc_raced, sass_raced, sass_flushed, sass_with_activity, names_given, start_ms;
   char replay[4096];
 } deep;
 
@@ -479,7 +480,8 @@ FAKE_API int cuptiPCSamplingStart(void *params) {
     if (!c->enabled || !c->start_stop || c->started || c->rest == NULL) {
       result = INVALID_OPERATION;
     } else {
-      c->started = true;
+      for (int i = 0; i < DEEP_CONTEXTS; i++) deep.mixed += deep.all[i].sampled && deep.all[i].device == c->device && &deep.all[i] != c;
+      c->started = c->sampled = true;
       recount();
       if (deep.replay[0] != 0) replay(c, true);
     }
@@ -784,7 +786,7 @@ static int64_t deep_control(const char *what, int64_t value) {
       {"sass_raced", &deep.sass_raced},   {"sass_with_activity", &deep.sass_with_activity},
       {"no_reasons", &deep.no_reasons},   {"broken", &deep.broken},
       {"names_given", &deep.names_given}, {"start_ms", &deep.start_ms},
-      {"sass_flushed", &deep.sass_flushed}};
+      {"sass_flushed", &deep.sass_flushed}, {"mixed", &deep.mixed}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     if (strcmp(what, all[i].name) != 0) continue;
     int64_t old = *all[i].at;

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && cgo
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "gpufl_deep_internal.h"
+
+// Once a context has been sampled, whoever samples on that GPU gets its samples too, until it ends: also another process, which finds
+// them among its own functions, or crashes as it looks for them. Nothing that CUPTI has takes that back, cuptiFinalize included (CUPTI 13.0,
+// driver 580, test/gpu/deep/foreign.py). So of a GPU one context is sampled, of one process, for as long as it lives.
+//
+// A process that samples listens at a name of the GPU's, in the abstract namespace of sockets: it is gone with the process,
+// and the kernel tells whose it is. Processes in other network namespaces have other names.
+
+enum { MAX_CLAIMS = 64, BACKLOG = 64 };
+
+typedef struct {
+  int32_t device;
+  int fd;
+  bool wanted; // a window is about to sample
+  bool kept;   // marks had no room: until the process ends
+  struct sockaddr_un name;
+  socklen_t length;
+} claim;
+
+// marks are the contexts that have been sampled.
+static struct {
+  void *handle;
+  int32_t device;
+} marks[GPUFL_MAX_CONTEXTS];
+static int num_marks;
+static claim claims[MAX_CLAIMS];
+static int num_claims;
+static pthread_mutex_t claims_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic int32_t holder;
+
+static bool name_of_gpu(int32_t device, struct sockaddr_un *name, socklen_t *length) {
+  int handle = 0;
+  uint8_t uuid[16];
+  if (!gpufl_driver_ready() || gpufl_driver.device_get(&handle, device) != 0) return false;
+  // An instance of MIG is a GPU of its own.
+  if (!(gpufl_driver.device_uuid_v2 != NULL && gpufl_driver.device_uuid_v2(uuid, handle) == 0) &&
+      !(gpufl_driver.device_uuid != NULL && gpufl_driver.device_uuid(uuid, handle) == 0)) {
+    return false;
+  }
+  memset(name, 0, sizeof *name);
+  name->sun_family = AF_UNIX;
+  char *at = name->sun_path + 1; // after a zero: abstract
+  int n = snprintf(at, sizeof name->sun_path - 1, "gpuflight/pc/");
+  for (size_t i = 0; i < sizeof uuid; i++) n += snprintf(at + n, sizeof name->sun_path - 1 - (size_t)n, "%02x", uuid[i]);
+  *length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+  return true;
+}
+
+// listens says whether a claim's descriptor is still what it was: a program may close what it does not know.
+static bool listens(const claim *c) {
+  struct sockaddr_un name;
+  socklen_t length = sizeof name;
+  return getsockname(c->fd, (struct sockaddr *)&name, &length) == 0 && length == c->length && memcmp(&name, &c->name, length) == 0;
+}
+
+// process_of is who listens at a name; 0 if that cannot be known.
+static int32_t process_of(const struct sockaddr_un *name, socklen_t length) {
+  int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return 0;
+  struct ucred peer = {0};
+  socklen_t size = sizeof peer;
+  bool known = connect(fd, (const struct sockaddr *)name, length) == 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
+  close(fd);
+  return known ? (int32_t)peer.pid : 0;
+}
+
+// turn_away forgets who has asked, to have room for others.
+static void turn_away(const claim *c) {
+  for (int i = 0, fd; i <= BACKLOG && (fd = accept4(c->fd, NULL, NULL, SOCK_CLOEXEC)) >= 0; i++) close(fd);
+}
+
+static int take_name(claim *c) {
+  c->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (c->fd < 0) return GPUFL_NO_MEMORY;
+  if (bind(c->fd, (const struct sockaddr *)&c->name, c->length) == 0 && listen(c->fd, BACKLOG) == 0) return GPUFL_OK;
+  int why = errno;
+  close(c->fd);
+  if (why != EADDRINUSE) return GPUFL_NO_MEMORY;
+  atomic_store(&holder, process_of(&c->name, c->length));
+  return GPUFL_TAKEN;
+}
+
+int gpufl_claim(int32_t device) {
+  int result = GPUFL_OK;
+  pthread_mutex_lock(&claims_lock);
+  claim *c = NULL;
+  for (int i = 0; i < num_claims && c == NULL; i++) {
+    if (claims[i].device == device) c = &claims[i];
+  }
+  if (c != NULL && listens(c)) {
+    turn_away(c);
+    c->wanted = true;
+  } else if (c != NULL) {
+    result = take_name(c); // of a descriptor that the program has closed
+    if (result != GPUFL_OK) *c = claims[--num_claims];
+  } else if (num_claims < MAX_CLAIMS) {
+    c = &claims[num_claims];
+    *c = (claim){.device = device, .wanted = true};
+    // A GPU without a UUID cannot be told from others.
+    if (name_of_gpu(device, &c->name, &c->length) && (result = take_name(c)) == GPUFL_OK) num_claims++;
+  }
+  pthread_mutex_unlock(&claims_lock);
+  return result;
+}
+
+bool gpufl_claim_mark(void *handle, int32_t device) {
+  pthread_mutex_lock(&claims_lock);
+  bool known = false;
+  for (int i = 0; i < num_marks && !known; i++) known = marks[i].handle == handle;
+  if (!known && num_marks < GPUFL_MAX_CONTEXTS) {
+    marks[num_marks].handle = handle;
+    marks[num_marks++].device = device;
+  } else if (!known) {
+    for (int i = 0; i < num_claims; i++) claims[i].kept = claims[i].kept || claims[i].device == device;
+  }
+  pthread_mutex_unlock(&claims_lock);
+  return !known;
+}
+
+void gpufl_claim_unmark(void *handle) {
+  pthread_mutex_lock(&claims_lock);
+  for (int i = 0; i < num_marks; i++) {
+    if (marks[i].handle == handle) marks[i--] = marks[--num_marks];
+  }
+  pthread_mutex_unlock(&claims_lock);
+}
+
+bool gpufl_claim_other(void *handle, int32_t device) {
+  void *others[GPUFL_MAX_CONTEXTS];
+  int n = 0;
+  pthread_mutex_lock(&claims_lock);
+  for (int i = 0; i < num_marks; i++) {
+    if (marks[i].device == device && marks[i].handle != handle) others[n++] = marks[i].handle;
+  }
+  pthread_mutex_unlock(&claims_lock);
+  for (int i = 0; i < n; i++) {
+    if (gpufl_context_exists(others[i])) return true;
+  }
+  return false;
+}
+
+void gpufl_claims_settle(bool wanted) {
+  pthread_mutex_lock(&claims_lock);
+  for (int i = 0; i < num_claims; i++) {
+    claims[i].wanted = claims[i].wanted && wanted;
+    bool needed = claims[i].kept || claims[i].wanted;
+    for (int k = 0; k < num_marks && !needed; k++) needed = marks[k].device == claims[i].device;
+    if (needed) continue;
+    if (listens(&claims[i])) close(claims[i].fd);
+    claims[i--] = claims[--num_claims];
+  }
+  pthread_mutex_unlock(&claims_lock);
+}
+
+int32_t gpufl_deep_holder(void) { return atomic_load(&holder); }
+
+void gpufl_claims_in_child(void) {
+  // Another thread may have had the lock, which is why it is not taken. What it was adding is closed with the child.
+  for (int i = 0; i < num_claims && i < MAX_CLAIMS; i++) {
+    if (listens(&claims[i])) close(claims[i].fd);
+  }
+}
