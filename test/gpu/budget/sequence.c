@@ -12,7 +12,7 @@
 //	P Y   one buffer for all threads, zeroed         K k   records of kernels, e d those of the context
 //	X x   of kernels, one at a time                  M m   of copies, sets, graphs, overhead
 //	T t   callbacks of launches                      F     flush
-//	G g   PC sampling, which another process may have A a  SASS metrics, as windows do it
+//	G g   PC sampling, unless another process has it A a   SASS metrics, as windows do it
 //	q r   ends sampling before g; takes samples      W     50 ms
 //	u     arms sampling and disarms it, no start     j     as g, but does not stop before
 //	O o   from here on one kernel at a time, or not  i     from here on without start and stop
@@ -87,7 +87,7 @@ static void clear(gpufl_pc_data *data, gpufl_pc_record *records, gpufl_pc_stall 
 
 static gpufl_pc_context sampled_context(void) { return (gpufl_pc_context){.size = GPUFL_SIZE_TO(gpufl_pc_context, ctx), .ctx = here()}; }
 
-// begin_samples is how a window begins; where it is refused, mostly since another process has the counters, no trace of it stays.
+// arm_samples is how a window begins; where it is refused, mostly since another process has the counters, it is disarmed.
 static int arm_samples(bool start) {
   gpufl_pc_context c = sampled_context();
   int result = pc_enable(&c);
@@ -144,7 +144,10 @@ static int stop_samples(void) {
 }
 
 static int end_samples(void) {
-  if (!sampling) return 0;
+  if (!sampling) {
+    stopped = false;
+    return 0;
+  }
   gpufl_pc_context c = sampled_context();
   int result = stop_samples(), asked = ask_samples(), answer = pc_disable(&c);
   sampling = stopped = false;
