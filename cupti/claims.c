@@ -101,16 +101,16 @@ int gpufl_claim(int32_t device) {
   }
   if (c != NULL && listens(c)) {
     turn_away(c);
-    c->wanted = true;
   } else if (c != NULL) {
     result = take_name(c); // of a descriptor that the program has closed
     if (result != GPUFL_OK) *c = claims[--num_claims];
   } else if (num_claims < MAX_CLAIMS) {
     c = &claims[num_claims];
-    *c = (claim){.device = device, .wanted = true};
+    *c = (claim){.device = device};
     // A GPU without a UUID cannot be told from others.
     if (name_of_gpu(device, &c->name, &c->length) && (result = take_name(c)) == GPUFL_OK) num_claims++;
   }
+  if (c != NULL && result == GPUFL_OK) c->wanted = true;
   pthread_mutex_unlock(&claims_lock);
   return result;
 }
@@ -138,17 +138,12 @@ void gpufl_claim_unmark(void *handle) {
 }
 
 bool gpufl_claim_other(void *handle, int32_t device) {
-  void *others[GPUFL_MAX_CONTEXTS];
-  int n = 0;
+  bool found = false;
   pthread_mutex_lock(&claims_lock);
-  for (int i = 0; i < num_marks; i++) {
-    if (marks[i].device == device && marks[i].handle != handle) others[n++] = marks[i].handle;
-  }
+  for (int i = 0; i < num_marks && !found; i++) found = marks[i].device == device && marks[i].handle != handle;
+  if (found) atomic_store(&holder, (int32_t)getpid());
   pthread_mutex_unlock(&claims_lock);
-  for (int i = 0; i < n; i++) {
-    if (gpufl_context_exists(others[i])) return true;
-  }
-  return false;
+  return found;
 }
 
 void gpufl_claims_settle(bool wanted) {

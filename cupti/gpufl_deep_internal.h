@@ -224,10 +224,10 @@ void gpufl_leave_context(bool entered);
 /* ---- claims.c ---- */
 
 /* gpufl_claim takes a GPU for this process, to sample of it: GPUFL_TAKEN if another one has it, GPUFL_NO_MEMORY if that cannot be known.
- * gpufl_claim_mark says that a context of it is sampled from now on, and answers whether it was not before, gpufl_claim_unmark that it has ended, and gpufl_claims_settle
+ * gpufl_claim_mark says that a context of it is sampled from now on, and answers whether it was not before, gpufl_claim_unmark that it ends or begins, and gpufl_claims_settle
  * gives back what is not sampled any more, not at once as gpufl_claim_unmark is told before the end, and unless wanted what was claimed and is not
  * sampled yet. gpufl_claims_settle and gpufl_claim_unmark are for any thread.
- * gpufl_claim_other: another context of the GPU was sampled, and exists. */
+ * gpufl_claim_other: another context of the GPU was sampled in this process, and its end was not told, nor that its handle is a new one's. */
 int gpufl_claim(int32_t device);
 bool gpufl_claim_mark(void *handle, int32_t device);
 void gpufl_claim_unmark(void *handle);

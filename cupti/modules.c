@@ -227,6 +227,7 @@ static struct {
 
 static void context_created(void *handle) {
   if (handle == NULL) return;
+  gpufl_claim_unmark(handle); // of one whose end was not told
   pthread_mutex_lock(&contexts.lock);
   int i = 0;
   while (i < contexts.n && contexts.all[i].handle != handle) i++;

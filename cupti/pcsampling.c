@@ -361,8 +361,10 @@ static int disarm(sampled *s) {
   int result = GPUFL_DEEP_CALL(pc_disable, &p);
   gpufl_leave_context(entered);
   if (result != GPUFL_CUPTI_SUCCESS) {
-    // CUPTI still knows the buffers: they are given up with the context.
+    // CUPTI still knows the buffers, if it was ever told of them: they are given up with the context. What was refused since something
+    // else has the counters has none, and is answered with CUPTI_ERROR_UNKNOWN (CUPTI 13.0).
     gpufl_window_count(&gpufl_window_counts.lost_contexts, 1);
+    if (s->rest.records == NULL) discard(s);
     return result;
   }
   if (!s->useless) take(s, &s->rest);
@@ -409,9 +411,12 @@ static int arm_new(void) {
   uint64_t more = 0;
   int n = gpufl_contexts(list, &more);
   int refusal = GPUFL_OK;
+  bool other = false;
   for (int i = 0; i < n; i++) {
     if (gpufl_pc_samples(list[i].handle)) continue;
-    if (list[i].device < 0 || num_all == GPUFL_MAX_CONTEXTS || watched(list[i].handle, list[i].device) || gpufl_claim_other(list[i].handle, list[i].device)) {
+    bool room = list[i].device >= 0 && num_all < GPUFL_MAX_CONTEXTS && !watched(list[i].handle, list[i].device);
+    if (!room || gpufl_claim_other(list[i].handle, list[i].device)) {
+      other = other || room;
       skip(list[i].handle);
       continue;
     }
@@ -430,7 +435,7 @@ static int arm_new(void) {
     }
     gpufl_window_count(&gpufl_window_counts.contexts, 1);
   }
-  return refusal;
+  return refusal == GPUFL_OK && other ? GPUFL_TAKEN : refusal;
 }
 
 int gpufl_pc_open(void) {

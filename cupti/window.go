@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -382,6 +383,18 @@ func (c *Collector) withLibrary(s Status) Status {
 	return s
 }
 
+// taken says whose samples would come among ours; 0 is nobody who is known.
+func taken(pid int) string {
+	who := fmt.Sprintf("process %d was", pid)
+	switch pid {
+	case 0:
+		who = "another process was"
+	case os.Getpid():
+		return "another context of this process was sampled on this GPU, and its end was not told, so samples of its kernels might come among ours: ask for SASS metrics, or start the process anew"
+	}
+	return who + " sampled on this GPU, and as long as it lives samples of its kernels would come among ours: ask for SASS metrics, or end it"
+}
+
 // restless says in parentheses what was not at rest.
 func restless(why string, thread int32, untold uint64) string {
 	if why == "" {
@@ -430,11 +443,7 @@ func (c *Collector) deepStatus(e Engine, rc int) Status {
 	case rcFixed:
 		s.Reason, s.Detail = ReasonBadRequest, "an earlier window of this process counted other SASS metrics, and CUPTI can be told only once: ask for the same, or start the process anew"
 	case rcTaken:
-		who := "another process"
-		if pid := coreDeepHolder(); pid != 0 {
-			who = fmt.Sprintf("process %d", pid)
-		}
-		s.Reason, s.Detail = ReasonTaken, who+" was sampled on this GPU, and as long as it lives samples of its kernels would come among ours: ask for SASS metrics, or end it"
+		s.Reason, s.Detail = ReasonTaken, taken(coreDeepHolder())
 	case rcDevice:
 		s.Reason, s.Detail = ReasonNotSupported, "the GPU cannot do "+what+" as it is set up"
 		if obstacle := coreDeepObstacle(); obstacle != "" {

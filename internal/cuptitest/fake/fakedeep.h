@@ -194,9 +194,13 @@ static void on_context(int destroyed, void *context, int device) {
     tell_resource(1, context, NULL, NULL);
     return;
   }
-  tell_resource(2, context, NULL, NULL);
   pthread_mutex_lock(&lock);
   deep_context *c = find(context);
+  if (c != NULL) c->sampled = false; /* nothing of it runs any more */
+  pthread_mutex_unlock(&lock);
+  tell_resource(2, context, NULL, NULL);
+  pthread_mutex_lock(&lock);
+  c = find(context);
   if (c != NULL) {
     free(c->pc);
     free(c->counts);
