@@ -2,10 +2,13 @@
 
 //go:build linux && cgo
 
+#include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -15,18 +18,29 @@
 // them among its own functions, or crashes as it looks for them. Nothing that CUPTI has takes that back, cuptiFinalize included (CUPTI 13.0,
 // driver 580, test/gpu/deep/foreign.py). So of a GPU one context is sampled, of one process, for as long as it lives.
 //
-// A process that samples listens at a name of the GPU's, in the abstract namespace of sockets: it is gone with the process,
-// and the kernel tells whose it is. Processes in other network namespaces have other names.
+// A process that samples shows it in two ways, of which each reaches where the other does not, and which both end with the process:
+//
+// It listens at a name of the GPU's, in the abstract namespace of sockets, and the kernel tells whose that is. Processes in other network
+// namespaces have other names.
+//
+// It locks a byte of the GPU's in the driver's library, which containers get mounted from the host: it is the same file in all of them.
+// They may only read it, so it is a lock for readers, and these do not keep each other away: whoever has locked
+// looks who else has, and if there is one lets go. Of two at the same time neither has the GPU then, and both can ask again. Processes
+// with a library of their own, such as that of a package for forward compatibility, have another file.
 
 enum { MAX_CLAIMS = 64, BACKLOG = 64 };
 
 typedef struct {
   int32_t device;
-  int fd;
+  int fd;      // of the socket
+  int lock;    // of the library; -1: there are no locks
+  dev_t on;    // of that file
+  ino_t file;
   bool wanted; // a window is about to sample
   bool kept;   // marks had no room: until the process ends
   struct sockaddr_un name;
   socklen_t length;
+  off_t at;    // the byte
 } claim;
 
 // marks are the contexts that have been sampled.
@@ -40,29 +54,43 @@ static int num_claims;
 static pthread_mutex_t claims_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int32_t holder;
 
-static bool name_of_gpu(int32_t device, struct sockaddr_un *name, socklen_t *length) {
+static bool name_gpu(claim *c) {
   int handle = 0;
   uint8_t uuid[16];
-  if (!gpufl_driver_ready() || gpufl_driver.device_get(&handle, device) != 0) return false;
+  if (!gpufl_driver_ready() || gpufl_driver.device_get(&handle, c->device) != 0) return false;
   // An instance of MIG is a GPU of its own.
   if (!(gpufl_driver.device_uuid_v2 != NULL && gpufl_driver.device_uuid_v2(uuid, handle) == 0) &&
       !(gpufl_driver.device_uuid != NULL && gpufl_driver.device_uuid(uuid, handle) == 0)) {
     return false;
   }
-  memset(name, 0, sizeof *name);
-  name->sun_family = AF_UNIX;
-  char *at = name->sun_path + 1; // after a zero: abstract
-  int n = snprintf(at, sizeof name->sun_path - 1, "gpuflight/pc/");
-  for (size_t i = 0; i < sizeof uuid; i++) n += snprintf(at + n, sizeof name->sun_path - 1 - (size_t)n, "%02x", uuid[i]);
-  *length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+  memset(&c->name, 0, sizeof c->name);
+  c->name.sun_family = AF_UNIX;
+  char *at = c->name.sun_path + 1; // after a zero: abstract
+  int n = snprintf(at, sizeof c->name.sun_path - 1, "gpuflight/pc/");
+  for (size_t i = 0; i < sizeof uuid; i++) n += snprintf(at + n, sizeof c->name.sun_path - 1 - (size_t)n, "%02x", uuid[i]);
+  c->length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+  uint64_t hash = 14695981039346656037u; // FNV-1a
+  for (int i = 0; i < n; i++) hash = (hash ^ (unsigned char)at[i]) * 1099511628211u;
+  c->at = (off_t)(hash >> 2); // no file is so long
   return true;
 }
 
-// listens says whether a claim's descriptor is still what it was: a program may close what it does not know.
+// listens and locked say whether a claim's descriptors are still what they were: a program may close what it does not know.
 static bool listens(const claim *c) {
   struct sockaddr_un name;
   socklen_t length = sizeof name;
   return getsockname(c->fd, (struct sockaddr *)&name, &length) == 0 && length == c->length && memcmp(&name, &c->name, length) == 0;
+}
+
+static bool locked(const claim *c) {
+  struct stat s;
+  return c->lock >= 0 && fstat(c->lock, &s) == 0 && s.st_dev == c->on && s.st_ino == c->file;
+}
+
+static void let_go(claim *c) {
+  if (listens(c)) close(c->fd);
+  if (locked(c)) close(c->lock);
+  c->fd = c->lock = -1;
 }
 
 // process_of is who listens at a name; 0 if that cannot be known.
@@ -87,9 +115,49 @@ static int take_name(claim *c) {
   if (bind(c->fd, (const struct sockaddr *)&c->name, c->length) == 0 && listen(c->fd, BACKLOG) == 0) return GPUFL_OK;
   int why = errno;
   close(c->fd);
+  c->fd = -1;
   if (why != EADDRINUSE) return GPUFL_NO_MEMORY;
   atomic_store(&holder, process_of(&c->name, c->length));
   return GPUFL_TAKEN;
+}
+
+// take_lock is GPUFL_OK as well where the library cannot be locked: it is not on every file system that it can.
+static int take_lock(claim *c) {
+  Dl_info library;
+  void *function;
+  memcpy(&function, &gpufl_driver.device_get, sizeof function);
+  if (dladdr(function, &library) == 0 || library.dli_fname == NULL) return GPUFL_OK;
+  // Not locks of the process: the C library opens and closes this file too, with which those would end.
+  struct flock ours = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = c->at, .l_len = 1}, theirs = ours;
+  theirs.l_type = F_WRLCK;
+  struct stat s;
+  c->lock = open(library.dli_fname, O_RDONLY | O_CLOEXEC);
+  if (c->lock < 0) return GPUFL_OK;
+  bool can = fstat(c->lock, &s) == 0 && fcntl(c->lock, F_OFD_SETLK, &ours) == 0 && fcntl(c->lock, F_OFD_GETLK, &theirs) == 0;
+  bool taken = can && theirs.l_type != F_UNLCK && theirs.l_start == c->at && theirs.l_len == 1;
+  if (can && !taken) {
+    c->on = s.st_dev;
+    c->file = s.st_ino;
+    return GPUFL_OK;
+  }
+  close(c->lock);
+  c->lock = -1;
+  if (!taken) return GPUFL_OK;
+  atomic_store(&holder, 0);
+  return GPUFL_TAKEN;
+}
+
+// take takes what a claim does not have yet, or any more, or nothing.
+static int take(claim *c) {
+  int result = GPUFL_OK;
+  if (listens(c)) {
+    turn_away(c);
+  } else {
+    result = take_name(c);
+  }
+  if (result == GPUFL_OK && !locked(c)) result = take_lock(c);
+  if (result != GPUFL_OK) let_go(c);
+  return result;
 }
 
 int gpufl_claim(int32_t device) {
@@ -99,18 +167,14 @@ int gpufl_claim(int32_t device) {
   for (int i = 0; i < num_claims && c == NULL; i++) {
     if (claims[i].device == device) c = &claims[i];
   }
-  if (c != NULL && listens(c)) {
-    turn_away(c);
-  } else if (c != NULL) {
-    result = take_name(c); // of a descriptor that the program has closed
-    if (result != GPUFL_OK) *c = claims[--num_claims];
-  } else if (num_claims < MAX_CLAIMS) {
+  if (c == NULL && num_claims < MAX_CLAIMS) {
     c = &claims[num_claims];
-    *c = (claim){.device = device};
-    // A GPU without a UUID cannot be told from others.
-    if (name_of_gpu(device, &c->name, &c->length) && (result = take_name(c)) == GPUFL_OK) num_claims++;
+    *c = (claim){.device = device, .fd = -1, .lock = -1};
+    if (name_gpu(c)) num_claims++; // one without a UUID cannot be told from others
+    else c = NULL;
   }
-  if (c != NULL && result == GPUFL_OK) c->wanted = true;
+  if (c != NULL && (result = take(c)) != GPUFL_OK) *c = claims[--num_claims];
+  else if (c != NULL) c->wanted = true;
   pthread_mutex_unlock(&claims_lock);
   return result;
 }
@@ -153,7 +217,7 @@ void gpufl_claims_settle(bool wanted) {
     bool needed = claims[i].kept || claims[i].wanted;
     for (int k = 0; k < num_marks && !needed; k++) needed = marks[k].device == claims[i].device;
     if (needed) continue;
-    if (listens(&claims[i])) close(claims[i].fd);
+    let_go(&claims[i]);
     claims[i--] = claims[--num_claims];
   }
   pthread_mutex_unlock(&claims_lock);
@@ -163,7 +227,5 @@ int32_t gpufl_deep_holder(void) { return atomic_load(&holder); }
 
 void gpufl_claims_in_child(void) {
   // Another thread may have had the lock, which is why it is not taken. What it was adding is closed with the child.
-  for (int i = 0; i < num_claims && i < MAX_CLAIMS; i++) {
-    if (listens(&claims[i])) close(claims[i].fd);
-  }
+  for (int i = 0; i < num_claims && i < MAX_CLAIMS; i++) let_go(&claims[i]);
 }

@@ -9,10 +9,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -22,6 +25,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuflight/gpuflight/internal/cuptitest"
 	"github.com/gpuflight/gpuflight/internal/testsink/process"
@@ -714,6 +719,38 @@ func claimed(t *testing.T, c *Collector) (net.Listener, error) {
 	return new(net.ListenConfig).Listen(t.Context(), "unix", claimedName(c))
 }
 
+// claimedByte is where the driver's library is locked.
+func claimedByte(c *Collector) int64 {
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(claimedName(c)[1:]))
+	return int64(hash.Sum64() >> 2) //nolint:gosec // It has a bit too few.
+}
+
+// lockedElsewhere locks it as a process does that samples in another network namespace. It answers nil where another does.
+func lockedElsewhere(t *testing.T, c *Collector) *os.File {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	library := regexp.MustCompile(`/.*/libcuda\.so.*`).Find(maps)
+	file, err := os.Open(string(library))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock := unix.Flock_t{Type: unix.F_RDLCK, Whence: io.SeekStart, Start: claimedByte(c), Len: 1}
+	err = unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &lock)
+	lock.Type = unix.F_WRLCK
+	if err = errors.Join(err, unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, &lock)); err != nil {
+		t.Fatal(err)
+	}
+	if lock.Type == unix.F_UNLCK {
+		return file
+	}
+	_ = file.Close()
+	return nil
+}
+
 func TestOneProcessOfAGPUIsSampled(t *testing.T) {
 	t.Setenv("FAKE_CUDA_DEVICES", strconv.Itoa(claimedDevice+1))
 	runtime.LockOSThread()
@@ -738,14 +775,34 @@ func TestOneProcessOfAGPUIsSampled(t *testing.T) {
 	if err := other.Close(); err != nil {
 		t.Fatal(err)
 	}
+	// One in another network namespace is not known by name.
+	file := lockedElsewhere(t, c)
+	if file == nil {
+		t.Fatal("a window that was refused has the GPU")
+	}
+	if s := refusal(t, c, DeepConfig{}); s.Reason != ReasonTaken || !strings.HasPrefix(s.Detail, "another process was sampled on this GPU, ") {
+		t.Errorf("refused with %+v", s)
+	}
+	_ = file.Close()
+	free := func() {
+		t.Helper()
+		other, err := claimed(t, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = other.Close()
+		file := lockedElsewhere(t, c)
+		if file == nil {
+			t.Fatal("the driver's library is locked")
+		}
+		_ = file.Close()
+	}
+	free()
 	// A window that CUPTI refuses leaves the GPU to others.
 	fake.Set(t, "no_reasons", 1)
 	refusal(t, c, DeepConfig{})
 	fake.Control("no_reasons", 0)
-	if other, err = claimed(t, c); err != nil {
-		t.Fatal(err)
-	}
-	_ = other.Close()
+	free()
 
 	sample := func() {
 		t.Helper()
@@ -757,6 +814,10 @@ func TestOneProcessOfAGPUIsSampled(t *testing.T) {
 		if other, err := claimed(t, c); !errors.Is(err, syscall.EADDRINUSE) {
 			t.Errorf("after a window the GPU is not this process's: %v", err)
 			_ = other.Close()
+		}
+		if file := lockedElsewhere(t, c); file != nil {
+			t.Error("after a window the GPU is not this process's in other network namespaces")
+			_ = file.Close()
 		}
 	}
 	sample()
@@ -780,60 +841,61 @@ func TestOneProcessOfAGPUIsSampled(t *testing.T) {
 		t.Error(err)
 	}
 	// A program that closes what it does not know: ours is opened again, and what has its number now is left alone.
-	fd := claimFD(t, c)
-	file, err := os.Create(t.TempDir() + "/file")
-	if err != nil {
-		t.Fatal(err)
+	for _, ours := range claimFDs(t, c) {
+		file, err := os.Create(t.TempDir() + "/file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		if err := syscall.Dup3(int(file.Fd()), ours, 0); err != nil {
+			t.Fatal(err)
+		}
+		sample()
+		var now, before syscall.Stat_t
+		if err := errors.Join(syscall.Fstat(ours, &now), syscall.Fstat(int(file.Fd()), &before)); err != nil || now.Ino != before.Ino {
+			t.Errorf("%v, inode %d, want %d", err, now.Ino, before.Ino)
+		}
+		_ = syscall.Close(ours)
 	}
-	defer file.Close()
-	if err := syscall.Dup3(int(file.Fd()), fd, 0); err != nil {
-		t.Fatal(err)
-	}
-	sample()
-	var now, before syscall.Stat_t
-	if err := errors.Join(syscall.Fstat(fd, &now), syscall.Fstat(int(file.Fd()), &before)); err != nil || now.Ino != before.Ino {
-		t.Errorf("%v, inode %d, want %d", err, now.Ino, before.Ino)
-	}
-	_ = syscall.Close(fd)
 	// As its context ends the GPU is for others.
 	fake.DestroyContext(ctx)
 	if err := errors.Join(c.Start(), c.Flush()); err != nil {
 		t.Fatal(err)
 	}
-	if other, err = claimed(t, c); err != nil {
-		t.Fatal(err)
-	}
-	_ = other.Close()
+	free()
 }
 
-// claimFD is the descriptor that this process listens with.
-func claimFD(t *testing.T, c *Collector) int {
+// claimFDs are the descriptors that this process listens and locks with.
+func claimFDs(t *testing.T, c *Collector) (ours []int) {
 	t.Helper()
 	sockets, err := os.ReadFile("/proc/net/unix")
 	if err != nil {
 		t.Fatal(err)
 	}
+	socket := regexp.MustCompile(` 00010000 0001 01 +(\d+) ` + claimedName(c) + `\n`).FindSubmatch(sockets)
+	if socket == nil {
+		t.Fatal("nobody listens")
+	}
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(string(sockets)) {
-		f := strings.Fields(line)
-		if len(f) < 8 || f[7] != claimedName(c) {
+	for _, fd := range fds {
+		to, _ := os.Readlink("/proc/self/fd/" + fd.Name())
+		locks, _ := os.ReadFile("/proc/self/fdinfo/" + fd.Name())
+		if to != "socket:["+string(socket[1])+"]" && !strings.Contains(string(locks), fmt.Sprintf(" %[1]d %[1]d\n", claimedByte(c))) {
 			continue
 		}
-		for _, fd := range fds {
-			if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && to == "socket:["+f[6]+"]" {
-				n, err := strconv.Atoi(fd.Name())
-				if err != nil {
-					t.Fatal(err)
-				}
-				return n
-			}
+		n, err := strconv.Atoi(fd.Name())
+		if err != nil {
+			t.Fatal(err)
 		}
+		ours = append(ours, n)
 	}
-	t.Fatal("nobody listens")
-	return -1
+	if len(ours) != 2 {
+		t.Fatalf("descriptors %v, want the one that listens and the one that locks", ours)
+	}
+	return ours
 }
 
 func TestContextsComeAndGoInAWindow(t *testing.T) {

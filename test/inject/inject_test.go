@@ -57,6 +57,7 @@ type bench struct {
 	environ       []string
 	flags, output []string
 	file          string
+	attributes    syscall.SysProcAttr // of what begin begins
 }
 
 func newBench(t *testing.T) *bench {

@@ -8,9 +8,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -196,6 +198,32 @@ func TestWindowsOfTwoProcessesOnOneGPU(t *testing.T) {
 	wants(first, "pc", 0, deep.StatusCollected)
 	first.end()
 	wants(second, "pc", 0, deep.StatusCollected)
+	second.end()
+}
+
+// Containers have network namespaces of their own, and the driver's library of the host.
+func TestWindowsOfTwoNamespacesOnOneGPU(t *testing.T) {
+	board := "FAKE_CUDA_BOARD=" + strconv.Itoa(os.Getpid()<<1|1)
+	one, _ := windowBench(t, append([]string{board}, anyWindow...)...)
+	two, _ := windowBench(t, append([]string{board}, anyWindow...)...)
+	two.attributes = syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}},
+	}
+	if err := (&exec.Cmd{Path: "/bin/true", SysProcAttr: &two.attributes}).Run(); err != nil {
+		t.Skip("no namespace can be made here:", err)
+	}
+	first, second := one.tell(), two.tell()
+	code, text, _ := first.ask("pc")
+	assert.Equal(t, 0, code, text)
+	code, text, window := second.ask("pc")
+	assert.Equal(t, 3, code, text)
+	assert.Equal(t, deep.StatusAnotherProfiler, window.Outcome.Status)
+	assert.Contains(t, text, "did not open: another process was sampled on this GPU, and as long as it lives samples")
+	first.end()
+	code, text, _ = second.ask("pc")
+	assert.Equal(t, 0, code, text)
 	second.end()
 }
 

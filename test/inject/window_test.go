@@ -455,7 +455,9 @@ func (b *bench) begin(mode string, stdin *os.File) *program {
 	b.t.Helper()
 	p := &program{Cmd: exec.Command(b.gpufl, b.traceArgs(mode)...), stderr: &bytes.Buffer{}} //nolint:gosec // Our own.
 	p.Env, p.Stderr = b.environ, p.stderr
-	p.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	attributes := b.attributes
+	attributes.Setpgid = true
+	p.SysProcAttr = &attributes
 	if stdin != nil {
 		p.Stdin = stdin
 	}
