@@ -152,7 +152,7 @@ const (
 	// the device; absent where the device began first.
 	CUDAQueueDuration = "cuda.queue.duration"
 	// CUDATiming (string; extension ✚): Present where the source says that the times are not
-	// measured.
+	// measured, or a deep window was open.
 	CUDATiming = "cuda.timing"
 	// CodeStacktrace (string; OpenTelemetry): Host call stack of the launch, one frame a line,
 	// outermost last.

@@ -73,7 +73,7 @@ var Attributes = []Attribute{
 	{"cuda.launch.start_time_unix_nano", Int, "ns", Extension, []string{"device"}, "When the host entered the call that asked for the work.", nil},
 	{"cuda.launch.end_time_unix_nano", Int, "ns", Extension, []string{"device"}, "When the host left that call.", nil},
 	{"cuda.queue.duration", Double, "s", Extension, []string{"device"}, "From the end of the host call to the start on the device; absent where the device began first.", nil},
-	{"cuda.timing", String, "", Extension, []string{"device"}, "Present where the source says that the times are not measured.", []string{"estimated"}},
+	{"cuda.timing", String, "", Extension, []string{"device", "scope"}, "Present where the source says that the times are not measured, or a deep window was open.", []string{"estimated"}},
 	{"code.stacktrace", String, "", OpenTelemetry, []string{"device"}, "Host call stack of the launch, one frame a line, outermost last.", nil},
 	{"code.file.path", String, "", OpenTelemetry, nil, "Source file.", nil},
 	{"code.line.number", Int, "", OpenTelemetry, nil, "Line in the source file, from 1.", nil},

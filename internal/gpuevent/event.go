@@ -208,6 +208,8 @@ type Scope struct {
 	Link Ref
 	// Unfinished says that the end was never recorded; EndNs is then the last moment seen.
 	Unfinished bool
+	// Estimated says that a deep window made it longer than it is.
+	Estimated bool
 }
 
 // SessionSpan is the span of a whole session, or of one window of it that holds work outside every

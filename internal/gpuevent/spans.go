@@ -277,6 +277,9 @@ func (b *Batch) Scope(s *Session, c *Scope) {
 	}
 	a.some(spanScopeOriginalStart, c.OriginalStartNs)
 	a.some(spanScopePart, c.Part)
+	if c.Estimated {
+		a.str(spanTiming, semconv.CUDATimingEstimated)
+	}
 	span := b.newSpan(b.output(s))
 	describe(span, &c.Ref, orElse(c.Name, nameScope), c.StartNs, c.EndNs)
 	a.write(span.Attributes())

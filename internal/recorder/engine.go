@@ -48,6 +48,8 @@ type engine struct {
 	figures *rule.Figures
 	busy    *rule.Busy
 	windows windows
+	// stretches is for all goroutines.
+	stretches stretches
 	// untraced is nil without a budget for the cost of recording.
 	untraced *untraced
 	// yields are of windows, and sent at the end of a round: when the kernels of their time are known.
@@ -364,7 +366,7 @@ func (e *engine) emit(b Records, c *candidate) {
 	span.Ref = gpuevent.Ref{Trace: parent.Trace, Span: e.key.Span(kind, e.number, 0), Parent: parent.Span}
 	span.ScopeName = c.scope.name
 	span.ScopeInferred = h.ScopeInferred
-	if len(e.windows.stretches) > 0 && c.op.onDevice() && e.windows.unusual(h.Start, h.End) {
+	if c.op.onDevice() && e.stretches.unusual(h.Start, h.End) {
 		span.Estimated = true
 	}
 	if c.op == opKernel {

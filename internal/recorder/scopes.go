@@ -304,7 +304,7 @@ func (s *scopes) span(c *scope, ref gpuevent.Ref, part gpuevent.Int, unfinished 
 	s.e.batch.Scope(s.e.session, &gpuevent.Scope{
 		Ref: ref, StartNs: c.start, EndNs: end, Name: c.name, Source: gpuevent.ScopeNVTX,
 		Instance: gpuevent.Some(int64(c.id)), Depth: gpuevent.Some(c.depth), Domain: c.domain,
-		Part: part, Link: c.first, Unfinished: unfinished,
+		Part: part, Link: c.first, Unfinished: unfinished, Estimated: s.e.stretches.distorts(c.start, end),
 	})
 	s.e.sendIfFull()
 }

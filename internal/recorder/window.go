@@ -16,17 +16,11 @@ import (
 )
 
 const (
-	// patched is how long after a window of SASS metrics kernels are not taken as usual: the first launch of
-	// each brings its own code back to the device.
-	patched = 250 * time.Millisecond
 	// maxNotes bounds what callers leave of windows for the next round, maxYields and maxYieldRows what
 	// windows yielded: some 20 MB. One window may have more rows if there is no other.
 	maxNotes     = 128
 	maxYields    = 32
 	maxYieldRows = 40_000
-	// maxStretches bounds the stretches of time in which work is not as usual. Records come within seconds, so
-	// older ones can go.
-	maxStretches = 64
 	// maxLaunches bounds the spans of kernels that are remembered for a window that tells launches apart.
 	maxLaunches = 1 << 16
 	// sendText is how many bytes of listings go to the sink at a time, maxText how many wait for the next round. There
@@ -143,15 +137,8 @@ type windowNote struct {
 	launches       bool
 }
 
-// stretch is a time in which work is not as usual; end is math.MaxInt64 while it goes on.
-type stretch struct {
-	window     uint64
-	start, end int64
-}
-
 // windows are what is known of deep windows. It belongs to the consumer.
 type windows struct {
-	stretches []stretch
 	// awaited are closed windows of which the figures have not come.
 	awaited []deep.Window
 	// launches are the spans of kernels by correlation, nil but while a window tells launches apart.
@@ -167,12 +154,22 @@ type windows struct {
 // WindowOpened says that a window is about to open, before anything is armed or paused. launches says
 // that its figures name the launch they belong to. It does not wait.
 func (r *Recorder) WindowOpened(w deep.Window, launches bool) {
+	r.engine.stretches.begin(&w)
 	r.note(windowNote{opened: &w, launches: launches})
 }
 
 // WindowClosed says that everything is restored. What the window yielded comes by AddWindow, or it never
 // does. It does not wait.
-func (r *Recorder) WindowClosed(w deep.Window) { r.note(windowNote{closed: &w}) }
+func (r *Recorder) WindowClosed(w deep.Window) {
+	r.engine.stretches.end(&w)
+	r.note(windowNote{closed: &w})
+}
+
+// Distorted says whether deep windows were open for a hundredth or more of the time from start until now, so that
+// what took this time would have taken less without. It does not wait, and asks for start only where there were windows.
+func (r *Recorder) Distorted(start func() time.Time) bool {
+	return len(r.engine.stretches.list()) > 0 && r.engine.stretches.distorts(start().UnixNano(), time.Now().UnixNano())
+}
 
 func (r *Recorder) note(n windowNote) {
 	r.mu.Lock()
@@ -234,18 +231,14 @@ func (e *engine) learnWindows(notes []windowNote) {
 		n := &notes[i]
 		switch {
 		case n.opened != nil:
-			e.windows.begin(n.opened, n.launches)
+			e.windows.begin(n.launches)
 		case n.closed != nil:
 			e.windows.end(n.closed)
 		}
 	}
 }
 
-func (w *windows) begin(d *deep.Window, launches bool) {
-	if len(w.stretches) >= maxStretches {
-		w.stretches = append(w.stretches[:0], w.stretches[1:]...)
-	}
-	w.stretches = append(w.stretches, stretch{d.ID, d.Start.UnixNano(), math.MaxInt64})
+func (w *windows) begin(launches bool) {
 	if launches {
 		w.telling++
 		if w.launches == nil {
@@ -254,30 +247,14 @@ func (w *windows) begin(d *deep.Window, launches bool) {
 	}
 }
 
-// end replaces what was known while the window was open by what was.
 func (w *windows) end(d *deep.Window) {
-	kept := w.stretches[:0]
-	for _, s := range w.stretches {
-		if s.window != d.ID {
-			kept = append(kept, s)
-		}
-	}
-	w.stretches = kept
 	armed := false
 	for i := range d.Parts {
 		p := &d.Parts[i]
 		if p.Paused {
 			w.paused += p.End.Sub(p.Start)
 		}
-		if !p.Armed {
-			continue
-		}
-		armed = true
-		end := p.End
-		if p.Engine == deep.SASS {
-			end = end.Add(patched)
-		}
-		w.stretches = append(w.stretches, stretch{d.ID, p.Start.UnixNano(), end.UnixNano()})
+		armed = armed || p.Armed
 	}
 	if armed {
 		w.counts.Opened++
@@ -302,16 +279,6 @@ func (w *windows) end(d *deep.Window) {
 	} else {
 		w.counts.Unsent++
 	}
-}
-
-// unusual says whether work was going on while an engine was at work.
-func (w *windows) unusual(start, end int64) bool {
-	for i := range w.stretches {
-		if s := &w.stretches[i]; start < s.end && end > s.start {
-			return true
-		}
-	}
-	return false
 }
 
 // launched remembers a kernel's span for windows that tell launches apart.

@@ -337,6 +337,33 @@ func TestSpansOfWindowsAreRememberedForTexts(t *testing.T) {
 	assert.Contains(t, w.refs, uint64(5))
 }
 
+// A range is marked where a window has a hundredth or more of its time.
+func TestScopesInWindowsAreEstimated(t *testing.T) {
+	const ms = int64(time.Millisecond)
+	f := newFixture(t, Config{}).start()
+	f.r.WindowOpened(windowOf(1, deep.SASS, 1000*ms, 1010*ms), false)
+	f.r.WindowClosed(windowOf(1, deep.SASS, 1000*ms, 1010*ms))
+	for i, c := range []struct {
+		name       string
+		start, end int64
+	}{{"before", 0, 900}, {"in", 1002, 1003}, {"longer", 900, 1900}, {"epoch", 0, 30_000}, {"after", 1270, 1280}} {
+		id := uint64(i + 1)
+		f.src.event(begin(id, 0, uint32(id), c.start*ms, c.name), endOf(id, uint32(id), c.end*ms)) //nolint:gosec // Small.
+	}
+	f.stop()
+	estimated := map[string]bool{}
+	for _, s := range f.sink.spans {
+		if attr(s.Attributes(), semconv.CUDAOperation) == semconv.CUDAOperationScope {
+			estimated[s.Name()] = attr(s.Attributes(), semconv.CUDATiming) == semconv.CUDATimingEstimated
+		}
+	}
+	assert.Equal(t, map[string]bool{"before": false, "in": true, "longer": true, "epoch": false, "after": false}, estimated)
+	span := func() time.Time { return at(1000 * ms) }
+	assert.False(t, f.r.Distorted(span), "until today")
+	f.r.WindowOpened(windowOf(2, deep.PC, 1010*ms, 0), false)
+	assert.True(t, f.r.Distorted(span), "while one is open")
+}
+
 // 1,000 windows while nobody takes them: what is kept has a bound, and so has the summary.
 func TestNotesAreBounded(t *testing.T) {
 	f := newFixture(t, Config{})
@@ -351,7 +378,7 @@ func TestNotesAreBounded(t *testing.T) {
 	assert.Equal(t, uint64(maxNotes/2), summary.Windows.Opened)
 	assert.Equal(t, uint64(2*all-maxNotes+maxNotes/2), summary.Windows.Unsent)
 	assert.Len(t, summary.Windows.Recent, recentWindows)
-	assert.LessOrEqual(t, len(f.r.engine.windows.stretches), maxStretches+1)
+	assert.LessOrEqual(t, len(f.r.engine.stretches.list()), maxStretches)
 }
 
 // rules is a controller that only looks.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"runtime"
 	"sync/atomic"
+	"time"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -21,6 +22,8 @@ import (
 var (
 	operationScope = attribute.String(semconv.CUDAOperation, semconv.CUDAOperationScope)
 	sourceSDK      = attribute.String(semconv.CUDAScopeSource, semconv.CUDAScopeSourceSDK)
+	// timingEstimated is of a scope that a deep window made longer.
+	timingEstimated = attribute.String(semconv.CUDATiming, semconv.CUDATimingEstimated)
 )
 
 // ActiveScope is an open scope. Its methods may be called on nil, and all but End by any goroutine.
@@ -81,6 +84,9 @@ func (a *ActiveScope) End() {
 	}
 	if a.id != 0 {
 		a.session.recorder.End(a.id)
+		if span, ok := a.span.(interface{ StartTime() time.Time }); ok && a.session.recorder.Distorted(span.StartTime) {
+			a.span.SetAttributes(timingEstimated)
+		}
 		// The scope's goroutine has its thread for itself: the same thread is the same goroutine.
 		if cupti.Thread() == a.thread {
 			runtime.UnlockOSThread()

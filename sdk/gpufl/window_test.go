@@ -131,8 +131,9 @@ row 0 %[1]d %[2]d 0 0 0 %[7]d
 
 // windowed is what was recorded of windows.
 type windowed struct {
-	spans    []ptrace.Span // of windows
-	kernels  map[bool]int  // by whether their times are estimated
+	spans    []ptrace.Span     // of windows
+	kernels  map[bool]int      // by whether their times are estimated
+	scopes   map[string]string // how their times were had
 	session  ptrace.Span
 	logs     map[string][]plog.LogRecord // by event
 	samples  map[string]int64            // by kernel, offset and reason or metric
@@ -142,7 +143,7 @@ type windowed struct {
 
 func (w *windows) read(t *testing.T) windowed {
 	t.Helper()
-	out := windowed{logs: map[string][]plog.LogRecord{}, kernels: map[bool]int{}, samples: map[string]int64{}, report: report.New(), distinct: map[string]bool{}}
+	out := windowed{logs: map[string][]plog.LogRecord{}, kernels: map[bool]int{}, scopes: map[string]string{}, samples: map[string]int64{}, report: report.New(), distinct: map[string]bool{}}
 	stats, err := otlp.ReadFile(w.path, otlp.Handler{
 		Traces: func(td ptrace.Traces) {
 			out.report.Traces(td)
@@ -154,6 +155,8 @@ func (w *windows) read(t *testing.T) windowed {
 							out.spans = append(out.spans, s)
 						case operation == semconv.CUDAOperationSession:
 							out.session = s
+						case operation == semconv.CUDAOperationScope:
+							out.scopes[s.Name()] = text(s.Attributes().AsRaw(), semconv.CUDATiming)
 						case operation == semconv.CUDAOperationKernel:
 							out.kernels[text(s.Attributes().AsRaw(), semconv.CUDATiming) == semconv.CUDATimingEstimated]++
 						}
@@ -221,8 +224,12 @@ func nonZero(all map[string]int64) map[string]int64 {
 // By call: the window is a span of the session, and its figures have functions, lines and SASS.
 func TestDeepWindowByCall(t *testing.T) {
 	w, stop := recordWindows(t)
+	_, before := Scope(t.Context(), "before")
 	w.Launch("plain", 3)
+	before.End()
+	_, in := Scope(t.Context(), "in")
 	got, err := DeepWindow(t.Context(), 20*time.Millisecond, WithReason("a look"))
+	in.End()
 	require.NoError(t, err)
 	require.True(t, got.Collected(), "%+v", got)
 	assert.Equal(t, "time", got.Closed)
@@ -240,6 +247,7 @@ func TestDeepWindowByCall(t *testing.T) {
 	require.True(t, got.Collected(), "%+v", got)
 	r := stop()
 
+	assert.Equal(t, map[string]string{"before": "", "in": semconv.CUDATimingEstimated}, r.scopes)
 	require.Len(t, r.spans, 3)
 	for i, want := range []struct {
 		engines []any
