@@ -320,10 +320,10 @@ func (s *Summary) sentence() string {
 		}
 	}
 	if o := s.Overhead; o != nil {
-		fmt.Fprintf(&b, ", %d launches counted without a record, %.3g %% of the time traced at a cost of about %.2g %% of a budget of %.3g %%",
+		fmt.Fprintf(&b, ", %d launches counted without a record, %.3g %% of the time traced; it cost about %.2g %% of the program's time, where %.3g %% were allowed",
 			o.Untraced[semconv.CUDAOperationKernel], 100*o.Traced, 100*o.Ratio, 100*o.Budget)
 		if !o.Met {
-			fmt.Fprintf(&b, ", which is exceeded by %.2g %%", 100*o.Excess)
+			b.WriteString(": the budget was not kept")
 		}
 	}
 	if s.Failure != "" {

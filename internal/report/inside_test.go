@@ -15,9 +15,12 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
 
 	"github.com/gpuflight/gpuflight/internal/hotspot"
+	"github.com/gpuflight/gpuflight/internal/recorder"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -200,11 +203,28 @@ func TestEstimatedTimesAreSaid(t *testing.T) {
 	r := New()
 	r.Traces(td)
 	r.Traces(someWork("b"))
+	md := pmetric.NewMetrics()
+	m := md.ResourceMetrics().AppendEmpty().ScopeMetrics().AppendEmpty().Metrics().AppendEmpty()
+	m.SetName(semconv.MetricGpuflLaunchesUntraced)
+	sum := m.SetEmptySum()
+	sum.SetAggregationTemporality(pmetric.AggregationTemporalityCumulative)
+	for at, operations := range []map[string]int64{{"kernel": 5}, {"kernel": 1200, "memcpy": 34}} {
+		for operation, n := range operations {
+			p := sum.DataPoints().AppendEmpty()
+			p.SetTimestamp(pcommon.Timestamp(at + 1)) //nolint:gosec // Small.
+			p.SetIntValue(n)
+			p.Attributes().PutStr(semconv.CUDAOperation, operation)
+		}
+	}
+	r.Metrics(md)
+	r.Session(recorder.Summary{Instance: "c", Overhead: &recorder.OverheadSummary{Untraced: map[string]uint64{"kernel": 1000}}})
 	totals := r.Totals()
-	assert.Equal(t, uint64(2), totals.Estimated)
+	assert.Equal(t, [3]uint64{2, 1, 2234}, [3]uint64{totals.Estimated, totals.Slowed, totals.Untraced})
 	var out bytes.Buffer
 	require.NoError(t, totals.Write(&out, 0))
-	assert.Contains(t, out.String(), "2 kernels, copies and other work of the device have times that are estimated, not measured")
+	assert.Contains(t, out.String(), "2 kernels, copies and other work of the device have times that are estimated, not measured\n"+
+		"1 scopes that took longer than they would have, since a deep window was open\n"+
+		"2,234 launches and copies were only counted, to keep the overhead budget: they are in none of these times, shares and calls\n")
 }
 
 func TestContradictoryCountersAreSaid(t *testing.T) {

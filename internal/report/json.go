@@ -20,10 +20,13 @@ type jsonReport struct {
 	Scopes   []jsonRow `json:"scopes"`
 	Graphs   uint64    `json:"graphs"`
 	// Estimated is how much device work has times that are not measured.
-	Estimated uint64       `json:"estimated"`
-	Lost      jsonLost     `json:"lost"`
-	Windows   *jsonWindows `json:"windows,omitempty"`
-	Inside    *jsonInside  `json:"inside,omitempty"`
+	Estimated uint64 `json:"estimated"`
+	// Slowed is how many scopes deep windows made longer, Untraced how many calls were counted and not recorded.
+	Slowed   uint64       `json:"slowed_scopes,omitempty"`
+	Untraced uint64       `json:"untraced,omitempty"`
+	Lost     jsonLost     `json:"lost"`
+	Windows  *jsonWindows `json:"windows,omitempty"`
+	Inside   *jsonInside  `json:"inside,omitempty"`
 }
 
 type jsonRow struct {
@@ -121,7 +124,7 @@ type jsonQuotients struct {
 func WriteJSON(out io.Writer, t *Totals, windows *Windows, inside *Inside, top int) error {
 	j := jsonReport{
 		Sessions: t.Sessions, Kernels: jsonRows(t.Kernels, top), Copies: jsonRows(t.Copies, top),
-		Sets: jsonRowOf(&t.Sets), Scopes: jsonRows(t.Scopes, top), Graphs: t.Graphs, Estimated: t.Estimated, Lost: jsonLost(t.Lost),
+		Sets: jsonRowOf(&t.Sets), Scopes: jsonRows(t.Scopes, top), Graphs: t.Graphs, Estimated: t.Estimated, Slowed: t.Slowed, Untraced: t.Untraced, Lost: jsonLost(t.Lost),
 	}
 	if !windows.Nothing() {
 		j.Windows = jsonWindowsOf(windows, top)

@@ -50,7 +50,9 @@ type session struct {
 	sets    newest[string, Row]
 	times   newest[timeKey, float64]
 	graphs  newest[string, uint64]
-	capture Lost
+	// untraced are calls by operation.
+	untraced newest[string, uint64]
+	capture  Lost
 	// summary is the whole of it where there is one.
 	summary *recorder.Summary
 }
@@ -65,6 +67,8 @@ type sums struct {
 	graphs                  uint64
 	// estimated is device work whose times nobody measured.
 	estimated uint64
+	// slowed is scopes that deep windows made longer.
+	slowed uint64
 	// device is the time of device work by scope.
 	device map[string]time.Duration
 }
@@ -140,8 +144,12 @@ type Totals struct {
 	Graphs                  uint64
 	// Estimated is how much device work has times that are not measured, such as in a deep window.
 	Estimated uint64
-	Lost      Lost
-	Nothing   []Nothing
+	// Slowed is how many scopes took longer than they would have since a deep window was open.
+	Slowed uint64
+	// Untraced is how many launches, copies and sets were counted and have no record, under an overhead budget.
+	Untraced uint64
+	Lost     Lost
+	Nothing  []Nothing
 }
 
 // Empty says that no device work was recorded at all.
@@ -287,6 +295,10 @@ func (s *session) addTo(t *Totals, kernels, copies, scopes map[string]*Row) {
 	}
 	t.Graphs += max(graphs, s.spans.graphs)
 	t.Estimated += s.spans.estimated
+	t.Slowed += s.spans.slowed
+	for _, n := range s.untraced.values {
+		t.Untraced += n
+	}
 
 	device := s.spans.device
 	if len(s.times.values) > 0 {
@@ -354,6 +366,11 @@ func addSummary(s *recorder.Summary, t *Totals, kernels, copies map[string]*Row,
 	}
 	t.Sets.add(&Row{Count: s.Sets.Count, Timed: s.Sets.Count, Total: duration(s.Sets.Seconds), Bytes: s.Sets.Bytes, TimedBytes: s.Sets.Bytes})
 	t.Graphs += s.Graphs
+	if s.Overhead != nil {
+		for _, n := range s.Overhead.Untraced {
+			t.Untraced += n
+		}
+	}
 	t.Lost.add(Lost{
 		Dropped: s.Records.Dropped + s.Records.Unread, Rejected: s.Records.Rejected,
 		LeftOut: s.Spans.LeftOut, Unsampled: s.Spans.Unsampled,

@@ -77,6 +77,9 @@ func (s *sums) span(span ptrace.Span) {
 		onDevice = false
 		if number(attributes, semconv.CUDAScopePart) == 0 { // a further part is the same scope once more
 			s.row(&s.scopes, span.Name()).add(&row)
+			if text(attributes, semconv.CUDATiming) == semconv.CUDATimingEstimated {
+				s.slowed++
+			}
 		}
 	default:
 		onDevice = false
@@ -165,6 +168,8 @@ func (s *session) metric(m pmetric.Metric) {
 				s.times.put(at, key, func(v *float64) { *v = value(p) })
 			case semconv.MetricGPUCUDAMemsetBytes:
 				s.sets.put(at, series(a), func(v *Row) { v.Bytes = uint64(max(value(p), 0)) })
+			case semconv.MetricGpuflLaunchesUntraced:
+				s.untraced.put(at, text(a, semconv.CUDAOperation), func(v *uint64) { *v = uint64(max(value(p), 0)) })
 			case semconv.MetricGPUCUDAGraphLaunchCalls:
 				s.graphs.put(at, series(a), func(v *uint64) { *v = uint64(max(value(p), 0)) })
 			}
