@@ -49,8 +49,9 @@ func caught() []os.Signal {
 }
 
 // runCommand runs a command to its end and passes signals on to it. started is called with its process
-// id. The error is that it could not be started.
-func runCommand(cmd *exec.Cmd, started func(pid int)) (ending, error) {
+// id. asks is the signal by which it is asked for a deep window, USR1, USR2 or "": the command begins with that one
+// ignored, since it would end it until the library is there. The error is that it could not be started.
+func runCommand(cmd *exec.Cmd, asks string, started func(pid int)) (ending, error) {
 	for _, s := range ignoredAtStart() {
 		// But for SIGCHLD: nobody could be waited for.
 		if s != syscall.SIGCHLD {
@@ -60,8 +61,16 @@ func runCommand(cmd *exec.Cmd, started func(pid int)) (ending, error) {
 	signals := make(chan os.Signal, 64)
 	signal.Notify(signals, caught()...)
 	defer signal.Stop(signals)
+	window, wanted := map[string]os.Signal{"USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2}[asks]
+	wanted = wanted && !signal.Ignored(window)
+	if wanted {
+		signal.Ignore(window)
+	}
 	if err := cmd.Start(); err != nil {
 		return ending{}, err
+	}
+	if wanted {
+		signal.Notify(signals, window)
 	}
 	started(cmd.Process.Pid)
 	done := make(chan struct{})

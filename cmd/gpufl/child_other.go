@@ -19,7 +19,7 @@ func (e ending) String() string { return "ended with " + strconv.Itoa(e.code) }
 
 func (e ending) die() { os.Exit(e.code) }
 
-func runCommand(*exec.Cmd, func(int)) (ending, error) {
+func runCommand(*exec.Cmd, string, func(int)) (ending, error) {
 	return ending{}, errors.New("tracing works on Linux only")
 }
 

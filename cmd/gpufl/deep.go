@@ -161,6 +161,11 @@ func openDeep(ctx context.Context, client *control.Client, cfg deepConfig, stdou
 	switch {
 	case errors.As(err, &refused):
 		fmt.Fprintf(stderr, "gpufl deep: process %d refuses: %s\n", cfg.pid, printable(refused.Outcome.Text))
+		if cfg.asJSON {
+			if err := printJSON(stdout, map[string]deep.Outcome{"outcome": refused.Outcome}); err != nil {
+				return status("deep", err, stderr)
+			}
+		}
 		return exitRefused
 	case err != nil && opened && ctx.Err() != nil:
 		fmt.Fprintf(stderr, "gpufl deep: left; the window of process %d ends by itself\n", cfg.pid)

@@ -118,6 +118,15 @@ func TestDeepIsRefusedOrFails(t *testing.T) {
 	if code != exitRefused || stdout != "" || !strings.HasPrefix(stderr, "gpufl deep: process "+pid+" refuses: windows are not yet allowed so soon after the start (allowed in ") {
 		t.Errorf("status %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
+	code, stdout, _ = command("deep", pid, "--json")
+	var refused deep.Window
+	if err := json.Unmarshal([]byte(stdout), &refused); err != nil || code != exitRefused || refused.Outcome.Status != deep.StatusBlackout {
+		t.Errorf("status %d, stdout %q: %v", code, stdout, err)
+	}
+	code, stdout, _ = command("deep", pid, "--status", "--json")
+	if code != 0 || strings.Contains(stdout, `"next"`) {
+		t.Errorf("without a schedule: status %d, stdout %q", code, stdout)
+	}
 	code, stdout, stderr = command("deep", pid, "--close")
 	if code != exitRefused || stdout != "" || stderr != "gpufl deep: no window is open in process "+pid+"\n" {
 		t.Errorf("status %d, stdout %q, stderr %q", code, stdout, stderr)

@@ -111,6 +111,10 @@ func parseTrace(args []string, out io.Writer) (cfg traceConfig, err error) {
 	}
 	for _, v := range deep.Settings {
 		fs.Func(v.Flag, v.Usage, func(s string) error {
+			if s == "" {
+				return errors.New("it is empty")
+			}
+			cfg.values["GPUFL_DEEP"] = "true" // what says how windows are wants some
 			if had := cfg.values[v.Variable]; had != "" && v.Variable == deep.WhenVariable {
 				s = had + ";" + s // each is a rule more
 			}
@@ -162,7 +166,7 @@ func runTrace(args []string, stdout, stderr io.Writer) (ending, error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = t.env.list()
 	began := time.Now()
-	end, err := runCommand(cmd, func(pid int) { t.pid = pid })
+	end, err := runCommand(cmd, t.deep.Signal, func(pid int) { t.pid = pid })
 	if err != nil {
 		code := exitNotRunnable
 		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
@@ -182,6 +186,7 @@ type tracing struct {
 	env      environment
 	settings recorder.Settings
 	sending  otlp.Settings
+	deep     deep.Config
 	// dir is where processes leave their summaries.
 	dir string
 	// ref is the command's own span.
@@ -221,7 +226,7 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 	if t.sending, err = otlp.FromEnv(t.env.get); err != nil {
 		return nil, &usageError{err}
 	}
-	if _, err = deep.ConfigFromEnv(t.env.get); err != nil {
+	if t.deep, err = deep.ConfigFromEnv(t.env.get); err != nil {
 		return nil, &usageError{err}
 	}
 	if _, err = window.SettingsFromEnv(t.env.get); err != nil {
@@ -323,6 +328,7 @@ func (t *tracing) finish(stderr io.Writer) {
 		out.tell("%s recorded nothing: %s", plural(uint64(n.Processes), "process", "processes"), cmp.Or(n.Detail, string(n.Reason)))
 	}
 	t.tellWindows(out, sessions)
+	t.tellOverhead(out, sessions)
 	switch {
 	case !totals.Empty():
 		fmt.Fprintln(stderr)
@@ -331,6 +337,31 @@ func (t *tracing) finish(stderr io.Writer) {
 		out.tell("nothing was recorded: no process of the command used the GPU, or the driver could not load %s; `gpufl doctor` says whether recording works here", libraryName)
 	case len(totals.Nothing) == 0 && totals.Unended < totals.Sessions:
 		out.tell("no work of a GPU was recorded; `gpufl doctor` says whether recording works here")
+	}
+}
+
+// tellNoWindow says why there was no deep window although one was asked for.
+func (t *tracing) tellNoWindow(out *teller) {
+	took := t.ended.Sub(t.began)
+	if first := max(t.deep.After, t.deep.Blackout); (t.deep.After > 0 || t.deep.Every > 0) && first >= took {
+		out.tell("no deep window opened: the first was to open %v after the start, and the command took %v", first, took.Round(time.Millisecond))
+	} else if t.deep.After > 0 || t.deep.Every > 0 {
+		out.tell("no deep window opened at the time that was set: the process used the GPU too late or not at all, or a limit was in the way, such as --deep-blackout")
+	}
+	for _, r := range t.deep.When {
+		out.tell("no deep window opened for the rule %q: it was not met, or a limit was in the way; `gpufl deep PID --status` says how far a rule is while a process runs", r.Text)
+	}
+	if t.deep.Signal != "" {
+		out.tell("no deep window opened for SIG%s: none came while a process used the GPU, the program handles it itself, or a limit was in the way", t.deep.Signal)
+	}
+}
+
+// tellOverhead says where recording cost more than it was allowed to.
+func (t *tracing) tellOverhead(out *teller, sessions []recorder.Summary) {
+	for i := range sessions {
+		if o := sessions[i].Overhead; o != nil && !o.Met {
+			out.tell("process %d did not keep the overhead budget of %.3g %%: recording cost it about %.2g %% of its time", sessions[i].PID, 100*o.Budget, 100*o.Ratio)
+		}
 	}
 }
 
@@ -374,6 +405,9 @@ func (t *tracing) tellWindows(out *teller, sessions []recorder.Summary) {
 	}
 	if paused > 0 {
 		out.tell("nothing else was recorded for %.3g s of deep windows", paused)
+	}
+	if opened+attempts == 0 && len(sessions) > 0 {
+		t.tellNoWindow(out)
 	}
 	for i := range sessions {
 		if w := sessions[i].Windows; w != nil && w.MemoryFull {

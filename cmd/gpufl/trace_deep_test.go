@@ -7,21 +7,25 @@ package main
 import (
 	"bytes"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuflight/gpuflight/internal/cubin"
 	"github.com/gpuflight/gpuflight/internal/deep"
+	"github.com/gpuflight/gpuflight/internal/deep/rule"
 	"github.com/gpuflight/gpuflight/internal/recorder"
 )
 
 func TestFlagsOfDeepWindows(t *testing.T) {
 	_, changes := prepared(t, nil, "--deep-after", "30s", "--deep-for", "2s", "--deep-when", "kernel.rate < 100/s", "--deep-when", "busy.ratio < 50%", "--deep-engine", "both")
 	for name, want := range map[string]string{
-		"GPUFL_DEEP_AFTER": "30s", "GPUFL_DEEP_FOR": "2s", "GPUFL_DEEP_ENGINE": "both",
+		"GPUFL_DEEP": "true", "GPUFL_DEEP_AFTER": "30s", "GPUFL_DEEP_FOR": "2s", "GPUFL_DEEP_ENGINE": "both",
 		"GPUFL_DEEP_WHEN": "kernel.rate < 100/s;busy.ratio < 50%",
 	} {
 		assert.Equal(t, want, changes[name])
@@ -31,6 +35,10 @@ func TestFlagsOfDeepWindows(t *testing.T) {
 			assert.NotEmpty(t, changes[s.Variable])
 		}
 	}
+	_, changes = prepared(t, []string{"GPUFL_DEEP=0"}, "--deep-for", "3s")
+	assert.Equal(t, "true", changes["GPUFL_DEEP"], "a flag wins")
+	_, err := parseTrace([]string{"--deep-when", "", "--", "true"}, &bytes.Buffer{})
+	require.ErrorAs(t, err, new(*usageError))
 	for _, environ := range [][]string{{"GPUFL_DEEP_AFTER=soon"}, {"GPUFL_DEEP_PERIOD=1"}} {
 		library := filepath.Join(t.TempDir(), libraryName)
 		require.NoError(t, os.WriteFile(library, nil, 0o600))
@@ -39,6 +47,48 @@ func TestFlagsOfDeepWindows(t *testing.T) {
 		_, err = prepare(cfg, environ)
 		require.Error(t, err)
 		assert.ErrorAs(t, err, new(*usageError))
+	}
+}
+
+func TestWhyThereWasNoDeepWindow(t *testing.T) {
+	rules := []rule.Rule{{Text: "kernel.rate < 1/s"}, {Text: "busy.ratio < 1%"}}
+	began := time.Now()
+	for _, tc := range []struct {
+		cfg  deep.Config
+		want string
+	}{
+		{deep.Config{}, ""},
+		{deep.Config{After: 30 * time.Second}, "no deep window opened: the first was to open 30s after the start, and the command took 1.2s\n"},
+		{deep.Config{After: time.Second}, "no deep window opened at the time that was set: "},
+		{deep.Config{When: rules}, "no deep window opened for the rule \"kernel.rate < 1/s\": it was not met, "},
+		{deep.Config{When: rules}, "no deep window opened for the rule \"busy.ratio < 1%\": it was not met, "},
+		{deep.Config{Signal: "USR2"}, "no deep window opened for SIGUSR2: none came "},
+	} {
+		var out bytes.Buffer
+		tr := &tracing{deep: tc.cfg, began: began, ended: began.Add(1200 * time.Millisecond)}
+		tr.tellWindows(&teller{&out}, []recorder.Summary{{PID: 7}})
+		assert.Contains(t, out.String(), tc.want)
+		out.Reset()
+		tr.tellWindows(&teller{&out}, nil)
+		tr.tellWindows(&teller{&out}, []recorder.Summary{{PID: 7, Windows: &recorder.WindowCounts{Attempts: 1}}})
+		assert.NotContains(t, out.String(), "no deep window opened")
+	}
+}
+
+func TestABudgetThatWasNotKeptIsTold(t *testing.T) {
+	var out bytes.Buffer
+	new(tracing).tellOverhead(&teller{&out}, []recorder.Summary{
+		{PID: 7}, {PID: 8, Overhead: &recorder.OverheadSummary{Budget: 0.02, Ratio: 0.019, Met: true}}, {PID: 9, Overhead: &recorder.OverheadSummary{Budget: 0.02, Ratio: 0.66}},
+	})
+	assert.Equal(t, "gpufl: process 9 did not keep the overhead budget of 2 %: recording cost it about 66 % of its time\n", out.String())
+}
+
+// A command that is asked for windows by a signal is not ended by it before the library is there.
+func TestTheSignalForWindowsEndsNoCommand(t *testing.T) {
+	for asks, want := range map[string]ending{"": {code: 140, signal: syscall.SIGUSR2}, "USR1": {code: 140, signal: syscall.SIGUSR2}, "USR2": {}} {
+		end, err := runCommand(exec.Command("/bin/sh", "-c", "kill -USR2 $$; exit 0"), asks, func(int) {})
+		require.NoError(t, err)
+		assert.Equal(t, want, end, asks)
 	}
 }
 

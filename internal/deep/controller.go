@@ -77,7 +77,7 @@ type Report struct {
 	Recent []Window `json:"recent,omitempty"`
 	// Next is the schedule's next time, zero if there is none. Waits says that it has passed and the program does
 	// not use the device yet.
-	Next  time.Time `json:"next"`
+	Next  time.Time `json:"next,omitzero"`
 	Waits bool      `json:"waits,omitempty"`
 	// KeptBytes is the device memory that CUPTI keeps of windows of SASS until the process ends, as KeptPerInstruction
 	// estimates it. MemoryFull says that this is all that Config.Memory allows, and that there is none of SASS any more.

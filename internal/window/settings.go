@@ -48,7 +48,7 @@ func SettingsFromEnv(getenv func(string) string) (Settings, error) {
 	if v := getenv("GPUFL_DEEP_PERIOD"); v != "" {
 		n, err := strconv.Atoi(v)
 		if err != nil || n < cupti.MinPeriodLog2 || n > cupti.MaxPeriodLog2 {
-			bad("GPUFL_DEEP_PERIOD", v, fmt.Sprintf("a power of two of cycles, %d to %d", cupti.MinPeriodLog2, cupti.MaxPeriodLog2))
+			bad("GPUFL_DEEP_PERIOD", v, fmt.Sprintf("N of %d to %d, for a sample every 2^N cycles; 16 is 65,536", cupti.MinPeriodLog2, cupti.MaxPeriodLog2))
 		} else {
 			s.PeriodLog2 = n
 		}

@@ -144,7 +144,7 @@ class Gpufl:
         if p.stdout.strip():
             window = json.loads(p.stdout)
             p.status, p.text = window["outcome"]["status"], window["outcome"]["text"]
-            p.patched, p.kept = window["collected"].get("patched", 0), window.get("kept_bytes", 0)
+            p.patched, p.kept = window.get("collected", {}).get("patched", 0), window.get("kept_bytes", 0)
         return p
 
 
