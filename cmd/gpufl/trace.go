@@ -343,10 +343,11 @@ func (t *tracing) finish(stderr io.Writer) {
 // tellNoWindow says why there was no deep window although one was asked for.
 func (t *tracing) tellNoWindow(out *teller) {
 	took := t.ended.Sub(t.began)
-	if first := max(t.deep.After, t.deep.Blackout); (t.deep.After > 0 || t.deep.Every > 0) && first >= took {
+	switch first := cmp.Or(t.deep.After, t.deep.Every); {
+	case first > 0 && first >= took:
 		out.tell("no deep window opened: the first was to open %v after the start, and the command took %v", first, took.Round(time.Millisecond))
-	} else if t.deep.After > 0 || t.deep.Every > 0 {
-		out.tell("no deep window opened at the time that was set: the process used the GPU too late or not at all, or a limit was in the way, such as --deep-blackout")
+	case first > 0:
+		out.tell("no deep window opened at the time that was set: no process used the GPU then, or a limit was in the way")
 	}
 	for _, r := range t.deep.When {
 		out.tell("no deep window opened for the rule %q: it was not met, or a limit was in the way; `gpufl deep PID --status` says how far a rule is while a process runs", r.Text)

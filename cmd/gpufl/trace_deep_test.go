@@ -60,6 +60,7 @@ func TestWhyThereWasNoDeepWindow(t *testing.T) {
 		{deep.Config{}, ""},
 		{deep.Config{After: 30 * time.Second}, "no deep window opened: the first was to open 30s after the start, and the command took 1.2s\n"},
 		{deep.Config{After: time.Second}, "no deep window opened at the time that was set: "},
+		{deep.Config{Every: 5 * time.Minute}, "no deep window opened: the first was to open 5m0s after the start, and the command took 1.2s\n"},
 		{deep.Config{When: rules}, "no deep window opened for the rule \"kernel.rate < 1/s\": it was not met, "},
 		{deep.Config{When: rules}, "no deep window opened for the rule \"busy.ratio < 1%\": it was not met, "},
 		{deep.Config{Signal: "USR2"}, "no deep window opened for SIGUSR2: none came "},
