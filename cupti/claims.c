@@ -2,7 +2,6 @@
 
 //go:build linux && cgo
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -123,15 +122,11 @@ static int take_name(claim *c) {
 
 // take_lock is GPUFL_OK as well where the library cannot be locked: it is not on every file system that it can.
 static int take_lock(claim *c) {
-  Dl_info library;
-  void *function;
-  memcpy(&function, &gpufl_driver.device_get, sizeof function);
-  if (dladdr(function, &library) == 0 || library.dli_fname == NULL) return GPUFL_OK;
   // Not locks of the process: the C library opens and closes this file too, with which those would end.
   struct flock ours = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = c->at, .l_len = 1}, theirs = ours;
   theirs.l_type = F_WRLCK;
   struct stat s;
-  c->lock = open(library.dli_fname, O_RDONLY | O_CLOEXEC);
+  c->lock = open(gpufl_driver_path(), O_RDONLY | O_CLOEXEC);
   if (c->lock < 0) return GPUFL_OK;
   bool can = fstat(c->lock, &s) == 0 && fcntl(c->lock, F_OFD_SETLK, &ours) == 0 && fcntl(c->lock, F_OFD_GETLK, &theirs) == 0;
   bool taken = can && theirs.l_type != F_UNLCK && theirs.l_start == c->at && theirs.l_len == 1;
@@ -147,7 +142,7 @@ static int take_lock(claim *c) {
   return GPUFL_TAKEN;
 }
 
-// take takes what a claim does not have yet, or any more, or nothing.
+// take takes what a claim does not have yet, or any more.
 static int take(claim *c) {
   int result = GPUFL_OK;
   if (listens(c)) {
@@ -155,26 +150,42 @@ static int take(claim *c) {
   } else {
     result = take_name(c);
   }
-  if (result == GPUFL_OK && !locked(c)) result = take_lock(c);
-  if (result != GPUFL_OK) let_go(c);
-  return result;
+  return result == GPUFL_OK && !locked(c) ? take_lock(c) : result;
 }
 
+static claim *find(int32_t device) {
+  for (int i = 0; i < num_claims; i++) {
+    if (claims[i].device == device) return &claims[i];
+  }
+  return NULL;
+}
+
+// gpufl_claim has the lock for the table alone: a callback of CUPTI's that waits for it may have what the driver or a file system
+// needs. Meanwhile nobody else claims, which takes the lock of the operation, and one that is wanted stays in the table.
 int gpufl_claim(int32_t device) {
-  int result = GPUFL_OK;
+  claim ours = {.device = device, .fd = -1, .lock = -1};
   pthread_mutex_lock(&claims_lock);
-  claim *c = NULL;
-  for (int i = 0; i < num_claims && c == NULL; i++) {
-    if (claims[i].device == device) c = &claims[i];
+  claim *known = find(device);
+  bool full = num_claims == MAX_CLAIMS;
+  if (known != NULL) {
+    known->wanted = true;
+    ours = *known;
   }
-  if (c == NULL && num_claims < MAX_CLAIMS) {
-    c = &claims[num_claims];
-    *c = (claim){.device = device, .fd = -1, .lock = -1};
-    if (name_gpu(c)) num_claims++; // one without a UUID cannot be told from others
-    else c = NULL;
+  pthread_mutex_unlock(&claims_lock);
+  if (known == NULL && (full || !name_gpu(&ours))) return GPUFL_OK; // one without a UUID cannot be told from others
+  int result = take(&ours);
+  if (known == NULL && result != GPUFL_OK) {
+    let_go(&ours);
+    return result;
   }
-  if (c != NULL && (result = take(c)) != GPUFL_OK) *c = claims[--num_claims];
-  else if (c != NULL) c->wanted = true;
+  pthread_mutex_lock(&claims_lock);
+  ours.wanted = result == GPUFL_OK;
+  if ((known = find(device)) == NULL) {
+    claims[num_claims++] = ours;
+  } else {
+    ours.kept = known->kept;
+    *known = ours; // if it was refused, what is left shows all the same that a context was sampled
+  }
   pthread_mutex_unlock(&claims_lock);
   return result;
 }

@@ -96,6 +96,16 @@ func TestGate(t *testing.T) {
 	run(t, path)
 }
 
+func TestWhatIsRareAndAllowed(t *testing.T) {
+	path, fakes := program(t, "cornered")
+	for _, what := range []string{"cancel", "keys", "descriptors", "given_up", "released", "loading", "flushing", "capture"} {
+		t.Run(what, func(t *testing.T) {
+			t.Setenv("FAKE_CUDA_DEVICES", "2")
+			run(t, path, fakes, what)
+		})
+	}
+}
+
 func TestFreePiecesAreOutOfTheWay(t *testing.T) {
 	path, fakes := program(t, "heap")
 	run(t, path, fakes)

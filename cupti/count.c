@@ -240,13 +240,14 @@ static void thread_ends(void *counts) {
   free(t);
 }
 
-static void make_key(void) { pthread_key_create(&key, thread_ends); }
+static bool have_key; // a process has so many
+static void make_key(void) { have_key = pthread_key_create(&key, thread_ends) == 0; }
 
 static thread_counts *own(void) {
   if (mine != NULL) return mine;
   pthread_once(&key_once, make_key);
   thread_counts *t = calloc(1, sizeof *t);
-  if (t == NULL || pthread_setspecific(key, t) != 0) {
+  if (t == NULL || !have_key || pthread_setspecific(key, t) != 0) {
     free(t);
     return NULL;
   }

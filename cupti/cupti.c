@@ -1043,8 +1043,15 @@ static int flush(void) {
 // flushing is held by whoever flushes, and by a window for what must not meet a flush.
 static pthread_mutex_t flushing = PTHREAD_MUTEX_INITIALIZER;
 
+bool gpufl_flush_lock(int64_t until) {
+  while (pthread_mutex_trylock(&flushing) != 0) {
+    if (gpufl_monotonic() >= until) return false;
+    gpufl_nap(200000);
+  }
+  return true;
+}
+
 void gpufl_flush_begin(void) {
-  pthread_mutex_lock(&flushing);
   if (!atomic_load(&gpufl_running) || !atomic_load(&attached) || atomic_load(&bare)) return;
   // CUPTI's own thread works at what is flushed, and nobody says when it is done. The second flush waits for the first.
   for (int i = 0; i < 2; i++) {

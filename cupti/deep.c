@@ -324,8 +324,21 @@ static pthread_mutex_t operation = PTHREAD_MUTEX_INITIALIZER;
 static void let_go(void);
 static int previous_mode;
 
-// begin and finish frame an operation. What CUPTI does meanwhile on this thread may be what CUDA forbids
+// operate and operated frame what is done with the operation's lock. What CUPTI does meanwhile on this thread may be what CUDA forbids
 // others while a stream is captured; in this mode of the thread it does not end the capture.
+static void operate(void) {
+  gpufl_operating = true;
+  previous_mode = GPUFL_CU_STREAM_CAPTURE_MODE_RELAXED;
+  if (gpufl_deep_driver.capture_mode != NULL && gpufl_deep_driver.capture_mode(&previous_mode) != 0) previous_mode = -1;
+}
+
+static void operated(void) {
+  if (gpufl_deep_driver.capture_mode != NULL && previous_mode >= 0) gpufl_deep_driver.capture_mode(&previous_mode);
+  gpufl_operating = false;
+  pthread_mutex_unlock(&operation);
+}
+
+// begin and finish frame an operation.
 static int begin(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (atomic_load(&given_up)) return GPUFL_GIVEN_UP;
@@ -335,9 +348,7 @@ static int begin(void) {
     pthread_mutex_unlock(&operation);
     return GPUFL_GIVEN_UP;
   }
-  gpufl_operating = true;
-  previous_mode = GPUFL_CU_STREAM_CAPTURE_MODE_RELAXED;
-  if (gpufl_deep_driver.capture_mode != NULL && gpufl_deep_driver.capture_mode(&previous_mode) != 0) previous_mode = -1;
+  operate();
   return GPUFL_OK;
 }
 
@@ -358,9 +369,7 @@ static void finish(void) {
     let_go();
     atomic_store(&state, ENDED);
   }
-  if (gpufl_deep_driver.capture_mode != NULL && previous_mode >= 0) gpufl_deep_driver.capture_mode(&previous_mode);
-  gpufl_operating = false;
-  pthread_mutex_unlock(&operation);
+  operated();
 }
 
 int gpufl_deep_give_up(void) {
@@ -386,10 +395,12 @@ void gpufl_deep_watch_exit(void) { pthread_once(&exit_once, watch_exit); }
 
 // begin_before waits for the operation under way until a time; false if it did not end.
 static bool begin_before(int64_t ns) {
-  struct timespec until;
-  clock_gettime(CLOCK_REALTIME, &until);
-  until.tv_sec += ns / 1000000000;
-  return pthread_mutex_timedlock(&operation, &until) == 0;
+  int64_t until = gpufl_monotonic() + ns;
+  while (pthread_mutex_trylock(&operation) != 0) {
+    if (gpufl_monotonic() >= until) return false;
+    nap();
+  }
+  return true;
 }
 
 // end_window takes a context that ends out of the open window, if there is one.
@@ -403,7 +414,7 @@ static void end_window(void *handle) {
   }
   // Both: without the operation's lock it is not sure whose window it is.
   if (in_time) {
-    gpufl_operating = true;
+    operate();
     if (gpufl_pc_samples(handle)) {
       bool rest = gpufl_window_rest(false, 200000000);
       gpufl_pc_context_ends(handle, rest);
@@ -413,14 +424,14 @@ static void end_window(void *handle) {
     gpufl_pc_context_ends(handle, false);
   }
   gpufl_sass_context_ends(handle);
-  if (in_time) {
-    gpufl_operating = false;
-    pthread_mutex_unlock(&operation);
-  }
+  if (in_time) operated();
 }
 
 void gpufl_deep_context_ends(void *handle) {
+  int before;
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before); // it would end with the locks
   end_window(handle);
+  pthread_setcancelstate(before, NULL);
   gpufl_claim_unmark(handle);
 }
 
@@ -521,10 +532,14 @@ bool gpufl_window_rest(bool idle, int64_t limit_ns) {
   const char *why = in_call;
   if (idle && !gpufl_window_idle(until - gpufl_monotonic())) {
     why = "the GPU did not come to the end of what was launched, or a context could not be asked";
+  } else if (!gpufl_flush_lock(until)) {
+    why = "CUPTI is handing over records";
   } else if (gpufl_gate_hold()) {
     gpufl_flush_begin();
     settled = true;
     return true;
+  } else {
+    gpufl_flush_end();
   }
   atomic_store(&restless, why);
   let_go();
@@ -557,6 +572,14 @@ static bool at_gate_until(int64_t until) {
     if (at_gate(GPUFL_SETS_ALL, left < REST_NS ? left : REST_NS)) return true;
   } while (!over(until));
   return false;
+}
+
+static bool modules_at_rest(int64_t until) {
+  while (!gpufl_gate_close(GPUFL_SETS_ALWAYS, 200000000)) {
+    let_go();
+    if (over(until)) return false;
+  }
+  return true;
 }
 
 // used: a window was opened once in this process, or is about to be.
@@ -749,12 +772,20 @@ int gpufl_deep_close(int64_t limit_ns) {
   if (pc) {
     result = gpufl_pc_stop();
     let_go();
-    if (!gpufl_gate_close(GPUFL_SETS_ALWAYS, 200000000)) gpufl_window_count(&gpufl_window_counts.deferred, 1);
-    int answer = gpufl_pc_drain(gpufl_monotonic() + limit_ns);
+    // Beside a module that is unloaded names are read that are freed. A call that goes on for so long costs what was not read yet.
+    int answer = GPUFL_OK;
+    if (modules_at_rest(gpufl_monotonic() + limit_ns / 2)) {
+      answer = gpufl_pc_drain(gpufl_monotonic() + limit_ns);
+    } else {
+      gpufl_window_count(&gpufl_window_counts.deferred, 1);
+    }
     if (result == GPUFL_OK) result = answer;
     let_go();
     // Disabling beside launches locks up as stopping does. Nothing is sampled any more, so there is time.
-    rest_until(false, INT64_MAX);
+    if (!rest_until(false, INT64_MAX)) { // nobody waits for it any more, or the process ends
+      finish();
+      return atomic_load(&exiting) ? GPUFL_EXITING : GPUFL_GIVEN_UP;
+    }
     answer = gpufl_pc_close();
     if (result == GPUFL_OK) result = answer;
   } else {

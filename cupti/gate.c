@@ -62,6 +62,7 @@ static struct {
 static __thread visitor *mine;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t key;
+static bool have_key; // a process has so many
 
 // thread_ends is also for one that ends inside a call.
 static void thread_ends(void *of) {
@@ -78,7 +79,7 @@ static void thread_ends(void *of) {
 
 static void first(void) {
   gpufl_cond_init(&gate.changed);
-  pthread_key_create(&key, thread_ends);
+  have_key = pthread_key_create(&key, thread_ends) == 0;
 }
 
 static visitor *own(void) {
@@ -92,7 +93,7 @@ static visitor *own(void) {
     v->next = gate.visitors;
     gate.visitors = v;
   }
-  if (v == NULL || pthread_setspecific(key, v) != 0) {
+  if (v == NULL || !have_key || pthread_setspecific(key, v) != 0) {
     gate.blind = true;
     v = NULL;
   } else {
@@ -164,7 +165,12 @@ void gpufl_gate_enter(uint32_t one, uint32_t life, uint32_t what) {
   v->depth = 1;
   atomic_store_explicit(&v->life, life, memory_order_relaxed);
   atomic_store(&v->inside, 1 + set);
-  if (holds_up(set, life)) wait_outside(v, set, life);
+  if (holds_up(set, life)) {
+    int before;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before); // it would end with the lock
+    wait_outside(v, set, life);
+    pthread_setcancelstate(before, NULL);
+  }
   if (one == GPUFL_SET_LAUNCH && v->heap.turn != atomic_load_explicit(&gpufl_heap_turn, memory_order_relaxed)) gpufl_heap_settle(&v->heap);
 }
 
@@ -199,9 +205,9 @@ bool gpufl_gate_close(uint32_t sets, int64_t limit_ns) {
     pthread_mutex_lock(&gate.lock);
   }
   atomic_store(&gate.closed, sets);
-  bool rest;
+  bool rest; // and nobody has opened it meanwhile
   // Those who leave do not say so: it would cost every launch. Most leave within microseconds.
-  for (int i = 0; !(rest = quiet(sets)) && gpufl_monotonic() < until; i++) {
+  for (int i = 0; !(rest = quiet(sets)) && atomic_load(&gate.closed) == sets && gpufl_monotonic() < until; i++) {
     pthread_mutex_unlock(&gate.lock);
     if (i < 50) {
       sched_yield();
@@ -210,6 +216,7 @@ bool gpufl_gate_close(uint32_t sets, int64_t limit_ns) {
     }
     pthread_mutex_lock(&gate.lock);
   }
+  rest = rest && atomic_load(&gate.closed) == sets;
   pthread_mutex_unlock(&gate.lock);
   return rest;
 }
@@ -218,7 +225,8 @@ bool gpufl_gate_hold(void) {
   // One that comes to the gate seems to be inside for a moment.
   for (int i = 0; i < 20; i++) {
     pthread_mutex_lock(&gate.lock);
-    gate.critical = quiet(atomic_load(&gate.closed));
+    uint32_t closed = atomic_load(&gate.closed);
+    gate.critical = closed != 0 && quiet(closed);
     bool held = gate.critical;
     pthread_mutex_unlock(&gate.lock);
     if (held) return true;

@@ -73,8 +73,9 @@ void gpufl_quiet_end(int quiet);
 void gpufl_window_comes(void);
 #define GPUFL_QUIET_NS ((int64_t)5 * 1000000000)
 
-/* Between gpufl_flush_begin, which flushes, and gpufl_flush_end nobody else does: a thread of CUPTI's that works at records
- * locks up with what rearranges things. */
+/* Between gpufl_flush_lock and gpufl_flush_end nobody else flushes, and gpufl_flush_begin does: a thread of CUPTI's that works at records
+ * locks up with what rearranges things. gpufl_flush_lock waits for who flushes until a time of gpufl_monotonic; false if that was not enough. */
+bool gpufl_flush_lock(int64_t until);
 void gpufl_flush_begin(void);
 void gpufl_flush_end(void);
 
@@ -182,6 +183,8 @@ int gpufl_known_contexts(void);
 /* gpufl_contexts copies the contexts that exist; *more gets how many had no room. */
 int gpufl_contexts(gpufl_context out[GPUFL_MAX_CONTEXTS], uint64_t *more);
 bool gpufl_context_exists(void *handle);
+/* gpufl_context_lives: and has not begun to end. */
+bool gpufl_context_lives(void *handle);
 
 /* gpufl_module_loads is how often an image with this CRC was loaded; 0 if it is not known. */
 uint32_t gpufl_module_loads(uint64_t crc);

@@ -267,6 +267,14 @@ bool gpufl_context_exists(void *handle) {
   return found;
 }
 
+bool gpufl_context_lives(void *handle) {
+  bool found = false;
+  pthread_mutex_lock(&contexts.lock);
+  for (int i = 0; i < contexts.n && !found; i++) found = contexts.all[i].handle == handle && !contexts.all[i].ending;
+  pthread_mutex_unlock(&contexts.lock);
+  return found;
+}
+
 // add_primary adds the primary contexts that were there before we listened. They are only looked up:
 // who made them keeps them.
 static void add_primary(void) {

@@ -422,6 +422,7 @@ static int arm_new(void) {
     }
     sampled *s = NULL;
     int result = gpufl_claim(list[i].device);
+    if (!gpufl_context_lives(list[i].handle)) continue; // it did not wait for those before it any longer
     if (result == GPUFL_OK) result = arm(list[i].handle, list[i].device, &s);
     if (s != NULL) {
       pthread_mutex_lock(&list_lock);

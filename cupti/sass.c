@@ -276,6 +276,7 @@ int gpufl_sass_open(void) {
   profiler = true;
   int refusal = GPUFL_NO_CONTEXT;
   for (int i = 0; i < n; i++) {
+    if (!gpufl_context_lives(list[i].handle)) continue; // it did not wait for those before it any longer
     counted_device *d = list[i].device < 0 ? NULL : find_device(list[i].device);
     if (d == NULL && list[i].device >= 0 && num_devices < MAX_DEVICES) {
       d = &devices[num_devices];

@@ -96,14 +96,15 @@ static void thread_ends(void *scopes) {
   free(s);
 }
 
-static void make_key(void) { pthread_key_create(&key, thread_ends); }
+static bool have_key; // a process has so many
+static void make_key(void) { have_key = pthread_key_create(&key, thread_ends) == 0; }
 
 static thread_scopes *own(void) {
   if (mine != NULL) return mine;
   gpufl_watch_fork();
   pthread_once(&key_once, make_key);
   thread_scopes *s = calloc(1, sizeof *s);
-  if (s == NULL || pthread_setspecific(key, s) != 0) {
+  if (s == NULL || !have_key || pthread_setspecific(key, s) != 0) {
     free(s);
     return NULL;
   }

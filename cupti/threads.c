@@ -3,6 +3,7 @@
 //go:build linux && cgo
 
 #include <dirent.h>
+#include <errno.h>
 #include <link.h>
 #include <signal.h>
 #include <stdio.h>
@@ -92,7 +93,7 @@ static bool runs(pid_t id) {
   char path[64], line[256];
   snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)id);
   FILE *f = fopen(path, "re");
-  if (f == NULL) return false;
+  if (f == NULL) return errno != ENOENT && errno != ESRCH; // that there is no descriptor left says nothing of the thread
   size_t n = fread(line, 1, sizeof line - 1, f);
   fclose(f);
   line[n] = 0;
@@ -100,10 +101,11 @@ static bool runs(pid_t id) {
   return state != NULL && strlen(state) > 2 && strchr("RTt", state[2]) != NULL;
 }
 
-// list has the threads but the calling one that run; NULL if the process may not know of them.
-static thread *list(size_t *n) {
+// list has the threads but the calling one that run; NULL if the process may not know of them, and *short_of that it only lacks what that takes.
+static thread *list(size_t *n, bool *short_of) {
   *n = 0;
   DIR *tasks = opendir("/proc/self/task");
+  *short_of = tasks == NULL && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
   if (tasks == NULL) return NULL;
   size_t room = 64;
   thread *all = malloc(room * sizeof *all);
@@ -132,8 +134,14 @@ static thread *list(size_t *n) {
 bool gpufl_threads_pass(int64_t until) {
   for (int round = 0; round < ROUNDS; round++) {
     size_t n = 0;
-    thread *all = list(&n);
+    bool short_of = false;
+    thread *all = list(&n, &short_of);
     gpufl_nap(RUN_NS);
+    while (short_of && gpufl_monotonic() < until) {
+      gpufl_nap(20 * RUN_NS);
+      all = list(&n, &short_of);
+    }
+    if (short_of) return false;
     if (all == NULL) {
       gpufl_nap(20 * RUN_NS); // no better than a guess
       continue;

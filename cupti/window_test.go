@@ -1040,6 +1040,8 @@ func TestPrimaryContextFromBefore(t *testing.T) {
 
 // TestStopTellsOfLaunchesNoMore: while CUPTI records kernels still, or the next session could know no launch's scope.
 func TestStopTellsOfLaunchesNoMore(t *testing.T) {
+	runtime.LockOSThread() // a scope is of a thread
+	defer runtime.UnlockOSThread()
 	fake, c := open(t, Config{Kinds: KindsOf(KindKernel, KindExternal)})
 	fake.Set(t, "launch_ns", 100_000)
 	defer launching(fake, 4)()

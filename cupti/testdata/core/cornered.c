@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a program may do that is rare and allowed, argv[2]: each leaves it and us as we were.
+//
+//	cancel       a thread is cancelled that waits at the gate
+//	keys         the process has no key for a thread's values left
+//	descriptors  nor a descriptor
+//	given_up     nobody waits for a window any more, while a launch is under way
+//	released     the same before the GPU came to rest
+//	loading      a module is loaded for long as a window closes
+//	flushing     CUPTI hands over records for long as one opens
+//	capture      a context of another GPU ends while a graph is captured
+
+#include <fcntl.h>
+#include <sys/resource.h>
+
+#include "core.h"
+#include "gpufl_deep_internal.h"
+
+static int (*create_context)(void **, unsigned, int), (*destroy_context)(void *), (*begin_capture)(void *, int), (*end_capture)(void *, void **);
+static uint32_t (*load_module)(const void *, size_t);
+static void (*fake_busy)(int);
+static int64_t (*captures_broken)(void);
+static atomic_bool over, closed;
+static atomic_int answer;
+
+static void pass(void) {
+  gpufl_gate_enter(GPUFL_SET_LAUNCH, gpufl_gate_life(), 7);
+  gpufl_gate_exit();
+}
+
+static void *passes(void *unused) {
+  pass();
+  return unused;
+}
+
+static void *closes(void *unused) {
+  atomic_store(&answer, gpufl_deep_close((int64_t)5e9));
+  atomic_store(&closed, true);
+  return unused;
+}
+
+static void *launches(void *many) {
+  do fake_run(1, 20, "k");
+  while (many != NULL && !atomic_load(&over));
+  return NULL;
+}
+
+static void *loads(void *unused) {
+  load_module("an image", 8);
+  return unused;
+}
+
+static pthread_t begin(void *(*run)(void *), void *with) {
+  pthread_t t;
+  CHECK(pthread_create(&t, NULL, run, with) == 0);
+  return t;
+}
+
+static void cancel(void) {
+  gpufl_gate_close(GPUFL_SETS_ALL, 1000000);
+  pthread_t waiting = begin(passes, NULL);
+  usleep(100000);
+  CHECK(pthread_cancel(waiting) == 0);
+  usleep(100000);
+  gpufl_gate_open();
+  CHECK(pthread_join(waiting, NULL) == 0);
+  pass();
+}
+
+static atomic_int freed;
+static pthread_key_t first;
+static void free_value(void *value) {
+  CHECK(value == &freed);
+  atomic_fetch_add(&freed, 1);
+}
+
+static void *has_value(void *unused) {
+  pthread_setspecific(first, &freed);
+  pass();
+  CHECK(pthread_getspecific(first) == &freed);
+  return unused;
+}
+
+static void keys(void) {
+  pthread_key_t more;
+  CHECK(pthread_key_create(&first, free_value) == 0);
+  while (pthread_key_create(&more, NULL) == 0) continue;
+  pthread_join(begin(has_value, NULL), NULL);
+  CHECK(atomic_load(&freed) == 1);
+  CHECK(!gpufl_gate_close(GPUFL_SETS_ALL, 1000000)); // who is inside is not known
+}
+
+static void descriptors(void) {
+  CHECK(gpufl_threads_pass(gpufl_monotonic() + (int64_t)60e9));
+  struct rlimit few = {40, 40};
+  CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+  while (open("/dev/null", O_RDONLY) >= 0) continue;
+  CHECK(!gpufl_threads_pass(gpufl_monotonic() + 50000000));
+}
+
+static void open_window(const char *fakes) {
+  open_fakes(fakes);
+  void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
+  *(void **)&create_context = dlsym(cuda, "cuCtxCreate_v2");
+  *(void **)&destroy_context = dlsym(cuda, "cuCtxDestroy_v2");
+  *(void **)&begin_capture = dlsym(cuda, "cuStreamBeginCapture_v2");
+  *(void **)&end_capture = dlsym(cuda, "cuStreamEndCapture");
+  *(void **)&load_module = dlsym(cuda, "fake_module_load");
+  *(void **)&fake_busy = dlsym(cuda, "fake_busy");
+  *(void **)&captures_broken = dlsym(cuda, "fake_captures_broken");
+  gpufl_config config = {.buffer_bytes = 1 << 18, .buffers = 16, .kinds = BASIC_KINDS, .deep = 1, .cubin_bytes = 1 << 20};
+  CHECK(gpufl_open(&config) == GPUFL_OK);
+  start_core();
+}
+
+static void *contexts[2];
+static void window(const char *fakes) {
+  static const gpufl_deep_config config = {.max_rows = 1 << 16, .limit_ns = (int64_t)5e9};
+  open_window(fakes);
+  for (int i = 0; i < 2; i++) CHECK(create_context(&contexts[i], 0, i) == 0);
+  fake_run(1, 10, "k");
+  CHECK(gpufl_deep_open(&config) == GPUFL_OK);
+  fake_run(1, 10, "k");
+}
+
+static void await_close(int want) {
+  while (!atomic_load(&closed)) usleep(1000);
+  CHECK(atomic_load(&answer) == want);
+  CHECK(fake_control("pc_raced", 0) == 0);
+}
+
+static void given_up(void) {
+  fake_control("hang", 1);
+  begin(closes, NULL);
+  usleep(300000); // it reads what is left
+  fake_control("hold", 1);
+  pthread_t launching = begin(launches, NULL);
+  while (fake_control("held", 0) == 0) usleep(1000);
+  fake_control("hang", 0);
+  usleep(300000);
+  CHECK(!atomic_load(&closed));
+  gpufl_deep_give_up();
+  await_close(GPUFL_GIVEN_UP);
+  fake_control("hold", 0);
+  pthread_join(launching, NULL);
+}
+
+static void released(void) {
+  fake_control("launch_ns", 2000000);
+  pthread_t launching = begin(launches, contexts);
+  usleep(50000);
+  fake_busy(3000);
+  begin(closes, NULL);
+  usleep(300000);
+  gpufl_deep_give_up();
+  while (!atomic_load(&closed)) usleep(1000);
+  CHECK(fake_control("pc_raced", 0) == 0);
+  atomic_store(&over, true);
+  pthread_join(launching, NULL);
+  gpufl_gate_close(GPUFL_SETS_ALL, 1000000000);
+  gpufl_gate_release();
+  CHECK(!gpufl_gate_hold()); // it is open
+}
+
+static void loading(void) {
+  fake_control("hold", 1);
+  fake_busy(1500);
+  begin(closes, NULL);
+  usleep(100000);
+  pthread_t load = begin(loads, NULL);
+  usleep(1400000);
+  fake_control("hold", 0);
+  await_close(GPUFL_OK);
+  pthread_join(load, NULL);
+}
+
+// Somebody else flushes for longer than a window waits: that opens later, and launches do not wait for it.
+static void flushing(const char *fakes) {
+  static const gpufl_deep_config config = {.max_rows = 1 << 16, .limit_ns = 500000000};
+  open_window(fakes);
+  CHECK(create_context(&contexts[0], 0, 0) == 0);
+  fake_run(1, 10, "k");
+  CHECK(gpufl_flush_lock(INT64_MAX));
+  int64_t began = gpufl_monotonic();
+  CHECK(gpufl_deep_open(&config) == GPUFL_RESTLESS);
+  CHECK(gpufl_monotonic() - began < (int64_t)10e9);
+  fake_run(1, 10, "k");
+  gpufl_flush_end();
+  CHECK(gpufl_deep_open(&config) == GPUFL_OK);
+}
+
+static void capture(void) {
+  void *graph;
+  CHECK(begin_capture((void *)77, 0) == 0);
+  CHECK(destroy_context(contexts[1]) == 0);
+  CHECK(end_capture((void *)77, &graph) == 0 && captures_broken() == 0);
+}
+
+int main(int argc, char **argv) {
+  CHECK(argc == 3);
+  const char *what = argv[2];
+  alarm(120);
+  if (strcmp(what, "cancel") == 0) cancel();
+  else if (strcmp(what, "keys") == 0) keys();
+  else if (strcmp(what, "descriptors") == 0) descriptors();
+  else if (strcmp(what, "flushing") == 0) flushing(argv[1]);
+  else {
+    window(argv[1]);
+    if (strcmp(what, "given_up") == 0) given_up();
+    else if (strcmp(what, "released") == 0) released();
+    else if (strcmp(what, "loading") == 0) loading();
+    else if (strcmp(what, "capture") == 0) capture();
+    else CHECK(!"a case");
+  }
+  _exit(0);
+}
