@@ -719,7 +719,7 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
     if ((sets & SET_SCOPE) != 0) gpufl_count_enter(cbid, call);
     if (gateable != 0) {
       uint32_t life = gpufl_gate_life(); // before it is looked who is watched
-      if ((gateable & atomic_load(&watched)) != 0) gpufl_gate_enter(gateable, life, cbid);
+      if ((gateable & atomic_load(&watched)) != 0) gpufl_gate_enter(gateable, life, cbid, call->correlationId, call->functionParams);
     }
     if (atomic_load_explicit(&launches, memory_order_relaxed) == 1 && (sets & (SET_SCOPE | SET_SCOPE_MEMORY | SET_SCOPE_SYNC)) != 0) {
       gpufl_scope_launch(call->correlationId);
@@ -733,7 +733,7 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
     gpufl_count_captures(gpufl_captures());
   }
   if ((sets & SET_KERNEL) != 0 && gpufl_deep_patches()) gpufl_window_count(&gpufl_window_counts.launched, 1);
-  if (gateable != 0) gpufl_gate_exit();
+  if (gateable != 0) gpufl_gate_exit(cbid, call->correlationId);
   if (!atomic_load_explicit(&finalizing, memory_order_acquire) || !pthread_equal(pthread_self(), finalizer)) return;
   atomic_store(&finalizing, false);
   gpufl_cupti.unsubscribe(subscriber);

@@ -298,7 +298,7 @@ void gpufl_deep_get_counts(gpufl_deep_counts *out) {
   *out = gpufl_window_counts;
   out->gated = now.waited - before.waited;
   out->gate_timeouts = now.timeouts - before.timeouts;
-  out->untold = now.untold - before.untold;
+  out->untold = now.untold > before.untold ? now.untold - before.untold : 0; // one may prove to have been told after all
   out->longest_hold_ns = now.longest;
   pthread_mutex_unlock(&window.lock);
 }
@@ -505,10 +505,12 @@ static void let_go(void) {
 static _Atomic(const char *) restless = "";
 static const char in_call[] = "a call";
 
-const char *gpufl_deep_restless(int32_t *thread, uint64_t *untold) {
+const char *gpufl_deep_restless(int32_t *thread, int *out, uint64_t *untold) {
   const char *why = atomic_load(&restless), *name = NULL;
   uint32_t what = 0;
-  gpufl_gate_inside(thread, &what);
+  bool is_out = false;
+  gpufl_gate_inside(thread, &what, &is_out);
+  *out = is_out;
   *untold = gpufl_gate_counts().untold;
   if (why != in_call) {
     *thread = 0;

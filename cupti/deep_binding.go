@@ -65,12 +65,13 @@ func coreDeepGiveUp()                { C.gpufl_deep_give_up() }
 func coreDeepStuck() bool            { return C.gpufl_deep_stuck() != 0 }
 func corePause() int                 { return int(C.gpufl_pause()) }
 
-// coreDeepRestless is what was not at rest, the thread that was in a call, 0 for none, and of how many calls the end was not told.
-func coreDeepRestless() (string, int32, uint64) {
+// coreDeepRestless is what was not at rest.
+func coreDeepRestless() restlessness {
 	var thread C.int32_t
+	var out C.int
 	var untold C.uint64_t
-	why := C.GoString(C.gpufl_deep_restless(&thread, &untold))
-	return why, int32(thread), uint64(untold)
+	why := C.GoString(C.gpufl_deep_restless(&thread, &out, &untold))
+	return restlessness{what: why, thread: int(thread), out: out != 0, untold: uint64(untold)}
 }
 
 func coreDeepClose(limit time.Duration) int { return int(C.gpufl_deep_close(C.int64_t(limit))) }

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <sched.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,11 +33,13 @@ enum { SETS = 3 };
 // gate may be reading it. No two are in one line of a processor's cache.
 typedef struct visitor {
   _Alignas(64) _Atomic uint32_t inside; // of the call that the thread is in: 1 + the index of its set, 0 for none
-  _Atomic uint32_t life;   // of the gate as the call began
-  uint32_t depth;          // how many calls it has led to, itself included: some functions of the driver call others
-  _Atomic uint32_t what;   // the call, as the caller names it
-  const char *frame;       // where on the thread's stack the call was told: what it leads to is told further down
-  int32_t thread;          // its id
+  _Atomic uint32_t life;    // of the gate as the call began
+  _Atomic uint32_t what;    // the call, as the caller names it
+  _Atomic uintptr_t frame;  // where on the thread's stack the call was told: what it leads to is told further down
+  _Atomic uintptr_t base;   // all that the call does is further down on the stack than this; UINTPTR_MAX if that is not known
+  uint32_t number;          // CUPTI's of the call
+  uint32_t ended, ended_what; // the call that was last taken to be over without its end being told; ended_what is 0 for none
+  int32_t thread;           // its id
   bool taken;              // with gate.lock
   bool cuptis;             // the thread is
   gpufl_heap heap;         // the thread's own
@@ -51,8 +54,13 @@ static struct {
   bool critical;           // CUPTI does what must not meet a launch
   bool blind;              // a thread found no memory: who is inside is not known
   visitor *visitors;
-  int32_t last_inside; // the thread that quiet found, and in which call
-  uint32_t last_what;
+  struct {
+    int32_t thread; // that quiet found, in the call
+    uint32_t what;
+    uintptr_t base;
+    bool out; // it was seen to be out of the call
+  } last;
+  _Atomic bool nests; // a launch has led to another
   uint64_t waited, timeouts;
   _Atomic uint64_t untold; // ends
   uint32_t waiting; // calls
@@ -70,9 +78,9 @@ static void thread_ends(void *of) {
   mine = NULL;
   if (gpufl_is_child()) return;
   atomic_store(&v->inside, 0);
+  v->ended_what = 0;
   gpufl_heap_forget(&v->heap);
   pthread_mutex_lock(&gate.lock);
-  v->depth = 0;
   v->taken = false;
   pthread_mutex_unlock(&gate.lock);
 }
@@ -146,23 +154,37 @@ static void wait_outside(visitor *v, uint32_t set, uint32_t life) {
   pthread_mutex_unlock(&gate.lock);
 }
 
-void gpufl_gate_enter(uint32_t one, uint32_t life, uint32_t what) {
+// leads_to says whether the call that the thread is in led to one that is told now, at here. If not, the former is over, and its
+// end was not told.
+//
+// What it led to is told further down on the stack, but so is many another call: the stack alone would keep a thread inside for
+// good where the end of one is lost. A launch may lead to the load of a module. None was seen to lead to a launch, so one that comes
+// is taken to be a call of its own, until the end of one that was taken to be over shows that there they do.
+static bool leads_to(const visitor *v, uint32_t one, uintptr_t here) {
+  if (here >= atomic_load_explicit(&v->frame, memory_order_relaxed)) return false;
+  return one != GPUFL_SET_LAUNCH || atomic_load_explicit(&gate.nests, memory_order_relaxed);
+}
+
+// The parameters of a call are in the frame of the driver's function, if they are on the stack at all.
+enum { FARTHEST_PARAMETERS = 256 << 10 };
+
+void gpufl_gate_enter(uint32_t one, uint32_t life, uint32_t what, uint32_t number, const void *parameters) {
   if (gpufl_operating) return;
   visitor *v = own();
   if (v == NULL || v->cuptis) return;
-  const char *here = __builtin_frame_address(0);
-  if (v->depth > 0 && atomic_load_explicit(&v->life, memory_order_relaxed) == atomic_load(&gate.life)) {
-    if (here < v->frame) {
-      v->depth++;
-      return;
-    }
-    // The thread is out of that call, and its end was not told.
+  uintptr_t here = (uintptr_t)__builtin_frame_address(0);
+  if (atomic_load_explicit(&v->inside, memory_order_relaxed) != 0 && atomic_load_explicit(&v->life, memory_order_relaxed) == atomic_load(&gate.life)) {
+    if (leads_to(v, one, here)) return;
     atomic_fetch_add_explicit(&gate.untold, 1, memory_order_relaxed);
+    v->ended = v->number;
+    v->ended_what = atomic_load_explicit(&v->what, memory_order_relaxed);
   }
-  v->frame = here;
+  uintptr_t above = (uintptr_t)parameters - here;
+  atomic_store_explicit(&v->base, above < FARTHEST_PARAMETERS ? here + above : UINTPTR_MAX, memory_order_relaxed);
+  atomic_store_explicit(&v->frame, here, memory_order_relaxed);
   atomic_store_explicit(&v->what, what, memory_order_relaxed);
+  v->number = number;
   uint32_t set = place(one);
-  v->depth = 1;
   atomic_store_explicit(&v->life, life, memory_order_relaxed);
   atomic_store(&v->inside, 1 + set);
   if (holds_up(set, life)) {
@@ -174,10 +196,18 @@ void gpufl_gate_enter(uint32_t one, uint32_t life, uint32_t what) {
   if (one == GPUFL_SET_LAUNCH && v->heap.turn != atomic_load_explicit(&gpufl_heap_turn, memory_order_relaxed)) gpufl_heap_settle(&v->heap);
 }
 
-void gpufl_gate_exit(void) {
+void gpufl_gate_exit(uint32_t what, uint32_t number) {
   visitor *v = mine;
-  if (gpufl_operating || v == NULL || v->depth == 0) return; // it began before we listened
-  if (--v->depth == 0) atomic_store_explicit(&v->inside, 0, memory_order_release);
+  if (gpufl_operating || v == NULL) return;
+  if (atomic_load_explicit(&v->inside, memory_order_relaxed) != 0 && number == v->number && what == atomic_load_explicit(&v->what, memory_order_relaxed)) {
+    atomic_store_explicit(&v->inside, 0, memory_order_release);
+    return;
+  }
+  // Another led to it, or it began before we listened, or this:
+  if (v->ended_what == 0 || number != v->ended || what != v->ended_what) return;
+  v->ended_what = 0;
+  atomic_fetch_sub_explicit(&gate.untold, 1, memory_order_relaxed);
+  atomic_store_explicit(&gate.nests, true, memory_order_relaxed);
 }
 
 // quiet says whether no call of the sets is inside. The caller has the lock.
@@ -187,11 +217,28 @@ static bool quiet(uint32_t sets) {
     uint32_t inside = atomic_load(&v->inside);
     if (inside == 0 || (sets & 1u << (inside - 1)) == 0) continue;
     if (atomic_load(&v->life) != atomic_load(&gate.life)) continue;
-    gate.last_inside = v->thread;
-    gate.last_what = atomic_load_explicit(&v->what, memory_order_relaxed);
+    uint32_t what = atomic_load_explicit(&v->what, memory_order_relaxed);
+    uintptr_t base = atomic_load_explicit(&v->base, memory_order_relaxed);
+    if (gate.last.thread != v->thread || gate.last.what != what || gate.last.base != base) {
+      gate.last.thread = v->thread;
+      gate.last.what = what;
+      gate.last.base = base;
+      gate.last.out = false;
+    }
     return false;
   }
   return true;
+}
+
+// look looks whether the thread that is waited for sleeps further up on its stack than its call. The caller has the lock, which is not held
+// meanwhile.
+static void look(void) {
+  int32_t thread = gate.last.thread;
+  uintptr_t base = gate.last.base, stack = 0;
+  pthread_mutex_unlock(&gate.lock);
+  bool asleep = gpufl_thread_sleeps(thread, &stack);
+  pthread_mutex_lock(&gate.lock);
+  if (asleep && stack > base && gate.last.thread == thread && gate.last.base == base) gate.last.out = true;
 }
 
 bool gpufl_gate_close(uint32_t sets, int64_t limit_ns) {
@@ -208,6 +255,7 @@ bool gpufl_gate_close(uint32_t sets, int64_t limit_ns) {
   bool rest; // and nobody has opened it meanwhile
   // Those who leave do not say so: it would cost every launch. Most leave within microseconds.
   for (int i = 0; !(rest = quiet(sets)) && atomic_load(&gate.closed) == sets && gpufl_monotonic() < until; i++) {
+    if (i % 100 == 99 && !gate.last.out && !gate.blind) look();
     pthread_mutex_unlock(&gate.lock);
     if (i < 50) {
       sched_yield();
@@ -255,10 +303,11 @@ void gpufl_gate_forget(void) {
   pthread_mutex_unlock(&gate.lock);
 }
 
-void gpufl_gate_inside(int32_t *thread, uint32_t *what) {
+void gpufl_gate_inside(int32_t *thread, uint32_t *what, bool *out) {
   pthread_mutex_lock(&gate.lock);
-  *thread = gate.last_inside;
-  *what = gate.last_what;
+  *thread = gate.last.thread;
+  *what = gate.last.what;
+  *out = gate.last.out;
   pthread_mutex_unlock(&gate.lock);
 }
 

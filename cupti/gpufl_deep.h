@@ -52,8 +52,9 @@ const char *gpufl_deep_obstacle(void);
 int32_t gpufl_deep_holder(void);
 
 /* gpufl_deep_restless says what was not at rest when that was the last answer: "" if nothing was, and *thread is 0 unless it was a call of
- * the application; else that call's thread, and *untold of how many calls the end was not told. */
-const char *gpufl_deep_restless(int32_t *thread, uint64_t *untold);
+ * the application; else that call's thread, *out is 1 if it was seen to sleep outside of that call, whose end was not told then, and *untold of how
+ * many other calls the end was not told. */
+const char *gpufl_deep_restless(int32_t *thread, int *out, uint64_t *untold);
 
 typedef struct {
   uint32_t engine;

@@ -93,10 +93,11 @@ bool gpufl_activity(void);
 
 /* What on_api tells, of functions in a set that is watched. gpufl_gate_life was asked before it was looked whether the set is
  * watched: a call that began in another life of the gate is let through and not counted, since its end may not be told. what is a number of
- * the caller's for the call. */
+ * the caller's for the function, number is CUPTI's for the call: together they are known again at its end. parameters are the call's, where
+ * CUPTI has them. */
 uint32_t gpufl_gate_life(void);
-void gpufl_gate_enter(uint32_t set, uint32_t life, uint32_t what);
-void gpufl_gate_exit(void);
+void gpufl_gate_enter(uint32_t set, uint32_t life, uint32_t what, uint32_t number, const void *parameters);
+void gpufl_gate_exit(uint32_t what, uint32_t number);
 
 /* gpufl_gate_close lets no further call of these sets begin and waits until those inside have ended; false
  * if they have not in time, and then it stays closed all the same until gpufl_gate_open. */
@@ -109,8 +110,9 @@ void gpufl_gate_open(void);
 void gpufl_gate_release(void);
 /* gpufl_gate_forget forgets who is inside: their ends will not be told. */
 void gpufl_gate_forget(void);
-/* gpufl_gate_inside: which thread was last found inside when the gate was closed, 0 for none, and in which call. */
-void gpufl_gate_inside(int32_t *thread, uint32_t *what);
+/* gpufl_gate_inside: which thread was last found inside when the gate was closed, 0 for none, and in which call; *out if it was seen to
+ * sleep outside of it, so that its end was not told. */
+void gpufl_gate_inside(int32_t *thread, uint32_t *what, bool *out);
 /* gpufl_gate_counts: how many calls waited ever, how many went on before the gate was open, and of how many the end was not told, as far as
  * their threads have made others since; the longest wait in ns since gpufl_gate_begin. */
 typedef struct {
@@ -150,6 +152,9 @@ size_t gpufl_heap_held(void);
  * functions before. */
 void gpufl_threads_learn(void *function);
 bool gpufl_thread_is_cuptis(void);
+
+/* gpufl_thread_sleeps says whether a thread of this process sleeps, and how far its stack reaches down then; false as well if the kernel does not say. */
+bool gpufl_thread_sleeps(int32_t id, uintptr_t *stack);
 
 /* gpufl_threads_pass waits until each other thread of the process has run for a while or been seen asleep: none is in a short call
  * any more that it was in before. False if some have not by a time of gpufl_monotonic. */

@@ -65,6 +65,24 @@ bool gpufl_thread_is_cuptis(void) {
   return began_with >= atomic_load(&code) && began_with < atomic_load(&code_end);
 }
 
+bool gpufl_thread_sleeps(int32_t id, uintptr_t *stack) {
+  char path[64], line[256];
+  snprintf(path, sizeof path, "/proc/self/task/%d/syscall", (int)id);
+  FILE *f = fopen(path, "re");
+  if (f == NULL) return false;
+  size_t n = fread(line, 1, sizeof line - 1, f);
+  fclose(f);
+  line[n] = 0;
+  // "running", or what it sleeps in and with what, and last its stack pointer and where it goes on (proc(5)).
+  char *at = strrchr(line, ' ');
+  if (at == NULL) return false;
+  *at = 0;
+  at = strrchr(line, ' ');
+  if (at == NULL) return false;
+  *stack = (uintptr_t)strtoull(at, NULL, 16);
+  return *stack != 0;
+}
+
 // ---- calls that nobody saw begin ----
 
 // Callbacks are told of calls that begin once they are asked for. Those that had begun before are not known, and nothing says

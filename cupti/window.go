@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -395,17 +396,33 @@ func taken(pid int) string {
 	return who + " sampled on this GPU, and as long as it lives samples of its kernels would come among ours: ask for SASS metrics, or end it"
 }
 
-// restless says in parentheses what was not at rest.
-func restless(why string, thread int32, untold uint64) string {
-	if why == "" {
+// restlessness is what did not come to rest.
+type restlessness struct {
+	what   string // a function of the driver where thread is not 0
+	thread int    // its id: it is in that call
+	out    bool   // or was seen to be out of it
+	untold uint64 // of how many other calls in the life of the process CUPTI did not tell the end
+}
+
+// String says it in parentheses.
+func (r restlessness) String() string {
+	if r.what == "" {
 		return ""
 	}
-	text := " (" + why
-	if thread != 0 {
-		text += fmt.Sprintf(" of thread %d was under way", thread)
+	text := " (" + r.what
+	if r.thread != 0 {
+		text += fmt.Sprintf(" of thread %d", r.thread)
+		if name, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/comm", r.thread)); err == nil {
+			text += ", " + strings.TrimSpace(string(name)) + ","
+		}
+		if r.out {
+			text += " is over and CUPTI did not tell its end, so it may tell of nothing that this thread does"
+		} else {
+			text += " was under way"
+		}
 	}
-	if untold > 0 {
-		text += fmt.Sprintf("; CUPTI did not tell the end of %d calls", untold)
+	if r.untold > 0 {
+		text += fmt.Sprintf("; CUPTI did not tell the ends of %d calls before", r.untold)
 	}
 	return text + ")"
 }
@@ -439,7 +456,7 @@ func (c *Collector) deepStatus(e Engine, rc int) Status {
 		}
 		s.Detail += " and is not asked again: recording goes on without windows; start the process anew to have them"
 	case rcRestless:
-		s.Reason, s.Detail = ReasonRestless, "launches or module loads of the program came to no rest in time"+restless(coreDeepRestless())+": try again, or allow more time"
+		s.Reason, s.Detail = ReasonRestless, "launches or module loads of the program came to no rest in time"+coreDeepRestless().String()+": try again, or allow more time"
 	case rcFixed:
 		s.Reason, s.Detail = ReasonBadRequest, "an earlier window of this process counted other SASS metrics, and CUPTI can be told only once: ask for the same, or start the process anew"
 	case rcTaken:

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -1234,6 +1235,60 @@ func TestRestlessProgram(t *testing.T) {
 	release()
 	for e := range NumEngines {
 		closeWindow(t, openWindow(t, c, DeepConfig{Engine: e}))
+	}
+}
+
+// TestLaunchWhoseEndIsNotTold: the thread is taken to be in that launch until CUPTI tells of its next one.
+func TestLaunchWhoseEndIsNotTold(t *testing.T) {
+	fake, c, _ := openDeep(t, Config{})
+	before := coreDeepRestless().untold
+	closeWindow(t, openWindow(t, c, DeepConfig{})) // launches are watched from now on
+	launch, launched := make(chan bool), make(chan bool)
+	var thread sync.WaitGroup
+	thread.Go(func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		for range launch {
+			fake.Launch(windowKernel, 1)
+			launched <- true
+		}
+	})
+	fake.Set(t, "untold_ends", 1)
+	launch <- true
+	<-launched
+	s := refusal(t, c, DeepConfig{OpenLimit: 12 * time.Second})
+	if s.Reason != ReasonRestless || !strings.Contains(s.Detail, "(cuLaunchKernel of thread ") {
+		t.Errorf("%+v", s)
+	}
+	launch <- true
+	<-launched
+	close(launch)
+	thread.Wait()
+	for e := range NumEngines {
+		closeWindow(t, openWindow(t, c, DeepConfig{Engine: e}))
+	}
+	if got := coreDeepRestless().untold - before; got != 1 {
+		t.Errorf("%d ends were not told", got)
+	}
+}
+
+func TestRestlessness(t *testing.T) {
+	name, err := os.ReadFile("/proc/self/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := fmt.Sprintf("of thread %d, %s, ", os.Getpid(), strings.TrimSpace(string(name)))
+	for want, r := range map[string]restlessness{
+		"":                                 {untold: 3},
+		" (CUPTI is handing over records)": {what: "CUPTI is handing over records"},
+		" (cuLaunchKernel " + of + "was under way)":                                                                           {what: "cuLaunchKernel", thread: os.Getpid()},
+		" (cuLaunchKernel " + of + "was under way; CUPTI did not tell the ends of 2 calls before)":                            {what: "cuLaunchKernel", thread: os.Getpid(), untold: 2},
+		" (cuLaunchKernel " + of + "is over and CUPTI did not tell its end, so it may tell of nothing that this thread does)": {what: "cuLaunchKernel", thread: os.Getpid(), out: true},
+		" (cuLaunchKernel of thread 2147483647 was under way)":                                                                {what: "cuLaunchKernel", thread: math.MaxInt32}, // it has ended since
+	} {
+		if got := r.String(); got != want {
+			t.Errorf("%+v: %q, want %q", r, got, want)
+		}
 	}
 }
 

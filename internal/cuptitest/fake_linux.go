@@ -278,6 +278,7 @@ func (f *Fake) Synchronize() { C.synchronize() }
 //	copying           how many are under way; not to be set
 //	incomplete        1: a record of each buffer is not complete, so that only a forced flush gives it back
 //	enabled, callbacks, subscribed   the activity kinds (bits), the number of callbacks, whether there is a subscriber; not to be set
+//	untold_ends       of how many of the next launches the ends are not told
 //	launch_ns         how long each launch, and each call about a module, takes
 //	own_call          1: a thread of CUPTI's own launches, and is in that call until it is 0
 //	own_called        1: it is; not to be set

@@ -25,8 +25,8 @@ static atomic_bool over, closed;
 static atomic_int answer;
 
 static void pass(void) {
-  gpufl_gate_enter(GPUFL_SET_LAUNCH, gpufl_gate_life(), 7);
-  gpufl_gate_exit();
+  gpufl_gate_enter(GPUFL_SET_LAUNCH, gpufl_gate_life(), 7, 1, NULL);
+  gpufl_gate_exit(7, 1);
 }
 
 static void *passes(void *unused) {

@@ -62,7 +62,7 @@ static struct {
   char *names;
   size_t names_used;
   bool zeroed;
-  int64_t version, kernel_bytes, refuse_subscribe, refuse_clock, finalized, not_zero, overhead_ns, silent, switched_beside, copied_beside, incomplete, deafened;
+  int64_t version, kernel_bytes, refuse_subscribe, refuse_clock, finalized, not_zero, overhead_ns, silent, switched_beside, copied_beside, incomplete, deafened, untold_ends;
 } s;
 static atomic_uint correlation;
 
@@ -348,6 +348,10 @@ static int tell_with(uint32_t site, uint32_t cbid, const char *function, uint32_
   }
   uint32_t c = *number;
   callback_fn f = cbid < CALLBACKS && s.callbacks[cbid] && !s.silent && !atomic_load(&leaving) && !(deaf && is_launch(cbid)) ? s.subscriber : NULL;
+  if (f != NULL && site == 1 && is_launch(cbid) && s.untold_ends > 0) {
+    s.untold_ends--;
+    f = NULL;
+  }
   void *user = s.user;
   if (f != NULL) atomic_fetch_add(&callbacks_inside, 1);
   int told = f != NULL ? atomic_load(&subscriptions) : -1;
@@ -736,7 +740,8 @@ FAKE_API int64_t fake_control(const char *what, int64_t value) {
       {"version", &s.version},           {"kernel_bytes", &s.kernel_bytes}, {"refuse_subscribe", &s.refuse_subscribe},
       {"refuse_clock", &s.refuse_clock}, {"finalized", &s.finalized},       {"not_zero", &s.not_zero},
       {"overhead_ns", &s.overhead_ns},   {"silent", &s.silent},               {"switched_beside", &s.switched_beside}, {"copied_beside", &s.copied_beside},
-      {"incomplete", &s.incomplete},     {"deafened", &s.deafened}};
+      {"incomplete", &s.incomplete},     {"deafened", &s.deafened},
+      {"untold_ends", &s.untold_ends}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     if (strcmp(what, all[i].name) != 0) continue;
     old = *all[i].at;
