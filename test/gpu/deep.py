@@ -727,13 +727,19 @@ def nsight(gpufl):
         note("left out: Nsight Compute (no ncu in PATH)")
         return
     program = os.path.join(gpufl.bin, "slow")
-    _, command = gpufl.trace("ncu-beside", ON_DEMAND, [sys.executable, TRAINING])
-    t = Training(command, GPUFL_DEEP="1", LD_PRELOAD=os.path.join(gpufl.bin, "crash.so"))
+    recording, command = gpufl.trace("ncu-beside", ON_DEMAND, [sys.executable, TRAINING])
+    t = Training(command, GPUFL_DEEP="1", GPUFL_METRIC_INTERVAL="3s", LD_PRELOAD=os.path.join(gpufl.bin, "crash.so"))
     other = None
     try:
+        times = [counted()]
+        t.ask("cycles 2")
+        times.append(counted())
         t.send("until")
-        other = subprocess.Popen([ncu, "--set", "full", program, "compute", "15"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0)
-        until_said(other, "==PROF== Profiling", 120)
+        # Its second kernel takes so long, and forty times as long under ncu, that windows are asked for in the middle of it. Before the
+        # first one ncu has not the counters yet: a window that came then had them, and ncu gave up.
+        other = subprocess.Popen([ncu, "--set", "full", program, "chase", "15", "200000"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0)
+        until_said(other, '==PROF== Profiling "chase"', 120)
+        time.sleep(1)
         for engine in ("pc", "sass"):
             beside(gpufl.deep(t.pid, engine, "500ms"), f"profilers: while ncu has the counters, {engine}", t)
         rest = other.stdout.read().decode(errors="replace")
@@ -745,7 +751,13 @@ def nsight(gpufl):
             if not check(p.returncode == 0, f"profilers: after ncu, {engine} is collected", p.returncode, p.status, p.text[:300]):
                 looked_at(t)
         check(t.ask("stop")["wrong"] == 0, "profilers: the training beside ncu is right")
+        times.append(counted())
+        t.ask("cycles 2")
+        times.append(counted())
         check(t.end() == 0, "profilers: and ends by itself")
+        sums = [(at, sum(by_name.values())) for at, by_name in exports(recording)]
+        kernels = between(sums, *times[:2]), between(sums, *times[2:])
+        check(kernels[0] == kernels[1] > 0, "profilers: as many kernels are recorded after ncu as before", *kernels)
     except (subprocess.TimeoutExpired, TimeoutError, RuntimeError):
         t.kill()
         raise

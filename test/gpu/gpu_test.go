@@ -67,10 +67,15 @@ func TestProgramsOnAFakeGPU(t *testing.T) {
 	t.Run("switches", func(t *testing.T) {
 		said := run(t, environ, filepath.Join(bin, "switches"), cupti, "b", "1", "3", "20")
 		assert.Equal(t, 3, strings.Count(said, "] first -1, without record 0, not told 0 of 2000, inside 0;"), "%s", said)
-		for _, how := range [][2]string{{"o", "0"}, {"t", "4"}, {"T", "4"}} {
+		for _, how := range [][2]string{{"o", "0"}, {"t", "4"}, {"T", "4"}, {"p", "1"}, {"p", "4"}, {"p", "5"}, {"P", "4"}, {"q", "5"}, {"a", "7"}} {
 			said = run(t, environ, filepath.Join(bin, "switches"), cupti, how[0], how[1], "3", "5")
 			assert.Equal(t, 3, strings.Count(said, "] first -1, without record 0, not told 0 of 500, inside 0;"), "%s", said)
+			assert.Equal(t, strings.Contains("pPqa", how[0]), strings.Contains(said, " started 5 times, "), "%s", said)
 		}
+	})
+	t.Run("held", func(t *testing.T) {
+		said := run(t, environ, "python3", filepath.Join(process.Root(t), "test", "gpu", "held.py"), "--bin", bin, "--cupti", cupti, "--alone", "--seconds", "0.1", "--threads", "2", "p 5 n")
+		assert.Contains(t, said, "p 5 n: 1 processes: 1 not refused\n")
 	})
 	// Records of what, launches or copies, are not all there: they are off now and then, or have no buffers.
 	for how, lost := range map[string][2]bool{

@@ -21,7 +21,8 @@ GPUFL_DEEP_DRIVER(BARE_FIELD)
 #define BARE_OTHERS(G)                                                       \
   G(enable_context, cuptiActivityEnableContext, (void *, uint32_t))          \
   G(disable_context, cuptiActivityDisableContext, (void *, uint32_t))         \
-  G(sass_unset_config, cuptiSassMetricsUnsetConfig, (void *))
+  G(sass_unset_config, cuptiSassMetricsUnsetConfig, (void *))                \
+  G(availability, cuptiProfilerGetCounterAvailability, (void *))
 BARE_OTHERS(BARE_FIELD)
 #define BARE_DRIVER(G)                                                       \
   G(cu_init, cuInit, (unsigned))                                             \

@@ -3,7 +3,7 @@
 // Of which launches does CUPTI make records, and of which does it tell, after these were switched off and on again?
 //
 //	test/gpu/build --programs bin
-//	bin/switches /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 WHAT GATE THREADS PHASES
+//	bin/switches /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 WHAT GATE THREADS PHASES [HEAL]
 //
 // Threads launch all the time. In each phase something is switched off and on again, and then each thread launches 100 kernels of its
 // own, of which all should be seen. WHAT is
@@ -13,11 +13,23 @@
 //	f     records, with a flush after each
 //	o     callbacks, on once and for good
 //	T     callbacks, and records stay on
+//	p     PC sampling, enabled, started, stopped and disabled; records and callbacks stay on
+//	P     the same, without records
+//	a     as p, but CUPTI is asked first which counters are available, and sampling is not enabled where it refuses that
+//	q     as p, but where the start is refused it is left enabled, and only started again
 //
 // and GATE who launches meanwhile: 0 everybody, 1 nobody, 2 nobody and the device has nothing to do, 3 nobody while it is
-// switched off, 4 the same, of t and T, but who comes waits in CUPTI's callback, as our core has it, and its end is not told. It prints
+// switched off, 4 the same, of t, T, p and P, but who comes waits in CUPTI's callback, as our core has it, and of t and T its end is not told,
+// 5 as 4 of p and P, and PC sampling is enabled beside launches, 6 as 4 and there are launches for 20 ms before it is started, 7 as 5 with these,
+// 8 as 7 and the device has nothing to do then. It prints
 // for each thread the first phase in which something had not come by its end, -1 for none, and what had not come by
-// the end of all. With callbacks also how many calls a thread seems to be in when it is in none: their ends were not told.
+// the end of all. With callbacks also how many calls a thread seems to be in when it is in none: their ends were not told. Of p and P also
+// which calls CUPTI refused, as it does where something else has the counters (-1: it has no stall reasons).
+//
+// With HEAL they end at the first start that is refused and not taken back (CUPTI answers the disabling with an error), after
+// which CUPTI tells of nothing and records nothing: n does nothing about that, s unsubscribes and subscribes again, f leaves CUPTI, r
+// asks for the records again; S, F, R the same while launches go on. It prints how many of each thread's next 100 launches are told of and recorded then, and
+// whether they are once records were off and on.
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -40,6 +52,9 @@ static __thread bool checked;
 // With gate 4: who is in a call whose end will be told, whether others wait, and how often ends were forgotten.
 static bool by_callback;
 static atomic_bool closed, in_call[MOST];
+static int stuck[MOST]; // how often a thread seemed to be in a call for good
+static atomic_bool pause_all;
+static atomic_int paused;
 static atomic_uint life;
 
 // wait_in_callback returns whether the end of the call will be told.
@@ -54,12 +69,16 @@ static bool wait_in_callback(void) {
   }
 }
 
-static void close_callbacks(int threads) {
+// A launch may wait for room in the device's queue, for as long as something else has the device.
+static void close_callbacks(int threads, bool must) {
   atomic_store(&closed, true);
   for (int i = 0; i < threads; i++) {
     int waited = 0;
-    for (; atomic_load(&in_call[i]) && waited < 250000; waited++) usleep(20);
-    CHECK(waited < 250000); // or the end of a call was not told
+    for (; atomic_load(&in_call[i]) && waited < (must ? 250000 : 40000); waited++) usleep(20);
+    if (!atomic_load(&in_call[i])) continue;
+    CHECK(!must); // or the end of a call was not told
+    stuck[i]++;
+    atomic_store(&in_call[i], false);
   }
 }
 
@@ -110,21 +129,154 @@ static void *run(void *arg) {
     }
     launch(others_kernel, stream);
     atomic_fetch_add(&others, 1);
+    if (!atomic_load(&pause_all)) continue;
+    atomic_fetch_add(&paused, 1);
+    while (atomic_load(&pause_all)) usleep(200);
   }
   return NULL;
 }
 
+// ---- PC sampling ----
+
+enum { PLACES = 512, REASONS = 128 };
+static gpufl_pc_data rest;
+static gpufl_pc_record places[PLACES];
+static gpufl_pc_stall stalls[PLACES][REASONS];
+enum { AVAILABILITY, ENABLE, NUM_REASONS, CONFIGURE, START, STOP, DISABLE, ANSWERS };
+static int refused[ANSWERS], last_refusal[ANSWERS];
+static bool enabled, configured, started;
+static int started_ever;
+static unsigned long between; // launches
+
+static bool answered(int what, int result) {
+  if (result == 0) return true;
+  refused[what]++;
+  last_refusal[what] = result;
+  return false;
+}
+
+static gpufl_pc_context sampled(void) { return (gpufl_pc_context){.size = GPUFL_SIZE_TO(gpufl_pc_context, ctx), .ctx = context}; }
+
+// available asks what NVIDIA says may fail where the device is profiled or sampled: how large the list of counters would be, and for the list.
+static bool available(void) {
+  gpufl_profiler_life life_of = {.structSize = sizeof life_of};
+  struct {
+    size_t size;
+    void *priv, *context;
+    size_t bytes;
+    uint8_t *list;
+  } p = {sizeof p, NULL, context, 0, NULL};
+  CHECK(availability != NULL && profiler_begin(&life_of) == 0);
+  bool all = answered(AVAILABILITY, availability(&p));
+  p.list = calloc(1, p.bytes + 1);
+  CHECK(p.list != NULL);
+  all = all && answered(AVAILABILITY, availability(&p));
+  free(p.list);
+  CHECK(profiler_end(&life_of) == 0);
+  return all;
+}
+
+static bool asks_first;
+
+static void arm(void) {
+  gpufl_pc_context c = sampled();
+  if (enabled && configured) return; // it is to be started again
+  configured = started = false;
+  enabled = false;
+  if (asks_first && !available()) return;
+  enabled = answered(ENABLE, pc_enable(&c));
+  if (!enabled) return;
+  size_t reasons = 0;
+  gpufl_pc_num_reasons count = {.size = GPUFL_SIZE_TO(gpufl_pc_num_reasons, numStallReasons), .ctx = context, .numStallReasons = &reasons};
+  if (!answered(NUM_REASONS, pc_num_reasons(&count)) || !answered(NUM_REASONS, reasons > 0 && reasons <= REASONS ? 0 : -1)) return;
+  rest = (gpufl_pc_data){.size = sizeof rest, .collectNumPcs = PLACES, .pPcData = places};
+  for (int i = 0; i < PLACES; i++) places[i] = (gpufl_pc_record){.size = sizeof *places, .stallReason = stalls[i]};
+  gpufl_pc_attribute a[] = {
+      {.attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_COLLECTION_MODE, .attributeData.number = GPUFL_CUPTI_PC_SAMPLING_COLLECTION_MODE_CONTINUOUS},
+      {.attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_ENABLE_START_STOP_CONTROL, .attributeData.number = 1},
+      {.attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_OUTPUT_DATA_FORMAT, .attributeData.number = GPUFL_CUPTI_PC_SAMPLING_OUTPUT_DATA_FORMAT_PARSED},
+      {.attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_SAMPLING_DATA_BUFFER, .attributeData.buffer = &rest},
+  };
+  gpufl_pc_configuration p = {.size = GPUFL_SIZE_TO(gpufl_pc_configuration, pPCSamplingConfigurationInfo), .ctx = context, .numAttributes = sizeof a / sizeof *a, .pPCSamplingConfigurationInfo = a};
+  configured = answered(CONFIGURE, pc_configure(&p));
+}
+
+static void start_and_stop(void) {
+  gpufl_pc_context c = sampled();
+  started = configured && answered(START, pc_start(&c));
+  if (started) answered(STOP, pc_stop(&c));
+  started_ever += started;
+}
+
+static void disarm(void) {
+  gpufl_pc_context c = sampled();
+  if (enabled) answered(DISABLE, pc_disable(&c));
+  enabled = false;
+}
+
+static int again;
+
+// told_again has each thread launch and says how many of its launches came, before and after something is done while nobody launches.
+static void told_again(const char *what, int threads, void (*something)(void)) {
+  if (something != NULL) {
+    atomic_store(&paused, 0);
+    atomic_store(&pause_all, true);
+    while (atomic_load(&paused) < threads) usleep(200);
+    CHECK(cu_synchronize() == 0);
+    something();
+    atomic_store(&pause_all, false);
+  }
+  unsigned long before[MOST], made[MOST];
+  for (int i = 0; i < threads; i++) {
+    before[i] = atomic_load(&told[i]);
+    made[i] = atomic_load(&recorded[i]);
+  }
+  atomic_store(&done, 0);
+  atomic_fetch_add(&asked, 1);
+  while (atomic_load(&done) < threads) usleep(200);
+  CHECK(cu_synchronize() == 0);
+  for (int i = 0; i < 3; i++) {
+    flush_all(1);
+    usleep(50000);
+  }
+  again++;
+  printf("%s:", what);
+  for (int i = 0; i < threads; i++) printf(" %lu/%lu", atomic_load(&told[i]) - before[i], atomic_load(&recorded[i]) - made[i]);
+  printf("; ");
+  fflush(stdout);
+}
+
+static void records_anew(void) {
+  activity_disable(CONCURRENT_KERNEL);
+  CHECK(activity_enable(CONCURRENT_KERNEL) == 0);
+}
+
+static void heal(char how) {
+  if (strchr("sSfF", how) != NULL) CHECK(unsubscribe(subscriber) == 0);
+  if (strchr("fF", how) != NULL) CHECK(finalize() == 0);
+  if (strchr("sSfF", how) != NULL) {
+    CHECK(subscribe(&subscriber, on_api, NULL) == 0);
+    tell_of_launches(subscriber, 1);
+  }
+  if (strchr("fF", how) != NULL) CHECK(register_callbacks(on_request, on_complete) == 0);
+  if (strchr("rRfF", how) != NULL) CHECK(activity_enable(CONCURRENT_KERNEL) == 0);
+}
+
 int main(int argc, char **argv) {
-  CHECK(argc == 6);
+  CHECK(argc == 6 || argc == 7);
+  char how = argc == 7 ? *argv[6] : 0;
+  bool hurt = false;
   char what = *argv[2];
   int level = atoi(argv[3]), threads = atoi(argv[4]), phases = atoi(argv[5]);
-  CHECK(strchr("kKtbfoT", what) != NULL && threads > 0 && threads <= MOST && (level < 4 || strchr("tT", what) != NULL));
-  by_callback = level == 4;
+  bool samples = strchr("pPqa", what) != NULL;
+  asks_first = what == 'a';
+  CHECK(strchr("kKtbfoTpPqa", what) != NULL && threads > 0 && threads <= MOST && (level < 4 || samples || (level == 4 && strchr("tT", what) != NULL)));
+  by_callback = level >= 4;
   gated = level > 0 && !by_callback;
   load_bare(argv[1]);
   CHECK(cu_init(0) == 0 && subscribe(&subscriber, on_api, NULL) == 0 && register_callbacks(on_request, on_complete) == 0);
   set_byte(GPUFL_CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, 0);
-  bool records = what != 't' && what != 'o', callbacks = strchr("tbKoT", what) != NULL, switched = strchr("tbT", what) != NULL;
+  bool records = what != 't' && what != 'o' && what != 'P', callbacks = strchr("tbKoTpPqa", what) != NULL, switched = strchr("tbT", what) != NULL;
   if (records) CHECK(activity_enable(CONCURRENT_KERNEL) == 0);
   if (callbacks && what != 'o') tell_of_launches(subscriber, 1);
   char ptx[8192] = PTX EMPTY_KERNEL("others");
@@ -146,15 +298,39 @@ int main(int argc, char **argv) {
       bool alone = gated && !(level == 3 && on);
       if (alone) pthread_rwlock_wrlock(&gate);
       if (level == 2) CHECK(cu_synchronize() == 0);
-      if (by_callback && !on) close_callbacks(threads);
-      if (records && what != 'T') CHECK((on ? activity_enable(CONCURRENT_KERNEL) : activity_disable(CONCURRENT_KERNEL)) == 0);
+      if (samples && !on) {
+        unsigned long then = atomic_load(&others);
+        if (level == 6) close_callbacks(threads, false);
+        if (level >= 5) arm();
+        atomic_store(&closed, false);
+        if (level >= 6) usleep(20000);
+        between += atomic_load(&others) - then;
+      }
+      if (by_callback && !on) close_callbacks(threads, !samples);
+      if (samples && !on) {
+        if (level < 5) arm();
+        if (level == 8) CHECK(cu_synchronize() == 0);
+        start_and_stop();
+        if (what != 'q' || started || !configured) disarm();
+        hurt = how != 0 && refused[START] > 0 && (what == 'q' || refused[DISABLE] > 0);
+        bool beside = strchr("SFR", how) != NULL;
+        if (hurt && !beside) heal(how);
+        if (hurt && by_callback) forget_callbacks();
+        atomic_store(&closed, false);
+        if (hurt && beside) {
+          usleep(20000);
+          heal(how);
+        }
+      }
+      if (records && what != 'T' && !samples) CHECK((on ? activity_enable(CONCURRENT_KERNEL) : activity_disable(CONCURRENT_KERNEL)) == 0);
       if (switched) tell_of_launches(subscriber, (uint32_t)on);
-      if (by_callback && !on) forget_callbacks();
+      if (by_callback && !on && !samples) forget_callbacks();
       if (what == 'o' && on && phase == 0) tell_of_launches(subscriber, 1);
       if (what == 'f') flush_all(0);
       if (alone) pthread_rwlock_unlock(&gate);
       usleep(3000);
     }
+    if (hurt) break;
     atomic_store(&done, 0);
     atomic_fetch_add(&asked, 1);
     while (atomic_load(&done) < threads) usleep(200);
@@ -164,8 +340,16 @@ int main(int argc, char **argv) {
     if (records) flush_all(1);
     unsigned long want = (unsigned long)(phase + 1) * EACH;
     for (int i = 0; i < threads; i++) {
-      if (first[i] < 0 && ((records && atomic_load(&recorded[i]) < want) || (callbacks && atomic_load(&told[i]) < want))) first[i] = phase;
+      if (first[i] < 0 && ((records && !samples && atomic_load(&recorded[i]) < want) || (callbacks && atomic_load(&told[i]) < want))) first[i] = phase;
     }
+  }
+  if (hurt) {
+    if (!by_callback) gated = false;
+    usleep(100000);
+    told_again("told of/recorded of 100", threads, NULL);
+    told_again("records off and on", threads, records_anew);
+    printf("\n");
+    phases = 0;
   }
   atomic_store(&over, true);
   for (int i = 0; i < threads; i++) pthread_join(all[i], NULL);
@@ -175,10 +359,16 @@ int main(int argc, char **argv) {
     usleep(100000);
   }
   printf("%c gate %d, %d threads, %d phases, %lu other launches:", what, level, threads, phases, atomic_load(&others));
-  unsigned long want = (unsigned long)phases * EACH;
+  unsigned long want = (unsigned long)(phases + again) * EACH;
   for (int i = 0; i < threads; i++) {
     printf(" [%d] first %d, without record %lu, not told %lu of %lu, inside %d;", i, first[i], records ? want - atomic_load(&recorded[i]) : 0,
            callbacks ? want - atomic_load(&told[i]) : 0, want, inside[i]);
+    if (samples) printf(" stuck %d;", stuck[i]);
+  }
+  static const char *const answers[ANSWERS] = {"availability", "enable", "reasons", "configure", "start", "stop", "disable"};
+  if (samples) printf(" started %d times, %lu launches since it was enabled;", started_ever, between);
+  for (int i = 0; i < ANSWERS && samples; i++) {
+    if (refused[i] > 0) printf(" %s refused %d times, last with %d;", answers[i], refused[i], last_refusal[i]);
   }
   printf("\n");
   fflush(stdout);
