@@ -87,6 +87,9 @@ func coreText(rc int) string {
 	if rc > 0 {
 		return fmt.Sprintf("CUPTI says %s (%d)", C.GoString(C.gpufl_result_string(C.int(rc))), rc)
 	}
+	if rc == rcDeaf {
+		return deaf
+	}
 	return fmt.Sprintf("the collector's core answers %d", rc)
 }
 

@@ -510,6 +510,17 @@ static _Atomic uint32_t attachments;
 // launches is 0 while CUPTI does not tell of launches, 1 when it does, 2 if it cannot.
 static atomic_int launches;
 
+// deaf is where CUPTI tells of nothing any more. It is not asked to switch anything then, since some of what it works with is gone: to switch
+// records crashed it in one process of seven (H200, driver 580.159.04, CUDA 13.0, test/gpu/held.py).
+static atomic_bool deaf;
+
+bool gpufl_is_deaf(void) { return atomic_load(&deaf); }
+
+static int switch_kind(uint32_t activity, bool on) {
+  if (gpufl_is_deaf()) return GPUFL_DEAF;
+  return on ? gpufl_cupti.activity_enable(activity) : gpufl_cupti.activity_disable(activity);
+}
+
 // What CUPTI calls a callback for a driver function is numbered by its version, so the functions are
 // found by name. Runtime calls end in these too, with the same correlation id. Each function is in some of the
 // sets that windows watch (GPUFL_SET_…) and in one of those that scopes want.
@@ -573,6 +584,7 @@ static void find_callbacks(void) {
 // retell has CUPTI tell of what is wanted now, and returns how many kinds of launches it tells of. The
 // caller has callbacks.lock.
 static int retell(void) {
+  if (gpufl_is_deaf()) return 0;
   uint32_t want = callbacks.windows;
   if ((want & GPUFL_SET_CAPTURE) != 0) want |= SET_CAPTURE_ENDS;
   if (callbacks.counting > 0) want |= SET_SCOPE;
@@ -619,6 +631,12 @@ int gpufl_watch_counting(int want) {
   }
   pthread_mutex_unlock(&callbacks.lock);
   return told;
+}
+
+void gpufl_set_deaf(void) {
+  atomic_store(&deaf, true);
+  atomic_store(&watched, 0);
+  gpufl_gate_forget();
 }
 
 // tells_nothing is after the subscription has ended.
@@ -836,7 +854,7 @@ static void disable_all(bool rest) {
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
     if (!activity_on[i]) continue;
     left[i] = !rest && (GPUFL_COPIES & 1u << activities[i].kind) != 0;
-    if (!left[i]) gpufl_cupti.activity_disable(activities[i].activity);
+    if (!left[i]) switch_kind(activities[i].activity, false);
     activity_on[i] = false;
   }
 }
@@ -844,7 +862,7 @@ static void disable_all(bool rest) {
 // disable_left is for the next session, which may want other kinds. CUPTI has no buffer, so there is no record that a copy could be at.
 static void disable_left(void) {
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
-    if (left[i] && (settings.kinds & 1u << activities[i].kind) == 0) gpufl_cupti.activity_disable(activities[i].activity);
+    if (left[i] && (settings.kinds & 1u << activities[i].kind) == 0) switch_kind(activities[i].activity, false);
     left[i] = false;
   }
 }
@@ -891,6 +909,7 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!pool.opened) return GPUFL_CLOSED;
   if (atomic_load(&gpufl_running)) return GPUFL_BUSY;
+  if (gpufl_is_deaf()) return GPUFL_DEAF;
   if (atomic_load(&bare) && atomic_exchange(&attached, false)) {
     // The session before ended without records, and switched callbacks off: it is deaf to launches now.
     nobody_inside();
@@ -913,7 +932,7 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
     if ((settings.kinds & bit) == 0) continue;
     // With GRAPH_TRACE CUPTI has no records of a graph's nodes.
     if (activities[i].activity == GPUFL_CUPTI_ACTIVITY_KIND_GRAPH_TRACE && settings.graph_nodes) continue;
-    int answer = gpufl_cupti.activity_enable(activities[i].activity);
+    int answer = switch_kind(activities[i].activity, true);
     if (answer == GPUFL_CUPTI_SUCCESS) {
       activity_on[i] = true;
       *enabled |= bit;
@@ -967,7 +986,7 @@ int gpufl_hold(bool hold, uint32_t kinds) {
   if (pausing) return GPUFL_BUSY;
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
     if ((kinds & (1u << activities[i].kind)) == 0 || (hold ? !activity_on[i] : !held[i])) continue;
-    int answer = hold ? gpufl_cupti.activity_disable(activities[i].activity) : gpufl_cupti.activity_enable(activities[i].activity);
+    int answer = switch_kind(activities[i].activity, !hold);
     if (answer == GPUFL_CUPTI_SUCCESS) {
       activity_on[i] = !hold;
       held[i] = hold;
@@ -981,6 +1000,7 @@ int gpufl_hold(bool hold, uint32_t kinds) {
 int gpufl_pause(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
+  if (gpufl_is_deaf()) return GPUFL_DEAF;
   // A window would be refused, and work that is captured is never done.
   if (gpufl_captures() > 0) return GPUFL_CAPTURE;
   gpufl_window_comes();
@@ -989,7 +1009,7 @@ int gpufl_pause(void) {
   int result = GPUFL_OK;
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
     if (!activity_on[i]) continue;
-    int answer = gpufl_cupti.activity_disable(activities[i].activity);
+    int answer = switch_kind(activities[i].activity, false);
     if (answer == GPUFL_CUPTI_SUCCESS) {
       activity_on[i] = false;
       paused[i] = true;
@@ -1017,7 +1037,7 @@ int gpufl_resume(uint32_t *lost) {
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
     if (!paused[i]) continue;
     paused[i] = false;
-    int answer = gpufl_cupti.activity_enable(activities[i].activity);
+    int answer = switch_kind(activities[i].activity, true);
     if (answer == GPUFL_CUPTI_SUCCESS) {
       activity_on[i] = true;
     } else {

@@ -113,6 +113,7 @@ const (
 	ReasonRestless     Reason = "calls_under_way" // the application's calls came to no rest in time
 	ReasonExit         Reason = "at_exit"         // recording ends
 	ReasonStuck        Reason = "engine_stuck"    // CUPTI did not come back in time; not tried again
+	ReasonDeaf         Reason = "cupti_deaf"      // CUPTI tells of nothing in this process any more: recording is over as well
 	ReasonBadRequest   Reason = "invalid_request" // the DeepConfig makes no sense
 )
 

@@ -33,6 +33,7 @@ const (
 	rcDevice      = C.GPUFL_DEVICE
 	rcFixed       = C.GPUFL_FIXED
 	rcTaken       = C.GPUFL_TAKEN
+	rcDeaf        = C.GPUFL_DEAF
 
 	cuptiInvalidOperation = C.GPUFL_CUPTI_ERROR_INVALID_OPERATION
 	cuptiOutOfMemory      = C.GPUFL_CUPTI_ERROR_OUT_OF_MEMORY

@@ -32,6 +32,7 @@ enum {
   GPUFL_RESTLESS = -27,    /* the application's calls came to no rest in time */
   GPUFL_FIXED = -29,       /* an earlier window chose other SASS metrics, and a process cannot choose twice */
   GPUFL_TAKEN = -30,       /* another process or context of this GPU has been sampled: gpufl_deep_holder */
+  GPUFL_DEAF = -31,        /* CUPTI tells of nothing any more, and must be asked for nothing */
   GPUFL_DEVICE = -28,      /* the device is set up so that it cannot: gpufl_deep_obstacle */
 };
 

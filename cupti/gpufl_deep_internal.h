@@ -86,6 +86,11 @@ void gpufl_deep_watch_exit(void);
 /* gpufl_listens: contexts, modules and captures have been told of since gpufl_open. */
 bool gpufl_listens(void);
 
+/* gpufl_set_deaf is where CUPTI was seen to have taken down what it had in the way of the driver's calls: it tells of nothing and records nothing
+ * any more, until the process ends. From then on nothing is switched, since that may crash it; what it has is taken as ever. */
+void gpufl_set_deaf(void);
+bool gpufl_is_deaf(void);
+
 /* gpufl_activity: some kind of activity is on. */
 bool gpufl_activity(void);
 

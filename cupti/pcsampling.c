@@ -26,6 +26,7 @@ typedef struct {
   int32_t device;
   atomic_bool lost; // it goes away while an operation is under way: not to be touched any more
   bool started, refused; // by cuptiPCSamplingStart
+  bool disabled;         // since it was refused
   bool useless;          // enabled, and then something else was refused: it waits for being disabled
   size_t num_reasons;
   uint32_t index[MAX_REASONS]; // of the device's reasons
@@ -328,7 +329,18 @@ static int start(sampled *s) {
   gpufl_leave_context(entered);
   s->started = result == GPUFL_CUPTI_SUCCESS;
   s->refused = !s->started;
-  if (s->refused && first) gpufl_claim_unmark(s->handle);
+  if (s->started) return result;
+  if (first) gpufl_claim_unmark(s->handle);
+  // Where something else has the counters CUPTI 13.0 refuses, and has taken down all it had in the way of the driver's calls in 19 processes of
+  // 29: it tells of none any more and makes no records. That it cannot disable what it enabled is the sign: of eight processes where it
+  // could not none was told of anything afterwards, in six where it could all were told of as ever (H200, driver 580.159.04, test/gpu/held.py).
+  entered = gpufl_enter_context(s->handle);
+  gpufl_deep_calling("pc_disable");
+  int answer = gpufl_deep.pc_disable(&p);
+  gpufl_deep_returned("pc_disable", GPUFL_CUPTI_SUCCESS); // who refused is known
+  gpufl_leave_context(entered);
+  s->disabled = true;
+  if (answer != GPUFL_CUPTI_SUCCESS) gpufl_set_deaf();
   return result;
 }
 
@@ -343,7 +355,7 @@ static int stop(sampled *s) {
 }
 
 static int drain(sampled *s, int64_t until) {
-  if (s->useless) return GPUFL_OK;
+  if (s->useless || s->disabled) return GPUFL_OK;
   size_t left = 0;
   bool entered = gpufl_enter_context(s->handle);
   int result = ask(s, true, until, &left);
@@ -355,6 +367,10 @@ static int drain(sampled *s, int64_t until) {
 
 // disarm takes the rest. The entry is gone after it.
 static int disarm(sampled *s) {
+  if (s->disabled) {
+    discard(s);
+    return GPUFL_OK;
+  }
   gpufl_pc_context p = of(s);
   if (s->rest.records != NULL) clear_batch(&s->rest, s->num_reasons);
   bool entered = gpufl_enter_context(s->handle);
@@ -372,9 +388,9 @@ static int disarm(sampled *s) {
   return result;
 }
 
-// gone says whether a context must not be touched: it ended while an operation was under way.
+// gone says whether a context must not be touched: it ended while an operation was under way, or CUPTI is deaf.
 static bool gone(sampled *s) {
-  if (!atomic_load(&s->lost) && !gpufl_context_exists(s->handle)) {
+  if (!atomic_load(&s->lost) && (gpufl_is_deaf() || !gpufl_context_exists(s->handle))) {
     atomic_store(&s->lost, true);
     gpufl_window_count(&gpufl_window_counts.lost_contexts, 1);
   }
@@ -468,10 +484,12 @@ int gpufl_pc_start(void) {
     any = any || result == GPUFL_OK;
     if (refusal == GPUFL_OK) refusal = result;
   }
+  if (gpufl_is_deaf()) return GPUFL_DEAF;
   return any ? GPUFL_OK : refusal != GPUFL_OK ? refusal : GPUFL_NO_CONTEXT;
 }
 
 int gpufl_pc_collect(int *more) {
+  if (gpufl_is_deaf()) return GPUFL_DEAF;
   int result = GPUFL_OK;
   int64_t until = gpufl_monotonic() + LONGEST_COLLECT_NS;
   for (int i = 0; i < num_all; i++) {
@@ -524,6 +542,7 @@ int gpufl_pc_close(void) {
 }
 
 void gpufl_pc_context_ends(void *handle, bool at_rest) {
+  at_rest = at_rest && !gpufl_is_deaf();
   sampled *s = NULL;
   pthread_mutex_lock(&list_lock);
   for (int i = 0; i < num_all && s == NULL; i++) {

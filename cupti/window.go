@@ -90,6 +90,9 @@ func (c *Collector) OpenDeep(cfg DeepConfig) (*DeepWindow, error) {
 	if c.deep.window != nil {
 		return nil, &Error{Status: c.deepStatus(cfg.Engine, rcBusy)}
 	}
+	if c.Status().Detail == deaf {
+		return nil, &Error{Status: c.deepStatus(cfg.Engine, rcDeaf)}
+	}
 	// With kernel activity off CUPTI does not know whose the samples are.
 	if cfg.Engine == EnginePCSampling {
 		if err := c.recordForWindow(); err != nil && !errors.Is(err, ErrNotRunning) {
@@ -333,7 +336,7 @@ func (c *Collector) switched(what string, rc int) error {
 	switch rc {
 	case rcActivity:
 		return &Error{Status: Status{Reason: ReasonActivity, Detail: "SASS metrics and activity records together can lock the driver up: close the window first"}}
-	case rcCapture, rcRestless:
+	case rcCapture, rcRestless, rcDeaf:
 		return &Error{Status: c.deepStatus(EngineSASS, rc)}
 	}
 	return coreError(what, rc)
@@ -394,6 +397,18 @@ func taken(pid int) string {
 		return "another context of this process was sampled on this GPU, and its end was not told, so samples of its kernels might come among ours: ask for SASS metrics, or start the process anew"
 	}
 	return who + " sampled on this GPU, and as long as it lives samples of its kernels would come among ours: ask for SASS metrics, or end it"
+}
+
+// deaf is what a refused cuptiPCSamplingStart can leave CUPTI as.
+const deaf = "something else had the GPU's counters (Nsight, DCGM's profiling metrics) when a window of PC sampling began, and CUPTI's refusal has left it deaf: " +
+	"nothing is recorded in this process any more, and no window opened; start it anew, and ask for SASS metrics while something else has the counters"
+
+// recordsNothing has Status say that nothing is recorded any more.
+func (c *Collector) recordsNothing() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.status.Missing |= c.status.Kinds
+	c.status.Kinds, c.status.Detail = 0, deaf
 }
 
 // restlessness is what did not come to rest.
@@ -467,6 +482,9 @@ func (c *Collector) deepStatus(e Engine, rc int) Status {
 			s.Detail += " (" + obstacle + ")"
 		}
 		s.Detail += ": use another GPU, or a machine that is set up for profiling"
+	case rcDeaf:
+		s.Reason, s.Detail = ReasonDeaf, deaf
+		c.recordsNothing()
 	case rcBadValue:
 		s.Reason, s.Detail = ReasonBadRequest, "the GPU knows none of the metrics that "+what+" was asked for: leave them out for the default, in GPUFL_DEEP_METRICS if they are from there"
 	case cuptiNotSupported, cuptiVirtualized, cuptiConfidential, cuptiMining, cuptiMIG, cuptiSLI, cuptiWSL:

@@ -287,6 +287,9 @@ func (f *Fake) Synchronize() { C.synchronize() }
 //
 // and for windows:
 //
+//	refuse_start      the CUptiResult of starting PC sampling
+//	start_deafens     1: a start that is refused leaves CUPTI deaf: it tells of nothing and makes no records until it was left
+//	switched_deaf     how often kinds of activity were switched then: CUPTI may crash
 //	refuse_pc, refuse_profiler, refuse_sass   the CUptiResult of enabling PC sampling, of cuptiProfilerInitialize, of configuring SASS metrics
 //	unsupported       the first setting of the device that rules it out, from 1
 //	no_reasons        1: PC sampling knows no stall reasons

@@ -88,6 +88,8 @@ type Engines struct {
 	asked chan bool
 	// stuck says that an engine may be armed that CUPTI has not come back from.
 	stuck bool
+	// deaf is for saying once that CUPTI tells of nothing any more.
+	deaf sync.Once
 }
 
 // New returns engines that have not begun. A nil logger drops what is logged.
@@ -345,6 +347,7 @@ var statuses = map[cupti.Reason]deep.Status{
 	cupti.ReasonExit:          deep.StatusAtExit,
 	cupti.ReasonForked:        deep.StatusAtExit,
 	cupti.ReasonStuck:         deep.StatusBroken,
+	cupti.ReasonDeaf:          deep.StatusBroken,
 	cupti.ReasonBadRequest:    deep.StatusBadRequest,
 }
 
@@ -363,6 +366,9 @@ func (e *Engines) status(err error) error {
 		e.mu.Lock()
 		e.stuck = true
 		e.mu.Unlock()
+	}
+	if refused.Status.Reason == cupti.ReasonDeaf {
+		e.deaf.Do(func() { e.log.Error("gpufl: recording has ended", "why", refused.Status.Detail) })
 	}
 	return refusal(refused.Status)
 }

@@ -457,6 +457,7 @@ func TestReasonsBecomeStatuses(t *testing.T) {
 		cupti.ReasonTaken:         deep.StatusAnotherProfiler,
 		cupti.ReasonPermission:    deep.StatusNoPermission,
 		cupti.ReasonStuck:         deep.StatusBroken,
+		cupti.ReasonDeaf:          deep.StatusBroken,
 		cupti.ReasonExit:          deep.StatusAtExit,
 		cupti.ReasonRestless:      deep.StatusRestless,
 		cupti.ReasonFailed:        deep.StatusFailed,

@@ -95,6 +95,7 @@ func TestEachRefusalHasOneSentence(t *testing.T) {
 		// Another profiler holds the GPU, or CUPTI in this process: HARDWARE_BUSY, OLD_PROFILER_API_INITIALIZED, and
 		// MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED; and no stall reasons, which is how PC sampling says it.
 		{"refuse_pc 26", "refuse_pc 0", "pc", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters (Nsight, DCGM's profiling metrics, another process's window): stop it"},
+		{"refuse_start 26", "refuse_start 0", "pc", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters"},
 		{"refuse_sass 26", "refuse_sass 0", "sass", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters"},
 		{"no_reasons 1", "no_reasons 0", "pc", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters"},
 		{"refuse_pc 36", "refuse_pc 0", "pc", 3, deep.StatusAnotherProfiler, "another profiler holds CUPTI (Nsight, "},
@@ -153,6 +154,34 @@ func TestEachRefusalHasOneSentence(t *testing.T) {
 	require.Equal(t, 0, r.code, r.stderr)
 	assert.Contains(t, r.stdout, fmt.Sprintf("Deep windows: %d, %d of them without figures", attempts+4, attempts))
 	assert.Contains(t, r.stdout, "windows, capture_under_way: a CUDA graph is being captured")
+}
+
+// Something else has the counters, and CUPTI's refusal takes down all that CUPTI has: the program goes on, CUPTI is asked for nothing that could
+// crash it, what was recorded before is kept, and people are told that there is no more.
+func TestWindowThatLeavesCUPTIDeaf(t *testing.T) {
+	b, _ := windowBench(t, anyWindow...)
+	p := b.tell()
+	code, text, _ := p.ask("pc")
+	require.Equal(t, 0, code, text)
+	p.do("refuse_start 26")
+	p.do("start_deafens 1")
+	const words = "CUPTI's refusal has left it deaf: nothing is recorded in this process any more, and no window opened; start it anew, and ask for SASS metrics while "
+	for _, engine := range []string{"pc", "pc", "sass", "both"} {
+		code, text, window := p.ask(engine)
+		assert.Equal(t, 1, code, text)
+		assert.Equal(t, deep.StatusBroken, window.Outcome.Status)
+		assert.Contains(t, text, words)
+		assert.Equal(t, 1, strings.Count(text, "\n"), text)
+		p.do("refuse_start 0")
+	}
+	require.Equal(t, "armed 0", p.do("launch"))
+	assert.Equal(t, "0", p.do("? switched_deaf"))
+	p.end()
+	_, _, _, captures := b.windowed()
+	require.Len(t, captures, 1)
+	ended := captures[0].Attributes().AsRaw()
+	assert.Equal(t, "partial", ended[semconv.CUDACaptureStatus])
+	assert.Contains(t, fmt.Sprint(ended), words)
 }
 
 // A profiler that came first, such as torch.profiler before our library, leaves nothing for us. The program is as ever,

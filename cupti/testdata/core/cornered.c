@@ -10,11 +10,13 @@
 //	loading      a module is loaded for long as a window closes
 //	flushing     CUPTI hands over records for long as one opens
 //	capture      a context of another GPU ends while a graph is captured
+//	deaf         something else has the counters when a window begins, and CUPTI takes it badly
 
 #include <fcntl.h>
 #include <sys/resource.h>
 
 #include "core.h"
+#include "gpufl_count.h"
 #include "gpufl_deep_internal.h"
 
 static int (*create_context)(void **, unsigned, int), (*destroy_context)(void *), (*begin_capture)(void *, int), (*end_capture)(void *, void **);
@@ -197,6 +199,40 @@ static void capture(void) {
   CHECK(end_capture((void *)77, &graph) == 0 && captures_broken() == 0);
 }
 
+static void deaf(const char *fakes) {
+  static const gpufl_deep_config sampling = {.max_rows = 1 << 16, .limit_ns = (int64_t)5e9};
+  open_window(fakes);
+  CHECK(create_context(&contexts[0], 0, 0) == 0);
+  fake_control("refuse_start", GPUFL_CUPTI_ERROR_HARDWARE_BUSY);
+  pthread_t launching = begin(launches, contexts);
+  // Mostly CUPTI takes it well.
+  CHECK(gpufl_deep_open(&sampling) == GPUFL_CUPTI_ERROR_HARDWARE_BUSY && !gpufl_is_deaf() && fake_control("armed", 0) == 0);
+  fake_control("refuse_start", 0);
+  CHECK(gpufl_deep_open(&sampling) == GPUFL_OK && gpufl_deep_close((int64_t)5e9) == GPUFL_OK && gpufl_deep_end() == GPUFL_OK);
+  CHECK(gpufl_count_mode(GPUFL_MODE_COUNT) == GPUFL_OK && gpufl_count_mode(GPUFL_MODE_TRACE) == GPUFL_OK);
+  fake_control("refuse_start", GPUFL_CUPTI_ERROR_HARDWARE_BUSY);
+  fake_control("start_deafens", 1);
+  CHECK(gpufl_deep_open(&sampling) == GPUFL_DEAF && gpufl_is_deaf());
+  fake_control("refuse_start", 0);
+  // Nothing more is asked of it, and calls are not held up.
+  gpufl_deep_config sass = sampling;
+  sass.engine = GPUFL_DEEP_SASS;
+  const char *metric = "smsp__sass_inst_executed";
+  sass.names = &metric;
+  sass.num_names = 1;
+  CHECK(gpufl_deep_open(&sampling) == GPUFL_DEAF && gpufl_deep_open(&sass) == GPUFL_DEAF);
+  uint32_t lost = 0;
+  CHECK(gpufl_count_mode(GPUFL_MODE_COUNT) == GPUFL_DEAF && gpufl_pause() == GPUFL_DEAF && gpufl_resume(&lost) == GPUFL_OK);
+  CHECK(gpufl_flush() == GPUFL_OK);
+  atomic_store(&over, true);
+  pthread_join(launching, NULL);
+  CHECK(gpufl_stop() == GPUFL_OK);
+  uint32_t enabled = 0;
+  int refusal = 0;
+  CHECK(gpufl_start(&enabled, &refusal) == GPUFL_DEAF && gpufl_close() == GPUFL_OK);
+  CHECK(fake_control("switched_deaf", 0) == 0 && fake_control("pc_raced", 0) == 0);
+}
+
 int main(int argc, char **argv) {
   CHECK(argc == 3);
   const char *what = argv[2];
@@ -205,6 +241,7 @@ int main(int argc, char **argv) {
   else if (strcmp(what, "keys") == 0) keys();
   else if (strcmp(what, "descriptors") == 0) descriptors();
   else if (strcmp(what, "flushing") == 0) flushing(argv[1]);
+  else if (strcmp(what, "deaf") == 0) deaf(argv[1]);
   else {
     window(argv[1]);
     if (strcmp(what, "given_up") == 0) given_up();

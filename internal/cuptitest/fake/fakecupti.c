@@ -62,7 +62,7 @@ static struct {
   char *names;
   size_t names_used;
   bool zeroed;
-  int64_t version, kernel_bytes, refuse_subscribe, refuse_clock, finalized, not_zero, overhead_ns, silent, switched_beside, copied_beside, incomplete, deafened, untold_ends;
+  int64_t version, kernel_bytes, refuse_subscribe, refuse_clock, finalized, not_zero, overhead_ns, silent, switched_beside, copied_beside, incomplete, deafened, untold_ends, switched_deaf;
 } s;
 static atomic_uint correlation;
 
@@ -163,10 +163,13 @@ static void wait_for_worker(bool end) {
   if (join) pthread_join(worker.thread, NULL);
 }
 
+// The real one takes down all it has in the way of calls where another process has the counters as sampling is to start, and crashes some time after.
+static bool deaf_to_all;
+
 // reserve makes room for a record; NULL if it is lost. The caller has the lock.
 static uint8_t *reserve(uint32_t kind) {
   size_t n = length(kind);
-  if (!s.enabled[kind] || s.request == NULL) return NULL;
+  if (!s.enabled[kind] || s.request == NULL || deaf_to_all) return NULL;
   if (s.drop > 0) {
     s.drop--;
     s.dropped++;
@@ -347,7 +350,7 @@ static int tell_with(uint32_t site, uint32_t cbid, const char *function, uint32_
     life = lives;
   }
   uint32_t c = *number;
-  callback_fn f = cbid < CALLBACKS && s.callbacks[cbid] && !s.silent && !atomic_load(&leaving) && !(deaf && is_launch(cbid)) ? s.subscriber : NULL;
+  callback_fn f = cbid < CALLBACKS && s.callbacks[cbid] && !s.silent && !atomic_load(&leaving) && !deaf_to_all && !(deaf && is_launch(cbid)) ? s.subscriber : NULL;
   if (f != NULL && site == 1 && is_launch(cbid) && s.untold_ends > 0) {
     s.untold_ends--;
     f = NULL;
@@ -371,7 +374,7 @@ static int tell(uint32_t site, uint32_t cbid, const char *function, uint32_t *nu
 
 static void tell_resource(uint32_t cbid, void *context, void *handle, void *descriptor) {
   pthread_mutex_lock(&lock);
-  callback_fn f = s.resources[cbid] && !s.silent ? s.subscriber : NULL;
+  callback_fn f = s.resources[cbid] && !s.silent && !deaf_to_all ? s.subscriber : NULL;
   void *user = s.user;
   pthread_mutex_unlock(&lock);
   struct { void *context, *handle, *descriptor; } d = {context, handle, descriptor};
@@ -519,6 +522,7 @@ FAKE_API int cuptiActivityEnable(uint32_t kind) {
   if (kind >= KINDS || length(kind) == 0) return INVALID_KIND;
   pthread_mutex_lock(&lock);
   int result = s.refuse[kind];
+  if (deaf_to_all) s.switched_deaf++;
   if (atomic_load(&launching) > 0) s.switched_beside++;
   if (result == SUCCESS) {
     s.enabled[kind] = true;
@@ -531,6 +535,7 @@ FAKE_API int cuptiActivityEnable(uint32_t kind) {
 FAKE_API int cuptiActivityDisable(uint32_t kind) {
   if (kind >= KINDS) return INVALID_KIND;
   pthread_mutex_lock(&lock);
+  if (deaf_to_all) s.switched_deaf++;
   if (atomic_load(&launching) > 0) s.switched_beside++;
   if (is_copy(kind) && s.enabled[kind]) copies_beside();
   s.enabled[kind] = false;
@@ -698,7 +703,7 @@ FAKE_API int cuptiFinalize(void) {
   finalize_deep();
   atomic_store(&correlation, 0); // as the real one does
   bare = true;
-  deaf = false;
+  deaf = deaf_to_all = false;
   s.finalized++;
   pthread_mutex_unlock(&lock);
   return SUCCESS;
@@ -741,7 +746,7 @@ FAKE_API int64_t fake_control(const char *what, int64_t value) {
       {"refuse_clock", &s.refuse_clock}, {"finalized", &s.finalized},       {"not_zero", &s.not_zero},
       {"overhead_ns", &s.overhead_ns},   {"silent", &s.silent},               {"switched_beside", &s.switched_beside}, {"copied_beside", &s.copied_beside},
       {"incomplete", &s.incomplete},     {"deafened", &s.deafened},
-      {"untold_ends", &s.untold_ends}};
+      {"untold_ends", &s.untold_ends},   {"switched_deaf", &s.switched_deaf}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     if (strcmp(what, all[i].name) != 0) continue;
     old = *all[i].at;

@@ -97,7 +97,7 @@ static struct {
   uint32_t profilers;
   uint32_t metrics[DEEP_CONTEXTS];   /* by device: how many are configured */
   int chosen[DEEP_CONTEXTS][KNOWN];
-  int64_t refuse_pc, refuse_profiler, refuse_sass, pc_full, pc_drop, pc_non_user, copies, layout, unsupported, no_reasons, broken;
+  int64_t refuse_pc, refuse_start, start_deafens, refuse_profiler, refuse_sass, pc_full, pc_drop, pc_non_user, copies, layout, unsupported, no_reasons, broken;
   int watching; /* contexts that samples are taken of, or that count */
   int64_t mixed, pc_raced, sass_raced, sass_flushed, sass_with_activity, names_given, start_ms;
   char replay[4096];
@@ -483,6 +483,9 @@ FAKE_API int cuptiPCSamplingStart(void *params) {
   if (c != NULL) {
     if (!c->enabled || !c->start_stop || c->started || c->rest == NULL) {
       result = INVALID_OPERATION;
+    } else if (deep.refuse_start != 0) {
+      result = (int)deep.refuse_start;
+      deaf_to_all = deaf_to_all || deep.start_deafens != 0;
     } else {
       for (int i = 0; i < DEEP_CONTEXTS; i++) deep.mixed += deep.all[i].sampled && deep.all[i].device == c->device && &deep.all[i] != c;
       c->started = c->sampled = true;
@@ -578,6 +581,10 @@ FAKE_API int cuptiPCSamplingDisable(void *params) {
   if (c != NULL) {
     if (!c->enabled) {
       result = INVALID_OPERATION;
+    } else if (deaf_to_all) {
+      c->enabled = c->started = false;
+      c->rest = NULL;
+      result = 999;
     } else {
       if (c->rest != NULL) hand_out(c, c->rest); /* and what has no room is gone */
       c->first_pc = c->num_pc = 0;
@@ -595,6 +602,13 @@ typedef struct {
   uint64_t id;
   const char *name, *description;
 } sass_metric;
+
+/* Of the list nobody reads more than its length. */
+FAKE_API int cuptiProfilerGetCounterAvailability(void *params) {
+  struct { size_t size; void *priv, *context; size_t bytes; uint8_t *list; } *p = params;
+  if (p->list == NULL) p->bytes = 8;
+  return deep.refuse_start != 0 ? (int)deep.refuse_start : SUCCESS;
+}
 
 FAKE_API int cuptiProfilerInitialize(void *params) {
   size_t *size = params;
@@ -783,6 +797,7 @@ FAKE_API int cuptiSassMetricsFlushData(void *params) {
 static int64_t deep_control(const char *what, int64_t value) {
   struct { const char *name; int64_t *at; } all[] = {
       {"refuse_pc", &deep.refuse_pc},     {"refuse_profiler", &deep.refuse_profiler},
+      {"refuse_start", &deep.refuse_start}, {"start_deafens", &deep.start_deafens},
       {"refuse_sass", &deep.refuse_sass}, {"pc_full", &deep.pc_full},
       {"pc_drop", &deep.pc_drop},         {"pc_non_user", &deep.pc_non_user},
       {"names_copied", &deep.copies},     {"sass_layout", &deep.layout},

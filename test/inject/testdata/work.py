@@ -373,7 +373,7 @@ def window_refused(gpu):
 
 def window_told(gpu):
     # Does what it is told, a line each, until somebody closes the standard input: "capture" and "captured" begin and
-    # end the capture of a graph, "hold" and "held" the loading of a module that takes its time, "NAME VALUE" sets the (fake) CUPTI.
+    # end the capture of a graph, "hold" and "held" the loading of a module that takes its time, "NAME VALUE" sets the (fake) CUPTI, "? NAME" asks it.
     control = ctypes.CDLL(os.environ["GPUFL_CUPTI"]).fake_control
     control.restype = ctypes.c_int64
     with open(os.environ["WORK_IMAGE"], "rb") as f:
@@ -399,6 +399,9 @@ def window_told(gpu):
             case ["held"]:
                 control(b"hold", ctypes.c_int64(0))
                 loading.join()
+            case ["?", name]:
+                print(control(name.encode(), ctypes.c_int64(0)), flush=True)
+                continue
             case [name, value]:
                 assert control(name.encode(), ctypes.c_int64(int(value))) >= 0
         gpu.launch("plain", 1)
