@@ -538,7 +538,7 @@ const (
 	CUDADeepWindowRuleExpression = "cuda.deep_window.rule.expression"
 	// CUDADeepWindowRuleMetric (string; extension ✚): What the rule watches.
 	CUDADeepWindowRuleMetric = "cuda.deep_window.rule.metric"
-	// CUDADeepWindowRuleOperator (string; extension ✚): How it compares: < or >.
+	// CUDADeepWindowRuleOperator (string; extension ✚): How it compares: <, <=, > or >=.
 	CUDADeepWindowRuleOperator = "cuda.deep_window.rule.operator"
 	// CUDADeepWindowRuleThreshold (double; extension ✚): What it compares with.
 	CUDADeepWindowRuleThreshold = "cuda.deep_window.rule.threshold"

@@ -241,7 +241,7 @@ var Attributes = []Attribute{
 	{"cuda.deep_window.rule.id", String, "", Extension, nil, "Name of the rule that opens windows.", nil},
 	{"cuda.deep_window.rule.expression", String, "", Extension, nil, "The rule as written.", nil},
 	{"cuda.deep_window.rule.metric", String, "", Extension, nil, "What the rule watches.", nil},
-	{"cuda.deep_window.rule.operator", String, "", Extension, nil, "How it compares: < or >.", nil},
+	{"cuda.deep_window.rule.operator", String, "", Extension, nil, "How it compares: <, <=, > or >=.", nil},
 	{"cuda.deep_window.rule.threshold", Double, "", Extension, nil, "What it compares with.", nil},
 	{"cuda.deep_window.rule.rearm_threshold", Double, "", Extension, nil, "What must be passed again before the rule can fire again.", nil},
 	{"cuda.deep_window.rule.observed", Double, "", Extension, nil, "Value at which the rule fired.", nil},

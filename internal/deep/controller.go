@@ -155,7 +155,7 @@ func (c *Controller) Tick(now time.Time) {
 func (c *Controller) fire(now time.Time, f *rule.Firing) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, err := c.ask(Request{Cause: CauseRule, Why: f.String()})
+	_, err := c.ask(Request{Cause: CauseRule, Why: f.String(), Firing: f})
 	if err == nil {
 		delete(c.refusals, f.Rule)
 		return true
@@ -224,7 +224,7 @@ func (c *Controller) ask(r Request) (*Ticket, *Error) {
 	}
 	c.lastID++
 	t := &Ticket{c: c, done: make(chan struct{}), end: make(chan struct{}), without: without, window: Window{
-		ID: c.lastID, Engine: r.Engine, Cause: r.Cause, Why: shorten(r.Why), For: r.For, Start: now,
+		ID: c.lastID, Engine: r.Engine, Cause: r.Cause, Why: shorten(r.Why), Firing: r.Firing, For: r.For, Start: now,
 	}}
 	c.current = t
 	c.round++

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/gpuflight/gpuflight/internal/deep/rule"
 )
 
 // Engine is what looks inside kernels, as users type it.
@@ -70,6 +72,8 @@ type Request struct {
 	Cause Cause
 	// Why is one short text for people, such as a rule and the figure that met it.
 	Why string
+	// Firing is the rule that was met, nil where it was none.
+	Firing *rule.Firing
 }
 
 // CloseReason is why a window closed.
@@ -272,6 +276,8 @@ type Window struct {
 	Engine Engine `json:"engine"`
 	Cause  Cause  `json:"cause"`
 	Why    string `json:"why,omitempty"`
+	// Firing is the rule that was met, nil where it was none. Why has it in words.
+	Firing *rule.Firing `json:"-"`
 	// For is the length asked for.
 	For   time.Duration `json:"for_ns"`
 	Start time.Time     `json:"start"`

@@ -58,7 +58,7 @@ func TestRuleOpensAWindow(t *testing.T) {
 		if len(windows) != 2 {
 			t.Fatalf("%d windows", len(windows))
 		}
-		if w := windows[1]; w.Cause != CauseRule || w.Why != "kernel.rate < 100/s for 2s: 50/s" || w.Engine != SASS || w.Start.Sub(windows[0].End) < DefaultCoolDown || w.Start.Sub(windows[0].End) > DefaultCoolDown+400*time.Millisecond {
+		if w := windows[1]; w.Cause != CauseRule || w.Why != "kernel.rate < 100/s for 2s: 50/s" || w.Firing == nil || w.Firing.Value != 50 || w.Firing.Threshold != 100 || w.Firing.Rule.Metric() != "kernel.rate" || w.Engine != SASS || w.Start.Sub(windows[0].End) < DefaultCoolDown || w.Start.Sub(windows[0].End) > DefaultCoolDown+400*time.Millisecond {
 			t.Errorf("window %+v", w)
 		}
 		// It holds on, and is not met again before it did not.

@@ -431,8 +431,19 @@ func windowAttrs(w *Window) []gpuevent.Attr {
 			paused += p.End.Sub(p.Start)
 		}
 	}
+	var met []gpuevent.Attr
+	if f := w.Firing; f != nil {
+		met = []gpuevent.Attr{
+			gpuevent.Str(semconv.CUDADeepWindowRuleExpression, f.Rule.Text),
+			gpuevent.Str(semconv.CUDADeepWindowRuleMetric, f.Rule.Metric()),
+			gpuevent.Str(semconv.CUDADeepWindowRuleOperator, string(f.Rule.Op)),
+			gpuevent.F(semconv.CUDADeepWindowRuleThreshold, f.Threshold),
+			gpuevent.F(semconv.CUDADeepWindowRuleObserved, f.Value),
+			gpuevent.F(semconv.CUDADeepWindowRuleSustained, f.Rule.For.Seconds()),
+		}
+	}
 	n := func(key string, v uint64) gpuevent.Attr { return gpuevent.I(key, int64(min(v, math.MaxInt64))) } //nolint:gosec // Bounded.
-	return []gpuevent.Attr{
+	return append(met,
 		n(semconv.CUDADeepWindowID, w.ID),
 		gpuevent.Strs(semconv.CUDADeepWindowEngines, engines),
 		gpuevent.Str(semconv.CUDADeepWindowCause, string(w.Cause)),
@@ -459,7 +470,7 @@ func windowAttrs(w *Window) []gpuevent.Attr {
 		n(semconv.CUDADeepWindowHardwareFull, w.HardwareFull),
 		n(semconv.CUDADeepWindowLost, w.Collected.Lost),
 		gpuevent.Strs(semconv.CUDADeepWindowMissing, w.Missing),
-	}
+	)
 }
 
 // engineName is an engine as telemetry spells it, the same as in recordings of others.

@@ -55,6 +55,9 @@ func listingOf(function, text string) WindowListing {
 func TestWindowBecomesSpanAndLogs(t *testing.T) {
 	f := newFixture(t, Config{}).start()
 	w := windowOf(3, deep.PC, 1000, 5000)
+	met, err := rule.Parse("kernel.rate < 100/s for 2s")
+	require.NoError(t, err)
+	w.Firing = &rule.Firing{Rule: &met, Value: 12.5, Threshold: 100, Held: 2 * time.Second}
 	f.r.WindowOpened(w, false)
 	f.r.WindowClosed(w)
 	require.True(t, f.r.AddWindow(&Window{
@@ -84,7 +87,9 @@ func TestWindowBecomesSpanAndLogs(t *testing.T) {
 		semconv.CUDADeepWindowRows: int64(3), semconv.CUDADeepWindowRowsOther: int64(7), semconv.CUDADeepWindowRowsUnresolved: int64(1),
 		semconv.CUDADeepWindowFunctions: int64(1), semconv.CUDADeepWindowSamples: int64(750), semconv.CUDADeepWindowSamplesDropped: int64(15),
 		semconv.CUDADeepWindowSamplesNonUser: int64(5), semconv.CUDADeepWindowHardwareFull: int64(1), semconv.CUDADeepWindowLost: int64(20),
-		semconv.CUDADeepWindowMissing: []any{"never"},
+		semconv.CUDADeepWindowMissing:        []any{"never"},
+		semconv.CUDADeepWindowRuleExpression: "kernel.rate < 100/s for 2s", semconv.CUDADeepWindowRuleMetric: "kernel.rate", semconv.CUDADeepWindowRuleOperator: "<",
+		semconv.CUDADeepWindowRuleThreshold: 100., semconv.CUDADeepWindowRuleObserved: 12.5, semconv.CUDADeepWindowRuleSustained: 2.,
 	}
 	want[semconv.CUDAOperation] = semconv.CUDAOperationDeepWindow
 	assert.Equal(t, want, span.Attributes().AsRaw())

@@ -5,6 +5,7 @@ package rule
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/glob"
@@ -116,6 +117,12 @@ func (f *Firing) String() string {
 		s += ", baseline " + f.Rule.format(f.Threshold/f.Rule.Value)
 	}
 	return s
+}
+
+// Metric is what the rule looks at, as it is written: "kernel.rate", "scope(train_step).p95".
+func (r *Rule) Metric() string {
+	before, _, _ := strings.Cut(r.Text, string(r.Op))
+	return strings.TrimSpace(before)
 }
 
 // format writes a figure of the rule's kind.
