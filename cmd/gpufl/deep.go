@@ -60,7 +60,13 @@ type deepConfig struct {
 func parseDeep(args []string, out io.Writer) (cfg deepConfig, err error) {
 	fs := flag.NewFlagSet("deep", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
-	length := fs.Duration("for", 0, "`duration` of the window (default: what the process is set to, 2s if nothing was said)")
+	var length time.Duration
+	fs.Func("for", "`duration` of the window (default: what the process is set to, 2s if nothing was said)", func(s string) (err error) {
+		if length, err = time.ParseDuration(s); err != nil {
+			return errors.New("write a duration with its unit, such as 500ms or 2s")
+		}
+		return nil
+	})
 	engine := fs.String("engine", "", "pc (samples of program counters), sass (instruction counts), or both, half the time each (default: what the process is set to, or pc)")
 	fs.BoolVar(&cfg.list, "list", false, "list the processes that can be asked")
 	fs.BoolVar(&cfg.status, "status", false, "print what a process has done and is about to do, and how far its rules are")
@@ -111,8 +117,8 @@ func parseDeep(args []string, out io.Writer) (cfg deepConfig, err error) {
 	}
 	cfg.request.Engine = *engine
 	if given["for"] {
-		if *length < deep.MinFor || *length > deep.MaxFor {
-			return wrong("--for %v: a window is %v to %v long", *length, deep.MinFor, deep.MaxFor)
+		if length < deep.MinFor || length > deep.MaxFor {
+			return wrong("--for %v: a window is %v to %v long", length, deep.MinFor, deep.MaxFor)
 		}
 		cfg.request.For = length.String()
 	}

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -221,16 +222,16 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 		return nil, err
 	}
 	if t.settings, err = recorder.SettingsFromEnv(t.env.get); err != nil {
-		return nil, &usageError{err}
+		return nil, t.wrong(err)
 	}
 	if t.sending, err = otlp.FromEnv(t.env.get); err != nil {
-		return nil, &usageError{err}
+		return nil, t.wrong(err)
 	}
 	if t.deep, err = deep.ConfigFromEnv(t.env.get); err != nil {
-		return nil, &usageError{err}
+		return nil, t.wrong(err)
 	}
 	if _, err = window.SettingsFromEnv(t.env.get); err != nil {
-		return nil, &usageError{err}
+		return nil, t.wrong(err)
 	}
 	t.ref = gpuevent.Ref{Trace: t.settings.Parent.Trace, Parent: t.settings.Parent.Span}
 	if t.settings.HasParent {
@@ -255,6 +256,23 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 	}
 	t.env.set("GPUFL_SUMMARY_DIR", t.dir)
 	return t, nil
+}
+
+// wrong is err, about variables, with the flags that were given in their places.
+func (t *tracing) wrong(err error) error {
+	text := err.Error()
+	named := func(variable, flag string) {
+		if _, given := t.cfg.values[variable]; given {
+			text = regexp.MustCompile(`\b`+variable+`\b`).ReplaceAllLiteralString(text, "--"+flag)
+		}
+	}
+	for _, v := range variables {
+		named(v.variable, v.flag)
+	}
+	for _, v := range deep.Settings {
+		named(v.Variable, v.Flag)
+	}
+	return &usageError{errors.New(text)}
 }
 
 // applyFlags sets the variables that flags stand for, and what the recording processes shall do

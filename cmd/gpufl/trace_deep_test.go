@@ -39,15 +39,27 @@ func TestFlagsOfDeepWindows(t *testing.T) {
 	assert.Equal(t, "true", changes["GPUFL_DEEP"], "a flag wins")
 	_, err := parseTrace([]string{"--deep-when", "", "--", "true"}, &bytes.Buffer{})
 	require.ErrorAs(t, err, new(*usageError))
-	for _, environ := range [][]string{{"GPUFL_DEEP_AFTER=soon"}, {"GPUFL_DEEP_PERIOD=1"}} {
+	for _, tc := range []struct{ flag, variable, words string }{
+		{"", "GPUFL_DEEP_AFTER=soon", `GPUFL_DEEP_AFTER is "soon"; `},
+		{"", "GPUFL_DEEP_PERIOD=1", "GPUFL_DEEP_PERIOD"},
+		{"--deep-after=30", "GPUFL_DEEP_EVERY=often", "--deep-after is \"30\"; "},
+		{"--deep-after=30", "GPUFL_DEEP_EVERY=often", "GPUFL_DEEP_EVERY is \"often\"; "},
+		{"--max-spans=many", "", "--max-spans"},
+	} {
 		library := filepath.Join(t.TempDir(), libraryName)
 		require.NoError(t, os.WriteFile(library, nil, 0o600))
-		cfg, err := parseTrace([]string{"--library", library, "--", "true"}, &bytes.Buffer{})
+		args := []string{"--library", library, "--", "true"}
+		if tc.flag != "" {
+			args = append([]string{tc.flag}, args...)
+		}
+		cfg, err := parseTrace(args, &bytes.Buffer{})
 		require.NoError(t, err)
-		_, err = prepare(cfg, environ)
-		require.Error(t, err)
+		_, err = prepare(cfg, []string{tc.variable})
+		require.ErrorContains(t, err, tc.words, "users read of what they wrote")
 		assert.ErrorAs(t, err, new(*usageError))
 	}
+	_, err = parseDeep([]string{"--for", "2", "17"}, &bytes.Buffer{})
+	assert.EqualError(t, err, `invalid value "2" for flag -for: write a duration with its unit, such as 500ms or 2s`)
 }
 
 func TestWhyThereWasNoDeepWindow(t *testing.T) {

@@ -541,10 +541,10 @@ func TestDeepFlagsAreChecked(t *testing.T) {
 		flags []string
 		words string
 	}{
-		{[]string{"--deep-after", "soon"}, "GPUFL_DEEP_AFTER"},
+		{[]string{"--deep-after", "30"}, "gpufl trace: --deep-after is \"30\"; it must be a duration of at least 1ms, such as 500ms, 2s or 5m\n"},
 		{[]string{"--deep-when", "kernel.rate < much"}, "kernel.rate < much"},
 		{[]string{"--deep-engine", "x-ray"}, "x-ray"},
-		{[]string{"--deep-memory", "-1GiB"}, "GPUFL_DEEP_MEMORY is \"-1GiB\"; it must be a number of bytes such as 512MiB or 2GiB, or 0 for no limit"},
+		{[]string{"--deep-memory", "-1GiB"}, "--deep-memory is \"-1GiB\"; it must be a number of bytes such as 512MiB or 2GiB, or 0 for no limit"},
 		{[]string{"--deep-every", "1s", "--deep-for", "2s"}, "leave nothing between"},
 	} {
 		o := b.traced("plain", tc.flags...)
