@@ -488,6 +488,9 @@ const (
 	// CUDADeepWindowSamples (int; extension ✚): Samples of program counters that the hardware took,
 	// those without a record included; or figures that instructions counted.
 	CUDADeepWindowSamples = "cuda.deep_window.samples"
+	// CUDADeepWindowSamplingPeriod (int; extension ✚): Cycles of a multiprocessor between two
+	// samples of its program counters.
+	CUDADeepWindowSamplingPeriod = "cuda.deep_window.sampling_period"
 	// CUDADeepWindowSamplesDropped (int; extension ✚): Samples that the hardware lost.
 	CUDADeepWindowSamplesDropped = "cuda.deep_window.samples_dropped"
 	// CUDADeepWindowSamplesNonUser (int; extension ✚): Samples of kernels that CUPTI does not show.

@@ -222,6 +222,7 @@ var Attributes = []Attribute{
 	{"cuda.deep_window.message", String, "", Extension, nil, "The same in a sentence, with what can be done about it.", nil},
 	{"cuda.deep_window.paused_duration", Double, "s", Extension, nil, "How long activity records were off for it: work that was launched then is in no span and no metric.", nil},
 	{"cuda.deep_window.samples", Int, "", Extension, nil, "Samples of program counters that the hardware took, those without a record included; or figures that instructions counted.", nil},
+	{"cuda.deep_window.sampling_period", Int, "", Extension, nil, "Cycles of a multiprocessor between two samples of its program counters.", nil},
 	{"cuda.deep_window.samples_dropped", Int, "", Extension, nil, "Samples that the hardware lost.", nil},
 	{"cuda.deep_window.samples_non_user", Int, "", Extension, nil, "Samples of kernels that CUPTI does not show.", nil},
 	{"cuda.deep_window.hardware_full", Int, "", Extension, nil, "How often the hardware's buffer was found full.", nil},

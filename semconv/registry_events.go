@@ -28,7 +28,7 @@ var Events = []Event{
 		"cuda.deep_window.status", "cuda.deep_window.message", "cuda.deep_window.close_reason", "cuda.deep_window.engines",
 		"cuda.deep_window.start_time_unix_nano", "cuda.deep_window.end_time_unix_nano", "cuda.deep_window.launches",
 		"cuda.deep_window.requested_duration", "cuda.deep_window.requested_launches", "cuda.deep_window.paused_duration",
-		"cuda.deep_window.samples", "cuda.deep_window.samples_dropped", "cuda.deep_window.samples_non_user",
+		"cuda.deep_window.samples", "cuda.deep_window.sampling_period", "cuda.deep_window.samples_dropped", "cuda.deep_window.samples_non_user",
 		"cuda.deep_window.hardware_full", "cuda.deep_window.rows", "cuda.deep_window.rows_other",
 		"cuda.deep_window.rows_unresolved", "cuda.deep_window.rows_without_sass", "cuda.deep_window.rows_lost",
 		"cuda.deep_window.contexts_skipped", "cuda.deep_window.contexts_lost", "cuda.deep_window.calls_held",

@@ -49,6 +49,8 @@ type Window struct {
 	Counters []gpuevent.SASSMetric
 	// Profile has the same figures for Config.Profiles, nil if there is none.
 	Profile *deepprofile.Window
+	// Period is the cycles of a multiprocessor between two samples, 0 where none were taken.
+	Period uint64
 	// Dropped and NonUser are samples without a record, HardwareFull says how often the hardware's buffer was
 	// full. Other rows are summed, Unresolved have no line.
 	Dropped, NonUser, HardwareFull, Other, Unresolved uint64
@@ -431,9 +433,9 @@ func windowAttrs(w *Window) []gpuevent.Attr {
 			paused += p.End.Sub(p.Start)
 		}
 	}
-	var met []gpuevent.Attr
+	var some []gpuevent.Attr // that not all windows have
 	if f := w.Firing; f != nil {
-		met = []gpuevent.Attr{
+		some = []gpuevent.Attr{
 			gpuevent.Str(semconv.CUDADeepWindowRuleExpression, f.Rule.Text),
 			gpuevent.Str(semconv.CUDADeepWindowRuleMetric, f.Rule.Metric()),
 			gpuevent.Str(semconv.CUDADeepWindowRuleOperator, string(f.Rule.Op)),
@@ -443,7 +445,10 @@ func windowAttrs(w *Window) []gpuevent.Attr {
 		}
 	}
 	n := func(key string, v uint64) gpuevent.Attr { return gpuevent.I(key, int64(min(v, math.MaxInt64))) } //nolint:gosec // Bounded.
-	return append(met,
+	if w.Period > 0 {
+		some = append(some, n(semconv.CUDADeepWindowSamplingPeriod, w.Period))
+	}
+	return append(some,
 		n(semconv.CUDADeepWindowID, w.ID),
 		gpuevent.Strs(semconv.CUDADeepWindowEngines, engines),
 		gpuevent.Str(semconv.CUDADeepWindowCause, string(w.Cause)),

@@ -61,7 +61,7 @@ func TestWindowBecomesSpanAndLogs(t *testing.T) {
 	f.r.WindowOpened(w, false)
 	f.r.WindowClosed(w)
 	require.True(t, f.r.AddWindow(&Window{
-		Window: w, Dropped: 15, NonUser: 5, HardwareFull: 1, Other: 7, Unresolved: 1, Missing: []string{"never"},
+		Window: w, Period: 65536, Dropped: 15, NonUser: 5, HardwareFull: 1, Other: 7, Unresolved: 1, Missing: []string{"never"},
 		Textless: 2, LostRows: 6, SkippedContexts: 8, LostContexts: 9, Held: 11, Released: 10, LongestHold: 1500 * time.Millisecond,
 		Samples: []gpuevent.PCSample{
 			{TimeNs: base + 5000, Function: nameOf("gemm"), PCOffset: gpuevent.Some(64), Reason: "smsp__pcsamp_warps_issue_stalled_barrier", Count: 700, File: "gemm.cu", Line: gpuevent.Some(12)},
@@ -87,7 +87,7 @@ func TestWindowBecomesSpanAndLogs(t *testing.T) {
 		semconv.CUDADeepWindowRows: int64(3), semconv.CUDADeepWindowRowsOther: int64(7), semconv.CUDADeepWindowRowsUnresolved: int64(1),
 		semconv.CUDADeepWindowFunctions: int64(1), semconv.CUDADeepWindowSamples: int64(750), semconv.CUDADeepWindowSamplesDropped: int64(15),
 		semconv.CUDADeepWindowSamplesNonUser: int64(5), semconv.CUDADeepWindowHardwareFull: int64(1), semconv.CUDADeepWindowLost: int64(20),
-		semconv.CUDADeepWindowMissing:        []any{"never"},
+		semconv.CUDADeepWindowMissing: []any{"never"}, semconv.CUDADeepWindowSamplingPeriod: int64(65536),
 		semconv.CUDADeepWindowRuleExpression: "kernel.rate < 100/s for 2s", semconv.CUDADeepWindowRuleMetric: "kernel.rate", semconv.CUDADeepWindowRuleOperator: "<",
 		semconv.CUDADeepWindowRuleThreshold: 100., semconv.CUDADeepWindowRuleObserved: 12.5, semconv.CUDADeepWindowRuleSustained: 2.,
 	}

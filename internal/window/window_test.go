@@ -206,7 +206,7 @@ const (
 
 func samples(store uint64) *cupti.DeepResult {
 	return &cupti.DeepResult{
-		Engine: cupti.EnginePCSampling, Start: time.Unix(100, 0), End: time.Unix(102, 0),
+		Engine: cupti.EnginePCSampling, Start: time.Unix(100, 0), End: time.Unix(102, 0), PeriodLog2: 12,
 		Functions: []string{"plain", "_Z7unknownv"}, Names: []string{longScoreboard, barrier}, Missing: []string{"never"},
 		Rows: []cupti.DeepRow{
 			{CRC: imageCRC, Function: 0, PC: store, What: 0, Value: 700},
@@ -278,6 +278,7 @@ func TestRowsHaveTheirFunctionAndLine(t *testing.T) {
 	assert.Equal(t, []string{"never"}, out.Missing)
 	assert.Equal(t, "; work that was, or may have been, under way as counting began or ended is not counted whole; CUPTI did not tell the end of 9 calls; 2 CUDA contexts were not looked at; "+
 		"3 CUDA contexts ended before all they had was read", out.Outcome.Text)
+	assert.EqualValues(t, 4096, out.Period)
 	assert.Equal(t, [4]uint64{3, 2, 1, 0}, [4]uint64{out.Dropped, out.NonUser, out.HardwareFull, out.Other})
 	assert.Equal(t, [6]uint64{3, 6, 2, 3, 8, 7}, [6]uint64{out.Textless, out.LostRows, out.SkippedContexts, out.LostContexts, out.Held, out.Released})
 	assert.Equal(t, time.Millisecond, out.LongestHold)

@@ -219,6 +219,9 @@ func (w *worker) window(j *job) (*recorder.Window, []listingKey) {
 	for _, r := range j.results {
 		w.dump(j.window.ID, r)
 		t.add(r)
+		if r.PeriodLog2 > 0 {
+			out.Period = 1 << r.PeriodLog2
+		}
 		out.Dropped += r.Totals.DroppedSamples
 		out.NonUser += r.Totals.NonUserSamples
 		out.HardwareFull += r.Totals.HardwareFull
