@@ -98,7 +98,7 @@ func TestGate(t *testing.T) {
 
 func TestWhatIsRareAndAllowed(t *testing.T) {
 	path, fakes := program(t, "cornered")
-	for _, what := range []string{"cancel", "keys", "descriptors", "given_up", "released", "loading", "flushing", "capture", "deaf"} {
+	for _, what := range []string{"cancel", "keys", "descriptors", "given_up", "released", "loading", "reading", "flushing", "capture", "deaf", "deaf_early"} {
 		t.Run(what, func(t *testing.T) {
 			t.Setenv("FAKE_CUDA_DEVICES", "2")
 			run(t, path, fakes, what)

@@ -633,6 +633,16 @@ int gpufl_watch_counting(int want) {
   return told;
 }
 
+__thread bool gpufl_heard;
+
+bool gpufl_hears(void) {
+  if (gpufl_deep_driver.module_load == NULL) return false;
+  void *module = NULL;
+  gpufl_heard = false;
+  gpufl_deep_driver.module_load(&module, "/nonexistent/gpuflight");
+  return gpufl_heard;
+}
+
 void gpufl_set_deaf(void) {
   atomic_store(&deaf, true);
   atomic_store(&watched, 0);
@@ -725,6 +735,7 @@ static int finalize_result;
 static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data) {
   (void)user;
   if (gpufl_is_child() || data == NULL) return;
+  if (gpufl_operating) gpufl_heard = true;
   if (domain == GPUFL_CUPTI_CB_DOMAIN_RESOURCE) {
     if (atomic_load(&listening)) gpufl_on_resource(cbid, data);
     return;

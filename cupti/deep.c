@@ -713,6 +713,7 @@ int gpufl_deep_open(const gpufl_deep_config *config) {
       result = gpufl_sass_open();
     }
   }
+  if (result != GPUFL_OK && gpufl_is_deaf()) result = GPUFL_DEAF;
   if (result == GPUFL_OK) {
     atomic_store(&state, OPEN);
   } else {
@@ -775,15 +776,20 @@ int gpufl_deep_close(int64_t limit_ns) {
   if (pc) {
     result = gpufl_pc_stop();
     let_go();
-    // Beside a module that is unloaded names are read that are freed. A call that goes on for so long costs what was not read yet.
+    // Beside a module that is unloaded names are read that are freed, so it is done in pieces: a call does not wait longer than
+    // GPUFL_GATE_LIMIT_NS for any. One that goes on for so long costs what was not read yet.
     int answer = GPUFL_OK;
-    if (modules_at_rest(gpufl_monotonic() + limit_ns / 2)) {
-      answer = gpufl_pc_drain(gpufl_monotonic() + limit_ns);
-    } else {
-      gpufl_window_count(&gpufl_window_counts.deferred, 1);
+    bool more = true;
+    for (int64_t end = gpufl_monotonic() + limit_ns; more && gpufl_monotonic() < end;) {
+      if (!modules_at_rest(gpufl_monotonic() + limit_ns / 2)) {
+        gpufl_window_count(&gpufl_window_counts.deferred, 1);
+        break;
+      }
+      int piece = gpufl_pc_drain(gpufl_monotonic() + GPUFL_GATE_LIMIT_NS / 2, &more);
+      if (answer == GPUFL_OK) answer = piece;
+      let_go();
     }
     if (result == GPUFL_OK) result = answer;
-    let_go();
     // Disabling beside launches locks up as stopping does. Nothing is sampled any more, so there is time.
     if (!rest_until(false, INT64_MAX)) { // nobody waits for it any more, or the process ends
       finish();

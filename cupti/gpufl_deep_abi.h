@@ -459,6 +459,7 @@ typedef struct {
   G(push_context, cuCtxPushCurrent_v2, (void *))                                \
   G(pop_context, cuCtxPopCurrent_v2, (void **))                                 \
   G(capture_mode, cuThreadExchangeStreamCaptureMode, (int *))                   \
+  G(module_load, cuModuleLoad, (void **, const char *))                         \
   G(event_create, cuEventCreate, (void **, unsigned))                           \
   G(event_destroy, cuEventDestroy_v2, (void *))                                 \
   G(event_query, cuEventQuery, (void *))                                        \

@@ -86,6 +86,11 @@ void gpufl_deep_watch_exit(void);
 /* gpufl_listens: contexts, modules and captures have been told of since gpufl_open. */
 bool gpufl_listens(void);
 
+/* gpufl_hears says whether CUPTI tells of a call of the driver, by one that loads a module that is not there; false as well if it cannot be
+ * tried. For an operation, at rest. */
+bool gpufl_hears(void);
+extern __thread bool gpufl_heard;
+
 /* gpufl_set_deaf is where CUPTI was seen to have taken down what it had in the way of the driver's calls: it tells of nothing and records nothing
  * any more, until the process ends. From then on nothing is switched, since that may crash it; what it has is taken as ever. */
 void gpufl_set_deaf(void);
@@ -261,8 +266,8 @@ int gpufl_pc_stop(void);
 /* gpufl_pc_collect arms contexts that are new as well. gpufl_pc_waits: some wait for gpufl_pc_start. */
 int gpufl_pc_collect(int *more);
 bool gpufl_pc_waits(void);
-/* gpufl_pc_drain takes what is left, of gpufl_monotonic until then; what remains is counted. */
-int gpufl_pc_drain(int64_t until);
+/* gpufl_pc_drain takes what is left, of gpufl_monotonic until then; *more if that was too short. What remains is counted in the end. */
+int gpufl_pc_drain(int64_t until, bool *more);
 int gpufl_pc_close(void);
 bool gpufl_pc_samples(void *handle);
 /* at_rest: the caller has the operation to itself, and the application rests; else the context is only given up. */

@@ -28,6 +28,8 @@ typedef struct {
   bool started, refused; // by cuptiPCSamplingStart
   bool disabled;         // since it was refused
   bool useless;          // enabled, and then something else was refused: it waits for being disabled
+  size_t left;           // places in the code that CUPTI still had when it was asked last
+  bool drained;          // and had been asked for all since it was stopped
   size_t num_reasons;
   uint32_t index[MAX_REASONS]; // of the device's reasons
   uint32_t name[MAX_REASONS];  // the window's index for each
@@ -331,16 +333,17 @@ static int start(sampled *s) {
   s->refused = !s->started;
   if (s->started) return result;
   if (first) gpufl_claim_unmark(s->handle);
-  // Where something else has the counters CUPTI 13.0 refuses, and has taken down all it had in the way of the driver's calls in 19 processes of
-  // 29: it tells of none any more and makes no records. That it cannot disable what it enabled is the sign: of eight processes where it
+  // Where something else has the counters CUPTI 13.0 refuses, and had taken down all it had in the way of the driver's calls in 19 processes of
+  // 29: it told of none any more and made no records. That it cannot disable what it enabled is the sign: of eight processes where it
   // could not none was told of anything afterwards, in six where it could all were told of as ever (H200, driver 580.159.04, test/gpu/held.py).
+  // But it may have other reasons, so it is tried whether it tells.
   entered = gpufl_enter_context(s->handle);
   gpufl_deep_calling("pc_disable");
   int answer = gpufl_deep.pc_disable(&p);
   gpufl_deep_returned("pc_disable", GPUFL_CUPTI_SUCCESS); // who refused is known
+  if (answer != GPUFL_CUPTI_SUCCESS && !gpufl_hears()) gpufl_set_deaf();
   gpufl_leave_context(entered);
   s->disabled = true;
-  if (answer != GPUFL_CUPTI_SUCCESS) gpufl_set_deaf();
   return result;
 }
 
@@ -356,12 +359,9 @@ static int stop(sampled *s) {
 
 static int drain(sampled *s, int64_t until) {
   if (s->useless || s->disabled) return GPUFL_OK;
-  size_t left = 0;
   bool entered = gpufl_enter_context(s->handle);
-  int result = ask(s, true, until, &left);
+  int result = ask(s, true, until, &s->left);
   gpufl_leave_context(entered);
-  // What has no room in the rest either is gone.
-  if (left > BATCH) gpufl_window_count(&gpufl_window_counts.lost_rows, left - BATCH);
   return result;
 }
 
@@ -371,10 +371,13 @@ static int disarm(sampled *s) {
     discard(s);
     return GPUFL_OK;
   }
+  // What has no room in the rest is gone.
+  if (s->left > BATCH) gpufl_window_count(&gpufl_window_counts.lost_rows, s->left - BATCH);
   gpufl_pc_context p = of(s);
   if (s->rest.records != NULL) clear_batch(&s->rest, s->num_reasons);
   bool entered = gpufl_enter_context(s->handle);
   int result = GPUFL_DEEP_CALL(pc_disable, &p);
+  if (result != GPUFL_CUPTI_SUCCESS && !gpufl_hears()) gpufl_set_deaf();
   gpufl_leave_context(entered);
   if (result != GPUFL_CUPTI_SUCCESS) {
     // CUPTI still knows the buffers, if it was ever told of them: they are given up with the context. What was refused since something
@@ -515,11 +518,15 @@ int gpufl_pc_stop(void) {
   return result;
 }
 
-int gpufl_pc_drain(int64_t until) {
+int gpufl_pc_drain(int64_t until, bool *more) {
   int result = GPUFL_OK;
-  for (int i = 0; i < num_all; i++) {
-    if (gone(all[i])) continue;
+  *more = false;
+  for (int i = 0; i < num_all && !*more; i++) {
+    if (all[i]->drained || gone(all[i])) continue;
     int answer = drain(all[i], until);
+    bool late = gpufl_monotonic() >= until;
+    all[i]->drained = !late || all[i]->left == 0;
+    *more = late;
     if (result == GPUFL_OK) result = answer;
   }
   return result;

@@ -288,7 +288,8 @@ func (f *Fake) Synchronize() { C.synchronize() }
 // and for windows:
 //
 //	refuse_start      the CUptiResult of starting PC sampling
-//	start_deafens     1: a start that is refused leaves CUPTI deaf: it tells of nothing and makes no records until it was left
+//	refuse_disable    that of disabling it, which is done all the same
+//	start_deafens     1: a start that is refused, or that there are no reasons, leaves CUPTI deaf: it tells of nothing and makes no records until it was left
 //	switched_deaf     how often kinds of activity were switched then: CUPTI may crash
 //	refuse_pc, refuse_profiler, refuse_sass   the CUptiResult of enabling PC sampling, of cuptiProfilerInitialize, of configuring SASS metrics
 //	unsupported       the first setting of the device that rules it out, from 1
@@ -301,6 +302,8 @@ func (f *Fake) Synchronize() { C.synchronize() }
 //	broken            1 too many reasons, 2 no name, 3 an unknown reason or metric, 4 more records than were asked for
 //	hang              1 reading samples, 2 enabling patches, 3 disabling: hangs until it is 0 again
 //	start_ms          how long cuptiPCSamplingStart takes
+//	data_ms           how long cuptiPCSamplingGetData takes
+//	pc_remaining      how many of its answers say that there is more than there is
 //	pc_raced          how often samples were read while a module was loaded or unloaded, or sampling was started, stopped or disabled during
 //	                  a launch, which locks the real one up
 //	sass_raced        how often patches changed during a launch

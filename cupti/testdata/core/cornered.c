@@ -8,9 +8,11 @@
 //	given_up     nobody waits for a window any more, while a launch is under way
 //	released     the same before the GPU came to rest
 //	loading      a module is loaded for long as a window closes
+//	reading      one is loaded while the last samples are read, which takes long
 //	flushing     CUPTI hands over records for long as one opens
 //	capture      a context of another GPU ends while a graph is captured
 //	deaf         something else has the counters when a window begins, and CUPTI takes it badly
+//	deaf_early   the same, and it says so before sampling is started
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -177,6 +179,20 @@ static void loading(void) {
   pthread_join(load, NULL);
 }
 
+static void reading(void) {
+  fake_control("data_ms", 900);
+  fake_control("pc_remaining", 4);
+  fake_control("launch_ns", 500000000);
+  begin(closes, NULL);
+  usleep(300000);
+  pthread_t load = begin(loads, NULL);
+  await_close(GPUFL_OK);
+  pthread_join(load, NULL);
+  gpufl_deep_counts counts;
+  gpufl_deep_get_counts(&counts);
+  CHECK(counts.gate_timeouts == 0 && counts.longest_hold_ns > 0 && counts.longest_hold_ns < GPUFL_GATE_LIMIT_NS);
+}
+
 // Somebody else flushes for longer than a window waits: that opens later, and launches do not wait for it.
 static void flushing(const char *fakes) {
   static const gpufl_deep_config config = {.max_rows = 1 << 16, .limit_ns = 500000000};
@@ -199,18 +215,25 @@ static void capture(void) {
   CHECK(end_capture((void *)77, &graph) == 0 && captures_broken() == 0);
 }
 
-static void deaf(const char *fakes) {
+static void deaf(const char *fakes, bool early) {
   static const gpufl_deep_config sampling = {.max_rows = 1 << 16, .limit_ns = (int64_t)5e9};
   open_window(fakes);
   CHECK(create_context(&contexts[0], 0, 0) == 0);
-  fake_control("refuse_start", GPUFL_CUPTI_ERROR_HARDWARE_BUSY);
   pthread_t launching = begin(launches, contexts);
-  // Mostly CUPTI takes it well.
-  CHECK(gpufl_deep_open(&sampling) == GPUFL_CUPTI_ERROR_HARDWARE_BUSY && !gpufl_is_deaf() && fake_control("armed", 0) == 0);
-  fake_control("refuse_start", 0);
+  // Often CUPTI takes it well, whatever it says.
+  for (int disabling = 0; disabling <= 999; disabling += 999) {
+    fake_control("refuse_disable", disabling);
+    for (int i = 0; i < 2; i++) {
+      const char *how = i == 0 ? "refuse_start" : "no_reasons";
+      fake_control(how, GPUFL_CUPTI_ERROR_HARDWARE_BUSY);
+      CHECK(gpufl_deep_open(&sampling) == GPUFL_CUPTI_ERROR_HARDWARE_BUSY && !gpufl_is_deaf() && fake_control("armed", 0) == 0);
+      fake_control(how, 0);
+    }
+  }
+  fake_control("refuse_disable", 0);
   CHECK(gpufl_deep_open(&sampling) == GPUFL_OK && gpufl_deep_close((int64_t)5e9) == GPUFL_OK && gpufl_deep_end() == GPUFL_OK);
   CHECK(gpufl_count_mode(GPUFL_MODE_COUNT) == GPUFL_OK && gpufl_count_mode(GPUFL_MODE_TRACE) == GPUFL_OK);
-  fake_control("refuse_start", GPUFL_CUPTI_ERROR_HARDWARE_BUSY);
+  fake_control(early ? "no_reasons" : "refuse_start", GPUFL_CUPTI_ERROR_HARDWARE_BUSY);
   fake_control("start_deafens", 1);
   CHECK(gpufl_deep_open(&sampling) == GPUFL_DEAF && gpufl_is_deaf());
   fake_control("refuse_start", 0);
@@ -241,12 +264,14 @@ int main(int argc, char **argv) {
   else if (strcmp(what, "keys") == 0) keys();
   else if (strcmp(what, "descriptors") == 0) descriptors();
   else if (strcmp(what, "flushing") == 0) flushing(argv[1]);
-  else if (strcmp(what, "deaf") == 0) deaf(argv[1]);
+  else if (strcmp(what, "deaf") == 0) deaf(argv[1], false);
+  else if (strcmp(what, "deaf_early") == 0) deaf(argv[1], true);
   else {
     window(argv[1]);
     if (strcmp(what, "given_up") == 0) given_up();
     else if (strcmp(what, "released") == 0) released();
     else if (strcmp(what, "loading") == 0) loading();
+    else if (strcmp(what, "reading") == 0) reading();
     else if (strcmp(what, "capture") == 0) capture();
     else CHECK(!"a case");
   }

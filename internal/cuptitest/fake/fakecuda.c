@@ -305,6 +305,14 @@ FAKE_API int fake_module_unload(uint32_t id) {
   return result;
 }
 
+// No file is there.
+FAKE_API int cuModuleLoad(void **out, const char *path) {
+  (void)out; (void)path;
+  ENTER(18, "cuModuleLoad");
+  LEAVE(18, "cuModuleLoad");
+  return 301;
+}
+
 FAKE_API int cuModuleLoadData(void **out, const void *image) {
   *out = &context;
   if (image == NULL) return INVALID_VALUE;

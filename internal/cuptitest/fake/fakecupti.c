@@ -647,7 +647,7 @@ FAKE_API int cuptiEnableCallback(uint32_t enable, void *subscriber, uint32_t dom
 
 FAKE_API int cuptiGetCallbackName(uint32_t domain, uint32_t cbid, const char **text) {
   static const struct { uint32_t id; const char *name; } functions[] = {
-      {2, "cuDriverGetVersion"}, {4, "cuDeviceGetCount"}, {17, "cuCtxSynchronize"}, {19, "cuModuleLoadData"}, {22, "cuModuleUnload"},
+      {2, "cuDriverGetVersion"}, {4, "cuDeviceGetCount"}, {17, "cuCtxSynchronize"}, {18, "cuModuleLoad"}, {19, "cuModuleLoadData"}, {22, "cuModuleUnload"},
       {497, "cuStreamEndCapture"}, {539, "cuStreamBeginCapture_v2"}, {126, "cuStreamSynchronize"}, {243, "cuMemAlloc_v2"},
       {245, "cuMemFree_v2"}, {249, "cuMemsetD8_v2"}, {276, "cuMemcpyHtoD_v2"}, {277, "cuMemcpyHtoDAsync_v2"}, {278, "cuMemcpyDtoH_v2"},
       {279, "cuMemcpyDtoHAsync_v2"}, {280, "cuMemcpyDtoD_v2"}, {281, "cuMemcpyDtoDAsync_v2"}, {307, "cuLaunchKernel"}, {514, "cuGraphLaunch"}};

@@ -97,9 +97,9 @@ static struct {
   uint32_t profilers;
   uint32_t metrics[DEEP_CONTEXTS];   /* by device: how many are configured */
   int chosen[DEEP_CONTEXTS][KNOWN];
-  int64_t refuse_pc, refuse_start, start_deafens, refuse_profiler, refuse_sass, pc_full, pc_drop, pc_non_user, copies, layout, unsupported, no_reasons, broken;
+  int64_t refuse_pc, refuse_disable, refuse_start, start_deafens, refuse_profiler, refuse_sass, pc_full, pc_drop, pc_non_user, copies, layout, unsupported, no_reasons, broken;
   int watching; /* contexts that samples are taken of, or that count */
-  int64_t mixed, pc_raced, sass_raced, sass_flushed, sass_with_activity, names_given, start_ms;
+  int64_t mixed, pc_raced, sass_raced, sass_flushed, sass_with_activity, names_given, start_ms, data_ms, pc_remaining;
   char replay[4096];
 } deep;
 
@@ -405,6 +405,7 @@ FAKE_API int cuptiPCSamplingGetNumStallReasons(void *params) {
   struct { size_t size; void *priv, *ctx; size_t *n; } *q = params;
   if (c != NULL) {
     if (!c->enabled) result = INVALID_OPERATION; else *q->n = deep.no_reasons ? 0 : reasons.n;
+    deaf_to_all = deaf_to_all || (deep.no_reasons != 0 && deep.start_deafens != 0);
   }
   PC_DONE;
 }
@@ -548,10 +549,15 @@ static void hand_out(deep_context *c, pc_data *d) {
 
 FAKE_API int cuptiPCSamplingGetData(void *params) {
   maybe_hang(1);
-  if (atomic_load(&loading) > 0) {
-    pthread_mutex_lock(&lock);
-    deep.pc_raced++;
-    pthread_mutex_unlock(&lock);
+  for (int i = 0; i < 2; i++) {
+    if (atomic_load(&loading) > 0) {
+      pthread_mutex_lock(&lock);
+      deep.pc_raced++;
+      pthread_mutex_unlock(&lock);
+    }
+    if (deep.data_ms == 0) break;
+    struct timespec pause = {deep.data_ms / 1000, deep.data_ms % 1000 * 1000000};
+    if (i == 0) nanosleep(&pause, NULL);
   }
   PC_CALL(params, 32);
   struct { size_t size; void *priv, *ctx; pc_data *data; } *q = params;
@@ -568,6 +574,10 @@ FAKE_API int cuptiPCSamplingGetData(void *params) {
       result = OUT_OF_MEMORY;
     } else {
       hand_out(c, q->data);
+      if (deep.pc_remaining > 0) {
+        deep.pc_remaining--;
+        q->data->remaining++;
+      }
     }
   }
   PC_DONE;
@@ -581,10 +591,10 @@ FAKE_API int cuptiPCSamplingDisable(void *params) {
   if (c != NULL) {
     if (!c->enabled) {
       result = INVALID_OPERATION;
-    } else if (deaf_to_all) {
+    } else if (deaf_to_all || deep.refuse_disable != 0) {
       c->enabled = c->started = false;
       c->rest = NULL;
-      result = 999;
+      result = deaf_to_all ? 999 : (int)deep.refuse_disable;
     } else {
       if (c->rest != NULL) hand_out(c, c->rest); /* and what has no room is gone */
       c->first_pc = c->num_pc = 0;
@@ -797,14 +807,14 @@ FAKE_API int cuptiSassMetricsFlushData(void *params) {
 static int64_t deep_control(const char *what, int64_t value) {
   struct { const char *name; int64_t *at; } all[] = {
       {"refuse_pc", &deep.refuse_pc},     {"refuse_profiler", &deep.refuse_profiler},
-      {"refuse_start", &deep.refuse_start}, {"start_deafens", &deep.start_deafens},
+      {"refuse_disable", &deep.refuse_disable}, {"refuse_start", &deep.refuse_start}, {"start_deafens", &deep.start_deafens},
       {"refuse_sass", &deep.refuse_sass}, {"pc_full", &deep.pc_full},
       {"pc_drop", &deep.pc_drop},         {"pc_non_user", &deep.pc_non_user},
       {"names_copied", &deep.copies},     {"sass_layout", &deep.layout},
       {"unsupported", &deep.unsupported}, {"pc_raced", &deep.pc_raced},
       {"sass_raced", &deep.sass_raced},   {"sass_with_activity", &deep.sass_with_activity},
       {"no_reasons", &deep.no_reasons},   {"broken", &deep.broken},
-      {"names_given", &deep.names_given}, {"start_ms", &deep.start_ms},
+      {"names_given", &deep.names_given}, {"start_ms", &deep.start_ms}, {"data_ms", &deep.data_ms}, {"pc_remaining", &deep.pc_remaining},
       {"sass_flushed", &deep.sass_flushed}, {"mixed", &deep.mixed}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     if (strcmp(what, all[i].name) != 0) continue;
