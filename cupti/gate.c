@@ -63,7 +63,10 @@ static struct {
   _Atomic bool nests; // a launch has led to another
   uint64_t waited, timeouts;
   _Atomic uint64_t untold; // ends
-  uint32_t waiting; // calls
+  uint64_t opened; // how often
+  // Calls that wait since it was opened last, and those that it was opened for and that have not woken yet: if it is closed again before they do
+  // they go first all the same, or a thread that gets no processor would wait again and again.
+  uint32_t waiting, admitted;
   int64_t longest; // wait of a call since gpufl_gate_begin
 } gate = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -133,19 +136,25 @@ static void wait_outside(visitor *v, uint32_t set, uint32_t life) {
   if (holds_up(set, life)) {
     gate.waited++;
     gate.waiting++;
+    uint64_t opened = gate.opened;
     int64_t began = gpufl_monotonic();
     struct timespec until = gpufl_after(GPUFL_GATE_LIMIT_NS);
-    while (holds_up(set, life)) {
+    while (gate.opened == opened && holds_up(set, life)) {
       if (pthread_cond_timedwait(&gate.changed, &gate.lock, &until) != ETIMEDOUT) continue;
       if (gate.critical && gpufl_monotonic() - began < LONGEST_CRITICAL_NS) {
         until = gpufl_after(100000000);
         continue;
       }
-      if (holds_up(set, life)) gate.timeouts++;
+      if (gate.opened != opened || !holds_up(set, life)) break;
+      gate.timeouts++;
       if (gpufl_deep_is_given_up()) atomic_store(&gate.closed, 0); // it hangs once more: nobody else shall wait for it
       break;
     }
-    gate.waiting--;
+    if (gate.opened == opened) {
+      gate.waiting--;
+    } else {
+      gate.admitted--;
+    }
     int64_t took = gpufl_monotonic() - began;
     if (took > gate.longest) gate.longest = took;
   }
@@ -212,7 +221,7 @@ void gpufl_gate_exit(uint32_t what, uint32_t number) {
 
 // quiet says whether no call of the sets is inside. The caller has the lock.
 static bool quiet(uint32_t sets) {
-  if (gate.blind) return false;
+  if (gate.blind || gate.admitted > 0) return false;
   for (visitor *v = gate.visitors; v != NULL; v = v->next) {
     uint32_t inside = atomic_load(&v->inside);
     if (inside == 0 || (sets & 1u << (inside - 1)) == 0) continue;
@@ -245,12 +254,6 @@ bool gpufl_gate_close(uint32_t sets, int64_t limit_ns) {
   pthread_once(&once, first);
   int64_t until = gpufl_monotonic() + limit_ns;
   pthread_mutex_lock(&gate.lock);
-  // Those who waited the last time go first, or they would wait once more.
-  for (int i = 0; i < 20 && gate.waiting > 0 && atomic_load(&gate.closed) == 0; i++) {
-    pthread_mutex_unlock(&gate.lock);
-    gpufl_nap(50000);
-    pthread_mutex_lock(&gate.lock);
-  }
   atomic_store(&gate.closed, sets);
   bool rest; // and nobody has opened it meanwhile
   // Those who leave do not say so: it would cost every launch. Most leave within microseconds.
@@ -287,7 +290,12 @@ static void open_gate(bool anyway) {
   pthread_once(&once, first);
   pthread_mutex_lock(&gate.lock);
   if (anyway) gate.critical = false;
-  if (!gate.critical) atomic_store(&gate.closed, 0);
+  if (!gate.critical) {
+    atomic_store(&gate.closed, 0);
+    gate.opened++;
+    gate.admitted += gate.waiting;
+    gate.waiting = 0;
+  }
   pthread_cond_broadcast(&gate.changed);
   pthread_mutex_unlock(&gate.lock);
 }

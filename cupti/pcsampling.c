@@ -542,7 +542,10 @@ int gpufl_pc_close(void) {
       gpufl_claims_settle(false);
       return result;
     }
-    if (gone(s)) continue; // CUPTI may still have its buffers
+    if (gone(s)) {
+      free_batch(&s->asked); // CUPTI may still have the rest
+      continue;
+    }
     int answer = disarm(s);
     if (result == GPUFL_OK) result = answer;
   }

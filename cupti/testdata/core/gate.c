@@ -234,6 +234,10 @@ int main(int argc, char **argv) {
   CHECK(pthread_create(&stays, NULL, untold, &go_on) == 0);
   CHECK(somebody_stays());
   gpufl_gate_inside(&thread, &what, &out);
+  for (int i = 0; i < 600 && !out; i++) { // it is looked at now and then
+    CHECK(!gpufl_gate_close(GPUFL_SET_LAUNCH, 100000000));
+    gpufl_gate_inside(&thread, &what, &out);
+  }
   CHECK(gpufl_gate_counts().untold == 0 && thread > 0 && what == 7 && out);
   gpufl_gate_open();
   atomic_store(&go_on, true);
