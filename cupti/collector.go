@@ -158,11 +158,15 @@ func Open(cfg Config) (*Collector, error) {
 	return c, nil
 }
 
-// Status says what works. Kinds and Missing are known after Start.
+// Status says what works. Kinds and Missing are known after Start. Where CUPTI tells of nothing any more (ReasonDeaf) all are missing, and Detail says so.
 func (c *Collector) Status() Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.status
+	s := c.status
+	if coreDeepDeaf() {
+		s.Kinds, s.Missing, s.Detail = 0, s.Missing|s.Kinds, deaf
+	}
+	return s
 }
 
 // Start begins recording. It may be called again after Stop. A kind that the library does not know is

@@ -513,7 +513,7 @@ static int switch_to(int mode) {
 int gpufl_count_mode(int mode) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (mode < GPUFL_MODE_TRACE || mode > GPUFL_MODE_BLIND) return GPUFL_BAD_VALUE;
-  if (gpufl_is_deaf()) return GPUFL_DEAF;
+  if (gpufl_deep_deaf()) return GPUFL_DEAF;
   gpufl_watch_fork();
   int result = GPUFL_STOPPED;
   pthread_mutex_lock(&modes.lock);

@@ -911,7 +911,7 @@ int gpufl_detach(void) { return 0; }
 int gpufl_attach(bool records) { return 0; }
 uint32_t gpufl_attachment(void) { return 0; }
 bool gpufl_bare(void) { return false; }
-bool gpufl_is_deaf(void) { return false; }
+int gpufl_deep_deaf(void) { return 0; }
 int64_t gpufl_monotonic(void) { return 0; }
 int gpufl_quiet_begin(int64_t limit_ns) { return 0; }
 void gpufl_quiet_end(int quiet) {}

@@ -514,10 +514,10 @@ static atomic_int launches;
 // records crashed it in one process of seven (H200, driver 580.159.04, CUDA 13.0, test/gpu/held.py).
 static atomic_bool deaf;
 
-bool gpufl_is_deaf(void) { return atomic_load(&deaf); }
+int gpufl_deep_deaf(void) { return atomic_load(&deaf); }
 
 static int switch_kind(uint32_t activity, bool on) {
-  if (gpufl_is_deaf()) return GPUFL_DEAF;
+  if (gpufl_deep_deaf()) return GPUFL_DEAF;
   return on ? gpufl_cupti.activity_enable(activity) : gpufl_cupti.activity_disable(activity);
 }
 
@@ -584,7 +584,7 @@ static void find_callbacks(void) {
 // retell has CUPTI tell of what is wanted now, and returns how many kinds of launches it tells of. The
 // caller has callbacks.lock.
 static int retell(void) {
-  if (gpufl_is_deaf()) return 0;
+  if (gpufl_deep_deaf()) return 0;
   uint32_t want = callbacks.windows;
   if ((want & GPUFL_SET_CAPTURE) != 0) want |= SET_CAPTURE_ENDS;
   if (callbacks.counting > 0) want |= SET_SCOPE;
@@ -633,14 +633,14 @@ int gpufl_watch_counting(int want) {
   return told;
 }
 
-__thread bool gpufl_heard;
+static __thread bool heard; // something, while the thread was at an operation
 
 bool gpufl_hears(void) {
   if (gpufl_deep_driver.module_load == NULL) return false;
   void *module = NULL;
-  gpufl_heard = false;
+  heard = false;
   gpufl_deep_driver.module_load(&module, "/nonexistent/gpuflight");
-  return gpufl_heard;
+  return heard;
 }
 
 void gpufl_set_deaf(void) {
@@ -735,7 +735,7 @@ static int finalize_result;
 static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data) {
   (void)user;
   if (gpufl_is_child() || data == NULL) return;
-  if (gpufl_operating) gpufl_heard = true;
+  if (gpufl_operating) heard = true;
   if (domain == GPUFL_CUPTI_CB_DOMAIN_RESOURCE) {
     if (atomic_load(&listening)) gpufl_on_resource(cbid, data);
     return;
@@ -920,7 +920,7 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!pool.opened) return GPUFL_CLOSED;
   if (atomic_load(&gpufl_running)) return GPUFL_BUSY;
-  if (gpufl_is_deaf()) return GPUFL_DEAF;
+  if (gpufl_deep_deaf()) return GPUFL_DEAF;
   if (atomic_load(&bare) && atomic_exchange(&attached, false)) {
     // The session before ended without records, and switched callbacks off: it is deaf to launches now.
     nobody_inside();
@@ -1011,7 +1011,7 @@ int gpufl_hold(bool hold, uint32_t kinds) {
 int gpufl_pause(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
-  if (gpufl_is_deaf()) return GPUFL_DEAF;
+  if (gpufl_deep_deaf()) return GPUFL_DEAF;
   // A window would be refused, and work that is captured is never done.
   if (gpufl_captures() > 0) return GPUFL_CAPTURE;
   gpufl_window_comes();

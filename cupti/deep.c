@@ -617,7 +617,7 @@ static bool still(void) {
 }
 
 int gpufl_quiet_begin(int64_t limit_ns) {
-  if (atomic_load(&given_up) || atomic_load(&exiting) || gpufl_is_deaf()) return 0;
+  if (atomic_load(&given_up) || atomic_load(&exiting) || gpufl_deep_deaf()) return 0;
   bool must = gpufl_listens() && atomic_load(&used);
   bool more = false;
   if (!must && !gpufl_watch_counted(&more)) return 0;
@@ -672,7 +672,7 @@ int gpufl_deep_open(const gpufl_deep_config *config) {
   int result = gpufl_deep_supported((int)config->engine);
   if (result != GPUFL_OK) return result;
   if (!gpufl_listens()) return GPUFL_NOT_DEEP;
-  if (gpufl_is_deaf()) return GPUFL_DEAF;
+  if (gpufl_deep_deaf()) return GPUFL_DEAF;
   gpufl_deep_watch_exit();
   result = begin();
   if (result != GPUFL_OK) return result;
@@ -713,7 +713,7 @@ int gpufl_deep_open(const gpufl_deep_config *config) {
       result = gpufl_sass_open();
     }
   }
-  if (result != GPUFL_OK && gpufl_is_deaf()) result = GPUFL_DEAF;
+  if (result != GPUFL_OK && gpufl_deep_deaf()) result = GPUFL_DEAF;
   if (result == GPUFL_OK) {
     atomic_store(&state, OPEN);
   } else {
@@ -800,7 +800,7 @@ int gpufl_deep_close(int64_t limit_ns) {
   } else {
     result = gpufl_sass_close();
   }
-  if (gpufl_is_deaf()) result = GPUFL_DEAF;
+  if (gpufl_deep_deaf()) result = GPUFL_DEAF;
   atomic_store(&state, ENDED);
   atomic_store(&patches, false);
   gpufl_heap_window(false);

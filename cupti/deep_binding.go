@@ -64,6 +64,7 @@ func coreDeepCall() string           { return C.GoString(C.gpufl_deep_call()) }
 func coreDeepEnd()                   { C.gpufl_deep_end() }
 func coreDeepGiveUp()                { C.gpufl_deep_give_up() }
 func coreDeepStuck() bool            { return C.gpufl_deep_stuck() != 0 }
+func coreDeepDeaf() bool             { return C.gpufl_deep_deaf() != 0 }
 func corePause() int                 { return int(C.gpufl_pause()) }
 
 // coreDeepRestless is what was not at rest.

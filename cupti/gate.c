@@ -37,7 +37,7 @@ typedef struct visitor {
   _Atomic uint32_t what;    // the call, as the caller names it
   _Atomic uintptr_t frame;  // where on the thread's stack the call was told: what it leads to is told further down
   _Atomic uintptr_t base;   // all that the call does is further down on the stack than this; UINTPTR_MAX if that is not known
-  uint32_t number;          // CUPTI's of the call
+  _Atomic uint32_t number;  // CUPTI's of the call
   uint32_t ended, ended_what; // the call that was last taken to be over without its end being told; ended_what is 0 for none
   int32_t thread;           // its id
   bool taken;              // with gate.lock
@@ -55,10 +55,10 @@ static struct {
   bool blind;              // a thread found no memory: who is inside is not known
   visitor *visitors;
   struct {
-    int32_t thread; // that quiet found, in the call
-    uint32_t what;
-    uintptr_t base;
-    bool out; // it was seen to be out of the call
+    visitor *who; // that quiet found
+    int32_t thread;
+    uint32_t what, number; // the call
+    bool out;              // it was seen to be out of it
   } last;
   _Atomic bool nests; // a launch has led to another
   uint64_t waited, timeouts;
@@ -185,14 +185,14 @@ void gpufl_gate_enter(uint32_t one, uint32_t life, uint32_t what, uint32_t numbe
   if (atomic_load_explicit(&v->inside, memory_order_relaxed) != 0 && atomic_load_explicit(&v->life, memory_order_relaxed) == atomic_load(&gate.life)) {
     if (leads_to(v, one, here)) return;
     atomic_fetch_add_explicit(&gate.untold, 1, memory_order_relaxed);
-    v->ended = v->number;
+    v->ended = atomic_load_explicit(&v->number, memory_order_relaxed);
     v->ended_what = atomic_load_explicit(&v->what, memory_order_relaxed);
   }
   uintptr_t above = (uintptr_t)parameters - here;
   atomic_store_explicit(&v->base, above < FARTHEST_PARAMETERS ? here + above : UINTPTR_MAX, memory_order_relaxed);
   atomic_store_explicit(&v->frame, here, memory_order_relaxed);
   atomic_store_explicit(&v->what, what, memory_order_relaxed);
-  v->number = number;
+  atomic_store_explicit(&v->number, number, memory_order_relaxed);
   uint32_t set = place(one);
   atomic_store_explicit(&v->life, life, memory_order_relaxed);
   atomic_store(&v->inside, 1 + set);
@@ -208,7 +208,7 @@ void gpufl_gate_enter(uint32_t one, uint32_t life, uint32_t what, uint32_t numbe
 void gpufl_gate_exit(uint32_t what, uint32_t number) {
   visitor *v = mine;
   if (gpufl_operating || v == NULL) return;
-  if (atomic_load_explicit(&v->inside, memory_order_relaxed) != 0 && number == v->number && what == atomic_load_explicit(&v->what, memory_order_relaxed)) {
+  if (atomic_load_explicit(&v->inside, memory_order_relaxed) != 0 && number == atomic_load_explicit(&v->number, memory_order_relaxed) && what == atomic_load_explicit(&v->what, memory_order_relaxed)) {
     atomic_store_explicit(&v->inside, 0, memory_order_release);
     return;
   }
@@ -226,12 +226,12 @@ static bool quiet(uint32_t sets) {
     uint32_t inside = atomic_load(&v->inside);
     if (inside == 0 || (sets & 1u << (inside - 1)) == 0) continue;
     if (atomic_load(&v->life) != atomic_load(&gate.life)) continue;
-    uint32_t what = atomic_load_explicit(&v->what, memory_order_relaxed);
-    uintptr_t base = atomic_load_explicit(&v->base, memory_order_relaxed);
-    if (gate.last.thread != v->thread || gate.last.what != what || gate.last.base != base) {
+    uint32_t number = atomic_load_explicit(&v->number, memory_order_relaxed);
+    if (gate.last.who != v || gate.last.number != number) {
+      gate.last.who = v;
       gate.last.thread = v->thread;
-      gate.last.what = what;
-      gate.last.base = base;
+      gate.last.what = atomic_load_explicit(&v->what, memory_order_relaxed);
+      gate.last.number = number;
       gate.last.out = false;
     }
     return false;
@@ -242,12 +242,16 @@ static bool quiet(uint32_t sets) {
 // look looks whether the thread that is waited for sleeps further up on its stack than its call. The caller has the lock, which is not held
 // meanwhile.
 static void look(void) {
+  visitor *v = gate.last.who;
+  if (v == NULL) return;
+  uint32_t number = gate.last.number;
   int32_t thread = gate.last.thread;
-  uintptr_t base = gate.last.base, stack = 0;
+  uintptr_t base = atomic_load(&v->base), stack = 0;
   pthread_mutex_unlock(&gate.lock);
   bool asleep = gpufl_thread_sleeps(thread, &stack);
   pthread_mutex_lock(&gate.lock);
-  if (asleep && stack > base && gate.last.thread == thread && gate.last.base == base) gate.last.out = true;
+  // If its end was told meanwhile, or it is in another call by now, that says nothing.
+  if (asleep && stack > base && gate.last.number == number && atomic_load(&v->inside) != 0 && atomic_load(&v->number) == number) gate.last.out = true;
 }
 
 bool gpufl_gate_close(uint32_t sets, int64_t limit_ns) {

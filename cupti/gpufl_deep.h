@@ -52,6 +52,9 @@ const char *gpufl_deep_obstacle(void);
 /* gpufl_deep_holder is the process that was in the way when GPUFL_TAKEN was last the answer; 0 if it is of another namespace. */
 int32_t gpufl_deep_holder(void);
 
+/* gpufl_deep_deaf: 1 once CUPTI tells of nothing in this process any more, and so nothing is recorded. */
+int gpufl_deep_deaf(void);
+
 /* gpufl_deep_restless says what was not at rest when that was the last answer: "" if nothing was, and *thread is 0 unless it was a call of
  * the application; else that call's thread, *out is 1 if it was seen to sleep outside of that call, whose end was not told then, and *untold of how
  * many other calls the end was not told. */

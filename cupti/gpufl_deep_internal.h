@@ -89,12 +89,10 @@ bool gpufl_listens(void);
 /* gpufl_hears says whether CUPTI tells of a call of the driver, by one that loads a module that is not there; false as well if it cannot be
  * tried. For an operation, at rest. */
 bool gpufl_hears(void);
-extern __thread bool gpufl_heard;
 
 /* gpufl_set_deaf is where CUPTI was seen to have taken down what it had in the way of the driver's calls: it tells of nothing and records nothing
  * any more, until the process ends. From then on nothing is switched, since that may crash it; what it has is taken as ever. */
 void gpufl_set_deaf(void);
-bool gpufl_is_deaf(void);
 
 /* gpufl_activity: some kind of activity is on. */
 bool gpufl_activity(void);

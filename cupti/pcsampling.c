@@ -26,7 +26,8 @@ typedef struct {
   int32_t device;
   atomic_bool lost; // it goes away while an operation is under way: not to be touched any more
   bool started, refused; // by cuptiPCSamplingStart
-  bool disabled;         // since it was refused
+  bool disabled;
+  int disabling;         // what CUPTI answered to that
   bool useless;          // enabled, and then something else was refused: it waits for being disabled
   size_t left;           // places in the code that CUPTI still had when it was asked last
   bool drained;          // and had been asked for all since it was stopped
@@ -321,6 +322,20 @@ static int arm(void *handle, int32_t device, sampled **out) {
   return result;
 }
 
+// disable says as well what it has to be asked for: whether CUPTI still tells of anything. Where something else has the counters CUPTI 13.0
+// refuses to start, and had taken down all it had in the way of the driver's calls in 19 processes of 29: it told of none any more and made
+// no records. That it cannot disable what it enabled is the sign: of eight processes where it could not none was told of anything
+// afterwards, in six where it could all were told of as ever (H200, driver 580.159.04, test/gpu/held.py). But it may have other reasons,
+// so it is tried whether it tells.
+static void disable(sampled *s) {
+  bool entered = gpufl_enter_context(s->handle);
+  gpufl_pc_context p = of(s);
+  s->disabled = true;
+  s->disabling = GPUFL_DEEP_CALL(pc_disable, &p);
+  if (s->disabling != GPUFL_CUPTI_SUCCESS && !gpufl_hears()) gpufl_set_deaf();
+  gpufl_leave_context(entered);
+}
+
 // Start, stop and disarm are for when the application rests: CUPTI holds a lock of its own in them and waits for the
 // context's, which a thread that launches holds as it waits for CUPTI's.
 static int start(sampled *s) {
@@ -333,17 +348,7 @@ static int start(sampled *s) {
   s->refused = !s->started;
   if (s->started) return result;
   if (first) gpufl_claim_unmark(s->handle);
-  // Where something else has the counters CUPTI 13.0 refuses, and had taken down all it had in the way of the driver's calls in 19 processes of
-  // 29: it told of none any more and made no records. That it cannot disable what it enabled is the sign: of eight processes where it
-  // could not none was told of anything afterwards, in six where it could all were told of as ever (H200, driver 580.159.04, test/gpu/held.py).
-  // But it may have other reasons, so it is tried whether it tells.
-  entered = gpufl_enter_context(s->handle);
-  gpufl_deep_calling("pc_disable");
-  int answer = gpufl_deep.pc_disable(&p);
-  gpufl_deep_returned("pc_disable", GPUFL_CUPTI_SUCCESS); // who refused is known
-  if (answer != GPUFL_CUPTI_SUCCESS && !gpufl_hears()) gpufl_set_deaf();
-  gpufl_leave_context(entered);
-  s->disabled = true;
+  disable(s); // at once: the other contexts go on
   return result;
 }
 
@@ -367,18 +372,13 @@ static int drain(sampled *s, int64_t until) {
 
 // disarm takes the rest. The entry is gone after it.
 static int disarm(sampled *s) {
-  if (s->disabled) {
-    discard(s);
-    return GPUFL_OK;
-  }
   // What has no room in the rest is gone.
   if (s->left > BATCH) gpufl_window_count(&gpufl_window_counts.lost_rows, s->left - BATCH);
-  gpufl_pc_context p = of(s);
-  if (s->rest.records != NULL) clear_batch(&s->rest, s->num_reasons);
-  bool entered = gpufl_enter_context(s->handle);
-  int result = GPUFL_DEEP_CALL(pc_disable, &p);
-  if (result != GPUFL_CUPTI_SUCCESS && !gpufl_hears()) gpufl_set_deaf();
-  gpufl_leave_context(entered);
+  if (!s->disabled) {
+    if (s->rest.records != NULL) clear_batch(&s->rest, s->num_reasons);
+    disable(s);
+  }
+  int result = s->disabling;
   if (result != GPUFL_CUPTI_SUCCESS) {
     // CUPTI still knows the buffers, if it was ever told of them: they are given up with the context. What was refused since something
     // else has the counters has none, and is answered with CUPTI_ERROR_UNKNOWN (CUPTI 13.0).
@@ -393,7 +393,7 @@ static int disarm(sampled *s) {
 
 // gone says whether a context must not be touched: it ended while an operation was under way, or CUPTI is deaf.
 static bool gone(sampled *s) {
-  if (!atomic_load(&s->lost) && (gpufl_is_deaf() || !gpufl_context_exists(s->handle))) {
+  if (!atomic_load(&s->lost) && (gpufl_deep_deaf() || !gpufl_context_exists(s->handle))) {
     atomic_store(&s->lost, true);
     gpufl_window_count(&gpufl_window_counts.lost_contexts, 1);
   }
@@ -487,12 +487,12 @@ int gpufl_pc_start(void) {
     any = any || result == GPUFL_OK;
     if (refusal == GPUFL_OK) refusal = result;
   }
-  if (gpufl_is_deaf()) return GPUFL_DEAF;
+  if (gpufl_deep_deaf()) return GPUFL_DEAF;
   return any ? GPUFL_OK : refusal != GPUFL_OK ? refusal : GPUFL_NO_CONTEXT;
 }
 
 int gpufl_pc_collect(int *more) {
-  if (gpufl_is_deaf()) return GPUFL_DEAF;
+  if (gpufl_deep_deaf()) return GPUFL_DEAF;
   int result = GPUFL_OK;
   int64_t until = gpufl_monotonic() + LONGEST_COLLECT_NS;
   for (int i = 0; i < num_all; i++) {
@@ -552,7 +552,7 @@ int gpufl_pc_close(void) {
 }
 
 void gpufl_pc_context_ends(void *handle, bool at_rest) {
-  at_rest = at_rest && !gpufl_is_deaf();
+  at_rest = at_rest && !gpufl_deep_deaf();
   sampled *s = NULL;
   pthread_mutex_lock(&list_lock);
   for (int i = 0; i < num_all && s == NULL; i++) {

@@ -90,7 +90,7 @@ func (c *Collector) OpenDeep(cfg DeepConfig) (*DeepWindow, error) {
 	if c.deep.window != nil {
 		return nil, &Error{Status: c.deepStatus(cfg.Engine, rcBusy)}
 	}
-	if c.Status().Detail == deaf {
+	if coreDeepDeaf() {
 		return nil, &Error{Status: c.deepStatus(cfg.Engine, rcDeaf)}
 	}
 	// With kernel activity off CUPTI does not know whose the samples are.
@@ -403,14 +403,6 @@ func taken(pid int) string {
 const deaf = "something else had the GPU's counters (Nsight, DCGM's profiling metrics) when a window of PC sampling began, and CUPTI's refusal has left it deaf: " +
 	"nothing is recorded in this process any more, and no window opened; start it anew, and ask for SASS metrics while something else has the counters"
 
-// recordsNothing has Status say that nothing is recorded any more.
-func (c *Collector) recordsNothing() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.status.Missing |= c.status.Kinds
-	c.status.Kinds, c.status.Detail = 0, deaf
-}
-
 // restlessness is what did not come to rest.
 type restlessness struct {
 	what   string // a function of the driver where thread is not 0
@@ -484,7 +476,6 @@ func (c *Collector) deepStatus(e Engine, rc int) Status {
 		s.Detail += ": use another GPU, or a machine that is set up for profiling"
 	case rcDeaf:
 		s.Reason, s.Detail = ReasonDeaf, deaf
-		c.recordsNothing()
 	case rcBadValue:
 		s.Reason, s.Detail = ReasonBadRequest, "the GPU knows none of the metrics that "+what+" was asked for: leave them out for the default, in GPUFL_DEEP_METRICS if they are from there"
 	case cuptiNotSupported, cuptiVirtualized, cuptiConfidential, cuptiMining, cuptiMIG, cuptiSLI, cuptiWSL:

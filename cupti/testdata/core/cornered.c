@@ -226,7 +226,7 @@ static void deaf(const char *fakes, bool early) {
     for (int i = 0; i < 2; i++) {
       const char *how = i == 0 ? "refuse_start" : "no_reasons";
       fake_control(how, GPUFL_CUPTI_ERROR_HARDWARE_BUSY);
-      CHECK(gpufl_deep_open(&sampling) == GPUFL_CUPTI_ERROR_HARDWARE_BUSY && !gpufl_is_deaf() && fake_control("armed", 0) == 0);
+      CHECK(gpufl_deep_open(&sampling) == GPUFL_CUPTI_ERROR_HARDWARE_BUSY && !gpufl_deep_deaf() && fake_control("armed", 0) == 0);
       fake_control(how, 0);
     }
   }
@@ -235,7 +235,7 @@ static void deaf(const char *fakes, bool early) {
   CHECK(gpufl_count_mode(GPUFL_MODE_COUNT) == GPUFL_OK && gpufl_count_mode(GPUFL_MODE_TRACE) == GPUFL_OK);
   fake_control(early ? "no_reasons" : "refuse_start", GPUFL_CUPTI_ERROR_HARDWARE_BUSY);
   fake_control("start_deafens", 1);
-  CHECK(gpufl_deep_open(&sampling) == GPUFL_DEAF && gpufl_is_deaf());
+  CHECK(gpufl_deep_open(&sampling) == GPUFL_DEAF && gpufl_deep_deaf());
   fake_control("refuse_start", 0);
   // Nothing more is asked of it, and calls are not held up.
   gpufl_deep_config sass = sampling;
