@@ -172,6 +172,15 @@ typedef struct {
   void *pPriv;
 } gpufl_profiler_life;
 
+/* CUpti_Profiler_GetCounterAvailability_Params; 12.9 has a field more. */
+typedef struct {
+  size_t structSize;
+  void *pPriv;
+  void *ctx;
+  size_t counterAvailabilityImageSize;
+  uint8_t *pCounterAvailabilityImage;
+} gpufl_profiler_available;
+
 typedef struct {
   size_t structSize;
   void *pPriv;
@@ -346,6 +355,9 @@ typedef struct {
 #define GPUFL_DEEP_FIELDS_12_4(F)                                              \
   F(gpufl_pc_record, CUpti_PCSamplingPCData, correlationId)                    \
   F(gpufl_pc_data, CUpti_PCSamplingData, hardwareBufferFull)                   \
+  F(gpufl_profiler_available, CUpti_Profiler_GetCounterAvailability_Params, ctx) \
+  F(gpufl_profiler_available, CUpti_Profiler_GetCounterAvailability_Params, counterAvailabilityImageSize) \
+  F(gpufl_profiler_available, CUpti_Profiler_GetCounterAvailability_Params, pCounterAvailabilityImage) \
   F(gpufl_profiler_supported, CUpti_Profiler_DeviceSupported_Params, cuDevice) \
   F(gpufl_profiler_supported, CUpti_Profiler_DeviceSupported_Params, isSupported) \
   F(gpufl_profiler_supported, CUpti_Profiler_DeviceSupported_Params, architecture) \
@@ -402,7 +414,8 @@ typedef struct {
 /* G(field, symbol, parameters), all optional, as in gpufl_abi.h. */
 #define GPUFL_DEEP_SHARED(G)                                            \
   G(context_device, cuptiGetDeviceId, (void *, uint32_t *))             \
-  G(cubin_crc, cuptiGetCubinCrc, (gpufl_cubin_crc *))
+  G(cubin_crc, cuptiGetCubinCrc, (gpufl_cubin_crc *))                   \
+  G(profiler_available, cuptiProfilerGetCounterAvailability, (gpufl_profiler_available *))
 
 #define GPUFL_DEEP_PC(G)                                                             \
   G(pc_enable, cuptiPCSamplingEnable, (gpufl_pc_context *))                          \
@@ -441,6 +454,7 @@ typedef struct {
 #define GPUFL_DEEP_TYPES_12_4(T)                                                               \
   T(cuptiProfilerInitialize, CUpti_Profiler_Initialize_Params)                                 \
   T(cuptiProfilerDeInitialize, CUpti_Profiler_DeInitialize_Params)                             \
+  T(cuptiProfilerGetCounterAvailability, CUpti_Profiler_GetCounterAvailability_Params)         \
   T(cuptiProfilerDeviceSupported, CUpti_Profiler_DeviceSupported_Params)                       \
   T(cuptiDeviceGetChipName, CUpti_Device_GetChipName_Params)                                   \
   T(cuptiSassMetricsGetProperties, CUpti_SassMetrics_GetProperties_Params)                     \

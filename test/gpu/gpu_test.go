@@ -67,10 +67,10 @@ func TestProgramsOnAFakeGPU(t *testing.T) {
 	t.Run("switches", func(t *testing.T) {
 		said := run(t, environ, filepath.Join(bin, "switches"), cupti, "b", "1", "3", "20")
 		assert.Equal(t, 3, strings.Count(said, "] first -1, without record 0, not told 0 of 2000, inside 0;"), "%s", said)
-		for _, how := range [][2]string{{"o", "0"}, {"t", "4"}, {"T", "4"}, {"p", "1"}, {"p", "4"}, {"p", "5"}, {"P", "4"}, {"q", "5"}, {"a", "7"}} {
+		for _, how := range [][2]string{{"o", "0"}, {"t", "4"}, {"T", "4"}, {"p", "1"}, {"p", "4"}, {"p", "5"}, {"P", "4"}, {"q", "5"}, {"a", "7"}, {"A", "5"}} {
 			said = run(t, environ, filepath.Join(bin, "switches"), cupti, how[0], how[1], "3", "5")
 			assert.Equal(t, 3, strings.Count(said, "] first -1, without record 0, not told 0 of 500, inside 0;"), "%s", said)
-			assert.Equal(t, strings.Contains("pPqa", how[0]), strings.Contains(said, " started 5 times, "), "%s", said)
+			assert.Equal(t, strings.Contains("pPqaA", how[0]), strings.Contains(said, " started 5 times, "), "%s", said)
 		}
 	})
 	t.Run("held", func(t *testing.T) {

@@ -21,7 +21,7 @@ import threading
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-WAYS = ("p 1 n", "p 5 n", "p 6 n", "p 7 n", "p 8 n", "a 5 n", "p 1 f")
+WAYS = ("A 5 n", "A 1 n", "a 1 n", "p 1 n", "p 5 n", "p 6 n", "p 7 n", "p 8 n", "p 1 f", "p 5 f")
 
 
 def in_the_middle(text):
@@ -65,6 +65,11 @@ class Holder:
         self.thread.join(10)
 
 
+def unharmed(said):
+    """Whether each launch that counts was told of and recorded."""
+    return bool(re.search("] first ", said)) and not re.search("] first (?!-1, without record 0, not told 0 of)", said)
+
+
 def became(code, said):
     """What became of a process."""
     if code == -9:
@@ -73,12 +78,12 @@ def became(code, said):
         return "crashed"
     if code > 0:
         return "failed"
-    if "availability refused" in said and "start refused" not in said:
-        return "asked first"
+    if re.search("(availability|counters) refused", said) and "start refused" not in said:
+        return "asked first, as before" if unharmed(said) else "asked first, and harmed"
     if "start refused" not in said:
         return "not refused"
     if "told of/recorded of" not in said:
-        return "as before"
+        return "as before" if unharmed(said) else "harmed"
     counts = re.search(r"told of/recorded of 100:((?: \d+/\d+)+)", said)
     told, recorded = (sum(int(x.split("/")[i]) for x in counts.group(1).split()) for i in (0, 1))
     return "deaf" if told == 0 else "without records" if recorded == 0 else "healed"

@@ -15,14 +15,14 @@
 #define BARE_FIELD(field, symbol, parameters) static int(*field) parameters;
 GPUFL_CUPTI_REQUIRED(BARE_FIELD)
 GPUFL_CUPTI_OPTIONAL(BARE_FIELD)
+GPUFL_DEEP_SHARED(BARE_FIELD)
 GPUFL_DEEP_PC(BARE_FIELD)
 GPUFL_DEEP_SASS(BARE_FIELD)
 GPUFL_DEEP_DRIVER(BARE_FIELD)
 #define BARE_OTHERS(G)                                                       \
   G(enable_context, cuptiActivityEnableContext, (void *, uint32_t))          \
   G(disable_context, cuptiActivityDisableContext, (void *, uint32_t))         \
-  G(sass_unset_config, cuptiSassMetricsUnsetConfig, (void *))                \
-  G(availability, cuptiProfilerGetCounterAvailability, (void *))
+  G(sass_unset_config, cuptiSassMetricsUnsetConfig, (void *))
 BARE_OTHERS(BARE_FIELD)
 #define BARE_DRIVER(G)                                                       \
   G(cu_init, cuInit, (unsigned))                                             \
@@ -44,6 +44,7 @@ static void load_bare(const char *cupti) {
   void *from = library;
   GPUFL_CUPTI_REQUIRED(BARE_LOOK_UP)
   GPUFL_CUPTI_OPTIONAL(BARE_LOOK_UP)
+  GPUFL_DEEP_SHARED(BARE_LOOK_UP)
   GPUFL_DEEP_PC(BARE_LOOK_UP)
   GPUFL_DEEP_SASS(BARE_LOOK_UP)
   BARE_OTHERS(BARE_LOOK_UP)

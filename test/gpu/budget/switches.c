@@ -16,6 +16,7 @@
 //	p     PC sampling, enabled, started, stopped and disabled; records and callbacks stay on
 //	P     the same, without records
 //	a     as p, but CUPTI is asked first which counters are available, and sampling is not enabled where it refuses that
+//	A     as p, but that is asked between enabling and starting, and it is not started where CUPTI refuses
 //	q     as p, but where the start is refused it is left enabled, and only started again
 //
 // and GATE who launches meanwhile: 0 everybody, 1 nobody, 2 nobody and the device has nothing to do, 3 nobody while it is
@@ -34,6 +35,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "bare.h"
@@ -142,7 +144,7 @@ enum { PLACES = 512, REASONS = 128 };
 static gpufl_pc_data rest;
 static gpufl_pc_record places[PLACES];
 static gpufl_pc_stall stalls[PLACES][REASONS];
-enum { AVAILABILITY, ENABLE, NUM_REASONS, CONFIGURE, START, STOP, DISABLE, ANSWERS };
+enum { AVAILABILITY, COUNTERS, ENABLE, NUM_REASONS, CONFIGURE, START, STOP, DISABLE, ANSWERS };
 static int refused[ANSWERS], last_refusal[ANSWERS];
 static bool enabled, configured, started;
 static int started_ever;
@@ -157,26 +159,38 @@ static bool answered(int what, int result) {
 
 static gpufl_pc_context sampled(void) { return (gpufl_pc_context){.size = GPUFL_SIZE_TO(gpufl_pc_context, ctx), .ctx = context}; }
 
+static struct {
+  int n;
+  double first, longest; // of the others; in ms
+} asking;
+
+static double ms(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
 // available asks what NVIDIA says may fail where the device is profiled or sampled: how large the list of counters would be, and for the list.
 static bool available(void) {
+  double began = ms();
   gpufl_profiler_life life_of = {.structSize = sizeof life_of};
-  struct {
-    size_t size;
-    void *priv, *context;
-    size_t bytes;
-    uint8_t *list;
-  } p = {sizeof p, NULL, context, 0, NULL};
-  CHECK(availability != NULL && profiler_begin(&life_of) == 0);
-  bool all = answered(AVAILABILITY, availability(&p));
-  p.list = calloc(1, p.bytes + 1);
-  CHECK(p.list != NULL);
-  all = all && answered(AVAILABILITY, availability(&p));
-  free(p.list);
+  gpufl_profiler_available p = {.structSize = sizeof p, .ctx = context};
+  CHECK(profiler_available != NULL && profiler_begin(&life_of) == 0);
+  bool all = answered(AVAILABILITY, profiler_available(&p));
+  if (all) {
+    p.pCounterAvailabilityImage = calloc(1, p.counterAvailabilityImageSize + 1);
+    CHECK(p.pCounterAvailabilityImage != NULL);
+    all = answered(COUNTERS, profiler_available(&p));
+    free(p.pCounterAvailabilityImage);
+  }
   CHECK(profiler_end(&life_of) == 0);
+  double took = ms() - began;
+  if (asking.n++ == 0) asking.first = took;
+  else if (took > asking.longest) asking.longest = took;
   return all;
 }
 
-static bool asks_first;
+static bool asks_first, asks_last;
 
 static void arm(void) {
   gpufl_pc_context c = sampled();
@@ -203,7 +217,7 @@ static void arm(void) {
 
 static void start_and_stop(void) {
   gpufl_pc_context c = sampled();
-  started = configured && answered(START, pc_start(&c));
+  started = configured && (!asks_last || available()) && answered(START, pc_start(&c));
   if (started) answered(STOP, pc_stop(&c));
   started_ever += started;
 }
@@ -268,15 +282,16 @@ int main(int argc, char **argv) {
   bool hurt = false;
   char what = *argv[2];
   int level = atoi(argv[3]), threads = atoi(argv[4]), phases = atoi(argv[5]);
-  bool samples = strchr("pPqa", what) != NULL;
+  bool samples = strchr("pPqaA", what) != NULL;
   asks_first = what == 'a';
-  CHECK(strchr("kKtbfoTpPqa", what) != NULL && threads > 0 && threads <= MOST && (level < 4 || samples || (level == 4 && strchr("tT", what) != NULL)));
+  asks_last = what == 'A';
+  CHECK(strchr("kKtbfoTpPqaA", what) != NULL && threads > 0 && threads <= MOST && (level < 4 || samples || (level == 4 && strchr("tT", what) != NULL)));
   by_callback = level >= 4;
   gated = level > 0 && !by_callback;
   load_bare(argv[1]);
   CHECK(cu_init(0) == 0 && subscribe(&subscriber, on_api, NULL) == 0 && register_callbacks(on_request, on_complete) == 0);
   set_byte(GPUFL_CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, 0);
-  bool records = what != 't' && what != 'o' && what != 'P', callbacks = strchr("tbKoTpPqa", what) != NULL, switched = strchr("tbT", what) != NULL;
+  bool records = what != 't' && what != 'o' && what != 'P', callbacks = strchr("tbKoTpPqaA", what) != NULL, switched = strchr("tbT", what) != NULL;
   if (records) CHECK(activity_enable(CONCURRENT_KERNEL) == 0);
   if (callbacks && what != 'o') tell_of_launches(subscriber, 1);
   char ptx[8192] = PTX EMPTY_KERNEL("others");
@@ -365,11 +380,12 @@ int main(int argc, char **argv) {
            callbacks ? want - atomic_load(&told[i]) : 0, want, inside[i]);
     if (samples) printf(" stuck %d;", stuck[i]);
   }
-  static const char *const answers[ANSWERS] = {"availability", "enable", "reasons", "configure", "start", "stop", "disable"};
+  static const char *const answers[ANSWERS] = {"availability", "counters", "enable", "reasons", "configure", "start", "stop", "disable"};
   if (samples) printf(" started %d times, %lu launches since it was enabled;", started_ever, between);
   for (int i = 0; i < ANSWERS && samples; i++) {
     if (refused[i] > 0) printf(" %s refused %d times, last with %d;", answers[i], refused[i], last_refusal[i]);
   }
+  if (asking.n > 0) printf(" asking took %.1f ms and up to %.1f ms;", asking.first, asking.longest);
   printf("\n");
   fflush(stdout);
   _exit(0);
