@@ -29,6 +29,7 @@ typedef struct {
   bool disabled;
   int disabling;         // what CUPTI answered to that
   bool useless;          // enabled, and then something else was refused: it waits for being disabled
+  bool taken;            // something else has the counters
   size_t left;           // places in the code that CUPTI still had when it was asked last
   bool drained;          // and had been asked for all since it was stopped
   size_t num_reasons;
@@ -336,18 +337,43 @@ static void disable(sampled *s) {
   gpufl_leave_context(entered);
 }
 
+// counters_free asks whether something else has the counters of a context's device: CUPTI_ERROR_HARDWARE_BUSY if so, else GPUFL_OK, also if
+// it cannot be asked. A start that is refused does not do for that, since it may leave CUPTI deaf (see disable) or crash it, and this does neither:
+// what it refuses then is the list of counters, and not how long that would be. It takes 75 ms and the first time more, and is as start is:
+// beside launches it locks up (H200, driver 580.159.04, CUPTI 13.0, test/gpu/held.py). CUPTI's profiler must not stay initialised: sampling would be
+// refused.
+static int counters_free(void *handle) {
+  gpufl_profiler_life life = {.structSize = GPUFL_SIZE_TO(gpufl_profiler_life, pPriv)};
+  gpufl_profiler_available p = {.structSize = GPUFL_SIZE_TO(gpufl_profiler_available, pCounterAvailabilityImage), .ctx = handle};
+  if (gpufl_deep.profiler_available == NULL || gpufl_deep.profiler_begin == NULL || gpufl_deep.profiler_end == NULL) return GPUFL_OK;
+  bool entered = gpufl_enter_context(handle);
+  int result = GPUFL_DEEP_CALL(profiler_begin, &life);
+  if (result == GPUFL_CUPTI_SUCCESS) {
+    result = GPUFL_DEEP_CALL(profiler_available, &p);
+    if (result == GPUFL_CUPTI_SUCCESS) p.pCounterAvailabilityImage = calloc(1, p.counterAvailabilityImageSize + 1);
+    if (p.pCounterAvailabilityImage != NULL) result = GPUFL_DEEP_CALL(profiler_available, &p);
+    free(p.pCounterAvailabilityImage);
+    GPUFL_DEEP_CALL(profiler_end, &life);
+  }
+  gpufl_leave_context(entered);
+  return result == GPUFL_CUPTI_ERROR_HARDWARE_BUSY ? result : GPUFL_OK;
+}
+
 // Start, stop and disarm are for when the application rests: CUPTI holds a lock of its own in them and waits for the
 // context's, which a thread that launches holds as it waits for CUPTI's.
 static int start(sampled *s) {
-  bool entered = gpufl_enter_context(s->handle);
-  gpufl_pc_context p = of(s);
-  bool first = gpufl_claim_mark(s->handle, s->device);
-  int result = GPUFL_DEEP_CALL(pc_start, &p);
-  gpufl_leave_context(entered);
+  int result = GPUFL_CUPTI_ERROR_HARDWARE_BUSY;
+  if (!s->taken) {
+    bool entered = gpufl_enter_context(s->handle);
+    gpufl_pc_context p = of(s);
+    bool first = gpufl_claim_mark(s->handle, s->device);
+    result = GPUFL_DEEP_CALL(pc_start, &p);
+    if (result != GPUFL_CUPTI_SUCCESS && first) gpufl_claim_unmark(s->handle);
+    gpufl_leave_context(entered);
+  }
   s->started = result == GPUFL_CUPTI_SUCCESS;
   s->refused = !s->started;
   if (s->started) return result;
-  if (first) gpufl_claim_unmark(s->handle);
   disable(s); // at once: the other contexts go on
   return result;
 }
@@ -399,6 +425,9 @@ static bool gone(sampled *s) {
   }
   return atomic_load(&s->lost);
 }
+
+// waits says whether a context is to be started.
+static bool waits(const sampled *s) { return !s->started && !s->refused && !s->useless && !atomic_load(&s->lost); }
 
 static bool watched(void *handle, int32_t device) {
   bool found = false;
@@ -473,14 +502,19 @@ bool gpufl_pc_armed(void) { return num_all > 0; }
 
 bool gpufl_pc_waits(void) {
   for (int i = 0; i < num_all; i++) {
-    if (!all[i]->started && !all[i]->refused && !all[i]->useless && !atomic_load(&all[i]->lost)) return true;
+    if (waits(all[i])) return true;
   }
   return false;
 }
 
 int gpufl_pc_start(void) {
   int refusal = GPUFL_OK;
-  bool any = false;
+  bool any = false, samples = false;
+  for (int i = 0; i < num_all; i++) samples = samples || all[i]->started;
+  // Beside one that is sampled already nobody has seen what asking does.
+  for (int i = 0; i < num_all && !samples; i++) {
+    if (waits(all[i]) && !gone(all[i])) all[i]->taken = counters_free(all[i]->handle) != GPUFL_OK;
+  }
   for (int i = 0; i < num_all; i++) {
     if (all[i]->refused || all[i]->useless || gone(all[i])) continue;
     int result = all[i]->started ? GPUFL_OK : start(all[i]);

@@ -56,7 +56,7 @@ func openDeep(t *testing.T, cfg Config) (*cuptitest.Fake, *Collector, cuptitest.
 		if n := fake.Control("armed", 0); n != 0 {
 			t.Errorf("%d things are left armed", n)
 		}
-		for _, what := range []string{"pc_raced", "sass_raced", "sass_flushed", "mixed"} {
+		for _, what := range []string{"pc_raced", "sass_raced", "sass_flushed", "mixed", "asked_beside"} {
 			if n := fake.Control(what, 0); n != 0 {
 				t.Errorf("%s %d", what, n)
 			}

@@ -287,6 +287,8 @@ func (f *Fake) Synchronize() { C.synchronize() }
 //
 // and for windows:
 //
+//	counters_taken    the CUptiResult of asking for the counters
+//	asked_beside      how often that was asked while samples were taken
 //	refuse_start      the CUptiResult of starting PC sampling
 //	refuse_disable    that of disabling it, which is done all the same
 //	start_deafens     1: a start that is refused, or that there are no reasons, leaves CUPTI deaf: it tells of nothing and makes no records until it was left
@@ -304,8 +306,8 @@ func (f *Fake) Synchronize() { C.synchronize() }
 //	start_ms          how long cuptiPCSamplingStart takes
 //	data_ms           how long cuptiPCSamplingGetData takes
 //	pc_remaining      how many of its answers say that there is more than there is
-//	pc_raced          how often samples were read while a module was loaded or unloaded, or sampling was started, stopped or disabled during
-//	                  a launch, which locks the real one up
+//	pc_raced          how often samples were read while a module was loaded or unloaded, or sampling was started, stopped or disabled or the counters
+//	                  asked for during a launch, which locks the real one up
 //	sass_raced        how often patches changed during a launch
 //	sass_with_activity     how often patches were enabled beside kernel activity
 //	armed             what is left armed; not to be set

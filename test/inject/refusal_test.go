@@ -95,6 +95,7 @@ func TestEachRefusalHasOneSentence(t *testing.T) {
 		// Another profiler holds the GPU, or CUPTI in this process: HARDWARE_BUSY, OLD_PROFILER_API_INITIALIZED, and
 		// MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED; and no stall reasons, which is how PC sampling says it.
 		{"refuse_pc 26", "refuse_pc 0", "pc", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters (Nsight, DCGM's profiling metrics, another process's window): stop it"},
+		{"counters_taken 26", "counters_taken 0", "pc", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters"},
 		{"refuse_start 26", "refuse_start 0", "pc", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters"},
 		{"refuse_sass 26", "refuse_sass 0", "sass", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters"},
 		{"no_reasons 1", "no_reasons 0", "pc", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters"},
@@ -154,6 +155,44 @@ func TestEachRefusalHasOneSentence(t *testing.T) {
 	require.Equal(t, 0, r.code, r.stderr)
 	assert.Contains(t, r.stdout, fmt.Sprintf("Deep windows: %d, %d of them without figures", attempts+4, attempts))
 	assert.Contains(t, r.stdout, "windows, capture_under_way: a CUDA graph is being captured")
+}
+
+// Where something else has the counters, CUPTI is not asked to start, since its refusal may take down all it has. What cannot be asked so is tried.
+func TestCountersAreAskedFor(t *testing.T) {
+	b, _ := windowBench(t, anyWindow...)
+	p := b.tell()
+	p.do("start_deafens 1")
+	refusals := 0
+	for range 2 {
+		p.do("refuse_start 26")
+		p.do("counters_taken 26")
+		for range 2 {
+			o := b.run(b.gpufl, "deep", strconv.Itoa(p.pid), "--for", "20ms")
+			assert.Equal(t, 3, o.code, "%s%s", o.stdout, o.stderr)
+			assert.Contains(t, o.stdout, "something else has the GPU's counters")
+			assert.Equal(t, 1, strings.Count(o.stdout, "\n"), o.stdout)
+			refusals++
+		}
+		p.do("refuse_start 0")
+		p.do("counters_taken 0")
+		for _, engine := range []string{"pc", "sass"} {
+			code, text, _ := p.ask(engine)
+			assert.Equal(t, 0, code, text)
+		}
+	}
+	p.do("counters_taken 1") // no answer that anybody understands
+	code, text, _ := p.ask("pc")
+	assert.Equal(t, 0, code, text)
+	p.do("counters_taken 0")
+	require.Equal(t, "armed 0", p.do("refuse_profiler 999"))
+	code, text, _ = p.ask("pc")
+	assert.Equal(t, 0, code, text)
+	assert.Equal(t, "0", p.do("? asked_beside"))
+	p.end()
+	windows, _, _, captures := b.windowed()
+	assert.Len(t, windows, refusals+12)
+	require.Len(t, captures, 1)
+	assert.NotContains(t, fmt.Sprint(captures[0].Attributes().AsRaw()), "deaf")
 }
 
 // Something else has the counters, and CUPTI's refusal takes down all that CUPTI has: the program goes on, CUPTI is asked for nothing that could

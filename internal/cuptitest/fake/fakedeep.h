@@ -97,7 +97,7 @@ static struct {
   uint32_t profilers;
   uint32_t metrics[DEEP_CONTEXTS];   /* by device: how many are configured */
   int chosen[DEEP_CONTEXTS][KNOWN];
-  int64_t refuse_pc, refuse_disable, refuse_start, start_deafens, refuse_profiler, refuse_sass, pc_full, pc_drop, pc_non_user, copies, layout, unsupported, no_reasons, broken;
+  int64_t refuse_pc, refuse_disable, refuse_start, counters_taken, asked_beside, start_deafens, refuse_profiler, refuse_sass, pc_full, pc_drop, pc_non_user, copies, layout, unsupported, no_reasons, broken;
   int watching; /* contexts that samples are taken of, or that count */
   int64_t mixed, pc_raced, sass_raced, sass_flushed, sass_with_activity, names_given, start_ms, data_ms, pc_remaining;
   char replay[4096];
@@ -613,11 +613,25 @@ typedef struct {
   const char *name, *description;
 } sass_metric;
 
-/* Of the list nobody reads more than its length. */
+/* Of the list nobody reads more than its length, which is told whoever has the counters. */
 FAKE_API int cuptiProfilerGetCounterAvailability(void *params) {
+  enum { BYTES = 8 };
   struct { size_t size; void *priv, *context; size_t bytes; uint8_t *list; } *p = params;
-  if (p->list == NULL) p->bytes = 8;
-  return deep.refuse_start != 0 ? (int)deep.refuse_start : SUCCESS;
+  if (p->size != 40) return INVALID_PARAMETER;
+  pc_locks_up();
+  pthread_mutex_lock(&lock);
+  int result = deep.profilers == 0 ? INVALID_OPERATION : SUCCESS;
+  if (result == SUCCESS && p->list == NULL) {
+    p->bytes = BYTES;
+  } else if (result == SUCCESS && p->bytes < BYTES) {
+    result = INVALID_PARAMETER;
+  } else if (result == SUCCESS) {
+    if (deep.counters_taken != 0) result = (int)deep.counters_taken;
+    else memset(p->list, 1, BYTES);
+    for (int i = 0; i < DEEP_CONTEXTS; i++) deep.asked_beside += deep.all[i].alive && deep.all[i].started;
+  }
+  pthread_mutex_unlock(&lock);
+  return result;
 }
 
 FAKE_API int cuptiProfilerInitialize(void *params) {
@@ -625,9 +639,6 @@ FAKE_API int cuptiProfilerInitialize(void *params) {
   if (*size != 16) return INVALID_PARAMETER;
   pthread_mutex_lock(&lock);
   int result = (int)deep.refuse_profiler;
-  for (int i = 0; i < DEEP_CONTEXTS && result == SUCCESS; i++) {
-    if (deep.all[i].alive && deep.all[i].enabled) result = INVALID_OPERATION;
-  }
   if (result == SUCCESS) deep.profilers++;
   pthread_mutex_unlock(&lock);
   return result;
@@ -712,6 +723,9 @@ FAKE_API int cuptiSassMetricsEnable(void *params) {
   pthread_mutex_lock(&lock);
   deep_context *c = find(p->ctx);
   int result = deep.refuse_sass != 0 ? (int)deep.refuse_sass : c == NULL ? INVALID_CONTEXT : c->sass || deep.metrics[c->device] == 0 ? INVALID_OPERATION : SUCCESS;
+  for (int i = 0; i < DEEP_CONTEXTS && result == SUCCESS; i++) {
+    if (deep.all[i].alive && deep.all[i].enabled) result = INVALID_OPERATION;
+  }
   if (result == SUCCESS) {
     if (s.enabled[CONCURRENT_KERNEL]) deep.sass_with_activity++;
     c->sass = true;
@@ -808,6 +822,7 @@ static int64_t deep_control(const char *what, int64_t value) {
   struct { const char *name; int64_t *at; } all[] = {
       {"refuse_pc", &deep.refuse_pc},     {"refuse_profiler", &deep.refuse_profiler},
       {"refuse_disable", &deep.refuse_disable}, {"refuse_start", &deep.refuse_start}, {"start_deafens", &deep.start_deafens},
+      {"counters_taken", &deep.counters_taken}, {"asked_beside", &deep.asked_beside},
       {"refuse_sass", &deep.refuse_sass}, {"pc_full", &deep.pc_full},
       {"pc_drop", &deep.pc_drop},         {"pc_non_user", &deep.pc_non_user},
       {"names_copied", &deep.copies},     {"sass_layout", &deep.layout},
