@@ -74,8 +74,19 @@ func TestProgramsOnAFakeGPU(t *testing.T) {
 		}
 	})
 	t.Run("held", func(t *testing.T) {
-		said := run(t, environ, "python3", filepath.Join(process.Root(t), "test", "gpu", "held.py"), "--bin", bin, "--cupti", cupti, "--alone", "--seconds", "0.1", "--threads", "2", "p 5 n")
-		assert.Contains(t, said, "p 5 n: 1 processes: 1 not refused\n")
+		for controls, outcomes := range map[string]map[string]string{
+			"":                  {"p 5 n": "not refused", "A 5 n": "not refused"},
+			"refuse_start=26":   {"p 5 n": "as before", "a 5 n": "as before"},
+			"counters_taken=26": {"a 1 n": "asked first, as before", "A 5 n": "asked first, as before", "p 1 n": "not refused"},
+			"counters_taken=26,refuse_start=26,silent=1":         {"a 1 n": "asked first, and harmed", "p 1 n": "harmed"},
+			"refuse_start=26,start_deafens=1,refuse_disable=999": {"p 1 n": "deaf", "p 1 f": "healed"},
+		} {
+			for way, outcome := range outcomes {
+				said := run(t, append(environ, "FAKE_CUPTI_CONTROL="+controls), "python3", filepath.Join(process.Root(t), "test", "gpu", "held.py"),
+					"--bin", bin, "--cupti", cupti, "--alone", "--seconds", "0.01", "--threads", "2", way)
+				assert.True(t, strings.HasSuffix(said, way+": 1 processes: 1 "+outcome+"\n"), "%s: %s", controls, said)
+			}
+		}
 	})
 	// Records of what, launches or copies, are not all there: they are off now and then, or have no buffers.
 	for how, lost := range map[string][2]bool{

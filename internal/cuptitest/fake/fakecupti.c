@@ -484,6 +484,8 @@ static void in_child(void) {
   make_lock();
 }
 
+FAKE_API int64_t fake_control(const char *what, int64_t value);
+
 __attribute__((constructor)) static void begin(void) {
   make_lock();
   pthread_atfork(NULL, NULL, in_child);
@@ -500,6 +502,12 @@ __attribute__((constructor)) static void begin(void) {
                                    on_leave_with, on_context, on_module, on_stream_destroyed};
   if (hook != NULL) hook(&hooks);
   deep_begin(cuda);
+  char name[32];
+  long long value;
+  for (const char *next = getenv("FAKE_CUPTI_CONTROL"); next != NULL && sscanf(next, "%31[^=]=%lld", name, &value) == 2; next += next != NULL) {
+    if (fake_control(name, value) < 0) abort();
+    next = strchr(next, ',');
+  }
 }
 
 // ---- CUPTI ----
