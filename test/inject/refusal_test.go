@@ -192,7 +192,10 @@ func TestCountersAreAskedFor(t *testing.T) {
 	windows, _, _, captures := b.windowed()
 	assert.Len(t, windows, refusals+12)
 	require.Len(t, captures, 1)
-	assert.NotContains(t, fmt.Sprint(captures[0].Attributes().AsRaw()), "deaf")
+	ended := captures[0].Attributes().AsRaw()
+	assert.Equal(t, int64(12), ended[semconv.CUDACaptureDeepWindows])
+	assert.Contains(t, ended[semconv.CUDACaptureKindsCollected], "kernel", "it is recorded to the end")
+	assert.NotContains(t, fmt.Sprint(ended), "deaf")
 }
 
 // Something else has the counters, and CUPTI's refusal takes down all that CUPTI has: the program goes on, CUPTI is asked for nothing that could

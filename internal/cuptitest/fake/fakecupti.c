@@ -502,11 +502,12 @@ __attribute__((constructor)) static void begin(void) {
                                    on_leave_with, on_context, on_module, on_stream_destroyed};
   if (hook != NULL) hook(&hooks);
   deep_begin(cuda);
-  char name[32];
-  long long value;
-  for (const char *next = getenv("FAKE_CUPTI_CONTROL"); next != NULL && sscanf(next, "%31[^=]=%lld", name, &value) == 2; next += next != NULL) {
-    if (fake_control(name, value) < 0) abort();
-    next = strchr(next, ',');
+  for (const char *next = getenv("FAKE_CUPTI_CONTROL"); next != NULL && *next != 0;) {
+    char name[32];
+    long long value;
+    int length;
+    if (sscanf(next, "%31[^=]=%lld%n", name, &value, &length) != 2 || fake_control(name, value) < 0) abort();
+    next += length + (next[length] == ',');
   }
 }
 
