@@ -56,7 +56,7 @@ test-unit: ## Test the libraries, with the race detector
 # One package at a time: some of these tests measure how late data arrives.
 .PHONY: test-e2e
 test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb ## Test the binaries, with a real Jaeger, Prometheus, Kafka, S3 and engine of ClickHouse
-	$(BINARIES) $(GO) test -p 1 -count 1 -timeout 15m ./test/... ./examples/compose
+	$(BINARIES) $(GO) test -p 1 -count 1 -timeout 15m ./test/... ./examples/compose ./examples/kubernetes
 
 .PHONY: bench
 bench: build $(TOOLS)/kafka/kafka $(TOOLS)/chdb/chdb ## Measure our components against contrib's on the same data
