@@ -12,7 +12,7 @@ SHELL         := bash
 .SHELLFLAGS   := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-GO      = $(or $(shell command -v go),$(error Go 1.26 or newer is needed, see https://go.dev/dl))
+GO      = $(or $(shell command -v go),$(error Go 1.26 or newer is needed))
 TOOLS  := .tools
 # No version control stamp: it would relink everything at each commit, and stops the
 # build where the checkout belongs to another user.
@@ -118,7 +118,7 @@ $(TOOLS)/jaeger: internal/tools/jaeger/go.mod
 $(TOOLS)/prometheus:
 	@scripts/prometheus $(TOOLS)
 
-# The published jars, which need Java but no building.
+# The published jars, which need mvn and Java but no building.
 $(TOOLS)/kafka/kafka: scripts/kafka scripts/kafka.sha256
 	@scripts/kafka $(TOOLS)
 

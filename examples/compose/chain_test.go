@@ -132,7 +132,7 @@ func TestTheRecordingsArrive(t *testing.T) {
 	collector := process.Collector.Find(t)
 	s3 := process.Binary{Env: "GPUFLIGHT_VERSITYGW", Path: ".tools/versitygw", Make: "make .tools/versitygw"}.Find(t)
 	kafka := process.Binary{Env: "GPUFLIGHT_KAFKA", Path: ".tools/kafka/kafka", Make: "make .tools/kafka/kafka"}.
-		FindFetched(t, "no Java here, and no apt-get to fetch one with", "java", "apt-get")
+		FindFetched(t, "no mvn here to fetch Kafka with", "mvn")
 	want := recorded(t)
 	store, sink := process.Sink(t)
 	c := compose(t).Services

@@ -40,7 +40,7 @@ var (
 // findKafka returns the launcher. scripts/kafka needs Java, or a way to fetch it.
 func findKafka(t *testing.T) string {
 	t.Helper()
-	return kafka.FindFetched(t, "no Java here, and no apt-get to fetch one with", "java", "apt-get")
+	return kafka.FindFetched(t, "no mvn here to fetch Kafka with", "mvn")
 }
 
 // kafkaServer is a broker that can be killed and started again.
