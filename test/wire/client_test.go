@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuflight/gpuflight/internal/testcache"
 	"github.com/gpuflight/gpuflight/internal/testsink"
 	"github.com/gpuflight/gpuflight/internal/testsink/process"
 )
@@ -62,11 +63,9 @@ func findPython(t *testing.T) (path, tag string) {
 func released(t *testing.T) client {
 	t.Helper()
 	python, tag := findPython(t)
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		process.Missing(t, "no cache folder: "+err.Error())
-	}
-	folder := filepath.Join(cache, "gpuflight", "gpufl-"+clientVersion+"-"+tag)
+	cache, err := testcache.Dir()
+	require.NoError(t, err)
+	folder := filepath.Join(cache, "gpufl-"+clientVersion+"-"+tag)
 	c := client{python: python, packages: filepath.Join(folder, "packages"), libraries: filepath.Join(folder, "libraries")}
 	if _, err := os.Stat(filepath.Join(folder, "complete")); err == nil {
 		return c
