@@ -115,7 +115,7 @@ func walk(n *yaml.Node, visit func(key, value string)) {
 // TestDocumentsLinkToWhatExists checks the relative links of the documentation.
 func TestDocumentsLinkToWhatExists(t *testing.T) {
 	root := process.Root(t)
-	pages := []string{filepath.Join(root, "README.md"), filepath.Join(root, "CHANGELOG.md")}
+	pages := []string{filepath.Join(root, "README.md"), filepath.Join(root, "CHANGELOG.md"), filepath.Join(root, "SECURITY.md")}
 	more, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
 	require.NoError(t, err)
 	link := regexp.MustCompile(`\]\(([^)#\s]+)(?:#[^)]*)?\)`)
