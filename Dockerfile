@@ -11,9 +11,20 @@
 # dynamic linker, so the binary is not static. examples/kubernetes says which rights the cuda
 # receiver needs, examples/compose runs everything but the GPU.
 
-# The Debian release of both is the same: a binary needs the glibc that it was linked against, or a
-# newer one.
-FROM golang:1.26.8-bookworm AS build
+# The images are named by tag, since their digests could not be looked up when this was written. Pin
+# them when you build, with the digests that you have checked:
+#
+#   docker buildx imagetools inspect golang:1.26.8-bookworm
+#   docker build --build-arg GOLANG=golang@sha256:… --build-arg BUSYBOX=busybox@sha256:… \
+#     --build-arg BASE=gcr.io/distroless/base-debian12@sha256:… -t otelcol-gpuflight .
+#
+# The Debian release of GOLANG and BASE is the same: a binary needs the glibc that it was linked against,
+# or a newer one.
+ARG GOLANG=golang:1.26.8-bookworm
+ARG BUSYBOX=busybox:1.37.0-musl
+ARG BASE=gcr.io/distroless/base-debian12:nonroot
+
+FROM ${GOLANG} AS build
 WORKDIR /src
 # No "go mod download" before: it would fetch what only other systems need. The caches are kept
 # between builds.
@@ -23,9 +34,9 @@ RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache
     go build -buildvcs=false -ldflags "-s -w" -o /out/ ./cmd/otelcol-gpuflight ./cmd/gpufl
 RUN mkdir /out/state
 
-FROM busybox:1.37.0-musl AS busybox
+FROM ${BUSYBOX} AS busybox
 
-FROM gcr.io/distroless/base-debian12:nonroot
+FROM ${BASE}
 COPY --from=build /out/otelcol-gpuflight /out/gpufl /usr/local/bin/
 COPY config /etc/otelcol-gpuflight
 # A volume that is new takes over the folder's owner.

@@ -8,6 +8,7 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"errors"
 	"io"
 	"io/fs"
@@ -27,6 +28,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/internal/testsink"
 	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/test/fleet/broker"
 )
 
 // get returns an answer's body, or "" where there is none or its status is not 200.
@@ -132,7 +134,7 @@ func TestTheRecordingsArrive(t *testing.T) {
 	collector := process.Collector.Find(t)
 	s3 := process.Binary{Env: "GPUFLIGHT_VERSITYGW", Path: ".tools/versitygw", Make: "make .tools/versitygw"}.Find(t)
 	kafka := process.Binary{Env: "GPUFLIGHT_KAFKA", Path: ".tools/kafka/kafka", Make: "make .tools/kafka/kafka"}.
-		FindFetched(t, "no Java here, and no apt-get to fetch one with", "java", "apt-get")
+		FindFetched(t, "no mvn here to fetch Kafka with", "mvn")
 	want := recorded(t)
 	store, sink := process.Sink(t)
 	c := compose(t).Services
@@ -161,15 +163,10 @@ func TestTheRecordingsArrive(t *testing.T) {
 	require.NoError(t, os.WriteFile(settings, []byte(properties.String()), 0o600))
 	out, err := exec.CommandContext(t.Context(), kafka, "kafka.tools.StorageTool", "format", "-t", "Z3B1ZmxpZ2h0LXRlc3RzIQ", "-c", settings).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	broker := process.Start(t, kafka, "-Xmx384m", "-XX:+UseSerialGC", "kafka.Kafka", settings)
-	process.Eventually(t, time.Minute, "Kafka listens", func() bool {
-		require.True(t, broker.Running(), "%s", broker.Output())
-		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", kafkaAddress)
-		if err == nil {
-			_ = conn.Close()
-		}
-		return err == nil
-	})
+	server := process.Start(t, kafka, "-Xmx384m", "-XX:+UseSerialGC", "kafka.Kafka", settings)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	require.NoError(t, broker.Broker{Address: kafkaAddress}.Wait(ctx), "%s", server.Output())
 
 	start := func(name, binary string, environment map[string]string, arguments ...string) *process.Process {
 		command := make([]string, 0, len(environment)+len(arguments)+1)

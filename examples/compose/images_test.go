@@ -99,9 +99,14 @@ func last(t *testing.T, name string) string {
 
 func TestTheDockerfile(t *testing.T) {
 	var bases []string
+	arguments := map[string]string{}
 	for _, line := range instructions(t) {
+		if rest, ok := strings.CutPrefix(line, "ARG "); ok && len(bases) == 0 {
+			name, value, _ := strings.Cut(rest, "=")
+			arguments[name] = value
+		}
 		if rest, ok := strings.CutPrefix(line, "FROM "); ok {
-			bases = append(bases, strings.Fields(rest)[0])
+			bases = append(bases, os.Expand(strings.Fields(rest)[0], func(name string) string { return arguments[name] }))
 		}
 	}
 	require.Len(t, bases, 3)
@@ -133,17 +138,17 @@ func TestTheDockerfile(t *testing.T) {
 		require.NoError(t, json.Unmarshal([]byte(last(t, name)), &list), name)
 	}
 	check := last(t, "HEALTHCHECK")
-	_, command, ok := strings.Cut(check, " CMD ")
+	_, request, ok := strings.Cut(check, " CMD ")
 	require.True(t, ok, check)
 	var list []string
-	require.NoError(t, json.Unmarshal([]byte(command), &list))
+	require.NoError(t, json.Unmarshal([]byte(request), &list))
 	assert.Equal(t, "http://"+found(t, `GPUFLIGHT_HEALTH:-([^}]+)\}`, config)+"/", list[len(list)-1])
 	assert.Contains(t, instructions(t), "COPY --from=busybox /bin/busybox "+list[0])
 
-	var arguments []string
-	require.NoError(t, json.Unmarshal([]byte(last(t, "CMD")), &arguments))
-	require.Equal(t, "--config", arguments[0])
-	folder, file := path.Split(arguments[1])
+	var command []string
+	require.NoError(t, json.Unmarshal([]byte(last(t, "CMD")), &command))
+	require.Equal(t, "--config", command[0])
+	folder, file := path.Split(command[1])
 	assert.Contains(t, instructions(t), "COPY config "+strings.TrimSuffix(folder, "/"))
 	assert.FileExists(t, filepath.Join(root, "config", file))
 

@@ -117,7 +117,7 @@ func TestNothingIsLostWhenClickHouseIs(t *testing.T) {
 // TestFromKafka runs config/clickhouse.yaml as it is.
 func TestFromKafka(t *testing.T) {
 	launcher := process.Binary{Env: "GPUFLIGHT_KAFKA", Path: ".tools/kafka/kafka", Make: "make .tools/kafka/kafka"}.
-		FindFetched(t, "no Java here, and no apt-get to fetch one with", "java", "apt-get")
+		FindFetched(t, "no mvn here to fetch Kafka with", "mvn")
 	b := broker.Broker{Launcher: launcher, Dir: t.TempDir(), Address: process.FreePort(t), Controller: process.FreePort(t)}
 	require.NoError(t, b.Format(t.Context()))
 	server := process.Start(t, launcher, b.Arguments()...)

@@ -115,7 +115,7 @@ func walk(n *yaml.Node, visit func(key, value string)) {
 // TestDocumentsLinkToWhatExists checks the relative links of the documentation.
 func TestDocumentsLinkToWhatExists(t *testing.T) {
 	root := process.Root(t)
-	pages := []string{filepath.Join(root, "README.md"), filepath.Join(root, "CHANGELOG.md")}
+	pages := []string{filepath.Join(root, "README.md"), filepath.Join(root, "CHANGELOG.md"), filepath.Join(root, "SECURITY.md")}
 	more, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
 	require.NoError(t, err)
 	link := regexp.MustCompile(`\]\(([^)#\s]+)(?:#[^)]*)?\)`)
@@ -150,4 +150,46 @@ func existing(path string) string {
 		}
 	}
 	return path
+}
+
+// TestDeployingBlocks_Valid validates the settings of docs/deploying.md on top of the configurations that
+// their first line names.
+func TestDeployingBlocks_Valid(t *testing.T) {
+	binary, root := collector.Find(t), process.Root(t)
+	page, err := os.ReadFile(filepath.Join(root, "docs", "deploying.md"))
+	require.NoError(t, err)
+	for name, value := range map[string]string{
+		"GPUFLIGHT_KAFKA_USER": "user", "GPUFLIGHT_KAFKA_PASSWORD": "password",
+	} {
+		t.Setenv(name, value)
+	}
+	file := regexp.MustCompile(`[a-z-]+\.yaml`)
+	variable := regexp.MustCompile(`(GPUFLIGHT_\w+)=(\S+)`)
+	found := map[string]int{}
+	for _, m := range regexp.MustCompile("(?s)```yaml\n(# ([a-z0-9-]+\\.yaml), after (.*?)\n.*?)```").FindAllStringSubmatch(string(page), -1) {
+		for _, base := range file.FindAllString(m[3], -1) {
+			found[m[2]]++
+			t.Run(m[2]+" after "+base, func(t *testing.T) {
+				for _, v := range variable.FindAllStringSubmatch(m[3], -1) {
+					t.Setenv(v[1], v[2])
+				}
+				settings := filepath.Join(t.TempDir(), m[2])
+				validate := func(text string) (string, error) {
+					require.NoError(t, os.WriteFile(settings, []byte(text), 0o600))
+					out, err := exec.CommandContext(t.Context(), binary, "validate",
+						"--config", filepath.Join(root, "config", base), "--config", settings).CombinedOutput()
+					return string(out), err
+				}
+				out, err := validate(m[1])
+				require.NoError(t, err, out)
+				out, err = validate(strings.Replace(m[1], "ca_file", "ca_files", 1))
+				require.Error(t, err, "an unknown setting passes")
+				assert.Contains(t, out, "ca_files")
+			})
+		}
+	}
+	assert.Equal(t, map[string]int{
+		"gateway-tls.yaml": 1, "agent-tls.yaml": 1, "http-tls.yaml": 1,
+		"kafka-tls.yaml": 1, "kafka-reader-tls.yaml": 3, "clickhouse-tls.yaml": 1,
+	}, found)
 }

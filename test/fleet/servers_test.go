@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"regexp"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -29,6 +30,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testsink"
 	"github.com/gpuflight/gpuflight/internal/testsink/process"
 	"github.com/gpuflight/gpuflight/test/fleet/broker"
+	"github.com/gpuflight/gpuflight/test/fleet/certificates"
 )
 
 var (
@@ -40,7 +42,7 @@ var (
 // findKafka returns the launcher. scripts/kafka needs Java, or a way to fetch it.
 func findKafka(t *testing.T) string {
 	t.Helper()
-	return kafka.FindFetched(t, "no Java here, and no apt-get to fetch one with", "java", "apt-get")
+	return kafka.FindFetched(t, "no mvn here to fetch Kafka with", "mvn")
 }
 
 // kafkaServer is a broker that can be killed and started again.
@@ -132,16 +134,24 @@ const (
 	secretKey = "test-secret-of-some-length"
 )
 
-func startS3(t *testing.T) *s3Server {
+// startS3 starts the server, over TLS where there are certificates.
+func startS3(t *testing.T, tls ...certificates.Folder) *s3Server {
 	t.Helper()
 	path := versitygw.Find(t)
 	address, dir := process.FreePort(t), t.TempDir()
 	s := &s3Server{t: t, url: "http://" + address}
-	p := process.Start(t, path, "--access", accessKey, "--secret", secretKey, "--port", address, "--quiet",
-		"posix", "--nometa", dir)
+	arguments := []string{"--access", accessKey, "--secret", secretKey, "--port", address, "--quiet"}
+	client := http.DefaultClient
+	for _, c := range tls {
+		_, port, _ := strings.Cut(address, ":")
+		s.url = "https://localhost:" + port
+		arguments = append(arguments, "--cert", c.Path("server.pem"), "--key", c.Path("server.key"))
+		client = c.Client(t)
+	}
+	p := process.Start(t, path, append(arguments, "posix", "--nometa", dir)...)
 	t.Cleanup(func() { p.Stop(20 * time.Second) })
 	s.client = s3.New(s3.Options{
-		BaseEndpoint: aws.String(s.url), Region: "us-east-1", UsePathStyle: true,
+		BaseEndpoint: aws.String(s.url), Region: "us-east-1", UsePathStyle: true, HTTPClient: client,
 		Credentials: credentials.NewStaticCredentialsProvider(accessKey, secretKey, ""),
 	})
 	process.Eventually(t, time.Minute, "the S3 server answers", func() bool {

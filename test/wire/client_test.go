@@ -23,11 +23,12 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuflight/gpuflight/internal/testcache"
 	"github.com/gpuflight/gpuflight/internal/testsink"
 	"github.com/gpuflight/gpuflight/internal/testsink/process"
 )
 
-// clientVersion is the newest release of GPU Flight's client on PyPI.
+// clientVersion is the release of GPU Flight's client that scripts/gpufl.txt pins.
 const clientVersion = "1.2.1"
 
 // client is the released client, unpacked, with what it needs to be loaded without a GPU.
@@ -62,11 +63,9 @@ func findPython(t *testing.T) (path, tag string) {
 func released(t *testing.T) client {
 	t.Helper()
 	python, tag := findPython(t)
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		process.Missing(t, "no cache folder: "+err.Error())
-	}
-	folder := filepath.Join(cache, "gpuflight", "gpufl-"+clientVersion+"-"+tag)
+	cache, err := testcache.Dir()
+	require.NoError(t, err)
+	folder := filepath.Join(cache, "gpufl-"+clientVersion+"-"+tag)
 	c := client{python: python, packages: filepath.Join(folder, "packages"), libraries: filepath.Join(folder, "libraries")}
 	if _, err := os.Stat(filepath.Join(folder, "complete")); err == nil {
 		return c
@@ -74,14 +73,18 @@ func released(t *testing.T) client {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	wheels := t.TempDir()
-	out, err := exec.CommandContext(ctx, python, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
-		"--no-deps", "--only-binary", ":all:", "--dest", wheels, "gpufl=="+clientVersion).CombinedOutput()
-	if err != nil {
+	scripts := filepath.Join(process.Root(t), "scripts")
+	fetch := exec.CommandContext(ctx, filepath.Join(scripts, "wheels"), wheels, filepath.Join(scripts, "gpufl.txt"))
+	fetch.Env = append(os.Environ(), "PYTHON="+python)
+	out, err := fetch.CombinedOutput()
+	if fetch.ProcessState != nil && fetch.ProcessState.ExitCode() == 3 {
 		process.Missing(t, fmt.Sprintf("GPU Flight's client cannot be fetched from PyPI: %v\n%s", err, out))
 	}
+	require.NoError(t, err, "%s", out)
 	files, err := filepath.Glob(filepath.Join(wheels, "gpufl-*.whl"))
 	require.NoError(t, err)
 	require.Len(t, files, 1)
+	require.Contains(t, filepath.Base(files[0]), "gpufl-"+clientVersion+"-", "scripts/gpufl.txt has another version")
 	unpack(t, files[0], c.packages)
 	stubs(t, c)
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "complete"), nil, 0o600))

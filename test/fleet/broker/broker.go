@@ -38,12 +38,13 @@ type Broker struct {
 	Properties map[string]string
 }
 
-// Format writes the settings and prepares the data folder.
-func (b Broker) Format(ctx context.Context) error {
+// Format writes the settings and prepares the data folder. Options are added to the command that does so.
+func (b Broker) Format(ctx context.Context, options ...string) error {
 	if err := b.configure(); err != nil {
 		return err
 	}
-	format := exec.CommandContext(ctx, b.Launcher, "kafka.tools.StorageTool", "format", "-t", clusterID, "-c", b.settings())
+	arguments := append([]string{"kafka.tools.StorageTool", "format", "-t", clusterID, "-c", b.settings()}, options...)
+	format := exec.CommandContext(ctx, b.Launcher, arguments...)
 	if out, err := format.CombinedOutput(); err != nil {
 		return fmt.Errorf("format the broker's folder: %w\n%s", err, out)
 	}
@@ -106,7 +107,7 @@ func (b Broker) Arguments() []string {
 	return []string{"-Xmx384m", "-XX:+UseSerialGC", "kafka.Kafka", b.settings()}
 }
 
-// Wait returns when the broker answers, or when ctx ends.
+// Wait returns when the broker answers and has the Topics, or when ctx ends.
 func (b Broker) Wait(ctx context.Context) error {
 	client, err := kgo.NewClient(kgo.SeedBrokers(b.Address))
 	if err != nil {
@@ -115,7 +116,7 @@ func (b Broker) Wait(ctx context.Context) error {
 	defer client.Close()
 	for {
 		try, cancel := context.WithTimeout(ctx, 2*time.Second)
-		err := client.Ping(try)
+		err := createTopics(try, client, Topics...)
 		cancel()
 		if err == nil {
 			return nil

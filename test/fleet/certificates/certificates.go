@@ -6,7 +6,10 @@
 package certificates
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -52,6 +55,22 @@ func Make(t testing.TB) Folder {
 
 // Path is where one of the certificates or keys lies.
 func (f Folder) Path(name string) string { return filepath.Join(f.dir, name) }
+
+// Client returns an HTTP client that trusts the authority and nobody else.
+func (f Folder) Client(t testing.TB) *http.Client {
+	t.Helper()
+	authority, err := os.ReadFile(f.Path("ca.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(authority) {
+		t.Fatal("ca.pem has no certificate")
+	}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
 
 // Settings writes a block of settings of the page to a file and returns its path. What the page has in
 // /etc is here in the test's folder.
