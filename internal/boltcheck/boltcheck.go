@@ -280,8 +280,8 @@ func (c *checker) freelist(id uint64) error {
 	return nil
 }
 
-// tree checks the pages from id down. Keys must be in order, not below low and below high; nil is no
-// bound.
+// tree checks the pages from id down. The first key must be low, all must be in order and below high;
+// nil is no bound.
 func (c *checker) tree(id uint64, depth int, low, high []byte, level int) error {
 	if depth >= maxDepth {
 		return damaged("page %d: a tree of more than %d levels", id, maxDepth)
@@ -300,7 +300,8 @@ func (c *checker) tree(id uint64, depth int, low, high []byte, level int) error 
 	}
 }
 
-// key returns a copy of a key that must come after the one before, or be low itself if it is the first.
+// key returns a copy of a key that must come after the one before. If it is the first one and low is not
+// nil, it must be low itself: bbolt finds a page in its parent by the first key of the page.
 func (p *page) key(at, n int64, first bool, low, high []byte) ([]byte, error) {
 	if n == 0 && p.flags == flagLeaf || n > maxKeyBytes {
 		return nil, damaged("page %d: a key of %d bytes", p.id, n)
@@ -309,15 +310,16 @@ func (p *page) key(at, n int64, first bool, low, high []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if order := bytes.Compare(b, low); order < 0 || order == 0 && !first || high != nil && bytes.Compare(b, high) >= 0 {
+	order := bytes.Compare(b, low)
+	if first && low != nil && order != 0 || !first && order <= 0 || high != nil && bytes.Compare(b, high) >= 0 {
 		return nil, damaged("page %d: keys are not in order", p.id)
 	}
 	return bytes.Clone(b), nil
 }
 
 func (c *checker) branch(p *page, depth int, low, high []byte, level int) error {
-	if p.count == 0 {
-		return damaged("page %d is a branch without children", p.id)
+	if p.count < 2 { // bbolt replaces a branch by its only child.
+		return damaged("page %d is a branch with %d children", p.id, p.count)
 	}
 	elements, err := p.slice(headerBytes, int64(p.count)*branchBytes)
 	if err != nil {
@@ -352,6 +354,9 @@ func (c *checker) leaf(p *page, depth int, low, high []byte, level int) error {
 	elements, err := p.slice(headerBytes, int64(p.count)*leafBytes)
 	if err != nil {
 		return err
+	}
+	if p.count == 0 && low != nil {
+		return damaged("page %d has no keys", p.id)
 	}
 	room := p.bytes - headerBytes - int64(len(elements))
 	for i := range p.count {

@@ -98,12 +98,16 @@ func database(t testing.TB, random *rand.Rand, transactions int, each func(file 
 	db, err := bbolt.Open(path, 0o600, opt)
 	require.NoError(t, err)
 	for range transactions {
+		deletes := 1 + random.IntN(9) // of ten operations
 		require.NoError(t, db.Update(func(tx *bbolt.Tx) error {
 			b, err := tx.CreateBucketIfNotExists([]byte(bucketName))
 			require.NoError(t, err)
 			for range random.IntN(60) {
 				key := fmt.Appendf(nil, "key/%d/%s", random.IntN(200), strings.Repeat("k", random.IntN(80)))
-				if random.IntN(3) == 0 {
+				if random.IntN(10) < deletes {
+					if k, _ := b.Cursor().Seek(key); k != nil {
+						key = k
+					}
 					require.NoError(t, b.Delete(key))
 					continue
 				}
@@ -126,7 +130,13 @@ func database(t testing.TB, random *rand.Rand, transactions int, each func(file 
 			each(read(t, path))
 		}
 	}
+	compacted := filepath.Join(t.TempDir(), "compacted")
+	to, err := bbolt.Open(compacted, 0o600, opt)
+	require.NoError(t, err)
+	require.NoError(t, bbolt.Compact(to, db, 1000))
+	require.NoError(t, to.Close())
 	require.NoError(t, db.Close())
+	require.NoError(t, check(read(t, compacted)), "compacted")
 	return read(t, path)
 }
 
@@ -142,7 +152,11 @@ func check(b []byte) error { return Check(bytes.NewReader(b), int64(len(b)), buc
 // TestCheck_SoundFiles takes the file after each transaction, which is also what a kill leaves.
 func TestCheck_SoundFiles(t *testing.T) {
 	files, branches := 0, 0
-	for seed := range uint64(10) {
+	seeds := uint64(10)
+	if os.Getenv("GPUFLIGHT_LONG") != "" {
+		seeds = 1000
+	}
+	for seed := range seeds {
 		random := rand.New(rand.NewPCG(seed, 0))
 		database(t, random, 30, func(b []byte) {
 			files++
@@ -154,7 +168,7 @@ func TestCheck_SoundFiles(t *testing.T) {
 			require.NoError(t, check(b), "seed %d", seed)
 		})
 	}
-	assert.Equal(t, 300, files)
+	assert.EqualValues(t, 30*seeds, files)
 	assert.Positive(t, branches, "no tree had more than one level")
 	path := filepath.Join(t.TempDir(), "new")
 	db, err := bbolt.Open(path, 0o600, nil)
@@ -325,7 +339,7 @@ func TestCheck_AcceptedFilesAreUsable(t *testing.T) {
 // FuzzCheck bounds the work and the memory of the check by the size of the file.
 func FuzzCheck(f *testing.F) {
 	random := rand.New(rand.NewPCG(3, 0))
-	sound := database(f, random, 3, nil)[:16*os.Getpagesize()]
+	sound := database(f, random, 2, nil)
 	f.Add(sound)
 	for range 30 {
 		f.Add(mutate(bytes.Clone(sound), random))
@@ -341,7 +355,7 @@ func FuzzCheck(f *testing.F) {
 	})
 }
 
-// TestCheck_Depth has a chain of branches with one child each, as long as the file.
+// TestCheck_Depth has a chain of branches, as long as the file.
 func TestCheck_Depth(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "db")
 	db, err := bbolt.Open(path, 0o600, nil)
@@ -349,14 +363,17 @@ func TestCheck_Depth(t *testing.T) {
 	require.NoError(t, db.Close())
 	page := os.Getpagesize()
 	b := read(t, path)[:2*page]
-	const pages = 1000
+	const pages = 200
 	for id := 2; id < pages; id++ {
 		p := make([]byte, page)
 		byteOrder.PutUint64(p, uint64(id))
 		byteOrder.PutUint16(p[8:], flagBranch)
-		byteOrder.PutUint16(p[10:], 1)
-		byteOrder.PutUint32(p[16:], branchBytes)
+		byteOrder.PutUint16(p[10:], 2)
+		byteOrder.PutUint32(p[16:], 2*branchBytes)
 		byteOrder.PutUint64(p[24:], uint64(id+1))
+		byteOrder.PutUint32(p[32:], branchBytes)
+		byteOrder.PutUint32(p[36:], 1)
+		p[48] = byte(255 - id)
 		b = append(b, p...)
 	}
 	for at := 16; at < 2*page; at += page {
