@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
+
+	"github.com/gpuflight/gpuflight/internal/testcache"
 )
 
 //go:embed fake
@@ -24,8 +26,8 @@ var compiled = []struct{ source, library string }{
 	{"fakecupti.c", "libcupti.so.13"},
 }
 
-// Build compiles the fakes and returns the folder that holds libcuda.so.1 and libcupti.so.13. It is a folder
-// for temporary files, shared with other test processes and kept for the next. The test is skipped where
+// Build compiles the fakes and returns the folder that holds libcuda.so.1 and libcupti.so.13. It is in the
+// user's cache, shared with other test processes and kept for the next. The test is skipped where
 // there is no C compiler.
 func Build(t testing.TB) string {
 	t.Helper()
@@ -56,12 +58,16 @@ func build() (string, error) {
 		fmt.Fprintf(sum, "%s %d\n", name, len(text))
 		sum.Write(text)
 	}
-	dir := filepath.Join(os.TempDir(), fmt.Sprintf("gpufl-fake-%d-%s", os.Getuid(), hex.EncodeToString(sum.Sum(nil)[:8])))
+	cache, err := testcache.Dir("gpuflight-test")
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(cache, "fake-"+hex.EncodeToString(sum.Sum(nil)[:8]))
 	if _, err := os.Stat(dir); err == nil {
 		return dir, nil
 	}
 	// Other processes may be doing the same: the first to rename its own folder wins.
-	work, err := os.MkdirTemp("", "gpufl-fake-build-")
+	work, err := os.MkdirTemp(cache, "fake-build-")
 	if err != nil {
 		return "", err
 	}

@@ -72,7 +72,7 @@ func (s *fileStorage) checkAndOpen(ctx context.Context, kind component.Kind, id 
 			return nil, errors.Join(err, c.Close(ctx))
 		}
 	}
-	return c, nil
+	return &client{c}, nil
 }
 
 // check checks the file at path, if there is one, and sets it aside if it is damaged. It holds bbolt's

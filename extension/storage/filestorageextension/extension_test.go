@@ -279,3 +279,19 @@ func TestGetClient_NoRegularFile(t *testing.T) {
 		})
 	}
 }
+
+// TestBatch_Full fills a storage. A batch that reads and writes must read, one that only writes must fail.
+func TestBatch_Full(t *testing.T) {
+	dir := t.TempDir()
+	c := start(t, dir, func(cfg *filestorage.Config) { cfg.MaxSize = 1 << 17 }).client(t)
+	require.NoError(t, c.Set(t.Context(), "item", []byte("value")))
+	big := bytes.Repeat([]byte("b"), 1<<20)
+	require.ErrorIs(t, c.Set(t.Context(), "big", big), storage.ErrStorageFull)
+	get := storage.GetOperation("item")
+	require.NoError(t, c.Batch(t.Context(), storage.SetOperation("position", big), get))
+	assert.Equal(t, "value", string(get.Value))
+	v, err := c.Get(t.Context(), "position")
+	require.NoError(t, err)
+	assert.Nil(t, v, "nothing is half written")
+	require.NoError(t, c.Close(t.Context()))
+}

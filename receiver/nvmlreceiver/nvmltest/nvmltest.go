@@ -19,6 +19,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/gpuflight/gpuflight/internal/testcache"
 )
 
 //go:embed testdata/fakenvml.c
@@ -34,12 +36,8 @@ var Build = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("no C compiler: %w", err)
 	}
-	dir, err := os.UserCacheDir()
+	dir, err := testcache.Dir("gpuflight-test")
 	if err != nil {
-		dir = os.TempDir()
-	}
-	dir = filepath.Join(dir, "gpuflight-test")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
 	path := filepath.Join(dir, fmt.Sprintf("fakenvml-%x.so", sha256.Sum256(source)))
