@@ -50,20 +50,31 @@ const (
 // byteOrder is the machine's: bbolt stores its structs as they are in memory.
 var byteOrder = binary.NativeEndian
 
-// Check checks a database of the given size in bytes. It returns nil if bbolt can open, read and
+// Space is what a database occupies, in bytes: pages that are in use, and pages that are free for the
+// next transaction.
+type Space struct{ Used, Free int64 }
+
+// Check checks a database of the given size in bytes. It returns no error if bbolt can open, read and
 // write the file, an error that wraps ErrDamaged and says what is wrong if not, or the error of r.
 // bucket names a key of the top level that must be a bucket if it exists; "" names none.
 //
 // Check reads each page's header and keys once. It needs one bit of memory for each page of the
-// file, and less than 2 MiB besides. The caller must keep others from writing to the file.
-func Check(r io.ReaderAt, size int64, bucket string) error {
+// file, and less than 5 MiB besides. The caller must keep others from writing to the file.
+func Check(r io.ReaderAt, size int64, bucket string) (Space, error) {
 	c := &checker{r: r, size: size, bucket: []byte(bucket)}
+	if err := c.check(); err != nil {
+		return Space{}, err
+	}
+	return Space{Used: int64(c.used) * c.pageBytes, Free: int64(c.pages-c.used) * c.pageBytes}, nil
+}
+
+func (c *checker) check() error {
 	m, err := c.meta()
 	if err != nil {
 		return err
 	}
-	if m.pages < 3 || m.pages > uint64(size/c.pageBytes) {
-		return damaged("%d pages of %d bytes in a file of %d bytes", m.pages, c.pageBytes, size)
+	if m.pages < 3 || m.pages > uint64(c.size/c.pageBytes) {
+		return damaged("%d pages of %d bytes in a file of %d bytes", m.pages, c.pageBytes, c.size)
 	}
 	c.pages = m.pages
 	c.seen = make([]byte, m.pages/8+1)
@@ -84,6 +95,7 @@ type checker struct {
 	bucket    []byte
 	pageBytes int64
 	pages     uint64
+	used      uint64 // pages of the headers, the free list and the trees
 	seen      []byte // one bit for each page that is free or in a tree
 	windows   [][]byte
 }
@@ -170,6 +182,7 @@ func (c *checker) claim(id, n uint64) error {
 	if id >= c.pages || n > c.pages-id {
 		return damaged("pages %d to %d of %d", id, id+n-1, c.pages)
 	}
+	c.used += n
 	for ; n > 0; id, n = id+1, n-1 {
 		if c.seen[id/8]&(1<<(id%8)) != 0 {
 			return damaged("page %d is used twice", id)
@@ -275,6 +288,7 @@ func (c *checker) freelist(id uint64) error {
 		if err := c.claim(free, 1); err != nil {
 			return err
 		}
+		c.used--
 		last = free
 	}
 	return nil

@@ -147,7 +147,10 @@ func read(t testing.TB, path string) []byte {
 	return b
 }
 
-func check(b []byte) error { return Check(bytes.NewReader(b), int64(len(b)), bucketName) }
+func check(b []byte) error {
+	_, err := Check(bytes.NewReader(b), int64(len(b)), bucketName)
+	return err
+}
 
 // TestCheck_SoundFiles takes the file after each transaction, which is also what a kill leaves.
 func TestCheck_SoundFiles(t *testing.T) {
@@ -248,7 +251,7 @@ func (f failing) ReadAt(b []byte, at int64) (int, error) {
 func TestCheck_ReadError(t *testing.T) {
 	b := database(t, rand.New(rand.NewPCG(1, 0)), 10, nil)
 	for from := int64(0); from < 4; from++ {
-		err := Check(failing{bytes.NewReader(b), from * int64(os.Getpagesize())}, int64(len(b)), bucketName)
+		_, err := Check(failing{bytes.NewReader(b), from * int64(os.Getpagesize())}, int64(len(b)), bucketName)
 		require.ErrorIs(t, err, errDisk)
 		require.NotErrorIs(t, err, ErrDamaged)
 	}
@@ -355,6 +358,33 @@ func FuzzCheck(f *testing.F) {
 	})
 }
 
+func TestCheck_Space(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "db")
+	db, err := bbolt.Open(path, 0o600, options())
+	require.NoError(t, err)
+	change := func(value []byte) Space {
+		require.NoError(t, db.Update(func(tx *bbolt.Tx) error {
+			b, err := tx.CreateBucketIfNotExists([]byte(bucketName))
+			require.NoError(t, err)
+			if value == nil {
+				return b.Delete([]byte("k"))
+			}
+			return b.Put([]byte("k"), value)
+		}))
+		b := read(t, path)
+		space, err := Check(bytes.NewReader(b), int64(len(b)), bucketName)
+		require.NoError(t, err)
+		return space
+	}
+	full := change(make([]byte, 1<<20))
+	assert.GreaterOrEqual(t, full.Used, int64(1<<20))
+	assert.Less(t, full.Free, int64(1<<20))
+	empty := change(nil)
+	assert.Less(t, empty.Used, int64(1<<16))
+	assert.GreaterOrEqual(t, empty.Free, int64(1<<20))
+	require.NoError(t, db.Close())
+}
+
 // TestCheck_Depth has a chain of branches, as long as the file.
 func TestCheck_Depth(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "db")
@@ -429,7 +459,8 @@ func BenchmarkCheck(b *testing.B) {
 			b.ReportAllocs()
 			b.ResetTimer()
 			for range b.N {
-				require.NoError(b, Check(f, info.Size(), bucketName))
+				_, err := Check(f, info.Size(), bucketName)
+				require.NoError(b, err)
 			}
 			b.ReportMetric(float64(info.Size())/1e9, "GB")
 		})

@@ -103,11 +103,22 @@ func (s *fileStorage) check(path string) error {
 	if info, err = f.Stat(); err != nil {
 		return err
 	}
-	if err := boltcheck.Check(f, info.Size(), bucket); err != nil {
+	space, err := boltcheck.Check(f, info.Size(), bucket)
+	if err != nil {
 		return s.setAside(path, err)
+	}
+	// A sending queue removes the requests that were on their way and stores them again behind the others,
+	// and loses those for which there is no room.
+	room := space.Free + freeBytes(f)
+	if need := min(space.Used, maxRoom); room < need {
+		return fmt.Errorf("open %s: %w: %d bytes are free, %d are needed: make room", path, syscall.ENOSPC, room, need)
 	}
 	return nil
 }
+
+// maxRoom is the largest room that a file needs at start: more than the requests of a sending queue that
+// are on their way at a time, 4 of 3 MB in the shipped configurations.
+const maxRoom = 32 << 20
 
 // errInUse is the error for a file that is locked.
 var errInUse = errors.New("in use by another Collector, or by this component in another pipeline")
