@@ -219,3 +219,64 @@ func lastLine(out string) string {
 	}
 	return ""
 }
+
+// TestUnusableDirectory starts the Collector as a user that cannot use the directory of its storage.
+func TestUnusableDirectory(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to run the Collector as another user")
+	}
+	const nobody = "65534"
+	for _, c := range []struct {
+		name    string
+		prepare func(state string)
+		want    string
+	}{
+		{"read-only", func(state string) { chmod(t, state, 0o555) }, "make directory STATE writable for uid 65534"},
+		{"another user's", func(state string) { chmod(t, state, 0o700) }, "permission denied"},
+		{"another user's file", func(state string) {
+			chmod(t, state, 0o777)
+			require.NoError(t, os.WriteFile(filepath.Join(state, "receiver_gpuflog_"), nil, 0o600))
+		}, "make directory STATE writable for uid 65534"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			collector := newCollector(t, "local.yaml")
+			require.NoError(t, os.MkdirAll(collector.state, 0o700))
+			for dir := filepath.Dir(collector.state); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+				chmod(t, dir, 0o755)
+			}
+			c.prepare(collector.state)
+			for _, a := range collector.args {
+				if path, ok := strings.CutPrefix(a, "GPUFLIGHT_LOGS="); ok {
+					chmod(t, path, 0o755)
+					chmod(t, filepath.Dir(path), 0o755)
+				}
+			}
+			// The binary may lie where only root can go.
+			b, err := os.ReadFile(process.Collector.Find(t))
+			require.NoError(t, err)
+			bin := filepath.Join(filepath.Dir(collector.state), "otelcol")
+			require.NoError(t, os.WriteFile(bin, b, 0o755))
+			config := filepath.Join(filepath.Dir(collector.state), "local.yaml")
+			text, err := os.ReadFile(filepath.Join(process.Root(t), "config", "local.yaml"))
+			require.NoError(t, err)
+			require.NoError(t, os.WriteFile(config, text, 0o644))
+			var env []string
+			for _, a := range collector.args {
+				if strings.HasPrefix(a, "GPUFLIGHT_") {
+					env = append(env, a)
+				}
+			}
+			args := append([]string{"setpriv", "--reuid", nobody, "--regid", nobody, "--clear-groups", "/usr/bin/env"}, env...)
+			out, code := fails(t, append(args, bin, "--config", config))
+			assert.Equal(t, 1, code)
+			assert.Contains(t, out, strings.ReplaceAll(c.want, "STATE", collector.state))
+			assert.Contains(t, out, collector.state)
+			assert.NotContains(t, out, "goroutine ")
+		})
+	}
+}
+
+func chmod(t *testing.T, path string, mode os.FileMode) {
+	t.Helper()
+	require.NoError(t, os.Chmod(path, mode))
+}
