@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/bbolt"
+	bbolterrors "go.etcd.io/bbolt/errors"
 )
 
 const (
@@ -75,7 +76,7 @@ func child(dir string) {
 				} else {
 					err = b.Put(k, make([]byte, i*100))
 				}
-				if err != nil && !errors.Is(err, bbolt.ErrIncompatibleValue) {
+				if err != nil && !errors.Is(err, bbolterrors.ErrIncompatibleValue) {
 					return err
 				}
 			}
@@ -163,7 +164,7 @@ func TestCheck_SoundFiles(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 0))
 		database(t, random, 30, func(b []byte) {
 			files++
-			for page := 0; page < len(b)/os.Getpagesize(); page++ {
+			for page := range len(b) / os.Getpagesize() {
 				if byteOrder.Uint16(b[page*os.Getpagesize()+8:]) == flagBranch {
 					branches++
 				}
@@ -250,7 +251,7 @@ func (f failing) ReadAt(b []byte, at int64) (int, error) {
 
 func TestCheck_ReadError(t *testing.T) {
 	b := database(t, rand.New(rand.NewPCG(1, 0)), 10, nil)
-	for from := int64(0); from < 4; from++ {
+	for from := range int64(4) {
 		_, err := Check(failing{bytes.NewReader(b), from * int64(os.Getpagesize())}, int64(len(b)), bucketName)
 		require.ErrorIs(t, err, errDisk)
 		require.NotErrorIs(t, err, ErrDamaged)

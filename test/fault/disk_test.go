@@ -6,11 +6,9 @@ package fault_test
 
 import (
 	"encoding/json"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -156,7 +154,7 @@ func fill(t *testing.T, path string) {
 	require.NoError(t, err)
 	for n := 1 << 20; n > 0; {
 		if _, err = f.Write(make([]byte, n)); err != nil {
-			require.True(t, errors.Is(err, syscall.ENOSPC), "%v", err)
+			require.ErrorIs(t, err, syscall.ENOSPC)
 			n /= 2
 		}
 	}
@@ -166,6 +164,6 @@ func fill(t *testing.T, path string) {
 func noPanic(t *testing.T, p *process.Process) {
 	t.Helper()
 	for _, word := range []string{"panic:", "goroutine ", "SIGBUS", "fatal error"} {
-		assert.False(t, strings.Contains(p.Output(), word), "the output has %q", word)
+		assert.NotContains(t, p.Output(), word)
 	}
 }

@@ -265,14 +265,14 @@ func TestGetClient_InUse(t *testing.T) {
 }
 
 func TestGetClient_NoRegularFile(t *testing.T) {
-	for name, make := range map[string]func(path string) error{
+	for name, create := range map[string]func(path string) error{
 		"FIFO":      func(path string) error { return syscall.Mkfifo(path, 0o600) },
 		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "receiver_gpuflog_a~002Fb")
-			require.NoError(t, make(path))
+			require.NoError(t, create(path))
 			_, err := start(t, dir, nil).GetClient(t.Context(), component.KindReceiver, owner, "")
 			require.ErrorContains(t, err, "open "+path)
 			assert.Len(t, files(t, dir), 1)

@@ -31,7 +31,7 @@ const (
 func (s *fileStorage) setAside(path string, reason error) error {
 	dir, base := filepath.Split(path)
 	base = base[:min(len(base), maxNameBytes-len(".")-len(asideStamp)-len(asideSuffix))]
-	aside := ""
+	var aside string
 	for at := now().UTC(); ; at = at.Add(time.Nanosecond) {
 		aside = dir + base + "." + at.Format(asideStamp) + asideSuffix
 		if _, err := os.Lstat(aside); errors.Is(err, fs.ErrNotExist) {
@@ -68,8 +68,8 @@ func (s *fileStorage) removeOld(dir, base string) {
 		}
 	}
 	slices.Sort(names)
-	for i := 0; i < len(names)-keptAside; i++ {
-		path := filepath.Join(dir, names[i])
+	for _, name := range names[:max(0, len(names)-keptAside)] {
+		path := filepath.Join(dir, name)
 		err := os.Remove(path)
 		s.logger.Warn("removed the oldest state that was set aside", zap.String("path", path), zap.Error(err))
 	}
