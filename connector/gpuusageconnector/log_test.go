@@ -340,3 +340,28 @@ func TestChecked(t *testing.T) {
 	_, err = checked(b[:len(b)-1])
 	assert.ErrorIs(t, err, errDamaged)
 }
+
+// TestRestart_ClockSetBack restarts with a clock that is an hour, and 60 years, behind the stored state.
+// No sum may be lost, counted twice or fall.
+func TestRestart_ClockSetBack(t *testing.T) {
+	for name, back := range map[string]time.Duration{"an hour": time.Hour, "60 years": 60 * 365 * 24 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			st := newMemoryStorage()
+			r := newRig(t, testConfig(), st)
+			r.send(traces(kernelAt(0, "k", 0), kernelAt(1, "k", 0)))
+			r.flush()
+			r.shutdown()
+			r = newRigAt(t, testConfig(), st, testEpoch-int64(back))
+			r.send(traces(kernelAt(2, "k", 0)))
+			r.clock.advance(time.Minute)
+			r.flush()
+			r.shutdown()
+			// And once more, from what was stored with that clock.
+			r = newRigAt(t, testConfig(), st, testEpoch-int64(2*back))
+			got := points(t, r.finish())
+			assert.InDelta(t, 3, total(got[semconv.MetricGPUCUDAKernelLaunchCalls]), 0)
+			assert.Equal(t, int64(3e6), ns(total(got[semconv.MetricGPUCUDABusyTime])))
+			r.shutdown()
+		})
+	}
+}

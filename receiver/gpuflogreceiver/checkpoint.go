@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"go.opentelemetry.io/collector/extension/xextension/storage"
 
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/internal/storageclient"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/fileset"
 )
 
@@ -108,10 +108,16 @@ func (c *checkpoints) load(ctx context.Context, group string) (*saved, error) {
 	}
 }
 
-// clear removes plans that were stored before there was a snapshot: without one they mean nothing,
+// clear removes what is left of a checkpoint without a usable snapshot: plans mean nothing without one,
 // and a later snapshot must not find them.
 func (c *checkpoints) clear(ctx context.Context, group string) error {
-	for n := uint64(0); c.client != nil; n++ {
+	if c.client == nil {
+		return nil
+	}
+	if done, err := storageclient.RemoveAll(ctx, c.client, storageKey(group, "")); done {
+		return err
+	}
+	for n := uint64(0); ; n++ {
 		b, err := c.client.Get(ctx, planKey(group, n))
 		if err != nil || b == nil {
 			return err
@@ -120,7 +126,6 @@ func (c *checkpoints) clear(ctx context.Context, group string) error {
 			return err
 		}
 	}
-	return nil
 }
 
 // savePlan stores the plan of the steps whose data is about to be delivered.
@@ -207,7 +212,7 @@ type segment struct {
 	seg     fileset.Segment
 }
 
-var errDamaged = errors.New("checkpoint is damaged")
+var errDamaged = fmt.Errorf("checkpoint: %w", storageclient.ErrDamaged)
 
 func (p *plan) append(b []byte) []byte {
 	b = binary.AppendUvarint(b, uint64(len(p.steps)))

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/internal/storageclient"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/ingest"
 )
 
@@ -84,12 +85,16 @@ func TestADamagedStateCostsItsSessionOnly(t *testing.T) {
 	}
 	r.stop()
 	mem.m[intakeKey(sessionID(0), "s")] = []byte("damaged")
-	b := parse(t, mem.m[intakeKey(sessionID(1), "s")], sessionID(1))
-	b.state[len(b.state)/2] ^= 0xff
-	b.state[0] = 77 // another version's
+	stored := storageclient.Checked(mem)
+	key := intakeKey(sessionID(1), "s")
+	whole, err := stored.Get(t.Context(), key)
+	require.NoError(t, err)
+	parse(t, whole, sessionID(1)).state[0] = 77 // another version's
+	require.NoError(t, stored.Set(t.Context(), key, whole))
 	e := newExact()
 	r, url = serve(t, e, mem, nil)
 	assert.Equal(t, 1, r.logs.FilterMessageSnippet("cannot be used").Len())
+	assert.EqualValues(t, 2, r.sum("otelcol_receiver_gpuflog_rejects", "checkpoint"))
 	for i := range 3 {
 		assert.Equal(t, http.StatusOK, send(t, url, window(i)).status)
 	}

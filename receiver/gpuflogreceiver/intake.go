@@ -327,8 +327,7 @@ func (in *intake) tickSession(ctx context.Context, s *intakeSession, now time.Ti
 
 // restore takes up the sessions that were stored.
 func (in *intake) restore(ctx context.Context) error {
-	living, done, err := in.store.open(ctx)
-	errs := []error{err}
+	living, done, errs := in.store.open(ctx)
 	for _, d := range done {
 		in.finished.put(d.id, d.windows)
 	}
@@ -341,6 +340,7 @@ func (in *intake) restore(ctx context.Context) error {
 		}
 		in.sessions[s.id] = s
 	}
+	in.counters.reject(ctx, "checkpoint", int64(len(errs)))
 	return errors.Join(errs...)
 }
 

@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/collector/extension/xextension/storage"
 
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/internal/storageclient"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/ingest"
 )
 
@@ -185,18 +186,21 @@ type finishedSession struct {
 	windows *windowTable
 }
 
-// open reads what was stored.
-func (st *intakeStore) open(ctx context.Context) (living []storedSession, done []finishedSession, err error) {
+// open reads what was stored. There is one error for each thing that cannot be used.
+func (st *intakeStore) open(ctx context.Context) (living []storedSession, done []finishedSession, errs []error) {
 	if !st.on() {
 		return nil, nil, nil
 	}
 	b, err := st.client.Get(ctx, intakeIndexKey)
-	if err != nil || b == nil {
-		return nil, nil, err
+	if err != nil {
+		return nil, nil, []error{fmt.Errorf("list of sessions: %w", err)}
+	}
+	if b == nil {
+		return nil, nil, nil
 	}
 	index := map[string]bool{}
 	if err := json.Unmarshal(b, &index); err != nil {
-		return nil, nil, fmt.Errorf("list of sessions: %w", err)
+		return nil, nil, []error{fmt.Errorf("list of sessions: %w", err)}
 	}
 	<-st.index
 	st.index <- index
@@ -205,13 +209,12 @@ func (st *intakeStore) open(ctx context.Context) (living []storedSession, done [
 		ids = append(ids, id)
 	}
 	slices.Sort(ids)
-	var errs []error
 	for _, id := range ids {
 		s, err := st.session(ctx, id, index[id])
 		switch {
 		case err != nil:
 			errs = append(errs, fmt.Errorf("session %s: %w", id, err))
-			if errors.Is(err, errDamaged) {
+			if errors.Is(err, storageclient.ErrDamaged) {
 				st.forget(id)
 			}
 		case index[id]:
@@ -220,7 +223,7 @@ func (st *intakeStore) open(ctx context.Context) (living []storedSession, done [
 			living = append(living, s)
 		}
 	}
-	return living, done, errors.Join(errs...)
+	return living, done, errs
 }
 
 // forget takes a session that cannot be used out of the list; the next change stores that.

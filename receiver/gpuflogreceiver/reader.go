@@ -97,7 +97,8 @@ const shortPoll = 50 * time.Millisecond
 
 func (r *reader) run(ctx context.Context, stop <-chan struct{}) {
 	if err := r.store.open(ctx); err != nil {
-		r.logger.Error("checkpoints cannot be read; starting as if there were none", zap.Error(err))
+		r.logger.Error("list of checkpoints cannot be read; starting as if it was empty", zap.Error(err))
+		r.reject(ctx, "checkpoint", 1)
 	}
 	defer r.saveAll(ctx)
 	timer := time.NewTimer(0)

@@ -61,9 +61,11 @@ func (r *gpuflogReceiver) Start(ctx context.Context, host component.Host) (err e
 	if r.tel, err = metadata.NewTelemetryBuilder(r.set.TelemetrySettings); err != nil {
 		return err
 	}
-	if r.store, err = storageclient.Open(ctx, r.cfg.Storage, host, component.KindReceiver, r.set.ID); err != nil {
+	client, err := storageclient.Open(ctx, r.cfg.Storage, host, component.KindReceiver, r.set.ID)
+	if err != nil {
 		return err
 	}
+	r.store = storageclient.Checked(client)
 	r.out.logger, r.out.tel = r.set.Logger, r.tel
 	if len(r.cfg.Include) > 0 {
 		if err := r.startFiles(ctx); err != nil {

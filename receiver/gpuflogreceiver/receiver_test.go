@@ -427,10 +427,10 @@ func TestADamagedCheckpointCostsAReadOnly(t *testing.T) {
 	assert.Equal(t, want, s.distinct())
 }
 
-func TestAFullDiskUnderTheCheckpointsLosesNothing(t *testing.T) {
+func TestCheckpointWriteError(t *testing.T) {
 	dir := t.TempDir()
 	sum := generate(t, dir, gpuflgen.Config{Epochs: 1, StepsPerEpoch: 2})
-	m := &memory{m: map[string][]byte{}, fail: errors.New("no space left on device")}
+	m := &memory{m: map[string][]byte{}, fail: errors.New("write error")}
 	s := newSink()
 	r := start(t, s, m, func(c *Config) { c.Include = []string{dir} })
 	eventually(t, "the session's span", func() bool { return s.count("session") > 0 })

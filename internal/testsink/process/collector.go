@@ -5,6 +5,7 @@
 package process
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"os"
@@ -24,6 +25,8 @@ type CollectorConfig struct {
 	Storage string
 	// Endpoint is where to send to.
 	Endpoint string
+	// Timeout bounds a request; "" for one second.
+	Timeout string
 	// Signals are the pipelines; nil for traces, logs and metrics.
 	Signals []string
 }
@@ -49,7 +52,7 @@ func (c CollectorConfig) Write(t testing.TB) string {
 		"endpoint":         c.Endpoint,
 		"tls":              map[string]any{"insecure": true},
 		"compression":      "none",
-		"timeout":          "1s",
+		"timeout":          cmp.Or(c.Timeout, "1s"),
 		"sending_queue":    map[string]any{"enabled": false},
 		"retry_on_failure": map[string]any{"enabled": false},
 	}}
