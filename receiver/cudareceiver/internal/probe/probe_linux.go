@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -41,6 +42,7 @@ type Probe struct {
 	// slow and failed are those of libraries that were let go.
 	slow, failed uint64
 	reader       reader
+	drains       uint64 // of names
 	trace        *Trace // nil while none is on
 	stop         context.CancelFunc
 	done         sync.WaitGroup
@@ -127,6 +129,15 @@ func (p *Probe) load() error {
 	if uint64(sums.MaxEntries)*uint64(sums.ValueSize)*uint64(cpus) > 64<<20 { //nolint:gosec // Some thousands at most.
 		sums.Flags |= noPreallocation
 	}
+	nameBytes := uint32(unsafe.Sizeof(cudaName{})) + ringHeader
+	capacity := [cudaShareClassCLASSES]uint32{
+		cudaShareClassCLASS_RUNS: o.MaxProcesses, cudaShareClassCLASS_SUMS: o.MaxSums, cudaShareClassCLASS_THREADS: o.MaxThreads,
+		cudaShareClassCLASS_ALLOCATIONS: o.MaxAllocations, cudaShareClassCLASS_RECORDS: spec.Maps["records"].MaxEntries,
+		cudaShareClassCLASS_NAMES: o.RingBytes / nameBytes,
+	}
+	if err := spec.Variables["capacity"].Set(capacity); err != nil {
+		return err
+	}
 	variables := map[string]uint32{"sample_every": o.LaunchSampling}
 	if leader, start, err := taskOffsets(); err == nil && !p.plain {
 		variables["group_leader_offset"], variables["start_boottime_offset"] = leader, start
@@ -211,6 +222,7 @@ func (p *Probe) run(ctx context.Context) {
 			p.mu.Unlock()
 		case <-mapped.C:
 			p.mu.Lock()
+			p.takeNames()
 			p.attachMapped()
 			p.checkRuntimes()
 			p.mu.Unlock()
@@ -222,13 +234,25 @@ func (p *Probe) run(ctx context.Context) {
 	}
 }
 
-// takeNames empties the ring.
+// ringHeader is what the kernel adds to each record of a ring, in bytes.
+const ringHeader = 8
+
+// takeNames empties the ring, and tells the kernel that it is empty.
 func (p *Probe) takeNames() {
 	var record ringbuf.Record
 	p.names.SetDeadline(time.Unix(1, 0)) // past: what is there is read, and nothing waited for
+	taken := false
 	for p.names.ReadInto(&record) == nil {
 		p.reader.name(record.RawSample)
+		taken = true
 	}
+	if !taken {
+		return
+	}
+	// What fails leaves processes with less room in the ring, in which names are then lost, and counted.
+	_ = p.reader.tellFreed()
+	p.drains++
+	_ = p.objects.State.Put(stateDrain, p.drains)
 }
 
 // Snapshot reads the sums. A process that has ended is in the next Snapshot only, whoever calls it.

@@ -364,7 +364,7 @@ func (p *Probe) Launches() (map[ProcessID]uint64, error) {
 	if p.objects == nil {
 		return nil, errNotStarted
 	}
-	live, err := p.reader.collect()
+	live, err := p.reader.collect(true)
 	if err != nil {
 		return nil, err
 	}
