@@ -23,10 +23,37 @@ INLINE __u32 share_of(__u32 uid)
 	return 1 + uid % USERS;
 }
 
-/* user_of is the id of the current process's user. */
+/* Where the kernel keeps a task's credentials, their user namespace, and of that its parent, depth and owner; 0 where it
+ * does not say. */
+volatile const __u32 cred_offset = 0;
+volatile const __u32 cred_namespace_offset = 0;
+volatile const __u32 namespace_parent_offset = 0;
+volatile const __u32 namespace_level_offset = 0;
+volatile const __u32 namespace_owner_offset = 0;
+
+/* Namespaces of users are nested 32 deep at most. */
+enum { NAMESPACES = 33 };
+
+/* user_of is the id of the current process's user. In a user namespace that a user other than root has made, it is that
+ * user's: there, one user can have as many ids as /etc/subuid gives it. */
 INLINE __u32 user_of(void)
 {
-	return bpf_get_current_uid_gid();
+	__u32 uid = bpf_get_current_uid_gid(), owner = 0;
+	__u64 task = bpf_get_current_task(), cred = 0, namespace = 0;
+	__s32 level = 0;
+
+	if (!cred_offset)
+		return uid;
+	bpf_probe_read_kernel(&cred, sizeof(cred), (void *)(task + cred_offset));
+	bpf_probe_read_kernel(&namespace, sizeof(namespace), (void *)(cred + cred_namespace_offset));
+	for (int i = 0; i < NAMESPACES; i++) {
+		if (bpf_probe_read_kernel(&level, sizeof(level), (void *)(namespace + namespace_level_offset)) || level <= 1)
+			break;
+		bpf_probe_read_kernel(&namespace, sizeof(namespace), (void *)(namespace + namespace_parent_offset));
+	}
+	if (level != 1 || bpf_probe_read_kernel(&owner, sizeof(owner), (void *)(namespace + namespace_owner_offset)))
+		return uid;
+	return owner ? owner : uid;
 }
 
 #endif

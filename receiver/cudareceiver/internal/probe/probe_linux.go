@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -42,8 +43,9 @@ type Probe struct {
 	// slow and failed are those of libraries that were let go.
 	slow, failed uint64
 	reader       reader
-	drains       uint64 // of names
-	trace        *Trace // nil while none is on
+	drains       uint64            // of names
+	offsets      map[string]uint32 // of the kernel's types
+	trace        *Trace            // nil while none is on
 	stop         context.CancelFunc
 	done         sync.WaitGroup
 }
@@ -139,9 +141,10 @@ func (p *Probe) load() error {
 		return err
 	}
 	variables := map[string]uint32{"sample_every": o.LaunchSampling}
-	if leader, start, err := taskOffsets(); err == nil && !p.plain {
-		variables["group_leader_offset"], variables["start_boottime_offset"] = leader, start
+	if !p.plain {
+		p.offsets = kernelOffsets()
 	}
+	maps.Copy(variables, p.offsets)
 	for name, v := range variables {
 		if err := spec.Variables[name].Set(v); err != nil {
 			return err
@@ -168,26 +171,41 @@ func (p *Probe) load() error {
 	return nil
 }
 
-// taskOffsets asks the kernel's type information where a process has its time of start. Without it, the
-// time is read from /proc, which is too late for processes that live for less than a second.
-func taskOffsets() (leader, start uint32, err error) {
+// kernelOffsets asks the kernel's type information where it keeps what the programs read of it, by the names of their
+// variables. Without the time of start, that is read from /proc, which is too late for processes that live for less than
+// a second; without user namespaces, processes in them are taken for those of the users that they say.
+func kernelOffsets() map[string]uint32 {
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {
-		return 0, 0, err
+		return nil
 	}
-	var task *btf.Struct
-	if err := kernel.TypeByName("task_struct", &task); err != nil {
-		return 0, 0, err
-	}
-	for _, m := range task.Members {
-		switch m.Name {
-		case "group_leader":
-			leader = m.Offset.Bytes()
-		case "start_boottime":
-			start = m.Offset.Bytes()
+	out := map[string]uint32{}
+	for name, members := range map[string]map[string]string{
+		"task_struct":    {"group_leader": "group_leader_offset", "start_boottime": "start_boottime_offset", "cred": "cred_offset"},
+		"cred":           {"user_ns": "cred_namespace_offset"},
+		"user_namespace": {"parent": "namespace_parent_offset", "level": "namespace_level_offset", "owner": "namespace_owner_offset"},
+	} {
+		var of *btf.Struct
+		if kernel.TypeByName(name, &of) != nil {
+			continue
+		}
+		for _, m := range of.Members {
+			if variable, ok := members[m.Name]; ok {
+				out[variable] = m.Offset.Bytes()
+			}
 		}
 	}
-	return leader, start, nil
+	for _, variable := range userOffsets {
+		if _, ok := out[variable]; !ok {
+			delete(out, "cred_offset") // all of them, or none is used
+		}
+	}
+	return out
+}
+
+// userOffsets are the variables of share.h.
+var userOffsets = []string{
+	"cred_offset", "cred_namespace_offset", "namespace_parent_offset", "namespace_level_offset", "namespace_owner_offset",
 }
 
 // watchProcesses must come before the first probe: a thread's end frees what is kept of it.

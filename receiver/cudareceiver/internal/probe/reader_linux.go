@@ -62,8 +62,10 @@ type reader struct {
 	nameShares                 *fair.Table[uint64]
 	keptShares                 *fair.Table[ProcessID]
 	endedShares, endedLaunches *fair.Table[ProcessID]
-	// freed is what the reader has deleted of the kernel's maps, by the user's index there.
-	freed map[uint32]*cudaShare
+	// freed is what the reader has deleted of the kernel's maps, by the user's index there. The kernel has not been told
+	// of those in untold.
+	freed  map[uint32]*cudaShare
+	untold map[uint32]bool
 
 	seenEnd uint64
 	evicted uint64
@@ -96,7 +98,7 @@ func newReader(objects *cudaObjects, cpus int, proc string, o Options) reader {
 		objects: objects, cpus: cpus, proc: proc, options: o,
 		names: map[uint64]*runNames{}, starts: map[uint64]uint64{}, kept: map[ProcessID]*keptSums{},
 		nameShares: fair.New[uint64](allNamesFactor * o.MaxNames), keptShares: fair.New[ProcessID](allKeptLines),
-		freed: map[uint32]*cudaShare{},
+		freed: map[uint32]*cudaShare{}, untold: map[uint32]bool{},
 	}
 	r.clearEnded()
 	return r
@@ -139,16 +141,19 @@ func (r *reader) forgetNames(run uint64) {
 
 // release counts an entry of one of the kernel's maps that the reader has deleted. The kernel knows after tellFreed.
 func (r *reader) release(user uint32, class cudaShareClass) {
-	get(r.freed, user, cudaShare{}).Used[class]++
-	get(r.freed, allUsers, cudaShare{}).Used[class]++
+	for _, u := range [...]uint32{user, allUsers} {
+		get(r.freed, u, cudaShare{}).Used[class]++
+		r.untold[u] = true
+	}
 }
 
-// tellFreed tells the kernel what was deleted. The kernel's maps and freed have all users, of which few are there.
+// tellFreed tells the kernel what was deleted.
 func (r *reader) tellFreed() error {
-	for user, s := range r.freed {
-		if err := r.objects.Freed.Put(user, s); err != nil {
+	for user := range r.untold {
+		if err := r.objects.Freed.Put(user, r.freed[user]); err != nil {
 			return fmt.Errorf("write freed: %w", err)
 		}
+		delete(r.untold, user)
 	}
 	return nil
 }
