@@ -141,6 +141,8 @@ func lossless(t *testing.T, l Losses) {
 		assert.Zero(t, n, name)
 	}
 	assert.Zero(t, l.RingFull)
+	assert.Zero(t, l.Folded)
+	assert.Empty(t, l.Users)
 	assert.Zero(t, l.InFlight)
 	assert.Zero(t, l.NamesEvicted)
 	assert.Zero(t, l.AttachFailed)
@@ -343,7 +345,7 @@ func TestFullMapsAreCounted(t *testing.T) {
 	}
 	assert.EqualValues(t, 100, launches)
 	assert.EqualValues(t, 90, other, "the sum of allocations and that of the first launches have a line")
-	assert.EqualValues(t, other, s.Losses.Folded)
+	assert.Equal(t, other, s.Losses.Folded)
 	assert.Zero(t, s.Losses.MapFull["sums"])
 	assert.LessOrEqual(t, count[cudaSumKey, cudaSum](t, p.objects.Sums, p.reader.cpus), 4)
 	c.End()
