@@ -277,9 +277,9 @@ func (r *cudaReceiver) account(ctx context.Context, l *probe.Losses) {
 	for name, n := range l.MapFull {
 		r.telemetry.ReceiverCudaCallsLost.Add(ctx, int64(less(n, r.lost.MapFull[name])), metric.WithAttributes(attribute.String("map", name)))
 	}
-	for uid, n := range l.Users {
-		if calls := less(n, r.lost.Users[uid]); calls > 0 && r.mayWarn(uid) {
-			r.set.Logger.Warn("calls are not counted: a user has more processes than its share", zap.Uint32("uid", uid), zap.Uint64("calls", calls))
+	for user, n := range l.Users {
+		if calls := less(n, r.lost.Users[user]); calls > 0 && r.mayWarn(user) {
+			r.set.Logger.Warn("calls are not counted: a user has more processes than its share", zap.Uint32("user", user), zap.Uint64("calls", calls))
 		}
 	}
 	r.telemetry.ReceiverCudaDenied.Record(ctx, int64(l.Denied))
@@ -290,11 +290,11 @@ func (r *cudaReceiver) account(ctx context.Context, l *probe.Losses) {
 const maxWarned = 64
 
 // mayWarn reports whether a user has not been warned of since the source was attached.
-func (r *cudaReceiver) mayWarn(uid uint32) bool {
-	if r.warned[uid] || len(r.warned) >= maxWarned {
+func (r *cudaReceiver) mayWarn(user uint32) bool {
+	if r.warned[user] || len(r.warned) >= maxWarned {
 		return false
 	}
-	r.warned[uid] = true
+	r.warned[user] = true
 	return true
 }
 

@@ -225,7 +225,7 @@ func TestSnapshotsAreSentAndLossesCounted(t *testing.T) {
 	check := func(s string) attribute.Set { return attribute.NewSet(attribute.String("check", s)) }
 	warned := r.logs.FilterMessage("calls are not counted: a user has more processes than its share").All()
 	require.Len(t, warned, 1)
-	assert.Equal(t, map[string]any{"uid": uint32(1000), "calls": uint64(6)}, warned[0].ContextMap())
+	assert.Equal(t, map[string]any{"user": uint32(1000), "calls": uint64(6)}, warned[0].ContextMap())
 	metadatatest.AssertEqualReceiverCudaRuntimes(t, r.telemetry, ints(check("checking"), 0, check("passed"), 2, check("bypassing"), 1), same)
 }
 

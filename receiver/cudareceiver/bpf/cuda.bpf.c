@@ -73,7 +73,7 @@ struct {
 	__type(value, __u64);
 } lost SEC(".maps");
 
-/* How many entries of each map users have added and the programs have not deleted, by share_of a user's id. */
+/* How many entries of each map users have added and the programs have not deleted, by share_of a user: see share.h. */
 struct {
 	__uint(type, MAP_ARRAY);
 	__uint(max_entries, SHARES);
@@ -89,7 +89,7 @@ struct {
 	__type(value, struct share);
 } freed SEC(".maps");
 
-/* Calls of processes that have no run because their user has as many as it may, by the user's id. */
+/* Calls of processes that have no run because their user has as many as it may, by user_of. */
 struct {
 	__uint(type, MAP_LRU_HASH);
 	__uint(max_entries, 1024);

@@ -14,7 +14,7 @@
 
 #include "bpf.h"
 
-/* Users share by their ids, modulo a prime: ids of containers are often multiples of 65,536 apart. Index 0 stands for
+/* Users share by their ids, modulo a prime: ids in containers are often multiples of 65,536 apart. Index 0 stands for
  * all users together. */
 enum { USERS = 4093, SHARES = USERS + 1, ALL_USERS = 0 };
 
@@ -23,37 +23,68 @@ INLINE __u32 share_of(__u32 uid)
 	return 1 + uid % USERS;
 }
 
-/* Where the kernel keeps a task's credentials, their user namespace, and of that its parent, depth and owner; 0 where it
- * does not say. */
+/* Where the kernel keeps a task's credentials and their user namespace, and its PID namespace; of these the parent, the
+ * depth, and the owner or the number. The first of each group is 0 where the kernel does not say. */
 volatile const __u32 cred_offset = 0;
 volatile const __u32 cred_namespace_offset = 0;
-volatile const __u32 namespace_parent_offset = 0;
-volatile const __u32 namespace_level_offset = 0;
-volatile const __u32 namespace_owner_offset = 0;
+volatile const __u32 user_parent_offset = 0;
+volatile const __u32 user_level_offset = 0;
+volatile const __u32 user_owner_offset = 0;
+volatile const __u32 nsproxy_offset = 0;
+volatile const __u32 nsproxy_namespace_offset = 0;
+volatile const __u32 pid_parent_offset = 0;
+volatile const __u32 pid_level_offset = 0;
+volatile const __u32 pid_number_offset = 0;
 
-/* Namespaces of users are nested 32 deep at most. */
+/* Namespaces are nested 32 deep at most. */
 enum { NAMESPACES = 33 };
 
-/* user_of is the id of the current process's user. In a user namespace that a user other than root has made, it is that
- * user's: there, one user can have as many ids as /etc/subuid gives it. */
+/* outermost is the namespace around this one that lies directly in the machine's own; 0 if this is the machine's. */
+INLINE __u64 outermost(__u64 namespace, __u32 parent, __u32 level)
+{
+	__u32 depth = 0;
+
+	for (int i = 0; i < NAMESPACES; i++) {
+		if (bpf_probe_read_kernel(&depth, sizeof(depth), (void *)(namespace + level)) || depth <= 1)
+			break;
+		bpf_probe_read_kernel(&namespace, sizeof(namespace), (void *)(namespace + parent));
+	}
+	return depth == 1 ? namespace : 0;
+}
+
+/* namespace_of is a namespace of the current task, which is at an offset in a structure at an offset. */
+INLINE __u64 namespace_of(__u32 structure, __u32 member)
+{
+	__u64 at = 0;
+
+	bpf_probe_read_kernel(&at, sizeof(at), (void *)(bpf_get_current_task() + structure));
+	bpf_probe_read_kernel(&at, sizeof(at), (void *)(at + member));
+	return at;
+}
+
+/* user_of is whose the current process is:
+ *
+ *   in a user namespace that a user other than root has made, that user, who can have as many ids there as /etc/subuid
+ *   gives it;
+ *   in another container, the container, by the number of its PID namespace: those of different owners often have the
+ *   same user ids;
+ *   else the user id. */
 INLINE __u32 user_of(void)
 {
-	__u32 uid = bpf_get_current_uid_gid(), owner = 0;
-	__u64 task = bpf_get_current_task(), cred = 0, namespace = 0;
-	__s32 level = 0;
+	__u32 id = 0;
+	__u64 namespace;
 
-	if (!cred_offset)
-		return uid;
-	bpf_probe_read_kernel(&cred, sizeof(cred), (void *)(task + cred_offset));
-	bpf_probe_read_kernel(&namespace, sizeof(namespace), (void *)(cred + cred_namespace_offset));
-	for (int i = 0; i < NAMESPACES; i++) {
-		if (bpf_probe_read_kernel(&level, sizeof(level), (void *)(namespace + namespace_level_offset)) || level <= 1)
-			break;
-		bpf_probe_read_kernel(&namespace, sizeof(namespace), (void *)(namespace + namespace_parent_offset));
+	if (cred_offset) {
+		namespace = outermost(namespace_of(cred_offset, cred_namespace_offset), user_parent_offset, user_level_offset);
+		if (namespace && !bpf_probe_read_kernel(&id, sizeof(id), (void *)(namespace + user_owner_offset)) && id)
+			return id;
 	}
-	if (level != 1 || bpf_probe_read_kernel(&owner, sizeof(owner), (void *)(namespace + namespace_owner_offset)))
-		return uid;
-	return owner ? owner : uid;
+	if (nsproxy_offset) {
+		namespace = outermost(namespace_of(nsproxy_offset, nsproxy_namespace_offset), pid_parent_offset, pid_level_offset);
+		if (namespace && !bpf_probe_read_kernel(&id, sizeof(id), (void *)(namespace + pid_number_offset)) && id)
+			return id;
+	}
+	return bpf_get_current_uid_gid();
 }
 
 #endif

@@ -86,7 +86,7 @@ struct run {
 	__u32 tgid;
 	__u32 ended; /* 1 after exec: no thread of it is left */
 	__u64 captures; /* how many it has begun and not ended */
-	__u32 uid;      /* of its user */
+	__u32 uid;      /* of its user: see user_of */
 	__u32 user;     /* its user's index in shares */
 	__u64 drain;    /* of names: held[CLASS_NAMES] is since this drain */
 	__u64 reserved; /* how many of its sums are not of launches */

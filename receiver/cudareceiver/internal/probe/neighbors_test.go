@@ -321,6 +321,36 @@ func TestNeighbors_UsersOfANamespace(t *testing.T) {
 	assert.Equal(t, map[uint32]uint64{attackerID: 240}, refused(s))
 }
 
+// Most containers' processes have the user id of root or another that many have.
+func TestNeighbors_Containers(t *testing.T) {
+	p, attacker, victim := neighbors(t, os.Geteuid(), Options{MaxProcesses: 40})
+	if !knowsNamespaces(p) {
+		t.Skip("this kernel has no type information")
+	}
+	attacker.Must("container")
+	attacker.Must("children 100 kernels 3")
+	victim.Must("container")
+	victim.Must("children 5 launch 1000 1 8 256")
+	s := snapshot(t, p)
+	var got, hostile uint64
+	for i := range s.Processes {
+		all, _ := launched(&s.Processes[i])
+		if all == 1000 {
+			got += all
+		} else {
+			hostile += all
+		}
+	}
+	t.Logf("victim: %d of 5,000 launches counted", got)
+	assert.EqualValues(t, 5000, got)
+	var lost uint64
+	for _, n := range refused(s) {
+		lost += n
+	}
+	assert.EqualValues(t, 300, hostile+lost)
+	assert.EqualValues(t, 60, hostile, "a container has half of the map")
+}
+
 func TestNeighbors_ProcessesThatEnded(t *testing.T) {
 	p, attacker, victim := neighbors(t, attackerID, Options{MaxProcesses: 40})
 	unwatched(p, func() {

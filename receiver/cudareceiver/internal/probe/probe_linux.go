@@ -173,39 +173,68 @@ func (p *Probe) load() error {
 
 // kernelOffsets asks the kernel's type information where it keeps what the programs read of it, by the names of their
 // variables. Without the time of start, that is read from /proc, which is too late for processes that live for less than
-// a second; without user namespaces, processes in them are taken for those of the users that they say.
+// a second; without namespaces, users are told apart by their ids.
 func kernelOffsets() map[string]uint32 {
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {
 		return nil
 	}
-	out := map[string]uint32{}
-	for name, members := range map[string]map[string]string{
-		"task_struct":    {"group_leader": "group_leader_offset", "start_boottime": "start_boottime_offset", "cred": "cred_offset"},
-		"cred":           {"user_ns": "cred_namespace_offset"},
-		"user_namespace": {"parent": "namespace_parent_offset", "level": "namespace_level_offset", "owner": "namespace_owner_offset"},
-	} {
+	at := func(name, member string) (uint32, bool) {
 		var of *btf.Struct
 		if kernel.TypeByName(name, &of) != nil {
-			continue
+			return 0, false
 		}
 		for _, m := range of.Members {
-			if variable, ok := members[m.Name]; ok {
-				out[variable] = m.Offset.Bytes()
+			if m.Name == member {
+				return m.Offset.Bytes(), true
 			}
 		}
+		return 0, false
 	}
-	for _, variable := range userOffsets {
-		if _, ok := out[variable]; !ok {
-			delete(out, "cred_offset") // all of them, or none is used
+	out := map[string]uint32{}
+	for _, group := range kernelMembers {
+		found := map[string]uint32{}
+		for variable, path := range group {
+			for _, step := range path {
+				offset, ok := at(step[0], step[1])
+				if !ok {
+					clear(found)
+					break
+				}
+				found[variable] += offset
+			}
+			if len(found) == 0 {
+				break
+			}
+		}
+		if len(found) == len(group) { // all of a group, or none is used
+			maps.Copy(out, found)
 		}
 	}
 	return out
 }
 
-// userOffsets are the variables of share.h.
-var userOffsets = []string{
-	"cred_offset", "cred_namespace_offset", "namespace_parent_offset", "namespace_level_offset", "namespace_owner_offset",
+// kernelMembers are the programs' variables, in groups, and of what structures and members each is the offset: of the
+// last in the first.
+var kernelMembers = []map[string][][2]string{
+	{
+		"group_leader_offset":   {{"task_struct", "group_leader"}},
+		"start_boottime_offset": {{"task_struct", "start_boottime"}},
+	},
+	{
+		"cred_offset":           {{"task_struct", "cred"}},
+		"cred_namespace_offset": {{"cred", "user_ns"}},
+		"user_parent_offset":    {{"user_namespace", "parent"}},
+		"user_level_offset":     {{"user_namespace", "level"}},
+		"user_owner_offset":     {{"user_namespace", "owner"}},
+	},
+	{
+		"nsproxy_offset":           {{"task_struct", "nsproxy"}},
+		"nsproxy_namespace_offset": {{"nsproxy", "pid_ns_for_children"}},
+		"pid_parent_offset":        {{"pid_namespace", "parent"}},
+		"pid_level_offset":         {{"pid_namespace", "level"}},
+		"pid_number_offset":        {{"pid_namespace", "ns"}, {"ns_common", "inum"}},
+	},
 }
 
 // watchProcesses must come before the first probe: a thread's end frees what is kept of it.

@@ -29,7 +29,8 @@ type Snapshot struct {
 type Process struct {
 	ID    ProcessID
 	Ended bool
-	// User is the id of the user that it was of when it first called.
+	// User says whose it was when it first called: the id of a user, or the number of the container's PID namespace. Users
+	// share what is kept.
 	User uint32
 	// Lost are its calls that are in none of the sums below, by what had no room for them: "sums", "threads",
 	// "allocations" (bytes in use), "records" (graphs), "names", "returns", "batch", "datatypes". Nil if there are none.
@@ -156,8 +157,8 @@ type Losses struct {
 	RingFull uint64
 	// Folded are launches that are in the sums without kernel, grid and block, as their process had its share.
 	Folded uint64
-	// Users are calls of processes that are not in Processes because their user had its share of these, by the user's
-	// id. MapFull["runs"] has their sum; of more than 1,024 users some are in that only. It may fall.
+	// Users are calls of processes that are not in Processes because their user had its share of these, by
+	// Process.User. MapFull["runs"] has their sum; of more than 1,024 users some are in that only. It may fall.
 	Users map[uint32]uint64
 	// InFlight are calls whose return was not seen: their thread ended, or there was no room.
 	InFlight uint64

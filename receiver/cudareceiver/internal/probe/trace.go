@@ -11,7 +11,7 @@ type TraceOptions struct {
 	// MaxCalls is how many calls of a process that is alone are handed out, 0 for none; what is more is counted in
 	// TraceLosses. Of all processes together it is less than three times as many, by the rule of package fair.
 	MaxCalls int
-	// Select says of which processes, nil for all; user is the id of the process's user. It is called by other
+	// Select says of which processes, nil for all; user is as in Process. It is called by other
 	// goroutines than the trace's owner, one at a time, must not call the Probe, and is asked of a process once or,
 	// where there are very many, again.
 	Select func(id ProcessID, user uint32) bool
@@ -55,7 +55,7 @@ const (
 // Call is one call of the driver that has returned.
 type Call struct {
 	Process ProcessID
-	// User is the id of the process's user.
+	// User is as in Process.
 	User uint32
 	// Thread is the thread's id in the machine's own namespace.
 	Thread int32

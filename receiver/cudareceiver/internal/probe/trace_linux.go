@@ -112,8 +112,10 @@ func (t *Trace) load() error {
 		spec.Maps[name].MaxEntries = n
 	}
 	variables := map[string]uint32{"max_flights": t.options.MaxInFlight, "max_events": t.options.RingBytes / eventBytes}
-	for _, name := range userOffsets {
-		variables[name] = t.probe.offsets[name]
+	for name, offset := range t.probe.offsets {
+		if spec.Variables[name] != nil { // it does not read them all
+			variables[name] = offset
+		}
 	}
 	for name, n := range variables {
 		if err := spec.Variables[name].Set(n); err != nil {

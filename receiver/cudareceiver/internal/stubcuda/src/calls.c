@@ -24,6 +24,7 @@
  *   fork COMMAND...                  run one command in a child and wait for it
  *   user UID                         setresuid
  *   namespace [MAP]                  unshare a user namespace and write its map of user ids, or let another process do that
+ *   container                        unshare the PID namespace of children
  * Attacks on an observer's tables; "kernels 20000" is one by one process, "children 100 kernels 500" one by many:
  *   kernels COUNT                    COUNT launches, each of another kernel
  *   names COUNT                      cuModuleGetFunction, COUNT times
@@ -358,6 +359,7 @@ static int run(const char *line) {
     threads = (int)a;
     return 0;
   }
+  if (strcmp(line, "container") == 0) return unshare(CLONE_NEWPID) == 0 ? 0 : -1;
   if (strncmp(line, "namespace", 9) == 0) return new_namespace(line + 9);
   if (sscanf(line, "user %ld", &a) == 1) return setresuid((uid_t)a, (uid_t)a, (uid_t)a) == 0 ? 0 : -1;
   if (sscanf(line, "kernels %ld", &a) == 1) return kernels(a);
