@@ -87,12 +87,16 @@ func TestTracesAgainstTheKernel(t *testing.T) {
 	child.Must("wait cuStreamSynchronize 5")
 	alone.Must("wait cuCtxSynchronize 3")
 	called := time.Now().UnixNano()
-	require.NoError(t, (<-traces).Stop())
+	traced := <-traces
+	require.NoError(t, traced.Stop())
 	eventually(t, "its end", func() bool { return r.logs.FilterMessage("a trace has ended").Len() == 1 })
 	child.Must("launch 10 1 8 256") // nobody looks any more
 	ended := r.logs.FilterMessage("a trace has ended").All()[0].ContextMap()
 	assert.EqualValues(t, 1123, ended["spans"])
-	assert.EqualValues(t, 0, ended["lost"])
+	// Other programs of the machine may call other drivers meanwhile, and lose calls.
+	lost := traced.Losses().Processes
+	assert.NotContains(t, lost, int32(child.PID()))
+	assert.NotContains(t, lost, int32(alone.PID()))
 
 	names := map[string]int{}
 	var root ptrace.Span
