@@ -274,6 +274,9 @@ func (r *cudaReceiver) account(ctx context.Context, l *probe.Losses) {
 	for name, n := range l.MapFull {
 		r.telemetry.ReceiverCudaCallsLost.Add(ctx, int64(less(n, r.lost.MapFull[name])), metric.WithAttributes(attribute.String("map", name)))
 	}
+	for cause, n := range l.Skipped {
+		r.telemetry.ReceiverCudaFilesSkipped.Add(ctx, int64(less(n, r.lost.Skipped[cause])), metric.WithAttributes(attribute.String("cause", cause)))
+	}
 	r.telemetry.ReceiverCudaDenied.Record(ctx, int64(l.Denied))
 	r.lost = *l
 }

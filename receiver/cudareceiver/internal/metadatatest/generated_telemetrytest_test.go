@@ -25,6 +25,7 @@ func TestSetupTelemetry(t *testing.T) {
 	tb.ReceiverCudaCallsLost.Add(context.Background(), 1)
 	tb.ReceiverCudaDenied.Record(context.Background(), 1)
 	tb.ReceiverCudaEventsLost.Add(context.Background(), 1)
+	tb.ReceiverCudaFilesSkipped.Add(context.Background(), 1)
 	tb.ReceiverCudaNamesEvicted.Add(context.Background(), 1)
 	tb.ReceiverCudaProcesses.Record(context.Background(), 1)
 	tb.ReceiverCudaProcessesLost.Add(context.Background(), 1)
@@ -51,6 +52,9 @@ func TestSetupTelemetry(t *testing.T) {
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualReceiverCudaEventsLost(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualReceiverCudaFilesSkipped(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualReceiverCudaNamesEvicted(t, testTel,
