@@ -296,6 +296,9 @@ func (p *Probe) try(c *candidate, a *attachment, objects *cudaObjects) (got admi
 		a.failed++
 		return fail(SkipMalformed, err)
 	}
+	if len(a.found) == 0 {
+		return fail(SkipMalformed, errNoFunctions)
+	}
 	got.err = p.attach(a, objects)
 	return got
 }

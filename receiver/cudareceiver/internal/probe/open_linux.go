@@ -42,6 +42,8 @@ var (
 	errTooLarge   = fmt.Errorf("larger than %d bytes", int64(maxFileBytes))
 	errChanged    = errors.New("the path names another file than the process has mapped")
 	errUntrusted  = errors.New("on a file system that a user serves")
+	// errNoFunctions is of a file that has the name of a library and none of its functions.
+	errNoFunctions = errors.New("exports no function that is observed")
 )
 
 // opened is a file that was opened by O_PATH: the kernel has found it, but neither its driver nor its file system was

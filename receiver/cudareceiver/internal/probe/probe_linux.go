@@ -355,9 +355,7 @@ func (p *Probe) release() error {
 		errs = append(errs, l.Close())
 	}
 	p.links = nil
-	for id := range p.libraries {
-		errs = append(errs, p.detach(id))
-	}
+	errs = append(errs, p.detachAll())
 	if p.mappings != nil {
 		errs = append(errs, p.mappings.close())
 		p.mappings = nil
@@ -371,6 +369,33 @@ func (p *Probe) release() error {
 		p.objects = nil
 	}
 	return errors.Join(errs...)
+}
+
+// maxDetaching is how many libraries are detached from at a time. The kernel waits for running programs after each
+// link, for some 30 ms.
+const maxDetaching = 32
+
+// detachAll detaches from all libraries.
+func (p *Probe) detachAll() error {
+	errs := make(chan error, len(p.libraries))
+	slots := make(chan struct{}, maxDetaching)
+	var done sync.WaitGroup
+	for _, a := range p.libraries {
+		done.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			errs <- a.close()
+		})
+	}
+	done.Wait()
+	close(errs)
+	clear(p.libraries)
+	clear(p.runtimes)
+	var all error
+	for err := range errs {
+		all = errors.Join(all, err)
+	}
+	return all
 }
 
 // closeObjects frees the programs and maps, at once unless an abandoned attempt to attach uses them.
