@@ -284,7 +284,7 @@ func (p *Probe) try(c *candidate, a *attachment, objects *cudaObjects) (got admi
 		return fail(SkipChanged, errChanged)
 	}
 	if a.file, err = o.read(); err != nil {
-		return fail(SkipMalformed, err)
+		return fail(SkipUnreadable, err)
 	}
 	if !o.trusted(p.finder.proc, c.pid, a.file) {
 		return fail(SkipUntrusted, errUntrusted)

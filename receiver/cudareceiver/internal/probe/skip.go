@@ -27,11 +27,8 @@ const (
 	SkipChanged = "changed"
 	// SkipUntrusted: a user serves the file system.
 	SkipUntrusted = "untrusted"
+	// SkipUnreadable: opening it failed, for example for want of a capability.
+	SkipUnreadable = "unreadable"
 	// SkipMalformed: not a library, or larger than the limits.
 	SkipMalformed = "malformed"
 )
-
-// SkipReasons has all reasons.
-var SkipReasons = []string{
-	SkipUserShare, SkipTotalShare, SkipUserAttached, SkipTotalAttached, SkipUnresponsive, SkipChanged, SkipUntrusted, SkipMalformed,
-}
