@@ -5,6 +5,7 @@
 package probe
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -38,8 +39,9 @@ func inventedProcess(t *testing.T, proc string, pid int, uid uint32, inode uint6
 // What is at the path by now is not opened: a FIFO would block, a device may do something.
 func TestOpen_NoRegularFile(t *testing.T) {
 	proc := t.TempDir()
-	dir := inventedProcess(t, proc, 7, 1000, 1, "/lib/libcuda.so.1")
-	path := filepath.Join(dir, "root", "lib", "libcuda.so.1")
+	dir := inventedProcess(t, proc, 7, 1000, 1)
+	lib := filepath.Join(dir, "root", "lib")
+	path := filepath.Join(lib, "libcuda.so.1")
 	outside := filepath.Join(t.TempDir(), "libcuda.so.1")
 	require.NoError(t, os.WriteFile(outside, []byte("another user's"), 0o600))
 	for name, make := range map[string]func() error{
@@ -48,7 +50,12 @@ func TestOpen_NoRegularFile(t *testing.T) {
 		"folder":           func() error { return os.Mkdir(path, 0o755) },
 		"link":             func() error { return os.Symlink(outside, path) },
 		"link to a device": func() error { return os.Symlink("/dev/null", path) },
-		"another file":     func() error { return os.WriteFile(path, []byte("x"), 0o600) },
+		"link in the path": func() error {
+			other := filepath.Join(dir, "root", "other")
+			return errors.Join(os.Remove(lib), os.MkdirAll(other, 0o755), os.Symlink("other", lib),
+				os.WriteFile(filepath.Join(other, "libcuda.so.1"), []byte("x"), 0o600))
+		},
+		"another file": func() error { return os.WriteFile(path, []byte("x"), 0o600) },
 		"a large file": func() error {
 			f, err := os.Create(path)
 			if err == nil {
@@ -59,7 +66,17 @@ func TestOpen_NoRegularFile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.NoError(t, make())
-			defer func() { require.NoError(t, os.Remove(path)) }()
+			defer func() {
+				require.NoError(t, os.RemoveAll(lib))
+				require.NoError(t, os.Mkdir(lib, 0o755))
+			}()
+			// Nothing but its kind is wrong with the file, unless it is another one.
+			var s unix.Stat_t
+			require.NoError(t, unix.Lstat(path, &s))
+			if name == "another file" {
+				s.Ino++
+			}
+			inventedProcess(t, proc, 7, 1000, s.Ino, "/lib/libcuda.so.1")
 			f := finder{proc: proc, shares: newShares(nil)}
 			l := newLook()
 			done := time.AfterFunc(time.Minute, func() { panic("the FIFO is waited for") })
