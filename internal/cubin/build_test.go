@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/elffile"
 )
 
 // goldens are the images in testdata.
@@ -63,7 +65,7 @@ type builder struct {
 }
 
 func newBuilder() *builder {
-	return &builder{sections: make([]section, 1), symbols: make([]byte, symbolBytes), names: make([]byte, 1), abi: osABI8, flags: 90 << 8}
+	return &builder{sections: make([]section, 1), symbols: make([]byte, elffile.SymbolBytes), names: make([]byte, 1), abi: osABI8, flags: 90 << 8}
 }
 
 // section adds a section and returns its index.
@@ -80,7 +82,7 @@ func (b *builder) code(name string, text []byte) int {
 
 // function adds a symbol and returns its index.
 func (b *builder) function(name string, in int, value, size uint64) uint32 {
-	s := make([]byte, symbolBytes)
+	s := make([]byte, elffile.SymbolBytes)
 	order.PutUint32(s, uint32(len(b.names)))
 	s[4], s[5] = byte(elf.STB_GLOBAL)<<4|byte(elf.STT_FUNC), stEntry
 	order.PutUint16(s[6:], uint16(in))
@@ -88,7 +90,7 @@ func (b *builder) function(name string, in int, value, size uint64) uint32 {
 	order.PutUint64(s[16:], size)
 	b.symbols = append(b.symbols, s...)
 	b.names = append(append(b.names, name...), 0)
-	return uint32(len(b.symbols)/symbolBytes) - 1
+	return uint32(len(b.symbols)/elffile.SymbolBytes) - 1
 }
 
 // relocation is one of the line table's, for [builder.relocations].
@@ -117,7 +119,7 @@ const codeAlignment = 128
 func (b *builder) image() []byte {
 	all := append([]section(nil), b.sections...)
 	all = append(all, section{name: ".strtab", kind: elf.SHT_STRTAB, data: b.names})
-	all = append(all, section{name: ".symtab", kind: elf.SHT_SYMTAB, entsize: symbolBytes, link: uint32(len(all) - 1), data: b.symbols})
+	all = append(all, section{name: ".symtab", kind: elf.SHT_SYMTAB, entsize: elffile.SymbolBytes, link: uint32(len(all) - 1), data: b.symbols})
 	symtab := uint32(len(all) - 1)
 	names := []byte{0}
 	nameAt := make([]uint32, len(all)+1)
@@ -128,15 +130,15 @@ func (b *builder) image() []byte {
 	}
 	all[len(all)-1].data = names
 
-	out := bytes.Repeat([]byte{0}, headerBytes)
+	out := bytes.Repeat([]byte{0}, elffile.HeaderBytes)
 	copy(out, elf.ELFMAG)
 	out[elf.EI_CLASS], out[elf.EI_DATA], out[elf.EI_VERSION], out[elf.EI_OSABI], out[elf.EI_ABIVERSION] = byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), 1, b.abi, 8
 	order.PutUint16(out[16:], uint16(elf.ET_EXEC))
 	order.PutUint16(out[18:], uint16(elf.EM_CUDA))
 	order.PutUint32(out[20:], 1)
 	order.PutUint32(out[48:], b.flags)
-	order.PutUint16(out[52:], headerBytes)
-	order.PutUint16(out[58:], sectionBytes)
+	order.PutUint16(out[52:], elffile.HeaderBytes)
+	order.PutUint16(out[58:], elffile.SectionBytes)
 	order.PutUint16(out[60:], uint16(len(all)))
 	order.PutUint16(out[62:], uint16(len(all)-1))
 	for i := range all {
@@ -154,7 +156,7 @@ func (b *builder) image() []byte {
 		if s.link == 1<<31 {
 			s.link = symtab
 		}
-		h := make([]byte, sectionBytes)
+		h := make([]byte, elffile.SectionBytes)
 		if i > 0 {
 			order.PutUint32(h, nameAt[i])
 			order.PutUint32(h[4:], uint32(s.kind))

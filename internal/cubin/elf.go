@@ -6,19 +6,17 @@ import (
 	"bytes"
 	"debug/elf"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/gpuflight/gpuflight/internal/elffile"
 )
 
-// The standard library's reader of ELF files is not made for hostile input, says its documentation. It copies
-// what it reads, where an image may be large, and refuses the version in files of NVIDIA's ABI 7 (0x81 instead
-// of 1). So the few tables that matter are read here, in place.
+// Package elffile checks the headers; the image is in memory, so tables are used in place and not copied.
 
-// Sizes of the structures of a 64-bit ELF file.
+// Sizes of relocations in a 64-bit ELF file, in bytes.
 const (
-	headerBytes             = 64
-	sectionBytes            = 64
-	symbolBytes             = 24
 	relocationBytes         = 16
 	explicitRelocationBytes = 24
 )
@@ -51,6 +49,15 @@ func formatError(offset uint64, format string, args ...any) error {
 	return &FormatError{int64(offset), fmt.Sprintf(format, args...)}
 }
 
+// cubinError makes an error of package elffile one of this package.
+func cubinError(err error) error {
+	var format *elffile.FormatError
+	if errors.As(err, &format) {
+		return &FormatError{Offset: format.Offset, What: format.What}
+	}
+	return formatError(0, "%v", err)
+}
+
 // section is a header of a section. Its bytes are known to lie within the image.
 type section struct {
 	name    string
@@ -67,78 +74,43 @@ type section struct {
 // sections reads the header of the file and those of its sections, and returns the number of the architecture
 // with them.
 func sections(image []byte) ([]section, uint32, error) {
-	if len(image) < headerBytes {
-		return nil, 0, formatError(uint64(len(image)), "%d bytes are too short for an ELF header", len(image))
+	file, err := elffile.Open(bytes.NewReader(image), int64(len(image)))
+	if err != nil {
+		return nil, 0, cubinError(err)
 	}
-	switch {
-	case !bytes.HasPrefix(image, []byte(elf.ELFMAG)):
-		return nil, 0, formatError(0, "no ELF file")
-	case elf.Class(image[elf.EI_CLASS]) != elf.ELFCLASS64:
-		return nil, 0, formatError(elf.EI_CLASS, "no 64-bit ELF file")
-	case elf.Data(image[elf.EI_DATA]) != elf.ELFDATA2LSB:
-		return nil, 0, formatError(elf.EI_DATA, "no little-endian ELF file")
-	case elf.Machine(order.Uint16(image[18:])) != elf.EM_CUDA:
-		return nil, 0, formatError(18, "made for machine %d, not for CUDA (%d)", order.Uint16(image[18:]), elf.EM_CUDA)
+	if file.Machine != elf.EM_CUDA {
+		return nil, 0, formatError(18, "made for machine %d, not for CUDA (%d)", file.Machine, elf.EM_CUDA)
 	}
 	var sm uint32
-	flags := order.Uint32(image[48:])
-	switch abi := image[elf.EI_OSABI]; abi {
+	switch file.ABI {
 	case osABI7:
-		sm = flags & 0xff
+		sm = file.Flags & 0xff
 	case osABI8:
-		sm = flags >> 8 & 0xff
+		sm = file.Flags >> 8 & 0xff
 	default:
-		return nil, 0, formatError(elf.EI_OSABI, "unknown ABI %#x", abi)
+		return nil, 0, formatError(elf.EI_OSABI, "unknown ABI %#x", file.ABI)
 	}
-
-	size := uint64(len(image))
-	at, entry := order.Uint64(image[40:]), uint64(order.Uint16(image[58:]))
-	count, names := uint64(order.Uint16(image[60:])), uint64(order.Uint16(image[62:]))
-	if at == 0 {
+	if file.Sections == 0 {
 		return nil, 0, formatError(40, "no sections")
 	}
-	if entry != sectionBytes {
-		return nil, 0, formatError(58, "section headers of %d bytes instead of %d", entry, sectionBytes)
-	}
-	if at > size || size-at < sectionBytes {
-		return nil, 0, formatError(40, "section headers at %#x lie outside the image of %d bytes", at, size)
-	}
-	// Numbers too large for the header are in the first section.
-	if count == 0 {
-		count = order.Uint64(image[at+32:])
-	}
-	if names == uint64(elf.SHN_XINDEX) {
-		names = uint64(order.Uint32(image[at+40:]))
-	}
-	if count > (size-at)/sectionBytes {
-		return nil, 0, formatError(at, "%d section headers do not fit in the image of %d bytes", count, size)
-	}
-	if names >= count {
-		return nil, 0, formatError(62, "section %d has the names, of %d sections", names, count)
-	}
-
-	found := make([]section, count)
-	nameAt := make([]uint32, count)
-	for i := range found {
-		h := image[at+uint64(i)*sectionBytes:]
-		s := &found[i]
-		nameAt[i] = order.Uint32(h)
-		s.kind, s.flags = elf.SectionType(order.Uint32(h[4:])), elf.SectionFlag(order.Uint64(h[8:]))
-		s.offset, s.size = order.Uint64(h[24:]), order.Uint64(h[32:])
-		s.link, s.info, s.entsize = order.Uint32(h[40:]), order.Uint32(h[44:]), order.Uint64(h[56:])
-		if s.kind == elf.SHT_NULL || s.kind == elf.SHT_NOBITS {
-			continue
+	found := make([]section, file.Sections)
+	nameAt := make([]uint32, file.Sections)
+	err = file.EachSection(func(i int, s *elffile.Section) bool {
+		nameAt[i] = s.Name
+		found[i] = section{kind: s.Kind, flags: s.Flags, offset: s.Offset, size: s.Size, link: s.Link, info: s.Info, entsize: s.EntrySize}
+		if s.HasBytes() {
+			found[i].data = image[s.Offset : s.Offset+s.Size : s.Offset+s.Size]
 		}
-		if s.offset > size || s.size > size-s.offset {
-			return nil, 0, formatError(at+uint64(i)*sectionBytes, "section %d, %d bytes at %#x, lies outside the image of %d bytes", i, s.size, s.offset, size)
-		}
-		s.data = image[s.offset : s.offset+s.size : s.offset+s.size]
+		return true
+	})
+	if err != nil {
+		return nil, 0, cubinError(err)
 	}
-	table := newNames(found[names].data, len(found))
+	table := newNames(found[file.Names].data, len(found))
 	for i := range found {
 		name, ok := table.at(uint64(nameAt[i]))
 		if !ok {
-			return nil, 0, formatError(at+uint64(i)*sectionBytes, "section %d has no valid name", i)
+			return nil, 0, formatError(file.SectionHeaderAt(i), "section %d has no valid name", i)
 		}
 		found[i].name = name
 	}
@@ -193,14 +165,14 @@ type symbol struct {
 	size    uint64
 }
 
-func (s symbols) count() uint32 { return uint32(min(len(s.data)/symbolBytes, 1<<32-1)) }
+func (s symbols) count() uint32 { return uint32(min(len(s.data)/elffile.SymbolBytes, 1<<32-1)) }
 
 // at decodes the symbol of that index, which must be below the count.
 func (s symbols) at(index uint32) symbol {
-	b := s.data[uint64(index)*symbolBytes:]
+	read := elffile.DecodeSymbol(s.data[uint64(index)*elffile.SymbolBytes:])
 	sym := symbol{
-		name: order.Uint32(b), kind: elf.ST_TYPE(b[4]), bind: elf.ST_BIND(b[4]), entry: b[5]&stEntry != 0,
-		section: uint32(order.Uint16(b[6:])), value: order.Uint64(b[8:]), size: order.Uint64(b[16:]),
+		name: read.Name, kind: elf.ST_TYPE(read.Info), bind: elf.ST_BIND(read.Info), entry: read.Other&stEntry != 0,
+		section: uint32(read.Section), value: read.Value, size: read.Size,
 	}
 	switch at := 4 * uint64(index); {
 	case elf.SectionIndex(sym.section) < elf.SHN_LORESERVE:

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gpuflight/gpuflight/internal/elffile"
 )
 
 // InstructionBytes is the size of an instruction since compute capability 7.0.
@@ -143,7 +145,7 @@ func (f *File) readSymbols() error {
 		return formatError(0, "no table of symbols")
 	}
 	tab := &f.sections[i]
-	if tab.entsize != symbolBytes || tab.size%symbolBytes != 0 {
+	if tab.entsize != elffile.SymbolBytes || tab.size%elffile.SymbolBytes != 0 {
 		return formatError(tab.offset, "a table of %d bytes with symbols of %d bytes", tab.size, tab.entsize)
 	}
 	if uint64(tab.link) >= uint64(len(f.sections)) {

@@ -14,6 +14,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/elffile"
 )
 
 // The kernels of testdata/lines.cu.
@@ -268,7 +270,7 @@ func TestLinesEqualTheStandardLibrarys(t *testing.T) {
 
 // sectionsEnd returns where the headers of sections end. Behind them are those of segments, which nobody reads.
 func sectionsEnd(image []byte) uint64 {
-	return order.Uint64(image[40:]) + sectionBytes*uint64(order.Uint16(image[60:]))
+	return order.Uint64(image[40:]) + elffile.SectionBytes*uint64(order.Uint16(image[60:]))
 }
 
 func TestBadImages(t *testing.T) {
@@ -292,7 +294,7 @@ func TestBadImages(t *testing.T) {
 		"another ABI":            {changed(7, 3), 7, "unknown ABI 0x3"},
 		"compute capability 6.0": {changed(48, 4, 60), 48, "6.0 is older"},
 		"no sections":            {changed(40, 0, 0, 0, 0, 0, 0, 0, 0), 40, "no sections"},
-		"sections far away":      {changed(40, 0, 0, 0, 0, 0, 0, 0, 0x80), 40, "outside the image"},
+		"sections far away":      {changed(40, 0, 0, 0, 0, 0, 0, 0, 0x80), 40, "outside the file"},
 		"small section headers":  {changed(58, 63), 58, "63 bytes instead of 64"},
 		"names in no section":    {changed(62, 200, 0), 62, "section 200"},
 		"cut off in the headers": {good[:sectionsEnd(good)-1], int64(order.Uint64(good[40:])), "do not fit"},
@@ -372,7 +374,7 @@ func TestNamesWithoutEnd(t *testing.T) {
 	b = newBuilder()
 	text = b.code("kernel", make([]byte, 32))
 	b.function(strings.Repeat("x", maxNameBytes-1), text, 0, 16)
-	one := b.symbols[symbolBytes:]
+	one := b.symbols[elffile.SymbolBytes:]
 	for range 10_000 {
 		b.symbols = append(b.symbols, one...)
 	}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+
+	"github.com/gpuflight/gpuflight/internal/elffile"
 )
 
 // Whatever the bytes are: they are refused with a place in them, or read; every instruction of every function is
@@ -25,7 +27,7 @@ func FuzzOpen(f *testing.F) {
 		file, err := Open(image)
 		var format *FormatError
 		if err != nil {
-			if !errors.As(err, &format) || format.Offset < 0 || format.Offset > int64(max(len(image), headerBytes)) {
+			if !errors.As(err, &format) || format.Offset < 0 || format.Offset > int64(max(len(image), elffile.HeaderBytes)) {
 				t.Fatalf("%v", err)
 			}
 			return

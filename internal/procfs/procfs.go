@@ -100,6 +100,30 @@ func ParseVPID(status []byte) int32 {
 	return 0
 }
 
+// UnknownUser is the user id of a process that has none that is known.
+const UnknownUser = ^uint32(0)
+
+// ParseUID returns the process's real user id from the text of /proc/PID/status, else UnknownUser. The owner of
+// /proc/PID does not do: the kernel shows root there for a process that made itself not dumpable.
+func ParseUID(status []byte) uint32 {
+	for line := range strings.Lines(string(status)) {
+		rest, ok := strings.CutPrefix(line, "Uid:")
+		if !ok {
+			continue
+		}
+		ids := strings.Fields(rest)
+		if len(ids) == 0 {
+			return UnknownUser
+		}
+		n, err := strconv.ParseUint(ids[0], 10, 32)
+		if err != nil {
+			return UnknownUser
+		}
+		return uint32(n)
+	}
+	return UnknownUser
+}
+
 // ParseCgroup finds a container's id and a pod's UID in the text of /proc/PID/cgroup, version 1 or
 // 2, as Docker, containerd, CRI-O and Podman lay it out; "" for what is not there. The innermost
 // container counts.

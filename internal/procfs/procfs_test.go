@@ -96,3 +96,16 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+func TestParseUID(t *testing.T) {
+	for text, want := range map[string]uint32{
+		"Name:\tx\nUid:\t1000\t0\t0\t0\nGid:\t5\t5\t5\t5\n": 1000,
+		"Uid:\t0\t0\t0\t0\n":  0,
+		"Uid:\n":              UnknownUser,
+		"Uid:\t-1\n":          UnknownUser,
+		"Uid:\t99999999999\n": UnknownUser,
+		"":                    UnknownUser,
+	} {
+		assert.Equal(t, want, ParseUID([]byte(text)), "%q", text)
+	}
+}

@@ -17,6 +17,10 @@ func openProbe(c *Config, log *zap.Logger) source {
 		Source:         c.Source,
 		WithoutNCCL:    !c.NCCL,
 		Log:            func(text string) { log.Warn("CUDA calls are observed in another way", zap.String("reason", text)) },
+		Skipped: func(s probe.Skip) {
+			log.Warn("a mapped library is not observed; receiver_cuda_files_skipped counts all of them",
+				zap.String("cause", s.Reason), zap.Uint32("uid", s.UID), zap.String("path", s.Path), zap.Error(s.Err))
+		},
 	})}
 }
 

@@ -282,6 +282,9 @@ func (r *cudaReceiver) account(ctx context.Context, l *probe.Losses) {
 			r.set.Logger.Warn("calls are not counted: a user has more processes than its share", zap.Uint32("user", user), zap.Uint64("calls", calls))
 		}
 	}
+	for cause, n := range l.Skipped {
+		r.telemetry.ReceiverCudaFilesSkipped.Add(ctx, int64(less(n, r.lost.Skipped[cause])), metric.WithAttributes(attribute.String("cause", cause)))
+	}
 	r.telemetry.ReceiverCudaDenied.Record(ctx, int64(l.Denied))
 	r.lost = *l
 }

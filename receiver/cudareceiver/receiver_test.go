@@ -192,6 +192,7 @@ func TestSnapshotsAreSentAndLossesCounted(t *testing.T) {
 	r := newRig(t)
 	r.machine.snapshot.Losses = probe.Losses{
 		MapFull: map[string]uint64{"launches": 3, "copies": 1}, RingFull: 2, InFlight: 4, NamesEvicted: 5, AttachFailed: 6, Slow: 7, Denied: 8,
+		Skipped: map[string]uint64{probe.SkipMalformed: 9},
 	}
 	r.start(t)
 	eventually(t, "attached", r.attached)
@@ -205,6 +206,7 @@ func TestSnapshotsAreSentAndLossesCounted(t *testing.T) {
 		next.Losses.RingFull = 3
 		next.Losses.Folded = 9
 		next.Losses.Users = map[uint32]uint64{1000: 6}
+		next.Losses.Skipped = map[string]uint64{probe.SkipMalformed: 11, probe.SkipUserShare: 5}
 		r.machine.snapshot = &next
 	})
 	require.Len(t, r.points(t), 1)
@@ -218,6 +220,8 @@ func TestSnapshotsAreSentAndLossesCounted(t *testing.T) {
 	metadatatest.AssertEqualReceiverCudaNamesEvicted(t, r.telemetry, ints(none, 5), same)
 	metadatatest.AssertEqualReceiverCudaAttachFailed(t, r.telemetry, ints(none, 6), same)
 	metadatatest.AssertEqualReceiverCudaAttachSlow(t, r.telemetry, ints(none, 7), same)
+	metadatatest.AssertEqualReceiverCudaFilesSkipped(t, r.telemetry, ints(
+		attribute.NewSet(attribute.String("cause", "malformed")), 11, attribute.NewSet(attribute.String("cause", "user_share")), 5), same)
 	metadatatest.AssertEqualReceiverCudaDenied(t, r.telemetry, ints(none, 8), same)
 	metadatatest.AssertEqualReceiverCudaAvailable(t, r.telemetry, ints(none, 1), same)
 	state := func(s string) attribute.Set { return attribute.NewSet(attribute.String("state", s)) }

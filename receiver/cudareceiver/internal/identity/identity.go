@@ -9,20 +9,26 @@ package identity
 
 import (
 	"bufio"
+	"context"
 	"io"
 	"os"
 	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/gpuflight/gpuflight/internal/procfs"
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/watchdog"
 )
 
 const (
 	// maxEnviron bounds what is read of an environment. The kernel allows some MiB; job schedulers
 	// pass 100 KiB at times.
 	maxEnviron = 1 << 20
+	// environLimit is how long reading an environment may take; it takes some microseconds. It lies in the process's
+	// memory, which the process can replace by a file that its own program serves, and never does.
+	environLimit = 500 * time.Millisecond
 )
 
 // Process describes a process. What is not known is empty or 0.
@@ -48,7 +54,17 @@ type Process struct {
 type Attribute struct{ Key, Value string }
 
 // Reader reads /proc below a root. It is safe for concurrent use.
-type Reader struct{ proc string }
+type Reader struct {
+	proc string
+	dog  watchdog.Watchdog[uint32] // by user id
+}
+
+// environ is what an environment says.
+type environ struct {
+	service    string
+	attributes []Attribute
+	parent     string
+}
 
 // New returns a Reader of root/proc.
 func New(root string) *Reader { return &Reader{proc: filepath.Join(root, "proc")} }
@@ -66,11 +82,12 @@ func (r *Reader) Process(pid int32, start uint64) (Process, bool) {
 	cgroup := string(procfs.ReadFile(filepath.Join(dir, "cgroup")))
 	p.Cgroup = cgroupPath(cgroup)
 	p.ContainerID, p.PodUID = procfs.ParseCgroup(cgroup)
-	p.VPID = procfs.ParseVPID(procfs.ReadFile(filepath.Join(dir, "status")))
-	if f, err := os.Open(filepath.Join(dir, "environ")); err == nil {
-		p.ServiceName, p.Attributes, p.TraceParent = parseEnviron(io.LimitReader(f, maxEnviron))
-		_ = f.Close()
-	}
+	status := procfs.ReadFile(filepath.Join(dir, "status"))
+	p.VPID = procfs.ParseVPID(status)
+	// What cannot be read is not known.
+	e, _ := watchdog.Run(context.Background(), &r.dog, func() uint32 { return procfs.ParseUID(status) }, environLimit,
+		func() environ { return readEnviron(filepath.Join(dir, "environ")) }, nil)
+	p.ServiceName, p.Attributes, p.TraceParent = e.service, e.attributes, e.parent
 	// The process may have ended, and its id be another's, while its files were read.
 	if _, ok := r.same(dir, start); !ok {
 		return Process{PID: pid}, false
@@ -92,6 +109,16 @@ func executable(dir, name string) string {
 		return name
 	}
 	return strings.ToValidUTF8(path.Base(strings.TrimSuffix(link, " (deleted)")), "\uFFFD")
+}
+
+func readEnviron(path string) (e environ) {
+	f, err := os.Open(path)
+	if err != nil {
+		return e
+	}
+	defer func() { _ = f.Close() }()
+	e.service, e.attributes, e.parent = parseEnviron(io.LimitReader(f, maxEnviron))
+	return e
 }
 
 // parseEnviron finds the three variables among KEY=VALUE strings that end with a zero byte.

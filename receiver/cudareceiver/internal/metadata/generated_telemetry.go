@@ -32,6 +32,7 @@ type TelemetryBuilder struct {
 	ReceiverCudaCallsLost         metric.Int64Counter
 	ReceiverCudaDenied            metric.Int64Gauge
 	ReceiverCudaEventsLost        metric.Int64Counter
+	ReceiverCudaFilesSkipped      metric.Int64Counter
 	ReceiverCudaLaunchesFolded    metric.Int64Counter
 	ReceiverCudaNamesEvicted      metric.Int64Counter
 	ReceiverCudaProcesses         metric.Int64Gauge
@@ -108,6 +109,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		"otelcol_receiver_cuda_events_lost",
 		metric.WithDescription("Rare events (names of kernels, ends of processes) that were lost because too many came at once. [Alpha]"),
 		metric.WithUnit("{event}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ReceiverCudaFilesSkipped, err = builder.meter.Int64Counter(
+		"otelcol_receiver_cuda_files_skipped",
+		metric.WithDescription("Files that processes have mapped under the name of a library and that are not observed, each time that a look skips one, by cause. Calls of these files are not counted. A process that is skipped as a whole counts as one. [Alpha]"),
+		metric.WithUnit("{file}"),
 	)
 	errs = errors.Join(errs, err)
 	builder.ReceiverCudaLaunchesFolded, err = builder.meter.Int64Counter(

@@ -25,6 +25,7 @@ func TestSetupTelemetry(t *testing.T) {
 	tb.ReceiverCudaCallsLost.Add(context.Background(), 1)
 	tb.ReceiverCudaDenied.Record(context.Background(), 1)
 	tb.ReceiverCudaEventsLost.Add(context.Background(), 1)
+	tb.ReceiverCudaFilesSkipped.Add(context.Background(), 1)
 	tb.ReceiverCudaLaunchesFolded.Add(context.Background(), 1)
 	tb.ReceiverCudaNamesEvicted.Add(context.Background(), 1)
 	tb.ReceiverCudaProcesses.Record(context.Background(), 1)
@@ -52,6 +53,9 @@ func TestSetupTelemetry(t *testing.T) {
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualReceiverCudaEventsLost(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualReceiverCudaFilesSkipped(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualReceiverCudaLaunchesFolded(t, testTel,

@@ -50,7 +50,7 @@ func TestContainersOfOneImageAreCountedOnce(t *testing.T) {
 		c.Must("open %s", filepath.Join(dir, "libcuda.so.1"))
 		require.Eventually(t, func() bool {
 			for _, library := range p.Libraries() {
-				if id, _, _ := fileOf(l.Library); library.Inode == id.inode {
+				if library.Inode == fileAt(t, l.Library).inode {
 					return true
 				}
 			}
@@ -72,22 +72,23 @@ func TestLibrariesThatNobodyHasAreLetGo(t *testing.T) {
 	c.Must("open %s", l.Library)
 	attached(t, p, l.Library)
 	// A machine on which much is started makes the probe look by itself too.
-	unwatched(p, func() {
-		look := func(times int) {
-			for range times {
-				assert.NoError(t, p.rescan())
-			}
+	p.looking.Lock()
+	look := func(times int) {
+		for range times {
+			p.finder.shares = newShares(nil) // sixty looks in a row use up a share
+			assert.NoError(t, p.rescan(t.Context()))
 		}
-		look(2 * detachAfter)
-		assert.Len(t, p.libraries, 1, "it is mapped")
-		c.End()
-		look(detachAfter - 1)
-		assert.Len(t, p.libraries, 1)
-		links := len(p.links)
-		look(1)
-		assert.Empty(t, p.libraries)
-		assert.Len(t, p.links, links, "those on processes stay")
-	})
+	}
+	look(2 * detachAfter)
+	assert.Len(t, p.Libraries(), 1, "it is mapped")
+	c.End()
+	look(detachAfter - 1)
+	assert.Len(t, p.Libraries(), 1)
+	links := len(p.links)
+	look(1)
+	assert.Empty(t, p.Libraries())
+	assert.Len(t, p.links, links, "those on processes stay")
+	p.looking.Unlock()
 
 	again := l.Start(t)
 	again.Must("open %s", l.Library)
@@ -104,11 +105,10 @@ func TestInstalledDriversAreFoundWithoutAProcess(t *testing.T) {
 	require.NoError(t, os.WriteFile(library, []byte("driver"), 0o600))
 	require.NoError(t, os.Symlink("libcuda.so.580.1", filepath.Join(root, "usr", "lib64", "libcuda.so.1")))
 	require.NoError(t, os.MkdirAll(filepath.Join(root, "usr", "lib", "libcuda.so.1"), 0o755)) // no file
-	found, _, err := discover(filepath.Join(root, "proc"))
-	require.NoError(t, err)
-	want, ok, err := fileOf(library)
-	require.NoError(t, err)
-	require.True(t, ok)
+	found := discovered(t, filepath.Join(root, "proc")).found
 	require.Len(t, found, 1)
-	assert.Equal(t, candidate{library: libcuda, path: filepath.Join(root, "usr", "lib64", "libcuda.so.1"), file: want}, found[0])
+	assert.Equal(t, libcuda, found[0].library)
+	assert.Equal(t, filepath.Join(root, "usr", "lib64", "libcuda.so.1"), found[0].path)
+	assert.Equal(t, fileAt(t, library), found[0].file)
+	assert.Equal(t, machine, found[0].tenant)
 }

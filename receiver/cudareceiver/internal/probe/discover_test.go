@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux
+//go:build linux && (amd64 || arm64)
 
 package probe
 
@@ -8,6 +8,8 @@ import (
 	"debug/elf"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -15,6 +17,15 @@ import (
 
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/stubcuda"
 )
+
+// discovered looks through a /proc once.
+func discovered(t *testing.T, proc string) *look {
+	t.Helper()
+	f := finder{proc: proc, shares: newShares(nil)}
+	l, err := f.all(t.Context())
+	require.NoError(t, err)
+	return l
+}
 
 func TestDiscoverFindsEachFileOnce(t *testing.T) {
 	l := stubcuda.Build(t)
@@ -26,13 +37,11 @@ func TestDiscoverFindsEachFileOnce(t *testing.T) {
 	linked := filepath.Join(t.TempDir(), "libcuda.so")
 	require.NoError(t, os.Link(copied, linked))
 
-	before, _, err := discover("/proc")
-	require.NoError(t, err)
+	before := discovered(t, "/proc").found
 	for _, path := range []string{l.Library, l.Library, copied, linked} {
 		l.Start(t).Must("open %s", path)
 	}
-	found, _, err := discover("/proc")
-	require.NoError(t, err)
+	found := discovered(t, "/proc").found
 	var ours []candidate
 	for _, c := range found {
 		known := false
@@ -45,9 +54,12 @@ func TestDiscoverFindsEachFileOnce(t *testing.T) {
 	}
 	require.Len(t, ours, 2, "one file is open twice, another under two names")
 	for _, c := range ours {
-		f, err := os.Open(c.path)
+		o, err := c.open("/proc")
 		require.NoError(t, err)
-		got, err := functions(f, map[string]int{"cuLaunchKernel": 1, "cuMemcpyHtoD_v2": 2, "cuNone": 3})
+		f, err := o.read()
+		require.NoError(t, err)
+		o.close()
+		got, err := functions(f, c.size, map[string]int{"cuLaunchKernel": 1, "cuMemcpyHtoD_v2": 2, "cuNone": 3})
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
 		require.Len(t, got, 2)
@@ -62,12 +74,14 @@ func TestDiscoverInAnInventedProc(t *testing.T) {
 	process := func(pid, maps string, files ...string) {
 		dir := filepath.Join(proc, pid)
 		require.NoError(t, os.MkdirAll(dir, 0o755))
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "maps"), []byte(maps), 0o600))
 		for _, f := range files {
 			path := filepath.Join(dir, "root", f)
 			require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
 			require.NoError(t, os.WriteFile(path, []byte(pid), 0o600))
+			inode := strconv.FormatUint(fileAt(t, path).inode, 10)
+			maps = strings.ReplaceAll(maps, " 42  "+strings.Repeat(" ", 22)+" "+f+"\n", " "+inode+" "+f+"\n")
 		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "maps"), []byte(maps), 0o600))
 	}
 	line := "7f0000000000-7f0000001000 r-xp 00000000 08:01 42                         "
 	process("10", line+"/usr/lib/libcuda.so.1\n"+line+"/usr/lib/libcuda.so.1\n"+line+"/usr/lib/libcudart.so.13\n7f0000002000-7f0000003000 rw-p 00000000 00:00 0 \n", "/usr/lib/libcuda.so.1", "/usr/lib/libcudart.so.13")
@@ -76,16 +90,17 @@ func TestDiscoverInAnInventedProc(t *testing.T) {
 	process("13", "garbage\n\x00\x01/libcuda.sox\n")
 	process("self", line+"/usr/lib/libcuda.so.1\n", "/usr/lib/libcuda.so.1")
 	require.NoError(t, os.MkdirAll(filepath.Join(proc, "14"), 0o755)) // it has ended
-	found, denied, err := discover(proc)
-	require.NoError(t, err)
-	assert.Zero(t, denied)
+	l := discovered(t, proc)
+	found := l.found
+	assert.Zero(t, l.denied)
 	var paths []string
 	for _, c := range found {
 		paths = append(paths, c.path)
 	}
 	assert.ElementsMatch(t, []string{filepath.Join(proc, "10/root/usr/lib/libcuda.so.1"), filepath.Join(proc, "10/root/usr/lib/libcudart.so.13"), filepath.Join(proc, "11/root/in container/libcuda.so.550.54")}, paths)
 
-	_, _, err = discover(filepath.Join(proc, "none"))
+	f := finder{proc: filepath.Join(proc, "none"), shares: newShares(nil)}
+	_, err := f.all(t.Context())
 	require.Error(t, err)
 }
 
@@ -95,7 +110,7 @@ func TestLibrariesByName(t *testing.T) {
 		"/cuda/lib64/libcudart.so.12": libcudart, "/torch/lib/libcudart-d0da41ae.so.11.0": libcudart,
 		"/nvidia/nccl/lib/libnccl.so.2": libnccl, "/opt/libnccl.so.2.27.7": libnccl,
 	} {
-		got, ok := libraryOf(path)
+		got, ok := libraryOf([]byte(path))
 		assert.True(t, ok, path)
 		assert.Equal(t, want, got, path)
 	}
@@ -103,7 +118,7 @@ func TestLibrariesByName(t *testing.T) {
 		"/libcuda.so.1 (deleted)", "/libcudadebugger.so.1", "/libcudart_static.a", "/libcudart-12", "/libnccl-net.so", "/libnccl.solid",
 		"/torch/lib/libc10_cuda.so", "/libcuda.sox", "",
 	} {
-		assert.False(t, isLibrary(path), path)
+		assert.False(t, isLibrary([]byte(path)), path)
 	}
 }
 
@@ -137,31 +152,13 @@ func TestFunctionsOfAMarkedLibraryAreAttachedBehindTheMark(t *testing.T) {
 	f, err := os.Open(l.Marked)
 	require.NoError(t, err)
 	defer f.Close()
-	got, err := functions(f, map[string]int{"cuLaunchKernel": 1})
+	info, err := f.Stat()
+	require.NoError(t, err)
+	got, err := functions(f, info.Size(), map[string]int{"cuLaunchKernel": 1})
 	require.NoError(t, err)
 	require.Len(t, got, 1)
 	var code [1]byte
 	_, err = f.ReadAt(code[:], int64(got[0].offset))
 	require.NoError(t, err)
 	assert.Equal(t, byte(0x55), code[0], "push %rbp")
-}
-
-func FuzzFunctions(f *testing.F) {
-	f.Add([]byte("\x7fELF\x02\x01\x01"))
-	f.Add([]byte("no library"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		path := filepath.Join(t.TempDir(), "lib")
-		if err := os.WriteFile(path, b, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		file, err := os.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer file.Close()
-		found, err := functions(file, map[string]int{"cuLaunchKernel": 1})
-		if err != nil && len(found) > 0 {
-			t.Fatal("functions of what is no library")
-		}
-	})
 }

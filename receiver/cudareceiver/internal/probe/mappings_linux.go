@@ -6,11 +6,11 @@ package probe
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -84,7 +84,7 @@ func watchMappings() (*mappings, error) {
 
 // read calls use with each process that has mapped a file whose path is wanted since read was last called. It
 // returns false if events were lost, so that everything has to be looked at.
-func (m *mappings) read(wanted func(path string) bool, use func(pid uint32)) (complete bool) {
+func (m *mappings) read(wanted func(path []byte) bool, use func(pid uint32)) (complete bool) {
 	complete = true
 	for i := range m.rings {
 		r := &m.rings[i]
@@ -104,7 +104,7 @@ func (m *mappings) read(wanted func(path string) bool, use func(pid uint32)) (co
 				m.buf = r.copy(m.buf[:0], tail, size)
 				path, _, _ := bytes.Cut(m.buf[mmap2Path:], []byte{0})
 				// A process of another name space has an id that is none here.
-				if pid := binary.NativeEndian.Uint32(m.buf[mmap2PID:]); wanted(string(path)) && pid != 0 && pid != ^uint32(0) {
+				if pid := binary.NativeEndian.Uint32(m.buf[mmap2PID:]); wanted(path) && pid != 0 && pid != ^uint32(0) {
 					use(pid)
 				}
 			}
@@ -156,22 +156,21 @@ func cpuList(text string) ([]int, error) {
 	return all, nil
 }
 
-// attachMapped looks at the libraries that processes have loaded since it was last called.
-func (p *Probe) attachMapped() {
+// attachMapped attaches to the libraries that processes have loaded since it was last called. It returns false if
+// some may have been missed, so that all processes must be looked through.
+func (p *Probe) attachMapped(ctx context.Context) (complete bool) {
 	if p.mappings == nil {
-		return
+		return true
 	}
-	proc := filepath.Join(p.options.Root, "proc")
-	var found []candidate
 	seen := map[uint32]bool{}
-	complete := p.mappings.read(isLibrary, func(pid uint32) {
-		if !seen[pid] {
-			seen[pid] = true
-			mapped(proc, strconv.FormatUint(uint64(pid), 10), func(c candidate) { found = append(found, c) })
-		}
-	})
-	_ = p.attachNew(found)
-	if !complete {
-		_ = p.rescan()
+	complete = p.mappings.read(isLibrary, func(pid uint32) { seen[pid] = true })
+	if len(seen) == 0 {
+		return complete
 	}
+	l := newLook()
+	for pid := range seen {
+		p.finder.process(ctx, l, strconv.FormatUint(uint64(pid), 10))
+	}
+	_ = p.attachNew(ctx, l.found) // what fails is counted
+	return complete
 }

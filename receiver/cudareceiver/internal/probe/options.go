@@ -31,6 +31,9 @@ type Options struct {
 	// Log is told, seldom and in a sentence each, where less is observed than could be; nil for nobody. It is called
 	// with the Probe's lock held and must not call the Probe.
 	Log func(text string)
+	// Skipped is told of files that are not observed, the first of each reason in ten minutes; nil for nobody. It may
+	// be called with the Probe's lock held and must not call the Probe. Losses count all of them.
+	Skipped func(Skip)
 }
 
 // Source is where calls are counted.
@@ -59,6 +62,10 @@ const (
 	// mappedInterval is how often libraries that were just loaded are looked for. Between loading the driver and its
 	// first call a program initialises it, which takes longer.
 	mappedInterval = 50 * time.Millisecond
+	// minRescan and rescanPause bound how often all processes are looked through because the kernel had no room for
+	// events: a program that maps files all the time can cause that. The pause is a multiple of the last look's time.
+	minRescan   = time.Second
+	rescanPause = 10
 )
 
 func (o Options) withDefaults() Options {

@@ -36,10 +36,14 @@ type Probe struct {
 	multi     bool
 	links     []link.Link
 	names     *ringbuf.Reader
-	mappings  *mappings // nil where the kernel does not give them
 	libraries map[file]*attachment
 	runtimes  map[file]*runtimeLibrary
-	denied    int // of the last look
+	// reserved are libcudart that are being attached to, rejected are files that are not attached to.
+	reserved map[*runtimeLibrary]struct{}
+	rejected map[revision]struct{}
+	// again asks for a look through all processes.
+	again  bool
+	denied int // of the last look
 	// slow and failed are those of libraries that were let go.
 	slow, failed uint64
 	reader       reader
@@ -48,13 +52,25 @@ type Probe struct {
 	trace        *Trace            // nil while none is on
 	stop         context.CancelFunc
 	done         sync.WaitGroup
+
+	// looking is held by the one goroutine that looks for libraries. Collections and Close do not need it.
+	looking  sync.Mutex
+	finder   finder
+	mappings *mappings // nil where the kernel does not give them
+	// working are attempts to attach, abandoned ones among them. They use the programs.
+	working sync.WaitGroup
 }
 
 var errNotStarted = errors.New("the probe is not started")
 
 // New makes a Probe; it does nothing before Start.
 func New(o Options) *Probe {
-	return &Probe{options: o.withDefaults(), libraries: map[file]*attachment{}, runtimes: map[file]*runtimeLibrary{}}
+	o = o.withDefaults()
+	return &Probe{
+		options: o, libraries: map[file]*attachment{}, runtimes: map[file]*runtimeLibrary{},
+		reserved: map[*runtimeLibrary]struct{}{}, rejected: map[revision]struct{}{},
+		finder: finder{proc: filepath.Join(o.Root, "proc"), shares: newShares(o.Skipped)},
+	}
 }
 
 // Start loads the programs, attaches them to the driver libraries that are mapped now, and goes on looking
@@ -63,6 +79,27 @@ func (p *Probe) Start(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	p.looking.Lock()
+	defer p.looking.Unlock()
+	if err := p.prepare(); err != nil {
+		return err
+	}
+	if err := p.rescan(ctx); err != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return errors.Join(explain(err), p.release())
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	loop, stop := context.WithCancel(context.Background())
+	p.stop = stop
+	p.done.Go(func() { p.run(loop) })
+	p.done.Go(func() { p.look(loop) })
+	return nil
+}
+
+// prepare does what Start does before the first look.
+func (p *Probe) prepare() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.objects != nil {
@@ -84,12 +121,6 @@ func (p *Probe) Start(ctx context.Context) error {
 	if err != nil {
 		p.options.Log(fmt.Sprintf("the kernel does not tell which files are loaded (%v): a driver library that is new is found within %v", err, p.options.RescanInterval))
 	}
-	if err := p.rescan(); err != nil {
-		return errors.Join(explain(err), p.release())
-	}
-	loop, stop := context.WithCancel(context.Background())
-	p.stop = stop
-	p.done.Go(func() { p.run(loop) })
 	return nil
 }
 
@@ -249,13 +280,12 @@ func (p *Probe) watchProcesses() error {
 	return nil
 }
 
+// run does what needs no other user's files, so that nobody can delay it.
 func (p *Probe) run(ctx context.Context) {
 	drain := time.NewTicker(drainInterval)
 	defer drain.Stop()
-	mapped := time.NewTicker(mappedInterval)
-	defer mapped.Stop()
-	rescan := time.NewTicker(p.options.RescanInterval)
-	defer rescan.Stop()
+	check := time.NewTicker(mappedInterval)
+	defer check.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -267,18 +297,54 @@ func (p *Probe) run(ctx context.Context) {
 			_ = p.reader.takeEnded()
 			p.endRuntimes()
 			p.mu.Unlock()
-		case <-mapped.C:
+		case <-check.C:
 			p.mu.Lock()
 			p.takeNames()
-			p.attachMapped()
 			p.checkRuntimes()
-			p.mu.Unlock()
-		case <-rescan.C:
-			p.mu.Lock()
-			_ = p.rescan() // /proc was there at Start
 			p.mu.Unlock()
 		}
 	}
+}
+
+// look looks for libraries until ctx ends.
+func (p *Probe) look(ctx context.Context) {
+	mapped := time.NewTicker(mappedInterval)
+	defer mapped.Stop()
+	rescan := time.NewTicker(p.options.RescanInterval)
+	defer rescan.Stop()
+	var next time.Time // when events that were missed may cause the next look
+	missed := false
+	for {
+		all := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-mapped.C:
+		case <-rescan.C:
+			all = true
+		}
+		p.looking.Lock()
+		missed = !p.attachMapped(ctx) || missed
+		if missed && time.Now().After(next) || p.takeAgain() {
+			all = true
+		}
+		if all {
+			began := time.Now()
+			_ = p.rescan(ctx) // /proc was there at Start
+			next = time.Now().Add(max(minRescan, rescanPause*time.Since(began)))
+			missed = false
+		}
+		p.looking.Unlock()
+	}
+}
+
+// takeAgain reports whether a look through all processes was asked for.
+func (p *Probe) takeAgain() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	again := p.again
+	p.again = false
+	return again
 }
 
 // ringHeader is what the kernel adds to each record of a ring, in bytes.
@@ -320,6 +386,7 @@ func (p *Probe) Snapshot() (*Snapshot, error) {
 		s.Losses.Slow += a.slow
 	}
 	s.Losses.Denied = p.denied
+	s.Losses.Skipped = p.finder.shares.counts()
 	s.Runtimes = p.runtimeChecks()
 	return s, nil
 }
@@ -359,9 +426,7 @@ func (p *Probe) release() error {
 		errs = append(errs, l.Close())
 	}
 	p.links = nil
-	for id := range p.libraries {
-		errs = append(errs, p.detach(id))
-	}
+	errs = append(errs, p.detachAll())
 	if p.mappings != nil {
 		errs = append(errs, p.mappings.close())
 		p.mappings = nil
@@ -371,8 +436,49 @@ func (p *Probe) release() error {
 		p.names = nil
 	}
 	if p.objects != nil {
-		errs = append(errs, p.objects.Close())
+		errs = append(errs, p.closeObjects())
 		p.objects = nil
 	}
 	return errors.Join(errs...)
+}
+
+// maxDetaching is how many libraries are detached from at a time. The kernel waits for running programs after each
+// link, for some 30 ms.
+const maxDetaching = 32
+
+// detachAll detaches from all libraries.
+func (p *Probe) detachAll() error {
+	errs := make(chan error, len(p.libraries))
+	slots := make(chan struct{}, maxDetaching)
+	var done sync.WaitGroup
+	for _, a := range p.libraries {
+		done.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			errs <- a.close()
+		})
+	}
+	done.Wait()
+	close(errs)
+	clear(p.libraries)
+	clear(p.runtimes)
+	var all error
+	for err := range errs {
+		all = errors.Join(all, err)
+	}
+	return all
+}
+
+// closeObjects frees the programs and maps, at once unless an abandoned attempt to attach uses them.
+func (p *Probe) closeObjects() error {
+	objects := p.objects
+	if p.finder.dog.Pending() == 0 {
+		p.working.Wait()
+		return objects.Close()
+	}
+	go func() {
+		p.working.Wait()
+		_ = objects.Close() // nobody is left to tell
+	}()
+	return nil
 }

@@ -81,14 +81,21 @@ func attached(t *testing.T, p *Probe, paths ...string) {
 			have[l.Inode] = true
 		}
 		for _, path := range paths {
-			id, _, err := fileOf(path)
-			require.NoError(t, err)
-			if !have[id.inode] {
+			if !have[fileAt(t, path).inode] {
 				return false
 			}
 		}
 		return true
 	}, patience, 10*time.Millisecond)
+}
+
+// fileAt identifies the file at a path.
+func fileAt(t *testing.T, path string) file {
+	t.Helper()
+	o, err := openPath(path)
+	require.NoError(t, err)
+	o.close()
+	return o.id
 }
 
 func count[K comparable, V any](t *testing.T, m *ebpf.Map, processors int) int {

@@ -48,13 +48,17 @@ func (r *runtimeLibrary) close() error {
 	return errors.Join(closeAll(&r.entries), closeAll(&r.returns))
 }
 
-// newRuntime gives a libcudart a number that no other has now.
+// newRuntime gives a libcudart a number that no other has now. It is in p.reserved until it is in p.runtimes. p.mu is
+// held.
 func (p *Probe) newRuntime(path string) (*runtimeLibrary, error) {
 	var used [maxRuntimes]bool
 	for _, r := range p.runtimes {
 		if r.attached() {
 			used[r.number] = true
 		}
+	}
+	for r := range p.reserved {
+		used[r.number] = true
 	}
 	number := slices.Index(used[:], false)
 	if number < 0 {
@@ -65,7 +69,9 @@ func (p *Probe) newRuntime(path string) (*runtimeLibrary, error) {
 	if err := p.objects.Checks.Put(key, cudaRuntimeCheck{}); err != nil {
 		return nil, err
 	}
-	return &runtimeLibrary{path: path, number: uint8(number), state: RuntimeChecking}, nil
+	r := &runtimeLibrary{path: path, number: uint8(number), state: RuntimeChecking}
+	p.reserved[r] = struct{}{}
+	return r, nil
 }
 
 // endRuntimes detaches from the returns of each libcudart whose entries are gone, some time after these.
@@ -112,13 +118,13 @@ func (p *Probe) checkRuntimes() {
 }
 
 // checkAgain is for a driver that was not there before: what was found out is about others, and libraries that were
-// detached from are looked at once more.
+// detached from are looked at once more, where a process still has them.
 func (p *Probe) checkAgain() {
 	for id, r := range p.runtimes {
 		if a := p.libraries[id]; a != nil && len(r.entries) == 0 {
-			_ = r.close()
-			a.slow, a.failed = 0, 0
-			_ = p.attach(id, a) // what fails is counted
+			a.slow, a.failed = 0, 0 // they are counted again
+			_ = p.detach(id)
+			p.again = true
 		}
 	}
 }

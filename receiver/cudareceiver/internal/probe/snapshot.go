@@ -171,6 +171,8 @@ type Losses struct {
 	// Denied are processes and files that we were not allowed to look at when we last looked for libraries. It may
 	// fall.
 	Denied int
+	// Skipped are files that were not observed, by reason, each time that a look skipped one.
+	Skipped map[string]uint64
 }
 
 // Library is a library that is attached to.

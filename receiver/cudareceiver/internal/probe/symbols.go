@@ -4,10 +4,12 @@ package probe
 
 import (
 	"bytes"
-	"debug/elf"
-	"errors"
+	"cmp"
+	"debug/elf" // its constants only
 	"fmt"
 	"io"
+
+	"github.com/gpuflight/gpuflight/internal/elffile"
 )
 
 // function is an exported function of a library.
@@ -21,48 +23,103 @@ type function struct {
 	slow bool
 }
 
-// maxSymbols bounds what is read of a file: NVIDIA's driver exports some 700 functions.
-const maxSymbols = 100_000
+// Bounds of what is read of a library that any user may have made. NVIDIA's driver exports some 700 functions.
+const (
+	maxSections = 4096
+	maxSymbols  = 100_000
+	// maxFileReads bounds all bytes that are read of one file: 100,000 symbols, their names and the code of functions.
+	maxFileReads = 16 << 20
+	// minOffset is the size of the ELF header. No function is in it, and an offset of 0 means "unknown" to the
+	// library that attaches probes.
+	minOffset = elffile.HeaderBytes
+)
 
-// functions returns those of the wanted functions that a library exports. Functions that it has under
-// several names at one address are there under each.
-func functions(file io.ReaderAt, wanted map[string]int) ([]function, error) {
-	f, err := elf.NewFile(file)
+// functions returns those of the wanted functions that a library of size bytes exports. Functions that it has under
+// several names at one address are returned under each, and several versions of one name each by itself. It reads
+// at most maxFileReads bytes. It allocates in proportion to what it returns.
+func functions(file io.ReaderAt, size int64, wanted map[string]int) ([]function, error) {
+	file = &boundedReader{file: file, left: maxFileReads}
+	f, err := elffile.Open(file, size)
 	if err != nil {
-		return nil, fmt.Errorf("not a library: %w", err)
+		return nil, fmt.Errorf("read the library: %w", err)
 	}
-	symbols, err := f.DynamicSymbols()
-	if err != nil && !errors.Is(err, elf.ErrNoSymbols) {
-		return nil, fmt.Errorf("its symbols: %w", err)
+	if f.Sections > maxSections {
+		return nil, fmt.Errorf("read the library: %d sections: %w of %d", f.Sections, elffile.ErrLimit, maxSections)
 	}
-	if len(symbols) > maxSymbols {
-		return nil, fmt.Errorf("%d symbols are more than a library has", len(symbols))
+	executables, err := f.Executables()
+	if err != nil {
+		return nil, fmt.Errorf("read the segments: %w", err)
 	}
+	table, names, ok, err := f.Symbols(elf.SHT_DYNSYM)
+	if err != nil {
+		return nil, fmt.Errorf("read the symbols: %w", err)
+	}
+	if !ok {
+		return nil, nil
+	}
+	longest := 0
+	for name := range wanted {
+		longest = max(longest, len(name))
+	}
+	buf := make([]byte, longest+1)
 	var found []function
-	for _, s := range symbols {
-		if _, ok := wanted[s.Name]; !ok || elf.ST_TYPE(s.Info) != elf.STT_FUNC || s.Section == elf.SHN_UNDEF || s.Value == 0 {
-			continue
+	err = f.EachSymbol(&table, maxSymbols, func(i uint64, s elffile.Symbol) (bool, error) {
+		// The first symbol is none.
+		if i == 0 || elf.ST_TYPE(s.Info) != elf.STT_FUNC || s.Section == elf.SHN_UNDEF || s.Value == 0 {
+			return true, nil
 		}
-		offset, ok := fileOffset(f, s.Value)
+		name, err := f.NameAt(&names, s.Name, buf)
+		if err != nil {
+			return false, err
+		}
+		if _, ok := wanted[string(name)]; !ok {
+			return true, nil
+		}
+		// A file can give many symbols one name. Real ones have a few versions of each.
+		if len(found) >= maxVersions*len(wanted) {
+			return false, fmt.Errorf("more than %d versions of each function: %w", maxVersions, elffile.ErrLimit)
+		}
+		offset, ok := fileOffset(executables, s.Value)
 		if !ok {
-			return nil, fmt.Errorf("%s at %#x is in no executable segment", s.Name, s.Value)
+			return false, fmt.Errorf("%s at %#x is in no executable segment", name, s.Value)
 		}
 		var code [16]byte
-		n, err := file.ReadAt(code[:], int64(offset)) //nolint:gosec // Within a segment, which is within the file.
+		n, err := file.ReadAt(code[:min(int64(len(code)), size-int64(offset))], int64(offset)) //nolint:gosec // Within the file.
 		if n < 5 {
-			return nil, fmt.Errorf("%s: %w", s.Name, err)
+			return false, fmt.Errorf("read the code of %s: %w", name, cmp.Or(err, io.ErrUnexpectedEOF))
 		}
 		skip, slow := entry(f.Machine, code[:n])
-		found = append(found, function{name: s.Name, offset: offset + uint64(skip), slow: slow})
+		found = append(found, function{name: string(name), offset: offset + uint64(skip), slow: slow})
+		return true, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the symbols: %w", err)
 	}
 	return found, nil
 }
 
-// fileOffset turns an address into where it is in the file, which is what uprobes go by.
-func fileOffset(f *elf.File, address uint64) (uint64, bool) {
-	for _, p := range f.Progs {
-		if p.Type == elf.PT_LOAD && p.Flags&elf.PF_X != 0 && address >= p.Vaddr && address-p.Vaddr < p.Filesz {
-			return p.Off + (address - p.Vaddr), true
+// maxVersions bounds the symbols of one name.
+const maxVersions = 4
+
+// boundedReader fails with [elffile.ErrLimit] once it has read so many bytes.
+type boundedReader struct {
+	file io.ReaderAt
+	left int64
+}
+
+func (r *boundedReader) ReadAt(b []byte, at int64) (int, error) {
+	if int64(len(b)) > r.left {
+		return 0, fmt.Errorf("%d bytes read: %w", maxFileReads, elffile.ErrLimit)
+	}
+	r.left -= int64(len(b))
+	return r.file.ReadAt(b, at)
+}
+
+// fileOffset returns where an address is in the file, which is what uprobes go by.
+func fileOffset(executables []elffile.Executable, address uint64) (uint64, bool) {
+	for _, e := range executables {
+		if offset, ok := e.At(address); ok && offset >= minOffset {
+			return offset, true
 		}
 	}
 	return 0, false

@@ -161,11 +161,6 @@ func (t *Trace) attach(a *attachment) error {
 		return nil
 	}
 	index := functionsOf(libcuda)
-	found, err := functions(a.file, index)
-	if err != nil {
-		t.losses.AttachFailed++
-		return err
-	}
 	executable, err := a.executable()
 	if err != nil {
 		t.losses.AttachFailed++
@@ -179,7 +174,7 @@ func (t *Trace) attach(a *attachment) error {
 	type target struct{ offsets, cookies []uint64 }
 	entries, returns := map[*ebpf.Program]*target{}, &target{}
 	seen := map[uint64]bool{}
-	for _, fn := range found {
+	for _, fn := range a.found {
 		i := index[fn.name]
 		d := apiFunctions[i]
 		_, stream, ok := traceFunction(d)

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && (amd64 || arm64)
+
+package probe
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// BenchmarkDiscover looks through the machine's own /proc once.
+func BenchmarkDiscover(b *testing.B) {
+	for b.Loop() {
+		f := finder{proc: "/proc", shares: newShares(nil)}
+		_, err := f.all(b.Context())
+		require.NoError(b, err)
+	}
+}

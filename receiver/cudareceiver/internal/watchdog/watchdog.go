@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package watchdog runs calls that may never return, such as reads of files that another user's program serves, and
+// abandons them after a deadline.
+//
+// The kernel cannot cancel such a call: its thread stays until the call returns. So the number of abandoned calls is
+// bounded, in all and for each owner. An owner at the bound gets no further calls until one of its calls returns;
+// the others are not affected.
+package watchdog
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// Errors of [Run].
+var (
+	// ErrAbandoned is of a call that did not return in time.
+	ErrAbandoned = errors.New("no answer in time")
+	// ErrBusy is of a call that was not made: too many calls of its owner, or of all owners, are abandoned.
+	ErrBusy = errors.New("too many earlier calls have not returned")
+)
+
+const (
+	// maxOwner and maxTotal bound the abandoned calls that have not returned: of one owner, and of all. Each holds a
+	// thread, whose stack the kernel bounds, and at most a few descriptors.
+	maxOwner = 2
+	maxTotal = 32
+)
+
+// Watchdog counts abandoned calls by owner. The zero value is ready. It is safe for concurrent use.
+type Watchdog[Owner comparable] struct {
+	mu      sync.Mutex
+	pending map[Owner]int
+	total   int
+}
+
+// Pending returns how many abandoned calls have not returned.
+func (w *Watchdog[Owner]) Pending() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.total
+}
+
+// Run makes a call in a goroutine of its own and waits for it, for at most limit, or until ctx ends. The error is
+// [ErrAbandoned], [ErrBusy] or that of ctx; the call's result is valid if it is nil. owner is who is charged for a
+// call that does not return; it is asked only if needed. What an abandoned call returns in the end goes to discard,
+// which may be nil.
+func Run[Owner comparable, T any](ctx context.Context, w *Watchdog[Owner], owner func() Owner, limit time.Duration, call func() T, discard func(T)) (T, error) {
+	var none T
+	if err := ctx.Err(); err != nil {
+		return none, err
+	}
+	w.mu.Lock()
+	some, full := w.total > 0, w.total >= maxTotal
+	w.mu.Unlock()
+	if some {
+		who := owner()
+		w.mu.Lock()
+		full = full || w.pending[who] >= maxOwner
+		w.mu.Unlock()
+	}
+	if full {
+		return none, ErrBusy
+	}
+	done := make(chan T, 1)
+	abandoned := false // under w.mu
+	var who Owner
+	go func() {
+		result := call()
+		w.mu.Lock()
+		if !abandoned {
+			done <- result
+			w.mu.Unlock()
+			return
+		}
+		w.total--
+		if w.pending[who]--; w.pending[who] == 0 {
+			delete(w.pending, who)
+		}
+		w.mu.Unlock()
+		if discard != nil {
+			discard(result)
+		}
+	}()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	err := ErrAbandoned
+	select {
+	case result := <-done:
+		return result, nil
+	case <-timer.C:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	by := owner()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	select {
+	case result := <-done: // it returned at the last moment
+		return result, nil
+	default:
+	}
+	if w.pending == nil {
+		w.pending = map[Owner]int{}
+	}
+	abandoned, who = true, by
+	w.pending[who]++
+	w.total++
+	return none, err
+}
