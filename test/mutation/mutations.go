@@ -106,6 +106,16 @@ var mutations = []mutation{
 		fleet, "^TestTailSamplingWaitsWhenItIsFull$",
 	},
 	{
+		"OTLP: a slow client over HTTP is cut off", "config/agent.yaml",
+		"read_timeout: 10s", "read_timeout: 10m",
+		fleet, "^TestSlowOTLPClients$",
+	},
+	{
+		"OTLP: a slow client over gRPC does not delay the end", "config/gateway.yaml",
+		"max_connection_age: 10s", "max_connection_age: 10m",
+		fleet, "^TestSlowOTLPClients$",
+	},
+	{
 		"certificates: only clients with a certificate", "docs/deploying.md",
 		"          client_ca_file: ", "          # client_ca_file: ",
 		fleet, "^TestAgentAndGatewayOverTLS$",
