@@ -35,8 +35,13 @@ var mutations = []mutation{
 		gpuflogReceiver, "^TestARestartInTheMiddleGoesOnWhereItWas$",
 	},
 	{
-		"every loss is counted: a broken line", "internal/gpuflog/decoder.go",
+		"every loss is counted: a line without a type", "internal/gpuflog/decoder.go",
 		`		d.reject(Malformed, "no type in "+excerpt(line))` + "\n", "",
+		gpuflogReceiver, "^TestRejects_LineWithoutType$",
+	},
+	{
+		"every loss is counted: a broken line", "internal/gpuflog/decoder.go",
+		`d.reject(Malformed, recordNames[r.typ]+": "+excerptAt(line, r.i))`, "_ = r",
 		gpuflogReceiver, "^TestBadLinesAreCountedReportedOnceAndPassedOver$",
 	},
 	{
