@@ -5,6 +5,7 @@ package cupti
 import (
 	"testing"
 
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 )
 
@@ -43,6 +44,10 @@ func FuzzDecode(f *testing.F) {
 			begins = append(begins, at)
 			at += uint32(n)
 		}
+		// A batch has room for many records from the beginning.
+		alloctest.Limit{PerByte: 1 << 10, Constant: 1 << 21}.Check(t, len(data)+len(lengths), func() {
+			newTestDecoder().decode(data, newIndexWalker(data, begins), nil).Release()
+		})
 		d := newTestDecoder()
 		batch := d.decode(data, newIndexWalker(data, begins), nil)
 		check(t, d, batch)

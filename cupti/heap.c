@@ -3,7 +3,6 @@
 //go:build linux && cgo
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "gpufl_deep_internal.h"
 
@@ -57,6 +56,13 @@ void gpufl_heap_later(void) {
 
 size_t gpufl_heap_held(void) { return atomic_load(&held); }
 
+// size_before returns what lies before an allocation. This read is outside the allocation on purpose, so the sanitizers must not
+// check it: https://gcc.gnu.org/onlinedocs/gcc/Common-Function-Attributes.html, no_sanitize. The layout is that of glibc's
+// malloc.c, "malloc_chunk details".
+__attribute__((noinline, no_sanitize("address"), no_sanitize("thread"))) static size_t size_before(const size_t *volatile at) {
+  return at[-1] & ~(size_t)7;
+}
+
 // applies: malloc is glibc's, and not one that is put in its place and orders pieces otherwise. Which function it is cannot be asked: a
 // program that is not position independent has an address of its own for it. So it is told by the size that glibc writes before
 // each piece, with three bits that mean something else.
@@ -66,18 +72,15 @@ static bool applies(void) {
   if (is == 0) {
     int like_glibc = 0;
     for (size_t size = SMALLEST; size <= LARGEST && is == 0; size += 144) {
-      const char *p = malloc(size - sizeof(size_t));
+      void *p = malloc(size - sizeof(size_t));
       if (p == NULL) continue;
-      const char *volatile at = p; // the compiler would know that nothing lies before a piece
       // What is before the begin of a page may not be there. One in 256 of glibc's pieces is at one.
       if ((uintptr_t)p % 4096 != 0) {
-        size_t before;
-        memcpy(&before, at - sizeof before, sizeof before);
-        before &= ~(size_t)7;
+        size_t before = size_before(p);
         if (before == size || before == size + 16) like_glibc++; // what would be too small to be a piece is left to it
         else is = -1;
       }
-      free((void *)p);
+      free(p);
     }
     if (is == 0) is = like_glibc >= 4 ? 1 : -1;
     atomic_store(&known, is);

@@ -26,6 +26,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/connector/gpuusageconnector/internal/metadata"
 	"github.com/gpuflight/gpuflight/connector/gpuusageconnector/internal/metadatatest"
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -280,6 +281,10 @@ func FuzzRecord(f *testing.F) {
 	f.Fuzz(func(t *testing.T, payload []byte) {
 		r := append(appendBatchRecord(nil, &batch{strings: []string{""}})[:headerBytes], payload...)
 		binary.LittleEndian.PutUint64(r[1:], uint64(testEpoch))
+		alloctest.Limit{PerByte: 1 << 10, Constant: 1 << 20}.Check(t, len(r), func() {
+			var b batch
+			_ = newState(testConfig(perSecond)).replay(r, &b)
+		})
 		s := newState(testConfig(perSecond))
 		var b batch
 		if err := s.replay(r, &b); err != nil {
@@ -312,6 +317,7 @@ func FuzzSnapshot(f *testing.F) {
 		if err != nil {
 			return
 		}
+		alloctest.Limit{PerByte: 1 << 10, Constant: 1 << 20}.Check(t, len(snap), func() { _ = newState(cfg).load(rest) })
 		s := newState(cfg)
 		if s.load(rest) != nil {
 			return

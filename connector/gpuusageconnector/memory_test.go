@@ -22,6 +22,8 @@ import (
 	"go.opentelemetry.io/collector/component/componenttest"
 	"go.opentelemetry.io/collector/extension/extensiontest"
 	"go.opentelemetry.io/collector/extension/xextension/storage"
+
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 )
 
 // liveHeap returns the bytes that are in use and not garbage.
@@ -271,6 +273,7 @@ func FuzzPieces(f *testing.F) {
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for _, b := range [][]byte{b, binary.LittleEndian.AppendUint64(slices.Clone(b), xxhash.Sum64(b))} {
+			alloctest.Limit{Constant: 1 << 12}.Check(t, len(b), func() { loadPieces(b) })
 			if p, ok := loadPieces(b); ok {
 				again, ok := loadPieces(p.append(nil))
 				if !ok || again != p || p.count <= 0 {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 	"github.com/gpuflight/gpuflight/internal/elffile"
 )
 
@@ -23,6 +24,13 @@ func FuzzOpen(f *testing.F) {
 	table = unitOf(4, join(setAddress(0), copyRow, []byte{0, 9, opDefineFile}, []byte("b.cu\x00\x01\x00\x00"), advancePC(16), endSequence))
 	f.Add(imageWithLines(table, addresses(table)...))
 	f.Fuzz(func(t *testing.T, image []byte) {
+		alloctest.Limit{PerByte: 1 << 9, Constant: 1 << 18}.Check(t, len(image), func() {
+			if file, err := Open(image); err == nil {
+				for _, fn := range file.Functions() {
+					file.Locate(fn.Name, 0, nil)
+				}
+			}
+		})
 		CUPTICRC(image)
 		file, err := Open(image)
 		var format *FormatError

@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 )
 
 // printed is what nvdisasm -c prints, shortened: two sections of code, one of them with a device function.
@@ -111,6 +113,9 @@ func FuzzParseSASS(f *testing.F) {
 	f.Add(".section .text.a,\n/*0000*/ BRA `(.L_) ;\n.L_:\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		const limit = 1 << 16
+		alloctest.Limit{PerByte: 1 << 8, Constant: 1 << 21}.Check(t, len(text), func() {
+			_ = parseSASS(strings.NewReader(text), limit, func(string, *sassText) error { return nil })
+		})
 		var kept int64
 		_ = parseSASS(strings.NewReader(text), limit, func(section string, s *sassText) error {
 			assert.True(t, strings.HasPrefix(section, ".text"))

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 )
 
 func TestKernelNameForms(t *testing.T) {
@@ -147,6 +149,7 @@ func FuzzKernelName(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, raw string) {
+		alloctest.Limit{PerByte: 1 << 6, Constant: 1 << 18}.Check(t, len(raw), func() { NewKernelName(raw) })
 		n := NewKernelName(raw)
 		if (raw == "") != (n.Short == "") || (raw == "") != (n.Full == "") || (raw == "") != (n.Qualified == "") {
 			t.Fatalf("%q gives %q", raw, *n)

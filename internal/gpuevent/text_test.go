@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -37,6 +38,8 @@ func FuzzSplitText(f *testing.F) {
 	f.Add("a\nb\n", 4)
 	f.Add("é", 1)
 	f.Fuzz(func(t *testing.T, text string, limit int) {
+		// A string for each byte, in a slice that grows.
+		alloctest.Limit{PerByte: 1 << 7, Constant: 1 << 12}.Check(t, len(text), func() { SplitText(text, limit) })
 		pieces := SplitText(text, limit)
 		if strings.Join(pieces, "") != text {
 			t.Fatal("the pieces are not the text")

@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 )
 
 // slowIndex finds the bucket by whole powers: v is in (2^(i/n), 2^((i+1)/n)] where v^n is in
@@ -220,6 +222,10 @@ func FuzzLoadState(f *testing.F) {
 	f.Add(h.AppendState(nil))
 	f.Add(x.AppendState(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
+		alloctest.Limit{PerByte: 1 << 5, Constant: 1 << 16}.Check(t, len(b), func() {
+			_, _ = NewExponential(160).LoadState(b)
+			_, _ = NewExplicit([]int64{10, 100}).LoadState(b)
+		})
 		h := NewExponential(160)
 		if _, err := h.LoadState(b); err == nil {
 			h.Observe(1)

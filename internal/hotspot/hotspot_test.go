@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 )
 
 func at(function string, pc int64, line int64) Place {
@@ -401,6 +403,9 @@ func FuzzListing(f *testing.F) {
 	f.Add("0010  FFMA R1, R1, R2, R3  ×3\n0040  EXIT\n", int64(32))
 	f.Add("ffffffffffffffff  X\n-10  Y\n7fffffffffffffff  Z  ×65536\n", int64(math.MaxInt64))
 	f.Fuzz(func(t *testing.T, text string, pc int64) {
+		alloctest.Limit{PerByte: 1 << 7, Constant: 1 << 18}.Check(t, len(text), func() {
+			New(Limits{ListingBytes: 1 << 12}).Listing("f", text)
+		})
 		table := New(Limits{ListingBytes: 1 << 12})
 		table.Listing("f", text)
 		kept := uint64(0)

@@ -3,8 +3,10 @@
 package otlp
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -19,6 +21,8 @@ import (
 	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 )
 
 // collect reads a file and counts what it holds.
@@ -211,6 +215,16 @@ func TestFileOfHalfAHeader(t *testing.T) {
 	}
 }
 
+// decompressed returns how many bytes a file holds, in compressed form or not: as many as can be read.
+func decompressed(b []byte) int {
+	r, err := decompress(bufio.NewReader(bytes.NewReader(b)))
+	if err != nil {
+		return len(b)
+	}
+	n, _ := io.Copy(io.Discard, io.LimitReader(r, 1<<21))
+	return max(len(b), int(n))
+}
+
 func FuzzRead(f *testing.F) {
 	line, _ := traces{spans(0, 2)}.json()
 	f.Add(append(line, '\n'))
@@ -222,6 +236,12 @@ func FuzzRead(f *testing.F) {
 		if err := os.WriteFile(path, b, 0o600); err != nil {
 			t.Fatal(err)
 		}
+		// "{}," is a span, and the decoder of zstd takes some MiB by itself.
+		n := decompressed(b)
+		if n > 1<<20 {
+			t.Skip("too long")
+		}
+		alloctest.Limit{PerByte: 1 << 10, Constant: 1 << 24}.Check(t, n, func() { _, _ = ReadFile(path, Handler{}) })
 		stats, _ := ReadFile(path, Handler{})
 		if stats.Bad > stats.Lines || len(stats.Errors) > stats.Bad {
 			t.Fatalf("%+v", stats)

@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 )
 
 var id = strings.Repeat("0123456789abcdef", 4)
@@ -81,6 +83,11 @@ func TestFilesAreReadUpToALimit(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add("0::/kubepods/pod"+uid+"/"+id+"\n", "1 (a"+fields)
 	f.Fuzz(func(t *testing.T, cgroup, text string) {
+		alloctest.Limit{PerByte: 1 << 5, Constant: 1 << 14}.Check(t, len(cgroup)+len(text), func() {
+			ParseCgroup(cgroup)
+			ParseStat([]byte(text))
+			ParseVPID([]byte(text))
+		})
 		container, pod := ParseCgroup(cgroup)
 		if container != "" && (len(container) != 64 || !strings.Contains(cgroup, container)) {
 			t.Errorf("container %q", container)

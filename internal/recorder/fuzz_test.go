@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 )
 
@@ -19,6 +20,10 @@ func FuzzSettings(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
+		// Forty variables have the text, and an error quotes it.
+		alloctest.Limit{PerByte: 1 << 12, Constant: 1 << 18}.Check(t, len(text), func() {
+			_, _ = SettingsFromEnv(func(string) string { return text })
+		})
 		settings, err := SettingsFromEnv(func(string) string { return text })
 		if err != nil && strings.Count(err.Error(), "\n") > 40 {
 			t.Fatalf("%d lines of errors", strings.Count(err.Error(), "\n"))

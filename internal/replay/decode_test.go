@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 )
 
 // found is what a reader made of an object.
@@ -249,6 +251,8 @@ func FuzzReader(f *testing.F) {
 			}
 			return all
 		}
+		// An object of 16 KiB decompressed is the most that is decoded. Each frame of zstd has a decoder.
+		alloctest.Limit{PerByte: 1 << 13, Constant: 1 << 25}.Check(t, len(data), func() { read(0) })
 		all, rest := read(0), read(skip)
 		var want []seen
 		for _, s := range all {

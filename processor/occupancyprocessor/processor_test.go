@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/collector/processor/processortest"
 
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 	"github.com/gpuflight/gpuflight/internal/occupancy"
 	"github.com/gpuflight/gpuflight/processor/occupancyprocessor/internal/metadata"
 	"github.com/gpuflight/gpuflight/semconv"
@@ -553,6 +554,12 @@ func FuzzProcess(f *testing.F) {
 			return
 		}
 		n := int64(td.SpanCount())
+		// A span of two bytes gets some attributes.
+		alloctest.Limit{PerByte: 1 << 10, Constant: 1 << 16}.Check(t, len(b), func() {
+			again := ptrace.NewTraces()
+			td.CopyTo(again)
+			p.annotate(again)
+		})
 		c := p.annotate(td)
 		require.Equal(t, n, int64(td.SpanCount()))
 		require.Equal(t, n, c.seen[otherOperation]+c.seen[kernelOperation]+c.seen[copyOperation])

@@ -9,7 +9,7 @@
 // more memory than it may. Tail sampling, certificates and an agent with all its receivers are tested in
 // the same set-up.
 //
-// By default the faults are short. GPUFLIGHT_LONG=1 makes them as long as docs/deploying.md says.
+// By default the faults are short. GPUFLIGHT_SOAK=1 makes them as long as docs/deploying.md says.
 package fleet_test
 
 import (
@@ -37,9 +37,9 @@ const (
 var keys = []string{"cuda.operation"}
 
 // long says whether faults take their full time.
-func long() bool { return os.Getenv("GPUFLIGHT_LONG") == "1" }
+func long() bool { return os.Getenv("GPUFLIGHT_SOAK") != "" }
 
-// pick returns the first value, or the second with GPUFLIGHT_LONG=1.
+// pick returns the first value, or the second with GPUFLIGHT_SOAK=1.
 func pick[T any](quick, full T) T {
 	if long() {
 		return full
@@ -47,7 +47,7 @@ func pick[T any](quick, full T) T {
 	return quick
 }
 
-// parallel lets a test run beside others: most of the time of each is waiting. With GPUFLIGHT_LONG=1 each
+// parallel lets a test run beside others: most of the time of each is waiting. With GPUFLIGHT_SOAK=1 each
 // has the machine for itself.
 func parallel(t *testing.T) {
 	t.Helper()

@@ -216,10 +216,13 @@ FAKE_API int cuCtxCreate_v2(void **out, unsigned flags, int device) {
 FAKE_API int cuCtxDestroy_v2(void *c) { return destroy_context(c); }
 
 static void *primary_of(int device) {
-  for (int i = 0; i < MAX_CONTEXTS; i++) {
-    if (context_states[i].alive && context_states[i].primary && context_states[i].device == device) return &context_states[i];
+  void *found = NULL;
+  pthread_mutex_lock(&contexts_lock);
+  for (int i = 0; i < MAX_CONTEXTS && found == NULL; i++) {
+    if (context_states[i].alive && context_states[i].primary && context_states[i].device == device) found = &context_states[i];
   }
-  return NULL;
+  pthread_mutex_unlock(&contexts_lock);
+  return found;
 }
 FAKE_API int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
   *flags = 0;

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 	"github.com/gpuflight/gpuflight/internal/deep"
 )
 
@@ -519,6 +520,7 @@ func FuzzRequest(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, line []byte) {
+		alloctest.Limit{PerByte: 1 << 6, Constant: 1 << 14}.Check(t, len(line), func() { _, _, _ = parseRequest(line) })
 		do, r, err := parseRequest(line)
 		switch {
 		case err != nil:

@@ -10,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 )
 
 func TestParse(t *testing.T) {
@@ -127,6 +129,7 @@ func FuzzParse(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
+		alloctest.Limit{PerByte: 1 << 7, Constant: 1 << 14}.Check(t, len(text), func() { _, _ = Parse(text) })
 		r, err := Parse(text)
 		var e *ParseError
 		if err != nil {

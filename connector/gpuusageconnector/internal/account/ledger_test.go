@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 )
 
 // books writes down what a ledger books. payments are those of works, each its own payer.
@@ -844,6 +846,7 @@ func FuzzLedgerState(f *testing.F) {
 		l := NewLedger(o)
 		l.Add(kernel(1, 5, 9))
 		before := l.AppendState(nil)
+		alloctest.Limit{PerByte: 1 << 8, Constant: 1 << 18}.Check(t, len(b), func() { _, _ = NewLedger(o).LoadState(b) })
 		rest, err := l.LoadState(b)
 		if err != nil {
 			require.ErrorIs(t, err, ErrState)

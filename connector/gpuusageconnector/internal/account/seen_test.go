@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 )
 
 // longestProbe is how far the worst number of a table lies from its place.
@@ -147,6 +149,7 @@ func FuzzSeenState(f *testing.F) {
 		s := newSeen(5, 9)
 		s.Add(77)
 		before := s.AppendState(nil)
+		alloctest.Limit{PerByte: 1 << 8, Constant: 1 << 18}.Check(t, len(b), func() { _, _ = NewSeen(5).LoadState(b) })
 		rest, err := s.LoadState(b)
 		if err != nil {
 			require.ErrorIs(t, err, ErrState)

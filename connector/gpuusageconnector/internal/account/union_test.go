@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 )
 
 // plainUnion is Union as one would write it down: a sorted slice, put together anew each time.
@@ -232,6 +234,7 @@ func FuzzUnionState(f *testing.F) {
 		u := NewUnion(3)
 		u.Add(5, 9)
 		before := u.AppendState(nil)
+		alloctest.Limit{PerByte: 1 << 8, Constant: 1 << 18}.Check(t, len(b), func() { _, _ = NewUnion(3).LoadState(b) })
 		rest, err := u.LoadState(b)
 		if err != nil {
 			require.ErrorIs(t, err, ErrState)

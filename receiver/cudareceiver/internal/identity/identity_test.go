@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 	"github.com/gpuflight/gpuflight/internal/procfs"
 )
 
@@ -131,6 +132,10 @@ func FuzzParse(f *testing.F) {
 		if p := cgroupPath(cgroup); !strings.Contains(cgroup, p) {
 			t.Errorf("cgroup %q", p)
 		}
+		alloctest.Limit{PerByte: 1 << 6, Constant: 1 << 18}.Check(t, len(cgroup)+len(environ), func() {
+			cgroupPath(cgroup)
+			parseEnviron(strings.NewReader(environ))
+		})
 		service, attributes, parent := parseEnviron(strings.NewReader(environ))
 		if !utf8.ValidString(service) || len(attributes) > maxAttributes || len(parent) > 4*maxValue || !utf8.ValidString(parent) {
 			t.Errorf("service %q, %d attributes, parent %q", service, len(attributes), parent)

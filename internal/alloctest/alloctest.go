@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package alloctest bounds what a decoder may allocate for an input. A fuzz target or a test states a
+// [Limit] in bytes per byte of input, so that a small hostile input that expands fails the test.
+package alloctest
+
+import (
+	"runtime"
+	"testing"
+)
+
+// attempts bounds how often Check calls the function. Other goroutines of the process count as well,
+// and the first call may fill caches. The smallest result is closest to the function's own.
+const attempts = 3
+
+// Limit bounds the bytes that a function allocates: PerByte times the input's length plus Constant.
+type Limit struct {
+	PerByte  uint64 // bytes per byte of input
+	Constant uint64 // bytes that do not depend on the input
+}
+
+// Check calls fn and reports an error if fn allocates more than the limit for an input of n bytes. It
+// counts all bytes that fn allocates, also those that it frees. Therefore it is an upper bound on what
+// fn holds. fn must do the same each time: Check calls it again when the result is above the limit, and
+// judges by the smallest result. Check returns that result. It is not for parallel tests.
+func (l Limit) Check(tb testing.TB, n int, fn func()) uint64 {
+	tb.Helper()
+	limit := l.PerByte*uint64(n) + l.Constant
+	least := ^uint64(0)
+	for range attempts {
+		least = min(least, measure(fn))
+		if least <= limit {
+			return least
+		}
+	}
+	tb.Errorf("%d bytes allocated for %d bytes of input: the limit is %d", least, n, limit)
+	return least
+}
+
+// measure returns the bytes that the process allocates while fn runs. ReadMemStats stops the world and
+// flushes the caches of each processor; the counters of runtime/metrics lag behind by those caches.
+func measure(fn func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	fn()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Mutation checks that the guarantees of README.md and docs/deploying.md have tests. For each it breaks the code or a configuration
+// in a copy of the source tree and runs the test that guards it. The test must fail. A test that passes, does not compile or is
+// skipped is an error, and so is a text to break that no longer exists.
+//
+//	go run ./test/mutation [-list] [-only REGEXP] [-C DIRECTORY]
+//
+// Tests of the binaries use bin and .tools of the tree, so make build comes before. It ends with 1 if a guarantee is not guarded.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// timeout bounds one run of a test.
+const timeout = 15 * time.Minute
+
+func main() {
+	list := flag.Bool("list", false, "list the mutations")
+	only := flag.String("only", "", "run only mutations whose guarantee, file or test matches")
+	root := flag.String("C", ".", "root of the source tree")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, *root, *only, *list); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		stop()
+		os.Exit(1) //nolint:gocritic // stop has run.
+	}
+}
+
+func run(ctx context.Context, root, only string, list bool) error {
+	pattern, err := regexp.Compile(only)
+	if err != nil {
+		return fmt.Errorf("-only: %w", err)
+	}
+	var chosen []mutation
+	for _, m := range mutations {
+		if pattern.MatchString(m.String()) {
+			chosen = append(chosen, m)
+		}
+	}
+	if list {
+		for _, m := range chosen {
+			fmt.Println(m)
+		}
+		return nil
+	}
+	if len(chosen) == 0 {
+		return fmt.Errorf("no mutation matches %q", only)
+	}
+	t, err := copyTree(ctx, root)
+	if err != nil {
+		return err
+	}
+	defer t.remove()
+	var failed []error
+	for _, m := range chosen {
+		began := time.Now()
+		err := t.check(ctx, m)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", m, err))
+			fmt.Printf("NOT GUARDED  %s: %v\n", m, err)
+			continue
+		}
+		fmt.Printf("guarded  %s (%.0f s)\n", m, time.Since(began).Seconds())
+	}
+	if len(failed) > 0 {
+		return fmt.Errorf("%d of %d mutations were not detected", len(failed), len(chosen))
+	}
+	fmt.Printf("%d mutations detected\n", len(chosen))
+	return nil
+}
+
+// tree is a copy of the source tree.
+type tree struct {
+	base, root string
+	intact     map[string]error // by test: the result without a mutation
+}
+
+// copyTree copies all files that git tracks or would track. bin, .tools and ../shared are links.
+func copyTree(ctx context.Context, from string) (*tree, error) {
+	from, err := filepath.Abs(from)
+	if err != nil {
+		return nil, err
+	}
+	base, err := os.MkdirTemp("", "gpuflight-mutation-")
+	if err != nil {
+		return nil, err
+	}
+	t := &tree{base: base, root: filepath.Join(base, "tree"), intact: map[string]error{}}
+	if err := t.fill(ctx, from); err != nil {
+		t.remove()
+		return nil, fmt.Errorf("copy %s: %w", from, err)
+	}
+	return t, nil
+}
+
+func (t *tree) fill(ctx context.Context, from string) error {
+	git := exec.CommandContext(ctx, "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	git.Dir = from
+	names, err := git.Output()
+	if err != nil {
+		return fmt.Errorf("list the files: %w", err)
+	}
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
+		info, err := os.Lstat(filepath.Join(from, name))
+		if errors.Is(err, os.ErrNotExist) {
+			continue // removed, and not yet committed
+		}
+		if err != nil {
+			return err
+		}
+		if !info.Mode().IsRegular() {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(from, name))
+		if err != nil {
+			return err
+		}
+		to := filepath.Join(t.root, name)
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(to, text, info.Mode().Perm()); err != nil {
+			return err
+		}
+	}
+	for name, target := range map[string]string{"bin": "bin", ".tools": ".tools", "../shared": "../shared"} {
+		// Where it is missing the link is broken: tests then say what they need.
+		if err := os.Symlink(filepath.Join(from, target), filepath.Join(t.root, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *tree) remove() { _ = os.RemoveAll(t.base) }
+
+// check applies a mutation, runs its test, and takes the mutation back.
+func (t *tree) check(ctx context.Context, m mutation) error {
+	path := filepath.Join(t.root, m.file)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if !bytes.Contains(text, []byte(m.old)) {
+		return fmt.Errorf("%s does not contain %q", m.file, m.old)
+	}
+	intact, known := t.intact[m.test()]
+	if !known {
+		out, err := t.test(ctx, m)
+		if err != nil {
+			intact = fmt.Errorf("the test fails without the mutation: %w\n%s", err, out)
+		} else if bytes.Contains(out, []byte("--- SKIP")) || !bytes.Contains(out, []byte("--- PASS")) {
+			intact = fmt.Errorf("the test does not run here\n%s", out)
+		}
+		t.intact[m.test()] = intact
+	}
+	if intact != nil {
+		return intact
+	}
+	if err := os.WriteFile(path, bytes.ReplaceAll(text, []byte(m.old), []byte(m.replacement)), 0o600); err != nil {
+		return err
+	}
+	out, err := t.test(ctx, m)
+	if restore := os.WriteFile(path, text, 0o600); restore != nil {
+		return restore
+	}
+	if err == nil {
+		return errors.New("the test passes with the mutation")
+	}
+	if !bytes.Contains(out, []byte("--- FAIL")) && !bytes.Contains(out, []byte("panic: ")) {
+		return fmt.Errorf("the test does not run with the mutation: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// test runs a mutation's test. The long forms of tests are not needed.
+func (t *tree) test(ctx context.Context, m mutation) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "go", "test", "-count", "1", "-v", "-run", m.run, m.pkg)
+	cmd.Dir = t.root
+	for _, v := range os.Environ() {
+		// Binaries given by their path would be those of the tree, not of the copy; the links lead to the same.
+		if !strings.HasPrefix(v, "GPUFLIGHT_") {
+			cmd.Env = append(cmd.Env, v)
+		}
+	}
+	cmd.Env = append(cmd.Env, "GPUFLIGHT_REQUIRE=1", "PWD="+t.root)
+	return cmd.CombinedOutput()
+}
