@@ -175,6 +175,10 @@ func (d *Decoder) Want() Channel {
 // a function a batch grows without bound.
 func (d *Decoder) WhenFull(empty func(*gpuevent.Batch) bool) { d.full = empty }
 
+// Stopped reports that the last call of Feed, FeedLine or EndStep stopped early because the batch was
+// full and could not be emptied.
+func (d *Decoder) Stopped() bool { return d.stopped }
+
 // room makes room in the batch. It returns false if the Decoder must stop.
 func (d *Decoder) room() bool {
 	if !d.stopped && d.full != nil && d.out.Full() {

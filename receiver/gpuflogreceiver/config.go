@@ -78,7 +78,7 @@ func defaultHTTP() HTTPConfig {
 	s.ReadTimeout = 2 * time.Minute
 	s.WriteTimeout = 3 * time.Minute // counted from the header, so above the time for the body
 	return HTTPConfig{
-		ServerConfig: s, MaxSessions: 64, MaxBufferedBytes: 256 << 20, MaxRequests: 64,
+		ServerConfig: s, MaxSessions: 64, MaxBufferedBytes: maxWindowBytes, MaxRequests: 64,
 		ChannelTimeout: 10 * time.Second,
 	}
 }
@@ -119,13 +119,17 @@ const (
 	startAtEnd       = "end"
 )
 
+// defaultLineBytes is 14 times the longest line of the recordings that we have, a source map of an
+// H200 with 1.1 MiB. A line is held in memory whole.
+const defaultLineBytes = 16 << 20
+
 func createDefaultConfig() component.Config {
 	return &Config{
 		Protocols:        Protocols{HTTP: configoptional.Default(defaultHTTP())},
 		StartAt:          startAtBeginning,
 		PollInterval:     200 * time.Millisecond,
 		MaxSpansPerTrace: 10000,
-		MaxLineBytes:     64 << 20,
+		MaxLineBytes:     defaultLineBytes,
 		JoinTimeout:      10 * time.Second,
 		SessionTimeout:   5 * time.Minute,
 	}

@@ -36,6 +36,8 @@ type intake struct {
 
 	// slots bounds the requests that decode and deliver at a time, and so their memory.
 	slots chan struct{}
+	// long bounds those of them that have a long line.
+	long chan struct{}
 	// refused counts the sessions whose data the pipelines have not accepted yet.
 	refused atomic.Int64
 	// waiting counts the rows and spans of all sessions that wait for something else; maxWaiting bounds them.
@@ -52,6 +54,9 @@ type intake struct {
 const (
 	// decodeSlots lets a slow pipeline hold up some requests without holding up all.
 	decodeSlots = 8
+	// longLine is the length from which a line needs more memory than the chunks that files and
+	// bodies are read in.
+	longLine = 2 << 20
 	// maxRefused is how many sessions may have a batch that the pipelines do not take, before
 	// nothing more is decoded: a batch is made of about a MiB of lines.
 	maxRefused = 8
@@ -83,6 +88,7 @@ func newIntake(base context.Context, cfg *Config, logger *zap.Logger, out *outpu
 			MaxHeld: maxHeldHTTP, MaxRows: maxHeldHTTP, MaxSessions: 1,
 		},
 		slots:      make(chan struct{}, decodeSlots),
+		long:       make(chan struct{}, 1),
 		maxWaiting: maxWaiting,
 		sessions:   map[string]*intakeSession{},
 		leaving:    map[string]*intakeSession{},
@@ -98,17 +104,34 @@ func (in *intake) pressed() *ingest.Refusal {
 	return nil
 }
 
-// slot waits for a place among those that decode; give must be called if there is no refusal.
-func (in *intake) slot(ctx context.Context) (give func(), refusal *ingest.Refusal) {
+// slot waits for a place among those that decode; give must be called if there is no refusal. Requests
+// with a line of more than longLine bytes decode one at a time, and wait for that before they take one
+// of the places, so that they hold up each other and no other request.
+func (in *intake) slot(ctx context.Context, longest int) (give func(), refusal *ingest.Refusal) {
 	timer := time.NewTimer(lockWait)
 	defer timer.Stop()
-	select {
-	case in.slots <- struct{}{}:
-		return func() { <-in.slots }, nil
-	case <-timer.C:
-	case <-ctx.Done():
+	places := []chan struct{}{in.slots}
+	if longest > longLine {
+		places = []chan struct{}{in.long, in.slots}
 	}
-	return nil, ingest.Unavailable("the next component is slow: too many requests wait for it")
+	taken := 0
+	give = func() {
+		for _, p := range places[:taken] {
+			<-p
+		}
+	}
+	for _, p := range places {
+		select {
+		case p <- struct{}{}:
+			taken++
+			continue
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		give()
+		return nil, ingest.Unavailable("too many requests wait to be decoded: try again later")
+	}
+	return give, nil
 }
 
 // open returns the session with an id, locked; it is made if need be. lines says that it comes line

@@ -37,6 +37,8 @@ type windowKey struct {
 // windowState is how far a window was taken.
 type windowState struct {
 	place ingest.Place
+	// row is where the line at place continues. It is not stored: the line then comes again whole.
+	row int64
 	// accepted, rejected and refused count lines: taken, bad, and refused for good by a pipeline.
 	accepted, rejected, refused int64
 	// header is the number of the line that was fed before all others, 0 if none was.

@@ -121,6 +121,8 @@ type Content struct {
 	Sum Sum
 	// Bytes is the unpacked size.
 	Bytes int64
+	// Longest is the length of the longest line.
+	Longest int
 	// Channel is the one whose records the lines are; known is false if all of them stand in
 	// every channel.
 	Channel gpuflog.Channel
@@ -143,6 +145,7 @@ func (b *Body) Check() (Content, error) {
 	h := sha256.New()
 	buf := make([]byte, 32<<10)
 	samples := false
+	line := 0 // bytes of the line in progress
 	look := heads{found: func(line []byte) bool {
 		if c.Session == "" {
 			c.Session = gpuflog.SessionOf(line)
@@ -162,6 +165,7 @@ func (b *Body) Check() (Content, error) {
 			return Content{}, tooLarge("unpacked", b.limits.Bytes)
 		}
 		h.Write(buf[:n])
+		line = c.longest(buf[:n], line)
 		look.write(buf[:n])
 		if errors.Is(err, io.EOF) {
 			look.end()
@@ -175,6 +179,21 @@ func (b *Body) Check() (Content, error) {
 		if err != nil {
 			return Content{}, Unreadable("the body is not whole gzip: %v", err)
 		}
+	}
+}
+
+// longest notes the lines of a piece, whose first line has begun with so many bytes. It returns with
+// how many its last line begins.
+func (c *Content) longest(piece []byte, begun int) int {
+	for {
+		n := bytes.IndexByte(piece, '\n')
+		if n < 0 {
+			begun += len(piece)
+			c.Longest = max(c.Longest, begun)
+			return begun
+		}
+		c.Longest = max(c.Longest, begun+n)
+		piece, begun = piece[n+1:], 0
 	}
 }
 
