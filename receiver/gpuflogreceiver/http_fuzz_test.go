@@ -71,8 +71,8 @@ func FuzzRequest(f *testing.F) {
 		default:
 			t.Fatalf("answered %d: %s", w.Code, w.Body)
 		}
-		if n := len(r.http.requests); n != 0 {
-			t.Fatalf("%d requests count as under way", n)
+		if n := r.http.requests.Left(); n != int64(h.MaxRequests) {
+			t.Fatalf("%d requests are left", n)
 		}
 	})
 }

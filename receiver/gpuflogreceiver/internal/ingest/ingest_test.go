@@ -89,7 +89,7 @@ func TestLinesComeAsTheyAre(t *testing.T) {
 				assert.Len(t, more, len(want)-i-1, "after line %d", i+1)
 			}
 			b.Close()
-			assert.EqualValues(t, 1<<20, budget.left.Load(), "the budget has everything back")
+			assert.EqualValues(t, 1<<20, budget.Left(), "the budget has everything back")
 		})
 	}
 }
@@ -158,11 +158,11 @@ func TestTheBudgetIsOneForAll(t *testing.T) {
 	assert.Positive(t, refusal.RetryAfter)
 	first.Close()
 	first.Close() // twice is once
-	assert.EqualValues(t, 1<<20, budget.left.Load())
+	assert.EqualValues(t, 1<<20, budget.Left())
 	_, err = take(t, make([]byte, 2<<20), "", Limits{Bytes: 4 << 20, LineBytes: 1}, budget)
 	require.ErrorAs(t, err, &refusal)
 	assert.Equal(t, http.StatusRequestEntityTooLarge, refusal.Status, "it would never fit")
-	assert.EqualValues(t, 1<<20, budget.left.Load())
+	assert.EqualValues(t, 1<<20, budget.Left())
 }
 
 func TestALineIsTakenOutOfItsEnvelope(t *testing.T) {
@@ -228,7 +228,7 @@ func FuzzBody(f *testing.F) {
 			return err != nil
 		}
 		if refused(err) {
-			if budget.left.Load() != 1<<20 {
+			if budget.Left() != 1<<20 {
 				t.Fatal("a refused body holds a part of the budget")
 			}
 			return
@@ -265,7 +265,7 @@ func FuzzBody(f *testing.F) {
 			b.Header()
 		}
 		b.Close()
-		if budget.left.Load() != 1<<20 {
+		if budget.Left() != 1<<20 {
 			t.Fatal("a closed body holds a part of the budget")
 		}
 	})
