@@ -54,8 +54,9 @@ type Protocols struct {
 // HTTP server of the Collector; max_request_body_size bounds a body as sent and also unpacked.
 type HTTPConfig struct {
 	confighttp.ServerConfig `mapstructure:",squash"`
-	// MaxSessions bounds the sessions kept in memory. For one more, the one that has been silent
-	// longest is closed.
+	// MaxSessions bounds the sessions of one principal that are kept in memory; those of all may be a
+	// quarter more. For one more, the one that has been silent longest is closed, of the principal with
+	// the most.
 	MaxSessions int `mapstructure:"max_sessions"`
 	// MaxBufferedBytes bounds what all request bodies hold together. One principal may have three
 	// quarters of it, and one host of a principal half.

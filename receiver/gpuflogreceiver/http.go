@@ -253,7 +253,8 @@ func (s *httpServer) read(r *http.Request, limits ingest.Limits) (*ingest.Body, 
 // window takes one window of a session: POST events/stream.
 func (s *httpServer) window(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
 	id := r.Header.Get(headerSession)
-	received := s.in.receiving(id)
+	who := principalOf(r, s.auth)
+	received := s.in.receiving(id, who)
 	b, c, refusal := s.read(r, s.limits)
 	received()
 	if refusal != nil {
@@ -274,7 +275,7 @@ func (s *httpServer) window(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
 	if ch, ok := gpuflog.ChannelNamed(r.Header.Get(headerChannel)); ok {
 		c.Channel, c.Known = ch, true
 	}
-	session, refusal := s.in.open(r.Context(), id, false)
+	session, refusal := s.in.open(r.Context(), id, who, false)
 	if refusal != nil {
 		return nil, refusal
 	}
@@ -293,10 +294,11 @@ func (s *httpServer) end(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
 		return nil, ingest.Unreadable("the request names no session: set %s", headerSession)
 	}
 	reply := &ingest.Reply{WindowAcknowledged: true}
-	if !s.in.living(id) {
-		return reply, nil // finished before, or nothing of it ever came
+	who := principalOf(r, s.auth)
+	if !s.in.living(id, who) {
+		return reply, nil // finished before, nothing of it ever came, or it is another principal's
 	}
-	session, refusal := s.in.open(r.Context(), id, false)
+	session, refusal := s.in.open(r.Context(), id, who, false)
 	if refusal != nil {
 		return nil, refusal
 	}
@@ -324,7 +326,7 @@ func (s *httpServer) line(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
 		errors.As(err, &refusal)
 		return nil, refusal
 	}
-	session, refusal := s.in.open(r.Context(), rec.Session, true)
+	session, refusal := s.in.open(r.Context(), rec.Session, principalOf(r, s.auth), true)
 	if refusal != nil {
 		return nil, refusal
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -111,9 +112,9 @@ func (in *intake) slot(ctx context.Context) (give func(), refusal *ingest.Refusa
 	return nil, ingest.Unavailable("the next component is slow: too many requests wait for it")
 }
 
-// open returns the session with an id, locked; it is made if need be. lines says that it comes line
-// by line.
-func (in *intake) open(ctx context.Context, id string, lines bool) (*intakeSession, *ingest.Refusal) {
+// open returns a principal's session with an id, locked. It makes the session if there is none. lines
+// says that it comes line by line.
+func (in *intake) open(ctx context.Context, id string, who principal, lines bool) (*intakeSession, *ingest.Refusal) {
 	if id == "" {
 		return nil, ingest.Unreadable("the request names no session: set X-GpuFlight-Session-Id")
 	}
@@ -124,7 +125,7 @@ func (in *intake) open(ctx context.Context, id string, lines bool) (*intakeSessi
 		return nil, ingest.Unreadable("the session's id is longer than %d bytes", maxSessionID)
 	}
 	for {
-		s, refusal := in.find(ctx, id, lines)
+		s, refusal := in.find(ctx, id, who, lines)
 		if refusal != nil {
 			return nil, refusal
 		}
@@ -132,6 +133,7 @@ func (in *intake) open(ctx context.Context, id string, lines bool) (*intakeSessi
 			return nil, ingest.Busy("another request of this session is under way")
 		}
 		if !s.gone {
+			s.changed = s.changed || s.stored && s.storedOwner != s.owner()
 			return s, nil
 		}
 		s.unlock() // evicted meanwhile
@@ -140,42 +142,65 @@ func (in *intake) open(ctx context.Context, id string, lines bool) (*intakeSessi
 
 // receiving notes that a body of a session is on its way, until the returned function is called: what
 // waits for another channel goes on waiting.
-func (in *intake) receiving(id string) (done func()) {
+func (in *intake) receiving(id string, who principal) (done func()) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	s := in.sessions[id]
-	if s == nil {
+	if s == nil || !s.windows.isOf(who) {
 		return func() {}
 	}
 	s.receiving.Add(1)
 	return func() { s.receiving.Add(-1) }
 }
 
-// living reports whether a session is in memory.
-func (in *intake) living(id string) bool {
+// living reports whether a principal's session is in memory.
+func (in *intake) living(id string, who principal) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	return in.sessions[id] != nil || in.leaving[id] != nil
+	s := in.sessions[id]
+	if s == nil {
+		s = in.leaving[id]
+	}
+	return s != nil && s.windows.isOf(who)
 }
 
-func (in *intake) find(ctx context.Context, id string, lines bool) (*intakeSession, *ingest.Refusal) {
+// foreign refuses a session that another principal has opened. The agent then goes on with its other
+// sessions and keeps its file.
+func foreign() *ingest.Refusal {
+	return &ingest.Refusal{
+		Status: http.StatusConflict,
+		Reason: "the session was opened with other credentials: send it with those",
+	}
+}
+
+func (in *intake) find(ctx context.Context, id string, who principal, lines bool) (*intakeSession, *ingest.Refusal) {
 	in.mu.Lock()
 	if s := in.sessions[id]; s != nil {
-		in.mu.Unlock()
+		defer in.mu.Unlock()
+		if !s.windows.claim(who) {
+			return nil, foreign()
+		}
 		return s, nil
 	}
-	if in.leaving[id] != nil {
-		in.mu.Unlock()
+	if s := in.leaving[id]; s != nil {
+		defer in.mu.Unlock()
+		if !s.windows.isOf(who) {
+			return nil, foreign()
+		}
 		return nil, ingest.Unavailable("the session is being closed: its last data is on its way to the next component")
 	}
+	if w := in.finished.m[id]; w != nil && !w.claim(who) {
+		in.mu.Unlock()
+		return nil, foreign()
+	}
 	var victim *intakeSession
-	if len(in.sessions) >= in.cfg.MaxSessions {
-		if victim = in.victim(); victim == nil || len(in.leaving) >= maxRefused {
+	if candidates := in.candidates(who); candidates != nil {
+		if victim = in.victim(candidates); victim == nil || len(in.leaving) >= maxRefused {
 			if victim != nil {
 				victim.unlock()
 			}
 			in.mu.Unlock()
-			return nil, ingest.Busy(fmt.Sprintf("all %d sessions that may be in memory are busy", in.cfg.MaxSessions))
+			return nil, ingest.Busy(fmt.Sprintf("all sessions that could make room are busy: at most %d may be in memory", in.cfg.MaxSessions))
 		}
 		in.remove(victim)
 	}
@@ -183,6 +208,7 @@ func (in *intake) find(ctx context.Context, id string, lines bool) (*intakeSessi
 	if w := in.finished.take(id); w != nil {
 		s.windows = w
 	}
+	s.windows.claim(who)
 	in.sessions[id] = s
 	in.mu.Unlock()
 	if victim != nil {
@@ -199,11 +225,35 @@ func (in *intake) remove(s *intakeSession) {
 	in.leaving[s.id] = s
 }
 
-// victim returns, locked, the session that is closed to make room: one that has ended, or else the
-// one that has been silent longest. It is nil if all are in use.
-func (in *intake) victim() *intakeSession {
-	var best *intakeSession
+// candidates returns the sessions of which one is closed to make room for a principal's new one, nil if
+// there is room. One principal may have max_sessions; beyond that its own sessions make room. All
+// together may have a quarter more, so that no principal can occupy every place; beyond that those of
+// the principal with the most make room.
+func (in *intake) candidates(who principal) []*intakeSession {
+	byOwner := map[principal][]*intakeSession{}
+	var most []*intakeSession
 	for _, s := range in.sessions {
+		list := append(byOwner[s.windows.owner], s)
+		byOwner[s.windows.owner] = list
+		if len(list) > len(most) {
+			most = list
+		}
+	}
+	own := byOwner[who]
+	switch limit := in.cfg.MaxSessions; {
+	case len(own) >= limit || (len(in.sessions) >= limit+max(limit/4, 1) && len(own) == len(most)):
+		return own
+	case len(in.sessions) >= limit+max(limit/4, 1):
+		return most
+	}
+	return nil
+}
+
+// victim returns, locked, the session of a list that is closed to make room: one that has ended, or else
+// the one that has been silent longest. It is nil if all are in use.
+func (in *intake) victim(list []*intakeSession) *intakeSession {
+	var best *intakeSession
+	for _, s := range list {
 		if s.receiving.Load() > 0 || !s.tryLock() {
 			continue
 		}

@@ -62,6 +62,7 @@ type intakeSession struct {
 	savedAt     time.Time
 	dictVersion uint64
 	stored      bool
+	storedOwner principal
 	warned      map[string]struct{}
 }
 

@@ -6,6 +6,7 @@ package wire_test
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -73,4 +74,29 @@ func TestSlowClients(t *testing.T) {
 	s.process.Stop(15 * time.Second)
 	t.Logf("served after %s, stopped after %s, peak memory %d MiB before and %d MiB with 450 slow clients",
 		served.Round(time.Millisecond), time.Since(began).Round(time.Millisecond), before>>20, peak>>20)
+}
+
+// TestForeignSession sends a window into a session that another token has opened, and tries to end it.
+func TestForeignSession(t *testing.T) {
+	s := ship(t)
+	list := windows(t, recording(t, "c3-h200-minigpt"))
+	require.Equal(t, http.StatusOK, list[0].post(t, s.address, token))
+	foreign := list[1]
+	foreign.gz = list[0].gz
+	for _, w := range []window{list[1], foreign} {
+		assert.Equal(t, http.StatusConflict, w.post(t, s.address, otherToken))
+	}
+	end, err := http.NewRequestWithContext(t.Context(), http.MethodPost, fmt.Sprintf("http://%s/api/v1/events/session-complete", s.address), nil)
+	require.NoError(t, err)
+	end.Header.Set("Authorization", "Bearer "+otherToken)
+	end.Header.Set("X-GpuFlight-Session-Id", list[0].session)
+	resp, err := http.DefaultClient.Do(end)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	assert.Equal(t, http.StatusOK, resp.StatusCode, "as for a session that is not known")
+	for _, w := range list[1:] {
+		require.Equal(t, http.StatusOK, w.post(t, s.address, token))
+	}
+	process.Eventually(t, time.Minute, "the session at the backend", func() bool { return s.store.Distinct().Spans > 0 })
+	s.process.Stop(20 * time.Second)
 }
