@@ -36,7 +36,7 @@ type intake struct {
 	base context.Context
 
 	// slots bounds the requests that decode and deliver at a time, and so their memory.
-	slots chan struct{}
+	slots *turns
 	// refused counts the sessions whose data the pipelines have not accepted yet.
 	refused atomic.Int64
 	// waiting counts the rows and spans of all sessions that wait for something else; maxWaiting bounds them.
@@ -51,7 +51,7 @@ type intake struct {
 }
 
 const (
-	// decodeSlots lets a slow pipeline hold up some requests without holding up all.
+	// decodeSlots, of one principal, lets a slow pipeline hold up some requests without holding up all.
 	decodeSlots = 8
 	// maxRefused is how many sessions may have a batch that the pipelines do not take, before
 	// nothing more is decoded: a batch is made of about a MiB of lines.
@@ -83,7 +83,7 @@ func newIntake(base context.Context, cfg *Config, logger *zap.Logger, out *outpu
 			MaxSpansPerTrace: cfg.MaxSpansPerTrace, JoinTimeout: cfg.JoinTimeout, SessionTimeout: cfg.SessionTimeout,
 			MaxHeld: maxHeldHTTP, MaxRows: maxHeldHTTP, MaxSessions: 1,
 		},
-		slots:      make(chan struct{}, decodeSlots),
+		slots:      newTurns(decodeSlots),
 		maxWaiting: maxWaiting,
 		sessions:   map[string]*intakeSession{},
 		leaving:    map[string]*intakeSession{},
@@ -99,15 +99,10 @@ func (in *intake) pressed() *ingest.Refusal {
 	return nil
 }
 
-// slot waits for a place among those that decode; give must be called if there is no refusal.
-func (in *intake) slot(ctx context.Context) (give func(), refusal *ingest.Refusal) {
-	timer := time.NewTimer(lockWait)
-	defer timer.Stop()
-	select {
-	case in.slots <- struct{}{}:
-		return func() { <-in.slots }, nil
-	case <-timer.C:
-	case <-ctx.Done():
+// slot waits for a principal's place among those that decode; give must be called if there is no refusal.
+func (in *intake) slot(ctx context.Context, who principal) (give func(), refusal *ingest.Refusal) {
+	if in.slots.take(ctx, who, lockWait) {
+		return func() { in.slots.give(who) }, nil
 	}
 	return nil, ingest.Unavailable("the next component is slow: too many requests wait for it")
 }

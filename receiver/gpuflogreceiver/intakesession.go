@@ -250,7 +250,7 @@ func (s *intakeSession) window(ctx context.Context, b *ingest.Body, c ingest.Con
 	if !c.Known {
 		ch = gpuflog.Sass // only records of every channel: nothing waits for this one
 	}
-	give, refusal := s.in.slot(ctx)
+	give, refusal := s.in.slot(ctx, s.owner())
 	if refusal != nil {
 		return nil, "", refusal
 	}
@@ -436,7 +436,7 @@ func (s *intakeSession) line(ctx context.Context, r *ingest.Record, body []byte)
 		return nil, notAccepted(err)
 	}
 	ch := r.Channel
-	give, refusal := s.in.slot(ctx)
+	give, refusal := s.in.slot(ctx, s.owner())
 	if refusal != nil {
 		return nil, refusal
 	}
