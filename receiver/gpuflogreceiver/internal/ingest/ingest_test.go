@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -204,8 +205,16 @@ func TestARefusalSaysWhenToComeAgain(t *testing.T) {
 	assert.JSONEq(t, `{"accepted":0,"rejected":0,"errors":[],"window_acknowledged":false,"error":"the disk is full"}`, w.Body.String())
 }
 
+// fixedBytes and bytesPerByte bound what FuzzBody allocates: fixedBytes for the readers of gzip, which are
+// opened up to five times, and the rest for the copies of the content, the test's own among them.
+const (
+	fixedBytes   = 1 << 20
+	bytesPerByte = 64
+)
+
 // FuzzBody reads any bytes as a body in every way there is. Whatever they are, the answer is lines or
-// a refusal; each line is there once; nothing of the budget is lost.
+// a refusal; each line is there once; nothing of the budget is lost; the memory that is allocated on the
+// way is bounded by the size of the content.
 func FuzzBody(f *testing.F) {
 	for _, s := range []string{"", "one\ntwo\r\n", "{\"type\":\"init\"}\n", `{"data":"{\"type\":\"init\",\"session_id\":\"s\"}"}`, strings.Repeat("x", 2000) + "\ny", "\x1f\x8b"} {
 		f.Add([]byte(s), false)
@@ -219,6 +228,15 @@ func FuzzBody(f *testing.F) {
 		if compressed {
 			encoding = "gzip"
 		}
+		size := int64(len(data))
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		defer func() {
+			runtime.ReadMemStats(&after)
+			if n := int64(after.TotalAlloc - before.TotalAlloc); n > fixedBytes+bytesPerByte*size {
+				t.Fatalf("%d bytes were allocated for %d", n, size)
+			}
+		}()
 		b, err := take(t, data, encoding, l, budget)
 		refused := func(err error) bool {
 			var r *Refusal
@@ -235,6 +253,7 @@ func FuzzBody(f *testing.F) {
 		}
 		c, err := b.Check()
 		if !refused(err) {
+			size = max(size, c.Bytes)
 			if c.Bytes > l.Bytes {
 				t.Fatalf("%d bytes are above the limit", c.Bytes)
 			}
