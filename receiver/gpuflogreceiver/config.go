@@ -55,14 +55,14 @@ type Protocols struct {
 type HTTPConfig struct {
 	confighttp.ServerConfig `mapstructure:",squash"`
 	// MaxSessions bounds the sessions of one principal that are kept in memory; those of all may be a
-	// quarter more. For one more, the one that has been silent longest is closed, of the principal with
-	// the most.
+	// quarter more. For one more, the one that has been silent longest is closed, of the principal
+	// with the most.
 	MaxSessions int `mapstructure:"max_sessions"`
 	// MaxBufferedBytes bounds what all request bodies hold together. One principal may have three
 	// quarters of it, and one host of a principal half.
 	MaxBufferedBytes ByteSize `mapstructure:"max_buffered_bytes"`
-	// MaxRequests bounds the requests under way. One principal may have three quarters of them, and one
-	// host of a principal half, each at least one.
+	// MaxRequests bounds the requests under way. One principal may have three quarters of them, and
+	// one host of a principal half, each at least one.
 	MaxRequests int `mapstructure:"max_requests"`
 	// ChannelTimeout is how long, in wall time, work waits for another channel of its session: a
 	// client may send the channels one after the other.

@@ -149,8 +149,8 @@ func version(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write([]byte(body))
 }
 
-// drainWait is how long the rest of a refused request may take. It is read, up to 256 KiB, so that the
-// client sees the answer and not a broken connection.
+// drainWait is how long the rest of a refused request may take. It is read, up to 256 KiB, so that
+// the client sees the answer and not a broken connection.
 const drainWait = 2 * time.Second
 
 // answer wraps a handler: it bounds the requests under way, counts the answers and writes refusals.
@@ -194,8 +194,8 @@ func (s *httpServer) client(r *http.Request) ingest.Client {
 	return ingest.Client{Principal: principalOf(r, s.auth), Host: hostOf(r.RemoteAddr)}
 }
 
-// cutOffAtShutdown ends the reading of a request's body when the shutdown begins: its client sends it
-// again. A delivery under way goes on. The returned function ends the watch.
+// cutOffAtShutdown ends the reading of a request's body when the shutdown begins: its client sends
+// it again. A delivery under way goes on. The returned function ends the watch.
 func (s *httpServer) cutOffAtShutdown(w http.ResponseWriter) (done func() bool) {
 	return context.AfterFunc(s.stopping, func() {
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
@@ -209,8 +209,8 @@ const maxConnections = 1024
 // maxHeaderBytes bounds a request's header. GPU Flight's clients send less than 2 KiB.
 const maxHeaderBytes = 32 << 10
 
-// limitConnections closes connections beyond the bound, or beyond one host's half of it, as soon as they
-// are accepted.
+// limitConnections closes connections beyond the bound, or beyond one host's half of it, as soon as
+// they are accepted.
 func limitConnections(server *http.Server, most int64) {
 	budget := ingest.NewBudget(most)
 	var refused sync.Map // connections that count for nothing

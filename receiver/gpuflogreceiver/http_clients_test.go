@@ -161,8 +161,8 @@ func TestConnections_Bound(t *testing.T) {
 	eventually(t, "room again", func() bool { return refused() == nil })
 }
 
-// TestDefaults_TimeLimits checks the server of the default configuration, and that it ends a body that
-// stalls by the same setting.
+// TestDefaults_TimeLimits checks the server of the default configuration, and that it ends a body
+// that stalls by the same setting.
 func TestDefaults_TimeLimits(t *testing.T) {
 	r, url := serve(t, newExact(), nil, nil)
 	server := r.server().server
@@ -196,7 +196,7 @@ func TestBodies_Abuse(t *testing.T) {
 	const most = 1 << 20
 	r, url := serve(t, newExact(), nil, func(c *Config) {
 		c.Protocols.HTTP.Get().MaxRequestBodySize = most
-		c.Protocols.HTTP.Get().ReadTimeout = 2 * time.Second
+		c.Protocols.HTTP.Get().ReadTimeout = 4 * time.Second
 	})
 	head := "POST /api/v1/events/stream HTTP/1.1\r\nHost: x\r\nX-GpuFlight-Session-Id: " + testSession + "\r\n"
 	chunk := fmt.Sprintf("%x\r\n%s\r\n", 64<<10, strings.Repeat("x", 64<<10))
@@ -233,7 +233,8 @@ func TestBodies_Abuse(t *testing.T) {
 	assert.EqualValues(t, s.cfg.MaxRequests, s.requests.Left())
 }
 
-// TestAnswers_SlowReader sends many requests and reads no answer: neither requests nor bytes stay in use.
+// TestAnswers_SlowReader sends many requests and reads no answer: neither requests nor bytes stay
+// in use.
 func TestAnswers_SlowReader(t *testing.T) {
 	r, url := serve(t, newExact(), nil, func(c *Config) { c.Protocols.HTTP.Get().WriteTimeout = time.Second })
 	conn := connect(t, url, "")

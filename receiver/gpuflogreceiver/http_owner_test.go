@@ -73,8 +73,8 @@ func TestSessions_ForeignToken(t *testing.T) {
 	}
 }
 
-// TestSessions_ForeignBody keeps a body of another principal on its way: it must not keep the session from
-// being closed.
+// TestSessions_ForeignBody keeps a body of another principal on its way: it must not keep the
+// session from being closed.
 func TestSessions_ForeignBody(t *testing.T) {
 	in := &intake{sessions: map[string]*intakeSession{}, leaving: map[string]*intakeSession{}}
 	s := &intakeSession{windows: &windowTable{owner: principal{1}}}
@@ -87,8 +87,8 @@ func TestSessions_ForeignBody(t *testing.T) {
 	assert.Zero(t, s.receiving.Load())
 }
 
-// TestSessions_StoredBeforePrincipals restores a session as earlier versions stored it: under other keys and
-// without an owner. It belongs to the first principal that goes on with it.
+// TestSessions_StoredBeforePrincipals restores a session as earlier versions stored it: under other
+// keys and without an owner. It belongs to the first principal that goes on with it.
 func TestSessions_StoredBeforePrincipals(t *testing.T) {
 	e := newExact()
 	mem := &memory{m: map[string][]byte{}}

@@ -51,7 +51,8 @@ type intake struct {
 }
 
 const (
-	// decodeSlots, of one principal, lets a slow pipeline hold up some requests without holding up all.
+	// decodeSlots, of one principal, lets a slow pipeline hold up some requests without holding up
+	// all.
 	decodeSlots = 8
 	// maxRefused is how many sessions may have a batch that the pipelines do not take, before
 	// nothing more is decoded: a batch is made of about a MiB of lines.
@@ -99,7 +100,8 @@ func (in *intake) pressed() *ingest.Refusal {
 	return nil
 }
 
-// slot waits for a principal's place among those that decode; give must be called if there is no refusal.
+// slot waits for a principal's place among those that decode; give must be called if there is no
+// refusal.
 func (in *intake) slot(ctx context.Context, who principal) (give func(), refusal *ingest.Refusal) {
 	if in.slots.take(ctx, who, lockWait) {
 		return func() { in.slots.give(who) }, nil
@@ -107,8 +109,8 @@ func (in *intake) slot(ctx context.Context, who principal) (give func(), refusal
 	return nil, ingest.Unavailable("the next component is slow: too many requests wait for it")
 }
 
-// open returns a principal's session with an id, locked. It makes the session if there is none. lines
-// says that it comes line by line.
+// open returns a principal's session with an id, locked. It makes the session if there is none.
+// lines says that it comes line by line.
 func (in *intake) open(ctx context.Context, id string, who principal, lines bool) (*intakeSession, *ingest.Refusal) {
 	if id == "" {
 		return nil, ingest.Unreadable("the request names no session: set X-GpuFlight-Session-Id")
@@ -159,8 +161,8 @@ func (in *intake) living(id string, who principal) bool {
 	return s != nil && s.windows.isOf(who)
 }
 
-// foreign refuses a session that another principal has opened. The agent then goes on with its other
-// sessions and keeps its file.
+// foreign refuses a session that another principal has opened. The agent then goes on with its
+// other sessions and keeps its file.
 func foreign() *ingest.Refusal {
 	return &ingest.Refusal{
 		Status: http.StatusConflict,
@@ -220,10 +222,10 @@ func (in *intake) remove(s *intakeSession) {
 	in.leaving[s.id] = s
 }
 
-// candidates returns the sessions of which one is closed to make room for a principal's new one, nil if
-// there is room. One principal may have max_sessions; beyond that its own sessions make room. All
-// together may have a quarter more, so that no principal can occupy every place; beyond that those of
-// the principal with the most make room.
+// candidates returns the sessions of which one is closed to make room for a principal's new one,
+// nil if there is room. One principal may have max_sessions; beyond that its own sessions make
+// room. All together may have a quarter more, so that no principal can occupy every place; beyond
+// that those of the principal with the most make room.
 func (in *intake) candidates(who principal) []*intakeSession {
 	byOwner := map[principal][]*intakeSession{}
 	var most []*intakeSession
@@ -244,8 +246,8 @@ func (in *intake) candidates(who principal) []*intakeSession {
 	return nil
 }
 
-// victim returns, locked, the session of a list that is closed to make room: one that has ended, or else
-// the one that has been silent longest. It is nil if all are in use.
+// victim returns, locked, the session of a list that is closed to make room: one that has ended, or
+// else the one that has been silent longest. It is nil if all are in use.
 func (in *intake) victim(list []*intakeSession) *intakeSession {
 	var best *intakeSession
 	for _, s := range list {

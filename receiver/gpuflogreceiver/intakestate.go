@@ -55,7 +55,8 @@ type windowTable struct {
 }
 
 // isOf reports whether a principal may use the session. One that was opened without credentials, or
-// stored before principals were, is of whoever comes first. Without credentials there is one principal.
+// stored before principals were, is of whoever comes first. Without credentials there is one
+// principal.
 func (t *windowTable) isOf(who principal) bool {
 	return t.owner == who || t.owner == principal{} || who == principal{}
 }
@@ -157,8 +158,8 @@ func (f *finished) put(id string, w *windowTable) (dropped []string) {
 	return dropped
 }
 
-// oldest returns the oldest session of the principal that takes the most room, so that no principal can
-// have those of another forgotten.
+// oldest returns the oldest session of the principal that takes the most room, so that no principal
+// can have those of another forgotten.
 func (f *finished) oldest() (id string) {
 	room := map[principal]int{}
 	for _, w := range f.m {

@@ -15,14 +15,14 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/ingest"
 )
 
-// principal identifies whose credentials a request has: a one-way digest, so that no token is kept in
-// memory, in the storage or in a log. It is zero if the configuration asks for no credentials: all
-// requests then have one principal.
+// principal identifies whose credentials a request has: a one-way digest, so that no token is kept
+// in memory, in the storage or in a log. It is zero if the configuration asks for no credentials:
+// all requests then have one principal.
 type principal = ingest.Principal
 
-// identityAttributes name the subject in the data of the Collector's authenticators: a subject of an
-// issuer (oidc) or a user name (basicauth). They stay the same when a token is renewed or a password
-// changes. Other attributes, such as raw, are credentials.
+// identityAttributes name the subject in the data of the Collector's authenticators: a subject of
+// an issuer (oidc) or a user name (basicauth). They stay the same when a token is renewed or a
+// password changes. Other attributes, such as raw, are credentials.
 var identityAttributes = [...]string{"issuer", "subject", "username"}
 
 // principalOf returns the principal of an authenticated request. authenticated says that an
@@ -85,8 +85,9 @@ func writeString(h hash.Hash, s string) {
 	h.Write([]byte(s))
 }
 
-// hostOf returns the host that an address belongs to: the IPv4 address, or the /64 of an IPv6 address,
-// since one host may use all addresses of it. It is invalid for other addresses, such as Unix sockets.
+// hostOf returns the host that an address belongs to: the IPv4 address, or the /64 of an IPv6
+// address, since one host may use all addresses of it. It is invalid for other addresses, such as
+// Unix sockets.
 func hostOf(address string) netip.Prefix {
 	a, err := netip.ParseAddrPort(address)
 	if err != nil {

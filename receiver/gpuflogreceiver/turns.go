@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// turns bounds what is done at a time, for each principal and in all. Of the principals that wait, each has
-// its turn, however many requests the others have waiting. It is safe for concurrent use.
+// turns bounds what is done at a time, for each principal and in all. Of the principals that wait,
+// each has its turn, however many requests the others have waiting. It is safe for concurrent use.
 type turns struct {
 	each, all int
 
@@ -28,8 +28,8 @@ func newTurns(n int) *turns {
 	return &turns{each: n, all: n + max(n/4, 1), held: map[principal]int{}, waiting: map[principal][]chan struct{}{}}
 }
 
-// take waits for a turn until the context ends or the time has passed, and reports whether there is one.
-// give ends the turn.
+// take waits for a turn until the context ends or the time has passed, and reports whether there is
+// one. give ends the turn.
 func (t *turns) take(ctx context.Context, who principal, wait time.Duration) bool {
 	t.mu.Lock()
 	if t.isFree(who) {

@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// waitFor lets a principal wait for a turn and returns when it waits. ended is called with its turn.
+// waitFor lets a principal wait for a turn and returns when it waits. began is called with its
+// turn.
 func waitFor(t *testing.T, tt *turns, who principal, group *sync.WaitGroup, began func()) {
 	t.Helper()
 	tt.mu.Lock()

@@ -50,8 +50,8 @@ func slow(t *testing.T, address, text string, n int) {
 	}
 }
 
-// TestSlowClients opens many connections of one token that stall in every phase of a request, to the binary
-// as it is shipped. Another token is served, and SIGTERM ends the process in time.
+// TestSlowClients opens many connections of one token that stall in every phase of a request, to
+// the binary as it is shipped. Another token is served, and SIGTERM ends the process in time.
 func TestSlowClients(t *testing.T) {
 	s := ship(t)
 	w := windows(t, recording(t, "c3-h200-minigpt"))[0]
@@ -76,7 +76,8 @@ func TestSlowClients(t *testing.T) {
 		served.Round(time.Millisecond), time.Since(began).Round(time.Millisecond), before>>20, peak>>20)
 }
 
-// TestForeignSession sends a window into a session that another token has opened, and tries to end it.
+// TestForeignSession sends a window into a session that another token has opened, and tries to end
+// it.
 func TestForeignSession(t *testing.T) {
 	s := ship(t)
 	list := windows(t, recording(t, "c3-h200-minigpt"))

@@ -17,11 +17,12 @@ type Client struct {
 	Host netip.Prefix
 }
 
-// Budget bounds an amount, such as bytes or requests, that all clients have in use together. What one
-// client has in use is bounded too, so that some is left for the others: three quarters of the total for
-// one principal, and half of it for one host of a principal. The second bound lets several hosts share
-// one token. A request may go beyond its shares while its principal, or its host, has no other, so that
-// the largest body that fits into the total is accepted. A Budget is safe for concurrent use.
+// Budget bounds an amount, such as bytes or requests, that all clients have in use together. What
+// one client has in use is bounded too, so that some is left for the others: three quarters of the
+// total for one principal, and half of it for one host of a principal. The second bound lets
+// several hosts share one token. A request may go beyond its shares while its principal, or its
+// host, has no other, so that the largest body that fits into the total is accepted. A Budget is
+// safe for concurrent use.
 type Budget struct {
 	*pool
 	client Client
