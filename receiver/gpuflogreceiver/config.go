@@ -54,12 +54,15 @@ type Protocols struct {
 // HTTP server of the Collector; max_request_body_size bounds a body as sent and also unpacked.
 type HTTPConfig struct {
 	confighttp.ServerConfig `mapstructure:",squash"`
-	// MaxSessions bounds the sessions kept in memory. For one more, the one that has been silent
-	// longest is closed.
+	// MaxSessions bounds the sessions of one principal that are kept in memory; those of all may be a
+	// quarter more. For one more, the one that has been silent longest is closed, of the principal
+	// with the most.
 	MaxSessions int `mapstructure:"max_sessions"`
-	// MaxBufferedBytes bounds what all request bodies hold together.
+	// MaxBufferedBytes bounds what all request bodies hold together. One principal may have three
+	// quarters of it, and one host of a principal half.
 	MaxBufferedBytes ByteSize `mapstructure:"max_buffered_bytes"`
-	// MaxRequests bounds the requests under way.
+	// MaxRequests bounds the requests under way. One principal may have three quarters of them, and
+	// one host of a principal half, each at least one.
 	MaxRequests int `mapstructure:"max_requests"`
 	// ChannelTimeout is how long, in wall time, work waits for another channel of its session: a
 	// client may send the channels one after the other.
@@ -78,7 +81,7 @@ func defaultHTTP() HTTPConfig {
 	s.ReadTimeout = 2 * time.Minute
 	s.WriteTimeout = 3 * time.Minute // counted from the header, so above the time for the body
 	return HTTPConfig{
-		ServerConfig: s, MaxSessions: 64, MaxBufferedBytes: maxWindowBytes, MaxRequests: 64,
+		ServerConfig: s, MaxSessions: 64, MaxBufferedBytes: maxWindowBytes, MaxRequests: 256,
 		ChannelTimeout: 10 * time.Second,
 	}
 }

@@ -76,6 +76,7 @@ type intakeSession struct {
 	savedAt     time.Time
 	dictVersion uint64
 	stored      bool
+	storedOwner principal
 	warned      map[string]struct{}
 }
 
@@ -117,6 +118,9 @@ func (s *intakeSession) whenFull(*gpuevent.Batch) bool {
 	if ctx == nil {
 		_, err := try(s.in.base)
 		return err == nil
+	}
+	if s.in.closing.Load() {
+		return false
 	}
 	refused, err := patiently(ctx, try)
 	s.partRefused = s.partRefused || refused != nil
@@ -312,7 +316,7 @@ func (s *intakeSession) window(ctx context.Context, b *ingest.Body, c ingest.Con
 	if !c.Known {
 		ch = gpuflog.Sass // only records of every channel: nothing waits for this one
 	}
-	give, refusal := s.in.slot(ctx, c.Longest)
+	give, refusal := s.in.slot(ctx, s.owner(), c.Longest)
 	if refusal != nil {
 		return nil, "", refusal
 	}
@@ -366,6 +370,9 @@ func (s *intakeSession) readOn(ctx context.Context, w *windowState, b *ingest.Bo
 		}
 	}
 	for w.place.Offset < c.Bytes {
+		if s.in.closing.Load() {
+			return errNotTaken
+		}
 		accepted, rejected, err := s.feed(lines, ch, w, reply)
 		if err != nil && !errors.Is(err, errNotTaken) {
 			return err
@@ -523,7 +530,7 @@ func (s *intakeSession) line(ctx context.Context, r *ingest.Record, body []byte)
 		return nil, notAccepted(err)
 	}
 	ch := r.Channel
-	give, refusal := s.in.slot(ctx, len(r.Line))
+	give, refusal := s.in.slot(ctx, s.owner(), len(r.Line))
 	if refusal != nil {
 		return nil, refusal
 	}

@@ -250,7 +250,7 @@ func (r *reader) restore(f *follower, s *saved) error {
 // redo carries out the plans that were stored after the snapshot.
 func (r *reader) redo(ctx context.Context, stop <-chan struct{}, f *follower, plans []plan) bool {
 	f.dec.WhenFull(func(b *gpuevent.Batch) bool {
-		f.interrupted = !r.out.deliver(ctx, stop, b)
+		f.interrupted = stopped(stop) || !r.out.deliver(ctx, stop, b)
 		return !f.interrupted
 	})
 	for _, p := range plans {
@@ -334,7 +334,7 @@ func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, no
 	f.planned, f.interrupted = false, false
 	f.dec.WhenFull(func(b *gpuevent.Batch) bool {
 		r.savePlan(ctx, f, &st)
-		f.interrupted = !r.out.deliver(ctx, stop, b)
+		f.interrupted = stopped(stop) || !r.out.deliver(ctx, stop, b)
 		return !f.interrupted
 	})
 	more, progress := r.read(ctx, f, &st, quiet, out)

@@ -32,6 +32,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/internal/testsink"
 	"github.com/gpuflight/gpuflight/internal/testsink/process"
 )
 
@@ -345,4 +346,67 @@ func TestFiles_ExpandingLine(t *testing.T) {
 	c.process.Stop(15 * time.Second)
 	t.Logf("peak %d MiB; ten small sessions in %v", peak>>20, took.Round(time.Millisecond))
 	assert.Less(t, peak, int64(memoryLimit))
+}
+
+// kernelLine is one kernel_event_batch with so many kernels.
+func kernelLine(session string, kernels int) []byte {
+	b := fmt.Appendf(nil, `{"type":"job_start","version":1,"session_id":"%[1]s","pid":1,"app":"kernels","ts_ns":%[2]d}
+{"type":"kernel_event_batch","version":1,"session_id":"%[1]s","batch_id":1,"base_time_ns":%[2]d,"columns":["dt_ns","kernel_id","stream_id","duration_ns","corr_id"],"rows":[`,
+		session, int64(baseTime))
+	for i := range kernels {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = fmt.Appendf(b, "[%d,1,0,100,%d]", i*1000, i+1)
+	}
+	return fmt.Appendf(b, `]}
+{"type":"shutdown","version":1,"session_id":"%s","ts_ns":%d}
+`, session, int64(baseTime)+int64(kernels)*1000)
+}
+
+// TestFiles_KilledInsideLine kills the Collector while the kernels of one line are delivered. After the
+// restart each kernel is there, and none differs from its first delivery.
+func TestFiles_KilledInsideLine(t *testing.T) {
+	const kernels = 150_000
+	binary := process.Collector.Find(t)
+	store, sink := process.Sink(t, "cuda.operation")
+	logs, state := t.TempDir(), t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(logs, "app.device.log"), kernelLine("killed", kernels), 0o600))
+	_, port, err := net.SplitHostPort(process.FreePort(t))
+	require.NoError(t, err)
+	run := func() *process.Process {
+		p := process.Start(t, "/usr/bin/env", "GPUFLIGHT_LOGS="+logs, "GPUFLIGHT_STATE="+state,
+			"GPUFLIGHT_OTLP_ENDPOINT="+sink.Endpoint(), "GPUFLIGHT_METRICS_PORT="+port,
+			binary, "--config", filepath.Join(process.Root(t), "config", "local.yaml"))
+		p.WaitOutput(process.Ready, time.Minute)
+		return p
+	}
+	spans := func() int { return store.Distinct().Spans }
+	p := run()
+	process.Eventually(t, time.Minute, "some kernels arrive", func() bool { return spans() > 0 })
+	p.Kill()
+	before := spans()
+	require.Less(t, before, kernels, "the kill came too late")
+	p = run()
+	process.Eventually(t, 2*time.Minute, "all kernels arrive", func() bool {
+		return len(kernelsOf(store.Spans())) >= kernels
+	})
+	p.Stop(15 * time.Second)
+	list := kernelsOf(store.Spans())
+	assert.Len(t, list, kernels)
+	conflicts := 0
+	for _, s := range list {
+		conflicts += s.Conflicts
+	}
+	assert.Zero(t, conflicts, "kernels that differ between two deliveries")
+	t.Logf("%d of %d kernels before the kill", before, kernels)
+}
+
+func kernelsOf(spans []testsink.Span) (list []testsink.Span) {
+	for _, s := range spans {
+		if s.Attrs["cuda.operation"] == "kernel" {
+			list = append(list, s)
+		}
+	}
+	return list
 }
