@@ -29,7 +29,7 @@ func longLines(kernels int) (scopes, device string) {
 		fmt.Fprintf(&s, "[%d,%d,1,0,0],[%d,%d,1,1,0]", i*10_000, i+1, i*10_000+9_000, i+1)
 	}
 	s.WriteString("]}\n")
-	d.WriteString(head)
+	d.WriteString(head + `{"type":"dictionary_update","version":1,"session_id":"s","kernel_dict":{"1":"k"}}` + "\n")
 	fmt.Fprintf(&d, `{"type":"kernel_event_batch","version":1,"session_id":"s","batch_id":1,"base_time_ns":%d,"columns":["dt_ns","kernel_id","stream_id","duration_ns","corr_id","has_details"],"rows":[`, int64(base))
 	for i := range kernels {
 		if i > 0 {
@@ -51,7 +51,9 @@ func spans(t *testing.T, into map[string]string, td ptrace.Traces) {
 		for _, ss := range rs.ScopeSpans().All() {
 			for _, s := range ss.Spans().All() {
 				id := s.TraceID().String() + s.SpanID().String()
-				require.NotContains(t, into, id, "sent twice")
+				if _, twice := into[id]; twice {
+					require.Fail(t, "a span was sent twice", s.Name())
+				}
 				into[id] = fmt.Sprint(s.Name(), s.ParentSpanID(), s.StartTimestamp(), s.EndTimestamp())
 			}
 		}
