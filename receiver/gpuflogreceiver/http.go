@@ -248,6 +248,9 @@ func (s *httpServer) read(r *http.Request, limits ingest.Limits) (*ingest.Body, 
 	if !errors.As(err, &refusal) {
 		refusal = ingest.Unreadable("%v", err)
 	}
+	if refusal.Status == http.StatusRequestTimeout && s.stopping.Err() != nil {
+		refusal = ingest.Unavailable("the receiver is shutting down")
+	}
 	return nil, c, refusal
 }
 

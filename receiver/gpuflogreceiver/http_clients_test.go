@@ -84,8 +84,9 @@ func stalled(token string) string {
 func TestRequests_SlowClientsOfOneToken(t *testing.T) {
 	const most = 8
 	r, url := serveTokens(t, newExact(), nil, func(c *Config) { c.Protocols.HTTP.Get().MaxRequests = most }, "token-a", "token-b")
+	var slow []net.Conn
 	for range 2 * most {
-		connect(t, url, stalled("token-b"))
+		slow = append(slow, connect(t, url, stalled("token-b")))
 	}
 	requests := r.server().requests
 	eventually(t, "the slow clients", func() bool { return requests.Left() == most/2 })
@@ -101,6 +102,11 @@ func TestRequests_SlowClientsOfOneToken(t *testing.T) {
 	assert.Less(t, time.Since(began), 30*time.Second, "of the minute that it has")
 	t.Logf("stopped after %s", time.Since(began))
 	assert.EqualValues(t, most, requests.Left())
+	answers := map[int]int{}
+	for _, conn := range slow {
+		answers[answered(t, conn)]++
+	}
+	assert.Equal(t, map[int]int{http.StatusServiceUnavailable: most / 2, http.StatusTooManyRequests: 2*most - most/2}, answers)
 }
 
 // TestBytes_SlowClientOfOneToken holds half of the bytes with bodies that do not end.
