@@ -79,6 +79,17 @@ func (b *Batch) LogRecords() int { return b.records }
 // Points is the number of data points collected since the last Take.
 func (b *Batch) Points() int { return b.points }
 
+// maxItems bounds a batch, see Full. As OTLP in protobuf, 8192 spans of kernels are about 3 MB: one
+// request of most exporters. A span with its attributes holds about 2 KiB of memory.
+const maxItems = 8192
+
+// Full reports whether the batch holds as much as it should: 8192 spans, log records, or groups of
+// four data points, which are smaller. The caller takes the events before it adds more.
+func (b *Batch) Full() bool { return b.spans+b.records+b.points/4 >= maxItems }
+
+// Empty reports whether the batch holds no event.
+func (b *Batch) Empty() bool { return b.spans+b.records+b.points == 0 }
+
 // Overflows is the number of counter values above 2^63−1 since the last Take: what OpenTelemetry
 // cannot hold as an integer and is kept as its decimal digits instead.
 func (b *Batch) Overflows() int { return b.overflows }

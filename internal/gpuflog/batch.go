@@ -228,7 +228,21 @@ func (d *Decoder) batch(r *record, b *batch) (sess *session, ok bool) {
 		return nil, false
 	}
 	b.row.has = [numColumns]bool{}
-	return d.owner(&r.head, 0), true
+	if sess = d.owner(&r.head, 0); sess != nil && !b.skipTo(d.from) {
+		d.reject(Malformed, "rows "+excerptAt(b.rows.b, b.rows.i))
+		return nil, true
+	}
+	return sess, true
+}
+
+// skipTo steps over the rows before the given one.
+func (b *batch) skipTo(row int64) bool {
+	for ; b.index+1 < row; b.index++ {
+		if member, ok := b.rows.more(b.index < 0, ']'); !ok || !member || !b.rows.skip() {
+			return false
+		}
+	}
+	return true
 }
 
 // rowsEndLine reports that b, which begins with an array, ends like a batch line.
@@ -241,6 +255,10 @@ func rowsEndLine(b []byte) bool {
 func (b *batch) next(d *Decoder) bool {
 	s := &b.rows
 	for {
+		if !d.room() {
+			d.paused = b.index + 1
+			return false
+		}
 		b.index++
 		member, ok := s.more(b.index == 0, ']')
 		if !ok {

@@ -68,11 +68,17 @@ type Decoder struct {
 	// tooOld: a header of A0 without a session id was read.
 	tooOld bool
 
+	// full empties a full batch, see WhenFull. stopped says that it could not.
+	full    func(*gpuevent.Batch) bool
+	stopped bool
+
 	// Of the line being decoded:
 	channel Channel
 	offset  int64
 	out     *gpuevent.Batch
 	now     int64
+	// from is the first row to decode, paused the row before which decoding stopped, or -1.
+	from, paused int64
 
 	heads   [numRecordTypes]headCache
 	orders  [numRecordTypes]keyOrder
@@ -161,13 +167,48 @@ func (d *Decoder) Want() Channel {
 	return Device
 }
 
+// WhenFull sets the function that empties the batch when it is full, so that one long line, or the
+// release of many waiting events, needs no more memory than a full batch. The Decoder calls it from
+// Feed, FeedLine and EndStep, between two events. If it returns false, the Decoder stops: EndStep
+// keeps what still waits for the next call, FeedLine reports the row at which to continue, and Feed
+// leaves out the rest of its data, so that the Decoder must be restored from an earlier state. Without
+// a function a batch grows without bound.
+func (d *Decoder) WhenFull(empty func(*gpuevent.Batch) bool) { d.full = empty }
+
+// Stopped reports that the last call of Feed, FeedLine or EndStep stopped early because the batch was
+// full and could not be emptied.
+func (d *Decoder) Stopped() bool { return d.stopped }
+
+// room makes room in the batch. It returns false if the Decoder must stop.
+func (d *Decoder) room() bool {
+	if !d.stopped && d.full != nil && d.out.Full() {
+		d.stopped = !d.full(d.out)
+	}
+	return !d.stopped
+}
+
+// FeedLine decodes one line of a channel, from a row on: 0, or what an earlier call for the same line
+// returned. done says that the line is decoded to its end; otherwise next is the row at which to
+// continue. The other parameters are those of Feed.
+func (d *Decoder) FeedLine(ch Channel, line []byte, from, offset, now int64, out *gpuevent.Batch) (next int64, done bool) {
+	before := d.stats
+	d.from, d.paused = from, from
+	d.Feed(ch, line, offset, now, out)
+	if from > 0 { // counted when its first rows were fed
+		d.stats.Lines, d.stats.Bytes, d.stats.Records = before.Lines, before.Bytes, before.Records
+	}
+	next, d.from = d.paused, 0
+	return next, next < 0
+}
+
 // Feed decodes whole lines of one channel. offset is that of data in its window, for messages; now
 // is the wall time in Unix nanoseconds. A last line without newline counts as whole. Data is not
 // kept.
 func (d *Decoder) Feed(ch Channel, data []byte, offset, now int64, out *gpuevent.Batch) {
 	d.channel, d.out, d.now = ch, out, now
+	d.stopped = false
 	d.stats.Bytes += uint64(len(data))
-	for len(data) > 0 {
+	for len(data) > 0 && d.room() {
 		line := data
 		n := bytes.IndexByte(data, '\n')
 		if n >= 0 {
@@ -181,6 +222,7 @@ func (d *Decoder) Feed(ch Channel, data []byte, offset, now int64, out *gpuevent
 		if len(line) > 0 && line[len(line)-1] == '\r' {
 			line = line[:len(line)-1]
 		}
+		d.paused = -1
 		if len(line) > 0 {
 			d.line(line)
 		}
@@ -221,7 +263,7 @@ const dataEnd = 2 * time.Second
 // EndStep releases what has waited long enough and closes the sessions that have ended.
 func (d *Decoder) EndStep(st Step, out *gpuevent.Batch) {
 	d.out, d.now = out, st.Now
-	d.offset = 0
+	d.offset, d.stopped = 0, false
 	for _, id := range sortedKeys(d.sessions) {
 		s := d.sessions[id]
 		s.endStep(d, &st)

@@ -317,7 +317,9 @@ func (d *Decoder) kernelBatch(r *record) bool {
 	}
 	// The details of a batch are written right behind it, so a row of an earlier batch for which
 	// the recorder promised none will not get one.
-	s.releaseUndetailed(d)
+	if d.from == 0 {
+		s.releaseUndetailed(d)
+	}
 	for b.next(d) {
 		start, end, ok := b.span(d)
 		if !ok {
@@ -352,7 +354,7 @@ func (s *session) releaseUndetailed(d *Decoder) {
 	if s.rows.waiting == 0 {
 		return
 	}
-	for i := 0; i < len(s.rows.rows); i++ {
+	for i := 0; i < len(s.rows.rows) && d.room(); i++ {
 		r := s.rows.rows[i]
 		if r.joined || r.details {
 			continue
@@ -365,7 +367,7 @@ func (s *session) releaseUndetailed(d *Decoder) {
 
 // expireRows sends the rows that started before a time without their details.
 func (s *session) expireRows(d *Decoder, before int64) {
-	for s.rows.waiting > 0 {
+	for s.rows.waiting > 0 && d.room() {
 		r, pos := s.rows.oldest()
 		if r.start >= before {
 			break

@@ -206,7 +206,7 @@ func (s *session) ready(it *item) bool { return it.where == outside || it.at <= 
 func (s *session) drain(d *Decoder) {
 	for l := range s.held {
 		q := &s.held[l]
-		for q.len() > 0 && s.ready(q.head()) {
+		for q.len() > 0 && s.ready(q.head()) && d.room() {
 			it := q.pop()
 			s.send(d, &it, false)
 		}
@@ -222,7 +222,7 @@ func (s *session) retryLost(d *Decoder, last bool) {
 	for i := range s.lost {
 		it := &s.lost[i]
 		expired := last || d.now-it.arrived > int64(d.opt.JoinTimeout)
-		if !expired && s.scopes.paths[it.path] == nil {
+		if (!expired && s.scopes.paths[it.path] == nil) || !d.room() {
 			keep = append(keep, *it)
 			continue
 		}
@@ -414,6 +414,7 @@ func (s *session) endStep(d *Decoder, st *Step) {
 	if s.tooOld {
 		return
 	}
+	s.drain(d) // what an earlier call had no room for
 	s.expireRows(d, s.seen[Device]-int64(d.opt.JoinTimeout))
 	if st.Flush {
 		s.flush(d)
@@ -421,7 +422,7 @@ func (s *session) endStep(d *Decoder, st *Step) {
 	if st.AtEnd[Scope] {
 		for l := range s.held {
 			q := &s.held[l]
-			for q.len() > 0 && (s.ready(q.head()) || st.Now-q.head().arrived >= int64(d.opt.ScopeWait)) {
+			for q.len() > 0 && (s.ready(q.head()) || st.Now-q.head().arrived >= int64(d.opt.ScopeWait)) && d.room() {
 				it := q.pop()
 				s.send(d, &it, false)
 			}
@@ -434,6 +435,9 @@ func (s *session) endStep(d *Decoder, st *Step) {
 	if atEnd && (st.Quiet >= dataEnd || st.Gone) {
 		s.expireRows(d, math.MaxInt64)
 		s.details.expire(math.MaxInt64, func() { d.reject(DetailWithoutRow, "") })
+	}
+	if !d.room() {
+		return // the next step continues
 	}
 	s.closeWindows(d, st)
 	if s.live {
@@ -503,7 +507,9 @@ func (s *session) closeWindows(d *Decoder, st *Step) {
 // is only silent keeps its scopes: if it goes on after all, they and the session are sent again when
 // they end, with the same ids.
 func (s *session) close(d *Decoder, how ending) {
-	s.flush(d)
+	if s.flush(d); d.stopped {
+		return // the next step closes it
+	}
 	end := s.endTs
 	if end == 0 {
 		end = s.newest()
@@ -514,6 +520,9 @@ func (s *session) close(d *Decoder, how ending) {
 		}
 	} else {
 		for len(s.scopes.open) > 0 {
+			if !d.room() {
+				return
+			}
 			s.closeScope(d, s.scopes.open[len(s.scopes.open)-1], end, true)
 		}
 		s.scopes.sweep(0, func(*scope) bool { return true }, func(x *scope) {
@@ -544,7 +553,7 @@ func (s *session) close(d *Decoder, how ending) {
 func (s *session) flush(d *Decoder) {
 	s.expireRows(d, math.MaxInt64)
 	for l := range s.held {
-		for q := &s.held[l]; q.len() > 0; {
+		for q := &s.held[l]; q.len() > 0 && d.room(); {
 			it := q.pop()
 			s.send(d, &it, true)
 		}

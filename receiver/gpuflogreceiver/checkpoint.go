@@ -204,6 +204,8 @@ type plan struct {
 type planStep struct {
 	segments []segment
 	end      gpuflog.Step
+	// open: the step was not at its end when the plan was stored. A later step of the plans ends it.
+	open bool
 }
 
 // segment is a piece of a channel.
@@ -230,6 +232,9 @@ func (p *plan) append(b []byte) []byte {
 			if at {
 				flags |= 1 << ch
 			}
+		}
+		if st.open {
+			flags |= 1 << 6
 		}
 		if st.end.Gone {
 			flags |= 1 << 7
@@ -258,6 +263,7 @@ func parsePlan(b []byte) (plan, error) {
 		for ch := range st.end.AtEnd {
 			st.end.AtEnd[ch] = flags&(1<<ch) != 0
 		}
+		st.open = flags&(1<<6) != 0
 		st.end.Gone = flags&(1<<7) != 0
 		p.steps = append(p.steps, st)
 	}

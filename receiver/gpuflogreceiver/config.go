@@ -54,12 +54,15 @@ type Protocols struct {
 // HTTP server of the Collector; max_request_body_size bounds a body as sent and also unpacked.
 type HTTPConfig struct {
 	confighttp.ServerConfig `mapstructure:",squash"`
-	// MaxSessions bounds the sessions kept in memory. For one more, the one that has been silent
-	// longest is closed.
+	// MaxSessions bounds the sessions of one principal that are kept in memory; those of all may be a
+	// quarter more. For one more, the one that has been silent longest is closed, of the principal
+	// with the most.
 	MaxSessions int `mapstructure:"max_sessions"`
-	// MaxBufferedBytes bounds what all request bodies hold together.
+	// MaxBufferedBytes bounds what all request bodies hold together. One principal may have three
+	// quarters of it, and one host of a principal half.
 	MaxBufferedBytes ByteSize `mapstructure:"max_buffered_bytes"`
-	// MaxRequests bounds the requests under way.
+	// MaxRequests bounds the requests under way. One principal may have three quarters of them, and
+	// one host of a principal half, each at least one.
 	MaxRequests int `mapstructure:"max_requests"`
 	// ChannelTimeout is how long, in wall time, work waits for another channel of its session: a
 	// client may send the channels one after the other.
@@ -78,7 +81,7 @@ func defaultHTTP() HTTPConfig {
 	s.ReadTimeout = 2 * time.Minute
 	s.WriteTimeout = 3 * time.Minute // counted from the header, so above the time for the body
 	return HTTPConfig{
-		ServerConfig: s, MaxSessions: 64, MaxBufferedBytes: 256 << 20, MaxRequests: 64,
+		ServerConfig: s, MaxSessions: 64, MaxBufferedBytes: maxWindowBytes, MaxRequests: 256,
 		ChannelTimeout: 10 * time.Second,
 	}
 }
@@ -119,13 +122,17 @@ const (
 	startAtEnd       = "end"
 )
 
+// defaultLineBytes is 14 times the longest line of the recordings that we have, a source map of an
+// H200 with 1.1 MiB. A line is held in memory whole.
+const defaultLineBytes = 16 << 20
+
 func createDefaultConfig() component.Config {
 	return &Config{
 		Protocols:        Protocols{HTTP: configoptional.Default(defaultHTTP())},
 		StartAt:          startAtBeginning,
 		PollInterval:     200 * time.Millisecond,
 		MaxSpansPerTrace: 10000,
-		MaxLineBytes:     64 << 20,
+		MaxLineBytes:     defaultLineBytes,
 		JoinTimeout:      10 * time.Second,
 		SessionTimeout:   5 * time.Minute,
 	}

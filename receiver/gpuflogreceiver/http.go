@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/collector/component/componentstatus"
@@ -43,7 +45,11 @@ type httpServer struct {
 	gzip     bool
 	in       *intake
 	budget   *ingest.Budget
-	requests chan struct{}
+	requests *ingest.Budget
+	auth     bool // an authenticator accepts each request
+	// stopping ends when the shutdown begins.
+	stopping context.Context
+	cutOff   context.CancelFunc
 
 	server *http.Server
 	served chan struct{}
@@ -63,10 +69,12 @@ func startHTTP(ctx context.Context, host component.Host, set component.Telemetry
 		gzip:     h.CompressionAlgorithms == nil || slices.Contains(h.CompressionAlgorithms, "gzip"),
 		in:       newIntake(base, cfg, set.Logger, out, out.tel, store),
 		budget:   ingest.NewBudget(int64(h.MaxBufferedBytes)),
-		requests: make(chan struct{}, h.MaxRequests),
+		requests: ingest.NewBudget(int64(h.MaxRequests)),
+		auth:     h.Auth.HasValue(),
 		served:   make(chan struct{}), stop: make(chan struct{}), ticked: make(chan struct{}),
 		cancel: cancel,
 	}
+	s.stopping, s.cutOff = context.WithCancel(base)
 	if err := s.in.restore(ctx); err != nil {
 		set.Logger.Error("what is stored of sessions received over HTTP cannot be used; their names and open scopes are lost", zap.Error(err))
 	}
@@ -82,6 +90,8 @@ func startHTTP(ctx context.Context, host component.Host, set component.Telemetry
 		cancel()
 		return nil, err
 	}
+	s.server.MaxHeaderBytes = maxHeaderBytes
+	limitConnections(s.server, maxConnections)
 	// A client asks for the version before it has a token (format document, section 7.1).
 	all := http.NewServeMux()
 	all.HandleFunc("GET "+versionPath, version)
@@ -109,9 +119,19 @@ func startHTTP(ctx context.Context, host component.Host, set component.Telemetry
 
 // shutdown ends the requests under way within the context's time, and delivers or stores the rest.
 func (s *httpServer) shutdown(ctx context.Context) error {
-	err := s.server.Shutdown(ctx)
-	if err != nil {
-		err = errors.Join(err, s.server.Close())
+	s.cutOff()
+	s.in.closing.Store(true)
+	// What was received needs time too.
+	connections := ctx
+	if deadline, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		connections, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
+		defer cancel()
+	}
+	err := s.server.Shutdown(connections)
+	if connections.Err() != nil {
+		// A connection that does not end in time is no failure of the shutdown: its client sends again.
+		err = s.server.Close()
 	}
 	defer context.AfterFunc(ctx, s.cancel)() // a delivery that hangs must not hold up the shutdown
 	<-s.served
@@ -130,10 +150,15 @@ func version(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write([]byte(body))
 }
 
+// drainWait is how long the rest of a refused request may take. It is read, up to 256 KiB, so that
+// the client sees the answer and not a broken connection.
+const drainWait = 2 * time.Second
+
 // answer wraps a handler: it bounds the requests under way, counts the answers and writes refusals.
 func (s *httpServer) answer(handle func(r *http.Request) (*ingest.Reply, *ingest.Refusal)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		status := http.StatusOK
+		defer s.cutOffAtShutdown(w)()
 		reply, refusal := s.admitted(r, handle)
 		if refusal != nil {
 			status = refusal.Status
@@ -142,6 +167,7 @@ func (s *httpServer) answer(handle func(r *http.Request) (*ingest.Reply, *ingest
 		s.in.tel.ReceiverGpuflogHTTPRequests.Add(r.Context(), 1,
 			metric.WithAttributeSet(attribute.NewSet(attribute.Int("http.response.status_code", status))))
 		if refusal != nil {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(drainWait))
 			refusal.Write(w)
 		} else {
 			reply.Write(w, status)
@@ -150,28 +176,70 @@ func (s *httpServer) answer(handle func(r *http.Request) (*ingest.Reply, *ingest
 }
 
 func (s *httpServer) admitted(r *http.Request, handle func(r *http.Request) (*ingest.Reply, *ingest.Refusal)) (*ingest.Reply, *ingest.Refusal) {
-	select {
-	case s.requests <- struct{}{}:
-		defer func() { <-s.requests }()
-	default:
+	requests := s.requests.For(s.client(r))
+	if !requests.Take(1, 0) {
 		return nil, ingest.Busy("too many requests are under way: try again later")
 	}
+	defer requests.Give(1)
 	if refusal := s.in.pressed(); refusal != nil {
 		return nil, refusal
 	}
-	if !s.gzip && r.Header.Get("Content-Encoding") != "" {
+	if !s.gzip && len(r.Header.Values("Content-Encoding")) > 0 {
 		return nil, &ingest.Refusal{Status: http.StatusUnsupportedMediaType, Reason: "compressed bodies are switched off by compression_algorithms"}
 	}
 	return handle(r)
 }
 
+// client returns who has sent a request.
+func (s *httpServer) client(r *http.Request) ingest.Client {
+	return ingest.Client{Principal: principalOf(r, s.auth), Host: hostOf(r.RemoteAddr)}
+}
+
+// cutOffAtShutdown ends the reading of a request's body when the shutdown begins: its client sends
+// it again. A delivery under way goes on. The returned function ends the watch.
+func (s *httpServer) cutOffAtShutdown(w http.ResponseWriter) (done func() bool) {
+	return context.AfterFunc(s.stopping, func() {
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
+	})
+}
+
+// maxConnections bounds the connections, of which one host may have half. A connection takes up to
+// about 50 KiB before its request is admitted, and one of the process's descriptors.
+const maxConnections = 1024
+
+// maxHeaderBytes bounds a request's header. GPU Flight's clients send less than 2 KiB.
+const maxHeaderBytes = 32 << 10
+
+// limitConnections closes connections beyond the bound, or beyond one host's half of it, as soon as
+// they are accepted.
+func limitConnections(server *http.Server, most int64) {
+	budget := ingest.NewBudget(most)
+	var refused sync.Map // connections that count for nothing
+	server.ConnState = func(c net.Conn, state http.ConnState) {
+		client := budget.For(ingest.Client{Host: hostOf(c.RemoteAddr().String())})
+		switch state {
+		case http.StateNew:
+			if !client.Take(1, 0) {
+				refused.Store(c, nil)
+				_ = c.Close()
+			}
+		case http.StateClosed, http.StateHijacked:
+			if _, ok := refused.LoadAndDelete(c); !ok {
+				client.Give(1)
+			}
+		}
+	}
+}
+
 // read takes a request's body and walks over it once. The body must be closed if there is no refusal.
 func (s *httpServer) read(r *http.Request, limits ingest.Limits) (*ingest.Body, ingest.Content, *ingest.Refusal) {
-	b, err := ingest.Read(r, limits, s.budget)
+	b, err := ingest.Read(r, limits, s.budget.For(s.client(r)))
 	var c ingest.Content
 	if err == nil {
 		s.in.tel.ReceiverGpuflogHTTPRead.Add(r.Context(), b.Size())
-		if c, err = b.Check(); err == nil {
+		c, err = b.Check()
+		s.in.tel.ReceiverGpuflogHTTPUnpacked.Add(r.Context(), b.Unpacked())
+		if err == nil {
 			return b, c, nil
 		}
 		b.Close()
@@ -180,13 +248,17 @@ func (s *httpServer) read(r *http.Request, limits ingest.Limits) (*ingest.Body, 
 	if !errors.As(err, &refusal) {
 		refusal = ingest.Unreadable("%v", err)
 	}
+	if refusal.Status == http.StatusRequestTimeout && s.stopping.Err() != nil {
+		refusal = ingest.Unavailable("the receiver is shutting down")
+	}
 	return nil, c, refusal
 }
 
 // window takes one window of a session: POST events/stream.
 func (s *httpServer) window(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
 	id := r.Header.Get(headerSession)
-	received := s.in.receiving(id)
+	who := principalOf(r, s.auth)
+	received := s.in.receiving(id, who)
 	b, c, refusal := s.read(r, s.limits)
 	received()
 	if refusal != nil {
@@ -207,7 +279,7 @@ func (s *httpServer) window(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
 	if ch, ok := gpuflog.ChannelNamed(r.Header.Get(headerChannel)); ok {
 		c.Channel, c.Known = ch, true
 	}
-	session, refusal := s.in.open(r.Context(), id, false)
+	session, refusal := s.in.open(r.Context(), id, who, false)
 	if refusal != nil {
 		return nil, refusal
 	}
@@ -226,10 +298,11 @@ func (s *httpServer) end(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
 		return nil, ingest.Unreadable("the request names no session: set %s", headerSession)
 	}
 	reply := &ingest.Reply{WindowAcknowledged: true}
-	if !s.in.living(id) {
-		return reply, nil // finished before, or nothing of it ever came
+	who := principalOf(r, s.auth)
+	if !s.in.living(id, who) {
+		return reply, nil // finished before, nothing of it ever came, or it is another principal's
 	}
-	session, refusal := s.in.open(r.Context(), id, false)
+	session, refusal := s.in.open(r.Context(), id, who, false)
 	if refusal != nil {
 		return nil, refusal
 	}
@@ -257,7 +330,7 @@ func (s *httpServer) line(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
 		errors.As(err, &refusal)
 		return nil, refusal
 	}
-	session, refusal := s.in.open(r.Context(), rec.Session, true)
+	session, refusal := s.in.open(r.Context(), rec.Session, principalOf(r, s.auth), true)
 	if refusal != nil {
 		return nil, refusal
 	}

@@ -104,6 +104,8 @@ func TestTheErrorsOfAWindowNameTheirLines(t *testing.T) {
 	assert.Contains(t, a.Errors[0].Reason, "malformed")
 	assert.EqualValues(t, 3, a.Errors[1].Line)
 	assert.Equal(t, "line_too_long", a.Errors[1].Reason)
+	assert.EqualValues(t, 1, r.sum("otelcol_receiver_gpuflog_rejects", "line_too_long"))
+	assert.EqualValues(t, 1, r.sum("otelcol_receiver_gpuflog_rejects", "malformed"))
 }
 
 func TestWhatCannotBeReadIsRefusedWithTheReason(t *testing.T) {

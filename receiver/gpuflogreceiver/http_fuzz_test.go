@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -19,8 +20,16 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/metadata"
 )
 
+// fixedBytes and bytesPerByte bound what a request allocates: fixedBytes for its session, and for those
+// that make room for it, and the rest for the body and what it tells.
+const (
+	fixedBytes   = 4 << 20
+	bytesPerByte = 1 << 10
+)
+
 // FuzzRequest sends any body to any path through the whole server. Every request is answered; what is
-// answered with success counts each line as accepted or rejected; the budget is whole afterwards.
+// answered with success counts each line as accepted or rejected; the budget is whole afterwards; the
+// memory that is allocated on the way is bounded by the size of the body.
 func FuzzRequest(f *testing.F) {
 	lines := joined(jobStart(testSession), copies(testSession, 1, 3), hosts(testSession, 1), shutdownLine(testSession))
 	for _, path := range []string{"stream", "session-complete", "device", "kernel_event", "x/y"} {
@@ -48,7 +57,13 @@ func FuzzRequest(f *testing.F) {
 			req.Header[http.CanonicalHeaderKey(headerCRC)] = []string{crc}
 		}
 		w := httptest.NewRecorder()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
 		r.http.server.Handler.ServeHTTP(w, req)
+		runtime.ReadMemStats(&after)
+		if n := after.TotalAlloc - before.TotalAlloc; n > fixedBytes+bytesPerByte*uint64(len(body)) {
+			t.Fatalf("%d bytes were allocated for a body of %d", n, len(body))
+		}
 		switch w.Code {
 		case http.StatusOK:
 			var reply ingest.Reply
@@ -71,8 +86,8 @@ func FuzzRequest(f *testing.F) {
 		default:
 			t.Fatalf("answered %d: %s", w.Code, w.Body)
 		}
-		if n := len(r.http.requests); n != 0 {
-			t.Fatalf("%d requests count as under way", n)
+		if n := r.http.requests.Left(); n != int64(h.MaxRequests) {
+			t.Fatalf("%d requests are left", n)
 		}
 	})
 }

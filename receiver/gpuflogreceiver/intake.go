@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -35,7 +36,11 @@ type intake struct {
 	base context.Context
 
 	// slots bounds the requests that decode and deliver at a time, and so their memory.
-	slots chan struct{}
+	slots *turns
+	// closing: requests in progress end before the next part of their data.
+	closing atomic.Bool
+	// long bounds those of them that have a long line.
+	long *turns
 	// refused counts the sessions whose data the pipelines have not accepted yet.
 	refused atomic.Int64
 	// waiting counts the rows and spans of all sessions that wait for something else; maxWaiting bounds them.
@@ -50,8 +55,12 @@ type intake struct {
 }
 
 const (
-	// decodeSlots lets a slow pipeline hold up some requests without holding up all.
+	// decodeSlots, of one principal, lets a slow pipeline hold up some requests without holding up
+	// all.
 	decodeSlots = 8
+	// longLine is the length from which a line needs more memory than the chunks that files and
+	// bodies are read in.
+	longLine = 2 << 20
 	// maxRefused is how many sessions may have a batch that the pipelines do not take, before
 	// nothing more is decoded: a batch is made of about a MiB of lines.
 	maxRefused = 8
@@ -82,7 +91,8 @@ func newIntake(base context.Context, cfg *Config, logger *zap.Logger, out *outpu
 			MaxSpansPerTrace: cfg.MaxSpansPerTrace, JoinTimeout: cfg.JoinTimeout, SessionTimeout: cfg.SessionTimeout,
 			MaxHeld: maxHeldHTTP, MaxRows: maxHeldHTTP, MaxSessions: 1,
 		},
-		slots:      make(chan struct{}, decodeSlots),
+		slots:      newTurns(decodeSlots),
+		long:       newTurns(1),
 		maxWaiting: maxWaiting,
 		sessions:   map[string]*intakeSession{},
 		leaving:    map[string]*intakeSession{},
@@ -98,22 +108,32 @@ func (in *intake) pressed() *ingest.Refusal {
 	return nil
 }
 
-// slot waits for a place among those that decode; give must be called if there is no refusal.
-func (in *intake) slot(ctx context.Context) (give func(), refusal *ingest.Refusal) {
-	timer := time.NewTimer(lockWait)
-	defer timer.Stop()
-	select {
-	case in.slots <- struct{}{}:
-		return func() { <-in.slots }, nil
-	case <-timer.C:
-	case <-ctx.Done():
+// slot waits for a principal's place among those that decode; give must be called if there is no
+// refusal. Requests of a principal with a line of more than longLine bytes decode one at a time. They
+// wait for that before they take one of the places, so they delay each other and no other request.
+func (in *intake) slot(ctx context.Context, who principal, longest int) (give func(), refusal *ingest.Refusal) {
+	busy := ingest.Unavailable("too many requests wait to be decoded: try again later")
+	isLong := longest > longLine
+	if isLong && !in.long.take(ctx, who, lockWait) {
+		return nil, busy
 	}
-	return nil, ingest.Unavailable("the next component is slow: too many requests wait for it")
+	if in.slots.take(ctx, who, lockWait) {
+		return func() {
+			in.slots.give(who)
+			if isLong {
+				in.long.give(who)
+			}
+		}, nil
+	}
+	if isLong {
+		in.long.give(who)
+	}
+	return nil, busy
 }
 
-// open returns the session with an id, locked; it is made if need be. lines says that it comes line
-// by line.
-func (in *intake) open(ctx context.Context, id string, lines bool) (*intakeSession, *ingest.Refusal) {
+// open returns a principal's session with an id, locked. It makes the session if there is none.
+// lines says that it comes line by line.
+func (in *intake) open(ctx context.Context, id string, who principal, lines bool) (*intakeSession, *ingest.Refusal) {
 	if id == "" {
 		return nil, ingest.Unreadable("the request names no session: set X-GpuFlight-Session-Id")
 	}
@@ -124,7 +144,7 @@ func (in *intake) open(ctx context.Context, id string, lines bool) (*intakeSessi
 		return nil, ingest.Unreadable("the session's id is longer than %d bytes", maxSessionID)
 	}
 	for {
-		s, refusal := in.find(ctx, id, lines)
+		s, refusal := in.find(ctx, id, who, lines)
 		if refusal != nil {
 			return nil, refusal
 		}
@@ -132,6 +152,7 @@ func (in *intake) open(ctx context.Context, id string, lines bool) (*intakeSessi
 			return nil, ingest.Busy("another request of this session is under way")
 		}
 		if !s.gone {
+			s.changed = s.changed || s.stored && s.storedOwner != s.owner()
 			return s, nil
 		}
 		s.unlock() // evicted meanwhile
@@ -140,42 +161,65 @@ func (in *intake) open(ctx context.Context, id string, lines bool) (*intakeSessi
 
 // receiving notes that a body of a session is on its way, until the returned function is called: what
 // waits for another channel goes on waiting.
-func (in *intake) receiving(id string) (done func()) {
+func (in *intake) receiving(id string, who principal) (done func()) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	s := in.sessions[id]
-	if s == nil {
+	if s == nil || !s.windows.isOf(who) {
 		return func() {}
 	}
 	s.receiving.Add(1)
 	return func() { s.receiving.Add(-1) }
 }
 
-// living reports whether a session is in memory.
-func (in *intake) living(id string) bool {
+// living reports whether a principal's session is in memory.
+func (in *intake) living(id string, who principal) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	return in.sessions[id] != nil || in.leaving[id] != nil
+	s := in.sessions[id]
+	if s == nil {
+		s = in.leaving[id]
+	}
+	return s != nil && s.windows.isOf(who)
 }
 
-func (in *intake) find(ctx context.Context, id string, lines bool) (*intakeSession, *ingest.Refusal) {
+// foreign refuses a session that another principal has opened. The agent then goes on with its
+// other sessions and keeps its file.
+func foreign() *ingest.Refusal {
+	return &ingest.Refusal{
+		Status: http.StatusConflict,
+		Reason: "the session was opened with other credentials: send it with those",
+	}
+}
+
+func (in *intake) find(ctx context.Context, id string, who principal, lines bool) (*intakeSession, *ingest.Refusal) {
 	in.mu.Lock()
 	if s := in.sessions[id]; s != nil {
-		in.mu.Unlock()
+		defer in.mu.Unlock()
+		if !s.windows.claim(who) {
+			return nil, foreign()
+		}
 		return s, nil
 	}
-	if in.leaving[id] != nil {
-		in.mu.Unlock()
+	if s := in.leaving[id]; s != nil {
+		defer in.mu.Unlock()
+		if !s.windows.isOf(who) {
+			return nil, foreign()
+		}
 		return nil, ingest.Unavailable("the session is being closed: its last data is on its way to the next component")
 	}
+	if w := in.finished.m[id]; w != nil && !w.claim(who) {
+		in.mu.Unlock()
+		return nil, foreign()
+	}
 	var victim *intakeSession
-	if len(in.sessions) >= in.cfg.MaxSessions {
-		if victim = in.victim(); victim == nil || len(in.leaving) >= maxRefused {
+	if candidates := in.candidates(who); candidates != nil {
+		if victim = in.victim(candidates); victim == nil || len(in.leaving) >= maxRefused {
 			if victim != nil {
 				victim.unlock()
 			}
 			in.mu.Unlock()
-			return nil, ingest.Busy(fmt.Sprintf("all %d sessions that may be in memory are busy", in.cfg.MaxSessions))
+			return nil, ingest.Busy(fmt.Sprintf("all sessions that could make room are busy: at most %d may be in memory", in.cfg.MaxSessions))
 		}
 		in.remove(victim)
 	}
@@ -183,6 +227,7 @@ func (in *intake) find(ctx context.Context, id string, lines bool) (*intakeSessi
 	if w := in.finished.take(id); w != nil {
 		s.windows = w
 	}
+	s.windows.claim(who)
 	in.sessions[id] = s
 	in.mu.Unlock()
 	if victim != nil {
@@ -199,11 +244,35 @@ func (in *intake) remove(s *intakeSession) {
 	in.leaving[s.id] = s
 }
 
-// victim returns, locked, the session that is closed to make room: one that has ended, or else the
-// one that has been silent longest. It is nil if all are in use.
-func (in *intake) victim() *intakeSession {
-	var best *intakeSession
+// candidates returns the sessions of which one is closed to make room for a principal's new one,
+// nil if there is room. One principal may have max_sessions; beyond that its own sessions make
+// room. All together may have a quarter more, so that no principal can occupy every place; beyond
+// that those of the principal with the most make room.
+func (in *intake) candidates(who principal) []*intakeSession {
+	byOwner := map[principal][]*intakeSession{}
+	var most []*intakeSession
 	for _, s := range in.sessions {
+		list := append(byOwner[s.windows.owner], s)
+		byOwner[s.windows.owner] = list
+		if len(list) > len(most) {
+			most = list
+		}
+	}
+	own := byOwner[who]
+	switch limit := in.cfg.MaxSessions; {
+	case len(own) >= limit || (len(in.sessions) >= limit+max(limit/4, 1) && len(own) == len(most)):
+		return own
+	case len(in.sessions) >= limit+max(limit/4, 1):
+		return most
+	}
+	return nil
+}
+
+// victim returns, locked, the session of a list that is closed to make room: one that has ended, or
+// else the one that has been silent longest. It is nil if all are in use.
+func (in *intake) victim(list []*intakeSession) *intakeSession {
+	var best *intakeSession
+	for _, s := range list {
 		if s.receiving.Load() > 0 || !s.tryLock() {
 			continue
 		}

@@ -36,6 +36,20 @@ type intakeSession struct {
 	// gone: the session is not in the table any more.
 	gone bool
 
+	// request is the context of the request in progress, nil if there is none.
+	request context.Context
+	// step that the decoder did not finish because the pipelines did not accept data.
+	unfinished *gpuflog.Step
+	// partRefused: a pipeline permanently refused a part of the line in progress.
+	partRefused bool
+	// partial is the single line of which the decoder has taken some rows, and the next row.
+	partial struct {
+		sum uint64
+		row int64
+	}
+	// nextRow is the row at which the line continues that was fed last.
+	nextRow int64
+
 	windows *windowTable
 	// parcel is what the pipelines have not accepted yet; nothing is fed before they have.
 	parcel  *parcel
@@ -62,6 +76,7 @@ type intakeSession struct {
 	savedAt     time.Time
 	dictVersion uint64
 	stored      bool
+	storedOwner principal
 	warned      map[string]struct{}
 }
 
@@ -85,10 +100,31 @@ func (in *intake) newSession(id string, lines bool) *intakeSession {
 		lockC: make(chan struct{}, 1), windows: &windowTable{}, last: now, savedAt: now,
 		warned: map[string]struct{}{},
 	}
+	s.dec.WhenFull(s.whenFull)
 	for ch := range s.lastOf {
 		s.lastOf[ch] = now
 	}
 	return s
+}
+
+// whenFull delivers what a line or a step has given so far. While a request waits for it, it is patient.
+func (s *intakeSession) whenFull(*gpuevent.Batch) bool {
+	if s.parcel != nil {
+		return false
+	}
+	s.hand()
+	try := s.settleParcel
+	ctx := s.request
+	if ctx == nil {
+		_, err := try(s.in.base)
+		return err == nil
+	}
+	if s.in.closing.Load() {
+		return false
+	}
+	refused, err := patiently(ctx, try)
+	s.partRefused = s.partRefused || refused != nil
+	return err == nil
 }
 
 func (s *intakeSession) lock(ctx context.Context, wait time.Duration) bool {
@@ -147,72 +183,103 @@ func (s *intakeSession) step(st gpuflog.Step) {
 	if st.Now == 0 {
 		st.Now = time.Now().UnixNano()
 	}
+	s.unfinished = nil
 	s.dec.EndStep(st, s.batch)
-	rows, held := s.dec.Waiting()
-	n := rows + held
-	more := n - s.waits
-	if all := s.in.waiting.Add(int64(more)); all > s.in.maxWaiting && more > 0 {
+	if n := s.countWaiting(); n > 0 && s.in.waiting.Load() > s.in.maxWaiting {
 		s.in.tel.ReceiverGpuflogHeldOverflow.Add(context.Background(), int64(n))
-		s.dec.EndStep(gpuflog.Step{Now: st.Now, Flush: true}, s.batch)
-		s.in.waiting.Add(-int64(n))
-		n = 0
+		st.Flush = true
+		s.dec.EndStep(st, s.batch)
+		s.countWaiting()
 	}
-	s.waits = n
-	s.changed = s.changed || s.batch.Spans()+s.batch.LogRecords()+s.batch.Points() > 0
+	if s.dec.Stopped() {
+		s.unfinished = &st
+	}
+	s.changed = s.changed || !s.batch.Empty() || s.parcel != nil
+}
+
+// countWaiting brings the session's share in intake.waiting up to date. It returns by how much it grew.
+func (s *intakeSession) countWaiting() (more int) {
+	rows, held := s.dec.Waiting()
+	more = rows + held - s.waits
+	s.in.waiting.Add(int64(more))
+	s.waits += more
+	return more
 }
 
 // hand makes a parcel of what the decoder has given. There must be none.
 func (s *intakeSession) hand() {
-	if s.batch.Spans()+s.batch.LogRecords()+s.batch.Points() == 0 {
-		return
+	if !s.batch.Empty() {
+		s.parcel = newParcel(s.batch)
 	}
-	s.parcel = newParcel(s.batch)
 }
 
-// settle tries once to deliver everything that the decoder has given. If there is no error, refused is
-// why a part of it was refused for good, if one was.
+// settle tries once to deliver everything that the decoder has given, and lets it finish its step. If
+// there is no error, refused is why a part was refused permanently, if one was.
 func (s *intakeSession) settle(ctx context.Context) (refused, err error) {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	defer context.AfterFunc(s.in.base, cancel)()
 	for {
 		if s.parcel == nil {
 			s.hand()
 		}
-		p := s.parcel
-		if p == nil {
-			return refused, nil
-		}
-		s.triedAt = time.Now()
-		if err := s.in.out.push(ctx, p); err != nil {
-			if !p.failed {
-				p.failed = true
-				s.in.refused.Add(1)
+		if s.parcel == nil {
+			if s.unfinished == nil {
+				return refused, nil
 			}
+			s.step(*s.unfinished)
+			continue
+		}
+		r, err := s.settleParcel(ctx)
+		if err != nil {
 			return nil, err
 		}
-		if p.failed {
-			s.in.refused.Add(-1)
+		if r != nil {
+			refused = r
 		}
-		if p.refused != nil {
-			refused = p.refused
-			if s.unanswered != nil {
-				s.unanswered.refused = true
-			}
-			if s.parcelOf != nil {
-				s.parcelOf.accepted -= s.parcelLines
-				s.parcelOf.refused += s.parcelLines
-			}
-		}
-		s.parcel, s.parcelOf = nil, nil
 	}
 }
 
-// deliver is settle with patience: until deliverWait or the context's end.
+// settleParcel tries once to deliver the parcel.
+func (s *intakeSession) settleParcel(ctx context.Context) (refused, err error) {
+	p := s.parcel
+	if p == nil {
+		return nil, nil
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(s.in.base, cancel)()
+	s.triedAt = time.Now()
+	if err := s.in.out.push(ctx, p); err != nil {
+		if !p.failed {
+			p.failed = true
+			s.in.refused.Add(1)
+		}
+		return nil, err
+	}
+	if p.failed {
+		s.in.refused.Add(-1)
+	}
+	if p.refused != nil {
+		if s.unanswered != nil {
+			s.unanswered.refused = true
+		}
+		if s.parcelOf != nil {
+			s.parcelOf.accepted -= s.parcelLines
+			s.parcelOf.refused += s.parcelLines
+		}
+	}
+	s.parcel, s.parcelOf = nil, nil
+	return p.refused, nil
+}
+
+// deliver is settle with patience.
 func (s *intakeSession) deliver(ctx context.Context) (refused, err error) {
+	return patiently(ctx, s.settle)
+}
+
+// patiently repeats a try until it succeeds, deliverWait has passed or the context ends.
+func patiently(ctx context.Context, try func(context.Context) (refused, err error)) (refused, err error) {
 	until := time.Now().Add(deliverWait)
 	for wait := firstWait; ; wait *= 2 {
-		refused, err = s.settle(ctx)
+		refused, err = try(ctx)
 		if err == nil || time.Now().Add(wait).After(until) {
 			return refused, err
 		}
@@ -249,11 +316,13 @@ func (s *intakeSession) window(ctx context.Context, b *ingest.Body, c ingest.Con
 	if !c.Known {
 		ch = gpuflog.Sass // only records of every channel: nothing waits for this one
 	}
-	give, refusal := s.in.slot(ctx)
+	give, refusal := s.in.slot(ctx, s.owner(), c.Longest)
 	if refusal != nil {
 		return nil, "", refusal
 	}
+	s.request = ctx
 	err := s.readOn(ctx, w, b, c, ch, reply)
+	s.request = nil
 	give()
 	if errors.As(err, &refusal) {
 		return nil, "", refusal
@@ -294,16 +363,20 @@ func (s *intakeSession) readOn(ctx context.Context, w *windowState, b *ingest.Bo
 		// The first lines of a session may come before the one that tells whose they are. With
 		// files, another channel has told it by then.
 		if line, n := b.Header(); n > 1 && (bytes.Contains(line, s.mine) || !s.isOther(line)) {
-			s.feedLine(line, ch, 0, time.Now().UnixNano())
+			if _, done := s.feedLine(line, ch, 0, 0, time.Now().UnixNano()); !done {
+				return errNotTaken
+			}
 			w.header = n
 		}
 	}
 	for w.place.Offset < c.Bytes {
-		accepted, rejected, err := s.feed(lines, ch, w.header, reply)
-		if err != nil {
+		if s.in.closing.Load() {
+			return errNotTaken
+		}
+		accepted, rejected, err := s.feed(lines, ch, w, reply)
+		if err != nil && !errors.Is(err, errNotTaken) {
 			return err
 		}
-		w.place = lines.Place()
 		w.rejected += rejected
 		s.changed = true
 		s.last = time.Now()
@@ -311,8 +384,15 @@ func (s *intakeSession) readOn(ctx context.Context, w *windowState, b *ingest.Bo
 		if w.place.Offset >= c.Bytes {
 			s.step(s.stepAt(s.last))
 		}
+		if s.partRefused {
+			s.partRefused = false
+			w.refused++
+		}
 		s.tell(ctx)
 		w.accepted += accepted
+		if err != nil {
+			return err
+		}
 		s.parcelOf, s.parcelLines = w, accepted
 		if _, err := s.deliver(ctx); err != nil {
 			return notAccepted(err)
@@ -322,11 +402,15 @@ func (s *intakeSession) readOn(ctx context.Context, w *windowState, b *ingest.Bo
 	return nil
 }
 
-// feed gives the decoder about feedBytes of lines. The line with number header was fed before.
-func (s *intakeSession) feed(lines *ingest.Lines, ch gpuflog.Channel, header int64, reply *ingest.Reply) (accepted, rejected int64, err error) {
+// errNotTaken is returned where the pipelines did not accept a part of a line in time. The window
+// continues at that line and row.
+var errNotTaken = ingest.Unavailable("the next component did not accept the data in time")
+
+// feed gives the decoder about feedBytes of lines of a window, and notes how far it is.
+func (s *intakeSession) feed(lines *ingest.Lines, ch gpuflog.Channel, w *windowState, reply *ingest.Reply) (accepted, rejected int64, err error) {
 	now := time.Now().UnixNano()
 	from := lines.Place().Offset
-	for lines.Place().Offset-from < feedBytes {
+	for w.place = lines.Place(); w.place.Offset-from < feedBytes; w.place = lines.Place() {
 		at := lines.Place()
 		line, err := lines.Next()
 		var reason string
@@ -340,16 +424,26 @@ func (s *intakeSession) feed(lines *ingest.Lines, ch gpuflog.Channel, header int
 			return accepted, rejected, err
 		case len(line) == 0:
 			continue
-		case at.Line+1 == header:
+		case at.Line+1 == w.header:
 			accepted++
 			continue
 		case !bytes.Contains(line, s.mine) && s.isOther(line):
 			reason = "other_session"
 			s.in.counters.reject(context.Background(), reason, 1)
 		default:
-			reason = s.feedLine(line, ch, at.Offset, now)
+			var done bool
+			if reason, done = s.feedLine(line, ch, w.row, at.Offset, now); !done {
+				w.row = s.nextRow
+				return accepted, rejected, errNotTaken
+			}
+			w.row = 0
 		}
-		if reason == "" {
+		switch {
+		case s.partRefused:
+			s.partRefused = false
+			w.refused++
+			continue
+		case reason == "":
 			accepted++
 			continue
 		}
@@ -369,21 +463,22 @@ func (s *intakeSession) isOther(line []byte) bool {
 	return id != "" && id != s.id
 }
 
-// feedLine gives the decoder one line. It returns why it was rejected as a whole, "" if it was not.
-func (s *intakeSession) feedLine(line []byte, ch gpuflog.Channel, offset, now int64) string {
+// feedLine gives the decoder one line, from a row on. It returns why the line was rejected as a whole,
+// "" if it was not. If it is not done, the pipelines do not accept data and nextRow is where to continue.
+func (s *intakeSession) feedLine(line []byte, ch gpuflog.Channel, row, offset, now int64) (reason string, done bool) {
 	before := s.dec.LinesRejected()
-	s.dec.Feed(ch, line, offset, now, s.batch)
+	s.nextRow, done = s.dec.FeedLine(ch, line, row, offset, now, s.batch)
 	problems := s.dec.TakeProblems()
 	if s.dec.LinesRejected() == before {
-		return ""
+		return "", done
 	}
 	for _, p := range problems {
 		switch p.Reason {
 		case gpuflog.Malformed, gpuflog.MissingField, gpuflog.TooOld:
-			return p.Reason.String() + ": " + p.Detail
+			return p.Reason.String() + ": " + p.Detail, done
 		}
 	}
-	return gpuflog.Malformed.String()
+	return gpuflog.Malformed.String(), done
 }
 
 // maxWarned bounds the reasons that are remembered as told.
@@ -435,11 +530,13 @@ func (s *intakeSession) line(ctx context.Context, r *ingest.Record, body []byte)
 		return nil, notAccepted(err)
 	}
 	ch := r.Channel
-	give, refusal := s.in.slot(ctx)
+	give, refusal := s.in.slot(ctx, s.owner(), len(r.Line))
 	if refusal != nil {
 		return nil, refusal
 	}
 	defer give()
+	s.request = ctx
+	defer func() { s.request = nil }()
 	sum := maphash.Bytes(hashSeed, body)
 	if last := s.lastLine[ch]; last.sum == sum { // its answer was lost
 		return last.answer()
@@ -455,13 +552,23 @@ func (s *intakeSession) line(ctx context.Context, r *ingest.Record, body []byte)
 	s.last = time.Now()
 	s.lastOf[ch] = s.last
 	s.changed = true
-	if reason := s.feedLine(r.Line, ch, 0, s.last.UnixNano()); reason != "" {
+	from := int64(0)
+	if s.partial.sum == hash {
+		from = s.partial.row
+	}
+	reason, done := s.feedLine(r.Line, ch, from, 0, s.last.UnixNano())
+	if s.partial.sum, s.partial.row = 0, 0; !done {
+		s.partial.sum, s.partial.row = hash, s.nextRow
+		return nil, errNotTaken
+	}
+	if reason != "" {
 		s.quarantine(reason, ch, 1, r.Line)
 		line.reply.Accepted, line.reply.Rejected = 0, 1
 		line.reply.Errors = []ingest.LineError{{Line: 1, Type: r.Type, Reason: reason}}
 	}
 	s.step(s.stepAt(s.last))
 	s.tell(ctx)
+	line.refused, s.partRefused = s.partRefused, false
 	s.unanswered = line
 	if _, err := s.deliver(ctx); err != nil {
 		return nil, notAccepted(err)

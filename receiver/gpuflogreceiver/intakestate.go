@@ -4,7 +4,9 @@ package gpuflogreceiver
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,6 +40,8 @@ type windowKey struct {
 // windowState is how far a window was taken.
 type windowState struct {
 	place ingest.Place
+	// row is where the line at place continues. It is not stored: the line then comes again whole.
+	row int64
 	// accepted, rejected and refused count lines: taken, bad, and refused for good by a pipeline.
 	accepted, rejected, refused int64
 	// header is the number of the line that was fed before all others, 0 if none was.
@@ -49,6 +53,23 @@ type windowState struct {
 type windowTable struct {
 	m     map[windowKey]*windowState
 	order []windowKey
+	// owner is the principal that opened the session, zero if it had none. intake.mu guards it.
+	owner principal
+}
+
+// isOf reports whether a principal may use the session. One that was opened without credentials, or
+// stored before principals were, is of whoever comes first. Without credentials there is one
+// principal.
+func (t *windowTable) isOf(who principal) bool {
+	return t.owner == who || t.owner == principal{} || who == principal{}
+}
+
+// claim is isOf, and makes the principal the owner of a session that has none.
+func (t *windowTable) claim(who principal) bool {
+	if t.owner == (principal{}) {
+		t.owner = who
+	}
+	return t.isOf(who)
 }
 
 // maxWindows is more windows than a session of a week has at one a minute.
@@ -133,10 +154,27 @@ func (f *finished) put(id string, w *windowTable) (dropped []string) {
 	f.order = append(f.order, id)
 	f.windows += len(w.order)
 	for len(f.order) > maxFinished || (f.windows > maxFinishedWindows && len(f.order) > 1) {
-		dropped = append(dropped, f.order[0])
-		f.take(f.order[0])
+		oldest := f.oldest()
+		dropped = append(dropped, oldest)
+		f.take(oldest)
 	}
 	return dropped
+}
+
+// oldest returns the oldest session of the principal that takes the most room, so that no principal
+// can have those of another forgotten.
+func (f *finished) oldest() (id string) {
+	room := map[principal]int{}
+	for _, w := range f.m {
+		room[w.owner] += 1 + len(w.order)*maxFinished/maxFinishedWindows
+	}
+	most := 0
+	for _, o := range f.order {
+		if n := room[f.m[o].owner]; n > most {
+			id, most = o, n
+		}
+	}
+	return id
 }
 
 // take gives a session's windows back and forgets it; nil if it is not known.
@@ -170,7 +208,15 @@ func (st *intakeStore) on() bool { return st.client != nil }
 
 const intakeIndexKey = "http/sessions"
 
-func intakeKey(id, what string) string { return "http/" + storageKey(id, what) }
+// intakeKey is the key of a part of a session. Clients choose the ids, so the hash must withstand a
+// search for another id with the same key.
+func intakeKey(id, what string) string {
+	h := sha256.Sum256([]byte(id))
+	return "http/s/" + hex.EncodeToString(h[:]) + "/" + what
+}
+
+// oldIntakeKey is the key that earlier versions used.
+func oldIntakeKey(id, what string) string { return "http/" + storageKey(id, what) }
 
 // storedSession is a living session as it was stored.
 type storedSession struct {
@@ -235,6 +281,9 @@ func (st *intakeStore) forget(id string) {
 
 func (st *intakeStore) session(ctx context.Context, id string, finished bool) (storedSession, error) {
 	b, err := st.client.Get(ctx, intakeKey(id, "s"))
+	if err == nil && b == nil {
+		b, err = st.migrate(ctx, id)
+	}
 	if err != nil {
 		return storedSession{}, err
 	}
@@ -245,6 +294,20 @@ func (st *intakeStore) session(ctx context.Context, id string, finished bool) (s
 	return s, err
 }
 
+// migrate stores what an earlier version stored of a session under today's keys.
+func (st *intakeStore) migrate(ctx context.Context, id string) (state []byte, err error) {
+	var ops []*storage.Operation
+	for _, what := range [...]string{"d", "s"} {
+		if state, err = st.client.Get(ctx, oldIntakeKey(id, what)); err != nil {
+			return nil, err
+		}
+		if state != nil {
+			ops = append(ops, storage.SetOperation(intakeKey(id, what), state), storage.DeleteOperation(oldIntakeKey(id, what)))
+		}
+	}
+	return state, st.client.Batch(ctx, ops...)
+}
+
 func parseStored(b []byte, id string) (storedSession, error) {
 	d := decoder{b: b}
 	s := storedSession{id: string(d.bytes())}
@@ -252,6 +315,11 @@ func parseStored(b []byte, id string) (storedSession, error) {
 	s.lines, s.complete = flags&1 != 0, flags&2 != 0
 	s.state = d.bytes()
 	s.windows = d.windows()
+	if len(d.b) > 0 { // not stored by older versions
+		for i := range s.windows.owner {
+			s.windows.owner[i] = d.byte()
+		}
+	}
 	if d.bad || len(d.b) != 0 || s.id != id {
 		return storedSession{}, errDamaged
 	}
@@ -267,8 +335,16 @@ func (s *intakeSession) appendStored(b []byte, state []byte) []byte {
 	if s.complete {
 		flags |= 2
 	}
-	b = appendBytes(append(b, flags), state)
-	return s.windows.append(b)
+	b = s.windows.append(appendBytes(append(b, flags), state))
+	owner := s.owner()
+	return append(b, owner[:]...)
+}
+
+// owner returns the principal whose session it is.
+func (s *intakeSession) owner() principal {
+	s.in.mu.Lock()
+	defer s.in.mu.Unlock()
+	return s.windows.owner
 }
 
 // note enters a session into the list. It gives the operation that stores the list, and a function
@@ -321,7 +397,7 @@ func (s *intakeSession) save(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.stored, s.changed, s.dictVersion = true, false, version
+	s.stored, s.changed, s.dictVersion, s.storedOwner = true, false, version, s.owner()
 	return nil
 }
 
@@ -356,7 +432,7 @@ func (in *intake) load(b storedSession) (*intakeSession, error) {
 	if err := s.dec.LoadState(b.state, b.dicts); err != nil {
 		return nil, fmt.Errorf("session %s: %w", b.id, err)
 	}
-	s.complete, s.windows, s.stored = b.complete, b.windows, true
+	s.complete, s.windows, s.stored, s.storedOwner = b.complete, b.windows, true, b.windows.owner
 	s.dictVersion = s.dec.DictionariesVersion()
 	rows, held := s.dec.Waiting()
 	s.waits = rows + held

@@ -75,6 +75,8 @@ type follower struct {
 	told                   gpuflog.Stats
 	// interrupted: the last delivery did not end, so the decoder is ahead of what was accepted.
 	interrupted bool
+	// planned: the step in progress is stored with a plan.
+	planned bool
 }
 
 // rests reports that a group which did not change needs no step: nothing waits for a clock.
@@ -248,6 +250,10 @@ func (r *reader) restore(f *follower, s *saved) error {
 
 // redo carries out the plans that were stored after the snapshot.
 func (r *reader) redo(ctx context.Context, stop <-chan struct{}, f *follower, plans []plan) bool {
+	f.dec.WhenFull(func(b *gpuevent.Batch) bool {
+		f.interrupted = stopped(stop) || !r.out.deliver(ctx, stop, b)
+		return !f.interrupted
+	})
 	for _, p := range plans {
 		for i := range p.steps {
 			st := &p.steps[i]
@@ -264,11 +270,16 @@ func (r *reader) redo(ctx context.Context, stop <-chan struct{}, f *follower, pl
 					continue
 				}
 				f.dec.Feed(s.channel, data, s.seg.From, st.end.Now, r.batch)
+				if f.interrupted {
+					return false
+				}
 			}
-			f.dec.EndStep(st.end, r.batch)
+			if !st.open {
+				f.dec.EndStep(st.end, r.batch)
+			}
 		}
 		f.changed = true
-		if !r.out.deliver(ctx, stop, r.batch) {
+		if f.interrupted || !r.out.deliver(ctx, stop, r.batch) {
 			f.interrupted = true
 			return false
 		}
@@ -311,7 +322,7 @@ func (r *reader) reread(ctx context.Context, stop <-chan struct{}, f *follower, 
 }
 
 // step reads, decodes and delivers one step of a group. It returns false if it was stopped.
-func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, now time.Time) (progress, ok bool) {
+func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, now time.Time) (busy, ok bool) {
 	if f.dec == nil { // more of a group that was finished
 		f.dec = r.newDecoder(f.group)
 	}
@@ -319,9 +330,19 @@ func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, no
 	if f.muted {
 		out = r.muted
 	}
-	st := planStep{end: gpuflog.Step{Now: now.UnixNano()}}
+	st := planStep{end: gpuflog.Step{Now: now.UnixNano()}, open: true}
 	quiet := now.Sub(f.group.LastChange())
-	more := r.read(ctx, f, &st, quiet, out)
+	f.planned, f.interrupted = false, false
+	f.dec.WhenFull(func(b *gpuevent.Batch) bool {
+		r.savePlan(ctx, f, &st)
+		f.interrupted = stopped(stop) || !r.out.deliver(ctx, stop, b)
+		return !f.interrupted
+	})
+	more, progress := r.read(ctx, f, &st, quiet, out)
+	if f.interrupted {
+		return false, false
+	}
+	st.open, f.planned = false, false
 	for ch, s := range f.group.Streams() {
 		st.end.AtEnd[ch] = s.Exhausted()
 	}
@@ -330,27 +351,23 @@ func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, no
 		st.end.Gone = f.group.Writer(now) == fileset.WriterGone
 	}
 	f.dec.EndStep(st.end, out)
-	r.decodeProblems(f, f.group.Key())
-	progress = len(st.segments) > 0
-	full := out.Spans()+out.LogRecords()+out.Points() > 0
-	if progress || full {
-		f.unsaved = append(f.unsaved, st)
-		f.changed = true
+	if f.interrupted {
+		return false, false
 	}
-	if full {
-		p := plan{steps: f.unsaved, files: f.group.AppendState(nil)}
-		if err := r.store.savePlan(ctx, f.group.Key(), f.nextPlan, &p); err != nil {
-			r.storeFailed(ctx, f, err) // the next plan holds these steps too
-		} else {
-			f.nextPlan++
-			f.unsaved = f.unsaved[:0]
-		}
+	r.decodeProblems(f, f.group.Key())
+	full := f.planned || !out.Empty()
+	switch {
+	case !out.Empty():
+		r.savePlan(ctx, f, &st)
 		if !r.out.deliver(ctx, stop, out) {
 			f.interrupted = true
 			return false, false
 		}
+	case progress && !f.planned:
+		f.unsaved = append(f.unsaved, st)
 	}
 	if progress || full {
+		f.changed = true
 		r.tell(ctx, f)
 	}
 	if f.muted && st.end.AtEnd == [gpuflog.NumChannels]bool{true, true, true, true} {
@@ -368,14 +385,33 @@ func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, no
 	return progress || more, true
 }
 
+// savePlan stores what a step did so far, before anything of it is delivered. It does nothing if that
+// is stored already.
+func (r *reader) savePlan(ctx context.Context, f *follower, st *planStep) {
+	if f.planned {
+		return
+	}
+	f.planned = true
+	f.changed = true
+	f.unsaved = append(f.unsaved, *st)
+	st.segments = nil
+	p := plan{steps: f.unsaved, files: f.group.AppendState(nil)}
+	if err := r.store.savePlan(ctx, f.group.Key(), f.nextPlan, &p); err != nil {
+		r.storeFailed(ctx, f, err) // the next plan holds these steps too
+		return
+	}
+	f.nextPlan++
+	f.unsaved = f.unsaved[:0]
+}
+
 // tailWait is how long a file must be silent until a whole record at its end counts without its
 // newline.
 const tailWait = 2 * time.Second
 
 // read feeds the decoder up to about chunkBytes. The system and sass channels, on which nothing
-// depends, give at most one chunk each; of the other two the decoder says which it wants. It reports
-// that a stream did not come to its end although it gave nothing.
-func (r *reader) read(ctx context.Context, f *follower, st *planStep, quiet time.Duration, out *gpuevent.Batch) (more bool) {
+// depends, give at most one chunk each; of the other two the decoder says which it wants. more says
+// that a stream did not come to its end although it gave nothing, progress that any gave something.
+func (r *reader) read(ctx context.Context, f *follower, st *planStep, quiet time.Duration, out *gpuevent.Batch) (more, progress bool) {
 	var ended [gpuflog.NumChannels]bool
 	left := chunkBytes
 	take := func(ch gpuflog.Channel) {
@@ -398,9 +434,11 @@ func (r *reader) read(ctx context.Context, f *follower, st *planStep, quiet time
 			more = more || (err == nil && !chunk.AtEnd)
 			return
 		}
+		// A plan that is stored while the chunk is decoded must hold it.
+		st.segments = append(st.segments, segment{ch, chunk.Seg})
+		f.planned, progress = false, true
 		f.dec.Feed(ch, chunk.Data, chunk.Seg.From, st.end.Now, out)
 		r.decodeProblems(f, chunk.Path)
-		st.segments = append(st.segments, segment{ch, chunk.Seg})
 		left -= len(chunk.Data)
 	}
 	for _, ch := range [...]gpuflog.Channel{gpuflog.System, gpuflog.Sass} {
@@ -408,14 +446,14 @@ func (r *reader) read(ctx context.Context, f *follower, st *planStep, quiet time
 			take(ch)
 		}
 	}
-	for left > 0 && !(ended[gpuflog.Device] && ended[gpuflog.Scope]) {
+	for left > 0 && !f.interrupted && !(ended[gpuflog.Device] && ended[gpuflog.Scope]) {
 		ch := f.dec.Want()
 		if ended[ch] {
 			ch = gpuflog.Device + gpuflog.Scope - ch
 		}
 		take(ch)
 	}
-	return more
+	return more, progress
 }
 
 // tail takes the unterminated end of a silent file if it is a whole record.

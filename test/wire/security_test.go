@@ -28,6 +28,9 @@ import (
 	"github.com/gpuflight/gpuflight/test/fleet/certificates"
 )
 
+// otherToken is accepted too, and stands for another client.
+const otherToken = "gpfl-other-token"
+
 // shipped is the Collector with config/gpuflog-http.yaml, and with further configurations behind it.
 type shipped struct {
 	process *process.Process
@@ -44,7 +47,7 @@ func ship(t *testing.T, more ...string) *shipped {
 	store, backend := process.Sink(t)
 	folder := t.TempDir()
 	keys := filepath.Join(folder, "token")
-	require.NoError(t, os.WriteFile(keys, []byte(token+"\n"), 0o600))
+	require.NoError(t, os.WriteFile(keys, []byte(token+"\n"+otherToken+"\n"), 0o600))
 	s := &shipped{store: store, address: process.FreePort(t), state: filepath.Join(folder, "state")}
 	_, metrics, err := net.SplitHostPort(process.FreePort(t))
 	require.NoError(t, err)

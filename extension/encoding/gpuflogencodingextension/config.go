@@ -36,7 +36,7 @@ type Config struct {
 
 func createDefaultConfig() component.Config {
 	return &Config{
-		MaxSessions: 64, MaxMessageBytes: 64 << 20, MaxSpansPerTrace: 10000, ChannelTimeout: 10 * time.Second,
+		MaxSessions: 64, MaxMessageBytes: 16 << 20, MaxSpansPerTrace: 10000, ChannelTimeout: 10 * time.Second,
 		JoinTimeout: 10 * time.Second, SessionTimeout: 5 * time.Minute, RememberedLines: 16384,
 	}
 }

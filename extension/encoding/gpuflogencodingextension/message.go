@@ -24,6 +24,7 @@ const (
 	reasonTruncated  = "truncated"  // gzip that ends in the middle; what was whole before it is taken
 	reasonEarlyEnd   = "early_end"  // a session taken for ended before its end had come in three channels
 	reasonAfterEnd   = "after_end"  // a line that came after its session was taken for ended: it is taken, perhaps under another parent
+	reasonExpands    = "expands"    // a line whose last rows are cut, since the message returns enough data
 	reasonState      = "state"      // what was stored of sessions cannot be read
 )
 

@@ -33,6 +33,9 @@ const (
 	maxDictionary = 16 << 20
 	// maxSessionID is longer than any id that the recorder writes.
 	maxSessionID = 256
+	// maxParts bounds what one message may return, in full batches: 65,536 spans or 262,144 data
+	// points, about 128 MiB. Kafka's default bounds a message to 1 MiB, which is 25,000 kernels.
+	maxParts = 8
 	// sweepEvery is how often sessions are looked at of which nothing came.
 	sweepEvery = 100 * time.Millisecond
 	// keepEnded is how long a session that has ended is kept for what comes late or again.
@@ -49,8 +52,11 @@ type reader struct {
 	attr   metric.MeasurementOption
 	now    func() time.Time
 
-	mu       sync.Mutex
-	batch    *gpuevent.Batch
+	mu    sync.Mutex
+	batch *gpuevent.Batch
+	// out is what the message in progress returns, parts the full batches in it.
+	out      output
+	parts    int
 	sessions map[string]*session
 	returned returned
 	waiting  int
@@ -97,6 +103,7 @@ func (r *reader) take(message []byte) output {
 			return again
 		}
 	}
+	r.out, r.parts = newOutput(), 0
 	touched, fresh := r.lines(ctx, lines, now)
 	for _, s := range touched {
 		s.touched = false
@@ -109,13 +116,12 @@ func (r *reader) take(message []byte) output {
 		// told from one that comes again because its data was not taken.
 		r.sweep(ctx, now)
 	}
-	out := newOutput()
-	out.traces, out.logs, out.metrics = r.batch.Take()
+	r.out.take(r.batch)
+	out := r.out
+	r.out = output{}
 	if repeated {
 		// The same line of another channel, or the same message: that cannot be told. Both get their due.
-		again.traces.ResourceSpans().MoveAndAppendTo(out.traces.ResourceSpans())
-		again.logs.ResourceLogs().MoveAndAppendTo(out.logs.ResourceLogs())
-		again.metrics.ResourceMetrics().MoveAndAppendTo(out.metrics.ResourceMetrics())
+		out.append(again)
 	}
 	if !r.returned.put(hash, out) {
 		// Too much to keep. If the message comes again, it is decoded again.
@@ -124,6 +130,16 @@ func (r *reader) take(message []byte) output {
 		}
 	}
 	return out
+}
+
+// whenFull moves a full batch to what the message returns. False means that it returns enough.
+func (r *reader) whenFull(b *gpuevent.Batch) bool {
+	if r.parts >= maxParts {
+		return false
+	}
+	r.parts++
+	r.out.take(b)
+	return true
 }
 
 // ofEveryChannel reports whether lines are one that the recorder writes into every channel.
@@ -173,8 +189,13 @@ func (r *reader) lines(ctx context.Context, lines []byte, now time.Time) (touche
 			fresh = append(fresh, freshLine{s, hash})
 		}
 		taken++
-		if s.feed(line, typ, now, r.batch) {
+		late, done := s.feed(line, typ, now, r.batch)
+		if late {
 			r.reject(ctx, reasonAfterEnd, 1)
+		}
+		if !done {
+			r.reject(ctx, reasonExpands, 1)
+			r.warn("a message becomes too large; its last lines are cut", reasonExpands, "", line)
 		}
 		if !s.touched {
 			s.touched = true
@@ -209,8 +230,14 @@ func (r *reader) session(ctx context.Context, id string, now time.Time) *session
 		victim.finish(now, r.batch)
 		r.remove(ctx, victim)
 	}
-	s := newSession(id, r.opt, r.cfg.RememberedLines, now)
+	s := r.newSession(id, now)
 	r.sessions[id] = s
+	return s
+}
+
+func (r *reader) newSession(id string, now time.Time) *session {
+	s := newSession(id, r.opt, r.cfg.RememberedLines, now)
+	s.dec.WhenFull(r.whenFull)
 	return s
 }
 
@@ -365,7 +392,7 @@ func (r *reader) load(ctx context.Context, client storage.Client) error {
 			r.tel.ExtensionGpuflogEvicted.Add(ctx, 1, r.attr)
 			continue
 		}
-		s := newSession(st.ID, r.opt, r.cfg.RememberedLines, now)
+		s := r.newSession(st.ID, now)
 		if err := s.dec.LoadState(st.State, st.Names); err != nil {
 			r.reject(ctx, reasonState, 1)
 			r.warn("what was stored of a session cannot be read", reasonState, err.Error(), nil)

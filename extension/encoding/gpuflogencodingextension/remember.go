@@ -8,6 +8,8 @@ import (
 	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
 )
 
 // seed makes hashes of lines and messages, which stay in the process.
@@ -52,6 +54,20 @@ type output struct {
 
 func newOutput() output {
 	return output{ptrace.NewTraces(), plog.NewLogs(), pmetric.NewMetrics()}
+}
+
+// take moves the events of a batch behind what is there.
+func (o *output) take(b *gpuevent.Batch) {
+	var more output
+	more.traces, more.logs, more.metrics = b.Take()
+	o.append(more)
+}
+
+// append moves other behind what is there.
+func (o *output) append(other output) {
+	other.traces.ResourceSpans().MoveAndAppendTo(o.traces.ResourceSpans())
+	other.logs.ResourceLogs().MoveAndAppendTo(o.logs.ResourceLogs())
+	other.metrics.ResourceMetrics().MoveAndAppendTo(o.metrics.ResourceMetrics())
 }
 
 func (o *output) items() int {

@@ -54,14 +54,14 @@ var everyChannel = func() map[string]bool {
 }()
 
 // feed takes a line of a type. Records of every channel are fed as of the system channel, on which
-// nothing waits. late says that the session was taken for ended already.
-func (s *session) feed(line []byte, typ string, now time.Time, out *gpuevent.Batch) (late bool) {
+// nothing waits. late says that the session was taken for ended already, done that all rows were decoded.
+func (s *session) feed(line []byte, typ string, now time.Time, out *gpuevent.Batch) (late, done bool) {
 	s.last = now
 	switch typ {
 	case "shutdown":
 		s.ends++
 		s.end = bytes.Clone(line)
-		return false
+		return false, true
 	case "init":
 		s.flat = true
 	}
@@ -71,8 +71,8 @@ func (s *session) feed(line []byte, typ string, now time.Time, out *gpuevent.Bat
 	} else {
 		ch = gpuflog.System
 	}
-	s.dec.Feed(ch, line, 0, now.UnixNano(), out)
-	return s.ended && (ch == gpuflog.Device || ch == gpuflog.Scope)
+	_, done = s.dec.FeedLine(ch, line, 0, 0, now.UnixNano(), out)
+	return s.ended && (ch == gpuflog.Device || ch == gpuflog.Scope), done
 }
 
 // channels is how many channels a session has whose end was read in so many.

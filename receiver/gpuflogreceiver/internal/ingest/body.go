@@ -33,7 +33,7 @@ type Body struct {
 	limits Limits
 	budget *Budget
 	taken  int64
-	// unpacked is the size that Check found.
+	// unpacked counts the bytes that Check has unpacked.
 	unpacked int64
 }
 
@@ -44,7 +44,7 @@ const pieceBytes = 64 << 10
 // Read takes the body of a request. Every error is a *Refusal. The Body must be closed.
 func Read(r *http.Request, limits Limits, budget *Budget) (*Body, error) {
 	b := &Body{limits: limits, budget: budget}
-	switch enc := strings.ToLower(strings.TrimSpace(r.Header.Get("Content-Encoding"))); enc {
+	switch enc := strings.ToLower(strings.TrimSpace(strings.Join(r.Header.Values("Content-Encoding"), ", "))); enc {
 	case "", "identity":
 	case "gzip", "x-gzip":
 		b.gzip = true
@@ -100,12 +100,15 @@ func (b *Body) fill(r *http.Request) error {
 
 // Close gives the body's bytes back to the budget.
 func (b *Body) Close() {
-	b.budget.give(b.taken)
+	b.budget.Give(b.taken)
 	b.taken, b.raw = 0, nil
 }
 
 // Size is the number of bytes as sent.
 func (b *Body) Size() int64 { return int64(len(b.raw)) }
+
+// Unpacked is the number of bytes that Check has unpacked, also of a body that it refuses.
+func (b *Body) Unpacked() int64 { return b.unpacked }
 
 // Raw is the body as sent, valid until Close.
 func (b *Body) Raw() []byte { return b.raw }
@@ -121,6 +124,8 @@ type Content struct {
 	Sum Sum
 	// Bytes is the unpacked size.
 	Bytes int64
+	// Longest is the length of the longest line.
+	Longest int
 	// Channel is the one whose records the lines are; known is false if all of them stand in
 	// every channel.
 	Channel gpuflog.Channel
@@ -143,6 +148,7 @@ func (b *Body) Check() (Content, error) {
 	h := sha256.New()
 	buf := make([]byte, 32<<10)
 	samples := false
+	line := 0 // bytes of the line in progress
 	look := heads{found: func(line []byte) bool {
 		if c.Session == "" {
 			c.Session = gpuflog.SessionOf(line)
@@ -158,10 +164,12 @@ func (b *Body) Check() (Content, error) {
 	}}
 	for {
 		n, err := src.Read(buf)
-		if c.Bytes += int64(n); c.Bytes > b.limits.Bytes {
+		b.unpacked += int64(n)
+		if c.Bytes = b.unpacked; c.Bytes > b.limits.Bytes {
 			return Content{}, tooLarge("unpacked", b.limits.Bytes)
 		}
 		h.Write(buf[:n])
+		line = c.longest(buf[:n], line)
 		look.write(buf[:n])
 		if errors.Is(err, io.EOF) {
 			look.end()
@@ -169,12 +177,26 @@ func (b *Body) Check() (Content, error) {
 				c.Channel, c.Known = gpuflog.ChannelOf(everywhere)
 			}
 			copy(c.Sum[:], h.Sum(nil))
-			b.unpacked = c.Bytes
 			return c, nil
 		}
 		if err != nil {
 			return Content{}, Unreadable("the body is not whole gzip: %v", err)
 		}
+	}
+}
+
+// longest notes the lines of a piece, whose first line has begun with so many bytes. It returns with
+// how many its last line begins.
+func (c *Content) longest(piece []byte, begun int) int {
+	for {
+		n := bytes.IndexByte(piece, '\n')
+		if n < 0 {
+			begun += len(piece)
+			c.Longest = max(c.Longest, begun)
+			return begun
+		}
+		c.Longest = max(c.Longest, begun+n)
+		piece, begun = piece[n+1:], 0
 	}
 }
 

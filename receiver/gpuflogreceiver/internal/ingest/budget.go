@@ -2,33 +2,98 @@
 
 package ingest
 
-import "sync/atomic"
+import (
+	"net/netip"
+	"sync"
+)
 
-// Budget bounds the bytes that all bodies hold together.
+// Principal identifies whose credentials a request has; zero if none are asked for.
+type Principal [16]byte
+
+// Client is who an amount of a Budget belongs to.
+type Client struct {
+	Principal Principal
+	// Host is what the client sends from: a prefix of addresses, invalid if it has none.
+	Host netip.Prefix
+}
+
+// Budget bounds an amount, such as bytes or requests, that all clients have in use together. What
+// one client has in use is bounded too, so that some is left for the others: three quarters of the
+// total for one principal, and half of it for one host of a principal. The second bound lets
+// several hosts share one token. A request may go beyond its shares while its principal, or its
+// host, has no other, so that the largest body that fits into the total is accepted. A Budget is
+// safe for concurrent use.
 type Budget struct {
+	*pool
+	client Client
+}
+
+// pool is what the clients of a Budget share.
+type pool struct {
 	total int64
-	left  atomic.Int64
+
+	mu   sync.Mutex
+	left int64
+	// principals and clients count what each has in use. Whoever has nothing in use is not in them.
+	principals map[Principal]int64
+	clients    map[Client]int64
 }
 
-// NewBudget returns a budget of so many bytes.
-func NewBudget(bytes int64) *Budget {
-	b := &Budget{total: bytes}
-	b.left.Store(bytes)
-	return b
+// NewBudget returns a budget of a total amount, for a client without a principal and a host.
+func NewBudget(total int64) *Budget {
+	return &Budget{pool: &pool{total: total, left: total, principals: map[Principal]int64{}, clients: map[Client]int64{}}}
 }
 
-// take reserves n bytes, or none and returns false.
-func (b *Budget) take(n int64) bool {
-	if b.left.Add(-n) >= 0 {
-		return true
+// For returns the same budget for a client.
+func (b *Budget) For(c Client) *Budget { return &Budget{pool: b.pool, client: c} }
+
+// Left returns the amount that is not in use.
+func (b *Budget) Left() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.left
+}
+
+// Take reserves n, or nothing and returns false. have is what the same request has reserved before.
+func (b *Budget) Take(n, have int64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n > b.left {
+		return false
 	}
-	b.left.Add(n)
-	return false
+	c := b.client
+	if c.Principal != (Principal{}) {
+		if used := b.principals[c.Principal]; used != have && used+n > b.total-b.total/4 {
+			return false
+		}
+	}
+	if used := b.clients[c]; used != have && used+n > b.total/2 {
+		return false
+	}
+	b.left -= n
+	change(b.principals, c.Principal, n)
+	change(b.clients, c, n)
+	return true
+}
+
+// Give returns n that Take has reserved.
+func (b *Budget) Give(n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.left += n
+	change(b.principals, b.client.Principal, -n)
+	change(b.clients, b.client, -n)
+}
+
+func change[K comparable](used map[K]int64, k K, n int64) {
+	if used[k] += n; used[k] == 0 {
+		delete(used, k)
+	}
 }
 
 // reserve takes n bytes more for a body that holds have. The error is a *Refusal.
 func (b *Budget) reserve(n, have int64) error {
-	if b.take(n) {
+	if b.Take(n, have) {
 		return nil
 	}
 	if n+have > b.total {
@@ -36,5 +101,3 @@ func (b *Budget) reserve(n, have int64) error {
 	}
 	return Busy("too many bytes of requests are in memory: try again later")
 }
-
-func (b *Budget) give(n int64) { b.left.Add(n) }

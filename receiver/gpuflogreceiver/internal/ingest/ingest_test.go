@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -89,7 +90,7 @@ func TestLinesComeAsTheyAre(t *testing.T) {
 				assert.Len(t, more, len(want)-i-1, "after line %d", i+1)
 			}
 			b.Close()
-			assert.EqualValues(t, 1<<20, budget.left.Load(), "the budget has everything back")
+			assert.EqualValues(t, 1<<20, budget.Left(), "the budget has everything back")
 		})
 	}
 }
@@ -125,6 +126,9 @@ func TestTheChannelIsSeenInTheRecords(t *testing.T) {
 		c, err := b.Check()
 		require.NoError(t, err)
 		want.Bytes, want.Sum = c.Bytes, c.Sum
+		for line := range strings.SplitSeq(text, "\n") {
+			want.Longest = max(want.Longest, len(line))
+		}
 		assert.Equal(t, want, c)
 		b.Close()
 	}
@@ -158,11 +162,11 @@ func TestTheBudgetIsOneForAll(t *testing.T) {
 	assert.Positive(t, refusal.RetryAfter)
 	first.Close()
 	first.Close() // twice is once
-	assert.EqualValues(t, 1<<20, budget.left.Load())
+	assert.EqualValues(t, 1<<20, budget.Left())
 	_, err = take(t, make([]byte, 2<<20), "", Limits{Bytes: 4 << 20, LineBytes: 1}, budget)
 	require.ErrorAs(t, err, &refusal)
 	assert.Equal(t, http.StatusRequestEntityTooLarge, refusal.Status, "it would never fit")
-	assert.EqualValues(t, 1<<20, budget.left.Load())
+	assert.EqualValues(t, 1<<20, budget.Left())
 }
 
 func TestALineIsTakenOutOfItsEnvelope(t *testing.T) {
@@ -204,8 +208,16 @@ func TestARefusalSaysWhenToComeAgain(t *testing.T) {
 	assert.JSONEq(t, `{"accepted":0,"rejected":0,"errors":[],"window_acknowledged":false,"error":"the disk is full"}`, w.Body.String())
 }
 
+// fixedBytes and bytesPerByte bound what FuzzBody allocates: fixedBytes for the readers of gzip, which are
+// opened up to five times, and the rest for the copies of the content, the test's own among them.
+const (
+	fixedBytes   = 1 << 20
+	bytesPerByte = 64
+)
+
 // FuzzBody reads any bytes as a body in every way there is. Whatever they are, the answer is lines or
-// a refusal; each line is there once; nothing of the budget is lost.
+// a refusal; each line is there once; nothing of the budget is lost; the memory that is allocated on the
+// way is bounded by the size of the content.
 func FuzzBody(f *testing.F) {
 	for _, s := range []string{"", "one\ntwo\r\n", "{\"type\":\"init\"}\n", `{"data":"{\"type\":\"init\",\"session_id\":\"s\"}"}`, strings.Repeat("x", 2000) + "\ny", "\x1f\x8b"} {
 		f.Add([]byte(s), false)
@@ -219,6 +231,15 @@ func FuzzBody(f *testing.F) {
 		if compressed {
 			encoding = "gzip"
 		}
+		size := int64(len(data))
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		defer func() {
+			runtime.ReadMemStats(&after)
+			if n := int64(after.TotalAlloc - before.TotalAlloc); n > fixedBytes+bytesPerByte*size {
+				t.Fatalf("%d bytes were allocated for %d", n, size)
+			}
+		}()
 		b, err := take(t, data, encoding, l, budget)
 		refused := func(err error) bool {
 			var r *Refusal
@@ -228,13 +249,14 @@ func FuzzBody(f *testing.F) {
 			return err != nil
 		}
 		if refused(err) {
-			if budget.left.Load() != 1<<20 {
+			if budget.Left() != 1<<20 {
 				t.Fatal("a refused body holds a part of the budget")
 			}
 			return
 		}
 		c, err := b.Check()
 		if !refused(err) {
+			size = max(size, c.Bytes)
 			if c.Bytes > l.Bytes {
 				t.Fatalf("%d bytes are above the limit", c.Bytes)
 			}
@@ -265,7 +287,7 @@ func FuzzBody(f *testing.F) {
 			b.Header()
 		}
 		b.Close()
-		if budget.left.Load() != 1<<20 {
+		if budget.Left() != 1<<20 {
 			t.Fatal("a closed body holds a part of the budget")
 		}
 	})

@@ -98,7 +98,7 @@ func (l *Lines) more() error {
 		l.from = 0
 	}
 	if cap(l.buf)-len(l.buf) < readBytes {
-		grown := make([]byte, len(l.buf), max(2*cap(l.buf), len(l.buf)+2*readBytes))
+		grown := make([]byte, len(l.buf), max(min(2*cap(l.buf), l.max+2*readBytes), len(l.buf)+2*readBytes))
 		copy(grown, l.buf)
 		l.buf = grown
 	}

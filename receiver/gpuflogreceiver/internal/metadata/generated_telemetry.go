@@ -36,6 +36,7 @@ type TelemetryBuilder struct {
 	ReceiverGpuflogHTTPRequests        metric.Int64Counter
 	ReceiverGpuflogHTTPSessions        metric.Int64Gauge
 	ReceiverGpuflogHTTPSessionsEvicted metric.Int64Counter
+	ReceiverGpuflogHTTPUnpacked        metric.Int64Counter
 	ReceiverGpuflogHTTPWindows         metric.Int64Counter
 	ReceiverGpuflogJoinsExpired        metric.Int64Counter
 	ReceiverGpuflogJoinsPending        metric.Int64Gauge
@@ -135,6 +136,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		"otelcol_receiver_gpuflog_http_sessions_evicted",
 		metric.WithDescription("Sessions received over HTTP that were closed before their end to make room for newer ones. [Alpha]"),
 		metric.WithUnit("{session}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ReceiverGpuflogHTTPUnpacked, err = builder.meter.Int64Counter(
+		"otelcol_receiver_gpuflog_http_unpacked",
+		metric.WithDescription("Bytes that request bodies were unpacked to, also of those that were refused for it. [Alpha]"),
+		metric.WithUnit("By"),
 	)
 	errs = errors.Join(errs, err)
 	builder.ReceiverGpuflogHTTPWindows, err = builder.meter.Int64Counter(

@@ -29,6 +29,7 @@ func TestSetupTelemetry(t *testing.T) {
 	tb.ReceiverGpuflogHTTPRequests.Add(context.Background(), 1)
 	tb.ReceiverGpuflogHTTPSessions.Record(context.Background(), 1)
 	tb.ReceiverGpuflogHTTPSessionsEvicted.Add(context.Background(), 1)
+	tb.ReceiverGpuflogHTTPUnpacked.Add(context.Background(), 1)
 	tb.ReceiverGpuflogHTTPWindows.Add(context.Background(), 1)
 	tb.ReceiverGpuflogJoinsExpired.Add(context.Background(), 1)
 	tb.ReceiverGpuflogJoinsPending.Record(context.Background(), 1)
@@ -67,6 +68,9 @@ func TestSetupTelemetry(t *testing.T) {
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualReceiverGpuflogHTTPSessionsEvicted(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualReceiverGpuflogHTTPUnpacked(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualReceiverGpuflogHTTPWindows(t, testTel,
