@@ -34,17 +34,17 @@ FUZZTIME ?= 30s
 BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_GPUFL=$(CURDIR)/bin/gpufl \
 	GPUFLIGHT_JAEGER=$(CURDIR)/$(TOOLS)/jaeger GPUFLIGHT_OCB=$(CURDIR)/$(TOOLS)/ocb GPUFLIGHT_DEMO=$(CURDIR)/$(TOOLS)/demo \
 	GPUFLIGHT_PROMETHEUS=$(CURDIR)/$(TOOLS)/prometheus GPUFLIGHT_KAFKA=$(CURDIR)/$(TOOLS)/kafka/kafka \
-	GPUFLIGHT_VERSITYGW=$(CURDIR)/$(TOOLS)/versitygw GPUFLIGHT_CHDB=$(CURDIR)/$(TOOLS)/chdb/chdb GPUFLIGHT_GOVULNCHECK=$(CURDIR)/$(TOOLS)/govulncheck GPUFLIGHT_INJECT=$(CURDIR)/bin/libgpufl.so GPUFLIGHT_REQUIRE=1
+	GPUFLIGHT_VERSITYGW=$(CURDIR)/$(TOOLS)/versitygw GPUFLIGHT_CHDB=$(CURDIR)/$(TOOLS)/chdb/chdb GPUFLIGHT_GOVULNCHECK=$(CURDIR)/$(TOOLS)/govulncheck GPUFLIGHT_INJECT=$(CURDIR)/bin/libgpuflight.so GPUFLIGHT_REQUIRE=1
 
 .PHONY: demo
 demo: build $(if $(JAEGER),,$(TOOLS)/jaeger) $(TOOLS)/demo ## Run Jaeger and the collector on recordings of an H200; ctrl-C stops both
 	@$(TOOLS)/demo
 
 .PHONY: build
-build: ## Build bin/otelcol-gpuflight, bin/gpufl and bin/libgpufl.so
+build: ## Build bin/otelcol-gpuflight, bin/gpufl and bin/libgpuflight.so
 	@$(SLOWLY) "compiling bin/otelcol-gpuflight (two to three minutes the first time)" $(GO) build $(FLAGS) -o bin/otelcol-gpuflight ./cmd/otelcol-gpuflight
 	@$(GO) build $(FLAGS) -o bin/gpufl ./cmd/gpufl
-	@$(if $(CGO),$(GO) build $(FLAGS) -buildmode=c-shared -o bin/libgpufl.so ./cupti/inject && rm -f bin/libgpufl.h,echo "no C compiler: bin/libgpufl.so is not built" >&2)
+	@$(if $(CGO),$(GO) build $(FLAGS) -buildmode=c-shared -o bin/libgpuflight-recorder.so ./cupti/inject && rm -f bin/libgpuflight-recorder.h && cupti/inject/loader/build bin/libgpuflight.so,echo "no C compiler: bin/libgpuflight.so is not built" >&2)
 
 .PHONY: test
 test: test-unit test-e2e ## Run all tests

@@ -28,7 +28,7 @@ const deepUsage = `gpufl deep asks a running process for a deep window: for a sh
 its kernels. It waits until the window has closed, and says what came of it; what was collected goes to
 where the process sends its telemetry. ctrl-C leaves, and the window ends by itself.
 
-A process can be asked if it is recorded (gpufl trace, libgpufl.so or the SDK) with GPUFL_DEEP=1 or one of
+A process can be asked if it is recorded (gpufl trace, libgpuflight.so or the SDK) with GPUFL_DEEP=1 or one of
 the --deep-... flags, by its own user and by root.
 
 It exits with 0 if something was collected, 3 if the window was refused or nothing could be collected, and

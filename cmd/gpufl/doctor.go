@@ -53,7 +53,7 @@ func runDoctor(ctx context.Context, args []string, stdout io.Writer) error {
 	fs := flag.NewFlagSet("doctor", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	asJSON := fs.Bool("json", false, "print the findings as JSON")
-	library := fs.String("library", "", "`path` of libgpufl.so, as for gpufl trace")
+	library := fs.String("library", "", "`path` of libgpuflight.so, as for gpufl trace")
 	endpoint := fs.String("endpoint", "", "`URL` of the collector, as for gpufl trace")
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-const libraryName = "libgpufl.so"
+const libraryName = "libgpuflight.so"
 
 // findLibrary returns the absolute path of the injection library: the one that is named, or else the
 // first of the places where it is installed.

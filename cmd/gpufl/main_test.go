@@ -51,7 +51,7 @@ func TestExitStatusAndMessages(t *testing.T) {
 		{"help of report", []string{"report", "--help"}, 0, "-top int", ""},
 		{"help of doctor", []string{"doctor", "--help"}, 0, "-json", ""},
 		{"trace without command", []string{"trace", "--quiet"}, 2, "", "no command: give it after --"},
-		{"trace without library", []string{"trace", "--library", filepath.Join(dir, "libgpufl.so"), "--", "true"}, 1, "", "libgpufl.so: no such file"},
+		{"trace without library", []string{"trace", "--library", filepath.Join(dir, "libgpuflight.so"), "--", "true"}, 1, "", "libgpuflight.so: no such file"},
 		{"trace with a folder as library", []string{"trace", "--library", dir, "--", "true"}, 1, "", "is not a file"},
 		{"report of nothing", []string{"report"}, 2, "", "give one or more files or folders"},
 		{"report of a missing file", []string{"report", filepath.Join(dir, "x.jsonl")}, 1, "", "no such file"},

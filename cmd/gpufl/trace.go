@@ -131,7 +131,7 @@ func parseTrace(args []string, out io.Writer) (cfg traceConfig, err error) {
 		cfg.values["GPUFL_PROFILES"] = s
 		return nil
 	})
-	fs.StringVar(&cfg.library, "library", "", "`path` of libgpufl.so (default: beside gpufl, ../lib, /usr/local/lib/gpufl, /usr/lib/gpufl)")
+	fs.StringVar(&cfg.library, "library", "", "`path` of libgpuflight.so (default: beside gpufl, ../lib, /usr/local/lib/gpufl, /usr/lib/gpufl)")
 	fs.BoolVar(&cfg.nvtx, "nvtx", true, "record NVTX ranges as scopes")
 	fs.BoolVar(&cfg.quiet, "quiet", false, "print nothing at the end but what was not sent")
 	fs.BoolVar(&cfg.force, "force", false, "replace another profiler's "+injectionVariable)
@@ -243,11 +243,7 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 	t.env.set("TRACEPARENT", recorder.Traceparent(t.ref, t.sampled))
 	if file := t.sending.File; file != "" {
 		// What an earlier run has written is not of this one. Processes append.
-		f, err := os.Create(file)
-		if err != nil {
-			return nil, err
-		}
-		if err := f.Close(); err != nil {
+		if err := emptyFile(file); err != nil {
 			return nil, err
 		}
 	}
@@ -256,6 +252,20 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 	}
 	t.env.set("GPUFL_SUMMARY_DIR", t.dir)
 	return t, nil
+}
+
+// emptyFile creates a recording, or empties the one that is there. Recordings contain the names of
+// programs and their arguments, so only the user may read them, whatever mode the file had before.
+func emptyFile(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o077 != 0 {
+		err = f.Chmod(0o600)
+	}
+	return errors.Join(err, f.Close())
 }
 
 // wrong is err, about variables, with the flags that were given in their places.

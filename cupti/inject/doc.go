@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command inject is libgpufl.so: built with -buildmode=c-shared, it is a library that the CUDA driver
-// loads into any program in which CUDA_INJECTION64_PATH names it, and that records from there what
+// Command inject is libgpuflight-recorder.so, built with -buildmode=c-shared. The CUDA driver loads
+// libgpuflight.so (folder loader, C only) into any program in which CUDA_INJECTION64_PATH names it. That
+// library loads this one if enough threads, descriptors and address space are free. This one records what
 // the program's GPUs do. The environment is its whole configuration.
 //
 // The program must not notice. So a thread of the program enters Go twice only, when the driver calls

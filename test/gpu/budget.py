@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Show that an overhead budget is kept on an NVIDIA GPU, and where the floor is below which none can be.
 
-    test/gpu/budget.py --library bin/libgpufl.so [--steps 1500] [--repetitions 5] [--budget 540] [--json FILE]
+    test/gpu/budget.py --library bin/libgpuflight.so [--steps 1500] [--repetitions 5] [--budget 540] [--json FILE]
 
 First the floor: test/gpu/budget/modes.c launches empty kernels in each mode of our C core (nothing, subscribed,
 records, counts only, neither, records disabled again, CUPTI detached), in turn, and says what a launch costs in each
@@ -10,7 +10,7 @@ and how long a change takes. Then test/gpu/overhead/train.py, a training bound b
 these modes, in turn and beginning with another one in every round:
 
     nothing   no tracing
-    all       libgpufl.so without a budget: every launch is recorded
+    all       libgpuflight.so without a budget: every launch is recorded
     2%, ...   the same with GPUFL_OVERHEAD_BUDGET (--budgets); 2%+windows with deep windows of both engines in it
 
 A table has medians. Then one line per requirement: with 2 % the throughput is within 3 % of nothing's (with another
@@ -160,7 +160,7 @@ def in_pairs(a, work, budgets, say):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", required=True, help="our libgpufl.so")
+    parser.add_argument("--library", required=True, help="our libgpuflight.so")
     parser.add_argument("--cuda", default=os.environ.get("CUDA_HOME", "/usr/local/cuda"))
     parser.add_argument("--cupti", help="the libcupti for the floor (default: of --cuda)")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has PyTorch")

@@ -289,7 +289,7 @@ def attach(args):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--bin", default=os.path.join(ROOT, "bin"), help="folder with otelcol-gpuflight, gpufl and libgpufl.so")
+    p.add_argument("--bin", default=os.path.join(ROOT, "bin"), help="folder with otelcol-gpuflight, gpufl and libgpuflight.so")
     p.add_argument("--only", default="agent,both,attach", help="runs, separated by commas")
     p.add_argument("--out", help="folder for what is recorded")
     args = p.parse_args()

@@ -658,7 +658,7 @@ def unprivileged(gpufl, program):
         return
     # nobody may read neither our folders nor write into them.
     folder = tempfile.mkdtemp(prefix="gpufl-nobody-", dir="/tmp")
-    for name in ("gpufl", "libgpufl.so", "slow"):
+    for name in ("gpufl", "libgpuflight.so", "slow"):
         shutil.copy(os.path.join(gpufl.bin, name), folder)
     os.chmod(folder, 0o777)
     output = os.path.join(folder, "out.otlp.jsonl")
@@ -885,7 +885,7 @@ CASES = {"slow": slow, "again": again, "windows": windows, "endure": endure, "st
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--bin", default=os.path.join(ROOT, "bin"), help="folder with gpufl, libgpufl.so and slow")
+    p.add_argument("--bin", default=os.path.join(ROOT, "bin"), help="folder with gpufl, libgpuflight.so and slow")
     p.add_argument("--only", default="slow,windows,status,profilers", help="cases, separated by commas")
     p.add_argument("--keep", help="leave recordings, and what the engines returned, in this folder")
     p.add_argument("--windows", type=int, default=200, help="how many windows in a row")

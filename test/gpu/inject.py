@@ -312,7 +312,7 @@ CASES = ["doctor", "training", "workers", "triton", "graphed", "graph_nodes", "p
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--bin", default=os.path.join(ROOT, "bin"), help="folder with gpufl and libgpufl.so")
+    p.add_argument("--bin", default=os.path.join(ROOT, "bin"), help="folder with gpufl and libgpuflight.so")
     p.add_argument("--only", default=",".join(CASES), help="cases, separated by commas")
     p.add_argument("--out", help="folder for the recordings")
     args = p.parse_args()

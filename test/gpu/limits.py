@@ -49,7 +49,7 @@ def run(program, limit, value, user, env):
 
 
 def own_lines(text):
-    return [line for line in text.splitlines() if "gpuflight" in line]
+    return [line for line in text.splitlines() if line.startswith("gpufl")]
 
 
 def judge(without, with_library):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare what tracing costs a program on an NVIDIA GPU: ours, the floor of CUPTI itself, and others.
 
-    test/gpu/overhead.py --library bin/libgpufl.so --wheel gpufl-1.2.1-….whl [--budget 420] [--json FILE]
+    test/gpu/overhead.py --library bin/libgpuflight.so --wheel gpufl-1.2.1-….whl [--budget 420] [--json FILE]
 
 Two programs of test/gpu/overhead/: (a) launch.c, empty kernels launched back to back, nanoseconds per launch;
 (b) train.py, a launch-bound PyTorch training in fp16, wall milliseconds of its timed steps. Each runs alone on
@@ -11,7 +11,7 @@ the machine, in these modes, in turn and beginning with another one in every rou
     nothing         no tracing
     floor           floor.c: CUPTI records kernels, copies and sets, which are counted and thrown away
     floor-flushed   the same, and CUPTI is asked five times a second for what is complete, as by ours; only if named by --modes
-    ours            libgpufl.so by CUDA_INJECTION64_PATH as it is by default, writing OTLP to a file in memory
+    ours            libgpuflight.so by CUDA_INJECTION64_PATH as it is by default, writing OTLP to a file in memory
     ours-otlp       the same, sending OTLP over HTTP to a process on loopback that takes and forgets it
     torch.profiler  CUDA activities only; (b) only, since it lives in Python and (a) is a program in C
     gpuflight       GPU Flight's released wheel (PyPI's gpufl 1.2.1), Trace engine; left out without --wheel
@@ -494,7 +494,7 @@ def gpu():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", required=True, help="our libgpufl.so")
+    parser.add_argument("--library", required=True, help="our libgpuflight.so")
     parser.add_argument("--wheel", help="GPU Flight's wheel, for the mode gpuflight")
     parser.add_argument("--cuda", default=os.environ.get("CUDA_HOME", "/usr/local/cuda"))
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has PyTorch")

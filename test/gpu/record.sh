@@ -23,7 +23,7 @@ out=$(cd "$1" && pwd)
 shift
 [ $# -gt 0 ] || set -- --steps 15 # more would not fit in 3 MB
 root=$(cd "$(dirname "$0")/../.." && pwd)
-for file in bin/gpufl bin/libgpufl.so bin/vectoradd bin/httpserver examples/pytorch/train.py; do
+for file in bin/gpufl bin/libgpuflight.so bin/vectoradd bin/httpserver examples/pytorch/train.py; do
 	if [ ! -e "$root/$file" ]; then
 		echo "record: $file is missing" >&2
 		exit 2

@@ -41,7 +41,7 @@ func library(t *testing.T) string {
 	t.Helper()
 	path := os.Getenv("GPUFLIGHT_INJECT")
 	if path == "" {
-		path = filepath.Join(process.Root(t), "bin", "libgpufl.so")
+		path = filepath.Join(process.Root(t), "bin", "libgpuflight.so")
 	}
 	if _, err := os.Stat(path); err != nil {
 		process.Missing(t, fmt.Sprintf("%v; build it with %q or name it in GPUFLIGHT_INJECT", err, "make build"))

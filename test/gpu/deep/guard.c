@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A library for LD_PRELOAD: does CUPTI, or do we, write where it is not allowed? What libcupti, libnvperf and libgpufl allocate lies in a place of its own
+// A library for LD_PRELOAD: does CUPTI, or do we, write where it is not allowed? What libcupti, libnvperf and libgpuflight allocate lies in a place of its own
 // and is followed by bytes that nobody may write; what is freed of it is kept for a while, in which nobody may. Where one was written it is said which
 // piece that was, who had asked for it and freed it, and what is there now, and the process is ended by SIGABRT. All else has malloc. GUARD=NAME,NAME
 // means other libraries, or the program, by how the names of their files begin.
@@ -63,7 +63,7 @@ static int num_meant;
 // is_named: the file's name begins with one of those in GUARD.
 static bool is_named(const char *file) {
   const char *names = getenv("GUARD");
-  if (names == NULL) names = "libcupti,libnvperf,libgpufl";
+  if (names == NULL) names = "libcupti,libnvperf,libgpuflight";
   while (file != NULL && *names != 0) {
     size_t length = strcspn(names, ",");
     if (length > 0 && strncmp(file + 1, names, length) == 0) return true;

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * libgpuflight.so: the library that CUDA_INJECTION64_PATH names. It contains no Go. The Go runtime ends
+ * the process where it cannot create a thread, open a descriptor or reserve memory, and it starts as
+ * soon as its library is loaded. So this library first acquires what the recorder needs, releases it,
+ * and only then loads libgpuflight-recorder.so from its own folder. Otherwise it writes one line and
+ * the program runs as without it. A program that exhausts its limits later is not protected.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define EXPORTED __attribute__((visibility("default")))
+
+enum {
+  /* The recorder's threads, of Go and of C, and as many again for blocking calls. */
+  NEED_THREADS = 24,
+  /* Standard streams aside: poller, connections, files and sockets of the recorder, CUPTI's files. */
+  NEED_FILES = 32,
+  STACK = 256 << 10,
+};
+/* The Go runtime reserves about 1.6 GiB when it starts. Each of NEED_THREADS threads may reserve a stack
+ * of 8 MiB and an arena of malloc of 64 MiB, together 1.7 GiB. The rest is margin. A CUDA driver itself
+ * reserves more. */
+static const size_t need_space = (size_t)4096 << 20;
+/* The part of it that is writable, which RLIMIT_DATA bounds. */
+static const size_t need_data = (size_t)512 << 20;
+
+static atomic_bool gpufl_entered;
+static int (*gpufl_recorder_injected)(void);
+
+/* Writes one line to stderr with one system call and without memory from the heap. */
+__attribute__((format(printf, 1, 2))) static void gpufl_say(const char *format, ...) {
+  char line[512];
+  va_list args;
+  int n;
+
+  va_start(args, format);
+  n = vsnprintf(line, sizeof line - 1, format, args);
+  va_end(args);
+  if (n < 0) return;
+  if ((size_t)n > sizeof line - 2) n = sizeof line - 2;
+  line[n++] = '\n';
+  if (write(STDERR_FILENO, line, (size_t)n) < 0) return;
+}
+
+struct probe {
+  pthread_mutex_t hold;
+  pthread_t threads[NEED_THREADS];
+  atomic_int ids[NEED_THREADS];
+  atomic_int next;
+};
+
+static void *gpufl_wait(void *arg) {
+  struct probe *p = arg;
+
+  atomic_store(&p->ids[atomic_fetch_add(&p->next, 1)], (int)syscall(SYS_gettid));
+  pthread_mutex_lock(&p->hold);
+  pthread_mutex_unlock(&p->hold);
+  return NULL;
+}
+
+/* Creates the threads, ends them, and waits until the kernel counts them no longer. Returns how many
+ * there were at once. */
+static int gpufl_threads(void) {
+  static struct probe p = {.hold = PTHREAD_MUTEX_INITIALIZER};
+  pthread_attr_t attributes;
+  sigset_t all, before;
+  int n = 0;
+
+  if (pthread_attr_init(&attributes) != 0) return 0;
+  pthread_attr_setstacksize(&attributes, STACK);
+  sigfillset(&all);
+  if (pthread_sigmask(SIG_BLOCK, &all, &before) != 0) return 0;
+  pthread_mutex_lock(&p.hold);
+  while (n < NEED_THREADS && pthread_create(&p.threads[n], &attributes, gpufl_wait, &p) == 0) n++;
+  pthread_mutex_unlock(&p.hold);
+  for (int i = 0; i < n; i++) pthread_join(p.threads[i], NULL);
+  /* A joined thread counts for a moment longer. */
+  for (int i = 0; i < n; i++)
+    for (int tries = 0; tries < 10000 && syscall(SYS_tgkill, getpid(), atomic_load(&p.ids[i]), 0) == 0; tries++)
+      sched_yield();
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
+  return n;
+}
+
+static int gpufl_files(void) {
+  int files[NEED_FILES], n = 0;
+
+  while (n < NEED_FILES && (files[n] = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC)) >= 0) n++;
+  for (int i = 0; i < n; i++) close(files[i]);
+  return n;
+}
+
+static bool gpufl_space(size_t size, int protection) {
+  void *space = mmap(NULL, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+  if (space == MAP_FAILED) return false;
+  munmap(space, size);
+  return true;
+}
+
+/* Says what is short, or returns true. */
+static bool gpufl_room(void) {
+  int n;
+
+  if ((n = gpufl_files()) < NEED_FILES)
+    gpufl_say("gpufl: nothing is recorded: %d of the %d file descriptors needed are free", n, NEED_FILES);
+  else if (!gpufl_space(need_space, PROT_NONE))
+    gpufl_say("gpufl: nothing is recorded: less than the %zu MiB of address space needed are free", need_space >> 20);
+  else if (!gpufl_space(need_data, PROT_READ | PROT_WRITE))
+    gpufl_say("gpufl: nothing is recorded: less than the %zu MiB of data memory needed are free", need_data >> 20);
+  else if ((n = gpufl_threads()) < NEED_THREADS)
+    gpufl_say("gpufl: nothing is recorded: %d of the %d threads needed are free", n, NEED_THREADS);
+  else
+    return true;
+  return false;
+}
+
+/* InitializeInjection is called by the driver from within the first cuInit of the process. */
+EXPORTED int InitializeInjection(void) {
+  static const char name[] = "libgpuflight-recorder.so";
+  const int saved = errno;
+  char path[4096];
+  const char *slash;
+  int (*start)(void);
+  void *recorder;
+  Dl_info self;
+
+  if (atomic_exchange(&gpufl_entered, true)) return 1;
+  if (!gpufl_room()) goto end;
+  if (dladdr(&gpufl_entered, &self) == 0 || (slash = strrchr(self.dli_fname, '/')) == NULL ||
+      (size_t)(slash - self.dli_fname) + sizeof name + 1 > sizeof path) {
+    gpufl_say("gpufl: nothing is recorded: the folder of libgpuflight.so is unknown");
+    goto end;
+  }
+  snprintf(path, sizeof path, "%.*s/%s", (int)(slash - self.dli_fname), self.dli_fname, name);
+  recorder = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (recorder == NULL) {
+    gpufl_say("gpufl: nothing is recorded: %s", dlerror());
+    goto end;
+  }
+  *(void **)&start = dlsym(recorder, "InitializeInjection");
+  *(void **)&gpufl_recorder_injected = dlsym(recorder, "gpufl_injected");
+  if (start == NULL)
+    gpufl_say("gpufl: nothing is recorded: %s has no InitializeInjection", path);
+  else
+    start();
+end:
+  errno = saved;
+  return 1;
+}
+
+/* gpufl_injected says whether the recorder has started in this process: for tests of the built library. */
+EXPORTED int gpufl_injected(void) { return gpufl_recorder_injected != NULL && gpufl_recorder_injected(); }
