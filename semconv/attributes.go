@@ -237,6 +237,10 @@ const (
 	// CUDAMemoryKind (string; extension ✚): Kind of memory; values as for cuda.memcpy.source.kind,
 	// and async (of a pool) and virtual (of cuMemCreate).
 	CUDAMemoryKind = "cuda.memory.kind"
+	// CUDALostReason (string; extension ✚): What had no room for a call, or why it is not counted:
+	// sums, threads, allocations (its bytes are not in use), records (of graphs), names (of kernels),
+	// returns, batch (copies beyond 256 of a call), datatypes (of NCCL).
+	CUDALostReason = "cuda.lost.reason"
 	// CUDAMemoryAddress (int; extension ✚): Address of the memory.
 	CUDAMemoryAddress = "cuda.memory.address"
 	// CUDAEventID (int; extension ✚): Number of the CUDA event waited for.
@@ -841,6 +845,26 @@ const (
 	CUDAMemcpySourceKindDeviceStatic = "device_static"
 	// CUDAMemcpySourceKindManagedStatic is a value of [CUDAMemcpySourceKind].
 	CUDAMemcpySourceKindManagedStatic = "managed_static"
+)
+
+// Values of cuda.lost.reason.
+const (
+	// CUDALostReasonSums is a value of [CUDALostReason].
+	CUDALostReasonSums = "sums"
+	// CUDALostReasonThreads is a value of [CUDALostReason].
+	CUDALostReasonThreads = "threads"
+	// CUDALostReasonAllocations is a value of [CUDALostReason].
+	CUDALostReasonAllocations = "allocations"
+	// CUDALostReasonRecords is a value of [CUDALostReason].
+	CUDALostReasonRecords = "records"
+	// CUDALostReasonNames is a value of [CUDALostReason].
+	CUDALostReasonNames = "names"
+	// CUDALostReasonReturns is a value of [CUDALostReason].
+	CUDALostReasonReturns = "returns"
+	// CUDALostReasonBatch is a value of [CUDALostReason].
+	CUDALostReasonBatch = "batch"
+	// CUDALostReasonDatatypes is a value of [CUDALostReason].
+	CUDALostReasonDatatypes = "datatypes"
 )
 
 // Values of cuda.gap.after.

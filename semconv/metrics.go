@@ -148,6 +148,10 @@ const (
 	MetricGPUCUDASyncWaitDuration = "gpu.cuda.sync.wait.duration"
 	// MetricGPUCUDAErrors (counter in {error}; extension ✚): Failed calls.
 	MetricGPUCUDAErrors = "gpu.cuda.errors"
+	// MetricGPUCUDACallsLost (counter in {call}; extension ✚): Calls that are not, or not wholly, in
+	// the other metrics of the process because it had used up its share of what the receiver keeps, or
+	// because the call was not understood.
+	MetricGPUCUDACallsLost = "gpu.cuda.calls.lost"
 	// MetricGPUCUDAKernelDuration (exponential histogram in s; extension ✚): Durations of kernels.
 	MetricGPUCUDAKernelDuration = "gpu.cuda.kernel.duration"
 	// MetricGPUCUDAQueueDuration (exponential histogram in s; extension ✚): From the end of the host

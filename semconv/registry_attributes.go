@@ -112,6 +112,7 @@ var Attributes = []Attribute{
 	{"cuda.memset.size", Int, "By", Extension, []string{"memset"}, "Bytes set.", nil},
 	{"cuda.memory.size", Int, "By", Extension, []string{"malloc", "free"}, "Bytes allocated or released.", nil},
 	{"cuda.memory.kind", String, "", Extension, []string{"malloc", "free"}, "Kind of memory; values as for cuda.memcpy.source.kind, and async (of a pool) and virtual (of cuMemCreate).", nil},
+	{"cuda.lost.reason", String, "", Extension, nil, "What had no room for a call, or why it is not counted: sums, threads, allocations (its bytes are not in use), records (of graphs), names (of kernels), returns, batch (copies beyond 256 of a call), datatypes (of NCCL).", []string{"sums", "threads", "allocations", "records", "names", "returns", "batch", "datatypes"}},
 	{"cuda.memory.address", Int, "", Extension, []string{"malloc", "free"}, "Address of the memory.", nil},
 	{"cuda.event.id", Int, "", Extension, []string{"synchronize"}, "Number of the CUDA event waited for.", nil},
 	{"cuda.graph.id", Int, "", Extension, []string{"kernel", "graph"}, "Number of the graph.", nil},

@@ -68,6 +68,7 @@ var Metrics = []Metric{
 	{"gpu.cuda.api.duration", Histogram, "s", Extension, []string{"cuda.api.name"}, "Durations of driver or runtime calls."},
 	{"gpu.cuda.sync.wait.duration", Histogram, "s", Extension, []string{"cuda.api.name"}, "Durations of waits for the device."},
 	{"gpu.cuda.errors", Counter, "{error}", Extension, []string{"error.type", "cuda.api.name"}, "Failed calls."},
+	{"gpu.cuda.calls.lost", Counter, "{call}", Extension, []string{"cuda.lost.reason"}, "Calls that are not, or not wholly, in the other metrics of the process because it had used up its share of what the receiver keeps, or because the call was not understood."},
 	{"gpu.cuda.kernel.duration", ExponentialHistogram, "s", Extension, []string{"cuda.kernel.name", "hw.id", "hw.name"}, "Durations of kernels."},
 	{"gpu.cuda.queue.duration", ExponentialHistogram, "s", Extension, []string{"hw.id", "hw.name", "cuda.operation"}, "From the end of the host call to the start on the device."},
 	{"gpu.cuda.stream.gap.duration", ExponentialHistogram, "s", Extension, []string{"hw.id", "hw.name", "cuda.gap.after"}, "Time between two kernels of a stream in which the stream ran none, where it is above a threshold."},

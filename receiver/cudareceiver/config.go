@@ -43,7 +43,8 @@ type Config struct {
 	Exclude ProcessesConfig `mapstructure:"exclude"`
 	// RescanInterval is the time between two looks for driver libraries that were missed.
 	RescanInterval time.Duration `mapstructure:"rescan_interval"`
-	// MaxProcesses bounds the processes with series at a time.
+	// MaxProcesses bounds the processes of one user with series at a time. All users together have less than twice as
+	// many, by the rule of package fair.
 	MaxProcesses int `mapstructure:"max_processes"`
 	// RootPath is where the host's file system is seen: /proc below it tells about processes.
 	RootPath string `mapstructure:"root_path"`

@@ -3,7 +3,9 @@
 package cudareceiver
 
 import (
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -74,6 +76,12 @@ func (w *writer) process(p *probe.Process, k *kernels) {
 		}
 	}
 	w.sum(semconv.MetricGPUCUDAModuleLoads).add(p.Modules)
+	lost := w.sum(semconv.MetricGPUCUDACallsLost)
+	for _, reason := range slices.Sorted(maps.Keys(p.Lost)) {
+		if a, ok := lost.add(p.Lost[reason]); ok {
+			a.PutStr(semconv.CUDALostReason, reason)
+		}
+	}
 	sizes := w.histogram(semconv.MetricGPUCUDACollectiveSize, sizeBounds, 1)
 	for i := range p.Collectives {
 		sizes.function(&p.Collectives[i].Bytes, p.Collectives[i].Function)

@@ -251,6 +251,49 @@ func TestProcessesAreSelectedAndBounded(t *testing.T) {
 	assert.Len(t, ps.known, 3)
 }
 
+func TestProcesses_OneUserWithTenThousand(t *testing.T) {
+	cfg := config()
+	cfg.RootPath = t.TempDir()
+	var processes []probe.Process
+	for pid := range int32(10_000) {
+		processes = append(processes, probe.Process{ID: probe.ProcessID{PID: pid + 1, Start: 10_000_000}, User: 1, Graphs: 1})
+	}
+	ps := newProcesses(cfg, began)
+	_, n := ps.metrics(&probe.Snapshot{Time: at(1), Processes: processes})
+	assert.Equal(t, counts{reported: 256, dropped: 9744}, n)
+	victims := 0
+	for pid := range int32(200) {
+		processes = append(processes, probe.Process{ID: probe.ProcessID{PID: pid + 20_001, Start: 10_000_000}, User: 2, Graphs: 1})
+	}
+	md, n := ps.metrics(&probe.Snapshot{Time: at(2), Processes: processes})
+	for _, rm := range md.ResourceMetrics().All() {
+		if v, _ := rm.Resource().Attributes().Get("process.pid"); v.Int() > 20_000 {
+			victims++
+		}
+	}
+	assert.Equal(t, 128, victims, "half of what the first user left")
+	assert.Equal(t, counts{reported: 256 + 128, dropped: 9744 + 72}, n)
+	_, n = ps.metrics(&probe.Snapshot{Time: at(3), Processes: processes[10_000:]})
+	assert.Equal(t, counts{reported: 128, dropped: 72}, n, "those of the first user were there until now")
+	_, n = ps.metrics(&probe.Snapshot{Time: at(4), Processes: processes[10_000:]})
+	assert.Equal(t, counts{reported: 200}, n)
+}
+
+func TestCallsBeyondTheShareOfAProcess(t *testing.T) {
+	cfg := config()
+	cfg.RootPath = t.TempDir()
+	ps := newProcesses(cfg, began)
+	md, _ := ps.metrics(&probe.Snapshot{Time: at(1), Processes: []probe.Process{{
+		ID: probe.ProcessID{PID: 1, Start: 10_000_000}, Lost: map[string]uint64{"threads": 3, "allocations": 2},
+		Launches: []probe.Launch{{Other: true, Calls: 7}},
+	}}})
+	assert.Equal(t, []string{
+		"gpu.cuda.calls.lost map[cuda.lost.reason:allocations] 2 since 0",
+		"gpu.cuda.calls.lost map[cuda.lost.reason:threads] 3 since 0",
+		"gpu.cuda.kernel.launch.calls map[cuda.kernel.name:_other] 7 since 0",
+	}, points(md))
+}
+
 func TestErrorNames(t *testing.T) {
 	for _, c := range []struct {
 		function string

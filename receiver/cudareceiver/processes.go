@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/fair"
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/identity"
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
 	"github.com/gpuflight/gpuflight/semconv"
@@ -24,14 +25,21 @@ type processes struct {
 	cfg   *Config
 	who   *describer
 	known map[probe.ProcessID]*process
+	// shares has the processes with series.
+	shares *fair.Table[probe.ProcessID]
 	// began is when the probe did. What a process that is new did, it did after since: the time of the last
 	// snapshot, or began while processes are left out that may come in later.
 	began, since pcommon.Timestamp
 }
 
+// processesFactor is by how much the processes of all users may be more than max_processes, which is for one user that
+// is alone: see package fair.
+const processesFactor = 2
+
 // process is one process with, or without, series.
 type process struct {
 	excluded bool
+	user     uint32
 	resource pcommon.Resource
 	start    pcommon.Timestamp
 	kernels  *kernels
@@ -44,7 +52,10 @@ type counts struct{ reported, excluded, dropped, lost int64 }
 
 func newProcesses(cfg *Config, began time.Time) *processes {
 	start := pcommon.NewTimestampFromTime(began)
-	return &processes{cfg: cfg, who: newDescriber(cfg), known: map[probe.ProcessID]*process{}, began: start, since: start}
+	return &processes{
+		cfg: cfg, who: newDescriber(cfg), known: map[probe.ProcessID]*process{},
+		shares: fair.New[probe.ProcessID](processesFactor * cfg.MaxProcesses), began: start, since: start,
+	}
 }
 
 // metrics returns the sums of all processes that the settings select. Of a process that has ended
@@ -55,17 +66,12 @@ func (ps *processes) metrics(s *probe.Snapshot) (pmetric.Metrics, counts) {
 	var n counts
 	for _, p := range ps.known {
 		p.seen = false
-		if !p.excluded {
-			n.reported++
-		}
 	}
-	room := int64(ps.cfg.MaxProcesses) - n.reported
-	n.reported = 0
 	for i := range s.Processes {
 		sums := &s.Processes[i]
 		p := ps.known[sums.ID]
 		if p == nil {
-			if room <= 0 {
+			if !ps.shares.Take(sums.User, sums.ID) {
 				n.dropped++
 				if sums.Ended {
 					n.lost++
@@ -73,9 +79,10 @@ func (ps *processes) metrics(s *probe.Snapshot) (pmetric.Metrics, counts) {
 				continue
 			}
 			p = ps.admit(sums.ID)
+			p.user = sums.User
 			ps.known[sums.ID] = p
-			if !p.excluded {
-				room--
+			if p.excluded {
+				ps.shares.Drop(p.user, sums.ID)
 			}
 		}
 		p.seen = !sums.Ended
@@ -100,6 +107,7 @@ func (ps *processes) metrics(s *probe.Snapshot) (pmetric.Metrics, counts) {
 	}
 	for id, p := range ps.known {
 		if !p.seen {
+			ps.shares.Drop(p.user, id)
 			delete(ps.known, id)
 		}
 	}

@@ -69,6 +69,7 @@ type cudaReceiver struct {
 	processes *processes
 	// lost is what the source's losses were at the last snapshot.
 	lost     probe.Losses
+	warned   map[uint32]bool
 	failures int
 }
 
@@ -164,6 +165,7 @@ func (r *cudaReceiver) session(ctx context.Context, s source, began time.Time) {
 	}
 	r.mu.Lock()
 	r.source, r.processes, r.lost, r.failures = s, newProcesses(r.cfg, began), probe.Losses{}, 0
+	r.warned = map[uint32]bool{}
 	r.mu.Unlock()
 	traced, stop := context.WithCancel(ctx)
 	defer stop()
@@ -265,6 +267,7 @@ func (r *cudaReceiver) account(ctx context.Context, l *probe.Losses) {
 	}{
 		{r.telemetry.ReceiverCudaEventsLost, l.RingFull, r.lost.RingFull},
 		{r.telemetry.ReceiverCudaReturnsMissed, l.InFlight, r.lost.InFlight},
+		{r.telemetry.ReceiverCudaLaunchesFolded, l.Folded, r.lost.Folded},
 		{r.telemetry.ReceiverCudaNamesEvicted, l.NamesEvicted, r.lost.NamesEvicted},
 		{r.telemetry.ReceiverCudaAttachFailed, l.AttachFailed, r.lost.AttachFailed},
 		{r.telemetry.ReceiverCudaAttachSlow, l.Slow, r.lost.Slow},
@@ -277,8 +280,25 @@ func (r *cudaReceiver) account(ctx context.Context, l *probe.Losses) {
 	for cause, n := range l.Skipped {
 		r.telemetry.ReceiverCudaFilesSkipped.Add(ctx, int64(less(n, r.lost.Skipped[cause])), metric.WithAttributes(attribute.String("cause", cause)))
 	}
+	for user, n := range l.Users {
+		if calls := less(n, r.lost.Users[user]); calls > 0 && r.mayWarn(user) {
+			r.set.Logger.Warn("calls are not counted: a user has more processes than its share", zap.Uint32("user", user), zap.Uint64("calls", calls))
+		}
+	}
 	r.telemetry.ReceiverCudaDenied.Record(ctx, int64(l.Denied))
 	r.lost = *l
+}
+
+// maxWarned bounds the users that are warned of.
+const maxWarned = 64
+
+// mayWarn reports whether a user has not been warned of since the source was attached.
+func (r *cudaReceiver) mayWarn(user uint32) bool {
+	if r.warned[user] || len(r.warned) >= maxWarned {
+		return false
+	}
+	r.warned[user] = true
+	return true
 }
 
 // sleep waits, and reports false if the context ended before.

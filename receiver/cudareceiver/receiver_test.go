@@ -205,6 +205,8 @@ func TestSnapshotsAreSentAndLossesCounted(t *testing.T) {
 		next.Losses.MapFull = map[string]uint64{"launches": 10, "copies": 1}
 		next.Losses.RingFull = 3
 		next.Losses.Skipped = map[string]uint64{probe.SkipMalformed: 11, probe.SkipUserShare: 5}
+		next.Losses.Folded = 9
+		next.Losses.Users = map[uint32]uint64{1000: 6}
 		r.machine.snapshot = &next
 	})
 	require.Len(t, r.points(t), 1)
@@ -213,6 +215,7 @@ func TestSnapshotsAreSentAndLossesCounted(t *testing.T) {
 	metadatatest.AssertEqualReceiverCudaCallsLost(t, r.telemetry, ints(
 		attribute.NewSet(attribute.String("map", "launches")), 10, attribute.NewSet(attribute.String("map", "copies")), 1), same)
 	metadatatest.AssertEqualReceiverCudaEventsLost(t, r.telemetry, ints(none, 3), same)
+	metadatatest.AssertEqualReceiverCudaLaunchesFolded(t, r.telemetry, ints(none, 9), same)
 	metadatatest.AssertEqualReceiverCudaReturnsMissed(t, r.telemetry, ints(none, 4), same)
 	metadatatest.AssertEqualReceiverCudaNamesEvicted(t, r.telemetry, ints(none, 5), same)
 	metadatatest.AssertEqualReceiverCudaAttachFailed(t, r.telemetry, ints(none, 6), same)
@@ -224,6 +227,9 @@ func TestSnapshotsAreSentAndLossesCounted(t *testing.T) {
 	state := func(s string) attribute.Set { return attribute.NewSet(attribute.String("state", s)) }
 	metadatatest.AssertEqualReceiverCudaProcesses(t, r.telemetry, ints(state("reported"), 1, state("excluded"), 0, state("dropped"), 0), same)
 	check := func(s string) attribute.Set { return attribute.NewSet(attribute.String("check", s)) }
+	warned := r.logs.FilterMessage("calls are not counted: a user has more processes than its share").All()
+	require.Len(t, warned, 1)
+	assert.Equal(t, map[string]any{"user": uint32(1000), "calls": uint64(6)}, warned[0].ContextMap())
 	metadatatest.AssertEqualReceiverCudaRuntimes(t, r.telemetry, ints(check("checking"), 0, check("passed"), 2, check("bypassing"), 1), same)
 }
 

@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/fair"
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/identity"
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
 	"github.com/gpuflight/gpuflight/semconv"
@@ -44,6 +45,7 @@ type window struct {
 
 	mu        sync.Mutex
 	processes map[probe.ProcessID]*tracedProcess
+	shares    *fair.Table[probe.ProcessID]
 	dropped   int64 // calls of processes past max_processes
 
 	// These belong to the goroutine that makes the spans.
@@ -66,22 +68,22 @@ type tracedProcess struct {
 func newWindow(cfg *Config, who *describer, start, number int64) *window {
 	return &window{
 		cfg: cfg, who: who, start: start, number: number,
-		processes: map[probe.ProcessID]*tracedProcess{}, names: map[string]*gpuevent.KernelName{},
+		processes: map[probe.ProcessID]*tracedProcess{}, shares: fair.New[probe.ProcessID](processesFactor * cfg.MaxProcesses), names: map[string]*gpuevent.KernelName{},
 	}
 }
 
 // selects tells the probe whether a process is traced. It looks at the process while it most likely lives.
-func (w *window) selects(id probe.ProcessID) bool {
+func (w *window) selects(id probe.ProcessID, user uint32) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return !w.process(id).excluded
+	return !w.process(id, user).excluded
 }
 
-func (w *window) process(id probe.ProcessID) *tracedProcess {
+func (w *window) process(id probe.ProcessID, user uint32) *tracedProcess {
 	if p := w.processes[id]; p != nil {
 		return p
 	}
-	if len(w.processes) >= w.cfg.MaxProcesses {
+	if !w.shares.Take(user, id) {
 		return &tracedProcess{over: true} // its calls are counted as they come
 	}
 	who, _ := w.who.reader.Process(id.PID, id.Start)
@@ -139,7 +141,7 @@ func (w *window) spans(calls []probe.Call) (ptrace.Traces, int) {
 	for i := range calls {
 		c := &calls[i]
 		w.mu.Lock()
-		p := w.process(c.Process)
+		p := w.process(c.Process, c.User)
 		if p.over {
 			w.dropped++
 		}

@@ -137,7 +137,7 @@ func TestCallsWithoutAParentAreUnderASpanOfTheirOwn(t *testing.T) {
 	var calls []probe.Call
 	for range 2 {
 		for _, id := range processes {
-			calls = append(calls, probe.Call{Process: id, Function: "cuCtxSynchronize", Kind: probe.CallWait, Start: 11, End: 12})
+			calls = append(calls, probe.Call{Process: id, User: 1000, Function: "cuCtxSynchronize", Kind: probe.CallWait, Start: 11, End: 12})
 		}
 	}
 	td, n := w.spans(calls)
@@ -176,8 +176,8 @@ func TestProcessesOfAWindowAreSelectedAndBounded(t *testing.T) {
 	var selected []bool
 	for pid := range int32(5) {
 		id := living(t, cfg.RootPath, pid+1, "")
-		selected = append(selected, w.selects(id))
-		calls = append(calls, probe.Call{Process: id, Function: "cuCtxSynchronize", Kind: probe.CallWait})
+		selected = append(selected, w.selects(id, 1000))
+		calls = append(calls, probe.Call{Process: id, User: 1000, Function: "cuCtxSynchronize", Kind: probe.CallWait})
 	}
 	assert.Equal(t, []bool{true, false, true, true, true}, selected, "what is too many is counted later")
 	td, n := w.spans(calls)

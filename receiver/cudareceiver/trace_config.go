@@ -21,9 +21,10 @@ type TraceConfig struct {
 	When TraceRuleConfig `mapstructure:"when"`
 	// Cooldown is the least time from the end of a window to the next that the rule opens. A signal does not wait.
 	Cooldown time.Duration `mapstructure:"cooldown"`
-	// MaxSpans bounds the calls of a window that become spans.
+	// MaxSpans bounds the calls of one process in a window that become spans. All processes together have less than
+	// three times as many, by the rule of package fair.
 	MaxSpans int `mapstructure:"max_spans"`
-	// RingBytes is the size of the kernel's buffer for calls, which is emptied ten times a second.
+	// RingBytes is the size of the kernel's buffer for calls, which is emptied every 33 ms.
 	RingBytes uint32 `mapstructure:"ring_bytes"`
 	// prevent unkeyed literal initialization
 	_ struct{}

@@ -16,6 +16,8 @@ typedef long long __s64;
 
 #define SEC(name) __attribute__((section(name), used))
 #define INLINE static __attribute__((always_inline))
+/* For what is not on the way of most calls, so that it is in each object once. */
+#define NOINLINE static __attribute__((noinline))
 #define __uint(name, val) int(*name)[val]
 #define __type(name, val) typeof(val) *name
 
@@ -24,11 +26,12 @@ enum map_type {
 	MAP_ARRAY = 2,
 	MAP_PERCPU_HASH = 5,
 	MAP_PERCPU_ARRAY = 6,
+	MAP_LRU_HASH = 9,
 	MAP_RINGBUF = 27,
 };
 
 /* Of bpf_map_update_elem. */
-enum { UPDATE_ANY = 0, UPDATE_NOEXIST = 1 };
+enum { UPDATE_ANY = 0, UPDATE_NOEXIST = 1, UPDATE_EXIST = 2 };
 /* Of bpf_ringbuf_submit: the reader looks by a clock and is not woken. */
 enum { RING_NO_WAKEUP = 1 };
 
@@ -37,6 +40,7 @@ static long (*bpf_map_update_elem)(void *map, const void *key, const void *value
 static long (*bpf_map_delete_elem)(void *map, const void *key) = (void *)3;
 static __u64 (*bpf_ktime_get_ns)(void) = (void *)5;
 static __u64 (*bpf_get_current_pid_tgid)(void) = (void *)14;
+static __u64 (*bpf_get_current_uid_gid)(void) = (void *)15;
 static __u64 (*bpf_get_current_task)(void) = (void *)35;
 static long (*bpf_probe_read_user)(void *dst, __u32 size, const void *src) = (void *)112;
 static long (*bpf_probe_read_kernel)(void *dst, __u32 size, const void *src) = (void *)113;

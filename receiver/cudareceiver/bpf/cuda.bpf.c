@@ -5,10 +5,11 @@
  * process; the reader looks at the sums every few seconds, and nothing is sent to it by call. */
 
 #include "arguments.h"
+#include "share.h"
 #include "types.h"
 
-/* The reader sets sizes: those here are its defaults. A map that is full costs what did not fit, and
- * that is counted in lost. */
+/* The reader sets sizes: those here are its defaults. Maps are shared as share.h says. What a process adds beyond its
+ * share is not kept; it is counted in lost, and for that process in its run. */
 
 /* The sums, 40 bytes for each processor. */
 struct {
@@ -45,7 +46,7 @@ struct {
 /* Memory that is allocated. */
 struct {
 	__uint(type, MAP_HASH);
-	__uint(max_entries, 65536);
+	__uint(max_entries, 131072);
 	__type(key, struct address);
 	__type(value, struct allocation);
 } allocations SEC(".maps");
@@ -72,6 +73,30 @@ struct {
 	__type(value, __u64);
 } lost SEC(".maps");
 
+/* How many entries of each map users have added and the programs have not deleted, by share_of a user: see share.h. */
+struct {
+	__uint(type, MAP_ARRAY);
+	__uint(max_entries, SHARES);
+	__type(key, __u32);
+	__type(value, struct share);
+} shares SEC(".maps");
+
+/* How many of these entries the reader has deleted. Only it writes here. */
+struct {
+	__uint(type, MAP_ARRAY);
+	__uint(max_entries, SHARES);
+	__type(key, __u32);
+	__type(value, struct share);
+} freed SEC(".maps");
+
+/* Calls of processes that have no run because their user has as many as it may, by user_of. */
+struct {
+	__uint(type, MAP_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u32);
+	__type(value, __u64);
+} refused SEC(".maps");
+
 /* What each libcudart does, by the number that the reader gives it. */
 struct {
 	__uint(type, MAP_ARRAY);
@@ -81,8 +106,8 @@ struct {
 } checks SEC(".maps");
 
 /* state[0] numbers runs, state[1] counts runs that ended, state[2] is how many captures go on, state[3] numbers
- * captures. */
-enum { STATE_RUN, STATE_ENDED, STATE_RECORDING, STATE_CAPTURE, STATES };
+ * captures, state[4] numbers the times that the reader has emptied the ring. */
+enum { STATE_RUN, STATE_ENDED, STATE_RECORDING, STATE_CAPTURE, STATE_DRAIN, STATES };
 struct {
 	__uint(type, MAP_ARRAY);
 	__uint(max_entries, STATES);
@@ -96,6 +121,10 @@ volatile const __u32 group_leader_offset = 0;
 volatile const __u32 start_boottime_offset = 0;
 /* Of how many launches one is timed; 0 for none. */
 volatile const __u32 sample_every = 0;
+/* How many entries the maps have room for, by enum share_class. */
+volatile const __u32 capacity[CLASSES] = {};
+/* A process may have as many sums that are not of launches even where kernels have used up its share. */
+enum { RESERVE = 256 };
 
 /* A graph whose kernels are not all known; added to its value. */
 #define UNKNOWN (1ULL << 63)
@@ -114,6 +143,8 @@ const enum node_kind *_node __attribute__((unused));
 const enum group_kind *_group __attribute__((unused));
 const struct runtime_check *_check __attribute__((unused));
 const struct name *_name __attribute__((unused));
+const enum share_class *_share_class __attribute__((unused));
+const struct share *_share __attribute__((unused));
 
 static const struct thread new_thread;
 static const struct sum no_sum;
@@ -126,9 +157,51 @@ INLINE void lose(__u32 what, __u64 n)
 		__sync_fetch_and_add(v, n);
 }
 
+/* lose_of counts a loss and whose it is. */
+INLINE void lose_of(struct run *r, __u32 what, __u64 n)
+{
+	lose(what, n);
+	__sync_fetch_and_add(&r->lost[what], n);
+}
+
 INLINE __u64 *state_of(__u32 what)
 {
 	return bpf_map_lookup_elem(&state, &what);
+}
+
+INLINE __s64 used(__u32 user, __u32 class)
+{
+	struct share *added = bpf_map_lookup_elem(&shares, &user), *deleted = bpf_map_lookup_elem(&freed, &user);
+
+	if (!added || !deleted)
+		return 0; /* an array has all its keys */
+	return *(volatile __s64 *)&added->used[class] - *(volatile __s64 *)&deleted->used[class];
+}
+
+/* room is how many entries of a map are free beyond those that the user has: see share.h. */
+INLINE __s64 room(__u32 user, __u32 class)
+{
+	return (__s64)capacity[class] - used(ALL_USERS, class) - used(user, class);
+}
+
+/* fits reports whether a process may add an entry. */
+INLINE int fits(struct run *r, __u32 class)
+{
+	return r->held[class] < room(r->user, class);
+}
+
+/* hold counts entries that were added, or with -1 deleted. */
+INLINE void hold(struct run *r, __u32 class, __s64 n)
+{
+	__u32 all = ALL_USERS, user = r->user;
+	struct share *s = bpf_map_lookup_elem(&shares, &all);
+
+	if (s)
+		__sync_fetch_and_add(&s->used[class], n);
+	s = bpf_map_lookup_elem(&shares, &user);
+	if (s)
+		__sync_fetch_and_add(&s->used[class], n);
+	__sync_fetch_and_add(&r->held[class], n);
 }
 
 /* bucket is i for (2^(i-1), 2^i], 0 for 0 and 1, without a branch that would double the verifier's
@@ -169,18 +242,48 @@ INLINE void raise(__u64 *max, __u64 v)
 	}
 }
 
+/* new_sum adds a line of sums. It returns NULL where the process has no room for one. A launch is then counted in the
+ * run's other, so that the number of launches stays exact; anything else is lost. */
+NOINLINE struct sum *new_sum(const struct sum_key *key)
+{
+	struct run *r = bpf_map_lookup_elem(&runs, &key->run);
+	struct sum *s = 0;
+	__s64 left;
+	int launch = key->kind == SUM_LAUNCH;
+
+	if (!r) {
+		lose(LOST_SUMS, 1);
+		return 0;
+	}
+	left = room(r->user, CLASS_SUMS);
+	if (left > r->held[CLASS_SUMS] || (left > 0 && !launch && r->reserved < RESERVE)) {
+		if (!bpf_map_update_elem(&sums, key, &no_sum, UPDATE_NOEXIST)) {
+			hold(r, CLASS_SUMS, 1);
+			if (!launch)
+				__sync_fetch_and_add(&r->reserved, 1);
+		}
+		s = bpf_map_lookup_elem(&sums, key);
+	}
+	if (s)
+		return s;
+	if (launch) {
+		lose(LOST_FOLDED, 1);
+		__sync_fetch_and_add(&r->other[key->flag & 1], 1);
+	} else {
+		lose_of(r, LOST_SUMS, 1);
+	}
+	return 0;
+}
+
 /* add has no lock and needs atomic instructions all the same, for the reason of raise. */
 INLINE void add(const struct sum_key *key, __u64 first, __u64 second)
 {
 	struct sum *s = bpf_map_lookup_elem(&sums, key);
 
 	if (!s) {
-		bpf_map_update_elem(&sums, key, &no_sum, UPDATE_NOEXIST);
-		s = bpf_map_lookup_elem(&sums, key);
-		if (!s) {
-			lose(LOST_SUMS, 1);
+		s = new_sum(key);
+		if (!s)
 			return;
-		}
 	}
 	__sync_fetch_and_add(&s->calls, 1);
 	if (first) {
@@ -208,11 +311,23 @@ INLINE __u64 start_of(void)
 	return start;
 }
 
-/* run_of finds or begins the current process's run; 0 if there is no room. */
+/* refuse counts a call of a process for which there is no room, and which user it is of. */
+INLINE void refuse(__u32 uid)
+{
+	__u64 none = 0, *calls;
+
+	lose(LOST_RUNS, 1);
+	bpf_map_update_elem(&refused, &uid, &none, UPDATE_NOEXIST);
+	calls = bpf_map_lookup_elem(&refused, &uid);
+	if (calls)
+		__sync_fetch_and_add(calls, 1);
+}
+
+/* run_of finds or begins the current process's run; 0, counted, if there is no room. */
 INLINE __u64 run_of(__u32 tgid)
 {
 	__u64 *found = bpf_map_lookup_elem(&processes, &tgid);
-	struct run r = {};
+	struct run r = {}, *made;
 	__u64 *last, run;
 
 	if (found)
@@ -220,12 +335,18 @@ INLINE __u64 run_of(__u32 tgid)
 	last = state_of(STATE_RUN);
 	if (!last)
 		return 0;
+	r.uid = user_of();
+	r.user = share_of(r.uid);
+	if (room(r.user, CLASS_RUNS) <= 0) {
+		refuse(r.uid);
+		return 0;
+	}
 	run = __sync_fetch_and_add(last, 1) + 1;
 	r.tgid = tgid;
 	r.seen = bpf_ktime_get_boot_ns();
 	r.start = start_of();
 	if (bpf_map_update_elem(&runs, &run, &r, UPDATE_NOEXIST)) {
-		lose(LOST_RUNS, 1);
+		refuse(r.uid);
 		return 0;
 	}
 	if (bpf_map_update_elem(&processes, &tgid, &run, UPDATE_NOEXIST)) {
@@ -234,32 +355,73 @@ INLINE __u64 run_of(__u32 tgid)
 		found = bpf_map_lookup_elem(&processes, &tgid);
 		if (found)
 			return *found;
-		lose(LOST_RUNS, 1);
+		refuse(r.uid);
 		return 0;
 	}
+	made = bpf_map_lookup_elem(&runs, &run);
+	if (made)
+		hold(made, CLASS_RUNS, 1);
 	return run;
 }
 
+/* begin_thread makes what is known of this thread. It returns NULL where there is no room: a launch is then counted in
+ * the run's other, as executed, and any other call as lost. */
+NOINLINE struct thread *begin_thread(__u64 id, int launch)
+{
+	__u64 run = run_of(id >> 32);
+	struct run *r = bpf_map_lookup_elem(&runs, &run);
+	struct thread *t;
+
+	if (!r) {
+		if (run)
+			lose(LOST_RUNS, 1); /* the reader has just freed it */
+		return 0;
+	}
+	if (fits(r, CLASS_THREADS) && !bpf_map_update_elem(&threads, &id, &new_thread, UPDATE_NOEXIST)) {
+		hold(r, CLASS_THREADS, 1);
+		t = bpf_map_lookup_elem(&threads, &id);
+		if (t) {
+			t->run = run;
+			return t;
+		}
+	}
+	if (launch) {
+		lose(LOST_FOLDED, 1);
+		__sync_fetch_and_add(&r->other[0], 1);
+	} else {
+		lose_of(r, LOST_THREADS, 1);
+	}
+	return 0;
+}
+
 /* current finds or makes what is known of this thread; NULL, counted, if there is no room. */
-INLINE struct thread *current(void)
+INLINE struct thread *current_for(int launch)
 {
 	__u64 id = bpf_get_current_pid_tgid();
 	struct thread *t = bpf_map_lookup_elem(&threads, &id);
-	__u64 run;
 
-	if (t)
-		return t;
-	run = run_of(id >> 32);
-	if (!run)
-		return 0;
-	bpf_map_update_elem(&threads, &id, &new_thread, UPDATE_NOEXIST);
-	t = bpf_map_lookup_elem(&threads, &id);
-	if (!t) {
-		lose(LOST_THREADS, 1);
-		return 0;
-	}
-	t->run = run;
-	return t;
+	return t ? t : begin_thread(id, launch);
+}
+
+INLINE struct thread *current(void)
+{
+	return current_for(0);
+}
+
+/* lose_in counts a loss of a thread's process. */
+NOINLINE int lose_in(__u64 run, __u32 what, __u64 n)
+{
+	struct run *r = bpf_map_lookup_elem(&runs, &run);
+
+	lose(what, n);
+	if (r && what < LOSSES)
+		__sync_fetch_and_add(&r->lost[what], n);
+	return 0;
+}
+
+INLINE void lose_calls(struct thread *t, __u64 n)
+{
+	lose_in(t->run, LOST_CALLS, n);
 }
 
 /* enter notes a call whose return is waited for. */
@@ -269,7 +431,7 @@ INLINE void enter(struct thread *t, union cookie f, __u64 a, __u64 b, __u64 c)
 	struct call *call;
 
 	if (depth >= CALLS) {
-		lose(LOST_CALLS, 1);
+		lose_calls(t, 1);
 		return;
 	}
 	call = &t->calls[depth & (CALLS - 1)];
@@ -361,7 +523,7 @@ INLINE void sampled(struct thread *t, struct pt_regs *ctx)
 SEC("uprobe")
 int launch(struct pt_regs *ctx)
 {
-	struct thread *t = current();
+	struct thread *t = current_for(1);
 	__u64 grid, block;
 	__u8 captured;
 
@@ -379,7 +541,7 @@ SEC("uprobe")
 int launch_config(struct pt_regs *ctx)
 {
 	struct launch_config config;
-	struct thread *t = current();
+	struct thread *t = current_for(1);
 	__u8 captured;
 
 	if (!t)
@@ -491,7 +653,7 @@ int copy_batch(struct pt_regs *ctx)
 		one_of_batch(run, bytes);
 	}
 	if (count > i)
-		lose(LOST_BATCH, count - i);
+		lose_in(run, LOST_BATCH, count - i);
 	return 0;
 }
 
@@ -538,6 +700,19 @@ int alloc(struct pt_regs *ctx)
 	return 0;
 }
 
+/* drop_allocation forgets an allocation; 0 if it was there. */
+NOINLINE int drop_allocation(__u64 run, __u64 space, __u64 address)
+{
+	struct address at = {.run = run, .address = address, .space = space};
+	struct run *r = bpf_map_lookup_elem(&runs, &run);
+
+	if (bpf_map_delete_elem(&allocations, &at))
+		return -1;
+	if (r)
+		hold(r, CLASS_ALLOCATIONS, -1);
+	return 0;
+}
+
 INLINE void unmap(__u64 run, __u8 kind, __u64 address)
 {
 	struct address at = {.run = run, .address = address, .space = space_of(kind)};
@@ -549,23 +724,37 @@ INLINE void unmap(__u64 run, __u8 kind, __u64 address)
 	if (found) {
 		was = *found;
 		key.index = was.kind;
-		bpf_map_delete_elem(&allocations, &at);
+		drop_allocation(run, at.space, address);
 	}
 	add(&key, was.bytes, -was.bytes);
 }
 
-INLINE void map(__u64 run, __u8 kind, __u64 address, __u64 bytes)
+/* keep_allocation remembers an allocation; it returns 0, or counts that there is no room. */
+NOINLINE int keep_allocation(__u64 run, __u8 kind, __u64 address, __u64 bytes)
 {
 	struct address at = {.run = run, .address = address, .space = space_of(kind)};
-	struct sum_key key = {.run = run, .kind = SUM_ALLOC, .index = kind};
 	struct allocation a = {.bytes = bytes, .kind = kind};
+	struct run *r = bpf_map_lookup_elem(&runs, &run);
 
-	if (bpf_map_update_elem(&allocations, &at, &a, UPDATE_ANY)) {
+	if (!bpf_map_update_elem(&allocations, &at, &a, UPDATE_EXIST))
+		return 0; /* its release was not seen */
+	if (!r) {
 		lose(LOST_ALLOCATIONS, 1);
-		add(&key, bytes, 0);
-		return;
+		return -1;
 	}
-	add(&key, bytes, bytes);
+	if (!fits(r, CLASS_ALLOCATIONS) || bpf_map_update_elem(&allocations, &at, &a, UPDATE_NOEXIST)) {
+		lose_of(r, LOST_ALLOCATIONS, 1);
+		return -1;
+	}
+	hold(r, CLASS_ALLOCATIONS, 1);
+	return 0;
+}
+
+INLINE void map(__u64 run, __u8 kind, __u64 address, __u64 bytes)
+{
+	struct sum_key key = {.run = run, .kind = SUM_ALLOC, .index = kind};
+
+	add(&key, bytes, keep_allocation(run, kind, address, bytes) ? 0 : bytes);
 }
 
 /* Frees, of the address in the first argument. It is forgotten before the call: after it another thread
@@ -618,49 +807,70 @@ int other(struct pt_regs *ctx)
 	return 0;
 }
 
+/* keep_record sets a handle's value and returns 0, or counts that there is no room. */
+NOINLINE int keep_record(__u64 run, __u64 space, __u64 address, __u64 value)
+{
+	struct address at = {.run = run, .address = address, .space = space};
+	struct recorded value_of = {.value = value};
+	struct run *r;
+
+	if (!bpf_map_update_elem(&records, &at, &value_of, UPDATE_EXIST))
+		return 0;
+	r = bpf_map_lookup_elem(&runs, &run);
+	if (!r) {
+		lose(LOST_RECORDED, 1);
+		return -1;
+	}
+	if (!fits(r, CLASS_RECORDS) || bpf_map_update_elem(&records, &at, &value_of, UPDATE_NOEXIST)) {
+		lose_of(r, LOST_RECORDED, 1);
+		return -1;
+	}
+	hold(r, CLASS_RECORDS, 1);
+	return 0;
+}
+
+/* drop_record forgets a handle; 0 if it was there. */
+NOINLINE int drop_record(__u64 run, __u64 space, __u64 address)
+{
+	struct address at = {.run = run, .address = address, .space = space};
+	struct run *r;
+
+	if (bpf_map_delete_elem(&records, &at))
+		return -1;
+	r = bpf_map_lookup_elem(&runs, &run);
+	if (r)
+		hold(r, CLASS_RECORDS, -1);
+	return 0;
+}
+
 /* Destruction of graphs, events and streams: the handle may be given out again, so it is forgotten before. */
 SEC("uprobe")
 int forget_handle(struct pt_regs *ctx)
 {
 	union cookie f = {.all = bpf_get_attach_cookie(ctx)};
 	struct thread *t = current();
-	struct address at = {.address = ARG0(ctx), .space = f.kind};
 
-	if (!t)
-		return 0;
-	at.run = t->run;
-	bpf_map_delete_elem(&records, &at);
+	if (t)
+		drop_record(t->run, f.kind, ARG0(ctx));
 	return 0;
-}
-
-/* keep_record sets a handle's value, or counts that there is no room. */
-INLINE void keep_record(__u64 run, __u64 space, __u64 address, __u64 value)
-{
-	struct address at = {.run = run, .address = address, .space = space};
-	struct recorded r = {.value = value};
-
-	if (bpf_map_update_elem(&records, &at, &r, UPDATE_ANY))
-		lose(LOST_RECORDED, 1);
 }
 
 /* cuEventRecord(event, stream): on a stream that is recorded, the event stands for a point in that capture. */
 SEC("uprobe")
 int event_record(struct pt_regs *ctx)
 {
-	struct address at = {.address = ARG0(ctx), .space = SPACE_EVENT};
+	__u64 event = ARG0(ctx), number;
 	struct thread *t;
-	__u64 number;
 
 	if (!any_recording())
 		return 0;
 	t = current();
 	if (!t)
 		return 0;
-	at.run = t->run;
 	if (capture_of(t, SPACE_STREAM, ARG1(ctx), &number))
-		keep_record(t->run, SPACE_EVENT, at.address, number);
+		keep_record(t->run, SPACE_EVENT, event, number);
 	else
-		bpf_map_delete_elem(&records, &at);
+		drop_record(t->run, SPACE_EVENT, event);
 	return 0;
 }
 
@@ -701,7 +911,7 @@ int collective(struct pt_regs *ctx)
 		return 0;
 	size = datatype_bytes(argument(ctx, f.stream));
 	if (!size)
-		lose(LOST_DATATYPES, 1);
+		lose_in(t->run, LOST_DATATYPES, 1);
 	bytes = argument(ctx, f.size) * size;
 	key.run = t->run;
 	key.index = f.function;
@@ -787,11 +997,10 @@ INLINE void allocated(struct thread *t, struct call *c)
  * are no longer among those that go on. */
 INLINE void drop_capture(__u64 run, __u64 number)
 {
-	struct address at = {.run = run, .address = number, .space = SPACE_CAPTURE};
 	struct run *r = bpf_map_lookup_elem(&runs, &run);
 	__u64 *captures = state_of(STATE_RECORDING);
 
-	if (bpf_map_delete_elem(&records, &at) || !r || !captures || !r->captures)
+	if (drop_record(run, SPACE_CAPTURE, number) || !r || !captures || !r->captures)
 		return;
 	__sync_fetch_and_add(&r->captures, -1ULL);
 	__sync_fetch_and_add(captures, -1ULL);
@@ -801,8 +1010,8 @@ INLINE void drop_capture(__u64 run, __u64 number)
 INLINE void began(struct thread *t, struct call *c)
 {
 	struct address at = {.run = t->run, .address = c->a, .space = SPACE_STREAM};
-	struct recorded first = {}, *r = bpf_map_lookup_elem(&records, &at);
-	__u64 *captures = state_of(STATE_RECORDING), *last = state_of(STATE_CAPTURE), number;
+	struct recorded *r = bpf_map_lookup_elem(&records, &at);
+	__u64 first = 0, *captures = state_of(STATE_RECORDING), *last = state_of(STATE_CAPTURE), number;
 	struct run *run = bpf_map_lookup_elem(&runs, &t->run);
 
 	if (!captures || !last || !run)
@@ -813,15 +1022,11 @@ INLINE void began(struct thread *t, struct call *c)
 		at.address = c->b;
 		at.space = SPACE_GRAPH;
 		r = bpf_map_lookup_elem(&records, &at);
-		first.value = r ? r->value : UNKNOWN;
+		first = r ? r->value : UNKNOWN;
 	}
 	number = __sync_fetch_and_add(last, 1) + 1;
-	at.address = number;
-	at.space = SPACE_CAPTURE;
-	if (bpf_map_update_elem(&records, &at, &first, UPDATE_NOEXIST)) {
-		lose(LOST_RECORDED, 1);
+	if (keep_record(t->run, SPACE_CAPTURE, number, first))
 		return;
-	}
 	__sync_fetch_and_add(&run->captures, 1);
 	__sync_fetch_and_add(captures, 1);
 	keep_record(t->run, SPACE_STREAM, c->a, number);
@@ -830,7 +1035,6 @@ INLINE void began(struct thread *t, struct call *c)
 /* ended moves what a stream recorded to its graph: (stream, where the graph goes). */
 INLINE void ended(struct thread *t, struct call *c, __s32 code)
 {
-	struct address at = {.run = t->run, .address = c->a, .space = SPACE_STREAM};
 	struct recorded *r;
 	__u64 number, kernels, graph;
 
@@ -840,7 +1044,7 @@ INLINE void ended(struct thread *t, struct call *c, __s32 code)
 	if (!r)
 		return;
 	kernels = r->value;
-	bpf_map_delete_elem(&records, &at);
+	drop_record(t->run, SPACE_STREAM, c->a);
 	drop_capture(t->run, number);
 	if (!code && !bpf_probe_read_user(&graph, sizeof(graph), (void *)c->b))
 		keep_record(t->run, SPACE_GRAPH, graph, kernels);
@@ -852,13 +1056,10 @@ INLINE void copied_record(struct thread *t, __u64 to_space, __u64 to, __u64 from
 	struct address at = {.run = t->run, .address = from, .space = SPACE_GRAPH};
 	struct recorded *r = bpf_map_lookup_elem(&records, &at);
 
-	if (r) {
+	if (r)
 		keep_record(t->run, to_space, to, r->value);
-		return;
-	}
-	at.address = to;
-	at.space = to_space;
-	bpf_map_delete_elem(&records, &at);
+	else
+		drop_record(t->run, to_space, to);
 }
 
 /* made is of a graph or its executable form: (where the handle goes, graph, …). */
@@ -901,23 +1102,45 @@ INLINE void added(struct thread *t, struct call *c)
 	gain(r, kernels);
 }
 
+/* reserve_name makes room in the ring for what a process says of a kernel; NULL, counted, if its part of the ring is
+ * full. The reader empties the ring at short intervals. */
+INLINE struct name *reserve_name(struct run *r)
+{
+	__u64 *drain = state_of(STATE_DRAIN);
+	struct name *n = 0;
+
+	if (drain && r->drain != *drain) {
+		r->drain = *drain;
+		r->held[CLASS_NAMES] = 0;
+	}
+	if (fits(r, CLASS_NAMES))
+		n = bpf_ringbuf_reserve(&names, sizeof(*n), 0);
+	if (!n)
+		lose_of(r, LOST_RING, 1);
+	return n;
+}
+
 /* named tells the reader a kernel's name: (where the kernel goes, module, name). */
 INLINE void named(struct thread *t, struct call *c)
 {
-	struct name *n = bpf_ringbuf_reserve(&names, sizeof(*n), 0);
+	struct run *r = bpf_map_lookup_elem(&runs, &t->run);
+	struct name *n;
 
-	if (!n) {
-		lose(LOST_RING, 1);
+	if (!r)
+		return; /* its process has ended */
+	n = reserve_name(r);
+	if (!n)
 		return;
-	}
 	n->run = t->run;
 	n->same = 0;
+	n->user = r->user;
 	if (bpf_probe_read_user(&n->handle, sizeof(n->handle), (void *)c->a) ||
 	    bpf_probe_read_user_str(n->text, sizeof(n->text), (void *)c->c) < 0) {
 		bpf_ringbuf_discard(n, RING_NO_WAKEUP);
-		lose(LOST_RING, 1);
+		lose_of(r, LOST_RING, 1);
 		return;
 	}
+	hold(r, CLASS_NAMES, 1);
 	bpf_ringbuf_submit(n, RING_NO_WAKEUP);
 }
 
@@ -926,30 +1149,32 @@ INLINE void named(struct thread *t, struct call *c)
 INLINE void same(struct thread *t, struct call *c)
 {
 	struct address at = {.run = t->run, .space = SPACE_FUNCTION};
-	struct recorded *r, kernel = {.value = c->b};
+	struct run *run = bpf_map_lookup_elem(&runs, &t->run);
+	struct recorded *r;
 	struct name *n;
 
+	if (!run)
+		return; /* its process has ended */
 	if (bpf_probe_read_user(&at.address, sizeof(at.address), (void *)c->a)) {
-		lose(LOST_RING, 1);
+		lose_of(run, LOST_RING, 1);
 		return;
 	}
 	r = bpf_map_lookup_elem(&records, &at);
 	if (r && r->value == c->b)
 		return;
-	n = bpf_ringbuf_reserve(&names, sizeof(*n), 0);
-	if (!n) {
-		lose(LOST_RING, 1);
+	n = reserve_name(run);
+	if (!n)
 		return;
-	}
-	if (bpf_map_update_elem(&records, &at, &kernel, UPDATE_ANY)) {
-		lose(LOST_RECORDED, 1);
+	if (keep_record(t->run, SPACE_FUNCTION, at.address, c->b)) {
 		bpf_ringbuf_discard(n, RING_NO_WAKEUP);
 		return;
 	}
 	n->run = t->run;
 	n->handle = at.address;
 	n->same = c->b;
+	n->user = run->user;
 	n->text[0] = 0;
+	hold(run, CLASS_NAMES, 1);
 	bpf_ringbuf_submit(n, RING_NO_WAKEUP);
 }
 
@@ -978,7 +1203,7 @@ INLINE void leave(struct thread *t, union cookie f, struct call *c)
 		t->depth = depth;
 		if (c->function == f.function)
 			return;
-		lose(LOST_CALLS, 1);
+		lose_calls(t, 1);
 	}
 	c->class = 0;
 }
@@ -1282,12 +1507,15 @@ int runtime_returned(struct pt_regs *ctx)
 INLINE void forget(__u64 id)
 {
 	struct thread *t = bpf_map_lookup_elem(&threads, &id);
+	struct run *r;
 
 	if (!t)
 		return;
+	r = bpf_map_lookup_elem(&runs, &t->run);
 	if (t->depth)
-		lose(LOST_CALLS, t->depth);
-	bpf_map_delete_elem(&threads, &id);
+		lose_calls(t, t->depth);
+	if (!bpf_map_delete_elem(&threads, &id) && r)
+		hold(r, CLASS_THREADS, -1);
 }
 
 INLINE void end(__u32 tgid, int replaced)

@@ -6,6 +6,7 @@
 
 #include "arguments.h"
 #include "bpf.h"
+#include "share.h"
 #include "trace.h"
 #include "types.h"
 
@@ -14,7 +15,7 @@
 /* Calls that have not returned. What is left in it at the end of the trace did not return in time. */
 struct {
 	__uint(type, MAP_HASH);
-	__uint(max_entries, 4096);
+	__uint(max_entries, 12288);
 	__type(key, struct flight);
 	__type(value, struct event);
 } flights SEC(".maps");
@@ -42,20 +43,139 @@ struct {
 	__type(value, __u64);
 } lost SEC(".maps");
 
+/* Processes that have called. One for which there is no room has its user's share and none of its own. */
+struct {
+	__uint(type, MAP_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct tracee);
+} tracees SEC(".maps");
+
+/* What users have, by share_of their id: see share.h. */
+struct {
+	__uint(type, MAP_ARRAY);
+	__uint(max_entries, SHARES);
+	__type(key, __u32);
+	__type(value, struct trace_share);
+} shares SEC(".maps");
+
+/* How many events the reader has taken, and in flights[0] how often it has taken all. Only it writes here. */
+struct {
+	__uint(type, MAP_ARRAY);
+	__uint(max_entries, SHARES);
+	__type(key, __u32);
+	__type(value, struct trace_share);
+} taken SEC(".maps");
+
+/* How many flights and events there is room for. */
+volatile const __u32 max_flights = 0;
+volatile const __u32 max_events = 0;
+
 /* For bpf2go, which makes Go of types that a variable has. */
 const struct event *_event __attribute__((unused));
 const struct flight *_flight __attribute__((unused));
+const struct tracee *_tracee __attribute__((unused));
+const struct trace_share *_trace_share __attribute__((unused));
 const enum trace_loss *_loss __attribute__((unused));
 
-INLINE void lose(__u32 what)
+/* users are what the current process's share is taken from: its user, all users, and what the reader has taken. */
+struct users {
+	struct trace_share *own, *all, *own_taken, *all_taken;
+};
+
+INLINE int users_of(__u32 uid, struct users *u)
+{
+	__u32 user = share_of(uid), all = ALL_USERS;
+
+	u->own = bpf_map_lookup_elem(&shares, &user);
+	u->all = bpf_map_lookup_elem(&shares, &all);
+	u->own_taken = bpf_map_lookup_elem(&taken, &user);
+	u->all_taken = bpf_map_lookup_elem(&taken, &all);
+	return u->own && u->all && u->own_taken && u->all_taken;
+}
+
+INLINE void lose(struct tracee *t, __u32 what)
 {
 	__u64 *v = bpf_map_lookup_elem(&lost, &what);
 
 	if (v)
 		__sync_fetch_and_add(v, 1);
+	if (t)
+		__sync_fetch_and_add(&t->lost[what], 1);
 }
 
-/* begin notes a call; its time comes last, so that the programs' own is not in it. */
+/* tracee_of finds or makes what is known of the current process; NULL if there is no room. */
+INLINE struct tracee *tracee_of(__u32 tgid)
+{
+	struct tracee *t = bpf_map_lookup_elem(&tracees, &tgid), first = {};
+
+	if (t)
+		return t;
+	first.uid = user_of();
+	bpf_map_update_elem(&tracees, &tgid, &first, UPDATE_NOEXIST);
+	return bpf_map_lookup_elem(&tracees, &tgid);
+}
+
+/* add_flight keeps a call until its return, if the process has room for it. The call's time comes late, so that little of
+ * the program's own is in it. */
+INLINE void add_flight(struct flight *at, struct event *e)
+{
+	struct tracee *t = tracee_of(e->process);
+	struct users u;
+	__s64 room;
+
+	e->uid = t ? t->uid : user_of();
+	if (!users_of(e->uid, &u))
+		return; /* an array has all its keys */
+	room = (__s64)max_flights - u.all->flights - u.own->flights;
+	e->start = bpf_ktime_get_ns();
+	if ((t ? t->flights : 0) < room && !bpf_map_update_elem(&flights, at, e, UPDATE_NOEXIST)) {
+		__sync_fetch_and_add(&u.all->flights, 1);
+		__sync_fetch_and_add(&u.own->flights, 1);
+		if (t)
+			__sync_fetch_and_add(&t->flights, 1);
+		return;
+	}
+	/* Also where an earlier call of the same place was left by an exception: this one takes its entry. */
+	bpf_map_update_elem(&flights, at, e, UPDATE_EXIST);
+	lose(t, TRACE_LOST_CALLS);
+}
+
+/* drop_flight forgets a call that has returned. */
+INLINE void drop_flight(struct flight *at, struct users *u, struct tracee *t)
+{
+	if (bpf_map_delete_elem(&flights, at))
+		return;
+	__sync_fetch_and_add(&u->all->flights, -1);
+	__sync_fetch_and_add(&u->own->flights, -1);
+	if (t)
+		__sync_fetch_and_add(&t->flights, -1);
+}
+
+/* add_event reserves an event in the ring, if the process has room for it. */
+INLINE struct event *add_event(struct users *u, struct tracee *t)
+{
+	__s64 own = u->own->events - u->own_taken->events, all = u->all->events - u->all_taken->events;
+	struct event *sent = 0;
+
+	if (t && t->drain != (__u64)u->all_taken->flights) {
+		t->drain = u->all_taken->flights;
+		t->events = 0;
+	}
+	if ((t ? t->events : 0) < (__s64)max_events - all - own)
+		sent = bpf_ringbuf_reserve(&events, sizeof(*sent), 0);
+	if (!sent) {
+		lose(t, TRACE_LOST_RING);
+		return 0;
+	}
+	__sync_fetch_and_add(&u->all->events, 1);
+	__sync_fetch_and_add(&u->own->events, 1);
+	if (t)
+		__sync_fetch_and_add(&t->events, 1);
+	return sent;
+}
+
+/* begin notes a call. */
 INLINE int begin(struct pt_regs *ctx, union cookie f, struct event *e)
 {
 	struct flight at = {.thread = bpf_get_current_pid_tgid(), .stack = STACK_BEFORE(ctx), .function = f.function};
@@ -67,9 +187,7 @@ INLINE int begin(struct pt_regs *ctx, union cookie f, struct event *e)
 		e->stream = argument(ctx, f.stream);
 		e->has |= HAS_STREAM;
 	}
-	e->start = bpf_ktime_get_ns();
-	if (bpf_map_update_elem(&flights, &at, e, UPDATE_ANY))
-		lose(TRACE_LOST_CALLS);
+	add_flight(&at, e);
 	return 0;
 }
 
@@ -237,17 +355,18 @@ int returned(struct pt_regs *ctx)
 	struct flight at = {.thread = bpf_get_current_pid_tgid(), .stack = STACK_AFTER(ctx), .function = f.function};
 	struct event *e = bpf_map_lookup_elem(&flights, &at), *sent;
 	__s32 code = RESULT(ctx);
+	struct tracee *t;
+	struct users u;
 
-	if (!e)
+	if (!e || !users_of(e->uid, &u))
 		return 0;
-	sent = bpf_ringbuf_reserve(&events, sizeof(*sent), 0);
-	if (!sent) {
-		lose(TRACE_LOST_RING);
-		bpf_map_delete_elem(&flights, &at);
+	t = bpf_map_lookup_elem(&tracees, &e->process);
+	sent = add_event(&u, t);
+	if (sent)
+		*sent = *e;
+	drop_flight(&at, &u, t);
+	if (!sent)
 		return 0;
-	}
-	*sent = *e;
-	bpf_map_delete_elem(&flights, &at);
 	sent->end = now;
 	sent->code = code;
 	run = bpf_map_lookup_elem(&processes, &sent->process);

@@ -24,7 +24,7 @@ struct event {
 	__u16 function; /* index in the reader's table */
 	__u8 kind;      /* of copy or memory */
 	__u8 has;
-	__u32 zero;
+	__u32 uid; /* of the process's user */
 };
 
 /* A call that has not returned: its thread, where the caller's stack ends, its function. With these, calls within
@@ -33,6 +33,21 @@ struct flight {
 	__u64 thread;
 	__u64 stack;
 	__u64 function;
+};
+
+/* A process that calls while the trace is on. */
+struct tracee {
+	__s64 flights; /* how many of its calls have not returned */
+	__s64 events;  /* how many it has sent in this drain */
+	__u64 drain;
+	__u64 lost[2]; /* by enum trace_loss */
+	__u32 uid;     /* of its user */
+	__u32 zero;
+};
+
+/* How many flights a user has, and how many events it has sent. */
+struct trace_share {
+	__s64 flights, events;
 };
 
 /* Why a call is no event; the reader has the names in the same order. */

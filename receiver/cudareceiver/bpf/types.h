@@ -24,6 +24,9 @@ enum sum_kind {
 	SUM_MODULE,
 	SUM_COLLECTIVE,      /* index the function, low the bucket of bytes */
 	SUM_COLLECTIVE_TIME, /* index the function, low the bucket of ns */
+	/* Not in the map of sums; the reader makes these of struct run. */
+	SUM_OTHER, /* launches without kernel, grid and block; flag captured */
+	SUM_LOST,  /* index the loss */
 };
 
 struct sum_key {
@@ -44,6 +47,38 @@ struct sum {
 	__u64 second, second_max;
 };
 
+/* Why something is not in the sums; the reader has the names in the same order. */
+enum loss {
+	LOST_SUMS,
+	LOST_THREADS,
+	LOST_RUNS,
+	LOST_ALLOCATIONS,
+	LOST_RECORDED,
+	LOST_RING,
+	LOST_CALLS,
+	LOST_BATCH,
+	LOST_DATATYPES,
+	LOST_FOLDED, /* no loss of a call: a launch in a run's other, without its kernel, grid and block */
+	LOSSES,
+};
+
+/* Maps whose entries are shared between users and their processes: see share.h. */
+enum share_class {
+	CLASS_RUNS,
+	CLASS_SUMS,
+	CLASS_THREADS,
+	CLASS_ALLOCATIONS,
+	CLASS_RECORDS,
+	CLASS_NAMES, /* records in the ring that the reader has not read */
+	CLASSES,
+};
+
+/* How many entries a user has added, less those that the programs have deleted. The reader counts in another map what it
+ * has deleted: so each counter has one writer, or writers that are all atomic. */
+struct share {
+	__s64 used[CLASSES];
+};
+
 /* A run is a process from its first call to its end or to exec. */
 struct run {
 	__u64 start; /* when the process began, ns since boot; 0 if not known here */
@@ -51,6 +86,13 @@ struct run {
 	__u32 tgid;
 	__u32 ended; /* 1 after exec: no thread of it is left */
 	__u64 captures; /* how many it has begun and not ended */
+	__u32 uid;      /* of its user: see user_of */
+	__u32 user;     /* its user's index in shares */
+	__u64 drain;    /* of names: held[CLASS_NAMES] is since this drain */
+	__u64 reserved; /* how many of its sums are not of launches */
+	__u64 other[2]; /* launches beyond its share of sums or threads: executed, captured */
+	__s64 held[CLASSES];
+	__u64 lost[LOSSES];
 };
 
 /* What a function's calls mean, in the cookie of its probe. */
@@ -172,20 +214,6 @@ struct runtime_check {
 
 enum { CHECKS = 128 };
 
-/* Why something is not in the sums; the reader has the names in the same order. */
-enum loss {
-	LOST_SUMS,
-	LOST_THREADS,
-	LOST_RUNS,
-	LOST_ALLOCATIONS,
-	LOST_RECORDED,
-	LOST_RING,
-	LOST_CALLS,
-	LOST_BATCH,
-	LOST_DATATYPES,
-	LOSSES,
-};
-
 /* What the ring buffer carries: the name of a kernel, or that it has the same as another handle. */
 enum { NAME_BYTES = 256 };
 
@@ -193,6 +221,8 @@ struct name {
 	__u64 run;
 	__u64 handle;
 	__u64 same; /* 0 if text has the name */
+	__u32 user; /* index in shares */
+	__u32 zero;
 	char text[NAME_BYTES];
 };
 

@@ -33,6 +33,7 @@ type TelemetryBuilder struct {
 	ReceiverCudaDenied            metric.Int64Gauge
 	ReceiverCudaEventsLost        metric.Int64Counter
 	ReceiverCudaFilesSkipped      metric.Int64Counter
+	ReceiverCudaLaunchesFolded    metric.Int64Counter
 	ReceiverCudaNamesEvicted      metric.Int64Counter
 	ReceiverCudaProcesses         metric.Int64Gauge
 	ReceiverCudaProcessesLost     metric.Int64Counter
@@ -94,7 +95,7 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	errs = errors.Join(errs, err)
 	builder.ReceiverCudaCallsLost, err = builder.meter.Int64Counter(
 		"otelcol_receiver_cuda_calls_lost",
-		metric.WithDescription("Calls that are in no sum because a map of the kernel was full, by map. [Alpha]"),
+		metric.WithDescription("Calls that are in no sum because a process, or its user, had used up its share of a map of the kernel, by map. gpu.cuda.calls.lost has them by process. [Alpha]"),
 		metric.WithUnit("{call}"),
 	)
 	errs = errors.Join(errs, err)
@@ -116,9 +117,15 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		metric.WithUnit("{file}"),
 	)
 	errs = errors.Join(errs, err)
+	builder.ReceiverCudaLaunchesFolded, err = builder.meter.Int64Counter(
+		"otelcol_receiver_cuda_launches_folded",
+		metric.WithDescription("Launches that are counted under _other, without kernel, grid and block, because their process had used up its share of the kernel's maps. [Alpha]"),
+		metric.WithUnit("{launch}"),
+	)
+	errs = errors.Join(errs, err)
 	builder.ReceiverCudaNamesEvicted, err = builder.meter.Int64Counter(
 		"otelcol_receiver_cuda_names_evicted",
-		metric.WithDescription("Names of kernels that made room for others. Their launches are counted without a name. [Alpha]"),
+		metric.WithDescription("Names of kernels beyond the share of a process. Their launches are counted without a name. [Alpha]"),
 		metric.WithUnit("{name}"),
 	)
 	errs = errors.Join(errs, err)

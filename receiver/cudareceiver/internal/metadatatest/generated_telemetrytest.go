@@ -70,7 +70,7 @@ func AssertEqualReceiverCudaAvailable(t *testing.T, tt *componenttest.Telemetry,
 func AssertEqualReceiverCudaCallsLost(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_receiver_cuda_calls_lost",
-		Description: "Calls that are in no sum because a map of the kernel was full, by map. [Alpha]",
+		Description: "Calls that are in no sum because a process, or its user, had used up its share of a map of the kernel, by map. gpu.cuda.calls.lost has them by process. [Alpha]",
 		Unit:        "{call}",
 		Data: metricdata.Sum[int64]{
 			Temporality: metricdata.CumulativeTemporality,
@@ -129,10 +129,26 @@ func AssertEqualReceiverCudaFilesSkipped(t *testing.T, tt *componenttest.Telemet
 	metricdatatest.AssertEqual(t, want, got, opts...)
 }
 
+func AssertEqualReceiverCudaLaunchesFolded(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
+	want := metricdata.Metrics{
+		Name:        "otelcol_receiver_cuda_launches_folded",
+		Description: "Launches that are counted under _other, without kernel, grid and block, because their process had used up its share of the kernel's maps. [Alpha]",
+		Unit:        "{launch}",
+		Data: metricdata.Sum[int64]{
+			Temporality: metricdata.CumulativeTemporality,
+			IsMonotonic: true,
+			DataPoints:  dps,
+		},
+	}
+	got, err := tt.GetMetric("otelcol_receiver_cuda_launches_folded")
+	require.NoError(t, err)
+	metricdatatest.AssertEqual(t, want, got, opts...)
+}
+
 func AssertEqualReceiverCudaNamesEvicted(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_receiver_cuda_names_evicted",
-		Description: "Names of kernels that made room for others. Their launches are counted without a name. [Alpha]",
+		Description: "Names of kernels beyond the share of a process. Their launches are counted without a name. [Alpha]",
 		Unit:        "{name}",
 		Data: metricdata.Sum[int64]{
 			Temporality: metricdata.CumulativeTemporality,

@@ -26,6 +26,7 @@ func TestSetupTelemetry(t *testing.T) {
 	tb.ReceiverCudaDenied.Record(context.Background(), 1)
 	tb.ReceiverCudaEventsLost.Add(context.Background(), 1)
 	tb.ReceiverCudaFilesSkipped.Add(context.Background(), 1)
+	tb.ReceiverCudaLaunchesFolded.Add(context.Background(), 1)
 	tb.ReceiverCudaNamesEvicted.Add(context.Background(), 1)
 	tb.ReceiverCudaProcesses.Record(context.Background(), 1)
 	tb.ReceiverCudaProcessesLost.Add(context.Background(), 1)
@@ -55,6 +56,9 @@ func TestSetupTelemetry(t *testing.T) {
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualReceiverCudaFilesSkipped(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualReceiverCudaLaunchesFolded(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualReceiverCudaNamesEvicted(t, testTel,

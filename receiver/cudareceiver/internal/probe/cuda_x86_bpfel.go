@@ -69,7 +69,8 @@ const (
 	cudaLossLOST_CALLS       cudaLoss = 6
 	cudaLossLOST_BATCH       cudaLoss = 7
 	cudaLossLOST_DATATYPES   cudaLoss = 8
-	cudaLossLOSSES           cudaLoss = 9
+	cudaLossLOST_FOLDED      cudaLoss = 9
+	cudaLossLOSSES           cudaLoss = 10
 )
 
 type cudaMemoryKind uint32
@@ -87,6 +88,8 @@ type cudaName struct {
 	Run    uint64
 	Handle uint64
 	Same   uint64
+	User   uint32
+	Zero   uint32
 	Text   [256]int8
 }
 
@@ -105,6 +108,13 @@ type cudaRun struct {
 	Tgid     uint32
 	Ended    uint32
 	Captures uint64
+	Uid      uint32
+	User     uint32
+	Drain    uint64
+	Reserved uint64
+	Other    [2]uint64
+	Held     [6]int64
+	Lost     [10]uint64
 }
 
 type cudaRuntimeCheck struct {
@@ -120,6 +130,23 @@ const (
 	cudaShapeSHAPE_2D        cudaShape = 1
 	cudaShapeSHAPE_3D        cudaShape = 2
 	cudaShapeSHAPE_OPERATION cudaShape = 3
+)
+
+type cudaShare struct {
+	_    structs.HostLayout
+	Used [6]int64
+}
+
+type cudaShareClass uint32
+
+const (
+	cudaShareClassCLASS_RUNS        cudaShareClass = 0
+	cudaShareClassCLASS_SUMS        cudaShareClass = 1
+	cudaShareClassCLASS_THREADS     cudaShareClass = 2
+	cudaShareClassCLASS_ALLOCATIONS cudaShareClass = 3
+	cudaShareClassCLASS_RECORDS     cudaShareClass = 4
+	cudaShareClassCLASS_NAMES       cudaShareClass = 5
+	cudaShareClassCLASSES           cudaShareClass = 6
 )
 
 type cudaSpace uint32
@@ -174,57 +201,102 @@ const (
 	cudaSumKindSUM_MODULE          cudaSumKind = 12
 	cudaSumKindSUM_COLLECTIVE      cudaSumKind = 13
 	cudaSumKindSUM_COLLECTIVE_TIME cudaSumKind = 14
+	cudaSumKindSUM_OTHER           cudaSumKind = 15
+	cudaSumKindSUM_LOST            cudaSumKind = 16
 )
+
+type cudaThread struct {
+	_          structs.HostLayout
+	Run        uint64
+	Waited     uint64
+	CopyStart  uint64
+	CopyBytes  uint64
+	CopyStream uint64
+	Launches   uint32
+	CopyKind   uint8
+	Depth      uint8
+	Groups     uint8
+	Zero       uint8
+	Calls      [4]struct {
+		_        structs.HostLayout
+		Start    uint64
+		A        uint64
+		B        uint64
+		C        uint64
+		D        uint64
+		Function uint16
+		Class    uint8
+		Kind     uint8
+		Flags    uint8
+		Zero     [3]uint8
+	}
+}
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	cudaMapAllocations          = "allocations"
-	cudaMapChecks               = "checks"
-	cudaMapLost                 = "lost"
-	cudaMapNames                = "names"
-	cudaMapProcesses            = "processes"
-	cudaMapRecords              = "records"
-	cudaMapRuns                 = "runs"
-	cudaMapState                = "state"
-	cudaMapSums                 = "sums"
-	cudaMapThreads              = "threads"
-	cudaProgAlloc               = "alloc"
-	cudaProgCollective          = "collective"
-	cudaProgCollectiveGroup     = "collective_group"
-	cudaProgCopy                = "copy"
-	cudaProgCopyBatch           = "copy_batch"
-	cudaProgEventRecord         = "event_record"
-	cudaProgExited              = "exited"
-	cudaProgForgetHandle        = "forget_handle"
-	cudaProgGraphLaunch         = "graph_launch"
-	cudaProgLaunch              = "launch"
-	cudaProgLaunchConfig        = "launch_config"
-	cudaProgOther               = "other"
-	cudaProgRelease             = "release"
-	cudaProgReplaced            = "replaced"
-	cudaProgReturned            = "returned"
-	cudaProgRuntimeCall         = "runtime_call"
-	cudaProgRuntimeLaunch       = "runtime_launch"
-	cudaProgRuntimeLaunchConfig = "runtime_launch_config"
-	cudaProgRuntimeReturned     = "runtime_returned"
-	cudaProgSet                 = "set"
-	cudaProgStreamJoin          = "stream_join"
-	cudaProgWait                = "wait"
-	cudaVarCheck                = "_check"
-	cudaVarClass                = "_class"
-	cudaVarGroup                = "_group"
-	cudaVarKind                 = "_kind"
-	cudaVarLoss                 = "_loss"
-	cudaVarMemory               = "_memory"
-	cudaVarName                 = "_name"
-	cudaVarNode                 = "_node"
-	cudaVarShape                = "_shape"
-	cudaVarSpace                = "_space"
-	cudaVarGroupLeaderOffset    = "group_leader_offset"
-	cudaVarSampleEvery          = "sample_every"
-	cudaVarStartBoottimeOffset  = "start_boottime_offset"
+	cudaMapAllocations            = "allocations"
+	cudaMapChecks                 = "checks"
+	cudaMapFreed                  = "freed"
+	cudaMapLost                   = "lost"
+	cudaMapNames                  = "names"
+	cudaMapProcesses              = "processes"
+	cudaMapRecords                = "records"
+	cudaMapRefused                = "refused"
+	cudaMapRuns                   = "runs"
+	cudaMapShares                 = "shares"
+	cudaMapState                  = "state"
+	cudaMapSums                   = "sums"
+	cudaMapThreads                = "threads"
+	cudaProgAlloc                 = "alloc"
+	cudaProgCollective            = "collective"
+	cudaProgCollectiveGroup       = "collective_group"
+	cudaProgCopy                  = "copy"
+	cudaProgCopyBatch             = "copy_batch"
+	cudaProgEventRecord           = "event_record"
+	cudaProgExited                = "exited"
+	cudaProgForgetHandle          = "forget_handle"
+	cudaProgGraphLaunch           = "graph_launch"
+	cudaProgLaunch                = "launch"
+	cudaProgLaunchConfig          = "launch_config"
+	cudaProgOther                 = "other"
+	cudaProgRelease               = "release"
+	cudaProgReplaced              = "replaced"
+	cudaProgReturned              = "returned"
+	cudaProgRuntimeCall           = "runtime_call"
+	cudaProgRuntimeLaunch         = "runtime_launch"
+	cudaProgRuntimeLaunchConfig   = "runtime_launch_config"
+	cudaProgRuntimeReturned       = "runtime_returned"
+	cudaProgSet                   = "set"
+	cudaProgStreamJoin            = "stream_join"
+	cudaProgWait                  = "wait"
+	cudaVarCheck                  = "_check"
+	cudaVarClass                  = "_class"
+	cudaVarGroup                  = "_group"
+	cudaVarKind                   = "_kind"
+	cudaVarLoss                   = "_loss"
+	cudaVarMemory                 = "_memory"
+	cudaVarName                   = "_name"
+	cudaVarNode                   = "_node"
+	cudaVarShape                  = "_shape"
+	cudaVarShare                  = "_share"
+	cudaVarShareClass             = "_share_class"
+	cudaVarSpace                  = "_space"
+	cudaVarCapacity               = "capacity"
+	cudaVarCredNamespaceOffset    = "cred_namespace_offset"
+	cudaVarCredOffset             = "cred_offset"
+	cudaVarGroupLeaderOffset      = "group_leader_offset"
+	cudaVarNsproxyNamespaceOffset = "nsproxy_namespace_offset"
+	cudaVarNsproxyOffset          = "nsproxy_offset"
+	cudaVarPidLevelOffset         = "pid_level_offset"
+	cudaVarPidNumberOffset        = "pid_number_offset"
+	cudaVarPidParentOffset        = "pid_parent_offset"
+	cudaVarSampleEvery            = "sample_every"
+	cudaVarStartBoottimeOffset    = "start_boottime_offset"
+	cudaVarUserLevelOffset        = "user_level_offset"
+	cudaVarUserOwnerOffset        = "user_owner_offset"
+	cudaVarUserParentOffset       = "user_parent_offset"
 )
 
 // loadCuda returns the embedded CollectionSpec for cuda.
@@ -299,11 +371,14 @@ type cudaProgramSpecs struct {
 type cudaMapSpecs struct {
 	Allocations *ebpf.MapSpec `ebpf:"allocations"`
 	Checks      *ebpf.MapSpec `ebpf:"checks"`
+	Freed       *ebpf.MapSpec `ebpf:"freed"`
 	Lost        *ebpf.MapSpec `ebpf:"lost"`
 	Names       *ebpf.MapSpec `ebpf:"names"`
 	Processes   *ebpf.MapSpec `ebpf:"processes"`
 	Records     *ebpf.MapSpec `ebpf:"records"`
+	Refused     *ebpf.MapSpec `ebpf:"refused"`
 	Runs        *ebpf.MapSpec `ebpf:"runs"`
+	Shares      *ebpf.MapSpec `ebpf:"shares"`
 	State       *ebpf.MapSpec `ebpf:"state"`
 	Sums        *ebpf.MapSpec `ebpf:"sums"`
 	Threads     *ebpf.MapSpec `ebpf:"threads"`
@@ -313,19 +388,32 @@ type cudaMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type cudaVariableSpecs struct {
-	Check               *ebpf.VariableSpec `ebpf:"_check"`
-	Class               *ebpf.VariableSpec `ebpf:"_class"`
-	Group               *ebpf.VariableSpec `ebpf:"_group"`
-	Kind                *ebpf.VariableSpec `ebpf:"_kind"`
-	Loss                *ebpf.VariableSpec `ebpf:"_loss"`
-	Memory              *ebpf.VariableSpec `ebpf:"_memory"`
-	Name                *ebpf.VariableSpec `ebpf:"_name"`
-	Node                *ebpf.VariableSpec `ebpf:"_node"`
-	Shape               *ebpf.VariableSpec `ebpf:"_shape"`
-	Space               *ebpf.VariableSpec `ebpf:"_space"`
-	GroupLeaderOffset   *ebpf.VariableSpec `ebpf:"group_leader_offset"`
-	SampleEvery         *ebpf.VariableSpec `ebpf:"sample_every"`
-	StartBoottimeOffset *ebpf.VariableSpec `ebpf:"start_boottime_offset"`
+	Check                  *ebpf.VariableSpec `ebpf:"_check"`
+	Class                  *ebpf.VariableSpec `ebpf:"_class"`
+	Group                  *ebpf.VariableSpec `ebpf:"_group"`
+	Kind                   *ebpf.VariableSpec `ebpf:"_kind"`
+	Loss                   *ebpf.VariableSpec `ebpf:"_loss"`
+	Memory                 *ebpf.VariableSpec `ebpf:"_memory"`
+	Name                   *ebpf.VariableSpec `ebpf:"_name"`
+	Node                   *ebpf.VariableSpec `ebpf:"_node"`
+	Shape                  *ebpf.VariableSpec `ebpf:"_shape"`
+	Share                  *ebpf.VariableSpec `ebpf:"_share"`
+	ShareClass             *ebpf.VariableSpec `ebpf:"_share_class"`
+	Space                  *ebpf.VariableSpec `ebpf:"_space"`
+	Capacity               *ebpf.VariableSpec `ebpf:"capacity"`
+	CredNamespaceOffset    *ebpf.VariableSpec `ebpf:"cred_namespace_offset"`
+	CredOffset             *ebpf.VariableSpec `ebpf:"cred_offset"`
+	GroupLeaderOffset      *ebpf.VariableSpec `ebpf:"group_leader_offset"`
+	NsproxyNamespaceOffset *ebpf.VariableSpec `ebpf:"nsproxy_namespace_offset"`
+	NsproxyOffset          *ebpf.VariableSpec `ebpf:"nsproxy_offset"`
+	PidLevelOffset         *ebpf.VariableSpec `ebpf:"pid_level_offset"`
+	PidNumberOffset        *ebpf.VariableSpec `ebpf:"pid_number_offset"`
+	PidParentOffset        *ebpf.VariableSpec `ebpf:"pid_parent_offset"`
+	SampleEvery            *ebpf.VariableSpec `ebpf:"sample_every"`
+	StartBoottimeOffset    *ebpf.VariableSpec `ebpf:"start_boottime_offset"`
+	UserLevelOffset        *ebpf.VariableSpec `ebpf:"user_level_offset"`
+	UserOwnerOffset        *ebpf.VariableSpec `ebpf:"user_owner_offset"`
+	UserParentOffset       *ebpf.VariableSpec `ebpf:"user_parent_offset"`
 }
 
 // cudaObjects contains all objects after they have been loaded into the kernel.
@@ -350,11 +438,14 @@ func (o *cudaObjects) Close() error {
 type cudaMaps struct {
 	Allocations *ebpf.Map `ebpf:"allocations"`
 	Checks      *ebpf.Map `ebpf:"checks"`
+	Freed       *ebpf.Map `ebpf:"freed"`
 	Lost        *ebpf.Map `ebpf:"lost"`
 	Names       *ebpf.Map `ebpf:"names"`
 	Processes   *ebpf.Map `ebpf:"processes"`
 	Records     *ebpf.Map `ebpf:"records"`
+	Refused     *ebpf.Map `ebpf:"refused"`
 	Runs        *ebpf.Map `ebpf:"runs"`
+	Shares      *ebpf.Map `ebpf:"shares"`
 	State       *ebpf.Map `ebpf:"state"`
 	Sums        *ebpf.Map `ebpf:"sums"`
 	Threads     *ebpf.Map `ebpf:"threads"`
@@ -364,11 +455,14 @@ func (m *cudaMaps) Close() error {
 	return _CudaClose(
 		m.Allocations,
 		m.Checks,
+		m.Freed,
 		m.Lost,
 		m.Names,
 		m.Processes,
 		m.Records,
+		m.Refused,
 		m.Runs,
+		m.Shares,
 		m.State,
 		m.Sums,
 		m.Threads,
@@ -379,19 +473,32 @@ func (m *cudaMaps) Close() error {
 //
 // It can be passed to loadCudaObjects or ebpf.CollectionSpec.LoadAndAssign.
 type cudaVariables struct {
-	Check               *ebpf.Variable `ebpf:"_check"`
-	Class               *ebpf.Variable `ebpf:"_class"`
-	Group               *ebpf.Variable `ebpf:"_group"`
-	Kind                *ebpf.Variable `ebpf:"_kind"`
-	Loss                *ebpf.Variable `ebpf:"_loss"`
-	Memory              *ebpf.Variable `ebpf:"_memory"`
-	Name                *ebpf.Variable `ebpf:"_name"`
-	Node                *ebpf.Variable `ebpf:"_node"`
-	Shape               *ebpf.Variable `ebpf:"_shape"`
-	Space               *ebpf.Variable `ebpf:"_space"`
-	GroupLeaderOffset   *ebpf.Variable `ebpf:"group_leader_offset"`
-	SampleEvery         *ebpf.Variable `ebpf:"sample_every"`
-	StartBoottimeOffset *ebpf.Variable `ebpf:"start_boottime_offset"`
+	Check                  *ebpf.Variable `ebpf:"_check"`
+	Class                  *ebpf.Variable `ebpf:"_class"`
+	Group                  *ebpf.Variable `ebpf:"_group"`
+	Kind                   *ebpf.Variable `ebpf:"_kind"`
+	Loss                   *ebpf.Variable `ebpf:"_loss"`
+	Memory                 *ebpf.Variable `ebpf:"_memory"`
+	Name                   *ebpf.Variable `ebpf:"_name"`
+	Node                   *ebpf.Variable `ebpf:"_node"`
+	Shape                  *ebpf.Variable `ebpf:"_shape"`
+	Share                  *ebpf.Variable `ebpf:"_share"`
+	ShareClass             *ebpf.Variable `ebpf:"_share_class"`
+	Space                  *ebpf.Variable `ebpf:"_space"`
+	Capacity               *ebpf.Variable `ebpf:"capacity"`
+	CredNamespaceOffset    *ebpf.Variable `ebpf:"cred_namespace_offset"`
+	CredOffset             *ebpf.Variable `ebpf:"cred_offset"`
+	GroupLeaderOffset      *ebpf.Variable `ebpf:"group_leader_offset"`
+	NsproxyNamespaceOffset *ebpf.Variable `ebpf:"nsproxy_namespace_offset"`
+	NsproxyOffset          *ebpf.Variable `ebpf:"nsproxy_offset"`
+	PidLevelOffset         *ebpf.Variable `ebpf:"pid_level_offset"`
+	PidNumberOffset        *ebpf.Variable `ebpf:"pid_number_offset"`
+	PidParentOffset        *ebpf.Variable `ebpf:"pid_parent_offset"`
+	SampleEvery            *ebpf.Variable `ebpf:"sample_every"`
+	StartBoottimeOffset    *ebpf.Variable `ebpf:"start_boottime_offset"`
+	UserLevelOffset        *ebpf.Variable `ebpf:"user_level_offset"`
+	UserOwnerOffset        *ebpf.Variable `ebpf:"user_owner_offset"`
+	UserParentOffset       *ebpf.Variable `ebpf:"user_parent_offset"`
 }
 
 // cudaPrograms contains all programs after they have been loaded into the kernel.

@@ -8,6 +8,6 @@
 // It knows the driver's entry points and nothing of OpenTelemetry or containers. What it counts is
 // what the host asked for; when and how long the device worked it cannot know.
 //
-//go:generate ../../../../scripts/bpf probe cuda ../../bpf/cuda.bpf.c sum_kind sum_key sum run address allocation loss call_class memory_kind shape space node_kind group_kind runtime_check name
-//go:generate ../../../../scripts/bpf probe trace ../../bpf/trace.bpf.c event flight trace_loss
+//go:generate ../../../../scripts/bpf probe cuda ../../bpf/cuda.bpf.c sum_kind sum_key sum run address allocation loss call_class memory_kind shape space node_kind group_kind runtime_check name share_class share thread
+//go:generate ../../../../scripts/bpf probe trace ../../bpf/trace.bpf.c event flight trace_loss tracee trace_share
 package probe

@@ -19,10 +19,11 @@ type Options struct {
 	Source Source
 	// WithoutNCCL leaves collectives out.
 	WithoutNCCL bool
-	// MaxSums, MaxProcesses, MaxThreads and MaxAllocations are how much is kept in the kernel at once; what is more is
-	// counted in Losses. If 0: 16,384, 16,384, 32,768 and 65,536.
+	// MaxSums, MaxProcesses, MaxThreads and MaxAllocations are how much is kept in the kernel at once. Users and processes
+	// share them by the rule of package fair; what is more is counted in Losses and for each Process. If 0: 16,384,
+	// 16,384, 32,768 and 131,072.
 	MaxSums, MaxProcesses, MaxThreads, MaxAllocations uint32
-	// MaxNames is how many kernels' names are kept of a process, 4096 if 0.
+	// MaxNames is how many kernels' names are kept of a process, 4096 if 0; of all together 16 times as many.
 	MaxNames int
 	// RingBytes is the size of the buffer for kernels' names between two looks, a power of two of at least one
 	// page; 1 MiB if 0.
@@ -53,7 +54,7 @@ const (
 	defaultSums      = 16384
 	defaultProcesses = 16384
 	defaultThreads   = 32768
-	defaultAllocated = 65536
+	defaultAllocated = 131072
 	defaultNames     = 4096
 	defaultRing      = 1 << 20
 	// drainInterval is how often names are taken from the ring, and processes that ended from the maps.

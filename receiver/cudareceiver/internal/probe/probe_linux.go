@@ -8,10 +8,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -45,7 +47,9 @@ type Probe struct {
 	// slow and failed are those of libraries that were let go.
 	slow, failed uint64
 	reader       reader
-	trace        *Trace // nil while none is on
+	drains       uint64            // of names
+	offsets      map[string]uint32 // of the kernel's types
+	trace        *Trace            // nil while none is on
 	stop         context.CancelFunc
 	done         sync.WaitGroup
 
@@ -158,10 +162,20 @@ func (p *Probe) load() error {
 	if uint64(sums.MaxEntries)*uint64(sums.ValueSize)*uint64(cpus) > 64<<20 { //nolint:gosec // Some thousands at most.
 		sums.Flags |= noPreallocation
 	}
-	variables := map[string]uint32{"sample_every": o.LaunchSampling}
-	if leader, start, err := taskOffsets(); err == nil && !p.plain {
-		variables["group_leader_offset"], variables["start_boottime_offset"] = leader, start
+	nameBytes := uint32(unsafe.Sizeof(cudaName{})) + ringHeader
+	capacity := [cudaShareClassCLASSES]uint32{
+		cudaShareClassCLASS_RUNS: o.MaxProcesses, cudaShareClassCLASS_SUMS: o.MaxSums, cudaShareClassCLASS_THREADS: o.MaxThreads,
+		cudaShareClassCLASS_ALLOCATIONS: o.MaxAllocations, cudaShareClassCLASS_RECORDS: spec.Maps["records"].MaxEntries,
+		cudaShareClassCLASS_NAMES: o.RingBytes / nameBytes,
 	}
+	if err := spec.Variables["capacity"].Set(capacity); err != nil {
+		return err
+	}
+	variables := map[string]uint32{"sample_every": o.LaunchSampling}
+	if !p.plain {
+		p.offsets = kernelOffsets()
+	}
+	maps.Copy(variables, p.offsets)
 	for name, v := range variables {
 		if err := spec.Variables[name].Set(v); err != nil {
 			return err
@@ -188,26 +202,70 @@ func (p *Probe) load() error {
 	return nil
 }
 
-// taskOffsets asks the kernel's type information where a process has its time of start. Without it, the
-// time is read from /proc, which is too late for processes that live for less than a second.
-func taskOffsets() (leader, start uint32, err error) {
+// kernelOffsets asks the kernel's type information where it keeps what the programs read of it, by the names of their
+// variables. Without the time of start, that is read from /proc, which is too late for processes that live for less than
+// a second; without namespaces, users are told apart by their ids.
+func kernelOffsets() map[string]uint32 {
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {
-		return 0, 0, err
+		return nil
 	}
-	var task *btf.Struct
-	if err := kernel.TypeByName("task_struct", &task); err != nil {
-		return 0, 0, err
+	at := func(name, member string) (uint32, bool) {
+		var of *btf.Struct
+		if kernel.TypeByName(name, &of) != nil {
+			return 0, false
+		}
+		for _, m := range of.Members {
+			if m.Name == member {
+				return m.Offset.Bytes(), true
+			}
+		}
+		return 0, false
 	}
-	for _, m := range task.Members {
-		switch m.Name {
-		case "group_leader":
-			leader = m.Offset.Bytes()
-		case "start_boottime":
-			start = m.Offset.Bytes()
+	out := map[string]uint32{}
+	for _, group := range kernelMembers {
+		found := map[string]uint32{}
+		for variable, path := range group {
+			for _, step := range path {
+				offset, ok := at(step[0], step[1])
+				if !ok {
+					clear(found)
+					break
+				}
+				found[variable] += offset
+			}
+			if len(found) == 0 {
+				break
+			}
+		}
+		if len(found) == len(group) { // all of a group, or none is used
+			maps.Copy(out, found)
 		}
 	}
-	return leader, start, nil
+	return out
+}
+
+// kernelMembers are the programs' variables, in groups, and of what structures and members each is the offset: of the
+// last in the first.
+var kernelMembers = []map[string][][2]string{
+	{
+		"group_leader_offset":   {{"task_struct", "group_leader"}},
+		"start_boottime_offset": {{"task_struct", "start_boottime"}},
+	},
+	{
+		"cred_offset":           {{"task_struct", "cred"}},
+		"cred_namespace_offset": {{"cred", "user_ns"}},
+		"user_parent_offset":    {{"user_namespace", "parent"}},
+		"user_level_offset":     {{"user_namespace", "level"}},
+		"user_owner_offset":     {{"user_namespace", "owner"}},
+	},
+	{
+		"nsproxy_offset":           {{"task_struct", "nsproxy"}},
+		"nsproxy_namespace_offset": {{"nsproxy", "pid_ns_for_children"}},
+		"pid_parent_offset":        {{"pid_namespace", "parent"}},
+		"pid_level_offset":         {{"pid_namespace", "level"}},
+		"pid_number_offset":        {{"pid_namespace", "ns"}, {"ns_common", "inum"}},
+	},
 }
 
 // watchProcesses must come before the first probe: a thread's end frees what is kept of it.
@@ -241,6 +299,7 @@ func (p *Probe) run(ctx context.Context) {
 			p.mu.Unlock()
 		case <-check.C:
 			p.mu.Lock()
+			p.takeNames()
 			p.checkRuntimes()
 			p.mu.Unlock()
 		}
@@ -288,13 +347,25 @@ func (p *Probe) takeAgain() bool {
 	return again
 }
 
-// takeNames empties the ring.
+// ringHeader is what the kernel adds to each record of a ring, in bytes.
+const ringHeader = 8
+
+// takeNames empties the ring, and tells the kernel that it is empty.
 func (p *Probe) takeNames() {
 	var record ringbuf.Record
 	p.names.SetDeadline(time.Unix(1, 0)) // past: what is there is read, and nothing waited for
+	taken := false
 	for p.names.ReadInto(&record) == nil {
 		p.reader.name(record.RawSample)
+		taken = true
 	}
+	if !taken {
+		return
+	}
+	// What fails leaves processes with less room in the ring, in which names are then lost, and counted.
+	_ = p.reader.tellFreed()
+	p.drains++
+	_ = p.objects.State.Put(stateDrain, p.drains)
 }
 
 // Snapshot reads the sums. A process that has ended is in the next Snapshot only, whoever calls it.

@@ -121,6 +121,25 @@ func empty(t *testing.T, p *Probe) {
 		id = next
 	}
 	assert.Zero(t, threads, "threads")
+	assert.Empty(t, held(t, p), "shares")
+}
+
+// held returns what users and all together have of each map, by their index in shares, without those that have nothing.
+func held(t *testing.T, p *Probe) map[uint32][cudaShareClassCLASSES]int64 {
+	t.Helper()
+	all := map[uint32][cudaShareClassCLASSES]int64{}
+	require.NoError(t, forEach(p.objects.Shares, 1, func(user uint32, added []cudaShare) {
+		var freed cudaShare
+		require.NoError(t, p.objects.Freed.Lookup(user, &freed))
+		n := added[0].Used
+		for i := range n {
+			n[i] -= freed.Used[i]
+		}
+		if n != [cudaShareClassCLASSES]int64{} {
+			all[user] = n
+		}
+	}))
+	return all
 }
 
 func lossless(t *testing.T, l Losses) {
@@ -129,6 +148,8 @@ func lossless(t *testing.T, l Losses) {
 		assert.Zero(t, n, name)
 	}
 	assert.Zero(t, l.RingFull)
+	assert.Zero(t, l.Folded)
+	assert.Empty(t, l.Users)
 	assert.Zero(t, l.InFlight)
 	assert.Zero(t, l.NamesEvicted)
 	assert.Zero(t, l.AttachFailed)
@@ -311,18 +332,32 @@ func TestFullMapsAreCounted(t *testing.T) {
 	c.Must("open %s", l.Library)
 	attached(t, p, l.Library)
 	c.Must("alloc cuMemAlloc_v2 100 64")
+	c.Must("function 1 _Z6kernelv")
 	for i := range 10 {
 		c.Must("launch 10 1 %d 32", 1<<i)
 	}
 	s := snapshot(t, p)
-	assert.EqualValues(t, 84, s.Losses.MapFull["allocations"])
-	var launches uint64
-	for _, n := range s.of(c.PID()).Launches {
+	assert.EqualValues(t, 94, s.Losses.MapFull["allocations"], "a process that is alone has a third of the map")
+	got := s.of(c.PID())
+	assert.EqualValues(t, 94, got.Lost["allocations"])
+	require.Len(t, got.Memory, 1)
+	assert.Equal(t, Volume{100, 6400}, got.Memory[0].Allocated)
+	assert.EqualValues(t, 6*64, got.Memory[0].InUse)
+	var launches, other uint64
+	for _, n := range got.Launches {
 		launches += n.Calls
+		if n.Other {
+			other += n.Calls
+		}
 	}
-	assert.EqualValues(t, 100, launches+s.Losses.MapFull["sums"])
-	assert.Positive(t, s.Losses.MapFull["sums"])
+	assert.EqualValues(t, 100, launches)
+	assert.EqualValues(t, 90, other, "the sum of allocations and that of the first launches have a line")
+	assert.Equal(t, other, s.Losses.Folded)
+	assert.Zero(t, s.Losses.MapFull["sums"])
 	assert.LessOrEqual(t, count[cudaSumKey, cudaSum](t, p.objects.Sums, p.reader.cpus), 4)
+	c.End()
+	snapshot(t, p)
+	empty(t, p)
 }
 
 func TestAFullRingIsCounted(t *testing.T) {

@@ -16,18 +16,36 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 
 	"github.com/gpuflight/gpuflight/internal/procfs"
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/fair"
 )
 
 const (
 	tick          = procfs.TickNanoseconds
 	stateEnded    = uint32(1)
+	stateDrain    = uint32(4)
 	maxKeptLines  = 4096 // of one process's earlier programs
-	nameTextStart = 24
+	nameTextStart = int(unsafe.Offsetof(cudaName{}.Text))
+
+	// The sizes of tables that users share. A line that is kept takes about 130 bytes, a name up to 350, a launch of a
+	// process that has ended 1,100.
+	allKeptLines     = 65536
+	allNamesFactor   = 16 // of MaxNames
+	allEndedLaunches = 16384
+	// allUsers is the index in the kernel's map of shares that stands for all users together.
+	allUsers = uint32(0)
 )
+
+// lossNames are the kernel's losses, as Losses and Process have them.
+var lossNames = [cudaLossLOSSES]string{
+	cudaLossLOST_SUMS: "sums", cudaLossLOST_THREADS: "threads", cudaLossLOST_RUNS: "runs", cudaLossLOST_ALLOCATIONS: "allocations",
+	cudaLossLOST_RECORDED: "records", cudaLossLOST_RING: "names", cudaLossLOST_CALLS: "returns", cudaLossLOST_BATCH: "batch",
+	cudaLossLOST_DATATYPES: "datatypes",
+}
 
 // reader turns the maps into Snapshots. Only one goroutine may use it at a time.
 type reader struct {
@@ -36,10 +54,19 @@ type reader struct {
 	proc    string
 	options Options
 
-	names   map[uint64]map[uint64]kernelName // by run and handle
-	starts  map[uint64]uint64                // by run
-	kept    map[ProcessID]map[cudaSumKey]cudaSum
-	ended   map[ProcessID]Process // not yet in a Snapshot
+	names  map[uint64]*runNames // by run
+	starts map[uint64]uint64    // by run
+	kept   map[ProcessID]*keptSums
+	ended  map[ProcessID]Process // not yet in a Snapshot
+	// What these hold, by user and process.
+	nameShares                 *fair.Table[uint64]
+	keptShares                 *fair.Table[ProcessID]
+	endedShares, endedLaunches *fair.Table[ProcessID]
+	// freed is what the reader has deleted of the kernel's maps, by the user's index there. The kernel has not been told
+	// of those in untold.
+	freed  map[uint32]*cudaShare
+	untold map[uint32]bool
+
 	seenEnd uint64
 	evicted uint64
 	dropped uint64 // processes that ended and found no room in ended
@@ -54,12 +81,33 @@ type kernelName struct {
 	same uint64
 }
 
+// runNames are the names that a run has asked for, by handle.
+type runNames struct {
+	user  uint32
+	names map[uint64]kernelName
+}
+
+// keptSums are the sums of the earlier programs of a process.
+type keptSums struct {
+	user  uint32
+	lines map[cudaSumKey]cudaSum
+}
+
 func newReader(objects *cudaObjects, cpus int, proc string, o Options) reader {
-	return reader{
+	r := reader{
 		objects: objects, cpus: cpus, proc: proc, options: o,
-		names: map[uint64]map[uint64]kernelName{}, starts: map[uint64]uint64{},
-		kept: map[ProcessID]map[cudaSumKey]cudaSum{}, ended: map[ProcessID]Process{},
+		names: map[uint64]*runNames{}, starts: map[uint64]uint64{}, kept: map[ProcessID]*keptSums{},
+		nameShares: fair.New[uint64](allNamesFactor * o.MaxNames), keptShares: fair.New[ProcessID](allKeptLines),
+		freed: map[uint32]*cudaShare{}, untold: map[uint32]bool{},
 	}
+	r.clearEnded()
+	return r
+}
+
+func (r *reader) clearEnded() {
+	r.ended = map[ProcessID]Process{}
+	r.endedShares = fair.New[ProcessID](int(r.options.MaxProcesses))
+	r.endedLaunches = fair.New[ProcessID](allEndedLaunches)
 }
 
 // name keeps what the ring says: struct name. A function that was given out for a kernel has the kernel's name,
@@ -69,17 +117,45 @@ func (r *reader) name(raw []byte) {
 		return
 	}
 	run, handle, same := binary.NativeEndian.Uint64(raw), binary.NativeEndian.Uint64(raw[8:]), binary.NativeEndian.Uint64(raw[16:])
+	user := binary.NativeEndian.Uint32(raw[24:])
 	text, _, _ := bytes.Cut(raw[nameTextStart:], []byte{0})
+	r.release(user, cudaShareClassCLASS_NAMES)
 	of := r.names[run]
 	if of == nil {
-		of = map[uint64]kernelName{}
+		of = &runNames{user: user, names: map[uint64]kernelName{}}
 		r.names[run] = of
 	}
-	if _, ok := of[handle]; !ok && len(of) >= r.options.MaxNames {
+	if _, ok := of.names[handle]; !ok && (len(of.names) >= r.options.MaxNames || !r.nameShares.Take(user, run)) {
 		r.evicted++
 		return
 	}
-	of[handle] = kernelName{text: string(text), same: same}
+	of.names[handle] = kernelName{text: string(text), same: same}
+}
+
+func (r *reader) forgetNames(run uint64) {
+	if of := r.names[run]; of != nil {
+		r.nameShares.Drop(of.user, run)
+		delete(r.names, run)
+	}
+}
+
+// release counts an entry of one of the kernel's maps that the reader has deleted. The kernel knows after tellFreed.
+func (r *reader) release(user uint32, class cudaShareClass) {
+	for _, u := range [...]uint32{user, allUsers} {
+		get(r.freed, u, cudaShare{}).Used[class]++
+		r.untold[u] = true
+	}
+}
+
+// tellFreed tells the kernel what was deleted.
+func (r *reader) tellFreed() error {
+	for user := range r.untold {
+		if err := r.objects.Freed.Put(user, r.freed[user]); err != nil {
+			return fmt.Errorf("write freed: %w", err)
+		}
+		delete(r.untold, user)
+	}
+	return nil
 }
 
 // forEach reads a map in batches; values has one of each processor.
@@ -116,7 +192,7 @@ func (r *reader) takeEnded() error {
 	if n == r.seenEnd {
 		return nil
 	}
-	if _, err := r.collect(); err != nil {
+	if _, err := r.collect(false); err != nil {
 		return err
 	}
 	r.seenEnd = n
@@ -124,7 +200,7 @@ func (r *reader) takeEnded() error {
 }
 
 func (r *reader) snapshot() (*Snapshot, error) {
-	live, err := r.collect()
+	live, err := r.collect(true)
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +208,7 @@ func (r *reader) snapshot() (*Snapshot, error) {
 	for _, p := range r.ended {
 		s.Processes = append(s.Processes, p)
 	}
-	clear(r.ended)
+	r.clearEnded()
 	slices.SortFunc(s.Processes, func(a, b Process) int {
 		return cmp.Or(cmp.Compare(a.ID.PID, b.ID.PID), cmp.Compare(a.ID.Start, b.ID.Start))
 	})
@@ -141,28 +217,33 @@ func (r *reader) snapshot() (*Snapshot, error) {
 }
 
 func (r *reader) losses() (Losses, error) {
-	var all [cudaLossLOSSES]uint64
-	for i := range all {
+	l := Losses{MapFull: map[string]uint64{"ended": r.dropped}, NamesEvicted: r.evicted, Users: map[uint32]uint64{}}
+	for i, name := range lossNames {
 		var each []uint64
-		if err := r.objects.Lost.Lookup(uint32(i), &each); err != nil { //nolint:gosec // Eight.
+		if err := r.objects.Lost.Lookup(uint32(i), &each); err != nil { //nolint:gosec // Ten.
 			return Losses{}, err
 		}
+		var all uint64
 		for _, n := range each {
-			all[i] += n
+			all += n
+		}
+		switch i {
+		case int(cudaLossLOST_RING):
+			l.RingFull = all
+		case int(cudaLossLOST_CALLS):
+			l.InFlight = all
+		case int(cudaLossLOST_FOLDED):
+			l.Folded = all
+		default:
+			l.MapFull[name] = all
 		}
 	}
-	return Losses{
-		MapFull: map[string]uint64{
-			"sums": all[cudaLossLOST_SUMS], "threads": all[cudaLossLOST_THREADS], "runs": all[cudaLossLOST_RUNS],
-			"allocations": all[cudaLossLOST_ALLOCATIONS], "records": all[cudaLossLOST_RECORDED],
-			"batch": all[cudaLossLOST_BATCH], "datatypes": all[cudaLossLOST_DATATYPES], "ended": r.dropped,
-		},
-		RingFull: all[cudaLossLOST_RING], InFlight: all[cudaLossLOST_CALLS], NamesEvicted: r.evicted,
-	}, nil
+	err := forEach(r.objects.Refused, 1, func(uid uint32, calls []uint64) { l.Users[uid] = calls[0] })
+	return l, err
 }
 
-// collect reads everything, returns the processes that live, and moves those that do not into ended.
-func (r *reader) collect() ([]Process, error) {
+// collect reads everything and moves processes that have ended into ended. It returns those that live if they are wanted.
+func (r *reader) collect(wanted bool) ([]Process, error) {
 	runs := map[uint64]cudaRun{}
 	if err := forEach(r.objects.Runs, 1, func(k uint64, v []cudaRun) { runs[k] = v[0] }); err != nil {
 		return nil, fmt.Errorf("read runs: %w", err)
@@ -170,6 +251,7 @@ func (r *reader) collect() ([]Process, error) {
 	// Who lives is asked before the sums are read: those of the others then change no more.
 	type owner struct {
 		runs []uint64
+		user uint32
 		live bool
 	}
 	owners := map[ProcessID]*owner{}
@@ -177,12 +259,12 @@ func (r *reader) collect() ([]Process, error) {
 		id, live := r.identify(run, runs[run])
 		o := get(owners, id, owner{})
 		o.runs = append(o.runs, run)
-		o.live = live
+		o.user, o.live = runs[run].Uid, live
 	}
 	for id := range r.kept {
 		if owners[id] == nil { // no call since it began another program
 			start, alive := startOf(r.stat(uint32(id.PID))) //nolint:gosec // It was one.
-			owners[id] = &owner{live: alive && start == id.Start}
+			owners[id] = &owner{user: r.kept[id].user, live: alive && start == id.Start}
 		}
 	}
 	if r.beforeFree != nil {
@@ -202,70 +284,137 @@ func (r *reader) collect() ([]Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read sums: %w", err)
 	}
+	for run := range runs {
+		lines[run] = append(lines[run], linesOf(runs[run])...)
+	}
 	gone := map[uint64]bool{}
 	var live []Process
 	for id, o := range owners {
+		if o.live && !wanted {
+			for _, run := range o.runs {
+				if runs[run].Ended != 0 {
+					r.keep(id, o.user, lines[run])
+					gone[run] = true
+				}
+			}
+			continue
+		}
 		var all []line
-		for k, s := range r.kept[id] {
-			all = append(all, line{k, s})
+		if kept := r.kept[id]; kept != nil {
+			for k, s := range kept.lines {
+				all = append(all, line{k, s})
+			}
 		}
 		for _, run := range o.runs {
 			all = append(all, lines[run]...)
 		}
 		p := process(id, all, r.options.LaunchSampling, r.nameOf)
+		p.User = o.user
 		if o.live {
 			live = append(live, p)
 			for _, run := range o.runs {
 				if runs[run].Ended != 0 {
-					r.keep(id, lines[run])
+					r.keep(id, o.user, lines[run])
 					gone[run] = true
 				}
 			}
 			continue
 		}
 		p.Ended = true
-		if len(r.ended) < int(r.options.MaxProcesses) {
-			r.ended[id] = p
-		} else {
-			r.dropped++
+		r.end(p)
+		if kept := r.kept[id]; kept != nil {
+			for k := range kept.lines {
+				r.forgetNames(k.Run)
+			}
+			r.keptShares.Drop(kept.user, id)
+			delete(r.kept, id)
 		}
-		for k := range r.kept[id] {
-			delete(r.names, k.Run)
-		}
-		delete(r.kept, id)
 		for _, run := range o.runs {
 			gone[run] = true
-			delete(r.names, run)
+			r.forgetNames(run)
 		}
 	}
 	return live, r.free(gone, runs, lines)
 }
 
+// linesOf are the lines of what a run has counted itself: launches beyond its share, and losses.
+func linesOf(run cudaRun) []line {
+	var all []line
+	for captured, n := range run.Other {
+		if n > 0 {
+			all = append(all, line{cudaSumKey{Kind: uint8(cudaSumKindSUM_OTHER), Flag: uint8(captured)}, cudaSum{Calls: n}}) //nolint:gosec // Two.
+		}
+	}
+	for loss, n := range run.Lost {
+		if n > 0 {
+			all = append(all, line{lostKey(cudaLoss(loss)), cudaSum{Calls: n}}) //nolint:gosec // Ten.
+		}
+	}
+	return all
+}
+
+func lostKey(loss cudaLoss) cudaSumKey {
+	return cudaSumKey{Kind: uint8(cudaSumKindSUM_LOST), Index: uint16(loss)} //nolint:gosec // Ten.
+}
+
+// end keeps a process that has ended for the next Snapshot. Beyond its share, its launches are one without kernel, grid
+// and block; beyond its user's share, it is dropped.
+func (r *reader) end(p Process) {
+	if !r.endedShares.Take(p.User, p.ID) {
+		r.dropped++
+		return
+	}
+	var own, other []Launch
+	for i := range p.Launches {
+		l := &p.Launches[i]
+		if !l.Other && r.endedLaunches.Take(p.User, p.ID) {
+			own = append(own, *l)
+			continue
+		}
+		at := slices.IndexFunc(other, func(o Launch) bool { return o.Captured == l.Captured })
+		if at < 0 {
+			at = len(other)
+			other = append(other, Launch{Other: true, Captured: l.Captured})
+		}
+		other[at].add(l)
+	}
+	p.Launches = append(own, other...)
+	r.ended[p.ID] = p
+}
+
 func (r *reader) nameOf(run, handle uint64) string {
-	n := r.names[run][handle]
+	of := r.names[run]
+	if of == nil {
+		return ""
+	}
+	n := of.names[handle]
 	if n.same != 0 {
-		n = r.names[run][n.same]
+		n = of.names[n.same]
 	}
 	return n.text
 }
 
-// keep adds what a process did before exec to what it does after.
-func (r *reader) keep(id ProcessID, lines []line) {
-	m := r.kept[id]
-	if m == nil {
-		m = map[cudaSumKey]cudaSum{}
-		r.kept[id] = m
+// keep adds what a process did before exec to what it does after. Beyond its share of lines, launches keep their number
+// and nothing else, and other calls are lost.
+func (r *reader) keep(id ProcessID, user uint32, lines []line) {
+	kept := get(r.kept, id, keptSums{user: user})
+	if kept.lines == nil {
+		kept.lines = map[cudaSumKey]cudaSum{}
 	}
 	for _, l := range lines {
-		// A process that begins many programs: its kernels of long ago lose their names, not their number.
-		if _, ok := m[l.key]; !ok && len(m) >= maxKeptLines {
-			if l.key.Run = 0; cudaSumKind(l.key.Kind) == cudaSumKindSUM_LAUNCH {
-				l.key.Handle = 0
-			}
+		kind := cudaSumKind(l.key.Kind)
+		_, known := kept.lines[l.key]
+		switch {
+		case known, kind == cudaSumKindSUM_OTHER, kind == cudaSumKindSUM_LOST:
+		case len(kept.lines) < maxKeptLines && r.keptShares.Take(kept.user, id):
+		case kind == cudaSumKindSUM_LAUNCH:
+			l = line{cudaSumKey{Kind: uint8(cudaSumKindSUM_OTHER), Flag: l.key.Flag}, cudaSum{Calls: l.sum.Calls}}
+		default:
+			l = line{lostKey(cudaLossLOST_SUMS), cudaSum{Calls: l.sum.Calls}}
 		}
-		s := m[l.key]
+		s := kept.lines[l.key]
 		s.add(l.sum)
-		m[l.key] = s
+		kept.lines[l.key] = s
 	}
 }
 
@@ -275,32 +424,41 @@ func (r *reader) free(gone map[uint64]bool, runs map[uint64]cudaRun, lines map[u
 		return nil
 	}
 	var errs []error
-	drop := func(m *ebpf.Map, key any) {
-		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	// drop reports whether the entry was there. The programs count what they delete themselves.
+	drop := func(m *ebpf.Map, key any) bool {
+		err := m.Delete(key)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			errs = append(errs, err)
 		}
+		return err == nil
 	}
-	for _, m := range []*ebpf.Map{r.objects.Allocations, r.objects.Records} {
-		var dead []cudaAddress
-		note := func(k cudaAddress) {
-			if gone[k.Run] {
-				dead = append(dead, k)
+	dropAll := func(m *ebpf.Map, class cudaShareClass, dead map[any]uint64) {
+		for k, run := range dead {
+			if drop(m, k) {
+				r.release(runs[run].User, class)
 			}
 		}
-		var err error
-		if m == r.objects.Allocations {
-			err = forEach(m, 1, func(k cudaAddress, _ []cudaAllocation) { note(k) })
-		} else {
-			err = forEach(m, 1, func(k cudaAddress, _ []uint64) { note(k) })
-		}
-		errs = append(errs, err)
-		for _, k := range dead {
-			drop(m, k)
+	}
+	dead := map[any]uint64{}
+	note := func(key any, run uint64) {
+		if gone[run] {
+			dead[key] = run
 		}
 	}
+	errs = append(errs, forEach(r.objects.Allocations, 1, func(k cudaAddress, _ []cudaAllocation) { note(k, k.Run) }))
+	dropAll(r.objects.Allocations, cudaShareClassCLASS_ALLOCATIONS, dead)
+	clear(dead)
+	errs = append(errs, forEach(r.objects.Records, 1, func(k cudaAddress, _ []uint64) { note(k, k.Run) }))
+	dropAll(r.objects.Records, cudaShareClassCLASS_RECORDS, dead)
+	clear(dead)
+	// A thread that begins another program has the id of its process's first thread from then on, and leaves its own.
+	errs = append(errs, forEach(r.objects.Threads, 1, func(k uint64, v []cudaThread) { note(k, v[0].Run) }))
+	dropAll(r.objects.Threads, cudaShareClassCLASS_THREADS, dead)
 	for run := range gone {
 		for _, l := range lines[run] {
-			drop(r.objects.Sums, l.key)
+			if l.key.Run == run && drop(r.objects.Sums, l.key) {
+				r.release(runs[run].User, cudaShareClassCLASS_SUMS)
+			}
 		}
 		// Only where its first thread ended long before its last is the process still there.
 		var current uint64
@@ -308,10 +466,12 @@ func (r *reader) free(gone map[uint64]bool, runs map[uint64]cudaRun, lines map[u
 		if r.objects.Processes.Lookup(tgid, &current) == nil && current == run {
 			drop(r.objects.Processes, tgid)
 		}
-		drop(r.objects.Runs, run)
+		if drop(r.objects.Runs, run) {
+			r.release(runs[run].User, cudaShareClassCLASS_RUNS)
+		}
 		delete(r.starts, run)
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, r.tellFreed())...)
 }
 
 // identify says whose a run is and whether that process lives.

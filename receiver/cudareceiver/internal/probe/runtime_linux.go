@@ -62,6 +62,7 @@ func (p *Probe) newRuntime(path string) (*runtimeLibrary, error) {
 	}
 	number := slices.Index(used[:], false)
 	if number < 0 {
+		p.failed++
 		return nil, fmt.Errorf("%d other libcudart are looked at", maxRuntimes)
 	}
 	key := uint32(number) //nolint:gosec // Below maxRuntimes.

@@ -29,6 +29,12 @@ type Snapshot struct {
 type Process struct {
 	ID    ProcessID
 	Ended bool
+	// User says whose it was when it first called: the id of a user, or the number of the container's PID namespace. Users
+	// share what is kept.
+	User uint32
+	// Lost are its calls that are in none of the sums below, by what had no room for them: "sums", "threads",
+	// "allocations" (bytes in use), "records" (graphs), "names", "returns", "batch", "datatypes". Nil if there are none.
+	Lost map[string]uint64
 	// Launches are launches of kernels by kernel, executed or captured into a graph.
 	Launches []Launch
 	// Graphs are launches of graphs; Nodes the kernels in them, as far as they were captured while we
@@ -54,7 +60,7 @@ type Process struct {
 // Launch are the launches of one kernel.
 type Launch struct {
 	// Name is mangled, as the driver was asked for it; "" if the process resolved it before we looked, or
-	// it is one of those past the limit: then Handle is 0 and Other set.
+	// it is one of those beyond the process's share: then Handle is 0, Other is set, and Grid and Block are empty.
 	Name   string
 	Handle uint64
 	Other  bool
@@ -149,6 +155,11 @@ type Losses struct {
 	// MapFull counts calls whose sums found no room, by map; RingFull rare events that were dropped.
 	MapFull  map[string]uint64
 	RingFull uint64
+	// Folded are launches that are in the sums without kernel, grid and block, as their process had its share.
+	Folded uint64
+	// Users are calls of processes that are not in Processes because their user had its share of these, by
+	// Process.User. MapFull["runs"] has their sum; of more than 1,024 users some are in that only. It may fall.
+	Users map[uint32]uint64
 	// InFlight are calls whose return was not seen: their thread ended, or there was no room.
 	InFlight uint64
 	// NamesEvicted are kernels' names that made room for others.

@@ -30,6 +30,9 @@ func (h *Histogram) add(bucket uint8, count, sum, most uint64) {
 	h.Buckets[min(int(bucket), Buckets-1)] += count
 }
 
+// add adds launches of another kernel. Of these the grids and blocks are not kept.
+func (l *Launch) add(o *Launch) { l.Calls += o.Calls }
+
 // process makes one Process of its lines. name tells a kernel's name by run and handle.
 func process(id ProcessID, lines []line, sampleEvery uint32, name func(run, handle uint64) string) Process {
 	p := Process{ID: id, SampleEvery: sampleEvery}
@@ -53,6 +56,16 @@ func process(id ProcessID, lines []line, sampleEvery uint32, name func(run, hand
 			g.Calls += s.Calls
 			g.Grid.add(k.Low, s.Calls, s.First, s.FirstMax)
 			g.Block.add(k.High, s.Calls, s.Second, s.SecondMax)
+		case cudaSumKindSUM_OTHER:
+			n := Launch{Captured: k.Flag != 0, Other: true}
+			get(launches, n, n).Calls += s.Calls
+		case cudaSumKindSUM_LOST:
+			if int(k.Index) < len(lossNames) {
+				if p.Lost == nil {
+					p.Lost = map[string]uint64{}
+				}
+				p.Lost[lossNames[k.Index]] += s.Calls
+			}
 		case cudaSumKindSUM_COPY, cudaSumKindSUM_COPY_TIME:
 			n := Copy{Kind: copyKinds[k.Index], Async: k.Flag != 0}
 			c := get(copies, n, n)

@@ -8,22 +8,24 @@ import "time"
 type TraceOptions struct {
 	// Duration is when the trace ends by itself; it must be above 0.
 	Duration time.Duration
-	// MaxCalls is how many calls are handed out, 0 for none; what is more is counted in TraceLosses.
+	// MaxCalls is how many calls of a process that is alone are handed out, 0 for none; what is more is counted in
+	// TraceLosses. Of all processes together it is less than three times as many, by the rule of package fair.
 	MaxCalls int
-	// Select says of which processes, nil for all. It is called by other goroutines than the trace's owner, one at
-	// a time, must not call the Probe, and is asked of a process once or, where there are very many, again.
-	Select func(ProcessID) bool
+	// Select says of which processes, nil for all; user is as in Process. It is called by other
+	// goroutines than the trace's owner, one at a time, must not call the Probe, and is asked of a process once or,
+	// where there are very many, again.
+	Select func(id ProcessID, user uint32) bool
 	// RingBytes is the size of the buffer between two calls of Take, a power of two of at least one page; 4 MiB if 0,
-	// which holds 37,000 calls.
+	// which holds 37,000 calls. A process that is alone can have a third of it.
 	RingBytes uint32
-	// MaxInFlight is how many calls may be without their return at a time, 4096 if 0: one for each thread that is
-	// in a call.
+	// MaxInFlight is how many calls may be without their return at a time, 12,288 if 0: one for each thread that is
+	// in a call. A process that is alone can have a third of them.
 	MaxInFlight uint32
 }
 
 const (
 	defaultTraceRing = 4 << 20
-	defaultInFlight  = 4096
+	defaultInFlight  = 12288
 )
 
 func (o TraceOptions) withDefaults() TraceOptions {
@@ -53,6 +55,8 @@ const (
 // Call is one call of the driver that has returned.
 type Call struct {
 	Process ProcessID
+	// User is as in Process.
+	User uint32
 	// Thread is the thread's id in the machine's own namespace.
 	Thread int32
 	// Function is the driver's name of it, such as cuMemcpyHtoDAsync_v2.
@@ -93,4 +97,17 @@ type TraceLosses struct {
 	Unfinished uint64
 	// AttachFailed are functions, not calls: those that could not be attached to.
 	AttachFailed uint64
+	// Processes has RingFull, InFlightFull and Beyond by process id. Where more than 4,096 processes call, some are in
+	// the sums only. Nil if nothing was lost.
+	Processes map[int32]uint64
+}
+
+func (l *TraceLosses) of(pid int32, calls uint64) {
+	if calls == 0 {
+		return
+	}
+	if l.Processes == nil {
+		l.Processes = map[int32]uint64{}
+	}
+	l.Processes[pid] += calls
 }

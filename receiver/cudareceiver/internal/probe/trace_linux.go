@@ -15,6 +15,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/fair"
 )
 
 // eventBytes is what an event takes in the ring, with the ring's own eight bytes.
@@ -22,6 +24,9 @@ const eventBytes = uint32(unsafe.Sizeof(traceEvent{})) + 8
 
 // maxOwners bounds what is remembered of processes during a trace.
 const maxOwners = 16384
+
+// callsFactor is by how much all calls may be more than those of one process that is alone.
+const callsFactor = 3
 
 // maxPending bounds the calls that are not taken yet, as a number of full rings.
 const maxPending = 4
@@ -50,7 +55,9 @@ type Trace struct {
 	owners           map[runOf]owner
 	raw              []traceEvent
 	calls            []Call
-	total            int // of calls, with those that were taken
+	shares           *fair.Table[ProcessID]      // of calls, with those that were taken
+	taken            map[uint32]*traceTraceShare // what the reader has read of the ring, by the user's index
+	beyond           map[int32]uint64            // by process id, up to maxOwners of them
 	losses           TraceLosses
 }
 
@@ -79,7 +86,10 @@ func (p *Probe) Trace(o TraceOptions) (*Trace, error) {
 	if p.trace != nil {
 		return nil, errors.New("a trace is on already")
 	}
-	t := &Trace{probe: p, options: o.withDefaults(), owners: map[runOf]owner{}, clock: newClock()}
+	t := &Trace{
+		probe: p, options: o.withDefaults(), owners: map[runOf]owner{}, clock: newClock(),
+		shares: fair.New[ProcessID](callsFactor * o.MaxCalls), taken: map[uint32]*traceTraceShare{}, beyond: map[int32]uint64{},
+	}
 	if err := t.load(); err != nil {
 		return nil, explain(err)
 	}
@@ -100,6 +110,17 @@ func (t *Trace) load() error {
 		"flights": t.options.MaxInFlight, "events": t.options.RingBytes, "processes": t.probe.options.MaxProcesses,
 	} {
 		spec.Maps[name].MaxEntries = n
+	}
+	variables := map[string]uint32{"max_flights": t.options.MaxInFlight, "max_events": t.options.RingBytes / eventBytes}
+	for name, offset := range t.probe.offsets {
+		if spec.Variables[name] != nil { // it does not read them all
+			variables[name] = offset
+		}
+	}
+	for name, n := range variables {
+		if err := spec.Variables[name].Set(n); err != nil {
+			return err
+		}
 	}
 	if t.probe.multi {
 		for _, s := range spec.Programs {
@@ -258,6 +279,32 @@ func (t *Trace) readLosses() {
 			*to += n
 		}
 	}
+	t.losses.Processes = nil
+	for pid, calls := range t.beyond {
+		t.losses.of(pid, calls)
+	}
+	// What cannot be read is in the sums above, which are read in the same way.
+	_ = forEach(t.objects.Tracees, 1, func(pid uint32, v []traceTracee) {
+		t.losses.of(int32(pid), v[0].Lost[traceTraceLossTRACE_LOST_RING]+v[0].Lost[traceTraceLossTRACE_LOST_CALLS]) //nolint:gosec // Below 2^22.
+	})
+}
+
+// tellTaken tells the kernel what was read of the ring.
+func (t *Trace) tellTaken() {
+	users := t.objects.Shares.MaxEntries() - 1
+	all := get(t.taken, allUsers, traceTraceShare{})
+	read := map[uint32]bool{allUsers: true}
+	for i := range t.raw {
+		user := 1 + t.raw[i].Uid%users
+		all.Events++
+		get(t.taken, user, traceTraceShare{}).Events++
+		read[user] = true
+	}
+	all.Flights++ // counts drains
+	for user := range read {
+		// What fails leaves users with less room in the ring, in which calls are then lost, and counted.
+		_ = t.objects.Taken.Put(user, t.taken[user])
+	}
 }
 
 // drain makes calls of the events in the ring. The reader calls it before it forgets processes that have ended, so
@@ -288,6 +335,7 @@ func (t *Trace) read() {
 	if len(t.raw) == 0 {
 		return
 	}
+	t.tellTaken()
 	t.probe.takeNames() // after the events: a kernel has its name before it is launched
 	t.clock.measure()
 	for i := range t.raw {
@@ -295,10 +343,12 @@ func (t *Trace) read() {
 		from := t.owner(e)
 		switch {
 		case !from.selected:
-		case t.total >= t.options.MaxCalls:
+		case !t.shares.Take(e.Uid, from.id):
 			t.losses.Beyond++
+			if _, ok := t.beyond[from.id.PID]; ok || len(t.beyond) < maxOwners {
+				t.beyond[from.id.PID]++
+			}
 		default:
-			t.total++
 			t.calls = append(t.calls, t.call(e, from.id))
 		}
 	}
@@ -316,7 +366,7 @@ func (t *Trace) owner(e *traceEvent) owner {
 		found.id, _ = t.probe.reader.identify(e.Run, run)
 	}
 	if t.options.Select != nil {
-		found.selected = t.options.Select(found.id)
+		found.selected = t.options.Select(found.id, e.Uid)
 	}
 	if len(t.owners) >= maxOwners {
 		clear(t.owners)
@@ -327,7 +377,7 @@ func (t *Trace) owner(e *traceEvent) owner {
 
 func (t *Trace) call(e *traceEvent, id ProcessID) Call {
 	c := Call{
-		Process: id, Thread: int32(e.Thread), Function: functionName(e.Function), //nolint:gosec // Below 2^22.
+		Process: id, User: e.Uid, Thread: int32(e.Thread), Function: functionName(e.Function), //nolint:gosec // Below 2^22.
 		Start: t.clock.wall(e.Start), End: t.clock.wall(e.End), Code: e.Code, Handle: e.Handle,
 		Stream: e.Stream, Bytes: e.Bytes, Address: e.Address,
 		HasStream: e.Has&hasStream != 0, HasBytes: e.Has&hasBytes != 0, HasAddress: e.Has&hasAddress != 0,
@@ -359,7 +409,7 @@ func (p *Probe) Launches() (map[ProcessID]uint64, error) {
 	if p.objects == nil {
 		return nil, errNotStarted
 	}
-	live, err := p.reader.collect()
+	live, err := p.reader.collect(true)
 	if err != nil {
 		return nil, err
 	}

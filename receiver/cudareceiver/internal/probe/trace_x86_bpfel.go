@@ -31,7 +31,7 @@ type traceEvent struct {
 	Function uint16
 	Kind     uint8
 	Has      uint8
-	Zero     uint32
+	Uid      uint32
 }
 
 type traceFlight struct {
@@ -49,27 +49,60 @@ const (
 	traceTraceLossTRACE_LOSSES     traceTraceLoss = 2
 )
 
+type traceTraceShare struct {
+	_       structs.HostLayout
+	Flights int64
+	Events  int64
+}
+
+type traceTracee struct {
+	_       structs.HostLayout
+	Flights int64
+	Events  int64
+	Drain   uint64
+	Lost    [2]uint64
+	Uid     uint32
+	Zero    uint32
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	traceMapEvents        = "events"
-	traceMapFlights       = "flights"
-	traceMapLost          = "lost"
-	traceMapProcesses     = "processes"
-	traceProgAlloc        = "alloc"
-	traceProgCopy         = "copy"
-	traceProgCopyBatch    = "copy_batch"
-	traceProgGraphLaunch  = "graph_launch"
-	traceProgLaunch       = "launch"
-	traceProgLaunchConfig = "launch_config"
-	traceProgRelease      = "release"
-	traceProgReturned     = "returned"
-	traceProgSet          = "set"
-	traceProgWait         = "wait"
-	traceVarEvent         = "_event"
-	traceVarFlight        = "_flight"
-	traceVarLoss          = "_loss"
+	traceMapEvents                 = "events"
+	traceMapFlights                = "flights"
+	traceMapLost                   = "lost"
+	traceMapProcesses              = "processes"
+	traceMapShares                 = "shares"
+	traceMapTaken                  = "taken"
+	traceMapTracees                = "tracees"
+	traceProgAlloc                 = "alloc"
+	traceProgCopy                  = "copy"
+	traceProgCopyBatch             = "copy_batch"
+	traceProgGraphLaunch           = "graph_launch"
+	traceProgLaunch                = "launch"
+	traceProgLaunchConfig          = "launch_config"
+	traceProgRelease               = "release"
+	traceProgReturned              = "returned"
+	traceProgSet                   = "set"
+	traceProgWait                  = "wait"
+	traceVarEvent                  = "_event"
+	traceVarFlight                 = "_flight"
+	traceVarLoss                   = "_loss"
+	traceVarTraceShare             = "_trace_share"
+	traceVarTracee                 = "_tracee"
+	traceVarCredNamespaceOffset    = "cred_namespace_offset"
+	traceVarCredOffset             = "cred_offset"
+	traceVarMaxEvents              = "max_events"
+	traceVarMaxFlights             = "max_flights"
+	traceVarNsproxyNamespaceOffset = "nsproxy_namespace_offset"
+	traceVarNsproxyOffset          = "nsproxy_offset"
+	traceVarPidLevelOffset         = "pid_level_offset"
+	traceVarPidNumberOffset        = "pid_number_offset"
+	traceVarPidParentOffset        = "pid_parent_offset"
+	traceVarUserLevelOffset        = "user_level_offset"
+	traceVarUserOwnerOffset        = "user_owner_offset"
+	traceVarUserParentOffset       = "user_parent_offset"
 )
 
 // loadTrace returns the embedded CollectionSpec for trace.
@@ -134,15 +167,32 @@ type traceMapSpecs struct {
 	Flights   *ebpf.MapSpec `ebpf:"flights"`
 	Lost      *ebpf.MapSpec `ebpf:"lost"`
 	Processes *ebpf.MapSpec `ebpf:"processes"`
+	Shares    *ebpf.MapSpec `ebpf:"shares"`
+	Taken     *ebpf.MapSpec `ebpf:"taken"`
+	Tracees   *ebpf.MapSpec `ebpf:"tracees"`
 }
 
 // traceVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type traceVariableSpecs struct {
-	Event  *ebpf.VariableSpec `ebpf:"_event"`
-	Flight *ebpf.VariableSpec `ebpf:"_flight"`
-	Loss   *ebpf.VariableSpec `ebpf:"_loss"`
+	Event                  *ebpf.VariableSpec `ebpf:"_event"`
+	Flight                 *ebpf.VariableSpec `ebpf:"_flight"`
+	Loss                   *ebpf.VariableSpec `ebpf:"_loss"`
+	TraceShare             *ebpf.VariableSpec `ebpf:"_trace_share"`
+	Tracee                 *ebpf.VariableSpec `ebpf:"_tracee"`
+	CredNamespaceOffset    *ebpf.VariableSpec `ebpf:"cred_namespace_offset"`
+	CredOffset             *ebpf.VariableSpec `ebpf:"cred_offset"`
+	MaxEvents              *ebpf.VariableSpec `ebpf:"max_events"`
+	MaxFlights             *ebpf.VariableSpec `ebpf:"max_flights"`
+	NsproxyNamespaceOffset *ebpf.VariableSpec `ebpf:"nsproxy_namespace_offset"`
+	NsproxyOffset          *ebpf.VariableSpec `ebpf:"nsproxy_offset"`
+	PidLevelOffset         *ebpf.VariableSpec `ebpf:"pid_level_offset"`
+	PidNumberOffset        *ebpf.VariableSpec `ebpf:"pid_number_offset"`
+	PidParentOffset        *ebpf.VariableSpec `ebpf:"pid_parent_offset"`
+	UserLevelOffset        *ebpf.VariableSpec `ebpf:"user_level_offset"`
+	UserOwnerOffset        *ebpf.VariableSpec `ebpf:"user_owner_offset"`
+	UserParentOffset       *ebpf.VariableSpec `ebpf:"user_parent_offset"`
 }
 
 // traceObjects contains all objects after they have been loaded into the kernel.
@@ -169,6 +219,9 @@ type traceMaps struct {
 	Flights   *ebpf.Map `ebpf:"flights"`
 	Lost      *ebpf.Map `ebpf:"lost"`
 	Processes *ebpf.Map `ebpf:"processes"`
+	Shares    *ebpf.Map `ebpf:"shares"`
+	Taken     *ebpf.Map `ebpf:"taken"`
+	Tracees   *ebpf.Map `ebpf:"tracees"`
 }
 
 func (m *traceMaps) Close() error {
@@ -177,6 +230,9 @@ func (m *traceMaps) Close() error {
 		m.Flights,
 		m.Lost,
 		m.Processes,
+		m.Shares,
+		m.Taken,
+		m.Tracees,
 	)
 }
 
@@ -184,9 +240,23 @@ func (m *traceMaps) Close() error {
 //
 // It can be passed to loadTraceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type traceVariables struct {
-	Event  *ebpf.Variable `ebpf:"_event"`
-	Flight *ebpf.Variable `ebpf:"_flight"`
-	Loss   *ebpf.Variable `ebpf:"_loss"`
+	Event                  *ebpf.Variable `ebpf:"_event"`
+	Flight                 *ebpf.Variable `ebpf:"_flight"`
+	Loss                   *ebpf.Variable `ebpf:"_loss"`
+	TraceShare             *ebpf.Variable `ebpf:"_trace_share"`
+	Tracee                 *ebpf.Variable `ebpf:"_tracee"`
+	CredNamespaceOffset    *ebpf.Variable `ebpf:"cred_namespace_offset"`
+	CredOffset             *ebpf.Variable `ebpf:"cred_offset"`
+	MaxEvents              *ebpf.Variable `ebpf:"max_events"`
+	MaxFlights             *ebpf.Variable `ebpf:"max_flights"`
+	NsproxyNamespaceOffset *ebpf.Variable `ebpf:"nsproxy_namespace_offset"`
+	NsproxyOffset          *ebpf.Variable `ebpf:"nsproxy_offset"`
+	PidLevelOffset         *ebpf.Variable `ebpf:"pid_level_offset"`
+	PidNumberOffset        *ebpf.Variable `ebpf:"pid_number_offset"`
+	PidParentOffset        *ebpf.Variable `ebpf:"pid_parent_offset"`
+	UserLevelOffset        *ebpf.Variable `ebpf:"user_level_offset"`
+	UserOwnerOffset        *ebpf.Variable `ebpf:"user_owner_offset"`
+	UserParentOffset       *ebpf.Variable `ebpf:"user_parent_offset"`
 }
 
 // tracePrograms contains all programs after they have been loaded into the kernel.

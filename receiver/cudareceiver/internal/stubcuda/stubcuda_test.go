@@ -34,6 +34,14 @@ func TestProgramCallsWhatItIsTold(t *testing.T) {
 	p.Must("capture 10 1")
 	p.Must("graph 3")
 	p.Must("fork launch 5 1 1 32")
+	p.Must("kernels 100")
+	p.Must("names 10")
+	p.Must("events 10")
+	p.Must("park 5 launch")
+	p.Must("children 3 kernels 10")
+	p.Must("execthread")
+	p.Must("open %s", l.Library)
+	p.Must("kernels 100")
 	p.End()
 }
 

@@ -22,17 +22,32 @@
  *                                    in it; COUNT times on this thread
  *   put N NUMBER...                  writes numbers of 64 bits to cell N and those after it
  *   fork COMMAND...                  run one command in a child and wait for it
+ *   user UID                         setresuid
+ *   namespace [MAP]                  unshare a user namespace and write its map of user ids, or let another process do that
+ *   container                        unshare the PID namespace of children
+ * Attacks on an observer's tables; "kernels 20000" is one by one process, "children 100 kernels 500" one by many:
+ *   kernels COUNT                    COUNT launches, each of another kernel
+ *   names COUNT                      cuModuleGetFunction, COUNT times
+ *   events COUNT                     cuEventRecord of COUNT events, in a capture that goes on
+ *   park COUNT VERB                  COUNT threads that stay: after a launch (VERB launch), or in cuCtxSynchronize (VERB
+ *                                    wait), which with STUB_BLOCK in the environment does not return
+ *   children COUNT COMMAND...        COUNT children, each of which runs the command and stays until this process ends
+ *   execthread                       exec, from another thread than the first, after a launch
  *   leave CODE                       _exit
  *   exec                             begin again as another program, which answers
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -227,6 +242,101 @@ static int in_child(const char *line) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -3;
 }
 
+static int new_namespace(const char *ids) {
+  if (unshare(CLONE_NEWUSER) != 0) return -1;
+  if (*ids == 0) return 0;
+  prctl(PR_SET_DUMPABLE, 1); /* or the file is not this user's */
+  FILE *f = fopen("/proc/self/uid_map", "w");
+  if (f == NULL) return -1;
+  fputs(ids + 1, f);
+  return fclose(f) == 0 ? 0 : -1;
+}
+
+static int launch_one(void *kernel) {
+  int (*f)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+  if ((*(void **)&f = find("cuLaunchKernel")) == NULL) return -1;
+  return f(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+}
+
+static int kernels(long count) {
+  int result = 0;
+  for (long i = 0; i < count && result == 0; i++) result = launch_one((void *)(uintptr_t)(0x10000000 + 16 * i));
+  return result;
+}
+
+static int names(long count) {
+  char name[64];
+  int result = 0;
+  for (long i = 0; i < count && result == 0; i++) {
+    snprintf(name, sizeof name, "kernel_%ld", i);
+    result = resolve("cuModuleGetFunction", SLOTS - 1, name);
+  }
+  return result;
+}
+
+static int events(long count) {
+  int (*begin)(void *, int), (*record)(void *, void *);
+  *(void **)&begin = find("cuStreamBeginCapture_v2");
+  *(void **)&record = find("cuEventRecord");
+  if (begin == NULL || record == NULL) return -1;
+  int result = begin(stream, 0);
+  for (long i = 0; i < count && result == 0; i++) result = record((void *)(uintptr_t)(0x20000000 + 16 * i), stream);
+  return result;
+}
+
+static atomic_long parked;
+
+static void *stay(void *waits) {
+  int (*wait_)(void);
+  *(void **)&wait_ = find("cuCtxSynchronize");
+  if (waits == NULL) launch_one(slots[0]);
+  parked++;
+  if (waits != NULL && wait_ != NULL) wait_();
+  while (true) pause();
+  return NULL;
+}
+
+static int park(long count, const char *verb) {
+  void *waits = strcmp(verb, "wait") == 0 ? &parked : NULL;
+  pthread_attr_t small;
+  pthread_attr_init(&small);
+  pthread_attr_setstacksize(&small, 64 << 10);
+  for (long i = 0; i < count; i++) {
+    pthread_t t;
+    if (pthread_create(&t, &small, stay, waits) != 0) return -2;
+  }
+  while (atomic_load(&parked) < count) usleep(1000);
+  return 0;
+}
+
+/* children have run their command when this returns. */
+static int children(long count, const char *line) {
+  int done[2];
+  if (pipe(done) != 0) return -2;
+  fflush(NULL);
+  for (long i = 0; i < count; i++) {
+    pid_t child = fork();
+    if (child < 0) return -2;
+    if (child == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      char ok = run(line) == 0;
+      if (write(done[1], &ok, 1) != 1) _exit(1);
+      for (;;) pause();
+    }
+    char ok = 0;
+    if (read(done[0], &ok, 1) != 1 || !ok) return -3;
+  }
+  close(done[0]);
+  close(done[1]);
+  return 0;
+}
+
+static void *replace(void *unused) {
+  launch_one(slots[0]);
+  execl("/proc/self/exe", "calls", "again", (char *)NULL);
+  return unused;
+}
+
 static int run(const char *line) {
   command c = {0};
   char text[256];
@@ -248,6 +358,19 @@ static int run(const char *line) {
     if (a < 1 || a > MAX_THREADS) return -1;
     threads = (int)a;
     return 0;
+  }
+  if (strcmp(line, "container") == 0) return unshare(CLONE_NEWPID) == 0 ? 0 : -1;
+  if (strncmp(line, "namespace", 9) == 0) return new_namespace(line + 9);
+  if (sscanf(line, "user %ld", &a) == 1) return setresuid((uid_t)a, (uid_t)a, (uid_t)a) == 0 ? 0 : -1;
+  if (sscanf(line, "kernels %ld", &a) == 1) return kernels(a);
+  if (sscanf(line, "names %ld", &a) == 1) return names(a);
+  if (sscanf(line, "events %ld", &a) == 1) return events(a);
+  if (sscanf(line, "park %ld %15s", &a, text) == 2) return park(a, text);
+  if (sscanf(line, "children %ld %255[^\n]", &a, text) == 2) return children(a, text);
+  if (strcmp(line, "execthread") == 0) {
+    pthread_t t;
+    if (pthread_create(&t, NULL, replace, NULL) != 0) return -2;
+    for (;;) pause();
   }
   if (strncmp(line, "fork ", 5) == 0) return in_child(line + 5);
   if (sscanf(line, "leave %ld", &a) == 1) _exit((int)a);

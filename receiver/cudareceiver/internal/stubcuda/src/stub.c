@@ -5,9 +5,11 @@
  * -fcf-protection=branch they begin with endbr64.
  *
  * A result other than 0 is returned by the functions that STUB_FAIL names: a list of name=code,
- * separated by commas.
+ * separated by commas. With STUB_BLOCK cuCtxSynchronize does not return.
  */
 #include "stub.h"
+
+#include <unistd.h>
 
 typedef int CUresult;
 typedef void *handle;
@@ -113,7 +115,11 @@ API CUresult cuMemFreeHost(void *p) { (void)p; CALL(cuMemFreeHost); return 0; }
 
 API CUresult cuStreamSynchronize(handle s) { (void)s; CALL(cuStreamSynchronize); return 0; }
 API CUresult cuEventSynchronize(handle e) { (void)e; CALL(cuEventSynchronize); return 0; }
-API CUresult cuCtxSynchronize(void) { CALL(cuCtxSynchronize); return 0; }
+API CUresult cuCtxSynchronize(void) {
+  CALL(cuCtxSynchronize);
+  while (getenv("STUB_BLOCK") != NULL) pause();
+  return 0;
+}
 
 API CUresult cuMemcpy2D_v2(const void *copy) { (void)copy; CALL(cuMemcpy2D_v2); return 0; }
 API CUresult cuMemcpy3DAsync_v2(const void *copy, handle s) { (void)copy, (void)s; CALL(cuMemcpy3DAsync_v2); return 0; }
