@@ -169,7 +169,7 @@ func (p *Probe) admit(ctx context.Context, c *candidate) error {
 	case err != nil:
 		p.reject(c, 0)
 		p.finder.shares.skip(1, Skip{Reason: SkipUnresponsive, UID: c.tenant.uid, Path: c.path, Err: err})
-		return nil
+		return nil //nolint:nilerr // One file that cannot be read is counted; the others are tried.
 	case got.reason != "":
 		p.cancel(a)
 		if got.reason != SkipChanged {

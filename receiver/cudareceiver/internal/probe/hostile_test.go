@@ -44,7 +44,7 @@ func TestOpen_NoRegularFile(t *testing.T) {
 	path := filepath.Join(lib, "libcuda.so.1")
 	outside := filepath.Join(t.TempDir(), "libcuda.so.1")
 	require.NoError(t, os.WriteFile(outside, []byte("another user's"), 0o600))
-	for name, make := range map[string]func() error{
+	for name, place := range map[string]func() error{
 		"fifo":             func() error { return unix.Mkfifo(path, 0o600) },
 		"socket":           func() error { return unix.Mknod(path, unix.S_IFSOCK|0o600, 0) },
 		"folder":           func() error { return os.Mkdir(path, 0o755) },
@@ -65,7 +65,7 @@ func TestOpen_NoRegularFile(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.NoError(t, make())
+			require.NoError(t, place())
 			defer func() {
 				require.NoError(t, os.RemoveAll(lib))
 				require.NoError(t, os.Mkdir(lib, 0o755))
@@ -373,13 +373,13 @@ func TestOverlayIdentityCannotBeForged(t *testing.T) {
 	require.NoError(t, os.Truncate(path, want.Size))
 	require.NoError(t, os.Chtimes(path, time.Unix(want.Atim.Unix()), time.Unix(want.Mtim.Unix())))
 
-	real, forged := filepath.Join(overlayOf(t, one), name), filepath.Join(overlayOf(t, two), name)
-	a, b := stat(real), stat(forged)
+	genuine, forged := filepath.Join(overlayOf(t, one), name), filepath.Join(overlayOf(t, two), name)
+	a, b := stat(genuine), stat(forged)
 	require.Equal(t, []any{a.Ino, a.Size, a.Mtim}, []any{b.Ino, b.Size, b.Mtim}, "the file is forged")
-	assert.EqualValues(t, uint64(overlay), fileAt(t, real).device)
-	assert.Equal(t, fileAt(t, real).inode, fileAt(t, forged).inode)
-	assert.NotEqual(t, fileAt(t, real), fileAt(t, forged))
-	assert.Equal(t, fileAt(t, real), fileAt(t, filepath.Join(overlayOf(t, one), name)), "another container of the image")
+	assert.Equal(t, uint64(overlay), fileAt(t, genuine).device)
+	assert.Equal(t, fileAt(t, genuine).inode, fileAt(t, forged).inode)
+	assert.NotEqual(t, fileAt(t, genuine), fileAt(t, forged))
+	assert.Equal(t, fileAt(t, genuine), fileAt(t, filepath.Join(overlayOf(t, one), name)), "another container of the image")
 }
 
 // A file on an overlay over a disk has extents; one on an overlay over tmpfs has none, as one over FUSE.

@@ -7,6 +7,7 @@ import (
 	"debug/elf"
 	"encoding/binary"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,7 +25,8 @@ func libraryImage(names ...string) []byte {
 	const tableAt = codeAt + 16
 	strings := []byte{0}
 	at := map[string]uint32{}
-	table := make([]byte, elffile.SymbolBytes)
+	var table bytes.Buffer
+	table.Write(make([]byte, elffile.SymbolBytes)) // the first symbol is none
 	for _, name := range names {
 		if _, ok := at[name]; !ok {
 			at[name] = uint32(len(strings)) //nolint:gosec // Of the tests.
@@ -35,7 +37,7 @@ func libraryImage(names ...string) []byte {
 		s[4] = byte(elf.STT_FUNC)
 		le.PutUint16(s[6:], 1)
 		le.PutUint64(s[8:], codeAt)
-		table = append(table, s...)
+		table.Write(s)
 	}
 	b := make([]byte, tableAt)
 	copy(b, "\x7fELF\x02\x01\x01")
@@ -57,8 +59,8 @@ func libraryImage(names ...string) []byte {
 		link, each uint32
 	}{
 		{},
-		{elf.SHT_DYNSYM, tableAt, len(table), 2, elffile.SymbolBytes},
-		{elf.SHT_STRTAB, tableAt + len(table), len(strings), 0, 0},
+		{elf.SHT_DYNSYM, tableAt, table.Len(), 2, elffile.SymbolBytes},
+		{elf.SHT_STRTAB, tableAt + table.Len(), len(strings), 0, 0},
 	} {
 		h := b[sectionAt+i*elffile.SectionBytes:]
 		le.PutUint32(h[4:], uint32(s.kind))
@@ -68,7 +70,7 @@ func libraryImage(names ...string) []byte {
 		le.PutUint64(h[56:], uint64(s.each))
 	}
 	copy(b[codeAt:], "\x55\x48\x89\xe5\x90")
-	return append(append(b, table...), strings...)
+	return slices.Concat(b, table.Bytes(), strings)
 }
 
 func functionsIn(image []byte, wanted ...string) ([]function, error) {

@@ -54,9 +54,9 @@ func Run[Owner comparable, T any](ctx context.Context, w *Watchdog[Owner], owner
 		return none, err
 	}
 	w.mu.Lock()
-	any, full := w.total > 0, w.total >= maxTotal
+	some, full := w.total > 0, w.total >= maxTotal
 	w.mu.Unlock()
-	if any {
+	if some {
 		who := owner()
 		w.mu.Lock()
 		full = full || w.pending[who] >= maxOwner
