@@ -5,13 +5,18 @@
 package agent
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"debug/elf"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,6 +39,7 @@ var attacks = []attack{
 	{name: "libraries", run: libraries, skipped: true},
 	{name: "mappings", run: mappings, skipped: true},
 	{name: "garbage", run: garbage, skipped: true},
+	{name: "kernels", run: kernels},
 }
 
 func attackNamed(name string) *attack {
@@ -179,6 +185,36 @@ func garbage(dir, _ string, ready func()) error {
 			}
 		}
 	}
+}
+
+// kernels launches 20,000 different kernels, so that a table of the kernel's that all processes share fills up.
+func kernels(_, library string, ready func()) error {
+	cmd := exec.CommandContext(context.Background(), filepath.Join(filepath.Dir(library), "calls")) //nolint:gosec // Our own.
+	// The signal is tied to the thread that starts the program.
+	runtime.LockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	answers := bufio.NewReader(out)
+	for _, command := range []string{"open " + library, "kernels 20000"} {
+		if _, err := fmt.Fprintln(in, command); err != nil {
+			return err
+		}
+		if answer, err := answers.ReadString('\n'); err != nil || answer != "ok\n" {
+			return fmt.Errorf("%s: %q, %w", command, answer, err)
+		}
+	}
+	ready()
+	select {}
 }
 
 // mapNew writes a file and maps it as a library is mapped.
