@@ -83,8 +83,10 @@ def main():
     library = os.path.join(folder, os.path.basename(args.library))
 
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_INJECTION", "GPUFL"))}
-    sink = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}  # Nobody listens there.
-    traced = dict(plain, CUDA_INJECTION64_PATH=library, **sink)
+    recordings = os.path.join(folder, "recordings")
+    os.mkdir(recordings)
+    os.chmod(recordings, 0o1777)
+    traced = dict(plain, CUDA_INJECTION64_PATH=library)
 
     users = itertools.count(FIRST_USER)
     cases = [("threads", resource.RLIMIT_NPROC, n) for n in range(1, 65)] if os.geteuid() == 0 else []
@@ -97,7 +99,9 @@ def main():
         user = lambda: next(users) if kind == "threads" else None
         without = run(program, limit, value, user(), plain)
         again = run(program, limit, value, user(), plain)
-        return case, without, run(program, limit, value, user(), traced), again
+        name = f"{kind.replace(' ', '-')}-{value}.otlp.jsonl"
+        env = dict(traced, GPUFL_OUTPUT=os.path.join(recordings, name))
+        return case, without, run(program, limit, value, user(), env), again
 
     tally = collections.defaultdict(collections.Counter)
     differences = []

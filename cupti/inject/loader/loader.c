@@ -16,6 +16,7 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,9 +39,6 @@ enum {
 static const size_t need_space = (size_t)4096 << 20;
 /* The part of it that is writable, which RLIMIT_DATA bounds. */
 static const size_t need_data = (size_t)512 << 20;
-
-static atomic_bool gpufl_entered;
-static int (*gpufl_recorder_injected)(void);
 
 /* Writes one line to stderr with one system call and without memory from the heap. */
 __attribute__((format(printf, 1, 2))) static void gpufl_say(const char *format, ...) {
@@ -131,39 +129,61 @@ static bool gpufl_room(void) {
   return false;
 }
 
-/* InitializeInjection is called by the driver from within the first cuInit of the process. */
-EXPORTED int InitializeInjection(void) {
+static pthread_once_t gpufl_once = PTHREAD_ONCE_INIT;
+static void *gpufl_recorder;
+
+/* Loads the recorder, or says why not. */
+static void gpufl_load(void) {
   static const char name[] = "libgpuflight-recorder.so";
-  const int saved = errno;
   char path[4096];
   const char *slash;
-  int (*start)(void);
-  void *recorder;
   Dl_info self;
 
-  if (atomic_exchange(&gpufl_entered, true)) return 1;
-  if (!gpufl_room()) goto end;
-  if (dladdr(&gpufl_entered, &self) == 0 || (slash = strrchr(self.dli_fname, '/')) == NULL ||
+  if (!gpufl_room()) return;
+  if (dladdr(&gpufl_once, &self) == 0 || (slash = strrchr(self.dli_fname, '/')) == NULL ||
       (size_t)(slash - self.dli_fname) + sizeof name + 1 > sizeof path) {
     gpufl_say("gpufl: nothing is recorded: the folder of libgpuflight.so is unknown");
-    goto end;
+    return;
   }
   snprintf(path, sizeof path, "%.*s/%s", (int)(slash - self.dli_fname), self.dli_fname, name);
-  recorder = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (recorder == NULL) {
-    gpufl_say("gpufl: nothing is recorded: %s", dlerror());
-    goto end;
-  }
-  *(void **)&start = dlsym(recorder, "InitializeInjection");
-  *(void **)&gpufl_recorder_injected = dlsym(recorder, "gpufl_injected");
-  if (start == NULL)
-    gpufl_say("gpufl: nothing is recorded: %s has no InitializeInjection", path);
-  else
-    start();
-end:
+  gpufl_recorder = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (gpufl_recorder == NULL) gpufl_say("gpufl: nothing is recorded: %s", dlerror());
+}
+
+/* Returns a function of the recorder, or NULL where the recorder is not loaded. */
+static void *gpufl_function(const char *name) {
+  pthread_once(&gpufl_once, gpufl_load);
+  return gpufl_recorder != NULL ? dlsym(gpufl_recorder, name) : NULL;
+}
+
+/* InitializeInjection is called by the driver from within the first cuInit of the process. */
+EXPORTED int InitializeInjection(void) {
+  const int saved = errno;
+  int (*start)(void);
+
+  *(void **)&start = gpufl_function("InitializeInjection");
+  if (start != NULL) start();
   errno = saved;
   return 1;
 }
 
+/* InitializeInjectionNvtx2 is called by NVTX, once for each library of the program that contains NVTX.
+ * 0 makes NVTX go on without an injection. It can come before the driver's call. */
+EXPORTED int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t id)) {
+  const int saved = errno;
+  int (*start)(const void *(*)(uint32_t)), result;
+
+  *(void **)&start = gpufl_function("InitializeInjectionNvtx2");
+  result = start != NULL ? start(export_table) : 0;
+  errno = saved;
+  return result;
+}
+
 /* gpufl_injected says whether the recorder has started in this process: for tests of the built library. */
-EXPORTED int gpufl_injected(void) { return gpufl_recorder_injected != NULL && gpufl_recorder_injected(); }
+EXPORTED int gpufl_injected(void) {
+  int (*injected)(void);
+
+  if (gpufl_recorder == NULL) return 0;
+  *(void **)&injected = dlsym(gpufl_recorder, "gpufl_injected");
+  return injected != NULL && injected();
+}
