@@ -22,6 +22,11 @@
 // It listens at a name of the GPU's, in the abstract namespace of sockets, and the kernel tells whose that is. Processes in other network
 // namespaces have other names.
 //
+// Any process of the machine can listen at that name first, whether it samples or not. The kernel tells the user who listens. A process of
+// the same user or of root is believed. Of another user's process it is not known whether it samples. The window is refused, since mixed
+// samples and crashes are worse than a missing window, and the refusal names that user. So one thing remains: another user of the same
+// machine can deny windows of PC sampling on a GPU, with the name or with a lock. Nothing else can be gained from either.
+//
 // It locks a byte of the GPU's in the driver's library, which containers get mounted from the host: it is the same file in all of them.
 // They may only read it, so it is a lock for readers, and these do not keep each other away: whoever has locked
 // looks who else has, and if there is one lets go. Of two at the same time neither has the GPU then, and both can ask again. Processes
@@ -52,6 +57,12 @@ static claim claims[MAX_CLAIMS];
 static int num_claims;
 static pthread_mutex_t claims_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int32_t holder;
+static _Atomic int64_t holder_user = -1;
+
+static void set_holder(int32_t pid, int64_t user) {
+  atomic_store(&holder, pid);
+  atomic_store(&holder_user, user);
+}
 
 static bool name_gpu(claim *c) {
   int handle = 0;
@@ -92,15 +103,15 @@ static void let_go(claim *c) {
   c->fd = c->lock = -1;
 }
 
-// process_of is who listens at a name; 0 if that cannot be known.
-static int32_t process_of(const struct sockaddr_un *name, socklen_t length) {
-  int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return 0;
+// find_holder stores who listens at a name: the process, and its user where that is neither ours nor root.
+static void find_holder(const struct sockaddr_un *name, socklen_t length) {
   struct ucred peer = {0};
   socklen_t size = sizeof peer;
-  bool known = connect(fd, (const struct sockaddr *)name, length) == 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
-  close(fd);
-  return known ? (int32_t)peer.pid : 0;
+  int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  bool known = fd >= 0 && connect(fd, (const struct sockaddr *)name, length) == 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
+  if (fd >= 0) close(fd);
+  bool believed = !known || peer.uid == 0 || peer.uid == geteuid();
+  set_holder(known ? (int32_t)peer.pid : 0, believed ? -1 : (int64_t)peer.uid);
 }
 
 // turn_away forgets who has asked, to have room for others.
@@ -116,7 +127,7 @@ static int take_name(claim *c) {
   close(c->fd);
   c->fd = -1;
   if (why != EADDRINUSE) return GPUFL_NO_MEMORY;
-  atomic_store(&holder, process_of(&c->name, c->length));
+  find_holder(&c->name, c->length);
   return GPUFL_TAKEN;
 }
 
@@ -138,7 +149,7 @@ static int take_lock(claim *c) {
   close(c->lock);
   c->lock = -1;
   if (!taken) return GPUFL_OK;
-  atomic_store(&holder, 0);
+  set_holder(0, -1);
   return GPUFL_TAKEN;
 }
 
@@ -216,7 +227,7 @@ bool gpufl_claim_other(void *handle, int32_t device) {
   bool found = false;
   pthread_mutex_lock(&claims_lock);
   for (int i = 0; i < num_marks && !found; i++) found = marks[i].device == device && marks[i].handle != handle;
-  if (found) atomic_store(&holder, (int32_t)getpid());
+  if (found) set_holder((int32_t)getpid(), -1);
   pthread_mutex_unlock(&claims_lock);
   return found;
 }
@@ -235,6 +246,8 @@ void gpufl_claims_settle(bool wanted) {
 }
 
 int32_t gpufl_deep_holder(void) { return atomic_load(&holder); }
+
+int64_t gpufl_deep_holder_user(void) { return atomic_load(&holder_user); }
 
 void gpufl_claims_in_child(void) {
   // Another thread may have had the lock, which is why it is not taken. What it was adding is closed with the child.

@@ -60,6 +60,7 @@ func coreDeepSupported(e Engine) int { return int(C.gpufl_deep_supported(C.int(e
 func coreDeepContexts() int          { return int(C.gpufl_deep_contexts()) }
 func coreDeepObstacle() string       { return C.GoString(C.gpufl_deep_obstacle()) }
 func coreDeepHolder() int            { return int(C.gpufl_deep_holder()) }
+func coreDeepHolderUser() int64      { return int64(C.gpufl_deep_holder_user()) }
 func coreDeepCall() string           { return C.GoString(C.gpufl_deep_call()) }
 func coreDeepEnd()                   { C.gpufl_deep_end() }
 func coreDeepGiveUp()                { C.gpufl_deep_give_up() }

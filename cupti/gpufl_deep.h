@@ -52,6 +52,9 @@ const char *gpufl_deep_obstacle(void);
 /* gpufl_deep_holder is the process that was in the way when GPUFL_TAKEN was last the answer; 0 if it is of another namespace. */
 int32_t gpufl_deep_holder(void);
 
+/* gpufl_deep_holder_user is the user of that process if it is neither this process's user nor root; else -1. */
+int64_t gpufl_deep_holder_user(void);
+
 /* gpufl_deep_deaf: 1 once CUPTI tells of nothing in this process any more, and so nothing is recorded. */
 int gpufl_deep_deaf(void);
 

@@ -388,7 +388,11 @@ func (c *Collector) withLibrary(s Status) Status {
 }
 
 // taken says whose samples would come among ours; 0 is nobody who is known.
-func taken(pid int) string {
+func taken(pid int, user int64) string {
+	if user >= 0 {
+		return fmt.Sprintf("process %d of user %d holds the mark of this GPU for PC sampling, and whether it samples cannot be known: "+
+			"ask for SASS metrics, or have that process ended", pid, user)
+	}
 	who := fmt.Sprintf("process %d was", pid)
 	switch pid {
 	case 0:
@@ -467,7 +471,7 @@ func (c *Collector) deepStatus(e Engine, rc int) Status {
 	case rcFixed:
 		s.Reason, s.Detail = ReasonBadRequest, "an earlier window of this process counted other SASS metrics, and CUPTI can be told only once: ask for the same, or start the process anew"
 	case rcTaken:
-		s.Reason, s.Detail = ReasonTaken, taken(coreDeepHolder())
+		s.Reason, s.Detail = ReasonTaken, taken(coreDeepHolder(), coreDeepHolderUser())
 	case rcDevice:
 		s.Reason, s.Detail = ReasonNotSupported, "the GPU cannot do "+what+" as it is set up"
 		if obstacle := coreDeepObstacle(); obstacle != "" {

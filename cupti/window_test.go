@@ -16,6 +16,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
@@ -864,6 +865,71 @@ func TestOneProcessOfAGPUIsSampled(t *testing.T) {
 		t.Fatal(err)
 	}
 	free()
+}
+
+// TestOnlyTheUserAndRootAreBelievedToSample has other processes listen at a GPU's name.
+func TestOnlyTheUserAndRootAreBelievedToSample(t *testing.T) {
+	t.Setenv("FAKE_CUDA_DEVICES", strconv.Itoa(claimedDevice+1))
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	fake, c := open(t, Config{Deep: true})
+	ctx := fake.NewContext(claimedDevice)
+	defer fake.DestroyContext(ctx)
+	listener := t.TempDir() + "/listener"
+	if err := os.Chmod(filepath.Dir(filepath.Dir(listener)), 0o755); err != nil { //nolint:gosec // Another user runs it.
+		t.Fatal(err)
+	}
+	cc := exec.Command("cc", "-Wall", "-Wextra", "-Werror", "-o", listener, "testdata/listener.c")
+	if out, err := cc.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	const stranger = 61358
+	for _, tc := range []struct {
+		name string
+		user uint32
+		want string
+	}{
+		{"same user", uint32(os.Geteuid()), "process %d was sampled on this GPU, "},
+		{"another user", stranger, fmt.Sprintf("process %%d of user %d holds the mark of this GPU for PC sampling, ", stranger)},
+		{"same user again", uint32(os.Geteuid()), "process %d was sampled on this GPU, "},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), listener, claimedName(c)[1:])
+			cmd.Dir = "/"
+			if int(tc.user) != os.Geteuid() {
+				if os.Geteuid() != 0 {
+					t.Skip("a process of another user needs root")
+				}
+				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: tc.user, Gid: tc.user}}
+			}
+			in, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _, _ = in.Close(), cmd.Wait() }()
+			if _, err := io.ReadFull(out, make([]byte, len("ready"))); err != nil {
+				t.Fatal(err)
+			}
+			want := fmt.Sprintf(tc.want, cmd.Process.Pid)
+			if s := refusal(t, c, DeepConfig{}); s.Reason != ReasonTaken || !strings.HasPrefix(s.Detail, want) {
+				t.Errorf("refused with %+v, want %q", s, want)
+			}
+			if r := closeWindow(t, openWindow(t, c, DeepConfig{Engine: EngineSASS})); r.Totals.Contexts != 1 {
+				t.Errorf("SASS metrics: totals %+v", r.Totals)
+			}
+		})
+	}
+	fake.DestroyContext(ctx)
+	if err := errors.Join(c.Start(), c.Flush()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // claimFDs are the descriptors that this process listens and locks with.

@@ -46,8 +46,7 @@ func TestFlagsOfDeepWindows(t *testing.T) {
 		{"--deep-after=30", "GPUFL_DEEP_EVERY=often", "GPUFL_DEEP_EVERY is \"often\"; "},
 		{"--max-spans=many", "", "--max-spans"},
 	} {
-		library := filepath.Join(t.TempDir(), libraryName)
-		require.NoError(t, os.WriteFile(library, nil, 0o600))
+		library := emptyLibrary(t)
 		args := []string{"--library", library, "--", "true"}
 		if tc.flag != "" {
 			args = append([]string{tc.flag}, args...)

@@ -4,8 +4,6 @@ package main
 
 import (
 	"io"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -26,8 +24,7 @@ func TestProfilesAreAFlag(t *testing.T) {
 	assert.NotContains(t, changes, "GPUFL_PROFILES")
 	assert.False(t, tr.sending.Sends(otlp.Profiles))
 
-	library := filepath.Join(t.TempDir(), libraryName)
-	require.NoError(t, os.WriteFile(library, nil, 0o600))
+	library := emptyLibrary(t)
 	cfg, err := parseTrace([]string{"--library", library, "--profiles=maybe", "--", "true"}, io.Discard)
 	require.NoError(t, err)
 	_, err = prepare(cfg, nil)

@@ -21,11 +21,20 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recorder"
 )
 
+// emptyLibrary returns the path of an empty injection library in a new folder with an empty recorder.
+func emptyLibrary(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{libraryName, recorderName} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	return filepath.Join(dir, libraryName)
+}
+
 // prepared returns what differs in a command's environment: "-NAME" for what is gone.
 func prepared(t *testing.T, environ []string, flags ...string) (*tracing, map[string]string) {
 	t.Helper()
-	library := filepath.Join(t.TempDir(), libraryName)
-	require.NoError(t, os.WriteFile(library, nil, 0o600))
+	library := emptyLibrary(t)
 	cfg, err := parseTrace(slices.Concat([]string{"--library", library}, flags, []string{"--", "true"}), &bytes.Buffer{})
 	require.NoError(t, err)
 	tr, err := prepare(cfg, environ)
@@ -132,8 +141,10 @@ func TestTheLibraryIsFoundBesideTheProgram(t *testing.T) {
 		assert.True(t, strings.HasPrefix(err.Error(), libraryName+" is not in "+filepath.Dir(self)+","), err.Error())
 	}
 	path := filepath.Join(filepath.Dir(self), libraryName)
-	require.NoError(t, os.WriteFile(path, nil, 0o600))
-	defer os.Remove(path)
+	for _, file := range []string{path, filepath.Join(filepath.Dir(self), recorderName)} {
+		require.NoError(t, os.WriteFile(file, nil, 0o600))
+		defer os.Remove(file)
+	}
 	found, err := findLibrary("")
 	require.NoError(t, err)
 	assert.Equal(t, path, found)

@@ -87,40 +87,6 @@ func TestSessions_ForeignBody(t *testing.T) {
 	assert.Zero(t, s.receiving.Load())
 }
 
-// TestSessions_StoredBeforePrincipals restores a session as earlier versions stored it: under other
-// keys and without an owner. It belongs to the first principal that goes on with it.
-func TestSessions_StoredBeforePrincipals(t *testing.T) {
-	e := newExact()
-	mem := &memory{m: map[string][]byte{}}
-	r, url := serve(t, e, mem, nil)
-	first := stream(t, testSession, joined(jobStart(testSession), hosts(testSession, 1)))
-	require.Equal(t, http.StatusOK, send(t, url, first).status)
-	r.stop()
-	for _, what := range []string{"s", "d"} {
-		b := mem.m[intakeKey(testSession, what)]
-		if what == "s" {
-			b = b[:len(b)-len(principal{})]
-		}
-		mem.m[oldIntakeKey(testSession, what)] = b
-		delete(mem.m, intakeKey(testSession, what))
-	}
-	for range 2 {
-		r, url = serveTokens(t, e, mem, nil, "token-a", "token-b")
-		assert.Zero(t, r.logs.FilterMessageSnippet("cannot be used").Len())
-		require.Equal(t, http.StatusOK, send(t, url, first.with("token-a")).status)
-		assert.Equal(t, http.StatusConflict, send(t, url, first.with("token-b")).status)
-		assert.EqualValues(t, 1, r.sum("otelcol_receiver_gpuflog_http_windows", "repeated"))
-		r.stop()
-		assert.NotContains(t, mem.m, oldIntakeKey(testSession, "s"))
-		assert.NotContains(t, mem.m, oldIntakeKey(testSession, "d"))
-	}
-	// Without an authenticator there is one principal again.
-	r, url = serve(t, e, mem, nil)
-	assert.Equal(t, http.StatusOK, send(t, url, first).status)
-	r.stop()
-	assert.Equal(t, 1, e.count("point ", "system.cpu.utilization"))
-}
-
 func TestSessions_ForeignCertificate(t *testing.T) {
 	a := newAuthority(t)
 	a.make("server", []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth})

@@ -215,9 +215,6 @@ func intakeKey(id, what string) string {
 	return "http/s/" + hex.EncodeToString(h[:]) + "/" + what
 }
 
-// oldIntakeKey is the key that earlier versions used.
-func oldIntakeKey(id, what string) string { return "http/" + storageKey(id, what) }
-
 // storedSession is a living session as it was stored.
 type storedSession struct {
 	id              string
@@ -281,9 +278,6 @@ func (st *intakeStore) forget(id string) {
 
 func (st *intakeStore) session(ctx context.Context, id string, finished bool) (storedSession, error) {
 	b, err := st.client.Get(ctx, intakeKey(id, "s"))
-	if err == nil && b == nil {
-		b, err = st.migrate(ctx, id)
-	}
 	if err != nil {
 		return storedSession{}, err
 	}
@@ -294,20 +288,6 @@ func (st *intakeStore) session(ctx context.Context, id string, finished bool) (s
 	return s, err
 }
 
-// migrate stores what an earlier version stored of a session under today's keys.
-func (st *intakeStore) migrate(ctx context.Context, id string) (state []byte, err error) {
-	var ops []*storage.Operation
-	for _, what := range [...]string{"d", "s"} {
-		if state, err = st.client.Get(ctx, oldIntakeKey(id, what)); err != nil {
-			return nil, err
-		}
-		if state != nil {
-			ops = append(ops, storage.SetOperation(intakeKey(id, what), state), storage.DeleteOperation(oldIntakeKey(id, what)))
-		}
-	}
-	return state, st.client.Batch(ctx, ops...)
-}
-
 func parseStored(b []byte, id string) (storedSession, error) {
 	d := decoder{b: b}
 	s := storedSession{id: string(d.bytes())}
@@ -315,10 +295,8 @@ func parseStored(b []byte, id string) (storedSession, error) {
 	s.lines, s.complete = flags&1 != 0, flags&2 != 0
 	s.state = d.bytes()
 	s.windows = d.windows()
-	if len(d.b) > 0 { // not stored by older versions
-		for i := range s.windows.owner {
-			s.windows.owner[i] = d.byte()
-		}
+	for i := range s.windows.owner {
+		s.windows.owner[i] = d.byte()
 	}
 	if d.bad || len(d.b) != 0 || s.id != id {
 		return storedSession{}, errDamaged

@@ -49,7 +49,7 @@ func FuzzPlan(f *testing.F) {
 
 // FuzzStoredSession parses stored sessions of HTTP: refused, or usable within a bound.
 func FuzzStoredSession(f *testing.F) {
-	s := &intakeSession{id: "s", lines: true, windows: &windowTable{}}
+	s := &intakeSession{in: &intake{}, id: "s", lines: true, windows: &windowTable{}}
 	s.windows.get(windowKey{known: true}).accepted = 7
 	f.Add(s.appendStored(nil, []byte("state")))
 	f.Add([]byte("\x01s\x00\x00\xff\xff\x01"))

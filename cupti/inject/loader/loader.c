@@ -26,21 +26,29 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
+/* What recording was measured to need, without this library's check, in a C host that launches kernels,
+ * with all kinds of records, deep windows allowed, and output to a file, on 2 CPUs: 6 threads besides the
+ * host's, 6 free descriptors, 1.7 GiB of address space, 192 MiB of data memory. Below that, the Go runtime
+ * ended the host. test/inject runs such a host at each limit. */
 enum {
-  /* The recorder's threads, of Go and of C, and as many again for blocking calls. */
+  /* Four times the 6 measured: the Go runtime adds threads while others are in system calls, and starts
+   * with more where there are more CPUs. */
   NEED_THREADS = 24,
-  /* Standard streams aside: poller, connections, files and sockets of the recorder, CUPTI's files. */
-  NEED_FILES = 32,
+  /* The recorder holds 6 and a few connections. The rest is the program's: what CUDA opens after this
+   * call. On an H200 (driver 580) a program that launches kernels needs 37 itself, and failed with 8 fewer
+   * than both need together. */
+  NEED_FILES = 64,
   STACK = 256 << 10,
 };
-/* The Go runtime reserves about 1.6 GiB when it starts. Each of NEED_THREADS threads may reserve a stack
- * of 8 MiB and an arena of malloc of 64 MiB, together 1.7 GiB. The rest is margin. A CUDA driver itself
- * reserves more. */
+/* Between 0.9 and 1.7 GiB recording failed at some limits and worked at others. Each of NEED_THREADS
+ * threads may reserve a stack of 8 MiB and an arena of malloc of 64 MiB, together 1.7 GiB more. The rest
+ * is margin. A CUDA driver itself reserves more. */
 static const size_t need_space = (size_t)4096 << 20;
-/* The part of it that is writable, which RLIMIT_DATA bounds. */
+/* The part of it that is writable, which RLIMIT_DATA bounds: 2.7 times the 192 MiB measured. */
 static const size_t need_data = (size_t)512 << 20;
 
-/* Writes one line to stderr with one system call and without memory from the heap. */
+/* Writes one line to stderr with one system call and without memory from the heap. A path in it may
+ * contain line breaks, which become question marks. */
 __attribute__((format(printf, 1, 2))) static void gpufl_say(const char *format, ...) {
   char line[512];
   va_list args;
@@ -51,6 +59,8 @@ __attribute__((format(printf, 1, 2))) static void gpufl_say(const char *format, 
   va_end(args);
   if (n < 0) return;
   if ((size_t)n > sizeof line - 2) n = sizeof line - 2;
+  for (int i = 0; i < n; i++)
+    if ((unsigned char)line[i] < ' ' || line[i] == 127) line[i] = '?';
   line[n++] = '\n';
   if (write(STDERR_FILENO, line, (size_t)n) < 0) return;
 }
@@ -112,18 +122,20 @@ static bool gpufl_space(size_t size, int protection) {
   return true;
 }
 
-/* Says what is short, or returns true. */
+/* Writes what is short, or returns true. */
 static bool gpufl_room(void) {
   int n;
 
   if ((n = gpufl_files()) < NEED_FILES)
-    gpufl_say("gpufl: nothing is recorded: %d of the %d file descriptors needed are free", n, NEED_FILES);
+    gpufl_say("gpufl: nothing is recorded: the process can open %d more files and recording needs %d: raise ulimit -n", n,
+              NEED_FILES);
   else if (!gpufl_space(need_space, PROT_NONE))
-    gpufl_say("gpufl: nothing is recorded: less than the %zu MiB of address space needed are free", need_space >> 20);
+    gpufl_say("gpufl: nothing is recorded: recording needs %zu MiB of free address space: raise ulimit -v", need_space >> 20);
   else if (!gpufl_space(need_data, PROT_READ | PROT_WRITE))
-    gpufl_say("gpufl: nothing is recorded: less than the %zu MiB of data memory needed are free", need_data >> 20);
+    gpufl_say("gpufl: nothing is recorded: recording needs %zu MiB of free data memory: raise ulimit -d", need_data >> 20);
   else if ((n = gpufl_threads()) < NEED_THREADS)
-    gpufl_say("gpufl: nothing is recorded: %d of the %d threads needed are free", n, NEED_THREADS);
+    gpufl_say("gpufl: nothing is recorded: the process can create %d more threads and recording needs %d: "
+              "raise ulimit -u or the cgroup's pids.max", n, NEED_THREADS);
   else
     return true;
   return false;
@@ -147,7 +159,7 @@ static void gpufl_load(void) {
   }
   snprintf(path, sizeof path, "%.*s/%s", (int)(slash - self.dli_fname), self.dli_fname, name);
   gpufl_recorder = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (gpufl_recorder == NULL) gpufl_say("gpufl: nothing is recorded: %s", dlerror());
+  if (gpufl_recorder == NULL) gpufl_say("gpufl: nothing is recorded: cannot load the recorder: %s", dlerror());
 }
 
 /* Returns a function of the recorder, or NULL where the recorder is not loaded. */
