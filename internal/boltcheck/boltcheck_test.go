@@ -157,7 +157,7 @@ func check(b []byte) error {
 func TestCheck_SoundFiles(t *testing.T) {
 	files, branches := 0, 0
 	seeds := uint64(10)
-	if os.Getenv("GPUFLIGHT_LONG") != "" {
+	if os.Getenv("GPUFLIGHT_SOAK") != "" {
 		seeds = 1000
 	}
 	for seed := range seeds {
@@ -303,7 +303,7 @@ func TestCheck_AcceptedFilesAreUsable(t *testing.T) {
 		t.Skip("writes some thousand files")
 	}
 	rounds := 3
-	if os.Getenv("GPUFLIGHT_LONG") != "" {
+	if os.Getenv("GPUFLIGHT_SOAK") != "" {
 		rounds = 200
 	}
 	seed := uint64(time.Now().UnixNano())

@@ -124,7 +124,7 @@ func TestShippedConfigs_DamagedState(t *testing.T) {
 			require.NotEmpty(t, sound)
 			require.Empty(t, aside)
 			tries := damages
-			if config != "local.yaml" && os.Getenv("GPUFLIGHT_LONG") == "" {
+			if config != "local.yaml" && os.Getenv("GPUFLIGHT_SOAK") == "" {
 				i++
 				tries = damages[i%len(damages):][:1]
 			}
