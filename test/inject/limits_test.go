@@ -7,6 +7,7 @@ package inject
 import (
 	"bytes"
 	"context"
+	"debug/elf"
 	"errors"
 	"fmt"
 	"io"
@@ -261,4 +262,27 @@ func TestTheTimeThatTheLibraryCosts(t *testing.T) {
 	bare, with := took[""][rounds/2], took[h.library][rounds/2]
 	t.Logf("median of %d: %v without the library, %v with it", rounds, bare, with)
 	assert.Less(t, with-bare, 5*time.Second)
+}
+
+// TestTheLibraryPassesOnEachEntryPoint compares the entry points of the driver and of NVTX that the
+// recorder has with those of the library that they load.
+func TestTheLibraryPassesOnEachEntryPoint(t *testing.T) {
+	entries := func(path string) (names []string) {
+		f, err := elf.Open(path)
+		require.NoError(t, err)
+		defer f.Close()
+		symbols, err := f.DynamicSymbols()
+		require.NoError(t, err)
+		for _, s := range symbols {
+			if s.Section != elf.SHN_UNDEF && strings.HasPrefix(s.Name, "InitializeInjection") {
+				names = append(names, s.Name)
+			}
+		}
+		slices.Sort(names)
+		return names
+	}
+	lib := library(t)
+	want := []string{"InitializeInjection", "InitializeInjectionNvtx2"}
+	assert.Equal(t, want, entries(filepath.Join(filepath.Dir(lib), "libgpuflight-recorder.so")))
+	assert.Equal(t, want, entries(lib))
 }
