@@ -227,7 +227,11 @@ func (r *reader) session(ctx context.Context, id string, now time.Time) *session
 			r.tel.ExtensionGpuflogEvicted.Add(ctx, 1, r.attr)
 			r.warn("a session is closed before its end to make room for another", "evicted", victim.id, nil)
 		}
-		victim.finish(now, r.batch)
+		if victim.finish(now, r.batch); victim.dec.Stopped() {
+			n := victim.waiting()
+			r.reject(ctx, reasonExpands, int64(n))
+			r.warn("a session is closed with more data than a message may return; the rest is lost", reasonExpands, victim.id, nil)
+		}
 		r.remove(ctx, victim)
 	}
 	s := r.newSession(id, now)
