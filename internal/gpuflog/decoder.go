@@ -179,17 +179,9 @@ func (d *Decoder) WhenFull(empty func(*gpuevent.Batch) bool) { d.full = empty }
 // full and could not be emptied.
 func (d *Decoder) Stopped() bool { return d.stopped }
 
-// room makes room in the batch. It returns false if the Decoder must stop. It is called for each row,
-// so the part that is seldom needed is in empty, and the compiler inlines this one.
+// room makes room in the batch. It returns false if the Decoder must stop.
 func (d *Decoder) room() bool {
-	if !d.out.Full() {
-		return !d.stopped
-	}
-	return d.empty()
-}
-
-func (d *Decoder) empty() bool {
-	if !d.stopped && d.full != nil {
+	if !d.stopped && d.full != nil && d.out.Full() {
 		d.stopped = !d.full(d.out)
 	}
 	return !d.stopped
