@@ -55,7 +55,7 @@ func deviceLine(session string, size int) []byte {
 		if i > 0 {
 			b.WriteByte(',')
 		}
-		fmt.Fprintf(&b, "[%d,0,1,1,1,1,1,1,1,1,1,2,1,1,1,1,1,1]", i)
+		fmt.Fprintf(&b, "[%d,0,1,1,1,1,1,1,1,1,1,2,1,1,1,1,1,1]", i%100)
 	}
 	b.WriteString("]}\n")
 	return b.Bytes()

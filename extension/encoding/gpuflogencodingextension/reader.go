@@ -134,10 +134,9 @@ func (r *reader) take(message []byte) output {
 
 // whenFull moves a full batch to what the message returns. False means that it returns enough.
 func (r *reader) whenFull(b *gpuevent.Batch) bool {
-	if r.parts >= maxParts {
+	if r.parts++; r.parts >= maxParts { // the last part stays in the batch
 		return false
 	}
-	r.parts++
 	r.out.take(b)
 	return true
 }
