@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuflight/gpuflight/internal/alloctest"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 )
 
@@ -47,6 +48,15 @@ func FuzzDecoder(f *testing.F) {
 		d := NewDecoder(Options{MaxSpansPerTrace: 16, MaxRows: 8, MaxHeld: 8, MaxScopes: 16, MaxDictionaryBytes: 4096, MaxSessions: 3})
 		out := gpuevent.NewBatch(allSignals)
 		channel := Channel(ch) % NumChannels
+		// A row of two bytes can become some points or a span of a few KiB. What is held at a time is
+		// bounded by a full batch; this bounds the work.
+		alloctest.Limit{PerByte: 16 << 10, Constant: 4 << 20}.Check(t, len(data), func() {
+			d := NewDecoder(d.opt)
+			out := gpuevent.NewBatch(allSignals)
+			d.WhenFull(func(b *gpuevent.Batch) bool { b.Take(); return true })
+			d.Feed(channel, data, 0, 2e18, out)
+			d.EndStep(Step{Now: 2e18, Flush: true}, out)
+		})
 		before := []byte(seedLines[5] + "\n" + seedLines[6] + "\n")
 		d.Feed(Scope, before, 0, 2e18, out)
 		d.Feed(channel, data, 0, 2e18, out)
