@@ -335,18 +335,20 @@ type record struct {
 // such bound.
 const maxText = 16 << 10
 
-// str consumes a string and cuts it at maxText, between two characters.
+// str consumes a string and cuts it at maxText.
 func (r *record) str() (content []byte, ok bool) {
-	content, ok = r.scanner.str()
-	if len(content) <= maxText {
-		return content, ok
-	}
+	ok = r.strInto(&content)
+	return content, ok
+}
+
+// cut cuts a text at maxText, between two characters.
+func (r *record) cut(content []byte) []byte {
 	r.long = true
 	n := maxText
 	for n > maxText-utf8.UTFMax && !utf8.RuneStart(content[n]) {
 		n--
 	}
-	return content[:n], ok
+	return content[:n]
 }
 
 // keyOrder is the order of a record type's keys behind the head, as the last lines had it. The
@@ -546,7 +548,10 @@ func (r *record) intInto(v *gpuevent.Int) bool {
 }
 
 func (r *record) strInto(b *[]byte) bool {
-	v, ok := r.str()
+	v, ok := r.scanner.str()
+	if len(v) > maxText {
+		v = r.cut(v)
+	}
 	*b = v
 	return ok
 }
