@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"time"
+	"unicode/utf8"
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 )
@@ -324,7 +325,30 @@ type record struct {
 	// order predicts the next key, n is its place there; order is nil where prediction ended.
 	order *keyOrder
 	n     int
+	// long says that a text was cut at maxText.
+	long bool
 	head
+}
+
+// maxText bounds a text, in bytes, as NewKernelName bounds a name. A text can stand on each item of a
+// session, so a long one would multiply. Lines of source code and PTX stand on one record and have no
+// such bound.
+const maxText = 16 << 10
+
+// str consumes a string and cuts it at maxText.
+func (r *record) str() (content []byte, ok bool) {
+	ok = r.strInto(&content)
+	return content, ok
+}
+
+// cut cuts a text at maxText, between two characters.
+func (r *record) cut(content []byte) []byte {
+	r.long = true
+	n := maxText
+	for n > maxText-utf8.UTFMax && !utf8.RuneStart(content[n]) {
+		n--
+	}
+	return content[:n]
 }
 
 // keyOrder is the order of a record type's keys behind the head, as the last lines had it. The
@@ -524,7 +548,10 @@ func (r *record) intInto(v *gpuevent.Int) bool {
 }
 
 func (r *record) strInto(b *[]byte) bool {
-	v, ok := r.str()
+	v, ok := r.scanner.str()
+	if len(v) > maxText {
+		v = r.cut(v)
+	}
 	*b = v
 	return ok
 }
@@ -587,10 +614,7 @@ const resumed = -1
 
 func (d *Decoder) line(line []byte) {
 	if r := (record{scanner: scanner{b: line}, typ: d.lastTyp, n: resumed}); d.heads[d.lastTyp].resume(&r) {
-		d.stats.Records[r.typ]++
-		if !decoders[r.typ](d, &r) {
-			d.reject(Malformed, recordNames[r.typ]+": "+excerptAt(line, r.i))
-		}
+		d.record(&r)
 		return
 	}
 	typ, behind, ok := identify(line)
@@ -608,14 +632,22 @@ func (d *Decoder) line(line []byte) {
 		d.reject(UnknownType, excerpt(typ))
 		return
 	}
-	d.stats.Records[t]++
 	d.lastTyp = t
 	r := record{scanner: scanner{b: line}, typ: t}
 	if behind > 0 {
 		r.i, r.rest = behind, true
 	}
-	if ok := decoders[t](d, &r); !ok {
-		d.reject(Malformed, recordNames[t]+": "+excerptAt(line, r.i))
+	d.record(&r)
+}
+
+// record decodes a line whose type is known.
+func (d *Decoder) record(r *record) {
+	d.stats.Records[r.typ]++
+	if !decoders[r.typ](d, r) {
+		d.reject(Malformed, recordNames[r.typ]+": "+excerptAt(r.b, r.i))
+	}
+	if r.long {
+		d.reject(TextTooLong, recordNames[r.typ])
 	}
 }
 

@@ -20,7 +20,7 @@ func (d *Decoder) sourceFile(r *record) bool {
 			ok = r.intInto(&id)
 		case "lines":
 			ok = array(r, func() bool {
-				b, ok := r.str()
+				b, ok := r.scanner.str()
 				body = append(append(body, b...), '\n')
 				return ok
 			})
@@ -59,7 +59,7 @@ func (d *Decoder) listing(r *record) bool {
 		case "arch":
 			ok = r.strInto(&arch)
 		case "ptx":
-			ok = r.strInto(&ptx)
+			ptx, ok = r.scanner.str()
 		case "entries":
 			ok = array(r, func() bool {
 				var pc, count gpuevent.Int

@@ -58,7 +58,7 @@ func (d *Decoder) scopeEvent(r *record) bool {
 			return true
 		}
 		if depth.V > 0 {
-			x.parent = s.scopes.parentAt(depth.V - 1)
+			x.parent = s.scopeAbove(d, depth.V)
 		}
 		s.openScope(d, x)
 	}
@@ -69,7 +69,7 @@ func (d *Decoder) scopeEvent(r *record) bool {
 
 // endA2 ends the youngest open instance of a path and depth.
 func (s *session) endA2(d *Decoder, full []byte, depth, ts int64) {
-	if p := s.scopes.paths[string(full)]; p != nil {
+	if p := s.scopes.paths[pathKey(string(full))]; p != nil {
 		for i := len(p.insts) - 1; i >= 0; i-- {
 			if x := p.insts[i]; x.open && x.depth == depth {
 				s.closeScope(d, x, ts, false)
@@ -121,6 +121,21 @@ func (d *Decoder) scopeBatch(r *record) bool {
 	return true
 }
 
+// scopeAbove returns the parent of a scope that begins at a depth. A scope below maxLevels others
+// becomes a sibling of its parent and is counted: each part of a trace repeats the spans above it.
+func (s *session) scopeAbove(d *Decoder, depth int64) *scope {
+	parent := s.scopes.parentAt(depth - 1)
+	levels := 0
+	for x := parent; x != nil; x = x.parent {
+		levels++
+	}
+	if levels < maxLevels {
+		return parent
+	}
+	d.reject(ScopesFull, "scope at depth "+strconv.FormatInt(depth, 10))
+	return parent.parent
+}
+
 func (s *session) beginScope(d *Decoder, b *batch, num, t int64) *scope {
 	if s.scopes.byNum[uint64(num)] != nil {
 		return nil // the same row once more
@@ -139,7 +154,7 @@ func (s *session) beginScope(d *Decoder, b *batch, num, t int64) *scope {
 	}
 	var above *path
 	if x.depth > 0 {
-		if x.parent = s.scopes.parentAt(x.depth - 1); x.parent != nil {
+		if x.parent = s.scopeAbove(d, x.depth); x.parent != nil {
 			above = x.parent.path
 		}
 	}

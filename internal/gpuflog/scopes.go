@@ -5,7 +5,10 @@ package gpuflog
 import (
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
+
+	"github.com/cespare/xxhash/v2"
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 )
@@ -68,13 +71,38 @@ func newScopeTable() scopeTable {
 	return scopeTable{paths: map[string]*path{}, byNum: map[uint64]*scope{}, nextSeq: 1, sweepAt: 256}
 }
 
+// maxPath bounds the text of a path, in bytes: each of nested scopes holds its own, so long paths grow
+// with the square of the depth. maxLevels bounds the depth of scopes, and the paths that
+// one line of A2 makes.
+const (
+	maxPath   = 2 << 10
+	maxLevels = 64
+)
+
+// pathKey is the key of a path: its text, or a hash of a text above maxPath.
+func pathKey(full string) string {
+	if len(full) <= maxPath {
+		return full
+	}
+	return hashedPath(xxhash.Sum64String(full))
+}
+
+func hashedPath(hash uint64) string { return "#" + strconv.FormatUint(hash, 16) }
+
 // child returns the path of name under parent (nil for the top), made if need be.
 func (t *scopeTable) child(parent *path, name string) *path {
-	full := name
-	if parent != nil {
-		full = parent.full + "|" + name
+	if parent == nil {
+		return t.pathOf(pathKey(name), nil, name)
 	}
-	return t.pathOf(full, parent, name)
+	if len(parent.full)+1+len(name) <= maxPath {
+		return t.pathOf(parent.full+"|"+name, parent, name)
+	}
+	var h xxhash.Digest
+	h.Reset()
+	for _, part := range [...]string{parent.full, "|", name} {
+		_, _ = h.WriteString(part)
+	}
+	return t.pathOf(hashedPath(h.Sum64()), parent, name)
 }
 
 func (t *scopeTable) pathOf(full string, parent *path, name string) *path {
@@ -91,14 +119,22 @@ func (t *scopeTable) pathOf(full string, parent *path, name string) *path {
 
 // a2Path returns the path for a full name as A2 writes it.
 func (t *scopeTable) a2Path(full string, name string) *path {
+	if len(full) > maxPath {
+		return t.pathOf(pathKey(full), nil, name)
+	}
+	return t.a2Level(full, name, maxLevels)
+}
+
+// a2Level makes a path and at most so many above it.
+func (t *scopeTable) a2Level(full, name string, above int) *path {
 	if p := t.paths[full]; p != nil {
 		return p
 	}
 	var parent *path
-	if cut := len(full) - len(name) - 1; cut > 0 && full[cut] == '|' {
+	if cut := len(full) - len(name) - 1; above > 0 && cut > 0 && full[cut] == '|' {
 		up := full[:cut]
 		leaf := up[strings.LastIndexByte(up, '|')+1:]
-		parent = t.a2Path(up, leaf)
+		parent = t.a2Level(up, leaf, above-1)
 	}
 	return t.pathOf(full, parent, name)
 }

@@ -222,7 +222,7 @@ func (s *session) retryLost(d *Decoder, last bool) {
 	for i := range s.lost {
 		it := &s.lost[i]
 		expired := last || d.now-it.arrived > int64(d.opt.JoinTimeout)
-		if (!expired && s.scopes.paths[it.path] == nil) || !d.room() {
+		if (!expired && s.scopes.paths[pathKey(it.path)] == nil) || !d.room() {
 			keep = append(keep, *it)
 			continue
 		}
@@ -240,7 +240,7 @@ func (s *session) send(d *Decoder, it *item, must bool) {
 	case byTime:
 		x = s.scopes.containing(it.at)
 	case inPath:
-		if p := s.scopes.paths[it.path]; p != nil {
+		if p := s.scopes.paths[pathKey(it.path)]; p != nil {
 			if it.exact {
 				x = launchedAt(p, it.at)
 				p.launched = true

@@ -59,6 +59,8 @@ const (
 	SessionsFull
 	// ValueOutOfRange: a counter above 2^63-1, delivered as decimal digits.
 	ValueOutOfRange
+	// TextTooLong: a line with a text above 16 KiB; the text is delivered without its end.
+	TextTooLong
 	// NumReasons is their number.
 	NumReasons
 )
@@ -66,7 +68,7 @@ const (
 var reasonNames = [NumReasons]string{
 	"malformed", "unknown_type", "missing_field", "row_length", "bad_row", "unknown_dictionary_id",
 	"invalid_utf8", "too_old", "scope_without_begin", "detail_without_row", "dictionary_full",
-	"scopes_full", "sessions_full", "value_out_of_range",
+	"scopes_full", "sessions_full", "value_out_of_range", "text_too_long",
 }
 
 // String returns the reason's name in telemetry.
