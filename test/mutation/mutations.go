@@ -41,7 +41,7 @@ var mutations = []mutation{
 	},
 	{
 		"every loss is counted: a broken line", "internal/gpuflog/decoder.go",
-		`d.reject(Malformed, recordNames[t]+": "+excerptAt(line, r.i))`, "_ = r",
+		`d.reject(Malformed, recordNames[r.typ]+": "+excerptAt(r.b, r.i))`, "_ = r",
 		gpuflogReceiver, "^TestBadLinesAreCountedReportedOnceAndPassedOver$",
 	},
 	{
