@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# The Collector and gpufl in an image with glibc and nothing else: no shell, no package manager, and
+# The Collector and gpuflight in an image with glibc and nothing else: no shell, no package manager, and
 # a user who is not root.
 #
 #   docker build -t otelcol-gpuflight .
@@ -31,13 +31,13 @@ WORKDIR /src
 COPY . .
 ENV GOTOOLCHAIN=local CGO_ENABLED=1
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
-    go build -buildvcs=false -ldflags "-s -w" -o /out/ ./cmd/otelcol-gpuflight ./cmd/gpufl
+    go build -buildvcs=false -ldflags "-s -w" -o /out/ ./cmd/otelcol-gpuflight ./cmd/gpuflight
 RUN mkdir /out/state
 
 FROM ${BUSYBOX} AS busybox
 
 FROM ${BASE}
-COPY --from=build /out/otelcol-gpuflight /out/gpufl /usr/local/bin/
+COPY --from=build /out/otelcol-gpuflight /out/gpuflight /usr/local/bin/
 COPY config /etc/otelcol-gpuflight
 # A volume that is new takes over the folder's owner.
 COPY --from=build --chown=65532:65532 /out/state /var/lib/otelcol-gpuflight

@@ -21,7 +21,7 @@ SLOWLY := scripts/progress
 
 # The race detector recompiles all that a package imports, so it is for our libraries
 # only; the collector is tested as the binary that is shipped.
-LIBRARIES := ./cmd/gpufl/... ./connector/... ./cupti/... ./examples/... ./extension/... ./internal/... ./processor/... ./receiver/... ./sdk/... ./semconv/...
+LIBRARIES := ./cmd/gpuflight/... ./connector/... ./cupti/... ./examples/... ./extension/... ./internal/... ./processor/... ./receiver/... ./sdk/... ./semconv/...
 # The detector is written in C, as is the core that talks to CUPTI; go env says 0 where there is
 # no compiler for that.
 CGO        = $(filter 1,$(shell $(GO) env CGO_ENABLED))
@@ -31,7 +31,7 @@ FUZZTIME ?= 30s
 
 # Tests of the binaries find them through these; REQUIRE makes a missing one a failure
 # where a plain `go test` would skip.
-BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_GPUFL=$(CURDIR)/bin/gpufl \
+BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_CLI=$(CURDIR)/bin/gpuflight \
 	GPUFLIGHT_JAEGER=$(CURDIR)/$(TOOLS)/jaeger GPUFLIGHT_OCB=$(CURDIR)/$(TOOLS)/ocb GPUFLIGHT_DEMO=$(CURDIR)/$(TOOLS)/demo \
 	GPUFLIGHT_PROMETHEUS=$(CURDIR)/$(TOOLS)/prometheus GPUFLIGHT_KAFKA=$(CURDIR)/$(TOOLS)/kafka/kafka \
 	GPUFLIGHT_VERSITYGW=$(CURDIR)/$(TOOLS)/versitygw GPUFLIGHT_CHDB=$(CURDIR)/$(TOOLS)/chdb/chdb GPUFLIGHT_GOVULNCHECK=$(CURDIR)/$(TOOLS)/govulncheck GPUFLIGHT_INJECT=$(CURDIR)/bin/libgpuflight.so GPUFLIGHT_REQUIRE=1
@@ -41,9 +41,9 @@ demo: build $(if $(JAEGER),,$(TOOLS)/jaeger) $(TOOLS)/demo ## Run Jaeger and the
 	@$(TOOLS)/demo
 
 .PHONY: build
-build: ## Build bin/otelcol-gpuflight, bin/gpufl and bin/libgpuflight.so
+build: ## Build bin/otelcol-gpuflight, bin/gpuflight and bin/libgpuflight.so
 	@$(SLOWLY) "compiling bin/otelcol-gpuflight (two to three minutes the first time)" $(GO) build $(FLAGS) -o bin/otelcol-gpuflight ./cmd/otelcol-gpuflight
-	@$(GO) build $(FLAGS) -o bin/gpufl ./cmd/gpufl
+	@$(GO) build $(FLAGS) -o bin/gpuflight ./cmd/gpuflight
 	@$(if $(CGO),$(GO) build $(FLAGS) -buildmode=c-shared -o bin/libgpuflight-recorder.so ./cupti/inject && rm -f bin/libgpuflight-recorder.h && cupti/inject/loader/build bin/libgpuflight.so,echo "no C compiler: bin/libgpuflight.so is not built" >&2)
 
 .PHONY: test
@@ -84,7 +84,7 @@ fuzz: ## Run each fuzz target for FUZZTIME (30s)
 .PHONY: lint
 lint: $(TOOLS)/golangci-lint ## Check formatting, import rules and common mistakes
 	$(TOOLS)/golangci-lint run $(LIBRARIES) ./test/...
-	CGO_ENABLED=0 $(GO) build ./internal/... ./sdk/... ./cmd/gpufl # where there is no cgo the SDK says that it cannot record
+	CGO_ENABLED=0 $(GO) build ./internal/... ./sdk/... ./cmd/gpuflight # where there is no cgo the SDK says that it cannot record
 
 # It takes a minute and 5.6 GB of memory for our own module.
 .PHONY: govulncheck

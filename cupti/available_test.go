@@ -19,7 +19,7 @@ import (
 // TestAvailableInChild is not a test of its own: a process can open one CUPTI, so each case of
 // TestAvailableSaysWhy runs this in a process of its own and reads what it prints.
 func TestAvailableInChild(t *testing.T) {
-	library, ok := os.LookupEnv("GPUFL_TEST_LIBRARY")
+	library, ok := os.LookupEnv("GPUFLIGHT_TEST_LIBRARY")
 	if !ok {
 		t.Skip("run by TestAvailableSaysWhy")
 	}
@@ -36,7 +36,7 @@ func TestAvailableInChild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(os.Getenv("GPUFL_TEST_RESULT"), text, 0o600); err != nil {
+	if err := os.WriteFile(os.Getenv("GPUFLIGHT_TEST_RESULT"), text, 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -45,7 +45,7 @@ func available(t *testing.T, library string, env ...string) Status {
 	t.Helper()
 	result := filepath.Join(t.TempDir(), "status.json")
 	cmd := exec.Command(os.Args[0], "-test.run=^TestAvailableInChild$")
-	cmd.Env = append(append(os.Environ(), "GPUFL_TEST_LIBRARY="+library, "GPUFL_TEST_RESULT="+result), env...)
+	cmd.Env = append(append(os.Environ(), "GPUFLIGHT_TEST_LIBRARY="+library, "GPUFLIGHT_TEST_RESULT="+result), env...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

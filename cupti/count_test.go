@@ -754,10 +754,10 @@ func TestSetModeFails(t *testing.T) {
 
 // TestMoreKernelsThanThereIsRoomFor runs in a process of its own, since names are never forgotten.
 func TestMoreKernelsThanThereIsRoomFor(t *testing.T) {
-	if os.Getenv("GPUFL_TEST_MANY_KERNELS") == "" {
+	if os.Getenv("GPUFLIGHT_TEST_MANY_KERNELS") == "" {
 		cuptitest.Libraries(t)
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestMoreKernelsThanThereIsRoomFor$")
-		cmd.Env = append(os.Environ(), "GPUFL_TEST_MANY_KERNELS=1")
+		cmd.Env = append(os.Environ(), "GPUFLIGHT_TEST_MANY_KERNELS=1")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}

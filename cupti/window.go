@@ -481,7 +481,7 @@ func (c *Collector) deepStatus(e Engine, rc int) Status {
 	case rcDeaf:
 		s.Reason, s.Detail = ReasonDeaf, deaf
 	case rcBadValue:
-		s.Reason, s.Detail = ReasonBadRequest, "the GPU knows none of the metrics that "+what+" was asked for: leave them out for the default, in GPUFL_DEEP_METRICS if they are from there"
+		s.Reason, s.Detail = ReasonBadRequest, "the GPU knows none of the metrics that "+what+" was asked for: leave them out for the default, in GPUFLIGHT_DEEP_METRICS if they are from there"
 	case cuptiNotSupported, cuptiVirtualized, cuptiConfidential, cuptiMining, cuptiMIG, cuptiSLI, cuptiWSL:
 		s.Reason, s.Detail = ReasonNotSupported, what+" does not work on this GPU or in this virtual machine ("+coreText(rc)+"): use a whole GPU of compute capability 7.5 or later"
 	case cuptiNotCompatible:

@@ -438,11 +438,11 @@ const (
 	// CUDACaptureLaunchesEstimatedBound (double; extension ✚): How far that estimate may be off,
 	// with a confidence of 95 %.
 	CUDACaptureLaunchesEstimatedBound = "cuda.capture.launches.estimated_bound"
-	// GpuflOverheadMode (string; extension ✚): What becomes of launches: recorded, counted by name,
-	// or not seen.
-	GpuflOverheadMode = "gpufl.overhead.mode"
-	// GpuflOverheadKind (string; extension ✚): Whose time it is.
-	GpuflOverheadKind = "gpufl.overhead.kind"
+	// GpuflightOverheadMode (string; extension ✚): What becomes of launches: recorded, counted by
+	// name, or not seen.
+	GpuflightOverheadMode = "gpuflight.overhead.mode"
+	// GpuflightOverheadKind (string; extension ✚): Whose time it is.
+	GpuflightOverheadKind = "gpuflight.overhead.kind"
 	// CUDARecordSynthetic (boolean; extension ✚): True if the record was written on behalf of a
 	// process that could not.
 	CUDARecordSynthetic = "cuda.record.synthetic"
@@ -903,22 +903,22 @@ const (
 	CUDAProfilerKindPmSampling = "pm_sampling"
 )
 
-// Values of gpufl.overhead.mode.
+// Values of gpuflight.overhead.mode.
 const (
-	// GpuflOverheadModeTrace is a value of [GpuflOverheadMode].
-	GpuflOverheadModeTrace = "trace"
-	// GpuflOverheadModeCount is a value of [GpuflOverheadMode].
-	GpuflOverheadModeCount = "count"
-	// GpuflOverheadModeBlind is a value of [GpuflOverheadMode].
-	GpuflOverheadModeBlind = "blind"
+	// GpuflightOverheadModeTrace is a value of [GpuflightOverheadMode].
+	GpuflightOverheadModeTrace = "trace"
+	// GpuflightOverheadModeCount is a value of [GpuflightOverheadMode].
+	GpuflightOverheadModeCount = "count"
+	// GpuflightOverheadModeBlind is a value of [GpuflightOverheadMode].
+	GpuflightOverheadModeBlind = "blind"
 )
 
-// Values of gpufl.overhead.kind.
+// Values of gpuflight.overhead.kind.
 const (
-	// GpuflOverheadKindCupti is a value of [GpuflOverheadKind].
-	GpuflOverheadKindCupti = "cupti"
-	// GpuflOverheadKindLibrary is a value of [GpuflOverheadKind].
-	GpuflOverheadKindLibrary = "library"
+	// GpuflightOverheadKindCupti is a value of [GpuflightOverheadKind].
+	GpuflightOverheadKindCupti = "cupti"
+	// GpuflightOverheadKindLibrary is a value of [GpuflightOverheadKind].
+	GpuflightOverheadKindLibrary = "library"
 )
 
 // Values of cuda.deep_window.cause.

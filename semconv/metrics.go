@@ -171,48 +171,48 @@ const (
 	// MetricGPUCUDACost (counter in {currency}; extension ✚): Cost of the device's time. Where work
 	// overlaps it is shared; idle time is under the service _idle.
 	MetricGPUCUDACost = "gpu.cuda.cost"
-	// MetricGpuflSpansLeftOut (counter in {span}; extension ✚): Device work without a span of its
-	// own, by the limit on spans a second, a filter or because its trace was not sampled. The metrics
-	// of gpu.cuda count it.
-	MetricGpuflSpansLeftOut = "gpufl.spans.left_out"
-	// MetricGpuflRecordsCollected (counter in {record}; extension ✚): Records read from CUPTI.
-	MetricGpuflRecordsCollected = "gpufl.records.collected"
-	// MetricGpuflRecordsDropped (counter in {record}; extension ✚): Records that CUPTI dropped
+	// MetricGpuflightSpansLeftOut (counter in {span}; extension ✚): Device work without a span of
+	// its own, by the limit on spans a second, a filter or because its trace was not sampled. The
+	// metrics of gpu.cuda count it.
+	MetricGpuflightSpansLeftOut = "gpuflight.spans.left_out"
+	// MetricGpuflightRecordsCollected (counter in {record}; extension ✚): Records read from CUPTI.
+	MetricGpuflightRecordsCollected = "gpuflight.records.collected"
+	// MetricGpuflightRecordsDropped (counter in {record}; extension ✚): Records that CUPTI dropped
 	// because no buffer was free.
-	MetricGpuflRecordsDropped = "gpufl.records.dropped"
-	// MetricGpuflRecordsRejected (counter in {record}; extension ✚): Records that made no sense, by
-	// reason.
-	MetricGpuflRecordsRejected = "gpufl.records.rejected"
-	// MetricGpuflDeepWindows (counter in {window}; extension ✚): Deep windows that were opened, or
-	// tried, by what came of them.
-	MetricGpuflDeepWindows = "gpufl.deep.windows"
-	// MetricGpuflDeepHeap (gauge in By; extension ✚): Free pieces of the program's own heap that its
-	// launching threads hold between deep windows, since those of SASS metrics leave it full of them.
-	// No point where there are none.
-	MetricGpuflDeepHeap = "gpufl.deep.heap"
-	// MetricGpuflDeepMemory (gauge in By; extension ✚): Device memory that CUPTI keeps of deep
+	MetricGpuflightRecordsDropped = "gpuflight.records.dropped"
+	// MetricGpuflightRecordsRejected (counter in {record}; extension ✚): Records that made no sense,
+	// by reason.
+	MetricGpuflightRecordsRejected = "gpuflight.records.rejected"
+	// MetricGpuflightDeepWindows (counter in {window}; extension ✚): Deep windows that were opened,
+	// or tried, by what came of them.
+	MetricGpuflightDeepWindows = "gpuflight.deep.windows"
+	// MetricGpuflightDeepHeap (gauge in By; extension ✚): Free pieces of the program's own heap that
+	// its launching threads hold between deep windows, since those of SASS metrics leave it full of
+	// them. No point where there are none.
+	MetricGpuflightDeepHeap = "gpuflight.deep.heap"
+	// MetricGpuflightDeepMemory (gauge in By; extension ✚): Device memory that CUPTI keeps of deep
 	// windows of SASS metrics until the process ends, estimated from the instructions that it patched.
 	// No point before there was one.
-	MetricGpuflDeepMemory = "gpufl.deep.memory"
-	// MetricGpuflPausedTime (counter in s; extension ✚): Time in which activity records were off for
-	// deep windows: work that was launched then is in no span and no other metric.
-	MetricGpuflPausedTime = "gpufl.paused.time"
-	// MetricGpuflOverheadTime (counter in s; extension ✚): Time that recording took: cupti is what
-	// CUPTI says of itself, library the processor time of our own threads.
-	MetricGpuflOverheadTime = "gpufl.overhead.time"
-	// MetricGpuflOverheadBudget (gauge in 1; extension ✚): Part of the program's time that recording
-	// may cost, where it was limited.
-	MetricGpuflOverheadBudget = "gpufl.overhead.budget"
-	// MetricGpuflOverheadRatio (gauge in 1; extension ✚): Part of the program's time that recording
-	// has cost since it began, as it estimates it itself, where it was limited.
-	MetricGpuflOverheadRatio = "gpufl.overhead.ratio"
-	// MetricGpuflOverheadModeTime (counter in s; extension ✚): Time in each mode, where the cost of
-	// recording was limited: trace makes records of all launches, count only counts them, blind sees
-	// none.
-	MetricGpuflOverheadModeTime = "gpufl.overhead.mode.time"
-	// MetricGpuflLaunchesUntraced (counter in {call}; extension ✚): Kernel, graph, copy and set
+	MetricGpuflightDeepMemory = "gpuflight.deep.memory"
+	// MetricGpuflightPausedTime (counter in s; extension ✚): Time in which activity records were off
+	// for deep windows: work that was launched then is in no span and no other metric.
+	MetricGpuflightPausedTime = "gpuflight.paused.time"
+	// MetricGpuflightOverheadTime (counter in s; extension ✚): Time that recording took: cupti is
+	// what CUPTI says of itself, library the processor time of our own threads.
+	MetricGpuflightOverheadTime = "gpuflight.overhead.time"
+	// MetricGpuflightOverheadBudget (gauge in 1; extension ✚): Part of the program's time that
+	// recording may cost, where it was limited.
+	MetricGpuflightOverheadBudget = "gpuflight.overhead.budget"
+	// MetricGpuflightOverheadRatio (gauge in 1; extension ✚): Part of the program's time that
+	// recording has cost since it began, as it estimates it itself, where it was limited.
+	MetricGpuflightOverheadRatio = "gpuflight.overhead.ratio"
+	// MetricGpuflightOverheadModeTime (counter in s; extension ✚): Time in each mode, where the cost
+	// of recording was limited: trace makes records of all launches, count only counts them, blind
+	// sees none.
+	MetricGpuflightOverheadModeTime = "gpuflight.overhead.mode.time"
+	// MetricGpuflightLaunchesUntraced (counter in {call}; extension ✚): Kernel, graph, copy and set
 	// calls that were counted and have no records, since the cost of recording was limited.
 	// gpu.cuda.kernel.launch.calls counts the kernels; durations, device seconds and spans are without
 	// them.
-	MetricGpuflLaunchesUntraced = "gpufl.launches.untraced"
+	MetricGpuflightLaunchesUntraced = "gpuflight.launches.untraced"
 )

@@ -78,19 +78,19 @@ var Metrics = []Metric{
 	{"gpu.cuda.cost", Counter, "{currency}", Extension, []string{"hw.id", "hw.name", "cuda.scope.name", "cuda.request.operation", "cuda.cost.currency"}, "Cost of the device's time. Where work overlaps it is shared; idle time is under the service _idle."},
 
 	// The recorder's own figures.
-	{"gpufl.spans.left_out", Counter, "{span}", Extension, []string{"cuda.operation", "cuda.kernel.name", "hw.id", "hw.name"}, "Device work without a span of its own, by the limit on spans a second, a filter or because its trace was not sampled. The metrics of gpu.cuda count it."},
-	{"gpufl.records.collected", Counter, "{record}", Extension, nil, "Records read from CUPTI."},
-	{"gpufl.records.dropped", Counter, "{record}", Extension, nil, "Records that CUPTI dropped because no buffer was free."},
-	{"gpufl.records.rejected", Counter, "{record}", Extension, []string{"error.type"}, "Records that made no sense, by reason."},
-	{"gpufl.deep.windows", Counter, "{window}", Extension, []string{"cuda.deep_window.status"}, "Deep windows that were opened, or tried, by what came of them."},
-	{"gpufl.deep.heap", Gauge, "By", Extension, nil, "Free pieces of the program's own heap that its launching threads hold between deep windows, since those of SASS metrics leave it full of them. No point where there are none."},
-	{"gpufl.deep.memory", Gauge, "By", Extension, nil, "Device memory that CUPTI keeps of deep windows of SASS metrics until the process ends, estimated from the instructions that it patched. No point before there was one."},
-	{"gpufl.paused.time", Counter, "s", Extension, nil, "Time in which activity records were off for deep windows: work that was launched then is in no span and no other metric."},
-	{"gpufl.overhead.time", Counter, "s", Extension, []string{"gpufl.overhead.kind"}, "Time that recording took: cupti is what CUPTI says of itself, library the processor time of our own threads."},
-	{"gpufl.overhead.budget", Gauge, "1", Extension, nil, "Part of the program's time that recording may cost, where it was limited."},
-	{"gpufl.overhead.ratio", Gauge, "1", Extension, nil, "Part of the program's time that recording has cost since it began, as it estimates it itself, where it was limited."},
-	{"gpufl.overhead.mode.time", Counter, "s", Extension, []string{"gpufl.overhead.mode"}, "Time in each mode, where the cost of recording was limited: trace makes records of all launches, count only counts them, blind sees none."},
-	{"gpufl.launches.untraced", Counter, "{call}", Extension, []string{"cuda.operation"}, "Kernel, graph, copy and set calls that were counted and have no records, since the cost of recording was limited. gpu.cuda.kernel.launch.calls counts the kernels; durations, device seconds and spans are without them."},
+	{"gpuflight.spans.left_out", Counter, "{span}", Extension, []string{"cuda.operation", "cuda.kernel.name", "hw.id", "hw.name"}, "Device work without a span of its own, by the limit on spans a second, a filter or because its trace was not sampled. The metrics of gpu.cuda count it."},
+	{"gpuflight.records.collected", Counter, "{record}", Extension, nil, "Records read from CUPTI."},
+	{"gpuflight.records.dropped", Counter, "{record}", Extension, nil, "Records that CUPTI dropped because no buffer was free."},
+	{"gpuflight.records.rejected", Counter, "{record}", Extension, []string{"error.type"}, "Records that made no sense, by reason."},
+	{"gpuflight.deep.windows", Counter, "{window}", Extension, []string{"cuda.deep_window.status"}, "Deep windows that were opened, or tried, by what came of them."},
+	{"gpuflight.deep.heap", Gauge, "By", Extension, nil, "Free pieces of the program's own heap that its launching threads hold between deep windows, since those of SASS metrics leave it full of them. No point where there are none."},
+	{"gpuflight.deep.memory", Gauge, "By", Extension, nil, "Device memory that CUPTI keeps of deep windows of SASS metrics until the process ends, estimated from the instructions that it patched. No point before there was one."},
+	{"gpuflight.paused.time", Counter, "s", Extension, nil, "Time in which activity records were off for deep windows: work that was launched then is in no span and no other metric."},
+	{"gpuflight.overhead.time", Counter, "s", Extension, []string{"gpuflight.overhead.kind"}, "Time that recording took: cupti is what CUPTI says of itself, library the processor time of our own threads."},
+	{"gpuflight.overhead.budget", Gauge, "1", Extension, nil, "Part of the program's time that recording may cost, where it was limited."},
+	{"gpuflight.overhead.ratio", Gauge, "1", Extension, nil, "Part of the program's time that recording has cost since it began, as it estimates it itself, where it was limited."},
+	{"gpuflight.overhead.mode.time", Counter, "s", Extension, []string{"gpuflight.overhead.mode"}, "Time in each mode, where the cost of recording was limited: trace makes records of all launches, count only counts them, blind sees none."},
+	{"gpuflight.launches.untraced", Counter, "{call}", Extension, []string{"cuda.operation"}, "Kernel, graph, copy and set calls that were counted and have no records, since the cost of recording was limited. gpu.cuda.kernel.launch.calls counts the kernels; durations, device seconds and spans are without them."},
 }
 
 // DevicePoint are the attributes by which a data point names its device.

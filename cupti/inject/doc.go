@@ -8,6 +8,6 @@
 // The program must not notice. So a thread of the program enters Go twice only, when the driver calls
 // InitializeInjection and at exit; signals behave as if there were no Go runtime (inject.c says how);
 // forked children never enter Go; nothing is written to stdout, and to stderr only what
-// GPUFL_LOG_LEVEL allows; the environment is read, never changed. Whatever goes wrong here, including
+// GPUFLIGHT_LOG_LEVEL allows; the environment is read, never changed. Whatever goes wrong here, including
 // a panic, ends the recording and not the program.
 package main

@@ -71,7 +71,7 @@ func gpuflInjectStart() (atExit C.int) {
 	log := slog.New(slog.DiscardHandler)
 	defer func() {
 		if r := recover(); r != nil {
-			log.Error("gpufl: nothing is recorded", "error", r)
+			log.Error("gpuflight: nothing is recorded", "error", r)
 			atExit = 0
 		}
 	}()
@@ -87,24 +87,24 @@ func gpuflInjectStart() (atExit C.int) {
 		return 0
 	}
 	if wrong != nil {
-		log.Warn("gpufl: defaults are used where a setting is wrong", "error", wrong)
+		log.Warn("gpuflight: defaults are used where a setting is wrong", "error", wrong)
 	}
 	sending, err := otlp.FromEnv(environment)
 	if err != nil {
-		log.Error("gpufl: nothing is recorded, since it could not be sent", "error", err)
+		log.Error("gpuflight: nothing is recorded, since it could not be sent", "error", err)
 		return 0
 	}
 	windows, wrong := deep.ConfigFromEnv(environment)
 	engines, wrongToo := window.SettingsFromEnv(environment)
 	if wrong := errors.Join(wrong, wrongToo); wrong != nil {
-		log.Warn("gpufl: defaults are used for deep windows where a setting is wrong", "error", wrong)
+		log.Warn("gpuflight: defaults are used for deep windows where a setting is wrong", "error", wrong)
 	}
 	c, err := capture.Start(capture.Options{
 		Settings: settings, Sending: sending, Logger: log,
 		Deep: windows, Window: engines, Place: control.PlaceFromEnv(environment),
 	})
 	if err != nil {
-		log.Error("gpufl: nothing is recorded", "error", err)
+		log.Error("gpuflight: nothing is recorded", "error", err)
 		return 0
 	}
 	r := &recording{capture: c, log: log, timeout: settings.ShutdownTimeout, summaries: settings.SummaryDir}
@@ -113,7 +113,7 @@ func gpuflInjectStart() (atExit C.int) {
 	return 1
 }
 
-// gpuflInjectStop ends the recording and sends what is left, within GPUFL_SHUTDOWN_TIMEOUT.
+// gpuflInjectStop ends the recording and sends what is left, within GPUFLIGHT_SHUTDOWN_TIMEOUT.
 //
 //export gpuflInjectStop
 func gpuflInjectStop() {
@@ -129,7 +129,7 @@ func gpuflInjectStop() {
 		defer close(done)
 		defer func() {
 			if p := recover(); p != nil {
-				r.log.Error("gpufl: the end of the recording failed", "error", p)
+				r.log.Error("gpuflight: the end of the recording failed", "error", p)
 			}
 		}()
 		// The last fifth of the time is for what comes after sending: the summary tells what was not sent.
@@ -139,7 +139,7 @@ func gpuflInjectStop() {
 		// Not detached from the driver: the process ends, so nothing will be slower after this.
 		summary, err := r.capture.Stop(ctx, false)
 		if err != nil {
-			r.log.Info("gpufl: the recording is not complete", "error", err)
+			r.log.Info("gpuflight: the recording is not complete", "error", err)
 		}
 		r.tellOthers(summary.Delivery)
 	}()
@@ -148,7 +148,7 @@ func gpuflInjectStop() {
 	select {
 	case <-done:
 	case <-late.C:
-		r.log.Warn("gpufl: the end of the recording took too long; it is not complete", "timeout", r.timeout)
+		r.log.Warn("gpuflight: the end of the recording took too long; it is not complete", "timeout", r.timeout)
 	}
 }
 
@@ -176,7 +176,7 @@ func (r *recording) tellOthers(deliveries []recorder.Delivery) {
 		return
 	}
 	if err := os.WriteFile(filepath.Join(r.summaries, silentFile), nil, 0o600); err != nil {
-		r.log.Warn("gpufl: other processes cannot be told that nothing was sent", "error", err)
+		r.log.Warn("gpuflight: other processes cannot be told that nothing was sent", "error", err)
 	}
 }
 
@@ -196,7 +196,7 @@ func (r *recording) announce() {
 		s.Trace = hex.EncodeToString(trace[:])
 	}
 	if err := s.Write(r.summaries); err != nil {
-		r.log.Warn("gpufl: no summary can be written", "error", err)
+		r.log.Warn("gpuflight: no summary can be written", "error", err)
 	}
 }
 

@@ -170,7 +170,7 @@ func TestTheBuildSeesAllThatItNeeds(t *testing.T) {
 		assert.Contains(t, admitted, name)
 	}
 	list := exec.CommandContext(t.Context(), "go", "list", "-deps",
-		"-f", "{{with .Module}}{{if .Main}}{{$.ImportPath}}{{end}}{{end}}", "./cmd/otelcol-gpuflight", "./cmd/gpufl")
+		"-f", "{{with .Module}}{{if .Main}}{{$.ImportPath}}{{end}}{{end}}", "./cmd/otelcol-gpuflight", "./cmd/gpuflight")
 	list.Dir = process.Root(t)
 	out, err := list.Output()
 	require.NoError(t, err)

@@ -25,8 +25,8 @@ func TestWithoutDriver(t *testing.T) {
 	if cuda.Open() == nil {
 		t.Skip("there is a driver here, or the fake one of an earlier run")
 	}
-	t.Setenv("GPUFL_OUTPUT", filepath.Join(t.TempDir(), "out.otlp.jsonl"))
-	t.Setenv("GPUFL_LOG_LEVEL", "off")
+	t.Setenv("GPUFLIGHT_OUTPUT", filepath.Join(t.TempDir(), "out.otlp.jsonl"))
+	t.Setenv("GPUFLIGHT_LOG_LEVEL", "off")
 	var stdout, stderr bytes.Buffer
 	code := run(t.Context(), []string{"-self-test", "1", "-listen", "127.0.0.1:0"}, &stdout, &stderr)
 	assert.Equal(t, 1, code)
@@ -36,9 +36,9 @@ func TestWithoutDriver(t *testing.T) {
 // Every request's trace holds exactly its kernels and copies, under the request's scope.
 func TestRequestsHaveTheirKernels(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "out.otlp.jsonl")
-	t.Setenv("GPUFL_OUTPUT", path)
-	t.Setenv("GPUFL_LOG_LEVEL", "off")
-	t.Setenv("GPUFL_MAX_SPANS_PER_SECOND", "1000000")
+	t.Setenv("GPUFLIGHT_OUTPUT", path)
+	t.Setenv("GPUFLIGHT_LOG_LEVEL", "off")
+	t.Setenv("GPUFLIGHT_MAX_SPANS_PER_SECOND", "1000000")
 	cuptitest.Libraries(t)
 	var stdout, stderr bytes.Buffer
 	const requests = 1000

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a small transformer on made-up text.
 
-Nothing in here knows of tracing: run it by itself or under `gpufl trace`, the output is the same.
+Nothing in here knows of tracing: run it by itself or under `gpuflight trace`, the output is the same.
 The NVTX ranges become spans, the kernels that are launched in them their children.
 """
 

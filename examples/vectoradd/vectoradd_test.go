@@ -22,8 +22,8 @@ func TestWithoutDriver(t *testing.T) {
 	if cuda.Open() == nil {
 		t.Skip("there is a driver here, or the fake one of an earlier run")
 	}
-	t.Setenv("GPUFL_OUTPUT", filepath.Join(t.TempDir(), "out.otlp.jsonl"))
-	t.Setenv("GPUFL_LOG_LEVEL", "off")
+	t.Setenv("GPUFLIGHT_OUTPUT", filepath.Join(t.TempDir(), "out.otlp.jsonl"))
+	t.Setenv("GPUFLIGHT_LOG_LEVEL", "off")
 	var stdout, stderr bytes.Buffer
 	code := run(t.Context(), nil, &stdout, &stderr)
 	assert.Equal(t, 1, code)
@@ -43,9 +43,9 @@ func TestBadFlags(t *testing.T) {
 // the check sees that the sums are missing.
 func TestOnTheFakeGPU(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "out.otlp.jsonl")
-	t.Setenv("GPUFL_OUTPUT", path)
-	t.Setenv("GPUFL_LOG_LEVEL", "off")
-	t.Setenv("GPUFL_MAX_SPANS_PER_SECOND", "1000000")
+	t.Setenv("GPUFLIGHT_OUTPUT", path)
+	t.Setenv("GPUFLIGHT_LOG_LEVEL", "off")
+	t.Setenv("GPUFLIGHT_MAX_SPANS_PER_SECOND", "1000000")
 	cuptitest.Libraries(t)
 	var stdout, stderr bytes.Buffer
 	code := run(t.Context(), []string{"-n", "1024", "-launches", "11", "-threads", "3", "-empty", "5", "-json"}, &stdout, &stderr)

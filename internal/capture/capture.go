@@ -81,7 +81,7 @@ func Start(o Options) (*Capture, error) {
 		c.config.InstanceID = recorder.NewInstanceID()
 	}
 	if o.Settings.Disabled || (o.Sending.File == "" && o.Sending.Off()) {
-		c.status = cupti.Status{Reason: cupti.ReasonDisabled, Detail: "recording is switched off by GPUFL_DISABLED, OTEL_SDK_DISABLED or OTEL_…_EXPORTER"}
+		c.status = cupti.Status{Reason: cupti.ReasonDisabled, Detail: "recording is switched off by GPUFLIGHT_DISABLED, OTEL_SDK_DISABLED or OTEL_…_EXPORTER"}
 		return c, nil
 	}
 	var err error
@@ -133,7 +133,7 @@ func (c *Capture) open(o *Options) error {
 		c.windows.Start()
 		p := control.Process{Service: r.Service(), Command: shortened(strings.Join(c.config.Command, " "))}
 		if c.control, err = control.Listen(o.Place, p, c.windows, c.logger); err != nil {
-			c.logger.Warn("gpufl: nobody can ask for deep windows from outside", "error", err)
+			c.logger.Warn("gpuflight: nobody can ask for deep windows from outside", "error", err)
 		}
 	}
 	return nil
@@ -159,7 +159,7 @@ func (c *Capture) unavailable(err error, o *Options) error {
 		e = &cupti.Error{Status: cupti.Status{Reason: cupti.ReasonFailed, Detail: err.Error()}}
 	}
 	c.status = e.Status
-	c.logger.Info("gpufl: nothing will be recorded", "reason", string(c.status.Reason), "detail", c.status.Detail)
+	c.logger.Info("gpuflight: nothing will be recorded", "reason", string(c.status.Reason), "detail", c.status.Detail)
 	c.windows, c.engines = nil, nil
 	if o.Deep.Enabled {
 		c.refuse(o)
@@ -180,7 +180,7 @@ func (c *Capture) refuse(o *Options) {
 		}
 	}
 	if err != nil {
-		c.logger.Warn("gpufl: nobody can ask why there are no deep windows", "error", err)
+		c.logger.Warn("gpuflight: nobody can ask why there are no deep windows", "error", err)
 	}
 }
 
@@ -316,7 +316,7 @@ func (c *Capture) stopCollector(ctx context.Context, finalize bool) (stopped boo
 	select {
 	case err := <-done:
 		if errors.Is(err, cupti.ErrNotDetached) {
-			c.logger.Warn("gpufl: CUPTI is still attached to the driver, launches may stay slower", "error", err)
+			c.logger.Warn("gpuflight: CUPTI is still attached to the driver, launches may stay slower", "error", err)
 			return true, nil
 		}
 		return true, err
@@ -324,7 +324,7 @@ func (c *Capture) stopCollector(ctx context.Context, finalize bool) (stopped boo
 		// Should it come back after all, the process can record anew.
 		go func() {
 			if err := <-done; err != nil {
-				c.logger.Warn("gpufl: CUPTI stopped late", "error", err)
+				c.logger.Warn("gpuflight: CUPTI stopped late", "error", err)
 			}
 			_ = c.collector.Close() // nobody is there to be told
 		}()

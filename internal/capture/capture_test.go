@@ -69,11 +69,11 @@ func TestCaptureRecordsSendsAndSumsUp(t *testing.T) {
 		dir := t.TempDir()
 		path := filepath.Join(dir, "out.otlp.jsonl.zst")
 		c, err := Start(options(t, map[string]string{
-			"GPUFL_OUTPUT": path, "GPUFL_CUPTI": gpu.CUPTI, "GPUFL_SUMMARY_DIR": dir, "OTEL_SERVICE_NAME": "svc", "GPUFL_MAX_SPANS_PER_SECOND": "100000",
+			"GPUFLIGHT_OUTPUT": path, "GPUFLIGHT_CUPTI": gpu.CUPTI, "GPUFLIGHT_SUMMARY_DIR": dir, "OTEL_SERVICE_NAME": "svc", "GPUFLIGHT_MAX_SPANS_PER_SECOND": "100000",
 		}))
 		require.NoError(t, err)
 		require.True(t, c.Status().OK(), c.Status().Detail)
-		second, err := Start(options(t, map[string]string{"GPUFL_OUTPUT": filepath.Join(dir, "other"), "GPUFL_CUPTI": gpu.CUPTI}))
+		second, err := Start(options(t, map[string]string{"GPUFLIGHT_OUTPUT": filepath.Join(dir, "other"), "GPUFLIGHT_CUPTI": gpu.CUPTI}))
 		require.NoError(t, err, "a second one is no error, but records nothing")
 		assert.Equal(t, cupti.ReasonBusy, second.Status().Reason)
 		_, err = second.Stop(t.Context(), true)
@@ -108,7 +108,7 @@ func TestCaptureRecordsSendsAndSumsUp(t *testing.T) {
 
 func TestCaptureSaysWhyNothingIsRecorded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "out.otlp.jsonl")
-	c, err := Start(options(t, map[string]string{"GPUFL_OUTPUT": path, "GPUFL_CUPTI": filepath.Join(t.TempDir(), "libcupti.so"), "OTEL_SERVICE_NAME": "svc"}))
+	c, err := Start(options(t, map[string]string{"GPUFLIGHT_OUTPUT": path, "GPUFLIGHT_CUPTI": filepath.Join(t.TempDir(), "libcupti.so"), "OTEL_SERVICE_NAME": "svc"}))
 	require.NoError(t, err)
 	assert.Nil(t, c.Recorder())
 	assert.False(t, c.Status().OK())
@@ -123,7 +123,7 @@ func TestCaptureSaysWhyNothingIsRecorded(t *testing.T) {
 }
 
 func TestCaptureSwitchedOff(t *testing.T) {
-	for _, variable := range []string{"GPUFL_DISABLED", "OTEL_SDK_DISABLED"} {
+	for _, variable := range []string{"GPUFLIGHT_DISABLED", "OTEL_SDK_DISABLED"} {
 		c, err := Start(options(t, map[string]string{variable: "true"}))
 		require.NoError(t, err)
 		assert.Equal(t, cupti.ReasonDisabled, c.Status().Reason)
@@ -138,7 +138,7 @@ func TestCaptureStopKeepsItsBound(t *testing.T) {
 	gpu := cuptitest.Libraries(t)
 	require.Zero(t, gpu.Init())
 	c, err := Start(options(t, map[string]string{
-		"GPUFL_CUPTI": gpu.CUPTI, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://192.0.2.1:4318", "GPUFL_SHUTDOWN_TIMEOUT": "300ms",
+		"GPUFLIGHT_CUPTI": gpu.CUPTI, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://192.0.2.1:4318", "GPUFLIGHT_SHUTDOWN_TIMEOUT": "300ms",
 		"OTEL_EXPORTER_OTLP_TIMEOUT": "3600000",
 	}))
 	require.NoError(t, err)

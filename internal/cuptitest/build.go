@@ -103,6 +103,6 @@ func build() (string, error) {
 func Environment(dir string) []string {
 	return []string{
 		"LD_LIBRARY_PATH=" + dir,
-		"GPUFL_CUPTI=" + filepath.Join(dir, "libcupti.so.13"),
+		"GPUFLIGHT_CUPTI=" + filepath.Join(dir, "libcupti.so.13"),
 	}
 }

@@ -178,7 +178,7 @@ type Fake struct {
 	Dir, CUPTI string
 }
 
-// Libraries compiles the fakes, opens them in this process, and sets GPUFL_CUPTI and LD_LIBRARY_PATH for it
+// Libraries compiles the fakes, opens them in this process, and sets GPUFLIGHT_CUPTI and LD_LIBRARY_PATH for it
 // and its children until the test ends. The test is skipped where there is no C compiler.
 func Libraries(t testing.TB) *Fake {
 	t.Helper()
@@ -191,7 +191,7 @@ func Libraries(t testing.TB) *Fake {
 		t.Fatal(C.GoString(words))
 	}
 	t.Setenv("LD_LIBRARY_PATH", dir)
-	t.Setenv("GPUFL_CUPTI", f.CUPTI)
+	t.Setenv("GPUFLIGHT_CUPTI", f.CUPTI)
 	return f
 }
 

@@ -95,61 +95,61 @@ type Config struct {
 // Planned says whether windows come without being asked for, by the schedule or a rule.
 func (c *Config) Planned() bool { return c.After > 0 || c.Every > 0 || len(c.When) > 0 }
 
-// Setting is a setting of Config that users make: by a flag of gpufl trace, or a variable of the process.
+// Setting is a setting of Config that users make: by a flag of gpuflight trace, or a variable of the process.
 type Setting struct{ Flag, Variable, Usage string }
 
 // WhenVariable has the rules, separated by semicolons: --deep-when may be given again and again.
-const WhenVariable = "GPUFL_DEEP_WHEN"
+const WhenVariable = "GPUFLIGHT_DEEP_WHEN"
 
-// Settings are all settings, for the flags of gpufl trace. A flag sets its variable.
+// Settings are all settings, for the flags of gpuflight trace. A flag sets its variable.
 var Settings = []Setting{
-	{"deep-after", "GPUFL_DEEP_AFTER", "open a deep window this `duration` after the start of a process (30s)"},
-	{"deep-every", "GPUFL_DEEP_EVERY", "open deep windows every so often, a `duration` (5m)"},
+	{"deep-after", "GPUFLIGHT_DEEP_AFTER", "open a deep window this `duration` after the start of a process (30s)"},
+	{"deep-every", "GPUFLIGHT_DEEP_EVERY", "open deep windows every so often, a `duration` (5m)"},
 	{"deep-when", WhenVariable, "open a deep window when a `rule` is met, such as 'kernel.rate < 100/s for 2s' or 'scope(train_step).p95 > 1.5x baseline'; can be given several times"},
-	{"deep-for", "GPUFL_DEEP_FOR", "`duration` of a deep window (default 2s)"},
-	{"deep-engine", "GPUFL_DEEP_ENGINE", "`engine` of deep windows: pc (samples of program counters with stall reasons), sass (instruction counts), or both, half the time each (default pc)"},
-	{"deep-max", "GPUFL_DEEP_MAX", "most deep `windows` of a process, 0 for any number (default 0)"},
-	{"deep-memory", "GPUFL_DEEP_MEMORY", "no more windows of sass in a process once CUPTI has kept this `size` of the device's memory for them, as estimated, 0 for no limit (default 1GiB)"},
-	{"deep-blackout", "GPUFL_DEEP_BLACKOUT", "no deep window for this `duration` after the start (default 2s, or --deep-after if that is less)"},
-	{"deep-cooldown", "GPUFL_DEEP_COOLDOWN", "least `duration` between two deep windows (default 10s, or what --deep-every leaves)"},
-	{"deep-per-hour", "GPUFL_DEEP_PER_HOUR", "most deep `windows` in an hour (default 60, and those of --deep-every)"},
-	{"deep-share", "GPUFL_DEEP_SHARE", "most of an hour that deep windows may take, a `share` (default 5%, and that of --deep-every)"},
-	{"deep-signal", "GPUFL_DEEP_SIGNAL", "open a deep window at a `signal` to the process: USR1 or USR2"},
+	{"deep-for", "GPUFLIGHT_DEEP_FOR", "`duration` of a deep window (default 2s)"},
+	{"deep-engine", "GPUFLIGHT_DEEP_ENGINE", "`engine` of deep windows: pc (samples of program counters with stall reasons), sass (instruction counts), or both, half the time each (default pc)"},
+	{"deep-max", "GPUFLIGHT_DEEP_MAX", "most deep `windows` of a process, 0 for any number (default 0)"},
+	{"deep-memory", "GPUFLIGHT_DEEP_MEMORY", "no more windows of sass in a process once CUPTI has kept this `size` of the device's memory for them, as estimated, 0 for no limit (default 1GiB)"},
+	{"deep-blackout", "GPUFLIGHT_DEEP_BLACKOUT", "no deep window for this `duration` after the start (default 2s, or --deep-after if that is less)"},
+	{"deep-cooldown", "GPUFLIGHT_DEEP_COOLDOWN", "least `duration` between two deep windows (default 10s, or what --deep-every leaves)"},
+	{"deep-per-hour", "GPUFLIGHT_DEEP_PER_HOUR", "most deep `windows` in an hour (default 60, and those of --deep-every)"},
+	{"deep-share", "GPUFLIGHT_DEEP_SHARE", "most of an hour that deep windows may take, a `share` (default 5%, and that of --deep-every)"},
+	{"deep-signal", "GPUFLIGHT_DEEP_SIGNAL", "open a deep window at a `signal` to the process: USR1 or USR2"},
 }
 
-// ConfigFromEnv reads the configuration by getenv, which is os.Getenv or like it: "" is not set. GPUFL_DEEP
-// enables windows, as does any setting that opens one (AFTER, EVERY, WHEN, SIGNAL), unless GPUFL_DEEP
+// ConfigFromEnv reads the configuration by getenv, which is os.Getenv or like it: "" is not set. GPUFLIGHT_DEEP
+// enables windows, as does any setting that opens one (AFTER, EVERY, WHEN, SIGNAL), unless GPUFLIGHT_DEEP
 // says no. Its error names each variable with a bad value and what would be good; the Config beside it has
 // defaults there.
 func ConfigFromEnv(getenv func(string) string) (Config, error) {
 	r := envReader{getenv: getenv}
 	c := Config{
-		After:    r.duration("GPUFL_DEEP_AFTER", time.Millisecond),
-		Every:    r.duration("GPUFL_DEEP_EVERY", MinFor),
-		For:      r.duration("GPUFL_DEEP_FOR", MinFor),
-		Blackout: r.orNone("GPUFL_DEEP_BLACKOUT"),
-		CoolDown: r.orNone("GPUFL_DEEP_COOLDOWN"),
-		Max:      r.count("GPUFL_DEEP_MAX", 0),
-		Memory:   r.size("GPUFL_DEEP_MEMORY", DefaultMemory),
-		PerHour:  r.count("GPUFL_DEEP_PER_HOUR", 1),
-		Share:    r.share("GPUFL_DEEP_SHARE"),
-		Signal:   r.signal("GPUFL_DEEP_SIGNAL"),
+		After:    r.duration("GPUFLIGHT_DEEP_AFTER", time.Millisecond),
+		Every:    r.duration("GPUFLIGHT_DEEP_EVERY", MinFor),
+		For:      r.duration("GPUFLIGHT_DEEP_FOR", MinFor),
+		Blackout: r.orNone("GPUFLIGHT_DEEP_BLACKOUT"),
+		CoolDown: r.orNone("GPUFLIGHT_DEEP_COOLDOWN"),
+		Max:      r.count("GPUFLIGHT_DEEP_MAX", 0),
+		Memory:   r.size("GPUFLIGHT_DEEP_MEMORY", DefaultMemory),
+		PerHour:  r.count("GPUFLIGHT_DEEP_PER_HOUR", 1),
+		Share:    r.share("GPUFLIGHT_DEEP_SHARE"),
+		Signal:   r.signal("GPUFLIGHT_DEEP_SIGNAL"),
 		When:     r.rules(WhenVariable),
 	}
 	var err error
-	if c.Engine, err = ParseEngine(strings.ToLower(getenv("GPUFL_DEEP_ENGINE"))); err != nil {
-		r.errs = append(r.errs, fmt.Errorf("GPUFL_DEEP_ENGINE: %w", err))
+	if c.Engine, err = ParseEngine(strings.ToLower(getenv("GPUFLIGHT_DEEP_ENGINE"))); err != nil {
+		r.errs = append(r.errs, fmt.Errorf("GPUFLIGHT_DEEP_ENGINE: %w", err))
 		c.Engine = PC
 	}
 	asked := c.After > 0 || c.Every > 0 || len(c.When) > 0 || c.Signal != ""
-	switch v := getenv("GPUFL_DEEP"); strings.ToLower(v) {
+	switch v := getenv("GPUFLIGHT_DEEP"); strings.ToLower(v) {
 	case "":
 		c.Enabled = asked
 	case "1", "true", "yes", "on":
 		c.Enabled = true
 	case "0", "false", "no", "off":
 	default:
-		r.bad("GPUFL_DEEP", v, "true or false")
+		r.bad("GPUFLIGHT_DEEP", v, "true or false")
 	}
 	if len(r.errs) == 0 {
 		if _, err := c.complete(); err != nil {

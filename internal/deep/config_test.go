@@ -15,7 +15,7 @@ func fromEnv(t *testing.T, settings string) (Config, error) {
 	env := map[string]string{}
 	for s := range strings.SplitSeq(settings, "|") {
 		name, value, _ := strings.Cut(s, "=")
-		env["GPUFL_DEEP"+name] = value
+		env["GPUFLIGHT_DEEP"+name] = value
 	}
 	return ConfigFromEnv(func(name string) string { return env[name] })
 }
@@ -55,18 +55,18 @@ func TestConfigFromEnv(t *testing.T) {
 		{env: "=1|_MEMORY=0", enabled: true, blackout: 2 * time.Second, coolDown: 10 * time.Second, perHour: 60, share: 0.05},
 		{env: "=1|_MEMORY=256MiB", enabled: true, blackout: 2 * time.Second, coolDown: 10 * time.Second, perHour: 60, share: 0.05, memory: 256 << 20},
 		{env: "=1|_MEMORY=1000", enabled: true, blackout: 2 * time.Second, coolDown: 10 * time.Second, perHour: 60, share: 0.05, memory: 1000},
-		{env: "_MEMORY=-1MiB", problem: `GPUFL_DEEP_MEMORY is "-1MiB"; it must be a number of bytes such as 512MiB or 2GiB, or 0 for no limit`},
-		{env: "_MEMORY=much", problem: `GPUFL_DEEP_MEMORY is "much"; it must be a number of bytes such as 512MiB or 2GiB, or 0 for no limit`},
-		{env: "=perhaps", problem: `GPUFL_DEEP is "perhaps"; it must be true or false`},
-		{env: "_AFTER=soon", problem: "GPUFL_DEEP_AFTER is \"soon\"; it must be a duration"},
+		{env: "_MEMORY=-1MiB", problem: `GPUFLIGHT_DEEP_MEMORY is "-1MiB"; it must be a number of bytes such as 512MiB or 2GiB, or 0 for no limit`},
+		{env: "_MEMORY=much", problem: `GPUFLIGHT_DEEP_MEMORY is "much"; it must be a number of bytes such as 512MiB or 2GiB, or 0 for no limit`},
+		{env: "=perhaps", problem: `GPUFLIGHT_DEEP is "perhaps"; it must be true or false`},
+		{env: "_AFTER=soon", problem: "GPUFLIGHT_DEEP_AFTER is \"soon\"; it must be a duration"},
 		{env: "_FOR=2m", problem: "a deep window of 2m0s; it must be 10ms to 1m0s long"},
-		{env: "_ENGINE=nsight", problem: `GPUFL_DEEP_ENGINE: "nsight" is no engine; there are pc, sass and both`},
-		{env: "_MAX=-1", problem: `GPUFL_DEEP_MAX is "-1"; it must be a whole number from 0 on`},
-		{env: "_SHARE=0", problem: `GPUFL_DEEP_SHARE is "0"; it must be a share above 0`},
-		{env: "_SHARE=NaN", problem: `GPUFL_DEEP_SHARE is "NaN"; it must be a share above 0`},
+		{env: "_ENGINE=nsight", problem: `GPUFLIGHT_DEEP_ENGINE: "nsight" is no engine; there are pc, sass and both`},
+		{env: "_MAX=-1", problem: `GPUFLIGHT_DEEP_MAX is "-1"; it must be a whole number from 0 on`},
+		{env: "_SHARE=0", problem: `GPUFLIGHT_DEEP_SHARE is "0"; it must be a share above 0`},
+		{env: "_SHARE=NaN", problem: `GPUFLIGHT_DEEP_SHARE is "NaN"; it must be a share above 0`},
 		{env: "_PER_HOUR=20000", problem: "20000 deep windows an hour; 10000 are the most"},
-		{env: "_SIGNAL=HUP", problem: `GPUFL_DEEP_SIGNAL is "HUP"; it must be USR1 or USR2`},
-		{env: "_WHEN=kernel.rate < 100", problem: `GPUFL_DEEP_WHEN: rule "kernel.rate < 100": position 15: a rate counts per time`},
+		{env: "_SIGNAL=HUP", problem: `GPUFLIGHT_DEEP_SIGNAL is "HUP"; it must be USR1 or USR2`},
+		{env: "_WHEN=kernel.rate < 100", problem: `GPUFLIGHT_DEEP_WHEN: rule "kernel.rate < 100": position 15: a rate counts per time`},
 		{env: "_WHEN=" + strings.Repeat("kernel.rate < 1/s;", 17), problem: "there are 17 rules; 16 are the most"},
 		{env: "_EVERY=2s", problem: "deep windows of 2s every 2s leave nothing between"},
 		{env: "_EVERY=11s|_COOLDOWN=10s", problem: "leave less than the cool-down of 10s between"},
@@ -155,7 +155,7 @@ func TestSettingsAreRead(t *testing.T) {
 		if !strings.Contains(err.Error(), s.Variable+" ") && !strings.Contains(err.Error(), s.Variable+":") {
 			t.Errorf("%s is not read", s.Variable)
 		}
-		if want := "GPUFL_" + strings.ToUpper(strings.ReplaceAll(s.Flag, "-", "_")); s.Variable != want {
+		if want := "GPUFLIGHT_" + strings.ToUpper(strings.ReplaceAll(s.Flag, "-", "_")); s.Variable != want {
 			t.Errorf("the flag %s sets %s, not %s", s.Flag, s.Variable, want)
 		}
 	}

@@ -58,7 +58,7 @@ type Cause string
 const (
 	CauseCall     Cause = "call"     // the program, by the SDK
 	CauseSignal   Cause = "signal"   // a signal to the process
-	CauseSocket   Cause = "socket"   // gpufl deep, by the control socket
+	CauseSocket   Cause = "socket"   // gpuflight deep, by the control socket
 	CauseSchedule Cause = "schedule" // --deep-after, --deep-every
 	CauseRule     Cause = "rule"     // --deep-when
 )
@@ -132,7 +132,7 @@ var sentences = map[Status]string{
 	StatusMaximum:         "the process has had all the windows that are allowed",
 	StatusPerHour:         "the process has had all the windows of this hour",
 	StatusShare:           "the window would pass the share of time that windows may have",
-	StatusMemory:          "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with GPUFL_DEEP_METRICS=memory, which keeps less, or a higher --deep-memory",
+	StatusMemory:          "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with GPUFLIGHT_DEEP_METRICS=memory, which keeps less, or a higher --deep-memory",
 	StatusSpared:          "what device memory windows of sass may still leave with CUPTI is for rules, for who asks, and for later",
 	StatusBadRequest:      "the request makes no sense",
 }

@@ -213,7 +213,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		c := begin(t, Config{Memory: 3*mib - 1, CoolDown: -1, Share: 1}, f)
 		defer end(t, c)
 		const collected = "the window was opened and its data collected"
-		const over = "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with GPUFL_DEEP_METRICS=memory, which keeps less, or a higher --deep-memory"
+		const over = "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with GPUFLIGHT_DEEP_METRICS=memory, which keeps less, or a higher --deep-memory"
 		for i, r := range []Request{{Engine: SASS}, {Engine: Both}, {Engine: PC}, {Engine: SASS}} {
 			w := ask(t, c, r)
 			kept, full, text := []uint64{mib, 2 * mib, 2 * mib, 3 * mib}[i], i == 3, collected
@@ -272,7 +272,7 @@ func TestScheduleSparesMemory(t *testing.T) {
 	for engine, rest := range map[Engine]Engine{Both: PC, SASS: ""} {
 		synctest.Test(t, func(t *testing.T) {
 			cfg, err := ConfigFromEnv(func(name string) string {
-				return map[string]string{"GPUFL_DEEP_EVERY": "1m", "GPUFL_DEEP_ENGINE": string(engine), "GPUFL_DEEP_MEMORY": fmt.Sprintf("%dB", 16*each*KeptPerInstruction)}[name]
+				return map[string]string{"GPUFLIGHT_DEEP_EVERY": "1m", "GPUFLIGHT_DEEP_ENGINE": string(engine), "GPUFLIGHT_DEEP_MEMORY": fmt.Sprintf("%dB", 16*each*KeptPerInstruction)}[name]
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -321,7 +321,7 @@ func TestScheduleSparesMemory(t *testing.T) {
 func TestScheduleGoesOnWithoutMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg, err := ConfigFromEnv(func(name string) string {
-			return map[string]string{"GPUFL_DEEP_EVERY": "1m", "GPUFL_DEEP_ENGINE": "both", "GPUFL_DEEP_MEMORY": "1MiB"}[name]
+			return map[string]string{"GPUFLIGHT_DEEP_EVERY": "1m", "GPUFLIGHT_DEEP_ENGINE": "both", "GPUFLIGHT_DEEP_MEMORY": "1MiB"}[name]
 		})
 		if err != nil {
 			t.Fatal(err)

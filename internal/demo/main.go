@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command demo shows the whole way of the data on one machine: it starts Jaeger and the
-// collector on loopback, lets the collector replay recordings of real GPU work and `gpufl gen`
+// collector on loopback, lets the collector replay recordings of real GPU work and `gpuflight gen`
 // write a training session into a folder that the collector watches, waits until Jaeger has every
 // kernel of both and the collector's usage metrics account for the session, and prints what they then tell.
 // It is what `make demo` runs.
@@ -52,7 +52,7 @@ const (
 type settings struct {
 	collector, config string
 	jaeger            string
-	gpufl             string
+	gpuflight         string
 	recordings        string
 
 	uiPort, otlpPort, healthPort, metricsPort int
@@ -94,7 +94,7 @@ func readSettings() (settings, error) {
 	}
 	flag.StringVar(&s.collector, "collector", "bin/otelcol-gpuflight", "the collector's binary")
 	flag.StringVar(&s.config, "config", "config/demo.yaml", "the collector's configuration")
-	flag.StringVar(&s.gpufl, "gpufl", "bin/gpufl", "the binary that generates the session")
+	flag.StringVar(&s.gpuflight, "gpuflight", "bin/gpuflight", "the binary that generates the session")
 	flag.StringVar(&s.jaeger, "jaeger", jaeger, "Jaeger's binary, version 2; the environment's JAEGER is the default")
 	flag.StringVar(&s.recordings, "recordings", "examples/recordings", "the folder of the recordings that are replayed")
 	flag.StringVar(&s.layout, "layout", string(gpuflgen.C3), "layout of the generated session: a2 or c3")
@@ -277,11 +277,11 @@ func portsFree(s settings) error {
 	return nil
 }
 
-// generate lets gpufl write the session as it happens: the collector has to follow files that
+// generate lets gpuflight write the session as it happens: the collector has to follow files that
 // grow, and Jaeger's search, which starts with the last hour, has it on its first page.
 func generate(ctx context.Context, s settings, dir, summaryPath string) (gpuflgen.Summary, error) {
 	var written gpuflgen.Summary
-	cmd := exec.CommandContext(ctx, s.gpufl, "gen", "--layout", s.layout, "--out", dir, "--live",
+	cmd := exec.CommandContext(ctx, s.gpuflight, "gen", "--layout", s.layout, "--out", dir, "--live",
 		"--seed", strconv.FormatUint(s.seed, 10), "--epochs", strconv.Itoa(s.epochs), "--summary", summaryPath)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return written, fmt.Errorf("%s: %w\n%s", cmd, err, out)

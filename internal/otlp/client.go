@@ -138,7 +138,7 @@ func New(s Settings, logger *slog.Logger) (*Client, error) {
 	if s.File != "" {
 		var err error
 		if c.file, err = openFile(s.File); err != nil {
-			return nil, fmt.Errorf("GPUFL_OUTPUT: %w", err)
+			return nil, fmt.Errorf("GPUFLIGHT_OUTPUT: %w", err)
 		}
 	}
 	for signal := range numSignals {
@@ -297,7 +297,7 @@ func (l *lane) put(p payload) {
 		l.unsent(ReasonQueueFull, items)
 		if !l.full {
 			l.full = true
-			l.log.Warn("gpufl: telemetry comes faster than it is taken, the newest is dropped", "signal", l.signal.String(), "to", l.to)
+			l.log.Warn("gpuflight: telemetry comes faster than it is taken, the newest is dropped", "signal", l.signal.String(), "to", l.to)
 		}
 	default:
 		l.queue = append(l.queue, waiting{p, bytes})
@@ -416,7 +416,7 @@ func (l *lane) deliver(ctx context.Context, p payload) {
 				err = fmt.Errorf("partial success: %.200q", message)
 			} else if message != "" && !l.noted {
 				l.noted = true
-				l.log.Warn("gpufl: the endpoint takes telemetry with a remark", "signal", l.signal.String(), "to", l.to, "message", fmt.Sprintf("%.200q", message))
+				l.log.Warn("gpuflight: the endpoint takes telemetry with a remark", "signal", l.signal.String(), "to", l.to, "message", fmt.Sprintf("%.200q", message))
 			}
 			l.finish(items-int(rejected), ReasonRejected, int(rejected), err)
 			return
@@ -543,11 +543,11 @@ func (l *lane) finish(sent int, reason string, lost int, err error) {
 	l.mu.Unlock()
 	switch {
 	case tell && reason == ReasonUnsupported:
-		l.log.Warn("gpufl: the endpoint does not know profiles, which are dropped; the other signals are not concerned", "to", l.to, "error", err)
+		l.log.Warn("gpuflight: the endpoint does not know profiles, which are dropped; the other signals are not concerned", "to", l.to, "error", err)
 	case tell:
-		l.log.Warn("gpufl: telemetry is not being taken", "signal", l.signal.String(), "to", l.to, "reason", reason, "error", err)
+		l.log.Warn("gpuflight: telemetry is not being taken", "signal", l.signal.String(), "to", l.to, "reason", reason, "error", err)
 	case recovered:
-		l.log.Info("gpufl: telemetry is being taken again", "signal", l.signal.String(), "to", l.to)
+		l.log.Info("gpuflight: telemetry is being taken again", "signal", l.signal.String(), "to", l.to)
 	}
 }
 
@@ -558,7 +558,7 @@ func (l *lane) failed(err error) {
 	l.stats.LastError = err.Error()
 	l.mu.Unlock()
 	if tell {
-		l.log.Warn("gpufl: telemetry cannot be sent, trying on", "signal", l.signal.String(), "to", l.to, "error", err)
+		l.log.Warn("gpuflight: telemetry cannot be sent, trying on", "signal", l.signal.String(), "to", l.to, "error", err)
 	}
 }
 

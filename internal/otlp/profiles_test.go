@@ -51,20 +51,20 @@ func valuesOf(t *testing.T, requests []profile.Profiles) (values []int64) {
 
 func TestProfilesAreSentOnlyWhereAskedFor(t *testing.T) {
 	for v, want := range map[string]bool{"": false, "0": false, "off": false, "1": true, "True": true, "on": true} {
-		s := settings(t, "GPUFL_PROFILES", v)
+		s := settings(t, "GPUFLIGHT_PROFILES", v)
 		assert.Equal(t, want, s.Sends(Profiles), v)
 		assert.True(t, s.Sends(Logs))
 	}
-	_, err := FromEnv(env("GPUFL_PROFILES", "maybe"))
-	require.EqualError(t, err, `GPUFL_PROFILES: "maybe" is neither true nor false`)
+	_, err := FromEnv(env("GPUFLIGHT_PROFILES", "maybe"))
+	require.EqualError(t, err, `GPUFLIGHT_PROFILES: "maybe" is neither true nor false`)
 
-	s := settings(t, "GPUFL_PROFILES", "1", "OTEL_PROFILES_EXPORTER", "none")
+	s := settings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_PROFILES_EXPORTER", "none")
 	assert.False(t, s.Sends(Profiles))
 	s = settings(t, "OTEL_TRACES_EXPORTER", "none", "OTEL_LOGS_EXPORTER", "none", "OTEL_METRICS_EXPORTER", "none")
 	assert.True(t, s.Off())
 	s.Profiles = true
 	assert.False(t, s.Off())
-	s = settings(t, "GPUFL_PROFILES", "1", "OTEL_SDK_DISABLED", "true")
+	s = settings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_SDK_DISABLED", "true")
 	assert.True(t, s.Off())
 
 	// Where they are not asked for they go nowhere, and that is no loss.
@@ -126,7 +126,7 @@ func profileServer(t *testing.T, code int) (*collecting, string) {
 
 func TestProfilesGoOverHTTPAndGRPC(t *testing.T) {
 	to, address := profileServer(t, 0)
-	c := start(t, settings(t, "GPUFL_PROFILES", "1", "OTEL_EXPORTER_OTLP_ENDPOINT", address), nil)
+	c := start(t, settings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_ENDPOINT", address), nil)
 	require.NoError(t, c.Check(within(t, time.Minute)))
 	for _, p := range []profile.Profiles{profilesOf(t, 1, 2), profilesOf(t, 3), profilesOf(t, 4)} {
 		c.Profiles(p)
@@ -136,7 +136,7 @@ func TestProfilesGoOverHTTPAndGRPC(t *testing.T) {
 	assert.Equal(t, uint64(4), c.Stats()[Profiles].Sent, "profiles, as servers count them")
 
 	server := &profiletest.Server{}
-	c = start(t, settings(t, "GPUFL_PROFILES", "1", "OTEL_EXPORTER_OTLP_PROFILES_PROTOCOL", "grpc",
+	c = start(t, settings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_PROFILES_PROTOCOL", "grpc",
 		"OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "http://"+server.Serve(t), "OTEL_EXPORTER_OTLP_PROFILES_COMPRESSION", "gzip"), nil)
 	c.Profiles(profilesOf(t, 1, 2))
 	c.Profiles(profilesOf(t, 3))
@@ -144,7 +144,7 @@ func TestProfilesGoOverHTTPAndGRPC(t *testing.T) {
 	assert.Equal(t, []int64{1, 2, 3}, valuesOf(t, server.Requests()))
 
 	server = &profiletest.Server{Rejected: 1}
-	c = start(t, settings(t, "GPUFL_PROFILES", "1", "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+server.Serve(t)), nil)
+	c = start(t, settings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+server.Serve(t)), nil)
 	c.Profiles(profilesOf(t, 1, 2))
 	require.ErrorContains(t, c.Shutdown(within(t, time.Minute)), "1 profiles were not sent")
 	assert.Equal(t, uint64(1), c.Stats()[Profiles].Sent)
@@ -163,7 +163,7 @@ func TestEndpointThatDoesNotKnowProfiles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log bytes.Buffer
-			c := start(t, settings(t, append(pairs, "GPUFL_PROFILES", "1")...), slog.New(slog.NewTextHandler(&log, nil)))
+			c := start(t, settings(t, append(pairs, "GPUFLIGHT_PROFILES", "1")...), slog.New(slog.NewTextHandler(&log, nil)))
 			require.NoError(t, c.Check(within(t, time.Minute)))
 			for range 5 {
 				c.Profiles(profilesOf(t, 1, 2))
@@ -184,13 +184,13 @@ func TestEndpointThatDoesNotKnowProfiles(t *testing.T) {
 // What Check sends has no profile in it, which a store may refuse; but somebody must be there.
 func TestCheckOfProfiles(t *testing.T) {
 	_, strict := profileServer(t, http.StatusBadRequest)
-	c := start(t, settings(t, "GPUFL_PROFILES", "1", "OTEL_EXPORTER_OTLP_ENDPOINT", strict), nil)
+	c := start(t, settings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_ENDPOINT", strict), nil)
 	require.NoError(t, c.Check(within(t, time.Minute)))
 	c.Profiles(profilesOf(t, 1))
 	require.Error(t, c.Shutdown(within(t, time.Minute)))
 	assert.Equal(t, map[string]uint64{ReasonRefused: 1}, c.Stats()[Profiles].Unsent)
 
-	c = start(t, settings(t, "GPUFL_PROFILES", "1", "OTEL_EXPORTER_OTLP_ENDPOINT", strict, "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "http://"+nowhere(t)), nil)
+	c = start(t, settings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_ENDPOINT", strict, "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "http://"+nowhere(t)), nil)
 	require.ErrorContains(t, c.Check(within(t, time.Minute)), "profiles to http://")
 }
 
@@ -206,7 +206,7 @@ func TestEndpointThatDoesNotKnowLogsIsAnError(t *testing.T) {
 
 func TestProfilesInAFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "out.otlp.jsonl")
-	c := start(t, settings(t, "GPUFL_PROFILES", "1", "GPUFL_OUTPUT", path), nil)
+	c := start(t, settings(t, "GPUFLIGHT_PROFILES", "1", "GPUFLIGHT_OUTPUT", path), nil)
 	c.Profiles(profilesOf(t, 1, 2))
 	c.Logs(logRecords(3))
 	c.Profiles(profilesOf(t, 3))

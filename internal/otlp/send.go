@@ -42,7 +42,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/profile"
 )
 
-const userAgent = "gpufl-otlp"
+const userAgent = "gpuflight-otlp"
 
 // maxAnswer bounds what is read of an answer, in bytes.
 const maxAnswer = 1 << 20

@@ -88,12 +88,12 @@ type Settings struct {
 
 // FromEnv reads OTEL_EXPORTER_OTLP_… (for all signals and for each: ENDPOINT, PROTOCOL, HEADERS,
 // TIMEOUT in milliseconds, COMPRESSION, CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY, INSECURE),
-// OTEL_{TRACES,LOGS,METRICS,PROFILES}_EXPORTER, OTEL_SDK_DISABLED, GPUFL_PROFILES (true or false, the default)
-// and GPUFL_OUTPUT (a file). An error names
+// OTEL_{TRACES,LOGS,METRICS,PROFILES}_EXPORTER, OTEL_SDK_DISABLED, GPUFLIGHT_PROFILES (true or false, the default)
+// and GPUFLIGHT_OUTPUT (a file). An error names
 // the variable and says what it may be. An endpoint without a scheme is plain if it is on this host
 // or INSECURE is true, otherwise TLS.
 func FromEnv(getenv func(string) string) (Settings, error) {
-	s := Settings{File: getenv("GPUFL_OUTPUT")}
+	s := Settings{File: getenv("GPUFLIGHT_OUTPUT")}
 	disabled, err := boolean("OTEL_SDK_DISABLED", getenv("OTEL_SDK_DISABLED"))
 	if err != nil {
 		return Settings{}, err
@@ -106,13 +106,13 @@ func FromEnv(getenv func(string) string) (Settings, error) {
 		e.Off = e.Off || disabled
 		s.Signals[signal] = e
 	}
-	if s.Profiles, err = profiles(getenv("GPUFL_PROFILES")); err != nil {
+	if s.Profiles, err = profiles(getenv("GPUFLIGHT_PROFILES")); err != nil {
 		return Settings{}, err
 	}
 	return s, nil
 }
 
-// profiles reads GPUFL_PROFILES, which may be written as our other switches are.
+// profiles reads GPUFLIGHT_PROFILES, which may be written as our other switches are.
 func profiles(v string) (bool, error) {
 	switch strings.ToLower(strings.TrimSpace(v)) {
 	case "", "0", "false", "no", "off":
@@ -120,7 +120,7 @@ func profiles(v string) (bool, error) {
 	case "1", "true", "yes", "on":
 		return true, nil
 	}
-	return false, fmt.Errorf("GPUFL_PROFILES: %q is neither true nor false", v)
+	return false, fmt.Errorf("GPUFLIGHT_PROFILES: %q is neither true nor false", v)
 }
 
 // Sends reports whether a signal is sent.

@@ -326,7 +326,7 @@ func (s *sink) total(name string) uint64 {
 // series names a point by its attributes but for the device's.
 func series(a pcommon.Map) string {
 	text := ""
-	for _, key := range []string{semconv.CUDAOperation, semconv.CUDAKernelName, semconv.CUDAScopeName, semconv.CUDAMemcpyKind, semconv.ErrorType, semconv.GpuflOverheadKind} {
+	for _, key := range []string{semconv.CUDAOperation, semconv.CUDAKernelName, semconv.CUDAScopeName, semconv.CUDAMemcpyKind, semconv.ErrorType, semconv.GpuflightOverheadKind} {
 		if v := attr(a, key); v != "" {
 			text += v + "|"
 		}

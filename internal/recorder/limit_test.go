@@ -54,7 +54,7 @@ func TestSpansAndWhatIsLeftOutAreAll(t *testing.T) {
 		s := f.stop()
 		require.Equal(t, uint64(total), s.Spans.Emitted+s.Spans.LeftOut+s.Spans.Unsampled, "seed %d", seed)
 		require.LessOrEqual(t, s.Spans.Emitted, uint64(limit)+uint64(limit)*5, "seed %d", seed)
-		got := f.sink.points(semconv.MetricGpuflSpansLeftOut)
+		got := f.sink.points(semconv.MetricGpuflightSpansLeftOut)
 		for _, x := range f.sink.spans {
 			switch attr(x.Attributes(), semconv.CUDAOperation) {
 			case "kernel":

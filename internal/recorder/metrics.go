@@ -232,7 +232,7 @@ func (w *metricWriter) kernels() {
 		w.device(p.Attributes(), u.device)
 	}
 
-	leftOut := w.sum(semconv.MetricGpuflSpansLeftOut)
+	leftOut := w.sum(semconv.MetricGpuflightSpansLeftOut)
 	for _, u := range t.usageList {
 		if u.without > 0 {
 			a := leftOut.int(u.created, u.without)
@@ -345,30 +345,30 @@ func (w *metricWriter) memory() {
 func (w *metricWriter) recorder() {
 	start := w.e.totals.start
 	s := w.e.src.Stats()
-	w.sum(semconv.MetricGpuflRecordsCollected).int(start, s.Records)
-	w.sum(semconv.MetricGpuflRecordsDropped).int(start, s.Dropped)
-	rejected := w.sum(semconv.MetricGpuflRecordsRejected)
+	w.sum(semconv.MetricGpuflightRecordsCollected).int(start, s.Records)
+	w.sum(semconv.MetricGpuflightRecordsDropped).int(start, s.Dropped)
+	rejected := w.sum(semconv.MetricGpuflightRecordsRejected)
 	for i, n := range s.Rejected {
 		if n > 0 {
 			rejected.int(start, n).PutStr(semconv.ErrorType, cupti.RejectNames[i])
 		}
 	}
-	windows := w.sum(semconv.MetricGpuflDeepWindows)
+	windows := w.sum(semconv.MetricGpuflightDeepWindows)
 	counts := &w.e.windows.counts
 	for _, status := range slices.Sorted(maps.Keys(counts.ByStatus)) {
 		windows.int(start, counts.ByStatus[status]).PutStr(semconv.CUDADeepWindowStatus, status)
 	}
 	if counts.KeptBytes > 0 {
-		w.gauge(semconv.MetricGpuflDeepMemory).SetIntValue(int64(counts.KeptBytes)) //nolint:gosec // Bounded by the device's memory.
+		w.gauge(semconv.MetricGpuflightDeepMemory).SetIntValue(int64(counts.KeptBytes)) //nolint:gosec // Bounded by the device's memory.
 	}
 	if s.HeapHeld > 0 {
-		w.gauge(semconv.MetricGpuflDeepHeap).SetIntValue(int64(s.HeapHeld)) //nolint:gosec // Bounded by the core.
+		w.gauge(semconv.MetricGpuflightDeepHeap).SetIntValue(int64(s.HeapHeld)) //nolint:gosec // Bounded by the core.
 	}
 	if w.e.windows.paused > 0 {
-		w.sum(semconv.MetricGpuflPausedTime).seconds(start, uint64(w.e.windows.paused))
+		w.sum(semconv.MetricGpuflightPausedTime).seconds(start, uint64(w.e.windows.paused))
 	}
-	overhead := w.sum(semconv.MetricGpuflOverheadTime)
-	overhead.seconds(start, uint64(max(s.Overhead, 0))).PutStr(semconv.GpuflOverheadKind, semconv.GpuflOverheadKindCupti)
-	overhead.seconds(start, uint64(w.e.ownTime())).PutStr(semconv.GpuflOverheadKind, semconv.GpuflOverheadKindLibrary)
+	overhead := w.sum(semconv.MetricGpuflightOverheadTime)
+	overhead.seconds(start, uint64(max(s.Overhead, 0))).PutStr(semconv.GpuflightOverheadKind, semconv.GpuflightOverheadKindCupti)
+	overhead.seconds(start, uint64(w.e.ownTime())).PutStr(semconv.GpuflightOverheadKind, semconv.GpuflightOverheadKindLibrary)
 	w.overhead()
 }

@@ -807,14 +807,14 @@ func (w *metricWriter) overhead() {
 	u.g.mu.Lock()
 	status := u.g.status
 	u.g.mu.Unlock()
-	w.gauge(semconv.MetricGpuflOverheadBudget).SetDoubleValue(w.e.cfg.OverheadBudget)
-	w.gauge(semconv.MetricGpuflOverheadRatio).SetDoubleValue(status.Overhead)
+	w.gauge(semconv.MetricGpuflightOverheadBudget).SetDoubleValue(w.e.cfg.OverheadBudget)
+	w.gauge(semconv.MetricGpuflightOverheadRatio).SetDoubleValue(status.Overhead)
 	start := w.e.totals.start
-	modes := w.sum(semconv.MetricGpuflOverheadModeTime)
+	modes := w.sum(semconv.MetricGpuflightOverheadModeTime)
 	for state, d := range status.In {
-		modes.seconds(start, uint64(d)).PutStr(semconv.GpuflOverheadMode, budget.State(state).String()) //nolint:gosec // Never negative.
+		modes.seconds(start, uint64(d)).PutStr(semconv.GpuflightOverheadMode, budget.State(state).String()) //nolint:gosec // Never negative.
 	}
-	launches := w.sum(semconv.MetricGpuflLaunchesUntraced)
+	launches := w.sum(semconv.MetricGpuflightLaunchesUntraced)
 	for op, n := range u.byOperation {
 		if n > 0 {
 			launches.int(start, n).PutStr(semconv.CUDAOperation, operationNames[op])

@@ -296,7 +296,7 @@ func TestOverheadBudget(t *testing.T) {
 		assert.Equal(t, p.recorded[0]+p.recorded[1], s.KernelCount)
 		untraced := p.launched[0] + p.launched[1] - s.KernelCount
 		assert.Equal(t, map[string]uint64{"kernel": untraced}, o.Untraced)
-		assert.Equal(t, untraced, out.total(semconv.MetricGpuflLaunchesUntraced))
+		assert.Equal(t, untraced, out.total(semconv.MetricGpuflightLaunchesUntraced))
 
 		// What the kernels took is estimated from the slices, within its bound.
 		require.Len(t, o.Kernels, 2)
@@ -315,13 +315,13 @@ func TestOverheadBudget(t *testing.T) {
 		assert.InDelta(t, o.Traced, log[semconv.CUDACaptureTracedRatio], 0)
 		assert.Equal(t, int64(untraced), log[semconv.CUDACaptureLaunchesUntraced]) //nolint:gosec // Small.
 		assert.Contains(t, out.logs[len(out.logs)-1].Body().Str(), "launches counted without a record")
-		assert.InDelta(t, o.Ratio, onlyPoint(t, out, semconv.MetricGpuflOverheadRatio), 0)
-		assert.InDelta(t, 0.08, onlyPoint(t, out, semconv.MetricGpuflOverheadBudget), 0)
+		assert.InDelta(t, o.Ratio, onlyPoint(t, out, semconv.MetricGpuflightOverheadRatio), 0)
+		assert.InDelta(t, 0.08, onlyPoint(t, out, semconv.MetricGpuflightOverheadBudget), 0)
 		modes := map[string]float64{}
 		for _, x := range out.metrics[len(out.metrics)-1].ResourceMetrics().At(0).ScopeMetrics().At(0).Metrics().All() {
-			if x.Name() == semconv.MetricGpuflOverheadModeTime {
+			if x.Name() == semconv.MetricGpuflightOverheadModeTime {
 				for _, p := range x.Sum().DataPoints().All() {
-					modes[attr(p.Attributes(), semconv.GpuflOverheadMode)] = p.DoubleValue()
+					modes[attr(p.Attributes(), semconv.GpuflightOverheadMode)] = p.DoubleValue()
 				}
 			}
 		}
@@ -575,7 +575,7 @@ func TestBadOverheadBudgets(t *testing.T) {
 	}
 	for text, want := range map[string]float64{"": 0, "2%": 0.02, "0.5": 0.5} {
 		s, err := SettingsFromEnv(func(name string) string {
-			if name == "GPUFL_OVERHEAD_BUDGET" {
+			if name == "GPUFLIGHT_OVERHEAD_BUDGET" {
 				return text
 			}
 			return ""
@@ -586,12 +586,12 @@ func TestBadOverheadBudgets(t *testing.T) {
 		assert.InDelta(t, want, c.OverheadBudget, 1e-15)
 	}
 	_, err = SettingsFromEnv(func(name string) string {
-		if name == "GPUFL_OVERHEAD_BUDGET" {
+		if name == "GPUFLIGHT_OVERHEAD_BUDGET" {
 			return "much"
 		}
 		return ""
 	})
-	assert.ErrorContains(t, err, "GPUFL_OVERHEAD_BUDGET")
+	assert.ErrorContains(t, err, "GPUFLIGHT_OVERHEAD_BUDGET")
 }
 
 var errSwitch = errors.New("no")

@@ -17,7 +17,7 @@ import (
 )
 
 // distroName is the recorder as telemetry names it.
-const distroName = "gpufl"
+const distroName = "gpuflight"
 
 // NewInstanceID returns a random UUID (version 4).
 func NewInstanceID() string {

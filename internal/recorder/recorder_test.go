@@ -53,7 +53,7 @@ func TestWorkOutsideScopesIsTheSessions(t *testing.T) {
 		assert.Equal(t, "app", attr(a, semconv.ServiceName))
 		assert.Equal(t, testInstance, attr(a, semconv.ServiceInstanceID))
 		assert.Equal(t, "42", attr(a, semconv.ProcessPID))
-		assert.Equal(t, "gpufl", attr(a, semconv.TelemetryDistroName))
+		assert.Equal(t, "gpuflight", attr(a, semconv.TelemetryDistroName))
 	}
 	assert.Equal(t, map[string]float64{"axpy(float*, int)|": 1}, f.sink.points(semconv.MetricGPUCUDAKernelLaunchCalls))
 	assert.Equal(t, map[string]float64{"axpy(float*, int)|": 1}, f.sink.points(semconv.MetricGPUCUDAKernelDuration))
@@ -103,7 +103,7 @@ func TestUnsampledScopesMakeNoSpans(t *testing.T) {
 	require.Len(t, f.sink.operation("kernel"), 1)
 	assert.Equal(t, SpanCounts{Emitted: 1, Unsampled: 1, Scopes: 1}, s.Spans)
 	assert.Equal(t, map[string]float64{"k|": 1, "k|quiet|": 1}, f.sink.points(semconv.MetricGPUCUDAKernelLaunchCalls))
-	assert.Equal(t, map[string]float64{"kernel|k|": 1}, f.sink.points(semconv.MetricGpuflSpansLeftOut))
+	assert.Equal(t, map[string]float64{"kernel|k|": 1}, f.sink.points(semconv.MetricGpuflightSpansLeftOut))
 }
 
 func TestAParentThatIsNotSampledSilencesTheSession(t *testing.T) {
@@ -291,9 +291,9 @@ func TestTheCaptureLogSaysWhatWasLost(t *testing.T) {
 		semconv.CUDACaptureLibraryVersion:          int64(130001),
 	}, l.Attributes().AsRaw())
 	assert.Equal(t, map[string]uint64{"reversed_time": 4}, s.Records.RejectedBy)
-	assert.Equal(t, map[string]float64{"reversed_time|": 4}, f.sink.points(semconv.MetricGpuflRecordsRejected))
-	assert.Equal(t, map[string]float64{"": 3}, f.sink.points(semconv.MetricGpuflRecordsDropped))
-	assert.InDelta(t, 2, f.sink.points(semconv.MetricGpuflOverheadTime)["cupti|"], 1e-9)
+	assert.Equal(t, map[string]float64{"reversed_time|": 4}, f.sink.points(semconv.MetricGpuflightRecordsRejected))
+	assert.Equal(t, map[string]float64{"": 3}, f.sink.points(semconv.MetricGpuflightRecordsDropped))
+	assert.InDelta(t, 2, f.sink.points(semconv.MetricGpuflightOverheadTime)["cupti|"], 1e-9)
 }
 
 func TestUnavailableSaysWhy(t *testing.T) {

@@ -26,9 +26,9 @@ const DefaultShutdownTimeout = 5 * time.Second
 
 // Settings are what the environment says, as the SDK and the injection library both read it.
 type Settings struct {
-	// Disabled: GPUFL_DISABLED.
+	// Disabled: GPUFLIGHT_DISABLED.
 	Disabled bool
-	// Kinds, GraphNodes, Library and BufferBytes go to cupti.Config: GPUFL_KINDS, GPUFL_GRAPH_NODES, GPUFL_CUPTI, GPUFL_BUFFER_SIZE
+	// Kinds, GraphNodes, Library and BufferBytes go to cupti.Config: GPUFLIGHT_KINDS, GPUFLIGHT_GRAPH_NODES, GPUFLIGHT_CUPTI, GPUFLIGHT_BUFFER_SIZE
 	// (0 where not set).
 	Kinds       cupti.Kinds
 	GraphNodes  bool
@@ -47,13 +47,13 @@ type Settings struct {
 	KernelsOnly                                bool
 	Include, Exclude                           []string
 	MinDuration, FlushInterval, MetricInterval time.Duration
-	// OverheadBudget is GPUFL_OVERHEAD_BUDGET, 0 for none.
+	// OverheadBudget is GPUFLIGHT_OVERHEAD_BUDGET, 0 for none.
 	OverheadBudget float64
-	// OverheadLeave is GPUFL_OVERHEAD_LEAVE: see Config.
+	// OverheadLeave is GPUFLIGHT_OVERHEAD_LEAVE: see Config.
 	OverheadLeave bool
-	// ShutdownTimeout is GPUFL_SHUTDOWN_TIMEOUT.
+	// ShutdownTimeout is GPUFLIGHT_SHUTDOWN_TIMEOUT.
 	ShutdownTimeout time.Duration
-	// LogLevel is GPUFL_LOG_LEVEL (debug, info, warn, error, off), default warn; off is above all
+	// LogLevel is GPUFLIGHT_LOG_LEVEL (debug, info, warn, error, off), default warn; off is above all
 	// levels.
 	LogLevel slog.Level
 	// SummaryDir is where a Summary is written at the end, "" for nowhere.
@@ -69,26 +69,26 @@ const LogOff = slog.Level(math.MaxInt32)
 func SettingsFromEnv(getenv func(string) string) (Settings, error) {
 	r := envReader{getenv: getenv}
 	s := Settings{
-		Disabled:          r.bool("GPUFL_DISABLED"),
-		GraphNodes:        r.bool("GPUFL_GRAPH_NODES"),
-		Library:           getenv("GPUFL_CUPTI"),
-		BufferBytes:       r.bufferSize("GPUFL_BUFFER_SIZE"),
-		Kinds:             r.kinds("GPUFL_KINDS"),
-		MaxSpansPerSecond: r.int("GPUFL_MAX_SPANS_PER_SECOND", -1),
-		MaxSpansPerTrace:  r.int("GPUFL_MAX_SPANS_PER_TRACE", 2),
-		KernelsOnly:       r.bool("GPUFL_KERNELS_ONLY"),
-		Include:           list(getenv("GPUFL_INCLUDE")),
-		Exclude:           list(getenv("GPUFL_EXCLUDE")),
-		MinDuration:       r.duration("GPUFL_MIN_DURATION", 0, 0),
-		FlushInterval:     r.duration("GPUFL_FLUSH_INTERVAL", time.Millisecond, 0),
-		MetricInterval:    r.duration("GPUFL_METRIC_INTERVAL", time.Millisecond, 0),
-		OverheadBudget:    r.budget("GPUFL_OVERHEAD_BUDGET"),
-		OverheadLeave:     r.bool("GPUFL_OVERHEAD_LEAVE"),
-		ShutdownTimeout:   r.duration("GPUFL_SHUTDOWN_TIMEOUT", 0, DefaultShutdownTimeout),
-		LogLevel:          r.level("GPUFL_LOG_LEVEL"),
-		SummaryDir:        getenv("GPUFL_SUMMARY_DIR"),
+		Disabled:          r.bool("GPUFLIGHT_DISABLED"),
+		GraphNodes:        r.bool("GPUFLIGHT_GRAPH_NODES"),
+		Library:           getenv("GPUFLIGHT_CUPTI"),
+		BufferBytes:       r.bufferSize("GPUFLIGHT_BUFFER_SIZE"),
+		Kinds:             r.kinds("GPUFLIGHT_KINDS"),
+		MaxSpansPerSecond: r.int("GPUFLIGHT_MAX_SPANS_PER_SECOND", -1),
+		MaxSpansPerTrace:  r.int("GPUFLIGHT_MAX_SPANS_PER_TRACE", 2),
+		KernelsOnly:       r.bool("GPUFLIGHT_KERNELS_ONLY"),
+		Include:           list(getenv("GPUFLIGHT_INCLUDE")),
+		Exclude:           list(getenv("GPUFLIGHT_EXCLUDE")),
+		MinDuration:       r.duration("GPUFLIGHT_MIN_DURATION", 0, 0),
+		FlushInterval:     r.duration("GPUFLIGHT_FLUSH_INTERVAL", time.Millisecond, 0),
+		MetricInterval:    r.duration("GPUFLIGHT_METRIC_INTERVAL", time.Millisecond, 0),
+		OverheadBudget:    r.budget("GPUFLIGHT_OVERHEAD_BUDGET"),
+		OverheadLeave:     r.bool("GPUFLIGHT_OVERHEAD_LEAVE"),
+		ShutdownTimeout:   r.duration("GPUFLIGHT_SHUTDOWN_TIMEOUT", 0, DefaultShutdownTimeout),
+		LogLevel:          r.level("GPUFLIGHT_LOG_LEVEL"),
+		SummaryDir:        getenv("GPUFLIGHT_SUMMARY_DIR"),
 	}
-	if n, err := strconv.Atoi(getenv("GPUFL_MAX_SPANS_PER_SECOND")); err == nil && n == 0 {
+	if n, err := strconv.Atoi(getenv("GPUFLIGHT_MAX_SPANS_PER_SECOND")); err == nil && n == 0 {
 		s.MaxSpansPerSecond = -1 // said to be none; 0 in Config is the default
 	}
 	s.Parent, s.ParentSampled, s.HasParent = ParseTraceparent(getenv("TRACEPARENT"))

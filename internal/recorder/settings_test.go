@@ -32,11 +32,11 @@ func TestSettingsOfAnEmptyEnvironment(t *testing.T) {
 
 func TestSettings(t *testing.T) {
 	s, err := SettingsFromEnv(env(map[string]string{
-		"GPUFL_MAX_SPANS_PER_SECOND": "100", "GPUFL_MAX_SPANS_PER_TRACE": "50", "GPUFL_KERNELS_ONLY": "true",
-		"GPUFL_INCLUDE": "gemm*, *attn*,", "GPUFL_EXCLUDE": "copy?", "GPUFL_MIN_DURATION": "1500us",
-		"GPUFL_KINDS": "+runtime,-memset", "GPUFL_GRAPH_NODES": "1", "GPUFL_CUPTI": "/x/libcupti.so", "GPUFL_BUFFER_SIZE": "1MiB",
-		"GPUFL_FLUSH_INTERVAL": "50ms", "GPUFL_METRIC_INTERVAL": "1s", "GPUFL_SHUTDOWN_TIMEOUT": "2s",
-		"GPUFL_DISABLED": "on", "GPUFL_LOG_LEVEL": "off", "GPUFL_SUMMARY_DIR": "/tmp/s",
+		"GPUFLIGHT_MAX_SPANS_PER_SECOND": "100", "GPUFLIGHT_MAX_SPANS_PER_TRACE": "50", "GPUFLIGHT_KERNELS_ONLY": "true",
+		"GPUFLIGHT_INCLUDE": "gemm*, *attn*,", "GPUFLIGHT_EXCLUDE": "copy?", "GPUFLIGHT_MIN_DURATION": "1500us",
+		"GPUFLIGHT_KINDS": "+runtime,-memset", "GPUFLIGHT_GRAPH_NODES": "1", "GPUFLIGHT_CUPTI": "/x/libcupti.so", "GPUFLIGHT_BUFFER_SIZE": "1MiB",
+		"GPUFLIGHT_FLUSH_INTERVAL": "50ms", "GPUFLIGHT_METRIC_INTERVAL": "1s", "GPUFLIGHT_SHUTDOWN_TIMEOUT": "2s",
+		"GPUFLIGHT_DISABLED": "on", "GPUFLIGHT_LOG_LEVEL": "off", "GPUFLIGHT_SUMMARY_DIR": "/tmp/s",
 		"TRACEPARENT":              "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
 		"OTEL_SERVICE_NAME":        "trainer",
 		"OTEL_RESOURCE_ATTRIBUTES": "service.name=other,team=a%2Cb, deployment.environment.name=x%3Dy ,service.instance.id=" + testInstance,
@@ -65,16 +65,16 @@ func TestSettings(t *testing.T) {
 
 func TestBadSettingsAreNamed(t *testing.T) {
 	for _, c := range []struct{ name, value, want string }{
-		{"GPUFL_MAX_SPANS_PER_SECOND", "many", `GPUFL_MAX_SPANS_PER_SECOND is "many"; it must be a whole number of -1 to 2147483647`},
-		{"GPUFL_MAX_SPANS_PER_TRACE", "1", `GPUFL_MAX_SPANS_PER_TRACE is "1"; it must be a whole number of 2 to 2147483647`},
-		{"GPUFL_KERNELS_ONLY", "maybe", `GPUFL_KERNELS_ONLY is "maybe"; it must be true or false`},
-		{"GPUFL_MIN_DURATION", "5", `GPUFL_MIN_DURATION is "5"; it must be a duration of at least 0s, such as 1500us, 200ms or 5s`},
-		{"GPUFL_FLUSH_INTERVAL", "-1s", `GPUFL_FLUSH_INTERVAL is "-1s"; it must be a duration of at least 1ms, such as 1500us, 200ms or 5s`},
-		{"GPUFL_BUFFER_SIZE", "1GiB", `GPUFL_BUFFER_SIZE is "1GiB"; it must be a size of 256 KiB to 64 MiB`},
-		{"GPUFL_BUFFER_SIZE", "small", `GPUFL_BUFFER_SIZE is "small"; it must be a size of 256 KiB to 64 MiB`},
-		{"GPUFL_LOG_LEVEL", "loud", `GPUFL_LOG_LEVEL is "loud"; it must be debug, info, warn, error or off`},
-		{"GPUFL_KINDS", "kernels", `GPUFL_KINDS: "kernels" is no kind of record; there are kernel, memcpy, memset, memory, sync, graph, nvtx, runtime, driver, overhead`},
-		{"GPUFL_KINDS", "kernel,-sync", `GPUFL_KINDS: "kernel,-sync" mixes a list of kinds with changes to the default; give every kind a sign, or none`},
+		{"GPUFLIGHT_MAX_SPANS_PER_SECOND", "many", `GPUFLIGHT_MAX_SPANS_PER_SECOND is "many"; it must be a whole number of -1 to 2147483647`},
+		{"GPUFLIGHT_MAX_SPANS_PER_TRACE", "1", `GPUFLIGHT_MAX_SPANS_PER_TRACE is "1"; it must be a whole number of 2 to 2147483647`},
+		{"GPUFLIGHT_KERNELS_ONLY", "maybe", `GPUFLIGHT_KERNELS_ONLY is "maybe"; it must be true or false`},
+		{"GPUFLIGHT_MIN_DURATION", "5", `GPUFLIGHT_MIN_DURATION is "5"; it must be a duration of at least 0s, such as 1500us, 200ms or 5s`},
+		{"GPUFLIGHT_FLUSH_INTERVAL", "-1s", `GPUFLIGHT_FLUSH_INTERVAL is "-1s"; it must be a duration of at least 1ms, such as 1500us, 200ms or 5s`},
+		{"GPUFLIGHT_BUFFER_SIZE", "1GiB", `GPUFLIGHT_BUFFER_SIZE is "1GiB"; it must be a size of 256 KiB to 64 MiB`},
+		{"GPUFLIGHT_BUFFER_SIZE", "small", `GPUFLIGHT_BUFFER_SIZE is "small"; it must be a size of 256 KiB to 64 MiB`},
+		{"GPUFLIGHT_LOG_LEVEL", "loud", `GPUFLIGHT_LOG_LEVEL is "loud"; it must be debug, info, warn, error or off`},
+		{"GPUFLIGHT_KINDS", "kernels", `GPUFLIGHT_KINDS: "kernels" is no kind of record; there are kernel, memcpy, memset, memory, sync, graph, nvtx, runtime, driver, overhead`},
+		{"GPUFLIGHT_KINDS", "kernel,-sync", `GPUFLIGHT_KINDS: "kernel,-sync" mixes a list of kinds with changes to the default; give every kind a sign, or none`},
 		{"OTEL_RESOURCE_ATTRIBUTES", "a=1,b", `OTEL_RESOURCE_ATTRIBUTES has "b"; it must be key=value, percent-encoded, so none of it is used`},
 		{"OTEL_RESOURCE_ATTRIBUTES", "a=%zz", `OTEL_RESOURCE_ATTRIBUTES has "a=%zz"; it must be key=value, percent-encoded, so none of it is used`},
 	} {
@@ -83,10 +83,10 @@ func TestBadSettingsAreNamed(t *testing.T) {
 		rest, _ := SettingsFromEnv(env(nil))
 		assert.Equal(t, rest, s, "a bad value leaves the default")
 	}
-	_, err := SettingsFromEnv(env(map[string]string{"GPUFL_DISABLED": "x", "GPUFL_GRAPH_NODES": "y"}))
+	_, err := SettingsFromEnv(env(map[string]string{"GPUFLIGHT_DISABLED": "x", "GPUFLIGHT_GRAPH_NODES": "y"}))
 	require.Error(t, err)
-	assert.Contains(t, err.Error(), "GPUFL_DISABLED")
-	assert.Contains(t, err.Error(), "GPUFL_GRAPH_NODES")
+	assert.Contains(t, err.Error(), "GPUFLIGHT_DISABLED")
+	assert.Contains(t, err.Error(), "GPUFLIGHT_GRAPH_NODES")
 }
 
 func TestLogLevels(t *testing.T) {
@@ -94,7 +94,7 @@ func TestLogLevels(t *testing.T) {
 		"": slog.LevelWarn, "DEBUG": slog.LevelDebug, "info": slog.LevelInfo, "warning": slog.LevelWarn,
 		"error": slog.LevelError, "none": LogOff,
 	} {
-		s, err := SettingsFromEnv(env(map[string]string{"GPUFL_LOG_LEVEL": text}))
+		s, err := SettingsFromEnv(env(map[string]string{"GPUFLIGHT_LOG_LEVEL": text}))
 		require.NoError(t, err)
 		assert.Equal(t, want, s.LogLevel, text)
 	}
@@ -102,7 +102,7 @@ func TestLogLevels(t *testing.T) {
 
 func TestNoSpansAtAllCanBeSaid(t *testing.T) {
 	for _, v := range []string{"0", "-1"} {
-		s, err := SettingsFromEnv(env(map[string]string{"GPUFL_MAX_SPANS_PER_SECOND": v}))
+		s, err := SettingsFromEnv(env(map[string]string{"GPUFLIGHT_MAX_SPANS_PER_SECOND": v}))
 		require.NoError(t, err)
 		assert.Equal(t, -1, s.MaxSpansPerSecond)
 	}

@@ -122,7 +122,7 @@ func TestWindowBecomesSpanAndLogs(t *testing.T) {
 	require.Len(t, capture, 1)
 	assert.Contains(t, capture[0].Body().Str(), ", 1 deep windows.")
 	assert.Equal(t, "1", attr(capture[0].Attributes(), semconv.CUDACaptureDeepWindows))
-	assert.Equal(t, uint64(1), f.sink.total(semconv.MetricGpuflDeepWindows))
+	assert.Equal(t, uint64(1), f.sink.total(semconv.MetricGpuflightDeepWindows))
 }
 
 // Work beside a window is marked, and only that: a window of SASS metrics disturbs what comes right after it, too.
@@ -150,7 +150,7 @@ func TestWorkInWindowsIsEstimated(t *testing.T) {
 		"between": false, "after": true, "later": false,
 	}, estimated)
 	assert.InDelta(t, 0.01, summary.Windows.PausedSeconds, 1e-9)
-	assert.Equal(t, map[string]float64{"": 0.01}, f.sink.points(semconv.MetricGpuflPausedTime))
+	assert.Equal(t, map[string]float64{"": 0.01}, f.sink.points(semconv.MetricGpuflightPausedTime))
 	capture := f.sink.named(semconv.EventCUDACapture)[0]
 	assert.Equal(t, "partial", attr(capture.Attributes(), semconv.CUDACaptureStatus))
 	assert.Contains(t, capture.Body().Str(), "2 deep windows, the figures of 2 deep windows lost, nothing recorded for 0.01 s of them.")
@@ -190,12 +190,12 @@ func TestMemoryThatWindowsLeave(t *testing.T) {
 			require.Equal(t, tc.kept > 0, found)
 			gauges, held := 0, int64(0)
 			for _, m := range f.sink.metrics[len(f.sink.metrics)-1].ResourceMetrics().At(0).ScopeMetrics().At(0).Metrics().All() {
-				if m.Name() == semconv.MetricGpuflDeepMemory {
+				if m.Name() == semconv.MetricGpuflightDeepMemory {
 					gauges++
 					assert.Equal(t, int64(tc.kept), m.Gauge().DataPoints().At(0).IntValue()) //nolint:gosec // Few.
 					assert.Equal(t, "By", m.Unit())
 				}
-				if m.Name() == semconv.MetricGpuflDeepHeap {
+				if m.Name() == semconv.MetricGpuflightDeepHeap {
 					held = m.Gauge().DataPoints().At(0).IntValue()
 					assert.Positive(t, held)
 				}

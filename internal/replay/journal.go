@@ -48,7 +48,7 @@ type entry struct {
 
 // header is a journal's first line.
 type header struct {
-	Version int `json:"gpufl_replay"`
+	Version int `json:"gpuflight_replay"`
 	// Started is when the replay was first begun, in Unix nanoseconds.
 	Started int64 `json:"started_unix_nano"`
 }
@@ -114,7 +114,7 @@ func (j *Journal) rewrite(old io.Reader, next *os.File) error {
 		line, err := in.ReadSlice('\n')
 		if errors.Is(err, io.EOF) {
 			if n == 1 {
-				if len(line) > 0 && !bytes.HasPrefix(line, []byte(`{"gpufl_replay"`)) {
+				if len(line) > 0 && !bytes.HasPrefix(line, []byte(`{"gpuflight_replay"`)) {
 					return errors.New("not the state of a replay")
 				}
 				if err := put(out, header{journalVersion, j.started.UnixNano()}); err != nil {
@@ -132,7 +132,7 @@ func (j *Journal) rewrite(old io.Reader, next *os.File) error {
 				return errors.New("not the state of a replay")
 			}
 			if h.Version != journalVersion {
-				return fmt.Errorf("has form %d, this gpufl reads form %d", h.Version, journalVersion)
+				return fmt.Errorf("has form %d, this gpuflight reads form %d", h.Version, journalVersion)
 			}
 			j.started = time.Unix(0, h.Started)
 			if err := put(out, h); err != nil {

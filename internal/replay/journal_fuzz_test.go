@@ -12,7 +12,7 @@ import (
 
 // FuzzJournal opens any bytes as a journal. One that was opened can be opened again and says the same.
 func FuzzJournal(f *testing.F) {
-	header := `{"gpufl_replay":1,"started_unix_nano":5}` + "\n"
+	header := `{"gpuflight_replay":1,"started_unix_nano":5}` + "\n"
 	f.Add([]byte(header + `{"object":"a","version":"1","messages":3}` + "\n" + `{"object":"b","version":"2","done":true}` + "\n"))
 	f.Add([]byte(header + `{"object":"a"`))
 	f.Add([]byte(header + `{"object":"a","messages":-1}` + "\n"))

@@ -440,10 +440,10 @@ func TestReplayEndsWhereTheEndpointRefusesUnlessToldOtherwise(t *testing.T) {
 func TestJournalRefusesWhatIsNotOne(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	for content, want := range map[string]string{
-		"hello\n":                           "not the state of a replay",
-		"a file of the user's own":          "not the state of a replay",
-		`{"gpufl_replay":2}` + "\n":         "has form 2",
-		`{"gpufl_replay":1}` + "\n" + "x\n": "line 2 is damaged",
+		"hello\n":                               "not the state of a replay",
+		"a file of the user's own":              "not the state of a replay",
+		`{"gpuflight_replay":2}` + "\n":         "has form 2",
+		`{"gpuflight_replay":1}` + "\n" + "x\n": "line 2 is damaged",
 	} {
 		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 		_, err := OpenJournal(path)

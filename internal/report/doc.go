@@ -5,7 +5,7 @@
 // took it: by function and source line, as package hotspot computes it.
 //
 // It reads telemetry by the names of semconv, whoever made it; GPU Flight's logs, by way of package
-// gpuflog; and the summaries that recording processes leave for `gpufl trace`. Where a session has
+// gpuflog; and the summaries that recording processes leave for `gpuflight trace`. Where a session has
 // both spans and metrics, counts and times come from its metrics, which are exact where spans were left
 // out.
 package report

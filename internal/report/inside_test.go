@@ -205,7 +205,7 @@ func TestEstimatedTimesAreSaid(t *testing.T) {
 	r.Traces(someWork("b"))
 	md := pmetric.NewMetrics()
 	m := md.ResourceMetrics().AppendEmpty().ScopeMetrics().AppendEmpty().Metrics().AppendEmpty()
-	m.SetName(semconv.MetricGpuflLaunchesUntraced)
+	m.SetName(semconv.MetricGpuflightLaunchesUntraced)
 	sum := m.SetEmptySum()
 	sum.SetAggregationTemporality(pmetric.AggregationTemporalityCumulative)
 	for at, operations := range []map[string]int64{{"kernel": 5}, {"kernel": 1200, "memcpy": 34}} {

@@ -168,7 +168,7 @@ func (s *session) metric(m pmetric.Metric) {
 				s.times.put(at, key, func(v *float64) { *v = value(p) })
 			case semconv.MetricGPUCUDAMemsetBytes:
 				s.sets.put(at, series(a), func(v *Row) { v.Bytes = uint64(max(value(p), 0)) })
-			case semconv.MetricGpuflLaunchesUntraced:
+			case semconv.MetricGpuflightLaunchesUntraced:
 				s.untraced.put(at, text(a, semconv.CUDAOperation), func(v *uint64) { *v = uint64(max(value(p), 0)) })
 			case semconv.MetricGPUCUDAGraphLaunchCalls:
 				s.graphs.put(at, series(a), func(v *uint64) { *v = uint64(max(value(p), 0)) })

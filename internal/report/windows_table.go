@@ -160,7 +160,7 @@ func (w *Windows) writeLosses(t io.Writer) {
 		fmt.Fprintf(t, "%s: %s. %s.\n", what, much, means)
 	}
 	say(s.HardwareFull, true, "Buffer of the hardware full", times(s.HardwareFull),
-		"What ran from then on until it was read is not in the samples, so that shares lean towards what ran just after each reading; a longer period (GPUFL_DEEP_PERIOD) fills it more slowly")
+		"What ran from then on until it was read is not in the samples, so that shares lean towards what ran just after each reading; a longer period (GPUFLIGHT_DEEP_PERIOD) fills it more slowly")
 	say(s.Dropped, false, "Dropped by the hardware", w.share(s.Dropped), "Any may be hit, so totals are too small and shares stay as they are")
 	if all, known := w.sampled(); known && s.NonUser > all/2 {
 		say(s.NonUser, true, "Of code that CUPTI does not show", w.share(s.NonUser),
@@ -175,7 +175,7 @@ func (w *Windows) writeLosses(t io.Writer) {
 	} else {
 		say(rest, true, "Lost otherwise", plural(rest, "figure"), "There was no room for them, or they made no sense")
 	}
-	say(s.Other, false, "Above the most that a window sends", plural(s.Other, "row"), "They are the smallest, and summed by function, without their line; GPUFL_DEEP_ROWS allows more")
+	say(s.Other, false, "Above the most that a window sends", plural(s.Other, "row"), "They are the smallest, and summed by function, without their line; GPUFLIGHT_DEEP_ROWS allows more")
 	say(s.SkippedContexts, true, "Not looked at", plural(s.SkippedContexts, "CUDA context"), "PC sampling sees one context of each device, and what ran in others is in no figure")
 	say(s.LostContexts, true, "Ended before all was read", plural(s.LostContexts, "CUDA context"), "The last of what ran there is in no figure")
 	if uneven {
@@ -197,7 +197,7 @@ func (w *Windows) writeLosses(t io.Writer) {
 	say(s.Textless, false, "Without the text of the instruction", plural(s.Textless, "row"),
 		"There was no nvdisasm where the program ran (in PATH, or named by GPUFLIGHT_NVDISASM), it failed, or the code was not kept")
 	say(w.Textless, false, "Without the text of their instructions", plural(w.Textless, "function"),
-		"nvdisasm was not ready when the program ended, or failed; a longer GPUFL_SHUTDOWN_TIMEOUT gives it more time")
+		"nvdisasm was not ready when the program ended, or failed; a longer GPUFLIGHT_SHUTDOWN_TIMEOUT gives it more time")
 	if len(w.Missing) > 0 {
 		fmt.Fprintf(t, "Not known to the device: %s.\n", clean(strings.Join(w.Missing, ", "), maxSentence))
 	}

@@ -20,7 +20,7 @@ func (w *worker) dump(window uint64, r *cupti.DeepResult) {
 	}
 	path := filepath.Join(w.settings.Dump, fmt.Sprintf("%d-%d-%s.txt", os.Getpid(), window, r.Engine))
 	if err := writeResult(path, r); err != nil {
-		w.log.Warn("gpufl: what a deep window yielded cannot be kept", "error", err)
+		w.log.Warn("gpuflight: what a deep window yielded cannot be kept", "error", err)
 		return
 	}
 	for i := range r.Rows {
@@ -34,7 +34,7 @@ func (w *worker) dump(window uint64, r *cupti.DeepResult) {
 			continue
 		}
 		if err := os.WriteFile(filepath.Join(w.settings.Dump, fmt.Sprintf("%d.cubin", crc)), image, 0o600); err != nil {
-			w.log.Warn("gpufl: an image of a deep window cannot be kept", "error", err)
+			w.log.Warn("gpuflight: an image of a deep window cannot be kept", "error", err)
 		}
 	}
 }
@@ -51,7 +51,7 @@ func writeResult(path string, r *cupti.DeepResult) (err error) {
 	}()
 	b := bufio.NewWriter(f)
 	line := strings.NewReplacer("\n", " ", "\r", " ")
-	fmt.Fprintf(b, "gpufl-deep 1 %s\n", r.Engine)
+	fmt.Fprintf(b, "gpuflight-deep 1 %s\n", r.Engine)
 	for i, name := range r.Names {
 		fmt.Fprintf(b, "name %d %s\n", i, line.Replace(name))
 	}

@@ -206,7 +206,7 @@ func (e *Engines) resumeLate() {
 		switch again, err := e.resume(); {
 		case again:
 		case err != nil:
-			e.log.Warn("gpufl: activity was not resumed after a deep window", "error", err)
+			e.log.Warn("gpuflight: activity was not resumed after a deep window", "error", err)
 			return
 		default:
 			return
@@ -266,7 +266,7 @@ func (s *session) Disarm(context.Context) (deep.Collected, error) {
 			Reason: cupti.ReasonStuck, Detail: "launches of the program came to no rest as the window closed, so the engine stays armed: start the process anew to have windows",
 		}})
 	default:
-		s.e.log.Warn("gpufl: a deep window did not end as it should", "window", s.window, "detail", result.Problem.Detail)
+		s.e.log.Warn("gpuflight: a deep window did not end as it should", "window", s.window, "detail", result.Problem.Detail)
 	}
 	c := collected(result)
 	s.e.keep(s.window, result)
@@ -278,7 +278,7 @@ func (e *Engines) keep(window uint64, r *cupti.DeepResult) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if window <= e.closed {
-		e.log.Warn("gpufl: figures of a deep window came after its end and are dropped", "window", window, "rows", len(r.Rows))
+		e.log.Warn("gpuflight: figures of a deep window came after its end and are dropped", "window", window, "rows", len(r.Rows))
 		return
 	}
 	if window != e.window {
@@ -368,7 +368,7 @@ func (e *Engines) status(err error) error {
 		e.mu.Unlock()
 	}
 	if refused.Status.Reason == cupti.ReasonDeaf {
-		e.deaf.Do(func() { e.log.Error("gpufl: recording has ended", "why", refused.Status.Detail) })
+		e.deaf.Do(func() { e.log.Error("gpuflight: recording has ended", "why", refused.Status.Detail) })
 	}
 	return refusal(refused.Status)
 }

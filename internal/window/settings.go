@@ -40,35 +40,35 @@ type Settings struct {
 // names each variable with a bad value and what would be good; the Settings beside it have the default
 // there.
 func SettingsFromEnv(getenv func(string) string) (Settings, error) {
-	s := Settings{Dump: getenv("GPUFL_DEEP_DUMP")}
+	s := Settings{Dump: getenv("GPUFLIGHT_DEEP_DUMP")}
 	var errs []error
 	bad := func(name, value, want string) {
 		errs = append(errs, fmt.Errorf("%s is %q; it must be %s", name, value, want))
 	}
-	if v := getenv("GPUFL_DEEP_PERIOD"); v != "" {
+	if v := getenv("GPUFLIGHT_DEEP_PERIOD"); v != "" {
 		n, err := strconv.Atoi(v)
 		if err != nil || n < cupti.MinPeriodLog2 || n > cupti.MaxPeriodLog2 {
-			bad("GPUFL_DEEP_PERIOD", v, fmt.Sprintf("N of %d to %d, for a sample every 2^N cycles; 16 is 65,536", cupti.MinPeriodLog2, cupti.MaxPeriodLog2))
+			bad("GPUFLIGHT_DEEP_PERIOD", v, fmt.Sprintf("N of %d to %d, for a sample every 2^N cycles; 16 is 65,536", cupti.MinPeriodLog2, cupti.MaxPeriodLog2))
 		} else {
 			s.PeriodLog2 = n
 		}
 	}
-	if v := getenv("GPUFL_DEEP_ROWS"); v != "" {
+	if v := getenv("GPUFLIGHT_DEEP_ROWS"); v != "" {
 		n, err := strconv.Atoi(v)
 		if err != nil || n < 1 || n > cupti.DefaultMaxRows {
-			bad("GPUFL_DEEP_ROWS", v, fmt.Sprintf("a whole number of 1 to %d", cupti.DefaultMaxRows))
+			bad("GPUFLIGHT_DEEP_ROWS", v, fmt.Sprintf("a whole number of 1 to %d", cupti.DefaultMaxRows))
 		} else {
 			s.MaxRows = n
 		}
 	}
-	switch v := getenv("GPUFL_DEEP_SERIALIZE"); strings.ToLower(v) {
+	switch v := getenv("GPUFLIGHT_DEEP_SERIALIZE"); strings.ToLower(v) {
 	case "", "0", "false", "no", "off":
 	case "1", "true", "yes", "on":
 		s.Serialize = true
 	default:
-		bad("GPUFL_DEEP_SERIALIZE", v, "true or false")
+		bad("GPUFLIGHT_DEEP_SERIALIZE", v, "true or false")
 	}
-	for name := range strings.SplitSeq(getenv("GPUFL_DEEP_METRICS"), ",") {
+	for name := range strings.SplitSeq(getenv("GPUFLIGHT_DEEP_METRICS"), ",") {
 		names := []string{strings.TrimSpace(name)}
 		switch names[0] {
 		case "":
@@ -84,7 +84,7 @@ func SettingsFromEnv(getenv func(string) string) (Settings, error) {
 	}
 	if s.Dump != "" {
 		if info, err := os.Stat(s.Dump); err != nil || !info.IsDir() {
-			bad("GPUFL_DEEP_DUMP", s.Dump, "a folder that exists")
+			bad("GPUFLIGHT_DEEP_DUMP", s.Dump, "a folder that exists")
 			s.Dump = ""
 		}
 	}

@@ -112,7 +112,7 @@ func (t *texts) seek() {
 	t.sought = true
 	d, err := cubin.FindDisassembler("")
 	if err != nil {
-		t.log.Info("gpufl: deep windows have no text of instructions", "reason", err)
+		t.log.Info("gpuflight: deep windows have no text of instructions", "reason", err)
 		return
 	}
 	d.TimeLimit = disassembly
@@ -194,7 +194,7 @@ func (t *texts) run() {
 	}()
 	for j := t.next(ctx); j != nil; j = t.next(ctx) {
 		if err := t.guarded(ctx, j); err != nil {
-			t.log.Info("gpufl: instructions have no text", "error", err)
+			t.log.Info("gpuflight: instructions have no text", "error", err)
 		}
 	}
 	t.mu.Lock()

@@ -552,7 +552,7 @@ func TestDumpsCanBePlayedBack(t *testing.T) {
 	stop(t, e)
 	text, err := os.ReadFile(filepath.Join(dir, strconv.Itoa(os.Getpid())+"-3-pc_sampling.txt"))
 	require.NoError(t, err)
-	assert.Equal(t, `gpufl-deep 1 pc_sampling
+	assert.Equal(t, `gpuflight-deep 1 pc_sampling
 name 0 smsp__pcsamp_warps_issue_stalled_long_scoreboard
 name 1 smsp__pcsamp_warps_issue_stalled_barrier
 function 0 plain
@@ -575,13 +575,13 @@ func TestSettingsFromEnv(t *testing.T) {
 		err  string
 	}{
 		{nil, Settings{}, ""},
-		{map[string]string{"GPUFL_DEEP_PERIOD": "12", "GPUFL_DEEP_SERIALIZE": "on", "GPUFL_DEEP_METRICS": " a, b,a,", "GPUFL_DEEP_ROWS": "50", "GPUFL_DEEP_DUMP": dir},
+		{map[string]string{"GPUFLIGHT_DEEP_PERIOD": "12", "GPUFLIGHT_DEEP_SERIALIZE": "on", "GPUFLIGHT_DEEP_METRICS": " a, b,a,", "GPUFLIGHT_DEEP_ROWS": "50", "GPUFLIGHT_DEEP_DUMP": dir},
 			Settings{PeriodLog2: 12, Serialize: true, Metrics: []string{"a", "b"}, MaxRows: 50, Dump: dir}, ""},
-		{map[string]string{"GPUFL_DEEP_METRICS": "memory, a"}, Settings{Metrics: append(slices.Clone(cupti.MemoryMetrics), "a")}, ""},
-		{map[string]string{"GPUFL_DEEP_PERIOD": "4"}, Settings{}, `GPUFL_DEEP_PERIOD is "4"; it must be N of 5 to 31, for a sample every 2^N cycles; 16 is 65,536`},
-		{map[string]string{"GPUFL_DEEP_SERIALIZE": "maybe"}, Settings{}, `GPUFL_DEEP_SERIALIZE is "maybe"; it must be true or false`},
-		{map[string]string{"GPUFL_DEEP_ROWS": "0"}, Settings{}, `GPUFL_DEEP_ROWS is "0"; it must be a whole number of 1 to 200000`},
-		{map[string]string{"GPUFL_DEEP_DUMP": filepath.Join(dir, "none")}, Settings{}, "it must be a folder that exists"},
+		{map[string]string{"GPUFLIGHT_DEEP_METRICS": "memory, a"}, Settings{Metrics: append(slices.Clone(cupti.MemoryMetrics), "a")}, ""},
+		{map[string]string{"GPUFLIGHT_DEEP_PERIOD": "4"}, Settings{}, `GPUFLIGHT_DEEP_PERIOD is "4"; it must be N of 5 to 31, for a sample every 2^N cycles; 16 is 65,536`},
+		{map[string]string{"GPUFLIGHT_DEEP_SERIALIZE": "maybe"}, Settings{}, `GPUFLIGHT_DEEP_SERIALIZE is "maybe"; it must be true or false`},
+		{map[string]string{"GPUFLIGHT_DEEP_ROWS": "0"}, Settings{}, `GPUFLIGHT_DEEP_ROWS is "0"; it must be a whole number of 1 to 200000`},
+		{map[string]string{"GPUFLIGHT_DEEP_DUMP": filepath.Join(dir, "none")}, Settings{}, "it must be a folder that exists"},
 	} {
 		got, err := SettingsFromEnv(func(name string) string { return tc.env[name] })
 		assert.Equal(t, tc.want, got)

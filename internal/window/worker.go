@@ -102,7 +102,7 @@ func (w *worker) take(j job) {
 	}
 	bare := bareWindow(&j, "; its figures found no room and are lost")
 	if !w.taker.AddWindow(bare) {
-		w.log.Warn("gpufl: a deep window cannot be told of", "window", j.window.ID)
+		w.log.Warn("gpuflight: a deep window cannot be told of", "window", j.window.ID)
 	}
 }
 
@@ -173,7 +173,7 @@ func (w *worker) run() {
 	for j := range w.jobs {
 		out, wanted, err := w.guarded(&j)
 		if err != nil {
-			w.log.Error("gpufl: the figures of a deep window are lost", "window", j.window.ID, "error", err)
+			w.log.Error("gpuflight: the figures of a deep window are lost", "window", j.window.ID, "error", err)
 			out = bareWindow(&j, "; its figures could not be read and are lost")
 		}
 		w.hand(out)
@@ -203,7 +203,7 @@ func (w *worker) hand(out *recorder.Window) {
 		select {
 		case <-t.C:
 		case <-w.abandon:
-			w.log.Warn("gpufl: a deep window cannot be told of", "window", out.ID)
+			w.log.Warn("gpuflight: a deep window cannot be told of", "window", out.ID)
 			return
 		}
 	}

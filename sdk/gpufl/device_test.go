@@ -28,7 +28,7 @@ import (
 func recordOn(t *testing.T, pairs ...string) (gpu *cuptitest.Fake, stop func() []ptrace.Span) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "out.otlp.jsonl")
-	setenv(t, append([]string{"GPUFL_OUTPUT", path, "GPUFL_MAX_SPANS_PER_SECOND", "1000000"}, pairs...)...)
+	setenv(t, append([]string{"GPUFLIGHT_OUTPUT", path, "GPUFLIGHT_MAX_SPANS_PER_SECOND", "1000000"}, pairs...)...)
 	gpu = cuptitest.Libraries(t) // after setenv, which hides a real one
 	require.Zero(t, gpu.Init())
 	shutdown, err := Init(t.Context())
@@ -240,7 +240,7 @@ func TestGoroutineIsHeldOnlyWhileItMustBe(t *testing.T) {
 
 func TestUnsampledScopesMakeNoSpans(t *testing.T) {
 	summaries := t.TempDir()
-	gpu, stop := recordOn(t, "OTEL_TRACES_SAMPLER", "always_off", "OTEL_SERVICE_NAME", "svc", "GPUFL_SUMMARY_DIR", summaries)
+	gpu, stop := recordOn(t, "OTEL_TRACES_SAMPLER", "always_off", "OTEL_SERVICE_NAME", "svc", "GPUFLIGHT_SUMMARY_DIR", summaries)
 	require.NoError(t, Do(t.Context(), "quiet", func(context.Context) error {
 		gpu.Launch("k", 9)
 		return nil
@@ -305,11 +305,11 @@ func BenchmarkScope(b *testing.B) {
 		}
 	}
 	b.Run("scope/unavailable", func(b *testing.B) {
-		setenv(b, "GPUFL_DISABLED", "true")
+		setenv(b, "GPUFLIGHT_DISABLED", "true")
 		scopes(b)
 	})
 	b.Run("scope/recording", func(b *testing.B) {
-		setenv(b, "GPUFL_OUTPUT", filepath.Join(b.TempDir(), "out.otlp.jsonl"))
+		setenv(b, "GPUFLIGHT_OUTPUT", filepath.Join(b.TempDir(), "out.otlp.jsonl"))
 		gpu := cuptitest.Libraries(b)
 		require.Zero(b, gpu.Init())
 		scopes(b)

@@ -25,7 +25,7 @@
 //   - Where there is no GPU or no CUPTI the program runs unchanged, and [CurrentStatus] says why nothing is
 //     recorded.
 //   - [DeepWindow] looks inside kernels for some seconds: what they wait for, and on which line. It must be
-//     allowed first, by GPUFL_DEEP=1 or [WithDeepWindows].
+//     allowed first, by GPUFLIGHT_DEEP=1 or [WithDeepWindows].
 //   - There is one recording in a process. Init may be called again after its shutdown.
 //   - Nothing of CUDA is needed to build, but cgo is needed to record.
 package gpufl

@@ -33,11 +33,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // setenv gives the SDK an environment of its own.
 func setenv(t testing.TB, pairs ...string) {
-	for _, k := range []string{"GPUFL_OUTPUT", "GPUFL_DISABLED", "GPUFL_MAX_SPANS_PER_SECOND", "OTEL_SERVICE_NAME", "OTEL_EXPORTER_OTLP_TIMEOUT", "TRACEPARENT"} {
+	for _, k := range []string{"GPUFLIGHT_OUTPUT", "GPUFLIGHT_DISABLED", "GPUFLIGHT_MAX_SPANS_PER_SECOND", "OTEL_SERVICE_NAME", "OTEL_EXPORTER_OTLP_TIMEOUT", "TRACEPARENT"} {
 		t.Setenv(k, "")
 	}
-	t.Setenv("GPUFL_LOG_LEVEL", "off")
-	t.Setenv("GPUFL_CUPTI", "/nowhere/libcupti.so")
+	t.Setenv("GPUFLIGHT_LOG_LEVEL", "off")
+	t.Setenv("GPUFLIGHT_CUPTI", "/nowhere/libcupti.so")
 	for i := 0; i < len(pairs); i += 2 {
 		t.Setenv(pairs[i], pairs[i+1])
 	}
@@ -84,7 +84,7 @@ func TestWithoutGPU(t *testing.T) {
 		t.Fatal("another test left a session behind")
 	}
 	path := filepath.Join(t.TempDir(), "out.otlp.jsonl")
-	setenv(t, "GPUFL_OUTPUT", path, "OTEL_SERVICE_NAME", "trainer")
+	setenv(t, "GPUFLIGHT_OUTPUT", path, "OTEL_SERVICE_NAME", "trainer")
 	shutdown, err := Init(t.Context(), WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)
 	status := CurrentStatus()
@@ -131,7 +131,7 @@ func TestWithoutGPU(t *testing.T) {
 
 	// And again, since shutdown has ended all.
 	path = filepath.Join(t.TempDir(), "second.otlp.jsonl")
-	setenv(t, "GPUFL_OUTPUT", path)
+	setenv(t, "GPUFLIGHT_OUTPUT", path)
 	shutdown, err = Init(t.Context())
 	require.NoError(t, err)
 	_, scope := Scope(t.Context(), "again")
@@ -145,9 +145,9 @@ func TestInitNamesWhatIsWrong(t *testing.T) {
 		want, variable, value string
 		options               []Option
 	}{
-		{"GPUFL_MAX_SPANS_PER_SECOND", "GPUFL_MAX_SPANS_PER_SECOND", "many", nil},
+		{"GPUFLIGHT_MAX_SPANS_PER_SECOND", "GPUFLIGHT_MAX_SPANS_PER_SECOND", "many", nil},
 		{"OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT", "soon", nil},
-		{"GPUFL_OUTPUT", "GPUFL_OUTPUT", "/no/such/folder/x.otlp.jsonl", nil},
+		{"GPUFLIGHT_OUTPUT", "GPUFLIGHT_OUTPUT", "/no/such/folder/x.otlp.jsonl", nil},
 		{"WithKinds", "OTEL_SERVICE_NAME", "s", []Option{WithKinds("kernels")}},
 		{"WithTracerProvider", "OTEL_SERVICE_NAME", "s", []Option{WithTracerProvider(nil)}},
 	} {
@@ -167,7 +167,7 @@ func TestScopesAreSpansOfTheProgramsProvider(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
 	path := filepath.Join(t.TempDir(), "out.otlp.jsonl")
-	setenv(t, "GPUFL_OUTPUT", path)
+	setenv(t, "GPUFLIGHT_OUTPUT", path)
 	shutdown, err := Init(t.Context(), WithTracerProvider(provider))
 	require.NoError(t, err)
 	_, scope := Scope(t.Context(), "step")
@@ -179,7 +179,7 @@ func TestScopesAreSpansOfTheProgramsProvider(t *testing.T) {
 }
 
 func TestDisabled(t *testing.T) {
-	setenv(t, "GPUFL_DISABLED", "true")
+	setenv(t, "GPUFLIGHT_DISABLED", "true")
 	shutdown, err := Init(t.Context(), WithTracerProvider(noop.NewTracerProvider()))
 	require.NoError(t, err)
 	assert.Equal(t, "disabled", CurrentStatus().Reason)

@@ -56,7 +56,7 @@ func WithResource(attributes ...attribute.KeyValue) Option {
 	}
 }
 
-// WithMaxSpansPerSecond limits the spans of device work (GPUFL_MAX_SPANS_PER_SECOND): above it the
+// WithMaxSpansPerSecond limits the spans of device work (GPUFLIGHT_MAX_SPANS_PER_SECOND): above it the
 // longest and a fair share of every kernel name are kept, and the rest is in the metrics only. 0 makes
 // no such spans at all.
 func WithMaxSpansPerSecond(n int) Option {
@@ -72,7 +72,7 @@ func WithMaxSpansPerSecond(n int) Option {
 	}
 }
 
-// WithKinds says what to record, in the words of GPUFL_KINDS: either all of it ("kernel", "memcpy"),
+// WithKinds says what to record, in the words of GPUFLIGHT_KINDS: either all of it ("kernel", "memcpy"),
 // or changes to the default ("+sync", "-memset").
 func WithKinds(kinds ...string) Option {
 	return func(o *options) error {
@@ -85,7 +85,7 @@ func WithKinds(kinds ...string) Option {
 	}
 }
 
-// WithDeepWindows allows deep windows, by [DeepWindow] and by gpufl deep, as GPUFL_DEEP=1 does. The images of
+// WithDeepWindows allows deep windows, by [DeepWindow] and by gpuflight deep, as GPUFLIGHT_DEEP=1 does. The images of
 // modules are then kept in memory, at most 256 MiB of them.
 func WithDeepWindows() Option {
 	return func(o *options) error {
@@ -94,7 +94,7 @@ func WithDeepWindows() Option {
 	}
 }
 
-// WithProfiles sends deep windows as profiles too, as GPUFL_PROFILES=1 does. The signal is in development: an endpoint
+// WithProfiles sends deep windows as profiles too, as GPUFLIGHT_PROFILES=1 does. The signal is in development: an endpoint
 // that does not know it costs one warning.
 func WithProfiles() Option {
 	return func(o *options) error {
@@ -104,7 +104,7 @@ func WithProfiles() Option {
 }
 
 // WithLogger is where the SDK tells what goes wrong. The default is standard error, from
-// GPUFL_LOG_LEVEL (warn) on.
+// GPUFLIGHT_LOG_LEVEL (warn) on.
 func WithLogger(l *slog.Logger) Option {
 	return func(o *options) error {
 		if l == nil {

@@ -23,7 +23,7 @@ import (
 )
 
 // childVariable makes a test do its child's part.
-const childVariable = "GPUFL_TEST_CHILD"
+const childVariable = "GPUFLIGHT_TEST_CHILD"
 
 // child runs this test in a process of its own, with the fake GPU. It returns nil in that process.
 func child(t *testing.T) *exec.Cmd {
@@ -115,7 +115,7 @@ func TestShutdownKeepsItsBound(t *testing.T) {
 	require.NoError(t, err)
 	defer silent.Close()
 	for _, protocol := range []string{"grpc", "http/protobuf"} {
-		setenv(t, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+silent.Addr().String(), "OTEL_EXPORTER_OTLP_PROTOCOL", protocol, "GPUFL_SHUTDOWN_TIMEOUT", "300ms",
+		setenv(t, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+silent.Addr().String(), "OTEL_EXPORTER_OTLP_PROTOCOL", protocol, "GPUFLIGHT_SHUTDOWN_TIMEOUT", "300ms",
 			"OTEL_EXPORTER_OTLP_TIMEOUT", "3600000")
 		shutdown, err := Init(t.Context())
 		require.NoError(t, err)

@@ -20,7 +20,7 @@ import (
 
 // Windows come as profiles beside the logs, with the same sums, and lead to the window's span.
 func TestDeepWindowsAsProfiles(t *testing.T) {
-	w, stop := recordWindows(t, "GPUFL_PROFILES", "1", "GPUFL_DEEP_PERIOD", "12")
+	w, stop := recordWindows(t, "GPUFLIGHT_PROFILES", "1", "GPUFLIGHT_DEEP_PERIOD", "12")
 	for _, engine := range []Engine{EnginePC, EngineSASS} {
 		got, err := DeepWindow(t.Context(), 20*time.Millisecond, WithEngine(engine), WithReason("a look"))
 		require.NoError(t, err)
@@ -62,12 +62,12 @@ func TestWithProfiles(t *testing.T) {
 	}{
 		"not by themselves":      {nil, []Option{WithDeepWindows()}, false},
 		"by the option":          {nil, []Option{WithDeepWindows(), WithProfiles()}, true},
-		"by the environment":     {[]string{"GPUFL_PROFILES", "1"}, []Option{WithDeepWindows()}, true},
+		"by the environment":     {[]string{"GPUFLIGHT_PROFILES", "1"}, []Option{WithDeepWindows()}, true},
 		"not without windows":    {nil, []Option{WithProfiles()}, false},
 		"not where they are off": {[]string{"OTEL_PROFILES_EXPORTER", "none"}, []Option{WithDeepWindows(), WithProfiles()}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			setenv(t, append([]string{"GPUFL_OUTPUT", filepath.Join(t.TempDir(), "out.otlp.jsonl"), "XDG_RUNTIME_DIR", ""}, tc.pairs...)...)
+			setenv(t, append([]string{"GPUFLIGHT_OUTPUT", filepath.Join(t.TempDir(), "out.otlp.jsonl"), "XDG_RUNTIME_DIR", ""}, tc.pairs...)...)
 			require.Zero(t, cuptitest.Libraries(t).Init())
 			shutdown, err := Init(t.Context(), tc.options...)
 			require.NoError(t, err)
@@ -75,7 +75,7 @@ func TestWithProfiles(t *testing.T) {
 			require.NoError(t, shutdown(context.Background()))
 		})
 	}
-	setenv(t, "GPUFL_PROFILES", "maybe")
+	setenv(t, "GPUFLIGHT_PROFILES", "maybe")
 	_, err := Init(t.Context())
-	require.ErrorContains(t, err, "GPUFL_PROFILES")
+	require.ErrorContains(t, err, "GPUFLIGHT_PROFILES")
 }

@@ -20,7 +20,7 @@ import (
 )
 
 // The provider that Init makes exports through the same client as the device's spans: one reading
-// of the environment, one connection, one bounded queue, and GPUFL_OUTPUT has everything in one file.
+// of the environment, one connection, one bounded queue, and GPUFLIGHT_OUTPUT has everything in one file.
 // The price is a small exporter of our own instead of OpenTelemetry's.
 
 // queueSpans is the provider's queue if OTEL_BSP_MAX_QUEUE_SIZE does not say. The exporter behind it

@@ -28,7 +28,7 @@ const (
 // DeepOption is a setting of one deep window.
 type DeepOption func(*deep.Request)
 
-// WithEngine chooses the engine; the default is GPUFL_DEEP_ENGINE, or EnginePC.
+// WithEngine chooses the engine; the default is GPUFLIGHT_DEEP_ENGINE, or EnginePC.
 func WithEngine(e Engine) DeepOption {
 	return func(r *deep.Request) { r.Engine = deep.Engine(e) }
 }
@@ -86,7 +86,7 @@ func DeepWindow(ctx context.Context, d time.Duration, opts ...DeepOption) (Windo
 	}
 	controller := s.capture.Windows()
 	if controller == nil {
-		return Window{Status: "disabled", Detail: "deep windows are switched off: set GPUFL_DEEP=1 or use WithDeepWindows"}, ctx.Err()
+		return Window{Status: "disabled", Detail: "deep windows are switched off: set GPUFLIGHT_DEEP=1 or use WithDeepWindows"}, ctx.Err()
 	}
 	if err := ctx.Err(); err != nil {
 		return Window{Status: string(deep.StatusBadRequest)}, err

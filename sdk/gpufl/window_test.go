@@ -81,8 +81,8 @@ func recordWindows(t *testing.T, pairs ...string) (w *windows, stop func() windo
 	place := t.TempDir()
 	require.NoError(t, os.Chmod(place, 0o700)) //nolint:gosec // A folder needs its x.
 	setenv(t, append([]string{
-		"GPUFL_OUTPUT", path, "GPUFL_MAX_SPANS_PER_SECOND", "1000000", "GPUFL_SHUTDOWN_TIMEOUT", "10m", "OTEL_SERVICE_NAME", "svc",
-		"GPUFL_DEEP", "1", "GPUFL_DEEP_BLACKOUT", "0s", "GPUFL_DEEP_COOLDOWN", "0s", "GPUFL_DEEP_PER_HOUR", "10000", "GPUFL_DEEP_SHARE", "100%",
+		"GPUFLIGHT_OUTPUT", path, "GPUFLIGHT_MAX_SPANS_PER_SECOND", "1000000", "GPUFLIGHT_SHUTDOWN_TIMEOUT", "10m", "OTEL_SERVICE_NAME", "svc",
+		"GPUFLIGHT_DEEP", "1", "GPUFLIGHT_DEEP_BLACKOUT", "0s", "GPUFLIGHT_DEEP_COOLDOWN", "0s", "GPUFLIGHT_DEEP_PER_HOUR", "10000", "GPUFLIGHT_DEEP_SHARE", "100%",
 		"XDG_RUNTIME_DIR", place,
 	}, pairs...)...)
 	w = &windows{path: path}
@@ -103,14 +103,14 @@ func recordWindows(t *testing.T, pairs ...string) (w *windows, stop func() windo
 	w.pc, w.line = store(t, image)
 	script := filepath.Join(t.TempDir(), "windows.txt")
 	crc := w.CRC(image)
-	require.NoError(t, os.WriteFile(script, fmt.Appendf(nil, `gpufl-deep 1 pc_sampling
+	require.NoError(t, os.WriteFile(script, fmt.Appendf(nil, `gpuflight-deep 1 pc_sampling
 name 0 smsp__pcsamp_warps_issue_stalled_long_scoreboard
 name 1 smsp__pcsamp_warps_issue_stalled_wait
 function 0 plain
 row 0 %[1]d %[2]d 0 0 0 %[3]d
 row 0 %[1]d 0 0 1 0 %[4]d
 totals %[5]d %[6]d 0
-gpufl-deep 1 sass_metrics
+gpuflight-deep 1 sass_metrics
 name 0 smsp__sass_inst_executed
 row 0 %[1]d %[2]d 0 0 0 %[7]d
 `, crc, w.pc, waiting, atOnce, waiting+atOnce+dropped, dropped, executed), 0o600))
@@ -331,7 +331,7 @@ func TestDeepWindowRefusals(t *testing.T) {
 	assert.NotEmpty(t, got.Detail)
 
 	t.Run("disabled", func(t *testing.T) {
-		_, stop := recordWindows(t, "GPUFL_DEEP", "")
+		_, stop := recordWindows(t, "GPUFLIGHT_DEEP", "")
 		got, err := DeepWindow(t.Context(), time.Second)
 		require.NoError(t, err)
 		assert.Equal(t, "disabled", got.Status)
@@ -375,7 +375,7 @@ func TestDeepWindowRefusals(t *testing.T) {
 		assert.Equal(t, w.figures(1, 0), r.samples)
 	})
 	t.Run("by limits", func(t *testing.T) {
-		_, stop := recordWindows(t, "GPUFL_DEEP_COOLDOWN", "1h")
+		_, stop := recordWindows(t, "GPUFLIGHT_DEEP_COOLDOWN", "1h")
 		got, err := DeepWindow(t.Context(), 20*time.Millisecond)
 		require.NoError(t, err)
 		assert.Equal(t, "collected", got.Status, got.Detail)
@@ -390,7 +390,7 @@ func TestDeepWindowRefusals(t *testing.T) {
 		stop()
 	})
 	t.Run("no context", func(t *testing.T) {
-		setenv(t, "GPUFL_OUTPUT", filepath.Join(t.TempDir(), "out.otlp.jsonl"), "GPUFL_DEEP_BLACKOUT", "0s", "XDG_RUNTIME_DIR", "")
+		setenv(t, "GPUFLIGHT_OUTPUT", filepath.Join(t.TempDir(), "out.otlp.jsonl"), "GPUFLIGHT_DEEP_BLACKOUT", "0s", "XDG_RUNTIME_DIR", "")
 		gpu := cuptitest.Libraries(t)
 		require.Zero(t, gpu.Init())
 		shutdown, err := Init(t.Context(), WithDeepWindows())
@@ -462,8 +462,8 @@ func windowsUntil(t *testing.T, n uint64, each func()) {
 }
 
 func TestDeepWindowsBySchedule(t *testing.T) {
-	w, stop := recordWindows(t, "GPUFL_DEEP", "", "GPUFL_DEEP_BLACKOUT", "", "GPUFL_DEEP_COOLDOWN", "", "GPUFL_DEEP_PER_HOUR", "", "GPUFL_DEEP_SHARE", "",
-		"GPUFL_DEEP_AFTER", "2s", "GPUFL_DEEP_EVERY", "1s", "GPUFL_DEEP_FOR", "20ms", "GPUFL_DEEP_MAX", "3", "GPUFL_DEEP_ENGINE", "pc")
+	w, stop := recordWindows(t, "GPUFLIGHT_DEEP", "", "GPUFLIGHT_DEEP_BLACKOUT", "", "GPUFLIGHT_DEEP_COOLDOWN", "", "GPUFLIGHT_DEEP_PER_HOUR", "", "GPUFLIGHT_DEEP_SHARE", "",
+		"GPUFLIGHT_DEEP_AFTER", "2s", "GPUFLIGHT_DEEP_EVERY", "1s", "GPUFLIGHT_DEEP_FOR", "20ms", "GPUFLIGHT_DEEP_MAX", "3", "GPUFLIGHT_DEEP_ENGINE", "pc")
 	windowsUntil(t, 3, func() { w.Launch("plain", 1) })
 	process.Eventually(t, time.Minute, "the fourth is refused", func() bool {
 		return current.Load().capture.Windows().Report().Refused["maximum"] > 0
@@ -478,7 +478,7 @@ func TestDeepWindowsBySchedule(t *testing.T) {
 }
 
 func TestDeepWindowByRule(t *testing.T) {
-	w, stop := recordWindows(t, "GPUFL_DEEP_WHEN", "kernel(plain).rate over 200ms > 1/s", "GPUFL_DEEP_FOR", "20ms", "GPUFL_DEEP_MAX", "1", "GPUFL_FLUSH_INTERVAL", "20ms")
+	w, stop := recordWindows(t, "GPUFLIGHT_DEEP_WHEN", "kernel(plain).rate over 200ms > 1/s", "GPUFLIGHT_DEEP_FOR", "20ms", "GPUFLIGHT_DEEP_MAX", "1", "GPUFLIGHT_FLUSH_INTERVAL", "20ms")
 	windowsUntil(t, 1, func() { w.Launch("plain", 100) })
 	r := stop()
 	require.Len(t, r.spans, 1)
@@ -511,7 +511,7 @@ func TestDeepWindowBySocket(t *testing.T) {
 
 // An engine that never comes back costs windows, and nothing else.
 func TestHangingEngineDoesNotHoldTheProgram(t *testing.T) {
-	w, stop := recordWindows(t, "GPUFL_SHUTDOWN_TIMEOUT", "2s")
+	w, stop := recordWindows(t, "GPUFLIGHT_SHUTDOWN_TIMEOUT", "2s")
 	w.Control("hang", 1)
 	defer w.Control("hang", 0)
 	done := make(chan struct{})
@@ -541,7 +541,7 @@ func TestHangingEngineDoesNotHoldTheProgram(t *testing.T) {
 	r := w.read(t)
 	assert.Equal(t, 7, r.kernels[true]+r.kernels[false])
 	// Now that it has come back, the process can record anew.
-	t.Setenv("GPUFL_OUTPUT", filepath.Join(t.TempDir(), "again.otlp.jsonl"))
+	t.Setenv("GPUFLIGHT_OUTPUT", filepath.Join(t.TempDir(), "again.otlp.jsonl"))
 	process.Eventually(t, time.Minute, "it can be recorded again", func() bool {
 		shutdown, err := Init(t.Context())
 		require.NoError(t, err)

@@ -23,7 +23,7 @@ import (
 
 var (
 	demo  = process.Binary{Env: "GPUFLIGHT_DEMO", Path: ".tools/demo", Make: "make .tools/demo"}
-	gpufl = process.Binary{Env: "GPUFLIGHT_GPUFL", Path: "bin/gpufl", Make: "make build"}
+	gpufl = process.Binary{Env: "GPUFLIGHT_CLI", Path: "bin/gpuflight", Make: "make build"}
 )
 
 // demoLimit is several times what a demo takes on two idle cores.

@@ -75,7 +75,7 @@ func (n *node) count(operation string) (c int) {
 	return c
 }
 
-// TestReplayedRecordingsInJaeger sends what `gpufl trace` and the SDK recorded on an H200 through the
+// TestReplayedRecordingsInJaeger sends what `gpuflight trace` and the SDK recorded on an H200 through the
 // distribution's otlp_json_file receiver into Jaeger, and looks there for the tree that the user wants
 // to see: request, scope, kernels.
 func TestReplayedRecordingsInJaeger(t *testing.T) {

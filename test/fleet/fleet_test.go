@@ -186,8 +186,8 @@ func TestThroughKafkaToJaegerAndS3(t *testing.T) {
 	replay := process.Start(t, "/usr/bin/env", "AWS_ENDPOINT_URL="+archive.url, "AWS_ACCESS_KEY_ID="+accessKey,
 		"AWS_SECRET_ACCESS_KEY="+secretKey, "AWS_REGION=us-east-1", gpufl.Find(t), "replay",
 		"--endpoint", "http://"+server.Endpoint(), "--protocol", "grpc", "s3://"+bucket+"/otlp")
-	process.Eventually(t, time.Minute, "gpufl replay ends", func() bool { return !replay.Running() })
-	assert.Contains(t, replay.Output(), fmt.Sprintf("%d spans", inS3.Counts().Spans), "what gpufl replay says")
+	process.Eventually(t, time.Minute, "gpuflight replay ends", func() bool { return !replay.Running() })
+	assert.Contains(t, replay.Output(), fmt.Sprintf("%d spans", inS3.Counts().Spans), "what gpuflight replay says")
 	same(t, "replayed archive", want, replayed)
 	t.Logf("%+v distinct; %d objects in S3; %v; %v; %v", want.Distinct(), objects, agent, gateway, s3)
 }

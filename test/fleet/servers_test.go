@@ -35,7 +35,7 @@ import (
 
 var (
 	kafka     = process.Binary{Env: "GPUFLIGHT_KAFKA", Path: ".tools/kafka/kafka", Make: "make .tools/kafka/kafka"}
-	gpufl     = process.Binary{Env: "GPUFLIGHT_GPUFL", Path: "bin/gpufl", Make: "make build"}
+	gpufl     = process.Binary{Env: "GPUFLIGHT_CLI", Path: "bin/gpuflight", Make: "make build"}
 	versitygw = process.Binary{Env: "GPUFLIGHT_VERSITYGW", Path: ".tools/versitygw", Make: "make .tools/versitygw"}
 )
 

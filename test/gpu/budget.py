@@ -11,7 +11,7 @@ these modes, in turn and beginning with another one in every round:
 
     nothing   no tracing
     all       libgpuflight.so without a budget: every launch is recorded
-    2%, ...   the same with GPUFL_OVERHEAD_BUDGET (--budgets); 2%+windows with deep windows of both engines in it
+    2%, ...   the same with GPUFLIGHT_OVERHEAD_BUDGET (--budgets); 2%+windows with deep windows of both engines in it
 
 A table has medians. Then one line per requirement: with 2 % the throughput is within 3 % of nothing's (with another
 budget within 1.5 times that); the recorder's own estimate is not below half of what was lost; every kernel name was launched as
@@ -34,7 +34,7 @@ import overhead, places
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 LAUNCHES = "gpu.cuda.kernel.launch.calls"
-WINDOWS = {"GPUFL_DEEP": "1", "GPUFL_DEEP_AFTER": "10s", "GPUFL_DEEP_EVERY": "20s", "GPUFL_DEEP_FOR": "1s", "GPUFL_DEEP_ENGINE": "both"}
+WINDOWS = {"GPUFLIGHT_DEEP": "1", "GPUFLIGHT_DEEP_AFTER": "10s", "GPUFLIGHT_DEEP_EVERY": "20s", "GPUFLIGHT_DEEP_FOR": "1s", "GPUFLIGHT_DEEP_ENGINE": "both"}
 FLOOR = ["before", "subscribed", "trace", "count", "blind", "detached", "recount", "retrace", "recounted", "stopped", "finalised"]
 
 
@@ -105,11 +105,11 @@ class Bench(overhead.Bench):
     def environment(self, mode, folder):
         if mode == "nothing":
             return {}
-        env = super().environment("ours", folder) | {"GPUFL_MAX_SPANS_PER_SECOND": "0"}
+        env = super().environment("ours", folder) | {"GPUFLIGHT_MAX_SPANS_PER_SECOND": "0"}
         if mode == "all":
             return env
         percent, _, windows = mode.partition("+")
-        env = env | {"GPUFL_OVERHEAD_BUDGET": percent} | ({"GPUFL_OVERHEAD_LEAVE": "1"} if self.leave else {})
+        env = env | {"GPUFLIGHT_OVERHEAD_BUDGET": percent} | ({"GPUFLIGHT_OVERHEAD_LEAVE": "1"} if self.leave else {})
         return env | WINDOWS if windows else env
 
     def steps(self, n):
@@ -173,7 +173,7 @@ def main():
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--budgets", default="2%,5%,10%")
     parser.add_argument("--set", action="append", default=[], type=overhead.setting, metavar="NAME=VALUE", help="a setting of the library")
-    parser.add_argument("--leave", action="store_true", help="let the library leave CUPTI (GPUFL_OVERHEAD_LEAVE)")
+    parser.add_argument("--leave", action="store_true", help="let the library leave CUPTI (GPUFLIGHT_OVERHEAD_LEAVE)")
     parser.add_argument("--budget", type=float, default=540, help="seconds in all")
     parser.add_argument("--json", help="write every run to this file")
     a = parser.parse_args()

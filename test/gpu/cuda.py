@@ -7,7 +7,7 @@
 Runs test/gpu/cuda/composition.py (PyTorch) three times, phase by phase:
 
     agent   under the agent alone: what it counts in each phase is what the phase did, and nothing else
-    both    under the agent and `gpufl trace` at once: kernels by name, copies, sets and kernels in graphs are the same in both
+    both    under the agent and `gpuflight trace` at once: kernels by name, copies, sets and kernels in graphs are the same in both
     attach  the agent comes when the program has run for a while: counts are exact from then on, names that were
             asked for before are unknown and say so
 
@@ -251,7 +251,7 @@ def alone(args):
 def both(args):
     recording = os.path.join(args.out, "cupti.otlp.jsonl")
     with Agent(args.collector, os.path.join(args.out, "both")) as agent:
-        program = Program([os.path.join(args.bin, "gpufl"), "trace", "--quiet", "--graph-nodes", "--max-spans", "1000000",
+        program = Program([os.path.join(args.bin, "gpuflight"), "trace", "--quiet", "--graph-nodes", "--max-spans", "1000000",
                            "--output", recording, "--", sys.executable, PROGRAM])
         seen = list(phases("both", program, agent, PHASES))
         program.end()
@@ -289,7 +289,7 @@ def attach(args):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--bin", default=os.path.join(ROOT, "bin"), help="folder with otelcol-gpuflight, gpufl and libgpuflight.so")
+    p.add_argument("--bin", default=os.path.join(ROOT, "bin"), help="folder with otelcol-gpuflight, gpuflight and libgpuflight.so")
     p.add_argument("--only", default="agent,both,attach", help="runs, separated by commas")
     p.add_argument("--out", help="folder for what is recorded")
     args = p.parse_args()

@@ -101,7 +101,7 @@ def marked(path=KERNELS):
 
 
 def run(command, timeout=300, **settings):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "GPUFL_DEEP", "GPUFL_OUTPUT")) and k != "TRACEPARENT"}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "GPUFLIGHT_DEEP", "GPUFLIGHT_OUTPUT")) and k != "TRACEPARENT"}
     began = time.monotonic()
     p = subprocess.run(command, env=env | settings, capture_output=True, text=True, errors="replace", timeout=timeout)
     p.took = time.monotonic() - began
@@ -110,7 +110,7 @@ def run(command, timeout=300, **settings):
 
 class Gpufl:
     def __init__(self, args, work):
-        self.path = os.path.join(args.bin, "gpufl")
+        self.path = os.path.join(args.bin, "gpuflight")
         self.bin, self.work, self.keep, self.windows = args.bin, work, args.keep, args.windows
         self.more = dict(x.split("=", 1) for x in args.set)
         self.engines, self.planned, self.rounds, self.rest = args.engines.split(","), args.planned, args.rounds, args.rest
@@ -124,7 +124,7 @@ class Gpufl:
             return {}
         folder = os.path.join(self.keep, "engines", name)
         os.makedirs(folder, exist_ok=True)
-        return {"GPUFL_DEEP_DUMP": folder}
+        return {"GPUFLIGHT_DEEP_DUMP": folder}
 
     def trace(self, name, flags, command):
         output = os.path.join(self.work, name + ".otlp.jsonl")
@@ -194,18 +194,18 @@ def judge(name, report, lines):
     table.append((name, want["engine"], f["samples"], reasons[0]["name"] if reasons else "-", f.get("lanes"), f.get("sectors_per_request"), place(top) if reasons else "-"))
 
 
-def slow(gpufl):
-    program, lines = os.path.join(gpufl.bin, "slow"), marked()
+def slow(gpuflight):
+    program, lines = os.path.join(gpuflight.bin, "slow"), marked()
     for name, want in EXPECTED.items():
         label = f"slow-{name}"
         flags = ["--deep-after", "1s", "--deep-for", "2s", "--deep-engine", want["engine"]]
-        output, command = gpufl.trace(label, flags, [program, name, "6"])
-        p = run(command, timeout=120, **gpufl.settings(label), **gpufl.more)
+        output, command = gpuflight.trace(label, flags, [program, name, "6"])
+        p = run(command, timeout=120, **gpuflight.settings(label), **gpuflight.more)
         said = json.loads(p.stdout) if p.stdout.strip().startswith("{") else {}
         if not check(p.returncode == 0 and said.get("right"), f"{name}: runs, and its results are right", p.returncode, p.stdout.strip()[:200]):
             note(p.stderr.strip()[-1000:])
             continue
-        report = gpufl.report(output)
+        report = gpuflight.report(output)
         had = (report or {}).get("windows", {})
         losses = {k: v for k, v in had.items() if isinstance(v, (int, float)) and v and k not in ("collected", "samples", "rows", "paused_seconds")}
         check(had.get("collected") == 1, f"{name}: a window was collected; what it lost", had.get("samples"), "samples,", losses, *(w.get("message", "")[:300] for w in had.get("list", []) if w.get("status") != "collected"))
@@ -225,17 +225,17 @@ def side_by_side(lanes, deadline, one):
             running.result()
 
 
-def again(gpufl):
+def again(gpuflight):
     """Short windows of the first engine over a kernel each, several programs side by side until time is up: has each what was launched in it?"""
-    had, empty, engine = collections.Counter(), [], gpufl.engines[0]
+    had, empty, engine = collections.Counter(), [], gpuflight.engines[0]
     names = [name for name, want in EXPECTED.items() if want["engine"] == engine]
 
     def one(lane, number):
         name = names[(lane + number) % len(names)]
-        output, command = gpufl.trace(f"again-{lane}-{number}", ["--deep-after", "400ms", "--deep-for", "300ms", "--deep-engine", engine],
-                                      [os.path.join(gpufl.bin, "slow"), name, "1.5"])
-        p = run(command, timeout=120, **gpufl.more)
-        report = gpufl.report(output) or {}
+        output, command = gpuflight.trace(f"again-{lane}-{number}", ["--deep-after", "400ms", "--deep-for", "300ms", "--deep-engine", engine],
+                                      [os.path.join(gpuflight.bin, "slow"), name, "1.5"])
+        p = run(command, timeout=120, **gpuflight.more)
+        report = gpuflight.report(output) or {}
         windows = report.get("windows", {})
         functions = [f["name"] for f in report.get("inside", {}).get("by_function", [])]
         had[f"{name}: {windows.get('collected', 0)} collected, {len(functions)} functions"] += 1
@@ -243,7 +243,7 @@ def again(gpufl):
             empty.append(f"{name}: status {p.returncode}, {p.stdout.strip()[:150]} {json.dumps(windows)[:1200]} {p.stderr.strip()[-600:]}")
         os.remove(output)
 
-    side_by_side(gpufl.trainings, time.monotonic() + gpufl.seconds, one)
+    side_by_side(gpuflight.trainings, time.monotonic() + gpuflight.seconds, one)
     for text in empty[:5]:
         note(text)
     check(had and not empty, "again: each window has the kernel that was launched in it", dict(had))
@@ -253,7 +253,7 @@ def again(gpufl):
 
 class Training:
     def __init__(self, command, **settings):
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "GPUFL_DEEP"))}
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "GPUFLIGHT_DEEP"))}
         self.errors = tempfile.TemporaryFile(mode="w+")
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=env | settings)
         self.pid = self.process.pid  # until it says its own
@@ -293,7 +293,7 @@ class Training:
             return None
 
     def kill(self):
-        """Ends the training and, where there is one, the gpufl around it: both are of this script."""
+        """Ends the training and, where there is one, the gpuflight around it: both are of this script."""
         for pid in {self.pid, self.process.pid}:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -435,28 +435,28 @@ def grown(before, after):
 
 
 def held(output):
-    """What gpufl.deep.heap said in an OTLP file, the most and the last: KiB."""
-    said = [0] + [int(p["asInt"]) >> 10 for those in points(output, "gpufl.deep.heap") for p in those]
+    """What gpuflight.deep.heap said in an OTLP file, the most and the last: KiB."""
+    said = [0] + [int(p["asInt"]) >> 10 for those in points(output, "gpuflight.deep.heap") for p in those]
     return max(said), said[-1]
 
 
-def windows(gpufl, length="100ms"):
-    count, engines, memory = gpufl.windows, itertools.cycle(gpufl.engines), DeviceMemory()
+def windows(gpuflight, length="100ms"):
+    count, engines, memory = gpuflight.windows, itertools.cycle(gpuflight.engines), DeviceMemory()
     bare, idle = (Training([sys.executable, TRAINING]) for _ in range(2))
     reference = bare.ask("cycles 5")
-    planned = ["--deep-after", "24h"] if gpufl.planned else []
-    output, command = gpufl.trace("windows", ON_DEMAND + planned, [sys.executable, TRAINING])
-    t = Training(command, GPUFL_DEEP="1", GPUFL_METRIC_INTERVAL="3s", **gpufl.settings("windows"), **gpufl.more)
+    planned = ["--deep-after", "24h"] if gpuflight.planned else []
+    output, command = gpuflight.trace("windows", ON_DEMAND + planned, [sys.executable, TRAINING])
+    t = Training(command, GPUFLIGHT_DEEP="1", GPUFLIGHT_METRIC_INTERVAL="3s", **gpuflight.settings("windows"), **gpuflight.more)
     try:
         times = [counted()]
         pieces = [t.ask("pieces")["free"]]
-        before = in_turn(t, bare, idle, gpufl.rounds, gpufl.where)
+        before = in_turn(t, bare, idle, gpuflight.rounds, gpuflight.where)
         times.append(counted())
         t.send("until")
-        time.sleep(0 if count else gpufl.rest)
+        time.sleep(0 if count else gpuflight.rest)
         resident, device, codes, longest, patched, kept = [], [], {}, 0.0, 0, []
         for i, engine in zip(range(count), engines):
-            p = gpufl.deep(t.pid, engine, length)
+            p = gpuflight.deep(t.pid, engine, length)
             codes[p.returncode] = codes.get(p.returncode, 0) + 1
             longest = max(longest, p.took)
             if p.returncode != 0:
@@ -475,12 +475,12 @@ def windows(gpufl, length="100ms"):
         bare.ask(f"cycles {during['cycles']}", 600)  # a training changes as it runs: this one has run as long
         times.append(counted())
         pieces.append(t.ask("pieces")["free"])
-        after = in_turn(t, bare, idle, gpufl.rounds, gpufl.where)
+        after = in_turn(t, bare, idle, gpuflight.rounds, gpuflight.where)
         pieces.append(t.ask("pieces")["free"])
         times.append(counted())
-        if gpufl.take:
-            pieces.append(t.ask("take " + os.path.join(gpufl.bin, "sequence.so"))["free"])
-            taken = in_turn(t, bare, idle, gpufl.rounds, gpufl.where)
+        if gpuflight.take:
+            pieces.append(t.ask("take " + os.path.join(gpuflight.bin, "sequence.so"))["free"])
+            taken = in_turn(t, bare, idle, gpuflight.rounds, gpuflight.where)
         code = t.end()
     except (subprocess.TimeoutExpired, TimeoutError, RuntimeError) as e:
         check(False, "windows: nothing hangs", e)
@@ -499,44 +499,44 @@ def windows(gpufl, length="100ms"):
         early, late = (statistics.median(mib for _, mib in some) for some in (resident[20:40], resident[-20:]))
         note(f"a window adds, in MiB: to the process {growth(resident)}, to the device {growth(device)}")
         check(late - early <= max(32, 0.02 * early), "windows: memory is flat", f"{early:.0f} MiB after 30 windows, {late:.0f} MiB after {count}")
-        if "sass" in gpufl.engines:
+        if "sass" in gpuflight.engines:
             # CUPTI keeps all code that it ever patched. What we say it keeps has to be what it keeps, or no limit holds.
             rise = (device[-1][1] - device[19][1]) * 2**20
             each = rise / 2**20 / sum(engine == "sass" for engine, _ in device[20:])
             said = kept[-1] - kept[19]
             check(0.8 <= rise / max(1, said) <= 1.25, "windows: the device's grows by what is said to be kept of sass",
                   f"{each:.2f} MiB a window of sass, {rise / max(1, patched):.0f} bytes an instruction, × {rise / max(1, said):.2f} of what is said, {kept[-1] / 2**20:.0f} MiB in all")
-        if "pc" in gpufl.engines:
+        if "pc" in gpuflight.engines:
             check(growth(device)["pc"] <= 0.1, "windows: and by nothing for pc", f"{growth(device)['pc']} MiB a window")
     sums = [(at, sum(by_name.values())) for at, by_name in exports(output)]
     kernels = between(sums, *times[:2]), between(sums, *times[2:])
     check(kernels[0] == kernels[1] > 0, "windows: as many kernels are recorded afterwards as before", *kernels)
     ratio = after["ratio"] / before["ratio"]
     most, last = held(output)
-    note(f"free small pieces that threads held, by gpufl.deep.heap: {most} KiB at most, {last} last")
+    note(f"free small pieces that threads held, by gpuflight.deep.heap: {most} KiB at most, {last} last")
     note(f"free in small pieces of malloc, by arena: before {pieces[0] or 'few'}; after the windows {pieces[1] or 'few'}; after all {pieces[2] or 'few'}")
     moved(before, after)
-    if gpufl.take:
+    if gpuflight.take:
         note(f"without these pieces ({pieces[3] or 'few'} are left) × {taken['ratio']:.3f}: × {taken['ratio'] / before['ratio']:.3f}")
         moved(after, taken)
     check(ratio <= 1 + NEAR, "windows: the step afterwards takes what it took before, each against the training without us",
           f"× {before['ratio']:.3f} and × {after['ratio']:.3f} of {before['bare_ms']:.3f} and {after['bare_ms']:.3f} ms: × {ratio:.3f}; one without us that was idle meanwhile × {before['apart']:.3f} and × {after['apart']:.3f}")
     table.append(("training", "untraced / before / during / after", *(f"{x['step_ms']:.3f} ms" for x in (reference, before, during, after)), f"longest step {during['longest_ms']:.0f} ms"))
-    report = gpufl.report(output)
+    report = gpuflight.report(output)
     functions = (report or {}).get("inside", {}).get("by_function", [])
     brought = {"pc": any(f["samples"] for f in functions), "sass": any("lanes" in f or "times_ideal" in f for f in functions)}
-    check(count == 0 or all(brought[e] for e in gpufl.engines), "windows: each engine brought figures", f"{len(functions)} functions")
+    check(count == 0 or all(brought[e] for e in gpuflight.engines), "windows: each engine brought figures", f"{len(functions)} functions")
 
 
-def endure(gpufl):
+def endure(gpuflight):
     """Windows in several trainings side by side until time is up, to see whether one hangs. Each training ends after so many, and another begins."""
-    deadline, count, done, wrong, said = time.monotonic() + gpufl.seconds, gpufl.windows, collections.Counter(), [], []
+    deadline, count, done, wrong, said = time.monotonic() + gpuflight.seconds, gpuflight.windows, collections.Counter(), [], []
 
     def one(lane, number):
-        planned = ["--deep-after", "24h"] if gpufl.planned else []
-        output, command = gpufl.trace(f"endure-{lane}-{number}", ON_DEMAND + planned, [sys.executable, TRAINING])
-        libraries = ["crash.so", "guard.so"] if gpufl.guard else ["crash.so"]
-        t = Training(command, GPUFL_DEEP="1", LD_PRELOAD=":".join(os.path.join(gpufl.bin, name) for name in libraries), **gpufl.more)
+        planned = ["--deep-after", "24h"] if gpuflight.planned else []
+        output, command = gpuflight.trace(f"endure-{lane}-{number}", ON_DEMAND + planned, [sys.executable, TRAINING])
+        libraries = ["crash.so", "guard.so"] if gpuflight.guard else ["crash.so"]
+        t = Training(command, GPUFLIGHT_DEEP="1", LD_PRELOAD=":".join(os.path.join(gpuflight.bin, name) for name in libraries), **gpuflight.more)
         try:
             t.ask("cycles 1")
             while count == 0 and time.monotonic() < deadline:
@@ -545,13 +545,13 @@ def endure(gpufl):
                     raise RuntimeError("it crashed")
             t.send("until")
             time.sleep(0.1)  # it reads a line at a time
-            for engine in itertools.islice(itertools.cycle(gpufl.engines), count):
+            for engine in itertools.islice(itertools.cycle(gpuflight.engines), count):
                 if time.monotonic() > deadline:
                     break
-                time.sleep(random.uniform(0, 2 * gpufl.apart))
-                p = gpufl.deep(t.pid, engine, "100ms")
+                time.sleep(random.uniform(0, 2 * gpuflight.apart))
+                p = gpuflight.deep(t.pid, engine, "100ms")
                 done[engine if p.returncode == 0 else f"{engine}: {p.status}"] += 1
-                taken = engine == "pc" and gpufl.trainings > 1 and refused_for(p, "another_profiler")  # by another of these trainings
+                taken = engine == "pc" and gpuflight.trainings > 1 and refused_for(p, "another_profiler")  # by another of these trainings
                 if not taken and (p.returncode != 0 or (engine == "sass" and p.patched == 0)):
                     said.append(f"training {lane}.{number}, window {sum(done.values())} of all: {p.returncode}, {p.patched} patched: {p.text[:300]}")
                 if p.returncode == 1 or "crash.so:" in t.said():
@@ -569,8 +569,8 @@ def endure(gpufl):
             if os.path.exists(output):
                 os.remove(output)  # it would fill the disk
 
-    side_by_side(gpufl.trainings, deadline, one)
-    check(not said and sum(done.values()) > 0, f"endure: every window was collected, or refused while another had the counters, and nothing hangs, {gpufl.trainings} trainings side by side",
+    side_by_side(gpuflight.trainings, deadline, one)
+    check(not said and sum(done.values()) > 0, f"endure: every window was collected, or refused while another had the counters, and nothing hangs, {gpuflight.trainings} trainings side by side",
           dict(done), *said)
     check(wrong and not any(wrong), "endure: every cycle ends with the loss of the first", f"{sum(wrong)} wrong in {len(wrong)} trainings")
 
@@ -607,26 +607,26 @@ def looked_at(training):
         note(f"its stacks: {e}")
 
 
-def status(gpufl):
-    program = os.path.join(gpufl.bin, "slow")
-    _, command = gpufl.trace("status", ON_DEMAND, [sys.executable, TRAINING])
-    t = Training(command, GPUFL_DEEP="1")
+def status(gpuflight):
+    program = os.path.join(gpuflight.bin, "slow")
+    _, command = gpuflight.trace("status", ON_DEMAND, [sys.executable, TRAINING])
+    t = Training(command, GPUFLIGHT_DEEP="1")
     try:
         t.send("capture 10")
         time.sleep(2)  # in the middle of it
-        refused(gpufl.deep(t.pid, "pc", "200ms"), "status: while a graph is captured, pc", "capture_under_way")
-        refused(gpufl.deep(t.pid, "sass", "200ms"), "status: while a graph is captured, sass", "capture_under_way")
+        refused(gpuflight.deep(t.pid, "pc", "200ms"), "status: while a graph is captured, pc", "capture_under_way")
+        refused(gpuflight.deep(t.pid, "sass", "200ms"), "status: while a graph is captured, sass", "capture_under_way")
         check(t.answer(60).get("right"), "status: the capture is whole, and its replays right")
-        p = gpufl.deep(t.pid, "pc", "200ms")
+        p = gpuflight.deep(t.pid, "pc", "200ms")
         check(p.returncode == 0, "status: and afterwards there is a window", p.returncode, p.status, p.text[:200])
 
         # Two processes on one GPU: either both can, or the second is told why not.
-        _, other = gpufl.trace("status-other", ON_DEMAND, [sys.executable, TRAINING])
-        u = Training(other, GPUFL_DEEP="1")
+        _, other = gpuflight.trace("status-other", ON_DEMAND, [sys.executable, TRAINING])
+        u = Training(other, GPUFLIGHT_DEEP="1")
         t.send("until")
-        first = subprocess.Popen([gpufl.path, "deep", str(t.pid), "--for", "8s", "--engine", "pc"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        first = subprocess.Popen([gpuflight.path, "deep", str(t.pid), "--for", "8s", "--engine", "pc"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         time.sleep(3)
-        p = gpufl.deep(u.pid, "pc", "200ms")
+        p = gpuflight.deep(u.pid, "pc", "200ms")
         beside(p, "status: a window while another process has one")
         first.communicate(timeout=60)
         check(first.returncode == 0, "status: the first has its window all the same", first.returncode)
@@ -636,17 +636,17 @@ def status(gpufl):
         check(t.end() == 0, "status: the first ends by itself")
 
     bare = run([program, "compute", "2"], timeout=60)
-    _, command = gpufl.trace("status-exit", ["--deep-after", "1s", "--deep-for", "30s"], [program, "compute", "2"])
+    _, command = gpuflight.trace("status-exit", ["--deep-after", "1s", "--deep-for", "30s"], [program, "compute", "2"])
     p = run(command, timeout=120)
     check(p.returncode == bare.returncode == 0, "status: a window open at the end: the program ends as ever", p.returncode)
     check(p.took - bare.took < 20, "status: and soon", f"{p.took:.1f} s, without us {bare.took:.1f} s")
 
-    p = run([gpufl.path, "deep", "2147483647", "--for", "1s", "--engine", "pc"])
+    p = run([gpuflight.path, "deep", "2147483647", "--for", "1s", "--engine", "pc"])
     check(p.returncode == 1 and len(p.stderr.strip().splitlines()) == 1, "status: a process that is none", p.returncode, p.stderr.strip()[:200])
-    unprivileged(gpufl, program)
+    unprivileged(gpuflight, program)
 
 
-def unprivileged(gpufl, program):
+def unprivileged(gpuflight, program):
     """Without permission for counters: as nobody, where the driver asks for an administrator."""
     try:
         with open("/proc/driver/nvidia/params") as f:
@@ -657,13 +657,13 @@ def unprivileged(gpufl, program):
         note("left out: without permission (needs root, setpriv, and a driver that restricts profiling); test/inject has it with a stand-in")
         return
     # nobody may read neither our folders nor write into them.
-    folder = tempfile.mkdtemp(prefix="gpufl-nobody-", dir="/tmp")
-    for name in ("gpufl", "libgpuflight.so", "slow"):
-        shutil.copy(os.path.join(gpufl.bin, name), folder)
+    folder = tempfile.mkdtemp(prefix="gpuflight-nobody-", dir="/tmp")
+    for name in ("gpuflight", "libgpuflight.so", "slow"):
+        shutil.copy(os.path.join(gpuflight.bin, name), folder)
     os.chmod(folder, 0o777)
     output = os.path.join(folder, "out.otlp.jsonl")
     nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]
-    p = run([*nobody, os.path.join(folder, "gpufl"), "trace", "--output", output, "--deep-after", "1s", "--deep-for", "1s", "--",
+    p = run([*nobody, os.path.join(folder, "gpuflight"), "trace", "--output", output, "--deep-after", "1s", "--deep-for", "1s", "--",
              os.path.join(folder, "slow"), "compute", "4"], timeout=120)
     check(p.returncode == 0, "status: without permission the program runs as ever", p.returncode, p.stdout.strip()[:200])
     text = p.stderr + (open(output).read() if os.path.exists(output) else "")
@@ -673,23 +673,23 @@ def unprivileged(gpufl, program):
 
 # ---- profilers ----
 
-def torch_profiler(gpufl):
+def torch_profiler(gpuflight):
     """kineto subscribes to CUPTI and takes its activity buffers in the process that we record."""
     bare = Training([sys.executable, TRAINING])
     reference = bare.ask("cycles 3")
     bare.end()
-    output, command = gpufl.trace("torch-profiler", ON_DEMAND, [sys.executable, TRAINING])
-    t = Training(command, GPUFL_DEEP="1")
+    output, command = gpuflight.trace("torch-profiler", ON_DEMAND, [sys.executable, TRAINING])
+    t = Training(command, GPUFLIGHT_DEEP="1")
     try:
         first = t.ask("cycles 3")
         t.send("profile")
         check(t.answer(120).get("profiling"), "profilers: torch.profiler is on")
         for engine in ("pc", "sass"):
-            beside(gpufl.deep(t.pid, engine, "500ms"), f"profilers: under torch.profiler, {engine}", t)
+            beside(gpuflight.deep(t.pid, engine, "500ms"), f"profilers: under torch.profiler, {engine}", t)
         during = t.ask("stop")
         note(f"torch.profiler had {during['kernels']} kernels of {during['cycles']} cycles")
         for engine in ("pc", "sass"):
-            beside(gpufl.deep(t.pid, engine, "500ms"), f"profilers: after torch.profiler, {engine}", t)
+            beside(gpuflight.deep(t.pid, engine, "500ms"), f"profilers: after torch.profiler, {engine}", t)
         last = t.ask("cycles 3")
         wrong = first["wrong"] + during["wrong"] + last["wrong"]
         check(wrong == 0 and during["cycles"] > 0 and last["loss"] == reference["loss"], "profilers: results are those without us and without it", last["loss"], reference["loss"])
@@ -698,12 +698,12 @@ def torch_profiler(gpufl):
         t.kill()
         raise
     # What of the kernels is whose: either has them, and what the user is told of it.
-    report = gpufl.report(output) or {"kernels": [], "lost": {}}
+    report = gpuflight.report(output) or {"kernels": [], "lost": {}}
     ours = sum(k["count"] for k in report["kernels"])
     note(f"we had {ours} kernels of {first['cycles'] + during['cycles'] + last['cycles']} cycles and the warm-up, lost {report['lost']}")
     table.append(("torch.profiler", f"{during['kernels']} kernels of {during['cycles']} cycles", f"ours {ours}"))
     for line in t.said().splitlines():
-        if line.startswith("gpufl"):
+        if line.startswith("gpuflight"):
             note(line[:300])
 
 
@@ -720,15 +720,15 @@ def until_said(process, word, timeout):
     return said.decode(errors="replace")
 
 
-def nsight(gpufl):
+def nsight(gpuflight):
     """ncu replays each kernel with the counters for itself."""
     ncu = shutil.which("ncu")
     if not ncu:
         note("left out: Nsight Compute (no ncu in PATH)")
         return
-    program = os.path.join(gpufl.bin, "slow")
-    recording, command = gpufl.trace("ncu-beside", ON_DEMAND, [sys.executable, TRAINING])
-    t = Training(command, GPUFL_DEEP="1", GPUFL_METRIC_INTERVAL="3s", LD_PRELOAD=os.path.join(gpufl.bin, "crash.so"))
+    program = os.path.join(gpuflight.bin, "slow")
+    recording, command = gpuflight.trace("ncu-beside", ON_DEMAND, [sys.executable, TRAINING])
+    t = Training(command, GPUFLIGHT_DEEP="1", GPUFLIGHT_METRIC_INTERVAL="3s", LD_PRELOAD=os.path.join(gpuflight.bin, "crash.so"))
     other = None
     try:
         times = [counted()]
@@ -741,13 +741,13 @@ def nsight(gpufl):
         until_said(other, '==PROF== Profiling "chase"', 120)
         time.sleep(1)
         for engine in ("pc", "sass"):
-            beside(gpufl.deep(t.pid, engine, "500ms"), f"profilers: while ncu has the counters, {engine}", t)
+            beside(gpuflight.deep(t.pid, engine, "500ms"), f"profilers: while ncu has the counters, {engine}", t)
         rest = other.stdout.read().decode(errors="replace")
         code = other.wait(180)
         # A window that comes between two of ncu's kernels has the counters when ncu wants them again.
         check(code == 0 or "concurrently collecting" in rest, "profilers: ncu ends as ever, or says that something else has the counters", code, rest.strip()[-300:])
         for engine in ("pc", "sass"):
-            p = gpufl.deep(t.pid, engine, "500ms")
+            p = gpuflight.deep(t.pid, engine, "500ms")
             if not check(p.returncode == 0, f"profilers: after ncu, {engine} is collected", p.returncode, p.status, p.text[:300]):
                 looked_at(t)
         check(t.ask("stop")["wrong"] == 0, "profilers: the training beside ncu is right")
@@ -766,18 +766,18 @@ def nsight(gpufl):
             other.kill()
 
     # The program that we record under ncu: one of the two has CUPTI, and says so.
-    output, command = gpufl.trace("ncu-around", ["--deep-after", "1s", "--deep-for", "500ms"], [program, "compute", "3"])
+    output, command = gpuflight.trace("ncu-around", ["--deep-after", "1s", "--deep-for", "500ms"], [program, "compute", "3"])
     p = run([ncu, "--target-processes", "all", "--launch-count", "3", *command], timeout=300)
     check(p.returncode == 0 and '"right": true' in p.stdout.replace('"right":true', '"right": true'), "profilers: a traced program under ncu ends as ever", p.returncode, p.stdout.strip()[-300:])
-    said = [line for line in p.stderr.splitlines() if line.startswith("gpufl")]
+    said = [line for line in p.stderr.splitlines() if line.startswith("gpuflight")]
     refused_once = [line for line in said if "another profiler holds CUPTI" in line]
-    recorded = sum(k["count"] for k in (gpufl.report(output) or {"kernels": []})["kernels"])
+    recorded = sum(k["count"] for k in (gpuflight.report(output) or {"kernels": []})["kernels"])
     check(bool(refused_once) != (recorded > 0), "profilers: and is recorded, or told once why not", f"{recorded} kernels", *(line[:200] for line in said))
 
 
-def profilers(gpufl):
-    torch_profiler(gpufl)
-    nsight(gpufl)
+def profilers(gpuflight):
+    torch_profiler(gpuflight)
+    nsight(gpuflight)
 
 
 # ---- dry ----
@@ -831,7 +831,7 @@ def made(name, lines, fault):
     return logs
 
 
-def dry(gpufl):
+def dry(gpuflight):
     """Each check of slow passes on a recording as it must be, and fails on one with a fault."""
     lines = marked()
     missing = [n for n in EXPECTED if n not in lines]
@@ -842,10 +842,10 @@ def dry(gpufl):
         for fault in (None, "reason", "line", "value"):
             if fault == "line" and (name == "barrier" or name == "coalesced"):
                 continue  # of these no line is expected
-            path = os.path.join(gpufl.work, f"dry-{name}-{fault}.otlp.jsonl")
+            path = os.path.join(gpuflight.work, f"dry-{name}-{fault}.otlp.jsonl")
             made(name, lines, fault).write(path)
             results.clear()
-            report = gpufl.report(path) if fault != "reason" or EXPECTED[name]["engine"] == "pc" else {}
+            report = gpuflight.report(path) if fault != "reason" or EXPECTED[name]["engine"] == "pc" else {}
             judge(name, report, lines)
             good = bool(results) and all(ok for ok, _ in results)
             right = good == (fault is None)
@@ -885,7 +885,7 @@ CASES = {"slow": slow, "again": again, "windows": windows, "endure": endure, "st
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--bin", default=os.path.join(ROOT, "bin"), help="folder with gpufl, libgpuflight.so and slow")
+    p.add_argument("--bin", default=os.path.join(ROOT, "bin"), help="folder with gpuflight, libgpuflight.so and slow")
     p.add_argument("--only", default="slow,windows,status,profilers", help="cases, separated by commas")
     p.add_argument("--keep", help="leave recordings, and what the engines returned, in this folder")
     p.add_argument("--windows", type=int, default=200, help="how many windows in a row")
@@ -912,16 +912,16 @@ def main():
         p.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
     if a.keep:
         a.keep = os.path.abspath(a.keep)
-    with tempfile.TemporaryDirectory(prefix="gpufl-deep-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="gpuflight-deep-") as temporary:
         work = a.keep or temporary
         os.makedirs(work, exist_ok=True)
-        gpufl = Gpufl(a, work)
+        gpuflight = Gpufl(a, work)
         if a.dry:
-            dry(gpufl)
+            dry(gpuflight)
         for name in [] if a.dry else a.only.split(","):
             began = time.monotonic()
             try:
-                CASES[name](gpufl)
+                CASES[name](gpuflight)
             except (subprocess.TimeoutExpired, TimeoutError, RuntimeError, OSError, KeyError, ValueError) as e:
                 check(False, f"{name}: {type(e).__name__}", e)
             note(f"{name} took {time.monotonic() - began:.0f} s")

@@ -26,7 +26,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testsink/process"
 )
 
-var gpufl = process.Binary{Env: "GPUFLIGHT_GPUFL", Path: "bin/gpufl", Make: "make build"}
+var gpufl = process.Binary{Env: "GPUFLIGHT_CLI", Path: "bin/gpuflight", Make: "make build"}
 
 // run runs a command with the environment given besides, and returns its standard output.
 func run(t *testing.T, environ []string, command string, args ...string) string {

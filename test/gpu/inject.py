@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""gpufl trace on a real GPU, with PyTorch.
+"""gpuflight trace on a real GPU, with PyTorch.
 
     python3 test/gpu/inject.py --bin bin [--only NAME,...] [--out FOLDER]
 
@@ -170,13 +170,13 @@ def attributes(of):
 
 class Test:
     def __init__(self, args):
-        self.gpufl = os.path.join(args.bin, "gpufl")
-        self.out = args.out or tempfile.mkdtemp(prefix="gpufl-inject-")
+        self.gpuflight = os.path.join(args.bin, "gpuflight")
+        self.out = args.out or tempfile.mkdtemp(prefix="gpuflight-inject-")
         self.note = ""
 
     def traced(self, name, command, flags=(), env=None):
         path = os.path.join(self.out, name + ".otlp.jsonl")
-        p = run([self.gpufl, "trace", "--output", path, *flags, "--", *command], env)
+        p = run([self.gpuflight, "trace", "--output", path, *flags, "--", *command], env)
         return p, path
 
     def same(self, name, command, sessions=1, flags=(), spans=True, more=False, code=0):
@@ -206,7 +206,7 @@ class Test:
     # The cases.
 
     def doctor(self):
-        p = run([self.gpufl, "doctor"], {"GPUFL_OUTPUT": os.path.join(self.out, "doctor.jsonl")})
+        p = run([self.gpuflight, "doctor"], {"GPUFLIGHT_OUTPUT": os.path.join(self.out, "doctor.jsonl")})
         check(p.returncode == 0, p.stdout + p.stderr)
         self.note = p.stdout.splitlines()[1].strip()
 
@@ -297,7 +297,7 @@ class Test:
             for endpoint in ("http://127.0.0.1:9", f"http://127.0.0.1:{silent.getsockname()[1]}"):
                 for protocol in ("http/protobuf", "grpc"):
                     bare = run([sys.executable, "-c", LOOP])
-                    p = run([self.gpufl, "trace", "--quiet", "--endpoint", endpoint, "--protocol", protocol, "--", sys.executable, "-c", LOOP])
+                    p = run([self.gpuflight, "trace", "--quiet", "--endpoint", endpoint, "--protocol", protocol, "--", sys.executable, "-c", LOOP])
                     check(p.returncode == bare.returncode == 3, f"{p.returncode}, {bare.returncode}")
                     lines = p.stderr.splitlines()
                     check(len(lines) == 1 and "could not be sent" in lines[0], f"{endpoint} {protocol}: {lines}")
@@ -312,7 +312,7 @@ CASES = ["doctor", "training", "workers", "triton", "graphed", "graph_nodes", "p
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--bin", default=os.path.join(ROOT, "bin"), help="folder with gpufl and libgpuflight.so")
+    p.add_argument("--bin", default=os.path.join(ROOT, "bin"), help="folder with gpuflight and libgpuflight.so")
     p.add_argument("--only", default=",".join(CASES), help="cases, separated by commas")
     p.add_argument("--out", help="folder for the recordings")
     args = p.parse_args()

@@ -49,7 +49,7 @@ def run(program, limit, value, user, env):
 
 
 def own_lines(text):
-    return [line for line in text.splitlines() if line.startswith("gpufl")]
+    return [line for line in text.splitlines() if line.startswith("gpuflight")]
 
 
 def judge(without, with_library):
@@ -100,7 +100,7 @@ def main():
         without = run(program, limit, value, user(), plain)
         again = run(program, limit, value, user(), plain)
         name = f"{kind.replace(' ', '-')}-{value}.otlp.jsonl"
-        env = dict(traced, GPUFL_OUTPUT=os.path.join(recordings, name))
+        env = dict(traced, GPUFLIGHT_OUTPUT=os.path.join(recordings, name))
         return case, without, run(program, limit, value, user(), env), again
 
     tally = collections.defaultdict(collections.Counter)

@@ -4,7 +4,7 @@
 
     test/gpu/live_recorder.py --collector bin/otelcol-gpuflight --recorder DIR
 
-DIR is the unpacked wheel of PyPI's `gpufl` (1.2.1 was used). A small training runs under the recorder
+DIR is the unpacked wheel of PyPI's `gpuflight` (1.2.1 was used). A small training runs under the recorder
 while the collector follows its logs into a file. At the end the spans in that file are compared with
 the raw records: number of kernels, copies and sets, the sum of kernel time to the nanosecond and of
 copied bytes, parents, and how late the first kernel came out. The status is 1 when anything differs.

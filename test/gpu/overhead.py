@@ -285,7 +285,7 @@ class Bench:
         self.programs = {LAUNCH: [os.path.join(work, "launch"), str(a.launches)],
                          TRAIN: [a.python, os.path.join(HERE, "train.py"), "--steps", str(a.steps)]}
         self.clean = {k: v for k, v in os.environ.items()
-                      if not k.startswith(("GPUFL_", "OTEL_", "FLOOR_")) and k not in
+                      if not k.startswith(("GPUFLIGHT_", "OTEL_", "FLOOR_")) and k not in
                       ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "TRACEPARENT")}
 
     def build(self):
@@ -319,9 +319,9 @@ class Bench:
             return {"CUDA_INJECTION64_PATH": self.work + "/wheel/lib64/libgpufl_inject.so", "GPUFL_INJECT": "1",
                     "GPUFL_PROFILING_ENGINE": "Trace", "GPUFL_LOG_DIR": folder + "/logs"}
         os.mkdir(folder + "/summary")
-        ours = {"CUDA_INJECTION64_PATH": self.a.library, "GPUFL_SUMMARY_DIR": folder + "/summary"} | dict(self.a.set)
+        ours = {"CUDA_INJECTION64_PATH": self.a.library, "GPUFLIGHT_SUMMARY_DIR": folder + "/summary"} | dict(self.a.set)
         if mode == "ours":
-            return ours | {"GPUFL_OUTPUT": folder + "/out.otlp.jsonl"}
+            return ours | {"GPUFLIGHT_OUTPUT": folder + "/out.otlp.jsonl"}
         return ours | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
                        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.sink.port}"}
 
@@ -505,7 +505,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="3 repetitions of 100,000 launches and 20 steps")
     parser.add_argument("--programs", default="a,b", help="a, b or both")
     parser.add_argument("--modes", help="only these, by commas; nothing and floor always run")
-    parser.add_argument("--set", action="append", default=[], type=setting, metavar="NAME=VALUE", help="a setting of ours, such as GPUFL_FLUSH_INTERVAL=2s")
+    parser.add_argument("--set", action="append", default=[], type=setting, metavar="NAME=VALUE", help="a setting of ours, such as GPUFLIGHT_FLUSH_INTERVAL=2s")
     parser.add_argument("--pairs", type=int, default=0, help="each mode side by side with the floor on two GPUs, so often in each place")
     parser.add_argument("--json", help="write every run to this file")
     a = parser.parse_args()

@@ -23,7 +23,7 @@ out=$(cd "$1" && pwd)
 shift
 [ $# -gt 0 ] || set -- --steps 15 # more would not fit in 3 MB
 root=$(cd "$(dirname "$0")/../.." && pwd)
-for file in bin/gpufl bin/libgpuflight.so bin/vectoradd bin/httpserver examples/pytorch/train.py; do
+for file in bin/gpuflight bin/libgpuflight.so bin/vectoradd bin/httpserver examples/pytorch/train.py; do
 	if [ ! -e "$root/$file" ]; then
 		echo "record: $file is missing" >&2
 		exit 2
@@ -35,15 +35,15 @@ trap 'rm -rf "$work"' EXIT
 # By name and from their own folders, so that no path of this machine is in a command line.
 export PATH="$root/bin:$PATH"
 unset TRACEPARENT
-for name in $(compgen -e | grep -E '^(OTEL|GPUFL)_' | grep -vx GPUFL_CUPTI || true); do unset "$name"; done
+for name in $(compgen -e | grep -E '^(OTEL|GPUFL)_' | grep -vx GPUFLIGHT_CUPTI || true); do unset "$name"; done
 
-echo "== pytorch: gpufl trace -- python3 train.py $*"
-(cd "$root/examples/pytorch" && gpufl trace --service pytorch --output "$work/pytorch.otlp.jsonl" -- python3 train.py "$@")
+echo "== pytorch: gpuflight trace -- python3 train.py $*"
+(cd "$root/examples/pytorch" && gpuflight trace --service pytorch --output "$work/pytorch.otlp.jsonl" -- python3 train.py "$@")
 cd "$work"
 echo "== vectoradd"
-GPUFL_OUTPUT=vectoradd.otlp.jsonl OTEL_SERVICE_NAME=vectoradd vectoradd -threads 2 -graph 5
+GPUFLIGHT_OUTPUT=vectoradd.otlp.jsonl OTEL_SERVICE_NAME=vectoradd vectoradd -threads 2 -graph 5
 echo "== httpserver"
-GPUFL_OUTPUT=httpserver.otlp.jsonl OTEL_SERVICE_NAME=httpserver httpserver -listen 127.0.0.1:0 -self-test 100 -concurrency 8 >/dev/null
+GPUFLIGHT_OUTPUT=httpserver.otlp.jsonl OTEL_SERVICE_NAME=httpserver httpserver -listen 127.0.0.1:0 -self-test 100 -concurrency 8 >/dev/null
 
 echo "== check"
 python3 - "$work" "$out" <<'PYTHON'
@@ -113,6 +113,6 @@ for path in sorted(glob.glob(work + "/*.otlp.jsonl")):
 sys.exit(1 if wrong else 0)
 PYTHON
 for file in "$out"/*.otlp.jsonl.gz; do
-	echo "== gpufl report $(basename "$file")"
-	gpufl report "$file"
+	echo "== gpuflight report $(basename "$file")"
+	gpuflight report "$file"
 done

@@ -56,8 +56,8 @@ class Recording:
         self.folder = os.path.join(work, name)
         os.makedirs(self.folder)
         path = os.path.join(self.folder, "out.otlp.jsonl")
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "GPUFL_")) and k != "TRACEPARENT"}
-        env |= {"GPUFL_CUPTI": os.environ.get("GPUFL_CUPTI", ""), "OTEL_SERVICE_NAME": name, "GPUFL_OUTPUT": path, "GPUFL_SUMMARY_DIR": self.folder}
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "GPUFLIGHT_")) and k != "TRACEPARENT"}
+        env |= {"GPUFLIGHT_CUPTI": os.environ.get("GPUFLIGHT_CUPTI", ""), "OTEL_SERVICE_NAME": name, "GPUFLIGHT_OUTPUT": path, "GPUFLIGHT_SUMMARY_DIR": self.folder}
         env |= settings
         self.begin = time.time_ns()
         self.process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -136,7 +136,7 @@ def million(work, binary, launches):
     equal(rows, p["kernels"], "million: kernels by name are those launched")
     equal(spans["emitted"] + spans["left_out"] + spans["unsampled"], asked, "million: spans and those left out are all work")
     equal(r.metric("gpu.cuda.kernel.launch.calls", cuda__kernel__name="nothing"), launches, "million: the metric counts all launches")
-    equal(r.metric("gpufl.spans.left_out"), spans["left_out"], "million: the metric says how many spans were left out")
+    equal(r.metric("gpuflight.spans.left_out"), spans["left_out"], "million: the metric says how many spans were left out")
     print(f"     {p['seconds']:.2f} s, {1e9 * p['seconds'] / launches:.0f} ns a launch, {spans['emitted']} spans, {spans['left_out']} left out,"
           f" CUPTI's own {r.summary['overhead_seconds']:.3f} s, ours {r.summary['own_seconds']:.3f} s")
 
@@ -150,7 +150,7 @@ def uuids():
 
 def exact(work, binary, graph_nodes, graphs):
     name = "nodes" if graph_nodes else "exact"
-    settings = {"GPUFL_MAX_SPANS_PER_SECOND": "1000000"} | ({"GPUFL_GRAPH_NODES": "true"} if graph_nodes else {})
+    settings = {"GPUFLIGHT_MAX_SPANS_PER_SECOND": "1000000"} | ({"GPUFLIGHT_GRAPH_NODES": "true"} if graph_nodes else {})
     r = Recording(work, name, [binary, "-n", "65536", "-launches", "501", "-threads", "4", "-graph", str(graphs), "-json"], **settings).finish()
     if not complete(r):
         return
@@ -200,7 +200,7 @@ def exact(work, binary, graph_nodes, graphs):
 
 
 def requests(work, binary, count):
-    r = Recording(work, "requests", [binary, "-self-test", str(count), "-concurrency", "32", "-listen", "127.0.0.1:0"], GPUFL_MAX_SPANS_PER_SECOND="1000000").finish()
+    r = Recording(work, "requests", [binary, "-self-test", str(count), "-concurrency", "32", "-listen", "127.0.0.1:0"], GPUFLIGHT_MAX_SPANS_PER_SECOND="1000000").finish()
     if not complete(r):
         return
     by_id = {s.id: s for s in r.spans}
@@ -231,7 +231,7 @@ def stopped(work, binary):
 
 def unreachable(work, binary):
     command = [binary, "-n", "1024", "-launches", "1000", "-json"]
-    r = Recording(work, "unreachable", command, GPUFL_OUTPUT="", OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9", GPUFL_LOG_LEVEL="off").finish()
+    r = Recording(work, "unreachable", command, GPUFLIGHT_OUTPUT="", OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9", GPUFLIGHT_LOG_LEVEL="off").finish()
     equal(r.code, 0, "unreachable: the program runs as ever")
     took = (r.end - r.begin) / 1e9 - r.printed["seconds"]
     check(took < 6, "unreachable: costs no more than 5 s at the end", f"{took:.2f} s around the work")

@@ -4,7 +4,7 @@
 
     test/gpu/usage.py --collector bin/otelcol-gpuflight --recorder DIR
 
-DIR is the unpacked wheel of PyPI's `gpufl` (1.2.1 was used). Two PyTorch programs share the device, one of
+DIR is the unpacked wheel of PyPI's `gpuflight` (1.2.1 was used). Two PyTorch programs share the device, one of
 them on three streams, each under the recorder; the collector follows both logs through the occupancy
 processor into the gpu_usage connector. At the end the script computes busy time, device seconds, launches,
 bytes and cost from the raw records by itself and compares: nanosecond for nanosecond, and cost to a

@@ -34,7 +34,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-var gpuflBinary = process.Binary{Env: "GPUFLIGHT_GPUFL", Path: "bin/gpufl", Make: "make build"}
+var gpuflBinary = process.Binary{Env: "GPUFLIGHT_CLI", Path: "bin/gpuflight", Make: "make build"}
 
 // library returns the path of the injection library, which is not executable.
 func library(t *testing.T) string {
@@ -52,7 +52,7 @@ func library(t *testing.T) string {
 // bench is what a test needs to run programs with and without tracing.
 type bench struct {
 	t             *testing.T
-	gpufl         string
+	gpuflight     string
 	python, work  string
 	environ       []string
 	flags, output []string
@@ -62,7 +62,7 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	b := &bench{t: t, gpufl: gpuflBinary.Find(t)}
+	b := &bench{t: t, gpuflight: gpuflBinary.Find(t)}
 	python, err := exec.LookPath("python3")
 	if err != nil {
 		process.Missing(t, "there is no python3 to trace")
@@ -70,7 +70,7 @@ func newBench(t *testing.T) *bench {
 	b.python = python
 	b.work = filepath.Join(process.Root(t), "test", "inject", "testdata", "work.py")
 	for _, v := range os.Environ() {
-		if name, _, _ := strings.Cut(v, "="); !strings.HasPrefix(name, "OTEL_") && !strings.HasPrefix(name, "GPUFL_") && name != "TRACEPARENT" && name != "LD_LIBRARY_PATH" {
+		if name, _, _ := strings.Cut(v, "="); !strings.HasPrefix(name, "OTEL_") && !strings.HasPrefix(name, "GPUFLIGHT_") && name != "TRACEPARENT" && name != "LD_LIBRARY_PATH" {
 			b.environ = append(b.environ, v)
 		}
 	}
@@ -120,7 +120,7 @@ func (b *bench) bare(mode string) outcome { return b.run(b.python, b.work, mode)
 
 // traced traces with flags besides the usual ones.
 func (b *bench) traced(mode string, flags ...string) outcome {
-	return b.run(b.gpufl, b.traceArgs(mode, flags...)...)
+	return b.run(b.gpuflight, b.traceArgs(mode, flags...)...)
 }
 
 func (b *bench) traceArgs(mode string, flags ...string) []string {
@@ -276,12 +276,12 @@ func TestTheEndIsTold(t *testing.T) {
 	b := newBench(t)
 	o := b.traced("plain")
 	assert.Equal(t, "signals kept\nlimits kept\ndone\n", o.stdout)
-	assert.Regexp(t, `gpufl: python3\S* ended with 0 after \S+, 1 process recorded\n`, o.stderr)
-	assert.Regexp(t, `gpufl: 1,503 spans, 1 log record, \d+ metric points went to `+regexp.QuoteMeta(b.file)+`, trace [0-9a-f]{32}\n`, o.stderr)
+	assert.Regexp(t, `gpuflight: python3\S* ended with 0 after \S+, 1 process recorded\n`, o.stderr)
+	assert.Regexp(t, `gpuflight: 1,503 spans, 1 log record, \d+ metric points went to `+regexp.QuoteMeta(b.file)+`, trace [0-9a-f]{32}\n`, o.stderr)
 	assert.Regexp(t, `66\.7%\s+1,000\s+1\.00µs\s+1\.00µs\s+gemm\n`, o.stderr)
 	assert.Regexp(t, `\s1\s+1,048,576\s+\S+\s+HtoD\n`, o.stderr)
 
-	again := b.run(b.gpufl, "report", b.file)
+	again := b.run(b.gpuflight, "report", b.file)
 	assert.Zero(t, again.code, again.stderr)
 	assert.Regexp(t, `66\.7%\s+1,000\s+1\.00µs\s+1\.00µs\s+gemm\n`, again.stdout)
 
@@ -289,15 +289,15 @@ func TestTheEndIsTold(t *testing.T) {
 	o = b.traced("plain")
 	assert.Zero(t, o.code)
 	assert.Equal(t, "signals kept\nlimits kept\ndone\n", o.stdout)
-	assert.Contains(t, o.stderr, "gpufl: 1 process recorded nothing: ")
+	assert.Contains(t, o.stderr, "gpuflight: 1 process recorded nothing: ")
 }
 
 func TestAProgramWithoutGPUIsToldOff(t *testing.T) {
 	b := newBench(t)
-	o := b.run(b.gpufl, slices.Concat([]string{"trace"}, b.flags, b.output, []string{"--", "sh", "-c", "echo out; echo err >&2; exit 5"})...)
+	o := b.run(b.gpuflight, slices.Concat([]string{"trace"}, b.flags, b.output, []string{"--", "sh", "-c", "echo out; echo err >&2; exit 5"})...)
 	assert.Equal(t, 5, o.code)
 	assert.Equal(t, "out\n", o.stdout)
-	assert.True(t, strings.HasPrefix(o.stderr, "err\ngpufl: sh ended with 5 after "), o.stderr)
+	assert.True(t, strings.HasPrefix(o.stderr, "err\ngpuflight: sh ended with 5 after "), o.stderr)
 	assert.Contains(t, o.stderr, "nothing was recorded: no process of the command used the GPU")
 	spans, _, _ := b.recorded()
 	require.Len(t, spans, 1)
@@ -305,14 +305,14 @@ func TestAProgramWithoutGPUIsToldOff(t *testing.T) {
 	assert.Equal(t, ptrace.StatusCodeError, spans[0].Status().Code())
 }
 
-// TestWhatIsInheritedReachesTheCommand: what gpufl's own runtime changes in its process is not passed on.
+// TestWhatIsInheritedReachesTheCommand: what gpuflight's own runtime changes in its process is not passed on.
 func TestWhatIsInheritedReachesTheCommand(t *testing.T) {
 	b := newBench(t)
 	const set = `trap '' HUP INT QUIT USR1 PIPE TERM; ulimit -Sn 256; exec "$@"`
 	command := []string{"sh", "-c", `grep -E '^Sig(Ign|Blk)' /proc/self/status; ulimit -Sn; ls /proc/self/fd | wc -l`}
 	bare := b.run("sh", slices.Concat([]string{"-c", set, "sh"}, command)...)
 	require.Regexp(t, `SigIgn:\s[0-9a-f]{12}5207\n256\n`, bare.stdout)
-	traced := b.run("sh", slices.Concat([]string{"-c", set, "sh", b.gpufl, "trace", "--quiet"}, b.flags, b.output, []string{"--"}, command)...)
+	traced := b.run("sh", slices.Concat([]string{"-c", set, "sh", b.gpuflight, "trace", "--quiet"}, b.flags, b.output, []string{"--"}, command)...)
 	assert.Equal(t, bare.stdout, traced.stdout)
 	assert.Equal(t, bare.stderr, traced.stderr)
 }
@@ -333,14 +333,14 @@ func TestAnUnreachableCollectorCostsOneLine(t *testing.T) {
 				// Whoever waits for an answer waits longer than a command may take here.
 				b.environ = append(b.environ, "OTEL_EXPORTER_OTLP_TIMEOUT=600000")
 				if name == "refused" {
-					b.environ = append(b.environ, "GPUFL_SHUTDOWN_TIMEOUT=10m") // nor is that waited for
+					b.environ = append(b.environ, "GPUFLIGHT_SHUTDOWN_TIMEOUT=10m") // nor is that waited for
 				}
 				bare, traced := b.bare("code"), b.traced("code", "--quiet")
 				assert.Equal(t, bare.code, traced.code)
 				assert.Equal(t, bare.stdout, traced.stdout)
 				lines := strings.Split(strings.TrimSuffix(traced.stderr, "\n"), "\n")
 				require.Len(t, lines, 1, traced.stderr)
-				assert.Regexp(t, `^gpufl: \d+ spans, 1 log record, \d+ metric points could not be sent to http://`+regexp.QuoteMeta(address), lines[0])
+				assert.Regexp(t, `^gpuflight: \d+ spans, 1 log record, \d+ metric points could not be sent to http://`+regexp.QuoteMeta(address), lines[0])
 			})
 		}
 	}
@@ -353,12 +353,12 @@ func TestOneProcessLearnsOfAnother(t *testing.T) {
 	defer silent.Close()
 	b := newBench(t)
 	b.output = []string{"--endpoint", "http://" + silent.Addr().String()}
-	b.environ = append(b.environ, "GPUFL_SHUTDOWN_TIMEOUT=10s")
+	b.environ = append(b.environ, "GPUFLIGHT_SHUTDOWN_TIMEOUT=10s")
 	bare, traced := b.bare("children"), b.traced("children", "--quiet")
 	assert.Equal(t, bare.code, traced.code)
 	assert.Equal(t, bare.stdout, traced.stdout)
 	assert.Contains(t, traced.stderr, "4 log records")
-	// Four processes and gpufl: one waits for 8 seconds, the others for half a second, gpufl for one. Without it
+	// Four processes and gpuflight: one waits for 8 seconds, the others for half a second, gpuflight for one. Without it
 	// that is more than 32 seconds.
 	assert.Less(t, traced.took-bare.took, 30*time.Second)
 }
@@ -385,7 +385,7 @@ func TestABrokenConnectionDoesNotEndTheProgram(t *testing.T) {
 	}()
 	for _, protocol := range []string{"http/protobuf", "grpc"} {
 		b := newBench(t)
-		b.environ = append(b.environ, "GPUFL_FLUSH_INTERVAL=20ms", "GPUFL_METRIC_INTERVAL=50ms", "GPUFL_LOG_LEVEL=debug")
+		b.environ = append(b.environ, "GPUFLIGHT_FLUSH_INTERVAL=20ms", "GPUFLIGHT_METRIC_INTERVAL=50ms", "GPUFLIGHT_LOG_LEVEL=debug")
 		b.output = []string{"--endpoint", "http://" + l.Addr().String(), "--protocol", protocol}
 		o := b.traced("lasting", "--quiet")
 		assert.Equal(t, "signals kept\nlimits kept\nlasted\n", o.stdout)
@@ -404,7 +404,7 @@ func TestAGoProgramKeepsItsRuntime(t *testing.T) {
 	bare := b.run(program)
 	require.Equal(t, 6, bare.code, bare.stderr)
 	require.Equal(t, "init 0\nuser defined signal 1\nruntime error: invalid memory address or nil pointer dereference\n", bare.stdout)
-	traced := b.run(b.gpufl, slices.Concat([]string{"trace", "--quiet"}, b.flags, b.output, []string{"--", program})...)
+	traced := b.run(b.gpuflight, slices.Concat([]string{"trace", "--quiet"}, b.flags, b.output, []string{"--", program})...)
 	assert.Equal(t, bare.code, traced.code)
 	assert.Equal(t, bare.stdout, traced.stdout)
 	assert.Equal(t, bare.stderr, traced.stderr)
@@ -418,7 +418,7 @@ func TestATimerThatIsLeftDoesNotEndTheProgram(t *testing.T) {
 	require.NoError(t, err)
 	defer silent.Close()
 	b := newBench(t)
-	b.environ = append(b.environ, "GPUFL_SHUTDOWN_TIMEOUT=2s")
+	b.environ = append(b.environ, "GPUFLIGHT_SHUTDOWN_TIMEOUT=2s")
 	b.output = []string{"--endpoint", "http://" + silent.Addr().String()}
 	bare, traced := b.bare("timer_left"), b.traced("timer_left", "--quiet")
 	require.Zero(t, bare.signal)
@@ -435,7 +435,7 @@ func TestSignalsReachTheCommand(t *testing.T) {
 	caught := make(chan os.Signal, 1)
 	signal.Notify(caught, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGTSTP)
 	defer signal.Stop(caught)
-	cmd := exec.Command(b.gpufl, b.traceArgs("wait", "--quiet")...)
+	cmd := exec.Command(b.gpuflight, b.traceArgs("wait", "--quiet")...)
 	cmd.Env = b.environ
 	// A group of its own, in the background of the terminal if there is one, as a shell's job.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -527,7 +527,7 @@ func state(t *testing.T, pid int) byte {
 func TestWhatCannotRunIsRefused(t *testing.T) {
 	b := newBench(t)
 	trace := func(args ...string) outcome {
-		return b.run(b.gpufl, slices.Concat([]string{"trace"}, b.flags, args)...)
+		return b.run(b.gpuflight, slices.Concat([]string{"trace"}, b.flags, args)...)
 	}
 	o := trace("--", "no-such-command-anywhere")
 	assert.Equal(t, 127, o.code)
@@ -555,7 +555,7 @@ func TestWhatCannotRunIsRefused(t *testing.T) {
 func TestDoctorSaysWhatWorks(t *testing.T) {
 	b := newBench(t)
 	checks := func() map[string]bool {
-		o := b.run(b.gpufl, slices.Concat([]string{"doctor", "--json"}, b.flags)...)
+		o := b.run(b.gpuflight, slices.Concat([]string{"doctor", "--json"}, b.flags)...)
 		var findings []struct {
 			Check, Detail string
 			OK            bool
@@ -572,7 +572,7 @@ func TestDoctorSaysWhatWorks(t *testing.T) {
 		return m
 	}
 	all := map[string]bool{"driver": true, "devices": true, "cupti": true, "permission": true, "injection": true, "settings": true, "collector": true, "deep": true}
-	fine := slices.Concat(b.environ, []string{"GPUFL_OUTPUT=" + b.file})
+	fine := slices.Concat(b.environ, []string{"GPUFLIGHT_OUTPUT=" + b.file})
 	for _, tc := range []struct {
 		name  string
 		env   []string
@@ -581,10 +581,10 @@ func TestDoctorSaysWhatWorks(t *testing.T) {
 		{"all is well", nil, nil},
 		{"no device", []string{"FAKE_CUDA_DEVICES=0"}, []string{"devices", "cupti", "permission"}},
 		{"another profiler", []string{"FAKE_CUPTI_REFUSE=39"}, []string{"cupti", "permission"}},
-		{"bad setting", []string{"GPUFL_MAX_SPANS_PER_SECOND=many"}, []string{"settings"}},
-		{"bad setting of windows", []string{"GPUFL_DEEP_AFTER=soon"}, []string{"deep"}},
+		{"bad setting", []string{"GPUFLIGHT_MAX_SPANS_PER_SECOND=many"}, []string{"settings"}},
+		{"bad setting of windows", []string{"GPUFLIGHT_DEEP_AFTER=soon"}, []string{"deep"}},
 		{"another injection", []string{"CUDA_INJECTION64_PATH=/opt/other.so"}, []string{"injection"}},
-		{"no collector", []string{"GPUFL_OUTPUT=", "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1"}, []string{"collector"}},
+		{"no collector", []string{"GPUFLIGHT_OUTPUT=", "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1"}, []string{"collector"}},
 		{"no driver", []string{"LD_LIBRARY_PATH="}, []string{"driver", "devices", "cupti", "permission"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

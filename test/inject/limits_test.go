@@ -87,7 +87,7 @@ func (h *limitedHost) run(t *testing.T, user int, lib string, resource int, valu
 	args := slices.Concat(before, []string{h.path, fmt.Sprint(resource), fmt.Sprint(value), fmt.Sprint(launches)})
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Dir = "/"
-	cmd.Env = append(cuptitest.Environment(h.dir), "GPUFL_LOG_LEVEL=off", "GPUFL_SHUTDOWN_TIMEOUT=20s", "GPUFL_OUTPUT="+h.output, "GPUFL_DEEP=true")
+	cmd.Env = append(cuptitest.Environment(h.dir), "GPUFLIGHT_LOG_LEVEL=off", "GPUFLIGHT_SHUTDOWN_TIMEOUT=20s", "GPUFLIGHT_OUTPUT="+h.output, "GPUFLIGHT_DEEP=true")
 	if lib != "" {
 		cmd.Env = append(cmd.Env, "CUDA_INJECTION64_PATH="+lib)
 	}
@@ -127,7 +127,7 @@ func (h *limitedHost) compare(t *testing.T, user, resource int, value uint64, be
 	case strings.HasPrefix(bare.stdout, "no driver"):
 		assert.Empty(t, ours, "limit %d: the driver did not start", value)
 	default:
-		assert.Regexp(t, `^(gpufl: nothing is recorded: [^\n]+\n|fake libcuda: [^\n]+\n)$`, ours, "limit %d", value)
+		assert.Regexp(t, `^(gpuflight: nothing is recorded: [^\n]+\n|fake libcuda: [^\n]+\n)$`, ours, "limit %d", value)
 	}
 	return got.recorded
 }

@@ -88,7 +88,7 @@ func TestWindowsFillHoles(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b, _ := windowBench(t, "GPUFL_DEEP=1", "GPUFL_DEEP_BLACKOUT=0s", "GPUFL_DEEP_COOLDOWN=0s")
+			b, _ := windowBench(t, "GPUFLIGHT_DEEP=1", "GPUFLIGHT_DEEP_BLACKOUT=0s", "GPUFLIGHT_DEEP_COOLDOWN=0s")
 			choose(t, b)
 			in, stdin, err := os.Pipe()
 			require.NoError(t, err)
@@ -105,19 +105,19 @@ func TestWindowsFillHoles(t *testing.T) {
 				return n
 			}
 			require.GreaterOrEqual(t, free(), 10_000)
-			o := b.run(b.gpufl, "deep", strconv.Itoa(p.pid), "--for", "50ms", "--engine", "sass")
+			o := b.run(b.gpuflight, "deep", strconv.Itoa(p.pid), "--for", "50ms", "--engine", "sass")
 			require.Zero(t, o.code, "%s%s", o.stdout, o.stderr)
 			process.Eventually(t, 10*time.Second, "the holes are filled", func() bool { return free() < 1000 })
 
 			over := make(chan outcome)
-			go func() { over <- b.run(b.gpufl, "deep", strconv.Itoa(p.pid), "--for", "2s", "--engine", "sass") }()
+			go func() { over <- b.run(b.gpuflight, "deep", strconv.Itoa(p.pid), "--for", "2s", "--engine", "sass") }()
 			process.Eventually(t, time.Minute, "they are there for a window", func() bool { return free() >= 9000 })
 			o = <-over
 			require.Zero(t, o.code, "%s%s", o.stdout, o.stderr)
 			process.Eventually(t, 10*time.Second, "and filled after it", func() bool { return free() < 1000 })
 			require.NoError(t, stdin.Close())
 			require.NoError(t, p.Wait(), p.stderr)
-			assert.GreaterOrEqual(t, b.lastGauge(semconv.MetricGpuflDeepHeap), int64(9000*64))
+			assert.GreaterOrEqual(t, b.lastGauge(semconv.MetricGpuflightDeepHeap), int64(9000*64))
 		})
 	}
 }

@@ -25,7 +25,7 @@ var oneWindow = []string{"--deep-after", "100ms", "--deep-every", "1s", "--deep-
 
 // By the flag, windows of a program that knows nothing of us come as profiles too.
 func TestWindowsAsProfiles(t *testing.T) {
-	b, _ := windowBench(t, "GPUFL_SHUTDOWN_TIMEOUT=10m")
+	b, _ := windowBench(t, "GPUFLIGHT_SHUTDOWN_TIMEOUT=10m")
 	o := b.traced("window", oneWindow...)
 	require.Equal(t, 0, o.code, o.stderr)
 	windows, figures, _, _ := b.windowed()
@@ -50,7 +50,7 @@ func TestWindowsAsProfiles(t *testing.T) {
 	assert.Contains(t, o.stderr, "1 profile")
 }
 
-// A collector that knows no profiles gets the rest, and gpufl says so in one line.
+// A collector that knows no profiles gets the rest, and gpuflight says so in one line.
 func TestCollectorThatKnowsNoProfiles(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		if strings.HasPrefix(q.URL.Path, "/v1development/") {
@@ -58,7 +58,7 @@ func TestCollectorThatKnowsNoProfiles(t *testing.T) {
 		}
 	}))
 	t.Cleanup(server.Close)
-	b, _ := windowBench(t, "GPUFL_SHUTDOWN_TIMEOUT=10m")
+	b, _ := windowBench(t, "GPUFLIGHT_SHUTDOWN_TIMEOUT=10m")
 	b.output = []string{"--endpoint", server.URL}
 	o := b.traced("window", oneWindow...)
 	require.Equal(t, 0, o.code, o.stderr)
@@ -68,6 +68,6 @@ func TestCollectorThatKnowsNoProfiles(t *testing.T) {
 			lines = append(lines, line)
 		}
 	}
-	assert.Equal(t, []string{"gpufl: 1 profile could not be sent to " + server.URL + " (http/protobuf) (unsupported): 404 Not Found"}, lines)
+	assert.Equal(t, []string{"gpuflight: 1 profile could not be sent to " + server.URL + " (http/protobuf) (unsupported): 404 Not Found"}, lines)
 	assert.Regexp(t, `\d+ spans, \d+ log records, \d+ metric points went to `+regexp.QuoteMeta(server.URL), o.stderr)
 }

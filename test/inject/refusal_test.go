@@ -55,8 +55,8 @@ func (p *told) do(line string) string {
 func (p *told) ask(engine string) (code int, text string, window deep.Window) {
 	p.b.t.Helper()
 	id := strconv.Itoa(p.pid)
-	o := p.b.run(p.b.gpufl, "deep", id, "--for", "20ms", "--engine", engine)
-	again := p.b.run(p.b.gpufl, "deep", id, "--for", "20ms", "--engine", engine, "--json")
+	o := p.b.run(p.b.gpuflight, "deep", id, "--for", "20ms", "--engine", engine)
+	again := p.b.run(p.b.gpuflight, "deep", id, "--for", "20ms", "--engine", engine, "--json")
 	require.NoError(p.b.t, json.Unmarshal([]byte(again.stdout), &window), "%s%s", again.stdout, again.stderr)
 	assert.Equal(p.b.t, o.code, again.code)
 	return o.code, o.stdout, window
@@ -72,9 +72,9 @@ func (p *told) end() {
 }
 
 // anyWindow lets windows follow each other at once.
-var anyWindow = []string{"GPUFL_DEEP=1", "GPUFL_DEEP_BLACKOUT=0s", "GPUFL_DEEP_COOLDOWN=0s", "GPUFL_DEEP_PER_HOUR=10000", "GPUFL_DEEP_SHARE=1"}
+var anyWindow = []string{"GPUFLIGHT_DEEP=1", "GPUFLIGHT_DEEP_BLACKOUT=0s", "GPUFLIGHT_DEEP_COOLDOWN=0s", "GPUFLIGHT_DEEP_PER_HOUR=10000", "GPUFLIGHT_DEEP_SHARE=1"}
 
-// Whatever is in a window's way, gpufl deep ends with one code and one sentence that says what and what can be done,
+// Whatever is in a window's way, gpuflight deep ends with one code and one sentence that says what and what can be done,
 // nothing stays armed, and the program and its next window are as ever.
 func TestEachRefusalHasOneSentence(t *testing.T) {
 	b, line := windowBench(t, anyWindow...)
@@ -151,7 +151,7 @@ func TestEachRefusalHasOneSentence(t *testing.T) {
 	require.Len(t, captures, 1)
 	assert.Equal(t, int64(4), captures[0].Attributes().AsRaw()[semconv.CUDACaptureDeepWindows])
 	assert.Equal(t, int64(2*waiting), figures[fmt.Sprintf("plain:%d long_scoreboard", line)])
-	r := b.run(b.gpufl, "report", b.file)
+	r := b.run(b.gpuflight, "report", b.file)
 	require.Equal(t, 0, r.code, r.stderr)
 	assert.Contains(t, r.stdout, fmt.Sprintf("Deep windows: %d, %d of them without figures", attempts+4, attempts))
 	assert.Contains(t, r.stdout, "windows, capture_under_way: a CUDA graph is being captured")
@@ -167,7 +167,7 @@ func TestCountersAreAskedFor(t *testing.T) {
 		p.do("refuse_start 26")
 		p.do("counters_taken 26")
 		for range 2 {
-			o := b.run(b.gpufl, "deep", strconv.Itoa(p.pid), "--for", "20ms")
+			o := b.run(b.gpuflight, "deep", strconv.Itoa(p.pid), "--for", "20ms")
 			assert.Equal(t, 3, o.code, "%s%s", o.stdout, o.stderr)
 			assert.Contains(t, o.stdout, "something else has the GPU's counters")
 			assert.Equal(t, 1, strings.Count(o.stdout, "\n"), o.stdout)
@@ -234,7 +234,7 @@ func TestWindowWhereAnotherProfilerCameFirst(t *testing.T) {
 	var code int
 	var text string
 	process.Eventually(t, time.Minute, "the process answers", func() bool {
-		o := b.run(b.gpufl, "deep", strconv.Itoa(p.pid), "--for", "20ms")
+		o := b.run(b.gpuflight, "deep", strconv.Itoa(p.pid), "--for", "20ms")
 		code, text = o.code, o.stdout
 		return o.code != 1
 	})
@@ -300,10 +300,10 @@ func TestWindowsOfTwoNamespacesOnOneGPU(t *testing.T) {
 
 // Who asks for a window of a program that ends meanwhile gets what there was, at the end.
 func TestWindowAskedForAsTheProgramEnds(t *testing.T) {
-	b, line := windowBench(t, append([]string{"GPUFL_SHUTDOWN_TIMEOUT=30s"}, anyWindow...)...)
+	b, line := windowBench(t, append([]string{"GPUFLIGHT_SHUTDOWN_TIMEOUT=30s"}, anyWindow...)...)
 	p := b.tell()
 	asked := make(chan outcome, 1)
-	go func() { asked <- b.run(b.gpufl, "deep", strconv.Itoa(p.pid), "--for", "60s", "--engine", "pc") }()
+	go func() { asked <- b.run(b.gpuflight, "deep", strconv.Itoa(p.pid), "--for", "60s", "--engine", "pc") }()
 	process.Eventually(t, time.Minute, "the engine is armed", func() bool { return p.do("look") != "armed 0" })
 	p.end()
 	o := <-asked

@@ -110,7 +110,7 @@ func slowMarks(t *testing.T) map[string][]int64 {
 	return marks
 }
 
-// reported is the part of `gpufl report --json` that is about the inside of kernels.
+// reported is the part of `gpuflight report --json` that is about the inside of kernels.
 type reported struct {
 	Windows struct {
 		List []struct {
@@ -180,11 +180,11 @@ func replayed(t *testing.T, c *captured, engine string, environ ...string) (*ben
 	place := t.TempDir()
 	require.NoError(t, os.Chmod(place, 0o700)) //nolint:gosec // A folder needs its x.
 	// At the end there is time for nvdisasm only if it is given.
-	b.environ = append(b.environ, "FAKE_CUPTI_REPLAY="+c.file, "WORK_IMAGE="+c.imageFile, "XDG_RUNTIME_DIR="+place, "GPUFL_SHUTDOWN_TIMEOUT=10m")
+	b.environ = append(b.environ, "FAKE_CUPTI_REPLAY="+c.file, "WORK_IMAGE="+c.imageFile, "XDG_RUNTIME_DIR="+place, "GPUFLIGHT_SHUTDOWN_TIMEOUT=10m")
 	b.environ = append(b.environ, environ...)
 	o := b.traced("window", "--deep-after", "100ms", "--deep-every", "1s", "--deep-for", "100ms", "--deep-engine", engine, "--deep-max", "1")
 	require.Equal(t, 0, o.code, o.stderr)
-	out := b.run(b.gpufl, "report", "--json", b.file)
+	out := b.run(b.gpuflight, "report", "--json", b.file)
 	require.Equal(t, 0, out.code, out.stderr)
 	r := &reported{}
 	require.NoError(t, json.Unmarshal([]byte(out.stdout), r))
@@ -197,7 +197,7 @@ func TestFewRowsOfWhatAnH200Returned(t *testing.T) {
 	none := cubin.DisassemblerEnv + "=" + filepath.Join(t.TempDir(), "none")
 	t.Run("pc", func(t *testing.T) {
 		c := readCapture(t, "compute")
-		_, r := replayed(t, c, "pc", "GPUFL_DEEP_ROWS=200", none)
+		_, r := replayed(t, c, "pc", "GPUFLIGHT_DEEP_ROWS=200", none)
 		assert.Equal(t, c.told, r.Inside.Samples)
 		require.Len(t, r.Inside.Functions, 1, "nothing is in _other")
 		f := &r.Inside.Functions[0]
@@ -209,7 +209,7 @@ func TestFewRowsOfWhatAnH200Returned(t *testing.T) {
 	})
 	t.Run("sass", func(t *testing.T) {
 		c := readCapture(t, "strided")
-		_, r := replayed(t, c, "sass", "GPUFL_DEEP_ROWS=40", none)
+		_, r := replayed(t, c, "sass", "GPUFLIGHT_DEEP_ROWS=40", none)
 		want := map[string]int64{}
 		for key, v := range c.figures {
 			_, metric, _ := strings.Cut(key, " ")

@@ -65,12 +65,12 @@ func windowBench(t *testing.T, environ ...string) (b *bench, line int64) {
 	}
 	script, place := filepath.Join(t.TempDir(), "windows.txt"), t.TempDir()
 	require.NoError(t, os.Chmod(place, 0o700)) //nolint:gosec // A folder needs its x.
-	require.NoError(t, os.WriteFile(script, fmt.Appendf(nil, `gpufl-deep 1 pc_sampling
+	require.NoError(t, os.WriteFile(script, fmt.Appendf(nil, `gpuflight-deep 1 pc_sampling
 name 0 smsp__pcsamp_warps_issue_stalled_long_scoreboard
 function 0 plain
 row 0 %[1]d %[2]d 0 0 0 %[3]d
 totals %[3]d 0 0
-gpufl-deep 1 sass_metrics
+gpuflight-deep 1 sass_metrics
 name 0 smsp__sass_inst_executed
 row 0 %[1]d %[2]d 0 0 0 %[4]d
 `, cubin.CUPTICRC(image), pc, waiting, executed), 0o600))
@@ -133,7 +133,7 @@ func TestWindowBySchedule(t *testing.T) {
 	} {
 		t.Run(tc.engine, func(t *testing.T) {
 			// At the end there is time for nvdisasm only if it is given.
-			b, line := windowBench(t, cubin.DisassemblerEnv+"="+nvdisasm, "GPUFL_SHUTDOWN_TIMEOUT=10m")
+			b, line := windowBench(t, cubin.DisassemblerEnv+"="+nvdisasm, "GPUFLIGHT_SHUTDOWN_TIMEOUT=10m")
 			o := b.traced("window", "--deep-after", "100ms", "--deep-every", "1s", "--deep-for", "100ms", "--deep-engine", tc.engine, "--deep-max", "1")
 			require.Equal(t, 0, o.code, o.stderr)
 			assert.Equal(t, "signals kept\nlimits kept\nwindowed\n", o.stdout)
@@ -155,9 +155,9 @@ func TestWindowBySchedule(t *testing.T) {
 			assert.Equal(t, int64(1), captures[0].Attributes().AsRaw()[semconv.CUDACaptureDeepWindows])
 
 			assert.Contains(t, o.stderr, "("+tc.engine+", by schedule): ")
-			assert.Contains(t, o.stderr, "`gpufl report "+b.file+"` shows what they found")
+			assert.Contains(t, o.stderr, "`gpuflight report "+b.file+"` shows what they found")
 			assert.Equal(t, tc.engine == "sass", strings.Contains(o.stderr, "nothing else was recorded for "), o.stderr)
-			r := b.run(b.gpufl, "report", b.file)
+			r := b.run(b.gpuflight, "report", b.file)
 			require.Equal(t, 0, r.code, r.stderr)
 			assert.Contains(t, r.stdout, "plain")
 			if tc.engine == "pc" {
@@ -182,7 +182,7 @@ func TestWindowByScheduleWaitsForAContext(t *testing.T) {
 }
 
 func TestWindowByRule(t *testing.T) {
-	b, line := windowBench(t, "GPUFL_FLUSH_INTERVAL=20ms", "GPUFL_DEEP_BLACKOUT=0s")
+	b, line := windowBench(t, "GPUFLIGHT_FLUSH_INTERVAL=20ms", "GPUFLIGHT_DEEP_BLACKOUT=0s")
 	// Ten kernels at the begin are a rate, and then it falls.
 	o := b.traced("window", "--deep-when", "busy.ratio over 100ms < 1%", "--deep-when", "kernel(plain).rate over 100ms > 1000000/s", "--deep-for", "50ms", "--deep-max", "1")
 	require.Equal(t, 0, o.code, o.stderr)
@@ -220,7 +220,7 @@ func residentMiB(t *testing.T, pid int) float64 {
 // nothing: what is kept of one must not add up. What CUPTI itself keeps, test/gpu/deep.py sees.
 func TestManyWindowsAddUpToNothing(t *testing.T) {
 	const early, late = 10, 45
-	b, _ := windowBench(t, "GPUFL_DEEP_BLACKOUT=0s")
+	b, _ := windowBench(t, "GPUFLIGHT_DEEP_BLACKOUT=0s")
 	image, err := os.ReadFile(filepath.Join(process.Root(t), "internal", "cubin", "testdata", "lines.sm_90.cubin"))
 	require.NoError(t, err)
 	crc := cubin.CUPTICRC(image)
@@ -228,7 +228,7 @@ func TestManyWindowsAddUpToNothing(t *testing.T) {
 	for _, engine := range []struct{ name, figure string }{
 		{"pc_sampling", "smsp__pcsamp_warps_issue_stalled_long_scoreboard"}, {"sass_metrics", "smsp__sass_inst_executed"},
 	} {
-		fmt.Fprintf(&script, "gpufl-deep 1 %s\nname 0 %s\n", engine.name, engine.figure)
+		fmt.Fprintf(&script, "gpuflight-deep 1 %s\nname 0 %s\n", engine.name, engine.figure)
 		for i := range 20 {
 			fmt.Fprintf(&script, "function %d a_kernel_with_the_long_name_that_templates_give_%d\n", i, i)
 		}
@@ -272,19 +272,19 @@ func TestManyWindowsAddUpToNothing(t *testing.T) {
 func TestMemoryOfWindowsIsBounded(t *testing.T) {
 	const most = 2 * (deep.KeptPerInstruction + deep.KeptPerFunction)
 	limit, kept := fmt.Sprintf("%dB", most), bytesize.Format(most)
-	over := "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with GPUFL_DEEP_METRICS=memory, which keeps less, or a higher --deep-memory (some " + kept + " of " + kept + ")"
+	over := "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with GPUFLIGHT_DEEP_METRICS=memory, which keeps less, or a higher --deep-memory (some " + kept + " of " + kept + ")"
 	told := func(b *bench, captures []plog.LogRecord, stderr string) {
 		b.t.Helper()
 		require.Len(b.t, captures, 1)
 		assert.Equal(b.t, int64(most), captures[0].Attributes().AsRaw()[semconv.CUDACaptureDeepMemory])
 		assert.Equal(b.t, 1, strings.Count(captures[0].Body().Str(), ", some "+kept+" of device memory kept by CUPTI and so no more windows of sass"), captures[0].Body().Str())
-		assert.Contains(b.t, stderr, " had no more windows of sass after CUPTI had kept some "+kept+" of device memory for them; GPUFL_DEEP_METRICS=memory keeps less, --deep-memory allows more\n")
+		assert.Contains(b.t, stderr, " had no more windows of sass after CUPTI had kept some "+kept+" of device memory for them; GPUFLIGHT_DEEP_METRICS=memory keeps less, --deep-memory allows more\n")
 		text, err := os.ReadFile(b.file)
 		require.NoError(b.t, err)
-		assert.Contains(b.t, string(text), `"`+semconv.MetricGpuflDeepMemory+`"`)
+		assert.Contains(b.t, string(text), `"`+semconv.MetricGpuflightDeepMemory+`"`)
 	}
 	t.Run("asked", func(t *testing.T) {
-		b, _ := windowBench(t, "GPUFL_DEEP=1", "GPUFL_DEEP_BLACKOUT=0s", "GPUFL_DEEP_COOLDOWN=0s")
+		b, _ := windowBench(t, "GPUFLIGHT_DEEP=1", "GPUFLIGHT_DEEP_BLACKOUT=0s", "GPUFLIGHT_DEEP_COOLDOWN=0s")
 		b.flags = append(b.flags, "--deep-memory", limit)
 		p, in := b.beginSteps()
 		for _, tc := range []struct {
@@ -296,7 +296,7 @@ func TestMemoryOfWindowsIsBounded(t *testing.T) {
 			{engine: "sass", stderr: " refuses: " + over, code: 3},
 			{engine: "pc", stdout: "its data collected; it closed"}, {engine: "both", stdout: "; not with sass: " + over},
 		} {
-			o := b.run(b.gpufl, "deep", strconv.Itoa(p.pid), "--for", "20ms", "--engine", tc.engine)
+			o := b.run(b.gpuflight, "deep", strconv.Itoa(p.pid), "--for", "20ms", "--engine", tc.engine)
 			assert.Equal(t, tc.code, o.code, "%s: %s%s", tc.engine, o.stdout, o.stderr)
 			assert.Contains(t, o.stdout, tc.stdout)
 			assert.Contains(t, o.stderr, tc.stderr)
@@ -313,7 +313,7 @@ func TestMemoryOfWindowsIsBounded(t *testing.T) {
 	})
 	// Three of four: two until half of the memory is gone, one as the process has become twice as old, and one is for who asks.
 	t.Run("schedule of both", func(t *testing.T) {
-		b, _ := windowBench(t, "GPUFL_DEEP_BLACKOUT=0s")
+		b, _ := windowBench(t, "GPUFLIGHT_DEEP_BLACKOUT=0s")
 		b.flags = append(b.flags, "--deep-after", "50ms", "--deep-every", "400ms", "--deep-for", "20ms", "--deep-engine", "both", "--deep-cooldown", "0s",
 			"--deep-share", "100%", "--deep-per-hour", "10000", "--deep-memory", fmt.Sprintf("%dB", 2*most))
 		p, in := b.beginSteps()
@@ -350,7 +350,7 @@ func TestMemoryOfWindowsIsBounded(t *testing.T) {
 // A training that becomes slower opens a window by itself: the rule compares the steps' p95 with their own past.
 func TestWindowByRuleOnABaseline(t *testing.T) {
 	const rule = "scope(train_step).p95 > 1.5x baseline"
-	b, _ := windowBench(t, "GPUFL_FLUSH_INTERVAL=100ms")
+	b, _ := windowBench(t, "GPUFLIGHT_FLUSH_INTERVAL=100ms")
 	b.flags = append(b.flags, "--deep-when", rule, "--deep-for", "100ms")
 	p, in := b.beginSteps()
 	client := b.client()
@@ -387,7 +387,7 @@ func TestWindowByRuleOnABaseline(t *testing.T) {
 }
 
 func TestWindowBySignal(t *testing.T) {
-	b, line := windowBench(t, "GPUFL_DEEP_BLACKOUT=0s")
+	b, line := windowBench(t, "GPUFLIGHT_DEEP_BLACKOUT=0s")
 	o := b.traced("window_signal", "--deep-signal", "USR2", "--deep-for", "50ms", "--deep-max", "1")
 	require.Equal(t, 0, o.code, o.stderr)
 	require.Zero(t, o.signal)
@@ -418,7 +418,7 @@ func TestEndInWindow(t *testing.T) {
 	} {
 		for _, engine := range []string{"pc", "sass"} {
 			t.Run(tc.mode+" "+engine, func(t *testing.T) {
-				b, line := windowBench(t, "GPUFL_DEEP_BLACKOUT=0s", "GPUFL_DEEP_SHARE=1", "GPUFL_SHUTDOWN_TIMEOUT=30s", "GPUFL_FLUSH_INTERVAL=20ms")
+				b, line := windowBench(t, "GPUFLIGHT_DEEP_BLACKOUT=0s", "GPUFLIGHT_DEEP_SHARE=1", "GPUFLIGHT_SHUTDOWN_TIMEOUT=30s", "GPUFLIGHT_FLUSH_INTERVAL=20ms")
 				o := b.traced(tc.mode, "--deep-when", "kernel(plain).rate over 100ms > 1/s", "--deep-for", "60s", "--deep-engine", engine)
 				assert.Equal(t, tc.code, o.code, o.stderr)
 				assert.Equal(t, tc.signal, o.signal, o.stderr)
@@ -442,7 +442,7 @@ func TestEndInWindow(t *testing.T) {
 	}
 }
 
-// program is a command that runs under gpufl trace and tells its id.
+// program is a command that runs under gpuflight trace and tells its id.
 type program struct {
 	*exec.Cmd
 	out    *bufio.Reader
@@ -453,7 +453,7 @@ type program struct {
 // begin runs a program; stdin is what it reads, nil for nothing.
 func (b *bench) begin(mode string, stdin *os.File) *program {
 	b.t.Helper()
-	p := &program{Cmd: exec.Command(b.gpufl, b.traceArgs(mode)...), stderr: &bytes.Buffer{}} //nolint:gosec // Our own.
+	p := &program{Cmd: exec.Command(b.gpuflight, b.traceArgs(mode)...), stderr: &bytes.Buffer{}} //nolint:gosec // Our own.
 	p.Env, p.Stderr = b.environ, p.stderr
 	attributes := b.attributes
 	attributes.Setpgid = true
@@ -489,13 +489,13 @@ func (b *bench) beginSteps() (p *program, stdin *os.File) {
 }
 
 func TestWindowBySocket(t *testing.T) {
-	b, line := windowBench(t, "GPUFL_DEEP=1", "GPUFL_DEEP_BLACKOUT=0s")
+	b, line := windowBench(t, "GPUFLIGHT_DEEP=1", "GPUFLIGHT_DEEP_BLACKOUT=0s")
 	p := b.begin("window_asked", nil)
 	// The program has a context and its module in a moment; until then there is none to look into.
 	var o outcome
 	var window deep.Window
 	process.Eventually(t, time.Minute, "a window opens", func() bool {
-		o = b.run(b.gpufl, "deep", strconv.Itoa(p.pid), "--for", "100ms", "--engine", "pc", "--json")
+		o = b.run(b.gpuflight, "deep", strconv.Itoa(p.pid), "--for", "100ms", "--engine", "pc", "--json")
 		return json.Unmarshal([]byte(o.stdout), &window) == nil && window.Outcome.Status == deep.StatusCollected && o.code == 0
 	})
 	assert.Equal(t, uint64(waiting), window.Collected.Samples)
@@ -506,7 +506,7 @@ func TestWindowBySocket(t *testing.T) {
 	if len(figures) > 0 { // a window before the module was loaded has no lines
 		assert.Contains(t, figures, fmt.Sprintf("plain:%d long_scoreboard", line))
 	}
-	o = b.run(b.gpufl, "deep", strconv.Itoa(p.pid))
+	o = b.run(b.gpuflight, "deep", strconv.Itoa(p.pid))
 	assert.Equal(t, 1, o.code, "it has ended: %s", o.stderr)
 }
 
@@ -522,7 +522,7 @@ func TestWindowRefusedBySocket(t *testing.T) {
 		defer func() { b.environ = before }()
 		b.environ = append(b.environ[:len(b.environ):len(b.environ)], environ...)
 		p := b.begin("window_refused", in)
-		o := b.run(b.gpufl, "deep", strconv.Itoa(p.pid), "--for", "50ms")
+		o := b.run(b.gpuflight, "deep", strconv.Itoa(p.pid), "--for", "50ms")
 		require.NoError(t, syscall.Kill(-p.Process.Pid, syscall.SIGTERM))
 		_ = p.Wait()
 		return o
@@ -530,7 +530,7 @@ func TestWindowRefusedBySocket(t *testing.T) {
 	o := run()
 	assert.NotZero(t, o.code)
 	assert.Contains(t, o.stderr, "takes no requests for deep windows")
-	o = run("GPUFL_DEEP=1")
+	o = run("GPUFLIGHT_DEEP=1")
 	assert.Equal(t, 3, o.code, o.stderr)
 	assert.Contains(t, o.stderr, "not yet allowed so soon after the start")
 }
@@ -541,7 +541,7 @@ func TestDeepFlagsAreChecked(t *testing.T) {
 		flags []string
 		words string
 	}{
-		{[]string{"--deep-after", "30"}, "gpufl trace: --deep-after is \"30\"; it must be a duration of at least 1ms, such as 500ms, 2s or 5m\n"},
+		{[]string{"--deep-after", "30"}, "gpuflight trace: --deep-after is \"30\"; it must be a duration of at least 1ms, such as 500ms, 2s or 5m\n"},
 		{[]string{"--deep-when", "kernel.rate < much"}, "kernel.rate < much"},
 		{[]string{"--deep-engine", "x-ray"}, "x-ray"},
 		{[]string{"--deep-memory", "-1GiB"}, "--deep-memory is \"-1GiB\"; it must be a number of bytes such as 512MiB or 2GiB, or 0 for no limit"},

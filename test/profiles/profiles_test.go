@@ -123,7 +123,7 @@ func otlpReceiver(grpc, http string) map[string]any {
 // client sends to an endpoint, which need not take traces and metrics.
 func client(t *testing.T, logger *slog.Logger, env map[string]string) *otlp.Client {
 	t.Helper()
-	env["GPUFL_PROFILES"], env["OTEL_TRACES_EXPORTER"], env["OTEL_METRICS_EXPORTER"] = "1", "none", "none"
+	env["GPUFLIGHT_PROFILES"], env["OTEL_TRACES_EXPORTER"], env["OTEL_METRICS_EXPORTER"] = "1", "none", "none"
 	s, err := otlp.FromEnv(func(name string) string { return env[name] })
 	require.NoError(t, err)
 	c, err := otlp.New(s, logger)
@@ -237,7 +237,7 @@ func TestProfilesThroughTheCollector(t *testing.T) {
 // What our client wrote into a file is read by the Collector's receiver for such files.
 func TestProfilesOfAFileThroughTheCollector(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "run.otlp.jsonl")
-	require.NoError(t, send(t, client(t, nil, map[string]string{"GPUFL_OUTPUT": file}), window()))
+	require.NoError(t, send(t, client(t, nil, map[string]string{"GPUFLIGHT_OUTPUT": file}), window()))
 	sink := &httpSink{}
 	server := httptest.NewServer(sink)
 	t.Cleanup(server.Close)

@@ -170,7 +170,7 @@ func (c client) upload(t *testing.T, dir, address, key string, more map[string]a
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.python, "-c", upload, string(arg))
-	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "GPUFL_") }),
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "GPUFLIGHT_") }),
 		"PYTHONPATH="+c.packages, "LD_LIBRARY_PATH="+c.libraries)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr

@@ -127,14 +127,14 @@ static bool gpufl_room(void) {
   int n;
 
   if ((n = gpufl_files()) < NEED_FILES)
-    gpufl_say("gpufl: nothing is recorded: the process can open %d more files and recording needs %d: raise ulimit -n", n,
+    gpufl_say("gpuflight: nothing is recorded: the process can open %d more files and recording needs %d: raise ulimit -n", n,
               NEED_FILES);
   else if (!gpufl_space(need_space, PROT_NONE))
-    gpufl_say("gpufl: nothing is recorded: recording needs %zu MiB of free address space: raise ulimit -v", need_space >> 20);
+    gpufl_say("gpuflight: nothing is recorded: recording needs %zu MiB of free address space: raise ulimit -v", need_space >> 20);
   else if (!gpufl_space(need_data, PROT_READ | PROT_WRITE))
-    gpufl_say("gpufl: nothing is recorded: recording needs %zu MiB of free data memory: raise ulimit -d", need_data >> 20);
+    gpufl_say("gpuflight: nothing is recorded: recording needs %zu MiB of free data memory: raise ulimit -d", need_data >> 20);
   else if ((n = gpufl_threads()) < NEED_THREADS)
-    gpufl_say("gpufl: nothing is recorded: the process can create %d more threads and recording needs %d: "
+    gpufl_say("gpuflight: nothing is recorded: the process can create %d more threads and recording needs %d: "
               "raise ulimit -u or the cgroup's pids.max", n, NEED_THREADS);
   else
     return true;
@@ -154,12 +154,12 @@ static void gpufl_load(void) {
   if (!gpufl_room()) return;
   if (dladdr(&gpufl_once, &self) == 0 || (slash = strrchr(self.dli_fname, '/')) == NULL ||
       (size_t)(slash - self.dli_fname) + sizeof name + 1 > sizeof path) {
-    gpufl_say("gpufl: nothing is recorded: the folder of libgpuflight.so is unknown");
+    gpufl_say("gpuflight: nothing is recorded: the folder of libgpuflight.so is unknown");
     return;
   }
   snprintf(path, sizeof path, "%.*s/%s", (int)(slash - self.dli_fname), self.dli_fname, name);
   gpufl_recorder = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (gpufl_recorder == NULL) gpufl_say("gpufl: nothing is recorded: cannot load the recorder: %s", dlerror());
+  if (gpufl_recorder == NULL) gpufl_say("gpuflight: nothing is recorded: cannot load the recorder: %s", dlerror());
 }
 
 /* Returns a function of the recorder, or NULL where the recorder is not loaded. */

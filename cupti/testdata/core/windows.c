@@ -173,7 +173,7 @@ static void record(const char *folder, const char *file, const char *engine, con
   snprintf(path, sizeof path, "%s/%s", folder, file);
   FILE *f = fopen(path, "w");
   CHECK(f != NULL);
-  fprintf(f, "gpufl-deep 1 %s\n", engine);
+  fprintf(f, "gpuflight-deep 1 %s\n", engine);
   for (uint32_t i = 0; gpufl_deep_name(i) != NULL; i++) fprintf(f, "name %u %s\n", i, gpufl_deep_name(i));
   for (uint32_t i = 0; gpufl_deep_function(i) != NULL; i++) fprintf(f, "function %u %s\n", i, gpufl_deep_function(i));
   for (int i = 0; i < num_rows; i++) {

@@ -292,7 +292,7 @@ static void deep_kernel(uint32_t c, const fake_kernel *k) {
 
 /* ---- recordings ---- */
 
-/* A recording is text, what GPUFL_DEEP_DUMP keeps: "gpufl-deep 1 ENGINE", then "name INDEX TEXT" (reasons or metrics), "function INDEX TEXT",
+/* A recording is text, what GPUFLIGHT_DEEP_DUMP keeps: "gpuflight-deep 1 ENGINE", then "name INDEX TEXT" (reasons or metrics), "function INDEX TEXT",
  * "row DEVICE CRC PC FUNCTION NAME CORRELATION VALUE" and "totals SAMPLES DROPPED NON_USER". */
 static void replay(deep_context *x, bool pc) {
   FILE *f = fopen(deep.replay, "r");
@@ -308,8 +308,8 @@ static void replay(deep_context *x, bool pc) {
     int device = 0, at = 0;
     unsigned long long crc = 0, address = 0, value = 0, more[2] = {0};
     line[strcspn(line, "\n")] = 0;
-    if (strncmp(line, "gpufl-deep 1 ", 13) == 0) {
-      ours = strcmp(line + 13, pc ? "pc_sampling" : "sass_metrics") == 0;
+    if (strncmp(line, "gpuflight-deep 1 ", 17) == 0) {
+      ours = strcmp(line + 17, pc ? "pc_sampling" : "sass_metrics") == 0;
     } else if (sscanf(line, "name %u %n", &index, &at) == 1 && index < KNOWN) {
       if (ours) places[index] = index_of(all, line + at);
     } else if (sscanf(line, "function %u %n", &index, &at) == 1 && index < 256) {

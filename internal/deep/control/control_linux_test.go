@@ -26,7 +26,7 @@ import (
 const enough = 2 * time.Minute
 
 func TestMain(m *testing.M) {
-	if place := os.Getenv("GPUFL_TEST_LISTEN"); place != "" {
+	if place := os.Getenv("GPUFLIGHT_TEST_LISTEN"); place != "" {
 		listenInChild(place)
 	}
 	goleak.VerifyTestMain(m)
@@ -152,7 +152,7 @@ func TestOpen(t *testing.T) {
 	if w.Outcome.Status != deep.StatusCollected || w.Cause != deep.CauseSocket || w.For != 20*time.Millisecond || w.Collected.Rows != 1 || len(w.Parts) != 1 || w.Closed != deep.ClosedTime {
 		t.Errorf("window %+v", w)
 	}
-	if want := fmt.Sprintf("gpufl deep, process %d of user %d", h.pid, os.Geteuid()); w.Why != want {
+	if want := fmt.Sprintf("gpuflight deep, process %d of user %d", h.pid, os.Geteuid()); w.Why != want {
 		t.Errorf("why %q, want %q", w.Why, want)
 	}
 	if accepted.ID != w.ID || !accepted.Start.Equal(w.Start) || !accepted.End.IsZero() {

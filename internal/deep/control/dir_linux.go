@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	folder = "gpufl"
+	folder = "gpuflight"
 	suffix = ".sock"
 	// unfinished is the name of a socket that does not listen yet.
 	unfinished = ".new"

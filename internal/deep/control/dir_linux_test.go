@@ -37,7 +37,7 @@ func TestFoldersThatAreNotUsed(t *testing.T) {
 				t.Skip("only root can give folders away")
 			}
 			temp := t.TempDir()
-			if err := tc.make(t, filepath.Join(temp, fmt.Sprint("gpufl-", uid))); err != nil {
+			if err := tc.make(t, filepath.Join(temp, fmt.Sprint("gpuflight-", uid))); err != nil {
 				t.Fatal(err)
 			}
 			d, err := makeDir(Place{TempDir: temp})
@@ -61,12 +61,12 @@ func TestRuntimeDir(t *testing.T) {
 		dir  string
 		want string
 	}{
-		{0o700, runtimeDir, runtimeDir + "/gpufl"},
-		{0o755, runtimeDir, runtimeDir + "/gpufl"},
-		{0o777, runtimeDir, temp + fmt.Sprint("/gpufl-", os.Geteuid())},
-		{0o700, "relative", temp + fmt.Sprint("/gpufl-", os.Geteuid())},
-		{0o700, runtimeDir + "/none", temp + fmt.Sprint("/gpufl-", os.Geteuid())},
-		{0o700, "", temp + fmt.Sprint("/gpufl-", os.Geteuid())},
+		{0o700, runtimeDir, runtimeDir + "/gpuflight"},
+		{0o755, runtimeDir, runtimeDir + "/gpuflight"},
+		{0o777, runtimeDir, temp + fmt.Sprint("/gpuflight-", os.Geteuid())},
+		{0o700, "relative", temp + fmt.Sprint("/gpuflight-", os.Geteuid())},
+		{0o700, runtimeDir + "/none", temp + fmt.Sprint("/gpuflight-", os.Geteuid())},
+		{0o700, "", temp + fmt.Sprint("/gpuflight-", os.Geteuid())},
 	} {
 		if err := os.Chmod(runtimeDir, tc.mode); err != nil {
 			t.Fatal(err)
@@ -163,7 +163,7 @@ func TestStaleSockets(t *testing.T) {
 	place := Place{TempDir: t.TempDir()}
 	client := patient(place)
 	parent := exec.Command(os.Args[0], "-test.run=^$")
-	parent.Env = append(os.Environ(), "GPUFL_TEST_LISTEN="+place.TempDir)
+	parent.Env = append(os.Environ(), "GPUFLIGHT_TEST_LISTEN="+place.TempDir)
 	out, err := parent.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -188,7 +188,7 @@ func TestStaleSockets(t *testing.T) {
 		t.Errorf("the child: %v", err)
 	}
 	// Nor is what another process puts in the child's place.
-	f, err := openDir(filepath.Join(place.TempDir, fmt.Sprint("gpufl-", os.Geteuid())), os.Geteuid())
+	f, err := openDir(filepath.Join(place.TempDir, fmt.Sprint("gpuflight-", os.Geteuid())), os.Geteuid())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,7 +206,7 @@ func TestStaleSockets(t *testing.T) {
 	}
 	_ = parent.Wait() // it was killed
 
-	d, err := openDir(filepath.Join(place.TempDir, fmt.Sprint("gpufl-", os.Geteuid())), os.Geteuid())
+	d, err := openDir(filepath.Join(place.TempDir, fmt.Sprint("gpuflight-", os.Geteuid())), os.Geteuid())
 	if err != nil {
 		t.Fatal(err)
 	}

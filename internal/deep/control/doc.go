@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package control lets a user ask a running process for a deep window: the process listens on a local
-// socket ([Listen]), gpufl deep talks to it ([Client]). It knows package deep and neither what a window
+// socket ([Listen]), gpuflight deep talks to it ([Client]). It knows package deep and neither what a window
 // is made of nor who runs it.
 //
 // # Where
 //
-// The socket is PID.sock, in $XDG_RUNTIME_DIR/gpufl if that variable names a folder that only its owner
-// can change, else in /tmp/gpufl-UID. The folder belongs to the user, with mode 0700; one that does not,
+// The socket is PID.sock, in $XDG_RUNTIME_DIR/gpuflight if that variable names a folder that only its owner
+// can change, else in /tmp/gpuflight-UID. The folder belongs to the user, with mode 0700; one that does not,
 // or that is a symbolic link, is not used. It is held open and everything in it is reached through it, so that
 // no change of the path in between matters. PID is the process's id as it sees it itself: a process in a
 // container is reached from outside through /proc/PID/root.

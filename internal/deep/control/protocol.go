@@ -28,7 +28,7 @@ var (
 	// ErrNoProcess says that there is no process of that id.
 	ErrNoProcess = errors.New("there is no such process")
 	// ErrNotListening says that the process takes no requests.
-	ErrNotListening = errors.New("the process takes no requests for deep windows: start it with GPUFL_DEEP=1, as this user, and ask once it has used the GPU")
+	ErrNotListening = errors.New("the process takes no requests for deep windows: start it with GPUFLIGHT_DEEP=1, as this user, and ask once it has used the GPU")
 	// ErrNotAnswering says that the process did not answer in time.
 	ErrNotAnswering = errors.New("the process does not answer")
 	// ErrNotSupported says that this system has no such sockets.

@@ -219,7 +219,7 @@ func (s *Server) serve(conn *net.UnixConn) {
 	case DoClose:
 		s.reply(conn, Reply{Event: Closed, Found: s.controller.Close()})
 	default:
-		r.Why = fmt.Sprintf("gpufl deep, process %d of user %d", peer.Pid, peer.Uid)
+		r.Why = fmt.Sprintf("gpuflight deep, process %d of user %d", peer.Pid, peer.Uid)
 		s.open(conn, r)
 	}
 }

@@ -3,14 +3,14 @@
 // A CUPTI injection library that keeps what CUPTI writes, byte for byte, so that the decoder can be
 // tested where there is no GPU. It is a tool for capturing test data: slow, and for no other use.
 //
-// CUDA loads it by CUDA_INJECTION64_PATH. It writes into the folder GPUFL_DUMP_DIR:
+// CUDA loads it by CUDA_INJECTION64_PATH. It writes into the folder GPUFLIGHT_DUMP_DIR:
 //
 //   meta.txt    "version N" (cuptiGetVersion), "kinds a,b,c" (those that could be enabled)
 //   NNNN.buf    the bytes of each completed buffer
 //   NNNN.idx    where its records begin, by CUPTI's own walk: little-endian uint32
 //   names.txt   pointer in hex, tab, string: for each name that a record points at
 //
-// GPUFL_DUMP_KINDS is a comma list of CUPTI's activity kinds; GPUFL_CUPTI the path of libcupti.
+// GPUFLIGHT_DUMP_KINDS is a comma list of CUPTI's activity kinds; GPUFLIGHT_CUPTI the path of libcupti.
 //
 // Build: gcc -std=c11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -o libdump.so dump.c -ldl -lpthread
 
@@ -144,7 +144,7 @@ GPUFL_EXPORT int gpufl_dump_pop(void) {
 }
 
 static void *open_cupti(void) {
-	const char *path = getenv("GPUFL_CUPTI");
+	const char *path = getenv("GPUFLIGHT_CUPTI");
 	if (path != NULL && *path != 0)
 		return dlopen(path, RTLD_NOW);
 	static const char *const sonames[] = {"libcupti.so.13", "libcupti.so.12", "libcupti.so.11.8"};
@@ -171,7 +171,7 @@ static void find(void *lib, void *function, const char *name) {
 }
 
 GPUFL_EXPORT int InitializeInjection(void) {
-	const char *to = getenv("GPUFL_DUMP_DIR");
+	const char *to = getenv("GPUFLIGHT_DUMP_DIR");
 	snprintf(dir, sizeof dir, "%s", to == NULL ? "." : to);
 	void *lib = open_cupti();
 	if (lib == NULL) {
@@ -200,7 +200,7 @@ GPUFL_EXPORT int InitializeInjection(void) {
 	if (meta == NULL)
 		return 0;
 	fprintf(meta, "version %" PRIu32 "\nkinds ", version);
-	const char *kinds = getenv("GPUFL_DUMP_KINDS");
+	const char *kinds = getenv("GPUFLIGHT_DUMP_KINDS");
 	if (kinds == NULL)
 		kinds = "1,2,4,5,10,17,22,38,39,49,50,51";
 	const char *comma = "";

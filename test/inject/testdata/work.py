@@ -254,8 +254,8 @@ def threads(gpu):
 
 
 def environment(gpu):
-    # What gpufl adds is the library's; nothing else may differ, and nothing when the library came.
-    ours = ("GPUFL_", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "TRACEPARENT", "OTEL_")
+    # What gpuflight adds is the library's; nothing else may differ, and nothing when the library came.
+    ours = ("GPUFLIGHT_", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "TRACEPARENT", "OTEL_")
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
     print(sorted((k, v) for k, v in os.environ.items() if not k.startswith(ours)))
@@ -277,7 +277,7 @@ def wait(gpu):
 
 def armed():
     """How much of the (fake) engines is armed in this process."""
-    control = ctypes.CDLL(os.environ["GPUFL_CUPTI"]).fake_control
+    control = ctypes.CDLL(os.environ["GPUFLIGHT_CUPTI"]).fake_control
     control.restype = ctypes.c_int64
     return control(b"armed", ctypes.c_int64(0))
 
@@ -374,7 +374,7 @@ def window_refused(gpu):
 def window_told(gpu):
     # Does what it is told, a line each, until somebody closes the standard input: "capture" and "captured" begin and
     # end the capture of a graph, "hold" and "held" the loading of a module that takes its time, "NAME VALUE" sets the (fake) CUPTI, "? NAME" asks it.
-    control = ctypes.CDLL(os.environ["GPUFL_CUPTI"]).fake_control
+    control = ctypes.CDLL(os.environ["GPUFLIGHT_CUPTI"]).fake_control
     control.restype = ctypes.c_int64
     with open(os.environ["WORK_IMAGE"], "rb") as f:
         image = f.read()

@@ -19,8 +19,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testsink"
 )
 
-// asCommand makes the test's program be gpufl itself, so that a test can kill it.
-const asCommand = "GPUFL_TEST_COMMAND"
+// asCommand makes the test's program be gpuflight itself, so that a test can kill it.
+const asCommand = "GPUFLIGHT_TEST_COMMAND"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
@@ -58,7 +58,7 @@ func otlpFile(t *testing.T, path string, first, messages int) {
 
 func replaySink(t *testing.T) (*testsink.Store, *testsink.Server) {
 	t.Helper()
-	for _, name := range []string{"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_TRACES_EXPORTER", "GPUFL_OUTPUT"} {
+	for _, name := range []string{"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_TRACES_EXPORTER", "GPUFLIGHT_OUTPUT"} {
 		t.Setenv(name, "")
 	}
 	store := testsink.NewStore()
@@ -130,7 +130,7 @@ func TestReplayKeepsToTheRate(t *testing.T) {
 	}
 }
 
-// TestReplayGoesOnAfterKill kills gpufl by SIGKILL again and again, each time a little later, until one
+// TestReplayGoesOnAfterKill kills gpuflight by SIGKILL again and again, each time a little later, until one
 // run comes to the end. Every span must have come, and of each run at most one batch twice.
 func TestReplayGoesOnAfterKill(t *testing.T) {
 	store, server := replaySink(t)
@@ -207,7 +207,7 @@ func TestReplayFlags(t *testing.T) {
 		}
 	}
 	code, stdout, _ := command("replay", "--help")
-	if code != 0 || !strings.Contains(stdout, "gpufl replay --dry-run archive") || !strings.Contains(stdout, "-partition-zone zone") {
+	if code != 0 || !strings.Contains(stdout, "gpuflight replay --dry-run archive") || !strings.Contains(stdout, "-partition-zone zone") {
 		t.Errorf("help: %d %s", code, stdout)
 	}
 }
@@ -223,7 +223,7 @@ func TestReplayProgress(t *testing.T) {
 	}
 	now = now.Add(lineEvery)
 	p.update(replay.Counts{Objects: 2, Spans: 100, Skipped: map[string]int{"other_name": 1}})
-	if got, want := out.String(), "gpufl replay: 3 objects, 100 spans, 0 log records, 0 data points, 10/s\n"; got != want {
+	if got, want := out.String(), "gpuflight replay: 3 objects, 100 spans, 0 log records, 0 data points, 10/s\n"; got != want {
 		t.Errorf("line %q, want %q", got, want)
 	}
 
@@ -239,7 +239,7 @@ func TestReplayProgress(t *testing.T) {
 		p.problem(replay.Problem{Object: "x", Reason: "malformed", Detail: "y"})
 	}
 	p.end()
-	if s := out.String(); !strings.HasPrefix(s, "\r\033[Kgpufl replay: x at byte 0: malformed: y\n") || !strings.HasSuffix(s, "gpufl replay: and 3 more problems\n") ||
+	if s := out.String(); !strings.HasPrefix(s, "\r\033[Kgpuflight replay: x at byte 0: malformed: y\n") || !strings.HasSuffix(s, "gpuflight replay: and 3 more problems\n") ||
 		strings.Count(s, "\n") != maxReplayProblems+1 {
 		t.Errorf("problems %q", s)
 	}

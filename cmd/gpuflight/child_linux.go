@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// traceSupported says whether gpufl trace works on this system.
+// traceSupported says whether gpuflight trace works on this system.
 const traceSupported = true
 
 // ending is how a command ended: with an exit code, or by a signal if that is not 0.
@@ -30,9 +30,9 @@ func (e ending) String() string {
 	return fmt.Sprintf("ended with %d", e.code)
 }
 
-// caught are the signals that gpufl passes on to its command. Not among them are those that cannot be
+// caught are the signals that gpuflight passes on to its command. Not among them are those that cannot be
 // caught, those that a thread causes itself, and those of its own children and runtime. A signal that
-// was ignored when gpufl began stays so, for the command too (nohup, services of systemd).
+// was ignored when gpuflight began stays so, for the command too (nohup, services of systemd).
 func caught() []os.Signal {
 	var list []os.Signal
 	for n := syscall.Signal(1); n <= 64; n++ {
@@ -98,7 +98,7 @@ func runCommand(cmd *exec.Cmd, asks string, started func(pid int)) (ending, erro
 func pass(p *os.Process, s syscall.Signal) {
 	switch s {
 	case syscall.SIGPIPE:
-		return // gpufl's own: its stderr is closed
+		return // gpuflight's own: its stderr is closed
 	case syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTSTP, syscall.SIGWINCH:
 		if !inForeground() {
 			_ = p.Signal(s) // it may have ended just now

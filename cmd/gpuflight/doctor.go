@@ -25,12 +25,12 @@ import (
 	"github.com/gpuflight/gpuflight/internal/window"
 )
 
-const doctorUsage = `gpufl doctor says whether gpufl trace and the SDK can record here: driver, devices, CUPTI, permission,
+const doctorUsage = `gpuflight doctor says whether gpuflight trace and the SDK can record here: driver, devices, CUPTI, permission,
 injection library, settings, collector, deep windows. What is wrong comes with what to do. It exits with 0 only if all
 is well.
 
 Usage:
-  gpufl doctor [flags]
+  gpuflight doctor [flags]
 
 Flags:
 `
@@ -53,8 +53,8 @@ func runDoctor(ctx context.Context, args []string, stdout io.Writer) error {
 	fs := flag.NewFlagSet("doctor", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	asJSON := fs.Bool("json", false, "print the findings as JSON")
-	library := fs.String("library", "", "`path` of libgpuflight.so, as for gpufl trace")
-	endpoint := fs.String("endpoint", "", "`URL` of the collector, as for gpufl trace")
+	library := fs.String("library", "", "`path` of libgpuflight.so, as for gpuflight trace")
+	endpoint := fs.String("endpoint", "", "`URL` of the collector, as for gpuflight trace")
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			printUsage(stdout, doctorUsage, fs)
@@ -68,7 +68,7 @@ func runDoctor(ctx context.Context, args []string, stdout io.Writer) error {
 	env := newEnvironment(os.Environ())
 	if *endpoint != "" {
 		env.setForAll(endpointVariable, *endpoint)
-		env.unset("GPUFL_OUTPUT")
+		env.unset("GPUFLIGHT_OUTPUT")
 	}
 	findings := examine(ctx, &env, *library)
 	if err := printFindings(stdout, findings, *asJSON); err != nil {
@@ -114,7 +114,7 @@ func examine(ctx context.Context, env *environment, library string) []finding {
 	case err != nil:
 		f.OK, f.Detail = false, strings.ReplaceAll(err.Error(), "\n", "; ")
 	case settings.Disabled:
-		f.OK, f.Detail = false, "GPUFL_DISABLED switches recording off: unset it"
+		f.OK, f.Detail = false, "GPUFLIGHT_DISABLED switches recording off: unset it"
 	case sending.File == "" && sending.Off():
 		f.OK, f.Detail = false, "OTEL_SDK_DISABLED or OTEL_..._EXPORTER=none switch everything off: unset them"
 	}

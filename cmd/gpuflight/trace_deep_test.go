@@ -25,8 +25,8 @@ import (
 func TestFlagsOfDeepWindows(t *testing.T) {
 	_, changes := prepared(t, nil, "--deep-after", "30s", "--deep-for", "2s", "--deep-when", "kernel.rate < 100/s", "--deep-when", "busy.ratio < 50%", "--deep-engine", "both")
 	for name, want := range map[string]string{
-		"GPUFL_DEEP": "true", "GPUFL_DEEP_AFTER": "30s", "GPUFL_DEEP_FOR": "2s", "GPUFL_DEEP_ENGINE": "both",
-		"GPUFL_DEEP_WHEN": "kernel.rate < 100/s;busy.ratio < 50%",
+		"GPUFLIGHT_DEEP": "true", "GPUFLIGHT_DEEP_AFTER": "30s", "GPUFLIGHT_DEEP_FOR": "2s", "GPUFLIGHT_DEEP_ENGINE": "both",
+		"GPUFLIGHT_DEEP_WHEN": "kernel.rate < 100/s;busy.ratio < 50%",
 	} {
 		assert.Equal(t, want, changes[name])
 	}
@@ -35,15 +35,15 @@ func TestFlagsOfDeepWindows(t *testing.T) {
 			assert.NotEmpty(t, changes[s.Variable])
 		}
 	}
-	_, changes = prepared(t, []string{"GPUFL_DEEP=0"}, "--deep-for", "3s")
-	assert.Equal(t, "true", changes["GPUFL_DEEP"], "a flag wins")
+	_, changes = prepared(t, []string{"GPUFLIGHT_DEEP=0"}, "--deep-for", "3s")
+	assert.Equal(t, "true", changes["GPUFLIGHT_DEEP"], "a flag wins")
 	_, err := parseTrace([]string{"--deep-when", "", "--", "true"}, &bytes.Buffer{})
 	require.ErrorAs(t, err, new(*usageError))
 	for _, tc := range []struct{ flag, variable, words string }{
-		{"", "GPUFL_DEEP_AFTER=soon", `GPUFL_DEEP_AFTER is "soon"; `},
-		{"", "GPUFL_DEEP_PERIOD=1", "GPUFL_DEEP_PERIOD"},
-		{"--deep-after=30", "GPUFL_DEEP_EVERY=often", "--deep-after is \"30\"; "},
-		{"--deep-after=30", "GPUFL_DEEP_EVERY=often", "GPUFL_DEEP_EVERY is \"often\"; "},
+		{"", "GPUFLIGHT_DEEP_AFTER=soon", `GPUFLIGHT_DEEP_AFTER is "soon"; `},
+		{"", "GPUFLIGHT_DEEP_PERIOD=1", "GPUFLIGHT_DEEP_PERIOD"},
+		{"--deep-after=30", "GPUFLIGHT_DEEP_EVERY=often", "--deep-after is \"30\"; "},
+		{"--deep-after=30", "GPUFLIGHT_DEEP_EVERY=often", "GPUFLIGHT_DEEP_EVERY is \"often\"; "},
 		{"--max-spans=many", "", "--max-spans"},
 	} {
 		library := emptyLibrary(t)
@@ -92,7 +92,7 @@ func TestABudgetThatWasNotKeptIsTold(t *testing.T) {
 	new(tracing).tellOverhead(&teller{&out}, []recorder.Summary{
 		{PID: 7}, {PID: 8, Overhead: &recorder.OverheadSummary{Budget: 0.02, Ratio: 0.019, Met: true}}, {PID: 9, Overhead: &recorder.OverheadSummary{Budget: 0.02, Ratio: 0.66}},
 	})
-	assert.Equal(t, "gpufl: process 9 did not keep the overhead budget of 2 %: recording cost it about 66 % of its time\n", out.String())
+	assert.Equal(t, "gpuflight: process 9 did not keep the overhead budget of 2 %: recording cost it about 66 % of its time\n", out.String())
 }
 
 // A command that is asked for windows by a signal is not ended by it before the library is there.
@@ -114,19 +114,19 @@ func TestWhatIsToldOfDeepWindows(t *testing.T) {
 		{PID: 7},
 		{PID: 8, Windows: &recorder.WindowCounts{Opened: 1, Attempts: 1, PausedSeconds: 1.5, Unsent: 1, Recent: []recorder.WindowRow{collected, refused, counted}}},
 	})
-	assert.Equal(t, `gpufl: deep window 1 of process 8 (pc, by schedule): 12,345 samples in 2 functions, 5 lost
-gpufl: deep window 2 of process 8 (sass, by socket): this process may not read the GPU's counters
-gpufl: deep window 3 of process 8 (sass, by rule): 7 counters in 1 function
-gpufl: the figures of 1 deep window found no room or were not ready in time
-gpufl: nothing else was recorded for 1.5 s of deep windows
-gpufl: what they found is in the logs cuda.pc_sample and cuda.sass_metric; with --output, `+"`gpufl report`"+` shows it
+	assert.Equal(t, `gpuflight: deep window 1 of process 8 (pc, by schedule): 12,345 samples in 2 functions, 5 lost
+gpuflight: deep window 2 of process 8 (sass, by socket): this process may not read the GPU's counters
+gpuflight: deep window 3 of process 8 (sass, by rule): 7 counters in 1 function
+gpuflight: the figures of 1 deep window found no room or were not ready in time
+gpuflight: nothing else was recorded for 1.5 s of deep windows
+gpuflight: what they found is in the logs cuda.pc_sample and cuda.sass_metric; with --output, `+"`gpuflight report`"+` shows it
 `, out.String())
 
 	out.Reset()
 	tr.tellWindows(&teller{&out}, []recorder.Summary{{PID: 7, Windows: &recorder.WindowCounts{Opened: 1, KeptBytes: 1 << 20}},
 		{PID: 8, Windows: &recorder.WindowCounts{Opened: 1, KeptBytes: 1100 << 20, MemoryFull: true}}})
 	assert.Equal(t, 2, bytes.Count(out.Bytes(), []byte("\n")))
-	assert.Contains(t, out.String(), "gpufl: process 8 had no more windows of sass after CUPTI had kept some 1.1 GiB of device memory for them; GPUFL_DEEP_METRICS=memory keeps less, --deep-memory allows more\n")
+	assert.Contains(t, out.String(), "gpuflight: process 8 had no more windows of sass after CUPTI had kept some 1.1 GiB of device memory for them; GPUFLIGHT_DEEP_METRICS=memory keeps less, --deep-memory allows more\n")
 
 	out.Reset()
 	tr.sending.File = "/tmp/run.otlp.jsonl"
@@ -136,8 +136,8 @@ gpufl: what they found is in the logs cuda.pc_sample and cuda.sass_metric; with 
 	}
 	tr.tellWindows(&teller{&out}, []recorder.Summary{{PID: 8, Windows: &many}})
 	assert.Equal(t, 7, bytes.Count(out.Bytes(), []byte("\n")))
-	assert.Contains(t, out.String(), "gpufl: 12 deep windows in all, 3 of them without a result\n")
-	assert.Contains(t, out.String(), "gpufl: `gpufl report /tmp/run.otlp.jsonl` shows what they found\n")
+	assert.Contains(t, out.String(), "gpuflight: 12 deep windows in all, 3 of them without a result\n")
+	assert.Contains(t, out.String(), "gpuflight: `gpuflight report /tmp/run.otlp.jsonl` shows what they found\n")
 
 	out.Reset()
 	tr.tellWindows(&teller{&out}, []recorder.Summary{{PID: 7}})
@@ -175,8 +175,8 @@ func TestDoctorOnDeepWindows(t *testing.T) {
 	assert.True(t, f.OK, "nothing of it is needed to record")
 	assert.Contains(t, f.Detail, "is not known")
 	assert.Contains(t, f.Detail, "no nvdisasm")
-	env.set("GPUFL_DEEP_AFTER", "soon")
+	env.set("GPUFLIGHT_DEEP_AFTER", "soon")
 	f = examineWindows(&env, parameters, status)
 	assert.False(t, f.OK)
-	assert.Contains(t, f.Detail, "GPUFL_DEEP_AFTER is \"soon\"")
+	assert.Contains(t, f.Detail, "GPUFLIGHT_DEEP_AFTER is \"soon\"")
 }

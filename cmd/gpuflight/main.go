@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gpufl is the command line of this project. Each sub-command has a file of its own; main
+// Command gpuflight is the command line of this project. Each sub-command has a file of its own; main
 // only chooses.
 package main
 
@@ -20,16 +20,16 @@ import (
 // version is set by the build (-ldflags "-X main.version=…").
 var version = "0.1.0-dev"
 
-const usage = `gpufl records what programs do on the GPU, and works with GPU Flight logs.
+const usage = `gpuflight records what programs do on the GPU, and works with GPU Flight logs.
 
 Usage:
-  gpufl trace [flags] -- COMMAND...   run a command and record its GPU work: gpufl trace --help
-  gpufl report [flags] FILE...        print what recordings hold: gpufl report --help
-  gpufl deep [flags] PID              look inside the kernels of a recorded process: gpufl deep --help
-  gpufl replay [flags] ARCHIVE...     send archived telemetry again: gpufl replay --help
-  gpufl doctor [flags]                say whether recording works here: gpufl doctor --help
-  gpufl gen [flags]                   write a made-up training session: gpufl gen --help
-  gpufl version                       say which version this is
+  gpuflight trace [flags] -- COMMAND...   run a command and record its GPU work: gpuflight trace --help
+  gpuflight report [flags] FILE...        print what recordings hold: gpuflight report --help
+  gpuflight deep [flags] PID              look inside the kernels of a recorded process: gpuflight deep --help
+  gpuflight replay [flags] ARCHIVE...     send archived telemetry again: gpuflight replay --help
+  gpuflight doctor [flags]                say whether recording works here: gpuflight doctor --help
+  gpuflight gen [flags]                   write a made-up training session: gpuflight gen --help
+  gpuflight version                       say which version this is
 `
 
 func main() {
@@ -79,7 +79,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case "help", "--help", "-h":
 		fmt.Fprint(stdout, usage)
 	default:
-		fmt.Fprintf(stderr, "gpufl: no command %q\n\n%s", args[0], usage)
+		fmt.Fprintf(stderr, "gpuflight: no command %q\n\n%s", args[0], usage)
 		return 2
 	}
 	return status(args[0], err, stderr)
@@ -92,10 +92,10 @@ func status(command string, err error, stderr io.Writer) int {
 	case err == nil, errors.Is(err, flag.ErrHelp):
 		return 0
 	case errors.As(err, &wrong):
-		fmt.Fprintf(stderr, "gpufl %s: %v\nSee gpufl %s --help.\n", command, err, command)
+		fmt.Fprintf(stderr, "gpuflight %s: %v\nSee gpuflight %s --help.\n", command, err, command)
 		return 2
 	}
-	fmt.Fprintf(stderr, "gpufl %s: %v\n", command, err)
+	fmt.Fprintf(stderr, "gpuflight %s: %v\n", command, err)
 	return 1
 }
 
@@ -114,5 +114,5 @@ func printVersion(out io.Writer) {
 			}
 		}
 	}
-	fmt.Fprintf(out, "gpufl %s (%s/%s, %s%s)\n", version, runtime.GOOS, runtime.GOARCH, runtime.Version(), revision)
+	fmt.Fprintf(out, "gpuflight %s (%s/%s, %s%s)\n", version, runtime.GOOS, runtime.GOARCH, runtime.Version(), revision)
 }

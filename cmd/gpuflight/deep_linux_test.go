@@ -46,7 +46,7 @@ func (e deepEngines) Disarm(context.Context) (deep.Collected, error) {
 	return deep.Collected{Rows: 1234, Samples: 56789, Functions: 1, Lost: 5, Patched: e.patched}, e.disarm
 }
 
-// listenDeep makes this process one that can be asked, as the environment of gpufl says where.
+// listenDeep makes this process one that can be asked, as the environment of gpuflight says where.
 func listenDeep(t *testing.T, cfg deep.Config, e deepEngines, process control.Process) (pid string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -92,7 +92,7 @@ func receive[T any](t *testing.T, from <-chan T) (v T) {
 func TestDeepCollects(t *testing.T) {
 	pid := listenDeep(t, deep.Config{}, deepEngines{}, control.Process{})
 	code, stdout, stderr := command("deep", pid, "--for", "20ms", "--engine", "both")
-	if code != 0 || stderr != "gpufl: window 1 of process "+pid+" is open: both for 20ms\n" {
+	if code != 0 || stderr != "gpuflight: window 1 of process "+pid+" is open: both for 20ms\n" {
 		t.Errorf("status %d, stderr %q", code, stderr)
 	}
 	want := regexp.MustCompile(`^window 1: the window was opened and its data collected; not with sass: this process may not read the GPU's counters; [^\n]+; it closed after \S+ \(time\)
@@ -115,7 +115,7 @@ $`)
 func TestDeepIsRefusedOrFails(t *testing.T) {
 	pid := listenDeep(t, deep.Config{Blackout: time.Hour}, deepEngines{}, control.Process{})
 	code, stdout, stderr := command("deep", pid)
-	if code != exitRefused || stdout != "" || !strings.HasPrefix(stderr, "gpufl deep: process "+pid+" refuses: windows are not yet allowed so soon after the start (allowed in ") {
+	if code != exitRefused || stdout != "" || !strings.HasPrefix(stderr, "gpuflight deep: process "+pid+" refuses: windows are not yet allowed so soon after the start (allowed in ") {
 		t.Errorf("status %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
 	code, stdout, _ = command("deep", pid, "--json")
@@ -128,7 +128,7 @@ func TestDeepIsRefusedOrFails(t *testing.T) {
 		t.Errorf("without a schedule: status %d, stdout %q", code, stdout)
 	}
 	code, stdout, stderr = command("deep", pid, "--close")
-	if code != exitRefused || stdout != "" || stderr != "gpufl deep: no window is open in process "+pid+"\n" {
+	if code != exitRefused || stdout != "" || stderr != "gpuflight deep: no window is open in process "+pid+"\n" {
 		t.Errorf("status %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
 
@@ -141,7 +141,7 @@ func TestDeepIsRefusedOrFails(t *testing.T) {
 
 func TestDeepWithoutMemory(t *testing.T) {
 	pid := listenDeep(t, deep.Config{Memory: 1 << 20}, deepEngines{patched: 1<<19/deep.KeptPerInstruction + 1}, control.Process{})
-	const over = "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with GPUFL_DEEP_METRICS=memory, which keeps less, or a higher --deep-memory (some 1 MiB of 1 MiB)"
+	const over = "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with GPUFLIGHT_DEEP_METRICS=memory, which keeps less, or a higher --deep-memory (some 1 MiB of 1 MiB)"
 	sass := []string{"deep", pid, "--for", "20ms", "--engine", "sass"}
 	code, stdout, _ := command(sass...)
 	if code != 0 || strings.Contains(stdout, over) {
@@ -156,7 +156,7 @@ func TestDeepWithoutMemory(t *testing.T) {
 		t.Errorf("status %d, stdout %q", code, stdout)
 	}
 	code, stdout, stderr := command(sass...)
-	if code != exitRefused || stdout != "" || stderr != "gpufl deep: process "+pid+" refuses: "+over+"\n" {
+	if code != exitRefused || stdout != "" || stderr != "gpuflight deep: process "+pid+" refuses: "+over+"\n" {
 		t.Errorf("status %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
 	code, stdout, stderr = command("deep", pid, "--for", "20ms", "--engine", "both")
@@ -183,7 +183,7 @@ func TestDeepIsLeft(t *testing.T) {
 	if code := run(ctx, []string{"deep", pid, "--for=300ms"}, &stdout, stderr); code != 1 || stdout.Len() > 0 {
 		t.Errorf("status %d, stdout %q", code, &stdout)
 	}
-	if want := "gpufl deep: left; the window of process " + pid + " ends by itself\n"; !strings.HasSuffix(stderr.String(), want) {
+	if want := "gpuflight deep: left; the window of process " + pid + " ends by itself\n"; !strings.HasSuffix(stderr.String(), want) {
 		t.Errorf("stderr %q", stderr)
 	}
 	if w := receive(t, closed); w.Closed != deep.ClosedTime {
@@ -235,7 +235,7 @@ func TestDeepListAndStatus(t *testing.T) {
 	}
 	for _, want := range []string{
 		"process " + pid + ", train\uFFFDer python3 train.py\n", "0 windows, 1 attempt without data\n", "open since ", ": pc for 1m0s, by socket\n", "the schedule's next: ",
-		"WINDOW  START", "sass    socket  -       0     no_permission  gpufl deep, process " + pid,
+		"WINDOW  START", "sass    socket  -       0     no_permission  gpuflight deep, process " + pid,
 	} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("no %q in %q", want, stdout)
@@ -285,8 +285,8 @@ func TestDeepArguments(t *testing.T) {
 		{"an engine that there is not", []string{"1", "--engine", "nvtx"}, 2, `--engine: "nvtx" is no engine; there are pc, sass and both`},
 		{"too long", []string{"1", "--for", "2m"}, 2, "--for 2m0s: a window is 10ms to 1m0s long"},
 		{"of no length", []string{"1", "--for", "0s"}, 2, "--for 0s: a window is 10ms to 1m0s long"},
-		{"no duration", []string{"1", "--for", "long"}, 2, "See gpufl deep --help"},
-		{"a flag that there is not", []string{"1", "--frob"}, 2, "See gpufl deep --help"},
+		{"no duration", []string{"1", "--for", "long"}, 2, "See gpuflight deep --help"},
+		{"a flag that there is not", []string{"1", "--frob"}, 2, "See gpuflight deep --help"},
 		{"two things", []string{"1", "--status", "--close"}, 2, "exclude each other"},
 		{"a list of one", []string{"1", "--list"}, 2, "--list takes no process"},
 		{"a length for nothing", []string{"1", "--status", "--for", "1s"}, 2, "are for a new window"},
@@ -301,7 +301,7 @@ func TestDeepArguments(t *testing.T) {
 			}
 		})
 	}
-	if code, stdout, _ := command("deep", "--help"); code != 0 || !strings.Contains(stdout, "gpufl deep 4711 --for 2s --engine sass") || !strings.Contains(stdout, "-for duration") {
+	if code, stdout, _ := command("deep", "--help"); code != 0 || !strings.Contains(stdout, "gpuflight deep 4711 --for 2s --engine sass") || !strings.Contains(stdout, "-for duration") {
 		t.Errorf("status %d, stdout %q", code, stdout)
 	}
 }

@@ -18,19 +18,19 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuflgen"
 )
 
-const genUsage = `gpufl gen writes the logs of a made-up training session, as GPU Flight would have written them.
+const genUsage = `gpuflight gen writes the logs of a made-up training session, as GPU Flight would have written them.
 The same flags give the same lines. At the end it says what it wrote; --summary keeps that as JSON.
 
 Usage:
-  gpufl gen [flags]
+  gpuflight gen [flags]
 
 Examples:
-  gpufl gen --out logs                             a small session in the current layout
-  gpufl gen --out logs --layout a2 --epochs 5      the first published layout
-  gpufl gen --out logs --live --steps 100          write as it happens, from now on
-  gpufl gen --out logs --bytes 2GiB --seed 7       a large one
-  gpufl gen --out logs --layout a2 --kernel-lines 1000000 --line-bytes 300 --samples 0
-  gpufl gen --out logs --kernels 1000000 --stack-bytes 1500 --compress=false
+  gpuflight gen --out logs                             a small session in the current layout
+  gpuflight gen --out logs --layout a2 --epochs 5      the first published layout
+  gpuflight gen --out logs --live --steps 100          write as it happens, from now on
+  gpuflight gen --out logs --bytes 2GiB --seed 7       a large one
+  gpuflight gen --out logs --layout a2 --kernel-lines 1000000 --line-bytes 300 --samples 0
+  gpuflight gen --out logs --kernels 1000000 --stack-bytes 1500 --compress=false
 
 Flags:
 `
@@ -46,7 +46,7 @@ func runGen(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 		return err
 	}
 	if ctx.Err() != nil {
-		fmt.Fprintln(stderr, "gpufl gen: interrupted; the session is closed and complete up to here")
+		fmt.Fprintln(stderr, "gpuflight gen: interrupted; the session is closed and complete up to here")
 	}
 	if summaryFile == "-" {
 		return writeSummary(stdout, sum)

@@ -34,7 +34,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-const traceUsage = `gpufl trace runs a command and records what it and its children do on the GPU: kernels, copies, NVTX
+const traceUsage = `gpuflight trace runs a command and records what it and its children do on the GPU: kernels, copies, NVTX
 ranges, each process as a session of one trace. The command's input, output, signals and exit code are
 its own; at the end a short table goes to stderr.
 
@@ -43,14 +43,14 @@ say nothing, or into a file with --output. TRACEPARENT makes the command part of
 variables.
 
 Usage:
-  gpufl trace [flags] -- COMMAND [ARGUMENT...]
+  gpuflight trace [flags] -- COMMAND [ARGUMENT...]
 
 Examples:
-  gpufl trace -- python3 train.py
-  gpufl trace --output run.otlp.jsonl -- python3 train.py && gpufl report run.otlp.jsonl
-  gpufl trace --endpoint http://collector:4317 --protocol grpc --service trainer -- torchrun --nproc-per-node 4 train.py
-  gpufl trace --kinds +sync,+memory --include 'gemm*' -- ./simulation
-  gpufl trace --output run.otlp.jsonl --deep-after 30s --deep-for 2s -- python3 train.py
+  gpuflight trace -- python3 train.py
+  gpuflight trace --output run.otlp.jsonl -- python3 train.py && gpuflight report run.otlp.jsonl
+  gpuflight trace --endpoint http://collector:4317 --protocol grpc --service trainer -- torchrun --nproc-per-node 4 train.py
+  gpuflight trace --kinds +sync,+memory --include 'gemm*' -- ./simulation
+  gpuflight trace --output run.otlp.jsonl --deep-after 30s --deep-for 2s -- python3 train.py
 
 Flags:
 `
@@ -60,7 +60,7 @@ const (
 	nvtxVariable      = "NVTX_INJECTION64_PATH"
 	endpointVariable  = "OTEL_EXPORTER_OTLP_ENDPOINT"
 	protocolVariable  = "OTEL_EXPORTER_OTLP_PROTOCOL"
-	// patience is what gpufl waits for at most after the command's end: for other processes of it that
+	// patience is what gpuflight waits for at most after the command's end: for other processes of it that
 	// end, and to send its own span. Of a collector that the command could not reach it expects less.
 	patience      = 5 * time.Second
 	lessPatience  = time.Second
@@ -75,7 +75,7 @@ const (
 	exitNotFound    = 127
 )
 
-// traceConfig is what the flags of gpufl trace say.
+// traceConfig is what the flags of gpuflight trace say.
 type traceConfig struct {
 	command []string
 	// values are variables by flag; see variables.
@@ -89,14 +89,14 @@ type traceConfig struct {
 var variables = []struct{ flag, variable, usage string }{
 	{"endpoint", endpointVariable, "`URL` of the collector (default: OTEL_EXPORTER_OTLP_ENDPOINT, or http://localhost:4318)"},
 	{"protocol", protocolVariable, "`protocol` of the collector: http/protobuf or grpc (default: OTEL_EXPORTER_OTLP_PROTOCOL, or http/protobuf)"},
-	{"output", "GPUFL_OUTPUT", "write OTLP as JSON lines to `file` and send nothing; .gz and .zst are compressed; what was there is replaced"},
+	{"output", "GPUFLIGHT_OUTPUT", "write OTLP as JSON lines to `file` and send nothing; .gz and .zst are compressed; what was there is replaced"},
 	{"service", "OTEL_SERVICE_NAME", "service.name, a `name` (default: OTEL_SERVICE_NAME)"},
-	{"kinds", "GPUFL_KINDS", "`list` of kinds to record, or changes such as +sync,-memset; there are " + strings.Join(recorder.KindNames(^cupti.Kinds(0)), ", ")},
-	{"max-spans", "GPUFL_MAX_SPANS_PER_SECOND", "`most` spans of device work per second and process, 0 for none; the rest is in the metrics (default 20000)"},
-	{"include", "GPUFL_INCLUDE", "spans only of kernels that match one of these `globs`, separated by commas"},
-	{"exclude", "GPUFL_EXCLUDE", "no spans of kernels that match one of these `globs`"},
-	{"min-duration", "GPUFL_MIN_DURATION", "no spans of device work shorter than this `duration` (5us)"},
-	{"overhead-budget", "GPUFL_OVERHEAD_BUDGET", "`share` of the program's time that recording may cost (2%): records are made in slices, and launches counted in between"},
+	{"kinds", "GPUFLIGHT_KINDS", "`list` of kinds to record, or changes such as +sync,-memset; there are " + strings.Join(recorder.KindNames(^cupti.Kinds(0)), ", ")},
+	{"max-spans", "GPUFLIGHT_MAX_SPANS_PER_SECOND", "`most` spans of device work per second and process, 0 for none; the rest is in the metrics (default 20000)"},
+	{"include", "GPUFLIGHT_INCLUDE", "spans only of kernels that match one of these `globs`, separated by commas"},
+	{"exclude", "GPUFLIGHT_EXCLUDE", "no spans of kernels that match one of these `globs`"},
+	{"min-duration", "GPUFLIGHT_MIN_DURATION", "no spans of device work shorter than this `duration` (5us)"},
+	{"overhead-budget", "GPUFLIGHT_OVERHEAD_BUDGET", "`share` of the program's time that recording may cost (2%): records are made in slices, and launches counted in between"},
 }
 
 // parseTrace reads the flags; help goes to out.
@@ -115,7 +115,7 @@ func parseTrace(args []string, out io.Writer) (cfg traceConfig, err error) {
 			if s == "" {
 				return errors.New("it is empty")
 			}
-			cfg.values["GPUFL_DEEP"] = "true" // what says how windows are wants some
+			cfg.values["GPUFLIGHT_DEEP"] = "true" // what says how windows are wants some
 			if had := cfg.values[v.Variable]; had != "" && v.Variable == deep.WhenVariable {
 				s = had + ";" + s // each is a rule more
 			}
@@ -124,14 +124,14 @@ func parseTrace(args []string, out io.Writer) (cfg traceConfig, err error) {
 		})
 	}
 	fs.BoolFunc("graph-nodes", "record each kernel of a CUDA graph instead of each launch of the graph", func(s string) error {
-		cfg.values["GPUFL_GRAPH_NODES"] = s
+		cfg.values["GPUFLIGHT_GRAPH_NODES"] = s
 		return nil
 	})
 	fs.BoolFunc("profiles", "send deep windows as profiles too, a signal in development that not every collector takes", func(s string) error {
-		cfg.values["GPUFL_PROFILES"] = s
+		cfg.values["GPUFLIGHT_PROFILES"] = s
 		return nil
 	})
-	fs.StringVar(&cfg.library, "library", "", "`path` of libgpuflight.so (default: beside gpufl, ../lib, /usr/local/lib/gpufl, /usr/lib/gpufl)")
+	fs.StringVar(&cfg.library, "library", "", "`path` of libgpuflight.so (default: beside gpuflight, ../lib, /usr/local/lib/gpuflight, /usr/lib/gpuflight)")
 	fs.BoolVar(&cfg.nvtx, "nvtx", true, "record NVTX ranges as scopes")
 	fs.BoolVar(&cfg.quiet, "quiet", false, "print nothing at the end but what was not sent")
 	fs.BoolVar(&cfg.force, "force", false, "replace another profiler's "+injectionVariable)
@@ -148,7 +148,7 @@ func parseTrace(args []string, out io.Writer) (cfg traceConfig, err error) {
 	return cfg, nil
 }
 
-// runTrace runs the command and returns how it ended. Errors are of gpufl itself, before the command
+// runTrace runs the command and returns how it ended. Errors are of gpuflight itself, before the command
 // ran.
 func runTrace(args []string, stdout, stderr io.Writer) (ending, error) {
 	cfg, err := parseTrace(args, stdout)
@@ -173,7 +173,7 @@ func runTrace(args []string, stdout, stderr io.Writer) (ending, error) {
 		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
 			code = exitNotFound
 		}
-		fmt.Fprintf(stderr, "gpufl trace: %v\n", err)
+		fmt.Fprintf(stderr, "gpuflight trace: %v\n", err)
 		return ending{code: code}, nil
 	}
 	t.began, t.ended, t.end = began, time.Now(), end
@@ -212,7 +212,7 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 		}
 		if v := t.env.get(name); v != "" && !cfg.force {
 			if filepath.Base(v) == libraryName {
-				return nil, fmt.Errorf("%s is set to %s: this runs under gpufl trace already; --force traces it anew", name, v)
+				return nil, fmt.Errorf("%s is set to %s: this runs under gpuflight trace already; --force traces it anew", name, v)
 			}
 			return nil, fmt.Errorf("%s is set to %s: another profiler wants to be there, and there can be only one; --force replaces it", name, v)
 		}
@@ -247,10 +247,10 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 			return nil, err
 		}
 	}
-	if t.dir, err = os.MkdirTemp("", "gpufl-"); err != nil {
+	if t.dir, err = os.MkdirTemp("", "gpuflight-"); err != nil {
 		return nil, err
 	}
-	t.env.set("GPUFL_SUMMARY_DIR", t.dir)
+	t.env.set("GPUFLIGHT_SUMMARY_DIR", t.dir)
 	return t, nil
 }
 
@@ -286,37 +286,37 @@ func (t *tracing) wrong(err error) error {
 }
 
 // applyFlags sets the variables that flags stand for, and what the recording processes shall do
-// differently because gpufl is there to speak for them.
+// differently because gpuflight is there to speak for them.
 func (t *tracing) applyFlags() error {
 	for name, v := range t.cfg.values {
 		switch name {
 		case endpointVariable, protocolVariable:
 			t.env.setForAll(name, v)
-			if _, both := t.cfg.values["GPUFL_OUTPUT"]; name == endpointVariable && !both {
-				t.env.unset("GPUFL_OUTPUT")
+			if _, both := t.cfg.values["GPUFLIGHT_OUTPUT"]; name == endpointVariable && !both {
+				t.env.unset("GPUFLIGHT_OUTPUT")
 			}
 			continue
-		case "GPUFL_OUTPUT":
+		case "GPUFLIGHT_OUTPUT":
 			if v == "" {
 				return &usageError{errors.New("--output has no file")}
 			}
 		}
 		t.env.set(name, v)
 	}
-	if file := t.env.get("GPUFL_OUTPUT"); file != "" {
+	if file := t.env.get("GPUFLIGHT_OUTPUT"); file != "" {
 		// The command may change its folder.
 		abs, err := filepath.Abs(file)
 		if err != nil {
 			return err
 		}
-		t.env.set("GPUFL_OUTPUT", abs)
+		t.env.set("GPUFLIGHT_OUTPUT", abs)
 	}
-	if !t.cfg.nvtx && t.env.get("GPUFL_KINDS") == "" {
-		t.env.set("GPUFL_KINDS", "-nvtx")
+	if !t.cfg.nvtx && t.env.get("GPUFLIGHT_KINDS") == "" {
+		t.env.set("GPUFLIGHT_KINDS", "-nvtx")
 	}
 	for _, v := range []struct{ name, value string }{
-		{"GPUFL_LOG_LEVEL", "off"}, // stderr is the command's
-		{"GPUFL_SHUTDOWN_TIMEOUT", childPatience},
+		{"GPUFLIGHT_LOG_LEVEL", "off"}, // stderr is the command's
+		{"GPUFLIGHT_SHUTDOWN_TIMEOUT", childPatience},
 	} {
 		if t.env.get(v.name) == "" {
 			t.env.set(v.name, v.value)
@@ -362,9 +362,9 @@ func (t *tracing) finish(stderr io.Writer) {
 		fmt.Fprintln(stderr)
 		_ = totals.Write(stderr, summaryRows) // whoever has closed stderr does not want it
 	case len(sessions) == 0:
-		out.tell("nothing was recorded: no process of the command used the GPU, or the driver could not load %s; `gpufl doctor` says whether recording works here", libraryName)
+		out.tell("nothing was recorded: no process of the command used the GPU, or the driver could not load %s; `gpuflight doctor` says whether recording works here", libraryName)
 	case len(totals.Nothing) == 0 && totals.Unended < totals.Sessions:
-		out.tell("no work of a GPU was recorded; `gpufl doctor` says whether recording works here")
+		out.tell("no work of a GPU was recorded; `gpuflight doctor` says whether recording works here")
 	}
 }
 
@@ -378,7 +378,7 @@ func (t *tracing) tellNoWindow(out *teller) {
 		out.tell("no deep window opened at the time that was set: no process used the GPU then, or a limit was in the way")
 	}
 	for _, r := range t.deep.When {
-		out.tell("no deep window opened for the rule %q: it was not met, or a limit was in the way; `gpufl deep PID --status` says how far a rule is while a process runs", r.Text)
+		out.tell("no deep window opened for the rule %q: it was not met, or a limit was in the way; `gpuflight deep PID --status` says how far a rule is while a process runs", r.Text)
 	}
 	if t.deep.Signal != "" {
 		out.tell("no deep window opened for SIG%s: none came while a process used the GPU, the program handles it itself, or a limit was in the way", t.deep.Signal)
@@ -440,15 +440,15 @@ func (t *tracing) tellWindows(out *teller, sessions []recorder.Summary) {
 	}
 	for i := range sessions {
 		if w := sessions[i].Windows; w != nil && w.MemoryFull {
-			out.tell("process %d had no more windows of sass after CUPTI had kept some %s of device memory for them; GPUFL_DEEP_METRICS=memory keeps less, --deep-memory allows more", sessions[i].PID, bytesize.Format(w.KeptBytes))
+			out.tell("process %d had no more windows of sass after CUPTI had kept some %s of device memory for them; GPUFLIGHT_DEEP_METRICS=memory keeps less, --deep-memory allows more", sessions[i].PID, bytesize.Format(w.KeptBytes))
 		}
 	}
 	switch {
 	case opened == 0:
 	case t.sending.File != "":
-		out.tell("`gpufl report %s` shows what they found", t.sending.File)
+		out.tell("`gpuflight report %s` shows what they found", t.sending.File)
 	default:
-		out.tell("what they found is in the logs cuda.pc_sample and cuda.sass_metric; with --output, `gpufl report` shows it")
+		out.tell("what they found is in the logs cuda.pc_sample and cuda.sass_metric; with --output, `gpuflight report` shows it")
 	}
 }
 
@@ -552,7 +552,7 @@ func (t *tracing) span() ptrace.Traces {
 type teller struct{ out io.Writer }
 
 func (t *teller) tell(format string, args ...any) {
-	fmt.Fprintf(t.out, "gpufl: "+format+"\n", args...)
+	fmt.Fprintf(t.out, "gpuflight: "+format+"\n", args...)
 }
 
 func processes(t *report.Totals) string {

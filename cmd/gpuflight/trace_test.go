@@ -51,23 +51,23 @@ func prepared(t *testing.T, environ []string, flags ...string) (*tracing, map[st
 		}
 	}
 	assert.Equal(t, library, changes[injectionVariable])
-	assert.Equal(t, tr.dir, changes["GPUFL_SUMMARY_DIR"])
+	assert.Equal(t, tr.dir, changes["GPUFLIGHT_SUMMARY_DIR"])
 	ref, sampled, ok := recorder.ParseTraceparent(changes["TRACEPARENT"])
 	require.True(t, ok)
 	assert.Equal(t, tr.ref.Trace, ref.Trace)
 	assert.Equal(t, tr.ref.Span, ref.Span)
 	assert.Equal(t, tr.sampled, sampled)
-	for _, name := range []string{injectionVariable, "GPUFL_SUMMARY_DIR", "TRACEPARENT"} {
+	for _, name := range []string{injectionVariable, "GPUFLIGHT_SUMMARY_DIR", "TRACEPARENT"} {
 		delete(changes, name)
 	}
 	return tr, changes
 }
 
 func TestTheCommandsEnvironment(t *testing.T) {
-	_, changes := prepared(t, []string{"HOME=/root", "EMPTY=", "GPUFL_LOG_LEVEL=debug"})
+	_, changes := prepared(t, []string{"HOME=/root", "EMPTY=", "GPUFLIGHT_LOG_LEVEL=debug"})
 	nvtx := changes[nvtxVariable]
 	assert.Equal(t, libraryName, filepath.Base(nvtx))
-	assert.Equal(t, map[string]string{nvtxVariable: nvtx, "GPUFL_SHUTDOWN_TIMEOUT": childPatience}, changes)
+	assert.Equal(t, map[string]string{nvtxVariable: nvtx, "GPUFLIGHT_SHUTDOWN_TIMEOUT": childPatience}, changes)
 
 	output := filepath.Join(t.TempDir(), "x.jsonl")
 	require.NoError(t, os.WriteFile(output, []byte("of an earlier run"), 0o600))
@@ -76,9 +76,9 @@ func TestTheCommandsEnvironment(t *testing.T) {
 		"--max-spans", "0", "--include", "gemm*,conv*", "--exclude", "*tiny*", "--min-duration", "5us", "--nvtx=false")
 	assert.Equal(t, map[string]string{
 		"-OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
-		"GPUFL_OUTPUT": output, "OTEL_SERVICE_NAME": "new", "GPUFL_KINDS": "+sync", "GPUFL_GRAPH_NODES": "true",
-		"GPUFL_MAX_SPANS_PER_SECOND": "0", "GPUFL_INCLUDE": "gemm*,conv*", "GPUFL_EXCLUDE": "*tiny*", "GPUFL_MIN_DURATION": "5us",
-		"GPUFL_LOG_LEVEL": "off", "GPUFL_SHUTDOWN_TIMEOUT": childPatience,
+		"GPUFLIGHT_OUTPUT": output, "OTEL_SERVICE_NAME": "new", "GPUFLIGHT_KINDS": "+sync", "GPUFLIGHT_GRAPH_NODES": "true",
+		"GPUFLIGHT_MAX_SPANS_PER_SECOND": "0", "GPUFLIGHT_INCLUDE": "gemm*,conv*", "GPUFLIGHT_EXCLUDE": "*tiny*", "GPUFLIGHT_MIN_DURATION": "5us",
+		"GPUFLIGHT_LOG_LEVEL": "off", "GPUFLIGHT_SHUTDOWN_TIMEOUT": childPatience,
 	}, changes)
 	assert.Equal(t, -1, tr.settings.MaxSpansPerSecond)
 	info, err := os.Stat(output)
@@ -86,10 +86,10 @@ func TestTheCommandsEnvironment(t *testing.T) {
 	assert.Zero(t, info.Size())
 
 	_, changes = prepared(t, nil, "--nvtx=false")
-	assert.Equal(t, "-nvtx", changes["GPUFL_KINDS"])
+	assert.Equal(t, "-nvtx", changes["GPUFLIGHT_KINDS"])
 
-	tr, changes = prepared(t, []string{"GPUFL_OUTPUT=" + filepath.Join(t.TempDir(), "mine.jsonl")}, "--endpoint", "http://b:4318")
-	assert.Contains(t, changes, "-GPUFL_OUTPUT", "a flag wins over a variable")
+	tr, changes = prepared(t, []string{"GPUFLIGHT_OUTPUT=" + filepath.Join(t.TempDir(), "mine.jsonl")}, "--endpoint", "http://b:4318")
+	assert.Contains(t, changes, "-GPUFLIGHT_OUTPUT", "a flag wins over a variable")
 	assert.Empty(t, tr.sending.File)
 	assert.Equal(t, "http://b:4318", changes["OTEL_EXPORTER_OTLP_ENDPOINT"])
 }

@@ -12,19 +12,19 @@ import (
 	"github.com/gpuflight/gpuflight/internal/report"
 )
 
-const reportUsage = `gpufl report adds up what recordings hold and prints it as tables: kernels by time, copies, scopes, and
+const reportUsage = `gpuflight report adds up what recordings hold and prints it as tables: kernels by time, copies, scopes, and
 what is missing; where a recording has samples or counters from inside kernels, the deep windows that took them and
-what they lost, and by function why warps waited, and the worst source lines. It reads files of OTLP as JSON lines, as gpufl trace --output and the Collector's file
+what they lost, and by function why warps waited, and the worst source lines. It reads files of OTLP as JSON lines, as gpuflight trace --output and the Collector's file
 exporter write them (plain, .gz or .zst), and the logs of GPU Flight; of a folder, everything in it.
 
 Usage:
-  gpufl report [flags] FILE|FOLDER...
+  gpuflight report [flags] FILE|FOLDER...
 
 Examples:
-  gpufl report run.otlp.jsonl
-  gpufl report --top 50 logs
-  gpufl report --functions 1 --lines 20 run.otlp.jsonl
-  gpufl report --json run.otlp.jsonl
+  gpuflight report run.otlp.jsonl
+  gpuflight report --top 50 logs
+  gpuflight report --functions 1 --lines 20 run.otlp.jsonl
+  gpuflight report --json run.otlp.jsonl
 
 Flags:
 `
@@ -68,10 +68,10 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	}
 	for i, p := range problems {
 		if i == maxProblems {
-			fmt.Fprintf(stderr, "gpufl report: and %d more\n", len(problems)-i)
+			fmt.Fprintf(stderr, "gpuflight report: and %d more\n", len(problems)-i)
 			break
 		}
-		fmt.Fprintf(stderr, "gpufl report: %s\n", p)
+		fmt.Fprintf(stderr, "gpuflight report: %s\n", p)
 	}
 	totals, windows, inside := r.Totals(), r.Windows(), r.Inside(*functions, *lines)
 	if totals.Empty() && len(totals.Scopes) == 0 && windows.Nothing() && inside.Empty() {

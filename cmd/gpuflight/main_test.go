@@ -33,14 +33,14 @@ func TestExitStatusAndMessages(t *testing.T) {
 		code           int
 		stdout, stderr string
 	}{
-		{"no command", nil, 2, "", "gpufl gen [flags]"},
+		{"no command", nil, 2, "", "gpuflight gen [flags]"},
 		{"unknown command", []string{"frob"}, 2, "", `no command "frob"`},
-		{"help", []string{"help"}, 0, "gpufl gen [flags]", ""},
-		{"version", []string{"version"}, 0, "gpufl " + version, ""},
+		{"help", []string{"help"}, 0, "gpuflight gen [flags]", ""},
+		{"version", []string{"version"}, 0, "gpuflight " + version, ""},
 		{"help of gen", []string{"gen", "--help"}, 0, "-rotate-bytes bytes", ""},
 		{"no folder", []string{"gen"}, 2, "", "add --out FOLDER"},
 		{"folder without flag", []string{"gen", dir}, 2, "", "the output folder goes after --out"},
-		{"unknown flag", []string{"gen", "--frob"}, 2, "", "See gpufl gen --help"},
+		{"unknown flag", []string{"gen", "--frob"}, 2, "", "See gpuflight gen --help"},
 		{"bad layout", []string{"gen", "--out", dir, "--layout", "b"}, 2, "", `use "a2" or "c3"`},
 		{"bad size", []string{"gen", "--out", dir, "--bytes", "2 gig"}, 2, "", "use a whole number with B, KiB"},
 		{"bad start", []string{"gen", "--out", dir, "--start", "noon"}, 2, "", "use now, a duration such as -10m"},
@@ -58,7 +58,7 @@ func TestExitStatusAndMessages(t *testing.T) {
 		{"report of another file", []string{"report", blocked}, 1, "", "neither recorded OTLP"},
 		{"report with less than no rows", []string{"report", "--top", "-1", dir}, 2, "", "use 0 or more"},
 		{"doctor of something", []string{"doctor", "gpu0"}, 2, "", `"gpu0" is not a flag`},
-		{"folder is a file", []string{"gen", "--out", blocked}, 1, "", "gpufl gen: "},
+		{"folder is a file", []string{"gen", "--out", blocked}, 1, "", "gpuflight gen: "},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			code, stdout, stderr := command(tc.args...)

@@ -15,20 +15,20 @@ import (
 
 func TestProfilesAreAFlag(t *testing.T) {
 	tr, changes := prepared(t, []string{"OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT=http://a:1"}, "--profiles", "--endpoint", "http://b:4318")
-	assert.Equal(t, "true", changes["GPUFL_PROFILES"])
+	assert.Equal(t, "true", changes["GPUFLIGHT_PROFILES"])
 	assert.Contains(t, changes, "-OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "one endpoint for all signals")
 	assert.True(t, tr.sending.Sends(otlp.Profiles))
 	assert.Equal(t, "http://b:4318/v1development/profiles", tr.sending.Signals[otlp.Profiles].URL.String())
 
 	tr, changes = prepared(t, nil)
-	assert.NotContains(t, changes, "GPUFL_PROFILES")
+	assert.NotContains(t, changes, "GPUFLIGHT_PROFILES")
 	assert.False(t, tr.sending.Sends(otlp.Profiles))
 
 	library := emptyLibrary(t)
 	cfg, err := parseTrace([]string{"--library", library, "--profiles=maybe", "--", "true"}, io.Discard)
 	require.NoError(t, err)
 	_, err = prepare(cfg, nil)
-	require.ErrorContains(t, err, "GPUFL_PROFILES")
+	require.ErrorContains(t, err, "GPUFLIGHT_PROFILES")
 }
 
 func TestProfilesAreToldOfByPlace(t *testing.T) {

@@ -24,24 +24,24 @@ import (
 	"github.com/gpuflight/gpuflight/internal/report"
 )
 
-const deepUsage = `gpufl deep asks a running process for a deep window: for a short time an engine of the GPU looks inside
+const deepUsage = `gpuflight deep asks a running process for a deep window: for a short time an engine of the GPU looks inside
 its kernels. It waits until the window has closed, and says what came of it; what was collected goes to
 where the process sends its telemetry. ctrl-C leaves, and the window ends by itself.
 
-A process can be asked if it is recorded (gpufl trace, libgpuflight.so or the SDK) with GPUFL_DEEP=1 or one of
+A process can be asked if it is recorded (gpuflight trace, libgpuflight.so or the SDK) with GPUFLIGHT_DEEP=1 or one of
 the --deep-... flags, by its own user and by root.
 
 It exits with 0 if something was collected, 3 if the window was refused or nothing could be collected, and
 1 if something went wrong or there is no such process.
 
 Usage:
-  gpufl deep [flags] PID
-  gpufl deep --list
+  gpuflight deep [flags] PID
+  gpuflight deep --list
 
 Examples:
-  gpufl deep 4711
-  gpufl deep 4711 --for 2s --engine sass
-  gpufl deep 4711 --status
+  gpuflight deep 4711
+  gpuflight deep 4711 --for 2s --engine sass
+  gpuflight deep 4711 --status
 
 Flags:
 `
@@ -49,7 +49,7 @@ Flags:
 // exitRefused is the exit code where a process said no, and why.
 const exitRefused = 3
 
-// deepConfig is what the flags of gpufl deep say.
+// deepConfig is what the flags of gpuflight deep say.
 type deepConfig struct {
 	pid                         int
 	request                     control.Request
@@ -107,7 +107,7 @@ func parseDeep(args []string, out io.Writer) (cfg deepConfig, err error) {
 	case cfg.list:
 		return cfg, nil
 	case len(rest) != 1:
-		return wrong("give the id of one process; gpufl deep --list shows those that can be asked")
+		return wrong("give the id of one process; gpuflight deep --list shows those that can be asked")
 	}
 	if cfg.pid, err = strconv.Atoi(rest[0]); err != nil || cfg.pid <= 0 {
 		return wrong("%q is no id of a process", rest[0])
@@ -144,7 +144,7 @@ func runDeep(ctx context.Context, client *control.Client, cfg deepConfig, stdout
 	case cfg.close:
 		var found bool
 		if found, err = client.Close(ctx, cfg.pid); err == nil && !found {
-			fmt.Fprintf(stderr, "gpufl deep: no window is open in process %d\n", cfg.pid)
+			fmt.Fprintf(stderr, "gpuflight deep: no window is open in process %d\n", cfg.pid)
 			return exitRefused
 		}
 	default:
@@ -161,12 +161,12 @@ func openDeep(ctx context.Context, client *control.Client, cfg deepConfig, stdou
 	opened := false
 	w, err := client.Open(ctx, cfg.pid, cfg.request, func(w deep.Window) {
 		opened = true
-		fmt.Fprintf(stderr, "gpufl: window %d of process %d is open: %s for %v\n", w.ID, cfg.pid, printable(string(w.Engine)), w.For)
+		fmt.Fprintf(stderr, "gpuflight: window %d of process %d is open: %s for %v\n", w.ID, cfg.pid, printable(string(w.Engine)), w.For)
 	})
 	var refused *deep.Error
 	switch {
 	case errors.As(err, &refused):
-		fmt.Fprintf(stderr, "gpufl deep: process %d refuses: %s\n", cfg.pid, printable(refused.Outcome.Text))
+		fmt.Fprintf(stderr, "gpuflight deep: process %d refuses: %s\n", cfg.pid, printable(refused.Outcome.Text))
 		if cfg.asJSON {
 			if err := printJSON(stdout, map[string]deep.Outcome{"outcome": refused.Outcome}); err != nil {
 				return status("deep", err, stderr)
@@ -174,7 +174,7 @@ func openDeep(ctx context.Context, client *control.Client, cfg deepConfig, stdou
 		}
 		return exitRefused
 	case err != nil && opened && ctx.Err() != nil:
-		fmt.Fprintf(stderr, "gpufl deep: left; the window of process %d ends by itself\n", cfg.pid)
+		fmt.Fprintf(stderr, "gpuflight deep: left; the window of process %d ends by itself\n", cfg.pid)
 		return 1
 	case err != nil:
 		return status("deep", fmt.Errorf("process %d: %w", cfg.pid, err), stderr)
@@ -307,7 +307,7 @@ func listDeep(list []control.Listed, asJSON bool, stdout, stderr io.Writer) erro
 		return printJSON(stdout, all)
 	}
 	if len(list) == 0 {
-		fmt.Fprintln(stderr, "gpufl deep: no process here can be asked; one can if it is recorded with GPUFL_DEEP=1")
+		fmt.Fprintln(stderr, "gpuflight deep: no process here can be asked; one can if it is recorded with GPUFLIGHT_DEEP=1")
 		return nil
 	}
 	t := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)

@@ -40,13 +40,13 @@ func findLibrary(named string) (string, error) {
 		}
 		return path, nil
 	}
-	places := []string{"/usr/local/lib/gpufl", "/usr/lib/gpufl", "/usr/local/lib", "/usr/lib"}
+	places := []string{"/usr/local/lib/gpuflight", "/usr/lib/gpuflight", "/usr/local/lib", "/usr/lib"}
 	if self, err := os.Executable(); err == nil {
 		if resolved, err := filepath.EvalSymlinks(self); err == nil {
 			self = resolved
 		}
 		dir := filepath.Dir(self)
-		places = append([]string{dir, filepath.Join(dir, "..", "lib"), filepath.Join(dir, "..", "lib", "gpufl")}, places...)
+		places = append([]string{dir, filepath.Join(dir, "..", "lib"), filepath.Join(dir, "..", "lib", "gpuflight")}, places...)
 	}
 	return libraryIn(places)
 }
@@ -70,7 +70,7 @@ func libraryIn(places []string) (string, error) {
 	if half != nil {
 		return "", half
 	}
-	return "", fmt.Errorf("%s is not in %s: put it beside gpufl, or name it with --library", libraryName, strings.Join(places, ", "))
+	return "", fmt.Errorf("%s is not in %s: put it beside gpuflight, or name it with --library", libraryName, strings.Join(places, ", "))
 }
 
 func missing(path string) error {

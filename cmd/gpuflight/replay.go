@@ -21,18 +21,18 @@ import (
 	"github.com/gpuflight/gpuflight/internal/replay"
 )
 
-const replayUsage = `gpufl replay sends what is in an archive again, over OTLP: to another backend, or through a Collector with
+const replayUsage = `gpuflight replay sends what is in an archive again, over OTLP: to another backend, or through a Collector with
 new rules. It reads what the Collector's awss3 and file exporters write (JSON or protobuf; plain, gzip or
 zstd) and the logs of GPU Flight. Of a folder or a bucket it reads everything whose name says that it
 is one of these; a file that is named is read whatever its name is.
 
 Usage:
-  gpufl replay [flags] s3://BUCKET[/PREFIX]|FOLDER|FILE...
+  gpuflight replay [flags] s3://BUCKET[/PREFIX]|FOLDER|FILE...
 
 Examples:
-  gpufl replay --dry-run archive
-  gpufl replay --endpoint http://collector:4317 --protocol grpc --resume replay.state s3://telemetry/gpu
-  gpufl replay --from 2026-08-07T10:00:00Z --to 2026-08-07T12:00:00Z --rate 20000 s3://telemetry/gpu
+  gpuflight replay --dry-run archive
+  gpuflight replay --endpoint http://collector:4317 --protocol grpc --resume replay.state s3://telemetry/gpu
+  gpuflight replay --from 2026-08-07T10:00:00Z --to 2026-08-07T12:00:00Z --rate 20000 s3://telemetry/gpu
 
 Headers, certificates and compression of the endpoint are set by OTEL_EXPORTER_OTLP_…; where S3 is and who asks,
 by AWS_REGION, AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL_S3 and so on. The exit status is 0 if
@@ -41,7 +41,7 @@ everything was sent.
 Flags:
 `
 
-// replayConfig is what the flags of gpufl replay say.
+// replayConfig is what the flags of gpuflight replay say.
 type replayConfig struct {
 	places      []string
 	env         environment
@@ -65,7 +65,7 @@ func parseReplay(args, environ []string, out io.Writer) (cfg replayConfig, err e
 	cfg.env = newEnvironment(environ)
 	cfg.maxMessage, cfg.maxObject = replay.DefaultMaxMessage, replay.DefaultMaxObject
 	var from, to, zone string
-	for _, v := range variables[:2] { // endpoint and protocol, as for gpufl trace
+	for _, v := range variables[:2] { // endpoint and protocol, as for gpuflight trace
 		fs.Func(v.flag, v.usage, func(s string) error {
 			cfg.env.setForAll(v.variable, s)
 			return nil
@@ -199,7 +199,7 @@ func runReplay(ctx context.Context, args []string, stdout, stderr io.Writer) (er
 }
 
 func newReplaySender(cfg *replayConfig, show *progress) (*otlp.Sender, error) {
-	cfg.env.unset("GPUFL_OUTPUT")
+	cfg.env.unset("GPUFLIGHT_OUTPUT")
 	settings, err := otlp.FromEnv(cfg.env.get)
 	if err != nil {
 		return nil, &usageError{err}
@@ -337,7 +337,7 @@ func (p *progress) update(c replay.Counts) {
 		text += ", " + count(lost, "problem")
 	}
 	if !p.terminal {
-		fmt.Fprintf(p.out, "gpufl replay: %s\n", text)
+		fmt.Fprintf(p.out, "gpuflight replay: %s\n", text)
 		return
 	}
 	if p.objects > 0 {
@@ -362,7 +362,7 @@ func (p *progress) problem(x replay.Problem) {
 		return
 	}
 	p.clear()
-	fmt.Fprintf(p.out, "gpufl replay: %s at byte %d: %s: %s\n", x.Object, x.Offset, x.Reason, x.Detail)
+	fmt.Fprintf(p.out, "gpuflight replay: %s at byte %d: %s: %s\n", x.Object, x.Offset, x.Reason, x.Detail)
 }
 
 func (p *progress) retried(err error, wait time.Duration) {
@@ -370,12 +370,12 @@ func (p *progress) retried(err error, wait time.Duration) {
 		return
 	}
 	p.clear()
-	fmt.Fprintf(p.out, "gpufl replay: not taken now, again in %v: %v\n", wait.Round(time.Millisecond), err)
+	fmt.Fprintf(p.out, "gpuflight replay: not taken now, again in %v: %v\n", wait.Round(time.Millisecond), err)
 }
 
 func (p *progress) end() {
 	p.clear()
 	if more := p.problems - maxReplayProblems; more > 0 {
-		fmt.Fprintf(p.out, "gpufl replay: and %s\n", strings.Replace(count(more, "problem"), " ", " more ", 1))
+		fmt.Fprintf(p.out, "gpuflight replay: and %s\n", strings.Replace(count(more, "problem"), " ", " more ", 1))
 	}
 }
