@@ -73,7 +73,7 @@ bench: build $(TOOLS)/kafka/kafka $(TOOLS)/chdb/chdb ## Measure our components a
 	$(GO) run ./test/bench/fleet
 	$(GO) run ./test/bench/clickhouse
 	$(GO) test -run - -bench Launch -benchtime 7x ./receiver/cudareceiver/internal/probe
-	$(GO) test -run - -bench Lines -benchtime 20x ./internal/cubin
+	$(GO) test -run - -bench Lines -benchtime 20x ./internal/recording/cubin
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (30s)

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuflight/gpuflight/internal/cuptitest"
+	"github.com/gpuflight/gpuflight/internal/testing/cuptitest"
 )
 
 // TestAvailableInChild is not a test of its own: a process can open one CUPTI, so each case of

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuflight/gpuflight/internal/cuptitest"
+	"github.com/gpuflight/gpuflight/internal/testing/cuptitest"
 )
 
 func startBench(b *testing.B) (*cuptitest.Fake, *Collector) {

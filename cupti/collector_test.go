@@ -16,7 +16,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/gpuflight/gpuflight/internal/cuptitest"
+	"github.com/gpuflight/gpuflight/internal/testing/cuptitest"
 )
 
 func TestMain(m *testing.M) {

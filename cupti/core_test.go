@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuflight/gpuflight/internal/cuptitest"
+	"github.com/gpuflight/gpuflight/internal/testing/cuptitest"
 )
 
 // coreDir is where coreObjects compiled the core, "" if it did not.
@@ -182,7 +182,7 @@ func fakesWithout(t *testing.T, fakes string, functions ...string) string {
 	for _, name := range functions {
 		args = append(args, "-D"+name+"=without_"+name)
 	}
-	args = append(args, filepath.Join("..", "internal", "cuptitest", "fake", "fakecupti.c"), "-ldl", "-lpthread")
+	args = append(args, filepath.Join("..", "internal", "testing", "cuptitest", "fake", "fakecupti.c"), "-ldl", "-lpthread")
 	if out, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

@@ -22,7 +22,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuflight/gpuflight/internal/cuptitest"
+	"github.com/gpuflight/gpuflight/internal/testing/cuptitest"
 )
 
 // seen is what became of the launches of one kernel name.

@@ -5,8 +5,8 @@ package cupti
 import (
 	"testing"
 
-	"github.com/gpuflight/gpuflight/internal/alloctest"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
 // fuzzBytes bounds an input, so that a run tries many.

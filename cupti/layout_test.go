@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
-	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
 // layoutRelease is a row of the table in layout.go: the newest struct of each kind, by its bytes.

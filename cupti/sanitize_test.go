@@ -66,7 +66,7 @@ func (s *sanitizer) build(t *testing.T) {
 	}
 	for library, source := range map[string]string{"libcuda.so.1": "fakecuda.c", "libcupti.so.13": "fakecupti.c"} {
 		s.compile(t, "-fPIC", "-fvisibility=hidden", "-shared", "-Wl,-soname,"+library, "-Wl,-z,nodelete", "-o", filepath.Join(s.dir, library),
-			filepath.Join("..", "internal", "cuptitest", "fake", source), "-ldl", "-lpthread")
+			filepath.Join("..", "internal", "testing", "cuptitest", "fake", source), "-ldl", "-lpthread")
 	}
 	sources, err := filepath.Glob("*.c")
 	if err != nil {

@@ -30,8 +30,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuflight/gpuflight/internal/cuptitest"
-	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/testing/cuptitest"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
 // What the fake yields: see fakedeep.h.

@@ -19,8 +19,8 @@ import (
 	"unicode"
 
 	"github.com/gpuflight/gpuflight/internal/bytesize"
-	"github.com/gpuflight/gpuflight/internal/deep"
-	"github.com/gpuflight/gpuflight/internal/deep/control"
+	"github.com/gpuflight/gpuflight/internal/recording/deep"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/control"
 	"github.com/gpuflight/gpuflight/internal/report"
 )
 

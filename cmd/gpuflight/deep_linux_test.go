@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuflight/gpuflight/internal/deep"
-	"github.com/gpuflight/gpuflight/internal/deep/control"
+	"github.com/gpuflight/gpuflight/internal/recording/deep"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/control"
 )
 
 // deepEngines are armed at once; SASS has no permission unless it patches instructions, and demands that kernels are not

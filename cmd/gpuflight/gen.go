@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/bytesize"
-	"github.com/gpuflight/gpuflight/internal/gpuflgen"
+	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 )
 
 const genUsage = `gpuflight gen writes the logs of a made-up training session, as GPU Flight would have written them.

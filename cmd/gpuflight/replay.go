@@ -17,7 +17,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpuflight/gpuflight/internal/otlp"
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/replay"
 )
 

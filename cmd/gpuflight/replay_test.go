@@ -16,7 +16,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/internal/replay"
-	"github.com/gpuflight/gpuflight/internal/testsink"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink"
 )
 
 // asCommand makes the test's program be gpuflight itself, so that a test can kill it.

@@ -25,12 +25,12 @@ import (
 
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/bytesize"
-	"github.com/gpuflight/gpuflight/internal/deep"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
-	"github.com/gpuflight/gpuflight/internal/otlp"
-	"github.com/gpuflight/gpuflight/internal/recorder"
+	"github.com/gpuflight/gpuflight/internal/recording/deep"
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
+	"github.com/gpuflight/gpuflight/internal/recording/recorder"
+	"github.com/gpuflight/gpuflight/internal/recording/window"
 	"github.com/gpuflight/gpuflight/internal/report"
-	"github.com/gpuflight/gpuflight/internal/window"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 

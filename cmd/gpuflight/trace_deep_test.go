@@ -16,10 +16,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuflight/gpuflight/internal/cubin"
-	"github.com/gpuflight/gpuflight/internal/deep"
-	"github.com/gpuflight/gpuflight/internal/deep/rule"
-	"github.com/gpuflight/gpuflight/internal/recorder"
+	"github.com/gpuflight/gpuflight/internal/recording/cubin"
+	"github.com/gpuflight/gpuflight/internal/recording/deep"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/rule"
+	"github.com/gpuflight/gpuflight/internal/recording/recorder"
 )
 
 func TestFlagsOfDeepWindows(t *testing.T) {

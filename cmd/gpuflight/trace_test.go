@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuflight/gpuflight/cupti"
-	"github.com/gpuflight/gpuflight/internal/recorder"
+	"github.com/gpuflight/gpuflight/internal/recording/recorder"
 )
 
 // emptyLibrary returns the path of an empty injection library in a new folder with an empty recorder.

@@ -15,7 +15,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.uber.org/zap"
 
-	"github.com/gpuflight/gpuflight/internal/storageclient"
+	"github.com/gpuflight/gpuflight/internal/collector/storageclient"
 )
 
 // usageConnector takes traces and exports metrics at intervals. Parsing runs in the callers'

@@ -26,7 +26,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/connector/gpuusageconnector/internal/metadata"
 	"github.com/gpuflight/gpuflight/connector/gpuusageconnector/internal/metadatatest"
-	"github.com/gpuflight/gpuflight/internal/alloctest"
+	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 

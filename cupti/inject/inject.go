@@ -20,12 +20,12 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/gpuflight/gpuflight/internal/capture"
-	"github.com/gpuflight/gpuflight/internal/deep"
-	"github.com/gpuflight/gpuflight/internal/deep/control"
-	"github.com/gpuflight/gpuflight/internal/otlp"
-	"github.com/gpuflight/gpuflight/internal/recorder"
-	"github.com/gpuflight/gpuflight/internal/window"
+	"github.com/gpuflight/gpuflight/internal/recording/capture"
+	"github.com/gpuflight/gpuflight/internal/recording/deep"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/control"
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
+	"github.com/gpuflight/gpuflight/internal/recording/recorder"
+	"github.com/gpuflight/gpuflight/internal/recording/window"
 )
 
 // What the runtime may take of a machine that belongs to the program.

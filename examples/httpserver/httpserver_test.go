@@ -15,8 +15,8 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/examples/internal/cuda"
-	"github.com/gpuflight/gpuflight/internal/cuptitest"
-	"github.com/gpuflight/gpuflight/internal/otlp"
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
+	"github.com/gpuflight/gpuflight/internal/testing/cuptitest"
 	"github.com/gpuflight/gpuflight/sdk/gpufl"
 	"github.com/gpuflight/gpuflight/semconv"
 )

@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
 // TestOTLP_RefusedWithoutToken runs the Collector with the files of the DaemonSet, on loopback.

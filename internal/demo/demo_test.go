@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
-	"github.com/gpuflight/gpuflight/internal/otlp"
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 )
 
 // jaegerSpan is a span as Jaeger's API writes it; more are further attributes.

@@ -30,7 +30,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpuflight/gpuflight/internal/gpuflgen"
+	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuflight/gpuflight/internal/gpuflgen"
+	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 )
 
 // exposition is what the exporter prints of a session: 5 ms on a device that costs 3.60 an hour.

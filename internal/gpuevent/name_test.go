@@ -8,7 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/gpuflight/gpuflight/internal/alloctest"
+	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
 func TestKernelNameForms(t *testing.T) {

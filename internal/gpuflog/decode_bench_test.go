@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
-	"github.com/gpuflight/gpuflight/internal/gpuflgen"
+	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 )
 
 // generated returns the channels of a generated session.

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuflight/gpuflight/internal/alloctest"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
 // seedLines are one line of each shape, with the corners that the format document names.

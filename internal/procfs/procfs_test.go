@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuflight/gpuflight/internal/alloctest"
+	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
 var id = strings.Repeat("0123456789abcdef", 4)

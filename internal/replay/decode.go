@@ -18,7 +18,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/pmetric"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
-	"github.com/gpuflight/gpuflight/internal/otlp"
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 )
 
 // Why something was not sent again.

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
-	"github.com/gpuflight/gpuflight/internal/alloctest"
+	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
 // found is what a reader made of an object.

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/gpuflight/gpuflight/internal/alloctest"
+	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
 // FuzzJournal opens any bytes as a journal. One that was opened can be opened again and says the same.

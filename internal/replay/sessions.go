@@ -17,7 +17,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
-	"github.com/gpuflight/gpuflight/internal/otlp"
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 )
 
 // groupName is what a group of logs is called in messages and in the journal.

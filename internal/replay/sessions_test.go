@@ -18,7 +18,7 @@ import (
 	"go.opentelemetry.io/collector/confmap"
 	"go.opentelemetry.io/collector/receiver/receivertest"
 
-	"github.com/gpuflight/gpuflight/internal/testsink"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver"
 )
 

@@ -7,7 +7,7 @@ import (
 
 	"go.opentelemetry.io/collector/pdata/pcommon"
 
-	"github.com/gpuflight/gpuflight/internal/hotspot"
+	"github.com/gpuflight/gpuflight/internal/report/hotspot"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 

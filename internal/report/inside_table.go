@@ -11,7 +11,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"github.com/gpuflight/gpuflight/internal/hotspot"
+	"github.com/gpuflight/gpuflight/internal/report/hotspot"
 )
 
 // maxReasons is how many stall reasons of a function the text has; the rest is one row.

@@ -7,7 +7,7 @@ import (
 	"io"
 	"time"
 
-	"github.com/gpuflight/gpuflight/internal/hotspot"
+	"github.com/gpuflight/gpuflight/internal/report/hotspot"
 )
 
 // The JSON of a report, for programs. Times are in seconds and shares 0–1; what is unknown is absent.

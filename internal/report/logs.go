@@ -19,7 +19,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
-	"github.com/gpuflight/gpuflight/internal/otlp"
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 )
 
 // Read adds a file, or a folder with all in it: recorded OTLP (*.jsonl, *.json, also .gz and .zst) and

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/gpuflight/gpuflight/cupti"
-	"github.com/gpuflight/gpuflight/internal/hotspot"
-	"github.com/gpuflight/gpuflight/internal/recorder"
+	"github.com/gpuflight/gpuflight/internal/recording/recorder"
+	"github.com/gpuflight/gpuflight/internal/report/hotspot"
 )
 
 // Report adds up recordings. Its methods are for one goroutine. The zero value is not ready: see [New].

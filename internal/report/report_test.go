@@ -19,7 +19,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/cupti"
-	"github.com/gpuflight/gpuflight/internal/recorder"
+	"github.com/gpuflight/gpuflight/internal/recording/recorder"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 

@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpuflight/gpuflight/internal/recorder"
+	"github.com/gpuflight/gpuflight/internal/recording/recorder"
 )
 
 // maxSession is the largest file that is read as a session, in bytes: a hundred times what is written.

@@ -11,7 +11,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/pcommon"
 
 	"github.com/gpuflight/gpuflight/cupti"
-	"github.com/gpuflight/gpuflight/internal/deep"
+	"github.com/gpuflight/gpuflight/internal/recording/deep"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 

@@ -18,8 +18,8 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/collector/processor/processortest"
 
-	"github.com/gpuflight/gpuflight/internal/alloctest"
 	"github.com/gpuflight/gpuflight/internal/occupancy"
+	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 	"github.com/gpuflight/gpuflight/processor/occupancyprocessor/internal/metadata"
 	"github.com/gpuflight/gpuflight/semconv"
 )

@@ -12,7 +12,7 @@ import (
 	"go.opentelemetry.io/collector/scraper"
 	"go.opentelemetry.io/collector/scraper/scraperhelper"
 
-	"github.com/gpuflight/gpuflight/internal/sharedcomponent"
+	"github.com/gpuflight/gpuflight/internal/collector/sharedcomponent"
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/metadata"
 )
 

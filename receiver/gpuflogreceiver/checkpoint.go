@@ -14,8 +14,8 @@ import (
 
 	"go.opentelemetry.io/collector/extension/xextension/storage"
 
+	"github.com/gpuflight/gpuflight/internal/collector/storageclient"
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
-	"github.com/gpuflight/gpuflight/internal/storageclient"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/fileset"
 )
 

@@ -9,7 +9,7 @@ import (
 	"go.opentelemetry.io/collector/consumer"
 	"go.opentelemetry.io/collector/receiver"
 
-	"github.com/gpuflight/gpuflight/internal/sharedcomponent"
+	"github.com/gpuflight/gpuflight/internal/collector/sharedcomponent"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/metadata"
 )
 

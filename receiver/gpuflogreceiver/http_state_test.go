@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuflight/gpuflight/internal/collector/storageclient"
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
-	"github.com/gpuflight/gpuflight/internal/storageclient"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/ingest"
 )
 

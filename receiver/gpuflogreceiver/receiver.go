@@ -14,7 +14,7 @@ import (
 	"go.opentelemetry.io/collector/receiver/receiverhelper"
 	"go.uber.org/zap"
 
-	"github.com/gpuflight/gpuflight/internal/storageclient"
+	"github.com/gpuflight/gpuflight/internal/collector/storageclient"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/fileset"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/metadata"
 )

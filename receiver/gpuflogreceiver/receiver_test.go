@@ -33,8 +33,8 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/gpuflight/gpuflight/internal/gpuflgen"
-	"github.com/gpuflight/gpuflight/internal/sharedcomponent"
+	"github.com/gpuflight/gpuflight/internal/collector/sharedcomponent"
+	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/metadata"
 )
 

@@ -18,9 +18,9 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/gpuflight/gpuflight/internal/cuptitest"
-	"github.com/gpuflight/gpuflight/internal/otlp"
-	"github.com/gpuflight/gpuflight/internal/recorder"
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
+	"github.com/gpuflight/gpuflight/internal/recording/recorder"
+	"github.com/gpuflight/gpuflight/internal/testing/cuptitest"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 

@@ -17,12 +17,12 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/gpuflight/gpuflight/internal/capture"
-	"github.com/gpuflight/gpuflight/internal/deep"
-	"github.com/gpuflight/gpuflight/internal/deep/control"
-	"github.com/gpuflight/gpuflight/internal/otlp"
-	"github.com/gpuflight/gpuflight/internal/recorder"
-	"github.com/gpuflight/gpuflight/internal/window"
+	"github.com/gpuflight/gpuflight/internal/recording/capture"
+	"github.com/gpuflight/gpuflight/internal/recording/deep"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/control"
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
+	"github.com/gpuflight/gpuflight/internal/recording/recorder"
+	"github.com/gpuflight/gpuflight/internal/recording/window"
 )
 
 // instrumentationName names the SDK as the maker of scopes' spans.

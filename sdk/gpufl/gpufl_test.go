@@ -22,7 +22,7 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 	"go.uber.org/goleak"
 
-	"github.com/gpuflight/gpuflight/internal/otlp"
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 

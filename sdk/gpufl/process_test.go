@@ -19,7 +19,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
-	"github.com/gpuflight/gpuflight/internal/cuptitest"
+	"github.com/gpuflight/gpuflight/internal/testing/cuptitest"
 )
 
 // childVariable makes a test do its child's part.

@@ -11,10 +11,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuflight/gpuflight/internal/cuptitest"
-	"github.com/gpuflight/gpuflight/internal/otlp"
-	"github.com/gpuflight/gpuflight/internal/profile"
-	"github.com/gpuflight/gpuflight/internal/profile/profiletest"
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
+	"github.com/gpuflight/gpuflight/internal/recording/profile"
+	"github.com/gpuflight/gpuflight/internal/recording/profile/profiletest"
+	"github.com/gpuflight/gpuflight/internal/testing/cuptitest"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 

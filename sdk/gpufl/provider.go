@@ -13,9 +13,9 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/gpuflight/gpuflight/internal/capture"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
-	"github.com/gpuflight/gpuflight/internal/recorder"
+	"github.com/gpuflight/gpuflight/internal/recording/capture"
+	"github.com/gpuflight/gpuflight/internal/recording/recorder"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 

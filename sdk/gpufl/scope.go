@@ -15,7 +15,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
-	"github.com/gpuflight/gpuflight/internal/recorder"
+	"github.com/gpuflight/gpuflight/internal/recording/recorder"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 

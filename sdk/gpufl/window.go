@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/gpuflight/gpuflight/internal/deep"
+	"github.com/gpuflight/gpuflight/internal/recording/deep"
 )
 
 // Engine is what looks inside kernels in a deep window.

@@ -20,17 +20,17 @@ import (
 	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
-	"github.com/gpuflight/gpuflight/internal/cubin"
-	"github.com/gpuflight/gpuflight/internal/cuptitest"
-	"github.com/gpuflight/gpuflight/internal/deep/control"
-	"github.com/gpuflight/gpuflight/internal/otlp"
+	"github.com/gpuflight/gpuflight/internal/recording/cubin"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/control"
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/report"
-	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/testing/cuptitest"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
 // images are where package cubin keeps real machine code and its source.
-const images = "../../internal/cubin/testdata"
+const images = "../../internal/recording/cubin/testdata"
 
 // store is an instruction of the kernel plain of lines.cu, and the line that it was made from.
 func store(t *testing.T, image []byte) (pc uint64, line int64) {

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuflight/gpuflight/internal/gpuflgen"
+	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 )
 
 func TestCountersAreSummedOverLabels(t *testing.T) {

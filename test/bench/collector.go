@@ -19,7 +19,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpuflight/gpuflight/internal/gpuflgen"
+	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 )
 
 const (

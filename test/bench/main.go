@@ -28,7 +28,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/gpuflight/gpuflight/internal/gpuflgen"
+	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 )
 
 // maxRSS is the bound on the resident memory of a collector that runs gpuflog.

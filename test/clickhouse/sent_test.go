@@ -25,8 +25,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/gpuflight/gpuflight/internal/gpuflgen"
-	"github.com/gpuflight/gpuflight/internal/testsink"
+	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver"
 )
 

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
 var govulncheck = process.Binary{Env: "GPUFLIGHT_GOVULNCHECK", Path: ".tools/govulncheck", Make: "make .tools/govulncheck"}

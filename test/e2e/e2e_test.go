@@ -24,9 +24,9 @@ import (
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
-	"github.com/gpuflight/gpuflight/internal/gpuflgen"
-	"github.com/gpuflight/gpuflight/internal/testsink"
-	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
 // jaeger is a running Jaeger with its traces in memory.

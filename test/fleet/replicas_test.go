@@ -22,8 +22,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
-	"github.com/gpuflight/gpuflight/internal/testsink"
-	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 	"github.com/gpuflight/gpuflight/test/fleet/broker"
 )
 

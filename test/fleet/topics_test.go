@@ -14,7 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
 // TestKafka_TopicsMissing has an agent send while the topics do not exist, on a broker that would create

@@ -24,8 +24,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuflight/gpuflight/internal/cuptitest"
-	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/testing/cuptitest"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
 const (

@@ -19,12 +19,12 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuflight/gpuflight/internal/cubin"
-	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/recording/cubin"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// captured is what a GPU returned of one window, see internal/cuptitest/testdata.
+// captured is what a GPU returned of one window, see internal/testing/cuptitest/testdata.
 type captured struct {
 	text            []byte
 	figures         map[string]int64 // by kernel, offset and reason or metric
@@ -54,7 +54,7 @@ func unpacked(t *testing.T, path string) []byte {
 // readCapture reads the window of a kernel of examples/slow.
 func readCapture(t *testing.T, kernel string) *captured {
 	t.Helper()
-	folder := filepath.Join(process.Root(t), "internal", "cuptitest", "testdata", "h200")
+	folder := filepath.Join(process.Root(t), "internal", "testing", "cuptitest", "testdata", "h200")
 	c := &captured{
 		text: unpacked(t, filepath.Join(folder, kernel+".txt.gz")), image: unpacked(t, filepath.Join(folder, "slow.cubin.gz")), figures: map[string]int64{},
 	}

@@ -24,10 +24,10 @@ import (
 	"go.opentelemetry.io/collector/pdata/plog"
 
 	"github.com/gpuflight/gpuflight/internal/bytesize"
-	"github.com/gpuflight/gpuflight/internal/cubin"
-	"github.com/gpuflight/gpuflight/internal/deep"
-	"github.com/gpuflight/gpuflight/internal/deep/control"
-	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/recording/cubin"
+	"github.com/gpuflight/gpuflight/internal/recording/deep"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/control"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -41,7 +41,7 @@ const (
 func windowBench(t *testing.T, environ ...string) (b *bench, line int64) {
 	t.Helper()
 	b = newBench(t)
-	images := filepath.Join(process.Root(t), "internal", "cubin", "testdata")
+	images := filepath.Join(process.Root(t), "internal", "recording", "cubin", "testdata")
 	path := filepath.Join(images, "lines.sm_90.cubin")
 	image, err := os.ReadFile(path)
 	require.NoError(t, err)
@@ -221,7 +221,7 @@ func residentMiB(t *testing.T, pid int) float64 {
 func TestManyWindowsAddUpToNothing(t *testing.T) {
 	const early, late = 10, 45
 	b, _ := windowBench(t, "GPUFLIGHT_DEEP_BLACKOUT=0s")
-	image, err := os.ReadFile(filepath.Join(process.Root(t), "internal", "cubin", "testdata", "lines.sm_90.cubin"))
+	image, err := os.ReadFile(filepath.Join(process.Root(t), "internal", "recording", "cubin", "testdata", "lines.sm_90.cubin"))
 	require.NoError(t, err)
 	crc := cubin.CUPTICRC(image)
 	var script bytes.Buffer

@@ -13,8 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuflight/gpuflight/internal/testsink"
-	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
 // start runs a Collector that sends the spans of one receiver through the occupancy processor, with

@@ -26,13 +26,13 @@ import (
 	"go.opentelemetry.io/collector/pdata/pcommon"
 
 	"github.com/gpuflight/gpuflight/cupti"
-	"github.com/gpuflight/gpuflight/internal/cubin"
-	"github.com/gpuflight/gpuflight/internal/deepprofile"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
-	"github.com/gpuflight/gpuflight/internal/otlp"
-	"github.com/gpuflight/gpuflight/internal/profile"
-	"github.com/gpuflight/gpuflight/internal/profile/profiletest"
-	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/recording/cubin"
+	"github.com/gpuflight/gpuflight/internal/recording/deepprofile"
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
+	"github.com/gpuflight/gpuflight/internal/recording/profile"
+	"github.com/gpuflight/gpuflight/internal/recording/profile/profiletest"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 

@@ -23,7 +23,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/collector/pdata/ptrace/ptraceotlp"
 
-	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
 var (

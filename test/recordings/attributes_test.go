@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpuflight/gpuflight/internal/testsink"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink"
 )
 
 // demangled are the mangled names of the A2 recordings as c++filt prints them.

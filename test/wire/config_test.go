@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuflight/gpuflight/internal/testsink"
-	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
 // TestTheShippedConfiguration runs the Collector with config/gpuflog-http.yaml, kills it in the middle

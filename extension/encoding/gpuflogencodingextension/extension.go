@@ -16,8 +16,8 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension/internal/metadata"
+	"github.com/gpuflight/gpuflight/internal/collector/storageclient"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
-	"github.com/gpuflight/gpuflight/internal/storageclient"
 )
 
 // encoding is the extension: a reader for each signal.

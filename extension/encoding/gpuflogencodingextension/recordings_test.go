@@ -30,7 +30,7 @@ import (
 	"go.opentelemetry.io/collector/receiver/receivertest"
 
 	"github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension/internal/metadata"
-	"github.com/gpuflight/gpuflight/internal/testsink"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver"
 )
 

@@ -21,8 +21,8 @@ import (
 	"go.opentelemetry.io/collector/extension/xextension/storage"
 	"go.uber.org/zap"
 
+	"github.com/gpuflight/gpuflight/extension/storage/filestorageextension/internal/boltcheck"
 	"github.com/gpuflight/gpuflight/extension/storage/filestorageextension/internal/metadata"
-	"github.com/gpuflight/gpuflight/internal/boltcheck"
 )
 
 // bucket is the only bucket of contrib's files.

@@ -20,7 +20,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/gpuflight/gpuflight/internal/testcache"
+	"github.com/gpuflight/gpuflight/internal/testing/testcache"
 )
 
 //go:embed testdata/fakenvml.c

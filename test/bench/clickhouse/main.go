@@ -29,7 +29,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpuflight/gpuflight/internal/gpuflgen"
+	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 	"github.com/gpuflight/gpuflight/test/clickhouse/front"
 )
 

@@ -37,8 +37,8 @@ import (
 	"google.golang.org/grpc"
 	_ "google.golang.org/grpc/encoding/gzip" // the exporter compresses
 
-	"github.com/gpuflight/gpuflight/internal/gpuflgen"
 	"github.com/gpuflight/gpuflight/internal/procfs"
+	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 	"github.com/gpuflight/gpuflight/test/fleet/broker"
 )
 

@@ -46,8 +46,8 @@ import (
 
 	"github.com/gpuflight/gpuflight/connector/gpuusageconnector"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
-	"github.com/gpuflight/gpuflight/internal/gpuflgen"
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 	"github.com/gpuflight/gpuflight/processor/occupancyprocessor"
 	"github.com/gpuflight/gpuflight/semconv"
 )

@@ -17,7 +17,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuflight/gpuflight/internal/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
 // folder is where the page keeps certificates, and host the machine that they are for.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuflight/gpuflight/internal/alloctest"
+	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
 // books writes down what a ledger books. payments are those of works, each its own payer.

@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuflight/gpuflight/internal/alloctest"
 	"github.com/gpuflight/gpuflight/internal/procfs"
+	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
 var id = strings.Repeat("0123456789abcdef", 4)

@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	testprocess "github.com/gpuflight/gpuflight/internal/testsink/process"
+	testprocess "github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
 // releases are those of scripts/cuda-headers.

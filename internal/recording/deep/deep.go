@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deep
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gpuflight/gpuflight/internal/recording/deep/rule"
+)
+
+// Engine is what looks inside kernels, as users type it.
+type Engine string
+
+// The engines. Both is no engine of its own: a window of both is halved, PC sampling first.
+const (
+	PC   Engine = "pc"
+	SASS Engine = "sass"
+	Both Engine = "both"
+)
+
+// ParseEngine reads an engine; "" is PC.
+func ParseEngine(text string) (Engine, error) {
+	switch e := Engine(text); e {
+	case "":
+		return PC, nil
+	case PC, SASS, Both:
+		return e, nil
+	}
+	return "", fmt.Errorf("%q is no engine; there are pc, sass and both", text)
+}
+
+// Takes says in a word or three what the engine takes, which is what Collected.Samples counts.
+func (e Engine) Takes() string {
+	switch e {
+	case SASS:
+		return "counters"
+	case Both:
+		return "samples and counters"
+	}
+	return "samples"
+}
+
+// parts are the engines of a window, in order.
+func (e Engine) parts() []Engine {
+	if e == Both {
+		return []Engine{PC, SASS}
+	}
+	return []Engine{e}
+}
+
+// Cause is who asked for a window.
+type Cause string
+
+// The causes.
+const (
+	CauseCall     Cause = "call"     // the program, by the SDK
+	CauseSignal   Cause = "signal"   // a signal to the process
+	CauseSocket   Cause = "socket"   // gpuflight deep, by the control socket
+	CauseSchedule Cause = "schedule" // --deep-after, --deep-every
+	CauseRule     Cause = "rule"     // --deep-when
+)
+
+// Request asks for a window.
+type Request struct {
+	// Engine is PC, SASS or Both; "" is the configured one.
+	Engine Engine
+	// For is the window's length, half for each engine of Both; 0 is the configured one.
+	For   time.Duration
+	Cause Cause
+	// Why is one short text for people, such as a rule and the figure that met it.
+	Why string
+	// Firing is the rule that was met, nil where it was none.
+	Firing *rule.Firing
+}
+
+// CloseReason is why a window closed.
+type CloseReason string
+
+// The reasons. A window that never opened has none.
+const (
+	ClosedTime    CloseReason = "time"    // it had its time
+	ClosedAsked   CloseReason = "asked"   // somebody asked for its end
+	ClosedLimit   CloseReason = "limit"   // an engine has collected what it has room for
+	ClosedExit    CloseReason = "exit"    // the process or the recording ends
+	ClosedFailure CloseReason = "failure" // an engine failed
+)
+
+// Status is what came of a request, one word.
+type Status string
+
+// The statuses. Those up to StatusBroken come from an engine, the others from the controller.
+const (
+	StatusCollected       Status = "collected"
+	StatusAnotherProfiler Status = "another_profiler"
+	StatusNoPermission    Status = "no_permission"
+	StatusUnsupported     Status = "unsupported"
+	StatusNoContext       Status = "no_context"
+	StatusCapturing       Status = "capture_under_way"
+	StatusRestless        Status = "calls_under_way"
+	StatusFailed          Status = "failed"
+	StatusBroken          Status = "broken"
+	StatusAtExit          Status = "at_exit"
+	StatusBusy            Status = "window_open"
+	StatusBlackout        Status = "blackout"
+	StatusCoolDown        Status = "cool_down"
+	StatusMaximum         Status = "maximum"
+	StatusPerHour         Status = "maximum_per_hour"
+	StatusShare           Status = "maximum_share"
+	StatusMemory          Status = "maximum_memory"
+	StatusSpared          Status = "spared_memory"
+	StatusBadRequest      Status = "invalid_request"
+)
+
+// sentences say what a status means, each with what to do where something can be done.
+var sentences = map[Status]string{
+	StatusCollected:       "the window was opened and its data collected",
+	StatusAnotherProfiler: "another profiler holds the GPU's counters; end it and ask again",
+	StatusNoPermission:    "this process may not read the GPU's counters; allow it with NVreg_RestrictProfilingToAdminUsers=0 or give it CAP_SYS_ADMIN",
+	StatusUnsupported:     "this GPU, driver or CUPTI does not have the engine",
+	StatusNoContext:       "the process has no CUDA context yet; ask again once it uses the GPU",
+	StatusCapturing:       "a CUDA graph is being captured, which an engine would spoil; ask again later",
+	StatusRestless:        "launches of the program came to no rest in time; ask again",
+	StatusFailed:          "the engine failed",
+	StatusBroken:          "the engine failed before and is not used in this process any more",
+	StatusAtExit:          "the process is at its end",
+	StatusBusy:            "another window is open",
+	StatusBlackout:        "windows are not yet allowed so soon after the start",
+	StatusCoolDown:        "the window before ended too recently",
+	StatusMaximum:         "the process has had all the windows that are allowed",
+	StatusPerHour:         "the process has had all the windows of this hour",
+	StatusShare:           "the window would pass the share of time that windows may have",
+	StatusMemory:          "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with GPUFLIGHT_DEEP_METRICS=memory, which keeps less, or a higher --deep-memory",
+	StatusSpared:          "what device memory windows of sass may still leave with CUPTI is for rules, for who asks, and for later",
+	StatusBadRequest:      "the request makes no sense",
+}
+
+// Outcome is what came of a request or of an engine's part in a window.
+type Outcome struct {
+	Status Status `json:"status"`
+	// Text is one sentence for people, without a full stop.
+	Text string `json:"text"`
+}
+
+func outcome(s Status, detail string) Outcome {
+	text := sentences[s]
+	if text == "" {
+		text = string(s)
+	}
+	if detail != "" {
+		text += " (" + detail + ")"
+	}
+	return Outcome{Status: s, Text: text}
+}
+
+// Err returns nil if something was collected, else an *Error that says the same.
+func (o Outcome) Err() error {
+	if o.Status == StatusCollected {
+		return nil
+	}
+	return &Error{Outcome: o}
+}
+
+// Error is an outcome other than collected. Controller returns it, and Engines may return it from Arm
+// and Pause so that the window says why it has nothing; any other error is StatusFailed.
+type Error struct{ Outcome Outcome }
+
+// NewError returns an error with the status's own sentence and, in brackets, a detail; "" adds nothing.
+func NewError(s Status, detail string) *Error { return &Error{Outcome: outcome(s, detail)} }
+
+func (e *Error) Error() string { return "deep window: " + e.Outcome.Text }
+
+// outcomeOf says what an engine's error means.
+func outcomeOf(err error) Outcome {
+	var e *Error
+	switch {
+	case err == nil:
+		return outcome(StatusCollected, "")
+	case errors.As(err, &e):
+		return e.Outcome
+	}
+	return outcome(StatusFailed, err.Error())
+}
+
+// ErrFull is returned by Session.Drain where the engine has no room for more: the window closes by
+// limit, and what it has is kept.
+var ErrFull = errors.New("the engine has collected what it has room for")
+
+// Options go to an engine with a window. What else an engine can be told (sampling period, metrics) its
+// implementation has from its own settings.
+type Options struct {
+	// Window is the window's id.
+	Window uint64
+	// For is how long the engine shall run.
+	For time.Duration
+}
+
+// Collected counts what an engine brought home.
+type Collected struct {
+	// Rows are the figures after aggregation, by function, place and reason or metric.
+	Rows uint64 `json:"rows"`
+	// Samples are program counters sampled, or values counted, before aggregation.
+	Samples uint64 `json:"samples"`
+	// Functions are the kernels seen.
+	Functions uint64 `json:"functions"`
+	// Lost is what the engine knows to be missing, in the units of Samples.
+	Lost uint64 `json:"lost"`
+	// Patched are the instructions that SASS changed and CUPTI keeps: see KeptPerInstruction.
+	Patched uint64 `json:"patched,omitempty"`
+	// PatchedFunctions are those that they are of.
+	PatchedFunctions uint64 `json:"patched_functions,omitempty"`
+}
+
+func (c *Collected) add(o Collected) {
+	c.Rows += o.Rows
+	c.Samples += o.Samples
+	c.Functions += o.Functions
+	c.Lost += o.Lost
+	c.Patched += o.Patched
+	c.PatchedFunctions += o.PatchedFunctions
+}
+
+// Engines arms and disarms what looks inside kernels. The controller makes one call at a time, each on
+// a goroutine of its own and with a context that ends after Config.Patience, with one exception: where a
+// call has not returned by then, Resume is called beside it, and again when it has returned.
+type Engines interface {
+	// Ready says whether there is anything to look into yet, such as a context of the device. Windows of the
+	// schedule wait for it. It returns within a moment, and is called by the goroutine that runs the windows.
+	Ready() bool
+	// PausesActivity says whether activity records must be off while the engine is armed. It returns
+	// at once.
+	PausesActivity(e Engine) bool
+	// Pause turns activity off and waits until the device is quiet.
+	Pause(ctx context.Context) error
+	// Resume turns activity on again; it is also called after a Pause that failed. disarmed is false
+	// if the engine may still be armed: where activity beside it is dangerous, leave it off and return
+	// an error that says so.
+	Resume(ctx context.Context, disarmed bool) error
+	// Arm starts an engine, PC or SASS. With an error nothing is armed.
+	Arm(ctx context.Context, e Engine, o Options) (Session, error)
+}
+
+// Session is an armed engine.
+type Session interface {
+	// Drain moves what was collected out of the engine's buffers; it is called every Config.DrainEvery
+	// while the window is open. ErrFull ends the window, any other error as a failure.
+	Drain(ctx context.Context) error
+	// Disarm stops the engine, takes what is left and returns the sums. An error says that the engine
+	// may still be armed; what merely could not be collected is counted as Lost.
+	Disarm(ctx context.Context) (Collected, error)
+}
+
+// Part is what one engine did in a window.
+type Part struct {
+	Engine Engine `json:"engine"`
+	// Start and End bound the time in which the engine was or may have been armed, and activity paused;
+	// both are zero where it was not tried.
+	Start time.Time `json:"start"`
+	End   time.Time `json:"end"`
+	// Armed says that the engine ran.
+	Armed bool `json:"armed"`
+	// Paused says that activity was off.
+	Paused  bool    `json:"paused"`
+	Outcome Outcome `json:"outcome"`
+	// Problem is what else went wrong, such as activity that could not be resumed; "" is nothing.
+	Problem   string    `json:"problem,omitempty"`
+	Collected Collected `json:"collected"`
+}
+
+// Window is one deep window.
+type Window struct {
+	// ID counts from 1 in each process.
+	ID     uint64 `json:"id"`
+	Engine Engine `json:"engine"`
+	Cause  Cause  `json:"cause"`
+	Why    string `json:"why,omitempty"`
+	// Firing is the rule that was met, nil where it was none. Why has it in words.
+	Firing *rule.Firing `json:"-"`
+	// For is the length asked for.
+	For   time.Duration `json:"for_ns"`
+	Start time.Time     `json:"start"`
+	// End is zero while the window is open.
+	End       time.Time   `json:"end"`
+	Closed    CloseReason `json:"closed,omitempty"`
+	Outcome   Outcome     `json:"outcome"`
+	Collected Collected   `json:"collected"`
+	// KeptBytes is the device memory that CUPTI keeps of this window and those before it, as KeptPerInstruction estimates it.
+	// MemoryFull says that this is all that Config.Memory allows. Both are as of the window's end.
+	KeptBytes  uint64 `json:"kept_bytes,omitempty"`
+	MemoryFull bool   `json:"memory_full,omitempty"`
+	Parts      []Part `json:"parts"`
+}

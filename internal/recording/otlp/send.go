@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package otlp
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/plog/plogotlp"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+	"go.opentelemetry.io/collector/pdata/pmetric/pmetricotlp"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"go.opentelemetry.io/collector/pdata/ptrace/ptraceotlp"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	grpcgzip "google.golang.org/grpc/encoding/gzip"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuflight/gpuflight/internal/recording/profile"
+)
+
+const userAgent = "gpuflight-otlp"
+
+// maxAnswer bounds what is read of an answer, in bytes.
+const maxAnswer = 1 << 20
+
+// transport makes one attempt to send a request.
+type transport interface {
+	// send returns how many items the server did not want, with its words.
+	send(ctx context.Context, p payload) (rejected int64, message string, err error)
+	// again makes the next send try to connect even if the last one just failed; it takes a second at
+	// most.
+	again(context.Context)
+	close()
+}
+
+// sendError is why an attempt failed.
+type sendError struct {
+	err error
+	// retry: the same request may succeed later, not before after.
+	retry bool
+	after time.Duration
+	// away: nothing was there to answer.
+	away bool
+	// unknown: what answered has no such service.
+	unknown bool
+}
+
+func (e *sendError) Error() string { return e.err.Error() }
+func (e *sendError) Unwrap() error { return e.err }
+
+func newTransport(signal Signal, e Endpoint) (transport, error) {
+	security, err := tlsConfig(e)
+	if err != nil {
+		return nil, err
+	}
+	if e.Protocol == GRPC {
+		return newGRPC(e, security)
+	}
+	// Not the program's default transport, which may be anything. HTTP/1.1 only: of a connection that is
+	// dead and does not show it, HTTP/2 makes no new one.
+	t := &http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		DialContext:         (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
+		TLSClientConfig:     security,
+		TLSHandshakeTimeout: 10 * time.Second,
+		MaxIdleConnsPerHost: 1,
+		IdleConnTimeout:     90 * time.Second,
+	}
+	return &httpTransport{
+		endpoint: e,
+		signal:   signal,
+		base:     t,
+		client: &http.Client{
+			Transport: t,
+			// Following could carry headers with secrets to another host.
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+	}, nil
+}
+
+// tlsConfig returns nil for plain connections.
+func tlsConfig(e Endpoint) (*tls.Config, error) {
+	if e.URL.Scheme != "https" {
+		return nil, nil
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	if e.CertificateFile != "" {
+		pem, err := os.ReadFile(e.CertificateFile)
+		if err != nil {
+			return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_CERTIFICATE: %w", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_CERTIFICATE: %s holds no PEM certificate", e.CertificateFile)
+		}
+	}
+	if e.ClientCertificateFile != "" {
+		pair, err := tls.LoadX509KeyPair(e.ClientCertificateFile, e.ClientKeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and _KEY: %w", err)
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	return c, nil
+}
+
+type httpTransport struct {
+	endpoint Endpoint
+	signal   Signal
+	base     *http.Transport
+	client   *http.Client
+}
+
+func (t *httpTransport) again(context.Context) {}
+func (t *httpTransport) close()                { t.base.CloseIdleConnections() }
+
+func (t *httpTransport) send(ctx context.Context, p payload) (int64, string, error) {
+	body, err := encodeRequest(p)
+	if err != nil {
+		return 0, "", &sendError{err: err}
+	}
+	if t.endpoint.Gzip {
+		if body, err = gzipMember(body); err != nil {
+			return 0, "", &sendError{err: err}
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.endpoint.URL.String(), bytes.NewReader(body))
+	if err != nil {
+		return 0, "", &sendError{err: err}
+	}
+	for k, v := range t.endpoint.Headers {
+		req.Header.Set(k, v)
+	}
+	req.Header.Set("Content-Type", "application/x-protobuf")
+	req.Header.Set("User-Agent", userAgent)
+	if t.endpoint.Gzip {
+		req.Header.Set("Content-Encoding", "gzip")
+	}
+	resp, err := t.client.Do(req)
+	if err != nil {
+		return 0, "", &sendError{err: redact(err), retry: true, away: isAway(err)}
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	// Reading on to the end lets the connection be used again.
+	_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer)
+	switch {
+	case resp.StatusCode >= 200 && resp.StatusCode <= 299:
+		if err != nil {
+			return 0, "", &sendError{err: err, retry: true}
+		}
+		if kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); kind == "text/html" {
+			return 0, "", &sendError{err: errors.New("what answers is a web page, not an OTLP endpoint")}
+		}
+		return decodeAnswer(t.signal, answer)
+	case resp.StatusCode == http.StatusTooManyRequests, resp.StatusCode == http.StatusBadGateway,
+		resp.StatusCode == http.StatusServiceUnavailable, resp.StatusCode == http.StatusGatewayTimeout:
+		return 0, "", &sendError{err: answerError(resp, answer), retry: true, after: retryAfter(resp.Header.Get("Retry-After"), time.Now())}
+	}
+	return 0, "", &sendError{err: answerError(resp, answer), unknown: resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusNotImplemented}
+}
+
+// redact drops the URL that net/http puts before an error: it may hold a password.
+func redact(err error) error {
+	if u := (*url.Error)(nil); errors.As(err, &u) {
+		return u.Err
+	}
+	return err
+}
+
+// isAway reports whether an error says that nothing listens there, that there is no such host, or that
+// it is not the one that it should be.
+func isAway(err error) bool {
+	var op *net.OpError
+	var certificate *tls.CertificateVerificationError
+	var noTLS tls.RecordHeaderError
+	return errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) || errors.As(err, &noTLS)
+}
+
+// answerError has the status and, where the server gave one in OTLP's form, its message.
+func answerError(resp *http.Response, body []byte) error {
+	var s spb.Status
+	if resp.Header.Get("Content-Type") == "application/x-protobuf" && proto.Unmarshal(body, &s) == nil && s.GetMessage() != "" {
+		return fmt.Errorf("%s: %.200q", resp.Status, s.GetMessage())
+	}
+	return errors.New(resp.Status)
+}
+
+// retryAfter reads a Retry-After header, which is seconds or a date; 0 without one.
+func retryAfter(v string, now time.Time) time.Duration {
+	if s, err := strconv.ParseUint(v, 10, 20); err == nil {
+		return time.Duration(s) * time.Second
+	}
+	if t, err := http.ParseTime(v); err == nil {
+		return max(0, t.Sub(now))
+	}
+	return 0
+}
+
+func encodeRequest(p payload) ([]byte, error) {
+	switch p := p.(type) {
+	case traces:
+		return ptraceotlp.NewExportRequestFromTraces(p.Traces).MarshalProto()
+	case logs:
+		return plogotlp.NewExportRequestFromLogs(p.Logs).MarshalProto()
+	case metrics:
+		return pmetricotlp.NewExportRequestFromMetrics(p.Metrics).MarshalProto()
+	case profilesPayload:
+		return p.Proto()
+	}
+	return nil, fmt.Errorf("payload %T", p)
+}
+
+// decodeAnswer reads a success. An answer that cannot be read is one all the same.
+func decodeAnswer(signal Signal, body []byte) (int64, string, error) {
+	switch signal {
+	case Traces:
+		r := ptraceotlp.NewExportResponse()
+		if r.UnmarshalProto(body) == nil {
+			return r.PartialSuccess().RejectedSpans(), r.PartialSuccess().ErrorMessage(), nil
+		}
+	case Logs:
+		r := plogotlp.NewExportResponse()
+		if r.UnmarshalProto(body) == nil {
+			return r.PartialSuccess().RejectedLogRecords(), r.PartialSuccess().ErrorMessage(), nil
+		}
+	case Metrics:
+		r := pmetricotlp.NewExportResponse()
+		if r.UnmarshalProto(body) == nil {
+			return r.PartialSuccess().RejectedDataPoints(), r.PartialSuccess().ErrorMessage(), nil
+		}
+	case Profiles:
+		if rejected, message, err := profile.ReadAnswer(body); err == nil {
+			return rejected, message, nil
+		}
+	}
+	return 0, "", nil
+}
+
+type grpcTransport struct {
+	conn    *grpc.ClientConn
+	headers metadata.MD
+}
+
+func newGRPC(e Endpoint, security *tls.Config) (transport, error) {
+	creds := insecure.NewCredentials()
+	if security != nil {
+		creds = credentials.NewTLS(security)
+	}
+	options := []grpc.DialOption{
+		grpc.WithTransportCredentials(creds),
+		grpc.WithUserAgent(userAgent),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 500 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
+			MinConnectTimeout: 5 * time.Second,
+		}),
+		// Servers refuse pings more often than every 5 minutes; but with any, the system gives up a
+		// connection on which nothing was acknowledged for the timeout.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 6 * time.Minute, Timeout: 20 * time.Second}),
+		// A service config from DNS could bring retries of its own.
+		grpc.WithDisableServiceConfig(),
+	}
+	if e.Gzip {
+		options = append(options, grpc.WithDefaultCallOptions(grpc.UseCompressor(grpcgzip.Name)))
+	}
+	host := e.URL.Host
+	if e.URL.Port() == "" {
+		port := "4317"
+		if security != nil {
+			port = "443"
+		}
+		host = net.JoinHostPort(e.URL.Hostname(), port)
+	}
+	conn, err := grpc.NewClient("dns:///"+host, options...)
+	if err != nil {
+		return nil, err
+	}
+	return &grpcTransport{conn: conn, headers: metadata.New(e.Headers)}, nil
+}
+
+// again waits for the new attempt: until it is over, requests get the last one's error.
+func (t *grpcTransport) again(ctx context.Context) {
+	if t.conn.GetState() != connectivity.TransientFailure {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	t.conn.ResetConnectBackoff()
+	t.conn.WaitForStateChange(ctx, connectivity.TransientFailure)
+}
+
+func (t *grpcTransport) close() { _ = t.conn.Close() }
+
+func (t *grpcTransport) send(ctx context.Context, p payload) (rejected int64, message string, err error) {
+	ctx = metadata.NewOutgoingContext(ctx, t.headers)
+	switch p := p.(type) {
+	case traces:
+		var r ptraceotlp.ExportResponse
+		if r, err = ptraceotlp.NewGRPCClient(t.conn).Export(ctx, ptraceotlp.NewExportRequestFromTraces(p.Traces)); err == nil {
+			return r.PartialSuccess().RejectedSpans(), r.PartialSuccess().ErrorMessage(), nil
+		}
+	case logs:
+		var r plogotlp.ExportResponse
+		if r, err = plogotlp.NewGRPCClient(t.conn).Export(ctx, plogotlp.NewExportRequestFromLogs(p.Logs)); err == nil {
+			return r.PartialSuccess().RejectedLogRecords(), r.PartialSuccess().ErrorMessage(), nil
+		}
+	case metrics:
+		var r pmetricotlp.ExportResponse
+		if r, err = pmetricotlp.NewGRPCClient(t.conn).Export(ctx, pmetricotlp.NewExportRequestFromMetrics(p.Metrics)); err == nil {
+			return r.PartialSuccess().RejectedDataPoints(), r.PartialSuccess().ErrorMessage(), nil
+		}
+	case profilesPayload:
+		if rejected, message, err = p.Export(ctx, t.conn); err == nil {
+			return rejected, message, nil
+		}
+	}
+	return 0, "", grpcError(err)
+}
+
+// grpcError sorts an error as the specification's table of codes does.
+func grpcError(err error) error {
+	s := status.Convert(err)
+	e := &sendError{err: fmt.Errorf("%s: %.200s", s.Code(), s.Message())}
+	throttled := false
+	for _, d := range s.Details() {
+		if r, ok := d.(*errdetails.RetryInfo); ok {
+			throttled, e.after = true, r.GetRetryDelay().AsDuration()
+		}
+	}
+	switch s.Code() {
+	case codes.Canceled, codes.DeadlineExceeded, codes.Aborted, codes.OutOfRange, codes.Unavailable, codes.DataLoss:
+		e.retry = true
+	case codes.ResourceExhausted:
+		e.retry = throttled
+	case codes.Unimplemented:
+		e.unknown = true
+	}
+	// gRPC tells of a connection that could not be made by this code and no details.
+	if s.Code() == codes.Unavailable && len(s.Details()) == 0 {
+		for _, words := range []string{"dialing", "name resolver", "handshake failed", "server preface"} {
+			e.away = e.away || strings.Contains(s.Message(), words)
+		}
+	}
+	return e
+}
+
+// empty is a request with nothing in it, which servers must accept.
+func empty(signal Signal) payload {
+	switch signal {
+	case Logs:
+		return logs{plog.NewLogs()}
+	case Metrics:
+		return metrics{pmetric.NewMetrics()}
+	case Profiles:
+		return profilesPayload{profile.Empty()}
+	}
+	return traces{ptrace.NewTraces()}
+}

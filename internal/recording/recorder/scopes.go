@@ -1,0 +1,418 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package recorder
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/rule"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+const (
+	// maxScopes bounds the scopes that are remembered, open or ended: some 40 MiB.
+	maxScopes = 1 << 17
+	// scopeAge is how long an ended scope is remembered for kernels that end after it.
+	scopeAge = 10 * time.Minute
+	// maxPending bounds what Begin and End leave for the next round.
+	maxPending = 1 << 18
+	// maxScopeNames bounds scope names that metrics tell apart. Names that come later are _other:
+	// those that a program begins with are its structure, what comes endlessly after is numbers.
+	maxScopeNames = 200
+)
+
+// scope is a scope of the application, an NVTX range, or the session itself.
+type scope struct {
+	id   uint64
+	kind gpuevent.Kind
+	name string
+	// label is the name's index in metrics.
+	label uint32
+	// parent is the scope around it, nil for none.
+	parent *scope
+	// trace is where the scope's span is and, part by part, repeated; nil for a span of the
+	// application's and what is in it, whose trace we cannot divide.
+	trace *trace
+	// first is the scope's span, cur the one in the part of the trace that is current for it.
+	first, cur      gpuevent.Ref
+	firstPart, part int
+	// repeats says that cur repeats first and has not been sent.
+	repeats bool
+	// sampled says whether work in it has spans. thin scopes have none themselves: what is in them
+	// is in the scope around.
+	sampled, thin, ended bool
+	start, end           int64
+	depth                int64
+	domain               string
+}
+
+// trace is a trace that goes on in parts.
+type trace struct {
+	id   gpuevent.TraceID // of part 0
+	kind gpuevent.Kind
+	n    uint64
+	// part is the current one, spans how many it has; first and last are the times of its work.
+	part, spans int
+	first, last int64
+}
+
+func (t *trace) partID(key gpuevent.SessionKey) gpuevent.TraceID {
+	if t.part == 0 {
+		return t.id
+	}
+	return key.Trace(t.kind, t.n, uint64(t.part))
+}
+
+// touch makes the part cover a stretch of time.
+func (t *trace) touch(start, end int64) {
+	if t.first == 0 || start < t.first {
+		t.first = start
+	}
+	t.last = max(t.last, end)
+}
+
+// scopeOp is what Begin and End leave for the consumer.
+type scopeOp struct {
+	id    uint64
+	begin bool
+	// at is when, in Unix nanoseconds, 0 if nobody wants it.
+	at    int64
+	scope Scope
+}
+
+// forgettable is an ended scope and when it ended, by our clock.
+type forgettable struct {
+	id uint64
+	at int64
+}
+
+// scopes are all scopes that are known. It belongs to the consumer.
+type scopes struct {
+	e       *engine
+	byID    map[uint64]*scope
+	session *scope
+	// endings are the ended scopes in the order of their ends, from ended on.
+	endings []forgettable
+	ended   int
+	labels  []string // by label; see maxScopeNames
+	// series are what rules look at, by label: nil for labels that none looks at. It is empty without rules.
+	series []*rule.Series
+	byName map[string]uint32
+	lastID uint64
+	last   *scope
+	// lost scopes found no room or were forgotten before their time; leftOut are ranges and marks
+	// that the limit left out.
+	lost, leftOut uint64
+}
+
+// The labels of work outside every scope, and of names past the bound.
+const (
+	labelOther   = otherIndex
+	labelSession = 1
+)
+
+func newScopes(e *engine, session *scope) *scopes {
+	session.label = labelSession
+	s := &scopes{
+		e: e, byID: map[uint64]*scope{}, session: session,
+		labels: []string{otherName, ""},
+		byName: map[string]uint32{otherName: labelOther, "": labelSession},
+	}
+	if e.figures != nil {
+		s.series = []*rule.Series{e.figures.Scope(otherName), nil}
+	}
+	return s
+}
+
+func (s *scopes) label(name string) uint32 {
+	l, ok := s.byName[name]
+	if !ok {
+		if len(s.labels) >= maxScopeNames+2 {
+			return labelOther
+		}
+		l = uint32(len(s.labels))
+		s.labels = append(s.labels, name)
+		if f := s.e.figures; f != nil {
+			s.series = append(s.series, f.Scope(name))
+		}
+		s.byName[name] = l
+	}
+	return l
+}
+
+// find returns the scope with an id, nil if it is not known.
+func (s *scopes) find(id uint64) *scope {
+	if id == s.lastID {
+		return s.last
+	}
+	found := s.byID[id]
+	s.lastID, s.last = id, found
+	return found
+}
+
+// add remembers a new scope. It returns false if there is no room.
+func (s *scopes) add(c *scope) bool {
+	for len(s.byID) >= maxScopes {
+		if s.ended == len(s.endings) {
+			s.lost++
+			return false
+		}
+		s.lost++
+		s.forgetOldest()
+	}
+	s.byID[c.id] = c
+	s.lastID, s.last = c.id, c
+	return true
+}
+
+func (s *scopes) forgetOldest() {
+	delete(s.byID, s.endings[s.ended].id)
+	s.lastID, s.last = 0, nil
+	s.ended++
+	if s.ended > len(s.endings)/2 {
+		s.endings = append(s.endings[:0], s.endings[s.ended:]...)
+		s.ended = 0
+	}
+}
+
+// forget drops scopes whose kernels have ended long ago.
+func (s *scopes) forget(now int64) {
+	for s.ended < len(s.endings) && s.endings[s.ended].at < now-int64(scopeAge) {
+		s.forgetOldest()
+	}
+}
+
+func (s *scopes) endsAt(c *scope, now int64) {
+	c.ended = true
+	s.endings = append(s.endings, forgettable{c.id, now})
+}
+
+// observe tells rules of a scope that has ended. One whose name found no room of its own is one of _other.
+func (s *scopes) observe(c *scope, end int64) {
+	if int(c.label) < len(s.series) {
+		s.series[c.label].Observe(max(0, end-c.start))
+	}
+}
+
+// apply carries out what Begin and End left, in their order.
+func (s *scopes) apply(ops []scopeOp, now int64) {
+	for i := range ops {
+		op := &ops[i]
+		if !op.begin {
+			if c := s.byID[op.id]; c != nil && !c.ended {
+				s.endsAt(c, now)
+				s.observe(c, op.at)
+			}
+			continue
+		}
+		c := &scope{
+			id: op.id, kind: gpuevent.KindScope, name: op.scope.Name, label: s.label(op.scope.Name),
+			sampled: op.scope.Sampled, start: op.at,
+			first: op.scope.Ref, cur: op.scope.Ref,
+			// Without a span of its own, its work belongs to the session.
+			thin: op.scope.Ref.Trace == gpuevent.TraceID{} || op.scope.Ref.Span == gpuevent.SpanID{},
+		}
+		s.add(c)
+	}
+}
+
+// nvtx carries out NVTX events, in order per thread.
+func (s *scopes) nvtx(events []cupti.ScopeEvent, now int64) {
+	for i := range events {
+		ev := &events[i]
+		s.e.seen(ev.TimeNs)
+		switch ev.What {
+		case cupti.ScopeBegin:
+			s.beginRange(ev)
+		case cupti.ScopeEnd:
+			if c := s.byID[ev.ID]; c != nil && !c.ended && c.kind == gpuevent.KindNVTX {
+				c.end = max(ev.TimeNs, c.start)
+				s.endsAt(c, now)
+				s.observe(c, c.end)
+				s.finish(c, false)
+			}
+		case cupti.ScopeMark:
+			s.mark(ev)
+		}
+	}
+}
+
+func (s *scopes) beginRange(ev *cupti.ScopeEvent) {
+	if s.byID[ev.ID] != nil {
+		s.lost++ // an id that comes twice is a fault of the source
+		return
+	}
+	c := &scope{
+		id: ev.ID, kind: gpuevent.KindNVTX, name: ev.Name, label: s.label(ev.Name),
+		start: ev.TimeNs, domain: ev.Domain, part: -1,
+	}
+	if p := s.byID[ev.Parent]; p != nil && ev.Parent != 0 {
+		c.parent, c.depth = p, p.depth+1
+	}
+	if !s.add(c) {
+		return
+	}
+	around := s.e.visible(c.parent)
+	if around == s.session && ev.Nested && !s.e.cfg.HasParent {
+		// The trace of its own that every top-level range begins.
+		c.sampled = true
+		c.trace = &trace{id: s.e.key.Trace(gpuevent.KindNVTX, c.id, 0), kind: gpuevent.KindNVTX, n: c.id}
+	} else {
+		c.sampled, c.trace = around.sampled, around.trace
+	}
+	switch {
+	case !c.sampled:
+	case s.e.ranges.available(s.e.now) < 1:
+		c.thin = true
+		s.leftOut++
+	default:
+		s.e.ranges.take(1)
+		s.e.place(c)
+		if c.trace != nil {
+			c.trace.touch(c.start, c.start)
+		}
+	}
+}
+
+// finish sends the spans of a range that has ended, or that never will.
+func (s *scopes) finish(c *scope, unfinished bool) {
+	if !c.sampled || c.thin {
+		return
+	}
+	c.end = max(c.end, c.start)
+	s.span(c, c.first, gpuevent.Int{}, unfinished)
+	if c.repeats {
+		s.repeat(c, unfinished)
+	}
+}
+
+// repeat sends the span by which the scope goes on in a later part of its trace.
+func (s *scopes) repeat(c *scope, unfinished bool) {
+	c.repeats = false
+	s.span(c, c.cur, gpuevent.Some(int64(c.part)), unfinished)
+}
+
+func (s *scopes) span(c *scope, ref gpuevent.Ref, part gpuevent.Int, unfinished bool) {
+	end := c.end
+	if !c.ended {
+		end = max(c.start, s.e.lastSeen)
+	}
+	s.e.spans.Scopes++
+	s.e.batch.Scope(s.e.session, &gpuevent.Scope{
+		Ref: ref, StartNs: c.start, EndNs: end, Name: c.name, Source: gpuevent.ScopeNVTX,
+		Instance: gpuevent.Some(int64(c.id)), Depth: gpuevent.Some(c.depth), Domain: c.domain,
+		Part: part, Link: c.first, Unfinished: unfinished, Estimated: s.e.stretches.distorts(c.start, end),
+	})
+	s.e.sendIfFull()
+}
+
+// mark makes an NVTX mark a log record of the scope that it is in.
+func (s *scopes) mark(ev *cupti.ScopeEvent) {
+	around := s.session
+	if p := s.byID[ev.Parent]; p != nil {
+		around = s.e.visible(p)
+	}
+	if !around.sampled {
+		return
+	}
+	if s.e.ranges.available(s.e.now) < 1 {
+		s.leftOut++
+		return
+	}
+	s.e.ranges.take(1)
+	r := gpuevent.Record{
+		Ref: s.e.place(around), TimeNs: ev.TimeNs, Event: semconv.EventCUDAMarker, Body: ev.Name,
+		Attrs: []gpuevent.Attr{gpuevent.Str(semconv.CUDAMarkerName, ev.Name), gpuevent.Str(semconv.CUDANVTXDomain, ev.Domain)},
+	}
+	if ev.Color != 0 {
+		r.Attrs = append(r.Attrs, gpuevent.Str(semconv.CUDAMarkerColor, fmt.Sprintf("#%06x", ev.Color&0xffffff)))
+	}
+	s.e.batch.Record(s.e.session, &r)
+	s.e.sendIfFull()
+}
+
+// visible returns the innermost scope from s outwards that has a span: the session, if there is none.
+func (e *engine) visible(s *scope) *scope {
+	for s != nil && s.thin {
+		s = s.parent
+	}
+	if s == nil {
+		return e.scopes.session
+	}
+	return s
+}
+
+// room begins the next part of the scope's trace if the current one is full.
+func (e *engine) room(s *scope) {
+	t := s.trace
+	if t == nil || t.spans < e.cfg.MaxSpansPerTrace {
+		return
+	}
+	// A range that has ended, and the session's part, have sent what they are by then or do it as
+	// they move; an open range sends its repeat when it moves or ends.
+	if t == e.scopes.session.trace {
+		e.closeSessionPart()
+	}
+	t.part++
+	t.spans = 0
+	t.first, t.last = 0, 0
+}
+
+// place returns the scope's span in the current part of its trace, and has it repeated there if it
+// began in an earlier one. The scope has a span.
+func (e *engine) place(s *scope) gpuevent.Ref {
+	t := s.trace
+	if t == nil && s.kind == gpuevent.KindScope || t != nil && s.part == t.part {
+		return s.cur
+	}
+	if t == nil { // a range in a span of the application's
+		if s.part < 0 {
+			around := e.visible(s.parent)
+			s.first = gpuevent.Ref{
+				Trace: around.cur.Trace, Span: e.key.Span(s.kind, s.id, 0), Parent: around.cur.Span,
+			}
+			s.cur, s.part = s.first, 0
+		}
+		return s.cur
+	}
+	if s.part < 0 {
+		e.room(s)
+	}
+	ref := gpuevent.Ref{Trace: t.partID(e.key), Span: e.key.Span(s.kind, s.id, uint64(t.part))}
+	switch around := e.visible(s.parent); {
+	case s == e.scopes.session:
+	case around.trace == t:
+		ref.Parent = e.place(around).Span
+	}
+	if s.part < 0 {
+		s.first, s.firstPart = ref, t.part
+	} else {
+		if s.repeats {
+			e.scopes.repeat(s, false)
+		}
+		s.repeats = s != e.scopes.session
+	}
+	s.cur, s.part = ref, t.part
+	t.spans++
+	if s.repeats && s.ended {
+		e.scopes.repeat(s, false)
+	}
+	return ref
+}
+
+// closeSessionPart sends the span at the root of a part of the session's trace. Part 0 has the
+// session's own span, which is sent at the end.
+func (e *engine) closeSessionPart() {
+	s := e.scopes.session
+	if s.part == 0 || s.part != s.trace.part || !s.sampled {
+		return
+	}
+	e.spans.Scopes++
+	e.batch.SessionSpan(e.session, &gpuevent.SessionSpan{
+		Ref: s.cur, StartNs: s.trace.first, EndNs: s.trace.last,
+		Part: gpuevent.Some(int64(s.part)), Link: s.first,
+	})
+}

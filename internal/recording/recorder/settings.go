@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package recorder
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/bytesize"
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/internal/recording/budget"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+// DefaultShutdownTimeout bounds what a program waits for at its end.
+const DefaultShutdownTimeout = 5 * time.Second
+
+// Settings are what the environment says, as the SDK and the injection library both read it.
+type Settings struct {
+	// Disabled: GPUFLIGHT_DISABLED.
+	Disabled bool
+	// Kinds, GraphNodes, Library and BufferBytes go to cupti.Config: GPUFLIGHT_KINDS, GPUFLIGHT_GRAPH_NODES, GPUFLIGHT_CUPTI, GPUFLIGHT_BUFFER_SIZE
+	// (0 where not set).
+	Kinds       cupti.Kinds
+	GraphNodes  bool
+	Library     string
+	BufferBytes int
+	// ServiceName is OTEL_SERVICE_NAME or service.name of OTEL_RESOURCE_ATTRIBUTES, "" if neither is
+	// set; InstanceID likewise, if it is a UUID. Resource holds the other attributes.
+	ServiceName, InstanceID string
+	Resource                []gpuevent.Attr
+	// Parent is TRACEPARENT, if HasParent. One that is malformed is as good as none, by the standard.
+	Parent        gpuevent.Ref
+	HasParent     bool
+	ParentSampled bool
+	// As in Config; 0 and nil where not set.
+	MaxSpansPerSecond, MaxSpansPerTrace        int
+	KernelsOnly                                bool
+	Include, Exclude                           []string
+	MinDuration, FlushInterval, MetricInterval time.Duration
+	// OverheadBudget is GPUFLIGHT_OVERHEAD_BUDGET, 0 for none.
+	OverheadBudget float64
+	// OverheadLeave is GPUFLIGHT_OVERHEAD_LEAVE: see Config.
+	OverheadLeave bool
+	// ShutdownTimeout is GPUFLIGHT_SHUTDOWN_TIMEOUT.
+	ShutdownTimeout time.Duration
+	// LogLevel is GPUFLIGHT_LOG_LEVEL (debug, info, warn, error, off), default warn; off is above all
+	// levels.
+	LogLevel slog.Level
+	// SummaryDir is where a Summary is written at the end, "" for nowhere.
+	SummaryDir string
+}
+
+// LogOff is a level above every message's.
+const LogOff = slog.Level(math.MaxInt32)
+
+// SettingsFromEnv reads the settings by getenv, which is os.Getenv or like it: "" is not set. Its
+// error names each variable with a bad value and what would be good; the Settings beside it are
+// then good but for these, which have their defaults.
+func SettingsFromEnv(getenv func(string) string) (Settings, error) {
+	r := envReader{getenv: getenv}
+	s := Settings{
+		Disabled:          r.bool("GPUFLIGHT_DISABLED"),
+		GraphNodes:        r.bool("GPUFLIGHT_GRAPH_NODES"),
+		Library:           getenv("GPUFLIGHT_CUPTI"),
+		BufferBytes:       r.bufferSize("GPUFLIGHT_BUFFER_SIZE"),
+		Kinds:             r.kinds("GPUFLIGHT_KINDS"),
+		MaxSpansPerSecond: r.int("GPUFLIGHT_MAX_SPANS_PER_SECOND", -1),
+		MaxSpansPerTrace:  r.int("GPUFLIGHT_MAX_SPANS_PER_TRACE", 2),
+		KernelsOnly:       r.bool("GPUFLIGHT_KERNELS_ONLY"),
+		Include:           list(getenv("GPUFLIGHT_INCLUDE")),
+		Exclude:           list(getenv("GPUFLIGHT_EXCLUDE")),
+		MinDuration:       r.duration("GPUFLIGHT_MIN_DURATION", 0, 0),
+		FlushInterval:     r.duration("GPUFLIGHT_FLUSH_INTERVAL", time.Millisecond, 0),
+		MetricInterval:    r.duration("GPUFLIGHT_METRIC_INTERVAL", time.Millisecond, 0),
+		OverheadBudget:    r.budget("GPUFLIGHT_OVERHEAD_BUDGET"),
+		OverheadLeave:     r.bool("GPUFLIGHT_OVERHEAD_LEAVE"),
+		ShutdownTimeout:   r.duration("GPUFLIGHT_SHUTDOWN_TIMEOUT", 0, DefaultShutdownTimeout),
+		LogLevel:          r.level("GPUFLIGHT_LOG_LEVEL"),
+		SummaryDir:        getenv("GPUFLIGHT_SUMMARY_DIR"),
+	}
+	if n, err := strconv.Atoi(getenv("GPUFLIGHT_MAX_SPANS_PER_SECOND")); err == nil && n == 0 {
+		s.MaxSpansPerSecond = -1 // said to be none; 0 in Config is the default
+	}
+	s.Parent, s.ParentSampled, s.HasParent = ParseTraceparent(getenv("TRACEPARENT"))
+	attributes, err := ParseResource(getenv("OTEL_RESOURCE_ATTRIBUTES"))
+	if err != nil {
+		r.errs = append(r.errs, err)
+	}
+	for _, a := range attributes {
+		switch {
+		case a.Key == semconv.ServiceName:
+			s.ServiceName = a.Str
+		case a.Key == semconv.ServiceInstanceID && IsUUID(a.Str):
+			s.InstanceID = a.Str
+		case a.Key == semconv.ServiceInstanceID:
+			// Ids are derived from ours; what is no UUID cannot be it, and two would contradict.
+		default:
+			s.Resource = append(s.Resource, a)
+		}
+	}
+	if name := getenv("OTEL_SERVICE_NAME"); name != "" {
+		s.ServiceName = name
+	}
+	return s, errors.Join(r.errs...)
+}
+
+// Config returns a recorder's configuration with the settings. What the process is (PID, HostName,
+// Command and its attributes) is filled in by [DetectProcess].
+func (s *Settings) Config() Config {
+	return Config{
+		ServiceName: s.ServiceName, InstanceID: s.InstanceID, Resource: s.Resource,
+		Parent: s.Parent, HasParent: s.HasParent, ParentSampled: s.ParentSampled,
+		MaxSpansPerSecond: s.MaxSpansPerSecond, MaxSpansPerTrace: s.MaxSpansPerTrace,
+		KernelsOnly: s.KernelsOnly, Include: s.Include, Exclude: s.Exclude, MinDuration: s.MinDuration,
+		FlushInterval: s.FlushInterval, MetricInterval: s.MetricInterval,
+		Asked: s.Kinds, OverheadBudget: s.OverheadBudget, OverheadLeave: s.OverheadLeave,
+	}
+}
+
+// Buffers may be of minBuffer to maxBuffer bytes, and all together of allBuffers, as they are by default.
+const (
+	minBuffer  = 256 << 10
+	maxBuffer  = 64 << 20
+	allBuffers = 256 << 20
+)
+
+// Collector returns the collector's configuration with the settings.
+func (s *Settings) Collector() cupti.Config {
+	c := cupti.Config{Library: s.Library, Kinds: s.Kinds, GraphNodes: s.GraphNodes, BufferBytes: s.BufferBytes}
+	if s.BufferBytes > 0 {
+		c.Buffers = allBuffers / s.BufferBytes
+	}
+	return c
+}
+
+// envReader reads values and collects what is wrong with them.
+type envReader struct {
+	getenv func(string) string
+	errs   []error
+}
+
+func (r *envReader) bad(name, value, want string) {
+	r.errs = append(r.errs, fmt.Errorf("%s is %q; it must be %s", name, value, want))
+}
+
+func (r *envReader) bool(name string) bool {
+	switch v := r.getenv(name); strings.ToLower(v) {
+	case "", "0", "false", "no", "off":
+		return false
+	case "1", "true", "yes", "on":
+		return true
+	default:
+		r.bad(name, v, "true or false")
+		return false
+	}
+}
+
+func (r *envReader) int(name string, least int) int {
+	v := r.getenv(name)
+	if v == "" {
+		return 0
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < least || n > math.MaxInt32 {
+		r.bad(name, v, fmt.Sprintf("a whole number of %d to %d", least, math.MaxInt32))
+		return 0
+	}
+	return n
+}
+
+func (r *envReader) duration(name string, least, otherwise time.Duration) time.Duration {
+	v := r.getenv(name)
+	if v == "" {
+		return otherwise
+	}
+	d, err := time.ParseDuration(v)
+	if err != nil || d < least {
+		r.bad(name, v, fmt.Sprintf("a duration of at least %v, such as 1500us, 200ms or 5s", least))
+		return otherwise
+	}
+	return d
+}
+
+func (r *envReader) level(name string) slog.Level {
+	switch v := r.getenv(name); strings.ToLower(v) {
+	case "", "warn", "warning":
+		return slog.LevelWarn
+	case "debug":
+		return slog.LevelDebug
+	case "info":
+		return slog.LevelInfo
+	case "error":
+		return slog.LevelError
+	case "off", "none":
+		return LogOff
+	default:
+		r.bad(name, v, "debug, info, warn, error or off")
+		return slog.LevelWarn
+	}
+}
+
+func (r *envReader) bufferSize(name string) int {
+	v := r.getenv(name)
+	if v == "" {
+		return 0
+	}
+	n, err := bytesize.Parse(v)
+	if err != nil || n < minBuffer || n > maxBuffer {
+		r.bad(name, v, "a size of "+bytesize.Format(minBuffer)+" to "+bytesize.Format(maxBuffer))
+		return 0
+	}
+	return int(n)
+}
+
+func (r *envReader) budget(name string) float64 {
+	v := r.getenv(name)
+	if v == "" {
+		return 0
+	}
+	b, err := budget.Parse(v)
+	if err != nil {
+		r.bad(name, v, "a share of the program's time, such as 2% or 0.02")
+		return 0
+	}
+	return b
+}
+
+func (r *envReader) kinds(name string) cupti.Kinds {
+	kinds, err := ParseKinds(r.getenv(name))
+	if err != nil {
+		r.errs = append(r.errs, fmt.Errorf("%s: %w", name, err))
+		return cupti.DefaultKinds
+	}
+	return kinds
+}
+
+// kindWords are the kinds as settings and telemetry spell them, in their order. External is no choice
+// of the user's: it follows from scopes.
+var kindWords = []struct {
+	word  string
+	kinds cupti.Kinds
+}{
+	{"kernel", cupti.KindsOf(cupti.KindKernel)},
+	{"memcpy", cupti.KindsOf(cupti.KindMemcpy, cupti.KindMemcpyP2P)},
+	{"memset", cupti.KindsOf(cupti.KindMemset)},
+	{"memory", cupti.KindsOf(cupti.KindMemory)},
+	{"sync", cupti.KindsOf(cupti.KindSync)},
+	{"graph", cupti.KindsOf(cupti.KindGraph)},
+	{"nvtx", cupti.KindsOf(cupti.KindNVTX)},
+	{"runtime", cupti.KindsOf(cupti.KindRuntimeAPI)},
+	{"driver", cupti.KindsOf(cupti.KindDriverAPI)},
+	{"overhead", cupti.KindsOf(cupti.KindOverhead)},
+}
+
+// KindNames returns the words of the kinds that a set has, in a fixed order. A word that stands for
+// several kinds is there if one of them is.
+func KindNames(set cupti.Kinds) []string {
+	var words []string
+	for _, k := range kindWords {
+		if set&k.kinds != 0 {
+			words = append(words, k.word)
+		}
+	}
+	return words
+}
+
+// ParseKinds reads a list of kinds, separated by commas: either all that is wanted ("kernel,memcpy"),
+// or changes to the default ("+runtime,-memset"). "" is the default.
+func ParseKinds(text string) (cupti.Kinds, error) {
+	words := list(text)
+	if len(words) == 0 {
+		return cupti.DefaultKinds, nil
+	}
+	var set cupti.Kinds
+	relative := words[0][0] == '+' || words[0][0] == '-'
+	if relative {
+		set = cupti.DefaultKinds
+	}
+	for _, w := range words {
+		sign := w[0]
+		if (sign == '+' || sign == '-') != relative {
+			return 0, fmt.Errorf("%q mixes a list of kinds with changes to the default; give every kind a sign, or none", text)
+		}
+		name := w
+		if relative {
+			name = w[1:]
+		}
+		kinds, ok := kindsByWord(strings.ToLower(name))
+		if !ok {
+			return 0, fmt.Errorf("%q is no kind of record; there are %s", name, strings.Join(KindNames(^cupti.Kinds(0)), ", "))
+		}
+		if sign == '-' {
+			set &^= kinds
+		} else {
+			set |= kinds
+		}
+	}
+	return set | cupti.KindsOf(cupti.KindExternal), nil
+}
+
+func kindsByWord(word string) (cupti.Kinds, bool) {
+	for _, k := range kindWords {
+		if k.word == word {
+			return k.kinds, true
+		}
+	}
+	return 0, false
+}
+
+// list splits a list at its commas. Empty elements are left out.
+func list(text string) []string {
+	var l []string
+	for e := range strings.SplitSeq(text, ",") {
+		if e = strings.TrimSpace(e); e != "" {
+			l = append(l, e)
+		}
+	}
+	return l
+}
+
+// ParseTraceparent reads a W3C traceparent. ok is false if it is none: of an unknown form, or with a
+// trace or span of zeros.
+func ParseTraceparent(text string) (parent gpuevent.Ref, sampled, ok bool) {
+	// version "-" trace "-" span "-" flags; a version above 00 may be longer.
+	text = strings.TrimSpace(text)
+	if len(text) < 55 || text[2] != '-' || text[35] != '-' || text[52] != '-' || text[:2] == "ff" {
+		return gpuevent.Ref{}, false, false
+	}
+	if len(text) > 55 && (text[:2] == "00" || text[55] != '-') || text[:55] != strings.ToLower(text[:55]) {
+		return gpuevent.Ref{}, false, false
+	}
+	var version, flags [1]byte
+	for _, part := range []struct {
+		to   []byte
+		from string
+	}{{version[:], text[:2]}, {parent.Trace[:], text[3:35]}, {parent.Span[:], text[36:52]}, {flags[:], text[53:55]}} {
+		if _, err := hex.Decode(part.to, []byte(part.from)); err != nil {
+			return gpuevent.Ref{}, false, false
+		}
+	}
+	if parent.Trace == (gpuevent.TraceID{}) || parent.Span == (gpuevent.SpanID{}) {
+		return gpuevent.Ref{}, false, false
+	}
+	return parent, flags[0]&1 != 0, true
+}
+
+// Traceparent writes a reference as ParseTraceparent reads it.
+func Traceparent(r gpuevent.Ref, sampled bool) string {
+	flags := "00"
+	if sampled {
+		flags = "01"
+	}
+	return "00-" + hex.EncodeToString(r.Trace[:]) + "-" + hex.EncodeToString(r.Span[:]) + "-" + flags
+}
+
+// ParseResource reads OTEL_RESOURCE_ATTRIBUTES: key=value pairs, separated by commas, where commas,
+// equal signs and whatever else is no baggage-octet is percent-encoded. As the standard wants it, one
+// pair that cannot be read discards them all.
+func ParseResource(text string) ([]gpuevent.Attr, error) {
+	var attributes []gpuevent.Attr
+	for _, pair := range list(text) {
+		key, value, found := strings.Cut(pair, "=")
+		key, value = strings.TrimSpace(key), strings.TrimSpace(value)
+		k, errKey := url.PathUnescape(key)
+		v, errValue := url.PathUnescape(value)
+		if !found || k == "" || errKey != nil || errValue != nil || !utf8.ValidString(k) || !utf8.ValidString(v) {
+			return nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES has %q; it must be key=value, percent-encoded, so none of it is used", pair)
+		}
+		at := -1
+		for i := range attributes {
+			if attributes[i].Key == k {
+				at = i
+			}
+		}
+		if at >= 0 {
+			attributes[at].Str = v
+		} else {
+			attributes = append(attributes, gpuevent.Str(k, v))
+		}
+	}
+	return attributes, nil
+}
