@@ -133,9 +133,6 @@ func coreOpen(cfg Config) int {
 	if cfg.Deep {
 		config.deep = 1
 		config.cubin_bytes = C.uint64_t(cfg.CubinBytes)
-		if cfg.WatchLaunches {
-			config.watch_launches = 1
-		}
 	}
 	return int(C.gpufl_open(&config))
 }
@@ -191,7 +188,6 @@ func coreStats(s *Stats) {
 	s.Unreturned = uint64(raw.unreturned)
 	s.ScopesLost = uint64(raw.scopes_lost)
 	s.ScopesMisplaced = uint64(raw.scopes_misplaced)
-	s.HeapHeld = uint64(raw.heap_held)
 }
 
 func corePush(id uint64) int  { return int(C.gpufl_push_scope(C.uint64_t(id))) }

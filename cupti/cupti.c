@@ -49,10 +49,7 @@ struct timespec gpufl_after(int64_t ns) {
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_cond_t ready_cond;
 
-static void in_child(void) {
-  atomic_store(&gpufl_child, true);
-  gpufl_claims_in_child();
-}
+static void in_child(void) { atomic_store(&gpufl_child, true); }
 
 static void first(void) {
   pthread_atfork(NULL, NULL, in_child);
@@ -443,7 +440,6 @@ void gpufl_get_stats(gpufl_stats *out) {
   out->lent = pool.lent;
   pthread_mutex_unlock(&pool.lock);
   gpufl_scope_counts(&out->scopes_lost, &out->scopes_misplaced);
-  out->heap_held = gpufl_heap_held();
 }
 
 // ---- the application's threads inside CUPTI ----
@@ -534,10 +530,8 @@ static struct {
   pthread_mutex_t lock;
   bool told[MAX_CALLBACKS];
   bool scopes;
-  uint32_t windows; // sets: what windows want told
   int counting; // see gpufl_watch_counting
 } callbacks = {.lock = PTHREAD_MUTEX_INITIALIZER};
-static _Atomic uint32_t watched; // sets
 
 static bool starts_with(const char *name, const char *const *prefixes) {
   for (; *prefixes != NULL; prefixes++) {
@@ -581,12 +575,15 @@ static void find_callbacks(void) {
   }
 }
 
+// listening: the subscription reports contexts, modules, captures and launches, which windows need.
+static atomic_bool listening;
+
 // retell has CUPTI tell of what is wanted now, and returns how many kinds of launches it tells of. The
 // caller has callbacks.lock.
 static int retell(void) {
   if (gpufl_deep_deaf()) return 0;
-  uint32_t want = callbacks.windows;
-  if ((want & GPUFL_SET_CAPTURE) != 0) want |= SET_CAPTURE_ENDS;
+  // Where windows are possible, from the beginning: callbacks that are switched while launches are in flight may be lost to some threads.
+  uint32_t want = atomic_load(&listening) ? GPUFL_SETS_ALL | SET_CAPTURE_ENDS : 0;
   if (callbacks.counting > 0) want |= SET_SCOPE;
   if (callbacks.counting != 0) want |= GPUFL_SET_CAPTURE | SET_CAPTURE_ENDS; // no begin or end may be missed
   if (callbacks.scopes && callbacks.counting >= 0) {
@@ -594,9 +591,6 @@ static int retell(void) {
     if (settings.kinds & (1u << GPUFL_KIND_MEMORY)) want |= SET_SCOPE_MEMORY;
     if (settings.kinds & (1u << GPUFL_KIND_SYNC)) want |= SET_SCOPE_SYNC;
   }
-  // Calls that are inside now end untold.
-  bool unwatch = (want & (SET_SCOPE | GPUFL_SET_LAUNCH)) == 0 && (atomic_load(&watched) & GPUFL_SET_LAUNCH) != 0;
-  if (unwatch) atomic_fetch_and(&watched, ~(uint32_t)GPUFL_SET_LAUNCH);
   int launches_told = 0;
   for (int id = 1; id < MAX_CALLBACKS; id++) {
     bool tell = (callbacks.sets[id] & want) != 0;
@@ -606,7 +600,6 @@ static int retell(void) {
     }
     if (callbacks.told[id] && (callbacks.sets[id] & SET_SCOPE) != 0) launches_told++;
   }
-  if (unwatch) gpufl_gate_forget();
   return launches_told;
 }
 
@@ -636,50 +629,26 @@ int gpufl_watch_counting(int want) {
 static __thread bool heard; // something, while the thread was at an operation
 
 bool gpufl_hears(void) {
-  if (gpufl_deep_driver.module_load == NULL) return false;
+  if (gpufl_deep.driver.module_load == NULL) return false;
   void *module = NULL;
   heard = false;
-  gpufl_deep_driver.module_load(&module, "/nonexistent/gpuflight");
+  gpufl_deep.driver.module_load(&module, "/nonexistent/gpuflight");
   return heard;
 }
 
 void gpufl_set_deaf(void) {
   atomic_store(&deaf, true);
-  atomic_store(&watched, 0);
-  gpufl_gate_forget();
+  gpufl_barrier_next_epoch();
 }
 
 // tells_nothing is after the subscription has ended.
 static void tells_nothing(void) {
-  atomic_store(&watched, 0);
-  gpufl_gate_forget();
+  gpufl_barrier_next_epoch();
   pthread_mutex_lock(&callbacks.lock);
-  callbacks.windows = 0;
   memset(callbacks.told, 0, sizeof callbacks.told);
   callbacks.scopes = false;
   callbacks.counting = 0;
   pthread_mutex_unlock(&callbacks.lock);
-}
-
-bool gpufl_watch(uint32_t sets) {
-  pthread_mutex_lock(&callbacks.lock);
-  bool more = (sets & ~atomic_load(&watched)) != 0;
-  if (more || (sets & ~callbacks.windows) != 0) { // those that are counted are watched, but only for so long
-    // A call counts as inside only if its end is told as well: so a set is told before it is watched.
-    callbacks.windows |= sets;
-    retell();
-    atomic_fetch_or(&watched, sets);
-  }
-  pthread_mutex_unlock(&callbacks.lock);
-  return more;
-}
-
-bool gpufl_watch_counted(bool *more) {
-  pthread_mutex_lock(&callbacks.lock);
-  bool counted = callbacks.counting > 0;
-  *more = counted && (atomic_fetch_or(&watched, GPUFL_SET_LAUNCH) & GPUFL_SET_LAUNCH) == 0;
-  pthread_mutex_unlock(&callbacks.lock);
-  return counted;
 }
 
 void gpufl_watch_launches(void) {
@@ -696,9 +665,6 @@ void gpufl_watch_launches(void) {
   gpufl_leave();
 }
 
-// listening: the subscription tells of contexts, modules and captures, which windows need.
-static atomic_bool listening;
-
 bool gpufl_listens(void) { return atomic_load(&listening); }
 
 static const uint32_t resources[] = {
@@ -711,16 +677,15 @@ static void listen(void) {
   if (!settings.deep || atomic_load(&listening) || subscriber == NULL || gpufl_cupti.enable_callback == NULL || gpufl_cupti.callback_name == NULL) return;
   gpufl_resources_open(settings.cubin_bytes);
   find_callbacks();
-  gpufl_gate_forget(); // those of an earlier subscription
-  void *function;
-  memcpy(&function, &gpufl_cupti.subscribe, sizeof function);
-  gpufl_threads_learn(function);
+  gpufl_barrier_next_epoch(); // those of an earlier subscription
   atomic_store(&listening, true);
   bool all = true;
   for (size_t i = 0; i < sizeof resources / sizeof *resources; i++) {
     all = gpufl_cupti.enable_callback(1, subscriber, GPUFL_CUPTI_CB_DOMAIN_RESOURCE, resources[i]) == GPUFL_CUPTI_SUCCESS && all;
   }
-  gpufl_watch(settings.watch_launches ? GPUFL_SETS_ALL : GPUFL_SETS_ALWAYS);
+  pthread_mutex_lock(&callbacks.lock);
+  retell();
+  pthread_mutex_unlock(&callbacks.lock);
   gpufl_deep_watch_exit();
   if (!all) atomic_store(&listening, false);
 }
@@ -747,8 +712,8 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
     // First: one that waits at the gate while records are switched is a doubtful one.
     if ((sets & SET_SCOPE) != 0) gpufl_count_enter(cbid, call);
     if (gateable != 0) {
-      uint32_t life = gpufl_gate_life(); // before it is looked who is watched
-      if ((gateable & atomic_load(&watched)) != 0) gpufl_gate_enter(gateable, life, cbid, call->correlationId, call->functionParams);
+      uint32_t epoch = gpufl_barrier_epoch(); // before it is read whether windows are possible
+      if (atomic_load(&listening)) gpufl_barrier_enter(gateable, epoch, cbid, call->correlationId);
     }
     if (atomic_load_explicit(&launches, memory_order_relaxed) == 1 && (sets & (SET_SCOPE | SET_SCOPE_MEMORY | SET_SCOPE_SYNC)) != 0) {
       gpufl_scope_launch(call->correlationId);
@@ -761,8 +726,8 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
     gpufl_on_capture((sets & SET_CAPTURE_BEGINS) != 0, call);
     gpufl_count_captures(gpufl_captures());
   }
-  if ((sets & SET_KERNEL) != 0 && gpufl_deep_patches()) gpufl_window_count(&gpufl_window_counts.launched, 1);
-  if (gateable != 0) gpufl_gate_exit(cbid, call->correlationId);
+  if ((sets & SET_KERNEL) != 0 && gpufl_deep_patches()) gpufl_window_count(&gpufl_deep.counts.launched, 1);
+  if (gateable != 0) gpufl_barrier_exit(gateable, call->correlationId);
   if (!atomic_load_explicit(&finalizing, memory_order_acquire) || !pthread_equal(pthread_self(), finalizer)) return;
   atomic_store(&finalizing, false);
   gpufl_cupti.unsubscribe(subscriber);
@@ -831,7 +796,7 @@ static bool set_byte(uint32_t attribute, uint8_t value) {
 // flush_all asks for the records that are there. While kernels are patched there are none of kernels, unless the window wanted them, since all was
 // flushed before, and CUPTI is asked for nothing beside launches that it patches: what else is recorded meanwhile can wait.
 static int flush_all(uint32_t flag) {
-  return gpufl_deep_patches() && !gpufl_window_config.with_activity ? GPUFL_OK : gpufl_cupti.flush_all(flag);
+  return gpufl_deep_patches() && !gpufl_deep.config.with_activity ? GPUFL_OK : gpufl_cupti.flush_all(flag);
 }
 
 static uint32_t held_by_cupti(void) {
@@ -1040,7 +1005,7 @@ int gpufl_resume(uint32_t *lost) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
   if (!pausing) return GPUFL_OK;
-  if (gpufl_deep_patches() && !gpufl_window_config.with_activity) return GPUFL_ACTIVITY;
+  if (gpufl_deep_patches() && !gpufl_deep.config.with_activity) return GPUFL_ACTIVITY;
   int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
   if (quiet < 0) return quiet;
   int result = GPUFL_OK;
@@ -1095,8 +1060,6 @@ void gpufl_flush_end(void) { pthread_mutex_unlock(&flushing); }
 
 int gpufl_flush(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
-  gpufl_heap_later();
-  gpufl_claims_settle(true);
   // A window has just flushed; and what is to come can wait for it.
   if (pthread_mutex_trylock(&flushing) != 0) return GPUFL_OK;
   int result = flush();
@@ -1155,7 +1118,6 @@ static int leave(void) {
     atomic_store(&listening, false);
     tells_nothing();
     gpufl_resources_lose();
-    if (result == GPUFL_OK) gpufl_sass_forget();
   }
   if (result == GPUFL_OK) {
     memset(left, 0, sizeof left);

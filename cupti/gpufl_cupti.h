@@ -100,7 +100,6 @@ typedef struct {
   uint32_t kinds;      /* bits 1 << GPUFL_KIND_… */
   uint32_t graph_nodes;
   uint32_t deep;        /* windows may be asked for: see gpufl_deep.h */
-  uint32_t watch_launches; /* with deep: launches are told from the beginning, and not only from the first window on */
   uint64_t cubin_bytes; /* the most that images of modules may take, with deep */
 } gpufl_config;
 
@@ -175,7 +174,6 @@ typedef struct {
   uint64_t scopes_misplaced; /* scopes ended elsewhere than on top of their thread's stack */
   uint32_t allocated;        /* buffers that exist now */
   uint32_t lent;             /* of these, held by CUPTI */
-  uint64_t heap_held;        /* bytes of the application's heap that its threads hold between windows */
 } gpufl_stats;
 
 void gpufl_get_stats(gpufl_stats *out);

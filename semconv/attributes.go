@@ -405,9 +405,6 @@ const (
 	CUDACaptureOverheadTime = "cuda.capture.overhead.time"
 	// CUDACaptureDeepWindows (int; extension ✚): Deep windows in which an engine ran.
 	CUDACaptureDeepWindows = "cuda.capture.deep_windows"
-	// CUDACaptureDeepMemory (int in By; extension ✚): Device memory that CUPTI keeps of deep windows
-	// of SASS metrics until the process ends, estimated from the instructions that it patched.
-	CUDACaptureDeepMemory = "cuda.capture.deep_memory"
 	// CUDACaptureFunctionsWithoutSASS (int; extension ✚): Functions of deep windows whose
 	// instructions were to have a text and have none: nvdisasm failed, or was not ready when recording
 	// ended.

@@ -186,14 +186,6 @@ const (
 	// MetricGpuflightDeepWindows (counter in {window}; extension ✚): Deep windows that were opened,
 	// or tried, by what came of them.
 	MetricGpuflightDeepWindows = "gpuflight.deep.windows"
-	// MetricGpuflightDeepHeap (gauge in By; extension ✚): Free pieces of the program's own heap that
-	// its launching threads hold between deep windows, since those of SASS metrics leave it full of
-	// them. No point where there are none.
-	MetricGpuflightDeepHeap = "gpuflight.deep.heap"
-	// MetricGpuflightDeepMemory (gauge in By; extension ✚): Device memory that CUPTI keeps of deep
-	// windows of SASS metrics until the process ends, estimated from the instructions that it patched.
-	// No point before there was one.
-	MetricGpuflightDeepMemory = "gpuflight.deep.memory"
 	// MetricGpuflightPausedTime (counter in s; extension ✚): Time in which activity records were off
 	// for deep windows: work that was launched then is in no span and no other metric.
 	MetricGpuflightPausedTime = "gpuflight.paused.time"

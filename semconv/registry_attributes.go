@@ -191,7 +191,6 @@ var Attributes = []Attribute{
 	{"cuda.capture.spans.unsampled", Int, "", Extension, nil, "Device work whose trace was not sampled; metrics count it.", nil},
 	{"cuda.capture.overhead.time", Double, "s", Extension, nil, "Time that CUPTI says it needed itself.", nil},
 	{"cuda.capture.deep_windows", Int, "", Extension, nil, "Deep windows in which an engine ran.", nil},
-	{"cuda.capture.deep_memory", Int, "By", Extension, nil, "Device memory that CUPTI keeps of deep windows of SASS metrics until the process ends, estimated from the instructions that it patched.", nil},
 	{"cuda.capture.functions_without_sass", Int, "", Extension, nil, "Functions of deep windows whose instructions were to have a text and have none: nvdisasm failed, or was not ready when recording ended.", nil},
 	{"cuda.capture.paused.time", Double, "s", Extension, nil, "Time in which activity records were off for deep windows: work that was launched then is in no span and no metric.", nil},
 	{"cuda.capture.library.path", String, "", Extension, nil, "Path of the CUPTI library.", nil},

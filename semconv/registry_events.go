@@ -16,7 +16,7 @@ var Events = []Event{
 		"cuda.capture.kinds.collected", "cuda.capture.kinds.unavailable", "cuda.capture.records.collected",
 		"cuda.capture.records.rejected_by_reason", "cuda.capture.kernels", "cuda.capture.spans.emitted",
 		"cuda.capture.spans.left_out", "cuda.capture.spans.unsampled", "cuda.capture.overhead.time",
-		"cuda.capture.deep_windows", "cuda.capture.deep_memory", "cuda.capture.functions_without_sass", "cuda.capture.paused.time",
+		"cuda.capture.deep_windows", "cuda.capture.functions_without_sass", "cuda.capture.paused.time",
 		"cuda.capture.overhead.budget", "cuda.capture.overhead.ratio", "cuda.capture.traced.ratio",
 		"cuda.capture.launches.untraced", "cuda.capture.launches.estimated", "cuda.capture.launches.estimated_bound",
 		"cuda.capture.library.path", "cuda.capture.library.version",

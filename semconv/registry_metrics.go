@@ -83,8 +83,6 @@ var Metrics = []Metric{
 	{"gpuflight.records.dropped", Counter, "{record}", Extension, nil, "Records that CUPTI dropped because no buffer was free."},
 	{"gpuflight.records.rejected", Counter, "{record}", Extension, []string{"error.type"}, "Records that made no sense, by reason."},
 	{"gpuflight.deep.windows", Counter, "{window}", Extension, []string{"cuda.deep_window.status"}, "Deep windows that were opened, or tried, by what came of them."},
-	{"gpuflight.deep.heap", Gauge, "By", Extension, nil, "Free pieces of the program's own heap that its launching threads hold between deep windows, since those of SASS metrics leave it full of them. No point where there are none."},
-	{"gpuflight.deep.memory", Gauge, "By", Extension, nil, "Device memory that CUPTI keeps of deep windows of SASS metrics until the process ends, estimated from the instructions that it patched. No point before there was one."},
 	{"gpuflight.paused.time", Counter, "s", Extension, nil, "Time in which activity records were off for deep windows: work that was launched then is in no span and no other metric."},
 	{"gpuflight.overhead.time", Counter, "s", Extension, []string{"gpuflight.overhead.kind"}, "Time that recording took: cupti is what CUPTI says of itself, library the processor time of our own threads."},
 	{"gpuflight.overhead.budget", Gauge, "1", Extension, nil, "Part of the program's time that recording may cost, where it was limited."},

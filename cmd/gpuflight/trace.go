@@ -24,7 +24,6 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/cupti"
-	"github.com/gpuflight/gpuflight/internal/bytesize"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
@@ -437,11 +436,6 @@ func (t *tracing) tellWindows(out *teller, sessions []recorder.Summary) {
 	}
 	if opened+attempts == 0 && len(sessions) > 0 {
 		t.tellNoWindow(out)
-	}
-	for i := range sessions {
-		if w := sessions[i].Windows; w != nil && w.MemoryFull {
-			out.tell("process %d had no more windows of sass after CUPTI had kept some %s of device memory for them; GPUFLIGHT_DEEP_METRICS=memory keeps less, --deep-memory allows more", sessions[i].PID, bytesize.Format(w.KeptBytes))
-		}
 	}
 	switch {
 	case opened == 0:

@@ -123,12 +123,6 @@ gpuflight: what they found is in the logs cuda.pc_sample and cuda.sass_metric; w
 `, out.String())
 
 	out.Reset()
-	tr.tellWindows(&teller{&out}, []recorder.Summary{{PID: 7, Windows: &recorder.WindowCounts{Opened: 1, KeptBytes: 1 << 20}},
-		{PID: 8, Windows: &recorder.WindowCounts{Opened: 1, KeptBytes: 1100 << 20, MemoryFull: true}}})
-	assert.Equal(t, 2, bytes.Count(out.Bytes(), []byte("\n")))
-	assert.Contains(t, out.String(), "gpuflight: process 8 had no more windows of sass after CUPTI had kept some 1.1 GiB of device memory for them; GPUFLIGHT_DEEP_METRICS=memory keeps less, --deep-memory allows more\n")
-
-	out.Reset()
 	tr.sending.File = "/tmp/run.otlp.jsonl"
 	many := recorder.WindowCounts{Opened: 9, Attempts: 3}
 	for range 9 {

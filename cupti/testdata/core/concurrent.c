@@ -61,6 +61,8 @@ static void *windows(void *unused) {
   static const char *const metrics[] = {"smsp__sass_inst_executed"};
   gpufl_deep_row rows[100];
   for (int i = 0; !atomic_load(&over); i++) {
+    gpufl_sass_forget();
+    fake_control("forget_sass", 1);
     gpufl_deep_config config = {.max_rows = 1 << 14, .limit_ns = (int64_t)5e9, .with_activity = 1};
     if (i % 2 == 1) {
       config.engine = GPUFL_DEEP_SASS;
@@ -68,7 +70,7 @@ static void *windows(void *unused) {
       config.num_names = 1;
     }
     int result = gpufl_deep_open(&config), more = 0;
-    if (result == GPUFL_RESTLESS) continue; // the machine is slow
+    if (result == GPUFL_NOT_QUIESCED) continue; // the machine is slow
     CHECK(result == GPUFL_OK);
     for (int k = 0; k < 5; k++) {
       CHECK(gpufl_deep_collect(&more) == GPUFL_OK);

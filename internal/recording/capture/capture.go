@@ -98,7 +98,7 @@ func Start(o Options) (*Capture, error) {
 // open starts collector and recorder, and the controller of deep windows. Its error is one of settings.
 func (c *Capture) open(o *Options) error {
 	settings := o.Settings.Collector()
-	settings.Deep, settings.WatchLaunches = o.Deep.Enabled, o.Deep.Planned()
+	settings.Deep = o.Deep.Enabled
 	collector, err := cupti.Open(settings)
 	if err != nil {
 		return c.unavailable(err, o)
@@ -107,6 +107,9 @@ func (c *Capture) open(o *Options) error {
 	if o.Deep.Enabled {
 		if o.Sending.Sends(otlp.Profiles) {
 			o.Window.Profiles, c.config.Profiles = true, c.client
+		}
+		if o.Window.LeaseDir, err = o.Place.Folder(); err != nil {
+			c.logger.Warn("gpuflight: processes cannot see whether another one samples a GPU", "error", err)
 		}
 		c.engines = window.New(o.Window, window.FromCollector(collector), &taker, c.logger)
 		o.Deep.Opened, o.Deep.Closed, o.Deep.Logger = c.engines.Opened, c.engines.Closed, c.logger

@@ -26,8 +26,8 @@ type Controller struct {
 	engines Engines
 	figures *rule.Figures // nil without rules
 
-	mu     sync.Mutex
-	ledger ledger
+	mu    sync.Mutex
+	quota quota
 	// current is the window that is open or about to be.
 	current *Ticket
 	lastID  uint64
@@ -79,10 +79,6 @@ type Report struct {
 	// not use the device yet.
 	Next  time.Time `json:"next,omitzero"`
 	Waits bool      `json:"waits,omitempty"`
-	// KeptBytes is the device memory that CUPTI keeps of windows of SASS until the process ends, as KeptPerInstruction
-	// estimates it. MemoryFull says that this is all that Config.Memory allows, and that there is none of SASS any more.
-	KeptBytes  uint64 `json:"kept_bytes,omitempty"`
-	MemoryFull bool   `json:"memory_full,omitempty"`
 	// Rules are as of a second ago or less.
 	Rules []rule.State `json:"rules,omitempty"`
 	// Broken says why engines are not armed any more.
@@ -102,7 +98,7 @@ func New(cfg Config, engines Engines) (*Controller, error) {
 		broken: map[Engine]string{}, refusals: map[*rule.Rule]refusal{},
 		wake: make(chan *Ticket, 1), stop: make(chan struct{}), done: make(chan struct{}), hurry: make(chan struct{}),
 	}
-	c.ledger.cfg = &c.cfg
+	c.quota.cfg = &c.cfg
 	c.report.Refused = map[Status]uint64{}
 	if len(cfg.When) > 0 {
 		if c.figures, err = rule.New(cfg.When); err != nil {
@@ -121,7 +117,7 @@ func (c *Controller) Start() {
 	}
 	c.started = true
 	now := time.Now()
-	c.ledger.started = now
+	c.quota.started = now
 	if c.cfg.After > 0 {
 		c.report.Next = now.Add(c.cfg.After)
 	}
@@ -200,13 +196,11 @@ func (c *Controller) ask(r Request) (*Ticket, *Error) {
 	}
 	without := ""
 	now := time.Now()
-	if r.Engine == Both {
-		if err := c.ledger.noMemory(now, r.Cause); err != nil {
-			// The other goes on, with all of the time. Who asks is told; the schedule and rules would say it again and again.
-			r.Engine = PC
-			if r.Cause == CauseCall || r.Cause == CauseSocket {
-				without = notWith(SASS, err.Outcome.Text)
-			}
+	if r.Engine == Both && c.quota.sass {
+		// PC sampling gets all of the time. A caller is notified; the schedule and rules would repeat it for ever.
+		r.Engine = PC
+		if r.Cause == CauseCall || r.Cause == CauseSocket {
+			without = notWith(SASS, outcome(StatusSASSUsed, "").Text)
 		}
 	}
 	if t := c.current; t != nil {
@@ -219,7 +213,7 @@ func (c *Controller) ask(r Request) (*Ticket, *Error) {
 	if why := c.unusable(r.Engine); why != "" {
 		return nil, NewError(StatusBroken, why)
 	}
-	if err := c.ledger.check(now, r); err != nil {
+	if err := c.quota.check(now, r); err != nil {
 		return nil, err
 	}
 	c.lastID++
@@ -284,7 +278,6 @@ func (c *Controller) Report() Report {
 	r.Broken = maps.Clone(c.broken)
 	r.Recent = slices.Clone(c.recent)
 	r.Uncertain = c.uncertain > 0
-	r.KeptBytes, r.MemoryFull = c.ledger.kept, c.ledger.full()
 	if c.current != nil {
 		w := c.current.window
 		r.Open = &w

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/gpuflight/gpuflight/cupti"
-	"github.com/gpuflight/gpuflight/internal/bytesize"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/semconv"
 )
@@ -235,9 +234,6 @@ func (e *engine) captureLog(s *Summary) {
 	}
 	if w := s.Windows; w != nil {
 		r.Attrs = append(r.Attrs, count(semconv.CUDACaptureDeepWindows, w.Opened), count(semconv.CUDACaptureFunctionsWithoutSASS, w.TextsMissing), gpuevent.F(semconv.CUDACapturePausedTime, w.PausedSeconds))
-		if w.KeptBytes > 0 {
-			r.Attrs = append(r.Attrs, count(semconv.CUDACaptureDeepMemory, w.KeptBytes))
-		}
 	}
 	if o := s.Overhead; o != nil {
 		r.Attrs = append(r.Attrs, gpuevent.F(semconv.CUDACaptureOverheadBudget, o.Budget), gpuevent.F(semconv.CUDACaptureOverheadRatio, o.Ratio),
@@ -311,12 +307,6 @@ func (s *Summary) sentence() string {
 		}
 		if w.PausedSeconds > 0 {
 			fmt.Fprintf(&b, ", nothing recorded for %.3g s of them", w.PausedSeconds)
-		}
-		if w.KeptBytes > 0 {
-			fmt.Fprintf(&b, ", some %s of device memory kept by CUPTI", bytesize.Format(w.KeptBytes))
-		}
-		if w.MemoryFull {
-			b.WriteString(" and so no more windows of sass")
 		}
 	}
 	if o := s.Overhead; o != nil {

@@ -358,12 +358,6 @@ func (w *metricWriter) recorder() {
 	for _, status := range slices.Sorted(maps.Keys(counts.ByStatus)) {
 		windows.int(start, counts.ByStatus[status]).PutStr(semconv.CUDADeepWindowStatus, status)
 	}
-	if counts.KeptBytes > 0 {
-		w.gauge(semconv.MetricGpuflightDeepMemory).SetIntValue(int64(counts.KeptBytes)) //nolint:gosec // Bounded by the device's memory.
-	}
-	if s.HeapHeld > 0 {
-		w.gauge(semconv.MetricGpuflightDeepHeap).SetIntValue(int64(s.HeapHeld)) //nolint:gosec // Bounded by the core.
-	}
 	if w.e.windows.paused > 0 {
 		w.sum(semconv.MetricGpuflightPausedTime).seconds(start, uint64(w.e.windows.paused))
 	}

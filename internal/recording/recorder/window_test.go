@@ -157,58 +157,6 @@ func TestWorkInWindowsIsEstimated(t *testing.T) {
 	assert.Equal(t, "0.01", attr(capture.Attributes(), semconv.CUDACapturePausedTime))
 }
 
-// What CUPTI keeps of windows is told once, as of the last of them, and that it was too much; and what threads hold of the heap.
-func TestMemoryThatWindowsLeave(t *testing.T) {
-	for _, tc := range []struct {
-		name, text string
-		kept, held uint64
-		full       bool
-	}{
-		{"none", ".", 0, 0, false},
-		{"some", ", some 14.3 MiB of device memory kept by CUPTI.", 15_000_000, 700_000, false},
-		{"all that is allowed", ", some 1 GiB of device memory kept by CUPTI and so no more windows of sass.", 1 << 30, 0, true},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			f := newFixture(t, Config{})
-			f.src.stats.HeapHeld = tc.held
-			f.start()
-			for id := range uint64(3) {
-				w := windowOf(1+id, deep.PC, int64(1000*id), int64(1000*id+500))
-				w.KeptBytes = tc.kept * id / 2
-				w.MemoryFull = tc.full && id == 2
-				f.r.WindowOpened(w, false)
-				f.r.WindowClosed(w)
-				require.True(t, f.r.AddWindow(&Window{Window: w}))
-			}
-			summary := f.stop()
-			assert.Equal(t, tc.kept, summary.Windows.KeptBytes)
-			assert.Equal(t, tc.full, summary.Windows.MemoryFull)
-			capture := f.sink.named(semconv.EventCUDACapture)
-			require.Len(t, capture, 1)
-			assert.Contains(t, capture[0].Body().Str(), ", 3 deep windows"+tc.text)
-			value, found := capture[0].Attributes().Get(semconv.CUDACaptureDeepMemory)
-			require.Equal(t, tc.kept > 0, found)
-			gauges, held := 0, int64(0)
-			for _, m := range f.sink.metrics[len(f.sink.metrics)-1].ResourceMetrics().At(0).ScopeMetrics().At(0).Metrics().All() {
-				if m.Name() == semconv.MetricGpuflightDeepMemory {
-					gauges++
-					assert.Equal(t, int64(tc.kept), m.Gauge().DataPoints().At(0).IntValue()) //nolint:gosec // Few.
-					assert.Equal(t, "By", m.Unit())
-				}
-				if m.Name() == semconv.MetricGpuflightDeepHeap {
-					held = m.Gauge().DataPoints().At(0).IntValue()
-					assert.Positive(t, held)
-				}
-			}
-			assert.Equal(t, found, gauges == 1)
-			assert.Equal(t, int64(tc.held), held) //nolint:gosec // Few.
-			if found {
-				assert.Equal(t, int64(tc.kept), value.Int()) //nolint:gosec // Few.
-			}
-		})
-	}
-}
-
 // has says whether a span of that name has been sent.
 func (s *sink) has(name string) bool {
 	s.mu.Lock()

@@ -192,7 +192,7 @@ func (e *Engines) resume() (again bool, err error) {
 	}
 	err = e.from.Resume()
 	var refused *cupti.Error
-	return errors.As(err, &refused) && refused.Status.Reason == cupti.ReasonRestless, err
+	return errors.As(err, &refused) && refused.Status.Reason == cupti.ReasonNotQuiesced, err
 }
 
 // resumeLate goes on trying. It ends with the recording at the latest.
@@ -219,7 +219,7 @@ func (e *Engines) Arm(_ context.Context, engine deep.Engine, o deep.Options) (de
 	cfg := cupti.DeepConfig{OpenLimit: openLimit, CloseLimit: closeLimit}
 	switch engine {
 	case deep.PC:
-		cfg.Engine, cfg.PeriodLog2, cfg.Serialize = cupti.EnginePCSampling, e.settings.PeriodLog2, e.settings.Serialize
+		cfg.Engine, cfg.PeriodLog2, cfg.Serialize, cfg.LeaseDir = cupti.EnginePCSampling, e.settings.PeriodLog2, e.settings.Serialize, e.settings.LeaseDir
 	case deep.SASS:
 		// A kernel is patched when it is launched: to patch all that a large program has loaded takes minutes.
 		cfg.Engine, cfg.Metrics, cfg.LazyPatching = cupti.EngineSASS, e.settings.Metrics, true
@@ -260,7 +260,7 @@ func (s *session) Disarm(context.Context) (deep.Collected, error) {
 	case p == nil:
 	case p.Reason == cupti.ReasonStuck:
 		return deep.Collected{}, s.e.status(&cupti.Error{Status: *p})
-	case p.Reason == cupti.ReasonRestless:
+	case p.Reason == cupti.ReasonNotQuiesced:
 		// An engine is disarmed only while the program rests, so it stays armed.
 		return deep.Collected{}, s.e.status(&cupti.Error{Status: cupti.Status{
 			Reason: cupti.ReasonStuck, Detail: "launches of the program came to no rest as the window closed, so the engine stays armed: start the process anew to have windows",
@@ -321,7 +321,6 @@ func collected(r *cupti.DeepResult) deep.Collected {
 		c.Lost = t.DroppedSamples + t.NonUserSamples + t.LostValue + t.Broken
 	} else {
 		c.Lost = t.DroppedRecords + t.LostRows + t.Broken
-		c.Patched, c.PatchedFunctions = t.Patched, c.Functions
 		c.Samples = c.Rows + c.Lost
 	}
 	return c
@@ -342,7 +341,8 @@ var statuses = map[cupti.Reason]deep.Status{
 	cupti.ReasonPermission:    deep.StatusNoPermission,
 	cupti.ReasonNoContext:     deep.StatusNoContext,
 	cupti.ReasonCapture:       deep.StatusCapturing,
-	cupti.ReasonRestless:      deep.StatusRestless,
+	cupti.ReasonNotQuiesced:   deep.StatusNotQuiesced,
+	cupti.ReasonOnce:          deep.StatusSASSUsed,
 	cupti.ReasonWindowOpen:    deep.StatusBusy,
 	cupti.ReasonExit:          deep.StatusAtExit,
 	cupti.ReasonForked:        deep.StatusAtExit,

@@ -54,7 +54,7 @@ func TestReadyDoesNotWaitForTheDriver(t *testing.T) {
 
 // Where launches come to no rest, activity is turned on as soon as they do, and not beside the next window.
 func TestActivityIsResumedWhenLaunchesRest(t *testing.T) {
-	restless := &cupti.Error{Status: cupti.Status{Reason: cupti.ReasonRestless, Detail: "no rest"}}
+	restless := &cupti.Error{Status: cupti.Status{Reason: cupti.ReasonNotQuiesced, Detail: "no rest"}}
 	src := &source{resumeErrs: []error{restless, restless}}
 	e := New(Settings{}, src, newTaker(), nil)
 	require.NoError(t, e.Pause(t.Context()))
@@ -100,7 +100,7 @@ func TestFullWindowCloses(t *testing.T) {
 // nothing else may be, and what it has is not good.
 func TestWindowThatCannotBeClosedIsNotDisarmed(t *testing.T) {
 	for engine, problem := range map[deep.Engine]cupti.Status{
-		deep.SASS: {Reason: cupti.ReasonRestless, Detail: "no rest"},
+		deep.SASS: {Reason: cupti.ReasonNotQuiesced, Detail: "no rest"},
 		deep.PC:   {Reason: cupti.ReasonStuck, Detail: "it hangs"},
 	} {
 		t.Run(string(problem.Reason), func(t *testing.T) {

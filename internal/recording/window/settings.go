@@ -31,6 +31,8 @@ type Settings struct {
 	// Profiles says that windows are wanted as profiles too. The environment does not: it says so where it says
 	// where telemetry goes.
 	Profiles bool
+	// LeaseDir is where processes of this user lease GPUs for PC sampling, "" for nowhere. The environment does not say it.
+	LeaseDir string
 	// Dump is a folder where what CUPTI returned is kept, with the images that it is about, "" for none. It is
 	// for tests without a GPU.
 	Dump string
@@ -69,17 +71,8 @@ func SettingsFromEnv(getenv func(string) string) (Settings, error) {
 		bad("GPUFLIGHT_DEEP_SERIALIZE", v, "true or false")
 	}
 	for name := range strings.SplitSeq(getenv("GPUFLIGHT_DEEP_METRICS"), ",") {
-		names := []string{strings.TrimSpace(name)}
-		switch names[0] {
-		case "":
-			continue
-		case "memory":
-			names = cupti.MemoryMetrics
-		}
-		for _, name := range names {
-			if !slices.Contains(s.Metrics, name) {
-				s.Metrics = append(s.Metrics, name)
-			}
+		if name = strings.TrimSpace(name); name != "" && !slices.Contains(s.Metrics, name) {
+			s.Metrics = append(s.Metrics, name)
 		}
 	}
 	if s.Dump != "" {

@@ -214,7 +214,7 @@ func samples(store uint64) *cupti.DeepResult {
 			{CRC: 99, Function: 1, PC: 64, What: 1, Value: 5, Device: 1, Correlation: 12},
 		},
 		Totals: cupti.DeepTotals{Samples: 740, DroppedSamples: 3, NonUserSamples: 2, HardwareFull: 1, NotIdle: 1, SkippedContexts: 2, LostContexts: 3,
-			LostRows: 6, Gated: 8, GateTimeouts: 7, LongestHold: time.Millisecond, UntoldEnds: 9},
+			LostRows: 6, Gated: 8, GateTimeouts: 7, LongestHold: time.Millisecond},
 	}
 }
 
@@ -276,7 +276,7 @@ func TestRowsHaveTheirFunctionAndLine(t *testing.T) {
 	assert.Equal(t, gpuevent.Some(12), last.Correlation)
 	assert.Equal(t, uint64(1), out.Unresolved)
 	assert.Equal(t, []string{"never"}, out.Missing)
-	assert.Equal(t, "; work that was, or may have been, under way as counting began or ended is not counted whole; CUPTI did not tell the end of 9 calls; 2 CUDA contexts were not looked at; "+
+	assert.Equal(t, "; work that was, or may have been, under way as counting began or ended is not counted whole; 2 CUDA contexts were not looked at; "+
 		"3 CUDA contexts ended before all they had was read", out.Outcome.Text)
 	assert.EqualValues(t, 4096, out.Period)
 	assert.Equal(t, [4]uint64{3, 2, 1, 0}, [4]uint64{out.Dropped, out.NonUser, out.HardwareFull, out.Other})
@@ -352,20 +352,6 @@ func TestSmallRowsAreSummed(t *testing.T) {
 			assert.Equal(t, [3]int{tc.rows, tc.sums, tc.nameless}, [3]int{rows, sums, nameless})
 		})
 	}
-}
-
-// What CUPTI patched is for the controller to bound; PC sampling patches nothing.
-func TestPatchedInstructionsAreTold(t *testing.T) {
-	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
-	src, k := &source{result: &cupti.DeepResult{
-		Engine: cupti.EngineSASS, Functions: []string{"f"}, Names: []string{"inst"}, Rows: []cupti.DeepRow{{Value: 4}},
-		Totals: cupti.DeepTotals{Contexts: 2, Patched: 16_700, DroppedRecords: 3},
-	}}, newTaker()
-	e := New(Settings{}, src, k, nil)
-	e.Start()
-	w := run(t, e, 1, deep.SASS)
-	assert.Equal(t, deep.Collected{Rows: 1, Samples: 4, Functions: 1, Lost: 3, Patched: 16_700, PatchedFunctions: 1}, w.Collected)
-	stop(t, e)
 }
 
 // What metrics say of an instruction comes together, or not at all: threads are 32 times the warps, and would have all the
@@ -460,7 +446,7 @@ func TestReasonsBecomeStatuses(t *testing.T) {
 		cupti.ReasonStuck:         deep.StatusBroken,
 		cupti.ReasonDeaf:          deep.StatusBroken,
 		cupti.ReasonExit:          deep.StatusAtExit,
-		cupti.ReasonRestless:      deep.StatusRestless,
+		cupti.ReasonNotQuiesced:   deep.StatusNotQuiesced,
 		cupti.ReasonFailed:        deep.StatusFailed,
 	} {
 		src := &source{refuse: &cupti.Error{Status: cupti.Status{Reason: reason, Detail: "why not"}}}
@@ -577,7 +563,6 @@ func TestSettingsFromEnv(t *testing.T) {
 		{nil, Settings{}, ""},
 		{map[string]string{"GPUFLIGHT_DEEP_PERIOD": "12", "GPUFLIGHT_DEEP_SERIALIZE": "on", "GPUFLIGHT_DEEP_METRICS": " a, b,a,", "GPUFLIGHT_DEEP_ROWS": "50", "GPUFLIGHT_DEEP_DUMP": dir},
 			Settings{PeriodLog2: 12, Serialize: true, Metrics: []string{"a", "b"}, MaxRows: 50, Dump: dir}, ""},
-		{map[string]string{"GPUFLIGHT_DEEP_METRICS": "memory, a"}, Settings{Metrics: append(slices.Clone(cupti.MemoryMetrics), "a")}, ""},
 		{map[string]string{"GPUFLIGHT_DEEP_PERIOD": "4"}, Settings{}, `GPUFLIGHT_DEEP_PERIOD is "4"; it must be N of 5 to 31, for a sample every 2^N cycles; 16 is 65,536`},
 		{map[string]string{"GPUFLIGHT_DEEP_SERIALIZE": "maybe"}, Settings{}, `GPUFLIGHT_DEEP_SERIALIZE is "maybe"; it must be true or false`},
 		{map[string]string{"GPUFLIGHT_DEEP_ROWS": "0"}, Settings{}, `GPUFLIGHT_DEEP_ROWS is "0"; it must be a whole number of 1 to 200000`},

@@ -270,9 +270,6 @@ func remarks(r *cupti.DeepResult) (all []string) {
 	if t.NotIdle > 0 {
 		all = append(all, "work that was, or may have been, under way as counting began or ended is not counted whole")
 	}
-	if t.UntoldEnds > 0 {
-		all = append(all, fmt.Sprintf("CUPTI did not tell the end of %d calls", t.UntoldEnds))
-	}
 	if t.SkippedContexts > 0 {
 		all = append(all, fmt.Sprintf("%d CUDA contexts were not looked at", t.SkippedContexts))
 	}

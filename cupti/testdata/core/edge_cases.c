@@ -2,9 +2,8 @@
 //
 // What a program may do that is rare and allowed, argv[2]: each leaves it and us as we were.
 //
-//	cancel       a thread is cancelled that waits at the gate
+//	cancel       a thread is cancelled that is blocked at the barrier
 //	keys         the process has no key for a thread's values left
-//	descriptors  nor a descriptor
 //	given_up     nobody waits for a window any more, while a launch is under way
 //	released     the same before the GPU came to rest
 //	loading      a module is loaded for long as a window closes
@@ -13,9 +12,6 @@
 //	capture      a context of another GPU ends while a graph is captured
 //	deaf         something else has the counters when a window begins, and CUPTI takes it badly
 //	deaf_early   the same, and it says so before sampling is started
-
-#include <fcntl.h>
-#include <sys/resource.h>
 
 #include "core.h"
 #include "gpufl_count.h"
@@ -29,8 +25,8 @@ static atomic_bool over, closed;
 static atomic_int answer;
 
 static void pass(void) {
-  gpufl_gate_enter(GPUFL_SET_LAUNCH, gpufl_gate_life(), 7, 1, NULL);
-  gpufl_gate_exit(7, 1);
+  gpufl_barrier_enter(GPUFL_SET_LAUNCH, gpufl_barrier_epoch(), 7, 1);
+  gpufl_barrier_exit(GPUFL_SET_LAUNCH, 1);
 }
 
 static void *passes(void *unused) {
@@ -62,12 +58,12 @@ static pthread_t begin(void *(*run)(void *), void *with) {
 }
 
 static void cancel(void) {
-  gpufl_gate_close(GPUFL_SETS_ALL, 1000000);
+  gpufl_barrier_close(GPUFL_SETS_ALL, 1000000);
   pthread_t waiting = begin(passes, NULL);
   usleep(100000);
   CHECK(pthread_cancel(waiting) == 0);
   usleep(100000);
-  gpufl_gate_open();
+  gpufl_barrier_open();
   CHECK(pthread_join(waiting, NULL) == 0);
   pass();
 }
@@ -92,15 +88,7 @@ static void keys(void) {
   while (pthread_key_create(&more, NULL) == 0) continue;
   pthread_join(begin(has_value, NULL), NULL);
   CHECK(atomic_load(&freed) == 1);
-  CHECK(!gpufl_gate_close(GPUFL_SETS_ALL, 1000000)); // who is inside is not known
-}
-
-static void descriptors(void) {
-  CHECK(gpufl_threads_pass(gpufl_monotonic() + (int64_t)60e9));
-  struct rlimit few = {40, 40};
-  CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
-  while (open("/dev/null", O_RDONLY) >= 0) continue;
-  CHECK(!gpufl_threads_pass(gpufl_monotonic() + 50000000));
+  CHECK(!gpufl_barrier_close(GPUFL_SETS_ALL, 1000000)); // who is inside is not known
 }
 
 static void open_window(const char *fakes) {
@@ -138,15 +126,11 @@ static void given_up(void) {
   fake_control("hang", 1);
   begin(closes, NULL);
   usleep(300000); // it reads what is left
-  fake_control("hold", 1);
   pthread_t launching = begin(launches, NULL);
-  while (fake_control("held", 0) == 0) usleep(1000);
-  fake_control("hang", 0);
-  usleep(300000);
-  CHECK(!atomic_load(&closed));
+  usleep(100000);
   gpufl_deep_give_up();
-  await_close(GPUFL_GIVEN_UP);
-  fake_control("hold", 0);
+  fake_control("hang", 0);
+  await_close(GPUFL_OK);
   pthread_join(launching, NULL);
 }
 
@@ -162,9 +146,7 @@ static void released(void) {
   CHECK(fake_control("pc_raced", 0) == 0);
   atomic_store(&over, true);
   pthread_join(launching, NULL);
-  gpufl_gate_close(GPUFL_SETS_ALL, 1000000000);
-  gpufl_gate_release();
-  CHECK(!gpufl_gate_hold()); // it is open
+  fake_run(1, 1, "k"); // nothing blocks it
 }
 
 static void loading(void) {
@@ -190,7 +172,7 @@ static void reading(void) {
   pthread_join(load, NULL);
   gpufl_deep_counts counts;
   gpufl_deep_get_counts(&counts);
-  CHECK(counts.gate_timeouts == 0 && counts.longest_hold_ns > 0 && counts.longest_hold_ns < GPUFL_GATE_LIMIT_NS);
+  CHECK(counts.gate_timeouts == 0 && counts.longest_hold_ns > 0 && counts.longest_hold_ns < GPUFL_BARRIER_LIMIT_NS);
 }
 
 // Somebody else flushes for longer than a window waits: that opens later, and launches do not wait for it.
@@ -201,7 +183,7 @@ static void flushing(const char *fakes) {
   fake_run(1, 10, "k");
   CHECK(gpufl_flush_lock(INT64_MAX));
   int64_t began = gpufl_monotonic();
-  CHECK(gpufl_deep_open(&config) == GPUFL_RESTLESS);
+  CHECK(gpufl_deep_open(&config) == GPUFL_NOT_QUIESCED);
   CHECK(gpufl_monotonic() - began < (int64_t)10e9);
   fake_run(1, 10, "k");
   gpufl_flush_end();
@@ -262,7 +244,6 @@ int main(int argc, char **argv) {
   alarm(120);
   if (strcmp(what, "cancel") == 0) cancel();
   else if (strcmp(what, "keys") == 0) keys();
-  else if (strcmp(what, "descriptors") == 0) descriptors();
   else if (strcmp(what, "flushing") == 0) flushing(argv[1]);
   else if (strcmp(what, "deaf") == 0) deaf(argv[1], false);
   else if (strcmp(what, "deaf_early") == 0) deaf(argv[1], true);
