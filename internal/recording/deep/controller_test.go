@@ -404,7 +404,7 @@ func TestSchedule(t *testing.T) {
 		{"again and again", Config{After: 30 * time.Second, Every: 4 * time.Minute}, []time.Duration{30 * time.Second, 270 * time.Second, 510 * time.Second}},
 		{"again and again, from the first", Config{Every: 5 * time.Minute}, []time.Duration{5 * time.Minute}},
 		{"up to a maximum", Config{Every: time.Minute, Max: 2}, []time.Duration{time.Minute, 2 * time.Minute}},
-		{"more than the default share", Config{Every: 2 * time.Minute, For: time.Minute, Engine: SASS}, []time.Duration{2 * time.Minute, 4 * time.Minute, 6 * time.Minute, 8 * time.Minute}},
+		{"more than the default share", Config{Every: 2 * time.Minute, For: time.Minute}, []time.Duration{2 * time.Minute, 4 * time.Minute, 6 * time.Minute, 8 * time.Minute}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
