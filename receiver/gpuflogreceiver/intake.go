@@ -47,7 +47,7 @@ type intake struct {
 	waiting    atomic.Int64
 	maxWaiting int64
 
-	now func() time.Time // time.Now, except in tests
+	now func() time.Time
 
 	mu       sync.Mutex
 	sessions map[string]*intakeSession
@@ -85,7 +85,7 @@ const (
 	keepEnded = time.Minute
 )
 
-func newIntake(base context.Context, cfg *Config, logger *zap.Logger, out *outputs, tel *metadata.TelemetryBuilder, store *intakeStore) *intake {
+func newIntake(base context.Context, cfg *Config, logger *zap.Logger, out *outputs, tel *metadata.TelemetryBuilder, store *intakeStore, now func() time.Time) *intake {
 	h := cfg.Protocols.HTTP.Get()
 	return &intake{
 		base: base, cfg: h, logger: logger, out: out, tel: tel, counters: newCounters(tel), store: store,
@@ -93,7 +93,7 @@ func newIntake(base context.Context, cfg *Config, logger *zap.Logger, out *outpu
 			MaxSpansPerTrace: cfg.MaxSpansPerTrace, JoinTimeout: cfg.JoinTimeout, SessionTimeout: cfg.SessionTimeout,
 			MaxHeld: maxHeldHTTP, MaxRows: maxHeldHTTP, MaxSessions: 1,
 		},
-		now:        time.Now,
+		now:        now,
 		slots:      newTurns(decodeSlots),
 		long:       newTurns(1),
 		maxWaiting: maxWaiting,

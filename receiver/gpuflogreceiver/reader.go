@@ -33,7 +33,7 @@ type reader struct {
 	started        bool // the first scan is done
 	warned         map[warning]struct{}
 	counters       *counters
-	now            func() time.Time // time.Now, except in tests
+	now            func() time.Time
 }
 
 // bufferBytes is the size of the read buffer. Only a chunk of it is used as a rule; the rest is room
