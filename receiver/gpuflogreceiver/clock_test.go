@@ -3,7 +3,6 @@
 package gpuflogreceiver
 
 import (
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -58,45 +57,6 @@ func TestFiles_ClockJump(t *testing.T) {
 					"the session was closed: %s", sp)
 			}
 			r.stop()
-		})
-	}
-}
-
-// TestFiles_ClockSetOverRestart stops the receiver while a kernel waits for its scope, and starts it
-// with another time.
-func TestFiles_ClockSetOverRestart(t *testing.T) {
-	for name, by := range map[string]time.Duration{"back": -24 * time.Hour, "forward": 24 * time.Hour} {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			path := filepath.Join(dir, "a.device.log")
-			require.NoError(t, os.WriteFile(path, []byte(line(1)+"\n"), 0o600))
-			w, s, m := &wall{}, newSink(), &memory{m: map[string][]byte{}}
-			set := func(c *Config) { c.Include = []string{dir} }
-			r := startAt(t, w.now, s, m, set)
-			eventually(t, "the group", func() bool { return r.logs.FilterMessageSnippet("following").Len() == 1 })
-			r.stop()
-			w.set(by)
-			r = startAt(t, w.now, s, m, set)
-			require.Eventually(t, func() bool { return s.count("kernel") == 1 }, 30*time.Second, 10*time.Millisecond, "the kernel")
-			r.stop()
-		})
-	}
-}
-
-// TestHTTP_ClockJump sets the clock by a day while a kernel waits for its scope.
-func TestHTTP_ClockJump(t *testing.T) {
-	for name, by := range map[string]time.Duration{"back": -24 * time.Hour, "forward": 24 * time.Hour} {
-		t.Run(name, func(t *testing.T) {
-			w, s := &wall{}, newSink()
-			r := startAt(t, w.now, s, &memory{m: map[string][]byte{}}, func(c *Config) {
-				c.Protocols.HTTP.GetOrInsertDefault().NetAddr.Endpoint = "localhost:0"
-				c.Protocols.HTTP.Get().ChannelTimeout = time.Second
-			})
-			defer r.stop()
-			a := send(t, "http://"+r.server().addr.String(), enveloped(t, "device", line(1)))
-			require.Equal(t, http.StatusOK, a.status, a.text)
-			w.set(by)
-			require.Eventually(t, func() bool { return s.count("kernel") == 1 }, 30*time.Second, 10*time.Millisecond, "the kernel")
 		})
 	}
 }
