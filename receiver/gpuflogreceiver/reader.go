@@ -33,6 +33,7 @@ type reader struct {
 	started        bool // the first scan is done
 	warned         map[warning]struct{}
 	counters       *counters
+	now            func() time.Time
 }
 
 // bufferBytes is the size of the read buffer. Only a chunk of it is used as a rule; the rest is room
@@ -52,8 +53,8 @@ func newReader(cfg *Config, logger *zap.Logger, files *fileset.Set, out *outputs
 		cfg: cfg, logger: logger, files: files, out: out, tel: tel, store: store,
 		batch: gpuevent.NewBatch(out.signals()), muted: gpuevent.NewBatch(gpuevent.Signals{}),
 		followers: map[string]*follower{}, warned: map[warning]struct{}{},
-		counters: newCounters(tel),
-		buf:      make([]byte, bufferBytes),
+		counters: newCounters(tel), now: time.Now,
+		buf: make([]byte, bufferBytes),
 	}
 }
 
@@ -133,7 +134,7 @@ func (r *reader) run(ctx context.Context, stop <-chan struct{}) {
 // pass takes one step in every group that has something to do. It reports whether anything was
 // read, whether something waits for a clock, and false if it was stopped.
 func (r *reader) pass(ctx context.Context, stop <-chan struct{}) (progress, waiting, ok bool) {
-	now := time.Now()
+	now := r.now()
 	r.scan(ctx, now)
 	for len(r.removed) > 0 {
 		g := r.removed[0]
@@ -157,7 +158,7 @@ func (r *reader) pass(ctx context.Context, stop <-chan struct{}) (progress, wait
 	for _, g := range slices.Clone(r.files.Groups()) {
 		// A delivery may have held up the pass. What is decided by the clock, and by the ends of files,
 		// must not rest on how they were before it.
-		if t := time.Now(); t.Sub(now) > shortPoll {
+		if t := r.now(); t.Sub(now) > shortPoll {
 			now = t
 			r.scan(ctx, now)
 		}
@@ -287,8 +288,9 @@ func (r *reader) redo(ctx context.Context, stop <-chan struct{}, f *follower, pl
 			r.logger.Error("checkpoint of the files is damaged", zap.String("group", f.group.Key()), zap.Error(err))
 		}
 	}
+	f.dec.Resume(gpuflog.Now(r.now()))
 	r.tell(ctx, f)
-	r.snapshot(ctx, f)
+	r.snapshot(ctx, f) // of the new time, before steps of it are stored
 	return true
 }
 
@@ -317,7 +319,7 @@ func (r *reader) reread(ctx context.Context, stop <-chan struct{}, f *follower, 
 			return nil, err
 		case <-time.After(shortPoll):
 		}
-		r.scan(ctx, time.Now())
+		r.scan(ctx, r.now())
 	}
 }
 
@@ -330,7 +332,7 @@ func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, no
 	if f.muted {
 		out = r.muted
 	}
-	st := planStep{end: gpuflog.Step{Now: now.UnixNano()}, open: true}
+	st := planStep{end: gpuflog.Step{Now: gpuflog.Now(now)}, open: true}
 	quiet := now.Sub(f.group.LastChange())
 	f.planned, f.interrupted = false, false
 	f.dec.WhenFull(func(b *gpuevent.Batch) bool {

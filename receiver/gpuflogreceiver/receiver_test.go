@@ -196,6 +196,12 @@ func start(t *testing.T, s *sink, m *memory, change func(*Config)) *running {
 
 func startWith(t *testing.T, s consumers, m *memory, change func(*Config), extensions ...extension) *running {
 	t.Helper()
+	return startAt(t, time.Now, s, m, change, extensions...)
+}
+
+// startAt starts a receiver with a clock.
+func startAt(t *testing.T, now func() time.Time, s consumers, m *memory, change func(*Config), extensions ...extension) *running {
+	t.Helper()
 	f := NewFactory()
 	cfg := f.CreateDefaultConfig().(*Config)
 	cfg.PollInterval = 10 * time.Millisecond
@@ -224,6 +230,7 @@ func startWith(t *testing.T, s consumers, m *memory, change func(*Config), exten
 	require.NoError(t, err)
 	r.rs = []component.Component{tr, lr, mr}
 	r.receiver().grace = time.Minute // no test is about how fast
+	r.receiver().now = now
 	for _, c := range r.rs {
 		require.NoError(t, c.Start(ctx, h))
 	}

@@ -117,7 +117,7 @@ var mutations = []mutation{
 	},
 	{
 		"OTLP: a slow client over gRPC does not delay the end", "config/gateway.yaml",
-		"max_connection_age: 10s", "max_connection_age: 10m",
+		"max_connection_age: 4s", "max_connection_age: 10m",
 		fleet, "^TestSlowOTLPClients$",
 	},
 	{
