@@ -324,7 +324,7 @@ func TestRefusedDataIsSentAgainUntilItIsAccepted(t *testing.T) {
 	r := start(t, s, &memory{m: map[string][]byte{}}, func(c *Config) { c.Include = []string{dir} })
 	eventually(t, "the session's span", func() bool { return s.count("session") > 0 })
 	assert.Equal(t, kernelsOf(sum), s.count("kernel"))
-	assert.Positive(t, r.logs.FilterMessageSnippet("reading waits").Len())
+	assert.Positive(t, r.logs.FilterMessageSnippet("data not accepted").Len())
 	r.stop()
 	for span, n := range s.spans {
 		require.Equal(t, 1, n, span)
