@@ -59,7 +59,7 @@ service:
 
 // TestKafka_ExpandingLine reads messages with lines that expand, and ten small sessions behind them.
 func TestKafka_ExpandingLine(t *testing.T) {
-	for _, senders := range []int{1, 10} {
+	for _, senders := range []int{1, 10, 64} {
 		t.Run(fmt.Sprintf("%d partitions", senders), func(t *testing.T) {
 			expandingMessages(t, senders)
 		})
@@ -80,7 +80,7 @@ func expandingMessages(t *testing.T, senders int) {
 	defer cancel()
 	require.NoError(t, b.Wait(ctx), "%s", server.Output())
 
-	client, err := kgo.NewClient(kgo.SeedBrokers(b.Address), kgo.AllowAutoTopicCreation(),
+	client, err := kgo.NewClient(kgo.SeedBrokers(b.Address), kgo.AllowAutoTopicCreation(), kgo.UnknownTopicRetries(-1),
 		kgo.RecordPartitioner(kgo.RoundRobinPartitioner()))
 	require.NoError(t, err)
 	defer client.Close()
