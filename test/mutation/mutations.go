@@ -25,7 +25,7 @@ const (
 var mutations = []mutation{
 	{
 		"nothing is lost: refused data is sent again", "receiver/gpuflogreceiver/deliver.go",
-		"consumererror.IsPermanent(err)", "err != nil",
+		"e != nil && !consumererror.IsPermanent(e)", "e != nil && consumererror.IsPermanent(e)",
 		gpuflogReceiver, "^TestRefusedDataIsSentAgainUntilItIsAccepted$",
 	},
 	{
