@@ -29,9 +29,11 @@ WORKDIR /src
 # No "go mod download" before: it would fetch what only other systems need. The caches are kept
 # between builds.
 COPY . .
+# The version of a release, for example 0.2.0.
+ARG VERSION=
 ENV GOTOOLCHAIN=local CGO_ENABLED=1
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
-    go build -buildvcs=false -ldflags "-s -w" -o /out/ ./cmd/otelcol-gpuflight ./cmd/gpuflight
+    go build -buildvcs=false -ldflags "-s -w -X github.com/gpuflight/gpuflight/internal/version.linked=${VERSION}" -o /out/ ./cmd/otelcol-gpuflight ./cmd/gpuflight
 RUN mkdir /out/state
 
 FROM ${BUSYBOX} AS busybox

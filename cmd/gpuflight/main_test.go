@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
+	"github.com/gpuflight/gpuflight/internal/version"
 )
 
 func command(args ...string) (code int, stdout, stderr string) {
@@ -36,7 +37,7 @@ func TestExitStatusAndMessages(t *testing.T) {
 		{"no command", nil, 2, "", "gpuflight gen [flags]"},
 		{"unknown command", []string{"frob"}, 2, "", `no command "frob"`},
 		{"help", []string{"help"}, 0, "gpuflight gen [flags]", ""},
-		{"version", []string{"version"}, 0, "gpuflight " + version, ""},
+		{"version", []string{"version"}, 0, "gpuflight " + version.String(), ""},
 		{"help of gen", []string{"gen", "--help"}, 0, "-rotate-bytes bytes", ""},
 		{"no folder", []string{"gen"}, 2, "", "add --out FOLDER"},
 		{"folder without flag", []string{"gen", dir}, 2, "", "the output folder goes after --out"},

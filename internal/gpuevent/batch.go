@@ -171,7 +171,7 @@ func (b *Batch) newRecord(o *output) plog.LogRecord {
 // name their device in full either way, since metrics outlive their resource in most stores.
 func (o *output) resource(dest pcommon.Map) {
 	s := o.session
-	dest.EnsureCapacity(16 + len(s.Extra))
+	dest.EnsureCapacity(17 + len(s.Extra))
 	name := s.App
 	if name == "" {
 		name = semconv.UnknownService
@@ -184,6 +184,7 @@ func (o *output) resource(dest pcommon.Map) {
 		putStrings(dest, semconv.HostIP, []string{s.HostIP})
 	}
 	putStr(dest, semconv.TelemetryDistroName, s.Distro)
+	putStr(dest, semconv.TelemetryDistroVersion, s.DistroVersion)
 	putStr(dest, semconv.CUDASessionKind, s.Kind)
 	putStr(dest, semconv.CUDASessionEngine, s.Engine)
 	if d := o.only; d != nil {
