@@ -163,12 +163,11 @@ func (b *Batch) newRecord(o *output) plog.LogRecord {
 	return o.records.AppendEmpty()
 }
 
-// resource writes what is the same for everything that the session did.
+// resource writes the attributes that all telemetry of the session has in common.
 //
-// Where the session has one device, what that device is like (name, vendor, type, compute
-// capability, multiprocessors) stands here, once, and each span carries only which device it was
-// (hw.id and cuda.device.index). With several devices all of it stands on the spans. Data points
-// name their device in full either way, since metrics outlive their resource in most stores.
+// If the session has one device, its properties are here: name, vendor, type, compute capability and
+// multiprocessors. Each span then has only the device's identity (hw.id and cuda.device.index). With several devices, each span has all properties of its device. Data points
+// always have all of them, because most stores keep metrics without their resource.
 func (o *output) resource(dest pcommon.Map) {
 	s := o.session
 	dest.EnsureCapacity(17 + len(s.Extra))
