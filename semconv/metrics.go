@@ -11,7 +11,7 @@ const (
 	MetricHWGPUUtilization = "hw.gpu.utilization"
 	// MetricHWGPUMemoryUsage (updowncounter in By; OpenTelemetry): Device memory in use.
 	MetricHWGPUMemoryUsage = "hw.gpu.memory.usage"
-	// MetricHWGPUMemoryLimit (updowncounter in By; OpenTelemetry): Total device memory.
+	// MetricHWGPUMemoryLimit (updowncounter in By; OpenTelemetry): Device memory in all.
 	MetricHWGPUMemoryLimit = "hw.gpu.memory.limit"
 	// MetricHWGPUMemoryFree (updowncounter in By; extension ✚): Device memory that is free, where
 	// the source says so.
@@ -19,8 +19,8 @@ const (
 	// MetricHWGPUMemoryReserved (updowncounter in By; extension ✚): Device memory that the driver
 	// keeps for itself.
 	MetricHWGPUMemoryReserved = "hw.gpu.memory.reserved"
-	// MetricHWGPUMemoryUtilization (gauge in 1; OpenTelemetry): Device memory in use ÷ total device
-	// memory.
+	// MetricHWGPUMemoryUtilization (gauge in 1; OpenTelemetry): Device memory in use ÷ device memory
+	// in all.
 	MetricHWGPUMemoryUtilization = "hw.gpu.memory.utilization"
 	// MetricHWGPUMemoryControllerUtilization (gauge in 1; extension ✚): Part of the time in which
 	// device memory was read or written.
@@ -84,7 +84,7 @@ const (
 	MetricSystemCPUUtilization = "system.cpu.utilization"
 	// MetricSystemMemoryUsage (updowncounter in By; OpenTelemetry): Memory in use.
 	MetricSystemMemoryUsage = "system.memory.usage"
-	// MetricSystemMemoryLimit (updowncounter in By; OpenTelemetry): Total memory.
+	// MetricSystemMemoryLimit (updowncounter in By; OpenTelemetry): Memory in all.
 	MetricSystemMemoryLimit = "system.memory.limit"
 	// MetricGPUCUDACounter (gauge; extension ✚): A hardware counter, by the profiler's own name and
 	// in its own unit.

@@ -7,10 +7,10 @@ var Metrics = []Metric{
 	// A device's meters. Ratios are 0–1, never percent.
 	{"hw.gpu.utilization", Gauge, "1", OpenTelemetry, device("hw.gpu.task"), "Part of the time in which the device, or the named part of it, was busy."},
 	{"hw.gpu.memory.usage", UpDownCounter, "By", OpenTelemetry, device(), "Device memory in use."},
-	{"hw.gpu.memory.limit", UpDownCounter, "By", OpenTelemetry, device(), "Total device memory."},
+	{"hw.gpu.memory.limit", UpDownCounter, "By", OpenTelemetry, device(), "Device memory in all."},
 	{"hw.gpu.memory.free", UpDownCounter, "By", Extension, device(), "Device memory that is free, where the source says so."},
 	{"hw.gpu.memory.reserved", UpDownCounter, "By", Extension, device(), "Device memory that the driver keeps for itself."},
-	{"hw.gpu.memory.utilization", Gauge, "1", OpenTelemetry, device(), "Device memory in use ÷ total device memory."},
+	{"hw.gpu.memory.utilization", Gauge, "1", OpenTelemetry, device(), "Device memory in use ÷ device memory in all."},
 	{"hw.gpu.memory.controller.utilization", Gauge, "1", Extension, device(), "Part of the time in which device memory was read or written."},
 	{"hw.gpu.memory.bandwidth.utilization", Gauge, "1", Extension, device(), "Device memory traffic ÷ its peak."},
 	{"hw.gpu.io", Counter, "By", OpenTelemetry, device("network.io.direction"), "Bytes over the link to the host."},
@@ -38,7 +38,7 @@ var Metrics = []Metric{
 	// The host's meters.
 	{"system.cpu.utilization", Gauge, "1", OpenTelemetry, nil, "Load of the whole machine."},
 	{"system.memory.usage", UpDownCounter, "By", OpenTelemetry, []string{"system.memory.state"}, "Memory in use."},
-	{"system.memory.limit", UpDownCounter, "By", OpenTelemetry, nil, "Total memory."},
+	{"system.memory.limit", UpDownCounter, "By", OpenTelemetry, nil, "Memory in all."},
 
 	// A profiler's counters.
 	{"gpu.cuda.counter", Gauge, "", Extension, device("cuda.metric.name", "cuda.scope.path", "cuda.kernel.name", "cuda.kernel.launch_ordinal"), "A hardware counter, by the profiler's own name and in its own unit."},
