@@ -31,7 +31,8 @@ WORKDIR /src
 COPY . .
 ENV GOTOOLCHAIN=local CGO_ENABLED=1
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
-    go build -buildvcs=false -ldflags "-s -w" -o /out/ ./cmd/otelcol-gpuflight ./cmd/gpuflight
+    go work init . ./cmd/gpuflight && go build -buildvcs=false -ldflags "-s -w" -o /out/ ./cmd/gpuflight && \
+    GOWORK=off go build -C cmd/otelcol-gpuflight -buildvcs=false -ldflags "-s -w" -o /out/ .
 RUN mkdir /out/state
 
 FROM ${BUSYBOX} AS busybox
