@@ -193,7 +193,10 @@ replace github.com/gpuflight/gpuflight/processor/occupancyprocessor => ../proces
 
 replace github.com/gpuflight/gpuflight/connector/gpuusageconnector => ../connector/gpuusageconnector
 
-require github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension v0.2.0
+require (
+	github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension v0.2.0
+	golang.org/x/mod v0.41.0
+)
 
 replace github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension => ../extension/encoding/gpuflogencodingextension
 
