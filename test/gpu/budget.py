@@ -70,10 +70,11 @@ def number(value):
 
 
 def kernels_per_recorded_second(path, run):
-    """From the exports that were made during the timed steps."""
+    """From the exports during the timed steps at which nothing was recorded: all records of the slices before have been read."""
     kernels = {at: sum(by_name.values()) for at, by_name in exports(path)}
     recorded = {int(p["timeUnixNano"]): p["asDouble"] for those in points(path, "gpuflight.recorded.time") for p in those}
     times = sorted(t for t in kernels.keys() & recorded.keys() if 0 <= t - run["begin_ns"] <= run["wall_ms"] * 1e6)
+    times = [t for before, t in zip(times, times[1:]) if (recorded[before], kernels[before]) == (recorded[t], kernels[t])]
     if not times or recorded[times[-1]] == recorded[times[0]]:
         return 0.0
     return (kernels[times[-1]] - kernels[times[0]]) / (recorded[times[-1]] - recorded[times[0]])
@@ -86,7 +87,7 @@ def train(a, steps, options=None):
         out = folder + "/out.otlp.jsonl"
         if options is not None:
             command = [a.bin + "/gpuflight", "trace", "--quiet", "--max-spans", "0", "--output", out, *options, "--", *command]
-        env = os.environ | {"GPUFLIGHT_METRIC_INTERVAL": "500ms"}
+        env = os.environ | {"GPUFLIGHT_METRIC_INTERVAL": "250ms"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_LIMIT, env=env)
         lines = [x for x in done.stdout.splitlines() if x.startswith("{")]
         if done.returncode or not lines:

@@ -71,9 +71,11 @@ type Controller struct {
 	// account is what may be spent, in seconds; below 0 is a debt.
 	account float64
 	spent   float64
-	// rate is what recording lately cost, in seconds a second, without attaching and detaching.
-	rate   float64
-	status Status
+	// rate is what recording lately cost, in seconds a second, without attaching and detaching. sliceCost and sliceTime are
+	// sums since the last attach, in seconds.
+	rate                 float64
+	sliceCost, sliceTime float64
+	status               Status
 }
 
 // Status is what a Controller has found.
@@ -114,9 +116,11 @@ func (c *Controller) Spend(u Usage) {
 	cost := float64(u.Records)*RecordCost.Seconds() + max(0, u.CUPTI.Seconds()) + max(0, u.Own.Seconds())
 	if u.Recording && dt > 0 {
 		c.status.Recorded += u.Elapsed
+		c.sliceTime += dt
 		// Half of it is of the last slice of minSlice, and more of a longer one.
 		c.rate += (cost/dt - c.rate) * (1 - math.Exp2(-dt/minSlice.Seconds()))
 	}
+	c.sliceCost += cost
 	c.account += c.budget * dt
 	c.charge(cost)
 	c.account = min(c.account, c.cycle()) // an idle program may not save for an expensive minute
@@ -131,19 +135,24 @@ func (c *Controller) charge(cost float64) {
 func (c *Controller) Attached(took time.Duration) {
 	c.charge((max(took, SwitchCost) + FirstLaunches).Seconds())
 	c.status.Slices++
+	c.sliceCost, c.sliceTime = 0, 0
 }
 
 // Detached accounts for a detach: for drain it was waited for work in flight, when launches cost at most what they did in the slice
-// before, and for held CUPTI was being finalized.
+// before, and for held CUPTI was being finalized. All records of the slice have been spent.
 func (c *Controller) Detached(drain, held time.Duration) {
+	if c.sliceTime > 0 {
+		// Many records of a short slice are read after its end.
+		c.rate = max(c.rate, c.sliceCost/c.sliceTime)
+	}
 	c.charge(c.rate*drain.Seconds() + max(held, SwitchCost).Seconds())
 }
 
 // fixed is what a slice costs whatever its length, in seconds.
 const fixed = float64(2*SwitchCost+FirstLaunches) / float64(time.Second)
 
-// Slice is how long to record before Pause is called: so long that switching is half of what a
-// slice costs, within bounds.
+// Slice is how long a slice is to be: so long that switching is half of what it costs, within bounds. It changes
+// with what is spent.
 func (c *Controller) Slice() time.Duration {
 	if c.rate <= fixed/maxSlice.Seconds() {
 		return maxSlice

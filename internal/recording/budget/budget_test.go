@@ -35,6 +35,7 @@ type program struct {
 	now       time.Duration
 	perSecond func(time.Duration) float64
 	lost      float64
+	late      uint64 // records that were not read yet
 	// slice and gap are called with the begin and end of each slice, and of each pause.
 	slice, gap func(from, to time.Duration)
 }
@@ -53,6 +54,11 @@ func (p *program) pass(d time.Duration, recording bool) {
 		p.lost += n * recordLoss
 	}
 	p.now += d
+	p.late += u.Records
+	if recording { // a part of the records is read after the slice
+		u.Records = p.late / 2
+		p.late -= u.Records
+	}
 	p.c.Spend(u)
 }
 
@@ -68,6 +74,8 @@ func (p *program) run(until time.Duration) {
 		if pause == 0 {
 			return
 		}
+		p.c.Spend(Usage{Records: p.late})
+		p.late = 0
 		p.c.Detached(5*time.Millisecond, switchLoss)
 		p.lost += switchLoss.Seconds()
 		begin = p.now

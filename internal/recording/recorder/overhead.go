@@ -27,8 +27,8 @@ const (
 	drainLimit = time.Second
 	// firstRetry and lastRetry bound how long it takes until Detach or Attach is tried again.
 	firstRetry, lastRetry = time.Second, time.Minute
-	// spendInterval is how often costs are added up.
-	spendInterval = time.Second
+	// spendInterval is how often costs are added up, and so how soon a program is noticed that becomes busy.
+	spendInterval = 100 * time.Millisecond
 )
 
 // overheadLimiter keeps what recording costs within a budget. It attaches the source to CUPTI and detaches it, on a goroutine of
@@ -104,7 +104,13 @@ func (o *overheadLimiter) run() {
 
 // slice records for one slice. If its cost requires a pause, it detaches CUPTI, waits, and attaches it again.
 func (o *overheadLimiter) slice() {
-	o.wait(o.ctl.Slice(), true)
+	for begin := time.Now(); !o.over; {
+		left := o.ctl.Slice() - time.Since(begin)
+		if left <= 0 {
+			break
+		}
+		o.wait(min(left, spendInterval), true)
+	}
 	pause := o.ctl.Pause()
 	if o.over || pause == 0 || o.neverDetaches || time.Now().Before(o.nextDetach) || !o.detach() {
 		return
@@ -152,8 +158,9 @@ func (o *overheadLimiter) spend(recording bool) {
 func (o *overheadLimiter) detach() bool {
 	begin := time.Now()
 	held, err := o.src.Detach(drainLimit)
-	o.ctl.Detached(max(0, time.Since(begin)-held), held)
+	took := time.Since(begin)
 	o.spend(false)
+	o.ctl.Detached(max(0, took-held), held)
 	switch {
 	case err == nil:
 		o.succeed()
