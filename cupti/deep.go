@@ -58,6 +58,15 @@ var DefaultMetrics = []string{
 	"smsp__sass_sectors_mem_global_ideal",
 }
 
+// MemoryMetrics are those of DefaultMetrics for instructions that access global memory only: sectors, and how many lanes took part. CUPTI
+// patches few instructions then, and keeps little device memory.
+var MemoryMetrics = []string{
+	"smsp__sass_inst_executed_op_global",
+	"smsp__sass_thread_inst_executed_op_global_pred_on",
+	"smsp__sass_sectors_mem_global",
+	"smsp__sass_sectors_mem_global_ideal",
+}
+
 // DeepConfig says what a window shall see. The zero value samples program counters.
 type DeepConfig struct {
 	Engine Engine

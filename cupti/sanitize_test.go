@@ -129,6 +129,7 @@ func TestSanitizers(t *testing.T) {
 	add := func(tt test) { tests = append(tests, tt) }
 	add(test{program: "nvtx"})
 	add(test{program: "inferred"})
+	add(test{program: "detach"})
 	add(test{program: "window_capacity", single: true})
 	add(test{program: "concurrent", env: []string{"FAKE_CUDA_DEVICES=2"}})
 	add(test{program: "barrier", alone: true})

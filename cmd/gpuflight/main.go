@@ -13,12 +13,10 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"runtime/debug"
 	"syscall"
-)
 
-// version is set by the build (-ldflags "-X main.version=…").
-var version = "0.1.0-dev"
+	"github.com/gpuflight/gpuflight/internal/version"
+)
 
 const usage = `gpuflight records what programs do on the GPU, and works with GPU Flight logs.
 
@@ -26,9 +24,7 @@ Usage:
   gpuflight trace [flags] -- COMMAND...   run a command and record its GPU work: gpuflight trace --help
   gpuflight report [flags] FILE...        print what recordings hold: gpuflight report --help
   gpuflight deep [flags] PID              look inside the kernels of a recorded process: gpuflight deep --help
-  gpuflight replay [flags] ARCHIVE...     send archived telemetry again: gpuflight replay --help
   gpuflight doctor [flags]                say whether recording works here: gpuflight doctor --help
-  gpuflight gen [flags]                   write a made-up training session: gpuflight gen --help
   gpuflight version                       say which version this is
 `
 
@@ -66,10 +62,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return deepCommand(ctx, args[1:], stdout, stderr)
 	case "doctor":
 		err = runDoctor(ctx, args[1:], stdout)
-	case "gen":
-		err = runGen(ctx, args[1:], stdout, stderr)
-	case "replay":
-		err = runReplay(ctx, args[1:], stdout, stderr)
 	case "report":
 		err = runReport(ctx, args[1:], stdout, stderr)
 	case "trace":
@@ -106,13 +98,5 @@ func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
 func printVersion(out io.Writer) {
-	revision := ""
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" {
-				revision = ", commit " + s.Value
-			}
-		}
-	}
-	fmt.Fprintf(out, "gpuflight %s (%s/%s, %s%s)\n", version, runtime.GOOS, runtime.GOARCH, runtime.Version(), revision)
+	fmt.Fprintf(out, "gpuflight %s (%s/%s, %s)\n", version.String(), runtime.GOOS, runtime.GOARCH, runtime.Version())
 }

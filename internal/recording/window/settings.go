@@ -71,8 +71,17 @@ func SettingsFromEnv(getenv func(string) string) (Settings, error) {
 		bad("GPUFLIGHT_DEEP_SERIALIZE", v, "true or false")
 	}
 	for name := range strings.SplitSeq(getenv("GPUFLIGHT_DEEP_METRICS"), ",") {
-		if name = strings.TrimSpace(name); name != "" && !slices.Contains(s.Metrics, name) {
-			s.Metrics = append(s.Metrics, name)
+		names := []string{strings.TrimSpace(name)}
+		switch names[0] {
+		case "":
+			continue
+		case "memory":
+			names = cupti.MemoryMetrics
+		}
+		for _, name := range names {
+			if !slices.Contains(s.Metrics, name) {
+				s.Metrics = append(s.Metrics, name)
+			}
 		}
 	}
 	if s.Dump != "" {

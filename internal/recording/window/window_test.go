@@ -563,6 +563,7 @@ func TestSettingsFromEnv(t *testing.T) {
 		{nil, Settings{}, ""},
 		{map[string]string{"GPUFLIGHT_DEEP_PERIOD": "12", "GPUFLIGHT_DEEP_SERIALIZE": "on", "GPUFLIGHT_DEEP_METRICS": " a, b,a,", "GPUFLIGHT_DEEP_ROWS": "50", "GPUFLIGHT_DEEP_DUMP": dir},
 			Settings{PeriodLog2: 12, Serialize: true, Metrics: []string{"a", "b"}, MaxRows: 50, Dump: dir}, ""},
+		{map[string]string{"GPUFLIGHT_DEEP_METRICS": "memory, a"}, Settings{Metrics: append(slices.Clone(cupti.MemoryMetrics), "a")}, ""},
 		{map[string]string{"GPUFLIGHT_DEEP_PERIOD": "4"}, Settings{}, `GPUFLIGHT_DEEP_PERIOD is "4"; it must be N of 5 to 31, for a sample every 2^N cycles; 16 is 65,536`},
 		{map[string]string{"GPUFLIGHT_DEEP_SERIALIZE": "maybe"}, Settings{}, `GPUFLIGHT_DEEP_SERIALIZE is "maybe"; it must be true or false`},
 		{map[string]string{"GPUFLIGHT_DEEP_ROWS": "0"}, Settings{}, `GPUFLIGHT_DEEP_ROWS is "0"; it must be a whole number of 1 to 200000`},
