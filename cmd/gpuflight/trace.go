@@ -28,7 +28,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
-	"github.com/gpuflight/gpuflight/internal/recording/window"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/engine"
 	"github.com/gpuflight/gpuflight/internal/report"
 	"github.com/gpuflight/gpuflight/internal/version"
 	"github.com/gpuflight/gpuflight/semconv"
@@ -233,7 +233,7 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 	if err := t.settings.CheckWindows(t.deep.Enabled); err != nil {
 		return nil, t.wrong(err)
 	}
-	if _, err = window.SettingsFromEnv(t.env.get); err != nil {
+	if _, err = engine.SettingsFromEnv(t.env.get); err != nil {
 		return nil, t.wrong(err)
 	}
 	t.ref = gpuevent.Ref{Trace: t.settings.Parent.Trace, Parent: t.settings.Parent.Span}

@@ -25,7 +25,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/deep/control"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
-	"github.com/gpuflight/gpuflight/internal/recording/window"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/engine"
 )
 
 // What the runtime may take of a machine that belongs to the program.
@@ -95,7 +95,7 @@ func gpuflInjectStart() (atExit C.int) {
 		return 0
 	}
 	windows, wrong := deep.ConfigFromEnv(environment)
-	engines, wrongToo := window.SettingsFromEnv(environment)
+	engines, wrongToo := engine.SettingsFromEnv(environment)
 	if wrong := errors.Join(wrong, wrongToo); wrong != nil {
 		log.Warn("gpuflight: defaults are used for deep windows where a setting is wrong", "error", wrong)
 	}

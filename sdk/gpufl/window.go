@@ -95,7 +95,7 @@ func DeepWindow(ctx context.Context, d time.Duration, opts ...DeepOption) (Windo
 	for _, opt := range opts {
 		opt(&r)
 	}
-	ticket, err := controller.Ask(r)
+	ticket, err := controller.RequestWindow(r)
 	if err != nil {
 		var refused *deep.Error
 		if !errors.As(err, &refused) {

@@ -164,9 +164,9 @@ func (c *Controller) fire(now time.Time, f *rule.Firing) bool {
 	return false
 }
 
-// Ask asks for a window, which opens at once or not at all. The error is an *Error; with none the ticket
+// RequestWindow requests a window, which opens immediately or not at all. The error is an *Error; with none the ticket
 // says what comes of it.
-func (c *Controller) Ask(r Request) (*Ticket, error) {
+func (c *Controller) RequestWindow(r Request) (*Ticket, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	t, err := c.ask(r)
@@ -177,7 +177,7 @@ func (c *Controller) Ask(r Request) (*Ticket, error) {
 	return t, nil
 }
 
-// ask is Ask under the lock; it counts no refusal.
+// ask is RequestWindow under the lock; it counts no refusal.
 func (c *Controller) ask(r Request) (*Ticket, *Error) {
 	if r.Engine == "" {
 		r.Engine = c.cfg.Engine
@@ -335,7 +335,7 @@ func (c *Controller) run(start time.Time, signals <-chan os.Signal, unwatch func
 		case t := <-c.wake:
 			c.runGuarded(t)
 		case <-signals:
-			_, _ = c.Ask(Request{Cause: CauseSignal, Why: "SIG" + c.cfg.Signal}) // a refusal is counted
+			_, _ = c.RequestWindow(Request{Cause: CauseSignal, Why: "SIG" + c.cfg.Signal}) // a refusal is counted
 		case <-due:
 			if !c.ready() {
 				timer.Reset(lookAgain)
@@ -396,7 +396,7 @@ func (c *Controller) scheduled(due time.Time) (next time.Time) {
 	if c.cfg.Every > 0 {
 		why += fmt.Sprintf(", every %v", c.cfg.Every)
 	}
-	_, _ = c.Ask(Request{Cause: CauseSchedule, Why: why}) // a refusal is counted
+	_, _ = c.RequestWindow(Request{Cause: CauseSchedule, Why: why}) // a refusal is counted
 	c.mu.Lock()
 	c.report.Next = next
 	c.report.Skipped += skipped

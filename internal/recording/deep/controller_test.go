@@ -16,7 +16,7 @@ import (
 
 func ask(t *testing.T, c *Controller, r Request) Window {
 	t.Helper()
-	ticket, err := c.Ask(r)
+	ticket, err := c.RequestWindow(r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +29,7 @@ func ask(t *testing.T, c *Controller, r Request) Window {
 
 func refused(t *testing.T, c *Controller, r Request, want Status) {
 	t.Helper()
-	ticket, err := c.Ask(r)
+	ticket, err := c.RequestWindow(r)
 	var e *Error
 	if ticket != nil || !errors.As(err, &e) || e.Outcome.Status != want {
 		t.Errorf("Ask(%+v) returns %v, %v, want %s", r, ticket, err, want)
@@ -109,7 +109,7 @@ func TestWindowClosesEarly(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := &fakeEngines{t: t, drain: tc.drain}
 				c := begin(t, Config{}, f)
-				ticket, err := c.Ask(Request{Engine: Both, For: time.Minute})
+				ticket, err := c.RequestWindow(Request{Engine: Both, For: time.Minute})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -306,7 +306,7 @@ func TestStopDoesNotWaitForAnEngineThatHangs(t *testing.T) {
 		release := make(chan struct{})
 		f := &fakeEngines{t: t, disarm: never(release)}
 		c := begin(t, Config{}, f)
-		if _, err := c.Ask(Request{Engine: SASS, For: time.Minute}); err != nil {
+		if _, err := c.RequestWindow(Request{Engine: SASS, For: time.Minute}); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
@@ -344,12 +344,12 @@ func TestOverlappingRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeEngines{t: t}
 		c := begin(t, Config{}, f)
-		first, err := c.Ask(Request{Cause: CauseSocket})
+		first, err := c.RequestWindow(Request{Cause: CauseSocket})
 		if err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Second)
-		second, err := c.Ask(Request{Cause: CauseSocket, For: time.Minute})
+		second, err := c.RequestWindow(Request{Cause: CauseSocket, For: time.Minute})
 		if err != nil || second != first {
 			t.Errorf("a request of the same cause gets %v, %v", second, err)
 		}

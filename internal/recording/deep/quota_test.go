@@ -124,7 +124,7 @@ func TestLimitsHoldOverRandomRequests(t *testing.T) {
 							want = StatusCollected // it joins
 						}
 					}
-					ticket, err := c.Ask(r)
+					ticket, err := c.RequestWindow(r)
 					got := StatusCollected
 					if err != nil {
 						got = err.(*Error).Outcome.Status //nolint:errorlint // Ask returns no other
@@ -205,7 +205,7 @@ func TestOneWindowOfSASS(t *testing.T) {
 					t.Fatalf("window %+v", w)
 				}
 				f.seen()
-				_, err := c.Ask(Request{Engine: SASS, Cause: CauseSocket})
+				_, err := c.RequestWindow(Request{Engine: SASS, Cause: CauseSocket})
 				if want := "deep window: " + used; err == nil || err.Error() != want {
 					t.Errorf("error %v, want %s", err, want)
 				}

@@ -42,7 +42,7 @@ func TestRuleOpensAWindow(t *testing.T) {
 		}
 		// A window for another reason: its silence is no reason for one more.
 		run(5*time.Second, 50)
-		if w, err := c.Ask(Request{Engine: SASS, Cause: CauseCall, For: 10 * time.Second}); err != nil {
+		if w, err := c.RequestWindow(Request{Engine: SASS, Cause: CauseCall, For: 10 * time.Second}); err != nil {
 			t.Fatal(w, err)
 		}
 		run(14*time.Second, 50)

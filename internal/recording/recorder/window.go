@@ -198,9 +198,9 @@ func (r *Recorder) AddWindow(w *Window) bool {
 	return true
 }
 
-// AddTexts hands over texts of functions. It does not wait, and reports false if there is no room: there is again
+// AddListings hands over texts of functions. It does not wait, and reports false if there is no room: there is again
 // after the next flush. Once recording is over, texts are taken and dropped.
-func (r *Recorder) AddTexts(t WindowTexts) bool {
+func (r *Recorder) AddListings(t WindowTexts) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.over.Load() {
@@ -215,8 +215,8 @@ func (r *Recorder) AddTexts(t WindowTexts) bool {
 	return true
 }
 
-// MissTexts counts functions whose text will not come although it was to. It does not wait.
-func (r *Recorder) MissTexts(functions uint64) {
+// CountMissingListings counts functions whose text will not come although it was to. It does not wait.
+func (r *Recorder) CountMissingListings(functions uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.textsMissing += functions

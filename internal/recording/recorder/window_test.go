@@ -69,7 +69,7 @@ func TestWindowBecomesSpanAndLogs(t *testing.T) {
 		},
 		Counters: []gpuevent.SASSMetric{{TimeNs: base + 5000, Function: nameOf("gemm"), PCOffset: gpuevent.Some(64), Metric: "inst", Value: 1 << 40}},
 	}))
-	require.True(t, f.r.AddTexts(WindowTexts{Window: 3, End: at(5000), Listings: []WindowListing{listingOf("gemm", "0040  BAR.SYNC 0x0\n")}}))
+	require.True(t, f.r.AddListings(WindowTexts{Window: 3, End: at(5000), Listings: []WindowListing{listingOf("gemm", "0040  BAR.SYNC 0x0\n")}}))
 	summary := f.stop()
 
 	span, session := f.sink.spanNamed(t, "deep window"), f.sink.spanNamed(t, "app")
@@ -256,14 +256,14 @@ func TestTextsComeLater(t *testing.T) {
 		f.r.engine.window(&Window{Window: windowOf(10+id, deep.PC, 6000, 7000)})
 	}
 	large := WindowTexts{Window: 3, End: at(5000), Listings: []WindowListing{listingOf("large", strings.Repeat("x", maxText))}}
-	assert.True(t, f.r.AddTexts(large), "alone it has room")
+	assert.True(t, f.r.AddListings(large), "alone it has room")
 	small := WindowTexts{Window: 3, End: at(5000), Listings: []WindowListing{listingOf("one", "NOP"), listingOf("two", "EXIT")}}
-	assert.False(t, f.r.AddTexts(small))
+	assert.False(t, f.r.AddListings(small))
 	f.r.learnScopes()
-	assert.True(t, f.r.AddTexts(small))
-	f.r.MissTexts(4)
+	assert.True(t, f.r.AddListings(small))
+	f.r.CountMissingListings(4)
 	summary := f.stop()
-	assert.True(t, f.r.AddTexts(small), "dropped: it is over")
+	assert.True(t, f.r.AddListings(small), "dropped: it is over")
 
 	assert.Equal(t, [2]uint64{3, 4}, [2]uint64{summary.Windows.Texts, summary.Windows.TextsMissing})
 	capture := f.sink.named(semconv.EventCUDACapture)[0]

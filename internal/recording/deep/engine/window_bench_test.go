@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package window
+package engine
 
 import (
 	"testing"
@@ -40,7 +40,7 @@ func BenchmarkWindow(b *testing.B) {
 	b.Setenv(cubin.DisassemblerEnv, "/nonexistent")
 	for name, fresh := range map[string]bool{"first": true, "next": false} {
 		b.Run(name, func(b *testing.B) {
-			w := New(Settings{}, &source{}, newTaker(), nil).worker
+			w := New(Settings{}, &source{}, newSink(), nil).worker
 			w.places = newPlaces(func(uint64) []byte { return image })
 			b.ReportAllocs()
 			for b.Loop() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package window
+package engine
 
 import (
 	"context"
@@ -53,9 +53,9 @@ type textJob struct {
 // goroutine of its own, one image at a time: nvdisasm takes a second or more for a large image, and figures must
 // not wait for it. What is not printed when the session ends is counted as missing.
 type texts struct {
-	from  Collector
-	taker Taker
-	log   *slog.Logger
+	from Collector
+	sink Sink
+	log  *slog.Logger
 	// hurry is closed when there shall be no more disassembly, abandon when nobody waits any more.
 	hurry, abandon <-chan struct{}
 	done           chan struct{}
@@ -71,9 +71,9 @@ type texts struct {
 	wake   chan struct{}
 }
 
-func newTexts(from Collector, taker Taker, log *slog.Logger, hurry, abandon <-chan struct{}) *texts {
+func newTexts(from Collector, sink Sink, log *slog.Logger, hurry, abandon <-chan struct{}) *texts {
 	return &texts{
-		from: from, taker: taker, log: log, hurry: hurry, abandon: abandon, done: make(chan struct{}),
+		from: from, sink: sink, log: log, hurry: hurry, abandon: abandon, done: make(chan struct{}),
 		state: map[listingKey]textOf{}, failed: map[uint64]struct{}{}, wake: make(chan struct{}, 1),
 	}
 }
@@ -210,7 +210,7 @@ func (t *texts) run() {
 // miss tells of functions that have no text although they were to have one.
 func (t *texts) miss(functions int) {
 	if functions > 0 {
-		t.taker.MissTexts(uint64(functions))
+		t.sink.CountMissingListings(uint64(functions))
 	}
 }
 
@@ -271,7 +271,7 @@ func (t *texts) none(crc uint64, functions []string) {
 func (t *texts) hand(j *textJob, list []recorder.WindowListing) bool {
 	tick := time.NewTicker(offer)
 	defer tick.Stop()
-	for !t.taker.AddTexts(recorder.WindowTexts{Window: j.of, End: j.end, Listings: list}) {
+	for !t.sink.AddListings(recorder.WindowTexts{Window: j.of, End: j.end, Listings: list}) {
 		select {
 		case <-tick.C:
 		case <-t.abandon:

@@ -2,7 +2,7 @@
 
 //go:build linux
 
-package window
+package engine
 
 import (
 	"context"
@@ -84,7 +84,7 @@ func of(crc uint64, functions ...string) *cupti.DeepResult {
 	return r
 }
 
-func (k *taker) waitTexts(t *testing.T, listings int) []recorder.WindowTexts {
+func (k *sink) waitTexts(t *testing.T, listings int) []recorder.WindowTexts {
 	t.Helper()
 	limit := time.After(time.Minute)
 	for {
@@ -127,7 +127,7 @@ func TestFiguresDoNotWaitForText(t *testing.T) {
 	n := newNVDisasm(t, image, "read line < "+gate)
 	names := entries(t, image)
 	require.GreaterOrEqual(t, len(names), 3)
-	src, k := &source{image: image}, newTaker()
+	src, k := &source{image: image}, newSink()
 	e := New(Settings{}, src, k, nil)
 	e.Start()
 	src.result = of(imageCRC, names[0])
@@ -165,7 +165,7 @@ func TestEndDropsTexts(t *testing.T) {
 	image := golden(t)
 	newNVDisasm(t, image, "while :; do sleep 1; done")
 	names := entries(t, image)
-	src, k := &source{image: image}, newTaker()
+	src, k := &source{image: image}, newSink()
 	e := New(Settings{}, src, k, nil)
 	e.Start()
 	src.result = of(imageCRC, names[0])
@@ -198,7 +198,7 @@ func TestImageThatCannotBeDisassembled(t *testing.T) {
 	image := golden(t)
 	n := newNVDisasm(t, image, "echo broken >&2; exit 1")
 	names := entries(t, image)
-	src, k := &source{image: image}, newTaker()
+	src, k := &source{image: image}, newSink()
 	e := New(Settings{}, src, k, nil)
 	e.Start()
 	src.result = of(imageCRC, names[0])
@@ -222,7 +222,7 @@ func TestImageThatCannotBeDisassembled(t *testing.T) {
 // One window asks for the text of a bounded number of functions, a later one for others.
 func TestTextsOfAWindowAreBounded(t *testing.T) {
 	n := newNVDisasm(t, golden(t), "")
-	tx := newTexts(&source{}, newTaker(), New(Settings{}, &source{}, newTaker(), nil).log, nil, nil)
+	tx := newTexts(&source{}, newSink(), New(Settings{}, &source{}, newSink(), nil).log, nil, nil)
 	var all []listingKey
 	for i := range maxListed + 100 {
 		all = append(all, listingKey{imageCRC, fmt.Sprint(i)})

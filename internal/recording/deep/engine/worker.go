@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package window
+package engine
 
 import (
 	"context"
@@ -47,7 +47,7 @@ func (j *job) rows() (n int) {
 type worker struct {
 	settings Settings
 	from     Collector
-	taker    Taker
+	sink     Sink
 	log      *slog.Logger
 	texts    *texts
 
@@ -66,13 +66,13 @@ type worker struct {
 	dumped map[uint64]struct{}
 }
 
-func newWorker(s Settings, from Collector, taker Taker, log *slog.Logger) *worker {
+func newWorker(s Settings, from Collector, sink Sink, log *slog.Logger) *worker {
 	w := &worker{
-		settings: s, from: from, taker: taker, log: log,
+		settings: s, from: from, sink: sink, log: log,
 		jobs: make(chan job, maxWaiting), done: make(chan struct{}), hurry: make(chan struct{}), abandon: make(chan struct{}),
 		places: newPlaces(from.CubinImage), dumped: map[uint64]struct{}{},
 	}
-	w.texts = newTexts(from, taker, log, w.hurry, w.abandon)
+	w.texts = newTexts(from, sink, log, w.hurry, w.abandon)
 	return w
 }
 
@@ -100,14 +100,14 @@ func (w *worker) take(j job) {
 		default:
 		}
 	}
-	bare := bareWindow(&j, "; its figures found no room and are lost")
-	if !w.taker.AddWindow(bare) {
+	bare := windowWithoutResult(&j, "; its figures found no room and are lost")
+	if !w.sink.AddWindow(bare) {
 		w.log.Warn("gpuflight: a deep window cannot be told of", "window", j.window.ID)
 	}
 }
 
-// bareWindow is a window without its figures, which are counted as lost.
-func bareWindow(j *job, why string) *recorder.Window {
+// windowWithoutResult is a window without its figures, which are counted as lost.
+func windowWithoutResult(j *job, why string) *recorder.Window {
 	out := &recorder.Window{Window: j.window}
 	if out.Collected.Rows > 0 {
 		out.Outcome.Text += why
@@ -174,7 +174,7 @@ func (w *worker) run() {
 		out, wanted, err := w.guarded(&j)
 		if err != nil {
 			w.log.Error("gpuflight: the figures of a deep window are lost", "window", j.window.ID, "error", err)
-			out = bareWindow(&j, "; its figures could not be read and are lost")
+			out = windowWithoutResult(&j, "; its figures could not be read and are lost")
 		}
 		w.hand(out)
 		w.texts.ask(j.window.ID, j.window.End, wanted)
@@ -199,7 +199,7 @@ func (w *worker) guarded(j *job) (out *recorder.Window, wanted []listingKey, err
 func (w *worker) hand(out *recorder.Window) {
 	t := time.NewTicker(offer)
 	defer t.Stop()
-	for !w.taker.AddWindow(out) {
+	for !w.sink.AddWindow(out) {
 		select {
 		case <-t.C:
 		case <-w.abandon:
@@ -232,7 +232,7 @@ func (w *worker) window(j *job) (*recorder.Window, []listingKey) {
 		out.Released += r.Totals.GateTimeouts
 		out.LongestHold = max(out.LongestHold, r.Totals.LongestHold)
 		out.Missing = append(out.Missing, r.Missing...)
-		for _, remark := range remarks(r) {
+		for _, remark := range diagnostics(r) {
 			out.Outcome.Text += "; " + remark
 		}
 	}
@@ -243,12 +243,12 @@ func (w *worker) window(j *job) (*recorder.Window, []listingKey) {
 	}
 	t.write(out, found)
 	wanted := w.texts.want(t.functions())
-	out.Textless = w.textless(t)
+	out.Textless = w.countWithoutListing(t)
 	return out, wanted
 }
 
-// textless counts the rows of functions whose text neither has been sent nor is on its way.
-func (w *worker) textless(t *table) (n uint64) {
+// countWithoutListing counts the rows of functions whose text neither has been sent nor is on its way.
+func (w *worker) countWithoutListing(t *table) (n uint64) {
 	for i := range t.rows {
 		if !w.texts.coming(listingKey{t.rows[i].CRC, t.rows[i].function()}) {
 			n++
@@ -257,8 +257,8 @@ func (w *worker) textless(t *table) (n uint64) {
 	return n
 }
 
-// remarks say what of a window is not whole, beside the samples and figures that are counted as lost.
-func remarks(r *cupti.DeepResult) (all []string) {
+// diagnostics say what of a window is not whole, beside the samples and figures that are counted as lost.
+func diagnostics(r *cupti.DeepResult) (all []string) {
 	t := &r.Totals
 	if r.Problem != nil {
 		all = append(all, "it did not end as it should: "+r.Problem.Detail)

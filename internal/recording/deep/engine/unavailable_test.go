@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package window
+package engine
 
 import (
 	"context"
@@ -15,12 +15,12 @@ import (
 
 // Where nothing can be recorded, each window says why, and so does a window of both engines.
 func TestRefusingSaysWhy(t *testing.T) {
-	engines := Refusing(cupti.Status{Reason: cupti.ReasonOtherProfiler, Detail: "another profiler holds CUPTI"})
+	engines := Unavailable(cupti.Status{Reason: cupti.ReasonOtherProfiler, Detail: "another profiler holds CUPTI"})
 	c, err := deep.New(deep.Config{Blackout: -1, CoolDown: -1}, engines)
 	require.NoError(t, err)
 	c.Start()
 	for _, engine := range []deep.Engine{deep.PC, deep.SASS, deep.Both} {
-		ticket, err := c.Ask(deep.Request{Engine: engine, For: deep.MinFor})
+		ticket, err := c.RequestWindow(deep.Request{Engine: engine, For: deep.MinFor})
 		require.NoError(t, err)
 		w, err := ticket.Wait(t.Context())
 		require.NoError(t, err)
@@ -38,7 +38,7 @@ func TestReadyDoesNotWaitForTheDriver(t *testing.T) {
 		asked++
 		return <-release
 	}}
-	e := New(Settings{}, src, newTaker(), nil)
+	e := New(Settings{}, src, newSink(), nil)
 	assert.False(t, e.Ready())
 	assert.False(t, e.Ready())
 	release <- true
@@ -56,14 +56,14 @@ func TestReadyDoesNotWaitForTheDriver(t *testing.T) {
 func TestActivityIsResumedWhenLaunchesRest(t *testing.T) {
 	restless := &cupti.Error{Status: cupti.Status{Reason: cupti.ReasonNotQuiesced, Detail: "no rest"}}
 	src := &source{resumeErrs: []error{restless, restless}}
-	e := New(Settings{}, src, newTaker(), nil)
+	e := New(Settings{}, src, newSink(), nil)
 	require.NoError(t, e.Pause(t.Context()))
 	require.NoError(t, e.Resume(t.Context(), true))
 	assert.Equal(t, 3, src.resumed)
 
 	// Nobody waits for it any more: it is tried on.
 	src = &source{resumeErrs: []error{restless, restless}, resumedAt: make(chan int, 10)}
-	e = New(Settings{}, src, newTaker(), nil)
+	e = New(Settings{}, src, newSink(), nil)
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.NoError(t, e.Pause(t.Context()))
@@ -74,7 +74,7 @@ func TestActivityIsResumedWhenLaunchesRest(t *testing.T) {
 
 	// Another window has begun.
 	src = &source{resumeErrs: []error{restless}}
-	e = New(Settings{}, src, newTaker(), nil)
+	e = New(Settings{}, src, newSink(), nil)
 	require.Error(t, e.Resume(over, true))
 	require.NoError(t, e.Pause(t.Context()))
 	e.late.Wait()
@@ -83,14 +83,14 @@ func TestActivityIsResumedWhenLaunchesRest(t *testing.T) {
 
 	// The recording ends.
 	src = &source{resumeErrs: []error{restless}}
-	e = New(Settings{}, src, newTaker(), nil)
+	e = New(Settings{}, src, newSink(), nil)
 	require.Error(t, e.Resume(over, true))
 	stop(t, e)
 }
 
 // A window without room for more figures closes, while those that it has are whole.
 func TestFullWindowCloses(t *testing.T) {
-	e := New(Settings{}, &source{drain: cupti.ErrFull, result: samples(0)}, newTaker(), nil)
+	e := New(Settings{}, &source{drain: cupti.ErrFull, result: samples(0)}, newSink(), nil)
 	s, err := e.Arm(t.Context(), deep.PC, deep.Options{Window: 1})
 	require.NoError(t, err)
 	assert.Equal(t, deep.ErrFull, s.Drain(t.Context()))
@@ -107,7 +107,7 @@ func TestWindowThatCannotBeClosedIsNotDisarmed(t *testing.T) {
 			r := samples(0)
 			r.Problem = &problem
 			src := &source{result: r}
-			e := New(Settings{}, src, newTaker(), nil)
+			e := New(Settings{}, src, newSink(), nil)
 			s, err := e.Arm(t.Context(), engine, deep.Options{Window: 1})
 			require.NoError(t, err)
 			_, err = s.Disarm(t.Context())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package window
+package engine
 
 import (
 	"cmp"
@@ -53,13 +53,13 @@ func (c collector) OpenDeep(cfg cupti.DeepConfig) (Opened, error) {
 	return w, nil
 }
 
-// Taker takes windows: a *recorder.Recorder. None of it waits.
-type Taker interface {
+// Sink takes windows: a *recorder.Recorder. None of it waits.
+type Sink interface {
 	WindowOpened(w deep.Window, launches bool)
 	WindowClosed(w deep.Window)
 	AddWindow(*recorder.Window) bool
-	AddTexts(recorder.WindowTexts) bool
-	MissTexts(functions uint64)
+	AddListings(recorder.WindowTexts) bool
+	CountMissingListings(functions uint64)
 }
 
 // Engines are the engines of one collector. They implement [deep.Engines]; Opened and Closed are the
@@ -67,7 +67,7 @@ type Taker interface {
 type Engines struct {
 	settings Settings
 	from     Collector
-	taker    Taker
+	sink     Sink
 	log      *slog.Logger
 	worker   *worker
 
@@ -93,14 +93,14 @@ type Engines struct {
 }
 
 // New returns engines that have not begun. A nil logger drops what is logged.
-func New(s Settings, from Collector, taker Taker, log *slog.Logger) *Engines {
+func New(s Settings, from Collector, sink Sink, log *slog.Logger) *Engines {
 	if s.MaxRows <= 0 {
 		s.MaxRows = DefaultMaxRows
 	}
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Engines{settings: s, from: from, taker: taker, log: log, worker: newWorker(s, from, taker, log), stopped: make(chan struct{})}
+	return &Engines{settings: s, from: from, sink: sink, log: log, worker: newWorker(s, from, sink, log), stopped: make(chan struct{})}
 }
 
 // Start begins to take what windows yield.
@@ -289,12 +289,12 @@ func (e *Engines) keep(window uint64, r *cupti.DeepResult) {
 
 // Opened is told of a window before anything is armed.
 func (e *Engines) Opened(w deep.Window) {
-	e.taker.WindowOpened(w, e.settings.Serialize)
+	e.sink.WindowOpened(w, e.settings.Serialize)
 }
 
 // Closed hands a window to the goroutine that makes telemetry of it. It does not wait.
 func (e *Engines) Closed(w deep.Window) {
-	e.taker.WindowClosed(w)
+	e.sink.WindowClosed(w)
 	e.mu.Lock()
 	e.closed = w.ID
 	var results []*cupti.DeepResult

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package window
+package engine
 
 import (
 	"bytes"
@@ -77,7 +77,7 @@ func offsetOf(t *testing.T, image []byte, function string, frames int, word stri
 func yield(t *testing.T, s Settings, image []byte, engine deep.Engine, results ...*cupti.DeepResult) []*recorder.Window {
 	t.Helper()
 	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
-	src, k := &source{image: image}, newTaker()
+	src, k := &source{image: image}, newSink()
 	e := New(s, src, k, nil)
 	e.Start()
 	for i, r := range results {

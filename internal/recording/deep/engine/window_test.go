@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package window
+package engine
 
 import (
 	"cmp"
@@ -95,8 +95,8 @@ func (s *source) CubinImage(crc uint64) []byte {
 	return s.image
 }
 
-// taker keeps windows.
-type taker struct {
+// sink keeps windows.
+type sink struct {
 	mu      sync.Mutex
 	opened  []uint64
 	closed  []uint64
@@ -107,7 +107,7 @@ type taker struct {
 	arrived chan struct{}
 }
 
-func (k *taker) AddTexts(t recorder.WindowTexts) bool {
+func (k *sink) AddListings(t recorder.WindowTexts) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.full > 0 {
@@ -119,18 +119,18 @@ func (k *taker) AddTexts(t recorder.WindowTexts) bool {
 	return true
 }
 
-func (k *taker) MissTexts(functions uint64) {
+func (k *sink) CountMissingListings(functions uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.missing += functions
 }
 
-func newTaker() *taker { return &taker{arrived: make(chan struct{}, 4*maxWaiting)} }
+func newSink() *sink { return &sink{arrived: make(chan struct{}, 4*maxWaiting)} }
 
-func (k *taker) WindowOpened(w deep.Window, _ bool) { k.opened = append(k.opened, w.ID) }
-func (k *taker) WindowClosed(w deep.Window)         { k.closed = append(k.closed, w.ID) }
+func (k *sink) WindowOpened(w deep.Window, _ bool) { k.opened = append(k.opened, w.ID) }
+func (k *sink) WindowClosed(w deep.Window)         { k.closed = append(k.closed, w.ID) }
 
-func (k *taker) AddWindow(w *recorder.Window) bool {
+func (k *sink) AddWindow(w *recorder.Window) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.full > 0 {
@@ -142,7 +142,7 @@ func (k *taker) AddWindow(w *recorder.Window) bool {
 	return true
 }
 
-func (k *taker) wait(t *testing.T, n int) []*recorder.Window {
+func (k *sink) wait(t *testing.T, n int) []*recorder.Window {
 	t.Helper()
 	limit := time.After(time.Minute)
 	for {
@@ -163,7 +163,7 @@ func (k *taker) wait(t *testing.T, n int) []*recorder.Window {
 // golden is a real image: lines.cu of package cubin, compiled for compute capability 9.0.
 func golden(t testing.TB) []byte {
 	t.Helper()
-	image, err := os.ReadFile(filepath.Join("..", "cubin", "testdata", "lines.sm_90.cubin"))
+	image, err := os.ReadFile(filepath.Join("..", "..", "cubin", "testdata", "lines.sm_90.cubin"))
 	require.NoError(t, err)
 	return image
 }
@@ -171,7 +171,7 @@ func golden(t testing.TB) []byte {
 // marked is the number of the line of lines.cu that ends in "// line: NAME".
 func marked(t *testing.T, name string) int64 {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "cubin", "testdata", "lines.cu"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "cubin", "testdata", "lines.cu"))
 	require.NoError(t, err)
 	for i, line := range strings.Split(string(text), "\n") {
 		if strings.HasSuffix(line, "// line: "+name) {
@@ -243,7 +243,7 @@ func TestRowsHaveTheirFunctionAndLine(t *testing.T) {
 	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
 	image := golden(t)
 	store := storeOf(t, image)
-	src, k := &source{image: image, result: samples(store)}, newTaker()
+	src, k := &source{image: image, result: samples(store)}, newSink()
 	k.full = 2 // it is offered again
 	e := New(Settings{Serialize: true, PeriodLog2: 12}, src, k, nil)
 	e.Start()
@@ -302,7 +302,7 @@ func TestSmallRowsAreSummed(t *testing.T) {
 		{500, 999, 922, 70, 0, 78}, // a row that is alone stays
 	} {
 		t.Run(fmt.Sprint(tc.functions, " ", tc.most), func(t *testing.T) {
-			src, k := &source{}, newTaker()
+			src, k := &source{}, newSink()
 			r := &cupti.DeepResult{Engine: cupti.EngineSASS, Names: []string{"inst", "sectors"}}
 			for i := range tc.functions {
 				r.Functions = append(r.Functions, fmt.Sprint("f", i))
@@ -366,7 +366,7 @@ func TestMetricsOfAnInstructionStayTogether(t *testing.T) {
 			r.Rows = append(r.Rows, cupti.DeepRow{PC: 16 * i, What: 2, Value: 4 * warps})
 		}
 	}
-	src, k := &source{result: r}, newTaker()
+	src, k := &source{result: r}, newSink()
 	e := New(Settings{MaxRows: 200}, src, k, nil)
 	e.Start()
 	run(t, e, 1, deep.SASS)
@@ -399,13 +399,13 @@ func TestMetricsOfAnInstructionStayTogether(t *testing.T) {
 func TestWindowOfBothEnginesIsOne(t *testing.T) {
 	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
 	image := golden(t)
-	src, k := &source{image: image}, newTaker()
+	src, k := &source{image: image}, newSink()
 	e := New(Settings{}, src, k, nil)
 	e.Start()
 	c, err := deep.New(deep.Config{Blackout: -1, CoolDown: -1, Opened: e.Opened, Closed: e.Closed}, both{e, src, storeOf(t, image)})
 	require.NoError(t, err)
 	c.Start()
-	ticket, err := c.Ask(deep.Request{Engine: deep.Both, For: 20 * time.Millisecond, Cause: deep.CauseCall})
+	ticket, err := c.RequestWindow(deep.Request{Engine: deep.Both, For: 20 * time.Millisecond, Cause: deep.CauseCall})
 	require.NoError(t, err)
 	<-ticket.Done()
 	out := k.wait(t, 1)[0]
@@ -450,7 +450,7 @@ func TestReasonsBecomeStatuses(t *testing.T) {
 		cupti.ReasonFailed:        deep.StatusFailed,
 	} {
 		src := &source{refuse: &cupti.Error{Status: cupti.Status{Reason: reason, Detail: "why not"}}}
-		e := New(Settings{}, src, newTaker(), nil)
+		e := New(Settings{}, src, newSink(), nil)
 		_, err := e.Arm(t.Context(), deep.SASS, deep.Options{Window: 1})
 		var refused *deep.Error
 		require.ErrorAs(t, err, &refused)
@@ -469,18 +469,18 @@ func TestReasonsBecomeStatuses(t *testing.T) {
 			assert.Equal(t, 1, src.resumed)
 		}
 	}
-	e := New(Settings{}, &source{pauseErr: cupti.ErrNotRunning}, newTaker(), nil)
+	e := New(Settings{}, &source{pauseErr: cupti.ErrNotRunning}, newSink(), nil)
 	var refused *deep.Error
 	require.ErrorAs(t, e.Pause(t.Context()), &refused)
 	assert.Equal(t, deep.StatusAtExit, refused.Outcome.Status)
 	require.Error(t, e.Resume(t.Context(), false))
-	assert.EqualError(t, New(Settings{}, &source{pauseErr: errors.New("CUPTI says 7")}, newTaker(), nil).Pause(t.Context()), "CUPTI says 7")
+	assert.EqualError(t, New(Settings{}, &source{pauseErr: errors.New("CUPTI says 7")}, newSink(), nil).Pause(t.Context()), "CUPTI says 7")
 }
 
 // What waits is bounded, and what finds no room is told of as lost.
 func TestWindowsBeyondTheBoundAreLost(t *testing.T) {
 	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
-	src, k := &source{image: golden(t), result: samples(0), hold: make(chan struct{})}, newTaker()
+	src, k := &source{image: golden(t), result: samples(0), hold: make(chan struct{})}, newSink()
 	e := New(Settings{}, src, k, nil)
 	e.Start()
 	const all = maxWaiting + 5
@@ -509,7 +509,7 @@ func TestWindowsBeyondTheBoundAreLost(t *testing.T) {
 // A recorder that has no room does not keep the program at its end.
 func TestStopKeepsItsBound(t *testing.T) {
 	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
-	k := newTaker()
+	k := newSink()
 	k.full = 1 << 30
 	e := New(Settings{}, &source{result: samples(0)}, k, nil)
 	e.Start()
@@ -521,7 +521,7 @@ func TestStopKeepsItsBound(t *testing.T) {
 }
 
 func TestStopWithoutStart(t *testing.T) {
-	e := New(Settings{}, &source{}, newTaker(), nil)
+	e := New(Settings{}, &source{}, newSink(), nil)
 	stop(t, e)
 	e.Start()
 	stop(t, e)
@@ -530,7 +530,7 @@ func TestStopWithoutStart(t *testing.T) {
 func TestDumpsCanBePlayedBack(t *testing.T) {
 	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
 	dir := t.TempDir()
-	src, k := &source{image: golden(t), result: samples(16)}, newTaker()
+	src, k := &source{image: golden(t), result: samples(16)}, newSink()
 	e := New(Settings{Dump: dir}, src, k, nil)
 	e.Start()
 	run(t, e, 3, deep.PC)
@@ -594,6 +594,6 @@ func TestNothingPatched(t *testing.T) {
 		{cupti.EnginePCSampling, 7, 0, 1, nil},
 	} {
 		r := &cupti.DeepResult{Engine: tc.engine, Totals: cupti.DeepTotals{Launched: tc.launched, Patched: tc.patched, Gated: tc.gated}}
-		assert.Equal(t, tc.want, remarks(r), "%+v", tc)
+		assert.Equal(t, tc.want, diagnostics(r), "%+v", tc)
 	}
 }
