@@ -3,7 +3,7 @@
 package recorder
 
 import (
-	"encoding/hex"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,6 +13,9 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"go.opentelemetry.io/otel/propagation"
+	oteltrace "go.opentelemetry.io/otel/trace"
 
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/bytesize"
@@ -328,39 +331,21 @@ func list(text string) []string {
 	return l
 }
 
-// ParseTraceparent reads a W3C traceparent. ok is false if it is none: of an unknown form, or with a
-// trace or span of zeros.
+// ParseTraceparent reads a W3C traceparent. ok is false if it is malformed.
 func ParseTraceparent(text string) (parent gpuevent.Ref, sampled, ok bool) {
-	// version "-" trace "-" span "-" flags; a version above 00 may be longer.
-	text = strings.TrimSpace(text)
-	if len(text) < 55 || text[2] != '-' || text[35] != '-' || text[52] != '-' || text[:2] == "ff" {
-		return gpuevent.Ref{}, false, false
-	}
-	if len(text) > 55 && (text[:2] == "00" || text[55] != '-') || text[:55] != strings.ToLower(text[:55]) {
-		return gpuevent.Ref{}, false, false
-	}
-	var version, flags [1]byte
-	for _, part := range []struct {
-		to   []byte
-		from string
-	}{{version[:], text[:2]}, {parent.Trace[:], text[3:35]}, {parent.Span[:], text[36:52]}, {flags[:], text[53:55]}} {
-		if _, err := hex.Decode(part.to, []byte(part.from)); err != nil {
-			return gpuevent.Ref{}, false, false
-		}
-	}
-	if parent.Trace == (gpuevent.TraceID{}) || parent.Span == (gpuevent.SpanID{}) {
-		return gpuevent.Ref{}, false, false
-	}
-	return parent, flags[0]&1 != 0, true
+	carrier := propagation.MapCarrier{"traceparent": text}
+	c := oteltrace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), carrier))
+	return gpuevent.Ref{Trace: gpuevent.TraceID(c.TraceID()), Span: gpuevent.SpanID(c.SpanID())}, c.IsSampled(), c.IsValid()
 }
 
 // Traceparent writes a reference as ParseTraceparent reads it.
 func Traceparent(r gpuevent.Ref, sampled bool) string {
-	flags := "00"
-	if sampled {
-		flags = "01"
-	}
-	return "00-" + hex.EncodeToString(r.Trace[:]) + "-" + hex.EncodeToString(r.Span[:]) + "-" + flags
+	carrier := propagation.MapCarrier{}
+	c := oteltrace.NewSpanContext(oteltrace.SpanContextConfig{
+		TraceID: oteltrace.TraceID(r.Trace), SpanID: oteltrace.SpanID(r.Span), TraceFlags: oteltrace.TraceFlags(0).WithSampled(sampled),
+	})
+	propagation.TraceContext{}.Inject(oteltrace.ContextWithSpanContext(context.Background(), c), carrier)
+	return carrier["traceparent"]
 }
 
 // ParseResource reads OTEL_RESOURCE_ATTRIBUTES: key=value pairs, separated by commas, where commas,
