@@ -67,9 +67,9 @@ const (
 	MetricHWTemperatureLimit = "hw.temperature.limit"
 	// MetricHWFanSpeedRatio (gauge in 1; OpenTelemetry): Speed of the fan ÷ its highest.
 	MetricHWFanSpeedRatio = "hw.fan.speed_ratio"
-	// MetricHWErrors (counter in {error}; OpenTelemetry): Errors since the driver was loaded; for row
-	// remapping and page retirement over the life of the board, for XID errors since the collector
-	// began to listen.
+	// MetricHWErrors (counter in {error}; OpenTelemetry): Errors since the driver was loaded. Row
+	// remapping and page retirement count over the life of the board, XID errors since the Collector
+	// subscribed.
 	MetricHWErrors = "hw.errors"
 	// MetricHWStatus (updowncounter in 1; OpenTelemetry): 1 for the state that holds, 0 for the
 	// others.
@@ -125,8 +125,8 @@ const (
 	// MetricGPUCUDAMemoryCopies (histogram in By; OBI): Sizes of copies; the sum is the bytes copied.
 	MetricGPUCUDAMemoryCopies = "gpu.cuda.memory.copies"
 	// MetricGPUCUDAMemoryCopyDuration (histogram in s; extension ✚): Durations of copies that the
-	// host waited for; where cuda.memcpy.async is true, from the call to the end of the wait that
-	// followed, which is no shorter than the copy.
+	// host waited for. If cuda.memcpy.async is true, the duration is from the call to the end of the
+	// wait that followed, and at least that of the copy.
 	MetricGPUCUDAMemoryCopyDuration = "gpu.cuda.memory.copy.duration"
 	// MetricGPUCUDAMemoryCopyTimedBytes (counter in By; extension ✚): Bytes of the copies in
 	// gpu.cuda.memory.copy.duration: divided by its sum they are the bandwidth, a lower bound where
@@ -148,9 +148,9 @@ const (
 	MetricGPUCUDASyncWaitDuration = "gpu.cuda.sync.wait.duration"
 	// MetricGPUCUDAErrors (counter in {error}; extension ✚): Failed calls.
 	MetricGPUCUDAErrors = "gpu.cuda.errors"
-	// MetricGPUCUDACallsLost (counter in {call}; extension ✚): Calls that are not, or not wholly, in
-	// the other metrics of the process because it had used up its share of what the receiver keeps, or
-	// because the call was not understood.
+	// MetricGPUCUDACallsLost (counter in {call}; extension ✚): Calls that are missing from the other
+	// metrics of the process, or are in them only in part. The process had used up its share of the
+	// tables, or the call was not understood.
 	MetricGPUCUDACallsLost = "gpu.cuda.calls.lost"
 	// MetricGPUCUDAKernelDuration (exponential histogram in s; extension ✚): Durations of kernels.
 	MetricGPUCUDAKernelDuration = "gpu.cuda.kernel.duration"
@@ -180,8 +180,7 @@ const (
 	// MetricGpuflightRecordsDropped (counter in {record}; extension ✚): Records that CUPTI dropped
 	// because no buffer was free.
 	MetricGpuflightRecordsDropped = "gpuflight.records.dropped"
-	// MetricGpuflightRecordsRejected (counter in {record}; extension ✚): Records that made no sense,
-	// by reason.
+	// MetricGpuflightRecordsRejected (counter in {record}; extension ✚): Invalid records, by reason.
 	MetricGpuflightRecordsRejected = "gpuflight.records.rejected"
 	// MetricGpuflightDeepWindows (counter in {window}; extension ✚): Deep windows that were opened,
 	// or tried, by what came of them.
@@ -200,19 +199,15 @@ const (
 	// MetricGpuflightOverheadTime (counter in s; extension ✚): Time that recording took: cupti is
 	// what CUPTI says of itself, library the processor time of our own threads.
 	MetricGpuflightOverheadTime = "gpuflight.overhead.time"
-	// MetricGpuflightOverheadBudget (gauge in 1; extension ✚): Part of the program's time that
-	// recording may cost, where it was limited.
+	// MetricGpuflightOverheadBudget (gauge in 1; extension ✚): Overhead budget: the share of the
+	// program's time that recording may cost.
 	MetricGpuflightOverheadBudget = "gpuflight.overhead.budget"
-	// MetricGpuflightOverheadRatio (gauge in 1; extension ✚): Part of the program's time that
-	// recording has cost since it began, as it estimates it itself, where it was limited.
+	// MetricGpuflightOverheadRatio (gauge in 1; extension ✚): Share of the program's time that
+	// recording has cost since it began, an upper bound by the recorder's own estimate, if there is an
+	// overhead budget.
 	MetricGpuflightOverheadRatio = "gpuflight.overhead.ratio"
-	// MetricGpuflightOverheadModeTime (counter in s; extension ✚): Time in each mode, where the cost
-	// of recording was limited: trace makes records of all launches, count only counts them, blind
-	// sees none.
-	MetricGpuflightOverheadModeTime = "gpuflight.overhead.mode.time"
-	// MetricGpuflightLaunchesUntraced (counter in {call}; extension ✚): Kernel, graph, copy and set
-	// calls that were counted and have no records, since the cost of recording was limited.
-	// gpu.cuda.kernel.launch.calls counts the kernels; durations, device seconds and spans are without
-	// them.
-	MetricGpuflightLaunchesUntraced = "gpuflight.launches.untraced"
+	// MetricGpuflightRecordedTime (counter in s; extension ✚): Time in which records were made, if
+	// there is an overhead budget. Its rate is the share of the time that spans and metrics of device
+	// work cover.
+	MetricGpuflightRecordedTime = "gpuflight.recorded.time"
 )

@@ -31,6 +31,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
 	"github.com/gpuflight/gpuflight/internal/recording/window"
 	"github.com/gpuflight/gpuflight/internal/report"
+	"github.com/gpuflight/gpuflight/internal/version"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -96,7 +97,7 @@ var variables = []struct{ flag, variable, usage string }{
 	{"include", "GPUFLIGHT_INCLUDE", "spans only of kernels that match one of these `globs`, separated by commas"},
 	{"exclude", "GPUFLIGHT_EXCLUDE", "no spans of kernels that match one of these `globs`"},
 	{"min-duration", "GPUFLIGHT_MIN_DURATION", "no spans of device work shorter than this `duration` (5us)"},
-	{"overhead-budget", "GPUFLIGHT_OVERHEAD_BUDGET", "`share` of the program's time that recording may cost (2%): records are made in slices, and launches counted in between"},
+	{"overhead-budget", "GPUFLIGHT_OVERHEAD_BUDGET", "`share` of the program's time that recording may cost (2%): it is recorded in time slices; cannot be combined with deep profiling"},
 }
 
 // parseTrace reads the flags; help goes to out.
@@ -230,6 +231,9 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 	if t.deep, err = deep.ConfigFromEnv(t.env.get); err != nil {
 		return nil, t.wrong(err)
 	}
+	if err := t.settings.CheckWindows(t.deep.Enabled); err != nil {
+		return nil, t.wrong(err)
+	}
 	if _, err = window.SettingsFromEnv(t.env.get); err != nil {
 		return nil, t.wrong(err)
 	}
@@ -356,7 +360,7 @@ func (t *tracing) finish(stderr io.Writer) {
 		out.tell("%s recorded nothing: %s", plural(uint64(n.Processes), "process", "processes"), cmp.Or(n.Detail, string(n.Reason)))
 	}
 	t.tellWindows(out, sessions)
-	t.tellOverhead(out, sessions)
+	t.reportOverhead(out, sessions)
 	switch {
 	case !totals.Empty():
 		fmt.Fprintln(stderr)
@@ -385,11 +389,18 @@ func (t *tracing) tellNoWindow(out *teller) {
 	}
 }
 
-// tellOverhead says where recording cost more than it was allowed to.
-func (t *tracing) tellOverhead(out *teller, sessions []recorder.Summary) {
+// reportOverhead reports budgets that were not kept, and why.
+func (t *tracing) reportOverhead(out *teller, sessions []recorder.Summary) {
 	for i := range sessions {
-		if o := sessions[i].Overhead; o != nil && !o.Met {
-			out.tell("process %d did not keep the overhead budget of %.3g %%: recording cost it about %.2g %% of its time", sessions[i].PID, 100*o.Budget, 100*o.Ratio)
+		o := sessions[i].Overhead
+		if o == nil {
+			continue
+		}
+		if !o.Met {
+			out.tell("process %d did not keep the overhead budget of %.3g %%: recording cost up to %.2g %% of its time", sessions[i].PID, 100*o.Budget, 100*o.Ratio)
+		}
+		if o.Failure != "" {
+			out.tell("process %d: %s", sessions[i].PID, o.Failure)
 		}
 	}
 }
@@ -521,7 +532,7 @@ func (t *tracing) span() ptrace.Traces {
 	ss := rs.ScopeSpans().AppendEmpty()
 	ss.SetSchemaUrl(semconv.SchemaURL)
 	ss.Scope().SetName(semconv.ScopeName)
-	ss.Scope().SetVersion(version)
+	ss.Scope().SetVersion(version.String())
 	span := ss.Spans().AppendEmpty()
 	span.SetName(name)
 	span.SetTraceID(pcommon.TraceID(t.ref.Trace))
