@@ -15,7 +15,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -26,9 +25,10 @@ import (
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/engine"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
-	"github.com/gpuflight/gpuflight/internal/recording/deep/engine"
+	"github.com/gpuflight/gpuflight/internal/recording/settings"
 	"github.com/gpuflight/gpuflight/internal/report"
 	"github.com/gpuflight/gpuflight/internal/version"
 	"github.com/gpuflight/gpuflight/semconv"
@@ -273,19 +273,19 @@ func emptyFile(path string) error {
 
 // wrong is err, about variables, with the flags that were given in their places.
 func (t *tracing) wrong(err error) error {
-	text := err.Error()
-	named := func(variable, flag string) {
-		if _, given := t.cfg.values[variable]; given {
-			text = regexp.MustCompile(`\b`+variable+`\b`).ReplaceAllLiteralString(text, "--"+flag)
-		}
-	}
+	flags := map[string]string{}
 	for _, v := range variables {
-		named(v.variable, v.flag)
+		flags[v.variable] = v.flag
 	}
 	for _, v := range deep.Settings {
-		named(v.Variable, v.Flag)
+		flags[v.Variable] = v.Flag
 	}
-	return &usageError{errors.New(text)}
+	return &usageError{settings.Named(err, func(variable string) string {
+		if _, given := t.cfg.values[variable]; given && flags[variable] != "" {
+			return "--" + flags[variable]
+		}
+		return variable
+	})}
 }
 
 // applyFlags sets the variables that flags stand for, and what the recording processes shall do

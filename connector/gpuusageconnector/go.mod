@@ -6,7 +6,10 @@ require github.com/gpuflight/gpuflight v0.2.0
 
 require github.com/gpuflight/gpuflight/internal/collector v0.2.0
 
-require golang.org/x/sync v0.24.0 // indirect
+require (
+	github.com/bmatcuk/doublestar/v4 v4.10.4 // indirect
+	golang.org/x/sync v0.24.0 // indirect
+)
 
 require (
 	github.com/cespare/xxhash/v2 v2.3.0

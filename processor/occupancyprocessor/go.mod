@@ -4,6 +4,8 @@ go 1.26.0
 
 require github.com/gpuflight/gpuflight v0.2.0
 
+require github.com/bmatcuk/doublestar/v4 v4.10.4 // indirect
+
 require (
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/go-logr/logr v1.4.4 // indirect

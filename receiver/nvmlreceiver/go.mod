@@ -6,6 +6,8 @@ require github.com/gpuflight/gpuflight v0.2.0
 
 require github.com/gpuflight/gpuflight/internal/collector v0.2.0
 
+require github.com/bmatcuk/doublestar/v4 v4.10.4 // indirect
+
 require (
 	github.com/NVIDIA/go-nvml v0.13.2-0
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect

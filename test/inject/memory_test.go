@@ -58,5 +58,6 @@ func TestRecorderKeepsItsMemory(t *testing.T) {
 	each := float64(faultsAfter-faults) / spans
 	t.Logf("%.0f spans; of each %.3f page faults and %.1f µs", spans, each, float64((tookAfter-took).Microseconds())/spans)
 	require.Greater(t, spans, 10_000.0)
-	assert.Less(t, each, 0.15)
+	// With the default of the garbage collector it is about 0.3.
+	assert.Less(t, each, 0.25)
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/recording/deep/rule"
+	"github.com/gpuflight/gpuflight/internal/recording/settings"
 )
 
 // Defaults of Config.
@@ -127,7 +128,7 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 	}
 	var err error
 	if c.Engine, err = ParseEngine(strings.ToLower(getenv("GPUFLIGHT_DEEP_ENGINE"))); err != nil {
-		r.errs = append(r.errs, fmt.Errorf("GPUFLIGHT_DEEP_ENGINE: %w", err))
+		r.errs = append(r.errs, settings.Wrong("GPUFLIGHT_DEEP_ENGINE", "%v", err))
 		c.Engine = PC
 	}
 	asked := c.After > 0 || c.Every > 0 || len(c.When) > 0 || c.Signal != ""
@@ -271,7 +272,7 @@ type envReader struct {
 }
 
 func (r *envReader) bad(name, value, want string) {
-	r.errs = append(r.errs, fmt.Errorf("%s is %q; it must be %s", name, value, want))
+	r.errs = append(r.errs, settings.Bad(name, value, want))
 }
 
 func (r *envReader) duration(name string, least time.Duration) time.Duration {

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/recording/settings"
 )
 
 // DefaultMaxRows is the most rows that one window sends, each a log record of about a kilobyte. There is
@@ -45,7 +46,7 @@ func SettingsFromEnv(getenv func(string) string) (Settings, error) {
 	s := Settings{Dump: getenv("GPUFLIGHT_DEEP_DUMP")}
 	var errs []error
 	bad := func(name, value, want string) {
-		errs = append(errs, fmt.Errorf("%s is %q; it must be %s", name, value, want))
+		errs = append(errs, settings.Bad(name, value, want))
 	}
 	if v := getenv("GPUFLIGHT_DEEP_PERIOD"); v != "" {
 		n, err := strconv.Atoi(v)

@@ -38,7 +38,7 @@ func TestExitStatusAndMessages(t *testing.T) {
 		{"folder without flag", []string{dir}, 2, "", "the output folder goes after --out"},
 		{"unknown flag", []string{"--frob"}, 2, "", "See gpuflgen --help"},
 		{"bad layout", []string{"--out", dir, "--layout", "b"}, 2, "", `use "a2" or "c3"`},
-		{"bad size", []string{"--out", dir, "--bytes", "2 gig"}, 2, "", "use a whole number with B, KiB"},
+		{"bad size", []string{"--out", dir, "--bytes", "2 gig"}, 2, "", "is not a number of bytes: write for example 64MiB"},
 		{"bad start", []string{"--out", dir, "--start", "noon"}, 2, "", "use now, a duration such as -10m"},
 		{"no steps", []string{"--out", dir, "--steps", "0"}, 2, "", "--steps 0: use more than 0"},
 		{"folder is a file", []string{"--out", blocked}, 1, "", "gpuflgen: "},
@@ -59,7 +59,7 @@ func TestSummaryMatchesWhatIsOnDisk(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "summary.json")
 	code, stdout, stderr := command("--out", filepath.Join(dir, "logs"), "--layout", "a2", "--app", "demo",
-		"--kernels", "200", "--rotate-bytes", "-1", "--summary", file)
+		"--kernels", "200", "--rotate-bytes", "0", "--summary", file)
 	if code != 0 || stderr != "" {
 		t.Fatalf("status %d: %s", code, stderr)
 	}
