@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Command gpuflgen writes the logs of an invented training session, as GPU Flight would have written them.
 package main
 
 import (
@@ -10,43 +11,65 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/bytesize"
 	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 )
 
-const genUsage = `gpuflight gen writes the logs of a made-up training session, as GPU Flight would have written them.
-The same flags give the same lines. At the end it says what it wrote; --summary keeps that as JSON.
+const usage = `gpuflgen writes the logs of an invented training session, as GPU Flight would have written them.
+The same flags give the same lines. At the end it prints what it wrote; --summary keeps that as JSON.
 
 Usage:
-  gpuflight gen [flags]
+  gpuflgen [flags]
 
 Examples:
-  gpuflight gen --out logs                             a small session in the current layout
-  gpuflight gen --out logs --layout a2 --epochs 5      the first published layout
-  gpuflight gen --out logs --live --steps 100          write as it happens, from now on
-  gpuflight gen --out logs --bytes 2GiB --seed 7       a large one
-  gpuflight gen --out logs --layout a2 --kernel-lines 1000000 --line-bytes 300 --samples 0
-  gpuflight gen --out logs --kernels 1000000 --stack-bytes 1500 --compress=false
+  gpuflgen --out logs                             a small session in the current layout
+  gpuflgen --out logs --layout a2 --epochs 5      the first published layout
+  gpuflgen --out logs --live --steps 100          write as it happens, from now on
+  gpuflgen --out logs --bytes 2GiB --seed 7       a large one
+  gpuflgen --out logs --layout a2 --kernels 1000000 --line-bytes 300 --samples 0
+  gpuflgen --out logs --kernels 1000000 --stack-bytes 1500 --compress=false
 
 Flags:
 `
 
-func runGen(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	cfg, summaryFile, err := parseGen(args, stdout)
-	if err != nil {
-		return err
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// run returns the exit status: 0 done, 1 failed, 2 wrong flags.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	cfg, summaryFile, err := parse(args, stdout)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case err != nil:
+		fmt.Fprintf(stderr, "gpuflgen: %v\nSee gpuflgen --help.\n", err)
+		return 2
 	}
+	if err := generate(ctx, cfg, summaryFile, stdout, stderr); err != nil {
+		fmt.Fprintf(stderr, "gpuflgen: %v\n", err)
+		return 1
+	}
+	return 0
+}
+
+func generate(ctx context.Context, cfg gpuflgen.Config, summaryFile string, stdout, stderr io.Writer) error {
 	began := time.Now()
 	sum, err := gpuflgen.Run(ctx, cfg)
 	if err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
-		fmt.Fprintln(stderr, "gpuflight gen: interrupted; the session is closed and complete up to here")
+		fmt.Fprintln(stderr, "gpuflgen: interrupted; the session is closed and complete up to here")
 	}
 	if summaryFile == "-" {
 		return writeSummary(stdout, sum)
@@ -64,13 +87,12 @@ func runGen(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	return nil
 }
 
-// parseGen turns the flags into a configuration; help goes to out.
-func parseGen(args []string, out io.Writer) (cfg gpuflgen.Config, summaryFile string, err error) {
-	fs := flag.NewFlagSet("gen", flag.ContinueOnError)
+// parse turns the flags into a configuration; help goes to out.
+func parse(args []string, out io.Writer) (cfg gpuflgen.Config, summaryFile string, err error) {
+	fs := flag.NewFlagSet("gpuflgen", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	var layout, start string
-	var now, details, compress bool
-	var kernelLines int64
+	var details, compress bool
 	var size, rotate byteCount
 
 	fs.StringVar(&cfg.Dir, "out", "", "`folder` for the logs; made if missing (required)")
@@ -79,13 +101,11 @@ func parseGen(args []string, out io.Writer) (cfg gpuflgen.Config, summaryFile st
 	fs.Uint64Var(&cfg.Seed, "seed", 0, "which session; the same seed and flags give the same lines")
 	fs.IntVar(&cfg.Sessions, "sessions", 1, "sessions, one after the other")
 	fs.StringVar(&start, "start", "", "first `moment`: now, -10m (ten minutes ago), RFC 3339 or Unix ns (default: depends on the seed only)")
-	fs.BoolVar(&now, "now", false, "same as --start now")
 
 	fs.IntVar(&cfg.Epochs, "epochs", 2, "epochs; without meaning where kernels, lines or bytes bound the session")
 	fs.IntVar(&cfg.StepsPerEpoch, "steps", 10, "training steps in an epoch")
 	fs.IntVar(&cfg.Layers, "layers", 8, "layers of the model; a step has about 35 kernels a layer")
 	fs.Int64Var(&cfg.Kernels, "kernels", 0, "stop after exactly `n` kernels")
-	fs.Int64Var(&kernelLines, "kernel-lines", 0, "same as --kernels: a kernel has one line of its own in both layouts")
 	fs.Int64Var(&cfg.Lines, "lines", 0, "stop once there are `n` lines in all files together")
 	fs.Var(&size, "bytes", "stop once there are that many `bytes` before compression (512MiB, 2GiB)")
 	fs.DurationVar(&cfg.StepInterval, "step-interval", 40*time.Millisecond, "least session time between the starts of two steps")
@@ -110,40 +130,30 @@ func parseGen(args []string, out io.Writer) (cfg gpuflgen.Config, summaryFile st
 
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
-			fmt.Fprint(out, genUsage)
+			fmt.Fprint(out, usage)
 			fs.SetOutput(out)
 			fs.PrintDefaults()
 			return cfg, "", err
 		}
-		return cfg, "", &usageError{err}
+		return cfg, "", err
 	}
 	if fs.NArg() > 0 {
-		return cfg, "", &usageError{fmt.Errorf("%q is not a flag: the output folder goes after --out", fs.Arg(0))}
+		return cfg, "", fmt.Errorf("%q is not a flag: the output folder goes after --out", fs.Arg(0))
 	}
 	if cfg.Dir == "" {
-		return cfg, "", &usageError{errors.New("no output folder: add --out FOLDER")}
-	}
-	if kernelLines != 0 && cfg.Kernels != 0 {
-		return cfg, "", &usageError{errors.New("--kernels and --kernel-lines mean the same: give one")}
-	}
-	if now && start != "" {
-		return cfg, "", &usageError{errors.New("--now and --start exclude each other: give one")}
-	}
-	if now {
-		start = "now"
+		return cfg, "", errors.New("no output folder: add --out FOLDER")
 	}
 	cfg.Layout = gpuflgen.Layout(strings.ToLower(layout))
-	cfg.Kernels += kernelLines
 	cfg.Bytes, cfg.RotateBytes = int64(size), int64(rotate)
 	cfg.NoDetails, cfg.NoCompress = !details, !compress
 	if err := readZeros(fs, &cfg); err != nil {
-		return cfg, "", &usageError{err}
+		return cfg, "", err
 	}
 	if cfg.Start, err = parseStart(start, time.Now()); err != nil {
-		return cfg, "", &usageError{err}
+		return cfg, "", err
 	}
 	if err := cfg.Validate(); err != nil {
-		return cfg, "", &usageError{err}
+		return cfg, "", err
 	}
 	return cfg, summaryFile, nil
 }
