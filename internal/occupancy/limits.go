@@ -148,7 +148,7 @@ func row(major, minor, warps, blocks, registersPerBlock, shared, sharedPerBlock 
 	if l.Capability == (Capability{9, 0}) {
 		// Measured on an H200 with driver 580: neither the driver (cuOccupancyMaxActiveClusters) nor
 		// the hardware (a kernel that counts its resident blocks) puts more than 8 blocks of a launch
-		// with clusters on a multiprocessor, where 32 of one without are (docs/gpu-runs.md).
+		// with clusters on a multiprocessor, where 32 of one without are (docs/internals/measurements.md).
 		l.ClusterBlocks = 8
 	}
 	if major >= 8 {
