@@ -23,24 +23,35 @@
 ARG GOLANG=golang:1.26.8-bookworm
 ARG BUSYBOX=busybox:1.37.0-musl
 ARG BASE=gcr.io/distroless/base-debian12:nonroot
+# Where the programs come from: "build" compiles them, "prebuilt" takes those that a release has built.
+ARG PROGRAMS=build
 
 FROM ${GOLANG} AS build
 WORKDIR /src
 # No "go mod download" before: it would fetch what only other systems need. The caches are kept
 # between builds.
 COPY . .
+# The version of a release, for example 0.2.0.
+ARG VERSION=
 ENV GOTOOLCHAIN=local CGO_ENABLED=1
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
-    go build -buildvcs=false -ldflags "-s -w" -o /out/ ./cmd/otelcol-gpuflight ./cmd/gpuflight
+    go build -buildvcs=false -ldflags "-s -w -X github.com/gpuflight/gpuflight/internal/version.linked=${VERSION}" -o /out/ ./cmd/otelcol-gpuflight ./cmd/gpuflight
 RUN mkdir /out/state
+
+FROM scratch AS prebuilt
+ARG TARGETPLATFORM
+COPY ${TARGETPLATFORM}/otelcol-gpuflight ${TARGETPLATFORM}/gpuflight /out/
+WORKDIR /out/state
+
+FROM ${PROGRAMS} AS programs
 
 FROM ${BUSYBOX} AS busybox
 
 FROM ${BASE}
-COPY --from=build /out/otelcol-gpuflight /out/gpuflight /usr/local/bin/
+COPY --from=programs /out/otelcol-gpuflight /out/gpuflight /usr/local/bin/
 COPY config /etc/otelcol-gpuflight
 # A volume that is new takes over the folder's owner.
-COPY --from=build --chown=65532:65532 /out/state /var/lib/otelcol-gpuflight
+COPY --from=programs --chown=65532:65532 /out/state /var/lib/otelcol-gpuflight
 # busybox is what its file is called: here wget, for the health check only.
 COPY --from=busybox /bin/busybox /usr/local/bin/wget
 USER 65532:65532

@@ -16,7 +16,10 @@ GO      = $(or $(shell command -v go),$(error Go 1.26 or newer is needed))
 TOOLS  := .tools
 # No version control stamp: it would relink everything at each commit, and stops the
 # build where the checkout belongs to another user.
-FLAGS  := -buildvcs=false -ldflags "-s -w"
+# VERSION is for a release (make build VERSION=0.2.0); without it, the programs say "dev".
+# otelcol-gpuflight has its version from dist.version in builder-config.yaml.
+LDFLAGS := -s -w $(if $(VERSION),-X github.com/gpuflight/gpuflight/internal/version.linked=$(VERSION))
+FLAGS  := -buildvcs=false -ldflags "$(LDFLAGS)"
 SLOWLY := scripts/progress
 
 # The race detector recompiles all that a package imports, so it is for our libraries
@@ -82,9 +85,13 @@ fuzz: ## Run each fuzz target for FUZZTIME (30s)
 # Not cmd/otelcol-gpuflight, which is generated: looking through all that it imports would
 # take most of the time.
 .PHONY: lint
-lint: $(TOOLS)/golangci-lint ## Check formatting, import rules and common mistakes
+lint: prose $(TOOLS)/golangci-lint ## Check formatting, import rules, common mistakes and the language
 	$(TOOLS)/golangci-lint run $(LIBRARIES) ./test/...
 	CGO_ENABLED=0 $(GO) build ./internal/... ./sdk/... ./cmd/gpuflight # where there is no cgo the SDK says that it cannot record
+
+.PHONY: prose
+prose: $(TOOLS)/vale ## Check the language of documents and comments
+	scripts/prose $(CURDIR)/$(TOOLS)/vale
 
 # It takes a minute and 5.6 GB of memory for our own module.
 .PHONY: govulncheck
@@ -125,6 +132,9 @@ $(TOOLS)/golangci-lint: internal/tools/lint/go.mod
 
 $(TOOLS)/govulncheck: internal/tools/vuln/go.mod
 	@$(SLOWLY) "compiling govulncheck" $(GO) build -C internal/tools/vuln $(FLAGS) -o $(CURDIR)/$@ golang.org/x/vuln/cmd/govulncheck
+
+$(TOOLS)/vale: internal/tools/vale/go.mod
+	@$(SLOWLY) "compiling Vale" $(GO) build -C internal/tools/vale $(FLAGS) -o $(CURDIR)/$@ github.com/vale-cli/vale/v3/cmd/vale
 
 $(TOOLS)/jaeger: internal/tools/jaeger/go.mod
 	@$(SLOWLY) "compiling Jaeger (about three minutes, once)" $(GO) build -C internal/tools/jaeger $(FLAGS) -o $(CURDIR)/$@ github.com/jaegertracing/jaeger/cmd/jaeger

@@ -49,13 +49,13 @@ const (
 	TelemetryDistroName = "telemetry.distro.name"
 	// TelemetryDistroVersion (string; OpenTelemetry): Version of the recorder.
 	TelemetryDistroVersion = "telemetry.distro.version"
-	// CUDASessionKind (string; extension ✚): What kind of session the recorder ran, in its own
-	// words: trace, monitor.
+	// CUDASessionKind (string; extension ✚): Kind of session as the recorder names it: trace,
+	// monitor.
 	CUDASessionKind = "cuda.session.kind"
-	// CUDASessionEngine (string; extension ✚): The recorder's profiling engine, in its own words.
+	// CUDASessionEngine (string; extension ✚): Profiling engine as the recorder names it.
 	CUDASessionEngine = "cuda.session.engine"
-	// CUDASessionWindow (int; extension ✚): Number of the window of time of which this span holds
-	// the work outside every scope; absent on the span of the whole session.
+	// CUDASessionWindow (int; extension ✚): Number of the time slice whose work outside every scope
+	// this span holds; absent on the span of the whole session.
 	CUDASessionWindow = "cuda.session.window"
 	// CUDASessionCrashed (boolean; extension ✚): True if the process died.
 	CUDASessionCrashed = "cuda.session.crashed"
@@ -97,9 +97,9 @@ const (
 	// HWSensorLocation (string; OpenTelemetry): Where the sensor sits; absent for the device's own
 	// reading. fan_0, fan_1 … where a device has several fans.
 	HWSensorLocation = "hw.sensor_location"
-	// HWLimitType (string; OpenTelemetry): Which limit is given: min and max bound what can be set,
-	// default is the maker's, enforced is what holds now; high.degraded is where the device slows
-	// down, high.critical where it shuts down.
+	// HWLimitType (string; OpenTelemetry): Which limit the value is. min and max are the range that
+	// can be set, default is the manufacturer's value, enforced is the current one. The device slows
+	// down at high.degraded and shuts down at high.critical.
 	HWLimitType = "hw.limit_type"
 	// HWState (string; OpenTelemetry): State of the device.
 	HWState = "hw.state"
@@ -237,9 +237,9 @@ const (
 	// CUDAMemoryKind (string; extension ✚): Kind of memory; values as for cuda.memcpy.source.kind,
 	// and async (of a pool) and virtual (of cuMemCreate).
 	CUDAMemoryKind = "cuda.memory.kind"
-	// CUDALostReason (string; extension ✚): What had no room for a call, or why it is not counted:
-	// sums, threads, allocations (its bytes are not in use), records (of graphs), names (of kernels),
-	// returns, batch (copies beyond 256 of a call), datatypes (of NCCL).
+	// CUDALostReason (string; extension ✚): What was full, so that a call is not counted: sums,
+	// threads, allocations (its bytes are not in use), records (of graphs), names (of kernels) or
+	// returns. Otherwise batch (copies beyond 256 of a call) or datatypes (unknown types of NCCL).
 	CUDALostReason = "cuda.lost.reason"
 	// CUDAMemoryAddress (int; extension ✚): Address of the memory.
 	CUDAMemoryAddress = "cuda.memory.address"
@@ -262,8 +262,8 @@ const (
 	// CUDARequestOperation (string; extension ✚): Name of the request that caused the work: of the
 	// trace's root span, or its span of kind SERVER or CONSUMER.
 	CUDARequestOperation = "cuda.request.operation"
-	// CUDAGapAfter (string; extension ✚): What came last before the next kernel of a stream: a wait
-	// of the host, a copy on the stream, or neither, so that the host was late.
+	// CUDAGapAfter (string; extension ✚): What preceded the next kernel of a stream: sync (the host
+	// waited), copy (a copy on the stream), or host (neither: the host launched late).
 	CUDAGapAfter = "cuda.gap.after"
 	// CUDACostCurrency (string; extension ✚): Currency of the price, as in the settings (ISO 4217).
 	CUDACostCurrency = "cuda.cost.currency"
@@ -290,7 +290,7 @@ const (
 	// CUDAScopeUnfinished (boolean; extension ✚): True if the end was never recorded; the end time
 	// is the last moment seen.
 	CUDAScopeUnfinished = "cuda.scope.unfinished"
-	// CUDAScopeOriginalStartTimeUnixNano (int in ns; extension ✚): When a scope began that goes on
+	// CUDAScopeOriginalStartTimeUnixNano (int in ns; extension ✚): Start of a scope that continues
 	// from an earlier segment.
 	CUDAScopeOriginalStartTimeUnixNano = "cuda.scope.original_start_time_unix_nano"
 	// CUDAScopeRepeat (int; extension ✚): How often a benchmark repeats the scope's body.
@@ -358,13 +358,13 @@ const (
 	CUDAProfilerMaxSamples = "cuda.profiler.max_samples"
 	// CUDAProfilerPreset (string; extension ✚): Name of the chosen set of counters.
 	CUDAProfilerPreset = "cuda.profiler.preset"
-	// CUDACaptureRequestedEngine (string; extension ✚): Engine that was asked for.
+	// CUDACaptureRequestedEngine (string; extension ✚): Requested engine.
 	CUDACaptureRequestedEngine = "cuda.capture.requested_engine"
 	// CUDACaptureSelectedEngine (string; extension ✚): Engine that was used.
 	CUDACaptureSelectedEngine = "cuda.capture.selected_engine"
 	// CUDACaptureFeature (string; extension ✚): What is reported on, for example kernel_events.
 	CUDACaptureFeature = "cuda.capture.feature"
-	// CUDACaptureRequested (boolean; extension ✚): True if the feature was asked for.
+	// CUDACaptureRequested (boolean; extension ✚): True if the feature was requested.
 	CUDACaptureRequested = "cuda.capture.requested"
 	// CUDACaptureStatus (string; extension ✚): What came of it: collected, partial, fallback,
 	// skipped, …
@@ -432,8 +432,8 @@ const (
 	// CUDACaptureLaunchesUntraced (int; extension ✚): Kernel launches that were counted by name and
 	// not recorded.
 	CUDACaptureLaunchesUntraced = "cuda.capture.launches.untraced"
-	// CUDACaptureLaunchesEstimated (double; extension ✚): Kernel launches in all, where some were
-	// neither recorded nor counted: an estimate.
+	// CUDACaptureLaunchesEstimated (double; extension ✚): Estimated total of kernel launches, if
+	// some were neither recorded nor counted.
 	CUDACaptureLaunchesEstimated = "cuda.capture.launches.estimated"
 	// CUDACaptureLaunchesEstimatedBound (double; extension ✚): How far that estimate may be off,
 	// with a confidence of 95 %.
@@ -504,20 +504,20 @@ const (
 	// CUDADeepWindowRows (int; extension ✚): Records with a place in the code: by function, offset
 	// and stall reason or metric.
 	CUDADeepWindowRows = "cuda.deep_window.rows"
-	// CUDADeepWindowRowsOther (int; extension ✚): Rows above the most that one window may send: they
-	// are in records of their function without a place, and the smallest of those in the records of
-	// the function _other.
+	// CUDADeepWindowRowsOther (int; extension ✚): Rows above the limit of one window. They are
+	// merged into one record per function, without a source line; the smallest of those are merged
+	// into the records of the function _other.
 	CUDADeepWindowRowsOther = "cuda.deep_window.rows_other"
 	// CUDADeepWindowRowsUnresolved (int; extension ✚): Rows whose line of source is not known.
 	CUDADeepWindowRowsUnresolved = "cuda.deep_window.rows_unresolved"
 	// CUDADeepWindowRowsWithoutSASS (int; extension ✚): Rows whose instruction has no text: there
 	// was no nvdisasm, no time for it, or no image of the code.
 	CUDADeepWindowRowsWithoutSASS = "cuda.deep_window.rows_without_sass"
-	// CUDADeepWindowRowsLost (int; extension ✚): Rows that found no room while the window was open
-	// and are in no record; their samples are in lost.
+	// CUDADeepWindowRowsLost (int; extension ✚): Rows that were dropped because the buffer was full
+	// while the window was open. They are in no record; their samples are in lost.
 	CUDADeepWindowRowsLost = "cuda.deep_window.rows_lost"
-	// CUDADeepWindowContextsSkipped (int; extension ✚): CUDA contexts that were not looked at: PC
-	// sampling looks at one of each device.
+	// CUDADeepWindowContextsSkipped (int; extension ✚): CUDA contexts that were not sampled: PC
+	// sampling covers one per device.
 	CUDADeepWindowContextsSkipped = "cuda.deep_window.contexts_skipped"
 	// CUDADeepWindowContextsLost (int; extension ✚): CUDA contexts that ended before all they had
 	// was read.
@@ -618,7 +618,7 @@ const (
 	CUDASegmentRequestedBoundaryTimeUnixNano = "cuda.segment.requested_boundary_time_unix_nano"
 	// CUDASegmentBoundaryDelay (double in s; extension ✚): How much later it did.
 	CUDASegmentBoundaryDelay = "cuda.segment.boundary_delay"
-	// CUDASegmentDeferredBy (string; extension ✚): What held it up.
+	// CUDASegmentDeferredBy (string; extension ✚): What delayed it.
 	CUDASegmentDeferredBy = "cuda.segment.deferred_by"
 	// CUDASegmentEndReason (string; extension ✚): Why it ended: time, row_budget, rolled, final,
 	// process_shutdown.

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package semconv is the one place where the names of this project's telemetry are spelled:
-// attributes, metrics, events, and the values of attributes with a fixed set of them.
+// Package semconv defines the names of this project's telemetry: attributes, metrics, events, and the
+// values of attributes with a fixed set of values. No other package spells them.
 //
-// [Attributes], [Metrics] and [Events] are the registry: what each name means, its type and unit,
-// and whether it comes from OpenTelemetry, from OpenTelemetry eBPF Instrumentation, or is an
-// extension of this project. The constants (attributes.go, metrics.go, events.go) and
-// docs/telemetry.md are generated from it by "go run ./semconv/gen"; a test fails when they are
-// stale. To add a name, add a row and generate.
+// [Attributes], [Metrics] and [Events] are the registry. It holds the meaning, type and unit of each
+// name, and its origin: OpenTelemetry, OpenTelemetry eBPF Instrumentation, or an extension of this
+// project. "go run ./semconv/gen" generates the constants (attributes.go, metrics.go, events.go) and
+// docs/telemetry.md from it; a test fails when they are stale. To add a name, add a row and generate.
 //
-// A constant is called as its name is spelled, without dots and in Go's capitals: cuda.stream.id is
-// [CUDAStreamID]; metrics and events carry their kind in front ([MetricHWPower], [EventGPUXID]); a
-// value is its attribute and itself ([CUDAOperationKernel]).
+// The name of a constant is the telemetry name without dots: cuda.stream.id is [CUDAStreamID]. Metrics
+// and events have their kind as a prefix ([MetricHWPower], [EventGPUXID]). A value has its attribute as
+// a prefix ([CUDAOperationKernel]).
 //
 // The package imports nothing, so that every component may import it. Everything in it is constant
-// and safe for concurrent use; the registry's slices must not be written to.
+// and safe for concurrent use. Do not write to the registry's slices.
 package semconv
 
 //go:generate go run ./gen ..

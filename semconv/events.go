@@ -19,8 +19,8 @@ const (
 	EventCUDASASSListing = "cuda.sass_listing"
 	// EventCUDASource (extension ✚): Source text of one file; the body is the text.
 	EventCUDASource = "cuda.source"
-	// EventCUDACapture (extension ✚): What was asked of the recorder, what was collected, degraded,
-	// dropped or rejected, and why.
+	// EventCUDACapture (extension ✚): What was requested of the recorder, what it collected,
+	// degraded, dropped or rejected, and why.
 	EventCUDACapture = "cuda.capture"
 	// EventGPUXID (extension ✚): An error that the driver reported; the body says what the code
 	// means.
@@ -28,10 +28,10 @@ const (
 	// EventCUDAExecutionSignature (extension ✚): What work was done, to tell whether several runs
 	// did the same.
 	EventCUDAExecutionSignature = "cuda.execution_signature"
-	// EventCUDADeepWindow (extension ✚): A stretch in which an expensive engine was on. The span of
-	// the window, a child of the session, has the same attributes.
+	// EventCUDADeepWindow (extension ✚): An interval in which an expensive engine was on. The span
+	// of the window, a child of the session, has the same attributes.
 	EventCUDADeepWindow = "cuda.deep_window"
-	// EventCUDADeepWindowRule (extension ✚): What came of a rule that opens such stretches.
+	// EventCUDADeepWindowRule (extension ✚): The state of a rule that opens such windows.
 	EventCUDADeepWindowRule = "cuda.deep_window.rule"
 	// EventCUDACounterQuality (extension ✚): How good the application's own counters were.
 	EventCUDACounterQuality = "cuda.counter_quality"

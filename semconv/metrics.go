@@ -67,9 +67,9 @@ const (
 	MetricHWTemperatureLimit = "hw.temperature.limit"
 	// MetricHWFanSpeedRatio (gauge in 1; OpenTelemetry): Speed of the fan ÷ its highest.
 	MetricHWFanSpeedRatio = "hw.fan.speed_ratio"
-	// MetricHWErrors (counter in {error}; OpenTelemetry): Errors since the driver was loaded; for row
-	// remapping and page retirement over the life of the board, for XID errors since the collector
-	// began to listen.
+	// MetricHWErrors (counter in {error}; OpenTelemetry): Errors since the driver was loaded. Row
+	// remapping and page retirement count over the life of the board, XID errors since the Collector
+	// subscribed.
 	MetricHWErrors = "hw.errors"
 	// MetricHWStatus (updowncounter in 1; OpenTelemetry): 1 for the state that holds, 0 for the
 	// others.
@@ -125,8 +125,8 @@ const (
 	// MetricGPUCUDAMemoryCopies (histogram in By; OBI): Sizes of copies; the sum is the bytes copied.
 	MetricGPUCUDAMemoryCopies = "gpu.cuda.memory.copies"
 	// MetricGPUCUDAMemoryCopyDuration (histogram in s; extension ✚): Durations of copies that the
-	// host waited for; where cuda.memcpy.async is true, from the call to the end of the wait that
-	// followed, which is no shorter than the copy.
+	// host waited for. If cuda.memcpy.async is true, the duration is from the call to the end of the
+	// wait that followed, and at least that of the copy.
 	MetricGPUCUDAMemoryCopyDuration = "gpu.cuda.memory.copy.duration"
 	// MetricGPUCUDAMemoryCopyTimedBytes (counter in By; extension ✚): Bytes of the copies in
 	// gpu.cuda.memory.copy.duration: divided by its sum they are the bandwidth, a lower bound where
@@ -148,9 +148,9 @@ const (
 	MetricGPUCUDASyncWaitDuration = "gpu.cuda.sync.wait.duration"
 	// MetricGPUCUDAErrors (counter in {error}; extension ✚): Failed calls.
 	MetricGPUCUDAErrors = "gpu.cuda.errors"
-	// MetricGPUCUDACallsLost (counter in {call}; extension ✚): Calls that are not, or not wholly, in
-	// the other metrics of the process because it had used up its share of what the receiver keeps, or
-	// because the call was not understood.
+	// MetricGPUCUDACallsLost (counter in {call}; extension ✚): Calls that are missing from the other
+	// metrics of the process, or are in them only in part. The process had used up its share of the
+	// tables, or the call was not understood.
 	MetricGPUCUDACallsLost = "gpu.cuda.calls.lost"
 	// MetricGPUCUDAKernelDuration (exponential histogram in s; extension ✚): Durations of kernels.
 	MetricGPUCUDAKernelDuration = "gpu.cuda.kernel.duration"
@@ -180,8 +180,7 @@ const (
 	// MetricGpuflightRecordsDropped (counter in {record}; extension ✚): Records that CUPTI dropped
 	// because no buffer was free.
 	MetricGpuflightRecordsDropped = "gpuflight.records.dropped"
-	// MetricGpuflightRecordsRejected (counter in {record}; extension ✚): Records that made no sense,
-	// by reason.
+	// MetricGpuflightRecordsRejected (counter in {record}; extension ✚): Invalid records, by reason.
 	MetricGpuflightRecordsRejected = "gpuflight.records.rejected"
 	// MetricGpuflightDeepWindows (counter in {window}; extension ✚): Deep windows that were opened,
 	// or tried, by what came of them.

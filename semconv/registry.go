@@ -59,9 +59,9 @@ type Attribute struct {
 	Type   Type
 	Unit   string // UCUM, "" for none
 	Origin Origin
-	// On says where it is found besides the metrics and events that name it: "resource", or the
-	// kinds of spans, which are the values of cuda.operation; "device" stands for all spans of
-	// device work.
+	// On lists where the attribute occurs: "resource", or kinds of spans. A kind is a value of
+	// cuda.operation; "device" means all spans of device work. Metrics and events list their own
+	// attributes.
 	On    []string
 	Brief string
 	// Values are all the values, where they are a closed set.

@@ -20,7 +20,7 @@ var Events = []Event{
 		"cuda.capture.overhead.budget", "cuda.capture.overhead.ratio", "cuda.capture.traced.ratio",
 		"cuda.capture.launches.untraced", "cuda.capture.launches.estimated", "cuda.capture.launches.estimated_bound",
 		"cuda.capture.library.path", "cuda.capture.library.version",
-	}, "What was asked of the recorder, what was collected, degraded, dropped or rejected, and why."},
+	}, "What was requested of the recorder, what it collected, degraded, dropped or rejected, and why."},
 	{"gpu.xid", Extension, []string{"hw.id", "hw.name", "hw.vendor", "hw.type", "gpu.xid.code"}, "An error that the driver reported; the body says what the code means."},
 	{"cuda.execution_signature", Extension, []string{"cuda.scope.path", "cuda.signature.value", "cuda.signature.launches", "cuda.signature.distinct_kernels"}, "What work was done, to tell whether several runs did the same."},
 	{"cuda.deep_window", Extension, []string{
@@ -37,7 +37,7 @@ var Events = []Event{
 		"cuda.deep_window.rule.threshold", "cuda.deep_window.rule.rearm_threshold", "cuda.deep_window.rule.observed",
 		"cuda.deep_window.rule.rate_window", "cuda.deep_window.rule.sustained",
 		"cuda.deep_window.rule.first_true_time_unix_nano", "cuda.deep_window.rule.fired_time_unix_nano",
-	}, "A stretch in which an expensive engine was on. The span of the window, a child of the session, has the same attributes."},
+	}, "An interval in which an expensive engine was on. The span of the window, a child of the session, has the same attributes."},
 	{"cuda.deep_window.rule", Extension, []string{
 		"cuda.deep_window.rule.id", "cuda.deep_window.rule.expression", "cuda.deep_window.rule.state",
 		"cuda.deep_window.rule.outcome", "cuda.deep_window.rule.reason", "cuda.deep_window.rule.metric_state",
@@ -45,7 +45,7 @@ var Events = []Event{
 		"cuda.deep_window.rule.truncated_samples", "cuda.deep_window.rule.quality_resets",
 		"cuda.deep_window.rule.quality_reason", "cuda.deep_window.rule.state_sequence",
 		"cuda.deep_window.rule.last_value", "cuda.deep_window.rule.last_observed_time_unix_nano",
-	}, "What came of a rule that opens such stretches."},
+	}, "The state of a rule that opens such windows."},
 	{"cuda.counter_quality", Extension, []string{
 		"cuda.counter_quality.source", "cuda.counter_quality.schema_version", "cuda.counter_quality.tracked_counters",
 		"cuda.counter_quality.samples_observed", "cuda.counter_quality.registration_rejected",

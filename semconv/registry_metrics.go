@@ -2,7 +2,7 @@
 
 package semconv
 
-// Metrics are all metrics. Those of a device carry [DevicePoint] besides their own attributes.
+// Metrics are all metrics. Those of a device carry [DevicePoint] in addition to their own attributes.
 var Metrics = []Metric{
 	// A device's meters. Ratios are 0–1, never percent.
 	{"hw.gpu.utilization", Gauge, "1", OpenTelemetry, device("hw.gpu.task"), "Part of the time in which the device, or the named part of it, was busy."},
@@ -30,7 +30,7 @@ var Metrics = []Metric{
 	{"hw.temperature", Gauge, "Cel", OpenTelemetry, device("hw.sensor_location"), "Temperature."},
 	{"hw.temperature.limit", Gauge, "Cel", OpenTelemetry, device("hw.sensor_location", "hw.limit_type"), "Limit of the temperature."},
 	{"hw.fan.speed_ratio", Gauge, "1", OpenTelemetry, device("hw.sensor_location"), "Speed of the fan ÷ its highest."},
-	{"hw.errors", Counter, "{error}", OpenTelemetry, device("error.type"), "Errors since the driver was loaded; for row remapping and page retirement over the life of the board, for XID errors since the collector began to listen."},
+	{"hw.errors", Counter, "{error}", OpenTelemetry, device("error.type"), "Errors since the driver was loaded. Row remapping and page retirement count over the life of the board, XID errors since the Collector subscribed."},
 	{"hw.status", UpDownCounter, "1", OpenTelemetry, device("hw.state"), "1 for the state that holds, 0 for the others."},
 	{"process.gpu.memory.usage", UpDownCounter, "By", Extension, device(DeviceProcess...), "Device memory that a process uses."},
 	{"process.gpu.utilization", Gauge, "1", Extension, device(DeviceProcess...), "Part of the time in which a process kept the device busy."},
@@ -59,7 +59,7 @@ var Metrics = []Metric{
 	{"gpu.cuda.memory.allocation.calls", Counter, "{call}", Extension, []string{"cuda.memory.kind"}, "Allocations."},
 	{"gpu.cuda.memory.free.calls", Counter, "{call}", Extension, []string{"cuda.memory.kind"}, "Releases."},
 	{"gpu.cuda.memory.copies", Histogram, "By", OBI, []string{"cuda.memcpy.kind", "cuda.memcpy.async", "hw.id", "hw.name"}, "Sizes of copies; the sum is the bytes copied."},
-	{"gpu.cuda.memory.copy.duration", Histogram, "s", Extension, []string{"cuda.memcpy.kind", "cuda.memcpy.async"}, "Durations of copies that the host waited for; where cuda.memcpy.async is true, from the call to the end of the wait that followed, which is no shorter than the copy."},
+	{"gpu.cuda.memory.copy.duration", Histogram, "s", Extension, []string{"cuda.memcpy.kind", "cuda.memcpy.async"}, "Durations of copies that the host waited for. If cuda.memcpy.async is true, the duration is from the call to the end of the wait that followed, and at least that of the copy."},
 	{"gpu.cuda.memory.copy.timed.bytes", Counter, "By", Extension, []string{"cuda.memcpy.kind", "cuda.memcpy.async"}, "Bytes of the copies in gpu.cuda.memory.copy.duration: divided by its sum they are the bandwidth, a lower bound where cuda.memcpy.async is true."},
 	{"gpu.cuda.memset.bytes", Counter, "By", OBI, nil, "Bytes set."},
 	{"gpu.cuda.memset.calls", Counter, "{call}", Extension, nil, "Sets."},
@@ -68,7 +68,7 @@ var Metrics = []Metric{
 	{"gpu.cuda.api.duration", Histogram, "s", Extension, []string{"cuda.api.name"}, "Durations of driver or runtime calls."},
 	{"gpu.cuda.sync.wait.duration", Histogram, "s", Extension, []string{"cuda.api.name"}, "Durations of waits for the device."},
 	{"gpu.cuda.errors", Counter, "{error}", Extension, []string{"error.type", "cuda.api.name"}, "Failed calls."},
-	{"gpu.cuda.calls.lost", Counter, "{call}", Extension, []string{"cuda.lost.reason"}, "Calls that are not, or not wholly, in the other metrics of the process because it had used up its share of what the receiver keeps, or because the call was not understood."},
+	{"gpu.cuda.calls.lost", Counter, "{call}", Extension, []string{"cuda.lost.reason"}, "Calls that are missing from the other metrics of the process, or are in them only in part. The process had used up its share of the tables, or the call was not understood."},
 	{"gpu.cuda.kernel.duration", ExponentialHistogram, "s", Extension, []string{"cuda.kernel.name", "hw.id", "hw.name"}, "Durations of kernels."},
 	{"gpu.cuda.queue.duration", ExponentialHistogram, "s", Extension, []string{"hw.id", "hw.name", "cuda.operation"}, "From the end of the host call to the start on the device."},
 	{"gpu.cuda.stream.gap.duration", ExponentialHistogram, "s", Extension, []string{"hw.id", "hw.name", "cuda.gap.after"}, "Time between two kernels of a stream in which the stream ran none, where it is above a threshold."},
@@ -81,7 +81,7 @@ var Metrics = []Metric{
 	{"gpuflight.spans.left_out", Counter, "{span}", Extension, []string{"cuda.operation", "cuda.kernel.name", "hw.id", "hw.name"}, "Device work without a span of its own, by the limit on spans a second, a filter or because its trace was not sampled. The metrics of gpu.cuda count it."},
 	{"gpuflight.records.collected", Counter, "{record}", Extension, nil, "Records read from CUPTI."},
 	{"gpuflight.records.dropped", Counter, "{record}", Extension, nil, "Records that CUPTI dropped because no buffer was free."},
-	{"gpuflight.records.rejected", Counter, "{record}", Extension, []string{"error.type"}, "Records that made no sense, by reason."},
+	{"gpuflight.records.rejected", Counter, "{record}", Extension, []string{"error.type"}, "Invalid records, by reason."},
 	{"gpuflight.deep.windows", Counter, "{window}", Extension, []string{"cuda.deep_window.status"}, "Deep windows that were opened, or tried, by what came of them."},
 	{"gpuflight.deep.heap", Gauge, "By", Extension, nil, "Free pieces of the program's own heap that its launching threads hold between deep windows, since those of SASS metrics leave it full of them. No point where there are none."},
 	{"gpuflight.deep.memory", Gauge, "By", Extension, nil, "Device memory that CUPTI keeps of deep windows of SASS metrics until the process ends, estimated from the instructions that it patched. No point before there was one."},

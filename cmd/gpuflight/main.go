@@ -13,12 +13,10 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"runtime/debug"
 	"syscall"
-)
 
-// version is set by the build (-ldflags "-X main.version=…").
-var version = "0.1.0-dev"
+	"github.com/gpuflight/gpuflight/internal/version"
+)
 
 const usage = `gpuflight records what programs do on the GPU, and works with GPU Flight logs.
 
@@ -100,13 +98,5 @@ func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
 func printVersion(out io.Writer) {
-	revision := ""
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" {
-				revision = ", commit " + s.Value
-			}
-		}
-	}
-	fmt.Fprintf(out, "gpuflight %s (%s/%s, %s%s)\n", version, runtime.GOOS, runtime.GOARCH, runtime.Version(), revision)
+	fmt.Fprintf(out, "gpuflight %s (%s/%s, %s)\n", version.String(), runtime.GOOS, runtime.GOARCH, runtime.Version())
 }

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpuflight/gpuflight/internal/version"
 )
 
 func command(args ...string) (code int, stdout, stderr string) {
@@ -32,7 +34,7 @@ func TestExitStatusAndMessages(t *testing.T) {
 		{"no command", nil, 2, "", "gpuflight doctor [flags]"},
 		{"unknown command", []string{"frob"}, 2, "", `no command "frob"`},
 		{"help", []string{"help"}, 0, "gpuflight doctor [flags]", ""},
-		{"version", []string{"version"}, 0, "gpuflight " + version, ""},
+		{"version", []string{"version"}, 0, "gpuflight " + version.String(), ""},
 		{"help of trace", []string{"trace", "--help"}, 0, "-min-duration duration", ""},
 		{"help of report", []string{"report", "--help"}, 0, "-top int", ""},
 		{"help of doctor", []string{"doctor", "--help"}, 0, "-json", ""},

@@ -31,6 +31,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
 	"github.com/gpuflight/gpuflight/internal/recording/window"
 	"github.com/gpuflight/gpuflight/internal/report"
+	"github.com/gpuflight/gpuflight/internal/version"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -521,7 +522,7 @@ func (t *tracing) span() ptrace.Traces {
 	ss := rs.ScopeSpans().AppendEmpty()
 	ss.SetSchemaUrl(semconv.SchemaURL)
 	ss.Scope().SetName(semconv.ScopeName)
-	ss.Scope().SetVersion(version)
+	ss.Scope().SetVersion(version.String())
 	span := ss.Spans().AppendEmpty()
 	span.SetName(name)
 	span.SetTraceID(pcommon.TraceID(t.ref.Trace))

@@ -2,9 +2,9 @@
 
 //go:build linux
 
-// Package compose_test checks what can be checked of this folder and of the Dockerfile without
-// Docker: that what one file names another one has, and that the programs take the files that they
-// are given. It starts no container.
+// Package compose_test checks this folder and the Dockerfile without Docker. It checks that files exist
+// where other files name them, and that the programs accept their configurations. It starts no
+// container.
 package compose_test
 
 import (

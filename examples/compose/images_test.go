@@ -109,11 +109,12 @@ func TestTheDockerfile(t *testing.T) {
 			bases = append(bases, os.Expand(strings.Fields(rest)[0], func(name string) string { return arguments[name] }))
 		}
 	}
-	require.Len(t, bases, 3)
+	require.Len(t, bases, 5)
 	assert.Regexp(t, `^golang:\d+\.\d+\.\d+-bookworm$`, bases[0])
-	assert.Regexp(t, `^busybox:\d+\.\d+\.\d+-musl$`, bases[1])
+	assert.Equal(t, []string{"scratch", "build"}, bases[1:3])
+	assert.Regexp(t, `^busybox:\d+\.\d+\.\d+-musl$`, bases[3])
 	// Distroless has no tags of versions; Debian 12 is bookworm.
-	assert.Equal(t, "gcr.io/distroless/base-debian12:nonroot", bases[2])
+	assert.Equal(t, "gcr.io/distroless/base-debian12:nonroot", bases[4])
 
 	// The compiler is not older than go.mod asks for, and of the same series.
 	wanted := strings.Split(found(t, `(?m)^go (\d+\.\d+\.\d+)$`, text(t, root, "go.mod")), ".")
@@ -130,7 +131,7 @@ func TestTheDockerfile(t *testing.T) {
 	assert.Regexp(t, `^[1-9]\d*:[1-9]\d*$`, user)
 	config := text(t, root, "config", "agent.yaml")
 	state := found(t, `GPUFLIGHT_STATE:-([^}]+)\}`, config)
-	assert.Contains(t, instructions(t), "COPY --from=build --chown="+user+" /out/state "+state)
+	assert.Contains(t, instructions(t), "COPY --from=programs --chown="+user+" /out/state "+state)
 
 	// There is no shell, so all are lists.
 	for _, name := range []string{"ENTRYPOINT", "CMD"} {
@@ -153,7 +154,9 @@ func TestTheDockerfile(t *testing.T) {
 	assert.FileExists(t, filepath.Join(root, "config", file))
 
 	// The flags of the Makefile, so that the image has what the tests test.
-	assert.Contains(t, text(t, root, "Dockerfile"), "go build "+found(t, `(?m)^FLAGS\s*:= (.*)$`, text(t, root, "Makefile"))+" ")
+	makefile := text(t, root, "Makefile")
+	assert.Contains(t, text(t, root, "Dockerfile"), "go build "+found(t, `(?m)^FLAGS\s*:= (.*)\$\(LDFLAGS\)"$`, makefile)+
+		found(t, `(?m)^LDFLAGS\s*:= (.*?) \$\(if`, makefile)+" -X ")
 }
 
 // TestTheBuildSeesAllThatItNeeds: .dockerignore lets nothing through that it does not name.

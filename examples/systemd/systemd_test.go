@@ -69,7 +69,7 @@ func TestSystemdTakesTheUnit(t *testing.T) {
 	exe, err := os.Executable()
 	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), unit)
-	changed := strings.Replace(string(text), "/usr/local/bin/otelcol-gpuflight", exe, 1)
+	changed := strings.Replace(string(text), "ExecStart=otelcol-gpuflight", "ExecStart="+exe, 1)
 	require.NotEqual(t, string(text), changed)
 	require.NoError(t, os.WriteFile(file, []byte(changed), 0o600))
 	out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", file).CombinedOutput()

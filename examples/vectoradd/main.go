@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command vectoradd adds vectors on the GPU and checks the sums, with every step in a scope: the two
-// calls that a Go program needs to be recorded, and what comes of them.
+// Command vectoradd adds vectors on the GPU and checks the sums, with every step in a scope. It shows
+// the two calls that a Go program needs to be recorded.
 package main
 
 import (

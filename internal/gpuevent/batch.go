@@ -163,15 +163,14 @@ func (b *Batch) newRecord(o *output) plog.LogRecord {
 	return o.records.AppendEmpty()
 }
 
-// resource writes what is the same for everything that the session did.
+// resource writes the attributes that all telemetry of the session has in common.
 //
-// Where the session has one device, what that device is like (name, vendor, type, compute
-// capability, multiprocessors) stands here, once, and each span carries only which device it was
-// (hw.id and cuda.device.index). With several devices all of it stands on the spans. Data points
-// name their device in full either way, since metrics outlive their resource in most stores.
+// If the session has one device, its properties are here: name, vendor, type, compute capability and
+// multiprocessors. Each span then has only the device's identity (hw.id and cuda.device.index). With several devices, each span has all properties of its device. Data points
+// always have all of them, because most stores keep metrics without their resource.
 func (o *output) resource(dest pcommon.Map) {
 	s := o.session
-	dest.EnsureCapacity(16 + len(s.Extra))
+	dest.EnsureCapacity(17 + len(s.Extra))
 	name := s.App
 	if name == "" {
 		name = semconv.UnknownService
@@ -184,6 +183,7 @@ func (o *output) resource(dest pcommon.Map) {
 		putStrings(dest, semconv.HostIP, []string{s.HostIP})
 	}
 	putStr(dest, semconv.TelemetryDistroName, s.Distro)
+	putStr(dest, semconv.TelemetryDistroVersion, s.DistroVersion)
 	putStr(dest, semconv.CUDASessionKind, s.Kind)
 	putStr(dest, semconv.CUDASessionEngine, s.Engine)
 	if d := o.only; d != nil {

@@ -201,8 +201,8 @@ func compare(t *testing.T, b *Batch, name string) {
 		pmetrictest.IgnoreMetricsOrder(), pmetrictest.IgnoreMetricDataPointsOrder())) // the file is sorted
 }
 
-// registered checks every attribute against the registry: that it is there, that it may be where it
-// is, that it has its type, and that a closed set of values holds its value.
+// registered checks every attribute against the registry: its name, its place, its type and, for a
+// closed set, its value.
 func registered(t *testing.T, traces ptrace.Traces, logs plog.Logs, metrics pmetric.Metrics) {
 	t.Helper()
 	registry := map[string]semconv.Attribute{}

@@ -54,6 +54,8 @@ type Session struct {
 	Devices []Device
 	// Distro names the recorder ("gpuflight"): telemetry.distro.name. "" for none.
 	Distro string
+	// DistroVersion is the recorder's version: telemetry.distro.version. "" if unknown, as for logs.
+	DistroVersion string
 	// Engine is the recorder's profiling engine, as it calls it. Kind is its session kind.
 	Engine string
 	Kind   string

@@ -236,7 +236,7 @@ func (w *pointWriter) describe(a *attrs, slot int, own string) {
 	}
 }
 
-// pointSets keeps the attributes of the data points of one device, or of the host, whole: they are
+// pointSets caches the complete attributes of the data points of one device, or of the host. They are
 // the same at every reading, and copying a finished map is the fastest way to fill one.
 type pointSets struct {
 	dev  Device

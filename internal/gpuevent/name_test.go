@@ -108,7 +108,7 @@ func TestKernelNamesAreBounded(t *testing.T) {
 	} {
 		begin := time.Now()
 		n := NewKernelName(raw)
-		if took := time.Since(begin); took > time.Minute { // without a bound: for ever
+		if took := time.Since(begin); took > time.Minute { // without a bound it never ends
 			t.Errorf("%s: took %v", what, took)
 		}
 		for _, s := range []string{n.Full, n.Symbol, n.Short, n.Qualified} {

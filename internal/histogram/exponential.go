@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package histogram holds histograms of device work: exponential ones of durations and
-// explicit ones of any whole number. They differ from an SDK's in three ways: sums are whole numbers,
-// so that they are exact whatever the order of arrival; two can be merged exactly; and they can be
-// saved and loaded. The package knows neither pdata nor the Collector. A histogram is not safe for
+// Package histogram has histograms of device work: exponential histograms of durations, and explicit
+// histograms of whole numbers. They differ from those of an SDK in three ways. Sums are whole numbers,
+// so they are exact in any order of arrival. Two histograms can be merged exactly. A histogram can be
+// saved and loaded. The package does not depend on pdata or the Collector. A histogram is not safe for
 // concurrent use.
 package histogram
 
@@ -176,8 +176,8 @@ func (h *Exponential) downscale(by int32) {
 }
 
 // index returns the bucket of v, a normal number above 0, at a scale: ceil(log2(v)·2^scale) − 1. It is
-// exact at powers of two, and elsewhere exact against the bound of the bucket rounded to a float64, so
-// that an index at one scale, shifted, is the index at a coarser one.
+// exact at powers of two. For other values it is exact with respect to the bound of the bucket rounded
+// to a float64. An index shifted right is therefore the index at a coarser scale.
 func index(v float64, scale int32) int32 {
 	if scale > 0 && scale <= tableScale {
 		return tables[scale]().index(v)
@@ -210,8 +210,8 @@ func index(v float64, scale int32) int32 {
 // bound returns 2^(i/width). The quotient is exact, so it is the same at every scale.
 func bound(i int, width float64) float64 { return math.Exp2(float64(i) / width) }
 
-// tableScale is the finest scale with a table: a histogram of the usual size holds values that are
-// apart by more than a factor of 2^(160/2^10) = 1.11 at a coarser scale.
+// tableScale is the finest scale with a table. A histogram of the usual size (160 buckets) has a
+// coarser scale as soon as its values span more than a factor of 2^(160/2^10) = 1.11.
 const tableScale = 10
 
 // table finds the bucket within a power of two without a logarithm, at a fifth of the time.

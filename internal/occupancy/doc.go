@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package occupancy computes how many blocks of a kernel a multiprocessor can hold at once, as
-// CUDA's occupancy API (cudaOccupancyMaxActiveBlocksPerMultiprocessor) does, and how far a grid can
-// fill a device with them.
+// Package occupancy computes how many blocks of a kernel a multiprocessor can hold at once, as CUDA's
+// occupancy API (cudaOccupancyMaxActiveBlocksPerMultiprocessor) does. It also computes the share of a
+// device that a grid can fill.
 //
-// In goes a compute capability and what a launch asks for; out come blocks, warps, their share of
-// the most that fit, and every resource that sets the limit. It is arithmetic on one table: no I/O,
-// no telemetry, nothing but the standard library. A capability that the table lacks gives an error
-// and never a guess.
+// The input is a compute capability and the resources of a launch. The result has the blocks, the
+// warps, their share of the maximum, and every resource that sets the limit. The package is arithmetic
+// on one table: no I/O, no telemetry, only the standard library. A capability that is missing from the
+// table is an error.
 //
-// Everything may be used by many goroutines at once.
+// All functions are safe for concurrent use.
 package occupancy

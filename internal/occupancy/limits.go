@@ -91,14 +91,15 @@ var (
 
 // table holds the capabilities from 5.0 to 12.1, ascending.
 //
-// Source: CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability"
-// (warps, blocks, registers, shared memory and its maximum per block); 5.x to 7.2, which CUDA 13 no
-// longer supports, and 10.1, which it renamed to 11.0, from the guide of 12.9. From 6.0 on, but for
-// 7.2 and 10.1, the rows were held against NVIDIA's own constants in CCCL (arch_traits, 2025). What
-// the guide leaves out are rules of NVIDIA's occupancy calculator (the CUDA toolkit's occupancy header of 12.9 and
-// 13.x): 256 registers as the unit of a warp; four sub-partitions, and two on 6.0; 256 B of shared
-// memory as the unit up to 7.x, and 128 B and 1 KiB for the driver from 8.0. The row of 9.0 has
-// besides been measured on an H200.
+// Source: CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability" (warps,
+// blocks, registers, shared memory and its maximum per block). The guide of 12.9 is the source for 5.x
+// to 7.2, which CUDA 13 no longer supports, and for 10.1, which it renamed to 11.0. The rows from 6.0
+// on, except 7.2 and 10.1, were compared with NVIDIA's constants in CCCL (arch_traits, 2025).
+//
+// The guide omits these rules of NVIDIA's occupancy calculator (the CUDA toolkit's occupancy header of
+// 12.9 and 13.x). A warp's registers are allocated in units of 256. A multiprocessor has four
+// sub-partitions; on 6.0 it has two. Shared memory is allocated in units of 256 B up to 7.x. From 8.0
+// on the unit is 128 B, and the driver reserves 1 KiB. The row of 9.0 was also measured on an H200.
 var table = number([]Limits{
 	row(5, 0, 64, 32, 64*kib, 64*kib, 48*kib, nil),
 	row(5, 2, 64, 32, 64*kib, 96*kib, 48*kib, nil),
@@ -146,9 +147,9 @@ func row(major, minor, warps, blocks, registersPerBlock, shared, sharedPerBlock 
 		l.SubPartitions = 2
 	}
 	if l.Capability == (Capability{9, 0}) {
-		// Measured on an H200 with driver 580: neither the driver (cuOccupancyMaxActiveClusters) nor
-		// the hardware (a kernel that counts its resident blocks) puts more than 8 blocks of a launch
-		// with clusters on a multiprocessor, where 32 of one without are (docs/internals/measurements.md).
+		// Measured on an H200 with driver 580: a multiprocessor holds at most 8 blocks of a launch with
+		// clusters, but 32 of a launch without (docs/internals/measurements.md). The driver
+		// (cuOccupancyMaxActiveClusters) and a kernel that counts its resident blocks agree.
 		l.ClusterBlocks = 8
 	}
 	if major >= 8 {

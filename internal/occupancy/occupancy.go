@@ -119,10 +119,9 @@ func (l *Limits) byRegisters(k Launch) int64 {
 	return int64(l.Registers) / partitions / perWarp * partitions / warps
 }
 
-// checkedPartitions is the unit in which a block's warps are counted when it is checked against the
-// registers that a block may have: the check takes each of four sub-partitions to give as much as
-// the fullest. It is four on 6.0 too, whose multiprocessors have two: CUDA lets a block run there
-// only if it could on 6.1.
+// checkedPartitions is the multiple to which a block's warps are rounded up for the check against the
+// maximum of registers per block: each of four sub-partitions counts like the fullest. It is four also
+// on 6.0, whose multiprocessors have two: CUDA accepts a block there only if it fits on 6.1.
 const checkedPartitions = 4
 
 func (l *Limits) byShared(k Launch) int64 {
@@ -183,10 +182,10 @@ func (g Grid) Resident() int64 {
 	}
 }
 
-// Spread returns in how many waves the grid runs, as a fraction, and how much of the device's places
-// it fills over the whole waves that takes: 20 blocks on a device with places for 1056 are 0.019
-// waves and fill 0.019; 1057 are 1.001 waves, which take the time of two, and fill half. Both are 0
-// where nothing can be resident or the grid has no blocks.
+// Spread returns the number of waves that the grid needs, as a fraction, and the share of the device's
+// capacity that it fills over its whole waves. On a device with a capacity of 1056 blocks, 20 blocks
+// are 0.019 waves and fill 0.019. 1057 blocks are 1.001 waves, take the time of two, and fill half.
+// Both results are 0 if no block can be resident or the grid has no blocks.
 func (g Grid) Spread() (waves, fill float64) {
 	resident := g.Resident()
 	if resident <= 0 || g.Blocks <= 0 {

@@ -17,12 +17,12 @@ type launch struct {
 	limiter                              Limiter
 }
 
-// byHand holds cases for every capability. The expected numbers were derived by hand, as each
-// comment shows, from the limits in the line above the group: warps (w) and block slots of a
-// multiprocessor, registers of a multiprocessor and of a block, shared memory of a multiprocessor
-// and the most of a block. On all of them a block has at most 1024 threads, a thread at most 255
-// registers, and a warp of r registers a thread takes 32 r, rounded up to 256 ("256 a warp").
-// "quarters" are the sub-partitions of 16384 registers, out of which each warp takes its own.
+// byHand has cases for every capability. The expected numbers were derived by hand from the limits in
+// the line above the group; each comment has the derivation. The limits are: warps (w) and block slots
+// of a multiprocessor, registers of a multiprocessor and of a block, shared memory of a multiprocessor
+// and its maximum per block. In all groups a block has at most 1024 threads and a thread at most 255
+// registers. A warp of r registers per thread takes 32 r, rounded up to 256 ("256 a warp"). "quarters"
+// are the sub-partitions of 16384 registers, from which each warp takes its registers.
 var byHand = []struct {
 	capabilities []Capability
 	cases        []launch

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package procfs reads what the kernel says of a process in /proc, for receivers that tell processes apart: its name and
-// start, what it has used, its id in its own PID namespace, its container and pod. It takes texts and knows nothing of who asks.
+// Package procfs parses files of /proc for receivers that report per process: name and start, resource
+// usage, id in its own PID namespace, container and pod. It takes texts and does no I/O.
 //
-// Everything may be called by several goroutines.
+// All functions are safe for concurrent use.
 package procfs
 
 import (
@@ -41,17 +41,17 @@ type Stat struct {
 	// State is R, S, D, Z, …; Threads the number of threads.
 	State   byte
 	Threads int
-	// Start is when the process began, in ticks since boot. A process id comes again, with the same start it does
-	// not.
+	// Start is when the process began, in ticks since boot. The kernel reuses process ids, but not with
+	// the same start.
 	Start uint64
-	// Faults are the page faults that needed no reading, Processor the processor time, in the kernel as well: of the process, or of
-	// the thread if it is a thread's file.
+	// Faults is the number of minor page faults, Processor the CPU time in user and kernel mode. They
+	// are those of the process, or of the thread if the file is a thread's.
 	Faults    uint64
 	Processor time.Duration
 }
 
-// ParseStat reads the text of /proc/PID/stat; false if it is none. The name stands in parentheses and may hold any
-// byte, a parenthesis among them: it ends at the last one.
+// ParseStat parses the text of /proc/PID/stat and reports whether it is valid. The name is in
+// parentheses and may have any byte, also parentheses: it ends at the last one.
 func ParseStat(text []byte) (Stat, bool) {
 	s := string(text)
 	begin, end := strings.IndexByte(s, '('), strings.LastIndexByte(s, ')')
@@ -124,9 +124,9 @@ func ParseUID(status []byte) uint32 {
 	return UnknownUser
 }
 
-// ParseCgroup finds a container's id and a pod's UID in the text of /proc/PID/cgroup, version 1 or
-// 2, as Docker, containerd, CRI-O and Podman lay it out; "" for what is not there. The innermost
-// container counts.
+// ParseCgroup returns a container's id and a pod's UID from the text of /proc/PID/cgroup, version 1 or
+// 2; "" for what is missing. It supports the layouts of Docker, containerd, CRI-O and Podman. With
+// nested containers it returns the innermost one.
 func ParseCgroup(text string) (container, pod string) {
 	for line := range strings.Lines(text) {
 		// hierarchy:controllers:path; the path may hold colons itself.

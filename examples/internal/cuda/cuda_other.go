@@ -8,7 +8,7 @@ import "fmt"
 
 var errSystem = fmt.Errorf("%w: these examples need Linux, and cgo to be built", ErrUnavailable)
 
-// What follows is as on Linux; nothing of it can be had.
+// The following types and functions match those on Linux. All functions return errSystem.
 type (
 	Context  struct{}
 	Module   struct{}

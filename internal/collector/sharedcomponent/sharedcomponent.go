@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sharedcomponent lets one component instance serve several pipelines. A Collector asks a
-// receiver's factory once per signal; a receiver that reads its source only once keeps its instance
-// in a [Map], keyed by the configuration's pointer, which all those calls share.
+// Package sharedcomponent lets one component instance serve several pipelines. A Collector calls a
+// receiver's factory once per signal. A receiver that reads its source only once keeps its instance in
+// a [Map]. The key is the configuration's pointer, which all those calls share.
 package sharedcomponent
 
 import (

@@ -11,6 +11,7 @@ import (
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/recording/deep/rule"
+	"github.com/gpuflight/gpuflight/internal/version"
 )
 
 const (
@@ -131,7 +132,7 @@ func (e *engine) describeSession(devices []gpuevent.Device) {
 	cfg := &e.cfg
 	s := &gpuevent.Session{
 		ID: cfg.InstanceID, App: cfg.ServiceName, HostName: cfg.HostName,
-		StartNs: e.totals.start, Devices: devices, Distro: distroName, Extra: cfg.Resource,
+		StartNs: e.totals.start, Devices: devices, Distro: distroName, DistroVersion: version.String(), Extra: cfg.Resource,
 	}
 	if cfg.PID != 0 {
 		s.PID = gpuevent.Some(int64(cfg.PID))

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/internal/version"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -54,6 +55,7 @@ func TestWorkOutsideScopesIsTheSessions(t *testing.T) {
 		assert.Equal(t, testInstance, attr(a, semconv.ServiceInstanceID))
 		assert.Equal(t, "42", attr(a, semconv.ProcessPID))
 		assert.Equal(t, "gpuflight", attr(a, semconv.TelemetryDistroName))
+		assert.Equal(t, version.String(), attr(a, semconv.TelemetryDistroVersion))
 	}
 	assert.Equal(t, map[string]float64{"axpy(float*, int)|": 1}, f.sink.points(semconv.MetricGPUCUDAKernelLaunchCalls))
 	assert.Equal(t, map[string]float64{"axpy(float*, int)|": 1}, f.sink.points(semconv.MetricGPUCUDAKernelDuration))

@@ -273,7 +273,7 @@ type metricHwErrors struct {
 // init fills hw.errors metric with initial data.
 func (m *metricHwErrors) init() {
 	m.data.SetName("hw.errors")
-	m.data.SetDescription("Errors since the driver was loaded; for row remapping and page retirement over the life of the board, for XID errors since the collector began to listen.")
+	m.data.SetDescription("Errors since the driver was loaded. Row remapping and page retirement count over the life of the board, XID errors since the Collector subscribed.")
 	m.data.SetUnit("{error}")
 	m.data.SetEmptySum()
 	m.data.Sum().SetIsMonotonic(true)

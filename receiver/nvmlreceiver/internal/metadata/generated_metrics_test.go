@@ -198,7 +198,7 @@ func TestMetricsBuilder(t *testing.T) {
 					validatedMetrics["hw.errors"] = true
 					assert.Equal(t, pmetric.MetricTypeSum, mi.Type())
 					assert.Equal(t, 1, mi.Sum().DataPoints().Len())
-					assert.Equal(t, "Errors since the driver was loaded; for row remapping and page retirement over the life of the board, for XID errors since the collector began to listen.", mi.Description())
+					assert.Equal(t, "Errors since the driver was loaded. Row remapping and page retirement count over the life of the board, XID errors since the Collector subscribed.", mi.Description())
 					assert.Equal(t, "{error}", mi.Unit())
 					assert.True(t, mi.Sum().IsMonotonic())
 					assert.Equal(t, pmetric.AggregationTemporalityCumulative, mi.Sum().AggregationTemporality())
