@@ -166,3 +166,64 @@ func TestDocs_Folders(t *testing.T) {
 		}
 	})
 }
+
+// TestDocs_Names checks that the variables, flags and metrics that documents name exist: in code, configurations
+// or scripts, or in the lists that are generated from semconv and metadata.yaml. CHANGELOG.md and the list of
+// renames also have former names.
+func TestDocs_Names(t *testing.T) {
+	root := process.Root(t)
+	var known strings.Builder
+	var pages []string
+	folders(t, root, func(dir string) {
+		files, err := os.ReadDir(filepath.Join(root, dir))
+		require.NoError(t, err)
+		for _, f := range files {
+			path := filepath.Join(root, dir, f.Name())
+			switch filepath.Ext(f.Name()) {
+			case ".md":
+				if f.Name() != "documentation.md" && f.Name() != "telemetry.md" {
+					pages = append(pages, path)
+					continue
+				}
+			case ".go", ".c", ".h", ".yaml", ".yml", ".py", ".sh":
+			default:
+				if f.Name() != "Makefile" && dir != "scripts" {
+					continue
+				}
+			}
+			if !f.Type().IsRegular() {
+				continue
+			}
+			text, err := os.ReadFile(path)
+			require.NoError(t, err)
+			known.Write(text)
+			known.WriteByte('\n')
+		}
+	})
+	code := known.String()
+	names := []*regexp.Regexp{
+		regexp.MustCompile(`\b(GPUFL(?:IGHT)?_[A-Z][A-Z_]*[A-Z])\b`),
+		regexp.MustCompile("`((?:gpu\\.cuda|gpuflight|hw|cuda|process\\.gpu)\\.[a-z_.]+[a-z])`"),
+		regexp.MustCompile("`((?:receiver|connector|processor|extension)_[a-z_]+[a-z])"),
+		regexp.MustCompile("`(--[a-z][a-z-]+[a-z])"),
+	}
+	// A flag of GPU Flight's own agent.
+	others := map[string]bool{"--upload-mode": true}
+	found := 0
+	for _, page := range pages {
+		if base := filepath.Base(page); base == "CHANGELOG.md" || base == "renames.md" {
+			continue
+		}
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		for _, pattern := range names {
+			for _, m := range pattern.FindAllStringSubmatch(string(text), -1) {
+				found++
+				if !others[m[1]] {
+					assert.True(t, strings.Contains(code, strings.TrimPrefix(m[1], "--")), "%s names %s", page, m[1])
+				}
+			}
+		}
+	}
+	assert.Greater(t, found, 300)
+}
