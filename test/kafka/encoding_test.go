@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package gpuflogencodingextension
+package kafka_test
 
 import (
 	"context"
@@ -14,12 +14,14 @@ import (
 	"go.opentelemetry.io/collector/consumer/consumertest"
 	"go.opentelemetry.io/collector/extension/extensiontest"
 	"go.opentelemetry.io/collector/receiver/receivertest"
+
+	"github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension"
 )
 
-// TestTheKafkaReceiverTakesTheExtension starts the receiver without a broker: it looks for its encoding
-// before it looks for Kafka.
-func TestTheKafkaReceiverTakesTheExtension(t *testing.T) {
-	own := NewFactory()
+// TestEncoding_EverySignal starts the receiver without a broker. The receiver resolves its encoding before it
+// connects to Kafka.
+func TestEncoding_EverySignal(t *testing.T) {
+	own := gpuflogencodingextension.NewFactory()
 	set := extensiontest.NewNopSettings(own.Type())
 	ext, err := own.Create(context.Background(), set, own.CreateDefaultConfig())
 	require.NoError(t, err)
@@ -42,13 +44,13 @@ func TestTheKafkaReceiverTakesTheExtension(t *testing.T) {
 		require.NoError(t, err)
 		for _, r := range []component.Component{traces, logs, metrics} {
 			if err := r.Start(context.Background(), h); err != nil {
-				return err // a Shutdown would wait for ever for what was not started
+				return err // Shutdown of a receiver that did not start blocks forever
 			}
 			require.NoError(t, r.Shutdown(context.Background()))
 		}
 		return nil
 	}
-	// For an encoding that is not there, or not of the signal, it is an error ("unrecognized traces encoding").
+	// An unknown encoding, or one without the signal, is an error ("unrecognized traces encoding").
 	assert.NoError(t, start(with))
 	require.NoError(t, ext.Shutdown(context.Background()))
 }
