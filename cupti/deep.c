@@ -601,31 +601,14 @@ static bool know_launches(bool more, int64_t until) {
 
 static bool watch_launches(int64_t until) { return know_launches(gpufl_watch(GPUFL_SETS_ALL), until); }
 
-// Before a window has been open nothing locks up. A launch takes microseconds, but one that waits for room in the device's queue
-// may take seconds: the others are held up for so long, so often, and then let go.
-#define STILL_NS ((int64_t)2000000)
-enum { STILL_TRIES = 5 };
-
-// still has launches wait, and asks for nothing else.
-static bool still(void) {
-  for (int i = 0; i < STILL_TRIES; i++) {
-    if (i > 0) gpufl_nap(5 * STILL_NS);
-    if (gpufl_gate_close(GPUFL_SET_LAUNCH, STILL_NS) && gpufl_gate_hold()) return true;
-    let_go();
-  }
-  return false;
-}
-
 int gpufl_quiet_begin(int64_t limit_ns) {
   if (atomic_load(&given_up) || atomic_load(&exiting) || gpufl_deep_deaf()) return 0;
   bool must = gpufl_listens() && atomic_load(&used);
-  bool more = false;
-  if (!must && !gpufl_watch_counted(&more)) return 0;
-  if (begin() != GPUFL_OK) return 0;
-  int64_t until = gpufl_monotonic() + (must ? limit_ns : 50 * STILL_NS);
-  if (must ? watch_launches(until) && rest_until(!all_known, until) : know_launches(more, until) && still()) return 1;
+  if (!must || begin() != GPUFL_OK) return 0;
+  int64_t until = gpufl_monotonic() + limit_ns;
+  if (watch_launches(until) && rest_until(!all_known, until)) return 1;
   finish();
-  return must ? GPUFL_RESTLESS : 0;
+  return GPUFL_RESTLESS;
 }
 
 void gpufl_window_comes(void) { atomic_store(&used, true); }

@@ -57,10 +57,6 @@ enum { GPUFL_SET_LAUNCH = 1, GPUFL_SET_MODULE = 2, GPUFL_SET_CAPTURE = 4, GPUFL_
  * beside launches, CUPTI 13.0 was seen to tell some threads no more (H200). True if it told of some of them not yet. */
 bool gpufl_watch(uint32_t sets);
 
-/* gpufl_watch_counted watches launches for as long as they are told because they are counted; false if they are not. *more says that
- * they were not watched before. */
-bool gpufl_watch_counted(bool *more);
-
 /* What is switched beside launches, kinds of activity or callbacks, may be lost to some threads for good: CUPTI 13.0 then makes no
  * records of their launches, or tells of none (H200, driver 580, test/gpu/budget/switches.c: no records of 5 of 20 threads, no calls of
  * 5 of 5; all where launches waited), and a window of SASS metrics patches nothing of theirs (2 of 157 first windows, test/gpu/deep.py --only again).

@@ -131,6 +131,7 @@ func TestSanitizers(t *testing.T) {
 	add := func(tt test) { tests = append(tests, tt) }
 	add(test{program: "nvtx"})
 	add(test{program: "inferred"})
+	add(test{program: "detach"})
 	add(test{program: "windowroom", single: true})
 	add(test{program: "concurrent", env: []string{"FAKE_CUDA_DEVICES=2"}})
 	add(test{program: "gate", alone: true})

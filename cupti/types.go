@@ -58,6 +58,8 @@ type Config struct {
 	// BufferBytes is the size of one buffer (default 8 MiB: some 38,000 kernels), Buffers the most
 	// that exist at a time (default 32). They are allocated when first needed and then kept.
 	BufferBytes, Buffers int
+	// Detachable allows [Collector.Detach]. It cannot be combined with Deep.
+	Detachable bool
 	// Deep makes ready for windows ([Collector.OpenDeep]): the images of modules are kept from Open on, at
 	// most CubinBytes of them (default DefaultCubinBytes). Besides that it costs nothing until a window opens.
 	Deep       bool

@@ -6,7 +6,6 @@ package cupti
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -92,13 +91,6 @@ func (c *Collector) OpenDeep(cfg DeepConfig) (*DeepWindow, error) {
 	}
 	if coreDeepDeaf() {
 		return nil, &Error{Status: c.deepStatus(cfg.Engine, rcDeaf)}
-	}
-	// With kernel activity off CUPTI does not know whose the samples are.
-	if cfg.Engine == EnginePCSampling {
-		if err := c.recordForWindow(); err != nil && !errors.Is(err, ErrNotRunning) {
-			s := c.withLibrary(Status{Reason: ReasonActivity, Detail: "PC sampling needs kernels recorded, and recording could not be switched on: " + err.Error()})
-			return nil, &Error{Status: s}
-		}
 	}
 	// A quarter of the time is for the application's calls and its contexts to come to rest.
 	if rc := bounded(cfg.OpenLimit, func() int { return coreDeepOpen(&cfg, names, cfg.OpenLimit/4) }); rc != 0 {

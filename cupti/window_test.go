@@ -1670,9 +1670,7 @@ func TestWindowsInAnyOrder(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // It shall be the same each time.
 		var window *DeepWindow
 		for range 400 {
-			switch random.IntN(10) {
-			case 9: // a budget
-				_ = c.SetMode(Mode(random.IntN(3)))
+			switch random.IntN(9) {
 			case 0:
 				_ = c.Start()
 			case 1:

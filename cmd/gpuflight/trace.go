@@ -97,7 +97,7 @@ var variables = []struct{ flag, variable, usage string }{
 	{"include", "GPUFLIGHT_INCLUDE", "spans only of kernels that match one of these `globs`, separated by commas"},
 	{"exclude", "GPUFLIGHT_EXCLUDE", "no spans of kernels that match one of these `globs`"},
 	{"min-duration", "GPUFLIGHT_MIN_DURATION", "no spans of device work shorter than this `duration` (5us)"},
-	{"overhead-budget", "GPUFLIGHT_OVERHEAD_BUDGET", "`share` of the program's time that recording may cost (2%): records are made in slices, and launches counted in between"},
+	{"overhead-budget", "GPUFLIGHT_OVERHEAD_BUDGET", "`share` of the program's time that recording may cost (2%): it is recorded in time slices; cannot be combined with deep profiling"},
 }
 
 // parseTrace reads the flags; help goes to out.
@@ -231,6 +231,9 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 	if t.deep, err = deep.ConfigFromEnv(t.env.get); err != nil {
 		return nil, t.wrong(err)
 	}
+	if err := t.settings.CheckWindows(t.deep.Enabled); err != nil {
+		return nil, t.wrong(err)
+	}
 	if _, err = window.SettingsFromEnv(t.env.get); err != nil {
 		return nil, t.wrong(err)
 	}
@@ -357,7 +360,7 @@ func (t *tracing) finish(stderr io.Writer) {
 		out.tell("%s recorded nothing: %s", plural(uint64(n.Processes), "process", "processes"), cmp.Or(n.Detail, string(n.Reason)))
 	}
 	t.tellWindows(out, sessions)
-	t.tellOverhead(out, sessions)
+	t.reportOverhead(out, sessions)
 	switch {
 	case !totals.Empty():
 		fmt.Fprintln(stderr)
@@ -386,11 +389,18 @@ func (t *tracing) tellNoWindow(out *teller) {
 	}
 }
 
-// tellOverhead says where recording cost more than it was allowed to.
-func (t *tracing) tellOverhead(out *teller, sessions []recorder.Summary) {
+// reportOverhead reports budgets that were not kept, and why.
+func (t *tracing) reportOverhead(out *teller, sessions []recorder.Summary) {
 	for i := range sessions {
-		if o := sessions[i].Overhead; o != nil && !o.Met {
-			out.tell("process %d did not keep the overhead budget of %.3g %%: recording cost it about %.2g %% of its time", sessions[i].PID, 100*o.Budget, 100*o.Ratio)
+		o := sessions[i].Overhead
+		if o == nil {
+			continue
+		}
+		if !o.Met {
+			out.tell("process %d did not keep the overhead budget of %.3g %%: recording cost up to %.2g %% of its time", sessions[i].PID, 100*o.Budget, 100*o.Ratio)
+		}
+		if o.Failure != "" {
+			out.tell("process %d: %s", sessions[i].PID, o.Failure)
 		}
 	}
 }

@@ -84,6 +84,9 @@ func Start(o Options) (*Capture, error) {
 		c.status = cupti.Status{Reason: cupti.ReasonDisabled, Detail: "recording is switched off by GPUFLIGHT_DISABLED, OTEL_SDK_DISABLED or OTEL_…_EXPORTER"}
 		return c, nil
 	}
+	if err := o.Settings.CheckWindows(o.Deep.Enabled); err != nil {
+		return nil, err
+	}
 	var err error
 	if c.client, err = otlp.New(o.Sending, c.logger); err != nil {
 		return nil, err

@@ -288,7 +288,7 @@ func (w *metricWriter) work() {
 	}
 	graphs := w.sum(semconv.MetricGPUCUDAGraphLaunchCalls)
 	for _, x := range t.workList {
-		if n := x.count[opGraph] + x.untracedGraphs; n > 0 {
+		if n := x.count[opGraph]; n > 0 {
 			a := graphs.int(t.start, n)
 			w.scope(a, x.label)
 			w.device(a, x.device)

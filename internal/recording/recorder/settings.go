@@ -49,8 +49,6 @@ type Settings struct {
 	MinDuration, FlushInterval, MetricInterval time.Duration
 	// OverheadBudget is GPUFLIGHT_OVERHEAD_BUDGET, 0 for none.
 	OverheadBudget float64
-	// OverheadLeave is GPUFLIGHT_OVERHEAD_LEAVE: see Config.
-	OverheadLeave bool
 	// ShutdownTimeout is GPUFLIGHT_SHUTDOWN_TIMEOUT.
 	ShutdownTimeout time.Duration
 	// LogLevel is GPUFLIGHT_LOG_LEVEL (debug, info, warn, error, off), default warn; off is above all
@@ -83,7 +81,6 @@ func SettingsFromEnv(getenv func(string) string) (Settings, error) {
 		FlushInterval:     r.duration("GPUFLIGHT_FLUSH_INTERVAL", time.Millisecond, 0),
 		MetricInterval:    r.duration("GPUFLIGHT_METRIC_INTERVAL", time.Millisecond, 0),
 		OverheadBudget:    r.budget("GPUFLIGHT_OVERHEAD_BUDGET"),
-		OverheadLeave:     r.bool("GPUFLIGHT_OVERHEAD_LEAVE"),
 		ShutdownTimeout:   r.duration("GPUFLIGHT_SHUTDOWN_TIMEOUT", 0, DefaultShutdownTimeout),
 		LogLevel:          r.level("GPUFLIGHT_LOG_LEVEL"),
 		SummaryDir:        getenv("GPUFLIGHT_SUMMARY_DIR"),
@@ -123,8 +120,17 @@ func (s *Settings) Config() Config {
 		MaxSpansPerSecond: s.MaxSpansPerSecond, MaxSpansPerTrace: s.MaxSpansPerTrace,
 		KernelsOnly: s.KernelsOnly, Include: s.Include, Exclude: s.Exclude, MinDuration: s.MinDuration,
 		FlushInterval: s.FlushInterval, MetricInterval: s.MetricInterval,
-		Asked: s.Kinds, OverheadBudget: s.OverheadBudget, OverheadLeave: s.OverheadLeave,
+		Asked: s.Kinds, OverheadBudget: s.OverheadBudget,
 	}
+}
+
+// CheckWindows returns an error if deep windows are allowed and there is an overhead budget. Windows need to know contexts and modules from
+// the beginning, and a detached CUPTI does not report them.
+func (s *Settings) CheckWindows(allowed bool) error {
+	if allowed && s.OverheadBudget != 0 {
+		return errors.New("GPUFLIGHT_OVERHEAD_BUDGET and deep profiling (GPUFLIGHT_DEEP) exclude each other: remove one of them")
+	}
+	return nil
 }
 
 // Buffers may be of minBuffer to maxBuffer bytes, and all together of allBuffers, as they are by default.
@@ -137,6 +143,7 @@ const (
 // Collector returns the collector's configuration with the settings.
 func (s *Settings) Collector() cupti.Config {
 	c := cupti.Config{Library: s.Library, Kinds: s.Kinds, GraphNodes: s.GraphNodes, BufferBytes: s.BufferBytes}
+	c.Detachable = s.OverheadBudget != 0
 	if s.BufferBytes > 0 {
 		c.Buffers = allBuffers / s.BufferBytes
 	}
