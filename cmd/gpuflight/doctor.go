@@ -20,9 +20,9 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/recording/cubin"
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/engine"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
-	"github.com/gpuflight/gpuflight/internal/recording/deep/engine"
 )
 
 const doctorUsage = `gpuflight doctor says whether gpuflight trace and the SDK can record here: driver, devices, CUPTI, permission,

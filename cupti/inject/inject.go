@@ -23,9 +23,9 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/capture"
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
 	"github.com/gpuflight/gpuflight/internal/recording/deep/control"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/engine"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
-	"github.com/gpuflight/gpuflight/internal/recording/deep/engine"
 )
 
 // What the runtime may take of a machine that belongs to the program.

@@ -24,7 +24,7 @@ import (
 
 const (
 	// RecordCost is what a record is taken to cost the program. A launch of an empty kernel takes 0.85 µs longer when it is recorded (H200,
-	// CUDA 13.0), and one of a PyTorch training up to 3 µs, as its caches are in other use (docs/gpu-runs.md).
+	// CUDA 13.0), and one of a PyTorch training up to 3 µs, as its caches are in other use (docs/internals/decisions.md).
 	RecordCost = 3 * time.Microsecond
 	// SwitchCost is the least that attaching and detaching are taken to cost, each: both take about 12 ms
 	// on an H200. The program is taken to stand still meanwhile.
