@@ -44,12 +44,7 @@ typedef struct delivery {
   size_t size, valid;
 } delivery;
 
-#ifdef __SANITIZE_THREAD__
-// The thread sanitizer of gcc 12 to 14 sometimes fails with "failed to allocate" if more than 32 KiB are unmapped.
-enum { NAME_BYTES = 1 << 14 };
-#else
 enum { NAME_BYTES = 1 << 20 };
-#endif
 
 static pthread_mutex_t lock; // recursive: callbacks call back
 static struct {
