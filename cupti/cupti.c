@@ -828,8 +828,9 @@ static int prepare(void) {
   pool.own_clock = own_clock;
   pool.stopped = false;
   pthread_mutex_unlock(&pool.lock);
-  atomic_store(&attached, true);
-  return gpufl_cupti.register_callbacks(on_request, on_complete);
+  int result = gpufl_cupti.register_callbacks(on_request, on_complete);
+  if (result == GPUFL_CUPTI_SUCCESS) atomic_store(&attached, true); // a flush before fails
+  return result;
 }
 
 // begin_lending first takes back what CUPTI kept at the end of the session before, and what it lost since is forgotten: Unreturned has the

@@ -400,6 +400,9 @@ func TestDetach_ThousandCyclesLeakNothing(t *testing.T) {
 		cycle(i)
 	}
 	after := measure(t)
+	if err := c.PopScope(id); err != nil {
+		t.Error(err)
+	}
 	t.Logf("before %+v, after %+v", before, after)
 	// As in TestThousandStartsAndStopsLeakNothing.
 	if after.files > before.files || after.threads > before.threads+4 || after.mappings > before.mappings+20 || after.residentKiB > before.residentKiB+8<<10 {

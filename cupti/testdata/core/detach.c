@@ -3,17 +3,22 @@
 // CUPTI is detached and attached again while threads launch, open scopes and flush. Each record that was made is read, and
 // recording continues after the last cycle.
 
+#include "../../../internal/testing/cuptitest/fake/fake.h"
 #include "core.h"
 
 enum { THREADS = 4, CYCLES = 60 };
 
 static atomic_bool over;
 
+// fake_launch launches on the calling thread.
+static int (*fake_launch)(const fake_kernel *kernel);
+static const fake_kernel kernel = {.name = "kernel", .grid = {1, 1, 1}, .block = {1, 1, 1}};
+
 static void *launch(void *unused) {
   while (!atomic_load(&over)) {
     uint64_t id = gpufl_next_scope_id();
     CHECK(gpufl_push_scope(id) == GPUFL_OK);
-    CHECK(fake_run(1, 20, "kernel") == 0);
+    for (int i = 0; i < 20; i++) CHECK(fake_launch(&kernel) == 0);
     CHECK(gpufl_pop_scope(id) == GPUFL_OK);
   }
   return unused;
@@ -31,6 +36,8 @@ int main(int argc, char **argv) {
   CHECK(argc == 2);
   alarm(240);
   open_fakes(argv[1]);
+  *(void **)&fake_launch = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "fake_launch");
+  CHECK(fake_launch != NULL);
   fake_control("own_thread", 1);
   gpufl_config config = {.buffer_bytes = 1 << 16, .buffers = 64, .kinds = BASIC_KINDS, .detach = 1};
   CHECK(gpufl_open(&config) == GPUFL_OK);
