@@ -39,7 +39,7 @@ int main(int argc, char **argv) {
   *(void **)&fake_launch = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "fake_launch");
   CHECK(fake_launch != NULL);
   fake_control("own_thread", 1);
-  gpufl_config config = {.buffer_bytes = 1 << 16, .buffers = 64, .kinds = BASIC_KINDS, .detach = 1};
+  gpufl_config config = {.buffer_bytes = 1 << 20, .buffers = 64, .kinds = BASIC_KINDS, .detach = 1};
   CHECK(gpufl_open(&config) == GPUFL_OK);
   CHECK(gpufl_suspend(0) == GPUFL_STOPPED);
   start_core();

@@ -144,7 +144,7 @@ func TestOverhead_Slices(t *testing.T) {
 		s, out, log := record(t, d, 5*time.Minute)
 		o := s.Overhead
 		assert.True(t, o.Met, "%+v", o)
-		assert.Equal(t, 0.02, o.Budget)
+		assert.InDelta(t, 0.02, o.Budget, 1e-12)
 		assert.InDelta(t, 0.018, o.Ratio, 0.002)
 		assert.InDelta(t, d.recorded.Seconds(), o.RecordedSeconds, 2)
 		assert.InDelta(t, 0.07, o.RecordedRatio, 0.03)
