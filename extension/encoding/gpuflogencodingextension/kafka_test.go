@@ -42,7 +42,7 @@ func TestTheKafkaReceiverTakesTheExtension(t *testing.T) {
 		require.NoError(t, err)
 		for _, r := range []component.Component{traces, logs, metrics} {
 			if err := r.Start(context.Background(), h); err != nil {
-				return err // a Shutdown would wait for ever for what was not started
+				return err // Shutdown would wait forever for a component that was not started
 			}
 			require.NoError(t, r.Shutdown(context.Background()))
 		}
