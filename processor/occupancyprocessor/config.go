@@ -92,10 +92,11 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// peak returns what the link carries in one direction, in bytes a second, after its line coding: 8
-// of 10 bits in generations 1 and 2 (2.5 and 5 GT/s), 128 of 130 in 3 to 5 (8, 16 and 32 GT/s), and
-// 242 of a flit's 256 bytes in 6 (64 GT/s; the rest is error correction). Headers of packets are not
-// taken off: they depend on the packets. 0 for a link that does not exist.
+// peak returns the peak throughput of the link in one direction, in bytes per second, after line coding.
+// That is 8 of 10 bits in generations 1 and 2 (2.5 and 5 GT/s), and 128 of 130 bits in generations 3 to
+// 5 (8, 16 and 32 GT/s). In generation 6 (64 GT/s) it is 242 of a flit's 256 bytes; the rest is error
+// correction. Packet headers are not subtracted, because their share depends on the packets. peak
+// returns 0 for a link that does not exist.
 func (p PCIeConfig) peak() float64 {
 	switch p.Lanes {
 	case 1, 2, 4, 8, 16:

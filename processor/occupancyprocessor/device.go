@@ -27,14 +27,14 @@ type device struct {
 	// sms is 0 where smsWhy says that the number of multiprocessors is not known.
 	sms    int64
 	smsWhy reason
-	// The peaks are in bytes a second, 0 if unknown: of the host's link and of NVLink in one
-	// direction, of the device's memory in both together.
+	// The peaks are in bytes per second, 0 if unknown. Those of the host's link and of NVLink are for
+	// one direction, that of the device's memory is for both directions together.
 	host, peer, memory float64
 }
 
-// resolve looks a device up. Each property comes from the first of these that tells it: the span or
-// its resource, the model table, the settings; for the peaks, which no span tells, the settings come
-// before the table. What is told and cannot be used is not replaced by what is told elsewhere.
+// resolve returns the properties of a device. Each property comes from the first source that has it:
+// the span or its resource, the model table, the settings. No span has the peaks; for them, the
+// settings come before the table. An invalid value is not replaced by that of a later source.
 func resolve(of identity, settings []DeviceConfig) device {
 	d := device{identity: of}
 	m := modelOf(of.name)

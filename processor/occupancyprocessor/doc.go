@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package occupancyprocessor adds to spans of GPU work what follows from them: to a kernel the
-// occupancy that CUDA would compute for its launch and how far its grid fills the device, to a copy
-// its throughput and what share of the link's peak that is.
+// Package occupancyprocessor adds computed attributes to spans of GPU work. A kernel gets the occupancy
+// that CUDA would compute for its launch, and the share of the device that its grid fills. A copy gets
+// its throughput, and the ratio of that to the link's peak.
 //
-// It knows spans by the names of semconv, from whatever source, and takes the arithmetic from the
-// repository's internal/occupancy. What it cannot know it leaves out and counts. Batches may be
-// consumed concurrently; nothing is kept between them but a bounded cache.
+// It recognizes spans by the names of semconv, whatever their source. internal/occupancy has the
+// arithmetic. The processor omits and counts what it cannot compute. It may consume batches
+// concurrently; between batches it keeps only a bounded cache.
 package occupancyprocessor
 
 //go:generate mdatagen metadata.yaml

@@ -148,10 +148,10 @@ var models = map[string]model{
 	"GB10": {spark, 48, 273, noPCIe, 0},
 }
 
-// modelOf returns what the table says of a device's name: the entry that agrees with the most words
-// from its beginning. Words after those that only repeat what a data sheet would say (sizes and
-// kinds of memory) change nothing; after any other (Laptop, MIG, a variant not in the table) only
-// the capability is taken, for the rest may differ. The zero model is an unknown name.
+// modelOf returns the table entry for a device's name: the entry that matches the most words from the
+// beginning of the name. Further words that only name sizes and kinds of memory are ignored. After any
+// other word (Laptop, MIG, a variant not in the table) only the capability is used, because the other
+// properties may differ. modelOf returns the zero model for an unknown name.
 func modelOf(name string) model {
 	if len(name) > maxName {
 		return model{}

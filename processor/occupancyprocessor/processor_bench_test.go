@@ -73,13 +73,13 @@ func benchBatch() ptrace.Traces {
 	return td
 }
 
-// BenchmarkConsume reports the time and allocations of one span of a batch: as the log receiver makes
-// them, without room for more attributes; as they come over OTLP, where decoding leaves room; and
-// annotated by a processor upstream. Making the batch is not part of it, but it has left the caches
-// by the time it is read, as in a pipeline.
+// BenchmarkConsume reports the time and allocations of one span of a batch. The batches are those of
+// the log receiver, whose attributes have no spare capacity; those of OTLP, where decoding leaves spare
+// capacity; and those annotated by another processor. Building a batch is not measured. It has left the
+// CPU caches when it is read, as in a pipeline.
 //
-// "only writing" puts the same attributes, known beforehand, into the same spans and does nothing
-// else. The difference to "from the log receiver" is what the processor itself costs.
+// "only writing" puts the same precomputed attributes into the same spans. The difference from "from
+// the log receiver" is the cost of the processor itself.
 func BenchmarkConsume(b *testing.B) {
 	full := benchBatch()
 	wire, err := (&ptrace.ProtoMarshaler{}).MarshalTraces(full)

@@ -185,7 +185,7 @@ func (f *facts) launchProblem() reason {
 	}
 }
 
-// operation is what a span is, as far as this processor tells spans apart.
+// operation is the kind of a span, as far as this processor distinguishes kinds.
 type operation uint8
 
 const (

@@ -44,7 +44,7 @@ func TestEncoding_EverySignal(t *testing.T) {
 		require.NoError(t, err)
 		for _, r := range []component.Component{traces, logs, metrics} {
 			if err := r.Start(context.Background(), h); err != nil {
-				return err // Shutdown of a receiver that did not start blocks forever
+				return err // Shutdown would wait forever for a component that was not started
 			}
 			require.NoError(t, r.Shutdown(context.Background()))
 		}

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gpuflogencodingextension decodes messages with lines of GPU Flight logs for receivers that
-// take an encoding extension, above all the kafka receiver, where GPU Flight's agent writes such lines.
+// Package gpuflogencodingextension decodes messages with lines of GPU Flight logs, for receivers that
+// use an encoding extension. The main one is the kafka receiver: GPU Flight's agent writes such lines
+// to Kafka.
 //
-// A message alone means little: names are in dictionaries that came earlier, a kernel's details and
-// scopes come in other messages, and out of other partitions. So the extension keeps a decoder of
-// internal/gpuflog per session, for each signal by itself: the traces, logs and metrics of a
-// topic are read by three receivers, each of which gets every message at a time of its own. What a message
-// makes complete is what its Unmarshal call returns, whatever session it is of.
+// A message cannot be decoded alone. Its names are in dictionaries of earlier messages, and a kernel's
+// details and scopes are in other messages and partitions. The extension therefore keeps a decoder of
+// internal/gpuflog per session. Each signal has its own decoders, because three receivers read the
+// traces, logs and metrics of a topic, each at its own pace. An Unmarshal call returns everything that
+// its message completes, of any session.
 //
-// All methods may be called by many goroutines; those of one signal wait for each other.
+// All methods are safe for concurrent use; calls for one signal wait for each other.
 package gpuflogencodingextension
 
 //go:generate mdatagen metadata.yaml

@@ -103,9 +103,9 @@ func (e *encoding) Shutdown(ctx context.Context) error {
 
 func (e *encoding) readers() []*reader { return []*reader{e.traces, e.logs, e.metrics} }
 
-// UnmarshalTraces takes a message and returns the spans that it makes complete, of any session. It never
-// returns an error: what cannot be read is counted, since an error would make the kafka receiver stop at the
-// message where it is told to mark messages after they were taken.
+// UnmarshalTraces decodes a message and returns the spans that it completes, of any session. It always
+// returns a nil error and counts invalid input instead. With an error, a kafka receiver that marks
+// messages after processing would stop at the message.
 func (e *encoding) UnmarshalTraces(message []byte) (ptrace.Traces, error) {
 	return e.traces.take(message).traces, nil
 }

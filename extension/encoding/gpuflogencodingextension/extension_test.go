@@ -485,8 +485,8 @@ func TestConfigSaysWhatIsWrong(t *testing.T) {
 	require.ErrorContains(t, err, "channel_timeout is -1s: it must be more than 0")
 }
 
-// FuzzUnmarshal checks that any message is taken without a panic or an error, and that it is counted:
-// every line is taken, repeated or rejected, and a message without lines is rejected.
+// FuzzUnmarshal checks that every message is decoded without a panic or an error, and is counted. Each
+// line counts as accepted, repeated or rejected; a message without lines counts as rejected.
 func FuzzUnmarshal(f *testing.F) {
 	for _, m := range smallSession(2).inTurn() {
 		f.Add(m)

@@ -14,18 +14,28 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
-// Why a message or a line of it is not taken. Other reasons are those of gpuflog.
+// Reasons for rejecting a message or a line. gpuflog has further reasons.
 const (
-	reasonUnreadable = "unreadable" // the message is neither lines, a JSON string of them, nor gzip
-	reasonTooLarge   = "too_large"  // the message is longer than max_message_bytes, unpacked
-	reasonNoSession  = "no_session" // a line that names no session
-	reasonSessionID  = "session_id" // a line whose session id is longer than any
-	reasonMalformed  = "malformed"  // a line that is not a JSON object, or ends in the middle
-	reasonTruncated  = "truncated"  // gzip that ends in the middle; what was whole before it is taken
-	reasonEarlyEnd   = "early_end"  // a session taken for ended before its end had come in three channels
-	reasonAfterEnd   = "after_end"  // a line that came after its session was taken for ended: it is taken, perhaps under another parent
-	reasonExpands    = "expands"    // a line whose last rows are cut, since the message returns enough data
-	reasonState      = "state"      // what was stored of sessions cannot be read
+	// The message is neither lines, a JSON string of lines, nor gzip.
+	reasonUnreadable = "unreadable"
+	// The message is longer than max_message_bytes after decompression.
+	reasonTooLarge = "too_large"
+	// The line names no session.
+	reasonNoSession = "no_session"
+	// The line's session id is too long.
+	reasonSessionID = "session_id"
+	// The line is not a JSON object, or is truncated.
+	reasonMalformed = "malformed"
+	// The gzip data is truncated. Complete lines before the end are accepted.
+	reasonTruncated = "truncated"
+	// The session was closed before its end had arrived in three channels.
+	reasonEarlyEnd = "early_end"
+	// The line arrived after its session was closed. It is accepted, but its parent may differ.
+	reasonAfterEnd = "after_end"
+	// The last rows of the line are dropped, because the message returns too much data.
+	reasonExpands = "expands"
+	// The stored state of sessions cannot be read.
+	reasonState = "state"
 )
 
 // messageError is why a message, or its rest, is not taken.

@@ -112,8 +112,8 @@ func (r *reader) take(message []byte) output {
 		}
 	}
 	if len(touched) > 0 {
-		// Not for a message that brings nothing: the same one may come for ever, and would not be
-		// told from one that comes again because its data was not taken.
+		// Not for a message that completes nothing. It may be repeated forever, and would look like a
+		// message that is delivered again because its data was not accepted.
 		r.sweep(ctx, now)
 	}
 	r.out.take(r.batch)

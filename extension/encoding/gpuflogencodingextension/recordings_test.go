@@ -42,8 +42,8 @@ var folders = []string{
 	"golden-c3-rotated", "c3-h200-minigpt", "c3-h200-scopes",
 }
 
-// topic is a folder's logs as an agent writes them to Kafka: a message a line, in the order of each
-// group's channel, which is the key that decides about the partition.
+// topic returns a folder's logs as an agent writes them to Kafka: one message per line, in the order of
+// each group's channel. The channel is the message key, which selects the partition.
 type topic map[string][][]byte
 
 func readTopic(t testing.TB, folder string) topic {

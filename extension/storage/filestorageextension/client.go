@@ -17,10 +17,10 @@ type client struct {
 
 var _ storage.Walker = (*client)(nil)
 
-// Batch carries out operations in one transaction. If there is no room for what a batch writes, the
-// batch reads nevertheless, without an error, and writes nothing. A sending queue reads an item and
-// writes its new position in one batch, and deletes the item if that fails: it would lose one item after
-// the other on a full disk. A position that was not written makes it send the item again after a kill.
+// Batch executes operations in one transaction. On a full disk, it executes the reads, writes nothing
+// and returns no error. A sending queue reads an item and writes its new position in one batch, and
+// deletes the item if that fails. With an error, it would lose each item in turn on a full disk. A
+// position that was not written makes the queue send the item again after a kill.
 func (c *client) Batch(ctx context.Context, ops ...*storage.Operation) error {
 	err := c.Client.Batch(ctx, ops...)
 	if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) && !errors.Is(err, storage.ErrStorageFull) {

@@ -107,8 +107,8 @@ func (s *fileStorage) check(path string) error {
 	if err != nil {
 		return s.setAside(path, err)
 	}
-	// A sending queue removes the requests that were on their way and stores them again behind the others,
-	// and loses those for which there is no room.
+	// A sending queue removes the requests that were in flight and stores them again behind the others.
+	// On a full disk it loses them.
 	room := space.Free + freeBytes(f)
 	if need := min(space.Used, maxRoom); room < need {
 		return fmt.Errorf("open %s: %w: %d bytes are free, %d are needed: make room", path, syscall.ENOSPC, room, need)
@@ -116,8 +116,8 @@ func (s *fileStorage) check(path string) error {
 	return nil
 }
 
-// maxRoom is the largest room that a file needs at start: more than the requests of a sending queue that
-// are on their way at a time, 4 of 3 MB in the shipped configurations.
+// maxRoom is the most free space that a file needs at start. It is more than the requests of a sending
+// queue that are in flight at a time: 4 of 3 MB in the shipped configurations.
 const maxRoom = 32 << 20
 
 // errInUse is the error for a file that is locked.

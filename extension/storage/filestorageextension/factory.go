@@ -17,7 +17,7 @@ import (
 // contrib is the factory of the extension that stores.
 var contrib = filestorage.NewFactory()
 
-// maxLockTimeout bounds the wait for a file that somebody else has locked. bbolt waits for ever where
+// maxLockTimeout bounds the wait for a file that another process has locked. bbolt waits forever if
 // the setting timeout is 0.
 const maxLockTimeout = 5 * time.Second
 

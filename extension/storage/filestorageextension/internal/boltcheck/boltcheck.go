@@ -54,8 +54,9 @@ var byteOrder = binary.NativeEndian
 // next transaction.
 type Space struct{ Used, Free int64 }
 
-// Check checks a database of the given size in bytes. It returns no error if bbolt can open, read and
-// write the file, an error that wraps ErrDamaged and says what is wrong if not, or the error of r.
+// Check checks a database of the given size in bytes. It returns nil if bbolt can open, read and write
+// the file. Otherwise it returns the error of r, or an error that wraps ErrDamaged and describes the
+// damage.
 // bucket names a key of the top level that must be a bucket if it exists; "" names none.
 //
 // Check reads each page's header and keys once. It needs one bit of memory for each page of the

@@ -296,8 +296,8 @@ func mutate(b []byte, random *rand.Rand) []byte {
 	return b
 }
 
-// TestCheck_AcceptedFilesAreUsable damages files at random and gives those that the check accepts to
-// bbolt, in a child process: bbolt must open, read and change each without a panic or a fault.
+// TestCheck_AcceptedFilesAreUsable damages files at random. A child process opens, reads and changes
+// the files that the check accepts with bbolt, which must not panic or fault.
 func TestCheck_AcceptedFilesAreUsable(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes some thousand files")
