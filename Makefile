@@ -123,7 +123,7 @@ clean: ## Remove bin and .tools
 	rm -rf bin .tools
 
 # The tools. Their modules are not in the workspace.
-TOOLGO = GOWORK=off $(GO)
+TOOLGO = env GOWORK=off $(GO)
 
 .PHONY: $(TOOLS)/demo
 $(TOOLS)/demo:
@@ -142,7 +142,7 @@ $(TOOLS)/govulncheck: internal/tools/vuln/go.mod
 	@$(SLOWLY) "compiling govulncheck" $(TOOLGO) build -C internal/tools/vuln $(FLAGS) -o $(CURDIR)/$@ golang.org/x/vuln/cmd/govulncheck
 
 $(TOOLS)/vale: internal/tools/vale/go.mod
-	@$(SLOWLY) "compiling Vale" $(GO) build -C internal/tools/vale $(FLAGS) -o $(CURDIR)/$@ github.com/vale-cli/vale/v3/cmd/vale
+	@$(SLOWLY) "compiling Vale" $(TOOLGO) build -C internal/tools/vale $(FLAGS) -o $(CURDIR)/$@ github.com/vale-cli/vale/v3/cmd/vale
 
 $(TOOLS)/jaeger: internal/tools/jaeger/go.mod
 	@$(SLOWLY) "compiling Jaeger (about three minutes, once)" $(TOOLGO) build -C internal/tools/jaeger $(FLAGS) -o $(CURDIR)/$@ github.com/jaegertracing/jaeger/cmd/jaeger
