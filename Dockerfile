@@ -35,7 +35,9 @@ COPY . .
 ARG VERSION=
 ENV GOTOOLCHAIN=local CGO_ENABLED=1
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
-    go build -buildvcs=false -ldflags "-s -w -X github.com/gpuflight/gpuflight/internal/version.linked=${VERSION}" -o /out/ ./cmd/otelcol-gpuflight ./cmd/gpuflight
+    flags="-s -w -X github.com/gpuflight/gpuflight/internal/version.linked=${VERSION}" && \
+    go work init . ./cmd/gpuflight && go build -buildvcs=false -ldflags "$flags" -o /out/ ./cmd/gpuflight && \
+    GOWORK=off go build -C cmd/otelcol-gpuflight -buildvcs=false -ldflags "$flags" -o /out/ .
 RUN mkdir /out/state
 
 FROM scratch AS prebuilt

@@ -24,7 +24,9 @@ SLOWLY := scripts/progress
 
 # The race detector recompiles all that a package imports, so it is for our libraries
 # only; the collector is tested as the binary that is shipped.
-LIBRARIES := ./cmd/gpuflight/... ./connector/... ./cupti/... ./examples/... ./extension/... ./internal/... ./processor/... ./receiver/... ./sdk/... ./semconv/...
+# go.work lists the modules; ./... is the root module: cupti, internal, sdk and semconv.
+MODULES   := $(shell sed -n 's,^\t\./,./,p' go.work)
+LIBRARIES := ./... $(patsubst %,%/...,$(filter-out ./cmd/otelcol-gpuflight ./test,$(MODULES)))
 # The detector is written in C, as is the core that talks to CUPTI; go env says 0 where there is
 # no compiler for that.
 CGO        = $(filter 1,$(shell $(GO) env CGO_ENABLED))
@@ -87,7 +89,7 @@ fuzz: ## Run each fuzz target for FUZZTIME (30s)
 .PHONY: lint
 lint: prose $(TOOLS)/golangci-lint ## Check formatting, import rules, common mistakes and the language
 	$(TOOLS)/golangci-lint run $(LIBRARIES) ./test/...
-	CGO_ENABLED=0 $(GO) build ./internal/... ./sdk/... ./cmd/gpuflight # where there is no cgo the SDK says that it cannot record
+	CGO_ENABLED=0 $(GO) build ./... ./cmd/gpuflight # where there is no cgo the SDK says that it cannot record
 
 .PHONY: prose
 prose: $(TOOLS)/vale ## Check the language of documents and comments
@@ -96,12 +98,17 @@ prose: $(TOOLS)/vale ## Check the language of documents and comments
 # It takes a minute and 5.6 GB of memory for our own module.
 .PHONY: govulncheck
 govulncheck: $(TOOLS)/govulncheck ## Check all modules for known vulnerabilities; skips where the database is out of reach
-	scripts/govulncheck $(CURDIR)/$(TOOLS)/govulncheck . $(patsubst %/go.mod,%,$(wildcard internal/tools/*/go.mod))
+	scripts/govulncheck $(CURDIR)/$(TOOLS)/govulncheck . cmd/gpuflight cmd/otelcol-gpuflight $(patsubst %/go.mod,%,$(wildcard internal/tools/*/go.mod))
 
 .PHONY: generate
 generate: $(TOOLS)/ocb $(TOOLS)/mdatagen ## Regenerate what is made from manifests and metadata
 	$(TOOLS)/ocb --config builder-config.yaml --skip-compilation --skip-get-modules
-	PATH="$(CURDIR)/$(TOOLS):$$PATH" $(GO) generate ./...
+	scripts/distribution-module
+	PATH="$(CURDIR)/$(TOOLS):$$PATH" $(GO) generate $(LIBRARIES)
+
+.PHONY: tidy
+tidy: ## Tidy the go.mod of every module
+	scripts/tidy . $(MODULES)
 
 .PHONY: check
 check: ## Check that generated files are current
@@ -115,29 +122,30 @@ help: ## List the targets
 clean: ## Remove bin and .tools
 	rm -rf bin .tools
 
-# The tools.
+# The tools. Their modules are not in the workspace.
+TOOLGO = env GOWORK=off $(GO)
 
 .PHONY: $(TOOLS)/demo
 $(TOOLS)/demo:
 	@$(GO) build $(FLAGS) -o $@ ./internal/demo
 
 $(TOOLS)/ocb: internal/tools/collector/go.mod
-	@$(SLOWLY) "compiling ocb" $(GO) build -C internal/tools/collector $(FLAGS) -o $(CURDIR)/$@ go.opentelemetry.io/collector/cmd/builder
+	@$(SLOWLY) "compiling ocb" $(TOOLGO) build -C internal/tools/collector $(FLAGS) -o $(CURDIR)/$@ go.opentelemetry.io/collector/cmd/builder
 
 $(TOOLS)/mdatagen: internal/tools/collector/go.mod
-	@$(SLOWLY) "compiling mdatagen" $(GO) build -C internal/tools/collector $(FLAGS) -o $(CURDIR)/$@ go.opentelemetry.io/collector/cmd/mdatagen
+	@$(SLOWLY) "compiling mdatagen" $(TOOLGO) build -C internal/tools/collector $(FLAGS) -o $(CURDIR)/$@ go.opentelemetry.io/collector/cmd/mdatagen
 
 $(TOOLS)/golangci-lint: internal/tools/lint/go.mod
-	@$(SLOWLY) "compiling golangci-lint" $(GO) build -C internal/tools/lint $(FLAGS) -o $(CURDIR)/$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	@$(SLOWLY) "compiling golangci-lint" $(TOOLGO) build -C internal/tools/lint $(FLAGS) -o $(CURDIR)/$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
 $(TOOLS)/govulncheck: internal/tools/vuln/go.mod
-	@$(SLOWLY) "compiling govulncheck" $(GO) build -C internal/tools/vuln $(FLAGS) -o $(CURDIR)/$@ golang.org/x/vuln/cmd/govulncheck
+	@$(SLOWLY) "compiling govulncheck" $(TOOLGO) build -C internal/tools/vuln $(FLAGS) -o $(CURDIR)/$@ golang.org/x/vuln/cmd/govulncheck
 
 $(TOOLS)/vale: internal/tools/vale/go.mod
-	@$(SLOWLY) "compiling Vale" $(GO) build -C internal/tools/vale $(FLAGS) -o $(CURDIR)/$@ github.com/vale-cli/vale/v3/cmd/vale
+	@$(SLOWLY) "compiling Vale" $(TOOLGO) build -C internal/tools/vale $(FLAGS) -o $(CURDIR)/$@ github.com/vale-cli/vale/v3/cmd/vale
 
 $(TOOLS)/jaeger: internal/tools/jaeger/go.mod
-	@$(SLOWLY) "compiling Jaeger (about three minutes, once)" $(GO) build -C internal/tools/jaeger $(FLAGS) -o $(CURDIR)/$@ github.com/jaegertracing/jaeger/cmd/jaeger
+	@$(SLOWLY) "compiling Jaeger (about three minutes, once)" $(TOOLGO) build -C internal/tools/jaeger $(FLAGS) -o $(CURDIR)/$@ github.com/jaegertracing/jaeger/cmd/jaeger
 
 # Not built from source: its web page alone would need another tool chain.
 $(TOOLS)/prometheus:
@@ -152,4 +160,4 @@ $(TOOLS)/chdb/chdb: scripts/chdb scripts/chdb.txt
 	@scripts/chdb $(TOOLS)
 
 $(TOOLS)/versitygw: internal/tools/versitygw/go.mod
-	@$(SLOWLY) "compiling versitygw, an S3 server" $(GO) build -C internal/tools/versitygw $(FLAGS) -o $(CURDIR)/$@ github.com/versity/versitygw/cmd/versitygw
+	@$(SLOWLY) "compiling versitygw, an S3 server" $(TOOLGO) build -C internal/tools/versitygw $(FLAGS) -o $(CURDIR)/$@ github.com/versity/versitygw/cmd/versitygw

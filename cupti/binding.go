@@ -41,6 +41,7 @@ const (
 	rcNoLibrary   = C.GPUFL_NO_LIBRARY
 	rcNoSymbol    = C.GPUFL_NO_SYMBOL
 	rcNoMemory    = C.GPUFL_NO_MEMORY
+	rcTimeout     = C.GPUFL_TIMEOUT
 	rcNotDetached = C.GPUFL_NOT_DETACHED
 
 	cuptiMultipleSubscribers    = C.GPUFL_CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED
@@ -130,12 +131,12 @@ func coreOpen(cfg Config) int {
 	if cfg.GraphNodes {
 		config.graph_nodes = 1
 	}
+	if cfg.Detachable {
+		config.detach = 1
+	}
 	if cfg.Deep {
 		config.deep = 1
 		config.cubin_bytes = C.uint64_t(cfg.CubinBytes)
-		if cfg.WatchLaunches {
-			config.watch_launches = 1
-		}
 	}
 	return int(C.gpufl_open(&config))
 }
@@ -146,6 +147,13 @@ func coreStart() (kinds Kinds, rc, refusal int) {
 	rc = int(C.gpufl_start(&enabled, &refused))
 	return Kinds(enabled), rc, int(refused)
 }
+
+func coreSuspend(limit time.Duration) int { return int(C.gpufl_suspend(C.int64_t(limit))) }
+
+func coreSuspended() bool { return bool(C.gpufl_suspended()) }
+
+// coreAttachment is how often CUPTI was finalized.
+func coreAttachment() uint32 { return uint32(C.gpufl_attachment()) }
 
 func coreFlush() int { return int(C.gpufl_flush()) }
 
@@ -191,7 +199,6 @@ func coreStats(s *Stats) {
 	s.Unreturned = uint64(raw.unreturned)
 	s.ScopesLost = uint64(raw.scopes_lost)
 	s.ScopesMisplaced = uint64(raw.scopes_misplaced)
-	s.HeapHeld = uint64(raw.heap_held)
 }
 
 func corePush(id uint64) int  { return int(C.gpufl_push_scope(C.uint64_t(id))) }

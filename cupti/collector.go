@@ -62,8 +62,6 @@ type Collector struct {
 		list []gpuevent.Device
 	}
 
-	counts counts // of launches
-
 	// deep orders what is done about windows. It is taken before mu.
 	deep struct {
 		sync.Mutex
@@ -153,7 +151,6 @@ func Open(cfg Config) (*Collector, error) {
 	var begin Stats
 	coreStats(&begin)
 	c.begin = Stats{ScopesLost: begin.ScopesLost, ScopesMisplaced: begin.ScopesMisplaced}
-	c.counts.open()
 	current.c = c
 	return c, nil
 }
@@ -180,11 +177,19 @@ func (c *Collector) Start() error {
 	if c.running {
 		return nil
 	}
+	if err := c.startCore(); err != nil {
+		return err
+	}
+	c.running = true
+	return nil
+}
+
+// startCore has the core record and notes which kinds work.
+func (c *Collector) startCore() error {
 	kinds, rc, refusal := coreStart()
 	if rc != 0 {
 		return &Error{Status: failed(c.status, rc)}
 	}
-	c.running = true
 	c.status.Kinds = kinds
 	c.status.Missing = c.cfg.Kinds &^ kinds
 	if c.cfg.GraphNodes {
@@ -247,7 +252,7 @@ func (c *Collector) decodeNext() (*Batch, error) {
 		c.decoder.scopes = coreScopeTable()
 		c.walker.begin(raw)
 		b := c.decoder.decode(raw.bytes(), &c.walker, raw.release)
-		b.attachment = coreAttachment() // Detach has all decoded before it leaves
+		b.attachment = coreAttachment() // Detach decodes all buffers before it finalizes CUPTI
 		return b, nil
 	case rc == rcEnd:
 		return nil, io.EOF

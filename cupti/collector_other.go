@@ -53,6 +53,12 @@ func (*Collector) Stop(bool) error { return nil }
 // Close does nothing.
 func (*Collector) Close() error { return nil }
 
+// Detach returns ErrNotRunning.
+func (*Collector) Detach(time.Duration) (time.Duration, error) { return 0, ErrNotRunning }
+
+// Attach returns ErrNotRunning.
+func (*Collector) Attach() error { return ErrNotRunning }
+
 // PushScope returns ErrNotRunning.
 func (*Collector) PushScope(uint64) error { return ErrNotRunning }
 

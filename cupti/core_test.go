@@ -6,7 +6,6 @@ package cupti
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -91,47 +90,18 @@ func TestInferredScopes(t *testing.T) {
 	run(t, path, fakes)
 }
 
-func TestGate(t *testing.T) {
-	path, _ := program(t, "gate")
+func TestBarrier(t *testing.T) {
+	path, _ := program(t, "barrier")
 	run(t, path)
 }
 
 func TestWhatIsRareAndAllowed(t *testing.T) {
-	path, fakes := program(t, "cornered")
-	for _, what := range []string{"cancel", "keys", "descriptors", "given_up", "released", "loading", "reading", "flushing", "capture", "deaf", "deaf_early"} {
+	path, fakes := program(t, "edge_cases")
+	for _, what := range []string{"cancel", "keys", "given_up", "released", "loading", "reading", "flushing", "capture", "deaf", "deaf_early"} {
 		t.Run(what, func(t *testing.T) {
 			t.Setenv("FAKE_CUDA_DEVICES", "2")
 			run(t, path, fakes, what)
 		})
-	}
-}
-
-func TestFreePiecesAreOutOfTheWay(t *testing.T) {
-	path, fakes := program(t, "heap")
-	run(t, path, fakes)
-	// As Debian's Python is: functions whose address it takes seem to be its own.
-	path, _ = program(t, "heap", "-fno-pie", "-no-pie")
-	run(t, path, fakes)
-
-	other := filepath.Join(t.TempDir(), "othermalloc.so")
-	if out, err := exec.Command("cc", "-std=c11", "-O2", "-fPIC", "-shared", "-o", other, filepath.Join("testdata", "core", "othermalloc.c")).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	t.Setenv("LD_PRELOAD", other)
-	run(t, path, fakes, "other")
-}
-
-func TestThreadsThatGetNoProcessorAreAwaited(t *testing.T) {
-	path, _ := program(t, "threads")
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, path).CombinedOutput()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.ExitCode() == 77 {
-		t.Skip("a process may not hold threads of its parent here")
-	}
-	if err != nil {
-		t.Errorf("%v\n%s", err, out)
 	}
 }
 
@@ -193,7 +163,7 @@ func fakesWithout(t *testing.T, fakes string, functions ...string) string {
 }
 
 func TestLibraryWithoutEngines(t *testing.T) {
-	path, fakes := program(t, "windowleast")
+	path, fakes := program(t, "window_minimal")
 	const has, lacks = "0", "-20"
 	for _, test := range []struct {
 		name      string
@@ -219,7 +189,7 @@ func TestLibraryWithoutEngines(t *testing.T) {
 }
 
 func TestRowsComeInPortions(t *testing.T) {
-	path, fakes := program(t, "windowroom")
+	path, fakes := program(t, "window_capacity")
 	t.Setenv("LD_LIBRARY_PATH", fakes)
 	run(t, path, fakes)
 }

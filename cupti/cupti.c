@@ -12,7 +12,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "gpufl_count.h"
 #include "gpufl_deep_internal.h"
 
 gpufl_cupti_calls gpufl_cupti;
@@ -49,10 +48,7 @@ struct timespec gpufl_after(int64_t ns) {
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_cond_t ready_cond;
 
-static void in_child(void) {
-  atomic_store(&gpufl_child, true);
-  gpufl_claims_in_child();
-}
+static void in_child(void) { atomic_store(&gpufl_child, true); }
 
 static void first(void) {
   pthread_atfork(NULL, NULL, in_child);
@@ -230,13 +226,9 @@ static void on_request(uint8_t **data, size_t *size, size_t *max_records) {
 
 static atomic_bool attached;
 
-// bare: CUPTI was subscribed to anew after gpufl_detach, and has not been asked for records since. Only callbacks
-// are asked for then, since anything else could bring back the hooks that make each launch slower.
-static atomic_bool bare;
-
 // count_dropped asks CUPTI for what it could not keep since it was asked last.
 static void count_dropped(void) {
-  if (!atomic_load(&attached) || atomic_load(&bare)) return;
+  if (!atomic_load(&attached)) return;
   size_t n = 0;
   if (gpufl_cupti.num_dropped(NULL, 0, &n) != GPUFL_CUPTI_SUCCESS || n == 0) return;
   pthread_mutex_lock(&pool.lock);
@@ -360,7 +352,7 @@ static int64_t anchor(void) {
   if (pool.own_clock) return 0;
   // The clocks drift apart, so each buffer gets a new measurement.
   if (gpufl_cupti.get_timestamp != NULL && gpufl_enter()) {
-    if (!atomic_load(&bare)) atomic_store(&last_anchor, measure_anchor());
+    atomic_store(&last_anchor, measure_anchor());
     gpufl_leave();
   }
   return atomic_load(&last_anchor);
@@ -443,7 +435,6 @@ void gpufl_get_stats(gpufl_stats *out) {
   out->lent = pool.lent;
   pthread_mutex_unlock(&pool.lock);
   gpufl_scope_counts(&out->scopes_lost, &out->scopes_misplaced);
-  out->heap_held = gpufl_heap_held();
 }
 
 // ---- the application's threads inside CUPTI ----
@@ -503,9 +494,12 @@ static void *subscriber;
 static atomic_bool activity_on[NUM_ACTIVITIES];
 static bool paused[NUM_ACTIVITIES]; // off until gpufl_resume
 static bool pausing;                // between gpufl_pause and gpufl_resume
-static bool held[NUM_ACTIVITIES];   // off until gpufl_hold(false)
-static bool detached;               // by gpufl_detach
+static bool suspended;              // recording goes on without records, until the next gpufl_start
 static _Atomic uint32_t attachments;
+
+// Records of copies and sets are not switched off during such calls. CUPTI's own thread then reads memory that the calling thread
+// has freed (H200, CUPTI 13.0, test/gpu/deep/copies.c: 7 of 12 processes crashed in 45 s). Switching them on is safe.
+enum { COPIES = 1u << GPUFL_KIND_MEMCPY | 1u << GPUFL_KIND_MEMCPY_P2P | 1u << GPUFL_KIND_MEMSET };
 
 // launches is 0 while CUPTI does not tell of launches, 1 when it does, 2 if it cannot.
 static atomic_int launches;
@@ -534,10 +528,7 @@ static struct {
   pthread_mutex_t lock;
   bool told[MAX_CALLBACKS];
   bool scopes;
-  uint32_t windows; // sets: what windows want told
-  int counting; // see gpufl_watch_counting
 } callbacks = {.lock = PTHREAD_MUTEX_INITIALIZER};
-static _Atomic uint32_t watched; // sets
 
 static bool starts_with(const char *name, const char *const *prefixes) {
   for (; *prefixes != NULL; prefixes++) {
@@ -576,27 +567,25 @@ static void find_callbacks(void) {
     if (known && starts_with(name, capture_begins)) sets |= GPUFL_SET_CAPTURE | SET_CAPTURE_BEGINS;
     if (known && starts_with(name, capture_ends)) sets |= SET_CAPTURE_ENDS;
     callbacks.sets[id] = sets;
-    if ((sets & SET_SCOPE) != 0) gpufl_count_learn((uint32_t)id, name);
     if ((sets & SET_SCOPE) != 0 && callbacks.first_launch == 0) callbacks.first_launch = id;
   }
 }
+
+// listening: the subscription reports contexts, modules, captures and launches, which windows need.
+static atomic_bool listening;
 
 // retell has CUPTI tell of what is wanted now, and returns how many kinds of launches it tells of. The
 // caller has callbacks.lock.
 static int retell(void) {
   if (gpufl_deep_deaf()) return 0;
-  uint32_t want = callbacks.windows;
-  if ((want & GPUFL_SET_CAPTURE) != 0) want |= SET_CAPTURE_ENDS;
-  if (callbacks.counting > 0) want |= SET_SCOPE;
-  if (callbacks.counting != 0) want |= GPUFL_SET_CAPTURE | SET_CAPTURE_ENDS; // no begin or end may be missed
-  if (callbacks.scopes && callbacks.counting >= 0) {
+  // Where windows are possible, from the beginning: callbacks that are switched while launches are in flight may be lost to some threads.
+  uint32_t want = atomic_load(&listening) ? GPUFL_SETS_ALL | SET_CAPTURE_ENDS : 0;
+  if (settings.detach) want |= GPUFL_SET_CAPTURE | SET_CAPTURE_ENDS;
+  if (callbacks.scopes) {
     want |= SET_SCOPE;
     if (settings.kinds & (1u << GPUFL_KIND_MEMORY)) want |= SET_SCOPE_MEMORY;
     if (settings.kinds & (1u << GPUFL_KIND_SYNC)) want |= SET_SCOPE_SYNC;
   }
-  // Calls that are inside now end untold.
-  bool unwatch = (want & (SET_SCOPE | GPUFL_SET_LAUNCH)) == 0 && (atomic_load(&watched) & GPUFL_SET_LAUNCH) != 0;
-  if (unwatch) atomic_fetch_and(&watched, ~(uint32_t)GPUFL_SET_LAUNCH);
   int launches_told = 0;
   for (int id = 1; id < MAX_CALLBACKS; id++) {
     bool tell = (callbacks.sets[id] & want) != 0;
@@ -606,7 +595,6 @@ static int retell(void) {
     }
     if (callbacks.told[id] && (callbacks.sets[id] & SET_SCOPE) != 0) launches_told++;
   }
-  if (unwatch) gpufl_gate_forget();
   return launches_told;
 }
 
@@ -618,74 +606,33 @@ static int want_scopes(bool want) {
   return told;
 }
 
-int gpufl_watch_counting(int want) {
-  if (gpufl_cupti.enable_callback == NULL || gpufl_cupti.callback_name == NULL) return 0;
-  find_callbacks();
-  pthread_mutex_lock(&callbacks.lock);
-  int told = 0;
-  if (callbacks.counting != want) {
-    callbacks.counting = want;
-    told = retell();
-  } else {
-    for (int id = 1; id < MAX_CALLBACKS; id++) told += callbacks.told[id] && (callbacks.sets[id] & SET_SCOPE) != 0;
-  }
-  pthread_mutex_unlock(&callbacks.lock);
-  return told;
-}
-
 static __thread bool heard; // something, while the thread was at an operation
 
 bool gpufl_hears(void) {
-  if (gpufl_deep_driver.module_load == NULL) return false;
+  if (gpufl_deep.driver.module_load == NULL) return false;
   void *module = NULL;
   heard = false;
-  gpufl_deep_driver.module_load(&module, "/nonexistent/gpuflight");
+  gpufl_deep.driver.module_load(&module, "/nonexistent/gpuflight");
   return heard;
 }
 
 void gpufl_set_deaf(void) {
   atomic_store(&deaf, true);
-  atomic_store(&watched, 0);
-  gpufl_gate_forget();
+  gpufl_barrier_next_epoch();
 }
 
 // tells_nothing is after the subscription has ended.
 static void tells_nothing(void) {
-  atomic_store(&watched, 0);
-  gpufl_gate_forget();
+  gpufl_barrier_next_epoch();
   pthread_mutex_lock(&callbacks.lock);
-  callbacks.windows = 0;
   memset(callbacks.told, 0, sizeof callbacks.told);
   callbacks.scopes = false;
-  callbacks.counting = 0;
   pthread_mutex_unlock(&callbacks.lock);
-}
-
-bool gpufl_watch(uint32_t sets) {
-  pthread_mutex_lock(&callbacks.lock);
-  bool more = (sets & ~atomic_load(&watched)) != 0;
-  if (more || (sets & ~callbacks.windows) != 0) { // those that are counted are watched, but only for so long
-    // A call counts as inside only if its end is told as well: so a set is told before it is watched.
-    callbacks.windows |= sets;
-    retell();
-    atomic_fetch_or(&watched, sets);
-  }
-  pthread_mutex_unlock(&callbacks.lock);
-  return more;
-}
-
-bool gpufl_watch_counted(bool *more) {
-  pthread_mutex_lock(&callbacks.lock);
-  bool counted = callbacks.counting > 0;
-  *more = counted && (atomic_fetch_or(&watched, GPUFL_SET_LAUNCH) & GPUFL_SET_LAUNCH) == 0;
-  pthread_mutex_unlock(&callbacks.lock);
-  return counted;
 }
 
 void gpufl_watch_launches(void) {
   if (atomic_load_explicit(&launches, memory_order_relaxed) != 0 || !gpufl_enter()) return;
-  // Where there are no records nobody asks for their scopes; gpufl_attach makes up for it.
-  if (atomic_load(&gpufl_running) && !atomic_load(&bare) && (settings.kinds & (1u << GPUFL_KIND_EXTERNAL))) {
+  if (atomic_load(&gpufl_running) && (settings.kinds & (1u << GPUFL_KIND_EXTERNAL))) {
     // Threads that come here at the same time must not return before it is done: their next call may
     // be the first launch. The lock is this function's alone; none of CUPTI's callbacks takes it.
     static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
@@ -695,9 +642,6 @@ void gpufl_watch_launches(void) {
   }
   gpufl_leave();
 }
-
-// listening: the subscription tells of contexts, modules and captures, which windows need.
-static atomic_bool listening;
 
 bool gpufl_listens(void) { return atomic_load(&listening); }
 
@@ -711,16 +655,15 @@ static void listen(void) {
   if (!settings.deep || atomic_load(&listening) || subscriber == NULL || gpufl_cupti.enable_callback == NULL || gpufl_cupti.callback_name == NULL) return;
   gpufl_resources_open(settings.cubin_bytes);
   find_callbacks();
-  gpufl_gate_forget(); // those of an earlier subscription
-  void *function;
-  memcpy(&function, &gpufl_cupti.subscribe, sizeof function);
-  gpufl_threads_learn(function);
+  gpufl_barrier_next_epoch(); // those of an earlier subscription
   atomic_store(&listening, true);
   bool all = true;
   for (size_t i = 0; i < sizeof resources / sizeof *resources; i++) {
     all = gpufl_cupti.enable_callback(1, subscriber, GPUFL_CUPTI_CB_DOMAIN_RESOURCE, resources[i]) == GPUFL_CUPTI_SUCCESS && all;
   }
-  gpufl_watch(settings.watch_launches ? GPUFL_SETS_ALL : GPUFL_SETS_ALWAYS);
+  pthread_mutex_lock(&callbacks.lock);
+  retell();
+  pthread_mutex_unlock(&callbacks.lock);
   gpufl_deep_watch_exit();
   if (!all) atomic_store(&listening, false);
 }
@@ -744,11 +687,9 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
   uint32_t sets = cbid < MAX_CALLBACKS ? callbacks.sets[cbid] : 0;
   uint32_t gateable = sets & (GPUFL_SET_LAUNCH | GPUFL_SET_MODULE | GPUFL_SET_CAPTURE);
   if (call->callbackSite == GPUFL_CUPTI_API_ENTER) {
-    // First: one that waits at the gate while records are switched is a doubtful one.
-    if ((sets & SET_SCOPE) != 0) gpufl_count_enter(cbid, call);
     if (gateable != 0) {
-      uint32_t life = gpufl_gate_life(); // before it is looked who is watched
-      if ((gateable & atomic_load(&watched)) != 0) gpufl_gate_enter(gateable, life, cbid, call->correlationId, call->functionParams);
+      uint32_t epoch = gpufl_barrier_epoch(); // before it is read whether windows are possible
+      if (atomic_load(&listening)) gpufl_barrier_enter(gateable, epoch, cbid, call->correlationId);
     }
     if (atomic_load_explicit(&launches, memory_order_relaxed) == 1 && (sets & (SET_SCOPE | SET_SCOPE_MEMORY | SET_SCOPE_SYNC)) != 0) {
       gpufl_scope_launch(call->correlationId);
@@ -756,13 +697,9 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
     return;
   }
   if (call->callbackSite != GPUFL_CUPTI_API_EXIT) return;
-  if ((sets & SET_SCOPE) != 0) gpufl_count_exit(cbid, call);
-  if ((sets & (SET_CAPTURE_BEGINS | SET_CAPTURE_ENDS)) != 0) {
-    gpufl_on_capture((sets & SET_CAPTURE_BEGINS) != 0, call);
-    gpufl_count_captures(gpufl_captures());
-  }
-  if ((sets & SET_KERNEL) != 0 && gpufl_deep_patches()) gpufl_window_count(&gpufl_window_counts.launched, 1);
-  if (gateable != 0) gpufl_gate_exit(cbid, call->correlationId);
+  if ((sets & (SET_CAPTURE_BEGINS | SET_CAPTURE_ENDS)) != 0) gpufl_on_capture((sets & SET_CAPTURE_BEGINS) != 0, call);
+  if ((sets & SET_KERNEL) != 0 && gpufl_deep_patches()) gpufl_window_count(&gpufl_deep.counts.launched, 1);
+  if (gateable != 0) gpufl_barrier_exit(gateable, call->correlationId);
   if (!atomic_load_explicit(&finalizing, memory_order_acquire) || !pthread_equal(pthread_self(), finalizer)) return;
   atomic_store(&finalizing, false);
   gpufl_cupti.unsubscribe(subscriber);
@@ -831,7 +768,7 @@ static bool set_byte(uint32_t attribute, uint8_t value) {
 // flush_all asks for the records that are there. While kernels are patched there are none of kernels, unless the window wanted them, since all was
 // flushed before, and CUPTI is asked for nothing beside launches that it patches: what else is recorded meanwhile can wait.
 static int flush_all(uint32_t flag) {
-  return gpufl_deep_patches() && !gpufl_window_config.with_activity ? GPUFL_OK : gpufl_cupti.flush_all(flag);
+  return gpufl_deep_patches() && !gpufl_deep.config.with_activity ? GPUFL_OK : gpufl_cupti.flush_all(flag);
 }
 
 static uint32_t held_by_cupti(void) {
@@ -864,7 +801,7 @@ static void disable_all(bool rest) {
   if (atomic_exchange(&launches, 0) == 1) want_scopes(false);
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
     if (!activity_on[i]) continue;
-    left[i] = !rest && (GPUFL_COPIES & 1u << activities[i].kind) != 0;
+    left[i] = !rest && (COPIES & 1u << activities[i].kind) != 0;
     if (!left[i]) switch_kind(activities[i].activity, false);
     activity_on[i] = false;
   }
@@ -891,9 +828,9 @@ static int prepare(void) {
   pool.own_clock = own_clock;
   pool.stopped = false;
   pthread_mutex_unlock(&pool.lock);
-  atomic_store(&bare, false);
-  atomic_store(&attached, true);
-  return gpufl_cupti.register_callbacks(on_request, on_complete);
+  int result = gpufl_cupti.register_callbacks(on_request, on_complete);
+  if (result == GPUFL_CUPTI_SUCCESS) atomic_store(&attached, true); // a flush before fails
+  return result;
 }
 
 // begin_lending first takes back what CUPTI kept at the end of the session before, and what it lost since is forgotten: Unreturned has the
@@ -912,31 +849,8 @@ static void begin_lending(void) {
   gpufl_cupti.num_dropped(NULL, 0, &between);
 }
 
-static int leave(void);
-
-int gpufl_start(uint32_t *enabled, int *refusal) {
-  *enabled = 0;
-  *refusal = GPUFL_OK;
-  if (gpufl_is_child()) return GPUFL_FORKED;
-  if (!pool.opened) return GPUFL_CLOSED;
-  if (atomic_load(&gpufl_running)) return GPUFL_BUSY;
-  if (gpufl_deep_deaf()) return GPUFL_DEAF;
-  if (atomic_load(&bare) && atomic_exchange(&attached, false)) {
-    // The session before ended without records, and switched callbacks off: it is deaf to launches now.
-    nobody_inside();
-    if (leave() != GPUFL_OK) atomic_store(&attached, true);
-  }
-  int result = subscribe();
-  if (result != GPUFL_OK) return result;
-  listen();
-  memset(paused, 0, sizeof paused);
-  pausing = false;
-  memset(held, 0, sizeof held);
-  detached = false;
-
-  result = prepare();
-  if (result != GPUFL_OK) goto failed;
-  begin_lending();
+// enable_kinds switches the kinds of the settings on. It returns CUPTI's result for the first that is refused if none works.
+static int enable_kinds(uint32_t *enabled, int *refusal) {
   uint32_t refused = 0;
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
     uint32_t bit = 1u << activities[i].kind;
@@ -952,21 +866,57 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
       if (*refusal == GPUFL_OK) *refusal = answer;
     }
   }
-  *enabled &= ~refused; // half a kind is none, but its half stays on: better than nothing
-  if (*enabled == 0 && *refusal != GPUFL_OK) {
-    result = *refusal;
-    goto failed;
-  }
+  *enabled &= ~refused; // a kind of which half is refused counts as refused; the other half stays on
+  if (*enabled == 0 && *refusal != GPUFL_OK) return *refusal;
   *enabled |= settings.kinds & (1u << GPUFL_KIND_NVTX);
-  if (gpufl_cupti.enable_callback != NULL && gpufl_cupti.callback_name != NULL) {
-    find_callbacks();
-    // Tried with one: the others are left off until there is a scope.
-    uint32_t id = (uint32_t)callbacks.first_launch;
-    if (id != 0 && gpufl_cupti.enable_callback(1, subscriber, GPUFL_CUPTI_CB_DOMAIN_DRIVER_API, id) == GPUFL_CUPTI_SUCCESS &&
-        gpufl_cupti.enable_callback(0, subscriber, GPUFL_CUPTI_CB_DOMAIN_DRIVER_API, id) == GPUFL_CUPTI_SUCCESS) {
-      *enabled |= settings.kinds & (1u << GPUFL_KIND_EXTERNAL);
-    }
+  return GPUFL_OK;
+}
+
+// learn_callbacks finds the functions that scopes and captures need, and whether scopes work. It is done once in a session:
+// a fresh CUPTI was seen to report nothing more to threads that launched while callbacks were switched off (H200, CUDA 13.0).
+static bool scopes_work;
+static bool learn_callbacks(void) {
+  if (gpufl_cupti.enable_callback == NULL || gpufl_cupti.callback_name == NULL) return false;
+  find_callbacks();
+  uint32_t id = (uint32_t)callbacks.first_launch;
+  if (id == 0) return false;
+  // Tried with one function: the others stay off until there is a scope.
+  return gpufl_cupti.enable_callback(1, subscriber, GPUFL_CUPTI_CB_DOMAIN_DRIVER_API, id) == GPUFL_CUPTI_SUCCESS &&
+         gpufl_cupti.enable_callback(0, subscriber, GPUFL_CUPTI_CB_DOMAIN_DRIVER_API, id) == GPUFL_CUPTI_SUCCESS;
+}
+
+int gpufl_start(uint32_t *enabled, int *refusal) {
+  *enabled = 0;
+  *refusal = GPUFL_OK;
+  if (gpufl_is_child()) return GPUFL_FORKED;
+  if (!pool.opened) return GPUFL_CLOSED;
+  bool resumes = atomic_load(&gpufl_running); // the session goes on
+  if (resumes && !suspended) return GPUFL_BUSY;
+  if (gpufl_deep_deaf()) return GPUFL_DEAF;
+  int result = subscribe();
+  if (result != GPUFL_OK) return result;
+  listen();
+  memset(paused, 0, sizeof paused);
+  pausing = false;
+
+  if (resumes && atomic_load(&attached)) {
+    // CUPTI was not finalized: it keeps its buffers and has our callbacks.
+    memset(left, 0, sizeof left);
+    atomic_store(&pool.lends, true);
+  } else {
+    result = prepare();
+    if (result != GPUFL_OK) goto failed;
+    begin_lending();
   }
+  if (!resumes) scopes_work = learn_callbacks();
+  if (settings.detach && callbacks.known) want_scopes(false); // and captures
+  // Before the first record, so that the scope of each recorded launch is known.
+  if (resumes && gpufl_scope_any()) gpufl_watch_launches();
+  result = enable_kinds(enabled, refusal);
+  if (result != GPUFL_OK) goto failed;
+  if (scopes_work) *enabled |= settings.kinds & (1u << GPUFL_KIND_EXTERNAL);
+  suspended = false;
+  if (resumes) return GPUFL_OK;
   atomic_store(&gpufl_asked, settings.kinds);
   gpufl_scope_start();
   atomic_fetch_add(&gpufl_session, 1);
@@ -977,9 +927,13 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
 
 failed:
   disable_all(false);
+  atomic_store(&pool.lends, false);
+  if (resumes) {
+    atomic_store(&attached, false); // so that the next gpufl_start prepares CUPTI again
+    return result;
+  }
   pthread_mutex_lock(&pool.lock);
   pool.stopped = true;
-  atomic_store(&pool.lends, false);
   pthread_mutex_unlock(&pool.lock);
   pthread_cond_broadcast(&ready_cond);
   return result;
@@ -990,22 +944,6 @@ bool gpufl_activity(void) {
     if (activity_on[i]) return true;
   }
   return false;
-}
-
-int gpufl_hold(bool hold, uint32_t kinds) {
-  int result = GPUFL_OK;
-  if (pausing) return GPUFL_BUSY;
-  for (int i = 0; i < NUM_ACTIVITIES; i++) {
-    if ((kinds & (1u << activities[i].kind)) == 0 || (hold ? !activity_on[i] : !held[i])) continue;
-    int answer = switch_kind(activities[i].activity, !hold);
-    if (answer == GPUFL_CUPTI_SUCCESS) {
-      activity_on[i] = !hold;
-      held[i] = hold;
-    } else if (result == GPUFL_OK) {
-      result = answer;
-    }
-  }
-  return result;
 }
 
 int gpufl_pause(void) {
@@ -1030,7 +968,6 @@ int gpufl_pause(void) {
   }
   pausing = true;
   gpufl_quiet_end(quiet);
-  if (detached || atomic_load(&bare)) return result;
   int flushed = flush_all(0);
   return result == GPUFL_OK ? flushed : result;
 }
@@ -1040,7 +977,7 @@ int gpufl_resume(uint32_t *lost) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
   if (!pausing) return GPUFL_OK;
-  if (gpufl_deep_patches() && !gpufl_window_config.with_activity) return GPUFL_ACTIVITY;
+  if (gpufl_deep_patches() && !gpufl_deep.config.with_activity) return GPUFL_ACTIVITY;
   int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
   if (quiet < 0) return quiet;
   int result = GPUFL_OK;
@@ -1065,7 +1002,7 @@ static int flush(void) {
   if (!gpufl_enter()) return atomic_load(&gpufl_running) ? GPUFL_OK : GPUFL_STOPPED;
   int result = GPUFL_STOPPED;
   if (atomic_load(&gpufl_running)) {
-    result = atomic_load(&bare) ? GPUFL_OK : flush_all(0);
+    result = flush_all(0);
   }
   gpufl_leave();
   return result;
@@ -1083,7 +1020,7 @@ bool gpufl_flush_lock(int64_t until) {
 }
 
 void gpufl_flush_begin(void) {
-  if (!atomic_load(&gpufl_running) || !atomic_load(&attached) || atomic_load(&bare)) return;
+  if (!atomic_load(&gpufl_running) || !atomic_load(&attached)) return;
   // CUPTI's own thread works at what is flushed, and nobody says when it is done. The second flush waits for the first.
   for (int i = 0; i < 2; i++) {
     flush_all(0);
@@ -1095,8 +1032,6 @@ void gpufl_flush_end(void) { pthread_mutex_unlock(&flushing); }
 
 int gpufl_flush(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
-  gpufl_heap_later();
-  gpufl_claims_settle(true);
   // A window has just flushed; and what is to come can wait for it.
   if (pthread_mutex_trylock(&flushing) != 0) return GPUFL_OK;
   int result = flush();
@@ -1104,21 +1039,40 @@ int gpufl_flush(void) {
   return result;
 }
 
+static void end_lending(void) {
+  count_dropped();
+  pthread_mutex_lock(&dropping);
+  atomic_store(&pool.lends, false);
+  pthread_mutex_unlock(&dropping);
+}
+
+int gpufl_suspend(int64_t limit_ns) {
+  if (gpufl_is_child()) return GPUFL_FORKED;
+  if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
+  if (suspended) return GPUFL_OK;
+  if (!settings.detach || settings.deep || gpufl_deep_deaf()) return GPUFL_NOT_DETACHED;
+  if (gpufl_captures() > 0) return GPUFL_CAPTURE;
+  suspended = true;
+  disable_all(false);
+  end_lending();
+  int result = take_back(limit_ns);
+  return result == GPUFL_OK && held_by_cupti() > 0 ? GPUFL_TIMEOUT : result;
+}
+
 int gpufl_stop(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!pool.opened) return GPUFL_CLOSED;
   if (!atomic_exchange(&gpufl_running, false)) return GPUFL_STOPPED;
   nobody_inside();
-  gpufl_count_end();
-  int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
-  if (quiet >= 0) disable_all(quiet == 1); // else they stay on, and the program goes on
-  count_dropped();
-  pthread_mutex_lock(&dropping);
-  atomic_store(&pool.lends, false);
-  pthread_mutex_unlock(&dropping);
   int result = GPUFL_OK;
-  if (atomic_load(&attached) && !atomic_load(&bare)) result = quiet == 1 ? flush_all(GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED) : take_back(LAST_NS);
-  gpufl_quiet_end(quiet);
+  if (!suspended) {
+    int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
+    if (quiet >= 0) disable_all(quiet == 1); // else they stay on, and the program goes on
+    end_lending();
+    if (atomic_load(&attached)) result = quiet == 1 ? flush_all(GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED) : take_back(LAST_NS);
+    gpufl_quiet_end(quiet);
+  }
+  suspended = false;
   pthread_mutex_lock(&pool.lock);
   pool.stats.unreturned += pool.lent;
   pool.stopped = true;
@@ -1155,7 +1109,6 @@ static int leave(void) {
     atomic_store(&listening, false);
     tells_nothing();
     gpufl_resources_lose();
-    if (result == GPUFL_OK) gpufl_sass_forget();
   }
   if (result == GPUFL_OK) {
     memset(left, 0, sizeof left);
@@ -1169,9 +1122,9 @@ static int leave(void) {
 int gpufl_finalize(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!pool.opened) return GPUFL_CLOSED;
-  if (atomic_load(&gpufl_running)) return GPUFL_BUSY;
-  if (gpufl_deep_armed()) return GPUFL_NOT_DETACHED; // it would pull the rug from under the window
-  if (detached) return GPUFL_OK;
+  if (atomic_load(&gpufl_running) && !suspended) return GPUFL_BUSY;
+  if (gpufl_deep_armed()) return GPUFL_NOT_DETACHED; // the window needs CUPTI
+  if (subscriber == NULL) return GPUFL_OK;           // detached already
   if (!atomic_exchange(&attached, false)) return GPUFL_STOPPED;
   nobody_inside();
   int result = leave();
@@ -1179,68 +1132,9 @@ int gpufl_finalize(void) {
   return result;
 }
 
-// ---- leaving and coming back while recording goes on ----
-
-int gpufl_settle(void) {
-  if (gpufl_is_child()) return GPUFL_FORKED;
-  if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
-  if (detached || atomic_load(&bare)) return GPUFL_OK;
-  for (int i = 0; i < NUM_ACTIVITIES; i++) {
-    if (pausing || (activity_on[i] && activities[i].kind != GPUFL_KIND_OVERHEAD)) return GPUFL_BUSY;
-  }
-  int result = gpufl_hold(true, 1u << GPUFL_KIND_OVERHEAD);
-  if (result == GPUFL_OK) result = flush_all(0);
-  if (result != GPUFL_OK) return result;
-  count_dropped();
-  return held_by_cupti() == 0 ? GPUFL_OK : GPUFL_TIMEOUT;
-}
-
-int gpufl_detach(void) {
-  if (gpufl_is_child()) return GPUFL_FORKED;
-  if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
-  if (detached) return GPUFL_OK;
-  // Contexts, modules and captures would have to be known from the beginning.
-  if (pausing || settings.deep || gpufl_deep_armed() || gpufl_captures() > 0) return GPUFL_BUSY;
-  pthread_mutex_lock(&pool.lock);
-  bool holds = pool.lent > 0 || pool.pending > 0;
-  pthread_mutex_unlock(&pool.lock);
-  if (holds || gpufl_activity()) return GPUFL_BUSY;
-  atomic_store(&attached, false);
-  nobody_inside();
-  int result = leave();
-  // CUPTI may have refused when there was no subscription any more: gpufl_attach makes a new one.
-  detached = subscriber == NULL;
-  if (detached) {
-    atomic_store(&launches, 0);
-  } else {
-    atomic_store(&attached, true);
-  }
-  return result;
-}
-
-bool gpufl_bare(void) { return atomic_load(&bare); }
+bool gpufl_suspended(void) { return suspended; }
 
 uint32_t gpufl_attachment(void) { return atomic_load(&attachments); }
-
-int gpufl_attach(bool records) {
-  if (gpufl_is_child()) return GPUFL_FORKED;
-  if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
-  int result = GPUFL_OK;
-  if (detached) {
-    result = subscribe();
-    if (result != GPUFL_OK) return result;
-    listen();
-    detached = false;
-    gpufl_count_captures(gpufl_captures());
-    atomic_store(&bare, true);
-    atomic_store(&attached, true);
-  }
-  if (!records || !atomic_load(&bare)) return GPUFL_OK;
-  result = prepare();
-  if (result != GPUFL_OK) return result;
-  if (gpufl_scope_any()) gpufl_watch_launches();
-  return GPUFL_OK;
-}
 
 int gpufl_close(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;

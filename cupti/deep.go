@@ -58,8 +58,8 @@ var DefaultMetrics = []string{
 	"smsp__sass_sectors_mem_global_ideal",
 }
 
-// MemoryMetrics are those of DefaultMetrics for the instructions alone that access global memory: sectors, and how many lanes took part. CUPTI
-// patches few instructions then, and keeps little of them: see DeepTotals.Patched.
+// MemoryMetrics are those of DefaultMetrics for instructions that access global memory only: sectors, and how many lanes took part. CUPTI
+// patches few instructions then, and keeps little device memory.
 var MemoryMetrics = []string{
 	"smsp__sass_inst_executed_op_global",
 	"smsp__sass_thread_inst_executed_op_global_pred_on",
@@ -84,8 +84,7 @@ type DeepConfig struct {
 	// the first to CUPTI (1 MiB) and is DefaultHardwareBytes for the other. PC sampling.
 	ScratchBytes, HardwareBytes int64
 
-	// Metrics are the names of what is counted; empty for DefaultMetrics. CUPTI can be told once in the life of a process:
-	// later windows may ask for the same or for some of them. EngineSASS.
+	// Metrics are the names of what is counted; empty for DefaultMetrics. EngineSASS.
 	Metrics []string
 	// LazyPatching patches a kernel when it is first launched in the window, instead of all kernels of
 	// all modules when it opens. EngineSASS.
@@ -95,6 +94,8 @@ type DeepConfig struct {
 	// deadlock then; it is for experiments. PC sampling in its continuous form runs beside activity.
 	WithActivity bool
 
+	// LeaseDir is a folder of this user, in which one process at a time holds the lease to sample a GPU; "" is for none. PC sampling.
+	LeaseDir string
 	// MaxRows bounds what a window keeps (default DefaultMaxRows); the rest is counted.
 	MaxRows int
 	// OpenLimit and CloseLimit bound how long opening and closing may take. A window that takes more than a second
@@ -107,10 +108,11 @@ const (
 	ReasonNotSupported Reason = "not_supported"   // this CUPTI, GPU, or virtual GPU cannot do it
 	ReasonNoContext    Reason = "no_context"      // the process has no CUDA context yet
 	ReasonCapture      Reason = "stream_capture"  // a CUDA graph is being captured
-	ReasonTaken        Reason = "gpu_taken"       // another process of the GPU was sampled, and its samples would come among ours
+	ReasonTaken        Reason = "gpu_taken"       // another process samples the GPU, and would receive our samples
+	ReasonOnce         Reason = "sass_used"       // the process has had its window of EngineSASS
 	ReasonWindowOpen   Reason = "window_open"     // another window is open
 	ReasonActivity     Reason = "activity_on"     // activity must be paused first
-	ReasonRestless     Reason = "calls_under_way" // the application's calls came to no rest in time
+	ReasonNotQuiesced  Reason = "calls_under_way" // calls of the application were still in flight at the limit
 	ReasonExit         Reason = "at_exit"         // recording ends
 	ReasonStuck        Reason = "engine_stuck"    // CUPTI did not come back in time; not tried again
 	ReasonDeaf         Reason = "cupti_deaf"      // CUPTI tells of nothing in this process any more: recording is over as well
@@ -146,8 +148,7 @@ type DeepTotals struct {
 	HardwareFull uint64
 	// DroppedRecords is what SASS metrics had counted and not handed over when the window closed.
 	DroppedRecords uint64
-	// Patched is how many instructions had been patched when the window closed, of all contexts that were there. CUPTI
-	// 13.0 keeps what it patched in device memory until the process ends. SASS metrics.
+	// Patched is how many instructions had been patched when the window closed, of all contexts that were there. EngineSASS.
 	Patched uint64
 	// Launched is how many calls launched kernels while they were patched, those included that waited for the window to open. SASS metrics.
 	Launched uint64
@@ -168,9 +169,6 @@ type DeepTotals struct {
 	// those that went on before it had ended. LongestHold is the longest that one waited.
 	Deferred, Gated, GateTimeouts uint64
 	LongestHold                   time.Duration
-	// UntoldEnds counts calls of the application of which CUPTI told the begin and not the end, as far as their threads have made
-	// others since.
-	UntoldEnds uint64
 	// NamesKept counts the texts that CUPTI handed over and that may still be in use by it: they are
 	// not freed.
 	NamesKept uint64

@@ -29,9 +29,9 @@ const (
 	rcNotDeep     = C.GPUFL_NOT_DEEP
 	rcExiting     = C.GPUFL_EXITING
 	rcGivenUp     = C.GPUFL_GIVEN_UP
-	rcRestless    = C.GPUFL_RESTLESS
+	rcNotQuiesced = C.GPUFL_NOT_QUIESCED
 	rcDevice      = C.GPUFL_DEVICE
-	rcFixed       = C.GPUFL_FIXED
+	rcOnce        = C.GPUFL_ONCE
 	rcTaken       = C.GPUFL_TAKEN
 	rcDeaf        = C.GPUFL_DEAF
 
@@ -60,7 +60,6 @@ func coreDeepSupported(e Engine) int { return int(C.gpufl_deep_supported(C.int(e
 func coreDeepContexts() int          { return int(C.gpufl_deep_contexts()) }
 func coreDeepObstacle() string       { return C.GoString(C.gpufl_deep_obstacle()) }
 func coreDeepHolder() int            { return int(C.gpufl_deep_holder()) }
-func coreDeepHolderUser() int64      { return int64(C.gpufl_deep_holder_user()) }
 func coreDeepCall() string           { return C.GoString(C.gpufl_deep_call()) }
 func coreDeepEnd()                   { C.gpufl_deep_end() }
 func coreDeepGiveUp()                { C.gpufl_deep_give_up() }
@@ -68,13 +67,11 @@ func coreDeepStuck() bool            { return C.gpufl_deep_stuck() != 0 }
 func coreDeepDeaf() bool             { return C.gpufl_deep_deaf() != 0 }
 func corePause() int                 { return int(C.gpufl_pause()) }
 
-// coreDeepRestless is what was not at rest.
-func coreDeepRestless() restlessness {
+// coreDeepBusyReason is what was not quiesced.
+func coreDeepBusyReason() quiesceFailure {
 	var thread C.int32_t
-	var out C.int
-	var untold C.uint64_t
-	why := C.GoString(C.gpufl_deep_restless(&thread, &out, &untold))
-	return restlessness{what: why, thread: int(thread), out: out != 0, untold: uint64(untold)}
+	what := C.GoString(C.gpufl_deep_busy_reason(&thread))
+	return quiesceFailure{what: what, thread: int(thread)}
 }
 
 func coreDeepClose(limit time.Duration) int { return int(C.gpufl_deep_close(C.int64_t(limit))) }
@@ -125,6 +122,10 @@ func coreDeepOpen(cfg *DeepConfig, names []string, rest time.Duration) int {
 		}()
 		raw.names = list
 	}
+	if cfg.LeaseDir != "" {
+		raw.lease_dir = C.CString(cfg.LeaseDir)
+		defer C.free(unsafe.Pointer(raw.lease_dir))
+	}
 	return int(C.gpufl_deep_open(&raw))
 }
 
@@ -160,7 +161,6 @@ func coreDeepTotals() DeepTotals {
 		LostRows: uint64(raw.lost_rows), LostValue: uint64(raw.lost_value), LostNames: uint64(raw.lost_names), Broken: uint64(raw.broken),
 		Contexts: uint64(raw.contexts), SkippedContexts: uint64(raw.skipped_contexts), LostContexts: uint64(raw.lost_contexts),
 		Deferred: uint64(raw.deferred), NotIdle: uint64(raw.not_idle), Gated: uint64(raw.gated), GateTimeouts: uint64(raw.gate_timeouts), NamesKept: uint64(raw.names_kept),
-		UntoldEnds:  uint64(raw.untold),
 		LongestHold: time.Duration(raw.longest_hold_ns),
 	}
 }
@@ -206,3 +206,6 @@ func coreCubinStats() CubinStats {
 		Refused: uint64(raw.refused), RefusedBytes: uint64(raw.refused_bytes), Evicted: uint64(raw.evicted),
 	}
 }
+
+// coreForgetSASS is for tests: the next window of EngineSASS is as the first of a process.
+func coreForgetSASS() { C.gpufl_sass_forget() }

@@ -12,7 +12,6 @@ gpufl_driver_calls gpufl_driver;
 
 static pthread_mutex_t driver_lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool driver_loaded;
-static char driver_path[4096]; // written before driver_loaded
 
 #define SYMBOL_REQUIRED(field, symbol, parameters) {#symbol, offsetof(gpufl_driver_calls, field), true},
 #define SYMBOL_OPTIONAL(field, symbol, parameters) {#symbol, offsetof(gpufl_driver_calls, field), false},
@@ -32,16 +31,6 @@ bool gpufl_resolve(void *library, void *table, const gpufl_symbol *symbols, size
 
 bool gpufl_driver_ready(void) { return atomic_load(&driver_loaded); }
 
-const char *gpufl_driver_path(void) { return gpufl_driver_ready() ? driver_path : ""; }
-
-static void find_path(void) {
-  Dl_info library;
-  void *function;
-  memcpy(&function, &gpufl_driver.device_get, sizeof function);
-  if (dladdr(function, &library) == 0 || library.dli_fname == NULL || strlen(library.dli_fname) >= sizeof driver_path) return;
-  strcpy(driver_path, library.dli_fname);
-}
-
 int gpufl_driver_load(char error[GPUFL_ERROR_SIZE]) {
   error[0] = 0;
   if (gpufl_is_child()) return GPUFL_FORKED;
@@ -60,7 +49,6 @@ int gpufl_driver_load(char error[GPUFL_ERROR_SIZE]) {
       result = GPUFL_NO_SYMBOL;
     } else {
       gpufl_deep_load_driver(library);
-      find_path();
       atomic_store(&driver_loaded, true);
     }
   }

@@ -10,6 +10,7 @@
 #ifndef GPUFL_CUPTI_H
 #define GPUFL_CUPTI_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -99,8 +100,8 @@ typedef struct {
   uint32_t buffers;    /* the most that exist at a time, at most GPUFL_MAX_BUFFERS */
   uint32_t kinds;      /* bits 1 << GPUFL_KIND_… */
   uint32_t graph_nodes;
+  uint32_t detach;      /* gpufl_suspend may be called */
   uint32_t deep;        /* windows may be asked for: see gpufl_deep.h */
-  uint32_t watch_launches; /* with deep: launches are told from the beginning, and not only from the first window on */
   uint64_t cubin_bytes; /* the most that images of modules may take, with deep */
 } gpufl_config;
 
@@ -114,8 +115,16 @@ int gpufl_open(const gpufl_config *config);
 int gpufl_probe(void);
 
 /* gpufl_start registers clock and buffers and enables the kinds. *enabled gets those that work;
- * *refusal CUPTI's result for the first that did not. */
+ * *refusal CUPTI's result for the first that did not. After gpufl_suspend it attaches to CUPTI again where
+ * gpufl_finalize detached it, and the session continues; on an error it may be called again. */
 int gpufl_start(uint32_t *enabled, int *refusal);
+
+/* gpufl_suspend ends records while the session continues: scopes are kept, and gpufl_wait does not
+ * answer GPUFL_END. It waits at most limit_ns for the records of work in flight. Then gpufl_finalize may detach CUPTI, once
+ * all buffers have been read, or gpufl_start switches records on again. GPUFL_TIMEOUT: CUPTI still has
+ * buffers. GPUFL_CAPTURE: a stream is being captured, nothing has changed. GPUFL_NOT_DETACHED: not with this gpufl_config. */
+int gpufl_suspend(int64_t limit_ns);
+bool gpufl_suspended(void); /* between gpufl_suspend and the next gpufl_start or gpufl_stop */
 
 /* gpufl_flush asks CUPTI for all complete buffers. Any thread. */
 int gpufl_flush(void);
@@ -125,9 +134,12 @@ int gpufl_flush(void);
  * the buffers that did not come back, for a record in them that is not complete. */
 int gpufl_stop(void);
 
-/* gpufl_finalize, after gpufl_stop, detaches CUPTI from the driver: until then a process may stay
+/* gpufl_finalize, after gpufl_stop or gpufl_suspend, detaches CUPTI from the driver: until then a process may stay
  * slower than before. Strings that records point to may be gone after it. */
 int gpufl_finalize(void);
+
+/* gpufl_attachment is how often CUPTI was finalized. Correlation ids begin again each time. */
+uint32_t gpufl_attachment(void);
 
 /* gpufl_close gives up the subscription and frees the buffers, except those that CUPTI or a
  * consumer still holds: these are freed when they come back, or serve the next gpufl_open. */
@@ -175,7 +187,6 @@ typedef struct {
   uint64_t scopes_misplaced; /* scopes ended elsewhere than on top of their thread's stack */
   uint32_t allocated;        /* buffers that exist now */
   uint32_t lent;             /* of these, held by CUPTI */
-  uint64_t heap_held;        /* bytes of the application's heap that its threads hold between windows */
 } gpufl_stats;
 
 void gpufl_get_stats(gpufl_stats *out);

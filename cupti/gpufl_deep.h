@@ -9,8 +9,7 @@
  * owner that cannot wait calls them on a thread that it can give up, and says so with
  * gpufl_deep_give_up.
  *
- * Application threads are never kept waiting longer than GPUFL_GATE_LIMIT_NS at a time, except while CUPTI does what
- * would lock up with them.
+ * Application threads never block longer than GPUFL_BARRIER_LIMIT_NS at a time.
  */
 #ifndef GPUFL_DEEP_H
 #define GPUFL_DEEP_H
@@ -29,14 +28,12 @@ enum {
   GPUFL_NOT_DEEP = -24,    /* gpufl_open was not asked for it */
   GPUFL_EXITING = -25,     /* the process ends */
   GPUFL_GIVEN_UP = -26,    /* an operation never came back */
-  GPUFL_RESTLESS = -27,    /* the application's calls came to no rest in time */
-  GPUFL_FIXED = -29,       /* an earlier window chose other SASS metrics, and a process cannot choose twice */
-  GPUFL_TAKEN = -30,       /* another process or context of this GPU has been sampled: gpufl_deep_holder */
+  GPUFL_NOT_QUIESCED = -27, /* calls of the application were still in flight at the limit */
+  GPUFL_ONCE = -29,        /* the process has had its window of SASS metrics */
+  GPUFL_TAKEN = -30,       /* another process or context samples this GPU: gpufl_deep_holder */
   GPUFL_DEAF = -31,        /* CUPTI tells of nothing any more, and must be asked for nothing */
   GPUFL_DEVICE = -28,      /* the device is set up so that it cannot: gpufl_deep_obstacle */
 };
-
-#define GPUFL_GATE_LIMIT_NS ((int64_t)2 * 1000000000)
 
 /* gpufl_deep_supported: whether the loaded library has the engine at all. */
 int gpufl_deep_supported(int engine);
@@ -52,16 +49,12 @@ const char *gpufl_deep_obstacle(void);
 /* gpufl_deep_holder is the process that was in the way when GPUFL_TAKEN was last the answer; 0 if it is of another namespace. */
 int32_t gpufl_deep_holder(void);
 
-/* gpufl_deep_holder_user is the user of that process if it is neither this process's user nor root; else -1. */
-int64_t gpufl_deep_holder_user(void);
-
 /* gpufl_deep_deaf: 1 once CUPTI tells of nothing in this process any more, and so nothing is recorded. */
 int gpufl_deep_deaf(void);
 
-/* gpufl_deep_restless says what was not at rest when that was the last answer: "" if nothing was, and *thread is 0 unless it was a call of
- * the application; else that call's thread, *out is 1 if it was seen to sleep outside of that call, whose end was not told then, and *untold of how
- * many other calls the end was not told. */
-const char *gpufl_deep_restless(int32_t *thread, int *out, uint64_t *untold);
+/* gpufl_deep_busy_reason says what was busy when GPUFL_NOT_QUIESCED was last the answer: a function of the driver, where *thread is the
+ * thread in it, or a reason, where *thread is 0. */
+const char *gpufl_deep_busy_reason(int32_t *thread);
 
 typedef struct {
   uint32_t engine;
@@ -71,7 +64,8 @@ typedef struct {
   const char *const *names;             /* stall reasons or metrics */
   uint32_t num_names;                   /* 0 for all stall reasons; metrics must be given */
   uint32_t max_rows;                    /* the most that wait to be read */
-  int64_t limit_ns;                     /* how long the application's calls may take to come to rest */
+  const char *lease_dir;                /* the user's runtime folder, for leases of GPUs; NULL for none */
+  int64_t limit_ns;                     /* how long the application may take to quiesce */
 } gpufl_deep_config;
 
 /* gpufl_deep_open arms the engine on the contexts that there are. Nothing stays armed if it fails. */
@@ -93,7 +87,7 @@ int gpufl_deep_collect(int *more);
 int gpufl_deep_read(gpufl_deep_row *rows, int n);
 
 /* gpufl_deep_close takes the rest and disarms. Rows, names and counts stay until gpufl_deep_end. The answer is
- * the first refusal of CUPTI's; disarmed is all the same what can be. After GPUFL_RESTLESS the window is still open and armed:
+ * the first refusal of CUPTI's; disarmed is all the same what can be. After GPUFL_NOT_QUIESCED the window is still open and armed:
  * the application's calls came to no rest in limit_ns, and disarming beside them could lock them up. Try again. */
 int gpufl_deep_close(int64_t limit_ns);
 
@@ -105,14 +99,17 @@ int gpufl_deep_end(void);
  * with a launch. */
 int gpufl_deep_give_up(void);
 
+/* gpufl_sass_forget is for tests: the next window of SASS metrics is as the first of a process. */
+int gpufl_sass_forget(void);
+
 /* gpufl_deep_stuck: whether that was said. */
 int gpufl_deep_stuck(void);
 
 /* gpufl_deep_call is the function of CUPTI's that has been called for a window and has not returned; "" if there is none. */
 const char *gpufl_deep_call(void);
 
-/* gpufl_deep_refuser is the one that last refused something. */
-const char *gpufl_deep_refuser(void);
+/* gpufl_deep_last_failed_call is the one that last refused something. */
+const char *gpufl_deep_last_failed_call(void);
 
 /* gpufl_deep_traces, if it is not NULL, is told of each of these calls: for measurements. */
 extern void (*gpufl_deep_traces)(const char *function, int result, int64_t ns);
@@ -132,8 +129,7 @@ typedef struct {
   uint64_t lost_rows, lost_value, lost_names, broken;
   uint64_t contexts, skipped_contexts, lost_contexts;
   uint64_t deferred, not_idle, gated, gate_timeouts, names_kept;
-  uint64_t untold; /* calls of the application whose ends CUPTI did not tell */
-  int64_t longest_hold_ns; /* that a call of the application waited */
+  int64_t longest_hold_ns; /* that a call of the application blocked */
 } gpufl_deep_counts;
 
 /* gpufl_deep_get_counts: since gpufl_deep_open. */

@@ -42,8 +42,6 @@ extern gpufl_cupti_calls gpufl_cupti;
 /* In driver.c. gpufl_driver_ready says whether the table is there. */
 extern gpufl_driver_calls gpufl_driver;
 bool gpufl_driver_ready(void);
-/* gpufl_driver_path is the file of the driver's library, "" if that is not known. */
-const char *gpufl_driver_path(void);
 
 /* gpufl_is_child: this process was forked from one that used the core. Locks may be held for ever
  * here by threads that do not exist, CUPTI's and CUDA's state is the parent's: nothing may be

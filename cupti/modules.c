@@ -170,11 +170,11 @@ static void unpin(const image *pinned, bool has_crc, uint64_t crc) {
 }
 
 static void compute_crcs(void) {
-  if (gpufl_deep.cubin_crc == NULL) return;
+  if (gpufl_deep.calls.cubin_crc == NULL) return;
   image pinned = {0};
   while (pin_without_crc(&pinned, pinned.id)) {
     gpufl_cubin_crc p = {.size = GPUFL_SIZE_TO(gpufl_cubin_crc, cubinCrc), .cubinSize = pinned.size, .cubin = pinned.bytes};
-    bool ok = gpufl_deep.cubin_crc(&p) == GPUFL_CUPTI_SUCCESS;
+    bool ok = gpufl_deep.calls.cubin_crc(&p) == GPUFL_CUPTI_SUCCESS;
     unpin(&pinned, ok, p.cubinCrc);
   }
 }
@@ -227,7 +227,7 @@ static struct {
 
 static void context_created(void *handle) {
   if (handle == NULL) return;
-  gpufl_claim_unmark(handle); // of one whose end was not told
+  gpufl_lease_context_ends(handle); // an earlier one of this handle, whose end was not reported
   pthread_mutex_lock(&contexts.lock);
   int i = 0;
   while (i < contexts.n && contexts.all[i].handle != handle) i++;
@@ -278,7 +278,7 @@ bool gpufl_context_lives(void *handle) {
 // add_primary adds the primary contexts that were there before we listened. They are only looked up:
 // who made them keeps them.
 static void add_primary(void) {
-  const gpufl_deep_driver_calls *d = &gpufl_deep_driver;
+  const gpufl_deep_driver_calls *d = &gpufl_deep.driver;
   if (!gpufl_driver_ready() || d->primary_state == NULL || d->primary_retain == NULL || d->primary_release == NULL) return;
   int devices = 0;
   if (gpufl_driver.device_count(&devices) != 0) return;
@@ -319,8 +319,8 @@ int gpufl_contexts(gpufl_context out[GPUFL_MAX_CONTEXTS], uint64_t *more) {
   pthread_mutex_unlock(&contexts.lock);
   for (int i = 0; i < n; i++) {
     uint32_t device = 0;
-    if (out[i].device >= 0 || gpufl_deep.context_device == NULL) continue;
-    if (gpufl_deep.context_device(out[i].handle, &device) == GPUFL_CUPTI_SUCCESS) out[i].device = (int32_t)device;
+    if (out[i].device >= 0 || gpufl_deep.calls.context_device == NULL) continue;
+    if (gpufl_deep.calls.context_device(out[i].handle, &device) == GPUFL_CUPTI_SUCCESS) out[i].device = (int32_t)device;
   }
   return n;
 }

@@ -58,14 +58,12 @@ type Config struct {
 	// BufferBytes is the size of one buffer (default 8 MiB: some 38,000 kernels), Buffers the most
 	// that exist at a time (default 32). They are allocated when first needed and then kept.
 	BufferBytes, Buffers int
+	// Detachable allows [Collector.Detach]. It cannot be combined with Deep.
+	Detachable bool
 	// Deep makes ready for windows ([Collector.OpenDeep]): the images of modules are kept from Open on, at
 	// most CubinBytes of them (default DefaultCubinBytes). Besides that it costs nothing until a window opens.
 	Deep       bool
 	CubinBytes int64
-	// WatchLaunches has CUPTI tell of each launch from Open on, where it does from the first window on
-	// otherwise: for programs in which windows are sure to come, so that the first changes nothing for good. It
-	// means nothing without Deep.
-	WatchLaunches bool
 }
 
 // Reason says why nothing can be recorded, or not all. Values are stable and end up in telemetry.
@@ -110,7 +108,7 @@ type Error struct{ Status Status }
 
 func (e *Error) Error() string { return "cupti: " + string(e.Status.Reason) + ": " + e.Status.Detail }
 
-// Stats are sums since Open, which never fall; but HeapHeld is as of now.
+// Stats are sums since Open, which never fall.
 type Stats struct {
 	// Records were delivered by CUPTI, Dropped were not: it found no free buffer. Unknown were
 	// delivered and are of a kind that this package does not read.
@@ -127,9 +125,6 @@ type Stats struct {
 	// ScopesLost counts NVTX events that found no room, ScopesMisplaced scopes that another thread
 	// ended than began them.
 	ScopesLost, ScopesMisplaced uint64
-	// HeapHeld is how many bytes of free pieces of the program's heap its threads hold between deep windows, so that what it
-	// allocates lies together.
-	HeapHeld uint64
 }
 
 // Reject says why a record was not taken.

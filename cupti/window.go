@@ -6,11 +6,9 @@ package cupti
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 )
@@ -93,14 +91,7 @@ func (c *Collector) OpenDeep(cfg DeepConfig) (*DeepWindow, error) {
 	if coreDeepDeaf() {
 		return nil, &Error{Status: c.deepStatus(cfg.Engine, rcDeaf)}
 	}
-	// With kernel activity off CUPTI does not know whose the samples are.
-	if cfg.Engine == EnginePCSampling {
-		if err := c.recordForWindow(); err != nil && !errors.Is(err, ErrNotRunning) {
-			s := c.withLibrary(Status{Reason: ReasonActivity, Detail: "PC sampling needs kernels recorded, and recording could not be switched on: " + err.Error()})
-			return nil, &Error{Status: s}
-		}
-	}
-	// A quarter of the time is for the application's calls and its contexts to come to rest.
+	// A quarter of the time is for quiescing the application.
 	if rc := bounded(cfg.OpenLimit, func() int { return coreDeepOpen(&cfg, names, cfg.OpenLimit/4) }); rc != 0 {
 		return nil, &Error{Status: c.deepStatus(cfg.Engine, rc)}
 	}
@@ -251,13 +242,13 @@ func (w *DeepWindow) close() *DeepResult {
 		rc = w.collect()
 	}
 	if rc != rcGivenUp && rc != rcForked {
-		// Half of the time is for the application's calls to come to rest: an engine is not disarmed beside them.
+		// Half of the time is for quiescing the application: an engine is not disarmed while calls are in flight.
 		closed := bounded(w.cfg.CloseLimit, func() int { return coreDeepClose(w.cfg.CloseLimit / 2) })
-		if closed == rcRestless {
+		if closed == rcNotQuiesced {
 			// It stays armed: the window is given up, with what it has.
 			coreDeepGiveUp()
 		}
-		if rc == 0 || closed == rcGivenUp || closed == rcRestless {
+		if rc == 0 || closed == rcGivenUp || closed == rcNotQuiesced {
 			rc = closed
 		}
 		w.read()
@@ -265,7 +256,7 @@ func (w *DeepWindow) close() *DeepResult {
 	w.result = w.build(rc)
 	w.rows, w.functions, w.buffer = nil, nil, nil
 	w.c.deep.window = nil
-	if rc != rcGivenUp && rc != rcRestless {
+	if rc != rcGivenUp && rc != rcNotQuiesced {
 		coreDeepEnd()
 	}
 	return w.result
@@ -321,7 +312,7 @@ func (c *Collector) endDeep() func() {
 // Pause stops recording activity until Resume, and leaves everything else as it is. What is launched meanwhile has
 // no record; what was launched before and had not ended may have none either, or come later. Pausing twice does
 // nothing. ErrNotRunning says that nothing is recorded; an [*Error] that a graph is being captured, or that the
-// program's launches came to no rest: then nothing is paused.
+// program stayed busy: then nothing is paused.
 func (c *Collector) Pause() error {
 	c.deep.Lock()
 	defer c.deep.Unlock()
@@ -336,14 +327,14 @@ func (c *Collector) switched(what string, rc int) error {
 	switch rc {
 	case rcActivity:
 		return &Error{Status: Status{Reason: ReasonActivity, Detail: "SASS metrics and activity records together can lock the driver up: close the window first"}}
-	case rcCapture, rcRestless, rcDeaf:
+	case rcCapture, rcNotQuiesced, rcDeaf:
 		return &Error{Status: c.deepStatus(EngineSASS, rc)}
 	}
 	return coreError(what, rc)
 }
 
 // Resume records again what Pause has stopped. An error says that not all could be; Status says what is
-// missing. An [*Error] of ReasonRestless says that launches came to no rest, and nothing is recorded yet: try again; one of ReasonActivity
+// missing. An [*Error] of ReasonNotQuiesced says that the program stayed busy, and nothing is recorded yet: try again; one of ReasonActivity
 // that a window of SASS metrics is open, which has to be closed first.
 func (c *Collector) Resume() error {
 	c.deep.Lock()
@@ -387,55 +378,36 @@ func (c *Collector) withLibrary(s Status) Status {
 	return s
 }
 
-// taken says whose samples would come among ours; 0 is nobody who is known.
-func taken(pid int, user int64) string {
-	if user >= 0 {
-		return fmt.Sprintf("process %d of user %d holds the mark of this GPU for PC sampling, and whether it samples cannot be known: "+
-			"ask for SASS metrics, or have that process ended", pid, user)
-	}
-	who := fmt.Sprintf("process %d was", pid)
+// taken says which process holds the lease of a GPU; 0 is unknown.
+func taken(pid int) string {
 	switch pid {
 	case 0:
-		who = "another process was"
+		return "another process samples this GPU, and holds it until it exits: end that process, or request SASS metrics"
 	case os.Getpid():
-		return "another context of this process was sampled on this GPU, and its end was not told, so samples of its kernels might come among ours: ask for SASS metrics, or start the process anew"
+		return "another CUDA context of this process was sampled on this GPU: destroy it, request SASS metrics, or restart the process"
 	}
-	return who + " sampled on this GPU, and as long as it lives samples of its kernels would come among ours: ask for SASS metrics, or end it"
+	return fmt.Sprintf("process %d samples this GPU, and holds it until it exits: end that process, or request SASS metrics", pid)
 }
 
 // deaf is what a refused cuptiPCSamplingStart can leave CUPTI as.
 const deaf = "something else had the GPU's counters (Nsight, DCGM's profiling metrics) when a window of PC sampling began, and CUPTI's refusal has left it deaf: " +
 	"nothing is recorded in this process any more, and no window opened; start it anew, and ask for SASS metrics while something else has the counters"
 
-// restlessness is what did not come to rest.
-type restlessness struct {
+// quiesceFailure is what was busy.
+type quiesceFailure struct {
 	what   string // a function of the driver where thread is not 0
-	thread int    // its id: it is in that call
-	out    bool   // or was seen to be out of it
-	untold uint64 // of how many other calls in the life of the process CUPTI did not tell the end
+	thread int    // its id
 }
 
-// String says it in parentheses.
-func (r restlessness) String() string {
-	if r.what == "" {
+// String is in parentheses.
+func (q quiesceFailure) String() string {
+	switch {
+	case q.what == "":
 		return ""
+	case q.thread == 0:
+		return " (" + q.what + ")"
 	}
-	text := " (" + r.what
-	if r.thread != 0 {
-		text += fmt.Sprintf(" of thread %d", r.thread)
-		if name, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/comm", r.thread)); err == nil {
-			text += ", " + strings.TrimSpace(string(name)) + ","
-		}
-		if r.out {
-			text += " is over and CUPTI did not tell its end, so it may tell of nothing that this thread does"
-		} else {
-			text += " was under way"
-		}
-	}
-	if r.untold > 0 {
-		text += fmt.Sprintf("; CUPTI did not tell the ends of %d calls before", r.untold)
-	}
-	return text + ")"
+	return fmt.Sprintf(" (%s of thread %d was in flight)", q.what, q.thread)
 }
 
 // deepStatus turns a result of the core, or of CUPTI, into what a user can act on.
@@ -466,12 +438,12 @@ func (c *Collector) deepStatus(e Engine, rc int) Status {
 			s.Detail += " (" + call + ")"
 		}
 		s.Detail += " and is not asked again: recording goes on without windows; start the process anew to have them"
-	case rcRestless:
-		s.Reason, s.Detail = ReasonRestless, "launches or module loads of the program came to no rest in time"+coreDeepRestless().String()+": try again, or allow more time"
-	case rcFixed:
-		s.Reason, s.Detail = ReasonBadRequest, "an earlier window of this process counted other SASS metrics, and CUPTI can be told only once: ask for the same, or start the process anew"
+	case rcNotQuiesced:
+		s.Reason, s.Detail = ReasonNotQuiesced, "the program was busy with launches or module loads until the limit"+coreDeepBusyReason().String()+": try again, or allow more time"
+	case rcOnce:
+		s.Reason, s.Detail = ReasonOnce, "the process has had its window of SASS metrics: request PC sampling, or restart the process"
 	case rcTaken:
-		s.Reason, s.Detail = ReasonTaken, taken(coreDeepHolder(), coreDeepHolderUser())
+		s.Reason, s.Detail = ReasonTaken, taken(coreDeepHolder())
 	case rcDevice:
 		s.Reason, s.Detail = ReasonNotSupported, "the GPU cannot do "+what+" as it is set up"
 		if obstacle := coreDeepObstacle(); obstacle != "" {

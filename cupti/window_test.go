@@ -9,22 +9,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io"
-	"math"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -52,6 +47,7 @@ func openDeep(t *testing.T, cfg Config) (*cuptitest.Fake, *Collector, cuptitest.
 	t.Cleanup(runtime.UnlockOSThread)
 	cfg.Deep = true
 	fake, c := open(t, cfg)
+	forgetSASS(fake)
 	ctx := fake.NewContext(0)
 	t.Cleanup(func() {
 		if n := fake.Control("armed", 0); n != 0 {
@@ -67,8 +63,17 @@ func openDeep(t *testing.T, cfg Config) (*cuptitest.Fake, *Collector, cuptitest.
 	return fake, c, ctx
 }
 
+// forgetSASS has the core and CUPTI forget that the process has had its window of EngineSASS, as in a new process.
+func forgetSASS(fake *cuptitest.Fake) {
+	coreForgetSASS()
+	fake.Control("forget_sass", 1)
+}
+
 func openWindow(t *testing.T, c *Collector, cfg DeepConfig) *DeepWindow {
 	t.Helper()
+	if cfg.Engine == EngineSASS {
+		forgetSASS(cuptitest.Libraries(t))
+	}
 	w, err := c.OpenDeep(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -265,7 +270,8 @@ func TestWindowsWaitForIdleContexts(t *testing.T) {
 			t.Errorf("%s: three questions were not enough: %+v", e, r.Totals)
 		}
 		fake.Busy(-1)
-		if s := refusal(t, c, DeepConfig{Engine: e, OpenLimit: 400 * time.Millisecond}); s.Reason != ReasonRestless {
+		forgetSASS(fake)
+		if s := refusal(t, c, DeepConfig{Engine: e, OpenLimit: 400 * time.Millisecond}); s.Reason != ReasonNotQuiesced {
 			t.Errorf("%s: %+v", e, s)
 		}
 		if n := fake.Control("armed", 0); n != 0 {
@@ -330,63 +336,6 @@ func TestWhatIsRefusedIsDisarmedAtRest(t *testing.T) {
 	}
 }
 
-// A thread of CUPTI's own that calls the driver, for however long, is in nobody's way.
-func TestCallsOfCUPTIsThreadsAreNotAwaited(t *testing.T) {
-	fake, c, _ := openDeep(t, Config{WatchLaunches: true})
-	awaitCall := func(under int64) {
-		t.Helper()
-		fake.Control("own_call", under)
-		process.Eventually(t, time.Minute, "the call", func() bool { return fake.Control("own_called", 0) == under })
-	}
-	awaitCall(1)
-	defer awaitCall(0)
-	for e := range NumEngines {
-		w := openWindow(t, c, DeepConfig{Engine: e})
-		fake.Launch(windowKernel, 2)
-		if r := closeWindow(t, w); len(r.Rows) == 0 || r.Totals.NotIdle != 0 {
-			t.Errorf("%s: totals %+v", e, r.Totals)
-		}
-	}
-}
-
-// What cannot be disarmed, since a launch does not come back, is disarmed before the next window, whichever engine that is of.
-func TestWhatStaysArmedIsDisarmedBeforeTheNext(t *testing.T) {
-	for e := range NumEngines {
-		t.Run(e.String(), func(t *testing.T) {
-			fake, c, _ := openDeep(t, Config{})
-			defer fake.Busy(0)
-			closeWindow(t, openWindow(t, c, DeepConfig{})) // launches are watched from then on
-			fake.Busy(-1)                                  // so it does not start, and meanwhile somebody launches
-			var held sync.WaitGroup
-			held.Go(func() {
-				for fake.Control("armed", 0) == 0 {
-					time.Sleep(time.Millisecond)
-				}
-				fake.Control("hold", 1)
-				fake.Launch(windowKernel, 1)
-			})
-			s := refusal(t, c, DeepConfig{OpenLimit: 500 * time.Millisecond})
-			if s.Reason != ReasonRestless || !strings.Contains(s.Detail, "(cuLaunchKernel of thread ") {
-				t.Errorf("%+v", s)
-			}
-			if n := fake.Control("armed", 0); n != 1 {
-				t.Errorf("%d things are armed, or were disarmed beside a launch", n)
-			}
-			fake.Control("hold", 0)
-			held.Wait()
-			fake.Busy(0)
-			w := openWindow(t, c, DeepConfig{Engine: e})
-			if n := fake.Control("armed", 0); n == 0 {
-				t.Error("nothing is armed")
-			}
-			fake.Launch(windowKernel, 1)
-			if r := closeWindow(t, w); len(r.Rows) == 0 {
-				t.Errorf("totals %+v", r.Totals)
-			}
-		})
-	}
-}
-
 func TestSASSMetricsWantActivityPaused(t *testing.T) {
 	fake, c, _ := openDeep(t, Config{})
 	start(t, c)
@@ -425,7 +374,7 @@ func TestSASSMetricsWantActivityPaused(t *testing.T) {
 	if n := fake.Control("sass_with_activity", 0); n != 0 {
 		t.Errorf("%d times beside activity", n)
 	}
-	// It can be asked for all the same.
+	// It can be requested nevertheless.
 	w = openWindow(t, c, DeepConfig{Engine: EngineSASS, WithActivity: true})
 	closeWindow(t, w)
 	if n := fake.Control("sass_with_activity", 0); n != 1 {
@@ -565,33 +514,8 @@ func TestWindowsMustBeAskedFor(t *testing.T) {
 	stop(t, c, false)
 }
 
-func TestLaunchesAreToldFromTheFirstWindowOn(t *testing.T) {
-	fake, c, _ := openDeep(t, Config{})
-	before := fake.Control("callbacks", 0)
-	if before != 5 { // modules are loaded, in two ways, and unloaded, captures begin and end
-		t.Errorf("%d callbacks for calls, want 5", before)
-	}
-	told := int64(0)
-	for i, e := range []Engine{EnginePCSampling, EngineSASS, EnginePCSampling} {
-		w := openWindow(t, c, DeepConfig{Engine: e})
-		// It cannot be closed beside launches that nobody knows of.
-		n := fake.Control("callbacks", 0)
-		if i == 0 {
-			told = n
-		}
-		if n <= before || n != told {
-			t.Errorf("%d callbacks inside a window of %s, %d before the first", n, e, before)
-		}
-		closeWindow(t, w)
-		// CUPTI may tell some threads no more when they are switched off and on.
-		if n := fake.Control("callbacks", 0); n != told {
-			t.Errorf("%d callbacks after a window of %s, %d inside", n, e, told)
-		}
-	}
-}
-
 func TestLaunchesAreToldFromTheBeginning(t *testing.T) {
-	fake, c, _ := openDeep(t, Config{WatchLaunches: true})
+	fake, c, _ := openDeep(t, Config{})
 	told := fake.Control("callbacks", 0)
 	if told <= 4 {
 		t.Errorf("%d callbacks for calls before the first window, want those of launches too", told)
@@ -708,263 +632,6 @@ func TestOneContextOfADeviceIsSampledInAllWindows(t *testing.T) {
 	want(2, 0)
 }
 
-// claimedDevice is for the test of claims: tests before it may have left others with this process, whose contexts ended when nobody listened.
-const claimedDevice = 6
-
-func claimedName(c *Collector) string {
-	return "@gpuflight/pc/" + strings.ReplaceAll(strings.TrimPrefix(c.Devices()[claimedDevice].UUID, "GPU-"), "-", "")
-}
-
-// claimed listens as another process that samples does, unless one does.
-func claimed(t *testing.T, c *Collector) (net.Listener, error) {
-	t.Helper()
-	return new(net.ListenConfig).Listen(t.Context(), "unix", claimedName(c))
-}
-
-// claimedByte is where the driver's library is locked.
-func claimedByte(c *Collector) int64 {
-	hash := fnv.New64a()
-	_, _ = hash.Write([]byte(claimedName(c)[1:]))
-	return int64(hash.Sum64() >> 2) //nolint:gosec // It has a bit too few.
-}
-
-// lockedElsewhere locks it as a process does that samples in another network namespace. It answers nil where another does.
-func lockedElsewhere(t *testing.T, c *Collector) *os.File {
-	t.Helper()
-	maps, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		t.Fatal(err)
-	}
-	library := regexp.MustCompile(`/.*/libcuda\.so.*`).Find(maps)
-	file, err := os.Open(string(library))
-	if err != nil {
-		t.Fatal(err)
-	}
-	lock := unix.Flock_t{Type: unix.F_RDLCK, Whence: io.SeekStart, Start: claimedByte(c), Len: 1}
-	err = unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &lock)
-	lock.Type = unix.F_WRLCK
-	if err = errors.Join(err, unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, &lock)); err != nil {
-		t.Fatal(err)
-	}
-	if lock.Type == unix.F_UNLCK {
-		return file
-	}
-	_ = file.Close()
-	return nil
-}
-
-func TestOneProcessOfAGPUIsSampled(t *testing.T) {
-	t.Setenv("FAKE_CUDA_DEVICES", strconv.Itoa(claimedDevice+1))
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	fake, c := open(t, Config{Deep: true})
-	ctx := fake.NewContext(claimedDevice)
-	defer fake.DestroyContext(ctx)
-	other, err := claimed(t, c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := refusal(t, c, DeepConfig{})
-	if s.Reason != ReasonTaken || !strings.HasPrefix(s.Detail, "another context of this process was sampled on this GPU, ") {
-		t.Errorf("refused with %+v", s)
-	}
-	if n := fake.Control("armed", 0); n != 0 {
-		t.Errorf("%d things are armed", n)
-	}
-	if r := closeWindow(t, openWindow(t, c, DeepConfig{Engine: EngineSASS})); r.Totals.Contexts != 1 {
-		t.Errorf("SASS metrics: totals %+v", r.Totals)
-	}
-	if err := other.Close(); err != nil {
-		t.Fatal(err)
-	}
-	// One in another network namespace is not known by name.
-	file := lockedElsewhere(t, c)
-	if file == nil {
-		t.Fatal("a window that was refused has the GPU")
-	}
-	if s := refusal(t, c, DeepConfig{}); s.Reason != ReasonTaken || !strings.HasPrefix(s.Detail, "another process was sampled on this GPU, ") {
-		t.Errorf("refused with %+v", s)
-	}
-	_ = file.Close()
-	free := func() {
-		t.Helper()
-		other, err := claimed(t, c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = other.Close()
-		file := lockedElsewhere(t, c)
-		if file == nil {
-			t.Fatal("the driver's library is locked")
-		}
-		_ = file.Close()
-	}
-	free()
-	// A window that CUPTI refuses leaves the GPU to others.
-	fake.Set(t, "no_reasons", 1)
-	refusal(t, c, DeepConfig{})
-	fake.Control("no_reasons", 0)
-	free()
-
-	sample := func() {
-		t.Helper()
-		w := openWindow(t, c, DeepConfig{})
-		fake.LaunchKernel(cuptitest.Kernel{Name: windowKernel, Device: claimedDevice, Block: [3]uint32{32, 1, 1}})
-		if r := closeWindow(t, w); sum(r) != samplesOfLaunch {
-			t.Errorf("%d samples", sum(r))
-		}
-		if other, err := claimed(t, c); !errors.Is(err, syscall.EADDRINUSE) {
-			t.Errorf("after a window the GPU is not this process's: %v", err)
-			_ = other.Close()
-		}
-		if file := lockedElsewhere(t, c); file != nil {
-			t.Error("after a window the GPU is not this process's in other network namespaces")
-			_ = file.Close()
-		}
-	}
-	sample()
-	// However many have asked since, who it is can be told again after the next window.
-	dial := func() error {
-		conn, err := new(net.Dialer).DialContext(t.Context(), "unix", claimedName(c))
-		if err == nil {
-			_ = conn.Close()
-		}
-		return err
-	}
-	asked := 0
-	for asked < 1000 && dial() == nil {
-		asked++
-	}
-	if asked == 0 || asked == 1000 {
-		t.Errorf("%d could ask", asked)
-	}
-	sample()
-	if err := dial(); err != nil {
-		t.Error(err)
-	}
-	// A program that closes what it does not know: ours is opened again, and what has its number now is left alone.
-	for _, ours := range claimFDs(t, c) {
-		file, err := os.Create(t.TempDir() + "/file")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer file.Close()
-		if err := syscall.Dup3(int(file.Fd()), ours, 0); err != nil {
-			t.Fatal(err)
-		}
-		sample()
-		var now, before syscall.Stat_t
-		if err := errors.Join(syscall.Fstat(ours, &now), syscall.Fstat(int(file.Fd()), &before)); err != nil || now.Ino != before.Ino {
-			t.Errorf("%v, inode %d, want %d", err, now.Ino, before.Ino)
-		}
-		_ = syscall.Close(ours)
-	}
-	// As its context ends the GPU is for others.
-	fake.DestroyContext(ctx)
-	if err := errors.Join(c.Start(), c.Flush()); err != nil {
-		t.Fatal(err)
-	}
-	free()
-}
-
-// TestOnlyTheUserAndRootAreBelievedToSample has other processes listen at a GPU's name.
-func TestOnlyTheUserAndRootAreBelievedToSample(t *testing.T) {
-	t.Setenv("FAKE_CUDA_DEVICES", strconv.Itoa(claimedDevice+1))
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	fake, c := open(t, Config{Deep: true})
-	ctx := fake.NewContext(claimedDevice)
-	defer fake.DestroyContext(ctx)
-	listener := t.TempDir() + "/listener"
-	if err := os.Chmod(filepath.Dir(filepath.Dir(listener)), 0o755); err != nil { //nolint:gosec // Another user runs it.
-		t.Fatal(err)
-	}
-	cc := exec.Command("cc", "-Wall", "-Wextra", "-Werror", "-o", listener, "testdata/listener.c")
-	if out, err := cc.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	const stranger = 61358
-	for _, tc := range []struct {
-		name string
-		user uint32
-		want string
-	}{
-		{"same user", uint32(os.Geteuid()), "process %d was sampled on this GPU, "},
-		{"another user", stranger, fmt.Sprintf("process %%d of user %d holds the mark of this GPU for PC sampling, ", stranger)},
-		{"same user again", uint32(os.Geteuid()), "process %d was sampled on this GPU, "},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			cmd := exec.CommandContext(t.Context(), listener, claimedName(c)[1:])
-			cmd.Dir = "/"
-			if int(tc.user) != os.Geteuid() {
-				if os.Geteuid() != 0 {
-					t.Skip("a process of another user needs root")
-				}
-				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: tc.user, Gid: tc.user}}
-			}
-			in, err := cmd.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			defer func() { _, _ = in.Close(), cmd.Wait() }()
-			if _, err := io.ReadFull(out, make([]byte, len("ready"))); err != nil {
-				t.Fatal(err)
-			}
-			want := fmt.Sprintf(tc.want, cmd.Process.Pid)
-			if s := refusal(t, c, DeepConfig{}); s.Reason != ReasonTaken || !strings.HasPrefix(s.Detail, want) {
-				t.Errorf("refused with %+v, want %q", s, want)
-			}
-			if r := closeWindow(t, openWindow(t, c, DeepConfig{Engine: EngineSASS})); r.Totals.Contexts != 1 {
-				t.Errorf("SASS metrics: totals %+v", r.Totals)
-			}
-		})
-	}
-	fake.DestroyContext(ctx)
-	if err := errors.Join(c.Start(), c.Flush()); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// claimFDs are the descriptors that this process listens and locks with.
-func claimFDs(t *testing.T, c *Collector) (ours []int) {
-	t.Helper()
-	sockets, err := os.ReadFile("/proc/net/unix")
-	if err != nil {
-		t.Fatal(err)
-	}
-	socket := regexp.MustCompile(` 00010000 0001 01 +(\d+) ` + claimedName(c) + `\n`).FindSubmatch(sockets)
-	if socket == nil {
-		t.Fatal("nobody listens")
-	}
-	fds, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, fd := range fds {
-		to, _ := os.Readlink("/proc/self/fd/" + fd.Name())
-		locks, _ := os.ReadFile("/proc/self/fdinfo/" + fd.Name())
-		if to != "socket:["+string(socket[1])+"]" && !strings.Contains(string(locks), fmt.Sprintf(" %[1]d %[1]d\n", claimedByte(c))) {
-			continue
-		}
-		n, err := strconv.Atoi(fd.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
-		ours = append(ours, n)
-	}
-	if len(ours) != 2 {
-		t.Fatalf("descriptors %v, want the one that listens and the one that locks", ours)
-	}
-	return ours
-}
-
 func TestContextsComeAndGoInAWindow(t *testing.T) {
 	t.Setenv("FAKE_CUDA_DEVICES", "3")
 	for _, e := range []Engine{EnginePCSampling, EngineSASS} {
@@ -983,7 +650,7 @@ func TestContextsComeAndGoInAWindow(t *testing.T) {
 				t.Fatal(n)
 			}
 			third := fake.NewContext(2)
-			on(2, 100) // not seen: it is armed with the next Drain
+			on(2, 100) // not seen: it is newer than the window
 			if err := w.Drain(); err != nil {
 				t.Fatal(err)
 			}
@@ -994,8 +661,8 @@ func TestContextsComeAndGoInAWindow(t *testing.T) {
 				by[row.Device] += row.Value
 			}
 			each := uint64(samplesOfLaunch)
-			want := map[int32]uint64{0: each, 1: 10 * each, 2: 1000 * each}
-			contexts, lost := uint64(3), uint64(0)
+			want := map[int32]uint64{0: each, 1: 10 * each}
+			contexts, lost := uint64(2), uint64(0)
 			if e == EngineSASS { // counts from its opening on, in the contexts that there were, if they stay
 				want = map[int32]uint64{0: places}
 				contexts, lost = 2, 1
@@ -1084,10 +751,11 @@ func TestPrimaryContextFromBefore(t *testing.T) {
 	fake.RetainPrimary(0)
 	defer fake.ReleasePrimary(0)
 	_, c := open(t, Config{Deep: true})
+	forgetSASS(fake)
 	for _, e := range []Engine{EnginePCSampling, EngineSASS} {
 		// Whether a context from before is being captured is not known at first, so it is not asked whether it is idle.
 		if e == 0 {
-			if s := refusal(t, c, DeepConfig{Engine: e, OpenLimit: 400 * time.Millisecond}); s.Reason != ReasonRestless {
+			if s := refusal(t, c, DeepConfig{Engine: e, OpenLimit: 400 * time.Millisecond}); s.Reason != ReasonNotQuiesced {
 				t.Errorf("%+v", s)
 			}
 		}
@@ -1156,7 +824,7 @@ func TestStopClosesTheWindow(t *testing.T) {
 	}
 	fresh := fake.NewContext(0)
 	defer fake.DestroyContext(fresh)
-	if s := refusal(t, c, DeepConfig{}); s.Reason != ReasonTaken || !strings.HasPrefix(s.Detail, "another context of this process was sampled on this GPU, ") {
+	if s := refusal(t, c, DeepConfig{}); s.Reason != ReasonTaken || !strings.HasPrefix(s.Detail, "another CUDA context of this process was sampled on this GPU: ") {
 		t.Errorf("beside a context that may still be there: %+v", s)
 	}
 	fake.DestroyContext(ctx)
@@ -1240,10 +908,13 @@ func TestWindowsBesideLaunchesModulesAndCaptures(t *testing.T) {
 	var opened [NumEngines]int
 	for i := 0; (opened[EnginePCSampling] < 10 || opened[EngineSASS] < 10) && i < 10000; i++ {
 		e := Engine(i % 2) //nolint:gosec // 0 or 1.
+		if e == EngineSASS {
+			forgetSASS(fake)
+		}
 		w, err := c.OpenDeep(DeepConfig{Engine: e, LazyPatching: i%4 == 1})
 		if err != nil {
 			var refused *Error
-			if !errors.As(err, &refused) || refused.Status.Reason != ReasonCapture && refused.Status.Reason != ReasonRestless {
+			if !errors.As(err, &refused) || refused.Status.Reason != ReasonCapture && refused.Status.Reason != ReasonNotQuiesced {
 				t.Fatal(err)
 			}
 			continue
@@ -1294,7 +965,7 @@ func TestRestlessProgram(t *testing.T) {
 	fake, c, _ := openDeep(t, Config{})
 	release := held(t, fake)
 	for e := range NumEngines {
-		if s := refusal(t, c, DeepConfig{Engine: e, OpenLimit: 12 * time.Second}); s.Reason != ReasonRestless {
+		if s := refusal(t, c, DeepConfig{Engine: e, OpenLimit: 12 * time.Second}); s.Reason != ReasonNotQuiesced {
 			t.Errorf("%s: %+v", e, s)
 		}
 	}
@@ -1307,7 +978,6 @@ func TestRestlessProgram(t *testing.T) {
 // TestLaunchWhoseEndIsNotTold: the thread is taken to be in that launch until CUPTI tells of its next one.
 func TestLaunchWhoseEndIsNotTold(t *testing.T) {
 	fake, c, _ := openDeep(t, Config{})
-	before := coreDeepRestless().untold
 	closeWindow(t, openWindow(t, c, DeepConfig{})) // launches are watched from now on
 	launch, launched := make(chan bool), make(chan bool)
 	var thread sync.WaitGroup
@@ -1323,7 +993,7 @@ func TestLaunchWhoseEndIsNotTold(t *testing.T) {
 	launch <- true
 	<-launched
 	s := refusal(t, c, DeepConfig{OpenLimit: 12 * time.Second})
-	if s.Reason != ReasonRestless || !strings.Contains(s.Detail, "(cuLaunchKernel of thread ") {
+	if s.Reason != ReasonNotQuiesced || !strings.Contains(s.Detail, "(cuLaunchKernel of thread ") {
 		t.Errorf("%+v", s)
 	}
 	launch <- true
@@ -1332,29 +1002,6 @@ func TestLaunchWhoseEndIsNotTold(t *testing.T) {
 	thread.Wait()
 	for e := range NumEngines {
 		closeWindow(t, openWindow(t, c, DeepConfig{Engine: e}))
-	}
-	if got := coreDeepRestless().untold - before; got != 1 {
-		t.Errorf("%d ends were not told", got)
-	}
-}
-
-func TestRestlessness(t *testing.T) {
-	name, err := os.ReadFile("/proc/self/comm")
-	if err != nil {
-		t.Fatal(err)
-	}
-	of := fmt.Sprintf("of thread %d, %s, ", os.Getpid(), strings.TrimSpace(string(name)))
-	for want, r := range map[string]restlessness{
-		"":                                 {untold: 3},
-		" (CUPTI is handing over records)": {what: "CUPTI is handing over records"},
-		" (cuLaunchKernel " + of + "was under way)":                                                                           {what: "cuLaunchKernel", thread: os.Getpid()},
-		" (cuLaunchKernel " + of + "was under way; CUPTI did not tell the ends of 2 calls before)":                            {what: "cuLaunchKernel", thread: os.Getpid(), untold: 2},
-		" (cuLaunchKernel " + of + "is over and CUPTI did not tell its end, so it may tell of nothing that this thread does)": {what: "cuLaunchKernel", thread: os.Getpid(), out: true},
-		" (cuLaunchKernel of thread 2147483647 was under way)":                                                                {what: "cuLaunchKernel", thread: math.MaxInt32}, // it has ended since
-	} {
-		if got := r.String(); got != want {
-			t.Errorf("%+v: %q, want %q", r, got, want)
-		}
 	}
 }
 
@@ -1670,9 +1317,7 @@ func TestWindowsInAnyOrder(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // It shall be the same each time.
 		var window *DeepWindow
 		for range 400 {
-			switch random.IntN(10) {
-			case 9: // a budget
-				_ = c.SetMode(Mode(random.IntN(3)))
+			switch random.IntN(9) {
 			case 0:
 				_ = c.Start()
 			case 1:
@@ -1683,6 +1328,9 @@ func TestWindowsInAnyOrder(t *testing.T) {
 				_ = c.Resume()
 			case 4, 5:
 				began := time.Now()
+				if window == nil || window.result != nil {
+					forgetSASS(fake)
+				}
 				w, err := c.OpenDeep(DeepConfig{Engine: Engine(random.IntN(2)), MaxRows: 1 + random.IntN(100), Serialize: random.IntN(2) == 0, OpenLimit: 20 * time.Second, CloseLimit: 20 * time.Second}) //nolint:gosec // 0 or 1.
 				if d := time.Since(began); d > time.Second {
 					t.Logf("open took %s: %v", d, err)
@@ -1793,30 +1441,146 @@ func TestCubinsOfAClosedCollectorAreGone(t *testing.T) {
 	}
 }
 
-// TestFirstPauseIsAtRest: also before there was a window, and whether or not launches were told of, since what is switched beside one may
-// neither be patched nor recorded any more.
+// TestFirstPauseIsAtRest: also before there was a window, since launches during the switch may lose their records.
 func TestFirstPauseIsAtRest(t *testing.T) {
-	for name, planned := range map[string]bool{"launches watched from the start": true, "from now on": false} {
-		t.Run(name, func(t *testing.T) {
-			fake, c := open(t, Config{Kinds: KindsOf(KindKernel), Deep: true, WatchLaunches: planned})
-			start(t, c)
-			fake.Set(t, "launch_ns", 100_000)
-			var running sync.WaitGroup
-			for range 4 {
-				running.Go(func() { fake.LaunchThreads(1, 2000, "busy") })
-			}
-			defer running.Wait()
-			time.Sleep(10 * time.Millisecond)
-			fake.Control("switched_beside", 0)
-			if err := c.Pause(); err != nil {
-				t.Fatal(err)
-			}
-			if n := fake.Control("switched_beside", 0); n != 0 {
-				t.Errorf("switched %d times beside launches", n)
-			}
-			if err := c.Resume(); err != nil {
-				t.Fatal(err)
-			}
-		})
+	fake, c := open(t, Config{Kinds: KindsOf(KindKernel), Deep: true})
+	start(t, c)
+	fake.Set(t, "launch_ns", 100_000)
+	var running sync.WaitGroup
+	for range 4 {
+		running.Go(func() { fake.LaunchThreads(1, 2000, "busy") })
+	}
+	defer running.Wait()
+	time.Sleep(10 * time.Millisecond)
+	fake.Control("switched_beside", 0)
+	if err := c.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	if n := fake.Control("switched_beside", 0); n != 0 {
+		t.Errorf("switched %d times during launches", n)
+	}
+	if err := c.Resume(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestQuiesceFailure(t *testing.T) {
+	for want, q := range map[string]quiesceFailure{
+		"":                                 {},
+		" (CUPTI is handing over records)": {what: "CUPTI is handing over records"},
+		" (cuLaunchKernel of thread 7 was in flight)": {what: "cuLaunchKernel", thread: 7},
+	} {
+		if got := q.String(); got != want {
+			t.Errorf("%+v: %q, want %q", q, got, want)
+		}
+	}
+}
+
+// TestOneWindowOfSASSMetrics: CUPTI cannot be configured again, so a second window is refused, whatever it requests.
+func TestOneWindowOfSASSMetrics(t *testing.T) {
+	fake, c, _ := openDeep(t, Config{})
+	// What CUPTI was not configured for does not count.
+	fake.Set(t, "refuse_profiler", cuptiPrivileges)
+	if s := refusal(t, c, DeepConfig{Engine: EngineSASS}); s.Reason != ReasonPermission {
+		t.Errorf("%+v", s)
+	}
+	fake.Control("refuse_profiler", 0)
+	closeWindow(t, openWindow(t, c, DeepConfig{Engine: EngineSASS}))
+	for _, metrics := range [][]string{nil, DefaultMetrics[:1]} {
+		s := refusal(t, c, DeepConfig{Engine: EngineSASS, Metrics: metrics})
+		if s.Reason != ReasonOnce || s.Detail != "the process has had its window of SASS metrics: request PC sampling, or restart the process" {
+			t.Errorf("%+v", s)
+		}
+	}
+	closeWindow(t, openWindow(t, c, DeepConfig{}))
+}
+
+// TestHoldLease is no test: another process that runs it holds the lease of each GPU in a folder until its input ends.
+func TestHoldLease(t *testing.T) {
+	path := os.Getenv("GPUFLIGHT_TEST_LEASE")
+	if path == "" {
+		t.Skip("it is run by TestOneProcessSamplesAGPU")
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		fmt.Println("taken")
+		return
+	}
+	fmt.Println("ready")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// holdLease has another process hold a lease until what it returns is called, and returns what that process said.
+func holdLease(t *testing.T, path string) (said string, pid int, release func()) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHoldLease$") //nolint:gosec // This program.
+	cmd.Env = append(os.Environ(), "GPUFLIGHT_TEST_LEASE="+path)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line := make([]byte, len("ready"))
+	if _, err := io.ReadFull(out, line); err != nil {
+		t.Fatal(err)
+	}
+	return string(line), cmd.Process.Pid, func() { _, _ = in.Close(), cmd.Wait() }
+}
+
+func TestOneProcessSamplesAGPU(t *testing.T) {
+	const device = 6 // which no other test samples
+	t.Setenv("FAKE_CUDA_DEVICES", strconv.Itoa(device+1))
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	fake, c := open(t, Config{Deep: true})
+	forgetSASS(fake)
+	ctx := fake.NewContext(device)
+	defer fake.DestroyContext(ctx)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "pc-"+strings.ReplaceAll(strings.TrimPrefix(c.Devices()[device].UUID, "GPU-"), "-", "")+".lock")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	said, pid, release := holdLease(t, path)
+	if said != "ready" {
+		t.Fatal(said)
+	}
+	want := fmt.Sprintf("process %d samples this GPU, and holds it until it exits: end that process, or request SASS metrics", pid)
+	if s := refusal(t, c, DeepConfig{LeaseDir: dir}); s.Reason != ReasonTaken || s.Detail != want {
+		t.Errorf("%+v, want %q", s, want)
+	}
+	if n := fake.Control("armed", 0); n != 0 {
+		t.Errorf("%d things are armed", n)
+	}
+	if r := closeWindow(t, openWindow(t, c, DeepConfig{Engine: EngineSASS, LeaseDir: dir})); r.Totals.Contexts != 1 {
+		t.Errorf("SASS metrics: totals %+v", r.Totals)
+	}
+	release()
+	held := func() bool {
+		said, _, release := holdLease(t, path)
+		release()
+		return said == "taken"
+	}
+	// A window that CUPTI refuses leaves the GPU to others.
+	fake.Set(t, "counters_taken", 26)
+	if s := refusal(t, c, DeepConfig{LeaseDir: dir}); s.Reason != ReasonOtherProfiler {
+		t.Errorf("%+v", s)
+	}
+	fake.Control("counters_taken", 0)
+	if held() {
+		t.Error("a window that was refused holds the lease")
+	}
+	closeWindow(t, openWindow(t, c, DeepConfig{LeaseDir: dir}))
+	if !held() {
+		t.Error("after a window the lease is free")
 	}
 }

@@ -405,9 +405,6 @@ const (
 	CUDACaptureOverheadTime = "cuda.capture.overhead.time"
 	// CUDACaptureDeepWindows (int; extension ✚): Deep windows in which an engine ran.
 	CUDACaptureDeepWindows = "cuda.capture.deep_windows"
-	// CUDACaptureDeepMemory (int in By; extension ✚): Device memory that CUPTI keeps of deep windows
-	// of SASS metrics until the process ends, estimated from the instructions that it patched.
-	CUDACaptureDeepMemory = "cuda.capture.deep_memory"
 	// CUDACaptureFunctionsWithoutSASS (int; extension ✚): Functions of deep windows whose
 	// instructions were to have a text and have none: nvdisasm failed, or was not ready when recording
 	// ended.
@@ -420,27 +417,18 @@ const (
 	// CUDACaptureLibraryVersion (int; extension ✚): Version of CUPTI's interface, as cuptiGetVersion
 	// tells it.
 	CUDACaptureLibraryVersion = "cuda.capture.library.version"
-	// CUDACaptureOverheadBudget (double in 1; extension ✚): Part of the program's time that
+	// CUDACaptureOverheadBudget (double in 1; extension ✚): Share of the program's time that
 	// recording was allowed to cost.
 	CUDACaptureOverheadBudget = "cuda.capture.overhead.budget"
-	// CUDACaptureOverheadRatio (double in 1; extension ✚): Part of the program's time that recording
-	// cost, as it estimates it itself.
+	// CUDACaptureOverheadRatio (double in 1; extension ✚): Share of the program's time that
+	// recording cost, an upper bound by the recorder's own estimate.
 	CUDACaptureOverheadRatio = "cuda.capture.overhead.ratio"
-	// CUDACaptureTracedRatio (double in 1; extension ✚): Part of the time in which all launches were
-	// recorded.
-	CUDACaptureTracedRatio = "cuda.capture.traced.ratio"
-	// CUDACaptureLaunchesUntraced (int; extension ✚): Kernel launches that were counted by name and
-	// not recorded.
-	CUDACaptureLaunchesUntraced = "cuda.capture.launches.untraced"
-	// CUDACaptureLaunchesEstimated (double; extension ✚): Estimated total of kernel launches, if
-	// some were neither recorded nor counted.
-	CUDACaptureLaunchesEstimated = "cuda.capture.launches.estimated"
-	// CUDACaptureLaunchesEstimatedBound (double; extension ✚): How far that estimate may be off,
-	// with a confidence of 95 %.
-	CUDACaptureLaunchesEstimatedBound = "cuda.capture.launches.estimated_bound"
-	// GpuflightOverheadMode (string; extension ✚): What becomes of launches: recorded, counted by
-	// name, or not seen.
-	GpuflightOverheadMode = "gpuflight.overhead.mode"
+	// CUDACaptureRecordedTime (double in s; extension ✚): Time in which records were made, if there
+	// was an overhead budget.
+	CUDACaptureRecordedTime = "cuda.capture.recorded.time"
+	// CUDACaptureRecordedRatio (double in 1; extension ✚): Share of the session in which records
+	// were made, if there was an overhead budget. Work outside it is in no span and no metric.
+	CUDACaptureRecordedRatio = "cuda.capture.recorded.ratio"
 	// GpuflightOverheadKind (string; extension ✚): Whose time it is.
 	GpuflightOverheadKind = "gpuflight.overhead.kind"
 	// CUDARecordSynthetic (boolean; extension ✚): True if the record was written on behalf of a
@@ -901,16 +889,6 @@ const (
 	CUDAProfilerKindSASSMetrics = "sass_metrics"
 	// CUDAProfilerKindPmSampling is a value of [CUDAProfilerKind].
 	CUDAProfilerKindPmSampling = "pm_sampling"
-)
-
-// Values of gpuflight.overhead.mode.
-const (
-	// GpuflightOverheadModeTrace is a value of [GpuflightOverheadMode].
-	GpuflightOverheadModeTrace = "trace"
-	// GpuflightOverheadModeCount is a value of [GpuflightOverheadMode].
-	GpuflightOverheadModeCount = "count"
-	// GpuflightOverheadModeBlind is a value of [GpuflightOverheadMode].
-	GpuflightOverheadModeBlind = "blind"
 )
 
 // Values of gpuflight.overhead.kind.

@@ -185,33 +185,21 @@ const (
 	// MetricGpuflightDeepWindows (counter in {window}; extension ✚): Deep windows that were opened,
 	// or tried, by what came of them.
 	MetricGpuflightDeepWindows = "gpuflight.deep.windows"
-	// MetricGpuflightDeepHeap (gauge in By; extension ✚): Free pieces of the program's own heap that
-	// its launching threads hold between deep windows, since those of SASS metrics leave it full of
-	// them. No point where there are none.
-	MetricGpuflightDeepHeap = "gpuflight.deep.heap"
-	// MetricGpuflightDeepMemory (gauge in By; extension ✚): Device memory that CUPTI keeps of deep
-	// windows of SASS metrics until the process ends, estimated from the instructions that it patched.
-	// No point before there was one.
-	MetricGpuflightDeepMemory = "gpuflight.deep.memory"
 	// MetricGpuflightPausedTime (counter in s; extension ✚): Time in which activity records were off
 	// for deep windows: work that was launched then is in no span and no other metric.
 	MetricGpuflightPausedTime = "gpuflight.paused.time"
 	// MetricGpuflightOverheadTime (counter in s; extension ✚): Time that recording took: cupti is
 	// what CUPTI says of itself, library the processor time of our own threads.
 	MetricGpuflightOverheadTime = "gpuflight.overhead.time"
-	// MetricGpuflightOverheadBudget (gauge in 1; extension ✚): Part of the program's time that
-	// recording may cost, where it was limited.
+	// MetricGpuflightOverheadBudget (gauge in 1; extension ✚): Overhead budget: the share of the
+	// program's time that recording may cost.
 	MetricGpuflightOverheadBudget = "gpuflight.overhead.budget"
-	// MetricGpuflightOverheadRatio (gauge in 1; extension ✚): Part of the program's time that
-	// recording has cost since it began, as it estimates it itself, where it was limited.
+	// MetricGpuflightOverheadRatio (gauge in 1; extension ✚): Share of the program's time that
+	// recording has cost since it began, an upper bound by the recorder's own estimate, if there is an
+	// overhead budget.
 	MetricGpuflightOverheadRatio = "gpuflight.overhead.ratio"
-	// MetricGpuflightOverheadModeTime (counter in s; extension ✚): Time in each mode, where the cost
-	// of recording was limited: trace makes records of all launches, count only counts them, blind
-	// sees none.
-	MetricGpuflightOverheadModeTime = "gpuflight.overhead.mode.time"
-	// MetricGpuflightLaunchesUntraced (counter in {call}; extension ✚): Kernel, graph, copy and set
-	// calls that were counted and have no records, since the cost of recording was limited.
-	// gpu.cuda.kernel.launch.calls counts the kernels; durations, device seconds and spans are without
-	// them.
-	MetricGpuflightLaunchesUntraced = "gpuflight.launches.untraced"
+	// MetricGpuflightRecordedTime (counter in s; extension ✚): Time in which records were made, if
+	// there is an overhead budget. Its rate is the share of the time that spans and metrics of device
+	// work cover.
+	MetricGpuflightRecordedTime = "gpuflight.recorded.time"
 )

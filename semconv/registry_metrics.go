@@ -83,14 +83,11 @@ var Metrics = []Metric{
 	{"gpuflight.records.dropped", Counter, "{record}", Extension, nil, "Records that CUPTI dropped because no buffer was free."},
 	{"gpuflight.records.rejected", Counter, "{record}", Extension, []string{"error.type"}, "Invalid records, by reason."},
 	{"gpuflight.deep.windows", Counter, "{window}", Extension, []string{"cuda.deep_window.status"}, "Deep windows that were opened, or tried, by what came of them."},
-	{"gpuflight.deep.heap", Gauge, "By", Extension, nil, "Free pieces of the program's own heap that its launching threads hold between deep windows, since those of SASS metrics leave it full of them. No point where there are none."},
-	{"gpuflight.deep.memory", Gauge, "By", Extension, nil, "Device memory that CUPTI keeps of deep windows of SASS metrics until the process ends, estimated from the instructions that it patched. No point before there was one."},
 	{"gpuflight.paused.time", Counter, "s", Extension, nil, "Time in which activity records were off for deep windows: work that was launched then is in no span and no other metric."},
 	{"gpuflight.overhead.time", Counter, "s", Extension, []string{"gpuflight.overhead.kind"}, "Time that recording took: cupti is what CUPTI says of itself, library the processor time of our own threads."},
-	{"gpuflight.overhead.budget", Gauge, "1", Extension, nil, "Part of the program's time that recording may cost, where it was limited."},
-	{"gpuflight.overhead.ratio", Gauge, "1", Extension, nil, "Part of the program's time that recording has cost since it began, as it estimates it itself, where it was limited."},
-	{"gpuflight.overhead.mode.time", Counter, "s", Extension, []string{"gpuflight.overhead.mode"}, "Time in each mode, where the cost of recording was limited: trace makes records of all launches, count only counts them, blind sees none."},
-	{"gpuflight.launches.untraced", Counter, "{call}", Extension, []string{"cuda.operation"}, "Kernel, graph, copy and set calls that were counted and have no records, since the cost of recording was limited. gpu.cuda.kernel.launch.calls counts the kernels; durations, device seconds and spans are without them."},
+	{"gpuflight.overhead.budget", Gauge, "1", Extension, nil, "Overhead budget: the share of the program's time that recording may cost."},
+	{"gpuflight.overhead.ratio", Gauge, "1", Extension, nil, "Share of the program's time that recording has cost since it began, an upper bound by the recorder's own estimate, if there is an overhead budget."},
+	{"gpuflight.recorded.time", Counter, "s", Extension, nil, "Time in which records were made, if there is an overhead budget. Its rate is the share of the time that spans and metrics of device work cover."},
 }
 
 // DevicePoint are the attributes by which a data point names its device.

@@ -18,7 +18,6 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/gpuflight/gpuflight/internal/bytesize"
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
 	"github.com/gpuflight/gpuflight/internal/recording/deep/control"
 	"github.com/gpuflight/gpuflight/internal/report"
@@ -248,13 +247,6 @@ func statusDeep(ctx context.Context, client *control.Client, cfg deepConfig, out
 	}
 	for _, engine := range slices.Sorted(maps.Keys(r.Broken)) {
 		fmt.Fprintf(out, "%s is given up: %s\n", printable(string(engine)), printable(r.Broken[engine]))
-	}
-	if r.KeptBytes > 0 {
-		line := "CUPTI keeps some " + bytesize.Format(r.KeptBytes) + " of device memory for windows of sass"
-		if r.MemoryFull {
-			line += ", which is all that is allowed: there are no more of them"
-		}
-		fmt.Fprintln(out, line)
 	}
 	if r.Uncertain {
 		fmt.Fprintln(out, "nothing is armed now: it is not known whether an engine is disarmed")

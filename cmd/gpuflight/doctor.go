@@ -20,9 +20,9 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/recording/cubin"
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/engine"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
-	"github.com/gpuflight/gpuflight/internal/recording/window"
 )
 
 const doctorUsage = `gpuflight doctor says whether gpuflight trace and the SDK can record here: driver, devices, CUPTI, permission,
@@ -134,7 +134,7 @@ const (
 func examineWindows(env *environment, parameters, status string) finding {
 	f := finding{Check: "deep", OK: true}
 	_, err := deep.ConfigFromEnv(env.get)
-	if _, more := window.SettingsFromEnv(env.get); errors.Join(err, more) != nil {
+	if _, more := engine.SettingsFromEnv(env.get); errors.Join(err, more) != nil {
 		f.OK, f.Detail = false, strings.ReplaceAll(errors.Join(err, more).Error(), "\n", "; ")
 		return f
 	}

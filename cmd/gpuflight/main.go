@@ -24,9 +24,7 @@ Usage:
   gpuflight trace [flags] -- COMMAND...   run a command and record its GPU work: gpuflight trace --help
   gpuflight report [flags] FILE...        print what recordings hold: gpuflight report --help
   gpuflight deep [flags] PID              look inside the kernels of a recorded process: gpuflight deep --help
-  gpuflight replay [flags] ARCHIVE...     send archived telemetry again: gpuflight replay --help
   gpuflight doctor [flags]                say whether recording works here: gpuflight doctor --help
-  gpuflight gen [flags]                   write a made-up training session: gpuflight gen --help
   gpuflight version                       say which version this is
 `
 
@@ -64,10 +62,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return deepCommand(ctx, args[1:], stdout, stderr)
 	case "doctor":
 		err = runDoctor(ctx, args[1:], stdout)
-	case "gen":
-		err = runGen(ctx, args[1:], stdout, stderr)
-	case "replay":
-		err = runReplay(ctx, args[1:], stdout, stderr)
 	case "report":
 		err = runReport(ctx, args[1:], stdout, stderr)
 	case "trace":

@@ -5,14 +5,11 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 	"github.com/gpuflight/gpuflight/internal/version"
 )
 
@@ -34,20 +31,10 @@ func TestExitStatusAndMessages(t *testing.T) {
 		code           int
 		stdout, stderr string
 	}{
-		{"no command", nil, 2, "", "gpuflight gen [flags]"},
+		{"no command", nil, 2, "", "gpuflight doctor [flags]"},
 		{"unknown command", []string{"frob"}, 2, "", `no command "frob"`},
-		{"help", []string{"help"}, 0, "gpuflight gen [flags]", ""},
+		{"help", []string{"help"}, 0, "gpuflight doctor [flags]", ""},
 		{"version", []string{"version"}, 0, "gpuflight " + version.String(), ""},
-		{"help of gen", []string{"gen", "--help"}, 0, "-rotate-bytes bytes", ""},
-		{"no folder", []string{"gen"}, 2, "", "add --out FOLDER"},
-		{"folder without flag", []string{"gen", dir}, 2, "", "the output folder goes after --out"},
-		{"unknown flag", []string{"gen", "--frob"}, 2, "", "See gpuflight gen --help"},
-		{"bad layout", []string{"gen", "--out", dir, "--layout", "b"}, 2, "", `use "a2" or "c3"`},
-		{"bad size", []string{"gen", "--out", dir, "--bytes", "2 gig"}, 2, "", "use a whole number with B, KiB"},
-		{"bad start", []string{"gen", "--out", dir, "--start", "noon"}, 2, "", "use now, a duration such as -10m"},
-		{"two kernel bounds", []string{"gen", "--out", dir, "--kernels", "1", "--kernel-lines", "1"}, 2, "", "give one"},
-		{"two starts", []string{"gen", "--out", dir, "--now", "--start", "-1h"}, 2, "", "give one"},
-		{"no steps", []string{"gen", "--out", dir, "--steps", "0"}, 2, "", "--steps 0: use more than 0"},
 		{"help of trace", []string{"trace", "--help"}, 0, "-min-duration duration", ""},
 		{"help of report", []string{"report", "--help"}, 0, "-top int", ""},
 		{"help of doctor", []string{"doctor", "--help"}, 0, "-json", ""},
@@ -59,7 +46,6 @@ func TestExitStatusAndMessages(t *testing.T) {
 		{"report of another file", []string{"report", blocked}, 1, "", "neither recorded OTLP"},
 		{"report with less than no rows", []string{"report", "--top", "-1", dir}, 2, "", "use 0 or more"},
 		{"doctor of something", []string{"doctor", "gpu0"}, 2, "", `"gpu0" is not a flag`},
-		{"folder is a file", []string{"gen", "--out", blocked}, 1, "", "gpuflight gen: "},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			code, stdout, stderr := command(tc.args...)
@@ -70,85 +56,5 @@ func TestExitStatusAndMessages(t *testing.T) {
 				t.Errorf("stderr %q", stderr)
 			}
 		})
-	}
-}
-
-func TestGenWritesWhatItSays(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "summary.json")
-	code, stdout, stderr := command("gen", "--out", filepath.Join(dir, "logs"), "--layout", "a2", "--app", "demo",
-		"--kernels", "200", "--rotate-bytes", "-1", "--summary", file)
-	if code != 0 || stderr != "" {
-		t.Fatalf("status %d: %s", code, stderr)
-	}
-	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var sum gpuflgen.Summary
-	if err := json.Unmarshal(data, &sum); err != nil {
-		t.Fatal(err)
-	}
-	var lines, size int64
-	for _, ch := range []string{"device", "scope", "system"} {
-		data, err := os.ReadFile(filepath.Join(dir, "logs", "demo."+ch+".log"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		lines += int64(bytes.Count(data, []byte("\n")))
-		size += int64(len(data))
-	}
-	if sum.Lines != lines || sum.Bytes != size || sum.Rows[gpuflgen.RowKernel] != 200 || !sum.Sessions[0].Clean {
-		t.Errorf("%d lines of %d bytes on disk, the summary says %+v", lines, size, sum)
-	}
-	if !strings.Contains(stdout, "200 kernels") || !strings.Contains(stdout, sum.Sessions[0].ID) {
-		t.Errorf("it says %q", stdout)
-	}
-
-	code, stdout, _ = command("gen", "--out", filepath.Join(dir, "c3"), "--steps", "1", "--epochs", "1", "--summary", "-")
-	if err := json.Unmarshal([]byte(stdout), &sum); code != 0 || err != nil || sum.Layout != gpuflgen.C3 || sum.Rows[gpuflgen.RowPCSample] != 4 {
-		t.Errorf("status %d, %v: %s", code, err, stdout)
-	}
-
-	code, stdout, _ = command("gen", "--out", filepath.Join(dir, "bare"), "--steps", "1", "--epochs", "1", "--samples", "0", "--stack-bytes", "0", "--summary", "-")
-	bare := gpuflgen.Summary{}
-	if err := json.Unmarshal([]byte(stdout), &bare); code != 0 || err != nil || bare.Rows[gpuflgen.RowPCSample] != 0 || bare.Bytes*2 > sum.Bytes {
-		t.Errorf("status %d, %v: %s", code, err, stdout)
-	}
-}
-
-func TestInterruptClosesTheSession(t *testing.T) {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	dir := t.TempDir()
-	go func() {
-		defer cancel()
-		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
-			if lines, _ := filepath.Glob(filepath.Join(dir, "*", ".tmp", "device.log")); len(lines) > 0 {
-				return
-			}
-		}
-	}()
-	var out, errs bytes.Buffer
-	code := run(ctx, []string{"gen", "--out", dir, "--live", "--epochs", "100000", "--layers", "1", "--summary", "-"}, &out, &errs)
-	var sum gpuflgen.Summary
-	if err := json.Unmarshal(out.Bytes(), &sum); err != nil {
-		t.Fatal(err)
-	}
-	if code != 0 || !sum.Sessions[0].Clean || !strings.Contains(errs.String(), "interrupted") {
-		t.Errorf("status %d, clean %v, %q", code, sum.Sessions[0].Clean, errs.String())
-	}
-}
-
-func TestParseStart(t *testing.T) {
-	now := time.Unix(1_790_000_000, 5)
-	for in, want := range map[string]time.Time{
-		"": {}, "now": now, "-10m": now.Add(-10 * time.Minute), "1786060800000000001": time.Unix(0, 1786060800000000001),
-		"2026-08-07T00:00:00Z": time.Unix(1786060800, 0),
-	} {
-		got, err := parseStart(in, now)
-		if err != nil || !got.Equal(want) {
-			t.Errorf("%q is %v, %v; want %v", in, got, err, want)
-		}
 	}
 }

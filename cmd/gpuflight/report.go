@@ -83,7 +83,7 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	if err := totals.Write(stdout, *top); err != nil {
 		return err
 	}
-	if !(windows.Nothing() && inside.Empty()) && (totals.Graphs > 0 || totals.Estimated > 0 || totals.Slowed > 0 || totals.Untraced > 0 || totals.Lost != (report.Lost{})) {
+	if !(windows.Nothing() && inside.Empty()) && (totals.Graphs > 0 || totals.Estimated > 0 || totals.Slowed > 0 || totals.Sliced > 0 || totals.Lost != (report.Lost{})) {
 		fmt.Fprintln(stdout) // between sentences and a heading
 	}
 	if err := windows.Write(stdout, *top); err != nil {

@@ -13,16 +13,12 @@ import (
 
 func TestReportSaysWhyKernelsAreSlow(t *testing.T) {
 	dir := t.TempDir()
-	code, stdout, stderr := command("gen", "--out", dir, "--steps", "5", "--epochs", "2", "--summary", "-")
-	if code != 0 {
-		t.Fatalf("status %d: %s", code, stderr)
-	}
-	var made gpuflgen.Summary
-	if err := json.Unmarshal([]byte(stdout), &made); err != nil {
+	made, err := gpuflgen.Run(t.Context(), gpuflgen.Config{Dir: dir, StepsPerEpoch: 5, Epochs: 2})
+	if err != nil {
 		t.Fatal(err)
 	}
 
-	code, stdout, stderr = command("report", "--functions", "0", "--lines", "0", "--json", dir)
+	code, stdout, stderr := command("report", "--functions", "0", "--lines", "0", "--json", dir)
 	if code != 0 || stderr != "" {
 		t.Fatalf("status %d: %s", code, stderr)
 	}

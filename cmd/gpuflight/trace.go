@@ -15,7 +15,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -24,12 +23,12 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/cupti"
-	"github.com/gpuflight/gpuflight/internal/bytesize"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/engine"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
-	"github.com/gpuflight/gpuflight/internal/recording/window"
+	"github.com/gpuflight/gpuflight/internal/recording/settings"
 	"github.com/gpuflight/gpuflight/internal/report"
 	"github.com/gpuflight/gpuflight/internal/version"
 	"github.com/gpuflight/gpuflight/semconv"
@@ -97,7 +96,7 @@ var variables = []struct{ flag, variable, usage string }{
 	{"include", "GPUFLIGHT_INCLUDE", "spans only of kernels that match one of these `globs`, separated by commas"},
 	{"exclude", "GPUFLIGHT_EXCLUDE", "no spans of kernels that match one of these `globs`"},
 	{"min-duration", "GPUFLIGHT_MIN_DURATION", "no spans of device work shorter than this `duration` (5us)"},
-	{"overhead-budget", "GPUFLIGHT_OVERHEAD_BUDGET", "`share` of the program's time that recording may cost (2%): records are made in slices, and launches counted in between"},
+	{"overhead-budget", "GPUFLIGHT_OVERHEAD_BUDGET", "`share` of the program's time that recording may cost (2%): it is recorded in time slices; cannot be combined with deep profiling"},
 }
 
 // parseTrace reads the flags; help goes to out.
@@ -231,7 +230,10 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 	if t.deep, err = deep.ConfigFromEnv(t.env.get); err != nil {
 		return nil, t.wrong(err)
 	}
-	if _, err = window.SettingsFromEnv(t.env.get); err != nil {
+	if err := t.settings.CheckWindows(t.deep.Enabled); err != nil {
+		return nil, t.wrong(err)
+	}
+	if _, err = engine.SettingsFromEnv(t.env.get); err != nil {
 		return nil, t.wrong(err)
 	}
 	t.ref = gpuevent.Ref{Trace: t.settings.Parent.Trace, Parent: t.settings.Parent.Span}
@@ -271,19 +273,19 @@ func emptyFile(path string) error {
 
 // wrong is err, about variables, with the flags that were given in their places.
 func (t *tracing) wrong(err error) error {
-	text := err.Error()
-	named := func(variable, flag string) {
-		if _, given := t.cfg.values[variable]; given {
-			text = regexp.MustCompile(`\b`+variable+`\b`).ReplaceAllLiteralString(text, "--"+flag)
-		}
-	}
+	flags := map[string]string{}
 	for _, v := range variables {
-		named(v.variable, v.flag)
+		flags[v.variable] = v.flag
 	}
 	for _, v := range deep.Settings {
-		named(v.Variable, v.Flag)
+		flags[v.Variable] = v.Flag
 	}
-	return &usageError{errors.New(text)}
+	return &usageError{settings.Named(err, func(variable string) string {
+		if _, given := t.cfg.values[variable]; given && flags[variable] != "" {
+			return "--" + flags[variable]
+		}
+		return variable
+	})}
 }
 
 // applyFlags sets the variables that flags stand for, and what the recording processes shall do
@@ -357,7 +359,7 @@ func (t *tracing) finish(stderr io.Writer) {
 		out.tell("%s recorded nothing: %s", plural(uint64(n.Processes), "process", "processes"), cmp.Or(n.Detail, string(n.Reason)))
 	}
 	t.tellWindows(out, sessions)
-	t.tellOverhead(out, sessions)
+	t.reportOverhead(out, sessions)
 	switch {
 	case !totals.Empty():
 		fmt.Fprintln(stderr)
@@ -386,11 +388,18 @@ func (t *tracing) tellNoWindow(out *teller) {
 	}
 }
 
-// tellOverhead says where recording cost more than it was allowed to.
-func (t *tracing) tellOverhead(out *teller, sessions []recorder.Summary) {
+// reportOverhead reports budgets that were not kept, and why.
+func (t *tracing) reportOverhead(out *teller, sessions []recorder.Summary) {
 	for i := range sessions {
-		if o := sessions[i].Overhead; o != nil && !o.Met {
-			out.tell("process %d did not keep the overhead budget of %.3g %%: recording cost it about %.2g %% of its time", sessions[i].PID, 100*o.Budget, 100*o.Ratio)
+		o := sessions[i].Overhead
+		if o == nil {
+			continue
+		}
+		if !o.Met {
+			out.tell("process %d did not keep the overhead budget of %.3g %%: recording cost up to %.2g %% of its time", sessions[i].PID, 100*o.Budget, 100*o.Ratio)
+		}
+		if o.Failure != "" {
+			out.tell("process %d: %s", sessions[i].PID, o.Failure)
 		}
 	}
 }
@@ -438,11 +447,6 @@ func (t *tracing) tellWindows(out *teller, sessions []recorder.Summary) {
 	}
 	if opened+attempts == 0 && len(sessions) > 0 {
 		t.tellNoWindow(out)
-	}
-	for i := range sessions {
-		if w := sessions[i].Windows; w != nil && w.MemoryFull {
-			out.tell("process %d had no more windows of sass after CUPTI had kept some %s of device memory for them; GPUFLIGHT_DEEP_METRICS=memory keeps less, --deep-memory allows more", sessions[i].PID, bytesize.Format(w.KeptBytes))
-		}
 	}
 	switch {
 	case opened == 0:

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -87,12 +88,39 @@ func TestWhyThereWasNoDeepWindow(t *testing.T) {
 	}
 }
 
-func TestABudgetThatWasNotKeptIsTold(t *testing.T) {
+func TestReportOverhead(t *testing.T) {
 	var out bytes.Buffer
-	new(tracing).tellOverhead(&teller{&out}, []recorder.Summary{
-		{PID: 7}, {PID: 8, Overhead: &recorder.OverheadSummary{Budget: 0.02, Ratio: 0.019, Met: true}}, {PID: 9, Overhead: &recorder.OverheadSummary{Budget: 0.02, Ratio: 0.66}},
+	new(tracing).reportOverhead(&teller{&out}, []recorder.Summary{
+		{PID: 7},
+		{PID: 8, Overhead: &recorder.OverheadSummary{Budget: 0.02, Ratio: 0.019, Met: true}},
+		{PID: 9, Overhead: &recorder.OverheadSummary{Budget: 0.02, Ratio: 0.66}},
+		{PID: 10, Overhead: &recorder.OverheadSummary{Budget: 0.02, Ratio: 0.01, Met: true, Failure: "CUPTI cannot be attached: in use"}},
 	})
-	assert.Equal(t, "gpuflight: process 9 did not keep the overhead budget of 2 %: recording cost it about 66 % of its time\n", out.String())
+	assert.Equal(t, "gpuflight: process 9 did not keep the overhead budget of 2 %: recording cost up to 66 % of its time\n"+
+		"gpuflight: process 10: CUPTI cannot be attached: in use\n", out.String())
+}
+
+func TestPrepare_BudgetAndDeepProfiling(t *testing.T) {
+	library := emptyLibrary(t)
+	for _, test := range []struct {
+		name    string
+		environ []string
+		flags   []string
+		want    string
+	}{
+		{"flags", nil, []string{"--overhead-budget", "2%", "--deep-after", "30s"}, "--overhead-budget and deep profiling (GPUFLIGHT_DEEP) exclude each other: remove one of them"},
+		{"flag and variable", []string{"GPUFLIGHT_DEEP=1"}, []string{"--overhead-budget", "2%"}, "--overhead-budget and deep profiling (GPUFLIGHT_DEEP) exclude each other: remove one of them"},
+		{"variables", []string{"GPUFLIGHT_DEEP=1", "GPUFLIGHT_OVERHEAD_BUDGET=0.02"}, nil, "GPUFLIGHT_OVERHEAD_BUDGET and deep profiling (GPUFLIGHT_DEEP) exclude each other: remove one of them"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cfg, err := parseTrace(slices.Concat([]string{"--library", library}, test.flags, []string{"--", "true"}), &bytes.Buffer{})
+			require.NoError(t, err)
+			_, err = prepare(cfg, test.environ)
+			var usage *usageError
+			require.ErrorAs(t, err, &usage)
+			assert.EqualError(t, err, test.want)
+		})
+	}
 }
 
 // A command that is asked for windows by a signal is not ended by it before the library is there.
@@ -121,12 +149,6 @@ gpuflight: the figures of 1 deep window found no room or were not ready in time
 gpuflight: nothing else was recorded for 1.5 s of deep windows
 gpuflight: what they found is in the logs cuda.pc_sample and cuda.sass_metric; with --output, `+"`gpuflight report`"+` shows it
 `, out.String())
-
-	out.Reset()
-	tr.tellWindows(&teller{&out}, []recorder.Summary{{PID: 7, Windows: &recorder.WindowCounts{Opened: 1, KeptBytes: 1 << 20}},
-		{PID: 8, Windows: &recorder.WindowCounts{Opened: 1, KeptBytes: 1100 << 20, MemoryFull: true}}})
-	assert.Equal(t, 2, bytes.Count(out.Bytes(), []byte("\n")))
-	assert.Contains(t, out.String(), "gpuflight: process 8 had no more windows of sass after CUPTI had kept some 1.1 GiB of device memory for them; GPUFLIGHT_DEEP_METRICS=memory keeps less, --deep-memory allows more\n")
 
 	out.Reset()
 	tr.sending.File = "/tmp/run.otlp.jsonl"

@@ -80,8 +80,8 @@ func components() (otelcol.Factories, error) {
 		return otelcol.Factories{}, err
 	}
 	factories.ExtensionModules = makeModulesMap(factories.Extensions, map[component.Type]string{
-		gpuflogencodingextension.NewFactory().Type(): "github.com/gpuflight/gpuflight v0.0.0",
-		filestorageextension.NewFactory().Type(): "github.com/gpuflight/gpuflight v0.0.0",
+		gpuflogencodingextension.NewFactory().Type(): "github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension v0.2.0",
+		filestorageextension.NewFactory().Type(): "github.com/gpuflight/gpuflight/extension/storage/filestorageextension v0.2.0",
 		zpagesextension.NewFactory().Type(): "go.opentelemetry.io/collector/extension/zpagesextension v0.158.0",
 		healthcheckextension.NewFactory().Type(): "github.com/open-telemetry/opentelemetry-collector-contrib/extension/healthcheckextension v0.158.0",
 		pprofextension.NewFactory().Type(): "github.com/open-telemetry/opentelemetry-collector-contrib/extension/pprofextension v0.157.0",
@@ -103,9 +103,9 @@ func components() (otelcol.Factories, error) {
 		return otelcol.Factories{}, err
 	}
 	factories.ReceiverModules = makeModulesMap(factories.Receivers, map[component.Type]string{
-		cudareceiver.NewFactory().Type(): "github.com/gpuflight/gpuflight v0.0.0",
-		gpuflogreceiver.NewFactory().Type(): "github.com/gpuflight/gpuflight v0.0.0",
-		nvmlreceiver.NewFactory().Type(): "github.com/gpuflight/gpuflight v0.0.0",
+		cudareceiver.NewFactory().Type(): "github.com/gpuflight/gpuflight/receiver/cudareceiver v0.2.0",
+		gpuflogreceiver.NewFactory().Type(): "github.com/gpuflight/gpuflight/receiver/gpuflogreceiver v0.2.0",
+		nvmlreceiver.NewFactory().Type(): "github.com/gpuflight/gpuflight/receiver/nvmlreceiver v0.2.0",
 		otlpreceiver.NewFactory().Type(): "go.opentelemetry.io/collector/receiver/otlpreceiver v0.158.0",
 		filelogreceiver.NewFactory().Type(): "github.com/open-telemetry/opentelemetry-collector-contrib/receiver/filelogreceiver v0.158.0",
 		otlpjsonfilereceiver.NewFactory().Type(): "github.com/open-telemetry/opentelemetry-collector-contrib/receiver/otlpjsonfilereceiver v0.158.0",
@@ -152,7 +152,7 @@ func components() (otelcol.Factories, error) {
 		return otelcol.Factories{}, err
 	}
 	factories.ProcessorModules = makeModulesMap(factories.Processors, map[component.Type]string{
-		occupancyprocessor.NewFactory().Type(): "github.com/gpuflight/gpuflight v0.0.0",
+		occupancyprocessor.NewFactory().Type(): "github.com/gpuflight/gpuflight/processor/occupancyprocessor v0.2.0",
 		batchprocessor.NewFactory().Type(): "go.opentelemetry.io/collector/processor/batchprocessor v0.158.0",
 		memorylimiterprocessor.NewFactory().Type(): "go.opentelemetry.io/collector/processor/memorylimiterprocessor v0.158.0",
 		filterprocessor.NewFactory().Type(): "github.com/open-telemetry/opentelemetry-collector-contrib/processor/filterprocessor v0.158.0",
@@ -170,7 +170,7 @@ func components() (otelcol.Factories, error) {
 		return otelcol.Factories{}, err
 	}
 	factories.ConnectorModules = makeModulesMap(factories.Connectors, map[component.Type]string{
-		gpuusageconnector.NewFactory().Type(): "github.com/gpuflight/gpuflight v0.0.0",
+		gpuusageconnector.NewFactory().Type(): "github.com/gpuflight/gpuflight/connector/gpuusageconnector v0.2.0",
 		forwardconnector.NewFactory().Type(): "go.opentelemetry.io/collector/connector/forwardconnector v0.158.0",
 		spanmetricsconnector.NewFactory().Type(): "github.com/open-telemetry/opentelemetry-collector-contrib/connector/spanmetricsconnector v0.158.0",
 	})

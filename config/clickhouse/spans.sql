@@ -11,7 +11,7 @@
 -- Nanoseconds stand before the ids because these are random: sorted by them, the spans of one second
 -- lose the order in which times, parents and counters differ little. Attributes repeat from span to
 -- span, over longer distances than lower levels of ZSTD look; level 6 finds that. What both save, and
--- what level 6 costs, is in docs/performance.md.
+-- what level 6 costs, is in docs/internals/measurements.md.
 --
 -- The time to live goes by when a span was recorded: to replay older ones, change it first.
 

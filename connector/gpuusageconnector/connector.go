@@ -34,6 +34,7 @@ type usageConnector struct {
 	tel     *telemetry
 
 	mu    sync.Mutex // guards what follows
+	read  time.Time  // when clock was called last
 	state *state
 	log   *recordLog // nil without storage
 
@@ -124,6 +125,18 @@ func (c *usageConnector) restore(ctx context.Context) error {
 	return nil
 }
 
+// clock returns the time in Unix nanoseconds. It never goes back: while the wall clock is behind the state's
+// newest time, because it was set back, the time continues by the monotonic clock. The caller holds mu.
+func (c *usageConnector) clock() int64 {
+	now := c.now()
+	if c.read.IsZero() {
+		c.read = now
+	}
+	elapsed := max(now.Sub(c.read), 0)
+	c.read = now
+	return max(now.UnixNano(), c.state.now+int64(elapsed))
+}
+
 // ConsumeTraces counts all spans of GPU work.
 func (c *usageConnector) ConsumeTraces(ctx context.Context, td ptrace.Traces) error {
 	p := c.parsers.Get().(*parser)
@@ -145,7 +158,7 @@ func (c *usageConnector) ConsumeTraces(ctx context.Context, td ptrace.Traces) er
 	}
 
 	c.mu.Lock()
-	b.arrived = max(c.now().UnixNano(), c.state.now)
+	b.arrived = c.clock()
 	var err error
 	if c.log != nil {
 		err = c.log.append(ctx, p.record, b.arrived)
@@ -163,7 +176,7 @@ func (c *usageConnector) ConsumeTraces(ctx context.Context, td ptrace.Traces) er
 // flush exports all series. With all set, everything that waits is settled first.
 func (c *usageConnector) flush(ctx context.Context, all bool) {
 	c.mu.Lock()
-	now := max(c.now().UnixNano(), c.state.now)
+	now := c.clock()
 	var err error
 	if c.log != nil {
 		err = c.log.append(ctx, appendFlushRecord(nil, all), now)

@@ -406,3 +406,24 @@ func TestOldDevicesMakeRoom(t *testing.T) {
 	assert.InDelta(t, 4, total(got[semconv.MetricGPUCUDAKernelLaunchCalls]), 0)
 	r.shutdown()
 }
+
+// TestConnector_ClockSetBack: the time continues while the wall clock is behind it.
+func TestConnector_ClockSetBack(t *testing.T) {
+	r := newRig(t, testConfig(), nil)
+	defer r.shutdown()
+	clock := func() int64 {
+		r.c.mu.Lock()
+		defer r.c.mu.Unlock()
+		r.c.state.now = r.c.clock() // as a batch or a flush does
+		return r.c.state.now
+	}
+	began := clock()
+	r.advance(time.Second)
+	assert.Equal(t, time.Second, time.Duration(clock()-began))
+	r.advance(-24 * time.Hour)
+	assert.Equal(t, time.Second, time.Duration(clock()-began), "it does not go back")
+	r.advance(3 * time.Second)
+	assert.Equal(t, 4*time.Second, time.Duration(clock()-began), "it does not stand still")
+	r.advance(24 * time.Hour)
+	assert.Equal(t, 24*time.Hour+4*time.Second, time.Duration(clock()-began), "it follows the wall clock again")
+}

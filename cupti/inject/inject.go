@@ -23,22 +23,20 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/capture"
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
 	"github.com/gpuflight/gpuflight/internal/recording/deep/control"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/engine"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
-	"github.com/gpuflight/gpuflight/internal/recording/window"
 )
 
 // What the runtime may take of a machine that belongs to the program.
 const (
 	maxProcs    = 4
 	memoryLimit = 512 << 20
-	// ballastBytes are never touched, and so take no memory. They let garbage grow by as much between two collections: what
-	// lives is a few MiB, and half a second's spans are more, so that without it the collector runs eight times a second, and
-	// gives pages back that are wanted again at once.
-	ballastBytes = 32 << 20
+	// gcPercent lets garbage grow to four times the live memory between two collections. Live memory is a few MiB, and the
+	// spans of half a second are more. With Go's default of 100 the collector runs eight times a second and gives back
+	// pages that are needed again at once. docs/performance.md has the measurement; memoryLimit bounds the total.
+	gcPercent = 400
 )
-
-var ballast []byte
 
 const (
 	// silentFile is left among the summaries by a process that could send nothing: those after it expect
@@ -77,9 +75,8 @@ func gpuflInjectStart() (atExit C.int) {
 	}()
 	runtime.GOMAXPROCS(max(2, min(maxProcs, runtime.NumCPU()/4)))
 	// GOGC of the environment is for the program's own runtime, if it has one.
-	debug.SetGCPercent(100)
+	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(memoryLimit)
-	ballast = make([]byte, ballastBytes)
 
 	settings, wrong := recorder.SettingsFromEnv(environment)
 	log = slog.New(slog.NewTextHandler(stderr{}, &slog.HandlerOptions{Level: settings.LogLevel}))
@@ -95,7 +92,7 @@ func gpuflInjectStart() (atExit C.int) {
 		return 0
 	}
 	windows, wrong := deep.ConfigFromEnv(environment)
-	engines, wrongToo := window.SettingsFromEnv(environment)
+	engines, wrongToo := engine.SettingsFromEnv(environment)
 	if wrong := errors.Join(wrong, wrongToo); wrong != nil {
 		log.Warn("gpuflight: defaults are used for deep windows where a setting is wrong", "error", wrong)
 	}

@@ -21,7 +21,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/collector/pdata/ptrace"
@@ -104,16 +103,15 @@ func archived(t *testing.T, folder string) map[testsink.SpanKey]bool {
 		if err != nil {
 			return err
 		}
-		decoder, err := zstd.NewReader(nil)
+		unzip, err := gzip.NewReader(bytes.NewReader(packed))
 		if err != nil {
 			return err
 		}
-		defer decoder.Close()
-		body, err := decoder.DecodeAll(packed, nil)
+		body, err := io.ReadAll(unzip)
 		if err != nil {
 			return err
 		}
-		td, err := (&ptrace.ProtoUnmarshaler{}).UnmarshalTraces(body)
+		td, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces(body)
 		if err != nil {
 			return err
 		}

@@ -154,9 +154,9 @@ func TestTheDockerfile(t *testing.T) {
 	assert.FileExists(t, filepath.Join(root, "config", file))
 
 	// The flags of the Makefile, so that the image has what the tests test.
-	makefile := text(t, root, "Makefile")
-	assert.Contains(t, text(t, root, "Dockerfile"), "go build "+found(t, `(?m)^FLAGS\s*:= (.*)\$\(LDFLAGS\)"$`, makefile)+
-		found(t, `(?m)^LDFLAGS\s*:= (.*?) \$\(if`, makefile)+" -X ")
+	dockerfile, makefile := text(t, root, "Dockerfile"), text(t, root, "Makefile")
+	assert.Equal(t, 2, strings.Count(dockerfile, found(t, `(?m)^FLAGS\s*:= (.*)\$\(LDFLAGS\)"$`, makefile)+`$flags"`))
+	assert.Contains(t, dockerfile, `flags="`+found(t, `(?m)^LDFLAGS\s*:= (.*?) \$\(if`, makefile)+" -X ")
 }
 
 // TestTheBuildSeesAllThatItNeeds: .dockerignore lets nothing through that it does not name.

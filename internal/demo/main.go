@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command demo shows the whole way of the data on one machine: it starts Jaeger and the
-// collector on loopback, lets the collector replay recordings of real GPU work and `gpuflight gen`
+// collector on loopback, lets the collector replay recordings of real GPU work and gpuflgen
 // write a training session into a folder that the collector watches, waits until Jaeger has every
 // kernel of both and the collector's usage metrics account for the session, and prints what they then tell.
 // It is what `make demo` runs.
@@ -12,16 +12,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	_ "embed" // for jaeger.yaml
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
@@ -52,7 +51,6 @@ const (
 type settings struct {
 	collector, config string
 	jaeger            string
-	gpuflight         string
 	recordings        string
 
 	uiPort, otlpPort, healthPort, metricsPort int
@@ -94,7 +92,6 @@ func readSettings() (settings, error) {
 	}
 	flag.StringVar(&s.collector, "collector", "bin/otelcol-gpuflight", "the collector's binary")
 	flag.StringVar(&s.config, "config", "config/demo.yaml", "the collector's configuration")
-	flag.StringVar(&s.gpuflight, "gpuflight", "bin/gpuflight", "the binary that generates the session")
 	flag.StringVar(&s.jaeger, "jaeger", jaeger, "Jaeger's binary, version 2; the environment's JAEGER is the default")
 	flag.StringVar(&s.recordings, "recordings", "examples/recordings", "the folder of the recordings that are replayed")
 	flag.StringVar(&s.layout, "layout", string(gpuflgen.C3), "layout of the generated session: a2 or c3")
@@ -197,7 +194,7 @@ func run(ctx context.Context, s settings) (err error) {
 		return quietly(ctx, err)
 	}
 
-	written, err := generate(ctx, s, logs, filepath.Join(dir, "summary.json"))
+	written, err := generate(ctx, s, logs)
 	if err != nil {
 		return quietly(ctx, err)
 	}
@@ -277,24 +274,14 @@ func portsFree(s settings) error {
 	return nil
 }
 
-// generate lets gpuflight write the session as it happens: the collector has to follow files that
-// grow, and Jaeger's search, which starts with the last hour, has it on its first page.
-func generate(ctx context.Context, s settings, dir, summaryPath string) (gpuflgen.Summary, error) {
-	var written gpuflgen.Summary
-	cmd := exec.CommandContext(ctx, s.gpuflight, "gen", "--layout", s.layout, "--out", dir, "--live",
-		"--seed", strconv.FormatUint(s.seed, 10), "--epochs", strconv.Itoa(s.epochs), "--summary", summaryPath)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return written, fmt.Errorf("%s: %w\n%s", cmd, err, out)
-	}
-	text, err := os.ReadFile(summaryPath)
-	if err != nil {
-		return written, err
-	}
-	if err := json.Unmarshal(text, &written); err != nil {
-		return written, fmt.Errorf("summary of the generated session: %w", err)
-	}
-	if written.Rows[gpuflgen.RowKernel] == 0 {
-		return written, errors.New("the generated session has no kernels")
+// generate writes the session as it happens. So the collector has to follow files that grow, and Jaeger's search,
+// which starts with the last hour, has the session on its first page.
+func generate(ctx context.Context, s settings, dir string) (gpuflgen.Summary, error) {
+	written, err := gpuflgen.Run(ctx, gpuflgen.Config{
+		Layout: gpuflgen.Layout(s.layout), Dir: dir, Live: true, Seed: s.seed, Epochs: s.epochs,
+	})
+	if err := cmp.Or(err, ctx.Err()); err != nil {
+		return written, fmt.Errorf("generating a session: %w", err)
 	}
 	return written, nil
 }

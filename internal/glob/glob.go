@@ -1,31 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package glob matches the names of kernels, scopes and devices against patterns of settings. Those of package path
-// and of file names do not fit: such names have brackets and slashes of their own.
+// Package glob is the one dialect of patterns in all settings, that of doublestar: * stands for any text, ? for any one
+// character, [a-z] for one of a class, {a,b} for one of several texts, and \ takes the meaning from the next character.
+//
+// All functions may be called by any goroutine.
 package glob
 
-// Match says whether a text matches a pattern: * stands for any text, ? for any one byte, everything else for itself.
-// It goes back to the last star only, which is enough, and keeps the time below the product of the lengths. It may be
-// called by any goroutine.
-func Match(pattern, text string) bool {
-	p, t := 0, 0
-	star, from := -1, 0
-	for t < len(text) {
-		switch {
-		case p < len(pattern) && pattern[p] == '*':
-			star, from = p, t
-			p++
-		case p < len(pattern) && (pattern[p] == '?' || pattern[p] == text[t]):
-			p, t = p+1, t+1
-		case star >= 0: // the last star takes one byte more
-			from++
-			p, t = star+1, from
-		default:
-			return false
-		}
-	}
-	for p < len(pattern) && pattern[p] == '*' {
-		p++
-	}
-	return p == len(pattern)
+import (
+	"strings"
+
+	"github.com/bmatcuk/doublestar/v4"
+)
+
+// Valid reports whether a pattern is well formed.
+func Valid(pattern string) bool { return doublestar.ValidatePattern(pattern) }
+
+// Match reports whether the name of a kernel, a scope, a device or a program matches a pattern. A slash has no meaning
+// in names, so * stands for any text with slashes too. A pattern that is not well formed matches only itself.
+func Match(pattern, name string) bool {
+	ok, err := doublestar.Match(withoutSlash(pattern), withoutSlash(name))
+	return ok || err != nil && pattern == name
 }
+
+// MatchPath reports whether a path matches a pattern. * and ? stop at slashes, and ** stands for any number of folders.
+// A pattern that is not well formed matches nothing.
+func MatchPath(pattern, path string) bool {
+	ok, err := doublestar.Match(pattern, path)
+	return ok && err == nil
+}
+
+// withoutSlash replaces the separator of doublestar with a character that no name has.
+func withoutSlash(s string) string { return strings.ReplaceAll(s, "/", "\x00") }

@@ -3,17 +3,16 @@
 package gpuevent
 
 import (
+	"bytes"
+	"encoding/json"
 	"flag"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/open-telemetry/opentelemetry-collector-contrib/pkg/golden"
-	"github.com/open-telemetry/opentelemetry-collector-contrib/pkg/pdatatest/plogtest"
-	"github.com/open-telemetry/opentelemetry-collector-contrib/pkg/pdatatest/pmetrictest"
-	"github.com/open-telemetry/opentelemetry-collector-contrib/pkg/pdatatest/ptracetest"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/collector/pdata/pcommon"
@@ -183,22 +182,30 @@ func compare(t *testing.T, b *Batch, name string) {
 	t.Helper()
 	traces, logs, metrics := b.Take()
 	registered(t, traces, logs, metrics)
-	file := func(signal string) string { return filepath.Join("testdata", name+"_"+signal+".yaml") }
+	data, err := (&ptrace.JSONMarshaler{}).MarshalTraces(traces)
+	require.NoError(t, err)
+	compareGolden(t, name+"_traces", data)
+	data, err = (&plog.JSONMarshaler{}).MarshalLogs(logs)
+	require.NoError(t, err)
+	compareGolden(t, name+"_logs", data)
+	data, err = (&pmetric.JSONMarshaler{}).MarshalMetrics(metrics)
+	require.NoError(t, err)
+	compareGolden(t, name+"_metrics", data)
+}
+
+// compareGolden compares OTLP JSON with testdata/name.json; -update writes the file.
+func compareGolden(t *testing.T, name string, data []byte) {
+	t.Helper()
+	var got bytes.Buffer
+	require.NoError(t, json.Indent(&got, data, "", " "))
+	got.WriteByte('\n')
+	path := filepath.Join("testdata", name+".json")
 	if *update {
-		require.NoError(t, golden.WriteTracesToFile(file("traces"), traces))
-		require.NoError(t, golden.WriteLogsToFile(file("logs"), logs))
-		require.NoError(t, golden.WriteMetricsToFile(file("metrics"), metrics, golden.SkipMetricTimestampNormalization()))
+		require.NoError(t, os.WriteFile(path, got.Bytes(), 0o644))
 	}
-	wantTraces, err := golden.ReadTraces(file("traces"))
+	want, err := os.ReadFile(path)
 	require.NoError(t, err)
-	require.NoError(t, ptracetest.CompareTraces(wantTraces, traces))
-	wantLogs, err := golden.ReadLogs(file("logs"))
-	require.NoError(t, err)
-	require.NoError(t, plogtest.CompareLogs(wantLogs, logs))
-	wantMetrics, err := golden.ReadMetrics(file("metrics"))
-	require.NoError(t, err)
-	require.NoError(t, pmetrictest.CompareMetrics(wantMetrics, metrics,
-		pmetrictest.IgnoreMetricsOrder(), pmetrictest.IgnoreMetricDataPointsOrder())) // the file is sorted
+	assert.Equal(t, string(want), got.String(), path)
 }
 
 // registered checks every attribute against the registry: its name, its place, its type and, for a

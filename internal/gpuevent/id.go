@@ -4,10 +4,10 @@ package gpuevent
 
 import (
 	"encoding/binary"
-	"encoding/hex"
 	"math/bits"
 
 	"github.com/cespare/xxhash/v2"
+	"github.com/google/uuid"
 )
 
 // Kind names what an id is derived for; it keeps the ids of different things apart.
@@ -79,18 +79,11 @@ func mix(a, b uint64) uint64 {
 	return hi ^ lo
 }
 
-func parseUUID(s string) (id TraceID, ok bool) {
-	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' {
+// parseUUID reads a UUID with hyphens. The other forms that package uuid reads are names of sessions like any other.
+func parseUUID(s string) (TraceID, bool) {
+	if len(s) != 36 {
 		return TraceID{}, false
 	}
-	var hexed [32]byte
-	n := copy(hexed[:], s[:8])
-	n += copy(hexed[n:], s[9:13])
-	n += copy(hexed[n:], s[14:18])
-	n += copy(hexed[n:], s[19:23])
-	copy(hexed[n:], s[24:])
-	if _, err := hex.Decode(id[:], hexed[:]); err != nil || id == (TraceID{}) {
-		return TraceID{}, false
-	}
-	return id, true
+	id, err := uuid.Parse(s)
+	return TraceID(id), err == nil && id != uuid.Nil
 }

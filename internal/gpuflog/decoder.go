@@ -203,10 +203,11 @@ func (d *Decoder) FeedLine(ch Channel, line []byte, from, offset, now int64, out
 }
 
 // Feed decodes whole lines of one channel. offset is that of data in its window, for messages; now
-// is the wall time in Unix nanoseconds. A last line without newline counts as whole. Data is not
+// is the time of [Now]. A last line without newline counts as whole. Data is not
 // kept.
 func (d *Decoder) Feed(ch Channel, data []byte, offset, now int64, out *gpuevent.Batch) {
-	d.channel, d.out, d.now = ch, out, now
+	d.channel, d.out = ch, out
+	d.setNow(now)
 	d.stopped = false
 	d.stats.Bytes += uint64(len(data))
 	for len(data) > 0 && d.room() {
@@ -244,7 +245,7 @@ func Whole(b []byte) bool {
 
 // Step says, at the end of a step, what the caller knows of the files.
 type Step struct {
-	// Now is the wall time in Unix nanoseconds.
+	// Now is the time of the function Now, in Unix nanoseconds.
 	Now int64
 	// AtEnd says per channel that everything that is there now has been fed, and will be when
 	// another Feed follows: a channel without any file is at its end.
@@ -263,7 +264,9 @@ const dataEnd = 2 * time.Second
 
 // EndStep releases what has waited long enough and closes the sessions that have ended.
 func (d *Decoder) EndStep(st Step, out *gpuevent.Batch) {
-	d.out, d.now = out, st.Now
+	d.out = out
+	d.setNow(st.Now)
+	st.Now = d.now
 	d.offset, d.stopped = 0, false
 	for _, id := range sortedKeys(d.sessions) {
 		s := d.sessions[id]

@@ -115,7 +115,7 @@ type item struct {
 	// where says what is known of the scope; path is its name path if it is inPath.
 	where placeKind
 	path  string
-	// arrived is the wall time at which the record was read.
+	// arrived is the Decoder's time at which the record was read.
 	arrived int64
 	// Exactly one is set.
 	kernel *gpuevent.Kernel

@@ -148,7 +148,7 @@ func row(major, minor, warps, blocks, registersPerBlock, shared, sharedPerBlock 
 	}
 	if l.Capability == (Capability{9, 0}) {
 		// Measured on an H200 with driver 580: a multiprocessor holds at most 8 blocks of a launch with
-		// clusters, but 32 of a launch without (docs/gpu-runs.md). The driver
+		// clusters, but 32 of a launch without (docs/internals/measurements.md). The driver
 		// (cuOccupancyMaxActiveClusters) and a kernel that counts its resident blocks agree.
 		l.ClusterBlocks = 8
 	}

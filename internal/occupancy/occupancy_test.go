@@ -170,7 +170,7 @@ func TestWhatIsNoLaunchIsAnError(t *testing.T) {
 	}
 }
 
-// TestClusters has what a kernel that counts its resident blocks saw on an H200, docs/gpu-runs.md.
+// TestClusters has what a kernel that counts its resident blocks saw on an H200, docs/internals/measurements.md.
 func TestClusters(t *testing.T) {
 	l, err := LimitsOf(Capability{9, 0})
 	require.NoError(t, err)

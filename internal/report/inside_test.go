@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -205,26 +206,25 @@ func TestEstimatedTimesAreSaid(t *testing.T) {
 	r.Traces(someWork("b"))
 	md := pmetric.NewMetrics()
 	m := md.ResourceMetrics().AppendEmpty().ScopeMetrics().AppendEmpty().Metrics().AppendEmpty()
-	m.SetName(semconv.MetricGpuflightLaunchesUntraced)
+	m.SetName(semconv.MetricGpuflightRecordedTime)
 	sum := m.SetEmptySum()
 	sum.SetAggregationTemporality(pmetric.AggregationTemporalityCumulative)
-	for at, operations := range []map[string]int64{{"kernel": 5}, {"kernel": 1200, "memcpy": 34}} {
-		for operation, n := range operations {
-			p := sum.DataPoints().AppendEmpty()
-			p.SetTimestamp(pcommon.Timestamp(at + 1)) //nolint:gosec // Small.
-			p.SetIntValue(n)
-			p.Attributes().PutStr(semconv.CUDAOperation, operation)
-		}
+	for _, recorded := range []float64{10, 2} {
+		p := sum.DataPoints().AppendEmpty()
+		p.SetStartTimestamp(pcommon.Timestamp(time.Second))
+		p.SetTimestamp(pcommon.Timestamp(11 * time.Second))
+		p.SetDoubleValue(recorded)
 	}
 	r.Metrics(md)
-	r.Session(recorder.Summary{Instance: "c", Overhead: &recorder.OverheadSummary{Untraced: map[string]uint64{"kernel": 1000}}})
+	r.Session(recorder.Summary{Instance: "c", Overhead: &recorder.OverheadSummary{Slices: 3}})
+	r.Session(recorder.Summary{Instance: "d", Overhead: &recorder.OverheadSummary{Slices: 1}})
 	totals := r.Totals()
-	assert.Equal(t, [3]uint64{2, 1, 2234}, [3]uint64{totals.Estimated, totals.Slowed, totals.Untraced})
+	assert.Equal(t, [3]uint64{2, 1, 2}, [3]uint64{totals.Estimated, totals.Slowed, totals.Sliced})
 	var out bytes.Buffer
 	require.NoError(t, totals.Write(&out, 0))
 	assert.Contains(t, out.String(), "2 kernels, copies and other work of the device have times that are estimated, not measured\n"+
 		"1 scopes that took longer than they would have, since a deep window was open\n"+
-		"2,234 launches and copies were only counted, to keep the overhead budget: they are in none of these times, shares and calls\n")
+		"2 sessions were recorded in time slices, to keep an overhead budget: times and calls are those of the slices\n")
 }
 
 func TestContradictoryCountersAreSaid(t *testing.T) {

@@ -21,12 +21,12 @@ type jsonReport struct {
 	Graphs   uint64    `json:"graphs"`
 	// Estimated is how much device work has times that are not measured.
 	Estimated uint64 `json:"estimated"`
-	// Slowed is how many scopes deep windows made longer, Untraced how many calls were counted and not recorded.
-	Slowed   uint64       `json:"slowed_scopes,omitempty"`
-	Untraced uint64       `json:"untraced,omitempty"`
-	Lost     jsonLost     `json:"lost"`
-	Windows  *jsonWindows `json:"windows,omitempty"`
-	Inside   *jsonInside  `json:"inside,omitempty"`
+	// Slowed is how many scopes deep windows made longer, Sliced how many sessions an overhead budget had recorded in time slices.
+	Slowed  uint64       `json:"slowed_scopes,omitempty"`
+	Sliced  uint64       `json:"sliced_sessions,omitempty"`
+	Lost    jsonLost     `json:"lost"`
+	Windows *jsonWindows `json:"windows,omitempty"`
+	Inside  *jsonInside  `json:"inside,omitempty"`
 }
 
 type jsonRow struct {
@@ -124,7 +124,7 @@ type jsonQuotients struct {
 func WriteJSON(out io.Writer, t *Totals, windows *Windows, inside *Inside, top int) error {
 	j := jsonReport{
 		Sessions: t.Sessions, Kernels: jsonRows(t.Kernels, top), Copies: jsonRows(t.Copies, top),
-		Sets: jsonRowOf(&t.Sets), Scopes: jsonRows(t.Scopes, top), Graphs: t.Graphs, Estimated: t.Estimated, Slowed: t.Slowed, Untraced: t.Untraced, Lost: jsonLost(t.Lost),
+		Sets: jsonRowOf(&t.Sets), Scopes: jsonRows(t.Scopes, top), Graphs: t.Graphs, Estimated: t.Estimated, Slowed: t.Slowed, Sliced: t.Sliced, Lost: jsonLost(t.Lost),
 	}
 	if !windows.Nothing() {
 		j.Windows = jsonWindowsOf(windows, top)

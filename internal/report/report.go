@@ -50,9 +50,9 @@ type session struct {
 	sets    newest[string, Row]
 	times   newest[timeKey, float64]
 	graphs  newest[string, uint64]
-	// untraced are calls by operation.
-	untraced newest[string, uint64]
-	capture  Lost
+	// sliced says that records were made in a part of the time only.
+	sliced  bool
+	capture Lost
 	// summary is the whole of it where there is one.
 	summary *recorder.Summary
 }
@@ -146,10 +146,10 @@ type Totals struct {
 	Estimated uint64
 	// Slowed is how many scopes took longer than they would have since a deep window was open.
 	Slowed uint64
-	// Untraced is how many launches, copies and sets were counted and have no record, under an overhead budget.
-	Untraced uint64
-	Lost     Lost
-	Nothing  []Nothing
+	// Sliced is how many sessions were recorded in time slices, because of an overhead budget.
+	Sliced  uint64
+	Lost    Lost
+	Nothing []Nothing
 }
 
 // Empty says that no device work was recorded at all.
@@ -296,8 +296,8 @@ func (s *session) addTo(t *Totals, kernels, copies, scopes map[string]*Row) {
 	t.Graphs += max(graphs, s.spans.graphs)
 	t.Estimated += s.spans.estimated
 	t.Slowed += s.spans.slowed
-	for _, n := range s.untraced.values {
-		t.Untraced += n
+	if s.sliced {
+		t.Sliced++
 	}
 
 	device := s.spans.device
@@ -366,10 +366,8 @@ func addSummary(s *recorder.Summary, t *Totals, kernels, copies map[string]*Row,
 	}
 	t.Sets.add(&Row{Count: s.Sets.Count, Timed: s.Sets.Count, Total: duration(s.Sets.Seconds), Bytes: s.Sets.Bytes, TimedBytes: s.Sets.Bytes})
 	t.Graphs += s.Graphs
-	if s.Overhead != nil {
-		for _, n := range s.Overhead.Untraced {
-			t.Untraced += n
-		}
+	if s.Overhead != nil && s.Overhead.Slices > 1 {
+		t.Sliced++
 	}
 	t.Lost.add(Lost{
 		Dropped: s.Records.Dropped + s.Records.Unread, Rejected: s.Records.Rejected,

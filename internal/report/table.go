@@ -114,7 +114,7 @@ func (t *Totals) writeLost(w io.Writer) {
 	}{
 		{t.Estimated, "kernels, copies and other work of the device have times that are estimated, not measured"},
 		{t.Slowed, "scopes that took longer than they would have, since a deep window was open"},
-		{t.Untraced, "launches and copies were only counted, to keep the overhead budget: they are in none of these times, shares and calls"},
+		{t.Sliced, "sessions were recorded in time slices, to keep an overhead budget: times and calls are those of the slices"},
 		{t.Lost.Dropped, "records dropped: they came faster than they could be read"},
 		{t.Lost.Rejected, "records rejected: they made no sense"},
 		{t.Lost.LeftOut, "without a span, by limit or filter; times and counts have them"},

@@ -168,14 +168,18 @@ func (s *session) metric(m pmetric.Metric) {
 				s.times.put(at, key, func(v *float64) { *v = value(p) })
 			case semconv.MetricGPUCUDAMemsetBytes:
 				s.sets.put(at, series(a), func(v *Row) { v.Bytes = uint64(max(value(p), 0)) })
-			case semconv.MetricGpuflightLaunchesUntraced:
-				s.untraced.put(at, text(a, semconv.CUDAOperation), func(v *uint64) { *v = uint64(max(value(p), 0)) })
+			case semconv.MetricGpuflightRecordedTime:
+				s.sliced = s.sliced || value(p) < recordedThroughout*p.Timestamp().AsTime().Sub(p.StartTimestamp().AsTime()).Seconds()
 			case semconv.MetricGPUCUDAGraphLaunchCalls:
 				s.graphs.put(at, series(a), func(v *uint64) { *v = uint64(max(value(p), 0)) })
 			}
 		}
 	}
 }
+
+// recordedThroughout is the share of the time from which on a session counts as recorded without pauses. The first and the last
+// moments of a session are never recorded.
+const recordedThroughout = 0.95
 
 func value(p pmetric.NumberDataPoint) float64 {
 	if p.ValueType() == pmetric.NumberDataPointValueTypeInt {

@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"path"
 
 	"go.opentelemetry.io/collector/component"
 
+	"github.com/gpuflight/gpuflight/internal/glob"
 	"github.com/gpuflight/gpuflight/internal/occupancy"
 )
 
@@ -59,7 +59,7 @@ func (c *Config) Validate() error {
 		bad := func(format string, args ...any) {
 			errs = append(errs, fmt.Errorf("devices[%d].%s", i, fmt.Sprintf(format, args...)))
 		}
-		if _, err := path.Match(d.Match, ""); err != nil || d.Match == "" {
+		if !glob.Valid(d.Match) || d.Match == "" {
 			bad("match is %q: write a pattern for the device's name or id, such as \"NVIDIA H200\" or \"GPU-5ac5*\"", d.Match)
 		}
 		if d.ComputeCapability != "" {

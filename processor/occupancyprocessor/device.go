@@ -4,8 +4,8 @@ package occupancyprocessor
 
 import (
 	"fmt"
-	"path"
 
+	"github.com/gpuflight/gpuflight/internal/glob"
 	"github.com/gpuflight/gpuflight/internal/occupancy"
 )
 
@@ -85,7 +85,8 @@ func tell(of identity, settings []DeviceConfig) DeviceConfig {
 	var out DeviceConfig
 	for i := range settings {
 		s := &settings[i]
-		if !matches(s.Match, of.name) && !matches(s.Match, of.id) {
+		// The pattern * is for every device, also for one without a name and an id.
+		if !glob.Match(s.Match, of.name) && !glob.Match(s.Match, of.id) {
 			continue
 		}
 		if out.ComputeCapability == "" {
@@ -97,13 +98,6 @@ func tell(of identity, settings []DeviceConfig) DeviceConfig {
 		out.PCIe = orElse(out.PCIe, s.PCIe)
 	}
 	return out
-}
-
-// matches tells whether text is of the pattern, which Validate has checked. The pattern * is for every
-// device, also for one without a name and an id.
-func matches(pattern, text string) bool {
-	ok, err := path.Match(pattern, text)
-	return ok && err == nil
 }
 
 func orElse[T comparable](v, instead T) T {

@@ -41,7 +41,7 @@ var (
 
 // models is by name as NVML and CUDA give it, without "NVIDIA" and "Tesla", with spaces for dashes.
 // Sources: NVIDIA's data sheets and architecture white papers of each product; the H200's figures
-// were besides seen on one (docs/gpu-runs.md). A property of the span or its resource wins over these.
+// were besides seen on one (docs/internals/measurements.md). A property of the span or its resource wins over these.
 var models = map[string]model{
 	// Data centre.
 	"V100":             {volta, 80, 0, pcie3x16, 0},

@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/collector/scraper/scraperhelper"
 
+	"github.com/gpuflight/gpuflight/internal/glob"
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/identity"
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
 )
@@ -126,12 +127,12 @@ func (p *ProcessesConfig) validate(name string) (errs []error) {
 		}
 	}
 	for _, g := range p.Cgroups {
-		if _, err := path.Match(g, ""); err != nil || !strings.HasPrefix(g, "/") {
+		if !glob.Valid(g) || !strings.HasPrefix(g, "/") {
 			errs = append(errs, fmt.Errorf("%s.cgroups has %q: give a glob on a path, such as \"/kubepods.slice\" or \"/system.slice/docker-*.scope\"", name, g))
 		}
 	}
 	for _, g := range p.Executables {
-		if _, err := path.Match(g, ""); err != nil || g == "" || strings.Contains(g, "/") {
+		if !glob.Valid(g) || g == "" || strings.Contains(g, "/") {
 			errs = append(errs, fmt.Errorf("%s.executables has %q: give a glob on a name without folders, such as \"python*\"", name, g))
 		}
 	}
@@ -152,13 +153,13 @@ func (p *ProcessesConfig) match(who *identity.Process) bool {
 		return true
 	}
 	for _, g := range p.Executables {
-		if ok, _ := path.Match(g, who.Executable); ok {
+		if glob.Match(g, who.Executable) {
 			return true
 		}
 	}
 	for _, g := range p.Cgroups {
 		for dir := who.Cgroup; dir != ""; dir = path.Dir(dir) {
-			if ok, _ := path.Match(g, dir); ok {
+			if glob.MatchPath(g, dir) {
 				return true
 			}
 			if dir == "/" || !strings.HasPrefix(dir, "/") {

@@ -5,12 +5,12 @@ package cudareceiver
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 
@@ -175,10 +175,9 @@ func (d *describer) instance(id probe.ProcessID) string {
 	_, _ = h.Write([]byte(d.host + "\x00" + d.boot + "\x00"))
 	b := binary.LittleEndian.AppendUint32(nil, uint32(id.PID))
 	_, _ = h.Write(binary.LittleEndian.AppendUint64(b, id.Start))
-	u := h.Sum(nil)[:16]
-	u[6], u[8] = u[6]&0x0f|0x80, u[8]&0x3f|0x80 // RFC 9562, version 8: as its maker likes
-	s := hex.EncodeToString(u)
-	return s[:8] + "-" + s[8:12] + "-" + s[12:16] + "-" + s[16:20] + "-" + s[20:]
+	u := uuid.UUID(h.Sum(nil)[:16])
+	u[6], u[8] = u[6]&0x0f|0x80, u[8]&0x3f|0x80 // RFC 9562, version 8: any content
+	return u.String()
 }
 
 func putKnown(a pcommon.Map, key, value string) {

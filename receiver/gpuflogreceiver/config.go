@@ -9,10 +9,11 @@ import (
 	"time"
 
 	"github.com/bmatcuk/doublestar/v4"
-	"github.com/dustin/go-humanize"
 	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/collector/config/confighttp"
 	"go.opentelemetry.io/collector/config/configoptional"
+
+	"github.com/gpuflight/gpuflight/internal/bytesize"
 )
 
 // Config is the receiver's configuration.
@@ -176,10 +177,7 @@ type ByteSize int64
 
 // UnmarshalText reads a number of bytes with or without a unit.
 func (b *ByteSize) UnmarshalText(text []byte) error {
-	n, err := humanize.ParseBytes(string(text))
-	if err != nil || n > 1<<62 {
-		return fmt.Errorf("size %q is not a number of bytes: write for example 64MiB", text)
-	}
+	n, err := bytesize.Parse(string(text))
 	*b = ByteSize(n)
-	return nil
+	return err
 }

@@ -33,24 +33,6 @@ func (o *outputs) signals() gpuevent.Signals {
 	return gpuevent.Signals{Traces: o.traces != nil, Logs: o.logs != nil, Metrics: o.metrics != nil}
 }
 
-// deliver sends what the batch holds to the pipelines and returns when each has accepted it or
-// refused it for good. Until then an error that may pass is met with patience: the reading waits.
-// It returns false if ctx or stop ended it first; the batch is then lost to this process and is
-// made again from the checkpoint.
-func (o *outputs) deliver(ctx context.Context, stop <-chan struct{}, b *gpuevent.Batch) bool {
-	p := newParcel(b)
-	for _, q := range p.queues() {
-		for len(q.pieces) > 0 {
-			first := q.pieces[0]
-			if !o.retry(ctx, stop, q.signal, first.items, func() error { return first.send(ctx, o) }) {
-				return false
-			}
-			q.next()
-		}
-	}
-	return true
-}
-
 // piece is a number of items that are sent together; send tries it once.
 type piece struct {
 	items int
@@ -155,34 +137,20 @@ func (o *outputs) push(ctx context.Context, p *parcel) (err error) {
 	return err
 }
 
-// The waits between attempts grow from the first to the last and are spread by a quarter, so that
-// many receivers do not come back at the same moment.
+// The waits between attempts grow from the first to the last. They vary by a quarter, so that many receivers do
+// not retry at the same moment.
 const (
 	firstWait = 100 * time.Millisecond
 	lastWait  = 5 * time.Second
 )
 
-func (o *outputs) retry(ctx context.Context, stop <-chan struct{}, signal string, n int, send func() error) bool {
+// retry sends what is left of a parcel again until each pipeline has accepted it or refused it permanently. err
+// is the error of the first attempt. It returns false if ctx or stop ended it first: the rest is then lost to
+// this process and is read again from the checkpoint.
+func (o *outputs) retry(ctx context.Context, stop <-chan struct{}, p *parcel, err error) bool {
+	o.logger.Warn("data not accepted; retrying", zap.Int("items", p.items()), zap.Error(err))
 	wait := firstWait
-	for attempt := 1; ; attempt++ {
-		err := send()
-		if err == nil {
-			if attempt > 1 {
-				o.logger.Info("delivery goes on", zap.String("signal", signal), zap.Int("attempts", attempt))
-			}
-			return true
-		}
-		if ctx.Err() != nil {
-			return false
-		}
-		if consumererror.IsPermanent(err) {
-			o.tel.ReceiverGpuflogDropped.Add(ctx, int64(n))
-			o.logger.Error("data refused for good", zap.String("signal", signal), zap.Int("items", n), zap.Error(err))
-			return true
-		}
-		if attempt == 1 {
-			o.logger.Warn("data not accepted; reading waits", zap.String("signal", signal), zap.Error(err))
-		}
+	for attempt := 2; ; attempt++ {
 		spread := time.Duration(float64(wait) * (0.75 + 0.5*rand.Float64()))
 		select {
 		case <-time.After(spread):
@@ -190,6 +158,10 @@ func (o *outputs) retry(ctx context.Context, stop <-chan struct{}, signal string
 			return false
 		case <-stop:
 			return false
+		}
+		if o.push(ctx, p) == nil {
+			o.logger.Info("data accepted after retries", zap.Int("attempts", attempt))
+			return true
 		}
 		wait = min(wait*2, lastWait)
 	}

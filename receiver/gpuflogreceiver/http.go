@@ -60,14 +60,14 @@ type httpServer struct {
 }
 
 // startHTTP listens and serves. Everything it starts ends with its shutdown.
-func startHTTP(ctx context.Context, host component.Host, set component.TelemetrySettings, cfg *Config, out *outputs, store *intakeStore) (*httpServer, error) {
+func startHTTP(ctx context.Context, host component.Host, set component.TelemetrySettings, cfg *Config, out *outputs, store *intakeStore, now func() time.Time) (*httpServer, error) {
 	h := cfg.Protocols.HTTP.Get()
 	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s := &httpServer{
 		cfg:      h,
 		limits:   ingest.Limits{Bytes: h.MaxRequestBodySize, LineBytes: int(cfg.MaxLineBytes)},
 		gzip:     h.CompressionAlgorithms == nil || slices.Contains(h.CompressionAlgorithms, "gzip"),
-		in:       newIntake(base, cfg, set.Logger, out, out.tel, store),
+		in:       newIntake(base, cfg, set.Logger, out, out.tel, store, now),
 		budget:   ingest.NewBudget(int64(h.MaxBufferedBytes)),
 		requests: ingest.NewBudget(int64(h.MaxRequests)),
 		auth:     h.Auth.HasValue(),

@@ -47,6 +47,8 @@ type intake struct {
 	waiting    atomic.Int64
 	maxWaiting int64
 
+	now func() time.Time
+
 	mu       sync.Mutex
 	sessions map[string]*intakeSession
 	finished *finished
@@ -83,7 +85,7 @@ const (
 	keepEnded = time.Minute
 )
 
-func newIntake(base context.Context, cfg *Config, logger *zap.Logger, out *outputs, tel *metadata.TelemetryBuilder, store *intakeStore) *intake {
+func newIntake(base context.Context, cfg *Config, logger *zap.Logger, out *outputs, tel *metadata.TelemetryBuilder, store *intakeStore, now func() time.Time) *intake {
 	h := cfg.Protocols.HTTP.Get()
 	return &intake{
 		base: base, cfg: h, logger: logger, out: out, tel: tel, counters: newCounters(tel), store: store,
@@ -91,6 +93,7 @@ func newIntake(base context.Context, cfg *Config, logger *zap.Logger, out *outpu
 			MaxSpansPerTrace: cfg.MaxSpansPerTrace, JoinTimeout: cfg.JoinTimeout, SessionTimeout: cfg.SessionTimeout,
 			MaxHeld: maxHeldHTTP, MaxRows: maxHeldHTTP, MaxSessions: 1,
 		},
+		now:        now,
 		slots:      newTurns(decodeSlots),
 		long:       newTurns(1),
 		maxWaiting: maxWaiting,
@@ -345,7 +348,7 @@ func (in *intake) run(ctx context.Context, stop <-chan struct{}) {
 }
 
 func (in *intake) tick(ctx context.Context) {
-	now := time.Now()
+	now := in.now()
 	in.mu.Lock()
 	list := slices.Collect(maps.Values(in.sessions))
 	leaving := slices.Collect(maps.Values(in.leaving))

@@ -93,7 +93,7 @@ func (in *intake) newSession(id string, lines bool) *intakeSession {
 	// A path that ends with the kernel's name is one of the layouts before C2, whose agent sends
 	// line by line. Windows are sent of C2 and later only.
 	opt.KernelNameInPath = lines
-	now := time.Now()
+	now := in.now()
 	s := &intakeSession{
 		in: in, id: id, mine: fmt.Appendf(nil, `"session_id":"%s"`, id), lines: lines,
 		dec: gpuflog.NewDecoder(opt), batch: gpuevent.NewBatch(in.out.signals()),
@@ -167,7 +167,7 @@ func (s *intakeSession) rests() bool { return s.dec.Finished() && s.waits == 0 }
 // stepAt is what is known of the session at a time. While a body is on its way, no channel counts as
 // at its end, unless it is silent for much longer than a body may take.
 func (s *intakeSession) stepAt(now time.Time) gpuflog.Step {
-	st := gpuflog.Step{Now: now.UnixNano(), Quiet: max(now.Sub(s.last), 0), Gone: s.complete}
+	st := gpuflog.Step{Now: gpuflog.Now(now), Quiet: max(now.Sub(s.last), 0), Gone: s.complete}
 	timeout := s.in.cfg.ChannelTimeout
 	if s.receiving.Load() > 0 {
 		timeout = 10 * timeout
@@ -181,7 +181,7 @@ func (s *intakeSession) stepAt(now time.Time) gpuflog.Step {
 
 func (s *intakeSession) step(st gpuflog.Step) {
 	if st.Now == 0 {
-		st.Now = time.Now().UnixNano()
+		st.Now = gpuflog.Now(s.in.now())
 	}
 	s.unfinished = nil
 	s.dec.EndStep(st, s.batch)
@@ -246,7 +246,7 @@ func (s *intakeSession) settleParcel(ctx context.Context) (refused, err error) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(s.in.base, cancel)()
-	s.triedAt = time.Now()
+	s.triedAt = s.in.now()
 	if err := s.in.out.push(ctx, p); err != nil {
 		if !p.failed {
 			p.failed = true
@@ -363,7 +363,7 @@ func (s *intakeSession) readOn(ctx context.Context, w *windowState, b *ingest.Bo
 		// The first lines of a session may come before the one that tells whose they are. With
 		// files, another channel has told it by then.
 		if line, n := b.Header(); n > 1 && (bytes.Contains(line, s.mine) || !s.isOther(line)) {
-			if _, done := s.feedLine(line, ch, 0, 0, time.Now().UnixNano()); !done {
+			if _, done := s.feedLine(line, ch, 0, 0, gpuflog.Now(s.in.now())); !done {
 				return errNotTaken
 			}
 			w.header = n
@@ -379,7 +379,7 @@ func (s *intakeSession) readOn(ctx context.Context, w *windowState, b *ingest.Bo
 		}
 		w.rejected += rejected
 		s.changed = true
-		s.last = time.Now()
+		s.last = s.in.now()
 		s.lastOf[ch] = s.last
 		if w.place.Offset >= c.Bytes {
 			s.step(s.stepAt(s.last))
@@ -408,7 +408,7 @@ var errNotTaken = ingest.Unavailable("the next component did not accept the data
 
 // feed gives the decoder about feedBytes of lines of a window, and notes how far it is.
 func (s *intakeSession) feed(lines *ingest.Lines, ch gpuflog.Channel, w *windowState, reply *ingest.Reply) (accepted, rejected int64, err error) {
-	now := time.Now().UnixNano()
+	now := gpuflog.Now(s.in.now())
 	from := lines.Place().Offset
 	for w.place = lines.Place(); w.place.Offset-from < feedBytes; w.place = lines.Place() {
 		at := lines.Place()
@@ -549,14 +549,14 @@ func (s *intakeSession) line(ctx context.Context, r *ingest.Record, body []byte)
 		return u.answer()
 	}
 	line := &answeredLine{sum: hash, reply: ingest.Reply{Accepted: 1, WindowAcknowledged: true}}
-	s.last = time.Now()
+	s.last = s.in.now()
 	s.lastOf[ch] = s.last
 	s.changed = true
 	from := int64(0)
 	if s.partial.sum == hash {
 		from = s.partial.row
 	}
-	reason, done := s.feedLine(r.Line, ch, from, 0, s.last.UnixNano())
+	reason, done := s.feedLine(r.Line, ch, from, 0, gpuflog.Now(s.last))
 	if s.partial.sum, s.partial.row = 0, 0; !done {
 		s.partial.sum, s.partial.row = hash, s.nextRow
 		return nil, errNotTaken

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"go.opentelemetry.io/collector/extension/xextension/storage"
 
@@ -351,7 +350,7 @@ func (st *intakeStore) note(change func(index map[string]bool)) (op *storage.Ope
 // save stores a session. Nothing of it is undelivered.
 func (s *intakeSession) save(ctx context.Context) error {
 	st := s.in.store
-	s.savedAt = time.Now()
+	s.savedAt = s.in.now()
 	if !st.on() {
 		s.changed = false
 		return nil
@@ -410,6 +409,7 @@ func (in *intake) load(b storedSession) (*intakeSession, error) {
 	if err := s.dec.LoadState(b.state, b.dicts); err != nil {
 		return nil, fmt.Errorf("session %s: %w", b.id, err)
 	}
+	s.dec.Resume(gpuflog.Now(in.now()))
 	s.complete, s.windows, s.stored, s.storedOwner = b.complete, b.windows, true, b.windows.owner
 	s.dictVersion = s.dec.DictionariesVersion()
 	rows, held := s.dec.Waiting()

@@ -16,7 +16,7 @@ import (
 )
 
 // reader moves data from the files through the decoders to the pipelines, one step of one group at
-// a time. It belongs to one goroutine.
+// a time. One goroutine owns it at a time: see aside.
 type reader struct {
 	cfg    *Config
 	logger *zap.Logger
@@ -33,6 +33,8 @@ type reader struct {
 	started        bool // the first scan is done
 	warned         map[warning]struct{}
 	counters       *counters
+	now            func() time.Time
+	aside          aside
 }
 
 // bufferBytes is the size of the read buffer. Only a chunk of it is used as a rule; the rest is room
@@ -52,8 +54,8 @@ func newReader(cfg *Config, logger *zap.Logger, files *fileset.Set, out *outputs
 		cfg: cfg, logger: logger, files: files, out: out, tel: tel, store: store,
 		batch: gpuevent.NewBatch(out.signals()), muted: gpuevent.NewBatch(gpuevent.Signals{}),
 		followers: map[string]*follower{}, warned: map[warning]struct{}{},
-		counters: newCounters(tel),
-		buf:      make([]byte, bufferBytes),
+		counters: newCounters(tel), now: time.Now, aside: newAside(),
+		buf: make([]byte, bufferBytes),
 	}
 }
 
@@ -77,6 +79,8 @@ type follower struct {
 	interrupted bool
 	// planned: the step in progress is stored with a plan.
 	planned bool
+	// aside: a delivery in the middle of a step waits for a pipeline; the reader goes on without the group.
+	aside bool
 }
 
 // rests reports that a group which did not change needs no step: nothing waits for a clock.
@@ -103,6 +107,7 @@ func (r *reader) run(ctx context.Context, stop <-chan struct{}) {
 		r.reject(ctx, "checkpoint", 1)
 	}
 	defer r.saveAll(ctx)
+	defer r.aside.end()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -124,6 +129,8 @@ func (r *reader) run(ctx context.Context, stop <-chan struct{}) {
 		select {
 		case <-timer.C:
 		case <-r.files.Wake():
+		case r.aside.resume <- struct{}{}:
+			<-r.aside.yield
 		case <-stop:
 			return
 		}
@@ -133,17 +140,19 @@ func (r *reader) run(ctx context.Context, stop <-chan struct{}) {
 // pass takes one step in every group that has something to do. It reports whether anything was
 // read, whether something waits for a clock, and false if it was stopped.
 func (r *reader) pass(ctx context.Context, stop <-chan struct{}) (progress, waiting, ok bool) {
-	now := time.Now()
+	now := r.now()
 	r.scan(ctx, now)
-	for len(r.removed) > 0 {
-		g := r.removed[0]
-		r.removed = r.removed[1:]
+	r.removed = slices.DeleteFunc(r.removed, func(g *fileset.Group) bool {
+		if f := r.followers[g.Key()]; f != nil && f.aside {
+			return false // once its delivery has ended
+		}
 		r.remove(ctx, g.Key())
-	}
+		return true
+	})
 	for len(r.added) > 0 {
 		g := r.added[0]
 		r.added = r.added[1:]
-		if !r.add(ctx, stop, g, now) {
+		if !r.aside.run(func() { r.add(ctx, stop, g, now) }) && r.followers[g.Key()].interrupted {
 			return false, false, false
 		}
 	}
@@ -157,16 +166,26 @@ func (r *reader) pass(ctx context.Context, stop <-chan struct{}) (progress, wait
 	for _, g := range slices.Clone(r.files.Groups()) {
 		// A delivery may have held up the pass. What is decided by the clock, and by the ends of files,
 		// must not rest on how they were before it.
-		if t := time.Now(); t.Sub(now) > shortPoll {
+		if t := r.now(); t.Sub(now) > shortPoll {
 			now = t
 			r.scan(ctx, now)
 		}
+		progress = r.aside.resumeReady() || progress
 		f := r.followers[g.Key()]
+		if f != nil && f.aside {
+			for _, s := range g.Streams() {
+				backlog += s.Backlog()
+			}
+			continue
+		}
 		if f == nil || (!g.Changed() && f.rests(now, r.cfg.SessionTimeout)) {
 			continue
 		}
-		p, ok := r.step(ctx, stop, f, now)
-		if !ok {
+		p := false
+		if r.aside.run(func() { p = r.step(ctx, stop, f, now) }) {
+			continue
+		}
+		if f.interrupted {
 			return false, false, false
 		}
 		progress = progress || p
@@ -209,7 +228,7 @@ func (r *reader) newDecoder(g *fileset.Group) *gpuflog.Decoder {
 }
 
 // add begins to follow a group, from its checkpoint if it has one.
-func (r *reader) add(ctx context.Context, stop <-chan struct{}, g *fileset.Group, now time.Time) bool {
+func (r *reader) add(ctx context.Context, stop <-chan struct{}, g *fileset.Group, now time.Time) {
 	f := &follower{group: g, dec: r.newDecoder(g), snapshotAt: now}
 	r.followers[g.Key()] = f
 	s, err := r.store.load(ctx, g.Key())
@@ -228,9 +247,9 @@ func (r *reader) add(ctx context.Context, stop <-chan struct{}, g *fileset.Group
 			r.storeFailed(ctx, f, err)
 		}
 		f.muted = r.cfg.StartAt == startAtEnd && !r.started
-		return true
+		return
 	}
-	return r.redo(ctx, stop, f, s.plans)
+	r.redo(ctx, stop, f, s.plans)
 }
 
 // restore takes up a snapshot.
@@ -249,9 +268,9 @@ func (r *reader) restore(f *follower, s *saved) error {
 }
 
 // redo carries out the plans that were stored after the snapshot.
-func (r *reader) redo(ctx context.Context, stop <-chan struct{}, f *follower, plans []plan) bool {
+func (r *reader) redo(ctx context.Context, stop <-chan struct{}, f *follower, plans []plan) {
 	f.dec.WhenFull(func(b *gpuevent.Batch) bool {
-		f.interrupted = stopped(stop) || !r.out.deliver(ctx, stop, b)
+		f.interrupted = stopped(stop) || !r.deliver(ctx, stop, f, b)
 		return !f.interrupted
 	})
 	for _, p := range plans {
@@ -261,7 +280,7 @@ func (r *reader) redo(ctx context.Context, stop <-chan struct{}, f *follower, pl
 				data, err := r.reread(ctx, stop, f, s)
 				if err != nil && stopped(stop) {
 					f.interrupted = true
-					return false
+					return
 				}
 				if err != nil {
 					r.logger.Error("data of an interrupted delivery is gone", zap.String("group", f.group.Key()),
@@ -271,7 +290,7 @@ func (r *reader) redo(ctx context.Context, stop <-chan struct{}, f *follower, pl
 				}
 				f.dec.Feed(s.channel, data, s.seg.From, st.end.Now, r.batch)
 				if f.interrupted {
-					return false
+					return
 				}
 			}
 			if !st.open {
@@ -279,17 +298,17 @@ func (r *reader) redo(ctx context.Context, stop <-chan struct{}, f *follower, pl
 			}
 		}
 		f.changed = true
-		if f.interrupted || !r.out.deliver(ctx, stop, r.batch) {
+		if f.interrupted || !r.deliver(ctx, stop, f, r.batch) {
 			f.interrupted = true
-			return false
+			return
 		}
 		if err := f.group.LoadState(p.files); err != nil {
 			r.logger.Error("checkpoint of the files is damaged", zap.String("group", f.group.Key()), zap.Error(err))
 		}
 	}
+	f.dec.Resume(gpuflog.Now(r.now()))
 	r.tell(ctx, f)
-	r.snapshot(ctx, f)
-	return true
+	r.snapshot(ctx, f) // of the new time, before steps of it are stored
 }
 
 func stopped(stop <-chan struct{}) bool {
@@ -317,12 +336,12 @@ func (r *reader) reread(ctx context.Context, stop <-chan struct{}, f *follower, 
 			return nil, err
 		case <-time.After(shortPoll):
 		}
-		r.scan(ctx, time.Now())
+		r.scan(ctx, r.now())
 	}
 }
 
-// step reads, decodes and delivers one step of a group. It returns false if it was stopped.
-func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, now time.Time) (busy, ok bool) {
+// step reads, decodes and delivers one step of a group. It reports whether there may be more.
+func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, now time.Time) (more bool) {
 	if f.dec == nil { // more of a group that was finished
 		f.dec = r.newDecoder(f.group)
 	}
@@ -330,17 +349,17 @@ func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, no
 	if f.muted {
 		out = r.muted
 	}
-	st := planStep{end: gpuflog.Step{Now: now.UnixNano()}, open: true}
+	st := planStep{end: gpuflog.Step{Now: gpuflog.Now(now)}, open: true}
 	quiet := now.Sub(f.group.LastChange())
 	f.planned, f.interrupted = false, false
 	f.dec.WhenFull(func(b *gpuevent.Batch) bool {
 		r.savePlan(ctx, f, &st)
-		f.interrupted = stopped(stop) || !r.out.deliver(ctx, stop, b)
+		f.interrupted = stopped(stop) || !r.deliver(ctx, stop, f, b)
 		return !f.interrupted
 	})
 	more, progress := r.read(ctx, f, &st, quiet, out)
 	if f.interrupted {
-		return false, false
+		return false
 	}
 	st.open, f.planned = false, false
 	for ch, s := range f.group.Streams() {
@@ -352,16 +371,16 @@ func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, no
 	}
 	f.dec.EndStep(st.end, out)
 	if f.interrupted {
-		return false, false
+		return false
 	}
 	r.decodeProblems(f, f.group.Key())
 	full := f.planned || !out.Empty()
 	switch {
 	case !out.Empty():
 		r.savePlan(ctx, f, &st)
-		if !r.out.deliver(ctx, stop, out) {
+		if !r.deliver(ctx, stop, f, out) {
 			f.interrupted = true
-			return false, false
+			return false
 		}
 	case progress && !f.planned:
 		f.unsaved = append(f.unsaved, st)
@@ -382,7 +401,7 @@ func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, no
 		f.dec = nil // its files stay known; its tables are not needed any more
 		f.told = gpuflog.Stats{}
 	}
-	return progress || more, true
+	return progress || more
 }
 
 // savePlan stores what a step did so far, before anything of it is delivered. It does nothing if that

@@ -28,7 +28,8 @@ type gpuflogReceiver struct {
 	// stop ends the reading; cancel also ends a delivery that is under way.
 	stop     chan struct{}
 	stopOnce sync.Once
-	grace    time.Duration // shutdownGrace but in tests
+	grace    time.Duration    // shutdownGrace but in tests
+	now      func() time.Time // time.Now but in tests
 	cancel   context.CancelFunc
 	done     chan struct{}
 	reader   *reader
@@ -44,7 +45,7 @@ func newReceiver(cfg *Config, set receiver.Settings) (*gpuflogReceiver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &gpuflogReceiver{cfg: cfg, set: set, out: outputs{obs: obs}, stop: make(chan struct{}), grace: shutdownGrace}, nil
+	return &gpuflogReceiver{cfg: cfg, set: set, out: outputs{obs: obs}, stop: make(chan struct{}), grace: shutdownGrace, now: time.Now}, nil
 }
 
 // chunkBytes is how much is read, decoded and sent at a time: enough that the costs per delivery
@@ -94,6 +95,7 @@ func (r *gpuflogReceiver) startFiles(ctx context.Context) error {
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	r.cancel = cancel
 	r.reader = newReader(r.cfg, r.set.Logger, files, &r.out, r.tel, newCheckpoints(r.store))
+	r.reader.now = r.now
 	r.done = make(chan struct{})
 	go func() {
 		defer close(r.done)
@@ -113,7 +115,7 @@ func (r *gpuflogReceiver) startHTTP(ctx context.Context, host component.Host) (e
 	if r.store == nil {
 		r.set.Logger.Info("no storage is set: what waits for other lines of its session, and open scopes, are lost if this process is killed")
 	}
-	r.http, err = startHTTP(ctx, host, r.set.TelemetrySettings, r.cfg, &out, newIntakeStore(r.store))
+	r.http, err = startHTTP(ctx, host, r.set.TelemetrySettings, r.cfg, &out, newIntakeStore(r.store), r.now)
 	return err
 }
 

@@ -196,6 +196,12 @@ func start(t *testing.T, s *sink, m *memory, change func(*Config)) *running {
 
 func startWith(t *testing.T, s consumers, m *memory, change func(*Config), extensions ...extension) *running {
 	t.Helper()
+	return startAt(t, time.Now, s, m, change, extensions...)
+}
+
+// startAt starts a receiver with a clock.
+func startAt(t *testing.T, now func() time.Time, s consumers, m *memory, change func(*Config), extensions ...extension) *running {
+	t.Helper()
 	f := NewFactory()
 	cfg := f.CreateDefaultConfig().(*Config)
 	cfg.PollInterval = 10 * time.Millisecond
@@ -224,6 +230,7 @@ func startWith(t *testing.T, s consumers, m *memory, change func(*Config), exten
 	require.NoError(t, err)
 	r.rs = []component.Component{tr, lr, mr}
 	r.receiver().grace = time.Minute // no test is about how fast
+	r.receiver().now = now
 	for _, c := range r.rs {
 		require.NoError(t, c.Start(ctx, h))
 	}
@@ -317,7 +324,7 @@ func TestRefusedDataIsSentAgainUntilItIsAccepted(t *testing.T) {
 	r := start(t, s, &memory{m: map[string][]byte{}}, func(c *Config) { c.Include = []string{dir} })
 	eventually(t, "the session's span", func() bool { return s.count("session") > 0 })
 	assert.Equal(t, kernelsOf(sum), s.count("kernel"))
-	assert.Positive(t, r.logs.FilterMessageSnippet("reading waits").Len())
+	assert.Positive(t, r.logs.FilterMessageSnippet("data not accepted").Len())
 	r.stop()
 	for span, n := range s.spans {
 		require.Equal(t, 1, n, span)

@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/collector/scraper/scraperhelper"
 
+	"github.com/gpuflight/gpuflight/internal/glob"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/device"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/metadata"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/process"
@@ -116,7 +117,7 @@ func (c *Config) Validate() error {
 		errs = append(errs, fmt.Errorf("groups.samples.interval is %v: it must be above 0 and at most %v, because the driver keeps samples no longer", s.Interval, longestSamples))
 	}
 	for _, d := range c.Devices {
-		if _, err := path.Match(d, ""); err != nil || strings.TrimSpace(d) == "" {
+		if !glob.Valid(d) || strings.TrimSpace(d) == "" {
 			errs = append(errs, fmt.Errorf("devices has %q: give an index such as \"0\", a UUID, or a glob such as \"*H100*\"", d))
 		}
 	}

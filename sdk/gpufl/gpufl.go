@@ -20,9 +20,9 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/capture"
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
 	"github.com/gpuflight/gpuflight/internal/recording/deep/control"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/engine"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
-	"github.com/gpuflight/gpuflight/internal/recording/window"
 )
 
 // instrumentationName names the SDK as the maker of scopes' spans.
@@ -100,7 +100,7 @@ func start(opts []Option) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	windowSettings, err := window.SettingsFromEnv(os.Getenv)
+	windowSettings, err := engine.SettingsFromEnv(os.Getenv)
 	if err != nil {
 		return nil, err
 	}

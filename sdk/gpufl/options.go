@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"regexp"
 	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -177,8 +176,6 @@ func unsigned(key string, value any) attribute.KeyValue {
 	return attribute.Int64(key, int64(n))
 }
 
-var uuid = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
-
 // setResource puts an attribute where the settings have it.
 func setResource(s *recorder.Settings, a gpuevent.Attr) {
 	if a.Key == semconv.ServiceName && a.Kind == gpuevent.AttrString {
@@ -188,7 +185,7 @@ func setResource(s *recorder.Settings, a gpuevent.Attr) {
 	if a.Key == semconv.ServiceInstanceID {
 		// The session's id is a UUID, from which all others are derived. What is none cannot be it, and
 		// two would contradict.
-		if uuid.MatchString(a.Str) {
+		if recorder.IsUUID(a.Str) {
 			s.InstanceID = a.Str
 		}
 		return

@@ -20,6 +20,9 @@ import (
 
 // Windows come as profiles beside the logs, with the same sums, and lead to the window's span.
 func TestDeepWindowsAsProfiles(t *testing.T) {
+	if !ownProcess(t) {
+		return
+	}
 	w, stop := recordWindows(t, "GPUFLIGHT_PROFILES", "1", "GPUFLIGHT_DEEP_PERIOD", "12")
 	for _, engine := range []Engine{EnginePC, EngineSASS} {
 		got, err := DeepWindow(t.Context(), 20*time.Millisecond, WithEngine(engine), WithReason("a look"))

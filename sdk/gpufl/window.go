@@ -42,7 +42,7 @@ func WithReason(why string) DeepOption {
 type Window struct {
 	// Status is one stable word: collected, or why there is nothing: not_initialized, disabled, another_profiler,
 	// no_permission, unsupported, no_context, capture_under_way, failed, broken, at_exit, window_open, blackout,
-	// cool_down, maximum, maximum_per_hour, maximum_share, maximum_memory. Where nothing is recorded it is the reason of
+	// cool_down, maximum, maximum_per_hour, maximum_share, sass_used. Where nothing is recorded it is the reason of
 	// [CurrentStatus]. It is open if the window had not closed when the context ended.
 	Status string `json:"status"`
 	// Detail says in one sentence what came of it and, where something can be done, what.
@@ -95,7 +95,7 @@ func DeepWindow(ctx context.Context, d time.Duration, opts ...DeepOption) (Windo
 	for _, opt := range opts {
 		opt(&r)
 	}
-	ticket, err := controller.Ask(r)
+	ticket, err := controller.RequestWindow(r)
 	if err != nil {
 		var refused *deep.Error
 		if !errors.As(err, &refused) {

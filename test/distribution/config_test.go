@@ -112,46 +112,6 @@ func walk(n *yaml.Node, visit func(key, value string)) {
 	}
 }
 
-// TestDocumentsLinkToWhatExists checks the relative links of the documentation.
-func TestDocumentsLinkToWhatExists(t *testing.T) {
-	root := process.Root(t)
-	pages := []string{filepath.Join(root, "README.md"), filepath.Join(root, "CHANGELOG.md"), filepath.Join(root, "SECURITY.md")}
-	more, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
-	require.NoError(t, err)
-	link := regexp.MustCompile(`\]\(([^)#\s]+)(?:#[^)]*)?\)`)
-	found := 0
-	for _, page := range append(pages, more...) {
-		text, err := os.ReadFile(page)
-		require.NoError(t, err)
-		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
-			if strings.Contains(m[1], "://") {
-				continue
-			}
-			found++
-			assert.FileExists(t, existing(filepath.Join(filepath.Dir(page), m[1])), "%s links to %s", filepath.Base(page), m[1])
-		}
-	}
-	assert.Positive(t, found)
-}
-
-// existing turns a folder into a file in it, so that one assertion does for both.
-func existing(path string) string {
-	info, err := os.Stat(path)
-	if err != nil || !info.IsDir() {
-		return path
-	}
-	entries, err := os.ReadDir(path)
-	if err != nil || len(entries) == 0 {
-		return path
-	}
-	for _, e := range entries {
-		if !e.IsDir() {
-			return filepath.Join(path, e.Name())
-		}
-	}
-	return path
-}
-
 // TestDeployingBlocks_Valid validates the settings of docs/deploying.md on top of the configurations that
 // their first line names.
 func TestDeployingBlocks_Valid(t *testing.T) {

@@ -21,10 +21,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-var (
-	demo  = process.Binary{Env: "GPUFLIGHT_DEMO", Path: ".tools/demo", Make: "make .tools/demo"}
-	gpufl = process.Binary{Env: "GPUFLIGHT_CLI", Path: "bin/gpuflight", Make: "make build"}
-)
+var demo = process.Binary{Env: "GPUFLIGHT_DEMO", Path: ".tools/demo", Make: "make .tools/demo"}
 
 // demoLimit is several times what a demo takes on two idle cores.
 const demoLimit = 2 * time.Minute
@@ -41,7 +38,7 @@ type demoRun struct {
 func newDemo(t *testing.T, env ...string) *demoRun {
 	t.Helper()
 	d := &demoRun{temp: t.TempDir()}
-	d.cmd = exec.Command(demo.Find(t), "-collector", collector.Find(t), "-gpufl", gpufl.Find(t),
+	d.cmd = exec.Command(demo.Find(t), "-collector", collector.Find(t),
 		"-jaeger", process.Jaeger.Find(t), "-config", filepath.Join(process.Root(t), "config", "demo.yaml"),
 		"-recordings", filepath.Join(process.Root(t), "examples", "recordings"))
 	d.cmd.Env = append(os.Environ(), "TMPDIR="+d.temp)

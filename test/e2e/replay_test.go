@@ -5,16 +5,24 @@
 package e2e_test
 
 import (
+	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
@@ -76,7 +84,7 @@ func (n *node) count(operation string) (c int) {
 }
 
 // TestReplayedRecordingsInJaeger sends what `gpuflight trace` and the SDK recorded on an H200 through the
-// distribution's otlp_json_file receiver into Jaeger, and looks there for the tree that the user wants
+// config/replay.yaml into Jaeger, and looks there for the tree that the user wants
 // to see: request, scope, kernels.
 func TestReplayedRecordingsInJaeger(t *testing.T) {
 	process.Collector.Find(t)
@@ -105,7 +113,13 @@ func TestReplayedRecordingsInJaeger(t *testing.T) {
 	}
 
 	j := startJaeger(t)
-	p := process.Start(t, process.Collector.Find(t), "--config", replayConfig(t, dir, j.otlp))
+	p, _ := startReplay(t, dir, j.otlp, map[string]any{ // Jaeger takes traces only
+		"exporters": map[string]any{"nop": nil},
+		"service": map[string]any{"pipelines": map[string]any{
+			"metrics": map[string]any{"exporters": []string{"nop"}},
+			"logs":    map[string]any{"exporters": []string{"nop"}},
+		}},
+	})
 	var got forest
 	process.Eventually(t, time.Minute, fmt.Sprintf("%d spans in Jaeger", len(recorded)), func() bool {
 		time.Sleep(200 * time.Millisecond) // each look fetches everything
@@ -153,22 +167,97 @@ func TestReplayedRecordingsInJaeger(t *testing.T) {
 	t.Logf("%d spans in %d trees, %d requests, %d kernels", len(got), len(roots), requests, kernels)
 }
 
-// replayConfig is a Collector that reads a folder of recordings and sends the spans on.
-func replayConfig(t *testing.T, dir, endpoint string) string {
+// startReplay runs config/replay.yaml on a folder. It returns the URL of the Collector's metrics too.
+func startReplay(t *testing.T, archive, endpoint string, overlay map[string]any) (p *process.Process, metrics string) {
 	t.Helper()
-	config := map[string]any{
-		"receivers": map[string]any{"otlp_json_file": map[string]any{
-			"include": []string{filepath.Join(dir, "*.otlp.jsonl.gz")}, "start_at": "beginning", "compression": "gzip",
-		}},
-		"exporters": map[string]any{"otlp_grpc": map[string]any{"endpoint": endpoint, "tls": map[string]any{"insecure": true}}},
-		"service": map[string]any{
-			"telemetry": map[string]any{"metrics": map[string]any{"level": "none"}},
-			"pipelines": map[string]any{"traces": map[string]any{"receivers": []string{"otlp_json_file"}, "exporters": []string{"otlp_grpc"}}},
-		},
-	}
-	b, err := json.Marshal(config)
+	address := process.FreePort(t)
+	_, port, err := net.SplitHostPort(address)
 	require.NoError(t, err)
-	file := filepath.Join(t.TempDir(), "replay.yaml")
-	require.NoError(t, os.WriteFile(file, b, 0o600))
-	return file
+	args := []string{
+		"GPUFLIGHT_ARCHIVE=" + archive, "GPUFLIGHT_OTLP_ENDPOINT=" + endpoint, "GPUFLIGHT_OTLP_INSECURE=true",
+		"GPUFLIGHT_METRICS_PORT=" + port,
+		process.Collector.Find(t), "--config", filepath.Join(process.Root(t), "config", "replay.yaml"),
+		"--feature-gates", "receiverhelper.newReceiverMetrics", // counts requests that are not OTLP
+	}
+	if overlay != nil {
+		b, err := json.Marshal(overlay)
+		require.NoError(t, err)
+		file := filepath.Join(t.TempDir(), "overlay.yaml")
+		require.NoError(t, os.WriteFile(file, b, 0o600))
+		args = append(args, "--config", file)
+	}
+	return process.Start(t, "/usr/bin/env", args...), "http://" + address + "/metrics"
+}
+
+// archived is a request of one span and one of one log record, with a number each, and a resource of 4 kB,
+// which all have in common.
+func archived(t *testing.T, n int) (traces, logs []byte) {
+	t.Helper()
+	common := strings.Repeat("same ", 800)
+	td := ptrace.NewTraces()
+	rs := td.ResourceSpans().AppendEmpty()
+	rs.Resource().Attributes().PutStr("process.command_line", common)
+	s := rs.ScopeSpans().AppendEmpty().Spans().AppendEmpty()
+	s.SetName("kernel")
+	s.SetTraceID([16]byte{1, byte(n >> 8), byte(n)})
+	s.SetSpanID([8]byte{2, byte(n >> 8), byte(n)})
+	s.SetStartTimestamp(1)
+	s.SetEndTimestamp(2)
+	ld := plog.NewLogs()
+	rl := ld.ResourceLogs().AppendEmpty()
+	rl.Resource().Attributes().PutStr("process.command_line", common)
+	rl.ScopeLogs().AppendEmpty().LogRecords().AppendEmpty().Body().SetInt(int64(n))
+	traces, err := (&ptrace.JSONMarshaler{}).MarshalTraces(td)
+	require.NoError(t, err)
+	logs, err = (&plog.JSONMarshaler{}).MarshalLogs(ld)
+	require.NoError(t, err)
+	return traces, logs
+}
+
+// TestReplayOfManyFiles replays more files than the receiver opens at once, compressed and not, with and
+// without a newline at the end, of which the first 4 kB are the same. One file is damaged.
+func TestReplayOfManyFiles(t *testing.T) {
+	const files = 700
+	dir := t.TempDir()
+	for n := range files {
+		traces, logs := archived(t, n)
+		content := slices.Concat(traces, []byte("\n"), logs, []byte("\n"))
+		name := filepath.Join(dir, fmt.Sprintf("hour=%02d", n%24), fmt.Sprintf("traces_%d.json", n))
+		require.NoError(t, os.MkdirAll(filepath.Dir(name), 0o750))
+		if n%3 != 0 {
+			name += ".gz"
+			if n%3 == 1 {
+				content = content[:len(content)-1] // as awss3 writes it
+			}
+			var b bytes.Buffer
+			w := gzip.NewWriter(&b)
+			_, err := w.Write(content)
+			require.NoError(t, err)
+			require.NoError(t, w.Close())
+			content = b.Bytes()
+		}
+		require.NoError(t, os.WriteFile(name, content, 0o600))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "bad.jsonl"), []byte("{\"resourceSpans\": nonsense\n"), 0o600))
+	// A second copy of a file is read once.
+	original, err := os.ReadFile(filepath.Join(dir, "hour=03", "traces_3.json"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "copy.json"), original, 0o600))
+
+	store, server := process.Sink(t)
+	p, metrics := startReplay(t, dir, server.Endpoint(), nil)
+	store.Settle(time.Second, 30*time.Second, func() bool {
+		c := store.Distinct()
+		return c.Spans >= files && c.Logs >= files
+	})
+	resp, err := http.Get(metrics) //nolint:noctx // a request to loopback in a test
+	require.NoError(t, err)
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	p.Stop(20 * time.Second)
+	assert.Equal(t, files, store.Distinct().Spans)
+	assert.Equal(t, files, store.Distinct().Logs)
+	assert.Equal(t, files, store.Counts().Spans, "each span comes once")
+	assert.Regexp(t, `otelcol_receiver_requests\w*\{[^}]*outcome="failure"[^}]*receiver="otlp_json_file"[^}]*\} 3\n`, string(body), "each of the three signals counts the damaged request")
 }

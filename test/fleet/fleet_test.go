@@ -183,12 +183,14 @@ func TestThroughKafkaToJaegerAndS3(t *testing.T) {
 	s3.bounded(gatewayMemory)
 
 	replayed, server := process.Sink(t, keys...)
-	replay := process.Start(t, "/usr/bin/env", "AWS_ENDPOINT_URL="+archive.url, "AWS_ACCESS_KEY_ID="+accessKey,
-		"AWS_SECRET_ACCESS_KEY="+secretKey, "AWS_REGION=us-east-1", gpufl.Find(t), "replay",
-		"--endpoint", "http://"+server.Endpoint(), "--protocol", "grpc", "s3://"+bucket+"/otlp")
-	process.Eventually(t, time.Minute, "gpuflight replay ends", func() bool { return !replay.Running() })
-	assert.Contains(t, replay.Output(), fmt.Sprintf("%d spans", inS3.Counts().Spans), "what gpuflight replay says")
+	replay := newCollector(t, "replay.yaml", map[string]string{
+		"GPUFLIGHT_ARCHIVE": archive.sync(), "GPUFLIGHT_OTLP_ENDPOINT": server.Endpoint(),
+	}, nil).run()
+	arrived(t, want, replayed, 2*time.Minute)
+	replay.stop()
+	replay.bounded(gatewayMemory)
 	same(t, "replayed archive", want, replayed)
+	assert.Equal(t, want.Distinct(), replayed.Distinct(), "the replay has every signal")
 	t.Logf("%+v distinct; %d objects in S3; %v; %v; %v", want.Distinct(), objects, agent, gateway, s3)
 }
 

@@ -5,6 +5,8 @@
 package fleet_test
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"io"
@@ -12,6 +14,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -21,7 +24,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
-	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/pmetric"
@@ -35,7 +37,6 @@ import (
 
 var (
 	kafka     = process.Binary{Env: "GPUFLIGHT_KAFKA", Path: ".tools/kafka/kafka", Make: "make .tools/kafka/kafka"}
-	gpufl     = process.Binary{Env: "GPUFLIGHT_CLI", Path: "bin/gpuflight", Make: "make build"}
 	versitygw = process.Binary{Env: "GPUFLIGHT_VERSITYGW", Path: ".tools/versitygw", Make: "make .tools/versitygw"}
 )
 
@@ -170,8 +171,8 @@ type object struct {
 	body []byte
 }
 
-// objects fetches all objects, decompressed.
-func (s *s3Server) objects() (out []object) {
+// stored fetches all objects as they are stored.
+func (s *s3Server) stored() (out []object) {
 	s.t.Helper()
 	pages := s3.NewListObjectsV2Paginator(s.client, &s3.ListObjectsV2Input{Bucket: aws.String(bucket)})
 	for pages.HasMorePages() {
@@ -180,16 +181,38 @@ func (s *s3Server) objects() (out []object) {
 		for _, o := range page.Contents {
 			got, err := s.client.GetObject(s.t.Context(), &s3.GetObjectInput{Bucket: aws.String(bucket), Key: o.Key})
 			require.NoError(s.t, err)
-			plain, err := zstd.NewReader(got.Body)
+			body, err := io.ReadAll(got.Body)
 			require.NoError(s.t, err, *o.Key)
-			body, err := io.ReadAll(plain)
-			require.NoError(s.t, err, *o.Key)
-			plain.Close()
 			require.NoError(s.t, got.Body.Close())
 			out = append(out, object{*o.Key, body})
 		}
 	}
 	return out
+}
+
+// objects fetches all objects, decompressed.
+func (s *s3Server) objects() []object {
+	s.t.Helper()
+	out := s.stored()
+	for i, o := range out {
+		plain, err := gzip.NewReader(bytes.NewReader(o.body))
+		require.NoError(s.t, err, o.key)
+		out[i].body, err = io.ReadAll(plain)
+		require.NoError(s.t, err, o.key)
+	}
+	return out
+}
+
+// sync copies all objects into a folder, as `aws s3 sync` does, and returns the folder.
+func (s *s3Server) sync() string {
+	s.t.Helper()
+	dir := s.t.TempDir()
+	for _, o := range s.stored() {
+		path := filepath.Join(dir, filepath.FromSlash(o.key))
+		require.NoError(s.t, os.MkdirAll(filepath.Dir(path), 0o750))
+		require.NoError(s.t, os.WriteFile(path, o.body, 0o600))
+	}
+	return dir
 }
 
 // readJaeger adds everything that Jaeger has of a service to a store.
@@ -231,7 +254,7 @@ func get(ctx context.Context, url string) (status int, body []byte, err error) {
 }
 
 // keyPattern is what config/archive.yaml says of keys.
-var keyPattern = regexp.MustCompile(`^otlp/year=\d{4}/month=\d{2}/day=\d{2}/hour=\d{2}/(traces|logs|metrics)_[0-9a-f-]{36}\.binpb\.zst$`)
+var keyPattern = regexp.MustCompile(`^otlp/year=\d{4}/month=\d{2}/day=\d{2}/hour=\d{2}/(traces|logs|metrics)_[0-9a-f-]{36}\.json\.gz$`)
 
 // signal is what an object of the archive holds, by its key.
 func signal(t *testing.T, key string) string {
@@ -246,15 +269,15 @@ func decode(t *testing.T, store *testsink.Store, signal string, body []byte) {
 	t.Helper()
 	switch signal {
 	case "traces":
-		td, err := (&ptrace.ProtoUnmarshaler{}).UnmarshalTraces(body)
+		td, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces(body)
 		require.NoError(t, err)
 		store.AddTraces(td)
 	case "logs":
-		ld, err := (&plog.ProtoUnmarshaler{}).UnmarshalLogs(body)
+		ld, err := (&plog.JSONUnmarshaler{}).UnmarshalLogs(body)
 		require.NoError(t, err)
 		store.AddLogs(ld)
 	case "metrics":
-		md, err := (&pmetric.ProtoUnmarshaler{}).UnmarshalMetrics(body)
+		md, err := (&pmetric.JSONUnmarshaler{}).UnmarshalMetrics(body)
 		require.NoError(t, err)
 		store.AddMetrics(md)
 	default:

@@ -115,7 +115,7 @@ func undisturbed(t *testing.T, kernels int64, logs ...string) *testsink.Store {
 	p := process.CollectorConfig{Include: logs, Endpoint: server.Endpoint()}.Start(t)
 	require.True(t, store.Settle(2*time.Second, pick(5*time.Minute, 20*time.Minute), func() bool {
 		out := p.Output()
-		waiting := strings.LastIndex(out, "data not accepted") > strings.LastIndex(out, "delivery goes on")
+		waiting := strings.LastIndex(out, "data not accepted") > strings.LastIndex(out, "data accepted after retries")
 		return !waiting && operations(store)["kernel"] >= kernels
 	}), "%v of %d kernels came", operations(store), kernels)
 	p.Stop(20 * time.Second)

@@ -135,9 +135,9 @@ func TestSlowOTLPClients(t *testing.T) {
 	const (
 		each = 40
 		part = 1 << 20 // bytes that a slow client sends
-		// read_timeout of the configurations is 10 s, and a connection over gRPC has 20 s.
+		// read_timeout of the configurations is 10 s, and a connection over gRPC has 10 s.
 		cutOff   = time.Minute
-		stopping = 45 * time.Second
+		stopping = 15 * time.Second
 	)
 	for _, name := range []string{"agent.yaml", "gateway.yaml"} {
 		t.Run(name, func(t *testing.T) {

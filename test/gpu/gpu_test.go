@@ -121,28 +121,6 @@ func TestProgramsOnAFakeGPU(t *testing.T) {
 			assert.Equal(t, left, pieces > 0, said)
 		})
 	}
-	t.Run("modes", func(t *testing.T) {
-		var round struct {
-			NS       map[string]float64
-			Missed   map[string]int
-			Doubtful int
-			Dropped  int
-		}
-		require.NoError(t, json.Unmarshal([]byte(run(t, environ, filepath.Join(bin, "modes"), cupti, "1000", "1")), &round))
-		assert.Len(t, round.NS, 11)
-		// The first launch of a thread after a switch may have a record or not: it is doubtful and not counted.
-		assert.Equal(t, 1, round.Doubtful)
-		assert.Equal(t, map[string]int{"records": 0, "traced": 0, "counted": 1, "recounted": 1, "retraced": 0, "swapped": 1}, round.Missed)
-		assert.Zero(t, round.Dropped)
-	})
-	t.Run("modes while threads launch", func(t *testing.T) {
-		var all struct{ Cycles, Launched, Seen, Dropped, Refused int }
-		require.NoError(t, json.Unmarshal([]byte(run(t, environ, filepath.Join(bin, "modes"), cupti, "0", "20", "2")), &all))
-		assert.Equal(t, 20, all.Cycles)
-		assert.Positive(t, all.Seen)
-		assert.LessOrEqual(t, all.Seen, all.Launched)
-		assert.Zero(t, all.Dropped+all.Refused)
-	})
 }
 
 // TestScripts: each says what it does, and what judges windows tells right from wrong.

@@ -5,7 +5,7 @@
     test/gpu/lanes.py --limit 400 --out lanes \\
         '0   planned  python3 test/gpu/deep.py --bin bin --only windows --planned' \\
         '1   sass     while python3 test/gpu/deep.py --bin bin --only windows --rounds 2 --engines sass; do :; done' \\
-        '2,3 budget   python3 test/gpu/budget.py --library bin/libgpuflight.so --pairs 2 --rounds 0 --leave --budgets 2%'
+        '2 budget   python3 test/gpu/budget.py --bin bin'
 
 Each argument is a lane: its GPUs with commas, a name, and a command for bash. The processors that we may use are divided among the GPUs that
 there are, so many for each, and a lane gets those of its GPUs. What a lane prints is in NAME.txt. At the end, or after --limit seconds, when all

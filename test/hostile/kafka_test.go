@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -58,11 +59,20 @@ service:
 
 // TestKafka_ExpandingLine reads messages with lines that expand, and ten small sessions behind them.
 func TestKafka_ExpandingLine(t *testing.T) {
+	for _, senders := range []int{1, 10, 64} {
+		t.Run(fmt.Sprintf("%d partitions", senders), func(t *testing.T) {
+			expandingMessages(t, senders)
+		})
+	}
+}
+
+// expandingMessages sends a line of 20 MB to each of so many partitions.
+func expandingMessages(t *testing.T, senders int) {
 	launcher := process.Binary{Env: "GPUFLIGHT_KAFKA", Path: ".tools/kafka/kafka", Make: "make .tools/kafka/kafka"}.Find(t)
 	collectorPath := process.Collector.Find(t)
 	b := broker.Broker{
 		Launcher: launcher, Dir: t.TempDir(), Address: process.FreePort(t), Controller: process.FreePort(t),
-		Properties: map[string]string{"num.partitions": "1"},
+		Properties: map[string]string{"num.partitions": strconv.Itoa(senders)},
 	}
 	require.NoError(t, b.Format(t.Context()))
 	server := process.Start(t, b.Launcher, b.Arguments()...)
@@ -70,15 +80,16 @@ func TestKafka_ExpandingLine(t *testing.T) {
 	defer cancel()
 	require.NoError(t, b.Wait(ctx), "%s", server.Output())
 
-	client, err := kgo.NewClient(kgo.SeedBrokers(b.Address), kgo.AllowAutoTopicCreation())
+	client, err := kgo.NewClient(kgo.SeedBrokers(b.Address), kgo.AllowAutoTopicCreation(), kgo.UnknownTopicRetries(-1),
+		kgo.RecordPartitioner(kgo.RoundRobinPartitioner()))
 	require.NoError(t, err)
 	defer client.Close()
 	produce := func(content []byte) {
 		record := &kgo.Record{Topic: "gpu-events", Value: compressed(t, content)}
 		require.NoError(t, client.ProduceSync(ctx, record).FirstErr())
 	}
-	const tooLarge, expanding, perMessage = 8, 2, 8 * 4 * 8192
-	for i := range tooLarge {
+	const expanding, perMessage = 2, 8 * 4 * 8192
+	for i := range senders {
 		produce(deviceLine(fmt.Sprintf("too-large-%d", i), 20e6))
 	}
 	for i := range expanding {
@@ -105,17 +116,20 @@ func TestKafka_ExpandingLine(t *testing.T) {
 	// The extension's clock is that of messages: a session waits for its other channels until
 	// channel_timeout, so messages must go on.
 	next := 10
+	began := time.Now()
 	process.Eventually(t, 2*time.Minute, "all messages are read", func() bool {
 		produce(smallSession(fmt.Sprintf("small-%d", next)))
 		next++
 		time.Sleep(200 * time.Millisecond)
-		return rejects("too_large") >= 2*tooLarge && rejects("expands") >= expanding && c.backend.spans.Load() >= 10
+		return rejects("too_large") >= float64(2*senders) && rejects("expands") >= expanding && c.backend.spans.Load() >= 10
 	})
 	peak := c.peak(t)
 	got := c.backend.points.Load()
-	began := time.Now()
+	took := time.Since(began)
+	began = time.Now()
 	c.process.Stop(15 * time.Second)
-	t.Logf("peak %d MiB; %d data points of %d messages; stopped in %v", peak>>20, got, expanding, time.Since(began).Round(time.Millisecond))
+	t.Logf("peak %d MiB; all read, and ten small sessions served, in %v; %d data points of %d messages; stopped in %v",
+		peak>>20, took.Round(time.Millisecond), got, expanding, time.Since(began).Round(time.Millisecond))
 	assert.Less(t, peak, int64(memoryLimit))
 	assert.Positive(t, got)
 	assert.LessOrEqual(t, got, int64(expanding*(perMessage+9*4*64)), "a message returns at most eight full batches, and the last rows")

@@ -322,30 +322,40 @@ func TestHTTP_ExpandingLine(t *testing.T) {
 	}
 }
 
-// TestFiles_ExpandingLine reads a folder with lines that expand, beside ten small sessions.
+// TestFiles_ExpandingLine reads a folder with lines that expand, each of one session, beside ten small
+// sessions.
 func TestFiles_ExpandingLine(t *testing.T) {
-	logs := t.TempDir()
-	write := func(name string, content []byte) {
-		require.NoError(t, os.WriteFile(filepath.Join(logs, name+".system.log"), content, 0o600))
+	for _, files := range []int{1, 10, 64} {
+		t.Run(fmt.Sprintf("%d files", files), func(t *testing.T) {
+			logs := t.TempDir()
+			write := func(name string, content []byte) {
+				require.NoError(t, os.WriteFile(filepath.Join(logs, name+".system.log"), content, 0o600))
+			}
+			for i := range min(files, 3) { // decoding more takes minutes
+				write(fmt.Sprintf("large%d", i), deviceLine(fmt.Sprintf("large-%d", i), 5e6))
+			}
+			for i := range files {
+				write(fmt.Sprintf("toolong%d", i), deviceLine(fmt.Sprintf("toolong-%d", i), 20e6))
+			}
+			c := start(t, "local.yaml", "GPUFLIGHT_LOGS="+logs)
+			for i := range 10 {
+				session := fmt.Sprintf("small-%d", i)
+				require.NoError(t, os.WriteFile(filepath.Join(logs, fmt.Sprintf("small%d.device.log", i)), smallSession(session), 0o600))
+			}
+			began := time.Now()
+			process.Eventually(t, 2*time.Minute, "the small sessions arrive", func() bool { return c.backend.spans.Load() >= 10 })
+			took := time.Since(began)
+			process.Eventually(t, 2*time.Minute, "each large line is counted", func() bool {
+				return c.metric(t, "otelcol_receiver_gpuflog_rejects", `reason="line_too_long"`) >= float64(files)
+			})
+			peak := c.peak(t)
+			began = time.Now()
+			c.process.Stop(15 * time.Second)
+			t.Logf("peak %d MiB; ten small sessions in %v; stopped in %v", peak>>20,
+				took.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+			assert.Less(t, peak, int64(memoryLimit))
+		})
 	}
-	for i := range 3 {
-		write(fmt.Sprintf("large%d", i), deviceLine(fmt.Sprintf("large-%d", i), 5e6))
-	}
-	write("toolong", deviceLine("toolong", 20e6))
-	c := start(t, "local.yaml", "GPUFLIGHT_LOGS="+logs)
-	for i := range 10 {
-		session := fmt.Sprintf("small-%d", i)
-		require.NoError(t, os.WriteFile(filepath.Join(logs, fmt.Sprintf("small%d.device.log", i)), smallSession(session), 0o600))
-	}
-	began := time.Now()
-	process.Eventually(t, 2*time.Minute, "the large line is counted and the small sessions arrive", func() bool {
-		return c.metric(t, "otelcol_receiver_gpuflog_rejects", `reason="line_too_long"`) >= 1 && c.backend.spans.Load() >= 10
-	})
-	took := time.Since(began)
-	peak := c.peak(t)
-	c.process.Stop(15 * time.Second)
-	t.Logf("peak %d MiB; ten small sessions in %v", peak>>20, took.Round(time.Millisecond))
-	assert.Less(t, peak, int64(memoryLimit))
 }
 
 // kernelLine is one kernel_event_batch with so many kernels.

@@ -117,8 +117,8 @@ func TestEachRefusalHasOneSentence(t *testing.T) {
 		{"capture", "captured", "pc", 3, deep.StatusCapturing, "a CUDA graph is being captured, and a window would spoil it: try again when it is done"},
 		{"capture", "captured", "sass", 3, deep.StatusCapturing, "a CUDA graph is being captured, and a window would spoil it: try again when it is done"},
 		// While the program does not come to rest.
-		{"hold", "held", "pc", 3, deep.StatusRestless, "launches or module loads of the program came to no rest in time (cuModuleLoadData of thread "},
-		{"hold", "held", "sass", 3, deep.StatusRestless, "launches or module loads of the program came to no rest in time (cuModuleLoadData of thread "},
+		{"hold", "held", "pc", 3, deep.StatusNotQuiesced, "the program was busy with launches or module loads until the limit (cuModuleLoadData of thread "},
+		{"hold", "held", "sass", 3, deep.StatusNotQuiesced, "the program was busy with launches or module loads until the limit (cuModuleLoadData of thread "},
 		// What nobody expects has failed.
 		{"refuse_pc 7", "refuse_pc 0", "pc", 1, deep.StatusFailed, "another part of this process may use CUPTI's profiling"},
 		{"refuse_pc 999", "refuse_pc 0", "pc", 1, deep.StatusFailed, "the engine failed (CUPTI says CUPTI_ERROR_UNKNOWN (999))"},

@@ -23,7 +23,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/collector/pdata/plog"
 
-	"github.com/gpuflight/gpuflight/internal/bytesize"
 	"github.com/gpuflight/gpuflight/internal/recording/cubin"
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
 	"github.com/gpuflight/gpuflight/internal/recording/deep/control"
@@ -267,86 +266,6 @@ func TestManyWindowsAddUpToNothing(t *testing.T) {
 	t.Logf("%.1f MiB from window %d to %d of %d, which began with %.0f", grown, early, late, len(windows), before)
 }
 
-// What windows of SASS metrics leave with CUPTI is bounded, here at the instruction that each of two windows patches: the third is
-// refused, and PC sampling goes on.
-func TestMemoryOfWindowsIsBounded(t *testing.T) {
-	const most = 2 * (deep.KeptPerInstruction + deep.KeptPerFunction)
-	limit, kept := fmt.Sprintf("%dB", most), bytesize.Format(most)
-	over := "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with GPUFLIGHT_DEEP_METRICS=memory, which keeps less, or a higher --deep-memory (some " + kept + " of " + kept + ")"
-	told := func(b *bench, captures []plog.LogRecord, stderr string) {
-		b.t.Helper()
-		require.Len(b.t, captures, 1)
-		assert.Equal(b.t, int64(most), captures[0].Attributes().AsRaw()[semconv.CUDACaptureDeepMemory])
-		assert.Equal(b.t, 1, strings.Count(captures[0].Body().Str(), ", some "+kept+" of device memory kept by CUPTI and so no more windows of sass"), captures[0].Body().Str())
-		assert.Contains(b.t, stderr, " had no more windows of sass after CUPTI had kept some "+kept+" of device memory for them; GPUFLIGHT_DEEP_METRICS=memory keeps less, --deep-memory allows more\n")
-		text, err := os.ReadFile(b.file)
-		require.NoError(b.t, err)
-		assert.Contains(b.t, string(text), `"`+semconv.MetricGpuflightDeepMemory+`"`)
-	}
-	t.Run("asked", func(t *testing.T) {
-		b, _ := windowBench(t, "GPUFLIGHT_DEEP=1", "GPUFLIGHT_DEEP_BLACKOUT=0s", "GPUFLIGHT_DEEP_COOLDOWN=0s")
-		b.flags = append(b.flags, "--deep-memory", limit)
-		p, in := b.beginSteps()
-		for _, tc := range []struct {
-			engine, stdout, stderr string
-			code                   int
-		}{
-			{engine: "sass", stdout: "its data collected; it closed"}, {engine: "pc", stdout: "its data collected; it closed"},
-			{engine: "sass", stdout: "; there are no more with sass: " + over},
-			{engine: "sass", stderr: " refuses: " + over, code: 3},
-			{engine: "pc", stdout: "its data collected; it closed"}, {engine: "both", stdout: "; not with sass: " + over},
-		} {
-			o := b.run(b.gpuflight, "deep", strconv.Itoa(p.pid), "--for", "20ms", "--engine", tc.engine)
-			assert.Equal(t, tc.code, o.code, "%s: %s%s", tc.engine, o.stdout, o.stderr)
-			assert.Contains(t, o.stdout, tc.stdout)
-			assert.Contains(t, o.stderr, tc.stderr)
-		}
-		require.NoError(t, in.Close())
-		require.NoError(t, p.Wait(), p.stderr)
-		windows, _, _, captures := b.windowed()
-		var engines []any
-		for _, w := range windows {
-			engines = append(engines, w[semconv.CUDADeepWindowEngines].([]any)...)
-		}
-		assert.Equal(t, []any{"sass_metrics", "pc_sampling", "sass_metrics", "pc_sampling", "pc_sampling"}, engines)
-		told(b, captures, p.stderr.String())
-	})
-	// Three of four: two until half of the memory is gone, one as the process has become twice as old, and one is for who asks.
-	t.Run("schedule of both", func(t *testing.T) {
-		b, _ := windowBench(t, "GPUFLIGHT_DEEP_BLACKOUT=0s")
-		b.flags = append(b.flags, "--deep-after", "50ms", "--deep-every", "400ms", "--deep-for", "20ms", "--deep-engine", "both", "--deep-cooldown", "0s",
-			"--deep-share", "100%", "--deep-per-hour", "10000", "--deep-memory", fmt.Sprintf("%dB", 2*most))
-		p, in := b.beginSteps()
-		client := b.client()
-		last := uint64(0)
-		process.Eventually(t, time.Minute, "windows after the last of sass", func() bool {
-			_, r, err := client.Status(t.Context(), p.pid)
-			if err == nil && r.KeptBytes == most/2*3 && last == 0 {
-				last = r.Windows
-			}
-			return err == nil && last > 0 && r.Windows >= last+2
-		})
-		require.NoError(t, in.Close())
-		require.NoError(t, p.Wait(), p.stderr)
-		windows, _, _, captures := b.windowed()
-		both, remarks := 0, 0
-		for i, w := range windows {
-			if len(w[semconv.CUDADeepWindowEngines].([]any)) == 2 {
-				both++
-			}
-			if strings.Contains(w[semconv.CUDADeepWindowMessage].(string), "; the schedule has fewer and fewer with sass: ") {
-				remarks++
-				assert.Equal(t, 1, i, "%v", w)
-			}
-			assert.Equal(t, "collected", w[semconv.CUDADeepWindowStatus], "%v", w)
-		}
-		assert.Equal(t, [2]int{3, 1}, [2]int{both, remarks}, "windows of both engines, and windows that speak of the memory")
-		require.Len(t, captures, 1)
-		assert.Equal(t, int64(most/2*3), captures[0].Attributes().AsRaw()[semconv.CUDACaptureDeepMemory])
-		assert.NotContains(t, captures[0].Body().Str()+p.stderr.String(), "no more windows of sass")
-	})
-}
-
 // A training that becomes slower opens a window by itself: the rule compares the steps' p95 with their own past.
 func TestWindowByRuleOnABaseline(t *testing.T) {
 	const rule = "scope(train_step).p95 > 1.5x baseline"
@@ -544,7 +463,6 @@ func TestDeepFlagsAreChecked(t *testing.T) {
 		{[]string{"--deep-after", "30"}, "gpuflight trace: --deep-after is \"30\"; it must be a duration of at least 1ms, such as 500ms, 2s or 5m\n"},
 		{[]string{"--deep-when", "kernel.rate < much"}, "kernel.rate < much"},
 		{[]string{"--deep-engine", "x-ray"}, "x-ray"},
-		{[]string{"--deep-memory", "-1GiB"}, "--deep-memory is \"-1GiB\"; it must be a number of bytes such as 512MiB or 2GiB, or 0 for no limit"},
 		{[]string{"--deep-every", "1s", "--deep-for", "2s"}, "leave nothing between"},
 	} {
 		o := b.traced("plain", tc.flags...)

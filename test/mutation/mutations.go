@@ -25,7 +25,7 @@ const (
 var mutations = []mutation{
 	{
 		"nothing is lost: refused data is sent again", "receiver/gpuflogreceiver/deliver.go",
-		"consumererror.IsPermanent(err)", "err != nil",
+		"e != nil && !consumererror.IsPermanent(e)", "e != nil && consumererror.IsPermanent(e)",
 		gpuflogReceiver, "^TestRefusedDataIsSentAgainUntilItIsAccepted$",
 	},
 	{
@@ -117,7 +117,7 @@ var mutations = []mutation{
 	},
 	{
 		"OTLP: a slow client over gRPC does not delay the end", "config/gateway.yaml",
-		"max_connection_age: 10s", "max_connection_age: 10m",
+		"max_connection_age: 4s", "max_connection_age: 10m",
 		fleet, "^TestSlowOTLPClients$",
 	},
 	{

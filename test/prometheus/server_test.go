@@ -28,7 +28,6 @@ import (
 
 var (
 	prometheus = process.Binary{Env: "GPUFLIGHT_PROMETHEUS", Path: ".tools/prometheus", Make: "make .tools/prometheus"}
-	gpufl      = process.Binary{Env: "GPUFLIGHT_CLI", Path: "bin/gpuflight", Make: "make build"}
 )
 
 // findPrometheus returns the path of Prometheus. scripts/prometheus knows Debian's package only.

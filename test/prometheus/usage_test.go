@@ -5,7 +5,6 @@
 package prometheus_test
 
 import (
-	"encoding/json"
 	"math"
 	"net/url"
 	"os"
@@ -37,14 +36,8 @@ const (
 // generate writes a session of three hours ago into a folder and returns what is in it.
 func generate(t *testing.T, dir string) gpuflgen.Summary {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "summary.json")
-	out, err := exec.CommandContext(t.Context(), gpufl.Find(t), "gen", "--out", dir, "--seed", "1", "--start", "-3h",
-		"--summary", path).CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	text, err := os.ReadFile(path)
+	sum, err := gpuflgen.Run(t.Context(), gpuflgen.Config{Dir: dir, Seed: 1, Start: time.Now().Add(-3 * time.Hour)})
 	require.NoError(t, err)
-	var sum gpuflgen.Summary
-	require.NoError(t, json.Unmarshal(text, &sum))
 	require.Positive(t, sum.Rows[gpuflgen.RowKernel])
 	return sum
 }

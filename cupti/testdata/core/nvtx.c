@@ -75,7 +75,8 @@ int main(int argc, char **argv) {
   CHECK(push_a("across the start") == 0);
 
   open_fakes(argv[1]);
-  open_core(BASIC_KINDS);
+  gpufl_config config = {.buffer_bytes = 1 << 18, .buffers = 16, .kinds = BASIC_KINDS, .detach = 1};
+  CHECK(gpufl_open(&config) == GPUFL_OK);
   CHECK(gpufl_scope_events(events, 100) == 0);
   start_core();
   CHECK(pop() == 0);
@@ -168,6 +169,15 @@ int main(int argc, char **argv) {
   push_a("second session");
   pop();
   CHECK(gpufl_scope_events(events, 10) == 2);
+
+  // Ranges are recorded while CUPTI is detached, and one that is open then ends after the next attach.
+  CHECK(gpufl_suspend((int64_t)5e9) == GPUFL_OK && gpufl_finalize() == GPUFL_OK);
+  push_a("detached");
+  CHECK(gpufl_scope_events(events, 10) == 1 && events[0].what == GPUFL_SCOPE_BEGIN);
+  uint64_t open = events[0].id;
+  start_core();
+  pop();
+  CHECK(gpufl_scope_events(events, 10) == 1 && events[0].what == GPUFL_SCOPE_END && events[0].id == open);
   CHECK(gpufl_stop() == GPUFL_OK);
   CHECK(gpufl_finalize() == GPUFL_OK);
   CHECK(gpufl_close() == GPUFL_OK);

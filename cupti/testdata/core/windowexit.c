@@ -35,6 +35,8 @@ static void *windows(void *unused) {
   gpufl_deep_row rows[100];
   int more = 0;
   while (!atomic_load(&over)) {
+    gpufl_sass_forget();
+    fake_control("forget_sass", 1);
     int result = gpufl_deep_open(&config);
     if (result == GPUFL_EXITING) return NULL;
     CHECK(result == GPUFL_OK);
@@ -117,6 +119,8 @@ int main(int argc, char **argv) {
     }
     atomic_store(&over, true);
     for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
+    gpufl_sass_forget();
+    fake_control("forget_sass", 1);
     CHECK(gpufl_deep_open(&config) == GPUFL_OK && gpufl_deep_close(1000000000) == GPUFL_OK && gpufl_deep_end() == GPUFL_OK);
     CHECK(destroy_context(context) == 0);
     CHECK(gpufl_stop() == GPUFL_OK && gpufl_close() == GPUFL_OK);

@@ -206,7 +206,7 @@ static void window(const gpufl_deep_config *config, const char *folder, const ch
   int result = gpufl_deep_open(config);
   double opened = now();
   printf("%s: open answers %d after %.1f ms %s %s\n", engine, result, (opened - begin) * 1e3, result > 0 ? gpufl_result_string(result) : gpufl_deep_obstacle(),
-         result > 0 ? gpufl_deep_refuser() : "");
+         result > 0 ? gpufl_deep_last_failed_call() : "");
   if (result != GPUFL_OK) {
     wrong("the window does not open");
     print_calls();
@@ -281,7 +281,7 @@ static void *discard(void *unused) {
 int main(int argc, char **argv) {
   CHECK(argc >= 3);
   if (argc >= 4) seconds = atof(argv[3]);
-  const char *sequence = argc >= 5 ? argv[4] : "pPslp";
+  const char *sequence = argc >= 5 ? argv[4] : "pPsp";
   if (argc >= 6) queue = atoi(argv[5]);
   uint32_t period = argc >= 7 ? (uint32_t)atoi(argv[6]) : 0;
   setvbuf(stdout, NULL, _IOLBF, 0);

@@ -258,7 +258,7 @@ func (r *reader) step(ctx context.Context, s *session, now time.Time) {
 	n := s.waiting()
 	if more := n - s.waits; more > 0 && r.waiting+more > maxWaiting {
 		r.tel.ExtensionGpuflogHeldOverflow.Add(ctx, int64(n), r.attr)
-		s.dec.EndStep(gpuflog.Step{Now: now.UnixNano(), Flush: true}, r.batch)
+		s.dec.EndStep(gpuflog.Step{Now: gpuflog.Now(now), Flush: true}, r.batch)
 		n = s.waiting()
 	}
 	r.waiting += n - s.waits
@@ -401,6 +401,7 @@ func (r *reader) load(ctx context.Context, client storage.Client) error {
 			r.warn("what was stored of a session cannot be read", reasonState, err.Error(), nil)
 			continue
 		}
+		s.dec.Resume(gpuflog.Now(now))
 		s.flat, s.ended, s.ends, s.end = st.Flat, st.Ended, st.Ends, st.End
 		s.waits = s.waiting()
 		r.waiting += s.waits

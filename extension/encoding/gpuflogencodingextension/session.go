@@ -71,7 +71,7 @@ func (s *session) feed(line []byte, typ string, now time.Time, out *gpuevent.Bat
 	} else {
 		ch = gpuflog.System
 	}
-	_, done = s.dec.FeedLine(ch, line, 0, 0, now.UnixNano(), out)
+	_, done = s.dec.FeedLine(ch, line, 0, 0, gpuflog.Now(now), out)
 	return s.ended && (ch == gpuflog.Device || ch == gpuflog.Scope), done
 }
 
@@ -90,11 +90,11 @@ func (s *session) step(now time.Time, timeout time.Duration, out *gpuevent.Batch
 	if s.end != nil && (s.ends >= s.channels() || silent) {
 		early = s.ends < int(gpuflog.NumChannels)-1
 		for ch := range gpuflog.NumChannels {
-			s.dec.Feed(ch, s.end, 0, now.UnixNano(), out)
+			s.dec.Feed(ch, s.end, 0, gpuflog.Now(now), out)
 		}
 		s.end, s.ended = nil, true
 	}
-	st := gpuflog.Step{Now: now.UnixNano(), Quiet: max(now.Sub(s.last), 0)}
+	st := gpuflog.Step{Now: gpuflog.Now(now), Quiet: max(now.Sub(s.last), 0)}
 	for ch := range st.AtEnd {
 		st.AtEnd[ch] = now.Sub(s.lastOf[ch]) >= timeout
 	}
@@ -104,7 +104,7 @@ func (s *session) step(now time.Time, timeout time.Duration, out *gpuevent.Batch
 
 // finish releases all that waits and ends the session.
 func (s *session) finish(now time.Time, out *gpuevent.Batch) {
-	s.dec.EndStep(gpuflog.Step{Now: now.UnixNano(), Gone: true, Flush: true, AtEnd: [gpuflog.NumChannels]bool{true, true, true, true}}, out)
+	s.dec.EndStep(gpuflog.Step{Now: gpuflog.Now(now), Gone: true, Flush: true, AtEnd: [gpuflog.NumChannels]bool{true, true, true, true}}, out)
 }
 
 // waiting is the number of rows and spans that wait.

@@ -1,39 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package budget decides when a program is recorded, so that recording costs it no more than a share of
+// its time. It depends neither on CUPTI nor on OpenTelemetry, and has no clock.
+//
+// The recorder is either attached, and records everything, or detached, and costs nothing. A
+// [Controller] keeps an account. The budget flows in with the time; recording, attaching and detaching are
+// paid from it. All costs are upper bounds, see the constants. A program whose recording costs less than the budget
+// is recorded all the time.
+//
+// Otherwise it is recorded in slices. A slice begins when the account holds what it will cost, and a
+// random time later, so that slices do not fall in step with a period of the program.
 package budget
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"time"
 )
 
-// State is what is recorded of the device's work.
-type State uint8
-
-// The states, from the dearest to the cheapest.
 const (
-	Trace  State = iota // every launch has a record, and is counted
-	Count               // launches are counted by name, and have no records
-	Blind               // nothing is seen
-	states = 3
-)
+	// RecordCost is what a record is taken to cost the program. A launch of an empty kernel takes 0.85 µs longer when it is recorded (H200,
+	// CUDA 13.0), and one of a PyTorch training up to 3 µs, as its caches are in other use (docs/internals/decisions.md).
+	RecordCost = 3 * time.Microsecond
+	// SwitchCost is the least that attaching and detaching are taken to cost, each: both take about 12 ms
+	// on an H200. The program is taken to stand still meanwhile.
+	SwitchCost = 12 * time.Millisecond
+	// FirstLaunches is what the first launches after an attach are taken to cost more than later ones, all
+	// together: up to 9 ms were measured in a PyTorch training on an H200.
+	FirstLaunches = 9 * time.Millisecond
 
-// String returns the state as telemetry spells it.
-func (s State) String() string {
-	switch s {
-	case Trace:
-		return "trace"
-	case Count:
-		return "count"
-	case Blind:
-		return "blind"
-	default:
-		return "unknown"
-	}
-}
+	// A slice is shorter only if the session ends. In less time than minSlice, launches are mostly the first ones;
+	// maxSlice bounds what a program costs that begins to launch in a slice.
+	minSlice, maxSlice = 100 * time.Millisecond, time.Second
+	// jitter is the longest random delay of a slice, as a share of the pause before it.
+	jitter = 0.5
+)
 
 // Parse reads a budget: a percentage ("2%", "0.5 %") or a share ("0.02"). It is above 0 and at most 1.
 func Parse(text string) (float64, error) {
@@ -43,107 +48,138 @@ func Parse(text string) (float64, error) {
 		b /= 100
 	}
 	if err != nil || math.IsNaN(b) || b <= 0 || b > 1 {
-		return 0, fmt.Errorf("%q is no overhead budget; it must be a share of the time above 0 and at most 1, such as 2%% or 0.02", text)
+		return 0, fmt.Errorf("overhead budget %q: invalid: use a share of the time above 0 and at most 1, such as 2%% or 0.02", text)
 	}
 	return b, nil
 }
 
-// Costs are seconds that a launch takes longer, each beside the state before it.
-type Costs struct {
-	// Count is that of counting a launch where no record was made since CUPTI was attached; Residual what stays in
-	// all states once one was, until CUPTI is left; Trace what a record costs on top of both.
-	Count, Trace, Residual float64
-}
-
-// Config says what a [Controller] may do. The zero value but for Budget works.
-type Config struct {
-	// Budget is the share of the program's time that may be lost, above 0 and at most 1.
-	Budget float64
-	// MinSlice and MaxSlice bound how long a slice is traced at a time: 50 ms and 1 s.
-	MinSlice, MaxSlice time.Duration
-	// CanLeave says that a Step may ask for CUPTI to be left.
-	CanLeave bool
-	// Prior holds what a launch is taken to cost before it was measured. Count and Residual are never measured, since without
-	// counting nobody knows how many launches there were: they are taken to be in the same proportion to what a record
-	// costs as here. Zero values are what an H200 took with CUDA 13.0 for launches one after the other; if all are zero, costs are
-	// taken to be up to 3.3 times as much where launches are further apart, as in a training there.
-	Prior Costs
-	// Processors is how many share the work of our own threads: 1 counts all their time as lost. Default 1.
-	Processors int
-	// Seed makes a Controller's choices repeatable; 0 takes a random one.
-	Seed uint64
-}
-
-// Interval is what the step that has ended measured.
-type Interval struct {
-	// Launches were counted in it from the moment the state was reached, if Known: not in Blind.
-	Launches uint64
-	Known    bool
-	// Presumed is how many of them nobody counted: what there was in slices before says that there were as many.
-	Presumed uint64
-	// CUPTI is what its overhead records of this time add up to, Own the processor time of our own
-	// threads. Waited is how long it took until the change to the step's state could begin, Switch how
-	// long the change itself took: the program may have stood still. Negative values are taken as 0.
-	CUPTI, Own, Waited, Switch time.Duration
-	// Failed says that the state was not reached, and Actual which one went on instead.
-	Failed bool
-	Actual State
-	// Stayed says that CUPTI could not be left though the step asked for it, NeverLeaves that it never can be.
-	Stayed, NeverLeaves bool
-}
-
-// Step is what is to be done next.
-type Step struct {
-	State State
-	// For is how long, if nothing intervenes; Controller.Next is asked then.
-	For time.Duration
-	// Finalise asks for CUPTI to be left before State, which is Blind or Count, begins.
-	Finalise bool
-	// Records says that what was launched in this stratum is to be told from records alone, since CUPTI is left for the rest of
-	// it. Slices last as long as For then, however long it takes until they begin.
-	Records bool
-	// Joins says that the first records since CUPTI was left are made in it: see Status.Join.
-	Joins bool
-	// Stratum numbers the stratum that the step is in, from 1.
-	Stratum uint64
-	// TraceShare is the chance that any moment of this stratum had to be traced, before it was known which are. CountShare is
-	// that to be counted, given which are traced: 1 where all of it is.
-	TraceShare, CountShare float64
-	// Speed is how much faster launches are taken to come where they are not counted than where they are.
-	Speed float64
-
-	// leave says that CUPTI is to be left in the step, if it is not.
-	leave bool
-}
-
-// Status is what a Controller did and found.
-type Status struct {
-	Budget float64
-	// Elapsed is the time since Begin, In that spent in each state by its number.
+// Usage is what happened since the last call of [Controller.Spend]. Negative values count as 0.
+type Usage struct {
 	Elapsed time.Duration
-	In      [states]time.Duration
-	// Overhead is the share of the time that was lost, estimated, since Begin; Window that of the last
-	// minute; Floor what the cheapest state that is allowed costs now.
-	Overhead, Window, Floor float64
-	// Met says whether both are within the budget, Excess by how much they are not.
-	Met    bool
-	Excess float64
-	// Costs of a launch as used now, and how many comparisons they are from.
-	Costs       Costs
-	Comparisons int
-	// Join is what the first launches with records take longer, all together, each time after CUPTI was left, in seconds, and Joins how
-	// often that was measured.
-	Join  float64
-	Joins int
-	// Switches counts changes of state, Finalised those that left CUPTI, Failures those that failed, Stayed how often
-	// CUPTI could not be left.
-	Switches, Finalised, Failures, Stayed uint64
+	// Recording says that records were made in this time.
+	Recording bool
+	// Records is the number of records that were read. CUPTI is the sum of its overhead records, Own the processor time of
+	// the recorder's threads.
+	Records    uint64
+	CUPTI, Own time.Duration
 }
 
-// Duty is the share of the time that was traced; 1 before any passed.
-func (s *Status) Duty() float64 {
+// Controller decides when to record. It belongs to one goroutine.
+type Controller struct {
+	budget float64
+	rng    *rand.Rand
+	// account is what may be spent, in seconds; below 0 is a debt.
+	account float64
+	spent   float64
+	// rate is what recording lately cost, in seconds a second, without attaching and detaching. sliceCost and sliceTime are
+	// sums since the last attach, in seconds.
+	rate                 float64
+	sliceCost, sliceTime float64
+	status               Status
+}
+
+// Status is what a Controller has found.
+type Status struct {
+	// Elapsed is the time since the beginning, Recorded that in which records were made.
+	Elapsed, Recorded time.Duration
+	// Overhead is the share of Elapsed that recording cost at most, Met whether that is within the budget.
+	Overhead float64
+	Met      bool
+	// Slices is how often recording began.
+	Slices uint64
+}
+
+// RecordedRatio is the share of the time in which records were made, 1 before any time passed.
+func (s *Status) RecordedRatio() float64 {
 	if s.Elapsed <= 0 {
 		return 1
 	}
-	return float64(s.In[Trace]) / float64(s.Elapsed)
+	return float64(s.Recorded) / float64(s.Elapsed)
+}
+
+// NewController returns the controller of a program that is being recorded. budget is above 0 and at most 1. A
+// seed other than 0 makes its choices repeatable.
+func NewController(budget float64, seed uint64) (*Controller, error) {
+	if math.IsNaN(budget) || budget <= 0 || budget > 1 {
+		return nil, errors.New("budget: the share is not above 0 and at most 1")
+	}
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	return &Controller{budget: budget, rng: rand.New(rand.NewPCG(seed, 0)), status: Status{Slices: 1}}, nil //nolint:gosec // No secret.
+}
+
+// Spend accounts for some time.
+func (c *Controller) Spend(u Usage) {
+	dt := max(0, u.Elapsed.Seconds())
+	c.status.Elapsed += max(0, u.Elapsed)
+	cost := float64(u.Records)*RecordCost.Seconds() + max(0, u.CUPTI.Seconds()) + max(0, u.Own.Seconds())
+	if u.Recording && dt > 0 {
+		c.status.Recorded += u.Elapsed
+		c.sliceTime += dt
+		// Half of it is of the last slice of minSlice, and more of a longer one.
+		c.rate += (cost/dt - c.rate) * (1 - math.Exp2(-dt/minSlice.Seconds()))
+	}
+	c.sliceCost += cost
+	c.account += c.budget * dt
+	c.charge(cost)
+	c.account = min(c.account, c.cycle()) // an idle program may not save for an expensive minute
+}
+
+func (c *Controller) charge(cost float64) {
+	c.account -= cost
+	c.spent += cost
+}
+
+// Attached accounts for an attach that took so long.
+func (c *Controller) Attached(took time.Duration) {
+	c.charge((max(took, SwitchCost) + FirstLaunches).Seconds())
+	c.status.Slices++
+	c.sliceCost, c.sliceTime = 0, 0
+}
+
+// Detached accounts for a detach: for drain it was waited for work in flight, when launches cost at most what they did in the slice
+// before, and for held CUPTI was being finalized. All records of the slice have been spent.
+func (c *Controller) Detached(drain, held time.Duration) {
+	if c.sliceTime > 0 {
+		// Many records of a short slice are read after its end.
+		c.rate = max(c.rate, c.sliceCost/c.sliceTime)
+	}
+	c.charge(c.rate*drain.Seconds() + max(held, SwitchCost).Seconds())
+}
+
+// fixed is what a slice costs whatever its length, in seconds.
+const fixed = float64(2*SwitchCost+FirstLaunches) / float64(time.Second)
+
+// Slice is how long a slice is to be: so long that switching is half of what it costs, within bounds. It changes
+// with what is spent.
+func (c *Controller) Slice() time.Duration {
+	if c.rate <= fixed/maxSlice.Seconds() {
+		return maxSlice
+	}
+	return max(minSlice, time.Duration(fixed/c.rate*float64(time.Second)))
+}
+
+// cycle is what the next slice will cost, in seconds.
+func (c *Controller) cycle() float64 { return fixed + c.rate*c.Slice().Seconds() }
+
+// Pause is called after a slice. It returns for how long to detach, 0 to go on recording.
+func (c *Controller) Pause() time.Duration {
+	if c.rate <= c.budget || c.account >= c.cycle() {
+		return 0
+	}
+	// Detaching is a part of the next cycle's cost, but is due now; attaching is due then.
+	wait := max(minSlice.Seconds(), (c.cycle()-c.account)/c.budget)
+	wait += c.rng.Float64() * jitter * wait
+	return time.Duration(min(wait, math.MaxInt32) * float64(time.Second))
+}
+
+// Status is what was found until the last call of another method.
+func (c *Controller) Status() Status {
+	s := c.status
+	if e := s.Elapsed.Seconds(); e > 0 {
+		s.Overhead = c.spent / e
+	}
+	s.Met = s.Overhead <= c.budget
+	return s
 }

@@ -18,9 +18,9 @@ import (
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
 	"github.com/gpuflight/gpuflight/internal/recording/deep/control"
+	"github.com/gpuflight/gpuflight/internal/recording/deep/engine"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
-	"github.com/gpuflight/gpuflight/internal/recording/window"
 )
 
 // Options say what to record and where to send it.
@@ -32,7 +32,7 @@ type Options struct {
 	// Deep says which deep windows there may be, if Deep.Enabled, and Window how they are run. Place is
 	// where the socket is that they can be asked for by.
 	Deep   deep.Config
-	Window window.Settings
+	Window engine.Settings
 	Place  control.Place
 	// Logger defaults to one that drops everything.
 	Logger *slog.Logger
@@ -52,7 +52,7 @@ type Capture struct {
 	client       *otlp.Client
 	// What follows is nil where there are no deep windows, the server also where no socket could be made.
 	windows *deep.Controller
-	engines *window.Engines
+	engines *engine.Engines
 	control *control.Server
 	// refusing tells those who ask for windows why there are none; nil where something is recorded.
 	refusing *deep.Controller
@@ -84,6 +84,9 @@ func Start(o Options) (*Capture, error) {
 		c.status = cupti.Status{Reason: cupti.ReasonDisabled, Detail: "recording is switched off by GPUFLIGHT_DISABLED, OTEL_SDK_DISABLED or OTEL_…_EXPORTER"}
 		return c, nil
 	}
+	if err := o.Settings.CheckWindows(o.Deep.Enabled); err != nil {
+		return nil, err
+	}
 	var err error
 	if c.client, err = otlp.New(o.Sending, c.logger); err != nil {
 		return nil, err
@@ -98,17 +101,20 @@ func Start(o Options) (*Capture, error) {
 // open starts collector and recorder, and the controller of deep windows. Its error is one of settings.
 func (c *Capture) open(o *Options) error {
 	settings := o.Settings.Collector()
-	settings.Deep, settings.WatchLaunches = o.Deep.Enabled, o.Deep.Planned()
+	settings.Deep = o.Deep.Enabled
 	collector, err := cupti.Open(settings)
 	if err != nil {
 		return c.unavailable(err, o)
 	}
-	var taker lateTaker
+	var taker deferredSink
 	if o.Deep.Enabled {
 		if o.Sending.Sends(otlp.Profiles) {
 			o.Window.Profiles, c.config.Profiles = true, c.client
 		}
-		c.engines = window.New(o.Window, window.FromCollector(collector), &taker, c.logger)
+		if o.Window.LeaseDir, err = o.Place.Folder(); err != nil {
+			c.logger.Warn("gpuflight: processes cannot see whether another one samples a GPU", "error", err)
+		}
+		c.engines = engine.New(o.Window, engine.FromCollector(collector), &taker, c.logger)
 		o.Deep.Opened, o.Deep.Closed, o.Deep.Logger = c.engines.Opened, c.engines.Closed, c.logger
 		if c.windows, err = deep.New(o.Deep, c.engines); err != nil {
 			_ = collector.Close() // it has not begun
@@ -149,8 +155,8 @@ func shortened(s string) string {
 	return strings.ToValidUTF8(s, "") // a character may have been cut in two
 }
 
-// lateTaker is the recorder, which is made after what hands windows to it and before any of them.
-type lateTaker struct{ *recorder.Recorder }
+// deferredSink is the recorder, which is made after what hands windows to it and before any of them.
+type deferredSink struct{ *recorder.Recorder }
 
 // unavailable keeps why nothing can be recorded.
 func (c *Capture) unavailable(err error, o *Options) error {
@@ -171,7 +177,7 @@ func (c *Capture) unavailable(err error, o *Options) error {
 // windows were not asked for.
 func (c *Capture) refuse(o *Options) {
 	cfg := deep.Config{Engine: o.Deep.Engine, Blackout: -1, CoolDown: -1, Share: 1, Logger: c.logger}
-	windows, err := deep.New(cfg, window.Refusing(c.status))
+	windows, err := deep.New(cfg, engine.Unavailable(c.status))
 	if err == nil {
 		p := control.Process{Service: c.config.ServiceName, Command: shortened(strings.Join(c.config.Command, " "))}
 		if c.control, err = control.Listen(o.Place, p, windows, c.logger); err == nil {

@@ -134,6 +134,15 @@ func TestCaptureSwitchedOff(t *testing.T) {
 }
 
 // A collector that is away costs the bound at most, and it is said what was lost.
+func TestStart_BudgetAndDeepProfiling(t *testing.T) {
+	o := options(t, map[string]string{"GPUFLIGHT_OUTPUT": filepath.Join(t.TempDir(), "out.jsonl"), "GPUFLIGHT_OVERHEAD_BUDGET": "2%"})
+	o.Deep.Enabled = true
+	c, err := Start(o)
+	assert.Nil(t, c)
+	assert.EqualError(t, err, "GPUFLIGHT_OVERHEAD_BUDGET and deep profiling (GPUFLIGHT_DEEP) exclude each other: remove one of them")
+	assert.NoFileExists(t, o.Sending.File)
+}
+
 func TestCaptureStopKeepsItsBound(t *testing.T) {
 	gpu := cuptitest.Libraries(t)
 	require.Zero(t, gpu.Init())

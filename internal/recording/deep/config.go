@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpuflight/gpuflight/internal/bytesize"
 	"github.com/gpuflight/gpuflight/internal/recording/deep/rule"
+	"github.com/gpuflight/gpuflight/internal/recording/settings"
 )
 
 // Defaults of Config.
@@ -21,9 +21,6 @@ const (
 	DefaultCoolDown = 10 * time.Second
 	DefaultPerHour  = 60
 	DefaultShare    = 0.05
-	// DefaultMemory is what ConfigFromEnv allows, in bytes: some 70 windows of a small training, and little of a GPU that
-	// has tens of GiB.
-	DefaultMemory = 1 << 30
 	// DefaultPatience is above the ten seconds that package cupti allows itself: what it gives up in
 	// order is not taken for broken here.
 	DefaultPatience   = 15 * time.Second
@@ -64,11 +61,6 @@ type Config struct {
 
 	// Max bounds the windows in all in which an engine ran, 0 for no bound.
 	Max int
-	// Memory bounds the device memory that CUPTI keeps of windows of SASS, in bytes, as KeptPerInstruction estimates it; 0 for
-	// no bound. Once it is reached there is none of SASS any more: those of Both go on with PC alone. A window that is open is
-	// not cut, so it may be passed by what one window patches. The schedule spends the first half as it likes and the second more and
-	// more slowly, and the last window's part is not for it.
-	Memory int64
 	// Blackout is how long after the start there is no window; 0 is DefaultBlackout, or After if that is
 	// less; below 0 is none.
 	Blackout time.Duration
@@ -109,7 +101,6 @@ var Settings = []Setting{
 	{"deep-for", "GPUFLIGHT_DEEP_FOR", "`duration` of a deep window (default 2s)"},
 	{"deep-engine", "GPUFLIGHT_DEEP_ENGINE", "`engine` of deep windows: pc (samples of program counters with stall reasons), sass (instruction counts), or both, half the time each (default pc)"},
 	{"deep-max", "GPUFLIGHT_DEEP_MAX", "most deep `windows` of a process, 0 for any number (default 0)"},
-	{"deep-memory", "GPUFLIGHT_DEEP_MEMORY", "no more windows of sass in a process once CUPTI has kept this `size` of the device's memory for them, as estimated, 0 for no limit (default 1GiB)"},
 	{"deep-blackout", "GPUFLIGHT_DEEP_BLACKOUT", "no deep window for this `duration` after the start (default 2s, or --deep-after if that is less)"},
 	{"deep-cooldown", "GPUFLIGHT_DEEP_COOLDOWN", "least `duration` between two deep windows (default 10s, or what --deep-every leaves)"},
 	{"deep-per-hour", "GPUFLIGHT_DEEP_PER_HOUR", "most deep `windows` in an hour (default 60, and those of --deep-every)"},
@@ -130,7 +121,6 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 		Blackout: r.orNone("GPUFLIGHT_DEEP_BLACKOUT"),
 		CoolDown: r.orNone("GPUFLIGHT_DEEP_COOLDOWN"),
 		Max:      r.count("GPUFLIGHT_DEEP_MAX", 0),
-		Memory:   r.size("GPUFLIGHT_DEEP_MEMORY", DefaultMemory),
 		PerHour:  r.count("GPUFLIGHT_DEEP_PER_HOUR", 1),
 		Share:    r.share("GPUFLIGHT_DEEP_SHARE"),
 		Signal:   r.signal("GPUFLIGHT_DEEP_SIGNAL"),
@@ -138,7 +128,7 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 	}
 	var err error
 	if c.Engine, err = ParseEngine(strings.ToLower(getenv("GPUFLIGHT_DEEP_ENGINE"))); err != nil {
-		r.errs = append(r.errs, fmt.Errorf("GPUFLIGHT_DEEP_ENGINE: %w", err))
+		r.errs = append(r.errs, settings.Wrong("GPUFLIGHT_DEEP_ENGINE", "%v", err))
 		c.Engine = PC
 	}
 	asked := c.After > 0 || c.Every > 0 || len(c.When) > 0 || c.Signal != ""
@@ -179,7 +169,7 @@ func (c Config) complete() (Config, error) {
 	switch {
 	case c.For < MinFor || c.For > MaxFor:
 		return c, fmt.Errorf("a deep window of %v; it must be %v to %v long", c.For, MinFor, MaxFor)
-	case c.After < 0 || c.Every < 0 || c.Max < 0 || c.Memory < 0 || c.PerHour < 0 || c.Patience < 0 || c.DrainEvery < 0 || !(c.Share >= 0 && c.Share <= 1):
+	case c.After < 0 || c.Every < 0 || c.Max < 0 || c.PerHour < 0 || c.Patience < 0 || c.DrainEvery < 0 || !(c.Share >= 0 && c.Share <= 1):
 		return c, errors.New("a limit of deep windows is below 0, or a share above 1")
 	case c.PerHour > maxPerHour:
 		return c, fmt.Errorf("%d deep windows an hour; %d are the most", c.PerHour, maxPerHour)
@@ -282,7 +272,7 @@ type envReader struct {
 }
 
 func (r *envReader) bad(name, value, want string) {
-	r.errs = append(r.errs, fmt.Errorf("%s is %q; it must be %s", name, value, want))
+	r.errs = append(r.errs, settings.Bad(name, value, want))
 }
 
 func (r *envReader) duration(name string, least time.Duration) time.Duration {
@@ -316,19 +306,6 @@ func (r *envReader) count(name string, least int) int {
 	if err != nil || n < least || n > 1<<31-1 {
 		r.bad(name, v, fmt.Sprintf("a whole number from %d on", least))
 		return 0
-	}
-	return n
-}
-
-func (r *envReader) size(name string, otherwise int64) int64 {
-	v := r.getenv(name)
-	if v == "" {
-		return otherwise
-	}
-	n, err := bytesize.Parse(v)
-	if err != nil || n < 0 {
-		r.bad(name, v, "a number of bytes such as 512MiB or 2GiB, or 0 for no limit")
-		return otherwise
 	}
 	return n
 }

@@ -39,7 +39,6 @@ func TestConfigFromEnv(t *testing.T) {
 		after, every, length time.Duration
 		engine               Engine
 		rules, most          int
-		memory               int64 // DefaultMemory where the case sets none
 		problem              string
 	}{
 		{env: "=", blackout: 2 * time.Second, coolDown: 10 * time.Second, perHour: 60, share: 0.05},
@@ -52,11 +51,6 @@ func TestConfigFromEnv(t *testing.T) {
 		{env: "_WHEN=kernel.rate < 100/s for 2s; scope(\"a;b\").p95 > 1.5x baseline;|_SIGNAL=sigusr2", enabled: true, blackout: 2 * time.Second, coolDown: 10 * time.Second, perHour: 60, share: 0.05, rules: 2},
 
 		{env: "=1|_MAX=0", enabled: true, blackout: 2 * time.Second, coolDown: 10 * time.Second, perHour: 60, share: 0.05},
-		{env: "=1|_MEMORY=0", enabled: true, blackout: 2 * time.Second, coolDown: 10 * time.Second, perHour: 60, share: 0.05},
-		{env: "=1|_MEMORY=256MiB", enabled: true, blackout: 2 * time.Second, coolDown: 10 * time.Second, perHour: 60, share: 0.05, memory: 256 << 20},
-		{env: "=1|_MEMORY=1000", enabled: true, blackout: 2 * time.Second, coolDown: 10 * time.Second, perHour: 60, share: 0.05, memory: 1000},
-		{env: "_MEMORY=-1MiB", problem: `GPUFLIGHT_DEEP_MEMORY is "-1MiB"; it must be a number of bytes such as 512MiB or 2GiB, or 0 for no limit`},
-		{env: "_MEMORY=much", problem: `GPUFLIGHT_DEEP_MEMORY is "much"; it must be a number of bytes such as 512MiB or 2GiB, or 0 for no limit`},
 		{env: "=perhaps", problem: `GPUFLIGHT_DEEP is "perhaps"; it must be true or false`},
 		{env: "_AFTER=soon", problem: "GPUFLIGHT_DEEP_AFTER is \"soon\"; it must be a duration"},
 		{env: "_FOR=2m", problem: "a deep window of 2m0s; it must be 10ms to 1m0s long"},
@@ -87,9 +81,6 @@ func TestConfigFromEnv(t *testing.T) {
 			} else if err != nil {
 				t.Fatal(err)
 			}
-			if strings.Contains(tc.problem, "_MEMORY") && c.Memory != DefaultMemory {
-				t.Errorf("memory %d, where the default is safe", c.Memory)
-			}
 			c, err = c.complete() // what is left after a problem is good
 			if err != nil {
 				t.Fatal(err)
@@ -103,11 +94,8 @@ func TestConfigFromEnv(t *testing.T) {
 			if tc.engine == "" {
 				tc.engine = PC
 			}
-			if !strings.Contains(tc.env, "_MEMORY=") {
-				tc.memory = DefaultMemory
-			}
 			if c.Enabled != tc.enabled || c.Blackout != tc.blackout || c.CoolDown != tc.coolDown || c.PerHour != tc.perHour || abs(c.Share-tc.share) > 1e-9 ||
-				c.After != tc.after || c.Every != tc.every || c.For != tc.length || c.Engine != tc.engine || len(c.When) != tc.rules || c.Max != tc.most || c.Memory != tc.memory {
+				c.After != tc.after || c.Every != tc.every || c.For != tc.length || c.Engine != tc.engine || len(c.When) != tc.rules || c.Max != tc.most {
 				t.Errorf("%+v", c)
 			}
 		})

@@ -26,8 +26,8 @@ type Controller struct {
 	engines Engines
 	figures *rule.Figures // nil without rules
 
-	mu     sync.Mutex
-	ledger ledger
+	mu    sync.Mutex
+	quota quota
 	// current is the window that is open or about to be.
 	current *Ticket
 	lastID  uint64
@@ -79,10 +79,6 @@ type Report struct {
 	// not use the device yet.
 	Next  time.Time `json:"next,omitzero"`
 	Waits bool      `json:"waits,omitempty"`
-	// KeptBytes is the device memory that CUPTI keeps of windows of SASS until the process ends, as KeptPerInstruction
-	// estimates it. MemoryFull says that this is all that Config.Memory allows, and that there is none of SASS any more.
-	KeptBytes  uint64 `json:"kept_bytes,omitempty"`
-	MemoryFull bool   `json:"memory_full,omitempty"`
 	// Rules are as of a second ago or less.
 	Rules []rule.State `json:"rules,omitempty"`
 	// Broken says why engines are not armed any more.
@@ -102,7 +98,7 @@ func New(cfg Config, engines Engines) (*Controller, error) {
 		broken: map[Engine]string{}, refusals: map[*rule.Rule]refusal{},
 		wake: make(chan *Ticket, 1), stop: make(chan struct{}), done: make(chan struct{}), hurry: make(chan struct{}),
 	}
-	c.ledger.cfg = &c.cfg
+	c.quota.cfg = &c.cfg
 	c.report.Refused = map[Status]uint64{}
 	if len(cfg.When) > 0 {
 		if c.figures, err = rule.New(cfg.When); err != nil {
@@ -121,7 +117,7 @@ func (c *Controller) Start() {
 	}
 	c.started = true
 	now := time.Now()
-	c.ledger.started = now
+	c.quota.started = now
 	if c.cfg.After > 0 {
 		c.report.Next = now.Add(c.cfg.After)
 	}
@@ -168,9 +164,9 @@ func (c *Controller) fire(now time.Time, f *rule.Firing) bool {
 	return false
 }
 
-// Ask asks for a window, which opens at once or not at all. The error is an *Error; with none the ticket
+// RequestWindow requests a window, which opens immediately or not at all. The error is an *Error; with none the ticket
 // says what comes of it.
-func (c *Controller) Ask(r Request) (*Ticket, error) {
+func (c *Controller) RequestWindow(r Request) (*Ticket, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	t, err := c.ask(r)
@@ -181,7 +177,7 @@ func (c *Controller) Ask(r Request) (*Ticket, error) {
 	return t, nil
 }
 
-// ask is Ask under the lock; it counts no refusal.
+// ask is RequestWindow under the lock; it counts no refusal.
 func (c *Controller) ask(r Request) (*Ticket, *Error) {
 	if r.Engine == "" {
 		r.Engine = c.cfg.Engine
@@ -200,13 +196,11 @@ func (c *Controller) ask(r Request) (*Ticket, *Error) {
 	}
 	without := ""
 	now := time.Now()
-	if r.Engine == Both {
-		if err := c.ledger.noMemory(now, r.Cause); err != nil {
-			// The other goes on, with all of the time. Who asks is told; the schedule and rules would say it again and again.
-			r.Engine = PC
-			if r.Cause == CauseCall || r.Cause == CauseSocket {
-				without = notWith(SASS, err.Outcome.Text)
-			}
+	if r.Engine == Both && c.quota.sass {
+		// PC sampling gets all of the time. A caller is notified; the schedule and rules would repeat it for ever.
+		r.Engine = PC
+		if r.Cause == CauseCall || r.Cause == CauseSocket {
+			without = notWith(SASS, outcome(StatusSASSUsed, "").Text)
 		}
 	}
 	if t := c.current; t != nil {
@@ -219,7 +213,7 @@ func (c *Controller) ask(r Request) (*Ticket, *Error) {
 	if why := c.unusable(r.Engine); why != "" {
 		return nil, NewError(StatusBroken, why)
 	}
-	if err := c.ledger.check(now, r); err != nil {
+	if err := c.quota.check(now, r); err != nil {
 		return nil, err
 	}
 	c.lastID++
@@ -284,7 +278,6 @@ func (c *Controller) Report() Report {
 	r.Broken = maps.Clone(c.broken)
 	r.Recent = slices.Clone(c.recent)
 	r.Uncertain = c.uncertain > 0
-	r.KeptBytes, r.MemoryFull = c.ledger.kept, c.ledger.full()
 	if c.current != nil {
 		w := c.current.window
 		r.Open = &w
@@ -342,7 +335,7 @@ func (c *Controller) run(start time.Time, signals <-chan os.Signal, unwatch func
 		case t := <-c.wake:
 			c.runGuarded(t)
 		case <-signals:
-			_, _ = c.Ask(Request{Cause: CauseSignal, Why: "SIG" + c.cfg.Signal}) // a refusal is counted
+			_, _ = c.RequestWindow(Request{Cause: CauseSignal, Why: "SIG" + c.cfg.Signal}) // a refusal is counted
 		case <-due:
 			if !c.ready() {
 				timer.Reset(lookAgain)
@@ -403,7 +396,7 @@ func (c *Controller) scheduled(due time.Time) (next time.Time) {
 	if c.cfg.Every > 0 {
 		why += fmt.Sprintf(", every %v", c.cfg.Every)
 	}
-	_, _ = c.Ask(Request{Cause: CauseSchedule, Why: why}) // a refusal is counted
+	_, _ = c.RequestWindow(Request{Cause: CauseSchedule, Why: why}) // a refusal is counted
 	c.mu.Lock()
 	c.report.Next = next
 	c.report.Skipped += skipped

@@ -99,7 +99,7 @@ const (
 	StatusUnsupported     Status = "unsupported"
 	StatusNoContext       Status = "no_context"
 	StatusCapturing       Status = "capture_under_way"
-	StatusRestless        Status = "calls_under_way"
+	StatusNotQuiesced     Status = "calls_under_way"
 	StatusFailed          Status = "failed"
 	StatusBroken          Status = "broken"
 	StatusAtExit          Status = "at_exit"
@@ -109,8 +109,7 @@ const (
 	StatusMaximum         Status = "maximum"
 	StatusPerHour         Status = "maximum_per_hour"
 	StatusShare           Status = "maximum_share"
-	StatusMemory          Status = "maximum_memory"
-	StatusSpared          Status = "spared_memory"
+	StatusSASSUsed        Status = "sass_used"
 	StatusBadRequest      Status = "invalid_request"
 )
 
@@ -122,7 +121,7 @@ var sentences = map[Status]string{
 	StatusUnsupported:     "this GPU, driver or CUPTI does not have the engine",
 	StatusNoContext:       "the process has no CUDA context yet; ask again once it uses the GPU",
 	StatusCapturing:       "a CUDA graph is being captured, which an engine would spoil; ask again later",
-	StatusRestless:        "launches of the program came to no rest in time; ask again",
+	StatusNotQuiesced:     "the program was busy with launches until the limit; ask again",
 	StatusFailed:          "the engine failed",
 	StatusBroken:          "the engine failed before and is not used in this process any more",
 	StatusAtExit:          "the process is at its end",
@@ -132,8 +131,7 @@ var sentences = map[Status]string{
 	StatusMaximum:         "the process has had all the windows that are allowed",
 	StatusPerHour:         "the process has had all the windows of this hour",
 	StatusShare:           "the window would pass the share of time that windows may have",
-	StatusMemory:          "CUPTI has kept all the device memory that windows of sass may leave with it; ask for pc, or start the process anew with GPUFLIGHT_DEEP_METRICS=memory, which keeps less, or a higher --deep-memory",
-	StatusSpared:          "what device memory windows of sass may still leave with CUPTI is for rules, for who asks, and for later",
+	StatusSASSUsed:        "the process has had its window of sass, since CUPTI cannot be configured twice; ask for pc, or restart the process",
 	StatusBadRequest:      "the request makes no sense",
 }
 
@@ -207,10 +205,6 @@ type Collected struct {
 	Functions uint64 `json:"functions"`
 	// Lost is what the engine knows to be missing, in the units of Samples.
 	Lost uint64 `json:"lost"`
-	// Patched are the instructions that SASS changed and CUPTI keeps: see KeptPerInstruction.
-	Patched uint64 `json:"patched,omitempty"`
-	// PatchedFunctions are those that they are of.
-	PatchedFunctions uint64 `json:"patched_functions,omitempty"`
 }
 
 func (c *Collected) add(o Collected) {
@@ -218,8 +212,6 @@ func (c *Collected) add(o Collected) {
 	c.Samples += o.Samples
 	c.Functions += o.Functions
 	c.Lost += o.Lost
-	c.Patched += o.Patched
-	c.PatchedFunctions += o.PatchedFunctions
 }
 
 // Engines arms and disarms what looks inside kernels. The controller makes one call at a time, each on
@@ -286,9 +278,5 @@ type Window struct {
 	Closed    CloseReason `json:"closed,omitempty"`
 	Outcome   Outcome     `json:"outcome"`
 	Collected Collected   `json:"collected"`
-	// KeptBytes is the device memory that CUPTI keeps of this window and those before it, as KeptPerInstruction estimates it.
-	// MemoryFull says that this is all that Config.Memory allows. Both are as of the window's end.
-	KeptBytes  uint64 `json:"kept_bytes,omitempty"`
-	MemoryFull bool   `json:"memory_full,omitempty"`
-	Parts      []Part `json:"parts"`
+	Parts     []Part      `json:"parts"`
 }

@@ -20,13 +20,13 @@ func rules(t *testing.T, text string) []rule.Rule {
 	return r
 }
 
-// TestRuleOpensAWindow has a process that launches less and less, with SASS windows in which no kernel is
-// recorded: they must not make the rule fire again.
+// TestRuleOpensAWindow has a process that launches less and less, with a SASS window in which no kernel is
+// recorded: it must not make the rule fire.
 func TestRuleOpensAWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeEngines{t: t}
 		var windows []Window
-		c := begin(t, Config{Engine: SASS, When: rules(t, "kernel.rate < 100/s for 2s"), Closed: func(w Window) { windows = append(windows, w) }}, f)
+		c := begin(t, Config{When: rules(t, "kernel.rate < 100/s for 2s"), Closed: func(w Window) { windows = append(windows, w) }}, f)
 		kernels := c.Figures().Kernel("gemm", "")
 		run := func(d time.Duration, perTick int) {
 			for range d / (200 * time.Millisecond) {
@@ -42,7 +42,7 @@ func TestRuleOpensAWindow(t *testing.T) {
 		}
 		// A window for another reason: its silence is no reason for one more.
 		run(5*time.Second, 50)
-		if w, err := c.Ask(Request{Cause: CauseCall, For: 10 * time.Second}); err != nil {
+		if w, err := c.RequestWindow(Request{Engine: SASS, Cause: CauseCall, For: 10 * time.Second}); err != nil {
 			t.Fatal(w, err)
 		}
 		run(14*time.Second, 50)
@@ -58,7 +58,7 @@ func TestRuleOpensAWindow(t *testing.T) {
 		if len(windows) != 2 {
 			t.Fatalf("%d windows", len(windows))
 		}
-		if w := windows[1]; w.Cause != CauseRule || w.Why != "kernel.rate < 100/s for 2s: 50/s" || w.Firing == nil || w.Firing.Value != 50 || w.Firing.Threshold != 100 || w.Firing.Rule.Metric() != "kernel.rate" || w.Engine != SASS || w.Start.Sub(windows[0].End) < DefaultCoolDown || w.Start.Sub(windows[0].End) > DefaultCoolDown+400*time.Millisecond {
+		if w := windows[1]; w.Cause != CauseRule || w.Why != "kernel.rate < 100/s for 2s: 50/s" || w.Firing == nil || w.Firing.Value != 50 || w.Firing.Threshold != 100 || w.Firing.Rule.Metric() != "kernel.rate" || w.Engine != PC || w.Start.Sub(windows[0].End) < DefaultCoolDown || w.Start.Sub(windows[0].End) > DefaultCoolDown+400*time.Millisecond {
 			t.Errorf("window %+v", w)
 		}
 		// It holds on, and is not met again before it did not.

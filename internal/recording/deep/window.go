@@ -45,16 +45,7 @@ func (c *Controller) runWindow(t *Ticket) {
 	if w.Outcome.Status == StatusCollected {
 		w.Outcome.Text += t.without
 	}
-	room, early := !c.ledger.full(), c.ledger.halfway.IsZero()
-	c.ledger.add(w.Start, now, armed)
-	c.ledger.keep(now, &w.Collected)
-	w.KeptBytes, w.MemoryFull = c.ledger.kept, c.ledger.full()
-	switch {
-	case room && w.MemoryFull:
-		w.Outcome.Text += "; there are no more with sass: " + c.ledger.errFull().Outcome.Text
-	case early && !c.ledger.halfway.IsZero() && c.cfg.Every > 0:
-		w.Outcome.Text += "; the schedule has fewer and fewer with sass: " + c.ledger.errSpared().Outcome.Text
-	}
+	c.quota.add(w.Start, now, parts)
 	c.current = nil
 	c.undisturbed = now.Add(settle)
 	if armed {
@@ -168,7 +159,6 @@ func (c *Controller) part(t *Ticket, p *Part, length time.Duration) CloseReason 
 		return err
 	}, func(err error) {
 		if err == nil {
-			a.keep(collected)
 			a.resumeLate()
 		}
 	})
@@ -320,24 +310,15 @@ func (a *arming) resume(disarmed bool) {
 // disarmLate disarms an engine whose Arm or Drain came back late. It runs on that call's goroutine and
 // has no bound: nobody waits for it.
 func (a *arming) disarmLate() {
-	var collected Collected
-	err := guarded(func() (err error) {
-		collected, err = a.session.Disarm(context.Background())
+	err := guarded(func() error {
+		_, err := a.session.Disarm(context.Background())
 		return err
 	})
 	if err != nil {
 		a.c.cfg.Logger.Error("a deep engine may still be armed", "engine", a.engine, "error", err)
 		return
 	}
-	a.keep(&collected)
 	a.resumeLate()
-}
-
-// keep notes what CUPTI keeps of a window that is in no other sum, since it had ended.
-func (a *arming) keep(late *Collected) {
-	a.c.mu.Lock()
-	a.c.ledger.keep(time.Now(), late)
-	a.c.mu.Unlock()
 }
 
 // resumeLate is disarmLate for activity, and the end of it: the engine is known to be disarmed.

@@ -85,7 +85,7 @@ func points(n int) pmetric.Metrics {
 	return md
 }
 
-func settings(t *testing.T, pairs ...string) Settings {
+func testSettings(t *testing.T, pairs ...string) Settings {
 	t.Helper()
 	s, err := FromEnv(env(pairs...))
 	require.NoError(t, err)
@@ -121,7 +121,7 @@ func sink(t *testing.T, addr string) (*testsink.Store, *testsink.Server) {
 
 func TestGRPCDeliversEverySignal(t *testing.T) {
 	store, server := sink(t, "")
-	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint(),
+	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint(),
 		"OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"), nil)
 	require.NoError(t, c.Check(within(t, time.Minute)))
 	for i := range 10 {
@@ -212,7 +212,7 @@ func answerWith(code int, headers ...string) func(http.ResponseWriter) {
 
 func TestHTTPDeliversWithHeadersAndGzip(t *testing.T) {
 	r := listenHTTP(t)
-	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL, "OTEL_EXPORTER_OTLP_COMPRESSION", "gzip",
+	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL, "OTEL_EXPORTER_OTLP_COMPRESSION", "gzip",
 		"OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20s3cret"), nil)
 	c.Traces(spans(0, 500))
 	c.Logs(logRecords(3))
@@ -226,7 +226,7 @@ func TestHTTPDeliversWithHeadersAndGzip(t *testing.T) {
 
 func TestLargeBatchesAreSplitAndNothingIsLost(t *testing.T) {
 	r := listenHTTP(t)
-	s := settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL)
+	s := testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL)
 	s.RequestBytes = 20_000
 	c := start(t, s, nil)
 	c.Traces(spans(0, 5001))
@@ -350,7 +350,7 @@ func TestOneMetricIsSplitWhereItMustBe(t *testing.T) {
 func TestAnswersThatMeanAgainAreTriedAgain(t *testing.T) {
 	r := listenHTTP(t)
 	r.answers = []func(http.ResponseWriter){answerWith(503), answerWith(429, "Retry-After", "1"), answerWith(502)}
-	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), nil)
+	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), nil)
 	began := time.Now()
 	c.Traces(spans(0, 10))
 	require.NoError(t, c.Shutdown(within(t, time.Minute)))
@@ -363,7 +363,7 @@ func TestAnswersThatMeanNoAreCounted(t *testing.T) {
 	r := listenHTTP(t)
 	var log bytes.Buffer
 	r.answers = []func(http.ResponseWriter){answerWith(401), answerWith(307, "Location", "http://127.0.0.1:1/")}
-	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL, "OTEL_EXPORTER_OTLP_HEADERS", "authorization=s3cret"),
+	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL, "OTEL_EXPORTER_OTLP_HEADERS", "authorization=s3cret"),
 		slog.New(slog.NewTextHandler(&log, nil)))
 	for i := range 3 {
 		c.Traces(spans(10*i, 10))
@@ -389,7 +389,7 @@ func TestPartialSuccessIsCounted(t *testing.T) {
 		w.Header().Set("Content-Type", "application/x-protobuf")
 		_, _ = w.Write(b)
 	}}
-	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), nil)
+	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), nil)
 	c.Traces(spans(0, 10))
 	require.Error(t, c.Shutdown(within(t, time.Minute)))
 	s := c.Stats()[Traces]
@@ -431,7 +431,7 @@ func TestServerThatComesLater(t *testing.T) {
 	for _, protocol := range []Protocol{GRPC, HTTP} {
 		addr := nowhere(t)
 		var log bytes.Buffer
-		c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", string(protocol), "OTEL_EXPORTER_OTLP_ENDPOINT", addr),
+		c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", string(protocol), "OTEL_EXPORTER_OTLP_ENDPOINT", addr),
 			slog.New(slog.NewTextHandler(&log, nil)))
 		require.Error(t, c.Check(within(t, time.Minute)))
 		c.Traces(spans(0, 50))
@@ -448,7 +448,7 @@ func TestServerThatComesLater(t *testing.T) {
 func TestShutdownTriesOnceMore(t *testing.T) {
 	for _, protocol := range []Protocol{GRPC, HTTP} {
 		addr := nowhere(t)
-		c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", string(protocol), "OTEL_EXPORTER_OTLP_ENDPOINT", addr), nil)
+		c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", string(protocol), "OTEL_EXPORTER_OTLP_ENDPOINT", addr), nil)
 		c.Traces(spans(0, 50))
 		require.Eventually(t, func() bool { return c.Stats()[Traces].LastError != "" }, time.Minute, time.Millisecond)
 		count := listenAt(t, protocol, addr)
@@ -459,7 +459,7 @@ func TestShutdownTriesOnceMore(t *testing.T) {
 
 func TestShutdownGivesUpAtOnceWhereNobodyListens(t *testing.T) {
 	for _, protocol := range []Protocol{GRPC, HTTP} {
-		c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", string(protocol), "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+nowhere(t)), nil)
+		c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", string(protocol), "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+nowhere(t)), nil)
 		for i := range 5 {
 			c.Traces(spans(10*i, 10))
 		}
@@ -477,7 +477,7 @@ func TestShutdownGivesUpAtOnceWhereTheServerIsNotTrusted(t *testing.T) {
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	for _, protocol := range []Protocol{GRPC, HTTP} {
-		c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", string(protocol), "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL), nil)
+		c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", string(protocol), "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL), nil)
 		c.Traces(spans(0, 10))
 		// On a machine that stands still the first handshake may time out instead.
 		require.Eventually(t, func() bool { return strings.Contains(c.Stats()[Traces].LastError, "certificate") }, time.Minute, time.Millisecond)
@@ -493,7 +493,7 @@ func TestShutdownDoesNotWaitForWhatComesAfterIt(t *testing.T) {
 	for range 10 {
 		r.answers = append(r.answers, answerWith(429, "Retry-After", "3600"))
 	}
-	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), nil)
+	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), nil)
 	c.Traces(spans(0, 10))
 	require.Eventually(t, func() bool { return c.Stats()[Traces].LastError != "" }, time.Minute, time.Millisecond)
 	ctx := within(t, time.Minute)
@@ -523,7 +523,7 @@ func (*scripted) close()                {}
 
 func TestRequestIsGivenUpInTimeHoweverLongTheServerWants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+		s := testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
 		s.RetryFor = 300 * time.Millisecond
 		c := start(t, s, nil)
 		busy := &sendError{err: errors.New("503 Service Unavailable"), retry: true, after: time.Hour}
@@ -548,7 +548,7 @@ func TestProgramsOwnTransportDoesNotMatter(t *testing.T) {
 	own := http.DefaultTransport
 	t.Cleanup(func() { http.DefaultTransport = own })
 	http.DefaultTransport = roundTripper(func(*http.Request) (*http.Response, error) { return nil, errors.New("the program's") })
-	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), nil)
+	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), nil)
 	c.Traces(spans(0, 10))
 	require.NoError(t, c.Shutdown(within(t, time.Minute)))
 	assert.Len(t, r.spans, 10)
@@ -561,7 +561,7 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 func TestWebPageIsNoEndpoint(t *testing.T) {
 	r := listenHTTP(t)
 	r.answers = []func(http.ResponseWriter){answerWith(200, "Content-Type", "text/html; charset=utf-8")}
-	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), nil)
+	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), nil)
 	c.Traces(spans(0, 10))
 	require.ErrorContains(t, c.Shutdown(within(t, time.Minute)), "web page")
 	assert.Equal(t, map[string]uint64{ReasonRefused: 10}, c.Stats()[Traces].Unsent)
@@ -573,7 +573,7 @@ func TestEndpointThatTakesEverySecondRequestDoesNotFillTheLog(t *testing.T) {
 		r.answers = append(r.answers, answerWith(400), nil)
 	}
 	var log bytes.Buffer
-	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), slog.New(slog.NewTextHandler(&log, nil)))
+	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), slog.New(slog.NewTextHandler(&log, nil)))
 	for i := range 40 {
 		c.Traces(spans(10*i, 10))
 		want := uint64(10 * (i + 1))
@@ -612,7 +612,7 @@ func TestGRPCSendsHeadersAndCountsWhatWasRejected(t *testing.T) {
 	require.NoError(t, err)
 	go server.Serve(l) //nolint:errcheck // ends with Stop
 	t.Cleanup(server.Stop)
-	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+l.Addr().String(),
+	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+l.Addr().String(),
 		"OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer%20s3cret"), nil)
 	c.Traces(spans(0, 10))
 	require.ErrorContains(t, c.Shutdown(within(t, time.Minute)), "too old")
@@ -628,7 +628,7 @@ func TestGRPCAnswersAreSortedAsTheSpecificationHasThem(t *testing.T) {
 		t.Run(mode.String(), func(t *testing.T) {
 			store, server := sink(t, "")
 			server.SetMode(mode)
-			c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint()), nil)
+			c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint()), nil)
 			c.Traces(spans(0, 10))
 			require.Eventually(t, func() bool { return c.Stats()[Traces].LastError != "" }, time.Minute, time.Millisecond)
 			server.SetMode(testsink.Accept)
@@ -650,7 +650,7 @@ func TestGRPCPort(t *testing.T) {
 		"http://host": "dns:///host:4317", "https://host": "dns:///host:443", "https://host:4317": "dns:///host:4317",
 		"http://[::1]": "dns:///[::1]:4317", "https://host/path": "dns:///host:443",
 	} {
-		c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", endpoint), nil)
+		c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", endpoint), nil)
 		assert.Equal(t, want, c.lanes[Traces].out.(*grpcTransport).conn.Target(), endpoint)
 	}
 }
@@ -658,7 +658,7 @@ func TestGRPCPort(t *testing.T) {
 func TestCheckIsBoundedByTheTimeout(t *testing.T) {
 	_, server := sink(t, "")
 	server.SetMode(testsink.Hang)
-	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint(), "OTEL_EXPORTER_OTLP_TIMEOUT", "100"), nil)
+	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint(), "OTEL_EXPORTER_OTLP_TIMEOUT", "100"), nil)
 	ctx := within(t, time.Minute)
 	err := c.Check(ctx)
 	require.NoError(t, ctx.Err(), "the timeout is that of the settings")
@@ -670,7 +670,7 @@ func TestCheckIsBoundedByTheTimeout(t *testing.T) {
 func TestShutdownKeepsItsBoundWhereNobodyAnswers(t *testing.T) {
 	_, server := sink(t, "")
 	server.SetMode(testsink.Hang)
-	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint()), nil)
+	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint()), nil)
 	c.Traces(spans(0, 10))
 	require.Eventually(t, func() bool { return server.Answers(testsink.Hang) > 0 }, time.Minute, time.Millisecond)
 	c.Traces(spans(10, 20))
@@ -681,7 +681,7 @@ func TestShutdownKeepsItsBoundWhereNobodyAnswers(t *testing.T) {
 func TestQueueIsBoundedAndTheCallerNeverWaits(t *testing.T) {
 	_, server := sink(t, "")
 	server.SetMode(testsink.Hang)
-	s := settings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint())
+	s := testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint())
 	one := traces{spans(0, 100)}.size() + payloadBytes
 	s.QueueBytes = 10*one + one/2
 	var log bytes.Buffer
@@ -713,12 +713,12 @@ func TestTLS(t *testing.T) {
 	ca := filepath.Join(dir, "ca.pem")
 	require.NoError(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600))
 
-	trusting := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", ca), nil)
+	trusting := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", ca), nil)
 	require.NoError(t, trusting.Check(within(t, time.Minute)))
 	certificate, key := selfSigned(t)
 	other := filepath.Join(dir, "other.pem")
 	require.NoError(t, os.WriteFile(other, certificate, 0o600))
-	doubting := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", other), nil)
+	doubting := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", other), nil)
 	require.ErrorContains(t, doubting.Check(within(t, time.Minute)), "certificate")
 
 	pairFile, keyFile := filepath.Join(dir, "client.pem"), filepath.Join(dir, "client-key.pem")
@@ -731,13 +731,13 @@ func TestTLS(t *testing.T) {
 	mutual.Config.ErrorLog = quiet
 	mutual.StartTLS()
 	t.Cleanup(mutual.Close)
-	known := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", mutual.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", ca,
+	known := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", mutual.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", ca,
 		"OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", pairFile, "OTEL_EXPORTER_OTLP_CLIENT_KEY", keyFile), nil)
 	require.NoError(t, known.Check(within(t, time.Minute)))
-	stranger := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", mutual.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", ca), nil)
+	stranger := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", mutual.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", ca), nil)
 	require.Error(t, stranger.Check(within(t, time.Minute)))
 
-	_, err := New(settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", filepath.Join(dir, "none.pem")), nil)
+	_, err := New(testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", filepath.Join(dir, "none.pem")), nil)
 	require.ErrorContains(t, err, "OTEL_EXPORTER_OTLP_CERTIFICATE")
 }
 

@@ -50,7 +50,7 @@ func TestFileIsReadAsItWasWritten(t *testing.T) {
 	for _, name := range []string{"a.otlp.jsonl", "a.otlp.jsonl.gz", "a.otlp.jsonl.zst"} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), name)
-			s := settings(t, "GPUFLIGHT_OUTPUT", path, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+			s := testSettings(t, "GPUFLIGHT_OUTPUT", path, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
 			// Two clients stand for two processes.
 			var wg sync.WaitGroup
 			for k := range 2 {
@@ -113,7 +113,7 @@ func TestFullDiskIsCountedAndLeavesWholeLines(t *testing.T) {
 	}
 	t.Cleanup(func() { assert.NoError(t, exec.Command("umount", dir).Run()) })
 	path := filepath.Join(dir, "full.otlp.jsonl")
-	c := start(t, settings(t, "GPUFLIGHT_OUTPUT", path), nil)
+	c := start(t, testSettings(t, "GPUFLIGHT_OUTPUT", path), nil)
 	for i := range 50 {
 		c.Traces(spans(100*i, 100))
 		n := uint64(100 * (i + 1))
@@ -132,7 +132,7 @@ func TestFullDiskIsCountedAndLeavesWholeLines(t *testing.T) {
 // The Collector's receiver for such files reads lines of up to 1 MiB.
 func TestLinesAreNoLongerThanReadersTake(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "long.otlp.jsonl")
-	c := start(t, settings(t, "GPUFLIGHT_OUTPUT", path), nil)
+	c := start(t, testSettings(t, "GPUFLIGHT_OUTPUT", path), nil)
 	c.Traces(spans(0, 20_000))
 	require.NoError(t, c.Shutdown(within(t, time.Minute)))
 	b, err := os.ReadFile(path)
@@ -147,21 +147,21 @@ func TestLinesAreNoLongerThanReadersTake(t *testing.T) {
 }
 
 func TestFileThatCannotBeOpened(t *testing.T) {
-	_, err := New(settings(t, "GPUFLIGHT_OUTPUT", filepath.Join(t.TempDir(), "no", "such")), nil)
+	_, err := New(testSettings(t, "GPUFLIGHT_OUTPUT", filepath.Join(t.TempDir(), "no", "such")), nil)
 	require.ErrorContains(t, err, "GPUFLIGHT_OUTPUT")
 }
 
 func TestPipeIsNoFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pipe")
 	require.NoError(t, exec.Command("mkfifo", path).Run())
-	_, err := New(settings(t, "GPUFLIGHT_OUTPUT", path), nil)
+	_, err := New(testSettings(t, "GPUFLIGHT_OUTPUT", path), nil)
 	require.ErrorContains(t, err, "not a regular file")
 }
 
 func TestHalfALineSpoilsNoOther(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f.otlp.jsonl")
 	require.NoError(t, os.WriteFile(path, []byte(`{"resourceSpans":[{"scopeS`), 0o600))
-	c := start(t, settings(t, "GPUFLIGHT_OUTPUT", path), nil)
+	c := start(t, testSettings(t, "GPUFLIGHT_OUTPUT", path), nil)
 	c.Traces(spans(0, 10))
 	require.NoError(t, c.Shutdown(within(t, time.Minute)))
 	names, _, _, stats := collect(t, path)
@@ -183,7 +183,7 @@ func lockedFile(t *testing.T) (path string, let func()) {
 func TestLockThatNobodyGivesBackIsNotWaitedForForEver(t *testing.T) {
 	path, let := lockedFile(t)
 	var log bytes.Buffer
-	c := start(t, settings(t, "GPUFLIGHT_OUTPUT", path), slog.New(slog.NewTextHandler(&log, nil)))
+	c := start(t, testSettings(t, "GPUFLIGHT_OUTPUT", path), slog.New(slog.NewTextHandler(&log, nil)))
 	c.file.patience = 50 * time.Millisecond
 	c.Traces(spans(0, 10))
 	require.Eventually(t, func() bool { return c.Stats()[Traces].Unsent[ReasonDisk] == 10 }, time.Minute, time.Millisecond)
@@ -197,7 +197,7 @@ func TestLockThatNobodyGivesBackIsNotWaitedForForEver(t *testing.T) {
 
 func TestShutdownKeepsItsBoundWhereTheFileIsLocked(t *testing.T) {
 	path, _ := lockedFile(t)
-	c := start(t, settings(t, "GPUFLIGHT_OUTPUT", path), nil)
+	c := start(t, testSettings(t, "GPUFLIGHT_OUTPUT", path), nil)
 	c.file.patience = time.Hour
 	c.Traces(spans(0, 10))
 	c.Logs(logRecords(3))

@@ -51,34 +51,34 @@ func valuesOf(t *testing.T, requests []profile.Profiles) (values []int64) {
 
 func TestProfilesAreSentOnlyWhereAskedFor(t *testing.T) {
 	for v, want := range map[string]bool{"": false, "0": false, "off": false, "1": true, "True": true, "on": true} {
-		s := settings(t, "GPUFLIGHT_PROFILES", v)
+		s := testSettings(t, "GPUFLIGHT_PROFILES", v)
 		assert.Equal(t, want, s.Sends(Profiles), v)
 		assert.True(t, s.Sends(Logs))
 	}
 	_, err := FromEnv(env("GPUFLIGHT_PROFILES", "maybe"))
-	require.EqualError(t, err, `GPUFLIGHT_PROFILES: "maybe" is neither true nor false`)
+	require.EqualError(t, err, `GPUFLIGHT_PROFILES is "maybe"; it must be true or false`)
 
-	s := settings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_PROFILES_EXPORTER", "none")
+	s := testSettings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_PROFILES_EXPORTER", "none")
 	assert.False(t, s.Sends(Profiles))
-	s = settings(t, "OTEL_TRACES_EXPORTER", "none", "OTEL_LOGS_EXPORTER", "none", "OTEL_METRICS_EXPORTER", "none")
+	s = testSettings(t, "OTEL_TRACES_EXPORTER", "none", "OTEL_LOGS_EXPORTER", "none", "OTEL_METRICS_EXPORTER", "none")
 	assert.True(t, s.Off())
 	s.Profiles = true
 	assert.False(t, s.Off())
-	s = settings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_SDK_DISABLED", "true")
+	s = testSettings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_SDK_DISABLED", "true")
 	assert.True(t, s.Off())
 
 	// Where they are not asked for they go nowhere, and that is no loss.
-	c := start(t, settings(t), nil)
+	c := start(t, testSettings(t), nil)
 	c.Profiles(profilesOf(t, 1))
 	require.NoError(t, c.Shutdown(within(t, time.Minute)))
 	assert.Zero(t, c.Stats()[Profiles].Sent+c.Stats()[Profiles].UnsentTotal())
 }
 
 func TestEndpointOfProfiles(t *testing.T) {
-	s := settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:4318/base")
+	s := testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:4318/base")
 	assert.Equal(t, "http://a:4318/base/v1development/profiles", s.Signals[Profiles].URL.String())
 	assert.Equal(t, "http://a:4318/base/v1/logs", s.Signals[Logs].URL.String())
-	s = settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:4318", "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "http://pyroscope:4040/otlp/x",
+	s = testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:4318", "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "http://pyroscope:4040/otlp/x",
 		"OTEL_EXPORTER_OTLP_PROFILES_HEADERS", "x-scope-orgid=me")
 	assert.Equal(t, "http://pyroscope:4040/otlp/x", s.Signals[Profiles].URL.String())
 	assert.Equal(t, map[string]string{"x-scope-orgid": "me"}, s.Signals[Profiles].Headers)
@@ -126,7 +126,7 @@ func profileServer(t *testing.T, code int) (*collecting, string) {
 
 func TestProfilesGoOverHTTPAndGRPC(t *testing.T) {
 	to, address := profileServer(t, 0)
-	c := start(t, settings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_ENDPOINT", address), nil)
+	c := start(t, testSettings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_ENDPOINT", address), nil)
 	require.NoError(t, c.Check(within(t, time.Minute)))
 	for _, p := range []profile.Profiles{profilesOf(t, 1, 2), profilesOf(t, 3), profilesOf(t, 4)} {
 		c.Profiles(p)
@@ -136,7 +136,7 @@ func TestProfilesGoOverHTTPAndGRPC(t *testing.T) {
 	assert.Equal(t, uint64(4), c.Stats()[Profiles].Sent, "profiles, as servers count them")
 
 	server := &profiletest.Server{}
-	c = start(t, settings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_PROFILES_PROTOCOL", "grpc",
+	c = start(t, testSettings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_PROFILES_PROTOCOL", "grpc",
 		"OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "http://"+server.Serve(t), "OTEL_EXPORTER_OTLP_PROFILES_COMPRESSION", "gzip"), nil)
 	c.Profiles(profilesOf(t, 1, 2))
 	c.Profiles(profilesOf(t, 3))
@@ -144,7 +144,7 @@ func TestProfilesGoOverHTTPAndGRPC(t *testing.T) {
 	assert.Equal(t, []int64{1, 2, 3}, valuesOf(t, server.Requests()))
 
 	server = &profiletest.Server{Rejected: 1}
-	c = start(t, settings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+server.Serve(t)), nil)
+	c = start(t, testSettings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+server.Serve(t)), nil)
 	c.Profiles(profilesOf(t, 1, 2))
 	require.ErrorContains(t, c.Shutdown(within(t, time.Minute)), "1 profiles were not sent")
 	assert.Equal(t, uint64(1), c.Stats()[Profiles].Sent)
@@ -163,7 +163,7 @@ func TestEndpointThatDoesNotKnowProfiles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log bytes.Buffer
-			c := start(t, settings(t, append(pairs, "GPUFLIGHT_PROFILES", "1")...), slog.New(slog.NewTextHandler(&log, nil)))
+			c := start(t, testSettings(t, append(pairs, "GPUFLIGHT_PROFILES", "1")...), slog.New(slog.NewTextHandler(&log, nil)))
 			require.NoError(t, c.Check(within(t, time.Minute)))
 			for range 5 {
 				c.Profiles(profilesOf(t, 1, 2))
@@ -184,13 +184,13 @@ func TestEndpointThatDoesNotKnowProfiles(t *testing.T) {
 // What Check sends has no profile in it, which a store may refuse; but somebody must be there.
 func TestCheckOfProfiles(t *testing.T) {
 	_, strict := profileServer(t, http.StatusBadRequest)
-	c := start(t, settings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_ENDPOINT", strict), nil)
+	c := start(t, testSettings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_ENDPOINT", strict), nil)
 	require.NoError(t, c.Check(within(t, time.Minute)))
 	c.Profiles(profilesOf(t, 1))
 	require.Error(t, c.Shutdown(within(t, time.Minute)))
 	assert.Equal(t, map[string]uint64{ReasonRefused: 1}, c.Stats()[Profiles].Unsent)
 
-	c = start(t, settings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_ENDPOINT", strict, "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "http://"+nowhere(t)), nil)
+	c = start(t, testSettings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_ENDPOINT", strict, "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "http://"+nowhere(t)), nil)
 	require.ErrorContains(t, c.Check(within(t, time.Minute)), "profiles to http://")
 }
 
@@ -198,7 +198,7 @@ func TestCheckOfProfiles(t *testing.T) {
 func TestEndpointThatDoesNotKnowLogsIsAnError(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(server.Close)
-	c := start(t, settings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL), nil)
+	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL), nil)
 	c.Logs(logRecords(3))
 	require.Error(t, c.Shutdown(within(t, time.Minute)))
 	assert.Equal(t, map[string]uint64{ReasonRefused: 3}, c.Stats()[Logs].Unsent)
@@ -206,7 +206,7 @@ func TestEndpointThatDoesNotKnowLogsIsAnError(t *testing.T) {
 
 func TestProfilesInAFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "out.otlp.jsonl")
-	c := start(t, settings(t, "GPUFLIGHT_PROFILES", "1", "GPUFLIGHT_OUTPUT", path), nil)
+	c := start(t, testSettings(t, "GPUFLIGHT_PROFILES", "1", "GPUFLIGHT_OUTPUT", path), nil)
 	c.Profiles(profilesOf(t, 1, 2))
 	c.Logs(logRecords(3))
 	c.Profiles(profilesOf(t, 3))

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/gpuflight/gpuflight/internal/recording/settings"
 )
 
 // Signal is a kind of telemetry.
@@ -106,21 +108,12 @@ func FromEnv(getenv func(string) string) (Settings, error) {
 		e.Off = e.Off || disabled
 		s.Signals[signal] = e
 	}
-	if s.Profiles, err = profiles(getenv("GPUFLIGHT_PROFILES")); err != nil {
+	r := settings.Reader{Getenv: getenv}
+	s.Profiles = r.Bool("GPUFLIGHT_PROFILES")
+	if err := r.Err(); err != nil {
 		return Settings{}, err
 	}
 	return s, nil
-}
-
-// profiles reads GPUFLIGHT_PROFILES, which may be written as our other switches are.
-func profiles(v string) (bool, error) {
-	switch strings.ToLower(strings.TrimSpace(v)) {
-	case "", "0", "false", "no", "off":
-		return false, nil
-	case "1", "true", "yes", "on":
-		return true, nil
-	}
-	return false, fmt.Errorf("GPUFLIGHT_PROFILES: %q is neither true nor false", v)
 }
 
 // Sends reports whether a signal is sent.
@@ -157,7 +150,7 @@ func endpointFromEnv(signal Signal, getenv func(string) string) (Endpoint, error
 	case GRPC, HTTP:
 		e.Protocol = Protocol(v)
 	default:
-		return e, fmt.Errorf("%s: %q is not supported: set %s or %s", variable, v, GRPC, HTTP)
+		return e, settings.Wrong(variable, "%q is not supported: set %s or %s", v, GRPC, HTTP)
 	}
 	variable, v := lookup("INSECURE")
 	insecure, err := boolean(variable, v)
@@ -169,13 +162,13 @@ func endpointFromEnv(signal Signal, getenv func(string) string) (Endpoint, error
 	}
 	if variable, v = lookup("HEADERS"); v != "" {
 		if e.Headers, err = headers(v); err != nil {
-			return e, fmt.Errorf("%s: %w", variable, err)
+			return e, settings.Wrong(variable, "%v", err)
 		}
 	}
 	if variable, v = lookup("TIMEOUT"); v != "" {
 		ms, err := strconv.ParseUint(v, 10, 31)
 		if err != nil || ms == 0 {
-			return e, fmt.Errorf("%s: %q is not a number of milliseconds above 0", variable, v)
+			return e, settings.Wrong(variable, "%q is not a number of milliseconds above 0", v)
 		}
 		e.Timeout = time.Duration(ms) * time.Millisecond
 	}
@@ -184,7 +177,7 @@ func endpointFromEnv(signal Signal, getenv func(string) string) (Endpoint, error
 	case "gzip":
 		e.Gzip = true
 	default:
-		return e, fmt.Errorf("%s: %q is not supported: set gzip or none", variable, v)
+		return e, settings.Wrong(variable, "%q is not supported: set gzip or none", v)
 	}
 	_, e.CertificateFile = lookup("CERTIFICATE")
 	_, e.ClientCertificateFile = lookup("CLIENT_CERTIFICATE")
@@ -215,7 +208,7 @@ func boolean(variable, v string) (bool, error) {
 	case "true":
 		return true, nil
 	}
-	return false, fmt.Errorf("%s: %q is neither true nor false", variable, v)
+	return false, settings.Wrong(variable, "%q is neither true nor false", v)
 }
 
 func endpointURL(signal Signal, protocol Protocol, insecure bool, lookup func(string) (string, string)) (*url.URL, error) {
@@ -237,10 +230,10 @@ func endpointURL(signal Signal, protocol Protocol, insecure bool, lookup func(st
 	u, err := url.Parse(v)
 	if err != nil {
 		// The parser's error repeats the text, which may hold a password.
-		return nil, fmt.Errorf("%s: not a URL such as http://localhost:4318", variable)
+		return nil, settings.Wrong(variable, "not a URL such as http://localhost:4318")
 	}
 	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return nil, fmt.Errorf("%s: %q is not a URL such as http://localhost:4318", variable, u.Redacted())
+		return nil, settings.Wrong(variable, "%q is not a URL such as http://localhost:4318", u.Redacted())
 	}
 	if protocol == HTTP && !own {
 		u = u.JoinPath(signal.Path())

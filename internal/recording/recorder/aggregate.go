@@ -86,8 +86,6 @@ type work struct {
 	device uint8
 	count  [numOperations]uint64
 	ns     [numOperations]uint64
-	// untracedGraphs were launched without a record.
-	untracedGraphs uint64
 }
 
 // copies are those of one kind on one device.

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/gpuflight/gpuflight/cupti"
-	"github.com/gpuflight/gpuflight/internal/bytesize"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/semconv"
 )
@@ -55,7 +54,6 @@ func (r *Recorder) finish() error {
 	r.notes, r.yields, r.texts = nil, nil, nil
 	r.mu.Unlock()
 	e.learnWindows(notes)
-	e.countUntraced(true)
 	if r.broken.Load() {
 		// What the batch holds may be half an event.
 		e.batch = gpuevent.NewBatch(gpuevent.Signals{Traces: true, Logs: true})
@@ -112,7 +110,7 @@ func (e *engine) summary(failure string, end int64) Summary {
 	}
 	s.Spans.ScopesLeftOut = e.scopes.leftOut
 	s.Windows = e.windows.summary()
-	s.Overhead = e.overheadSummary()
+	s.Overhead = e.overhead.summary(e.cfg.OverheadBudget)
 	for i, n := range stats.Rejected {
 		if n > 0 {
 			if s.Records.RejectedBy == nil {
@@ -235,17 +233,10 @@ func (e *engine) captureLog(s *Summary) {
 	}
 	if w := s.Windows; w != nil {
 		r.Attrs = append(r.Attrs, count(semconv.CUDACaptureDeepWindows, w.Opened), count(semconv.CUDACaptureFunctionsWithoutSASS, w.TextsMissing), gpuevent.F(semconv.CUDACapturePausedTime, w.PausedSeconds))
-		if w.KeptBytes > 0 {
-			r.Attrs = append(r.Attrs, count(semconv.CUDACaptureDeepMemory, w.KeptBytes))
-		}
 	}
 	if o := s.Overhead; o != nil {
 		r.Attrs = append(r.Attrs, gpuevent.F(semconv.CUDACaptureOverheadBudget, o.Budget), gpuevent.F(semconv.CUDACaptureOverheadRatio, o.Ratio),
-			gpuevent.F(semconv.CUDACaptureTracedRatio, o.Traced), count(semconv.CUDACaptureLaunchesUntraced, o.Untraced[semconv.CUDAOperationKernel]))
-		if o.All != nil && o.All.LaunchesBound > 0 {
-			r.Attrs = append(r.Attrs, gpuevent.F(semconv.CUDACaptureLaunchesEstimated, o.All.Launches),
-				gpuevent.F(semconv.CUDACaptureLaunchesEstimatedBound, o.All.LaunchesBound))
-		}
+			gpuevent.F(semconv.CUDACaptureRecordedTime, o.RecordedSeconds), gpuevent.F(semconv.CUDACaptureRecordedRatio, o.RecordedRatio))
 	}
 	if s.Version > 0 {
 		r.Attrs = append(r.Attrs, gpuevent.I(semconv.CUDACaptureLibraryVersion, int64(s.Version)))
@@ -312,18 +303,15 @@ func (s *Summary) sentence() string {
 		if w.PausedSeconds > 0 {
 			fmt.Fprintf(&b, ", nothing recorded for %.3g s of them", w.PausedSeconds)
 		}
-		if w.KeptBytes > 0 {
-			fmt.Fprintf(&b, ", some %s of device memory kept by CUPTI", bytesize.Format(w.KeptBytes))
-		}
-		if w.MemoryFull {
-			b.WriteString(" and so no more windows of sass")
-		}
 	}
 	if o := s.Overhead; o != nil {
-		fmt.Fprintf(&b, ", %d launches counted without a record, %.3g %% of the time traced; it cost about %.2g %% of the program's time, where %.3g %% were allowed",
-			o.Untraced[semconv.CUDAOperationKernel], 100*o.Traced, 100*o.Ratio, 100*o.Budget)
+		fmt.Fprintf(&b, ", recorded in %.3g %% of the time at a cost of at most %.2g %% of it (budget %.3g %%)",
+			100*o.RecordedRatio, 100*o.Ratio, 100*o.Budget)
 		if !o.Met {
 			b.WriteString(": the budget was not kept")
+		}
+		if o.Failure != "" {
+			b.WriteString("; " + o.Failure)
 		}
 	}
 	if s.Failure != "" {

@@ -103,10 +103,8 @@ type Config struct {
 	// Asked are the kinds that were asked for: default cupti.DefaultKinds.
 	Asked cupti.Kinds
 	// OverheadBudget is the share of the program's time that recording may cost, above 0 and at most 1; 0 sets no
-	// limit. The Source must be a Switch. With it records are made in slices; between them launches are counted.
+	// limit. The Source must be a Detacher. The program is recorded in time slices; between them CUPTI is detached.
 	OverheadBudget float64
-	// OverheadLeave allows that CUPTI is left between slices where counting costs too much. Then launches may not all be counted.
-	OverheadLeave bool
 	// Rules are told of kernels and scopes, nil for none.
 	Rules Rules
 	// Profiles takes deep windows as profiles too, nil for none.
@@ -158,7 +156,7 @@ type Summary struct {
 	Records RecordCounts `json:"records"`
 	// Windows are the deep windows, nil if there was none.
 	Windows *WindowCounts `json:"deep_windows,omitempty"`
-	// Overhead is what the budget for the cost of recording did, nil without one.
+	// Overhead is what the overhead budget did, nil without one.
 	Overhead *OverheadSummary `json:"overhead,omitempty"`
 	// OverheadSeconds is what CUPTI says it needed, OwnSeconds the recorder's own processor time.
 	OverheadSeconds float64 `json:"overhead_seconds"`

@@ -51,8 +51,8 @@ type engine struct {
 	windows windows
 	// stretches is for all goroutines.
 	stretches stretches
-	// untraced is nil without a budget for the cost of recording.
-	untraced *untraced
+	// overhead is nil without an overhead budget.
+	overhead *overheadLimiter
 	// yields are of windows, and sent at the end of a round: when the kernels of their time are known.
 	yields []*Window
 	// texts are of functions, and sent after yields.
@@ -183,9 +183,6 @@ func (e *engine) learnCalls(b Records) {
 
 // process makes telemetry of buffers and gives them back.
 func (e *engine) process(held []Records) {
-	if e.untraced != nil {
-		e.untraced.learn()
-	}
 	e.learnDevices()
 	records := 0
 	for _, b := range held {
@@ -272,18 +269,12 @@ func (e *engine) count(b Records, buffer uint16) {
 			continue
 		}
 		e.lastSeen = max(e.lastSeen, h.End)
-		if e.untraced != nil {
-			e.untraced.record(b.Attachment(), h.Correlation)
-		}
 		s := e.scopeOf(h)
 		device := deviceSlot(h.Device)
 		c := candidate{ns: max(0, h.End-h.Start), scope: s, index: uint32(i), buffer: buffer, op: op, device: device}
 		wanted := !e.cfg.KernelsOnly && (c.ns >= minNs || op == opAlloc || op == opFree)
 		if op == opKernel {
 			c.group = e.totals.kernel(h, s.label, device)
-			if u := e.untraced; u != nil && !h.GraphNode {
-				u.kernel(c.group, h.Start, c.ns)
-			}
 			if e.busy != nil {
 				e.busy.Add(int(h.Device), h.Start, h.End)
 			}
@@ -425,7 +416,9 @@ func (e *engine) tick() {
 		e.calls.age(now)
 	}
 	e.scopes.forget(now)
-	e.countUntraced(false)
+	if e.overhead != nil {
+		e.overhead.own.Store(int64(e.ownTime()))
+	}
 	if e.figures != nil {
 		e.cfg.Rules.Tick(e.now)
 	}

@@ -301,6 +301,10 @@ func (s *sink) points(name string) map[string]float64 {
 				}
 				found[series(p.Attributes())] = v
 			}
+		case pmetric.MetricTypeGauge:
+			for _, p := range x.Gauge().DataPoints().All() {
+				found[series(p.Attributes())] = p.DoubleValue()
+			}
 		case pmetric.MetricTypeHistogram:
 			for _, p := range x.Histogram().DataPoints().All() {
 				found[series(p.Attributes())] = p.Sum()

@@ -288,7 +288,7 @@ func (w *metricWriter) work() {
 	}
 	graphs := w.sum(semconv.MetricGPUCUDAGraphLaunchCalls)
 	for _, x := range t.workList {
-		if n := x.count[opGraph] + x.untracedGraphs; n > 0 {
+		if n := x.count[opGraph]; n > 0 {
 			a := graphs.int(t.start, n)
 			w.scope(a, x.label)
 			w.device(a, x.device)
@@ -357,12 +357,6 @@ func (w *metricWriter) recorder() {
 	counts := &w.e.windows.counts
 	for _, status := range slices.Sorted(maps.Keys(counts.ByStatus)) {
 		windows.int(start, counts.ByStatus[status]).PutStr(semconv.CUDADeepWindowStatus, status)
-	}
-	if counts.KeptBytes > 0 {
-		w.gauge(semconv.MetricGpuflightDeepMemory).SetIntValue(int64(counts.KeptBytes)) //nolint:gosec // Bounded by the device's memory.
-	}
-	if s.HeapHeld > 0 {
-		w.gauge(semconv.MetricGpuflightDeepHeap).SetIntValue(int64(s.HeapHeld)) //nolint:gosec // Bounded by the core.
 	}
 	if w.e.windows.paused > 0 {
 		w.sum(semconv.MetricGpuflightPausedTime).seconds(start, uint64(w.e.windows.paused))

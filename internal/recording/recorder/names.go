@@ -25,8 +25,6 @@ type kernelName struct {
 	count    uint64
 	ns       uint64
 	maxNs    int64
-	// untraced are launches that were counted and have no records.
-	untraced uint64
 	// own says that it has series of its own; see metrics.
 	own bool
 	// usages are its figures by device.

@@ -7,6 +7,7 @@ package recorder
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -19,32 +20,33 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// The whole way with the fake libraries: threads launch until the budget has had CUPTI left.
-func TestOverheadBudgetOnACollector(t *testing.T) {
+// The recorder with a budget on the fake libraries: threads launch, one of them in scopes, until CUPTI was detached and
+// attached again three times.
+func TestOverhead_Collector(t *testing.T) {
 	fake := cuptitest.Libraries(t)
 	require.Zero(t, fake.Init())
-	c, err := cupti.Open(cupti.Config{Library: fake.CUPTI})
+	c, err := cupti.Open(cupti.Config{Library: fake.CUPTI, Detachable: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	out := &sink{}
-	// At any rate of launches that a machine can have this is less than tracing takes.
+	// At any rate of launches that a machine can have, recording costs more than this.
 	r, err := New(Config{
-		InstanceID: testInstance, ServiceName: "app", MaxSpansPerSecond: -1, FlushInterval: 5 * time.Millisecond, OverheadBudget: 1e-4, OverheadLeave: true,
+		InstanceID: testInstance, ServiceName: "app", FlushInterval: 5 * time.Millisecond, OverheadBudget: 0.1,
 	}, FromCollector(c), out)
 	require.NoError(t, err)
+	fake.Control("finalized", 0)
+	fake.Set(t, "launch_ns", 1000)
 	require.NoError(t, c.Start())
-	fake.Control("launch_ns", 1000)
-	defer fake.Control("launch_ns", 0)
 	r.Start()
 
-	stop := make(chan struct{})
+	done := make(chan struct{})
 	var threads sync.WaitGroup
 	var launched [3]uint64
 	for i := range launched {
 		threads.Go(func() {
 			for {
 				select {
-				case <-stop:
+				case <-done:
 					return
 				default:
 				}
@@ -53,12 +55,30 @@ func TestOverheadBudgetOnACollector(t *testing.T) {
 			}
 		})
 	}
-	left := func() bool { return c.CountStats().Detached > 0 }
-	require.Eventually(t, left, 2*time.Minute, time.Millisecond, "CUPTI is never left")
-	close(stop)
+	scoped := uint64(0)
+	threads.Go(func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		id := r.Begin(Scope{Ref: refOf(1, 1), Sampled: true, Name: "all"})
+		defer r.End(id)
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			fake.Launch("scoped", 100)
+			scoped += 100
+		}
+	})
+	finalized := int64(0)
+	attached := func() bool {
+		finalized += fake.Control("finalized", 0) // and sets it to 0
+		return finalized >= 3 && fake.Control("subscribed", 0) == 1
+	}
+	require.Eventually(t, attached, 2*time.Minute, 10*time.Millisecond)
+	close(done)
 	threads.Wait()
-	fake.LaunchThreads(1, 100, "kernel0") // some more, of which nobody knows
-	launched[0] += 100
 	require.NoError(t, c.Stop(false))
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -67,19 +87,25 @@ func TestOverheadBudgetOnACollector(t *testing.T) {
 	require.Empty(t, s.Failure)
 	o := s.Overhead
 	require.NotNil(t, o)
-	require.Empty(t, o.Refused)
-	assert.Positive(t, s.KernelCount)
-	assert.Positive(t, o.Seconds["trace"])
+	assert.Empty(t, o.Failure)
+	assert.GreaterOrEqual(t, o.Slices, uint64(3))
+	assert.Positive(t, o.RecordedSeconds)
+	assert.Less(t, o.RecordedRatio, 1.0)
 	points := out.points(semconv.MetricGPUCUDAKernelLaunchCalls)
-	var sum, known uint64
+	var recorded uint64
 	for i, n := range launched {
 		got := uint64(points[fmt.Sprintf("kernel%d|", i)])
-		assert.LessOrEqual(t, got, n) // what was launched blindly is in neither
 		assert.Positive(t, got)
-		sum += n
-		known += got
+		assert.Less(t, got, n)
+		recorded += got
 	}
-	assert.Equal(t, s.KernelCount+o.Untraced["kernel"], known, points)
-	assert.Positive(t, o.Left)
-	assert.Less(t, known, sum, points)
+	got := uint64(points["scoped|all|"])
+	assert.Positive(t, got, "the scope was opened before the first detach: %v", points)
+	assert.Less(t, got, scoped)
+	// A launch that is in progress when a slice begins may have no scope.
+	inProgress := uint64(points["scoped|"])
+	assert.LessOrEqual(t, inProgress, o.Slices, points)
+	assert.Equal(t, s.KernelCount, recorded+got+inProgress, points)
+	assert.Equal(t, s.Records.Collected, s.KernelCount)
+	assert.Zero(t, s.Records.Dropped+s.Records.Rejected+s.Records.Unreturned+s.Records.ScopesUnknown+s.Records.ScopesLost)
 }

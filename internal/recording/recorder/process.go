@@ -3,14 +3,14 @@
 package recorder
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/google/uuid"
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/semconv"
@@ -20,23 +20,12 @@ import (
 const distroName = "gpuflight"
 
 // NewInstanceID returns a random UUID (version 4).
-func NewInstanceID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails, by its contract
-	b[6] = b[6]&0x0f | 0x40
-	b[8] = b[8]&0x3f | 0x80
-	h := hex.EncodeToString(b[:])
-	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
-}
+func NewInstanceID() string { return uuid.NewString() }
 
-// IsUUID reports whether s is a UUID other than the one of zeros only.
+// IsUUID reports whether s is a UUID with hyphens, other than the one of zeros only.
 func IsUUID(s string) bool {
-	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' {
-		return false
-	}
-	digits := strings.ReplaceAll(s, "-", "")
-	_, err := hex.DecodeString(digits)
-	return err == nil && len(digits) == 32 && strings.Trim(digits, "0") != ""
+	id, err := uuid.Parse(s)
+	return err == nil && len(s) == 36 && id != uuid.Nil
 }
 
 // DetectProcess fills in what this process is: PID, HostName, Command and the attributes that name

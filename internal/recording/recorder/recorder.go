@@ -84,7 +84,7 @@ func New(cfg Config, src Source, sink Sink) (*Recorder, error) {
 	}
 	e := newEngine(cfg, src, sink, time.Now())
 	if cfg.OverheadBudget != 0 {
-		if err := e.limitOverhead(src); err != nil {
+		if e.overhead, err = newOverheadLimiter(src, cfg.OverheadBudget, cfg.Logger); err != nil {
 			return nil, err
 		}
 	}
@@ -245,12 +245,12 @@ func (r *Recorder) run() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	r.engine.ownTime = threadTime()
-	endGovernor := r.engine.governed()
+	endLimiter := r.engine.overhead.start()
 	if err := guarded(r.consume); err != nil {
 		r.fail(err)
 		r.drain()
 	}
-	endGovernor()
+	endLimiter()
 	r.over.Store(true)
 	if err := guarded(r.finish); err != nil {
 		r.fail(err)

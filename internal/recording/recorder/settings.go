@@ -3,8 +3,7 @@
 package recorder
 
 import (
-	"encoding/hex"
-	"errors"
+	"context"
 	"fmt"
 	"log/slog"
 	"math"
@@ -14,10 +13,14 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"go.opentelemetry.io/otel/propagation"
+	oteltrace "go.opentelemetry.io/otel/trace"
+
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/bytesize"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/recording/budget"
+	"github.com/gpuflight/gpuflight/internal/recording/settings"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -49,8 +52,6 @@ type Settings struct {
 	MinDuration, FlushInterval, MetricInterval time.Duration
 	// OverheadBudget is GPUFLIGHT_OVERHEAD_BUDGET, 0 for none.
 	OverheadBudget float64
-	// OverheadLeave is GPUFLIGHT_OVERHEAD_LEAVE: see Config.
-	OverheadLeave bool
 	// ShutdownTimeout is GPUFLIGHT_SHUTDOWN_TIMEOUT.
 	ShutdownTimeout time.Duration
 	// LogLevel is GPUFLIGHT_LOG_LEVEL (debug, info, warn, error, off), default warn; off is above all
@@ -67,24 +68,23 @@ const LogOff = slog.Level(math.MaxInt32)
 // error names each variable with a bad value and what would be good; the Settings beside it are
 // then good but for these, which have their defaults.
 func SettingsFromEnv(getenv func(string) string) (Settings, error) {
-	r := envReader{getenv: getenv}
+	r := envReader{settings.Reader{Getenv: getenv}}
 	s := Settings{
-		Disabled:          r.bool("GPUFLIGHT_DISABLED"),
-		GraphNodes:        r.bool("GPUFLIGHT_GRAPH_NODES"),
+		Disabled:          r.Bool("GPUFLIGHT_DISABLED"),
+		GraphNodes:        r.Bool("GPUFLIGHT_GRAPH_NODES"),
 		Library:           getenv("GPUFLIGHT_CUPTI"),
 		BufferBytes:       r.bufferSize("GPUFLIGHT_BUFFER_SIZE"),
 		Kinds:             r.kinds("GPUFLIGHT_KINDS"),
-		MaxSpansPerSecond: r.int("GPUFLIGHT_MAX_SPANS_PER_SECOND", -1),
-		MaxSpansPerTrace:  r.int("GPUFLIGHT_MAX_SPANS_PER_TRACE", 2),
-		KernelsOnly:       r.bool("GPUFLIGHT_KERNELS_ONLY"),
+		MaxSpansPerSecond: r.Int("GPUFLIGHT_MAX_SPANS_PER_SECOND", -1),
+		MaxSpansPerTrace:  r.Int("GPUFLIGHT_MAX_SPANS_PER_TRACE", 2),
+		KernelsOnly:       r.Bool("GPUFLIGHT_KERNELS_ONLY"),
 		Include:           list(getenv("GPUFLIGHT_INCLUDE")),
 		Exclude:           list(getenv("GPUFLIGHT_EXCLUDE")),
-		MinDuration:       r.duration("GPUFLIGHT_MIN_DURATION", 0, 0),
-		FlushInterval:     r.duration("GPUFLIGHT_FLUSH_INTERVAL", time.Millisecond, 0),
-		MetricInterval:    r.duration("GPUFLIGHT_METRIC_INTERVAL", time.Millisecond, 0),
+		MinDuration:       r.Duration("GPUFLIGHT_MIN_DURATION", 0, 0),
+		FlushInterval:     r.Duration("GPUFLIGHT_FLUSH_INTERVAL", time.Millisecond, 0),
+		MetricInterval:    r.Duration("GPUFLIGHT_METRIC_INTERVAL", time.Millisecond, 0),
 		OverheadBudget:    r.budget("GPUFLIGHT_OVERHEAD_BUDGET"),
-		OverheadLeave:     r.bool("GPUFLIGHT_OVERHEAD_LEAVE"),
-		ShutdownTimeout:   r.duration("GPUFLIGHT_SHUTDOWN_TIMEOUT", 0, DefaultShutdownTimeout),
+		ShutdownTimeout:   r.Duration("GPUFLIGHT_SHUTDOWN_TIMEOUT", 0, DefaultShutdownTimeout),
 		LogLevel:          r.level("GPUFLIGHT_LOG_LEVEL"),
 		SummaryDir:        getenv("GPUFLIGHT_SUMMARY_DIR"),
 	}
@@ -94,7 +94,7 @@ func SettingsFromEnv(getenv func(string) string) (Settings, error) {
 	s.Parent, s.ParentSampled, s.HasParent = ParseTraceparent(getenv("TRACEPARENT"))
 	attributes, err := ParseResource(getenv("OTEL_RESOURCE_ATTRIBUTES"))
 	if err != nil {
-		r.errs = append(r.errs, err)
+		r.Fail(err)
 	}
 	for _, a := range attributes {
 		switch {
@@ -111,7 +111,7 @@ func SettingsFromEnv(getenv func(string) string) (Settings, error) {
 	if name := getenv("OTEL_SERVICE_NAME"); name != "" {
 		s.ServiceName = name
 	}
-	return s, errors.Join(r.errs...)
+	return s, r.Err()
 }
 
 // Config returns a recorder's configuration with the settings. What the process is (PID, HostName,
@@ -123,8 +123,17 @@ func (s *Settings) Config() Config {
 		MaxSpansPerSecond: s.MaxSpansPerSecond, MaxSpansPerTrace: s.MaxSpansPerTrace,
 		KernelsOnly: s.KernelsOnly, Include: s.Include, Exclude: s.Exclude, MinDuration: s.MinDuration,
 		FlushInterval: s.FlushInterval, MetricInterval: s.MetricInterval,
-		Asked: s.Kinds, OverheadBudget: s.OverheadBudget, OverheadLeave: s.OverheadLeave,
+		Asked: s.Kinds, OverheadBudget: s.OverheadBudget,
 	}
+}
+
+// CheckWindows returns an error if deep windows are allowed and there is an overhead budget. Windows need to know contexts and modules from
+// the beginning, and a detached CUPTI does not report them.
+func (s *Settings) CheckWindows(allowed bool) error {
+	if allowed && s.OverheadBudget != 0 {
+		return &settings.Error{Variable: "GPUFLIGHT_OVERHEAD_BUDGET", Problem: " and deep profiling (GPUFLIGHT_DEEP) exclude each other: remove one of them"}
+	}
+	return nil
 }
 
 // Buffers may be of minBuffer to maxBuffer bytes, and all together of allBuffers, as they are by default.
@@ -137,62 +146,18 @@ const (
 // Collector returns the collector's configuration with the settings.
 func (s *Settings) Collector() cupti.Config {
 	c := cupti.Config{Library: s.Library, Kinds: s.Kinds, GraphNodes: s.GraphNodes, BufferBytes: s.BufferBytes}
+	c.Detachable = s.OverheadBudget != 0
 	if s.BufferBytes > 0 {
 		c.Buffers = allBuffers / s.BufferBytes
 	}
 	return c
 }
 
-// envReader reads values and collects what is wrong with them.
-type envReader struct {
-	getenv func(string) string
-	errs   []error
-}
-
-func (r *envReader) bad(name, value, want string) {
-	r.errs = append(r.errs, fmt.Errorf("%s is %q; it must be %s", name, value, want))
-}
-
-func (r *envReader) bool(name string) bool {
-	switch v := r.getenv(name); strings.ToLower(v) {
-	case "", "0", "false", "no", "off":
-		return false
-	case "1", "true", "yes", "on":
-		return true
-	default:
-		r.bad(name, v, "true or false")
-		return false
-	}
-}
-
-func (r *envReader) int(name string, least int) int {
-	v := r.getenv(name)
-	if v == "" {
-		return 0
-	}
-	n, err := strconv.Atoi(v)
-	if err != nil || n < least || n > math.MaxInt32 {
-		r.bad(name, v, fmt.Sprintf("a whole number of %d to %d", least, math.MaxInt32))
-		return 0
-	}
-	return n
-}
-
-func (r *envReader) duration(name string, least, otherwise time.Duration) time.Duration {
-	v := r.getenv(name)
-	if v == "" {
-		return otherwise
-	}
-	d, err := time.ParseDuration(v)
-	if err != nil || d < least {
-		r.bad(name, v, fmt.Sprintf("a duration of at least %v, such as 1500us, 200ms or 5s", least))
-		return otherwise
-	}
-	return d
-}
+// envReader reads the values that only the recorder has.
+type envReader struct{ settings.Reader }
 
 func (r *envReader) level(name string) slog.Level {
-	switch v := r.getenv(name); strings.ToLower(v) {
+	switch v := r.Getenv(name); strings.ToLower(v) {
 	case "", "warn", "warning":
 		return slog.LevelWarn
 	case "debug":
@@ -204,41 +169,41 @@ func (r *envReader) level(name string) slog.Level {
 	case "off", "none":
 		return LogOff
 	default:
-		r.bad(name, v, "debug, info, warn, error or off")
+		r.Bad(name, v, "debug, info, warn, error or off")
 		return slog.LevelWarn
 	}
 }
 
 func (r *envReader) bufferSize(name string) int {
-	v := r.getenv(name)
+	v := r.Getenv(name)
 	if v == "" {
 		return 0
 	}
 	n, err := bytesize.Parse(v)
 	if err != nil || n < minBuffer || n > maxBuffer {
-		r.bad(name, v, "a size of "+bytesize.Format(minBuffer)+" to "+bytesize.Format(maxBuffer))
+		r.Bad(name, v, "a size of "+bytesize.Format(minBuffer)+" to "+bytesize.Format(maxBuffer))
 		return 0
 	}
 	return int(n)
 }
 
 func (r *envReader) budget(name string) float64 {
-	v := r.getenv(name)
+	v := r.Getenv(name)
 	if v == "" {
 		return 0
 	}
 	b, err := budget.Parse(v)
 	if err != nil {
-		r.bad(name, v, "a share of the program's time, such as 2% or 0.02")
+		r.Bad(name, v, "a share of the program's time, such as 2% or 0.02")
 		return 0
 	}
 	return b
 }
 
 func (r *envReader) kinds(name string) cupti.Kinds {
-	kinds, err := ParseKinds(r.getenv(name))
+	kinds, err := ParseKinds(r.Getenv(name))
 	if err != nil {
-		r.errs = append(r.errs, fmt.Errorf("%s: %w", name, err))
+		r.Fail(settings.Wrong(name, "%v", err))
 		return cupti.DefaultKinds
 	}
 	return kinds
@@ -328,39 +293,21 @@ func list(text string) []string {
 	return l
 }
 
-// ParseTraceparent reads a W3C traceparent. ok is false if it is none: of an unknown form, or with a
-// trace or span of zeros.
+// ParseTraceparent reads a W3C traceparent. ok is false if it is malformed.
 func ParseTraceparent(text string) (parent gpuevent.Ref, sampled, ok bool) {
-	// version "-" trace "-" span "-" flags; a version above 00 may be longer.
-	text = strings.TrimSpace(text)
-	if len(text) < 55 || text[2] != '-' || text[35] != '-' || text[52] != '-' || text[:2] == "ff" {
-		return gpuevent.Ref{}, false, false
-	}
-	if len(text) > 55 && (text[:2] == "00" || text[55] != '-') || text[:55] != strings.ToLower(text[:55]) {
-		return gpuevent.Ref{}, false, false
-	}
-	var version, flags [1]byte
-	for _, part := range []struct {
-		to   []byte
-		from string
-	}{{version[:], text[:2]}, {parent.Trace[:], text[3:35]}, {parent.Span[:], text[36:52]}, {flags[:], text[53:55]}} {
-		if _, err := hex.Decode(part.to, []byte(part.from)); err != nil {
-			return gpuevent.Ref{}, false, false
-		}
-	}
-	if parent.Trace == (gpuevent.TraceID{}) || parent.Span == (gpuevent.SpanID{}) {
-		return gpuevent.Ref{}, false, false
-	}
-	return parent, flags[0]&1 != 0, true
+	carrier := propagation.MapCarrier{"traceparent": text}
+	c := oteltrace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), carrier))
+	return gpuevent.Ref{Trace: gpuevent.TraceID(c.TraceID()), Span: gpuevent.SpanID(c.SpanID())}, c.IsSampled(), c.IsValid()
 }
 
 // Traceparent writes a reference as ParseTraceparent reads it.
 func Traceparent(r gpuevent.Ref, sampled bool) string {
-	flags := "00"
-	if sampled {
-		flags = "01"
-	}
-	return "00-" + hex.EncodeToString(r.Trace[:]) + "-" + hex.EncodeToString(r.Span[:]) + "-" + flags
+	carrier := propagation.MapCarrier{}
+	c := oteltrace.NewSpanContext(oteltrace.SpanContextConfig{
+		TraceID: oteltrace.TraceID(r.Trace), SpanID: oteltrace.SpanID(r.Span), TraceFlags: oteltrace.TraceFlags(0).WithSampled(sampled),
+	})
+	propagation.TraceContext{}.Inject(oteltrace.ContextWithSpanContext(context.Background(), c), carrier)
+	return carrier["traceparent"]
 }
 
 // ParseResource reads OTEL_RESOURCE_ATTRIBUTES: key=value pairs, separated by commas, where commas,
@@ -374,7 +321,7 @@ func ParseResource(text string) ([]gpuevent.Attr, error) {
 		k, errKey := url.PathUnescape(key)
 		v, errValue := url.PathUnescape(value)
 		if !found || k == "" || errKey != nil || errValue != nil || !utf8.ValidString(k) || !utf8.ValidString(v) {
-			return nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES has %q; it must be key=value, percent-encoded, so none of it is used", pair)
+			return nil, &settings.Error{Variable: "OTEL_RESOURCE_ATTRIBUTES", Problem: fmt.Sprintf(" has %q; it must be key=value, percent-encoded, so none of it is used", pair)}
 		}
 		at := -1
 		for i := range attributes {

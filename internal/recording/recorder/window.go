@@ -97,11 +97,6 @@ type WindowCounts struct {
 	ByStatus map[string]uint64 `json:"by_status,omitempty"`
 	// PausedSeconds is how long activity was off: what was launched then is nowhere else.
 	PausedSeconds float64 `json:"paused_seconds"`
-	// KeptBytes is the device memory that CUPTI keeps of windows of SASS metrics until the process ends, as
-	// deep.KeptPerInstruction estimates it. MemoryFull says that it reached the most that was allowed, and that there were none
-	// of them from then on.
-	KeptBytes  uint64 `json:"kept_bytes,omitempty"`
-	MemoryFull bool   `json:"memory_full,omitempty"`
 	// Unsent counts windows whose figures found no room, or came too late.
 	Unsent uint64 `json:"unsent,omitempty"`
 	// Texts are functions whose text was sent, TextsMissing those that were to have one and have none: nvdisasm
@@ -203,9 +198,9 @@ func (r *Recorder) AddWindow(w *Window) bool {
 	return true
 }
 
-// AddTexts hands over texts of functions. It does not wait, and reports false if there is no room: there is again
+// AddListings hands over texts of functions. It does not wait, and reports false if there is no room: there is again
 // after the next flush. Once recording is over, texts are taken and dropped.
-func (r *Recorder) AddTexts(t WindowTexts) bool {
+func (r *Recorder) AddListings(t WindowTexts) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.over.Load() {
@@ -220,8 +215,8 @@ func (r *Recorder) AddTexts(t WindowTexts) bool {
 	return true
 }
 
-// MissTexts counts functions whose text will not come although it was to. It does not wait.
-func (r *Recorder) MissTexts(functions uint64) {
+// CountMissingListings counts functions whose text will not come although it was to. It does not wait.
+func (r *Recorder) CountMissingListings(functions uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.textsMissing += functions
@@ -267,8 +262,6 @@ func (w *windows) end(d *deep.Window) {
 		w.counts.ByStatus = map[string]uint64{}
 	}
 	w.counts.ByStatus[string(d.Outcome.Status)]++
-	w.counts.KeptBytes = max(w.counts.KeptBytes, d.KeptBytes)
-	w.counts.MemoryFull = w.counts.MemoryFull || d.MemoryFull
 	if len(w.counts.Recent) == recentWindows {
 		w.counts.Recent = append(w.counts.Recent[:0], w.counts.Recent[1:]...)
 	}

@@ -69,7 +69,7 @@ func TestWindowBecomesSpanAndLogs(t *testing.T) {
 		},
 		Counters: []gpuevent.SASSMetric{{TimeNs: base + 5000, Function: nameOf("gemm"), PCOffset: gpuevent.Some(64), Metric: "inst", Value: 1 << 40}},
 	}))
-	require.True(t, f.r.AddTexts(WindowTexts{Window: 3, End: at(5000), Listings: []WindowListing{listingOf("gemm", "0040  BAR.SYNC 0x0\n")}}))
+	require.True(t, f.r.AddListings(WindowTexts{Window: 3, End: at(5000), Listings: []WindowListing{listingOf("gemm", "0040  BAR.SYNC 0x0\n")}}))
 	summary := f.stop()
 
 	span, session := f.sink.spanNamed(t, "deep window"), f.sink.spanNamed(t, "app")
@@ -155,58 +155,6 @@ func TestWorkInWindowsIsEstimated(t *testing.T) {
 	assert.Equal(t, "partial", attr(capture.Attributes(), semconv.CUDACaptureStatus))
 	assert.Contains(t, capture.Body().Str(), "2 deep windows, the figures of 2 deep windows lost, nothing recorded for 0.01 s of them.")
 	assert.Equal(t, "0.01", attr(capture.Attributes(), semconv.CUDACapturePausedTime))
-}
-
-// What CUPTI keeps of windows is told once, as of the last of them, and that it was too much; and what threads hold of the heap.
-func TestMemoryThatWindowsLeave(t *testing.T) {
-	for _, tc := range []struct {
-		name, text string
-		kept, held uint64
-		full       bool
-	}{
-		{"none", ".", 0, 0, false},
-		{"some", ", some 14.3 MiB of device memory kept by CUPTI.", 15_000_000, 700_000, false},
-		{"all that is allowed", ", some 1 GiB of device memory kept by CUPTI and so no more windows of sass.", 1 << 30, 0, true},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			f := newFixture(t, Config{})
-			f.src.stats.HeapHeld = tc.held
-			f.start()
-			for id := range uint64(3) {
-				w := windowOf(1+id, deep.PC, int64(1000*id), int64(1000*id+500))
-				w.KeptBytes = tc.kept * id / 2
-				w.MemoryFull = tc.full && id == 2
-				f.r.WindowOpened(w, false)
-				f.r.WindowClosed(w)
-				require.True(t, f.r.AddWindow(&Window{Window: w}))
-			}
-			summary := f.stop()
-			assert.Equal(t, tc.kept, summary.Windows.KeptBytes)
-			assert.Equal(t, tc.full, summary.Windows.MemoryFull)
-			capture := f.sink.named(semconv.EventCUDACapture)
-			require.Len(t, capture, 1)
-			assert.Contains(t, capture[0].Body().Str(), ", 3 deep windows"+tc.text)
-			value, found := capture[0].Attributes().Get(semconv.CUDACaptureDeepMemory)
-			require.Equal(t, tc.kept > 0, found)
-			gauges, held := 0, int64(0)
-			for _, m := range f.sink.metrics[len(f.sink.metrics)-1].ResourceMetrics().At(0).ScopeMetrics().At(0).Metrics().All() {
-				if m.Name() == semconv.MetricGpuflightDeepMemory {
-					gauges++
-					assert.Equal(t, int64(tc.kept), m.Gauge().DataPoints().At(0).IntValue()) //nolint:gosec // Few.
-					assert.Equal(t, "By", m.Unit())
-				}
-				if m.Name() == semconv.MetricGpuflightDeepHeap {
-					held = m.Gauge().DataPoints().At(0).IntValue()
-					assert.Positive(t, held)
-				}
-			}
-			assert.Equal(t, found, gauges == 1)
-			assert.Equal(t, int64(tc.held), held) //nolint:gosec // Few.
-			if found {
-				assert.Equal(t, int64(tc.kept), value.Int()) //nolint:gosec // Few.
-			}
-		})
-	}
 }
 
 // has says whether a span of that name has been sent.
@@ -308,14 +256,14 @@ func TestTextsComeLater(t *testing.T) {
 		f.r.engine.window(&Window{Window: windowOf(10+id, deep.PC, 6000, 7000)})
 	}
 	large := WindowTexts{Window: 3, End: at(5000), Listings: []WindowListing{listingOf("large", strings.Repeat("x", maxText))}}
-	assert.True(t, f.r.AddTexts(large), "alone it has room")
+	assert.True(t, f.r.AddListings(large), "alone it has room")
 	small := WindowTexts{Window: 3, End: at(5000), Listings: []WindowListing{listingOf("one", "NOP"), listingOf("two", "EXIT")}}
-	assert.False(t, f.r.AddTexts(small))
+	assert.False(t, f.r.AddListings(small))
 	f.r.learnScopes()
-	assert.True(t, f.r.AddTexts(small))
-	f.r.MissTexts(4)
+	assert.True(t, f.r.AddListings(small))
+	f.r.CountMissingListings(4)
 	summary := f.stop()
-	assert.True(t, f.r.AddTexts(small), "dropped: it is over")
+	assert.True(t, f.r.AddListings(small), "dropped: it is over")
 
 	assert.Equal(t, [2]uint64{3, 4}, [2]uint64{summary.Windows.Texts, summary.Windows.TextsMissing})
 	capture := f.sink.named(semconv.EventCUDACapture)[0]

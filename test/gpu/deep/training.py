@@ -7,21 +7,16 @@ the same loss, whoever looks on. It does what it is told, a line on standard inp
     step          one more step of a cycle
     until         cycles until the next line, whatever it says
     profile       the same under torch.profiler, after a line that says that it is on
-    pieces        what is free of malloc in small pieces
-    take LIBRARY  holds those of the threads that launch
     capture S     holds the capture of a CUDA graph open for S seconds, then replays the graph
 
 The first line that it prints says that it is ready, with its process id and the steps of a cycle.
 """
-import ctypes
 import json
 import os
-import re
 import resource
 import select
 import statistics
 import sys
-import tempfile
 import time
 
 import torch
@@ -115,58 +110,6 @@ class Training:
         }
 
 
-class Backwards(torch.autograd.Function):
-    """Calls what it is given when it is differentiated, in the thread that does that."""
-
-    @staticmethod
-    def forward(context, x, call):
-        context.call = call
-        return x.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        context.call()
-        return gradient, None
-
-
-def by_autograd(call):
-    Backwards.apply(torch.ones(1, device="cuda", requires_grad=True), call).backward()
-
-
-def pieces_of(sizes):
-    return f"{sum(count for count, _, _ in sizes)} of {sum(total for _, total, _ in sizes) >> 10} KiB"
-
-
-def free_pieces():
-    """Of each arena with more than a thousand free small pieces how many there are, their KiB, and the sizes with most."""
-    libc = ctypes.CDLL(None)
-    libc.fopen.restype = ctypes.c_void_p
-    with tempfile.NamedTemporaryFile() as f:
-        stream = ctypes.c_void_p(libc.fopen(f.name.encode(), b"w"))
-        libc.malloc_info(0, stream)
-        libc.fclose(stream)
-        text = f.read().decode()
-    said = []
-    for number, arena in re.findall(r'<heap nr="(\d+)">(.*?)</heap>', text, re.DOTALL):
-        sizes = [(int(count), int(total), int(to)) for to, total, count in re.findall(r'<size from="\d+" to="(\d+)" total="(\d+)" count="(\d+)"', arena)]
-        small, larger = ([one for one in sizes if (one[2] <= 1024) == is_small] for is_small in (True, False))
-        if sum(count for count, _, _ in small) > 1000:
-            most = " ".join(f"{count}x{size}" for count, _, size in sorted(small, reverse=True)[:4])
-            said.append(f"{number}: {pieces_of(small)}, {most} and {pieces_of(larger)} larger")
-    return "; ".join(said)
-
-
-def take(path):
-    """Has bin/sequence.so hold the free small pieces of the launching threads' arenas of malloc."""
-    core = ctypes.CDLL(path)
-
-    def in_this_thread():
-        core.act(ctypes.c_char(b"H"))
-
-    in_this_thread()
-    by_autograd(in_this_thread)
-
-
 def capture(seconds):
     """A graph of 8 multiplications by 2, captured with a pause in the middle; 3 replays make 2 to the power of 24."""
     x = torch.ones(1024, device="cuda", dtype=torch.float64)
@@ -207,11 +150,6 @@ def main():
                 answer = training.cycles(line_is_there)
                 os.read(0, 4096)
             answer["kernels"] = kernels(profiler)
-        elif command == "pieces":
-            answer = {"free": free_pieces()}
-        elif command == "take":
-            take(argument)
-            answer = {"free": free_pieces()}
         elif command == "capture":
             answer = capture(float(argument))
         else:

@@ -5,7 +5,7 @@
     train.py [--profiler torch] [--steps 60] [--warm-up 10]
 
 Mixed precision in fp16, one fixed seed, made-up text of which the next token follows from the last two.
-Prints one line of JSON: wall milliseconds of the timed steps, the loss at their end, which must not depend
+Prints one line of JSON: begin (Unix time in ns) and wall milliseconds of the timed steps, the loss at their end, which must not depend
 on who looks on, and with --profiler torch the device's kernels that torch.profiler (CUDA activities only)
 had and the milliseconds that it needed after the steps to hand them over. Whoever traces does so from
 before the first kernel, so that all count the same kernels.
@@ -103,13 +103,13 @@ def main():
     for i in range(a.warm_up):
         step(batches[i])
     torch.cuda.synchronize()
-    begin = time.perf_counter()
+    begin, begin_ns = time.perf_counter(), time.time_ns()
     for i in range(a.steps):
         loss = step(batches[a.warm_up + i])
     torch.cuda.synchronize()
     end = time.perf_counter()
 
-    result = {"steps": a.steps, "warm_up": a.warm_up, "wall_ms": (end - begin) * 1e3, "loss": loss.item()}
+    result = {"steps": a.steps, "warm_up": a.warm_up, "begin_ns": begin_ns, "wall_ms": (end - begin) * 1e3, "loss": loss.item()}
     if profiler:
         begin = time.perf_counter()
         profiler.stop()

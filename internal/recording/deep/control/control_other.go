@@ -11,6 +11,9 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
 )
 
+// Folder returns ErrNotSupported.
+func (Place) Folder() (string, error) { return "", ErrNotSupported }
+
 // Server is of Linux only: elsewhere there is none.
 type Server struct{}
 

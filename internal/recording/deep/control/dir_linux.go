@@ -54,6 +54,16 @@ func makeDir(p Place) (*dir, error) {
 	return openDir(path, uid)
 }
 
+// Folder makes the folder for this user's sockets, if it must, and returns its path.
+func (p Place) Folder() (string, error) {
+	d, err := makeDir(p)
+	if err != nil {
+		return "", err
+	}
+	d.close()
+	return d.path, nil
+}
+
 // private says whether a folder is a user's and nobody else can change it.
 func private(path string, uid int) bool {
 	var st unix.Stat_t

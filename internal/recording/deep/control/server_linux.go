@@ -225,7 +225,7 @@ func (s *Server) serve(conn *net.UnixConn) {
 }
 
 func (s *Server) open(conn *net.UnixConn, r deep.Request) {
-	ticket, err := s.controller.Ask(r)
+	ticket, err := s.controller.RequestWindow(r)
 	if err != nil {
 		o := deep.Outcome{Status: deep.StatusFailed, Text: err.Error()}
 		var e *deep.Error

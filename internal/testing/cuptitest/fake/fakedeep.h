@@ -837,6 +837,7 @@ static int64_t deep_control(const char *what, int64_t value) {
     *all[i].at = value;
     return old;
   }
+  if (strcmp(what, "forget_sass") == 0) finalize_deep();
   if (strcmp(what, "hang") == 0) return atomic_exchange(&hang, value);
   if (strcmp(what, "armed") == 0) {
     int64_t n = deep.profilers;

@@ -83,11 +83,11 @@ func Root(t testing.TB) string {
 		t.Fatal(err)
 	}
 	for ; ; dir = filepath.Dir(dir) {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+		if _, err := os.Stat(filepath.Join(dir, "builder-config.yaml")); err == nil {
 			return dir
 		}
 		if dir == filepath.Dir(dir) {
-			t.Fatal("no go.mod above the working directory")
+			t.Fatal("no builder-config.yaml above the working directory")
 		}
 	}
 }

@@ -77,6 +77,7 @@ type Group struct {
 	files      int  // data files in the last listing
 	firstSeen  time.Time
 	lastChange time.Time
+	newestFile time.Time // the newest file time that lastChange knows
 	listed     time.Time // when the files were listed last
 	goneSince  time.Time // no file since; zero while there is one
 	touched    bool      // inotify saw something in the folder since the last poll
@@ -197,19 +198,21 @@ func (g *Group) apply(l *groupList, now time.Time) {
 	}
 }
 
-// noteTimes moves lastChange to the newest file time, which cannot be in the future.
+// noteTimes moves lastChange to the newest file time. It turns a file's age into a time of the
+// monotonic clock when it first sees it, so that a later change of the wall clock does not matter. A
+// file time in the future counts as now, once.
 func (g *Group) noteTimes(l *groupList, now time.Time) (newest time.Time) {
 	for i := range l.entries {
 		if t := time.Unix(0, l.entries[i].mtime); t.After(newest) {
 			newest = t
 		}
 	}
-	if newest.After(now) {
-		newest = now
-	}
-	if newest.After(g.lastChange) {
+	noted := newest
+	newest = now.Add(-max(now.Sub(newest), 0))
+	if noted.After(g.newestFile) && newest.After(g.lastChange) {
 		g.lastChange = newest
 	}
+	g.newestFile = noted
 	return newest
 }
 

@@ -6,13 +6,13 @@ package device
 
 import (
 	"fmt"
-	"path"
 	"strconv"
 	"sync"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/gpuflight/gpuflight/internal/glob"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/gpu"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/process"
 )
@@ -252,14 +252,7 @@ func (l *library) selected(id gpu.Identity, index string) bool {
 		return true
 	}
 	for _, s := range l.options.Select {
-		if s == index && index != "" || s == id.ID {
-			return true
-		}
-		// Bad patterns were refused with the settings.
-		if ok, err := path.Match(s, id.ID); err == nil && ok {
-			return true
-		}
-		if ok, err := path.Match(s, id.Name); err == nil && ok {
+		if s == index && index != "" || glob.Match(s, id.ID) || glob.Match(s, id.Name) {
 			return true
 		}
 	}
