@@ -35,7 +35,7 @@ type parts struct {
 
 // add appends a zero head.
 func (p *parts) add(at uintptr) *Head {
-	p.at = append(p.at, uint32(at)) //nolint:gosec // Buffers are far below 4 GiB; decode checks it.
+	p.at = append(p.at, uint32(at))
 	p.heads = append(p.heads, Head{})
 	return &p.heads[len(p.heads)-1]
 }

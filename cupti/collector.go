@@ -412,7 +412,7 @@ func (c *Collector) Stats() Stats {
 }
 
 // Thread returns the calling OS thread's id, as the kernel numbers it.
-func Thread() uint32 { return uint32(syscall.Gettid()) } //nolint:gosec // Thread ids are positive.
+func Thread() uint32 { return uint32(syscall.Gettid()) }
 
 const (
 	noDevice = "the CUDA driver finds no GPU: is one there (nvidia-smi), and is it given to this container or hidden by CUDA_VISIBLE_DEVICES?"

@@ -194,7 +194,7 @@ func (p *pass) times(rawStart, rawEnd uint64) (start, end int64, ok bool) {
 		p.reject(RejectReversed)
 		return 0, 0, false
 	}
-	start, end = int64(rawStart)+p.d.offset, int64(rawEnd)+p.d.offset //nolint:gosec // What overflows is far from any time.
+	start, end = int64(rawStart)+p.d.offset, int64(rawEnd)+p.d.offset
 	if start < p.from || end > p.to || end < start {
 		p.reject(RejectFarTime)
 		return 0, 0, false
@@ -259,7 +259,7 @@ func launchable(k *[kernelBytes]byte) bool {
 }
 
 // i32 and ordinal read what CUPTI stores in 32 bits.
-func i32(b []byte) int32 { return int32(le.Uint32(b)) } //nolint:gosec // the type that the header gives
+func i32(b []byte) int32 { return int32(le.Uint32(b)) }
 
 func ordinal(v uint32) int32 {
 	if v > math.MaxInt32 {

@@ -97,14 +97,14 @@ func coreDeepOpen(cfg *DeepConfig, names []string, rest time.Duration) int {
 	}
 	raw := C.gpufl_deep_config{
 		engine:         C.uint32_t(cfg.Engine),
-		period:         C.uint32_t(cfg.PeriodLog2), //nolint:gosec // Checked by the caller.
+		period:         C.uint32_t(cfg.PeriodLog2),
 		serialize:      flag(cfg.Serialize),
 		lazy_patching:  flag(cfg.LazyPatching),
 		with_activity:  flag(cfg.WithActivity),
 		scratch_bytes:  C.size_t(cfg.ScratchBytes),
 		hardware_bytes: C.size_t(cfg.HardwareBytes),
-		num_names:      C.uint32_t(len(names)),                 //nolint:gosec // Few.
-		max_rows:       C.uint32_t(max(cfg.MaxRows, minQueue)), //nolint:gosec // Checked by the caller.
+		num_names:      C.uint32_t(len(names)),
+		max_rows:       C.uint32_t(max(cfg.MaxRows, minQueue)),
 		limit_ns:       C.int64_t(rest),
 	}
 	if len(names) > 0 {
@@ -148,9 +148,9 @@ func text(p *C.char) (string, bool) {
 	return strings.ToValidUTF8(C.GoString(p), "\uFFFD"), true
 }
 
-func coreDeepFunction(i int) (string, bool) { return text(C.gpufl_deep_function(C.uint32_t(i))) } //nolint:gosec // Few.
-func coreDeepName(i int) (string, bool)     { return text(C.gpufl_deep_name(C.uint32_t(i))) }     //nolint:gosec // Few.
-func coreDeepMissing(i int) bool            { return C.gpufl_deep_missing(C.uint32_t(i)) != 0 }   //nolint:gosec // Few.
+func coreDeepFunction(i int) (string, bool) { return text(C.gpufl_deep_function(C.uint32_t(i))) }
+func coreDeepName(i int) (string, bool)     { return text(C.gpufl_deep_name(C.uint32_t(i))) }
+func coreDeepMissing(i int) bool            { return C.gpufl_deep_missing(C.uint32_t(i)) != 0 }
 
 func coreDeepTotals() DeepTotals {
 	var raw C.gpufl_deep_counts
@@ -183,7 +183,7 @@ func coreCubins() []cubinID {
 	for i := range raw[:max(n, 0)] {
 		r := &raw[i]
 		all = append(all, cubinID{
-			Cubin: Cubin{CRC: uint64(r.crc), Size: int64(r.size), Loaded: r.loaded != 0}, //nolint:gosec // Bounded by CubinBytes.
+			Cubin: Cubin{CRC: uint64(r.crc), Size: int64(r.size), Loaded: r.loaded != 0},
 			id:    uint32(r.id), hasCRC: r.has_crc != 0,
 		})
 	}
@@ -202,7 +202,7 @@ func coreCubinStats() CubinStats {
 	var raw C.gpufl_cubin_stats
 	C.gpufl_get_cubin_stats(&raw)
 	return CubinStats{
-		Images: int(raw.images), Bytes: int64(raw.bytes), //nolint:gosec // Bounded.
+		Images: int(raw.images), Bytes: int64(raw.bytes),
 		Refused: uint64(raw.refused), RefusedBytes: uint64(raw.refused_bytes), Evicted: uint64(raw.evicted),
 	}
 }

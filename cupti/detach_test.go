@@ -366,7 +366,7 @@ func TestDetach_WhileThreadsLaunch(t *testing.T) {
 		total += got
 	}
 	s := c.Stats()
-	if len(records) != threads || s.Records != uint64(total) || s.Dropped != 0 || s.Unreturned != 0 { //nolint:gosec // Not negative.
+	if len(records) != threads || s.Records != uint64(total) || s.Dropped != 0 || s.Unreturned != 0 {
 		t.Errorf("%d records of %d kernels, stats %+v", total, len(records), s)
 	}
 	t.Logf("%d of %v launches recorded in %d slices", total, launched, cycles)

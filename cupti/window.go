@@ -362,7 +362,7 @@ func (c *Collector) Cubins() []Cubin {
 // compared with the low ones, since SASS metrics know no more.
 func (c *Collector) CubinImage(crc uint64) []byte {
 	for _, at := range coreCubins() {
-		if at.hasCRC && (at.CRC == crc || crc>>32 == 0 && uint32(at.CRC) == uint32(crc)) { //nolint:gosec // The low bits are meant.
+		if at.hasCRC && (at.CRC == crc || crc>>32 == 0 && uint32(at.CRC) == uint32(crc)) {
 			return coreCubinCopy(at.id, at.Size)
 		}
 	}

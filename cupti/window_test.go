@@ -782,10 +782,10 @@ func TestStopTellsOfLaunchesNoMore(t *testing.T) {
 	defer launching(fake, 4)()
 	for i := range 5 {
 		start(t, c)
-		if err := c.PushScope(uint64(i) + 1); err != nil { //nolint:gosec // Few.
+		if err := c.PushScope(uint64(i) + 1); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.PopScope(uint64(i) + 1); err != nil { //nolint:gosec // Few.
+		if err := c.PopScope(uint64(i) + 1); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Millisecond)
@@ -907,7 +907,7 @@ func TestWindowsBesideLaunchesModulesAndCaptures(t *testing.T) {
 	})
 	var opened [NumEngines]int
 	for i := 0; (opened[EnginePCSampling] < 10 || opened[EngineSASS] < 10) && i < 10000; i++ {
-		e := Engine(i % 2) //nolint:gosec // 0 or 1.
+		e := Engine(i % 2)
 		if e == EngineSASS {
 			forgetSASS(fake)
 		}
@@ -1057,7 +1057,7 @@ func alone(t *testing.T) bool {
 	cuptitest.Build(t) // skips where that is not possible
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v") //nolint:gosec // This program.
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 	cmd.Env = append(os.Environ(), variable+"="+t.Name())
 	out, err := cmd.CombinedOutput()
 	if err != nil || !bytes.Contains(out, []byte("--- PASS: "+t.Name())) {
@@ -1278,14 +1278,14 @@ func TestWindowsInAnyOrder(t *testing.T) {
 			threads.Go(func() {
 				runtime.LockOSThread()
 				defer runtime.UnlockOSThread()
-				random := rand.New(rand.NewPCG(seed, n)) //nolint:gosec // It shall be the same each time.
+				random := rand.New(rand.NewPCG(seed, n))
 				for !over.Load() {
 					f(random)
 				}
 			})
 		}
 		worker(1, func(random *rand.Rand) {
-			fake.LaunchKernel(cuptitest.Kernel{Name: windowKernel, Device: uint32(random.IntN(3))}) //nolint:gosec // Small.
+			fake.LaunchKernel(cuptitest.Kernel{Name: windowKernel, Device: uint32(random.IntN(3))})
 			runtime.Gosched()
 		})
 		worker(2, func(random *rand.Rand) {
@@ -1314,7 +1314,7 @@ func TestWindowsInAnyOrder(t *testing.T) {
 				b.Release()
 			}
 		})
-		random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // It shall be the same each time.
+		random := rand.New(rand.NewPCG(seed, 0))
 		var window *DeepWindow
 		for range 400 {
 			switch random.IntN(9) {
@@ -1331,7 +1331,7 @@ func TestWindowsInAnyOrder(t *testing.T) {
 				if window == nil || window.result != nil {
 					forgetSASS(fake)
 				}
-				w, err := c.OpenDeep(DeepConfig{Engine: Engine(random.IntN(2)), MaxRows: 1 + random.IntN(100), Serialize: random.IntN(2) == 0, OpenLimit: 20 * time.Second, CloseLimit: 20 * time.Second}) //nolint:gosec // 0 or 1.
+				w, err := c.OpenDeep(DeepConfig{Engine: Engine(random.IntN(2)), MaxRows: 1 + random.IntN(100), Serialize: random.IntN(2) == 0, OpenLimit: 20 * time.Second, CloseLimit: 20 * time.Second})
 				if d := time.Since(began); d > time.Second {
 					t.Logf("open took %s: %v", d, err)
 				}
@@ -1516,7 +1516,7 @@ func TestHoldLease(t *testing.T) {
 // holdLease has another process hold a lease until what it returns is called, and returns what that process said.
 func holdLease(t *testing.T, path string) (said string, pid int, release func()) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHoldLease$") //nolint:gosec // This program.
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHoldLease$")
 	cmd.Env = append(os.Environ(), "GPUFLIGHT_TEST_LEASE="+path)
 	in, err := cmd.StdinPipe()
 	if err != nil {

@@ -195,8 +195,8 @@ const (
 	// program's time that recording may cost.
 	MetricGpuflightOverheadBudget = "gpuflight.overhead.budget"
 	// MetricGpuflightOverheadRatio (gauge in 1; extension ✚): Share of the program's time that
-	// recording has cost since it began, an upper bound by the recorder's own estimate, if there is an
-	// overhead budget.
+	// recording has cost since it began, with an overhead budget. It is an upper bound, estimated by
+	// the recorder.
 	MetricGpuflightOverheadRatio = "gpuflight.overhead.ratio"
 	// MetricGpuflightRecordedTime (counter in s; extension ✚): Time in which records were made, if
 	// there is an overhead budget. Its rate is the share of the time that spans and metrics of device

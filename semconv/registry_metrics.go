@@ -86,7 +86,7 @@ var Metrics = []Metric{
 	{"gpuflight.paused.time", Counter, "s", Extension, nil, "Time in which activity records were off for deep windows: work that was launched then is in no span and no other metric."},
 	{"gpuflight.overhead.time", Counter, "s", Extension, []string{"gpuflight.overhead.kind"}, "Time that recording took: cupti is what CUPTI says of itself, library the processor time of our own threads."},
 	{"gpuflight.overhead.budget", Gauge, "1", Extension, nil, "Overhead budget: the share of the program's time that recording may cost."},
-	{"gpuflight.overhead.ratio", Gauge, "1", Extension, nil, "Share of the program's time that recording has cost since it began, an upper bound by the recorder's own estimate, if there is an overhead budget."},
+	{"gpuflight.overhead.ratio", Gauge, "1", Extension, nil, "Share of the program's time that recording has cost since it began, with an overhead budget. It is an upper bound, estimated by the recorder."},
 	{"gpuflight.recorded.time", Counter, "s", Extension, nil, "Time in which records were made, if there is an overhead budget. Its rate is the share of the time that spans and metrics of device work cover."},
 }
 

@@ -412,7 +412,7 @@ func (t *tracing) tellWindows(out *teller, sessions []recorder.Summary) {
 	var opened, attempts, unsent, named uint64
 	paused := 0.
 	for i := range sessions {
-		w := sessions[i].Windows
+		pid, w := sessions[i].PID, sessions[i].Windows
 		if w == nil {
 			continue
 		}
@@ -424,7 +424,7 @@ func (t *tracing) tellWindows(out *teller, sessions []recorder.Summary) {
 			if named++; named > told {
 				continue
 			}
-			line := fmt.Sprintf("deep window %d of process %d (%s, by %s): ", row.ID, sessions[i].PID, row.Engine, row.Cause)
+			line := fmt.Sprintf("deep window %d of process %d (%s, by %s): ", row.ID, pid, row.Engine, row.Cause)
 			if row.Status == string(deep.StatusCollected) {
 				line += fmt.Sprintf("%s %s in %s", report.Count(row.Samples), deep.Engine(row.Engine).Takes(), plural(row.Functions, "function", "functions"))
 				if row.Lost > 0 {

@@ -168,7 +168,7 @@ gpuflight: what they found is in the logs cuda.pc_sample and cuda.sass_metric; w
 
 func TestDoctorOnDeepWindows(t *testing.T) {
 	nvdisasm := filepath.Join(t.TempDir(), "nvdisasm")
-	require.NoError(t, os.WriteFile(nvdisasm, nil, 0o700)) //nolint:gosec // A program.
+	require.NoError(t, os.WriteFile(nvdisasm, nil, 0o700))
 	t.Setenv(cubin.DisassemblerEnv, nvdisasm)
 	env := newEnvironment(nil)
 	parameters := filepath.Join(t.TempDir(), "params")

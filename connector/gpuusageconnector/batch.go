@@ -71,17 +71,17 @@ type otherSpan struct {
 // workSpan is a span of device work. Times are Unix nanoseconds.
 type workSpan struct {
 	start, end int64
-	queue      int64  // ns, -1 where unknown
-	bytes      int64  // of a copy, -1 where unknown
-	key        uint64 // hash of trace and span id, 0 where there is no span id
-	parent     uint64 // hash of trace and parent span id, 0 for none
-	traceKey   uint64 // hash of the trace id, 0 where there is none
+	queue      int64  // In ns, -1 if unknown.
+	bytes      int64  // Of a copy, -1 if unknown.
+	key        uint64 // Hash of trace and span id, 0 without a span id.
+	parent     uint64 // Hash of trace and parent span id, 0 without a parent.
+	traceKey   uint64 // Hash of the trace id, 0 without one.
 	trace      pcommon.TraceID
 	id         pcommon.SpanID
 	service    uint32
 	device     uint32
-	what       uint32 // kernel: number in batch.kernels; memcpy: string of the kind
-	scope      uint32 // string of cuda.scope.name, 0 where the span has none
+	what       uint32 // Kernel: number in batch.kernels. memcpy: string of the kind.
+	scope      uint32 // String of cuda.scope.name, 0 if the span has none.
 	stream     uint32 // hash of process, context and stream, 0 where unknown
 	process    uint16 // hash
 	op         operation

@@ -37,8 +37,9 @@ type Config struct {
 	SettleAfter time.Duration `mapstructure:"settle_after"`
 	// IdleGap is the longest time without work that still counts as the device's idle time.
 	IdleGap time.Duration `mapstructure:"idle_gap"`
-	// LiveWithin is how late the newest span of a device may have come for its idle time to go on
-	// with the clock; a device whose spans are replayed is accounted for up to its last work only.
+	// LiveWithin is the longest delay of a device's newest span with which the device counts as live.
+	// The idle time of a live device grows with the clock. A device whose spans are replayed is
+	// accounted for up to its last work only.
 	LiveWithin time.Duration `mapstructure:"live_within"`
 	// ScopeWait is how long work waits for the span of its scope.
 	ScopeWait time.Duration `mapstructure:"scope_wait"`
@@ -47,8 +48,8 @@ type Config struct {
 	Limits LimitsConfig `mapstructure:",squash"`
 	// Cost turns device time into money.
 	Cost CostConfig `mapstructure:"cost"`
-	// Storage is the storage extension that keeps the state over a restart. Without one everything
-	// begins anew.
+	// Storage is the storage extension that keeps the state over a restart. Without one, all values
+	// start at zero.
 	Storage *component.ID `mapstructure:"storage"`
 }
 

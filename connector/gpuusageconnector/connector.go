@@ -141,7 +141,7 @@ func (c *usageConnector) clock() int64 {
 func (c *usageConnector) ConsumeTraces(ctx context.Context, td ptrace.Traces) error {
 	p := c.parsers.Get().(*parser)
 	defer func() {
-		// An uncommonly large batch must not hold its memory for ever.
+		// Release the memory of an unusually large batch.
 		if !p.large() {
 			p.reset()
 			c.parsers.Put(p)
@@ -228,9 +228,9 @@ func (c *usageConnector) storageError(ctx context.Context, err error) {
 	}
 }
 
-// shutdownGrace is how long the last export may take, if the context sets no earlier end. The Collector's
-// sets none, and an exporter that waits for a backend which is away waits for ever. The values are
-// cumulative, and with a storage the next process exports them.
+// shutdownGrace limits the last export, if the context sets no earlier deadline. The Collector's context
+// sets none, and an exporter waits forever for an unreachable backend. The values are cumulative, and
+// with a storage the next process exports them.
 const shutdownGrace = 5 * time.Second
 
 // Shutdown exports for the last time. Without a storage, what waits is settled, for nobody will.

@@ -27,7 +27,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// kernelAt is a kernel of 1 ms; n tells it apart.
+// kernelAt returns a kernel of 1 ms; n identifies it.
 func kernelAt(n int, name string, parent uint64) testSpan {
 	start := testEpoch - int64(time.Second) + int64(n)*2_000_000
 	return testSpan{

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gpuusageconnector turns spans of GPU work into cumulative metrics: how busy each device is,
-// which service and scope used how many device seconds, how long kernels, queues and gaps are, and
-// what it all cost.
+// Package gpuusageconnector turns spans of GPU work into cumulative metrics: device utilization, device
+// seconds by service and scope, durations of kernels, queues and gaps, and cost.
 //
-// What is exported is a function of two kinds of records alone: batches of parsed spans (batch.go)
-// and flushes (a moment of the wall clock). The state (state.go and its neighbours) applies them one
-// after another; with a storage each record is written before it is applied (log.go), so that the
-// state after a crash is the state before it. The exact arithmetic of intervals, duplicates and
-// shares is in internal/account, the histograms are in internal/histogram; neither knows the
-// Collector. Parsing and the building of metrics are the only places that know pdata (parse.go,
-// emit.go).
+// The metrics depend on two kinds of records only: batches of parsed spans (batch.go), and flushes (a
+// time of the wall clock). The state (state.go and the files next to it) applies them in turn. With a
+// storage, each record is written before it is applied (log.go), so a crash does not change the state.
+//
+// internal/account has the exact arithmetic of intervals, duplicates and shares, and
+// internal/histogram has the histograms. Neither depends on the Collector. Only parse.go and emit.go
+// use pdata.
 package gpuusageconnector
 
 //go:generate mdatagen metadata.yaml

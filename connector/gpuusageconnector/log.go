@@ -15,20 +15,20 @@ import (
 	"go.opentelemetry.io/collector/extension/xextension/storage"
 )
 
-// The storage holds a snapshot of the state and the records that came after it, one key each. A
-// record is stored before it is applied and before the sender is answered; a restart loads the
-// snapshot and applies the records to it, whether the last run ended well or not.
+// The storage has a snapshot of the state and the records after it, one key each. A record is stored
+// before it is applied and before the sender gets its response. A restart loads the snapshot and
+// applies the records to it, also after a clean shutdown.
 //
-// A record is stored under the log's number (epoch) and its own, so that what is left of a log that was
-// given up is never taken for part of the present one. Records and snapshots end in a checksum.
+// The key of a record has the number of the log (epoch) and of the record. A record of an abandoned log
+// is therefore never read as part of the current one. Records and snapshots end with a checksum.
 //
-// A large snapshot is stored in pieces, under keys of their own, and its own key says which. A database
-// such as file_storage's keeps a value in one place and finds no room for a large one among what smaller
-// ones have left: with tens of MiB in one value its file, which is mapped into memory, grew by that much
-// with nearly each snapshot.
+// A large snapshot is stored in pieces. Each piece has a key of its own, and the snapshot's key lists
+// them. The database of file_storage keeps a value in one place, and a large value does not fit into
+// the free space that smaller values leave. With tens of MiB in one value, its file, which is mapped
+// into memory, grew by that much with almost every snapshot.
 
-// recordLog writes and reads them. Where it is not said otherwise, the caller holds the connector's
-// lock.
+// recordLog writes and reads records and snapshots. Unless stated otherwise, the caller holds the
+// connector's lock.
 type recordLog struct {
 	client storage.Client
 	epoch  uint64
@@ -40,12 +40,12 @@ type recordLog struct {
 	// size is that of the last snapshot, pieces where it is.
 	size   int
 	pieces pieces
-	// broken: a record could not be stored, so that those after it would be of no use. Nothing is
-	// appended until there is a new snapshot.
+	// broken means that a record could not be stored, so later records would be useless. Nothing is
+	// appended until the next snapshot.
 	broken bool
 }
 
-// snapshot is a state on its way to the storage.
+// snapshot is a state that is being stored.
 type snapshot struct {
 	state              []byte
 	epoch, first, next uint64 // the records that it takes the place of
@@ -191,7 +191,7 @@ func (l *recordLog) put(ctx context.Context, snap *snapshot) error {
 		}
 		whole = snap.pieces.append(nil)
 	}
-	// In this order also a storage that does one after the other has a whole snapshot at any moment.
+	// With this order, a storage that executes operations in turn always has a complete snapshot.
 	ops = append(ops, storage.SetOperation(snapshotKey, whole))
 	for i := range snap.old.count {
 		ops = append(ops, storage.DeleteOperation(pieceKey(snap.old.number, i)))

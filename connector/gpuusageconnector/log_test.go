@@ -179,7 +179,7 @@ func TestOtherSettings(t *testing.T) {
 	r.send(traces(more))
 	assert.InDelta(t, 0.015, total(points(t, r.finish())[semconv.MetricGPUCUDACost]), 1e-12)
 
-	// Another currency begins anew, and leaves the rest.
+	// Another currency restarts the cost and leaves the rest.
 	r.kill()
 	euro := testConfig(perSecond, func(c *Config) { c.Cost.Currency = "EUR" })
 	r = newRigAt(t, euro, st, testEpoch+int64(3*time.Minute))

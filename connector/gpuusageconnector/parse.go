@@ -169,7 +169,7 @@ func (p *parser) resource(r pcommon.Resource) {
 	p.host = p.intern(string(p.buf), noLimit)
 	p.buf = p.keys.encode(p.buf[:0], attrs, p.keys.priced, false)
 	p.labels = p.intern(string(p.buf), noLimit)
-	// Without an instance, host and process id are what tells processes apart.
+	// Without an instance, host and process id distinguish processes.
 	p.buf = append(p.buf[:0], instance...)
 	if instance == "" {
 		p.buf = append(append(p.buf, 0), host...)
@@ -477,8 +477,9 @@ func describesHost(name string) bool {
 	return slices.ContainsFunc(hostPrefixes, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
-// encode appends the values of the named attributes, in their order: for each its length + 1 and the
-// value as a string, or a 0 where it is absent (or hostOnly is set and it does not describe the host).
+// encode appends the values of the named attributes, in their order. Each value is its length + 1 and
+// the value as a string. An absent value is a 0, as is one that does not describe the host if hostOnly
+// is set.
 func (r *resourceKeys) encode(b []byte, attrs pcommon.Map, names []string, hostOnly bool) []byte {
 	for _, name := range names {
 		v, ok := attrs.Get(name)

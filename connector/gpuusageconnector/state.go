@@ -61,8 +61,8 @@ type service struct {
 
 type costID struct{ scope, request, label uint32 }
 
-// label is a device as it is called in the metrics. Devices without an id cannot be told apart there:
-// those of a host and model share a label.
+// label identifies a device in the metrics. Devices without an id cannot be distinguished there: those
+// of one host and model share a label.
 type label struct {
 	labelName
 	name    string // hw.name
@@ -76,7 +76,7 @@ type label struct {
 
 type labelName struct{ id, host, anonymousName string }
 
-// deviceID tells devices apart: by hw.id, or by process and ordinal.
+// deviceID identifies a device by hw.id, or by process and ordinal.
 type deviceID struct {
 	id        string
 	anonymous uint64

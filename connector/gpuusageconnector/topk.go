@@ -8,12 +8,11 @@ import (
 	"slices"
 )
 
-// kernels are the kernels of a service. The first that come are members and have histograms of their
-// own. The others are counted together, and those among them that take most of the time are tracked
-// by the Space-Saving algorithm (Metwally, Agrawal, El Abbadi: Efficient computation of frequent and
-// top-k elements in data streams, 2005): a bounded table of names, each with an upper bound of its
-// time and how much of that may be another name's. From time to time a member is replaced by a
-// candidate that certainly took more.
+// kernels are the kernels of a service. The first ones are members and have histograms of their own.
+// The others are counted together. The Space-Saving algorithm tracks those of them that take the most
+// time (Metwally, Agrawal, El Abbadi: Efficient computation of frequent and top-k elements in data
+// streams, 2005). Its table is bounded: for each name it has an upper bound of the time, and how much of
+// that may belong to another name. A candidate that certainly took more time replaces a member.
 type kernels struct {
 	limit   int
 	members []*member
@@ -64,8 +63,8 @@ type candidate struct {
 // error of each.
 const perMember = 2
 
-// swapFactor is how much more time than the least member a candidate must have taken for certain:
-// less would make two kernels of about the same weight change places again and again.
+// swapFactor is the ratio by which a candidate's certain time must exceed that of the smallest member.
+// With a smaller one, two kernels of about the same weight would replace each other repeatedly.
 const swapFactor = 2
 
 func newKernels(limit int) kernels {

@@ -171,7 +171,7 @@ func (w *work) worker(ctx context.Context, gpu *cuda.Context, k *kernels, number
 	one.Scope = fmt.Sprintf("worker %d", number)
 	half := w.Elements / 2
 	// The extra blocks find nothing to do; they tell the workers' launches apart.
-	one.Grid = [3]uint32{uint32(half/blockSize + number), 1, 1} //nolint:gosec // At most 1<<19 + 64.
+	one.Grid = [3]uint32{uint32(half/blockSize + number), 1, 1}
 	one.Block = [3]uint32{blockSize, 1, 1}
 	ctx, scope := gpufl.Scope(ctx, one.Scope, gpufl.Attr("elements", w.Elements))
 	defer scope.End()
@@ -201,7 +201,7 @@ func (w *work) compute(ctx context.Context, v *vectors, k *kernels, one *worker)
 	}
 	add := func(s int) error {
 		from := s * half
-		return v.streams[s].Launch(k.add, one.Grid, one.Block, dynamicShared, v.at(v.da, from), v.at(v.db, from), v.at(v.dc, from), uint32(half)) //nolint:gosec // At most 1<<27.
+		return v.streams[s].Launch(k.add, one.Grid, one.Block, dynamicShared, v.at(v.da, from), v.at(v.db, from), v.at(v.dc, from), uint32(half))
 	}
 	for i := range w.Launches {
 		if err := add(i % 2); err != nil {
@@ -217,7 +217,7 @@ func (w *work) compute(ctx context.Context, v *vectors, k *kernels, one *worker)
 	}
 	for s, stream := range v.streams {
 		from, to := s*half, (s+1)*half
-		grid := cuda.Size{uint32(half / blockSize)} //nolint:gosec // At most 1<<19.
+		grid := cuda.Size{uint32(half / blockSize)}
 		if err := errors.Join(stream.Launch(k.reverse, grid, one.Block, 0, v.at(v.dc, from)), stream.CopyToHost(v.c[from:to], v.at(v.dc, from))); err != nil {
 			return err
 		}

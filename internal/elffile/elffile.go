@@ -49,7 +49,7 @@ type FormatError struct {
 func (e *FormatError) Error() string { return fmt.Sprintf("offset %#x: %s", e.Offset, e.What) }
 
 func formatError(offset uint64, format string, args ...any) error {
-	return &FormatError{int64(offset), fmt.Sprintf(format, args...)} //nolint:gosec // Only shown.
+	return &FormatError{int64(offset), fmt.Sprintf(format, args...)}
 }
 
 // File is the header of an ELF file, and where its tables are. The table of sections lies within the file.
@@ -144,13 +144,13 @@ func (f *File) sections(h *[HeaderBytes]byte) error {
 	if names >= count {
 		return formatError(62, "section %d has the names, of %d sections", names, count)
 	}
-	f.sectionAt, f.Sections, f.Names = at, int(count), int(names) //nolint:gosec // Below the file's size / 64.
+	f.sectionAt, f.Sections, f.Names = at, int(count), int(names)
 	return nil
 }
 
 // SectionHeaderAt returns where in the file the header of a section is.
 func (f *File) SectionHeaderAt(index int) uint64 {
-	return f.sectionAt + uint64(index)*SectionBytes //nolint:gosec // Not negative.
+	return f.sectionAt + uint64(index)*SectionBytes
 }
 
 // Section reads one section header; index must be below Sections.
@@ -177,12 +177,12 @@ func (f *File) section(index int, h []byte) (Section, error) {
 
 // EachSection calls use with each section header, from the first on, until use returns false.
 func (f *File) EachSection(use func(index int, s *Section) bool) error {
-	return f.each(f.sectionAt, uint64(f.Sections), SectionBytes, func(i uint64, h []byte) (bool, error) { //nolint:gosec // Not negative.
-		s, err := f.section(int(i), h) //nolint:gosec // Below Sections.
+	return f.each(f.sectionAt, uint64(f.Sections), SectionBytes, func(i uint64, h []byte) (bool, error) {
+		s, err := f.section(int(i), h)
 		if err != nil {
 			return false, err
 		}
-		return use(int(i), &s), nil //nolint:gosec // As above.
+		return use(int(i), &s), nil
 	})
 }
 
@@ -201,7 +201,7 @@ func (f *File) Symbols(kind elf.SectionType) (table, names Section, ok bool, err
 	if table.EntrySize != SymbolBytes || table.Size%SymbolBytes != 0 {
 		return table, names, false, formatError(table.Offset, "a table of %d bytes with symbols of %d bytes", table.Size, table.EntrySize)
 	}
-	if uint64(table.Link) >= uint64(f.Sections) { //nolint:gosec // Not negative.
+	if uint64(table.Link) >= uint64(f.Sections) {
 		return table, names, false, formatError(table.Offset, "the names of symbols are in section %d of %d", table.Link, f.Sections)
 	}
 	if names, err = f.Section(int(table.Link)); err == nil && !names.HasBytes() {
@@ -311,7 +311,7 @@ func (f *File) each(at, count, entry uint64, use func(i uint64, b []byte) (bool,
 
 // read fills b. A file that was truncated meanwhile is an error.
 func (f *File) read(b []byte, at uint64) error {
-	n, err := f.r.ReadAt(b, int64(at)) //nolint:gosec // Within the file.
+	n, err := f.r.ReadAt(b, int64(at))
 	if n == len(b) {
 		return nil
 	}

@@ -23,10 +23,10 @@ func header(sectionAt, sections, names, segmentAt, segments uint64) []byte {
 	order.PutUint64(h[32:], segmentAt)
 	order.PutUint64(h[40:], sectionAt)
 	order.PutUint16(h[54:], segmentBytes)
-	order.PutUint16(h[56:], uint16(segments)) //nolint:gosec // Of the tests.
+	order.PutUint16(h[56:], uint16(segments))
 	order.PutUint16(h[58:], SectionBytes)
-	order.PutUint16(h[60:], uint16(sections)) //nolint:gosec // As above.
-	order.PutUint16(h[62:], uint16(names))    //nolint:gosec // As above.
+	order.PutUint16(h[60:], uint16(sections))
+	order.PutUint16(h[62:], uint16(names))
 	return h
 }
 
@@ -44,7 +44,7 @@ func sectionHeader(kind elf.SectionType, offset, size uint64, link uint32, entry
 // library makes a file with symbols.
 func library(symbols int) []byte {
 	tableAt := uint64(HeaderBytes + 3*SectionBytes)
-	size := uint64(symbols) * SymbolBytes //nolint:gosec // Of the tests.
+	size := uint64(symbols) * SymbolBytes
 	namesAt := tableAt + size
 	file := header(HeaderBytes, 3, 0, 0, 0)
 	file = append(file, make([]byte, SectionBytes)...)
@@ -54,7 +54,7 @@ func library(symbols int) []byte {
 		s := make([]byte, SymbolBytes)
 		order.PutUint32(s, 1)
 		s[4] = byte(elf.STT_FUNC)
-		order.PutUint64(s[8:], uint64(i)) //nolint:gosec // As above.
+		order.PutUint64(s[8:], uint64(i))
 		file = append(file, s...)
 	}
 	return append(file, "\x00name\x00"...)

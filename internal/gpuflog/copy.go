@@ -56,7 +56,7 @@ func (d *Decoder) memsetEvent(r *record) bool {
 	return true
 }
 
-// identity tells transfers apart that start at the same time.
+// identity distinguishes transfers that start at the same time.
 func (t *transfer) identity(sp *gpuevent.Span) uint64 {
 	return uint64(t.corr.V)<<32 ^ uint64(sp.Stream.V)<<16 ^ uint64(sp.Device.V) ^ uint64(t.bytes.V)<<24
 }

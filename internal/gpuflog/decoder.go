@@ -29,10 +29,10 @@ type Options struct {
 	// KernelNameInPath says that the user_scope of kernel_detail ends with the kernel's name, as
 	// it does in the layouts before C2 (format document, section 4.5).
 	KernelNameInPath bool
-	// MaxHeld bounds the events of one session and lane that wait for the scope channel, MaxRows
-	// the kernel rows that wait for their detail, MaxScopes the scope instances known at a time,
-	// MaxDictionaryBytes a session's dictionaries, MaxSessions the sessions of one Decoder.
-	// Defaults 32768, 32768, 32768, 32 MiB, 16.
+	// MaxHeld bounds the events of one session and lane that wait for the scope channel. MaxRows
+	// bounds the kernel rows that wait for their detail, and MaxScopes the scope instances known at a
+	// time. The default of each is 32768. MaxDictionaryBytes bounds a session's dictionaries (32 MiB),
+	// and MaxSessions the sessions of one Decoder (16).
 	MaxHeld, MaxRows, MaxScopes, MaxDictionaryBytes, MaxSessions int
 }
 
@@ -150,9 +150,9 @@ func (d *Decoder) TakeProblems() []Problem {
 	return p
 }
 
-// Want says which of the two channels that depend on each other should be read next: the scope
-// channel until it is ahead of the device channel, so that kernels find their scopes, but no
-// further, so that neither scopes nor held events pile up.
+// Want reports which of the scope and the device channel to read next. The scope channel should be
+// slightly ahead of the device channel. Then kernels find their scopes, and neither scopes nor held
+// events accumulate.
 func (d *Decoder) Want() Channel {
 	for _, s := range d.sessions {
 		if s.held[deviceLane].len() > 0 {
@@ -168,12 +168,12 @@ func (d *Decoder) Want() Channel {
 	return Device
 }
 
-// WhenFull sets the function that empties the batch when it is full, so that one long line, or the
-// release of many waiting events, needs no more memory than a full batch. The Decoder calls it from
-// Feed, FeedLine and EndStep, between two events. If it returns false, the Decoder stops: EndStep
-// keeps what still waits for the next call, FeedLine reports the row at which to continue, and Feed
-// leaves out the rest of its data, so that the Decoder must be restored from an earlier state. Without
-// a function a batch grows without bound.
+// WhenFull sets the function that empties a full batch. With it, one long line, or the release of many
+// waiting events, needs at most the memory of a full batch. The Decoder calls it from Feed, FeedLine
+// and EndStep, between two events. If the function returns false, the Decoder stops. EndStep then keeps
+// the waiting events for the next call, and FeedLine reports the row at which to continue. Feed skips
+// the rest of its data, and the caller must restore the Decoder from an earlier state. Without a
+// function a batch grows without bound.
 func (d *Decoder) WhenFull(empty func(*gpuevent.Batch) bool) { d.full = empty }
 
 // Stopped reports that the last call of Feed, FeedLine or EndStep stopped early because the batch was
@@ -386,9 +386,9 @@ func (r *record) predict() []byte {
 	return nil
 }
 
-// learn notes a key that was scanned from a position on. Behind the known ones it is the next; in
-// place of one it ends the prediction for this line, and after many such lines the order is learned
-// anew.
+// learn records the key that was scanned at a position. After the known keys it becomes the next one.
+// If another key was predicted, it ends the prediction for this line; after many such lines, learn
+// discards the order and learns it again.
 func (r *record) learn(from int, key []byte) {
 	o := r.order
 	switch {
@@ -413,15 +413,15 @@ type head struct {
 	ts      gpuevent.Int
 }
 
-// headCache keeps the beginning of the last line of a type, up to the first key that is not the same
-// for all of a session ("type", "version", "pid", "app", "session_id"), and what it says. Lines of a
-// session repeat it byte for byte.
+// headCache has the beginning of the last line of a type, and its decoded values. The beginning ends at
+// the first key whose value differs within a session, after "type", "version", "pid", "app" and
+// "session_id". The lines of a session repeat it byte for byte.
 type headCache struct {
 	raw  []byte
 	head head
 }
 
-// maxHead bounds the beginnings that are kept.
+// maxHead bounds the length of a cached beginning.
 const maxHead = 1024
 
 // resume takes a cached beginning; false if the line begins otherwise.

@@ -51,7 +51,7 @@ type stackTable struct {
 	m     map[string]string
 	bytes int
 	limit int
-	// The last stack: launches of a loop come one after the other.
+	// The last stack: a loop launches from the same stack repeatedly.
 	lastKey, lastVal string
 }
 

@@ -217,9 +217,9 @@ func (d *Decoder) systemSample(r *record) bool {
 	return true
 }
 
-// deviceBatch decodes device_metric_batch (format document, section 4.7). The optional columns are
-// there as soon as one of them is not zero, so a zero in one that cannot really be zero means that
-// the device does not have it.
+// deviceBatch decodes device_metric_batch (format document, section 4.7). All optional columns are
+// present as soon as one of them is not zero. A zero in a column that cannot be zero means that the
+// device does not support it.
 func (d *Decoder) deviceBatch(r *record) bool {
 	var b batch
 	s, ok := d.batch(r, &b)
@@ -274,9 +274,8 @@ func (d *Decoder) hostBatch(r *record) bool {
 }
 
 // perfMetric decodes perf_metric_event and kernel_perf_metric_event: counters of a scope or of one
-// launch, in percent, bytes or counts as upstream names them. -1 means not available, and so does,
-// for A2's unsigned byte counts, 0 (they cannot be told apart there and a range of work that reads
-// no memory at all is rare).
+// launch, in percent, bytes or counts as upstream names them. The value -1 means not available. A2's
+// byte counts are unsigned, so 0 means the same there: work that reads no memory at all is rare.
 func (d *Decoder) perfMetric(r *record) bool {
 	type value struct {
 		name string

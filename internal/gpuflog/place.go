@@ -4,9 +4,9 @@ package gpuflog
 
 import "github.com/gpuflight/gpuflight/internal/gpuevent"
 
-// lane tells the kinds of records apart whose order is given by one file. A trace's budget of spans
-// is counted per lane, in that order, so that the part of a trace into which a record falls depends
-// on its place in its channel alone and never on which channel was read first.
+// lane is a kind of records whose order is given by one file. A trace's budget of spans is counted per
+// lane, in that order. The part of a trace that a record belongs to therefore depends only on its place
+// in its channel, and not on the order in which channels are read.
 type lane uint8
 
 const (
@@ -47,7 +47,7 @@ type rep struct {
 	window       gpuevent.Int
 }
 
-// window is a stretch of wall time of a session; work outside every scope hangs under its span.
+// window is a time slice of a session; work outside every scope is a child of its span.
 type window struct {
 	index       int64
 	family      family
@@ -60,8 +60,8 @@ const windowNs = int64(60e9)
 
 func code(part uint64, l lane) uint64 { return part*uint64(numLanes) + uint64(l) }
 
-// share is a lane's part of the budget of a part 0: device work has half, as it has in the
-// recordings, records of host calls three quarters of the rest.
+// share is a lane's share of the budget of part 0. Device work has half of it, as in the recordings;
+// records of host calls have three quarters of the rest.
 func share(budget int, l lane) int {
 	switch l {
 	case deviceLane:

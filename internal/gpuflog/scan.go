@@ -11,10 +11,9 @@ import (
 	"unicode/utf8"
 )
 
-// scanner walks over one line of JSON. It is made for the shapes that GPU Flight writes (nesting of
-// at most a few levels, short keys, mostly integers) but accepts any valid JSON in the values it
-// skips. Every method that fails leaves the scanner in an unusable state: the line is then rejected
-// as a whole.
+// scanner parses one line of JSON. It is made for the lines of GPU Flight: few levels of nesting, short
+// keys, mostly integers. In the values that it skips it accepts any valid JSON. After an error the
+// scanner is unusable, and the whole line is rejected.
 type scanner struct {
 	b []byte
 	i int

@@ -181,8 +181,8 @@ func (s *session) endScope(d *Decoder, b *batch, num, t int64) {
 	}
 }
 
-// nvtx decodes nvtx_marker_event: a range is a scope, an instant a log record. Ranges are written
-// when they end, so work inside them has been sent by then and hangs under GPU Flight's own scopes.
+// nvtx decodes nvtx_marker_event: a range is a scope, an instant a log record. A range is written when
+// it ends. Its work was sent before, as a child of GPU Flight's own scopes.
 func (d *Decoder) nvtx(r *record) bool {
 	var name, domain []byte
 	var start, end, id gpuevent.Int

@@ -250,27 +250,28 @@ func launchedAt(p *path, t int64) *scope {
 	return p.insts[i]
 }
 
-// clockSlack is how far a device time may lie before the host time of its cause: device clocks are
-// mapped to the wall clock once a session and slide (format document, section 1.1).
+// clockSlack is the longest time by which a device time may precede the host time of its cause. Device
+// clocks are mapped to the wall clock once per session, and drift (format document, section 1.1).
 const clockSlack = int64(5e6)
 
-// queuedGap separates a kernel that waited in its stream (it starts right behind its predecessor)
-// from one that found the device idle (and was launched a moment before it started). Back-to-back
-// kernels of one stream start within about 2 µs of each other on an H200.
+// queuedGap separates queued kernels from others. A queued kernel waited in its stream and starts right
+// after its predecessor. Another kernel found the device idle and was launched just before its start.
+// On an H200, a queued kernel starts about 2 µs after the end of its predecessor.
 const queuedGap = int64(5e3)
 
-// order finds the launching instance of kernels whose launch time is not recorded (batch formats):
-// only the path and the start on the device are known, and a queued kernel starts long after its
-// launch, when other instances of the same path have begun. Launch order helps:
+// order finds the launching instance of kernels whose launch time is not recorded (batch formats). Only
+// the path and the start on the device are known. A queued kernel starts long after its launch, when
+// other instances of the same path have begun. The order of launches decides:
 //
-//   - A kernel that found the device idle was launched just before: the youngest instance begun
-//     before its start.
-//   - A queued kernel of another path than its predecessor's was launched in the next instance of
-//     its path, in the order of begins.
-//   - A queued kernel of the same path stays with its predecessor's instance if scopes that launch
-//     kernels too began in between (those that have never launched one although kernels before and
-//     behind them were seen do not count); in a plain loop over one scope, where nothing tells the
-//     rounds apart, it belongs to the youngest instance of that run begun before its start.
+//   - A kernel that found the device idle was launched just before. It belongs to the latest instance
+//     that began before its start.
+//   - A queued kernel with another path than its predecessor was launched in the next instance of its
+//     path, in the order of begins.
+//   - A queued kernel with the same path stays in its predecessor's instance if other scopes that
+//     launch kernels began in between. A scope does not count if kernels before and after it were seen
+//     and it launched none.
+//   - In a plain loop over one scope nothing distinguishes the iterations. The kernel then belongs to
+//     the latest instance of that loop that began before its start.
 type order struct {
 	last    *scope
 	lastEnd int64

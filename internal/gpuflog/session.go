@@ -106,7 +106,7 @@ func (s *session) scopeMark() int64 {
 	return max(s.scopeSeen, s.hostSeen-scopeLag)
 }
 
-// item is one span of work on its way to its parent.
+// item is one span of work whose parent is not known yet.
 type item struct {
 	lane lane
 	// at decides the scope: the host time of the launch if exact, else the start on the device.

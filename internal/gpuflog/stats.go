@@ -52,8 +52,8 @@ const (
 	DetailWithoutRow
 	// DictionaryFull: a dictionary entry beyond the bound; skipped.
 	DictionaryFull
-	// ScopesFull: a scope beyond the bound was dropped to make room for a newer one; work that
-	// belongs to it may hang under its parent or under the session.
+	// ScopesFull: a scope beyond the bound was evicted for a newer one. Its work may become a child
+	// of its parent or of the session.
 	ScopesFull
 	// SessionsFull: a session was forgotten to make room for a newer one.
 	SessionsFull
@@ -90,8 +90,8 @@ type Stats struct {
 	// JoinsExpired are kernel rows that went out without their kernel_detail although the recorder
 	// said that there would be one.
 	JoinsExpired uint64
-	// ScopesMissed are device events whose scope was named but not found: they hang under the
-	// session's window and carry the scope's path.
+	// ScopesMissed are device events whose named scope was not found. They are children of the
+	// session's time slice and have the scope's path as an attribute.
 	ScopesMissed uint64
 	// HeldOverflow are events released before the scope channel had been read far enough, because
 	// too many were held back.

@@ -74,8 +74,8 @@ func ParseStat(text []byte) (Stat, bool) {
 	}
 	return Stat{
 		Name: strings.ToValidUTF8(s[begin+1:end], "\uFFFD"), State: fields[state][0],
-		Threads: int(numbers[threads]), Start: numbers[start], Faults: numbers[faults], //nolint:gosec // Far below.
-		Processor: time.Duration(numbers[user]+numbers[kernel]) * TickNanoseconds, //nolint:gosec // Centuries.
+		Threads: int(numbers[threads]), Start: numbers[start], Faults: numbers[faults],
+		Processor: time.Duration(numbers[user]+numbers[kernel]) * TickNanoseconds,
 	}, true
 }
 

@@ -27,10 +27,14 @@ var current = sync.OnceValue(func() string {
 	return resolve(linked, info)
 })
 
-// String returns the version without a leading "v", for example "0.2.0". The first source that has a
-// version decides: the linker, the version of our module in the program ("go install …@v0.2.0", or a
-// program that imports sdk/gpufl), and the commit ("dev+1a2b3c4d5e6f", with "-dirty" for uncommitted
-// changes). It returns "dev" if no source has one. String may be called from several goroutines.
+// String returns the version without a leading "v", for example "0.2.0". It comes from the first of
+// these sources that has one:
+//
+//   - the linker;
+//   - the version of our module in the program: "go install …@v0.2.0", or an import of sdk/gpufl;
+//   - the commit: "dev+1a2b3c4d5e6f", with "-dirty" for uncommitted changes.
+//
+// Without a source it returns "dev". String is safe for concurrent use.
 func String() string { return current() }
 
 func resolve(linked string, info *debug.BuildInfo) string {

@@ -13,7 +13,7 @@ func openProbe(c *Config, log *zap.Logger) source {
 	return observed{probe.New(probe.Options{
 		Root:           c.RootPath,
 		RescanInterval: c.RescanInterval,
-		LaunchSampling: uint32(c.LaunchSampling), //nolint:gosec // Validate bounds it.
+		LaunchSampling: uint32(c.LaunchSampling),
 		Source:         c.Source,
 		WithoutNCCL:    !c.NCCL,
 		Log:            func(text string) { log.Warn("CUDA calls are observed in another way", zap.String("reason", text)) },

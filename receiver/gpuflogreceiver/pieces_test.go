@@ -40,7 +40,7 @@ func tracesOf(items int) ptrace.Traces {
 			for i := range items / 4 {
 				span := ss.Spans().AppendEmpty()
 				span.SetName(long)
-				span.SetStartTimestamp(pcommon.Timestamp(1 + i)) //nolint:gosec // It is small.
+				span.SetStartTimestamp(pcommon.Timestamp(1 + i))
 			}
 		}
 	}
@@ -132,7 +132,7 @@ func TestPiecesOfMetricsAreTheWhole(t *testing.T) {
 		for j := range many / 2 {
 			p := points.AppendEmpty()
 			p.SetIntValue(int64(i*many + j))
-			p.SetTimestamp(pcommon.Timestamp(1 + j)) //nolint:gosec // It is small.
+			p.SetTimestamp(pcommon.Timestamp(1 + j))
 			p.Attributes().PutStr("k", long)
 		}
 	}

@@ -82,7 +82,7 @@ func TestInit_BudgetAndDeepWindows(t *testing.T) {
 	setenv(t, "GPUFLIGHT_OUTPUT", filepath.Join(t.TempDir(), "out.otlp.jsonl"), "GPUFLIGHT_OVERHEAD_BUDGET", "2%")
 	_, err := Init(t.Context(), WithDeepWindows(), WithLogger(slog.New(slog.DiscardHandler)))
 	require.ErrorContains(t, err, "GPUFLIGHT_OVERHEAD_BUDGET and deep profiling (GPUFLIGHT_DEEP) exclude each other: remove one of them")
-	assert.Equal(t, "not_initialized", string(CurrentStatus().Reason))
+	assert.Equal(t, "not_initialized", CurrentStatus().Reason)
 }
 
 // Nothing of a GPU is there: the program runs, scopes are spans, and the recording says why.

@@ -33,7 +33,7 @@ func child(t *testing.T) *exec.Cmd {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	t.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v") //nolint:gosec // Ourselves.
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 	cmd.Env = append(os.Environ(), cuptitest.Environment(cuptitest.Build(t))...)
 	cmd.Env = append(cmd.Env, childVariable+"="+t.Name())
 	return cmd

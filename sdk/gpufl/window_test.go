@@ -80,7 +80,7 @@ func recordWindows(t *testing.T, pairs ...string) (w *windows, stop func() windo
 	t.Cleanup(runtime.UnlockOSThread)
 	path := filepath.Join(t.TempDir(), "out.otlp.jsonl")
 	place := t.TempDir()
-	require.NoError(t, os.Chmod(place, 0o700)) //nolint:gosec // A folder needs its x.
+	require.NoError(t, os.Chmod(place, 0o700))
 	setenv(t, append([]string{
 		"GPUFLIGHT_OUTPUT", path, "GPUFLIGHT_MAX_SPANS_PER_SECOND", "1000000", "GPUFLIGHT_SHUTDOWN_TIMEOUT", "10m", "OTEL_SERVICE_NAME", "svc",
 		"GPUFLIGHT_DEEP", "1", "GPUFLIGHT_DEEP_BLACKOUT", "0s", "GPUFLIGHT_DEEP_COOLDOWN", "0s", "GPUFLIGHT_DEEP_PER_HOUR", "10000", "GPUFLIGHT_DEEP_SHARE", "100%",
@@ -284,7 +284,7 @@ func TestDeepWindowByCall(t *testing.T) {
 	assert.Equal(t, w.figures(2, 1), nonZero(r.samples))
 	for _, record := range r.logs[semconv.EventCUDAPCSample] {
 		a := record.Attributes().AsRaw()
-		if a[semconv.CUDAPCOffset] == int64(w.pc) { //nolint:gosec // Small.
+		if a[semconv.CUDAPCOffset] == int64(w.pc) {
 			assert.Equal(t, "lines.cu", filepath.Base(text(a, semconv.CodeFilePath)))
 			assert.Equal(t, w.line, a[semconv.CodeLineNumber])
 		}

@@ -29,7 +29,7 @@ func write(root string) error {
 		return err
 	}
 	for name, data := range files {
-		if err := os.WriteFile(filepath.Join(root, name), data, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(root, name), data, 0o644); err != nil { //nolint:gosec // These are source files, as readable as the others.
 			return err
 		}
 	}

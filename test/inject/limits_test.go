@@ -43,8 +43,8 @@ func newLimitedHost(t *testing.T) *limitedHost {
 	t.Helper()
 	lib, fakes := library(t), cuptitest.Build(t)
 	dir := t.TempDir()
-	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o755)) //nolint:gosec // Another user runs the host.
-	require.NoError(t, os.Chmod(dir, 0o777))               //nolint:gosec // Another user records here.
+	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o755))
+	require.NoError(t, os.Chmod(dir, 0o777))
 	h := &limitedHost{dir: dir, path: filepath.Join(dir, "limits"), output: filepath.Join(dir, "out.otlp.jsonl")}
 	// Copies, since another user may not read the originals.
 	for _, path := range []string{
@@ -64,7 +64,7 @@ func copyFile(t *testing.T, from, to string) {
 	in, err := os.Open(from)
 	require.NoError(t, err)
 	defer in.Close()
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE, 0o755) //nolint:gosec // Another user executes it.
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE, 0o755)
 	require.NoError(t, err)
 	_, err = io.Copy(out, in)
 	require.NoError(t, errors.Join(err, out.Close()))
@@ -199,7 +199,7 @@ func TestAHostInASmallCgroupRunsAsWithoutTheLibrary(t *testing.T) {
 	var err error
 	for _, root := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
 		group = filepath.Join(root, fmt.Sprintf("gpuflight-test-%d", os.Getpid()))
-		if err = os.Mkdir(group, 0o755); err != nil { //nolint:gosec // A cgroup.
+		if err = os.Mkdir(group, 0o755); err != nil {
 			continue
 		}
 		t.Cleanup(func() { assert.NoError(t, os.Remove(group)) })

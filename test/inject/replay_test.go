@@ -75,7 +75,7 @@ func readCapture(t *testing.T, kernel string) *captured {
 			var device, crc, pc, function, what, correlation, value int64
 			_, err := fmt.Sscan(rest, &device, &crc, &pc, &function, &what, &correlation, &value)
 			require.NoError(t, err, rest)
-			require.Equal(t, cubin.CUPTICRC(c.image), uint64(crc), "the row is about the image that is kept") //nolint:gosec // 32 bits.
+			require.Equal(t, cubin.CUPTICRC(c.image), uint64(crc), "the row is about the image that is kept")
 			c.figures[fmt.Sprint(c.functions[function], "+", pc, " ", c.names[what])] += value
 			c.rows++
 			if !strings.HasSuffix(c.names[what], "_not_issued") {
@@ -178,7 +178,7 @@ func replayed(t *testing.T, c *captured, engine string, environ ...string) (*ben
 	t.Helper()
 	b := newBench(t)
 	place := t.TempDir()
-	require.NoError(t, os.Chmod(place, 0o700)) //nolint:gosec // A folder needs its x.
+	require.NoError(t, os.Chmod(place, 0o700))
 	// At the end there is time for nvdisasm only if it is given.
 	b.environ = append(b.environ, "FAKE_CUPTI_REPLAY="+c.file, "WORK_IMAGE="+c.imageFile, "XDG_RUNTIME_DIR="+place, "GPUFLIGHT_SHUTDOWN_TIMEOUT=10m")
 	b.environ = append(b.environ, environ...)

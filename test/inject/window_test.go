@@ -63,7 +63,7 @@ func windowBench(t *testing.T, environ ...string) (b *bench, line int64) {
 		pc += cubin.InstructionBytes
 	}
 	script, place := filepath.Join(t.TempDir(), "windows.txt"), t.TempDir()
-	require.NoError(t, os.Chmod(place, 0o700)) //nolint:gosec // A folder needs its x.
+	require.NoError(t, os.Chmod(place, 0o700))
 	require.NoError(t, os.WriteFile(script, fmt.Appendf(nil, `gpuflight-deep 1 pc_sampling
 name 0 smsp__pcsamp_warps_issue_stalled_long_scoreboard
 function 0 plain
@@ -372,7 +372,7 @@ type program struct {
 // begin runs a program; stdin is what it reads, nil for nothing.
 func (b *bench) begin(mode string, stdin *os.File) *program {
 	b.t.Helper()
-	p := &program{Cmd: exec.Command(b.gpuflight, b.traceArgs(mode)...), stderr: &bytes.Buffer{}} //nolint:gosec // Our own.
+	p := &program{Cmd: exec.Command(b.gpuflight, b.traceArgs(mode)...), stderr: &bytes.Buffer{}}
 	p.Env, p.Stderr = b.environ, p.stderr
 	attributes := b.attributes
 	attributes.Setpgid = true

@@ -56,7 +56,7 @@ func window() []profile.Profiles {
 		for i := range 2500 {
 			kernel := gpuevent.NewKernelName(fmt.Sprintf("gemm<%d>(float const*)", i/500))
 			part.Figures = append(part.Figures, deepprofile.Figure{
-				What: names[i%2], Value: uint64(i + 1), CRC: uint64(1 + i/1000), PC: gpuevent.Some(int64(i % 500 * 16)), //nolint:gosec // Small.
+				What: names[i%2], Value: uint64(i + 1), CRC: uint64(1 + i/1000), PC: gpuevent.Some(int64(i % 500 * 16)),
 				At: cubin.Location{Function: kernel, Frames: []cubin.NamedFrame{
 					{Function: gpuevent.NewKernelName("load(float const*)"), File: "/src/load.cuh", Line: 3}, {Function: kernel, File: "/src/gemm.cu", Line: i % 500},
 				}},
@@ -219,8 +219,8 @@ func TestProfilesThroughTheCollector(t *testing.T) {
 			})
 			require.NoError(t, c.Check(t.Context()))
 			require.NoError(t, send(t, c, window()))
-			assert.Equal(t, uint64(profiles), c.Stats()[otlp.Profiles].Sent) //nolint:gosec // Small.
-			p.Stop(limit)                                                    // the file is whole after it
+			assert.Equal(t, uint64(profiles), c.Stats()[otlp.Profiles].Sent)
+			p.Stop(limit) // the file is whole after it
 
 			assert.Equal(t, want, digest(t, grpcSink.Requests()...))
 			assert.Equal(t, want, digest(t, overHTTP.taken()...))
@@ -266,7 +266,7 @@ func TestCollectorWithoutTheGate(t *testing.T) {
 		require.NoError(t, send(t, c, window()), protocol)
 		stats := c.Stats()[otlp.Profiles]
 		assert.Zero(t, stats.Sent)
-		assert.Equal(t, map[string]uint64{otlp.ReasonUnsupported: uint64(count(window()))}, stats.Unsent) //nolint:gosec // Small.
+		assert.Equal(t, map[string]uint64{otlp.ReasonUnsupported: uint64(count(window()))}, stats.Unsent)
 		assert.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
 		assert.Contains(t, log.String(), "the endpoint does not know profiles")
 	}

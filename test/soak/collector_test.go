@@ -65,7 +65,7 @@ func startCollector(t *testing.T) *collector {
 	log, err := os.Create(c.log)
 	require.NoError(t, err)
 	defer log.Close()
-	c.cmd = exec.Command(binary, "--config", config) //nolint:gosec,noctx // Our own program; it is ended below.
+	c.cmd = exec.Command(binary, "--config", config)
 	c.cmd.Stdout, c.cmd.Stderr = log, log
 	require.NoError(t, c.cmd.Start())
 	t.Cleanup(func() { _ = c.stop() })

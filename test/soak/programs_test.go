@@ -31,7 +31,7 @@ func build(t *testing.T) stub {
 		{"-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", filepath.Join(source, "stub.c"), "-o", s.library},
 		{filepath.Join(source, "calls.c"), "-o", s.program, "-ldl", "-lpthread"},
 	} {
-		out, err := exec.CommandContext(t.Context(), "cc", append(flags, args...)...).CombinedOutput() //nolint:gosec // Our own sources.
+		out, err := exec.CommandContext(t.Context(), "cc", append(flags, args...)...).CombinedOutput()
 		require.NoError(t, err, string(out))
 	}
 	return s
@@ -48,7 +48,7 @@ func (s stub) copied(name string) (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, "libcuda.so.1")
-	return path, os.WriteFile(path, text, 0o755) //nolint:gosec // A library is executable.
+	return path, os.WriteFile(path, text, 0o755)
 }
 
 // program is a running one; it does what it is told, a command a line (stubcuda/src/calls.c).
@@ -59,7 +59,7 @@ type program struct {
 }
 
 func (s stub) start() (*program, error) {
-	p := &program{cmd: exec.Command(s.program)} //nolint:gosec,noctx // Our own program; it ends when its input does.
+	p := &program{cmd: exec.Command(s.program)}
 	p.cmd.Stderr = os.Stderr
 	var err error
 	if p.in, err = p.cmd.StdinPipe(); err != nil {

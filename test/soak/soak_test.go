@@ -99,7 +99,7 @@ func (c *churn) short(library string, wait time.Duration) error {
 		return err
 	}
 	c.launched.Add(3*20 + 10)
-	switch rand.IntN(3) { //nolint:gosec // Nobody is to be kept from guessing.
+	switch rand.IntN(3) {
 	case 0:
 		c.killed.Add(1)
 		return p.kill()

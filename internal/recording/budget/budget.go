@@ -106,7 +106,7 @@ func NewController(budget float64, seed uint64) (*Controller, error) {
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
-	return &Controller{budget: budget, rng: rand.New(rand.NewPCG(seed, 0)), status: Status{Slices: 1}}, nil //nolint:gosec // No secret.
+	return &Controller{budget: budget, rng: rand.New(rand.NewPCG(seed, 0)), status: Status{Slices: 1}}, nil
 }
 
 // Spend accounts for some time.

@@ -22,7 +22,7 @@ import (
 func script(t testing.TB, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), program)
-	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o700)) //nolint:gosec // It is a program.
+	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o700))
 	return path
 }
 
@@ -112,7 +112,7 @@ func TestFindTheDisassembler(t *testing.T) {
 	put := func(parts ...string) string {
 		path := filepath.Join(append([]string{dir}, parts...)...)
 		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
-		require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"), 0o700)) //nolint:gosec // It is a program.
+		require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"), 0o700))
 		return path
 	}
 	in := func(parts ...string) string { return filepath.Join(append([]string{dir}, parts...)...) }
@@ -176,7 +176,7 @@ func TestProgramsOfStrangers(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "open", program)
 	require.NoError(t, os.Mkdir(filepath.Dir(path), 0o700))
-	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"), 0o700)) //nolint:gosec // It is a program.
+	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"), 0o700))
 	link := filepath.Join(dir, "link")
 	require.NoError(t, os.Symlink(path, link))
 	env := map[string]string{"PATH": filepath.Dir(path)}
@@ -194,7 +194,7 @@ func TestProgramsOfStrangers(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, path, target)
 
-	require.NoError(t, os.Chmod(filepath.Dir(path), 0o777)) //nolint:gosec // That is the fault.
+	require.NoError(t, os.Chmod(filepath.Dir(path), 0o777))
 	_, err = find()
 	require.ErrorContains(t, err, "everybody may write to "+filepath.Dir(path))
 	_, err = trusted(link)
@@ -203,14 +203,14 @@ func TestProgramsOfStrangers(t *testing.T) {
 	require.NoError(t, os.Chmod(filepath.Dir(path), 0o777|os.ModeSticky))
 	_, err = find()
 	require.NoError(t, err)
-	require.NoError(t, os.Chmod(path, 0o702)) //nolint:gosec // That is the fault.
+	require.NoError(t, os.Chmod(path, 0o702))
 	_, err = find()
 	require.ErrorContains(t, err, "everybody may write to "+path)
 	env[DisassemblerEnv] = path
 	_, err = find()
 	require.NoError(t, err)
 	delete(env, DisassemblerEnv)
-	require.NoError(t, os.Chmod(path, 0o700)) //nolint:gosec // It is a program.
+	require.NoError(t, os.Chmod(path, 0o700))
 
 	if err := os.Chown(path, 4711, -1); err != nil {
 		if errors.Is(err, os.ErrPermission) {

@@ -156,7 +156,7 @@ func (w *Writer) Begin(k Kind) {
 // Add adds a sample to the profile that was begun last.
 func (w *Writer) Add(s *Sample) {
 	for value := s.Value; ; value -= math.MaxInt64 {
-		w.add(s, int64(min(value, math.MaxInt64))) //nolint:gosec // Bounded.
+		w.add(s, int64(min(value, math.MaxInt64)))
 		if value <= math.MaxInt64 {
 			return
 		}
@@ -288,7 +288,7 @@ func (w *Writer) str(s string) int32 {
 }
 
 // index is a position in a table, which a request's bound keeps far below what an index can hold.
-func index(n int) int32 { return int32(n) } //nolint:gosec // Bounded.
+func index(n int) int32 { return int32(n) }
 
 func (w *Writer) attribute(a *Attribute) int32 {
 	key := attributeKey(*a)

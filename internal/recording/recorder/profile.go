@@ -17,7 +17,7 @@ func (e *engine) profiles(w *Window, ref gpuevent.Ref) {
 	if e.cfg.Profiles == nil || w.Profile == nil {
 		return
 	}
-	attributes := []profile.Attribute{{Key: semconv.CUDADeepWindowID, Int: int64(w.ID), IsInt: true}} //nolint:gosec // A running number.
+	attributes := []profile.Attribute{{Key: semconv.CUDADeepWindowID, Int: int64(w.ID), IsInt: true}}
 	for _, a := range []profile.Attribute{
 		{Key: semconv.CUDADeepWindowCause, Str: string(w.Cause)}, {Key: semconv.CUDADeepWindowWhy, Str: w.Why},
 	} {
@@ -42,7 +42,7 @@ func (w *windows) scopesOf(correlation gpuevent.Int) (names []string) {
 	if !correlation.OK {
 		return nil
 	}
-	l := w.launches[uint32(correlation.V)] //nolint:gosec // CUPTI's ids have 32 bits.
+	l := w.launches[uint32(correlation.V)]
 	for s := l.in; s != nil && s.kind != gpuevent.KindSession && len(names) < maxStackScopes; s = s.parent {
 		names = append(names, s.name)
 	}

@@ -407,7 +407,7 @@ func (w *windows) remember(id uint64, ref gpuevent.Ref) {
 // refOf returns the span of the launch that a figure belongs to, that of the window if it is not known.
 func (w *windows) refOf(correlation gpuevent.Int, window gpuevent.Ref) gpuevent.Ref {
 	if correlation.OK && w.launches != nil {
-		if l, ok := w.launches[uint32(correlation.V)]; ok { //nolint:gosec // CUPTI's ids have 32 bits.
+		if l, ok := w.launches[uint32(correlation.V)]; ok {
 			return l.ref
 		}
 	}
@@ -437,7 +437,7 @@ func windowAttrs(w *Window) []gpuevent.Attr {
 			gpuevent.F(semconv.CUDADeepWindowRuleSustained, f.Rule.For.Seconds()),
 		}
 	}
-	n := func(key string, v uint64) gpuevent.Attr { return gpuevent.I(key, int64(min(v, math.MaxInt64))) } //nolint:gosec // Bounded.
+	n := func(key string, v uint64) gpuevent.Attr { return gpuevent.I(key, int64(min(v, math.MaxInt64))) }
 	if w.Period > 0 {
 		some = append(some, n(semconv.CUDADeepWindowSamplingPeriod, w.Period))
 	}

@@ -301,7 +301,7 @@ func TestScopesInWindowsAreEstimated(t *testing.T) {
 		start, end int64
 	}{{"before", 0, 900}, {"in", 1002, 1003}, {"longer", 900, 1900}, {"epoch", 0, 30_000}, {"after", 1270, 1280}} {
 		id := uint64(i + 1)
-		f.src.event(begin(id, 0, uint32(id), c.start*ms, c.name), endOf(id, uint32(id), c.end*ms)) //nolint:gosec // Small.
+		f.src.event(begin(id, 0, uint32(id), c.start*ms, c.name), endOf(id, uint32(id), c.end*ms))
 	}
 	f.stop()
 	estimated := map[string]bool{}

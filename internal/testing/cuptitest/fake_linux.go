@@ -222,7 +222,7 @@ func cName(s string) *C.char {
 // next of 2 blocks, and so on up to 1000 and again.
 func (f *Fake) Launch(name string, n int) {
 	for i := range n {
-		f.LaunchKernel(Kernel{Name: name, Grid: [3]uint32{uint32(i%1000) + 1, 2, 3}, Block: [3]uint32{128, 1, 1}, Shared: 1024, Registers: 24, Stream: 7}) //nolint:gosec // Small.
+		f.LaunchKernel(Kernel{Name: name, Grid: [3]uint32{uint32(i%1000) + 1, 2, 3}, Block: [3]uint32{128, 1, 1}, Shared: 1024, Registers: 24, Stream: 7})
 	}
 }
 

@@ -52,7 +52,7 @@ func TestDir_OfSomebodyElse(t *testing.T) {
 			t.Cleanup(func() { assert.NoError(t, os.Remove(dir)) })
 			switch name {
 			case "world-writable":
-				require.NoError(t, os.Chmod(dir, 0o777)) //nolint:gosec // What the test is about.
+				require.NoError(t, os.Chmod(dir, 0o777))
 			case "other owner":
 				if err := os.Chown(dir, 65534, -1); err != nil {
 					t.Skip("only root can give a folder away: ", err)

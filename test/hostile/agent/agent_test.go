@@ -69,7 +69,7 @@ func build(t *testing.T) stub {
 		{filepath.Join(source, "calls.c"), "-o", s.program, "-ldl", "-lpthread"},
 	} {
 		flags := []string{"-std=c11", "-O1", "-fno-omit-frame-pointer", "-fcf-protection=none"}
-		out, err := exec.CommandContext(t.Context(), "cc", append(flags, args...)...).CombinedOutput() //nolint:gosec // Our own sources.
+		out, err := exec.CommandContext(t.Context(), "cc", append(flags, args...)...).CombinedOutput()
 		require.NoError(t, err, string(out))
 	}
 	return s
@@ -81,7 +81,7 @@ func shared(t *testing.T) string {
 	dir, err := os.MkdirTemp("", "hostile") // the test's own folder is root's
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, os.RemoveAll(dir)) })
-	require.NoError(t, os.Chmod(dir, 0o755)) //nolint:gosec // As said.
+	require.NoError(t, os.Chmod(dir, 0o755))
 	return dir
 }
 
@@ -262,8 +262,8 @@ func strike(t *testing.T, s stub, name string) {
 	program, err := os.ReadFile(self)
 	require.NoError(t, err)
 	helper := filepath.Join(shared(t), "attacker")
-	require.NoError(t, os.WriteFile(helper, program, 0o755)) //nolint:gosec // Another user runs it.
-	cmd := exec.CommandContext(t.Context(), helper)          //nolint:gosec // Ourselves.
+	require.NoError(t, os.WriteFile(helper, program, 0o755))
+	cmd := exec.CommandContext(t.Context(), helper)
 	cmd.Dir, cmd.Stderr = dir, os.Stderr
 	cmd.Env = []string{attackVariable + "=" + name, "GPUFLIGHT_TEST_LIBRARY=" + s.library}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, Pdeathsig: unix.SIGKILL}
@@ -290,7 +290,7 @@ type victim struct {
 
 func startVictim(t *testing.T, s stub) *victim {
 	t.Helper()
-	v := &victim{t: t, cmd: exec.CommandContext(t.Context(), s.program)} //nolint:gosec // Our own.
+	v := &victim{t: t, cmd: exec.CommandContext(t.Context(), s.program)}
 	v.cmd.Stderr = os.Stderr
 	const somebody = 12345
 	v.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: somebody, Gid: somebody}, Pdeathsig: unix.SIGKILL}

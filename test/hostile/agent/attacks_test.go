@@ -81,13 +81,13 @@ func fifo(dir, _ string, ready func()) error {
 		if err := mapNew(path, []byte("no library")); err != nil {
 			return err
 		}
-		for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond) { //nolint:gosec // No secret.
+		for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond) {
 			// An even number of times, so that the pipe has its name again.
 			for range 2 {
 				if err := unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, pipe, unix.RENAME_EXCHANGE); err != nil {
 					return err
 				}
-				time.Sleep(time.Duration(rand.IntN(300)) * time.Microsecond) //nolint:gosec // No secret.
+				time.Sleep(time.Duration(rand.IntN(300)) * time.Microsecond)
 			}
 		}
 		if n == 20 {
@@ -128,7 +128,7 @@ func libraries(dir, library string, ready func()) error {
 // mappings has 50,000 mappings and makes more all the time, faster than the kernel's buffer is read.
 func mappings(dir, _ string, ready func()) error {
 	path := filepath.Join(dir, "libnccl.so.2")
-	if err := os.WriteFile(path, bytes.Repeat([]byte{'n'}, 64<<10), 0o644); err != nil { //nolint:gosec // As libraries are.
+	if err := os.WriteFile(path, bytes.Repeat([]byte{'n'}, 64<<10), 0o644); err != nil {
 		return err
 	}
 	f, err := os.Open(path)
@@ -159,7 +159,7 @@ func mappings(dir, _ string, ready func()) error {
 
 // garbage maps new files all the time: random bytes behind a header of ELF.
 func garbage(dir, _ string, ready func()) error {
-	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // The same each time.
+	random := rand.New(rand.NewPCG(1, 2))
 	for n := 0; ; n++ {
 		image := library(50, []byte("cuLaunchKernel"))
 		for range 1 + n%20 {
@@ -189,7 +189,7 @@ func garbage(dir, _ string, ready func()) error {
 
 // kernels launches 20,000 different kernels, so that a table of the kernel's that all processes share fills up.
 func kernels(_, library string, ready func()) error {
-	cmd := exec.CommandContext(context.Background(), filepath.Join(filepath.Dir(library), "calls")) //nolint:gosec // Our own.
+	cmd := exec.CommandContext(context.Background(), filepath.Join(filepath.Dir(library), "calls"))
 	// The signal is tied to the thread that starts the program.
 	runtime.LockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
@@ -219,7 +219,7 @@ func kernels(_, library string, ready func()) error {
 
 // mapNew writes a file and maps it as a library is mapped.
 func mapNew(path string, image []byte) error {
-	if err := os.WriteFile(path, image, 0o644); err != nil { //nolint:gosec // As libraries are.
+	if err := os.WriteFile(path, image, 0o644); err != nil {
 		return err
 	}
 	f, err := os.Open(path)

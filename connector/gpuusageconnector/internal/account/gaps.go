@@ -11,8 +11,8 @@ func (l *Ledger) kernelStarts(w *Work) {
 	if st.kernel >= 0 && w.Start-st.kernel > l.o.GapThreshold {
 		after := AfterHost
 		ended := int64(-1)
-		// A copy that ended with the kernel before it did not hold up the next one. A wait did: it
-		// was that kernel that the host waited for.
+		// A copy that ended together with the previous kernel did not delay the next one. A wait did:
+		// the host waited for that kernel.
 		if st.copied > st.kernel && st.copied <= w.Start {
 			after, ended = AfterCopy, st.copied
 		}

@@ -59,58 +59,57 @@ type Options struct {
 	// arrives within it, in whatever order, is accounted as if it had come sorted. It should be
 	// longer than the longest kernel and than the longest delay between sources: see [Ledger].
 	SettleAfter int64
-	// IdleGap is the longest silence that is the device's idle time. A longer one is nobody's: the
-	// device was off, or not observed.
+	// IdleGap is the longest time without work that counts as idle. Longer times are not accounted:
+	// the device was off, or not observed.
 	IdleGap int64
-	// LiveWithin is the longest time between the end of a work and its arrival by which a device is
-	// live: its idle time goes on with the clock, where that of a replayed one ends with its works.
+	// LiveWithin is the longest time between the end of a work and its arrival with which a device
+	// counts as live. The idle time of a live device grows with the clock. That of a replayed device
+	// ends with its works.
 	LiveWithin int64
 	// MaxPending bounds the works that wait. See [Ledger.Full].
 	MaxPending int
-	// GapThreshold: gaps of a stream that are not longer are not told.
+	// GapThreshold is the length up to which gaps of a stream are not reported.
 	GapThreshold int64
 	// MaxStreams bounds the streams, and the processes, whose last works are remembered.
 	MaxStreams int
-	// MaxStretches bounds the stretches of accounted time.
+	// MaxStretches bounds the number of intervals of accounted time.
 	MaxStretches int
 }
 
-// Booker takes what a ledger settles. It must not call the ledger.
+// Booker receives what a ledger settles. It must not call the ledger.
 type Booker interface {
 	// Pay books ns > 0 nanoseconds of the device on a payer, once for each work and call of Settle.
 	Pay(payer uint32, request [16]byte, ns int64)
 	// Idle books ns > 0 nanoseconds in which the device was observed and had nothing to do.
 	Idle(ns int64)
-	// Gap tells of a silence [start, end) between two kernels of a stream.
+	// Gap reports a gap [start, end) between two kernels of a stream.
 	Gap(stream, process uint32, after Cause, start, end int64)
-	// Late tells that ns > 0 nanoseconds of a work lie in time that was accounted before: somebody
-	// else paid for them, or they were idle. They are nobody's a second time.
+	// Late reports that ns > 0 nanoseconds of a work are in time that was already accounted, to
+	// another payer or as idle. They are not accounted again.
 	Late(payer uint32, ns int64)
 }
 
 // Ledger keeps the accounts of one device: who pays for each nanosecond, which were idle, and how
 // long its streams had no kernel to run.
 //
-// At each instant the kernels that run share the device equally. If none runs, the copies do; if
-// nothing runs, the device is idle. Shares are whole nanoseconds, and the remainder of a division
-// goes round, so that the sum of all Pay and Idle is exactly the accounted time.
+// At each instant the running kernels share the device equally. If no kernel runs, the copies share
+// it; if nothing runs, the device is idle. Shares are whole nanoseconds. The remainder of a division is
+// given to each work in turn, so the sum of all Pay and Idle is exactly the accounted time.
 //
-// The accounted time is a set of stretches. Works whose silence between them is at most IdleGap lie
-// in one stretch, the silence being idle, whichever of them was settled first: so the set, and
-// [Ledger.Observed] with it, depends only on the works and not on their order, as long as no bound
-// is passed. Sessions that are further apart, in whatever order they are read, have stretches of
-// their own.
+// The accounted time is a set of intervals. If the time between two works is at most IdleGap, both
+// works are in one interval, and the time between them is idle. The order of settling does not matter.
+// The set, and [Ledger.Observed] with it, therefore depends only on the works and not on their order,
+// as long as no bound is reached. Sessions that are further apart have intervals of their own.
 //
-// A work waits for SettleAfter by the wall clock, then it is ripe. Time is accounted up to the
-// start of the first work that is not ripe; a work that reaches beyond is cut there, and its rest
-// waits. What was accounted once stays so: the part of a later work that lies there is late.
+// A work waits for SettleAfter by the wall clock, then it is ripe. Time is accounted up to the start of
+// the first work that is not ripe. A work that ends later is split there, and its rest waits. Accounted
+// time stays accounted: the part of a later work that is in it is late.
 //
-// Of a live device, the last stretch grows with the clock up to SettleAfter ago, though no further
-// than that start nor than IdleGap past the newest work. A kernel that has run for longer than
-// SettleAfter before it ends, and so before it is known, comes too late for the time that was booked
-// as idle meanwhile. Holding idle time back until the next work came would be right for such a
-// kernel; but then a device that nobody uses any more would cost nothing from its last work on,
-// which is the very cost to be shown. Hence SettleAfter is the setting to raise.
+// The last interval of a live device grows with the clock, up to SettleAfter ago. It ends at the latest
+// at the start of the first work that is not ripe, and IdleGap after the newest work. A kernel that
+// runs longer than SettleAfter arrives too late: its time was booked as idle. Delaying idle time until
+// the next work would be right for such a kernel. But an abandoned device would then cost nothing after
+// its last work, and that cost is what users look for. The remedy is a larger SettleAfter.
 type Ledger struct {
 	o Options
 
@@ -120,7 +119,7 @@ type Ledger struct {
 	head           int
 	forced         int64
 
-	// stretches is the accounted time: intervals, joined over silences of IdleGap.
+	// stretches is the accounted time: intervals, joined over gaps of up to IdleGap.
 	stretches Union
 	// newestEnd is the latest end of settled work, -1 if there was none, newestLag how long after
 	// it that work arrived.
@@ -133,8 +132,8 @@ type Ledger struct {
 }
 
 const (
-	// nearby is how many places an arriving work is moved towards the front at once: spans of a few
-	// streams come in order of their ends and so are out of place by about as many.
+	// nearby is the number of places by which an arriving work is moved to the front. The spans of a
+	// few streams arrive in the order of their ends, so they are out of place by about this number.
 	nearby = 32
 	// roomKept is the room for works that a ledger keeps when it has emptied: 64 KiB.
 	roomKept = 1 << 10
@@ -200,13 +199,13 @@ func (l *Ledger) Forced() int64 { return l.forced }
 // Observed returns the nanoseconds accounted so far: exactly the sum of all Pay and all Idle.
 func (l *Ledger) Observed() int64 { return l.stretches.Total() }
 
-// Settle accounts what is ripe at now, Unix nanoseconds by the clock of [Work.Arrived], or, when all
-// is set, everything that is pending. What it books depends on the works that are pending, not on
-// the order in which they came.
+// Settle accounts the works that are ripe at now, in Unix nanoseconds by the clock of [Work.Arrived].
+// With all set, it accounts all pending works. The result depends on the pending works, not on the
+// order in which they arrived.
 //
-// If more than MaxPending works wait, those that end first are settled though they are not ripe,
-// until three quarters of MaxPending are left, each beside all that is known of its time. Only what
-// is still to arrive for that time will be late.
+// If more than MaxPending works wait, Settle also settles works that are not ripe, the earliest ends
+// first, until three quarters of MaxPending are left. Each is settled together with all known works of
+// its time. Only works that arrive later for that time will be late.
 func (l *Ledger) Settle(now int64, all bool, to Booker) {
 	l.gather()
 	ripe := minus(now, l.o.SettleAfter)
@@ -295,7 +294,7 @@ func (l *Ledger) keep(count int, cut int64) {
 	}
 }
 
-// trim lets go of room that the works of now and those of before the last settling do not need.
+// trim releases memory that neither the current works nor those before the last settling need.
 func (l *Ledger) trim(before int) {
 	if room := max(4*before, roomKept); cap(l.pending) > room {
 		l.pending = append(make([]Work, 0, room/2), l.pending[l.head:]...)

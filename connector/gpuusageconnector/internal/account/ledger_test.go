@@ -265,7 +265,7 @@ func TestLedgerOfALiveDeviceGoesOn(t *testing.T) {
 	require.Equal(t, int64(50), b.late[2])
 	require.Equal(t, int64(100+20), b.idle)
 	l.Settle(99_999, false, b)
-	require.Equal(t, int64(5380+1000-5000), l.Observed()) // nobody has heard of it for IdleGap
+	require.Equal(t, int64(5380+1000-5000), l.Observed()) // no work arrived for IdleGap
 	requireBalance(t, l, b)
 
 	l, b = start(51)
@@ -617,8 +617,8 @@ func TestLedgerOfWorksInTimeIsThatOfAllAtOnce(t *testing.T) {
 			SettleAfter: (long + delay) * cell, IdleGap: r.Int64N(30) * cell, GapThreshold: r.Int64N(4) * cell,
 			MaxPending: 1 << 20, MaxStreams: 10, MaxStretches: 1 << 20,
 		}
-		// A kernel that starts with another of its stream, neither of them empty, is no gap's end; a
-		// wait and a copy that end at once are the wait's, in whatever order: so is it in gapsOf.
+		// As in gapsOf: a kernel that starts together with another of its stream ends no gap, if
+		// neither is empty. If a wait and a copy end together, the gap follows the wait.
 		slices.SortStableFunc(works, func(a, b Work) int { return int(b.Class) - int(a.Class) })
 		want := gapsOf(works, o.GapThreshold)
 		slices.SortFunc(works, func(a, b Work) int { return int(a.Arrived - b.Arrived) })

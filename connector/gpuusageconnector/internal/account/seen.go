@@ -94,9 +94,9 @@ func (s *Seen) turn() {
 	s.cur.n, s.cur.zero = 0, false
 }
 
-// table is a hash table with open addressing. A number's place is its upper bits scaled to the
-// size, so sizes need not be powers of two, and numbers lie nearly in ascending order: that makes
-// growing a walk along two tables, and the saved differences small.
+// table is a hash table with open addressing. The slot of a number is its upper bits, scaled to the
+// size of the table. Sizes need not be powers of two. The numbers are nearly in ascending order, so
+// the table grows by one pass over both tables, and the saved differences are small.
 type table struct {
 	slots []uint64
 	n     int

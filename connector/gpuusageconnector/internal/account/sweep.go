@@ -4,18 +4,18 @@ package account
 
 import "math"
 
-// sweep is the state of one walk along the time, from the first of some sorted works to the cut.
-// Between two instants at which something starts, ends, or goes in or out of accounted time, the
-// works that run are the same. Such a segment is not divided among them one by one, which with
-// thousands running would be quadratic: it adds to the sum of what each work would have paid that
-// had run from the beginning, and a work's share is what was added between its start and its end.
+// sweep is the state of one pass over sorted works, in the order of time, up to the cut. A segment is the
+// time between two instants at which a work starts or ends, or accounted time begins or ends. The set
+// of running works is constant in it. Dividing each segment among its works would take quadratic time
+// with thousands of works. Instead, the sweep adds each segment to a sum: what a work would have paid
+// if it had run from the beginning. A work's share is the growth of the sum from its start to its end.
 type sweep struct {
 	works []Work
 	cut   int64
 	to    Booker
 
 	kernels, copies queue
-	// perKernel and perCopy are those sums, late that of accounted time, all in nanoseconds.
+	// perKernel and perCopy are those sums, late is that of accounted time, all in nanoseconds.
 	perKernel, perCopy, late int64
 	// round moves on with each nanosecond of a remainder.
 	round int64
@@ -124,10 +124,10 @@ func (l *Ledger) advance(now, next int64) {
 	}
 }
 
-// share returns what each of those that run has of n nanoseconds. The remainder goes to as many of
-// them as there are nanoseconds in it, one each, beginning where the last remainder ended; but to no
-// more than 64, or a thousand works that run at once would be walked through at each instant. With
-// that many, the 64 have more than one each, though never more than the segment is long.
+// share returns the share of each running work in n nanoseconds. It also distributes the remainder: one
+// nanosecond per work, beginning where the last remainder ended. At most 64 works get a part of it, to
+// bound the time per segment with a thousand running works. Each of these 64 may then get more than one
+// nanosecond, but never more than the length of the segment.
 func (s *sweep) share(q queue, n int64) int64 {
 	k := int64(len(q))
 	if k == 1 {
@@ -203,7 +203,7 @@ func (l *Ledger) finish(r running, share int64) {
 	}
 }
 
-// shrink lets go of room that only a burst needed.
+// shrink releases memory that only a burst needed.
 func (s *sweep) shrink() {
 	if cap(s.kernels) > roomKept {
 		s.kernels = nil

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
-// plainUnion is Union as one would write it down: a sorted slice, put together anew each time.
+// plainUnion is a simple Union: a sorted slice that is built from scratch each time.
 type plainUnion struct {
 	limit   int
 	join    int64

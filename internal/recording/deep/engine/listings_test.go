@@ -48,7 +48,7 @@ func newNVDisasm(t *testing.T, image []byte, before string) *nvdisasm {
 	}
 	printed, script := filepath.Join(dir, "text"), filepath.Join(dir, "nvdisasm")
 	require.NoError(t, os.WriteFile(printed, []byte(text.String()), 0o600))
-	require.NoError(t, os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\nmkdir %s/$$\n%s\ncat %s\n", n.runs, before, printed), 0o700)) //nolint:gosec // A program.
+	require.NoError(t, os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\nmkdir %s/$$\n%s\ncat %s\n", n.runs, before, printed), 0o700))
 	t.Setenv(cubin.DisassemblerEnv, script)
 	return n
 }
@@ -78,8 +78,8 @@ func entries(t *testing.T, image []byte) (names []string) {
 func of(crc uint64, functions ...string) *cupti.DeepResult {
 	r := &cupti.DeepResult{Engine: cupti.EnginePCSampling, Start: time.Unix(100, 0), End: time.Unix(102, 0), Functions: functions, Names: []string{barrier}}
 	for i := range functions {
-		r.Rows = append(r.Rows, cupti.DeepRow{CRC: crc, Function: uint32(i), PC: 16, Value: uint64(1000 - i)}) //nolint:gosec // Few.
-		r.Totals.Samples += uint64(1000 - i)                                                                   //nolint:gosec // Few.
+		r.Rows = append(r.Rows, cupti.DeepRow{CRC: crc, Function: uint32(i), PC: 16, Value: uint64(1000 - i)})
+		r.Totals.Samples += uint64(1000 - i)
 	}
 	return r
 }
@@ -259,7 +259,7 @@ func TestImagesAreReadOnce(t *testing.T) {
 	rows := make([]row, len(r.Rows))
 	for i := range rows {
 		// Rows of different images in turn, as their weights happen to be.
-		r.Rows[i].CRC, r.Rows[i].PC, r.Rows[i].What = uint64(1+i%3), store, uint32(i/3) //nolint:gosec // Few.
+		r.Rows[i].CRC, r.Rows[i].PC, r.Rows[i].What = uint64(1+i%3), store, uint32(i/3)
 		rows[i] = row{result: r, DeepRow: &r.Rows[i]}
 	}
 	open := make(chan struct{})

@@ -182,8 +182,8 @@ func TestSumsOfProfilesAreThoseOfLogs(t *testing.T) {
 		result := &cupti.DeepResult{Engine: what, Functions: functions, Names: []string{"a", "a_not_issued", "b", "c"}}
 		for range 20_000 {
 			result.Rows = append(result.Rows, cupti.DeepRow{
-				CRC: uint64(imageCRC + r.IntN(2)), Function: uint32(r.IntN(len(functions) + 1)), PC: uint64(r.IntN(200)) * cubin.InstructionBytes, //nolint:gosec // Small.
-				What: uint32(r.IntN(5)), Device: int32(r.IntN(3) - 1), Correlation: uint32(r.IntN(20)), Value: uint64(r.IntN(1000)), //nolint:gosec // Small.
+				CRC: uint64(imageCRC + r.IntN(2)), Function: uint32(r.IntN(len(functions) + 1)), PC: uint64(r.IntN(200)) * cubin.InstructionBytes,
+				What: uint32(r.IntN(5)), Device: int32(r.IntN(3) - 1), Correlation: uint32(r.IntN(20)), Value: uint64(r.IntN(1000)),
 			})
 		}
 		w := yield(t, Settings{Profiles: true, MaxRows: 100 + 15_000*(round%3)}, image, engine, result)[0]
@@ -199,7 +199,7 @@ func TestSumsOfProfilesAreThoseOfLogs(t *testing.T) {
 			return n.V
 		}
 		for _, s := range w.Samples {
-			logs[key{s.Reason, device(s.Device)}] += uint64(s.Count) //nolint:gosec // Above 0.
+			logs[key{s.Reason, device(s.Device)}] += uint64(s.Count)
 		}
 		for _, c := range w.Counters {
 			logs[key{c.Metric, device(c.Device)}] += c.Value
@@ -211,7 +211,7 @@ func TestSumsOfProfilesAreThoseOfLogs(t *testing.T) {
 				assert.Equal(t, strings.HasSuffix(reason.(string), "_not_issued"), name == "gpu_samples_not_issued")
 				name = reason.(string)
 			}
-			profiles[key{name, s.Attributes[semconv.CUDADeviceIndex]}] += uint64(s.Value) //nolint:gosec // Above 0.
+			profiles[key{name, s.Attributes[semconv.CUDADeviceIndex]}] += uint64(s.Value)
 		}
 		require.Equal(t, logs, profiles)
 		for _, p := range requests {

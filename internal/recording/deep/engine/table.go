@@ -255,7 +255,7 @@ func (t *table) write(out *recorder.Window, found []place) {
 		if r.Correlation != 0 {
 			correlation = gpuevent.Some(int64(r.Correlation))
 		}
-		pc := gpuevent.Some(int64(min(r.PC, math.MaxInt64))) //nolint:gosec // Bounded.
+		pc := gpuevent.Some(int64(min(r.PC, math.MaxInt64)))
 		if r.function() == otherName {
 			// Rows of functions for whose names there was no room: the offset says nothing.
 			pc = gpuevent.Int{}
@@ -317,7 +317,7 @@ func (t *table) record(out *recorder.Window, engine cupti.Engine, device int32, 
 		return
 	}
 	out.Samples = append(out.Samples, gpuevent.PCSample{
-		TimeNs: t.last[engine].End.UnixNano(), Function: function, PCOffset: pc, Reason: what, Count: int64(min(value, math.MaxInt64)), //nolint:gosec // Bounded.
+		TimeNs: t.last[engine].End.UnixNano(), Function: function, PCOffset: pc, Reason: what, Count: int64(min(value, math.MaxInt64)),
 		File: file, Line: line, Device: on, Correlation: correlation,
 	})
 }

@@ -309,7 +309,7 @@ func TestSmallRowsAreSummed(t *testing.T) {
 			}
 			total, whole := map[string]uint64{}, map[uint32]uint64{}
 			for i := range uint64(1000) {
-				row := cupti.DeepRow{PC: i * 16, What: uint32(i % 2), Value: 1 + i*i%977, Device: int32(i % 3), Function: uint32(i/7) % uint32(tc.functions)} //nolint:gosec // Few.
+				row := cupti.DeepRow{PC: i * 16, What: uint32(i % 2), Value: 1 + i*i%977, Device: int32(i % 3), Function: uint32(i/7) % uint32(tc.functions)}
 				total[r.Names[row.What]+strconv.Itoa(int(row.Device))] += row.Value
 				whole[row.What] += row.Value
 				r.Rows = append(r.Rows, row)

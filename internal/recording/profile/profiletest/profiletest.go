@@ -57,7 +57,7 @@ func read(t testing.TB, data pprofile.Profiles) (all []Sample) {
 				of := Sample{
 					Resource: rp.Resource().Attributes().AsRaw(), Profile: p.ProfileID(), Of: d.attributes(p.AttributeIndices()),
 					Type: d.valueType(p.SampleType()), Period: d.valueType(p.PeriodType()), Every: p.Period(),
-					Start: p.Time().AsTime(), Length: time.Duration(p.DurationNano()), //nolint:gosec // Ours.
+					Start: p.Time().AsTime(), Length: time.Duration(p.DurationNano()),
 				}
 				for _, s := range p.Samples().All() {
 					one := of

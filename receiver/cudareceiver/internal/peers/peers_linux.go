@@ -219,7 +219,7 @@ func event(ring, lost *ebpf.Map, wake bool) asm.Instructions {
 	for i, at := range arguments() {
 		ins = append(ins,
 			asm.LoadMem(asm.R1, asm.R6, at, asm.DWord),
-			asm.StoreMem(asm.R7, int16(16+8*i), asm.R1, asm.DWord), //nolint:gosec // Below 64.
+			asm.StoreMem(asm.R7, int16(16+8*i), asm.R1, asm.DWord),
 		)
 	}
 	ins = append(ins,

@@ -290,7 +290,7 @@ func (p *Probe) try(c *candidate, a *attachment, objects *cudaObjects) (got admi
 		return fail(SkipUntrusted, errUntrusted)
 	}
 	counted := &boundedReader{file: a.file, left: maxFileReads}
-	a.found, err = functions(counted, int64(o.stat.Size), functionsOf(a.library)) //nolint:gosec // Below maxFileBytes.
+	a.found, err = functions(counted, int64(o.stat.Size), functionsOf(a.library))
 	got.bytes = maxFileReads - counted.left
 	if err != nil {
 		a.failed++

@@ -59,7 +59,7 @@ func (c *candidate) revision() revision {
 
 // is records what was found where the candidate is.
 func (c *candidate) is(o *opened) {
-	c.file, c.size, c.changed = o.id, int64(o.stat.Size), o.stat.Ctime.Sec*1e9+int64(o.stat.Ctime.Nsec) //nolint:gosec // Below maxFileBytes.
+	c.file, c.size, c.changed = o.id, int64(o.stat.Size), o.stat.Ctime.Sec*1e9+int64(o.stat.Ctime.Nsec)
 }
 
 // open opens the candidate's file without side effects.
@@ -157,7 +157,7 @@ func (f *finder) all(ctx context.Context) (*look, error) {
 	// A look that ends early must not always leave out the same processes.
 	first := 0
 	if len(entries) > 0 {
-		first = rand.IntN(len(entries)) //nolint:gosec // No secret.
+		first = rand.IntN(len(entries))
 	}
 	for i := range entries {
 		name := entries[(first+i)%len(entries)].Name()
@@ -346,13 +346,13 @@ func libraryOf(path []byte) (library, bool) {
 		if !ok {
 			continue
 		}
-		if library(l) == libcudart && strings.HasPrefix(rest, "-") { //nolint:gosec // One of three.
+		if library(l) == libcudart && strings.HasPrefix(rest, "-") {
 			if at := strings.Index(rest, ".so"); at > 0 {
 				rest = rest[at:]
 			}
 		}
 		if rest == ".so" || strings.HasPrefix(rest, ".so.") {
-			return library(l), true //nolint:gosec // One of three.
+			return library(l), true
 		}
 	}
 	return 0, false

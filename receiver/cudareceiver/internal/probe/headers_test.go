@@ -42,7 +42,7 @@ func headers(t *testing.T) string {
 	folder := filepath.Join(root, ".tools", "cuda-headers")
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, filepath.Join(root, "scripts", "cuda-headers"), folder).CombinedOutput() //nolint:gosec // Our own script.
+	out, err := exec.CommandContext(ctx, filepath.Join(root, "scripts", "cuda-headers"), folder).CombinedOutput()
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit) && exit.ExitCode() == 3:
@@ -385,10 +385,10 @@ func compiled(t *testing.T, include, text string) string {
 		defines.WriteString("#define " + macro + "\n")
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "crt", "host_defines.h"), []byte(defines.String()), 0o600))
-	cmd := exec.CommandContext(t.Context(), "cc", "-std=gnu11", "-w", "-I", dir, "-isystem", include, "-I", "../../bpf", "-o", binary, source) //nolint:gosec // Our own program.
+	cmd := exec.CommandContext(t.Context(), "cc", "-std=gnu11", "-w", "-I", dir, "-isystem", include, "-I", "../../bpf", "-o", binary, source)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	out, err = exec.CommandContext(t.Context(), binary).Output() //nolint:gosec // The same.
+	out, err = exec.CommandContext(t.Context(), binary).Output()
 	require.NoError(t, err)
 	return string(out)
 }

@@ -176,7 +176,7 @@ func TestDiscover_Shares(t *testing.T) {
 func TestShares_Total(t *testing.T) {
 	s := newShares(nil)
 	for n := range totalFiles / userFiles {
-		got, reason := s.files(tenant{uid: uint32(n)}, userFiles) //nolint:gosec // Small.
+		got, reason := s.files(tenant{uid: uint32(n)}, userFiles)
 		assert.Equal(t, userFiles, got)
 		assert.Empty(t, reason)
 	}
@@ -237,7 +237,7 @@ func TestAdmit_RejectedFilesAreRemembered(t *testing.T) {
 
 	// The memory of rejected files is bounded.
 	for i := range maxRejected + 10 {
-		other := candidate{tenant: tenant{uid: uint32(i)}} //nolint:gosec // Small.
+		other := candidate{tenant: tenant{uid: uint32(i)}}
 		p.reject(&other, 0)
 	}
 	assert.LessOrEqual(t, len(p.rejected), maxRejected)
@@ -447,7 +447,7 @@ func TestStart_UnreadableLibrary(t *testing.T) {
 	open := l.Start(t)
 	open.Must("open %s", l.Marked)
 	for dir := filepath.Dir(l.Library); dir != filepath.Clean(os.TempDir()); dir = filepath.Dir(dir) {
-		require.NoError(t, os.Chmod(dir, 0o755)) //nolint:gosec // As drivers are.
+		require.NoError(t, os.Chmod(dir, 0o755))
 	}
 	require.NoError(t, os.Chmod(l.Library, 0o600))
 	first, second := observer(t, l.Marked, unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_SYS_PTRACE)

@@ -76,7 +76,7 @@ func watchMappings() (*mappings, error) {
 			return nil, errors.Join(fmt.Errorf("mmap: %w", err), unix.Close(fd), m.close())
 		}
 		m.rings = append(m.rings, mappingRing{
-			fd: fd, page: (*unix.PerfEventMmapPage)(unsafe.Pointer(&all[0])), data: all[size:], all: all, //nolint:gosec // Its layout is the kernel's.
+			fd: fd, page: (*unix.PerfEventMmapPage)(unsafe.Pointer(&all[0])), data: all[size:], all: all,
 		})
 	}
 	return m, nil
@@ -150,7 +150,7 @@ func cpuList(text string) ([]int, error) {
 			}
 		}
 		for n := from; n <= to && len(all) < most; n++ {
-			all = append(all, int(n)) //nolint:gosec // Below 2^16.
+			all = append(all, int(n))
 		}
 	}
 	return all, nil

@@ -126,7 +126,7 @@ func inspect(fd int) (*opened, error) {
 		if o.stat.Mask&unix.STATX_BTIME == 0 {
 			born = o.stat.Ctime // cannot be chosen either, but changes with the file's names and rights
 		}
-		o.id.device, o.id.born = overlay, uint64(born.Sec)*1e9+uint64(born.Nsec) //nolint:gosec // As bits.
+		o.id.device, o.id.born = overlay, uint64(born.Sec)*1e9+uint64(born.Nsec)
 	}
 	return o, nil
 }
@@ -186,8 +186,8 @@ func hasExtents(f *os.File) bool {
 	fiemap := (*struct {
 		start, length                  uint64
 		flags, mapped, count, reserved uint32
-	})(unsafe.Pointer(&request)) //nolint:gosec // The kernel's layout, of linux/fiemap.h.
+	})(unsafe.Pointer(&request))
 	fiemap.length, fiemap.count = ^uint64(0), 1
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), fsIocFiemap, uintptr(unsafe.Pointer(&request))) //nolint:gosec // As above.
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), fsIocFiemap, uintptr(unsafe.Pointer(&request)))
 	return errno == 0 && fiemap.mapped > 0
 }

@@ -62,11 +62,11 @@ func observer(t *testing.T, library string, capabilities ...uintptr) (first obse
 	dir, err := os.MkdirTemp("", "observer") // the test's own folder is root's
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	require.NoError(t, os.Chmod(dir, 0o755)) //nolint:gosec // Another user runs what is in it.
+	require.NoError(t, os.Chmod(dir, 0o755))
 	program, err := os.ReadFile(self)
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "probe.test"), program, 0o755))                       //nolint:gosec // As above.
-	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "probe.test"), "-test.run", "^TestObserver$") //nolint:gosec // Ourselves.
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "probe.test"), program, 0o755))
+	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "probe.test"), "-test.run", "^TestObserver$")
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), observeVariable+"="+library)
 	cmd.Stderr = os.Stderr
@@ -96,7 +96,7 @@ func TestThreeCapabilitiesAreEnough(t *testing.T) {
 	c.Must("launch 5 1 2 32")
 
 	for dir := filepath.Dir(l.Library); dir != filepath.Clean(os.TempDir()); dir = filepath.Dir(dir) {
-		require.NoError(t, os.Chmod(dir, 0o755)) //nolint:gosec // As drivers are.
+		require.NoError(t, os.Chmod(dir, 0o755))
 	}
 	first, second := observer(t, l.Library, unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_SYS_PTRACE)
 	require.Empty(t, first.Error)

@@ -159,7 +159,7 @@ func (p *Probe) load() error {
 	// with so many processors that this would be more than 64 MiB.
 	const noPreallocation = 1
 	sums := spec.Maps["sums"]
-	if uint64(sums.MaxEntries)*uint64(sums.ValueSize)*uint64(cpus) > 64<<20 { //nolint:gosec // Some thousands at most.
+	if uint64(sums.MaxEntries)*uint64(sums.ValueSize)*uint64(cpus) > 64<<20 {
 		sums.Flags |= noPreallocation
 	}
 	nameBytes := uint32(unsafe.Sizeof(cudaName{})) + ringHeader

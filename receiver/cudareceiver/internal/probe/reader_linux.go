@@ -220,7 +220,7 @@ func (r *reader) losses() (Losses, error) {
 	l := Losses{MapFull: map[string]uint64{"ended": r.dropped}, NamesEvicted: r.evicted, Users: map[uint32]uint64{}}
 	for i, name := range lossNames {
 		var each []uint64
-		if err := r.objects.Lost.Lookup(uint32(i), &each); err != nil { //nolint:gosec // Ten.
+		if err := r.objects.Lost.Lookup(uint32(i), &each); err != nil {
 			return Losses{}, err
 		}
 		var all uint64
@@ -263,7 +263,7 @@ func (r *reader) collect(wanted bool) ([]Process, error) {
 	}
 	for id := range r.kept {
 		if owners[id] == nil { // no call since it began another program
-			start, alive := startOf(r.stat(uint32(id.PID))) //nolint:gosec // It was one.
+			start, alive := startOf(r.stat(uint32(id.PID)))
 			owners[id] = &owner{user: r.kept[id].user, live: alive && start == id.Start}
 		}
 	}
@@ -342,19 +342,19 @@ func linesOf(run cudaRun) []line {
 	var all []line
 	for captured, n := range run.Other {
 		if n > 0 {
-			all = append(all, line{cudaSumKey{Kind: uint8(cudaSumKindSUM_OTHER), Flag: uint8(captured)}, cudaSum{Calls: n}}) //nolint:gosec // Two.
+			all = append(all, line{cudaSumKey{Kind: uint8(cudaSumKindSUM_OTHER), Flag: uint8(captured)}, cudaSum{Calls: n}})
 		}
 	}
 	for loss, n := range run.Lost {
 		if n > 0 {
-			all = append(all, line{lostKey(cudaLoss(loss)), cudaSum{Calls: n}}) //nolint:gosec // Ten.
+			all = append(all, line{lostKey(cudaLoss(loss)), cudaSum{Calls: n}})
 		}
 	}
 	return all
 }
 
 func lostKey(loss cudaLoss) cudaSumKey {
-	return cudaSumKey{Kind: uint8(cudaSumKindSUM_LOST), Index: uint16(loss)} //nolint:gosec // Ten.
+	return cudaSumKey{Kind: uint8(cudaSumKindSUM_LOST), Index: uint16(loss)}
 }
 
 // end keeps a process that has ended for the next Snapshot. Beyond its share, its launches are one without kernel, grid
@@ -489,7 +489,7 @@ func (r *reader) identify(run uint64, v cudaRun) (ProcessID, bool) {
 		}
 		r.starts[run] = known
 	}
-	return ProcessID{PID: int32(v.Tgid), Start: known}, alive && start == known //nolint:gosec // Below 2^22.
+	return ProcessID{PID: int32(v.Tgid), Start: known}, alive && start == known
 }
 
 func (r *reader) stat(pid uint32) string {

@@ -65,7 +65,7 @@ func (p *Probe) newRuntime(path string) (*runtimeLibrary, error) {
 		p.failed++
 		return nil, fmt.Errorf("%d other libcudart are looked at", maxRuntimes)
 	}
-	key := uint32(number) //nolint:gosec // Below maxRuntimes.
+	key := uint32(number)
 	if err := p.objects.Checks.Put(key, cudaRuntimeCheck{}); err != nil {
 		return nil, err
 	}

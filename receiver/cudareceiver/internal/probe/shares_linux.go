@@ -130,7 +130,7 @@ func (s *shares) exhausted(who func() tenant) (o tenant, reason string, over boo
 // skip counts n skipped files, and logs the first for a while.
 func (s *shares) skip(n int, k Skip) {
 	s.mu.Lock()
-	s.skipped[k.Reason] += uint64(n) //nolint:gosec // Not negative.
+	s.skipped[k.Reason] += uint64(n)
 	last, had := s.logged[k.Reason]
 	now := time.Now()
 	log := s.log != nil && (!had || now.Sub(last) >= skipLogInterval)

@@ -84,7 +84,7 @@ func functions(file io.ReaderAt, size int64, wanted map[string]int) ([]function,
 			return false, fmt.Errorf("%s at %#x is in no executable segment", name, s.Value)
 		}
 		var code [16]byte
-		n, err := file.ReadAt(code[:min(int64(len(code)), size-int64(offset))], int64(offset)) //nolint:gosec // Within the file.
+		n, err := file.ReadAt(code[:min(int64(len(code)), size-int64(offset))], int64(offset))
 		if n < 5 {
 			return false, fmt.Errorf("read the code of %s: %w", name, cmp.Or(err, io.ErrUnexpectedEOF))
 		}

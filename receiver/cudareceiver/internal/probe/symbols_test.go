@@ -29,7 +29,7 @@ func libraryImage(names ...string) []byte {
 	table.Write(make([]byte, elffile.SymbolBytes)) // the first symbol is none
 	for _, name := range names {
 		if _, ok := at[name]; !ok {
-			at[name] = uint32(len(strings)) //nolint:gosec // Of the tests.
+			at[name] = uint32(len(strings))
 			strings = append(append(strings, name...), 0)
 		}
 		s := make([]byte, elffile.SymbolBytes)
@@ -64,8 +64,8 @@ func libraryImage(names ...string) []byte {
 	} {
 		h := b[sectionAt+i*elffile.SectionBytes:]
 		le.PutUint32(h[4:], uint32(s.kind))
-		le.PutUint64(h[24:], uint64(s.at))   //nolint:gosec // Of the tests.
-		le.PutUint64(h[32:], uint64(s.size)) //nolint:gosec // Of the tests.
+		le.PutUint64(h[24:], uint64(s.at))
+		le.PutUint64(h[32:], uint64(s.size))
 		le.PutUint32(h[40:], s.link)
 		le.PutUint64(h[56:], uint64(s.each))
 	}
@@ -119,7 +119,7 @@ func TestFunctions_Limits(t *testing.T) {
 	sections := libraryImage("cuInit")
 	at := (len(sections) + 63) / 64 * 64
 	image := append(bytes.Clone(sections), make([]byte, at-len(sections)+(maxSections+1)*elffile.SectionBytes)...)
-	binary.LittleEndian.PutUint64(image[40:], uint64(at)) //nolint:gosec // Of the tests.
+	binary.LittleEndian.PutUint64(image[40:], uint64(at))
 	binary.LittleEndian.PutUint16(image[60:], maxSections+1)
 	_, err := functionsIn(image, "cuInit")
 	require.ErrorIs(t, err, elffile.ErrLimit)

@@ -84,7 +84,7 @@ func process(id ProcessID, lines []line, sampleEvery uint32, name func(run, hand
 			}
 			kind := memoryKinds[k.Index]
 			m := get(memory, kind, Memory{Kind: kind})
-			m.InUse += int64(s.Second) //nolint:gosec // What is freed was added as its complement.
+			m.InUse += int64(s.Second)
 			v := &m.Allocated
 			if cudaSumKind(k.Kind) == cudaSumKindSUM_FREE {
 				v = &m.Freed
@@ -95,7 +95,7 @@ func process(id ProcessID, lines []line, sampleEvery uint32, name func(run, hand
 			f := functionName(k.Index)
 			get(waits, f, Wait{Function: f}).Time.add(k.Low, s.Calls, s.First, s.FirstMax)
 		case cudaSumKindSUM_ERROR:
-			faults[Error{Function: functionName(k.Index), Code: int32(k.Handle)}] += s.Calls //nolint:gosec // It was one.
+			faults[Error{Function: functionName(k.Index), Code: int32(k.Handle)}] += s.Calls
 		case cudaSumKindSUM_ENQUEUE:
 			p.Enqueue.add(k.Low, s.Calls, s.First, s.FirstMax)
 		case cudaSumKindSUM_IDLE:

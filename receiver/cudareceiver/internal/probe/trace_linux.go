@@ -271,7 +271,7 @@ func (t *Trace) readLosses() {
 		traceTraceLossTRACE_LOST_RING: &t.losses.RingFull, traceTraceLossTRACE_LOST_CALLS: &t.losses.InFlightFull,
 	} {
 		var each []uint64
-		if t.objects.Lost.Lookup(uint32(i), &each) != nil { //nolint:gosec // Two.
+		if t.objects.Lost.Lookup(uint32(i), &each) != nil {
 			continue
 		}
 		*to = 0
@@ -285,7 +285,7 @@ func (t *Trace) readLosses() {
 	}
 	// What cannot be read is in the sums above, which are read in the same way.
 	_ = forEach(t.objects.Tracees, 1, func(pid uint32, v []traceTracee) {
-		t.losses.of(int32(pid), v[0].Lost[traceTraceLossTRACE_LOST_RING]+v[0].Lost[traceTraceLossTRACE_LOST_CALLS]) //nolint:gosec // Below 2^22.
+		t.losses.of(int32(pid), v[0].Lost[traceTraceLossTRACE_LOST_RING]+v[0].Lost[traceTraceLossTRACE_LOST_CALLS])
 	})
 }
 
@@ -330,7 +330,7 @@ func (t *Trace) read() {
 		t.raw = append(t.raw, traceEvent{})
 		e := &t.raw[len(t.raw)-1]
 		// Both sides' layout is that of trace.h; the bytes are copied, so alignment does not matter.
-		copy(unsafe.Slice((*byte)(unsafe.Pointer(e)), unsafe.Sizeof(*e)), record.RawSample) //nolint:gosec // See above.
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(e)), unsafe.Sizeof(*e)), record.RawSample)
 	}
 	if len(t.raw) == 0 {
 		return
@@ -360,7 +360,7 @@ func (t *Trace) owner(e *traceEvent) owner {
 	if ok {
 		return found
 	}
-	found = owner{id: ProcessID{PID: int32(e.Process)}, selected: true} //nolint:gosec // Below 2^22.
+	found = owner{id: ProcessID{PID: int32(e.Process)}, selected: true}
 	var run cudaRun
 	if e.Run != 0 && t.probe.objects.Runs.Lookup(e.Run, &run) == nil {
 		found.id, _ = t.probe.reader.identify(e.Run, run)
@@ -377,7 +377,7 @@ func (t *Trace) owner(e *traceEvent) owner {
 
 func (t *Trace) call(e *traceEvent, id ProcessID) Call {
 	c := Call{
-		Process: id, User: e.Uid, Thread: int32(e.Thread), Function: functionName(e.Function), //nolint:gosec // Below 2^22.
+		Process: id, User: e.Uid, Thread: int32(e.Thread), Function: functionName(e.Function),
 		Start: t.clock.wall(e.Start), End: t.clock.wall(e.End), Code: e.Code, Handle: e.Handle,
 		Stream: e.Stream, Bytes: e.Bytes, Address: e.Address,
 		HasStream: e.Has&hasStream != 0, HasBytes: e.Has&hasBytes != 0, HasAddress: e.Has&hasAddress != 0,

@@ -57,7 +57,7 @@ func Build(t testing.TB) *Libraries {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, data, 0o755); err != nil { //nolint:gosec // One is a program.
+		if err := os.WriteFile(path, data, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -114,7 +114,7 @@ var compiled = sync.OnceValues(func() (files map[string][]byte, err error) {
 		if runtime.GOARCH == "amd64" {
 			flags = append(flags, f.protection)
 		}
-		cmd := exec.Command("cc", append(flags, f.args...)...) //nolint:gosec,noctx // Our own sources.
+		cmd := exec.Command("cc", append(flags, f.args...)...)
 		cmd.Dir = dir
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return nil, fmt.Errorf("%s: %w\n%s", f.name, err, out)
@@ -138,7 +138,7 @@ type Program struct {
 // [Program.End].
 func (l *Libraries) Start(t testing.TB, env ...string) *Program {
 	t.Helper()
-	p := &Program{t: t, cmd: exec.Command(l.program)} //nolint:gosec,noctx // Our own program; it ends when its input does.
+	p := &Program{t: t, cmd: exec.Command(l.program)}
 	p.cmd.Env = append(os.Environ(), env...)
 	p.cmd.Stderr = os.Stderr
 	var err error

@@ -33,7 +33,7 @@ func TestRun_HungCalls(t *testing.T) {
 		release := make(chan struct{})
 		var discarded atomic.Int32
 		hang := func() int { <-release; return 1 }
-		discard := func(n int) { discarded.Add(int32(n)) } //nolint:gosec // 1.
+		discard := func(n int) { discarded.Add(int32(n)) }
 		for range maxOwner {
 			began := time.Now()
 			_, err := Run(t.Context(), &w, owner("evil"), time.Second, hang, discard)

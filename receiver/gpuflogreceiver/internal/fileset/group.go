@@ -274,7 +274,7 @@ func (g *Group) arrange(es []entry) []entry {
 			e := &es[i]
 			e.open = e.tmp && !e.name.Numbered() && !e.name.Compressed
 			if e.name.Numbered() {
-				e.seq = uint64(e.name.Index) //nolint:gosec // It has a number.
+				e.seq = uint64(e.name.Index)
 			}
 		}
 		slices.SortStableFunc(es, func(a, b entry) int {
@@ -287,7 +287,7 @@ func (g *Group) arrange(es []entry) []entry {
 	case Numbered:
 		for i := range es {
 			if es[i].name.Numbered() {
-				es[i].seq = uint64(es[i].name.Index) + 1 //nolint:gosec // It has a number.
+				es[i].seq = uint64(es[i].name.Index) + 1
 			}
 		}
 		slices.SortStableFunc(es, func(a, b entry) int { return cmp.Compare(a.seq, b.seq) })

@@ -46,5 +46,5 @@ func parseControl(name string) (kind controlKind, ch gpuflog.Channel, n uint64) 
 	if !okCh || !okN || index == 0 {
 		return controlOther, 0, 0
 	}
-	return kind, ch, uint64(index) //nolint:gosec // It is not negative.
+	return kind, ch, uint64(index)
 }
