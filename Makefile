@@ -89,7 +89,7 @@ fuzz: ## Run each fuzz target for FUZZTIME (30s)
 .PHONY: lint
 lint: prose $(TOOLS)/golangci-lint ## Check formatting, import rules, common mistakes and the language
 	$(TOOLS)/golangci-lint run $(LIBRARIES) ./test/...
-	CGO_ENABLED=0 $(GO) build ./... ./cmd/gpuflight # where there is no cgo the SDK says that it cannot record
+	CGO_ENABLED=0 $(GO) build ./internal/... ./sdk/... ./cmd/gpuflight # where there is no cgo the SDK says that it cannot record
 
 .PHONY: prose
 prose: $(TOOLS)/vale ## Check the language of documents and comments
