@@ -9,7 +9,7 @@ import (
 )
 
 // maxAside is how many groups may wait for a pipeline while the reader goes on with the others. Each keeps one
-// batch in memory, about 16 MiB. Where more are refused, the pipeline does not refuse single sessions but is
+// batch in memory, and the chunk or line that it decodes: at most max_line_bytes. Where more are refused, the pipeline does not refuse single sessions but is
 // down or overloaded, and reading more would not help it.
 const maxAside = 8
 
