@@ -65,7 +65,7 @@ test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo $(TOOLS)/prometheus $
 
 # GPUFLIGHT_SOAK=1 is the one variable that all long tests read. Some need root (eBPF) and skip without it.
 .PHONY: soak
-soak: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb ## Run the long tests (GPUFLIGHT_SOAK=1) and break each guarantee (test/mutation): hours
+soak: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/govulncheck ## Run the long tests (GPUFLIGHT_SOAK=1) and break each guarantee (test/mutation): hours
 	GPUFLIGHT_SOAK=1 $(GO) test -count 1 -p 1 -timeout 2h $(LIBRARIES)
 	GPUFLIGHT_SOAK=1 $(BINARIES) $(GO) test -p 1 -count 1 -timeout 6h ./test/...
 	$(GO) run ./test/mutation

@@ -571,6 +571,10 @@ static void find_callbacks(void) {
   }
 }
 
+// blocking: launches are reported to the barrier, so that records are switched while no launch is in flight. A
+// thread whose launch is in flight then can lose its records for as long as CUPTI stays attached (CUPTI 13.0, H200).
+static atomic_bool blocking;
+
 // listening: the subscription reports contexts, modules, captures and launches, which windows need.
 static atomic_bool listening;
 
@@ -581,6 +585,7 @@ static int retell(void) {
   // Where windows are possible, from the beginning: callbacks that are switched while launches are in flight may be lost to some threads.
   uint32_t want = atomic_load(&listening) ? GPUFL_SETS_ALL | SET_CAPTURE_ENDS : 0;
   if (settings.detach) want |= GPUFL_SET_CAPTURE | SET_CAPTURE_ENDS;
+  if (atomic_load(&blocking)) want |= GPUFL_SET_LAUNCH;
   if (callbacks.scopes) {
     want |= SET_SCOPE;
     if (settings.kinds & (1u << GPUFL_KIND_MEMORY)) want |= SET_SCOPE_MEMORY;
@@ -627,6 +632,7 @@ static void tells_nothing(void) {
   pthread_mutex_lock(&callbacks.lock);
   memset(callbacks.told, 0, sizeof callbacks.told);
   callbacks.scopes = false;
+  atomic_store(&blocking, false);
   pthread_mutex_unlock(&callbacks.lock);
 }
 
@@ -689,7 +695,7 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
   if (call->callbackSite == GPUFL_CUPTI_API_ENTER) {
     if (gateable != 0) {
       uint32_t epoch = gpufl_barrier_epoch(); // before it is read whether windows are possible
-      if (atomic_load(&listening)) gpufl_barrier_enter(gateable, epoch, cbid, call->correlationId);
+      if (atomic_load(&listening) || atomic_load(&blocking)) gpufl_barrier_enter(gateable, epoch, cbid, call->correlationId);
     }
     if (atomic_load_explicit(&launches, memory_order_relaxed) == 1 && (sets & (SET_SCOPE | SET_SCOPE_MEMORY | SET_SCOPE_SYNC)) != 0) {
       gpufl_scope_launch(call->correlationId);
@@ -885,6 +891,21 @@ static bool learn_callbacks(void) {
          gpufl_cupti.enable_callback(0, subscriber, GPUFL_CUPTI_CB_DOMAIN_DRIVER_API, id) == GPUFL_CUPTI_SUCCESS;
 }
 
+// A launch takes microseconds, and a millisecond where the driver loads code.
+#define BLOCK_NAP_NS ((int64_t)2000000)
+#define BLOCK_LIMIT_NS ((int64_t)100000000)
+
+// block_launches blocks launches until gpufl_barrier_open; false if one did not end in time.
+static bool block_launches(void) {
+  if (!callbacks.known) return false;
+  pthread_mutex_lock(&callbacks.lock);
+  atomic_store(&blocking, true);
+  retell();
+  pthread_mutex_unlock(&callbacks.lock);
+  gpufl_nap(BLOCK_NAP_NS); // launches that began before they were reported end
+  return gpufl_barrier_close(GPUFL_SET_LAUNCH, BLOCK_LIMIT_NS);
+}
+
 int gpufl_start(uint32_t *enabled, int *refusal) {
   *enabled = 0;
   *refusal = GPUFL_OK;
@@ -912,7 +933,9 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
   if (settings.detach && callbacks.known) want_scopes(false); // and captures
   // Before the first record, so that the scope of each recorded launch is known.
   if (resumes && gpufl_scope_any()) gpufl_watch_launches();
+  bool blocked = resumes && block_launches();
   result = enable_kinds(enabled, refusal);
+  if (blocked) gpufl_barrier_open();
   if (result != GPUFL_OK) goto failed;
   if (scopes_work) *enabled |= settings.kinds & (1u << GPUFL_KIND_EXTERNAL);
   suspended = false;
@@ -1053,7 +1076,9 @@ int gpufl_suspend(int64_t limit_ns) {
   if (!settings.detach || settings.deep || gpufl_deep_deaf()) return GPUFL_NOT_DETACHED;
   if (gpufl_captures() > 0) return GPUFL_CAPTURE;
   suspended = true;
-  disable_all(false);
+  bool blocked = block_launches();
+  disable_all(false); // a copy may be in flight on the device
+  if (blocked) gpufl_barrier_open();
   end_lending();
   int result = take_back(limit_ns);
   return result == GPUFL_OK && held_by_cupti() > 0 ? GPUFL_TIMEOUT : result;

@@ -47,14 +47,14 @@ func (a *aside) wait(f func()) {
 }
 
 // resumeReady resumes the steps that wait to go on, and reports whether there was one.
-func (a *aside) resumeReady() (any bool) {
+func (a *aside) resumeReady() (resumed bool) {
 	for {
 		select {
 		case a.resume <- struct{}{}:
 			<-a.yield
-			any = true
+			resumed = true
 		default:
-			return any
+			return resumed
 		}
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -184,5 +183,5 @@ func TestReader_StopWhileSetAside(t *testing.T) {
 	r.stop()
 	assert.Less(t, time.Since(began), 10*time.Second)
 	assert.Zero(t, s.ended())
-	assert.False(t, strings.Contains(fmt.Sprint(s.distinct()), "kernel"))
+	assert.NotContains(t, fmt.Sprint(s.distinct()), "kernel")
 }

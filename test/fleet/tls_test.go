@@ -5,6 +5,9 @@
 package fleet_test
 
 import (
+	"crypto/tls"
+	"crypto/x509"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -42,6 +45,18 @@ func TestAgentAndGatewayOverTLS(t *testing.T) {
 		return strings.Contains(stranger.process.Output(), "certificate")
 	})
 	require.Zero(t, store.Counts(), "nothing of the stranger")
+
+	// A client that trusts the gateway and has no certificate. With TLS 1.3 the answer comes with the first read.
+	authority, err := os.ReadFile(mine.Path("ca.pem"))
+	require.NoError(t, err)
+	trusted := x509.NewCertPool()
+	require.True(t, trusted.AppendCertsFromPEM(authority))
+	conn, err := tls.Dial("tcp", "localhost:"+port, &tls.Config{RootCAs: trusted, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13})
+	require.NoError(t, err)
+	require.NoError(t, conn.SetDeadline(time.Now().Add(time.Minute)))
+	_, err = conn.Read(make([]byte, 1))
+	require.ErrorContains(t, err, "certificate required")
+	require.NoError(t, conn.Close())
 
 	agent := agentOf(mine.Settings(t, "agent-tls.yaml"))
 	arrived(t, s.want, store, 3*time.Minute)

@@ -62,6 +62,13 @@ func (p *told) ask(engine string) (code int, text string, window deep.Window) {
 	return o.code, o.stdout, window
 }
 
+// once requests one window and returns the exit code and the text.
+func (p *told) once(engine string) (code int, text string) {
+	p.b.t.Helper()
+	o := p.b.run(p.b.gpuflight, "deep", strconv.Itoa(p.pid), "--for", "20ms", "--engine", engine)
+	return o.code, o.stdout
+}
+
 // end closes the program's standard input and waits for it.
 func (p *told) end() {
 	p.b.t.Helper()
@@ -139,21 +146,24 @@ func TestEachRefusalHasOneSentence(t *testing.T) {
 			require.Equal(t, "armed 0", p.do(tc.unset), "nothing is left armed")
 		})
 	}
-	// Nothing of it stays: both engines have their window.
-	for _, engine := range []string{"pc", "sass"} {
-		code, text, window := p.ask(engine)
-		assert.Equal(t, 0, code, text)
-		assert.Equal(t, deep.StatusCollected, window.Outcome.Status)
-	}
+	// Nothing of it stays: both engines have their window, and SASS metrics only one.
+	code, text, window := p.ask("pc")
+	assert.Equal(t, 0, code, text)
+	assert.Equal(t, deep.StatusCollected, window.Outcome.Status)
+	code, text = p.once("sass")
+	assert.Equal(t, 0, code, text)
+	code, text, window = p.ask("sass") // rejected before an attempt
+	assert.Equal(t, 3, code, text)
+	assert.Equal(t, deep.StatusSASSUsed, window.Outcome.Status)
 	p.end()
 	windows, figures, _, captures := b.windowed()
-	require.Len(t, windows, attempts+4, "each attempt is told of")
+	require.Len(t, windows, attempts+3, "each attempt is reported")
 	require.Len(t, captures, 1)
-	assert.Equal(t, int64(4), captures[0].Attributes().AsRaw()[semconv.CUDACaptureDeepWindows])
+	assert.Equal(t, int64(3), captures[0].Attributes().AsRaw()[semconv.CUDACaptureDeepWindows])
 	assert.Equal(t, int64(2*waiting), figures[fmt.Sprintf("plain:%d long_scoreboard", line)])
 	r := b.run(b.gpuflight, "report", b.file)
 	require.Equal(t, 0, r.code, r.stderr)
-	assert.Contains(t, r.stdout, fmt.Sprintf("Deep windows: %d, %d of them without figures", attempts+4, attempts))
+	assert.Contains(t, r.stdout, fmt.Sprintf("Deep windows: %d, %d of them without figures", attempts+3, attempts))
 	assert.Contains(t, r.stdout, "windows, capture_under_way: a CUDA graph is being captured")
 }
 
@@ -175,13 +185,13 @@ func TestCountersAreAskedFor(t *testing.T) {
 		}
 		p.do("refuse_start 0")
 		p.do("counters_taken 0")
-		for _, engine := range []string{"pc", "sass"} {
-			code, text, _ := p.ask(engine)
-			assert.Equal(t, 0, code, text)
-		}
+		code, text, _ := p.ask("pc")
+		assert.Equal(t, 0, code, text)
 	}
+	code, text := p.once("sass")
+	assert.Equal(t, 0, code, text)
 	p.do("counters_taken 1") // no answer that anybody understands
-	code, text, _ := p.ask("pc")
+	code, text, _ = p.ask("pc")
 	assert.Equal(t, 0, code, text)
 	p.do("counters_taken 0")
 	require.Equal(t, "armed 0", p.do("refuse_profiler 999"))
@@ -190,10 +200,10 @@ func TestCountersAreAskedFor(t *testing.T) {
 	assert.Equal(t, "0", p.do("? asked_beside"))
 	p.end()
 	windows, _, _, captures := b.windowed()
-	assert.Len(t, windows, refusals+12)
+	assert.Len(t, windows, refusals+9)
 	require.Len(t, captures, 1)
 	ended := captures[0].Attributes().AsRaw()
-	assert.Equal(t, int64(12), ended[semconv.CUDACaptureDeepWindows])
+	assert.Equal(t, int64(9), ended[semconv.CUDACaptureDeepWindows])
 	assert.Contains(t, ended[semconv.CUDACaptureKindsCollected], "kernel", "it is recorded to the end")
 	assert.NotContains(t, fmt.Sprint(ended), "deaf")
 }
@@ -246,10 +256,23 @@ func TestWindowWhereAnotherProfilerCameFirst(t *testing.T) {
 	assert.Contains(t, p.stderr.String(), "recorded nothing: another profiler holds CUPTI")
 }
 
+// shareFolder gives two benches one runtime folder, as two programs of one user have. The lease of a GPU is there.
+func shareFolder(t *testing.T, one, two *bench) {
+	t.Helper()
+	for _, v := range one.environ {
+		if strings.HasPrefix(v, "XDG_RUNTIME_DIR=") {
+			two.environ = append(two.environ, v)
+			return
+		}
+	}
+	t.Fatal("the bench has no runtime folder")
+}
+
 // Two programs on one GPU: the second is told which process has been sampled, until that ends. Windows of sass are for both.
 func TestWindowsOfTwoProcessesOnOneGPU(t *testing.T) {
 	one, _ := windowBench(t, append([]string{"FAKE_CUDA_BOARD=" + strconv.Itoa(os.Getpid()<<1)}, anyWindow...)...)
 	two, _ := windowBench(t, append([]string{"FAKE_CUDA_BOARD=" + strconv.Itoa(os.Getpid()<<1)}, anyWindow...)...)
+	shareFolder(t, one, two)
 	first, second := one.tell(), two.tell()
 	wants := func(p *told, engine string, code int, status deep.Status) string {
 		t.Helper()
@@ -259,13 +282,14 @@ func TestWindowsOfTwoProcessesOnOneGPU(t *testing.T) {
 		assert.Equal(t, "armed 0", p.do("look"))
 		return text
 	}
-	wants(first, "sass", 0, deep.StatusCollected)
-	wants(second, "sass", 0, deep.StatusCollected)
+	code, text := first.once("sass")
+	assert.Equal(t, 0, code, text)
 	wants(first, "pc", 0, deep.StatusCollected)
-	text := wants(second, "pc", 3, deep.StatusAnotherProfiler)
-	assert.Contains(t, text, fmt.Sprintf("did not open: process %d was sampled on this GPU, and as long as it lives samples of its kernels would come among ours: ask for SASS metrics, or end it\n", first.pid))
-	wants(second, "sass", 0, deep.StatusCollected)
-	assert.Contains(t, wants(second, "both", 0, deep.StatusCollected), fmt.Sprintf("not with pc: process %d was sampled on this GPU", first.pid))
+	text = wants(second, "pc", 3, deep.StatusAnotherProfiler)
+	assert.Contains(t, text, fmt.Sprintf("did not open: process %d samples this GPU, and holds it until it exits: end that process, or request SASS metrics\n", first.pid))
+	code, text = second.once("both")
+	assert.Equal(t, 0, code, text)
+	assert.Contains(t, text, fmt.Sprintf("not with pc: process %d samples this GPU", first.pid))
 	wants(first, "pc", 0, deep.StatusCollected)
 	first.end()
 	wants(second, "pc", 0, deep.StatusCollected)
@@ -285,13 +309,14 @@ func TestWindowsOfTwoNamespacesOnOneGPU(t *testing.T) {
 	if err := (&exec.Cmd{Path: "/bin/true", SysProcAttr: &two.attributes}).Run(); err != nil {
 		t.Skip("no namespace can be made here:", err)
 	}
+	shareFolder(t, one, two)
 	first, second := one.tell(), two.tell()
 	code, text, _ := first.ask("pc")
 	assert.Equal(t, 0, code, text)
 	code, text, window := second.ask("pc")
 	assert.Equal(t, 3, code, text)
 	assert.Equal(t, deep.StatusAnotherProfiler, window.Outcome.Status)
-	assert.Contains(t, text, "did not open: another process was sampled on this GPU, and as long as it lives samples")
+	assert.Contains(t, text, " samples this GPU, and holds it until it exits")
 	first.end()
 	code, text, _ = second.ask("pc")
 	assert.Equal(t, 0, code, text)
