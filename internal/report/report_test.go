@@ -225,13 +225,11 @@ func TestDurationsOfNonsense(t *testing.T) {
 	assert.Zero(t, duration(zero/zero))
 }
 
-// recordings is the folder of recorded sessions beside the repository.
+// recordings returns the folder of recorded sessions.
 func recordings(t *testing.T) string {
 	t.Helper()
-	dir := filepath.Join("..", "..", "..", "shared", "logs")
-	if _, err := os.Stat(dir); err != nil {
-		t.Skipf("no recordings beside the repository: %v", err)
-	}
+	dir := filepath.Join("..", "testing", "testdata", "logs")
+	require.DirExists(t, dir)
 	return dir
 }
 

@@ -22,11 +22,9 @@ import (
 // BenchmarkWindow takes the device window of a recorded session, once per session, from the request to
 // the pipelines.
 func BenchmarkWindow(b *testing.B) {
-	path := filepath.Join("..", "..", "..", "shared", "logs", "c3-h200-minigpt", "5f00675e-d50e-4aca-812b-e16abe300c04", "device.1.log.gz")
+	path := filepath.Join("..", "..", "internal", "testing", "testdata", "logs", "c3-h200-minigpt", "5f00675e-d50e-4aca-812b-e16abe300c04", "device.1.log.gz")
 	window, err := os.ReadFile(path)
-	if err != nil {
-		b.Skip("the recordings are not here: ", err)
-	}
+	require.NoError(b, err)
 	text := []byte(unzipped(b, window))
 	cfg := createDefaultConfig().(*Config)
 	cfg.Protocols.HTTP.GetOrInsertDefault().NetAddr.Endpoint = "localhost:0"

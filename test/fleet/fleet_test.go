@@ -115,18 +115,11 @@ func TestThroughKafkaToJaegerAndS3(t *testing.T) {
 	archive := startS3(t)
 	j := process.StartJaeger(t, 0)
 	var logs []string
-	var want *testsink.Store
-	if recordings := filepath.Join(process.Root(t), "..", "shared", "logs"); exists(recordings) {
-		// The invented ones share a session id: one is enough.
-		for _, name := range []string{"a2-h200", "c2-h200-engines", "c3-h200-minigpt", "c3-h200-scopes", "golden-c3-rotated"} {
-			logs = append(logs, filepath.Join(recordings, name))
-		}
-		want = undisturbed(t, 1, logs...)
-	} else {
-		t.Logf("no recordings beside the repository, a generated session instead")
-		s := sessionOf(t, some)
-		logs, want = append(logs, s.logs), s.want
+	// The folders golden-* share a session id: one is enough.
+	for _, name := range []string{"a2-h200", "c2-h200-engines", "c3-h200-minigpt", "c3-h200-scopes", "golden-c3-rotated"} {
+		logs = append(logs, filepath.Join(process.Recordings(t), name))
 	}
+	want := undisturbed(t, 1, logs...)
 	k.wait()
 	gateway := newCollector(t, "gateway.yaml", map[string]string{
 		"GPUFLIGHT_KAFKA": k.Address, "GPUFLIGHT_OTLP_ENDPOINT": j.OTLP,
@@ -192,9 +185,4 @@ func TestThroughKafkaToJaegerAndS3(t *testing.T) {
 	same(t, "replayed archive", want, replayed)
 	assert.Equal(t, want.Distinct(), replayed.Distinct(), "the replay has every signal")
 	t.Logf("%+v distinct; %d objects in S3; %v; %v; %v", want.Distinct(), objects, agent, gateway, s3)
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }

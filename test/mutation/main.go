@@ -93,7 +93,7 @@ type tree struct {
 	intact     map[string]error // by test: the result without a mutation
 }
 
-// copyTree copies all files that git tracks or would track. bin, .tools and ../shared are links.
+// copyTree copies all files that git tracks or would track. bin and .tools are links.
 func copyTree(ctx context.Context, from string) (*tree, error) {
 	from, err := filepath.Abs(from)
 	if err != nil {
@@ -141,7 +141,7 @@ func (t *tree) fill(ctx context.Context, from string) error {
 			return err
 		}
 	}
-	for name, target := range map[string]string{"bin": "bin", ".tools": ".tools", "../shared": "../shared"} {
+	for name, target := range map[string]string{"bin": "bin", ".tools": ".tools"} {
 		// Where it is missing the link is broken: tests then say what they need.
 		if err := os.Symlink(filepath.Join(from, target), filepath.Join(t.root, name)); err != nil {
 			return err

@@ -2,7 +2,7 @@
 
 //go:build linux
 
-// Package recordings_test reads every recorded session that lies beside the repository and compares
+// Package recordings_test reads every recorded session and compares
 // what comes out, span by span, record by record and point by point, with what the raw lines say.
 //
 // The expectation is made from the lines with encoding/json and the attribute names are spelled out

@@ -19,17 +19,14 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
-// recordings lie beside the repository; they are too large to be in it.
-const recordings = "../../../../../shared/logs"
+const recordings = "../../../../internal/testing/testdata/logs"
 
 // TestRecordings compares every stream with an independent concatenation of the files, ordered by hand.
 func TestRecordings(t *testing.T) {
 	root, err := filepath.Abs(recordings)
 	must(t, err)
 	folders, err := os.ReadDir(root)
-	if err != nil {
-		t.Skipf("no recordings beside the repository: %v", err)
-	}
+	must(t, err)
 	for _, f := range folders {
 		if !f.IsDir() {
 			continue
