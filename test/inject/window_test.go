@@ -215,8 +215,8 @@ func residentMiB(t *testing.T, pid int) float64 {
 	return resident * float64(os.Getpagesize()) / (1 << 20)
 }
 
-// Windows of both engines, one after the other, each with two thousand figures that differ from window to window in
-// nothing: what is kept of one must not add up. What CUPTI itself keeps, test/gpu/deep.py sees.
+// Each window of an engine has the same two thousand rows. Memory must not grow with the number of
+// windows. test/gpu/deep.py measures the memory that CUPTI itself keeps.
 func TestManyWindowsAddUpToNothing(t *testing.T) {
 	const early, late = 10, 45
 	b, _ := windowBench(t, "GPUFLIGHT_DEEP_BLACKOUT=0s")
@@ -259,9 +259,13 @@ func TestManyWindowsAddUpToNothing(t *testing.T) {
 	require.NoError(t, p.Wait(), p.stderr)
 	windows, _, _, _ := b.windowed()
 	require.GreaterOrEqual(t, len(windows), late)
-	for _, w := range windows[:late] {
+	for i, w := range windows[:late] {
+		want := 2000
+		if i == 0 {
+			want = 4000 // a process has one window of SASS metrics
+		}
 		require.Equal(t, "collected", w[semconv.CUDADeepWindowStatus], "%v", w)
-		require.EqualValues(t, 4000, w[semconv.CUDADeepWindowRows], "%v", w)
+		require.EqualValues(t, want, w[semconv.CUDADeepWindowRows], "%v", w)
 	}
 	t.Logf("%.1f MiB from window %d to %d of %d, which began with %.0f", grown, early, late, len(windows), before)
 }

@@ -302,13 +302,14 @@ static void replay(deep_context *x, bool pc) {
   static uint32_t places[KNOWN]; /* of the recording's names */
   memset(functions, 0, sizeof functions);
   for (int i = 0; i < KNOWN; i++) places[i] = KNOWN;
-  bool ours = false;
+  bool ours = false, known_format = false;
   while (fgets(line, sizeof line, f) != NULL) {
     unsigned index = 0, function = 0, name = 0, correlation = 0;
     int device = 0, at = 0;
     unsigned long long crc = 0, address = 0, value = 0, more[2] = {0};
     line[strcspn(line, "\n")] = 0;
     if (strncmp(line, "gpuflight-deep 1 ", 17) == 0) {
+      known_format = true;
       ours = strcmp(line + 17, pc ? "pc_sampling" : "sass_metrics") == 0;
     } else if (sscanf(line, "name %u %n", &index, &at) == 1 && index < KNOWN) {
       if (ours) places[index] = index_of(all, line + at);
@@ -325,6 +326,11 @@ static void replay(deep_context *x, bool pc) {
     }
   }
   fclose(f);
+  /* A test whose windows are all empty would not say why. */
+  if (!known_format) {
+    fprintf(stderr, "fake CUPTI: %s: no line \"gpuflight-deep 1 ENGINE\"\n", deep.replay);
+    abort();
+  }
 }
 
 /* replay_from has windows yield what the recording has, NULL for none. Its names are known from now on. */
