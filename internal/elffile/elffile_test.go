@@ -7,11 +7,12 @@ import (
 	"debug/elf"
 	"io"
 	"os"
-	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
 // header makes the header of a file with its tables of sections and segments at the given places.
@@ -237,13 +238,7 @@ func FuzzRead(f *testing.F) {
 	order.PutUint64(huge[HeaderBytes+SectionBytes+32:], 24*100_000_000)
 	f.Add(huge)
 	f.Fuzz(func(t *testing.T, image []byte) {
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		read(image)
-		runtime.ReadMemStats(&after)
-		if n := after.TotalAlloc - before.TotalAlloc; n > maxAllocated+uint64(4*len(image)) {
-			t.Fatalf("%d bytes allocated for a file of %d", n, len(image))
-		}
+		alloctest.Limit{PerByte: 4, Constant: maxAllocated}.Check(t, len(image), func() { read(image) })
 	})
 }
 

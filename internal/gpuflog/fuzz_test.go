@@ -106,8 +106,13 @@ func FuzzLoadState(f *testing.F) {
 		f.Add(d.AppendState(nil), d.AppendDictionaries(nil))
 	}
 	f.Fuzz(func(t *testing.T, state, dicts []byte) {
-		d := NewDecoder(Options{MaxSpansPerTrace: 16})
-		if d.LoadState(state, dicts) != nil {
+		var d *Decoder
+		var err error
+		alloctest.Limit{PerByte: 512, Constant: 1 << 20}.Check(t, len(state)+len(dicts), func() {
+			d = NewDecoder(Options{MaxSpansPerTrace: 16})
+			err = d.LoadState(state, dicts)
+		})
+		if err != nil {
 			return
 		}
 		out := gpuevent.NewBatch(allSignals)

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
 func TestIntegersAreExactOrRefused(t *testing.T) {
@@ -103,8 +105,15 @@ func FuzzScanner(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		s := scanner{b: b}
-		ok := s.skip()
+		var s scanner
+		var ok bool
+		// Skipping allocates nothing but the scanner; a text with escapes is copied once.
+		alloctest.Limit{PerByte: 8, Constant: 16 << 10}.Check(t, len(b), func() {
+			s = scanner{b: b}
+			ok = s.skip()
+			text := scanner{b: b}
+			text.str()
+		})
 		if s.i > len(b) {
 			t.Fatalf("stands at %d of %d", s.i, len(b))
 		}

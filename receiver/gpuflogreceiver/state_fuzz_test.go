@@ -4,25 +4,16 @@ package gpuflogreceiver
 
 import (
 	"bytes"
-	"runtime"
 	"testing"
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
-// allocated returns how many bytes f allocates.
-func allocated(f func()) uint64 {
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	f()
-	runtime.ReadMemStats(&after)
-	return after.TotalAlloc - before.TotalAlloc
-}
-
-// maxAlloc bounds what a decoder of stored bytes may allocate: a table entry of some hundred bytes for
-// each few bytes that are read.
-func maxAlloc(read int) uint64 { return 1<<20 + 512*uint64(read) }
+// storedLimit bounds what a decoder of stored bytes may allocate: a table entry of some hundred bytes
+// for each few bytes that it reads.
+var storedLimit = alloctest.Limit{PerByte: 512, Constant: 1 << 20}
 
 // FuzzPlan parses stored plans: refused, or the same when stored again.
 func FuzzPlan(f *testing.F) {
@@ -34,9 +25,7 @@ func FuzzPlan(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var p plan
 		var err error
-		if n := allocated(func() { p, err = parsePlan(b) }); n > maxAlloc(len(b)) {
-			t.Fatalf("%d bytes allocated for %d", n, len(b))
-		}
+		storedLimit.Check(t, len(b), func() { p, err = parsePlan(b) })
 		if err != nil {
 			return
 		}
@@ -56,9 +45,7 @@ func FuzzStoredSession(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var st storedSession
 		var err error
-		if n := allocated(func() { st, err = parseStored(b, "s") }); n > maxAlloc(len(b)) {
-			t.Fatalf("%d bytes allocated for %d", n, len(b))
-		}
+		storedLimit.Check(t, len(b), func() { st, err = parseStored(b, "s") })
 		if err == nil && len(st.windows.order) > maxWindows {
 			t.Fatalf("%d windows", len(st.windows.order))
 		}
@@ -70,9 +57,8 @@ func FuzzDecoderState(f *testing.F) {
 	d := gpuflog.NewDecoder(gpuflog.Options{})
 	f.Add(d.AppendState(nil), d.AppendDictionaries(nil))
 	f.Fuzz(func(t *testing.T, state, dicts []byte) {
-		d := gpuflog.NewDecoder(gpuflog.Options{})
-		if n := allocated(func() { _ = d.LoadState(state, dicts) }); n > maxAlloc(len(state)+len(dicts)) {
-			t.Fatalf("%d bytes allocated for %d", n, len(state)+len(dicts))
-		}
+		storedLimit.Check(t, len(state)+len(dicts), func() {
+			_ = gpuflog.NewDecoder(gpuflog.Options{}).LoadState(state, dicts)
+		})
 	})
 }

@@ -25,6 +25,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension/internal/metadata"
+	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
 const id = "11111111-2222-4333-8444-555555555555"
@@ -498,23 +499,27 @@ func FuzzUnmarshal(f *testing.F) {
 	cfg := createDefaultConfig().(*Config)
 	cfg.MaxSessions, cfg.MaxMessageBytes, cfg.RememberedLines = 4, 1<<16, 100
 	f.Fuzz(func(t *testing.T, message []byte) {
-		e, err := newExtension(extensiontest.NewNopSettings(metadata.Type), cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range 2 {
-			for _, m := range [][]byte{header(), message, end()} {
-				if _, err := e.UnmarshalTraces(m); err != nil {
-					t.Fatal(err)
-				}
-				if _, err := e.UnmarshalLogs(m); err != nil {
-					t.Fatal(err)
-				}
-				if _, err := e.UnmarshalMetrics(m); err != nil {
-					t.Fatal(err)
+		var e *gpuflogExtension
+		// Each message is decoded twice for each of the three signals.
+		alloctest.Limit{PerByte: 64 << 10, Constant: 32 << 20}.Check(t, len(message), func() {
+			var err error
+			if e, err = newExtension(extensiontest.NewNopSettings(metadata.Type), cfg); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				for _, m := range [][]byte{header(), message, end()} {
+					if _, err := e.UnmarshalTraces(m); err != nil {
+						t.Fatal(err)
+					}
+					if _, err := e.UnmarshalLogs(m); err != nil {
+						t.Fatal(err)
+					}
+					if _, err := e.UnmarshalMetrics(m); err != nil {
+						t.Fatal(err)
+					}
 				}
 			}
-		}
+		})
 		for _, r := range e.readers() {
 			if len(r.sessions) > cfg.MaxSessions {
 				t.Fatalf("%d sessions", len(r.sessions))

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
 // FuzzLoadState: whatever a stored state holds, it is refused, or it is a state that stays the same when it is stored
@@ -49,7 +50,9 @@ func FuzzLoadState(f *testing.F) {
 		now := time.Now()
 		set.Scan(now)
 		for _, g := range set.Groups() {
-			if err := g.LoadState(b); err != nil {
+			var err error
+			alloctest.Limit{PerByte: 512, Constant: 64 << 10}.Check(t, len(b), func() { err = g.LoadState(b) })
+			if err != nil {
 				continue
 			}
 			stored := g.AppendState(nil)
@@ -91,7 +94,10 @@ func FuzzParseSegment(f *testing.F) {
 	f.Add(Segment{From: 3, To: 9000, Number: 4, Tail: true, crc: 7, fp: fingerprint{n: prefixBytes}}.Append(nil))
 	f.Add(Segment{To: 1, fp: fingerprint{n: 1}}.Append([]byte(nil)))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		g, rest, err := ParseSegment(b)
+		var g Segment
+		var rest []byte
+		var err error
+		alloctest.Limit{Constant: 16 << 10}.Check(t, len(b), func() { g, rest, err = ParseSegment(b) })
 		if err != nil {
 			return
 		}
@@ -117,6 +123,12 @@ func FuzzIdentify(f *testing.F) {
 	}
 	f.Add("x", bytes.Repeat([]byte("a"), 5000), bytes.Repeat([]byte("a"), 4097))
 	f.Fuzz(func(t *testing.T, name string, a, b []byte) {
+		// A name is taken apart in place, and a fingerprint has a fixed size.
+		alloctest.Limit{PerByte: 16, Constant: 16 << 10}.Check(t, len(name)+len(a)+len(b), func() {
+			gpuflog.ParseFileName(name)
+			parseControl(name)
+			fingerprintOf(a).matches(b)
+		})
 		if fn, ok := gpuflog.ParseFileName(name); ok && !strings.Contains(name, "/") {
 			parts := []string{fn.Channel.String()}
 			if strings.Contains(name, ".kernel.") && !strings.Contains(name[len(fn.Group.Base):], ".device.") {
