@@ -162,7 +162,7 @@ func (d *describer) resource(id probe.ProcessID, who *identity.Process) pcommon.
 	}
 	putKnown(a, semconv.ProcessExecutableName, who.Executable)
 	putKnown(a, semconv.ContainerID, who.ContainerID)
-	putKnown(a, semconv.K8sPodUid, who.PodUID)
+	putKnown(a, semconv.K8sPodUID, who.PodUID)
 	putKnown(a, semconv.HostName, d.host)
 	return resource
 }

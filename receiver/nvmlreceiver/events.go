@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/plog"
 	"go.uber.org/zap"
 
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/gpu"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/xid"
 	"github.com/gpuflight/gpuflight/semconv"
@@ -143,7 +144,8 @@ func xidLog(e gpu.XID) plog.Logs {
 	}
 	rec.Body().SetStr(text)
 	a := rec.Attributes()
-	a.EnsureCapacity(5)
+	a.EnsureCapacity(6)
+	a.PutStr(semconv.LogRecordUID, gpuevent.KeyOf(e.Device.ID).UID(uint64(ts), e.Code).String())
 	a.PutStr(semconv.HWID, e.Device.ID)
 	if e.Device.Name != "" {
 		a.PutStr(semconv.HWName, e.Device.Name)

@@ -30,6 +30,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/device"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/gpu"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/metadata"
@@ -393,6 +394,7 @@ func TestXID_LogAndCount(t *testing.T) {
 	assert.Contains(t, rec.Body().Str(), "XID 79: the GPU has fallen off the bus")
 	assert.Equal(t, map[string]any{
 		semconv.HWID: nvmltest.UUID(1), semconv.HWName: "NVIDIA H200", semconv.HWVendor: "NVIDIA", semconv.HWType: "gpu", semconv.GPUXIDCode: int64(79),
+		semconv.LogRecordUID: gpuevent.KeyOf(nvmltest.UUID(1)).UID(uint64(rec.Timestamp()), 79).String(),
 	}, rec.Attributes().AsRaw())
 	points := g.scrape()
 	assert.Equal(t, int64(2), points["1 hw.errors xid_79"].IntValue())
@@ -419,7 +421,7 @@ func TestScrape_ProcessIdentity(t *testing.T) {
 	attrs := dp.Attributes().AsRaw()
 	assert.Equal(t, "train (v2)", attrs[semconv.ProcessExecutableName])
 	assert.Equal(t, container, attrs[semconv.ContainerID])
-	assert.Equal(t, "01234567-89ab-cdef-0123-456789abcdef", attrs[semconv.K8sPodUid])
+	assert.Equal(t, "01234567-89ab-cdef-0123-456789abcdef", attrs[semconv.K8sPodUID])
 	assert.Equal(t, int64(17), attrs[semconv.ProcessVpid])
 	other := points[" process.gpu.memory.usage 4343"].Attributes().AsRaw()
 	assert.Len(t, other, 5, "an unknown process has its id and its device: %v", other)
