@@ -18,7 +18,7 @@ gpufl_cupti_calls gpufl_cupti;
 atomic_bool gpufl_child;
 atomic_bool gpufl_running;
 _Atomic uint32_t gpufl_session;
-_Atomic uint32_t gpufl_asked;
+_Atomic uint32_t gpufl_requested_kinds;
 
 // ---- time ----
 
@@ -287,9 +287,9 @@ static void on_complete(void *context, uint32_t stream, uint8_t *data, size_t si
   pthread_mutex_unlock(&dropping);
 }
 
-// spare allocates a buffer ahead of CUPTI's question, with its pages, so that the program's thread
+// preallocate_buffer allocates a buffer ahead of CUPTI's question, with its pages, so that the program's thread
 // need not: it is called on the consumer's.
-static void spare(void) {
+static void preallocate_buffer(void) {
   pthread_mutex_lock(&pool.lock);
   bool wanted = pool.opened && !pool.stopped && pool.lent > 0 && pool.unused == NULL && pool.allocated + pool.coming < pool.limit;
   size_t bytes = pool.bytes;
@@ -311,7 +311,7 @@ static void spare(void) {
 int gpufl_wait(int64_t nanoseconds) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   gpufl_watch_fork();
-  spare();
+  preallocate_buffer();
   struct timespec until = gpufl_after(nanoseconds);
   int result = GPUFL_OK;
   pthread_mutex_lock(&pool.lock);
@@ -351,9 +351,9 @@ static _Atomic int64_t last_anchor;
 static int64_t anchor(void) {
   if (pool.own_clock) return 0;
   // The clocks drift apart, so each buffer gets a new measurement.
-  if (gpufl_cupti.get_timestamp != NULL && gpufl_enter()) {
+  if (gpufl_cupti.get_timestamp != NULL && gpufl_call_begin()) {
     atomic_store(&last_anchor, measure_anchor());
-    gpufl_leave();
+    gpufl_call_end();
   }
   return atomic_load(&last_anchor);
 }
@@ -441,14 +441,14 @@ void gpufl_get_stats(gpufl_stats *out) {
 
 static _Atomic uint32_t inside;
 
-bool gpufl_enter(void) {
+bool gpufl_call_begin(void) {
   atomic_fetch_add(&inside, 1);
   if (atomic_load(&attached)) return true;
   atomic_fetch_sub(&inside, 1);
   return false;
 }
 
-void gpufl_leave(void) { atomic_fetch_sub(&inside, 1); }
+void gpufl_call_end(void) { atomic_fetch_sub(&inside, 1); }
 
 // nobody_inside waits for those who came before a flag fell; they do not wait for us.
 static void nobody_inside(void) {
@@ -504,14 +504,14 @@ enum { COPIES = 1u << GPUFL_KIND_MEMCPY | 1u << GPUFL_KIND_MEMCPY_P2P | 1u << GP
 // launches is 0 while CUPTI does not tell of launches, 1 when it does, 2 if it cannot.
 static atomic_int launches;
 
-// deaf is where CUPTI tells of nothing any more. It is not asked to switch anything then, since some of what it works with is gone: to switch
+// unresponsive is where CUPTI tells of nothing any more. It is not asked to switch anything then, since some of what it works with is gone: to switch
 // records crashed it in one process of seven (H200, driver 580.159.04, CUDA 13.0, test/gpu/held.py).
-static atomic_bool deaf;
+static atomic_bool unresponsive;
 
-int gpufl_deep_deaf(void) { return atomic_load(&deaf); }
+int gpufl_deep_unresponsive(void) { return atomic_load(&unresponsive); }
 
 static int switch_kind(uint32_t activity, bool on) {
-  if (gpufl_deep_deaf()) return GPUFL_DEAF;
+  if (gpufl_deep_unresponsive()) return GPUFL_UNRESPONSIVE;
   return on ? gpufl_cupti.activity_enable(activity) : gpufl_cupti.activity_disable(activity);
 }
 
@@ -526,7 +526,7 @@ static struct {
 
   // callbacks.lock orders those who have CUPTI tell of more or fewer; none of CUPTI's callbacks takes it.
   pthread_mutex_t lock;
-  bool told[MAX_CALLBACKS];
+  bool enabled[MAX_CALLBACKS];
   bool scopes;
 } callbacks = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -575,15 +575,15 @@ static void find_callbacks(void) {
 // thread whose launch is in flight then can lose its records for as long as CUPTI stays attached (CUPTI 13.0, H200).
 static atomic_bool blocking;
 
-// listening: the subscription reports contexts, modules, captures and launches, which windows need.
-static atomic_bool listening;
+// resource_callbacks_on: the subscription reports contexts, modules, captures and launches, which windows need.
+static atomic_bool resource_callbacks_on;
 
-// retell has CUPTI tell of what is wanted now, and returns how many kinds of launches it tells of. The
+// update_callbacks has CUPTI tell of what is wanted now, and returns how many kinds of launches it tells of. The
 // caller has callbacks.lock.
-static int retell(void) {
-  if (gpufl_deep_deaf()) return 0;
+static int update_callbacks(void) {
+  if (gpufl_deep_unresponsive()) return 0;
   // Where windows are possible, from the beginning: callbacks that are switched while launches are in flight may be lost to some threads.
-  uint32_t want = atomic_load(&listening) ? GPUFL_SETS_ALL | SET_CAPTURE_ENDS : 0;
+  uint32_t want = atomic_load(&resource_callbacks_on) ? GPUFL_SETS_ALL | SET_CAPTURE_ENDS : 0;
   if (settings.detach) want |= GPUFL_SET_CAPTURE | SET_CAPTURE_ENDS;
   if (atomic_load(&blocking)) want |= GPUFL_SET_LAUNCH;
   if (callbacks.scopes) {
@@ -591,29 +591,29 @@ static int retell(void) {
     if (settings.kinds & (1u << GPUFL_KIND_MEMORY)) want |= SET_SCOPE_MEMORY;
     if (settings.kinds & (1u << GPUFL_KIND_SYNC)) want |= SET_SCOPE_SYNC;
   }
-  int launches_told = 0;
+  int launch_callbacks = 0;
   for (int id = 1; id < MAX_CALLBACKS; id++) {
     bool tell = (callbacks.sets[id] & want) != 0;
-    if (tell != callbacks.told[id] && subscriber != NULL &&
+    if (tell != callbacks.enabled[id] && subscriber != NULL &&
         gpufl_cupti.enable_callback(tell, subscriber, GPUFL_CUPTI_CB_DOMAIN_DRIVER_API, (uint32_t)id) == GPUFL_CUPTI_SUCCESS) {
-      callbacks.told[id] = tell;
+      callbacks.enabled[id] = tell;
     }
-    if (callbacks.told[id] && (callbacks.sets[id] & SET_SCOPE) != 0) launches_told++;
+    if (callbacks.enabled[id] && (callbacks.sets[id] & SET_SCOPE) != 0) launch_callbacks++;
   }
-  return launches_told;
+  return launch_callbacks;
 }
 
 static int want_scopes(bool want) {
   pthread_mutex_lock(&callbacks.lock);
   callbacks.scopes = want;
-  int told = retell();
+  int told = update_callbacks();
   pthread_mutex_unlock(&callbacks.lock);
   return told;
 }
 
 static __thread bool heard; // something, while the thread was at an operation
 
-bool gpufl_hears(void) {
+bool gpufl_callbacks_alive(void) {
   if (gpufl_deep.driver.module_load == NULL) return false;
   void *module = NULL;
   heard = false;
@@ -621,23 +621,23 @@ bool gpufl_hears(void) {
   return heard;
 }
 
-void gpufl_set_deaf(void) {
-  atomic_store(&deaf, true);
+void gpufl_mark_unresponsive(void) {
+  atomic_store(&unresponsive, true);
   gpufl_barrier_next_epoch();
 }
 
-// tells_nothing is after the subscription has ended.
-static void tells_nothing(void) {
+// reset_callbacks is after the subscription has ended.
+static void reset_callbacks(void) {
   gpufl_barrier_next_epoch();
   pthread_mutex_lock(&callbacks.lock);
-  memset(callbacks.told, 0, sizeof callbacks.told);
+  memset(callbacks.enabled, 0, sizeof callbacks.enabled);
   callbacks.scopes = false;
   atomic_store(&blocking, false);
   pthread_mutex_unlock(&callbacks.lock);
 }
 
 void gpufl_watch_launches(void) {
-  if (atomic_load_explicit(&launches, memory_order_relaxed) != 0 || !gpufl_enter()) return;
+  if (atomic_load_explicit(&launches, memory_order_relaxed) != 0 || !gpufl_call_begin()) return;
   if (atomic_load(&gpufl_running) && (settings.kinds & (1u << GPUFL_KIND_EXTERNAL))) {
     // Threads that come here at the same time must not return before it is done: their next call may
     // be the first launch. The lock is this function's alone; none of CUPTI's callbacks takes it.
@@ -646,32 +646,32 @@ void gpufl_watch_launches(void) {
     if (atomic_load(&launches) == 0) atomic_store(&launches, want_scopes(true) > 0 ? 1 : 2);
     pthread_mutex_unlock(&one);
   }
-  gpufl_leave();
+  gpufl_call_end();
 }
 
-bool gpufl_listens(void) { return atomic_load(&listening); }
+bool gpufl_resource_callbacks_on(void) { return atomic_load(&resource_callbacks_on); }
 
 static const uint32_t resources[] = {
     GPUFL_CUPTI_CBID_RESOURCE_CONTEXT_CREATED,       GPUFL_CUPTI_CBID_RESOURCE_CONTEXT_DESTROY_STARTING, GPUFL_CUPTI_CBID_RESOURCE_STREAM_DESTROY_STARTING,
     GPUFL_CUPTI_CBID_RESOURCE_MODULE_LOADED,         GPUFL_CUPTI_CBID_RESOURCE_MODULE_UNLOAD_STARTING,   GPUFL_CUPTI_CBID_RESOURCE_MODULE_PROFILED,
 };
 
-// listen begins to; it may be called again after CUPTI was finalized.
-static void listen(void) {
-  if (!settings.deep || atomic_load(&listening) || subscriber == NULL || gpufl_cupti.enable_callback == NULL || gpufl_cupti.callback_name == NULL) return;
+// enable_resource_callbacks may be called again after CUPTI was finalized.
+static void enable_resource_callbacks(void) {
+  if (!settings.deep || atomic_load(&resource_callbacks_on) || subscriber == NULL || gpufl_cupti.enable_callback == NULL || gpufl_cupti.callback_name == NULL) return;
   gpufl_resources_open(settings.cubin_bytes);
   find_callbacks();
   gpufl_barrier_next_epoch(); // those of an earlier subscription
-  atomic_store(&listening, true);
+  atomic_store(&resource_callbacks_on, true);
   bool all = true;
   for (size_t i = 0; i < sizeof resources / sizeof *resources; i++) {
     all = gpufl_cupti.enable_callback(1, subscriber, GPUFL_CUPTI_CB_DOMAIN_RESOURCE, resources[i]) == GPUFL_CUPTI_SUCCESS && all;
   }
   pthread_mutex_lock(&callbacks.lock);
-  retell();
+  update_callbacks();
   pthread_mutex_unlock(&callbacks.lock);
   gpufl_deep_watch_exit();
-  if (!all) atomic_store(&listening, false);
+  if (!all) atomic_store(&resource_callbacks_on, false);
 }
 
 // finalizing is the question of gpufl_finalize to on_api; only the thread that asks answers it.
@@ -686,7 +686,7 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
   if (gpufl_is_child() || data == NULL) return;
   if (gpufl_operating) heard = true;
   if (domain == GPUFL_CUPTI_CB_DOMAIN_RESOURCE) {
-    if (atomic_load(&listening)) gpufl_on_resource(cbid, data);
+    if (atomic_load(&resource_callbacks_on)) gpufl_on_resource(cbid, data);
     return;
   }
   const gpufl_callback_data *call = data;
@@ -695,7 +695,7 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
   if (call->callbackSite == GPUFL_CUPTI_API_ENTER) {
     if (gateable != 0) {
       uint32_t epoch = gpufl_barrier_epoch(); // before it is read whether windows are possible
-      if (atomic_load(&listening) || atomic_load(&blocking)) gpufl_barrier_enter(gateable, epoch, cbid, call->correlationId);
+      if (atomic_load(&resource_callbacks_on) || atomic_load(&blocking)) gpufl_barrier_enter(gateable, epoch, cbid, call->correlationId);
     }
     if (atomic_load_explicit(&launches, memory_order_relaxed) == 1 && (sets & (SET_SCOPE | SET_SCOPE_MEMORY | SET_SCOPE_SYNC)) != 0) {
       gpufl_scope_launch(call->correlationId);
@@ -752,7 +752,7 @@ int gpufl_open(const gpufl_config *config) {
     return result;
   }
   settings = *config;
-  listen();
+  enable_resource_callbacks();
   pthread_mutex_lock(&pool.lock);
   pool.bytes = (config->buffer_bytes + page - 1) / page * page;
   pool.limit = config->buffers;
@@ -900,7 +900,7 @@ static bool block_launches(void) {
   if (!callbacks.known) return false;
   pthread_mutex_lock(&callbacks.lock);
   atomic_store(&blocking, true);
-  retell();
+  update_callbacks();
   pthread_mutex_unlock(&callbacks.lock);
   gpufl_nap(BLOCK_NAP_NS); // launches that began before they were reported end
   return gpufl_barrier_close(GPUFL_SET_LAUNCH, BLOCK_LIMIT_NS);
@@ -913,10 +913,10 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
   if (!pool.opened) return GPUFL_CLOSED;
   bool resumes = atomic_load(&gpufl_running); // the session goes on
   if (resumes && !suspended) return GPUFL_BUSY;
-  if (gpufl_deep_deaf()) return GPUFL_DEAF;
+  if (gpufl_deep_unresponsive()) return GPUFL_UNRESPONSIVE;
   int result = subscribe();
   if (result != GPUFL_OK) return result;
-  listen();
+  enable_resource_callbacks();
   memset(paused, 0, sizeof paused);
   pausing = false;
 
@@ -940,7 +940,7 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
   if (scopes_work) *enabled |= settings.kinds & (1u << GPUFL_KIND_EXTERNAL);
   suspended = false;
   if (resumes) return GPUFL_OK;
-  atomic_store(&gpufl_asked, settings.kinds);
+  atomic_store(&gpufl_requested_kinds, settings.kinds);
   gpufl_scope_start();
   atomic_fetch_add(&gpufl_session, 1);
   atomic_store(&gpufl_running, true);
@@ -972,11 +972,11 @@ bool gpufl_activity(void) {
 int gpufl_pause(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
-  if (gpufl_deep_deaf()) return GPUFL_DEAF;
+  if (gpufl_deep_unresponsive()) return GPUFL_UNRESPONSIVE;
   // A window would be refused, and work that is captured is never done.
   if (gpufl_captures() > 0) return GPUFL_CAPTURE;
   gpufl_window_comes();
-  int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
+  int quiet = gpufl_quiesce_begin(GPUFL_QUIESCE_CALLS_NS);
   if (quiet < 0) return quiet;
   int result = GPUFL_OK;
   for (int i = 0; i < NUM_ACTIVITIES; i++) {
@@ -990,7 +990,7 @@ int gpufl_pause(void) {
     }
   }
   pausing = true;
-  gpufl_quiet_end(quiet);
+  gpufl_quiesce_end(quiet);
   int flushed = flush_all(0);
   return result == GPUFL_OK ? flushed : result;
 }
@@ -1001,7 +1001,7 @@ int gpufl_resume(uint32_t *lost) {
   if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
   if (!pausing) return GPUFL_OK;
   if (gpufl_deep_patches() && !gpufl_deep.config.with_activity) return GPUFL_ACTIVITY;
-  int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
+  int quiet = gpufl_quiesce_begin(GPUFL_QUIESCE_CALLS_NS);
   if (quiet < 0) return quiet;
   int result = GPUFL_OK;
   pausing = false;
@@ -1016,18 +1016,18 @@ int gpufl_resume(uint32_t *lost) {
       if (result == GPUFL_OK) result = answer;
     }
   }
-  gpufl_quiet_end(quiet);
+  gpufl_quiesce_end(quiet);
   return result;
 }
 
 static int flush(void) {
   // Nothing is held where CUPTI was left.
-  if (!gpufl_enter()) return atomic_load(&gpufl_running) ? GPUFL_OK : GPUFL_STOPPED;
+  if (!gpufl_call_begin()) return atomic_load(&gpufl_running) ? GPUFL_OK : GPUFL_STOPPED;
   int result = GPUFL_STOPPED;
   if (atomic_load(&gpufl_running)) {
     result = flush_all(0);
   }
-  gpufl_leave();
+  gpufl_call_end();
   return result;
 }
 
@@ -1073,7 +1073,7 @@ int gpufl_suspend(int64_t limit_ns) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!atomic_load(&gpufl_running)) return GPUFL_STOPPED;
   if (suspended) return GPUFL_OK;
-  if (!settings.detach || settings.deep || gpufl_deep_deaf()) return GPUFL_NOT_DETACHED;
+  if (!settings.detach || settings.deep || gpufl_deep_unresponsive()) return GPUFL_NOT_DETACHED;
   if (gpufl_captures() > 0) return GPUFL_CAPTURE;
   suspended = true;
   bool blocked = block_launches();
@@ -1091,11 +1091,11 @@ int gpufl_stop(void) {
   nobody_inside();
   int result = GPUFL_OK;
   if (!suspended) {
-    int quiet = gpufl_quiet_begin(GPUFL_QUIET_NS);
+    int quiet = gpufl_quiesce_begin(GPUFL_QUIESCE_CALLS_NS);
     if (quiet >= 0) disable_all(quiet == 1); // else they stay on, and the program goes on
     end_lending();
     if (atomic_load(&attached)) result = quiet == 1 ? flush_all(GPUFL_CUPTI_ACTIVITY_FLAG_FLUSH_FORCED) : take_back(LAST_NS);
-    gpufl_quiet_end(quiet);
+    gpufl_quiesce_end(quiet);
   }
   suspended = false;
   pthread_mutex_lock(&pool.lock);
@@ -1131,8 +1131,8 @@ static int leave(void) {
     }
   }
   if (subscriber == NULL) {
-    atomic_store(&listening, false);
-    tells_nothing();
+    atomic_store(&resource_callbacks_on, false);
+    reset_callbacks();
     gpufl_resources_lose();
   }
   if (result == GPUFL_OK) {
@@ -1167,12 +1167,12 @@ int gpufl_close(void) {
   if (atomic_load(&gpufl_running)) return GPUFL_BUSY;
   atomic_store(&attached, false);
   nobody_inside();
-  atomic_store(&listening, false);
+  atomic_store(&resource_callbacks_on, false);
   // A CUPTI that never came back from a window is not asked for anything more.
   if (subscriber != NULL && !gpufl_deep_is_given_up()) {
     gpufl_cupti.unsubscribe(subscriber);
     subscriber = NULL;
-    tells_nothing();
+    reset_callbacks();
   }
   gpufl_resources_close();
   gpufl_buffer *gone = NULL;

@@ -294,8 +294,8 @@ static bool quiesce_until(bool idle, int64_t until) {
   return true;
 }
 
-int gpufl_quiet_begin(int64_t limit_ns) {
-  if (atomic_load(&gpufl_deep.exiting) || gpufl_deep_deaf() || !gpufl_listens() || !atomic_load(&gpufl_deep.used) || begin() != GPUFL_OK) return 0;
+int gpufl_quiesce_begin(int64_t limit_ns) {
+  if (atomic_load(&gpufl_deep.exiting) || gpufl_deep_unresponsive() || !gpufl_resource_callbacks_on() || !atomic_load(&gpufl_deep.used) || begin() != GPUFL_OK) return 0;
   if (quiesce_until(false, gpufl_monotonic() + limit_ns)) return 1;
   finish();
   return GPUFL_NOT_QUIESCED;
@@ -303,7 +303,7 @@ int gpufl_quiet_begin(int64_t limit_ns) {
 
 void gpufl_window_comes(void) { atomic_store(&gpufl_deep.used, true); }
 
-void gpufl_quiet_end(int quiet) {
+void gpufl_quiesce_end(int quiet) {
   if (quiet != 1) return;
   release_barrier();
   finish();
@@ -339,7 +339,7 @@ static int open_window(const gpufl_deep_config *config) {
   if (result != GPUFL_OK) {
     atomic_store(&gpufl_deep.patches, false);
     gpufl_window_end();
-    if (gpufl_deep_deaf()) result = GPUFL_DEAF;
+    if (gpufl_deep_unresponsive()) result = GPUFL_UNRESPONSIVE;
   } else {
     atomic_store(&gpufl_deep.state, GPUFL_WINDOW_OPEN);
   }
@@ -352,8 +352,8 @@ int gpufl_deep_open(const gpufl_deep_config *config) {
   if (!valid(config)) return GPUFL_BAD_VALUE;
   int result = gpufl_deep_supported((int)config->engine);
   if (result != GPUFL_OK) return result;
-  if (gpufl_deep_deaf()) return GPUFL_DEAF;
-  if (!gpufl_listens()) return GPUFL_NOT_DEEP;
+  if (gpufl_deep_unresponsive()) return GPUFL_UNRESPONSIVE;
+  if (!gpufl_resource_callbacks_on()) return GPUFL_NOT_DEEP;
   gpufl_deep_watch_exit();
   result = begin();
   if (result != GPUFL_OK) return result;
@@ -397,7 +397,7 @@ int gpufl_deep_close(int64_t limit_ns) {
     return atomic_load(&gpufl_deep.exiting) ? GPUFL_EXITING : GPUFL_NOT_QUIESCED;
   }
   result = close_engine();
-  if (gpufl_deep_deaf()) result = GPUFL_DEAF;
+  if (gpufl_deep_unresponsive()) result = GPUFL_UNRESPONSIVE;
   atomic_store(&gpufl_deep.state, GPUFL_WINDOW_ENDED);
   atomic_store(&gpufl_deep.patches, false);
   release_barrier();

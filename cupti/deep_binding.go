@@ -33,7 +33,7 @@ const (
 	rcDevice      = C.GPUFL_DEVICE
 	rcOnce        = C.GPUFL_ONCE
 	rcTaken       = C.GPUFL_TAKEN
-	rcDeaf        = C.GPUFL_DEAF
+	rcDeaf        = C.GPUFL_UNRESPONSIVE
 
 	cuptiInvalidOperation = C.GPUFL_CUPTI_ERROR_INVALID_OPERATION
 	cuptiOutOfMemory      = C.GPUFL_CUPTI_ERROR_OUT_OF_MEMORY
@@ -64,7 +64,7 @@ func coreDeepCall() string           { return C.GoString(C.gpufl_deep_call()) }
 func coreDeepEnd()                   { C.gpufl_deep_end() }
 func coreDeepGiveUp()                { C.gpufl_deep_give_up() }
 func coreDeepStuck() bool            { return C.gpufl_deep_stuck() != 0 }
-func coreDeepDeaf() bool             { return C.gpufl_deep_deaf() != 0 }
+func coreDeepDeaf() bool             { return C.gpufl_deep_unresponsive() != 0 }
 func corePause() int                 { return int(C.gpufl_pause()) }
 
 // coreDeepBusyReason is what was not quiesced.
@@ -160,8 +160,8 @@ func coreDeepTotals() DeepTotals {
 		HardwareFull: uint64(raw.hardware_full), DroppedRecords: uint64(raw.dropped_records), Patched: uint64(raw.patched), Launched: uint64(raw.launched),
 		LostRows: uint64(raw.lost_rows), LostValue: uint64(raw.lost_value), LostNames: uint64(raw.lost_names), Broken: uint64(raw.broken),
 		Contexts: uint64(raw.contexts), SkippedContexts: uint64(raw.skipped_contexts), LostContexts: uint64(raw.lost_contexts),
-		Deferred: uint64(raw.deferred), NotIdle: uint64(raw.not_idle), Gated: uint64(raw.gated), GateTimeouts: uint64(raw.gate_timeouts), NamesKept: uint64(raw.names_kept),
-		LongestHold: time.Duration(raw.longest_hold_ns),
+		Deferred: uint64(raw.deferred), NotIdle: uint64(raw.not_idle), Gated: uint64(raw.blocked_calls), GateTimeouts: uint64(raw.barrier_timeouts), NamesKept: uint64(raw.names_kept),
+		LongestHold: time.Duration(raw.longest_block_ns),
 	}
 }
 

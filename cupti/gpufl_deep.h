@@ -31,7 +31,7 @@ enum {
   GPUFL_NOT_QUIESCED = -27, /* calls of the application were still in flight at the limit */
   GPUFL_ONCE = -29,        /* the process has had its window of SASS metrics */
   GPUFL_TAKEN = -30,       /* another process or context samples this GPU: gpufl_deep_holder */
-  GPUFL_DEAF = -31,        /* CUPTI tells of nothing any more, and must be asked for nothing */
+  GPUFL_UNRESPONSIVE = -31,        /* CUPTI tells of nothing any more, and must be asked for nothing */
   GPUFL_DEVICE = -28,      /* the device is set up so that it cannot: gpufl_deep_obstacle */
 };
 
@@ -49,8 +49,8 @@ const char *gpufl_deep_obstacle(void);
 /* gpufl_deep_holder is the process that was in the way when GPUFL_TAKEN was last the answer; 0 if it is of another namespace. */
 int32_t gpufl_deep_holder(void);
 
-/* gpufl_deep_deaf: 1 once CUPTI tells of nothing in this process any more, and so nothing is recorded. */
-int gpufl_deep_deaf(void);
+/* gpufl_deep_unresponsive: 1 once CUPTI tells of nothing in this process any more, and so nothing is recorded. */
+int gpufl_deep_unresponsive(void);
 
 /* gpufl_deep_busy_reason says what was busy when GPUFL_NOT_QUIESCED was last the answer: a function of the driver, where *thread is the
  * thread in it, or a reason, where *thread is 0. */
@@ -128,8 +128,8 @@ typedef struct {
   uint64_t launched; /* calls that launch kernels which ended while kernels were patched */
   uint64_t lost_rows, lost_value, lost_names, broken;
   uint64_t contexts, skipped_contexts, lost_contexts;
-  uint64_t deferred, not_idle, gated, gate_timeouts, names_kept;
-  int64_t longest_hold_ns; /* that a call of the application blocked */
+  uint64_t deferred, not_idle, blocked_calls, barrier_timeouts, names_kept;
+  int64_t longest_block_ns; /* that a call of the application blocked */
 } gpufl_deep_counts;
 
 /* gpufl_deep_get_counts: since gpufl_deep_open. */

@@ -77,14 +77,14 @@ bool gpufl_deep_is_given_up(void);
 enum { GPUFL_SET_LAUNCH = 1, GPUFL_SET_MODULE = 2, GPUFL_SET_CAPTURE = 4, GPUFL_SETS_ALWAYS = GPUFL_SET_MODULE | GPUFL_SET_CAPTURE, GPUFL_SETS_ALL = GPUFL_SETS_ALWAYS | GPUFL_SET_LAUNCH };
 
 /* Once a window was open in the process, kinds of activity and callbacks must not be switched while launches are in flight: that
- * deadlocks, or some threads lose their records (CUPTI 13.0, H200). gpufl_quiet_begin blocks launches until gpufl_quiet_end: 1 if it does,
- * 0 if there is no need, GPUFL_NOT_QUIESCED if the application stayed busy for limit_ns and nothing must be switched. gpufl_quiet_end takes
+ * deadlocks, or some threads lose their records (CUPTI 13.0, H200). gpufl_quiesce_begin blocks launches until gpufl_quiesce_end: 1 if it does,
+ * 0 if there is no need, GPUFL_NOT_QUIESCED if the application stayed busy for limit_ns and nothing must be switched. gpufl_quiesce_end takes
  * that answer. */
-int gpufl_quiet_begin(int64_t limit_ns);
-void gpufl_quiet_end(int quiet);
+int gpufl_quiesce_begin(int64_t limit_ns);
+void gpufl_quiesce_end(int quiet);
 /* gpufl_window_comes says that from now on the above holds, as if a window had been open. */
 void gpufl_window_comes(void);
-#define GPUFL_QUIET_NS ((int64_t)5 * 1000000000)
+#define GPUFL_QUIESCE_CALLS_NS ((int64_t)5 * 1000000000)
 
 /* Between gpufl_flush_lock and gpufl_flush_end nobody else flushes, and gpufl_flush_begin does: a thread of CUPTI's that works at records
  * locks up with what rearranges things. gpufl_flush_lock waits for who flushes until a time of gpufl_monotonic; false if that was not enough. */
@@ -96,16 +96,16 @@ void gpufl_flush_end(void);
  * the injection library does, is called before, and can still close a window in order. */
 void gpufl_deep_watch_exit(void);
 
-/* gpufl_listens: contexts, modules and captures have been told of since gpufl_open. */
-bool gpufl_listens(void);
+/* gpufl_resource_callbacks_on: contexts, modules and captures have been told of since gpufl_open. */
+bool gpufl_resource_callbacks_on(void);
 
-/* gpufl_hears says whether CUPTI tells of a call of the driver, by one that loads a module that is not there; false as well if it cannot be
+/* gpufl_callbacks_alive says whether CUPTI tells of a call of the driver, by one that loads a module that is not there; false as well if it cannot be
  * tried. For an operation, at rest. */
-bool gpufl_hears(void);
+bool gpufl_callbacks_alive(void);
 
-/* gpufl_set_deaf is where CUPTI was seen to have taken down what it had in the way of the driver's calls: it tells of nothing and records nothing
+/* gpufl_mark_unresponsive is where CUPTI was seen to have taken down what it had in the way of the driver's calls: it tells of nothing and records nothing
  * any more, until the process ends. From then on nothing is switched, since that may crash it; what it has is taken as ever. */
-void gpufl_set_deaf(void);
+void gpufl_mark_unresponsive(void);
 
 /* gpufl_activity: some kind of activity is on. */
 bool gpufl_activity(void);

@@ -53,16 +53,16 @@ static inline bool gpufl_is_child(void) { return atomic_load_explicit(&gpufl_chi
  * anything behind goes through it. */
 void gpufl_watch_fork(void);
 
-/* gpufl_enter says whether CUPTI may be called by an application's thread now; if so gpufl_leave
+/* gpufl_call_begin says whether CUPTI may be called by an application's thread now; if so gpufl_call_end
  * must follow. gpufl_finalize waits until nobody is inside, so that CUPTI does not vanish under a
  * call. */
-bool gpufl_enter(void);
-void gpufl_leave(void);
+bool gpufl_call_begin(void);
+void gpufl_call_end(void);
 
 /* The state that scopes depend on. */
 extern atomic_bool gpufl_running;         /* between gpufl_start and gpufl_stop */
 extern _Atomic uint32_t gpufl_session;    /* changes with each gpufl_start */
-extern _Atomic uint32_t gpufl_asked;      /* kinds */
+extern _Atomic uint32_t gpufl_requested_kinds;      /* kinds */
 
 /* gpufl_watch_launches has CUPTI tell of each launch, once it is wanted. It is cheap when it was done
  * before. */

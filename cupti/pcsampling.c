@@ -297,7 +297,7 @@ static void discard(sampled *s) {
 static int disable(const sampled *s) {
   gpufl_pc_context p = context_params(s);
   int result = GPUFL_DEEP_CALL(pc_disable, &p);
-  if (result != GPUFL_CUPTI_SUCCESS && !gpufl_hears()) gpufl_set_deaf();
+  if (result != GPUFL_CUPTI_SUCCESS && !gpufl_callbacks_alive()) gpufl_mark_unresponsive();
   return result;
 }
 
@@ -381,7 +381,7 @@ static int finish_sampling(sampled *s) {
 
 // context_lost says whether a context must not be touched: it was destroyed during an operation, or CUPTI is unresponsive.
 static bool context_lost(sampled *s) {
-  if (!atomic_load(&s->lost) && (gpufl_deep_deaf() || !gpufl_context_exists(s->handle))) {
+  if (!atomic_load(&s->lost) && (gpufl_deep_unresponsive() || !gpufl_context_exists(s->handle))) {
     atomic_store(&s->lost, true);
     gpufl_window_count(&gpufl_deep.counts.lost_contexts, 1);
   }
@@ -424,7 +424,7 @@ int gpufl_pc_open(void) {
   int n = gpufl_contexts(list, &more);
   gpufl_window_count(&gpufl_deep.counts.skipped_contexts, more);
   int refusal = choose(list, n, first);
-  for (int i = 0; i < n && !gpufl_deep_deaf(); i++) {
+  for (int i = 0; i < n && !gpufl_deep_unresponsive(); i++) {
     if (list[i].device < 0) continue;
     sampled *s = NULL;
     int result = start(list[i].handle, list[i].device, &s);
@@ -439,15 +439,15 @@ int gpufl_pc_open(void) {
     pthread_mutex_unlock(&list_lock);
     gpufl_window_count(&gpufl_deep.counts.contexts, 1);
   }
-  if (gpufl_deep_deaf()) {
+  if (gpufl_deep_unresponsive()) {
     gpufl_pc_close();
-    return GPUFL_DEAF;
+    return GPUFL_UNRESPONSIVE;
   }
   return num_all > 0 ? GPUFL_OK : refusal != GPUFL_OK ? refusal : GPUFL_NO_CONTEXT;
 }
 
 int gpufl_pc_collect(int *more) {
-  if (gpufl_deep_deaf()) return GPUFL_DEAF;
+  if (gpufl_deep_unresponsive()) return GPUFL_UNRESPONSIVE;
   int result = GPUFL_OK;
   int64_t until = gpufl_monotonic() + READ_NS;
   for (int i = 0; i < num_all; i++) {
@@ -477,7 +477,7 @@ int gpufl_pc_close(void) {
 }
 
 void gpufl_pc_context_ends(void *handle, bool quiesced) {
-  quiesced = quiesced && !gpufl_deep_deaf();
+  quiesced = quiesced && !gpufl_deep_unresponsive();
   sampled *s = NULL;
   pthread_mutex_lock(&list_lock);
   for (int i = 0; i < num_all && s == NULL; i++) {

@@ -212,7 +212,7 @@ void gpufl_deep_get_counts(gpufl_deep_counts *out) {
   pthread_mutex_lock(&window.lock);
   *out = gpufl_deep.counts;
   pthread_mutex_unlock(&window.lock);
-  out->gated = barrier.blocked;
-  out->gate_timeouts = barrier.timeouts;
-  out->longest_hold_ns = barrier.longest_ns;
+  out->blocked_calls = barrier.blocked;
+  out->barrier_timeouts = barrier.timeouts;
+  out->longest_block_ns = barrier.longest_ns;
 }

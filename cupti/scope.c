@@ -15,7 +15,7 @@
 enum { SCOPE_ID_BITS = 64 - (32 - GPUFL_SCOPE_TABLE_BITS) - 1 };
 #define SLOTS ((size_t)1 << GPUFL_SCOPE_TABLE_BITS)
 #define MAX_SCOPE_ID (((uint64_t)1 << SCOPE_ID_BITS) - 1)
-// INFERRED is set where the launching thread was in no scope; see sole_scope.
+// INFERRED is set where the launching thread was in no scope; see inferred_range.
 #define INFERRED ((uint64_t)1 << SCOPE_ID_BITS)
 #define TAG_SHIFT (SCOPE_ID_BITS + 1)
 
@@ -49,7 +49,7 @@ typedef struct {
   entry stack[MAX_DEPTH];
 } thread_scopes;
 
-static __thread thread_scopes *mine;
+static __thread thread_scopes *tls_scopes;
 static __thread uint64_t top; // the innermost scope of the thread that has an id
 static __thread uint32_t thread_id;
 
@@ -60,13 +60,13 @@ static __thread uint32_t thread_id;
 static atomic_int ranging_threads;
 static _Atomic uint64_t last_range; // the innermost range of the thread that last began or ended one
 
-static uint64_t sole_range(void) {
+static uint64_t inferred_range(void) {
   if (atomic_load_explicit(&ranging_threads, memory_order_relaxed) != 1) return 0;
   return atomic_load_explicit(&last_range, memory_order_relaxed);
 }
 
-// share tells of the thread's innermost scope after a change.
-static void share(thread_scopes *s, uint64_t range) {
+// publish_range tells of the thread's innermost scope after a change.
+static void publish_range(thread_scopes *s, uint64_t range) {
   if (range == 0) {
     if (!s->ranging) return;
     s->ranging = false;
@@ -90,8 +90,8 @@ static void thread_ends(void *scopes) {
   for (int i = 0; i < s->depth; i++) {
     if (s->stack[i].id != 0) atomic_fetch_sub(&open_scopes, 1);
   }
-  share(s, 0);
-  mine = NULL;
+  publish_range(s, 0);
+  tls_scopes = NULL;
   top = 0;
   free(s);
 }
@@ -99,8 +99,8 @@ static void thread_ends(void *scopes) {
 static bool have_key; // a process has so many
 static void make_key(void) { have_key = pthread_key_create(&key, thread_ends) == 0; }
 
-static thread_scopes *own(void) {
-  if (mine != NULL) return mine;
+static thread_scopes *get_thread_scopes(void) {
+  if (tls_scopes != NULL) return tls_scopes;
   gpufl_watch_fork();
   pthread_once(&key_once, make_key);
   thread_scopes *s = calloc(1, sizeof *s);
@@ -108,7 +108,7 @@ static thread_scopes *own(void) {
     free(s);
     return NULL;
   }
-  mine = s;
+  tls_scopes = s;
   return s;
 }
 
@@ -123,19 +123,19 @@ static void find_top(thread_scopes *s) {
   for (int i = s->depth - 1; i >= 0; i--) {
     if (s->stack[i].id != 0) {
       top = s->stack[i].id;
-      share(s, s->stack[i].nvtx ? top : 0);
+      publish_range(s, s->stack[i].nvtx ? top : 0);
       return;
     }
   }
   top = 0;
-  share(s, 0);
+  publish_range(s, 0);
 }
 
 static void push(thread_scopes *s, entry e) {
   s->stack[s->depth++] = e;
   if (e.id != 0) {
     top = e.id;
-    share(s, e.nvtx ? top : 0);
+    publish_range(s, e.nvtx ? top : 0);
     atomic_fetch_add(&open_scopes, 1);
   }
 }
@@ -149,7 +149,7 @@ static void take_out(thread_scopes *s, int i) {
 
 static _Atomic uint64_t misplaced;
 
-// strays are scopes that were ended on another thread than the one whose stack they are on. That
+// misplaced_scopes are scopes that were ended on another thread than the one whose stack they are on. That
 // thread takes them out when it launches, begins or ends something next. Their number is bounded: an
 // id that is on no stack at all stays until others push it out.
 enum { MAX_STRAYS = 64 };
@@ -157,31 +157,31 @@ static struct {
   pthread_mutex_t lock;
   uint64_t ids[MAX_STRAYS];
   unsigned next;
-} strays = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} misplaced_scopes = {.lock = PTHREAD_MUTEX_INITIALIZER};
 static _Atomic uint64_t strays_count;
 
 static void add_stray(uint64_t id) {
-  pthread_mutex_lock(&strays.lock);
-  strays.ids[strays.next++ % MAX_STRAYS] = id;
-  pthread_mutex_unlock(&strays.lock);
+  pthread_mutex_lock(&misplaced_scopes.lock);
+  misplaced_scopes.ids[misplaced_scopes.next++ % MAX_STRAYS] = id;
+  pthread_mutex_unlock(&misplaced_scopes.lock);
   atomic_fetch_add(&strays_count, 1);
 }
 
-static void take_out_strays(thread_scopes *s) {
+static void remove_misplaced(thread_scopes *s) {
   uint64_t count = atomic_load(&strays_count);
   if (s->strays_seen == count) return;
-  pthread_mutex_lock(&strays.lock);
+  pthread_mutex_lock(&misplaced_scopes.lock);
   for (int i = 0; i < MAX_STRAYS; i++) {
-    if (strays.ids[i] == 0) continue;
+    if (misplaced_scopes.ids[i] == 0) continue;
     for (int k = 0; k < s->depth; k++) {
-      if (s->stack[k].id == strays.ids[i] && !s->stack[k].nvtx) {
+      if (s->stack[k].id == misplaced_scopes.ids[i] && !s->stack[k].nvtx) {
         take_out(s, k);
-        strays.ids[i] = 0;
+        misplaced_scopes.ids[i] = 0;
         break;
       }
     }
   }
-  pthread_mutex_unlock(&strays.lock);
+  pthread_mutex_unlock(&misplaced_scopes.lock);
   s->strays_seen = count;
 }
 
@@ -190,9 +190,9 @@ uint64_t gpufl_next_scope_id(void) { return atomic_fetch_add(&last_id, 1) + 1; }
 int gpufl_push_scope(uint64_t id) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (id == 0 || id > MAX_SCOPE_ID) return GPUFL_BAD_VALUE;
-  thread_scopes *s = own();
+  thread_scopes *s = get_thread_scopes();
   if (s == NULL) return GPUFL_NO_MEMORY;
-  take_out_strays(s);
+  remove_misplaced(s);
   if (s->depth == MAX_DEPTH) return GPUFL_FULL;
   push(s, (entry){.id = id});
   gpufl_watch_launches();
@@ -201,9 +201,9 @@ int gpufl_push_scope(uint64_t id) {
 
 int gpufl_pop_scope(uint64_t id) {
   if (gpufl_is_child()) return GPUFL_FORKED;
-  thread_scopes *s = own();
+  thread_scopes *s = get_thread_scopes();
   if (s == NULL) return GPUFL_NO_MEMORY;
-  take_out_strays(s);
+  remove_misplaced(s);
   for (int i = s->depth - 1; i >= 0; i--) {
     if (s->stack[i].id != id || s->stack[i].nvtx) continue;
     bool on_top = i == s->depth - 1;
@@ -220,10 +220,10 @@ int gpufl_pop_scope(uint64_t id) {
 void gpufl_scope_launch(uint32_t correlation) {
   _Atomic uint64_t *t = atomic_load_explicit(&table, memory_order_acquire);
   if (t == NULL) return;
-  if (mine != NULL) take_out_strays(mine);
+  if (tls_scopes != NULL) remove_misplaced(tls_scopes);
   _Atomic uint64_t *slot = &t[correlation & (SLOTS - 1)];
   uint64_t scope = top;
-  if (scope == 0 && (scope = sole_range()) != 0) scope |= INFERRED;
+  if (scope == 0 && (scope = inferred_range()) != 0) scope |= INFERRED;
   if (scope != 0) {
     atomic_store_explicit(slot, (uint64_t)(correlation >> GPUFL_SCOPE_TABLE_BITS) << TAG_SHIFT | scope, memory_order_release);
   } else if (atomic_load_explicit(slot, memory_order_relaxed) != 0) {
@@ -346,7 +346,7 @@ void gpufl_scope_counts(uint64_t *lost_out, uint64_t *misplaced_out) {
 // listening says whether NVTX is recorded.
 static bool listening(void) {
   return atomic_load_explicit(&gpufl_running, memory_order_relaxed) &&
-         (atomic_load_explicit(&gpufl_asked, memory_order_relaxed) & (1u << GPUFL_KIND_NVTX)) != 0;
+         (atomic_load_explicit(&gpufl_requested_kinds, memory_order_relaxed) & (1u << GPUFL_KIND_NVTX)) != 0;
 }
 
 static void append(gpufl_scope_event e) {
@@ -424,9 +424,9 @@ int gpufl_nvtx_push(const char *domain, const char *text, uint32_t color) {
   if (gpufl_is_child()) return 0;
   bool heard = listening();
   // While nobody listens only the depth is kept, and only where there is one already.
-  thread_scopes *s = own();
+  thread_scopes *s = get_thread_scopes();
   if (s == NULL) return 0;
-  take_out_strays(s);
+  remove_misplaced(s);
   int depth = 0;
   for (int i = 0; i < s->depth; i++) depth += s->stack[i].nvtx && s->stack[i].domain == domain;
   if (s->depth == MAX_DEPTH) {
@@ -451,9 +451,9 @@ int gpufl_nvtx_push(const char *domain, const char *text, uint32_t color) {
 
 int gpufl_nvtx_pop(const char *domain) {
   if (gpufl_is_child()) return -1;
-  thread_scopes *s = mine;
+  thread_scopes *s = tls_scopes;
   if (s == NULL) return -1;
-  take_out_strays(s);
+  remove_misplaced(s);
   if (s->over > 0) {
     s->over--;
     return MAX_DEPTH;

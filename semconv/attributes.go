@@ -31,8 +31,8 @@ const (
 	ProcessExitSignal = "process.exit.signal"
 	// ContainerID (string; OpenTelemetry): Identifier of the container that the process runs in.
 	ContainerID = "container.id"
-	// K8sPodUid (string; OpenTelemetry): UID of the Kubernetes pod that the process runs in.
-	K8sPodUid = "k8s.pod.uid"
+	// K8sPodUID (string; OpenTelemetry): UID of the Kubernetes pod that the process runs in.
+	K8sPodUID = "k8s.pod.uid"
 	// HostName (string; OpenTelemetry): Name of the host.
 	HostName = "host.name"
 	// HostID (string; OpenTelemetry): Identifier of the host.
@@ -157,6 +157,9 @@ const (
 	// CodeStacktrace (string; OpenTelemetry): Host call stack of the launch, one frame a line,
 	// outermost last.
 	CodeStacktrace = "code.stacktrace"
+	// LogRecordUID (string; OpenTelemetry): Identifies the log record. Records with the same value are
+	// copies of one.
+	LogRecordUID = "log.record.uid"
 	// CodeFilePath (string; OpenTelemetry): Source file.
 	CodeFilePath = "code.file.path"
 	// CodeLineNumber (int; OpenTelemetry): Line in the source file, from 1.

@@ -75,6 +75,7 @@ var Attributes = []Attribute{
 	{"cuda.queue.duration", Double, "s", Extension, []string{"device"}, "From the end of the host call to the start on the device; absent where the device began first.", nil},
 	{"cuda.timing", String, "", Extension, []string{"device", "scope"}, "Present where the source says that the times are not measured, or a deep window was open.", []string{"estimated"}},
 	{"code.stacktrace", String, "", OpenTelemetry, []string{"device"}, "Host call stack of the launch, one frame a line, outermost last.", nil},
+	{"log.record.uid", String, "", OpenTelemetry, []string{"log"}, "Identifies the log record. Records with the same value are copies of one.", nil},
 	{"code.file.path", String, "", OpenTelemetry, nil, "Source file.", nil},
 	{"code.line.number", Int, "", OpenTelemetry, nil, "Line in the source file, from 1.", nil},
 	{"code.function.name", String, "", OpenTelemetry, nil, "Function with its namespaces, without template arguments and parameters.", nil},

@@ -99,7 +99,7 @@ func TestMetricsAndEventsUseRegisteredAttributes(t *testing.T) {
 
 func TestPlacesOfAttributesExist(t *testing.T) {
 	i := slices.IndexFunc(semconv.Attributes, func(a semconv.Attribute) bool { return a.Name == semconv.CUDAOperation })
-	places := append([]string{"resource", "device"}, semconv.Attributes[i].Values...)
+	places := append([]string{"resource", "device", "log"}, semconv.Attributes[i].Values...)
 	for _, d := range semconv.DeviceSpans {
 		if !slices.Contains(places, d) {
 			t.Errorf("%s is not a value of %s", d, semconv.CUDAOperation)

@@ -65,7 +65,7 @@ func BenchmarkCopy(b *testing.B) {
 func BenchmarkPCSample(b *testing.B) {
 	batch, s := NewBatch(everySignal), oneDevice()
 	p := &PCSample{
-		Ref: ref(1), TimeNs: t0, Function: NewKernelName("_ZN2ns3addIfEEvPfi"), PCOffset: Some(416),
+		Ref: ref(1), UID: KeyOf("s").UID(1, 0), TimeNs: t0, Function: NewKernelName("_ZN2ns3addIfEEvPfi"), PCOffset: Some(416),
 		Reason: "smsp__pcsamp_warps_issue_stalled_long_scoreboard", Count: 12, File: "/src/train.cu", Line: Some(42), Device: Some(0),
 	}
 	run(b, batch, func() { batch.PCSample(s, p) })

@@ -242,6 +242,7 @@ type DeepWindow struct {
 // PCSample is a number of program counter samples at one place for one reason.
 type PCSample struct {
 	Ref
+	UID    UID
 	TimeNs int64
 	// Function is the kernel's or device function's name; nil if unknown.
 	Function *KernelName
@@ -259,6 +260,7 @@ type PCSample struct {
 // SASSMetric is one counter of one instruction.
 type SASSMetric struct {
 	Ref
+	UID         UID
 	TimeNs      int64
 	Function    *KernelName
 	PCOffset    Int
@@ -283,6 +285,7 @@ const (
 // Record is any other log record.
 type Record struct {
 	Ref
+	UID    UID
 	TimeNs int64
 	// Event is the event name, a constant of semconv.
 	Event    string

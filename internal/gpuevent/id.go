@@ -4,6 +4,7 @@ package gpuevent
 
 import (
 	"encoding/binary"
+	"encoding/hex"
 	"math/bits"
 
 	"github.com/cespare/xxhash/v2"
@@ -26,6 +27,7 @@ const (
 	KindSession
 	KindNVTX
 	KindDeepWindow
+	KindLog
 )
 
 // SessionKey is the root of all ids derived for one session: a 128-bit hash of its identifier.
@@ -61,6 +63,32 @@ func (k SessionKey) Span(kind Kind, a, b uint64) SpanID {
 	var id SpanID
 	binary.BigEndian.PutUint64(id[:], k.id64(kind, a, b))
 	return id
+}
+
+// UID identifies a log record: log.record.uid. Two records with the same UID are copies of one.
+// The zero value means none.
+type UID [16]byte
+
+// UID derives the id of a log record from up to two numbers that distinguish it from the other
+// records of the session.
+func (k SessionKey) UID(a, b uint64) UID { return UID(k.Trace(KindLog, a, b)) }
+
+// piece derives the id of the i-th record of a text that became several records, from 1.
+func (u UID) piece(i uint64) UID {
+	if u == (UID{}) {
+		return u
+	}
+	k := SessionKey{Hi: binary.BigEndian.Uint64(u[:8]), Lo: binary.BigEndian.Uint64(u[8:])}
+	return k.UID(i, 0)
+}
+
+func (u UID) String() string {
+	if u == (UID{}) {
+		return ""
+	}
+	var text [2 * len(u)]byte
+	hex.Encode(text[:], u[:])
+	return string(text[:])
 }
 
 func (k SessionKey) id64(kind Kind, a, b uint64) uint64 {

@@ -28,6 +28,7 @@ const (
 	logCorrelation
 	logHWID
 	logDevice
+	logUID
 	numLogSlots
 )
 
@@ -45,6 +46,7 @@ var logKeys = [numLogSlots]string{
 	logCorrelation:    semconv.CUDACorrelationID,
 	logHWID:           semconv.HWID,
 	logDevice:         semconv.CUDADeviceIndex,
+	logUID:            semconv.LogRecordUID,
 }
 
 // stallPrefix begins CUPTI's names of reasons. It says nothing, and is on every one.
@@ -61,6 +63,7 @@ func (b *Batch) PCSample(s *Session, p *PCSample) {
 	reason := StallReason(p.Reason)
 	a := b.logAttrs
 	a.str(logStallReason, reason)
+	a.str(logUID, p.UID.String())
 	a.int(logSampleCount, p.Count)
 	b.text = strconv.AppendInt(b.text[:0], p.Count, 10)
 	b.text = append(b.text, " × "...)
@@ -75,6 +78,7 @@ func (b *Batch) SASSMetric(s *Session, m *SASSMetric) {
 	}
 	a := b.logAttrs
 	a.str(logMetricName, m.Metric)
+	a.str(logUID, m.UID.String())
 	b.text = append(b.text[:0], m.Metric...)
 	b.text = append(b.text, " = "...)
 	b.text = strconv.AppendUint(b.text, m.Value, 10)
@@ -120,24 +124,24 @@ func (b *Batch) Record(s *Session, r *Record) {
 	if !b.signals.Logs {
 		return
 	}
-	b.record(s, r, r.Body, nil)
+	b.record(s, r, r.UID, r.Body, nil)
 }
 
 // Text adds the log records of a text, such as a source file or a disassembly: r with the text as
 // body in place of its own. A text over [MaxTextBytes] becomes several records, one per piece of
-// [SplitText], numbered by the cuda.text.chunk attributes. An empty text gives one record.
+// [SplitText], numbered by the cuda.text.chunk attributes, each with an id derived from r.UID. An empty text gives one record.
 func (b *Batch) Text(s *Session, r *Record, text string) {
 	if !b.signals.Logs {
 		return
 	}
 	if len(text) <= MaxTextBytes {
-		b.record(s, r, text, nil)
+		b.record(s, r, r.UID, text, nil)
 		return
 	}
 	pieces := SplitText(text, MaxTextBytes)
 	line := int64(1)
 	for i, piece := range pieces {
-		b.record(s, r, piece, []Attr{
+		b.record(s, r, r.UID.piece(uint64(i)+1), piece, []Attr{
 			I(semconv.CUDATextChunkIndex, int64(i)),
 			I(semconv.CUDATextChunkCount, int64(len(pieces))),
 			I(semconv.CUDATextChunkFirstLine, line),
@@ -146,16 +150,17 @@ func (b *Batch) Text(s *Session, r *Record, text string) {
 	}
 }
 
-func (b *Batch) record(s *Session, r *Record, body string, more []Attr) {
+func (b *Batch) record(s *Session, r *Record, uid UID, body string, more []Attr) {
 	lr := b.newRecord(b.output(s))
 	locate(lr, r.Event, &r.Ref, r.TimeNs, r.Severity)
 	if body != "" {
 		lr.Body().SetStr(body)
 	}
 	dest := lr.Attributes()
-	dest.EnsureCapacity(len(r.Attrs) + len(more))
+	dest.EnsureCapacity(len(r.Attrs) + len(more) + 1)
 	put(dest, r.Attrs)
 	put(dest, more)
+	putStr(dest, semconv.LogRecordUID, uid.String())
 }
 
 // locate sets what every record has. The time of observation stays unset: it would make a record

@@ -60,21 +60,26 @@ func TestLongTextsComeInPieces(t *testing.T) {
 	text := strings.Repeat(line, 2000)
 	b := NewBatch(everySignal)
 	b.Text(oneDevice(), &Record{
-		Ref: ref(1), TimeNs: t0, Event: semconv.EventCUDASASSListing, Body: "not used",
+		Ref: ref(1), UID: KeyOf("s").UID(1, 0), TimeNs: t0, Event: semconv.EventCUDASASSListing, Body: "not used",
 		Attrs: []Attr{Str(semconv.CUDAListingKind, semconv.CUDAListingKindSASS)},
 	}, text)
 	require.Equal(t, 4, b.LogRecords())
 	_, logs, _ := b.Take()
 	var got strings.Builder
 	next := int64(1)
+	uids := map[string]bool{}
 	for i, lr := range logs.ResourceLogs().At(0).ScopeLogs().At(0).LogRecords().All() {
 		assert.LessOrEqual(t, len(lr.Body().Str()), MaxTextBytes)
 		assert.Equal(t, map[string]any{
 			"cuda.listing.kind": "sass", "cuda.text.chunk.index": int64(i), "cuda.text.chunk.count": int64(4), "cuda.text.chunk.first_line": next,
+			"log.record.uid": KeyOf("s").UID(1, 0).piece(uint64(i) + 1).String(),
 		}, lr.Attributes().AsRaw())
 		next += int64(strings.Count(lr.Body().Str(), "\n"))
 		got.WriteString(lr.Body().Str())
+		uid, _ := lr.Attributes().Get(semconv.LogRecordUID)
+		uids[uid.Str()] = true
 	}
+	assert.Len(t, uids, 4)
 	assert.Equal(t, text, got.String())
 }
 

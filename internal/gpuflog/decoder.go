@@ -65,6 +65,7 @@ type Decoder struct {
 	sessions map[string]*session
 	last     *session // the session of the last line
 	stats    Stats
+	uids     uids // of the line that is being decoded
 	problems []Problem
 	// tooOld: a header of A0 without a session id was read.
 	tooOld bool
@@ -646,12 +647,14 @@ func (d *Decoder) line(line []byte) {
 // record decodes a line whose type is known.
 func (d *Decoder) record(r *record) {
 	d.stats.Records[r.typ]++
+	d.uids = uids{line: r.b}
 	if !decoders[r.typ](d, r) {
 		d.reject(Malformed, recordNames[r.typ]+": "+excerptAt(r.b, r.i))
 	}
 	if r.long {
 		d.reject(TextTooLong, recordNames[r.typ])
 	}
+	d.uids = uids{}
 }
 
 // decoders decode a record each; false means that the line is malformed. What is wrong in another

@@ -117,6 +117,6 @@ func (d *Decoder) listing(r *record) bool {
 // textRecord sends a long text as one or more log records.
 func (s *session) textRecord(d *Decoder, event, body string, attrs attrList) {
 	d.out.Text(s.ev, &gpuevent.Record{
-		Ref: s.logRef(), TimeNs: s.timeIn(d.channel), Event: event, Attrs: attrs,
+		Ref: s.logRef(), UID: d.uids.next(s.key), TimeNs: s.timeIn(d.channel), Event: event, Attrs: attrs,
 	}, body)
 }

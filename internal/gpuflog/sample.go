@@ -80,14 +80,14 @@ func (d *Decoder) profileSample(r *record) bool {
 			reason = strconv.AppendInt([]byte("stall_"), stall.V, 10)
 		}
 		d.out.PCSample(s.ev, &gpuevent.PCSample{
-			Ref: ref, TimeNs: ts, Function: name, PCOffset: offset, Reason: d.text.get(reason), Count: count.V,
+			Ref: ref, UID: d.uids.next(s.key), TimeNs: ts, Function: name, PCOffset: offset, Reason: d.text.get(reason), Count: count.V,
 			File: d.text.get(file), Line: positive(line), Device: device, Correlation: positive(corr),
 		})
 		sent = true
 	}
 	if len(metric) > 0 && hasValue {
 		d.sass(s, &gpuevent.SASSMetric{
-			Ref: ref, TimeNs: ts, Function: name, PCOffset: offset, Metric: d.text.get(metric), Value: uint64(value),
+			Ref: ref, UID: d.uids.next(s.key), TimeNs: ts, Function: name, PCOffset: offset, Metric: d.text.get(metric), Value: uint64(value),
 			File: d.text.get(file), Line: positive(line), Device: device, Correlation: positive(corr),
 		})
 		sent = true
@@ -147,13 +147,13 @@ func (d *Decoder) sampleBatch(r *record) bool {
 				metric = "stall_" + strconv.FormatInt(b.row.get(colStallReason), 10)
 			}
 			d.out.PCSample(s.ev, &gpuevent.PCSample{
-				Ref: ref, TimeNs: t, Function: fn.name, PCOffset: b.row.opt(colPCOffset), Reason: metric,
+				Ref: ref, UID: d.uids.next(s.key), TimeNs: t, Function: fn.name, PCOffset: b.row.opt(colPCOffset), Reason: metric,
 				Count: b.row.get(colMetricValue), File: file, Line: b.row.optPos(colSourceLine),
 				Device: b.row.optID(colDevice), Correlation: b.row.optPos(colCorr),
 			})
 		case sampleSASS:
 			d.sass(s, &gpuevent.SASSMetric{
-				Ref: ref, TimeNs: t, Function: fn.name, PCOffset: b.row.opt(colPCOffset), Metric: metric,
+				Ref: ref, UID: d.uids.next(s.key), TimeNs: t, Function: fn.name, PCOffset: b.row.opt(colPCOffset), Metric: metric,
 				Value: uint64(b.row.get(colMetricValue)), File: file, Line: b.row.optPos(colSourceLine),
 				Device: b.row.optID(colDevice), Correlation: b.row.optPos(colCorr),
 			})

@@ -579,7 +579,7 @@ func (s *session) record(d *Decoder, ts int64, ref gpuevent.Ref, event, body str
 	if ts < minTime {
 		ts = s.timeIn(d.channel)
 	}
-	d.out.Record(s.ev, &gpuevent.Record{Ref: ref, TimeNs: ts, Event: event, Body: body, Attrs: attrs})
+	d.out.Record(s.ev, &gpuevent.Record{Ref: ref, UID: d.uids.next(s.key), TimeNs: ts, Event: event, Body: body, Attrs: attrs})
 }
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K {

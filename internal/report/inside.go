@@ -11,21 +11,21 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// Inside is what samples of program counters and counters of instructions say of the functions of kernels.
+// Inside has the measurements inside kernels.
 type Inside struct {
 	hotspot.Totals
-	// Unread are records of such measurements that have no figure.
+	// Unread counts records of such measurements without a value.
 	Unread uint64
-	// Listed are the functions with the most samples, More is how many there are besides.
+	// Listed are the functions with the most samples. More is the number of omitted functions.
 	Listed []hotspot.Function
 	More   int
 }
 
-// Empty says that nothing of the kind was recorded.
+// Empty reports whether there are no such measurements.
 func (i *Inside) Empty() bool { return i.Functions == 0 && i.Unread == 0 }
 
-// Inside returns what was measured inside kernels: at most so many functions, and so many lines of each
-// kind in each of them; 0 for all.
+// Inside returns the measurements inside kernels. functions bounds the functions, lines the lines
+// of each kind per function. 0 means no limit.
 func (r *Report) Inside(functions, lines int) Inside {
 	out := Inside{Totals: r.inside.Totals(), Unread: r.unread}
 	out.Listed, out.More = r.inside.Functions(hotspot.Options{Functions: functions, Lines: lines})
@@ -60,7 +60,7 @@ func (r *Report) sample(a pcommon.Map) {
 	r.inside.Sample(place(a), reason, uint64(count))
 }
 
-// unknownReason is the name of a stall reason that a record does not have.
+// unknownReason is the name of a missing stall reason.
 const unknownReason = "unknown"
 
 func (r *Report) counter(a pcommon.Map) {
@@ -71,7 +71,7 @@ func (r *Report) counter(a pcommon.Map) {
 	case ok && v.Type() == pcommon.ValueTypeInt && v.Int() >= 0:
 		value = uint64(v.Int())
 	case !ok:
-		// A value that no int can hold.
+		// The value exceeds an int.
 		var err error
 		value, err = strconv.ParseUint(text(a, semconv.CUDAMetricValueOverflow), 10, 64)
 		ok = err == nil
@@ -85,7 +85,7 @@ func (r *Report) counter(a pcommon.Map) {
 	r.inside.Counter(place(a), metric, value)
 }
 
-// listing takes the instructions of a function; the texts of other languages have no offsets.
+// listing reads the instructions of a function. Texts of other languages have no offsets.
 func (r *Report) listing(a pcommon.Map, body pcommon.Value) {
 	kind := text(a, semconv.CUDAListingKind)
 	if kind != "" && kind != semconv.CUDAListingKindSASS || body.Type() != pcommon.ValueTypeStr {

@@ -303,8 +303,8 @@ func TestInsideOfKernelsAsJSON(t *testing.T) {
 	assert.InDelta(t, 32.0, strided.Uncoalesced[0].SectorsPerRequest, 1e-12)
 }
 
-// The recording has SASS metrics of an H200 over two kernels whose figures follow from their code: a branch
-// that one lane of 32 takes, and loads that lie 128 bytes apart.
+// The recording has SASS metrics of an H200 over two kernels. Their values follow from the code:
+// one lane of 32 takes a branch, and loads are 128 bytes apart.
 func TestInsideOfKernelsRecordedOnAnH200(t *testing.T) {
 	r := New()
 	problems, err := r.Read(filepath.Join(recordings(t), "c2-h200-engines"))

@@ -200,7 +200,7 @@ func (r *Report) take(b *gpuevent.Batch) {
 	r.Logs(ld)
 }
 
-// lines reads files, one after the other, in chunks of whole lines.
+// lines reads files sequentially, in chunks of whole lines.
 type lines struct {
 	files    []gpuflog.FileName
 	file     *os.File

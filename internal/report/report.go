@@ -13,14 +13,15 @@ import (
 	"github.com/gpuflight/gpuflight/internal/report/hotspot"
 )
 
-// Report adds up recordings. Its methods are for one goroutine. The zero value is not ready: see [New].
+// Report sums up recordings. It is not safe for concurrent use. Create it with [New].
 type Report struct {
 	sessions map[string]*session
 	order    []*session
-	// What was measured inside kernels, of all sessions together: a function is the same code in each.
+	// The measurements inside kernels of all sessions: a function has the same code in each.
 	inside *hotspot.Table
 	unread uint64
-	// Deep windows by session and number, whether some found no room, and what devices did not know.
+	// Deep-profiling windows by session and number, whether some exceeded the limit, and names
+	// that devices did not know.
 	windows     map[windowKey]*Window
 	windowsMore bool
 	textless    uint64
@@ -35,10 +36,10 @@ func New() *Report {
 	}
 }
 
-// maxNames bounds the names of one kind that are told apart in a session; the rest is other.
+// maxNames bounds the separate names of one kind in a session. The rest is other.
 const maxNames = 100_000
 
-// other is the name of what is not told apart, as in telemetry.
+// other is the name of the rest, as in telemetry.
 const other = "_other"
 
 // session is one recording process.
@@ -114,7 +115,7 @@ func (r *Row) GBPerSecond() float64 {
 
 // Lost counts what was not recorded, or has no span.
 type Lost struct {
-	// Dropped found no free buffer, Rejected made no sense.
+	// Dropped records had no free buffer. Rejected records were invalid.
 	Dropped, Rejected uint64
 	// LeftOut and Unsampled have no span, and are in the metrics.
 	LeftOut, Unsampled uint64
@@ -241,7 +242,7 @@ func addRow(m map[string]*Row, row *Row) {
 	have.add(row)
 }
 
-// sorted returns the rows by time, then count, then name; what is not told apart comes last.
+// sorted returns the rows by time, then count, then name. The rest comes last.
 func sorted(m map[string]*Row) []Row {
 	rows := make([]Row, 0, len(m))
 	for _, row := range m {

@@ -56,7 +56,8 @@ type WindowFigures struct {
 	// Dropped were lost by the hardware, NonUser are of code that CUPTI does not show: both are in Lost.
 	// HardwareFull says how often the hardware's buffer was found full.
 	Dropped, NonUser, HardwareFull uint64
-	// Rows are records, Other rows summed under another name, RowsLost rows that found no room.
+	// Rows is the number of records. Other counts rows summed under another name, and RowsLost
+	// rows that exceeded the limit.
 	Rows, Other, RowsLost uint64
 	// Unresolved rows have no source line, Textless no instruction.
 	Unresolved, Textless uint64

@@ -13,10 +13,10 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
 )
 
-// otherName stands for the kernels without series of their own.
+// otherName represents the kernels without series of their own.
 const otherName = "_other"
 
-// work is what one or several kernels did.
+// work is the activity of one or several kernels.
 type work struct {
 	executed, captured uint64
 	grid, block        probe.Histogram
@@ -34,7 +34,7 @@ func (w *work) launch(l *probe.Launch) {
 	add(&w.block, &l.Block)
 }
 
-// minus returns what is in w and not in o, which w held at an earlier time.
+// minus returns w without o, an earlier value of w.
 func (w *work) minus(o *work) work {
 	return work{
 		executed: less(w.executed, o.executed), captured: less(w.captured, o.captured),
@@ -51,7 +51,7 @@ func add(h, o *probe.Histogram) {
 	}
 }
 
-// minus leaves Max as it is: nobody knows what it was in between.
+// minus keeps Max: its value in between is unknown.
 func minus(h, o *probe.Histogram) probe.Histogram {
 	d := probe.Histogram{Count: less(h.Count, o.Count), Sum: less(h.Sum, o.Sum), Max: h.Max}
 	for i := range d.Buckets {
@@ -60,8 +60,7 @@ func minus(h, o *probe.Histogram) probe.Histogram {
 	return d
 }
 
-// less returns a − b, and 0 where a snapshot that was read while calls were being counted has a part
-// of one of them only.
+// less returns a − b, or 0 if a concurrent call was counted only partly in the snapshot.
 func less(a, b uint64) uint64 {
 	if a < b {
 		return 0
@@ -69,16 +68,16 @@ func less(a, b uint64) uint64 {
 	return a - b
 }
 
-// kernels are the kernels of one process by the names that they are shown with.
+// kernels has the kernels of one process by displayed name.
 type kernels struct {
 	top   int
 	strip bool
 	start pcommon.Timestamp
-	// shown has the shown name of each kernel that the driver knows, so that each is demangled once.
+	// shown caches the displayed name of each kernel, so that each is demangled once.
 	shown map[symbol]string
 	named map[string]*kernel
-	// total is what all of them did, those without a name included. What is in it and in no series is
-	// _other.
+	// total is the sum of all kernels, including those without a name. Its part outside of all
+	// series is _other.
 	total work
 }
 
@@ -90,11 +89,11 @@ type symbol struct {
 // kernel is one name.
 type kernel struct {
 	name string
-	// own says that it has series of its own.
+	// own means that it has series of its own.
 	own bool
-	// created is when these began.
+	// created is the start time of these series.
 	created pcommon.Timestamp
-	// total is what it did, before the part of it that its series leave to _other.
+	// total is its sum, minus the part that belongs to _other.
 	total, before work
 }
 
@@ -102,7 +101,7 @@ func newKernels(top int, strip bool, start pcommon.Timestamp) *kernels {
 	return &kernels{top: top, strip: strip, shown: map[symbol]string{}, named: map[string]*kernel{}, start: start}
 }
 
-// update takes the sums of a snapshot.
+// update adds the sums of a snapshot.
 func (k *kernels) update(launches []probe.Launch, now pcommon.Timestamp) {
 	var total work
 	sums := map[string]*work{}
@@ -115,7 +114,7 @@ func (k *kernels) update(launches []probe.Launch, now pcommon.Timestamp) {
 		}
 		s := symbol{l.Name, l.Handle}
 		if l.Name != "" {
-			s.handle = 0 // one name is one kernel, wherever it was loaded
+			s.handle = 0 // one name is one kernel, in all modules
 		}
 		name, ok := k.shown[s]
 		if !ok {
@@ -130,13 +129,13 @@ func (k *kernels) update(launches []probe.Launch, now pcommon.Timestamp) {
 		w.launch(l)
 	}
 	if total.calls() < k.total.calls() {
-		return // a sum that falls would be read as a restart, and all of it counted again
+		return // a decreasing sum would look like a restart, and all of it would be counted again
 	}
 	k.shown, k.total = known, total
 
-	// A kernel whose name was learned or forgotten takes its sum from one name to another, and nobody
-	// says which. That is rare; what the process did since the last time then is in _other as a whole, so
-	// that no series falls or counts what another has counted.
+	// When the driver adds or removes the name of a kernel, its sum moves between names without
+	// notice. This is rare. All activity since the last snapshot then goes to _other. No series
+	// decreases, and nothing is counted twice.
 	moved := false
 	for name, n := range k.named {
 		moved = moved || sums[name] == nil || sums[name].calls() < n.total.calls()
@@ -169,7 +168,7 @@ func (k *kernels) update(launches []probe.Launch, now pcommon.Timestamp) {
 	k.rank(now)
 }
 
-// show returns the name that a kernel is shown with.
+// show returns the displayed name of a kernel.
 func (k *kernels) show(s symbol) string {
 	if s.name == "" {
 		return "unknown@0x" + strconv.FormatUint(s.handle, 16)
@@ -180,16 +179,16 @@ func (k *kernels) show(s symbol) string {
 		name = cmp.Or(n.Qualified, n.Full)
 	}
 	if name == otherName {
-		// A kernel may be called anything, but two series must not be one.
+		// A kernel may have any name, but two series must not be equal.
 		return otherName + "()"
 	}
 	return name
 }
 
-// rank decides which names have series of their own: the top ones by launches. What the others did
-// since the last time is added to _other. A name that comes up later begins a series at that moment;
-// one that goes down gives all that it had to _other. So every sum is exact, no series ever falls,
-// and one that is gone is in _other.
+// rank selects the names with series of their own: those with the most launches. The activity of
+// the others since the last snapshot is added to _other. A name that is selected later starts a
+// series at that time. A name that is no longer selected moves its sum to _other. So every sum is
+// exact and no series decreases.
 func (k *kernels) rank(now pcommon.Timestamp) {
 	var own, rest []*kernel
 	for _, n := range k.named {
@@ -210,7 +209,8 @@ func (k *kernels) rank(now pcommon.Timestamp) {
 		own, rest = append(own, rest[:room]...), rest[room:]
 	}
 	slices.SortFunc(own, byCalls)
-	// Twice the launches of the least, so that two names of about the same do not change places for ever.
+	// A name needs twice the launches of the last one, so that two names with similar counts do
+	// not alternate.
 	for len(rest) > 0 && len(own) > 0 && rest[0].total.calls()/2 > own[len(own)-1].total.calls() {
 		least := own[len(own)-1]
 		least.own = false
@@ -223,13 +223,13 @@ func (k *kernels) rank(now pcommon.Timestamp) {
 	}
 }
 
-// fold leaves all that the kernel did so far to _other.
+// fold moves the kernel's sum to _other.
 func (n *kernel) fold(now pcommon.Timestamp) {
 	n.before = n.total
 	n.created = now
 }
 
-// each calls f with every series, _other last: its name, when it began, and its sums.
+// each calls f with every series, _other last: its name, start time and sums.
 func (k *kernels) each(f func(name string, created pcommon.Timestamp, w *work)) {
 	var own []*kernel
 	for _, n := range k.named {

@@ -22,8 +22,8 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/stubcuda"
 )
 
-// counted returns the resource of a process, and its points by metric and attributes: values of sums, counts of
-// histograms.
+// counted returns the resource of a process, and its points by metric and attributes: values of
+// sums, counts of histograms.
 func counted(md pmetric.Metrics, pid int) (resource pcommon.Map, out map[string]int64) {
 	for _, rm := range md.ResourceMetrics().All() {
 		if v, ok := rm.Resource().Attributes().Get("process.pid"); !ok || v.Int() != int64(pid) {
@@ -53,7 +53,7 @@ func counted(md pmetric.Metrics, pid int) (resource pcommon.Map, out map[string]
 	return pcommon.NewMap(), nil
 }
 
-// TestAgainstTheKernel observes a program that calls a stand-in for the driver, by eBPF.
+// TestAgainstTheKernel observes a program that calls a stub driver, by eBPF.
 func TestAgainstTheKernel(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("eBPF needs root here")
@@ -119,7 +119,8 @@ func TestAgainstTheKernel(t *testing.T) {
 
 	program.Must("launch 5 1 8 256")
 	program.End()
-	// The end of a process is noticed within a second or so; in between its sums may be read once more.
+	// The probe notices the end of a process within about a second. In between, its sums may be
+	// read again.
 	var last map[string]int64
 	require.Eventually(t, func() bool {
 		md, err := r.scrape(t.Context())

@@ -20,20 +20,20 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// processes turns snapshots of one probe into metrics. It belongs to one goroutine.
+// processes converts snapshots of one probe to metrics. It is not safe for concurrent use.
 type processes struct {
 	cfg   *Config
 	who   *describer
 	known map[probe.ProcessID]*process
 	// shares has the processes with series.
 	shares *fair.Table[probe.ProcessID]
-	// began is when the probe did. What a process that is new did, it did after since: the time of the last
-	// snapshot, or began while processes are left out that may come in later.
+	// began is the start of the probe. The sums of a new process start at since: the time of the
+	// last snapshot, or began while skipped processes may be admitted later.
 	began, since pcommon.Timestamp
 }
 
-// processesFactor is by how much the processes of all users may be more than max_processes, which is for one user that
-// is alone: see package fair.
+// processesFactor is the ratio of the limit for all users to max_processes, which is the limit for
+// a single user: see package fair.
 const processesFactor = 2
 
 // process is one process with, or without, series.
@@ -46,8 +46,8 @@ type process struct {
 	seen     bool
 }
 
-// counts are the processes of one snapshot by what became of them. Those that are lost have ended while they were
-// dropped, and are among these for the last time.
+// counts has the processes of one snapshot by outcome. Lost processes have ended while they were
+// dropped. They are included for the last time.
 type counts struct{ reported, excluded, dropped, lost int64 }
 
 func newProcesses(cfg *Config, began time.Time) *processes {
@@ -58,8 +58,8 @@ func newProcesses(cfg *Config, began time.Time) *processes {
 	}
 }
 
-// metrics returns the sums of all processes that the settings select. Of a process that has ended
-// they are the last ones.
+// metrics returns the sums of all selected processes. For a process that has ended they are the
+// last ones.
 func (ps *processes) metrics(s *probe.Snapshot) (pmetric.Metrics, counts) {
 	md := pmetric.NewMetrics()
 	now := pcommon.NewTimestampFromTime(s.Time)
@@ -95,7 +95,7 @@ func (ps *processes) metrics(s *probe.Snapshot) (pmetric.Metrics, counts) {
 		w := &writer{metrics: pmetric.NewMetricSlice(), start: p.start, now: now}
 		w.process(sums, p.kernels)
 		if w.metrics.Len() == 0 {
-			continue // known by an event, but it called nothing that is counted
+			continue // known by an event, but without a counted call
 		}
 		rm := md.ResourceMetrics().AppendEmpty()
 		rm.SetSchemaUrl(semconv.SchemaURL)
@@ -118,7 +118,7 @@ func (ps *processes) metrics(s *probe.Snapshot) (pmetric.Metrics, counts) {
 	return md, n
 }
 
-// admit decides about a process that is new.
+// admit decides about a new process.
 func (ps *processes) admit(id probe.ProcessID) *process {
 	who, _ := ps.who.reader.Process(id.PID, id.Start)
 	if !ps.cfg.selects(&who) {
@@ -130,17 +130,17 @@ func (ps *processes) admit(id probe.ProcessID) *process {
 	}
 }
 
-// describer tells who processes are. It is safe for concurrent use.
+// describer identifies processes. It is safe for concurrent use.
 type describer struct {
 	reader *identity.Reader
-	// host is the resource's host.name, boot tells one start of the machine from another.
+	// host is the resource's host.name. boot identifies one boot of the machine.
 	host, boot string
 }
 
 func newDescriber(cfg *Config) *describer {
 	host := cfg.HostName
 	if host == "" {
-		host, _ = os.Hostname() // absent where it is not known
+		host, _ = os.Hostname() // absent if unknown
 	}
 	boot, _ := os.ReadFile(filepath.Join(cfg.RootPath, "proc/sys/kernel/random/boot_id"))
 	return &describer{reader: identity.New(cfg.RootPath), host: host, boot: strings.TrimSpace(string(boot))}
@@ -151,7 +151,7 @@ func (d *describer) resource(id probe.ProcessID, who *identity.Process) pcommon.
 	resource := pcommon.NewResource()
 	a := resource.Attributes()
 	a.PutStr(semconv.ServiceInstanceID, d.instance(id))
-	// What the process says of itself first: what was seen counts more.
+	// The process's own description comes first: observed values override it.
 	for _, x := range who.Attributes {
 		a.PutStr(x.Key, x.Value)
 	}
@@ -162,14 +162,14 @@ func (d *describer) resource(id probe.ProcessID, who *identity.Process) pcommon.
 	}
 	putKnown(a, semconv.ProcessExecutableName, who.Executable)
 	putKnown(a, semconv.ContainerID, who.ContainerID)
-	putKnown(a, semconv.K8sPodUid, who.PodUID)
+	putKnown(a, semconv.K8sPodUID, who.PodUID)
 	putKnown(a, semconv.HostName, d.host)
 	return resource
 }
 
-// instance returns an id in the form of a UUID that no other process has, on this machine or another:
-// without one, two processes of a service would be one series in stores that know no process ids. It
-// is the same after a restart of the Collector.
+// instance returns an id in the form of a UUID that no other process has, on any machine. Stores
+// without process ids would otherwise merge two processes of a service. A restart of the Collector
+// does not change the id.
 func (d *describer) instance(id probe.ProcessID) string {
 	h := sha256.New()
 	_, _ = h.Write([]byte(d.host + "\x00" + d.boot + "\x00"))

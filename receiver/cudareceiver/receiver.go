@@ -21,28 +21,28 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
 )
 
-// source observes the driver. It is started once, and closed even if it was not, or not with success; nobody uses it
-// before or after. In between, collections and traces use it, each when it likes.
+// source observes the driver. Start is called once. Close is called even if Start was not, or
+// failed. In between, collections and traces use the source concurrently.
 type source interface {
-	// Start attaches. Its error is one sentence that says what to do.
+	// Start attaches. Its error is one sentence with the next step.
 	Start(ctx context.Context) error
 	Snapshot() (*probe.Snapshot, error)
-	// Launches has less, and leaves processes that have ended to the next Snapshot.
+	// Launches has fewer fields, and keeps ended processes for the next Snapshot.
 	Launches() (map[probe.ProcessID]uint64, error)
 	Trace(o probe.TraceOptions) (tracing, error)
 	Close() error
 }
 
-// pace is how often to try again; tests have less patience.
-type pace struct {
-	// first is the wait after a first failure, doubled up to longest.
+// intervals are the delays between retries. Tests use shorter ones.
+type intervals struct {
+	// first is the delay after a first failure. It doubles up to longest.
 	first, longest time.Duration
 }
 
-var usualPace = pace{first: time.Second, longest: time.Minute}
+var defaultIntervals = intervals{first: time.Second, longest: time.Minute}
 
-// maxFailures is how many snapshots may fail in a row before the source is opened anew. That begins
-// all sums again, so it is not done at once.
+// maxFailures is the number of consecutive failed snapshots after which the source is reopened.
+// Reopening restarts all sums, so it is not the first reaction.
 const maxFailures = 3
 
 // cudaReceiver observes the processes of one configuration.
@@ -50,13 +50,13 @@ type cudaReceiver struct {
 	cfg       *Config
 	set       receiver.Settings
 	open      func(*Config, *zap.Logger) source
-	pace      pace
+	intervals intervals
 	telemetry *metadata.TelemetryBuilder
 
 	host   component.Host
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
-	// again asks for a new source.
+	// again requests a new source.
 	again chan struct{}
 
 	// tracer is nil without a pipeline of traces.
@@ -67,7 +67,7 @@ type cudaReceiver struct {
 	// source is nil while none is attached.
 	source    source
 	processes *processes
-	// lost is what the source's losses were at the last snapshot.
+	// lost has the losses of the source at the last snapshot.
 	lost     probe.Losses
 	warned   map[uint32]bool
 	failures int
@@ -79,11 +79,11 @@ func newReceiver(cfg *Config, set receiver.Settings) (*cudaReceiver, error) {
 		return nil, err
 	}
 	return &cudaReceiver{
-		cfg: cfg, set: set, open: openProbe, pace: usualPace, telemetry: telemetry, again: make(chan struct{}, 1),
+		cfg: cfg, set: set, open: openProbe, intervals: defaultIntervals, telemetry: telemetry, again: make(chan struct{}, 1),
 	}, nil
 }
 
-// Start begins to attach. A machine on which that cannot be done is no error.
+// Start starts to attach. It returns no error on a machine where that is impossible.
 func (r *cudaReceiver) Start(ctx context.Context, host component.Host) error {
 	ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	r.host = host
@@ -94,8 +94,8 @@ func (r *cudaReceiver) Start(ctx context.Context, host component.Host) error {
 	return nil
 }
 
-// Shutdown detaches. It may be called before Start, and twice. Attaching, which takes the kernel a moment, cannot be
-// broken off; where ctx ends first, the probe is closed as soon as it has been attached.
+// Shutdown detaches. It may be called before Start, and twice. Attaching takes the kernel a moment
+// and cannot be cancelled. If ctx ends first, the probe is closed after it has attached.
 func (r *cudaReceiver) Shutdown(ctx context.Context) error {
 	if r.cancel == nil {
 		r.telemetry.Shutdown()
@@ -121,7 +121,7 @@ func (r *cudaReceiver) Shutdown(ctx context.Context) error {
 
 // watch keeps a source attached until the receiver is shut down.
 func (r *cudaReceiver) watch(ctx context.Context) {
-	wait := r.pace.first
+	wait := r.intervals.first
 	problem := ""
 	for {
 		began := time.Now()
@@ -131,7 +131,7 @@ func (r *cudaReceiver) watch(ctx context.Context) {
 			r.close(s)
 			return
 		}
-		// One warning for a problem, however long it lasts.
+		// Log one warning per problem, regardless of its duration.
 		switch {
 		case err == nil:
 			r.set.Logger.Info("observing the CUDA driver")
@@ -144,20 +144,20 @@ func (r *cudaReceiver) watch(ctx context.Context) {
 			componentstatus.ReportStatus(r.host, componentstatus.NewRecoverableErrorEvent(err))
 		}
 		r.close(s)
-		if time.Since(began) > 2*r.pace.longest {
-			wait = r.pace.first
+		if time.Since(began) > 2*r.intervals.longest {
+			wait = r.intervals.first
 		}
 		if !sleep(ctx, wait) {
 			return
 		}
-		wait = min(2*wait, r.pace.longest)
+		wait = min(2*wait, r.intervals.longest)
 	}
 }
 
-// session lends the source to the scrapes and the tracer until it is of no use any more.
+// session passes the source to the scrapes and the tracer until it fails.
 func (r *cudaReceiver) session(ctx context.Context, s source, began time.Time) {
 	select {
-	case <-r.again: // was meant for the source before
+	case <-r.again: // was meant for the previous source
 	default:
 	}
 	if r.tracer != nil {
@@ -190,7 +190,7 @@ func (r *cudaReceiver) close(s source) {
 	}
 }
 
-// scrape returns the sums of all processes, nothing while no source is attached.
+// scrape returns the sums of all processes. It returns nothing while no source is attached.
 func (r *cudaReceiver) scrape(ctx context.Context) (pmetric.Metrics, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -219,7 +219,7 @@ func (r *cudaReceiver) scrape(ctx context.Context) (pmetric.Metrics, error) {
 	return md, nil
 }
 
-// runtimes tells how many libcudart are in each state.
+// runtimes counts the libcudart libraries in each state.
 func (r *cudaReceiver) runtimes(ctx context.Context, all []probe.RuntimeCheck) {
 	n := map[probe.RuntimeState]int64{probe.RuntimeChecking: 0, probe.RuntimePassed: 0, probe.RuntimeBypasses: 0}
 	for i := range all {
@@ -230,7 +230,8 @@ func (r *cudaReceiver) runtimes(ctx context.Context, all []probe.RuntimeCheck) {
 	}
 }
 
-// last sends what happened since the last collection: processes that ended meanwhile are in no later one.
+// last sends the sums since the last collection. Processes that have ended since then are in no
+// later one.
 func (r *cudaReceiver) last(ctx context.Context, next consumer.Metrics) {
 	md, err := r.scrape(ctx)
 	if err == nil && md.DataPointCount() > 0 {
@@ -241,8 +242,8 @@ func (r *cudaReceiver) last(ctx context.Context, next consumer.Metrics) {
 	}
 }
 
-// fail counts a snapshot that could not be read, tells of the first in a row, and gives the source up
-// after some.
+// fail counts a failed snapshot, logs the first of a series, and closes the source after
+// maxFailures.
 func (r *cudaReceiver) fail(ctx context.Context, err error) {
 	r.telemetry.ReceiverCudaSnapshotFailed.Add(ctx, 1)
 	r.telemetry.ReceiverCudaAvailable.Record(ctx, 0)
@@ -259,7 +260,7 @@ func (r *cudaReceiver) fail(ctx context.Context, err error) {
 	}
 }
 
-// account adds what was lost since the last snapshot to the receiver's telemetry.
+// account adds the losses since the last snapshot to the receiver's telemetry.
 func (r *cudaReceiver) account(ctx context.Context, l *probe.Losses) {
 	for _, c := range []struct {
 		counter   metric.Int64Counter
@@ -289,10 +290,10 @@ func (r *cudaReceiver) account(ctx context.Context, l *probe.Losses) {
 	r.lost = *l
 }
 
-// maxWarned bounds the users that are warned of.
+// maxWarned bounds the users with a warning of their own.
 const maxWarned = 64
 
-// mayWarn reports whether a user has not been warned of since the source was attached.
+// mayWarn reports whether no warning for the user was logged since the source was attached.
 func (r *cudaReceiver) mayWarn(user uint32) bool {
 	if r.warned[user] || len(r.warned) >= maxWarned {
 		return false
@@ -301,7 +302,7 @@ func (r *cudaReceiver) mayWarn(user uint32) bool {
 	return true
 }
 
-// sleep waits, and reports false if the context ended before.
+// sleep waits and returns false if the context ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -151,7 +151,7 @@ func newRig(t *testing.T) *rig {
 		{State: probe.RuntimePassed}, {State: probe.RuntimeBypasses}, {State: probe.RuntimePassed},
 	}, Processes: []probe.Process{{ID: probe.ProcessID{PID: 7}, Graphs: 5}}}}
 	r.open = m.open
-	r.pace = pace{first: time.Millisecond, longest: 4 * time.Millisecond}
+	r.intervals = intervals{first: time.Millisecond, longest: 4 * time.Millisecond}
 	return &rig{cudaReceiver: r, host: &host{}, machine: m, logs: logs, telemetry: telemetry}
 }
 

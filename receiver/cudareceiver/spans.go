@@ -20,27 +20,29 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// notReady is what queries return that find work unfinished (CUDA_ERROR_NOT_READY): an answer, not an error.
+// notReady is the result of a query about unfinished work (CUDA_ERROR_NOT_READY). It is not an
+// error.
 const notReady = 600
 
-// Flags of a span, beside those of its trace: whether it is known, and true, that its parent is another process's.
+// Flags of a span, in addition to those of its trace: its parent is known to be remote, and is
+// remote.
 const (
 	flagsSampled     = 0x01
 	flagsRemoteKnown = 0x100
 	flagsRemote      = 0x200
 )
 
-// maxKernelNames bounds the names that are kept demangled.
+// maxKernelNames bounds the cached demangled names.
 const maxKernelNames = 8192
 
-// window makes spans of the calls of one window. They are those of the host: a span's times are when the host entered
-// the driver's function and left it, its kind is CLIENT, and cuda.api.name is the function. A process that says in
-// TRACEPARENT what it is part of has its calls under that span; the others have a root span each, of a trace of
-// its own, which is made at the end.
+// window converts the calls of one window to spans. Times are those of the host: entry and return
+// of the driver's function. The kind is CLIENT, and cuda.api.name is the function. If a process has
+// TRACEPARENT, its calls are children of that span. Otherwise they have a root span in a trace of
+// their own, which is created at the end.
 type window struct {
 	cfg *Config
 	who *describer
-	// start is when it was opened, in ns since 1970; number counts the receiver's windows from 1.
+	// start is its begin in ns since 1970. number counts the receiver's windows from 1.
 	start, number int64
 
 	mu        sync.Mutex
@@ -48,7 +50,7 @@ type window struct {
 	shares    *fair.Table[probe.ProcessID]
 	dropped   int64 // calls of processes past max_processes
 
-	// These belong to the goroutine that makes the spans.
+	// Only the goroutine that creates spans uses the following fields.
 	names map[string]*gpuevent.KernelName
 }
 
@@ -59,7 +61,8 @@ type tracedProcess struct {
 	name           string
 	trace          pcommon.TraceID
 	parent         pcommon.SpanID
-	// root says that parent is a span of ours, which is still to be sent; flags are of the others.
+	// root means that parent is our own span and is not sent yet. flags are those of the other
+	// spans.
 	root  bool
 	flags uint32
 	calls int
@@ -72,7 +75,8 @@ func newWindow(cfg *Config, who *describer, start, number int64) *window {
 	}
 }
 
-// selects tells the probe whether a process is traced. It looks at the process while it most likely lives.
+// selects returns to the probe whether a process is traced. It reads the process while it most
+// likely still runs.
 func (w *window) selects(id probe.ProcessID, user uint32) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -114,13 +118,13 @@ func processName(who *identity.Process) string {
 	return "unknown"
 }
 
-// remoteParent reads a TRACEPARENT; what is malformed is as good as none, by the standard.
+// remoteParent parses a TRACEPARENT. According to the standard, a malformed one is ignored.
 func remoteParent(text string) trace.SpanContext {
 	carrier := propagation.MapCarrier{"traceparent": text}
 	return trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), carrier))
 }
 
-// Ids are drawn and not derived: nothing reads the same call twice.
+// Ids are random, not derived: no other reader sees the same call.
 func newTraceID() (id pcommon.TraceID) {
 	binary.LittleEndian.PutUint64(id[:8], rand.Uint64())
 	binary.LittleEndian.PutUint64(id[8:], rand.Uint64()|1) // never all zeros
@@ -132,8 +136,8 @@ func newSpanID() (id pcommon.SpanID) {
 	return id
 }
 
-// spans makes spans of calls, which keep their order in each process. It returns how many spans these are; the
-// other calls were of processes past max_processes.
+// spans converts calls to spans, in the order of each process. It returns the number of spans. The
+// other calls were of processes above max_processes.
 func (w *window) spans(calls []probe.Call) (ptrace.Traces, int) {
 	td := ptrace.NewTraces()
 	n := 0
@@ -209,7 +213,8 @@ func (w *window) span(s ptrace.Span, p *tracedProcess, c *probe.Call) {
 	}
 }
 
-// launch writes what a kernel is launched with. A kernel whose name was resolved before the receiver came has none.
+// launch writes the launch configuration of a kernel. A kernel that was loaded before the receiver
+// started has no name.
 func (w *window) launch(s ptrace.Span, c *probe.Call) {
 	a := s.Attributes()
 	if c.Kernel != "" {
@@ -230,7 +235,7 @@ func (w *window) launch(s ptrace.Span, c *probe.Call) {
 		size [3]uint32
 	}{{semconv.CUDAKernelGrid, c.Grid}, {semconv.CUDAKernelBlock, c.Block}} {
 		if v.size == [3]uint32{} {
-			continue // its structure could not be read
+			continue // its structure is unreadable
 		}
 		three := a.PutEmptySlice(v.key)
 		three.EnsureCapacity(3)
@@ -247,7 +252,7 @@ func putBytes(a pcommon.Map, key string, c *probe.Call) {
 	}
 }
 
-// roots makes the root spans of processes without a parent of their own, once, when the window is over.
+// roots creates the root spans of processes without a remote parent, once, when the window ends.
 func (w *window) roots(end int64) (ptrace.Traces, int) {
 	td := ptrace.NewTraces()
 	n := 0
@@ -272,7 +277,7 @@ func (w *window) roots(end int64) (ptrace.Traces, int) {
 	return td, n
 }
 
-// left returns how many calls were of processes past max_processes.
+// left returns the number of calls of processes above max_processes.
 func (w *window) left() int64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -10,33 +10,35 @@ import (
 	"time"
 )
 
-// TraceConfig says when single calls become spans, and how many. It has a meaning where the receiver is in a
-// pipeline of traces.
+// TraceConfig configures which calls become spans. It applies if the receiver is in a pipeline of
+// traces.
 type TraceConfig struct {
-	// Duration is how long a window lasts.
+	// Duration is the length of a window.
 	Duration time.Duration `mapstructure:"duration"`
-	// OnSignal opens a window when the collector gets SIGUSR1.
+	// OnSignal opens a window when the collector receives SIGUSR1.
 	OnSignal bool `mapstructure:"on_signal"`
-	// When opens one by itself.
+	// When opens a window by a rule.
 	When TraceRuleConfig `mapstructure:"when"`
-	// Cooldown is the least time from the end of a window to the next that the rule opens. A signal does not wait.
+	// Cooldown is the shortest time between the end of a window and the next one that the rule
+	// opens. It does not apply to the signal.
 	Cooldown time.Duration `mapstructure:"cooldown"`
-	// MaxSpans bounds the calls of one process in a window that become spans. All processes together have less than
+	// MaxSpans bounds the spans of one process per window. All processes together have less than
 	// three times as many, by the rule of package fair.
 	MaxSpans int `mapstructure:"max_spans"`
-	// RingBytes is the size of the kernel's buffer for calls, which is emptied every 33 ms.
+	// RingBytes is the size of the kernel's buffer for calls. It is drained every 33 ms.
 	RingBytes uint32 `mapstructure:"ring_bytes"`
 	// prevent unkeyed literal initialization
 	_ struct{}
 }
 
-// TraceRuleConfig opens a window by the launches of a process, of kernels and graphs, in an interval.
+// TraceRuleConfig opens a window by the number of launches of a process (kernels and graphs) in an
+// interval.
 type TraceRuleConfig struct {
-	// Above opens one where any process launches more often than this, 0 for never.
+	// Above opens one if any process exceeds this rate. 0 disables it.
 	Above float64 `mapstructure:"launches_per_second_above"`
-	// Below opens one where any process launches less often than this, but launches; 0 for never.
+	// Below opens one if any process has launches, but fewer than this rate. 0 disables it.
 	Below float64 `mapstructure:"launches_per_second_below"`
-	// Interval is the time over which the rate is taken.
+	// Interval is the period of the rate.
 	Interval time.Duration `mapstructure:"interval"`
 	// prevent unkeyed literal initialization
 	_ struct{}
@@ -44,7 +46,8 @@ type TraceRuleConfig struct {
 
 const (
 	defaultTraceDuration = 10 * time.Second
-	// longestTrace keeps a typing error from tracing for ever: every call costs about a microsecond meanwhile.
+	// longestTrace prevents an endless trace after a typing error: while it runs, every call costs
+	// about a microsecond.
 	longestTrace         = 10 * time.Minute
 	defaultCooldown      = 5 * time.Minute
 	defaultSpans         = 100_000
@@ -64,7 +67,7 @@ func defaultTrace() TraceConfig {
 
 func (r *TraceRuleConfig) set() bool { return r.Above != 0 || r.Below != 0 }
 
-// Validate reports settings that cannot work.
+// Validate returns an error for invalid settings.
 func (c *TraceConfig) Validate() error {
 	var errs []error
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }

@@ -24,7 +24,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// needsEBPF skips the test where there is no eBPF to be had.
+// needsEBPF skips the test if eBPF is unavailable.
 func needsEBPF(t *testing.T, cfg *Config) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -40,7 +40,7 @@ func needsEBPF(t *testing.T, cfg *Config) {
 	require.NoError(t, err)
 }
 
-// handing is a source that hands its traces to the test too, which ends them.
+// handing is a source that also passes its traces to the test, which ends them.
 type handing struct {
 	source
 	traces chan<- tracing
@@ -54,7 +54,7 @@ func (h handing) Trace(o probe.TraceOptions) (tracing, error) {
 	return tr, err
 }
 
-// TestTracesAgainstTheKernel traces two programs that call a stand-in for the driver, by eBPF and a signal.
+// TestTracesAgainstTheKernel traces two programs that call a stub driver, by eBPF and a signal.
 func TestTracesAgainstTheKernel(t *testing.T) {
 	r := newRig(t)
 	r.cfg.RootPath = "/"
@@ -93,7 +93,7 @@ func TestTracesAgainstTheKernel(t *testing.T) {
 	child.Must("launch 10 1 8 256") // nobody looks any more
 	ended := r.logs.FilterMessage("a trace has ended").All()[0].ContextMap()
 	assert.EqualValues(t, 1123, ended["spans"])
-	// Other programs of the machine may call other drivers meanwhile, and lose calls.
+	// Other programs of the machine may call other drivers concurrently, and lose calls.
 	lost := traced.Losses().Processes
 	assert.NotContains(t, lost, int32(child.PID()))
 	assert.NotContains(t, lost, int32(alone.PID()))

@@ -21,48 +21,50 @@ import (
 // Config is the receiver's configuration.
 type Config struct {
 	// ControllerConfig holds collection_interval, initial_delay and timeout. A device that has not
-	// answered after four fifths of the timeout is reported as failed; the rest is for handing on.
+	// answered after four fifths of the timeout is reported as failed. The rest of the timeout is
+	// for sending the data.
 	scraperhelper.ControllerConfig `mapstructure:",squash"`
-	// MetricsBuilderConfig switches single metrics off.
+	// MetricsBuilderConfig disables single metrics.
 	metadata.MetricsBuilderConfig `mapstructure:",squash"`
 
-	// Devices to read: an index, a UUID, or a glob on UUID or name. Empty for all.
+	// Devices selects devices by index, UUID, or a glob on UUID or name. Empty selects all.
 	Devices []string `mapstructure:"devices"`
-	// Groups of calls with a pace of their own.
+	// Groups are groups of calls with an interval of their own.
 	Groups GroupsConfig `mapstructure:"groups"`
-	// XID errors as logs, and counted in hw.errors.
+	// XID configures XID errors as logs and in hw.errors.
 	XID XIDConfig `mapstructure:"xid"`
-	// LibraryPath is the NVML library, "" for the one that the dynamic linker finds.
+	// LibraryPath is the NVML library, or "" for the one that the dynamic linker finds.
 	LibraryPath string `mapstructure:"library_path"`
-	// RootPath is where the host's file system is seen: /proc below it tells about processes.
+	// RootPath is the mount point of the host's file system. The receiver reads processes from
+	// /proc below it.
 	RootPath string `mapstructure:"root_path"`
-	// MaxProcesses bounds the processes that are reported, by device.
+	// MaxProcesses bounds the reported processes per device.
 	MaxProcesses int `mapstructure:"max_processes"`
 }
 
-// GroupsConfig are the groups of calls besides the fast ones, which every scrape makes.
+// GroupsConfig configures the groups of calls that not every scrape makes.
 type GroupsConfig struct {
-	// Slow are limits, highest clocks, ECC and row remapping.
+	// Slow reads limits, highest clocks, ECC and row remapping.
 	Slow GroupConfig `mapstructure:"slow"`
-	// GPM are the profiling metrics of Hopper and later.
+	// GPM reads the profiling metrics of Hopper and later.
 	GPM GroupConfig `mapstructure:"gpm"`
-	// Processes are the processes on each device.
+	// Processes reads the processes on each device.
 	Processes GroupConfig `mapstructure:"processes"`
-	// Samples is utilisation as the mean of the driver's buffered samples. They are read between
-	// scrapes too where these are further apart than its interval, which is 7 s unless set.
+	// Samples reads utilisation as the mean of the driver's buffered samples. If scrapes are
+	// further apart than its interval (7 s by default), it also reads the samples between them.
 	Samples GroupConfig `mapstructure:"samples"`
 }
 
 // GroupConfig is one group.
 type GroupConfig struct {
 	Enabled bool `mapstructure:"enabled"`
-	// Interval is the least time between two rounds, 0 for every scrape.
+	// Interval is the shortest time between two rounds. 0 means every scrape.
 	Interval time.Duration `mapstructure:"interval"`
 	// prevent unkeyed literal initialization
 	_ struct{}
 }
 
-// XIDConfig says whether to listen to XID errors.
+// XIDConfig enables XID errors.
 type XIDConfig struct {
 	Enabled bool `mapstructure:"enabled"`
 	// prevent unkeyed literal initialization
@@ -75,7 +77,7 @@ const (
 	defaultSlow      = time.Minute
 	defaultSamples   = 7 * time.Second
 	defaultProcesses = 256
-	// longestSamples is how far the driver's buffer reaches; see device.
+	// longestSamples is the time that the driver's buffer covers; see device.
 	longestSamples = 14 * time.Second
 )
 
@@ -99,11 +101,11 @@ func createDefaultConfig() component.Config {
 	return c
 }
 
-// Validate reports settings that cannot work.
+// Validate returns an error for invalid settings.
 func (c *Config) Validate() error {
 	var errs []error
 	if c.Timeout <= 0 {
-		errs = append(errs, errors.New("timeout must be above 0: it is what keeps a hanging driver from hanging the scrape"))
+		errs = append(errs, errors.New("timeout must be above 0: it bounds the wait for an unresponsive driver"))
 	}
 	if c.CollectionInterval > 0 && c.Timeout > c.CollectionInterval {
 		errs = append(errs, fmt.Errorf("timeout is %v: it must not be above collection_interval, which is %v", c.Timeout, c.CollectionInterval))
@@ -114,7 +116,7 @@ func (c *Config) Validate() error {
 		}
 	}
 	if s := c.Groups.Samples; s.Enabled && (s.Interval == 0 || s.Interval > longestSamples) {
-		errs = append(errs, fmt.Errorf("groups.samples.interval is %v: it must be above 0 and at most %v, because the driver keeps samples no longer", s.Interval, longestSamples))
+		errs = append(errs, fmt.Errorf("groups.samples.interval is %v: it must be above 0 and at most %v, the period that the driver buffers", s.Interval, longestSamples))
 	}
 	for _, d := range c.Devices {
 		if !glob.Valid(d) || strings.TrimSpace(d) == "" {
@@ -138,7 +140,7 @@ func (c *Config) options() device.Options {
 		Slow:        group(c.Groups.Slow),
 		GPM:         group(c.Groups.GPM),
 		Processes:   group(c.Groups.Processes),
-		// At a scrape the samples are always read; the interval is for the time between.
+		// A scrape always reads the samples. The interval applies between scrapes.
 		Samples:      device.Group{Enabled: c.Groups.Samples.Enabled},
 		MaxProcesses: c.MaxProcesses,
 		Select:       c.Devices,

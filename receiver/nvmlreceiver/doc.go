@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nvmlreceiver reads NVIDIA devices through NVML, the library that comes with the driver, and
-// sends what they say as metrics, and XID errors as logs while they happen.
+// Package nvmlreceiver reads NVIDIA devices through NVML, the library of the driver. It emits the
+// values as metrics, and XID errors as logs when they occur.
 //
-// Four rooms share the work. internal/gpu holds the plain types of a reading and knows neither NVML
-// nor OpenTelemetry. internal/device is the only one that calls NVML: it needs cgo and Linux, and a
-// build without them has a receiver that says so and stays idle. internal/process tells who a process
-// is, internal/xid what an error code means. This package decides when to read, gives up on a device
-// that hangs, comes back to one that was lost, and turns readings into pdata.
+// It has four internal packages. internal/gpu has the plain types of a reading, without NVML and
+// OpenTelemetry. internal/device is the only one that calls NVML. It requires cgo and Linux; in
+// other builds the receiver logs that and stays idle. internal/process identifies processes, and
+// internal/xid explains error codes. This package schedules the readings, skips unresponsive
+// devices, reopens lost ones, and converts readings to pdata.
 package nvmlreceiver
 
 //go:generate mdatagen metadata.yaml

@@ -14,22 +14,22 @@ import (
 	"go.opentelemetry.io/collector/pdata/plog"
 	"go.uber.org/zap"
 
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/gpu"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/xid"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
 const (
-	// maxWaiting bounds the XID errors that wait for the next component. A GPU in trouble gives a few
-	// a second at most.
+	// maxWaiting bounds the queue of XID errors. A damaged GPU reports a few per second at most.
 	maxWaiting = 256
-	// maxCodes bounds the codes that are counted by device; there are some 170.
+	// maxCodes bounds the separate error codes per device. About 170 exist.
 	maxCodes = 256
-	// otherXID counts the codes beyond them.
+	// otherXID counts all codes above maxCodes.
 	otherXID = "xid_other"
 )
 
-// xids counts XID errors and holds those that are to be sent.
+// xids counts XID errors and queues them for sending.
 type xids struct {
 	queue chan gpu.XID
 	began time.Time
@@ -58,18 +58,18 @@ func (x *xids) count(e gpu.XID) {
 	m[name]++
 }
 
-// counts returns a device's errors by error.type.
+// counts returns the counts of a device by error.type.
 func (x *xids) counts(id string) map[string]int64 {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return maps.Clone(x.by[id])
 }
 
-// listen takes XID errors from the driver until the context ends.
+// listen receives XID errors from the driver until the context ends.
 func (r *nvmlReceiver) listen(ctx context.Context) {
 	complained := false
 	for ctx.Err() == nil {
-		events, supported, err := r.driver.Events(r.pace.event)
+		events, supported, err := r.driver.Events(r.intervals.event)
 		for _, e := range events {
 			r.xids.count(e)
 			select {
@@ -81,21 +81,21 @@ func (r *nvmlReceiver) listen(ctx context.Context) {
 		switch {
 		case err != nil:
 			if !complained {
-				r.set.Logger.Warn("NVML: XID errors cannot be listened to; trying again", zap.Error(err))
+				r.set.Logger.Warn("NVML: XID errors are unavailable and retried", zap.Error(err))
 			}
 			complained = true
-			sleep(ctx, r.pace.first)
+			sleep(ctx, r.intervals.first)
 		case !supported:
-			// No device reports them now; one may be added.
-			sleep(ctx, r.pace.look)
+			// No device reports XID errors now; one may be added.
+			sleep(ctx, r.intervals.rescan)
 		default:
 			complained = false
 		}
 	}
 }
 
-// sendXIDs hands XID errors to the next component, so that one that is slow does not keep the driver's
-// events waiting.
+// sendXIDs sends XID errors to the next component, so that a slow one does not delay the driver's
+// events.
 func (r *nvmlReceiver) sendXIDs(ctx context.Context) {
 	for {
 		select {
@@ -116,7 +116,7 @@ func (r *nvmlReceiver) sendXIDs(ctx context.Context) {
 
 func (r *nvmlReceiver) sendXID(ctx context.Context, e gpu.XID) {
 	if r.logs == nil {
-		return // counted, and no pipeline for logs
+		return // counted; no pipeline of logs
 	}
 	if err := r.logs.ConsumeLogs(ctx, xidLog(e)); err != nil {
 		r.telemetry.ReceiverNvmlXidDropped.Add(ctx, 1)
@@ -124,7 +124,7 @@ func (r *nvmlReceiver) sendXID(ctx context.Context, e gpu.XID) {
 	}
 }
 
-// xidLog makes the log record of an error.
+// xidLog creates the log record of an error.
 func xidLog(e gpu.XID) plog.Logs {
 	logs := plog.NewLogs()
 	rl := logs.ResourceLogs().AppendEmpty()
@@ -144,7 +144,8 @@ func xidLog(e gpu.XID) plog.Logs {
 	}
 	rec.Body().SetStr(text)
 	a := rec.Attributes()
-	a.EnsureCapacity(5)
+	a.EnsureCapacity(6)
+	a.PutStr(semconv.LogRecordUID, gpuevent.KeyOf(e.Device.ID).UID(uint64(ts), e.Code).String())
 	a.PutStr(semconv.HWID, e.Device.ID)
 	if e.Device.Name != "" {
 		a.PutStr(semconv.HWName, e.Device.Name)

@@ -25,7 +25,8 @@ func NewFactory() receiver.Factory {
 	)
 }
 
-// factory shares one reader among the pipelines of one configuration: the driver is asked once.
+// factory shares one reader among the pipelines of one configuration, so that each value is read
+// once.
 type factory struct {
 	receivers sharedcomponent.Map[*Config, *nvmlReceiver]
 }
@@ -61,7 +62,7 @@ func (f *factory) logs(_ context.Context, set receiver.Settings, cfg component.C
 	return r, nil
 }
 
-// controller lets scraperhelper's controller be shut down more than once.
+// controller makes Shutdown of scraperhelper's controller idempotent.
 type controller struct {
 	receiver.Metrics
 	stop sync.Once

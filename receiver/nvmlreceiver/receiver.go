@@ -23,21 +23,22 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/metadata"
 )
 
-// pace is how often the receiver looks for what has changed; tests have less patience.
-type pace struct {
-	// first is the wait after a first failure, doubled up to longest.
+// intervals are the intervals of periodic work. Tests use shorter ones.
+type intervals struct {
+	// first is the delay after a first failure. It doubles up to longest.
 	first, longest time.Duration
-	// look is the time between two looks for devices.
-	look time.Duration
-	// shutdown is how long to wait for a driver that hangs.
+	// rescan is the interval between two queries for devices.
+	rescan time.Duration
+	// shutdown bounds the wait for an unresponsive driver.
 	shutdown time.Duration
-	// event is how long one wait for XID errors takes, and so how long the driver can be kept open.
+	// event bounds one wait for XID errors, and therefore the delay before the driver can be
+	// closed.
 	event time.Duration
 }
 
-var usualPace = pace{first: time.Second, longest: time.Minute, look: time.Minute, shutdown: 3 * time.Second, event: 500 * time.Millisecond}
+var defaultIntervals = intervals{first: time.Second, longest: time.Minute, rescan: time.Minute, shutdown: 3 * time.Second, event: 500 * time.Millisecond}
 
-// What becomes of a device in a scrape.
+// The outcomes of a device in a scrape.
 const (
 	stateOK   = "ok"
 	stateLost = "lost"
@@ -49,38 +50,38 @@ type nvmlReceiver struct {
 	cfg       *Config
 	set       receiver.Settings
 	driver    gpu.Driver
-	pace      pace
+	intervals intervals
 	telemetry *metadata.TelemetryBuilder
 	builder   *metadata.MetricsBuilder
 	logs      consumer.Logs
 
 	host   component.Host
 	cancel context.CancelFunc
-	// ended is closed when the receiver is shut down.
+	// ended is closed by Shutdown.
 	ended chan struct{}
 	wg    sync.WaitGroup
-	// looked is closed once the driver has been asked for devices the first time.
-	looked chan struct{}
-	// again asks for a look at the devices before it is due.
+	// listed is closed after the first query for devices.
+	listed chan struct{}
+	// again requests a query for devices before it is due.
 	again chan struct{}
-	// turn is filled by a scrape, and while the driver is closed to be opened again: in that moment devices
-	// that are well could not be read, and would be reported as failed.
+	// turn is held during a scrape, and while the driver is reopened. At that time devices cannot
+	// be read, and working ones would be reported as failed.
 	turn chan struct{}
 	xids xids
 
 	mu      sync.Mutex
 	devices map[string]*tracked
-	// closed says that no more workers may be started.
+	// closed means that no more workers may start.
 	closed bool
 }
 
-// tracked is a device that was seen at some time.
+// tracked is a device that the driver has listed at some time.
 type tracked struct {
 	*worker
 	id gpu.Identity
-	// missing says that the driver does not list it any more.
+	// missing means that the driver no longer lists it.
 	missing bool
-	// state is what became of it in the last scrape, "" before the first.
+	// state is its outcome in the last scrape, or "" before the first.
 	state string
 }
 
@@ -90,14 +91,14 @@ func newReceiver(cfg *Config, set receiver.Settings) (*nvmlReceiver, error) {
 		return nil, err
 	}
 	return &nvmlReceiver{
-		cfg: cfg, set: set, driver: device.Open(cfg.options()), pace: usualPace, telemetry: telemetry,
+		cfg: cfg, set: set, driver: device.Open(cfg.options()), intervals: defaultIntervals, telemetry: telemetry,
 		builder: metadata.NewMetricsBuilder(cfg.MetricsBuilderConfig, set),
-		ended:   make(chan struct{}), looked: make(chan struct{}), again: make(chan struct{}, 1), turn: make(chan struct{}, 1),
+		ended:   make(chan struct{}), listed: make(chan struct{}), again: make(chan struct{}, 1), turn: make(chan struct{}, 1),
 		xids: newXIDs(), devices: map[string]*tracked{},
 	}, nil
 }
 
-// Start begins to look for devices. A machine without any is no error: they may come.
+// Start starts the query for devices. A machine without devices is valid: they may appear later.
 func (r *nvmlReceiver) Start(ctx context.Context, host component.Host) error {
 	ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	r.host = host
@@ -106,8 +107,8 @@ func (r *nvmlReceiver) Start(ctx context.Context, host component.Host) error {
 	return nil
 }
 
-// Shutdown stops reading. A call of the driver that hangs is waited for only a while: it cannot be
-// ended, and its goroutine with it.
+// Shutdown stops reading. It waits a limited time for an unresponsive driver: a call cannot be
+// ended, nor its goroutine.
 func (r *nvmlReceiver) Shutdown(ctx context.Context) error {
 	defer r.telemetry.Shutdown()
 	if r.cancel == nil {
@@ -115,7 +116,7 @@ func (r *nvmlReceiver) Shutdown(ctx context.Context) error {
 	}
 	r.cancel()
 	close(r.ended)
-	limit, stop := context.WithTimeout(ctx, r.pace.shutdown)
+	limit, stop := context.WithTimeout(ctx, r.intervals.shutdown)
 	defer stop()
 	done := make(chan struct{})
 	go func() {
@@ -139,7 +140,7 @@ func (r *nvmlReceiver) Shutdown(ctx context.Context) error {
 		idle = false
 	}
 	if !idle {
-		r.set.Logger.Warn("a call of the NVIDIA driver does not return, it is left behind")
+		r.set.Logger.Warn("a call of the NVIDIA driver is unresponsive and was abandoned")
 		return nil
 	}
 	if err := r.driver.Close(); err != nil {
@@ -148,12 +149,12 @@ func (r *nvmlReceiver) Shutdown(ctx context.Context) error {
 	return nil
 }
 
-// watch opens the driver, keeps the list of devices current, and begins anew when the driver does.
+// watch opens the driver, updates the list of devices, and reopens the driver when it restarts.
 func (r *nvmlReceiver) watch(ctx context.Context) {
-	wait := r.pace.first
+	wait := r.intervals.first
 	problem := ""
-	first := sync.OnceFunc(func() { close(r.looked) })
-	closed := false // and the turn is ours
+	first := sync.OnceFunc(func() { close(r.listed) })
+	closed := false // and turn is held
 	for {
 		err := r.driver.Open()
 		if err == nil {
@@ -169,35 +170,35 @@ func (r *nvmlReceiver) watch(ctx context.Context) {
 		if closed {
 			<-r.turn
 		}
-		// One warning for a problem, however long it lasts.
+		// Log one warning per problem, regardless of its duration.
 		switch {
 		case err == nil && problem != "":
-			r.set.Logger.Info("NVML is back", zap.Int("devices", r.count()))
+			r.set.Logger.Info("NVML is available again", zap.Int("devices", r.count()))
 			componentstatus.ReportStatus(r.host, componentstatus.NewEvent(componentstatus.StatusOK))
 			problem = ""
 		case err != nil && err.Error() != problem:
 			problem = err.Error()
-			r.set.Logger.Warn("NVML gives no devices; trying again", zap.Error(err))
+			r.set.Logger.Warn("NVML has no devices and is retried", zap.Error(err))
 			componentstatus.ReportStatus(r.host, componentstatus.NewRecoverableErrorEvent(err))
 		}
 		if err == nil {
 			began := time.Now()
 			r.session(ctx)
-			if time.Since(began) > 2*r.pace.longest {
-				wait = r.pace.first
+			if time.Since(began) > 2*r.intervals.longest {
+				wait = r.intervals.first
 			}
 		}
 		for {
 			if !sleep(ctx, wait) {
 				return
 			}
-			wait = min(2*wait, r.pace.longest)
+			wait = min(2*wait, r.intervals.longest)
 			select {
 			case r.turn <- struct{}{}:
 			case <-ctx.Done():
 				return
 			}
-			// Not under a reading that has not come back.
+			// Do not close the driver during a reading.
 			if err := r.driver.Close(); !errors.Is(err, gpu.ErrBusy) {
 				closed = true
 				break
@@ -207,9 +208,9 @@ func (r *nvmlReceiver) watch(ctx context.Context) {
 	}
 }
 
-var errNoDevice = errors.New("NVML is there, but has no device that the settings select")
+var errNoDevice = errors.New("NVML has no device that the settings select")
 
-// session looks for devices and listens to XID errors until the driver has to be opened again.
+// session updates the list of devices and listens to XID errors until the driver must be reopened.
 func (r *nvmlReceiver) session(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -218,15 +219,15 @@ func (r *nvmlReceiver) session(ctx context.Context) {
 	if r.cfg.XID.Enabled {
 		wg.Go(func() { r.listen(ctx) })
 	}
-	ticker := time.NewTicker(r.pace.look)
+	ticker := time.NewTicker(r.intervals.rescan)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			// A device that was lost or reset is found again only by a new session. That costs the
-			// others a moment, so it is tried at this pace while some of them answer.
+			// Only a new session finds a lost or reset device again. It interrupts the others,
+			// so it is limited to this interval while some of them answer.
 			if r.any(func(t *tracked) bool { return t.missing || t.state == stateLost }) {
 				return
 			}
@@ -234,7 +235,7 @@ func (r *nvmlReceiver) session(ctx context.Context) {
 			if !r.any(func(t *tracked) bool { return !t.missing && t.state != stateLost }) {
 				return
 			}
-			if !sleep(ctx, r.pace.first) {
+			if !sleep(ctx, r.intervals.first) {
 				return
 			}
 		}
@@ -249,7 +250,7 @@ func (r *nvmlReceiver) session(ctx context.Context) {
 	}
 }
 
-// adopt brings the list of devices up to date.
+// adopt updates the list of devices.
 func (r *nvmlReceiver) adopt(found []gpu.Device) {
 	every := time.Duration(0)
 	if s := r.cfg.Groups.Samples; s.Enabled && r.cfg.CollectionInterval > s.Interval {
@@ -258,7 +259,7 @@ func (r *nvmlReceiver) adopt(found []gpu.Device) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
-		return // shut down while the driver was asked for its devices
+		return // shut down during the query
 	}
 	present := map[string]bool{}
 	for _, d := range found {
@@ -277,7 +278,7 @@ func (r *nvmlReceiver) adopt(found []gpu.Device) {
 			continue
 		}
 		if t.id.Parent != "" && present[t.id.Parent] {
-			// A MIG device that was taken apart on purpose; its GPU is there.
+			// The MIG device was removed on purpose: its GPU still exists.
 			delete(r.devices, key)
 			t.close()
 			continue
@@ -292,7 +293,7 @@ func (r *nvmlReceiver) count() int {
 	return len(r.devices)
 }
 
-// any reports whether something holds for any of the devices.
+// any reports whether a condition is true for any device.
 func (r *nvmlReceiver) any(holds func(*tracked) bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -304,15 +305,15 @@ func (r *nvmlReceiver) any(holds func(*tracked) bool) bool {
 	return false
 }
 
-// scrape reads all devices beside each other, waits no longer than the settings say, and reports as
-// failed those that have not answered.
+// scrape reads all devices concurrently. Devices that do not answer in the configured time are
+// reported as failed.
 func (r *nvmlReceiver) scrape(ctx context.Context) (pmetric.Metrics, error) {
 	start := time.Now()
-	// A fifth of the time is for handing on what was read.
+	// A fifth of the time is reserved for sending the data.
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout*4/5)
 	defer cancel()
 	select {
-	case <-r.looked:
+	case <-r.listed:
 	case <-ctx.Done():
 	case <-r.ended:
 		return pmetric.NewMetrics(), nil
@@ -320,7 +321,7 @@ func (r *nvmlReceiver) scrape(ctx context.Context) (pmetric.Metrics, error) {
 	select {
 	case r.turn <- struct{}{}:
 		defer func() { <-r.turn }()
-	case <-ctx.Done(): // opening hangs
+	case <-ctx.Done(): // opening is unresponsive
 	case <-r.ended:
 		return pmetric.NewMetrics(), nil
 	}
@@ -365,7 +366,7 @@ func (r *nvmlReceiver) scrape(ctx context.Context) (pmetric.Metrics, error) {
 	return r.emit(), nil
 }
 
-// snapshot returns the devices in a steady order: GPUs by their numbers, MIG devices after them.
+// snapshot returns the devices in a stable order: GPUs by number, each followed by its MIG devices.
 func (r *nvmlReceiver) snapshot() []tracked {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -391,7 +392,7 @@ func (r *nvmlReceiver) snapshot() []tracked {
 	return out
 }
 
-// note keeps a device's state, tells of a change once, and asks for a look at lost devices.
+// note stores a device's state, logs a change once, and requests a query for lost devices.
 func (r *nvmlReceiver) note(t tracked, state, reason string) {
 	r.mu.Lock()
 	if now := r.devices[t.id.ID]; now != nil {
@@ -414,7 +415,7 @@ func (r *nvmlReceiver) note(t tracked, state, reason string) {
 	}
 }
 
-// account turns what a reading says of itself into telemetry of the receiver.
+// account adds the reading's own statistics to the receiver's telemetry.
 func (r *nvmlReceiver) account(t tracked, reading *gpu.Reading) {
 	ctx := context.Background()
 	for _, g := range reading.Groups {
@@ -431,7 +432,7 @@ func (r *nvmlReceiver) account(t tracked, reading *gpu.Reading) {
 		for i, u := range reading.Unsupported {
 			calls[i] = u.Call + ": " + u.Code
 			if u.Forbidden {
-				r.set.Logger.Info("NVML: a call needs more rights than the collector has", zap.String("device", t.id.ID), zap.String("call", u.Call))
+				r.set.Logger.Info("NVML: the collector lacks the permission for a call", zap.String("device", t.id.ID), zap.String("call", u.Call))
 			}
 		}
 		r.set.Logger.Debug("NVML: calls that the device does not offer", zap.String("device", t.id.ID), zap.Strings("calls", calls))
@@ -440,7 +441,7 @@ func (r *nvmlReceiver) account(t tracked, reading *gpu.Reading) {
 
 var groupScrape = metric.WithAttributes(attribute.String("group", "scrape"))
 
-// sleep waits, and reports false if the context ended before.
+// sleep waits and returns false if the context ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -30,6 +30,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/device"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/gpu"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/metadata"
@@ -57,7 +58,7 @@ func (h *host) reported() []componentstatus.Status {
 	return append([]componentstatus.Status(nil), h.states...)
 }
 
-// rig is a receiver over the stand-in.
+// rig is a receiver that uses the fake.
 type rig struct {
 	*nvmlReceiver
 	t       *testing.T
@@ -98,7 +99,7 @@ func newRig(t *testing.T, values map[string]string, change func(*Config)) *rig {
 	g.nvmlReceiver, err = newReceiver(cfg, set)
 	require.NoError(t, err)
 	g.nvmlReceiver.logs = g.logs
-	g.pace = pace{first: 5 * time.Millisecond, longest: 20 * time.Millisecond, look: 20 * time.Millisecond, shutdown: time.Second, event: 20 * time.Millisecond}
+	g.intervals = intervals{first: 5 * time.Millisecond, longest: 20 * time.Millisecond, rescan: 20 * time.Millisecond, shutdown: time.Second, event: 20 * time.Millisecond}
 	require.NoError(t, g.Start(t.Context(), g.host))
 	t.Cleanup(func() { assert.NoError(t, g.Shutdown(context.Background())) })
 	return g
@@ -171,7 +172,7 @@ func (g *rig) warnings() []observer.LoggedEntry {
 	return g.printed.FilterLevelExact(zapcore.WarnLevel).All()
 }
 
-func TestMetadataIsSemconv(t *testing.T) {
+func TestMetadata_Semconv(t *testing.T) {
 	registry := map[string]semconv.Metric{}
 	for _, m := range semconv.Metrics {
 		registry[m.Name] = m
@@ -209,7 +210,7 @@ func TestMetadataIsSemconv(t *testing.T) {
 	assert.Len(t, seen, 26, "all metrics of metadata.yaml: %v", seen)
 }
 
-func TestAScrapeOfEightDevices(t *testing.T) {
+func TestScrape_EightDevices(t *testing.T) {
 	g := newRig(t, devices(8), nil)
 	first := g.scrape()
 	for i := range 8 {
@@ -248,9 +249,9 @@ func (g *rig) scrapeWithout() map[string]pmetric.NumberDataPoint {
 	return index(m)
 }
 
-// TestAHangInGPMCostsTheOthersOnlyGPM: the calls take turns, and one device does not give its turn
+// TestScrape_UnresponsiveGPM: the calls take turns, and one device does not give its turn
 // back.
-func TestAHangInGPMCostsTheOthersOnlyGPM(t *testing.T) {
+func TestScrape_UnresponsiveGPM(t *testing.T) {
 	g := newRig(t, devices(2), nil)
 	g.scrape()
 	g.set(map[string]string{"0.gpm": "hang"})
@@ -269,7 +270,7 @@ func TestAHangInGPMCostsTheOthersOnlyGPM(t *testing.T) {
 	})
 }
 
-func TestAHangCostsOneDeviceAndABoundedTime(t *testing.T) {
+func TestScrape_UnresponsiveDevice(t *testing.T) {
 	g := newRig(t, devices(8), nil)
 	g.scrape()
 	g.set(map[string]string{"0.temperature": "hang"})
@@ -289,15 +290,15 @@ func TestAHangCostsOneDeviceAndABoundedTime(t *testing.T) {
 	assert.Len(t, g.printed.FilterMessage("NVML: device answers again").All(), 1)
 }
 
-func TestShutdownLeavesAHangingCallBehind(t *testing.T) {
+func TestShutdown_UnresponsiveCall(t *testing.T) {
 	g := newRig(t, devices(2), func(c *Config) { c.Timeout = 200 * time.Millisecond })
-	g.pace.shutdown = 100 * time.Millisecond
-	<-g.looked
+	g.intervals.shutdown = 100 * time.Millisecond
+	<-g.listed
 	g.set(map[string]string{"0.temperature": "hang"})
 	assert.True(t, failed(g.scrape(), ""), "when its time is up")
 	require.NoError(t, g.Shutdown(context.Background())) // or it would hang for good
-	assert.Len(t, g.printed.FilterMessageSnippet("left behind").All(), 1)
-	// Let go of it: the goroutine ends then.
+	assert.Len(t, g.printed.FilterMessageSnippet("was abandoned").All(), 1)
+	// Release it, so that the goroutine ends.
 	g.set(map[string]string{"0.temperature": "40"})
 	for limit := time.Now().Add(time.Minute); ; {
 		err := goleak.Find()
@@ -309,7 +310,7 @@ func TestShutdownLeavesAHangingCallBehind(t *testing.T) {
 	g.cancel = nil // the clean-up has nothing left to do
 }
 
-func TestADeviceThatFallsOffTheBusAndReturns(t *testing.T) {
+func TestScrape_LostDevice(t *testing.T) {
 	g := newRig(t, devices(2), nil)
 	g.scrape()
 	g.set(map[string]string{"1.all": "!15"})
@@ -324,12 +325,12 @@ func TestADeviceThatFallsOffTheBusAndReturns(t *testing.T) {
 	g.eventually("device 1 returns", func() bool { p := g.scrape(); _, ok := p["1 hw.energy"]; return ok && !failed(p, "1") })
 }
 
-func TestADriverThatIsLoadedAgain(t *testing.T) {
+func TestScrape_DriverRestart(t *testing.T) {
 	g := newRig(t, devices(2), nil)
 	g.scrape()
 	g.set(map[string]string{"epoch": "7", "init": "!9"})
 	g.eventually("all fail", func() bool { p := g.scrape(); return failed(p, "") && failed(p, "1") })
-	g.eventually("the reason is told", func() bool { return g.printed.FilterFieldKey("error").FilterMessageSnippet("trying again").Len() >= 1 })
+	g.eventually("the reason is logged", func() bool { return g.printed.FilterFieldKey("error").FilterMessageSnippet("is retried").Len() >= 1 })
 	g.set(map[string]string{"init": ""})
 	g.eventually("all return", func() bool {
 		p := g.scrape()
@@ -338,7 +339,7 @@ func TestADriverThatIsLoadedAgain(t *testing.T) {
 	})
 }
 
-func TestAMachineWithoutADeviceAndOneThatGetsOne(t *testing.T) {
+func TestScrape_NoDevice(t *testing.T) {
 	g := newRig(t, map[string]string{"count": "0"}, nil)
 	assert.Empty(t, g.scrape())
 	g.eventually("a warning", func() bool { return len(g.warnings()) > 0 })
@@ -355,7 +356,7 @@ func TestAMachineWithoutADeviceAndOneThatGetsOne(t *testing.T) {
 	g.eventually("a second is added", func() bool { _, ok := g.scrape()["1 hw.energy"]; return ok })
 }
 
-func TestAMIGDeviceThatIsTakenApart(t *testing.T) {
+func TestScrape_RemovedMIGDevice(t *testing.T) {
 	g := newRig(t, devices(1), nil)
 	g.set(map[string]string{"0.mig": "1", "0.mig0.uuid": "MIG-0009", "0.mig0.name": "part", "0.mig0.memory": "100:0:50"})
 	var part pmetric.NumberDataPoint
@@ -382,7 +383,7 @@ func TestNoLibrary(t *testing.T) {
 	assert.Equal(t, []componentstatus.Status{componentstatus.StatusRecoverableError}, g.host.reported())
 }
 
-func TestAnXIDIsALogAndACount(t *testing.T) {
+func TestXID_LogAndCount(t *testing.T) {
 	g := newRig(t, devices(2), nil)
 	g.scrape()
 	g.set(map[string]string{"xid.0": "1:79", "xid.1": "1:31", "xid.2": "1:79"})
@@ -393,6 +394,7 @@ func TestAnXIDIsALogAndACount(t *testing.T) {
 	assert.Contains(t, rec.Body().Str(), "XID 79: the GPU has fallen off the bus")
 	assert.Equal(t, map[string]any{
 		semconv.HWID: nvmltest.UUID(1), semconv.HWName: "NVIDIA H200", semconv.HWVendor: "NVIDIA", semconv.HWType: "gpu", semconv.GPUXIDCode: int64(79),
+		semconv.LogRecordUID: gpuevent.KeyOf(nvmltest.UUID(1)).UID(uint64(rec.Timestamp()), 79).String(),
 	}, rec.Attributes().AsRaw())
 	points := g.scrape()
 	assert.Equal(t, int64(2), points["1 hw.errors xid_79"].IntValue())
@@ -400,7 +402,7 @@ func TestAnXIDIsALogAndACount(t *testing.T) {
 	assert.False(t, has(points, " hw.errors xid_79"), " hw.errors xid_79")
 }
 
-func TestProcessesAreNamedFromProc(t *testing.T) {
+func TestScrape_ProcessIdentity(t *testing.T) {
 	g := newRig(t, devices(1), nil)
 	container := strings.Repeat("ab12", 16)
 	dir := filepath.Join(g.root, "proc", "4242")
@@ -419,24 +421,24 @@ func TestProcessesAreNamedFromProc(t *testing.T) {
 	attrs := dp.Attributes().AsRaw()
 	assert.Equal(t, "train (v2)", attrs[semconv.ProcessExecutableName])
 	assert.Equal(t, container, attrs[semconv.ContainerID])
-	assert.Equal(t, "01234567-89ab-cdef-0123-456789abcdef", attrs[semconv.K8sPodUid])
+	assert.Equal(t, "01234567-89ab-cdef-0123-456789abcdef", attrs[semconv.K8sPodUID])
 	assert.Equal(t, int64(17), attrs[semconv.ProcessVpid])
 	other := points[" process.gpu.memory.usage 4343"].Attributes().AsRaw()
 	assert.Len(t, other, 5, "an unknown process has its id and its device: %v", other)
 }
 
-func TestACallThatNeedsMoreRightsIsToldOnce(t *testing.T) {
+func TestScrape_MissingPermission(t *testing.T) {
 	g := newRig(t, devices(1), nil)
 	g.set(map[string]string{"0.gpm": "!4"})
 	for range 3 {
 		assert.False(t, has(g.scrape(), " hw.gpu.sm.occupancy"))
 	}
-	told := g.printed.FilterMessageSnippet("more rights").All()
+	told := g.printed.FilterMessageSnippet("lacks the permission").All()
 	require.Len(t, told, 1)
 	assert.Equal(t, "GpmQueryDeviceSupport", told[0].ContextMap()["call"])
 }
 
-func TestMetricsCanBeSwitchedOff(t *testing.T) {
+func TestScrape_DisabledMetrics(t *testing.T) {
 	g := newRig(t, devices(1), func(c *Config) { c.Metrics.HwEnergy.Enabled = false; c.Groups.Slow.Enabled = false })
 	points := g.scrape()
 	assert.False(t, has(points, " hw.energy"), " hw.energy")
@@ -444,7 +446,7 @@ func TestMetricsCanBeSwitchedOff(t *testing.T) {
 	assert.True(t, has(points, " hw.power"), " hw.power")
 }
 
-func TestBothSignalsShareOneReceiver(t *testing.T) {
+func TestFactory_SharedReceiver(t *testing.T) {
 	lib, err := nvmltest.Build()
 	if err != nil {
 		t.Skip(err)
@@ -470,7 +472,7 @@ func TestBothSignalsShareOneReceiver(t *testing.T) {
 	require.NoError(t, metrics.Shutdown(t.Context()), "twice")
 }
 
-func TestBadSettings(t *testing.T) {
+func TestConfig_Invalid(t *testing.T) {
 	for want, change := range map[string]func(*Config){
 		"timeout must be above 0":       func(c *Config) { c.Timeout = 0 },
 		"must not be above collection":  func(c *Config) { c.Timeout = time.Minute },
@@ -488,7 +490,7 @@ func TestBadSettings(t *testing.T) {
 	assert.True(t, device.Supported)
 }
 
-func TestXIDsThatCannotBeDeliveredAreCounted(t *testing.T) {
+func TestXID_FailedDelivery(t *testing.T) {
 	g := newRig(t, devices(1), nil)
 	tel := componenttest.NewTelemetry()
 	builder, err := metadata.NewTelemetryBuilder(tel.NewTelemetrySettings())

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// vendor is hw.vendor of all devices here.
+// vendor is hw.vendor of all devices of this receiver.
 const vendor = "NVIDIA"
 
 // record adds a reading to the metrics of this scrape.
@@ -38,7 +38,7 @@ func (r *nvmlReceiver) record(id gpu.Identity, state string, reading *gpu.Readin
 	}
 }
 
-// since sets the start time of the points that follow.
+// since sets the start time of subsequent points.
 func (r *nvmlReceiver) since(t time.Time) {
 	r.builder.Reset(metadata.WithStartTime(pcommon.NewTimestampFromTime(t)))
 }

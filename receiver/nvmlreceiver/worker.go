@@ -9,26 +9,25 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/gpu"
 )
 
-// worker reads one device in a goroutine of its own, because a call of the driver may hang for good
-// and cannot be taken back. At most one reading is under way, so a device that hangs costs one
-// goroutine however often it is asked.
+// worker reads one device in its own goroutine, because a call of the driver may hang forever and
+// cannot be cancelled. At most one reading is in flight, so an unresponsive device costs one
+// goroutine.
 type worker struct {
 	device   gpu.Device
 	requests chan struct{}
-	// results has room for the one reading that can be under way: the worker never waits for somebody
-	// to take it.
+	// results has capacity for the reading in flight, so the worker never blocks on it.
 	results chan gpu.Reading
 	stop    chan struct{}
 	done    chan struct{}
 	// close closes stop, once.
 	close func()
-	// waiting says that a reading was asked for and has not been taken. It belongs to the goroutine
-	// that asks.
+	// waiting is set if a requested reading has not been received. Only the requesting goroutine
+	// uses it.
 	waiting bool
 }
 
-// startWorker starts to serve requests. every is the time between two collections of samples, 0 for
-// none between requests.
+// startWorker starts a worker. every is the interval of collecting samples between requests; 0
+// disables it.
 func startWorker(d gpu.Device, every time.Duration) *worker {
 	w := &worker{
 		device:   d,
@@ -60,23 +59,24 @@ func (w *worker) run(every time.Duration) {
 	}
 }
 
-// request asks for a reading, and reports false if the last one is still under way. One goroutine asks
-// and awaits.
+// request requests a reading. It returns false if the last one is still in flight. Call request and
+// await from one goroutine.
 func (w *worker) request() bool {
 	if w.waiting {
 		select {
-		case <-w.results: // came too late for its scrape
+		case <-w.results: // it missed the deadline of its scrape
 		default:
 			return false
 		}
 	}
 	w.waiting = true
-	w.requests <- struct{}{} // empty, because the worker has taken the last one
+	w.requests <- struct{}{} // empty, because the worker has received the last request
 	return true
 }
 
-// await waits for the reading that was asked for until one of the channels is closed. One that is there
-// counts, even if the time is up: it was spent waiting for another device.
+// await waits for the requested reading until one of the channels is closed. A result that is
+// available counts even after the deadline, which may have passed during the wait for another
+// device.
 func (w *worker) await(limit, ended <-chan struct{}) (gpu.Reading, bool) {
 	select {
 	case reading := <-w.results:
@@ -94,7 +94,7 @@ func (w *worker) await(limit, ended <-chan struct{}) (gpu.Reading, bool) {
 	return gpu.Reading{}, false
 }
 
-// end tells the worker to end when it is idle, and reports whether it has within the time.
+// end stops the worker when it is idle. It returns false if that exceeds the time.
 func (w *worker) end(limit <-chan struct{}) bool {
 	w.close()
 	select {

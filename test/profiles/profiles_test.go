@@ -268,7 +268,7 @@ func TestCollectorWithoutTheGate(t *testing.T) {
 		assert.Zero(t, stats.Sent)
 		assert.Equal(t, map[string]uint64{otlp.ReasonUnsupported: uint64(count(window()))}, stats.Unsent)
 		assert.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
-		assert.Contains(t, log.String(), "the endpoint does not know profiles")
+		assert.Contains(t, log.String(), "the endpoint does not support profiles")
 	}
 	p.Stop(limit)
 }

@@ -171,7 +171,7 @@ static void reading(void) {
   pthread_join(load, NULL);
   gpufl_deep_counts counts;
   gpufl_deep_get_counts(&counts);
-  CHECK(counts.gate_timeouts == 0 && counts.longest_hold_ns > 0 && counts.longest_hold_ns < GPUFL_BARRIER_LIMIT_NS);
+  CHECK(counts.barrier_timeouts == 0 && counts.longest_block_ns > 0 && counts.longest_block_ns < GPUFL_BARRIER_LIMIT_NS);
 }
 
 // Somebody else flushes for longer than a window waits: that opens later, and launches do not wait for it.
@@ -207,7 +207,7 @@ static void deaf(const char *fakes, bool early) {
     for (int i = 0; i < 2; i++) {
       const char *how = i == 0 ? "refuse_start" : "no_reasons";
       fake_control(how, GPUFL_CUPTI_ERROR_HARDWARE_BUSY);
-      CHECK(gpufl_deep_open(&sampling) == GPUFL_CUPTI_ERROR_HARDWARE_BUSY && !gpufl_deep_deaf() && fake_control("armed", 0) == 0);
+      CHECK(gpufl_deep_open(&sampling) == GPUFL_CUPTI_ERROR_HARDWARE_BUSY && !gpufl_deep_unresponsive() && fake_control("armed", 0) == 0);
       fake_control(how, 0);
     }
   }
@@ -215,7 +215,7 @@ static void deaf(const char *fakes, bool early) {
   CHECK(gpufl_deep_open(&sampling) == GPUFL_OK && gpufl_deep_close((int64_t)5e9) == GPUFL_OK && gpufl_deep_end() == GPUFL_OK);
   fake_control(early ? "no_reasons" : "refuse_start", GPUFL_CUPTI_ERROR_HARDWARE_BUSY);
   fake_control("start_deafens", 1);
-  CHECK(gpufl_deep_open(&sampling) == GPUFL_DEAF && gpufl_deep_deaf());
+  CHECK(gpufl_deep_open(&sampling) == GPUFL_UNRESPONSIVE && gpufl_deep_unresponsive());
   fake_control("refuse_start", 0);
   // Nothing more is asked of it, and calls are not held up.
   gpufl_deep_config sass = sampling;
@@ -223,16 +223,16 @@ static void deaf(const char *fakes, bool early) {
   const char *metric = "smsp__sass_inst_executed";
   sass.names = &metric;
   sass.num_names = 1;
-  CHECK(gpufl_deep_open(&sampling) == GPUFL_DEAF && gpufl_deep_open(&sass) == GPUFL_DEAF);
+  CHECK(gpufl_deep_open(&sampling) == GPUFL_UNRESPONSIVE && gpufl_deep_open(&sass) == GPUFL_UNRESPONSIVE);
   uint32_t lost = 0;
-  CHECK(gpufl_pause() == GPUFL_DEAF && gpufl_resume(&lost) == GPUFL_OK);
+  CHECK(gpufl_pause() == GPUFL_UNRESPONSIVE && gpufl_resume(&lost) == GPUFL_OK);
   CHECK(gpufl_flush() == GPUFL_OK);
   atomic_store(&over, true);
   pthread_join(launching, NULL);
   CHECK(gpufl_stop() == GPUFL_OK);
   uint32_t enabled = 0;
   int refusal = 0;
-  CHECK(gpufl_start(&enabled, &refusal) == GPUFL_DEAF && gpufl_close() == GPUFL_OK);
+  CHECK(gpufl_start(&enabled, &refusal) == GPUFL_UNRESPONSIVE && gpufl_close() == GPUFL_OK);
   CHECK(fake_control("switched_deaf", 0) == 0 && fake_control("pc_raced", 0) == 0);
 }
 

@@ -251,7 +251,7 @@ static void window(const gpufl_deep_config *config, const char *folder, const ch
          (unsigned long long)sectors, (unsigned long long)ideal, (unsigned long long)c.dropped_records);
   printf("  lost rows %llu, names %llu, broken %llu; contexts %llu, skipped %llu, lost %llu; deferred %llu, not idle %llu, gated %llu, gate timeouts %llu; names kept %llu\n",
          (unsigned long long)c.lost_rows, (unsigned long long)c.lost_names, (unsigned long long)c.broken, (unsigned long long)c.contexts, (unsigned long long)c.skipped_contexts,
-         (unsigned long long)c.lost_contexts, (unsigned long long)c.deferred, (unsigned long long)c.not_idle, (unsigned long long)c.gated, (unsigned long long)c.gate_timeouts, (unsigned long long)c.names_kept);
+         (unsigned long long)c.lost_contexts, (unsigned long long)c.deferred, (unsigned long long)c.not_idle, (unsigned long long)c.blocked_calls, (unsigned long long)c.barrier_timeouts, (unsigned long long)c.names_kept);
   for (uint32_t i = 0; gpufl_deep_name(i) != NULL; i++) {
     uint64_t n = 0;
     for (int k = 0; k < num_rows; k++) n += rows[k].what == i ? rows[k].value : 0;

@@ -12,13 +12,13 @@ import (
 	"go.opentelemetry.io/collector/component"
 )
 
-// Map holds the living instances. Its zero value is ready; it is safe for concurrent use.
+// Map holds the running instances. Its zero value is ready to use. It is safe for concurrent use.
 type Map[K comparable, V component.Component] struct {
 	mu sync.Mutex
 	m  map[K]*Shared[V]
 }
 
-// Get returns the instance of a key, made by create if there is none.
+// Get returns the instance of a key. It calls create if there is none.
 func (m *Map[K, V]) Get(key K, create func() (V, error)) (*Shared[V], error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -41,7 +41,8 @@ func (m *Map[K, V]) Get(key K, create func() (V, error)) (*Shared[V], error) {
 	return s, nil
 }
 
-// Shared is an instance that several pipelines start and stop: the first of each counts.
+// Shared is an instance that several pipelines start and stop. Only the first call of Start and of
+// Shutdown has an effect.
 type Shared[V component.Component] struct {
 	component V
 	forget    func()
@@ -54,13 +55,13 @@ type Shared[V component.Component] struct {
 // Unwrap returns the instance.
 func (s *Shared[V]) Unwrap() V { return s.component }
 
-// Start starts the instance once; later calls return the first one's error.
+// Start starts the instance once. Later calls return the error of the first.
 func (s *Shared[V]) Start(ctx context.Context, host component.Host) error {
 	s.start.Do(func() { s.startErr = s.component.Start(ctx, host) })
 	return s.startErr
 }
 
-// Shutdown stops the instance once and forgets it, so that a reload makes a new one.
+// Shutdown stops the instance once and removes it from the map, so that a reload creates a new one.
 func (s *Shared[V]) Shutdown(ctx context.Context) error {
 	s.stop.Do(func() {
 		s.stopErr = s.component.Shutdown(ctx)

@@ -18,7 +18,7 @@ type counting struct {
 func (c *counting) Start(context.Context, component.Host) error { c.starts++; return c.err }
 func (c *counting) Shutdown(context.Context) error              { c.stops++; return nil }
 
-func TestOneInstancePerKeyStartsAndStopsOnce(t *testing.T) {
+func TestMap_SharedInstance(t *testing.T) {
 	var m Map[string, *counting]
 	made := 0
 	create := func() (*counting, error) { made++; return &counting{err: errors.New("no")}, nil }
@@ -47,7 +47,7 @@ func TestOneInstancePerKeyStartsAndStopsOnce(t *testing.T) {
 	}
 }
 
-func TestAFailedCreationIsNotKept(t *testing.T) {
+func TestMap_FailedCreation(t *testing.T) {
 	var m Map[int, *counting]
 	if _, err := m.Get(1, func() (*counting, error) { return nil, errors.New("bad") }); err == nil {
 		t.Fatal("no error")

@@ -11,12 +11,13 @@ import (
 	"go.opentelemetry.io/collector/extension/xextension/storage"
 )
 
-// ErrDamaged is the error of a checked client for a value that is not what was stored under its key.
+// ErrDamaged is the error of a checked client if a stored value differs from the value that was
+// written under its key.
 var ErrDamaged = errors.New("stored value is damaged")
 
-// Checked returns a client that stores a checksum of key and value with each value, since bbolt has none.
-// Get and Batch return ErrDamaged for a value without the right one. A nil client stays nil. The client
-// is as safe for concurrent use as the one it passes calls on to.
+// Checked returns a client that stores a checksum of key and value with each value, since bbolt has
+// none. Get and Batch return ErrDamaged for a value whose checksum does not match. A nil client
+// stays nil. The client is as safe for concurrent use as the client it wraps.
 func Checked(c storage.Client) storage.Client {
 	if c == nil {
 		return nil
@@ -31,7 +32,7 @@ const checksumBytes = 8
 func checksum(key string, value []byte) uint64 {
 	var d xxhash.Digest
 	d.Reset()
-	_, _ = d.WriteString(key) // never fails
+	_, _ = d.WriteString(key) // Write of a hash never fails
 	_, _ = d.Write(value)
 	return d.Sum64()
 }
@@ -81,8 +82,8 @@ func (c checked) Batch(ctx context.Context, ops ...*storage.Operation) error {
 	return err
 }
 
-// RemoveAll removes all values whose key begins with prefix, damaged ones too. It reports false if the
-// storage cannot list its keys.
+// RemoveAll removes all values whose key begins with prefix, damaged values included. It returns
+// false if the storage cannot list its keys.
 func RemoveAll(ctx context.Context, c storage.Client, prefix string) (bool, error) {
 	if own, ok := c.(checked); ok {
 		c = own.Client

@@ -12,8 +12,9 @@ import (
 	"go.opentelemetry.io/collector/extension/xextension/storage"
 )
 
-// Open returns the client of the storage extension with the given id for a component, nil without an
-// error if the id is nil. The errors for an id that is no storage say what to set.
+// Open returns the component's client of the storage extension with the given id. It returns nil
+// without an error if the id is nil. If the id does not name a storage extension, the error states
+// which setting to change.
 func Open(ctx context.Context, id *component.ID, host component.Host, kind component.Kind, owner component.ID) (storage.Client, error) {
 	if id == nil {
 		return nil, nil

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package capture is one recording of the process it runs in: a CUPTI collector, the recorder that
-// turns its records into telemetry, the client that sends it, and, where settings allow deep windows, what
-// opens and runs these, started and stopped in the right order. The SDK and the injection library are two
-// fronts of it. It may know all of them and nothing of who asked for the recording.
+// Package capture is one recording of the current process. It starts and stops, in the right order,
+// the CUPTI collector, the recorder that turns records into telemetry, and the client that sends
+// it. Where settings allow deep-profiling windows, it also runs their controller. The SDK and the
+// injection library use it. It may depend on all of these packages, but not on its callers.
 package capture
 
 import (
@@ -23,48 +23,51 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
 )
 
-// Options say what to record and where to send it.
+// Options select what to record and where to send it.
 type Options struct {
 	Settings recorder.Settings
 	Sending  otlp.Settings
-	// Language is the program's ("go"), "" if not known.
+	// Language is the program's language ("go"), or "" if it is unknown.
 	Language string
-	// Deep says which deep windows there may be, if Deep.Enabled, and Window how they are run. Place is
-	// where the socket is that they can be asked for by.
+	// Deep configures the deep-profiling windows, if Deep.Enabled, and Window how they run. Place
+	// is the folder of the socket that accepts requests for windows.
 	Deep   deep.Config
 	Window engine.Settings
 	Place  control.Place
-	// Logger defaults to one that drops everything.
+	// Logger defaults to a logger without output.
 	Logger *slog.Logger
 }
 
-// Capture is a recording. Its methods may be called by any goroutine.
+// Capture is a recording. Its methods are safe for concurrent use.
 type Capture struct {
 	config    recorder.Config
 	timeout   time.Duration
 	summaries string
-	// sendingLimit bounds what Stop takes to send, besides timeout; 0: it does not.
+	// sendingLimit bounds the time that Stop spends on sending, in addition to timeout. 0 means no
+	// limit.
 	sendingLimit time.Duration
 	logger       *slog.Logger
 	status       cupti.Status
 	collector    *cupti.Collector   // nil where nothing can be recorded
-	recorder     *recorder.Recorder // nil likewise
+	recorder     *recorder.Recorder // nil where nothing can be recorded
 	client       *otlp.Client
-	// What follows is nil where there are no deep windows, the server also where no socket could be made.
+	// The following fields are nil where deep-profiling windows are off. The server is also nil if
+	// its socket could not be created.
 	windows *deep.Controller
 	engines *engine.Engines
 	control *control.Server
-	// refusing tells those who ask for windows why there are none; nil where something is recorded.
-	refusing *deep.Controller
+	// unavailableServer answers requests for windows with the reason why there are none. It is nil
+	// if the process is recorded.
+	unavailableServer *deep.Controller
 
 	once    sync.Once
 	summary recorder.Summary
 	err     error
 }
 
-// Start begins to record. That nothing can be recorded here is no error: Status says why, and the
-// recording consists of a session and a log that say so. Errors are about settings. The program
-// must not have one running already.
+// Start starts a recording. It returns no error where nothing can be recorded: Status gives the
+// reason, and the recording consists of a session and a log record with that reason. Errors concern
+// settings. At most one recording may run in a process.
 func Start(o Options) (*Capture, error) {
 	c := &Capture{timeout: o.Settings.ShutdownTimeout, summaries: o.Settings.SummaryDir, logger: o.Logger}
 	if c.logger == nil {
@@ -98,7 +101,8 @@ func Start(o Options) (*Capture, error) {
 	return c, nil
 }
 
-// open starts collector and recorder, and the controller of deep windows. Its error is one of settings.
+// open starts the collector, the recorder and the controller of deep-profiling windows. Its error
+// concerns settings.
 func (c *Capture) open(o *Options) error {
 	settings := o.Settings.Collector()
 	settings.Deep = o.Deep.Enabled
@@ -112,24 +116,24 @@ func (c *Capture) open(o *Options) error {
 			o.Window.Profiles, c.config.Profiles = true, c.client
 		}
 		if o.Window.LeaseDir, err = o.Place.Folder(); err != nil {
-			c.logger.Warn("gpuflight: processes cannot see whether another one samples a GPU", "error", err)
+			c.logger.Warn("gpuflight: no lock between processes that sample the same GPU", "error", err)
 		}
 		c.engines = engine.New(o.Window, engine.FromCollector(collector), &taker, c.logger)
 		o.Deep.Opened, o.Deep.Closed, o.Deep.Logger = c.engines.Opened, c.engines.Closed, c.logger
 		if c.windows, err = deep.New(o.Deep, c.engines); err != nil {
-			_ = collector.Close() // it has not begun
+			_ = collector.Close() // nothing to stop: it has not started
 			return err
 		}
 		c.config.Rules = c.windows
 	}
 	r, err := recorder.New(c.config, recorder.FromCollector(collector), c.client)
 	if err != nil {
-		_ = collector.Close() // it has not begun
+		_ = collector.Close() // nothing to stop: it has not started
 		return err
 	}
 	taker.Recorder = r
 	if err := collector.Start(); err != nil {
-		_ = collector.Close() // what Start said is what matters
+		_ = collector.Close() // the error of Start matters more
 		return c.unavailable(err, o)
 	}
 	r.Start()
@@ -139,13 +143,13 @@ func (c *Capture) open(o *Options) error {
 		c.windows.Start()
 		p := control.Process{Service: r.Service(), Command: shortened(strings.Join(c.config.Command, " "))}
 		if c.control, err = control.Listen(o.Place, p, c.windows, c.logger); err != nil {
-			c.logger.Warn("gpuflight: nobody can ask for deep windows from outside", "error", err)
+			c.logger.Warn("gpuflight: requests for deep-profiling windows are unavailable", "error", err)
 		}
 	}
 	return nil
 }
 
-// maxCommand bounds what others are told of the command, in bytes.
+// maxCommand bounds the length of the command that other processes see, in bytes.
 const maxCommand = 1 << 10
 
 func shortened(s string) string {
@@ -155,38 +159,39 @@ func shortened(s string) string {
 	return strings.ToValidUTF8(s, "") // a character may have been cut in two
 }
 
-// deferredSink is the recorder, which is made after what hands windows to it and before any of them.
+// deferredSink forwards windows to the recorder. The recorder is created after the engine that
+// sends windows and before the first window.
 type deferredSink struct{ *recorder.Recorder }
 
-// unavailable keeps why nothing can be recorded.
+// unavailable stores why nothing can be recorded.
 func (c *Capture) unavailable(err error, o *Options) error {
 	var e *cupti.Error
 	if !errors.As(err, &e) {
 		e = &cupti.Error{Status: cupti.Status{Reason: cupti.ReasonFailed, Detail: err.Error()}}
 	}
 	c.status = e.Status
-	c.logger.Info("gpuflight: nothing will be recorded", "reason", string(c.status.Reason), "detail", c.status.Detail)
+	c.logger.Info("gpuflight: nothing is recorded", "reason", string(c.status.Reason), "detail", c.status.Detail)
 	c.windows, c.engines = nil, nil
 	if o.Deep.Enabled {
-		c.refuse(o)
+		c.serveUnavailable(o)
 	}
 	return nil
 }
 
-// refuse has those who ask for deep windows from outside told why there can be none. Else they would hear that
-// windows were not asked for.
-func (c *Capture) refuse(o *Options) {
+// serveUnavailable answers requests for deep-profiling windows with the reason why there can be
+// none. Without it, the answer would be that windows are switched off.
+func (c *Capture) serveUnavailable(o *Options) {
 	cfg := deep.Config{Engine: o.Deep.Engine, Blackout: -1, CoolDown: -1, Share: 1, Logger: c.logger}
 	windows, err := deep.New(cfg, engine.Unavailable(c.status))
 	if err == nil {
 		p := control.Process{Service: c.config.ServiceName, Command: shortened(strings.Join(c.config.Command, " "))}
 		if c.control, err = control.Listen(o.Place, p, windows, c.logger); err == nil {
 			windows.Start()
-			c.refusing = windows
+			c.unavailableServer = windows
 		}
 	}
 	if err != nil {
-		c.logger.Warn("gpuflight: nobody can ask why there are no deep windows", "error", err)
+		c.logger.Warn("gpuflight: requests for deep-profiling windows are unanswered", "error", err)
 	}
 }
 
@@ -197,7 +202,7 @@ func (c *Capture) abandon() {
 	_ = c.client.Shutdown(ctx)
 }
 
-// Status says what is recorded, or why nothing is.
+// Status returns what is recorded, or why nothing is.
 func (c *Capture) Status() cupti.Status {
 	if c.collector != nil {
 		return c.collector.Status()
@@ -205,25 +210,27 @@ func (c *Capture) Status() cupti.Status {
 	return c.status
 }
 
-// Recorder is nil where nothing is recorded.
+// Recorder returns nil if nothing is recorded.
 func (c *Capture) Recorder() *recorder.Recorder { return c.recorder }
 
-// Windows is nil where there are no deep windows.
+// Windows returns nil if deep-profiling windows are off.
 func (c *Capture) Windows() *deep.Controller { return c.windows }
 
-// Client is nil where sending is switched off.
+// Client returns nil if sending is switched off.
 func (c *Capture) Client() *otlp.Client { return c.client }
 
-// Config is what the recorder was given, with the process's own attributes and the session's id.
+// Config returns the recorder's configuration, with the process's own attributes and the session's
+// id.
 func (c *Capture) Config() recorder.Config { return c.config }
 
-// LimitSending has Stop send for no longer than d, where nobody is likely to answer. What the recording needs to end has its
-// time all the same. It is called before Stop.
+// LimitSending makes Stop send for at most d, for an endpoint that probably does not answer. It
+// does not limit the other steps of Stop. Call it before Stop.
 func (c *Capture) LimitSending(d time.Duration) { c.sendingLimit = d }
 
-// Stop ends the recording, sends what there is, and returns within ctx and the settings' shutdown
-// timeout, whichever is shorter. finalize detaches CUPTI from the driver: worth it only if the
-// program goes on. The error says what could not be sent. A second call returns what the first did.
+// Stop ends the recording and sends the pending data. It returns when ctx ends or the settings'
+// shutdown timeout expires, whichever is earlier. finalize detaches CUPTI from the driver, which is
+// useful only if the program continues. The error names the data that could not be sent. Later
+// calls return the result of the first.
 func (c *Capture) Stop(ctx context.Context, finalize bool) (recorder.Summary, error) {
 	c.once.Do(func() { c.summary, c.err = c.stop(ctx, finalize) })
 	return c.summary, c.err
@@ -238,7 +245,7 @@ func (c *Capture) stop(ctx context.Context, finalize bool) (recorder.Summary, er
 	var summary recorder.Summary
 	var errs []error
 	if c.collector == nil {
-		errs = append(errs, c.stopRefusing(ctx))
+		errs = append(errs, c.stopUnavailableServer(ctx))
 		var err error
 		summary, err = recorder.Unavailable(c.config, c.status, c.client)
 		errs = append(errs, err)
@@ -247,7 +254,7 @@ func (c *Capture) stop(ctx context.Context, finalize bool) (recorder.Summary, er
 		stopped, err := c.stopCollector(ctx, finalize)
 		errs = append(errs, err)
 		summary = c.recorder.Stop(ctx)
-		if stopped { // else CUPTI still holds what Close would wait for
+		if stopped { // else CUPTI still holds the buffers that Close would wait for
 			errs = append(errs, c.collector.Close())
 		}
 	}
@@ -264,8 +271,8 @@ func (c *Capture) stop(ctx context.Context, finalize bool) (recorder.Summary, er
 	return summary, errors.Join(errs...)
 }
 
-// stopWindows closes the window that is open and has what windows yielded handed over, in at most half of
-// the time: CUPTI must be stopped and everything sent after it.
+// stopWindows closes the open window and sends the results of all windows. It uses at most half of
+// the remaining time: CUPTI must stop and all data must be sent after it.
 func (c *Capture) stopWindows(ctx context.Context) error {
 	if c.windows == nil {
 		return nil
@@ -279,73 +286,73 @@ func (c *Capture) stopWindows(ctx context.Context) error {
 	errs := []error{c.windows.Stop(closing)}
 	reading, cancel := part(3)
 	defer cancel()
-	told := c.hangUp()
+	disconnected := c.closeControl()
 	errs = append(errs, c.engines.Stop(reading))
 	select {
-	case <-told:
-	case <-reading.Done(): // a client that does not read its answer
+	case <-disconnected:
+	case <-reading.Done(): // for a client that does not read its answer
 	}
 	return errors.Join(errs...)
 }
 
-// stopRefusing is stopWindows where nothing is recorded.
-func (c *Capture) stopRefusing(ctx context.Context) error {
-	if c.refusing == nil {
+// stopUnavailableServer is stopWindows where nothing is recorded.
+func (c *Capture) stopUnavailableServer(ctx context.Context) error {
+	if c.unavailableServer == nil {
 		return nil
 	}
-	err := c.refusing.Stop(ctx)
-	told := c.hangUp()
+	err := c.unavailableServer.Stop(ctx)
+	disconnected := c.closeControl()
 	select {
-	case <-told:
-	case <-ctx.Done(): // a client that does not read its answer
+	case <-disconnected:
+	case <-ctx.Done(): // for a client that does not read its answer
 	}
 	return err
 }
 
-// hangUp closes the socket, and returns what is closed when all clients are gone.
-func (c *Capture) hangUp() <-chan struct{} {
-	told := make(chan struct{})
+// closeControl closes the socket. The returned channel is closed when all clients are disconnected.
+func (c *Capture) closeControl() <-chan struct{} {
+	disconnected := make(chan struct{})
 	go func() {
-		defer close(told)
+		defer close(disconnected)
 		if c.control != nil {
 			c.control.Close()
 		}
 	}()
-	return told
+	return disconnected
 }
 
-// stopCollector waits for CUPTI no longer than ctx: a driver that hangs must not keep the program. It
-// reports whether CUPTI has stopped.
+// stopCollector waits for CUPTI until ctx ends, so that an unresponsive driver cannot block the
+// program. It returns whether CUPTI has stopped.
 func (c *Capture) stopCollector(ctx context.Context, finalize bool) (stopped bool, err error) {
 	done := make(chan error, 1)
 	go func() { done <- c.collector.Stop(finalize) }()
 	select {
 	case err := <-done:
 		if errors.Is(err, cupti.ErrNotDetached) {
-			c.logger.Warn("gpuflight: CUPTI is still attached to the driver, launches may stay slower", "error", err)
+			c.logger.Warn("gpuflight: CUPTI is still attached: launches may stay slower", "error", err)
 			return true, nil
 		}
 		return true, err
 	case <-ctx.Done():
-		// Should it come back after all, the process can record anew.
+		// If Close returns later, the process can record again.
 		go func() {
 			if err := <-done; err != nil {
 				c.logger.Warn("gpuflight: CUPTI stopped late", "error", err)
 			}
-			_ = c.collector.Close() // nobody is there to be told
+			_ = c.collector.Close() // the caller has already returned
 		}()
 		return false, fmt.Errorf("stop CUPTI: %w", ctx.Err())
 	}
 }
 
-// delivery is what became of the telemetry.
+// delivery is the outcome of sending the telemetry.
 func (c *Capture) delivery() []recorder.Delivery {
 	stats := c.client.Stats()
 	var d []recorder.Delivery
 	for _, signal := range []otlp.Signal{otlp.Traces, otlp.Logs, otlp.Metrics, otlp.Profiles} {
 		s := stats[signal]
 		if signal == otlp.Profiles && s.Sent+s.UnsentTotal() == 0 {
-			continue // few want them
+			continue // callers rarely use it
 		}
 		d = append(d, recorder.Delivery{Signal: signal.String(), To: s.Endpoint, Sent: s.Sent, Unsent: s.Unsent, Error: s.LastError})
 	}

@@ -35,7 +35,7 @@ func options(t *testing.T, env map[string]string) Options {
 	return Options{Settings: settings, Sending: sending}
 }
 
-// recording reads how many kernel spans a file has, and its one capture log.
+// recording returns the number of kernel spans of a file and its one capture log.
 func recording(t *testing.T, path string) (kernels int, spans []string, capture plog.LogRecord) {
 	t.Helper()
 	found := 0
@@ -62,10 +62,10 @@ func recording(t *testing.T, path string) (kernels int, spans []string, capture 
 	return kernels, spans, capture
 }
 
-func TestCaptureRecordsSendsAndSumsUp(t *testing.T) {
+func TestCapture_Recording(t *testing.T) {
 	gpu := cuptitest.Libraries(t)
 	require.Zero(t, gpu.Init())
-	for round := range 3 { // it can be started anew
+	for round := range 3 { // a second recording can start
 		dir := t.TempDir()
 		path := filepath.Join(dir, "out.otlp.jsonl.zst")
 		c, err := Start(options(t, map[string]string{
@@ -106,7 +106,7 @@ func TestCaptureRecordsSendsAndSumsUp(t *testing.T) {
 	}
 }
 
-func TestCaptureSaysWhyNothingIsRecorded(t *testing.T) {
+func TestCapture_Unavailable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "out.otlp.jsonl")
 	c, err := Start(options(t, map[string]string{"GPUFLIGHT_OUTPUT": path, "GPUFLIGHT_CUPTI": filepath.Join(t.TempDir(), "libcupti.so"), "OTEL_SERVICE_NAME": "svc"}))
 	require.NoError(t, err)
@@ -122,7 +122,7 @@ func TestCaptureSaysWhyNothingIsRecorded(t *testing.T) {
 	assert.Equal(t, plog.SeverityNumberWarn, capture.SeverityNumber())
 }
 
-func TestCaptureSwitchedOff(t *testing.T) {
+func TestCapture_SwitchedOff(t *testing.T) {
 	for _, variable := range []string{"GPUFLIGHT_DISABLED", "OTEL_SDK_DISABLED"} {
 		c, err := Start(options(t, map[string]string{variable: "true"}))
 		require.NoError(t, err)
@@ -133,7 +133,7 @@ func TestCaptureSwitchedOff(t *testing.T) {
 	}
 }
 
-// A collector that is away costs the bound at most, and it is said what was lost.
+// An unreachable endpoint delays Stop by the bound at most, and the log reports the dropped data.
 func TestStart_BudgetAndDeepProfiling(t *testing.T) {
 	o := options(t, map[string]string{"GPUFLIGHT_OUTPUT": filepath.Join(t.TempDir(), "out.jsonl"), "GPUFLIGHT_OVERHEAD_BUDGET": "2%"})
 	o.Deep.Enabled = true
@@ -143,7 +143,7 @@ func TestStart_BudgetAndDeepProfiling(t *testing.T) {
 	assert.NoFileExists(t, o.Sending.File)
 }
 
-func TestCaptureStopKeepsItsBound(t *testing.T) {
+func TestCaptureStop_UnreachableEndpoint(t *testing.T) {
 	gpu := cuptitest.Libraries(t)
 	require.Zero(t, gpu.Init())
 	c, err := Start(options(t, map[string]string{

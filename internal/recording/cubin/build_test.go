@@ -42,7 +42,7 @@ func marks(t testing.TB, path string) map[string][]int {
 	return found
 }
 
-// opcode returns the bits that tell what the instruction does, of an image's function.
+// opcode returns the opcode of the instruction at pc of an image's function.
 func opcode(f *File, fn Function, pc uint64) uint16 {
 	return order.Uint16(f.sections[fn.Section].data[fn.Offset+pc:]) & 0xfff
 }
@@ -55,7 +55,7 @@ const (
 	opcodeMUFU = 0x308
 )
 
-// builder writes images, also such as no compiler would.
+// builder writes images, including images that no compiler would write.
 type builder struct {
 	sections []section
 	symbols  []byte
@@ -93,7 +93,7 @@ func (b *builder) function(name string, in int, value, size uint64) uint32 {
 	return uint32(len(b.symbols)/elffile.SymbolBytes) - 1
 }
 
-// relocation is one of the line table's, for [builder.relocations].
+// relocation is a relocation of the line table, for [builder.relocations].
 type builtRelocation struct {
 	at     uint64
 	symbol uint32
@@ -112,10 +112,10 @@ func (b *builder) lines(table []byte, relocations []builtRelocation) {
 	b.section(section{name: ".rel.lines", kind: elf.SHT_RELA, info: uint32(at), link: 1 << 31, data: data}) //nolint:misspell // its name
 }
 
-// codeAlignment is what nvdisasm wants of sections of code.
+// codeAlignment is the alignment of code sections that nvdisasm requires.
 const codeAlignment = 128
 
-// image returns what was added as a file.
+// image returns the file with the added sections.
 func (b *builder) image() []byte {
 	all := append([]section(nil), b.sections...)
 	all = append(all, section{name: ".strtab", kind: elf.SHT_STRTAB, data: b.names})
@@ -176,7 +176,7 @@ func (b *builder) image() []byte {
 	return out
 }
 
-// unitOf returns a unit of a line table of that version of DWARF: one file, /src/k.cu, and the program.
+// unitOf returns a line table unit of that DWARF version with one file, /src/k.cu, and the program.
 func unitOf(version uint16, program []byte) []byte { return unitIn("/src", version, program) }
 
 // unitIn returns a unit with k.cu in that folder.
@@ -193,7 +193,7 @@ func unitIn(folder string, version uint16, program []byte) []byte {
 	return append(order.AppendUint32(nil, uint32(len(body))), body...)
 }
 
-// Pieces of line programs.
+// Parts of line programs.
 func setAddress(address uint64) []byte {
 	return order.AppendUint64([]byte{0, 9, opSetAddress}, address)
 }
@@ -226,7 +226,8 @@ func kernelOf(t testing.TB) *File {
 	return f
 }
 
-// bigImage returns an image of n kernels, each a copy of one of the golden image's, with its lines.
+// bigImage returns an image of n kernels. Each is a copy of a kernel of the golden image, with its
+// lines.
 func bigImage(t testing.TB, n int) []byte {
 	t.Helper()
 	f, err := Open(golden(t, "lines.sm_90"))
@@ -246,7 +247,7 @@ func bigImage(t testing.TB, n int) []byte {
 	require.Equal(t, []byte{0, 9, opSetAddress}, program[:3])
 
 	b := newBuilder()
-	// The header of the unit as it is, but for its length.
+	// The header of the unit is unchanged except for its length.
 	table := append([]byte(nil), f.lines.data[:seq.unit.start]...)
 	relocations := make([]builtRelocation, n)
 	for i := range n {

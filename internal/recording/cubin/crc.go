@@ -7,12 +7,13 @@ import (
 	"math/bits"
 )
 
-// CUPTICRC returns the number by which CUPTI names an image: what cuptiGetCubinCrc returns, and what is in the
-// records of PC sampling and SASS metrics unless a client has registered a function of its own.
+// CUPTICRC returns the number by which CUPTI identifies an image. cuptiGetCubinCrc returns it, and
+// records of PC sampling and SASS metrics carry it unless a client has registered its own function.
 //
-// In spite of its name it is no CRC, and not of the whole image: it is FNV-1a of 32 bits over the size, as
-// eight bytes, and 2⌈log2 size⌉ bytes at equal distances, some 30 of a usual image. Two builds of one program
-// may well have the same. Found with CUPTI 11.8, 12.9 and 13.0, which agree with this on images of 1 byte to 4 MiB.
+// In spite of its name it is not a CRC, and it does not cover the whole image. It is the 32-bit
+// FNV-1a hash of the size, as eight bytes, and of 2⌈log2 size⌉ bytes at equal distances. These are
+// about 30 bytes of a usual image, so two builds of one program may have the same number. Found
+// with CUPTI 11.8, 12.9 and 13.0. They agree with this function on images of 1 byte to 4 MiB.
 func CUPTICRC(image []byte) uint64 {
 	const offset, prime = 2166136261, 16777619
 	h := uint32(offset)
@@ -32,6 +33,6 @@ func CUPTICRC(image []byte) uint64 {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// CRC returns a number of the whole image, for a client that tells CUPTI its own: the CRC-32C. It has 32 bits,
-// as records of SASS metrics have no room for more.
+// CRC returns the CRC-32C of the whole image, for a client that registers its own function with
+// CUPTI. Records of SASS metrics have 32 bits for it.
 func CRC(image []byte) uint64 { return uint64(crc32.Checksum(image, castagnoli)) }

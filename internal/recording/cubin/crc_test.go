@@ -8,9 +8,9 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// What cuptiGetCubinCrc of CUPTI 13.0 returned for these bytes. The test against the library itself is
-// TestCUPTIAgrees.
-func TestNamesOfImages(t *testing.T) {
+// These are results of cuptiGetCubinCrc of CUPTI 13.0. TestCUPTI_Agreement compares with the library
+// itself.
+func TestCUPTICRC_KnownValues(t *testing.T) {
 	for image, want := range map[string]uint64{
 		"\x00":             0x3e801244,
 		"\xff":             0x3e801244, // one byte is not looked at
@@ -29,8 +29,8 @@ func TestNamesOfImages(t *testing.T) {
 	assert.Equal(t, uint64(0xe3069283), CRC([]byte("123456789")))
 }
 
-// Most of an image has no say in CUPTI's number; all of it has in ours.
-func TestNamesThatClash(t *testing.T) {
+// CUPTI's number does not depend on most of the image; our CRC depends on all of it.
+func TestCUPTICRC_Collision(t *testing.T) {
 	image := golden(t, "lines.sm_90")
 	theirs, ours := CUPTICRC(image), CRC(image)
 	same := 0

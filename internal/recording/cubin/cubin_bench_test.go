@@ -17,12 +17,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// BenchmarkLines measures how long it takes until the lines of some functions of an image of 50 MB (21,000
-// kernels, 2.5 million instructions) are known: one kernel of a hundred, as after a window in a process with a large
-// library. It is measured against the standard library's readers of ELF files and line tables, which have no index
-// of functions and so read all rows (and do not tell inlined calls, nor keep what they read), and against nvdisasm -gi on an image that has only those 210 kernels.
+// BenchmarkLines measures the time to find the lines of 210 kernels, as after a window in a process
+// with a large library. The image has 50 MB, 21,000 kernels and 2.5 million instructions.
 //
-// The ratio is that of the other's time to ours.
+// It compares with two other readers. The standard library's readers of ELF files and line tables
+// have no index of functions, so they read all rows. They ignore inlined calls and keep nothing.
+// nvdisasm -gi reads an image with only those 210 kernels. The ratio is the other reader's time to
+// ours.
 func BenchmarkLines(b *testing.B) {
 	const kernels, used = 21_000, 210
 	image := bigImage(b, kernels)
@@ -85,7 +86,7 @@ func BenchmarkLines(b *testing.B) {
 	})
 	b.Run("nvdisasm", func(b *testing.B) {
 		tools(b)
-		// An image of those kernels alone: it takes minutes over the large one.
+		// The image has those kernels only: nvdisasm needs minutes for the large image.
 		path := filepath.Join(b.TempDir(), "small.cubin")
 		require.NoError(b, os.WriteFile(path, bigImage(b, used), 0o600))
 		b.ResetTimer()
@@ -98,7 +99,7 @@ func BenchmarkLines(b *testing.B) {
 	})
 }
 
-// BenchmarkResolve measures one instruction, as the sums of a window ask for it.
+// BenchmarkResolve measures the lookup of one instruction, as the sums of a window need it.
 func BenchmarkResolve(b *testing.B) {
 	image := bigImage(b, 100)
 	r := NewResolver(Settings{Image: func(uint64) []byte { return image }})

@@ -26,25 +26,27 @@ const (
 	DefaultTextLimit   = 64 << 20
 )
 
-// maxArguments is how many functions are named to nvdisasm. Above, it disassembles the whole image.
+// maxArguments bounds the functions that are named to nvdisasm. Above it, nvdisasm disassembles the
+// whole image.
 const maxArguments = 4096
 
-// Disassembler runs nvdisasm. It is safe for concurrent use. Its limits may be set before the first run; 0
-// stands for the default.
+// Disassembler runs nvdisasm. It is safe for concurrent use. Its limits may be set before the first
+// run. 0 means the default.
 type Disassembler struct {
-	// Path of the program.
+	// Path is the path of the program.
 	Path string
 	// TimeLimit bounds a run.
 	TimeLimit time.Duration
-	// MemoryLimit bounds the address space of the program, in bytes; it is set right after it was started.
+	// MemoryLimit bounds the address space of the program, in bytes. It takes effect just after
+	// the start of the program.
 	MemoryLimit int64
-	// TextLimit bounds the texts kept of one run, in bytes.
+	// TextLimit bounds the listings of one run, in bytes.
 	TextLimit int64
 }
 
-// NotFoundError says why there is no disassembler.
+// NotFoundError is the error if no usable nvdisasm exists.
 type NotFoundError struct {
-	// Tried are the places, with what was wrong there.
+	// Tried lists the paths, with the reason why each was rejected.
 	Tried []string
 }
 
@@ -52,31 +54,32 @@ func (e *NotFoundError) Error() string {
 	return "no nvdisasm, so instructions have no text (set " + DisassemblerEnv + " to its path): " + strings.Join(e.Tried, "; ")
 }
 
-// FindDisassembler looks for nvdisasm at the path given, or if that is "" at that in GPUFLIGHT_NVDISASM; if that is
-// unset in the folders of PATH, in $CUDA_HOME/bin and $CUDA_PATH/bin, in /usr/local/cuda/bin, and beside the
-// CUDA libraries that this process has mapped, where NVIDIA's packages on PyPI and Triton's put it. The error is
-// a *[NotFoundError]; one that tells the user once is enough.
+// FindDisassembler searches nvdisasm at the given path or, if that is "", at the path in
+// GPUFLIGHT_NVDISASM. If both are empty, it searches the folders of PATH, $CUDA_HOME/bin,
+// $CUDA_PATH/bin and /usr/local/cuda/bin. Last, it searches near the CUDA libraries that this
+// process has mapped, where NVIDIA's packages on PyPI and Triton's install it. The error is a
+// *[NotFoundError]. Report it to the user once.
 //
-// This process may be one of root's with a PATH of anybody's, so a program that was not named outright is
-// taken only if nobody but root and this user can have put it there: it and all folders above it belong
-// to one of them, and not everybody may write to them. A folder where everybody may write but delete
-// only what is theirs, such as /tmp, is good as a folder above. Links are followed first. Members of a group
-// with the right to write are trusted, as pip and conda set that up. Folders of PATH that are not absolute
-// are passed over.
+// The process may run as root with a PATH of any user. A program that was not named explicitly is
+// therefore accepted only if nobody but root and this user can have installed it. It and all
+// folders above it must belong to one of them, and must not be writable by everybody. A folder
+// above it may be writable by everybody if the sticky bit is set, as for /tmp. Links are resolved
+// first. Group members with write permission are trusted, since pip and conda install that way.
+// Relative folders in PATH are skipped.
 func FindDisassembler(path string) (*Disassembler, error) {
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
-		maps = nil // not on this system
+		maps = nil // does not exist on this system
 	}
 	s := search{getenv: os.Getenv, maps: string(maps), check: trusted}
 	return s.find(path)
 }
 
-// search looks for nvdisasm. Its fields are the system, so that tests can be another one.
+// search searches nvdisasm. Its fields describe the system, so that tests can replace it.
 type search struct {
 	getenv func(string) string
-	maps   string                       // text of /proc/self/maps
-	check  func(string) (string, error) // trusted
+	maps   string                       // content of /proc/self/maps
+	check  func(string) (string, error) // is owned by trusted users
 }
 
 const program = "nvdisasm"
@@ -87,7 +90,7 @@ func (s search) find(path string) (*Disassembler, error) {
 		path, source = s.getenv(DisassemblerEnv), DisassemblerEnv
 	}
 	if path != "" {
-		// Somebody has decided. Only that it is a program is checked.
+		// The path was named explicitly. It only has to be executable.
 		abs, err := filepath.Abs(path)
 		if err == nil {
 			err = executable(abs)
@@ -112,7 +115,7 @@ func (s search) find(path string) (*Disassembler, error) {
 	return nil, e
 }
 
-// folders returns where to look, best first.
+// folders returns the folders to search, in order of preference.
 func (s search) folders() []string {
 	var dirs []string
 	add := func(dir string) {
@@ -141,11 +144,13 @@ func (s search) folders() []string {
 		if !strings.HasPrefix(name, "libcudart.so") && !strings.HasPrefix(name, "libcupti.so") && !strings.HasPrefix(name, "libnvrtc.so") {
 			continue
 		}
-		// A toolkit: targets/x86_64-linux/lib, and lib64; the packages of CUDA 13: nvidia/cu13/lib.
+		// The toolkit has targets/x86_64-linux/lib and lib64. The packages of CUDA 13 have
+		// nvidia/cu13/lib.
 		lib := filepath.Dir(path)
 		add(filepath.Join(lib, "..", "bin"))
 		add(filepath.Join(lib, "..", "..", "..", "bin"))
-		// The packages of CUDA 12: nvidia/cuda_runtime/lib. Triton's is beside the folder nvidia.
+		// The packages of CUDA 12 have nvidia/cuda_runtime/lib. Triton's folder is next to the
+		// folder nvidia.
 		for dir := lib; len(dir) > 1; dir = filepath.Dir(dir) {
 			if filepath.Base(dir) == "nvidia" {
 				add(filepath.Join(dir, "cuda_nvdisasm", "bin"))
@@ -158,7 +163,7 @@ func (s search) folders() []string {
 	return dirs
 }
 
-// executable returns nil if path is a program, by links if need be.
+// executable returns nil if path is a program or a link to one.
 func executable(path string) error {
 	info, err := os.Stat(path)
 	switch {
@@ -172,7 +177,7 @@ func executable(path string) error {
 	return nil
 }
 
-// disassemble returns the texts of the sections of those functions, by the name of their section.
+// disassemble returns the listings of the sections of the functions, by section name.
 func (d *Disassembler) disassemble(ctx context.Context, f *File, functions []Function) (map[string]*sassText, error) {
 	want := map[string]uint64{} // name of section: its size
 	symbols := make([]string, 0, len(functions))
@@ -183,7 +188,8 @@ func (d *Disassembler) disassemble(ctx context.Context, f *File, functions []Fun
 			symbols = append(symbols, strconv.FormatUint(uint64(fn.symbol), 10))
 		}
 	}
-	// Only code, and without the analysis of where branches may go, which nvdisasm says may fail.
+	// Print code only, without the analysis of branch targets, which may fail according to
+	// nvdisasm.
 	args := []string{"-c", "-ndf"}
 	if len(symbols) <= maxArguments {
 		args = append(args, "-fun", strings.Join(symbols, ","))
@@ -198,7 +204,8 @@ func (d *Disassembler) disassemble(ctx context.Context, f *File, functions []Fun
 			if _, twice := found[section]; twice {
 				return nil
 			}
-			// Sections are whole instructions; nvdisasm prints them all, also the filling at the end.
+			// Sections are whole instructions. nvdisasm prints all of them, including the
+			// padding at the end.
 			if size, wanted := want[section]; wanted {
 				if n := uint64(len(text.ends)) * InstructionBytes; n != size {
 					return fmt.Errorf("%w: %d of %d bytes of %s", errIncomplete, n, size, section)

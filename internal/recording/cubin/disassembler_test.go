@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// script writes a program for the shell that stands in for nvdisasm.
+// script writes a shell script that replaces nvdisasm.
 func script(t testing.TB, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), program)
@@ -31,7 +31,7 @@ const (
 	twoInstructions = oneInstruction + `printf '/*0010*/ EXIT ;\n'; `
 )
 
-func TestRunsOfTheDisassembler(t *testing.T) {
+func TestDisassembler_Results(t *testing.T) {
 	f := kernelOf(t)
 	for name, c := range map[string]struct {
 		script string
@@ -66,14 +66,14 @@ func TestRunsOfTheDisassembler(t *testing.T) {
 	}
 }
 
-func TestDisassemblerThatHangs(t *testing.T) {
+func TestDisassembler_Timeout(t *testing.T) {
 	f := kernelOf(t)
 	d := &Disassembler{Path: script(t, twoInstructions+"while :; do :; done"), TimeLimit: 50 * time.Millisecond}
 	_, err := d.disassemble(t.Context(), f, f.Functions())
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	assert.ErrorContains(t, err, "not done in time")
 
-	// With its output in the hands of a child that stays.
+	// A child process that keeps running holds the output.
 	d.Path = script(t, "sleep 20 & exit 0")
 	_, err = d.disassemble(t.Context(), f, f.Functions())
 	require.Error(t, err)
@@ -85,14 +85,14 @@ func TestDisassemblerThatHangs(t *testing.T) {
 	assert.ErrorIs(t, err, context.Canceled)
 }
 
-// The program sees the image, nothing of this process's environment, and limits.
-func TestWhatTheDisassemblerSees(t *testing.T) {
+// The program gets the image and its limits, but not this process's environment.
+func TestDisassembler_Environment(t *testing.T) {
 	t.Setenv("CUDA_INJECTION64_PATH", "/some/library.so")
 	t.Setenv("LD_PRELOAD_OF_SOMEBODY", "x")
 	f := kernelOf(t)
 	dir := t.TempDir()
 	seen := filepath.Join(dir, "seen")
-	// Limits are set just after the program was started: it waits for the last of them.
+	// Limits are set just after the start of the program, so it waits for the last of them.
 	d := &Disassembler{MemoryLimit: 3 << 30, TimeLimit: toolsLimit, Path: script(t, fmt.Sprintf(`
 for a in "$@"; do last=$a; done
 while [ "$(ulimit -v)" != 3145728 ] || [ "$(ulimit -c)" != 0 ] || [ "$(ulimit -f)" != 0 ] || [ "$(ulimit -t)" != 301 ]; do :; done
@@ -107,7 +107,7 @@ echo "$1 $2 $3 $4" | grep -qx -- '-c -ndf -fun 1' || exit 7
 	require.NoError(t, err)
 }
 
-func TestFindTheDisassembler(t *testing.T) {
+func TestFindDisassembler_Order(t *testing.T) {
 	dir := t.TempDir()
 	put := func(parts ...string) string {
 		path := filepath.Join(append([]string{dir}, parts...)...)
@@ -116,7 +116,7 @@ func TestFindTheDisassembler(t *testing.T) {
 		return path
 	}
 	in := func(parts ...string) string { return filepath.Join(append([]string{dir}, parts...)...) }
-	// All of them there; the best first, each taken away once it was found.
+	// All candidates exist. Each is removed after it was found.
 	env := map[string]string{
 		DisassemblerEnv: put("env", "disassembler"),
 		"PATH":          "relative:" + in("empty") + "::" + in("path"),
@@ -148,7 +148,7 @@ func TestFindTheDisassembler(t *testing.T) {
 		assert.Equal(t, want, d.Path)
 		require.NoError(t, os.Remove(want))
 		if i == 0 {
-			// One that was named and is not there is not replaced by another.
+			// A missing program that was named explicitly is not replaced by another.
 			_, err = s.find("")
 			assert.ErrorContains(t, err, DisassemblerEnv)
 			assert.ErrorContains(t, err, want)
@@ -171,8 +171,8 @@ func TestFindTheDisassembler(t *testing.T) {
 	assert.ErrorContains(t, err, "not executable")
 }
 
-// A program that anybody may have put there is not run unless it was named outright.
-func TestProgramsOfStrangers(t *testing.T) {
+// A program that anybody may have installed runs only if it was named explicitly.
+func TestFindDisassembler_UntrustedProgram(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "open", program)
 	require.NoError(t, os.Mkdir(filepath.Dir(path), 0o700))
@@ -196,16 +196,16 @@ func TestProgramsOfStrangers(t *testing.T) {
 
 	require.NoError(t, os.Chmod(filepath.Dir(path), 0o777))
 	_, err = find()
-	require.ErrorContains(t, err, "everybody may write to "+filepath.Dir(path))
+	require.ErrorContains(t, err, filepath.Dir(path)+" is writable by everybody")
 	_, err = trusted(link)
-	require.ErrorContains(t, err, "everybody may write to "+filepath.Dir(path))
-	// A folder as /tmp is.
+	require.ErrorContains(t, err, filepath.Dir(path)+" is writable by everybody")
+	// A folder with the permissions of /tmp.
 	require.NoError(t, os.Chmod(filepath.Dir(path), 0o777|os.ModeSticky))
 	_, err = find()
 	require.NoError(t, err)
 	require.NoError(t, os.Chmod(path, 0o702))
 	_, err = find()
-	require.ErrorContains(t, err, "everybody may write to "+path)
+	require.ErrorContains(t, err, path+" is writable by everybody")
 	env[DisassemblerEnv] = path
 	_, err = find()
 	require.NoError(t, err)
@@ -222,8 +222,8 @@ func TestProgramsOfStrangers(t *testing.T) {
 	require.ErrorContains(t, err, "belongs to user 4711")
 }
 
-// A bare machine is one too.
-func TestFindHere(t *testing.T) {
+// The empty system is a valid one.
+func TestFindDisassembler_ThisSystem(t *testing.T) {
 	t.Setenv(DisassemblerEnv, "")
 	d, err := FindDisassembler("")
 	if err == nil {

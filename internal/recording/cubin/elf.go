@@ -13,7 +13,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/elffile"
 )
 
-// Package elffile checks the headers; the image is in memory, so tables are used in place and not copied.
+// Package elffile checks the headers. The image is in memory, so tables are used in place.
 
 // Sizes of relocations in a 64-bit ELF file, in bytes.
 const (
@@ -33,11 +33,11 @@ const (
 
 var order = binary.LittleEndian
 
-// FormatError says what is wrong with an image, and where.
+// FormatError describes an invalid image.
 type FormatError struct {
-	// Offset in bytes from the start of the image.
+	// Offset is the position of the error in bytes from the start of the image.
 	Offset int64
-	// What is wrong.
+	// What describes the error.
 	What string
 }
 
@@ -49,7 +49,7 @@ func formatError(offset uint64, format string, args ...any) error {
 	return &FormatError{int64(offset), fmt.Sprintf(format, args...)}
 }
 
-// cubinError makes an error of package elffile one of this package.
+// cubinError converts an error of package elffile.
 func cubinError(err error) error {
 	var format *elffile.FormatError
 	if errors.As(err, &format) {
@@ -58,7 +58,7 @@ func cubinError(err error) error {
 	return formatError(0, "%v", err)
 }
 
-// section is a header of a section. Its bytes are known to lie within the image.
+// section is a header of a section. Its bytes lie within the image.
 type section struct {
 	name    string
 	kind    elf.SectionType
@@ -71,8 +71,8 @@ type section struct {
 	data    []byte // nil for sections without bytes in the file
 }
 
-// sections reads the header of the file and those of its sections, and returns the number of the architecture
-// with them.
+// sections reads the header of the file and those of its sections. It also returns the number of
+// the architecture.
 func sections(image []byte) ([]section, uint32, error) {
 	file, err := elffile.Open(bytes.NewReader(image), int64(len(image)))
 	if err != nil {
@@ -120,17 +120,17 @@ func sections(image []byte) ([]section, uint32, error) {
 // names is a table of zero-terminated strings.
 type names struct {
 	table string
-	// left is how many bytes may still be looked at. Names may overlap; without a bound a file that gives
-	// all its symbols one long name would take time by the square of its size.
+	// left is the number of bytes that may still be read. Names may overlap: without this bound, a
+	// file with one long name for all symbols would need quadratic time.
 	left int
 }
 
-// newNames copies the table once: names are parts of that copy.
+// newNames copies the table once. Names are substrings of that copy.
 func newNames(table []byte, users int) *names {
 	return &names{string(table), 2*len(table) + 256*users}
 }
 
-// at returns the string at that offset; ok is false if there is none, or it is too long.
+// at returns the string at an offset. ok is false if there is none, or it is too long.
 func (n *names) at(offset uint64) (string, bool) {
 	if offset >= uint64(len(n.table)) {
 		return "", offset == 0 // a file without names
@@ -149,25 +149,25 @@ func (n *names) at(offset uint64) (string, bool) {
 // symbols is a table of symbols.
 type symbols struct {
 	data []byte
-	// far are the sections of symbols whose sections have too large a number for the table itself; nil
-	// where there are none.
+	// far has the sections of symbols whose section number does not fit into the table. It is nil
+	// if there are none.
 	far []byte
 }
 
-// symbol is what is needed of a symbol.
+// symbol has the used fields of a symbol.
 type symbol struct {
 	name    uint32 // offset in the table of strings
 	kind    elf.SymType
 	bind    elf.SymBind
 	entry   bool
-	section uint32 // 0 if it is in none
+	section uint32 // 0 if it has none
 	value   uint64
 	size    uint64
 }
 
 func (s symbols) count() uint32 { return uint32(min(len(s.data)/elffile.SymbolBytes, 1<<32-1)) }
 
-// at decodes the symbol of that index, which must be below the count.
+// at decodes the symbol of an index, which must be below the count.
 func (s symbols) at(index uint32) symbol {
 	read := elffile.DecodeSymbol(s.data[uint64(index)*elffile.SymbolBytes:])
 	sym := symbol{
@@ -179,12 +179,12 @@ func (s symbols) at(index uint32) symbol {
 	case elf.SectionIndex(sym.section) == elf.SHN_XINDEX && at+4 <= uint64(len(s.far)):
 		sym.section = order.Uint32(s.far[at:])
 	default:
-		sym.section = 0 // absolute, common, or of a meaning of NVIDIA's own
+		sym.section = 0 // absolute, common, or with a meaning specific to NVIDIA
 	}
 	return sym
 }
 
-// symbolsIn returns the table of symbols in that section.
+// symbolsIn returns the table of symbols in a section.
 func symbolsIn(all []section, at int) symbols {
 	s := symbols{data: all[at].data}
 	for i := range all {

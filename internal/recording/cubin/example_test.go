@@ -9,7 +9,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/cubin"
 )
 
-// Where an instruction of a kernel comes from, through two functions that were inlined.
+// Resolve an instruction of a kernel through two inlined functions.
 func ExampleResolver() {
 	image, err := os.ReadFile("testdata/lines.sm_90.cubin")
 	if err != nil {

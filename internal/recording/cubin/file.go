@@ -18,7 +18,8 @@ const InstructionBytes = 16
 // minSM is the oldest architecture whose instructions have that size.
 const minSM = 70
 
-// maxInner bounds how many functions that begin before an instruction are asked whether they hold it.
+// maxInner bounds the functions that are tested for an instruction, from the nearest start
+// downwards.
 const maxInner = 64
 
 // Function is a kernel or a device function of an image.
@@ -27,8 +28,9 @@ type Function struct {
 	Name string
 	// Entry says that it is a kernel.
 	Entry bool
-	// Section is the index of the section of code, Offset where in it the function begins, and Size its
-	// length, both in bytes. The size of a kernel includes the device functions behind it in its section.
+	// Section is the index of the code section, Offset the start of the function in it, and Size
+	// its length, both in bytes. The size of a kernel includes the device functions behind it in
+	// its section.
 	Section int
 	Offset  uint64
 	Size    uint64
@@ -37,8 +39,8 @@ type Function struct {
 	local  bool
 }
 
-// File is one image. Its methods must not be called concurrently: tables are read when they are first
-// needed. It refers to the image, which must not change.
+// File is one image. It is not safe for concurrent use: tables are read when they are first needed.
+// It refers to the image, which must not change.
 type File struct {
 	image     []byte
 	sections  []section
@@ -52,17 +54,17 @@ type File struct {
 	lines *lineTable // nil until it is needed
 }
 
-// About what the tables take in memory, per item.
+// Approximate memory of the tables, per item.
 const (
 	bytesOfSection    = 128
-	bytesOfFunction   = 192 // with its name and its place in the map
+	bytesOfFunction   = 192 // including its name and map entry
 	bytesOfRelocation = 32
 	bytesOfSequence   = 32
 	bytesOfFile       = 160
 	bytesOfRow        = 40
 )
 
-// bytes returns about how much memory the image takes with its tables.
+// bytes returns the approximate memory of the image and its tables.
 func (f *File) bytes() int64 {
 	n := int64(len(f.image)) + bytesOfSection*int64(len(f.sections)) + bytesOfFunction*int64(len(f.functions))
 	if f.lines != nil {
@@ -71,8 +73,8 @@ func (f *File) bytes() int64 {
 	return n
 }
 
-// Open reads the headers and symbols of an image. The error is a *[FormatError]. The image is kept, not
-// copied.
+// Open reads the headers and symbols of an image. The error is a *[FormatError]. File keeps the
+// image without copying it.
 func Open(image []byte) (*File, error) {
 	all, sm, err := sections(image)
 	if err != nil {
@@ -88,15 +90,15 @@ func Open(image []byte) (*File, error) {
 	return f, nil
 }
 
-// Architecture returns the architecture that the code is for, such as sm_90. The letter of
-// architecture-specific code (sm_90a) is not in the header.
+// Architecture returns the architecture of the code, such as sm_90. The header does not have the
+// letter of architecture-specific code (sm_90a).
 func (f *File) Architecture() string { return "sm_" + strconv.FormatUint(uint64(f.sm), 10) }
 
 // Functions returns all functions by section and offset. The caller must not change them.
 func (f *File) Functions() []Function { return f.functions }
 
-// Broken returns how many symbols of functions, and how many parts of the line table if that has been
-// read, made no sense and were left out.
+// Broken returns the number of skipped invalid function symbols. After the line table was read, it
+// includes the skipped parts of the line table.
 func (f *File) Broken() int {
 	n := f.broken
 	if f.lines != nil {
@@ -105,8 +107,8 @@ func (f *File) Broken() int {
 	return n
 }
 
-// Lookup returns the function of that name; ok is false if there is none. Of several with one name it is a
-// kernel before a device function, and a global one before a local one.
+// Lookup returns the function of a name. ok is false if there is none. Of several with the same
+// name, it prefers kernels to device functions and global functions to local ones.
 func (f *File) Lookup(name string) (fn Function, ok bool) {
 	i, ok := f.byName[name]
 	if !ok {
@@ -115,14 +117,14 @@ func (f *File) Lookup(name string) (fn Function, ok bool) {
 	return f.functions[i], true
 }
 
-// at returns the innermost function with that offset of a section; ok is false if there is none.
+// at returns the innermost function at an offset of a section. ok is false if there is none.
 func (f *File) at(section int, offset uint64) (fn *Function, ok bool) {
 	i, _ := slices.BinarySearchFunc(f.functions, Function{Section: section, Offset: offset}, func(a, b Function) int {
 		if c := cmp.Compare(a.Section, b.Section); c != 0 {
 			return c
 		}
 		if a.Offset <= b.Offset {
-			return -1 // we look for the end of those that begin at or before the offset
+			return -1 // search the end of those that start at or before the offset
 		}
 		return 1
 	})
@@ -187,7 +189,7 @@ func (f *File) readSymbols() error {
 	return nil
 }
 
-// rank orders functions of one name.
+// rank orders functions of the same name.
 func (f *Function) rank() int {
 	switch {
 	case f.Entry:
@@ -199,7 +201,7 @@ func (f *Function) rank() int {
 	}
 }
 
-// isCode reports whether that section holds instructions.
+// isCode reports whether a section has instructions.
 func (f *File) isCode(i uint32) bool {
 	if uint64(i) >= uint64(len(f.sections)) {
 		return false

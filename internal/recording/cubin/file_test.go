@@ -26,7 +26,7 @@ const (
 	remainderInner  = "$__internal_0_$__cuda_sm20_rem_s64"
 )
 
-func TestFunctionsOfAnImage(t *testing.T) {
+func TestFile_Functions(t *testing.T) {
 	for _, name := range goldens {
 		t.Run(name, func(t *testing.T) {
 			image := golden(t, name)
@@ -55,8 +55,8 @@ func TestFunctionsOfAnImage(t *testing.T) {
 			_, ok := f.Lookup("outlined")
 			assert.False(t, ok)
 
-			// The standard library's reader of ELF files finds the same, once it likes the version: ABI 7 has
-			// one of its own.
+			// The standard library's ELF reader returns the same result. It rejects ABI version
+			// 7, so the test changes it.
 			if order.Uint32(image[20:]) != 1 {
 				assert.Equal(t, "lines.cuda12.sm_90", name)
 				order.PutUint32(image[20:], 1)
@@ -89,7 +89,7 @@ func linesOf(t testing.TB) (cu, cuh map[string][]int) {
 	return marks(t, "testdata/lines.cu"), marks(t, "testdata/lines.cuh")
 }
 
-func TestInstructionsAreOnTheirLines(t *testing.T) {
+func TestFile_Lines(t *testing.T) {
 	cu, cuh := linesOf(t)
 	for _, name := range goldens {
 		t.Run(name, func(t *testing.T) {
@@ -109,7 +109,7 @@ func TestInstructionsAreOnTheirLines(t *testing.T) {
 				assert.Equal(t, "/tmp/kernels/lines.cu", last.File)
 				if pc >= inner.Offset {
 					assert.Equal(t, outlinedName, last.Function)
-					// The same instruction by the name of the function that it is in.
+					// The same instruction, looked up by the name of its function.
 					own, reason := f.Locate(outlinedName, pc-inner.Offset, nil)
 					assert.Equal(t, Resolved, reason)
 					assert.Equal(t, frames, own)
@@ -131,7 +131,7 @@ func TestInstructionsAreOnTheirLines(t *testing.T) {
 					assert.Equal(t, cu["inlined"][0], frames[2].Line)
 				}
 			}
-			// One load of in, and one of out where it is added to.
+			// One load of in, and one of out, to which the result is added.
 			assert.Contains(t, loads, cu["inlined"][0])
 			assert.Equal(t, cu["barrier"], slices.Compact(barriers))
 			assert.Len(t, roots, 2)
@@ -144,7 +144,7 @@ func TestInstructionsAreOnTheirLines(t *testing.T) {
 			}
 			assert.Contains(t, within, cu["outlined"][0])
 
-			// The division that the compiler brings along has the line of the code that divides, or none.
+			// The compiler's division routine has the line of the code that divides, or none.
 			division, ok := f.Lookup(remainderInner)
 			require.True(t, ok)
 			frames, reason := f.Locate(remainderKernel, division.Offset, frames)
@@ -167,7 +167,7 @@ func TestInstructionsAreOnTheirLines(t *testing.T) {
 	}
 }
 
-func TestPlacesThatAreNotInTheImage(t *testing.T) {
+func TestFile_UnresolvedPlaces(t *testing.T) {
 	f, err := Open(golden(t, "lines.sm_90"))
 	require.NoError(t, err)
 	_, reason := f.Locate("nothing", 0, nil)
@@ -181,15 +181,15 @@ func TestPlacesThatAreNotInTheImage(t *testing.T) {
 	assert.Equal(t, OutsideFunction, reason)
 	_, reason = f.Locate(outlinedName, 1<<64-1, nil)
 	assert.Equal(t, OutsideFunction, reason)
-	// In the middle of an instruction is in the instruction.
+	// An offset inside an instruction resolves to that instruction.
 	within, reason := f.Locate("plain", 7, nil)
 	assert.Equal(t, Resolved, reason)
 	begin, _ := f.Locate("plain", 0, nil)
 	assert.Equal(t, begin, within)
 }
 
-// standardUnit opens the line table for a reader that passes over NVIDIA's opcode: the standard library's. Each
-// relocation puts its section's number into the upper half of the address.
+// standardUnit prepares the line table for the standard library's reader, which skips NVIDIA's
+// opcode. Each relocation puts its section's number into the upper half of the address.
 func standardUnit(t testing.TB, f *File) (table []byte, unit *dwarf.Entry, data *dwarf.Data) {
 	t.Helper()
 	f.lines = f.indexLines()
@@ -201,8 +201,8 @@ func standardUnit(t testing.TB, f *File) (table []byte, unit *dwarf.Entry, data 
 		}
 		order.PutUint64(table[r.at:], value)
 	}
-	// -lineinfo writes no .debug_info, without which the library opens nothing: a unit that says where its
-	// lines are, and no more.
+	// -lineinfo writes no .debug_info, which the library requires. This is a unit that refers to
+	// its lines only.
 	abbrev := []byte{1, 0x11, 0, 0x10, 0x06, 0, 0, 0}
 	info := []byte{12, 0, 0, 0, 2, 0, 0, 0, 0, 0, 8, 1, 0, 0, 0, 0}
 	data, err := dwarf.New(abbrev, nil, nil, info, table, nil, nil, nil)
@@ -212,7 +212,7 @@ func standardUnit(t testing.TB, f *File) (table []byte, unit *dwarf.Entry, data 
 	return table, unit, data
 }
 
-// standardRows are the rows that the standard library reads.
+// standardRows returns the rows that the standard library reads.
 func standardRows(t testing.TB, f *File) []dwarf.LineEntry {
 	t.Helper()
 	_, unit, data := standardUnit(t, f)
@@ -229,11 +229,11 @@ func standardRows(t testing.TB, f *File) []dwarf.LineEntry {
 	}
 }
 
-func TestLinesEqualTheStandardLibrarys(t *testing.T) {
+func TestFile_StandardLibrary(t *testing.T) {
 	for _, name := range goldens {
 		f, err := Open(golden(t, name))
 		require.NoError(t, err)
-		// Of rows with one address the last counts, and holds up to the next address.
+		// Of rows with one address, the last one counts. It applies up to the next address.
 		type place struct {
 			file string
 			line int
@@ -268,12 +268,12 @@ func TestLinesEqualTheStandardLibrarys(t *testing.T) {
 	}
 }
 
-// sectionsEnd returns where the headers of sections end. Behind them are those of segments, which nobody reads.
+// sectionsEnd returns the end of the section headers. Segment headers follow, which are not read.
 func sectionsEnd(image []byte) uint64 {
 	return order.Uint64(image[40:]) + elffile.SectionBytes*uint64(order.Uint16(image[60:]))
 }
 
-func TestBadImages(t *testing.T) {
+func TestOpen_InvalidImages(t *testing.T) {
 	good := golden(t, "lines.sm_90")
 	changed := func(at int, b ...byte) []byte {
 		image := slices.Clone(good)
@@ -309,7 +309,7 @@ func TestBadImages(t *testing.T) {
 	}
 }
 
-func TestSymbolsThatMakeNoSense(t *testing.T) {
+func TestOpen_InvalidSymbols(t *testing.T) {
 	b := newBuilder()
 	text := b.code("kernel", make([]byte, 64))
 	b.function("good", text, 0, 32)
@@ -328,8 +328,8 @@ func TestSymbolsThatMakeNoSense(t *testing.T) {
 	assert.Equal(t, uint64(0), fn.Offset, "the first of two alike")
 }
 
-// With many functions that begin before an instruction and do not hold it, none is told.
-func TestManyOverlappingFunctions(t *testing.T) {
+// If many functions start before an instruction and do not contain it, no function is returned.
+func TestFile_OverlappingFunctions(t *testing.T) {
 	b := newBuilder()
 	text := b.code("kernel", make([]byte, 4096))
 	b.function("kernel", text, 0, 4096)
@@ -343,7 +343,7 @@ func TestManyOverlappingFunctions(t *testing.T) {
 	assert.Equal(t, []Frame{{Function: "kernel"}}, frames)
 }
 
-func TestSectionsBeyondTheNumbersOfTheHeader(t *testing.T) {
+func TestOpen_ManySections(t *testing.T) {
 	b := newBuilder()
 	for range 100 {
 		b.section(section{name: ".nv.info", kind: elf.SHT_PROGBITS})
@@ -352,7 +352,7 @@ func TestSectionsBeyondTheNumbersOfTheHeader(t *testing.T) {
 	symbol := b.function("kernel", int(elf.SHN_XINDEX), 0, 32)
 	far := make([]byte, 4*(symbol+1))
 	order.PutUint32(far[4*symbol:], uint32(text))
-	// The table of symbols is the section before the last.
+	// The table of symbols is the second-last section.
 	b.section(section{name: ".symtab_shndx", kind: elf.SHT_SYMTAB_SHNDX, link: 1 << 31, data: far})
 	f, err := Open(b.image())
 	require.NoError(t, err)
@@ -361,8 +361,8 @@ func TestSectionsBeyondTheNumbersOfTheHeader(t *testing.T) {
 	assert.Equal(t, text, fn.Section)
 }
 
-// Names may be long and lie one over the other: what is read of them stays in proportion to the image.
-func TestNamesWithoutEnd(t *testing.T) {
+// Names may be long and overlap. The bytes read of them stay in proportion to the image.
+func TestOpen_OverlappingNames(t *testing.T) {
 	b := newBuilder()
 	text := b.code("kernel", make([]byte, 32))
 	b.function(strings.Repeat("x", maxNameBytes+1), text, 0, 16)
@@ -389,8 +389,8 @@ func TestNamesWithoutEnd(t *testing.T) {
 	assert.Equal(t, 10_001, len(f.Functions())+f.Broken())
 }
 
-// Each image that is a good one's begin is refused or read, and says so.
-func TestImagesCutOff(t *testing.T) {
+// Each prefix of a valid image is rejected with an error or read.
+func TestOpen_TruncatedImages(t *testing.T) {
 	good := golden(t, "lines.sm_80")
 	for n := 0; n < int(sectionsEnd(good)); n += 7 {
 		_, err := Open(good[:n])

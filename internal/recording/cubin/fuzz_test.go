@@ -12,8 +12,9 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
-// Whatever the bytes are: they are refused with a place in them, or read; every instruction of every function is
-// told, or why it is not; and what the tables take stays in proportion.
+// FuzzFile checks arbitrary bytes. Open rejects them with a position or reads them. Each
+// instruction of each function has a place or a reason. The memory of the tables stays in
+// proportion to the input.
 func FuzzOpen(f *testing.F) {
 	for _, name := range goldens {
 		f.Add(golden(f, name))
@@ -68,7 +69,7 @@ func FuzzOpen(f *testing.F) {
 			_, reason := file.Locate(fn.Name, found.Size, nil)
 			assert.Equal(t, OutsideFunction, reason)
 		}
-		// A file name of four bytes is the smallest thing that an entry of some kind is made of.
+		// The smallest entry is a file name of four bytes.
 		assert.LessOrEqual(t, file.bytes(), int64(64*len(image)+1<<16))
 	})
 }

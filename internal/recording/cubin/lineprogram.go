@@ -4,14 +4,15 @@ package cubin
 
 import "errors"
 
-// The line table is a program for a small machine (DWARF 4, section 6.2). The standard library has that
-// machine, but passes over NVIDIA's opcode for inlining and wants .debug_info beside it, which -lineinfo does
-// not write.
+// The line table is a program for a small machine (DWARF 4, section 6.2). The standard library
+// implements that machine, but it skips NVIDIA's opcode for inlining. It also requires .debug_info,
+// which -lineinfo does not write.
 //
-// NVIDIA's opcode is extended, 0x90, with two operands in LEB128: the number, from 1, of an earlier row of
-// the sequence, which is the call that was inlined, and the offset in .debug_str of the name of the function that was. Both
-// hold for the rows that follow, until the next such opcode; row 0 says that they are not inlined. Found by
-// comparison with the lines that nvdisasm -gi prints.
+// NVIDIA's opcode is extended opcode 0x90 with two LEB128 operands. The first is the number, from
+//  1, of an earlier row of the sequence: the inlined call. The second is the offset in .debug_str
+//  of the name of the inlined function. Both apply to the following rows, until the next such
+//  opcode. Row 0 means that the rows are not inlined. Found by comparison with the lines that
+//  nvdisasm -gi prints.
 
 // Standard and extended opcodes (DWARF 4, sections 7.21 and 6.2.5).
 const (
@@ -29,22 +30,22 @@ const (
 	opInlinedCall = 0x90
 )
 
-// maxFilesOfUnit bounds the files and the directories that a unit may name.
+// maxFilesOfUnit bounds the files and the directories of a unit.
 const maxFilesOfUnit = 1 << 16
 
-// errors of a line program; the table adds where.
+// These are the errors of a line program. The table adds the position.
 var (
 	errTruncated = errors.New("ends within an item")
-	errNumber    = errors.New("a number of more than 64 bits")
+	errNumber    = errors.New("number of more than 64 bits")
 	errFiles     = errors.New("too many files")
-	errHeader    = errors.New("a header that makes no sense")
-	errVersion   = errors.New("a version of DWARF that is not known")
-	errOpcode    = errors.New("an opcode of the wrong length")
-	errAddress   = errors.New("an address of other than 4 or 8 bytes")
-	errLine      = errors.New("a line number outside 0 to 2^31-1")
+	errHeader    = errors.New("invalid header")
+	errVersion   = errors.New("unknown version of DWARF")
+	errOpcode    = errors.New("opcode of the wrong length")
+	errAddress   = errors.New("address size is not 4 or 8 bytes")
+	errLine      = errors.New("line number outside 0 to 2^31-1")
 )
 
-// reader reads numbers and strings from bytes. After the first error it yields zeroes.
+// reader reads numbers and strings from bytes. After the first error it returns zeroes.
 type reader struct {
 	data []byte
 	at   int
@@ -101,7 +102,7 @@ func (r *reader) u64() uint64 {
 }
 
 func (r *reader) uleb() uint64 {
-	if r.at < len(r.data) && r.data[r.at] < 0x80 { // nearly always
+	if r.at < len(r.data) && r.data[r.at] < 0x80 { // the usual case
 		r.at++
 		return uint64(r.data[r.at-1])
 	}
@@ -143,7 +144,7 @@ func (r *reader) sleb() int64 {
 	}
 }
 
-// str returns the string up to the next zero, as a part of the data.
+// str returns the string up to the next zero, as a slice of the data.
 func (r *reader) str() []byte {
 	b := r.data[r.at:]
 	for i, c := range b[:min(len(b), maxNameBytes)] {
@@ -156,7 +157,7 @@ func (r *reader) str() []byte {
 	return nil
 }
 
-// unit is the header of one line program, and the files that it names.
+// unit is the header of one line program, and the files it names.
 type unit struct {
 	start, end int // of the program, in the section
 	minInst    uint64
@@ -168,15 +169,15 @@ type unit struct {
 	files      []lineFile
 }
 
-// lineFile is a file that a unit names.
+// lineFile is a file of a unit.
 type lineFile struct {
 	name []byte
-	dir  uint64 // from 1; 0 for that of the compilation, which the table does not tell
-	path string // "" until it is asked for
+	dir  uint64 // from 1; 0 for that of the compilation, which the table does not have
+	path string // "" until it is first needed
 }
 
-// readUnit reads the header of the unit at r and leaves r behind the unit. With an error the unit is nil if
-// it is not known where the next begins.
+// readUnit reads the header of the unit at r and moves r behind the unit. On an error, the unit is
+// nil if the start of the next unit is unknown.
 func readUnit(r *reader) (*unit, error) {
 	u := &unit{}
 	length, offset64 := uint64(r.u32()), false
@@ -208,10 +209,10 @@ func readUnit(r *reader) (*unit, error) {
 	h.data = h.data[:u.start]
 	u.minInst = uint64(h.u8())
 	if version >= 4 && h.u8() != 1 {
-		// More than one operation in an instruction: no GPU since Kepler has that.
+		// Several operations per instruction: no GPU since Kepler has that.
 		return u, errHeader
 	}
-	h.u8() // whether rows begin statements: they all count
+	h.u8() // whether rows begin statements: all rows count
 	u.lineBase, u.lineRange, u.opBase = int64(int8(h.u8())), h.u8(), h.u8()
 	if h.err != nil || u.lineRange == 0 || u.opBase == 0 {
 		return u, errHeader
@@ -260,10 +261,10 @@ func (u *unit) addFile(name []byte, r *reader) error {
 	return nil
 }
 
-// maxPathBytes is the longest path that Linux takes.
+// maxPathBytes is the longest path on Linux.
 const maxPathBytes = 4096
 
-// path returns the path of a file, with the directory where the table has one.
+// path returns the path of a file, including the directory if the table has one.
 func (u *unit) path(f *lineFile) string {
 	path := string(f.name[:min(len(f.name), maxPathBytes)])
 	if f.dir == 0 || f.dir > uint64(len(u.dirs)) || isAbsolute(path) {
@@ -275,7 +276,7 @@ func (u *unit) path(f *lineFile) string {
 	return path
 }
 
-// isAbsolute also knows paths of Windows: images are not always made where they run.
+// isAbsolute also accepts Windows paths: images may be compiled on another system.
 func isAbsolute(path string) bool {
 	return path != "" && (path[0] == '/' || path[0] == '\\' || (len(path) > 1 && path[1] == ':'))
 }
@@ -283,13 +284,13 @@ func isAbsolute(path string) bool {
 // machine is the state of a line program. Its rows are numbered from 1 within each sequence.
 type machine struct {
 	u *unit
-	// index looks for sequences and files when the program runs for the first time: of the rows only those
-	// that end a sequence are told, and files are added to the unit.
+	// index is set while the program runs for the first time, to find sequences and files. It then
+	// reports only the rows that end a sequence, and adds files to the unit.
 	index    bool
 	r        reader
 	row      uint32 // number of the last row in its sequence
 	address  uint64
-	addrAt   int  // where the last address to set stands in the section; 0 before the first of a sequence
+	addrAt   int  // position of the last set address in the section; 0 before the first of a sequence
 	addrWide bool // it has 8 bytes, not 4
 	file     uint64
 	line     int64
@@ -298,7 +299,7 @@ type machine struct {
 	end      bool // the row ends its sequence
 }
 
-// newMachine returns a machine at the place of the section where a sequence of u begins.
+// newMachine returns a machine at the position of the section where a sequence of u starts.
 func newMachine(section []byte, u *unit, at int) *machine {
 	m := &machine{u: u, r: reader{data: section[:u.end], at: at}}
 	m.reset()
@@ -309,8 +310,8 @@ func (m *machine) reset() {
 	m.row, m.address, m.addrAt, m.file, m.line, m.context, m.name, m.end = 0, 0, 0, 1, 1, 0, 0, false
 }
 
-// next runs the program up to its next row. It returns false at the end of the program or when that makes no
-// sense: then r.err is set.
+// next runs the program up to its next row. It returns false at the end of the program or if the
+// program is invalid. In the latter case r.err is set.
 func (m *machine) next() bool {
 	if m.end {
 		m.reset()
@@ -359,7 +360,7 @@ func (m *machine) next() bool {
 					return false
 				}
 				if !m.index {
-					r.at = to // it is among the unit's files
+					r.at = to // the unit already has it
 					break
 				}
 				if err := m.u.addFile(name, r); err != nil {
@@ -395,7 +396,7 @@ func (m *machine) next() bool {
 		case opFixedAdvancePC:
 			m.address += uint64(r.u16())
 		default:
-			// Columns, flags, and opcodes of later versions: their operands are LEB128 numbers.
+			// Columns, flags and opcodes of later versions have LEB128 operands.
 			for range u.lengths[op-1] {
 				r.uleb()
 			}
@@ -404,7 +405,7 @@ func (m *machine) next() bool {
 	return false
 }
 
-// emit makes a row of the state.
+// emit creates a row from the state.
 func (m *machine) emit() bool {
 	m.row++
 	if m.line < 0 || m.line > 1<<31-1 {

@@ -9,13 +9,13 @@ import (
 	"slices"
 )
 
-// Bounds of a line table. The largest of real code, of a library with thousands of kernels, stay far below.
+// Bounds of a line table. Real code stays far below, including libraries with thousands of kernels.
 const (
 	maxUnits         = 1 << 16
 	maxSequences     = 1 << 20
 	maxRowsOfSection = 1 << 22
 	maxInlined       = 64       // depth of a chain of inlined calls
-	maxTextBytes     = 16 << 20 // of names and paths that are kept
+	maxTextBytes     = 16 << 20 // of stored names and paths
 
 	debugLineName    = ".debug_line"
 	debugStringsName = ".debug_str"
@@ -40,16 +40,16 @@ const (
 	Resolved        Reason = iota
 	NoImage                // no image with that CRC is known
 	BadImage               // the image cannot be read
-	TooLarge               // the image takes more memory than all may
+	TooLarge               // the image exceeds the memory limit of all images.
 	NoFunction             // the image has no function of that name
-	OutsideFunction        // the offset is not in the function
+	OutsideFunction        // the offset is not in the function.
 	NoLines                // the function has no line table: compiled without -lineinfo and -G
-	BadLines               // its line table makes no sense
+	BadLines               // its line table is invalid
 	NoLine                 // the table has no line for that instruction
 	NumReasons
 )
 
-// ReasonNames are the reasons as telemetry spells them.
+// ReasonNames are the values of the reasons in telemetry.
 var ReasonNames = [NumReasons]string{
 	"resolved", "no_image", "bad_image", "image_too_large", "no_function", "outside_function", "no_lines", "bad_lines", "no_line",
 }
@@ -61,11 +61,11 @@ func (r Reason) String() string {
 	return "unknown"
 }
 
-// Locate returns where in the source the instruction at pc was made: pc is in bytes from the begin of the function.
-// The frames are appended to frames[:0], innermost first: each but the last was inlined into the next, and
-// the last is in the function itself, or in the device function inside its section that has the instruction.
-// Without lines that last frame is the only one and has only its function. The Reason is Resolved if there
-// are lines.
+// Locate returns the source of the instruction at pc, in bytes from the start of the function. It
+// appends the frames to frames[:0], innermost first. Each frame but the last was inlined into the
+// next. The last frame is the function itself, or the device function inside its section that has
+// the instruction. If the line is unknown, the last frame is the only one and has only its
+// function. The Reason is Resolved if the line is known.
 func (f *File) Locate(function string, pc uint64, frames []Frame) ([]Frame, Reason) {
 	frames = frames[:0]
 	fn, ok := f.Lookup(function)
@@ -94,33 +94,33 @@ type lineTable struct {
 	relocs   []relocation
 	units    []*unit
 	seqs     []sequence         // by section
-	names    map[uint32]string  // of strings that were asked for
+	names    map[uint32]string  // of strings that were looked up
 	sections map[int]*codeLines // those that were read
 	broken   int
-	unplaced bool  // a broken part may have been about any function
-	bytes    int64 // about what all this takes in memory
-	texts    int64 // of which names and paths that were asked for
+	unplaced bool  // an invalid part may have had any function
+	bytes    int64 // approximate memory of all this
+	texts    int64 // part of it for names and paths
 }
 
-// relocation says that an address in the line table is an offset of a section.
+// relocation states that an address in the line table is an offset of a section.
 type relocation struct {
 	at      uint64 // offset in the line table
 	section uint32
 	value   uint64
-	addend  bool // the value comes in addition to what stands there
+	addend  bool // add the value to the number in place
 }
 
-// sequence is a part of a line program that is about one section.
+// sequence is a part of a line program about one section.
 type sequence struct {
 	section int
 	unit    *unit
 	at      int
 }
 
-// codeLines are the rows about one section of code.
+// codeLines has the rows about one section of code.
 type codeLines struct {
 	table *lineTable
-	rows  []lineRow // as in the program
+	rows  []lineRow // in the program's order
 	order []uint32  // indexes of the rows that count, by address
 	bad   bool
 }
@@ -130,13 +130,13 @@ type lineRow struct {
 	address uint32
 	line    uint32
 	file    uint32
-	caller  uint32 // index in rows, plus 1, of the row that this one was inlined at; 0 for none
-	name    uint32 // offset in the strings of the inlined function's name
-	end     bool   // ends what the row before it began
+	caller  uint32 // index in rows, plus 1, of the row that this one was inlined at; 0 for none.
+	name    uint32 // offset of the inlined function's name in the strings
+	end     bool   // ends the range of the row before it
 	unit    *unit
 }
 
-// sectionLines returns the rows of that section of code. If the reason is not Resolved there are none.
+// sectionLines returns the rows of a code section. It returns none if the reason is not Resolved.
 func (f *File) sectionLines(section int) (*codeLines, Reason) {
 	if f.lines == nil {
 		f.lines = f.indexLines()
@@ -157,7 +157,7 @@ func (f *File) sectionLines(section int) (*codeLines, Reason) {
 	}
 }
 
-// indexLines reads through the line table once and notes where the rows of each section are.
+// indexLines reads the line table once and stores the positions of each section's rows.
 func (f *File) indexLines() *lineTable {
 	t := &lineTable{sections: map[int]*codeLines{}, names: map[uint32]string{}}
 	at := -1
@@ -177,7 +177,7 @@ func (f *File) indexLines() *lineTable {
 		return t
 	}
 	if f.sections[at].flags&elf.SHF_COMPRESSED != 0 {
-		// No tool of NVIDIA's writes that.
+		// No tool of NVIDIA writes that.
 		t.broken, t.unplaced = 1, true
 		return t
 	}
@@ -206,7 +206,7 @@ func (f *File) indexLines() *lineTable {
 	return t
 }
 
-// sequences returns those of one section, in the order of the table.
+// sequences returns the sequences of one section, in the order of the table.
 func (t *lineTable) sequences(section int) []sequence {
 	find := func(section int) int {
 		i, _ := slices.BinarySearchFunc(t.seqs, section, func(s sequence, section int) int { return cmp.Compare(s.section, section) })
@@ -215,7 +215,7 @@ func (t *lineTable) sequences(section int) []sequence {
 	return t.seqs[find(section):find(section+1)]
 }
 
-// indexUnit notes the sequences of one unit.
+// indexUnit stores the sequences of one unit.
 func (t *lineTable) indexUnit(u *unit) {
 	m := newMachine(t.data, u, u.start)
 	m.index = true
@@ -238,24 +238,24 @@ func (t *lineTable) indexUnit(u *unit) {
 		seq = sequence{unit: u, at: m.r.at}
 	}
 	if m.r.err != nil || m.r.at != seq.at {
-		// What comes before the fault is good.
+		// The data before the error is valid.
 		t.broken, t.unplaced = t.broken+1, true
 	}
 }
 
-// place returns the section of the address that the machine set last, and how far the offset in that
-// section lies from the machine's address.
+// place returns the section of the last set address, and the difference between the offset in that
+// section and the machine's address.
 func (t *lineTable) place(m *machine) (section int, shift uint64, ok bool) {
 	i, found := slices.BinarySearchFunc(t.relocs, uint64(m.addrAt), func(r relocation, at uint64) int { return cmp.Compare(r.at, at) })
 	if !found {
-		// Sections have no address of their own, so a bare number says nothing.
+		// Sections have no address, so a number without a relocation is meaningless.
 		return 0, 0, false
 	}
 	r := t.relocs[i]
 	if r.addend {
 		return int(r.section), r.value, true
 	}
-	// The relocation's value stands in place of the number that is there.
+	// The relocation's value replaces the number in place.
 	b := t.data[m.addrAt:]
 	in := uint64(order.Uint32(b))
 	if m.addrWide {
@@ -264,13 +264,13 @@ func (t *lineTable) place(m *machine) (section int, shift uint64, ok bool) {
 	return int(r.section), r.value - in, true
 }
 
-// relocations returns those of the line table, which is section at, by offset.
+// relocations returns the relocations of the line table (section at), by offset.
 func (f *File) relocations(at int, t *lineTable) []relocation {
 	var all []relocation
-	left := len(f.image) / relocationBytes // tables may overlap, to take time and memory
+	left := len(f.image) / relocationBytes // tables may overlap, to cost time and memory
 	for i := range f.sections {
 		s := &f.sections[i]
-		// The value is in the relocation, or where it is to be put and the relocation adds to it.
+		// The value is in the relocation, or the relocation is added to the number in place.
 		explicit := s.kind == elf.SHT_RELA //nolint:misspell // its name
 		if (!explicit && s.kind != elf.SHT_REL) || s.info != uint32(at) {
 			continue
@@ -296,7 +296,7 @@ func (f *File) relocations(at int, t *lineTable) []relocation {
 			}
 			sym := f.symbols.at(index)
 			if !f.isCode(sym.section) {
-				// Of a function that the linker has thrown away.
+				// The relocation belongs to a function that the linker removed.
 				continue
 			}
 			r := relocation{at: order.Uint64(b), section: sym.section, value: sym.value, addend: !explicit}
@@ -310,7 +310,7 @@ func (f *File) relocations(at int, t *lineTable) []relocation {
 	return all
 }
 
-// readSection reads the rows about one section, of that many bytes.
+// readSection reads the rows about one section of the given size in bytes.
 func (t *lineTable) readSection(section int, size uint64) *codeLines {
 	lines := &codeLines{table: t}
 	for _, seq := range t.sequences(section) {
@@ -324,8 +324,8 @@ func (t *lineTable) readSection(section int, size uint64) *codeLines {
 	return lines
 }
 
-// readSequence adds the rows of one sequence. It reports whether it made sense; rows that did not are left
-// out, or all that follow if a relocated address is not of this section.
+// readSequence adds the rows of one sequence and reports whether it is valid. It skips invalid
+// rows. It skips all following rows if a relocated address is not in this section.
 func (t *lineTable) readSequence(lines *codeLines, seq sequence, section int, size uint64) bool {
 	m := newMachine(t.data, seq.unit, seq.at)
 	first, ok := uint32(len(lines.rows)), true
@@ -345,7 +345,7 @@ func (t *lineTable) readSequence(lines *codeLines, seq sequence, section int, si
 		row := lineRow{line: uint32(m.line), unit: seq.unit}
 		address := m.address + shift
 		if addrAt == 0 || address > size || address > 1<<32-1 {
-			// It keeps its place, for rows that name it as caller.
+			// It keeps its position, for rows that refer to it as caller.
 			ok, row.end, address = false, true, min(size, 1<<32-1)
 		}
 		row.address = uint32(address)
@@ -366,7 +366,7 @@ func (t *lineTable) readSequence(lines *codeLines, seq sequence, section int, si
 	return ok && m.end
 }
 
-// sort orders the rows that count: of those with one address it is the last.
+// sort orders the rows that count. Of several with one address, the last counts.
 func (l *codeLines) sort() {
 	l.order = make([]uint32, len(l.rows))
 	for i := range l.order {
@@ -377,7 +377,7 @@ func (l *codeLines) sort() {
 		if c := cmp.Compare(ra.address, rb.address); c != 0 {
 			return c
 		}
-		// Where one sequence ends and the next begins, the begin counts.
+		// Where one sequence ends and the next starts, the start counts.
 		if ra.end != rb.end {
 			if ra.end {
 				return -1
@@ -396,7 +396,7 @@ func (l *codeLines) sort() {
 	l.order = kept
 }
 
-// appendFrames appends the frames of the instruction at that offset of the section.
+// appendFrames appends the frames of the instruction at an offset of the section.
 func (l *codeLines) appendFrames(frames []Frame, offset uint64, own Frame) ([]Frame, Reason) {
 	i, exact := slices.BinarySearchFunc(l.order, offset, func(at uint32, offset uint64) int {
 		return cmp.Compare(uint64(l.rows[at].address), offset)
@@ -404,7 +404,7 @@ func (l *codeLines) appendFrames(frames []Frame, offset uint64, own Frame) ([]Fr
 	if !exact {
 		i--
 	}
-	// Line 0 is DWARF's way to say that there is no line.
+	// In DWARF, line 0 means that there is no line.
 	if i < 0 || l.rows[l.order[i]].end || l.rows[l.order[i]].line == 0 {
 		if l.bad {
 			return append(frames, own), BadLines
@@ -420,7 +420,7 @@ func (l *codeLines) appendFrames(frames []Frame, offset uint64, own Frame) ([]Fr
 	return append(frames, own), Resolved
 }
 
-// name returns a string of .debug_str, "" where there is none.
+// name returns a string of .debug_str, or "" if there is none.
 func (t *lineTable) name(at uint32) string {
 	if name, ok := t.names[at]; ok {
 		return name
@@ -453,7 +453,7 @@ func (t *lineTable) path(u *unit, file uint32) string {
 	return path
 }
 
-// keep reports whether there is room for another text, and takes it.
+// keep reports whether the limit permits another text, and counts the text.
 func (t *lineTable) keep(text string) bool {
 	n := int64(len(text)) + bytesOfRow
 	if t.texts += n; t.texts > maxTextBytes {

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// imageWithLines returns a kernel of 256 bytes with that line table. Addresses of its sequences are
-// relocated where their number stands.
+// imageWithLines returns a kernel of 256 bytes with the line table. Addresses of its sequences are
+// relocated in place.
 func imageWithLines(table []byte, at ...uint64) []byte {
 	b := newBuilder()
 	text := b.code("kernel", make([]byte, 256))
@@ -26,7 +26,7 @@ func imageWithLines(table []byte, at ...uint64) []byte {
 	return b.image()
 }
 
-// addresses returns where the operands of setAddress stand in a table.
+// addresses returns the positions of the operands of setAddress in a table.
 func addresses(table []byte) []uint64 {
 	var at []uint64
 	for i := 0; ; {
@@ -59,7 +59,7 @@ func locate(t *testing.T, image []byte) (lines [][]int, f *File) {
 	return lines, f
 }
 
-func TestVersionsOfLineTables(t *testing.T) {
+func TestLineTable_Versions(t *testing.T) {
 	for version := uint16(2); version <= 4; version++ {
 		table := unitOf(version, join(
 			setAddress(0), advanceLine(9), copyRow, // 10
@@ -81,17 +81,17 @@ func TestVersionsOfLineTables(t *testing.T) {
 	}
 }
 
-func TestInlinedCalls(t *testing.T) {
+func TestLineTable_InlinedCalls(t *testing.T) {
 	table := unitOf(2, join(
 		setAddress(0), advanceLine(9), copyRow, // row 1: 10
 		inlinedCall(1, 0), advanceLine(10), copyRow, // row 2: 20, inlined at row 1
 		inlinedCall(2, 8), advanceLine(10), copyRow, // row 3: 30, inlined at row 2
 		advancePC(16), inlinedCall(0, 0), advanceLine(0x80-19), copyRow, // row 4: 11, not inlined
-		advancePC(16), inlinedCall(4, 99), copyRow, // row 5: a name that is not there
+		advancePC(16), inlinedCall(4, 99), copyRow, // row 5: a name that does not exist
 		advancePC(16), inlinedCall(6, 0), copyRow, // row 6: inlined at itself
 		advancePC(16), inlinedCall(4, 16), copyRow, // row 7: a name without end
 		advancePC(16), endSequence,
-		// Numbers begin anew with each sequence.
+		// Row numbers start at 1 in each sequence.
 		setAddress(128), advanceLine(49), copyRow, inlinedCall(1, 8), advanceLine(10), copyRow,
 		advancePC(16), endSequence,
 	))
@@ -112,8 +112,8 @@ func TestInlinedCalls(t *testing.T) {
 	assert.Equal(t, 1, f.Broken(), "the row that is inlined at itself")
 }
 
-// A chain as long as there are rows is cut.
-func TestInlinedCallsWithoutEnd(t *testing.T) {
+// A chain with as many frames as rows is truncated.
+func TestLineTable_InlinedCallBound(t *testing.T) {
 	program := join(setAddress(0), copyRow)
 	for row := byte(1); row < 120; row++ {
 		program = join(program, inlinedCall(row, 0), advanceLine(1), copyRow)
@@ -125,7 +125,7 @@ func TestInlinedCallsWithoutEnd(t *testing.T) {
 	assert.Equal(t, 120, lines[0][0])
 }
 
-func TestRowsOfOneAddressAndSequencesSideBySide(t *testing.T) {
+func TestLineTable_EqualAddresses(t *testing.T) {
 	table := unitOf(2, join(
 		setAddress(0), copyRow, advanceLine(6), copyRow, advancePC(16), endSequence, // 7 replaces 1
 		setAddress(0), advanceLine(29), copyRow, advancePC(32), advanceLine(0x80-30), copyRow, advancePC(16), endSequence,
@@ -142,8 +142,8 @@ func TestRowsOfOneAddressAndSequencesSideBySide(t *testing.T) {
 	assert.Equal(t, NoLine, reason, "line 0 says that there is none")
 }
 
-// A linker may leave the offset in the table, with a relocation that adds to it (SHT_REL).
-func TestRelocationsThatAdd(t *testing.T) {
+// A linker may keep the offset in the table, with a relocation that adds to it (SHT_REL).
+func TestLineTable_AddingRelocations(t *testing.T) {
 	table := unitOf(2, join(setAddress(32), advanceLine(4), copyRow, advancePC(16), endSequence))
 	b := newBuilder()
 	text := b.code("kernel", make([]byte, 256))
@@ -161,7 +161,7 @@ func TestRelocationsThatAdd(t *testing.T) {
 	assert.Equal(t, NoLine, reason)
 }
 
-func TestFilesOfLineTables(t *testing.T) {
+func TestLineTable_Files(t *testing.T) {
 	table := unitOf(2, join(
 		[]byte{0, 9, opDefineFile}, []byte("b.cu\x00\x01\x00\x00"),
 		[]byte{0, 12, opDefineFile}, []byte("/abs.cu\x00\x01\x00\x00"),
@@ -184,7 +184,7 @@ func TestFilesOfLineTables(t *testing.T) {
 	assert.Equal(t, []string{"/src/k.cu", "/src/b.cu", "/abs.cu", "c.cu", "", ""}, files)
 }
 
-func TestBrokenLineTables(t *testing.T) {
+func TestLineTable_Invalid(t *testing.T) {
 	good := join(setAddress(0), advanceLine(4), copyRow, advancePC(16), endSequence)
 	for name, c := range map[string]struct {
 		table  []byte
@@ -218,8 +218,8 @@ func TestBrokenLineTables(t *testing.T) {
 	}
 }
 
-// What comes before a fault, and the units after one, are good.
-func TestFaultsStayWhereTheyAre(t *testing.T) {
+// The data before an error and the units after an invalid one are valid.
+func TestLineTable_PartlyInvalid(t *testing.T) {
 	good := join(setAddress(0), advanceLine(4), copyRow, advancePC(16), endSequence)
 	for name, table := range map[string][]byte{
 		"before a unit": join(unitOf(5, good), unitOf(2, good)),
@@ -230,7 +230,7 @@ func TestFaultsStayWhereTheyAre(t *testing.T) {
 		assert.Equal(t, []int{5}, lines[0], name)
 		assert.Equal(t, 1, f.Broken(), name)
 	}
-	// Rows of a sequence that leaves the section for another are of no use from there on.
+	// A sequence may leave its section. Its rows from there on are skipped.
 	table := unitOf(2, join(setAddress(0), copyRow, advancePC(16), copyRow, setAddress(0), copyRow, advancePC(16), endSequence))
 	b := newBuilder()
 	one := b.function("kernel", b.code("kernel", make([]byte, 256)), 0, 256)
@@ -244,8 +244,8 @@ func TestFaultsStayWhereTheyAre(t *testing.T) {
 	assert.Equal(t, NoLines, reason)
 }
 
-// Numbers of DWARF have as many bytes as they like, and 64 bits.
-func TestNumbers(t *testing.T) {
+// DWARF numbers may have any number of bytes, and 64 bits.
+func TestLineTable_LEB128(t *testing.T) {
 	for _, c := range []struct {
 		bytes    []byte
 		unsigned uint64

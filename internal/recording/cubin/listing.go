@@ -15,13 +15,13 @@ type Listing struct {
 	Function     *gpuevent.KernelName
 	CRC          uint64
 	Architecture string
-	// Text has an instruction a line, behind its offset from the begin of the function in hexadecimal: the
-	// form that logs of GPU Flight are given too. Equal neighbours, which are the filling at the end, are
-	// one line that ends in their number.
+	// Text has one instruction per line, after its hexadecimal offset from the start of the
+	// function. Logs of GPU Flight have the same format. Equal adjacent lines, the padding at the
+	// end, are one line that ends in their number.
 	Text string
 }
 
-// Listing returns the disassembly of a function; ok is false if it was not disassembled. See
+// Listing returns the disassembly of a function. ok is false if it was not disassembled. See
 // [Resolver.Disassemble].
 func (r *Resolver) Listing(crc uint64, function string) (l Listing, ok bool) {
 	r.mu.Lock()
@@ -55,8 +55,8 @@ func listing(fn Function, t *sassText) string {
 	return string(b)
 }
 
-// Record returns the log record of the listing, for [gpuevent.Batch.Text] with l.Text as its text, which
-// cuts it to the size that records may have. Ref says what it belongs to.
+// Record returns the log record of the listing. Pass l.Text as the text to [gpuevent.Batch.Text],
+// which splits it to the permitted size of records. Ref identifies the owner of the listing.
 func (l *Listing) Record(ref gpuevent.Ref, timeNs int64) *gpuevent.Record {
 	return &gpuevent.Record{Ref: ref, TimeNs: timeNs, Event: semconv.EventCUDASASSListing, Attrs: []gpuevent.Attr{
 		gpuevent.Str(semconv.CUDAListingKind, semconv.CUDAListingKindSASS),

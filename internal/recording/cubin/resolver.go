@@ -16,46 +16,46 @@ import (
 const DefaultMaxBytes = 256 << 20
 
 const (
-	// maxEntries bounds how many images are known at a time, readable ones or not.
+	// maxEntries bounds the number of known images, readable or not.
 	maxEntries = 1 << 16
-	// entryBytes is about what an image costs besides its bytes and tables.
+	// entryBytes is the approximate memory of an image in addition to its bytes and tables.
 	entryBytes = 512
-	// maxNamesBytes bounds the names that are kept in their readable forms. All are dropped when it is
-	// reached: names are made again faster than images are read.
+	// maxNamesBytes bounds the stored demangled names. All are dropped when it is reached:
+	// demangling is faster than reading images.
 	maxNamesBytes = 8 << 20
 )
 
-// Settings of a Resolver.
+// Settings configure a Resolver.
 type Settings struct {
-	// Image returns the image with that CRC, nil if there is none. It is called again for one that was
-	// forgotten, there or not, and never concurrently. The Resolver keeps what it gets, which must not change;
-	// and Image must not call the Resolver.
+	// Image returns the image with a CRC, or nil if there is none. It is called again after the
+	// image, or its absence, was evicted. It is never called concurrently and must not call the
+	// Resolver. The Resolver keeps the image, which must not change.
 	Image func(crc uint64) []byte
-	// MaxBytes bounds the memory for images, tables and texts; 0 stands for DefaultMaxBytes. What has not been
-	// asked for longest is forgotten, and read again when it is needed. One image that takes more is
-	// not read (TooLarge), and one that is being disassembled is not forgotten.
+	// MaxBytes bounds the memory for images, tables and listings. 0 means DefaultMaxBytes. The
+	// Resolver evicts the least recently used image and reads it again when needed. A single image
+	// above the limit is not read (TooLarge). An image in disassembly is not evicted.
 	MaxBytes int64
-	// Disassembler gives the text of instructions; nil for none.
+	// Disassembler provides the SASS text. nil means none.
 	Disassembler *Disassembler
-	// Sources reads lines of source; nil for none.
+	// Sources reads lines of source. nil means none.
 	Sources *Sources
 }
 
-// Location is where an instruction is.
+// Location is the place of an instruction.
 type Location struct {
-	// Function is the one that was asked for; never nil.
+	// Function is the function of the query. It is never nil.
 	Function *gpuevent.KernelName
-	// File and Line are where in the source the instruction was made, "" and 0 if unknown: those of the
-	// innermost of Frames.
+	// File and Line are the source of the instruction, from the innermost of Frames. They are ""
+	// and 0 if unknown.
 	File string
 	Line int
-	// Source is the text of that line as its file has it now; "" if unknown or not asked for.
+	// Source is the current text of that line in its file. It is "" if unknown or not configured.
 	Source string
-	// SASS is the instruction, with its operands; "" if it was not disassembled.
+	// SASS is the instruction with its operands. It is "" if it was not disassembled.
 	SASS string
-	// Frames tell how the code came there, innermost first: each but the last was inlined into the next. The
-	// last is Function, or a device function that it calls and that was not inlined; where from is not
-	// known. They are empty if the function or the image is not known.
+	// Frames are the inlined calls, innermost first: each but the last was inlined into the next.
+	// The last is Function, or a device function that it calls and that was not inlined. The place
+	// of that call is unknown. Frames is empty if the function or the image is unknown.
 	Frames []NamedFrame
 }
 
@@ -66,31 +66,33 @@ type NamedFrame struct {
 	Line     int
 }
 
-// Stats say what a Resolver did.
+// Stats counts the work of a Resolver.
 type Stats struct {
-	// Places counts calls of Resolve by what came of them.
+	// Places counts calls of Resolve by result.
 	Places [NumReasons]uint64
-	// Texts counts those that had the text of the instruction.
+	// Texts counts the calls that returned SASS text.
 	Texts uint64
-	// Images are held now, or known to be missing. Bytes is what they take, with their tables and texts.
+	// Images is the number of images in memory or known to be missing. Bytes is their memory, with
+	// their tables and listings.
 	Images int
 	Bytes  int64
-	// Forgotten counts images that made room for others.
+	// Forgotten counts evicted images.
 	Forgotten uint64
-	// Broken counts parts of images that made no sense and were left out, each time that they were read.
+	// Broken counts skipped invalid parts of images, each time they were read.
 	Broken uint64
-	// Runs counts runs of the disassembler, FailedRuns those that yielded nothing.
+	// Runs counts runs of the disassembler, FailedRuns those without a result.
 	Runs, FailedRuns uint64
-	// BadImage and BadRun are the first error of an image, with its CRC, and of a run; nil if there was none.
+	// BadImage and BadRun are the first error of an image, with its CRC, and of a run. They are
+	// nil without an error.
 	BadImage, BadRun error
 }
 
-// Resolver finds functions, lines and instructions in the images of a process. It is safe for concurrent use.
-// Calls wait for each other; only Disassemble waits for nvdisasm.
+// Resolver finds functions, lines and instructions in the images of a process. It is safe for
+// concurrent use. Calls block each other, but only Disassemble waits for nvdisasm.
 type Resolver struct {
 	settings Settings
 
-	running sync.Mutex // held during a run of nvdisasm: one at a time. Taken before mu
+	running sync.Mutex // held during a run of nvdisasm; lock it before mu
 
 	mu         sync.Mutex
 	entries    map[uint64]*entry
@@ -104,16 +106,16 @@ type Resolver struct {
 // entry is one image.
 type entry struct {
 	file    *File             // nil if it cannot be read
-	reason  Reason            // then why not
-	texts   map[int]*sassText // by section; nil where disassembling failed
-	inTexts int64             // bytes
+	reason  Reason            // the reason, if file is nil
+	texts   map[int]*sassText // by section; nil if disassembly failed
+	inTexts int64             // bytes.
 	counted int64             // its part of Stats.Bytes
 	broken  int               // its part of Stats.Broken
-	used    uint64            // when last
-	held    int               // runs of nvdisasm that are about it
+	used    uint64            // time of the last use.
+	held    int               // number of runs of nvdisasm on it
 }
 
-// NewResolver returns a Resolver that holds no image yet.
+// NewResolver returns a Resolver without images.
 func NewResolver(settings Settings) *Resolver {
 	if settings.MaxBytes <= 0 {
 		settings.MaxBytes = DefaultMaxBytes
@@ -124,9 +126,9 @@ func NewResolver(settings Settings) *Resolver {
 	return &Resolver{settings: settings, entries: map[uint64]*entry{}, names: map[string]*gpuevent.KernelName{}}
 }
 
-// Resolve returns what is known of the instruction at pc, in bytes from the begin of a function, of the image
-// with that CRC, all as CUPTI names them. The Reason is Resolved if its line is known; the text of the
-// instruction may be known without. Resolve starts no process: see [Resolver.Disassemble].
+// Resolve looks up the instruction at pc, in bytes from the start of a function, of the image with
+// the CRC. CUPTI reports these three values. The Reason is Resolved if the line is known. The SASS
+// text may be known without the line. Resolve starts no process: see [Resolver.Disassemble].
 func (r *Resolver) Resolve(crc uint64, function string, pc uint64) (Location, Reason) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -159,9 +161,9 @@ func (r *Resolver) Resolve(crc uint64, function string, pc uint64) (Location, Re
 	return loc, reason
 }
 
-// Disassemble has nvdisasm print the functions of an image that have no text yet, in one run, and keeps the
-// texts for Resolve and Listing. Functions that the image does not have are passed over. A function is
-// tried once while the image is held. The error is that of this run; it is also in the Stats.
+// Disassemble runs nvdisasm once on all functions of an image without a listing, and keeps the
+// listings for Resolve and Listing. It skips functions that the image does not have. A function is
+// tried once while the image is in memory. The error is that of this run. It is also in the Stats.
 func (r *Resolver) Disassemble(ctx context.Context, crc uint64, functions []string) error {
 	d := r.settings.Disassembler
 	if d == nil {
@@ -186,7 +188,7 @@ func (r *Resolver) Disassemble(ctx context.Context, crc uint64, functions []stri
 			r.stats.BadRun = err
 		}
 		if errors.Is(err, context.Canceled) && ctx.Err() != nil {
-			// Nothing is wrong with the image.
+			// The image is not the cause.
 			r.account(e)
 			return err
 		}
@@ -206,8 +208,8 @@ func (r *Resolver) Disassemble(ctx context.Context, crc uint64, functions []stri
 	return err
 }
 
-// untried returns the functions whose sections have not been disassembled. If there are any, the entry is
-// held.
+// untried returns the functions whose sections have not been disassembled. If there are any, it
+// protects the entry from eviction.
 func (r *Resolver) untried(crc uint64, functions []string) (*entry, []Function) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -229,15 +231,16 @@ func (r *Resolver) untried(crc uint64, functions []string) (*entry, []Function) 
 	return e, wanted
 }
 
-// Stats returns what was done so far.
+// Stats returns the counts so far.
 func (r *Resolver) Stats() Stats {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.stats
 }
 
-// Forget drops an image with its tables and texts, or that there is none. It is for callers who go through images
-// one after the other and want memory for one of them only. One that is being disassembled stays.
+// Forget evicts an image with its tables and listings, or the knowledge that it does not exist. It
+// is for callers that process images sequentially and need memory for one of them only. An image in
+// disassembly stays.
 func (r *Resolver) Forget(crc uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -252,7 +255,7 @@ func (r *Resolver) drop(crc uint64, e *entry) {
 	r.stats.Images--
 }
 
-// entry returns the image with that CRC. Its file is nil if there is none, or it cannot be read.
+// entry returns the image with a CRC. Its file is nil if there is none, or it is invalid.
 func (r *Resolver) entry(crc uint64) *entry {
 	e := r.entries[crc]
 	if e == nil {
@@ -283,7 +286,7 @@ func (r *Resolver) entry(crc uint64) *entry {
 	return e
 }
 
-// account counts what e takes, and forgets other images if that is too much.
+// account counts the memory of e and evicts other images above the limit.
 func (r *Resolver) account(e *entry) {
 	size := int64(entryBytes) + e.inTexts
 	if e.file != nil {
@@ -302,7 +305,7 @@ func (r *Resolver) account(e *entry) {
 			}
 		}
 		if victim == nil {
-			return // the tables and texts of one image; the next to be asked for replaces it
+			return // the tables and listings of one image; the next query replaces it
 		}
 		r.drop(oldest, victim)
 		r.stats.Forgotten++
@@ -324,8 +327,9 @@ func (r *Resolver) name(symbol string) *gpuevent.KernelName {
 	return n
 }
 
-// readable returns the symbol of a device function without what ptxas puts before it: the section's kernel, or a
-// number, between dollars ($_Z3fooPf$_Z3barf, $__internal_0_$__cuda_sm20_rem_s64).
+// readable returns the symbol of a device function without the prefix of ptxas. The prefix is the
+// section's kernel, or a number, between dollars ($_Z3fooPf$_Z3barf,
+// $__internal_0_$__cuda_sm20_rem_s64).
 func readable(symbol string) string {
 	if len(symbol) > 1 && symbol[0] == '$' {
 		if i := strings.LastIndexByte(symbol, '$'); i > 0 && i+1 < len(symbol) {

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// shelf is where images come from. It counts how often it is asked.
+// shelf provides images and counts the requests.
 type shelf struct {
 	images map[uint64][]byte
 	asked  map[uint64]int
@@ -91,7 +91,7 @@ func TestResolve(t *testing.T) {
 	assert.Equal(t, "unknown", NumReasons.String())
 }
 
-func TestSourcesOfLocations(t *testing.T) {
+func TestResolve_Sources(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir+"/k.cu", "one\ntwo\nthree\n")
 	table := unitIn(dir, 2, join(setAddress(0), advanceLine(1), copyRow, advancePC(16), endSequence))
@@ -103,7 +103,7 @@ func TestSourcesOfLocations(t *testing.T) {
 	assert.Equal(t, "two", loc.Source)
 }
 
-func TestResolverForgets(t *testing.T) {
+func TestResolver_Eviction(t *testing.T) {
 	s := &shelf{images: map[uint64][]byte{}}
 	one := bigImage(t, 20)
 	for crc := range uint64(10) {
@@ -127,10 +127,10 @@ func TestResolverForgets(t *testing.T) {
 	assert.Equal(t, uint64(600), stats.Places[Resolved])
 	assert.Equal(t, 3, s.asked[0])
 
-	// The one asked for last stays.
+	// The most recently used image stays.
 	r.Resolve(9, "kernel0", 0)
 	assert.Equal(t, 3, s.asked[9])
-	// One that takes more than all may is not kept.
+	// An image above the limit is not kept.
 	s.images[99] = bigImage(t, 90)
 	_, reason := r.Resolve(99, "kernel0", 0)
 	assert.Equal(t, TooLarge, reason)
@@ -138,8 +138,8 @@ func TestResolverForgets(t *testing.T) {
 	assert.LessOrEqual(t, r.Stats().Bytes, most)
 }
 
-// An image is asked for once until it is forgotten, also one that is not there.
-func TestForget(t *testing.T) {
+// An image is requested once until it is evicted, also if it does not exist.
+func TestResolver_Forget(t *testing.T) {
 	s := &shelf{images: map[uint64][]byte{1: kernelOf(t).image}}
 	r := NewResolver(Settings{Image: s.image, Disassembler: &Disassembler{TimeLimit: toolsLimit, Path: script(t, twoInstructions)}})
 	for n := range 3 {
@@ -167,7 +167,7 @@ func TestForget(t *testing.T) {
 	assert.Equal(t, NoLines, reason, "it has come since")
 }
 
-func TestNamesOfAResolverAreBounded(t *testing.T) {
+func TestResolver_NameBound(t *testing.T) {
 	r := NewResolver(Settings{})
 	long := strings.Repeat("x", 10_000)
 	for i := range 300 {
@@ -179,7 +179,7 @@ func TestNamesOfAResolverAreBounded(t *testing.T) {
 	assert.Less(t, len(r.names), 300)
 }
 
-func TestDisassembleOnce(t *testing.T) {
+func TestDisassemble_Once(t *testing.T) {
 	s := &shelf{images: map[uint64][]byte{1: kernelOf(t).image}}
 	r := NewResolver(Settings{Image: s.image, Disassembler: &Disassembler{
 		TimeLimit: toolsLimit, Path: script(t, twoInstructions),
@@ -208,7 +208,7 @@ func TestDisassembleOnce(t *testing.T) {
 	assert.False(t, ok)
 }
 
-func TestDisassembleFails(t *testing.T) {
+func TestDisassemble_Errors(t *testing.T) {
 	s := &shelf{images: map[uint64][]byte{1: kernelOf(t).image}}
 	r := NewResolver(Settings{Image: s.image, Disassembler: &Disassembler{TimeLimit: toolsLimit, Path: script(t, "echo no >&2; exit 1")}})
 	require.ErrorContains(t, r.Disassemble(t.Context(), 1, []string{"one"}), "disassembly of image 1")
@@ -222,7 +222,7 @@ func TestDisassembleFails(t *testing.T) {
 	_, ok := r.Listing(1, "one")
 	assert.False(t, ok)
 
-	// A caller that gave up says nothing of the image.
+	// A cancelled call does not change the state of the image.
 	r = NewResolver(Settings{Image: s.image, Disassembler: &Disassembler{TimeLimit: toolsLimit, Path: script(t, twoInstructions)}})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -236,7 +236,7 @@ func TestDisassembleFails(t *testing.T) {
 	assert.Zero(t, r.Stats().Runs)
 }
 
-func TestResolverForManyAtOnce(t *testing.T) {
+func TestResolver_Concurrent(t *testing.T) {
 	big, small := bigImage(t, 10), kernelOf(t).image
 	r := NewResolver(Settings{
 		Image: func(crc uint64) []byte {
@@ -261,7 +261,7 @@ func TestResolverForManyAtOnce(t *testing.T) {
 	all.Wait()
 	assert.Equal(t, uint64(800), r.Stats().Places[Resolved])
 	l, ok := r.Listing(0, "one")
-	if !ok { // forgotten since, by the others
+	if !ok { // evicted in the meantime
 		require.NoError(t, r.Disassemble(t.Context(), 0, []string{"one"}))
 		l, ok = r.Listing(0, "one")
 	}
@@ -269,8 +269,9 @@ func TestResolverForManyAtOnce(t *testing.T) {
 	assert.Equal(t, "0000  NOP\n0010  EXIT\n", l.Text)
 }
 
-// A listing becomes log records as those of GPU Flight's logs: below 64 KiB each, joined the text again.
-func TestRecordsOfAListing(t *testing.T) {
+// A listing becomes log records as in GPU Flight's logs: below 64 KiB each, together the whole
+// text.
+func TestListing_Records(t *testing.T) {
 	fn := Function{Name: "one", Size: 4000 * InstructionBytes}
 	var p sassText
 	for i := range 3990 {

@@ -18,18 +18,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openWithoutWaiting makes opening a pipe return at once.
+// openWithoutWaiting makes opening a pipe return immediately.
 const openWithoutWaiting = syscall.O_NONBLOCK
 
-// lowest is the priority of nvdisasm: nobody waits for it, and the processors are the application's.
+// lowest is the priority of nvdisasm. The application has precedence.
 const lowest = 19
 
-// maxComplaint is how much is kept of what nvdisasm writes to standard error.
-const maxComplaint = 4 << 10
+// maxDiagnostic bounds the stored standard error of nvdisasm, in bytes.
+const maxDiagnostic = 4 << 10
 
-// run starts nvdisasm with those arguments and the image, and has read take its output, which must be read to
-// its end. The program gets the image in memory, under a path of its own: nothing is written to disk, and
-// nothing stays behind if it or this process is killed.
+// run starts nvdisasm with the arguments and the image. read must read its output to the end. The
+// program gets the image from memory, under a path of its own. Nothing is written to disk, and
+// nothing remains if it or this process is killed.
 func (d *Disassembler) run(ctx context.Context, args []string, image []byte, read func(io.Reader) error) (err error) {
 	limit := d.TimeLimit
 	if limit <= 0 {
@@ -51,12 +51,12 @@ func (d *Disassembler) run(ctx context.Context, args []string, image []byte, rea
 	// The first extra file of a command has number 3.
 	cmd := exec.CommandContext(ctx, d.Path, append(args, "/proc/self/fd/3")...)
 	cmd.ExtraFiles = []*os.File{in}
-	// This process's own has what makes it a CUDA process under a profiler, and must not make nvdisasm one.
+	// The environment of this process may load a CUDA profiler. It must not do so in nvdisasm.
 	cmd.Env = []string{"LC_ALL=C"}
 	cmd.Dir = "/"
-	cmd.WaitDelay = time.Second // for whatever may hold on to its output
-	complaint := &tail{}
-	cmd.Stderr = complaint
+	cmd.WaitDelay = time.Second // if a child process holds the output
+	diagnostic := &tail{}
+	cmd.Stderr = diagnostic
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return fmt.Errorf("nvdisasm, %s: %w", d.Path, err)
@@ -70,23 +70,23 @@ func (d *Disassembler) run(ctx context.Context, args []string, image []byte, rea
 	d.restrain(cmd.Process.Pid, limit)
 	readErr, ended := read(out), ctx.Err()
 	if readErr != nil {
-		// What it still wants to say is of no use.
+		// The remaining output is not needed.
 		cancel()
 	}
 	waitErr := cmd.Wait()
 	switch {
 	case ended != nil:
 		return d.late(ended)
-	case readErr != nil && waitErr != nil && len(complaint.b) > 0:
-		return fmt.Errorf("nvdisasm, %s: %w%s", d.Path, readErr, complaint)
+	case readErr != nil && waitErr != nil && len(diagnostic.b) > 0:
+		return fmt.Errorf("nvdisasm, %s: %w%s", d.Path, readErr, diagnostic)
 	case readErr != nil:
 		return fmt.Errorf("nvdisasm, %s: %w", d.Path, readErr)
 	case errors.Is(waitErr, syscall.ECHILD):
-		// The application waits for every child there is, ours too. Whether the output is whole is known
-		// without the exit status.
+		// The application may wait for all children, including ours. The output is known to be
+		// complete without the exit status.
 		return nil
 	case waitErr != nil:
-		return fmt.Errorf("nvdisasm, %s: %w%s", d.Path, waitErr, complaint)
+		return fmt.Errorf("nvdisasm, %s: %w%s", d.Path, waitErr, diagnostic)
 	}
 	return nil
 }
@@ -95,8 +95,8 @@ func (d *Disassembler) late(err error) error {
 	return fmt.Errorf("nvdisasm, %s: not done in time: %w", d.Path, err)
 }
 
-// restrain bounds what the program may take, and lets the application go first. It runs already, on an
-// image it has hardly begun to read; should it have ended there is nothing to bound.
+// restrain limits the resources of the program and lowers its priority. The program already runs,
+// but has hardly begun to read its image. If it has ended, there is nothing to limit.
 func (d *Disassembler) restrain(pid int, limit time.Duration) {
 	memory := d.MemoryLimit
 	if memory <= 0 {
@@ -110,15 +110,15 @@ func (d *Disassembler) restrain(pid int, limit time.Duration) {
 	_ = unix.Setpriority(unix.PRIO_PROCESS, pid, lowest)
 }
 
-// tail keeps the begin of what is written to it.
+// tail keeps the beginning of the written data.
 type tail struct{ b []byte }
 
 func (t *tail) Write(p []byte) (int, error) {
-	t.b = append(t.b, p[:min(len(p), maxComplaint-len(t.b))]...)
+	t.b = append(t.b, p[:min(len(p), maxDiagnostic-len(t.b))]...)
 	return len(p), nil
 }
 
-// String returns the first line, as the end of a sentence.
+// String returns the first line, as the end of an error message.
 func (t *tail) String() string {
 	line, _, _ := bytes.Cut(bytes.TrimSpace(t.b), []byte("\n"))
 	if len(line) == 0 {
@@ -127,8 +127,8 @@ func (t *tail) String() string {
 	return ": " + strings.ToValidUTF8(string(line), "\uFFFD")
 }
 
-// trusted returns the path of the program, without links, if nobody but root and this user can have put it
-// there.
+// trusted returns the path of the program, without links, if only root and this user can have
+// installed it.
 func trusted(path string) (string, error) {
 	path, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -150,7 +150,7 @@ func trusted(path string) (string, error) {
 			return "", fmt.Errorf("not run: %s belongs to user %d, neither root nor this one", at, stat.Uid)
 		}
 		if info.Mode()&0o002 != 0 && (!info.IsDir() || info.Mode()&os.ModeSticky == 0) {
-			return "", fmt.Errorf("not run: everybody may write to %s", at)
+			return "", fmt.Errorf("not run: %s is writable by everybody", at)
 		}
 		if at == filepath.Dir(at) {
 			return path, nil

@@ -12,7 +12,7 @@ import (
 
 const openWithoutWaiting = 0
 
-var errNotHere = errors.New("nvdisasm is run on Linux only")
+var errNotHere = errors.New("nvdisasm runs on Linux only")
 
 func (d *Disassembler) run(context.Context, []string, []byte, func(io.Reader) error) error {
 	return errNotHere

@@ -11,13 +11,14 @@ import (
 	"strings"
 )
 
-// nvdisasm prints text or, in newer versions, JSON. Both take it as long (1.0 s of processor time for an image of 1 MB
-// with 60 kernels and 22,064 instructions; 0.4 s of that is its start) and are about as large (1.4 and 1.2 MB).
-// The text is read because every version prints it, and because nvdisasm 13.5 crashes after 4,096 bytes of JSON where
-// an image is relocatable. The text has labels where branches go; they are replaced by offsets, which mean
-// something beside a single instruction.
+// nvdisasm prints text or, in newer versions, JSON. Both need the same time and about the same
+// size. For an image of 1 MB with 60 kernels and 22,064 instructions, it takes 1.0 s of processor
+// time, of which 0.4 s is the start. It prints 1.4 or 1.2 MB. We read the text because every
+// version prints it. In addition, nvdisasm 13.5 crashes after 4,096 bytes of JSON if an image is
+// relocatable. The text has labels as branch targets. We replace them by offsets, which are
+// meaningful for a single instruction.
 
-// maxLineBytes is the longest line that nvdisasm may print. Names of functions stand on lines of their own, at
+// maxLineBytes bounds a line of nvdisasm. Names of functions have lines of their own, in full
 // length.
 const maxLineBytes = 1 << 18
 
@@ -26,13 +27,13 @@ var (
 	errIncomplete  = errors.New("incomplete disassembly")
 )
 
-// sassText is the text of the instructions of a section, in one string.
+// sassText is the SASS text of a section, in one string.
 type sassText struct {
 	text string
-	ends []uint32 // where that of each instruction ends
+	ends []uint32 // end of each instruction's text
 }
 
-// at returns the text of the instruction at that offset of the section, "" if there is none.
+// at returns the text of the instruction at an offset of the section, or "" if there is none.
 func (s *sassText) at(offset uint64) string {
 	i := offset / InstructionBytes
 	if i >= uint64(len(s.ends)) {
@@ -47,8 +48,8 @@ func (s *sassText) at(offset uint64) string {
 
 func (s *sassText) bytes() int64 { return int64(len(s.text)) + 4*int64(len(s.ends)) }
 
-// parseSASS reads what nvdisasm prints of sections of code, and calls add with the texts of each. All texts may
-// take limit bytes of memory.
+// parseSASS reads the output of nvdisasm for code sections, and calls add with the listing of each.
+// limit bounds the memory of all listings, in bytes.
 func parseSASS(r io.Reader, limit int64, add func(section string, text *sassText) error) error {
 	p := sassParser{left: limit, add: add}
 	lines := bufio.NewScanner(r)
@@ -88,7 +89,7 @@ func (p *sassParser) line(line string) error {
 	case strings.HasPrefix(line, "/*"):
 		number, rest, ok := strings.Cut(line[2:], "*/")
 		if !ok {
-			return fmt.Errorf("%w: %.80q is no instruction", errIncomplete, line)
+			return fmt.Errorf("%w: %.80q is not an instruction", errIncomplete, line)
 		}
 		offset, err := strconv.ParseUint(number, 16, 64)
 		if err != nil || offset != uint64(len(p.texts))*InstructionBytes {
@@ -108,14 +109,14 @@ func (p *sassParser) line(line string) error {
 	return nil
 }
 
-// take reports whether there is room for another text of that length, and takes it.
+// take reports whether the limit permits another text of that length, and counts it.
 func (p *sassParser) take(bytes int) bool {
-	const besides = 32 // what it takes beside its bytes
+	const besides = 32 // in addition to its bytes
 	p.left -= int64(bytes) + besides
 	return p.left >= 0
 }
 
-// end hands over the section that was read.
+// end passes the section to add.
 func (p *sassParser) end() error {
 	if p.section == "" {
 		return nil
@@ -135,7 +136,7 @@ func (p *sassParser) end() error {
 	return p.add(section, text)
 }
 
-// write writes an instruction with offsets in place of labels, which stand as `(.L_x_7).
+// write writes an instruction with offsets in place of labels, which have the form `(.L_x_7).
 func (p *sassParser) write(b *strings.Builder, text string) {
 	for {
 		before, rest, ok := strings.Cut(text, "`(.L_")

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
-// printed is what nvdisasm -c prints, shortened: two sections of code, one of them with a device function.
+// printed is the shortened output of nvdisasm -c: two code sections, one with a device function.
 const printed = `	.target	sm_90
 
 //--------------------- .text.one                 --------------------------
@@ -41,7 +41,7 @@ $one$_Z3twov:
         /*0000*/                   EXIT ;
 `
 
-func TestTextsOfInstructions(t *testing.T) {
+func TestParseSASS_Texts(t *testing.T) {
 	found := map[string]*sassText{}
 	err := parseSASS(strings.NewReader(printed), 1<<20, func(section string, text *sassText) error {
 		found[section] = text
@@ -64,7 +64,7 @@ func TestTextsOfInstructions(t *testing.T) {
 	assert.Equal(t, "EXIT", found[".text.two"].at(0))
 }
 
-func TestOutputThatIsNoDisassembly(t *testing.T) {
+func TestParseSASS_InvalidOutput(t *testing.T) {
 	begin := ".section .text.one,\"ax\"\n"
 	for name, c := range map[string]struct {
 		text  string
@@ -124,7 +124,7 @@ func FuzzParseSASS(f *testing.F) {
 				n += len(s.at(uint64(i) * InstructionBytes))
 			}
 			assert.Len(t, s.text, n)
-			// An offset may be longer than the label that it stands for, by some bytes.
+			// An offset may be longer than its label, by some bytes.
 			kept += int64(len(s.text))
 			return nil
 		})

@@ -13,16 +13,16 @@ import (
 	"sync"
 )
 
-// Bounds of what is read of sources.
+// Bounds for reading sources.
 const (
-	maxSourceBytes  = 4 << 20  // of a file; none that people write is as long
+	maxSourceBytes  = 4 << 20  // of a file; hand-written files are shorter
 	maxSourcesBytes = 32 << 20 // of all files that are kept
-	maxSources      = 1024     // files, also those that cannot be read
-	maxSourceLine   = 512      // of a line, the rest is cut off
+	maxSources      = 1024     // files, including unreadable ones
+	maxSourceLine   = 512      // of a line; the rest is truncated
 )
 
-// sourceSuffixes are the names of files that may be read. What else a path in an image may point to, keys and
-// settings among them, must not get into telemetry.
+// sourceSuffixes are the names of files that may be read. A path in an image may point to other
+// files, such as keys and settings. Those must not get into telemetry.
 var sourceSuffixes = []string{
 	".cu", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".c++", ".h", ".hh", ".hpp", ".hxx", ".inl", ".ipp", ".tcc", ".cl", ".py", ".rs", ".jl",
 	".mojo", ".f90", ".f", ".cuf", ".mlir", ".ttir", ".ptx",
@@ -30,8 +30,9 @@ var sourceSuffixes = []string{
 
 var errNoSource = errors.New("not a source file")
 
-// Sources reads lines of source files below some folders. Which files are read is decided by images, that is, by
-// whoever made the code that runs, so it is off unless somebody names folders. It is safe for concurrent use.
+// Sources reads lines of source files below some folders. Images select the files, and therefore
+// the author of the running code does. For that reason it is off unless the user names folders. It
+// is safe for concurrent use.
 type Sources struct {
 	roots []sourceRoot
 
@@ -41,24 +42,24 @@ type Sources struct {
 	tick  uint64
 }
 
-// sourceRoot is a folder; nothing is read that lies outside, also not by a link or "..".
+// sourceRoot is a folder. No file outside of it is read, not even by a link or "..".
 type sourceRoot struct {
 	dir  string
 	root *os.Root
 }
 
-// sourceFile is a file that was asked for; without lines if it cannot be read.
+// sourceFile is a requested file. It has no lines if it cannot be read.
 type sourceFile struct {
 	text  []byte
-	lines []int32 // where each begins
+	lines []int32 // start of each line
 	used  uint64
 }
 
 func (f *sourceFile) bytes() int { return len(f.text) + 4*len(f.lines) }
 
-// NewSources returns a reader of the source files below those folders, whose paths must be absolute. Of files
-// it reads only regular ones with the name of a source file, of at most 4 MiB, and keeps them: a line is what it was
-// when the file was first asked for, or is again after 32 MiB of others. Close releases the folders.
+// NewSources returns a reader of the source files below the folders, whose paths must be absolute.
+// It reads only regular files with the name of a source file and at most 4 MiB. It caches up to 32
+// MiB of them: a line is as old as the cached copy. Close releases the folders.
 func NewSources(folders []string) (*Sources, error) {
 	s := &Sources{files: map[string]*sourceFile{}}
 	for _, dir := range folders {
@@ -86,8 +87,8 @@ func (s *Sources) Close() error {
 	return errors.Join(errs...)
 }
 
-// Line returns a line of a file, from 1, without the space around it and at most 512 bytes of it; "" if it cannot
-// be had.
+// Line returns a line of a file, counted from 1, without surrounding space and truncated to 512
+// bytes. It returns "" if the line is unavailable.
 func (s *Sources) Line(path string, line int) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,7 +157,8 @@ func isSource(path string) bool {
 	return slices.Contains(sourceSuffixes, strings.ToLower(filepath.Ext(path)))
 }
 
-// readSource reads a regular file. It looks before it opens: to open a device or a pipe may do something, or wait.
+// readSource reads a regular file. It checks the type first: opening a device or a pipe may block
+// or have side effects.
 func readSource(root *os.Root, rel string) ([]byte, error) {
 	before, err := root.Stat(rel)
 	if err != nil {

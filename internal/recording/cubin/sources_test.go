@@ -29,7 +29,7 @@ func write(t *testing.T, path, text string) {
 	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
-func TestLinesOfSources(t *testing.T) {
+func TestSources_Lines(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a", "k.cu")
 	write(t, path, "first\n\n  third  \r\nlast\xff without end")
@@ -48,8 +48,8 @@ func TestLinesOfSources(t *testing.T) {
 	assert.Empty(t, s.Line(empty, 1))
 }
 
-// What an image names is read only if it is a source file in one of the folders.
-func TestWhatIsNotRead(t *testing.T) {
+// A path in an image is read only if it is a source file in one of the folders.
+func TestSources_RejectedFiles(t *testing.T) {
 	outside, dir := t.TempDir(), t.TempDir()
 	secret := filepath.Join(outside, "secret.cu")
 	write(t, secret, "secret")
@@ -75,8 +75,8 @@ func TestWhatIsNotRead(t *testing.T) {
 	assert.Empty(t, sources(t).Line(filepath.Join(dir, "good.cu"), 1), "no folders")
 }
 
-// A pipe without a writer would make the reader wait for ever.
-func TestPipesAreNotOpened(t *testing.T) {
+// A pipe without a writer would block the reader forever.
+func TestSources_Pipe(t *testing.T) {
 	mkfifo, err := exec.LookPath("mkfifo")
 	if err != nil {
 		t.Skip("no mkfifo: ", err)
@@ -87,7 +87,7 @@ func TestPipesAreNotOpened(t *testing.T) {
 	assert.Empty(t, sources(t, dir).Line(pipe, 1))
 }
 
-func TestSourcesStayWithinTheirBounds(t *testing.T) {
+func TestSources_Bounds(t *testing.T) {
 	dir := t.TempDir()
 	s := sources(t, dir)
 	text := strings.Repeat("line\n", maxSourceBytes/8) // with the begins of lines more than 4 MiB
@@ -104,7 +104,7 @@ func TestSourcesStayWithinTheirBounds(t *testing.T) {
 	assert.LessOrEqual(t, len(s.files), maxSources)
 }
 
-func TestSourcesForManyAtOnce(t *testing.T) {
+func TestSources_Concurrent(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "k.cu")
 	write(t, path, "one\ntwo\n")
@@ -120,7 +120,7 @@ func TestSourcesForManyAtOnce(t *testing.T) {
 	all.Wait()
 }
 
-func TestFoldersOfSourcesMustExist(t *testing.T) {
+func TestSources_MissingFolder(t *testing.T) {
 	_, err := NewSources([]string{t.TempDir(), "relative"})
 	assert.ErrorContains(t, err, "not an absolute path")
 	_, err = NewSources([]string{t.TempDir(), "/does/not/exist"})

@@ -27,18 +27,18 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// These tests compile kernels with NVIDIA's compiler and compare what is read here with what NVIDIA's
-// disassembler and CUPTI read. The tools come from PyPI (scripts/cuda-tools); no GPU is needed.
+// These tests compile kernels with NVIDIA's compiler. They compare our results with those of
+// NVIDIA's disassembler and CUPTI. The tools come from PyPI (scripts/cuda-tools). No GPU is needed.
 
 var update = flag.Bool("update", false, "write the images in testdata anew")
 
 // architectures that kernels are compiled for.
 var architectures = []string{"sm_80", "sm_90", "sm_100"}
 
-// toolsLimit bounds a run of a tool on a machine that has much else to do.
+// toolsLimit bounds a run of a tool on a busy machine.
 const toolsLimit = 5 * time.Minute
 
-// tools returns the folder of NVIDIA's tools, after fetching them if need be.
+// tools returns the folder of NVIDIA's tools. It fetches them if necessary.
 func tools(t testing.TB) string {
 	t.Helper()
 	root, err := filepath.Abs("../../..")
@@ -57,19 +57,19 @@ func tools(t testing.TB) string {
 	return filepath.Join(folder, "13.0")
 }
 
-// tool runs one of the tools and returns what it prints.
+// tool runs one of the tools and returns its output.
 func tool(t testing.TB, name string, args ...string) []byte {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), toolsLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(tools(t), "bin", name), args...)
-	var out, complaint bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &complaint
-	require.NoError(t, cmd.Run(), "%s %v\n%s", name, args, &complaint)
+	var out, diagnostic bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &diagnostic
+	require.NoError(t, cmd.Run(), "%s %v\n%s", name, args, &diagnostic)
 	return out.Bytes()
 }
 
-// kernelSources are compiled: ours about lines, and the examples of slow kernels.
+// kernelSources are compiled: our test of lines, and the examples of slow kernels.
 func kernelSources(t testing.TB) map[string]string {
 	t.Helper()
 	found := map[string]string{"lines": "testdata/lines.cu"}
@@ -87,8 +87,8 @@ func exists(path string) bool {
 // compiled are the images of this test run, by source and architecture. Tests here do not run in parallel.
 var compiled = map[string][]byte{}
 
-// compile returns the image of a source for an architecture, with the line table of -lineinfo unless other flags
-// are given.
+// compile returns the image of a source for an architecture, with the line table of -lineinfo
+// unless other flags are given.
 func compile(t testing.TB, source, arch string, flags ...string) []byte {
 	t.Helper()
 	if flags == nil {
@@ -138,8 +138,8 @@ var (
 	theirInst    = regexp.MustCompile(`^\s*/\*([0-9a-f]{4,})\*/`)
 )
 
-// theirLines reads the line of every instruction from nvdisasm. It prints a place where its innermost line is
-// another than that of the instruction before; a change further out alone is not printed.
+// theirLines reads the line of every instruction from nvdisasm. nvdisasm prints a place only if its
+// innermost line differs from that of the previous instruction.
 func theirLines(t testing.TB, image []byte) []theirLine {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "k.cubin")
@@ -164,7 +164,7 @@ func theirLines(t testing.TB, image []byte) []theirLine {
 	return all
 }
 
-func TestLinesEqualNVIDIAsDisassembler(t *testing.T) {
+func TestLines_Nvdisasm(t *testing.T) {
 	tools(t)
 	check := func(t *testing.T, image []byte) {
 		f, err := Open(image)
@@ -204,14 +204,15 @@ func TestLinesEqualNVIDIAsDisassembler(t *testing.T) {
 		t.Logf("%d instructions, of %d the whole chain", len(theirs), whole)
 	}
 	forEachImage(t, func(t *testing.T, _ string, image []byte, _ *File) { check(t, image) })
-	// Not optimised, so that nothing is inlined; and to be linked, so that functions have sections of their own.
+	// Not optimised, so that nothing is inlined. For linking, so that functions have sections of
+	// their own.
 	t.Run("lines/sm_90 -G", func(t *testing.T) { check(t, compile(t, "lines", "sm_90", "-G")) })
 	t.Run("lines/sm_90 -rdc", func(t *testing.T) { check(t, compile(t, "lines", "sm_90", "-rdc=true", "-lineinfo")) })
-	// The others are made of the same source by the same compiler.
+	// The other architectures use the same source and compiler.
 	t.Run("lines.cuda12.sm_90", func(t *testing.T) { check(t, golden(t, "lines.cuda12.sm_90")) })
 }
 
-// theirJSON is what nvdisasm -json prints, as far as it is compared: a header, and functions.
+// theirJSON has the compared parts of the output of nvdisasm -json: a header, and functions.
 type theirJSON struct {
 	Name         string `json:"function-name"`
 	Start        uint64 `json:"start"`
@@ -223,10 +224,11 @@ type theirJSON struct {
 	} `json:"sass-instructions"`
 }
 
-// The text of instructions is read from one form that nvdisasm prints and compared with the other.
-func TestTextsEqualNVIDIAsDisassembler(t *testing.T) {
+// Our text comes from one output format of nvdisasm and is compared with the other.
+func TestTexts_Nvdisasm(t *testing.T) {
 	tools(t)
-	// Text and JSON differ in spaces and commas, and in names of functions, which stand as `(name) in the text.
+	// Text and JSON differ in spaces and commas, and in names of functions, which have the form
+	// `(name) in the text.
 	plain := strings.NewReplacer(" ", "", ",", "", "`(", "", ")", "")
 	forEachImage(t, func(t *testing.T, source string, image []byte, f *File) {
 		path := filepath.Join(t.TempDir(), "k.cubin")
@@ -268,7 +270,7 @@ func TestTextsEqualNVIDIAsDisassembler(t *testing.T) {
 // resolvers are those of this test run, by source and architecture.
 var resolvers = map[string]*Resolver{}
 
-// resolver returns one with the disassembly of all kernels of a source.
+// resolver returns a resolver with the disassembly of all kernels of a source.
 func resolver(t *testing.T, source, arch string) *Resolver {
 	t.Helper()
 	if r := resolvers[source+arch]; r != nil {
@@ -290,7 +292,8 @@ func resolver(t *testing.T, source, arch string) *Resolver {
 	return r
 }
 
-// instructionsAt returns the instructions of a kernel that start so, without their predicate, by line.
+// instructionsAt returns the instructions of a kernel with a prefix, without their predicate, by
+// line.
 func instructionsAt(t *testing.T, r *Resolver, f *File, kernel, start string) map[int]int {
 	t.Helper()
 	fn, ok := f.Lookup(kernel)
@@ -310,8 +313,8 @@ func instructionsAt(t *testing.T, r *Resolver, f *File, kernel, start string) ma
 	return found
 }
 
-// The instructions that make our slow kernels slow are on the lines that say so.
-func TestSlowInstructionsAreOnTheirLines(t *testing.T) {
+// The instructions that make our slow kernels slow are on the marked lines.
+func TestLines_SlowExamples(t *testing.T) {
 	tools(t)
 	const path = "../../../examples/slow/kernels.cu"
 	if !exists(path) {
@@ -339,7 +342,8 @@ func TestSlowInstructionsAreOnTheirLines(t *testing.T) {
 					assert.Contains(t, mark[c.line], line, "%d × %s in %s", n, c.instruction, c.kernel)
 				}
 			}
-			// The branch that only one lane of 32 takes tests the thread's number, and goes round the line that it guards.
+			// The branch of one lane of 32 tests the thread's number and skips the line it
+			// guards.
 			guard := false
 			fn, _ := f.Lookup("divergent")
 			for pc := uint64(0); pc < fn.Size; pc += InstructionBytes {
@@ -353,7 +357,7 @@ func TestSlowInstructionsAreOnTheirLines(t *testing.T) {
 	}
 }
 
-func TestListingOfAKernel(t *testing.T) {
+func TestListing_Kernel(t *testing.T) {
 	tools(t)
 	r := resolver(t, "lines", "sm_90")
 	l, ok := r.Listing(7, inlinedKernel)
@@ -368,20 +372,21 @@ func TestListingOfAKernel(t *testing.T) {
 	for _, line := range lines {
 		assert.NotContains(t, line, ".L_x_", "labels mean nothing")
 	}
-	// A branch goes to the offset of an instruction.
+	// The target of a branch is the offset of an instruction.
 	m := regexp.MustCompile(`(?m)BRA 0x([0-9a-f]+)$`).FindStringSubmatch(l.Text)
 	require.NotNil(t, m)
 	assert.Contains(t, l.Text, fmt.Sprintf("\n%04s  ", m[1]))
 }
 
-// What the compiler of today makes of testdata/lines.cu has the same functions, and the same instructions on
-// the marked lines, as what is kept there.
-func TestImagesKeptAreWhatTheCompilerMakes(t *testing.T) {
+// The current compiler's output for testdata/lines.cu has the same functions as the stored image,
+// and the same instructions on the marked lines.
+func TestTestdata_CurrentCompiler(t *testing.T) {
 	tools(t)
 	if *update {
 		updateImages(t)
 	}
-	// The lines of some instructions by kernel, without how often: that may change with the compiler.
+	// The lines of some instructions by kernel, without counts, which may change with the
+	// compiler.
 	behaviour := func(image []byte) map[string][]int {
 		f, err := Open(image)
 		require.NoError(t, err)
@@ -433,7 +438,7 @@ func updateImages(t *testing.T) {
 	}
 }
 
-// cuptiProgram prints CUPTI's number of an image, and the line that CUPTI has for each instruction of kernels.
+// cuptiProgram prints CUPTI's number of an image, and CUPTI's line for each instruction of kernels.
 const cuptiProgram = `
 #include <cupti.h>
 #include <cupti_pcsampling.h>
@@ -470,8 +475,8 @@ int main(int argc, char **argv) {
 }
 `
 
-// CUPTI's own reading of lines, which needs no GPU, and its number of the image are the same as ours.
-func TestCUPTIAgrees(t *testing.T) {
+// CUPTI's lines, which need no GPU, and its number of the image are the same as ours.
+func TestCUPTI_Agreement(t *testing.T) {
 	cc, err := exec.LookPath("cc")
 	if err != nil {
 		process.Missing(t, "no C compiler: "+err.Error())

@@ -18,51 +18,52 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/profile"
 )
 
-// Why items were not sent.
+// Reasons why items were not sent.
 const (
-	ReasonQueueFull   = "queue_full"  // they came faster than they could be sent
-	ReasonUnreachable = "unreachable" // nobody took them in time
-	ReasonRefused     = "refused"     // the endpoint does not want the request
-	ReasonRejected    = "rejected"    // the endpoint took the request and not these of it
-	ReasonShutdown    = "shutdown"    // still waiting when Shutdown's time was over, or handed over after it
-	ReasonDisk        = "disk"        // the file could not be written
-	ReasonFault       = "fault"       // they could not be encoded
-	ReasonUnsupported = "unsupported" // the endpoint does not know profiles
+	ReasonQueueFull   = "queue_full"  // the queue was full.
+	ReasonUnreachable = "unreachable" // the retries ended without an answer.
+	ReasonRefused     = "refused"     // the endpoint rejected the whole request.
+	ReasonRejected    = "rejected"    // the endpoint rejected a part of the request.
+	ReasonShutdown    = "shutdown"    // queued when Shutdown timed out, or added later.
+	ReasonDisk        = "disk"        // the file could not be written.
+	ReasonFault       = "fault"       // they could not be encoded.
+	ReasonUnsupported = "unsupported" // the endpoint does not support profiles.
 )
 
 const (
 	defaultQueueBytes   = 64 << 20
 	defaultRequestBytes = 3 << 20
 	defaultRetryFor     = 5 * time.Minute
-	// fileLine is the longest line that is written to a file, in bytes: the Collector's otlp_json_file
-	// receiver cuts longer ones than 1 MiB (max_log_size) unless it is told otherwise.
+	// fileLine bounds a line of a file, in bytes. By default the Collector's otlp_json_file
+	// receiver truncates lines at 1 MiB (max_log_size).
 	fileLine = 1<<20 - 1
-	// filePiece is how much OTLP, in bytes, goes into one line: twice as long in JSON, it rarely has to
-	// be cut again, which costs as much as encoding it.
+	// filePiece is the size of OTLP in bytes that goes into one line. JSON is about twice as long,
+	// so a line of this size rarely needs another split. A split costs as much as encoding the
+	// line.
 	filePiece = 400 << 10
-	// payloadBytes is what a payload counts beside its content: many small ones must not add up to more
-	// memory than the queue's limit lets one expect.
+	// payloadBytes is added to the size of each payload. It keeps many small payloads within the
+	// memory that the queue's limit suggests.
 	payloadBytes = 512
-	// tellEvery is how often one signal's state is told of at most. An endpoint that takes every second
-	// request must not fill the program's log.
-	tellEvery   = 30 * time.Second
+	// logInterval is the shortest interval between two log messages about the state of one signal.
+	// An endpoint that accepts every second request must not fill the program's log.
+	logInterval = 30 * time.Second
 	firstWait   = 500 * time.Millisecond
 	longestWait = 30 * time.Second
 )
 
-// Stats say what became of one signal's items: spans, log records, metrics' points or profiles. Sent and
-// Unsent together are all that were handed over and no longer wait.
+// Stats counts the outcome of one signal's items: spans, log records, data points or profiles. Sent
+// plus Unsent is the number of accepted items that are no longer queued.
 type Stats struct {
-	// Endpoint is where they go, without secrets.
+	// Endpoint is the destination, without secrets.
 	Endpoint string
 	Sent     uint64
-	// Unsent has the reasons that occurred.
+	// Unsent counts items by reason. It has only the reasons that occurred.
 	Unsent map[string]uint64
-	// LastError is the last one that cost an attempt, "" if there was none.
+	// LastError is the error of the last failed attempt, or "" if none failed.
 	LastError string
 }
 
-// UnsentTotal is the sum of Unsent.
+// UnsentTotal returns the sum of Unsent.
 func (s Stats) UnsentTotal() uint64 {
 	var n uint64
 	for _, v := range s.Unsent {
@@ -71,12 +72,12 @@ func (s Stats) UnsentTotal() uint64 {
 	return n
 }
 
-// Client sends telemetry in the background. Traces, Logs, Metrics, Profiles, Stats and Check may be called by
-// any goroutine; handing over never waits for the network or the disk, and the data is the client's
-// from then on.
+// Client sends telemetry in the background. Traces, Logs, Metrics, Profiles, Stats and Check are
+// safe for concurrent use. The first four never wait for the network or the disk. They take
+// ownership of the data.
 type Client struct {
 	log     *slog.Logger
-	lanes   [numSignals]*lane
+	queues  [numSignals]*signalQueue
 	file    *file
 	stop    context.CancelFunc
 	workers sync.WaitGroup
@@ -84,34 +85,34 @@ type Client struct {
 	outcome error
 }
 
-// lane is one signal's queue and worker.
-type lane struct {
+// signalQueue is one signal's queue and worker.
+type signalQueue struct {
 	signal  Signal
 	to      string
 	off     bool
-	limit   int // bytes that may wait
-	request int // bytes of one request
+	limit   int // limit of the queued bytes
+	request int // limit of the bytes of one request
 	retry   time.Duration
 	attempt time.Duration
 	out     transport
 	file    *file
 	log     *slog.Logger
 
-	mu      sync.Mutex
-	queue   []waiting
-	bytes   int
-	closed  bool
-	wake    chan struct{} // has room for one
-	closing chan struct{} // closed by Shutdown
-	stats   Stats
-	told    bool // a warning has been given and not taken back
-	toldAt  time.Time
-	full    bool      // has been told since the queue was last empty
-	until   time.Time // when Shutdown's time is over; zero for never
+	mu       sync.Mutex
+	queue    []waiting
+	bytes    int
+	closed   bool
+	wake     chan struct{} // has capacity for one
+	closing  chan struct{} // closed by Shutdown
+	stats    Stats
+	warned   bool // a warning was logged and the endpoint has not recovered
+	loggedAt time.Time
+	full     bool      // logged since the queue was last empty
+	until    time.Time // the deadline of Shutdown; zero for none
 
-	// Only the worker uses these.
-	renewed bool // the last try's connection was asked for
-	noted   bool // the endpoint's remark has been told
+	// Only the worker uses the following fields.
+	renewed bool // the final attempt has requested a new connection
+	noted   bool // the server's message has been logged
 }
 
 type waiting struct {
@@ -119,8 +120,8 @@ type waiting struct {
 	bytes   int
 }
 
-// New returns a running client. It connects when there is something to send; errors are about
-// settings only, such as a certificate that cannot be read. A nil logger drops everything.
+// New returns a running client. It connects when there is something to send. Errors concern
+// settings only, such as a certificate that cannot be read. A nil logger discards all messages.
 func New(s Settings, logger *slog.Logger) (*Client, error) {
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
@@ -143,7 +144,7 @@ func New(s Settings, logger *slog.Logger) (*Client, error) {
 	}
 	for signal := range numSignals {
 		e := s.Signals[signal]
-		l := &lane{
+		l := &signalQueue{
 			signal: signal, to: e.String(), off: !s.Sends(signal), limit: s.QueueBytes, request: s.RequestBytes, retry: s.RetryFor, attempt: e.Timeout,
 			file: c.file, log: logger, wake: make(chan struct{}, 1), closing: make(chan struct{}),
 		}
@@ -156,13 +157,13 @@ func New(s Settings, logger *slog.Logger) (*Client, error) {
 		if c.file != nil {
 			l.to, l.request = s.File, min(l.request, filePiece)
 		}
-		c.lanes[signal] = l
+		c.queues[signal] = l
 		if l.off || c.file != nil {
 			continue
 		}
 		if e.URL == nil {
 			c.closeTransports()
-			return nil, fmt.Errorf("otlp: settings without an endpoint for %s: make them by FromEnv", signal)
+			return nil, fmt.Errorf("otlp: settings without an endpoint for %s: use FromEnv", signal)
 		}
 		var err error
 		if l.out, err = newTransport(signal, e); err != nil {
@@ -172,7 +173,7 @@ func New(s Settings, logger *slog.Logger) (*Client, error) {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	c.stop = stop
-	for _, l := range c.lanes {
+	for _, l := range c.queues {
 		if !l.off {
 			c.workers.Go(func() { l.run(ctx) })
 		}
@@ -181,7 +182,7 @@ func New(s Settings, logger *slog.Logger) (*Client, error) {
 }
 
 func (c *Client) closeTransports() {
-	for _, l := range c.lanes {
+	for _, l := range c.queues {
 		if l != nil && l.out != nil {
 			l.out.close()
 		}
@@ -191,34 +192,34 @@ func (c *Client) closeTransports() {
 	}
 }
 
-// Traces hands spans over.
-func (c *Client) Traces(td ptrace.Traces) { c.lanes[Traces].put(traces{td}) }
+// Traces enqueues spans.
+func (c *Client) Traces(td ptrace.Traces) { c.queues[Traces].put(traces{td}) }
 
-// Logs hands log records over.
-func (c *Client) Logs(ld plog.Logs) { c.lanes[Logs].put(logs{ld}) }
+// Logs enqueues log records.
+func (c *Client) Logs(ld plog.Logs) { c.queues[Logs].put(logs{ld}) }
 
-// Metrics hands metrics over.
-func (c *Client) Metrics(md pmetric.Metrics) { c.lanes[Metrics].put(metrics{md}) }
+// Metrics enqueues metrics.
+func (c *Client) Metrics(md pmetric.Metrics) { c.queues[Metrics].put(metrics{md}) }
 
-// Profiles hands profiles over, if they are sent at all. An endpoint need not know them: what it does not take is
-// counted, told of once, and no error of Shutdown or Check.
-func (c *Client) Profiles(p profile.Profiles) { c.lanes[Profiles].put(profilesPayload{p}) }
+// Profiles enqueues profiles, if profiles are enabled. An endpoint need not support them: profiles
+// that it rejects are counted and logged once. They are no error of Shutdown or Check.
+func (c *Client) Profiles(p profile.Profiles) { c.queues[Profiles].put(profilesPayload{p}) }
 
-// Stats returns what became of each signal so far.
+// Stats returns the counts of each signal.
 func (c *Client) Stats() map[Signal]Stats {
 	m := map[Signal]Stats{}
-	for signal, l := range c.lanes {
+	for signal, l := range c.queues {
 		m[Signal(signal)] = l.snapshot()
 	}
 	return m
 }
 
-// Shutdown takes nothing more, sends what waits, and returns when that is done or ctx is. An
-// endpoint that is away is tried once more and then given up, without waiting for ctx. What was not
-// sent is in Stats; the error says so too.
+// Shutdown stops accepting data, sends the queued data, and returns when that is done or ctx ends.
+// It tries an unreachable endpoint once more and then gives up without waiting for ctx. Stats and
+// the error report the data that was not sent.
 func (c *Client) Shutdown(ctx context.Context) error {
 	c.once.Do(func() {
-		for _, l := range c.lanes {
+		for _, l := range c.queues {
 			l.close(ctx)
 		}
 		done := make(chan struct{})
@@ -231,7 +232,7 @@ func (c *Client) Shutdown(ctx context.Context) error {
 		<-done
 		c.closeTransports()
 		var errs []error
-		for _, l := range c.lanes {
+		for _, l := range c.queues {
 			if s := l.snapshot(); s.UnsentTotal() > s.Unsent[ReasonUnsupported] {
 				errs = append(errs, fmt.Errorf("%d %s were not sent to %s: %v: %s", s.UnsentTotal(), itemNames[l.signal], s.Endpoint, s.Unsent, s.LastError))
 			}
@@ -243,16 +244,16 @@ func (c *Client) Shutdown(ctx context.Context) error {
 
 var itemNames = [numSignals]string{"spans", "log records", "metric points", "profiles"}
 
-// Check makes one attempt to send an empty request to each endpoint, all at a time, and returns what
-// is wrong. It takes no longer than the longest of their timeouts. A file has been opened by New: of
-// that it tells whether it is still there.
+// Check makes one attempt to send an empty request to each endpoint, concurrently, and returns the
+// errors. It returns within the longest of their timeouts. New has already opened a file, so Check
+// only tests whether the file still exists.
 func (c *Client) Check(ctx context.Context) error {
 	if c.file != nil {
 		return c.file.check()
 	}
 	var errs [numSignals]error
 	var checks sync.WaitGroup
-	for signal, l := range c.lanes {
+	for signal, l := range c.queues {
 		if l.off {
 			continue
 		}
@@ -268,7 +269,7 @@ func (c *Client) Check(ctx context.Context) error {
 	return errors.Join(errs[:]...)
 }
 
-func (l *lane) snapshot() Stats {
+func (l *signalQueue) snapshot() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.stats
@@ -280,9 +281,10 @@ func (l *lane) snapshot() Stats {
 	return s
 }
 
-// put queues a payload, or counts it as unsent. What comes last is what goes when there is no room:
-// those before it may be in a request already, and parents tend to come before their children.
-func (l *lane) put(p payload) {
+// put enqueues a payload, or counts it as unsent. When the queue is full, it drops the newest
+// payload: an older one may be part of a request already, and parents tend to precede their
+// children.
+func (l *signalQueue) put(p payload) {
 	items := p.items()
 	if l.off || items == 0 {
 		return
@@ -297,7 +299,7 @@ func (l *lane) put(p payload) {
 		l.unsent(ReasonQueueFull, items)
 		if !l.full {
 			l.full = true
-			l.log.Warn("gpuflight: telemetry comes faster than it is taken, the newest is dropped", "signal", l.signal.String(), "to", l.to)
+			l.log.Warn("gpuflight: the send queue is full: the newest telemetry is dropped", "signal", l.signal.String(), "to", l.to)
 		}
 	default:
 		l.queue = append(l.queue, waiting{p, bytes})
@@ -309,15 +311,15 @@ func (l *lane) put(p payload) {
 	}
 }
 
-// unsent counts; the caller holds the lock.
-func (l *lane) unsent(reason string, items int) {
+// unsent counts unsent items. The caller holds the lock.
+func (l *signalQueue) unsent(reason string, items int) {
 	if l.stats.Unsent == nil {
 		l.stats.Unsent = map[string]uint64{}
 	}
 	l.stats.Unsent[reason] += uint64(items)
 }
 
-func (l *lane) close(ctx context.Context) {
+func (l *signalQueue) close(ctx context.Context) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
@@ -325,9 +327,10 @@ func (l *lane) close(ctx context.Context) {
 	close(l.closing)
 }
 
-// next returns the oldest waiting payload, together with those behind it that fit into the same
-// request. Their bytes count as waiting until done is called. ok is false when nothing will come.
-func (l *lane) next(ctx context.Context) (p payload, done func(), ok bool) {
+// next returns the oldest queued payload, merged with the following ones that fit into the same
+// request. Their bytes count as queued until done is called. ok is false when no more data will
+// come.
+func (l *signalQueue) next(ctx context.Context) (p payload, done func(), ok bool) {
 	for {
 		l.mu.Lock()
 		if n := len(l.queue); n > 0 {
@@ -362,7 +365,7 @@ func (l *lane) next(ctx context.Context) (p payload, done func(), ok bool) {
 	}
 }
 
-func (l *lane) run(ctx context.Context) {
+func (l *signalQueue) run(ctx context.Context) {
 	for {
 		p, done, ok := l.next(ctx)
 		if !ok {
@@ -375,8 +378,9 @@ func (l *lane) run(ctx context.Context) {
 	}
 }
 
-// split never fails: a fault of the encoder must not end the program that we are in.
-func (l *lane) split(p payload) (pieces []payload) {
+// split divides a payload into requests. A panic of the encoder must not end the observed program,
+// so it counts as a fault.
+func (l *signalQueue) split(p payload) (pieces []payload) {
 	items := p.items()
 	defer func() {
 		if r := recover(); r != nil {
@@ -387,8 +391,8 @@ func (l *lane) split(p payload) (pieces []payload) {
 	return split(p, l.request)
 }
 
-// deliver sends one request until it is taken, refused or given up.
-func (l *lane) deliver(ctx context.Context, p payload) {
+// deliver sends one request until it is accepted, rejected or given up.
+func (l *signalQueue) deliver(ctx context.Context, p payload) {
 	items := p.items()
 	defer func() {
 		if r := recover(); r != nil {
@@ -405,7 +409,7 @@ func (l *lane) deliver(ctx context.Context, p payload) {
 	}
 	wait := firstWait
 	deadline := time.Now().Add(l.retry)
-	last := l.lastTry(ctx)
+	last := l.finalAttempt(ctx)
 	for {
 		attempt, cancel := context.WithTimeout(ctx, l.attempt)
 		rejected, message, err := l.out.send(attempt, p)
@@ -416,7 +420,7 @@ func (l *lane) deliver(ctx context.Context, p payload) {
 				err = fmt.Errorf("partial success: %.200q", message)
 			} else if message != "" && !l.noted {
 				l.noted = true
-				l.log.Warn("gpuflight: the endpoint takes telemetry with a remark", "signal", l.signal.String(), "to", l.to, "message", fmt.Sprintf("%.200q", message))
+				l.log.Warn("gpuflight: the endpoint accepted telemetry with a message", "signal", l.signal.String(), "to", l.to, "message", fmt.Sprintf("%.200q", message))
 			}
 			l.finish(items-int(rejected), ReasonRejected, int(rejected), err)
 			return
@@ -439,11 +443,11 @@ func (l *lane) deliver(ctx context.Context, p payload) {
 			l.finish(0, ReasonUnreachable, items, err)
 			return
 		}
-		pause := wait/2 + rand.N(wait) // half to one and a half: many programs must not come back at once
+		pause := wait/2 + rand.N(wait) // half to one and a half: many programs must not reconnect at the same moment
 		wait = min(2*wait, longestWait)
 		closing := l.closing
 		if last {
-			// The time is short: come back soon, unless the server said when.
+			// Little time is left: retry soon, unless the server named a delay.
 			closing, pause = nil, min(pause, firstWait)
 			if until := l.deadline(); !until.IsZero() && failure.after > time.Until(until) {
 				l.finish(0, ReasonUnreachable, items, err)
@@ -451,7 +455,7 @@ func (l *lane) deliver(ctx context.Context, p payload) {
 			}
 		}
 		l.failed(err)
-		// However long the server wants to be left alone: what waits any longer is given up.
+		// The server may ask for a longer delay, but a request is given up after the retry limit.
 		pause = min(max(pause, failure.after), max(0, time.Until(deadline)))
 		timer := time.NewTimer(pause)
 		select {
@@ -460,26 +464,27 @@ func (l *lane) deliver(ctx context.Context, p payload) {
 		case <-ctx.Done():
 		}
 		timer.Stop()
-		last = l.lastTry(ctx)
+		last = l.finalAttempt(ctx)
 	}
 }
 
-// unsupported reports whether an attempt failed because the endpoint does not know the signal, which it need not.
-func (l *lane) unsupported(err error) bool {
+// unsupported reports whether an attempt failed because the endpoint does not support an optional
+// signal.
+func (l *signalQueue) unsupported(err error) bool {
 	var failure *sendError
 	return l.signal == Profiles && errors.As(err, &failure) && failure.unknown
 }
 
-// optional reports whether an empty request failed and need not succeed: whoever answers need not know profiles, and
-// Pyroscope refuses those that have none.
-func (l *lane) optional(err error) bool {
+// optional reports whether a failed empty request is acceptable. An endpoint need not support
+// profiles, and Pyroscope rejects requests without any.
+func (l *signalQueue) optional(err error) bool {
 	var failure *sendError
 	return l.signal == Profiles && errors.As(err, &failure) && !failure.retry
 }
 
-// lastTry reports whether Shutdown has begun. The first time it has, a connection that is waiting to be
-// tried again is tried at once.
-func (l *lane) lastTry(ctx context.Context) bool {
+// finalAttempt reports whether Shutdown has begun. On its first true result, it retries a
+// connection in backoff immediately.
+func (l *signalQueue) finalAttempt(ctx context.Context) bool {
 	select {
 	case <-l.closing:
 	default:
@@ -487,20 +492,21 @@ func (l *lane) lastTry(ctx context.Context) bool {
 	}
 	if !l.renewed {
 		l.renewed = true
-		l.out.again(ctx)
+		l.out.reconnect(ctx)
 	}
 	return true
 }
 
-// deadline is when Shutdown's time is over, zero if that is not known.
-func (l *lane) deadline() time.Time {
+// deadline returns the deadline of Shutdown, or zero if there is none.
+func (l *signalQueue) deadline() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.until
 }
 
-// write appends a payload to the file, cut in two where its line would be too long for readers.
-func (l *lane) write(ctx context.Context, p payload) {
+// write appends a payload to the file. It splits a payload whose line would be too long for
+// readers.
+func (l *signalQueue) write(ctx context.Context, p payload) {
 	items := p.items()
 	line, err := p.json()
 	if err != nil {
@@ -525,8 +531,8 @@ func (l *lane) write(ctx context.Context, p payload) {
 	l.finish(items, "", 0, nil)
 }
 
-// finish counts a request that is over and tells once when things change.
-func (l *lane) finish(sent int, reason string, lost int, err error) {
+// finish counts a completed request and logs a change of state once.
+func (l *signalQueue) finish(sent int, reason string, lost int, err error) {
 	l.mu.Lock()
 	l.stats.Sent += uint64(sent)
 	if lost > 0 {
@@ -535,39 +541,39 @@ func (l *lane) finish(sent int, reason string, lost int, err error) {
 	if err != nil {
 		l.stats.LastError = err.Error()
 	}
-	recovered := lost == 0 && l.told
+	recovered := lost == 0 && l.warned
 	if recovered {
-		l.told = false
+		l.warned = false
 	}
-	tell := lost > 0 && l.mayTell()
+	tell := lost > 0 && l.shouldLog()
 	l.mu.Unlock()
 	switch {
 	case tell && reason == ReasonUnsupported:
-		l.log.Warn("gpuflight: the endpoint does not know profiles, which are dropped; the other signals are not concerned", "to", l.to, "error", err)
+		l.log.Warn("gpuflight: the endpoint does not support profiles: profiles are dropped, other signals are sent", "to", l.to, "error", err)
 	case tell:
-		l.log.Warn("gpuflight: telemetry is not being taken", "signal", l.signal.String(), "to", l.to, "reason", reason, "error", err)
+		l.log.Warn("gpuflight: telemetry is rejected and dropped", "signal", l.signal.String(), "to", l.to, "reason", reason, "error", err)
 	case recovered:
-		l.log.Info("gpuflight: telemetry is being taken again", "signal", l.signal.String(), "to", l.to)
+		l.log.Info("gpuflight: telemetry is accepted again", "signal", l.signal.String(), "to", l.to)
 	}
 }
 
-// failed notes an attempt that will be made again.
-func (l *lane) failed(err error) {
+// failed records an attempt that will be retried.
+func (l *signalQueue) failed(err error) {
 	l.mu.Lock()
-	tell := l.mayTell()
+	tell := l.shouldLog()
 	l.stats.LastError = err.Error()
 	l.mu.Unlock()
 	if tell {
-		l.log.Warn("gpuflight: telemetry cannot be sent, trying on", "signal", l.signal.String(), "to", l.to, "error", err)
+		l.log.Warn("gpuflight: telemetry cannot be sent and is retried", "signal", l.signal.String(), "to", l.to, "error", err)
 	}
 }
 
-// mayTell reports whether a failure is news, and takes it for told. The caller holds the lock.
-func (l *lane) mayTell() bool {
+// shouldLog reports whether to log a failure and marks it as logged. The caller holds the lock.
+func (l *signalQueue) shouldLog() bool {
 	now := time.Now()
-	if l.told || !l.toldAt.IsZero() && now.Sub(l.toldAt) < tellEvery {
+	if l.warned || !l.loggedAt.IsZero() && now.Sub(l.loggedAt) < logInterval {
 		return false
 	}
-	l.told, l.toldAt = true, now
+	l.warned, l.loggedAt = true, now
 	return true
 }

@@ -119,7 +119,7 @@ func sink(t *testing.T, addr string) (*testsink.Store, *testsink.Server) {
 	return store, server
 }
 
-func TestGRPCDeliversEverySignal(t *testing.T) {
+func TestGRPC_EverySignal(t *testing.T) {
 	store, server := sink(t, "")
 	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint(),
 		"OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"), nil)
@@ -142,11 +142,11 @@ func TestGRPCDeliversEverySignal(t *testing.T) {
 	assert.Equal(t, map[string]uint64{ReasonShutdown: 3}, c.Stats()[Traces].Unsent, "after Shutdown it is counted")
 }
 
-// receiver is an OTLP/HTTP server that answers as told.
+// receiver is an OTLP/HTTP server with scripted answers.
 type receiver struct {
 	*httptest.Server
 	mu      sync.Mutex
-	answers []func(http.ResponseWriter) // used up in order; then success
+	answers []func(http.ResponseWriter) // used in order; then success
 	spans   map[string]int
 	sizes   []int
 	headers []http.Header
@@ -210,7 +210,7 @@ func answerWith(code int, headers ...string) func(http.ResponseWriter) {
 	}
 }
 
-func TestHTTPDeliversWithHeadersAndGzip(t *testing.T) {
+func TestHTTP_HeadersAndGzip(t *testing.T) {
 	r := listenHTTP(t)
 	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL, "OTEL_EXPORTER_OTLP_COMPRESSION", "gzip",
 		"OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20s3cret"), nil)
@@ -224,7 +224,7 @@ func TestHTTPDeliversWithHeadersAndGzip(t *testing.T) {
 	}
 }
 
-func TestLargeBatchesAreSplitAndNothingIsLost(t *testing.T) {
+func TestClient_LargeBatches(t *testing.T) {
 	r := listenHTTP(t)
 	s := testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL)
 	s.RequestBytes = 20_000
@@ -242,7 +242,7 @@ func TestLargeBatchesAreSplitAndNothingIsLost(t *testing.T) {
 	}
 }
 
-func TestSplitKeepsEveryItemAndItsSurroundings(t *testing.T) {
+func TestSplit_AllItems(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 17, 1000} {
 		for _, limit := range []int{1, 300, 5000, 1 << 20} {
 			for _, p := range []payload{traces{spans(0, n)}, logs{logRecords(n)}, metrics{points(n)}} {
@@ -259,7 +259,7 @@ func TestSplitKeepsEveryItemAndItsSurroundings(t *testing.T) {
 	}
 }
 
-func TestOneMetricIsSplitWhereItMustBe(t *testing.T) {
+func TestSplit_SingleMetric(t *testing.T) {
 	const n = 1001
 	for name, fill := range map[string]func(pmetric.Metric, int){
 		"gauge": func(m pmetric.Metric, i int) {
@@ -310,7 +310,7 @@ func TestOneMetricIsSplitWhereItMustBe(t *testing.T) {
 			md.CopyTo(whole)
 			pieces := split(metrics{md}, 2000)
 			assert.Greater(t, len(pieces), 2)
-			// Put together again they are what they were.
+			// The pieces together equal the original.
 			together := pmetric.NewMetrics()
 			for i, p := range pieces {
 				assert.LessOrEqual(t, p.size(), 2000)
@@ -347,7 +347,7 @@ func TestOneMetricIsSplitWhereItMustBe(t *testing.T) {
 	}
 }
 
-func TestAnswersThatMeanAgainAreTriedAgain(t *testing.T) {
+func TestClient_RetryableStatus(t *testing.T) {
 	r := listenHTTP(t)
 	r.answers = []func(http.ResponseWriter){answerWith(503), answerWith(429, "Retry-After", "1"), answerWith(502)}
 	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), nil)
@@ -359,7 +359,7 @@ func TestAnswersThatMeanAgainAreTriedAgain(t *testing.T) {
 	assert.Contains(t, c.Stats()[Traces].LastError, "502")
 }
 
-func TestAnswersThatMeanNoAreCounted(t *testing.T) {
+func TestClient_PermanentStatus(t *testing.T) {
 	r := listenHTTP(t)
 	var log bytes.Buffer
 	r.answers = []func(http.ResponseWriter){answerWith(401), answerWith(307, "Location", "http://127.0.0.1:1/")}
@@ -379,7 +379,7 @@ func TestAnswersThatMeanNoAreCounted(t *testing.T) {
 	assert.NotContains(t, log.String(), "s3cret")
 }
 
-func TestPartialSuccessIsCounted(t *testing.T) {
+func TestClient_PartialSuccess(t *testing.T) {
 	r := listenHTTP(t)
 	r.answers = []func(http.ResponseWriter){func(w http.ResponseWriter) {
 		resp := ptraceotlp.NewExportResponse()
@@ -398,7 +398,7 @@ func TestPartialSuccessIsCounted(t *testing.T) {
 	assert.Contains(t, s.LastError, "too old")
 }
 
-// nowhere returns an address at which nobody listens.
+// nowhere returns an address on which no process listens.
 func nowhere(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -407,7 +407,7 @@ func nowhere(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// listenAt starts a server of a protocol and returns how many spans it has.
+// listenAt starts a server of a protocol and returns a function that counts its spans.
 func listenAt(t *testing.T, protocol Protocol, addr string) (count func() int) {
 	t.Helper()
 	if protocol == GRPC {
@@ -427,7 +427,7 @@ func listenAt(t *testing.T, protocol Protocol, addr string) (count func() int) {
 	}
 }
 
-func TestServerThatComesLater(t *testing.T) {
+func TestClient_LateServer(t *testing.T) {
 	for _, protocol := range []Protocol{GRPC, HTTP} {
 		addr := nowhere(t)
 		var log bytes.Buffer
@@ -445,7 +445,7 @@ func TestServerThatComesLater(t *testing.T) {
 	}
 }
 
-func TestShutdownTriesOnceMore(t *testing.T) {
+func TestShutdown_FinalAttempt(t *testing.T) {
 	for _, protocol := range []Protocol{GRPC, HTTP} {
 		addr := nowhere(t)
 		c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", string(protocol), "OTEL_EXPORTER_OTLP_ENDPOINT", addr), nil)
@@ -457,7 +457,7 @@ func TestShutdownTriesOnceMore(t *testing.T) {
 	}
 }
 
-func TestShutdownGivesUpAtOnceWhereNobodyListens(t *testing.T) {
+func TestShutdown_ConnectionRefused(t *testing.T) {
 	for _, protocol := range []Protocol{GRPC, HTTP} {
 		c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", string(protocol), "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+nowhere(t)), nil)
 		for i := range 5 {
@@ -470,7 +470,7 @@ func TestShutdownGivesUpAtOnceWhereNobodyListens(t *testing.T) {
 	}
 }
 
-func TestShutdownGivesUpAtOnceWhereTheServerIsNotTrusted(t *testing.T) {
+func TestShutdown_UntrustedServer(t *testing.T) {
 	server := httptest.NewUnstartedServer(&receiver{spans: map[string]int{}})
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	server.EnableHTTP2 = true
@@ -479,7 +479,7 @@ func TestShutdownGivesUpAtOnceWhereTheServerIsNotTrusted(t *testing.T) {
 	for _, protocol := range []Protocol{GRPC, HTTP} {
 		c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", string(protocol), "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL), nil)
 		c.Traces(spans(0, 10))
-		// On a machine that stands still the first handshake may time out instead.
+		// On a stalled machine the first handshake may time out instead.
 		require.Eventually(t, func() bool { return strings.Contains(c.Stats()[Traces].LastError, "certificate") }, time.Minute, time.Millisecond)
 		ctx := within(t, time.Minute)
 		require.ErrorContains(t, c.Shutdown(ctx), "certificate")
@@ -488,7 +488,7 @@ func TestShutdownGivesUpAtOnceWhereTheServerIsNotTrusted(t *testing.T) {
 	}
 }
 
-func TestShutdownDoesNotWaitForWhatComesAfterIt(t *testing.T) {
+func TestShutdown_LateData(t *testing.T) {
 	r := listenHTTP(t)
 	for range 10 {
 		r.answers = append(r.answers, answerWith(429, "Retry-After", "3600"))
@@ -502,7 +502,8 @@ func TestShutdownDoesNotWaitForWhatComesAfterIt(t *testing.T) {
 	assert.Equal(t, map[string]uint64{ReasonUnreachable: 10}, c.Stats()[Traces].Unsent)
 }
 
-// scripted answers with its errors in order and then takes everything; it remembers when it was asked.
+// scripted returns its errors in order and then accepts all requests. It records the time of each
+// request.
 type scripted struct {
 	errs []error
 	at   []time.Time
@@ -518,17 +519,17 @@ func (s *scripted) send(context.Context, payload) (int64, string, error) {
 	return 0, "", err
 }
 
-func (*scripted) again(context.Context) {}
-func (*scripted) close()                {}
+func (*scripted) reconnect(context.Context) {}
+func (*scripted) close()                    {}
 
-func TestRequestIsGivenUpInTimeHoweverLongTheServerWants(t *testing.T) {
+func TestClient_LongRetryAfter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
 		s.RetryFor = 300 * time.Millisecond
 		c := start(t, s, nil)
 		busy := &sendError{err: errors.New("503 Service Unavailable"), retry: true, after: time.Hour}
 		server := &scripted{errs: []error{busy, busy}}
-		c.lanes[Traces].out = server
+		c.queues[Traces].out = server
 		began := time.Now()
 		c.Traces(spans(0, 10))
 		time.Sleep(time.Second)
@@ -543,7 +544,7 @@ func TestRequestIsGivenUpInTimeHoweverLongTheServerWants(t *testing.T) {
 	})
 }
 
-func TestProgramsOwnTransportDoesNotMatter(t *testing.T) {
+func TestClient_ChangedDefaultTransport(t *testing.T) {
 	r := listenHTTP(t)
 	own := http.DefaultTransport
 	t.Cleanup(func() { http.DefaultTransport = own })
@@ -558,7 +559,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-func TestWebPageIsNoEndpoint(t *testing.T) {
+func TestClient_WebPage(t *testing.T) {
 	r := listenHTTP(t)
 	r.answers = []func(http.ResponseWriter){answerWith(200, "Content-Type", "text/html; charset=utf-8")}
 	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", r.URL), nil)
@@ -567,7 +568,7 @@ func TestWebPageIsNoEndpoint(t *testing.T) {
 	assert.Equal(t, map[string]uint64{ReasonRefused: 10}, c.Stats()[Traces].Unsent)
 }
 
-func TestEndpointThatTakesEverySecondRequestDoesNotFillTheLog(t *testing.T) {
+func TestClient_LogRate(t *testing.T) {
 	r := listenHTTP(t)
 	for range 20 {
 		r.answers = append(r.answers, answerWith(400), nil)
@@ -583,7 +584,7 @@ func TestEndpointThatTakesEverySecondRequestDoesNotFillTheLog(t *testing.T) {
 	assert.Equal(t, 2, strings.Count(log.String(), "\n"), log.String())
 }
 
-// answering is a gRPC service for spans that keeps the requests' headers.
+// answering is a gRPC service for spans that stores the headers of requests.
 type answering struct {
 	ptraceotlp.UnimplementedGRPCServer
 	mu      sync.Mutex
@@ -599,7 +600,7 @@ func (a *answering) Export(ctx context.Context, _ ptraceotlp.ExportRequest) (ptr
 	return a.answer()
 }
 
-func TestGRPCSendsHeadersAndCountsWhatWasRejected(t *testing.T) {
+func TestGRPC_HeadersAndPartialSuccess(t *testing.T) {
 	a := &answering{answer: func() (ptraceotlp.ExportResponse, error) {
 		resp := ptraceotlp.NewExportResponse()
 		resp.PartialSuccess().SetRejectedSpans(4)
@@ -623,7 +624,7 @@ func TestGRPCSendsHeadersAndCountsWhatWasRejected(t *testing.T) {
 	assert.Contains(t, a.headers[0].Get("user-agent")[0], userAgent)
 }
 
-func TestGRPCAnswersAreSortedAsTheSpecificationHasThem(t *testing.T) {
+func TestGRPC_StatusCodes(t *testing.T) {
 	for mode, again := range map[testsink.Mode]bool{testsink.Unavailable: true, testsink.Exhausted: true, testsink.Invalid: false} {
 		t.Run(mode.String(), func(t *testing.T) {
 			store, server := sink(t, "")
@@ -651,11 +652,11 @@ func TestGRPCPort(t *testing.T) {
 		"http://[::1]": "dns:///[::1]:4317", "https://host/path": "dns:///host:443",
 	} {
 		c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", endpoint), nil)
-		assert.Equal(t, want, c.lanes[Traces].out.(*grpcTransport).conn.Target(), endpoint)
+		assert.Equal(t, want, c.queues[Traces].out.(*grpcTransport).conn.Target(), endpoint)
 	}
 }
 
-func TestCheckIsBoundedByTheTimeout(t *testing.T) {
+func TestCheck_Timeout(t *testing.T) {
 	_, server := sink(t, "")
 	server.SetMode(testsink.Hang)
 	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint(), "OTEL_EXPORTER_OTLP_TIMEOUT", "100"), nil)
@@ -667,7 +668,7 @@ func TestCheckIsBoundedByTheTimeout(t *testing.T) {
 	}
 }
 
-func TestShutdownKeepsItsBoundWhereNobodyAnswers(t *testing.T) {
+func TestShutdown_UnresponsiveServer(t *testing.T) {
 	_, server := sink(t, "")
 	server.SetMode(testsink.Hang)
 	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint()), nil)
@@ -678,7 +679,7 @@ func TestShutdownKeepsItsBoundWhereNobodyAnswers(t *testing.T) {
 	assert.Equal(t, map[string]uint64{ReasonShutdown: 30}, c.Stats()[Traces].Unsent)
 }
 
-func TestQueueIsBoundedAndTheCallerNeverWaits(t *testing.T) {
+func TestClient_FullQueue(t *testing.T) {
 	_, server := sink(t, "")
 	server.SetMode(testsink.Hang)
 	s := testSettings(t, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", server.Endpoint())
@@ -689,7 +690,7 @@ func TestQueueIsBoundedAndTheCallerNeverWaits(t *testing.T) {
 	for i := range 100 {
 		c.Traces(spans(100*i, 100))
 	}
-	l := c.lanes[Traces]
+	l := c.queues[Traces]
 	l.mu.Lock()
 	assert.LessOrEqual(t, l.bytes, l.limit)
 	l.mu.Unlock()
@@ -700,7 +701,7 @@ func TestQueueIsBoundedAndTheCallerNeverWaits(t *testing.T) {
 	require.Error(t, c.Shutdown(within(t, time.Minute)))
 	assert.Equal(t, 10_000-full, c.Stats()[Traces].Sent)
 	assert.Equal(t, uint64(5), c.Stats()[Logs].Sent)
-	assert.Equal(t, 1, strings.Count(log.String(), "newest is dropped"), log.String())
+	assert.Equal(t, 1, strings.Count(log.String(), "newest telemetry is dropped"), log.String())
 }
 
 func TestTLS(t *testing.T) {

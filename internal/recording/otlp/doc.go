@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package otlp sends pdata by OTLP, over gRPC or HTTP as OpenTelemetry's environment variables say,
-// or appends it to a file in the form that the Collector's file exporter writes; and reads such
-// files.
+// Package otlp sends pdata by OTLP over gRPC or HTTP, as OpenTelemetry's environment variables
+// configure it. It can also append to a file in the format of the Collector's file exporter, and it
+// reads such files.
 //
-// It works inside programs that have better things to do: handing telemetry to a [Client] never
-// waits, what is queued is bounded, what could not be sent is counted by reason, and an endpoint
-// that is away costs one line in the log. It knows nothing of what the telemetry says.
+// It runs inside observed programs. The methods of a [Client] that accept telemetry never block,
+// and its queue is bounded. Unsent data is counted by reason, and an unreachable endpoint causes
+// one log message. The package does not depend on the meaning of the telemetry.
 package otlp

@@ -17,35 +17,35 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// file appends requests as lines of OTLP's JSON. Several processes may append to the same file: each
-// line is written whole under a lock of the system. In a compressed file each append is a member
-// (gzip) or frame (zstd) of its own, which its readers put together as they are.
+// file appends requests as lines of OTLP's JSON. Several processes may append to the same file:
+// each line is written whole, under a lock of the system. In a compressed file each append is a
+// separate member (gzip) or frame (zstd). Readers join them.
 type file struct {
 	compress func([]byte) ([]byte, error)
-	// patience is how long a line waits for the lock. Nobody who works holds it for longer than a write.
-	patience time.Duration
+	// lockTimeout bounds the wait for the lock. A running process holds it only for one write.
+	lockTimeout time.Duration
 
 	mu sync.Mutex
 	f  *os.File
 }
 
-// lockPatience is thousands of times as long as a line takes.
-const lockPatience = 5 * time.Second
+// maxLockWait is thousands of times the duration of a write.
+const maxLockWait = 5 * time.Second
 
-// errBusy says that another process has the lock.
+// errBusy means that another process holds the lock.
 var errBusy = errors.New("in use")
 
 func openFile(path string) (*file, error) {
-	// Opening a pipe would wait for its reader.
+	// Opening a pipe would block until it has a reader.
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file", path)
 	}
-	// What is recorded names programs and their arguments: it is the user's own.
+	// Recordings name programs and their arguments, so only the user may read them.
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	w := &file{f: f, patience: lockPatience}
+	w := &file{f: f, lockTimeout: maxLockWait}
 	switch {
 	case strings.HasSuffix(path, ".gz"):
 		w.compress = gzipMember
@@ -72,7 +72,7 @@ func gzipMember(b []byte) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// check tells whether the file is still where lines can go.
+// check reports an error if lines can no longer be written to the file.
 func (w *file) check() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -80,7 +80,7 @@ func (w *file) check() error {
 	return err
 }
 
-// append writes one line, or none of it.
+// append writes one line completely or not at all.
 func (w *file) append(ctx context.Context, line []byte) error {
 	b := append(line, '\n')
 	w.mu.Lock()
@@ -93,7 +93,7 @@ func (w *file) append(ctx context.Context, line []byte) error {
 	}
 	locked, err := w.lock(ctx)
 	if err != nil {
-		return fmt.Errorf("locking %s: %w", w.f.Name(), err)
+		return fmt.Errorf("lock %s: %w", w.f.Name(), err)
 	}
 	if !locked {
 		_, err := w.f.Write(b)
@@ -105,26 +105,26 @@ func (w *file) append(ctx context.Context, line []byte) error {
 		return err
 	}
 	if w.compress == nil && end > 0 {
-		// Half a line, of a process that was killed, must not spoil this one.
+		// Remove the incomplete line of a killed process. It would corrupt this line.
 		var last [1]byte
 		if _, err := w.f.ReadAt(last[:], end-1); err == nil && last[0] != '\n' {
 			b = append([]byte{'\n'}, b...)
 		}
 	}
 	if _, err := w.f.Write(b); err != nil {
-		// Half a line would spoil the next one.
+		// An incomplete line would corrupt the next one.
 		_ = w.f.Truncate(end)
 		return err
 	}
 	return nil
 }
 
-// lock takes the file's lock, which belongs to this process and those that it forked. It does not wait
-// for ever: a process that was stopped, or a copy of one that was killed, may keep it. It returns false
-// where the file system has no locks; there, each line is one write at the end of the file, which is
-// all that can be done.
+// lock acquires the file's lock, which this process shares with its forks. It waits for a limited
+// time: a suspended process, or a fork of a killed one, may keep the lock. It returns false where
+// the file system has no locks. There, each line is one write at the end of the file, which is the
+// best available protection.
 func (w *file) lock(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, w.patience, errors.New("another process keeps it"))
+	ctx, cancel := context.WithTimeoutCause(ctx, w.lockTimeout, errors.New("another process holds the lock"))
 	defer cancel()
 	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
 		switch err := tryLock(w.f); {

@@ -25,7 +25,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
-// collect reads a file and counts what it holds.
+// collect reads a file and counts its items.
 func collect(t *testing.T, path string) (names map[string]int, records, metricPoints int, stats ReadStats) {
 	t.Helper()
 	names = map[string]int{}
@@ -46,12 +46,12 @@ func collect(t *testing.T, path string) (names map[string]int, records, metricPo
 	return names, records, metricPoints, stats
 }
 
-func TestFileIsReadAsItWasWritten(t *testing.T) {
+func TestFile_RoundTrip(t *testing.T) {
 	for _, name := range []string{"a.otlp.jsonl", "a.otlp.jsonl.gz", "a.otlp.jsonl.zst"} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), name)
 			s := testSettings(t, "GPUFLIGHT_OUTPUT", path, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-			// Two clients stand for two processes.
+			// Two clients represent two processes.
 			var wg sync.WaitGroup
 			for k := range 2 {
 				c := start(t, s, nil)
@@ -78,7 +78,7 @@ func TestFileIsReadAsItWasWritten(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, os.FileMode(0o600), mode.Mode().Perm())
 
-			// Killed in the middle of writing the last line.
+			// The writer was killed in the middle of its last line.
 			whole, err := os.ReadFile(path)
 			require.NoError(t, err)
 			torn := filepath.Join(t.TempDir(), name)
@@ -91,7 +91,7 @@ func TestFileIsReadAsItWasWritten(t *testing.T) {
 	}
 }
 
-func TestBadLinesAreNamedAndTheRestGoesOn(t *testing.T) {
+func TestReadFile_InvalidLines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f.otlp.jsonl")
 	good, err := traces{spans(0, 2)}.json()
 	require.NoError(t, err)
@@ -106,7 +106,7 @@ func TestBadLinesAreNamedAndTheRestGoesOn(t *testing.T) {
 	assert.Contains(t, stats.Errors[2].Error(), path+":4:")
 }
 
-func TestFullDiskIsCountedAndLeavesWholeLines(t *testing.T) {
+func TestFile_FullDisk(t *testing.T) {
 	dir := t.TempDir()
 	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", dir).CombinedOutput(); err != nil {
 		t.Skipf("no small file system can be mounted here: %v: %s", err, out)
@@ -129,8 +129,8 @@ func TestFullDiskIsCountedAndLeavesWholeLines(t *testing.T) {
 	assert.Zero(t, stats.Bad)
 }
 
-// The Collector's receiver for such files reads lines of up to 1 MiB.
-func TestLinesAreNoLongerThanReadersTake(t *testing.T) {
+// The Collector's file receiver reads lines of up to 1 MiB.
+func TestFile_LineLength(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "long.otlp.jsonl")
 	c := start(t, testSettings(t, "GPUFLIGHT_OUTPUT", path), nil)
 	c.Traces(spans(0, 20_000))
@@ -146,19 +146,19 @@ func TestLinesAreNoLongerThanReadersTake(t *testing.T) {
 	assert.Len(t, names, 20_000)
 }
 
-func TestFileThatCannotBeOpened(t *testing.T) {
+func TestFile_MissingFolder(t *testing.T) {
 	_, err := New(testSettings(t, "GPUFLIGHT_OUTPUT", filepath.Join(t.TempDir(), "no", "such")), nil)
 	require.ErrorContains(t, err, "GPUFLIGHT_OUTPUT")
 }
 
-func TestPipeIsNoFile(t *testing.T) {
+func TestFile_Pipe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pipe")
 	require.NoError(t, exec.Command("mkfifo", path).Run())
 	_, err := New(testSettings(t, "GPUFLIGHT_OUTPUT", path), nil)
 	require.ErrorContains(t, err, "not a regular file")
 }
 
-func TestHalfALineSpoilsNoOther(t *testing.T) {
+func TestFile_IncompleteLine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f.otlp.jsonl")
 	require.NoError(t, os.WriteFile(path, []byte(`{"resourceSpans":[{"scopeS`), 0o600))
 	c := start(t, testSettings(t, "GPUFLIGHT_OUTPUT", path), nil)
@@ -169,7 +169,7 @@ func TestHalfALineSpoilsNoOther(t *testing.T) {
 	assert.Equal(t, 1, stats.Bad)
 }
 
-// lockedFile has a file's lock, as a process that was stopped would.
+// lockedFile holds a file's lock, as a suspended process would.
 func lockedFile(t *testing.T) (path string, let func()) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "f.otlp.jsonl")
@@ -180,14 +180,14 @@ func lockedFile(t *testing.T) (path string, let func()) {
 	return path, func() { unlock(f) }
 }
 
-func TestLockThatNobodyGivesBackIsNotWaitedForForEver(t *testing.T) {
+func TestFile_LockTimeout(t *testing.T) {
 	path, let := lockedFile(t)
 	var log bytes.Buffer
 	c := start(t, testSettings(t, "GPUFLIGHT_OUTPUT", path), slog.New(slog.NewTextHandler(&log, nil)))
-	c.file.patience = 50 * time.Millisecond
+	c.file.lockTimeout = 50 * time.Millisecond
 	c.Traces(spans(0, 10))
 	require.Eventually(t, func() bool { return c.Stats()[Traces].Unsent[ReasonDisk] == 10 }, time.Minute, time.Millisecond)
-	assert.Contains(t, c.Stats()[Traces].LastError, "another process keeps it")
+	assert.Contains(t, c.Stats()[Traces].LastError, "another process holds the lock")
 	let()
 	c.Traces(spans(10, 10))
 	require.Error(t, c.Shutdown(within(t, time.Minute)))
@@ -195,18 +195,18 @@ func TestLockThatNobodyGivesBackIsNotWaitedForForEver(t *testing.T) {
 	assert.Equal(t, 1, strings.Count(log.String(), "level=WARN"))
 }
 
-func TestShutdownKeepsItsBoundWhereTheFileIsLocked(t *testing.T) {
+func TestShutdown_LockedFile(t *testing.T) {
 	path, _ := lockedFile(t)
 	c := start(t, testSettings(t, "GPUFLIGHT_OUTPUT", path), nil)
-	c.file.patience = time.Hour
+	c.file.lockTimeout = time.Hour
 	c.Traces(spans(0, 10))
 	c.Logs(logRecords(3))
-	require.Error(t, c.Shutdown(within(t, 100*time.Millisecond))) // or it would take an hour
+	require.Error(t, c.Shutdown(within(t, 100*time.Millisecond))) // else the test takes an hour
 	assert.Equal(t, map[string]uint64{ReasonShutdown: 10}, c.Stats()[Traces].Unsent)
 	assert.Equal(t, map[string]uint64{ReasonShutdown: 3}, c.Stats()[Logs].Unsent)
 }
 
-func TestFileOfHalfAHeader(t *testing.T) {
+func TestReadFile_IncompleteHeader(t *testing.T) {
 	for _, b := range []string{"\x1f\x8b", "\x1f\x8b\x08\x00", "\x28\xb5\x2f\xfd"} {
 		path := filepath.Join(t.TempDir(), "f")
 		require.NoError(t, os.WriteFile(path, []byte(b), 0o600))
@@ -215,7 +215,8 @@ func TestFileOfHalfAHeader(t *testing.T) {
 	}
 }
 
-// decompressed returns how many bytes a file holds, in compressed form or not: as many as can be read.
+// decompressed returns how many bytes of a file can be read, after decompression if it is
+// compressed.
 func decompressed(b []byte) int {
 	r, err := decompress(bufio.NewReader(bytes.NewReader(b)))
 	if err != nil {
@@ -236,7 +237,7 @@ func FuzzRead(f *testing.F) {
 		if err := os.WriteFile(path, b, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		// "{}," is a span, and the decoder of zstd takes some MiB by itself.
+		// "{}," is a span. The zstd decoder itself needs some MiB.
 		n := decompressed(b)
 		if n > 1<<20 {
 			t.Skip("too long")

@@ -10,13 +10,14 @@ import (
 	"syscall"
 )
 
-// tryLock takes a file's lock or returns errBusy, or errors.ErrUnsupported where there are no locks.
+// tryLock acquires a file's lock. It returns errBusy if another process holds it, or
+// errors.ErrUnsupported where there are no locks.
 func tryLock(f *os.File) error {
 	for {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		switch {
 		case errors.Is(err, syscall.EINTR):
-			// A signal of the program that we are in.
+			// The observed program received a signal.
 		case errors.Is(err, syscall.EWOULDBLOCK):
 			return errBusy
 		case errors.Is(err, syscall.ENOLCK):
@@ -28,5 +29,5 @@ func tryLock(f *os.File) error {
 }
 
 func unlock(f *os.File) {
-	_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN) // closing does it as well
+	_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN) // closing the file releases it as well
 }

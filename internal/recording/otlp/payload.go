@@ -10,19 +10,21 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/profile"
 )
 
-// payload is one request's worth of a signal. Its items are spans, log records, metrics' points or profiles.
+// payload is the data of one request. Its items are spans, log records, data points or profiles.
 type payload interface {
 	// size is the length of the encoded request in bytes.
 	size() int
 	items() int
-	// merge moves all of another payload of the same signal into this one; false where it cannot.
+	// merge moves all items of another payload of the same signal into this one. It returns false
+	// if it cannot.
 	merge(payload) bool
-	// halve moves about half of the items into a new payload; nil where there is only one.
+	// halve moves about half of the items into a new payload. It returns nil if there is only one
+	// item.
 	halve() payload
 	json() ([]byte, error)
 }
 
-// split cuts a payload until each piece is at most limit bytes or a single item.
+// split divides a payload until each piece has at most limit bytes or a single item.
 func split(p payload, limit int) []payload {
 	if p.size() <= limit {
 		return []payload{p}
@@ -34,7 +36,7 @@ func split(p payload, limit int) []payload {
 	return append(split(p, limit), split(second, limit)...)
 }
 
-// cut takes all but the first stay items out of a slice of pdata.
+// cut removes all but the first stay items from a slice of pdata.
 func cut[T any](from interface{ RemoveIf(func(T) bool) }, stay int, move func(T)) {
 	i := 0
 	from.RemoveIf(func(item T) bool {
@@ -143,7 +145,7 @@ func (m metrics) merge(p payload) bool {
 }
 func (m metrics) json() ([]byte, error) { return (&pmetric.JSONMarshaler{}).MarshalMetrics(m.Metrics) }
 
-// halve cuts between metrics, and within one only where it is alone.
+// halve splits between metrics, and within a metric only if it is the only one.
 func (m metrics) halve() payload {
 	keep := m.MetricCount() / 2
 	if keep == 0 {
@@ -177,7 +179,7 @@ func (m metrics) halve() payload {
 	return metrics{second}
 }
 
-// halvePoints cuts the only metric, which has a point for each kernel and scope, or more.
+// halvePoints splits the only metric. It has at least one point per kernel and scope.
 func (m metrics) halvePoints() payload {
 	for _, rm := range m.ResourceMetrics().All() {
 		for _, sm := range rm.ScopeMetrics().All() {
@@ -201,7 +203,7 @@ func (m metrics) halvePoints() payload {
 	return nil
 }
 
-// movePoints makes to a metric like from and moves all but the first stay points there.
+// movePoints makes to a metric like from and moves all but the first stay points to it.
 func movePoints(from, to pmetric.Metric, stay int) {
 	to.SetName(from.Name())
 	to.SetDescription(from.Description())
@@ -230,7 +232,8 @@ func movePoints(from, to pmetric.Metric, stay int) {
 	}
 }
 
-// profilesPayload is a request as its writer made it: it has its own tables, and was cut when it was made.
+// profilesPayload is a request as its writer built it. It has its own tables and has the right size
+// already.
 type profilesPayload struct{ profile.Profiles }
 
 func (p profilesPayload) size() int             { return p.Size() }

@@ -24,7 +24,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/profile/profiletest"
 )
 
-// profilesOf returns one request with profiles of one sample each, of the values given.
+// profilesOf returns one request. Each profile in it has one sample with one of the given values.
 func profilesOf(t *testing.T, values ...uint64) profile.Profiles {
 	t.Helper()
 	r := pcommon.NewResource()
@@ -49,7 +49,7 @@ func valuesOf(t *testing.T, requests []profile.Profiles) (values []int64) {
 	return values
 }
 
-func TestProfilesAreSentOnlyWhereAskedFor(t *testing.T) {
+func TestProfiles_Setting(t *testing.T) {
 	for v, want := range map[string]bool{"": false, "0": false, "off": false, "1": true, "True": true, "on": true} {
 		s := testSettings(t, "GPUFLIGHT_PROFILES", v)
 		assert.Equal(t, want, s.Sends(Profiles), v)
@@ -67,7 +67,7 @@ func TestProfilesAreSentOnlyWhereAskedFor(t *testing.T) {
 	s = testSettings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_SDK_DISABLED", "true")
 	assert.True(t, s.Off())
 
-	// Where they are not asked for they go nowhere, and that is no loss.
+	// Profiles that are off are discarded and not counted as unsent.
 	c := start(t, testSettings(t), nil)
 	c.Profiles(profilesOf(t, 1))
 	require.NoError(t, c.Shutdown(within(t, time.Minute)))
@@ -85,7 +85,7 @@ func TestEndpointOfProfiles(t *testing.T) {
 	assert.Empty(t, s.Signals[Traces].Headers)
 }
 
-// collecting is an endpoint for HTTP that takes profiles, or answers with a code.
+// collecting is an HTTP endpoint that accepts profiles, or answers with a status code.
 type collecting struct {
 	code int
 
@@ -100,7 +100,7 @@ func (c *collecting) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	defer c.mu.Unlock()
 	c.paths[q.URL.Path]++
 	if q.URL.Path != "/v1development/profiles" {
-		return // it takes the others
+		return // it accepts the other signals
 	}
 	if c.code != 0 {
 		w.WriteHeader(c.code)
@@ -124,7 +124,7 @@ func profileServer(t *testing.T, code int) (*collecting, string) {
 	return c, server.URL
 }
 
-func TestProfilesGoOverHTTPAndGRPC(t *testing.T) {
+func TestProfiles_Protocols(t *testing.T) {
 	to, address := profileServer(t, 0)
 	c := start(t, testSettings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_ENDPOINT", address), nil)
 	require.NoError(t, c.Check(within(t, time.Minute)))
@@ -151,8 +151,9 @@ func TestProfilesGoOverHTTPAndGRPC(t *testing.T) {
 	assert.Equal(t, map[string]uint64{ReasonRejected: 1}, c.Stats()[Profiles].Unsent)
 }
 
-// An endpoint that does not know the signal costs one line, and what it did not take is counted.
-func TestEndpointThatDoesNotKnowProfiles(t *testing.T) {
+// An endpoint without support for the signal causes one log message. The rejected items are
+// counted.
+func TestProfiles_Unsupported(t *testing.T) {
 	_, grpc := sink(t, "") // without such a service
 	_, missing := profileServer(t, http.StatusNotFound)
 	_, never := profileServer(t, http.StatusNotImplemented)
@@ -176,12 +177,12 @@ func TestEndpointThatDoesNotKnowProfiles(t *testing.T) {
 			assert.NotEmpty(t, stats[Profiles].LastError)
 			assert.Equal(t, uint64(3), stats[Logs].Sent)
 			assert.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
-			assert.Contains(t, log.String(), "the endpoint does not know profiles")
+			assert.Contains(t, log.String(), "the endpoint does not support profiles")
 		})
 	}
 }
 
-// What Check sends has no profile in it, which a store may refuse; but somebody must be there.
+// Check sends a request without profiles. A store may reject it, but an endpoint must exist.
 func TestCheckOfProfiles(t *testing.T) {
 	_, strict := profileServer(t, http.StatusBadRequest)
 	c := start(t, testSettings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_ENDPOINT", strict), nil)
@@ -194,8 +195,8 @@ func TestCheckOfProfiles(t *testing.T) {
 	require.ErrorContains(t, c.Check(within(t, time.Minute)), "profiles to http://")
 }
 
-// Where the same answer comes for another signal, something is wrong.
-func TestEndpointThatDoesNotKnowLogsIsAnError(t *testing.T) {
+// The same answer for another signal is an error.
+func TestLogs_Unsupported(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(server.Close)
 	c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL), nil)

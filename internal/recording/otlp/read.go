@@ -20,35 +20,35 @@ import (
 )
 
 const (
-	// maxLine is the longest line that is read, in bytes: many times what a client writes.
+	// maxLine bounds a line, in bytes. It is many times the length that a client writes.
 	maxLine = 64 << 20
-	// maxErrors is how many bad lines are told of one by one.
+	// maxErrors bounds the number of invalid lines with an error of their own.
 	maxErrors = 20
 )
 
-// Handler gets what a file holds, a line at a time. Functions that are nil are not called.
+// Handler receives the content of a file, line by line. Functions that are nil are not called.
 type Handler struct {
 	Traces  func(ptrace.Traces)
 	Logs    func(plog.Logs)
 	Metrics func(pmetric.Metrics)
-	// Profiles gets one request at a time.
+	// Profiles receives one request at a time.
 	Profiles func(profile.Profiles)
 }
 
-// ReadStats say how a file was read.
+// ReadStats counts the lines of a file.
 type ReadStats struct {
-	// Lines were read, Bad of them could not be understood; Errors names the first of these by their
-	// line numbers.
+	// Lines is the number of lines read. Bad is the number of invalid lines among them. Errors has
+	// the first of their errors, with line numbers.
 	Lines, Bad int
 	Errors     []error
-	// Torn says that the file ends in the middle of a line or compressed block, as it does when its
-	// writer was killed: the whole lines before it were read.
+	// Torn is set if the file ends in the middle of a line or compressed block, as after a kill of
+	// its writer. The complete lines before it were read.
 	Torn bool
 }
 
-// ReadFile reads a file that a Client or the Collector's file exporter wrote: one request of one
-// signal a line, plain or compressed by gzip or zstd, which is seen by its first bytes. Lines that
-// make no sense are counted and the rest goes on; the error is one of reading.
+// ReadFile reads a file that a Client or the Collector's file exporter wrote. Each line is one
+// request of one signal. The file may be plain or compressed by gzip or zstd, which its first bytes
+// show. Invalid lines are counted and skipped. The error is a read error.
 func ReadFile(path string, h Handler) (ReadStats, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -69,7 +69,7 @@ func read(r io.Reader, h Handler) (ReadStats, error) {
 	var stats ReadStats
 	in, err := decompress(bufio.NewReaderSize(r, 64<<10))
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		stats.Torn = true // not even the compression's header was written
+		stats.Torn = true // the header of the compression is incomplete
 		return stats, nil
 	}
 	if err != nil {
@@ -129,7 +129,7 @@ func decompress(r *bufio.Reader) (io.Reader, error) {
 	return r, nil
 }
 
-// readLine returns a line without its end. The rest of one that is too long is skipped.
+// readLine returns a line without its end. It skips the rest of a line that is too long.
 func readLine(r *bufio.Reader) (line []byte, tooLong bool, err error) {
 	for {
 		part, err := r.ReadSlice('\n')
@@ -145,7 +145,7 @@ func readLine(r *bufio.Reader) (line []byte, tooLong bool, err error) {
 	}
 }
 
-// handle decodes a line by the key it starts with and passes it on.
+// handle decodes a line by its first key and passes the result to the handler.
 func handle(line []byte, h Handler) error {
 	switch {
 	case hasKey(line, "resourceSpans"):
@@ -168,7 +168,7 @@ func pass[T any](line []byte, decode func([]byte) (T, error), to func(T)) error 
 	return err
 }
 
-// safely decodes: the decoder is not ours, and a bad line must cost nothing but itself.
+// safely recovers from a panic of the decoder, so that an invalid line affects only itself.
 func safely[T any](line []byte, decode func([]byte) (T, error)) (data T, err error) {
 	defer func() {
 		if r := recover(); r != nil {

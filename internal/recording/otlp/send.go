@@ -44,28 +44,29 @@ import (
 
 const userAgent = "gpuflight-otlp"
 
-// maxAnswer bounds what is read of an answer, in bytes.
+// maxAnswer bounds the bytes that are read of a response.
 const maxAnswer = 1 << 20
 
 // transport makes one attempt to send a request.
 type transport interface {
-	// send returns how many items the server did not want, with its words.
+	// send returns the number of rejected items and the server's message.
 	send(ctx context.Context, p payload) (rejected int64, message string, err error)
-	// again makes the next send try to connect even if the last one just failed; it takes a second at
-	// most.
-	again(context.Context)
+	// reconnect makes the next send connect even if the last attempt has just failed. It takes at
+	// most one second.
+	reconnect(context.Context)
 	close()
 }
 
-// sendError is why an attempt failed.
+// sendError is the error of an attempt.
 type sendError struct {
 	err error
-	// retry: the same request may succeed later, not before after.
+	// retry is set if the same request may succeed later, after the delay in after at the
+	// earliest.
 	retry bool
 	after time.Duration
-	// away: nothing was there to answer.
+	// away is set if no server answered.
 	away bool
-	// unknown: what answered has no such service.
+	// unknown is set if the server does not have the service.
 	unknown bool
 }
 
@@ -80,8 +81,8 @@ func newTransport(signal Signal, e Endpoint) (transport, error) {
 	if e.Protocol == GRPC {
 		return newGRPC(e, security)
 	}
-	// Not the program's default transport, which may be anything. HTTP/1.1 only: of a connection that is
-	// dead and does not show it, HTTP/2 makes no new one.
+	// The program may have changed the default transport, so the client has its own. It uses
+	// HTTP/1.1 only: HTTP/2 does not replace a dead connection that reports no error.
 	t := &http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
 		DialContext:         (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
@@ -96,7 +97,7 @@ func newTransport(signal Signal, e Endpoint) (transport, error) {
 		base:     t,
 		client: &http.Client{
 			Transport: t,
-			// Following could carry headers with secrets to another host.
+			// Following a redirect could send secret headers to another host.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 	}, nil
@@ -115,7 +116,7 @@ func tlsConfig(e Endpoint) (*tls.Config, error) {
 		}
 		c.RootCAs = x509.NewCertPool()
 		if !c.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_CERTIFICATE: %s holds no PEM certificate", e.CertificateFile)
+			return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_CERTIFICATE: %s has no PEM certificate", e.CertificateFile)
 		}
 	}
 	if e.ClientCertificateFile != "" {
@@ -135,8 +136,8 @@ type httpTransport struct {
 	client   *http.Client
 }
 
-func (t *httpTransport) again(context.Context) {}
-func (t *httpTransport) close()                { t.base.CloseIdleConnections() }
+func (t *httpTransport) reconnect(context.Context) {}
+func (t *httpTransport) close()                    { t.base.CloseIdleConnections() }
 
 func (t *httpTransport) send(ctx context.Context, p payload) (int64, string, error) {
 	body, err := encodeRequest(p)
@@ -162,11 +163,11 @@ func (t *httpTransport) send(ctx context.Context, p payload) (int64, string, err
 	}
 	resp, err := t.client.Do(req)
 	if err != nil {
-		return 0, "", &sendError{err: redact(err), retry: true, away: isAway(err)}
+		return 0, "", &sendError{err: redact(err), retry: true, away: isUnreachable(err)}
 	}
 	defer resp.Body.Close()
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	// Reading on to the end lets the connection be used again.
+	// Reading the body to its end allows reuse of the connection.
 	_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer)
 	switch {
 	case resp.StatusCode >= 200 && resp.StatusCode <= 299:
@@ -174,7 +175,7 @@ func (t *httpTransport) send(ctx context.Context, p payload) (int64, string, err
 			return 0, "", &sendError{err: err, retry: true}
 		}
 		if kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); kind == "text/html" {
-			return 0, "", &sendError{err: errors.New("what answers is a web page, not an OTLP endpoint")}
+			return 0, "", &sendError{err: errors.New("the answer is a web page, not OTLP")}
 		}
 		return decodeAnswer(t.signal, answer)
 	case resp.StatusCode == http.StatusTooManyRequests, resp.StatusCode == http.StatusBadGateway,
@@ -184,7 +185,7 @@ func (t *httpTransport) send(ctx context.Context, p payload) (int64, string, err
 	return 0, "", &sendError{err: answerError(resp, answer), unknown: resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusNotImplemented}
 }
 
-// redact drops the URL that net/http puts before an error: it may hold a password.
+// redact removes the URL that net/http puts into an error, since it may hold a password.
 func redact(err error) error {
 	if u := (*url.Error)(nil); errors.As(err, &u) {
 		return u.Err
@@ -192,16 +193,17 @@ func redact(err error) error {
 	return err
 }
 
-// isAway reports whether an error says that nothing listens there, that there is no such host, or that
-// it is not the one that it should be.
-func isAway(err error) bool {
+// isUnreachable reports whether an error means that no server listens at the address, that the host
+// does not exist, or that its certificate does not match.
+func isUnreachable(err error) bool {
 	var op *net.OpError
 	var certificate *tls.CertificateVerificationError
 	var noTLS tls.RecordHeaderError
 	return errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) || errors.As(err, &noTLS)
 }
 
-// answerError has the status and, where the server gave one in OTLP's form, its message.
+// answerError returns an error with the status and the server's message, if the body has one in
+// OTLP's format.
 func answerError(resp *http.Response, body []byte) error {
 	var s spb.Status
 	if resp.Header.Get("Content-Type") == "application/x-protobuf" && proto.Unmarshal(body, &s) == nil && s.GetMessage() != "" {
@@ -210,7 +212,8 @@ func answerError(resp *http.Response, body []byte) error {
 	return errors.New(resp.Status)
 }
 
-// retryAfter reads a Retry-After header, which is seconds or a date; 0 without one.
+// retryAfter parses a Retry-After header, which is a number of seconds or a date. It returns 0
+// without one.
 func retryAfter(v string, now time.Time) time.Duration {
 	if s, err := strconv.ParseUint(v, 10, 20); err == nil {
 		return time.Duration(s) * time.Second
@@ -235,7 +238,7 @@ func encodeRequest(p payload) ([]byte, error) {
 	return nil, fmt.Errorf("payload %T", p)
 }
 
-// decodeAnswer reads a success. An answer that cannot be read is one all the same.
+// decodeAnswer decodes a successful response. A body that cannot be decoded counts as success too.
 func decodeAnswer(signal Signal, body []byte) (int64, string, error) {
 	switch signal {
 	case Traces:
@@ -278,10 +281,10 @@ func newGRPC(e Endpoint, security *tls.Config) (transport, error) {
 			Backoff:           backoff.Config{BaseDelay: 500 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
 			MinConnectTimeout: 5 * time.Second,
 		}),
-		// Servers refuse pings more often than every 5 minutes; but with any, the system gives up a
-		// connection on which nothing was acknowledged for the timeout.
+		// Servers reject pings more often than every 5 minutes. With pings on, the system closes
+		// a connection without acknowledgements after the timeout.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 6 * time.Minute, Timeout: 20 * time.Second}),
-		// A service config from DNS could bring retries of its own.
+		// A service config from DNS could add retries.
 		grpc.WithDisableServiceConfig(),
 	}
 	if e.Gzip {
@@ -302,8 +305,9 @@ func newGRPC(e Endpoint, security *tls.Config) (transport, error) {
 	return &grpcTransport{conn: conn, headers: metadata.New(e.Headers)}, nil
 }
 
-// again waits for the new attempt: until it is over, requests get the last one's error.
-func (t *grpcTransport) again(ctx context.Context) {
+// reconnect waits for the new attempt. Until that ends, requests fail with the error of the last
+// attempt.
+func (t *grpcTransport) reconnect(ctx context.Context) {
 	if t.conn.GetState() != connectivity.TransientFailure {
 		return
 	}
@@ -341,7 +345,7 @@ func (t *grpcTransport) send(ctx context.Context, p payload) (rejected int64, me
 	return 0, "", grpcError(err)
 }
 
-// grpcError sorts an error as the specification's table of codes does.
+// grpcError classifies an error by the specification's table of codes.
 func grpcError(err error) error {
 	s := status.Convert(err)
 	e := &sendError{err: fmt.Errorf("%s: %.200s", s.Code(), s.Message())}
@@ -359,7 +363,7 @@ func grpcError(err error) error {
 	case codes.Unimplemented:
 		e.unknown = true
 	}
-	// gRPC tells of a connection that could not be made by this code and no details.
+	// gRPC reports a failed connection by this code without details.
 	if s.Code() == codes.Unavailable && len(s.Details()) == 0 {
 		for _, words := range []string{"dialing", "name resolver", "handshake failed", "server preface"} {
 			e.away = e.away || strings.Contains(s.Message(), words)
@@ -368,7 +372,7 @@ func grpcError(err error) error {
 	return e
 }
 
-// empty is a request with nothing in it, which servers must accept.
+// empty is a request without items, which servers must accept.
 func empty(signal Signal) payload {
 	switch signal {
 	case Logs:

@@ -21,7 +21,8 @@ const (
 	Traces Signal = iota
 	Logs
 	Metrics
-	// Profiles are in development: nobody need know them, and they are sent only where Settings.Profiles says so.
+	// Profiles is a signal in development. Endpoints need not support it, and it is sent only if
+	// Settings.Profiles is set.
 	Profiles
 	numSignals
 )
@@ -29,7 +30,7 @@ const (
 // String returns the signal's name in the specification.
 func (s Signal) String() string { return [...]string{"traces", "logs", "metrics", "profiles"}[s] }
 
-// Path is where an endpoint for HTTP takes the signal, below its base.
+// Path returns the signal's path below the base URL of an HTTP endpoint.
 func (s Signal) Path() string {
 	if s == Profiles {
 		return "v1development/profiles"
@@ -37,7 +38,7 @@ func (s Signal) Path() string {
 	return "v1/" + s.String()
 }
 
-// Protocol says how requests travel.
+// Protocol is the transport of requests.
 type Protocol string
 
 // The protocols, spelled as OTEL_EXPORTER_OTLP_PROTOCOL spells them.
@@ -53,47 +54,51 @@ const (
 	defaultHTTP    = "http://localhost:4318"
 )
 
-// Endpoint is where one signal goes.
+// Endpoint is the destination of one signal.
 type Endpoint struct {
-	// Off sends nothing.
+	// Off disables the signal.
 	Off      bool
 	Protocol Protocol
-	// URL has scheme and host; for HTTP also the path of the signal. The scheme decides about TLS.
+	// URL has scheme and host, and for HTTP the path of the signal. The scheme selects TLS.
 	URL *url.URL
-	// Headers go with each request. They may hold secrets and are never printed.
+	// Headers are sent with each request. They may hold secrets and are never printed.
 	Headers map[string]string
 	// Timeout bounds one attempt.
 	Timeout time.Duration
 	Gzip    bool
-	// CertificateFile holds the authorities to trust instead of the system's; ClientCertificateFile
-	// and ClientKeyFile are for mutual TLS. All PEM, "" for none.
+	// CertificateFile has the authorities to trust instead of the system's. ClientCertificateFile
+	// and ClientKeyFile are for mutual TLS. All are PEM files; "" means none.
 	CertificateFile, ClientCertificateFile, ClientKeyFile string
 }
 
-// Settings say where telemetry goes. FromEnv makes them.
+// Settings configures the destinations. FromEnv creates it.
 type Settings struct {
 	Signals [numSignals]Endpoint
-	// Profiles says that profiles are sent at all.
+	// Profiles enables the profiles signal.
 	Profiles bool
-	// File takes everything instead of the network if it is not "". Names that end in .gz or .zst are
-	// compressed.
+	// File is a path that receives all data instead of the network, if it is not "". Names that
+	// end in .gz or .zst select compression.
 	File string
-	// QueueBytes bounds what waits to be sent, for spans and, a quarter of it each, for logs, metrics and
-	// profiles, in bytes of OTLP, which take about three times as much memory. Default 64 MiB.
+	// QueueBytes bounds the queue of spans, in bytes of OTLP; the default is 64 MiB. The queues of
+	// logs, metrics and profiles have a quarter of it each. A queue uses about three times as much
+	// memory.
 	QueueBytes int
-	// RequestBytes is the size above which a request is split: default 3 MiB, since gRPC servers
-	// refuse 4 MiB unless they are told otherwise.
+	// RequestBytes is the size above which a request is split. The default is 3 MiB, since gRPC
+	// servers reject 4 MiB by default.
 	RequestBytes int
-	// RetryFor is how long one request is tried again while its endpoint is away: default 5 minutes.
+	// RetryFor bounds the retries of one request while its endpoint is unreachable. The default is
+	// 5 minutes.
 	RetryFor time.Duration
 }
 
-// FromEnv reads OTEL_EXPORTER_OTLP_… (for all signals and for each: ENDPOINT, PROTOCOL, HEADERS,
-// TIMEOUT in milliseconds, COMPRESSION, CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY, INSECURE),
-// OTEL_{TRACES,LOGS,METRICS,PROFILES}_EXPORTER, OTEL_SDK_DISABLED, GPUFLIGHT_PROFILES (true or false, the default)
-// and GPUFLIGHT_OUTPUT (a file). An error names
-// the variable and says what it may be. An endpoint without a scheme is plain if it is on this host
-// or INSECURE is true, otherwise TLS.
+// FromEnv reads the standard variables OTEL_EXPORTER_OTLP_*, for all signals and for each one:
+// ENDPOINT, PROTOCOL, HEADERS, TIMEOUT in milliseconds, COMPRESSION, CERTIFICATE,
+// CLIENT_CERTIFICATE, CLIENT_KEY and INSECURE. It also reads
+// OTEL_{TRACES,LOGS,METRICS,PROFILES}_EXPORTER, OTEL_SDK_DISABLED, GPUFLIGHT_PROFILES (true or
+// false, the default) and GPUFLIGHT_OUTPUT (a file).
+//
+// An error names the variable and the permitted values. An endpoint without a scheme uses TLS,
+// unless it is on this host or INSECURE is true.
 func FromEnv(getenv func(string) string) (Settings, error) {
 	s := Settings{File: getenv("GPUFLIGHT_OUTPUT")}
 	disabled, err := boolean("OTEL_SDK_DISABLED", getenv("OTEL_SDK_DISABLED"))
@@ -121,7 +126,7 @@ func (s *Settings) Sends(signal Signal) bool {
 	return !s.Signals[signal].Off && (signal != Profiles || s.Profiles)
 }
 
-// Off reports whether nothing at all would be sent.
+// Off reports whether no signal is sent.
 func (s *Settings) Off() bool {
 	for signal := range numSignals {
 		if s.Sends(signal) {
@@ -133,7 +138,8 @@ func (s *Settings) Off() bool {
 
 func endpointFromEnv(signal Signal, getenv func(string) string) (Endpoint, error) {
 	upper := strings.ToUpper(signal.String())
-	// lookup returns the signal's own value or the common one, and the name of the one that counts.
+	// lookup returns the value of the signal's own variable or of the common one, and the name of
+	// that variable.
 	lookup := func(name string) (variable, value string) {
 		variable = "OTEL_EXPORTER_OTLP_" + upper + "_" + name
 		if v := strings.TrimSpace(getenv(variable)); v != "" {
@@ -188,7 +194,7 @@ func endpointFromEnv(signal Signal, getenv func(string) string) (Endpoint, error
 	return e, nil
 }
 
-// exports reports whether a list of exporters has OTLP, which is also the default.
+// exports reports whether a list of exporters contains OTLP, which is also the default.
 func exports(list string) bool {
 	if strings.TrimSpace(list) == "" {
 		return true
@@ -229,7 +235,7 @@ func endpointURL(signal Signal, protocol Protocol, insecure bool, lookup func(st
 	}
 	u, err := url.Parse(v)
 	if err != nil {
-		// The parser's error repeats the text, which may hold a password.
+		// The parser's error repeats the text, which may contain a password.
 		return nil, settings.Wrong(variable, "not a URL such as http://localhost:4318")
 	}
 	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
@@ -250,8 +256,8 @@ func isLoopback(hostport string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// headers parses key=value,key=value with values in percent-encoding (W3C Baggage's form, without
-// properties, as the specification has it). Errors never repeat a value.
+// headers parses key=value,key=value with percent-encoded values. The format is W3C Baggage without
+// properties, as the specification says. Errors never repeat a value.
 func headers(list string) (map[string]string, error) {
 	m := map[string]string{}
 	for _, pair := range strings.Split(list, ",") {
@@ -265,10 +271,10 @@ func headers(list string) (map[string]string, error) {
 		}
 		value, err := url.PathUnescape(strings.TrimSpace(v))
 		if err != nil {
-			return nil, fmt.Errorf("the value of %s is not in percent-encoding", k)
+			return nil, fmt.Errorf("the value of %s is not percent-encoded", k)
 		}
 		if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
-			return nil, fmt.Errorf("the value of %s has characters that no header can have", k)
+			return nil, fmt.Errorf("the value of %s has characters that a header cannot have", k)
 		}
 		m[k] = value
 	}
@@ -286,7 +292,7 @@ func isToken(s string) bool {
 	return s != ""
 }
 
-// String says where the signal goes, without secrets.
+// String returns the signal's destination, without secrets.
 func (e Endpoint) String() string {
 	if e.Off || e.URL == nil {
 		return "nowhere"
@@ -294,5 +300,5 @@ func (e Endpoint) String() string {
 	return e.URL.Redacted() + " (" + string(e.Protocol) + ")"
 }
 
-// GoString is String: printing settings in any way shows no header.
+// GoString returns String, so that no print format shows a header.
 func (e Endpoint) GoString() string { return e.String() }

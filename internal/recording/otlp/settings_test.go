@@ -19,7 +19,7 @@ func env(pairs ...string) func(string) string {
 	return func(k string) string { return m[k] }
 }
 
-func TestFromEnvFollowsTheSpecification(t *testing.T) {
+func TestFromEnv_Specification(t *testing.T) {
 	s, err := FromEnv(env())
 	require.NoError(t, err)
 	assert.Equal(t, "http://localhost:4318/v1/traces", s.Signals[Traces].URL.String())
@@ -61,7 +61,7 @@ func TestFromEnvFollowsTheSpecification(t *testing.T) {
 	}
 }
 
-func TestFromEnvWithoutScheme(t *testing.T) {
+func TestFromEnv_NoScheme(t *testing.T) {
 	for endpoint, want := range map[string]string{
 		"localhost:4317":        "http://localhost:4317",
 		"127.0.0.1:4317":        "http://127.0.0.1:4317",
@@ -77,7 +77,7 @@ func TestFromEnvWithoutScheme(t *testing.T) {
 	assert.Equal(t, "http://collector:4318/v1/traces", s.Signals[Traces].URL.String())
 }
 
-func TestFromEnvNamesTheVariable(t *testing.T) {
+func TestFromEnv_InvalidValues(t *testing.T) {
 	for variable, value := range map[string]string{
 		"OTEL_EXPORTER_OTLP_PROTOCOL":            "http/json",
 		"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT":     "ftp://user:s3cret@host/",

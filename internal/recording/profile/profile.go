@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package profile makes requests of OpenTelemetry's profiles signal and reads them. It is the only one that
-// knows pdata's pprofile, which is in alpha and changes with the Collector's releases; all others pass
-// [Profiles] on.
+// Package profile writes and reads requests of OpenTelemetry's profiles signal. It is the only
+// importer of pdata's pprofile, which is in alpha and changes with the Collector's releases. Other
+// packages pass [Profiles] on.
 //
-// A [Writer] collects samples: it keeps each string, function, location, stack and attribute once a request, and
-// begins another request before one becomes too large. It knows nothing of what the samples are of.
+// A [Writer] collects samples. It stores each string, function, location, stack and attribute once
+// per request, and starts another request before one becomes too large. It does not depend on the
+// meaning of the samples.
 //
-// Seen in pprofile v0.158: on the wire attributes of resources have their keys and values in place, as in the
-// other signals. In a file they are references into the dictionary, as the Collector's file exporter writes
-// them: its reader finds no others.
+// Observed in pprofile v0.158: on the wire, attributes of resources have their keys and values in
+// place, as in the other signals. In a file they are references into the dictionary, as the
+// Collector's file exporter writes them. The Collector's file receiver reads only the references.
 package profile
 
 import (
@@ -20,22 +21,23 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Profiles are one request. The zero value is not one: see [Empty]. It belongs to one goroutine at a time.
+// Profiles is one request. The zero value is invalid: see [Empty]. It is not safe for concurrent
+// use.
 type Profiles struct{ data pprofile.Profiles }
 
-// Empty returns a request with nothing in it.
+// Empty returns a request without profiles.
 func Empty() Profiles { return Profiles{pprofile.NewProfiles()} }
 
-// Of wraps what others have made.
+// Of wraps pdata's profiles.
 func Of(data pprofile.Profiles) Profiles { return Profiles{data} }
 
-// Data returns what p wraps.
+// Data returns the wrapped profiles.
 func (p Profiles) Data() pprofile.Profiles { return p.data }
 
-// Count is the number of profiles, which is what servers count too.
+// Count returns the number of profiles, the unit in which servers count too.
 func (p Profiles) Count() int { return p.data.ProfileCount() }
 
-// Size is the length of the encoded request in bytes.
+// Size returns the length of the encoded request in bytes.
 func (p Profiles) Size() int { return (&pprofile.ProtoMarshaler{}).ProfilesSize(p.data) }
 
 // Proto encodes the request for HTTP.
@@ -43,9 +45,10 @@ func (p Profiles) Proto() ([]byte, error) {
 	return pprofileotlp.NewExportRequestFromProfiles(p.data).MarshalProto()
 }
 
-// JSON encodes the request as a line of a file, without the line's end.
+// JSON encodes the request as a line of a file, without the line break.
 func (p Profiles) JSON() ([]byte, error) {
-	// The encoder moves the resource's attributes into the dictionary, after which Proto would be wrong: it gets a copy.
+	// The encoder moves the resource's attributes into the dictionary, which would make Proto
+	// wrong. It therefore gets a copy.
 	own := pprofile.NewProfiles()
 	p.data.CopyTo(own)
 	return (&pprofile.JSONMarshaler{}).MarshalProfiles(own)
@@ -57,7 +60,7 @@ func FromJSON(line []byte) (Profiles, error) {
 	return Profiles{data}, err
 }
 
-// FromProto reads what Proto wrote.
+// FromProto decodes a request that Proto encoded.
 func FromProto(body []byte) (Profiles, error) {
 	r := pprofileotlp.NewExportRequest()
 	if err := r.UnmarshalProto(body); err != nil {
@@ -66,8 +69,8 @@ func FromProto(body []byte) (Profiles, error) {
 	return Profiles{r.Profiles()}, nil
 }
 
-// Export makes one attempt to send the request over gRPC. It returns how many profiles the server did not want,
-// with its words. The error is gRPC's.
+// Export makes one attempt to send the request over gRPC. It returns the number of profiles that
+// the server rejected, with the server's message. The error is gRPC's.
 func (p Profiles) Export(ctx context.Context, conn *grpc.ClientConn) (rejected int64, message string, err error) {
 	answer, err := pprofileotlp.NewGRPCClient(conn).Export(ctx, pprofileotlp.NewExportRequestFromProfiles(p.data))
 	if err != nil {
@@ -76,7 +79,7 @@ func (p Profiles) Export(ctx context.Context, conn *grpc.ClientConn) (rejected i
 	return answer.PartialSuccess().RejectedProfiles(), answer.PartialSuccess().ErrorMessage(), nil
 }
 
-// ReadAnswer reads the body of an answer over HTTP, as Export returns it.
+// ReadAnswer decodes the body of an HTTP response and returns the same values as Export.
 func ReadAnswer(body []byte) (rejected int64, message string, err error) {
 	r := pprofileotlp.NewExportResponse()
 	if err := r.UnmarshalProto(body); err != nil {

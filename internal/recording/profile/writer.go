@@ -12,11 +12,12 @@ import (
 	"go.opentelemetry.io/collector/pdata/pprofile"
 )
 
-// DefaultRequestBytes is the most that a request takes as JSON, in bytes, if no sample alone is larger. The
-// Collector's otlp_json_file receiver cuts lines of 1 MiB; encoded for the network it is about a fifth.
+// DefaultRequestBytes bounds the JSON of a request, in bytes, unless a single sample is larger. The
+// Collector's otlp_json_file receiver truncates lines at 1 MiB. On the network the request is about
+// a fifth of that.
 const DefaultRequestBytes = 900 << 10
 
-// Attribute has a string value, or a number where IsInt says so. Its key is a constant of semconv.
+// Attribute has a string value, or a number if IsInt is set. Its key is a constant of semconv.
 type Attribute struct {
 	Key   string
 	Str   string
@@ -24,52 +25,52 @@ type Attribute struct {
 	IsInt bool
 }
 
-// Type says what a profile's samples count, or in which steps they were taken.
+// Type states what the samples of a profile count, or the period at which they were taken.
 type Type struct{ Name, Unit string }
 
-// Kind is what a profile is.
+// Kind is the profile's value type.
 type Kind struct {
 	Samples Type
-	// A sample is taken every Every of Period; Every is 0 if that is not known.
+	// A sample is taken every Every of Period. Every is 0 if the interval is unknown.
 	Period Type
 	Every  int64
 	Start  time.Time
 	Length time.Duration
-	// Attributes are of the whole profile.
+	// Attributes apply to the whole profile.
 	Attributes []Attribute
 }
 
-// Mapping is a binary. The zero value is none.
+// Mapping is a binary. The zero value means no mapping.
 type Mapping struct {
 	File string
 	ID   Attribute
 }
 
-// Function is a function, or whatever a frame is named by. Symbol and File are "" if unknown.
+// Function is a function, or anything else that names a frame. Symbol and File are "" if unknown.
 type Function struct{ Name, Symbol, File string }
 
-// Line is a place in a function; Line counts from 1 and is 0 if unknown.
+// Line is a place in a function. Line counts from 1 and is 0 if unknown.
 type Line struct {
 	Function Function
 	Line     int64
 }
 
-// Location is one frame of a stack, with what was inlined into it.
+// Location is one frame of a stack, with the functions that were inlined into it.
 type Location struct {
 	Mapping Mapping
 	// Address is in bytes, 0 if unknown.
 	Address uint64
-	// Lines are innermost first: each but the last was inlined into the next.
+	// Lines are innermost first. Each line but the last was inlined into the next.
 	Lines []Line
 }
 
-// Link is the span that a sample belongs to. The zero value is none.
+// Link is the span of a sample. The zero value means no span.
 type Link struct {
 	Trace [16]byte
 	Span  [8]byte
 }
 
-// Sample is a value at a stack. The Writer copies what it needs of it.
+// Sample is a value at a stack. The Writer copies the parts of it that it keeps.
 type Sample struct {
 	// Stack is innermost first.
 	Stack      []Location
@@ -78,33 +79,34 @@ type Sample struct {
 	Value      uint64
 }
 
-// Settings of a Writer.
+// Settings configure a Writer.
 type Settings struct {
-	// Resource is copied into each request, with SchemaURL. ScopeName is the instrumentation scope's.
+	// Resource and SchemaURL are copied into each request. ScopeName is the name of the
+	// instrumentation scope.
 	Resource             pcommon.Resource
 	SchemaURL, ScopeName string
-	// ID returns the id of the nth profile, from 0.
+	// ID returns the id of the nth profile, counted from 0.
 	ID func(n uint64) [16]byte
-	// RequestBytes is the most that a request takes as JSON, 0 for DefaultRequestBytes.
+	// RequestBytes bounds the JSON of a request, in bytes. 0 means DefaultRequestBytes.
 	RequestBytes int
 }
 
-// Writer makes requests of samples. It belongs to one goroutine.
+// Writer turns samples into requests. It is not safe for concurrent use.
 type Writer struct {
 	settings Settings
-	base     int // what the resource takes
+	base     int // bytes of the resource
 	done     []Profiles
 	number   uint64
 	kind     *Kind
 
-	// What follows is of the request that is being made; open says that there is a profile in it.
+	// The following fields belong to the current request. open is set if it has a profile.
 	open    bool
 	data    pprofile.Profiles
 	profile pprofile.Profile
 	scope   pprofile.ScopeProfiles
-	bytes   int // at most, as JSON
+	bytes   int // upper bound of its JSON
 	strings map[string]int32
-	// The others are found by what they refer to.
+	// The maps find entries by what they refer to.
 	attributes map[attributeKey]int32
 	mappings   map[Mapping]int32
 	functions  map[Function]int32
@@ -131,13 +133,14 @@ func NewWriter(s Settings) *Writer {
 	return w
 }
 
-// entryBytes is at least what an entry of a table, or one of its fields, takes beside its strings.
+// entryBytes is an upper bound for the JSON of a table entry or of one of its fields, without its
+// strings.
 const entryBytes = 96
 
-// numberBytes is at least what an index or a number takes in a list.
+// numberBytes is an upper bound for the JSON of an index or a number in a list.
 const numberBytes = 13
 
-// quoted is at least what a string takes.
+// quoted returns an upper bound for the JSON of a string.
 func quoted(s string) int {
 	n := len(s) + 3
 	for i := range len(s) {
@@ -148,23 +151,24 @@ func quoted(s string) int {
 	return n
 }
 
-// Begin begins a profile: samples that are added from now on are of this kind. One without samples is not sent.
+// Begin begins a profile. Samples added afterwards have its type. A profile without samples is not
+// sent.
 func (w *Writer) Begin(k Kind) {
 	w.kind, w.open = &k, false
 }
 
-// Add adds a sample to the profile that was begun last.
+// Add adds a sample to the current profile.
 func (w *Writer) Add(s *Sample) {
 	for value := s.Value; ; value -= math.MaxInt64 {
 		w.add(s, int64(min(value, math.MaxInt64)))
 		if value <= math.MaxInt64 {
 			return
 		}
-		// What no value can hold is several samples, so that the sum is right.
+		// A value that exceeds the range becomes several samples, so that the sum is right.
 	}
 }
 
-// Take returns the requests, and leaves the Writer without samples.
+// Take returns the requests and leaves the Writer without samples.
 func (w *Writer) Take() []Profiles {
 	w.finish()
 	done := w.done
@@ -190,7 +194,8 @@ func (w *Writer) add(s *Sample, value int64) {
 	w.bytes += entryBytes + 2*numberBytes
 }
 
-// most is at least what a sample adds to a request, with its profile where that has not been begun there.
+// most returns an upper bound for the JSON that a sample adds to a request, with its profile if
+// that has not begun there.
 func (w *Writer) most(s *Sample) int {
 	n := 4*entryBytes + 2*numberBytes
 	if !w.open {
@@ -228,7 +233,7 @@ func (w *Writer) begin() {
 	w.scope.SetSchemaUrl(w.settings.SchemaURL)
 	w.scope.Scope().SetName(w.settings.ScopeName)
 	w.bytes = w.base
-	// The first entry of each table is the one that stands for none.
+	// The first entry of each table means "none".
 	d := w.data.Dictionary()
 	d.StringTable().Append("")
 	d.AttributeTable().AppendEmpty()
@@ -287,7 +292,7 @@ func (w *Writer) str(s string) int32 {
 	return i
 }
 
-// index is a position in a table, which a request's bound keeps far below what an index can hold.
+// index is a position in a table. The bound of a request keeps it far below the range of an int32.
 func index(n int) int32 { return int32(n) }
 
 func (w *Writer) attribute(a *Attribute) int32 {

@@ -51,7 +51,7 @@ func sample(value uint64) *profile.Sample {
 	}
 }
 
-func TestSampleIsReadAsItWasWritten(t *testing.T) {
+func TestWriter_RoundTrip(t *testing.T) {
 	w := profile.NewWriter(settings(0))
 	w.Begin(profile.Kind{Samples: profile.Type{Name: "of nothing", Unit: "count"}})
 	w.Begin(kind)
@@ -81,7 +81,7 @@ func TestSampleIsReadAsItWasWritten(t *testing.T) {
 	all := []profiletest.Sample{want, other, third}
 	assert.Equal(t, all, profiletest.Samples(t, requests...))
 
-	// Each thing is there once, beside the entry that stands for none.
+	// Each table has one entry per value, after the entry that means "none".
 	d := requests[0].Data().Dictionary()
 	assert.Equal(t, []int{2, 4, 3, 2, 2, 4}, []int{
 		d.MappingTable().Len(), d.FunctionTable().Len(), d.LocationTable().Len(), d.StackTable().Len(), d.LinkTable().Len(), d.AttributeTable().Len() - 1,
@@ -92,7 +92,7 @@ func TestSampleIsReadAsItWasWritten(t *testing.T) {
 		seen[s] = true
 	}
 
-	// The file's form comes first: it must leave the request as it was.
+	// JSON runs first: it must leave the request unchanged.
 	line, err := requests[0].JSON()
 	require.NoError(t, err)
 	assert.True(t, strings.HasPrefix(string(line), `{"resourceProfiles"`), "readers tell the signal by the first key")
@@ -107,8 +107,8 @@ func TestSampleIsReadAsItWasWritten(t *testing.T) {
 	assert.Equal(t, all, profiletest.Samples(t, back))
 }
 
-// Whatever is added, no request is above its bound, ids are not used twice, and nothing is lost.
-func TestRequestsAreBounded(t *testing.T) {
+// No request exceeds its bound, no id is used twice, and no sample is missing.
+func TestWriter_RequestBound(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	word := func(most int) string {
 		letters := []string{"a", "<", "\"", "\\", "\x01", "é", "\xff", "::"}
@@ -173,8 +173,8 @@ func TestRequestsAreBounded(t *testing.T) {
 	}
 }
 
-// A sample that alone is larger than a request may be goes alone.
-func TestLargeSampleGoesAlone(t *testing.T) {
+// A sample that alone exceeds the bound is in a request of its own.
+func TestWriter_LargeSample(t *testing.T) {
 	w := profile.NewWriter(settings(4 << 10))
 	w.Begin(kind)
 	w.Add(sample(1))
@@ -191,7 +191,7 @@ func TestLargeSampleGoesAlone(t *testing.T) {
 	}
 }
 
-func TestValuesAreNeverCut(t *testing.T) {
+func TestWriter_LargeValues(t *testing.T) {
 	for _, value := range []uint64{0, 1, math.MaxInt64, math.MaxInt64 + 1, math.MaxUint64} {
 		w := profile.NewWriter(settings(0))
 		w.Begin(kind)
@@ -204,7 +204,7 @@ func TestValuesAreNeverCut(t *testing.T) {
 	}
 }
 
-func TestBadInputIsAnError(t *testing.T) {
+func TestProfiles_InvalidInput(t *testing.T) {
 	_, err := profile.FromJSON([]byte(`{"resourceProfiles":[{"resource":7}]}`))
 	require.Error(t, err)
 	_, err = profile.FromProto([]byte{0x0a, 0x7f})

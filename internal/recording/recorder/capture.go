@@ -241,6 +241,7 @@ func (e *engine) captureLog(s *Summary) {
 	if s.Version > 0 {
 		r.Attrs = append(r.Attrs, gpuevent.I(semconv.CUDACaptureLibraryVersion, int64(s.Version)))
 	}
+	r.UID = e.uid()
 	e.batch.Record(e.session, &r)
 }
 
@@ -326,4 +327,10 @@ func traceText(r gpuevent.Ref) string { return hex.EncodeToString(r.Trace[:]) }
 func firstLine(s string) string {
 	line, _, _ := strings.Cut(s, "\n")
 	return line
+}
+
+// uid returns the id of the session's next log record.
+func (e *engine) uid() gpuevent.UID {
+	e.logs++
+	return e.key.UID(e.logs, 0)
 }

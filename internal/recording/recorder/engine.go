@@ -67,7 +67,9 @@ type engine struct {
 	lastSeen int64
 	// number is the running number of device spans, from which their ids are derived.
 	number uint64
-	spans  SpanCounts
+	// logs is the running number of log records, from which their ids are derived.
+	logs  uint64
+	spans SpanCounts
 	// unknown counts records whose scope was not known, unread those that were given back unread.
 	unknown, unread uint64
 	events          []cupti.ScopeEvent

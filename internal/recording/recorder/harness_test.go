@@ -436,3 +436,6 @@ func begin(id, parent uint64, thread uint32, at int64, name string) cupti.ScopeE
 func endOf(id uint64, thread uint32, at int64) cupti.ScopeEvent {
 	return cupti.ScopeEvent{What: cupti.ScopeEnd, ID: id, Thread: thread, TimeNs: base + at, Nested: true}
 }
+
+// firstUID is the id of the first log record of the session.
+var firstUID = gpuevent.KeyOf(testInstance).UID(1, 0).String()

@@ -277,6 +277,7 @@ func TestTheCaptureLogSaysWhatWasLost(t *testing.T) {
 	assert.Equal(t, plog.SeverityNumberWarn, l.SeverityNumber())
 	assert.Equal(t, "1 kernels, 1 spans of device work, 3 records dropped by CUPTI, 4 records rejected, 2 buffers of records kept by CUPTI, since the device was not done with all in them.", l.Body().Str())
 	assert.Equal(t, map[string]any{
+		semconv.LogRecordUID:                       firstUID,
 		semconv.CUDACaptureStatus:                  "partial",
 		semconv.CUDACaptureKindsCollected:          []any{"kernel", "memcpy", "memset", "graph", "nvtx", "overhead", "scope"},
 		semconv.CUDACaptureKindsUnavailable:        []any{"sync"},

@@ -324,7 +324,7 @@ func (s *scopes) mark(ev *cupti.ScopeEvent) {
 	}
 	s.e.ranges.take(1)
 	r := gpuevent.Record{
-		Ref: s.e.place(around), TimeNs: ev.TimeNs, Event: semconv.EventCUDAMarker, Body: ev.Name,
+		Ref: s.e.place(around), UID: s.e.uid(), TimeNs: ev.TimeNs, Event: semconv.EventCUDAMarker, Body: ev.Name,
 		Attrs: []gpuevent.Attr{gpuevent.Str(semconv.CUDAMarkerName, ev.Name), gpuevent.Str(semconv.CUDANVTXDomain, ev.Domain)},
 	}
 	if ev.Color != 0 {

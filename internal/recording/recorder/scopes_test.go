@@ -182,6 +182,7 @@ func TestMarksAreLogs(t *testing.T) {
 	assert.Equal(t, f.sink.spanNamed(t, "step").SpanID(), l.SpanID())
 	assert.Equal(t, map[string]any{
 		semconv.CUDAMarkerName: "here", semconv.CUDANVTXDomain: "d", semconv.CUDAMarkerColor: "#00ff80",
+		semconv.LogRecordUID: firstUID,
 	}, l.Attributes().AsRaw())
 }
 

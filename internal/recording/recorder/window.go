@@ -312,7 +312,7 @@ func (e *engine) sendTexts(t *WindowTexts) {
 	size := 0
 	for i := range t.Listings {
 		l := &t.Listings[i]
-		l.Record.Ref, l.Record.TimeNs = ref, t.End.UnixNano()
+		l.Record.Ref, l.Record.UID, l.Record.TimeNs = ref, e.uid(), t.End.UnixNano()
 		e.batch.Text(e.session, l.Record, l.Text)
 		if size += len(l.Text); size >= sendText {
 			e.send()
@@ -364,20 +364,20 @@ func (e *engine) window(w *Window) {
 		e.batch.DeepWindow(e.session, &gpuevent.DeepWindow{Ref: ref, StartNs: start, EndNs: end, Failure: failure, Attrs: attributes})
 	}
 	e.batch.Record(e.session, &gpuevent.Record{
-		Ref: ref, TimeNs: end, Event: semconv.EventCUDADeepWindow, Severity: severity,
+		Ref: ref, UID: e.uid(), TimeNs: end, Event: semconv.EventCUDADeepWindow, Severity: severity,
 		Body: windowSentence(&w.Window),
 		Attrs: append(attributes, gpuevent.I(semconv.CUDADeepWindowStartTimeUnixNano, start),
 			gpuevent.I(semconv.CUDADeepWindowEndTimeUnixNano, end)),
 	})
 	for i := range w.Samples {
 		s := &w.Samples[i]
-		s.Ref = e.windows.refOf(s.Correlation, ref)
+		s.Ref, s.UID = e.windows.refOf(s.Correlation, ref), e.uid()
 		e.batch.PCSample(e.session, s)
 		e.sendIfFull()
 	}
 	for i := range w.Counters {
 		c := &w.Counters[i]
-		c.Ref = e.windows.refOf(c.Correlation, ref)
+		c.Ref, c.UID = e.windows.refOf(c.Correlation, ref), e.uid()
 		e.batch.SASSMetric(e.session, c)
 		e.sendIfFull()
 	}

@@ -98,6 +98,7 @@ func TestWindowBecomesSpanAndLogs(t *testing.T) {
 	logs := f.sink.named(semconv.EventCUDADeepWindow)
 	require.Len(t, logs, 1)
 	want[semconv.CUDADeepWindowStartTimeUnixNano], want[semconv.CUDADeepWindowEndTimeUnixNano] = base+1000, base+5000
+	want[semconv.LogRecordUID] = firstUID
 	assert.Equal(t, want, logs[0].Attributes().AsRaw())
 	assert.Equal(t, "Deep window 3 (pc, by rule) of 0s: 750 samples in 1 function, 20 lost.", logs[0].Body().Str())
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hotspot adds up what deep windows measure inside kernels, and says where and why: samples of
-// program counters by function, source line and stall reason, and counters of single instructions by
-// function and line, with what follows from them: how many lanes of a warp were active, and how many
-// sectors of memory a request took.
+// Package hotspot sums up the measurements of deep-profiling windows inside kernels. Samples of
+// program counters are summed by function, source line and stall reason. Counters of instructions
+// are summed by function and line. From the sums it derives the active lanes of a warp and the
+// sectors of memory per request.
 //
-// It knows CUPTI's names of reasons and counters, and nothing of CUPTI, OpenTelemetry or files: the
-// report feeds it with log records, whoever made them, and a recorder can feed it with a window's rows.
-// A [Table] has bounds; what does not fit is counted, and still in the totals.
+// It uses CUPTI's names of reasons and counters, but does not depend on CUPTI, OpenTelemetry or
+// files. The report passes it log records from any producer. A recorder can pass it a window's
+// rows. A [Table] is bounded: data above a limit is counted and remains in the totals.
 //
-// The formulas are those of Nsight Compute 2025.3, which belongs to CUDA 13.0 (Kernel Profiling Guide and
-// Metrics Reference, "Source Metrics" and "Warp Stall Reasons"), over the counters that CUPTI 13.0's SASS
-// metrics are called there; each is at the method that computes it.
+// The formulas are those of Nsight Compute 2025.3, which belongs to CUDA 13.0: see its Kernel
+// Profiling Guide and Metrics Reference, "Source Metrics" and "Warp Stall Reasons". They apply to
+// the counters of CUPTI 13.0's SASS metrics. Each formula is documented at its method.
 package hotspot

@@ -9,73 +9,76 @@ import (
 	"slices"
 )
 
-// WarpLanes is the number of lanes of a warp, on every GPU of NVIDIA's so far.
+// WarpLanes is the number of lanes of a warp on all NVIDIA GPUs so far.
 const WarpLanes = 32
 
 // Totals are the sums over all functions.
 type Totals struct {
-	// Samples are all samples, those that are not told apart included.
+	// Samples includes the samples of functions above the limit.
 	Samples uint64 `json:"samples"`
-	// Functions and Places are how many are told apart.
+	// Functions and Places are the numbers of separate entries.
 	Functions int     `json:"functions"`
 	Places    int     `json:"places"`
 	LeftOut   LeftOut `json:"left_out"`
 }
 
-// Function is what was measured in one function.
+// Function has the measurements of one function.
 type Function struct {
-	// Name is as people read it; "" is unknown, [Other] the functions that are not told apart.
+	// Name is the readable name. "" means unknown, and [Other] means all functions above the
+	// limit.
 	Name string `json:"name"`
-	// Samples were taken in it. Share is their part of the samples of all functions, 0–1.
+	// Samples is the number of samples. Share is their part of the samples of all functions, 0–1.
 	Samples uint64  `json:"samples"`
 	Share   float64 `json:"share"`
-	// Reasons are why the warps did not issue, the most samples first. They add up to Samples.
+	// Reasons are the states of the sampled warps, by number of samples. They add up to Samples.
 	Reasons []Reason `json:"reasons,omitempty"`
-	// Counts are of all instructions of the function; requests of those whose place is known.
+	// Counts has all instructions of the function, but only the requests whose place is known.
 	Counts
-	// Metrics are the sums of all counters, by name, whether or not something is computed from them.
+	// Metrics are the sums of all counters, by name, including those without a formula.
 	Metrics []Metric `json:"metrics,omitempty"`
-	// Lines are the source lines with the most samples. Divergent are those where most lanes were idle,
-	// Uncoalesced those that moved the most sectors in vain. Lines without a fault are in neither. Where
-	// the source line is not known, an instruction is a line of its own; in Divergent, instructions behind
-	// each other that ran equally often with as many lanes are one, since all of a branch does.
+	// Lines are the source lines with the most samples. Divergent are those with the most idle
+	// lanes. Uncoalesced are those with the most wasted sectors. Both omit lines without a fault.
+	//
+	// Without a known source line, an instruction is a line of its own. In Divergent, consecutive
+	// instructions with equal counts and lanes are one line, since all instructions of a branch
+	// have them.
 	Lines       []Line `json:"lines,omitempty"`
 	Divergent   []Line `json:"divergent,omitempty"`
 	Uncoalesced []Line `json:"uncoalesced,omitempty"`
-	// MoreLines, MoreDivergent and MoreUncoalesced are how many there are besides.
+	// MoreLines, MoreDivergent and MoreUncoalesced are the numbers of omitted lines.
 	MoreLines       int `json:"more_lines,omitempty"`
 	MoreDivergent   int `json:"more_divergent,omitempty"`
 	MoreUncoalesced int `json:"more_uncoalesced,omitempty"`
 }
 
-// Line is what was measured in one source line of a function, or in one instruction.
+// Line has the measurements of one source line of a function, or of one instruction.
 type Line struct {
 	// File and Line are the source line; Line is 0 if it is not known.
 	File string `json:"file,omitempty"`
 	Line int64  `json:"line,omitempty"`
-	// Samples were taken in it. Share is their part of the function's, 0–1.
+	// Samples is the number of samples. Share is their part of the function's, 0–1.
 	Samples uint64  `json:"samples"`
 	Share   float64 `json:"share"`
 	// Reasons are as those of the function.
 	Reasons []Reason `json:"reasons,omitempty"`
 	Counts
-	// PC is the offset in bytes of the instruction that is the worst of the line, in what the line is
-	// listed for; nil if it is not known. SASS is its text, "" if that is not known. Instructions are how
-	// many of the line were measured.
+	// PC is the offset in bytes of the line's worst instruction, by the criterion of the list. It
+	// is nil if it is unknown. SASS is the text of that instruction, or "". Instructions is the
+	// number of measured instructions of the line.
 	PC           *int64 `json:"pc,omitempty"`
 	SASS         string `json:"sass,omitempty"`
 	Instructions int    `json:"instructions"`
 }
 
-// Reason are the samples of one stall reason.
+// Reason has the samples of one stall reason.
 type Reason struct {
 	// Name is CUPTI's, without prefix and suffix.
 	Name string `json:"name"`
-	// Samples were taken with this reason. Share is their part of those of the function or line, 0–1.
+	// Samples is the number of samples. Share is their part of the function's or line's, 0–1.
 	Samples uint64  `json:"samples"`
 	Share   float64 `json:"share"`
-	// NotIssued are those of them in whose cycle the scheduler issued nothing at all: there the wait was
-	// not hidden by other warps.
+	// NotIssued is the number of samples in whose cycle the scheduler issued nothing: no other
+	// warp hid the wait.
 	NotIssued uint64 `json:"not_issued"`
 }
 
@@ -85,21 +88,21 @@ type Metric struct {
 	Value uint64 `json:"value"`
 }
 
-// Counts are sums of counters. Only instructions of which both were counted are in a pair: what was not
-// counted is unknown, and not 0.
+// Counts are sums of counters. A pair has only instructions for which both counters exist: a
+// missing count is unknown, not 0.
 type Counts struct {
-	// Executed warp instructions, and the thread instructions that they were.
+	// Executed warp instructions and thread instructions.
 	Executed        uint64 `json:"warp_instructions,omitempty"`
 	ExecutedThreads uint64 `json:"thread_instructions,omitempty"`
-	// On are the threads among them whose predicate let them take part, of OnOf warp instructions.
+	// On is the number of threads whose predicate was true, in OnOf warp instructions.
 	On   uint64 `json:"thread_instructions_on,omitempty"`
 	OnOf uint64 `json:"warp_instructions_with_on,omitempty"`
-	// Sectors of global memory, 32 bytes each, that were accessed, and how many would have been enough
-	// for the same bytes.
+	// Accessed sectors of global memory, 32 bytes each, and the minimum for the same bytes.
 	Sectors      uint64 `json:"sectors,omitempty"`
 	SectorsIdeal uint64 `json:"sectors_ideal,omitempty"`
-	// Requests are the executions of instructions whose sectors were counted: RequestSectors of them. Those
-	// of which an ideal was counted needed RequestIdeal in IdealRequests.
+	// Requests is the number of executions of instructions with counted sectors, RequestSectors
+	// the sum of their sectors. IdealRequests and RequestIdeal are the same for instructions with
+	// a counted ideal.
 	Requests       uint64 `json:"requests,omitempty"`
 	RequestSectors uint64 `json:"request_sectors,omitempty"`
 	IdealRequests  uint64 `json:"ideal_requests,omitempty"`
@@ -125,8 +128,8 @@ func (c *Counts) Lanes() (float64, bool) {
 	return ratio(c.ExecutedThreads, c.Executed)
 }
 
-// Contradictory says that there are more thread instructions than the warp instructions had lanes for: some rows of
-// the recording are missing, and quotients of the others would mislead.
+// Contradictory reports whether there are more thread instructions than lanes. Some rows of the
+// recording are then missing, and quotients would mislead.
 func (c *Counts) Contradictory() bool {
 	above := func(threads, warps uint64) bool {
 		high, room := bits.Mul64(WarpLanes, warps)
@@ -146,8 +149,8 @@ func (c *Counts) LanesOn() (float64, bool) {
 	return ratio(c.On, c.OnOf)
 }
 
-// KnownLanes is [Counts.Lanes], or [Counts.LanesOn] where only accesses to global memory were counted, and of how many warp
-// instructions it is.
+// KnownLanes returns [Counts.Lanes], or [Counts.LanesOn] if only accesses to global memory were
+// counted, and the number of warp instructions it covers.
 func (c *Counts) KnownLanes() (lanes float64, of uint64, ok bool) {
 	if c.Executed > 0 {
 		lanes, ok = c.Lanes()
@@ -157,8 +160,8 @@ func (c *Counts) KnownLanes() (lanes float64, of uint64, ok bool) {
 	return lanes, c.OnOf, ok
 }
 
-// IdleLanes are the thread instructions that the warps had room for and that did not run:
-// 32 × warp instructions − thread instructions; where these were not counted, the lanes that did not take part, see [Counts.LanesOn].
+// IdleLanes returns the number of unused lanes: 32 × warp instructions − thread instructions. If
+// these were not counted, it returns the lanes with a false predicate, see [Counts.LanesOn].
 func (c *Counts) IdleLanes() uint64 {
 	warps, threads := c.Executed, c.ExecutedThreads
 	if warps == 0 {
@@ -171,25 +174,27 @@ func (c *Counts) IdleLanes() uint64 {
 	return room - min(room, threads)
 }
 
-// SectorsPerRequest is the mean number of sectors, 32 bytes each, that a warp's access to global memory
-// took: smsp__sass_sectors_mem_global / smsp__sass_inst_executed (or smsp__sass_inst_executed_op_global, which is the same there), over the
-// instructions that access it. 32 lanes that read neighbouring 4-byte words take 4, lanes far from each other 32.
+// SectorsPerRequest returns the mean number of sectors, 32 bytes each, of a warp's access to global
+// memory. The formula is smsp__sass_sectors_mem_global / smsp__sass_inst_executed, over the
+// instructions that access it. smsp__sass_inst_executed_op_global has the same value for those. 32
+// lanes that read adjacent 4-byte words need 4 sectors. Lanes far apart need 32.
 func (c *Counts) SectorsPerRequest() (float64, bool) { return ratio(c.RequestSectors, c.Requests) }
 
-// IdealPerRequest is the number of sectors that would have been enough for the same bytes:
+// IdealPerRequest returns the minimum number of sectors for the same bytes:
 // smsp__sass_sectors_mem_global_ideal / smsp__sass_inst_executed.
 func (c *Counts) IdealPerRequest() (float64, bool) { return ratio(c.RequestIdeal, c.IdealRequests) }
 
-// TimesIdeal is how many times the ideal the sectors are, 1 at best: what Nsight Compute shows as L2
-// Theoretical Sectors Global (memory_l2_theoretical_sectors_global) over its ideal.
+// TimesIdeal returns the ratio of sectors to the ideal; 1 is the optimum. Nsight Compute shows it
+// as L2 Theoretical Sectors Global (memory_l2_theoretical_sectors_global) over its ideal.
 func (c *Counts) TimesIdeal() (float64, bool) { return ratio(c.Sectors, c.SectorsIdeal) }
 
-// Excess are the sectors above the ideal, L2 Theoretical Sectors Global Excessive of Nsight Compute.
+// Excess returns the sectors above the ideal, L2 Theoretical Sectors Global Excessive of Nsight
+// Compute.
 func (c *Counts) Excess() uint64 { return c.Sectors - min(c.Sectors, c.SectorsIdeal) }
 
-// Options say how much [Table.Functions] returns.
+// Options limit the result of [Table.Functions].
 type Options struct {
-	// Functions is the most functions, Lines the most of each kind of line in each; 0 for all.
+	// Functions bounds the functions, Lines the lines of each kind per function. 0 means no limit.
 	Functions, Lines int
 }
 
@@ -204,8 +209,8 @@ func (t *Table) Totals() Totals {
 	return all
 }
 
-// Functions returns the functions with the most samples, then those with the most instructions executed,
-// then by name; [Other] is the last. More is how many there are besides.
+// Functions returns the functions by samples, then by executed instructions, then by name. [Other]
+// is the last. More is the number of omitted functions.
 func (t *Table) Functions(o Options) (first []Function, more int) {
 	all := t.Totals().Samples
 	places := make([][]placed, len(t.byName))
@@ -298,7 +303,7 @@ func (t *Table) compare(a, b placeKey) int {
 		last(!a.hasPC, !b.hasPC), cmp.Compare(a.pc, b.pc))
 }
 
-// group is the places of one line.
+// group has the places of one line.
 type group struct {
 	key     placeKey
 	places  []placed
@@ -306,7 +311,7 @@ type group struct {
 	counts  Counts
 }
 
-// groups puts places in order together that are the same as the one before them.
+// groups joins adjacent places that same considers equal.
 func groups(places []placed, same func(a, b *placed) bool) []group {
 	var all []group
 	for i := range places {
@@ -322,13 +327,13 @@ func groups(places []placed, same func(a, b *placed) bool) []group {
 	return all
 }
 
-// sameLine says that two places are of one source line.
+// sameLine reports whether two places have the same source line.
 func sameLine(a, b *placed) bool {
 	return a.key.line > 0 && a.key.line == b.key.line && a.key.file == b.key.file
 }
 
-// sameBranch says that two places are of one source line, or that, no line being known, b follows a and is
-// executed by as many warps and threads.
+// sameBranch reports whether two places have the same source line. If no line is known, it reports
+// whether b follows a and has equal counts of warps and threads.
 func sameBranch(a, b *placed) bool {
 	if a.key.line > 0 || b.key.line > 0 {
 		return sameLine(a, b)
@@ -339,8 +344,8 @@ func sameBranch(a, b *placed) bool {
 		a.counters.value[threadInstructions] == b.counters.value[threadInstructions]
 }
 
-// worst returns the lines with the most of something, and how many more have any of it. With the same
-// amount, the first in the source comes first.
+// worst returns the lines with the largest values, and the number of omitted lines with a positive
+// value. Equal lines stay in the order of the source.
 func (t *Table) worst(f *Function, groups []group, lines int, of func(*group) uint64, ofPlace func(*placed) uint64) ([]Line, int) {
 	var some []*group
 	for i := range groups {
@@ -393,7 +398,7 @@ func (p *placed) counts() *Counts {
 	return &c
 }
 
-// addRest adds what instructions counted that are not told apart. Which of them made requests is not known.
+// addRest adds the counts of instructions above the limit. Their requests are unknown.
 func (c *Counts) addRest(p *counters) {
 	var rest Counts
 	rest.addInstruction(p)
@@ -403,7 +408,7 @@ func (c *Counts) addRest(p *counters) {
 	c.Sectors, c.SectorsIdeal = saturating(c.Sectors, rest.Sectors), saturating(c.SectorsIdeal, rest.SectorsIdeal)
 }
 
-// addInstruction adds what one instruction counted, in pairs.
+// addInstruction adds the counts of one instruction, in pairs.
 func (c *Counts) addInstruction(p *counters) {
 	get := func(of ...int) (uint64, bool) {
 		for _, i := range of {
@@ -433,7 +438,7 @@ func (c *Counts) addInstruction(p *counters) {
 		c.Sectors = saturating(c.Sectors, moved)
 		c.SectorsIdeal = saturating(c.SectorsIdeal, enough)
 	}
-	// An instruction that touched no sector made no request: its lanes were all off.
+	// An instruction without sectors made no request: all its lanes were off.
 	if hasExecuted && moved > 0 {
 		c.Requests = saturating(c.Requests, executed)
 		c.RequestSectors = saturating(c.RequestSectors, moved)
@@ -444,8 +449,8 @@ func (c *Counts) addInstruction(p *counters) {
 	}
 }
 
-// samples of one reason are at least those that are said to be among them: a source may have asked for
-// the latter only.
+// samples returns the samples of a reason. A source may report only the subset, so the result is at
+// least that.
 func (w *waits) samples() uint64 { return max(w.all, w.notIssued) }
 
 func samplesOf(all []waits) uint64 {
@@ -456,7 +461,7 @@ func samplesOf(all []waits) uint64 {
 	return sum
 }
 
-// reasonsOf returns the reasons by samples, then name; what is not told apart is the last.
+// reasonsOf returns the reasons by samples, then name. The rest is the last.
 func (t *Table) reasonsOf(all []waits) []Reason {
 	sum := samplesOf(all)
 	var out []Reason

@@ -12,36 +12,37 @@ import (
 // instructionBytes is the size of an instruction of every GPU since compute capability 7.0.
 const instructionBytes = 16
 
-// maxFold is the most instructions that one line of a listing is taken to stand for.
+// maxFold bounds the instructions that one line of a listing represents.
 const maxFold = 1 << 16
 
-// maxInstruction is the longest text of one instruction that is kept, in bytes.
+// maxInstruction bounds the stored text of one instruction, in bytes.
 const maxInstruction = 512
 
-// listings are the texts of instructions, by function.
+// listings are the SASS texts by function.
 type listings struct {
 	functions names
 	texts     []listing // by number in functions
 	bytes     int
 }
 
-// listing has the instructions of one function by their offsets. Its order is made when it is asked for.
+// listing has the instructions of one function by offset. It is sorted on the first query.
 type listing struct {
 	at     map[int64]instruction
 	sorted []int64
 }
 
-// instruction is the text at an offset, and of how many alike ones behind each other.
+// instruction is the text at an offset, and the number of equal consecutive instructions.
 type instruction struct {
 	text  string
 	count int64
-	// clash says that two listings differ here: builds of one function. Which was measured is unknown.
+	// clash is set if two listings differ here: they are builds of one function, and the measured
+	// one is unknown.
 	clash bool
 }
 
-// Listing adds the disassembly of a function, or a piece of it: lines of an offset in hexadecimal digits,
-// two spaces and the instruction, and "  ×n" at the end where n alike follow each other, as the
-// cuda.sass_listing logs have them. Lines that are none are left out, and counted.
+// Listing adds the disassembly of a function or a part of it. A line has an offset in hexadecimal
+// digits, two spaces and the instruction. "  ×n" at its end means n equal consecutive instructions.
+// The cuda.sass_listing logs have this format. Invalid lines are skipped and counted.
 func (t *Table) Listing(function, text string) {
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\r\n")
@@ -72,7 +73,7 @@ func readInstruction(line string) (pc int64, in instruction, ok bool) {
 	return pc, in, in.text != "" && len(in.text) <= maxInstruction
 }
 
-// instruction adds the text of an instruction. It returns false if there is no room.
+// instruction adds the text of an instruction. It returns false if the limit is reached.
 func (t *Table) instruction(function string, pc int64, in instruction) bool {
 	if function == "" {
 		return false
@@ -88,7 +89,7 @@ func (t *Table) instruction(function string, pc int64, in instruction) bool {
 	at := l.texts[number].at
 	have, ok := at[pc]
 	if !ok {
-		// An entry of the map takes some 64 bytes besides its text.
+		// A map entry has about 64 bytes in addition to its text.
 		if l.bytes += len(in.text) + 64; l.bytes > t.limits.ListingBytes {
 			l.bytes -= len(in.text) + 64
 			return false
@@ -104,17 +105,17 @@ func (t *Table) instruction(function string, pc int64, in instruction) bool {
 	return true
 }
 
-// sass returns the text of an instruction, "" if it is unknown.
+// sass returns the text of an instruction, or "" if it is unknown.
 func (t *Table) sass(function string, pc int64) string {
 	number, ok := t.listings.functions.numbers[function]
 	if !ok {
 		return ""
 	}
 	l := &t.listings.texts[number]
-	if len(l.sorted) != len(l.at) { // offsets only come, they never go
+	if len(l.sorted) != len(l.at) { // offsets are added but never removed
 		l.sorted = slices.Sorted(maps.Keys(l.at))
 	}
-	// The last line at or before pc: it may stand for several instructions.
+	// The last line at or before pc may represent several instructions.
 	i, found := slices.BinarySearch(l.sorted, pc)
 	if !found {
 		i--

@@ -5,7 +5,7 @@ package hotspot
 import "strings"
 
 const (
-	// reasonPrefix begins CUPTI's names of stall reasons.
+	// reasonPrefix is the prefix of CUPTI's names of stall reasons.
 	reasonPrefix = "smsp__pcsamp_warps_issue_stalled_"
 	// notIssuedSuffix ends the names of the samples in whose cycle the scheduler issued nothing. They are
 	// in the count of the reason without it as well (CUPTI 13 documentation: CUpti_ActivityPCSampling3,
@@ -13,23 +13,23 @@ const (
 	notIssuedSuffix = "_not_issued"
 )
 
-// State is what a stall reason says of a warp.
+// State is the state of a warp in a stall reason.
 type State uint8
 
-// The states of a warp. Not all that CUPTI calls stalled waits.
+// The states of a warp. CUPTI calls some of them stalled although the warp does not wait.
 const (
-	// Waiting warps could not go on.
+	// Waiting warps could not continue.
 	Waiting State = iota
-	// Ready warps could, and the scheduler chose another.
+	// Ready warps could continue, but the scheduler selected another.
 	Ready
 	// Issuing warps issued an instruction in the cycle of the sample.
 	Issuing
 )
 
-// Explanation says what a stall reason means.
+// Explanation describes a stall reason.
 type Explanation struct {
 	State State
-	// Means goes on where "the warp" left off; Try is what may help.
+	// Means completes a sentence that starts with "the warp". Try suggests a remedy.
 	Means, Try string
 }
 
@@ -74,7 +74,8 @@ var explanations = map[string]Explanation{
 	"selected": {Issuing, "issued an instruction", "nothing: this is work being done"},
 }
 
-// Explain explains a stall reason, with or without CUPTI's prefix and suffix; false if it is not known.
+// Explain explains a stall reason, with or without CUPTI's prefix and suffix. ok is false if it is
+// unknown.
 func Explain(reason string) (Explanation, bool) {
 	e, ok := explanations[trimReason(reason)]
 	return e, ok

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Place is where in the code something was measured. What is unknown is left zero.
+// Place is a place in the code. Unknown fields are zero.
 type Place struct {
-	// Function is the name of the kernel or device function, as people read it; "" if unknown.
+	// Function is the readable name of the kernel or device function, or "" if unknown.
 	Function string
 	// PC is the offset of the instruction in its function, in bytes, if HasPC.
 	PC    int64
@@ -20,16 +20,18 @@ type Place struct {
 	Line int64
 }
 
-// Limits bound a [Table]. A zero field stands for its default.
+// Limits bound a [Table]. A zero field means its default.
 type Limits struct {
-	// Functions that are told apart, 10,000 by default. The rest is one function, [Other].
+	// Functions bounds the separate functions, 10,000 by default. The rest is one function,
+	// [Other].
 	Functions int
-	// Places that are told apart, over all functions, 500,000 by default: some 200 bytes each. Every
-	// further reason at a place counts as one. What is measured at others is in its function's totals only.
+	// Places bounds the separate places over all functions, 500,000 by default, of about 200 bytes
+	// each. Each further reason at a place counts as one. Measurements at other places are in
+	// their function's totals only.
 	Places int
 	// Names of files, reasons and counters each, 10,000 by default.
 	Names int
-	// ListingBytes are kept of the texts of instructions, 64 MiB by default.
+	// ListingBytes bounds the stored SASS text, 64 MiB by default.
 	ListingBytes int
 }
 
@@ -45,26 +47,26 @@ func (l Limits) orDefaults() Limits {
 	return l
 }
 
-// Other is the name of the function, file or reason that stands for all that are not told apart.
+// Other is the name of the function, file or reason that contains all entries above a limit.
 const Other = "_other"
 
-// LeftOut counts what is in the totals only, or nowhere, since a limit was reached.
+// LeftOut counts measurements that exceeded a limit. They are in the totals only, or nowhere.
 type LeftOut struct {
-	// Functions are samples and counters of functions that are not told apart.
+	// Functions counts samples and counters of functions above the limit.
 	Functions uint64 `json:"functions,omitempty"`
-	// Places are samples and counters that are in the totals of their function only. Names are samples
-	// under [Other] instead of their reason's name, places under [Other] instead of their file's, and
-	// counters that are in no sum of their function.
+	// Places counts samples and counters that are in the totals of their function only. Names
+	// counts samples under [Other] instead of their reason, places under [Other] instead of their
+	// file, and counters that are in no sum of their function.
 	Places uint64 `json:"places,omitempty"`
 	Names  uint64 `json:"names,omitempty"`
-	// Instructions are lines of listings for which there was no room, or that could not be read.
+	// Instructions counts lines of listings that were invalid or exceeded the limit.
 	Instructions uint64 `json:"instructions,omitempty"`
-	// Saturated are sums that would not fit 64 bits: they stay at the largest number.
+	// Saturated counts sums above 64 bits. They stay at the largest number.
 	Saturated uint64 `json:"saturated,omitempty"`
 }
 
-// Table adds up samples and counters, in any order and of any number of windows. Its methods are for one
-// goroutine. Use [New].
+// Table sums up samples and counters of any number of windows, in any order. It is not safe for
+// concurrent use. Create it with [New].
 type Table struct {
 	limits    Limits
 	functions names
@@ -73,7 +75,7 @@ type Table struct {
 	metrics   names
 	byName    []*function // by number in functions
 	places    map[placeKey]*place
-	room      int // that is left of limits.Places
+	room      int // unused part of limits.Places
 	sums      int // of counters in functions
 	left      LeftOut
 	listings  listings
@@ -85,7 +87,7 @@ func New(l Limits) *Table {
 	return &Table{limits: l, room: l.Places, places: map[placeKey]*place{}}
 }
 
-// takeRoom returns false if there is no room for one more of what limits.Places bounds.
+// takeRoom returns false if limits.Places is reached, and counts one place otherwise.
 func (t *Table) takeRoom() bool {
 	if t.room == 0 {
 		return false
@@ -94,19 +96,20 @@ func (t *Table) takeRoom() bool {
 	return true
 }
 
-// maxReasonNames bounds the stall reasons that are told apart: CUPTI has some twenty, and they are searched one by one.
+// maxReasonNames bounds the separate stall reasons. CUPTI has about twenty, and the search is
+// linear.
 const maxReasonNames = 256
 
 // maxSums bounds the sums of counters over all functions: ten of each of them by default.
 const maxSums = 100_000
 
-// names numbers strings, from 0.
+// names assigns numbers to strings, from 0.
 type names struct {
 	numbers map[string]int
 	all     []string
 }
 
-// number returns that of a name, false if there is no room for another.
+// number returns the number of a name. It returns false if the limit is reached.
 func (n *names) number(name string, limit int) (int, bool) {
 	if i, ok := n.numbers[name]; ok {
 		return i, true
@@ -124,7 +127,7 @@ func (n *names) put(name string) int {
 	if n.numbers == nil {
 		n.numbers = map[string]int{}
 	}
-	name = strings.Clone(name) // the caller's may be part of something large
+	name = strings.Clone(name) // the caller's string may be part of a large one
 	i := len(n.all)
 	n.numbers[name] = i
 	n.all = append(n.all, name)
@@ -142,21 +145,21 @@ type place struct {
 	counters counters
 }
 
-// waits are the samples of one reason.
+// waits has the samples of one reason.
 type waits struct {
 	reason         int
 	all, notIssued uint64
 }
 
-// function has what was measured in it, with and without a place.
+// function has the measurements of a function, with and without a place.
 type function struct {
 	reasons []waits
 	metrics map[int]uint64
-	// rest are the counters of its instructions that are not told apart.
+	// rest has the counters of instructions above the limit.
 	rest counters
 }
 
-// The counters from which something is computed, see counterOf.
+// Only the counters with a formula, see counterOf.
 const (
 	instructions = iota
 	threadInstructions
@@ -170,7 +173,7 @@ const (
 	numCounters
 )
 
-// counters are those of one instruction; a bit of has is set where there is a value.
+// counters has the counters of one instruction. A bit of has is set for each known value.
 type counters struct {
 	value [numCounters]uint64
 	has   uint16
@@ -179,9 +182,9 @@ type counters struct {
 // metricPrefix begins the names of all counters of CUPTI's SASS metrics.
 const metricPrefix = "smsp__sass_"
 
-// counterOf finds a counter by CUPTI's name, as libcupti 13.0 spells them. Chips that have no counter of
-// all accesses to global memory have one of each kind of access; an instruction is of one kind, so that
-// the sum is the same. -1 is none from which something is computed.
+// counterOf finds a counter by CUPTI's name, as libcupti 13.0 spells it. It returns -1 if no
+// formula uses the counter. Chips without a counter of all accesses to global memory have one per
+// kind of access. An instruction has one kind, so the sum is the same.
 func counterOf(metric string) int {
 	name, ok := strings.CutPrefix(metric, metricPrefix)
 	if !ok {
@@ -211,8 +214,8 @@ func counterOf(metric string) int {
 	return -1
 }
 
-// Sample adds samples with one stall reason, in CUPTI's words with or without the prefix that all have. A
-// reason with the suffix _not_issued counts again some of the samples of the reason without it.
+// Sample adds samples with one stall reason. The reason is CUPTI's name with or without the common
+// prefix. A reason with the suffix _not_issued repeats some samples of the reason without it.
 func (t *Table) Sample(at Place, reason string, count uint64) {
 	if count == 0 {
 		return
@@ -236,7 +239,7 @@ func (t *Table) Sample(at Place, reason string, count uint64) {
 	t.wait(reasonIn(&p.reasons, number), notIssued, count)
 }
 
-// reasonIn returns the samples of a reason, which is added if need be.
+// reasonIn returns the samples of a reason. It adds the reason if necessary.
 func reasonIn(all *[]waits, reason int) *waits {
 	for i := range *all {
 		if (*all)[i].reason == reason {
@@ -255,7 +258,7 @@ func (t *Table) wait(w *waits, notIssued bool, count uint64) {
 	}
 }
 
-// Counter adds what an instruction counted, by CUPTI's name of the counter.
+// Counter adds a counter of an instruction, by CUPTI's name of the counter.
 func (t *Table) Counter(at Place, metric string, value uint64) {
 	f, p := t.find(at)
 	number, ok := t.metrics.number(metric, t.limits.Names)
@@ -287,13 +290,13 @@ func (t *Table) Counter(at Place, metric string, value uint64) {
 	into.has |= 1 << c
 }
 
-// find returns the function, and the place in it, nil if it is not told apart.
+// find returns the function and the place in it. The place is nil if it exceeds the limit.
 func (t *Table) find(at Place) (*function, *place) {
 	number, ok := t.functions.number(at.Function, t.limits.Functions)
 	if !ok {
 		t.left.Functions++
 		number = t.functions.put(Other)
-		at = Place{} // places of functions that are not told apart say nothing
+		at = Place{} // places of [Other] have no meaning
 	}
 	for len(t.byName) < len(t.functions.all) {
 		t.byName = append(t.byName, &function{})
@@ -325,7 +328,7 @@ func (t *Table) find(at Place) (*function, *place) {
 	return f, p
 }
 
-// add adds, and stays at the largest number where the sum has no room.
+// add adds and saturates.
 func (t *Table) add(to *uint64, n uint64) {
 	if *to > math.MaxUint64-n {
 		t.left.Saturated++

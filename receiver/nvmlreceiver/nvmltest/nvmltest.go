@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nvmltest builds a stand-in for NVML, and tells it what to say, so that tests and benchmarks
-// go the whole way through dlopen without a GPU. The stand-in's source, testdata/fakenvml.c, says
-// what it can be told. It needs a C compiler.
+// Package nvmltest builds a fake NVML and sets its values, so that tests and benchmarks use dlopen
+// without a GPU. The source of the fake, testdata/fakenvml.c, documents its keys. It requires a C
+// compiler.
 //
-// A process can open one build of the stand-in only: its functions are bound at their first call,
-// for good. So all Controls of a process steer the same one, one after another.
+// A process can open one build of the fake only: its functions are bound permanently at their first
+// call. All Controls of a process therefore control the same one, in turn.
 package nvmltest
 
 import (
@@ -26,11 +26,10 @@ import (
 //go:embed testdata/fakenvml.c
 var source []byte
 
-// Env names the file that steers the stand-in.
+// Env names the file that controls the fake.
 const Env = "FAKENVML"
 
-// Build compiles the stand-in unless that has been done before, and returns its path. The error
-// says what is missing.
+// Build compiles the fake, unless it exists, and returns its path. The error names what is missing.
 var Build = sync.OnceValues(func() (string, error) {
 	compiler, err := exec.LookPath("cc")
 	if err != nil {
@@ -57,11 +56,11 @@ var Build = sync.OnceValues(func() (string, error) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("compile the stand-in: %w\n%s", err, out)
 	}
-	// Whole or not at all: other processes build the same file.
+	// Rename the complete file: other processes build the same one.
 	return path, os.Rename(so, path)
 })
 
-// Control steers the stand-in by a file. It is safe for concurrent use.
+// Control sets the values of the fake through a file. It is safe for concurrent use.
 type Control struct {
 	path string
 
@@ -69,10 +68,10 @@ type Control struct {
 	values map[string]string
 }
 
-// New returns the control behind a file; whoever loads the stand-in has its path in [Env].
+// New returns the control of a file. Processes that load the fake have its path in [Env].
 func New(path string) *Control { return &Control{path: path, values: map[string]string{}} }
 
-// Set sets values by key; "" takes one away. The calls that follow see all of them or none.
+// Set sets values by key; "" removes one. Subsequent calls see all of them or none.
 func (c *Control) Set(values map[string]string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,7 +86,7 @@ func (c *Control) Set(values map[string]string) error {
 	for _, k := range slices.Sorted(maps.Keys(c.values)) {
 		fmt.Fprintf(&b, "%s %s\n", k, c.values[k])
 	}
-	// A new file, renamed: the stand-in tells it by its inode and time.
+	// The fake detects a new file by its inode and time.
 	next := c.path + ".next"
 	if err := os.WriteFile(next, []byte(b.String()), 0o600); err != nil {
 		return err
@@ -100,7 +99,8 @@ func UUID(device int) string {
 	return fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", device)
 }
 
-// H200 is what an idle H200 says, for device number i: the calls that one supports, and no others.
+// H200 returns the values of an idle H200 with device number i. It has only the calls that an H200
+// supports.
 func H200(i int) map[string]string {
 	m := map[string]string{
 		"uuid": UUID(i), "name": "NVIDIA H200", "memory": "150754820096:644874240:1000000000",

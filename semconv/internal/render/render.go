@@ -96,7 +96,7 @@ func facts(kind, unit string, origin semconv.Origin) string {
 }
 
 // initialisms are the words that Go writes in capitals.
-var initialisms = []string{"api", "cpu", "crc", "cuda", "gpu", "hw", "id", "io", "ip", "nvtx", "pc", "pid", "ptx", "sass", "sdk", "sm", "xid"}
+var initialisms = []string{"api", "cpu", "crc", "cuda", "gpu", "hw", "id", "io", "ip", "nvtx", "pc", "pid", "ptx", "sass", "sdk", "sm", "uid", "xid"}
 
 // Name returns the Go name of a dotted name or of an attribute's value.
 func Name(dotted string) string {
@@ -122,7 +122,7 @@ those of the semantic conventions (` + semconv.SchemaURL + `; hw.* is still in
 development there), "OBI" names are what OpenTelemetry eBPF Instrumentation emits, and ✚ marks
 extensions of this project. A value that is not known is absent: 0 always means zero. Ratios are 0–1.
 
-A column "on" names the kinds of spans by their ` + "`cuda.operation`" + `; "device" stands for ` + strings.Join(semconv.DeviceSpans, ", ") + `.
+A column "on" names the kinds of spans by their ` + "`cuda.operation`" + `; "device" stands for ` + strings.Join(semconv.DeviceSpans, ", ") + `, "log" for every log record.
 Start and end of these spans are times of the device's work; the host call that asked for it is
 kept in attributes.
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package profiletest reads requests of profiles for tests, as a backend does: indices are followed, and one that
-// leads nowhere fails the test.
+// Package profiletest reads requests of profiles for tests, as a backend does. It follows indices,
+// and an index out of range fails the test.
 package profiletest
 
 import (
@@ -16,18 +16,19 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/profile"
 )
 
-// Sample is one sample with all that it refers to.
+// Sample is one sample with everything it refers to.
 type Sample struct {
 	Resource map[string]any
 	// Profile is the id of its profile, and Of that profile's own attributes.
 	Profile [16]byte
 	Of      map[string]any
-	// Type and Period are written "name/unit"; Period is "" and Every 0 where there is none.
+	// Type and Period are written "name/unit". Without a period, Period is "" and Every is 0.
 	Type, Period string
 	Every        int64
 	Start        time.Time
 	Length       time.Duration
-	// Stack is innermost first, each frame "function file:line"; Symbols are their functions' system names.
+	// Stack is innermost first. Each frame is "function file:line". Symbols are the system names
+	// of the functions.
 	Stack, Symbols []string
 	// Address and File are those of the innermost location, Mapping the attributes of its binary.
 	Address    uint64
@@ -39,7 +40,7 @@ type Sample struct {
 	Value      int64
 }
 
-// Samples returns all samples of requests, in their order.
+// Samples returns all samples of the requests, in their order.
 func Samples(t testing.TB, requests ...profile.Profiles) (all []Sample) {
 	t.Helper()
 	for _, p := range requests {

@@ -16,17 +16,19 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/profile"
 )
 
-// Server takes profiles over gRPC.
+// Server accepts profiles over gRPC.
 type Server struct {
 	pprofileotlp.UnimplementedGRPCServer
-	// Rejected is what it says of each request, with the words "not these".
+	// Rejected is the number of profiles that it rejects per request, with the message "not
+	// these".
 	Rejected int64
 
 	mu       sync.Mutex
 	requests []profile.Profiles
 }
 
-// Serve starts a server on a free port of loopback and returns its address. The test's clean-up stops it.
+// Serve starts a server on a free port of loopback and returns its address. The test's clean-up
+// stops it.
 func (s *Server) Serve(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -38,7 +40,7 @@ func (s *Server) Serve(t testing.TB) string {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = server.Serve(l) // it ends with Stop
+		_ = server.Serve(l) // it returns after Stop
 	}()
 	t.Cleanup(func() {
 		server.Stop()
@@ -47,7 +49,7 @@ func (s *Server) Serve(t testing.TB) string {
 	return l.Addr().String()
 }
 
-// Export takes one request.
+// Export accepts one request.
 func (s *Server) Export(_ context.Context, r pprofileotlp.ExportRequest) (pprofileotlp.ExportResponse, error) {
 	own := pprofile.NewProfiles()
 	r.Profiles().CopyTo(own)
@@ -62,7 +64,7 @@ func (s *Server) Export(_ context.Context, r pprofileotlp.ExportRequest) (pprofi
 	return answer, nil
 }
 
-// Requests are those that have come.
+// Requests returns the received requests.
 func (s *Server) Requests() []profile.Profiles {
 	s.mu.Lock()
 	defer s.mu.Unlock()

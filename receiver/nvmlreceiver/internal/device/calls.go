@@ -116,7 +116,7 @@ var symbols = [numCalls][]string{
 	callEventFree:          {"nvmlEventSetFree"},
 }
 
-// required are the functions without which there is nothing to read.
+// required are the functions without which nothing can be read.
 var required = []string{"nvmlInit_v2", "nvmlShutdown", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetName"}
 
 // String returns the function's name without its prefix and version.
@@ -128,10 +128,10 @@ func (c call) String() string {
 	return name
 }
 
-// variants is how many kinds of one call (clocks, thresholds, fans …) are told apart.
+// variants bounds the separate kinds of one call (clocks, thresholds, fans …).
 const variants = 16
 
-// capability is what is known of a call on one device.
+// capability is the known support of a call on one device.
 type capability uint8
 
 const (
@@ -140,8 +140,8 @@ const (
 	absent
 )
 
-// code returns the name of a return code. go-nvml's own text goes through a variable that changes
-// when the library is opened, which may be while another goroutine asks.
+// code returns the name of a return code. go-nvml's own text uses a variable that changes when the
+// library is opened, possibly during a call in another goroutine.
 func code(ret nvml.Return) string {
 	switch ret {
 	case nvml.SUCCESS:
@@ -205,8 +205,9 @@ func code(ret nvml.Return) string {
 	}
 }
 
-// lacks reports whether a code says that the device or the library lacks the call, or the caller
-// the right to make it. NVML answers "invalid argument" for kinds that the device does not have.
+// lacks reports whether a code means that the device or the library lacks the call, or that the
+// caller lacks the permission. NVML answers "invalid argument" for kinds that the device does not
+// have.
 func lacks(ret nvml.Return) bool {
 	switch ret {
 	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NO_PERMISSION,
@@ -217,7 +218,7 @@ func lacks(ret nvml.Return) bool {
 	}
 }
 
-// gone reports whether a code says that the device, or the driver, is not there any more.
+// gone reports whether a code means that the device or the driver no longer exists.
 func gone(ret nvml.Return) bool {
 	switch ret {
 	case nvml.ERROR_GPU_IS_LOST, nvml.ERROR_RESET_REQUIRED, nvml.ERROR_GPU_NOT_FOUND,

@@ -4,15 +4,16 @@ package device
 
 import "time"
 
-// total follows a counter that the driver keeps.
+// total follows a counter of the driver.
 type total struct {
 	since time.Time
 	last  time.Time
 	value uint64
 }
 
-// read takes the counter's value at a time and returns since when it counts: start at first, and
-// from the moment it was last seen whole when it falls, because then the driver began anew.
+// read returns the start time of a counter with the given value. It is the initial start until the
+// value decreases, which means that the driver restarted. Then it is the time of the last reading
+// before that.
 func (t *total) read(value uint64, start, now time.Time) time.Time {
 	if t.since.IsZero() {
 		t.since = start
@@ -23,24 +24,24 @@ func (t *total) read(value uint64, start, now time.Time) time.Time {
 	return t.since
 }
 
-// sum is a counter of our own, made of the steps of one that wraps or of a rate.
+// sum is our own counter, built from the steps of one that wraps or from a rate.
 type sum struct {
 	since time.Time
 	value float64
-	// raw is the last value of the counter that wraps, if known.
+	// raw is the last value of the wrapping counter, if known.
 	raw   uint64
 	known bool
 }
 
-// start begins to count, if that has not happened yet.
+// start starts to count, unless it has started.
 func (s *sum) start(now time.Time) {
 	if s.since.IsZero() {
 		s.since = now
 	}
 }
 
-// step takes the value of a counter that counts in units and wraps at the given number of bits, 32
-// or 64. The first value is where it begins.
+// step adds the step to the value of a counter that wraps at the given number of bits, 32 or 64.
+// The first value is the base.
 func (s *sum) step(raw uint64, bits int, unit float64, now time.Time) {
 	s.start(now)
 	switch {
@@ -48,26 +49,26 @@ func (s *sum) step(raw uint64, bits int, unit float64, now time.Time) {
 	case raw >= s.raw:
 		s.value += float64(raw-s.raw) * unit
 	case bits == 32 || s.raw < 1<<32 && s.raw >= 1<<31:
-		// Drivers give 32-bit counters as 64-bit values too: one that falls from the upper half of
-		// 32 bits has wrapped.
+		// Drivers return 32-bit counters as 64-bit values too. A counter that decreases from the
+		// upper half of 32 bits has wrapped.
 		s.value += float64(raw+1<<32-s.raw) * unit
 	default:
-		s.value += float64(raw) * unit // began anew
+		s.value += float64(raw) * unit // restarted
 	}
 	s.raw, s.known = raw, true
 }
 
-// rate adds what passed at a rate.
+// rate adds the amount of a rate.
 func (s *sum) rate(perSecond float64, d time.Duration, now time.Time) {
 	s.start(now)
 	s.value += perSecond * d.Seconds()
-	s.known = false // the raw counter was not looked at in between
+	s.known = false // the raw counter was not read in between
 }
 
 // forget drops the raw value: the next one is of another session.
 func (s *sum) forget() { s.known = false }
 
-// mean is the mean of samples since it was last taken.
+// mean is the mean of the samples since the last reading.
 type mean struct {
 	sum   float64
 	count int

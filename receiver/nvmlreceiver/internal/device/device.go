@@ -16,19 +16,18 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// Device is one GPU or MIG device. It outlives sessions of the library: bind gives it its handle.
+// Device is one GPU or MIG device. It survives sessions of the library: bind sets its handle.
 type Device struct {
 	lib *library
-	// mu is held for as long as a reading takes, which may be for ever. Whoever wants to change the
-	// binding only tries to get it.
+	// mu is held during a reading, which may never return. Use TryLock to change the binding.
 	mu sync.Mutex
 	binding
 
 	caps [numCalls][variants]capability
-	// reading is what Read fills.
+	// reading is the result of Read.
 	reading *gpu.Reading
 	now     time.Time
-	// gone is why the device stopped answering in this reading, succeeded how many calls worked.
+	// gone is the error that ended this reading. succeeded counts its successful calls.
 	gone      nvml.Return
 	succeeded int
 
@@ -44,7 +43,7 @@ type Device struct {
 	replay   total
 	remapped [2]total
 	retired  [2]total
-	// lasting are degradations that the slow group found.
+	// lasting has the degradations that the slow group found.
 	lasting bool
 	// processSeen is the driver's time of the newest utilisation sample of a process, in µs.
 	processSeen uint64
@@ -57,10 +56,10 @@ func newDevice(l *library) *Device {
 // Identity returns the device's names.
 func (d *Device) Identity() gpu.Identity { return d.id }
 
-// bind gives the device its handle. What was learned of it stays, unless the session is new.
+// bind sets the device's handle. Known capabilities remain, unless the session is new.
 func (d *Device) bind(b binding) {
 	if !d.mu.TryLock() {
-		return // being read; the next look will do
+		return // a reading is in progress; the next rescan retries
 	}
 	defer d.mu.Unlock()
 	if d.handle == b.handle && d.instance == b.instance && d.partitioned == b.partitioned {
@@ -83,7 +82,7 @@ func (d *Device) bind(b binding) {
 	}
 }
 
-// unbind frees what the library gave out for the device. The caller holds mu.
+// unbind frees the library's resources of the device. The caller holds mu.
 func (d *Device) unbind() {
 	if d.handle != nil {
 		d.gpm.free()
@@ -91,12 +90,12 @@ func (d *Device) unbind() {
 	d.handle = nil
 }
 
-// can reports whether a call may be tried.
+// can reports whether to try a call.
 func (d *Device) can(c call, variant int) bool {
 	return d.gone == nvml.SUCCESS && d.lib.have[c] && d.caps[c][variant] != absent
 }
 
-// done takes the result of a call, and reports whether it brought a value.
+// done evaluates the result of a call and reports whether it has a value.
 func (d *Device) done(c call, variant int, ret nvml.Return) bool {
 	switch {
 	case ret == nvml.SUCCESS:
@@ -128,7 +127,7 @@ func (d *Device) callName(c call, variant int) string {
 	return fmt.Sprintf("%s(%d)", c, variant)
 }
 
-// Read reads all groups that are due.
+// Read runs all groups that are due.
 func (d *Device) Read() gpu.Reading {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -142,8 +141,7 @@ func (d *Device) Read() gpu.Reading {
 	if d.parent == nil {
 		d.group(groupSamples, o.Samples.Enabled, o.Samples, func() { d.readSamples() })
 	}
-	// GPM stands before the rest, which takes PCIe and NVLink bytes from it where there are no
-	// counters.
+	// GPM runs before the rest, which uses its PCIe and NVLink rates where there are no counters.
 	d.group(groupGPM, o.GPM.Enabled, o.GPM, func() { d.gpm.read(d) })
 	d.group(groupFast, true, Group{}, d.readFast)
 	d.group(groupSlow, o.Slow.Enabled && d.parent == nil, o.Slow, d.readSlow)
@@ -160,12 +158,12 @@ func (d *Device) Read() gpu.Reading {
 	return r
 }
 
-// group runs a group of calls if it is due, and takes the time.
+// group runs a group of calls if it is due, and measures its duration.
 func (d *Device) group(name string, enabled bool, g Group, read func()) {
 	if !enabled || d.gone != nvml.SUCCESS || d.now.Before(d.due[name]) {
 		return
 	}
-	// A ticker comes a little early at times; without the slack a group would skip a round then.
+	// A ticker may fire a little early. Without the slack, a group would then skip a round.
 	d.due[name] = d.now.Add(g.Interval - d.lib.options.Interval/10)
 	start := time.Now()
 	read()
@@ -174,25 +172,25 @@ func (d *Device) group(name string, enabled bool, g Group, read func()) {
 
 func (d *Device) add(p gpu.Point) { d.reading.Points = append(d.reading.Points, p) }
 
-// ratio adds a percentage as a ratio; one beyond 100 is no value.
+// ratio adds a percentage as a ratio. A ratio above 1 is invalid.
 func (d *Device) ratio(m gpu.Metric, percent float64, label string) {
-	// Not beyond 100: rounding in the driver gives 100.0x at times.
+	// Limit to 1: rounding in the driver may return 100.0x.
 	if percent >= 0 && percent <= 101 {
 		d.add(gpu.Point{Metric: m, Float: min(percent/100, 1), Label: label})
 	}
 }
 
-// valid reports whether a 32-bit value is one.
+// valid reports whether a 32-bit number is a value.
 func valid(v uint32) bool { return v != math.MaxUint32 }
 
-// integer returns a value as pdata holds it, at most 2^63−1.
+// integer returns a value as pdata stores it, at most 2^63−1.
 func integer(v uint64) int64 { return int64(min(v, math.MaxInt64)) }
 
-// readFast reads what changes from moment to moment.
+// readFast reads rapidly changing values.
 func (d *Device) readFast() {
 	d.readMemory()
 	if d.parent != nil {
-		return // NVML has no more for a part of a GPU
+		return // NVML has no other values for a part of a GPU
 	}
 	d.readUtilization()
 	d.readFields()
@@ -232,7 +230,7 @@ func (d *Device) readMemory() {
 			return
 		}
 	}
-	// Before driver 510 the reserved memory is part of what is used, and not told apart.
+	// Before driver 510, the used memory includes the reserved memory.
 	if d.caps[callMemory][0] != works && d.can(callMemoryV1, 0) {
 		if m, ret := d.handle.GetMemoryInfo(); d.done(callMemoryV1, 0, ret) {
 			d.memory(m.Total, m.Used)
@@ -241,7 +239,7 @@ func (d *Device) readMemory() {
 }
 
 func (d *Device) memory(all, used uint64) {
-	if all == 0 || used > all { // no device memory of its own, or no value
+	if all == 0 || used > all { // no own device memory, or no value
 		return
 	}
 	d.add(gpu.Point{Metric: gpu.MemoryLimit, Int: integer(all)})
@@ -253,7 +251,7 @@ func (d *Device) readUtilization() {
 	busy, okBusy := d.samples[0].take()
 	controller, okController := d.samples[1].take()
 	if !(okBusy && okController) && d.can(callUtilization, 0) {
-		// The driver's own last value, where it buffers no samples or has no new ones.
+		// Use the driver's last value if it has no buffer or no new samples.
 		if u, ret := d.handle.GetUtilizationRates(); d.done(callUtilization, 0, ret) {
 			if !okBusy && valid(u.Gpu) {
 				busy, okBusy = float64(u.Gpu), true
@@ -288,7 +286,7 @@ func (d *Device) readTemperature() {
 			return
 		}
 	}
-	// The call that replaces it, for a driver that dropped the old one.
+	// The replacement of a call that newer drivers removed.
 	if d.caps[callTemperature][0] != works && d.can(callTemperatureV, 0) {
 		if t, ret := d.handle.GetTemperatureV().V1(); d.done(callTemperatureV, 0, ret) {
 			d.temperature(gpu.Temperature, float64(t.Temperature), "", "")
@@ -296,7 +294,7 @@ func (d *Device) readTemperature() {
 	}
 }
 
-// temperature adds a temperature that can be one.
+// temperature adds a temperature in the valid range.
 func (d *Device) temperature(m gpu.Metric, celsius float64, label, detail string) {
 	if celsius > -100 && celsius < 300 {
 		d.add(gpu.Point{Metric: m, Float: celsius, Label: label, Detail: detail})
@@ -331,7 +329,7 @@ func (d *Device) fan(percent uint32, n, i int) {
 	if n > 1 {
 		label = fanLabels[i]
 	}
-	// NVML says that a fan may turn faster than its nominal highest speed.
+	// According to NVML, a fan may exceed its nominal highest speed.
 	if percent <= 200 {
 		d.add(gpu.Point{Metric: gpu.FanSpeed, Float: float64(percent) / 100, Label: label})
 	}

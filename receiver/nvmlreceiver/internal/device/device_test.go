@@ -24,7 +24,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// bench is a driver over the stand-in with a clock that the test moves.
+// bench is a driver with the fake and a clock that the test moves.
 type bench struct {
 	t       *testing.T
 	control *nvmltest.Control
@@ -102,7 +102,7 @@ func points(r gpu.Reading, m gpu.Metric, labels ...string) (found []gpu.Point) {
 	return found
 }
 
-func TestLayoutsOfTheStandInAreTheBindings(t *testing.T) {
+func TestFakeNVML_Layouts(t *testing.T) {
 	for name, sizes := range map[string][2]uintptr{
 		"memory":         {unsafe.Sizeof(nvml.Memory_v2{}), 40},
 		"utilization":    {unsafe.Sizeof(nvml.Utilization{}), 8},
@@ -120,7 +120,7 @@ func TestLayoutsOfTheStandInAreTheBindings(t *testing.T) {
 	}
 }
 
-func TestAReadingHasAllValuesInTheirUnits(t *testing.T) {
+func TestRead_UnitsOfValues(t *testing.T) {
 	b := newBench(t, h200(1), nil)
 	d := b.list()[0]
 	assert.Equal(t, gpu.Identity{ID: nvmltest.UUID(0), Name: "NVIDIA H200"}, d.Identity())
@@ -168,7 +168,7 @@ func TestAReadingHasAllValuesInTheirUnits(t *testing.T) {
 	assert.NotEmpty(t, points(b.read(d, time.Minute), gpu.PowerLimit), "and is due after a minute")
 }
 
-func TestUnsupportedCallsAreAskedOnceAndNeverZero(t *testing.T) {
+func TestRead_UnsupportedCalls(t *testing.T) {
 	b := newBench(t, map[string]string{
 		"count": "1", "0.uuid": nvmltest.UUID(0), "0.name": "bare", "0.temperature": "4294967295",
 		"0.energy": "18446744073709551615", "0.clock.1": "4294967295", "0.samples.1": "!3", "0.utilization": "50:4294967295", "0.memory": "0:0:0",
@@ -186,14 +186,14 @@ func TestUnsupportedCallsAreAskedOnceAndNeverZero(t *testing.T) {
 	}
 	assert.Equal(t, "not supported", missing["DeviceGetSamples"])
 	assert.Equal(t, "not supported", missing["DeviceGetClockInfo(2)"])
-	// Had the call been made again it would succeed now.
+	// A repeated call would succeed now.
 	b.set(map[string]string{"0.samples.1": "auto:70"})
 	r = b.read(d, 10*time.Second)
 	assert.InDelta(t, 0.5, point(t, r, gpu.Utilization, semconv.HWGPUTaskGeneral).Float, 1e-9)
 	assert.Empty(t, r.Unsupported)
 }
 
-func TestAnErrorInTheMiddleCostsOnlyItsValue(t *testing.T) {
+func TestRead_SingleError(t *testing.T) {
 	b := newBench(t, h200(1), nil)
 	d := b.list()[0]
 	require.NoError(t, d.Read().Lost)
@@ -210,7 +210,7 @@ func TestAnErrorInTheMiddleCostsOnlyItsValue(t *testing.T) {
 	assert.Equal(t, int64(1000000000), point(t, r, gpu.Speed, semconv.HWGPUClockDomainSM).Int)
 }
 
-func TestCountersStayMonotonicAndTellWhenTheyBegan(t *testing.T) {
+func TestRead_CounterRestart(t *testing.T) {
 	b := newBench(t, h200(1), nil)
 	b.set(map[string]string{"0.field.198": "i:4294967000", "0.gpm": ""}) // a 32-bit counter, and no GPM
 	d := b.list()[0]
@@ -235,7 +235,7 @@ func TestCountersStayMonotonicAndTellWhenTheyBegan(t *testing.T) {
 	assert.Equal(t, int64(5050), point(t, r, gpu.IO, semconv.NetworkIODirectionTransmit).Int, "our own sum goes on")
 }
 
-func TestSumsAndTotals(t *testing.T) {
+func TestSum_WrapAndRestart(t *testing.T) {
 	t0 := time.Unix(1000, 0)
 	var s sum
 	for _, c := range []struct {
@@ -246,7 +246,7 @@ func TestSumsAndTotals(t *testing.T) {
 		{math.MaxUint32 - 9, 64, 0}, // a 32-bit counter in a 64-bit value
 		{10, 64, 20},
 		{1 << 40, 64, 20 + 1<<40 - 10},
-		{5, 64, 20 + 1<<40 - 10 + 5}, // began anew
+		{5, 64, 20 + 1<<40 - 10 + 5}, // restarted
 		{3, 32, 20 + 1<<40 - 10 + 5 + 1<<32 - 2},
 	} {
 		s.step(c.raw, c.bits, 1, t0)
@@ -266,7 +266,7 @@ func TestSumsAndTotals(t *testing.T) {
 	assert.Equal(t, t0.Add(2*time.Second), x.read(4, t0, t0.Add(3*time.Second)))
 }
 
-func TestPCIeAndNVLinkComeFromGPMWhereThereAreNoCounters(t *testing.T) {
+func TestRead_GPMRates(t *testing.T) {
 	b := newBench(t, h200(1), nil)
 	b.set(map[string]string{"0.field.197": "", "0.field.198": "i:77", "0.gpm.60": "10", "0.gpm.61": "20"})
 	d := b.list()[0]
@@ -279,7 +279,7 @@ func TestPCIeAndNVLinkComeFromGPMWhereThereAreNoCounters(t *testing.T) {
 	assert.Equal(t, int64(400<<20), point(t, r, gpu.InterconnectIO, semconv.HWGPUInterconnectTypeNvlink, semconv.NetworkIODirectionTransmit).Int)
 }
 
-func TestNVLinkCountersOfAllLinksOrOfEach(t *testing.T) {
+func TestRead_NVLinkCounters(t *testing.T) {
 	for name, c := range map[string]struct {
 		first, second map[string]string
 		want          int64
@@ -300,9 +300,9 @@ func TestNVLinkCountersOfAllLinksOrOfEach(t *testing.T) {
 	}
 }
 
-func TestUtilizationIsTheMeanOfNewSamplesOnly(t *testing.T) {
+func TestRead_UtilizationMean(t *testing.T) {
 	b := newBench(t, h200(1), nil)
-	// The first look takes one interval of 10 s: 100 is too old.
+	// The first reading covers one interval of 10 s: the sample at 100 is too old.
 	b.set(map[string]string{"0.samples.1": "1000000:100,12000000:10,14000000:20"})
 	d := b.list()[0]
 	assert.InDelta(t, 0.15, point(t, d.Read(), gpu.Utilization, semconv.HWGPUTaskGeneral).Float, 1e-9)
@@ -312,14 +312,14 @@ func TestUtilizationIsTheMeanOfNewSamplesOnly(t *testing.T) {
 	d.ReadSamples()
 	b.set(map[string]string{"0.samples.1": "17000000:80,18000000:100"})
 	assert.InDelta(t, 0.8, point(t, b.read(d, 5*time.Second), gpu.Utilization, semconv.HWGPUTaskGeneral).Float, 1e-9, "60, 80 and 100")
-	// The driver's clock begins anew: for a ring's length the last value of the driver stands in.
+	// The driver's clock restarts: for the length of the ring, the driver's last value is used.
 	b.set(map[string]string{"0.samples.1": "1000000:50"})
 	assert.InDelta(t, 0.3, point(t, b.read(d, 10*time.Second), gpu.Utilization, semconv.HWGPUTaskGeneral).Float, 1e-9)
 	assert.InDelta(t, 0.3, point(t, b.read(d, 10*time.Second), gpu.Utilization, semconv.HWGPUTaskGeneral).Float, 1e-9)
 	assert.InDelta(t, 0.5, point(t, b.read(d, 10*time.Second), gpu.Utilization, semconv.HWGPUTaskGeneral).Float, 1e-9)
 }
 
-func TestThrottleCountersAreBelievedOnlyIfTheyCanBeTrue(t *testing.T) {
+func TestThrottle_InvalidCounters(t *testing.T) {
 	reason := semconv.HWGPUThrottleReasonSwThermalSlowdown
 	for name, c := range map[string]struct {
 		set  map[string]string
@@ -348,7 +348,7 @@ func TestThrottleCountersAreBelievedOnlyIfTheyCanBeTrue(t *testing.T) {
 	}
 }
 
-func TestThrottleFallsBackToViolationsAndThenToTheBitmask(t *testing.T) {
+func TestThrottle_Fallbacks(t *testing.T) {
 	values := h200(1)
 	for _, k := range []string{"74", "76", "251", "252", "253"} {
 		delete(values, "0.field."+k)
@@ -376,7 +376,7 @@ func TestThrottleFallsBackToViolationsAndThenToTheBitmask(t *testing.T) {
 	assert.True(t, r.Degraded, "heat is not")
 }
 
-func TestDamagedMemoryDegrades(t *testing.T) {
+func TestRead_DamagedMemory(t *testing.T) {
 	b := newBench(t, h200(1), nil)
 	b.set(map[string]string{"0.remapped": "2:1:1:1", "0.ecc.1": "3", "0.retired.1": "2"})
 	r := b.list()[0].Read()
@@ -410,7 +410,7 @@ func TestProcesses(t *testing.T) {
 	assert.Equal(t, 2, r.ProcessesDropped)
 }
 
-func TestALostDeviceStopsAtItsFirstCallAndComesBack(t *testing.T) {
+func TestRead_LostDevice(t *testing.T) {
 	b := newBench(t, h200(8), nil)
 	devices := b.list()
 	require.Len(t, devices, 8)
@@ -428,7 +428,7 @@ func TestALostDeviceStopsAtItsFirstCallAndComesBack(t *testing.T) {
 	assert.ErrorContains(t, devices[3].Read().Lost, "no call succeeds", "whatever the code, if nothing works")
 }
 
-func TestARestartOfTheDriverKeepsDevicesAndCounters(t *testing.T) {
+func TestDriver_Restart(t *testing.T) {
 	b := newBench(t, h200(1), nil)
 	d := b.list()[0]
 	d.Read()
@@ -449,7 +449,7 @@ func TestARestartOfTheDriverKeepsDevicesAndCounters(t *testing.T) {
 	assert.InDelta(t, 0.967, point(t, b.read(d, 10*time.Second), gpu.SMUtilization).Float, 1e-9, "with new GPM samples")
 }
 
-func TestTheDriverIsNotClosedUnderACall(t *testing.T) {
+func TestDriver_CloseDuringCall(t *testing.T) {
 	b := newBench(t, h200(2), nil)
 	devices := b.list()
 	b.set(map[string]string{"0.temperature": "hang"})
@@ -470,7 +470,7 @@ func TestTheDriverIsNotClosedUnderACall(t *testing.T) {
 	assert.InDelta(t, 20.0, point(t, r, gpu.Temperature, "").Float, 1e-9)
 }
 
-func TestMIGDevicesHaveAParentAndTheirOwnMemoryAndGPM(t *testing.T) {
+func TestRead_MIGDevices(t *testing.T) {
 	b := newBench(t, h200(1), nil)
 	b.set(map[string]string{
 		"0.mig": "1", "0.compute": "7:1",
@@ -533,7 +533,7 @@ func TestXIDEvents(t *testing.T) {
 	assert.Empty(t, events)
 }
 
-func TestOpenSaysWhatIsWrong(t *testing.T) {
+func TestOpen_Errors(t *testing.T) {
 	err := Open(Options{LibraryPath: filepath.Join(t.TempDir(), "none.so")}).Open()
 	require.ErrorContains(t, err, "cannot be loaded")
 	require.ErrorContains(t, err, "library_path")

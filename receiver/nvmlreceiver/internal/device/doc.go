@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package device reads NVIDIA devices through NVML into gpu.Reading values. It knows nothing of the
-// Collector. Without cgo or outside Linux it compiles to a Driver that cannot be opened.
+// Package device reads NVIDIA devices through NVML into gpu.Reading values. It does not depend on
+// the Collector. Without cgo or outside Linux it compiles to a Driver that cannot be opened.
 //
-// Every call but the few that find a device is optional. Whether the library has the function is
-// looked up when it is opened: go-nvml binds lazily, and a call of a function that is not there ends
-// the process. Whether the device supports it is asked once: a call that says "not supported" before
-// it ever worked is remembered and not made again. NVML writes all ones where it has no value; such
-// values, and ratios out of range, are left out.
+// All calls are optional, except the few that find a device. Open looks up which functions the
+// library has: go-nvml binds lazily, and a call of a missing function ends the process. A call that
+// returns "not supported" before its first success is not repeated for that device. NVML returns
+// all ones for a missing value. Such values, and ratios out of range, are skipped.
 //
-// Counters belong to the device's UUID and outlive a restart of the driver. Those that NVML keeps
-// are given as they are, with a new start time when they fall; those that wrap, or that are made of
-// rates, are summed up here.
+// Counters belong to the device's UUID and survive a restart of the driver. NVML's own counters are
+// reported unchanged, with a new start time after a decrease. This package sums up counters that
+// wrap and rates.
 package device
 
 import (

@@ -14,15 +14,16 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// NVML says that it may be called from several threads at once. Its GPM calls may not: with driver
-// 580.159 on two H200s, two threads that take samples and metrics, each of its own device, end in a
-// segmentation fault inside the library within a second, in five of eight attempts, and still in
-// four of eight if only the metrics take turns. So all GPM calls of the process take turns here.
+// NVML's documentation says that it is thread-safe. Its GPM calls are not. With driver 580.159 on
+// two H200s, two threads took samples and metrics, each of its own device. In five of eight
+// attempts, the library ended in a segmentation fault within a second. With a lock around the
+// metrics only, it still did in four of eight. Therefore one lock covers all GPM calls of the
+// process.
 var gpmTurn = make(chan struct{}, 1)
 
-// gpmPatience is how long a device waits for its turn. They take under a millisecond, unless one
-// hangs; then the others go without GPM, and say so, and have the rest of their readings.
-const gpmPatience = 250 * time.Millisecond
+// gpmLockTimeout bounds the wait for that lock. A call takes less than a millisecond, unless it hangs.
+// In that case the other devices skip GPM, report it, and make the rest of their readings.
+const gpmLockTimeout = 250 * time.Millisecond
 
 func takeGPMTurn() bool {
 	select {
@@ -30,7 +31,7 @@ func takeGPMTurn() bool {
 		return true
 	default:
 	}
-	patience := time.NewTimer(gpmPatience)
+	patience := time.NewTimer(gpmLockTimeout)
 	defer patience.Stop()
 	select {
 	case gpmTurn <- struct{}{}:

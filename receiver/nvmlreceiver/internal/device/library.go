@@ -102,7 +102,7 @@ func (l *library) initError(ret nvml.Return) error {
 		}
 		return fmt.Errorf("NVML (%s) cannot be loaded: install the NVIDIA driver, or in a container use the NVIDIA runtime, or set library_path", name)
 	case nvml.ERROR_DRIVER_NOT_LOADED:
-		return fmt.Errorf("NVML is there, but the NVIDIA driver is not loaded")
+		return fmt.Errorf("NVML is installed, but the NVIDIA driver is not loaded")
 	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
 		return fmt.Errorf("NVML and the loaded NVIDIA driver are of different versions: after an update of the driver, restart the collector")
 	default:

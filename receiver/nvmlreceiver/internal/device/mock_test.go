@@ -68,7 +68,7 @@ func TestADGXA100(t *testing.T) {
 	require.NoError(t, l.Close())
 }
 
-func TestALibraryThatIsTooOld(t *testing.T) {
+func TestOpen_OldLibrary(t *testing.T) {
 	server := dgxa100.New()
 	server.LookupSymbolFunc = func(symbol string) error {
 		if symbol == "nvmlDeviceGetUUID" {

@@ -14,18 +14,18 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/gpu"
 )
 
-// ring is how far back the driver's buffer of utilisation samples reaches on an H200: 71 samples in
-// 14 s. After that without a new one, the position in it is taken for lost.
+// ring is the time that the driver's buffer of utilisation samples covers on an H200: 71 samples in
+// 14 s. After that time without a new sample, the position in it is invalid.
 const ring = 14 * time.Second
 
-// ReadSamples collects samples between readings, where these are further apart than the ring is long.
+// ReadSamples collects samples between readings, if these are further apart than the buffer covers.
 func (d *Device) ReadSamples() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.handle == nil || d.parent != nil || !d.lib.options.Samples.Enabled {
 		return
 	}
-	var r gpu.Reading // errors come again with the next reading
+	var r gpu.Reading // the next reading reports the errors
 	d.reading, d.now, d.gone = &r, d.lib.options.Now(), nvml.SUCCESS
 	d.readSamples()
 	d.reading = nil
@@ -48,7 +48,7 @@ func (d *Device) readSamples() {
 	}
 }
 
-// collect adds the new ones of the samples that the driver gave.
+// collect adds the new samples.
 func (d *Device) collect(m *mean, valueType nvml.ValueType, samples []nvml.Sample) {
 	newest := m.last
 	for i := range samples {
@@ -56,12 +56,12 @@ func (d *Device) collect(m *mean, valueType nvml.ValueType, samples []nvml.Sampl
 	}
 	after := m.last
 	if after == 0 {
-		// The first look finds the past of the whole ring: only what lies within one interval counts.
+		// The first reading finds the whole buffer. Only samples within one interval count.
 		after = newest - min(newest, uint64(d.lib.options.Interval.Microseconds()))
 	}
 	for i := range samples {
 		s := &samples[i]
-		// Slots that were not filled in have no time.
+		// Unused slots have no time.
 		if s.TimeStamp <= after {
 			continue
 		}
@@ -74,14 +74,14 @@ func (d *Device) collect(m *mean, valueType nvml.ValueType, samples []nvml.Sampl
 	case newest > m.last:
 		m.last, m.read = newest, d.now
 	case m.last != 0 && d.now.Sub(m.read) > ring:
-		// Nothing new for the length of the ring: the driver's clock began anew, and what it has is
-		// older than what was seen.
+		// No new sample for the length of the buffer: the driver's clock restarted, and its
+		// samples are older than the last one.
 		m.last, m.read = 0, d.now
 	}
 }
 
-// decode returns a value of the given type as a number, and as the counter it may be with its width
-// in bits; ok is false for the all-ones that stand for no value.
+// decode converts a value of the given type to a number, and to a counter with its width in bits.
+// ok is false for all ones, which means no value.
 func decode(t nvml.ValueType, b [8]byte) (v float64, c counterValue, ok bool) {
 	u := binary.NativeEndian.Uint64(b[:])
 	u32 := binary.NativeEndian.Uint32(b[:])

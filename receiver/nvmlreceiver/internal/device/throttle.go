@@ -13,10 +13,10 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// throttleFields are counters in ns. The last three have two numbers: the headers of CUDA 13 give
-// 269 to 271, where driver 580 answers at 251 to 253, and in the newer numbering 251 to 253 are
-// settings of something else, of another type. So the newer number is taken if it is answered with a
-// 64-bit counter that can be one, else the older on the same terms.
+// throttleFields are counters in ns. The last three have two numbers. The headers of CUDA 13 define
+// 269 to 271, but driver 580 answers at 251 to 253. In the newer numbering, 251 to 253 are settings
+// of another type. Therefore the newer number is used if it returns a valid 64-bit counter.
+// Otherwise the older number is used under the same condition.
 var throttleFields = [...]struct {
 	reason string
 	mask   uint64
@@ -29,8 +29,8 @@ var throttleFields = [...]struct {
 	{semconv.HWGPUThrottleReasonHWPowerBrakeSlowdown, nvml.ClocksThrottleReasonHwPowerBrakeSlowdown, []uint32{271, 253}},
 }
 
-// slowed are the reasons that make a device degraded: heat and lack of power. A power cap is a
-// setting, and at work the usual state of a data centre GPU.
+// slowed are the reasons that mark a device as degraded: heat and lack of power. A power cap is a
+// setting, and common for a data centre GPU under load.
 const slowed = nvml.ClocksThrottleReasonHwSlowdown | nvml.ClocksEventReasonSwThermalSlowdown |
 	nvml.ClocksThrottleReasonHwThermalSlowdown | nvml.ClocksThrottleReasonHwPowerBrakeSlowdown
 
@@ -44,12 +44,13 @@ var violations = [...]string{
 	nvml.PERF_POLICY_RELIABILITY:     semconv.HWGPUThrottleReasonReliability,
 }
 
-// throttle keeps how long a device was slowed down, from the best source that it has: counters of
-// the driver; else the violation status; else what the bitmask of reasons says at each reading.
+// throttle measures how long a device was slowed down, from the best available source. In order,
+// these are counters of the driver, the violation status, and the bitmask of reasons at each
+// reading.
 type throttle struct {
 	reasons [len(throttleFields)]throttleCounter
 	policy  [len(violations)]total
-	// asked is the last reading of the bitmask.
+	// asked is the time of the last reading of the bitmask.
 	asked time.Time
 	// estimates are sums by the bitmask, in ns.
 	estimates [len(throttleFields)]sum
@@ -57,7 +58,7 @@ type throttle struct {
 
 type throttleCounter struct {
 	total
-	// field is the number that is believed, 0 before the first; refused those that were not.
+	// field is the accepted number, or 0 before the first. refused has the rejected numbers.
 	field   uint32
 	refused [2]bool
 }
@@ -77,8 +78,8 @@ func (t *throttle) field(d *Device, id uint32, c counterValue) {
 			if candidate != id || r.refused[k] || r.field != 0 && r.field != id {
 				continue
 			}
-			// No longer than the machine is up, and between two readings no longer than they are
-			// apart; with some room, for the clocks are not the same.
+			// The value must not exceed the uptime of the machine, nor its increase the time
+			// between two readings. The tolerance covers differences between the clocks.
 			most := d.now.Sub(d.lib.boot) + time.Minute
 			believed := c.bits == 64 && c.value <= uint64(most)
 			if believed && r.field == id && c.value > r.value {
@@ -106,7 +107,7 @@ func (t *throttle) counted() bool {
 	return false
 }
 
-// read reads which reasons hold now.
+// read reads the current reasons.
 func (t *throttle) read(d *Device) {
 	c := callReasons
 	if !d.can(c, 0) {
@@ -137,7 +138,7 @@ func (t *throttle) read(d *Device) {
 		if !estimate {
 			continue
 		}
-		// As if it had been so since the last reading.
+		// Assume the same state since the last reading.
 		s := &t.estimates[i]
 		s.start(d.now)
 		if !t.asked.IsZero() {
@@ -148,7 +149,7 @@ func (t *throttle) read(d *Device) {
 	t.asked = d.now
 }
 
-// violated reports whether the violation status is read, or will be before it is known to be absent.
+// violated reports whether the violation status is read, or not yet known to be absent.
 func (t *throttle) violated(d *Device) bool {
 	if !d.lib.options.Slow.Enabled || !d.lib.have[callViolation] {
 		return false
@@ -161,7 +162,7 @@ func (t *throttle) violated(d *Device) bool {
 	return false
 }
 
-// readViolations reads the violation status, 1 ms a kind, where there are no counters.
+// readViolations reads the violation status, 1 ms per kind, if there are no counters.
 func (t *throttle) readViolations(d *Device) {
 	if t.counted() {
 		return

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gpu holds what one reading of a device says, in plain types: the contract between the
-// package that calls NVML and the receiver that makes telemetry of it. It knows neither, and nothing
-// of OpenTelemetry. Its values belong to one goroutine at a time.
+// Package gpu has the plain types of one reading of a device: the contract between the package that
+// calls NVML and the receiver that creates telemetry. It depends on neither, nor on OpenTelemetry.
+// Its values are not safe for concurrent use.
 package gpu
 
 import (
@@ -22,22 +22,22 @@ const (
 	MemoryUsage                               // By, Int
 	MemoryLimit                               // By, Int
 	MemoryReserved                            // By, Int
-	MemoryUtilization                         // 1, Float
+	MemoryUtilization                         // 1, Float.
 	MemoryControllerUtilization               // 1, Float
 	MemoryBandwidthUtilization                // 1, Float
 	IO                                        // By, Int, counter; Label: direction
-	InterconnectIO                            // By, Int, counter; Label: type, Detail: direction
-	Speed                                     // Hz, Int; Label: clock domain
+	InterconnectIO                            // By, Int, counter; Label: type, Detail: direction.
+	Speed                                     // Hz, Int; Label: clock domain.
 	SpeedLimit                                // Hz, Int; Label: clock domain, Detail: limit type
 	ThrottleActive                            // 1, Int; Label: reason
-	ThrottleDuration                          // s, Float, counter; Label: reason
+	ThrottleDuration                          // s, Float, counter; Label: reason.
 	SMUtilization                             // 1, Float
 	SMOccupancy                               // 1, Float
-	PipeUtilization                           // 1, Float; Label: pipe
+	PipeUtilization                           // 1, Float; Label: pipe.
 	Energy                                    // J, Float, counter
 	Power                                     // W, Float
 	PowerLimit                                // W, Float; Label: limit type
-	Temperature                               // Cel, Float; Label: sensor, "" for the device's own
+	Temperature                               // Cel, Float; Label: sensor, "" for the device's own.
 	TemperatureLimit                          // Cel, Float; Label: limit type, Detail: sensor or ""
 	FanSpeed                                  // 1, Float; Label: sensor, "" where there is one fan
 	Errors                                    // {error}, Int, counter; Label: error type
@@ -119,32 +119,32 @@ type XID struct {
 	Time   time.Time
 }
 
-// Device is one GPU or MIG device. Its methods may block for as long as the driver does, and are not
+// Device is one GPU or MIG device. Its methods may block as long as the driver does. They are not
 // safe for concurrent use.
 type Device interface {
 	Identity() Identity
-	// Read reads all that is due.
+	// Read runs all groups that are due.
 	Read() Reading
 	// ReadSamples collects the driver's buffered samples before they are overwritten.
 	ReadSamples()
 }
 
-// Driver is NVML. Its methods may block. Open, List and Close belong to one goroutine; devices may be
-// read and Events be waiting beside them.
+// Driver is NVML. Its methods may block. Call Open, List and Close from one goroutine. Readings of
+// devices and Events may run concurrently with them.
 type Driver interface {
 	// Open loads and initialises the library.
 	Open() error
-	// List finds the devices. A device that was seen before is the same value.
+	// List finds the devices. A known device keeps its value.
 	List() ([]Device, error)
-	// Events waits up to timeout for XID errors, and returns those that came and whether more of
-	// them can come. One goroutine at a time may wait.
+	// Events waits up to timeout for XID errors. It returns those that arrived, and whether more
+	// can arrive. It must not be called concurrently.
 	Events(timeout time.Duration) (xids []XID, supported bool, err error)
-	// Close releases the library, or returns ErrBusy while a call is under way that would be cut off.
+	// Close releases the library, or returns ErrBusy while a call is in flight.
 	Close() error
 }
 
-// ErrBusy says that a call of the driver is still under way.
+// ErrBusy means that a call of the driver is in flight.
 var ErrBusy = errors.New("a call of the driver has not returned")
 
-// ErrRestart marks errors after which only closing and opening the library helps.
-var ErrRestart = errors.New("the driver has to be opened again")
+// ErrRestart marks errors that require to close and reopen the library.
+var ErrRestart = errors.New("the driver must be reopened")

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package process tells from /proc who a process is: its name, its container and pod, and its id in
-// its own PID namespace. All of it is best effort: a process that has ended, or that may not be
-// looked at, has only its id. It knows nothing of GPUs.
+// Package process reads the identity of a process from /proc: its name, its container and pod, and
+// its id in its own PID namespace. All fields are best effort: a process that has ended, or that
+// may not be read, has only its id.
 package process
 
 import (
@@ -15,21 +15,21 @@ import (
 	"github.com/gpuflight/gpuflight/internal/procfs"
 )
 
-// maxCache bounds the processes that are remembered.
+// maxCache bounds the cached processes.
 const maxCache = 16 << 10
 
-// Info describes a process. What is not known is empty or 0.
+// Info describes a process. Unknown fields are empty or 0.
 type Info struct {
 	PID int
-	// VPID is the id in the innermost PID namespace, 0 where the process is in no other than PID's.
+	// VPID is the id in the innermost PID namespace, or 0 if that is the namespace of PID.
 	VPID        int
 	Name        string
 	ContainerID string
 	PodUID      string
 }
 
-// Reader reads /proc below a root. It remembers what cannot change in the life of a process, and is
-// safe for concurrent use.
+// Reader reads /proc below a root. It caches the constant facts of a process. It is safe for
+// concurrent use.
 type Reader struct {
 	proc string
 
@@ -47,14 +47,14 @@ func New(root string) *Reader {
 	return &Reader{proc: filepath.Join(root, "proc"), cache: map[int]entry{}}
 }
 
-// Process returns what is known of a process.
+// Process returns the known facts of a process.
 func (r *Reader) Process(pid int) Info {
 	dir := filepath.Join(r.proc, strconv.Itoa(pid))
 	stat, ok := procfs.ParseStat(procfs.ReadFile(filepath.Join(dir, "stat")))
 	if !ok {
 		return Info{PID: pid}
 	}
-	// A process id comes again; together with the start time it does not.
+	// Process ids are reused. Together with the start time they are unique.
 	r.mu.Lock()
 	e, known := r.cache[pid]
 	r.mu.Unlock()
@@ -67,7 +67,7 @@ func (r *Reader) Process(pid int) Info {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.cache) >= maxCache {
-		clear(r.cache) // cheaper than to know who has ended, and rare
+		clear(r.cache) // rare, and cheaper than tracking which processes have ended
 	}
 	r.cache[pid] = entry{info: info, start: stat.Start}
 	return info

@@ -24,7 +24,7 @@ func write(t *testing.T, root string, files map[string]string) {
 	}
 }
 
-func TestAProcessIsRememberedUntilItsIDIsAnothers(t *testing.T) {
+func TestReader_ReusedProcessID(t *testing.T) {
 	root := t.TempDir()
 	const stat = ") S 1 1 1 0 -1 4194560 1 1 1 1 1 1 1 1 20 0 1 0 "
 	write(t, root, map[string]string{
@@ -46,7 +46,7 @@ func TestAProcessIsRememberedUntilItsIDIsAnothers(t *testing.T) {
 	assert.True(t, New(t.TempDir()).BootTime().IsZero())
 }
 
-func TestTheCacheIsBounded(t *testing.T) {
+func TestReader_CacheBound(t *testing.T) {
 	root := t.TempDir()
 	write(t, root, map[string]string{"1/stat": "1 (a) S 1 1 1 0 -1 4194560 1 1 1 1 1 1 1 1 20 0 1 0 1 1"})
 	r := New(root)

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A stand-in for libnvidia-ml.so.1 with the functions that the nvml receiver calls. What it says is
- * in a text file named by FAKENVML, a "key value" a line, read again whenever it is replaced:
+ * A fake libnvidia-ml.so.1 with the functions that the nvml receiver calls. FAKENVML names a text
+ * file with its values, one "key value" per line. A replaced file is read again. Examples:
  *
- *   count 2                   devices
- *   0.uuid GPU-…              a value of device 0; the key is the quantity
- *   0.temperature !15         an NVML return code in place of a value
- *   0.temperature hang        the call blocks until the line changes
- *   0.all !15                 all calls of device 0
- *   0.mig1.uuid MIG-…         the MIG device in slot 1 of device 0
- *   xid.3 0:79                the fourth event: XID 79 on device 0
+ *      count 2                   devices
+ *      0.uuid GPU-…              a value of device 0; the key is the quantity
+ *      0.temperature !15         an NVML return code in place of a value
+ *      0.temperature hang        the call blocks until the line changes
+ *      0.all !15                 all calls of device 0
+ *      0.mig1.uuid MIG-…         the MIG device in slot 1 of device 0
+ *      xid.3 0:79                the fourth event: XID 79 on device 0
  *
  * What has no line is not supported. Some functions are missing on purpose: the receiver must not
  * need them. Layouts are NVML's documented ABI on 64-bit Linux; a test compares the sizes below with
@@ -84,7 +84,7 @@ static struct entry *find(const char *key)
 	return NULL;
 }
 
-/* reload reads the file if it is another one than before. The caller holds the lock. */
+/* reload reads the file if it was replaced. The caller holds the lock. */
 static void reload(void)
 {
 	const char *path = getenv("FAKENVML");
