@@ -62,9 +62,16 @@ const (
 	// CUDASessionUnfinished (boolean; extension ✚): True if the session ended without saying so; the
 	// end time is the last moment seen.
 	CUDASessionUnfinished = "cuda.session.unfinished"
-	// CUDARunID (string; extension ✚): Identifier of a run that was cut into several sessions
-	// (segments).
+	// CUDARunID (string; extension ✚): Identifier of a run. A run has several sessions: one for each
+	// rank of a distributed job, or one for each segment.
 	CUDARunID = "cuda.run.id"
+	// CUDARunRank (int; extension ✚): Rank of the process in its run, from 0.
+	CUDARunRank = "cuda.run.rank"
+	// CUDARunLocalRank (int; extension ✚): Rank of the process among those of its run on the same
+	// host, from 0.
+	CUDARunLocalRank = "cuda.run.local_rank"
+	// CUDARunSize (int; extension ✚): Number of ranks of the run.
+	CUDARunSize = "cuda.run.size"
 	// CUDARunPreviousID (string; extension ✚): Identifier of the run that this one continues.
 	CUDARunPreviousID = "cuda.run.previous.id"
 	// CUDASegmentIndex (int; extension ✚): Number of the segment in its run, from 0.

@@ -29,8 +29,8 @@ func IsUUID(s string) bool {
 }
 
 // DetectProcess fills in what this process is: PID, HostName, Command and the attributes that name
-// the executable and the language, "" for programs of which nothing is known. What the configuration
-// has already stays.
+// the executable, the language and the place in a distributed run. language is "" if it is unknown.
+// DetectProcess changes no field or attribute that the configuration has already.
 func DetectProcess(c *Config, language string) {
 	if c.PID == 0 {
 		c.PID = os.Getpid()
@@ -51,6 +51,9 @@ func DetectProcess(c *Config, language string) {
 	}
 	if language != "" {
 		add(gpuevent.Str(semconv.TelemetrySDKLanguage, language))
+	}
+	for _, a := range runAttributes(os.Getenv) {
+		add(a)
 	}
 }
 

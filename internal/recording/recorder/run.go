@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package recorder
+
+import (
+	"strconv"
+
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+// launchers lists the environment variables in which launchers of distributed programs state the
+// place of a process. The innermost launcher comes first: torchrun is often started by srun, and then
+// SLURM's rank counts nodes. A launcher is used if all variables of present are set.
+//
+// Sources: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables,
+// https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html, Hydra of MPICH and Intel MPI
+// (PMI_*, MPI_LOCALRANKID), https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES.
+// A SLURM batch script has a rank too, but no step; it is no rank of a run.
+var launchers = []struct {
+	present                []string
+	rank, local, worldSize string
+}{
+	{[]string{"WORLD_SIZE"}, "RANK", "LOCAL_RANK", "WORLD_SIZE"},
+	{nil, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"},
+	{nil, "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"},
+	{[]string{"SLURM_STEP_ID"}, "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"},
+}
+
+// runAttributes returns the run's identifier, rank, local rank and size, as far as the launcher
+// states them. getenv returns the value of an environment variable, or "".
+func runAttributes(getenv func(string) string) []gpuevent.Attr {
+	var attributes []gpuevent.Attr
+	if id := runID(getenv); id != "" {
+		attributes = append(attributes, gpuevent.Str(semconv.CUDARunID, id))
+	}
+next:
+	for _, l := range launchers {
+		for _, name := range l.present {
+			if getenv(name) == "" {
+				continue next
+			}
+		}
+		rank, err := strconv.ParseInt(getenv(l.rank), 10, 32)
+		if err != nil || rank < 0 {
+			continue
+		}
+		attributes = append(attributes, gpuevent.I(semconv.CUDARunRank, rank))
+		if n, err := strconv.ParseInt(getenv(l.local), 10, 32); err == nil && n >= 0 {
+			attributes = append(attributes, gpuevent.I(semconv.CUDARunLocalRank, n))
+		}
+		if n, err := strconv.ParseInt(getenv(l.worldSize), 10, 32); err == nil && n > rank {
+			attributes = append(attributes, gpuevent.I(semconv.CUDARunSize, n))
+		}
+		break
+	}
+	return attributes
+}
+
+// runID returns the identifier that all ranks of the run share, or "" if no launcher gives one.
+func runID(getenv func(string) string) string {
+	// torchrun sets "none" if the user gives no --rdzv-id.
+	if id := getenv("TORCHELASTIC_RUN_ID"); id != "" && id != "none" {
+		return id
+	}
+	// SLURM writes a step as JOB.STEP. The batch script itself belongs to no step.
+	if job, step := getenv("SLURM_JOB_ID"), getenv("SLURM_STEP_ID"); job != "" && step != "" {
+		return job + "." + step
+	}
+	return getenv("PMIX_NAMESPACE") // Open MPI 4 and later
+}
