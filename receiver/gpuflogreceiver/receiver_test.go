@@ -129,6 +129,13 @@ type memory struct {
 	fail error
 }
 
+// clone returns what is stored now.
+func (m *memory) clone() *memory {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return &memory{m: maps.Clone(m.m)}
+}
+
 func (m *memory) GetClient(context.Context, component.Kind, component.ID, string) (storage.Client, error) {
 	return m, nil
 }

@@ -337,6 +337,61 @@ func TestAMessageOfManySessionsIsBounded(t *testing.T) {
 	assert.Equal(t, 3, e.traces.waiting)
 }
 
+func TestUnmarshal_MessageThatExpands(t *testing.T) {
+	e, c, tel := start(t, func(cfg *Config) { cfg.MaxMessageBytes = 64 << 20 })
+	const kernels = 70_000 // more than one message may return
+	var b bytes.Buffer
+	for i := range kernels {
+		b.Write(append(bytes.Replace(kernel(i+1), []byte(`,"user_scope":"step|k","scope_depth":1`), nil, 1), '\n'))
+	}
+	got := 0
+	add := func(td ptrace.Traces, err error) {
+		require.NoError(t, err)
+		assert.LessOrEqual(t, td.SpanCount(), 66_000)
+		for _, rs := range td.ResourceSpans().All() {
+			for _, ss := range rs.ScopeSpans().All() {
+				for _, span := range ss.Spans().All() {
+					if span.Name() == "k" {
+						got++
+					}
+				}
+			}
+		}
+	}
+	for _, m := range [][]byte{header(), b.Bytes(), end()} {
+		add(e.UnmarshalTraces(m))
+	}
+	for range 2 { // what a message may not return comes with the next one
+		c.now = c.now.Add(time.Hour)
+		add(e.UnmarshalTraces(tick()))
+	}
+	assert.Equal(t, kernels, got)
+	assert.Zero(t, counted(t, tel)["rejects/expands"])
+}
+
+func TestUnmarshal_LineThatExpands(t *testing.T) {
+	e, _, tel := start(t, func(cfg *Config) { cfg.MaxMessageBytes = 64 << 20 })
+	const rows, points = 40_000, 8 // a point for each of the columns: more than one message may return
+	var b bytes.Buffer
+	fmt.Fprintf(&b, `{"type":"device_metric_batch","session_id":"%s","batch_id":1,"base_time_ns":%d,"columns":`+
+		`["dt_ns","device_id","gpu_util","mem_util","temp_c","power_mw","used_mib","total_mib","clock_sm"],"rows":[`, id, base)
+	for i := range rows {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, "[%d,0,1,1,1,1,1,1,1]", i)
+	}
+	b.WriteString("]}")
+	_, err := e.UnmarshalMetrics(header())
+	require.NoError(t, err)
+	md, err := e.UnmarshalMetrics(b.Bytes())
+	require.NoError(t, err)
+	assert.Greater(t, md.DataPointCount(), 200_000)
+	assert.Less(t, md.DataPointCount(), 270_000)
+	assert.Less(t, md.DataPointCount(), rows*points, "the rest is cut")
+	assert.Equal(t, int64(1), counted(t, tel)["rejects/expands"], "and counted")
+}
+
 func TestASessionWithoutAnEndIsReturnedAfterItsTimeout(t *testing.T) {
 	e, c, _ := start(t, nil)
 	tp := smallSession(5)
@@ -499,7 +554,7 @@ func FuzzUnmarshal(f *testing.F) {
 	cfg := createDefaultConfig().(*Config)
 	cfg.MaxSessions, cfg.MaxMessageBytes, cfg.RememberedLines = 4, 1<<16, 100
 	f.Fuzz(func(t *testing.T, message []byte) {
-		var e *gpuflogExtension
+		var e *encoding
 		// Each message is decoded twice for each of the three signals.
 		alloctest.Limit{PerByte: 64 << 10, Constant: 32 << 20}.Check(t, len(message), func() {
 			var err error
