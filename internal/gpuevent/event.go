@@ -204,9 +204,9 @@ type Scope struct {
 	OriginalStartNs Int
 	// Repeat and Warmup are a benchmark's loop counts.
 	Repeat, Warmup Int
-	// Part is known on a repetition of this scope in another part of its trace; Link then
-	// points to the first.
+	// Part is known on a repetition of this scope in another part of its trace.
 	Part Int
+	// Link is the scope's first span on a repetition, and the session's span on the root of a trace.
 	Link Ref
 	// Unfinished says that the end was never recorded; EndNs is then the last moment seen.
 	Unfinished bool
@@ -222,7 +222,8 @@ type SessionSpan struct {
 	// Window is the window's number, absent on the span of the whole session.
 	Window Int
 	Part   Int
-	Link   Ref
+	// Link is the first span on a repetition, and the session's span on a window.
+	Link Ref
 	// Unfinished: the session ended without saying so. Crashed: its process died.
 	Unfinished, Crashed bool
 	// ExitCode and Signal of the process, where its launcher recorded them.

@@ -283,7 +283,7 @@ func (b *Batch) Scope(s *Session, c *Scope) {
 	span := b.newSpan(b.output(s))
 	describe(span, &c.Ref, orElse(c.Name, nameScope), c.StartNs, c.EndNs)
 	a.write(span.Attributes())
-	continues(span, c.Part, &c.Link)
+	link(span, &c.Link)
 }
 
 // SessionSpan adds the span of a session, or of a window of it.
@@ -306,7 +306,7 @@ func (b *Batch) SessionSpan(s *Session, x *SessionSpan) {
 	span := b.newSpan(b.output(s))
 	describe(span, &x.Ref, orElse(s.App, nameSession), x.StartNs, x.EndNs)
 	a.write(span.Attributes())
-	continues(span, x.Part, &x.Link)
+	link(span, &x.Link)
 	if x.Crashed {
 		span.Status().SetCode(ptrace.StatusCodeError)
 		span.Status().SetMessage(crash(x))
@@ -394,14 +394,14 @@ func describe(span ptrace.Span, r *Ref, name string, startNs, endNs int64) {
 	span.SetEndTimestamp(timestamp(max(startNs, endNs)))
 }
 
-// continues links a span that is repeated in another part of its trace to the first.
-func continues(span ptrace.Span, part Int, first *Ref) {
-	if !part.OK {
+// link links a span to another one, if there is one.
+func link(span ptrace.Span, to *Ref) {
+	if to.Trace == (TraceID{}) {
 		return
 	}
-	link := span.Links().AppendEmpty()
-	link.SetTraceID(pcommon.TraceID(first.Trace))
-	link.SetSpanID(pcommon.SpanID(first.Span))
+	l := span.Links().AppendEmpty()
+	l.SetTraceID(pcommon.TraceID(to.Trace))
+	l.SetSpanID(pcommon.SpanID(to.Span))
 }
 
 // copyName returns the span's name for a kind of copy. The usual ones are spelled out: a name made

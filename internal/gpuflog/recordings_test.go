@@ -344,7 +344,13 @@ func checkTree(t testing.TB, spans []ptrace.Span) {
 		s pcommon.SpanID
 	}
 	all := map[id]bool{}
+	var session ptrace.Span
 	for _, s := range spans {
+		if _, window := s.Attributes().Get("cuda.session.window"); !window && s.ParentSpanID().IsEmpty() {
+			if op, _ := s.Attributes().Get("cuda.operation"); op.Str() == "session" {
+				session = s
+			}
+		}
 		k := id{s.TraceID(), s.SpanID()}
 		if all[k] {
 			t.Errorf("span %v twice: %s", k, s.Name())
@@ -356,6 +362,17 @@ func checkTree(t testing.TB, spans []ptrace.Span) {
 		if s.ParentSpanID().IsEmpty() {
 			if op.Str() != "scope" && op.Str() != "session" {
 				t.Errorf("%s %q has no parent", op.Str(), s.Name())
+			}
+			if s == session {
+				continue
+			}
+			_, part := s.Attributes().Get("cuda.scope.part")
+			if n := s.Links().Len(); n != 1 {
+				t.Errorf("the root %q of a trace has %d links", s.Name(), n)
+			} else if to := s.Links().At(0); !part && (to.TraceID() != session.TraceID() || to.SpanID() != session.SpanID()) {
+				t.Errorf("the root %q of a trace links to %s, not to the session", s.Name(), to.SpanID())
+			} else if !all[id{to.TraceID(), to.SpanID()}] {
+				t.Errorf("the root %q of a trace links to a span that is not there", s.Name())
 			}
 			continue
 		}

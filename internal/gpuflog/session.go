@@ -340,8 +340,12 @@ func (s *session) closeScope(d *Decoder, x *scope, end int64, unfinished bool) {
 }
 
 func (s *session) sendScope(d *Decoder, x *scope, end int64, unfinished bool) {
+	var link gpuevent.Ref
+	if x.above == (gpuevent.SpanID{}) {
+		link = gpuevent.Ref{Trace: s.trace, Span: s.span}
+	}
 	d.out.Scope(s.ev, &gpuevent.Scope{
-		Ref:     gpuevent.Ref{Trace: x.trace, Span: x.span, Parent: x.above},
+		Ref: gpuevent.Ref{Trace: x.trace, Span: x.span, Parent: x.above}, Link: link,
 		StartNs: x.start, EndNs: max(x.start, end), Name: x.path.name, Source: gpuevent.ScopeGPUFlight,
 		Instance: x.instance, Depth: gpuevent.Some(x.depth), Tag: x.tag,
 		Repeat: x.repeat, Warmup: x.warm, OriginalStartNs: x.original, Unfinished: unfinished,

@@ -18,6 +18,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
 	"github.com/gpuflight/gpuflight/internal/testing/cuptitest"
@@ -253,22 +254,50 @@ func TestUnsampledScopesMakeNoSpans(t *testing.T) {
 	assert.Len(t, files, 1)
 }
 
-func TestTraceparentIsAboveEverything(t *testing.T) {
+func TestTraceparent(t *testing.T) {
 	parent := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1, 2}, SpanID: trace.SpanID{3, 4}})
-	ref, _, ok := recorder.ParseTraceparent("00-" + parent.TraceID().String() + "-" + parent.SpanID().String() + "-01")
-	require.True(t, ok)
-	gpu, stop := recordOn(t, "TRACEPARENT", recorder.Traceparent(ref, true), "OTEL_SERVICE_NAME", "svc")
-	require.NoError(t, Do(t.Context(), "step", func(context.Context) error {
-		gpu.Launch("k", 1)
-		return nil
-	}))
-	spans := stop()
-	session, step := only(t, spans, "svc"), only(t, spans, "step")
-	assert.Equal(t, pcommon.SpanID(parent.SpanID()), session.ParentSpanID())
-	assert.Equal(t, session.SpanID(), step.ParentSpanID())
-	for _, s := range spans {
-		assert.Equal(t, pcommon.TraceID(parent.TraceID()), s.TraceID(), s.Name())
+	ref := gpuevent.Ref{Trace: gpuevent.TraceID(parent.TraceID()), Span: gpuevent.SpanID(parent.SpanID())}
+	work := func(t *testing.T, gpu *cuptitest.Fake) {
+		for range 2 {
+			require.NoError(t, Do(t.Context(), "step", func(ctx context.Context) error {
+				return Do(ctx, "inner", func(context.Context) error { gpu.Launch("k", 1); return nil })
+			}))
+		}
 	}
+	t.Run("sampled", func(t *testing.T) {
+		gpu, stop := recordOn(t, "TRACEPARENT", recorder.Traceparent(ref, true), "OTEL_SERVICE_NAME", "svc")
+		work(t, gpu)
+		spans := stop()
+		session := only(t, spans, "svc")
+		assert.Equal(t, pcommon.SpanID(parent.SpanID()), session.ParentSpanID())
+		assert.Equal(t, pcommon.TraceID(parent.TraceID()), session.TraceID())
+		traces := map[pcommon.TraceID]bool{session.TraceID(): true}
+		for _, s := range spans {
+			if s.Name() != "step" {
+				continue
+			}
+			assert.True(t, s.ParentSpanID().IsEmpty())
+			assert.False(t, traces[s.TraceID()], "each step has another trace")
+			traces[s.TraceID()] = true
+			require.Equal(t, 1, s.Links().Len())
+			assert.Equal(t, session.TraceID(), s.Links().At(0).TraceID())
+			assert.Equal(t, session.SpanID(), s.Links().At(0).SpanID())
+		}
+		assert.Len(t, traces, 3)
+		for _, s := range spans {
+			assert.True(t, traces[s.TraceID()], s.Name())
+			if s.Name() == "inner" {
+				assert.False(t, s.ParentSpanID().IsEmpty())
+				assert.Zero(t, s.Links().Len())
+			}
+		}
+		assert.Len(t, kernels(spans), 2)
+	})
+	t.Run("not sampled", func(t *testing.T) {
+		gpu, stop := recordOn(t, "TRACEPARENT", recorder.Traceparent(ref, false), "OTEL_SERVICE_NAME", "svc")
+		work(t, gpu)
+		assert.Empty(t, stop())
+	})
 }
 
 // A recording can be ended and begun again, also with a scope open across both.

@@ -49,8 +49,8 @@ type session struct {
 	capture  *capture.Capture
 	recorder *recorder.Recorder       // nil where nothing is recorded
 	provider *sdktrace.TracerProvider // nil if the application has its own
-	// parent is above scopes whose context has no span; invalid without TRACEPARENT.
-	parent  trace.SpanContext
+	// span is the session's span; invalid if nothing is recorded and there is no TRACEPARENT.
+	span    trace.SpanContext
 	timeout time.Duration
 	logger  *slog.Logger
 
@@ -123,7 +123,7 @@ func start(opts []Option) (*session, error) {
 		return nil, err
 	}
 	s := &session{capture: c, recorder: c.Recorder(), timeout: o.settings.ShutdownTimeout, logger: o.logger}
-	s.parent = parentOf(c)
+	s.span = spanOf(c)
 	provider := o.provider
 	if provider == nil {
 		provider = otel.GetTracerProvider()
@@ -138,19 +138,15 @@ func start(opts []Option) (*session, error) {
 	return s, nil
 }
 
-// parentOf is the span above scopes that are in none: the session's own, if TRACEPARENT put that into
-// a trace.
-func parentOf(c *capture.Capture) trace.SpanContext {
+// spanOf returns the session's span. If nothing is recorded, it is the span that TRACEPARENT names.
+func spanOf(c *capture.Capture) trace.SpanContext {
 	cfg := c.Config()
-	if !cfg.HasParent {
-		return trace.SpanContext{}
-	}
 	ref := cfg.Parent
 	if r := c.Recorder(); r != nil {
 		ref = r.SessionRef()
 	}
 	sc := trace.SpanContextConfig{TraceID: trace.TraceID(ref.Trace), SpanID: trace.SpanID(ref.Span), Remote: true}
-	if cfg.ParentSampled {
+	if !cfg.HasParent || cfg.ParentSampled {
 		sc.TraceFlags = trace.FlagsSampled
 	}
 	return trace.NewSpanContext(sc)

@@ -38,22 +38,28 @@ type ActiveScope struct {
 
 // Scope begins a scope: a span named name, child of ctx's span, that what this goroutine launches
 // until End is in. The returned context carries the span. Scopes nest. If ctx has no span, the scope
-// is the root of its own trace, or with TRACEPARENT a child of the session's span.
+// is the root of a trace of its own, with a link to the session's span. If TRACEPARENT says that its
+// trace is not sampled, such a scope is not sampled either.
 //
 // Where nothing is recorded, before Init included, it is a span and nothing else.
 func Scope(ctx context.Context, name string, attributes ...attribute.KeyValue) (context.Context, *ActiveScope) {
 	s := current.Load()
+	all := append(make([]attribute.KeyValue, 0, 2+len(attributes)), operationScope, sourceSDK)
+	options := append(make([]trace.SpanStartOption, 0, 2), trace.WithAttributes(append(all, attributes...)...))
 	var tracer trace.Tracer
 	if s == nil {
 		tracer = otel.GetTracerProvider().Tracer(instrumentationName)
 	} else {
 		tracer = s.tracer
-		if s.parent.IsValid() && !trace.SpanContextFromContext(ctx).IsValid() {
-			ctx = trace.ContextWithSpanContext(ctx, s.parent)
+		if s.span.IsValid() && !trace.SpanContextFromContext(ctx).IsValid() {
+			if s.span.IsSampled() {
+				options = append(options, trace.WithLinks(trace.Link{SpanContext: s.span}))
+			} else {
+				ctx = trace.ContextWithSpanContext(ctx, s.span)
+			}
 		}
 	}
-	all := append(make([]attribute.KeyValue, 0, 2+len(attributes)), operationScope, sourceSDK)
-	ctx, span := tracer.Start(ctx, name, trace.WithAttributes(append(all, attributes...)...))
+	ctx, span := tracer.Start(ctx, name, options...)
 	a := &ActiveScope{span: span}
 	if s == nil || s.recorder == nil {
 		return ctx, a

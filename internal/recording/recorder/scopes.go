@@ -256,9 +256,9 @@ func (s *scopes) beginRange(ev *cupti.ScopeEvent) {
 		return
 	}
 	around := s.e.visible(c.parent)
-	if around == s.session && ev.Nested && !s.e.cfg.HasParent {
-		// The trace of its own that every top-level range begins.
-		c.sampled = true
+	if around == s.session && ev.Nested {
+		// Each top-level range has a trace of its own.
+		c.sampled = around.sampled
 		c.trace = &trace{id: s.e.key.Trace(gpuevent.KindNVTX, c.id, 0), kind: gpuevent.KindNVTX, n: c.id}
 	} else {
 		c.sampled, c.trace = around.sampled, around.trace
@@ -300,11 +300,18 @@ func (s *scopes) span(c *scope, ref gpuevent.Ref, part gpuevent.Int, unfinished 
 	if !c.ended {
 		end = max(c.start, s.e.lastSeen)
 	}
+	var link gpuevent.Ref
+	switch {
+	case part.OK:
+		link = c.first
+	case ref.Parent == gpuevent.SpanID{}:
+		link = s.session.first
+	}
 	s.e.spans.Scopes++
 	s.e.batch.Scope(s.e.session, &gpuevent.Scope{
 		Ref: ref, StartNs: c.start, EndNs: end, Name: c.name, Source: gpuevent.ScopeNVTX,
 		Instance: gpuevent.Some(int64(c.id)), Depth: gpuevent.Some(c.depth), Domain: c.domain,
-		Part: part, Link: c.first, Unfinished: unfinished, Estimated: s.e.stretches.distorts(c.start, end),
+		Part: part, Link: link, Unfinished: unfinished, Estimated: s.e.stretches.distorts(c.start, end),
 	})
 	s.e.sendIfFull()
 }

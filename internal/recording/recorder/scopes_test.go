@@ -48,19 +48,62 @@ func TestNVTXRangesNestPerThread(t *testing.T) {
 	assert.Equal(t, uint64(4), s.Spans.Scopes)
 }
 
-func TestNVTXRangesUnderAParentStayInItsTrace(t *testing.T) {
-	f := newFixture(t, Config{HasParent: true, ParentSampled: true, Parent: refOf(7, 8)})
-	f.src.event(begin(1, 0, 1, 0, "step"), endOf(1, 1, 100))
-	f.src.deliver(in(1, kernel("k", 1, 5, 10)))
-	f.start()
-	f.stop()
-	session, step, k := f.sink.spanNamed(t, "app"), f.sink.spanNamed(t, "step"), f.sink.spanNamed(t, "k")
-	assert.Equal(t, pcommon.SpanID{7: 8}, session.ParentSpanID())
-	assert.Equal(t, session.SpanID(), step.ParentSpanID())
-	assert.Equal(t, step.SpanID(), k.ParentSpanID())
-	for _, x := range []ptrace.Span{session, step, k} {
-		assert.Equal(t, pcommon.TraceID{15: 7}, x.TraceID())
+// linkedTo returns the only span that a span links to.
+func linkedTo(t *testing.T, s ptrace.Span) (pcommon.TraceID, pcommon.SpanID) {
+	t.Helper()
+	require.Equal(t, 1, s.Links().Len(), s.Name())
+	return s.Links().At(0).TraceID(), s.Links().At(0).SpanID()
+}
+
+func TestNVTXRange_TraceOfItsOwn(t *testing.T) {
+	for name, cfg := range map[string]Config{
+		"without a parent": {},
+		"with a parent":    {HasParent: true, ParentSampled: true, Parent: refOf(7, 8)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, cfg)
+			f.src.event(
+				begin(1, 0, 1, 0, "first"), begin(3, 1, 1, 10, "inner"), endOf(3, 1, 50), endOf(1, 1, 100),
+				begin(2, 0, 1, 200, "second"), endOf(2, 1, 300),
+			)
+			f.src.deliver(in(1, kernel("a", 1, 5, 10)), in(3, kernel("c", 3, 20, 400)), in(2, kernel("b", 2, 210, 220)), kernel("outside", 4, 500, 510))
+			f.start()
+			f.stop()
+			session := f.sink.spanNamed(t, "app")
+			traces := map[pcommon.TraceID]bool{session.TraceID(): true}
+			if cfg.HasParent {
+				assert.Equal(t, pcommon.TraceID{15: 7}, session.TraceID())
+				assert.Equal(t, pcommon.SpanID{7: 8}, session.ParentSpanID())
+			}
+			for scope, kernel := range map[string]string{"first": "a", "second": "b"} {
+				root, k := f.sink.spanNamed(t, scope), f.sink.spanNamed(t, kernel)
+				assert.True(t, root.ParentSpanID().IsEmpty(), scope)
+				assert.False(t, traces[root.TraceID()], "each instance has another trace")
+				traces[root.TraceID()] = true
+				trace, span := linkedTo(t, root)
+				assert.Equal(t, session.TraceID(), trace)
+				assert.Equal(t, session.SpanID(), span)
+				assert.Equal(t, root.SpanID(), k.ParentSpanID())
+				assert.Equal(t, root.TraceID(), k.TraceID())
+			}
+			first, inner, c := f.sink.spanNamed(t, "first"), f.sink.spanNamed(t, "inner"), f.sink.spanNamed(t, "c")
+			assert.Equal(t, first.SpanID(), inner.ParentSpanID())
+			assert.Equal(t, first.TraceID(), inner.TraceID())
+			assert.Zero(t, inner.Links().Len())
+			assert.Equal(t, inner.SpanID(), c.ParentSpanID())
+			outside := f.sink.spanNamed(t, "outside")
+			assert.Equal(t, session.SpanID(), outside.ParentSpanID())
+			assert.Equal(t, session.TraceID(), outside.TraceID())
+		})
 	}
+	t.Run("with a parent that is not sampled", func(t *testing.T) {
+		f := newFixture(t, Config{HasParent: true, Parent: refOf(7, 8)})
+		f.src.event(begin(1, 0, 1, 0, "step"), endOf(1, 1, 100))
+		f.src.deliver(in(1, kernel("k", 1, 5, 10)))
+		f.start()
+		f.stop()
+		assert.Empty(t, f.sink.spans)
+	})
 }
 
 func TestAnNVTXRangeInAScopeIsItsChild(t *testing.T) {
