@@ -71,6 +71,13 @@ void gpufl_watch_launches(void);
 int64_t gpufl_realtime(void);
 int64_t gpufl_monotonic(void); /* ns */
 
+/* gpufl_hash returns the 32-bit FNV-1a hash of length bytes. It is not safe against chosen input. */
+static inline uint32_t gpufl_hash(const char *text, size_t length) {
+  uint32_t hash = 2166136261u;
+  for (size_t i = 0; i < length; i++) hash = (hash ^ (unsigned char)text[i]) * 16777619u;
+  return hash;
+}
+
 /* gpufl_cond_init makes a condition that waits by the monotonic clock, on which gpufl_after is the time in so many ns. */
 void gpufl_cond_init(pthread_cond_t *cond);
 struct timespec gpufl_after(int64_t ns);

@@ -107,8 +107,7 @@ void gpufl_window_known(uint32_t index) {
 uint32_t gpufl_window_function(const char *name) {
   if (name == NULL) name = "";
   size_t length = strnlen(name, MAX_FUNCTION_NAME);
-  uint32_t hash = 2166136261u; // FNV-1a
-  for (size_t i = 0; i < length; i++) hash = (hash ^ (unsigned char)name[i]) * 16777619u;
+  uint32_t hash = gpufl_hash(name, length);
   uint32_t index = 0;
   pthread_mutex_lock(&window.lock);
   if (window.slots != NULL && length < MAX_FUNCTION_NAME) {

@@ -274,8 +274,7 @@ const char *gpufl_intern(const char *text) {
     // Not in the middle of a UTF-8 sequence.
     while (length > MAX_NAME_BYTES - 4 && ((unsigned char)text[length] & 0xC0) == 0x80) length--;
   }
-  uint32_t hash = 2166136261u; // FNV-1a
-  for (size_t i = 0; i < length; i++) hash = (hash ^ (unsigned char)text[i]) * 16777619u;
+  uint32_t hash = gpufl_hash(text, length);
   const char *result = other_name;
   gpufl_watch_fork();
   pthread_mutex_lock(&names.lock);
