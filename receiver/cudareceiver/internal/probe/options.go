@@ -12,8 +12,8 @@ type Options struct {
 	// RescanInterval is the time between two scans for driver libraries that no process had mapped
 	// before, 30 s if 0.
 	RescanInterval time.Duration
-	// LaunchSampling is of how many launches of a thread one is timed, 0 for none. Their errors are seen as well
-	// then; each launch costs about twice as much, sampled or not.
+	// LaunchSampling is N if one of N launches of a thread is timed, 0 for none. It also enables
+	// the counting of launch errors. Every launch then costs about twice as much, sampled or not.
 	LaunchSampling uint32
 	// Source selects where calls are counted, SourceAuto if empty.
 	Source Source

@@ -80,8 +80,9 @@ type Copy struct {
 	Async bool
 	// Bytes has the sizes of the copies.
 	Bytes Histogram
-	// Time has the durations of synchronous calls; of asynchronous ones that the same thread then waited
-	// for on the same stream, with nothing between, the time to the wait's end: no shorter than the copy.
+	// Time has the durations of synchronous calls. For asynchronous calls it has the time to the
+	// end of a wait, if the same thread then waited on the same stream with no call between. This
+	// time is at least the duration of the copy.
 	Time Histogram
 	// TimedBytes is the number of bytes copied by the calls in Time.
 	TimedBytes uint64
@@ -163,8 +164,9 @@ type Losses struct {
 	// Folded counts launches that are summed without kernel, grid and block, because their process
 	// had used its share.
 	Folded uint64
-	// Users are calls of processes that are not in Processes because their user had its share of these, by
-	// Process.User. MapFull["runs"] has their sum; of more than 1,024 users some are in that only. It may fall.
+	// Users counts calls of processes that are not in Processes because their user had used its
+	// share, by Process.User. MapFull["runs"] has the total. With more than 1,024 users, some are
+	// only in the total. It may decrease.
 	Users map[uint32]uint64
 	// InFlight counts calls whose return was not observed: their thread ended, or the table was
 	// full.
