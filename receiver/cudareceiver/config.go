@@ -24,36 +24,36 @@ type Config struct {
 	// ControllerConfig holds collection_interval, initial_delay and timeout.
 	scraperhelper.ControllerConfig `mapstructure:",squash"`
 
-	// TopKernels is the number of kernel names with series of their own, by process. The others are
-	// summed up under _other.
+	// TopKernels is the number of kernel names with series of their own, by process. The other
+	// kernels are summed under _other.
 	TopKernels int `mapstructure:"top_kernels"`
-	// StripTemplates leaves template arguments and parameters out of kernel names; kernels that differ
-	// in nothing else are then one.
+	// StripTemplates removes template arguments and parameters from kernel names. Kernels that
+	// differ only in these are then one.
 	StripTemplates bool `mapstructure:"strip_templates"`
-	// LaunchSampling is N where the duration of one of N launches is measured, 0 for none.
+	// LaunchSampling is N if the duration of one of N launches is measured, 0 for none.
 	LaunchSampling int `mapstructure:"launch_sampling"`
 	// NCCL counts collectives at every libnccl that processes load.
 	NCCL bool `mapstructure:"nccl"`
-	// Source says where calls are counted: "auto", "driver" or "runtime"; see [probe.Source].
+	// Source selects where calls are counted: "auto", "driver" or "runtime"; see [probe.Source].
 	Source probe.Source `mapstructure:"source"`
-	// Trace says when single calls become spans.
+	// Trace configures when single calls become spans.
 	Trace TraceConfig `mapstructure:"trace"`
 	// Include selects processes, by any of its lists. Empty for all.
 	Include ProcessesConfig `mapstructure:"include"`
-	// Exclude leaves processes out that Include selects.
+	// Exclude removes processes that Include selects.
 	Exclude ProcessesConfig `mapstructure:"exclude"`
-	// RescanInterval is the time between two looks for driver libraries that were missed.
+	// RescanInterval is the time between two scans for driver libraries that were missed.
 	RescanInterval time.Duration `mapstructure:"rescan_interval"`
-	// MaxProcesses bounds the processes of one user with series at a time. All users together have less than twice as
-	// many, by the rule of package fair.
+	// MaxProcesses bounds the processes of one user that have series at a time. All users together
+	// have less than twice as many, by the rule of package fair.
 	MaxProcesses int `mapstructure:"max_processes"`
-	// RootPath is where the host's file system is seen: /proc below it tells about processes.
+	// RootPath is where the host's file system is mounted, with the host's processes in its /proc.
 	RootPath string `mapstructure:"root_path"`
-	// HostName is the resource's host.name, "" for the name that the system gives.
+	// HostName is the resource's host.name, "" for the name of the system.
 	HostName string `mapstructure:"host_name"`
 }
 
-// ProcessesConfig are processes that match any of the lists.
+// ProcessesConfig selects processes that match any of the lists.
 type ProcessesConfig struct {
 	// PIDs are process ids on the host.
 	PIDs []int32 `mapstructure:"pids"`
@@ -71,7 +71,7 @@ const (
 	defaultTop       = 200
 	defaultRescan    = 30 * time.Second
 	defaultProcesses = 256
-	// shortestRescan keeps a typing error from reading all of /proc all the time.
+	// shortestRescan prevents a mistyped interval from scanning /proc continuously.
 	shortestRescan = time.Second
 )
 
@@ -92,7 +92,7 @@ func createDefaultConfig() component.Config {
 	return c
 }
 
-// Validate reports settings that cannot work.
+// Validate reports invalid settings.
 func (c *Config) Validate() error {
 	var errs []error
 	if c.TopKernels < 0 {
@@ -110,7 +110,7 @@ func (c *Config) Validate() error {
 		errs = append(errs, fmt.Errorf("rescan_interval is %v: set %v or more", c.RescanInterval, shortestRescan))
 	}
 	if c.MaxProcesses <= 0 {
-		errs = append(errs, fmt.Errorf("max_processes is %d: it must be above 0", c.MaxProcesses))
+		errs = append(errs, fmt.Errorf("max_processes is %d: it must be positive", c.MaxProcesses))
 	}
 	if !path.IsAbs(c.RootPath) {
 		errs = append(errs, fmt.Errorf("root_path is %q: it must be absolute, for example /hostfs", c.RootPath))
@@ -123,7 +123,7 @@ func (c *Config) Validate() error {
 func (p *ProcessesConfig) validate(name string) (errs []error) {
 	for _, pid := range p.PIDs {
 		if pid <= 0 {
-			errs = append(errs, fmt.Errorf("%s.pids has %d: process ids are above 0", name, pid))
+			errs = append(errs, fmt.Errorf("%s.pids has %d: process ids must be positive", name, pid))
 		}
 	}
 	for _, g := range p.Cgroups {

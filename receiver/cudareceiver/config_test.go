@@ -44,15 +44,15 @@ func TestAWholeConfiguration(t *testing.T) {
 	assert.Equal(t, want, c)
 }
 
-func TestWrongSettingsSayWhatToDo(t *testing.T) {
+func TestConfig_InvalidSettings(t *testing.T) {
 	for want, change := range map[string]func(*Config){
 		"top_kernels is -1: set 0 to have no kernel names, or a number above":                                         func(c *Config) { c.TopKernels = -1 },
 		"launch_sampling is -2: set 0 to measure no launches, or N for one of N":                                      func(c *Config) { c.LaunchSampling = -2 },
 		`source is "cudart": set auto, driver or runtime`:                                                             func(c *Config) { c.Source = "cudart" },
 		"rescan_interval is 1ms: set 1s or more":                                                                      func(c *Config) { c.RescanInterval = time.Millisecond },
-		"max_processes is 0: it must be above 0":                                                                      func(c *Config) { c.MaxProcesses = 0 },
+		"max_processes is 0: it must be positive":                                                                     func(c *Config) { c.MaxProcesses = 0 },
 		`root_path is "x": it must be absolute, for example /hostfs`:                                                  func(c *Config) { c.RootPath = "x" },
-		"include.pids has 0: process ids are above 0":                                                                 func(c *Config) { c.Include.PIDs = []int32{0} },
+		"include.pids has 0: process ids must be positive":                                                            func(c *Config) { c.Include.PIDs = []int32{0} },
 		`exclude.cgroups has "a": give a glob on a path, such as "/kubepods.slice" or "/system.slice/docker-*.scope"`: func(c *Config) { c.Exclude.Cgroups = []string{"a"} },
 		`include.executables has "[": give a glob on a name without folders, such as "python*"`:                       func(c *Config) { c.Include.Executables = []string{"["} },
 		`include.executables has "/bin/x": give a glob on a name without folders, such as "python*"`:                  func(c *Config) { c.Include.Executables = []string{"/bin/x"} },

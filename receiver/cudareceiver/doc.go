@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cudareceiver observes what every process of the machine asks of the CUDA driver, by eBPF,
-// and sends it as metrics: launches by kernel, graphs, copies, memory, waits, errors. No process is
-// changed, restarted or told anything. For some seconds, on a signal or a rate, it sends single calls
-// as spans too.
+// Package cudareceiver observes with eBPF how every process of the machine uses the CUDA driver,
+// and sends metrics: launches by kernel, graphs, copies, memory, waits, errors. The processes are
+// not changed, restarted or notified. On a signal or at a launch rate, the receiver also sends
+// single calls as spans for some seconds.
 //
-// Two rooms share the work. internal/probe attaches to the driver and reads the sums that the kernel
-// keeps; internal/identity tells from /proc who a process is. This package decides when to read,
-// which processes and kernels have series of their own, and turns sums into pdata. Where eBPF is not
-// to be had it says so once, stays up, and tries again.
+// internal/probe attaches to the driver and reads the sums that the kernel keeps. internal/identity
+// reads from /proc what identifies a process. This package decides when to read and which processes
+// and kernels have series of their own, and converts the sums to pdata. If eBPF is unavailable, the
+// receiver logs this once, keeps running and retries.
 package cudareceiver
 
 //go:generate mdatagen metadata.yaml

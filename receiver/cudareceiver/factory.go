@@ -23,7 +23,8 @@ func NewFactory() receiver.Factory {
 		receiver.WithMetrics(f.metrics, metadata.MetricsStability), receiver.WithTraces(f.traces, metadata.TracesStability))
 }
 
-// factory shares one receiver among the pipelines of one configuration: the driver is attached to once.
+// factory shares one receiver among the pipelines of one configuration, so that the driver is
+// attached only once.
 type factory struct {
 	receivers sharedcomponent.Map[*Config, *cudaReceiver]
 }
@@ -51,8 +52,8 @@ func (f *factory) traces(_ context.Context, set receiver.Settings, cfg component
 	return shared, err
 }
 
-// newController has the receiver's snapshots read at the pace of the settings; life is what is started and shut down
-// with it.
+// newController collects the receiver's snapshots at the configured interval. life is started and
+// shut down together with it.
 func newController(r *cudaReceiver, life component.Component, next consumer.Metrics) (receiver.Metrics, error) {
 	shutdown := func(ctx context.Context) error {
 		r.last(ctx, next)
@@ -69,14 +70,14 @@ func newController(r *cudaReceiver, life component.Component, next consumer.Metr
 	return &controller{Metrics: c}, nil
 }
 
-// controller lets scraperhelper's controller be shut down more than once.
+// controller makes Shutdown of scraperhelper's controller idempotent.
 type controller struct {
 	receiver.Metrics
 	stop sync.Once
 	err  error
 }
 
-// Shutdown ends the collections and detaches.
+// Shutdown stops the collections and detaches.
 func (c *controller) Shutdown(ctx context.Context) error {
 	c.stop.Do(func() { c.err = c.Metrics.Shutdown(ctx) })
 	return c.err

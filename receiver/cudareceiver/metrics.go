@@ -16,7 +16,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// registered are the metrics' units and descriptions.
+// registered has the units and descriptions of the metrics.
 var registered = func() map[string]semconv.Metric {
 	m := map[string]semconv.Metric{}
 	for _, d := range semconv.Metrics {
@@ -25,14 +25,14 @@ var registered = func() map[string]semconv.Metric {
 	return m
 }()
 
-// Bounds of buckets as powers of two, some of those that the kernel counts by: what is between two of
-// them is added up, and nothing is guessed.
+// Bounds of buckets, as powers of two. They are a subset of the bounds that the kernel uses, so
+// that buckets are merged exactly.
 var (
 	// gridBounds are 1 to 1 Mi blocks; a device has some hundred multiprocessors.
 	gridBounds = powers(0, 20, 2)
-	// blockBounds are 1 to 1024 threads, the most that a block has.
+	// blockBounds are 1 to 1024 threads, the maximum of a block.
 	blockBounds = powers(0, 10, 1)
-	// sizeBounds are 1 KiB to 4 GiB, as other components have them for copies.
+	// sizeBounds are 1 KiB to 4 GiB, the same as for copies in other components.
 	sizeBounds = powers(10, 32, 2)
 	// timeBounds are 0.25 µs to 17 s in nanoseconds.
 	timeBounds = powers(8, 34, 2)
@@ -52,7 +52,7 @@ type writer struct {
 	start, now pcommon.Timestamp
 }
 
-// process writes everything that has happened at least once.
+// process writes all metrics with at least one value.
 func (w *writer) process(p *probe.Process, k *kernels) {
 	w.launches(k)
 	w.histogram(semconv.MetricGPUCUDAKernelLaunchDuration, timeBounds, 1e9).whole(&p.Enqueue)
@@ -110,7 +110,7 @@ func (w *writer) launches(k *kernels) {
 			*histogram
 			v *probe.Histogram
 		}{{grid, &done.grid}, {block, &done.block}} {
-			// The highest value since the series began is not known.
+			// The maximum since the start of the series is unknown.
 			if p, ok := h.point(h.v, created); ok {
 				p.Attributes().PutStr(semconv.CUDAKernelName, name)
 			}
@@ -156,7 +156,7 @@ func (w *writer) memory(memory []probe.Memory) {
 			}
 		}
 	}
-	// 0 is a value here: all was released.
+	// 0 is a valid value: all memory was released.
 	var points pmetric.NumberDataPointSlice
 	for i := range memory {
 		if i == 0 {
@@ -180,7 +180,7 @@ func (w *writer) metric(name string) pmetric.Metric {
 	return m
 }
 
-// sum is a monotonic metric. It is written with its first point; a point of 0 is none.
+// sum is a monotonic metric. It is created with its first point. Points of 0 are omitted.
 type sum struct {
 	w      *writer
 	name   string
@@ -215,13 +215,14 @@ func (s *sum) add(v uint64) (pcommon.Map, bool) {
 	return p.Attributes(), true
 }
 
-// histogram is a metric with buckets between some powers of two. It is written with its first point; a
-// point without values is none.
+// histogram is a metric whose bounds are powers of two. It is created with its first point. Points
+// without values are omitted.
 type histogram struct {
 	w      *writer
 	name   string
 	bounds []int
-	// unit is what the metric's unit has of the values' unit: 1e9 for seconds of nanoseconds.
+	// unit is the number of the values' units in one unit of the metric: 1e9 for nanoseconds and
+	// seconds.
 	unit   float64
 	points pmetric.HistogramDataPointSlice
 	begun  bool
@@ -233,8 +234,8 @@ func (w *writer) histogram(name string, bounds []int, unit float64) *histogram {
 
 func (h *histogram) point(v *probe.Histogram, created pcommon.Timestamp) (pmetric.HistogramDataPoint, bool) {
 	counts := make([]uint64, len(h.bounds)+1)
-	// The values are counted from the buckets, so that the two agree even if the kernel was between adding
-	// to the one and to the other when they were read.
+	// The count is the sum of the buckets, so that the two agree even if the kernel had updated
+	// only one of them when they were read.
 	var count uint64
 	at := 0
 	for i, n := range v.Buckets {
@@ -266,7 +267,7 @@ func (h *histogram) point(v *probe.Histogram, created pcommon.Timestamp) (pmetri
 	return p, true
 }
 
-// whole writes a histogram that began with the process, the highest value too.
+// whole writes a histogram that started with the process, including its maximum.
 func (h *histogram) whole(v *probe.Histogram) (pcommon.Map, bool) {
 	p, ok := h.point(v, h.w.start)
 	if !ok {
@@ -276,14 +277,15 @@ func (h *histogram) whole(v *probe.Histogram) (pcommon.Map, bool) {
 	return p.Attributes(), true
 }
 
-// function writes a histogram of one of the driver's functions.
+// function writes a histogram of a driver function.
 func (h *histogram) function(v *probe.Histogram, name string) {
 	if a, ok := h.whole(v); ok {
 		putKnown(a, semconv.CUDAAPIName, name)
 	}
 }
 
-// errorNames are the driver's names of its return codes (CUresult, cuda.h of CUDA 13) without CUDA_ERROR_.
+// errorNames maps the driver's return codes to their names without CUDA_ERROR_ (CUresult, cuda.h of
+// CUDA 13).
 var errorNames = map[int32]string{
 	1: "invalid_value", 2: "out_of_memory", 3: "not_initialized", 4: "deinitialized",
 	34: "stub_library", 46: "device_unavailable", 100: "no_device", 101: "invalid_device",
@@ -302,8 +304,8 @@ var errorNames = map[int32]string{
 	908: "stream_capture_wrong_thread", 909: "timeout", 910: "graph_exec_update_failure", 999: "unknown",
 }
 
-// errorName returns what a function's code means. NCCL and the runtime have codes of their own, which
-// stay numbers.
+// errorName returns the name of a function's return code. NCCL and the runtime have codes of their
+// own, which are written as numbers.
 func errorName(function string, code int32) string {
 	number := strconv.FormatInt(int64(code), 10)
 	switch {

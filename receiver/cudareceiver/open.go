@@ -8,7 +8,7 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
 )
 
-// openProbe returns the probe that the settings ask for. It does nothing before it is started.
+// openProbe returns a probe with the configured options, which is not started.
 func openProbe(c *Config, log *zap.Logger) source {
 	return observed{probe.New(probe.Options{
 		Root:           c.RootPath,
@@ -24,10 +24,10 @@ func openProbe(c *Config, log *zap.Logger) source {
 	})}
 }
 
-// observed is a probe as a source.
+// observed adapts a probe to source.
 type observed struct{ *probe.Probe }
 
-// Trace begins a trace.
+// Trace starts a trace.
 func (o observed) Trace(options probe.TraceOptions) (tracing, error) {
 	t, err := o.Probe.Trace(options)
 	if err != nil {

@@ -10,23 +10,23 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
 )
 
-// rule says when a window opens by itself. It remembers the last look and nothing else: while a rate stays where it
-// opens windows, each look says so.
+// rule decides when launch rates open a window. It keeps only the counts of the last check, so it
+// returns the same causes again as long as the rates match.
 type rule struct {
 	cfg  *TraceRuleConfig
-	at   time.Time // of the last look, zero before the first
+	at   time.Time // of the last check, zero before the first
 	last map[probe.ProcessID]uint64
 }
 
-// cause is why a window opened: a process, and how often it launched.
+// cause is why a window opened: a process and its launch rate.
 type cause struct {
 	process probe.ProcessID
 	rate    float64
 }
 
-// look compares what each process has launched until now with the last look. The processes that it returns meet the
-// rule, the fastest first if it is about fast ones, else the slowest. Of a process that is new since the last look
-// all launches were made since then.
+// look compares the launches of each process with the last check. It returns the processes that
+// match the rule, ordered by rate: the fastest first if the rule is about high rates, else the
+// slowest. All launches of a process that is new since the last check count as made since then.
 func (r *rule) look(now time.Time, launches map[probe.ProcessID]uint64) []cause {
 	at, last := r.at, r.last
 	r.at, r.last = now, launches
@@ -38,7 +38,7 @@ func (r *rule) look(now time.Time, launches map[probe.ProcessID]uint64) []cause 
 	for id, n := range launches {
 		before := last[id]
 		if n <= before {
-			continue // it launched nothing, which is not slow but idle
+			continue // a process without launches is idle, not slow
 		}
 		c := cause{id, float64(n-before) / seconds}
 		if r.cfg.Above > 0 && c.rate > r.cfg.Above {
@@ -56,5 +56,5 @@ func (r *rule) look(now time.Time, launches map[probe.ProcessID]uint64) []cause 
 	return append(fast, slow...)
 }
 
-// forget makes the next look the first, after a time without looks.
+// forget discards the last check, after a time without checks.
 func (r *rule) forget() { r.at, r.last = time.Time{}, nil }

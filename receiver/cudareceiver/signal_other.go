@@ -6,5 +6,5 @@ package cudareceiver
 
 import "os"
 
-// listen does nothing: there is no such signal here, and no driver that could be traced either.
+// listen does nothing: this system has neither the signal nor a driver that can be traced.
 func listen(chan<- os.Signal) {}

@@ -10,5 +10,6 @@ import (
 	"syscall"
 )
 
-// listen sends to a channel when the collector gets SIGUSR1, which nothing else in it listens to, until signal.Stop.
+// listen sends to a channel when the Collector receives SIGUSR1, until signal.Stop. No other part
+// of the Collector uses this signal.
 func listen(to chan<- os.Signal) { signal.Notify(to, syscall.SIGUSR1) }

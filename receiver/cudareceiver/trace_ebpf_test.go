@@ -81,7 +81,7 @@ func TestTracesAgainstTheKernel(t *testing.T) {
 
 	opened := time.Now().UnixNano()
 	require.NoError(t, syscall.Kill(syscall.Getpid(), syscall.SIGUSR1))
-	eventually(t, "a trace", func() bool { return r.logs.FilterMessage("a trace begins").Len() == 1 })
+	eventually(t, "a trace", func() bool { return r.logs.FilterMessage("trace started").Len() == 1 })
 	child.Must("launch 250 1 8 256")
 	child.Must("copy cuMemcpyHtoDAsync_v2 25 4096")
 	child.Must("wait cuStreamSynchronize 5")
@@ -89,9 +89,9 @@ func TestTracesAgainstTheKernel(t *testing.T) {
 	called := time.Now().UnixNano()
 	traced := <-traces
 	require.NoError(t, traced.Stop())
-	eventually(t, "its end", func() bool { return r.logs.FilterMessage("a trace has ended").Len() == 1 })
+	eventually(t, "its end", func() bool { return r.logs.FilterMessage("trace ended").Len() == 1 })
 	child.Must("launch 10 1 8 256") // nobody looks any more
-	ended := r.logs.FilterMessage("a trace has ended").All()[0].ContextMap()
+	ended := r.logs.FilterMessage("trace ended").All()[0].ContextMap()
 	assert.EqualValues(t, 1123, ended["spans"])
 	// Other programs of the machine may call other drivers concurrently, and lose calls.
 	lost := traced.Losses().Processes

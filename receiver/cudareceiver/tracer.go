@@ -20,30 +20,31 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
 )
 
-// tracing is a trace that is on.
+// tracing is an active trace.
 type tracing interface {
-	// Take returns the calls that have returned since it was last called, and false once it has ended and all were
-	// taken. It ends by itself.
+	// Take returns the calls that have returned since the last Take. It returns false once the
+	// trace has ended and all calls were taken. The trace ends by itself.
 	Take() ([]probe.Call, bool)
 	Losses() probe.TraceLosses
 	Stop() error
 }
 
 const (
-	// takeInterval is how often the kernel's buffer is emptied. A process that is alone can have a third of it: of 4 MiB,
-	// 370,000 calls a second.
+	// takeInterval is the time between two reads of the kernel's buffer. A process that runs alone
+	// can use a third of the buffer: with 4 MiB, 370,000 calls per second.
 	takeInterval = 33 * time.Millisecond
-	// maxBatch bounds the spans that are given on at once.
+	// maxBatch bounds the spans of one batch.
 	maxBatch = 4096
 )
 
-// What opened a window, in the receiver's telemetry.
+// Triggers of a window, in the receiver's telemetry.
 const (
 	triggerSignal = "signal"
 	triggerRate   = "rate"
 )
 
-// tracer opens windows, one at a time, and sends the spans of their calls. Its run belongs to one goroutine.
+// tracer opens windows, one at a time, and sends the spans of their calls. Only one goroutine may
+// call run.
 type tracer struct {
 	cfg       *Config
 	log       *zap.Logger
@@ -51,14 +52,14 @@ type tracer struct {
 	obs       *receiverhelper.ObsReport
 	next      consumer.Traces
 	who       *describer
-	// signals gets one for each signal that asks for a window; there is room for one.
+	// signals receives each signal that requests a window. Its capacity is 1.
 	signals chan os.Signal
-	// now, and every, which ticks, are the time's; tests have their own.
+	// now and every, which ticks, are the clock. Tests replace them.
 	now   func() time.Time
 	every func(time.Duration) (tick <-chan time.Time, stop func())
 
 	windows int64
-	// rested is when the rule may open the next window.
+	// rested is the earliest time at which the rule may open the next window.
 	rested time.Time
 }
 
@@ -78,7 +79,7 @@ func ticker(d time.Duration) (<-chan time.Time, func()) {
 	return t.C, t.Stop
 }
 
-// start listens to the signal, and stop no longer does.
+// start subscribes to the signal; stop unsubscribes.
 func (t *tracer) start() {
 	if t.cfg.Trace.OnSignal {
 		listen(t.signals)
@@ -116,7 +117,7 @@ func (t *tracer) run(ctx context.Context, s source) {
 func (t *tracer) fires(s source, r *rule) bool {
 	launches, err := s.Launches()
 	if err != nil {
-		r.forget() // what cannot be read is told by the collections
+		r.forget() // the collections report read errors
 		return false
 	}
 	now := t.now()
@@ -127,23 +128,23 @@ func (t *tracer) fires(s source, r *rule) bool {
 	for _, c := range causes {
 		who, _ := t.who.reader.Process(c.process.PID, c.process.Start)
 		if t.cfg.selects(&who) {
-			t.log.Info("a process's rate of launches opens a trace", zap.Int32("pid", c.process.PID), zap.Float64("launches_per_second", c.rate))
+			t.log.Info("launch rate of a process starts a trace", zap.Int32("pid", c.process.PID), zap.Float64("launches_per_second", c.rate))
 			return true
 		}
 	}
 	return false
 }
 
-// ignoreSignal drops a signal that has come, if one has.
+// ignoreSignal drops a pending signal.
 func (t *tracer) ignoreSignal(why string) {
 	select {
 	case <-t.signals:
-		t.log.Warn("a signal to trace is ignored", zap.String("reason", why))
+		t.log.Warn("signal to trace ignored", zap.String("reason", why))
 	default:
 	}
 }
 
-// window traces once, and returns when all spans are sent.
+// window traces once, and returns after all spans are sent.
 func (t *tracer) window(ctx context.Context, s source, trigger string) {
 	w := newWindow(t.cfg, t.who, t.now().UnixNano(), t.windows+1)
 	o := probe.TraceOptions{
@@ -157,7 +158,7 @@ func (t *tracer) window(ctx context.Context, s source, trigger string) {
 	}
 	t.windows++
 	t.telemetry.ReceiverCudaTraceWindows.Add(ctx, 1, metric.WithAttributes(attribute.String("trigger", trigger)))
-	t.log.Info("a trace begins", zap.String("trigger", trigger), zap.Duration("duration", o.Duration))
+	t.log.Info("trace started", zap.String("trigger", trigger), zap.Duration("duration", o.Duration))
 	tick, stop := t.every(takeInterval)
 	defer stop()
 	spans := 0
@@ -165,7 +166,7 @@ func (t *tracer) window(ctx context.Context, s source, trigger string) {
 		select {
 		case <-ctx.Done():
 			if err := tr.Stop(); err != nil {
-				t.log.Warn("detaching a trace", zap.Error(err))
+				t.log.Warn("detach a trace", zap.Error(err))
 			}
 		case <-tick:
 		}
@@ -184,10 +185,10 @@ func (t *tracer) window(ctx context.Context, s source, trigger string) {
 		t.log.Warn("calls are not traced: a process made more than its share", zap.Int32("pid", pid), zap.Uint64("calls", n),
 			zap.Int("processes", len(losses.Processes)))
 	}
-	t.log.Info("a trace has ended", zap.Int("spans", spans), zap.Uint64("lost", lost))
+	t.log.Info("trace ended", zap.Int("spans", spans), zap.Uint64("lost", lost))
 }
 
-// most returns the process that lost the most calls, and how many.
+// most returns the process that lost the most calls, and their number.
 func most(lost map[int32]uint64) (pid int32, calls uint64) {
 	for p, n := range lost {
 		if n > calls || n == calls && p < pid {
@@ -197,7 +198,7 @@ func most(lost map[int32]uint64) (pid int32, calls uint64) {
 	return pid, calls
 }
 
-// send makes spans of calls and gives them on in batches; it returns how many there were.
+// send converts calls to spans and sends them in batches. It returns the number of spans.
 func (t *tracer) send(ctx context.Context, w *window, calls []probe.Call) (spans int) {
 	for len(calls) > 0 {
 		n := min(len(calls), maxBatch)
@@ -209,23 +210,24 @@ func (t *tracer) send(ctx context.Context, w *window, calls []probe.Call) (spans
 	return spans
 }
 
-// consume gives spans on. What the pipeline refuses is counted as refused and not kept.
+// consume sends spans to the pipeline. Rejected spans are counted and dropped.
 func (t *tracer) consume(ctx context.Context, td ptrace.Traces, n int) {
 	if n == 0 {
 		return
 	}
 	if ctx.Err() != nil {
-		ctx = context.WithoutCancel(ctx) // the last spans of a window that a shutdown ended
+		ctx = context.WithoutCancel(ctx) // a shutdown that ends a window must not cancel its last spans
 	}
 	op := t.obs.StartTracesOp(ctx)
 	err := t.next.ConsumeTraces(op, td)
 	t.obs.EndTracesOp(op, "ebpf", n, err)
 	if err != nil {
-		t.log.Debug("spans were refused", zap.Error(err))
+		t.log.Debug("spans rejected by the pipeline", zap.Error(err))
 	}
 }
 
-// account adds what a window lost to the receiver's telemetry, and returns the number of calls.
+// account adds the losses of a window to the receiver's telemetry, and returns the number of lost
+// calls.
 func (t *tracer) account(ctx context.Context, l *probe.TraceLosses, dropped int64) (lost uint64) {
 	for reason, n := range map[string]uint64{
 		"ring_full": l.RingFull, "in_flight_full": l.InFlightFull, "max_spans": l.Beyond, "unfinished": l.Unfinished,

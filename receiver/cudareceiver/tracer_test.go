@@ -180,11 +180,11 @@ func TestASignalOpensAWindow(t *testing.T) {
 	f.give(wait(7))
 	f.losses = probe.TraceLosses{RingFull: 5, InFlightFull: 4, Beyond: 3, Unfinished: 2, AttachFailed: 1}
 	f.end()
-	eventually(t, "it has ended", r.logged("a trace has ended"))
+	eventually(t, "it has ended", r.logged("trace ended"))
 	assert.Equal(t, 4+2, r.sink.SpanCount(), "with the roots of two processes")
-	assert.Equal(t, 1, r.logs.FilterMessage("a signal to trace is ignored").Len())
+	assert.Equal(t, 1, r.logs.FilterMessage("signal to trace ignored").Len())
 	assert.Empty(t, r.traces, "the second signal opened none")
-	ended := r.logs.FilterMessage("a trace has ended").All()[0].ContextMap()
+	ended := r.logs.FilterMessage("trace ended").All()[0].ContextMap()
 	assert.EqualValues(t, 4, ended["spans"])
 	assert.EqualValues(t, 14, ended["lost"])
 
@@ -215,14 +215,14 @@ func TestARateOpensAWindowAndThenRests(t *testing.T) {
 	assert.Empty(t, r.traces)
 	r.look(t, 10, id, 20_010)
 	r.begun(t).end()
-	eventually(t, "it has ended", r.logged("a trace has ended"))
+	eventually(t, "it has ended", r.logged("trace ended"))
 	r.look(t, 30, id, 9_000_000)  // the first look after it
 	r.look(t, 10, id, 10_000_000) // it rests
 	r.look(t, 20, id, 11_000_000)
 	r.begun(t).end()
-	eventually(t, "the second has ended", func() bool { return r.logs.FilterMessage("a trace has ended").Len() == 2 })
+	eventually(t, "the second has ended", func() bool { return r.logs.FilterMessage("trace ended").Len() == 2 })
 	metadatatest.AssertEqualReceiverCudaTraceWindows(t, r.rig.telemetry, ints(attribute.NewSet(attribute.String("trigger", "rate")), 2), metricdatatest.IgnoreTimestamp())
-	opened := r.logs.FilterMessage("a process's rate of launches opens a trace").All()[0].ContextMap()
+	opened := r.logs.FilterMessage("launch rate of a process starts a trace").All()[0].ContextMap()
 	assert.EqualValues(t, 7, opened["pid"])
 	assert.InDelta(t, 1001, opened["launches_per_second"], 1e-6)
 }
@@ -277,7 +277,7 @@ func TestSpansComeInBatchesAndRefusedOnesAreNotKept(t *testing.T) {
 	}
 	f.give(calls...)
 	f.end()
-	eventually(t, "it has ended", r.logged("a trace has ended"))
+	eventually(t, "it has ended", r.logged("trace ended"))
 	mu.Lock()
 	defer mu.Unlock()
 	assert.Equal(t, []int{maxBatch, 10, 1}, sizes)

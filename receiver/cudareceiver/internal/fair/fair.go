@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fair divides tables between users and their processes by the rule that share.h has for the kernel's maps. No
-// user can fill a table, and no process can fill its user's part of one.
+// Package fair divides the capacity of a table between users and their processes. It applies the
+// same rule as share.h does to the kernel's maps: no user can fill a table, and no process can fill
+// its user's share.
 package fair
 
-// Table counts the entries of a table of a fixed size.
+// Table counts the entries of a table of fixed capacity.
 //
-// A user may add an entry while it has fewer than are free. A process may add one while it has fewer than are free
-// beyond what its user has. So each user can have half of what is free when it comes, and after n users that take all
-// they can, 1/2^n of the table is free. A process of a new user can have a third of what is free.
+// A user may add an entry while the user has fewer entries than are free. A process may add one
+// while it has fewer entries than are free beyond the entries of its user. So a new user can get
+// half of the free entries. After n users that each add as many entries as possible, 1/2^n of the
+// table is free. A single process of a new user can get a third of the free entries.
 //
 // A Table is not safe for concurrent use.
 type Table[P comparable] struct {
@@ -22,8 +24,8 @@ func New[P comparable](size int) *Table[P] {
 	return &Table[P]{size: size, users: map[uint32]int{}, processes: map[P]int{}}
 }
 
-// Take adds an entry of a process and reports true, or reports false where the process has its share. Where each entry
-// is a process of its own, the user's share alone decides.
+// Take adds an entry of a process and returns true, or returns false if the process has used its
+// share. If each entry is a process of its own, only the user's share decides.
 func (t *Table[P]) Take(user uint32, process P) bool {
 	if t.processes[process] >= t.size-t.total-t.users[user] {
 		return false
@@ -34,7 +36,7 @@ func (t *Table[P]) Take(user uint32, process P) bool {
 	return true
 }
 
-// Drop frees all entries of a process. The user must be the one that Take was given.
+// Drop frees all entries of a process. The user must be the one that was passed to Take.
 func (t *Table[P]) Drop(user uint32, process P) {
 	n := t.processes[process]
 	delete(t.processes, process)
@@ -44,5 +46,5 @@ func (t *Table[P]) Drop(user uint32, process P) {
 	}
 }
 
-// Len returns how many entries are taken.
+// Len returns the number of used entries.
 func (t *Table[P]) Len() int { return t.total }

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// fill takes entries until there is none, and returns how many.
+// fill takes entries until Take fails and returns their number.
 func fill(t *Table[int], user uint32, processes ...int) int {
 	n := 0
 	for took := true; took; {
@@ -23,13 +23,13 @@ func fill(t *Table[int], user uint32, processes ...int) int {
 	return n
 }
 
-func TestTable_LoneProcess(t *testing.T) {
+func TestTable_SingleProcess(t *testing.T) {
 	table := New[int](30)
 	assert.Equal(t, 10, fill(table, 1, 1))
 	assert.Equal(t, 10, table.Len())
 }
 
-func TestTable_LoneUser(t *testing.T) {
+func TestTable_SingleUser(t *testing.T) {
 	table := New[int](1000)
 	processes := make([]int, 2000)
 	for i := range processes {
@@ -38,7 +38,7 @@ func TestTable_LoneUser(t *testing.T) {
 	assert.Equal(t, 500, fill(table, 1, processes...))
 }
 
-func TestTable_Newcomers(t *testing.T) {
+func TestTable_NewUsers(t *testing.T) {
 	const size = 12 << 10
 	for users := range uint32(8) {
 		table := New[int](size)
@@ -55,7 +55,7 @@ func TestTable_Newcomers(t *testing.T) {
 	}
 }
 
-func TestTable_NewcomerOfTheSameUser(t *testing.T) {
+func TestTable_NewProcessOfSameUser(t *testing.T) {
 	table := New[int](9000)
 	assert.Equal(t, 3000, fill(table, 1, 1))
 	assert.Equal(t, 1000, fill(table, 1, 2))

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A FIFO stands for an environment whose memory is a file that nobody serves: opening it blocks.
-func TestProcess_EnvironmentThatBlocks(t *testing.T) {
+// A FIFO simulates an environment that is mapped from a file that nobody serves: opening it blocks.
+func TestProcess_UnresponsiveEnvironment(t *testing.T) {
 	root := t.TempDir()
 	process := func(pid, uid int) (fifo string) {
 		dir := filepath.Join(root, "proc", fmt.Sprint(pid))
@@ -43,13 +43,13 @@ func TestProcess_EnvironmentThatBlocks(t *testing.T) {
 		assert.Equal(t, "train", p.Executable)
 		assert.Empty(t, p.ServiceName)
 	}
-	assert.Less(t, time.Since(began), 10*environLimit, "two processes of a user are waited for, not five")
+	assert.Less(t, time.Since(began), 10*environLimit, "only two of five processes of a user are waited for")
 	assert.Equal(t, 2, r.dog.Pending())
 	p, ok := r.Process(6, 500*10_000_000)
 	assert.True(t, ok)
 	assert.Equal(t, "train", p.ServiceName, "another user")
 
-	// The abandoned calls return when the files are served.
+	// The abandoned calls return after the files are served.
 	for _, fifo := range fifos {
 		if f, err := os.OpenFile(fifo, os.O_WRONLY|unix.O_NONBLOCK, 0); err == nil {
 			require.NoError(t, f.Close())

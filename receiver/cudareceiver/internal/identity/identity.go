@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package identity tells from /proc who a process is: its executable, its container and pod, its id
-// in its own PID namespace, what it calls itself in OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES,
-// and the span that it is part of by TRACEPARENT. All of it is best effort: a process that has ended, or that may not be
-// looked at, has only its id. It knows nothing of CUDA, remembers nothing and logs nothing; of a
-// process's environment it keeps no other variables.
+// Package identity reads from /proc what identifies a process: its executable, its container and
+// pod, its id in its own PID namespace, its names in OTEL_SERVICE_NAME and
+// OTEL_RESOURCE_ATTRIBUTES, and its parent span in TRACEPARENT. All of it is best effort: a process
+// that has ended, or that may not be read, has only its id. The package does not depend on CUDA,
+// keeps no state and logs nothing. It keeps no other environment variables.
 package identity
 
 import (
@@ -23,34 +23,35 @@ import (
 )
 
 const (
-	// maxEnviron bounds what is read of an environment. The kernel allows some MiB; job schedulers
-	// pass 100 KiB at times.
+	// maxEnviron bounds the bytes that are read of an environment. The kernel allows several MiB;
+	// job schedulers pass up to about 100 KiB.
 	maxEnviron = 1 << 20
-	// environLimit is how long reading an environment may take; it takes some microseconds. It lies in the process's
-	// memory, which the process can replace by a file that its own program serves, and never does.
+	// environLimit bounds the time for reading an environment, which normally takes microseconds.
+	// The environment lies in the memory of the process. The process can map a file there that its
+	// own program serves and never answers.
 	environLimit = 500 * time.Millisecond
 )
 
-// Process describes a process. What is not known is empty or 0.
+// Process describes a process. Unknown fields are empty or 0.
 type Process struct {
 	PID int32
-	// VPID is the id in the innermost PID namespace, 0 where that is the machine's own.
+	// VPID is the id in the innermost PID namespace, or 0 if that is the namespace of the machine.
 	VPID int32
-	// Executable is the file's name without its folders.
+	// Executable is the file name without its folders.
 	Executable string
-	// Cgroup is the path in the unified hierarchy, or in the first one of version 1.
+	// Cgroup is the path in the unified hierarchy, or in the first hierarchy of version 1.
 	Cgroup      string
 	ContainerID string
 	PodUID      string
 	// ServiceName is OTEL_SERVICE_NAME, or service.name of OTEL_RESOURCE_ATTRIBUTES.
 	ServiceName string
-	// Attributes are the others of OTEL_RESOURCE_ATTRIBUTES, in the order given.
+	// Attributes are the other attributes of OTEL_RESOURCE_ATTRIBUTES, in the given order.
 	Attributes []Attribute
-	// TraceParent is TRACEPARENT as it stands there, whether it is a valid one or not.
+	// TraceParent is the value of TRACEPARENT, which is not validated.
 	TraceParent string
 }
 
-// Attribute is one attribute of a resource.
+// Attribute is a resource attribute.
 type Attribute struct{ Key, Value string }
 
 // Reader reads /proc below a root. It is safe for concurrent use.
@@ -59,7 +60,7 @@ type Reader struct {
 	dog  watchdog.Watchdog[uint32] // by user id
 }
 
-// environ is what an environment says.
+// environ holds the variables that are read from an environment.
 type environ struct {
 	service    string
 	attributes []Attribute
@@ -69,9 +70,8 @@ type environ struct {
 // New returns a Reader of root/proc.
 func New(root string) *Reader { return &Reader{proc: filepath.Join(root, "proc")} }
 
-// Process returns what is known of the process with this id that began start nanoseconds after boot.
-// It reports false, and knows no more than the id, if that process has ended, even if another one
-// has its id by now.
+// Process describes the process with this id that started start nanoseconds after boot. If that
+// process has ended, even if its id has been reused, Process returns false and sets only the id.
 func (r *Reader) Process(pid int32, start uint64) (Process, bool) {
 	dir := filepath.Join(r.proc, strconv.Itoa(int(pid)))
 	name, ok := r.same(dir, start)
@@ -84,25 +84,25 @@ func (r *Reader) Process(pid int32, start uint64) (Process, bool) {
 	p.ContainerID, p.PodUID = procfs.ParseCgroup(cgroup)
 	status := procfs.ReadFile(filepath.Join(dir, "status"))
 	p.VPID = procfs.ParseVPID(status)
-	// What cannot be read is not known.
+	// A variable that cannot be read stays empty.
 	e, _ := watchdog.Run(context.Background(), &r.dog, func() uint32 { return procfs.ParseUID(status) }, environLimit,
 		func() environ { return readEnviron(filepath.Join(dir, "environ")) }, nil)
 	p.ServiceName, p.Attributes, p.TraceParent = e.service, e.attributes, e.parent
-	// The process may have ended, and its id be another's, while its files were read.
+	// The process may have ended, and its id may have been reused, while its files were read.
 	if _, ok := r.same(dir, start); !ok {
 		return Process{PID: pid}, false
 	}
 	return p, true
 }
 
-// same returns the name of the process at dir if it began at start.
+// same returns the name of the process at dir if that process started at start.
 func (r *Reader) same(dir string, start uint64) (name string, ok bool) {
 	s, ok := procfs.ParseStat(procfs.ReadFile(filepath.Join(dir, "stat")))
 	return s.Name, ok && s.Start == start/procfs.TickNanoseconds
 }
 
-// executable returns the name of the file that runs, or the thread group's name, cut at 15 bytes by
-// the kernel, where the link may not be read.
+// executable returns the name of the executable. If the link may not be read, it returns the name
+// of the thread group, which the kernel truncates to 15 bytes.
 func executable(dir, name string) string {
 	link, err := os.Readlink(filepath.Join(dir, "exe"))
 	if err != nil || link == "" {

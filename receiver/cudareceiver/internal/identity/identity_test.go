@@ -55,7 +55,7 @@ func TestParseEnviron(t *testing.T) {
 	}
 }
 
-func TestAttributesAreBounded(t *testing.T) {
+func TestParseEnviron_AttributeLimits(t *testing.T) {
 	var list strings.Builder
 	for i := range 1000 {
 		fmt.Fprintf(&list, "k%d=v,", i)
@@ -65,7 +65,7 @@ func TestAttributesAreBounded(t *testing.T) {
 	assert.Equal(t, Attribute{"k31", "v"}, out[31])
 }
 
-// write lays out a fake /proc.
+// write creates a fake /proc.
 func write(t *testing.T, root string, files map[string]string) {
 	t.Helper()
 	for name, text := range files {
@@ -98,12 +98,12 @@ func TestProcess(t *testing.T) {
 	}, p)
 
 	p, ok = r.Process(7, 101*procfs.TickNanoseconds)
-	assert.False(t, ok, "the id is another process's by now")
+	assert.False(t, ok, "the id belongs to another process")
 	assert.Equal(t, Process{PID: 7}, p)
 
 	p, ok = r.Process(8, 5*procfs.TickNanoseconds)
 	assert.True(t, ok)
-	assert.Equal(t, Process{PID: 8, Executable: "c"}, p, "what may not be read is left out")
+	assert.Equal(t, Process{PID: 8, Executable: "c"}, p, "unreadable fields are omitted")
 
 	for _, pid := range []int32{9, 10} {
 		p, ok = r.Process(pid, 0)
@@ -112,10 +112,10 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-func TestOwnProcess(t *testing.T) {
+func TestProcess_Self(t *testing.T) {
 	b, err := os.ReadFile("/proc/self/stat")
 	if err != nil {
-		t.Skip("no /proc here")
+		t.Skip("no /proc on this system")
 	}
 	self, ok := procfs.ParseStat(b)
 	require.True(t, ok)

@@ -9,13 +9,14 @@ import (
 )
 
 const (
-	// maxAttributes bounds the attributes of a resource, maxValue the bytes of a key or a value.
+	// maxAttributes bounds the attributes of a resource; maxValue bounds the bytes of a key or a
+	// value.
 	maxAttributes = 32
 	maxValue      = 256
 )
 
-// splitZero is a bufio.SplitFunc of strings that end with a zero byte. What follows the last one was
-// cut off, and is dropped.
+// splitZero is a bufio.SplitFunc for strings that end with a zero byte. It drops bytes after the
+// last zero byte, which belong to a truncated string.
 func splitZero(data []byte, _ bool) (advance int, token []byte, err error) {
 	if i := bytes.IndexByte(data, 0); i >= 0 {
 		return i + 1, data[:i], nil
@@ -23,7 +24,7 @@ func splitZero(data []byte, _ bool) (advance int, token []byte, err error) {
 	return 0, nil, nil
 }
 
-// clean returns s as valid UTF-8, "" if it is too long to be a name.
+// clean returns s as valid UTF-8, or "" if s is too long.
 func clean(s string) string {
 	if len(s) > maxValue {
 		return ""
@@ -31,8 +32,9 @@ func clean(s string) string {
 	return strings.ToValidUTF8(strings.TrimSpace(s), "\uFFFD")
 }
 
-// parseAttributes takes OTEL_RESOURCE_ATTRIBUTES apart: key=value, separated by commas, values
-// percent-encoded. As OpenTelemetry's specification wants it, a list with an error in it is none.
+// parseAttributes parses OTEL_RESOURCE_ATTRIBUTES: key=value, separated by commas, with
+// percent-encoded values. The OpenTelemetry specification requires that a list with an error is
+// discarded.
 func parseAttributes(list string) []Attribute {
 	var out []Attribute
 	for pair := range strings.SplitSeq(list, ",") {
@@ -52,7 +54,7 @@ func parseAttributes(list string) []Attribute {
 	return out
 }
 
-// cgroupPath returns the path in the unified hierarchy, else the first of /proc/PID/cgroup.
+// cgroupPath returns the path in the unified hierarchy, or else the first path of /proc/PID/cgroup.
 func cgroupPath(text string) string {
 	first := ""
 	for line := range strings.Lines(text) {
@@ -60,7 +62,8 @@ func cgroupPath(text string) string {
 		if len(parts) != 3 {
 			continue
 		}
-		// A machine with both versions has the unified hierarchy too, with all processes at its root.
+		// A machine with both versions also has the unified hierarchy, with all processes at its
+		// root.
 		if parts[0] == "0" && parts[1] == "" && parts[2] != "/" {
 			return parts[2]
 		}

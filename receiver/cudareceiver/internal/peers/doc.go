@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package peers is what the probes are measured against: the least that a uprobe can do, which is to count its
-// calls, and what other tools do, which is to send an event of each call to a reader. It attaches to the functions
-// by which the CUDA driver launches kernels, and to nothing else.
+// Package peers has the reference probes that the receiver's probes are compared with in
+// benchmarks. One is the minimum that a uprobe can do, which is to count calls. The other does what
+// similar tools do: it sends an event of each call to a reader. Both attach only to the functions
+// that launch kernels in the CUDA driver.
 //
-// It is for benchmarks and tests only, and runs on Linux, as root. Its programs are written here, instruction by
-// instruction, so that nothing has to be compiled to repeat a measurement.
+// The package is for benchmarks and tests only. It runs on Linux as root. Its programs are written
+// in BPF assembly, so that a measurement can be repeated without a compiler.
 package peers

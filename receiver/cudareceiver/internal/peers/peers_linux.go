@@ -20,24 +20,24 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 )
 
-// launches are the functions that are attached to, those of them that a library has.
+// launches are the functions to attach to. A library may lack some of them.
 var launches = []string{
 	"cuLaunchKernel", "cuLaunchKernel_ptsz", "cuLaunchKernelEx", "cuLaunchKernelEx_ptsz",
 	"cuLaunchCooperativeKernel", "cuLaunchCooperativeKernel_ptsz",
 }
 
-// EventBytes is the size of a [Ring]'s event: the time, the process and thread, the first six arguments. Other tools
-// send more.
+// EventBytes is the size of an event of a [Ring]: the time, the process and thread, and the first
+// six arguments. Other tools send more.
 const EventBytes = 64
 
-// Counting counts launches, in an array with an element for each processor. Its methods may be called by several
-// goroutines, Close once.
+// Counting counts launches in an array with one element for each processor. Its methods are safe
+// for concurrent use. Close must be called once.
 type Counting struct {
 	calls *ebpf.Map
 	hook  hook
 }
 
-// AttachCounting attaches the program that counts to the library at this path, for all processes.
+// AttachCounting attaches the counting program to the library at this path, for all processes.
 func AttachCounting(library string) (*Counting, error) {
 	calls, err := counter("calls")
 	if err != nil {
@@ -50,14 +50,14 @@ func AttachCounting(library string) (*Counting, error) {
 	return c, nil
 }
 
-// Calls returns how many launches there were since it was attached.
+// Calls returns the number of launches since the program was attached.
 func (c *Counting) Calls() (uint64, error) { return sum(c.calls) }
 
 // Close detaches.
 func (c *Counting) Close() error { return errors.Join(c.hook.close(), c.calls.Close()) }
 
-// Ring sends an event of each launch through a ring buffer, and reads them as they come. Its methods may be called
-// by several goroutines, Close once.
+// Ring sends an event of each launch through a ring buffer and reads the events. Its methods are
+// safe for concurrent use. Close must be called once.
 type Ring struct {
 	ring, lost *ebpf.Map
 	hook       hook
@@ -67,17 +67,18 @@ type Ring struct {
 	done       sync.WaitGroup
 }
 
-// look is the time between two looks of a reader that the kernel does not wake.
-const look = 10 * time.Millisecond
+// readInterval is the time between two reads if the kernel does not wake the reader.
+const readInterval = 10 * time.Millisecond
 
-// AttachRing attaches the program that sends events to the library at this path, for all processes. bytes is the
-// size of the buffer, a power of two of at least one page. With wake the kernel wakes the reader for an event that
-// comes when it had read all, which is what a program gets that asks for nothing; without, it looks every 10 ms.
+// AttachRing attaches the event program to the library at this path, for all processes. bytes is
+// the size of the buffer, a power of two of at least one page. With wake, the kernel wakes an idle
+// reader for each event, which is the default of ring buffers. Without it, the reader polls every
+// 10 ms.
 func AttachRing(library string, bytes uint32, wake bool) (*Ring, error) {
 	r := &Ring{stop: make(chan struct{})}
 	var err error
 	if r.ring, err = ebpf.NewMap(&ebpf.MapSpec{Name: "events", Type: ebpf.RingBuf, MaxEntries: bytes}); err != nil {
-		return nil, fmt.Errorf("make the ring: %w", err)
+		return nil, fmt.Errorf("create the ring: %w", err)
 	}
 	if r.lost, err = counter("lost"); err != nil {
 		return nil, errors.Join(err, r.close())
@@ -109,27 +110,27 @@ func (r *Ring) read() {
 	}
 }
 
-// flush has the reader look.
+// flush makes the reader poll the ring until it is closed.
 func (r *Ring) flush() {
-	t := time.NewTicker(look)
+	t := time.NewTicker(readInterval)
 	defer t.Stop()
 	for {
 		select {
 		case <-r.stop:
 			return
 		case <-t.C:
-			_ = r.reader.Flush() // it fails only once the reader is closed
+			_ = r.reader.Flush() // fails only after the reader is closed
 		}
 	}
 }
 
-// Received returns how many events were read.
+// Received returns the number of events that were read.
 func (r *Ring) Received() uint64 { return r.received.Load() }
 
-// Lost returns how many launches found no room in the buffer.
+// Lost returns the number of launches that were dropped because the buffer was full.
 func (r *Ring) Lost() (uint64, error) { return sum(r.lost) }
 
-// Close detaches; events that were not read yet are dropped.
+// Close detaches the program. Events that were not read are dropped.
 func (r *Ring) Close() error {
 	close(r.stop)
 	err := errors.Join(r.hook.close(), r.reader.Close())
@@ -151,11 +152,11 @@ func (r *Ring) close() error {
 	return errors.Join(errs...)
 }
 
-// counter makes a map with one number for each processor.
+// counter creates a map with one number for each processor.
 func counter(name string) (*ebpf.Map, error) {
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: name, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 	if err != nil {
-		return nil, fmt.Errorf("make a counter: %w", err)
+		return nil, fmt.Errorf("create a counter: %w", err)
 	}
 	return m, nil
 }
@@ -171,8 +172,8 @@ func sum(m *ebpf.Map) (n uint64, err error) {
 	return n, nil
 }
 
-// increment adds one to a counter and returns. The instruction is atomic: a program may be interrupted by another
-// thread's on its processor.
+// increment adds one to a counter and returns. The instruction is atomic because another program
+// can interrupt this one on the same processor.
 func increment(m *ebpf.Map) asm.Instructions {
 	return asm.Instructions{
 		asm.StoreImm(asm.RFP, -4, 0, asm.Word),
@@ -188,7 +189,8 @@ func increment(m *ebpf.Map) asm.Instructions {
 	}
 }
 
-// arguments are where struct pt_regs has the first six, in bytes: rdi, rsi, rdx, rcx, r8, r9, or x0 to x5.
+// arguments returns the byte offsets of the first six arguments in struct pt_regs: rdi, rsi, rdx,
+// rcx, r8 and r9, or x0 to x5.
 func arguments() [6]int16 {
 	if runtime.GOARCH == "arm64" {
 		return [6]int16{0, 8, 16, 24, 32, 40}
@@ -196,7 +198,8 @@ func arguments() [6]int16 {
 	return [6]int16{112, 104, 96, 88, 72, 64}
 }
 
-// event reserves room, fills it and submits it, or counts that there was none.
+// event reserves space for an event, fills it and submits it, or counts it as lost if the ring is
+// full.
 func event(ring, lost *ebpf.Map, wake bool) asm.Instructions {
 	const noWakeup = 1 // BPF_RB_NO_WAKEUP
 	flags := int32(noWakeup)
@@ -234,14 +237,14 @@ func event(ring, lost *ebpf.Map, wake bool) asm.Instructions {
 	return append(ins, full...)
 }
 
-// hook is a program and what attaches it.
+// hook is a program with its attachments.
 type hook struct {
 	program *ebpf.Program
 	links   []link.Link
 }
 
-// attach loads a program and attaches it to the entries of the library's launches: by one link where the kernel can,
-// as the probes do.
+// attach loads a program and attaches it to the entry of each launch function of the library. Like
+// the receiver's probes, it uses a single link if the kernel supports that.
 func attach(library, name string, ins asm.Instructions) (hook, error) {
 	functions, err := exported(library)
 	if err != nil {
@@ -289,7 +292,7 @@ func (h hook) close() error {
 	return errors.Join(errs...)
 }
 
-// exported returns which of the launches a library has; none is an error.
+// exported returns the launch functions that a library exports. It is an error if there are none.
 func exported(library string) ([]string, error) {
 	f, err := elf.Open(library)
 	if err != nil {
@@ -298,7 +301,7 @@ func exported(library string) ([]string, error) {
 	defer func() { _ = f.Close() }()
 	symbols, err := f.DynamicSymbols()
 	if err != nil {
-		return nil, fmt.Errorf("%s: its symbols: %w", library, err)
+		return nil, fmt.Errorf("%s: read the symbols: %w", library, err)
 	}
 	has := map[string]bool{}
 	for _, s := range symbols {
@@ -311,7 +314,7 @@ func exported(library string) ([]string, error) {
 		}
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("%s launches no kernels", library)
+		return nil, fmt.Errorf("%s exports no launch function", library)
 	}
 	return out, nil
 }

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// allowed skips the test if an attachment failed because there is no eBPF to be had.
+// allowed skips the test if an attachment failed because eBPF is unavailable.
 func allowed(t *testing.T, err error) {
 	t.Helper()
 	if errors.Is(err, os.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) {
@@ -45,7 +45,7 @@ func launch(p *stubcuda.Program) (calls uint64) {
 	return 60_000
 }
 
-func TestLaunchesAreCounted(t *testing.T) {
+func TestCounting_Launches(t *testing.T) {
 	l, p := calling(t)
 	c, err := AttachCounting(l.Library)
 	allowed(t, err)
@@ -57,7 +57,7 @@ func TestLaunchesAreCounted(t *testing.T) {
 	launch(p)
 }
 
-func TestEachLaunchIsAnEvent(t *testing.T) {
+func TestRing_EventPerLaunch(t *testing.T) {
 	for _, wake := range []bool{true, false} {
 		l, p := calling(t)
 		r, err := AttachRing(l.Library, 8<<20, wake)
@@ -71,7 +71,7 @@ func TestEachLaunchIsAnEvent(t *testing.T) {
 	}
 }
 
-func TestEventsWithoutRoomAreCounted(t *testing.T) {
+func TestRing_BufferFull(t *testing.T) {
 	l, p := calling(t)
 	r, err := AttachRing(l.Library, uint32(os.Getpagesize()), false)
 	allowed(t, err)
@@ -83,7 +83,7 @@ func TestEventsWithoutRoomAreCounted(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
-func TestWhatCannotBeAttachedToIsAnError(t *testing.T) {
+func TestAttach_InvalidLibrary(t *testing.T) {
 	_, err := AttachCounting("/proc/self/exe")
 	require.Error(t, err)
 	_, err = AttachRing("/nonexistent", 4096, true)

@@ -4,48 +4,52 @@ package probe
 
 import "time"
 
-// Options of a [Probe]; the zero value works.
+// Options configure a [Probe]. The zero value is valid.
 type Options struct {
-	// Root is where the machine's files are seen; /proc below it must be that of its own process namespace.
-	// "" is "/".
+	// Root is the folder where the machine's file system is mounted, "/" if empty. Root/proc must
+	// belong to the PID namespace of the machine.
 	Root string
-	// RescanInterval is the time between two looks for driver libraries that no process had mapped before,
-	// 30 s if 0.
+	// RescanInterval is the time between two scans for driver libraries that no process had mapped
+	// before, 30 s if 0.
 	RescanInterval time.Duration
-	// LaunchSampling is of how many launches of a thread one is timed, 0 for none. Their errors are seen as well
-	// then; each launch costs about twice as much, sampled or not.
+	// LaunchSampling is N if one of N launches of a thread is timed, 0 for none. It also enables
+	// the counting of launch errors. Every launch then costs about twice as much, sampled or not.
 	LaunchSampling uint32
-	// Source says where calls are counted; SourceAuto if "".
+	// Source selects where calls are counted, SourceAuto if empty.
 	Source Source
-	// WithoutNCCL leaves collectives out.
+	// WithoutNCCL disables the counting of collectives.
 	WithoutNCCL bool
-	// MaxSums, MaxProcesses, MaxThreads and MaxAllocations are how much is kept in the kernel at once. Users and processes
-	// share them by the rule of package fair; what is more is counted in Losses and for each Process. If 0: 16,384,
-	// 16,384, 32,768 and 131,072.
+	// MaxSums, MaxProcesses, MaxThreads and MaxAllocations are the capacities of the kernel's maps.
+	// Users and processes share them by the rule of package fair. Calls beyond them are counted in
+	// Losses and for each Process. The defaults are 16,384, 16,384, 32,768 and 131,072.
 	MaxSums, MaxProcesses, MaxThreads, MaxAllocations uint32
-	// MaxNames is how many kernels' names are kept of a process, 4096 if 0; of all together 16 times as many.
+	// MaxNames bounds the kernel names of a process, 4096 if 0. All processes together have 16
+	// times as many.
 	MaxNames int
-	// RingBytes is the size of the buffer for kernels' names between two looks, a power of two of at least one
-	// page; 1 MiB if 0.
+	// RingBytes is the size of the buffer for kernel names between two reads, a power of two of at
+	// least one page, 1 MiB if 0.
 	RingBytes uint32
-	// Log is told, seldom and in a sentence each, where less is observed than could be; nil for nobody. It is called
-	// with the Probe's lock held and must not call the Probe.
+	// Log receives a rare message of one sentence if less is observed than possible. It may be nil.
+	// It is called with the Probe's lock held and must not call the Probe.
 	Log func(text string)
-	// Skipped is told of files that are not observed, the first of each reason in ten minutes; nil for nobody. It may
-	// be called with the Probe's lock held and must not call the Probe. Losses count all of them.
+	// Skipped receives the first skipped file of each reason in ten minutes. It may be nil. It may
+	// be called with the Probe's lock held and must not call the Probe. Losses count all skipped
+	// files.
 	Skipped func(Skip)
 }
 
-// Source is where calls are counted.
+// Source selects where calls are counted.
 type Source string
 
 const (
-	// SourceAuto counts at the driver, and at libcudart what does not come by the driver's exported functions.
-	// libcudart is detached from once its launches were seen to come by them.
+	// SourceAuto counts calls at the driver. At libcudart it counts the calls that do not reach the
+	// exported functions of the driver. It detaches from libcudart once its launches have reached
+	// them.
 	SourceAuto Source = "auto"
-	// SourceDriver counts at the driver and does not look at libcudart.
+	// SourceDriver counts calls at the driver only.
 	SourceDriver Source = "driver"
-	// SourceRuntime is SourceAuto without the end: libcudart stays attached to. Each call of it costs more then.
+	// SourceRuntime is like SourceAuto, but never detaches from libcudart. Each call of libcudart
+	// then costs more.
 	SourceRuntime Source = "runtime"
 )
 
@@ -57,13 +61,15 @@ const (
 	defaultAllocated = 131072
 	defaultNames     = 4096
 	defaultRing      = 1 << 20
-	// drainInterval is how often names are taken from the ring, and processes that ended from the maps.
+	// drainInterval is the time between two reads of the names in the ring and of the processes
+	// that ended.
 	drainInterval = time.Second
-	// mappedInterval is how often libraries that were just loaded are looked for. Between loading the driver and its
-	// first call a program initialises it, which takes longer.
+	// mappedInterval is the time between two checks for newly loaded libraries. A program
+	// initializes the driver between loading it and its first call, which takes longer.
 	mappedInterval = 50 * time.Millisecond
-	// minRescan and rescanPause bound how often all processes are looked through because the kernel had no room for
-	// events: a program that maps files all the time can cause that. The pause is a multiple of the last look's time.
+	// minRescan and rescanPause bound the frequency of full scans after the kernel dropped mapping
+	// events: a program that maps files continuously can cause that. The pause is a multiple of the
+	// duration of the last scan.
 	minRescan   = time.Second
 	rescanPause = 10
 )

@@ -9,36 +9,36 @@ import (
 	"errors"
 )
 
-// Probe cannot be started on this system.
+// Probe is not supported on this system.
 type Probe struct{}
 
-// New makes a Probe.
+// New returns a Probe whose methods fail.
 func New(Options) *Probe { return &Probe{} }
 
-var errSystem = errors.New("the CUDA driver can be observed on Linux only, on amd64 or arm64")
+var errSystem = errors.New("the CUDA driver can be observed only on Linux on amd64 or arm64")
 
-// Start says that this system has no probes.
+// Start always fails on this system.
 func (*Probe) Start(context.Context) error { return errSystem }
 
-// Snapshot says that this system has no probes.
+// Snapshot always fails on this system.
 func (*Probe) Snapshot() (*Snapshot, error) { return nil, errSystem }
 
-// Libraries returns none.
+// Libraries returns nil.
 func (*Probe) Libraries() []Library { return nil }
 
-// Launches says that this system has no probes.
+// Launches always fails on this system.
 func (*Probe) Launches() (map[ProcessID]uint64, error) { return nil, errSystem }
 
-// Trace says that this system has no probes.
+// Trace always fails on this system.
 func (*Probe) Trace(TraceOptions) (*Trace, error) { return nil, errSystem }
 
-// Trace is never made on this system.
+// Trace is never created on this system.
 type Trace struct{}
 
-// Take returns none.
+// Take returns no calls.
 func (*Trace) Take() ([]Call, bool) { return nil, false }
 
-// Losses returns none.
+// Losses returns the zero value.
 func (*Trace) Losses() TraceLosses { return TraceLosses{} }
 
 // Stop does nothing.

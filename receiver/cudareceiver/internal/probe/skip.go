@@ -2,32 +2,35 @@
 
 package probe
 
-// Skip is a file, or a process with all its files, that is not observed.
+// Skip describes a file, or a process with all its files, that is not observed.
 type Skip struct {
 	// Reason is one of the Skip constants.
 	Reason string
-	// UID is the user whose process it is. Path is the file as the process names it, or the process below /proc.
+	// UID is the user of the process. Path is the file as the process names it, or the folder of
+	// the process in /proc.
 	UID  uint32
 	Path string
-	// Err says more; it may be nil.
+	// Err has details; it may be nil.
 	Err error
 }
 
 // Reasons of a [Skip].
 const (
-	// SkipUserShare and SkipTotalShare: files, bytes and time of one look, of the user and of all users.
+	// SkipUserShare and SkipTotalShare: the limit of files, bytes and time of one scan is used up,
+	// for the user or for all users.
 	SkipUserShare  = "user_share"
 	SkipTotalShare = "total_share"
-	// SkipUserAttached and SkipTotalAttached: libraries that are attached to, of the user and of all users.
+	// SkipUserAttached and SkipTotalAttached: the limit of attached libraries is used up, for the
+	// user or for all users.
 	SkipUserAttached  = "user_attached"
 	SkipTotalAttached = "total_attached"
-	// SkipUnresponsive: reading did not end in time, or earlier reads of the same user have not.
+	// SkipUnresponsive: reading timed out, or earlier reads for the same user have not returned.
 	SkipUnresponsive = "unresponsive"
-	// SkipChanged: the path names another file, or none that is regular.
+	// SkipChanged: the path names another file or no regular file.
 	SkipChanged = "changed"
-	// SkipUntrusted: a user serves the file system.
+	// SkipUntrusted: the file system is served by a user.
 	SkipUntrusted = "untrusted"
-	// SkipUnreadable: opening it failed, for example for want of a capability.
+	// SkipUnreadable: open failed, for example for lack of a capability.
 	SkipUnreadable = "unreadable"
 	// SkipMalformed: not a library, or larger than the limits.
 	SkipMalformed = "malformed"

@@ -5,7 +5,7 @@ package probe
 import (
 	"bytes"
 	"cmp"
-	"debug/elf" // its constants only
+	"debug/elf" // only for its constants
 	"fmt"
 	"io"
 
@@ -15,28 +15,30 @@ import (
 // function is an exported function of a library.
 type function struct {
 	name string
-	// offset is where to attach to, in bytes from the begin of the file: the function's first instruction, or
-	// the one behind endbr64.
+	// offset is where to attach, in bytes from the start of the file: the first instruction of the
+	// function, or the one after endbr64.
 	offset uint64
-	// slow says that the kernel would have to single-step the instruction there, which costs some 10 µs a
-	// call instead of 0.5 (measured on kernel 6.18, AMD EPYC, in a virtual machine).
+	// slow is set if the kernel must single-step the instruction there, which costs about 10 µs per
+	// call instead of 0.5 µs (measured on kernel 6.18, AMD EPYC, in a virtual machine).
 	slow bool
 }
 
-// Bounds of what is read of a library that any user may have made. NVIDIA's driver exports some 700 functions.
+// Bounds for reading a library, which any user may have made. NVIDIA's driver exports about 700
+// functions.
 const (
 	maxSections = 4096
 	maxSymbols  = 100_000
-	// maxFileReads bounds all bytes that are read of one file: 100,000 symbols, their names and the code of functions.
+	// maxFileReads bounds the bytes that are read of one file: 100,000 symbols, their names and the
+	// code of functions.
 	maxFileReads = 16 << 20
-	// minOffset is the size of the ELF header. No function is in it, and an offset of 0 means "unknown" to the
-	// library that attaches probes.
+	// minOffset is the size of the ELF header. It contains no function, and the library that
+	// attaches probes takes an offset of 0 as "unknown".
 	minOffset = elffile.HeaderBytes
 )
 
-// functions returns those of the wanted functions that a library of size bytes exports. Functions that it has under
-// several names at one address are returned under each, and several versions of one name each by itself. It reads
-// at most maxFileReads bytes. It allocates in proportion to what it returns.
+// functions returns those of the wanted functions that a library of size bytes exports. A function
+// with several names at one address is returned under each name. Each version of a name is returned
+// separately. functions reads at most maxFileReads bytes. It allocates in proportion to its result.
 func functions(file io.ReaderAt, size int64, wanted map[string]int) ([]function, error) {
 	file = &boundedReader{file: file, left: maxFileReads}
 	f, err := elffile.Open(file, size)
@@ -64,7 +66,7 @@ func functions(file io.ReaderAt, size int64, wanted map[string]int) ([]function,
 	buf := make([]byte, longest+1)
 	var found []function
 	err = f.EachSymbol(&table, maxSymbols, func(i uint64, s elffile.Symbol) (bool, error) {
-		// The first symbol is none.
+		// The first symbol is a placeholder.
 		if i == 0 || elf.ST_TYPE(s.Info) != elf.STT_FUNC || s.Section == elf.SHN_UNDEF || s.Value == 0 {
 			return true, nil
 		}
@@ -75,7 +77,8 @@ func functions(file io.ReaderAt, size int64, wanted map[string]int) ([]function,
 		if _, ok := wanted[string(name)]; !ok {
 			return true, nil
 		}
-		// A file can give many symbols one name. Real ones have a few versions of each.
+		// A file can give one name to many symbols. Real libraries have a few versions of each
+		// name.
 		if len(found) >= maxVersions*len(wanted) {
 			return false, fmt.Errorf("more than %d versions of each function: %w", maxVersions, elffile.ErrLimit)
 		}
@@ -101,7 +104,7 @@ func functions(file io.ReaderAt, size int64, wanted map[string]int) ([]function,
 // maxVersions bounds the symbols of one name.
 const maxVersions = 4
 
-// boundedReader fails with [elffile.ErrLimit] once it has read so many bytes.
+// boundedReader returns [elffile.ErrLimit] after maxFileReads bytes.
 type boundedReader struct {
 	file io.ReaderAt
 	left int64
@@ -115,7 +118,7 @@ func (r *boundedReader) ReadAt(b []byte, at int64) (int, error) {
 	return r.file.ReadAt(b, at)
 }
 
-// fileOffset returns where an address is in the file, which is what uprobes go by.
+// fileOffset converts an address to an offset in the file, as uprobes require.
 func fileOffset(executables []elffile.Executable, address uint64) (uint64, bool) {
 	for _, e := range executables {
 		if offset, ok := e.At(address); ok && offset >= minOffset {
@@ -130,9 +133,10 @@ var (
 	nop5    = []byte{0x0f, 0x1f, 0x44, 0x00, 0x00}
 )
 
-// entry says how many bytes into a function the probe goes, and whether it is slow there. On x86 the
-// kernel emulates pushes, nops and some jumps; what else a function begins with it single-steps
-// (arch/x86/kernel/uprobes.c, Linux 6.18). Of other machines nothing was measured: all is taken there.
+// entry returns the offset of the probe in a function, and whether a probe is slow there. On x86
+// the kernel emulates pushes, nops and some jumps, and single-steps other first instructions
+// (arch/x86/kernel/uprobes.c, Linux 6.18). On other machines nothing was measured, and no function
+// counts as slow.
 func entry(machine elf.Machine, code []byte) (skip int, slow bool) {
 	if machine != elf.EM_X86_64 {
 		return 0, false

@@ -4,7 +4,7 @@
 
 package probe
 
-// program is the entry program that a function's calls run.
+// program identifies the entry program that runs for the calls of a function.
 type program uint8
 
 const (
@@ -29,7 +29,7 @@ const (
 	programs
 )
 
-// Flags of a cookie, as in types.h.
+// Flags of a cookie. types.h has the same values.
 const (
 	flagAsync   = 1
 	flagReturns = 2
@@ -39,31 +39,33 @@ const (
 	noArgument = 255
 )
 
-// apiFunction is a function of one of the libraries and how to read its arguments: the cookie of its probe.
+// apiFunction describes a function of a library and how to read its arguments. It becomes the
+// cookie of the probe.
 type apiFunction struct {
 	name    string
 	library library
 	program program
 	class   cudaCallClass
-	// kind is of a copy (index in copyKinds), of memory, of a node or of a handle; for sets, the bytes of an
-	// element; for the runtime's copies, the argument that has the kind.
+	// kind is the kind of a copy (index in copyKinds), of memory, of a node or of a handle. For
+	// sets it is the bytes of an element, for copies of the runtime the argument with the kind.
 	kind  uint8
 	flags uint8
-	// size and stream number the arguments that have them. Calls of progOther have a third argument of their own
-	// in size; collectives the datatype in stream.
+	// size and stream are the numbers of the arguments with the size and the stream. Calls of
+	// progOther have a third argument in size, collectives have the datatype in stream.
 	size, stream uint8
 	shape        cudaShape
 }
 
-// cookie packs what the programs need, in the order of union cookie in types.h. index is the function's
-// in apiFunctions.
+// cookie packs the values that the programs need, in the order of union cookie in types.h. index is
+// the index of the function in apiFunctions.
 func (f apiFunction) cookie(index int) uint64 {
 	return uint64(index)&0xffff | uint64(f.kind)<<16 | uint64(f.flags)<<24 | uint64(f.size)<<32 |
 		uint64(f.stream)<<40 | uint64(f.shape)<<48 | uint64(f.class)<<56
 }
 
-// copyKinds are kinds of copies by the programs' numbers. From 16 on, where a structure says it at run time,
-// they are 4 × source + destination, each 1 for the host, 2 for the device, 3 for an array of it.
+// copyKinds maps the numbers of the programs to kinds of copies. Numbers from 16 are for kinds that
+// a structure specifies at run time: 4 × source + destination. Each is 1 for the host, 2 for the
+// device and 3 for an array on the device.
 var copyKinds = map[uint16]string{
 	0: "", 1: "HtoD", 2: "DtoH", 3: "DtoD", 4: "PtoP", 5: "DtoA", 6: "AtoD", 7: "HtoA", 8: "AtoH", 9: "AtoA",
 	21: "HtoH", 22: "HtoD", 23: "HtoA", 25: "DtoH", 26: "DtoD", 27: "DtoA", 29: "AtoH", 30: "AtoD", 31: "AtoA",
@@ -74,8 +76,8 @@ var memoryKinds = []string{
 	cudaMemoryKindMEMORY_ASYNC: "async", cudaMemoryKindMEMORY_VIRTUAL: "virtual",
 }
 
-// apiFunctions is every function that is attached to, where a library has it. headers_test.go compares names and
-// arguments with NVIDIA's headers.
+// apiFunctions lists every function to attach to, if a library has it. headers_test.go compares
+// names and arguments with NVIDIA's headers.
 var apiFunctions = functionTable()
 
 func functionTable() []apiFunction {

@@ -4,9 +4,9 @@
 
 package probe
 
-// driverTable has the functions of libcuda. Names that end in _ptds and _ptsz are of programs compiled for one
-// default stream per thread, at addresses of their own. Functions without _v2 where there is one take 32-bit
-// sizes, or are of before CUDA 11, and are not called by programs of today.
+// driverTable lists the functions of libcuda. Programs compiled for one default stream per thread
+// call the names that end in _ptds and _ptsz, which have their own addresses. Functions whose _v2
+// form exists take 32-bit sizes or predate CUDA 11, and current programs do not call them.
 func driverTable() []apiFunction {
 	var all []apiFunction
 	add := func(f apiFunction, perThread string) {
@@ -24,7 +24,7 @@ func driverTable() []apiFunction {
 	launch("cuLaunchKernelEx", progLaunchConfig)
 	add(apiFunction{name: "cuGraphLaunch", program: progGraphLaunch, class: cudaCallClassCALL_OTHER, flags: flagReturns}, "_ptsz")
 
-	// Copies: the synchronous form has a return probe, for its time.
+	// The synchronous form has a return probe to measure its duration.
 	copies := func(sync, async string, kind, size uint8, shape cudaShape, stream uint8) {
 		f := apiFunction{program: progCopy, class: cudaCallClassCALL_COPY, kind: kind, size: size, shape: shape}
 		if sync != "" {
@@ -135,7 +135,7 @@ func driverTable() []apiFunction {
 	forget("cuGraphExecDestroy", cudaSpaceSPACE_EXECUTABLE)
 	forget("cuEventDestroy_v2", cudaSpaceSPACE_EVENT)
 	forget("cuStreamDestroy_v2", cudaSpaceSPACE_STREAM)
-	// What is recorded spreads to other streams by events.
+	// Events extend a capture to other streams.
 	add(apiFunction{name: "cuEventRecord", program: progRecord, class: cudaCallClassCALL_OTHER}, "_ptsz")
 	add(apiFunction{name: "cuEventRecordWithFlags", program: progRecord, class: cudaCallClassCALL_OTHER}, "_ptsz")
 	add(apiFunction{name: "cuStreamWaitEvent", program: progJoin, class: cudaCallClassCALL_OTHER}, "_ptsz")

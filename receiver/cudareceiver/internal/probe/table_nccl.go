@@ -4,8 +4,9 @@
 
 package probe
 
-// ncclTable has the functions of libnccl whose calls are counted, from nccl.h of NCCL 2.16 to 2.31. ncclBcast calls
-// ncclBroadcast, and is counted as that: in most releases it begins with an instruction that has to be single-stepped.
+// ncclTable lists the functions of libnccl whose calls are counted, from nccl.h of NCCL 2.16 to
+// 2.31. ncclBcast calls ncclBroadcast and is counted there: in most releases its first instruction
+// must be single-stepped.
 func ncclTable() []apiFunction {
 	var all []apiFunction
 	collective := func(name string, count, datatype uint8) {

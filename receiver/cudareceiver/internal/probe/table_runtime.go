@@ -4,8 +4,8 @@
 
 package probe
 
-// runtimeTable has the functions of libcudart that are looked at while it is not certain that its calls reach the
-// driver by the driver's exported functions.
+// runtimeTable lists the functions of libcudart that are observed until it is certain that its
+// calls reach the exported functions of the driver.
 func runtimeTable() []apiFunction {
 	var all []apiFunction
 	add := func(f apiFunction, perThread string) {
@@ -17,7 +17,7 @@ func runtimeTable() []apiFunction {
 			all = append(all, f)
 		}
 	}
-	// The class of launches leaves kind free for the number of the library: see attach.
+	// Launches leave kind free for the number of the library: see attach.
 	add(apiFunction{name: "cudaLaunchKernel", program: progRuntimeLaunch, class: cudaCallClassCALL_LAUNCH, stream: 7}, "_ptsz")
 	add(apiFunction{name: "cudaLaunchCooperativeKernel", program: progRuntimeLaunch, class: cudaCallClassCALL_LAUNCH, stream: 7}, "_ptsz")
 	add(apiFunction{name: "cudaLaunchKernelExC", program: progRuntimeLaunchConfig, class: cudaCallClassCALL_LAUNCH, stream: noArgument}, "_ptsz")

@@ -6,8 +6,8 @@ package probe
 
 import "strings"
 
-// traceFunction is what a trace has to know of a function beside what apiFunctions say: its kind, and which
-// argument is the stream. ok is false of functions that are not traced.
+// traceFunction returns what a trace needs in addition to apiFunctions: the kind of the function
+// and which argument is the stream. ok is false for functions that are not traced.
 func traceFunction(f apiFunction) (kind CallKind, stream uint8, ok bool) {
 	if f.library != libcuda {
 		return 0, 0, false
@@ -17,13 +17,13 @@ func traceFunction(f apiFunction) (kind CallKind, stream uint8, ok bool) {
 	case progLaunch:
 		return CallLaunch, 8, true
 	case progLaunchConfig:
-		return CallLaunch, noArgument, true // the structure has it
+		return CallLaunch, noArgument, true // the stream is in the structure
 	case progGraphLaunch:
 		return CallGraph, 1, true
 	case progCopy:
 		return CallCopy, f.stream, true
 	case progBatch:
-		return CallCopy, noArgument, true // another one in each version of the function
+		return CallCopy, noArgument, true // differs between versions of the function
 	case progSet:
 		switch {
 		case !async:

@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-// line is one line of the kernel's sums, all processors added.
+// line is one line of the kernel's sums, added over all processors.
 type line struct {
 	key cudaSumKey
 	sum cudaSum
@@ -30,10 +30,11 @@ func (h *Histogram) add(bucket uint8, count, sum, most uint64) {
 	h.Buckets[min(int(bucket), Buckets-1)] += count
 }
 
-// add adds launches of another kernel. Of these the grids and blocks are not kept.
+// add adds launches of another kernel, without their grids and blocks.
 func (l *Launch) add(o *Launch) { l.Calls += o.Calls }
 
-// process makes one Process of its lines. name tells a kernel's name by run and handle.
+// process converts the lines of a process to a Process. name returns the name of a kernel by run
+// and handle.
 func process(id ProcessID, lines []line, sampleEvery uint32, name func(run, handle uint64) string) Process {
 	p := Process{ID: id, SampleEvery: sampleEvery}
 	launches := make(map[Launch]*Launch)
@@ -135,7 +136,7 @@ func process(id ProcessID, lines []line, sampleEvery uint32, name func(run, hand
 	return p
 }
 
-// functionName names a function of the table, "" if there is none of that number.
+// functionName returns the name of a function in the table, or "" if the index is invalid.
 func functionName(index uint16) string {
 	if int(index) >= len(apiFunctions) {
 		return ""

@@ -4,22 +4,23 @@ package probe
 
 import "time"
 
-// TraceOptions of a [Trace].
+// TraceOptions configure a [Trace].
 type TraceOptions struct {
-	// Duration is when the trace ends by itself; it must be above 0.
+	// Duration is the time after which the trace ends. It must be positive.
 	Duration time.Duration
-	// MaxCalls is how many calls of a process that is alone are handed out, 0 for none; what is more is counted in
-	// TraceLosses. Of all processes together it is less than three times as many, by the rule of package fair.
+	// MaxCalls bounds the calls that are returned if only one process is traced, 0 for none. Calls
+	// beyond it are counted in TraceLosses. All processes together can have less than three times
+	// as many, by the rule of package fair.
 	MaxCalls int
-	// Select says of which processes, nil for all; user is as in Process. It is called by other
-	// goroutines than the trace's owner, one at a time, must not call the Probe, and is asked of a process once or,
-	// where there are very many, again.
+	// Select decides which processes are traced, nil for all; user is as in Process. It is called
+	// from other goroutines, one call at a time, and must not call the Probe. It is called once per
+	// process, or repeatedly if there are very many processes.
 	Select func(id ProcessID, user uint32) bool
-	// RingBytes is the size of the buffer between two calls of Take, a power of two of at least one page; 4 MiB if 0,
-	// which holds 37,000 calls. A process that is alone can have a third of it.
+	// RingBytes is the size of the buffer between two calls of Take, a power of two of at least one
+	// page, 4 MiB if 0, which holds 37,000 calls. A process that runs alone can use a third of it.
 	RingBytes uint32
-	// MaxInFlight is how many calls may be without their return at a time, 12,288 if 0: one for each thread that is
-	// in a call. A process that is alone can have a third of them.
+	// MaxInFlight bounds the calls in flight, 12,288 if 0: one for each thread that is in a call. A
+	// process that runs alone can use a third of it.
 	MaxInFlight uint32
 }
 
@@ -38,7 +39,7 @@ func (o TraceOptions) withDefaults() TraceOptions {
 	return o
 }
 
-// CallKind says what a call is for.
+// CallKind is the purpose of a call.
 type CallKind uint8
 
 // Kinds of calls.
@@ -57,48 +58,52 @@ type Call struct {
 	Process ProcessID
 	// User is as in Process.
 	User uint32
-	// Thread is the thread's id in the machine's own namespace.
+	// Thread is the id of the thread in the PID namespace of the machine.
 	Thread int32
-	// Function is the driver's name of it, such as cuMemcpyHtoDAsync_v2.
+	// Function is the driver's name of the function, such as cuMemcpyHtoDAsync_v2.
 	Function string
 	Kind     CallKind
-	// Start and End are when the host entered the function and left it, in ns since 1970 by the machine's clock.
-	// The kernel takes them on another one; between the two is one offset, measured to less than 0.1 ms (on an
-	// idle machine to less than 1 µs), and measured again if the machine's clock is set.
+	// Start and End are the times at which the host entered and left the function, in ns since 1970
+	// by the wall clock. The kernel measures them with the monotonic clock. Both are converted with
+	// one offset, known to less than 0.1 ms (on an idle machine to less than 1 µs). The offset is
+	// measured again if the wall clock is set.
 	Start, End int64
-	// Code is what the function returned, 0 for success.
+	// Code is the return value of the function, 0 for success.
 	Code int32
-	// Kernel is the name of what is launched, mangled, as the driver was asked for it; "" if the process resolved
-	// it before we looked. Handle is the driver's, of the kernel or of the graph.
+	// Kernel is the mangled name of the launched kernel, as requested from the driver. It is "" if
+	// the process requested it before the Probe started. Handle is the driver's handle of the
+	// kernel or of the graph.
 	Kernel string
 	Handle uint64
-	// Grid has blocks, Block threads of a block, in x, y and z; SharedBytes is the dynamic shared memory of a block.
+	// Grid is in blocks and Block in threads per block, in x, y and z. SharedBytes is the dynamic
+	// shared memory of a block.
 	Grid, Block [3]uint32
 	SharedBytes uint32
-	// CopyKind is "HtoD", "DtoH", …, "" where the call does not say; Async of calls that need not wait.
+	// CopyKind is "HtoD", "DtoH", …, or "" if the call does not specify it. Async is set for calls
+	// that need not wait.
 	CopyKind string
 	Async    bool
-	// MemoryKind is of an allocation: see Memory.
+	// MemoryKind is the kind of an allocation: see Memory.
 	MemoryKind string
-	// Stream is the driver's handle of it, Bytes what is copied, set or allocated, Address what is allocated or
-	// freed; each is known only if its Has is true.
+	// Stream is the driver's handle of the stream, Bytes the size of the copy, set or allocation,
+	// Address the allocated or freed address. Each is valid only if its Has field is true.
 	Stream, Bytes, Address          uint64
 	HasStream, HasBytes, HasAddress bool
 }
 
-// TraceLosses count the calls that a trace did not hand out. They never fall.
+// TraceLosses count the calls that a trace did not return. They never decrease.
 type TraceLosses struct {
-	// RingFull are calls for whose end there was no room in the buffer, InFlightFull those for whose begin there
-	// was none.
+	// RingFull counts calls whose end was dropped because the buffer was full. InFlightFull counts
+	// calls whose begin was dropped because the table was full.
 	RingFull, InFlightFull uint64
-	// Beyond are those past MaxCalls.
+	// Beyond counts calls beyond MaxCalls.
 	Beyond uint64
-	// Unfinished are those that had begun and not ended when the trace did; it is 0 until then.
+	// Unfinished counts calls that were in flight when the trace ended. It is 0 until then.
 	Unfinished uint64
-	// AttachFailed are functions, not calls: those that could not be attached to.
+	// AttachFailed counts functions, not calls, that could not be attached.
 	AttachFailed uint64
-	// Processes has RingFull, InFlightFull and Beyond by process id. Where more than 4,096 processes call, some are in
-	// the sums only. Nil if nothing was lost.
+	// Processes has RingFull, InFlightFull and Beyond by process id. If more than 4,096 processes
+	// call, some are only in the totals. It is nil if no call was lost.
 	Processes map[int32]uint64
 }
 

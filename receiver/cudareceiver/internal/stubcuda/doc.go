@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package stubcuda gives tests of the probes a driver library without a driver: a libcuda.so.1 that exports the
-// functions that are probed, with their real signatures, and does next to nothing in them; and a program that calls
-// them as it is told. Both are C (in src), compiled with cc.
+// Package stubcuda provides a fake CUDA driver for tests of the probes. It builds a libcuda.so.1
+// that exports the probed functions with their real signatures and almost empty bodies, and a
+// program that calls them on command. Both are written in C (in src) and compiled with cc.
 //
 // It is for tests only, and needs Linux and a C compiler.
 package stubcuda

@@ -21,23 +21,24 @@ import (
 //go:embed src
 var sources embed.FS
 
-// Libraries are the compiled files.
+// Libraries are the paths of the compiled files.
 type Libraries struct {
-	// Library is the path of a libcuda.so.1 whose functions begin with push %rbp, Marked of one whose
-	// functions begin with endbr64.
+	// Library is the path of a libcuda.so.1 whose functions begin with push %rbp. Marked is the
+	// path of one whose functions begin with endbr64.
 	Library, Marked string
-	// Runtime is the path of a libcudart.so.13 that comes to the driver as NVIDIA's does: programs that use it have
-	// STUB_DRIVER=Library in their environment; with STUB_INNER=1 the driver gives it other addresses than those of
-	// its exported functions. NCCL is the path of a libnccl.so.2.
+	// Runtime is the path of a libcudart.so.13 that calls the driver as NVIDIA's does. Programs
+	// that use it need STUB_DRIVER=Library in their environment. With STUB_INNER=1 the driver
+	// returns addresses that differ from those of its exported functions. NCCL is the path of a
+	// libnccl.so.2.
 	Runtime, NCCL string
 	dir, program  string
 }
 
-// Contains reports whether a path, as it is or below /proc/PID/root, is of one of the libraries.
+// Contains reports whether a path, possibly below /proc/PID/root, belongs to one of the libraries.
 func (l *Libraries) Contains(path string) bool { return strings.Contains(path, l.dir+"/") }
 
-// Build puts the libraries and the program into a folder of the test; they are compiled once in a process. The test
-// is skipped where there is no C compiler.
+// Build puts the libraries and the program into a folder of the test. They are compiled once per
+// process. The test is skipped if there is no C compiler.
 func Build(t testing.TB) *Libraries {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -51,7 +52,7 @@ func Build(t testing.TB) *Libraries {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	// Files of its own: the tests tell libraries apart by their inodes.
+	// Each call creates new files, because the tests distinguish libraries by their inodes.
 	for name, data := range files {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -71,7 +72,7 @@ func Build(t testing.TB) *Libraries {
 	}
 }
 
-// What is compiled, below the test's folder.
+// Names of the compiled files, below the test's folder.
 const (
 	plainDriver    = "plain/libcuda.so.1"
 	markedDriver   = "marked/libcuda.so.1"
@@ -80,7 +81,7 @@ const (
 	callsProgram   = "calls"
 )
 
-// compiled returns the contents of the files by their names.
+// compiled returns the contents of the files by name.
 var compiled = sync.OnceValues(func() (files map[string][]byte, err error) {
 	dir, err := os.MkdirTemp("", "stubcuda")
 	if err != nil {
@@ -126,7 +127,7 @@ var compiled = sync.OnceValues(func() (files map[string][]byte, err error) {
 	return files, nil
 })
 
-// Program is a running program that calls the driver as it is told.
+// Program is a running program that calls the driver on command.
 type Program struct {
 	t   testing.TB
 	cmd *exec.Cmd
@@ -134,7 +135,7 @@ type Program struct {
 	out *bufio.Reader
 }
 
-// Start starts the program, with further variables in its environment. It ends with the test, or by
+// Start starts the program with additional environment variables. It ends with the test or by
 // [Program.End].
 func (l *Libraries) Start(t testing.TB, env ...string) *Program {
 	t.Helper()
@@ -157,7 +158,7 @@ func (l *Libraries) Start(t testing.TB, env ...string) *Program {
 	return p
 }
 
-// PID is the process's id.
+// PID returns the id of the process.
 func (p *Program) PID() int { return p.cmd.Process.Pid }
 
 // Do runs a command of calls.c and returns the driver's result, 0 for success.
@@ -179,12 +180,12 @@ func (p *Program) Do(format string, args ...any) int {
 		p.t.Fatalf("%s: %q", line, answer)
 	}
 	if result < 0 {
-		p.t.Fatalf("%s: the program cannot do that (%d)", line, result)
+		p.t.Fatalf("%s: unsupported command (%d)", line, result)
 	}
 	return result
 }
 
-// Must is Do, and fails the test if the result is not 0.
+// Must is like Do, but fails the test if the result is not 0.
 func (p *Program) Must(format string, args ...any) {
 	p.t.Helper()
 	if result := p.Do(format, args...); result != 0 {
@@ -192,13 +193,13 @@ func (p *Program) Must(format string, args ...any) {
 	}
 }
 
-// End closes the program's input and waits for it.
+// End closes the input of the program and waits until it exits.
 func (p *Program) End() {
 	_ = p.in.Close()
 	if err := p.cmd.Wait(); err != nil {
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) {
-			return // it has been waited for
+			return // it has already exited
 		}
 	}
 }

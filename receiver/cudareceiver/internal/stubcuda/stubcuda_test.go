@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestProgramCallsWhatItIsTold(t *testing.T) {
+func TestProgram_DriverCommands(t *testing.T) {
 	l := Build(t)
 	p := l.Start(t, "STUB_FAIL=cuMemFree_v2=700,cuCtxSynchronize=719")
 	p.Must("open %s", l.Library)
@@ -45,7 +45,7 @@ func TestProgramCallsWhatItIsTold(t *testing.T) {
 	p.End()
 }
 
-func TestProgramCallsOtherLibraries(t *testing.T) {
+func TestProgram_OtherLibraries(t *testing.T) {
 	l := Build(t)
 	for _, inner := range []string{"0", "1"} {
 		p := l.Start(t, "STUB_DRIVER="+l.Library, "STUB_INNER="+inner, "STUB_FAIL=cuGraphLaunch=700,ncclSend=5")
@@ -66,10 +66,10 @@ func TestProgramCallsOtherLibraries(t *testing.T) {
 	}
 }
 
-// The probes look at how a function begins.
-func TestFunctionsBeginAsTheyShould(t *testing.T) {
+// The probes read the first instructions of a function.
+func TestBuild_FirstInstructions(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
-		t.Skip("about instructions of amd64")
+		t.Skip("checks instructions of amd64")
 	}
 	l := Build(t)
 	for path, want := range map[string][]byte{l.Library: {0x55}, l.Marked: {0xf3, 0x0f, 0x1e, 0xfa, 0x55}, l.Runtime: {0x55}, l.NCCL: {0x55}} {

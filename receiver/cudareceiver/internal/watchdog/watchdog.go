@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package watchdog runs calls that may never return, such as reads of files that another user's program serves, and
-// abandons them after a deadline.
+// Package watchdog runs calls that may never return, such as reads of files that another user's
+// program serves, and abandons them after a deadline.
 //
-// The kernel cannot cancel such a call: its thread stays until the call returns. So the number of abandoned calls is
-// bounded, in all and for each owner. An owner at the bound gets no further calls until one of its calls returns;
-// the others are not affected.
+// The kernel cannot cancel such a call: its thread stays blocked until the call returns. So the
+// number of abandoned calls is bounded, in total and for each owner. An owner at the bound gets no
+// further calls until one of its calls returns. Other owners are not affected.
 package watchdog
 
 import (
@@ -17,37 +17,39 @@ import (
 
 // Errors of [Run].
 var (
-	// ErrAbandoned is of a call that did not return in time.
-	ErrAbandoned = errors.New("no answer in time")
-	// ErrBusy is of a call that was not made: too many calls of its owner, or of all owners, are abandoned.
+	// ErrAbandoned reports a call that did not return before its deadline.
+	ErrAbandoned = errors.New("call timed out")
+	// ErrBusy reports a call that was not made because its owner, or all owners together, have too
+	// many abandoned calls.
 	ErrBusy = errors.New("too many earlier calls have not returned")
 )
 
 const (
-	// maxOwner and maxTotal bound the abandoned calls that have not returned: of one owner, and of all. Each holds a
-	// thread, whose stack the kernel bounds, and at most a few descriptors.
+	// maxOwner and maxTotal bound the abandoned calls that have not returned, for one owner and in
+	// total. Each holds a thread, whose stack the kernel bounds, and at most a few descriptors.
 	maxOwner = 2
 	maxTotal = 32
 )
 
-// Watchdog counts abandoned calls by owner. The zero value is ready. It is safe for concurrent use.
+// Watchdog counts abandoned calls by owner. The zero value is ready to use. It is safe for
+// concurrent use.
 type Watchdog[Owner comparable] struct {
 	mu      sync.Mutex
 	pending map[Owner]int
 	total   int
 }
 
-// Pending returns how many abandoned calls have not returned.
+// Pending returns the number of abandoned calls that have not returned.
 func (w *Watchdog[Owner]) Pending() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.total
 }
 
-// Run makes a call in a goroutine of its own and waits for it, for at most limit, or until ctx ends. The error is
-// [ErrAbandoned], [ErrBusy] or that of ctx; the call's result is valid if it is nil. owner is who is charged for a
-// call that does not return; it is asked only if needed. What an abandoned call returns in the end goes to discard,
-// which may be nil.
+// Run makes a call in a new goroutine and waits until it returns, limit expires or ctx ends. The
+// error is [ErrAbandoned], [ErrBusy] or the error of ctx; the result is valid only if the error is
+// nil. An abandoned call is charged to owner, which is evaluated only if needed. The late result of
+// an abandoned call is passed to discard, which may be nil.
 func Run[Owner comparable, T any](ctx context.Context, w *Watchdog[Owner], owner func() Owner, limit time.Duration, call func() T, discard func(T)) (T, error) {
 	var none T
 	if err := ctx.Err(); err != nil {
@@ -99,7 +101,7 @@ func Run[Owner comparable, T any](ctx context.Context, w *Watchdog[Owner], owner
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	select {
-	case result := <-done: // it returned at the last moment
+	case result := <-done: // the call returned just before its deadline
 		return result, nil
 	default:
 	}

@@ -26,8 +26,9 @@ func TestRun_Result(t *testing.T) {
 	assert.Zero(t, w.Pending())
 }
 
-// A call that never returns is abandoned after its limit. The third call of its owner is not made, those of others are.
-func TestRun_HungCalls(t *testing.T) {
+// A call that never returns is abandoned after its limit. The third call of its owner is not made;
+// calls of other owners are.
+func TestRun_BlockedCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var w Watchdog[string]
 		release := make(chan struct{})
@@ -57,7 +58,7 @@ func TestRun_HungCalls(t *testing.T) {
 	})
 }
 
-func TestRun_TotalIsBounded(t *testing.T) {
+func TestRun_TotalLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var w Watchdog[int]
 		release := make(chan struct{})

@@ -2,14 +2,15 @@
 
 //go:build linux && (amd64 || arm64)
 
-// Command peer attaches one of the probes of package peers to a driver library, and keeps it there until its standard
-// input ends. test/gpu/cuda_cost.py compares the receiver with it.
+// Command peer attaches one of the probes of package peers to a driver library and keeps it
+// attached until its standard input ends. test/gpu/cuda_cost.py compares the receiver with it.
 //
 //	peer counting LIBRARY    counts launches in the kernel
-//	peer ring LIBRARY        sends an event of each to a reader that is woken
-//	peer ring-quiet LIBRARY  sends an event of each to a reader that looks every 10 ms
+//	peer ring LIBRARY        sends an event of each launch to a reader that the kernel wakes
+//	peer ring-quiet LIBRARY  sends an event of each launch to a reader that polls every 10 ms
 //
-// It prints "ready" once attached, and at the end a line of JSON: launches counted or read, and launches lost.
+// It prints "ready" after it has attached. At the end it prints a line of JSON: the launches that
+// were counted or read, and the launches that were lost.
 package main
 
 import (
