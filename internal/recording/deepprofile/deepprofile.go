@@ -173,7 +173,7 @@ func (f *Figure) stack(scopes []string) []profile.Location {
 	}
 	stack := []profile.Location{place}
 	if outermost := &place.Lines[len(place.Lines)-1].Function; outermost.Name != kernel.Name || outermost.Symbol != kernel.Symbol {
-		// The function is called by the kernel. Its caller is unknown.
+		// The kernel calls this function. The call site is unknown.
 		caller.Lines = []profile.Line{{Function: kernel}}
 		stack = append(stack, caller)
 	}
@@ -183,7 +183,7 @@ func (f *Figure) stack(scopes []string) []profile.Location {
 	return stack
 }
 
-// unknown names a frame without a name. Stores omit frames with an empty name.
+// unknown names a frame without a name. A store could ignore a frame with an empty name.
 const unknown = "unknown"
 
 func function(n *gpuevent.KernelName, file string) profile.Function {
