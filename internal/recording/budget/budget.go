@@ -23,18 +23,19 @@ import (
 )
 
 const (
-	// RecordCost is what a record is taken to cost the program. A launch of an empty kernel takes 0.85 µs longer when it is recorded (H200,
-	// CUDA 13.0), and one of a PyTorch training up to 3 µs, as its caches are in other use (docs/internals/decisions.md).
+	// RecordCost is the assumed cost of one record. A recorded launch of an empty kernel takes 0.85
+	// µs longer (H200, CUDA 13.0). A launch of a PyTorch training takes up to 3 µs longer, because
+	// it uses the caches differently (docs/internals/decisions.md).
 	RecordCost = 3 * time.Microsecond
-	// SwitchCost is the least that attaching and detaching are taken to cost, each: both take about 12 ms
-	// on an H200. The program is taken to stand still meanwhile.
+	// SwitchCost is the assumed minimum cost of an attach or a detach. Each takes about 12 ms on an
+	// H200. The program is assumed to be blocked meanwhile.
 	SwitchCost = 12 * time.Millisecond
-	// FirstLaunches is what the first launches after an attach are taken to cost more than later ones, all
-	// together: up to 9 ms were measured in a PyTorch training on an H200.
+	// FirstLaunches is the assumed extra cost of the first launches after an attach, in total. Up
+	// to 9 ms were measured in a PyTorch training on an H200.
 	FirstLaunches = 9 * time.Millisecond
 
-	// A slice is shorter only if the session ends. In less time than minSlice, launches are mostly the first ones;
-	// maxSlice bounds what a program costs that begins to launch in a slice.
+	// A slice is shorter only if the session ends. Below minSlice, most launches are first
+	// launches. maxSlice bounds the cost to a program that starts to launch during a slice.
 	minSlice, maxSlice = 100 * time.Millisecond, time.Second
 	// jitter is the longest random delay of a slice, as a share of the pause before it.
 	jitter = 0.5
@@ -138,8 +139,9 @@ func (c *Controller) Attached(took time.Duration) {
 	c.sliceCost, c.sliceTime = 0, 0
 }
 
-// Detached accounts for a detach: for drain it was waited for work in flight, when launches cost at most what they did in the slice
-// before, and for held CUPTI was being finalized. All records of the slice have been spent.
+// Detached accounts for a detach. drain is the wait for work in flight; its launches cost at most
+// as much as in the slice before. held is the time in which CUPTI was finalized. All records of the
+// slice have been spent.
 func (c *Controller) Detached(drain, held time.Duration) {
 	if c.sliceTime > 0 {
 		// Many records of a short slice are read after its end.

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deepprofile makes OpenTelemetry profiles of what a deep window yielded: the same sums that are its log
-// records, as values at stacks, for stores that draw flame graphs.
+// Package deepprofile converts the results of a deep window to OpenTelemetry profiles. They hold
+// the same sums as the window's log records, as values at stacks, for stores that draw flame
+// graphs.
 //
-// A profile has one type of sample. PC sampling makes two, gpu_samples and gpu_samples_not_issued, which has a part
-// of the first once more; SASS metrics make one for each metric, of its name. The stall reason is an attribute of
-// the sample and no type: so a store can add samples up, and divide them by reason. (Pyroscope makes labels of
-// attributes, and of the link the span's id.)
+// A profile has one sample type. PC sampling creates two: gpu_samples and gpu_samples_not_issued,
+// which counts a part of the first again. SASS metrics create one for each metric, with its name.
+// The stall reason is an attribute of the sample, not a type. So a store can add samples up and
+// group them by reason. Pyroscope turns attributes into labels, and the link into the span's id.
 //
-// A stack is, innermost first: the instruction, by its offset in the kernel and with the functions inlined there;
-// the kernel, where the instruction is in a function that it calls; and where the launch is known, the scopes
-// around it.
+// A stack lists the innermost frame first. It begins with the instruction, by its offset in the
+// kernel, with the functions inlined there. The kernel follows if the instruction is in a function
+// that it calls. The scopes of the launch follow if the launch is known.
 //
-// The package knows the values of gpuevent, places of cubin, and [profile.Writer]. It does no I/O.
+// The package depends on the values of gpuevent, the places of cubin, and [profile.Writer]. It does
+// no I/O.
 package deepprofile
 
 import (
@@ -31,7 +33,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// Types of samples. Not "samples", which a store would add to those of the processor.
+// Sample types. A store would add a type named "samples" to the samples of the processor.
 const (
 	typeSamples   = "gpu_samples"
 	typeNotIssued = "gpu_samples_not_issued"
@@ -39,7 +41,7 @@ const (
 	periodType    = "sm_clock"
 	periodUnit    = "cycles"
 
-	// notIssued ends the names of reasons that count some of the samples of another reason once more.
+	// notIssued ends the names of reasons that count some samples of another reason again.
 	notIssued = "_not_issued"
 )
 
@@ -56,19 +58,19 @@ type Figure struct {
 	Device, Correlation gpuevent.Int
 }
 
-// Part is what one engine yielded.
+// Part is the result of one engine.
 type Part struct {
 	Engine     cupti.Engine
 	Start, End time.Time
-	// PeriodLog2 says that a sample was taken every 2^PeriodLog2 cycles, 0 if that is not known.
+	// PeriodLog2 is the sampling period as a power of two, in cycles. 0 means unknown.
 	PeriodLog2 int
 	Figures    []Figure
 }
 
-// Window is what a window yielded.
+// Window is the result of a window.
 type Window struct{ Parts []*Part }
 
-// Session says where a window belongs.
+// Session describes the origin of a window.
 type Session struct {
 	Resource pcommon.Resource
 	Devices  []gpuevent.Device
@@ -76,11 +78,11 @@ type Session struct {
 	ID func(n uint64) [16]byte
 	// Attributes are of each profile.
 	Attributes []profile.Attribute
-	// Launch returns the span that a figure belongs to, and the names of the scopes around it, innermost first.
+	// Launch returns the span of a figure and the names of its scopes, innermost first.
 	Launch func(correlation gpuevent.Int) (gpuevent.Ref, []string)
 }
 
-// Profiles returns the window as requests.
+// Profiles converts the window to export requests.
 func (w *Window) Profiles(s *Session) []profile.Profiles {
 	to := profile.NewWriter(profile.Settings{
 		Resource: s.Resource, SchemaURL: semconv.SchemaURL, ScopeName: semconv.ScopeName, ID: s.ID,
@@ -121,7 +123,7 @@ func (p *Part) write(to *profile.Writer, s *Session) {
 	}
 }
 
-// typeOf is the type of sample that a figure counts.
+// typeOf returns the sample type of a figure.
 func (p *Part) typeOf(f *Figure) string {
 	switch {
 	case p.Engine != cupti.EnginePCSampling:
@@ -150,7 +152,7 @@ func (p *Part) add(to *profile.Writer, s *Session, f *Figure) {
 	to.Add(&one)
 }
 
-// stack is where a figure is, innermost first.
+// stack returns the frames of a figure, innermost first.
 func (f *Figure) stack(scopes []string) []profile.Location {
 	kernel := function(f.At.Function, "")
 	place := profile.Location{}
@@ -171,7 +173,7 @@ func (f *Figure) stack(scopes []string) []profile.Location {
 	}
 	stack := []profile.Location{place}
 	if outermost := &place.Lines[len(place.Lines)-1].Function; outermost.Name != kernel.Name || outermost.Symbol != kernel.Symbol {
-		// In a function that the kernel calls, from where is not known.
+		// The kernel calls this function. The call site is unknown.
 		caller.Lines = []profile.Line{{Function: kernel}}
 		stack = append(stack, caller)
 	}
@@ -181,7 +183,7 @@ func (f *Figure) stack(scopes []string) []profile.Location {
 	return stack
 }
 
-// unknown is the name of what has none: a frame without one would be taken for no frame.
+// unknown names a frame without a name. A store could ignore a frame with an empty name.
 const unknown = "unknown"
 
 func function(n *gpuevent.KernelName, file string) profile.Function {

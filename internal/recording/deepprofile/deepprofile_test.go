@@ -19,7 +19,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// session belongs to launches that are all in the same scopes.
+// session has all launches in the same scopes.
 func session(scopes ...string) *Session {
 	return &Session{
 		Resource: pcommon.NewResource(), ID: func(n uint64) [16]byte { return [16]byte{byte(n + 1)} },
@@ -99,7 +99,7 @@ func TestWindowWithoutFigures(t *testing.T) {
 	assert.Empty(t, w.Profiles(session()))
 }
 
-// BenchmarkProfiles is a window of 10,000 figures, the most that one sends unless it is told otherwise.
+// BenchmarkProfiles converts a window of 10,000 figures, the default maximum.
 func BenchmarkProfiles(b *testing.B) {
 	p := &Part{Engine: cupti.EnginePCSampling, PeriodLog2: 12}
 	at := place("_Z4gemmILi32EEvPfPKf", "load", "_Z4gemmILi32EEvPfPKf")

@@ -32,11 +32,11 @@ var operationNames = [numOperations]string{
 	opFree:   semconv.CUDAOperationFree,
 }
 
-// onDevice says that the operation occupies the device, and counts in device seconds.
+// onDevice reports whether the operation occupies the device and counts in device seconds.
 func (o operation) onDevice() bool { return o <= opGraph }
 
 const (
-	// maxDevices bounds the devices that are told apart, by ordinal. No process sees more.
+	// maxDevices bounds the devices that are distinguished, by ordinal. No process sees more.
 	maxDevices = 64
 	// maxCells bounds kernel series by name, scope and device.
 	maxCells = 20_000
@@ -48,8 +48,8 @@ const (
 	buckets = 160
 )
 
-// copyBounds are those of the sizes of copies, in bytes: the powers of 4 from 1 KiB to 4 GiB, as the
-// connector of usage has them.
+// copyBounds are the buckets of copy sizes in bytes: the powers of 4 from 1 KiB to 4 GiB. They
+// equal those of the usage connector.
 var copyBounds = func() []int64 {
 	var b []int64
 	for n := int64(1 << 10); n <= 1<<32; n *= 4 {
@@ -69,18 +69,18 @@ type cell struct {
 	work            *work
 }
 
-// usage is one kernel name's on one device.
+// usage counts the kernels of one name on one device.
 type usage struct {
 	name    uint32
 	device  uint8
 	created int64
 	// durations is nil until the first.
 	durations *histogram.Exponential
-	// without counts kernels that have no span.
+	// without counts kernels without a span.
 	without uint64
 }
 
-// work is what one scope did on one device, by operation.
+// work counts what one scope did on one device, by operation.
 type work struct {
 	label  uint32
 	device uint8
@@ -96,12 +96,12 @@ type copies struct {
 	ns     uint64
 }
 
-// totals are all exact figures of the session. They belong to the consumer.
+// totals holds all exact totals of the session. The consumer owns it.
 type totals struct {
 	names *names
 	cells map[uint64]*cell
 	list  []*cell
-	// lastKey and lastCell are a memory of the cell that came last.
+	// lastKey and lastCell cache the last used cell.
 	lastKey   uint64
 	lastCell  *cell
 	usages    map[uint64]*usage
@@ -114,7 +114,7 @@ type totals struct {
 	setBytes, setNs  [maxDevices + 1]uint64
 	sets             [maxDevices + 1]uint64
 	allocated, freed uint64
-	// without counts work other than kernels that has no span, by operation and device.
+	// without counts work other than kernels without a span, by operation and device.
 	without [numOperations][maxDevices + 1]uint64
 	start   int64
 	kernels uint64
@@ -158,7 +158,7 @@ func (t *totals) usage(name uint32, device uint8) *usage {
 	return u
 }
 
-// cell returns the series of a name, scope and device. Past the bound on series the scope is _other.
+// cell returns the series of a name, scope and device. Above maxCells the scope is _other.
 func (t *totals) cell(name, label uint32, device uint8) *cell {
 	key := uint64(name)<<32 | uint64(label)<<8 | uint64(device)
 	if key == t.lastKey {

@@ -5,26 +5,26 @@ package recorder
 import "time"
 
 const (
-	// maxCalls bounds the calls that are remembered: 24 MiB of slots and 8 MiB of ages. The driver
-	// queues about a thousand launches per stream, so that what makes room for others belongs to calls
-	// that started no work, or whose work has no span.
+	// maxCalls bounds the remembered calls: 24 MiB of slots and 8 MiB of ages. The driver queues
+	// about a thousand launches per stream. So the evicted calls are those that started no work, or
+	// whose work has no span.
 	maxCalls = 3 << 18
 	// maxSlots is a power of two of which maxCalls is three quarters.
 	maxSlots = 1 << 20
 	minSlots = 1 << 10
 	// callAge is far below the time in which 2^32 calls wrap (three hours at 400,000 launches a
-	// second), and far above the time that a launch waits for its device.
+	// second). It is far above the time that a launch waits for its device.
 	callAge = 10 * time.Minute
 	// ageStep is how finely ages are known.
 	ageStep = int64(10 * time.Second)
 )
 
-// call is the time of the host call that asked for work.
+// call is the time of the host call that requested work.
 type call struct{ start, end int64 }
 
-// calls holds the newest host calls by their correlation ids, for launch times: open addressing with
-// linear probing, and a queue in the order of arrival by which entries age out. Neither allocates for
-// an entry, but to grow.
+// calls holds the newest host calls by correlation id. They give the launch times. It uses open
+// addressing with linear probing, and a queue in order of arrival for ageing. Adding an entry
+// allocates only when the table grows.
 type calls struct {
 	slots []slot
 	used  int
@@ -96,8 +96,8 @@ func (c *calls) get(id uint32) (v call, ok bool) {
 	return v, ok
 }
 
-// put sets the value of an id, which is the newest from now on: what was put before is later news of
-// the same call, or the ids came around again.
+// put sets the value of an id and makes it the newest. An existing entry is replaced: it is the
+// same call, or the ids wrapped.
 func (c *calls) put(id uint32, v call) {
 	c.delete(id)
 	for c.used >= maxCalls || c.tail-c.head >= maxCalls {
@@ -152,14 +152,14 @@ func (c *calls) dropHead() {
 	}
 }
 
-// delete forgets an id.
+// delete removes an id.
 func (c *calls) delete(id uint32) {
 	at, ok := c.find(id)
 	if !ok {
 		return
 	}
 	c.used--
-	// Entries that were pushed past this slot move back, so that no search ends too early.
+	// Move back the entries that were pushed past this slot, so that searches still find them.
 	mask := uint32(len(c.slots) - 1)
 	for next := (at + 1) & mask; c.slots[next].number != 0; next = (next + 1) & mask {
 		if home := c.home(c.slots[next].id); (next-home)&mask >= (next-at)&mask {
@@ -170,7 +170,7 @@ func (c *calls) delete(id uint32) {
 	c.slots[at] = slot{}
 }
 
-// age forgets what is older than callAge. It is called now and then, with the time.
+// age removes entries older than callAge. now is the current time.
 func (c *calls) age(now int64) {
 	for len(c.marks) > 0 && c.marks[0].at <= now-int64(callAge) {
 		for c.head < c.marks[0].tail && c.head < c.tail {

@@ -19,8 +19,8 @@ import (
 // summaryKernels is the number of kernels that a summary names.
 const summaryKernels = 20
 
-// Unavailable sends the session's span and a capture log that says why nothing is recorded, for a
-// program without a Collector, and returns the summary.
+// Unavailable sends the session's span and a capture log with the reason why nothing is recorded,
+// for a program without a Collector. It returns the summary.
 func Unavailable(cfg Config, status cupti.Status, sink Sink) (Summary, error) {
 	cfg, err := complete(cfg)
 	if err != nil {
@@ -55,7 +55,7 @@ func (r *Recorder) finish() error {
 	r.mu.Unlock()
 	e.learnWindows(notes)
 	if r.broken.Load() {
-		// What the batch holds may be half an event.
+		// The batch may hold an incomplete event.
 		e.batch = gpuevent.NewBatch(gpuevent.Signals{Traces: true, Logs: true})
 	}
 	r.summary = e.finish(r.failure)
@@ -90,7 +90,7 @@ func (e *engine) finish(failure string) Summary {
 	return summary
 }
 
-// summary says what came of the session.
+// summary returns the result of the session.
 func (e *engine) summary(failure string, end int64) Summary {
 	stats, status := e.src.Stats(), e.src.Status()
 	s := Summary{
@@ -255,13 +255,14 @@ func captureKinds(set cupti.Kinds) []string {
 	return words
 }
 
-// lossy says whether anything was lost. Spans that a limit left out are none: metrics have them.
+// lossy reports whether anything was lost. Spans omitted by a limit do not count, because metrics
+// include them.
 func (s *Summary) lossy() bool {
 	r := &s.Records
 	return s.Failure != "" || r.Dropped+r.Rejected+r.Unread+r.Unreturned+r.ScopesLost+r.ScopesUnknown > 0
 }
 
-// sentence says in one sentence what came of the session.
+// sentence describes the result of the session in one sentence.
 func (s *Summary) sentence() string {
 	if s.Reason != cupti.ReasonNone {
 		if s.Detail == "" {

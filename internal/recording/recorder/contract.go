@@ -17,10 +17,10 @@ import (
 
 // Source is where records come from: a *cupti.Collector by [FromCollector].
 type Source interface {
-	// Take returns the next completed buffer; nil, nil after wait; nil, io.EOF when the collector is
-	// stopped and all is taken. One goroutine calls it.
+	// Take returns the next completed buffer. It returns nil, nil after wait, and nil, io.EOF when
+	// the collector is stopped and all buffers are taken. Only one goroutine calls it.
 	Take(wait time.Duration) (Records, error)
-	// Flush asks for what is complete.
+	// Flush requests the completed records.
 	Flush() error
 	// Pending is the number of completed buffers that wait for Take.
 	Pending() int
@@ -39,8 +39,8 @@ type Source interface {
 // ScopeName.
 type Records interface {
 	Len() int
-	// Attachment tells correlation ids apart: those of records with different numbers have nothing to do with each
-	// other.
+	// Attachment distinguishes correlation ids. Ids of records with different attachments are
+	// unrelated.
 	Attachment() uint32
 	Head(i int) *cupti.Head
 	Kernel(i int, k *gpuevent.Kernel)
@@ -54,8 +54,8 @@ type Records interface {
 	Release()
 }
 
-// Sink takes the telemetry. It never blocks, owns what it gets, and is called by one goroutine at a
-// time.
+// Sink receives the telemetry. It never blocks, owns what it receives, and is called by one
+// goroutine at a time.
 type Sink interface {
 	Traces(ptrace.Traces)
 	Logs(plog.Logs)
@@ -77,13 +77,13 @@ type Config struct {
 	Command  []string
 	PID      int
 	HostName string
-	// Parent is the span that the session hangs under (Trace and Span), if HasParent. If it is not
-	// ParentSampled, work outside scopes makes no spans.
+	// Parent is the parent span of the session (Trace and Span), if HasParent is set. Unless
+	// ParentSampled is set, work outside scopes has no spans.
 	Parent        gpuevent.Ref
 	HasParent     bool
 	ParentSampled bool
-	// MaxSpansPerSecond limits spans of device work: default 20,000, below 0 none at all. What it
-	// leaves out is counted, and in all metrics.
+	// MaxSpansPerSecond limits spans of device work. The default is 20,000; a negative value allows
+	// none. Omitted spans are counted, and metrics include their work.
 	MaxSpansPerSecond int
 	// MaxSpansPerTrace is the size from which a session's or NVTX range's trace goes on in another
 	// part: default 10,000, at least 2.
@@ -192,7 +192,7 @@ type CopyRow struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// SpanCounts say what became of device work: Emitted + LeftOut + Unsampled is all of it.
+// SpanCounts counts device work. The total is Emitted + LeftOut + Unsampled.
 type SpanCounts struct {
 	Emitted   uint64 `json:"emitted"`
 	LeftOut   uint64 `json:"left_out"`
@@ -214,10 +214,11 @@ type RecordCounts struct {
 	RejectedBy map[string]uint64 `json:"rejected_by,omitempty"`
 	// Unread were in buffers given back unread, after a fault or past the bound of Stop.
 	Unread uint64 `json:"unread,omitempty"`
-	// Unreturned are buffers that CUPTI kept at the end, with the records that the device was still at and what was launched after them.
+	// Unreturned counts buffers that CUPTI kept at the end. They hold unfinished records and those
+	// of later launches.
 	Unreturned uint64 `json:"unreturned_buffers,omitempty"`
-	// ScopesLost are NVTX events and scopes that found no room or were forgotten; ScopesUnknown are
-	// records whose scope is not known or no longer: they are under the session.
+	// ScopesLost counts NVTX events and scopes that were dropped at a bound or evicted.
+	// ScopesUnknown counts records whose scope is unknown; they belong to the session.
 	ScopesLost    uint64 `json:"scopes_lost,omitempty"`
 	ScopesUnknown uint64 `json:"scopes_unknown,omitempty"`
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package settings reads the values of settings, with one parser for each kind of value. Its errors know the variable
-// that a value came from, so that a program can name the flag instead where the user gave one.
+// Package settings reads the values of settings, with one parser for each kind of value. Its errors
+// hold the variable of the value, so that a program can report the flag that the user set.
 package settings
 
 import (
@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Error is about the value of one variable.
+// Error describes an invalid value of one variable.
 type Error struct {
 	// Variable is the environment variable, or the flag after [Named].
 	Variable string
@@ -23,18 +23,18 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Variable + e.Problem }
 
-// Bad is the error of a variable with a value that is not what is wanted.
+// Bad returns the error for a variable with an invalid value.
 func Bad(variable, value, want string) error {
 	return &Error{variable, fmt.Sprintf(" is %q; it must be %s", value, want)}
 }
 
-// Wrong is the error of a variable, with a text of its own after a colon.
+// Wrong returns the error for a variable, with its own text after a colon.
 func Wrong(variable, format string, args ...any) error {
 	return &Error{variable, ": " + fmt.Sprintf(format, args...)}
 }
 
-// Named returns err with other names of the variables, also in errors that are joined. name returns the name that a
-// user knows, such as "--output", or the variable itself.
+// Named returns err with other names of the variables, including those in joined errors. name
+// returns the name that a user knows, such as "--output", or the variable itself.
 func Named(err error, name func(variable string) string) error {
 	switch e := err.(type) { //nolint:errorlint // It takes the tree apart.
 	case *Error:
@@ -49,9 +49,9 @@ func Named(err error, name func(variable string) string) error {
 	return err
 }
 
-// Reader reads values and collects what is wrong with them. It belongs to one goroutine.
+// Reader reads values and collects their errors. It belongs to one goroutine.
 type Reader struct {
-	// Getenv is os.Getenv or like it: "" is not set.
+	// Getenv works like os.Getenv: "" means not set.
 	Getenv func(variable string) string
 	errs   []error
 }
@@ -59,13 +59,14 @@ type Reader struct {
 // Fail adds an error.
 func (r *Reader) Fail(err error) { r.errs = append(r.errs, err) }
 
-// Bad adds the error that a value is not what is wanted.
+// Bad adds the error for an invalid value.
 func (r *Reader) Bad(variable, value, want string) { r.Fail(Bad(variable, value, want)) }
 
 // Err returns all errors, joined, or nil.
 func (r *Reader) Err() error { return errors.Join(r.errs...) }
 
-// Bool reads a switch: 1, true, yes, on, or 0, false, no, off in any case. It is false where nothing is set.
+// Bool reads a switch: 1, true, yes, on, or 0, false, no, off in any case. An unset variable is
+// false.
 func (r *Reader) Bool(variable string) bool {
 	v := r.Getenv(variable)
 	switch strings.ToLower(strings.TrimSpace(v)) {
@@ -78,7 +79,7 @@ func (r *Reader) Bool(variable string) bool {
 	return false
 }
 
-// Int reads a whole number of least or more that has 32 bits. It is 0 where nothing is set.
+// Int reads a 32-bit integer of at least least. An unset variable is 0.
 func (r *Reader) Int(variable string, least int) int {
 	v := r.Getenv(variable)
 	if v == "" {
@@ -92,7 +93,7 @@ func (r *Reader) Int(variable string, least int) int {
 	return n
 }
 
-// Duration reads a duration of least or more. It is otherwise where nothing is set.
+// Duration reads a duration of at least least. An unset variable has the value otherwise.
 func (r *Reader) Duration(variable string, least, otherwise time.Duration) time.Duration {
 	v := r.Getenv(variable)
 	if v == "" {
