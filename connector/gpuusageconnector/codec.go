@@ -7,53 +7,28 @@ import (
 	"math"
 
 	"go.opentelemetry.io/collector/pdata/pcommon"
+
+	"github.com/gpuflight/gpuflight/internal/varint"
 )
 
 func appendUint[T ~int | ~uint8 | ~uint16 | ~uint32 | ~uint64](b []byte, v T) []byte {
 	return binary.AppendUvarint(b, uint64(v))
 }
 
-func appendInt(b []byte, v int64) []byte { return binary.AppendVarint(b, v) }
-
-func appendString(b []byte, s string) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
-}
-
 func appendFloat(b []byte, v float64) []byte {
 	return binary.LittleEndian.AppendUint64(b, math.Float64bits(v))
 }
 
-// decoder reads what the functions above wrote. After a mistake everything is zero and bad is set.
-type decoder struct {
-	b   []byte
-	bad bool
-}
+// decoder reads stored state.
+type decoder struct{ varint.Reader }
 
-func (d *decoder) fail() { d.b, d.bad = nil, true }
+func newDecoder(b []byte) *decoder { return &decoder{varint.Reader{Rest: b}} }
 
-func (d *decoder) uint() uint64 {
-	v, n := binary.Uvarint(d.b)
-	if n <= 0 {
-		d.fail()
-		return 0
-	}
-	d.b = d.b[n:]
-	return v
-}
-
-func (d *decoder) int() int64 {
-	v, n := binary.Varint(d.b)
-	if n <= 0 {
-		d.fail()
-		return 0
-	}
-	d.b = d.b[n:]
-	return v
-}
+func (d *decoder) fail() { d.Fail("a value is out of range") }
 
 // below reads a number that must be less than limit.
 func (d *decoder) below(limit int) uint32 {
-	v := d.uint()
+	v := d.Uint()
 	if v >= uint64(limit) {
 		d.fail()
 		return 0
@@ -61,39 +36,10 @@ func (d *decoder) below(limit int) uint32 {
 	return uint32(v)
 }
 
-// count reads the number of elements that follow, each of at least one byte: so a damaged one cannot
-// ask for more memory than the input has.
-func (d *decoder) count() int {
-	v := d.uint()
-	if v > uint64(len(d.b)) {
-		d.fail()
-		return 0
-	}
-	return int(v)
-}
-
-func (d *decoder) string() string { return string(d.bytes(d.count())) }
-
-func (d *decoder) bytes(n int) []byte {
-	if n > len(d.b) {
-		d.fail()
-		return nil
-	}
-	v := d.b[:n]
-	d.b = d.b[n:]
-	return v
-}
-
-func (d *decoder) uint64() uint64 {
-	v := d.bytes(8)
-	if v == nil {
-		return 0
-	}
-	return binary.LittleEndian.Uint64(v)
-}
+func (d *decoder) string() string { return string(d.Sized()) }
 
 func (d *decoder) float() float64 {
-	v := math.Float64frombits(d.uint64())
+	v := math.Float64frombits(d.Fixed())
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		d.fail()
 		return 0
@@ -101,17 +47,17 @@ func (d *decoder) float() float64 {
 	return v
 }
 
-// nested hands the rest to a part that decodes itself.
+// nested passes the rest to load, which returns what follows its part.
 func (d *decoder) nested(load func([]byte) ([]byte, error)) {
-	if d.bad {
+	if !d.OK() {
 		return
 	}
-	rest, err := load(d.b)
+	rest, err := load(d.Rest)
 	if err != nil {
 		d.fail()
 		return
 	}
-	d.b = rest
+	d.Rest = rest
 }
 
 // append appends the batch without its time of arrival. Times are differences to the span before,
@@ -119,7 +65,7 @@ func (d *decoder) nested(load func([]byte) ([]byte, error)) {
 func (b *batch) append(to []byte) []byte {
 	to = appendUint(to, len(b.strings)-1)
 	for _, s := range b.strings[1:] {
-		to = appendString(to, s)
+		to = varint.AppendBytes(to, s)
 	}
 	to = appendUint(to, len(b.services))
 	for _, v := range b.services {
@@ -147,7 +93,7 @@ func (b *batch) append(to []byte) []byte {
 		to = append(to, byte(o.rank))
 		if o.rank != rankNone {
 			to = binary.LittleEndian.AppendUint64(to, o.trace)
-			to = appendInt(to, o.start)
+			to = binary.AppendVarint(to, o.start)
 		}
 	}
 	to = appendUint(to, len(b.spans))
@@ -182,15 +128,15 @@ func (b *batch) append(to []byte) []byte {
 			to = appendUint(to, w.stream)
 			to = appendUint(to, w.scope)
 		}
-		to = appendInt(to, w.start-last.start)
-		to = appendInt(to, w.end-w.start)
-		to = appendInt(to, w.queue)
+		to = binary.AppendVarint(to, w.start-last.start)
+		to = binary.AppendVarint(to, w.end-w.start)
+		to = binary.AppendVarint(to, w.queue)
 		switch w.op {
 		case opKernel:
 			to = appendUint(to, w.what)
 		case opMemcpy:
 			to = appendUint(to, w.what)
-			to = appendInt(to, w.bytes)
+			to = binary.AppendVarint(to, w.bytes)
 		}
 		last = *w
 	}
@@ -209,41 +155,41 @@ const (
 // load reads what append wrote. It checks all that apply relies on.
 func (b *batch) load(from []byte) error {
 	b.reset()
-	d := decoder{b: from}
-	for n := d.count(); n > 0; n-- {
+	d := newDecoder(from)
+	for n := d.Count(1); n > 0; n-- {
 		b.strings = append(b.strings, d.string())
 	}
 	strings := len(b.strings)
-	for n := d.count(); n > 0; n-- {
+	for n := d.Count(1); n > 0; n-- {
 		b.services = append(b.services, batchService{key: d.below(strings)})
 	}
-	for n := d.count(); n > 0; n-- {
+	for n := d.Count(1); n > 0; n-- {
 		b.devices = append(b.devices, batchDevice{
-			id: d.below(strings), name: d.below(strings), host: d.below(strings), labels: d.below(strings), anonymous: d.uint(),
+			id: d.below(strings), name: d.below(strings), host: d.below(strings), labels: d.below(strings), anonymous: d.Uint(),
 		})
 	}
-	for n := d.count(); n > 0; n-- {
+	for n := d.Count(1); n > 0; n-- {
 		b.kernels = append(b.kernels, batchKernel{service: d.below(len(b.services)), name: d.below(strings)})
 	}
-	for n := d.count(); n > 0; n-- {
-		o := otherSpan{key: d.uint64(), name: d.below(strings), rank: requestRank(d.below(int(rankServer) + 1))}
+	for n := d.Count(1); n > 0; n-- {
+		o := otherSpan{key: d.Fixed(), name: d.below(strings), rank: requestRank(d.below(int(rankServer) + 1))}
 		if o.rank != rankNone {
-			o.trace, o.start = d.uint64(), d.int()
+			o.trace, o.start = d.Fixed(), d.Int()
 		}
 		b.parents = append(b.parents, o)
 	}
 	var last workSpan
-	for n := d.count(); n > 0; n-- {
+	for n := d.Count(1); n > 0; n-- {
 		flags := byte(d.below(1 << 7))
 		w := workSpan{op: operation(flags & spanOperation), node: flags&spanNode != 0, queue: -1, bytes: -1}
 		w.trace, w.parent = last.trace, last.parent
 		w.service, w.device, w.process, w.stream, w.scope = last.service, last.device, last.process, last.stream, last.scope
 		if flags&spanSameTrace == 0 {
-			copy(w.trace[:], d.bytes(len(w.trace)))
+			copy(w.trace[:], d.Bytes(len(w.trace)))
 		}
-		copy(w.id[:], d.bytes(len(w.id)))
+		copy(w.id[:], d.Bytes(len(w.id)))
 		if flags&spanSameParent == 0 {
-			w.parent = d.uint64()
+			w.parent = d.Fixed()
 		}
 		if flags&spanSamePlace == 0 {
 			w.service, w.device = d.below(len(b.services)), d.below(len(b.devices))
@@ -253,19 +199,19 @@ func (b *batch) load(from []byte) error {
 		} else if len(b.spans) == 0 {
 			d.fail()
 		}
-		w.start = last.start + d.int()
-		duration := d.int()
+		w.start = last.start + d.Int()
+		duration := d.Int()
 		w.end = w.start + duration
-		w.queue = d.int()
+		w.queue = d.Int()
 		switch w.op {
 		case opKernel:
-			if w.what = d.below(len(b.kernels)); !d.bad && b.kernels[w.what].service != w.service {
+			if w.what = d.below(len(b.kernels)); d.OK() && b.kernels[w.what].service != w.service {
 				d.fail()
 			}
 		case opMemcpy:
-			w.what, w.bytes = d.below(strings), d.int()
+			w.what, w.bytes = d.below(strings), d.Int()
 		}
-		if d.bad || w.op >= numOperations || w.start <= 0 || duration < 0 || duration > maxSpan || w.end < 0 ||
+		if !d.OK() || w.op >= numOperations || w.start <= 0 || duration < 0 || duration > maxSpan || w.end < 0 ||
 			w.queue < -1 || w.queue > maxSpan || w.bytes < -1 {
 			return errDamaged
 		}
@@ -276,7 +222,7 @@ func (b *batch) load(from []byte) error {
 		b.spans = append(b.spans, w)
 		last = w
 	}
-	if d.bad || len(d.b) != 0 {
+	if !d.OK() || len(d.Rest) != 0 {
 		return errDamaged
 	}
 	return nil

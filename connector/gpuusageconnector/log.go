@@ -106,10 +106,10 @@ func loadPieces(from []byte) (p pieces, ok bool) {
 	if err != nil || len(sound) == 0 || sound[0] != inPieces {
 		return pieces{}, false
 	}
-	d := &decoder{b: sound[1:]}
-	p.number = d.uint()
-	count := d.uint()
-	if d.bad || len(d.b) > 0 || count == 0 || count > math.MaxInt32 {
+	d := newDecoder(sound[1:])
+	p.number = d.Uint()
+	count := d.Uint()
+	if !d.OK() || len(d.Rest) > 0 || count == 0 || count > math.MaxInt32 {
 		return pieces{}, false
 	}
 	p.count = int(count)

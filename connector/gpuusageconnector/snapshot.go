@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/connector/gpuusageconnector/internal/account"
 	"github.com/gpuflight/gpuflight/internal/histogram"
+	"github.com/gpuflight/gpuflight/internal/varint"
 )
 
 // snapshotVersion is raised when what follows changes: a state of another version is given up.
@@ -34,17 +35,17 @@ func appendSnapshotHead(b []byte, s *state, epoch, next uint64) []byte {
 	b = appendUint(b, uint64(snapshotVersion))
 	b = appendUint(b, epoch)
 	b = appendUint(b, next)
-	b = appendString(b, shape(s.cfg))
+	b = varint.AppendBytes(b, shape(s.cfg))
 	c := &s.cfg.Cost
-	b = appendString(b, c.Currency)
+	b = varint.AppendBytes(b, c.Currency)
 	b = appendUint(b, len(c.Prices))
 	for _, p := range c.Prices {
-		b = appendString(b, p.Device)
+		b = varint.AppendBytes(b, p.Device)
 		b = appendFloat(b, p.PricePerHour)
 		b = appendUint(b, len(p.Attributes))
 		for _, k := range slices.Sorted(maps.Keys(p.Attributes)) {
-			b = appendString(b, k)
-			b = appendString(b, p.Attributes[k])
+			b = varint.AppendBytes(b, k)
+			b = varint.AppendBytes(b, p.Attributes[k])
 		}
 	}
 	return b
@@ -52,16 +53,16 @@ func appendSnapshotHead(b []byte, s *state, epoch, next uint64) []byte {
 
 // loadSnapshotHead reads what appendSnapshotHead wrote and returns what follows.
 func loadSnapshotHead(from []byte) (h snapshotHead, rest []byte, err error) {
-	d := &decoder{b: from}
-	if v := d.uint(); v != snapshotVersion {
+	d := newDecoder(from)
+	if v := d.Uint(); v != snapshotVersion {
 		return h, nil, fmt.Errorf("version %d: %w", v, errDamaged)
 	}
-	h.epoch, h.next = d.uint(), d.uint()
+	h.epoch, h.next = d.Uint(), d.Uint()
 	h.shape = d.string()
 	h.cost.Currency = d.string()
-	for n := d.count(); n > 0 && !d.bad; n-- {
+	for n := d.Count(1); n > 0 && d.OK(); n-- {
 		p := PriceConfig{Device: d.string(), PricePerHour: d.float()}
-		for m := d.count(); m > 0 && !d.bad; m-- {
+		for m := d.Count(1); m > 0 && d.OK(); m-- {
 			if p.Attributes == nil {
 				p.Attributes = map[string]string{}
 			}
@@ -70,32 +71,32 @@ func loadSnapshotHead(from []byte) (h snapshotHead, rest []byte, err error) {
 		}
 		h.cost.Prices = append(h.cost.Prices, p)
 	}
-	if d.bad {
+	if !d.OK() {
 		return h, nil, errDamaged
 	}
-	return h, d.b, nil
+	return h, d.Rest, nil
 }
 
 // append appends the state. Exemplars and own telemetry are not part of it.
 func (s *state) append(b []byte) []byte {
-	b = appendInt(b, s.now)
+	b = binary.AppendVarint(b, s.now)
 	b = s.seen.AppendState(b)
-	b = appendRecent(b, s.parents, func(b []byte, name string) []byte { return appendString(b, name) })
+	b = appendRecent(b, s.parents, func(b []byte, name string) []byte { return varint.AppendBytes(b, name) })
 	b = appendRecent(b, s.traces, func(b []byte, r request) []byte {
-		b = appendString(b, r.name)
-		return appendInt(append(b, byte(r.rank)), r.start)
+		b = varint.AppendBytes(b, r.name)
+		return binary.AppendVarint(append(b, byte(r.rank)), r.start)
 	})
 
 	b = appendUint(b, len(s.labels)-1)
 	for _, l := range s.labels[1:] {
-		b = appendString(b, l.id)
-		b = appendString(b, l.host)
-		b = appendString(b, l.anonymousName)
-		b = appendString(b, l.name)
-		b = appendString(b, l.prices)
-		b = appendInt(b, l.created)
-		b = appendInt(b, l.busy)
-		b = appendInt(b, l.account)
+		b = varint.AppendBytes(b, l.id)
+		b = varint.AppendBytes(b, l.host)
+		b = varint.AppendBytes(b, l.anonymousName)
+		b = varint.AppendBytes(b, l.name)
+		b = varint.AppendBytes(b, l.prices)
+		b = binary.AppendVarint(b, l.created)
+		b = binary.AppendVarint(b, l.busy)
+		b = binary.AppendVarint(b, l.account)
 		b = appendBill(b, &l.idle)
 		b = appendFloat(b, l.perHour)
 	}
@@ -107,7 +108,7 @@ func (s *state) append(b []byte) []byte {
 	for o := s.waiting.first; o != nil; o = o.next {
 		b = appendUint(b, o.service)
 		b = binary.LittleEndian.AppendUint64(b, o.parent)
-		b = appendInt(b, o.since)
+		b = binary.AppendVarint(b, o.since)
 		b = appendUint(b, len(o.cells))
 		for _, c := range o.cells {
 			b = appendUint(b, c.label)
@@ -116,10 +117,10 @@ func (s *state) append(b []byte) []byte {
 	}
 	b = appendUint(b, len(s.devices))
 	for _, d := range s.devices {
-		b = appendString(b, d.id)
+		b = varint.AppendBytes(b, d.id)
 		b = appendUint(b, d.anonymous)
 		b = appendUint(b, d.label)
-		b = appendInt(b, d.lastSeen)
+		b = binary.AppendVarint(b, d.lastSeen)
 		b = d.union.AppendState(b)
 		b = d.ledger.AppendState(b)
 	}
@@ -127,18 +128,18 @@ func (s *state) append(b []byte) []byte {
 }
 
 func (v *service) append(b []byte) []byte {
-	b = appendString(b, v.key)
+	b = varint.AppendBytes(b, v.key)
 	for _, n := range []*names{&v.scopes, &v.requests} {
 		b = appendUint(b, len(n.list))
 		for _, name := range n.list {
-			b = appendString(b, name)
+			b = varint.AppendBytes(b, name)
 		}
 	}
 	b = appendUint(b, len(v.cells))
 	for _, c := range v.cells {
 		b = appendUint(b, c.scope)
 		b = appendUint(b, c.label)
-		b = appendInt(b, c.created)
+		b = binary.AppendVarint(b, c.created)
 		b = appendSums(b, &c.sums)
 	}
 	b = appendUint(b, len(v.costs))
@@ -146,7 +147,7 @@ func (v *service) append(b []byte) []byte {
 		b = appendUint(b, c.scope)
 		b = appendUint(b, c.request)
 		b = appendUint(b, c.label)
-		b = appendInt(b, c.created)
+		b = binary.AppendVarint(b, c.created)
 		b = appendBill(b, &c.bill)
 	}
 	b = appendUint(b, len(v.usages))
@@ -161,15 +162,15 @@ func (v *service) append(b []byte) []byte {
 		b = appendSeries(b, u.other)
 		b = appendUint(b, len(u.copies))
 		for _, z := range u.copies {
-			b = appendString(b, z.kind)
-			b = appendInt(b, z.created)
+			b = varint.AppendBytes(b, z.kind)
+			b = binary.AppendVarint(b, z.created)
 			b = z.bytes.AppendState(b)
 		}
 	}
 	b = appendUint(b, len(v.kernels.members))
 	for _, m := range v.kernels.members {
-		b = appendString(b, m.name)
-		b = appendInt(b, m.score)
+		b = varint.AppendBytes(b, m.name)
+		b = binary.AppendVarint(b, m.score)
 		b = appendUint(b, len(m.series))
 		for _, ks := range m.series {
 			b = appendUint(b, ks.label)
@@ -178,29 +179,29 @@ func (v *service) append(b []byte) []byte {
 	}
 	b = appendUint(b, len(v.kernels.candidates))
 	for _, c := range v.kernels.candidates {
-		b = appendString(b, c.name)
-		b = appendInt(b, c.count)
-		b = appendInt(b, c.err)
+		b = varint.AppendBytes(b, c.name)
+		b = binary.AppendVarint(b, c.count)
+		b = binary.AppendVarint(b, c.err)
 	}
 	return b
 }
 
 func appendSums(b []byte, s *sums) []byte {
 	for i := range s.ns {
-		b = appendInt(b, s.ns[i])
-		b = appendInt(b, s.spans[i])
+		b = binary.AppendVarint(b, s.ns[i])
+		b = binary.AppendVarint(b, s.spans[i])
 	}
-	return appendInt(b, s.nodes)
+	return binary.AppendVarint(b, s.nodes)
 }
 
-func appendBill(b []byte, v *bill) []byte { return appendFloat(appendInt(b, v.ns), v.before) }
+func appendBill(b []byte, v *bill) []byte { return appendFloat(binary.AppendVarint(b, v.ns), v.before) }
 
 // appendSeries appends a histogram, or that there is none.
 func appendSeries(b []byte, s *series) []byte {
 	if s == nil {
 		return append(b, 0)
 	}
-	b = appendInt(append(b, 1), s.created)
+	b = binary.AppendVarint(append(b, 1), s.created)
 	if s.exp != nil {
 		return s.exp.AppendState(b)
 	}
@@ -220,27 +221,27 @@ func appendRecent[V any](b []byte, r *recent[V], value func([]byte, V) []byte) [
 // load reads what append wrote into a new state. Its bounds may differ from those of the state that
 // was saved: what there is already stays.
 func (s *state) load(from []byte) error {
-	d := &decoder{b: from}
-	s.now = d.int()
+	d := newDecoder(from)
+	s.now = d.Int()
 	d.nested(s.seen.LoadState)
 	loadRecent(d, s.parents, d.string)
 	loadRecent(d, s.traces, func() request {
-		return request{name: d.string(), rank: requestRank(d.below(int(rankServer) + 1)), start: d.int()}
+		return request{name: d.string(), rank: requestRank(d.below(int(rankServer) + 1)), start: d.Int()}
 	})
 	s.loadLabels(d)
 	s.loadServices(d)
-	for n := d.count(); n > 0 && !d.bad; n-- {
-		service, parent, since := d.below(len(s.services)), d.uint64(), d.int()
+	for n := d.Count(1); n > 0 && d.OK(); n-- {
+		service, parent, since := d.below(len(s.services)), d.Fixed(), d.Int()
 		if s.waiting.has(service, parent) {
 			d.fail()
 		}
-		for m := d.count(); m > 0 && !d.bad; m-- {
+		for m := d.Count(1); m > 0 && d.OK(); m-- {
 			label := d.below(len(s.labels))
 			loadSums(d, s.waiting.of(service, parent, label, since))
 		}
 	}
 	s.loadDevices(d)
-	if d.bad || len(d.b) != 0 {
+	if !d.OK() || len(d.Rest) != 0 {
 		return errDamaged
 	}
 	return nil
@@ -266,11 +267,11 @@ func (s *state) adopt(cfg *Config) {
 }
 
 func (s *state) loadLabels(d *decoder) {
-	for n := d.count(); n > 0 && !d.bad; n-- {
+	for n := d.Count(1); n > 0 && d.OK(); n-- {
 		l := &label{}
 		l.id, l.host, l.anonymousName = d.string(), d.string(), d.string()
 		l.name, l.prices = d.string(), d.string()
-		l.created, l.busy, l.account = d.int(), d.int(), d.int()
+		l.created, l.busy, l.account = d.Int(), d.Int(), d.Int()
 		loadBill(d, &l.idle)
 		l.perHour = d.float()
 		name := l.labelName
@@ -287,11 +288,11 @@ func (s *state) loadLabels(d *decoder) {
 }
 
 func (s *state) loadServices(d *decoder) {
-	n := d.count()
+	n := d.Count(1)
 	if n == 0 || n > maxServices {
 		d.fail()
 	}
-	for i := 0; i < n && !d.bad; i++ {
+	for i := 0; i < n && d.OK(); i++ {
 		key := d.string()
 		v := s.services[0]
 		if i > 0 {
@@ -309,7 +310,7 @@ func (s *state) loadServices(d *decoder) {
 
 func (s *state) loadService(d *decoder, v *service) {
 	for _, n := range []*names{&v.scopes, &v.requests} {
-		for m := d.count(); m > 0 && !d.bad; m-- {
+		for m := d.Count(1); m > 0 && d.OK(); m-- {
 			name := d.string()
 			if _, ok := n.ids[name]; ok || name == "" {
 				d.fail()
@@ -321,8 +322,8 @@ func (s *state) loadService(d *decoder, v *service) {
 	if len(v.scopes.list) > maxScopes-2 {
 		d.fail()
 	}
-	for n := d.count(); n > 0 && !d.bad; n-- {
-		c := &cell{scope: d.below(len(v.scopes.list) + 2), label: d.below(len(s.labels)), created: d.int()}
+	for n := d.Count(1); n > 0 && d.OK(); n-- {
+		c := &cell{scope: d.below(len(v.scopes.list) + 2), label: d.below(len(s.labels)), created: d.Int()}
 		loadSums(d, &c.sums)
 		id := uint64(c.scope)<<32 | uint64(c.label)
 		if v.cellIDs[id] != nil {
@@ -332,8 +333,8 @@ func (s *state) loadService(d *decoder, v *service) {
 		v.cells, v.cellIDs[id] = append(v.cells, c), c
 		s.series++
 	}
-	for n := d.count(); n > 0 && !d.bad; n-- {
-		c := &cost{scope: d.below(len(v.scopes.list) + 2), request: d.below(len(v.requests.list) + 2), label: d.below(len(s.labels)), created: d.int()}
+	for n := d.Count(1); n > 0 && d.OK(); n-- {
+		c := &cost{scope: d.below(len(v.scopes.list) + 2), request: d.below(len(v.requests.list) + 2), label: d.below(len(s.labels)), created: d.Int()}
 		loadBill(d, &c.bill)
 		id := costID{c.scope, c.request, c.label}
 		if v.costIDs[id] != nil {
@@ -343,7 +344,7 @@ func (s *state) loadService(d *decoder, v *service) {
 		v.costs, v.costIDs[id] = append(v.costs, c), c
 		s.series++
 	}
-	for n := d.count(); n > 0 && !d.bad; n-- {
+	for n := d.Count(1); n > 0 && d.OK(); n-- {
 		u := &usage{label: d.below(len(s.labels))}
 		if v.usageIDs[u.label] != nil {
 			d.fail()
@@ -356,8 +357,8 @@ func (s *state) loadService(d *decoder, v *service) {
 			u.gaps[i] = s.loadSeries(d)
 		}
 		u.other = s.loadSeries(d)
-		for m := d.count(); m > 0 && !d.bad; m-- {
-			z := &sizes{kind: d.string(), created: d.int(), bytes: histogram.NewExplicit(copyBounds)}
+		for m := d.Count(1); m > 0 && d.OK(); m-- {
+			z := &sizes{kind: d.string(), created: d.Int(), bytes: histogram.NewExplicit(copyBounds)}
 			d.nested(z.bytes.LoadState)
 			u.copies = append(u.copies, z)
 		}
@@ -365,13 +366,13 @@ func (s *state) loadService(d *decoder, v *service) {
 		s.series++
 	}
 	k := &v.kernels
-	for n := d.count(); n > 0 && !d.bad; n-- {
-		m := &member{name: d.string(), score: d.int()}
+	for n := d.Count(1); n > 0 && d.OK(); n-- {
+		m := &member{name: d.string(), score: d.Int()}
 		if k.byName[m.name] != nil {
 			d.fail()
 			return
 		}
-		for i := d.count(); i > 0 && !d.bad; i-- {
+		for i := d.Count(1); i > 0 && d.OK(); i-- {
 			ks := &kernelSeries{label: d.below(len(s.labels)), series: s.loadSeries(d)}
 			if ks.series == nil || len(m.series) > 0 && m.series[len(m.series)-1].label >= ks.label {
 				d.fail()
@@ -382,8 +383,8 @@ func (s *state) loadService(d *decoder, v *service) {
 		}
 		k.members, k.byName[m.name] = append(k.members, m), m
 	}
-	for n := d.count(); n > 0 && !d.bad; n-- {
-		c := &candidate{name: d.string(), count: d.int(), err: d.int(), at: len(k.candidates)}
+	for n := d.Count(1); n > 0 && d.OK(); n-- {
+		c := &candidate{name: d.string(), count: d.Int(), err: d.Int(), at: len(k.candidates)}
 		if k.byCand[c.name] != nil {
 			d.fail()
 			return
@@ -399,8 +400,8 @@ func (s *state) loadService(d *decoder, v *service) {
 }
 
 func (s *state) loadDevices(d *decoder) {
-	for n := d.count(); n > 0 && !d.bad; n-- {
-		v := &device{deviceID: deviceID{d.string(), d.uint()}, label: d.below(len(s.labels)), lastSeen: d.int()}
+	for n := d.Count(1); n > 0 && d.OK(); n-- {
+		v := &device{deviceID: deviceID{d.string(), d.Uint()}, label: d.below(len(s.labels)), lastSeen: d.Int()}
 		if s.deviceIDs[v.deviceID] != nil || v.label == 0 {
 			d.fail()
 			return
@@ -427,12 +428,12 @@ func (s *state) forgetCosts() {
 
 func loadSums(d *decoder, s *sums) {
 	for i := range s.ns {
-		s.ns[i], s.spans[i] = d.int(), d.int()
+		s.ns[i], s.spans[i] = d.Int(), d.Int()
 	}
-	s.nodes = d.int()
+	s.nodes = d.Int()
 }
 
-func loadBill(d *decoder, b *bill) { b.ns, b.before = d.int(), d.float() }
+func loadBill(d *decoder, b *bill) { b.ns, b.before = d.Int(), d.float() }
 
 // loadSeries reads a histogram, nil where there was none.
 func (s *state) loadSeries(d *decoder) *series {
@@ -440,7 +441,7 @@ func (s *state) loadSeries(d *decoder) *series {
 		return nil
 	}
 	v := s.newSeries()
-	v.created = d.int()
+	v.created = d.Int()
 	if v.exp != nil {
 		d.nested(v.exp.LoadState)
 	} else {
@@ -451,8 +452,8 @@ func (s *state) loadSeries(d *decoder) *series {
 
 func loadRecent[V any](d *decoder, r *recent[V], value func() V) {
 	for _, m := range []map[uint64]V{r.old, r.cur} {
-		for n := d.count(); n > 0 && !d.bad; n-- {
-			k := d.uint64()
+		for n := d.Count(1); n > 0 && d.OK(); n-- {
+			k := d.Fixed()
 			m[k] = value()
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"math"
 	"sort"
+
+	"github.com/gpuflight/gpuflight/internal/varint"
 )
 
 // Explicit counts whole numbers of 0 and more between given bounds. A value equal to a bound is in
@@ -86,23 +88,23 @@ func (h *Explicit) AppendState(b []byte) []byte {
 // follows it. After an error the histogram is empty.
 func (h *Explicit) LoadState(b []byte) (rest []byte, err error) {
 	*h = Explicit{bounds: h.bounds, counts: make([]uint64, len(h.bounds)+1)}
-	d := reader{b: b}
-	count := d.uint()
+	d := varint.Reader{Rest: b}
+	count := d.Uint()
 	if count == 0 {
-		if d.bad {
+		if !d.OK() {
 			return nil, ErrDamaged
 		}
-		return d.b, nil
+		return d.Rest, nil
 	}
-	sum, lo, hi := d.uint(), d.uint(), d.uint()
-	counts := d.counts(len(h.counts))
+	sum, lo, hi := d.Uint(), d.Uint(), d.Uint()
+	counts := loadCounts(&d, len(h.counts))
 	var total uint64
 	for _, c := range counts {
 		total += c
 	}
-	if d.bad || lo > hi || hi > math.MaxInt64 || len(counts) != len(h.counts) || total != count {
+	if !d.OK() || lo > hi || hi > math.MaxInt64 || len(counts) != len(h.counts) || total != count {
 		return nil, ErrDamaged
 	}
 	h.counts, h.count, h.sum, h.min, h.max = counts, count, sum, int64(lo), int64(hi)
-	return d.b, nil
+	return d.Rest, nil
 }

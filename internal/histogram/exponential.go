@@ -13,6 +13,8 @@ import (
 	"math"
 	"slices"
 	"sync"
+
+	"github.com/gpuflight/gpuflight/internal/varint"
 )
 
 const (
@@ -285,29 +287,29 @@ func (h *Exponential) AppendState(b []byte) []byte {
 // follows it. After an error the histogram is empty.
 func (h *Exponential) LoadState(b []byte) (rest []byte, err error) {
 	*h = Exponential{size: h.size, scale: MaxScale}
-	d := reader{b: b}
+	d := varint.Reader{Rest: b}
 	n := Exponential{size: h.size, scale: MaxScale}
-	if n.count = d.uint(); n.count == 0 {
-		if d.bad {
+	if n.count = d.Uint(); n.count == 0 {
+		if !d.OK() {
 			return nil, ErrDamaged
 		}
-		return d.b, nil
+		return d.Rest, nil
 	}
-	n.sum, n.zero = d.uint(), d.uint()
-	lo, hi := d.uint(), d.uint()
-	scale, first := d.int(), d.int()
-	n.counts = d.counts(int(h.size))
+	n.sum, n.zero = d.Uint(), d.Uint()
+	lo, hi := d.Uint(), d.Uint()
+	scale, first := d.Int(), d.Int()
+	n.counts = loadCounts(&d, int(h.size))
 	var total uint64
 	for _, c := range n.counts {
 		total += c
 	}
-	if d.bad || lo > hi || hi > math.MaxInt64 || scale < MinScale || scale > MaxScale ||
+	if !d.OK() || lo > hi || hi > math.MaxInt64 || scale < MinScale || scale > MaxScale ||
 		first < -1<<30 || first > 1<<30 || total+n.zero != n.count {
 		return nil, ErrDamaged
 	}
 	n.min, n.max, n.scale, n.first = int64(lo), int64(hi), int32(scale), int32(first)
 	*h = n
-	return d.b, nil
+	return d.Rest, nil
 }
 
 func appendCounts(b []byte, counts []uint64) []byte {
@@ -318,31 +320,10 @@ func appendCounts(b []byte, counts []uint64) []byte {
 	return b
 }
 
-// reader reads varints; after a mistake bad is set and all else is zero.
-type reader struct {
-	b   []byte
-	bad bool
-}
-
-func (d *reader) uint() uint64 {
-	v, n := binary.Uvarint(d.b)
-	if n <= 0 || d.bad {
-		d.b, d.bad = nil, true
-		return 0
-	}
-	d.b = d.b[n:]
-	return v
-}
-
-func (d *reader) int() int64 {
-	v := d.uint()
-	return int64(v>>1) ^ -int64(v&1)
-}
-
-func (d *reader) counts(limit int) []uint64 {
-	n := d.uint()
-	if n > uint64(limit) || n > uint64(len(d.b)) {
-		d.b, d.bad = nil, true
+func loadCounts(d *varint.Reader, limit int) []uint64 {
+	n := d.Count(1)
+	if n > limit {
+		d.Fail("too many buckets")
 		return nil
 	}
 	if n == 0 {
@@ -350,7 +331,7 @@ func (d *reader) counts(limit int) []uint64 {
 	}
 	out := make([]uint64, n)
 	for i := range out {
-		out[i] = d.uint()
+		out[i] = d.Uint()
 	}
 	return out
 }

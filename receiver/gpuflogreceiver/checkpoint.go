@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/internal/collector/storageclient"
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/internal/varint"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/fileset"
 )
 
@@ -81,12 +82,12 @@ func (c *checkpoints) load(ctx context.Context, group string) (*saved, error) {
 		return nil, err
 	}
 	s := &saved{}
-	d := decoder{b: snap}
-	name := string(d.bytes())
-	s.next = d.uint()
-	s.muted = d.byte() != 0
-	s.files, s.state = d.bytes(), d.bytes()
-	if d.bad || len(d.b) != 0 || name != group {
+	d := decoder{varint.Reader{Rest: snap}}
+	name := string(d.Sized())
+	s.next = d.Uint()
+	s.muted = d.Byte() != 0
+	s.files, s.state = d.Sized(), d.Sized()
+	if !d.OK() || len(d.Rest) != 0 || name != group {
 		return nil, errDamaged
 	}
 	if s.dicts, err = c.client.Get(ctx, storageKey(group, "d")); err != nil {
@@ -142,13 +143,13 @@ func (c *checkpoints) saveSnapshot(ctx context.Context, group string, first uint
 	if c.client == nil {
 		return nil
 	}
-	b := appendBytes(nil, []byte(group))
+	b := varint.AppendBytes(nil, []byte(group))
 	b = binary.AppendUvarint(b, s.next)
 	muted := byte(0)
 	if s.muted {
 		muted = 1
 	}
-	b = appendBytes(appendBytes(append(b, muted), s.files), s.state)
+	b = varint.AppendBytes(varint.AppendBytes(append(b, muted), s.files), s.state)
 	ops := []*storage.Operation{storage.SetOperation(storageKey(group, "s"), b)}
 	if s.dicts != nil {
 		ops = append(ops, storage.SetOperation(storageKey(group, "d"), s.dicts))
@@ -223,7 +224,7 @@ func (p *plan) append(b []byte) []byte {
 		b = binary.AppendUvarint(b, uint64(len(st.segments)))
 		for _, s := range st.segments {
 			b = append(b, byte(s.channel))
-			b = appendBytes(b, s.seg.Append(nil))
+			b = varint.AppendBytes(b, s.seg.Append(nil))
 		}
 		b = binary.AppendVarint(b, st.end.Now)
 		b = binary.AppendVarint(b, int64(st.end.Quiet))
@@ -241,25 +242,25 @@ func (p *plan) append(b []byte) []byte {
 		}
 		b = append(b, flags)
 	}
-	return appendBytes(b, p.files)
+	return varint.AppendBytes(b, p.files)
 }
 
 func parsePlan(b []byte) (plan, error) {
-	d := decoder{b: b}
+	d := decoder{varint.Reader{Rest: b}}
 	var p plan
-	for n := d.uint(); n > 0 && !d.bad; n-- {
+	for n := d.Uint(); n > 0 && d.OK(); n-- {
 		var st planStep
-		for m := d.uint(); m > 0 && !d.bad; m-- {
-			ch := gpuflog.Channel(d.byte())
-			seg, rest, err := fileset.ParseSegment(d.bytes())
+		for m := d.Uint(); m > 0 && d.OK(); m-- {
+			ch := gpuflog.Channel(d.Byte())
+			seg, rest, err := fileset.ParseSegment(d.Sized())
 			if err != nil || len(rest) > 0 || ch >= gpuflog.NumChannels {
 				return plan{}, errDamaged
 			}
 			st.segments = append(st.segments, segment{ch, seg})
 		}
-		st.end.Now = d.int()
-		st.end.Quiet = time.Duration(d.int())
-		flags := d.byte()
+		st.end.Now = d.Int()
+		st.end.Quiet = time.Duration(d.Int())
+		flags := d.Byte()
 		for ch := range st.end.AtEnd {
 			st.end.AtEnd[ch] = flags&(1<<ch) != 0
 		}
@@ -267,59 +268,14 @@ func parsePlan(b []byte) (plan, error) {
 		st.end.Gone = flags&(1<<7) != 0
 		p.steps = append(p.steps, st)
 	}
-	p.files = d.bytes()
-	if d.bad || len(d.b) != 0 {
+	p.files = d.Sized()
+	if !d.OK() || len(d.Rest) != 0 {
 		return plan{}, errDamaged
 	}
 	return p, nil
 }
 
-func appendBytes(b, v []byte) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(v))), v...)
-}
+// decoder reads stored state.
+type decoder struct{ varint.Reader }
 
-// decoder reads what the functions above wrote. After a mistake everything is zero and bad is set.
-type decoder struct {
-	b   []byte
-	bad bool
-}
-
-func (d *decoder) uint() uint64 {
-	v, n := binary.Uvarint(d.b)
-	return advance(d, v, n)
-}
-
-func (d *decoder) int() int64 {
-	v, n := binary.Varint(d.b)
-	return advance(d, v, n)
-}
-
-func advance[T int64 | uint64](d *decoder, v T, n int) T {
-	if n <= 0 || d.bad {
-		d.bad, d.b = true, nil
-		return 0
-	}
-	d.b = d.b[n:]
-	return v
-}
-
-func (d *decoder) byte() byte {
-	if len(d.b) == 0 {
-		d.bad = true
-		return 0
-	}
-	v := d.b[0]
-	d.b = d.b[1:]
-	return v
-}
-
-func (d *decoder) bytes() []byte {
-	n := d.uint()
-	if n > uint64(len(d.b)) {
-		d.bad, d.b = true, nil
-		return nil
-	}
-	v := d.b[:n]
-	d.b = d.b[n:]
-	return v
-}
+const damaged = "a value is out of range"

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/internal/collector/storageclient"
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/internal/varint"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/ingest"
 )
 
@@ -27,15 +28,15 @@ func TestTheWindowsAreRememberedAcrossARestart(t *testing.T) {
 		w.place = ingest.Place{Line: int64(i), Offset: int64(100 * i)}
 		w.accepted, w.rejected, w.refused, w.header = 1, 2, 3, 4
 	}
-	d := decoder{b: table.append(nil)}
+	d := decoder{varint.Reader{Rest: table.append(nil)}}
 	got := d.windows()
-	require.False(t, d.bad)
-	assert.Empty(t, d.b)
+	require.False(t, !d.OK())
+	assert.Empty(t, d.Rest)
 	assert.Equal(t, table, got)
 	for n := range table.append(nil) { // cut off anywhere
-		d := decoder{b: table.append(nil)[:n]}
+		d := decoder{varint.Reader{Rest: table.append(nil)[:n]}}
 		d.windows()
-		assert.True(t, d.bad, "of %d bytes", n)
+		assert.True(t, !d.OK(), "of %d bytes", n)
 	}
 }
 

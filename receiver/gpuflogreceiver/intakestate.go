@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/internal/collector/storageclient"
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/internal/varint"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/ingest"
 )
 
@@ -109,22 +110,22 @@ func (t *windowTable) append(b []byte) []byte {
 
 func (d *decoder) windows() *windowTable {
 	t := &windowTable{}
-	n := d.uint()
+	n := d.Uint()
 	if n > maxWindows {
-		d.bad = true
+		d.Fail(damaged)
 		return t
 	}
-	for ; n > 0 && !d.bad; n-- {
+	for ; n > 0 && d.OK(); n-- {
 		var k windowKey
 		for i := range k.sum {
-			k.sum[i] = d.byte()
+			k.sum[i] = d.Byte()
 		}
-		k.channel = gpuflog.Channel(d.byte())
-		k.known = d.byte() != 0
+		k.channel = gpuflog.Channel(d.Byte())
+		k.known = d.Byte() != 0
 		w := t.get(k)
 		for _, v := range [...]*int64{&w.place.Line, &w.place.Offset, &w.accepted, &w.rejected, &w.refused, &w.header} {
-			if *v = d.int(); *v < 0 {
-				d.bad = true
+			if *v = d.Int(); *v < 0 {
+				d.Fail(damaged)
 			}
 		}
 	}
@@ -288,23 +289,23 @@ func (st *intakeStore) session(ctx context.Context, id string, finished bool) (s
 }
 
 func parseStored(b []byte, id string) (storedSession, error) {
-	d := decoder{b: b}
-	s := storedSession{id: string(d.bytes())}
-	flags := d.byte()
+	d := decoder{varint.Reader{Rest: b}}
+	s := storedSession{id: string(d.Sized())}
+	flags := d.Byte()
 	s.lines, s.complete = flags&1 != 0, flags&2 != 0
-	s.state = d.bytes()
+	s.state = d.Sized()
 	s.windows = d.windows()
 	for i := range s.windows.owner {
-		s.windows.owner[i] = d.byte()
+		s.windows.owner[i] = d.Byte()
 	}
-	if d.bad || len(d.b) != 0 || s.id != id {
+	if !d.OK() || len(d.Rest) != 0 || s.id != id {
 		return storedSession{}, errDamaged
 	}
 	return s, nil
 }
 
 func (s *intakeSession) appendStored(b []byte, state []byte) []byte {
-	b = appendBytes(b, []byte(s.id))
+	b = varint.AppendBytes(b, []byte(s.id))
 	flags := byte(0)
 	if s.lines {
 		flags |= 1
@@ -312,7 +313,7 @@ func (s *intakeSession) appendStored(b []byte, state []byte) []byte {
 	if s.complete {
 		flags |= 2
 	}
-	b = s.windows.append(appendBytes(append(b, flags), state))
+	b = s.windows.append(varint.AppendBytes(append(b, flags), state))
 	owner := s.owner()
 	return append(b, owner[:]...)
 }

@@ -68,41 +68,41 @@ func (l *Ledger) AppendState(b []byte) []byte {
 // forgotten; with more pending works, the ledger is full. On an error, which wraps [ErrState], the
 // ledger is as it was.
 func (l *Ledger) LoadState(b []byte) (rest []byte, err error) {
-	r := reader{b: b}
+	r := newReader(b)
 	r.version(ledgerVersion)
 	loaded := NewLedger(l.o)
 	loaded.forced = r.natural()
 	loaded.newestEnd = r.natural() - 1
-	loaded.newestLag = r.varint()
-	if r.bad == "" {
-		if r.b, err = loaded.stretches.LoadState(r.b); err != nil {
+	loaded.newestLag = r.Int()
+	if r.OK() {
+		if r.Rest, err = loaded.stretches.LoadState(r.Rest); err != nil {
 			return nil, err
 		}
 	}
-	loaded.streams.load(&r)
-	loaded.processes.load(&r)
-	loaded.loadWorks(&r)
+	loaded.streams.load(r)
+	loaded.processes.load(r)
+	loaded.loadWorks(r)
 	if err := r.err("ledger"); err != nil {
 		return nil, err
 	}
 	*l = *loaded
-	return r.b, nil
+	return r.Rest, nil
 }
 
 func (l *Ledger) loadWorks(r *reader) {
-	n := r.count(leastWork)
+	n := r.Count(leastWork)
 	l.pending = make([]Work, 0, n)
 	var prev Work
 	for range n {
-		head := r.byte()
+		head := r.Byte()
 		gap, length := r.natural(), r.natural()
 		w := Work{
 			Class:   Class(head & savedClass),
-			Key:     r.fixed(),
+			Key:     r.Fixed(),
 			Payer:   r.id(),
 			Stream:  r.id(),
 			Process: r.id(),
-			Arrived: prev.Arrived + r.varint(),
+			Arrived: prev.Arrived + r.Int(),
 		}
 		w.Start = plus(prev.Start, gap)
 		w.End = plus(w.Start, length)
@@ -111,19 +111,15 @@ func (l *Ledger) loadWorks(r *reader) {
 		case requestAsBefore:
 			w.Request = prev.Request
 		case requestFollows:
-			if len(r.b) < len(w.Request) {
-				r.fail("cut short")
-				return
-			}
-			r.b = r.b[copy(w.Request[:], r.b):]
+			copy(w.Request[:], r.Bytes(len(w.Request)))
 		default:
-			r.fail("a work with unknown marks")
+			r.Fail("a work with unknown marks")
 		}
 		if w.Class > Wait || length > 0 && w.Class == Wait ||
 			w.Start-prev.Start != gap || w.End-w.Start != length || w.End == math.MaxInt64 {
-			r.fail("a work that cannot be")
+			r.Fail("a work that cannot be")
 		}
-		if r.bad != "" {
+		if !r.OK() {
 			return
 		}
 		l.pending = append(l.pending, w)
@@ -149,15 +145,15 @@ func (r *recent) appendState(b []byte) []byte {
 }
 
 func (r *recent) load(from *reader) {
-	n := from.count(leastSlot)
+	n := from.Count(leastSlot)
 	for i := range n {
 		id := from.id()
 		kernel, copied, waited := from.natural()-1, from.natural()-1, from.natural()-1
-		if from.bad != "" {
+		if !from.OK() {
 			return
 		}
 		if i < r.limit && r.peek(id) != nil {
-			from.fail("a stream or process that is there twice")
+			from.Fail("a stream or process that is there twice")
 			return
 		}
 		s := r.get(id)

@@ -181,37 +181,37 @@ func (s *Seen) AppendState(b []byte) []byte {
 // behind it. The limit stays: of a saved set with more keys, the last are kept. On an error, which
 // wraps [ErrState], the set is as it was.
 func (s *Seen) LoadState(b []byte) (rest []byte, err error) {
-	r := reader{b: b}
+	r := newReader(b)
 	r.version(seenVersion)
 	loaded := Seen{limit: s.limit}
-	loaded.setSeed(r.fixed())
-	loaded.load(&r)
+	loaded.setSeed(r.Fixed())
+	loaded.load(r)
 	if loaded.cur.n > 0 {
 		loaded.turn()
 	}
-	loaded.load(&r)
+	loaded.load(r)
 	if err := r.err("seen keys"); err != nil {
 		return nil, err
 	}
 	*s = loaded
-	return r.b, nil
+	return r.Rest, nil
 }
 
 // load reads one table's numbers into the younger table.
 func (s *Seen) load(r *reader) {
-	n := r.count(1)
+	n := r.Count(1)
 	if want := slotsFor(min(n, s.limit)); n > 0 && want > len(s.cur.slots) {
 		s.cur.resize(want)
 	}
 	var m uint64
 	for range n {
-		m += uint64(r.varint())
-		if r.bad != "" {
+		m += uint64(r.Int())
+		if !r.OK() {
 			return
 		}
 		i, probes, there := s.cur.find(m)
 		if there || probes > maxProbe {
-			r.fail("keys that are double or not where they belong")
+			r.Fail("keys that are double or not where they belong")
 			return
 		}
 		s.put(i, m)

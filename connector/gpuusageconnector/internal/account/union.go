@@ -241,19 +241,19 @@ func (u *Union) AppendState(b []byte) []byte {
 // behind it. The limit stays: if the saved union has more intervals, the oldest are forgotten. On
 // an error, which wraps [ErrState], the union is as it was.
 func (u *Union) LoadState(b []byte) (rest []byte, err error) {
-	r := reader{b: b}
+	r := newReader(b)
 	r.version(unionVersion)
 	loaded := Union{limit: u.limit, join: u.join, total: r.natural(), horizon: r.natural()}
 	var measure int64
 	prev := loaded.horizon
-	for range r.count(2) {
+	for range r.Count(2) {
 		gap, length := r.natural(), r.natural()
 		start := plus(prev, gap)
 		end := plus(start, length)
 		if start-prev != gap || end-start != length || length == 0 || gap == 0 && loaded.n > 0 {
-			r.fail("intervals that overlap, touch or leave the range of time")
+			r.Fail("intervals that overlap, touch or leave the range of time")
 		}
-		if r.bad != "" {
+		if !r.OK() {
 			break
 		}
 		// Under a longer join than it was saved with, silences stay what they were judged to be.
@@ -261,13 +261,13 @@ func (u *Union) LoadState(b []byte) (rest []byte, err error) {
 		measure += length
 		prev = end
 	}
-	if r.bad == "" && (measure > loaded.total || loaded.total-measure > loaded.horizon) {
-		r.fail("a total that is not that of its intervals")
+	if r.OK() && (measure > loaded.total || loaded.total-measure > loaded.horizon) {
+		r.Fail("a total that is not that of its intervals")
 	}
 	if err := r.err("union"); err != nil {
 		return nil, err
 	}
 	loaded.forget()
 	*u = loaded
-	return r.b, nil
+	return r.Rest, nil
 }

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/internal/varint"
 )
 
 // Segment says where a chunk's bytes are from, so that they can be read again after a restart, wherever the window
@@ -44,22 +45,22 @@ func (g Segment) Append(b []byte) []byte {
 
 // ParseSegment reads what Append wrote, and gives what follows it.
 func ParseSegment(b []byte) (Segment, []byte, error) {
-	d := decoder{b: b}
-	version, flags := d.byte(), d.byte()
+	d := decoder{varint.Reader{Rest: b}}
+	version, flags := d.Byte(), d.Byte()
 	var g Segment
-	g.Number = d.uvarint(gpuflog.MaxFileIndex + 1)
-	g.From = int64(d.uvarint(maxOffset))
-	length := int64(d.uvarint(maxOffset))
+	g.Number = d.Max(gpuflog.MaxFileIndex + 1)
+	g.From = int64(d.Max(maxOffset))
+	length := int64(d.Max(maxOffset))
 	g.To, g.Tail = g.From+length, flags&1 != 0
-	copy(g.fp.sum[:], d.take(len(g.fp.sum)))
+	copy(g.fp.sum[:], d.Bytes(len(g.fp.sum)))
 	g.fp.n = uint16(min(g.To, prefixBytes))
-	if p := d.take(4); len(p) == 4 {
+	if p := d.Bytes(4); len(p) == 4 {
 		g.crc = binary.LittleEndian.Uint32(p)
 	}
-	if d.bad || version != segmentVersion || flags > 1 || length == 0 || g.To > maxOffset {
+	if !d.OK() || version != segmentVersion || flags > 1 || length == 0 || g.To > maxOffset {
 		return Segment{}, b, errors.New("segment: malformed")
 	}
-	return g, d.b, nil
+	return g, d.Rest, nil
 }
 
 // ErrGone says that no file holds a segment's bytes any more.

@@ -9,6 +9,7 @@ import (
 	"math"
 
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/internal/varint"
 )
 
 const (
@@ -119,27 +120,27 @@ type streamState struct {
 }
 
 func parseState(b []byte) (st streamState, err error) {
-	d := decoder{b: b}
-	version, flags := d.byte(), d.byte()
-	if d.bad || version != stateVersion || flags >= flagEvicted<<1 {
+	d := decoder{varint.Reader{Rest: b}}
+	version, flags := d.Byte(), d.Byte()
+	if !d.OK() || version != stateVersion || flags >= flagEvicted<<1 {
 		return st, errState
 	}
 	st.evicted = flags&flagEvicted != 0
-	st.doneN = d.uvarint(maxNumber)
+	st.doneN = d.Max(maxNumber)
 	next := uint64(1)
-	for range d.uvarint(maxHoles) {
-		from := d.uvarint(maxNumber)
-		to := from + d.uvarint(maxNumber)
-		if d.bad || from < next || to > st.doneN {
+	for range d.Max(maxHoles) {
+		from := d.Max(maxNumber)
+		to := from + d.Max(maxNumber)
+		if !d.OK() || from < next || to > st.doneN {
 			return st, errState
 		}
 		next = to + 1
 		st.holes = append(st.holes, span{from, to})
 	}
-	for range d.uvarint(maxDone) {
-		w := doneWindow{n: d.uvarint(maxNumber), size: int64(d.uvarint(maxOffset))}
+	for range d.Max(maxDone) {
+		w := doneWindow{n: d.Max(maxNumber), size: int64(d.Max(maxOffset))}
 		w.fp = d.fingerprint(w.size)
-		if d.bad || w.size == 0 {
+		if !d.OK() || w.size == 0 {
 			return st, errState
 		}
 		st.done = append(st.done, w)
@@ -150,64 +151,36 @@ func parseState(b []byte) (st streamState, err error) {
 	if flags&flagParked != 0 {
 		st.parked = d.window()
 	}
-	if d.bad || len(d.b) > 0 {
+	if !d.OK() || len(d.Rest) > 0 {
 		return st, errState
 	}
 	return st, nil
 }
 
-// decoder reads stored forms; after the first error everything is zero and bad stays set.
-type decoder struct {
-	b   []byte
-	bad bool
-}
+// decoder reads stored state.
+type decoder struct{ varint.Reader }
 
-func (d *decoder) take(n int) []byte {
-	if d.bad || len(d.b) < n {
-		d.bad = true
-		return nil
-	}
-	p := d.b[:n]
-	d.b = d.b[n:]
-	return p
-}
-
-func (d *decoder) byte() byte {
-	if p := d.take(1); p != nil {
-		return p[0]
-	}
-	return 0
-}
-
-func (d *decoder) uvarint(limit uint64) uint64 {
-	v, n := binary.Uvarint(d.b)
-	if d.bad || n <= 0 || v > limit {
-		d.bad = true
-		return 0
-	}
-	d.b = d.b[n:]
-	return v
-}
+const damaged = "a value is out of range"
 
 func (d *decoder) fingerprint(size int64) fingerprint {
 	fp := fingerprint{n: uint16(min(size, prefixBytes))}
-	copy(fp.sum[:], d.take(len(fp.sum)))
+	copy(fp.sum[:], d.Bytes(len(fp.sum)))
 	return fp
 }
 
 func (d *decoder) window() *window {
-	flags := d.byte()
+	flags := d.Byte()
 	w := &window{skipping: flags&flagSkipping != 0, tail: flags&flagTail != 0}
-	w.n, w.hint = d.uvarint(maxNumber), d.uvarint(maxNumber)
-	w.ent.id = fileID{dev: d.uvarint(math.MaxUint64), ino: d.uvarint(math.MaxUint64)}
-	w.off, w.size = int64(d.uvarint(maxOffset)), int64(d.uvarint(maxOffset))
+	w.n, w.hint = d.Max(maxNumber), d.Max(maxNumber)
+	w.ent.id = fileID{dev: d.Max(math.MaxUint64), ino: d.Max(math.MaxUint64)}
+	w.off, w.size = int64(d.Max(maxOffset)), int64(d.Max(maxOffset))
 	if w.skipping {
-		w.skipFrom = int64(d.uvarint(maxOffset))
+		w.skipFrom = int64(d.Max(maxOffset))
 	}
 	w.fp = d.fingerprint(w.off)
 	w.scanned = w.off
 	if w.off == 0 || w.skipFrom > w.off || flags >= flagTail<<1 {
-		d.bad = true
+		d.Fail(damaged)
 	}
 	return w
 }
@@ -229,19 +202,19 @@ func (g *Group) AppendState(b []byte) []byte {
 
 // LoadState takes what AppendState wrote. The same rules hold as for Stream.LoadState; on an error nothing is changed.
 func (g *Group) LoadState(b []byte) error {
-	d := decoder{b: b}
-	version, layout, strong := d.byte(), Layout(d.byte()), d.byte()
-	if d.bad || version != stateVersion || layout > Numbered || strong > 1 {
+	d := decoder{varint.Reader{Rest: b}}
+	version, layout, strong := d.Byte(), Layout(d.Byte()), d.Byte()
+	if !d.OK() || version != stateVersion || layout > Numbered || strong > 1 {
 		return fmt.Errorf("group state: %w", errState)
 	}
 	var states [gpuflog.NumChannels][]byte
 	for ch := range states {
-		states[ch] = d.take(int(d.uvarint(1 << 20)))
+		states[ch] = d.Bytes(int(d.Max(1 << 20)))
 		if _, err := parseState(states[ch]); err != nil {
 			return fmt.Errorf("group state: %s: %w", gpuflog.Channel(ch), err)
 		}
 	}
-	if d.bad || len(d.b) > 0 {
+	if !d.OK() || len(d.Rest) > 0 {
 		return fmt.Errorf("group state: %w", errState)
 	}
 	if layout != Undecided && layout != g.layout {
