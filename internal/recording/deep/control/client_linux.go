@@ -223,7 +223,7 @@ func (c *Client) exchange(ctx context.Context, pid int, method, path string, bod
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: maxRequest,
 	}
-	if e.response, err = transport.RoundTrip(request); err != nil {
+	if e.response, err = transport.RoundTrip(request); err != nil { //nolint:bodyclose // e.close does
 		_ = conn.Close()
 		err = e.explain(err)
 		e.close()
