@@ -282,6 +282,36 @@ def until_said(process, text, timeout):
         said += piece.decode(errors="replace")
 
 
+def members(group):
+    """The processes of a group that have not ended."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as f:
+                state, _, pgrp = f.read().rsplit(")", 1)[1].split()[:3]
+        except OSError:
+            continue
+        if int(pgrp) == group and state not in "ZX":
+            found.append(int(pid))
+    return found
+
+
+def end_group(group):
+    """Kills what is left of a group that this script started, waits for it, and returns what was left."""
+    left = members(group)
+    for pid in left:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    until = time.monotonic() + 30
+    while members(group):
+        if time.monotonic() > until:
+            raise TimeoutError(f"processes {members(group)} of ncu do not end")
+        time.sleep(0.1)
+    return left
+
+
 def nsight(gpuflight):
     ncu = shutil.which("ncu")
     if not ncu:
@@ -293,13 +323,15 @@ def nsight(gpuflight):
         t.ask("cycles 1")
         t.send("until")
         # Under ncu the second kernel takes many times as long, so the window is requested in the middle of it.
-        other = subprocess.Popen([ncu, "--set", "full", os.path.join(gpuflight.bin, "slow"), "chase", "10", "200000"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0)
+        other = subprocess.Popen([ncu, "--set", "full", os.path.join(gpuflight.bin, "slow"), "chase", "10", "200000"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0, start_new_session=True)
         until_said(other, '==PROF== Profiling "chase"', 90)
         time.sleep(1)
         p = gpuflight.deep(t.pid, "500ms")
         check(p.returncode != 0 and "has the GPU's counters" in p.text and p.text.count("\n") == 0, "nsight: refused with one clear message", p.returncode, p.status, p.text[:300])
         other.terminate()
         other.wait(30)
+        # ncu's target is a process of its own and has the counters as long as it lives.
+        note(f"processes of ncu that outlived it: {end_group(other.pid)}")
         p = gpuflight.deep(t.pid, "500ms")
         check(p.returncode == 0, "nsight: collected afterwards", p.status, p.text[:300])
         check(t.ask("stop")["wrong"] == 0 and t.end() == 0, "nsight: the training is right, and ends by itself")
@@ -308,7 +340,8 @@ def nsight(gpuflight):
         t.kill()
     finally:
         if other is not None and other.poll() is None:
-            other.kill()
+            end_group(other.pid)
+            other.wait()
 
 
 # ---- dry ----

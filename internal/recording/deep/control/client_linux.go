@@ -3,7 +3,6 @@
 package control
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -11,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,59 +51,62 @@ type Listed struct {
 	Err error
 }
 
-// Open asks a process for a window and waits until it has closed. accepted, if not nil, is told of the window
-// when it opens. The error is a *deep.Error if the process refused, one of this package's, or ctx's: then the
-// window goes on without the client. What came of a window that was opened is in the window.
+// Open requests a window and waits until it has closed. It calls accepted, if not nil, when the
+// window opens. The error is a *deep.Error if the process rejected the request, one of this
+// package's errors, or the cause of ctx. If ctx ends, the window continues. The result of an opened
+// window is in the window.
 func (c *Client) Open(ctx context.Context, pid int, q Request, accepted func(deep.Window)) (deep.Window, error) {
-	q.Do = DoOpen
-	conn, err := c.ask(ctx, pid, q)
+	e, err := c.exchange(ctx, pid, http.MethodPost, windowsPath, q)
 	if err != nil {
 		return deep.Window{}, err
 	}
-	defer conn.close()
-	r, err := conn.reply()
-	if err != nil {
+	defer e.close()
+	r, err := e.reply()
+	switch {
+	case err != nil:
 		return deep.Window{}, err
-	}
-	if r.Event == Refused && r.Outcome != nil {
+	case r.Outcome != nil:
 		return deep.Window{}, &deep.Error{Outcome: *r.Outcome}
-	}
-	if r.Event != Accepted || r.Window == nil {
-		return deep.Window{}, r.unexpected()
+	case r.Window == nil:
+		return deep.Window{}, errUnexpected
 	}
 	if accepted != nil {
 		accepted(*r.Window)
 	}
-	conn.patience(0) // bounded by the process: the window, and what its calls may take
-	if r, err = conn.reply(); err != nil {
+	e.timer.Stop() // the process bounds the rest: the window and the calls that close it
+	if r, err = e.reply(); err != nil {
 		return deep.Window{}, err
 	}
-	if r.Event != Closed || r.Window == nil {
-		return deep.Window{}, r.unexpected()
+	if r.Window == nil {
+		return deep.Window{}, errUnexpected
 	}
 	return *r.Window, nil
 }
 
-// Close ends the window that is open in a process and says whether there was one.
+// Close ends the open window of a process and reports whether there was one.
 func (c *Client) Close(ctx context.Context, pid int) (found bool, err error) {
-	r, err := c.once(ctx, pid, Request{Do: DoClose})
+	e, err := c.exchange(ctx, pid, http.MethodDelete, windowsPath, nil)
 	if err != nil {
 		return false, err
 	}
-	if r.Event != Closed {
-		return false, r.unexpected()
-	}
-	return r.Found, nil
+	defer e.close()
+	r, err := e.reply()
+	return r.Found, err
 }
 
-// Status returns who a process is and what it has done.
+// Status returns the identity of a process and its report.
 func (c *Client) Status(ctx context.Context, pid int) (Process, deep.Report, error) {
-	r, err := c.once(ctx, pid, Request{Do: DoStatus})
+	e, err := c.exchange(ctx, pid, http.MethodGet, statusPath, nil)
 	if err != nil {
 		return Process{}, deep.Report{}, err
 	}
-	if r.Event != State || r.Process == nil || r.Report == nil {
-		return Process{}, deep.Report{}, r.unexpected()
+	defer e.close()
+	r, err := e.reply()
+	if err == nil && (r.Process == nil || r.Report == nil) {
+		err = errUnexpected
+	}
+	if err != nil {
+		return Process{}, deep.Report{}, err
 	}
 	return *r.Process, *r.Report, nil
 }
@@ -177,103 +180,92 @@ func (c *Client) folders() []userFolder {
 	return list
 }
 
-// once asks and returns the only reply.
-func (c *Client) once(ctx context.Context, pid int, q Request) (Reply, error) {
-	conn, err := c.ask(ctx, pid, q)
-	if err != nil {
-		return Reply{}, err
-	}
-	defer conn.close()
-	return conn.reply()
+var errUnexpected = errors.New("the process sent an unexpected response")
+
+// exchange is a request and its response, which may have several JSON values.
+type exchange struct {
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	timer    *time.Timer
+	response *http.Response
+	values   *json.Decoder
 }
 
-// connection is one to a process.
-type connection struct {
-	ctx  context.Context
-	stop func() bool
-	conn *net.UnixConn
-	in   *bufio.Reader
-}
-
-// ask connects and sends a request.
-func (c *Client) ask(ctx context.Context, pid int, q Request) (*connection, error) {
-	u, err := c.dial(ctx, pid)
+// exchange connects and sends a request. It returns when the headers of the response are there.
+func (c *Client) exchange(ctx context.Context, pid int, method, path string, body any) (*exchange, error) {
+	conn, err := c.dial(ctx, pid)
 	if err != nil {
 		return nil, err
 	}
-	conn := &connection{ctx: ctx, conn: u, in: bufio.NewReader(u)}
-	if c.patience > 0 {
-		conn.patience(c.patience)
-	} else {
-		conn.patience(answerTime)
+	var encoded []byte
+	if body != nil {
+		if encoded, err = json.Marshal(body); err != nil {
+			_ = conn.Close()
+			return nil, err
+		}
 	}
-	// A context that ends makes all that waits return.
-	conn.stop = context.AfterFunc(ctx, func() { _ = u.Close() })
-	line, err := json.Marshal(q)
+	e := &exchange{}
+	e.ctx, e.cancel = context.WithCancelCause(ctx)
+	patience := c.patience
+	if patience == 0 {
+		patience = answerTime
+	}
+	e.timer = time.AfterFunc(patience, func() { e.cancel(ErrNotAnswering) })
+	request, err := http.NewRequestWithContext(e.ctx, method, "http://gpuflight"+path, bytes.NewReader(encoded))
 	if err != nil {
-		conn.close()
+		_ = conn.Close()
+		e.close()
 		return nil, err
 	}
-	if _, err := u.Write(append(line, '\n')); err != nil && !errors.Is(err, unix.EPIPE) {
-		conn.close()
-		return nil, conn.why(err)
-	} // after EPIPE there is a reply that says why
-	return conn, nil
-}
-
-func (c *connection) close() {
-	c.stop()
-	_ = c.conn.Close()
-}
-
-// patience bounds what follows; 0 is no bound.
-func (c *connection) patience(d time.Duration) {
-	var t time.Time
-	if d > 0 {
-		t = time.Now().Add(d)
+	transport := &http.Transport{
+		DialContext:            func(context.Context, string, string) (net.Conn, error) { return conn, nil },
+		DisableKeepAlives:      true,
+		DisableCompression:     true,
+		MaxResponseHeaderBytes: maxRequest,
 	}
-	_ = c.conn.SetDeadline(t)
+	if e.response, err = transport.RoundTrip(request); err != nil { //nolint:bodyclose // e.close does
+		_ = conn.Close()
+		err = e.explain(err)
+		e.close()
+		return nil, err
+	}
+	e.values = json.NewDecoder(http.MaxBytesReader(nil, e.response.Body, maxReply))
+	return e, nil
 }
 
-// reply reads a line.
-func (c *connection) reply() (Reply, error) {
-	var line []byte
-	for {
-		part, err := c.in.ReadSlice('\n')
-		line = append(line, part...)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, bufio.ErrBufferFull) {
-			return Reply{}, c.why(err)
-		}
-		if len(line) > maxReply {
-			return Reply{}, fmt.Errorf("the process answers with more than %d bytes", maxReply)
-		}
+func (e *exchange) close() {
+	e.timer.Stop()
+	if e.response != nil {
+		_ = e.response.Body.Close()
 	}
-	var r Reply
-	if err := json.Unmarshal(line, &r); err != nil {
-		return Reply{}, fmt.Errorf("the process answers what is no reply: %w", err)
+	e.cancel(nil)
+}
+
+// reply decodes the next value of the response.
+func (e *exchange) reply() (r reply, err error) {
+	if err := e.values.Decode(&r); err != nil {
+		return reply{}, e.explain(err)
+	}
+	if r.Error != "" {
+		return reply{}, fmt.Errorf("the process says: %s", r.Error)
 	}
 	return r, nil
 }
 
-// why says what an error of the connection means.
-func (c *connection) why(err error) error {
+// explain describes an error of the connection.
+func (e *exchange) explain(err error) error {
+	var tooLarge *http.MaxBytesError
+	var syntax *json.SyntaxError
+	var kind *json.UnmarshalTypeError
 	switch {
-	case c.ctx.Err() != nil:
-		return context.Cause(c.ctx)
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return ErrNotAnswering
+	case e.ctx.Err() != nil:
+		return context.Cause(e.ctx)
+	case errors.As(err, &tooLarge):
+		return fmt.Errorf("the response has more than %d bytes", maxReply)
+	case errors.As(err, &syntax), errors.As(err, &kind):
+		return fmt.Errorf("the response is not valid: %w", err)
 	}
 	return fmt.Errorf("the process has ended, or does not answer: %w", err)
-}
-
-func (r *Reply) unexpected() error {
-	if r.Event == Wrong {
-		return fmt.Errorf("the process says: %s", r.Error)
-	}
-	return fmt.Errorf("the process answers with an unexpected %.32q", r.Event)
 }
 
 // dial finds the socket of a process and connects to it.

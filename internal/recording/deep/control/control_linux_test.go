@@ -8,7 +8,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"runtime"
 	"strings"
@@ -129,17 +131,23 @@ func receive[T any](t *testing.T, from <-chan T) (v T) {
 	return v
 }
 
-func readReply(t *testing.T, conn net.Conn) Reply {
+// readResponse reads the status code and the first JSON value of a response. An error without JSON, as
+// net/http sends, is returned as reply.Error.
+func readResponse(t *testing.T, conn net.Conn) (code int, r reply) {
 	t.Helper()
-	line, err := bufio.NewReader(conn).ReadBytes('\n')
+	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var r Reply
-	if err := json.Unmarshal(line, &r); err != nil {
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return r
+	if json.Unmarshal(body, &r) != nil {
+		r.Error = string(body)
+	}
+	return response.StatusCode, r
 }
 
 func TestOpen(t *testing.T) {
@@ -166,9 +174,6 @@ func TestOpen(t *testing.T) {
 		if _, err := h.client.Open(limited(t), h.pid, bad, nil); err == nil || !strings.Contains(err.Error(), "the process says: ") {
 			t.Errorf("%+v: %v", bad, err)
 		}
-	}
-	if c := h.server.Counts(); c != (Counts{Requests: 2, Malformed: 4}) {
-		t.Errorf("counts %+v", c)
 	}
 }
 
@@ -294,92 +299,81 @@ func TestCloseDoesNotWaitForAWindow(t *testing.T) {
 	}
 }
 
+func post(body string) string {
+	return fmt.Sprintf("POST /windows HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+}
+
 func TestBadRequests(t *testing.T) {
 	h := newHarness(t, deep.Config{})
-	for _, tc := range []struct{ name, sent, answer string }{
-		{"garbage", "\x00\xff\x01 garbage\n", "the request is no line of JSON"},
-		{"a line of HTTP", "GET / HTTP/1.1\r\n\r\n", "the request is no line of JSON"},
-		{"an empty line", "\n", "the request is no line of JSON"},
-		{"another type", "[1]\n", "the request is no line of JSON"},
-		{"deep nesting", strings.Repeat("[", 4000) + "\n", "the request is no line of JSON"},
-		{"nothing to do", "{}\n", `"" is nothing to do; there are open, close and status`},
-		{"something else to do", `{"do":"` + strings.Repeat("x", 1000) + "\"}\n", "is nothing to do; there are open, close and status"},
-		{"no end", `{"do":"status"}`, "the request has no end of line"},
-		{"a mebibyte", strings.Repeat("x", 1<<20) + "\n", "the request has more than 4096 bytes"},
-		{"a mebibyte without end", strings.Repeat("x", 1<<20), "the request has more than 4096 bytes"},
+	const notJSON = "the body is not JSON"
+	for _, tc := range []struct {
+		name, sent string
+		code       int
+		answer     string
+	}{
+		{"garbage", "\x00\xff\x01 garbage\r\n\r\n", 400, ""},
+		{"another path", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", 404, ""},
+		{"another method", "PUT /windows HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", 405, ""},
+		{"a header of a mebibyte", "GET /status HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 1<<20) + "\r\n\r\n", 431, ""},
+		{"an empty body", post(""), 400, notJSON},
+		{"no JSON", post("\x00\xff"), 400, notJSON},
+		{"another type", post("[1]"), 400, notJSON},
+		{"deep nesting", post(strings.Repeat("[", 4000)), 400, notJSON},
+		{"an unknown engine", post(`{"engine":"` + strings.Repeat("x", 1000) + `"}`), 400, "is unknown; use pc, sass or both"},
+		{"a body of a mebibyte", post(strings.Repeat("x", 1<<20)), 413, "the body has more than 4096 bytes"},
+		{"one byte too many", post("{}" + strings.Repeat(" ", maxRequest-1)), 413, "the body has more than 4096 bytes"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			conn := h.raw()
-			go func() {
-				_, _ = conn.Write([]byte(tc.sent)) // it may be cut off
-				_ = conn.CloseWrite()
-			}()
-			r := readReply(t, conn)
-			if r.Event != Wrong || !strings.Contains(r.Error, tc.answer) || len(r.Error) > 200 {
-				t.Errorf("reply %+v", r)
+			go func() { _, _ = io.WriteString(conn, tc.sent) }() // the server may cut it off
+			code, r := readResponse(t, conn)
+			if code != tc.code || !strings.Contains(r.Error, tc.answer) || len(r.Error) > 200 {
+				t.Errorf("status %d, reply %+v", code, r)
 			}
 		})
 	}
-	if c := h.server.Counts(); c.Malformed != 10 || c.Requests != 0 {
-		t.Errorf("counts %+v", c)
-	}
-	if _, _, err := h.client.Status(limited(t), h.pid); err != nil {
-		t.Error(err)
+	_, report, err := h.client.Status(limited(t), h.pid)
+	if err != nil || report.Windows != 0 || report.Attempts != 0 {
+		t.Errorf("%+v, %v", report, err)
 	}
 }
 
 func TestSlowClient(t *testing.T) {
 	h := newSlowHarness(t, deep.Config{}, 50*time.Millisecond)
-	conn := h.raw()
-	if _, err := conn.Write([]byte(`{"do":`)); err != nil {
-		t.Fatal(err)
-	}
-	if r := readReply(t, conn); r.Event != Wrong || r.Error != "the request did not come within 50ms" {
-		t.Errorf("reply %+v", r)
-	}
-	// One that says nothing at all is sent away as well; one that goes is no mistake.
-	if r := readReply(t, h.raw()); r.Event != Wrong {
-		t.Errorf("reply %+v", r)
-	}
-	_ = h.raw().Close()
-	h.server.Close()
-	if c := h.server.Counts(); c.Malformed != 2 {
-		t.Errorf("counts %+v", c)
-	}
+	t.Run("header", func(t *testing.T) {
+		conn := h.raw()
+		if _, err := io.WriteString(conn, "GET /status HT"); err != nil {
+			t.Fatal(err)
+		}
+		if code, r := readResponse(t, conn); code != 400 {
+			t.Errorf("status %d, reply %+v", code, r)
+		}
+	})
+	t.Run("body", func(t *testing.T) {
+		conn := h.raw()
+		if _, err := io.WriteString(conn, "POST /windows HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"); err != nil {
+			t.Fatal(err)
+		}
+		if code, r := readResponse(t, conn); code != 408 || r.Error != "the body did not arrive in time" {
+			t.Errorf("status %d, reply %+v", code, r)
+		}
+	})
 }
 
+// TestHundredConnections has more idle connections than are served. A request waits until they are
+// closed, and is answered.
 func TestHundredConnections(t *testing.T) {
-	h := newHarness(t, deep.Config{})
-	var conns []*net.UnixConn
+	h := newSlowHarness(t, deep.Config{}, 100*time.Millisecond)
 	for range 100 {
-		conns = append(conns, h.raw())
+		h.raw()
 	}
-	// They are taken in order, and the first say nothing yet.
-	for i, conn := range conns[maxConnections:] {
-		if r := readReply(t, conn); r.Event != Wrong || !strings.Contains(r.Error, "too many connections") {
-			t.Fatalf("connection %d: %+v", i, r)
-		}
+	began := time.Now()
+	if _, _, err := h.client.Status(limited(t), h.pid); err != nil {
+		t.Error(err)
 	}
-	for i, conn := range conns[:maxConnections] {
-		if _, err := conn.Write([]byte("{\"do\":\"status\"}\n")); err != nil {
-			t.Fatal(err)
-		}
-		if r := readReply(t, conn); r.Event != State {
-			t.Fatalf("connection %d: %+v", i, r)
-		}
-	}
-	if c := h.server.Counts(); c.Crowded != 84 || c.Requests != maxConnections {
-		t.Errorf("counts %+v", c)
-	}
-	// The last reply is written just before its place is free again.
-	for {
-		_, _, err := h.client.Status(limited(t), h.pid)
-		if err == nil {
-			break
-		}
-		if !strings.Contains(err.Error(), "too many connections") {
-			t.Fatal(err)
-		}
+	// 96 of the idle connections fill six rounds of maxConnections before the request has its turn.
+	if took := time.Since(began); took < 300*time.Millisecond {
+		t.Errorf("answered after %v: more than %d connections were served at a time", took, maxConnections)
 	}
 }
 
@@ -436,11 +430,12 @@ func TestOtherUsersAreRefused(t *testing.T) {
 	if err := conn.SetDeadline(time.Now().Add(enough)); err != nil {
 		t.Fatal(err)
 	}
-	if r := readReply(t, conn); r.Event != Wrong || r.Error != "only the user of the process and root may ask" {
-		t.Errorf("reply %+v", r)
+	go func() { _, _ = io.WriteString(conn, post("{}")) }()
+	if code, r := readResponse(t, conn); code != 403 || r.Error != "only the user of the process and root may ask" {
+		t.Errorf("status %d, reply %+v", code, r)
 	}
-	if c := h.server.Counts(); c.Strangers != 1 || c.Requests != 0 {
-		t.Errorf("counts %+v", c)
+	if report := h.controller.Report(); report.Windows != 0 || report.Attempts != 0 || report.Open != nil {
+		t.Errorf("a window was opened: %+v", report)
 	}
 	// And the client uses no folder that others can change.
 	if _, _, err := h.client.Status(limited(t), h.pid); err == nil || !strings.Contains(err.Error(), "it must belong to user 0 with mode 0700") {
@@ -479,11 +474,13 @@ func TestListSaysWhoDoesNotAnswer(t *testing.T) {
 	}
 	// And one that answers what nobody asked for.
 	client = patient(place)
+	const ok = "HTTP/1.1 200 OK\r\n\r\n"
 	for _, tc := range []struct{ answer, problem string }{
-		{"hello\n", "the process answers what is no reply"},
-		{"{\"event\":\"party\"}\n", `the process answers with an unexpected "party"`},
-		{"{\"event\":\"status\"}\n", `the process answers with an unexpected "status"`},
-		{strings.Repeat("x", maxReply+1<<16), "the process answers with more than 1048576 bytes"},
+		{"hello\n", "the process has ended, or does not answer"},
+		{ok + "hello\n", "the response is not valid"},
+		{ok + "{}\n", "the process sent an unexpected response"},
+		{ok + `{"error":"` + strings.Repeat("x", maxReply+1<<16), "the response has more than 1048576 bytes"},
+		{ok, "the process has ended, or does not answer"},
 		{"", "the process has ended, or does not answer"},
 	} {
 		done := make(chan struct{})
@@ -495,7 +492,7 @@ func TestListSaysWhoDoesNotAnswer(t *testing.T) {
 					return
 				}
 				// Those of List are still in the queue, and closed.
-				if _, err := bufio.NewReader(conn).ReadString('\n'); err != nil {
+				if _, err := http.ReadRequest(bufio.NewReader(conn)); err != nil {
 					_ = conn.Close()
 					continue
 				}
@@ -516,26 +513,23 @@ func TestListSaysWhoDoesNotAnswer(t *testing.T) {
 }
 
 func FuzzRequest(f *testing.F) {
-	for _, s := range []string{`{"do":"open","engine":"pc","for":"2s"}`, `{"do":"status"}`, `{"do":1}`, "[", "\xff"} {
+	for _, s := range []string{`{"engine":"pc","for":"2s"}`, `{}`, `{"engine":1}`, "[", "\xff"} {
 		f.Add([]byte(s))
 	}
-	f.Fuzz(func(t *testing.T, line []byte) {
-		alloctest.Limit{PerByte: 1 << 6, Constant: 1 << 14}.Check(t, len(line), func() { _, _, _ = parseRequest(line) })
-		do, r, err := parseRequest(line)
-		switch {
-		case err != nil:
-			if do != "" || len(err.Error()) > 400 || strings.Contains(err.Error(), "\n") {
-				t.Errorf("%q, %v", do, err)
+	f.Fuzz(func(t *testing.T, body []byte) {
+		alloctest.Limit{PerByte: 1 << 6, Constant: 1 << 14}.Check(t, len(body), func() { _, _ = parseRequest(body) })
+		r, err := parseRequest(body)
+		if err != nil {
+			if len(err.Error()) > 400 || strings.Contains(err.Error(), "\n") {
+				t.Error(err)
 			}
-		case do == DoOpen:
-			if r.Cause != deep.CauseSocket || r.For != 0 && (r.For < deep.MinFor || r.For > deep.MaxFor) || r.Why != "" {
-				t.Errorf("%+v", r)
-			}
-			if r.Engine != "" && r.Engine != deep.PC && r.Engine != deep.SASS && r.Engine != deep.Both {
-				t.Errorf("engine %q", r.Engine)
-			}
-		case do != DoClose && do != DoStatus:
-			t.Errorf("do %q", do)
+			return
+		}
+		if r.Cause != deep.CauseSocket || r.For != 0 && (r.For < deep.MinFor || r.For > deep.MaxFor) || r.Why != "" {
+			t.Errorf("%+v", r)
+		}
+		if r.Engine != "" && r.Engine != deep.PC && r.Engine != deep.SASS && r.Engine != deep.Both {
+			t.Errorf("engine %q", r.Engine)
 		}
 	})
 }

@@ -17,9 +17,6 @@ func (Place) Folder() (string, error) { return "", ErrNotSupported }
 // Server is of Linux only: elsewhere there is none.
 type Server struct{}
 
-// Counts are what a server has answered.
-type Counts struct{ Requests, Malformed, Strangers, Crowded uint64 }
-
 // Listen returns ErrNotSupported.
 func Listen(Place, Process, *deep.Controller, *slog.Logger) (*Server, error) {
 	return nil, ErrNotSupported
@@ -27,9 +24,6 @@ func Listen(Place, Process, *deep.Controller, *slog.Logger) (*Server, error) {
 
 // Path returns "".
 func (*Server) Path() string { return "" }
-
-// Counts returns zeros.
-func (*Server) Counts() Counts { return Counts{} }
 
 // Close does nothing.
 func (*Server) Close() {}

@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control lets a user ask a running process for a deep window: the process listens on a local
-// socket ([Listen]), gpuflight deep talks to it ([Client]). It knows package deep and neither what a window
-// is made of nor who runs it.
+// Package control lets a user request deep-profiling windows from a running process. The process
+// serves HTTP on a Unix socket ([Listen]). The command gpuflight deep uses [Client].
 //
-// # Where
+// # Socket
 //
-// The socket is PID.sock, in $XDG_RUNTIME_DIR/gpuflight if that variable names a folder that only its owner
-// can change, else in /tmp/gpuflight-UID. The folder belongs to the user, with mode 0700; one that does not,
-// or that is a symbolic link, is not used. It is held open and everything in it is reached through it, so that
-// no change of the path in between matters. PID is the process's id as it sees it itself: a process in a
-// container is reached from outside through /proc/PID/root.
+// The socket is PID.sock in $XDG_RUNTIME_DIR/gpuflight if only the user can change that folder, else
+// in /tmp/gpuflight-UID. The folder must belong to the user, have mode 0700 and not be a symbolic
+// link. Client and server open the folder first and reach its files through the open descriptor, so
+// later changes of the path have no effect. PID is the id inside the process's own PID namespace.
+// The client reaches a process in a container through /proc/PID/root.
 //
-// The kernel says who is at the other end, on both sides: the process answers its own user and root, and
-// the client believes only the process that it asked for. A forked child holds the socket too, but does
-// not answer; one that holds it after its parent was killed is found out by the parent's id.
+// Both sides check the peer with SO_PEERCRED. The server accepts its own user and root. The client
+// accepts only the process that it asked for. A forked child inherits the socket but does not answer.
 //
-// # What is said
+// # Requests
 //
-// Each side sends lines of JSON. The client sends one, a [Request]; the process answers with a [Reply], and
-// to one that opens a window with a second when the window has closed, and then closes the connection. A
-// request has at most 4 KiB and must come within five seconds; sixteen connections are served at a time,
-// and one more is told so. Whoever asks may go: the window ends by itself.
+//   - GET /status returns the process and its report.
+//   - POST /windows opens a window. A rejected request returns 409 and the reason. Otherwise the
+//     response has two JSON lines: the window when it opens and the window when it has closed. The
+//     window continues if the client disconnects.
+//   - DELETE /windows closes the open window and says whether there was one.
+//
+// Headers and body are limited to 4 KiB each. A request must arrive within five seconds. The server
+// serves sixteen connections at a time; further ones wait.
 package control

@@ -13,12 +13,13 @@ import (
 )
 
 const (
-	// maxRequest and maxReply bound a line, in bytes with its end. A reply has ten windows and the rules.
+	// maxRequest bounds the headers and the body of a request, maxReply the body of a response. Both
+	// are in bytes. A response has at most ten windows and the rules.
 	maxRequest = 4 << 10
 	maxReply   = 1 << 20
-	// maxConnections bounds what is served at a time.
+	// maxConnections bounds concurrent connections. Further connections wait.
 	maxConnections = 16
-	// requestTime is how long a request may take to come, replyTime how long a reply to go.
+	// requestTime bounds reading a request, replyTime writing a response.
 	requestTime = 5 * time.Second
 	replyTime   = 2 * time.Second
 )
@@ -35,34 +36,22 @@ var (
 	ErrNotSupported = errors.New("deep windows can be asked for on Linux only")
 )
 
-// What a Request can do.
+// Routes of the server.
 const (
-	DoOpen   = "open"
-	DoClose  = "close"
-	DoStatus = "status"
+	statusPath  = "/status"
+	windowsPath = "/windows"
 )
 
-// Request is what a client sends.
+// Request is the body of a POST to /windows.
 type Request struct {
-	Do string `json:"do"`
-	// Engine is pc, sass or both, and For a duration such as "2s", of an open; "" is as the process
-	// has them set.
+	// Engine is pc, sass or both. For is a duration such as "2s". "" selects the setting of the
+	// process.
 	Engine string `json:"engine,omitempty"`
 	For    string `json:"for,omitempty"`
 }
 
-// What a Reply says.
-const (
-	Accepted = "accepted" // an open: Window is as it began
-	Closed   = "closed"   // an open: Window is as it ended; a close: Found says whether there was one
-	Refused  = "refused"  // an open: Outcome says why
-	State    = "status"   // a status: Process and Report
-	Wrong    = "error"    // Error says what is wrong with the request, or why nothing is answered
-)
-
-// Reply is what a process answers.
-type Reply struct {
-	Event   string        `json:"event"`
+// reply is a JSON value of a response. The status code says which fields are set.
+type reply struct {
 	Error   string        `json:"error,omitempty"`
 	Found   bool          `json:"found,omitempty"`
 	Outcome *deep.Outcome `json:"outcome,omitempty"`
@@ -93,33 +82,26 @@ func PlaceFromEnv(getenv func(string) string) Place {
 	return Place{RuntimeDir: getenv("XDG_RUNTIME_DIR")}
 }
 
-// parseRequest reads a line.
-func parseRequest(line []byte) (do string, r deep.Request, err error) {
+// parseRequest decodes the body of a request for a window.
+func parseRequest(body []byte) (r deep.Request, err error) {
 	var q Request
-	if err := json.Unmarshal(line, &q); err != nil {
-		return "", r, errors.New(`the request is no line of JSON such as {"do":"open","engine":"pc","for":"2s"}`)
-	}
-	switch q.Do {
-	case DoClose, DoStatus:
-		return q.Do, r, nil
-	case DoOpen:
-	default:
-		return "", r, fmt.Errorf("%.32q is nothing to do; there are open, close and status", q.Do)
+	if err := json.Unmarshal(body, &q); err != nil {
+		return r, errors.New(`the body is not JSON such as {"engine":"pc","for":"2s"}`)
 	}
 	r.Cause = deep.CauseSocket
 	if q.Engine != "" {
 		if r.Engine, err = deep.ParseEngine(q.Engine); err != nil {
-			return "", r, fmt.Errorf("%.32q is no engine; there are pc, sass and both", q.Engine)
+			return r, fmt.Errorf("engine %.32q is unknown; use pc, sass or both", q.Engine)
 		}
 	}
 	if q.For != "" {
 		r.For, err = time.ParseDuration(q.For)
-		// 0 would be the default, and nobody says 0 for that.
+		// deep.Request uses 0 for the default. An explicit 0 is a mistake.
 		if err != nil || r.For < deep.MinFor || r.For > deep.MaxFor {
-			return "", r, fmt.Errorf("%.32q is no length of a window; it is %v to %v, such as 2s", q.For, deep.MinFor, deep.MaxFor)
+			return r, fmt.Errorf("window length %.32q is invalid; use %v to %v, such as 2s", q.For, deep.MinFor, deep.MaxFor)
 		}
 	}
-	return DoOpen, r, nil
+	return r, nil
 }
 
 func (p Place) temp() string {

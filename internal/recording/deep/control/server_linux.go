@@ -3,15 +3,17 @@
 package control
 
 import (
-	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,36 +21,46 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
 )
 
-// Server answers requests to one process. Its methods may be called by any goroutine.
+// Server answers requests for windows of its process. Goroutines may use it concurrently.
 type Server struct {
 	process    Process
 	controller *deep.Controller
 	log        *slog.Logger
 	dir        *dir
 	inode      uint64
-	// requestTime is how long a request may take to come.
-	requestTime time.Duration
-	listener    *net.UnixListener
-	slots       chan struct{}
-	stop        chan struct{}
-	once        sync.Once
-	running     sync.WaitGroup
-
-	mu     sync.Mutex
-	counts Counts
+	listener   *net.UnixListener
+	http       http.Server
+	stop       chan struct{}
+	served     chan struct{}
+	once       sync.Once
 }
 
-// Counts are what a server has answered.
-type Counts struct {
-	// Requests were understood, whatever came of them.
-	Requests uint64
-	// Malformed requests were too long, late, or made no sense; Strangers are other users' connections,
-	// Crowded those above the number that is served at a time.
-	Malformed, Strangers, Crowded uint64
+// limitedListener accepts a connection when a slot is free. netutil.LimitListener does the same, but its
+// connections hide the descriptor that peerOf needs.
+type limitedListener struct {
+	*net.UnixListener
+	slots chan struct{} // released by http.Server.ConnState
+	stop  <-chan struct{}
 }
 
-// Listen makes the socket of this process and answers on it until Close. process.PID is filled in. A nil
-// logger drops what is logged. It errs where no socket can be made; the controller is as good without.
+func (l limitedListener) Accept() (net.Conn, error) {
+	select {
+	case l.slots <- struct{}{}:
+	case <-l.stop:
+		return nil, net.ErrClosed
+	}
+	conn, err := l.UnixListener.Accept()
+	if err != nil {
+		<-l.slots
+	}
+	return conn, err
+}
+
+// peerKey is the key of a connection's *unix.Ucred in the contexts of its requests.
+type peerKey struct{}
+
+// Listen creates the socket of this process and serves it until Close. It sets process.PID. log may
+// be nil. It returns an error if the socket cannot be created; the controller works without it.
 func Listen(p Place, process Process, c *deep.Controller, log *slog.Logger) (*Server, error) {
 	return listen(p, process, c, log, requestTime)
 }
@@ -63,16 +75,41 @@ func listen(p Place, process Process, c *deep.Controller, log *slog.Logger, pati
 		return nil, fmt.Errorf("socket for deep windows: %w", err)
 	}
 	d.clean()
-	s := &Server{
-		process: process, controller: c, log: log, dir: d, requestTime: patience,
-		slots: make(chan struct{}, maxConnections), stop: make(chan struct{}),
-	}
+	s := &Server{process: process, controller: c, log: log, dir: d, stop: make(chan struct{}), served: make(chan struct{})}
 	if err := s.bind(); err != nil {
 		d.close()
 		return nil, fmt.Errorf("socket for deep windows: %w", err)
 	}
-	s.running.Add(1)
-	go s.accept()
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+statusPath, s.status)
+	mux.HandleFunc("POST "+windowsPath, s.open)
+	mux.HandleFunc("DELETE "+windowsPath, s.close)
+	limited := limitedListener{s.listener, make(chan struct{}, maxConnections), s.stop}
+	// Responses have a deadline of their own each, since a window may take a minute.
+	s.http = http.Server{
+		Handler:           s.authorized(mux),
+		ReadHeaderTimeout: patience,
+		ReadTimeout:       patience,
+		MaxHeaderBytes:    maxRequest,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			if state == http.StateClosed {
+				<-limited.slots
+			}
+		},
+		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+			peer, err := peerOf(conn)
+			if err != nil {
+				return ctx
+			}
+			return context.WithValue(ctx, peerKey{}, peer)
+		},
+	}
+	s.http.SetKeepAlivesEnabled(false)
+	go func() {
+		defer close(s.served)
+		_ = s.http.Serve(limited)
+	}()
 	return s, nil
 }
 
@@ -111,16 +148,8 @@ func (s *Server) bind() (err error) {
 // Path returns where the socket is, for people.
 func (s *Server) Path() string { return s.dir.path + "/" + socketName(s.process.PID) }
 
-// Counts returns what was answered until now.
-func (s *Server) Counts() Counts {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.counts
-}
-
-// Close removes the socket and ends the connections. Clients that wait for a window are told its end if it
-// has closed: stop the controller first. It takes as long as a reply may, at most. A second call waits
-// likewise.
+// Close removes the socket and ends the connections. Stop the controller first: clients that wait for
+// a window then receive its result. Close takes replyTime at most. A second call waits as well.
 func (s *Server) Close() {
 	s.once.Do(func() {
 		var st unix.Stat_t
@@ -129,180 +158,109 @@ func (s *Server) Close() {
 			_ = unix.Unlinkat(fd, name, 0)
 		}
 		close(s.stop)
-		_ = s.listener.Close()
-		s.running.Wait()
+		ctx, cancel := context.WithTimeout(context.Background(), replyTime)
+		defer cancel()
+		if s.http.Shutdown(ctx) != nil {
+			_ = s.http.Close()
+		}
+		<-s.served
 		s.dir.close()
 	})
 }
 
-func (s *Server) accept() {
-	defer s.running.Done()
-	for {
-		conn, err := s.listener.AcceptUnix()
-		select {
-		case <-s.stop:
-			if err == nil {
-				_ = conn.Close()
-			}
+// authorized rejects requests of other users. Root is accepted.
+func (s *Server) authorized(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		peer, ok := r.Context().Value(peerKey{}).(*unix.Ucred)
+		if !ok || peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
+			s.reply(w, http.StatusForbidden, reply{Error: "only the user of the process and root may ask"})
 			return
-		default:
 		}
-		if err != nil {
-			// Too many files are open, likely. It passes, or it does not and nobody is answered.
-			s.log.Debug("cannot take a connection for deep windows", "error", err)
-			select {
-			case <-s.stop:
-				return
-			case <-time.After(100 * time.Millisecond):
-			}
-			continue
-		}
-		select {
-		case s.slots <- struct{}{}:
-		default:
-			s.count(func(c *Counts) { c.Crowded++ })
-			s.reply(conn, wrong("too many connections; ask again later"))
-			_ = conn.Close()
-			continue
-		}
-		s.running.Add(1)
-		go func() {
-			defer s.running.Done()
-			defer func() { <-s.slots }()
-			defer func() { _ = conn.Close() }()
-			defer func() {
-				if p := recover(); p != nil {
-					s.log.Error("a request for a deep window failed", "error", p)
-				}
-			}()
-			s.serve(conn)
-		}()
-	}
+		next.ServeHTTP(w, r)
+	})
 }
 
-func (s *Server) count(f func(*Counts)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f(&s.counts)
+func (s *Server) status(w http.ResponseWriter, _ *http.Request) {
+	report := s.controller.Report()
+	s.reply(w, http.StatusOK, reply{Process: &s.process, Report: &report})
 }
 
-// serve answers one connection.
-func (s *Server) serve(conn *net.UnixConn) {
-	if os.Getpid() != s.process.PID {
-		return // a forked child; Go does not run there, but if it did
-	}
-	peer, err := peerOf(conn)
-	if err != nil || peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
-		s.count(func(c *Counts) { c.Strangers++ })
-		s.reply(conn, wrong("only the user of the process and root may ask"))
+func (s *Server) close(w http.ResponseWriter, _ *http.Request) {
+	s.reply(w, http.StatusOK, reply{Found: s.controller.Close()})
+}
+
+func (s *Server) open(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequest))
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		s.reply(w, http.StatusRequestEntityTooLarge, reply{Error: fmt.Sprintf("the body has more than %d bytes", maxRequest)})
 		return
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		s.reply(w, http.StatusRequestTimeout, reply{Error: "the body did not arrive in time"})
+		return
+	case err != nil:
+		return // the client has gone
 	}
-	line, err := s.read(conn)
-	if errors.Is(err, errSilent) {
-		return // it only looked whether somebody listens
-	}
-	var do string
-	var r deep.Request
-	if err == nil {
-		do, r, err = parseRequest(line)
-	}
+	q, err := parseRequest(body)
 	if err != nil {
-		s.count(func(c *Counts) { c.Malformed++ })
-		s.reply(conn, wrong(err.Error()))
+		s.reply(w, http.StatusBadRequest, reply{Error: err.Error()})
 		return
 	}
-	s.count(func(c *Counts) { c.Requests++ })
-	switch do {
-	case DoStatus:
-		report := s.controller.Report()
-		s.reply(conn, Reply{Event: State, Process: &s.process, Report: &report})
-	case DoClose:
-		s.reply(conn, Reply{Event: Closed, Found: s.controller.Close()})
-	default:
-		r.Why = fmt.Sprintf("gpuflight deep, process %d of user %d", peer.Pid, peer.Uid)
-		s.open(conn, r)
+	if peer, ok := r.Context().Value(peerKey{}).(*unix.Ucred); ok {
+		q.Why = fmt.Sprintf("gpuflight deep, process %d of user %d", peer.Pid, peer.Uid)
 	}
-}
-
-func (s *Server) open(conn *net.UnixConn, r deep.Request) {
-	ticket, err := s.controller.RequestWindow(r)
+	ticket, err := s.controller.RequestWindow(q)
 	if err != nil {
 		o := deep.Outcome{Status: deep.StatusFailed, Text: err.Error()}
 		var e *deep.Error
 		if errors.As(err, &e) {
 			o = e.Outcome
 		}
-		s.reply(conn, Reply{Event: Refused, Outcome: &o})
+		s.reply(w, http.StatusConflict, reply{Outcome: &o})
 		return
 	}
-	w := ticket.Window()
-	s.reply(conn, Reply{Event: Accepted, Window: &w})
+	window := ticket.Window()
+	s.reply(w, http.StatusOK, reply{Window: &window})
 	select {
 	case <-ticket.Done():
 	case <-s.stop:
 		select {
 		case <-ticket.Done():
 		default:
-			s.reply(conn, wrong("the process is at its end, and the window was not closed before"))
+			s.reply(w, 0, reply{Error: "the process is at its end, and the window was not closed before"})
 			return
 		}
 	}
-	w = ticket.Window()
-	s.reply(conn, Reply{Event: Closed, Window: &w})
+	window = ticket.Window()
+	s.reply(w, 0, reply{Window: &window})
 }
 
-// errSilent says that a connection was closed before anything was said.
-var errSilent = errors.New("nothing was said")
-
-// read reads a request's line.
-func (s *Server) read(conn *net.UnixConn) ([]byte, error) {
-	_ = conn.SetReadDeadline(time.Now().Add(s.requestTime))
-	done := make(chan struct{})
-	defer close(done)
-	go func() {
-		select {
-		case <-s.stop:
-			_ = conn.SetReadDeadline(time.Now())
-		case <-done:
-		}
-	}()
-	line, err := bufio.NewReaderSize(conn, maxRequest).ReadSlice('\n')
-	switch {
-	case err == nil:
-		return line, nil
-	case errors.Is(err, bufio.ErrBufferFull):
-		return nil, fmt.Errorf("the request has more than %d bytes", maxRequest)
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		select {
-		case <-s.stop:
-			return nil, errSilent
-		default:
-		}
-		return nil, fmt.Errorf("the request did not come within %v", s.requestTime)
-	case len(line) == 0:
-		return nil, errSilent
-	case errors.Is(err, io.EOF):
-		return nil, errors.New("the request has no end of line")
-	}
-	return nil, err
-}
-
-// reply writes a line. Whoever does not read it does not want it.
-func (s *Server) reply(conn *net.UnixConn, r Reply) {
+// reply writes a JSON line and sends it. code 0 continues a response. A client that does not read
+// within replyTime loses its connection.
+func (s *Server) reply(w http.ResponseWriter, code int, r reply) {
 	line, err := json.Marshal(r)
 	if err != nil {
-		s.log.Error("cannot write a reply about deep windows", "error", err)
+		s.log.Error("cannot encode a response about deep windows", "error", err)
 		return
 	}
-	_ = conn.SetWriteDeadline(time.Now().Add(replyTime))
-	_, _ = conn.Write(append(line, '\n'))
+	control := http.NewResponseController(w)
+	_ = control.SetWriteDeadline(time.Now().Add(replyTime))
+	if code != 0 {
+		w.Header().Set("Content-Type", "application/x-ndjson")
+		w.WriteHeader(code)
+	}
+	_, _ = w.Write(append(line, '\n'))
+	_ = control.Flush()
 }
 
-func wrong(problem string) Reply { return Reply{Event: Wrong, Error: problem} }
-
-// peerOf returns who is at the other end: who connected, or who listens.
-func peerOf(conn *net.UnixConn) (cred *unix.Ucred, err error) {
-	raw, err := conn.SyscallConn()
+// peerOf returns the credentials of the process that connected, or that listens.
+func peerOf(conn net.Conn) (cred *unix.Ucred, err error) {
+	u, ok := conn.(syscall.Conn)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	raw, err := u.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
