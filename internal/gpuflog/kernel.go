@@ -351,17 +351,15 @@ func (d *Decoder) kernelBatch(r *record) bool {
 
 // releaseUndetailed sends the waiting rows for which no detail was promised.
 func (s *session) releaseUndetailed(d *Decoder) {
-	if s.rows.waiting == 0 {
+	q := &s.rows
+	if q.waiting == 0 {
 		return
 	}
-	for i := 0; i < len(s.rows.rows) && d.room(); i++ {
-		r := s.rows.rows[i]
-		if r.joined || r.details {
-			continue
+	// A removal may drop rows behind the current one from the queue too.
+	for pos := q.base; pos < q.base+uint64(len(q.rows)) && d.room(); pos = max(pos+1, q.base) {
+		if r := *q.at(pos); !r.joined && !r.details {
+			s.expireRow(d, r, pos)
 		}
-		base := s.rows.base
-		s.expireRow(d, r, base+uint64(i))
-		i -= int(s.rows.base - base) // removal may have moved the queue on
 	}
 }
 

@@ -254,6 +254,43 @@ func TestRowsOfOneGraphLaunchShareACorrelationID(t *testing.T) {
 	}
 }
 
+// TestDecoder_UndetailedRows has rows with and without a promised detail in one batch. The details come before the next
+// batch, which releases the other rows.
+func TestDecoder_UndetailedRows(t *testing.T) {
+	for name, detailed := range map[string]string{
+		"first": "10", "last": "01", "last two": "011", "between": "0110", "around": "1001", "none": "00", "all": "11",
+		"more than the queue keeps": strings.Repeat("0", 10) + strings.Repeat("1", 5000) + "0",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScript(t, Options{})
+			batch := func(id int, detailed string) {
+				var rows []string
+				for i, c := range detailed {
+					rows = append(rows, fmt.Sprintf("[%d,1,7,5,%d,%c]", i, 10_000*id+i, c))
+				}
+				s.line(Device, `{"version":1,"type":"kernel_event_batch","session_id":"%s","batch_id":%d,"base_time_ns":%d,"columns":["dt_ns","kernel_id","stream_id","duration_ns","corr_id","has_details"],"rows":[%s]}`,
+					sid, id, t0, strings.Join(rows, ","))
+			}
+			batch(1, detailed)
+			for i, c := range detailed {
+				if c == '1' {
+					s.line(Device, `{"version":1,"type":"kernel_detail","session_id":"%s","corr_id":%d,"grid":"(1,1,1)","block":"(1,1,1)"}`, sid, 10_000+i)
+				}
+			}
+			batch(2, "1")
+			s.step(Step{})
+			rows, _ := s.d.Waiting()
+			if rows != 1 {
+				t.Errorf("%d rows wait, want only that of the second batch", rows)
+			}
+			s.end()
+			if n := s.d.Stats().JoinsExpired; n != 1 {
+				t.Errorf("%d joins expired, want 1", n)
+			}
+		})
+	}
+}
+
 func TestAScopeCutBySegmentsKeepsItsBegin(t *testing.T) {
 	s := newScript(t, Options{})
 	s.line(Scope, `{"version":3,"type":"scope_event_batch","session_id":"%s","batch_id":1,"base_time_ns":%d,"columns":["dt_ns","scope_instance_id","name_id","event_type","depth","repeat","warmup","original_start_ns"],"rows":[[0,4,1,2,0,0,0,%d],[500,4,1,3,0,0,0,%d],[900,5,2,1,0,0,0,%d]]}`, sid, t0, t0-1000, t0-1000, t0+700)

@@ -330,6 +330,14 @@ func codeWindows(c *coder, s *session) {
 		w.family.kind, w.family.num, w.family.window = gpuevent.KindWindow, uint64(w.index), w
 		c.family(&w.family)
 	})
+	if !c.reading {
+		return
+	}
+	for i, w := range s.windows {
+		if w.index != i {
+			c.fail()
+		}
+	}
 }
 
 func codeRows(c *coder, s *session) {

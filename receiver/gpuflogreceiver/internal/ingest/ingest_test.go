@@ -9,7 +9,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
+	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
 func zipped(t testing.TB, parts ...string) []byte {
@@ -208,12 +208,9 @@ func TestARefusalSaysWhenToComeAgain(t *testing.T) {
 	assert.JSONEq(t, `{"accepted":0,"rejected":0,"errors":[],"window_acknowledged":false,"error":"the disk is full"}`, w.Body.String())
 }
 
-// fixedBytes and bytesPerByte bound what FuzzBody allocates: fixedBytes for the readers of gzip, which are
-// opened up to five times, and the rest for the copies of the content, the test's own among them.
-const (
-	fixedBytes   = 1 << 20
-	bytesPerByte = 64
-)
+// bodyLimit bounds what FuzzBody allocates. The constant covers the gzip readers, which are opened up to
+// five times. The rest covers the copies of the content, including those of the test.
+var bodyLimit = alloctest.Limit{PerByte: 64, Constant: 1 << 20}
 
 // FuzzBody reads any bytes as a body in every way there is. Whatever they are, the answer is lines or
 // a refusal; each line is there once; nothing of the budget is lost; the memory that is allocated on the
@@ -225,70 +222,73 @@ func FuzzBody(f *testing.F) {
 		f.Add(zipped(f, s, s), true)
 	}
 	f.Fuzz(func(t *testing.T, data []byte, compressed bool) {
-		l := Limits{Bytes: 64 << 10, LineBytes: 512}
-		budget := NewBudget(1 << 20)
-		encoding := ""
-		if compressed {
-			encoding = "gzip"
-		}
-		size := int64(len(data))
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		defer func() {
-			runtime.ReadMemStats(&after)
-			if n := int64(after.TotalAlloc - before.TotalAlloc); n > fixedBytes+bytesPerByte*size {
-				t.Fatalf("%d bytes were allocated for %d", n, size)
-			}
-		}()
-		b, err := take(t, data, encoding, l, budget)
-		refused := func(err error) bool {
-			var r *Refusal
-			if err != nil && (!errors.As(err, &r) || r.Status < 400 || r.Status > 499 || r.Reason == "") {
-				t.Fatalf("not a refusal: %v", err)
-			}
-			return err != nil
-		}
-		if refused(err) {
-			if budget.Left() != 1<<20 {
-				t.Fatal("a refused body holds a part of the budget")
-			}
-			return
-		}
-		c, err := b.Check()
-		if !refused(err) {
-			size = max(size, c.Bytes)
-			if c.Bytes > l.Bytes {
-				t.Fatalf("%d bytes are above the limit", c.Bytes)
-			}
-			lines, err := b.Lines(Place{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, places := rest(t, lines)
-			at := Place{}
-			for i, p := range places {
-				if p.Line != at.Line+1 || p.Offset <= at.Offset || (got[i] != nil && int64(len(got[i])) > p.Offset-at.Offset) {
-					t.Fatalf("line %d ends at %+v, behind %+v", i+1, p, at)
-				}
-				at = p
-			}
-			if at.Offset != c.Bytes {
-				t.Fatalf("the lines end at %d of %d bytes", at.Offset, c.Bytes)
-			}
-			if !compressed && !slices.ContainsFunc(got, func(l []byte) bool { return l == nil }) {
-				all := bytes.ReplaceAll(bytes.Join(got, []byte("\n")), []byte("\r"), nil)
-				if want := bytes.TrimSuffix(bytes.ReplaceAll(data, []byte("\r"), nil), []byte("\n")); !bytes.Equal(bytes.TrimSuffix(all, []byte("\n")), bytes.TrimSuffix(want, []byte("\n"))) {
-					t.Fatalf("lines %q of %q", all, want)
-				}
-			}
-			if r, err := b.Line("device", ""); !refused(err) && (r.Type == "" || r.Session == "" || bytes.IndexByte(r.Line, '\n') >= 0) {
-				t.Fatalf("a line without what it needs: %+v", r)
-			}
-			b.Header()
-		}
-		b.Close()
-		if budget.Left() != 1<<20 {
-			t.Fatal("a closed body holds a part of the budget")
-		}
+		size := checkBody(t, data, compressed)
+		bodyLimit.Check(t, size, func() { checkBody(t, data, compressed) })
 	})
+}
+
+// checkBody reads data as a body and returns the larger of its sizes before and after decompression.
+func checkBody(t *testing.T, data []byte, compressed bool) (size int) {
+	t.Helper()
+	l := Limits{Bytes: 64 << 10, LineBytes: 512}
+	budget := NewBudget(1 << 20)
+	encoding := ""
+	if compressed {
+		encoding = "gzip"
+	}
+	size = len(data)
+	b, err := take(t, data, encoding, l, budget)
+	refused := func(err error) bool {
+		var r *Refusal
+		if err != nil && (!errors.As(err, &r) || r.Status < 400 || r.Status > 499 || r.Reason == "") {
+			t.Fatalf("not a refusal: %v", err)
+		}
+		return err != nil
+	}
+	if refused(err) {
+		if budget.Left() != 1<<20 {
+			t.Fatal("a refused body holds a part of the budget")
+		}
+		return size
+	}
+	c, err := b.Check()
+	if !refused(err) {
+		size = max(size, int(c.Bytes))
+		if c.Bytes > l.Bytes {
+			t.Fatalf("%d bytes are above the limit", c.Bytes)
+		}
+		lines, err := b.Lines(Place{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, places := rest(t, lines)
+		at := Place{}
+		for i, p := range places {
+			if p.Line != at.Line+1 || p.Offset <= at.Offset || (got[i] != nil && int64(len(got[i])) > p.Offset-at.Offset) {
+				t.Fatalf("line %d ends at %+v, behind %+v", i+1, p, at)
+			}
+			at = p
+		}
+		if at.Offset != c.Bytes {
+			t.Fatalf("the lines end at %d of %d bytes", at.Offset, c.Bytes)
+		}
+		if !compressed && !slices.ContainsFunc(got, func(l []byte) bool { return l == nil }) {
+			var want []string
+			for line := range strings.Lines(string(data)) {
+				want = append(want, strings.TrimSuffix(strings.TrimSuffix(line, "\n"), "\r"))
+			}
+			if !slices.EqualFunc(got, want, func(g []byte, w string) bool { return string(g) == w }) {
+				t.Fatalf("lines %q of %q", got, data)
+			}
+		}
+		if r, err := b.Line("device", ""); !refused(err) && (r.Type == "" || r.Session == "" || bytes.IndexByte(r.Line, '\n') >= 0) {
+			t.Fatalf("a line without what it needs: %+v", r)
+		}
+		b.Header()
+	}
+	b.Close()
+	if budget.Left() != 1<<20 {
+		t.Fatal("a closed body holds a part of the budget")
+	}
+	return size
 }
