@@ -293,6 +293,19 @@ func TestTraceparent(t *testing.T) {
 		}
 		assert.Len(t, kernels(spans), 2)
 	})
+	t.Run("request", func(t *testing.T) {
+		gpu, stop := recordOn(t, "TRACEPARENT", recorder.Traceparent(ref, true), "OTEL_SERVICE_NAME", "svc")
+		ctx, request := current.Load().tracer.Start(t.Context(), "GET /work", trace.WithNewRoot())
+		require.NoError(t, Do(ctx, "step", func(context.Context) error { gpu.Launch("k", 3); return nil }))
+		request.End()
+		spans := stop()
+		server, step := only(t, spans, "GET /work"), only(t, spans, "step")
+		assert.Equal(t, server.SpanID(), step.ParentSpanID())
+		assert.Equal(t, server.TraceID(), step.TraceID())
+		assert.NotEqual(t, pcommon.TraceID(parent.TraceID()), step.TraceID())
+		assert.Zero(t, step.Links().Len())
+		assert.Equal(t, map[pcommon.SpanID]int{step.SpanID(): 3}, kernels(spans))
+	})
 	t.Run("not sampled", func(t *testing.T) {
 		gpu, stop := recordOn(t, "TRACEPARENT", recorder.Traceparent(ref, false), "OTEL_SERVICE_NAME", "svc")
 		work(t, gpu)

@@ -50,7 +50,9 @@ type session struct {
 	recorder *recorder.Recorder       // nil where nothing is recorded
 	provider *sdktrace.TracerProvider // nil if the application has its own
 	// span is the session's span; invalid if nothing is recorded and there is no TRACEPARENT.
-	span    trace.SpanContext
+	span trace.SpanContext
+	// link is a link to span, for the roots of traces.
+	link    trace.SpanStartOption
 	timeout time.Duration
 	logger  *slog.Logger
 
@@ -124,6 +126,7 @@ func start(opts []Option) (*session, error) {
 	}
 	s := &session{capture: c, recorder: c.Recorder(), timeout: o.settings.ShutdownTimeout, logger: o.logger}
 	s.span = spanOf(c)
+	s.link = trace.WithLinks(trace.Link{SpanContext: s.span})
 	provider := o.provider
 	if provider == nil {
 		provider = otel.GetTracerProvider()

@@ -53,7 +53,7 @@ func Scope(ctx context.Context, name string, attributes ...attribute.KeyValue) (
 		tracer = s.tracer
 		if s.span.IsValid() && !trace.SpanContextFromContext(ctx).IsValid() {
 			if s.span.IsSampled() {
-				options = append(options, trace.WithLinks(trace.Link{SpanContext: s.span}))
+				options = append(options, s.link)
 			} else {
 				ctx = trace.ContextWithSpanContext(ctx, s.span)
 			}

@@ -106,6 +106,81 @@ func TestNVTXRange_TraceOfItsOwn(t *testing.T) {
 	})
 }
 
+// The trace of a kernel follows from its scope, whichever batch it comes in and whatever has ended.
+func TestNVTXRange_TraceAcrossBatchesAndThreads(t *testing.T) {
+	for name, cfg := range map[string]Config{
+		"without a parent": {},
+		"with a parent":    {HasParent: true, ParentSampled: true, Parent: refOf(7, 8)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const threads, batches = 4, 3
+			f := newFixture(t, cfg)
+			e := f.r.engine
+			request := f.r.Begin(Scope{Ref: refOf(3, 4), Sampled: true, Name: "request"})
+			f.r.learnScopes()
+			for i := range uint64(threads) {
+				thread := uint32(i + 1)
+				e.scopes.nvtx([]cupti.ScopeEvent{
+					begin(i+101, 0, thread, int64(i), fmt.Sprint("step ", i)),
+					begin(i+111, i+101, thread, int64(i)+5, fmt.Sprint("inner ", i)),
+				}, base)
+			}
+			e.scopes.nvtx([]cupti.ScopeEvent{begin(121, request, 9, 5, "of the request")}, base)
+			batch := func(n int) {
+				var heads []cupti.Head
+				at := int64(100 * (n + 1))
+				for i := range uint64(threads) {
+					heads = append(heads,
+						in(i+101, kernel(fmt.Sprint("step ", i, " kernel"), 1, at, 10)),
+						in(i+111, copyHead("HtoD", int64(i+1), 2, at, 10)))
+				}
+				e.portion([]Records{&records{heads: append(heads, in(121, kernel("request kernel", 3, at, 10)))}}, 1<<20)
+				traces, _, _ := e.batch.Take()
+				f.sink.Traces(traces)
+			}
+			batch(0)
+			batch(1)
+			for i := range uint64(threads) {
+				e.scopes.nvtx([]cupti.ScopeEvent{endOf(i+111, uint32(i+1), 310), endOf(i+101, uint32(i+1), 320)}, base)
+			}
+			e.scopes.nvtx([]cupti.ScopeEvent{endOf(121, 9, 320)}, base)
+			batch(2) // after the ends
+			f.r.End(request)
+			f.start()
+			f.stop()
+
+			session := f.sink.spanNamed(t, "app")
+			count := map[pcommon.SpanID]int{}
+			traces := map[pcommon.SpanID]pcommon.TraceID{}
+			for _, x := range append(f.sink.operation("kernel"), f.sink.operation("memcpy")...) {
+				count[x.ParentSpanID()]++
+				traces[x.ParentSpanID()] = x.TraceID()
+			}
+			for i := range threads {
+				step, inner := f.sink.spanNamed(t, fmt.Sprint("step ", i)), f.sink.spanNamed(t, fmt.Sprint("inner ", i))
+				want := pcommon.TraceID(gpuevent.KeyOf(testInstance).Trace(gpuevent.KindNVTX, uint64(i+101), 0))
+				assert.Equal(t, want, step.TraceID())
+				assert.True(t, step.ParentSpanID().IsEmpty())
+				trace, span := linkedTo(t, step)
+				assert.Equal(t, session.TraceID(), trace)
+				assert.Equal(t, session.SpanID(), span)
+				assert.Equal(t, step.SpanID(), inner.ParentSpanID())
+				for _, x := range []ptrace.Span{step, inner} {
+					assert.Equal(t, batches, count[x.SpanID()], x.Name())
+					assert.Equal(t, want, traces[x.SpanID()], x.Name())
+				}
+			}
+			inside := f.sink.spanNamed(t, "of the request")
+			assert.Equal(t, pcommon.TraceID{15: 3}, inside.TraceID())
+			assert.Equal(t, pcommon.SpanID{7: 4}, inside.ParentSpanID())
+			assert.Zero(t, inside.Links().Len())
+			assert.Equal(t, batches, count[inside.SpanID()])
+			assert.Equal(t, pcommon.TraceID{15: 3}, traces[inside.SpanID()])
+			assert.Len(t, count, 2*threads+1)
+		})
+	}
+}
+
 func TestAnNVTXRangeInAScopeIsItsChild(t *testing.T) {
 	f := newFixture(t, Config{})
 	id := f.r.Begin(Scope{Ref: refOf(3, 4), Sampled: true, Name: "request"})
