@@ -14,7 +14,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuflight/gpuflight/internal/testing/testsink"
@@ -42,14 +41,19 @@ func TestGolden(t *testing.T) {
 			want, err := os.ReadFile(file)
 			require.NoError(t, err, "make it with go test ./test/recordings -run TestGolden -update")
 			lines := strings.Split(strings.TrimSuffix(string(want), "\n"), "\n")
-			for _, line := range lines {
-				assert.Contains(t, got, line, "missing")
+			for _, line := range difference(lines, got) {
+				t.Error("missing: ", line)
 			}
-			for _, line := range got {
-				assert.Contains(t, lines, line, "not in the golden file")
+			for _, line := range difference(got, lines) {
+				t.Error("not in the golden file: ", line)
 			}
 		})
 	}
+}
+
+// difference returns the lines of a that b does not have.
+func difference(a, b []string) []string {
+	return slices.DeleteFunc(slices.Clone(a), func(line string) bool { return slices.Contains(b, line) })
 }
 
 // text writes each item as one line of JSON, in the order of kind, time and text.
