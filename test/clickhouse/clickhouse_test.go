@@ -22,8 +22,8 @@ import (
 	"github.com/gpuflight/gpuflight/test/fleet/broker"
 )
 
-// TestWhatIsSentIsInTheTables sends recordings of an H200, or a generated session, and all of it again.
-func TestWhatIsSentIsInTheTables(t *testing.T) {
+// TestTables_SentTwice sends recordings of an H200, or a generated session, and all of it again.
+func TestTables_SentTwice(t *testing.T) {
 	t.Run("generated", func(t *testing.T) { sendTwice(t, generate(t, 1, 5000)) })
 	t.Run("recordings", func(t *testing.T) {
 		var sent telemetry
@@ -69,9 +69,9 @@ func sendTwice(t *testing.T, sent telemetry) {
 // patience is how long a test waits for what has to come.
 const patience = 5 * time.Minute
 
-// TestNothingIsLostWhenClickHouseIs has the server away, killed while it takes rows, and taking rows whose
+// TestClickHouse_Unavailable has the server away, killed while it takes rows, and taking rows whose
 // sender is never told. It uses a database that is not the default one.
-func TestNothingIsLostWhenClickHouseIs(t *testing.T) {
+func TestClickHouse_Unavailable(t *testing.T) {
 	d := start(t, "gpu")
 	d.keep()
 	address := process.FreePort(t)
@@ -114,8 +114,8 @@ func TestNothingIsLostWhenClickHouseIs(t *testing.T) {
 	p.Stop(30 * time.Second)
 }
 
-// TestFromKafka runs config/clickhouse.yaml as it is.
-func TestFromKafka(t *testing.T) {
+// TestClickHouse_FromKafka runs config/clickhouse.yaml as it is.
+func TestClickHouse_FromKafka(t *testing.T) {
 	launcher := process.Binary{Env: "GPUFLIGHT_KAFKA", Path: ".tools/kafka/kafka", Make: "make .tools/kafka/kafka"}.
 		FindFetched(t, "no mvn here to fetch Kafka with", "mvn")
 	b := broker.Broker{Launcher: launcher, Dir: t.TempDir(), Address: process.FreePort(t), Controller: process.FreePort(t)}
@@ -176,15 +176,15 @@ func TestFromKafka(t *testing.T) {
 	server.Kill()
 }
 
-func TestWithoutTheRightPasswordTheCollectorSaysSo(t *testing.T) {
+func TestClickHouse_WrongPassword(t *testing.T) {
 	d := start(t, "")
 	d.front.Password = "another"
 	d.command(nil, overOTLP(process.FreePort(t))).WaitOutput("Authentication failed", time.Minute)
 	assert.Positive(t, d.front.Refused())
 }
 
-// TestOldSpansGo checks the times to live that the files set, by rows on both sides of them.
-func TestOldSpansGo(t *testing.T) {
+// TestTables_TimeToLive checks the times to live that the files set, by rows on both sides of them.
+func TestTables_TimeToLive(t *testing.T) {
 	d := start(t, "")
 	for _, days := range []int{0, 29, 31, 89, 91} {
 		d.run(fmt.Sprintf("INSERT INTO otel_traces (Timestamp, TraceId, SpanId, SpanAttributes) "+

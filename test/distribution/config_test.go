@@ -26,7 +26,7 @@ func configs(t *testing.T) []string {
 	return paths
 }
 
-func TestConfigsAreValid(t *testing.T) {
+func TestConfigs_Valid(t *testing.T) {
 	binary := collector.Find(t)
 	for _, path := range configs(t) {
 		t.Run(filepath.Base(path), func(t *testing.T) {
@@ -44,8 +44,8 @@ func TestConfigsAreValid(t *testing.T) {
 	}
 }
 
-// TestValidateRefusesUnknownSettings shows that the test above can fail.
-func TestValidateRefusesUnknownSettings(t *testing.T) {
+// TestValidate_UnknownSettings shows that the test above can fail.
+func TestValidate_UnknownSettings(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(process.Root(t), "config", "local.yaml"))
 	require.NoError(t, err)
 	wrong := filepath.Join(t.TempDir(), "wrong.yaml")
@@ -55,9 +55,9 @@ func TestValidateRefusesUnknownSettings(t *testing.T) {
 	assert.Contains(t, string(out), "includes")
 }
 
-// TestConfigsStayOnLoopback walks every address in the shipped configurations, with the
+// TestConfigs_Loopback walks every address in the shipped configurations, with the
 // environment's variables at their defaults.
-func TestConfigsStayOnLoopback(t *testing.T) {
+func TestConfigs_Loopback(t *testing.T) {
 	paths := append(configs(t), filepath.Join(process.Root(t), "internal", "demo", "jaeger.yaml"))
 	withDefault := regexp.MustCompile(`\$\{env:\w+:-([^}]*)\}`)
 	for _, path := range paths {

@@ -95,7 +95,7 @@ func (d *demoRun) leftNothing(t *testing.T) {
 	assert.Empty(t, files)
 }
 
-func TestDemoReportsWhatJaegerHas(t *testing.T) {
+func TestDemo_Report(t *testing.T) {
 	d := newDemo(t, "DEMO_EXIT=1")
 	require.NoError(t, await(t, d.start(t)))
 	d.leftNothing(t)
@@ -147,7 +147,7 @@ func TestDemoReportsWhatJaegerHas(t *testing.T) {
 	assert.NotContains(t, out, "ctrl-C")
 }
 
-func TestDemoRunsUntilInterrupted(t *testing.T) {
+func TestDemo_Interrupted(t *testing.T) {
 	d := newDemo(t)
 	done := d.start(t)
 	process.Eventually(t, demoLimit, "the demo has printed its report", func() bool {
@@ -168,7 +168,7 @@ func TestDemoRunsUntilInterrupted(t *testing.T) {
 	d.leftNothing(t)
 }
 
-func TestDemoLeavesNoProgramBehindWhenKilled(t *testing.T) {
+func TestDemo_Killed(t *testing.T) {
 	d := newDemo(t)
 	done := d.start(t)
 	process.Eventually(t, demoLimit, "the demo has printed its report", func() bool {
@@ -184,7 +184,7 @@ func TestDemoLeavesNoProgramBehindWhenKilled(t *testing.T) {
 	}
 }
 
-func TestDemoNamesAPortThatIsInUse(t *testing.T) {
+func TestDemo_PortInUse(t *testing.T) {
 	d := newDemo(t)
 	l, err := net.Listen("tcp", d.ports[1])
 	require.NoError(t, err)

@@ -63,9 +63,9 @@ func readManifest(t *testing.T) (string, *manifest) {
 	return string(text), &m
 }
 
-// TestGeneratedCollectorIsCurrent runs ocb on the manifest, with only the output folder
+// TestManifest_GeneratedCollector runs ocb on the manifest, with only the output folder
 // changed, and compares file by file.
-func TestGeneratedCollectorIsCurrent(t *testing.T) {
+func TestManifest_GeneratedCollector(t *testing.T) {
 	tool := ocb.Find(t)
 	text, m := readManifest(t)
 	out := t.TempDir()
@@ -83,9 +83,9 @@ func TestGeneratedCollectorIsCurrent(t *testing.T) {
 		"the committed collector is not what the manifest says: run `make generate`")
 }
 
-// TestManifestAndGoModAgree guards against two lists of versions: ocb takes the manifest's, go build the
+// TestManifest_GoModVersions guards against two lists of versions: ocb takes the manifest's, go build the
 // distribution module's.
-func TestManifestAndGoModAgree(t *testing.T) {
+func TestManifest_GoModVersions(t *testing.T) {
 	_, m := readManifest(t)
 	wanted := map[string]string{}
 	replaced := m.Replaces
@@ -125,9 +125,9 @@ func TestManifestAndGoModAgree(t *testing.T) {
 	assert.Equal(t, wanted, selected)
 }
 
-// TestReadmeManifestBuilds takes the manifest out of the README and builds the collector it
+// TestReadme_ManifestBuilds takes the manifest out of the README and builds the collector it
 // describes, as somebody would who adds our components to their own.
-func TestReadmeManifestBuilds(t *testing.T) {
+func TestReadme_ManifestBuilds(t *testing.T) {
 	tool := ocb.Find(t)
 	root := process.Root(t)
 	readme, err := os.ReadFile(filepath.Join(root, "README.md"))

@@ -123,9 +123,9 @@ func (j *jaeger) services() []string {
 	return answer.Services
 }
 
-// TestRecordingsInJaeger reads the recordings into Jaeger. Of the invented ones only some are used:
+// TestJaeger_Recordings reads the recordings into Jaeger. Of the invented ones only some are used:
 // they share a session id, and Jaeger would put their spans together.
-func TestRecordingsInJaeger(t *testing.T) {
+func TestJaeger_Recordings(t *testing.T) {
 	process.Collector.Find(t)
 	process.Jaeger.Find(t)
 	root := process.Recordings(t)
@@ -138,9 +138,9 @@ func TestRecordingsInJaeger(t *testing.T) {
 	compare(t, dirs, nil)
 }
 
-// TestGeneratedSessionsInJaeger needs no recordings. With a small limit it also shows traces that go
+// TestJaeger_GeneratedSessions needs no recordings. With a small limit it also shows traces that go
 // on in further parts.
-func TestGeneratedSessionsInJaeger(t *testing.T) {
+func TestJaeger_GeneratedSessions(t *testing.T) {
 	process.Collector.Find(t)
 	process.Jaeger.Find(t)
 	root := t.TempDir()

@@ -83,10 +83,10 @@ func (n *node) count(operation string) (c int) {
 	return c
 }
 
-// TestReplayedRecordingsInJaeger sends what `gpuflight trace` and the SDK recorded on an H200 through the
+// TestReplay_RecordingsInJaeger sends what `gpuflight trace` and the SDK recorded on an H200 through the
 // config/replay.yaml into Jaeger, and looks there for the tree that the user wants
 // to see: request, scope, kernels.
-func TestReplayedRecordingsInJaeger(t *testing.T) {
+func TestReplay_RecordingsInJaeger(t *testing.T) {
 	process.Collector.Find(t)
 	process.Jaeger.Find(t)
 	dir := filepath.Join(process.Root(t), "examples", "recordings")
@@ -214,9 +214,9 @@ func archived(t *testing.T, n int) (traces, logs []byte) {
 	return traces, logs
 }
 
-// TestReplayOfManyFiles replays more files than the receiver opens at once, compressed and not, with and
+// TestReplay_ManyFiles replays more files than the receiver opens at once, compressed and not, with and
 // without a newline at the end, of which the first 4 kB are the same. One file is damaged.
-func TestReplayOfManyFiles(t *testing.T) {
+func TestReplay_ManyFiles(t *testing.T) {
 	const files = 700
 	dir := t.TempDir()
 	for n := range files {

@@ -276,7 +276,7 @@ func (d *differences) report() {
 	}
 }
 
-func TestKilledAgainAndAgain(t *testing.T) {
+func TestKilledRepeatedly(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes about a minute")
 	}
@@ -329,7 +329,7 @@ func TestKilledAgainAndAgain(t *testing.T) {
 	same(t, undisturbed(t, w, summaries), store)
 }
 
-func TestSinkRefusesHangsAndRecovers(t *testing.T) {
+func TestBackend_ErrorsAndHangs(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes about half a minute")
 	}
@@ -357,9 +357,9 @@ func TestSinkRefusesHangsAndRecovers(t *testing.T) {
 	same(t, undisturbed(t, w, summaries), store)
 }
 
-// TestPermanentErrorsAreSkipped shows the other half of the rule: what the backend will never take
+// TestBackend_PermanentErrors shows the other half of the rule: what the backend will never take
 // must not stop what comes after it.
-func TestPermanentErrorsAreSkipped(t *testing.T) {
+func TestBackend_PermanentErrors(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes some ten seconds")
 	}

@@ -75,7 +75,7 @@ func (f *fleet) finish() {
 	f.t.Logf("%+v distinct, %d spans in all; %v; %v", f.store.Distinct(), f.store.Counts().Spans, f.agent, f.gateway)
 }
 
-func TestBrokerKilledAndRestarted(t *testing.T) {
+func TestBroker_Killed(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, pick(most, 1_000_000))
 	f.gateway.run()
@@ -93,9 +93,9 @@ func TestBrokerKilledAndRestarted(t *testing.T) {
 	f.finish()
 }
 
-// TestGatewayKilledMidBatch kills a gateway twenty times: half of the deaths come at any moment of the
+// TestGateway_KilledMidBatch kills a gateway twenty times: half of the deaths come at any moment of the
 // start-up, the other half while records are on their way to the backend.
-func TestGatewayKilledMidBatch(t *testing.T) {
+func TestGateway_KilledMidBatch(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, pick(most, 600_000))
 	f.agent.run()
@@ -104,8 +104,8 @@ func TestGatewayKilledMidBatch(t *testing.T) {
 	f.finish()
 }
 
-// TestAgentKilledAgainAndAgain does the same to an agent that reads files.
-func TestAgentKilledAgainAndAgain(t *testing.T) {
+// TestAgent_KilledRepeatedly does the same to an agent that reads files.
+func TestAgent_KilledRepeatedly(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, pick(most, 600_000))
 	f.gateway.run()
@@ -171,9 +171,9 @@ func (f *fleet) program(logs string) *process.Process {
 	}.Start(f.t)
 }
 
-// TestQueueOfTheAgentIsFull gives the agent's queue room for a part of what a program sends, while the
+// TestAgent_QueueFull gives the agent's queue room for a part of what a program sends, while the
 // broker is away: the program has to wait.
-func TestQueueOfTheAgentIsFull(t *testing.T) {
+func TestAgent_QueueFull(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, pick(few, 400_000))
 	const quota = 5_000_000
@@ -199,10 +199,10 @@ func TestQueueOfTheAgentIsFull(t *testing.T) {
 	program.Stop(20 * time.Second)
 }
 
-// TestAgentMovesToANewMachine kills an agent that has a backlog for an absent broker, of a program and of
+// TestAgent_NewMachine kills an agent that has a backlog for an absent broker, of a program and of
 // files, and starts another with copies of its storage folder and of the logs: other files, other places,
 // the old ones gone.
-func TestAgentMovesToANewMachine(t *testing.T) {
+func TestAgent_NewMachine(t *testing.T) {
 	parallel(t)
 	kernels := pick(few, 200_000)
 	f := newFleet(t, kernels)
@@ -238,9 +238,9 @@ func TestAgentMovesToANewMachine(t *testing.T) {
 	f.finish()
 }
 
-// TestRecordsThatAreNoOTLP puts records into the topics that nobody can read, among them what would be
+// TestGateway_InvalidRecords puts records into the topics that nobody can read, among them what would be
 // an empty message, between those of the agent: they are counted, and what comes behind them arrives.
-func TestRecordsThatAreNoOTLP(t *testing.T) {
+func TestGateway_InvalidRecords(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, some)
 	client, err := kgo.NewClient(kgo.SeedBrokers(f.kafka.Address), kgo.AllowAutoTopicCreation(),
@@ -297,8 +297,8 @@ func withoutKafka(t *testing.T, backend string) *collector {
 		}}})
 }
 
-// TestWithoutKafka sends from agents to the gateway over OTLP, and kills the gateway in between.
-func TestWithoutKafka(t *testing.T) {
+// TestDirect_WithoutKafka sends from agents to the gateway over OTLP, and kills the gateway in between.
+func TestDirect_WithoutKafka(t *testing.T) {
 	parallel(t)
 	process.Collector.Find(t)
 	s := sessionOf(t, pick(most, 400_000))
@@ -314,10 +314,10 @@ func TestWithoutKafka(t *testing.T) {
 	f.finish()
 }
 
-// TestStoppedWhileTheNextIsAway stops a gateway without its backend, which ends, and an agent without its
+// TestStop_NextUnavailable stops a gateway without its backend, which ends, and an agent without its
 // broker, which may have to be killed, as systemd does after a while: Kafka's client waits for the answer
 // about what it has sent. Nothing is lost either way.
-func TestStoppedWhileTheNextIsAway(t *testing.T) {
+func TestStop_NextUnavailable(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, few)
 	f.logs = sessionOf(t, few).copied(t)

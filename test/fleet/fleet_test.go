@@ -104,9 +104,9 @@ func arrived(t *testing.T, want, got *testsink.Store, limit time.Duration) {
 	}
 }
 
-// TestThroughKafkaToJaegerAndS3 is the article's set-up: an agent on the machine with the logs, Kafka, a
+// TestFleet_KafkaJaegerS3 is the article's set-up: an agent on the machine with the logs, Kafka, a
 // gateway that feeds Jaeger, and an archive in S3.
-func TestThroughKafkaToJaegerAndS3(t *testing.T) {
+func TestFleet_KafkaJaegerS3(t *testing.T) {
 	parallel(t)
 	findKafka(t)
 	versitygw.Find(t)

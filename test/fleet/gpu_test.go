@@ -96,9 +96,9 @@ func fakeNVML(t *testing.T) map[string]string {
 	return map[string]string{"LD_LIBRARY_PATH": dir, nvmltest.Env: control}
 }
 
-// TestTheAgentsGPUs runs config/agent.yaml as it is, with all its receivers, over a stand-in for NVML and
+// TestAgent_GPUAttributes runs config/agent.yaml as it is, with all its receivers, over a stand-in for NVML and
 // beside a program that calls a stand-in for the driver, and looks at what the gateway sends on.
-func TestTheAgentsGPUs(t *testing.T) {
+func TestAgent_GPUAttributes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("eBPF needs root")
 	}

@@ -95,7 +95,7 @@ func (n *network) forward(pass bool) {
 // command stands before a program that is to run on the agent's machine.
 func (n *network) command() []string { return []string{"ip", "netns", "exec", n.agent} }
 
-func TestNetworkBetweenAgentAndBrokerIsCut(t *testing.T) {
+func TestNetwork_BrokerUnreachable(t *testing.T) {
 	parallel(t)
 	network := newNetwork(t)
 	f := newFleetWith(t, pick(most, 400_000), func() *kafkaServer { return launchKafka(t, network.host, nil) })
@@ -158,11 +158,11 @@ func (c *clock) command() []string {
 	return []string{"/usr/bin/env", "CLOCK_FILE=" + c.file, "LD_PRELOAD=" + c.lib}
 }
 
-// TestClocksJump sets the broker's clock back and forth by hours while records come in. Neither the
+// TestClock_Jumps sets the broker's clock back and forth by hours while records come in. Neither the
 // agent's nor the gateway's can be set without setting the machine's, since Go asks the kernel itself;
 // what a broker and its clients have in common are the times of records, and those see only the
 // difference.
-func TestClocksJump(t *testing.T) {
+func TestClock_Jumps(t *testing.T) {
 	parallel(t)
 	c := newClock(t)
 	f := newFleetWith(t, pick(most, 400_000), func() *kafkaServer { return launchKafka(t, "127.0.0.1", nil, c.command()...) })
@@ -176,10 +176,10 @@ func TestClocksJump(t *testing.T) {
 	f.finish()
 }
 
-// TestRecordsFromTheFutureAreRefused shows why docs/deploying.md wants topics with the broker's time: by
+// TestClock_FutureRecordsRejected shows why docs/deploying.md wants topics with the broker's time: by
 // default Kafka refuses what is an hour or more ahead of its clock, and then the exporter gives up. What is
 // lost that way is counted.
-func TestRecordsFromTheFutureAreRefused(t *testing.T) {
+func TestClock_FutureRecordsRejected(t *testing.T) {
 	parallel(t)
 	c := newClock(t)
 	c.set(-3 * time.Hour)

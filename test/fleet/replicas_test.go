@@ -112,10 +112,10 @@ func (k *kafkaServer) signal(s syscall.Signal) {
 	require.Positive(k.t, found, "no process of the broker on port %s", port)
 }
 
-// TestLeaderLost kills the leader of a partition before its followers have copied what the agent sent. The followers are paused
+// TestReplicas_LeaderLost kills the leader of a partition before its followers have copied what the agent sent. The followers are paused
 // meanwhile, so the leader alone has it. With config/kafka.yaml the agent does not count it as sent and sends it again. The
 // second case is the check of the first: with required_acks: 1 the same fault loses spans that were acknowledged.
-func TestLeaderLost(t *testing.T) {
+func TestReplicas_LeaderLost(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		overlay map[string]any
@@ -217,10 +217,10 @@ func TestLeaderLost(t *testing.T) {
 	}
 }
 
-// TestGatewayKilledBeforeTheBackendHas kills a gateway that has read records and has delivered none, because the backend does not
+// TestGateway_KilledBeforeDelivery kills a gateway that has read records and has delivered none, because the backend does not
 // answer. With config/gateway.yaml the next gateway reads them again. The second case is the check of the first: with
 // message_marking after: false the group has gone on without them.
-func TestGatewayKilledBeforeTheBackendHas(t *testing.T) {
+func TestGateway_KilledBeforeDelivery(t *testing.T) {
 	parallel(t)
 	marking := map[string]any{"message_marking": map[string]any{"after": false}}
 	for _, tt := range []struct {

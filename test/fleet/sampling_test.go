@@ -251,9 +251,9 @@ func (s *sampler) whole(all steps) (n int) {
 	return n
 }
 
-// TestTailSamplingWaitsWhenItIsFull gives the processor room for a few traces only, with all that is kept:
+// TestTailSampling_Full gives the processor room for a few traces only, with all that is kept:
 // Kafka has to wait, and everything arrives.
-func TestTailSamplingWaitsWhenItIsFull(t *testing.T) {
+func TestTailSampling_Full(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, pick(few, 400_000))
 	traces := map[pcommon.TraceID]bool{}

@@ -19,10 +19,10 @@ import (
 	"github.com/gpuflight/gpuflight/test/fleet/certificates"
 )
 
-// TestAgentAndGatewayOverTLS has agents send to a gateway that asks for certificates, with settings as
+// TestFleet_TLS has agents send to a gateway that asks for certificates, with settings as
 // docs/deploying.md has them. One agent shows a certificate of another authority: nothing of it comes in,
 // and what it has it keeps.
-func TestAgentAndGatewayOverTLS(t *testing.T) {
+func TestFleet_TLS(t *testing.T) {
 	parallel(t)
 	mine, other := certificates.Make(t), certificates.Make(t)
 	s := sessionOf(t, some)

@@ -140,7 +140,7 @@ func spanKey(sp testsink.Span) (string, bool) {
 	return key(sp.Session, "scope end", sp.EndNs), true
 }
 
-func TestGrowingSession(t *testing.T) {
+func TestGrowth_TwoSessions(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes more than a minute")
 	}

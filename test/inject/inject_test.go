@@ -185,8 +185,8 @@ func kernels(totals report.Totals) map[string]uint64 {
 
 var addresses = regexp.MustCompile(`0x[0-9a-f]+|Thread 0x\S+`)
 
-// TestNothingIsDifferentUnderTracing runs each way in which a program can live and end.
-func TestNothingIsDifferentUnderTracing(t *testing.T) {
+// TestTrace_SameBehavior runs each way in which a program can live and end.
+func TestTrace_SameBehavior(t *testing.T) {
 	for _, tc := range []struct {
 		mode   string
 		code   int
@@ -237,7 +237,7 @@ func TestNothingIsDifferentUnderTracing(t *testing.T) {
 	}
 }
 
-func TestEachProcessIsASessionOfTheCommandsTrace(t *testing.T) {
+func TestTrace_SessionPerProcess(t *testing.T) {
 	b := newBench(t)
 	const parent = "00-0102030405060708090a0b0c0d0e0f10-1112131415161718-01"
 	b.environ = append(b.environ, "TRACEPARENT="+parent, "OTEL_SERVICE_NAME=trainer", "OTEL_RESOURCE_ATTRIBUTES=team=vision")
@@ -272,7 +272,7 @@ func TestEachProcessIsASessionOfTheCommandsTrace(t *testing.T) {
 	assert.Len(t, sessions, 4)
 }
 
-func TestTheEndIsTold(t *testing.T) {
+func TestTrace_Summary(t *testing.T) {
 	b := newBench(t)
 	o := b.traced("plain")
 	assert.Equal(t, "signals kept\nlimits kept\ndone\n", o.stdout)
@@ -292,7 +292,7 @@ func TestTheEndIsTold(t *testing.T) {
 	assert.Contains(t, o.stderr, "gpuflight: 1 process recorded nothing: ")
 }
 
-func TestAProgramWithoutGPUIsToldOff(t *testing.T) {
+func TestTrace_WithoutGPU(t *testing.T) {
 	b := newBench(t)
 	o := b.run(b.gpuflight, slices.Concat([]string{"trace"}, b.flags, b.output, []string{"--", "sh", "-c", "echo out; echo err >&2; exit 5"})...)
 	assert.Equal(t, 5, o.code)
@@ -305,8 +305,8 @@ func TestAProgramWithoutGPUIsToldOff(t *testing.T) {
 	assert.Equal(t, ptrace.StatusCodeError, spans[0].Status().Code())
 }
 
-// TestWhatIsInheritedReachesTheCommand: what gpuflight's own runtime changes in its process is not passed on.
-func TestWhatIsInheritedReachesTheCommand(t *testing.T) {
+// TestTrace_InheritedState: what gpuflight's own runtime changes in its process is not passed on.
+func TestTrace_InheritedState(t *testing.T) {
 	b := newBench(t)
 	const set = `trap '' HUP INT QUIT USR1 PIPE TERM; ulimit -Sn 256; exec "$@"`
 	command := []string{"sh", "-c", `grep -E '^Sig(Ign|Blk)' /proc/self/status; ulimit -Sn; ls /proc/self/fd | wc -l`}
@@ -317,8 +317,8 @@ func TestWhatIsInheritedReachesTheCommand(t *testing.T) {
 	assert.Equal(t, bare.stderr, traced.stderr)
 }
 
-// TestAnUnreachableCollectorCostsOneLine: refused at once, and silent for ever.
-func TestAnUnreachableCollectorCostsOneLine(t *testing.T) {
+// TestTrace_UnreachableCollector: refused at once, and silent for ever.
+func TestTrace_UnreachableCollector(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silent.Close()
@@ -346,8 +346,8 @@ func TestAnUnreachableCollectorCostsOneLine(t *testing.T) {
 	}
 }
 
-// TestOneProcessLearnsOfAnother that the collector is silent: each waiting for itself would add up.
-func TestOneProcessLearnsOfAnother(t *testing.T) {
+// TestTrace_UnreachableShared that the collector is silent: each waiting for itself would add up.
+func TestTrace_UnreachableShared(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silent.Close()
@@ -363,8 +363,8 @@ func TestOneProcessLearnsOfAnother(t *testing.T) {
 	assert.Less(t, traced.took-bare.took, 30*time.Second)
 }
 
-// TestABrokenConnectionDoesNotEndTheProgram: writing to one raises SIGPIPE.
-func TestABrokenConnectionDoesNotEndTheProgram(t *testing.T) {
+// TestTrace_BrokenConnection: writing to one raises SIGPIPE.
+func TestTrace_BrokenConnection(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()
@@ -396,7 +396,7 @@ func TestABrokenConnectionDoesNotEndTheProgram(t *testing.T) {
 	assert.Greater(t, <-broken, 4, "connections")
 }
 
-func TestAGoProgramKeepsItsRuntime(t *testing.T) {
+func TestTrace_GoProgram(t *testing.T) {
 	b := newBench(t)
 	program := filepath.Join(t.TempDir(), "goprogram")
 	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, "./testdata/goprogram").CombinedOutput()
@@ -412,8 +412,8 @@ func TestAGoProgramKeepsItsRuntime(t *testing.T) {
 	assert.Equal(t, map[string]uint64{"from_go": 2001}, kernels(totals))
 }
 
-// TestATimerThatIsLeftDoesNotEndTheProgram while the library waits for a collector that says nothing.
-func TestATimerThatIsLeftDoesNotEndTheProgram(t *testing.T) {
+// TestTrace_LeftoverTimer while the library waits for a collector that says nothing.
+func TestTrace_LeftoverTimer(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silent.Close()
@@ -428,7 +428,7 @@ func TestATimerThatIsLeftDoesNotEndTheProgram(t *testing.T) {
 	assert.Greater(t, traced.took, time.Second, "the library waited past the timer")
 }
 
-func TestSignalsReachTheCommand(t *testing.T) {
+func TestTrace_Signals(t *testing.T) {
 	b := newBench(t)
 	// What the tests were started with ignored (by nohup) would stay so in the command. What a process
 	// catches is at its default in its children.
@@ -524,7 +524,7 @@ func state(t *testing.T, pid int) byte {
 	return s.State
 }
 
-func TestWhatCannotRunIsRefused(t *testing.T) {
+func TestTrace_InvalidCommand(t *testing.T) {
 	b := newBench(t)
 	trace := func(args ...string) outcome {
 		return b.run(b.gpuflight, slices.Concat([]string{"trace"}, b.flags, args)...)
@@ -552,7 +552,7 @@ func TestWhatCannotRunIsRefused(t *testing.T) {
 	assert.Equal(t, library(t)+"\n", o.stdout)
 }
 
-func TestDoctorSaysWhatWorks(t *testing.T) {
+func TestDoctor_Report(t *testing.T) {
 	b := newBench(t)
 	checks := func() map[string]bool {
 		o := b.run(b.gpuflight, slices.Concat([]string{"doctor", "--json"}, b.flags)...)

@@ -132,9 +132,9 @@ func (h *limitedHost) compare(t *testing.T, user, resource int, value uint64, be
 	return got.recorded
 }
 
-// TestAHostAtItsLimitsRunsAsWithoutTheLibrary checks every limit that is too low, and that recording works
+// TestLimits_Rlimits checks every limit that is too low, and that recording works
 // from the limit at which the library starts.
-func TestAHostAtItsLimitsRunsAsWithoutTheLibrary(t *testing.T) {
+func TestLimits_Rlimits(t *testing.T) {
 	h := newLimitedHost(t)
 	var counts, sizes []uint64
 	for n := uint64(1); n <= 64; n++ {
@@ -191,9 +191,9 @@ func TestAHostAtItsLimitsRunsAsWithoutTheLibrary(t *testing.T) {
 	}
 }
 
-// TestAHostInASmallCgroupRunsAsWithoutTheLibrary is the same for pids.max, which limits threads as
+// TestLimits_Cgroup is the same for pids.max, which limits threads as
 // RLIMIT_NPROC does, for root too.
-func TestAHostInASmallCgroupRunsAsWithoutTheLibrary(t *testing.T) {
+func TestLimits_Cgroup(t *testing.T) {
 	h := newLimitedHost(t)
 	var group string
 	var err error
@@ -224,8 +224,8 @@ func TestAHostInASmallCgroupRunsAsWithoutTheLibrary(t *testing.T) {
 	assert.GreaterOrEqual(t, recorded, 8)
 }
 
-// TestAHostWithoutTheRecorderGoesOn has one line on stderr that names the file.
-func TestAHostWithoutTheRecorderGoesOn(t *testing.T) {
+// TestLibrary_RecorderMissing has one line on stderr that names the file.
+func TestLibrary_RecorderMissing(t *testing.T) {
 	h := newLimitedHost(t)
 	assert.True(t, h.compare(t, os.Getuid(), -1, 0))
 	recorder := filepath.Join(h.dir, "libgpuflight-recorder.so")
@@ -247,8 +247,8 @@ func TestAHostWithoutTheRecorderGoesOn(t *testing.T) {
 	}
 }
 
-// TestTheTimeThatTheLibraryCosts logs how long a host takes with and without the library.
-func TestTheTimeThatTheLibraryCosts(t *testing.T) {
+// TestLibrary_StartupTime logs how long a host takes with and without the library.
+func TestLibrary_StartupTime(t *testing.T) {
 	h := newLimitedHost(t)
 	const rounds = 20
 	took := map[string][]time.Duration{}
@@ -267,9 +267,9 @@ func TestTheTimeThatTheLibraryCosts(t *testing.T) {
 	assert.Less(t, with-bare, 5*time.Second)
 }
 
-// TestTheLibraryPassesOnEachEntryPoint compares the entry points of the driver and of NVTX that the
+// TestLibrary_EntryPoints compares the entry points of the driver and of NVTX that the
 // recorder has with those of the library that they load.
-func TestTheLibraryPassesOnEachEntryPoint(t *testing.T) {
+func TestLibrary_EntryPoints(t *testing.T) {
 	entries := func(path string) (names []string) {
 		f, err := elf.Open(path)
 		require.NoError(t, err)

@@ -35,9 +35,9 @@ func used(t *testing.T, pid int) (faults uint64, took time.Duration) {
 	return faults, took
 }
 
-// TestRecorderKeepsItsMemory: what the recorder has used for some spans it uses again for the next. Pages that are given back
+// TestRecorder_ConstantMemory: what the recorder has used for some spans it uses again for the next. Pages that are given back
 // and wanted again cost the recorder time, and each processor that runs the program is interrupted for them.
-func TestRecorderKeepsItsMemory(t *testing.T) {
+func TestRecorder_ConstantMemory(t *testing.T) {
 	b := newBench(t)
 	in, stdin, err := os.Pipe()
 	require.NoError(t, err)

@@ -83,7 +83,7 @@ var anyWindow = []string{"GPUFLIGHT_DEEP=1", "GPUFLIGHT_DEEP_BLACKOUT=0s", "GPUF
 
 // Whatever is in a window's way, gpuflight deep ends with one code and one sentence that says what and what can be done,
 // nothing stays armed, and the program and its next window are as ever.
-func TestEachRefusalHasOneSentence(t *testing.T) {
+func TestWindow_RejectionMessages(t *testing.T) {
 	b, line := windowBench(t, anyWindow...)
 	p := b.tell()
 	attempts := 0
@@ -168,7 +168,7 @@ func TestEachRefusalHasOneSentence(t *testing.T) {
 }
 
 // Where something else has the counters, CUPTI is not asked to start, since its refusal may take down all it has. What cannot be asked so is tried.
-func TestCountersAreAskedFor(t *testing.T) {
+func TestWindow_CounterAccess(t *testing.T) {
 	b, _ := windowBench(t, anyWindow...)
 	p := b.tell()
 	p.do("start_deafens 1")
@@ -210,7 +210,7 @@ func TestCountersAreAskedFor(t *testing.T) {
 
 // Something else has the counters, and CUPTI's refusal takes down all that CUPTI has: the program goes on, CUPTI is asked for nothing that could
 // crash it, what was recorded before is kept, and people are told that there is no more.
-func TestWindowThatLeavesCUPTIDeaf(t *testing.T) {
+func TestWindow_CUPTIUnresponsive(t *testing.T) {
 	b, _ := windowBench(t, anyWindow...)
 	p := b.tell()
 	code, text, _ := p.ask("pc")
@@ -238,7 +238,7 @@ func TestWindowThatLeavesCUPTIDeaf(t *testing.T) {
 
 // A profiler that came first, such as torch.profiler before our library, leaves nothing for us. The program is as ever,
 // and who asks for a window is told why there is none.
-func TestWindowWhereAnotherProfilerCameFirst(t *testing.T) {
+func TestWindow_OtherProfiler(t *testing.T) {
 	b, _ := windowBench(t, append([]string{"FAKE_CUPTI_REFUSE=39"}, anyWindow...)...)
 	p := b.tell()
 	var code int
@@ -269,7 +269,7 @@ func shareFolder(t *testing.T, one, two *bench) {
 }
 
 // Two programs on one GPU: the second is told which process has been sampled, until that ends. Windows of sass are for both.
-func TestWindowsOfTwoProcessesOnOneGPU(t *testing.T) {
+func TestWindow_TwoProcesses(t *testing.T) {
 	one, _ := windowBench(t, append([]string{"FAKE_CUDA_BOARD=" + strconv.Itoa(os.Getpid()<<1)}, anyWindow...)...)
 	two, _ := windowBench(t, append([]string{"FAKE_CUDA_BOARD=" + strconv.Itoa(os.Getpid()<<1)}, anyWindow...)...)
 	shareFolder(t, one, two)
@@ -297,7 +297,7 @@ func TestWindowsOfTwoProcessesOnOneGPU(t *testing.T) {
 }
 
 // Containers have network namespaces of their own, and the driver's library of the host.
-func TestWindowsOfTwoNamespacesOnOneGPU(t *testing.T) {
+func TestWindow_TwoNamespaces(t *testing.T) {
 	board := "FAKE_CUDA_BOARD=" + strconv.Itoa(os.Getpid()<<1|1)
 	one, _ := windowBench(t, append([]string{board}, anyWindow...)...)
 	two, _ := windowBench(t, append([]string{board}, anyWindow...)...)
@@ -324,7 +324,7 @@ func TestWindowsOfTwoNamespacesOnOneGPU(t *testing.T) {
 }
 
 // Who asks for a window of a program that ends meanwhile gets what there was, at the end.
-func TestWindowAskedForAsTheProgramEnds(t *testing.T) {
+func TestWindow_RequestAtExit(t *testing.T) {
 	b, line := windowBench(t, append([]string{"GPUFLIGHT_SHUTDOWN_TIMEOUT=30s"}, anyWindow...)...)
 	p := b.tell()
 	asked := make(chan outcome, 1)
@@ -342,7 +342,7 @@ func TestWindowAskedForAsTheProgramEnds(t *testing.T) {
 }
 
 // A program that has no context yet has nothing to look into.
-func TestWindowBeforeTheFirstContext(t *testing.T) {
+func TestWindow_BeforeFirstContext(t *testing.T) {
 	b, _ := windowBench(t, anyWindow...)
 	in, out, err := os.Pipe()
 	require.NoError(t, err)

@@ -193,7 +193,7 @@ func replayed(t *testing.T, c *captured, engine string, environ ...string) (*ben
 }
 
 // Where only some of the rows may be sent, what is said of the function is the same.
-func TestFewRowsOfWhatAnH200Returned(t *testing.T) {
+func TestH200Results_FewRows(t *testing.T) {
 	none := cubin.DisassemblerEnv + "=" + filepath.Join(t.TempDir(), "none")
 	t.Run("pc", func(t *testing.T) {
 		c := readCapture(t, "compute")
@@ -232,7 +232,7 @@ func TestFewRowsOfWhatAnH200Returned(t *testing.T) {
 // What the engines of an H200 returned goes the whole way: through CUPTI's functions, which the fake has, the
 // library in a process, a file, and the report, which says what examples/slow/README.md says that it must. The
 // numbers are those that the report had on the GPU.
-func TestWhatAnH200Returned(t *testing.T) {
+func TestH200Results(t *testing.T) {
 	marks := slowMarks(t)
 	nvdisasm := filepath.Join(process.Root(t), ".tools", "cuda-tools", "13.0", "bin", "nvdisasm")
 	_, err := os.Stat(nvdisasm)

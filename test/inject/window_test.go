@@ -122,7 +122,7 @@ func attrs(w map[string]any) [4]any {
 	return [4]any{w[semconv.CUDADeepWindowCause], w[semconv.CUDADeepWindowStatus], w[semconv.CUDADeepWindowCloseReason], w[semconv.CUDADeepWindowSamples]}
 }
 
-func TestWindowBySchedule(t *testing.T) {
+func TestWindow_Schedule(t *testing.T) {
 	nvdisasm := filepath.Join(process.Root(t), ".tools", "cuda-tools", "13.0", "bin", "nvdisasm")
 	_, err := os.Stat(nvdisasm)
 	text := err == nil
@@ -168,7 +168,7 @@ func TestWindowBySchedule(t *testing.T) {
 }
 
 // On a cold machine a program has its first context after the schedule's time: the window waits for it.
-func TestWindowByScheduleWaitsForAContext(t *testing.T) {
+func TestWindow_ScheduleWithoutContext(t *testing.T) {
 	b, _ := windowBench(t)
 	o := b.traced("window_late", "--deep-after", "10ms", "--deep-for", "500ms")
 	require.Equal(t, 0, o.code, o.stderr)
@@ -180,7 +180,7 @@ func TestWindowByScheduleWaitsForAContext(t *testing.T) {
 	assert.NotContains(t, o.stderr, "no CUDA context", "what waits has not failed")
 }
 
-func TestWindowByRule(t *testing.T) {
+func TestWindow_Rule(t *testing.T) {
 	b, line := windowBench(t, "GPUFLIGHT_FLUSH_INTERVAL=20ms", "GPUFLIGHT_DEEP_BLACKOUT=0s")
 	// Ten kernels at the begin are a rate, and then it falls.
 	o := b.traced("window", "--deep-when", "busy.ratio over 100ms < 1%", "--deep-when", "kernel(plain).rate over 100ms > 1000000/s", "--deep-for", "50ms", "--deep-max", "1")
@@ -217,7 +217,7 @@ func residentMiB(t *testing.T, pid int) float64 {
 
 // Each window of an engine has the same two thousand rows. Memory must not grow with the number of
 // windows. test/gpu/deep.py measures the memory that CUPTI itself keeps.
-func TestManyWindowsAddUpToNothing(t *testing.T) {
+func TestWindow_ManyWindowsConstantMemory(t *testing.T) {
 	const early, late = 10, 45
 	b, _ := windowBench(t, "GPUFLIGHT_DEEP_BLACKOUT=0s")
 	image, err := os.ReadFile(filepath.Join(process.Root(t), "internal", "recording", "cubin", "testdata", "lines.sm_90.cubin"))
@@ -271,7 +271,7 @@ func TestManyWindowsAddUpToNothing(t *testing.T) {
 }
 
 // A training that becomes slower opens a window by itself: the rule compares the steps' p95 with their own past.
-func TestWindowByRuleOnABaseline(t *testing.T) {
+func TestWindow_RuleOnBaseline(t *testing.T) {
 	const rule = "scope(train_step).p95 > 1.5x baseline"
 	b, _ := windowBench(t, "GPUFLIGHT_FLUSH_INTERVAL=100ms")
 	b.flags = append(b.flags, "--deep-when", rule, "--deep-for", "100ms")
@@ -309,7 +309,7 @@ func TestWindowByRuleOnABaseline(t *testing.T) {
 	assert.Contains(t, p.stderr.String(), "(pc, by rule): ")
 }
 
-func TestWindowBySignal(t *testing.T) {
+func TestWindow_Signal(t *testing.T) {
 	b, line := windowBench(t, "GPUFLIGHT_DEEP_BLACKOUT=0s")
 	o := b.traced("window_signal", "--deep-signal", "USR2", "--deep-for", "50ms", "--deep-max", "1")
 	require.Equal(t, 0, o.code, o.stderr)
@@ -324,7 +324,7 @@ func TestWindowBySignal(t *testing.T) {
 }
 
 // A program that ends in a window ends as it would without; and where it can still tell, the window is told of.
-func TestEndInWindow(t *testing.T) {
+func TestWindow_ProgramEnd(t *testing.T) {
 	for _, tc := range []struct {
 		mode   string
 		code   int
@@ -411,7 +411,7 @@ func (b *bench) beginSteps() (p *program, stdin *os.File) {
 	return p, stdin
 }
 
-func TestWindowBySocket(t *testing.T) {
+func TestWindow_Socket(t *testing.T) {
 	b, line := windowBench(t, "GPUFLIGHT_DEEP=1", "GPUFLIGHT_DEEP_BLACKOUT=0s")
 	p := b.begin("window_asked", nil)
 	// The program has a context and its module in a moment; until then there is none to look into.
@@ -434,7 +434,7 @@ func TestWindowBySocket(t *testing.T) {
 }
 
 // Where windows were not asked for, nothing listens; what the engine cannot do is said.
-func TestWindowRefusedBySocket(t *testing.T) {
+func TestWindow_SocketRejection(t *testing.T) {
 	b, _ := windowBench(t)
 	in, out, err := os.Pipe()
 	require.NoError(t, err)
@@ -458,7 +458,7 @@ func TestWindowRefusedBySocket(t *testing.T) {
 	assert.Contains(t, o.stderr, "not yet allowed so soon after the start")
 }
 
-func TestDeepFlagsAreChecked(t *testing.T) {
+func TestWindow_InvalidFlags(t *testing.T) {
 	b := newBench(t)
 	for _, tc := range []struct {
 		flags []string

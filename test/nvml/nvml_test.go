@@ -115,7 +115,7 @@ func library(t *testing.T) string {
 	return lib
 }
 
-func TestPrometheusAndOTLPGetTheDevices(t *testing.T) {
+func TestNVML_PrometheusAndOTLP(t *testing.T) {
 	values := map[string]string{"count": "2", "0.compute": "1:4096", "1.gpm.3": "12.5"}
 	for i := range 2 {
 		for k, v := range nvmltest.H200(i) {
@@ -189,7 +189,7 @@ func TestPrometheusAndOTLPGetTheDevices(t *testing.T) {
 	assert.Equal(t, 1, g.warnings(0)-warned, "one warning, however long it lasts")
 }
 
-func TestTheCollectorRunsWithoutNVML(t *testing.T) {
+func TestNVML_Missing(t *testing.T) {
 	g := start(t, filepath.Join(t.TempDir(), "none.so"), nil)
 	g.process.WaitOutput("NVML has no devices and is retried", time.Minute)
 	time.Sleep(2500 * time.Millisecond)

@@ -33,7 +33,7 @@ type id struct {
 	correlation int64
 }
 
-// TestRecordedKernels reads each recording through gpuflog and the processor and compares every
+// TestOccupancy_RecordedKernels reads each recording through gpuflog and the processor and compares every
 // kernel for which the log has max_active_blocks. They agree on all kernels of all recordings. What
 // recorders call the limiter is one resource; the processor names all that tie, and that one must be
 // among them.
@@ -44,7 +44,7 @@ type id struct {
 //   - a kernel_event whose has_details is false says 0 and "" for its dimensions and all the rest;
 //   - golden-b-flat and golden-c3-session have two devices, and the rows of their kernels do not say
 //     which one ran them. With a setting that says what all devices are, they agree too.
-func TestRecordedKernels(t *testing.T) {
+func TestOccupancy_RecordedKernels(t *testing.T) {
 	root := process.Recordings(t)
 	settings := map[string]any{"devices": []any{map[string]any{"match": "*", "compute_capability": "9.0", "sm_count": 132}}}
 	for _, c := range []struct {

@@ -72,9 +72,9 @@ const sms = 132
 // gridOf is the grid that the test gives the i-th launch: from less than a wave to many.
 func gridOf(i int) int64 { return int64(1 + i*7%20000) }
 
-// TestEveryMeasuredLaunch sends the measured launches as spans, once with the device's properties on
+// TestOccupancy_MeasuredLaunches sends the measured launches as spans, once with the device's properties on
 // the resource, once with nothing but its name.
-func TestEveryMeasuredLaunch(t *testing.T) {
+func TestOccupancy_MeasuredLaunches(t *testing.T) {
 	rows := measurements(t)
 	for name, resource := range map[string]map[string]any{
 		"described by the resource": {"cuda.device.compute_capability": "9.0", "cuda.device.sm_count": int64(sms)},

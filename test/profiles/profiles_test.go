@@ -185,7 +185,7 @@ func noQueue(more map[string]any) map[string]any {
 	return more
 }
 
-func TestProfilesThroughTheCollector(t *testing.T) {
+func TestCollector_Profiles(t *testing.T) {
 	requests := window()
 	require.Greater(t, len(requests), 1)
 	want, profiles := digest(t, requests...), count(requests)
@@ -235,7 +235,7 @@ func TestProfilesThroughTheCollector(t *testing.T) {
 }
 
 // What our client wrote into a file is read by the Collector's receiver for such files.
-func TestProfilesOfAFileThroughTheCollector(t *testing.T) {
+func TestCollector_ProfilesFromFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "run.otlp.jsonl")
 	require.NoError(t, send(t, client(t, nil, map[string]string{"GPUFLIGHT_OUTPUT": file}), window()))
 	sink := &httpSink{}
@@ -253,7 +253,7 @@ func TestProfilesOfAFileThroughTheCollector(t *testing.T) {
 }
 
 // A Collector without the gate does not know the signal: that costs one line and is counted.
-func TestCollectorWithoutTheGate(t *testing.T) {
+func TestCollector_WithoutFeatureGate(t *testing.T) {
 	grpc, http := process.FreePort(t), process.FreePort(t)
 	p := start(t, map[string]any{"otlp": otlpReceiver(grpc, http)}, map[string]any{"nop": map[string]any{}},
 		map[string]any{"logs": map[string]any{"receivers": []string{"otlp"}, "exporters": []string{"nop"}}})

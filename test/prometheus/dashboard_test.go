@@ -96,7 +96,7 @@ func substitute(t *testing.T, d dashboard, expr string) string {
 	return expr
 }
 
-func TestDashboardIsWellFormed(t *testing.T) {
+func TestDashboard_WellFormed(t *testing.T) {
 	d := readDashboard(t)
 	assert.NotEmpty(t, d.UID)
 	assert.GreaterOrEqual(t, d.SchemaVersion, 39, "Grafana 10")

@@ -42,9 +42,9 @@ func generate(t *testing.T, dir string) gpuflgen.Summary {
 	return sum
 }
 
-// TestUsageInPrometheus is one run of everything, because starting takes longer than looking: a
+// TestPrometheus_Usage is one run of everything, because starting takes longer than looking: a
 // generated session through gpuflog, two waves of spans over OTLP, and then what Prometheus has.
-func TestUsageInPrometheus(t *testing.T) {
+func TestPrometheus_Usage(t *testing.T) {
 	findPrometheus(t)
 	logs := t.TempDir()
 	sum := generate(t, logs)
@@ -319,9 +319,9 @@ func checkPromtool(t *testing.T, c *collector) {
 	assert.Empty(t, string(out))
 }
 
-// TestNativeHistograms does what docs/prometheus.md says: without the block of histograms the
+// TestPrometheus_NativeHistograms does what docs/prometheus.md says: without the block of histograms the
 // durations are native ones, which a Prometheus that is asked to takes by protobuf.
-func TestNativeHistograms(t *testing.T) {
+func TestPrometheus_NativeHistograms(t *testing.T) {
 	findPrometheus(t)
 	c := startCollector(t, t.TempDir(), settings+"    histograms:\n      kind: exponential\n")
 	s := startPrometheus(t, c, "native-histograms,exemplar-storage")
@@ -339,8 +339,8 @@ func TestNativeHistograms(t *testing.T) {
 	c.process.Stop(20 * time.Second)
 }
 
-// TestCostExampleIsValid uncomments the prices in config/prometheus.yaml.
-func TestCostExampleIsValid(t *testing.T) {
+// TestDocs_CostExample uncomments the prices in config/prometheus.yaml.
+func TestDocs_CostExample(t *testing.T) {
 	binary := process.Collector.Find(t)
 	text, err := os.ReadFile(filepath.Join(process.Root(t), "config", "prometheus.yaml"))
 	require.NoError(t, err)
@@ -357,10 +357,10 @@ func TestCostExampleIsValid(t *testing.T) {
 	}
 }
 
-// TestSumsSurviveRefusalAndKill sends the traces on to a backend that refuses them, so that the same
+// TestPrometheus_RejectionAndKill sends the traces on to a backend that refuses them, so that the same
 // batches come again and again, then kills the collector, and lets the backend take everything
 // after the restart. What the metrics count is the session, once.
-func TestSumsSurviveRefusalAndKill(t *testing.T) {
+func TestPrometheus_RejectionAndKill(t *testing.T) {
 	store := testsink.NewStore()
 	backend, err := testsink.Listen(store, "")
 	require.NoError(t, err)
@@ -407,9 +407,9 @@ service:
 	c.process.Stop(20 * time.Second)
 }
 
-// TestHardwareCountersStayOut reads the recordings, which have hardware counters, with the shipped
+// TestPrometheus_HardwareCounters reads the recordings, which have hardware counters, with the shipped
 // configuration and with one from which the filter was taken.
-func TestHardwareCountersStayOut(t *testing.T) {
+func TestPrometheus_HardwareCounters(t *testing.T) {
 	logs := process.Recordings(t)
 	for name, test := range map[string]struct {
 		overlay string

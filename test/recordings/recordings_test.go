@@ -93,7 +93,7 @@ func expected(sessions map[string]*session) testsink.Counts {
 	return c
 }
 
-func TestEveryRecordBecomesItsTelemetry(t *testing.T) {
+func TestRecordings_Telemetry(t *testing.T) {
 	for _, dir := range folders(t) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			t.Parallel()
@@ -105,7 +105,7 @@ func TestEveryRecordBecomesItsTelemetry(t *testing.T) {
 	}
 }
 
-func TestReadingTwiceGivesTheSameTelemetry(t *testing.T) {
+func TestRecordings_ReadTwice(t *testing.T) {
 	for _, dir := range folders(t) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			t.Parallel()
@@ -118,7 +118,7 @@ func TestReadingTwiceGivesTheSameTelemetry(t *testing.T) {
 	}
 }
 
-func TestTracesStaySmall(t *testing.T) {
+func TestRecordings_TraceSize(t *testing.T) {
 	const limit = 100
 	for _, dir := range folders(t) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
@@ -134,9 +134,9 @@ func TestTracesStaySmall(t *testing.T) {
 	}
 }
 
-// TestThroughTheBinary sends one recording through the distribution and OTLP: what arrives is what the
+// TestRecordings_Binary sends one recording through the distribution and OTLP: what arrives is what the
 // receiver gives in this process, and the rest of the tests therefore speak of the binary as well.
-func TestThroughTheBinary(t *testing.T) {
+func TestRecordings_Binary(t *testing.T) {
 	process.Collector.Find(t)
 	for _, name := range []string{"c3-h200-minigpt", "a2-h200", "golden-c3-rotated"} {
 		t.Run(name, func(t *testing.T) {

@@ -160,8 +160,8 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// TestNothingGrows runs for 30 minutes with GPUFLIGHT_SOAK=1, or for the duration that GPUFLIGHT_SOAK is.
-func TestNothingGrows(t *testing.T) {
+// TestSoak_ConstantMemory runs for 30 minutes with GPUFLIGHT_SOAK=1, or for the duration that GPUFLIGHT_SOAK is.
+func TestSoak_ConstantMemory(t *testing.T) {
 	text := os.Getenv("GPUFLIGHT_SOAK")
 	if text == "" {
 		t.Skip("a long test: set GPUFLIGHT_SOAK=1, or a duration such as 30m")

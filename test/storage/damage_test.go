@@ -157,9 +157,9 @@ func TestShippedConfigs_DamagedState(t *testing.T) {
 	}
 }
 
-// TestDamagedWhileInUse has the limit: bbolt follows a damaged file in goroutines of its own, so the
+// TestStorage_DamagedInUse has the limit: bbolt follows a damaged file in goroutines of its own, so the
 // process may end. The next start must work.
-func TestDamagedWhileInUse(t *testing.T) {
+func TestStorage_DamagedInUse(t *testing.T) {
 	c := newCollector(t, "local.yaml")
 	p := c.run()
 	sound, _ := c.files()
@@ -173,8 +173,8 @@ func TestDamagedWhileInUse(t *testing.T) {
 	p.Stop(time.Minute)
 }
 
-// TestSecondCollector starts a second Collector on the storage of the first.
-func TestSecondCollector(t *testing.T) {
+// TestStorage_SecondCollector starts a second Collector on the storage of the first.
+func TestStorage_SecondCollector(t *testing.T) {
 	c := newCollector(t, "local.yaml")
 	first := c.run()
 	sound, _ := c.files()
@@ -220,8 +220,8 @@ func lastLine(out string) string {
 	return ""
 }
 
-// TestUnusableDirectory starts the Collector as a user that cannot use the directory of its storage.
-func TestUnusableDirectory(t *testing.T) {
+// TestStorage_UnusableDirectory starts the Collector as a user that cannot use the directory of its storage.
+func TestStorage_UnusableDirectory(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to run the Collector as another user")
 	}

@@ -190,7 +190,7 @@ func lines(t *testing.T, dir string) (n int) {
 	return n
 }
 
-func TestTheReleasedClientUploads(t *testing.T) {
+func TestClient_Upload(t *testing.T) {
 	c := released(t)
 	names := []string{"c3-h200-minigpt", "c2-h200-engines"}
 	dir := copied(t, names...)
@@ -226,7 +226,7 @@ func TestTheReleasedClientUploads(t *testing.T) {
 	assert.Zero(t, again.Counts())
 }
 
-func TestTheReleasedClientWithAWrongTokenIsRefused(t *testing.T) {
+func TestClient_WrongToken(t *testing.T) {
 	c := released(t)
 	dir := copied(t, "c3-h200-scopes")
 	got := testsink.NewStore()

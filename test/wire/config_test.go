@@ -19,9 +19,9 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// TestTheShippedConfiguration runs the Collector with config/gpuflog-http.yaml, kills it in the middle
+// TestConfig_Shipped runs the Collector with config/gpuflog-http.yaml, kills it in the middle
 // of an upload and starts it again.
-func TestTheShippedConfiguration(t *testing.T) {
+func TestConfig_Shipped(t *testing.T) {
 	binary := process.Collector.Find(t)
 	dir := recording(t, "c3-h200-minigpt")
 	want, got := followed(t, dir), testsink.NewStore()

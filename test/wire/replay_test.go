@@ -114,9 +114,9 @@ func lineRequest(t *testing.T, address, channel, line string, sent int64) []byte
 	return request("/api/v1/events/"+rec.Type, address, headers, []byte(body))
 }
 
-// TestTheAgentOfTheArticle posts line by line, over one connection a channel. Some requests break off
+// TestReplay_ArticleAgent posts line by line, over one connection a channel. Some requests break off
 // and are sent again, some come twice because their answer was lost.
-func TestTheAgentOfTheArticle(t *testing.T) {
+func TestReplay_ArticleAgent(t *testing.T) {
 	for name, base := range map[string]string{"a2-h200": "occupancy_demo", "golden-a2-flat": "demo_train", "golden-b-flat": "demo_train"} {
 		t.Run(name, func(t *testing.T) {
 			files, err := filepath.Glob(filepath.Join(recording(t, name), base+".*.log"))
@@ -231,9 +231,9 @@ func sessionComplete(address, session string) []byte {
 	return request("/api/v1/events/session-complete", address, append(slices.Clone(java), "Authorization: Bearer "+token, "X-GpuFlight-Session-Id: "+session), nil)
 }
 
-// TestTheCurrentAgent posts windows, over one connection. Each is damaged once on its way, breaks off
+// TestReplay_CurrentAgent posts windows, over one connection. Each is damaged once on its way, breaks off
 // once, and comes twice; the first has a bad line in it. The receiver is restarted in the middle.
-func TestTheCurrentAgent(t *testing.T) {
+func TestReplay_CurrentAgent(t *testing.T) {
 	for _, name := range []string{"c3-h200-minigpt", "golden-c3-session", "golden-c3-rotated", "c2-h200-engines"} {
 		t.Run(name, func(t *testing.T) {
 			dir := recording(t, name)
@@ -298,10 +298,10 @@ func (w window) uploaded(address string) []byte {
 	}, w.gz)
 }
 
-// TestTheUpload posts the channels one after the other, as `gpufl upload` does: no window has an
+// TestReplay_Upload posts the channels one after the other, as `gpufl upload` does: no window has an
 // identity, and the scopes come after the kernels that ran in them. It breaks off in the middle and
 // begins anew.
-func TestTheUpload(t *testing.T) {
+func TestReplay_Upload(t *testing.T) {
 	for _, name := range []string{"c3-h200-minigpt", "golden-c3-session", "golden-c3-rotated", "c2-h200-engines", "c3-h200-scopes"} {
 		t.Run(name, func(t *testing.T) {
 			dir := recording(t, name)

@@ -109,9 +109,9 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// TestAGzipBombTakesNoMemory sends 2 GiB of zeros in a few MiB of gzip, to the binary as it is shipped, and
+// TestSecurity_GzipBomb sends 2 GiB of zeros in a few MiB of gzip, to the binary as it is shipped, and
 // asks the kernel what that has cost the process.
-func TestAGzipBombTakesNoMemory(t *testing.T) {
+func TestSecurity_GzipBomb(t *testing.T) {
 	s := ship(t)
 	w := windows(t, recording(t, "c3-h200-minigpt"))[0]
 	require.Equal(t, http.StatusOK, connect(t, s.address).exchange(w.uploaded(s.address)).status)
@@ -156,9 +156,9 @@ func (w window) over(address string, config *tls.Config) (status int, err error)
 	return resp.StatusCode, err
 }
 
-// TestCertificatesAsDocumented makes certificates and settings as docs/deploying.md tells, and runs
+// TestSecurity_DocumentedCertificates makes certificates and settings as docs/deploying.md tells, and runs
 // config/gpuflog-http.yaml with them: TLS alone, then with certificates of clients.
-func TestCertificatesAsDocumented(t *testing.T) {
+func TestSecurity_DocumentedCertificates(t *testing.T) {
 	mine, other := certificates.Make(t), certificates.Make(t)
 	w := windows(t, recording(t, "c3-h200-minigpt"))[0]
 	authorities := func(f certificates.Folder) *x509.CertPool {

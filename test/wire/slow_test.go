@@ -50,9 +50,9 @@ func slow(t *testing.T, address, text string, n int) {
 	}
 }
 
-// TestSlowClients opens many connections of one token that stall in every phase of a request, to
+// TestClients_Slow opens many connections of one token that stall in every phase of a request, to
 // the binary as it is shipped. Another token is served, and SIGTERM ends the process in time.
-func TestSlowClients(t *testing.T) {
+func TestClients_Slow(t *testing.T) {
 	s := ship(t)
 	w := windows(t, recording(t, "c3-h200-minigpt"))[0]
 	_, before := s.memory(t)
@@ -76,9 +76,9 @@ func TestSlowClients(t *testing.T) {
 		served.Round(time.Millisecond), time.Since(began).Round(time.Millisecond), before>>20, peak>>20)
 }
 
-// TestForeignSession sends a window into a session that another token has opened, and tries to end
+// TestClients_ForeignSession sends a window into a session that another token has opened, and tries to end
 // it.
-func TestForeignSession(t *testing.T) {
+func TestClients_ForeignSession(t *testing.T) {
 	s := ship(t)
 	list := windows(t, recording(t, "c3-h200-minigpt"))
 	require.Equal(t, http.StatusOK, list[0].post(t, s.address, token))

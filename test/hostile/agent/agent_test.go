@@ -424,7 +424,7 @@ func TestAgent_AllAttacksAtOnce(t *testing.T) {
 }
 
 // A FIFO as maps of a process stands for a read that never returns.
-func TestAgent_ShutdownWhileAReadHangs(t *testing.T) {
+func TestAgent_ShutdownDuringHangingRead(t *testing.T) {
 	root(t)
 	dir := t.TempDir()
 	proc := filepath.Join(dir, "proc")
