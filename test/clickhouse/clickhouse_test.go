@@ -22,7 +22,7 @@ import (
 	"github.com/gpuflight/gpuflight/test/fleet/broker"
 )
 
-// TestTables_SentTwice sends recordings of an H200, or a generated session, and all of it again.
+// TestTables_SentTwice sends recordings of an H200, or a generated session, twice.
 func TestTables_SentTwice(t *testing.T) {
 	t.Run("generated", func(t *testing.T) { sendTwice(t, generate(t, 1, 5000)) })
 	t.Run("recordings", func(t *testing.T) {
@@ -66,11 +66,11 @@ func sendTwice(t *testing.T, sent telemetry) {
 	checkStatistics(t, statistic, query[statistics](d, all))
 }
 
-// patience is how long a test waits for what has to come.
+// patience limits the wait for expected data.
 const patience = 5 * time.Minute
 
-// TestClickHouse_Unavailable has the server away, killed while it takes rows, and taking rows whose
-// sender is never told. It uses a database that is not the default one.
+// TestClickHouse_Unavailable stops the server, kills it during inserts, and drops its answers after
+// inserts. It uses a database other than the default.
 func TestClickHouse_Unavailable(t *testing.T) {
 	d := start(t, "gpu")
 	d.keep()
@@ -183,7 +183,7 @@ func TestClickHouse_WrongPassword(t *testing.T) {
 	assert.Positive(t, d.front.Refused())
 }
 
-// TestTables_TimeToLive checks the times to live that the files set, by rows on both sides of them.
+// TestTables_TimeToLive checks the times to live of the tables with rows on both sides of them.
 func TestTables_TimeToLive(t *testing.T) {
 	d := start(t, "")
 	for _, days := range []int{0, 29, 31, 89, 91} {

@@ -216,8 +216,8 @@ type record struct {
 const records = `SELECT ResourceAttributes['service.instance.id'] AS Session, EventName, Body, count() AS N FROM otel_logs
 	GROUP BY ALL ORDER BY ALL`
 
-// checkLogs compares how many records there are of each session, event and text; each was written so many
-// times.
+// checkLogs compares how many records there are of each session, event and text; each was written
+// so many times.
 func (s telemetry) checkLogs(t *testing.T, times int, d *database) {
 	t.Helper()
 	want := map[record]int{}
@@ -249,8 +249,8 @@ type series struct {
 
 func (s series) key() series { return series{s.Table, s.Session, s.MetricName, s.MetricUnit, 0, 0} }
 
-// checkMetrics compares for each session and metric how many points there are, and the sum of their values;
-// each was written so many times.
+// checkMetrics compares for each session and metric how many points there are, and the sum of their
+// values; each was written so many times.
 func (s telemetry) checkMetrics(t *testing.T, times int, d *database) {
 	t.Helper()
 	want := map[series]series{}

@@ -23,7 +23,8 @@ import (
 	"github.com/gpuflight/gpuflight/test/clickhouse/front"
 )
 
-// documented are the queries of the documentation by the comment before each: all SQL that its pages have.
+// documented are the queries of the documentation by the comment before each: all SQL that its
+// pages have.
 func documented(t *testing.T) map[string]string {
 	t.Helper()
 	root := process.Root(t)
@@ -59,7 +60,8 @@ func TestDocumentedQueries(t *testing.T) {
 	spans := sent.spans()
 	statistic := kernels(spans)
 
-	// The session with the most launches, its kernel with the most launches, and the trace of one of them.
+	// The session with the most launches, its kernel with the most launches, and the trace of one
+	// of them.
 	var busiest statistics
 	for _, s := range statistic {
 		if s.Launches > busiest.Launches || s.Launches == busiest.Launches && s.key() < busiest.key() {

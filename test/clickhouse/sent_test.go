@@ -37,14 +37,15 @@ type telemetry struct {
 	metrics []pmetric.Metrics
 }
 
-// read runs the log receiver over a folder, until at least so many spans came and nothing more does.
+// read runs the log receiver over a folder, until at least so many spans came and nothing more
+// does.
 func read(t *testing.T, dir string, spans int) telemetry {
 	t.Helper()
 	factory := gpuflogreceiver.NewFactory()
 	cfg := factory.CreateDefaultConfig()
 	require.NoError(t, confmap.NewFromStringMap(map[string]any{"include": []any{dir}, "poll_interval": "50ms"}).Unmarshal(cfg))
 
-	// The receiver calls its consumers one after the other, and not after Shutdown.
+	// The receiver calls its consumers sequentially, and not after Shutdown.
 	var out telemetry
 	seen := testsink.NewStore("cuda.operation")
 	toTraces, err := consumer.NewTraces(func(_ context.Context, td ptrace.Traces) error {
@@ -102,7 +103,7 @@ func generate(t *testing.T, seed uint64, kernels int64) telemetry {
 	return read(t, dir, int(kernels))
 }
 
-// and is both, one after the other.
+// and returns both in sequence.
 func (s telemetry) and(o telemetry) telemetry {
 	return telemetry{slices.Concat(s.traces, o.traces), slices.Concat(s.logs, o.logs), slices.Concat(s.metrics, o.metrics)}
 }

@@ -131,8 +131,8 @@ func (d *database) crash() {
 	d.front.Engine = d.engine()
 }
 
-// collect runs the Collector with config/clickhouse.yaml, and an overlay on top where one is given, and
-// returns when all its components run.
+// collect runs the Collector with config/clickhouse.yaml, and an overlay on top where one is given,
+// and returns when all its components run.
 func (d *database) collect(env map[string]string, overlay map[string]any) *process.Process {
 	d.t.Helper()
 	p := d.command(env, overlay)
@@ -166,8 +166,8 @@ func (d *database) command(env map[string]string, overlay map[string]any) *proce
 	return process.Start(d.t, "/usr/bin/env", args...)
 }
 
-// overOTLP is an overlay in which an OTLP receiver stands where Kafka's does, so that a test knows when a
-// request is through.
+// overOTLP is an overlay in which an OTLP receiver stands where Kafka's does, so that a test knows
+// when a request is through.
 func overOTLP(address string) map[string]any {
 	from := map[string]any{"receivers": []string{"otlp"}}
 	return map[string]any{

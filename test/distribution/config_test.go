@@ -91,7 +91,8 @@ func TestConfigs_Loopback(t *testing.T) {
 	}
 }
 
-// walk calls visit for each key of a mapping that has a scalar as its value, and for each scalar of a list.
+// walk calls visit for each key of a mapping that has a scalar as its value, and for each scalar of
+// a list.
 func walk(n *yaml.Node, visit func(key, value string)) {
 	if n.Kind == yaml.MappingNode {
 		for i := 0; i+1 < len(n.Content); i += 2 {
@@ -112,8 +113,8 @@ func walk(n *yaml.Node, visit func(key, value string)) {
 	}
 }
 
-// TestDeployingBlocks_Valid validates the settings of docs/deploying.md on top of the configurations that
-// their first line names.
+// TestDeployingBlocks_Valid validates the settings of docs/deploying.md on top of the
+// configurations that their first line names.
 func TestDeployingBlocks_Valid(t *testing.T) {
 	binary, root := collector.Find(t), process.Root(t)
 	page, err := os.ReadFile(filepath.Join(root, "docs", "deploying.md"))

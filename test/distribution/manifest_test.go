@@ -83,8 +83,8 @@ func TestManifest_GeneratedCollector(t *testing.T) {
 		"the committed collector is not what the manifest says: run `make generate`")
 }
 
-// TestManifest_GoModVersions guards against two lists of versions: ocb takes the manifest's, go build the
-// distribution module's.
+// TestManifest_GoModVersions guards against two lists of versions: ocb takes the manifest's, go
+// build the distribution module's.
 func TestManifest_GoModVersions(t *testing.T) {
 	_, m := readManifest(t)
 	wanted := map[string]string{}

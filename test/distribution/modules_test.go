@@ -24,7 +24,8 @@ import (
 
 const version = "v0.2.0"
 
-// published are the modules that users require. The others hold the distribution, tests and examples.
+// published are the modules that users require. The others hold the distribution, tests and
+// examples.
 var published = []string{
 	".", "cmd/gpuflight", "internal/collector",
 	"receiver/cudareceiver", "receiver/gpuflogreceiver", "receiver/nvmlreceiver",
@@ -32,8 +33,9 @@ var published = []string{
 	"extension/encoding/gpuflogencodingextension", "extension/storage/filestorageextension",
 }
 
-// moduleProxy writes the working tree's modules as a GOPROXY serves them and returns the variables that make go
-// use them. The module cache is a new one: it would keep the files of an earlier tree under the same version.
+// moduleProxy writes the working tree's modules as a GOPROXY serves them and returns the variables
+// that make go use them. The module cache is a new one: it would keep the files of an earlier tree
+// under the same version.
 var moduleProxy = sync.OnceValues(func() ([]string, error) {
 	dir, err := os.MkdirTemp("", "gpuflight-modules-")
 	if err != nil {

@@ -23,7 +23,8 @@ const advisory = `{"schema_version": "1.3.1", "id": "GO-2000-0001", "modified": 
 	"ranges": [{"type": "SEMVER", "events": [{"introduced": "0"}]}],
 	"ecosystem_specific": {"imports": [{"path": "golang.org/x/vuln/scan", "symbols": ["Command"]}]}}]}`
 
-// TestGovulncheck_Databases runs scripts/govulncheck on the module of govulncheck with databases of its own.
+// TestGovulncheck_Databases runs scripts/govulncheck on the module of govulncheck with databases of
+// its own.
 func TestGovulncheck_Databases(t *testing.T) {
 	program := govulncheck.Find(t)
 	database := func(modules, vulnerabilities string) string {

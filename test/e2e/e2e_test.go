@@ -2,8 +2,8 @@
 
 //go:build linux
 
-// Package e2e_test goes the way that a user goes: logs on disk, the distribution's binary, a real
-// Jaeger, and Jaeger's own HTTP API to see what has become of them.
+// Package e2e_test tests the user's whole data flow: logs on disk, the distribution's binary, a
+// real Jaeger, and Jaeger's HTTP API.
 package e2e_test
 
 import (
@@ -123,8 +123,8 @@ func (j *jaeger) services() []string {
 	return answer.Services
 }
 
-// TestJaeger_Recordings reads the recordings into Jaeger. Of the invented ones only some are used:
-// they share a session id, and Jaeger would put their spans together.
+// TestJaeger_Recordings reads the recordings into Jaeger. It uses only some of the synthetic ones,
+// because they share a session id and Jaeger would merge their spans.
 func TestJaeger_Recordings(t *testing.T) {
 	process.Collector.Find(t)
 	process.Jaeger.Find(t)
@@ -155,8 +155,8 @@ func TestJaeger_GeneratedSessions(t *testing.T) {
 	compare(t, []string{root}, map[string]any{"max_spans_per_trace": 200})
 }
 
-// compare sends the same logs to Jaeger and, by a second run of the same binary, to a sink, and
-// compares what the two have; and the number of kernels with the lines themselves.
+// compare sends the same logs to Jaeger and, with a second run of the same binary, to a sink. It
+// compares the two, and the number of kernels with the raw lines.
 func compare(t *testing.T, dirs []string, settings map[string]any) {
 	t.Helper()
 	want := testsink.NewStore()

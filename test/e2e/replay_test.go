@@ -83,9 +83,8 @@ func (n *node) count(operation string) (c int) {
 	return c
 }
 
-// TestReplay_RecordingsInJaeger sends what `gpuflight trace` and the SDK recorded on an H200 through the
-// config/replay.yaml into Jaeger, and looks there for the tree that the user wants
-// to see: request, scope, kernels.
+// TestReplay_RecordingsInJaeger sends recordings of `gpuflight trace` and the SDK from an H200
+// through config/replay.yaml into Jaeger. Jaeger must show the tree of request, scope and kernels.
 func TestReplay_RecordingsInJaeger(t *testing.T) {
 	process.Collector.Find(t)
 	process.Jaeger.Find(t)
@@ -167,7 +166,8 @@ func TestReplay_RecordingsInJaeger(t *testing.T) {
 	t.Logf("%d spans in %d trees, %d requests, %d kernels", len(got), len(roots), requests, kernels)
 }
 
-// startReplay runs config/replay.yaml on a folder. It returns the URL of the Collector's metrics too.
+// startReplay runs config/replay.yaml on a folder. It returns the URL of the Collector's metrics
+// too.
 func startReplay(t *testing.T, archive, endpoint string, overlay map[string]any) (p *process.Process, metrics string) {
 	t.Helper()
 	address := process.FreePort(t)
@@ -189,8 +189,8 @@ func startReplay(t *testing.T, archive, endpoint string, overlay map[string]any)
 	return process.Start(t, "/usr/bin/env", args...), "http://" + address + "/metrics"
 }
 
-// archived is a request of one span and one of one log record, with a number each, and a resource of 4 kB,
-// which all have in common.
+// archived is a request of one span and one of one log record, with a number each, and a resource
+// of 4 kB, which all have in common.
 func archived(t *testing.T, n int) (traces, logs []byte) {
 	t.Helper()
 	common := strings.Repeat("same ", 800)
@@ -214,8 +214,8 @@ func archived(t *testing.T, n int) (traces, logs []byte) {
 	return traces, logs
 }
 
-// TestReplay_ManyFiles replays more files than the receiver opens at once, compressed and not, with and
-// without a newline at the end, of which the first 4 kB are the same. One file is damaged.
+// TestReplay_ManyFiles replays more files than the receiver opens at once. They are compressed or
+// not, end with a newline or not, and share their first 4 kB. One file is damaged.
 func TestReplay_ManyFiles(t *testing.T) {
 	const files = 700
 	dir := t.TempDir()

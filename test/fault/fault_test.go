@@ -2,11 +2,10 @@
 
 //go:build linux
 
-// Package fault_test shows that nothing is lost and nothing is invented: the distribution's real
-// binary reads logs that a writer appends to and rotates at the same time, while it is killed with
-// SIGKILL again and again, or while the backend refuses, hangs and loses answers. Afterwards the
-// backend must hold exactly the spans, log records and data points that one undisturbed run over
-// the finished logs gives, and exactly as many as the writer says it wrote.
+// Package fault_test shows that no telemetry is lost or duplicated. The distribution's binary reads
+// logs while writers append and rotate. It is killed repeatedly with SIGKILL, or the backend
+// rejects, hangs and loses answers. Afterwards the backend must hold exactly the items of one
+// undisturbed run over the complete logs, and exactly as many as the writers report.
 package fault_test
 
 import (
@@ -130,7 +129,8 @@ func kernels(store *testsink.Store) (n int64) {
 	return n
 }
 
-// drain lets a process read on until all kernels are there and nothing more comes, and stops it.
+// drain lets a process continue until all kernels have arrived and no more data arrives, and stops
+// it.
 func drain(t *testing.T, p *process.Process, store *testsink.Store, summaries []gpuflgen.Summary) {
 	t.Helper()
 	want := rows(summaries, gpuflgen.RowKernel)
@@ -295,8 +295,8 @@ func TestKilledRepeatedly(t *testing.T) {
 	for died < kills || w.writing() {
 		before := store.Counts()
 		p := process.Start(t, path, "--config", config)
-		// Half of the deaths come at any moment of the start-up, which takes some 300 ms; the other
-		// half come while data is on its way.
+		// Half of the kills happen during start-up, which takes some 300 ms. The other half happen
+		// while data is in flight.
 		if died%2 == 0 {
 			time.Sleep(time.Duration(50+random.IntN(550)) * time.Millisecond)
 		} else {
@@ -357,8 +357,7 @@ func TestBackend_ErrorsAndHangs(t *testing.T) {
 	same(t, undisturbed(t, w, summaries), store)
 }
 
-// TestBackend_PermanentErrors shows the other half of the rule: what the backend will never take
-// must not stop what comes after it.
+// TestBackend_PermanentErrors shows that a permanent error does not block later data.
 func TestBackend_PermanentErrors(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes some ten seconds")

@@ -37,9 +37,9 @@ type collector struct {
 	peak int64
 }
 
-// newCollector prepares a configuration of config/ with the environment's variables given, ports of its
-// own, and an overlay on top. The receivers that look at this machine's GPUs are left out: they are
-// tested elsewhere.
+// newCollector prepares a configuration of config/ with the environment's variables given, ports of
+// its own, and an overlay on top. The receivers that look at this machine's GPUs are left out: they
+// are tested elsewhere.
 func newCollector(t *testing.T, name string, env map[string]string, overlay map[string]any) *collector {
 	t.Helper()
 	process.Collector.Find(t)
@@ -128,8 +128,8 @@ func (c *collector) terminate() {
 	}
 }
 
-// pids finds the process, and what it was started through: by its folder, which no other process has in its
-// environment.
+// pids finds the process, and what it was started through: by its folder, which no other process
+// has in its environment.
 func (c *collector) pids() (pids []int) {
 	c.t.Helper()
 	mark := []byte("GPUFLIGHT_STATE=" + c.state + "\x00")

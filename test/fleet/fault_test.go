@@ -32,7 +32,8 @@ type fleet struct {
 	backend *testsink.Server
 }
 
-// newFleet starts a broker and prepares everything but the agent and the gateway, which the test starts.
+// newFleet starts a broker and prepares everything but the agent and the gateway, which the test
+// starts.
 func newFleet(t *testing.T, kernels int64) *fleet {
 	t.Helper()
 	return newFleetWith(t, kernels, func() *kafkaServer { return launchKafka(t, "127.0.0.1", nil) })
@@ -50,7 +51,7 @@ func newFleetWith(t *testing.T, kernels int64, launch func() *kafkaServer) *flee
 	f.agent = newCollector(t, "kafka.yaml", map[string]string{"GPUFLIGHT_KAFKA": f.kafka.Address, "GPUFLIGHT_LOGS": f.logs}, nil)
 	f.gateway = newCollector(t, "gateway.yaml", map[string]string{
 		"GPUFLIGHT_KAFKA": f.kafka.Address, "GPUFLIGHT_OTLP_ENDPOINT": f.backend.Endpoint(),
-		// As config/gateway.yaml advises for a gateway that is started again in its place.
+		// As config/gateway.yaml recommends for a gateway that restarts in place.
 		"GPUFLIGHT_INSTANCE": "gateway-0",
 	}, nil)
 	return f
@@ -93,8 +94,8 @@ func TestBroker_Killed(t *testing.T) {
 	f.finish()
 }
 
-// TestGateway_KilledMidBatch kills a gateway twenty times: half of the deaths come at any moment of the
-// start-up, the other half while records are on their way to the backend.
+// TestGateway_KilledMidBatch kills a gateway twenty times: half during start-up, half while records
+// are in flight to the backend.
 func TestGateway_KilledMidBatch(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, pick(most, 600_000))
@@ -114,8 +115,8 @@ func TestAgent_KilledRepeatedly(t *testing.T) {
 	f.finish()
 }
 
-// killAgainAndAgain starts a collector and kills it, as often as is said. At least half of the deaths must
-// come before all is done.
+// killAgainAndAgain starts a collector and kills it, as often as is said. At least half of the
+// deaths must come before all is done.
 func (f *fleet) killAgainAndAgain(c *collector, kills int) {
 	f.t.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -162,8 +163,8 @@ func TestBackendDown(t *testing.T) {
 	f.finish()
 }
 
-// program stands for a program that sends OTLP to the agent and tries again what is refused: it reads logs
-// as the agent does, and keeps nothing but its place in them.
+// program acts as a program that sends OTLP to the agent and retries rejected requests. It is a
+// Collector that reads logs and stores only its position.
 func (f *fleet) program(logs string) *process.Process {
 	f.t.Helper()
 	return process.CollectorConfig{
@@ -171,8 +172,8 @@ func (f *fleet) program(logs string) *process.Process {
 	}.Start(f.t)
 }
 
-// TestAgent_QueueFull gives the agent's queue room for a part of what a program sends, while the
-// broker is away: the program has to wait.
+// TestAgent_QueueFull limits the agent's queue to a part of the data of a program while the broker
+// is unavailable. The program must wait.
 func TestAgent_QueueFull(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, pick(few, 400_000))
@@ -199,9 +200,9 @@ func TestAgent_QueueFull(t *testing.T) {
 	program.Stop(20 * time.Second)
 }
 
-// TestAgent_NewMachine kills an agent that has a backlog for an absent broker, of a program and of
-// files, and starts another with copies of its storage folder and of the logs: other files, other places,
-// the old ones gone.
+// TestAgent_NewMachine kills an agent that has a backlog, from a program and from files, for an
+// unavailable broker. It starts another agent on copies of the storage folder and the logs. The
+// original files no longer exist.
 func TestAgent_NewMachine(t *testing.T) {
 	parallel(t)
 	kernels := pick(few, 200_000)
@@ -238,8 +239,8 @@ func TestAgent_NewMachine(t *testing.T) {
 	f.finish()
 }
 
-// TestGateway_InvalidRecords puts records into the topics that nobody can read, among them what would be
-// an empty message, between those of the agent: they are counted, and what comes behind them arrives.
+// TestGateway_InvalidRecords puts unreadable records, also an empty one, between those of the agent
+// into the topics. They are counted, and later records arrive.
 func TestGateway_InvalidRecords(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, some)
@@ -297,7 +298,8 @@ func withoutKafka(t *testing.T, backend string) *collector {
 		}}})
 }
 
-// TestDirect_WithoutKafka sends from agents to the gateway over OTLP, and kills the gateway in between.
+// TestDirect_WithoutKafka sends from agents to the gateway over OTLP, and kills the gateway in
+// between.
 func TestDirect_WithoutKafka(t *testing.T) {
 	parallel(t)
 	process.Collector.Find(t)
@@ -314,9 +316,9 @@ func TestDirect_WithoutKafka(t *testing.T) {
 	f.finish()
 }
 
-// TestStop_NextUnavailable stops a gateway without its backend, which ends, and an agent without its
-// broker, which may have to be killed, as systemd does after a while: Kafka's client waits for the answer
-// about what it has sent. Nothing is lost either way.
+// TestStop_NextUnavailable stops a gateway without its backend, and an agent without its broker.
+// The gateway exits. The agent may have to be killed, as systemd does, because Kafka's client waits
+// for answers. In both cases nothing is lost.
 func TestStop_NextUnavailable(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, few)

@@ -2,14 +2,13 @@
 
 //go:build linux
 
-// Package fleet_test runs the topologies of config/ with the real servers, a Kafka broker, an S3 server
-// and Jaeger, and breaks them: brokers and gateways die, backends are away, disks fill, networks and
-// clocks fail. What counts at the end is always the same: the backend has exactly the spans that one
-// undisturbed reading of the same logs gives, none missing and none invented, and no process has held
-// more memory than it may. Tail sampling, certificates and an agent with all its receivers are tested in
-// the same set-up.
+// Package fleet_test runs the topologies of config/ with the real servers (a Kafka broker, an S3
+// server and Jaeger) and injects faults. Brokers and gateways are killed, backends are unavailable,
+// disks fill, networks and clocks fail. At the end the backend must have exactly the spans of one
+// undisturbed run, and no process may have exceeded its memory limit. Other tests cover tail
+// sampling, certificates and an agent with all receivers.
 //
-// By default the faults are short. GPUFLIGHT_SOAK=1 makes them as long as docs/deploying.md says.
+// By default the faults are short. GPUFLIGHT_SOAK=1 selects the durations of docs/deploying.md.
 package fleet_test
 
 import (
@@ -26,8 +25,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// What a process may hold. The limits of memory_limiter in kafka.yaml and gateway.yaml are 400 and 800
-// MiB of heap; with the program itself and its buffers this is what they amount to.
+// What a process may hold. The limits of memory_limiter in kafka.yaml and gateway.yaml are 400 and
+// 800 MiB of heap; with the program itself and its buffers this is what they amount to.
 const (
 	agentMemory   = 600 << 20
 	gatewayMemory = 700 << 20
@@ -47,8 +46,8 @@ func pick[T any](quick, full T) T {
 	return quick
 }
 
-// parallel lets a test run beside others: most of the time of each is waiting. With GPUFLIGHT_SOAK=1 each
-// has the machine for itself.
+// parallel runs a test in parallel with others, because each mostly waits. With GPUFLIGHT_SOAK=1
+// tests run sequentially.
 func parallel(t *testing.T) {
 	t.Helper()
 	if !long() {
@@ -65,8 +64,8 @@ func ids(store *testsink.Store) map[testsink.SpanKey]string {
 	return out
 }
 
-// same compares the spans of two stores, and the log records, by what they are; got may have them more
-// than once. It compares log records only where want has some.
+// same compares spans and log records of two stores by identity; got may have repeated items. It
+// compares log records only if want has some.
 func same(t *testing.T, what string, want, got *testsink.Store) {
 	t.Helper()
 	w, g := ids(want), ids(got)
@@ -90,8 +89,8 @@ func same(t *testing.T, what string, want, got *testsink.Store) {
 	assert.Equal(t, want.Distinct().Logs, got.Distinct().Logs, "%s: log records", what)
 }
 
-// arrived waits until a backend has as many distinct spans and log records as there are, and a moment
-// longer for what should not come. That time has run out is said: what is on its way then is not lost.
+// arrived waits until a backend has all distinct spans and log records, and a moment longer for
+// unexpected ones. A timeout is reported, because data still in flight is not lost.
 func arrived(t *testing.T, want, got *testsink.Store, limit time.Duration) {
 	t.Helper()
 	w := want.Distinct()
@@ -104,8 +103,8 @@ func arrived(t *testing.T, want, got *testsink.Store, limit time.Duration) {
 	}
 }
 
-// TestFleet_KafkaJaegerS3 is the article's set-up: an agent on the machine with the logs, Kafka, a
-// gateway that feeds Jaeger, and an archive in S3.
+// TestFleet_KafkaJaegerS3 tests the complete topology: an agent on the machine with the logs,
+// Kafka, a gateway that feeds Jaeger, and an archive in S3.
 func TestFleet_KafkaJaegerS3(t *testing.T) {
 	parallel(t)
 	findKafka(t)

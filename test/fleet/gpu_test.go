@@ -25,8 +25,8 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// driver is a program with a CUDA driver library that does nothing: the sources with which the cuda
-// receiver is tested, which say what it can be told.
+// driver is a program with a fake CUDA driver library, from the test sources of the cuda receiver.
+// Those sources list its commands.
 type driver struct {
 	t   *testing.T
 	in  io.Writer
@@ -80,7 +80,8 @@ func (d *driver) do(format string, args ...any) {
 	require.Equal(d.t, "ok\n", answer, line)
 }
 
-// fakeNVML puts a library in the place of NVML and returns the environment's variables for who is to load it.
+// fakeNVML puts a library in the place of NVML and returns the environment's variables for who is
+// to load it.
 func fakeNVML(t *testing.T) map[string]string {
 	t.Helper()
 	library, err := nvmltest.Build()
@@ -96,8 +97,8 @@ func fakeNVML(t *testing.T) map[string]string {
 	return map[string]string{"LD_LIBRARY_PATH": dir, nvmltest.Env: control}
 }
 
-// TestAgent_GPUAttributes runs config/agent.yaml as it is, with all its receivers, over a stand-in for NVML and
-// beside a program that calls a stand-in for the driver, and looks at what the gateway sends on.
+// TestAgent_GPUAttributes runs config/agent.yaml unchanged with all receivers, a fake NVML and a
+// program with a fake driver. It checks the gateway's output.
 func TestAgent_GPUAttributes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("eBPF needs root")

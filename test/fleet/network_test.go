@@ -25,8 +25,8 @@ import (
 //
 //	this host ── router ── agent
 //
-// A router that does not forward drops packets without a word, in both directions, as a broken network
-// does; addresses and routes on both ends stay as they are.
+// A router that does not forward drops packets without a word, in both directions, as a broken
+// network does; addresses and routes on both ends stay as they are.
 type network struct {
 	t             *testing.T
 	router, agent string
@@ -104,7 +104,7 @@ func TestNetwork_BrokerUnreachable(t *testing.T) {
 	f.agent.run()
 	f.share(0.1)
 	network.forward(false)
-	// What has reached the broker goes on.
+	// What has reached the broker continues.
 	require.True(t, f.store.Settle(4*time.Second, time.Minute, nil), "spans keep coming through a network that is cut")
 	cut := f.store.Distinct().Spans
 	require.Less(t, cut, f.want.Distinct().Spans, "it must come in the middle of the work")
@@ -158,10 +158,9 @@ func (c *clock) command() []string {
 	return []string{"/usr/bin/env", "CLOCK_FILE=" + c.file, "LD_PRELOAD=" + c.lib}
 }
 
-// TestClock_Jumps sets the broker's clock back and forth by hours while records come in. Neither the
-// agent's nor the gateway's can be set without setting the machine's, since Go asks the kernel itself;
-// what a broker and its clients have in common are the times of records, and those see only the
-// difference.
+// TestClock_Jumps moves the broker's clock back and forth by hours while records arrive. Agent and
+// gateway read the machine's clock, which a test cannot set. Only record timestamps are shared with
+// the broker, so the difference of the clocks is what matters.
 func TestClock_Jumps(t *testing.T) {
 	parallel(t)
 	c := newClock(t)
@@ -176,9 +175,9 @@ func TestClock_Jumps(t *testing.T) {
 	f.finish()
 }
 
-// TestClock_FutureRecordsRejected shows why docs/deploying.md wants topics with the broker's time: by
-// default Kafka refuses what is an hour or more ahead of its clock, and then the exporter gives up. What is
-// lost that way is counted.
+// TestClock_FutureRecordsRejected shows why docs/deploying.md requires topics with the broker's
+// time. By default Kafka rejects records an hour or more ahead of its clock, and the exporter drops
+// them. The drops are counted.
 func TestClock_FutureRecordsRejected(t *testing.T) {
 	parallel(t)
 	c := newClock(t)

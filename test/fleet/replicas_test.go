@@ -29,14 +29,15 @@ import (
 
 const spansTopic = "otlp_spans"
 
-// cluster is three brokers. Each topic has one partition, three replicas and min.insync.replicas=2, as
-// docs/deploying.md advises for production.
+// cluster is three brokers. Each topic has one partition, three replicas and min.insync.replicas=2,
+// as docs/deploying.md advises for production.
 type cluster struct {
 	t       *testing.T
 	brokers [3]*kafkaServer
 }
 
-// startCluster starts the brokers. A broker is taken for dead, and a leader replaced, after the session timeout.
+// startCluster starts the brokers. A broker is taken for dead, and a leader replaced, after the
+// session timeout.
 func startCluster(t *testing.T, session time.Duration) *cluster {
 	t.Helper()
 	c := &cluster{t: t}
@@ -112,9 +113,10 @@ func (k *kafkaServer) signal(s syscall.Signal) {
 	require.Positive(k.t, found, "no process of the broker on port %s", port)
 }
 
-// TestReplicas_LeaderLost kills the leader of a partition before its followers have copied what the agent sent. The followers are paused
-// meanwhile, so the leader alone has it. With config/kafka.yaml the agent does not count it as sent and sends it again. The
-// second case is the check of the first: with required_acks: 1 the same fault loses spans that were acknowledged.
+// TestReplicas_LeaderLost kills the leader of a partition before its followers have copied the
+// agent's records. The followers are paused meanwhile, so only the leader has them. With
+// config/kafka.yaml the agent retries them. The second case verifies the test: with required_acks:
+// 1 the same fault loses acknowledged spans.
 func TestReplicas_LeaderLost(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -133,7 +135,8 @@ func TestReplicas_LeaderLost(t *testing.T) {
 			process.Collector.Find(t)
 			s := sessionOf(t, some)
 			want := s.want.Distinct().Spans
-			// The followers must not be taken for dead while they are paused, or the fault loses nothing.
+			// The followers must not be taken for dead while they are paused, or the fault loses
+			// nothing.
 			session := 15 * time.Second
 			if tt.loses {
 				session = time.Minute
@@ -150,7 +153,8 @@ func TestReplicas_LeaderLost(t *testing.T) {
 			logs := filepath.Join(t.TempDir(), "logs")
 			require.NoError(t, os.Mkdir(logs, 0o755))
 			agent := newCollector(t, "kafka.yaml", map[string]string{
-				// Any of them may be the one that is lost, before a client has learned of the others.
+				// Any of them may be the one that is lost, before a client has learned of the
+				// others.
 				"GPUFLIGHT_KAFKA": strings.Join(c.addresses(), ","), "GPUFLIGHT_LOGS": logs,
 			}, tt.overlay)
 			agent.run()
@@ -217,9 +221,9 @@ func TestReplicas_LeaderLost(t *testing.T) {
 	}
 }
 
-// TestGateway_KilledBeforeDelivery kills a gateway that has read records and has delivered none, because the backend does not
-// answer. With config/gateway.yaml the next gateway reads them again. The second case is the check of the first: with
-// message_marking after: false the group has gone on without them.
+// TestGateway_KilledBeforeDelivery kills a gateway that has read records and delivered none,
+// because the backend does not answer. With config/gateway.yaml the next gateway reads them again.
+// The second case verifies the test: with message_marking after: false the group skips them.
 func TestGateway_KilledBeforeDelivery(t *testing.T) {
 	parallel(t)
 	marking := map[string]any{"message_marking": map[string]any{"after": false}}

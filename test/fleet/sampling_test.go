@@ -24,8 +24,8 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// steps are traces as a program's SDK gives them: each a scope with two kernels. What is last in a trace,
-// the scope and the second kernel, comes in another message than the first kernel.
+// steps are traces as a program's SDK gives them: each a scope with two kernels. What is last in a
+// trace, the scope and the second kernel, comes in another message than the first kernel.
 type steps struct {
 	first, second ptrace.Traces
 	// must are the traces that no sampling may leave out: with an error, slow, or a session's.
@@ -121,7 +121,8 @@ func (s steps) send(t *testing.T, address string) {
 	}
 }
 
-// sampler is a gateway with config/sampling.yaml, a consumer group of its own and a backend of its own.
+// sampler is a gateway with config/sampling.yaml, a consumer group of its own and a backend of its
+// own.
 type sampler struct {
 	*collector
 	store *testsink.Store
@@ -140,7 +141,8 @@ func newSampler(t *testing.T, k *kafkaServer, group string, env map[string]strin
 	return &sampler{collector: c, store: store}
 }
 
-// kept returns the traces at the backend. Each must be whole, and those that must be there be there.
+// kept returns the traces at the backend. Each must be whole, and those that must be there be
+// there.
 func (s *sampler) kept(all steps) map[pcommon.TraceID]bool {
 	s.t.Helper()
 	have := map[pcommon.TraceID]int{}
@@ -159,7 +161,8 @@ func (s *sampler) kept(all steps) map[pcommon.TraceID]bool {
 	return out
 }
 
-// usage returns the last value of one of gpu_usage's sums, which has one series here; 0 where there is none.
+// usage returns the last value of one of gpu_usage's sums, which has one series here; 0 where there
+// is none.
 func (s *sampler) usage(metric string) (last float64) {
 	s.t.Helper()
 	var at uint64
@@ -178,8 +181,8 @@ func (s *sampler) usage(metric string) (last float64) {
 	return last
 }
 
-// TestTailSampling has three gateways read the same topics: two that keep a quarter, of which one is
-// stopped before it has decided anything, and one with the defaults, which keeps everything.
+// TestTailSampling runs three gateways on the same topics. Two keep a quarter, and one of them is
+// stopped before its first decision. The third has the defaults and keeps everything.
 func TestTailSampling(t *testing.T) {
 	parallel(t)
 	process.Collector.Find(t)
@@ -210,7 +213,8 @@ func TestTailSampling(t *testing.T) {
 		assert.InDelta(t, all.busy.Seconds(), g.usage(semconv.MetricGPUCUDATime), 1e-6, "device seconds of all kernels")
 	}
 	assert.Zero(t, stopped.store.Counts().Spans, "what waits for its decision is not sent")
-	// The traces in memory are decided, and wait on disk for the backend; the next process has them there.
+	// The traces in memory are decided, and wait on disk for the backend; the next process has them
+	// there.
 	stopped.stop()
 	stopped.run()
 
@@ -251,8 +255,8 @@ func (s *sampler) whole(all steps) (n int) {
 	return n
 }
 
-// TestTailSampling_Full gives the processor room for a few traces only, with all that is kept:
-// Kafka has to wait, and everything arrives.
+// TestTailSampling_Full limits the processor to a few traces with all their data. Kafka must wait,
+// and everything arrives.
 func TestTailSampling_Full(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, pick(few, 400_000))

@@ -76,8 +76,8 @@ func formatted(t *testing.T) broker.Broker {
 	return *template.Broker
 }
 
-// launchKafka starts a broker on a host's address, with settings of its own and with a command before it,
-// and does not wait until it serves.
+// launchKafka starts a broker on a host's address, with settings of its own and with a command
+// before it, and does not wait until it serves.
 func launchKafka(t *testing.T, host string, properties map[string]string, command ...string) *kafkaServer {
 	t.Helper()
 	k := &kafkaServer{t: t, command: command, Broker: broker.Broker{

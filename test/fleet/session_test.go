@@ -51,8 +51,8 @@ func run(m *testing.M) (status int) {
 	return status
 }
 
-// session is a generated session, and what an undisturbed reading of it gives. Tests share them: nobody
-// may change the folder.
+// session is a generated session, and what an undisturbed reading of it gives. Tests share them:
+// nobody may change the folder.
 type session struct {
 	logs string
 	want *testsink.Store
@@ -68,7 +68,8 @@ type sharedSession struct {
 	session
 }
 
-// sessionOf returns the session of the given number of kernels. The first that asks for it makes it.
+// sessionOf returns the session of the given number of kernels. The first that asks for it makes
+// it.
 func sessionOf(t *testing.T, kernels int64) session {
 	t.Helper()
 	sessions.Lock()
@@ -94,8 +95,8 @@ func sessionOf(t *testing.T, kernels int64) session {
 	return s.session
 }
 
-// generate writes a session of the given number of kernels, which differs from others by its application
-// and seed.
+// generate writes a session of the given number of kernels, which differs from others by its
+// application and seed.
 func generate(t *testing.T, dir, app string, seed uint64, kernels int64) {
 	t.Helper()
 	summary, err := gpuflgen.Run(t.Context(), gpuflgen.Config{
@@ -106,9 +107,9 @@ func generate(t *testing.T, dir, app string, seed uint64, kernels int64) {
 	require.Equal(t, kernels, summary.Rows[gpuflgen.RowKernel])
 }
 
-// undisturbed reads logs once, with nothing between the receiver and the backend, and returns what there
-// is to read: at least so many kernels, and nothing more for a while in which the receiver does not wait to
-// send something again.
+// undisturbed reads logs once, directly into a backend, and returns the result. It waits for the
+// given number of kernels, and then until no more data arrives and the receiver has nothing to
+// retry.
 func undisturbed(t *testing.T, kernels int64, logs ...string) *testsink.Store {
 	t.Helper()
 	store, server := process.Sink(t, keys...)

@@ -77,7 +77,8 @@ func export(ctx context.Context, t *testing.T, address string, td ptrace.Traces,
 	return err
 }
 
-// stall sends a part of a request over gRPC and then nothing, and connects again when the server ends the connection.
+// stall sends a part of a request over gRPC and then nothing, and connects again when the server
+// ends the connection.
 func stall(ctx context.Context, t *testing.T, address string, part int) {
 	t.Helper()
 	for ctx.Err() == nil {
@@ -128,9 +129,9 @@ func post(t *testing.T, address string, body io.Reader) (int, error) {
 	return resp.StatusCode, resp.Body.Close()
 }
 
-// TestSlowOTLPClients opens connections that send a part of a request and then nothing, and sends requests above the limits, to
-// the OTLP receivers of the shipped configurations. Another client is served meanwhile, memory stays bounded, and the receiver
-// over HTTP ends the slow connections.
+// TestSlowOTLPClients opens connections to the OTLP receivers of the shipped configurations that
+// send part of a request and then stall. It also sends requests above the limits. Another client is
+// served meanwhile, memory stays bounded, and the HTTP receiver closes the slow connections.
 func TestSlowOTLPClients(t *testing.T) {
 	const (
 		each = 40

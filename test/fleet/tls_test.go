@@ -20,8 +20,8 @@ import (
 )
 
 // TestFleet_TLS has agents send to a gateway that asks for certificates, with settings as
-// docs/deploying.md has them. One agent shows a certificate of another authority: nothing of it comes in,
-// and what it has it keeps.
+// docs/deploying.md has them. One agent shows a certificate of another authority: nothing of it
+// comes in, and what it has it keeps.
 func TestFleet_TLS(t *testing.T) {
 	parallel(t)
 	mine, other := certificates.Make(t), certificates.Make(t)
@@ -46,7 +46,8 @@ func TestFleet_TLS(t *testing.T) {
 	})
 	require.Zero(t, store.Counts(), "nothing of the stranger")
 
-	// A client that trusts the gateway and has no certificate. With TLS 1.3 the answer comes with the first read.
+	// A client that trusts the gateway and has no certificate. With TLS 1.3 the answer comes with
+	// the first read.
 	authority, err := os.ReadFile(mine.Path("ca.pem"))
 	require.NoError(t, err)
 	trusted := x509.NewCertPool()

@@ -17,8 +17,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// TestKafka_TopicsMissing has an agent send while the topics do not exist, on a broker that would create
-// them. The agent waits. Once somebody has created them, everything arrives.
+// TestKafka_TopicsMissing has an agent send while the topics do not exist, on a broker that would
+// create them. The agent waits. Once somebody has created them, everything arrives.
 func TestKafka_TopicsMissing(t *testing.T) {
 	parallel(t)
 	k := launchKafka(t, "127.0.0.1", nil)

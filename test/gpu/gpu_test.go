@@ -2,8 +2,8 @@
 
 //go:build linux
 
-// Package gpu tests what runs on a machine with a GPU as far as that goes without one: programs on a fake driver and a fake
-// CUPTI, scripts by their own checks.
+// Package gpu tests the programs and scripts for a machine with a GPU without one: programs with a
+// fake driver and a fake CUPTI, scripts by their own checks.
 package gpu
 
 import (
@@ -28,7 +28,7 @@ import (
 
 var gpufl = process.Binary{Env: "GPUFLIGHT_CLI", Path: "bin/gpuflight", Make: "make build"}
 
-// run runs a command with the environment given besides, and returns its standard output.
+// run runs a command with additional environment variables and returns its standard output.
 func run(t *testing.T, environ []string, command string, args ...string) string {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -49,7 +49,7 @@ func python(t *testing.T) string {
 	return path
 }
 
-// TestPrograms_FakeGPU: each builds without a warning and sees all that it launches.
+// TestPrograms_FakeGPU builds each program without warnings. Each must see all its launches.
 func TestPrograms_FakeGPU(t *testing.T) {
 	fakes := cuptitest.Build(t)
 	environ, cupti := cuptitest.Environment(fakes), filepath.Join(fakes, "libcupti.so.13")
@@ -57,7 +57,8 @@ func TestPrograms_FakeGPU(t *testing.T) {
 	run(t, nil, filepath.Join(process.Root(t), "test", "gpu", "build"), "--programs", bin)
 
 	t.Run("sequence", func(t *testing.T) {
-		// Five times a hundred launches at each dot: three of them recorded, with their begins and ends told.
+		// Five times a hundred launches at each dot. Three dots have records, and all their enter
+		// and exit callbacks.
 		said := run(t, environ, filepath.Join(bin, "sequence"), cupti, "SCBPYKMTI.kmKM.GgOGqrgoupGjkAaKEN.F?Z.", "100")
 		assert.Contains(t, said, " {1500 records, 1000 ns, 0 without, 0 patched, 0 samples in 4 windows, 0 refused, ")
 		assert.Contains(t, said, " told of 3000\n")
@@ -88,7 +89,8 @@ func TestPrograms_FakeGPU(t *testing.T) {
 			}
 		}
 	})
-	// Records of what, launches or copies, are not all there: they are off now and then, or have no buffers.
+	// Whether records of launches and of copies are missing, because they are disabled at times or
+	// have no buffers.
 	for how, lost := range map[string][2]bool{
 		"b": {}, "d": {}, "n": {}, "f": {}, "k": {true, false}, "w": {true, true}, "o": {true, true}, "x": {true, true}, "e": {true, true},
 		"r": {true, true}, "s": {true, true}, "S": {true, true}, "X": {true, true}, "z": {true, true}, "Z": {true, true}, "i": {true, true},
@@ -123,7 +125,8 @@ func TestPrograms_FakeGPU(t *testing.T) {
 	}
 }
 
-// TestScripts: each says what it does, and what judges windows tells right from wrong.
+// TestScripts checks that each script describes itself, and that the checks of windows reject wrong
+// results.
 func TestScripts(t *testing.T) {
 	interpreter := python(t)
 	here := filepath.Join(process.Root(t), "test", "gpu")
@@ -147,7 +150,8 @@ func TestScripts(t *testing.T) {
 	assert.Contains(t, said, "all 2 checks passed")
 }
 
-// TestOverhead_Pairs: a mode and what it is compared with run at the same time and change places, and who takes too long beside the floor fails.
+// TestOverhead_Pairs runs a mode and its baseline concurrently and exchanges their processors. A
+// mode that exceeds its limit fails.
 func TestOverhead_Pairs(t *testing.T) {
 	const script = `
 import sys, threading
@@ -175,7 +179,8 @@ for times, lost in ({"ours": 1.04}, 0), ({"ours": 1.06}, 0), ({"ours": 1.04}, 1)
 	assert.Equal(t, []string{"104 110", "114 100", "104 110", "114 100", "0", "1", "1", "1", "0", "1"}, kept)
 }
 
-// TestScripts_Lanes: each has its GPUs and processors, what judges is told, and what lasts too long is ended with all that it began.
+// TestScripts_Lanes checks that each lane has its GPUs and processors, that verdicts are reported,
+// and that a timeout ends all processes of a lane.
 func TestScripts_Lanes(t *testing.T) {
 	interpreter := python(t)
 	out := t.TempDir()
@@ -209,7 +214,8 @@ func TestScripts_Lanes(t *testing.T) {
 	assert.Equal(t, 1, code, "it says nothing")
 }
 
-// TestPlaces_ExchangedProcessors: each of two processes is on the other's processors after each exchange, with all its threads.
+// TestPlaces_ExchangedProcessors checks that each of two processes, with all its threads, runs on
+// the other's processors after each exchange.
 func TestPlaces_ExchangedProcessors(t *testing.T) {
 	const script = `
 import json, os, subprocess, sys
@@ -245,7 +251,7 @@ print(json.dumps(seen))
 	assert.Equal(t, [][2][]bool{{first, second}, {second, first}, {first, second}}, seen)
 }
 
-// TestPlaces_ProcessorTime: what a process spends is told by thread, file and function.
+// TestPlaces_ProcessorTime checks processor time by thread, file and function.
 func TestPlaces_ProcessorTime(t *testing.T) {
 	const script = `
 import json, os, subprocess, sys, time
@@ -290,7 +296,7 @@ print(json.dumps({"code": [w.process.returncode for w in watches], "said": sum(f
 		t.Skip("a process may not be watched here")
 	}
 	assert.Equal(t, []int{0, 0}, got.Code)
-	// What is used is told in ticks of 10 ms.
+	// The kernel reports processor time in ticks of 10 ms.
 	assert.GreaterOrEqual(t, got.Said, 0.9*got.Used[0]-20)
 	assert.LessOrEqual(t, got.Said, 1.1*got.Used[1]+20)
 	assert.Positive(t, got.Used[0])
@@ -300,7 +306,8 @@ print(json.dumps({"code": [w.process.returncode for w in watches], "said": sum(f
 	assert.Len(t, got.Twice, 1)
 }
 
-// TestCrash_Stack: with crash.so a thread that crashes says so and stays, and what led there is on its stack.
+// TestCrash_Stack checks that with crash.so a crashing thread reports and waits, and that its stack
+// can be read.
 func TestCrash_Stack(t *testing.T) {
 	const program = `
 #include <pthread.h>

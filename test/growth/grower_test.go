@@ -24,7 +24,8 @@ import (
 )
 
 // grower appends a session to a watched folder. The session is written to another folder step by
-// step; grower moves each step's new bytes over in torn pieces, and so knows when which was written.
+// step; grower moves each step's new bytes over in torn pieces, and so knows when which was
+// written.
 type grower struct {
 	layout  gpuflgen.Layout
 	writer  *gpuflgen.Writer
@@ -145,7 +146,8 @@ func (g *grower) take(c *channel, path string) error {
 }
 
 // move appends all pending bytes, in pieces, channels in turn at random, spread over the time until
-// next. Most pieces end within a line; the rest of that line then waits for the channel's next turn.
+// next. Most pieces end within a line; the rest of that line then waits for the channel's next
+// turn.
 func (g *grower) move(next time.Time) error {
 	total := 0
 	for _, c := range g.channels {

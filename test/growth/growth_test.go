@@ -2,9 +2,9 @@
 
 //go:build linux
 
-// Package growth_test lets two sessions grow for a minute, in pieces of a few bytes to a few KB that
-// end anywhere in a line, and holds the moment at which each span arrives at the backend against the
-// moment at which its last byte was written: never before, at most a second after, and once.
+// Package growth_test appends to two sessions for a minute, in pieces of a few bytes to a few KB
+// that may end within a line. It compares the arrival of each span at the backend with the time at
+// which its last byte was written. A span must arrive after that, within a second, and once.
 package growth_test
 
 import (
@@ -229,8 +229,8 @@ func TestGrowth_TwoSessions(t *testing.T) {
 	}
 }
 
-// pauses are the times in which the machine did not let this process run: what comes late because of them is not
-// the receiver's doing.
+// pauses are the times in which the machine did not let this process run: what comes late because
+// of them is not the receiver's doing.
 type pauses struct {
 	mu   sync.Mutex
 	from []time.Time

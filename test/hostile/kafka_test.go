@@ -57,7 +57,8 @@ service:
       readers: [{pull: {exporter: {prometheus: {host: 127.0.0.1, port: %s}}}}]
 `
 
-// TestKafka_ExpandingLine reads messages with lines that expand, and ten small sessions behind them.
+// TestKafka_ExpandingLine reads messages with lines that expand, and ten small sessions behind
+// them.
 func TestKafka_ExpandingLine(t *testing.T) {
 	for _, senders := range []int{1, 10, 64} {
 		t.Run(fmt.Sprintf("%d partitions", senders), func(t *testing.T) {

@@ -57,7 +57,7 @@ type bench struct {
 	environ       []string
 	flags, output []string
 	file          string
-	attributes    syscall.SysProcAttr // of what begin begins
+	attributes    syscall.SysProcAttr // for processes that begin starts
 }
 
 func newBench(t *testing.T) *bench {
@@ -81,7 +81,7 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// outcome is what whoever runs a program sees of it.
+// outcome is the visible result of a program.
 type outcome struct {
 	code           int
 	signal         syscall.Signal
@@ -118,7 +118,7 @@ func ended(cmd *exec.Cmd) (int, syscall.Signal) {
 
 func (b *bench) bare(mode string) outcome { return b.run(b.python, b.work, mode) }
 
-// traced traces with flags besides the usual ones.
+// traced traces with additional flags.
 func (b *bench) traced(mode string, flags ...string) outcome {
 	return b.run(b.gpuflight, b.traceArgs(mode, flags...)...)
 }
@@ -185,14 +185,14 @@ func kernels(totals report.Totals) map[string]uint64 {
 
 var addresses = regexp.MustCompile(`0x[0-9a-f]+|Thread 0x\S+`)
 
-// TestTrace_SameBehavior runs each way in which a program can live and end.
+// TestTrace_SameBehavior runs programs that exit in each possible way.
 func TestTrace_SameBehavior(t *testing.T) {
 	for _, tc := range []struct {
 		mode   string
 		code   int
 		signal syscall.Signal
 		stdout string
-		// kernels is what must have been recorded, nil for a program that is ended before it can tell.
+		// kernels are the required records, nil for a program that is killed before it can report.
 		kernels map[string]uint64
 	}{
 		{mode: "plain", stdout: "done", kernels: map[string]uint64{"gemm": 1000, "relu": 500}},
@@ -305,7 +305,8 @@ func TestTrace_WithoutGPU(t *testing.T) {
 	assert.Equal(t, ptrace.StatusCodeError, spans[0].Status().Code())
 }
 
-// TestTrace_InheritedState: what gpuflight's own runtime changes in its process is not passed on.
+// TestTrace_InheritedState checks that changes by gpuflight's own runtime are not inherited by the
+// command.
 func TestTrace_InheritedState(t *testing.T) {
 	b := newBench(t)
 	const set = `trap '' HUP INT QUIT USR1 PIPE TERM; ulimit -Sn 256; exec "$@"`
@@ -317,7 +318,8 @@ func TestTrace_InheritedState(t *testing.T) {
 	assert.Equal(t, bare.stderr, traced.stderr)
 }
 
-// TestTrace_UnreachableCollector: refused at once, and silent for ever.
+// TestTrace_UnreachableCollector checks a collector that rejects connections immediately, and one
+// that never answers.
 func TestTrace_UnreachableCollector(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -330,7 +332,7 @@ func TestTrace_UnreachableCollector(t *testing.T) {
 			t.Run(name+" "+protocol, func(t *testing.T) {
 				b := newBench(t)
 				b.output = []string{"--endpoint", "http://" + address, "--protocol", protocol}
-				// Whoever waits for an answer waits longer than a command may take here.
+				// A client that waits for an answer exceeds the time limit of the command.
 				b.environ = append(b.environ, "OTEL_EXPORTER_OTLP_TIMEOUT=600000")
 				if name == "refused" {
 					b.environ = append(b.environ, "GPUFLIGHT_SHUTDOWN_TIMEOUT=10m") // nor is that waited for
@@ -346,7 +348,8 @@ func TestTrace_UnreachableCollector(t *testing.T) {
 	}
 }
 
-// TestTrace_UnreachableShared that the collector is silent: each waiting for itself would add up.
+// TestTrace_UnreachableShared checks that processes share the information that the collector does
+// not answer. Otherwise their waiting times add up.
 func TestTrace_UnreachableShared(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -358,12 +361,12 @@ func TestTrace_UnreachableShared(t *testing.T) {
 	assert.Equal(t, bare.code, traced.code)
 	assert.Equal(t, bare.stdout, traced.stdout)
 	assert.Contains(t, traced.stderr, "4 log records")
-	// Four processes and gpuflight: one waits for 8 seconds, the others for half a second, gpuflight for one. Without it
-	// that is more than 32 seconds.
+	// Four processes and gpuflight: one waits for 8 seconds, the others for half a second,
+	// gpuflight for one. Without it that is more than 32 seconds.
 	assert.Less(t, traced.took-bare.took, 30*time.Second)
 }
 
-// TestTrace_BrokenConnection: writing to one raises SIGPIPE.
+// TestTrace_BrokenConnection: a write to a broken connection raises SIGPIPE.
 func TestTrace_BrokenConnection(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -412,7 +415,8 @@ func TestTrace_GoProgram(t *testing.T) {
 	assert.Equal(t, map[string]uint64{"from_go": 2001}, kernels(totals))
 }
 
-// TestTrace_LeftoverTimer while the library waits for a collector that says nothing.
+// TestTrace_LeftoverTimer leaves a timer running while the library waits for a collector that does
+// not answer.
 func TestTrace_LeftoverTimer(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -430,8 +434,8 @@ func TestTrace_LeftoverTimer(t *testing.T) {
 
 func TestTrace_Signals(t *testing.T) {
 	b := newBench(t)
-	// What the tests were started with ignored (by nohup) would stay so in the command. What a process
-	// catches is at its default in its children.
+	// Signals that are ignored in the tests (by nohup) stay ignored in the command. Caught signals
+	// have their default in children.
 	caught := make(chan os.Signal, 1)
 	signal.Notify(caught, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGTSTP)
 	defer signal.Stop(caught)

@@ -76,7 +76,8 @@ type hostOutcome struct {
 	recorded       bool // all launches are in the recording
 }
 
-// run starts the host, with a library unless its path is empty, through the command "before" if any.
+// run starts the host, with a library unless its path is empty, through the command "before" if
+// any.
 func (h *limitedHost) run(t *testing.T, user int, lib string, resource int, value uint64, before ...string) hostOutcome {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -111,8 +112,8 @@ func (h *limitedHost) run(t *testing.T, user int, lib string, resource int, valu
 	}
 }
 
-// compare runs the host with and without the library. Exit code and output are the same. Either the host
-// is recorded and stderr is the same, or stderr has one line of ours more.
+// compare runs the host with and without the library. Exit code and output are the same. Either the
+// host is recorded and stderr is the same, or stderr has one line of ours more.
 func (h *limitedHost) compare(t *testing.T, user, resource int, value uint64, before ...string) (recorded bool) {
 	t.Helper()
 	bare := h.run(t, user, "", resource, value, before...)

@@ -17,8 +17,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/procfs"
 )
 
-// used is what all threads of a process but the first have used: page faults that a page was found for in memory, and
-// processor time.
+// used is what all threads of a process but the first have used: page faults that a page was found
+// for in memory, and processor time.
 func used(t *testing.T, pid int) (faults uint64, took time.Duration) {
 	t.Helper()
 	folder := fmt.Sprintf("/proc/%d/task", pid)
@@ -35,8 +35,9 @@ func used(t *testing.T, pid int) (faults uint64, took time.Duration) {
 	return faults, took
 }
 
-// TestRecorder_ConstantMemory: what the recorder has used for some spans it uses again for the next. Pages that are given back
-// and wanted again cost the recorder time, and each processor that runs the program is interrupted for them.
+// TestRecorder_ConstantMemory: what the recorder has used for some spans it uses again for the
+// next. Pages that are given back and wanted again cost the recorder time, and each processor that
+// runs the program is interrupted for them.
 func TestRecorder_ConstantMemory(t *testing.T) {
 	b := newBench(t)
 	in, stdin, err := os.Pipe()

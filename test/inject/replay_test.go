@@ -192,7 +192,7 @@ func replayed(t *testing.T, c *captured, engine string, environ ...string) (*ben
 	return b, r
 }
 
-// Where only some of the rows may be sent, what is said of the function is the same.
+// If only some of the rows may be sent, the report about the function is the same.
 func TestH200Results_FewRows(t *testing.T) {
 	none := cubin.DisassemblerEnv + "=" + filepath.Join(t.TempDir(), "none")
 	t.Run("pc", func(t *testing.T) {
@@ -229,9 +229,9 @@ func TestH200Results_FewRows(t *testing.T) {
 	})
 }
 
-// What the engines of an H200 returned goes the whole way: through CUPTI's functions, which the fake has, the
-// library in a process, a file, and the report, which says what examples/slow/README.md says that it must. The
-// numbers are those that the report had on the GPU.
+// Results from an H200 pass through the fake's CUPTI functions, the library in a process, a file,
+// and the report. The report must contain what examples/slow/README.md documents. The numbers equal
+// those of the report on the GPU.
 func TestH200Results(t *testing.T) {
 	marks := slowMarks(t)
 	nvdisasm := filepath.Join(process.Root(t), ".tools", "cuda-tools", "13.0", "bin", "nvdisasm")

@@ -78,7 +78,8 @@ row 0 %[1]d %[2]d 0 0 0 %[4]d
 	return b, line
 }
 
-// windowed are the windows that were recorded, and the sums of their figures by kernel, line and name.
+// windowed are the windows that were recorded, and the sums of their figures by kernel, line and
+// name.
 func (b *bench) windowed() (windows []map[string]any, figures map[string]int64, listings []string, captures []plog.LogRecord) {
 	b.t.Helper()
 	spans, records, _ := b.recorded()
@@ -167,7 +168,8 @@ func TestWindow_Schedule(t *testing.T) {
 	}
 }
 
-// On a cold machine a program has its first context after the schedule's time: the window waits for it.
+// On a cold machine a program has its first context after the schedule's time: the window waits for
+// it.
 func TestWindow_ScheduleWithoutContext(t *testing.T) {
 	b, _ := windowBench(t)
 	o := b.traced("window_late", "--deep-after", "10ms", "--deep-for", "500ms")
@@ -270,7 +272,8 @@ func TestWindow_ManyWindowsConstantMemory(t *testing.T) {
 	t.Logf("%.1f MiB from window %d to %d of %d, which began with %.0f", grown, early, late, len(windows), before)
 }
 
-// A training that becomes slower opens a window by itself: the rule compares the steps' p95 with their own past.
+// A training that becomes slower opens a window by itself: the rule compares the steps' p95 with
+// their own past.
 func TestWindow_RuleOnBaseline(t *testing.T) {
 	const rule = "scope(train_step).p95 > 1.5x baseline"
 	b, _ := windowBench(t, "GPUFLIGHT_FLUSH_INTERVAL=100ms")
@@ -323,7 +326,8 @@ func TestWindow_Signal(t *testing.T) {
 	assert.Equal(t, map[string]int64{fmt.Sprintf("plain:%d long_scoreboard", line): waiting}, figures)
 }
 
-// A program that ends in a window ends as it would without; and where it can still tell, the window is told of.
+// A program that ends in a window ends as it would without; and where it can still tell, the window
+// is told of.
 func TestWindow_ProgramEnd(t *testing.T) {
 	for _, tc := range []struct {
 		mode   string
@@ -400,7 +404,8 @@ func (b *bench) begin(mode string, stdin *os.File) *program {
 	return p
 }
 
-// beginSteps begins a program of steps that ends when its standard input is closed; the caller closes it.
+// beginSteps begins a program of steps that ends when its standard input is closed; the caller
+// closes it.
 func (b *bench) beginSteps() (p *program, stdin *os.File) {
 	b.t.Helper()
 	in, stdin, err := os.Pipe()

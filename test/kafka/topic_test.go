@@ -2,8 +2,8 @@
 
 //go:build linux
 
-// Package kafka_test reads GPU Flight's lines from a real Kafka broker by contrib's receiver and our encoding
-// extension.
+// Package kafka_test reads GPU Flight's lines from a real Kafka broker by contrib's receiver and
+// our encoding extension.
 package kafka_test
 
 import (
@@ -61,8 +61,8 @@ func ids(store *testsink.Store) map[string]bool {
 	return ids
 }
 
-// TestTopic_FourPartitions writes a recording into a topic of 4 partitions as GPU Flight's agent does: a line
-// a message, with the channel as key. The spans equal those of the files.
+// TestTopic_FourPartitions writes a recording into a topic of 4 partitions as GPU Flight's agent
+// does: a line a message, with the channel as key. The spans equal those of the files.
 func TestTopic_FourPartitions(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a Kafka broker")

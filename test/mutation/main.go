@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Mutation checks that the guarantees of README.md and docs/deploying.md have tests. For each it breaks the code or a configuration
-// in a copy of the source tree and runs the test that guards it. The test must fail. A test that passes, does not compile or is
-// skipped is an error, and so is a text to break that no longer exists.
+// Mutation checks that the guarantees of README.md and docs/deploying.md have tests. For each it
+// breaks the code or a configuration in a copy of the source tree and runs the test that guards it.
+// The test must fail. A test that passes, does not compile or is skipped is an error, and so is a
+// text to break that no longer exists.
 //
 //	go run ./test/mutation [-list] [-only REGEXP] [-C DIRECTORY]
 //
-// Tests of the binaries use bin and .tools of the tree, so make build comes before. It ends with 1 if a guarantee is not guarded.
+// Tests of the binaries use bin and .tools of the tree, so make build comes before. It ends with 1
+// if a guarantee is not guarded.
 package main
 
 import (
@@ -198,7 +200,8 @@ func (t *tree) test(ctx context.Context, m mutation) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "go", "test", "-count", "1", "-v", "-run", m.run, m.pkg)
 	cmd.Dir = t.root
 	for _, v := range os.Environ() {
-		// Binaries given by their path would be those of the tree, not of the copy; the links lead to the same.
+		// Binaries given by their path would be those of the tree, not of the copy; the links lead
+		// to the same.
 		if !strings.HasPrefix(v, "GPUFLIGHT_") {
 			cmd.Env = append(cmd.Env, v)
 		}

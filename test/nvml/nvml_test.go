@@ -2,8 +2,8 @@
 
 //go:build linux
 
-// Package nvml_test runs the distribution's binary with config/nvml.yaml over a stand-in for NVML, and
-// looks at what comes out at both ends: what Prometheus scrapes, and OTLP.
+// Package nvml_test runs the distribution's binary with config/nvml.yaml and a fake NVML. It checks
+// the exposition for Prometheus and the OTLP output.
 package nvml_test
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// rig is the binary over the stand-in.
+// rig is the binary with the fake.
 type rig struct {
 	t       *testing.T
 	control *nvmltest.Control

@@ -50,7 +50,8 @@ func TestOccupancy_RecordedKernels(t *testing.T) {
 	for _, c := range []struct {
 		folder   string
 		settings map[string]any
-		// kernels are those with max_active_blocks, without those of them that can have no occupancy.
+		// kernels are those with max_active_blocks, without those of them that can have no
+		// occupancy.
 		kernels, without int
 	}{
 		{"a2-h200", nil, 401, 0},
@@ -111,14 +112,14 @@ func TestOccupancy_RecordedKernels(t *testing.T) {
 	}
 }
 
-// known are attributes that a kernel without a computed occupancy may have: what the source said, and
-// why there is no more.
+// known are attributes that a kernel without a computed occupancy may have: what the source said,
+// and why there is no more.
 var known = map[string]bool{
 	"cuda.occupancy.reported": true, "cuda.occupancy.reported_limiter": true, "cuda.occupancy.unavailable": true,
 }
 
-// recorded reads what the recorder says of each kernel: A2 in the kernel_event, later generations in
-// the kernel_detail.
+// recorded reads what the recorder says of each kernel: A2 in the kernel_event, later generations
+// in the kernel_detail.
 func recorded(t *testing.T, dir string) map[id]launch {
 	t.Helper()
 	out := map[id]launch{}

@@ -2,8 +2,9 @@
 
 //go:build linux
 
-// Package profiles sends deep windows as profiles through the distribution: over both protocols, on to other
-// endpoints, into a file and out of it again; and to one that does not know the signal.
+// Package profiles sends deep-profiling windows as profiles through the distribution: over both
+// protocols, to other endpoints, and into and out of a file. It also tests a Collector that does
+// not support the signal.
 package profiles
 
 import (
@@ -95,8 +96,8 @@ func digest(t testing.TB, requests ...profile.Profiles) map[string]int {
 	return m
 }
 
-// start starts the Collector with pipelines of profiles (and one of logs, so that it has something to do without
-// the gate) and waits until it is ready.
+// start starts the Collector with pipelines of profiles (and one of logs, so that it has something
+// to do without the gate) and waits until it is ready.
 func start(t *testing.T, receivers, exporters map[string]any, pipelines map[string]any, args ...string) *process.Process {
 	t.Helper()
 	config := map[string]any{

@@ -154,7 +154,8 @@ func checkDashboard(t *testing.T, s *server, without map[string]string) {
 				continue
 			}
 			if assert.NotEmpty(t, got, "%s, %s: %s", p.Title, q.RefID, expr) {
-				// A quantile of what did not grow in the range is not a number, and Grafana draws nothing.
+				// A quantile of what did not grow in the range is not a number, and Grafana draws
+				// nothing.
 				numbers := 0
 				for _, series := range got {
 					if !math.IsNaN(series.value) {

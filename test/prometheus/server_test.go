@@ -39,8 +39,8 @@ func findPrometheus(t *testing.T) string {
 // collector is a running Collector.
 type collector struct {
 	t *testing.T
-	// otlp, metrics and own are the URLs of what takes spans, of what Prometheus scrapes, and of the
-	// collector's metrics about itself.
+	// otlp, metrics and own are the URLs of what takes spans, of what Prometheus scrapes, and of
+	// the collector's metrics about itself.
 	otlp, metrics, own string
 	// configs are its configuration files.
 	configs []string
@@ -117,7 +117,8 @@ func (c *collector) scrape(from, accept string) string {
 	return string(do(c.t, req))
 }
 
-// total adds up all series of a name in one scrape; labels is a part of the text between the braces.
+// total adds up all series of a name in one scrape; labels is a part of the text between the
+// braces.
 func (c *collector) total(from, name, labels string) (sum float64) {
 	c.t.Helper()
 	for line := range strings.Lines(c.scrape(from, plainText)) {

@@ -220,8 +220,8 @@ func checkSession(t *testing.T, s *server, sum gpuflgen.Summary) {
 	}
 }
 
-// checkExemplars looks for launches of gemm, 4 ms, in the exposition and in Prometheus. It sends more
-// waves: an exemplar stands on the points of one export only, and a scrape may miss that one.
+// checkExemplars looks for launches of gemm, 4 ms, in the exposition and in Prometheus. It sends
+// more waves: an exemplar stands on the points of one export only, and a scrape may miss that one.
 func checkExemplars(t *testing.T, c *collector, s *server, w *waves) {
 	type exemplar struct {
 		Labels map[string]string `json:"labels"`
@@ -319,8 +319,8 @@ func checkPromtool(t *testing.T, c *collector) {
 	assert.Empty(t, string(out))
 }
 
-// TestPrometheus_NativeHistograms does what docs/prometheus.md says: without the block of histograms the
-// durations are native ones, which a Prometheus that is asked to takes by protobuf.
+// TestPrometheus_NativeHistograms does what docs/prometheus.md says: without the block of
+// histograms the durations are native ones, which a Prometheus that is asked to takes by protobuf.
 func TestPrometheus_NativeHistograms(t *testing.T) {
 	findPrometheus(t)
 	c := startCollector(t, t.TempDir(), settings+"    histograms:\n      kind: exponential\n")
@@ -331,7 +331,8 @@ func TestPrometheus_NativeHistograms(t *testing.T) {
 	s.eventually(arrive, `histogram_count(sum(gpu_cuda_kernel_duration_seconds{service_name=~"train|infer"}))`, 10)
 	near(t, map[string]float64{"gemm": 0.008, "reduce": 0.002, "decode": 0.020},
 		s.by("cuda_kernel_name", `histogram_sum(sum by (cuda_kernel_name) (gpu_cuda_kernel_duration_seconds))`), "time by kernel")
-	// Every gemm lasts 4 ms. A native bucket is a few percent wide, a classic one spans 2.5 to 5 ms.
+	// Every gemm lasts 4 ms. A native bucket is a few percent wide, a classic one spans 2.5 to 5
+	// ms.
 	p50 := s.number(`histogram_quantile(0.5, sum by (cuda_kernel_name) (gpu_cuda_kernel_duration_seconds{cuda_kernel_name="gemm"}))`)
 	assert.InEpsilon(t, 0.004, p50, 0.05)
 	assert.Empty(t, s.query(`gpu_cuda_kernel_duration_seconds_bucket`))
@@ -357,9 +358,9 @@ func TestDocs_CostExample(t *testing.T) {
 	}
 }
 
-// TestPrometheus_RejectionAndKill sends the traces on to a backend that refuses them, so that the same
-// batches come again and again, then kills the collector, and lets the backend take everything
-// after the restart. What the metrics count is the session, once.
+// TestPrometheus_RejectionAndKill sends the traces to a backend that rejects them, so that the same
+// batches are retried. Then it kills the collector, and the backend accepts everything after the
+// restart. The metrics must count the session once.
 func TestPrometheus_RejectionAndKill(t *testing.T) {
 	store := testsink.NewStore()
 	backend, err := testsink.Listen(store, "")
@@ -407,8 +408,8 @@ service:
 	c.process.Stop(20 * time.Second)
 }
 
-// TestPrometheus_HardwareCounters reads the recordings, which have hardware counters, with the shipped
-// configuration and with one from which the filter was taken.
+// TestPrometheus_HardwareCounters reads the recordings, which have hardware counters, with the
+// shipped configuration and with one from which the filter was taken.
 func TestPrometheus_HardwareCounters(t *testing.T) {
 	logs := process.Recordings(t)
 	for name, test := range map[string]struct {

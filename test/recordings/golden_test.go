@@ -22,8 +22,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// TestGolden keeps everything that comes out of the small invented sessions, which together hold
-// every record type, so that a change of any name, id or value shows in a review.
+// TestGolden compares the output for the small synthetic sessions with golden files. Together they
+// hold every record type, so a review shows a change of any name, id or value.
 func TestGolden(t *testing.T) {
 	root := process.Recordings(t)
 	for _, name := range []string{"golden-a2-flat", "golden-b-flat", "golden-c3-session"} {

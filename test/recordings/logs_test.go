@@ -92,7 +92,8 @@ func (s *session) rawSampleKey(r record) string {
 			event, count = "cuda.pc_sample", raw("metric_value")
 			reason = s.dict["metric_dict"][r.int("metric_id")]
 			if reason == "" {
-				// Before reasons were interned there is only a number whose meaning is the device's.
+				// Before reasons were interned there is only a number whose meaning is the
+				// device's.
 				reason = "stall_" + raw("stall_reason")
 			}
 		} else {

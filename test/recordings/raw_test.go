@@ -17,8 +17,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// This file counts what the raw lines of a folder say, with encoding/json and none of the decoder's
-// code, so that an error in the decoder cannot be in the expectation as well.
+// This file computes the expectation from the raw lines with encoding/json and none of the
+// decoder's code, so that an error in the decoder cannot be in both.
 
 // record is one line.
 type record map[string]any
@@ -210,9 +210,9 @@ func (s *session) define(t *testing.T, r record) {
 	}
 }
 
-// take adds what one record calls for. Records of one channel come in the order of its files only
-// within a file, so nothing here depends on order across files but the pairing of A2 scopes, whose
-// channel has one file in every recording.
+// take adds the telemetry of one record. Records of one channel are in order only within a file.
+// Nothing here depends on the order of files except the pairing of A2 scopes, whose channel has one
+// file in every recording.
 func (s *session) take(t *testing.T, r record, details map[string]record, open map[string][]*scope) {
 	t.Helper()
 	add := func(op string, start, end int64, raw record) *work {

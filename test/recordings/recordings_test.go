@@ -29,7 +29,8 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver"
 )
 
-// folders returns the recordings; each is read on its own, because the invented ones share a session.
+// folders returns the recordings; each is read on its own, because the invented ones share a
+// session.
 func folders(t *testing.T) []string {
 	t.Helper()
 	root := process.Recordings(t)
@@ -45,7 +46,8 @@ func folders(t *testing.T) []string {
 	return out
 }
 
-// read runs the receiver in this process over dir until want items are there and nothing more comes.
+// read runs the receiver in this process over dir until want items are there and nothing more
+// comes.
 func read(t *testing.T, dir string, settings map[string]any, want testsink.Counts) *testsink.Store {
 	t.Helper()
 	factory := gpuflogreceiver.NewFactory()
@@ -134,8 +136,8 @@ func TestRecordings_TraceSize(t *testing.T) {
 	}
 }
 
-// TestRecordings_Binary sends one recording through the distribution and OTLP: what arrives is what the
-// receiver gives in this process, and the rest of the tests therefore speak of the binary as well.
+// TestRecordings_Binary sends one recording through the distribution and OTLP. The output must
+// equal that of the receiver in this process, so the other tests cover the binary as well.
 func TestRecordings_Binary(t *testing.T) {
 	process.Collector.Find(t)
 	for _, name := range []string{"c3-h200-minigpt", "a2-h200", "golden-c3-rotated"} {
@@ -312,8 +314,9 @@ func (s *session) checkParent(t *testing.T, tr tree, w *work, sp testsink.Span) 
 	if w.path == "" {
 		return assert.Equal(t, "session", parent.Attrs["cuda.operation"], "%s outside every scope", sp.Name)
 	}
-	// A2 tells the moment of the launch, and with it the instance. Batches tell only the start on the
-	// device, which a queue may delay past the scope's end: then any earlier instance may be right.
+	// A2 tells the moment of the launch, and with it the instance. Batches tell only the start on
+	// the device, which a queue may delay past the scope's end: then any earlier instance may be
+	// right.
 	at, launched := w.raw.num("api_start_ns")
 	if !launched {
 		at = w.start

@@ -184,7 +184,8 @@ func count(id string, entries map[string]float64) error {
 			from = key
 		}
 		if next, err = m.NextKeyBytes(from); err != nil {
-			// The key that was just read may be deleted, and the walk begin again: no more than the map holds.
+			// The key that was just read may be deleted, and the walk begin again: no more than the
+			// map holds.
 			return err
 		}
 		if next == nil || n >= float64(m.MaxEntries()) {
@@ -233,8 +234,8 @@ func own(ctx context.Context) (map[string]float64, error) {
 	return out, nil
 }
 
-// launches returns how many launches were exported in all: the last value of each process. Only processes with a kernel
-// of ours are counted: others on the machine may use a driver, too.
+// launches returns how many launches were exported in all: the last value of each process. Only
+// processes with a kernel of ours are counted: others on the machine may use a driver, too.
 func (c *collector) launches() (total int64, processes int, err error) {
 	f, err := os.Open(c.out)
 	if err != nil {

@@ -25,8 +25,9 @@ import (
 // kernelPrefix is what the names of our kernels begin with.
 const kernelPrefix = "soak_"
 
-// By how much the median of the last third may be above that of the first. The Go runtime's heap breathes by some MiB;
-// half an hour has some 35,000 processes, of which a leak of 300 bytes each would be 6 MiB.
+// By how much the median of the last third may be above that of the first. The Go runtime's heap
+// breathes by some MiB; half an hour has some 35,000 processes, of which a leak of 300 bytes each
+// would be 6 MiB.
 const (
 	maxRSS        = 4.0 // MiB
 	maxFiles      = 5.0
@@ -79,7 +80,8 @@ func (c *churn) long(ctx context.Context, p *program) error {
 	return p.end()
 }
 
-// short is one that comes, works, and ends in one of three ways, memory not released and kernels of its own.
+// short is one that comes, works, and ends in one of three ways, memory not released and kernels of
+// its own.
 func (c *churn) short(library string, wait time.Duration) error {
 	p, err := c.stub.start()
 	if err != nil {
@@ -160,7 +162,8 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// TestSoak_ConstantMemory runs for 30 minutes with GPUFLIGHT_SOAK=1, or for the duration that GPUFLIGHT_SOAK is.
+// TestSoak_ConstantMemory runs for 30 minutes with GPUFLIGHT_SOAK=1, or for the duration that
+// GPUFLIGHT_SOAK is.
 func TestSoak_ConstantMemory(t *testing.T) {
 	text := os.Getenv("GPUFLIGHT_SOAK")
 	if text == "" {
@@ -181,8 +184,8 @@ func TestSoak_ConstantMemory(t *testing.T) {
 	failed := make(chan error, 1)
 	go func() { failed <- c.run(working) }()
 
-	// A library's probes are kept for 40 s after the last process that used it, at 2 s between looks, and each copy
-	// comes for the first time: before it is steady nothing is judged.
+	// Probes of a library are kept for 40 s after the last process that used it, with 2 s between
+	// scans. Each copy is new at first. Values are judged only after this phase.
 	warm := time.Now().Add(max(duration/6, 90*time.Second))
 	var samples []sample
 	every := time.NewTicker(max(duration/180, 2*time.Second))
@@ -216,7 +219,8 @@ func TestSoak_ConstantMemory(t *testing.T) {
 		judge(t, "entries of "+name, maxEntries, samples, func(s sample) float64 { return s.entries[name] })
 	}
 
-	// All processes are gone: so is what was kept of them, unless others on this machine use a driver.
+	// All processes are gone: so is what was kept of them, unless others on this machine use a
+	// driver.
 	var last sample
 	assert.Eventually(t, func() bool {
 		last, err = agent.sample(t.Context())
@@ -260,8 +264,9 @@ func (s sample) String() string {
 	return text
 }
 
-// judge compares the medians of the first and of the last third of the samples, and fails if the value rose by more than
-// a limit. A median, because the heap breathes, and because others' programs may come and go as well.
+// judge compares the medians of the first and of the last third of the samples, and fails if the
+// value rose by more than a limit. A median, because the heap breathes, and because others'
+// programs may come and go as well.
 func judge(t *testing.T, what string, limit float64, samples []sample, value func(sample) float64) {
 	all := make([]float64, len(samples))
 	for i, s := range samples {

@@ -21,8 +21,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// damages are what a power failure, a failing disk or a person can do to a file of bbolt's. Except for
-// the last, none leaves a header and a tree that can be followed.
+// damages are what a power failure, a failing disk or a person can do to a file of bbolt's. Except
+// for the last, none leaves a header and a tree that can be followed.
 var damages = []struct {
 	name string
 	do   func(b []byte) []byte
@@ -50,8 +50,8 @@ var shipped = map[string][]string{
 	"gpuflog-http.yaml": {"gpuflog"}, "kafka.yaml": {"otlp"}, "local.yaml": nil, "prometheus.yaml": nil,
 }
 
-// collector runs a shipped configuration with ports of its own. Receivers that need another server are
-// replaced; nothing else is changed.
+// collector runs a shipped configuration with ports of its own. Receivers that need another server
+// are replaced; nothing else is changed.
 type collector struct {
 	t       *testing.T
 	state   string
@@ -111,8 +111,8 @@ func (c *collector) files() (sound, aside []string) {
 	return sound, aside
 }
 
-// TestShippedConfigs_DamagedState damages each file of the storage of each configuration. The Collector
-// must start, say so, and keep the damaged file.
+// TestShippedConfigs_DamagedState damages each file of the storage of each configuration. The
+// Collector must start, say so, and keep the damaged file.
 func TestShippedConfigs_DamagedState(t *testing.T) {
 	process.Collector.Find(t)
 	i := 0
@@ -157,8 +157,8 @@ func TestShippedConfigs_DamagedState(t *testing.T) {
 	}
 }
 
-// TestStorage_DamagedInUse has the limit: bbolt follows a damaged file in goroutines of its own, so the
-// process may end. The next start must work.
+// TestStorage_DamagedInUse has the limit: bbolt follows a damaged file in goroutines of its own, so
+// the process may end. The next start must work.
 func TestStorage_DamagedInUse(t *testing.T) {
 	c := newCollector(t, "local.yaml")
 	p := c.run()
@@ -220,7 +220,8 @@ func lastLine(out string) string {
 	return ""
 }
 
-// TestStorage_UnusableDirectory starts the Collector as a user that cannot use the directory of its storage.
+// TestStorage_UnusableDirectory starts the Collector as a user that cannot use the directory of its
+// storage.
 func TestStorage_UnusableDirectory(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to run the Collector as another user")

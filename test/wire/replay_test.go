@@ -114,8 +114,8 @@ func lineRequest(t *testing.T, address, channel, line string, sent int64) []byte
 	return request("/api/v1/events/"+rec.Type, address, headers, []byte(body))
 }
 
-// TestReplay_ArticleAgent posts line by line, over one connection a channel. Some requests break off
-// and are sent again, some come twice because their answer was lost.
+// TestReplay_ArticleAgent posts line by line, over one connection per channel. Some requests are
+// interrupted and retried. Some arrive twice because their answer was lost.
 func TestReplay_ArticleAgent(t *testing.T) {
 	for name, base := range map[string]string{"a2-h200": "occupancy_demo", "golden-a2-flat": "demo_train", "golden-b-flat": "demo_train"} {
 		t.Run(name, func(t *testing.T) {
@@ -231,8 +231,9 @@ func sessionComplete(address, session string) []byte {
 	return request("/api/v1/events/session-complete", address, append(slices.Clone(java), "Authorization: Bearer "+token, "X-GpuFlight-Session-Id: "+session), nil)
 }
 
-// TestReplay_CurrentAgent posts windows, over one connection. Each is damaged once on its way, breaks off
-// once, and comes twice; the first has a bad line in it. The receiver is restarted in the middle.
+// TestReplay_CurrentAgent posts windows over one connection. Each is damaged once in transit,
+// interrupted once, and sent twice; the first contains an invalid line. The receiver restarts in
+// the middle.
 func TestReplay_CurrentAgent(t *testing.T) {
 	for _, name := range []string{"c3-h200-minigpt", "golden-c3-session", "golden-c3-rotated", "c2-h200-engines"} {
 		t.Run(name, func(t *testing.T) {
@@ -298,9 +299,9 @@ func (w window) uploaded(address string) []byte {
 	}, w.gz)
 }
 
-// TestReplay_Upload posts the channels one after the other, as `gpufl upload` does: no window has an
-// identity, and the scopes come after the kernels that ran in them. It breaks off in the middle and
-// begins anew.
+// TestReplay_Upload posts the channels sequentially, as `gpufl upload` does. Windows have no
+// identity, and the scopes follow the kernels that ran in them. The upload is interrupted in the
+// middle and starts again.
 func TestReplay_Upload(t *testing.T) {
 	for _, name := range []string{"c3-h200-minigpt", "golden-c3-session", "golden-c3-rotated", "c2-h200-engines", "c3-h200-scopes"} {
 		t.Run(name, func(t *testing.T) {
@@ -321,8 +322,8 @@ func TestReplay_Upload(t *testing.T) {
 				assert.Zero(t, r.Rejected)
 			}
 			if name == "c3-h200-scopes" {
-				// One of its sessions was killed: without a file to look at, only the agent's word or a
-				// long silence ends it.
+				// One of its sessions was killed: without a file to look at, only the agent's word
+				// or a long silence ends it.
 				for _, w := range list {
 					again.exchange(sessionComplete(address, w.session))
 				}

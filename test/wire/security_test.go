@@ -31,7 +31,8 @@ import (
 // otherToken is accepted too, and stands for another client.
 const otherToken = "gpfl-other-token"
 
-// shipped is the Collector with config/gpuflog-http.yaml, and with further configurations behind it.
+// shipped is the Collector with config/gpuflog-http.yaml, and with further configurations behind
+// it.
 type shipped struct {
 	process *process.Process
 	store   *testsink.Store
@@ -64,8 +65,8 @@ func ship(t *testing.T, more ...string) *shipped {
 	return s
 }
 
-// memory returns the process's resident memory and its peak so far, in bytes. The process is found by the
-// folder in its environment.
+// memory returns the process's resident memory and its peak so far, in bytes. The process is found
+// by the folder in its environment.
 func (s *shipped) memory(t *testing.T) (now, peak int64) {
 	t.Helper()
 	mark := []byte("GPUFLIGHT_STATE=" + s.state + "\x00")
@@ -109,8 +110,8 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// TestSecurity_GzipBomb sends 2 GiB of zeros in a few MiB of gzip, to the binary as it is shipped, and
-// asks the kernel what that has cost the process.
+// TestSecurity_GzipBomb sends 2 GiB of zeros in a few MiB of gzip, to the binary as it is shipped,
+// and asks the kernel what that has cost the process.
 func TestSecurity_GzipBomb(t *testing.T) {
 	s := ship(t)
 	w := windows(t, recording(t, "c3-h200-minigpt"))[0]
@@ -156,8 +157,8 @@ func (w window) over(address string, config *tls.Config) (status int, err error)
 	return resp.StatusCode, err
 }
 
-// TestSecurity_DocumentedCertificates makes certificates and settings as docs/deploying.md tells, and runs
-// config/gpuflog-http.yaml with them: TLS alone, then with certificates of clients.
+// TestSecurity_DocumentedCertificates makes certificates and settings as docs/deploying.md tells,
+// and runs config/gpuflog-http.yaml with them: TLS alone, then with certificates of clients.
 func TestSecurity_DocumentedCertificates(t *testing.T) {
 	mine, other := certificates.Make(t), certificates.Make(t)
 	w := windows(t, recording(t, "c3-h200-minigpt"))[0]

@@ -76,8 +76,8 @@ func TestClients_Slow(t *testing.T) {
 		served.Round(time.Millisecond), time.Since(began).Round(time.Millisecond), before>>20, peak>>20)
 }
 
-// TestClients_ForeignSession sends a window into a session that another token has opened, and tries to end
-// it.
+// TestClients_ForeignSession sends a window into a session that another token has opened, and tries
+// to end it.
 func TestClients_ForeignSession(t *testing.T) {
 	s := ship(t)
 	list := windows(t, recording(t, "c3-h200-minigpt"))

@@ -2,18 +2,17 @@
 
 //go:build linux
 
-// Command clickhouse measures what kernel spans take in ClickHouse, bytes and seconds, with the tables of
-// config/clickhouse and with those that contrib's exporter makes by itself.
+// Command clickhouse measures the size and time of kernel spans in ClickHouse, with the tables of
+// config/clickhouse and with the default tables of contrib's exporter.
 //
-// A generated session is read by the log receiver and written by contrib's exporter, twice: into a database
-// with our tables, and into one without. Both are in ClickHouse's engine (package front), one after the
-// other, on disk. Bytes are those of the parts that are left when all has been merged into one part a day.
-// Inserts are timed from the exporter's call to its return: making the blocks, the front and the engine,
-// materialised views included. A query is run five times, and the median counts. Processor time is the
-// engine's, with the merges that go on in the background; it depends less than the clock's on what else the
-// machine does.
+// The log receiver reads a generated session, and contrib's exporter writes it into two databases
+// in turn: one with our tables, one without. Both use ClickHouse's engine (package front) on disk.
+// Bytes are those of the parts after all merges, one part per day. The time of an insert is that of
+// the exporter's call, including materialized views. A query runs five times; the result is the
+// median. Processor time is that of the engine including background merges. It depends less on
+// other load of the machine than wall time.
 //
-// It is an error if the two have not the same spans and the same sums by session, scope and kernel.
+// The command fails if the two databases differ in spans or in sums by session, scope and kernel.
 package main
 
 import (
@@ -52,7 +51,8 @@ type schema struct {
 	database string
 	// files make its tables, beside those that the exporter makes itself.
 	files []string
-	// statistics is the name of what has a row for each session, scope and kernel, or a query for it.
+	// statistics is the name of what has a row for each session, scope and kernel, or a query for
+	// it.
 	statistics string
 }
 
@@ -144,7 +144,8 @@ func (r result) total() (sum int64) {
 	return sum
 }
 
-// fromSpans answers from the exporter's own table what kernel_statistics does, for spans that came once.
+// fromSpans answers from the exporter's own table what kernel_statistics does, for spans that came
+// once.
 const fromSpans = `(SELECT ServiceName, ResourceAttributes['service.instance.id'] AS Session,
 	SpanAttributes['cuda.scope.name'] AS Scope, SpanAttributes['cuda.kernel.name'] AS Kernel,
 	count() AS Launches, sum(Duration) / 1e9 AS Seconds, quantileExact(0.5)(Duration) / 1e9 AS Median,

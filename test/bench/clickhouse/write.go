@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// batchSpans is how many spans go into one INSERT: about what max_size in config/clickhouse.yaml
-	// amounts to.
+	// batchSpans is how many spans go into one INSERT: about what max_size in
+	// config/clickhouse.yaml amounts to.
 	batchSpans = 8000
 	// stallLimit ends a run in which nothing is read any more.
 	stallLimit = time.Minute
@@ -65,8 +65,8 @@ func (b *batches) flush(ctx context.Context) error {
 	return err
 }
 
-// write reads logs and writes their spans to ClickHouse; took is what the exporter took. The exporter makes
-// the tables that are not there.
+// write reads logs and writes their spans to ClickHouse; took is what the exporter took. The
+// exporter makes the tables that are not there.
 func write(ctx context.Context, endpoint, logs string, kernels int64) (spans int, took time.Duration, err error) {
 	factory := clickhouseexporter.NewFactory()
 	cfg := factory.CreateDefaultConfig()

@@ -45,8 +45,8 @@ type Statement struct {
 	Parameters map[string]string `json:"parameters"`
 }
 
-// Engine is ClickHouse's engine in a process of its own, with its tables in a folder. It may be used by
-// several goroutines; statements run one after the other.
+// Engine is ClickHouse's engine in a process of its own, with its tables in a folder. It is safe
+// for concurrent use and runs statements sequentially.
 type Engine struct {
 	cmd      *exec.Cmd
 	output   head
@@ -61,8 +61,8 @@ type Engine struct {
 	broken error // why no further statement can be run
 }
 
-// Start starts an engine by the launcher that scripts/chdb makes. Its tables are those in dir, which is
-// made where it is missing and must belong to no other engine that still runs.
+// Start starts an engine by the launcher that scripts/chdb makes. Its tables are those in dir,
+// which is made where it is missing and must belong to no other engine that still runs.
 func Start(launcher, dir string) (*Engine, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -107,9 +107,9 @@ func Start(launcher, dir string) (*Engine, error) {
 	return e, nil
 }
 
-// Run runs one statement and returns its answer. data is what an INSERT takes. An [*Exception] is the
-// engine's own word, and the next statement can be run; after any other error none can. The context is
-// looked at before the statement, which is not interrupted.
+// Run runs one statement and returns its answer. data is the input of an INSERT. After an
+// [*Exception], which the engine reports, the next statement can run; after any other error none
+// can. Run checks the context before the statement and does not interrupt it.
 func (e *Engine) Run(ctx context.Context, s Statement, data []byte) ([]byte, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -178,18 +178,19 @@ func (e *Engine) answer() ([]byte, error) {
 	return data, nil
 }
 
-// failed ends a process that cannot be spoken to any more, and says what it has left behind.
+// failed ends a process that no longer answers and returns its output.
 func (e *Engine) failed(err error) error {
 	_ = e.cmd.Process.Kill() // fails only where it has ended
 	<-e.done
 	return fmt.Errorf("ClickHouse's engine: %w: %s", errors.Join(err, e.ended), e.output.Bytes())
 }
 
-// ProcessorTime is what the engine had taken by the end of the last statement, by all of its threads: merges
-// in the background are in it.
+// ProcessorTime is what the engine had taken by the end of the last statement, by all of its
+// threads: merges in the background are in it.
 func (e *Engine) ProcessorTime() time.Duration { return time.Duration(e.processor.Load()) }
 
-// Kill ends the process by SIGKILL, whatever it is doing, as a crash would. Tables stay as they are.
+// Kill ends the process by SIGKILL, whatever it is doing, as a crash would. Tables stay as they
+// are.
 func (e *Engine) Kill() {
 	_ = e.cmd.Process.Kill() // fails only where it has ended
 	<-e.done

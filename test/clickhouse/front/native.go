@@ -15,9 +15,8 @@ import (
 	"github.com/ClickHouse/clickhouse-go/v2/lib/proto"
 )
 
-// atRevision writes blocks of the Native format anew. The engine writes them as protocol revision 0, which
-// has neither the information on the block nor the byte on each column's serialisation that later revisions
-// begin with.
+// atRevision converts blocks of the Native format to a later protocol revision. The engine writes
+// revision 0, which lacks the block information and the serialization byte of each column.
 func atRevision(native []byte, revision uint64) ([]byte, error) {
 	in := chproto.NewReader(bytes.NewReader(native))
 	var out chproto.Buffer
@@ -61,7 +60,8 @@ func decompressed(packed []byte) io.Reader {
 	return &frames{in, compress.NewReader(in)}
 }
 
-// Read tells the end of the last frame from an end within one, for which the library has the same error.
+// Read tells the end of the last frame from an end within one, for which the library has the same
+// error.
 func (f *frames) Read(p []byte) (int, error) {
 	left := f.packed.Len()
 	n, err := f.plain.Read(p)

@@ -21,7 +21,8 @@ import (
 	"sync/atomic"
 )
 
-// maxBody bounds a request's body, in bytes, before and after decompression: exporters send some MB.
+// maxBody bounds a request's body, in bytes, before and after decompression: exporters send some
+// MB.
 const maxBody = 256 << 20
 
 // ClickHouse's numbers for the errors that are the front's own.
@@ -31,8 +32,8 @@ const (
 	wrongCredentials = 516
 )
 
-// Server speaks ClickHouse's HTTP interface in front of an [Engine]. Its fields are set before Listen;
-// its methods may be called by several goroutines.
+// Server speaks ClickHouse's HTTP interface in front of an [Engine]. Its fields are set before
+// Listen; its methods may be called by several goroutines.
 type Server struct {
 	// Engine runs the statements. It is not closed by the Server.
 	Engine *Engine
@@ -48,7 +49,8 @@ type Server struct {
 	inserts, refused, silent atomic.Int64
 }
 
-// Listen starts to answer on a loopback address; "" takes the address it had before, or a free port.
+// Listen starts to answer on a loopback address; "" takes the address it had before, or a free
+// port.
 func (s *Server) Listen(address string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,8 +96,8 @@ func (s *Server) Inserts() int64 { return s.inserts.Load() }
 // Refused is the number of requests that were answered with an error.
 func (s *Server) Refused() int64 { return s.refused.Load() }
 
-// LoseAnswers has the next n INSERTs run and their connections broken off instead of answered: who sent
-// them has to send them again.
+// LoseAnswers has the next n INSERTs run and their connections broken off instead of answered: who
+// sent them has to send them again.
 func (s *Server) LoseAnswers(n int64) { s.silent.Store(n) }
 
 // Unanswered is how many of those that LoseAnswers asked for are still to come.
@@ -181,7 +183,8 @@ func (s *Server) answer(r *http.Request, parameters url.Values) (out []byte, ins
 		format = sql[named[2]:named[3]]
 	}
 	statement.SQL, statement.Format = sql, format
-	// The statement goes on although the caller may be gone: a server does not take back what has begun.
+	// The statement goes on although the caller may be gone: a server does not take back what has
+	// begun.
 	ctx := context.WithoutCancel(r.Context())
 	if len(data) > 0 {
 		if !isInsert.MatchString(sql) || named == nil {
@@ -205,7 +208,8 @@ func (s *Server) answer(r *http.Request, parameters url.Values) (out []byte, ins
 	return out, false, err
 }
 
-// known says whether a request comes with the right credentials, by either way that ClickHouse knows.
+// known says whether a request comes with the right credentials, by either way that ClickHouse
+// knows.
 func (s *Server) known(r *http.Request) bool {
 	user, password, ok := r.BasicAuth()
 	if !ok {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package broker describes a Kafka broker of one node, without ZooKeeper and without replicas, as
-// tests and benchmarks need one: its settings, its folder, and how to tell that it serves. It starts
-// no process: who does that also has to kill it.
+// Package broker describes a Kafka broker of one node for tests and benchmarks, without ZooKeeper
+// and replicas: its settings, its folder and its readiness. It starts no process; the caller starts
+// and kills the broker.
 //
-// The broker itself is what scripts/kafka fetches.
+// scripts/kafka fetches the broker itself.
 package broker
 
 import (
@@ -38,7 +38,8 @@ type Broker struct {
 	Properties map[string]string
 }
 
-// Format writes the settings and prepares the data folder. Options are added to the command that does so.
+// Format writes the settings and prepares the data folder. Options are added to the command that
+// does so.
 func (b Broker) Format(ctx context.Context, options ...string) error {
 	if err := b.configure(); err != nil {
 		return err
@@ -51,8 +52,8 @@ func (b Broker) Format(ctx context.Context, options ...string) error {
 	return nil
 }
 
-// FormatLike is Format, but the data folder becomes a copy of that of another broker, which was formatted
-// and never started: that takes no time.
+// FormatLike is Format, but the data folder becomes a copy of that of another broker, which was
+// formatted and never started: that takes no time.
 func (b Broker) FormatLike(other Broker) error {
 	if err := b.configure(); err != nil {
 		return err
@@ -86,8 +87,8 @@ func (b Broker) configure() error {
 		"group.initial.rebalance.delay.ms": "0",
 		// As docs/deploying.md advises.
 		"log.message.timestamp.type": "LogAppendTime",
-		// A broker that was killed may only come back when its former self is taken for dead, by
-		// default after 9 s.
+		// A killed broker can restart only after its previous session has timed out, by default
+		// after 9 s.
 		"broker.session.timeout.ms":    "3000",
 		"broker.heartbeat.interval.ms": "500",
 	}

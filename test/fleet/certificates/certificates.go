@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package certificates follows docs/deploying.md where it tells how certificates are made and named in
-// settings: it takes the commands and the settings out of the page itself, so that a test shows that what
-// users copy works. It knows only how the page is laid out, and needs openssl.
+// Package certificates runs the commands and uses the settings for certificates in
+// docs/deploying.md. It reads them from the page, so tests show that users can copy them. It
+// depends on the page's layout and needs openssl.
 package certificates
 
 import (
@@ -32,7 +32,8 @@ type Folder struct {
 	page string
 }
 
-// Make runs the page's commands in a folder of the test. The test is skipped where there is no openssl.
+// Make runs the page's commands in a folder of the test. The test is skipped where there is no
+// openssl.
 func Make(t testing.TB) Folder {
 	t.Helper()
 	openssl, err := exec.LookPath("openssl")
@@ -72,8 +73,8 @@ func (f Folder) Client(t testing.TB) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// Settings writes a block of settings of the page to a file and returns its path. What the page has in
-// /etc is here in the test's folder.
+// Settings writes a block of settings of the page to a file and returns its path. What the page has
+// in /etc is here in the test's folder.
 func (f Folder) Settings(t testing.TB, name string) string {
 	t.Helper()
 	path := f.Path(name)

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a window of SASS metrics leaves of the heap, and who asked for it. Without our core:
+// Which heap memory does a window of SASS metrics leave, and which calls allocated it? Without our
+// core:
 //
 //	test/gpu/build --programs bin
 //	bin/leaks /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 KERNELS WINDOWS HOW
 //
-// So many kernels are launched in each of so many windows. What was allocated in the last two thirds of them and is there after three more windows is
-// told by the calls that it was allocated in, with the figures of a window. HOW is
+// Each of WINDOWS windows launches KERNELS kernels. The program reports memory that was allocated
+// in the last two thirds of them and remains after three more windows. It groups it by the
+// allocating calls, with values per window. HOW is
 //
 //	n     as our core does it
-//	u     what was counted is not read
-//	f     nothing is freed while it is read: does this program see that?
+//	u     the counts are not read
+//	f     nothing is freed during the read: verifies that this program sees the leak
 
 #include <execinfo.h>
 #include <malloc.h>

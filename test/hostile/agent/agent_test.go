@@ -32,8 +32,8 @@ import (
 const (
 	maxRSS         = 200 << 20
 	maxDescriptors = 512
-	// interval is the time between two collections; maxGap is how late one may be. It is a multiple, since other
-	// programs may use the machine too.
+	// interval is the time between two collections; maxGap is how late one may be. It is a
+	// multiple, since other programs may use the machine too.
 	interval, maxGap = time.Second, 5 * time.Second
 	// shutdownLimit is how long the agent may take to end.
 	shutdownLimit = 15 * time.Second
@@ -53,7 +53,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// stub is the compiled stand-in for the driver, and the program that calls it.
+// stub is the compiled stub of the driver and the program that calls it.
 type stub struct{ library, program string }
 
 func build(t *testing.T) stub {
@@ -170,8 +170,8 @@ func (a *agent) usage(t *testing.T) (rss, descriptors int) {
 	return rss << 10, len(files)
 }
 
-// peak watches the agent until ctx ends, and returns the largest usage. It stops early once a bound is exceeded by
-// far, so that a failure does not use up the machine.
+// peak watches the agent until ctx ends, and returns the largest usage. It stops early once a bound
+// is exceeded by far, so that a failure does not use up the machine.
 func (a *agent) peak(ctx context.Context, t *testing.T) (rss, descriptors int) {
 	t.Helper()
 	tick := time.NewTicker(50 * time.Millisecond)
@@ -219,7 +219,8 @@ func (a *agent) skipped(t *testing.T) map[string]float64 {
 	return out
 }
 
-// exported returns the last number of launches of a process, and the times of all collections that have it.
+// exported returns the last number of launches of a process, and the times of all collections that
+// have it.
 func (a *agent) exported(t *testing.T, pid int) (launches int64, times []time.Time) {
 	t.Helper()
 	f, err := os.Open(a.out)

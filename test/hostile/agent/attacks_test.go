@@ -22,8 +22,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attack is what an unprivileged user does. It runs in a process of its own, in an empty folder that it may write to,
-// until it is killed. library is a driver that works. It calls ready when the first strike is done.
+// attack is what an unprivileged user does. It runs in a process of its own, in an empty folder
+// that it may write to, until it is killed. library is a driver that works. It calls ready when the
+// first strike is done.
 type attack struct {
 	name string
 	run  func(dir, library string, ready func()) error
@@ -125,7 +126,8 @@ func libraries(dir, library string, ready func()) error {
 	select {}
 }
 
-// mappings has 50,000 mappings and makes more all the time, faster than the kernel's buffer is read.
+// mappings has 50,000 mappings and makes more all the time, faster than the kernel's buffer is
+// read.
 func mappings(dir, _ string, ready func()) error {
 	path := filepath.Join(dir, "libnccl.so.2")
 	if err := os.WriteFile(path, bytes.Repeat([]byte{'n'}, 64<<10), 0o644); err != nil {
@@ -187,7 +189,8 @@ func garbage(dir, _ string, ready func()) error {
 	}
 }
 
-// kernels launches 20,000 different kernels, so that a table of the kernel's that all processes share fills up.
+// kernels launches 20,000 different kernels, so that a table of the kernel's that all processes
+// share fills up.
 func kernels(_, library string, ready func()) error {
 	cmd := exec.CommandContext(context.Background(), filepath.Join(filepath.Dir(library), "calls"))
 	// The signal is tied to the thread that starts the program.
@@ -231,7 +234,8 @@ func mapNew(path string, image []byte) error {
 	return err
 }
 
-// library makes an ELF file with so many dynamic symbols, all of one name, in an executable segment.
+// library makes an ELF file with so many dynamic symbols, all of one name, in an executable
+// segment.
 func library(symbols int, name []byte) []byte {
 	le := binary.LittleEndian
 	const header, section, segment, symbol = 64, 64, 56, 24

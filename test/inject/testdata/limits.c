@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sets a limit, uses the (fake) driver as a CUDA program does, prints what the driver answered and exits
-// with 3: limits RESOURCE VALUE LAUNCHES. RESOURCE -1 sets no limit. With MEASURE in the environment it
-// also writes to stderr how many threads and descriptors it has, and its address space.
+// Sets a limit, uses the (fake) driver as a CUDA program does, prints what the driver answered and
+// exits with 3: limits RESOURCE VALUE LAUNCHES. RESOURCE -1 sets no limit. With MEASURE in the
+// environment it also writes to stderr how many threads and descriptors it has, and its address
+// space.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <stdio.h>
