@@ -41,7 +41,7 @@ func sendTwice(t *testing.T, sent telemetry) {
 
 	d := start(t, "")
 	d.keep()
-	// So that each copy is still there to be looked at.
+	// Stop merges, so that all copies of a row can be checked.
 	d.run("SYSTEM STOP MERGES otel_traces; SYSTEM STOP MERGES kernels")
 	address := process.FreePort(t)
 	p := d.collect(nil, overOTLP(address))
@@ -58,7 +58,7 @@ func sendTwice(t *testing.T, sent telemetry) {
 	p.Stop(30 * time.Second)
 	assert.Zero(t, d.front.Refused())
 
-	// And when the copies have been merged away.
+	// Check again after merges have removed the copies.
 	assert.GreaterOrEqual(t, one[int](d, "SELECT count() AS n FROM otel_traces"), 2*len(want))
 	d.run("SYSTEM START MERGES otel_traces; SYSTEM START MERGES kernels; OPTIMIZE TABLE otel_traces FINAL; OPTIMIZE TABLE kernels FINAL")
 	assert.Equal(t, len(want), one[int](d, "SELECT count() AS n FROM otel_traces"))
@@ -114,7 +114,7 @@ func TestClickHouse_Unavailable(t *testing.T) {
 	p.Stop(30 * time.Second)
 }
 
-// TestClickHouse_FromKafka runs config/clickhouse.yaml as it is.
+// TestClickHouse_FromKafka runs config/clickhouse.yaml unchanged.
 func TestClickHouse_FromKafka(t *testing.T) {
 	launcher := process.Binary{Env: "GPUFLIGHT_KAFKA", Path: ".tools/kafka/kafka", Make: "make .tools/kafka/kafka"}.
 		FindFetched(t, "no mvn here to fetch Kafka with", "mvn")
@@ -164,7 +164,7 @@ func TestClickHouse_FromKafka(t *testing.T) {
 		spans += td.SpanCount()
 	}
 	require.Len(t, want, spans, "a span that is sent twice: which of the two comes last depends on the partition")
-	// When the group's members change, as they do while the receivers start, records come twice.
+	// Rebalances of the group during the start of the receivers repeat records.
 	process.Eventually(t, patience, fmt.Sprintf("%d spans and %d others", spans, others), func() bool {
 		return one[int](d, "SELECT uniqExact(TraceId, SpanId) AS n FROM otel_traces") >= spans &&
 			one[int](d, "SELECT sum(n) AS n FROM (SELECT count() AS n FROM otel_logs UNION ALL "+

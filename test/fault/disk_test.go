@@ -21,8 +21,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// smallDisk mounts a file system of so many bytes. The test is skipped where the user may not
-// mount.
+// smallDisk mounts a file system of the given size. It skips the test if the user may not mount.
 func smallDisk(t *testing.T, options string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -45,11 +44,10 @@ func free(t *testing.T, dir string) int64 {
 	return int64(s.Bavail) * s.Bsize
 }
 
-// queueBytes is for each signal. The disk of the test has room for all three.
+// queueBytes is the limit of each signal. The disk has space for all three.
 const queueBytes = 10 << 20
 
-// queued writes a configuration with a sending queue in the storage, in front of the backend, and
-// returns its path.
+// queued writes a configuration with a sending queue in the storage and returns its path.
 func queued(t *testing.T, c process.CollectorConfig) string {
 	t.Helper()
 	path := c.Write(t)
@@ -87,7 +85,7 @@ func TestDiskFull(t *testing.T) {
 	p := process.Start(t, path, "--config", config)
 	p.WaitOutput(process.Ready, 30*time.Second)
 
-	// The queue holds something when another program takes the rest of the disk.
+	// Another program takes the rest of the disk while the queue holds data.
 	process.Eventually(t, time.Minute, "the queue takes space", func() bool { return free(t, disk) < 39<<20 })
 	fill(t, filler)
 	p.WaitOutput("no space left on device", time.Minute)

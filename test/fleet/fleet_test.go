@@ -80,7 +80,7 @@ func same(t *testing.T, what string, want, got *testsink.Store) {
 	for key, name := range g {
 		if _, ok := w[key]; !ok {
 			if invented++; invented <= 5 {
-				t.Errorf("%s: invented %s", what, name)
+				t.Errorf("%s: unexpected %s", what, name)
 			}
 		}
 	}
@@ -99,7 +99,7 @@ func arrived(t *testing.T, want, got *testsink.Store, limit time.Duration) {
 		return have.Spans >= w.Spans && have.Logs >= w.Logs
 	})
 	if !in {
-		t.Errorf("not all, or not all quiet, within %v: %+v of %+v", limit, got.Distinct(), w)
+		t.Errorf("not complete within %v: %+v of %+v", limit, got.Distinct(), w)
 	}
 }
 

@@ -49,24 +49,23 @@ func main() {
 // schema is one of the two that are compared.
 type schema struct {
 	database string
-	// files make its tables, beside those that the exporter makes itself.
+	// files create its tables, in addition to those of the exporter.
 	files []string
-	// statistics is the name of what has a row for each session, scope and kernel, or a query for
-	// it.
+	// statistics is the table, or a query, with one row per session, scope and kernel.
 	statistics string
 }
 
-// cost is the time that something took on the clock, and of processors.
+// cost is wall time and processor time.
 type cost struct{ clock, processor time.Duration }
 
-// result is what one of them took.
+// result holds the measurements of one schema.
 type result struct {
 	spans          int
 	inserts, merge cost
 	// bytes on disk, by table.
 	bytes map[string]int64
 	took  [3]cost // by the order of questions
-	// sums is what both must agree on.
+	// sums must be equal for both.
 	sums string
 }
 
@@ -83,7 +82,8 @@ func bench(kernels int64, launcher, tables string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
 	logs := filepath.Join(work, "logs")
-	// Today's: our tables drop what is old. From midnight on, so that it is all of one day.
+	// Today's data, because our tables drop old rows, and from midnight on, so that it is all of
+	// one day.
 	cfg := gpuflgen.Config{Dir: logs, Kernels: kernels, StackBytes: 500, Samples: -1, Start: time.Now().UTC().Truncate(24 * time.Hour)}
 	if _, err := gpuflgen.Run(context.Background(), cfg); err != nil {
 		return err
@@ -100,7 +100,7 @@ func bench(kernels int64, launcher, tables string) (err error) {
 	}
 	ours, theirs := results[0], results[1]
 	if ours.spans != theirs.spans || ours.sums != theirs.sums {
-		return fmt.Errorf("the two disagree: %d and %d spans, %s and %s", ours.spans, theirs.spans, ours.sums, theirs.sums)
+		return fmt.Errorf("the databases differ: %d and %d spans, %s and %s", ours.spans, theirs.spans, ours.sums, theirs.sums)
 	}
 
 	fmt.Printf("%d kernels in %d spans\n\n", kernels, ours.spans)
@@ -144,7 +144,7 @@ func (r result) total() (sum int64) {
 	return sum
 }
 
-// fromSpans answers from the exporter's own table what kernel_statistics does, for spans that came
+// fromSpans computes kernel_statistics from the exporter's own table, for spans that were sent
 // once.
 const fromSpans = `(SELECT ServiceName, ResourceAttributes['service.instance.id'] AS Session,
 	SpanAttributes['cuda.scope.name'] AS Scope, SpanAttributes['cuda.kernel.name'] AS Kernel,
@@ -163,7 +163,7 @@ var questions = [3]question{
 	{"spans by the second", "SELECT toDateTime(Timestamp) AS Second, count() FROM otel_traces GROUP BY Second ORDER BY Second"},
 }
 
-// run fills a schema in an engine of its own, and measures it.
+// run fills a schema in an engine of its own and measures it.
 func (s schema) run(dir, launcher, logs string, kernels int64) (r result, err error) {
 	ctx := context.Background()
 	engine, err := front.Start(launcher, dir)
@@ -180,7 +180,7 @@ func (s schema) run(dir, launcher, logs string, kernels int64) (r result, err er
 		return engine.Run(ctx, front.Statement{SQL: sql, Format: "JSONEachRow"}, nil)
 	}
 	timed := func(sql string) (answer []byte, c cost, err error) {
-		// What was going on in the background until now is not the statement's.
+		// Exclude the processor time of earlier background work.
 		if _, err := ask("SELECT 1"); err != nil {
 			return nil, c, err
 		}

@@ -22,7 +22,7 @@ import (
 	"github.com/gpuflight/gpuflight/test/clickhouse/front"
 )
 
-// launcher returns what scripts/chdb makes. It needs a Python with pip, on x86-64.
+// launcher returns the launcher of scripts/chdb. It needs a Python with pip, on x86-64.
 func launcher(t *testing.T) string {
 	t.Helper()
 	return process.Chdb.FindFetched(t, "no Python with pip here to fetch ClickHouse's engine with", "pip3")
