@@ -33,7 +33,7 @@ func TestConfigs_Valid(t *testing.T) {
 			dir := t.TempDir()
 			args := []string{"validate"}
 			if filepath.Base(path) == "sampling.yaml" {
-				// It is read after another and none by itself, as it says.
+				// This file is used after another one, not alone.
 				args = append(args, "--config", filepath.Join(filepath.Dir(path), "gateway.yaml"))
 			}
 			run(t, dir, binary, append(args, "--config", path)...)
@@ -44,7 +44,7 @@ func TestConfigs_Valid(t *testing.T) {
 	}
 }
 
-// TestValidate_UnknownSettings shows that the test above can fail.
+// TestValidate_UnknownSettings verifies that the test above can fail.
 func TestValidate_UnknownSettings(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(process.Root(t), "config", "local.yaml"))
 	require.NoError(t, err)
@@ -55,8 +55,8 @@ func TestValidate_UnknownSettings(t *testing.T) {
 	assert.Contains(t, string(out), "includes")
 }
 
-// TestConfigs_Loopback walks every address in the shipped configurations, with the
-// environment's variables at their defaults.
+// TestConfigs_Loopback checks every address in the shipped configurations, with the variables at
+// their defaults.
 func TestConfigs_Loopback(t *testing.T) {
 	paths := append(configs(t), filepath.Join(process.Root(t), "internal", "demo", "jaeger.yaml"))
 	withDefault := regexp.MustCompile(`\$\{env:\w+:-([^}]*)\}`)

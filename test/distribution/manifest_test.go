@@ -25,7 +25,7 @@ var (
 
 const rootModule = "github.com/gpuflight/gpuflight"
 
-// manifest is what the tests need of ocb's manifest.
+// manifest is the tested part of ocb's manifest.
 type manifest struct {
 	Dist struct {
 		Name       string `yaml:"name"`
@@ -63,8 +63,8 @@ func readManifest(t *testing.T) (string, *manifest) {
 	return string(text), &m
 }
 
-// TestManifest_GeneratedCollector runs ocb on the manifest, with only the output folder
-// changed, and compares file by file.
+// TestManifest_GeneratedCollector runs ocb on the manifest with another output folder and compares
+// all files.
 func TestManifest_GeneratedCollector(t *testing.T) {
 	tool := ocb.Find(t)
 	text, m := readManifest(t)
@@ -83,8 +83,8 @@ func TestManifest_GeneratedCollector(t *testing.T) {
 		"the committed collector is not what the manifest says: run `make generate`")
 }
 
-// TestManifest_GoModVersions guards against two lists of versions: ocb takes the manifest's, go
-// build the distribution module's.
+// TestManifest_GoModVersions compares the two lists of versions: ocb uses the manifest, go build
+// the distribution module.
 func TestManifest_GoModVersions(t *testing.T) {
 	_, m := readManifest(t)
 	wanted := map[string]string{}
@@ -125,8 +125,8 @@ func TestManifest_GoModVersions(t *testing.T) {
 	assert.Equal(t, wanted, selected)
 }
 
-// TestReadme_ManifestBuilds takes the manifest out of the README and builds the collector it
-// describes, as somebody would who adds our components to their own.
+// TestReadme_ManifestBuilds builds the collector of the manifest in the README, as users do who add
+// our components to their own.
 func TestReadme_ManifestBuilds(t *testing.T) {
 	tool := ocb.Find(t)
 	root := process.Root(t)
@@ -156,7 +156,7 @@ func TestReadme_ManifestBuilds(t *testing.T) {
 	run(t, dir, binary, "validate", "--config", filepath.Join(root, "test", "distribution", "testdata", "readme.yaml"))
 }
 
-// TestComponents pins the names that users write in their configurations.
+// TestComponents checks the names that users write in configurations.
 func TestComponents(t *testing.T) {
 	type named []struct{ Name string }
 	var has struct {
@@ -185,8 +185,8 @@ func TestComponents(t *testing.T) {
 	})
 }
 
-// run runs a program to its end and returns what it printed on standard output; the test
-// fails with all of its output when it does not end well.
+// run runs a program and returns its standard output. If the program fails, the test fails with all
+// of its output.
 func run(t *testing.T, dir, name string, args ...string) []byte {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), name, args...)

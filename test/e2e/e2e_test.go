@@ -32,7 +32,7 @@ import (
 // jaeger is a running Jaeger with its traces in memory.
 type jaeger struct {
 	t *testing.T
-	// otlp is where it takes spans, api the base of its HTTP API.
+	// otlp is the address for spans; api is the base URL of its HTTP API.
 	otlp, api string
 }
 
@@ -42,7 +42,7 @@ func startJaeger(t *testing.T) *jaeger {
 	return &jaeger{t: t, otlp: server.OTLP, api: server.API}
 }
 
-// get returns the answer to a query, or nil where Jaeger knows nothing.
+// get returns the answer to a query, or nil if Jaeger has no data.
 func (j *jaeger) get(path string, query url.Values) []byte {
 	j.t.Helper()
 	req, err := http.NewRequestWithContext(j.t.Context(), http.MethodGet, j.api+path+"?"+query.Encode(), nil)
@@ -59,7 +59,7 @@ func (j *jaeger) get(path string, query url.Values) []byte {
 	return body
 }
 
-// traces returns everything that Jaeger has of a service, through the API that answers in OTLP.
+// traces returns all data of a service, through the API that answers in OTLP.
 func (j *jaeger) traces(service string) ptrace.Traces {
 	j.t.Helper()
 	return j.decode(j.get("/api/v3/traces", url.Values{
@@ -90,7 +90,7 @@ func (j *jaeger) decode(body []byte) ptrace.Traces {
 	return td
 }
 
-// spanCounts reads, by the older API, how many spans each trace of a service has.
+// spanCounts returns the number of spans per trace of a service, through the older API.
 func (j *jaeger) spanCounts(service string) map[string]int {
 	j.t.Helper()
 	out := map[string]int{}
@@ -138,8 +138,8 @@ func TestJaeger_Recordings(t *testing.T) {
 	compare(t, dirs, nil)
 }
 
-// TestJaeger_GeneratedSessions needs no recordings. With a small limit it also shows traces that go
-// on in further parts.
+// TestJaeger_GeneratedSessions needs no recordings. With a small limit it also tests traces that
+// continue in further parts.
 func TestJaeger_GeneratedSessions(t *testing.T) {
 	process.Collector.Find(t)
 	process.Jaeger.Find(t)
@@ -192,7 +192,7 @@ func compare(t *testing.T, dirs []string, settings map[string]any) {
 
 	got := testsink.NewStore()
 	process.Eventually(t, time.Minute, fmt.Sprintf("%d spans in Jaeger", want.Distinct().Spans), func() bool {
-		time.Sleep(200 * time.Millisecond) // each look fetches everything
+		time.Sleep(200 * time.Millisecond) // each query fetches everything
 		now := testsink.NewStore()
 		for service := range services {
 			now.AddTraces(j.traces(service))
@@ -227,10 +227,10 @@ func compare(t *testing.T, dirs []string, settings map[string]any) {
 		require.Equal(t, w.Name, g.Name)
 		require.Equal(t, w.App, g.App)
 		if w.EndNs == w.StartNs {
-			w.EndNs++ // Jaeger lets no span be without a duration
+			w.EndNs++ // Jaeger requires a duration
 		}
 		require.Equal(t, [2]uint64{w.StartNs, w.EndNs}, [2]uint64{g.StartNs, g.EndNs}, "times of %s", w.Name)
-		// A span that was looked at before its parent had come keeps Jaeger's remark about that.
+		// Jaeger adds a warning to a span that was queried before its parent arrived.
 		delete(g.Attrs, "@jaeger@warnings")
 		require.Equal(t, w.Attrs, g.Attrs, "attributes of %s", w.Name)
 		require.Equal(t, w.Links, g.Links, "links of %s", w.Name)
@@ -240,7 +240,7 @@ func compare(t *testing.T, dirs []string, settings map[string]any) {
 		}
 	}
 
-	// One trace by its id, as the page of a trace asks for it: the largest.
+	// Query the largest trace by its id, as the page of a trace does.
 	var largest pcommon.TraceID
 	for id, members := range byTrace {
 		if len(members) > len(byTrace[largest]) {
@@ -253,7 +253,7 @@ func compare(t *testing.T, dirs []string, settings map[string]any) {
 	t.Logf("%d services, %d traces, %v", len(services), len(byTrace), operations)
 }
 
-// countKernels counts kernels in the raw lines: A2 has a line for each, batches a row.
+// countKernels counts kernels in the raw lines: A2 has one per line, batches one per row.
 func countKernels(t *testing.T, dirs []string) (n int) {
 	t.Helper()
 	for _, dir := range dirs {

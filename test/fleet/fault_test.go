@@ -20,7 +20,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// fleet is the article's set-up with a backend that can be told to fail: agent, broker, gateway.
+// fleet is agent, broker and gateway with a backend that can simulate faults.
 type fleet struct {
 	t       *testing.T
 	logs    string
@@ -32,8 +32,7 @@ type fleet struct {
 	backend *testsink.Server
 }
 
-// newFleet starts a broker and prepares everything but the agent and the gateway, which the test
-// starts.
+// newFleet starts a broker and prepares everything except agent and gateway, which the test starts.
 func newFleet(t *testing.T, kernels int64) *fleet {
 	t.Helper()
 	return newFleetWith(t, kernels, func() *kafkaServer { return launchKafka(t, "127.0.0.1", nil) })
@@ -57,14 +56,14 @@ func newFleetWith(t *testing.T, kernels int64, launch func() *kafkaServer) *flee
 	return f
 }
 
-// share waits until the backend has a part of the spans.
+// share waits until the backend has the given part of the spans.
 func (f *fleet) share(part float64) {
 	f.t.Helper()
 	n := int(part * float64(f.want.Distinct().Spans))
 	process.Eventually(f.t, pick(5*time.Minute, 30*time.Minute), "spans at the backend", func() bool { return f.store.Distinct().Spans >= n })
 }
 
-// finish waits for the rest, stops what runs and compares.
+// finish waits for the remaining spans, stops all processes and compares.
 func (f *fleet) finish() {
 	f.t.Helper()
 	arrived(f.t, f.want, f.store, pick(5*time.Minute, 30*time.Minute))
@@ -115,8 +114,8 @@ func TestAgent_KilledRepeatedly(t *testing.T) {
 	f.finish()
 }
 
-// killAgainAndAgain starts a collector and kills it, as often as is said. At least half of the
-// deaths must come before all is done.
+// killAgainAndAgain starts and kills a collector the given number of times. At least half of the
+// kills must precede the end of the work.
 func (f *fleet) killAgainAndAgain(c *collector, kills int) {
 	f.t.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -149,7 +148,7 @@ func TestBackendDown(t *testing.T) {
 	f.gateway.run()
 	f.agent.run()
 	f.share(0.05)
-	// No answer, no port: as after a crash of the machine it runs on.
+	// Neither an answer nor an open port, as after a crash of the machine.
 	address := f.backend.Endpoint()
 	require.NoError(t, f.backend.Close())
 	down := f.store.Distinct().Spans
@@ -190,7 +189,7 @@ func TestAgent_QueueFull(t *testing.T) {
 	queued := f.agent.total("otelcol_exporter_queue_size", `data_type="traces",exporter="kafka/once"`)
 	assert.Positive(t, queued)
 	assert.LessOrEqual(t, queued, float64(quota))
-	// One queue for each signal, and what the database needs besides.
+	// One queue per signal, and the overhead of the database.
 	assert.Less(t, f.agent.stored(), int64(3*3*quota), "bytes in the agent's folder")
 	t.Logf("%.0f bytes queued, %d on disk, %.0f refused", queued, f.agent.stored(),
 		f.agent.total("otelcol_exporter_enqueue_failed_spans", ""))
@@ -213,7 +212,7 @@ func TestAgent_NewMachine(t *testing.T) {
 	generate(t, sent, "program", 9, kernels)
 	fromProgram := undisturbed(t, kernels, sent)
 	f.want = undisturbed(t, 2*kernels, f.logs, sent)
-	// A part of the files has gone to the broker before.
+	// Before that, a part of the files is sent to the broker.
 	f.gateway.run()
 	f.agent.run()
 	process.Eventually(t, 2*time.Minute, "some spans at the backend", func() bool { return f.store.Distinct().Spans > 0 })
@@ -287,7 +286,7 @@ func TestGateway_InvalidRecords(t *testing.T) {
 	f.finish()
 }
 
-// withoutKafka prepares a gateway that only takes OTLP.
+// withoutKafka prepares a gateway that accepts only OTLP.
 func withoutKafka(t *testing.T, backend string) *collector {
 	t.Helper()
 	return newCollector(t, "gateway.yaml", map[string]string{"GPUFLIGHT_OTLP_ENDPOINT": backend},
@@ -298,8 +297,8 @@ func withoutKafka(t *testing.T, backend string) *collector {
 		}}})
 }
 
-// TestDirect_WithoutKafka sends from agents to the gateway over OTLP, and kills the gateway in
-// between.
+// TestDirect_WithoutKafka sends from agents to the gateway over OTLP and kills the gateway
+// meanwhile.
 func TestDirect_WithoutKafka(t *testing.T) {
 	parallel(t)
 	process.Collector.Find(t)

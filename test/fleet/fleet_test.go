@@ -25,8 +25,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// What a process may hold. The limits of memory_limiter in kafka.yaml and gateway.yaml are 400 and
-// 800 MiB of heap; with the program itself and its buffers this is what they amount to.
+// Memory limits of a process. The limits of memory_limiter in kafka.yaml and gateway.yaml are 400
+// and 800 MiB of heap. These values add the program itself and its buffers.
 const (
 	agentMemory   = 600 << 20
 	gatewayMemory = 700 << 20
@@ -35,7 +35,7 @@ const (
 // keys are the attributes that the checks need.
 var keys = []string{"cuda.operation"}
 
-// long says whether faults take their full time.
+// long reports whether faults have their full duration.
 func long() bool { return os.Getenv("GPUFLIGHT_SOAK") != "" }
 
 // pick returns the first value, or the second with GPUFLIGHT_SOAK=1.
@@ -55,7 +55,7 @@ func parallel(t *testing.T) {
 	}
 }
 
-// ids are the distinct spans of a store with their names.
+// ids returns the distinct spans of a store with their names.
 func ids(store *testsink.Store) map[testsink.SpanKey]string {
 	out := map[testsink.SpanKey]string{}
 	for _, sp := range store.Spans() {
@@ -114,7 +114,7 @@ func TestFleet_KafkaJaegerS3(t *testing.T) {
 	archive := startS3(t)
 	j := process.StartJaeger(t, 0)
 	var logs []string
-	// The folders golden-* share a session id: one is enough.
+	// The folders golden-* share a session id, so use only one.
 	for _, name := range []string{"a2-h200", "c2-h200-engines", "c3-h200-minigpt", "c3-h200-scopes", "golden-c3-rotated"} {
 		logs = append(logs, filepath.Join(process.Recordings(t), name))
 	}
@@ -123,7 +123,7 @@ func TestFleet_KafkaJaegerS3(t *testing.T) {
 	gateway := newCollector(t, "gateway.yaml", map[string]string{
 		"GPUFLIGHT_KAFKA": k.Address, "GPUFLIGHT_OTLP_ENDPOINT": j.OTLP,
 	}, map[string]any{"service": map[string]any{"pipelines": map[string]any{
-		// Jaeger takes traces only.
+		// Jaeger accepts traces only.
 		"metrics": map[string]any{"exporters": []string{"nop"}},
 		"logs":    map[string]any{"exporters": []string{"nop"}},
 	}}, "exporters": map[string]any{"nop": nil}}).run()
@@ -139,7 +139,7 @@ func TestFleet_KafkaJaegerS3(t *testing.T) {
 	}
 	var inJaeger *testsink.Store
 	process.Eventually(t, 2*time.Minute, fmt.Sprintf("%d spans in Jaeger", want.Distinct().Spans), func() bool {
-		time.Sleep(300 * time.Millisecond) // each look fetches everything
+		time.Sleep(300 * time.Millisecond) // each query fetches everything
 		inJaeger = testsink.NewStore(keys...)
 		for service := range services {
 			readJaeger(t, inJaeger, j.API, service)

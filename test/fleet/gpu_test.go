@@ -51,7 +51,7 @@ func startDriver(t *testing.T) *driver {
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	}
-	// Its end is the end of its input, which the test's end brings.
+	// The program exits at the end of its input, which the end of the test closes.
 	cmd := exec.CommandContext(t.Context(), program)
 	cmd.Env = append(os.Environ(), "OTEL_SERVICE_NAME=fleet-driver")
 	d := &driver{t: t}
@@ -63,13 +63,13 @@ func startDriver(t *testing.T) *driver {
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = in.Close()
-		_ = cmd.Wait() // t.Context has ended it at the latest
+		_ = cmd.Wait() // t.Context ends it at the latest
 	})
 	d.do("open %s", library)
 	return d
 }
 
-// do has the program run one command and returns when it has.
+// do runs one command in the program and waits for its end.
 func (d *driver) do(format string, args ...any) {
 	d.t.Helper()
 	line := fmt.Sprintf(format, args...)
@@ -80,8 +80,7 @@ func (d *driver) do(format string, args ...any) {
 	require.Equal(d.t, "ok\n", answer, line)
 }
 
-// fakeNVML puts a library in the place of NVML and returns the environment's variables for who is
-// to load it.
+// fakeNVML builds a fake NVML and returns the environment variables that select it.
 func fakeNVML(t *testing.T) map[string]string {
 	t.Helper()
 	library, err := nvmltest.Build()
@@ -159,7 +158,7 @@ func TestAgent_GPUAttributes(t *testing.T) {
 		assert.Equal(t, want, point(metric, device).Value, metric)
 	}
 
-	// A window of single calls, by the signal that the file tells of.
+	// A trace of single calls, by the signal that the file documents.
 	agent.signal(syscall.SIGUSR1)
 	process.Eventually(t, 2*time.Minute, "launches as spans at the backend", func() bool {
 		program.do("launch 1 1 8 256")

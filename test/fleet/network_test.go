@@ -25,8 +25,8 @@ import (
 //
 //	this host ── router ── agent
 //
-// A router that does not forward drops packets without a word, in both directions, as a broken
-// network does; addresses and routes on both ends stay as they are.
+// A router that does not forward drops packets silently in both directions, as a broken network
+// does. Addresses and routes on both ends stay the same.
 type network struct {
 	t             *testing.T
 	router, agent string
@@ -42,14 +42,15 @@ func newNetwork(t *testing.T) *network {
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skipf("network namespaces need ip: %v", err)
 	}
-	// 198.18.0.0/15 is for tests of networks (RFC 2544): sixteen addresses of its first half.
+	// 198.18.0.0/15 is reserved for network tests (RFC 2544). This uses sixteen addresses of its
+	// first half.
 	id := rand.IntN(4096)
 	base := func(n int) string { return fmt.Sprintf("198.18.%d.%d", id/16, id%16*16+n) }
 	n := &network{t: t, host: base(1)}
 	n.router, n.agent = fmt.Sprintf("gpuflight-r%d", id), fmt.Sprintf("gpuflight-a%d", id)
 	near, far, last, end := fmt.Sprintf("gfh%d", id), fmt.Sprintf("gfr%d", id), fmt.Sprintf("gfs%d", id), fmt.Sprintf("gfa%d", id)
 	t.Cleanup(func() {
-		// A pair of links goes with either end, and a namespace with its last process.
+		// Deleting one end removes a pair of links. A namespace ends with its last process.
 		for _, ns := range []string{n.router, n.agent} {
 			_ = exec.Command("ip", "netns", "del", ns).Run()
 		}
@@ -92,7 +93,7 @@ func (n *network) forward(pass bool) {
 	require.NoError(n.t, err, "%s", out)
 }
 
-// command stands before a program that is to run on the agent's machine.
+// command precedes a program that runs on the agent's machine.
 func (n *network) command() []string { return []string{"ip", "netns", "exec", n.agent} }
 
 func TestNetwork_BrokerUnreachable(t *testing.T) {
@@ -134,7 +135,7 @@ func newClock(t *testing.T) *clock {
 		"-o", c.lib, filepath.Join("testdata", "clock.c"), "-ldl").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	c.set(0)
-	// It must work, or the test would show nothing.
+	// Verify the library; otherwise the test would show nothing.
 	c.set(1000 * time.Hour)
 	seconds, err := exec.CommandContext(t.Context(), "env", append(c.command()[1:], "date", "+%s")...).Output()
 	require.NoError(t, err)
@@ -145,7 +146,7 @@ func newClock(t *testing.T) *clock {
 	return c
 }
 
-// set makes the clock differ from the true one, at once.
+// set changes the offset of the clock immediately.
 func (c *clock) set(offset time.Duration) {
 	c.t.Helper()
 	next := c.file + ".next"
@@ -153,7 +154,7 @@ func (c *clock) set(offset time.Duration) {
 	require.NoError(c.t, os.Rename(next, c.file))
 }
 
-// command stands before a program that is to live by this clock.
+// command precedes a program that uses this clock.
 func (c *clock) command() []string {
 	return []string{"/usr/bin/env", "CLOCK_FILE=" + c.file, "LD_PRELOAD=" + c.lib}
 }

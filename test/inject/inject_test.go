@@ -49,7 +49,7 @@ func library(t *testing.T) string {
 	return path
 }
 
-// bench is what a test needs to run programs with and without tracing.
+// bench runs programs with and without tracing.
 type bench struct {
 	t             *testing.T
 	gpuflight     string
@@ -128,7 +128,7 @@ func (b *bench) traceArgs(mode string, flags ...string) []string {
 	return append(args, "--", b.python, b.work, mode)
 }
 
-// recorded reads the file that was written.
+// recorded reads the recording.
 func (b *bench) recorded() (spans []span, captures []plog.LogRecord, totals report.Totals) {
 	b.t.Helper()
 	r := report.New()
@@ -335,7 +335,7 @@ func TestTrace_UnreachableCollector(t *testing.T) {
 				// A client that waits for an answer exceeds the time limit of the command.
 				b.environ = append(b.environ, "OTEL_EXPORTER_OTLP_TIMEOUT=600000")
 				if name == "refused" {
-					b.environ = append(b.environ, "GPUFLIGHT_SHUTDOWN_TIMEOUT=10m") // nor is that waited for
+					b.environ = append(b.environ, "GPUFLIGHT_SHUTDOWN_TIMEOUT=10m") // this must not be waited for either
 				}
 				bare, traced := b.bare("code"), b.traced("code", "--quiet")
 				assert.Equal(t, bare.code, traced.code)
@@ -362,7 +362,7 @@ func TestTrace_UnreachableShared(t *testing.T) {
 	assert.Equal(t, bare.stdout, traced.stdout)
 	assert.Contains(t, traced.stderr, "4 log records")
 	// Four processes and gpuflight: one waits for 8 seconds, the others for half a second,
-	// gpuflight for one. Without it that is more than 32 seconds.
+	// gpuflight for one. Without the shared information the sum is more than 32 seconds.
 	assert.Less(t, traced.took-bare.took, 30*time.Second)
 }
 
@@ -382,7 +382,7 @@ func TestTrace_BrokenConnection(t *testing.T) {
 			}
 			n++
 			_, _ = c.Read(make([]byte, 1))
-			_ = c.(*net.TCPConn).SetLinger(0) // reset, not closed in order
+			_ = c.(*net.TCPConn).SetLinger(0) // reset instead of an orderly close
 			_ = c.Close()
 		}
 	}()
@@ -441,7 +441,8 @@ func TestTrace_Signals(t *testing.T) {
 	defer signal.Stop(caught)
 	cmd := exec.Command(b.gpuflight, b.traceArgs("wait", "--quiet")...)
 	cmd.Env = b.environ
-	// A group of its own, in the background of the terminal if there is one, as a shell's job.
+	// A process group of its own, in the background of the terminal if there is one, as a shell's
+	// job.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)

@@ -78,7 +78,7 @@ func (p *told) end() {
 	require.NoError(p.b.t, p.Wait(), p.stderr)
 }
 
-// anyWindow lets windows follow each other at once.
+// anyWindow allows consecutive windows without delay.
 var anyWindow = []string{"GPUFLIGHT_DEEP=1", "GPUFLIGHT_DEEP_BLACKOUT=0s", "GPUFLIGHT_DEEP_COOLDOWN=0s", "GPUFLIGHT_DEEP_PER_HOUR=10000", "GPUFLIGHT_DEEP_SHARE=1"}
 
 // TestWindow_RejectionMessages checks each cause of a rejection. gpuflight deep ends with one exit
@@ -96,13 +96,14 @@ func TestWindow_RejectionMessages(t *testing.T) {
 		status deep.Status
 		words  string
 	}{
-		// Without permission. CUPTI_ERROR_INSUFFICIENT_PRIVILEGES, and its like on a virtual GPU.
+		// Missing permission: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES, and the similar error of a
+		// virtual GPU.
 		{"refuse_pc 35", "refuse_pc 0", "pc", 3, deep.StatusNoPermission, "NVreg_RestrictProfilingToAdminUsers=0, or give the process CAP_SYS_ADMIN"},
 		{"refuse_profiler 35", "refuse_profiler 0", "sass", 3, deep.StatusNoPermission, "NVreg_RestrictProfilingToAdminUsers=0, or give the process CAP_SYS_ADMIN"},
 		{"refuse_pc 40", "refuse_pc 0", "pc", 3, deep.StatusNoPermission, "on a virtual GPU have profiling enabled in its host"},
-		// Another profiler holds the GPU, or CUPTI in this process: HARDWARE_BUSY,
-		// OLD_PROFILER_API_INITIALIZED, and MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED; and no stall
-		// reasons, which is how PC sampling says it.
+		// Another profiler uses the GPU, or CUPTI in this process: HARDWARE_BUSY,
+		// OLD_PROFILER_API_INITIALIZED and MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED. PC sampling can also
+		// report it as missing stall reasons.
 		{"refuse_pc 26", "refuse_pc 0", "pc", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters (Nsight, DCGM's profiling metrics, another process's window): stop it"},
 		{"counters_taken 26", "counters_taken 0", "pc", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters"},
 		{"refuse_start 26", "refuse_start 0", "pc", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters"},
@@ -193,7 +194,7 @@ func TestWindow_CounterAccess(t *testing.T) {
 	}
 	code, text := p.once("sass")
 	assert.Equal(t, 0, code, text)
-	p.do("counters_taken 1") // no answer that anybody understands
+	p.do("counters_taken 1") // an unknown answer
 	code, text, _ = p.ask("pc")
 	assert.Equal(t, 0, code, text)
 	p.do("counters_taken 0")
@@ -260,8 +261,8 @@ func TestWindow_OtherProfiler(t *testing.T) {
 	assert.Contains(t, p.stderr.String(), "recorded nothing: another profiler holds CUPTI")
 }
 
-// shareFolder gives two benches one runtime folder, as two programs of one user have. The lease of
-// a GPU is there.
+// shareFolder gives two benches one runtime folder, as two programs of one user have. It holds the
+// lease of a GPU.
 func shareFolder(t *testing.T, one, two *bench) {
 	t.Helper()
 	for _, v := range one.environ {
@@ -302,7 +303,7 @@ func TestWindow_TwoProcesses(t *testing.T) {
 	second.end()
 }
 
-// Containers have network namespaces of their own, and the driver's library of the host.
+// Containers have their own network namespaces and the host's driver library.
 func TestWindow_TwoNamespaces(t *testing.T) {
 	board := "FAKE_CUDA_BOARD=" + strconv.Itoa(os.Getpid()<<1|1)
 	one, _ := windowBench(t, append([]string{board}, anyWindow...)...)

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// launch is what a recorder wrote about one kernel, as far as occupancy goes. It had asked CUDA.
+// launch is a recorder's information about one kernel's occupancy, which it had queried from CUDA.
 type launch struct {
 	blocks    int64
 	occupancy float64
@@ -27,7 +27,7 @@ type launch struct {
 	block     string
 }
 
-// id names a kernel in the logs of one folder.
+// id identifies a kernel in the logs of one folder.
 type id struct {
 	session     string
 	correlation int64
@@ -50,7 +50,7 @@ func TestOccupancy_RecordedKernels(t *testing.T) {
 	for _, c := range []struct {
 		folder   string
 		settings map[string]any
-		// kernels are those with max_active_blocks, without those of them that can have no
+		// kernels counts those with max_active_blocks; without counts those that cannot have an
 		// occupancy.
 		kernels, without int
 	}{
@@ -112,14 +112,14 @@ func TestOccupancy_RecordedKernels(t *testing.T) {
 	}
 }
 
-// known are attributes that a kernel without a computed occupancy may have: what the source said,
-// and why there is no more.
+// known are attributes that a kernel without a computed occupancy may have: reported values, and
+// the reason why it is missing.
 var known = map[string]bool{
 	"cuda.occupancy.reported": true, "cuda.occupancy.reported_limiter": true, "cuda.occupancy.unavailable": true,
 }
 
-// recorded reads what the recorder says of each kernel: A2 in the kernel_event, later generations
-// in the kernel_detail.
+// recorded reads the occupancy of each kernel: A2 in the kernel_event, later generations in the
+// kernel_detail.
 func recorded(t *testing.T, dir string) map[id]launch {
 	t.Helper()
 	out := map[id]launch{}
@@ -144,7 +144,7 @@ func recorded(t *testing.T, dir string) map[id]launch {
 	return out
 }
 
-// number reads a number; some generations write a few of theirs in quotes.
+// number reads a number; some generations quote a few of theirs.
 func number(t *testing.T, v any) float64 {
 	t.Helper()
 	switch v := v.(type) {

@@ -27,7 +27,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// measurement is a launch, and how many of its blocks a multiprocessor of an H200 holds by
+// measurement is a launch with the number of its blocks per multiprocessor of an H200, by
 // cudaOccupancyMaxActiveBlocksPerMultiprocessor.
 type measurement struct {
 	registers, static, dynamic, threads, blocks int64
@@ -69,7 +69,7 @@ func measurements(t *testing.T) []measurement {
 // sms is the number of multiprocessors of an H200.
 const sms = 132
 
-// gridOf is the grid that the test gives the i-th launch: from less than a wave to many.
+// gridOf is the grid of the i-th launch: from less than one wave to many.
 func gridOf(i int) int64 { return int64(1 + i*7%20000) }
 
 // TestOccupancy_MeasuredLaunches sends the measured launches as spans. One run has the device's

@@ -48,7 +48,7 @@ const (
 	copyBytes  = 8 << 20
 )
 
-// settings are the overlay that makes the truth above come soon.
+// settings are the overlay with short intervals.
 const settings = `
 connectors:
   gpu_usage:
@@ -62,10 +62,10 @@ connectors:
         - {device: "NVIDIA L4", price_per_hour: 0.72}
 `
 
-// waves makes the spans of waves from the given one on, the first of which begins at start.
+// waves creates the spans of waves; the first begins at start.
 type waves struct {
 	start time.Time
-	// spans is the number of spans so far: ids are made from it.
+	// spans is the number of spans so far, from which ids are derived.
 	spans uint64
 }
 

@@ -37,7 +37,7 @@ func build(t *testing.T) stub {
 	return s
 }
 
-// copied makes another file of the library, as another container would have it.
+// copied copies the library to another file, as another container would have it.
 func (s stub) copied(name string) (string, error) {
 	text, err := os.ReadFile(s.library)
 	if err != nil {
@@ -73,7 +73,7 @@ func (s stub) start() (*program, error) {
 	return p, p.cmd.Start()
 }
 
-// do runs commands, all of which must succeed.
+// do runs commands, which must all succeed.
 func (p *program) do(commands ...string) error {
 	for _, c := range commands {
 		if _, err := fmt.Fprintln(p.in, c); err != nil {

@@ -20,20 +20,19 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// folder is where the page keeps certificates, and host the machine that they are for.
+// folder is the page's folder of certificates; host is the machine they are for.
 const (
 	folder = "/etc/otelcol-gpuflight/tls"
 	host   = "gateway.example"
 )
 
-// Folder holds certificates and settings as the page makes them, for a server on loopback.
+// Folder holds certificates and settings of the page, for a server on loopback.
 type Folder struct {
 	dir  string
 	page string
 }
 
-// Make runs the page's commands in a folder of the test. The test is skipped where there is no
-// openssl.
+// Make runs the page's commands in a temporary folder. It skips the test if openssl is missing.
 func Make(t testing.TB) Folder {
 	t.Helper()
 	openssl, err := exec.LookPath("openssl")
@@ -54,10 +53,10 @@ func Make(t testing.TB) Folder {
 	return f
 }
 
-// Path is where one of the certificates or keys lies.
+// Path returns the path of a certificate or key.
 func (f Folder) Path(name string) string { return filepath.Join(f.dir, name) }
 
-// Client returns an HTTP client that trusts the authority and nobody else.
+// Client returns an HTTP client that trusts only this authority.
 func (f Folder) Client(t testing.TB) *http.Client {
 	t.Helper()
 	authority, err := os.ReadFile(f.Path("ca.pem"))
@@ -73,8 +72,8 @@ func (f Folder) Client(t testing.TB) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// Settings writes a block of settings of the page to a file and returns its path. What the page has
-// in /etc is here in the test's folder.
+// Settings writes a block of settings of the page to a file and returns its path. It replaces /etc
+// by the temporary folder.
 func (f Folder) Settings(t testing.TB, name string) string {
 	t.Helper()
 	path := f.Path(name)
@@ -84,7 +83,7 @@ func (f Folder) Settings(t testing.TB, name string) string {
 	return path
 }
 
-// block returns the block of the page whose first line is a comment with its name.
+// block returns the block of the page that starts with a comment with the given name.
 func (f Folder) block(t testing.TB, name string) string {
 	t.Helper()
 	fenced := regexp.MustCompile("(?s)```\\w+\n# " + regexp.QuoteMeta(name) + "\\b.*?```")
