@@ -122,7 +122,7 @@ func TestRun_CollectorExits(t *testing.T) {
 	}
 }
 
-// TestBench_SmallRun is the harness end to end, on the receiver that is there in any collector.
+// TestBench_SmallRun runs the whole benchmark with a receiver that every collector has.
 func TestBench_SmallRun(t *testing.T) {
 	collector := os.Getenv("GPUFLIGHT_COLLECTOR")
 	if collector == "" {

@@ -204,7 +204,7 @@ func TestScripts_Lanes(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(out, "two.txt"))
 	require.NoError(t, err)
 	lines := strings.Fields(string(text))
-	still, _ := os.ReadFile("/proc/" + lines[len(lines)-1] + "/cmdline") // nobody may have asked yet how it ended
+	still, _ := os.ReadFile("/proc/" + lines[len(lines)-1] + "/cmdline") // it may be a zombie
 	assert.Empty(t, still)
 	for _, bad := range [][]string{{"0 three"}, {"0 a true", "0 b true"}, {"1 a true"}, {"x a true"}} {
 		said, code = lanes(bad...)

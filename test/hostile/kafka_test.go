@@ -115,7 +115,7 @@ func expandingMessages(t *testing.T, senders int) {
 		return c.metric(t, "otelcol_extension_gpuflog_rejects", `reason="`+reason+`"`)
 	}
 	// The extension's clock is that of messages: a session waits for its other channels until
-	// channel_timeout, so messages must go on.
+	// channel_timeout, so messages must continue.
 	next := 10
 	began := time.Now()
 	process.Eventually(t, 2*time.Minute, "all messages are read", func() bool {

@@ -324,7 +324,7 @@ func TestHTTP_ExpandingLine(t *testing.T) {
 	}
 }
 
-// TestFiles_ExpandingLine reads a folder with lines that expand, each of one session, beside ten
+// TestFiles_ExpandingLine reads a folder with lines that expand, each of one session, and ten
 // small sessions.
 func TestFiles_ExpandingLine(t *testing.T) {
 	for _, files := range []int{1, 10, 64} {

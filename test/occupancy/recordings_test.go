@@ -38,7 +38,7 @@ type id struct {
 // recorders call the limiter is one resource; the processor names all that tie, and that one must be
 // among them.
 //
-// Values in golden-* are invented, but the launches that they describe have the occupancy that they
+// Values in golden-* are synthetic, but the launches that they describe have the occupancy that they
 // claim, with two kinds of kernels to which none can be given:
 //
 //   - a kernel_event whose has_details is false says 0 and "" for its dimensions and all the rest;

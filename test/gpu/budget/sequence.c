@@ -180,14 +180,14 @@ static int tell_of_modules(uint32_t on) {
 
 // ---- a thread that flushes ----
 
-static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; // not beside what a letter does
+static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; // held while a letter runs
 
 static void *flush_often(void *careful) {
   for (;;) {
     usleep(200000);
     pthread_mutex_lock(&asking);
     if (careful == NULL || !atomic_load(&patching)) flush_all(0);
-    usleep(20000); // a thread of CUPTI's works at what is flushed, and nobody says when it is done
+    usleep(20000); // CUPTI processes the flush in its own thread and does not report the end
     pthread_mutex_unlock(&asking);
   }
   return NULL;

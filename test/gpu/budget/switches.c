@@ -66,7 +66,7 @@ static __thread bool checked;
 // were forgotten.
 static bool by_callback;
 static atomic_bool closed, in_call[MOST];
-static int stuck[MOST]; // how often a thread seemed to be in a call for good
+static int stuck[MOST]; // how often a thread seemed to stay in a call forever
 static atomic_bool pause_all;
 static atomic_int paused;
 static atomic_uint life;

@@ -129,7 +129,7 @@ static void at_exit(void) {
 	cupti.flush(1);
 }
 
-// gpufl_dump_flush asks for all that is complete.
+// gpufl_dump_flush flushes all completed buffers.
 GPUFL_EXPORT int gpufl_dump_flush(void) {
 	return cupti.flush == NULL ? -1 : cupti.flush(1);
 }

@@ -69,10 +69,10 @@ static uint32_t chain_of(void *const *frames, int n) {
     }
     if (chains[i].n == n && memcmp(chains[i].frames, frames, (size_t)n * sizeof *frames) == 0) return i;
   }
-  return i; // too many: it is told with another
+  return i; // too many: reported with another
 }
 
-// allocated notes a piece and who asked for it.
+// allocated records a piece and its caller.
 __attribute__((noinline)) static void *allocated(void *at, size_t size) {
   if (at == NULL || inside || !atomic_load(&watching)) return at;
   inside = true;
@@ -155,7 +155,7 @@ int main(int argc, char **argv) {
   int kernels = atoi(argv[2]), windows = atoi(argv[3]);
   CHECK(kernels > 0 && windows >= 6);
   pthread_spin_init(&lock, PTHREAD_PROCESS_PRIVATE);
-  mallopt(M_ARENA_MAX, 1); // what is told of the heap is told of all of it
+  mallopt(M_ARENA_MAX, 1); // one arena, so that heap statistics include everything
   void *first[4];
   backtrace(first, 4); // it allocates the first time
   load_bare(argv[1]);
