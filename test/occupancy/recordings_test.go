@@ -33,17 +33,16 @@ type id struct {
 	correlation int64
 }
 
-// TestOccupancy_RecordedKernels reads each recording through gpuflog and the processor and compares every
-// kernel for which the log has max_active_blocks. They agree on all kernels of all recordings. What
-// recorders call the limiter is one resource; the processor names all that tie, and that one must be
-// among them.
+// TestOccupancy_RecordedKernels reads each recording through gpuflog and the processor. It compares
+// every kernel with max_active_blocks in the log; all must agree. Recorders report one resource as
+// the limiter. The processor reports all that tie, which must include that one.
 //
-// Values in golden-* are synthetic, but the launches that they describe have the occupancy that they
-// claim, with two kinds of kernels to which none can be given:
+// Values in golden-* are synthetic, but the occupancy of their launches is right. Two kinds of
+// kernels cannot have an occupancy:
 //
-//   - a kernel_event whose has_details is false says 0 and "" for its dimensions and all the rest;
-//   - golden-b-flat and golden-c3-session have two devices, and the rows of their kernels do not say
-//     which one ran them. With a setting that says what all devices are, they agree too.
+//   - a kernel_event whose has_details is false has 0 and "" for its dimensions and other values;
+//   - golden-b-flat and golden-c3-session have two devices, and the rows of their kernels do not name
+//     the device. With a setting that describes all devices, they agree too.
 func TestOccupancy_RecordedKernels(t *testing.T) {
 	root := process.Recordings(t)
 	settings := map[string]any{"devices": []any{map[string]any{"match": "*", "compute_capability": "9.0", "sm_count": 132}}}
