@@ -113,7 +113,7 @@ func TestDiskFull(t *testing.T) {
 	server.SetMode(testsink.Accept)
 	want := rows(summaries, gpuflgen.RowKernel)
 	t.Logf("%d kernels were written", want)
-	drain(t, p, store, summaries)
+	drain(t, p, store, summaries, nil)
 	noPanic(t, p)
 	t.Logf("%+v distinct of %+v arrivals", store.Distinct(), store.Counts())
 	checkTotals(t, store, summaries)
