@@ -57,7 +57,8 @@ service:
       readers: [{pull: {exporter: {prometheus: {host: 127.0.0.1, port: %s}}}}]
 `
 
-// TestKafka_ExpandingLine reads messages with lines that expand, and ten small sessions behind them.
+// TestKafka_ExpandingLine reads messages with lines that expand, and ten small sessions behind
+// them.
 func TestKafka_ExpandingLine(t *testing.T) {
 	for _, senders := range []int{1, 10, 64} {
 		t.Run(fmt.Sprintf("%d partitions", senders), func(t *testing.T) {
@@ -114,7 +115,7 @@ func expandingMessages(t *testing.T, senders int) {
 		return c.metric(t, "otelcol_extension_gpuflog_rejects", `reason="`+reason+`"`)
 	}
 	// The extension's clock is that of messages: a session waits for its other channels until
-	// channel_timeout, so messages must go on.
+	// channel_timeout, so messages must continue.
 	next := 10
 	began := time.Now()
 	process.Eventually(t, 2*time.Minute, "all messages are read", func() bool {

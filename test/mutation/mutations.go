@@ -78,37 +78,37 @@ var mutations = []mutation{
 	{
 		"Kafka: a leader that is lost after acknowledgements", "config/kafka.yaml",
 		"required_acks: -1", "required_acks: 1",
-		fleet, "^TestLeaderLost$/^shipped$",
+		fleet, "^TestReplicas_LeaderLost$/^shipped$",
 	},
 	{
 		"Kafka: a broker that is away", "config/kafka.yaml",
-		"max_elapsed_time: 0s # as long as it takes", "max_elapsed_time: 1s",
-		fleet, "^TestLeaderLost$/^shipped$",
+		"max_elapsed_time: 0s # retry forever", "max_elapsed_time: 1s",
+		fleet, "^TestReplicas_LeaderLost$/^shipped$",
 	},
 	{
 		"Kafka: a record counts as read once the backend has it", "config/gateway.yaml",
 		"after: true", "after: false",
-		fleet, "^TestGatewayKilledBeforeTheBackendHas$/^shipped$",
+		fleet, "^TestGateway_KilledBeforeDelivery$/^shipped$",
 	},
 	{
 		"gateway: no queue between Kafka and the backend", "config/gateway.yaml",
 		"wait_for_result: true", "wait_for_result: false",
-		fleet, "^TestGatewayKilledBeforeTheBackendHas$/^shipped$",
+		fleet, "^TestGateway_KilledBeforeDelivery$/^shipped$",
 	},
 	{
 		"gateway: a record that is no OTLP does not stop its partition", "config/gateway.yaml",
 		"on_permanent_error: true", "on_permanent_error: false",
-		fleet, "^TestRecordsThatAreNoOTLP$",
+		fleet, "^TestGateway_InvalidRecords$",
 	},
 	{
 		"gateway: a backend that is away", "config/gateway.yaml",
-		"max_elapsed_time: 0s # as long as it takes", "max_elapsed_time: 1s",
+		"max_elapsed_time: 0s # retry forever", "max_elapsed_time: 1s",
 		fleet, "^TestBackendDown$",
 	},
 	{
 		"sampling: Kafka waits while too many traces wait", "config/sampling.yaml",
 		"block_on_overflow: true", "block_on_overflow: false",
-		fleet, "^TestTailSamplingWaitsWhenItIsFull$",
+		fleet, "^TestTailSampling_Full$",
 	},
 	{
 		"OTLP: a slow client over HTTP is cut off", "config/agent.yaml",
@@ -123,6 +123,6 @@ var mutations = []mutation{
 	{
 		"certificates: only clients with a certificate", "docs/deploying.md",
 		"          client_ca_file: ", "          # client_ca_file: ",
-		fleet, "^TestAgentAndGatewayOverTLS$",
+		fleet, "^TestFleet_TLS$",
 	},
 }
