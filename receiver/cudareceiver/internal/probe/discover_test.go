@@ -19,7 +19,7 @@ import (
 )
 
 // discovered looks through a /proc once.
-func discovered(t *testing.T, proc string) *look {
+func discovered(t *testing.T, proc string) *scanned {
 	t.Helper()
 	f := finder{proc: proc, shares: newShares(nil)}
 	l, err := f.all(t.Context())

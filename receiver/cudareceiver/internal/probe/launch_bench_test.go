@@ -86,10 +86,11 @@ func onProcessor(b *testing.B, c *stubcuda.Program) (ns float64) {
 	return ns
 }
 
-// BenchmarkLaunch says what a launch costs the program that makes it, in nanoseconds: alone, with the least that a
-// uprobe can do, with ours, with a trace on, and with an event for each call, as other tools do it. What is compared takes turns, and the medians are
-// reported; x-bare-uprobe is what it adds to a launch by what the least uprobe adds in the same round. The driver is a stub, whose
-// launches take next to no time.
+// BenchmarkLaunch measures the cost of a launch for its program, in nanoseconds. The variants are no
+// probe, a minimal uprobe, our probes, our probes with a trace, and an event for each call, as other
+// tools do it. The variants alternate, and the medians are reported. x-bare-uprobe is the added cost
+// relative to that of the minimal uprobe in the same round. The driver is a stub, whose launches take
+// almost no time.
 //
 //	go test -run - -bench Launch -benchtime 7x ./receiver/cudareceiver/internal/probe
 func BenchmarkLaunch(b *testing.B) {

@@ -65,7 +65,7 @@ func TestLostMappingsAndOthersAreNoticed(t *testing.T) {
 	assert.False(t, ring(8, record(unix.PERF_RECORD_LOST, 7, "")).read(isLibrary, none))
 	assert.True(t, ring(8, record(12345, 7, "/libcuda.so.1")).read(isLibrary, none))
 	empty := make([]byte, 64)
-	m := ring(8, empty) // a size of 0 must not hold us up
+	m := ring(8, empty) // a size of 0 must not block the reader
 	assert.False(t, m.read(isLibrary, none))
 	assert.Equal(t, m.rings[0].page.Data_head, m.rings[0].page.Data_tail)
 	long := record(unix.PERF_RECORD_MMAP2, 7, "/libcuda.so.1")

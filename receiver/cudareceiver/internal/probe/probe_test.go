@@ -445,7 +445,7 @@ func TestAProcessIDThatIsUsedAgainIsAnotherProcess(t *testing.T) {
 	attached(t, p, l.Library)
 	first.Must("launch 10 1 2 32")
 	first.End()
-	time.Sleep(20 * time.Millisecond) // times of start are told apart by 10 ms
+	time.Sleep(20 * time.Millisecond) // start times have a resolution of 10 ms
 	for range 200 {
 		require.NoError(t, os.WriteFile(last, []byte(strconv.Itoa(first.PID()-1)), 0))
 		second := l.Start(t)

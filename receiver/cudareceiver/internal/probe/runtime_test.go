@@ -119,7 +119,7 @@ func TestARuntimeThatReachesTheDriverIsDetachedFrom(t *testing.T) {
 	assert.EqualValues(t, 1110, snapshot(t, p).of(c.PID()).Launches[0].Calls)
 	assert.EqualValues(t, 116, snapshot(t, p).Runtimes[0].Reached, "nobody looks any more")
 
-	// With another driver all begins anew.
+	// With another driver the check restarts.
 	c.Must("load %s", l.Marked)
 	attached(t, p, l.Marked)
 	checked(t, p, RuntimeChecking, true)
@@ -169,7 +169,7 @@ func TestARuntimeThatBypassesTheDriverIsCounted(t *testing.T) {
 	assert.Zero(t, bypasses.Reached)
 	mu.Lock()
 	require.Len(t, said, 1)
-	assert.Contains(t, said[0], "libcudart.so.13 do not come by the driver's exported functions")
+	assert.Contains(t, said[0], "libcudart.so.13 bypass the driver's exported functions")
 	mu.Unlock()
 
 	// What does not come through the runtime is still counted at the driver, and nothing twice.
