@@ -544,7 +544,7 @@ func TestTrace_InvalidCommand(t *testing.T) {
 	assert.Contains(t, o.stderr, "no command")
 	o = trace("--kinds", "kernel,frob", "--", "true")
 	assert.Equal(t, 2, o.code)
-	assert.Contains(t, o.stderr, `"frob" is no kind of record`)
+	assert.Contains(t, o.stderr, `"frob" is not a kind of record`)
 	o = trace("--protocol", "http/json", "--", "true")
 	assert.Equal(t, 2, o.code)
 	assert.Contains(t, o.stderr, "http/json")
@@ -552,7 +552,7 @@ func TestTrace_InvalidCommand(t *testing.T) {
 	b.environ = append(b.environ, "CUDA_INJECTION64_PATH=/opt/nsight/libToolsInjection.so")
 	o = trace("--", "true")
 	assert.Equal(t, 1, o.code)
-	assert.Contains(t, o.stderr, "another profiler wants to be there")
+	assert.Contains(t, o.stderr, "the driver loads only one profiler")
 	o = trace("--force", "--output", b.file, "--", "sh", "-c", "echo $CUDA_INJECTION64_PATH")
 	assert.Equal(t, library(t)+"\n", o.stdout)
 }

@@ -154,7 +154,7 @@ func TestWindow_Schedule(t *testing.T) {
 			assert.Equal(t, int64(1), captures[0].Attributes().AsRaw()[semconv.CUDACaptureDeepWindows])
 
 			assert.Contains(t, o.stderr, "("+tc.engine+", by schedule): ")
-			assert.Contains(t, o.stderr, "`gpuflight report "+b.file+"` shows what they found")
+			assert.Contains(t, o.stderr, "`gpuflight report "+b.file+"` shows their results")
 			assert.Equal(t, tc.engine == "sass", strings.Contains(o.stderr, "nothing else was recorded for "), o.stderr)
 			r := b.run(b.gpuflight, "report", b.file)
 			require.Equal(t, 0, r.code, r.stderr)

@@ -26,13 +26,13 @@ var mutations = []mutation{
 	{
 		"nothing is lost: refused data is sent again", "receiver/gpuflogreceiver/deliver.go",
 		"e != nil && !consumererror.IsPermanent(e)", "e != nil && consumererror.IsPermanent(e)",
-		gpuflogReceiver, "^TestRefusedDataIsSentAgainUntilItIsAccepted$",
+		gpuflogReceiver, "^TestReader_RetriesRejectedData$",
 	},
 	{
 		"twice is the same as once: ids are derived", "internal/gpuevent/id.go",
 		"	if h == 0 { // an id of zero means none",
 		"	for random := range map[uint64]bool{1: true, 2: true, 4: true, 8: true} {\n\t\th ^= random\n\t\tbreak\n\t}\n	if h == 0 { // an id of zero means none",
-		gpuflogReceiver, "^TestARestartInTheMiddleGoesOnWhereItWas$",
+		gpuflogReceiver, "^TestReader_RestartInTheMiddle$",
 	},
 	{
 		"every loss is counted: a line without a type", "internal/gpuflog/decoder.go",
@@ -42,7 +42,7 @@ var mutations = []mutation{
 	{
 		"every loss is counted: a broken line", "internal/gpuflog/decoder.go",
 		`d.reject(Malformed, recordNames[r.typ]+": "+excerptAt(r.b, r.i))`, "_ = r",
-		gpuflogReceiver, "^TestBadLinesAreCountedReportedOnceAndPassedOver$",
+		gpuflogReceiver, "^TestReader_InvalidLines$",
 	},
 	{
 		"every loss is counted: a line of a file above the limit", "receiver/gpuflogreceiver/internal/fileset/read.go",
@@ -52,7 +52,7 @@ var mutations = []mutation{
 	{
 		"every loss is counted: a line over HTTP above the limit", "receiver/gpuflogreceiver/intakesession.go",
 		"			reason = \"line_too_long\"\n			s.in.counters.reject(context.Background(), reason, 1)\n", "			reason = \"line_too_long\"\n",
-		gpuflogReceiver, "^TestTheErrorsOfAWindowNameTheirLines$",
+		gpuflogReceiver, "^TestWindow_ErrorLines$",
 	},
 	{
 		"memory is bounded: the longest line of a file", "receiver/gpuflogreceiver/internal/fileset/read.go",

@@ -24,49 +24,52 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// DefaultShutdownTimeout bounds what a program waits for at its end.
+// DefaultShutdownTimeout bounds how long a program waits for the recorder at its end.
 const DefaultShutdownTimeout = 5 * time.Second
 
-// Settings are what the environment says, as the SDK and the injection library both read it.
+// Settings are the settings in the environment. The SDK and the injection library share them.
 type Settings struct {
-	// Disabled: GPUFLIGHT_DISABLED.
+	// Disabled is GPUFLIGHT_DISABLED.
 	Disabled bool
-	// Kinds, GraphNodes, Library and BufferBytes go to cupti.Config: GPUFLIGHT_KINDS, GPUFLIGHT_GRAPH_NODES, GPUFLIGHT_CUPTI, GPUFLIGHT_BUFFER_SIZE
-	// (0 where not set).
+	// Kinds, GraphNodes, Library and BufferBytes are fields of cupti.Config. Their variables are
+	// GPUFLIGHT_KINDS, GPUFLIGHT_GRAPH_NODES, GPUFLIGHT_CUPTI and GPUFLIGHT_BUFFER_SIZE (0 if
+	// unset).
 	Kinds       cupti.Kinds
 	GraphNodes  bool
 	Library     string
 	BufferBytes int
-	// ServiceName is OTEL_SERVICE_NAME or service.name of OTEL_RESOURCE_ATTRIBUTES, "" if neither is
-	// set; InstanceID likewise, if it is a UUID. Resource holds the other attributes.
+	// ServiceName is OTEL_SERVICE_NAME or service.name of OTEL_RESOURCE_ATTRIBUTES, or "".
+	// InstanceID is service.instance.id of OTEL_RESOURCE_ATTRIBUTES if it is a UUID. Resource holds
+	// the other attributes.
 	ServiceName, InstanceID string
 	Resource                []gpuevent.Attr
-	// Parent is TRACEPARENT, if HasParent. One that is malformed is as good as none, by the standard.
+	// Parent is TRACEPARENT if HasParent is set. As the standard requires, an invalid one is
+	// ignored.
 	Parent        gpuevent.Ref
 	HasParent     bool
 	ParentSampled bool
-	// As in Config; 0 and nil where not set.
+	// As in Config; 0 and nil if unset.
 	MaxSpansPerSecond, MaxSpansPerTrace        int
 	KernelsOnly                                bool
 	Include, Exclude                           []string
 	MinDuration, FlushInterval, MetricInterval time.Duration
-	// OverheadBudget is GPUFLIGHT_OVERHEAD_BUDGET, 0 for none.
+	// OverheadBudget is GPUFLIGHT_OVERHEAD_BUDGET, or 0.
 	OverheadBudget float64
 	// ShutdownTimeout is GPUFLIGHT_SHUTDOWN_TIMEOUT.
 	ShutdownTimeout time.Duration
-	// LogLevel is GPUFLIGHT_LOG_LEVEL (debug, info, warn, error, off), default warn; off is above all
-	// levels.
+	// LogLevel is GPUFLIGHT_LOG_LEVEL (debug, info, warn, error, off). The default is warn; off is
+	// above all levels.
 	LogLevel slog.Level
-	// SummaryDir is where a Summary is written at the end, "" for nowhere.
+	// SummaryDir is the folder for the Summary, or "" for none.
 	SummaryDir string
 }
 
-// LogOff is a level above every message's.
+// LogOff is above the level of every message.
 const LogOff = slog.Level(math.MaxInt32)
 
-// SettingsFromEnv reads the settings by getenv, which is os.Getenv or like it: "" is not set. Its
-// error names each variable with a bad value and what would be good; the Settings beside it are
-// then good but for these, which have their defaults.
+// SettingsFromEnv reads the settings with getenv, which must behave like os.Getenv: "" means unset.
+// The error names each variable with an invalid value and its valid values. The returned Settings
+// are usable even then: invalid variables have their defaults.
 func SettingsFromEnv(getenv func(string) string) (Settings, error) {
 	r := envReader{settings.Reader{Getenv: getenv}}
 	s := Settings{
@@ -89,7 +92,7 @@ func SettingsFromEnv(getenv func(string) string) (Settings, error) {
 		SummaryDir:        getenv("GPUFLIGHT_SUMMARY_DIR"),
 	}
 	if n, err := strconv.Atoi(getenv("GPUFLIGHT_MAX_SPANS_PER_SECOND")); err == nil && n == 0 {
-		s.MaxSpansPerSecond = -1 // said to be none; 0 in Config is the default
+		s.MaxSpansPerSecond = -1 // none; 0 in Config means the default
 	}
 	s.Parent, s.ParentSampled, s.HasParent = ParseTraceparent(getenv("TRACEPARENT"))
 	attributes, err := ParseResource(getenv("OTEL_RESOURCE_ATTRIBUTES"))
@@ -103,7 +106,8 @@ func SettingsFromEnv(getenv func(string) string) (Settings, error) {
 		case a.Key == semconv.ServiceInstanceID && IsUUID(a.Str):
 			s.InstanceID = a.Str
 		case a.Key == semconv.ServiceInstanceID:
-			// Ids are derived from ours; what is no UUID cannot be it, and two would contradict.
+			// All ids are derived from the instance id. Another id than a UUID cannot replace it,
+			// and two ids would contradict each other.
 		default:
 			s.Resource = append(s.Resource, a)
 		}
@@ -114,8 +118,8 @@ func SettingsFromEnv(getenv func(string) string) (Settings, error) {
 	return s, r.Err()
 }
 
-// Config returns a recorder's configuration with the settings. What the process is (PID, HostName,
-// Command and its attributes) is filled in by [DetectProcess].
+// Config returns a recorder's configuration with the settings. [DetectProcess] fills in the fields
+// of the process: PID, HostName, Command and their attributes.
 func (s *Settings) Config() Config {
 	return Config{
 		ServiceName: s.ServiceName, InstanceID: s.InstanceID, Resource: s.Resource,
@@ -127,8 +131,8 @@ func (s *Settings) Config() Config {
 	}
 }
 
-// CheckWindows returns an error if deep windows are allowed and there is an overhead budget. Windows need to know contexts and modules from
-// the beginning, and a detached CUPTI does not report them.
+// CheckWindows returns an error if deep windows are allowed and there is an overhead budget.
+// Windows require contexts and modules from the start, and a detached CUPTI does not report them.
 func (s *Settings) CheckWindows(allowed bool) error {
 	if allowed && s.OverheadBudget != 0 {
 		return &settings.Error{Variable: "GPUFLIGHT_OVERHEAD_BUDGET", Problem: " and deep profiling (GPUFLIGHT_DEEP) exclude each other: remove one of them"}
@@ -136,7 +140,8 @@ func (s *Settings) CheckWindows(allowed bool) error {
 	return nil
 }
 
-// Buffers may be of minBuffer to maxBuffer bytes, and all together of allBuffers, as they are by default.
+// Valid buffer sizes are minBuffer to maxBuffer bytes. allBuffers is the size of all buffers, as by
+// default.
 const (
 	minBuffer  = 256 << 10
 	maxBuffer  = 64 << 20
@@ -209,8 +214,8 @@ func (r *envReader) kinds(name string) cupti.Kinds {
 	return kinds
 }
 
-// kindWords are the kinds as settings and telemetry spell them, in their order. External is no choice
-// of the user's: it follows from scopes.
+// kindWords are the names of kinds in settings and telemetry, in order. External is absent, because
+// it follows from scopes.
 var kindWords = []struct {
 	word  string
 	kinds cupti.Kinds
@@ -227,8 +232,8 @@ var kindWords = []struct {
 	{"overhead", cupti.KindsOf(cupti.KindOverhead)},
 }
 
-// KindNames returns the words of the kinds that a set has, in a fixed order. A word that stands for
-// several kinds is there if one of them is.
+// KindNames returns the names of the kinds in a set, in a fixed order. A name for several kinds is
+// included if the set has one of them.
 func KindNames(set cupti.Kinds) []string {
 	var words []string
 	for _, k := range kindWords {
@@ -239,8 +244,8 @@ func KindNames(set cupti.Kinds) []string {
 	return words
 }
 
-// ParseKinds reads a list of kinds, separated by commas: either all that is wanted ("kernel,memcpy"),
-// or changes to the default ("+runtime,-memset"). "" is the default.
+// ParseKinds parses a comma-separated list of kinds. The list has either all requested kinds
+// ("kernel,memcpy") or changes to the default ("+runtime,-memset"). "" is the default.
 func ParseKinds(text string) (cupti.Kinds, error) {
 	words := list(text)
 	if len(words) == 0 {
@@ -254,7 +259,7 @@ func ParseKinds(text string) (cupti.Kinds, error) {
 	for _, w := range words {
 		sign := w[0]
 		if (sign == '+' || sign == '-') != relative {
-			return 0, fmt.Errorf("%q mixes a list of kinds with changes to the default; give every kind a sign, or none", text)
+			return 0, fmt.Errorf("%q mixes a list of kinds with changes to the default: give every kind a sign, or none", text)
 		}
 		name := w
 		if relative {
@@ -262,7 +267,7 @@ func ParseKinds(text string) (cupti.Kinds, error) {
 		}
 		kinds, ok := kindsByWord(strings.ToLower(name))
 		if !ok {
-			return 0, fmt.Errorf("%q is no kind of record; there are %s", name, strings.Join(KindNames(^cupti.Kinds(0)), ", "))
+			return 0, fmt.Errorf("%q is not a kind of record: valid kinds are %s", name, strings.Join(KindNames(^cupti.Kinds(0)), ", "))
 		}
 		if sign == '-' {
 			set &^= kinds
@@ -282,7 +287,7 @@ func kindsByWord(word string) (cupti.Kinds, bool) {
 	return 0, false
 }
 
-// list splits a list at its commas. Empty elements are left out.
+// list splits a list at its commas. It skips empty elements.
 func list(text string) []string {
 	var l []string
 	for e := range strings.SplitSeq(text, ",") {
@@ -293,14 +298,14 @@ func list(text string) []string {
 	return l
 }
 
-// ParseTraceparent reads a W3C traceparent. ok is false if it is malformed.
+// ParseTraceparent parses a W3C traceparent. ok is false if it is malformed.
 func ParseTraceparent(text string) (parent gpuevent.Ref, sampled, ok bool) {
 	carrier := propagation.MapCarrier{"traceparent": text}
 	c := oteltrace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), carrier))
 	return gpuevent.Ref{Trace: gpuevent.TraceID(c.TraceID()), Span: gpuevent.SpanID(c.SpanID())}, c.IsSampled(), c.IsValid()
 }
 
-// Traceparent writes a reference as ParseTraceparent reads it.
+// Traceparent formats a reference for ParseTraceparent.
 func Traceparent(r gpuevent.Ref, sampled bool) string {
 	carrier := propagation.MapCarrier{}
 	c := oteltrace.NewSpanContext(oteltrace.SpanContextConfig{
@@ -310,9 +315,9 @@ func Traceparent(r gpuevent.Ref, sampled bool) string {
 	return carrier["traceparent"]
 }
 
-// ParseResource reads OTEL_RESOURCE_ATTRIBUTES: key=value pairs, separated by commas, where commas,
-// equal signs and whatever else is no baggage-octet is percent-encoded. As the standard wants it, one
-// pair that cannot be read discards them all.
+// ParseResource parses OTEL_RESOURCE_ATTRIBUTES: comma-separated key=value pairs. Commas, equal
+// signs and all other characters outside baggage-octet are percent-encoded. As the standard
+// requires, one invalid pair discards them all.
 func ParseResource(text string) ([]gpuevent.Attr, error) {
 	var attributes []gpuevent.Attr
 	for _, pair := range list(text) {
@@ -321,7 +326,7 @@ func ParseResource(text string) ([]gpuevent.Attr, error) {
 		k, errKey := url.PathUnescape(key)
 		v, errValue := url.PathUnescape(value)
 		if !found || k == "" || errKey != nil || errValue != nil || !utf8.ValidString(k) || !utf8.ValidString(v) {
-			return nil, &settings.Error{Variable: "OTEL_RESOURCE_ATTRIBUTES", Problem: fmt.Sprintf(" has %q; it must be key=value, percent-encoded, so none of it is used", pair)}
+			return nil, &settings.Error{Variable: "OTEL_RESOURCE_ATTRIBUTES", Problem: fmt.Sprintf(" has %q, which is not percent-encoded key=value: the variable is ignored", pair)}
 		}
 		at := -1
 		for i := range attributes {
