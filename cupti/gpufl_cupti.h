@@ -26,20 +26,20 @@
 /* Results. Positive values are CUPTI's own results (CUptiResult). */
 enum {
   GPUFL_OK = 0,
-  GPUFL_TIMEOUT = -1,       /* the deadline expired, or the queue is empty */
-  GPUFL_END = -2,           /* recording has stopped and the queue is empty */
-  GPUFL_BROKEN = -3,        /* the rest of a buffer is invalid */
-  GPUFL_FORKED = -4,        /* in a forked child */
-  GPUFL_BUSY = -5,          /* already open, or in use */
-  GPUFL_CLOSED = -6,        /* not open */
-  GPUFL_STOPPED = -7,       /* not started */
-  GPUFL_MISPLACED = -8,     /* the scope is not on top of this thread's stack */
-  GPUFL_FULL = -9,          /* the thread's stack of scopes is full */
-  GPUFL_NO_LIBRARY = -10,   /* dlopen failed, or no library is loaded */
-  GPUFL_NO_SYMBOL = -11,    /* the library lacks a required function */
+  GPUFL_TIMEOUT = -1,       /* The deadline expired, or the queue is empty. */
+  GPUFL_END = -2,           /* Recording has stopped and the queue is empty. */
+  GPUFL_BROKEN = -3,        /* The rest of a buffer is invalid. */
+  GPUFL_FORKED = -4,        /* In a forked child. */
+  GPUFL_BUSY = -5,          /* Already open, or in use. */
+  GPUFL_CLOSED = -6,        /* Not open. */
+  GPUFL_STOPPED = -7,       /* Not started. */
+  GPUFL_MISPLACED = -8,     /* The scope is not on top of this thread's stack. */
+  GPUFL_FULL = -9,          /* The thread's stack of scopes is full. */
+  GPUFL_NO_LIBRARY = -10,   /* dlopen failed, or no library is loaded. */
+  GPUFL_NO_SYMBOL = -11,    /* The library lacks a required function. */
   GPUFL_NO_MEMORY = -12,
-  GPUFL_NOT_DETACHED = -13, /* CUPTI could not be finalized */
-  GPUFL_BAD_VALUE = -14,    /* an argument is out of range */
+  GPUFL_NOT_DETACHED = -13, /* CUPTI could not be finalized. */
+  GPUFL_BAD_VALUE = -14,    /* An argument is out of range. */
 };
 
 /* Kinds of records; the same numbers as Kind in types.go. */
@@ -215,16 +215,16 @@ int gpufl_walk(const gpufl_buffer *buffer, void **cursor, void **records, int n)
 int gpufl_pending(void);
 
 typedef struct {
-  uint64_t dropped;          /* records that CUPTI could not keep */
-  uint64_t requests;         /* buffers lent */
-  uint64_t refused;          /* requests while no buffer was free */
-  uint64_t unreturned;       /* buffers that CUPTI kept at the end of recording */
-  uint64_t completed;        /* buffers that CUPTI returned */
-  uint64_t foreign;          /* returned buffers that are not ours */
-  uint64_t scopes_lost;      /* NVTX events and names beyond the capacity */
-  uint64_t scopes_misplaced; /* scopes ended elsewhere than on top of their thread's stack */
-  uint32_t allocated;        /* buffers that exist now */
-  uint32_t lent;             /* of these, held by CUPTI */
+  uint64_t dropped;          /* Records that CUPTI could not keep. */
+  uint64_t requests;         /* Buffers lent. */
+  uint64_t refused;          /* Requests while no buffer was free. */
+  uint64_t unreturned;       /* Buffers that CUPTI kept at the end of recording. */
+  uint64_t completed;        /* Buffers that CUPTI returned. */
+  uint64_t foreign;          /* Returned buffers that are not ours. */
+  uint64_t scopes_lost;      /* NVTX events and names beyond the capacity. */
+  uint64_t scopes_misplaced; /* Scopes ended elsewhere than on top of their thread's stack. */
+  uint32_t allocated;        /* Buffers that exist now. */
+  uint32_t lent;             /* Of these, held by CUPTI. */
 } gpufl_stats;
 
 /* gpufl_get_stats copies the counts. gpufl_open resets them, except those of scopes. */

@@ -40,7 +40,8 @@ bool gpufl_resolve(void *library, void *table, const gpufl_symbol *symbols, size
 /* The functions of CUPTI (cupti.c). They are complete once gpufl_load has returned GPUFL_OK. */
 extern gpufl_cupti_calls gpufl_cupti;
 
-/* The functions of the driver (driver.c). They are complete once gpufl_driver_ready returns true. */
+/* The functions of the driver (driver.c). They are complete once gpufl_driver_ready
+ * returns true. */
 extern gpufl_driver_calls gpufl_driver;
 bool gpufl_driver_ready(void);
 
@@ -73,7 +74,8 @@ void gpufl_watch_launches(void);
 int64_t gpufl_realtime(void);  /* ns since 1970 */
 int64_t gpufl_monotonic(void); /* ns */
 
-/* gpufl_hash returns the 32-bit FNV-1a hash of length bytes. It is not safe against chosen input. */
+/* gpufl_hash returns the 32-bit FNV-1a hash of length bytes. Chosen input can
+ * cause collisions. */
 static inline uint32_t gpufl_hash(const char *text, size_t length) {
   uint32_t hash = 2166136261u;
   for (size_t i = 0; i < length; i++) hash = (hash ^ (unsigned char)text[i]) * 16777619u;
@@ -91,8 +93,8 @@ struct timespec gpufl_after(int64_t ns);
  * owner calls it. Error: GPUFL_NO_MEMORY. */
 int gpufl_scope_open(void);
 
-/* gpufl_scope_start drops the open ranges of an earlier session. Queued events stay. The owner calls
- * it after gpufl_scope_open. */
+/* gpufl_scope_start drops the open ranges of an earlier session. Queued events stay. The owner
+ * calls it after gpufl_scope_open. */
 void gpufl_scope_start(void);
 
 /* gpufl_scope_forget clears the table of launches, because correlation ids restart. No callback for

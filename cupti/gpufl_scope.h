@@ -14,8 +14,8 @@
  * counts the name as lost. It also works before gpufl_open. */
 const char *gpufl_intern(const char *text);
 
-/* gpufl_nvtx_push and gpufl_nvtx_pop return what nvtxRangePush and nvtxRangePop return: the depth of
- * the range in its domain, from 0. gpufl_nvtx_pop returns -1 if the thread has no such range. An
+/* gpufl_nvtx_push and gpufl_nvtx_pop return what nvtxRangePush and nvtxRangePop return: the depth
+ * of the range in its domain, from 0. gpufl_nvtx_pop returns -1 if the thread has no such range. An
  * event beyond the capacity is counted as lost. */
 int gpufl_nvtx_push(const char *domain, const char *text, uint32_t color);
 int gpufl_nvtx_pop(const char *domain);
