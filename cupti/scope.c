@@ -10,22 +10,23 @@
 
 #include "gpufl_scope.h"
 
-// ---- which launch belongs to which scope ----
+// ---- the scope of each launch ----
 
 enum { SCOPE_ID_BITS = 64 - (32 - GPUFL_SCOPE_TABLE_BITS) - 1 };
 #define SLOTS ((size_t)1 << GPUFL_SCOPE_TABLE_BITS)
 #define MAX_SCOPE_ID (((uint64_t)1 << SCOPE_ID_BITS) - 1)
-// INFERRED is set where the launching thread was in no scope; see inferred_range.
+// INFERRED is set if the launching thread had no scope; see inferred_range.
 #define INFERRED ((uint64_t)1 << SCOPE_ID_BITS)
 #define TAG_SHIFT (SCOPE_ID_BITS + 1)
 
-// table is mapped once and for ever: 16 MiB of address space, of which only what is written costs.
-// Two million launches are more than all buffers hold, so a slot is read before it is used again.
+// table is mapped once and never freed. It reserves 16 MiB of address space, and only written pages
+// use memory. All buffers hold fewer than two million launches, so a slot is read before it is
+// reused.
 static _Atomic(_Atomic uint64_t *) table;
 
 static _Atomic uint64_t last_id;
 
-// How many scopes with an id are open on all threads.
+// The number of open scopes with an id on all threads.
 static atomic_int open_scopes;
 
 bool gpufl_scope_any(void) { return atomic_load(&open_scopes) > 0; }
@@ -35,42 +36,42 @@ bool gpufl_scope_any(void) { return atomic_load(&open_scopes) > 0; }
 enum { MAX_DEPTH = 256 };
 
 typedef struct {
-  uint64_t id;          // 0: nothing is recorded of it
-  const char *domain;   // of NVTX
-  uint32_t session;     // of NVTX: the session that has its begin, and wants its end
+  uint64_t id;        // 0: nothing is recorded for it
+  const char *domain; // NVTX only
+  uint32_t session;   // NVTX only: the session that recorded the begin
   bool nvtx;
 } entry;
 
 typedef struct {
   int depth;
-  int over; // NVTX ranges that found the stack full
+  int over; // NVTX ranges beyond the capacity of the stack
   uint64_t strays_seen;
-  bool ranging; // an NVTX range with an id is innermost: counted in ranging_threads
+  bool ranging; // the innermost scope is an NVTX range with an id: counted in ranging_threads
   entry stack[MAX_DEPTH];
 } thread_scopes;
 
 static __thread thread_scopes *tls_scopes;
-static __thread uint64_t top; // the innermost scope of the thread that has an id
+static __thread uint64_t top; // the thread's innermost scope with an id
 static __thread uint32_t thread_id;
 
-// Libraries launch on threads of their own what a thread of the program waits for: PyTorch runs a
-// backward pass so. Where exactly one thread of the process is in NVTX ranges, launches of threads that
-// are in no scope are taken to be for its innermost one, and marked as inferred. The scopes of
-// gpufl_push_scope are never shared like this: a server has many threads, and work outside of requests.
+// Libraries launch on their own threads for a thread of the program: PyTorch does so for a backward
+// pass. If exactly one thread of the process has open NVTX ranges, launches of threads without a
+// scope belong to its innermost range and are marked as inferred. Scopes of gpufl_push_scope are
+// never inferred: a server has many threads, and work outside of requests.
 static atomic_int ranging_threads;
-static _Atomic uint64_t last_range; // the innermost range of the thread that last began or ended one
+static _Atomic uint64_t last_range; // the innermost range of the thread that last changed its own
 
 static uint64_t inferred_range(void) {
   if (atomic_load_explicit(&ranging_threads, memory_order_relaxed) != 1) return 0;
   return atomic_load_explicit(&last_range, memory_order_relaxed);
 }
 
-// publish_range tells of the thread's innermost scope after a change.
+// publish_range publishes the thread's innermost NVTX range after a change; 0 is none.
 static void publish_range(thread_scopes *s, uint64_t range) {
   if (range == 0) {
     if (!s->ranging) return;
     s->ranging = false;
-    // Which range the threads that are left are in is known again when one of them changes its own.
+    // The range of the remaining threads is unknown until one of them changes its own.
     atomic_store(&last_range, 0);
     atomic_fetch_sub(&ranging_threads, 1);
     return;
@@ -96,7 +97,7 @@ static void thread_ends(void *scopes) {
   free(s);
 }
 
-static bool have_key; // a process has so many
+static bool have_key; // false if the process has no free key
 static void make_key(void) { have_key = pthread_key_create(&key, thread_ends) == 0; }
 
 static thread_scopes *get_thread_scopes(void) {
@@ -113,7 +114,7 @@ static thread_scopes *get_thread_scopes(void) {
 }
 
 uint32_t gpufl_thread(void) {
-  // A child's only thread has another id than the thread that forked it.
+  // The only thread of a child has another id than the thread that forked it.
   if (gpufl_is_child()) return (uint32_t)syscall(SYS_gettid);
   if (thread_id == 0) thread_id = (uint32_t)syscall(SYS_gettid);
   return thread_id;
@@ -149,9 +150,9 @@ static void take_out(thread_scopes *s, int i) {
 
 static _Atomic uint64_t misplaced;
 
-// misplaced_scopes are scopes that were ended on another thread than the one whose stack they are on. That
-// thread takes them out when it launches, begins or ends something next. Their number is bounded: an
-// id that is on no stack at all stays until others push it out.
+// misplaced_scopes are scopes that ended on another thread than the one whose stack has them. That
+// thread removes them at its next launch, push or pop. Their number is bounded: an id that is on no
+// stack stays until a newer one overwrites it.
 enum { MAX_STRAYS = 64 };
 static struct {
   pthread_mutex_t lock;
@@ -225,9 +226,11 @@ void gpufl_scope_launch(uint32_t correlation) {
   uint64_t scope = top;
   if (scope == 0 && (scope = inferred_range()) != 0) scope |= INFERRED;
   if (scope != 0) {
-    atomic_store_explicit(slot, (uint64_t)(correlation >> GPUFL_SCOPE_TABLE_BITS) << TAG_SHIFT | scope, memory_order_release);
+    atomic_store_explicit(slot,
+                          (uint64_t)(correlation >> GPUFL_SCOPE_TABLE_BITS) << TAG_SHIFT | scope,
+                          memory_order_release);
   } else if (atomic_load_explicit(slot, memory_order_relaxed) != 0) {
-    // Correlation ids wrap: this one may have been in a scope four billion launches ago.
+    // Correlation ids wrap: an earlier launch with this id may have had a scope.
     atomic_store_explicit(slot, 0, memory_order_relaxed);
   }
 }
@@ -241,7 +244,7 @@ uint64_t gpufl_scope_of(uint32_t correlation) {
 
 void gpufl_scope_forget(void) {
   void *t = atomic_load(&table);
-  // Pages of private memory that nobody needs are zero when they are touched next.
+  // The kernel replaces the pages with zero pages.
   if (t != NULL) madvise(t, SLOTS * sizeof(uint64_t), MADV_DONTNEED);
 }
 
@@ -249,8 +252,8 @@ const uint64_t *gpufl_scope_table(void) { return (const uint64_t *)atomic_load(&
 
 // ---- names ----
 
-// Names live for ever, so that events can point to them. They are bounded in number and length; what
-// does not fit is called other_name.
+// Names are never freed, so events can point to them. Their number and length are bounded. A name
+// beyond the capacity becomes other_name.
 enum { NAME_SLOTS = 1 << 16, MAX_NAMES = 40000, MAX_NAME_BYTES = 1024, MAX_ALL_NAMES = 8 << 20 };
 
 typedef struct {
@@ -271,7 +274,7 @@ const char *gpufl_intern(const char *text) {
   if (text == NULL || gpufl_is_child()) return NULL;
   size_t length = strnlen(text, MAX_NAME_BYTES);
   if (length == MAX_NAME_BYTES) {
-    // Not in the middle of a UTF-8 sequence.
+    // Do not truncate inside a UTF-8 sequence.
     while (length > MAX_NAME_BYTES - 4 && ((unsigned char)text[length] & 0xC0) == 0x80) length--;
   }
   uint32_t hash = gpufl_hash(text, length);
@@ -282,10 +285,12 @@ const char *gpufl_intern(const char *text) {
   if (names.slots != NULL) {
     uint32_t at = hash % NAME_SLOTS;
     name *n;
-    while ((n = names.slots[at]) != NULL && !(n->hash == hash && n->length == length && memcmp(n->text, text, length) == 0)) {
+    while ((n = names.slots[at]) != NULL &&
+           !(n->hash == hash && n->length == length && memcmp(n->text, text, length) == 0)) {
       at = (at + 1) % NAME_SLOTS;
     }
-    if (n == NULL && names.count < MAX_NAMES && names.bytes + length < MAX_ALL_NAMES && (n = malloc(sizeof *n + length + 1)) != NULL) {
+    if (n == NULL && names.count < MAX_NAMES && names.bytes + length < MAX_ALL_NAMES &&
+        (n = malloc(sizeof *n + length + 1)) != NULL) {
       n->hash = hash;
       n->length = (uint32_t)length;
       memcpy(n->text, text, length);
@@ -303,21 +308,22 @@ const char *gpufl_intern(const char *text) {
 
 // ---- events ----
 
-// The queue has room for the end of each range whose begin it took (reserved), so a range is either
-// known whole or lost whole.
+// The queue reserves room for the end of each range whose begin it accepted. So a range is recorded
+// completely or dropped completely.
 enum { EVENTS = 1 << 16, RANGE_SLOTS = 1 << 15, MAX_RANGES = 1 << 14 };
 static struct {
   pthread_mutex_t lock;
   gpufl_scope_event *queue;
   uint32_t first, used, reserved;
-  // ranges are those of nvtxRangeStart that are open, by id: a hash table.
+  // ranges holds the ids of the open ranges of nvtxRangeStart: a hash table.
   uint64_t *ranges;
   uint32_t num_ranges;
 } events = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 int gpufl_scope_open(void) {
   if (atomic_load(&table) == NULL) {
-    void *memory = mmap(NULL, SLOTS * sizeof(uint64_t), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *memory = mmap(NULL, SLOTS * sizeof(uint64_t), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) return GPUFL_NO_MEMORY;
     atomic_store(&table, memory);
   }
@@ -342,10 +348,11 @@ void gpufl_scope_counts(uint64_t *lost_out, uint64_t *misplaced_out) {
   *misplaced_out = atomic_load(&misplaced);
 }
 
-// listening says whether NVTX is recorded.
+// listening returns true while NVTX is recorded.
 static bool listening(void) {
   return atomic_load_explicit(&gpufl_running, memory_order_relaxed) &&
-         (atomic_load_explicit(&gpufl_requested_kinds, memory_order_relaxed) & (1u << GPUFL_KIND_NVTX)) != 0;
+         (atomic_load_explicit(&gpufl_requested_kinds, memory_order_relaxed) &
+          (1u << GPUFL_KIND_NVTX)) != 0;
 }
 
 static void append(gpufl_scope_event e) {
@@ -353,10 +360,12 @@ static void append(gpufl_scope_event e) {
   events.used++;
 }
 
-// add_begin and add_mark say whether there was room. The caller of add_end has that from its begin.
+// add_begin queues the begin of a range and reserves room for its end. It returns false, and counts
+// a lost event, if the queue is full.
 static bool add_begin(gpufl_scope_event e, bool range) {
   pthread_mutex_lock(&events.lock);
-  bool room = events.used + events.reserved + 2 <= EVENTS && (!range || events.num_ranges < MAX_RANGES);
+  bool room =
+      events.used + events.reserved + 2 <= EVENTS && (!range || events.num_ranges < MAX_RANGES);
   if (room) {
     append(e);
     events.reserved++;
@@ -382,7 +391,7 @@ static void add_mark(gpufl_scope_event e) {
 
 static void add_end(gpufl_scope_event e, uint32_t session) {
   pthread_mutex_lock(&events.lock);
-  // A new session may have begun since the caller looked; its reservations are not for this range.
+  // A new session may have started since the caller checked. Its reservations are for other ranges.
   if (session == atomic_load(&gpufl_session) && events.reserved > 0) {
     events.reserved--;
     append(e);
@@ -390,15 +399,15 @@ static void add_end(gpufl_scope_event e, uint32_t session) {
   pthread_mutex_unlock(&events.lock);
 }
 
-// take_range takes the id out of the table of open ranges; false if it is not there: ended twice, or
-// begun when nobody listened.
+// take_range removes the id from the table of open ranges. It returns false if the range has ended
+// already, or began while NVTX was not recorded. The caller holds events.lock.
 static bool take_range(uint64_t id) {
   uint32_t at = (uint32_t)id % RANGE_SLOTS;
   while (events.ranges[at] != id) {
     if (events.ranges[at] == 0) return false;
     at = (at + 1) % RANGE_SLOTS;
   }
-  // Close the gap: move back what would not be found any more.
+  // Close the gap: move back the entries that a search would no longer find.
   uint32_t gap = at;
   for (;;) {
     at = (at + 1) % RANGE_SLOTS;
@@ -416,13 +425,14 @@ static bool take_range(uint64_t id) {
 }
 
 static gpufl_scope_event event(uint8_t what, uint64_t id) {
-  return (gpufl_scope_event){.what = what, .id = id, .parent = top, .time_ns = gpufl_realtime(), .thread = gpufl_thread()};
+  return (gpufl_scope_event){
+      .what = what, .id = id, .parent = top, .time_ns = gpufl_realtime(), .thread = gpufl_thread()};
 }
 
 int gpufl_nvtx_push(const char *domain, const char *text, uint32_t color) {
   if (gpufl_is_child()) return 0;
   bool heard = listening();
-  // While nobody listens only the depth is kept, and only where there is one already.
+  // While NVTX is not recorded, the stack only keeps the depth.
   thread_scopes *s = get_thread_scopes();
   if (s == NULL) return 0;
   remove_misplaced(s);
