@@ -166,8 +166,7 @@ void gpufl_barrier_open_if_not_held(void);
  * flight. It opens the barrier. */
 void gpufl_barrier_next_epoch(void);
 
-/* gpufl_barrier_busy returns the thread and the function that gpufl_barrier_close last waited for.
- * */
+/* gpufl_barrier_busy returns the thread and function that gpufl_barrier_close last waited for. */
 void gpufl_barrier_busy(int32_t *thread, uint32_t *call);
 
 typedef struct {

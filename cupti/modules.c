@@ -10,29 +10,29 @@
 
 // ---- images ----
 
-// CUPTI lends an image for the time of the callback, and windows come later, so it is copied there and then: it
-// is what the driver has just read as well, and a copy costs a fraction of that. Images live in memory
-// and not in a file, since a process may be allowed to write none. Their sum is bounded; an image of an
-// unloaded module makes room for new ones, oldest first.
+// CUPTI lends the image of a module during the callback only, and windows need it later, so it is
+// copied immediately. The driver has just read the image, and a copy costs a fraction of that.
+// Images are in memory and not in a file, since the process may be unable to write files. Their sum
+// is bounded. To make room, images of unloaded modules are evicted, oldest first.
 typedef struct {
   uint32_t id;
-  uint32_t loaded; // modules that have it now
-  uint32_t loads;  // and ever had
-  uint32_t pins;   // somebody reads it without the lock
+  uint32_t loaded; // Modules that have it now.
+  uint32_t loads;  // Loads since it was stored.
+  uint32_t pins;   // Readers without the lock.
   bool has_crc;
   uint64_t crc;
   size_t size;
   uint8_t *bytes;
 } image;
 
-// Which image a module has, by CUPTI's number for the module.
+// The image of a module, by CUPTI's number of the module.
 typedef struct {
   uint32_t module, image;
 } loaded_module;
 
 enum { MAX_IMAGES = 1 << 15, MAX_MODULES = 1 << 17 };
 
-// store.lock is never held while CUPTI is called: CUPTI calls us with locks of its own held.
+// No thread calls CUPTI while it holds store.lock: CUPTI holds locks of its own in its callbacks.
 static struct {
   pthread_mutex_t lock;
   bool open;
@@ -44,7 +44,8 @@ static struct {
   uint64_t refused, refused_bytes, evicted;
 } store = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-// grow makes room for one more of n elements; false if there is none.
+// grow makes room for one more element after n. It returns false without memory, or at most
+// elements.
 static bool grow(void **elements, uint32_t n, uint32_t *room, size_t size, uint32_t most) {
   if (n < *room) return true;
   if (n >= most) return false;
@@ -59,7 +60,8 @@ static bool grow(void **elements, uint32_t n, uint32_t *room, size_t size, uint3
 static void drop_image(uint32_t i) {
   store.bytes -= store.images[i].size;
   munmap(store.images[i].bytes, store.images[i].size);
-  memmove(&store.images[i], &store.images[i + 1], (store.num_images - i - 1) * sizeof *store.images);
+  memmove(&store.images[i], &store.images[i + 1],
+          (store.num_images - i - 1) * sizeof *store.images);
   store.num_images--;
 }
 
@@ -70,7 +72,7 @@ static image *find_image(uint32_t id) {
   return NULL;
 }
 
-// make_room evicts until size fits; false if it cannot.
+// make_room evicts images until size bytes fit. It returns false if that is impossible.
 static bool make_room(size_t size) {
   if (size > store.limit) return false;
   uint32_t i = 0;
@@ -83,14 +85,18 @@ static bool make_room(size_t size) {
   return true;
 }
 
-// keep finds or copies an image. The caller has the lock.
+// keep finds or copies an image. It returns NULL if there is no room. The caller holds the lock.
 static image *keep(const gpufl_module_data *m) {
   for (uint32_t i = 0; i < store.num_images; i++) {
     image *at = &store.images[i];
     if (at->size == m->cubinSize && memcmp(at->bytes, m->pCubin, m->cubinSize) == 0) return at;
   }
-  if (!make_room(m->cubinSize) || !grow((void **)&store.images, store.num_images, &store.room_images, sizeof *store.images, MAX_IMAGES)) return NULL;
-  uint8_t *bytes = mmap(NULL, m->cubinSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (!make_room(m->cubinSize) || !grow((void **)&store.images, store.num_images,
+                                        &store.room_images, sizeof *store.images, MAX_IMAGES)) {
+    return NULL;
+  }
+  uint8_t *bytes =
+      mmap(NULL, m->cubinSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (bytes == MAP_FAILED) return NULL;
   memcpy(bytes, m->pCubin, m->cubinSize);
   image *at = &store.images[store.num_images++];
@@ -103,10 +109,13 @@ static void module_loaded(const gpufl_module_data *m) {
   if (m == NULL || m->pCubin == NULL || m->cubinSize == 0) return;
   pthread_mutex_lock(&store.lock);
   bool known = false;
-  for (uint32_t i = store.num_modules; i > 0 && !known; i--) known = store.modules[i - 1].module == m->moduleId;
+  for (uint32_t i = store.num_modules; i > 0 && !known; i--) {
+    known = store.modules[i - 1].module == m->moduleId;
+  }
   if (store.open && !known) {
     image *at = keep(m);
-    if (at != NULL && grow((void **)&store.modules, store.num_modules, &store.room_modules, sizeof *store.modules, MAX_MODULES)) {
+    if (at != NULL && grow((void **)&store.modules, store.num_modules, &store.room_modules,
+                           sizeof *store.modules, MAX_MODULES)) {
       at->loaded++;
       at->loads++;
       store.modules[store.num_modules++] = (loaded_module){m->moduleId, at->id};
@@ -141,7 +150,8 @@ uint32_t gpufl_module_loads(uint64_t crc) {
   return loads;
 }
 
-// pin_without_crc takes an image whose CRC is not known; false if there is none.
+// pin_without_crc pins the next image without a CRC and copies its entry. It returns false if there
+// is none.
 static bool pin_without_crc(image *out, uint32_t after) {
   bool found = false;
   pthread_mutex_lock(&store.lock);
@@ -173,7 +183,9 @@ static void compute_crcs(void) {
   if (gpufl_deep.calls.cubin_crc == NULL) return;
   image pinned = {0};
   while (pin_without_crc(&pinned, pinned.id)) {
-    gpufl_cubin_crc p = {.size = GPUFL_SIZE_TO(gpufl_cubin_crc, cubinCrc), .cubinSize = pinned.size, .cubin = pinned.bytes};
+    gpufl_cubin_crc p = {.size = GPUFL_SIZE_TO(gpufl_cubin_crc, cubinCrc),
+                         .cubinSize = pinned.size,
+                         .cubin = pinned.bytes};
     bool ok = gpufl_deep.calls.cubin_crc(&p) == GPUFL_CUPTI_SUCCESS;
     unpin(&pinned, ok, p.cubinCrc);
   }
@@ -186,7 +198,11 @@ int gpufl_cubins(gpufl_cubin *out, int n) {
   int count = (int)store.num_images;
   for (int i = 0; i < count && i < n; i++) {
     const image *at = &store.images[i];
-    out[i] = (gpufl_cubin){.id = at->id, .loaded = at->loaded > 0, .has_crc = at->has_crc, .crc = at->crc, .size = at->size};
+    out[i] = (gpufl_cubin){.id = at->id,
+                           .loaded = at->loaded > 0,
+                           .has_crc = at->has_crc,
+                           .crc = at->crc,
+                           .size = at->size};
   }
   pthread_mutex_unlock(&store.lock);
   return count;
@@ -212,7 +228,11 @@ void gpufl_get_cubin_stats(gpufl_cubin_stats *out) {
   memset(out, 0, sizeof *out);
   if (gpufl_is_child()) return;
   pthread_mutex_lock(&store.lock);
-  *out = (gpufl_cubin_stats){.images = store.num_images, .bytes = store.bytes, .refused = store.refused, .refused_bytes = store.refused_bytes, .evicted = store.evicted};
+  *out = (gpufl_cubin_stats){.images = store.num_images,
+                             .bytes = store.bytes,
+                             .refused = store.refused,
+                             .refused_bytes = store.refused_bytes,
+                             .evicted = store.evicted};
   pthread_mutex_unlock(&store.lock);
 }
 
@@ -227,7 +247,8 @@ static struct {
 
 static void context_created(void *handle) {
   if (handle == NULL) return;
-  gpufl_lease_context_ends(handle); // an earlier one of this handle, whose end was not reported
+  // An earlier context with this handle, if its end was not reported.
+  gpufl_lease_context_ends(handle);
   pthread_mutex_lock(&contexts.lock);
   int i = 0;
   while (i < contexts.n && contexts.all[i].handle != handle) i++;
@@ -241,7 +262,7 @@ static void context_created(void *handle) {
 }
 
 static void context_ends(void *handle) {
-  // It exists until the window has let go of it, and none takes it up again.
+  // The context exists until the window has released it. With ending set, no window uses it again.
   pthread_mutex_lock(&contexts.lock);
   for (int i = 0; i < contexts.n; i++) {
     if (contexts.all[i].handle == handle) contexts.all[i].ending = true;
@@ -270,23 +291,31 @@ bool gpufl_context_exists(void *handle) {
 bool gpufl_context_lives(void *handle) {
   bool found = false;
   pthread_mutex_lock(&contexts.lock);
-  for (int i = 0; i < contexts.n && !found; i++) found = contexts.all[i].handle == handle && !contexts.all[i].ending;
+  for (int i = 0; i < contexts.n && !found; i++) {
+    found = contexts.all[i].handle == handle && !contexts.all[i].ending;
+  }
   pthread_mutex_unlock(&contexts.lock);
   return found;
 }
 
-// add_primary adds the primary contexts that were there before we listened. They are only looked up:
-// who made them keeps them.
+// add_primary adds the primary contexts that are older than the subscription. It does not keep them
+// retained.
 static void add_primary(void) {
   const gpufl_deep_driver_calls *d = &gpufl_deep.driver;
-  if (!gpufl_driver_ready() || d->primary_state == NULL || d->primary_retain == NULL || d->primary_release == NULL) return;
+  if (!gpufl_driver_ready() || d->primary_state == NULL || d->primary_retain == NULL ||
+      d->primary_release == NULL) {
+    return;
+  }
   int devices = 0;
   if (gpufl_driver.device_count(&devices) != 0) return;
   for (int i = 0; i < devices; i++) {
     int device = 0, active = 0;
     unsigned flags = 0;
     void *handle = NULL;
-    if (gpufl_driver.device_get(&device, i) != 0 || d->primary_state(device, &flags, &active) != 0 || !active) continue;
+    if (gpufl_driver.device_get(&device, i) != 0 ||
+        d->primary_state(device, &flags, &active) != 0 || !active) {
+      continue;
+    }
     if (d->primary_retain(&handle, device) != 0) continue;
     d->primary_release(device);
     pthread_mutex_lock(&contexts.lock);
@@ -320,15 +349,17 @@ int gpufl_contexts(gpufl_context out[GPUFL_MAX_CONTEXTS], uint64_t *more) {
   for (int i = 0; i < n; i++) {
     uint32_t device = 0;
     if (out[i].device >= 0 || gpufl_deep.calls.context_device == NULL) continue;
-    if (gpufl_deep.calls.context_device(out[i].handle, &device) == GPUFL_CUPTI_SUCCESS) out[i].device = (int32_t)device;
+    if (gpufl_deep.calls.context_device(out[i].handle, &device) == GPUFL_CUPTI_SUCCESS) {
+      out[i].device = (int32_t)device;
+    }
   }
   return n;
 }
 
 // ---- captures ----
 
-// The streams that are being captured. No stream is asked: a question to the wrong one would end its
-// capture.
+// The streams that are being captured. Streams are not queried, since a query of the wrong stream
+// invalidates its capture.
 enum { MAX_CAPTURES = 256 };
 static struct {
   pthread_mutex_t lock;
@@ -347,11 +378,14 @@ static void capture_ends(void *stream) {
 }
 
 void gpufl_on_capture(bool begins, const gpufl_callback_data *call) {
-  if (call->callbackSite != GPUFL_CUPTI_API_EXIT || call->functionParams == NULL || call->functionReturnValue == NULL) return;
-  // The stream is the first parameter of all of them.
+  if (call->callbackSite != GPUFL_CUPTI_API_EXIT || call->functionParams == NULL ||
+      call->functionReturnValue == NULL) {
+    return;
+  }
+  // The stream is the first parameter of all these functions.
   void *stream = *(void *const *)call->functionParams;
   if (!begins) {
-    // With an error too: a capture that was invalidated has ended as well.
+    // Also after an error: an invalidated capture has ended as well.
     capture_ends(stream);
     return;
   }
@@ -368,7 +402,7 @@ uint32_t gpufl_captures(void) {
   return n;
 }
 
-// ---- life ----
+// ---- callbacks and state ----
 
 void gpufl_on_resource(uint32_t cbid, const void *data) {
   const gpufl_resource_data *r = data;
@@ -395,7 +429,8 @@ void gpufl_on_resource(uint32_t cbid, const void *data) {
   }
 }
 
-// A capture that began before it would have been told is over by then, in all likelihood.
+// The longest expected capture. One that began before captures were reported has probably ended
+// after this time.
 #define LONGEST_CAPTURE_NS ((int64_t)5 * 1000000000)
 static _Atomic int64_t told_since;
 
@@ -417,7 +452,7 @@ void gpufl_resources_close(void) {
   gpufl_resources_lose();
   pthread_mutex_lock(&store.lock);
   store.open = false;
-  // An image that somebody still reads stays, for the next life to find or to evict.
+  // A pinned image stays. The next session can find or evict it.
   for (uint32_t i = store.num_images; i > 0; i--) {
     if (store.images[i - 1].pins == 0) drop_image(i - 1);
   }
