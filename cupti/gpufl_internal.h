@@ -45,12 +45,20 @@ extern gpufl_cupti_calls gpufl_cupti;
 extern gpufl_driver_calls gpufl_driver;
 bool gpufl_driver_ready(void);
 
+/* The state that several files read (cupti.c). It has no lock: every field is atomic. */
+typedef struct {
+  atomic_bool child;                /* see gpufl_is_child */
+  atomic_bool running;              /* between gpufl_start and gpufl_stop */
+  _Atomic uint32_t session;         /* changes with each gpufl_start of a session */
+  _Atomic uint32_t requested_kinds; /* bits 1 << GPUFL_KIND_… */
+} gpufl_shared_state;
+extern gpufl_shared_state gpufl_state;
+
 /* gpufl_is_child returns true in a process forked from one that used the core. Threads that do not
  * exist here may hold locks, and the state of CUPTI and CUDA is the parent's. So a child must not
  * touch anything. */
-extern atomic_bool gpufl_child;
 static inline bool gpufl_is_child(void) {
-  return atomic_load_explicit(&gpufl_child, memory_order_relaxed);
+  return atomic_load_explicit(&gpufl_state.child, memory_order_relaxed);
 }
 
 /* gpufl_watch_fork registers the handler that sets gpufl_child. Every function that creates state
@@ -61,11 +69,6 @@ void gpufl_watch_fork(void);
  * follow then. gpufl_finalize waits for these calls, so CUPTI is not detached during one. */
 bool gpufl_call_begin(void);
 void gpufl_call_end(void);
-
-/* The state of recording (cupti.c). Launches and NVTX calls read it. */
-extern atomic_bool gpufl_running;              /* between gpufl_start and gpufl_stop */
-extern _Atomic uint32_t gpufl_session;         /* changes with each gpufl_start of a session */
-extern _Atomic uint32_t gpufl_requested_kinds; /* bits 1 << GPUFL_KIND_… */
 
 /* gpufl_watch_launches enables the callbacks for launches if scopes are recorded. After the first
  * call it costs one load. */

@@ -350,8 +350,8 @@ void gpufl_scope_counts(uint64_t *lost_out, uint64_t *misplaced_out) {
 
 // listening returns true while NVTX is recorded.
 static bool listening(void) {
-  return atomic_load_explicit(&gpufl_running, memory_order_relaxed) &&
-         (atomic_load_explicit(&gpufl_requested_kinds, memory_order_relaxed) &
+  return atomic_load_explicit(&gpufl_state.running, memory_order_relaxed) &&
+         (atomic_load_explicit(&gpufl_state.requested_kinds, memory_order_relaxed) &
           (1u << GPUFL_KIND_NVTX)) != 0;
 }
 
@@ -392,7 +392,7 @@ static void add_mark(gpufl_scope_event e) {
 static void add_end(gpufl_scope_event e, uint32_t session) {
   pthread_mutex_lock(&events.lock);
   // A new session may have started since the caller checked. Its reservations are for other ranges.
-  if (session == atomic_load(&gpufl_session) && events.reserved > 0) {
+  if (session == atomic_load(&gpufl_state.session) && events.reserved > 0) {
     events.reserved--;
     append(e);
   }
@@ -445,7 +445,7 @@ int gpufl_nvtx_push(const char *domain, const char *text, uint32_t color) {
   }
   entry e = {.nvtx = true, .domain = domain};
   if (heard) {
-    e.session = atomic_load(&gpufl_session);
+    e.session = atomic_load(&gpufl_state.session);
     gpufl_scope_event begin = event(GPUFL_SCOPE_BEGIN, gpufl_next_scope_id());
     begin.name = gpufl_intern(text);
     begin.domain = domain;
