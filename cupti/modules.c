@@ -273,17 +273,30 @@ void gpufl_get_cubin_stats(gpufl_cubin_stats *out) {
 
 // ---- contexts ----
 
+// find_context returns the entry of a context, or NULL. The caller holds the lock.
+static gpufl_context *find_context(void *handle) {
+  for (int i = 0; i < core.contexts.n; i++) {
+    if (core.contexts.all[i].handle == handle) return &core.contexts.all[i];
+  }
+  return NULL;
+}
+
+// add_context adds or replaces an entry. It returns false if the table is full. The caller holds
+// the lock.
+static bool add_context(gpufl_context context) {
+  gpufl_context *at = find_context(context.handle);
+  if (at == NULL && core.contexts.n == GPUFL_MAX_CONTEXTS) return false;
+  if (at == NULL) at = &core.contexts.all[core.contexts.n++];
+  *at = context;
+  return true;
+}
+
 static void context_created(void *handle) {
   if (handle == NULL) return;
   // An earlier context with this handle, if its end was not reported.
   gpufl_lease_context_ends(handle);
   pthread_mutex_lock(&core.contexts.lock);
-  int i = 0;
-  while (i < core.contexts.n && core.contexts.all[i].handle != handle) i++;
-  if (i < GPUFL_MAX_CONTEXTS) {
-    core.contexts.all[i] = (gpufl_context){.handle = handle, .device = -1, .seen = true};
-    if (i == core.contexts.n) core.contexts.n++;
-  } else {
+  if (!add_context((gpufl_context){.handle = handle, .device = -1, .seen = true})) {
     core.contexts.more++;
   }
   pthread_mutex_unlock(&core.contexts.lock);
@@ -292,38 +305,33 @@ static void context_created(void *handle) {
 static void context_ends(void *handle) {
   // The context exists until the window has released it. With ending set, no window uses it again.
   pthread_mutex_lock(&core.contexts.lock);
-  for (int i = 0; i < core.contexts.n; i++) {
-    if (core.contexts.all[i].handle == handle) core.contexts.all[i].ending = true;
-  }
+  gpufl_context *at = find_context(handle);
+  if (at != NULL) at->ending = true;
   pthread_mutex_unlock(&core.contexts.lock);
   gpufl_deep_context_ends(handle);
   pthread_mutex_lock(&core.contexts.lock);
-  bool found = false;
-  for (int i = 0; i < core.contexts.n && !found; i++) {
-    if (core.contexts.all[i].handle != handle) continue;
-    core.contexts.all[i] = core.contexts.all[--core.contexts.n];
-    found = true;
+  at = find_context(handle);
+  if (at != NULL) {
+    *at = core.contexts.all[--core.contexts.n];
+  } else if (core.contexts.more > 0) {
+    core.contexts.more--;
   }
-  if (!found && core.contexts.more > 0) core.contexts.more--;
   pthread_mutex_unlock(&core.contexts.lock);
 }
 
 bool gpufl_context_exists(void *handle) {
-  bool found = false;
   pthread_mutex_lock(&core.contexts.lock);
-  for (int i = 0; i < core.contexts.n && !found; i++) found = core.contexts.all[i].handle == handle;
+  bool found = find_context(handle) != NULL;
   pthread_mutex_unlock(&core.contexts.lock);
   return found;
 }
 
 bool gpufl_context_lives(void *handle) {
-  bool found = false;
   pthread_mutex_lock(&core.contexts.lock);
-  for (int i = 0; i < core.contexts.n && !found; i++) {
-    found = core.contexts.all[i].handle == handle && !core.contexts.all[i].ending;
-  }
+  const gpufl_context *at = find_context(handle);
+  bool lives = at != NULL && !at->ending;
   pthread_mutex_unlock(&core.contexts.lock);
-  return found;
+  return lives;
 }
 
 // add_primary adds the primary contexts that are older than the subscription. It does not keep them
@@ -347,12 +355,7 @@ static void add_primary(void) {
     if (d->primary_retain(&handle, device) != 0) continue;
     d->primary_release(device);
     pthread_mutex_lock(&core.contexts.lock);
-    int at = 0;
-    while (at < core.contexts.n && core.contexts.all[at].handle != handle) at++;
-    if (at == core.contexts.n && at < GPUFL_MAX_CONTEXTS) {
-      core.contexts.all[at] = (gpufl_context){.handle = handle, .device = i};
-      core.contexts.n++;
-    }
+    if (find_context(handle) == NULL) add_context((gpufl_context){.handle = handle, .device = i});
     pthread_mutex_unlock(&core.contexts.lock);
   }
 }
