@@ -62,12 +62,14 @@ static struct {
   int32_t busy_thread; // What gpufl_barrier_close last waited for.
   uint32_t busy_call;
   gpufl_barrier_counts counts;
-} barrier = {.lock = PTHREAD_MUTEX_INITIALIZER, .epoch = 1};
+
+  // The key releases the slot of a thread at its end.
+  pthread_once_t once;
+  pthread_key_t key;
+  bool have_key; // False if the process has no free key.
+} barrier = {.lock = PTHREAD_MUTEX_INITIALIZER, .epoch = 1, .once = PTHREAD_ONCE_INIT};
 
 static __thread slot *tls_slot;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static pthread_key_t key;
-static bool have_key; // false if the process has no free key
 
 static void thread_ends(void *of) {
   slot *s = of;
@@ -79,14 +81,14 @@ static void thread_ends(void *of) {
   pthread_mutex_unlock(&barrier.lock);
 }
 
-static void first(void) {
+static void initialize(void) {
   gpufl_cond_init(&barrier.opened_cond);
-  have_key = pthread_key_create(&key, thread_ends) == 0;
+  barrier.have_key = pthread_key_create(&barrier.key, thread_ends) == 0;
 }
 
 static slot *get_thread_slot(void) {
   if (tls_slot != NULL) return tls_slot;
-  pthread_once(&once, first);
+  pthread_once(&barrier.once, initialize);
   pthread_mutex_lock(&barrier.lock);
   slot *s = barrier.slots;
   while (s != NULL && s->used) s = s->next;
@@ -95,7 +97,7 @@ static slot *get_thread_slot(void) {
     s->next = barrier.slots;
     barrier.slots = s;
   }
-  if (s == NULL || !have_key || pthread_setspecific(key, s) != 0) {
+  if (s == NULL || !barrier.have_key || pthread_setspecific(barrier.key, s) != 0) {
     barrier.untracked = true;
     s = NULL;
   } else {
@@ -187,7 +189,7 @@ static bool no_calls_in_flight(uint32_t sets) {
 }
 
 bool gpufl_barrier_close(uint32_t sets, int64_t limit_ns) {
-  pthread_once(&once, first);
+  pthread_once(&barrier.once, initialize);
   int64_t until = gpufl_monotonic() + limit_ns;
   pthread_mutex_lock(&barrier.lock);
   atomic_store(&barrier.closed, sets);
@@ -225,7 +227,7 @@ bool gpufl_barrier_hold(void) {
 }
 
 static void open_barrier(bool held) {
-  pthread_once(&once, first);
+  pthread_once(&barrier.once, initialize);
   pthread_mutex_lock(&barrier.lock);
   if (held || !barrier.held) {
     barrier.held = false;

@@ -10,8 +10,12 @@
 
 gpufl_driver_calls gpufl_driver;
 
-static pthread_mutex_t driver_lock = PTHREAD_MUTEX_INITIALIZER;
-static atomic_bool driver_loaded;
+// The state of this file. The lock orders the threads that load the driver; gpufl_driver is
+// complete once loaded is true.
+static struct {
+  pthread_mutex_t lock;
+  atomic_bool loaded;
+} core = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 #define SYMBOL_REQUIRED(field, symbol, parameters) \
   {#symbol, offsetof(gpufl_driver_calls, field), true},
@@ -33,7 +37,7 @@ bool gpufl_resolve(void *library, void *table, const gpufl_symbol *symbols, size
   return true;
 }
 
-bool gpufl_driver_ready(void) { return atomic_load(&driver_loaded); }
+bool gpufl_driver_ready(void) { return atomic_load(&core.loaded); }
 
 int gpufl_driver_load(char error[GPUFL_ERROR_SIZE]) {
   error[0] = 0;
@@ -41,7 +45,7 @@ int gpufl_driver_load(char error[GPUFL_ERROR_SIZE]) {
   if (gpufl_driver_ready()) return GPUFL_OK;
   gpufl_watch_fork();
   int result = GPUFL_OK;
-  pthread_mutex_lock(&driver_lock);
+  pthread_mutex_lock(&core.lock);
   if (!gpufl_driver_ready()) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
@@ -54,10 +58,10 @@ int gpufl_driver_load(char error[GPUFL_ERROR_SIZE]) {
       result = GPUFL_NO_SYMBOL;
     } else {
       gpufl_deep_load_driver(library);
-      atomic_store(&driver_loaded, true);
+      atomic_store(&core.loaded, true);
     }
   }
-  pthread_mutex_unlock(&driver_lock);
+  pthread_mutex_unlock(&core.lock);
   return result;
 }
 

@@ -61,8 +61,8 @@ static inline bool gpufl_is_child(void) {
   return atomic_load_explicit(&gpufl_state.child, memory_order_relaxed);
 }
 
-/* gpufl_watch_fork registers the handler that sets gpufl_child. Every function that creates state
- * calls it first. It is idempotent. */
+/* gpufl_watch_fork registers the handler that sets gpufl_state.child. Every function that creates
+ * state calls it first. It is idempotent. */
 void gpufl_watch_fork(void);
 
 /* gpufl_call_begin returns true if an application thread may call CUPTI now. gpufl_call_end must
