@@ -155,13 +155,13 @@ func Open(cfg Config) (*Collector, error) {
 	return c, nil
 }
 
-// Status says what works. Kinds and Missing are known after Start. Where CUPTI tells of nothing any more (ReasonDeaf) all are missing, and Detail says so.
+// Status says what works. Kinds and Missing are known after Start. Where CUPTI tells of nothing any more (ReasonUnresponsive) all are missing, and Detail says so.
 func (c *Collector) Status() Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.status
-	if coreDeepDeaf() {
-		s.Kinds, s.Missing, s.Detail = 0, s.Missing|s.Kinds, deaf
+	if coreDeepUnresponsive() {
+		s.Kinds, s.Missing, s.Detail = 0, s.Missing|s.Kinds, unresponsiveDetail
 	}
 	return s
 }

@@ -42,7 +42,7 @@ func open(t *testing.T, cfg Config) (*cuptitest.Fake, *Collector) {
 		if n := fake.Control("not_zero", 0); n != 0 {
 			t.Errorf("%d buffers were promised to be zero and were not", n)
 		}
-		if n := fake.Control("copied_beside", 0); n != 0 {
+		if n := fake.Control("copied_concurrently", 0); n != 0 {
 			t.Errorf("records of copies were switched off or asked for by force %d times beside a copy", n)
 		}
 	})

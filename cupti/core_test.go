@@ -97,7 +97,7 @@ func TestBarrier(t *testing.T) {
 
 func TestWhatIsRareAndAllowed(t *testing.T) {
 	path, fakes := program(t, "edge_cases")
-	for _, what := range []string{"cancel", "keys", "given_up", "released", "loading", "reading", "flushing", "capture", "deaf", "deaf_early"} {
+	for _, what := range []string{"cancel", "keys", "given_up", "released", "loading", "reading", "flushing", "capture", "unresponsive", "unresponsive_early"} {
 		t.Run(what, func(t *testing.T) {
 			t.Setenv("FAKE_CUDA_DEVICES", "2")
 			run(t, path, fakes, what)

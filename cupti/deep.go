@@ -105,18 +105,18 @@ type DeepConfig struct {
 
 // Further reasons, of windows.
 const (
-	ReasonNotSupported Reason = "not_supported"   // this CUPTI, GPU, or virtual GPU cannot do it
-	ReasonNoContext    Reason = "no_context"      // the process has no CUDA context yet
-	ReasonCapture      Reason = "stream_capture"  // a CUDA graph is being captured
-	ReasonTaken        Reason = "gpu_taken"       // another process samples the GPU, and would receive our samples
-	ReasonOnce         Reason = "sass_used"       // the process has had its window of EngineSASS
-	ReasonWindowOpen   Reason = "window_open"     // another window is open
-	ReasonActivity     Reason = "activity_on"     // activity must be paused first
-	ReasonNotQuiesced  Reason = "calls_under_way" // calls of the application were still in flight at the limit
-	ReasonExit         Reason = "at_exit"         // recording ends
-	ReasonStuck        Reason = "engine_stuck"    // CUPTI did not come back in time; not tried again
-	ReasonDeaf         Reason = "cupti_deaf"      // CUPTI tells of nothing in this process any more: recording is over as well
-	ReasonBadRequest   Reason = "invalid_request" // the DeepConfig makes no sense
+	ReasonNotSupported Reason = "not_supported"      // this CUPTI, GPU, or virtual GPU cannot do it
+	ReasonNoContext    Reason = "no_context"         // the process has no CUDA context yet
+	ReasonCapture      Reason = "stream_capture"     // a CUDA graph is being captured
+	ReasonTaken        Reason = "gpu_taken"          // another process samples the GPU, and would receive our samples
+	ReasonOnce         Reason = "sass_used"          // the process has had its window of EngineSASS
+	ReasonWindowOpen   Reason = "window_open"        // another window is open
+	ReasonActivity     Reason = "activity_on"        // activity must be paused first
+	ReasonNotQuiesced  Reason = "calls_under_way"    // calls of the application were still in flight at the limit
+	ReasonExit         Reason = "at_exit"            // recording ends
+	ReasonStuck        Reason = "engine_stuck"       // CUPTI did not come back in time; not tried again
+	ReasonUnresponsive Reason = "cupti_unresponsive" // CUPTI tells of nothing in this process any more: recording is over as well
+	ReasonBadRequest   Reason = "invalid_request"    // the DeepConfig makes no sense
 )
 
 // DeepRow is one figure of a window: how often a place in the code was seen waiting for something, or what
@@ -165,10 +165,10 @@ type DeepTotals struct {
 	// way: without cuCtxRecordEvent, CUDA 12.5. What was under way then may not be counted whole.
 	NotIdle uint64
 	// Deferred counts calls of Drain that came while a module was loaded or unloaded and left it for
-	// the next. Gated counts calls of the application that had to wait for one of ours, GateTimeouts
-	// those that went on before it had ended. LongestHold is the longest that one waited.
-	Deferred, Gated, GateTimeouts uint64
-	LongestHold                   time.Duration
+	// the next. BlockedCalls counts calls of the application that had to wait for one of ours, BarrierTimeouts
+	// those that went on before it had ended. LongestBlock is the longest that one waited.
+	Deferred, BlockedCalls, BarrierTimeouts uint64
+	LongestBlock                            time.Duration
 	// NamesKept counts the texts that CUPTI handed over and that may still be in use by it: they are
 	// not freed.
 	NamesKept uint64

@@ -134,7 +134,7 @@ func TestSanitizers(t *testing.T) {
 	add(test{program: "window_capacity", single: true})
 	add(test{program: "concurrent", env: []string{"FAKE_CUDA_DEVICES=2"}})
 	add(test{program: "barrier", alone: true})
-	for _, what := range []string{"cancel", "keys", "given_up", "released", "loading", "reading", "flushing", "capture", "deaf", "deaf_early"} {
+	for _, what := range []string{"cancel", "keys", "given_up", "released", "loading", "reading", "flushing", "capture", "unresponsive", "unresponsive_early"} {
 		add(test{program: "edge_cases", args: []string{what}, env: []string{"FAKE_CUDA_DEVICES=2"}, abandons: true, soak: what == "reading"})
 	}
 	for _, how := range []string{"exit", "_exit", "quick_exit", "closed", "atexit-before", "atexit-after"} {

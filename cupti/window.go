@@ -88,8 +88,8 @@ func (c *Collector) OpenDeep(cfg DeepConfig) (*DeepWindow, error) {
 	if c.deep.window != nil {
 		return nil, &Error{Status: c.deepStatus(cfg.Engine, rcBusy)}
 	}
-	if coreDeepDeaf() {
-		return nil, &Error{Status: c.deepStatus(cfg.Engine, rcDeaf)}
+	if coreDeepUnresponsive() {
+		return nil, &Error{Status: c.deepStatus(cfg.Engine, rcUnresponsive)}
 	}
 	// A quarter of the time is for quiescing the application.
 	if rc := bounded(cfg.OpenLimit, func() int { return coreDeepOpen(&cfg, names, cfg.OpenLimit/4) }); rc != 0 {
@@ -327,7 +327,7 @@ func (c *Collector) switched(what string, rc int) error {
 	switch rc {
 	case rcActivity:
 		return &Error{Status: Status{Reason: ReasonActivity, Detail: "SASS metrics and activity records together can lock the driver up: close the window first"}}
-	case rcCapture, rcNotQuiesced, rcDeaf:
+	case rcCapture, rcNotQuiesced, rcUnresponsive:
 		return &Error{Status: c.deepStatus(EngineSASS, rc)}
 	}
 	return coreError(what, rc)
@@ -389,9 +389,10 @@ func taken(pid int) string {
 	return fmt.Sprintf("process %d samples this GPU, and holds it until it exits: end that process, or request SASS metrics", pid)
 }
 
-// deaf is what a refused cuptiPCSamplingStart can leave CUPTI as.
-const deaf = "something else had the GPU's counters (Nsight, DCGM's profiling metrics) when a window of PC sampling began, and CUPTI's refusal has left it deaf: " +
-	"nothing is recorded in this process any more, and no window opened; start it anew, and ask for SASS metrics while something else has the counters"
+// unresponsiveDetail is what a refused cuptiPCSamplingStart can leave CUPTI as.
+const unresponsiveDetail = "another tool used the GPU's counters (Nsight, DCGM profiling metrics) when PC sampling started, " +
+	"and CUPTI is unresponsive: nothing more is recorded in this process; restart it, " +
+	"and request SASS metrics while another tool uses the counters"
 
 // quiesceFailure is what was busy.
 type quiesceFailure struct {
@@ -450,8 +451,8 @@ func (c *Collector) deepStatus(e Engine, rc int) Status {
 			s.Detail += " (" + obstacle + ")"
 		}
 		s.Detail += ": use another GPU, or a machine that is set up for profiling"
-	case rcDeaf:
-		s.Reason, s.Detail = ReasonDeaf, deaf
+	case rcUnresponsive:
+		s.Reason, s.Detail = ReasonUnresponsive, unresponsiveDetail
 	case rcBadValue:
 		s.Reason, s.Detail = ReasonBadRequest, "the GPU knows none of the metrics that "+what+" was asked for: leave them out for the default, in GPUFLIGHT_DEEP_METRICS if they are from there"
 	case cuptiNotSupported, cuptiVirtualized, cuptiConfidential, cuptiMining, cuptiMIG, cuptiSLI, cuptiWSL:

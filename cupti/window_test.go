@@ -53,7 +53,7 @@ func openDeep(t *testing.T, cfg Config) (*cuptitest.Fake, *Collector, cuptitest.
 		if n := fake.Control("armed", 0); n != 0 {
 			t.Errorf("%d things are left armed", n)
 		}
-		for _, what := range []string{"pc_raced", "sass_raced", "sass_flushed", "mixed", "asked_beside"} {
+		for _, what := range []string{"pc_raced", "sass_raced", "sass_flushed", "mixed", "read_concurrently"} {
 			if n := fake.Control(what, 0); n != 0 {
 				t.Errorf("%s %d", what, n)
 			}
@@ -294,7 +294,7 @@ func TestLaunchesWaitForASlowStart(t *testing.T) {
 	if n := fake.Control("pc_raced", 0); n != 0 {
 		t.Errorf("%d launches went on", n)
 	}
-	if r.Totals.GateTimeouts != 0 || r.Totals.Gated == 0 || r.Totals.LongestHold < 2400*time.Millisecond {
+	if r.Totals.BarrierTimeouts != 0 || r.Totals.BlockedCalls == 0 || r.Totals.LongestBlock < 2400*time.Millisecond {
 		t.Errorf("totals %+v", r.Totals)
 	}
 }
@@ -792,8 +792,8 @@ func TestStopTellsOfLaunchesNoMore(t *testing.T) {
 		stop(t, c, false)
 		drain(t, c)
 	}
-	if n := fake.Control("deafened", 0); n != 0 {
-		t.Errorf("%d callbacks were switched off beside launches while no kernels were recorded", n)
+	if n := fake.Control("launches_lost", 0); n != 0 {
+		t.Errorf("%d callbacks were switched off during launches while no kernels were recorded", n)
 	}
 }
 
@@ -929,7 +929,7 @@ func TestWindowsBesideLaunchesModulesAndCaptures(t *testing.T) {
 		if e == EnginePCSampling && sum(r) != r.Totals.Samples {
 			t.Errorf("%d samples in rows, totals %+v", sum(r), r.Totals)
 		}
-		if r.Totals.GateTimeouts != 0 {
+		if r.Totals.BarrierTimeouts != 0 {
 			t.Errorf("totals %+v", r.Totals)
 		}
 	}
@@ -989,7 +989,7 @@ func TestLaunchWhoseEndIsNotTold(t *testing.T) {
 			launched <- true
 		}
 	})
-	fake.Set(t, "untold_ends", 1)
+	fake.Set(t, "missing_ends", 1)
 	launch <- true
 	<-launched
 	s := refusal(t, c, DeepConfig{OpenLimit: 12 * time.Second})
@@ -1036,11 +1036,11 @@ func TestCallsWaitForOurs(t *testing.T) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		// Until the drain has begun this one does not wait, so there is always another.
-		for coreDeepTotals().Gated == 0 {
+		for coreDeepTotals().BlockedCalls == 0 {
 			fake.UnloadModule(fake.LoadModule([]byte("image")))
 		}
 	})
-	process.Eventually(t, time.Minute, "a call waits", func() bool { return coreDeepTotals().Gated > 0 })
+	process.Eventually(t, time.Minute, "a call waits", func() bool { return coreDeepTotals().BlockedCalls > 0 })
 	fake.Control("hang", 0)
 	threads.Wait()
 	closeWindow(t, w)
@@ -1452,11 +1452,11 @@ func TestFirstPauseIsAtRest(t *testing.T) {
 	}
 	defer running.Wait()
 	time.Sleep(10 * time.Millisecond)
-	fake.Control("switched_beside", 0)
+	fake.Control("switched_concurrently", 0)
 	if err := c.Pause(); err != nil {
 		t.Fatal(err)
 	}
-	if n := fake.Control("switched_beside", 0); n != 0 {
+	if n := fake.Control("switched_concurrently", 0); n != 0 {
 		t.Errorf("switched %d times during launches", n)
 	}
 	if err := c.Resume(); err != nil {

@@ -171,7 +171,7 @@ func TestEachRefusalHasOneSentence(t *testing.T) {
 func TestCountersAreAskedFor(t *testing.T) {
 	b, _ := windowBench(t, anyWindow...)
 	p := b.tell()
-	p.do("start_deafens 1")
+	p.do("start_makes_unresponsive 1")
 	refusals := 0
 	for range 2 {
 		p.do("refuse_start 26")
@@ -197,7 +197,7 @@ func TestCountersAreAskedFor(t *testing.T) {
 	require.Equal(t, "armed 0", p.do("refuse_profiler 999"))
 	code, text, _ = p.ask("pc")
 	assert.Equal(t, 0, code, text)
-	assert.Equal(t, "0", p.do("? asked_beside"))
+	assert.Equal(t, "0", p.do("? read_concurrently"))
 	p.end()
 	windows, _, _, captures := b.windowed()
 	assert.Len(t, windows, refusals+9)
@@ -205,19 +205,20 @@ func TestCountersAreAskedFor(t *testing.T) {
 	ended := captures[0].Attributes().AsRaw()
 	assert.Equal(t, int64(9), ended[semconv.CUDACaptureDeepWindows])
 	assert.Contains(t, ended[semconv.CUDACaptureKindsCollected], "kernel", "it is recorded to the end")
-	assert.NotContains(t, fmt.Sprint(ended), "deaf")
+	assert.NotContains(t, fmt.Sprint(ended), "unresponsive")
 }
 
-// Something else has the counters, and CUPTI's refusal takes down all that CUPTI has: the program goes on, CUPTI is asked for nothing that could
-// crash it, what was recorded before is kept, and people are told that there is no more.
-func TestWindowThatLeavesCUPTIDeaf(t *testing.T) {
+// Another tool uses the counters, and CUPTI becomes unresponsive when it rejects the start. The program
+// continues, and the recorder makes no further calls that could crash CUPTI. Earlier records are kept,
+// and the user gets a message.
+func TestWindow_CUPTIUnresponsive(t *testing.T) {
 	b, _ := windowBench(t, anyWindow...)
 	p := b.tell()
 	code, text, _ := p.ask("pc")
 	require.Equal(t, 0, code, text)
 	p.do("refuse_start 26")
-	p.do("start_deafens 1")
-	const words = "CUPTI's refusal has left it deaf: nothing is recorded in this process any more, and no window opened; start it anew, and ask for SASS metrics while "
+	p.do("start_makes_unresponsive 1")
+	const words = "and CUPTI is unresponsive: nothing more is recorded in this process; restart it, and request SASS metrics while "
 	for _, engine := range []string{"pc", "pc", "sass", "both"} {
 		code, text, window := p.ask(engine)
 		assert.Equal(t, 1, code, text)
@@ -227,7 +228,7 @@ func TestWindowThatLeavesCUPTIDeaf(t *testing.T) {
 		p.do("refuse_start 0")
 	}
 	require.Equal(t, "armed 0", p.do("launch"))
-	assert.Equal(t, "0", p.do("? switched_deaf"))
+	assert.Equal(t, "0", p.do("? switched_unresponsive"))
 	p.end()
 	_, _, _, captures := b.windowed()
 	require.Len(t, captures, 1)

@@ -271,14 +271,14 @@ func (f *Fake) Synchronize() { C.synchronize() }
 //	silent            1: callbacks are not called
 //	finalized         how often cuptiFinalize was called
 //	not_zero          buffers that were promised to be zeroed and were not
-//	switched_beside   how often kinds were switched, or callbacks for launches off, beside a launch that somebody was told of: some threads
+//	switched_concurrently   how often kinds were switched, or callbacks for launches off, beside a launch that somebody was told of: some threads
 //	                  may have no records then, or not be told of
-//	copied_beside     how often kinds of copies and sets were switched off, or a flush was forced, beside a copy or set: CUPTI may crash then
+//	copied_concurrently     how often kinds of copies and sets were switched off, or a flush was forced, beside a copy or set: CUPTI may crash then
 //	copy_hold         1: copies and sets do not return until it is 0
 //	copying           how many are under way; not to be set
 //	incomplete        1: a record of each buffer is not complete, so that only a forced flush gives it back
 //	enabled, callbacks, subscribed   the activity kinds (bits), the number of callbacks, whether there is a subscriber; not to be set
-//	untold_ends       of how many of the next launches the ends are not told
+//	missing_ends       of how many of the next launches the ends are not told
 //	launch_ns         how long each launch, and each call about a module, takes
 //	own_call          1: a thread of CUPTI's own launches, and is in that call until it is 0
 //	own_called        1: it is; not to be set
@@ -288,11 +288,11 @@ func (f *Fake) Synchronize() { C.synchronize() }
 // and for windows:
 //
 //	counters_taken    the CUptiResult of asking for the counters
-//	asked_beside      how often that was asked while samples were taken
+//	read_concurrently      how often that was asked while samples were taken
 //	refuse_start      the CUptiResult of starting PC sampling
 //	refuse_disable    that of disabling it, which is done all the same
-//	start_deafens     1: a start that is refused, or that there are no reasons, leaves CUPTI deaf: it tells of nothing and makes no records until it was left
-//	switched_deaf     how often kinds of activity were switched then: CUPTI may crash
+//	start_makes_unresponsive     1: a start that is refused, or that there are no reasons, leaves CUPTI deaf: it tells of nothing and makes no records until it was left
+//	switched_unresponsive     how often kinds of activity were switched then: CUPTI may crash
 //	refuse_pc, refuse_profiler, refuse_sass   the CUptiResult of enabling PC sampling, of cuptiProfilerInitialize, of configuring SASS metrics
 //	unsupported       the first setting of the device that rules it out, from 1
 //	no_reasons        1: PC sampling knows no stall reasons

@@ -88,8 +88,8 @@ type Engines struct {
 	asked chan bool
 	// stuck says that an engine may be armed that CUPTI has not come back from.
 	stuck bool
-	// deaf is for saying once that CUPTI tells of nothing any more.
-	deaf sync.Once
+	// unresponsive is for saying once that CUPTI tells of nothing any more.
+	unresponsive sync.Once
 }
 
 // New returns engines that have not begun. A nil logger drops what is logged.
@@ -347,7 +347,7 @@ var statuses = map[cupti.Reason]deep.Status{
 	cupti.ReasonExit:          deep.StatusAtExit,
 	cupti.ReasonForked:        deep.StatusAtExit,
 	cupti.ReasonStuck:         deep.StatusBroken,
-	cupti.ReasonDeaf:          deep.StatusBroken,
+	cupti.ReasonUnresponsive:  deep.StatusBroken,
 	cupti.ReasonBadRequest:    deep.StatusBadRequest,
 }
 
@@ -367,8 +367,8 @@ func (e *Engines) status(err error) error {
 		e.stuck = true
 		e.mu.Unlock()
 	}
-	if refused.Status.Reason == cupti.ReasonDeaf {
-		e.deaf.Do(func() { e.log.Error("gpuflight: recording has ended", "why", refused.Status.Detail) })
+	if refused.Status.Reason == cupti.ReasonUnresponsive {
+		e.unresponsive.Do(func() { e.log.Error("gpuflight: recording has ended", "why", refused.Status.Detail) })
 	}
 	return refusal(refused.Status)
 }

@@ -214,7 +214,7 @@ func samples(store uint64) *cupti.DeepResult {
 			{CRC: 99, Function: 1, PC: 64, What: 1, Value: 5, Device: 1, Correlation: 12},
 		},
 		Totals: cupti.DeepTotals{Samples: 740, DroppedSamples: 3, NonUserSamples: 2, HardwareFull: 1, NotIdle: 1, SkippedContexts: 2, LostContexts: 3,
-			LostRows: 6, Gated: 8, GateTimeouts: 7, LongestHold: time.Millisecond},
+			LostRows: 6, BlockedCalls: 8, BarrierTimeouts: 7, LongestBlock: time.Millisecond},
 	}
 }
 
@@ -444,7 +444,7 @@ func TestReasonsBecomeStatuses(t *testing.T) {
 		cupti.ReasonTaken:         deep.StatusAnotherProfiler,
 		cupti.ReasonPermission:    deep.StatusNoPermission,
 		cupti.ReasonStuck:         deep.StatusBroken,
-		cupti.ReasonDeaf:          deep.StatusBroken,
+		cupti.ReasonUnresponsive:  deep.StatusBroken,
 		cupti.ReasonExit:          deep.StatusAtExit,
 		cupti.ReasonNotQuiesced:   deep.StatusNotQuiesced,
 		cupti.ReasonFailed:        deep.StatusFailed,
@@ -593,7 +593,7 @@ func TestNothingPatched(t *testing.T) {
 		{cupti.EngineSASS, 0, 0, 0, nil},
 		{cupti.EnginePCSampling, 7, 0, 1, nil},
 	} {
-		r := &cupti.DeepResult{Engine: tc.engine, Totals: cupti.DeepTotals{Launched: tc.launched, Patched: tc.patched, Gated: tc.gated}}
+		r := &cupti.DeepResult{Engine: tc.engine, Totals: cupti.DeepTotals{Launched: tc.launched, Patched: tc.patched, BlockedCalls: tc.gated}}
 		assert.Equal(t, tc.want, diagnostics(r), "%+v", tc)
 	}
 }

@@ -228,9 +228,9 @@ func (w *worker) window(j *job) (*recorder.Window, []listingKey) {
 		out.LostRows += r.Totals.LostRows
 		out.SkippedContexts += r.Totals.SkippedContexts
 		out.LostContexts += r.Totals.LostContexts
-		out.Held += r.Totals.Gated
-		out.Released += r.Totals.GateTimeouts
-		out.LongestHold = max(out.LongestHold, r.Totals.LongestHold)
+		out.Held += r.Totals.BlockedCalls
+		out.Released += r.Totals.BarrierTimeouts
+		out.LongestHold = max(out.LongestHold, r.Totals.LongestBlock)
 		out.Missing = append(out.Missing, r.Missing...)
 		for _, remark := range diagnostics(r) {
 			out.Outcome.Text += "; " + remark
@@ -264,7 +264,7 @@ func diagnostics(r *cupti.DeepResult) (all []string) {
 		all = append(all, "it did not end as it should: "+r.Problem.Detail)
 	}
 	// One that waited at the gate may have been past CUPTI's patching.
-	if r.Engine == cupti.EngineSASS && t.Patched == 0 && t.Launched > t.Gated {
+	if r.Engine == cupti.EngineSASS && t.Patched == 0 && t.Launched > t.BlockedCalls {
 		all = append(all, fmt.Sprintf("%d launches were made in it and CUPTI patched no kernel: they have no instruction that is counted, or ask again", t.Launched))
 	}
 	if t.NotIdle > 0 {

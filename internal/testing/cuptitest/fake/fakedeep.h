@@ -97,7 +97,7 @@ static struct {
   uint32_t profilers;
   uint32_t metrics[DEEP_CONTEXTS];   /* by device: how many are configured */
   int chosen[DEEP_CONTEXTS][KNOWN];
-  int64_t refuse_pc, refuse_disable, refuse_start, counters_taken, asked_beside, start_deafens, refuse_profiler, refuse_sass, pc_full, pc_drop, pc_non_user, copies, layout, unsupported, no_reasons, broken;
+  int64_t refuse_pc, refuse_disable, refuse_start, counters_taken, read_concurrently, start_makes_unresponsive, refuse_profiler, refuse_sass, pc_full, pc_drop, pc_non_user, copies, layout, unsupported, no_reasons, broken;
   int watching; /* contexts that samples are taken of, or that count */
   int64_t mixed, pc_raced, sass_raced, sass_flushed, sass_with_activity, names_given, start_ms, data_ms, pc_remaining;
   char replay[4096];
@@ -411,7 +411,7 @@ FAKE_API int cuptiPCSamplingGetNumStallReasons(void *params) {
   struct { size_t size; void *priv, *ctx; size_t *n; } *q = params;
   if (c != NULL) {
     if (!c->enabled) result = INVALID_OPERATION; else *q->n = deep.no_reasons ? 0 : reasons.n;
-    deaf_to_all = deaf_to_all || (deep.no_reasons != 0 && deep.start_deafens != 0);
+    unresponsive = unresponsive || (deep.no_reasons != 0 && deep.start_makes_unresponsive != 0);
   }
   PC_DONE;
 }
@@ -492,7 +492,7 @@ FAKE_API int cuptiPCSamplingStart(void *params) {
       result = INVALID_OPERATION;
     } else if (deep.refuse_start != 0) {
       result = (int)deep.refuse_start;
-      deaf_to_all = deaf_to_all || deep.start_deafens != 0;
+      unresponsive = unresponsive || deep.start_makes_unresponsive != 0;
     } else {
       for (int i = 0; i < DEEP_CONTEXTS; i++) deep.mixed += deep.all[i].sampled && deep.all[i].device == c->device && &deep.all[i] != c;
       c->started = c->sampled = true;
@@ -597,10 +597,10 @@ FAKE_API int cuptiPCSamplingDisable(void *params) {
   if (c != NULL) {
     if (!c->enabled) {
       result = INVALID_OPERATION;
-    } else if (deaf_to_all || deep.refuse_disable != 0) {
+    } else if (unresponsive || deep.refuse_disable != 0) {
       c->enabled = c->started = false;
       c->rest = NULL;
-      result = deaf_to_all ? 999 : (int)deep.refuse_disable;
+      result = unresponsive ? 999 : (int)deep.refuse_disable;
     } else {
       if (c->rest != NULL) hand_out(c, c->rest); /* and what has no room is gone */
       c->first_pc = c->num_pc = 0;
@@ -634,7 +634,7 @@ FAKE_API int cuptiProfilerGetCounterAvailability(void *params) {
   } else if (result == SUCCESS) {
     if (deep.counters_taken != 0) result = (int)deep.counters_taken;
     else memset(p->list, 1, BYTES);
-    for (int i = 0; i < DEEP_CONTEXTS; i++) deep.asked_beside += deep.all[i].alive && deep.all[i].started;
+    for (int i = 0; i < DEEP_CONTEXTS; i++) deep.read_concurrently += deep.all[i].alive && deep.all[i].started;
   }
   pthread_mutex_unlock(&lock);
   return result;
@@ -827,8 +827,8 @@ FAKE_API int cuptiSassMetricsFlushData(void *params) {
 static int64_t deep_control(const char *what, int64_t value) {
   struct { const char *name; int64_t *at; } all[] = {
       {"refuse_pc", &deep.refuse_pc},     {"refuse_profiler", &deep.refuse_profiler},
-      {"refuse_disable", &deep.refuse_disable}, {"refuse_start", &deep.refuse_start}, {"start_deafens", &deep.start_deafens},
-      {"counters_taken", &deep.counters_taken}, {"asked_beside", &deep.asked_beside},
+      {"refuse_disable", &deep.refuse_disable}, {"refuse_start", &deep.refuse_start}, {"start_makes_unresponsive", &deep.start_makes_unresponsive},
+      {"counters_taken", &deep.counters_taken}, {"read_concurrently", &deep.read_concurrently},
       {"refuse_sass", &deep.refuse_sass}, {"pc_full", &deep.pc_full},
       {"pc_drop", &deep.pc_drop},         {"pc_non_user", &deep.pc_non_user},
       {"names_copied", &deep.copies},     {"sass_layout", &deep.layout},
