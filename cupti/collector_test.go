@@ -161,8 +161,8 @@ func TestRecordsWhatWasLaunched(t *testing.T) {
 }
 
 func TestNamesOutliveFinalize(t *testing.T) {
-	// The fake's names are unmapped by cuptiFinalize: reading one later would be a fault, counted as a
-	// reject.
+	// The fake's names are unmapped by cuptiFinalize: reading one later would be a fault, counted
+	// as a reject.
 	fake, c := open(t, Config{BufferBytes: 64 << 10})
 	for range 3 {
 		start(t, c)
@@ -558,7 +558,8 @@ func TestStopWhileCopiesGoOn(t *testing.T) {
 	}
 }
 
-// TestStopWithoutTheLastRecord: one that does not become complete keeps its buffer, which is counted.
+// TestStopWithoutTheLastRecord: one that does not become complete keeps its buffer, which is
+// counted.
 func TestStopWithoutTheLastRecord(t *testing.T) {
 	fake, c := open(t, Config{Kinds: KindsOf(KindKernel)})
 	start(t, c)

@@ -174,7 +174,8 @@ static void reading(void) {
   CHECK(counts.barrier_timeouts == 0 && counts.longest_block_ns > 0 && counts.longest_block_ns < GPUFL_BARRIER_LIMIT_NS);
 }
 
-// Somebody else flushes for longer than a window waits: that opens later, and launches do not wait for it.
+// Somebody else flushes for longer than a window waits: that opens later, and launches do not wait
+// for it.
 static void flushing(const char *fakes) {
   static const gpufl_deep_config config = {.max_rows = 1 << 16, .limit_ns = 500000000};
   open_window(fakes);

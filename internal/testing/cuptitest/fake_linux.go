@@ -178,8 +178,9 @@ type Fake struct {
 	Dir, CUPTI string
 }
 
-// Libraries compiles the fakes, opens them in this process, and sets GPUFLIGHT_CUPTI and LD_LIBRARY_PATH for it
-// and its children until the test ends. The test is skipped where there is no C compiler.
+// Libraries compiles the fakes, opens them in this process, and sets GPUFLIGHT_CUPTI and
+// LD_LIBRARY_PATH for it and its children until the test ends. The test is skipped where there is
+// no C compiler.
 func Libraries(t testing.TB) *Fake {
 	t.Helper()
 	dir := Build(t)
@@ -218,8 +219,8 @@ func cName(s string) *C.char {
 	return p.(*C.char)
 }
 
-// Launch launches kernels of that name, n times, on the calling OS thread. The first has a grid of 1, the
-// next of 2 blocks, and so on up to 1000 and again.
+// Launch launches kernels of that name, n times, on the calling OS thread. The first has a grid of
+// 1, the next of 2 blocks, and so on up to 1000 and again.
 func (f *Fake) Launch(name string, n int) {
 	for i := range n {
 		f.LaunchKernel(Kernel{Name: name, Grid: [3]uint32{uint32(i%1000) + 1, 2, 3}, Block: [3]uint32{128, 1, 1}, Shared: 1024, Registers: 24, Stream: 7})
@@ -247,8 +248,8 @@ func (f *Fake) LaunchThreads(threads, n int, name string) {
 	}
 }
 
-// Memory allocates some bytes on the device, sets them, copies them there and back and frees them: five
-// calls, on the calling OS thread.
+// Memory allocates some bytes on the device, sets them, copies them there and back and frees them:
+// five calls, on the calling OS thread.
 func (f *Fake) Memory(bytes int) { C.memory(C.size_t(bytes)) }
 
 // Graph launches a graph with so many kernels, on the calling OS thread.
@@ -330,8 +331,8 @@ func (f *Fake) Set(t testing.TB, what string, value int64) {
 	t.Cleanup(func() { f.Control(what, old) })
 }
 
-// Deliver hands bytes to the recorder as one completed buffer, whatever they are. It reports false if the
-// recorder lent no buffer that is large enough.
+// Deliver hands bytes to the recorder as one completed buffer, whatever they are. It reports false
+// if the recorder lent no buffer that is large enough.
 func (f *Fake) Deliver(bytes []byte) bool {
 	return C.deliver(unsafe.Pointer(unsafe.SliceData(bytes)), C.size_t(len(bytes))) == 0
 }
@@ -364,8 +365,8 @@ func (f *Fake) CRC(image []byte) uint64 {
 	return uint64(C.crc(unsafe.Pointer(unsafe.SliceData(image)), C.size_t(len(image))))
 }
 
-// BeginCapture begins to capture a stream, EndCapture ends it; both return the driver's result, 901 for a
-// capture that something else has ended.
+// BeginCapture begins to capture a stream, EndCapture ends it; both return the driver's result, 901
+// for a capture that something else has ended.
 func (f *Fake) BeginCapture(stream uintptr) int { return int(C.begin_capture(C.uintptr_t(stream))) }
 
 // EndCapture is described at BeginCapture.
@@ -377,7 +378,8 @@ func (f *Fake) DestroyStream(stream uintptr) { C.destroy_stream(C.uintptr_t(stre
 // BrokenCaptures is how many captures something else has ended, ever.
 func (f *Fake) BrokenCaptures() int64 { return int64(C.broken_captures()) }
 
-// Busy has so many of the next questions about an event find the device at work; -1: nobody can ask.
+// Busy has so many of the next questions about an event find the device at work; -1: nobody can
+// ask.
 func (f *Fake) Busy(queries int) { C.busy(C.int(queries)) }
 
 // Replay has windows yield what a recording says, until the test ends.

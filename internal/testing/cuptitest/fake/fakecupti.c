@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A CUPTI that records what fakecuda does. Records are laid out as CUPTI 13.0's, with lengths of the
-// version that it plays. It calls back with its own lock held, as the real one does, and after
+// A CUPTI that records what fakecuda does. Records are laid out as CUPTI 13.0's, with lengths of
+// the version that it plays. It calls back with its own lock held, as the real one does, and after
 // cuptiFinalize its names are gone.
 
 #define _GNU_SOURCE
@@ -163,7 +163,8 @@ static void wait_for_worker(bool end) {
   if (join) pthread_join(worker.thread, NULL);
 }
 
-// The real one takes down all it has in the way of calls where another process has the counters as sampling is to start, and crashes some time after.
+// The real one takes down all it has in the way of calls where another process has the counters as
+// sampling is to start, and crashes some time after.
 static bool unresponsive;
 
 // reserve makes room for a record; NULL if it is lost. The caller has the lock.
@@ -208,7 +209,8 @@ static uint8_t *reserve(uint32_t kind) {
   return record;
 }
 
-// How often CUPTI was left, and how often when the thread's call began: what began before leaves no record after it.
+// How often CUPTI was left, and how often when the thread's call began: what began before leaves no
+// record after it.
 static uint32_t lives;
 static __thread uint32_t life;
 
@@ -330,19 +332,20 @@ static const char *(*symbol)(void); // of the kernel that the calling thread lau
 
 static atomic_int subscriptions;
 
-// Once it was left, and until it makes records again, the real CUPTI goes deaf to launches if their callbacks are
-// switched off, until it is left again (H200, CUDA 13.0).
+// Once it was left, and until it makes records again, the real CUPTI goes deaf to launches if their
+// callbacks are switched off, until it is left again (H200, CUDA 13.0).
 static bool detached, launches_unresponsive;
 static bool is_launch(uint32_t cbid) { return cbid == 307 || cbid == 514; }
 
-// How many callbacks about calls are under way, and on this thread. cuptiFinalize has no more begin and waits for those of
-// other threads: a call that was told in one subscription must not find another in the middle of that.
+// How many callbacks about calls are under way, and on this thread. cuptiFinalize has no more begin
+// and waits for those of other threads: a call that was told in one subscription must not find
+// another in the middle of that.
 static atomic_int callbacks_inside;
 static __thread int own_callbacks;
 static atomic_bool leaving;
 
-// tell_with answers with the number of the subscription that was told, -1 for none. A call that begins gets its number
-// of the same subscription: numbers begin anew with cuptiFinalize.
+// tell_with answers with the number of the subscription that was told, -1 for none. A call that
+// begins gets its number of the same subscription: numbers begin anew with cuptiFinalize.
 static int tell_with(uint32_t site, uint32_t cbid, const char *function, uint32_t *number, const void *parameters, int *result) {
   pthread_mutex_lock(&lock);
   if (site == 0) {
@@ -381,9 +384,9 @@ static void tell_resource(uint32_t cbid, void *context, void *handle, void *desc
   if (f != NULL) f(user, 3, cbid, &d);
 }
 
-// How many threads are in a launch, and in a call about modules, beyond the callback at its begin. A launch that
-// nobody was told of cannot be waited for, and is not counted; nor is one whose end nobody will be told of, since
-// the subscriber has gone meanwhile.
+// How many threads are in a launch, and in a call about modules, beyond the callback at its begin.
+// A launch that nobody was told of cannot be waited for, and is not counted; nor is one whose end
+// nobody will be told of, since the subscriber has gone meanwhile.
 static atomic_int launching, loading;
 static atomic_llong launch_ns, hold;
 static __thread int counted;
@@ -407,8 +410,8 @@ static void copy_ends(void) {
   copies = false;
 }
 
-// copies_beside counts what has the real one crash: CUPTI 13.0's own thread then reads what the copying one has freed. The caller has
-// the lock.
+// copies_beside counts what has the real one crash: CUPTI 13.0's own thread then reads what the
+// copying one has freed. The caller has the lock.
 static void copies_beside(void) {
   if (atomic_load(&copying) > 0) s.copied_concurrently++;
 }
@@ -477,8 +480,8 @@ static void make_lock(void) {
   pthread_mutex_init(&lock, &attributes);
 }
 
-// A child has the lock as it was when it was forked, and not the thread that held it; what that was about to do with a
-// buffer stays half done.
+// A child has the lock as it was when it was forked, and not the thread that held it; what that was
+// about to do with a buffer stays half done.
 static void in_child(void) {
   if (pthread_mutex_trylock(&lock) != 0) s.buffer = NULL;
   make_lock();
@@ -645,7 +648,8 @@ FAKE_API int cuptiEnableCallback(uint32_t enable, void *subscriber, uint32_t dom
     if (detached) launches_unresponsive = true;
     if (atomic_load(&launching) > 0) {
       s.switched_concurrently++;
-      // Where no kernels are recorded the real one then tells threads no more that launch meanwhile, or wait in a callback.
+      // Where no kernels are recorded the real one then tells threads no more that launch
+      // meanwhile, or wait in a callback.
       if (!s.enabled[CONCURRENT_KERNEL]) s.launches_lost++;
     }
   }
@@ -745,8 +749,8 @@ static void *call_driver(void *unused) {
 
 // ---- control, for tests ----
 
-// fake_control sets one of the values below and returns what it was. Values that only count can be set
-// too.
+// fake_control sets one of the values below and returns what it was. Values that only count can be
+// set too.
 FAKE_API int64_t fake_control(const char *what, int64_t value) {
   pthread_mutex_lock(&lock);
   int64_t old = -1;
@@ -806,8 +810,8 @@ FAKE_API int64_t fake_control(const char *what, int64_t value) {
   return old;
 }
 
-// fake_deliver hands bytes over as one completed buffer, whatever they are; -1 if none was lent or they
-// do not fit.
+// fake_deliver hands bytes over as one completed buffer, whatever they are; -1 if none was lent or
+// they do not fit.
 FAKE_API int fake_deliver(const void *bytes, size_t n) {
   pthread_mutex_lock(&lock);
   int result = -1;

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The part of fakecupti.c that looks inside kernels: PC sampling, SASS metrics, and what is told of contexts and modules.
- * It insists on what NVIDIA's headers say: sizes of structs, the order of calls, one engine at a time,
- * one sampled context for each device.
+ * The part of fakecupti.c that looks inside kernels: PC sampling, SASS metrics, and what is told of
+ * contexts and modules. It insists on what NVIDIA's headers say: sizes of structs, the order of
+ * calls, one engine at a time, one sampled context for each device.
  *
  * A kernel has PLACES instructions, at 0x10, 0x20, …; each launch adds i+1 samples to the i-th, of
- * the reason i+1, and executes each instruction once per warp. Or what a recording says is handed out:
- * fake_replay.
- */
+ * the reason i+1, and executes each instruction once per warp. Or what a recording says is handed
+ * out: fake_replay. */
 
 enum { INVALID_CONTEXT = 3, INVALID_OPERATION = 7, OUT_OF_MEMORY = 8 };
 enum { PLACES = 4, REASONS = 6, DEEP_CONTEXTS = 256, SASS_METRICS = 6, TEXT = 1024, SM_COUNT = 132 };
@@ -111,7 +110,8 @@ typedef struct {
 
 static known reasons, metrics;
 
-/* index_of returns the place of a name, which is added if it is not known; KNOWN if there is no room. */
+/* index_of returns the place of a name, which is added if it is not known; KNOWN if there is no
+ * room. */
 static uint32_t index_of(known *k, const char *text) {
   for (uint32_t i = 0; i < k->n; i++) {
     if (strcmp(k->names[i], text) == 0) return i;
@@ -127,7 +127,8 @@ static void forget_names(void) {
   for (int i = 0; i < SASS_METRICS; i++) index_of(&metrics, metric_names[i]);
 }
 
-/* hang is what hangs: 1 reading samples, 2 enabling patches, 3 disabling either; until it is set to 0. */
+/* hang is what hangs: 1 reading samples, 2 enabling patches, 3 disabling either; until it is set to
+ * 0. */
 static atomic_llong hang;
 static void maybe_hang(int what) {
   while (atomic_load(&hang) == what) {
@@ -169,8 +170,8 @@ static void recount(void) {
   for (int i = 0; i < DEEP_CONTEXTS; i++) deep.watching += deep.all[i].started || deep.all[i].sass;
 }
 
-/* crc_of names an image as the real one does, and so do what it has recorded: FNV-1a over the size, and some
- * bytes at equal distances. */
+/* crc_of names an image as the real one does, and so do what it has recorded: FNV-1a over the size,
+ * and some bytes at equal distances. */
 static uint64_t crc_of(const void *bytes, size_t n) {
   const uint8_t *b = bytes;
   const uint32_t prime = 16777619u;
@@ -292,8 +293,9 @@ static void deep_kernel(uint32_t c, const fake_kernel *k) {
 
 /* ---- recordings ---- */
 
-/* A recording is text, what GPUFLIGHT_DEEP_DUMP keeps: "gpuflight-deep 1 ENGINE", then "name INDEX TEXT" (reasons or metrics), "function INDEX TEXT",
- * "row DEVICE CRC PC FUNCTION NAME CORRELATION VALUE" and "totals SAMPLES DROPPED NON_USER". */
+/* A recording is text, what GPUFLIGHT_DEEP_DUMP keeps: "gpuflight-deep 1 ENGINE", then "name INDEX
+ * TEXT" (reasons or metrics), "function INDEX TEXT", "row DEVICE CRC PC FUNCTION NAME CORRELATION
+ * VALUE" and "totals SAMPLES DROPPED NON_USER". */
 static void replay(deep_context *x, bool pc) {
   FILE *f = fopen(deep.replay, "r");
   if (f == NULL) return;
@@ -333,7 +335,8 @@ static void replay(deep_context *x, bool pc) {
   }
 }
 
-/* replay_from has windows yield what the recording has, NULL for none. Its names are known from now on. */
+/* replay_from has windows yield what the recording has, NULL for none. Its names are known from now
+ * on. */
 static void replay_from(const char *path) {
   memset(deep.replay, 0, sizeof deep.replay);
   strncpy(deep.replay, path != NULL ? path : "", sizeof deep.replay - 1);
@@ -378,8 +381,8 @@ FAKE_API int cuptiGetCubinCrc(void *params) {
   pthread_mutex_unlock(&lock); \
   return result
 
-/* pc_locks_up counts what locks the real one up: CUPTI 13.0 waits here for a lock that a launching thread holds, and
- * that thread for one of CUPTI's. */
+/* pc_locks_up counts what locks the real one up: CUPTI 13.0 waits here for a lock that a launching
+ * thread holds, and that thread for one of CUPTI's. */
 static void pc_locks_up(void) {
   if (atomic_load(&launching) == 0) return;
   pthread_mutex_lock(&lock);
@@ -690,7 +693,8 @@ FAKE_API int cuptiSassMetricsGetProperties(void *params) {
   return result;
 }
 
-/* deep_flushes counts flushes beside kernels that are patched and launched, with no activity to be flushed. The caller has the lock. */
+/* deep_flushes counts flushes beside kernels that are patched and launched, with no activity to be
+ * flushed. The caller has the lock. */
 static void deep_flushes(void) {
   for (int i = 0; i < DEEP_CONTEXTS; i++) {
     if (deep.all[i].sass && !s.enabled[CONCURRENT_KERNEL]) deep.sass_flushed++;
