@@ -88,8 +88,8 @@ func coreText(rc int) string {
 	if rc > 0 {
 		return fmt.Sprintf("CUPTI says %s (%d)", C.GoString(C.gpufl_result_string(C.int(rc))), rc)
 	}
-	if rc == rcDeaf {
-		return deaf
+	if rc == rcUnresponsive {
+		return unresponsiveDetail
 	}
 	return fmt.Sprintf("the collector's core answers %d", rc)
 }

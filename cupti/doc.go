@@ -16,14 +16,15 @@
 //   - A [Batch] is one decoded buffer. It points into CUPTI's own memory until Release; after that
 //     every method of it panics. Event structs that its methods fill are the caller's, strings and
 //     names in them live for ever.
-//   - A [DeepWindow] looks inside kernels for a while, by PC sampling or by SASS metrics: one at a time, and only
-//     if [Config.Deep] was set. Its methods may be called by any goroutine; each is bounded in time, and what
-//     CUPTI does not end in time is given up for the life of the process ([ReasonStuck]). gpufl_deep.h is the
-//     contract of that part of the core. While CUPTI rearranges things, calls of the application that must not
-//     happen at the same time wait, each at most two seconds: loads of modules and begins of captures, and for SASS metrics
-//     launches. No window opens while a stream is captured.
-//   - Images of modules are kept in memory from Open to Close ([Collector.Cubins]), since CUPTI shows each only when it is
-//     loaded.
+//   - A [DeepWindow] looks inside kernels for a while, by PC sampling or by SASS metrics: one at a
+//     time, and only if [Config.Deep] was set. Its methods may be called by any goroutine; each is
+//     bounded in time, and what CUPTI does not end in time is given up for the life of the process
+//     ([ReasonStuck]). gpufl_deep.h is the contract of that part of the core. While CUPTI
+//     rearranges things, calls of the application that must not happen at the same time wait, each
+//     at most two seconds: loads of modules and begins of captures, and for SASS metrics launches.
+//     No window opens while a stream is captured.
+//   - Images of modules are kept in memory from Open to Close ([Collector.Cubins]), since CUPTI
+//     shows each only when it is loaded.
 //   - A forked child is not the collector's: every call of the C core returns at once there, and no
 //     Go code runs.
 package cupti

@@ -20,7 +20,7 @@ var (
 	// ErrNotDetached says that recording stopped and CUPTI stays attached to the driver, which may
 	// cost a little until the process ends.
 	ErrNotDetached = errors.New("cupti: could not be detached from the driver")
-	// ErrInFlight says that Detach was too early: work did not finish in time, or a stream is being captured. Records
-	// continue, and Detach may be called again.
+	// ErrInFlight says that Detach was too early: work did not finish in time, or a stream is being
+	// captured. Records continue, and Detach may be called again.
 	ErrInFlight = errors.New("cupti: detach: work whose records would be lost is in flight")
 )

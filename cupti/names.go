@@ -35,7 +35,8 @@ type nameTable struct {
 	pass uint64
 	// front holds the entry last found for a hash of the pointer. It is most of the speed.
 	front [frontSlots]*nameEntry
-	// New entries go to young. When it is half as large as may be, it becomes old, and old is forgotten.
+	// New entries go to young. When it is half as large as may be, it becomes old, and old is
+	// forgotten.
 	young, old nameGeneration
 	max        int
 	maxBytes   int
@@ -165,7 +166,8 @@ func isText(b []byte) bool {
 // is mapped after all (a broken record, a module that was unloaded before its records were read,
 // CUPTI gone from the process) there is no text: the fault is caught.
 func memoryText(pointer uint64, cached []byte) (text []byte, ok bool) {
-	// The first page is never mapped, and user space on the systems that CUDA knows has 47 or 48 bits.
+	// The first page is never mapped, and user space on the systems that CUDA knows has 47 or 48
+	// bits.
 	if pointer < pageBytes || pointer >= 1<<48-maxSymbol-pageBytes {
 		return nil, false
 	}

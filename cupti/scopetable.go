@@ -8,8 +8,8 @@ import "sync/atomic"
 // (gpufl_scope_table), written by the threads that launch; the zero value is empty.
 //
 // A slot holds the scope's id in its low 52 bits, above it a bit that says whether the scope is
-// inferred, and above that the bits of the correlation id that do not choose the slot. So one load is all it takes, and a slot that a later launch took over is
-// seen as such.
+// inferred, and above that the bits of the correlation id that do not choose the slot. So one load
+// is all it takes, and a slot that a later launch took over is seen as such.
 type scopeTable struct {
 	slots []uint64 // 1 << scopeTableBits of them, or none
 }

@@ -48,8 +48,8 @@ var DefaultKinds = KindsOf(KindKernel, KindMemcpy, KindMemcpyP2P, KindMemset, Ki
 
 // Config says what to record. The zero value works.
 type Config struct {
-	// Library is the path of libcupti; "" looks for it: one that the process has mapped already, the
-	// loader's path, the usual folders of the CUDA toolkit.
+	// Library is the path of libcupti; "" looks for it: one that the process has mapped already,
+	// the loader's path, the usual folders of the CUDA toolkit.
 	Library string
 	// Kinds defaults to DefaultKinds. What a library does not know is left out; Status says so.
 	Kinds Kinds
@@ -60,8 +60,9 @@ type Config struct {
 	BufferBytes, Buffers int
 	// Detachable allows [Collector.Detach]. It cannot be combined with Deep.
 	Detachable bool
-	// Deep makes ready for windows ([Collector.OpenDeep]): the images of modules are kept from Open on, at
-	// most CubinBytes of them (default DefaultCubinBytes). Besides that it costs nothing until a window opens.
+	// Deep makes ready for windows ([Collector.OpenDeep]): the images of modules are kept from Open
+	// on, at most CubinBytes of them (default DefaultCubinBytes). Besides that it costs nothing
+	// until a window opens.
 	Deep       bool
 	CubinBytes int64
 }
@@ -87,8 +88,8 @@ const (
 
 // Status says what works here.
 type Status struct {
-	// Reason is ReasonNone where recording works; Detail says in one sentence what is wrong and what
-	// to do about it.
+	// Reason is ReasonNone where recording works; Detail says in one sentence what is wrong and
+	// what to do about it.
 	Reason Reason
 	Detail string
 	// Library is the path that was opened, Version CUPTI's own (18, 28, 130001, …), Driver the CUDA
@@ -119,8 +120,8 @@ type Stats struct {
 	// Refused those that could not be lent.
 	Overhead          time.Duration
 	Requests, Refused uint64
-	// Unreturned are buffers that CUPTI kept when recording ended, since a record in them was not complete: kernels and copies that
-	// the device was still at, and what was launched after them.
+	// Unreturned are buffers that CUPTI kept when recording ended, since a record in them was not
+	// complete: kernels and copies that the device was still at, and what was launched after them.
 	Unreturned uint64
 	// ScopesLost counts NVTX events that found no room, ScopesMisplaced scopes that another thread
 	// ended than began them.
@@ -161,9 +162,9 @@ type Head struct {
 	CopyKind string
 	// GraphNode says that the kernel, copy or set ran as a node of a graph.
 	GraphNode bool
-	// Scope is the scope around the call with this Correlation, 0 for none. ScopeInferred says that the
-	// thread that called was in none: then it is the innermost NVTX range of the only thread that was in
-	// any, as of the thread that waits for a backward pass.
+	// Scope is the scope around the call with this Correlation, 0 for none. ScopeInferred says that
+	// the thread that called was in none: then it is the innermost NVTX range of the only thread
+	// that was in any, as of the thread that waits for a backward pass.
 	Scope         uint64
 	ScopeInferred bool
 	// Host is set for host calls (KindRuntimeAPI, KindDriverAPI): Start and End are the host's.

@@ -83,7 +83,8 @@ func kernels(spans []ptrace.Span) map[pcommon.SpanID]int {
 	return n
 }
 
-// Request, scope, inner scope: each kernel is under the innermost scope that was open at its launch.
+// Request, scope, inner scope: each kernel is under the innermost scope that was open at its
+// launch.
 func TestKernelsAreUnderTheirScope(t *testing.T) {
 	gpu, stop := recordOn(t, "OTEL_SERVICE_NAME", "svc")
 	ctx, request := current.Load().tracer.Start(t.Context(), "GET /work", trace.WithSpanKind(trace.SpanKindServer))

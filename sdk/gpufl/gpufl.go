@@ -63,13 +63,14 @@ type session struct {
 
 // Init begins to record this process. It reads the environment, loads CUPTI, and returns at once:
 // nothing is connected in the caller's way. An error says in one sentence which setting is wrong,
-// or is ErrInitialized; nothing is recorded then. A missing GPU or CUPTI is no error, see [CurrentStatus].
+// or is ErrInitialized; nothing is recorded then. A missing GPU or CUPTI is no error, see
+// [CurrentStatus].
 //
-// shutdown ends the recording, sends what is left, and returns within ctx and GPUFLIGHT_SHUTDOWN_TIMEOUT
-// (5s), whichever is shorter. Its error says what was not sent. It may be called more than once. A
-// program that ends without it loses what was not sent yet, and nothing hangs. After an error
-// shutdown does nothing; it is never nil. ctx only carries a deadline for Init itself: ending it
-// later stops nothing.
+// shutdown ends the recording, sends what is left, and returns within ctx and
+// GPUFLIGHT_SHUTDOWN_TIMEOUT (5s), whichever is shorter. Its error says what was not sent. It may
+// be called more than once. A program that ends without it loses what was not sent yet, and nothing
+// hangs. After an error shutdown does nothing; it is never nil. ctx only carries a deadline for
+// Init itself: ending it later stops nothing.
 func Init(ctx context.Context, opts ...Option) (shutdown func(context.Context) error, err error) {
 	nothing := func(context.Context) error { return nil }
 	if err := ctx.Err(); err != nil {

@@ -20,11 +20,12 @@ import (
 )
 
 // The provider that Init makes exports through the same client as the device's spans: one reading
-// of the environment, one connection, one bounded queue, and GPUFLIGHT_OUTPUT has everything in one file.
-// The price is a small exporter of our own instead of OpenTelemetry's.
+// of the environment, one connection, one bounded queue, and GPUFLIGHT_OUTPUT has everything in one
+// file. The price is a small exporter of our own instead of OpenTelemetry's.
 
-// queueSpans is the provider's queue if OTEL_BSP_MAX_QUEUE_SIZE does not say. The exporter behind it
-// never waits, so it is there for bursts; the standard's 2,048 spans are 20 ms of a busy service.
+// queueSpans is the provider's queue if OTEL_BSP_MAX_QUEUE_SIZE does not say. The exporter behind
+// it never waits, so it is there for bursts; the standard's 2,048 spans are 20 ms of a busy
+// service.
 const queueSpans = 1 << 14
 
 // isUnset reports whether a provider is none that somebody chose: OpenTelemetry's own stand-in, or
@@ -38,7 +39,8 @@ func isUnset(p trace.TracerProvider) bool {
 	return t.Kind() == reflect.Pointer && t.Elem().PkgPath() == "go.opentelemetry.io/otel/internal/global"
 }
 
-// identify completes the settings with what the provider's resource and the session's must both have.
+// identify completes the settings with what the provider's resource and the session's must both
+// have.
 func identify(s *recorder.Settings) {
 	if s.ServiceName == "" {
 		s.ServiceName = semconv.UnknownService
@@ -55,7 +57,8 @@ func identify(s *recorder.Settings) {
 	}
 }
 
-// newProvider makes a provider with the capture's resource. Sampling and batching are as OTEL_… says.
+// newProvider makes a provider with the capture's resource. Sampling and batching are as OTEL_…
+// says.
 func newProvider(c *capture.Capture) *sdktrace.TracerProvider {
 	var batch []sdktrace.BatchSpanProcessorOption
 	if os.Getenv("OTEL_BSP_MAX_QUEUE_SIZE") == "" {

@@ -79,8 +79,8 @@ func TestPrograms_FakeGPU(t *testing.T) {
 			"":                  {"p 5 n": "not refused", "A 5 n": "not refused"},
 			"refuse_start=26":   {"p 5 n": "as before", "a 5 n": "as before"},
 			"counters_taken=26": {"a 1 n": "asked first, as before", "A 5 n": "asked first, as before", "p 1 n": "not refused"},
-			"counters_taken=26,refuse_start=26,silent=1":         {"a 1 n": "asked first, and harmed", "p 1 n": "harmed"},
-			"refuse_start=26,start_deafens=1,refuse_disable=999": {"p 1 n": "deaf", "p 1 f": "healed"},
+			"counters_taken=26,refuse_start=26,silent=1":                    {"a 1 n": "asked first, and harmed", "p 1 n": "harmed"},
+			"refuse_start=26,start_makes_unresponsive=1,refuse_disable=999": {"p 1 n": "unresponsive", "p 1 f": "healed"},
 		} {
 			for way, outcome := range outcomes {
 				said := run(t, append(environ, "FAKE_CUPTI_CONTROL="+controls), "python3", filepath.Join(process.Root(t), "test", "gpu", "held.py"),
