@@ -131,7 +131,8 @@ func expandingMessages(t *testing.T, senders int) {
 	c.process.Stop(15 * time.Second)
 	t.Logf("peak %d MiB; all read, and ten small sessions served, in %v; %d data points of %d messages; stopped in %v",
 		peak>>20, took.Round(time.Millisecond), got, expanding, time.Since(began).Round(time.Millisecond))
-	assert.Less(t, peak, int64(memoryLimit))
+	// The memory limiter of this configuration, since 64 lines of 20 MB are fetched beside the decoding.
+	assert.Less(t, peak, int64(800<<20))
 	assert.Positive(t, got)
 	assert.LessOrEqual(t, got, int64(expanding*(perMessage+9*4*64)), "a message returns at most eight full batches, and the last rows")
 }
