@@ -169,7 +169,7 @@ func (c *Collector) Status() Status {
 }
 
 // Start begins recording. It may be called again after Stop. A kind that the library does not know
-// is no error: see Status. An error is an [*Error], or ErrNotRunning after Close.
+// is not an error: see Status. An error is an [*Error], or ErrNotRunning after Close.
 func (c *Collector) Start() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -275,11 +275,11 @@ func (c *Collector) Pending() int {
 	return len(c.decoded) + corePending()
 }
 
-// Stop ends recording. What was recorded can still be taken, up to io.EOF. With finalize CUPTI is
-// detached from the driver, which else may stay slower; that is not worth it when the process is
-// about to end. ErrNotDetached says that all is stopped but for that. Stop of what does not run
-// does nothing. A window that is open is closed first, within its CloseLimit; its Close has the
-// result.
+// Stop ends recording. What was recorded can still be taken, up to io.EOF. With finalize, CUPTI is
+// detached from the driver. Otherwise the driver may stay slower, which does not matter when the
+// process is about to end. ErrNotDetached says that recording has stopped and CUPTI is still
+// attached. Stop does nothing if nothing is recorded. A window that is open is closed first, within
+// its CloseLimit; its Close has the result.
 func (c *Collector) Stop(finalize bool) error {
 	defer c.endDeep()()
 	c.mu.Lock()

@@ -49,7 +49,7 @@ func open(t *testing.T, cfg Config) (*cuptitest.Fake, *Collector) {
 	return fake, c
 }
 
-// heldCopy has a copy under way until what it returns is called.
+// heldCopy has a copy in flight until what it returns is called.
 func heldCopy(t *testing.T, fake *cuptitest.Fake) (letGo func()) {
 	t.Helper()
 	fake.Control("copy_hold", 1)
@@ -486,7 +486,7 @@ func TestRefusedKindsAreMissing(t *testing.T) {
 	if on := fake.Control("enabled", 0); on != 1<<kernel|1<<memcpy {
 		t.Errorf("activity kinds %#x", on)
 	}
-	// Nobody knows whether a copy is under way.
+	// Nobody knows whether a copy is in flight.
 	stop(t, c, false)
 	if on := fake.Control("enabled", 0); on != 1<<memcpy {
 		t.Errorf("activity kinds %#x after Stop", on)

@@ -35,7 +35,7 @@ const (
 
 	// DefaultPeriodLog2 is a sample every 65,536 cycles of each multiprocessor: some 4 million a
 	// second of an H200. What CUPTI 13.0 chooses by itself fills its buffer of 512 MiB in less than
-	// 50 ms there, and what finds no room is gone.
+	// 50 ms there, and what does not fit is lost.
 	DefaultPeriodLog2 = 16
 	// DefaultHardwareBytes is for some 0.4 s of such samples; CUPTI empties it every 0.1 s. The
 	// application's launches wait while it is allocated and freed, 512 MiB for 0.3 s and more.
@@ -47,10 +47,10 @@ const (
 	DefaultCloseLimit = 10 * time.Second
 )
 
-// DefaultMetrics are what a window of EngineSASS counts if nothing is said: instructions by warp
-// and by thread (their quotient is how many of 32 threads were active), and the sectors of global
-// memory that were moved and that would have been enough. A device that does not know one of them
-// is asked for the others: see DeepResult.Missing.
+// DefaultMetrics are the default metrics of a window of EngineSASS. They count instructions by warp
+// and by thread: the quotient is the number of active threads of 32. They also count the sectors of
+// global memory that were moved and those that would have been enough. If a device does not have
+// one of them, the others are measured: see DeepResult.Missing.
 var DefaultMetrics = []string{
 	"smsp__sass_inst_executed",
 	"smsp__sass_thread_inst_executed",
@@ -75,7 +75,7 @@ type DeepConfig struct {
 	// PeriodLog2 is the sampling period as a power of two of cycles, MinPeriodLog2 to MaxPeriodLog2
 	// (default DefaultPeriodLog2). PC sampling.
 	PeriodLog2 int
-	// Reasons are the stall reasons to tell apart, by CUPTI's names; empty for all. A name that the
+	// Reasons are the stall reasons to distinguish, by CUPTI's names; empty for all. A name that the
 	// device does not know is left out: see DeepResult.Missing. PC sampling.
 	Reasons []string
 	// Serialize runs one kernel at a time and tells which launch a sample belongs to. It slows what
@@ -111,16 +111,16 @@ type DeepConfig struct {
 const (
 	ReasonNotSupported Reason = "not_supported"      // this CUPTI, GPU, or virtual GPU cannot do it
 	ReasonNoContext    Reason = "no_context"         // the process has no CUDA context yet
-	ReasonCapture      Reason = "stream_capture"     // a CUDA graph is being captured
+	ReasonCapture      Reason = "stream_capture"     // a CUDA graph is being captured.
 	ReasonTaken        Reason = "gpu_taken"          // another process samples the GPU, and would receive our samples
 	ReasonOnce         Reason = "sass_used"          // the process has had its window of EngineSASS
-	ReasonWindowOpen   Reason = "window_open"        // another window is open
+	ReasonWindowOpen   Reason = "window_open"        // another window is open.
 	ReasonActivity     Reason = "activity_on"        // activity must be paused first
 	ReasonNotQuiesced  Reason = "calls_under_way"    // calls of the application were still in flight at the limit
-	ReasonExit         Reason = "at_exit"            // recording ends
+	ReasonExit         Reason = "at_exit"            // recording ends.
 	ReasonStuck        Reason = "engine_stuck"       // CUPTI did not come back in time; not tried again
-	ReasonUnresponsive Reason = "cupti_unresponsive" // CUPTI tells of nothing in this process any more: recording is over as well
-	ReasonBadRequest   Reason = "invalid_request"    // the DeepConfig makes no sense
+	ReasonUnresponsive Reason = "cupti_unresponsive" // CUPTI reports nothing in this process any more; recording has ended as well.
+	ReasonBadRequest   Reason = "invalid_request"    // the DeepConfig is invalid
 )
 
 // DeepRow is one figure of a window: how often a place in the code was seen waiting for something,
@@ -158,18 +158,18 @@ type DeepTotals struct {
 	// Launched is how many calls launched kernels while they were patched, those included that
 	// waited for the window to open. SASS metrics.
 	Launched uint64
-	// LostRows and LostValue are figures that found no room here: above MaxRows, or between two
+	// LostRows and LostValue are figures that did not fit: above MaxRows, or between two
 	// calls of Drain. LostValue is the sum of their values.
 	LostRows, LostValue uint64
 	// LostNames are figures of functions for whose names there was no room; they are in rows of the
-	// function "_other". Broken are records that made no sense.
+	// function "_other". Broken are records that were invalid.
 	LostNames, Broken uint64
 	// Contexts were watched. SkippedContexts were not: PC sampling watches one of each device.
 	// LostContexts were destroyed before they could be asked for the rest.
 	Contexts, SkippedContexts, LostContexts uint64
-	// NotIdle counts how often, when a window opened, it could not be told whether the contexts had
-	// work under way: without cuCtxRecordEvent, CUDA 12.5. What was under way then may not be
-	// counted whole.
+	// NotIdle counts the openings of windows that could not check whether the contexts had work in
+	// flight. The check needs cuCtxRecordEvent of CUDA 12.5. Work that was in flight may be counted
+	// in part.
 	NotIdle uint64
 	// Deferred counts calls of Drain that came while a module was loaded or unloaded and left it
 	// for the next. BlockedCalls counts calls of the application that had to wait for one of ours,

@@ -14,7 +14,7 @@ import "time"
 // may wait so long.
 //
 // On an error CUPTI is attached and records continue: ErrInFlight may be temporary, ErrNotDetached
-// says that this CUPTI cannot be finalized. Other errors are ErrNotRunning, and CUPTI's own words,
+// says that this CUPTI cannot be finalized. Other errors are ErrNotRunning, and CUPTI's message text,
 // where records may be off; then Attach retries.
 func (c *Collector) Detach(limit time.Duration) (held time.Duration, err error) {
 	c.mu.Lock()

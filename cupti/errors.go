@@ -4,7 +4,7 @@ package cupti
 
 import "errors"
 
-// Errors of a Collector's methods. Other errors carry CUPTI's own words.
+// Errors of a Collector's methods. Other errors carry CUPTI's message text.
 var (
 	// ErrMisplaced says that a scope was not the innermost of the calling thread when it ended. It
 	// ended all the same: on its own thread if it was on another.

@@ -11,8 +11,8 @@
 // says why no other later.
 //
 // A window enables, starts, stops and disables sampling. Enabling it when a context is created
-// would not save the barrier, since starting and stopping deadlock with launches as well, and would
-// reserve device memory and counters in processes that never open a window.
+// would not save the barrier, since starting and stopping also deadlock with launches. It would
+// also reserve device memory and counters in processes that never open a window.
 
 enum {
   BATCH = 1024,       // places in the code that are read at once: some 70 KiB with their stall reasons

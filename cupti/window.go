@@ -41,7 +41,7 @@ type DeepWindow struct {
 	start     time.Time
 	rows      map[DeepRow]uint64 // by what they are about: Value is 0
 	functions []string
-	lost      DeepTotals // what found no room in rows
+	lost      DeepTotals // what did not fit in rows
 	buffer    []rawDeepRow
 	result    *DeepResult
 }
@@ -154,7 +154,7 @@ func bounded(limit time.Duration, f func() int) int {
 // Drain takes what PC sampling has at the moment, of all contexts, and arms contexts that are new.
 // It should be called some times a second, or the hardware's buffer may overflow, which is counted.
 // For EngineSASS it does nothing: what was counted comes at the end. An error is an [*Error]; the
-// window stays open. ErrFull says that figures found no room and are counted as lost: from now on
+// window stays open. ErrFull says that figures did not fit and are counted as lost: from now on
 // the window leans towards what ran before, so it is time to close it. After Close it returns
 // ErrNotRunning.
 func (w *DeepWindow) Drain() error {
@@ -344,8 +344,8 @@ func (c *Collector) switched(what string, rc int) error {
 
 // Resume records again what Pause has stopped. An error says that not all could be; Status says
 // what is missing. An [*Error] of ReasonNotQuiesced says that the program stayed busy, and nothing
-// is recorded yet: try again; one of ReasonActivity that a window of SASS metrics is open, which
-// has to be closed first.
+// is recorded yet: try again. One of ReasonActivity says that a window of SASS metrics is open,
+// which must be closed first.
 func (c *Collector) Resume() error {
 	c.deep.Lock()
 	defer c.deep.Unlock()

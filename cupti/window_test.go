@@ -866,7 +866,7 @@ func TestCapturesAreLeftAlone(t *testing.T) {
 	fake.DestroyStream(78)
 	for _, e := range []Engine{EnginePCSampling, EngineSASS} {
 		w := openWindow(t, c, DeepConfig{Engine: e, CloseLimit: 8 * time.Second})
-		// A window may read beside a capture, and waits for it before it closes, but not for ever.
+		// A window may read beside a capture, and waits for it before it closes, but not forever.
 		if rc := fake.BeginCapture(79); rc != 0 {
 			t.Fatal(rc)
 		}
@@ -952,7 +952,7 @@ func TestWindowsBesideLaunchesModulesAndCaptures(t *testing.T) {
 	}
 }
 
-// held has a module load under way until what it returns is called.
+// held has a module load in progress until what it returns is called.
 func held(t *testing.T, fake *cuptitest.Fake) func() {
 	t.Helper()
 	fake.Control("hold", 1)

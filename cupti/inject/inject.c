@@ -1,24 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What has to be C in a library that brings the Go runtime into somebody else's program: the time
- * before that runtime starts, the entry point of the driver, and the forked children.
+ * The C part of a library that loads the Go runtime into another program: the time before the
+ * runtime starts, the entry point of the driver, and forked children.
  *
- * Signals. The Go runtime is started by the library's .init_array entry. It takes SIGSEGV, SIGBUS,
- * SIGFPE, SIGPIPE and SIGURG for itself and marks the program's other handlers SA_ONSTACK; a
- * program that crashes would then do so with other words than its own. So a constructor that runs
- * before that entry keeps all dispositions, and the first code that runs after it puts them back.
+ * Signals. The Go runtime is started by the library's .init_array entry. It installs handlers of
+ * SIGSEGV, SIGBUS, SIGFPE, SIGPIPE and SIGURG and marks the program's other handlers SA_ONSTACK. A
+ * crash of the program would then be reported by Go. So a constructor that runs before that entry
+ * saves all dispositions. The first code that runs after it restores them.
  *
- * Without handlers of its own the runtime still works: it needs SIGSEGV only to turn faults into
- * panics, SIGPIPE only to survive writes to closed sockets, SIGURG only to interrupt loops without
- * calls. Its threads inherit the mask of the thread that loads the library; the constructor blocks
- * everything there that is not a fault. Hence a SIGPIPE stays pending on the Go thread that caused
- * it, where nobody misses it, and what is meant for the program is not handled on the small stack
- * of a goroutine.
+ * Without its handlers the runtime still works. It needs SIGSEGV only to turn faults into panics,
+ * SIGPIPE only to survive writes to closed sockets, and SIGURG only to interrupt loops without
+ * calls. Its threads inherit the mask of the thread that loads the library. The constructor blocks
+ * all signals there except faults. So a SIGPIPE stays pending on the Go thread that caused it, and
+ * the program's signals are not handled on the small stack of a goroutine.
  *
- * Four the runtime unblocks on its threads whatever the mask was: SIGCHLD, SIGURG, SIGPROF and the
- * first real-time signal. The kernel prefers the main thread, but where that has one of them
- * blocked, a Go thread may get it. Handlers of these that exist by now keep SA_ONSTACK, so that
- * they then run on the runtime's signal stack.
+ * The runtime always unblocks four signals on its threads: SIGCHLD, SIGURG, SIGPROF and the first
+ * real-time signal. The kernel prefers the main thread, but where that has one of them blocked, a
+ * Go thread may get it. Handlers of these that exist by now keep SA_ONSTACK, so that they then run
+ * on the runtime's signal stack.
  *
  * Limits. Go raises the number of files that a process may open, which the program's children would
  * inherit, and select() would not survive. That is put back as soon as Go's packages have begun.

@@ -40,8 +40,8 @@ const (
 )
 
 const (
-	// silentFile is left among the summaries by a process that could send nothing: those after it
-	// expect less, or a command of many processes would wait for its collector again and again.
+	// silentFile is left among the summaries by a process that could send nothing. Later processes
+	// of the same command then wait for a shorter time for the Collector.
 	silentFile = "silent"
 	// lessPatience is for sending, once that is there.
 	lessPatience = 500 * time.Millisecond
@@ -121,8 +121,8 @@ func gpuflInjectStop() {
 	}
 	patience := r.patience()
 	done := make(chan struct{})
-	// Not on this thread, which is the program's: if CUPTI never comes back, the program still
-	// ends, and a signal that a closed connection raises goes to a thread that has it blocked.
+	// Not on this thread, which is the program's. If CUPTI never returns, the program still ends. A
+	// signal that a closed connection raises goes to a thread that blocks it.
 	go func() {
 		defer close(done)
 		defer func() {

@@ -72,7 +72,7 @@ func only(t *testing.T, spans []ptrace.Span, name string) ptrace.Span {
 	return found[0]
 }
 
-// kernels counts kernels by the span they hang under.
+// kernels counts kernels by their parent span.
 func kernels(spans []ptrace.Span) map[pcommon.SpanID]int {
 	n := map[pcommon.SpanID]int{}
 	for _, s := range spans {

@@ -14,7 +14,7 @@
 //
 // A scope is an ordinary span of the application's TracerProvider. What the goroutine launches
 // while it is open (kernels, copies, sets, graphs) becomes the scope's children, with times
-// measured by the device. Work outside every scope hangs under the session's own span. Settings
+// measured by the device. Work outside every scope is a child of the session's span. Settings
 // come from the environment: OTEL_* as everywhere, and GPUFL_*; docs/sdk.md lists them.
 //
 // What to know before use:

@@ -82,8 +82,8 @@ func Scope(ctx context.Context, name string, attributes ...attribute.KeyValue) (
 }
 
 // End ends the scope and its span. Only the first call does something. Scopes may end in any order.
-// The goroutine that called Scope must call it: on another the scope ends as well, but the first
-// goroutine stays on its thread; that is counted in [Status] and logged once.
+// The goroutine that called Scope must call it. On another goroutine the scope ends as well, but
+// the first goroutine stays locked to its thread. That is counted in [Status] and logged once.
 func (a *ActiveScope) End() {
 	if a == nil || !a.ended.CompareAndSwap(false, true) {
 		return

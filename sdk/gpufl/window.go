@@ -74,10 +74,10 @@ func (w Window) Collected() bool { return w.Status == string(deep.StatusCollecte
 // StatusOpen is the status of a window that had not closed when its caller's context ended.
 const StatusOpen = "open"
 
-// DeepWindow looks inside the kernels of this process for d, between 10 ms and a minute, or the
-// configured time if d is 0, and returns when the window has closed. What it finds is sent as logs:
-// docs/deep-profiling.md says how to read them. The limits on windows hold for it, too: that there
-// is none is in Status and no error, and nothing is changed where nothing is recorded.
+// DeepWindow looks inside the kernels of this process for d, between 10 ms and a minute, or for the
+// configured time if d is 0. It returns when the window has closed. The results are sent as logs:
+// docs/deep-profiling.md says how to read them. The limits on windows apply to it. A window that
+// they refuse is in Status and not an error, and nothing changes where nothing is recorded.
 //
 // Errors are about the request, or ctx's: the window is then asked to close and may still be at it.
 // It may be called by any goroutine; who asks during the window of another caller, for the same

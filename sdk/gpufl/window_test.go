@@ -135,7 +135,7 @@ row 0 %[1]d %[2]d 0 0 0 %[7]d
 type windowed struct {
 	spans    []ptrace.Span     // of windows
 	kernels  map[bool]int      // by whether their times are estimated
-	scopes   map[string]string // how their times were had
+	scopes   map[string]string // how their times were obtained
 	session  ptrace.Span
 	logs     map[string][]plog.LogRecord // by event
 	samples  map[string]int64            // by kernel, offset and reason or metric
@@ -315,7 +315,7 @@ func TestDeepWindowByCall(t *testing.T) {
 }
 
 // What is launched beside PC sampling has spans, whose times are estimates; what is launched while
-// activity is paused has none; all before and after is as ever.
+// activity is paused has none; all before and after is as before.
 func TestKernelsBesideDeepWindows(t *testing.T) {
 	if !ownProcess(t) {
 		return
@@ -573,7 +573,7 @@ func TestHangingEngineDoesNotHoldTheProgram(t *testing.T) {
 	_ = stop
 	r := w.read(t)
 	assert.Equal(t, 7, r.kernels[true]+r.kernels[false])
-	// Now that it has come back, the process can record anew.
+	// Now that it has come back, the process can record again.
 	t.Setenv("GPUFLIGHT_OUTPUT", filepath.Join(t.TempDir(), "again.otlp.jsonl"))
 	process.Eventually(t, time.Minute, "it can be recorded again", func() bool {
 		shutdown, err := Init(t.Context())

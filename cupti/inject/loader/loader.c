@@ -26,9 +26,9 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
-/* What recording was measured to need, without this library's check, in a C host that launches
- * kernels, with all kinds of records, deep windows allowed, and output to a file, on 2 CPUs: 6
- * threads besides the host's, 6 free descriptors, 1.7 GiB of address space, 192 MiB of data memory.
+/* What recording needs, measured without this check in a C host that launches kernels on 2 CPUs. It
+ * recorded all kinds of records to a file, and deep windows were allowed. It needed 6 threads
+ * besides the host's, 6 free descriptors, 1.7 GiB of address space and 192 MiB of data memory.
  * Below that, the Go runtime ended the host. test/inject runs such a host at each limit. */
 enum {
   /* Four times the 6 measured: the Go runtime adds threads while others are in system calls, and

@@ -218,7 +218,7 @@ static void unresponsive(const char *fakes, bool early) {
   fake_control("start_makes_unresponsive", 1);
   CHECK(gpufl_deep_open(&sampling) == GPUFL_UNRESPONSIVE && gpufl_deep_unresponsive());
   fake_control("refuse_start", 0);
-  // Nothing more is asked of it, and calls are not held up.
+  // Nothing more is asked of it, and calls are not delayed.
   gpufl_deep_config sass = sampling;
   sass.engine = GPUFL_DEEP_SASS;
   const char *metric = "smsp__sass_inst_executed";

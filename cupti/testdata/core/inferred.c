@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Launches of threads that are in no scope, as PyTorch's backward pass: they are under the
-// innermost range of the only thread that is in any, and marked; and nowhere as soon as that is not
-// plain.
+// Launches of threads that are in no scope, such as PyTorch's backward pass. If one thread only is
+// in a range, they are children of its innermost range, and marked. Otherwise they have no scope.
 
 #include "core.h"
 #include "gpufl_scope.h"

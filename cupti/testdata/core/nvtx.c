@@ -163,7 +163,7 @@ int main(int argc, char **argv) {
   mark_a("late");
   CHECK(gpufl_scope_events(events, 10) == 0);
 
-  // The next session knows nothing of ranges of the last.
+  // The next session does not depend on ranges of the last.
   start_core();
   end(first);
   push_a("second session");

@@ -7,10 +7,10 @@
 //	./windows /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 FOLDER [SECONDS [WINDOWS [QUEUE [PERIOD]]]]
 //
 // WINDOWS has a letter for each window: p PC sampling, P the same with kernels one by one, s SASS
-// metrics, l the same with lazy patching; if not given, each of them and the first again. QUEUE is
-// how many launches are under way at once, PERIOD that of PC sampling as a power of two. It leaves
-// FOLDER/pc.txt and FOLDER/sass.txt, which the fake CUPTI can replay (fakedeep.h), and ends with 0
-// and "PASS" if all is right; what it prints before are measurements.
+// metrics, l the same with lazy patching. The default is each of them and the first again. QUEUE is
+// the number of launches in flight, PERIOD that of PC sampling as a power of two. It leaves
+// FOLDER/pc.txt and FOLDER/sass.txt, which the fake CUPTI can replay (fakedeep.h). It prints
+// measurements, and ends with 0 and "PASS" if all is right.
 
 #include <dirent.h>
 #include <execinfo.h>

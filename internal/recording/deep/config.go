@@ -67,8 +67,8 @@ type Config struct {
 	// Blackout is how long after the start there is no window; 0 is DefaultBlackout, or After if
 	// that is less; below 0 is none.
 	Blackout time.Duration
-	// CoolDown is the least time from the end of a window, or of an attempt, to the next; 0 is
-	// DefaultCoolDown, or what the schedule leaves if that is less; below 0 is none.
+	// CoolDown is the least time from the end of a window, or of an attempt, to the next. 0 is
+	// DefaultCoolDown, or the time that the schedule leaves if that is less. Below 0 is none.
 	CoolDown time.Duration
 	// PerHour bounds windows and attempts in any hour, Share the part of any hour that they may
 	// take, arming and disarming included. 0 is DefaultPerHour and DefaultShare, besides what the

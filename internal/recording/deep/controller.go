@@ -199,7 +199,7 @@ func (c *Controller) ask(r Request) (*Ticket, *Error) {
 	now := time.Now()
 	if r.Engine == Both && c.quota.sass {
 		// PC sampling gets all of the time. A caller is notified; the schedule and rules would
-		// repeat it for ever.
+		// repeat it forever.
 		r.Engine = PC
 		if r.Cause == CauseCall || r.Cause == CauseSocket {
 			without = notWith(SASS, outcome(StatusSASSUsed, "").Text)

@@ -185,8 +185,8 @@ func TestOneEngineOfBothFails(t *testing.T) {
 	})
 }
 
-// TestFaults is every way in which a call can go wrong: afterwards activity runs, the engine is
-// given up where it must be, and the other one goes on where it may.
+// TestFaults has every way in which a call can fail. Afterwards activity runs. The engine is not
+// used again where it must not be, and the other engine continues where it may.
 func TestFaults(t *testing.T) {
 	type fault struct {
 		name string

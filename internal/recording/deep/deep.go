@@ -14,7 +14,7 @@ import (
 // Engine is what looks inside kernels, as users type it.
 type Engine string
 
-// The engines. Both is no engine of its own: a window of both is halved, PC sampling first.
+// The engines. Both is not an engine: a window of both is halved, PC sampling first.
 const (
 	PC   Engine = "pc"
 	SASS Engine = "sass"
@@ -216,8 +216,8 @@ func (c *Collected) add(o Collected) {
 }
 
 // Engines arms and disarms what looks inside kernels. The controller makes one call at a time, each
-// on a goroutine of its own and with a context that ends after Config.Patience, with one exception:
-// where a call has not returned by then, Resume is called beside it, and again when it has
+// on a goroutine of its own and with a context that ends after Config.Patience. There is one
+// exception. If a call has not returned by then, Resume is called beside it, and again when it has
 // returned.
 type Engines interface {
 	// Ready says whether there is anything to look into yet, such as a context of the device.

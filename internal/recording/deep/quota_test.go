@@ -83,7 +83,7 @@ func TestLimitsHoldOverRandomRequests(t *testing.T) {
 				var past []Window
 				cfg.Closed = func(w Window) { past = append(past, w) }
 				f := &fakeEngines{t: t}
-				faults := rand.New(rand.NewPCG(seed, 2)) // of the goroutines that call f, one after the other
+				faults := rand.New(rand.NewPCG(seed, 2)) // of the goroutines that call f, sequentially
 				fail := func(context.Context) error {
 					if faults.IntN(4) == 0 {
 						return errOdd

@@ -214,8 +214,8 @@ type arming struct {
 }
 
 // call runs f on a goroutine of its own, bounded by Patience. If f has not returned by then, call
-// returns errLate and leaves it; nothing is armed until it has come back and late, which is given
-// its error, has found out what the engine does.
+// returns errLate. Nothing is armed until f has returned and late, which is given its error, has
+// determined the state of the engine.
 func (a *arming) call(name string, f func(context.Context) error, late func(error)) error {
 	ctx, cancel := context.WithTimeout(context.Background(), a.c.cfg.Patience)
 	result := make(chan error, 1)

@@ -208,7 +208,7 @@ type Kernel struct {
 	DurationNs                        uint64 // 0: 1000
 }
 
-// names keeps the C copies of kernel names, few and for ever.
+// names keeps the C copies of kernel names, few and permanent.
 var names sync.Map
 
 func cName(s string) *C.char {

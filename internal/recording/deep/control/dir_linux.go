@@ -131,8 +131,8 @@ func (d *dir) clean() {
 }
 
 // removeStale removes the socket of a process that does not exist here. It may exist in another PID
-// namespace that shares the folder: so the socket goes only if nobody listens, or if who listens is
-// a child that inherited it from that very process.
+// namespace that shares the folder. So the socket is removed only if nobody listens, or if the
+// listener is a child that inherited it from that process.
 func (d *dir) removeStale(pid int) {
 	name := socketName(pid)
 	var before, after unix.Stat_t

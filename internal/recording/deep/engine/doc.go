@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package engine runs deep windows on a CUPTI collector. It arms and disarms the engines for
-// package deep, and makes samples and counters of their results, with the function, source line and
-// instruction of each, for package recorder to send.
+// package deep. It makes samples and counters of their results for package recorder to send, with
+// the function, source line and instruction of each.
 //
 // It depends on packages cupti, cubin, deep and recorder, not on who requested a window or where
 // telemetry goes.

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
 )
 
-// openLimit and closeLimit are such that package cupti gives up before package deep does: closing
-// takes up to five seconds more, for the last samples, which SASS metrics do not have.
+// openLimit and closeLimit are such that package cupti gives up before package deep does. Closing
+// takes up to five seconds more for the last samples, which SASS metrics do not have.
 const (
 	openLimit      = 9 * time.Second
 	closeLimit     = 7 * time.Second
@@ -158,8 +158,8 @@ func (e *Engines) Pause(context.Context) error {
 	return e.status(e.from.Pause())
 }
 
-// Resume turns activity on again, unless an engine may still be armed. Where launches come to no
-// rest in time, it is tried until they do: until then nothing is recorded.
+// Resume turns activity on again, unless an engine may still be armed. Where launches do not
+// become idle in time, it is tried until they do. Nothing is recorded until then.
 func (e *Engines) Resume(ctx context.Context, disarmed bool) error {
 	e.mu.Lock()
 	stuck := e.stuck

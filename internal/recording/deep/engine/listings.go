@@ -120,7 +120,7 @@ func (t *texts) seek() {
 	t.found = d
 }
 
-// coming says whether the text of a function has been sent, or is on its way.
+// coming says whether the text of a function has been sent, or is in flight.
 func (t *texts) coming(f listingKey) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

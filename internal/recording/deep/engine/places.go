@@ -24,8 +24,8 @@ type place struct {
 }
 
 // places tells where instructions are. A training step has the same kernels in each window, and
-// their images may be a hundred megabytes: so an image is read for what the rows of a window need,
-// and not kept; what the rows needed is.
+// their images may be a hundred megabytes. So an image is read for what the rows of a window need
+// and not kept. What the rows needed is kept.
 type places struct {
 	resolver *cubin.Resolver
 	known    map[placeKey]place

@@ -24,7 +24,7 @@ const DefaultMaxRows = 5_000
 type Settings struct {
 	// PeriodLog2 is the sampling period as a power of two of cycles, 0 for cupti.DefaultPeriodLog2.
 	PeriodLog2 int
-	// Serialize runs one kernel at a time in windows of PC sampling and tells launches apart.
+	// Serialize runs one kernel at a time in windows of PC sampling and distinguishes launches.
 	Serialize bool
 	// Metrics are those of windows of SASS metrics, empty for cupti.DefaultMetrics.
 	Metrics []string

@@ -39,12 +39,12 @@ func name(names []string, i uint32) string {
 	return otherName
 }
 
-// otherKey is what rows that are summed are told apart by.
+// otherKey is what rows that are summed are distinguished by.
 type otherKey struct {
 	engine   cupti.Engine
 	device   int32
 	what     string
-	function listingKey // otherName of image 0 where functions are not told apart
+	function listingKey // otherName of image 0 where functions are not distinguished
 }
 
 func (r *row) sumKey() otherKey {
@@ -87,9 +87,9 @@ type instruction struct {
 }
 
 // weigh gives rows their weights, which are shares: samples and counts cannot be compared. That of
-// samples is the share of all samples. What one metric says of an instruction is nothing without
-// the others (threads per warp, sectors per request), so all rows of an instruction have one
-// weight: the largest of their shares of a metric's sum. The function returns the share of a sum.
+// samples is the share of all samples. The metrics of an instruction are used together (threads per
+// warp, sectors per request). So all rows of an instruction have one weight: the largest of their
+// shares of a metric's sum. The function returns the share of a sum.
 func (t *table) weigh() (share func(cupti.Engine, string, uint64) float64) {
 	type sumKey struct {
 		engine cupti.Engine

@@ -53,7 +53,7 @@ func TestReadyDoesNotWaitForTheDriver(t *testing.T) {
 	}
 }
 
-// Where launches come to no rest, activity is turned on as soon as they do, and not beside the next
+// Where launches do not become idle, activity is turned on as soon as they do, and not beside the next
 // window.
 func TestActivityIsResumedWhenLaunchesRest(t *testing.T) {
 	restless := &cupti.Error{Status: cupti.Status{Reason: cupti.ReasonNotQuiesced, Detail: "no rest"}}
@@ -98,8 +98,8 @@ func TestFullWindowCloses(t *testing.T) {
 	assert.Equal(t, deep.ErrFull, s.Drain(t.Context()))
 }
 
-// An engine that cannot be disarmed, since the program does not rest, or CUPTI has not come back
-// from it, may still be armed: nothing else may be, and what it has is not good.
+// An engine that cannot be disarmed may still be armed, because the program stays busy or CUPTI has
+// not returned. No other engine may be armed then, and its results are not used.
 func TestWindowThatCannotBeClosedIsNotDisarmed(t *testing.T) {
 	for engine, problem := range map[deep.Engine]cupti.Status{
 		deep.SASS: {Reason: cupti.ReasonNotQuiesced, Detail: "no rest"},

@@ -478,7 +478,7 @@ func TestReasonsBecomeStatuses(t *testing.T) {
 	assert.EqualError(t, New(Settings{}, &source{pauseErr: errors.New("CUPTI says 7")}, newSink(), nil).Pause(t.Context()), "CUPTI says 7")
 }
 
-// What waits is bounded, and what finds no room is told of as lost.
+// What waits is bounded, and what does not fit is reported as lost.
 func TestWindowsBeyondTheBoundAreLost(t *testing.T) {
 	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
 	src, k := &source{image: golden(t), result: samples(0), hold: make(chan struct{})}, newSink()

@@ -43,7 +43,7 @@ func (j *job) rows() (n int) {
 	return n
 }
 
-// worker makes telemetry of windows, one after the other: their figures on a goroutine of its own,
+// worker makes telemetry of windows, sequentially: their figures on a goroutine of its own,
 // which has the texts that belong to them printed on another.
 type worker struct {
 	settings Settings
@@ -248,8 +248,8 @@ func (w *worker) window(j *job) (*recorder.Window, []listingKey) {
 	return out, wanted
 }
 
-// countWithoutListing counts the rows of functions whose text neither has been sent nor is on its
-// way.
+// countWithoutListing counts the rows of functions whose text neither has been sent nor is in
+// flight.
 func (w *worker) countWithoutListing(t *table) (n uint64) {
 	for i := range t.rows {
 		if !w.texts.coming(listingKey{t.rows[i].CRC, t.rows[i].function()}) {

@@ -49,9 +49,9 @@ func (m *meters) take() (busy time.Duration, devices int) {
 	return busy, m.count
 }
 
-// meter measures the union of intervals on one device. It is exact but for what comes after a later
-// interval has been counted, in a tick before or in the same one after maxIntervals that do not
-// touch: of that, what is earlier is taken as counted already.
+// meter measures the union of intervals on one device. It is exact except for intervals that arrive
+// after a later one has been counted. That happens in an earlier tick, or in the same one after
+// maxIntervals that do not touch. The earlier part of such an interval is taken as counted already.
 type meter struct {
 	intervals []interval
 	// counted is the end of what has been counted, busy what has been since the last take.

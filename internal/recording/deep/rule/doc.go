@@ -30,17 +30,17 @@
 //
 // rate counts per second of real time, over the last second unless "over" says otherwise. It is
 // unknown until the first kernel or scope of that name has been seen, and 0 when none comes any
-// more. pNN is a quantile of the durations over the last ten seconds, to within 5 % where the
-// longest is less than a million times the shortest; with none it is unknown. busy.ratio is the
-// share of the last second in which a kernel ran, the mean of the devices that have run one,
-// unknown before the first kernel.
+// more. pNN is a quantile of the durations over the last ten seconds. It is within 5 % if the
+// longest is less than a million times the shortest, and unknown without durations. busy.ratio is
+// the share of the last second in which a kernel ran, as the mean of the devices that have run one.
+// It is unknown before the first kernel.
 //
-// Figures are brought up to date at ticks: the time that they look at is up to a tenth and one tick
-// longer than said, rates are over the time that it really is, and what is delivered late counts
-// when it comes (a kernel that runs for longer than busy.ratio looks back is idle time first). A
-// figure is known only when all the time it looks at was seen: it is unknown for that long after
-// the start, after a deep window, which disturbs what it measures, and after a gap of more than
-// five seconds between two ticks. Unknown meets no rule, and ends the time that "for" counts.
+// Figures are updated at ticks. Their time range is up to a tenth and one tick longer than stated,
+// and rates use the true range. What is delivered late counts when it arrives: a kernel longer than
+// the range of busy.ratio counts as idle time first. A figure is known only if its whole time range
+// was observed. It is unknown for that long after the start, after a deep window, which disturbs
+// the measurement, and after a gap of more than five seconds between two ticks. Unknown meets no
+// rule, and ends the time that "for" counts.
 //
 // # Firing
 //

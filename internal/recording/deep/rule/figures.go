@@ -148,9 +148,9 @@ func (r *Rule) format(v float64) string {
 
 // Tick brings all figures up to date and offers each rule that is met to fire, which says whether
 // it takes the offer. What was counted since the tick before belongs to that time. disturbed says
-// that some of it was not as usual, such as in a deep window: then nothing of it is used, and what
-// rules know of the recent past is forgotten. Times must carry a monotonic reading, or the clock
-// must not be set.
+// that some of it was not as usual, such as in a deep window. Then none of it is used, and the
+// recent values of rules are discarded. Times must carry a monotonic reading, or the clock must not
+// be set.
 func (f *Figures) Tick(now time.Time, disturbed bool, fire func(*Firing) bool) {
 	gap := now.Sub(f.last)
 	if !f.ticked || disturbed || gap > maxGap || gap < 0 {

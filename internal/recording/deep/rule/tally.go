@@ -14,7 +14,7 @@ const (
 	// slots is in how many pieces a figure forgets the time that it looks at.
 	slots = 10
 	// buckets of the histograms: 8 for each power of two over a million to one, and some for the
-	// ends, so that the middle of one is within 5 % of what it holds.
+	// ends. The middle of a bucket is within 5 % of its values.
 	buckets = 192
 )
 
@@ -67,7 +67,7 @@ func (t *tally) addBusy(d time.Duration, devices int) {
 	t.slots[len(t.slots)-1].busy += d
 }
 
-// forget begins anew at a time.
+// forget begins again at a time.
 func (t *tally) forget(now time.Time) {
 	t.since = now
 	t.slots = t.slots[:0]

@@ -458,8 +458,8 @@ FAKE_API int cuStreamSynchronize(void *stream) {
   LEAVE(126, "cuStreamSynchronize");
   return SUCCESS;
 }
-// FAKE_CUDA_SYNCHRONIZE_US is how long it takes, in microseconds: a program that launches and waits
-// then does so some thousand times a second, as on a device, and not a million times.
+// FAKE_CUDA_SYNCHRONIZE_US is how long it takes, in microseconds. A program that launches and waits
+// then does so some thousand times a second, as on a device.
 FAKE_API int cuCtxSynchronize(void) {
   ENTER(17, "cuCtxSynchronize");
   int us = setting("FAKE_CUDA_SYNCHRONIZE_US", 0);

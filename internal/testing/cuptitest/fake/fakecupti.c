@@ -332,12 +332,12 @@ static const char *(*symbol)(void); // of the kernel that the calling thread lau
 
 static atomic_int subscriptions;
 
-// Once it was left, and until it makes records again, the real CUPTI goes deaf to launches if their
-// callbacks are switched off, until it is left again (H200, CUDA 13.0).
+// After a detach, and until it makes records again, the real CUPTI is unresponsive to launches if
+// their callbacks are switched off. That ends with the next detach (H200, CUDA 13.0).
 static bool detached, launches_unresponsive;
 static bool is_launch(uint32_t cbid) { return cbid == 307 || cbid == 514; }
 
-// How many callbacks about calls are under way, and on this thread. cuptiFinalize has no more begin
+// How many callbacks about calls are in progress, and on this thread. cuptiFinalize has no more begin
 // and waits for those of other threads: a call that was told in one subscription must not find
 // another in the middle of that.
 static atomic_int callbacks_inside;
@@ -345,7 +345,7 @@ static __thread int own_callbacks;
 static atomic_bool leaving;
 
 // tell_with answers with the number of the subscription that was told, -1 for none. A call that
-// begins gets its number of the same subscription: numbers begin anew with cuptiFinalize.
+// begins gets its number of the same subscription: numbers begin again with cuptiFinalize.
 static int tell_with(uint32_t site, uint32_t cbid, const char *function, uint32_t *number, const void *parameters, int *result) {
   pthread_mutex_lock(&lock);
   if (site == 0) {
@@ -385,8 +385,8 @@ static void tell_resource(uint32_t cbid, void *context, void *handle, void *desc
 }
 
 // How many threads are in a launch, and in a call about modules, beyond the callback at its begin.
-// A launch that nobody was told of cannot be waited for, and is not counted; nor is one whose end
-// nobody will be told of, since the subscriber has gone meanwhile.
+// A launch that was not reported cannot be waited for, and is not counted. A launch whose end will
+// not be reported, since the subscriber has gone, is not counted either.
 static atomic_int launching, loading;
 static atomic_llong launch_ns, hold;
 static __thread int counted;
@@ -480,8 +480,8 @@ static void make_lock(void) {
   pthread_mutex_init(&lock, &attributes);
 }
 
-// A child has the lock as it was when it was forked, and not the thread that held it; what that was
-// about to do with a buffer stays half done.
+// A child has the lock in its state at the fork, but not the thread that held it. What that thread
+// did with a buffer stays incomplete.
 static void in_child(void) {
   if (pthread_mutex_trylock(&lock) != 0) s.buffer = NULL;
   make_lock();

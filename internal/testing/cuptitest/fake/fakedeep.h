@@ -247,7 +247,7 @@ static place *add_place(place **all, size_t *first, size_t *n, size_t *room, con
 static place *pc_place(deep_context *x, const char *name, uint64_t crc, uint64_t pc, uint32_t correlation) {
   for (size_t i = x->num_pc; i > x->first_pc; i--) {
     place *p = &x->pc[i - 1];
-    /* Launches that are told apart may be many, and those of this one are the last. */
+    /* Launches that are distinguished may be many, and those of this one are the last. */
     if (p->correlation != correlation) break;
     if (p->pc == pc && p->crc == crc && strcmp(p->name, name) == 0) return p;
   }
@@ -293,9 +293,9 @@ static void deep_kernel(uint32_t c, const fake_kernel *k) {
 
 /* ---- recordings ---- */
 
-/* A recording is text, what GPUFLIGHT_DEEP_DUMP keeps: "gpuflight-deep 1 ENGINE", then "name INDEX
- * TEXT" (reasons or metrics), "function INDEX TEXT", "row DEVICE CRC PC FUNCTION NAME CORRELATION
- * VALUE" and "totals SAMPLES DROPPED NON_USER". */
+/* A recording is the text that GPUFLIGHT_DEEP_DUMP keeps. Its first line is "gpuflight-deep 1
+ * ENGINE". Then come "name INDEX TEXT" (reasons or metrics) and "function INDEX TEXT". The last are
+ * "row DEVICE CRC PC FUNCTION NAME CORRELATION VALUE" and "totals SAMPLES DROPPED NON_USER". */
 static void replay(deep_context *x, bool pc) {
   FILE *f = fopen(deep.replay, "r");
   if (f == NULL) return;
