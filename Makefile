@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# `make help` lists the targets. All that is needed beforehand is Go, and a C compiler
-# for the race detector. Tools are pinned in modules of their own under internal/tools
-# and built from source into .tools; a target builds the tools it uses and no others.
+# `make help` lists the targets. They require Go, and a C compiler for the race detector. Tools are
+# pinned in their own modules under internal/tools and built from source into .tools. A target
+# builds only the tools that it uses.
 #
-# Every build and test here uses the same compiler flags, and -trimpath is not among
-# them: it would make a second copy of some two thousand compiled packages that neither
-# a plain `go test` nor an editor can use. -s -w only concerns the linker.
+# All builds and tests use the same compiler flags, without -trimpath. That flag would compile some
+# two thousand packages again, which a plain `go test` and an editor cannot use. -s -w are flags of
+# the linker only.
 
 SHELL         := bash
 .SHELLFLAGS   := -euo pipefail -c
@@ -14,28 +14,27 @@ SHELL         := bash
 
 GO      = $(or $(shell command -v go),$(error Go 1.26 or newer is needed))
 TOOLS  := .tools
-# No version control stamp: it would relink everything at each commit, and stops the
-# build where the checkout belongs to another user.
-# VERSION is for a release (make build VERSION=0.2.0); without it, the programs say "dev".
+# No version control stamp: it would relink all programs at each commit, and the build would fail if
+# the checkout belongs to another user.
+# VERSION is for a release (make build VERSION=0.2.0). Without it, the version is "dev".
 # otelcol-gpuflight has its version from dist.version in builder-config.yaml.
 LDFLAGS := -s -w $(if $(VERSION),-X github.com/gpuflight/gpuflight/internal/version.linked=$(VERSION))
 FLAGS  := -buildvcs=false -ldflags "$(LDFLAGS)"
 SLOWLY := scripts/progress
 
-# The race detector recompiles all that a package imports, so it is for our libraries
-# only; the collector is tested as the binary that is shipped.
+# The race detector recompiles all imports of a package, so only our libraries use it. The Collector
+# is tested as the shipped binary.
 # go.work lists the modules; ./... is the root module: cupti, internal, sdk and semconv.
 MODULES   := $(shell sed -n 's,^\t\./,./,p' go.work)
 LIBRARIES := ./... $(patsubst %,%/...,$(filter-out ./cmd/otelcol-gpuflight ./test,$(MODULES)))
-# The detector is written in C, as is the core that talks to CUPTI; go env says 0 where there is
-# no compiler for that.
+# The race detector and the CUPTI core require C. go env prints 0 if there is no C compiler.
 CGO        = $(filter 1,$(shell $(GO) env CGO_ENABLED))
 RACE       = $(if $(CGO),-race,$(warning no C compiler: testing without the race detector))
 
 FUZZTIME ?= 30s
 
-# Tests of the binaries find them through these; REQUIRE makes a missing one a failure
-# where a plain `go test` would skip.
+# Paths of the binaries for their tests. With REQUIRE a missing binary is a failure; a plain
+# `go test` skips.
 BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_CLI=$(CURDIR)/bin/gpuflight \
 	GPUFLIGHT_JAEGER=$(CURDIR)/$(TOOLS)/jaeger GPUFLIGHT_OCB=$(CURDIR)/$(TOOLS)/ocb GPUFLIGHT_DEMO=$(CURDIR)/$(TOOLS)/demo \
 	GPUFLIGHT_PROMETHEUS=$(CURDIR)/$(TOOLS)/prometheus GPUFLIGHT_KAFKA=$(CURDIR)/$(TOOLS)/kafka/kafka \
@@ -58,14 +57,14 @@ test: test-unit test-e2e ## Run all tests
 test-unit: ## Test the libraries, with the race detector
 	$(GO) test $(RACE) -timeout 10m $(LIBRARIES)
 
-# One package at a time: some of these tests measure how late data arrives.
+# One package at a time, because some of these tests measure the delay of data.
 .PHONY: test-e2e
-test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/govulncheck ## Test the binaries, with a real Jaeger, Prometheus, Kafka, S3 and engine of ClickHouse
+test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/govulncheck ## Test the binaries, with a real Jaeger, Prometheus, Kafka, S3 and ClickHouse engine
 	$(BINARIES) $(GO) test -p 1 -count 1 -timeout 15m ./test/... ./examples/compose ./examples/kubernetes
 
-# GPUFLIGHT_SOAK=1 is the one variable that all long tests read. Some need root (eBPF) and skip without it.
+# GPUFLIGHT_SOAK=1 enables all long tests. Some need root (eBPF) and skip without it.
 .PHONY: soak
-soak: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/govulncheck ## Run the long tests (GPUFLIGHT_SOAK=1) and break each guarantee (test/mutation): hours
+soak: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/govulncheck ## Run the long tests (GPUFLIGHT_SOAK=1) and the mutation tests (test/mutation), for hours
 	GPUFLIGHT_SOAK=1 $(GO) test -count 1 -p 1 -timeout 2h $(LIBRARIES)
 	GPUFLIGHT_SOAK=1 $(BINARIES) $(GO) test -p 1 -count 1 -timeout 6h ./test/...
 	$(GO) run ./test/mutation
@@ -84,24 +83,24 @@ bench: build $(TOOLS)/kafka/kafka $(TOOLS)/chdb/chdb ## Measure our components a
 fuzz: ## Run each fuzz target for FUZZTIME (30s)
 	scripts/fuzz $(FUZZTIME) $(LIBRARIES)
 
-# Not cmd/otelcol-gpuflight, which is generated: looking through all that it imports would
-# take most of the time.
+# Without cmd/otelcol-gpuflight, which is generated: checking its imports would take most of the
+# time.
 .PHONY: lint
 lint: prose $(TOOLS)/golangci-lint ## Check formatting, import rules, common mistakes and the language
 	$(TOOLS)/golangci-lint run $(LIBRARIES) ./test/...
-	CGO_ENABLED=0 $(GO) build ./internal/... ./sdk/... ./cmd/gpuflight # where there is no cgo the SDK says that it cannot record
+	CGO_ENABLED=0 $(GO) build ./internal/... ./sdk/... ./cmd/gpuflight # the SDK also builds without cgo
 
 .PHONY: prose
 prose: $(TOOLS)/vale ## Check the language of documents and comments
 	scripts/prose $(CURDIR)/$(TOOLS)/vale
 
-# It takes a minute and 5.6 GB of memory for our own module.
+# This takes a minute and 5.6 GB of memory for our own module.
 .PHONY: govulncheck
-govulncheck: $(TOOLS)/govulncheck ## Check all modules for known vulnerabilities; skips where the database is out of reach
+govulncheck: $(TOOLS)/govulncheck ## Check all modules for known vulnerabilities; skips if the database is unreachable
 	scripts/govulncheck $(CURDIR)/$(TOOLS)/govulncheck . cmd/gpuflight cmd/otelcol-gpuflight $(patsubst %/go.mod,%,$(wildcard internal/tools/*/go.mod))
 
 .PHONY: generate
-generate: $(TOOLS)/ocb $(TOOLS)/mdatagen ## Regenerate what is made from manifests and metadata
+generate: $(TOOLS)/ocb $(TOOLS)/mdatagen ## Regenerate files from manifests and metadata
 	$(TOOLS)/ocb --config builder-config.yaml --skip-compilation --skip-get-modules
 	scripts/distribution-module
 	PATH="$(CURDIR)/$(TOOLS):$$PATH" $(GO) generate $(LIBRARIES)
@@ -147,15 +146,15 @@ $(TOOLS)/vale: internal/tools/vale/go.mod
 $(TOOLS)/jaeger: internal/tools/jaeger/go.mod
 	@$(SLOWLY) "compiling Jaeger (about three minutes, once)" $(TOOLGO) build -C internal/tools/jaeger $(FLAGS) -o $(CURDIR)/$@ github.com/jaegertracing/jaeger/cmd/jaeger
 
-# Not built from source: its web page alone would need another tool chain.
+# Not built from source, because its web page requires another tool chain.
 $(TOOLS)/prometheus:
 	@scripts/prometheus $(TOOLS)
 
-# The published jars, which need mvn and Java but no building.
+# The published jars, which require mvn and Java.
 $(TOOLS)/kafka/kafka: scripts/kafka scripts/kafka.sha256
 	@scripts/kafka $(TOOLS)
 
-# ClickHouse's engine as a library, which needs Python but no building.
+# ClickHouse's engine as a library, which requires Python.
 $(TOOLS)/chdb/chdb: scripts/chdb scripts/chdb.txt
 	@scripts/chdb $(TOOLS)
 

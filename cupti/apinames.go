@@ -30,7 +30,8 @@ func fill(names *[apiNumbers]string, functions []apiFunctionID, other string) {
 		names[i] = other + strconv.Itoa(i)
 	}
 	for _, f := range functions {
-		// What follows the function's name says which signature (_v7000) and default stream (_ptsz).
+		// What follows the function's name says which signature (_v7000) and default stream
+		// (_ptsz).
 		name, _, _ := strings.Cut(f.symbol, "_")
 		names[f.number] = name
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/cuptitest"
 )
 
-// TestAvailableInChild is not a test of its own: a process can open one CUPTI, so each case of
-// TestAvailableSaysWhy runs this in a process of its own and reads what it prints.
+// TestAvailableInChild is not a test of its own. A process can open one CUPTI only. So each case of
+// TestAvailableSaysWhy runs this in another process and reads its output.
 func TestAvailableInChild(t *testing.T) {
 	library, ok := os.LookupEnv("GPUFLIGHT_TEST_LIBRARY")
 	if !ok {

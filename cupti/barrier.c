@@ -10,23 +10,28 @@
 
 #include "gpufl_deep_internal.h"
 
-// The barrier keeps the application out of some driver calls while CUPTI rearranges things for a window.
+// The barrier blocks some driver calls of the application while CUPTI changes its state for a
+// window.
 //
-// Why it is needed (measured on an H200, CUPTI 13.0):
-//   - cuptiPCSamplingStart, Stop and Disable deadlock with a thread in cuLaunchKernel. So do SASS patching and flushing.
+// Reasons (measured on an H200, CUPTI 13.0):
+//   - cuptiPCSamplingStart, Stop and Disable deadlock with a thread in cuLaunchKernel. So do SASS
+//     patching and flushing.
 //   - cuptiPCSamplingGetData reads freed names while a module is unloaded.
 //
 // Protocol:
-//   1. A thread that begins a call stores the call in its own slot and then reads `closed`. If the set of the
-//      call is closed, it clears the slot, blocks, and stores the call again when it resumes.
-//   2. A thread that ends a call clears the slot. If CUPTI does not report the end, the thread's next call of that
-//      class replaces it.
-//   3. The window's thread stores `closed` and then reads all slots until no call of the closed sets is in flight.
-//      Both sides store before they read, so one of them always sees the other.
-//   4. For what must not meet a call it holds the barrier, if it is still quiet: nobody else can open it then.
-//   5. The window's thread opens the barrier. Blocked threads are admitted before the barrier can be quiet again.
-//   6. No thread blocks longer than GPUFL_BARRIER_LIMIT_NS. Afterwards it continues and is counted. A deadline on
-//      the window's thread ends a wait for calls that do not finish, much earlier.
+//   1. A thread that begins a call stores the call in its slot and then reads `closed`. If the
+//      set of the call is closed, it clears the slot and blocks. It stores the call again when it
+//      resumes.
+//   2. A thread that ends a call clears the slot. If CUPTI does not report the end, the thread's
+//      next call of that class replaces the call in the slot.
+//   3. The window's thread stores `closed` and then reads all slots until no call of the closed
+//      sets is in flight. Both sides store before they read, so one of them always sees the other.
+//   4. The window's thread holds the barrier for work that must not run next to a call. Nobody else
+//      can open it then. It can hold the barrier only while no call is in flight.
+//   5. The window's thread opens the barrier. It counts the blocked threads as admitted, so the
+//      next close waits until they have resumed.
+//   6. No thread blocks longer than GPUFL_BARRIER_LIMIT_NS. Afterwards it continues and is counted.
+//      The window's thread stops waiting for calls in flight at its own, much earlier deadline.
 //   7. Calls of a thread that operates a window never block: gpufl_operating.
 //
 // The open barrier costs a launch two stores and one load in a cache line of the thread's own.
@@ -35,33 +40,36 @@ __thread bool gpufl_operating;
 
 enum { LAUNCH, OTHER, CLASSES };
 
-// A slot is one thread's. It is never freed, since the window's thread may read it: another thread takes it over.
+// A slot belongs to one thread. It is never freed, since the window's thread may read it. After the
+// thread has ended, another one reuses it.
 typedef struct slot {
-  _Alignas(64) _Atomic uint64_t call[CLASSES]; // in flight: the barrier's epoch and CUPTI's number of the call
-  _Atomic uint32_t what;                       // the function of the last call
+  _Alignas(64) _Atomic uint64_t call[CLASSES]; // In flight: the epoch, then CUPTI's number of it.
+  _Atomic uint32_t what;                       // The function of the last call.
   int32_t thread;
-  bool used; // with barrier.lock
+  bool used; // Protected by barrier.lock.
   struct slot *next;
 } slot;
 
 static struct {
   pthread_mutex_t lock;
   pthread_cond_t opened_cond;
-  _Atomic uint32_t closed; // sets; written with the lock
-  _Atomic uint32_t epoch;  // calls of earlier epochs are not in flight
+  _Atomic uint32_t closed; // Sets; written with the lock held.
+  _Atomic uint32_t epoch;  // Calls of earlier epochs are not in flight.
   slot *slots;
   bool held;
-  bool untracked; // a thread has no slot: nobody knows whether it is in a call
+  bool untracked; // A thread has no slot, so its calls are unknown.
   uint64_t opened, waiting, admitted;
-  int32_t busy_thread; // what gpufl_barrier_close waited for last
+  int32_t busy_thread; // What gpufl_barrier_close last waited for.
   uint32_t busy_call;
   gpufl_barrier_counts counts;
-} barrier = {.lock = PTHREAD_MUTEX_INITIALIZER, .epoch = 1};
+
+  // The key releases the slot of a thread at its end.
+  pthread_once_t once;
+  pthread_key_t key;
+  bool have_key; // False if the process has no free key.
+} barrier = {.lock = PTHREAD_MUTEX_INITIALIZER, .epoch = 1, .once = PTHREAD_ONCE_INIT};
 
 static __thread slot *tls_slot;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static pthread_key_t key;
-static bool have_key; // a process has a limited number
 
 static void thread_ends(void *of) {
   slot *s = of;
@@ -73,14 +81,14 @@ static void thread_ends(void *of) {
   pthread_mutex_unlock(&barrier.lock);
 }
 
-static void first(void) {
+static void initialize(void) {
   gpufl_cond_init(&barrier.opened_cond);
-  have_key = pthread_key_create(&key, thread_ends) == 0;
+  barrier.have_key = pthread_key_create(&barrier.key, thread_ends) == 0;
 }
 
 static slot *get_thread_slot(void) {
   if (tls_slot != NULL) return tls_slot;
-  pthread_once(&once, first);
+  pthread_once(&barrier.once, initialize);
   pthread_mutex_lock(&barrier.lock);
   slot *s = barrier.slots;
   while (s != NULL && s->used) s = s->next;
@@ -89,7 +97,7 @@ static slot *get_thread_slot(void) {
     s->next = barrier.slots;
     barrier.slots = s;
   }
-  if (s == NULL || !have_key || pthread_setspecific(key, s) != 0) {
+  if (s == NULL || !barrier.have_key || pthread_setspecific(barrier.key, s) != 0) {
     barrier.untracked = true;
     s = NULL;
   } else {
@@ -102,13 +110,17 @@ static slot *get_thread_slot(void) {
 
 static int class_of(uint32_t set) { return set == GPUFL_SET_LAUNCH ? LAUNCH : OTHER; }
 
-static bool in_flight(slot *s, int class) { return atomic_load(&s->call[class]) >> 32 == atomic_load(&barrier.epoch); }
+static bool in_flight(slot *s, int class) {
+  return atomic_load(&s->call[class]) >> 32 == atomic_load(&barrier.epoch);
+}
 
 uint32_t gpufl_barrier_epoch(void) { return atomic_load(&barrier.epoch); }
 
-static bool is_closed(uint32_t set, uint32_t epoch) { return (atomic_load(&barrier.closed) & set) != 0 && epoch == atomic_load(&barrier.epoch); }
+static bool is_closed(uint32_t set, uint32_t epoch) {
+  return (atomic_load(&barrier.closed) & set) != 0 && epoch == atomic_load(&barrier.epoch);
+}
 
-// block waits until the barrier opens or the limit expires. The call is in flight afterwards.
+// block waits until the barrier opens or the limit expires. Afterwards the call is in flight.
 static void block(slot *s, uint32_t set, uint64_t call) {
   atomic_store(&s->call[class_of(set)], 0);
   pthread_mutex_lock(&barrier.lock);
@@ -118,7 +130,10 @@ static void block(slot *s, uint32_t set, uint64_t call) {
     uint64_t opened = barrier.opened;
     barrier.counts.blocked++;
     barrier.waiting++;
-    while (barrier.opened == opened && pthread_cond_timedwait(&barrier.opened_cond, &barrier.lock, &until) != ETIMEDOUT) continue;
+    while (barrier.opened == opened &&
+           pthread_cond_timedwait(&barrier.opened_cond, &barrier.lock, &until) != ETIMEDOUT) {
+      continue;
+    }
     if (barrier.opened != opened) {
       barrier.admitted--;
     } else {
@@ -128,7 +143,8 @@ static void block(slot *s, uint32_t set, uint64_t call) {
     int64_t took = gpufl_monotonic() - began;
     if (took > barrier.counts.longest_ns) barrier.counts.longest_ns = took;
   }
-  atomic_store(&s->call[class_of(set)], call); // with the lock: whoever closes the barrier next sees it
+  // With the lock held, so the next close sees the call.
+  atomic_store(&s->call[class_of(set)], call);
   pthread_mutex_unlock(&barrier.lock);
 }
 
@@ -137,7 +153,8 @@ void gpufl_barrier_enter(uint32_t set, uint32_t epoch, uint32_t what, uint32_t n
   slot *s = get_thread_slot();
   if (s == NULL) return;
   int class = class_of(set);
-  bool nested = in_flight(s, class == LAUNCH ? OTHER : LAUNCH); // a launch may load a module: it must not block inside
+  // A launch may load a module. That nested call must not block.
+  bool nested = in_flight(s, class == LAUNCH ? OTHER : LAUNCH);
   uint64_t call = (uint64_t)epoch << 32 | number;
   atomic_store_explicit(&s->what, what, memory_order_relaxed);
   atomic_store(&s->call[class], call);
@@ -152,10 +169,12 @@ void gpufl_barrier_exit(uint32_t set, uint32_t number) {
   slot *s = tls_slot;
   if (gpufl_operating || s == NULL) return;
   _Atomic uint64_t *call = &s->call[class_of(set)];
-  if ((uint32_t)atomic_load_explicit(call, memory_order_relaxed) == number) atomic_store_explicit(call, 0, memory_order_release);
+  if ((uint32_t)atomic_load_explicit(call, memory_order_relaxed) == number) {
+    atomic_store_explicit(call, 0, memory_order_release);
+  }
 }
 
-// no_calls_in_flight is called with the lock.
+// no_calls_in_flight checks all slots. The caller holds the lock.
 static bool no_calls_in_flight(uint32_t sets) {
   if (barrier.untracked || barrier.admitted > 0) return false;
   for (slot *s = barrier.slots; s != NULL; s = s->next) {
@@ -170,13 +189,16 @@ static bool no_calls_in_flight(uint32_t sets) {
 }
 
 bool gpufl_barrier_close(uint32_t sets, int64_t limit_ns) {
-  pthread_once(&once, first);
+  pthread_once(&barrier.once, initialize);
   int64_t until = gpufl_monotonic() + limit_ns;
   pthread_mutex_lock(&barrier.lock);
   atomic_store(&barrier.closed, sets);
   bool quiet;
-  // Threads do not signal the end of a call, since that would cost each launch. Most calls take microseconds.
-  for (int i = 0; !(quiet = no_calls_in_flight(sets)) && atomic_load(&barrier.closed) == sets && gpufl_monotonic() < until; i++) {
+  // Threads do not signal the end of a call, since that would cost each launch. Most calls take
+  // microseconds.
+  for (int i = 0; !(quiet = no_calls_in_flight(sets)) && atomic_load(&barrier.closed) == sets &&
+                  gpufl_monotonic() < until;
+       i++) {
     pthread_mutex_unlock(&barrier.lock);
     if (i < 50) {
       sched_yield();
@@ -185,7 +207,7 @@ bool gpufl_barrier_close(uint32_t sets, int64_t limit_ns) {
     }
     pthread_mutex_lock(&barrier.lock);
   }
-  quiet = quiet && atomic_load(&barrier.closed) == sets; // not opened meanwhile, as the process exits
+  quiet = quiet && atomic_load(&barrier.closed) == sets; // false if the exit handler opened it
   pthread_mutex_unlock(&barrier.lock);
   if (!quiet) gpufl_barrier_open();
   return quiet;
@@ -205,7 +227,7 @@ bool gpufl_barrier_hold(void) {
 }
 
 static void open_barrier(bool held) {
-  pthread_once(&once, first);
+  pthread_once(&barrier.once, initialize);
   pthread_mutex_lock(&barrier.lock);
   if (held || !barrier.held) {
     barrier.held = false;

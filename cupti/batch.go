@@ -73,8 +73,8 @@ func (s *spareParts) put(p *parts) {
 // Stats only.
 func (b *Batch) Len() int { return len(b.open.parts.heads) }
 
-// Attachment is how often CUPTI had been finalized, by Detach or Stop, when the records were made. Correlation ids
-// begin again each time: ids of batches with different attachments are unrelated.
+// Attachment is how often CUPTI had been finalized, by Detach or Stop, when the records were made.
+// Correlation ids begin again each time: ids of batches with different attachments are unrelated.
 func (b *Batch) Attachment() uint32 { return b.attachment }
 
 // Head returns what is known of the i-th record. It is valid until Release.

@@ -88,8 +88,8 @@ func coreText(rc int) string {
 	if rc > 0 {
 		return fmt.Sprintf("CUPTI says %s (%d)", C.GoString(C.gpufl_result_string(C.int(rc))), rc)
 	}
-	if rc == rcDeaf {
-		return deaf
+	if rc == rcUnresponsive {
+		return unresponsiveDetail
 	}
 	return fmt.Sprintf("the collector's core answers %d", rc)
 }
@@ -205,7 +205,7 @@ func corePush(id uint64) int  { return int(C.gpufl_push_scope(C.uint64_t(id))) }
 func corePop(id uint64) int   { return int(C.gpufl_pop_scope(C.uint64_t(id))) }
 func coreNextScopeID() uint64 { return uint64(C.gpufl_next_scope_id()) }
 
-// coreScopeTable is the table of which launch belongs to which scope, in C's memory for ever.
+// coreScopeTable is the table of which launch belongs to which scope, in C's memory permanently.
 func coreScopeTable() scopeTable {
 	at := C.gpufl_scope_table()
 	if at == nil {

@@ -70,9 +70,9 @@ type Collector struct {
 	}
 }
 
-// Available says whether this process could record, and if not, why and what to do about it. It starts
-// nothing and calls no cuInit: that the driver works shows only when the application has called it,
-// or [InitDriver]. library is a path as in [Config].
+// Available says whether this process could record, and if not, why and what to do about it. It
+// starts nothing and calls no cuInit: that the driver works shows only when the application has
+// called it, or [InitDriver]. library is a path as in [Config].
 func Available(library string) Status {
 	current.mu.Lock()
 	defer current.mu.Unlock()
@@ -91,8 +91,8 @@ func Available(library string) Status {
 	return status
 }
 
-// InitDriver calls cuInit, as every CUDA program does at first. It takes a while and is no good before a
-// fork: it is for programs that want to know whether the driver works.
+// InitDriver calls cuInit, as every CUDA program does at first. It takes a while and is no good
+// before a fork: it is for programs that want to know whether the driver works.
 func InitDriver() error {
 	status := driverStatus()
 	if !status.OK() {
@@ -133,7 +133,8 @@ func Open(cfg Config) (*Collector, error) {
 	if !status.OK() {
 		return nil, &Error{Status: status}
 	}
-	// Larger buffers than this could not be addressed by 32 bits, smaller ones hold hardly a record.
+	// Larger buffers than this could not be addressed by 32 bits, smaller ones hold hardly a
+	// record.
 	if cfg.BufferBytes < 4096 || cfg.BufferBytes > 1<<30 || cfg.Buffers < 1 || cfg.Buffers > maxBuffers {
 		status.Reason = ReasonFailed
 		status.Detail = fmt.Sprintf("cannot record with %d buffers of %d bytes: 1 to %d of 4 KiB to 1 GiB are possible", cfg.Buffers, cfg.BufferBytes, maxBuffers)
@@ -155,19 +156,20 @@ func Open(cfg Config) (*Collector, error) {
 	return c, nil
 }
 
-// Status says what works. Kinds and Missing are known after Start. Where CUPTI tells of nothing any more (ReasonDeaf) all are missing, and Detail says so.
+// Status says what works. Kinds and Missing are known after Start. Where CUPTI tells of nothing any
+// more (ReasonUnresponsive) all are missing, and Detail says so.
 func (c *Collector) Status() Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.status
-	if coreDeepDeaf() {
-		s.Kinds, s.Missing, s.Detail = 0, s.Missing|s.Kinds, deaf
+	if coreDeepUnresponsive() {
+		s.Kinds, s.Missing, s.Detail = 0, s.Missing|s.Kinds, unresponsiveDetail
 	}
 	return s
 }
 
-// Start begins recording. It may be called again after Stop. A kind that the library does not know is
-// no error: see Status. An error is an [*Error], or ErrNotRunning after Close.
+// Start begins recording. It may be called again after Stop. A kind that the library does not know
+// is not an error: see Status. An error is an [*Error], or ErrNotRunning after Close.
 func (c *Collector) Start() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -273,10 +275,11 @@ func (c *Collector) Pending() int {
 	return len(c.decoded) + corePending()
 }
 
-// Stop ends recording. What was recorded can still be taken, up to io.EOF. With finalize CUPTI is
-// detached from the driver, which else may stay slower; that is not worth it when the process is
-// about to end. ErrNotDetached says that all is stopped but for that. Stop of what does not run does
-// nothing. A window that is open is closed first, within its CloseLimit; its Close has the result.
+// Stop ends recording. What was recorded can still be taken, up to io.EOF. With finalize, CUPTI is
+// detached from the driver. Otherwise the driver may stay slower, which does not matter when the
+// process is about to end. ErrNotDetached says that recording has stopped and CUPTI is still
+// attached. Stop does nothing if nothing is recorded. A window that is open is closed first, within
+// its CloseLimit; its Close has the result.
 func (c *Collector) Stop(finalize bool) error {
 	defer c.endDeep()()
 	c.mu.Lock()
@@ -319,8 +322,8 @@ func (c *Collector) finalize() error {
 	return coreError("finalize", rc)
 }
 
-// Close gives everything back, after Stop, which it does if need be. Batches that are still out stay
-// good until their Release. Close may be called again.
+// Close gives everything back, after Stop, which it does if need be. Batches that are still out
+// stay good until their Release. Close may be called again.
 func (c *Collector) Close() error {
 	current.mu.Lock()
 	defer current.mu.Unlock()
@@ -343,7 +346,8 @@ func (c *Collector) Close() error {
 }
 
 // PushScope makes id, which came from NextScopeID, the scope of what the calling OS thread launches
-// until PopScope. The caller has locked its goroutine to the thread. ErrTooDeep says that it is not.
+// until PopScope. The caller has locked its goroutine to the thread. ErrTooDeep says that it is
+// not.
 func (c *Collector) PushScope(id uint64) error {
 	return coreError("scope", corePush(id))
 }
@@ -353,8 +357,8 @@ func (c *Collector) PopScope(id uint64) error {
 	return coreError("scope", corePop(id))
 }
 
-// NextScopeID returns a number that no other scope of the process has, NVTX ranges included. It counts
-// from 1.
+// NextScopeID returns a number that no other scope of the process has, NVTX ranges included. It
+// counts from 1.
 func (c *Collector) NextScopeID() uint64 { return coreNextScopeID() }
 
 // ScopeEvents appends to dst what NVTX has told since the last call, in the order of time on each
@@ -456,9 +460,9 @@ var asking struct {
 	answer *deviceAnswer
 }
 
-// patience is how long the driver may take to answer. It does so at once, but not while cuInit runs:
-// and an injection library is called in there, on the thread that must go on for it to end. So the
-// question is asked on another.
+// patience is how long the driver may take to answer. It does so at once, but not while cuInit
+// runs: and an injection library is called in there, on the thread that must go on for it to end.
+// So the question is asked on another.
 const patience = 50 * time.Millisecond
 
 // driverBusy is no result of the driver's.
@@ -488,8 +492,8 @@ func askDevices() ([]gpuevent.Device, int) {
 	}
 }
 
-// hasDeviceNode looks for a GPU where the driver puts it: NVIDIA's device files, those of Tegra, and
-// that of Windows' Linux.
+// hasDeviceNode looks for a GPU where the driver puts it: NVIDIA's device files, those of Tegra,
+// and that of Windows' Linux.
 func hasDeviceNode() bool {
 	for _, pattern := range []string{"/dev/nvidia[0-9]*", "/dev/nvhost-*gpu*", "/dev/nvgpu*", "/dev/dxg"} {
 		if found, _ := filepath.Glob(pattern); len(found) > 0 {
@@ -554,7 +558,8 @@ func load(library string) Status {
 				words = append(words, text)
 			}
 		default:
-			// It opened and does not even tell its version: CUPTI 13.5 without a driver that it likes.
+			// It opened and does not even tell its version: CUPTI 13.5 without a driver that it
+			// likes.
 			if why.OK() {
 				why = failed(Status{Library: p.path}, rc)
 				why.Detail = p.path + " does not work with this driver: " + why.Detail

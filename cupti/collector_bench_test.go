@@ -49,8 +49,8 @@ func BenchmarkScope(b *testing.B) {
 	}
 }
 
-// What the core and the decoder manage when the fake, which takes some 100 ns a launch itself, launches
-// without end.
+// What the core and the decoder manage when the fake, which takes some 100 ns a launch itself,
+// launches without end.
 func BenchmarkThroughput(b *testing.B) {
 	fake, c := startBench(b)
 	var records uint64

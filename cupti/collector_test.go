@@ -42,14 +42,14 @@ func open(t *testing.T, cfg Config) (*cuptitest.Fake, *Collector) {
 		if n := fake.Control("not_zero", 0); n != 0 {
 			t.Errorf("%d buffers were promised to be zero and were not", n)
 		}
-		if n := fake.Control("copied_beside", 0); n != 0 {
+		if n := fake.Control("copied_concurrently", 0); n != 0 {
 			t.Errorf("records of copies were switched off or asked for by force %d times beside a copy", n)
 		}
 	})
 	return fake, c
 }
 
-// heldCopy has a copy under way until what it returns is called.
+// heldCopy has a copy in flight until what it returns is called.
 func heldCopy(t *testing.T, fake *cuptitest.Fake) (letGo func()) {
 	t.Helper()
 	fake.Control("copy_hold", 1)
@@ -161,8 +161,8 @@ func TestRecordsWhatWasLaunched(t *testing.T) {
 }
 
 func TestNamesOutliveFinalize(t *testing.T) {
-	// The fake's names are unmapped by cuptiFinalize: reading one later would be a fault, counted as a
-	// reject.
+	// The fake's names are unmapped by cuptiFinalize: reading one later would be a fault, counted
+	// as a reject.
 	fake, c := open(t, Config{BufferBytes: 64 << 10})
 	for range 3 {
 		start(t, c)
@@ -486,7 +486,7 @@ func TestRefusedKindsAreMissing(t *testing.T) {
 	if on := fake.Control("enabled", 0); on != 1<<kernel|1<<memcpy {
 		t.Errorf("activity kinds %#x", on)
 	}
-	// Nobody knows whether a copy is under way.
+	// Nobody knows whether a copy is in flight.
 	stop(t, c, false)
 	if on := fake.Control("enabled", 0); on != 1<<memcpy {
 		t.Errorf("activity kinds %#x after Stop", on)
@@ -558,7 +558,8 @@ func TestStopWhileCopiesGoOn(t *testing.T) {
 	}
 }
 
-// TestStopWithoutTheLastRecord: one that does not become complete keeps its buffer, which is counted.
+// TestStopWithoutTheLastRecord: one that does not become complete keeps its buffer, which is
+// counted.
 func TestStopWithoutTheLastRecord(t *testing.T) {
 	fake, c := open(t, Config{Kinds: KindsOf(KindKernel)})
 	start(t, c)

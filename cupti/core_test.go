@@ -46,8 +46,8 @@ var coreObjects = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-// program compiles a program of testdata/core with the C core, and with these flags besides, and returns its path and the folder
-// of the fakes.
+// program compiles a program of testdata/core with the C core, and with these flags besides, and
+// returns its path and the folder of the fakes.
 func program(t *testing.T, name string, flags ...string) (path, fakes string) {
 	t.Helper()
 	fakes = cuptitest.Build(t) // skips where there is no compiler
@@ -97,7 +97,7 @@ func TestBarrier(t *testing.T) {
 
 func TestWhatIsRareAndAllowed(t *testing.T) {
 	path, fakes := program(t, "edge_cases")
-	for _, what := range []string{"cancel", "keys", "given_up", "released", "loading", "reading", "flushing", "capture", "deaf", "deaf_early"} {
+	for _, what := range []string{"cancel", "keys", "given_up", "released", "loading", "reading", "flushing", "capture", "unresponsive", "unresponsive_early"} {
 		t.Run(what, func(t *testing.T) {
 			t.Setenv("FAKE_CUDA_DEVICES", "2")
 			run(t, path, fakes, what)
@@ -143,7 +143,8 @@ func TestRealLibraryHasTheEngines(t *testing.T) {
 	run(t, path, library)
 }
 
-// fakesWithout compiles a fake CUPTI that lacks functions, and returns a folder with it and the fake driver.
+// fakesWithout compiles a fake CUPTI that lacks functions, and returns a folder with it and the
+// fake driver.
 func fakesWithout(t *testing.T, fakes string, functions ...string) string {
 	t.Helper()
 	dir := t.TempDir()

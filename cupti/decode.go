@@ -39,7 +39,8 @@ type decoder struct {
 	// scopes says in which scope a correlation id's call was made. Take sets it before each decode.
 	scopes scopeTable
 	chunk  []uintptr
-	// spare are the decoded parts of batches that were released, at most as many as were out at a time.
+	// spare are the decoded parts of batches that were released, at most as many as were out at a
+	// time.
 	spare spareParts
 
 	records, unknown atomic.Uint64

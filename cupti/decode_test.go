@@ -223,8 +223,8 @@ func TestKernelHasWhatWasLaunched(t *testing.T) {
 func TestKernelOfAGraphInClusters(t *testing.T) {
 	d := newTestDecoder()
 	var b buffer
-	// 12.x and 13.5 write other lengths, and a release that nobody knows yet another one; the oldest
-	// kind of kernel record is the same struct.
+	// 12.x and 13.5 write other lengths, and a release that nobody knows yet another one; the
+	// oldest kind of kernel record is the same struct.
 	batch := b.add(
 		kernelRecord(208, field{kernelGraphNode, uint64(1)<<32 | 4}, field{kernelGraph, uint32(6)},
 			field{kernelClusterX, uint32(2)}, field{kernelClusterY, uint32(1)}, field{kernelClusterZ, uint32(1)}),
@@ -406,7 +406,8 @@ func TestEveryBadRecordIsCountedByItsReason(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := newTestDecoder()
 			var b buffer
-			// Good neighbours must survive it. The bad one is last where it is too short to hold an address.
+			// Good neighbours must survive it. The bad one is last where it is too short to hold an
+			// address.
 			b.add(kernelRecord(216), c.record)
 			if len(c.record)%8 == 0 {
 				b.add(kernelRecord(216))

@@ -98,8 +98,9 @@ bool gpufl_deep_is_given_up(void) { return atomic_load(&gpufl_deep.given_up); }
 bool gpufl_deep_armed(void) { return atomic_load(&gpufl_deep.state) == GPUFL_WINDOW_OPEN || gpufl_deep_is_given_up(); }
 bool gpufl_deep_patches(void) { return atomic_load(&gpufl_deep.patches) && !gpufl_deep_is_given_up(); }
 
-// operate and operated enclose what is done with the operation's lock. CUDA forbids some calls while a stream is captured, also on
-// other threads; in the relaxed mode they do not end the capture.
+// operate and operated enclose what is done with the operation's lock. CUDA forbids some calls
+// while a stream is captured, also on other threads; in the relaxed mode they do not end the
+// capture.
 static void operate(void) {
   gpufl_operating = true;
   gpufl_deep.capture_mode = GPUFL_CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -154,7 +155,8 @@ int gpufl_deep_give_up(void) {
 
 int gpufl_deep_stuck(void) { return gpufl_deep_is_given_up(); }
 
-// at_exit runs before CUPTI's own exit handlers, which were registered earlier. After them nothing may be disarmed.
+// at_exit runs before CUPTI's own exit handlers, which were registered earlier. After them nothing
+// may be disarmed.
 static void at_exit(void) {
   if (gpufl_is_child()) return;
   atomic_store(&gpufl_deep.exiting, true);
@@ -199,7 +201,8 @@ void gpufl_deep_context_ends(void *handle) {
 
 // ---- quiescing ----
 
-// contexts_idle waits until the contexts have finished what was launched; false if they have not in time, or if that cannot be known.
+// contexts_idle waits until the contexts have finished what was launched; false if they have not in
+// time, or if that cannot be known.
 static bool contexts_idle(int64_t until) {
   const gpufl_deep_driver_calls *d = &gpufl_deep.driver;
   if (d->event_create == NULL || d->event_destroy == NULL || d->event_query == NULL || d->record_context == NULL) {
@@ -211,8 +214,8 @@ static bool contexts_idle(int64_t until) {
   int n = gpufl_contexts(list, &more);
   bool idle = more == 0;
   for (int i = 0; i < n; i++) {
-    // The event would end a capture of its context. None can begin now, and those of this context are known, unless it and its capture
-    // are older than the subscription.
+    // The event would end a capture of its context. None can begin now, and those of this context
+    // are known, unless it and its capture are older than the subscription.
     if ((!list[i].seen && !gpufl_captures_known()) || gpufl_captures() > 0 || !gpufl_enter_context(list[i].handle)) {
       idle = false;
       continue;
@@ -369,7 +372,8 @@ int gpufl_deep_collect(int *more) {
   if (atomic_load(&gpufl_deep.state) != GPUFL_WINDOW_OPEN) {
     result = GPUFL_STOPPED;
   } else if (gpufl_deep.config.engine == GPUFL_DEEP_PC) {
-    // A module load that takes long is no reason to block others: the samples stay where they are until the next call.
+    // A module load that takes long is no reason to block others: the samples stay where they are
+    // until the next call.
     if (gpufl_barrier_close(GPUFL_SETS_ALWAYS, 50000000)) {
       result = gpufl_pc_collect(more);
     } else {
@@ -391,7 +395,8 @@ int gpufl_deep_close(int64_t limit_ns) {
   // Disarming may end a capture, so captures may finish first.
   int64_t until = gpufl_monotonic() + limit_ns, soon = gpufl_monotonic() + limit_ns / 4;
   while (gpufl_captures() > 0 && gpufl_monotonic() < until && !atomic_load(&gpufl_deep.exiting)) nap();
-  // Idle contexts make the counts whole. A GPU that stays busy is no reason to leave the engine armed.
+  // Idle contexts make the counts whole. A GPU that stays busy is no reason to leave the engine
+  // armed.
   if (!quiesce_until(true, soon) && !quiesce_until(false, until)) {
     finish();
     return atomic_load(&gpufl_deep.exiting) ? GPUFL_EXITING : GPUFL_NOT_QUIESCED;

@@ -20,20 +20,20 @@ import (
 )
 
 const (
-	rcBadValue    = C.GPUFL_BAD_VALUE
-	rcStopped     = C.GPUFL_STOPPED
-	rcUnsupported = C.GPUFL_UNSUPPORTED
-	rcNoContext   = C.GPUFL_NO_CONTEXT
-	rcCapture     = C.GPUFL_CAPTURE
-	rcActivity    = C.GPUFL_ACTIVITY
-	rcNotDeep     = C.GPUFL_NOT_DEEP
-	rcExiting     = C.GPUFL_EXITING
-	rcGivenUp     = C.GPUFL_GIVEN_UP
-	rcNotQuiesced = C.GPUFL_NOT_QUIESCED
-	rcDevice      = C.GPUFL_DEVICE
-	rcOnce        = C.GPUFL_ONCE
-	rcTaken       = C.GPUFL_TAKEN
-	rcDeaf        = C.GPUFL_UNRESPONSIVE
+	rcBadValue     = C.GPUFL_BAD_VALUE
+	rcStopped      = C.GPUFL_STOPPED
+	rcUnsupported  = C.GPUFL_UNSUPPORTED
+	rcNoContext    = C.GPUFL_NO_CONTEXT
+	rcCapture      = C.GPUFL_CAPTURE
+	rcActivity     = C.GPUFL_ACTIVITY
+	rcNotDeep      = C.GPUFL_NOT_DEEP
+	rcExiting      = C.GPUFL_EXITING
+	rcGivenUp      = C.GPUFL_GIVEN_UP
+	rcNotQuiesced  = C.GPUFL_NOT_QUIESCED
+	rcDevice       = C.GPUFL_DEVICE
+	rcOnce         = C.GPUFL_ONCE
+	rcTaken        = C.GPUFL_TAKEN
+	rcUnresponsive = C.GPUFL_UNRESPONSIVE
 
 	cuptiInvalidOperation = C.GPUFL_CUPTI_ERROR_INVALID_OPERATION
 	cuptiOutOfMemory      = C.GPUFL_CUPTI_ERROR_OUT_OF_MEMORY
@@ -64,7 +64,7 @@ func coreDeepCall() string           { return C.GoString(C.gpufl_deep_call()) }
 func coreDeepEnd()                   { C.gpufl_deep_end() }
 func coreDeepGiveUp()                { C.gpufl_deep_give_up() }
 func coreDeepStuck() bool            { return C.gpufl_deep_stuck() != 0 }
-func coreDeepDeaf() bool             { return C.gpufl_deep_unresponsive() != 0 }
+func coreDeepUnresponsive() bool     { return C.gpufl_deep_unresponsive() != 0 }
 func corePause() int                 { return int(C.gpufl_pause()) }
 
 // coreDeepBusyReason is what was not quiesced.
@@ -160,8 +160,8 @@ func coreDeepTotals() DeepTotals {
 		HardwareFull: uint64(raw.hardware_full), DroppedRecords: uint64(raw.dropped_records), Patched: uint64(raw.patched), Launched: uint64(raw.launched),
 		LostRows: uint64(raw.lost_rows), LostValue: uint64(raw.lost_value), LostNames: uint64(raw.lost_names), Broken: uint64(raw.broken),
 		Contexts: uint64(raw.contexts), SkippedContexts: uint64(raw.skipped_contexts), LostContexts: uint64(raw.lost_contexts),
-		Deferred: uint64(raw.deferred), NotIdle: uint64(raw.not_idle), Gated: uint64(raw.blocked_calls), GateTimeouts: uint64(raw.barrier_timeouts), NamesKept: uint64(raw.names_kept),
-		LongestHold: time.Duration(raw.longest_block_ns),
+		Deferred: uint64(raw.deferred), NotIdle: uint64(raw.not_idle), BlockedCalls: uint64(raw.blocked_calls), BarrierTimeouts: uint64(raw.barrier_timeouts), NamesKept: uint64(raw.names_kept),
+		LongestBlock: time.Duration(raw.longest_block_ns),
 	}
 }
 

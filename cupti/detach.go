@@ -10,10 +10,12 @@ import "time"
 // return io.EOF, and scopes stay open. Attach has records made again. It needs Config.Detachable.
 //
 // The records of all work that was launched before can be taken. Detach waits for that work at most
-// limit; the program does not wait. held is how long CUPTI was being finalized: calls of the driver may wait so long.
+// limit; the program does not wait. held is how long CUPTI was being finalized: calls of the driver
+// may wait so long.
 //
-// On an error CUPTI is attached and records continue: ErrInFlight may be temporary, ErrNotDetached says that this
-// CUPTI cannot be finalized. Other errors are ErrNotRunning, and CUPTI's own words, where records may be off; then Attach retries.
+// On an error CUPTI is attached and records continue: ErrInFlight may be temporary, ErrNotDetached
+// says that this CUPTI cannot be finalized. Other errors are ErrNotRunning, and CUPTI's message text,
+// where records may be off; then Attach retries.
 func (c *Collector) Detach(limit time.Duration) (held time.Duration, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -46,8 +48,9 @@ func (c *Collector) resume(why error) error {
 	return why
 }
 
-// Attach undoes Detach. It does nothing where records are made already. An error is an [*Error], or ErrNotRunning; after an [*Error]
-// CUPTI stays detached, because another profiler has it, for example, and Attach may be called again.
+// Attach undoes Detach. It does nothing where records are made already. An error is an [*Error], or
+// ErrNotRunning; after an [*Error] CUPTI stays detached, because another profiler has it, for
+// example, and Attach may be called again.
 func (c *Collector) Attach() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -316,7 +316,8 @@ func TestAttach_KindRefused(t *testing.T) {
 	}
 }
 
-// Every record is of a kernel that its thread launched, none is lost, and none is made while detached.
+// Every record is of a kernel that its thread launched, none is lost, and none is made while
+// detached.
 func TestDetach_WhileThreadsLaunch(t *testing.T) {
 	fake, c := open(t, Config{Detachable: true, BufferBytes: 64 << 10, Buffers: 64})
 	fake.Set(t, "own_thread", 1)

@@ -4,7 +4,7 @@ package cupti
 
 import "errors"
 
-// Errors of a Collector's methods. Other errors carry CUPTI's own words.
+// Errors of a Collector's methods. Other errors carry CUPTI's message text.
 var (
 	// ErrMisplaced says that a scope was not the innermost of the calling thread when it ended. It
 	// ended all the same: on its own thread if it was on another.
@@ -20,7 +20,7 @@ var (
 	// ErrNotDetached says that recording stopped and CUPTI stays attached to the driver, which may
 	// cost a little until the process ends.
 	ErrNotDetached = errors.New("cupti: could not be detached from the driver")
-	// ErrInFlight says that Detach was too early: work did not finish in time, or a stream is being captured. Records
-	// continue, and Detach may be called again.
+	// ErrInFlight says that Detach was too early: work did not finish in time, or a stream is being
+	// captured. Records continue, and Detach may be called again.
 	ErrInFlight = errors.New("cupti: detach: work whose records would be lost is in flight")
 )

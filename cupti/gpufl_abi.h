@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the C core needs to know of CUPTI and of the CUDA driver, declared by ourselves, so that
- * nothing of CUDA is needed to build. Every constant is compared with NVIDIA's headers of CUDA 11.8
- * to 13.5 by a test (TestLayoutMatchesNVIDIAsHeaders), which includes this file beside theirs. The
- * functions are in the libraries of CUDA 11.8, 12.0, 12.4, 12.9, 13.0 and 13.5, all of them in each.
+ * The parts of CUPTI and of the CUDA driver that the C core uses. We declare them ourselves, so the
+ * build needs no CUDA. TestLayoutMatchesNVIDIAsHeaders compares every constant with NVIDIA's
+ * headers of CUDA 11.8 to 13.5. The libraries of CUDA 11.8, 12.0, 12.4, 12.9, 13.0 and 13.5 all
+ * have these functions.
  */
 #ifndef GPUFL_ABI_H
 #define GPUFL_ABI_H
@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* X(name, value): name is NVIDIA's; here it gets the prefix GPUFL_. */
+/* X(name, value): NVIDIA's name; ours has the prefix GPUFL_. */
 #define GPUFL_ABI_CONSTANTS(X)                        \
   X(CUPTI_SUCCESS, 0)                                 \
   X(CUPTI_ERROR_INVALID_PARAMETER, 1)                 \
@@ -43,14 +43,14 @@
   X(CUPTI_DRIVER_TRACE_CBID_cuDriverGetVersion, 2)    \
   X(CUPTI_DRIVER_TRACE_CBID_cuDeviceGetCount, 4)
 
-/* Constants that the headers have from CUDA 12.4 on. */
+/* Constants in the headers since CUDA 12.4. */
 #define GPUFL_ABI_CONSTANTS_12_4(X) X(CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, 9)
 
 #define GPUFL_ABI_ENUM(name, value) GPUFL_##name = value,
 enum { GPUFL_ABI_CONSTANTS(GPUFL_ABI_ENUM) GPUFL_ABI_CONSTANTS_12_4(GPUFL_ABI_ENUM) };
 #undef GPUFL_ABI_ENUM
 
-/* CUpti_CallbackData, the same since CUDA 4. */
+/* CUpti_CallbackData; unchanged since CUDA 4. */
 typedef struct {
   uint32_t callbackSite; /* CUpti_ApiCallbackSite */
   const char *functionName;
@@ -60,15 +60,16 @@ typedef struct {
   void *context;
   uint32_t contextUid;
   uint64_t *correlationData;
-  uint32_t correlationId; /* the same that the records of the call's work have */
+  uint32_t correlationId; /* also in the records of the call's work */
 } gpufl_callback_data;
 
 typedef void (*gpufl_request_fn)(uint8_t **buffer, size_t *size, size_t *max_records);
-typedef void (*gpufl_complete_fn)(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid);
+typedef void (*gpufl_complete_fn)(void *context, uint32_t stream, uint8_t *buffer, size_t size,
+                                  size_t valid);
 typedef void (*gpufl_callback_fn)(void *user, uint32_t domain, uint32_t cbid, const void *data);
 typedef uint64_t (*gpufl_timestamp_fn)(void);
 
-/* G(field, symbol, parameters): the functions of libcupti without which nothing works. */
+/* G(field, symbol, parameters): the required functions of libcupti. */
 #define GPUFL_CUPTI_REQUIRED(G)                                                         \
   G(get_version, cuptiGetVersion, (uint32_t *))                                         \
   G(result_string, cuptiGetResultString, (int, const char **))                          \
@@ -81,7 +82,7 @@ typedef uint64_t (*gpufl_timestamp_fn)(void);
   G(subscribe, cuptiSubscribe, (void **, gpufl_callback_fn, void *))                    \
   G(unsubscribe, cuptiUnsubscribe, (void *))
 
-/* Those without which something is missing: a clock of our own, scopes, detaching. */
+/* The optional ones: our own clock, scopes and detaching need them. */
 #define GPUFL_CUPTI_OPTIONAL(G)                                                         \
   G(register_clock, cuptiActivityRegisterTimestampCallback, (gpufl_timestamp_fn))       \
   G(get_timestamp, cuptiGetTimestamp, (uint64_t *))                                     \
@@ -90,7 +91,7 @@ typedef uint64_t (*gpufl_timestamp_fn)(void);
   G(callback_name, cuptiGetCallbackName, (uint32_t, uint32_t, const char **))           \
   G(finalize, cuptiFinalize, (void))
 
-/* The CUDA driver's. Its symbols without suffix are old on purpose: they are in every driver. */
+/* The required functions of the CUDA driver. Symbols without suffix are in every driver. */
 #define GPUFL_DRIVER_REQUIRED(G)                                  \
   G(init, cuInit, (unsigned))                                     \
   G(driver_version, cuDriverGetVersion, (int *))                  \
@@ -99,7 +100,7 @@ typedef uint64_t (*gpufl_timestamp_fn)(void);
   G(device_name, cuDeviceGetName, (char *, int, int))             \
   G(device_attribute, cuDeviceGetAttribute, (int *, int, int))
 
-/* With MIG, _v2 gives the instance's UUID, the other its board's. */
+/* With MIG, _v2 returns the UUID of the instance, the other one that of the board. */
 #define GPUFL_DRIVER_OPTIONAL(G)                                  \
   G(device_uuid_v2, cuDeviceGetUuid_v2, (void *, int))            \
   G(device_uuid, cuDeviceGetUuid, (void *, int))

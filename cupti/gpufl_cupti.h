@@ -1,11 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The contract of the C core, but for windows (gpufl_deep.h): it opens CUPTI at run time, lends it buffers from a bounded
- * pool, queues completed ones for one consumer, keeps each thread's stack of scopes and listens to
- * NVTX. It decodes nothing, never calls into Go and keeps no pointer that Go owns.
+ * The contract of the C core. gpufl_deep.h adds deep-profiling windows. The core opens CUPTI at run
+ * time and lends it buffers from a bounded pool. It queues completed buffers for one consumer. It
+ * keeps a stack of scopes for each thread and receives NVTX events. It does not decode records,
+ * never calls Go and keeps no pointer to Go memory.
  *
- * All state is static, since there is one CUPTI in a process. Every function returns at once with
- * GPUFL_FORKED in a process forked from one that used the core.
+ * All state is static, since a process has one CUPTI.
+ *
+ * Callers and threads:
+ *   - The owner calls gpufl_load to gpufl_close in the sections "libraries" and "recording", one
+ *     call at a time. These functions take no lock against each other.
+ *   - One consumer, on any thread, calls gpufl_wait, gpufl_take, gpufl_walk and gpufl_release.
+ *   - Any thread may call every other function at any time.
+ *
+ * Errors: a function that returns a result returns GPUFL_FORKED immediately in a process that was
+ * forked from one that used the core. Functions without a result then do nothing, and counts are 0.
  */
 #ifndef GPUFL_CUPTI_H
 #define GPUFL_CUPTI_H
@@ -14,23 +23,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What a function answers. Positive values are CUPTI's own results (CUptiResult). */
+/* Results. Positive values are CUPTI's own results (CUptiResult). */
 enum {
   GPUFL_OK = 0,
-  GPUFL_TIMEOUT = -1,     /* nothing came within the time */
-  GPUFL_END = -2,         /* stopped, and all is taken */
-  GPUFL_BROKEN = -3,      /* the rest of a buffer makes no sense */
-  GPUFL_FORKED = -4,      /* in a forked child */
-  GPUFL_BUSY = -5,        /* opened already */
-  GPUFL_CLOSED = -6,      /* not opened */
-  GPUFL_STOPPED = -7,     /* not started */
-  GPUFL_MISPLACED = -8,   /* the scope is not on top of this thread's stack */
-  GPUFL_FULL = -9,        /* the thread's stack is full */
-  GPUFL_NO_LIBRARY = -10, /* dlopen failed */
-  GPUFL_NO_SYMBOL = -11,  /* a function that is needed is not in the library */
+  GPUFL_TIMEOUT = -1,       /* The deadline expired, or the queue is empty. */
+  GPUFL_END = -2,           /* Recording has stopped and the queue is empty. */
+  GPUFL_BROKEN = -3,        /* The rest of a buffer is invalid. */
+  GPUFL_FORKED = -4,        /* In a forked child. */
+  GPUFL_BUSY = -5,          /* Already open, or in use. */
+  GPUFL_CLOSED = -6,        /* Not open. */
+  GPUFL_STOPPED = -7,       /* Not started. */
+  GPUFL_MISPLACED = -8,     /* The scope is not on top of this thread's stack. */
+  GPUFL_FULL = -9,          /* The thread's stack of scopes is full. */
+  GPUFL_NO_LIBRARY = -10,   /* dlopen failed, or no library is loaded. */
+  GPUFL_NO_SYMBOL = -11,    /* The library lacks a required function. */
   GPUFL_NO_MEMORY = -12,
-  GPUFL_NOT_DETACHED = -13, /* no callback came in which CUPTI could be finalized */
-  GPUFL_BAD_VALUE = -14,
+  GPUFL_NOT_DETACHED = -13, /* CUPTI could not be finalized. */
+  GPUFL_BAD_VALUE = -14,    /* An argument is out of range. */
 };
 
 /* Kinds of records; the same numbers as Kind in types.go. */
@@ -54,46 +63,54 @@ enum {
 
 #define GPUFL_ERROR_SIZE 512
 
-/* gpufl_load opens the CUPTI at path and looks its functions up. mapped_only takes it only if the
- * process has it already. A library that was used stays for ever, since CUPTI's threads may be
- * inside it: another one is answered with GPUFL_BUSY. error gets the words of the dynamic linker or
- * the name of the missing function. */
+/* gpufl_load opens the CUPTI library at path and resolves its functions. With mapped_only it
+ * succeeds only if the process has the library already. It may be called again for the same
+ * library.
+ * Errors: GPUFL_NO_LIBRARY or GPUFL_NO_SYMBOL, where error has the text of the dynamic linker or
+ * the name of the missing function; GPUFL_BUSY if another library is loaded; a result of CUPTI. */
 int gpufl_load(const char *path, int mapped_only, char error[GPUFL_ERROR_SIZE]);
 
-/* gpufl_unload forgets a library that was loaded and turned out not to fit. GPUFL_BUSY if gpufl_open or
- * gpufl_probe has used it. */
+/* gpufl_unload closes a library that does not fit, so that gpufl_load can try another one.
+ * Errors: GPUFL_BUSY once gpufl_open or gpufl_probe has used the library: CUPTI's threads may run
+ * in it, so it stays until the process ends. */
 int gpufl_unload(void);
 
-/* gpufl_version is cuptiGetVersion's number, 0 before gpufl_load. */
+/* gpufl_version returns the number of cuptiGetVersion; 0 before gpufl_load. */
 uint32_t gpufl_version(void);
 
-/* gpufl_result_string is CUPTI's text for a positive result; never NULL. */
+/* gpufl_result_string returns CUPTI's text for a positive result; "unknown result" if there is
+ * none. It never returns NULL, and the text is never freed. */
 const char *gpufl_result_string(int result);
 
-/* gpufl_driver_load opens libcuda.so.1, which starts nothing. */
+/* gpufl_driver_load opens libcuda.so.1 and resolves its functions. It does not initialize CUDA. Any
+ * thread may call it, also again.
+ * Errors: GPUFL_NO_LIBRARY or GPUFL_NO_SYMBOL, with a text in error. */
 int gpufl_driver_load(char error[GPUFL_ERROR_SIZE]);
 
-/* gpufl_driver_version is the CUDA version that the driver supports (13000), 0 if unknown. */
+/* gpufl_driver_version returns the CUDA version that the driver supports (13000 for 13.0); 0 if it
+ * is unknown. */
 int gpufl_driver_version(void);
 
-/* gpufl_driver_init calls cuInit and answers with the driver's own result (CUresult). */
+/* gpufl_driver_init calls cuInit and returns the driver's own result (CUresult).
+ * Errors: GPUFL_NO_LIBRARY before gpufl_driver_load. */
 int gpufl_driver_init(void);
 
 typedef struct {
   int32_t ordinal;
-  int32_t major, minor, sm_count; /* -1 where the driver does not say */
+  int32_t major, minor, sm_count; /* -1 if the driver does not report it */
   char name[256];
   uint8_t uuid[16];
   uint8_t has_uuid;
   uint8_t mig; /* the UUID is that of a MIG instance */
 } gpufl_device;
 
-/* gpufl_devices fills at most n devices and returns how many the driver has; or the driver's error
- * negated: -3 is CUDA_ERROR_NOT_INITIALIZED (nobody has called cuInit), -100 CUDA_ERROR_NO_DEVICE.
- * It creates no context. */
+/* gpufl_devices fills at most n devices and returns how many the driver has. It creates no context.
+ * It returns 0 without a driver.
+ * Errors: the driver's result negated: -3 is CUDA_ERROR_NOT_INITIALIZED (nothing has called
+ * cuInit), -100 is CUDA_ERROR_NO_DEVICE. */
 int gpufl_devices(gpufl_device *out, int n);
 
-/* ---- life ---- */
+/* ---- recording ---- */
 
 typedef struct {
   size_t buffer_bytes; /* rounded up to whole pages */
@@ -101,48 +118,67 @@ typedef struct {
   uint32_t kinds;      /* bits 1 << GPUFL_KIND_… */
   uint32_t graph_nodes;
   uint32_t detach;      /* gpufl_suspend may be called */
-  uint32_t deep;        /* windows may be asked for: see gpufl_deep.h */
+  uint32_t deep;        /* windows may be requested: see gpufl_deep.h */
   uint64_t cubin_bytes; /* the most that images of modules may take, with deep */
 } gpufl_config;
 
 #define GPUFL_MAX_BUFFERS 1024
 
-/* gpufl_open sets the core up for the loaded library and becomes its subscriber, so that another
- * profiler is told that somebody is here, and we that another one is. */
+/* gpufl_open configures the core for the loaded library and subscribes to CUPTI. CUPTI has one
+ * subscriber, so another profiler gets an error now, or we do. *config is copied.
+ * Errors: GPUFL_NO_LIBRARY; GPUFL_BUSY if it is open; GPUFL_BAD_VALUE; GPUFL_NO_MEMORY;
+ * CUPTI's result of cuptiSubscribe. After an error nothing is open. */
 int gpufl_open(const gpufl_config *config);
 
-/* gpufl_probe asks whether gpufl_open would find CUPTI free; it changes nothing. */
+/* gpufl_probe subscribes to CUPTI and unsubscribes again, to show whether gpufl_open can subscribe.
+ * Errors: GPUFL_NO_LIBRARY; GPUFL_BUSY after gpufl_open; CUPTI's result of cuptiSubscribe. */
 int gpufl_probe(void);
 
-/* gpufl_start registers clock and buffers and enables the kinds. *enabled gets those that work;
- * *refusal CUPTI's result for the first that did not. After gpufl_suspend it attaches to CUPTI again where
- * gpufl_finalize detached it, and the session continues; on an error it may be called again. */
+/* gpufl_start registers the clock and the buffers and enables the kinds. *enabled receives the
+ * kinds that work. *refusal receives CUPTI's result for the first kind that does not.
+ * After gpufl_suspend it resumes the session, and attaches CUPTI again if gpufl_finalize detached
+ * it. After an error it may be called again.
+ * Errors: GPUFL_CLOSED; GPUFL_BUSY if it is started; GPUFL_UNRESPONSIVE; a result of CUPTI if no
+ * kind works. */
 int gpufl_start(uint32_t *enabled, int *refusal);
 
-/* gpufl_suspend ends records while the session continues: scopes are kept, and gpufl_wait does not
- * answer GPUFL_END. It waits at most limit_ns for the records of work in flight. Then gpufl_finalize may detach CUPTI, once
- * all buffers have been read, or gpufl_start switches records on again. GPUFL_TIMEOUT: CUPTI still has
- * buffers. GPUFL_CAPTURE: a stream is being captured, nothing has changed. GPUFL_NOT_DETACHED: not with this gpufl_config. */
+/* gpufl_suspend stops recording while the session continues: scopes are kept, and gpufl_wait does
+ * not return GPUFL_END. It waits at most limit_ns for records of work in flight. Then gpufl_start
+ * resumes. Once all buffers have been read, gpufl_finalize may detach CUPTI.
+ * Errors: GPUFL_STOPPED; GPUFL_TIMEOUT if CUPTI still holds buffers; GPUFL_CAPTURE if a stream is
+ * being captured, and GPUFL_NOT_DETACHED if the configuration does not allow it or CUPTI is
+ * unresponsive. The last two change nothing. */
 int gpufl_suspend(int64_t limit_ns);
-bool gpufl_suspended(void); /* between gpufl_suspend and the next gpufl_start or gpufl_stop */
 
-/* gpufl_flush asks CUPTI for all complete buffers. Any thread. */
+/* gpufl_suspended returns true between gpufl_suspend and the next gpufl_start or gpufl_stop. Only
+ * the owner may call it. */
+bool gpufl_suspended(void);
+
+/* gpufl_flush requests all complete buffers from CUPTI. Any thread may call it. It does nothing
+ * while another thread flushes.
+ * Errors: GPUFL_STOPPED; CUPTI's result. */
 int gpufl_flush(void);
 
-/* gpufl_stop disables the kinds and takes back what is complete, for which it waits 0.3 s at most. That can still be taken. Where nobody
- * knows that no copy is under way, the kinds of copies and sets stay on without buffers until gpufl_finalize; gpufl_stats.lent are
- * the buffers that did not come back, for a record in them that is not complete. */
+/* gpufl_stop disables the kinds and collects complete buffers for at most 0.3 s. The consumer can
+ * still take them. If copies may be in flight, the kinds of copies and memsets stay enabled,
+ * without buffers, until gpufl_finalize. gpufl_stats.lent then counts the buffers that CUPTI keeps,
+ * each with an incomplete record.
+ * Errors: GPUFL_CLOSED; GPUFL_STOPPED; CUPTI's result. It has stopped after the last of these. */
 int gpufl_stop(void);
 
-/* gpufl_finalize, after gpufl_stop or gpufl_suspend, detaches CUPTI from the driver: until then a process may stay
- * slower than before. Strings that records point to may be gone after it. */
+/* gpufl_finalize detaches CUPTI from the driver, after gpufl_stop or gpufl_suspend. Until then the
+ * process may stay slower than before. Strings that records refer to may be invalid afterwards.
+ * It returns GPUFL_OK if CUPTI is detached already.
+ * Errors: GPUFL_CLOSED; GPUFL_BUSY while recording; GPUFL_STOPPED if CUPTI was not started;
+ * GPUFL_NOT_DETACHED if a window needs CUPTI or no callback arrived; CUPTI's result. */
 int gpufl_finalize(void);
 
-/* gpufl_attachment is how often CUPTI was finalized. Correlation ids begin again each time. */
+/* gpufl_attachment returns how often CUPTI was finalized. Correlation ids restart each time. */
 uint32_t gpufl_attachment(void);
 
-/* gpufl_close gives up the subscription and frees the buffers, except those that CUPTI or a
- * consumer still holds: these are freed when they come back, or serve the next gpufl_open. */
+/* gpufl_close ends the subscription and frees the buffers. Buffers that CUPTI or the consumer holds
+ * are freed when they return, or serve the next gpufl_open.
+ * Errors: GPUFL_CLOSED; GPUFL_BUSY before gpufl_stop. */
 int gpufl_close(void);
 
 /* ---- buffers ---- */
@@ -151,77 +187,87 @@ typedef struct gpufl_buffer {
   uint8_t *data;
   size_t size;  /* of data */
   size_t valid; /* bytes that CUPTI filled */
-  /* Add anchor to each timestamp; 0 where CUPTI took our clock. */
+  /* Add anchor to each timestamp; 0 if CUPTI uses our clock. */
   int64_t anchor;
-  /* The rest is the pool's. */
+  /* The pool owns the other fields. */
   struct gpufl_buffer *next;
   int32_t state;
 } gpufl_buffer;
 
-/* gpufl_wait waits until a completed buffer is there: GPUFL_OK, GPUFL_TIMEOUT or GPUFL_END. */
+/* gpufl_wait blocks until a completed buffer is queued, for at most the given time.
+ * It returns GPUFL_OK, GPUFL_TIMEOUT or GPUFL_END. */
 int gpufl_wait(int64_t nanoseconds);
 
-/* gpufl_take takes the oldest completed buffer; GPUFL_TIMEOUT if there is none, GPUFL_END if there
- * will be none. */
+/* gpufl_take removes the oldest completed buffer from the queue. The caller owns it until
+ * gpufl_release. With an empty queue it returns GPUFL_TIMEOUT, or GPUFL_END after gpufl_stop. */
 int gpufl_take(gpufl_buffer **out);
 
-/* gpufl_release gives a taken buffer back to the pool. */
+/* gpufl_release returns a taken buffer to the pool. NULL is ignored. */
 void gpufl_release(gpufl_buffer *buffer);
 
-/* gpufl_walk fills records with up to n of the records that follow *cursor (NULL to begin) and moves
- * *cursor to the last. It returns their number, 0 at the end, GPUFL_BROKEN where the rest cannot be
- * read. Each pointer lies inside the buffer, with at least 8 bytes behind it. */
+/* gpufl_walk fills records with up to n of the records after *cursor and moves *cursor to the last
+ * of them. *cursor starts as NULL. It returns their number, 0 at the end.
+ * Each pointer lies inside the buffer, with at least 8 bytes behind it.
+ * Errors: GPUFL_BROKEN if the next record is invalid. */
 int gpufl_walk(const gpufl_buffer *buffer, void **cursor, void **records, int n);
 
-/* gpufl_pending is the number of completed buffers that wait. */
+/* gpufl_pending returns the number of completed buffers in the queue. */
 int gpufl_pending(void);
 
 typedef struct {
-  uint64_t dropped;          /* records that CUPTI could not keep */
-  uint64_t requests;         /* buffers lent */
-  uint64_t refused;          /* requests that found no buffer */
-  uint64_t unreturned;       /* buffers that CUPTI kept at the end of recording */
-  uint64_t completed;        /* buffers that came back */
-  uint64_t foreign;          /* buffers that came back and are not ours */
-  uint64_t scopes_lost;      /* NVTX events and scopes without room */
-  uint64_t scopes_misplaced; /* scopes ended elsewhere than on top of their thread's stack */
-  uint32_t allocated;        /* buffers that exist now */
-  uint32_t lent;             /* of these, held by CUPTI */
+  uint64_t dropped;          /* Records that CUPTI could not keep. */
+  uint64_t requests;         /* Buffers lent. */
+  uint64_t refused;          /* Requests while no buffer was free. */
+  uint64_t unreturned;       /* Buffers that CUPTI kept at the end of recording. */
+  uint64_t completed;        /* Buffers that CUPTI returned. */
+  uint64_t foreign;          /* Returned buffers that are not ours. */
+  uint64_t scopes_lost;      /* NVTX events and names beyond the capacity. */
+  uint64_t scopes_misplaced; /* Scopes ended elsewhere than on top of their thread's stack. */
+  uint32_t allocated;        /* Buffers that exist now. */
+  uint32_t lent;             /* Of these, held by CUPTI. */
 } gpufl_stats;
 
+/* gpufl_get_stats copies the counts. gpufl_open resets them, except those of scopes. */
 void gpufl_get_stats(gpufl_stats *out);
 
 /* ---- scopes ---- */
 
-/* gpufl_next_scope_id counts from 1. */
+/* gpufl_next_scope_id returns a new id; the first is 1. */
 uint64_t gpufl_next_scope_id(void);
 
-/* gpufl_push_scope makes id the scope of what the calling thread launches from now on. Before
- * gpufl_start and after gpufl_stop the scope is only remembered: GPUFL_OK all the same. An id has at
- * most 52 bits. */
+/* gpufl_push_scope makes id the scope of what the calling thread launches next. An id has at most
+ * 52 bits. Outside gpufl_start and gpufl_stop it only stores the scope and returns GPUFL_OK.
+ * Errors: GPUFL_BAD_VALUE; GPUFL_FULL; GPUFL_NO_MEMORY. */
 int gpufl_push_scope(uint64_t id);
 
-/* gpufl_pop_scope ends it. A scope that is deeper in the thread's stack is taken out of it, one that
- * is on another thread's stack is taken out when that thread comes next; both are GPUFL_MISPLACED. */
+/* gpufl_pop_scope ends the scope on the calling thread.
+ * Errors: GPUFL_NO_MEMORY; GPUFL_MISPLACED if the scope is not on top of the thread's stack. It
+ * then removes the scope from the middle of the stack. If the scope is on another thread's stack,
+ * that thread removes it at its next launch, push or pop. */
 int gpufl_pop_scope(uint64_t id);
 
-/* gpufl_scope_of is the scope in which the launch with this correlation id was made; 0 for none, or
- * when 1 << GPUFL_SCOPE_TABLE_BITS launches have come since. gpufl_scope_table is what it looks at, for
- * callers that read it themselves, NULL before the first gpufl_open: slot correlation &
- * (1 << GPUFL_SCOPE_TABLE_BITS) - 1, read as one atomic word, holds the scope in its low 52 bits, then a bit
- * that says that the launching thread was in none (it is the innermost NVTX range of the only thread that
- * was in any), and above that the rest of the correlation id. */
 #define GPUFL_SCOPE_TABLE_BITS 21
+
+/* gpufl_scope_of returns the scope of the launch with this correlation id. It returns 0 if there is
+ * none, or after 1 << GPUFL_SCOPE_TABLE_BITS further launches. */
 uint64_t gpufl_scope_of(uint32_t correlation);
+
+/* gpufl_scope_table returns the table behind gpufl_scope_of, for callers that read it themselves;
+ * NULL before the first gpufl_open. It is never freed. The slot of a launch is
+ * correlation & ((1 << GPUFL_SCOPE_TABLE_BITS) - 1). Read it as one atomic word:
+ *   - the low 52 bits are the scope;
+ *   - the next bit is 1 if the launching thread had no scope, and the scope is inferred: it is the
+ *     innermost NVTX range of the only thread with open ranges;
+ *   - the bits above are the rest of the correlation id. */
 const uint64_t *gpufl_scope_table(void);
 
-/* gpufl_thread is the calling thread's id as the kernel numbers it. */
+/* gpufl_thread returns the kernel's id of the calling thread. It also works in a forked child. */
 uint32_t gpufl_thread(void);
 
 enum { GPUFL_SCOPE_BEGIN, GPUFL_SCOPE_END, GPUFL_SCOPE_MARK };
 
-/* One NVTX event. name and domain live for ever and equal strings have equal pointers; NULL for
- * none. */
+/* One NVTX event. name and domain are never freed, and equal strings have equal pointers. NULL
+ * means none. */
 typedef struct {
   uint64_t id, parent;
   int64_t time_ns;
@@ -230,7 +276,8 @@ typedef struct {
   uint8_t what, nested;
 } gpufl_scope_event;
 
-/* gpufl_scope_events takes up to n of the oldest events and returns their number. */
+/* gpufl_scope_events removes up to n of the oldest events from the queue and returns their
+ * number. */
 int gpufl_scope_events(gpufl_scope_event *out, int n);
 
 #endif

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the C core needs to know of CUPTI's APIs for PC sampling and SASS metrics, and of modules, declared
- * by ourselves as in gpufl_abi.h. Fields have NVIDIA's names, since TestLayoutMatchesNVIDIAsHeaders compares
- * each with the headers of CUDA 11.8 to 13.5. Windows need CUDA 12.4 or later: before that there
- * are no SASS metrics, and the records of PC sampling were shorter.
+ * The parts of CUPTI for PC sampling, SASS metrics and modules. We declare them ourselves, as in
+ * gpufl_abi.h. Fields have NVIDIA's names, since TestLayoutMatchesNVIDIAsHeaders compares each with
+ * the headers of CUDA 11.8 to 13.5.
+ *
+ * Windows need CUDA 12.4 or later: earlier versions have no SASS metrics and shorter records of PC
+ * sampling.
  */
 #ifndef GPUFL_DEEP_ABI_H
 #define GPUFL_DEEP_ABI_H
 
 #include "gpufl_abi.h"
 
-/* The first cuptiGetVersion whose structs are those below: CUDA 12.4. */
+/* The first result of cuptiGetVersion with the structs below: CUDA 12.4. */
 #define GPUFL_DEEP_VERSION 22
 
 #define GPUFL_DEEP_CONSTANTS(X)                                              \
@@ -42,13 +44,13 @@
   X(CUPTI_PROFILER_CONFIGURATION_DISABLED, 2)                                \
   X(CUPTI_PROFILER_CONFIGURATION_SUPPORTED, 3)
 
-/* Those that the headers have from CUDA 12.4 on. */
+/* Constants in the headers since CUDA 12.4. */
 #define GPUFL_DEEP_CONSTANTS_12_4(X)                 \
   X(CUPTI_PROFILER_PC_SAMPLING, 1)                   \
   X(CUPTI_PROFILER_SASS_METRICS, 2)                  \
   X(CUPTI_SASS_METRICS_OUTPUT_GRANULARITY_GPU, 0)
 
-/* Results that the headers have from CUDA 12.9 on at the latest, and libraries may give before. */
+/* Results in the headers since CUDA 12.9 at the latest. Older libraries may return them. */
 #define GPUFL_DEEP_CONSTANTS_12_9(X)                          \
   X(CUPTI_ERROR_CONFIDENTIAL_COMPUTING_NOT_SUPPORTED, 41)     \
   X(CUPTI_ERROR_CMP_DEVICE_NOT_SUPPORTED, 42)                 \
@@ -58,14 +60,15 @@
 
 #define GPUFL_ABI_ENUM(name, value) GPUFL_##name = value,
 enum {
-  GPUFL_DEEP_CONSTANTS(GPUFL_ABI_ENUM) GPUFL_DEEP_CONSTANTS_12_4(GPUFL_ABI_ENUM) GPUFL_DEEP_CONSTANTS_12_9(GPUFL_ABI_ENUM)
+  GPUFL_DEEP_CONSTANTS(GPUFL_ABI_ENUM) GPUFL_DEEP_CONSTANTS_12_4(GPUFL_ABI_ENUM)
+  GPUFL_DEEP_CONSTANTS_12_9(GPUFL_ABI_ENUM)
 };
 #undef GPUFL_ABI_ENUM
 
 /* CUpti_ResourceData and CUpti_ModuleResourceData. */
 typedef struct {
   void *context;
-  void *resourceHandle; /* of a union: the stream, or nothing */
+  void *resourceHandle; /* a union: the stream, or unused */
   void *resourceDescriptor;
 } gpufl_resource_data;
 
@@ -129,7 +132,7 @@ typedef struct {
   gpufl_pc_attribute *pPCSamplingConfigurationInfo;
 } gpufl_pc_configuration;
 
-/* Of cuptiPCSamplingEnable, Disable, Start and Stop. */
+/* Parameters of cuptiPCSamplingEnable, Disable, Start and Stop. */
 typedef struct {
   size_t size;
   void *pPriv;
@@ -172,7 +175,7 @@ typedef struct {
   void *pPriv;
 } gpufl_profiler_life;
 
-/* CUpti_Profiler_GetCounterAvailability_Params; 12.9 has a field more. */
+/* CUpti_Profiler_GetCounterAvailability_Params; 12.9 adds a field. */
 typedef struct {
   size_t structSize;
   void *pPriv;
@@ -276,10 +279,10 @@ typedef struct {
   gpufl_sass_record *pMetricsData;
 } gpufl_sass_flush;
 
-/* The size that CUPTI wants in a struct's first field: up to the end of its last one. */
+/* The size that CUPTI requires in the first field of a struct: up to the end of field last. */
 #define GPUFL_SIZE_TO(type, last) (offsetof(type, last) + sizeof(((type *)0)->last))
 
-/* S(ours, NVIDIA's, field whose end is the size to give): structs since 11.8. */
+/* S(ours, NVIDIA's, last field): structs since 11.8. */
 #define GPUFL_DEEP_STRUCTS(S)                                                                  \
   S(gpufl_pc_configuration, CUpti_PCSamplingConfigurationInfoParams, pPCSamplingConfigurationInfo) \
   S(gpufl_pc_context, CUpti_PCSamplingEnableParams, ctx)                                       \
@@ -291,7 +294,7 @@ typedef struct {
   S(gpufl_pc_reasons, CUpti_PCSamplingGetStallReasonsParams, stallReasons)                     \
   S(gpufl_cubin_crc, CUpti_GetCubinCrcParams, cubinCrc)
 
-/* Those since 12.4 whose size macro ends in _STRUCT_SIZE. */
+/* Structs since 12.4 whose size macro ends in _STRUCT_SIZE. */
 #define GPUFL_DEEP_STRUCTS_12_4(S)                                                             \
   S(gpufl_profiler_life, CUpti_Profiler_Initialize_Params, pPriv)                              \
   S(gpufl_profiler_life, CUpti_Profiler_DeInitialize_Params, pPriv)                            \
@@ -356,8 +359,10 @@ typedef struct {
   F(gpufl_pc_record, CUpti_PCSamplingPCData, correlationId)                    \
   F(gpufl_pc_data, CUpti_PCSamplingData, hardwareBufferFull)                   \
   F(gpufl_profiler_available, CUpti_Profiler_GetCounterAvailability_Params, ctx) \
-  F(gpufl_profiler_available, CUpti_Profiler_GetCounterAvailability_Params, counterAvailabilityImageSize) \
-  F(gpufl_profiler_available, CUpti_Profiler_GetCounterAvailability_Params, pCounterAvailabilityImage) \
+  F(gpufl_profiler_available, CUpti_Profiler_GetCounterAvailability_Params, \
+    counterAvailabilityImageSize) \
+  F(gpufl_profiler_available, CUpti_Profiler_GetCounterAvailability_Params, \
+    pCounterAvailabilityImage) \
   F(gpufl_profiler_supported, CUpti_Profiler_DeviceSupported_Params, cuDevice) \
   F(gpufl_profiler_supported, CUpti_Profiler_DeviceSupported_Params, isSupported) \
   F(gpufl_profiler_supported, CUpti_Profiler_DeviceSupported_Params, architecture) \
@@ -385,7 +390,8 @@ typedef struct {
   F(gpufl_sass_disable, CUpti_SassMetricsDisable_Params, ctx)                  \
   F(gpufl_sass_disable, CUpti_SassMetricsDisable_Params, numOfDroppedRecords)  \
   F(gpufl_sass_data_properties, CUpti_SassMetricsGetDataProperties_Params, ctx) \
-  F(gpufl_sass_data_properties, CUpti_SassMetricsGetDataProperties_Params, numOfPatchedInstructionRecords) \
+  F(gpufl_sass_data_properties, CUpti_SassMetricsGetDataProperties_Params, \
+    numOfPatchedInstructionRecords) \
   F(gpufl_sass_data_properties, CUpti_SassMetricsGetDataProperties_Params, numOfInstances) \
   F(gpufl_sass_value, CUpti_SassMetrics_InstanceValue, metricId)               \
   F(gpufl_sass_value, CUpti_SassMetrics_InstanceValue, value)                  \
@@ -400,7 +406,7 @@ typedef struct {
   F(gpufl_sass_flush, CUpti_SassMetricsFlushData_Params, numOfInstances)       \
   F(gpufl_sass_flush, CUpti_SassMetricsFlushData_Params, pMetricsData)
 
-/* W(ours, NVIDIA's): whole structs of which arrays are made, so that their length matters. */
+/* W(ours, NVIDIA's): elements of arrays, so their size must be equal. */
 #define GPUFL_DEEP_ARRAYS(W)                                   \
   W(gpufl_pc_stall, CUpti_PCSamplingStallReason)               \
   W(gpufl_pc_attribute, CUpti_PCSamplingConfigurationInfo)
@@ -411,7 +417,7 @@ typedef struct {
   W(gpufl_sass_value, CUpti_SassMetrics_InstanceValue)         \
   W(gpufl_sass_record, CUpti_SassMetrics_Data)
 
-/* G(field, symbol, parameters), all optional, as in gpufl_abi.h. */
+/* G(field, symbol, parameters), as in gpufl_abi.h; all optional. */
 #define GPUFL_DEEP_SHARED(G)                                            \
   G(context_device, cuptiGetDeviceId, (void *, uint32_t *))             \
   G(cubin_crc, cuptiGetCubinCrc, (gpufl_cubin_crc *))                   \
@@ -439,7 +445,7 @@ typedef struct {
   G(sass_data_properties, cuptiSassMetricsGetDataProperties, (gpufl_sass_data_properties *)) \
   G(sass_flush, cuptiSassMetricsFlushData, (gpufl_sass_flush *))
 
-/* T(symbol, NVIDIA's type of its one parameter): what the functions above take. */
+/* T(symbol, NVIDIA's type of its only parameter), for the functions above. */
 #define GPUFL_DEEP_TYPES(T)                                                                    \
   T(cuptiGetCubinCrc, CUpti_GetCubinCrcParams)                                                 \
   T(cuptiPCSamplingEnable, CUpti_PCSamplingEnableParams)                                       \
@@ -464,8 +470,8 @@ typedef struct {
   T(cuptiSassMetricsGetDataProperties, CUpti_SassMetricsGetDataProperties_Params)              \
   T(cuptiSassMetricsFlushData, CUpti_SassMetricsFlushData_Params)
 
-/* The driver's. Contexts that were there before us are asked for; what a context does is waited for
- * without a call that would end another's capture. */
+/* Functions of the driver: to find contexts that are older than the subscription, and to wait for a
+ * context without a call that would invalidate a capture. */
 #define GPUFL_DEEP_DRIVER(G)                                                    \
   G(primary_state, cuDevicePrimaryCtxGetState, (int, unsigned *, int *))        \
   G(primary_retain, cuDevicePrimaryCtxRetain, (void **, int))                   \

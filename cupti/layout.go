@@ -2,10 +2,10 @@
 
 package cupti
 
-// What CUPTI writes. Records are C structs that grow at their end from release to release, and which
-// one a library writes depends on its own version. The newest struct of each kind, by release (from
-// the headers of 11.8, 12.0, 12.4, 12.9, 13.0 and 13.5, against which the layout test compiles all of
-// this; 12.8 and 13.1 are from what those say of structs that they replaced):
+// What CUPTI writes. Records are C structs that grow at their end from release to release, and
+// which one a library writes depends on its own version. The table has the newest struct of each
+// kind by release. The layout test compiles it against the headers of 11.8, 12.0, 12.4, 12.9, 13.0
+// and 13.5. The rows 12.8 and 13.1 are from what those headers say of replaced structs:
 //
 //	CUDA  cuptiGetVersion  kernel    copy     peer copy    set      memory   wait              graph        overhead
 //	11.8  18               Kernel8   Memcpy5  MemcpyPtoP4  Memset4  Memory3  Synchronization   GraphTrace   Overhead
@@ -17,10 +17,10 @@ package cupti
 //	13.1  130100           Kernel11
 //	13.5  130500           Kernel13  Memcpy7               Memset5
 //
-// API has been the same throughout. Everything that is read here was in the
-// first row already and has not moved since: one set of offsets serves every release, newer ones
-// than the table knows included, and a record is long enough if it is as long as the first row's.
-// So it does not matter either that 11.8 and 12.0 give the same number.
+// API has been the same throughout. Everything that is read here was in the first row already and
+// has not moved since. So one set of offsets serves every release, also newer ones. A record is
+// long enough if it is as long as the first row's. So it does not matter either that 11.8 and 12.0
+// give the same number.
 
 // Activity kinds, CUpti_ActivityKind.
 const (

@@ -168,8 +168,8 @@ var layoutFields = []struct {
 	{"API", "correlationId", apiCorrelation, 4},
 }
 
-// layoutValues are the values of enumerations and macros that are used, by their names. since is the
-// index in layoutReleases of the first release that has them.
+// layoutValues are the values of enumerations and macros that are used, by their names. since is
+// the index in layoutReleases of the first release that has them.
 var layoutValues = []struct {
 	name  string
 	value int64

@@ -78,8 +78,9 @@ func TestThousandStartsAndStopsLeakNothing(t *testing.T) {
 	}
 	after := measure(t)
 	t.Logf("before %+v, after %+v", before, after)
-	// The runtime starts a thread now and then, and so does the fake. 8 MiB in 1,000 rounds are less than
-	// the smallest thing that could be lost in each: a page of its own with its mapping, 8 KiB.
+	// The runtime starts a thread now and then, and so does the fake. 8 MiB in 1,000 rounds are
+	// less than the smallest thing that could be lost in each: a page of its own with its mapping,
+	// 8 KiB.
 	if after.files > before.files || after.threads > before.threads+4 || after.mappings > before.mappings+20 || after.residentKiB > before.residentKiB+8<<10 {
 		t.Errorf("before %+v, after %d rounds %+v", before, rounds, after)
 	}

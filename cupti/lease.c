@@ -9,13 +9,15 @@
 
 #include "gpufl_deep_internal.h"
 
-// A context that was sampled once keeps being sampled whenever somebody samples the same GPU: another process receives its samples, or
-// crashes (CUPTI 13.0, driver 580). Nothing in CUPTI ends that. So the first process that samples a GPU holds a lease on it until it exits,
-// and samples one context of that GPU until the context is destroyed.
+// A context that was sampled once is sampled again whenever any process samples the same GPU. The
+// other process then receives its samples, or crashes (CUPTI 13.0, driver 580). No function of
+// CUPTI ends that. So the first process that samples a GPU holds a lease on it until it exits. It
+// samples one context of that GPU until the context is destroyed.
 //
-// The lease is a lock of a file in the user's runtime folder. The kernel releases it when the process exits, and names the
-// holder. Processes of other users and containers with a folder of their own are not seen. CUPTI is asked whether the counters
-// are free besides (pcsampling.c), which covers other tools while they use them.
+// The lease is a file lock in the user's runtime folder. The kernel releases it when the process
+// exits and can name the holder. It does not cover processes of other users, and containers with a
+// folder of their own. For other tools, pcsampling.c also queries CUPTI whether the counters are
+// free.
 
 enum { MAX_LEASES = 64 };
 
@@ -23,7 +25,7 @@ static struct {
   pthread_mutex_t lock;
   struct {
     int32_t device;
-    int fd; // -1: there is no file
+    int fd; // -1: no file
   } held[MAX_LEASES];
   int num_held;
   struct {
@@ -34,33 +36,43 @@ static struct {
   _Atomic int32_t holder;
 } leases = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-// lease_path is false where there is no folder, or no UUID to distinguish GPUs by.
+// lease_path returns false if there is no folder, or no UUID to distinguish GPUs by.
 static bool lease_path(int32_t device, char path[4096]) {
   int handle = 0;
   uint8_t uuid[16];
   const char *dir = gpufl_deep.lease_dir;
-  if (dir[0] == 0 || !gpufl_driver_ready() || gpufl_driver.device_get(&handle, device) != 0) return false;
-  // An instance of MIG is a GPU of its own, which only the second version distinguishes.
+  if (dir[0] == 0 || !gpufl_driver_ready() || gpufl_driver.device_get(&handle, device) != 0) {
+    return false;
+  }
+  // A MIG instance is a GPU of its own. Only the second version distinguishes instances.
   if (!(gpufl_driver.device_uuid_v2 != NULL && gpufl_driver.device_uuid_v2(uuid, handle) == 0) &&
       !(gpufl_driver.device_uuid != NULL && gpufl_driver.device_uuid(uuid, handle) == 0)) {
     return false;
   }
   int n = snprintf(path, 4096, "%s/pc-", dir);
-  for (size_t i = 0; i < sizeof uuid; i++) n += snprintf(path + n, 4096 - (size_t)n, "%02x", uuid[i]);
+  for (size_t i = 0; i < sizeof uuid; i++) {
+    n += snprintf(path + n, 4096 - (size_t)n, "%02x", uuid[i]);
+  }
   n += snprintf(path + n, 4096 - (size_t)n, ".lock");
   return n < 4096;
 }
 
-// lock_file locks for as long as the process lives: nothing else opens the file, so nothing closes it. A forked child does not inherit
-// such a lock.
+// lock_file locks the file until the process exits: only this function opens it, so nothing closes
+// it early. A forked child does not inherit such a lock. Without a file it returns GPUFL_OK.
 static int lock_file(int32_t device, int *out) {
   char path[4096];
   struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
   if (!lease_path(device, path)) return GPUFL_OK;
   int fd = *out = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (fd < 0 || fcntl(fd, F_SETLK, &lock) == 0) return GPUFL_OK; // without a file only CUPTI's answer counts
-  int result = errno == EACCES || errno == EAGAIN ? GPUFL_TAKEN : GPUFL_OK; // or a file system without locks
-  if (result == GPUFL_TAKEN) atomic_store(&leases.holder, fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK && lock.l_pid > 0 ? (int32_t)lock.l_pid : 0);
+  if (fd < 0 || fcntl(fd, F_SETLK, &lock) == 0) {
+    return GPUFL_OK; // without a file, only CUPTI's answer counts
+  }
+  // Other errors come from file systems without locks.
+  int result = errno == EACCES || errno == EAGAIN ? GPUFL_TAKEN : GPUFL_OK;
+  if (result == GPUFL_TAKEN) {
+    bool known = fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK && lock.l_pid > 0;
+    atomic_store(&leases.holder, known ? (int32_t)lock.l_pid : 0);
+  }
   close(fd);
   *out = -1;
   return result;
@@ -99,10 +111,12 @@ int gpufl_lease(void *handle, int32_t device, bool *first) {
   return result;
 }
 
-// forget is called with the lock.
+// forget removes a context. The caller holds the lock.
 static void forget(void *handle) {
   for (int i = 0; i < leases.num_sampled; i++) {
-    if (leases.sampled[i].handle == handle) leases.sampled[i--] = leases.sampled[--leases.num_sampled];
+    if (leases.sampled[i].handle == handle) {
+      leases.sampled[i--] = leases.sampled[--leases.num_sampled];
+    }
   }
 }
 

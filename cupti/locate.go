@@ -31,8 +31,8 @@ type locator struct {
 
 var soname = regexp.MustCompile(`^lib(cupti|cudart)\.so(?:\.(\d+)(?:[.\d]*))?$`)
 
-// libraryMajor returns the CUDA version in a name like libcupti.so.12, 0 if there is none. The files
-// of CUDA 12 and earlier toolkits are also called libcupti.so.2024.1.0, by year.
+// libraryMajor returns the CUDA version in a name like libcupti.so.12, 0 if there is none. The
+// files of CUDA 12 and earlier toolkits are also called libcupti.so.2024.1.0, by year.
 func libraryMajor(path string) int {
 	m := soname.FindStringSubmatch(filepath.Base(path))
 	if m == nil || m[2] == "" {

@@ -28,14 +28,15 @@ const (
 // long as it is not forgotten. It belongs to one goroutine.
 //
 // CUPTI owns the text and keeps it as long as the module is loaded; then the address may come to
-// hold another name. So the bytes are compared with those known, once for each pointer and pass: a
-// pass is one buffer, and within it a second look could tell nothing about the earlier records.
+// hold another name. So the bytes are compared with the known ones, once for each pointer and pass.
+// A pass is one buffer. A second comparison within it would say nothing about the earlier records.
 type nameTable struct {
 	read textReader
 	pass uint64
 	// front holds the entry last found for a hash of the pointer. It is most of the speed.
 	front [frontSlots]*nameEntry
-	// New entries go to young. When it is half as large as may be, it becomes old, and old is forgotten.
+	// New entries go to young. When it is half as large as may be, it becomes old, and old is
+	// forgotten.
 	young, old nameGeneration
 	max        int
 	maxBytes   int
@@ -161,11 +162,12 @@ func isText(b []byte) bool {
 // memoryText is the textReader for this process's memory.
 //
 // CUPTI vouches for the address: it is one of a mangled name that ends in NUL. Nothing is read
-// beyond that NUL that does not lie in the same page as a byte of the text before it. Where nothing
-// is mapped after all (a broken record, a module that was unloaded before its records were read,
-// CUPTI gone from the process) there is no text: the fault is caught.
+// beyond that NUL that does not lie in the same page as a byte of the text before it. The address
+// may not be mapped: the record is broken, its module was unloaded before it was read, or CUPTI was
+// unloaded. The fault is caught then, and there is no text.
 func memoryText(pointer uint64, cached []byte) (text []byte, ok bool) {
-	// The first page is never mapped, and user space on the systems that CUDA knows has 47 or 48 bits.
+	// The first page is never mapped, and user space on the systems that CUDA knows has 47 or 48
+	// bits.
 	if pointer < pageBytes || pointer >= 1<<48-maxSymbol-pageBytes {
 		return nil, false
 	}
@@ -210,9 +212,9 @@ func sameText(pointer uint64, text []byte) bool {
 
 // memory returns n bytes of the process, outside Go's own, at an address. They may change and go.
 func memory(address uint64, n int) []byte {
-	// The address comes out of C memory as a number, and stays one until it has passed the checks
-	// above: a wild pointer in a pointer variable would upset the garbage collector. Through the
-	// address of the number it becomes a pointer; it never points into Go's heap.
+	// The address is a number in C memory, and stays one until it has passed the checks above. An
+	// invalid pointer in a pointer variable would crash the garbage collector. The address of the
+	// number makes it a pointer, which never points into Go's heap.
 	p := uintptr(address)
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&p)), n)
 }

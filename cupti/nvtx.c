@@ -2,10 +2,11 @@
 
 //go:build linux && cgo
 
-// NVTX's injection: a program's first NVTX call opens the library that NVTX_INJECTION64_PATH names and
-// calls its InitializeInjectionNvtx2, which puts functions into NVTX's tables. The program then calls
-// these directly. CUPTI's own NVTX records would come through the same door, cost more, and do not say
-// which launch belongs to which range. Facts: NVTX 3, nvtxDetail/nvtxTypes.h and nvToolsExt.h.
+// This file is NVTX's injection library. The first NVTX call of a program opens the library that
+// NVTX_INJECTION64_PATH names and calls InitializeInjectionNvtx2. That function stores our
+// functions in NVTX's tables, and the program then calls them directly. CUPTI's own NVTX records
+// use the same interface, cost more, and do not relate launches to ranges. Source: NVTX 3,
+// nvtxDetail/nvtxTypes.h and nvToolsExt.h.
 
 #include <stddef.h>
 #include <string.h>
@@ -24,7 +25,8 @@ typedef struct {
   int32_t message_type;
   const void *message;
 } attributes;
-_Static_assert(offsetof(attributes, message) == 40 && sizeof(attributes) == 48, "nvtxEventAttributes_t");
+_Static_assert(offsetof(attributes, message) == 40 && sizeof(attributes) == 48,
+               "nvtxEventAttributes_t");
 
 enum { COLOR_ARGB = 1, MESSAGE_ASCII = 1, MESSAGE_UNICODE = 2, MESSAGE_REGISTERED = 3 };
 
@@ -64,7 +66,7 @@ typedef struct {
 
 enum { TEXT_BYTES = 1028 };
 
-// utf8 writes a wide text as UTF-8; NULL stays NULL.
+// utf8 converts a wide text to UTF-8 and truncates it to the buffer. It returns NULL for NULL.
 static const char *utf8(const wchar_t *wide, char out[TEXT_BYTES]) {
   if (wide == NULL) return NULL;
   size_t n = 0;
@@ -91,10 +93,10 @@ static const char *utf8(const wchar_t *wide, char out[TEXT_BYTES]) {
   return out;
 }
 
-// A registered text's handle and a domain's handle are the interned text itself.
+// The handle of a registered text or of a domain is the interned text itself.
 
 static const char *message(const attributes *a, char buffer[TEXT_BYTES]) {
-  // Fields that the program's own, perhaps shorter struct does not have are not read.
+  // A program with an older NVTX has a shorter struct: its missing fields are not read.
   if (a == NULL || a->size < sizeof *a) return NULL;
   switch (a->message_type) {
     case MESSAGE_ASCII:
@@ -166,21 +168,26 @@ static const char *create_w(const wchar_t *text) {
   return gpufl_intern(utf8(text, buffer));
 }
 
-// set puts a function into a table, whose entries are the addresses of NVTX's variables.
+// set stores a function in a table. The entries of a table are addresses of NVTX's variables.
 static void set(function **table, unsigned size, unsigned id, function f) {
   if (id < size && table[id] != NULL) *table[id] = f;
 }
 
 #define F(f) ((function)(f))
 
-// InitializeInjectionNvtx2 is called by NVTX, once for each library or program part that has NVTX in it.
-// It answers 1 if we listen. Before gpufl_start and after gpufl_stop the functions do next to nothing.
-__attribute__((visibility("default"), used)) int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t id));
+// NVTX calls InitializeInjectionNvtx2 once for each library or executable that contains NVTX, on
+// the thread of its first NVTX call. It returns 1, or 0 if the tables are unavailable. Outside
+// gpufl_start and gpufl_stop the functions record nothing.
+__attribute__((visibility("default"), used)) int InitializeInjectionNvtx2(
+    const void *(*export_table)(uint32_t id));
 
 int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t id)) {
   if (gpufl_is_child() || export_table == NULL) return 0;
   const callbacks_table *callbacks = export_table(TABLE_CALLBACKS);
-  if (callbacks == NULL || callbacks->struct_size < sizeof *callbacks || callbacks->module_table == NULL) return 0;
+  if (callbacks == NULL || callbacks->struct_size < sizeof *callbacks ||
+      callbacks->module_table == NULL) {
+    return 0;
+  }
   function **core = NULL, **core2 = NULL;
   unsigned core_size = 0, core2_size = 0;
   if (!callbacks->module_table(MODULE_CORE, &core, &core_size) || core == NULL) return 0;
@@ -195,7 +202,7 @@ int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t id)) {
   set(core, core_size, CORE_PUSH_A, F(push_a));
   set(core, core_size, CORE_PUSH_W, F(push_w));
   set(core, core_size, CORE_POP, F(pop));
-  // Version 2 of NVTX brought domains.
+  // Version 2 of NVTX added domains.
   if (callbacks->module_table(MODULE_CORE2, &core2, &core2_size) && core2 != NULL) {
     set(core2, core2_size, CORE2_MARK_EX, F(domain_mark_ex));
     set(core2, core2_size, CORE2_START_EX, F(domain_start_ex));

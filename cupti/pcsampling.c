@@ -7,16 +7,19 @@
 
 #include "gpufl_deep_internal.h"
 
-// PC sampling samples one context of each device: CUPTI supports no more at a time, and lease.c says why no other later.
+// PC sampling samples one context of each device: CUPTI supports no more at a time, and lease.c
+// says why no other later.
 //
-// A window enables, starts, stops and disables sampling. Enabling it when a context is created would not save the barrier, since starting
-// and stopping deadlock with launches as well, and would reserve device memory and counters in processes that never open a window.
+// A window enables, starts, stops and disables sampling. Enabling it when a context is created
+// would not save the barrier, since starting and stopping also deadlock with launches. It would
+// also reserve device memory and counters in processes that never open a window.
 
 enum {
   BATCH = 1024,       // places in the code that are read at once: some 70 KiB with their stall reasons
   MAX_REASONS = 256,  // that a device may have; about 40 are known
 };
-// Reading is bounded, since modules, and at the end also launches, are blocked meanwhile. A second reads some 100,000 places.
+// Reading is bounded, since modules, and at the end also launches, are blocked meanwhile. A second
+// reads some 100,000 places.
 #define READ_NS ((int64_t)1000000000)
 
 typedef struct {
@@ -44,9 +47,10 @@ static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 
 // ---- who owns names ----
 
-// CUPTI documents that the caller frees a function's name, and that records may share it, activity records included. Shared names must
-// not be freed, and names that are copied for each record must be. One function shows which it is: a shared one has at most as many names as
-// its image was loaded. Names are kept until they are known to be copies.
+// CUPTI documents that the caller frees a function's name, and that records may share it, activity
+// records included. Shared names must not be freed, and names that are copied for each record must
+// be. One function shows which it is: a shared one has at most as many names as its image was
+// loaded. Names are kept until they are known to be copies.
 enum { MAX_PROBE = 1024 };
 static struct {
   bool copies; // known
@@ -186,8 +190,8 @@ static void decode_samples(sampled *s, batch *b) {
   free_names(b, n);
 }
 
-// read_samples reads what CUPTI has of a context until nothing is left, the time is over or, unless force, no rows are free. *left gets the
-// number of places that remain.
+// read_samples reads what CUPTI has of a context until nothing is left, the time is over or, unless
+// force, no rows are free. *left gets the number of places that remain.
 static int read_samples(sampled *s, bool force, int64_t until, size_t *left) {
   *left = 0;
   bool entered = gpufl_enter_context(s->handle);
@@ -291,8 +295,9 @@ static void discard(sampled *s) {
   free(s);
 }
 
-// disable also detects that CUPTI has become unresponsive. Where something else has the counters CUPTI 13.0 refuses to start and may remove
-// all its hooks: it then reports and records nothing more in this process. The sign is that it cannot disable what it enabled (H200, driver
+// disable also detects that CUPTI has become unresponsive. Where something else has the counters
+// CUPTI 13.0 refuses to start and may remove all its hooks: it then reports and records nothing
+// more in this process. The sign is that it cannot disable what it enabled (H200, driver
 // 580.159.04). That may have other reasons, so a call is tried.
 static int disable(const sampled *s) {
   gpufl_pc_context p = context_params(s);
@@ -301,9 +306,10 @@ static int disable(const sampled *s) {
   return result;
 }
 
-// counters_free queries whether something else has the counters of a context's device: CUPTI_ERROR_HARDWARE_BUSY if so. A query that fails
-// otherwise is no answer, and the start is tried. A start that is refused may crash CUPTI or leave it unresponsive; the query does not (H200,
-// CUPTI 13.0). CUPTI's profiler must not stay initialised, or sampling is refused.
+// counters_free queries whether something else has the counters of a context's device:
+// CUPTI_ERROR_HARDWARE_BUSY if so. A query that fails otherwise is no answer, and the start is
+// tried. A start that is refused may crash CUPTI or leave it unresponsive; the query does not
+// (H200, CUPTI 13.0). CUPTI's profiler must not stay initialised, or sampling is refused.
 static int counters_free(void *handle) {
   gpufl_profiler_life life = {.structSize = GPUFL_SIZE_TO(gpufl_profiler_life, pPriv)};
   gpufl_profiler_available p = {.structSize = GPUFL_SIZE_TO(gpufl_profiler_available, pCounterAvailabilityImage), .ctx = handle};
@@ -379,7 +385,8 @@ static int finish_sampling(sampled *s) {
   return result;
 }
 
-// context_lost says whether a context must not be touched: it was destroyed during an operation, or CUPTI is unresponsive.
+// context_lost says whether a context must not be touched: it was destroyed during an operation, or
+// CUPTI is unresponsive.
 static bool context_lost(sampled *s) {
   if (!atomic_load(&s->lost) && (gpufl_deep_unresponsive() || !gpufl_context_exists(s->handle))) {
     atomic_store(&s->lost, true);
@@ -396,8 +403,9 @@ bool gpufl_pc_samples(void *handle) {
   return found;
 }
 
-// choose leases one context of each device and queries its counters; the others get a device of -1. All of that comes before the first
-// start, since a query beside a context that is sampled was never tried. The answer is the first failure.
+// choose leases one context of each device and queries its counters; the others get a device of -1.
+// All of that comes before the first start, since a query beside a context that is sampled was
+// never tried. The answer is the first failure.
 static int choose(gpufl_context *list, int n, bool first[GPUFL_MAX_CONTEXTS]) {
   int refusal = GPUFL_OK;
   for (int i = 0; i < n; i++) {

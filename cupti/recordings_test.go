@@ -21,9 +21,9 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// A recording is what CUPTI 130001 (CUDA 13.0) wrote on an H200 under driver 580.159.04, captured and
-// trimmed by test/gpu/buffers. "default" has graphs as one record and host calls, "nodes" the nodes
-// of graphs.
+// A recording is what CUPTI 130001 (CUDA 13.0) wrote on an H200 under driver 580.159.04, captured
+// and trimmed by test/gpu/buffers. "default" has graphs as one record and host calls, "nodes" the
+// nodes of graphs.
 type recording struct {
 	data   []byte
 	begins []uint32
@@ -144,8 +144,8 @@ func unread(r *recording) (n uint64) {
 }
 
 // TestRecordingsKnowTheirScopes checks what the workload did against the scopes that it pushed. The
-// recordings have them as CUPTI's external ids, each in a record with the call's correlation id: they
-// stand in for the table that the C core fills.
+// recordings have them as CUPTI's external ids, each in a record with the call's correlation id:
+// they stand in for the table that the C core fills.
 func TestRecordingsKnowTheirScopes(t *testing.T) {
 	r := readRecording(t, "h200-default")
 	pushed := map[uint32]uint64{}
@@ -201,7 +201,8 @@ func TestRecordingsCorrupted(t *testing.T) {
 	}
 }
 
-// listing is a batch in words: one line for each record, times counted from the first kernel's start.
+// listing is a batch in words: one line for each record, times counted from the first kernel's
+// start.
 func listing(d *decoder, batch *Batch) string {
 	var s strings.Builder
 	for i := range batch.Len() {

@@ -8,7 +8,8 @@
 
 #include "gpufl_deep_internal.h"
 
-// The results of a window: rows, the names of functions and of stall reasons or metrics, and counts.
+// The results of a window: rows, the names of functions and of stall reasons or metrics, and
+// counts.
 
 enum {
   MAX_FUNCTIONS = 1 << 16,

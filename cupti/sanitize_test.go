@@ -49,7 +49,8 @@ func (s *sanitizer) compile(t *testing.T, args ...string) {
 	}
 }
 
-// build compiles the core and the fakes. It skips the test where the compiler or the machine lacks the sanitizer.
+// build compiles the core and the fakes. It skips the test where the compiler or the machine lacks
+// the sanitizer.
 func (s *sanitizer) build(t *testing.T) {
 	t.Helper()
 	s.dir = t.TempDir()
@@ -64,7 +65,8 @@ func (s *sanitizer) build(t *testing.T) {
 		t.Skipf("a program with %s does not run here: %v: %s", s.flag, err, out)
 	}
 	for library, source := range map[string]string{"libcuda.so.1": "fakecuda.c", "libcupti.so.13": "fakecupti.c"} {
-		// The thread sanitizer of gcc 12 reads a wrong size for thread-local variables that glibc allocates dynamically.
+		// The thread sanitizer of gcc 12 reads a wrong size for thread-local variables that glibc
+		// allocates dynamically.
 		s.compile(t, "-fPIC", "-ftls-model=initial-exec", "-fvisibility=hidden", "-shared", "-Wl,-soname,"+library, "-Wl,-z,nodelete", "-o", filepath.Join(s.dir, library),
 			filepath.Join("..", "internal", "testing", "cuptitest", "fake", source), "-ldl", "-lpthread")
 	}
@@ -87,7 +89,8 @@ func (s *sanitizer) program(t *testing.T, name string, flags ...string) string {
 	return path
 }
 
-// run runs a program and returns its exit code and output. The environment is added to that of the test.
+// run runs a program and returns its exit code and output. The environment is added to that of the
+// test.
 func (s *sanitizer) run(t *testing.T, environment []string, path string, args ...string) (code int, output string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
@@ -112,8 +115,9 @@ var defects = []struct{ name, sanitizer, report string }{
 	{"RACE", "thread", "data race"},
 }
 
-// TestSanitizers runs the programs of testdata/core with the address, undefined behavior and thread sanitizers of the compiler.
-// GPUFLIGHT_SOAK adds those that take long with a sanitizer. Each sanitizer must report the defects of defect.c.
+// TestSanitizers runs the programs of testdata/core with the address, undefined behavior and thread
+// sanitizers of the compiler. GPUFLIGHT_SOAK adds those that take long with a sanitizer. Each
+// sanitizer must report the defects of defect.c.
 func TestSanitizers(t *testing.T) {
 	soak := os.Getenv("GPUFLIGHT_SOAK") != ""
 	type test struct {
@@ -123,7 +127,8 @@ func TestSanitizers(t *testing.T) {
 		soak    bool
 		alone   bool // no folder
 		single  bool // it has one thread
-		// abandons: the program ends while others use memory, or its children do. All memory is then a leak.
+		// abandons: the program ends while others use memory, or its children do. All memory is
+		// then a leak.
 		abandons bool
 	}
 	var tests []test
@@ -134,7 +139,7 @@ func TestSanitizers(t *testing.T) {
 	add(test{program: "window_capacity", single: true})
 	add(test{program: "concurrent", env: []string{"FAKE_CUDA_DEVICES=2"}})
 	add(test{program: "barrier", alone: true})
-	for _, what := range []string{"cancel", "keys", "given_up", "released", "loading", "reading", "flushing", "capture", "deaf", "deaf_early"} {
+	for _, what := range []string{"cancel", "keys", "given_up", "released", "loading", "reading", "flushing", "capture", "unresponsive", "unresponsive_early"} {
 		add(test{program: "edge_cases", args: []string{what}, env: []string{"FAKE_CUDA_DEVICES=2"}, abandons: true, soak: what == "reading"})
 	}
 	for _, how := range []string{"exit", "_exit", "quick_exit", "closed", "atexit-before", "atexit-after"} {

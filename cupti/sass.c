@@ -7,11 +7,12 @@
 
 #include "gpufl_deep_internal.h"
 
-// SASS metrics: instructions are patched so that they count. CUPTI's profiler is initialised for the window only, since PC sampling does
-// not work while it is. Counts are read once, at the end, since reading them deadlocks with launches.
+// SASS metrics: instructions are patched so that they count. CUPTI's profiler is initialised for
+// the window only, since PC sampling does not work while it is. Counts are read once, at the end,
+// since reading them deadlocks with launches.
 //
-// A process has one window: CUPTI keeps patched code in device memory until the process exits, and a second configuration fails
-// with CUPTI_ERROR_OUT_OF_MEMORY (CUPTI 13.0).
+// A process has one window: CUPTI keeps patched code in device memory until the process exits, and
+// a second configuration fails with CUPTI_ERROR_OUT_OF_MEMORY (CUPTI 13.0).
 
 enum {
   MAX_METRICS = 64,
@@ -52,7 +53,8 @@ const char *gpufl_sass_obstacle(void) {
   return text != NULL ? text : "";
 }
 
-// supported says whether the device's setup allows it. Where the library does not answer, it is tried.
+// supported says whether the device's setup allows it. Where the library does not answer, it is
+// tried.
 static bool supported(int32_t device) {
   gpufl_profiler_supported p = {.structSize = GPUFL_SIZE_TO(gpufl_profiler_supported, api), .cuDevice = device, .api = GPUFL_CUPTI_PROFILER_SASS_METRICS};
   if (GPUFL_DEEP_CALL(profiler_supported, &p) != GPUFL_CUPTI_SUCCESS) return true;
@@ -288,7 +290,8 @@ int gpufl_sass_open(void) {
 
 int gpufl_sass_close(void) { return sass_disable_all(true); }
 
-// Launches continue meanwhile, and reading counts deadlocks with them: what this context has counted is lost with it.
+// Launches continue meanwhile, and reading counts deadlocks with them: what this context has
+// counted is lost with it.
 void gpufl_sass_context_ends(void *handle) {
   for (int i = 0; i < num_contexts; i++) {
     if (contexts[i].handle != handle || atomic_exchange(&contexts[i].lost, true)) continue;

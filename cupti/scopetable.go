@@ -7,9 +7,9 @@ import "sync/atomic"
 // scopeTable says in which scope the launch with a correlation id was made. It is the C core's
 // (gpufl_scope_table), written by the threads that launch; the zero value is empty.
 //
-// A slot holds the scope's id in its low 52 bits, above it a bit that says whether the scope is
-// inferred, and above that the bits of the correlation id that do not choose the slot. So one load is all it takes, and a slot that a later launch took over is
-// seen as such.
+// A slot holds the scope's id in its low 52 bits. The next bit says whether the scope is inferred.
+// The bits above are those of the correlation id that do not choose the slot. So one load is
+// enough, and a slot that a later launch has overwritten is recognized.
 type scopeTable struct {
 	slots []uint64 // 1 << scopeTableBits of them, or none
 }

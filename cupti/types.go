@@ -15,13 +15,13 @@ type Kind uint8
 const (
 	KindKernel    Kind = iota // kernels that may run side by side; with graph nodes also those of graphs
 	KindMemcpy                // copies, within a device or with the host
-	KindMemcpyP2P             // copies between devices
+	KindMemcpyP2P             // copies between devices.
 	KindMemset
 	KindMemory     // allocations and releases, pools included
 	KindSync       // waits of the host, and of streams for events
 	KindGraph      // launches of whole graphs
-	KindNVTX       // ranges and markers, through our own NVTX injection; see ScopeEvent
-	KindExternal   // which scope a launch belongs to; on with the first scope
+	KindNVTX       // ranges and markers, through our own NVTX injection; see ScopeEvent.
+	KindExternal   // which scope a launch belongs to; on with the first scope.
 	KindOverhead   // what CUPTI itself costs
 	KindRuntimeAPI // host calls of the runtime: when a launch was asked for
 	KindDriverAPI  // host calls of the driver
@@ -48,8 +48,8 @@ var DefaultKinds = KindsOf(KindKernel, KindMemcpy, KindMemcpyP2P, KindMemset, Ki
 
 // Config says what to record. The zero value works.
 type Config struct {
-	// Library is the path of libcupti; "" looks for it: one that the process has mapped already, the
-	// loader's path, the usual folders of the CUDA toolkit.
+	// Library is the path of libcupti; "" looks for it: one that the process has mapped already,
+	// the loader's path, the usual folders of the CUDA toolkit.
 	Library string
 	// Kinds defaults to DefaultKinds. What a library does not know is left out; Status says so.
 	Kinds Kinds
@@ -60,8 +60,9 @@ type Config struct {
 	BufferBytes, Buffers int
 	// Detachable allows [Collector.Detach]. It cannot be combined with Deep.
 	Detachable bool
-	// Deep makes ready for windows ([Collector.OpenDeep]): the images of modules are kept from Open on, at
-	// most CubinBytes of them (default DefaultCubinBytes). Besides that it costs nothing until a window opens.
+	// Deep makes ready for windows ([Collector.OpenDeep]): the images of modules are kept from Open
+	// on, at most CubinBytes of them (default DefaultCubinBytes). Besides that it costs nothing
+	// until a window opens.
 	Deep       bool
 	CubinBytes int64
 }
@@ -76,10 +77,10 @@ const (
 	ReasonNoDevice      Reason = "no_device"          // the driver sees no GPU
 	ReasonNoLibrary     Reason = "no_cupti"           // libcupti is not there
 	ReasonVersion       Reason = "version_mismatch"   // too old, or not the driver's or process's CUDA version
-	ReasonOtherProfiler Reason = "other_profiler"     // somebody else holds CUPTI
+	ReasonOtherProfiler Reason = "other_profiler"     // another profiler uses CUPTI.
 	ReasonPermission    Reason = "no_permission"      // the driver lets only root profile
 	ReasonBusy          Reason = "already_recording"  // a Collector exists in this process
-	ReasonForked        Reason = "forked"             // the process was forked from one that recorded
+	ReasonForked        Reason = "forked"             // the process was forked from one that recorded.
 	ReasonDisabled      Reason = "disabled"           // by settings; for callers of this package
 	ReasonUnsupported   Reason = "unsupported_system" // not Linux, or built without cgo
 	ReasonFailed        Reason = "cupti_failed"       // any other error; Detail has CUPTI's words
@@ -87,8 +88,8 @@ const (
 
 // Status says what works here.
 type Status struct {
-	// Reason is ReasonNone where recording works; Detail says in one sentence what is wrong and what
-	// to do about it.
+	// Reason is ReasonNone where recording works; Detail says in one sentence what is wrong and
+	// what to do about it.
 	Reason Reason
 	Detail string
 	// Library is the path that was opened, Version CUPTI's own (18, 28, 130001, …), Driver the CUDA
@@ -96,7 +97,7 @@ type Status struct {
 	Library string
 	Version int
 	Driver  int
-	// Kinds can be had, Missing cannot.
+	// Kinds are available, Missing are not.
 	Kinds, Missing Kinds
 }
 
@@ -113,16 +114,17 @@ type Stats struct {
 	// Records were delivered by CUPTI, Dropped were not: it found no free buffer. Unknown were
 	// delivered and are of a kind that this package does not read.
 	Records, Dropped, Unknown uint64
-	// Rejected were delivered and made no sense, by reason.
+	// Rejected were delivered and were invalid, by reason.
 	Rejected [NumRejects]uint64
 	// Overhead is what CUPTI says it needed, from its own records; Requests counts buffers lent,
 	// Refused those that could not be lent.
 	Overhead          time.Duration
 	Requests, Refused uint64
-	// Unreturned are buffers that CUPTI kept when recording ended, since a record in them was not complete: kernels and copies that
-	// the device was still at, and what was launched after them.
+	// Unreturned are buffers that CUPTI kept when recording ended, since a record in them was not
+	// complete. They hold kernels and copies that the device had not finished, and what was
+	// launched later.
 	Unreturned uint64
-	// ScopesLost counts NVTX events that found no room, ScopesMisplaced scopes that another thread
+	// ScopesLost counts NVTX events that did not fit, ScopesMisplaced scopes that another thread
 	// ended than began them.
 	ScopesLost, ScopesMisplaced uint64
 }
@@ -134,7 +136,7 @@ type Reject uint8
 const (
 	RejectZeroTime Reject = iota // start or end is 0
 	RejectReversed               // it ends before it starts
-	RejectFarTime                // more than a day from now, or before the session by more than that
+	RejectFarTime                // more than a day from now, or before the session by more than that.
 	RejectShort                  // shorter than its kind can be
 	RejectName                   // a kernel without a name, or with one that is no text
 	RejectShape                  // dimensions that no launch can have
@@ -161,9 +163,9 @@ type Head struct {
 	CopyKind string
 	// GraphNode says that the kernel, copy or set ran as a node of a graph.
 	GraphNode bool
-	// Scope is the scope around the call with this Correlation, 0 for none. ScopeInferred says that the
-	// thread that called was in none: then it is the innermost NVTX range of the only thread that was in
-	// any, as of the thread that waits for a backward pass.
+	// Scope is the scope around the call with this Correlation, 0 for none. ScopeInferred says that
+	// the calling thread was in none. Then the scope is the innermost NVTX range of the only thread
+	// that was in any, such as the thread that waits for a backward pass.
 	Scope         uint64
 	ScopeInferred bool
 	// Host is set for host calls (KindRuntimeAPI, KindDriverAPI): Start and End are the host's.
@@ -180,9 +182,9 @@ const (
 	ScopeMark
 )
 
-// ScopeEvent is one NVTX range begun or ended, or one mark. A range that nvtxRangePush opens on a
-// thread is the scope of what that thread launches until its pop; one of nvtxRangeStart
-// belongs to no thread and is never the scope of a launch.
+// ScopeEvent is one NVTX range begun or ended, or one mark. A range of nvtxRangePush is the scope
+// of what its thread launches until its pop. A range of nvtxRangeStart belongs to no thread and is
+// never the scope of a launch.
 type ScopeEvent struct {
 	What ScopeEventKind
 	// ID is the scope's number, unique in the process and shared with PushScope's; Parent is the

@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	// drainLimit bounds a call of Drain: CUPTI copies what it has, and does not wait for the device.
+	// drainLimit bounds a call of Drain: CUPTI copies what it has, and does not wait for the
+	// device.
 	drainLimit = 5 * time.Second
 	// grace comes on top of each limit.
 	grace = time.Second
@@ -30,7 +31,8 @@ const (
 	maxDeepNames = 64
 )
 
-// DeepWindow is a window that is open. Its methods may be called by any goroutine; they wait for each other.
+// DeepWindow is a window that is open. Its methods may be called by any goroutine; they wait for
+// each other.
 type DeepWindow struct {
 	c   *Collector
 	cfg DeepConfig
@@ -39,13 +41,13 @@ type DeepWindow struct {
 	start     time.Time
 	rows      map[DeepRow]uint64 // by what they are about: Value is 0
 	functions []string
-	lost      DeepTotals // what found no room in rows
+	lost      DeepTotals // what did not fit in rows
 	buffer    []rawDeepRow
 	result    *DeepResult
 }
 
-// DeepStatus says whether a window of this engine could be opened, as far as that shows without opening one:
-// whether the library has it, and whether windows were asked for.
+// DeepStatus says whether a window of this engine could be opened, as far as that shows without
+// opening one: whether the library has it, and whether windows were asked for.
 func (c *Collector) DeepStatus(e Engine) Status {
 	c.deep.Lock()
 	defer c.deep.Unlock()
@@ -58,8 +60,9 @@ func (c *Collector) DeepStatus(e Engine) Status {
 	return c.Status()
 }
 
-// OpenDeep opens a window: the engine is armed on the contexts of this process when it returns. It takes at
-// most cfg.OpenLimit. One window is open at a time. An error is an [*Error], whose status says what is in the way.
+// OpenDeep opens a window: the engine is armed on the contexts of this process when it returns. It
+// takes at most cfg.OpenLimit. One window is open at a time. An error is an [*Error], whose status
+// says what is in the way.
 //
 // A window of EngineSASS needs activity paused ([Collector.Pause]); one of PC sampling does not.
 func (c *Collector) OpenDeep(cfg DeepConfig) (*DeepWindow, error) {
@@ -88,8 +91,8 @@ func (c *Collector) OpenDeep(cfg DeepConfig) (*DeepWindow, error) {
 	if c.deep.window != nil {
 		return nil, &Error{Status: c.deepStatus(cfg.Engine, rcBusy)}
 	}
-	if coreDeepDeaf() {
-		return nil, &Error{Status: c.deepStatus(cfg.Engine, rcDeaf)}
+	if coreDeepUnresponsive() {
+		return nil, &Error{Status: c.deepStatus(cfg.Engine, rcUnresponsive)}
 	}
 	// A quarter of the time is for quiescing the application.
 	if rc := bounded(cfg.OpenLimit, func() int { return coreDeepOpen(&cfg, names, cfg.OpenLimit/4) }); rc != 0 {
@@ -100,8 +103,8 @@ func (c *Collector) OpenDeep(cfg DeepConfig) (*DeepWindow, error) {
 	return w, nil
 }
 
-// HasContext says whether the process has a context that a window could look into. The driver may keep it waiting for
-// seconds, while it makes one: it holds no lock meanwhile.
+// HasContext says whether the process has a context that a window could look into. The driver may
+// keep it waiting for seconds, while it makes one: it holds no lock meanwhile.
 func (c *Collector) HasContext() bool { return coreDeepContexts() > 0 }
 
 // badRequest says what is wrong with a configuration, "" if nothing is.
@@ -128,12 +131,13 @@ func badRequest(cfg *DeepConfig, names []string) string {
 	return ""
 }
 
-// bounded has CUPTI do something on a thread that can be left to it. What does not come back in time
-// is given up for the life of the process.
+// bounded has CUPTI do something on a thread that can be left to it. What does not come back in
+// time is given up for the life of the process.
 func bounded(limit time.Duration, f func() int) int {
 	done := make(chan int, 1)
 	go func() { done <- f() }()
-	// In two parts: where the whole process or machine stood still, the first is over when it goes on.
+	// In two parts: where the whole process or machine stood still, the first is over when it goes
+	// on.
 	for _, part := range []time.Duration{limit, grace} {
 		timer := time.NewTimer(part)
 		select {
@@ -147,11 +151,12 @@ func bounded(limit time.Duration, f func() int) int {
 	return rcGivenUp
 }
 
-// Drain takes what PC sampling has at the moment, of all contexts, and arms contexts that are new. It should be
-// called some times a second, or the hardware's buffer may overflow, which is counted. For
-// EngineSASS it does nothing: what was counted comes at the end. An error is an [*Error]; the window stays
-// open. ErrFull says that figures found no room and are counted as lost: from now on the window leans towards what ran
-// before, so it is time to close it. After Close it returns ErrNotRunning.
+// Drain takes what PC sampling has at the moment, of all contexts, and arms contexts that are new.
+// It should be called some times a second, or the hardware's buffer may overflow, which is counted.
+// For EngineSASS it does nothing: what was counted comes at the end. An error is an [*Error]; the
+// window stays open. ErrFull says that figures did not fit and are counted as lost: from now on
+// the window leans towards what ran before, so it is time to close it. After Close it returns
+// ErrNotRunning.
 func (w *DeepWindow) Drain() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -167,8 +172,8 @@ func (w *DeepWindow) Drain() error {
 	return nil
 }
 
-// collect takes what PC sampling has until there is no more, or it has taken long enough: samples come all the time.
-// The caller has mu.
+// collect takes what PC sampling has until there is no more, or it has taken long enough: samples
+// come all the time. The caller has mu.
 func (w *DeepWindow) collect() int {
 	until := time.Now().Add(drainShare)
 	for {
@@ -221,9 +226,10 @@ func (w *DeepWindow) add(row DeepRow) {
 	w.rows[row] = old + value
 }
 
-// Close takes the rest, disarms the engine and returns what the window yielded. It takes at most CloseLimit,
-// and a little for the rest of what Drain would take. DeepResult.Problem says if it did not end well; an error there is only
-// where there is no result. It may be called again, and returns the same.
+// Close takes the rest, disarms the engine and returns what the window yielded. It takes at most
+// CloseLimit, and a little for the rest of what Drain would take. DeepResult.Problem says if it did
+// not end well; an error there is only where there is no result. It may be called again, and
+// returns the same.
 func (w *DeepWindow) Close() (*DeepResult, error) {
 	w.c.deep.Lock()
 	defer w.c.deep.Unlock()
@@ -242,7 +248,8 @@ func (w *DeepWindow) close() *DeepResult {
 		rc = w.collect()
 	}
 	if rc != rcGivenUp && rc != rcForked {
-		// Half of the time is for quiescing the application: an engine is not disarmed while calls are in flight.
+		// Half of the time is for quiescing the application: an engine is not disarmed while calls
+		// are in flight.
 		closed := bounded(w.cfg.CloseLimit, func() int { return coreDeepClose(w.cfg.CloseLimit / 2) })
 		if closed == rcNotQuiesced {
 			// It stays armed: the window is given up, with what it has.
@@ -309,10 +316,11 @@ func (c *Collector) endDeep() func() {
 	}
 }
 
-// Pause stops recording activity until Resume, and leaves everything else as it is. What is launched meanwhile has
-// no record; what was launched before and had not ended may have none either, or come later. Pausing twice does
-// nothing. ErrNotRunning says that nothing is recorded; an [*Error] that a graph is being captured, or that the
-// program stayed busy: then nothing is paused.
+// Pause stops recording activity until Resume, and leaves everything else as it is. What is
+// launched meanwhile has no record; what was launched before and had not ended may have none
+// either, or come later. Pausing twice does nothing. ErrNotRunning says that nothing is recorded;
+// an [*Error] that a graph is being captured, or that the program stayed busy: then nothing is
+// paused.
 func (c *Collector) Pause() error {
 	c.deep.Lock()
 	defer c.deep.Unlock()
@@ -322,20 +330,22 @@ func (c *Collector) Pause() error {
 	return c.switched("pause", rc)
 }
 
-// switched is the error of switching activity off or on for a window. The caller has deep, and not mu.
+// switched is the error of switching activity off or on for a window. The caller has deep, and not
+// mu.
 func (c *Collector) switched(what string, rc int) error {
 	switch rc {
 	case rcActivity:
 		return &Error{Status: Status{Reason: ReasonActivity, Detail: "SASS metrics and activity records together can lock the driver up: close the window first"}}
-	case rcCapture, rcNotQuiesced, rcDeaf:
+	case rcCapture, rcNotQuiesced, rcUnresponsive:
 		return &Error{Status: c.deepStatus(EngineSASS, rc)}
 	}
 	return coreError(what, rc)
 }
 
-// Resume records again what Pause has stopped. An error says that not all could be; Status says what is
-// missing. An [*Error] of ReasonNotQuiesced says that the program stayed busy, and nothing is recorded yet: try again; one of ReasonActivity
-// that a window of SASS metrics is open, which has to be closed first.
+// Resume records again what Pause has stopped. An error says that not all could be; Status says
+// what is missing. An [*Error] of ReasonNotQuiesced says that the program stayed busy, and nothing
+// is recorded yet: try again. One of ReasonActivity says that a window of SASS metrics is open,
+// which must be closed first.
 func (c *Collector) Resume() error {
 	c.deep.Lock()
 	defer c.deep.Unlock()
@@ -347,8 +357,8 @@ func (c *Collector) Resume() error {
 	return c.switched("resume", rc)
 }
 
-// Cubins lists the images of modules that are kept, oldest first. It computes CRCs that are not known yet,
-// which takes a moment after many modules were loaded.
+// Cubins lists the images of modules that are kept, oldest first. It computes CRCs that are not
+// known yet, which takes a moment after many modules were loaded.
 func (c *Collector) Cubins() []Cubin {
 	all := coreCubins()
 	list := make([]Cubin, 0, len(all))
@@ -358,8 +368,8 @@ func (c *Collector) Cubins() []Cubin {
 	return list
 }
 
-// CubinImage returns a copy of the image with that CRC, nil if there is none. Where crc has 32 bits it is
-// compared with the low ones, since SASS metrics know no more.
+// CubinImage returns a copy of the image with that CRC, nil if there is none. Where crc has 32 bits
+// it is compared with the low ones, since SASS metrics know no more.
 func (c *Collector) CubinImage(crc uint64) []byte {
 	for _, at := range coreCubins() {
 		if at.hasCRC && (at.CRC == crc || crc>>32 == 0 && uint32(at.CRC) == uint32(crc)) {
@@ -389,9 +399,10 @@ func taken(pid int) string {
 	return fmt.Sprintf("process %d samples this GPU, and holds it until it exits: end that process, or request SASS metrics", pid)
 }
 
-// deaf is what a refused cuptiPCSamplingStart can leave CUPTI as.
-const deaf = "something else had the GPU's counters (Nsight, DCGM's profiling metrics) when a window of PC sampling began, and CUPTI's refusal has left it deaf: " +
-	"nothing is recorded in this process any more, and no window opened; start it anew, and ask for SASS metrics while something else has the counters"
+// unresponsiveDetail is what a refused cuptiPCSamplingStart can leave CUPTI as.
+const unresponsiveDetail = "another tool used the GPU's counters (Nsight, DCGM profiling metrics) when PC sampling started, " +
+	"and CUPTI is unresponsive: nothing more is recorded in this process; restart it, " +
+	"and request SASS metrics while another tool uses the counters"
 
 // quiesceFailure is what was busy.
 type quiesceFailure struct {
@@ -450,8 +461,8 @@ func (c *Collector) deepStatus(e Engine, rc int) Status {
 			s.Detail += " (" + obstacle + ")"
 		}
 		s.Detail += ": use another GPU, or a machine that is set up for profiling"
-	case rcDeaf:
-		s.Reason, s.Detail = ReasonDeaf, deaf
+	case rcUnresponsive:
+		s.Reason, s.Detail = ReasonUnresponsive, unresponsiveDetail
 	case rcBadValue:
 		s.Reason, s.Detail = ReasonBadRequest, "the GPU knows none of the metrics that "+what+" was asked for: leave them out for the default, in GPUFLIGHT_DEEP_METRICS if they are from there"
 	case cuptiNotSupported, cuptiVirtualized, cuptiConfidential, cuptiMining, cuptiMIG, cuptiSLI, cuptiWSL:

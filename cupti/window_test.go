@@ -40,7 +40,8 @@ const (
 	cuptiUnsupported = 27
 )
 
-// openDeep opens a Collector for windows, on one context of device 0 that is current on this OS thread.
+// openDeep opens a Collector for windows, on one context of device 0 that is current on this OS
+// thread.
 func openDeep(t *testing.T, cfg Config) (*cuptitest.Fake, *Collector, cuptitest.Context) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -53,7 +54,7 @@ func openDeep(t *testing.T, cfg Config) (*cuptitest.Fake, *Collector, cuptitest.
 		if n := fake.Control("armed", 0); n != 0 {
 			t.Errorf("%d things are left armed", n)
 		}
-		for _, what := range []string{"pc_raced", "sass_raced", "sass_flushed", "mixed", "asked_beside"} {
+		for _, what := range []string{"pc_raced", "sass_raced", "sass_flushed", "mixed", "read_concurrently"} {
 			if n := fake.Control(what, 0); n != 0 {
 				t.Errorf("%s %d", what, n)
 			}
@@ -63,7 +64,8 @@ func openDeep(t *testing.T, cfg Config) (*cuptitest.Fake, *Collector, cuptitest.
 	return fake, c, ctx
 }
 
-// forgetSASS has the core and CUPTI forget that the process has had its window of EngineSASS, as in a new process.
+// forgetSASS has the core and CUPTI forget that the process has had its window of EngineSASS, as in
+// a new process.
 func forgetSASS(fake *cuptitest.Fake) {
 	coreForgetSASS()
 	fake.Control("forget_sass", 1)
@@ -282,7 +284,8 @@ func TestWindowsWaitForIdleContexts(t *testing.T) {
 	}
 }
 
-// CUPTI's start of sampling may take longer than a launch waits elsewhere; one that went on would lock up with it.
+// CUPTI's start of sampling may take longer than a launch waits elsewhere; one that went on would
+// lock up with it.
 func TestLaunchesWaitForASlowStart(t *testing.T) {
 	fake, c, _ := openDeep(t, Config{})
 	fake.Set(t, "start_ms", 2500)
@@ -294,7 +297,7 @@ func TestLaunchesWaitForASlowStart(t *testing.T) {
 	if n := fake.Control("pc_raced", 0); n != 0 {
 		t.Errorf("%d launches went on", n)
 	}
-	if r.Totals.GateTimeouts != 0 || r.Totals.Gated == 0 || r.Totals.LongestHold < 2400*time.Millisecond {
+	if r.Totals.BarrierTimeouts != 0 || r.Totals.BlockedCalls == 0 || r.Totals.LongestBlock < 2400*time.Millisecond {
 		t.Errorf("totals %+v", r.Totals)
 	}
 }
@@ -316,8 +319,8 @@ func launching(fake *cuptitest.Fake, threads int) (end func()) {
 	})
 }
 
-// While something else has the counters CUPTI enables sampling and knows no stall reasons: what is enabled then is disabled, and not
-// beside launches, which locks up. openDeep looks.
+// While something else has the counters CUPTI enables sampling and knows no stall reasons: what is
+// enabled then is disabled, and not beside launches, which locks up. openDeep looks.
 func TestWhatIsRefusedIsDisarmedAtRest(t *testing.T) {
 	fake, c, _ := openDeep(t, Config{})
 	defer launching(fake, 3)()
@@ -355,7 +358,8 @@ func TestSASSMetricsWantActivityPaused(t *testing.T) {
 	}
 	w := openWindow(t, c, DeepConfig{Engine: EngineSASS})
 	fake.Launch(windowKernel, 10)
-	// There is nothing to flush, and it would be beside launches: openDeep checks that CUPTI is not asked.
+	// There is nothing to flush, and it would be beside launches: openDeep checks that CUPTI is not
+	// asked.
 	if err := errors.Join(c.Flush(), c.Pause()); err != nil {
 		t.Error(err)
 	}
@@ -608,7 +612,8 @@ func TestLongNamesAreBounded(t *testing.T) {
 	}
 }
 
-// What was sampled once is in the samples of every later window of its device, so no other context there may have one while it exists.
+// What was sampled once is in the samples of every later window of its device, so no other context
+// there may have one while it exists.
 func TestOneContextOfADeviceIsSampledInAllWindows(t *testing.T) {
 	t.Setenv("FAKE_CUDA_DEVICES", "2")
 	fake, c, _ := openDeep(t, Config{})
@@ -753,7 +758,8 @@ func TestPrimaryContextFromBefore(t *testing.T) {
 	_, c := open(t, Config{Deep: true})
 	forgetSASS(fake)
 	for _, e := range []Engine{EnginePCSampling, EngineSASS} {
-		// Whether a context from before is being captured is not known at first, so it is not asked whether it is idle.
+		// Whether a context from before is being captured is not known at first, so it is not asked
+		// whether it is idle.
 		if e == 0 {
 			if s := refusal(t, c, DeepConfig{Engine: e, OpenLimit: 400 * time.Millisecond}); s.Reason != ReasonNotQuiesced {
 				t.Errorf("%+v", s)
@@ -773,7 +779,8 @@ func TestPrimaryContextFromBefore(t *testing.T) {
 	}
 }
 
-// TestStopTellsOfLaunchesNoMore: while CUPTI records kernels still, or the next session could know no launch's scope.
+// TestStopTellsOfLaunchesNoMore: while CUPTI records kernels still, or the next session could know
+// no launch's scope.
 func TestStopTellsOfLaunchesNoMore(t *testing.T) {
 	runtime.LockOSThread() // a scope is of a thread
 	defer runtime.UnlockOSThread()
@@ -792,8 +799,8 @@ func TestStopTellsOfLaunchesNoMore(t *testing.T) {
 		stop(t, c, false)
 		drain(t, c)
 	}
-	if n := fake.Control("deafened", 0); n != 0 {
-		t.Errorf("%d callbacks were switched off beside launches while no kernels were recorded", n)
+	if n := fake.Control("launches_lost", 0); n != 0 {
+		t.Errorf("%d callbacks were switched off during launches while no kernels were recorded", n)
 	}
 }
 
@@ -859,7 +866,7 @@ func TestCapturesAreLeftAlone(t *testing.T) {
 	fake.DestroyStream(78)
 	for _, e := range []Engine{EnginePCSampling, EngineSASS} {
 		w := openWindow(t, c, DeepConfig{Engine: e, CloseLimit: 8 * time.Second})
-		// A window may read beside a capture, and waits for it before it closes, but not for ever.
+		// A window may read beside a capture, and waits for it before it closes, but not forever.
 		if rc := fake.BeginCapture(79); rc != 0 {
 			t.Fatal(rc)
 		}
@@ -876,7 +883,8 @@ func TestCapturesAreLeftAlone(t *testing.T) {
 	}
 }
 
-// TestWindowsBesideLaunchesModulesAndCaptures: the fake counts what must not happen at the same time.
+// TestWindowsBesideLaunchesModulesAndCaptures: the fake counts what must not happen at the same
+// time.
 func TestWindowsBesideLaunchesModulesAndCaptures(t *testing.T) {
 	fake, c, _ := openDeep(t, Config{})
 	fake.Set(t, "launch_ns", 20000)
@@ -929,7 +937,7 @@ func TestWindowsBesideLaunchesModulesAndCaptures(t *testing.T) {
 		if e == EnginePCSampling && sum(r) != r.Totals.Samples {
 			t.Errorf("%d samples in rows, totals %+v", sum(r), r.Totals)
 		}
-		if r.Totals.GateTimeouts != 0 {
+		if r.Totals.BarrierTimeouts != 0 {
 			t.Errorf("totals %+v", r.Totals)
 		}
 	}
@@ -944,7 +952,7 @@ func TestWindowsBesideLaunchesModulesAndCaptures(t *testing.T) {
 	}
 }
 
-// held has a module load under way until what it returns is called.
+// held has a module load in progress until what it returns is called.
 func held(t *testing.T, fake *cuptitest.Fake) func() {
 	t.Helper()
 	fake.Control("hold", 1)
@@ -975,7 +983,8 @@ func TestRestlessProgram(t *testing.T) {
 	}
 }
 
-// TestLaunchWhoseEndIsNotTold: the thread is taken to be in that launch until CUPTI tells of its next one.
+// TestLaunchWhoseEndIsNotTold: the thread is taken to be in that launch until CUPTI tells of its
+// next one.
 func TestLaunchWhoseEndIsNotTold(t *testing.T) {
 	fake, c, _ := openDeep(t, Config{})
 	closeWindow(t, openWindow(t, c, DeepConfig{})) // launches are watched from now on
@@ -989,7 +998,7 @@ func TestLaunchWhoseEndIsNotTold(t *testing.T) {
 			launched <- true
 		}
 	})
-	fake.Set(t, "untold_ends", 1)
+	fake.Set(t, "missing_ends", 1)
 	launch <- true
 	<-launched
 	s := refusal(t, c, DeepConfig{OpenLimit: 12 * time.Second})
@@ -1036,18 +1045,18 @@ func TestCallsWaitForOurs(t *testing.T) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		// Until the drain has begun this one does not wait, so there is always another.
-		for coreDeepTotals().Gated == 0 {
+		for coreDeepTotals().BlockedCalls == 0 {
 			fake.UnloadModule(fake.LoadModule([]byte("image")))
 		}
 	})
-	process.Eventually(t, time.Minute, "a call waits", func() bool { return coreDeepTotals().Gated > 0 })
+	process.Eventually(t, time.Minute, "a call waits", func() bool { return coreDeepTotals().BlockedCalls > 0 })
 	fake.Control("hang", 0)
 	threads.Wait()
 	closeWindow(t, w)
 }
 
-// alone runs the test again in a process of its own, for what is for the life of a process, and reports true in
-// that one.
+// alone runs the test again in a process of its own, for what is for the life of a process, and
+// reports true in that one.
 func alone(t *testing.T) bool {
 	t.Helper()
 	const variable = "GPUFLIGHT_TEST_ALONE"
@@ -1108,7 +1117,8 @@ func namesStayFlat(t *testing.T, copied int64) {
 		cycle()
 	}
 	after := measure(t)
-	// Copies that nobody frees would be 1500·20·4 times 800 bytes: 92 MiB. The race detector takes some for itself.
+	// Copies that nobody frees would be 1500·20·4 times 800 bytes: 92 MiB. The race detector takes
+	// some for itself.
 	t.Logf("%d names were copied; before %+v, after %+v", fake.Control("names_given", 0), before, after)
 	if after.residentKiB > before.residentKiB+40<<10 {
 		t.Errorf("before %+v, after %+v", before, after)
@@ -1259,8 +1269,8 @@ func TestWindowsLeakNothing(t *testing.T) {
 	drain(t, c)
 }
 
-// TestWindowsInAnyOrder does in random order whatever may be done, on several threads, and then sees that
-// everything is at rest and that a window works.
+// TestWindowsInAnyOrder does in random order whatever may be done, on several threads, and then
+// sees that everything is at rest and that a window works.
 func TestWindowsInAnyOrder(t *testing.T) {
 	if !alone(t) {
 		return
@@ -1359,7 +1369,8 @@ func TestWindowsInAnyOrder(t *testing.T) {
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}
-		// CUPTI may have been finalized, and then nobody knows of contexts from before that are not primary.
+		// CUPTI may have been finalized, and then nobody knows of contexts from before that are not
+		// primary.
 		if n := fake.DestroyContext(ctx); n != 0 {
 			t.Fatal(n)
 		}
@@ -1441,7 +1452,8 @@ func TestCubinsOfAClosedCollectorAreGone(t *testing.T) {
 	}
 }
 
-// TestFirstPauseIsAtRest: also before there was a window, since launches during the switch may lose their records.
+// TestFirstPauseIsAtRest: also before there was a window, since launches during the switch may lose
+// their records.
 func TestFirstPauseIsAtRest(t *testing.T) {
 	fake, c := open(t, Config{Kinds: KindsOf(KindKernel), Deep: true})
 	start(t, c)
@@ -1452,11 +1464,11 @@ func TestFirstPauseIsAtRest(t *testing.T) {
 	}
 	defer running.Wait()
 	time.Sleep(10 * time.Millisecond)
-	fake.Control("switched_beside", 0)
+	fake.Control("switched_concurrently", 0)
 	if err := c.Pause(); err != nil {
 		t.Fatal(err)
 	}
-	if n := fake.Control("switched_beside", 0); n != 0 {
+	if n := fake.Control("switched_concurrently", 0); n != 0 {
 		t.Errorf("switched %d times during launches", n)
 	}
 	if err := c.Resume(); err != nil {
@@ -1476,7 +1488,8 @@ func TestQuiesceFailure(t *testing.T) {
 	}
 }
 
-// TestOneWindowOfSASSMetrics: CUPTI cannot be configured again, so a second window is refused, whatever it requests.
+// TestOneWindowOfSASSMetrics: CUPTI cannot be configured again, so a second window is refused,
+// whatever it requests.
 func TestOneWindowOfSASSMetrics(t *testing.T) {
 	fake, c, _ := openDeep(t, Config{})
 	// What CUPTI was not configured for does not count.
@@ -1495,7 +1508,8 @@ func TestOneWindowOfSASSMetrics(t *testing.T) {
 	closeWindow(t, openWindow(t, c, DeepConfig{}))
 }
 
-// TestHoldLease is no test: another process that runs it holds the lease of each GPU in a folder until its input ends.
+// TestHoldLease is no test: another process that runs it holds the lease of each GPU in a folder
+// until its input ends.
 func TestHoldLease(t *testing.T) {
 	path := os.Getenv("GPUFLIGHT_TEST_LEASE")
 	if path == "" {
@@ -1513,7 +1527,8 @@ func TestHoldLease(t *testing.T) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// holdLease has another process hold a lease until what it returns is called, and returns what that process said.
+// holdLease has another process hold a lease until what it returns is called, and returns what that
+// process said.
 func holdLease(t *testing.T, path string) (said string, pid int, release func()) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHoldLease$")

@@ -14,10 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// traceSupported says whether gpuflight trace works on this system.
+// traceSupported reports whether gpuflight trace is supported on this system.
 const traceSupported = true
 
-// ending is how a command ended: with an exit code, or by a signal if that is not 0.
+// ending describes how a command ended: by a signal if signal is not 0, otherwise with an exit
+// code.
 type ending struct {
 	code   int
 	signal syscall.Signal
@@ -25,14 +26,15 @@ type ending struct {
 
 func (e ending) String() string {
 	if e.signal != 0 {
-		return fmt.Sprintf("was ended by signal %d (%v)", int(e.signal), e.signal)
+		return fmt.Sprintf("was terminated by signal %d (%v)", int(e.signal), e.signal)
 	}
 	return fmt.Sprintf("ended with %d", e.code)
 }
 
-// caught are the signals that gpuflight passes on to its command. Not among them are those that cannot be
-// caught, those that a thread causes itself, and those of its own children and runtime. A signal that
-// was ignored when gpuflight began stays so, for the command too (nohup, services of systemd).
+// caught returns the signals that gpuflight forwards to its command. It omits signals that cannot
+// be caught, that a thread causes itself, or that concern gpuflight's own children and runtime. A
+// signal that was ignored when gpuflight started (nohup, systemd services) stays ignored, also for
+// the command.
 func caught() []os.Signal {
 	var list []os.Signal
 	for n := syscall.Signal(1); n <= 64; n++ {
@@ -48,12 +50,13 @@ func caught() []os.Signal {
 	return list
 }
 
-// runCommand runs a command to its end and passes signals on to it. started is called with its process
-// id. asks is the signal by which it is asked for a deep window, USR1, USR2 or "": the command begins with that one
-// ignored, since it would end it until the library is there. The error is that it could not be started.
-func runCommand(cmd *exec.Cmd, asks string, started func(pid int)) (ending, error) {
+// runCommand runs a command until it ends and forwards signals to it. It calls started with the
+// process id. windowSignal is the signal that requests a deep window: USR1, USR2 or "". The command
+// starts with this signal ignored, because it would terminate the command until the library is
+// loaded. runCommand returns an error only if the command cannot be started.
+func runCommand(cmd *exec.Cmd, windowSignal string, started func(pid int)) (ending, error) {
 	for _, s := range ignoredAtStart() {
-		// But for SIGCHLD: nobody could be waited for.
+		// Without SIGCHLD nobody could wait for a child.
 		if s != syscall.SIGCHLD {
 			signal.Ignore(s)
 		}
@@ -61,7 +64,7 @@ func runCommand(cmd *exec.Cmd, asks string, started func(pid int)) (ending, erro
 	signals := make(chan os.Signal, 64)
 	signal.Notify(signals, caught()...)
 	defer signal.Stop(signals)
-	window, wanted := map[string]os.Signal{"USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2}[asks]
+	window, wanted := map[string]os.Signal{"USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2}[windowSignal]
 	wanted = wanted && !signal.Ignored(window)
 	if wanted {
 		signal.Ignore(window)
@@ -76,7 +79,7 @@ func runCommand(cmd *exec.Cmd, asks string, started func(pid int)) (ending, erro
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = cmd.Wait() // how it ended is in its state
+		_ = cmd.Wait() // ProcessState has the result
 	}()
 	for {
 		select {
@@ -92,20 +95,21 @@ func runCommand(cmd *exec.Cmd, asks string, started func(pid int)) (ending, erro
 	}
 }
 
-// pass passes a signal on. What the keys of a terminal send goes to the whole group in its foreground,
-// to the command as well: passed on, the command would get it twice, and a second ctrl-C often means
-// another thing than the first. So in the foreground these are taken as the terminal's.
+// pass forwards a signal. A terminal sends the signals of its keys to its whole foreground process
+// group, so the command already has them. A second ctrl-C often has another meaning than the first.
+// Therefore pass does not forward these signals while gpuflight is in the foreground.
 func pass(p *os.Process, s syscall.Signal) {
 	switch s {
 	case syscall.SIGPIPE:
-		return // gpuflight's own: its stderr is closed
+		return // caused by gpuflight's closed stderr
 	case syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTSTP, syscall.SIGWINCH:
 		if !inForeground() {
-			_ = p.Signal(s) // it may have ended just now
+			_ = p.Signal(s) // the command may have ended
 		}
 		if s == syscall.SIGTSTP {
-			// The shell waits for this process to stop. By the same signal, since the kernel ignores it for
-			// groups that nobody could continue. It goes on here after SIGCONT.
+			// The shell waits for this process to stop. It stops with the same signal, because the
+			// kernel ignores it for orphaned process groups. Execution continues here after
+			// SIGCONT.
 			before := setDefault(s)
 			raise(s)
 			_ = sigaction(s, &before, nil)
@@ -115,7 +119,7 @@ func pass(p *os.Process, s syscall.Signal) {
 	}
 }
 
-// inForeground says whether this process is in the foreground of a terminal.
+// inForeground reports whether this process is in the foreground of a terminal.
 func inForeground() bool {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|syscall.O_NOCTTY, 0)
 	if err != nil {
@@ -126,17 +130,16 @@ func inForeground() bool {
 	return err == nil && group == syscall.Getpgrp()
 }
 
-// die ends this process as the command ended: by the same signal, so that whoever waits sees no
-// difference.
+// die ends this process in the same way as the command: with the same signal or the same exit code.
 func (e ending) die() {
 	if e.signal == 0 {
 		os.Exit(e.code)
 	}
-	// The command has left the core dump, if there is one.
+	// The command has written the core dump, if there is one.
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
 	setDefault(e.signal)
 	raise(e.signal)
-	// A signal that does not end this process: the shell's convention is the next best.
+	// The signal did not end this process. Use the shell's exit code for it.
 	os.Exit(e.code)
 }
 
@@ -146,10 +149,10 @@ type action struct {
 	mask                     uint64
 }
 
-// setDefault makes a signal do what it does by default and returns what it did. Go's signal.Reset leaves
-// handlers of Go's own for some.
+// setDefault restores the default action of a signal and returns the previous action. Go's
+// signal.Reset keeps Go's own handlers for some signals.
 func setDefault(s syscall.Signal) (before action) {
-	_ = sigaction(s, &action{}, &before) // fails for SIGKILL and SIGSTOP, which need it not
+	_ = sigaction(s, &action{}, &before) // fails for SIGKILL and SIGSTOP, which have no other action
 	return before
 }
 
@@ -170,7 +173,7 @@ func raise(s syscall.Signal) {
 	_ = unix.Tgkill(unix.Getpid(), unix.Gettid(), s)
 }
 
-// alive says whether a process exists.
+// alive reports whether a process exists.
 func alive(pid int) bool {
 	err := syscall.Kill(pid, 0)
 	return err == nil || err == syscall.EPERM

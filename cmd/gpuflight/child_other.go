@@ -20,7 +20,7 @@ func (e ending) String() string { return "ended with " + strconv.Itoa(e.code) }
 func (e ending) die() { os.Exit(e.code) }
 
 func runCommand(*exec.Cmd, string, func(int)) (ending, error) {
-	return ending{}, errors.New("tracing works on Linux only")
+	return ending{}, errors.New("tracing is supported on Linux only")
 }
 
 func alive(int) bool { return false }

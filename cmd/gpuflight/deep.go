@@ -23,15 +23,15 @@ import (
 	"github.com/gpuflight/gpuflight/internal/report"
 )
 
-const deepUsage = `gpuflight deep asks a running process for a deep window: for a short time an engine of the GPU looks inside
-its kernels. It waits until the window has closed, and says what came of it; what was collected goes to
-where the process sends its telemetry. ctrl-C leaves, and the window ends by itself.
+const deepUsage = `gpuflight deep requests a deep window of a running process: for a short time, an engine of the GPU
+profiles the inside of kernels. It waits until the window has closed and prints the result. The
+process sends the collected data with its telemetry. ctrl-C ends the wait; the window ends by itself.
 
-A process can be asked if it is recorded (gpuflight trace, libgpuflight.so or the SDK) with GPUFLIGHT_DEEP=1 or one of
-the --deep-... flags, by its own user and by root.
+A process accepts requests if it is recorded (gpuflight trace, libgpuflight.so or the SDK) with
+GPUFLIGHT_DEEP=1 or one of the --deep-... flags. It accepts them from its own user and from root.
 
-It exits with 0 if something was collected, 3 if the window was refused or nothing could be collected, and
-1 if something went wrong or there is no such process.
+The exit code is 0 if something was collected, 3 if the window was refused or nothing could be
+collected, and 1 if something failed or the process does not exist.
 
 Usage:
   gpuflight deep [flags] PID
@@ -45,30 +45,30 @@ Examples:
 Flags:
 `
 
-// exitRefused is the exit code where a process said no, and why.
+// exitRefused is the exit code if a process refused the request.
 const exitRefused = 3
 
-// deepConfig is what the flags of gpuflight deep say.
+// deepConfig holds the flags of gpuflight deep.
 type deepConfig struct {
 	pid                         int
 	request                     control.Request
 	list, status, close, asJSON bool
 }
 
-// parseDeep reads the flags, which may stand before or after the process; help goes to out.
+// parseDeep parses the flags, which may precede or follow the process id. It writes help to out.
 func parseDeep(args []string, out io.Writer) (cfg deepConfig, err error) {
 	fs := flag.NewFlagSet("deep", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	var length time.Duration
-	fs.Func("for", "`duration` of the window (default: what the process is set to, 2s if nothing was said)", func(s string) (err error) {
+	fs.Func("for", "`duration` of the window (default: the setting of the process, or 2s)", func(s string) (err error) {
 		if length, err = time.ParseDuration(s); err != nil {
 			return errors.New("write a duration with its unit, such as 500ms or 2s")
 		}
 		return nil
 	})
-	engine := fs.String("engine", "", "pc (samples of program counters), sass (instruction counts), or both, half the time each (default: what the process is set to, or pc)")
-	fs.BoolVar(&cfg.list, "list", false, "list the processes that can be asked")
-	fs.BoolVar(&cfg.status, "status", false, "print what a process has done and is about to do, and how far its rules are")
+	engine := fs.String("engine", "", "pc (samples of program counters), sass (instruction counts), or both, half the time each (default: the setting of the process, or pc)")
+	fs.BoolVar(&cfg.list, "list", false, "list the processes that accept requests")
+	fs.BoolVar(&cfg.status, "status", false, "print the past and planned windows of a process, and the state of its rules")
 	fs.BoolVar(&cfg.close, "close", false, "end the window that is open")
 	fs.BoolVar(&cfg.asJSON, "json", false, "print JSON")
 	wrong := func(format string, args ...any) (deepConfig, error) {
@@ -106,10 +106,10 @@ func parseDeep(args []string, out io.Writer) (cfg deepConfig, err error) {
 	case cfg.list:
 		return cfg, nil
 	case len(rest) != 1:
-		return wrong("give the id of one process; gpuflight deep --list shows those that can be asked")
+		return wrong("give the id of one process; gpuflight deep --list shows those that accept requests")
 	}
 	if cfg.pid, err = strconv.Atoi(rest[0]); err != nil || cfg.pid <= 0 {
-		return wrong("%q is no id of a process", rest[0])
+		return wrong("%q is not a process id", rest[0])
 	}
 	if _, err := deep.ParseEngine(*engine); err != nil {
 		return wrong("--engine: %w", err)
@@ -124,7 +124,7 @@ func parseDeep(args []string, out io.Writer) (cfg deepConfig, err error) {
 	return cfg, nil
 }
 
-// deepCommand returns the exit status.
+// deepCommand runs gpuflight deep and returns the exit status.
 func deepCommand(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	cfg, err := parseDeep(args, stdout)
 	if err != nil {
@@ -155,7 +155,7 @@ func runDeep(ctx context.Context, client *control.Client, cfg deepConfig, stdout
 	return status("deep", err, stderr)
 }
 
-// openDeep asks for a window, waits for its end and says what came of it.
+// openDeep requests a window, waits until it closes and prints its result.
 func openDeep(ctx context.Context, client *control.Client, cfg deepConfig, stdout, stderr io.Writer) int {
 	opened := false
 	w, err := client.Open(ctx, cfg.pid, cfg.request, func(w deep.Window) {
@@ -173,7 +173,7 @@ func openDeep(ctx context.Context, client *control.Client, cfg deepConfig, stdou
 		}
 		return exitRefused
 	case err != nil && opened && ctx.Err() != nil:
-		fmt.Fprintf(stderr, "gpuflight deep: left; the window of process %d ends by itself\n", cfg.pid)
+		fmt.Fprintf(stderr, "gpuflight deep: interrupted; the window of process %d ends by itself\n", cfg.pid)
 		return 1
 	case err != nil:
 		return status("deep", fmt.Errorf("process %d: %w", cfg.pid, err), stderr)
@@ -194,7 +194,7 @@ func openDeep(ctx context.Context, client *control.Client, cfg deepConfig, stdou
 	return exitRefused
 }
 
-// describeWindow prints a window that has closed: the whole, and a line for each engine.
+// describeWindow prints a closed window: one line for the window and one for each engine.
 func describeWindow(out io.Writer, w *deep.Window) {
 	if w.Closed == "" {
 		fmt.Fprintf(out, "window %d did not open: %s\n", w.ID, printable(w.Outcome.Text))
@@ -204,7 +204,7 @@ func describeWindow(out io.Writer, w *deep.Window) {
 	for i := range w.Parts {
 		p := &w.Parts[i]
 		if p.Outcome.Status != deep.StatusCollected {
-			continue // the line above says why
+			continue // the line above has the reason
 		}
 		line := fmt.Sprintf("  %s: %s %s in %s from %s", printable(string(p.Engine)), report.Count(p.Collected.Samples), p.Engine.Takes(), plural(p.Collected.Rows, "row", "rows"), plural(p.Collected.Functions, "function", "functions"))
 		if p.Collected.Lost > 0 {
@@ -235,27 +235,27 @@ func statusDeep(ctx context.Context, client *control.Client, cfg deepConfig, out
 	}
 	switch {
 	case r.Waits:
-		fmt.Fprintln(out, "the schedule waits until the program uses the GPU")
+		fmt.Fprintln(out, "the schedule starts when the program uses the GPU")
 	case !r.Next.IsZero():
-		fmt.Fprintf(out, "the schedule's next: %s\n", r.Next.Local().Format(time.DateTime))
+		fmt.Fprintf(out, "next scheduled window: %s\n", r.Next.Local().Format(time.DateTime))
 	}
 	for _, reason := range slices.Sorted(maps.Keys(r.Refused)) {
 		fmt.Fprintf(out, "refused because of %s: %s\n", printable(string(reason)), report.Count(r.Refused[reason]))
 	}
 	if r.Joined > 0 || r.Skipped > 0 {
-		fmt.Fprintf(out, "joined a window: %s, passed on the schedule: %s\n", report.Count(r.Joined), report.Count(r.Skipped))
+		fmt.Fprintf(out, "joined a window: %s, skipped by the schedule: %s\n", report.Count(r.Joined), report.Count(r.Skipped))
 	}
 	for _, engine := range slices.Sorted(maps.Keys(r.Broken)) {
-		fmt.Fprintf(out, "%s is given up: %s\n", printable(string(engine)), printable(r.Broken[engine]))
+		fmt.Fprintf(out, "%s is disabled: %s\n", printable(string(engine)), printable(r.Broken[engine]))
 	}
 	if r.Uncertain {
-		fmt.Fprintln(out, "nothing is armed now: it is not known whether an engine is disarmed")
+		fmt.Fprintln(out, "no windows open: an engine may still be armed")
 	}
 	for _, s := range r.Rules {
 		state := "waits"
 		switch {
 		case s.Fired:
-			state = "has fired, waits until it is clear"
+			state = "has fired, waits until its condition clears"
 		case s.Met:
 			state = "holds"
 		}
@@ -275,7 +275,7 @@ func statusDeep(ctx context.Context, client *control.Client, cfg deepConfig, out
 	return t.Flush()
 }
 
-// listing is a process of a list in JSON.
+// listing is the JSON form of one process of the list.
 type listing struct {
 	PID     int             `json:"pid"`
 	UID     int             `json:"uid"`
@@ -299,7 +299,7 @@ func listDeep(list []control.Listed, asJSON bool, stdout, stderr io.Writer) erro
 		return printJSON(stdout, all)
 	}
 	if len(list) == 0 {
-		fmt.Fprintln(stderr, "gpuflight deep: no process here can be asked; one can if it is recorded with GPUFLIGHT_DEEP=1")
+		fmt.Fprintln(stderr, "gpuflight deep: no process accepts requests; a process recorded with GPUFLIGHT_DEEP=1 does")
 		return nil
 	}
 	t := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
@@ -325,7 +325,7 @@ func printJSON(out io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// printable replaces what a terminal would act on: the texts are another process's.
+// printable replaces control characters: the texts come from another process.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

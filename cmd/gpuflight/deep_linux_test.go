@@ -19,8 +19,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/deep/control"
 )
 
-// deepEngines are armed at once; SASS has no permission unless the test allows it, and kernels are not recorded
-// meanwhile.
+// deepEngines is a fake that arms immediately. SASS has no permission unless the test grants it,
+// and kernels are not recorded while it is armed.
 type deepEngines struct {
 	sass   bool
 	disarm error
@@ -43,7 +43,7 @@ func (e deepEngines) Disarm(context.Context) (deep.Collected, error) {
 	return deep.Collected{Rows: 1234, Samples: 56789, Functions: 1, Lost: 5}, e.disarm
 }
 
-// listenDeep makes this process one that can be asked, as the environment of gpuflight says where.
+// listenDeep makes this process accept window requests, as the environment configures it.
 func listenDeep(t *testing.T, cfg deep.Config, e deepEngines, process control.Process) (pid string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -75,7 +75,6 @@ func listenDeep(t *testing.T, cfg deep.Config, e deepEngines, process control.Pr
 	return strconv.Itoa(os.Getpid())
 }
 
-// receive waits for a value.
 func receive[T any](t *testing.T, from <-chan T) (v T) {
 	t.Helper()
 	select {
@@ -86,7 +85,7 @@ func receive[T any](t *testing.T, from <-chan T) (v T) {
 	return v
 }
 
-func TestDeepCollects(t *testing.T) {
+func TestDeep_WindowCollects(t *testing.T) {
 	pid := listenDeep(t, deep.Config{}, deepEngines{}, control.Process{})
 	code, stdout, stderr := command("deep", pid, "--for", "20ms", "--engine", "both")
 	if code != 0 || stderr != "gpuflight: window 1 of process "+pid+" is open: both for 20ms\n" {
@@ -109,7 +108,7 @@ $`)
 	}
 }
 
-func TestDeepIsRefusedOrFails(t *testing.T) {
+func TestDeep_WindowRefusedOrFailed(t *testing.T) {
 	pid := listenDeep(t, deep.Config{Blackout: time.Hour}, deepEngines{}, control.Process{})
 	code, stdout, stderr := command("deep", pid)
 	if code != exitRefused || stdout != "" || !strings.HasPrefix(stderr, "gpuflight deep: process "+pid+" refuses: windows are not yet allowed so soon after the start (allowed in ") {
@@ -136,7 +135,7 @@ func TestDeepIsRefusedOrFails(t *testing.T) {
 	}
 }
 
-func TestDeepAfterSASS(t *testing.T) {
+func TestDeep_AfterSASSWindow(t *testing.T) {
 	pid := listenDeep(t, deep.Config{CoolDown: -1}, deepEngines{sass: true}, control.Process{})
 	const used = "the process has had its window of sass, since CUPTI cannot be configured twice; ask for pc, or restart the process"
 	sass := []string{"deep", pid, "--for", "20ms", "--engine", "sass"}
@@ -156,7 +155,7 @@ func TestDeepAfterSASS(t *testing.T) {
 	}
 }
 
-func TestDeepIsLeft(t *testing.T) {
+func TestDeep_Interrupted(t *testing.T) {
 	closed := make(chan deep.Window, 1)
 	pid := listenDeep(t, deep.Config{Closed: func(w deep.Window) { closed <- w }}, deepEngines{}, control.Process{})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -165,7 +164,7 @@ func TestDeepIsLeft(t *testing.T) {
 	if code := run(ctx, []string{"deep", pid, "--for=300ms"}, &stdout, stderr); code != 1 || stdout.Len() > 0 {
 		t.Errorf("status %d, stdout %q", code, &stdout)
 	}
-	if want := "gpuflight deep: left; the window of process " + pid + " ends by itself\n"; !strings.HasSuffix(stderr.String(), want) {
+	if want := "gpuflight deep: interrupted; the window of process " + pid + " ends by itself\n"; !strings.HasSuffix(stderr.String(), want) {
 		t.Errorf("stderr %q", stderr)
 	}
 	if w := receive(t, closed); w.Closed != deep.ClosedTime {
@@ -173,7 +172,7 @@ func TestDeepIsLeft(t *testing.T) {
 	}
 }
 
-// cancelling is a stderr at whose first words the user types ctrl-C.
+// cancelling is a stderr that cancels the context at the first write, as ctrl-C would.
 type cancelling struct {
 	bytes.Buffer
 	cancel func()
@@ -184,7 +183,7 @@ func (c *cancelling) Write(b []byte) (int, error) {
 	return c.Buffer.Write(b)
 }
 
-func TestDeepListAndStatus(t *testing.T) {
+func TestDeep_ListAndStatus(t *testing.T) {
 	when, err := deep.ParseRules("scope(step).p95 > 2ms for 1s")
 	if err != nil {
 		t.Fatal(err)
@@ -216,7 +215,7 @@ func TestDeepListAndStatus(t *testing.T) {
 		t.Errorf("status %d, stderr %q", code, stderr)
 	}
 	for _, want := range []string{
-		"process " + pid + ", train\uFFFDer python3 train.py\n", "0 windows, 1 attempt without data\n", "open since ", ": pc for 1m0s, by socket\n", "the schedule's next: ",
+		"process " + pid + ", train\uFFFDer python3 train.py\n", "0 windows, 1 attempt without data\n", "open since ", ": pc for 1m0s, by socket\n", "next scheduled window: ",
 		"WINDOW  START", "sass    socket  -       0     no_permission  gpuflight deep, process " + pid,
 	} {
 		if !strings.Contains(stdout, want) {
@@ -251,7 +250,7 @@ func TestDeepListAndStatus(t *testing.T) {
 	}
 }
 
-func TestDeepArguments(t *testing.T) {
+func TestDeep_Arguments(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	own := strconv.Itoa(os.Getpid())
 	for _, tc := range []struct {
@@ -262,8 +261,8 @@ func TestDeepArguments(t *testing.T) {
 	}{
 		{"nothing", nil, 2, "give the id of one process"},
 		{"two processes", []string{"1", "2"}, 2, "give the id of one process"},
-		{"a name", []string{"train"}, 2, `"train" is no id of a process`},
-		{"zero", []string{"0"}, 2, `"0" is no id of a process`},
+		{"a name", []string{"train"}, 2, `"train" is not a process id`},
+		{"zero", []string{"0"}, 2, `"0" is not a process id`},
 		{"an engine that there is not", []string{"1", "--engine", "nvtx"}, 2, `--engine: "nvtx" is no engine; there are pc, sass and both`},
 		{"too long", []string{"1", "--for", "2m"}, 2, "--for 2m0s: a window is 10ms to 1m0s long"},
 		{"of no length", []string{"1", "--for", "0s"}, 2, "--for 0s: a window is 10ms to 1m0s long"},

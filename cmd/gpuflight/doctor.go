@@ -38,16 +38,16 @@ Flags:
 // checkTimeout bounds the attempt to reach the collector.
 const checkTimeout = 5 * time.Second
 
-// finding is what one check found.
+// finding is the result of one check.
 type finding struct {
 	Check  string `json:"check"`
 	OK     bool   `json:"ok"`
 	Detail string `json:"detail"`
-	// Skipped says that another problem made the check impossible.
+	// Skipped means that another problem made the check impossible.
 	Skipped bool `json:"skipped,omitempty"`
 }
 
-var errUnwell = errors.New("something is wrong: see above")
+var errChecksFailed = errors.New("a check failed: see above")
 
 func runDoctor(ctx context.Context, args []string, stdout io.Writer) error {
 	fs := flag.NewFlagSet("doctor", flag.ContinueOnError)
@@ -76,7 +76,7 @@ func runDoctor(ctx context.Context, args []string, stdout io.Writer) error {
 	}
 	for _, f := range findings {
 		if !f.OK {
-			return errUnwell
+			return errChecksFailed
 		}
 	}
 	return nil
@@ -103,34 +103,34 @@ func printFindings(out io.Writer, findings []finding, asJSON bool) error {
 	return nil
 }
 
-// examine makes all checks.
+// examine runs all checks.
 func examine(ctx context.Context, env *environment, library string) []finding {
 	settings, settingsErr := recorder.SettingsFromEnv(env.get)
 	sending, sendingErr := otlp.FromEnv(env.get)
 	findings := examineGPU(&settings)
 	findings = append(findings, examineLibrary(env, library))
-	f := finding{Check: "settings", OK: true, Detail: "all variables make sense"}
+	f := finding{Check: "settings", OK: true, Detail: "all variables are valid"}
 	switch err := errors.Join(settingsErr, sendingErr); {
 	case err != nil:
 		f.OK, f.Detail = false, strings.ReplaceAll(err.Error(), "\n", "; ")
 	case settings.Disabled:
-		f.OK, f.Detail = false, "GPUFLIGHT_DISABLED switches recording off: unset it"
+		f.OK, f.Detail = false, "GPUFLIGHT_DISABLED disables recording: unset it"
 	case sending.File == "" && sending.Off():
-		f.OK, f.Detail = false, "OTEL_SDK_DISABLED or OTEL_..._EXPORTER=none switch everything off: unset them"
+		f.OK, f.Detail = false, "OTEL_SDK_DISABLED or OTEL_..._EXPORTER=none disable all telemetry: unset them"
 	}
 	return append(findings, f, examineCollector(ctx, sending, sendingErr), examineWindows(env, parametersOfDriver, statusOfProcess))
 }
 
 const (
-	// parametersOfDriver is where NVIDIA's kernel module says how it was loaded.
+	// parametersOfDriver is the file in which NVIDIA's kernel module lists its load parameters.
 	parametersOfDriver = "/proc/driver/nvidia/params"
-	// statusOfProcess is where Linux says what capabilities this process has.
+	// statusOfProcess is the file in which Linux lists the capabilities of this process.
 	statusOfProcess = "/proc/self/status"
 )
 
-// examineWindows says whether deep windows could work, as far as that shows without opening one: whether the
-// driver lets this user read counters, and whether instructions would have a text. Nothing of it is needed to
-// record, so only settings that make no sense are wrong.
+// examineWindows checks, without opening a window, whether deep windows can work. It checks whether
+// the driver lets this user read counters, and whether a disassembler is available. Recording needs
+// neither, so only invalid settings fail this check.
 func examineWindows(env *environment, parameters, status string) finding {
 	f := finding{Check: "deep", OK: true}
 	_, err := deep.ConfigFromEnv(env.get)
@@ -141,16 +141,16 @@ func examineWindows(env *environment, parameters, status string) finding {
 	var parts []string
 	switch only, known := adminOnly(parameters); {
 	case !known:
-		parts = append(parts, "whether the driver lets this user read the GPU's counters is not known ("+parameters+" does not say)")
+		parts = append(parts, "it is unknown whether the driver lets this user read the GPU's counters ("+parameters+" does not say)")
 	case !only:
 		parts = append(parts, "the driver lets every user read the GPU's counters")
 	default:
-		// Root in a container has not all capabilities.
+		// Root in a container does not have all capabilities.
 		switch capabilities := effective(status); {
 		case capabilities&(1<<capSysAdmin) != 0:
-			parts = append(parts, "the driver lets only administrators read the GPU's counters, which you may: you have CAP_SYS_ADMIN")
+			parts = append(parts, "the driver lets only administrators read the GPU's counters: you have CAP_SYS_ADMIN, which suffices")
 		case capabilities&(1<<capPerfmon) != 0:
-			parts = append(parts, "the driver lets only administrators read the GPU's counters, which you may if it is R565 or newer: you have CAP_PERFMON, and not CAP_SYS_ADMIN")
+			parts = append(parts, "the driver lets only administrators read the GPU's counters: you have CAP_PERFMON, which suffices from R565 on")
 		default:
 			parts = append(parts, "the driver lets only administrators read the GPU's counters, so that deep windows end with no_permission: load it with NVreg_RestrictProfilingToAdminUsers=0, or give the program CAP_SYS_ADMIN")
 		}
@@ -158,19 +158,19 @@ func examineWindows(env *environment, parameters, status string) finding {
 	if d, err := cubin.FindDisassembler(""); err != nil {
 		parts = append(parts, err.Error())
 	} else {
-		parts = append(parts, "instructions have text by "+d.Path)
+		parts = append(parts, "SASS listings come from "+d.Path)
 	}
 	f.Detail = strings.Join(parts, "; ")
 	return f
 }
 
-// Numbers of capabilities, of linux/capability.h.
+// Capability numbers of linux/capability.h.
 const (
 	capSysAdmin = 21
 	capPerfmon  = 38
 )
 
-// effective returns the effective capabilities that a status file names, 0 if it names none.
+// effective returns the effective capabilities in a status file, or 0 if it has none.
 func effective(path string) uint64 {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -188,11 +188,11 @@ func effective(path string) uint64 {
 	return 0
 }
 
-// adminOnly says whether the driver keeps counters from all but administrators.
+// adminOnly reports whether the driver restricts counters to administrators.
 func adminOnly(parameters string) (only, known bool) {
 	text, err := os.ReadFile(parameters)
 	if err != nil {
-		return false, false // no driver of NVIDIA's, or another name for it
+		return false, false // no NVIDIA driver, or another path
 	}
 	for line := range strings.Lines(string(text)) {
 		name, value, ok := strings.Cut(line, ":")
@@ -203,19 +203,19 @@ func adminOnly(parameters string) (only, known bool) {
 	return false, false
 }
 
-// examineGPU checks driver, devices, CUPTI and permission, each of which needs the one before.
+// examineGPU checks driver, devices, CUPTI and permission. Each check requires the one before.
 func examineGPU(settings *recorder.Settings) []finding {
 	checks := []string{"driver", "devices", "cupti", "permission"}
 	var found []finding
 	ok := func(format string, args ...any) {
 		found = append(found, finding{Check: checks[len(found)], OK: true, Detail: fmt.Sprintf(format, args...)})
 	}
-	// wrong ends the checks: those that are left cannot be made.
+	// wrong adds a failed check and marks all later checks as skipped.
 	wrong := func(detail string) []finding {
 		found = append(found, finding{Check: checks[len(found)], Detail: detail})
 		failed := found[len(found)-1].Check
 		for len(found) < len(checks) {
-			found = append(found, finding{Check: checks[len(found)], Skipped: true, Detail: "cannot be seen before the " + failed + " works"})
+			found = append(found, finding{Check: checks[len(found)], Skipped: true, Detail: "requires a working " + failed})
 		}
 		return found
 	}
@@ -242,7 +242,7 @@ func examineGPU(settings *recorder.Settings) []finding {
 
 	collector, err := cupti.Open(settings.Collector())
 	if err != nil {
-		// Devices are the driver's, and it works.
+		// The driver lists the devices, and it works.
 		ok("seen by the driver")
 		return wrong(detail(err))
 	}
@@ -272,7 +272,7 @@ func examineGPU(settings *recorder.Settings) []finding {
 
 func cudaVersion(v int) string {
 	if v <= 0 {
-		return "of an unknown version"
+		return "(unknown version)"
 	}
 	return fmt.Sprintf("%d.%d", v/1000, v%1000/10)
 }
@@ -293,7 +293,7 @@ func examineLibrary(env *environment, named string) finding {
 		return f
 	}
 	if v := env.get(injectionVariable); v != "" && filepath.Base(v) != libraryName {
-		f.Detail = fmt.Sprintf("%s is set to %s, so another profiler would be there: unset it", injectionVariable, v)
+		f.Detail = fmt.Sprintf("%s is set to %s, so the driver loads another profiler: unset it", injectionVariable, v)
 		return f
 	}
 	f.OK, f.Detail = true, path
@@ -303,7 +303,7 @@ func examineLibrary(env *environment, named string) finding {
 func examineCollector(ctx context.Context, sending otlp.Settings, settingsErr error) finding {
 	f := finding{Check: "collector"}
 	if settingsErr != nil {
-		f.Skipped, f.Detail = true, "cannot be seen before the settings are right"
+		f.Skipped, f.Detail = true, "requires valid settings"
 		return f
 	}
 	client, err := otlp.New(sending, nil)
@@ -314,11 +314,11 @@ func examineCollector(ctx context.Context, sending otlp.Settings, settingsErr er
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	err = client.Check(ctx)
-	_ = client.Shutdown(ctx) // nothing was handed over
+	_ = client.Shutdown(ctx) // the queue is empty
 	if err != nil {
 		f.Detail = strings.ReplaceAll(err.Error(), "\n", "; ") + ": start a collector there, or set OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_PROTOCOL"
 		return f
 	}
-	f.OK, f.Detail = true, "takes telemetry: "+cmp.Or(sending.File, sending.Signals[otlp.Traces].String())
+	f.OK, f.Detail = true, "accepts telemetry: "+cmp.Or(sending.File, sending.Signals[otlp.Traces].String())
 	return f
 }

@@ -10,9 +10,9 @@ package main
 
 static unsigned long long ignored;
 
-// Go's runtime handles most signals whether or not they were ignored, and a command that it starts would
-// find them at their default. So this looks before the runtime is there.
-__attribute__((constructor)) static void look(void) {
+// Go's runtime handles most signals, also ignored ones, and its commands get the default action. So
+// this constructor reads the actions before the runtime starts.
+__attribute__((constructor)) static void read_ignored(void) {
 	struct sigaction a;
 
 	for (int sig = 1; sig <= 64; sig++)
@@ -25,7 +25,7 @@ import "C"
 
 import "syscall"
 
-// ignoredAtStart returns the signals that were ignored when this process began.
+// ignoredAtStart returns the signals that were ignored when this process started.
 func ignoredAtStart() (list []syscall.Signal) {
 	set := uint64(C.ignored_at_start())
 	for s := syscall.Signal(1); s <= 64; s++ {

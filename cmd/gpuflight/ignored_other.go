@@ -6,6 +6,6 @@ package main
 
 import "syscall"
 
-// ignoredAtStart needs a C compiler at build time; without it only SIGHUP and SIGINT stay ignored, which
-// Go's runtime respects by itself.
+// ignoredAtStart returns nil, because reading the signals requires cgo. Without it only SIGHUP and
+// SIGINT stay ignored, which Go's runtime handles itself.
 func ignoredAtStart() []syscall.Signal { return nil }

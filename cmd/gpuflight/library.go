@@ -18,8 +18,8 @@ const (
 	recorderName = "libgpuflight-recorder.so"
 )
 
-// findLibrary returns the absolute path of the injection library: the one that is named, or else the
-// first of the places where it is installed. Its recorder must be in the same folder.
+// findLibrary returns the absolute path of the injection library: the named one, or the first
+// installed one. Its recorder must be in the same folder.
 func findLibrary(named string) (string, error) {
 	if named != "" {
 		path, err := filepath.Abs(named)
@@ -51,8 +51,8 @@ func findLibrary(named string) (string, error) {
 	return libraryIn(places)
 }
 
-// libraryIn returns the library of the first folder that has both files. If there is none, the error
-// names the file that is missing where only one of them is.
+// libraryIn returns the library of the first folder that has both files. If a folder has only one
+// of them, the error names the missing file.
 func libraryIn(places []string) (string, error) {
 	var half error
 	for _, dir := range places {
@@ -70,7 +70,7 @@ func libraryIn(places []string) (string, error) {
 	if half != nil {
 		return "", half
 	}
-	return "", fmt.Errorf("%s is not in %s: put it beside gpuflight, or name it with --library", libraryName, strings.Join(places, ", "))
+	return "", fmt.Errorf("%s is not in %s: put it next to gpuflight, or name it with --library", libraryName, strings.Join(places, ", "))
 }
 
 func missing(path string) error {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gpuflight is the command line of this project. Each sub-command has a file of its own; main
-// only chooses.
+// Command gpuflight is the command line of this project. Each subcommand has a file of its own.
 package main
 
 import (
@@ -22,15 +21,15 @@ const usage = `gpuflight records what programs do on the GPU, and works with GPU
 
 Usage:
   gpuflight trace [flags] -- COMMAND...   run a command and record its GPU work: gpuflight trace --help
-  gpuflight report [flags] FILE...        print what recordings hold: gpuflight report --help
-  gpuflight deep [flags] PID              look inside the kernels of a recorded process: gpuflight deep --help
-  gpuflight doctor [flags]                say whether recording works here: gpuflight doctor --help
-  gpuflight version                       say which version this is
+  gpuflight report [flags] FILE...        summarize recordings: gpuflight report --help
+  gpuflight deep [flags] PID              open a deep-profiling window in a recorded process: gpuflight deep --help
+  gpuflight doctor [flags]                check whether recording works here: gpuflight doctor --help
+  gpuflight version                       print the version
 `
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "trace" {
-		// Signals are the command's: none is caught before the command runs.
+		// Signals belong to the traced command: gpuflight catches none before the command runs.
 		end := traceCommand(os.Args[2:], os.Stdout, os.Stderr)
 		end.die()
 	}
@@ -40,7 +39,7 @@ func main() {
 	os.Exit(code)
 }
 
-// traceCommand returns how the process is to end.
+// traceCommand runs gpuflight trace and returns how the process must end.
 func traceCommand(args []string, stdout, stderr io.Writer) ending {
 	end, err := runTrace(args, stdout, stderr)
 	if err != nil {
@@ -49,8 +48,8 @@ func traceCommand(args []string, stdout, stderr io.Writer) ending {
 	return end
 }
 
-// run returns the exit status: 0 done, 1 it went wrong, 2 it was asked for wrongly; of deep 3 as well, it
-// was refused.
+// run returns the exit status: 0 for success, 1 for a failure, 2 for a usage error. The command
+// deep also returns 3 if its request was refused.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if len(args) == 0 {
 		fmt.Fprint(stderr, usage)
@@ -77,7 +76,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return status(args[0], err, stderr)
 }
 
-// status says what went wrong and returns the exit status.
+// status prints an error and returns the exit status.
 func status(command string, err error, stderr io.Writer) int {
 	var wrong *usageError
 	switch {
@@ -91,7 +90,7 @@ func status(command string, err error, stderr io.Writer) int {
 	return 1
 }
 
-// usageError is what the user can put right by other flags.
+// usageError is an error that the user can fix with other flags.
 type usageError struct{ err error }
 
 func (e *usageError) Error() string { return e.err.Error() }

@@ -19,7 +19,7 @@ func command(args ...string) (code int, stdout, stderr string) {
 	return code, out.String(), errs.String()
 }
 
-func TestExitStatusAndMessages(t *testing.T) {
+func TestRun_ExitStatusAndMessages(t *testing.T) {
 	dir := t.TempDir()
 	blocked := filepath.Join(dir, "file")
 	if err := os.WriteFile(blocked, nil, 0o600); err != nil {

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestARecordingIsReadableByItsUserOnly checks the mode that a recording ends with. A new file must also
-// have that mode from the start: no later chmod may be needed, which inotify reports.
-func TestARecordingIsReadableByItsUserOnly(t *testing.T) {
+// TestTrace_RecordingMode checks the final mode of a recording. A new file must also have that mode
+// when it is created: inotify reports any later chmod.
+func TestTrace_RecordingMode(t *testing.T) {
 	for _, umask := range []int{0o022, 0} {
 		for _, tc := range []struct {
 			name   string
@@ -76,7 +76,7 @@ func TestARecordingIsReadableByItsUserOnly(t *testing.T) {
 	}
 }
 
-func TestALibraryWithoutItsPartnerIsNamed(t *testing.T) {
+func TestFindLibrary_RecorderMissing(t *testing.T) {
 	for _, there := range []string{libraryName, recorderName} {
 		t.Run("only "+there, func(t *testing.T) {
 			dir := t.TempDir()
@@ -92,7 +92,7 @@ func TestALibraryWithoutItsPartnerIsNamed(t *testing.T) {
 	}
 }
 
-func TestTheLibraryIsFoundWhereBothFilesAre(t *testing.T) {
+func TestLibraryIn_FirstCompleteFolder(t *testing.T) {
 	first, second := t.TempDir(), t.TempDir()
 	write := func(dir, name string) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))

@@ -12,10 +12,11 @@ import (
 	"github.com/gpuflight/gpuflight/internal/report"
 )
 
-const reportUsage = `gpuflight report adds up what recordings hold and prints it as tables: kernels by time, copies, scopes, and
-what is missing; where a recording has samples or counters from inside kernels, the deep windows that took them and
-what they lost, and by function why warps waited, and the worst source lines. It reads files of OTLP as JSON lines, as gpuflight trace --output and the Collector's file
-exporter write them (plain, .gz or .zst), and the logs of GPU Flight; of a folder, everything in it.
+const reportUsage = `gpuflight report summarizes recordings as tables: kernels by time, copies, scopes and missing data.
+For recordings with deep profiling it also prints the windows with their losses, the stall reasons of
+each function and the worst source lines. It reads OTLP as JSON lines, as gpuflight trace --output
+and the Collector's file exporter write it (plain, .gz or .zst), and GPU Flight logs. Of a folder it
+reads all files.
 
 Usage:
   gpuflight report [flags] FILE|FOLDER...
@@ -29,14 +30,14 @@ Examples:
 Flags:
 `
 
-// maxProblems is how many problems of the files are printed one by one.
+// maxProblems bounds the problems of the files that are printed.
 const maxProblems = 10
 
 func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs := flag.NewFlagSet("report", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	top := fs.Int("top", 20, "rows of each table; 0 for all")
-	functions := fs.Int("functions", 10, "functions of kernels that were looked into; 0 for all")
+	functions := fs.Int("functions", 10, "functions with deep-profiling results; 0 for all")
 	lines := fs.Int("lines", 5, "worst source lines of each function and kind; 0 for all")
 	asJSON := fs.Bool("json", false, "print one object of JSON instead of tables")
 	if err := fs.Parse(args); err != nil {
@@ -75,7 +76,7 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	}
 	totals, windows, inside := r.Totals(), r.Windows(), r.Inside(*functions, *lines)
 	if totals.Empty() && len(totals.Scopes) == 0 && windows.Nothing() && inside.Empty() {
-		return errors.New("no work of a GPU is in what was read")
+		return errors.New("the files contain no GPU work")
 	}
 	if *asJSON {
 		return report.WriteJSON(stdout, &totals, &windows, &inside, *top)
@@ -84,7 +85,7 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		return err
 	}
 	if !(windows.Nothing() && inside.Empty()) && (totals.Graphs > 0 || totals.Estimated > 0 || totals.Slowed > 0 || totals.Sliced > 0 || totals.Lost != (report.Lost{})) {
-		fmt.Fprintln(stdout) // between sentences and a heading
+		fmt.Fprintln(stdout) // separates sentences from a heading
 	}
 	if err := windows.Write(stdout, *top); err != nil {
 		return err
@@ -92,7 +93,7 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	return inside.Write(stdout)
 }
 
-// printUsage prints a sub-command's help, and its flags as users write them.
+// printUsage prints a subcommand's help with its flags.
 func printUsage(out io.Writer, text string, fs *flag.FlagSet) {
 	fmt.Fprint(out, text)
 	fs.SetOutput(out)

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 )
 
-func TestReportSaysWhyKernelsAreSlow(t *testing.T) {
+func TestReport_StallReasons(t *testing.T) {
 	dir := t.TempDir()
 	made, err := gpuflgen.Run(t.Context(), gpuflgen.Config{Dir: dir, StepsPerEpoch: 5, Epochs: 2})
 	if err != nil {

@@ -34,13 +34,15 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-const traceUsage = `gpuflight trace runs a command and records what it and its children do on the GPU: kernels, copies, NVTX
-ranges, each process as a session of one trace. The command's input, output, signals and exit code are
-its own; at the end a short table goes to stderr.
+const traceUsage = `gpuflight trace runs a command and records what it and its children do on the GPU: kernels,
+copies and NVTX ranges. Each process is a session with a span of its own in the trace of the
+command. Each top-level scope, for example a training step, has a trace of its own that is linked to
+the session's span. A scope inside a request's span stays a child of that span. The command keeps
+its input, output, signals and exit code. At the end a short table goes to stderr.
 
-Telemetry goes by OTLP to where the OTEL_EXPORTER_OTLP_... variables say, http://localhost:4318 if they
-say nothing, or into a file with --output. TRACEPARENT makes the command part of a trace. Flags win over
-variables.
+Telemetry goes by OTLP to the collector that the OTEL_EXPORTER_OTLP_... variables name. The default
+is http://localhost:4318. With --output it goes into a file. TRACEPARENT makes the command part of a
+trace. Flags have precedence over variables.
 
 Usage:
   gpuflight trace [flags] -- COMMAND [ARGUMENT...]
@@ -58,25 +60,26 @@ Flags:
 const (
 	injectionVariable = "CUDA_INJECTION64_PATH"
 	nvtxVariable      = "NVTX_INJECTION64_PATH"
-	// patience is what gpuflight waits for at most after the command's end: for other processes of it that
-	// end, and to send its own span. Of a collector that the command could not reach it expects less.
-	patience      = 5 * time.Second
-	lessPatience  = time.Second
-	childPatience = "4s"
-	// summaryRows is the length of the tables at the end.
+	// endTimeout bounds how long gpuflight waits after the end of the command. In this time other
+	// processes of the command end, and gpuflight sends its own span. unreachableTimeout replaces
+	// it if the command could not reach the collector.
+	endTimeout         = 5 * time.Second
+	unreachableTimeout = time.Second
+	childTimeout       = "4s"
+	// summaryRows is the number of rows of each table at the end.
 	summaryRows = 10
 )
 
-// Exit codes of shells for commands that do not run.
+// Exit codes of shells for commands that cannot be run.
 const (
 	exitNotRunnable = 126
 	exitNotFound    = 127
 )
 
-// traceConfig is what the flags of gpuflight trace say.
+// traceConfig holds the flags of gpuflight trace.
 type traceConfig struct {
 	command []string
-	// values holds the values that flags set, by variable.
+	// values maps variables to the values of their flags.
 	values      map[string]string
 	library     string
 	nvtx, quiet bool
@@ -86,7 +89,7 @@ type traceConfig struct {
 // table holds the settings of the recording processes. A flag sets its variable in them.
 var table = slices.Concat(new(otlp.Settings).Table(), new(recorder.Settings).Table(), new(deep.Config).Table())
 
-// parseTrace reads the flags; help goes to out.
+// parseTrace parses the flags. It writes help to out.
 func parseTrace(args []string, out io.Writer) (cfg traceConfig, err error) {
 	fs := flag.NewFlagSet("trace", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
@@ -112,9 +115,9 @@ func parseTrace(args []string, out io.Writer) (cfg traceConfig, err error) {
 			fs.Func(s.Flag, s.Help, set)
 		}
 	}
-	fs.StringVar(&cfg.library, "library", "", "`path` of libgpuflight.so (default: beside gpuflight, ../lib, /usr/local/lib/gpuflight, /usr/lib/gpuflight)")
+	fs.StringVar(&cfg.library, "library", "", "`path` of libgpuflight.so (default: next to gpuflight, ../lib, /usr/local/lib/gpuflight, /usr/lib/gpuflight)")
 	fs.BoolVar(&cfg.nvtx, "nvtx", true, "record NVTX ranges as scopes")
-	fs.BoolVar(&cfg.quiet, "quiet", false, "print nothing at the end but what was not sent")
+	fs.BoolVar(&cfg.quiet, "quiet", false, "at the end, print only what was not sent")
 	fs.BoolVar(&cfg.force, "force", false, "replace another profiler's "+injectionVariable)
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -129,21 +132,21 @@ func parseTrace(args []string, out io.Writer) (cfg traceConfig, err error) {
 	return cfg, nil
 }
 
-// runTrace runs the command and returns how it ended. Errors are of gpuflight itself, before the command
-// ran.
+// runTrace runs the command and returns how it ended. An error means that gpuflight failed before
+// the command ran.
 func runTrace(args []string, stdout, stderr io.Writer) (ending, error) {
 	cfg, err := parseTrace(args, stdout)
 	if err != nil {
 		return ending{}, err
 	}
 	if !traceSupported {
-		return ending{}, errors.New("tracing works on Linux only")
+		return ending{}, errors.New("tracing is supported on Linux only")
 	}
 	t, err := prepare(cfg, os.Environ())
 	if err != nil {
 		return ending{}, err
 	}
-	defer os.RemoveAll(t.dir) // of no use any more, and in the folder for such files
+	defer os.RemoveAll(t.dir) // best effort: the folder is temporary
 	cmd := exec.Command(cfg.command[0], cfg.command[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = t.env.list()
@@ -162,16 +165,16 @@ func runTrace(args []string, stdout, stderr io.Writer) (ending, error) {
 	return end, nil
 }
 
-// tracing is one command that is traced.
+// tracing is one traced command.
 type tracing struct {
 	cfg      traceConfig
 	env      environment
 	settings recorder.Settings
 	sending  otlp.Settings
 	deep     deep.Config
-	// dir is where processes leave their summaries.
+	// dir is where processes write their summaries.
 	dir string
-	// ref is the command's own span.
+	// ref identifies the command's own span.
 	ref     gpuevent.Ref
 	sampled bool
 	pid     int
@@ -180,7 +183,7 @@ type tracing struct {
 	end          ending
 }
 
-// prepare makes the command's environment, and checks what can be before it runs.
+// prepare creates the environment of the command and checks the settings before it runs.
 func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 	t := &tracing{cfg: cfg, env: newEnvironment(environ), sampled: true}
 	library, err := findLibrary(cfg.library)
@@ -193,9 +196,9 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 		}
 		if v := t.env.get(name); v != "" && !cfg.force {
 			if filepath.Base(v) == libraryName {
-				return nil, fmt.Errorf("%s is set to %s: this runs under gpuflight trace already; --force traces it anew", name, v)
+				return nil, fmt.Errorf("%s is set to %s: gpuflight trace is already running; --force traces again", name, v)
 			}
-			return nil, fmt.Errorf("%s is set to %s: another profiler wants to be there, and there can be only one; --force replaces it", name, v)
+			return nil, fmt.Errorf("%s is set to %s: the driver loads only one profiler; --force replaces it", name, v)
 		}
 		t.env.set(name, library)
 	}
@@ -219,7 +222,7 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 	_, _ = rand.Read(t.ref.Span[:])
 	t.env.set("TRACEPARENT", recorder.Traceparent(t.ref, t.sampled))
 	if file := t.sending.File; file != "" {
-		// What an earlier run has written is not of this one. Processes append.
+		// Remove the data of an earlier run, because processes append.
 		if err := emptyFile(file); err != nil {
 			return nil, err
 		}
@@ -231,8 +234,8 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 	return t, nil
 }
 
-// emptyFile creates a recording, or empties the one that is there. Recordings contain the names of
-// programs and their arguments, so only the user may read them, whatever mode the file had before.
+// emptyFile creates or truncates a recording. Recordings contain the names of programs and their
+// arguments, so only the user may read them, whatever mode the file had before.
 func emptyFile(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -245,7 +248,7 @@ func emptyFile(path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// wrong returns err with the flags that were given instead of their variables.
+// wrong returns err as a usage error. It replaces the names of variables by the given flags.
 func (t *tracing) wrong(err error) error {
 	return &usageError{settings.Named(err, func(variable string) string {
 		for _, s := range table {
@@ -257,8 +260,8 @@ func (t *tracing) wrong(err error) error {
 	})}
 }
 
-// applyFlags sets the variables that flags stand for, and what the recording processes shall do
-// differently because gpuflight is there to speak for them.
+// applyFlags sets the variables of the flags. It also sets the log level and the shutdown timeout
+// of the recording processes, because gpuflight reports for them.
 func (t *tracing) applyFlags() error {
 	for name, v := range t.cfg.values {
 		switch name {
@@ -270,13 +273,13 @@ func (t *tracing) applyFlags() error {
 			continue
 		case otlp.OutputVariable:
 			if v == "" {
-				return &usageError{errors.New("--output has no file")}
+				return &usageError{errors.New("--output requires a file")}
 			}
 		}
 		t.env.set(name, v)
 	}
 	if file := t.env.get(otlp.OutputVariable); file != "" {
-		// The command may change its folder.
+		// The command may change its working directory.
 		abs, err := filepath.Abs(file)
 		if err != nil {
 			return err
@@ -287,8 +290,8 @@ func (t *tracing) applyFlags() error {
 		t.env.set("GPUFLIGHT_KINDS", "-nvtx")
 	}
 	for _, v := range []struct{ name, value string }{
-		{"GPUFLIGHT_LOG_LEVEL", "off"}, // stderr is the command's
-		{"GPUFLIGHT_SHUTDOWN_TIMEOUT", childPatience},
+		{"GPUFLIGHT_LOG_LEVEL", "off"}, // stderr belongs to the command
+		{"GPUFLIGHT_SHUTDOWN_TIMEOUT", childTimeout},
 	} {
 		if t.env.get(v.name) == "" {
 			t.env.set(v.name, v.value)
@@ -297,20 +300,20 @@ func (t *tracing) applyFlags() error {
 	return nil
 }
 
-// finish collects what the processes leave, sends the command's own span and tells of all.
+// finish reads the summaries of the processes, sends the command's own span and prints the report.
 func (t *tracing) finish(stderr io.Writer) {
-	deadline := t.ended.Add(patience)
+	deadline := t.ended.Add(endTimeout)
 	sessions, readError := t.sessions(deadline)
 	deliveries := t.send(deadline, sessions)
 	for i := range sessions {
 		deliveries = append(deliveries, sessions[i].Delivery...)
 	}
-	out := &teller{out: stderr}
+	out := &printer{out: stderr}
 	if readError != nil {
-		out.tell("a summary cannot be read: %v", readError)
+		out.printf("a summary cannot be read: %v", readError)
 	}
 	for _, line := range unsent(deliveries) {
-		out.tell("%s", line)
+		out.printf("%s", line)
 	}
 	if t.cfg.quiet {
 		return
@@ -320,64 +323,64 @@ func (t *tracing) finish(stderr io.Writer) {
 		r.Session(sessions[i])
 	}
 	totals := r.Totals()
-	out.tell("%s %v after %v, %s", filepath.Base(t.cfg.command[0]), t.end, t.ended.Sub(t.began).Round(time.Millisecond), processes(&totals))
+	out.printf("%s %v after %v, %s", filepath.Base(t.cfg.command[0]), t.end, t.ended.Sub(t.began).Round(time.Millisecond), processes(&totals))
 	for _, line := range sent(deliveries) {
-		out.tell("%s, trace %s", line, hex.EncodeToString(t.ref.Trace[:]))
+		out.printf("%s, trace %s", line, hex.EncodeToString(t.ref.Trace[:]))
 	}
 	for _, n := range totals.Nothing {
-		out.tell("%s recorded nothing: %s", plural(uint64(n.Processes), "process", "processes"), cmp.Or(n.Detail, string(n.Reason)))
+		out.printf("%s recorded nothing: %s", plural(uint64(n.Processes), "process", "processes"), cmp.Or(n.Detail, string(n.Reason)))
 	}
-	t.tellWindows(out, sessions)
+	t.printWindows(out, sessions)
 	t.reportOverhead(out, sessions)
 	switch {
 	case !totals.Empty():
 		fmt.Fprintln(stderr)
-		_ = totals.Write(stderr, summaryRows) // whoever has closed stderr does not want it
+		_ = totals.Write(stderr, summaryRows) // stderr may be closed
 	case len(sessions) == 0:
-		out.tell("nothing was recorded: no process of the command used the GPU, or the driver could not load %s; `gpuflight doctor` says whether recording works here", libraryName)
+		out.printf("nothing was recorded: no process of the command used the GPU, or the driver could not load %s; `gpuflight doctor` checks whether recording works here", libraryName)
 	case len(totals.Nothing) == 0 && totals.Unended < totals.Sessions:
-		out.tell("no work of a GPU was recorded; `gpuflight doctor` says whether recording works here")
+		out.printf("no GPU work was recorded; `gpuflight doctor` checks whether recording works here")
 	}
 }
 
-// tellNoWindow says why there was no deep window although one was asked for.
-func (t *tracing) tellNoWindow(out *teller) {
+// printNoWindow prints why no requested deep window opened.
+func (t *tracing) printNoWindow(out *printer) {
 	took := t.ended.Sub(t.began)
 	switch first := cmp.Or(t.deep.After, t.deep.Every); {
 	case first > 0 && first >= took:
-		out.tell("no deep window opened: the first was to open %v after the start, and the command took %v", first, took.Round(time.Millisecond))
+		out.printf("no deep window opened: the first was to open %v after the start, and the command took %v", first, took.Round(time.Millisecond))
 	case first > 0:
-		out.tell("no deep window opened at the time that was set: no process used the GPU then, or a limit was in the way")
+		out.printf("no deep window opened at the configured time: no process used the GPU then, or a limit prevented it")
 	}
 	for _, r := range t.deep.When {
-		out.tell("no deep window opened for the rule %q: it was not met, or a limit was in the way; `gpuflight deep PID --status` says how far a rule is while a process runs", r.Text)
+		out.printf("no deep window opened for the rule %q: it was not met, or a limit prevented it; `gpuflight deep PID --status` shows the state of a rule while a process runs", r.Text)
 	}
 	if t.deep.Signal != "" {
-		out.tell("no deep window opened for SIG%s: none came while a process used the GPU, the program handles it itself, or a limit was in the way", t.deep.Signal)
+		out.printf("no deep window opened for SIG%s: none arrived while a process used the GPU, the program handles it itself, or a limit prevented it", t.deep.Signal)
 	}
 }
 
-// reportOverhead reports budgets that were not kept, and why.
-func (t *tracing) reportOverhead(out *teller, sessions []recorder.Summary) {
+// reportOverhead prints which budgets were exceeded, and why.
+func (t *tracing) reportOverhead(out *printer, sessions []recorder.Summary) {
 	for i := range sessions {
 		o := sessions[i].Overhead
 		if o == nil {
 			continue
 		}
 		if !o.Met {
-			out.tell("process %d did not keep the overhead budget of %.3g %%: recording cost up to %.2g %% of its time", sessions[i].PID, 100*o.Budget, 100*o.Ratio)
+			out.printf("process %d did not keep the overhead budget of %.3g %%: recording cost up to %.2g %% of its time", sessions[i].PID, 100*o.Budget, 100*o.Ratio)
 		}
 		if o.Failure != "" {
-			out.tell("process %d: %s", sessions[i].PID, o.Failure)
+			out.printf("process %d: %s", sessions[i].PID, o.Failure)
 		}
 	}
 }
 
-// told is how many windows are named at the end.
-const told = 5
+// maxWindows bounds the windows that are listed at the end.
+const maxWindows = 5
 
-// tellWindows says what deep windows there were, and where what they found is.
-func (t *tracing) tellWindows(out *teller, sessions []recorder.Summary) {
+// printWindows prints the deep windows and where to find their results.
+func (t *tracing) printWindows(out *printer, sessions []recorder.Summary) {
 	var opened, attempts, unsent, named uint64
 	paused := 0.
 	for i := range sessions {
@@ -390,7 +393,7 @@ func (t *tracing) tellWindows(out *teller, sessions []recorder.Summary) {
 		unsent += w.Unsent
 		paused += w.PausedSeconds
 		for _, row := range w.Recent {
-			if named++; named > told {
+			if named++; named > maxWindows {
 				continue
 			}
 			line := fmt.Sprintf("deep window %d of process %d (%s, by %s): ", row.ID, pid, row.Engine, row.Cause)
@@ -402,45 +405,45 @@ func (t *tracing) tellWindows(out *teller, sessions []recorder.Summary) {
 			} else {
 				line += row.Text
 			}
-			out.tell("%s", line)
+			out.printf("%s", line)
 		}
 	}
-	if all := opened + attempts; all > told {
-		out.tell("%s in all, %d of them without a result", plural(all, "deep window", "deep windows"), attempts)
+	if all := opened + attempts; all > maxWindows {
+		out.printf("%s in all, %d of them without a result", plural(all, "deep window", "deep windows"), attempts)
 	}
 	if unsent > 0 {
-		out.tell("the figures of %s found no room or were not ready in time", plural(unsent, "deep window", "deep windows"))
+		out.printf("the results of %s exceeded the buffer or the deadline", plural(unsent, "deep window", "deep windows"))
 	}
 	if paused > 0 {
-		out.tell("nothing else was recorded for %.3g s of deep windows", paused)
+		out.printf("nothing else was recorded for %.3g s of deep windows", paused)
 	}
 	if opened+attempts == 0 && len(sessions) > 0 {
-		t.tellNoWindow(out)
+		t.printNoWindow(out)
 	}
 	switch {
 	case opened == 0:
 	case t.sending.File != "":
-		out.tell("`gpuflight report %s` shows what they found", t.sending.File)
+		out.printf("`gpuflight report %s` shows their results", t.sending.File)
 	default:
-		out.tell("what they found is in the logs cuda.pc_sample and cuda.sass_metric; with --output, `gpuflight report` shows it")
+		out.printf("their results are in the logs cuda.pc_sample and cuda.sass_metric; with --output, `gpuflight report` shows them")
 	}
 }
 
-// sessions waits, until the deadline, for processes that still run, and returns all summaries.
+// sessions waits until the deadline for processes that still run, and returns all summaries.
 func (t *tracing) sessions(deadline time.Time) ([]recorder.Summary, error) {
 	for {
 		sessions, err := report.ReadSessions(t.dir)
 		running := slices.ContainsFunc(sessions, func(s recorder.Summary) bool { return s.EndNs == 0 && alive(s.PID) })
 		if !running || time.Now().After(deadline) {
-			return withoutRivals(sessions), err
+			return dropDuplicateRecorders(sessions), err
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
 }
 
-// withoutRivals leaves out what the library says of processes in which the SDK recorded: there it could
-// not, and need not.
-func withoutRivals(sessions []recorder.Summary) []recorder.Summary {
+// dropDuplicateRecorders removes the library's summaries of processes in which the SDK recorded.
+// The library cannot record there.
+func dropDuplicateRecorders(sessions []recorder.Summary) []recorder.Summary {
 	recorded := map[int]bool{}
 	for i := range sessions {
 		if sessions[i].Reason == cupti.ReasonNone {
@@ -450,7 +453,7 @@ func withoutRivals(sessions []recorder.Summary) []recorder.Summary {
 	return slices.DeleteFunc(sessions, func(s recorder.Summary) bool { return s.Reason != cupti.ReasonNone && recorded[s.PID] })
 }
 
-// send sends the command's own span, and returns what became of it.
+// send sends the command's own span and returns the result.
 func (t *tracing) send(deadline time.Time, sessions []recorder.Summary) []recorder.Delivery {
 	if !t.sampled || (t.sending.File == "" && t.sending.Signals[otlp.Traces].Off) {
 		return nil
@@ -464,18 +467,18 @@ func (t *tracing) send(deadline time.Time, sessions []recorder.Summary) []record
 	}
 	client.Traces(t.span())
 	if slices.ContainsFunc(sessions, func(s recorder.Summary) bool { return len(unsent(s.Delivery)) > 0 }) {
-		if d := time.Now().Add(lessPatience); d.Before(deadline) {
+		if d := time.Now().Add(unreachableTimeout); d.Before(deadline) {
 			deadline = d
 		}
 	}
 	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
-	_ = client.Shutdown(ctx) // what was not sent is in the counts
+	_ = client.Shutdown(ctx) // client.Stats counts what was not sent
 	s := client.Stats()[otlp.Traces]
 	return []recorder.Delivery{{Signal: otlp.Traces.String(), To: s.Endpoint, Sent: s.Sent, Unsent: s.Unsent, Error: s.LastError}}
 }
 
-// span is the command's own.
+// span returns the command's own span.
 func (t *tracing) span() ptrace.Traces {
 	td := ptrace.NewTraces()
 	rs := td.ResourceSpans().AppendEmpty()
@@ -522,17 +525,17 @@ func (t *tracing) span() ptrace.Traces {
 	return td
 }
 
-// teller prints lines that say who speaks.
-type teller struct{ out io.Writer }
+// printer prints lines with the prefix "gpuflight: ".
+type printer struct{ out io.Writer }
 
-func (t *teller) tell(format string, args ...any) {
+func (t *printer) printf(format string, args ...any) {
 	fmt.Fprintf(t.out, "gpuflight: "+format+"\n", args...)
 }
 
 func processes(t *report.Totals) string {
 	s := plural(uint64(t.Sessions), "process", "processes") + " recorded"
 	if t.Unended > 0 {
-		s += fmt.Sprintf(", %d of them ended without a summary (killed, or still running): what they had sent is there", t.Unended)
+		s += fmt.Sprintf(", %d of them ended without a summary (killed, or still running): what they sent before was recorded", t.Unended)
 	}
 	return s
 }
@@ -544,10 +547,10 @@ func plural(n uint64, one, many string) string {
 	return report.Count(n) + " " + many
 }
 
-// signals are all there are, in the order in which they are told of.
+// signals are all signals, in the order of the report.
 var signals = []otlp.Signal{otlp.Traces, otlp.Logs, otlp.Metrics, otlp.Profiles}
 
-// items are what the signals consist of.
+// items names the items of each signal, in singular and plural.
 var items = map[string][2]string{
 	otlp.Traces.String():   {"span", "spans"},
 	otlp.Logs.String():     {"log record", "log records"},
@@ -555,7 +558,8 @@ var items = map[string][2]string{
 	otlp.Profiles.String(): {"profile", "profiles"},
 }
 
-// place is where telemetry goes, without what tells the signals apart: one collector, one line.
+// place returns the destination of a delivery without the path of its signal. All signals of one
+// collector then share a line.
 func place(d *recorder.Delivery) string {
 	for _, signal := range signals {
 		if signal.String() == d.Signal {
@@ -565,14 +569,14 @@ func place(d *recorder.Delivery) string {
 	return d.To
 }
 
-// sent says what arrived where, one line a place.
+// sent returns a line for each destination about what arrived there.
 func sent(deliveries []recorder.Delivery) []string {
 	return byPlace(deliveries, func(d *recorder.Delivery) uint64 { return d.Sent }, func(where, what string, _ []recorder.Delivery) string {
 		return what + " went to " + where
 	})
 }
 
-// unsent says what was lost on the way, one line a place.
+// unsent returns a line for each destination about what was not delivered.
 func unsent(deliveries []recorder.Delivery) []string {
 	return byPlace(deliveries, func(d *recorder.Delivery) (n uint64) {
 		for _, v := range d.Unsent {
@@ -634,7 +638,7 @@ func byPlace(deliveries []recorder.Delivery, count func(*recorder.Delivery) uint
 	return lines
 }
 
-// environment is a process's, in order, each variable once.
+// environment is the environment of a process, in order, with each variable once.
 type environment struct {
 	names  []string
 	values map[string]string
@@ -659,7 +663,8 @@ func (e *environment) set(name, value string) {
 	e.values[name] = value
 }
 
-// setForAll sets a variable of OTLP, and unsets those for one signal, which would win.
+// setForAll sets an OTLP variable and removes the variables of single signals, which have
+// precedence.
 func (e *environment) setForAll(name, value string) {
 	for _, signal := range signals {
 		e.unset(strings.Replace(name, "OTLP_", "OTLP_"+strings.ToUpper(signal.String())+"_", 1))

@@ -23,7 +23,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
 )
 
-func TestFlagsOfDeepWindows(t *testing.T) {
+func TestPrepare_DeepWindowFlags(t *testing.T) {
 	_, changes := prepared(t, nil, "--deep-after", "30s", "--deep-for", "2s", "--deep-when", "kernel.rate < 100/s", "--deep-when", "busy.ratio < 50%", "--deep-engine", "both")
 	for name, want := range map[string]string{
 		"GPUFLIGHT_DEEP": "true", "GPUFLIGHT_DEEP_AFTER": "30s", "GPUFLIGHT_DEEP_FOR": "2s", "GPUFLIGHT_DEEP_ENGINE": "both",
@@ -57,7 +57,7 @@ func TestFlagsOfDeepWindows(t *testing.T) {
 	assert.EqualError(t, err, `invalid value "2" for flag -for: write a duration with its unit, such as 500ms or 2s`)
 }
 
-func TestWhyThereWasNoDeepWindow(t *testing.T) {
+func TestPrintNoWindow_Reasons(t *testing.T) {
 	rules := []rule.Rule{{Text: "kernel.rate < 1/s"}, {Text: "busy.ratio < 1%"}}
 	began := time.Now()
 	for _, tc := range []struct {
@@ -66,26 +66,26 @@ func TestWhyThereWasNoDeepWindow(t *testing.T) {
 	}{
 		{deep.Config{}, ""},
 		{deep.Config{After: 30 * time.Second}, "no deep window opened: the first was to open 30s after the start, and the command took 1.2s\n"},
-		{deep.Config{After: time.Second}, "no deep window opened at the time that was set: "},
+		{deep.Config{After: time.Second}, "no deep window opened at the configured time: "},
 		{deep.Config{Every: 5 * time.Minute}, "no deep window opened: the first was to open 5m0s after the start, and the command took 1.2s\n"},
 		{deep.Config{When: rules}, "no deep window opened for the rule \"kernel.rate < 1/s\": it was not met, "},
 		{deep.Config{When: rules}, "no deep window opened for the rule \"busy.ratio < 1%\": it was not met, "},
-		{deep.Config{Signal: "USR2"}, "no deep window opened for SIGUSR2: none came "},
+		{deep.Config{Signal: "USR2"}, "no deep window opened for SIGUSR2: none arrived "},
 	} {
 		var out bytes.Buffer
 		tr := &tracing{deep: tc.cfg, began: began, ended: began.Add(1200 * time.Millisecond)}
-		tr.tellWindows(&teller{&out}, []recorder.Summary{{PID: 7}})
+		tr.printWindows(&printer{&out}, []recorder.Summary{{PID: 7}})
 		assert.Contains(t, out.String(), tc.want)
 		out.Reset()
-		tr.tellWindows(&teller{&out}, nil)
-		tr.tellWindows(&teller{&out}, []recorder.Summary{{PID: 7, Windows: &recorder.WindowCounts{Attempts: 1}}})
+		tr.printWindows(&printer{&out}, nil)
+		tr.printWindows(&printer{&out}, []recorder.Summary{{PID: 7, Windows: &recorder.WindowCounts{Attempts: 1}}})
 		assert.NotContains(t, out.String(), "no deep window opened")
 	}
 }
 
 func TestReportOverhead(t *testing.T) {
 	var out bytes.Buffer
-	new(tracing).reportOverhead(&teller{&out}, []recorder.Summary{
+	new(tracing).reportOverhead(&printer{&out}, []recorder.Summary{
 		{PID: 7},
 		{PID: 8, Overhead: &recorder.OverheadSummary{Budget: 0.02, Ratio: 0.019, Met: true}},
 		{PID: 9, Overhead: &recorder.OverheadSummary{Budget: 0.02, Ratio: 0.66}},
@@ -118,8 +118,8 @@ func TestPrepare_BudgetAndDeepProfiling(t *testing.T) {
 	}
 }
 
-// A command that is asked for windows by a signal is not ended by it before the library is there.
-func TestTheSignalForWindowsEndsNoCommand(t *testing.T) {
+// The signal that requests windows must not terminate a command before the library is loaded.
+func TestRunCommand_WindowSignalIgnored(t *testing.T) {
 	for asks, want := range map[string]ending{"": {code: 140, signal: syscall.SIGUSR2}, "USR1": {code: 140, signal: syscall.SIGUSR2}, "USR2": {}} {
 		end, err := runCommand(exec.Command("/bin/sh", "-c", "kill -USR2 $$; exit 0"), asks, func(int) {})
 		require.NoError(t, err)
@@ -127,22 +127,22 @@ func TestTheSignalForWindowsEndsNoCommand(t *testing.T) {
 	}
 }
 
-func TestWhatIsToldOfDeepWindows(t *testing.T) {
+func TestPrintWindows_Results(t *testing.T) {
 	collected := recorder.WindowRow{ID: 1, Engine: "pc", Cause: "schedule", Status: "collected", Collected: deep.Collected{Samples: 12345, Functions: 2, Lost: 5}}
 	counted := recorder.WindowRow{ID: 3, Engine: "sass", Cause: "rule", Status: "collected", Collected: deep.Collected{Samples: 7, Functions: 1}}
 	refused := recorder.WindowRow{ID: 2, Engine: "sass", Cause: "socket", Status: "no_permission", Text: "this process may not read the GPU's counters"}
 	var out bytes.Buffer
 	tr := &tracing{}
-	tr.tellWindows(&teller{&out}, []recorder.Summary{
+	tr.printWindows(&printer{&out}, []recorder.Summary{
 		{PID: 7},
 		{PID: 8, Windows: &recorder.WindowCounts{Opened: 1, Attempts: 1, PausedSeconds: 1.5, Unsent: 1, Recent: []recorder.WindowRow{collected, refused, counted}}},
 	})
 	assert.Equal(t, `gpuflight: deep window 1 of process 8 (pc, by schedule): 12,345 samples in 2 functions, 5 lost
 gpuflight: deep window 2 of process 8 (sass, by socket): this process may not read the GPU's counters
 gpuflight: deep window 3 of process 8 (sass, by rule): 7 counters in 1 function
-gpuflight: the figures of 1 deep window found no room or were not ready in time
+gpuflight: the results of 1 deep window exceeded the buffer or the deadline
 gpuflight: nothing else was recorded for 1.5 s of deep windows
-gpuflight: what they found is in the logs cuda.pc_sample and cuda.sass_metric; with --output, `+"`gpuflight report`"+` shows it
+gpuflight: their results are in the logs cuda.pc_sample and cuda.sass_metric; with --output, `+"`gpuflight report`"+` shows them
 `, out.String())
 
 	out.Reset()
@@ -151,17 +151,17 @@ gpuflight: what they found is in the logs cuda.pc_sample and cuda.sass_metric; w
 	for range 9 {
 		many.Recent = append(many.Recent, collected)
 	}
-	tr.tellWindows(&teller{&out}, []recorder.Summary{{PID: 8, Windows: &many}})
+	tr.printWindows(&printer{&out}, []recorder.Summary{{PID: 8, Windows: &many}})
 	assert.Equal(t, 7, bytes.Count(out.Bytes(), []byte("\n")))
 	assert.Contains(t, out.String(), "gpuflight: 12 deep windows in all, 3 of them without a result\n")
-	assert.Contains(t, out.String(), "gpuflight: `gpuflight report /tmp/run.otlp.jsonl` shows what they found\n")
+	assert.Contains(t, out.String(), "gpuflight: `gpuflight report /tmp/run.otlp.jsonl` shows their results\n")
 
 	out.Reset()
-	tr.tellWindows(&teller{&out}, []recorder.Summary{{PID: 7}})
+	tr.printWindows(&printer{&out}, []recorder.Summary{{PID: 7}})
 	assert.Empty(t, out.String())
 }
 
-func TestDoctorOnDeepWindows(t *testing.T) {
+func TestExamineWindows_Permissions(t *testing.T) {
 	nvdisasm := filepath.Join(t.TempDir(), "nvdisasm")
 	require.NoError(t, os.WriteFile(nvdisasm, nil, 0o700))
 	t.Setenv(cubin.DisassemblerEnv, nvdisasm)
@@ -170,27 +170,27 @@ func TestDoctorOnDeepWindows(t *testing.T) {
 	status := filepath.Join(t.TempDir(), "status")
 	const only = "ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 1\n"
 	for _, tc := range []struct{ text, status, want string }{
-		{only, "Name:\tx\nCapEff:\t000001ffffffffff\nCapBnd:\t0\n", "which you may: you have CAP_SYS_ADMIN"},
-		// Root in a container of Docker's.
+		{only, "Name:\tx\nCapEff:\t000001ffffffffff\nCapBnd:\t0\n", "you have CAP_SYS_ADMIN, which suffices"},
+		// Root in a Docker container.
 		{only, "CapEff:\t00000000a80425fb\n", "so that deep windows end with no_permission: "},
-		{only, "CapEff:\t00000040a80425fb\n", "which you may if it is R565 or newer: you have CAP_PERFMON"},
+		{only, "CapEff:\t00000040a80425fb\n", "you have CAP_PERFMON, which suffices from R565 on"},
 		{only, "CapEff:\t0000000000000000\n", "so that deep windows end with no_permission: "},
 		{only, "CapEff: many\n", "so that deep windows end with no_permission: "},
 		{only, "", "so that deep windows end with no_permission: "},
 		{"RmProfilingAdminOnly: 0\n", "", "the driver lets every user read the GPU's counters"},
-		{"ResmanDebugLevel: 4294967295\n", "", "whether the driver lets this user read the GPU's counters is not known"},
+		{"ResmanDebugLevel: 4294967295\n", "", "it is unknown whether the driver lets this user read the GPU's counters"},
 	} {
 		require.NoError(t, os.WriteFile(parameters, []byte(tc.text), 0o600))
 		require.NoError(t, os.WriteFile(status, []byte(tc.status), 0o600))
 		f := examineWindows(&env, parameters, status)
 		assert.True(t, f.OK)
 		assert.Contains(t, f.Detail, tc.want)
-		assert.Contains(t, f.Detail, "; instructions have text by "+nvdisasm)
+		assert.Contains(t, f.Detail, "; SASS listings come from "+nvdisasm)
 	}
 	t.Setenv(cubin.DisassemblerEnv, nvdisasm+"-not")
 	f := examineWindows(&env, parameters+"-not", status+"-not")
 	assert.True(t, f.OK, "nothing of it is needed to record")
-	assert.Contains(t, f.Detail, "is not known")
+	assert.Contains(t, f.Detail, "it is unknown")
 	assert.Contains(t, f.Detail, "no nvdisasm")
 	env.set("GPUFLIGHT_DEEP_AFTER", "soon")
 	f = examineWindows(&env, parameters, status)

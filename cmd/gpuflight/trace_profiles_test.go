@@ -13,7 +13,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
 )
 
-func TestProfilesAreAFlag(t *testing.T) {
+func TestPrepare_Profiles(t *testing.T) {
 	tr, changes := prepared(t, []string{"OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT=http://a:1"}, "--profiles", "--endpoint", "http://b:4318")
 	assert.Equal(t, "true", changes["GPUFLIGHT_PROFILES"])
 	assert.Contains(t, changes, "-OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "one endpoint for all signals")
@@ -31,7 +31,7 @@ func TestProfilesAreAFlag(t *testing.T) {
 	require.ErrorContains(t, err, `--profiles is "maybe"; it must be true or false`)
 }
 
-func TestProfilesAreToldOfByPlace(t *testing.T) {
+func TestSent_ProfilesByPlace(t *testing.T) {
 	deliveries := []recorder.Delivery{
 		{Signal: "logs", To: "http://c:4318/v1/logs (http/protobuf)", Sent: 3},
 		{Signal: "profiles", To: "http://c:4318/v1development/profiles (http/protobuf)", Sent: 2, Unsent: map[string]uint64{"unsupported": 1}, Error: "404 Not Found"},

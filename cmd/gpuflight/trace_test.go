@@ -21,7 +21,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
 )
 
-// emptyLibrary returns the path of an empty injection library in a new folder with an empty recorder.
+// emptyLibrary returns the path of an empty injection library in a new folder with an empty
+// recorder.
 func emptyLibrary(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -31,7 +32,8 @@ func emptyLibrary(t *testing.T) string {
 	return filepath.Join(dir, libraryName)
 }
 
-// prepared returns what differs in a command's environment: "-NAME" for what is gone.
+// prepared returns the changes to a command's environment. "-NAME" means that a variable was
+// removed.
 func prepared(t *testing.T, environ []string, flags ...string) (*tracing, map[string]string) {
 	t.Helper()
 	library := emptyLibrary(t)
@@ -63,11 +65,11 @@ func prepared(t *testing.T, environ []string, flags ...string) (*tracing, map[st
 	return tr, changes
 }
 
-func TestTheCommandsEnvironment(t *testing.T) {
+func TestPrepare_Environment(t *testing.T) {
 	_, changes := prepared(t, []string{"HOME=/root", "EMPTY=", "GPUFLIGHT_LOG_LEVEL=debug"})
 	nvtx := changes[nvtxVariable]
 	assert.Equal(t, libraryName, filepath.Base(nvtx))
-	assert.Equal(t, map[string]string{nvtxVariable: nvtx, "GPUFLIGHT_SHUTDOWN_TIMEOUT": childPatience}, changes)
+	assert.Equal(t, map[string]string{nvtxVariable: nvtx, "GPUFLIGHT_SHUTDOWN_TIMEOUT": childTimeout}, changes)
 
 	output := filepath.Join(t.TempDir(), "x.jsonl")
 	require.NoError(t, os.WriteFile(output, []byte("of an earlier run"), 0o600))
@@ -78,7 +80,7 @@ func TestTheCommandsEnvironment(t *testing.T) {
 		"-OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
 		"GPUFLIGHT_OUTPUT": output, "OTEL_SERVICE_NAME": "new", "GPUFLIGHT_KINDS": "+sync", "GPUFLIGHT_GRAPH_NODES": "true",
 		"GPUFLIGHT_MAX_SPANS_PER_SECOND": "0", "GPUFLIGHT_INCLUDE": "gemm*,conv*", "GPUFLIGHT_EXCLUDE": "*tiny*", "GPUFLIGHT_MIN_DURATION": "5us",
-		"GPUFLIGHT_LOG_LEVEL": "off", "GPUFLIGHT_SHUTDOWN_TIMEOUT": childPatience,
+		"GPUFLIGHT_LOG_LEVEL": "off", "GPUFLIGHT_SHUTDOWN_TIMEOUT": childTimeout,
 	}, changes)
 	assert.Equal(t, -1, tr.settings.MaxSpansPerSecond)
 	info, err := os.Stat(output)
@@ -94,7 +96,7 @@ func TestTheCommandsEnvironment(t *testing.T) {
 	assert.Equal(t, "http://b:4318", changes["OTEL_EXPORTER_OTLP_ENDPOINT"])
 }
 
-func TestAnEnvironmentHasEachVariableOnce(t *testing.T) {
+func TestEnvironment_DuplicateVariables(t *testing.T) {
 	e := newEnvironment([]string{"A=1", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT=x", "A=2", "=odd", "B"})
 	e.setForAll("OTEL_EXPORTER_OTLP_ENDPOINT", "y")
 	e.set("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "z")
@@ -102,16 +104,16 @@ func TestAnEnvironmentHasEachVariableOnce(t *testing.T) {
 	assert.Equal(t, []string{"A=2", "OTEL_EXPORTER_OTLP_ENDPOINT=y", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT=z"}, e.list())
 }
 
-func TestAGivenTraceGoesOn(t *testing.T) {
+func TestPrepare_Traceparent(t *testing.T) {
 	tr, _ := prepared(t, []string{"TRACEPARENT=00-0102030405060708090a0b0c0d0e0f10-1112131415161718-00"})
 	assert.False(t, tr.sampled)
 	assert.Equal(t, byte(0x10), tr.ref.Trace[15])
 	assert.Equal(t, byte(0x18), tr.ref.Parent[7])
 	assert.NotEqual(t, tr.ref.Parent, tr.ref.Span)
-	assert.Empty(t, tr.send(time.Now(), nil), "no span of a trace that is not sampled")
+	assert.Empty(t, tr.send(time.Now(), nil), "an unsampled trace has no span")
 }
 
-func TestWhatWasSentIsToldByPlace(t *testing.T) {
+func TestSent_ByPlace(t *testing.T) {
 	deliveries := []recorder.Delivery{
 		{Signal: "traces", To: "http://c:4318/v1/traces (http/protobuf)", Sent: 1200, Unsent: map[string]uint64{"queue_full": 30}},
 		{Signal: "logs", To: "http://c:4318/v1/logs (http/protobuf)", Sent: 1},
@@ -126,14 +128,14 @@ func TestWhatWasSentIsToldByPlace(t *testing.T) {
 	assert.Empty(t, unsent(deliveries[1:2]))
 }
 
-func TestWhereTheSDKRecordsTheLibraryIsSilent(t *testing.T) {
+func TestDropDuplicateRecorders_SDKAndLibrary(t *testing.T) {
 	sdk := recorder.Summary{PID: 1, Instance: "a", EndNs: 1}
 	library := recorder.Summary{PID: 1, Instance: "b", Reason: cupti.ReasonOtherProfiler}
 	alone := recorder.Summary{PID: 2, Instance: "c", Reason: cupti.ReasonOtherProfiler}
-	assert.Equal(t, []recorder.Summary{sdk, alone}, withoutRivals([]recorder.Summary{library, sdk, alone}))
+	assert.Equal(t, []recorder.Summary{sdk, alone}, dropDuplicateRecorders([]recorder.Summary{library, sdk, alone}))
 }
 
-func TestTheLibraryIsFoundBesideTheProgram(t *testing.T) {
+func TestFindLibrary_NextToProgram(t *testing.T) {
 	self, err := os.Executable()
 	require.NoError(t, err)
 	_, err = findLibrary("")

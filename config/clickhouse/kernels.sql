@@ -2,9 +2,9 @@
 --
 -- Kernel statistics by session, name and scope, on top of spans.sql.
 --
--- The materialised view keeps of each kernel only what statistics need, ten bytes of it, and keeps its
--- id, eight of the ten: sums that were made as rows arrive would count a span twice that came twice.
--- Times are cut to the second, the rest is in spans.sql's table.
+-- The materialized view stores ten bytes per kernel: the values for statistics, and eight bytes of
+-- its id. Sums computed at insertion would count a repeated span twice. Times are truncated to the
+-- second; the table of spans.sql has all other data.
 
 CREATE TABLE IF NOT EXISTS kernels
 (
@@ -37,7 +37,7 @@ SELECT
 FROM otel_traces
 WHERE SpanAttributes['cuda.operation'] = 'kernel';
 
--- What `SELECT * FROM kernel_statistics WHERE Session = '…' ORDER BY Seconds DESC` answers.
+-- The view behind `SELECT * FROM kernel_statistics WHERE Session = '…' ORDER BY Seconds DESC`.
 CREATE VIEW IF NOT EXISTS kernel_statistics AS
 SELECT
     ServiceName,

@@ -1,19 +1,19 @@
 -- SPDX-License-Identifier: Apache-2.0
 --
--- The table of spans for config/clickhouse.yaml, in the database that the connection names. Make it
--- before the exporter starts, which would else make its own: that one keeps a span that arrives
--- twice twice. Columns and their types are those that the exporter (contrib 0.157) writes.
+-- The table of spans for config/clickhouse.yaml, in the database of the connection. Create it before
+-- the exporter starts. Otherwise the exporter creates its own table, which stores repeated spans
+-- twice. The columns and types are those of the exporter (contrib 0.157).
 --
--- The ids end the sorting key, so ReplacingMergeTree takes rows for the same only if they are: Kafka
--- and the agents deliver at least once, and a span has the same ids each time. Rows are merged some
--- time after they came; ask with FINAL where a count must be right at once.
+-- The ids are the end of the sorting key, so ReplacingMergeTree replaces only rows with equal ids.
+-- Kafka and the agents deliver at least once, and a span has the same ids each time. Rows are merged
+-- some time after insertion; query with FINAL if a count must be exact immediately.
 --
--- Nanoseconds stand before the ids because these are random: sorted by them, the spans of one second
--- lose the order in which times, parents and counters differ little. Attributes repeat from span to
--- span, over longer distances than lower levels of ZSTD look; level 6 finds that. What both save, and
--- what level 6 costs, is in docs/internals/measurements.md.
+-- Nanoseconds precede the ids because ids are random. Sorting by ids first would destroy the order of
+-- the spans of one second, in which times, parents and counters differ little. Attributes repeat
+-- over long distances, which ZSTD finds at level 6. docs/internals/measurements.md has the savings
+-- and the cost.
 --
--- The time to live goes by when a span was recorded: to replay older ones, change it first.
+-- The time to live starts with the time of recording. Change it before you replay older spans.
 
 CREATE TABLE IF NOT EXISTS otel_traces
 (

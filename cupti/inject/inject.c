@@ -1,30 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What has to be C in a library that brings the Go runtime into somebody else's program: the time
- * before that runtime starts, the entry point of the driver, and the forked children.
+ * The C part of a library that loads the Go runtime into another program: the time before the
+ * runtime starts, the entry point of the driver, and forked children.
  *
- * Signals. The Go runtime is started by the library's .init_array entry. It takes SIGSEGV, SIGBUS,
- * SIGFPE, SIGPIPE and SIGURG for itself and marks the program's other handlers SA_ONSTACK; a program
- * that crashes would then do so with other words than its own. So a constructor that runs before that
- * entry keeps all dispositions, and the first code that runs after it puts them back.
+ * Signals. The Go runtime is started by the library's .init_array entry. It installs handlers of
+ * SIGSEGV, SIGBUS, SIGFPE, SIGPIPE and SIGURG and marks the program's other handlers SA_ONSTACK. A
+ * crash of the program would then be reported by Go. So a constructor that runs before that entry
+ * saves all dispositions. The first code that runs after it restores them.
  *
- * Without handlers of its own the runtime still works: it needs SIGSEGV only to turn faults into
- * panics, SIGPIPE only to survive writes to closed sockets, SIGURG only to interrupt loops without
- * calls. Its threads inherit the mask of the thread that loads the library; the constructor blocks
- * everything there that is not a fault. Hence a SIGPIPE stays pending on the Go thread that caused it,
- * where nobody misses it, and what is meant for the program is not handled on the small stack of a
- * goroutine.
+ * Without its handlers the runtime still works. It needs SIGSEGV only to turn faults into panics,
+ * SIGPIPE only to survive writes to closed sockets, and SIGURG only to interrupt loops without
+ * calls. Its threads inherit the mask of the thread that loads the library. The constructor blocks
+ * all signals there except faults. So a SIGPIPE stays pending on the Go thread that caused it, and
+ * the program's signals are not handled on the small stack of a goroutine.
  *
- * Four the runtime unblocks on its threads whatever the mask was: SIGCHLD, SIGURG, SIGPROF and the
- * first real-time signal. The kernel prefers the main thread, but where that has one of them blocked, a
- * Go thread may get it. Handlers of these that exist by now keep SA_ONSTACK, so that they then run on
- * the runtime's signal stack.
+ * The runtime always unblocks four signals on its threads: SIGCHLD, SIGURG, SIGPROF and the first
+ * real-time signal. The kernel prefers the main thread, but where that has one of them blocked, a
+ * Go thread may get it. Handlers of these that exist by now keep SA_ONSTACK, so that they then run
+ * on the runtime's signal stack.
  *
  * Limits. Go raises the number of files that a process may open, which the program's children would
  * inherit, and select() would not survive. That is put back as soon as Go's packages have begun.
  *
- * Forked children have no Go runtime, only its memory. A flag tells them before Go is entered.
- */
+ * Forked children have no Go runtime, only its memory. A flag tells them before Go is entered. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -56,7 +54,8 @@ static atomic_bool gpufl_entered;
 
 static void gpufl_on_fork(void) { atomic_store_explicit(&gpufl_forked, true, memory_order_relaxed); }
 
-/* The signals that a thread gets for what it does itself. Blocked, they would kill without a word. */
+/* The signals that a thread gets for what it does itself. Blocked, they would kill without a word.
+ */
 static const int gpufl_faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
 
 /* Before the Go runtime: .init_array entries with a priority go before those without. */
@@ -115,18 +114,18 @@ static void gpufl_restore(void) {
   pthread_mutex_unlock(&gpufl_restoring);
 }
 
-/* After the Go runtime has taken its signals: the linker puts this behind the runtime's entry, which
- * is in the first object of the link. Should a linker order them otherwise, nothing has been taken
- * yet; then InitializeInjection, which the same thread calls next, does it. SIGURG tells: the runtime
- * always takes it. */
+/* After the Go runtime has taken its signals: the linker puts this behind the runtime's entry,
+ * which is in the first object of the link. Should a linker order them otherwise, nothing has been
+ * taken yet; then InitializeInjection, which the same thread calls next, does it. SIGURG tells: the
+ * runtime always takes it. */
 __attribute__((constructor)) static void gpufl_after_go(void) {
   struct sigaction now;
 
   if (sigaction(SIGURG, NULL, &now) == 0 && !gpufl_same(&now, &gpufl_before[SIGURG])) gpufl_restore();
 }
 
-/* gpufl_restore_limits is called by Go, on the thread that starts its packages. A limit that is not one
- * below the highest is none that Go has set: the program has, meanwhile. */
+/* gpufl_restore_limits is called by Go, on the thread that starts its packages. A limit that is not
+ * one below the highest is none that Go has set: the program has, meanwhile. */
 void gpufl_restore_limits(void) {
   struct rlimit now;
 
@@ -135,9 +134,9 @@ void gpufl_restore_limits(void) {
     setrlimit(RLIMIT_NOFILE, &gpufl_files);
 }
 
-/* The recording ends here, which may take some seconds that the program has not counted on: a timer that
- * it has left running must not end it meanwhile. What timers send by then, with nobody to handle it, is
- * taken away. */
+/* The recording ends here, which may take some seconds that the program has not counted on: a timer
+ * that it has left running must not end it meanwhile. What timers send by then, with nobody to
+ * handle it, is taken away. */
 static void gpufl_at_exit(void) {
   static const int timers[] = {SIGALRM, SIGVTALRM, SIGPROF};
   const struct timespec now = {0, 0};
@@ -161,8 +160,8 @@ static void gpufl_at_exit(void) {
   pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* InitializeInjection is called by the driver from within the first cuInit of the process. Its result
- * says whether the library wants to stay. */
+/* InitializeInjection is called by the driver from within the first cuInit of the process. Its
+ * result says whether the library wants to stay. */
 EXPORTED int InitializeInjection(void) {
   if (atomic_load(&gpufl_forked)) return 1;
   gpufl_restore();

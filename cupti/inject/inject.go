@@ -32,15 +32,16 @@ import (
 const (
 	maxProcs    = 4
 	memoryLimit = 512 << 20
-	// gcPercent lets garbage grow to four times the live memory between two collections. Live memory is a few MiB, and the
-	// spans of half a second are more. With Go's default of 100 the collector runs eight times a second and gives back
-	// pages that are needed again at once. docs/performance.md has the measurement; memoryLimit bounds the total.
+	// gcPercent lets garbage grow to four times the live memory between two collections. Live
+	// memory is a few MiB, and the spans of half a second are more. With Go's default of 100 the
+	// collector runs eight times a second and gives back pages that are needed again at once.
+	// docs/performance.md has the measurement; memoryLimit bounds the total.
 	gcPercent = 400
 )
 
 const (
-	// silentFile is left among the summaries by a process that could send nothing: those after it expect
-	// less, or a command of many processes would wait for its collector again and again.
+	// silentFile is left among the summaries by a process that could send nothing. Later processes
+	// of the same command then wait for a shorter time for the Collector.
 	silentFile = "silent"
 	// lessPatience is for sending, once that is there.
 	lessPatience = 500 * time.Millisecond
@@ -120,8 +121,8 @@ func gpuflInjectStop() {
 	}
 	patience := r.patience()
 	done := make(chan struct{})
-	// Not on this thread, which is the program's: if CUPTI never comes back, the program still ends, and
-	// a signal that a closed connection raises goes to a thread that has it blocked.
+	// Not on this thread, which is the program's. If CUPTI never returns, the program still ends. A
+	// signal that a closed connection raises goes to a thread that blocks it.
 	go func() {
 		defer close(done)
 		defer func() {
@@ -129,7 +130,8 @@ func gpuflInjectStop() {
 				r.log.Error("gpuflight: the end of the recording failed", "error", p)
 			}
 		}()
-		// The last fifth of the time is for what comes after sending: the summary tells what was not sent.
+		// The last fifth of the time is for what comes after sending: the summary tells what was
+		// not sent.
 		ctx, cancel := context.WithTimeout(context.Background(), r.timeout*4/5)
 		defer cancel()
 		r.capture.LimitSending(patience * 4 / 5)
@@ -149,8 +151,8 @@ func gpuflInjectStop() {
 	}
 }
 
-// patience is how long sending may take at the end, with what comes after it. Ending the recording itself is not hurried: on a
-// busy machine the session's log would be missing.
+// patience is how long sending may take at the end, with what comes after it. Ending the recording
+// itself is not hurried: on a busy machine the session's log would be missing.
 func (r *recording) patience() time.Duration {
 	if r.summaries != "" {
 		if _, err := os.Stat(filepath.Join(r.summaries, silentFile)); err == nil {
@@ -177,7 +179,8 @@ func (r *recording) tellOthers(deliveries []recorder.Delivery) {
 	}
 }
 
-// announce leaves a summary without an end, so that a process that is killed is known to have recorded.
+// announce leaves a summary without an end, so that a process that is killed is known to have
+// recorded.
 func (r *recording) announce() {
 	if r.summaries == "" {
 		return
@@ -197,8 +200,8 @@ func (r *recording) announce() {
 	}
 }
 
-// stderr is the program's. Not os.Stderr, which ends the process where nobody reads what it writes; and
-// not on the calling thread, which may be the program's and would get SIGPIPE.
+// stderr is the program's. Not os.Stderr, which ends the process where nobody reads what it writes;
+// and not on the calling thread, which may be the program's and would get SIGPIPE.
 type stderr struct{}
 
 func (stderr) Write(b []byte) (n int, err error) {

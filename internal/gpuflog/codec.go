@@ -4,54 +4,38 @@ package gpuflog
 
 import (
 	"encoding/binary"
-	"errors"
 	"math"
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/internal/varint"
 )
 
-// coder writes or reads a checkpoint: one description of the layout serves both directions, so
-// they cannot drift apart. Numbers are varints, strings carry their length.
+// coder writes or reads a checkpoint. One description of the layout serves both directions, so they
+// cannot differ. Package varint defines the format of numbers and strings.
 type coder struct {
-	b []byte
-	// reading: b is consumed; otherwise b is appended to.
+	// Reader holds the input while reading is true.
+	varint.Reader
 	reading bool
-	err     error
+	// b is the output while reading is false.
+	b []byte
 }
 
-var errState = errors.New("checkpoint is damaged")
-
-func (c *coder) fail() {
-	if c.err == nil {
-		c.err = errState
-	}
-	c.b = nil
-}
+func (c *coder) fail() { c.Fail("a value is out of range") }
 
 func (c *coder) uint(v *uint64) {
-	if !c.reading {
-		c.b = binary.AppendUvarint(c.b, *v)
+	if c.reading {
+		*v = c.Uint()
 		return
 	}
-	u, n := binary.Uvarint(c.b)
-	if n <= 0 {
-		c.fail()
-		return
-	}
-	*v, c.b = u, c.b[n:]
+	c.b = binary.AppendUvarint(c.b, *v)
 }
 
 func (c *coder) int(v *int64) {
-	if !c.reading {
-		c.b = binary.AppendVarint(c.b, *v)
+	if c.reading {
+		*v = c.Int()
 		return
 	}
-	u, n := binary.Varint(c.b)
-	if n <= 0 {
-		c.fail()
-		return
-	}
-	*v, c.b = u, c.b[n:]
+	c.b = binary.AppendVarint(c.b, *v)
 }
 
 func (c *coder) bool(v *bool) {
@@ -64,38 +48,29 @@ func (c *coder) bool(v *bool) {
 }
 
 func (c *coder) str(v *string) {
-	n := c.count(len(*v), 1)
-	if !c.reading {
-		c.b = append(c.b, *v...)
+	if c.reading {
+		*v = string(c.Sized())
 		return
 	}
-	*v = string(c.b[:n])
-	c.b = c.b[n:]
+	c.b = varint.AppendBytes(c.b, *v)
 }
 
-// count codes the length of a list whose elements take at least size bytes each, so that a damaged
-// count cannot ask for more memory than the checkpoint has bytes.
+// count codes the length of a list whose elements need at least size bytes each. See
+// [varint.Reader.Count].
 func (c *coder) count(n, size int) int {
-	u := uint64(n)
-	c.uint(&u)
-	if c.reading && u > uint64(len(c.b)/size) {
-		c.fail()
-		return 0
+	if c.reading {
+		return c.Count(size)
 	}
-	return int(u)
+	c.b = binary.AppendUvarint(c.b, uint64(n))
+	return n
 }
 
 func (c *coder) bytes(v []byte) {
-	if !c.reading {
-		c.b = append(c.b, v...)
+	if c.reading {
+		copy(v, c.Bytes(len(v)))
 		return
 	}
-	if len(c.b) < len(v) {
-		c.fail()
-		return
-	}
-	copy(v, c.b)
-	c.b = c.b[len(v):]
+	c.b = append(c.b, v...)
 }
 
 func (c *coder) optInt(v *gpuevent.Int) {
@@ -126,7 +101,7 @@ func list[T any](c *coder, s *[]T, size int, each func(*T)) {
 	if c.reading {
 		*s = make([]T, 0, min(n, 1024))
 	}
-	for i := 0; i < n && c.err == nil; i++ {
+	for i := 0; i < n && c.OK(); i++ {
 		if c.reading {
 			var v T
 			*s = append(*s, v)
@@ -147,7 +122,7 @@ func table[K int64 | uint64, V any](c *coder, m *map[K]V, key func(*K), each fun
 		return
 	}
 	*m = make(map[K]V, min(n, 1024))
-	for i := 0; i < n && c.err == nil; i++ {
+	for i := 0; i < n && c.OK(); i++ {
 		var k K
 		var v V
 		key(&k)

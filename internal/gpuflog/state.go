@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
+	"github.com/gpuflight/gpuflight/internal/varint"
 )
 
 // stateVersion is the first number of a checkpoint. A checkpoint of another version is refused; the
@@ -38,30 +39,26 @@ func (d *Decoder) DictionariesVersion() (v uint64) {
 
 // LoadState restores a Decoder that has not been fed yet. On an error it is as new.
 func (d *Decoder) LoadState(state, dictionaries []byte) error {
-	c := coder{b: state, reading: true}
+	c := coder{Reader: varint.Reader{Rest: state}, reading: true}
 	d.code(&c)
-	if c.err == nil && len(c.b) != 0 {
+	if c.OK() && len(c.Rest) == 0 {
+		c.Rest = dictionaries
+		d.codeDictionaries(&c)
+	}
+	if len(c.Rest) != 0 {
 		c.fail()
 	}
-	if c.err == nil {
-		c.b = dictionaries
-		d.codeDictionaries(&c)
-		if c.err == nil && len(c.b) != 0 {
-			c.fail()
-		}
-	}
-	if c.err != nil {
+	if !c.OK() {
 		d.sessions, d.last = map[string]*session{}, nil
+		return fmt.Errorf("checkpoint cannot be used: %s", c.Problem)
 	}
-	return c.err
+	return nil
 }
 
 func (d *Decoder) code(c *coder) {
 	version := uint64(stateVersion)
 	if c.uint(&version); version != stateVersion {
-		if c.err == nil {
-			c.err = fmt.Errorf("checkpoint has version %d, this release reads %d", version, stateVersion)
-		}
+		c.Fail(fmt.Sprintf("it has version %d, this release reads %d", version, stateVersion))
 		return
 	}
 	c.bool(&d.tooOld)
@@ -257,7 +254,7 @@ func codeScopes(c *coder, s *session) {
 		c.bool(&isRoot)
 		if c.reading {
 			at := func(n uint64) *scope {
-				if n == 0 || n > uint64(len(order)) || c.err != nil {
+				if n == 0 || n > uint64(len(order)) || !c.OK() {
 					return nil
 				}
 				return order[n-1]
@@ -357,7 +354,7 @@ func codeRows(c *coder, s *session) {
 			c.optInt(v)
 		}
 		c.bool(&r.details)
-		if c.reading && c.err == nil {
+		if c.reading && c.OK() {
 			s.rows.push(*r)
 		}
 	})
@@ -383,7 +380,7 @@ func codeRows(c *coder, s *session) {
 		c.str(&k.scope)
 		c.str(&k.stack)
 		c.int(&k.seen)
-		if c.reading && c.err == nil {
+		if c.reading && c.OK() {
 			s.details.put(*k)
 		}
 	})

@@ -8,17 +8,18 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 )
 
-// maxAside is how many groups may wait for a pipeline while the reader goes on with the others. Each keeps one
-// batch in memory, and the chunk or line that it decodes: at most max_line_bytes. Where more are refused, the pipeline does not refuse single sessions but is
-// down or overloaded, and reading more would not help it.
+// maxAside bounds the groups that wait for a pipeline while the reader continues with the others.
+// Each keeps one batch in memory, and the chunk or line that it decodes: at most max_line_bytes.
+// With more rejected groups, the pipeline itself is down or overloaded, and reading further would
+// not help.
 const maxAside = 8
 
-// aside lets the reader go on when a pipeline refuses a group's data. Every step of a group runs in a goroutine of
-// its own, but only one goroutine at a time owns the reader's state:
+// aside lets the reader continue when a pipeline rejects a group's data. Every step of a group runs
+// in a goroutine of its own, but only one goroutine at a time owns the reader's state:
 //
-//   - run starts a step, which owns the state, and waits on yield until the step has ended or is set aside.
-//   - A step whose delivery is refused sets itself aside: it yields the state and retries without it. Once its data is
-//     accepted, it receives from resume and owns the state again.
+//   - run starts a step, which owns the state, and waits on yield until the step ends or is set aside.
+//   - A step whose delivery is rejected sets itself aside: it yields the state and retries without it.
+//     Once its data is accepted, it receives from resume and owns the state again.
 //   - The loop of the reader sends on resume when no step runs, and waits on yield again.
 type aside struct {
 	yield  chan bool // true: the step is set aside
@@ -28,7 +29,7 @@ type aside struct {
 
 func newAside() aside { return aside{yield: make(chan bool), resume: make(chan struct{})} }
 
-// run runs a step until it ends or is set aside, and reports the latter.
+// run runs a step and reports whether it was set aside.
 func (a *aside) run(step func()) bool {
 	go func() {
 		step()
@@ -37,7 +38,7 @@ func (a *aside) run(step func()) bool {
 	return <-a.yield
 }
 
-// wait gives the state back while f runs. The running step calls it.
+// wait releases the state while f runs. The running step calls it.
 func (a *aside) wait(f func()) {
 	a.n++
 	a.yield <- true
@@ -46,7 +47,7 @@ func (a *aside) wait(f func()) {
 	a.n--
 }
 
-// resumeReady resumes the steps that wait to go on, and reports whether there was one.
+// resumeReady resumes the steps that are ready to continue, and reports whether there was one.
 func (a *aside) resumeReady() (resumed bool) {
 	for {
 		select {
@@ -59,7 +60,7 @@ func (a *aside) resumeReady() (resumed bool) {
 	}
 }
 
-// end waits until no step is set aside. Their deliveries end because the receiver stops.
+// end waits until no step is set aside. The stop of the receiver ends their deliveries.
 func (a *aside) end() {
 	for a.n > 0 {
 		a.resume <- struct{}{}
@@ -67,10 +68,11 @@ func (a *aside) end() {
 	}
 }
 
-// deliver sends what the batch holds and returns when each pipeline has accepted it or refused it permanently.
-// While a pipeline refuses it, the group is set aside. It returns false if ctx or stop ended the delivery.
+// deliver sends the batch. It returns when each pipeline has accepted it or rejected it
+// permanently. While a pipeline rejects it temporarily, the group is set aside. It returns false if
+// ctx or stop ended the delivery.
 func (r *reader) deliver(ctx context.Context, stop <-chan struct{}, f *follower, b *gpuevent.Batch) (ok bool) {
-	p := newParcel(b)
+	p := newPendingBatch(b)
 	err := r.out.push(ctx, p)
 	switch {
 	case err == nil:

@@ -23,7 +23,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 )
 
-// selective refuses the data of some applications, and passes the rest on.
+// selective rejects the data of some applications and accepts the rest.
 type selective struct {
 	*sink
 	mu       sync.Mutex
@@ -58,10 +58,10 @@ func (s *selective) accept() {
 	clear(s.refused)
 }
 
-// sessionSpans is how many session spans a generated session has with these settings.
+// sessionSpans is the number of session spans of a generated session with these settings.
 const sessionSpans = 2
 
-// ended returns for how many applications all session spans came.
+// ended returns the number of applications whose session spans have all arrived.
 func (s *selective) ended() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,7 +102,7 @@ func (s *selective) ConsumeMetrics(ctx context.Context, md pmetric.Metrics) erro
 	return s.sink.ConsumeMetrics(ctx, md)
 }
 
-// sessionsOf writes the logs of n applications, app-0 and so on, and returns how many kernels each has.
+// sessionsOf writes the logs of n applications, app-0 and so on, and returns their kernels.
 func sessionsOf(t *testing.T, dir string, n int) (kernels int) {
 	t.Helper()
 	for i := range n {
@@ -164,8 +164,8 @@ func TestReader_RefusedSessions(t *testing.T) {
 	}
 }
 
-// TestReader_MoreRefusedThanSetAside: beyond maxAside the reader waits for one delivery, and continues when the
-// pipeline accepts it.
+// TestReader_MoreRefusedThanSetAside checks that above maxAside the reader waits for one delivery,
+// and continues when the pipeline accepts it.
 func TestReader_MoreRefusedThanSetAside(t *testing.T) {
 	const sessions = maxAside + 4
 	dir := t.TempDir()
@@ -184,7 +184,7 @@ func TestReader_MoreRefusedThanSetAside(t *testing.T) {
 	}
 }
 
-// TestReader_StopWhileSetAside shows that the shutdown does not wait for a pipeline.
+// TestReader_StopWhileSetAside checks that the shutdown does not wait for a pipeline.
 func TestReader_StopWhileSetAside(t *testing.T) {
 	dir := t.TempDir()
 	sessionsOf(t, dir, 3)

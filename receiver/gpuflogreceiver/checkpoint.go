@@ -20,14 +20,14 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/fileset"
 )
 
-// A group's checkpoint is a snapshot (where its files were read to, and the decoder's state there)
-// and the plans of the steps taken since. A plan says which bytes a step read and what it knew of
-// the clock and of the files' ends, and is stored before the step's data is delivered. After a crash
-// the plans are carried out again from the snapshot: whatever had been delivered then comes again
-// with the same ids, in the same traces, and what had not comes for the first time. Snapshots are
-// taken about once a second and when there is nothing to read.
+// A group's checkpoint has a snapshot and plans. The snapshot holds the read positions of the files
+// and the decoder's state. A plan describes a later step: the bytes it read, the time, and which
+// files had ended. A plan is stored before the data of its step is delivered. After a crash the
+// plans are repeated from the snapshot. Data that was delivered before is then delivered again with
+// the same ids in the same traces. Snapshots are taken about once a second and when there is
+// nothing to read.
 
-// checkpoints stores them. A nil storage makes every call a no-op.
+// checkpoints stores the checkpoints. Without a storage every call is a no-op.
 type checkpoints struct {
 	client storage.Client
 	groups []string // keys of the groups that have a checkpoint
@@ -66,13 +66,13 @@ func (c *checkpoints) open(ctx context.Context) error {
 type saved struct {
 	files, state, dicts []byte
 	plans               []plan
-	// muted: the group is being passed over on its way to its end (start_at: end).
+	// muted means that the group is skipped up to its current end (start_at: end).
 	muted bool
 	// next is the number of the next plan.
 	next uint64
 }
 
-// load returns the checkpoint of a group, nil if it has none.
+// load returns the checkpoint of a group, or nil.
 func (c *checkpoints) load(ctx context.Context, group string) (*saved, error) {
 	if c.client == nil {
 		return nil, nil
@@ -109,8 +109,8 @@ func (c *checkpoints) load(ctx context.Context, group string) (*saved, error) {
 	}
 }
 
-// clear removes what is left of a checkpoint without a usable snapshot: plans mean nothing without one,
-// and a later snapshot must not find them.
+// clear removes a checkpoint without a usable snapshot. Its plans depend on the snapshot, and a
+// later snapshot must not find them.
 func (c *checkpoints) clear(ctx context.Context, group string) error {
 	if c.client == nil {
 		return nil
@@ -129,7 +129,7 @@ func (c *checkpoints) clear(ctx context.Context, group string) error {
 	}
 }
 
-// savePlan stores the plan of the steps whose data is about to be delivered.
+// savePlan stores the plan of steps before their data is delivered.
 func (c *checkpoints) savePlan(ctx context.Context, group string, n uint64, p *plan) error {
 	if c.client == nil {
 		return nil
@@ -137,8 +137,8 @@ func (c *checkpoints) savePlan(ctx context.Context, group string, n uint64, p *p
 	return c.client.Set(ctx, planKey(group, n), p.append(nil))
 }
 
-// saveSnapshot stores a snapshot that takes the place of the plans from first on. Its dictionaries
-// are nil where they have not changed.
+// saveSnapshot stores a snapshot that replaces the plans from first on. Its dictionaries are nil if
+// they have not changed.
 func (c *checkpoints) saveSnapshot(ctx context.Context, group string, first uint64, s *saved) error {
 	if c.client == nil {
 		return nil
@@ -197,19 +197,20 @@ func (c *checkpoints) drop(ctx context.Context, group string, first, next uint64
 // plan is one or more steps that are delivered together.
 type plan struct {
 	steps []planStep
-	// files is the state of the group's files after them.
+	// files is the state of the group's files after the steps.
 	files []byte
 }
 
-// planStep is what a step was made of. Everything that the decoder does follows from it.
+// planStep holds the inputs of a step. The decoder's results depend on nothing else.
 type planStep struct {
 	segments []segment
 	end      gpuflog.Step
-	// open: the step was not at its end when the plan was stored. A later step of the plans ends it.
+	// open means that the step had not ended when the plan was stored. A later step of the plans
+	// ends it.
 	open bool
 }
 
-// segment is a piece of a channel.
+// segment is a segment of a channel.
 type segment struct {
 	channel gpuflog.Channel
 	seg     fileset.Segment

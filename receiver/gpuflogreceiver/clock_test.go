@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// wall is a clock whose wall time can be set. Its monotonic time goes on, as in time.Now.
+// wall is a clock whose wall time can be set. Its monotonic time continues, as in time.Now.
 type wall struct{ off atomic.Int64 }
 
 func (w *wall) set(d time.Duration) { w.off.Store(int64(d / time.Second)) }
@@ -37,8 +37,8 @@ func TestClockJump_TheTestsClock(t *testing.T) {
 	require.InDelta(t, -24*3600, b.Unix()-a.Unix(), 60)
 }
 
-// TestFiles_ClockJump sets the clock by a day while a group is quiet. Its last line without newline
-// is still read after tailWait, and the group does not count as silent for session_timeout.
+// TestFiles_ClockJump changes the clock by a day while a group is idle. Its last line without
+// newline is still read after tailWait, and session_timeout does not close the group.
 func TestFiles_ClockJump(t *testing.T) {
 	for name, by := range map[string]time.Duration{"back": -24 * time.Hour, "forward": 24 * time.Hour} {
 		t.Run(name, func(t *testing.T) {

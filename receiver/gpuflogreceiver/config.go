@@ -18,60 +18,60 @@ import (
 
 // Config is the receiver's configuration.
 type Config struct {
-	// Protocols are the ways in which logs come other than as files.
+	// Protocols are the sources of logs other than files.
 	Protocols Protocols `mapstructure:"protocols"`
-	// Include holds folders, searched recursively, and glob patterns. It may be empty where a
-	// protocol is set.
+	// Include holds folders, searched recursively, and glob patterns. It may be empty if a protocol
+	// is configured.
 	Include []string `mapstructure:"include"`
-	// Exclude holds glob patterns of files and folders to leave out.
+	// Exclude holds glob patterns of files and folders to skip.
 	Exclude []string `mapstructure:"exclude"`
-	// StartAt says where to begin in files that are there at the first start: beginning or end.
-	// Files that come later are always read from their beginning.
+	// StartAt is the start position in files that exist at the first start: beginning or end.
 	StartAt string `mapstructure:"start_at"`
-	// PollInterval is the longest time between two looks at the files. Inotify wakes the receiver
-	// earlier where it works.
+	// PollInterval bounds the time between two scans of the files. Inotify wakes the receiver
+	// earlier if it is available.
 	PollInterval time.Duration `mapstructure:"poll_interval"`
-	// Storage is the storage extension that keeps checkpoints. Without one a restart reads again.
+	// Storage is the storage extension for checkpoints. Without one a restart reads all files
+	// again.
 	Storage *component.ID `mapstructure:"storage"`
-	// MaxSpansPerTrace bounds a trace; it goes on in a further one.
+	// MaxSpansPerTrace bounds a trace. Further spans go to the next part of the trace.
 	MaxSpansPerTrace int `mapstructure:"max_spans_per_trace"`
-	// MaxLineBytes bounds a line; longer ones are skipped and counted.
+	// MaxLineBytes bounds a line. Longer lines are skipped and counted.
 	MaxLineBytes ByteSize `mapstructure:"max_line_bytes"`
 	// JoinTimeout is how long, in the session's own time, a kernel row waits for its kernel_detail.
 	JoinTimeout time.Duration `mapstructure:"join_timeout"`
-	// SessionTimeout is how long a session without a shutdown record may be silent until its open
-	// scopes and the session itself are sent as unfinished. If it goes on after all, they are sent
-	// again when they end, with the same ids.
+	// SessionTimeout bounds the idle time of a session without a shutdown record. After it, the
+	// session and its open scopes are sent as unfinished. If the session continues, they are sent
+	// again at their end, with the same ids.
 	SessionTimeout time.Duration `mapstructure:"session_timeout"`
 }
 
-// Protocols are the ways in which logs come other than as files.
+// Protocols are the sources of logs other than files.
 type Protocols struct {
-	// HTTP is GPU Flight's own wire protocol, as its agent and its upload speak it.
+	// HTTP is GPU Flight's wire protocol, as its agent and its upload use it.
 	HTTP configoptional.Optional[HTTPConfig] `mapstructure:"http"`
 }
 
-// HTTPConfig is the configuration of the HTTP server. Besides its own settings it has those of every
-// HTTP server of the Collector; max_request_body_size bounds a body as sent and also unpacked.
+// HTTPConfig configures the HTTP server. It extends the settings of every HTTP server of the
+// Collector. max_request_body_size bounds a body both as sent and decompressed.
 type HTTPConfig struct {
 	confighttp.ServerConfig `mapstructure:",squash"`
-	// MaxSessions bounds the sessions of one principal that are kept in memory; those of all may be a
-	// quarter more. For one more, the one that has been silent longest is closed, of the principal
-	// with the most.
+	// MaxSessions bounds the sessions of one principal in memory. All principals together may have
+	// a quarter more. Above a bound, the receiver closes the session of the largest principal that
+	// has been idle longest.
 	MaxSessions int `mapstructure:"max_sessions"`
-	// MaxBufferedBytes bounds what all request bodies hold together. One principal may have three
-	// quarters of it, and one host of a principal half.
+	// MaxBufferedBytes bounds the bytes of all request bodies. One principal may use three quarters
+	// of it, and one host of a principal half.
 	MaxBufferedBytes ByteSize `mapstructure:"max_buffered_bytes"`
-	// MaxRequests bounds the requests under way. One principal may have three quarters of them, and
+	// MaxRequests bounds the requests in progress. One principal may use three quarters of it, and
 	// one host of a principal half, each at least one.
 	MaxRequests int `mapstructure:"max_requests"`
-	// ChannelTimeout is how long, in wall time, work waits for another channel of its session: a
-	// client may send the channels one after the other.
+	// ChannelTimeout bounds the wall time for which work waits for another channel of its session.
+	// A client may send the channels sequentially.
 	ChannelTimeout time.Duration `mapstructure:"channel_timeout"`
 }
 
-// maxWindowBytes is what GPU Flight's own backend takes of one window, unpacked (format document,
-// section 7.1); the recorder cuts at 64 MiB.
+// maxWindowBytes is what GPU Flight's own backend accepts of one window, decompressed (format
+// document, section 7.1). The recorder starts a new window at 64 MiB.
 const maxWindowBytes = 128 << 20
 
 func defaultHTTP() HTTPConfig {
@@ -87,7 +87,7 @@ func defaultHTTP() HTTPConfig {
 	}
 }
 
-// Validate reports each mistake in one sentence that says what to write instead.
+// Validate reports each mistake in one sentence with valid values.
 func (c *HTTPConfig) Validate() error {
 	var errs []error
 	if c.NetAddr.Endpoint == "" {
@@ -123,8 +123,8 @@ const (
 	startAtEnd       = "end"
 )
 
-// defaultLineBytes is 14 times the longest line of the recordings that we have, a source map of an
-// H200 with 1.1 MiB. A line is held in memory whole.
+// defaultLineBytes is 14 times the longest line of the available recordings, a source map of an
+// H200 with 1.1 MiB. A line is held in memory completely.
 const defaultLineBytes = 16 << 20
 
 func createDefaultConfig() component.Config {
@@ -139,7 +139,7 @@ func createDefaultConfig() component.Config {
 	}
 }
 
-// Validate reports each mistake in one sentence that says what to write instead.
+// Validate reports each mistake in one sentence with valid values.
 func (c *Config) Validate() error {
 	var errs []error
 	if len(c.Include) == 0 && !c.Protocols.HTTP.HasValue() {
@@ -172,10 +172,10 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// ByteSize is a number of bytes; in a file it may carry a unit, such as 64MiB.
+// ByteSize is a number of bytes. In a file it may have a unit, such as 64MiB.
 type ByteSize int64
 
-// UnmarshalText reads a number of bytes with or without a unit.
+// UnmarshalText parses a number of bytes with or without a unit.
 func (b *ByteSize) UnmarshalText(text []byte) error {
 	n, err := bytesize.Parse(string(text))
 	*b = ByteSize(n)

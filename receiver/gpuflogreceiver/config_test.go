@@ -12,7 +12,7 @@ import (
 	"go.opentelemetry.io/collector/confmap"
 )
 
-func TestConfigIsReadWithItsUnits(t *testing.T) {
+func TestConfig_Units(t *testing.T) {
 	cfg := createDefaultConfig().(*Config)
 	require.NoError(t, confmap.NewFromStringMap(map[string]any{
 		"include": []any{"/var/log/gpuflight"}, "exclude": []any{"**/old"}, "start_at": "end", "poll_interval": "1s",
@@ -30,7 +30,7 @@ func TestConfigIsReadWithItsUnits(t *testing.T) {
 	assert.EqualValues(t, 4096, cfg.MaxLineBytes)
 }
 
-func TestMistakesStopTheStartWithASentence(t *testing.T) {
+func TestConfig_Invalid(t *testing.T) {
 	for want, change := range map[string]func(*Config){
 		"include is empty: name at least one folder":            func(c *Config) { c.Include = nil },
 		`pattern "[" is not valid`:                              func(c *Config) { c.Exclude = []string{"["} },
@@ -51,7 +51,7 @@ func TestMistakesStopTheStartWithASentence(t *testing.T) {
 	assert.ErrorContains(t, err, "write for example 64MiB")
 }
 
-func TestHTTPIsSwitchedOnByItsName(t *testing.T) {
+func TestConfig_HTTPEnabledByName(t *testing.T) {
 	cfg := createDefaultConfig().(*Config)
 	require.Error(t, cfg.Validate())
 	assert.False(t, cfg.Protocols.HTTP.HasValue())
@@ -79,7 +79,7 @@ func TestHTTPIsSwitchedOnByItsName(t *testing.T) {
 	assert.True(t, h.TLS.HasValue())
 }
 
-func TestMistakesOfHTTPStopTheStartWithASentence(t *testing.T) {
+func TestConfig_InvalidHTTP(t *testing.T) {
 	for want, change := range map[string]func(*HTTPConfig){
 		"endpoint is empty: write for example localhost:8080": func(c *HTTPConfig) { c.NetAddr.Endpoint = "" },
 		"max_request_body_size is 5: it must be between":      func(c *HTTPConfig) { c.MaxRequestBodySize = 5 },

@@ -33,45 +33,45 @@ func (o *outputs) signals() gpuevent.Signals {
 	return gpuevent.Signals{Traces: o.traces != nil, Logs: o.logs != nil, Metrics: o.metrics != nil}
 }
 
-// piece is a number of items that are sent together; send tries it once.
-type piece struct {
+// request is a number of items that are sent together. send makes one attempt.
+type request struct {
 	items int
 	send  func(ctx context.Context, o *outputs) error
 }
 
-// queue is what is left of one signal.
+// queue holds the remaining requests of one signal.
 type queue struct {
-	signal string
-	pieces []piece
+	signal   string
+	requests []request
 }
 
-// next forgets the first piece, and lets its memory go.
+// next removes the first request and releases its memory.
 func (q *queue) next() {
-	q.pieces[0] = piece{}
-	q.pieces = q.pieces[1:]
+	q.requests[0] = request{}
+	q.requests = q.requests[1:]
 }
 
 func (q *queue) left() (n int) {
-	for _, p := range q.pieces {
+	for _, p := range q.requests {
 		n += p.items
 	}
 	return n
 }
 
-// parcel is one batch on its way to the pipelines, in pieces. What a pipeline has accepted, or refused for
-// good, is not in it any more.
-type parcel struct {
+// pendingBatch is one batch in delivery, as requests. Accepted and permanently rejected requests
+// are removed.
+type pendingBatch struct {
 	traces, logs, metrics queue
-	// refused is the last error with which a pipeline refused a part of it for good.
+	// refused is the last permanent error.
 	refused error
-	// failed says that a pipeline did not take a part of it at some time.
+	// failed means that a pipeline once rejected a part of the batch.
 	failed bool
 }
 
-func newParcel(b *gpuevent.Batch) *parcel {
+func newPendingBatch(b *gpuevent.Batch) *pendingBatch {
 	td, ld, md := b.Take()
-	p := &parcel{traces: queue{signal: "traces"}, logs: queue{signal: "logs"}, metrics: queue{signal: "metrics"}}
-	for _, td := range cutTraces(td) {
+	p := &pendingBatch{traces: queue{signal: "traces"}, logs: queue{signal: "logs"}, metrics: queue{signal: "metrics"}}
+	for _, td := range splitTraces(td) {
 		n := td.SpanCount()
 		p.traces.add(n, func(ctx context.Context, o *outputs) error {
 			ctx = o.obs.StartTracesOp(ctx)
@@ -80,7 +80,7 @@ func newParcel(b *gpuevent.Batch) *parcel {
 			return err
 		})
 	}
-	for _, ld := range cutLogs(ld) {
+	for _, ld := range splitLogs(ld) {
 		n := ld.LogRecordCount()
 		p.logs.add(n, func(ctx context.Context, o *outputs) error {
 			ctx = o.obs.StartLogsOp(ctx)
@@ -89,7 +89,7 @@ func newParcel(b *gpuevent.Batch) *parcel {
 			return err
 		})
 	}
-	for _, md := range cutMetrics(md) {
+	for _, md := range splitMetrics(md) {
 		n := md.DataPointCount()
 		p.metrics.add(n, func(ctx context.Context, o *outputs) error {
 			ctx = o.obs.StartMetricsOp(ctx)
@@ -101,25 +101,25 @@ func newParcel(b *gpuevent.Batch) *parcel {
 	return p
 }
 
-// add appends a piece, unless there is nothing in it.
+// add appends a request unless it is empty.
 func (q *queue) add(items int, send func(ctx context.Context, o *outputs) error) {
 	if items > 0 {
-		q.pieces = append(q.pieces, piece{items, send})
+		q.requests = append(q.requests, request{items, send})
 	}
 }
 
-func (p *parcel) queues() [3]*queue { return [3]*queue{&p.traces, &p.logs, &p.metrics} }
+func (p *pendingBatch) queues() [3]*queue { return [3]*queue{&p.traces, &p.logs, &p.metrics} }
 
-// items counts what is still to be sent.
-func (p *parcel) items() int { return p.traces.left() + p.logs.left() + p.metrics.left() }
+// items counts the items that are still to be sent.
+func (p *pendingBatch) items() int { return p.traces.left() + p.logs.left() + p.metrics.left() }
 
-// push tries once to send what is left of a parcel. The error is the first that may pass. Items that are
-// refused for good are counted and gone.
-func (o *outputs) push(ctx context.Context, p *parcel) (err error) {
+// push makes one attempt to send the rest of a batch. It returns the first temporary error. It
+// counts and removes permanently rejected items.
+func (o *outputs) push(ctx context.Context, p *pendingBatch) (err error) {
 	for _, q := range p.queues() {
-		for len(q.pieces) > 0 {
-			items := q.pieces[0].items
-			e := q.pieces[0].send(ctx, o)
+		for len(q.requests) > 0 {
+			items := q.requests[0].items
+			e := q.requests[0].send(ctx, o)
 			if e != nil && !consumererror.IsPermanent(e) {
 				if err == nil {
 					err = e
@@ -129,7 +129,7 @@ func (o *outputs) push(ctx context.Context, p *parcel) (err error) {
 			if e != nil {
 				p.refused = e
 				o.tel.ReceiverGpuflogDropped.Add(ctx, int64(items))
-				o.logger.Error("data refused for good", zap.Int("items", items), zap.Error(e))
+				o.logger.Error("data rejected permanently", zap.Int("items", items), zap.Error(e))
 			}
 			q.next()
 		}
@@ -137,17 +137,17 @@ func (o *outputs) push(ctx context.Context, p *parcel) (err error) {
 	return err
 }
 
-// The waits between attempts grow from the first to the last. They vary by a quarter, so that many receivers do
-// not retry at the same moment.
+// The delay between attempts grows from the first to the last. It varies by a quarter, so that many
+// receivers do not retry at the same moment.
 const (
 	firstWait = 100 * time.Millisecond
 	lastWait  = 5 * time.Second
 )
 
-// retry sends what is left of a parcel again until each pipeline has accepted it or refused it permanently. err
-// is the error of the first attempt. It returns false if ctx or stop ended it first: the rest is then lost to
-// this process and is read again from the checkpoint.
-func (o *outputs) retry(ctx context.Context, stop <-chan struct{}, p *parcel, err error) bool {
+// retry sends the rest of a batch until each pipeline has accepted it or rejected it permanently.
+// err is the error of the first attempt. It returns false if ctx or stop ended it first. This
+// process then drops the rest, and the next one reads it again from the checkpoint.
+func (o *outputs) retry(ctx context.Context, stop <-chan struct{}, p *pendingBatch, err error) bool {
 	o.logger.Warn("data not accepted; retrying", zap.Int("items", p.items()), zap.Error(err))
 	wait := firstWait
 	for attempt := 2; ; attempt++ {

@@ -23,7 +23,7 @@ func NewFactory() receiver.Factory {
 	)
 }
 
-// factory shares one reader among the pipelines of one configuration: the files are read once.
+// factory shares one reader among the pipelines of one configuration, so that files are read once.
 type factory struct {
 	receivers sharedcomponent.Map[*Config, *gpuflogReceiver]
 }

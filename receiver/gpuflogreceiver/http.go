@@ -38,7 +38,7 @@ const (
 	headerKey     = "X-Key"
 )
 
-// httpServer answers GPU Flight's clients.
+// httpServer serves GPU Flight's clients.
 type httpServer struct {
 	cfg      *HTTPConfig
 	limits   ingest.Limits
@@ -47,7 +47,7 @@ type httpServer struct {
 	budget   *ingest.Budget
 	requests *ingest.Budget
 	auth     bool // an authenticator accepts each request
-	// stopping ends when the shutdown begins.
+	// stopping ends when the shutdown starts.
 	stopping context.Context
 	cutOff   context.CancelFunc
 
@@ -59,7 +59,7 @@ type httpServer struct {
 	addr   net.Addr
 }
 
-// startHTTP listens and serves. Everything it starts ends with its shutdown.
+// startHTTP starts to listen and serve. The server's shutdown ends everything that it starts.
 func startHTTP(ctx context.Context, host component.Host, set component.TelemetrySettings, cfg *Config, out *outputs, store *intakeStore, now func() time.Time) (*httpServer, error) {
 	h := cfg.Protocols.HTTP.Get()
 	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -76,13 +76,13 @@ func startHTTP(ctx context.Context, host component.Host, set component.Telemetry
 	}
 	s.stopping, s.cutOff = context.WithCancel(base)
 	if err := s.in.restore(ctx); err != nil {
-		set.Logger.Error("what is stored of sessions received over HTTP cannot be used; their names and open scopes are lost", zap.Error(err))
+		set.Logger.Error("stored HTTP sessions are invalid; their names and open scopes are lost", zap.Error(err))
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+eventsPath+"stream", s.answer(s.window))
 	mux.HandleFunc("POST "+eventsPath+"session-complete", s.answer(s.end))
 	mux.HandleFunc("POST "+eventsPath+"{type}", s.answer(s.line))
-	// The body is kept as it was sent, for its checksum, and unpacked by ingest, within the same limit.
+	// The body is kept as sent, for its checksum. ingest decompresses it under the same limit.
 	server := h.ServerConfig
 	server.CompressionAlgorithms = []string{}
 	var err error
@@ -92,7 +92,7 @@ func startHTTP(ctx context.Context, host component.Host, set component.Telemetry
 	}
 	s.server.MaxHeaderBytes = maxHeaderBytes
 	limitConnections(s.server, maxConnections)
-	// A client asks for the version before it has a token (format document, section 7.1).
+	// A client requests the version before it has a token (format document, section 7.1).
 	all := http.NewServeMux()
 	all.HandleFunc("GET "+versionPath, version)
 	all.Handle("/", s.server.Handler)
@@ -113,15 +113,15 @@ func startHTTP(ctx context.Context, host component.Host, set component.Telemetry
 		defer close(s.ticked)
 		s.in.run(base, s.stop)
 	}()
-	set.Logger.Info("GPU Flight's clients can send", zap.Stringer("endpoint", s.addr))
+	set.Logger.Info("GPU Flight protocol server started", zap.Stringer("endpoint", s.addr))
 	return s, nil
 }
 
-// shutdown ends the requests under way within the context's time, and delivers or stores the rest.
+// shutdown ends the requests in progress before the context ends, and delivers or stores the rest.
 func (s *httpServer) shutdown(ctx context.Context) error {
 	s.cutOff()
 	s.in.closing.Store(true)
-	// What was received needs time too.
+	// Received data needs a part of the time.
 	connections := ctx
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
@@ -130,10 +130,11 @@ func (s *httpServer) shutdown(ctx context.Context) error {
 	}
 	err := s.server.Shutdown(connections)
 	if connections.Err() != nil {
-		// A connection that does not end in time is no failure of the shutdown: its client sends again.
+		// A connection that does not end in time does not fail the shutdown: its client sends
+		// again.
 		err = s.server.Close()
 	}
-	defer context.AfterFunc(ctx, s.cancel)() // a delivery that hangs must not hold up the shutdown
+	defer context.AfterFunc(ctx, s.cancel)() // a hanging delivery must not block the shutdown
 	<-s.served
 	close(s.stop)
 	<-s.ticked
@@ -142,7 +143,7 @@ func (s *httpServer) shutdown(ctx context.Context) error {
 	return err
 }
 
-// version tells which version of the wire protocol is spoken: there is one.
+// version serves the version of the wire protocol. There is one.
 func version(w http.ResponseWriter, _ *http.Request) {
 	const body = `{"supported":["1"]}` + "\n"
 	w.Header().Set("Content-Type", "application/json")
@@ -150,11 +151,11 @@ func version(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write([]byte(body))
 }
 
-// drainWait is how long the rest of a refused request may take. It is read, up to 256 KiB, so that
-// the client sees the answer and not a broken connection.
+// drainWait bounds the time to read the rest of a rejected request. The server reads up to 256 KiB,
+// so that the client receives the response instead of a broken connection.
 const drainWait = 2 * time.Second
 
-// answer wraps a handler: it bounds the requests under way, counts the answers and writes refusals.
+// answer wraps a handler: it bounds the requests in progress, counts responses and writes refusals.
 func (s *httpServer) answer(handle func(r *http.Request) (*ingest.Reply, *ingest.Refusal)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		status := http.StatusOK
@@ -163,7 +164,7 @@ func (s *httpServer) answer(handle func(r *http.Request) (*ingest.Reply, *ingest
 		if refusal != nil {
 			status = refusal.Status
 		}
-		// Before it is written: who has an answer finds it counted.
+		// Count before the write: a client with a response must find it counted.
 		s.in.tel.ReceiverGpuflogHTTPRequests.Add(r.Context(), 1,
 			metric.WithAttributeSet(attribute.NewSet(attribute.Int("http.response.status_code", status))))
 		if refusal != nil {
@@ -178,40 +179,40 @@ func (s *httpServer) answer(handle func(r *http.Request) (*ingest.Reply, *ingest
 func (s *httpServer) admitted(r *http.Request, handle func(r *http.Request) (*ingest.Reply, *ingest.Refusal)) (*ingest.Reply, *ingest.Refusal) {
 	requests := s.requests.For(s.client(r))
 	if !requests.Take(1, 0) {
-		return nil, ingest.Busy("too many requests are under way: try again later")
+		return nil, ingest.Busy("too many requests are in progress: retry later")
 	}
 	defer requests.Give(1)
-	if refusal := s.in.pressed(); refusal != nil {
+	if refusal := s.in.overloaded(); refusal != nil {
 		return nil, refusal
 	}
 	if !s.gzip && len(r.Header.Values("Content-Encoding")) > 0 {
-		return nil, &ingest.Refusal{Status: http.StatusUnsupportedMediaType, Reason: "compressed bodies are switched off by compression_algorithms"}
+		return nil, &ingest.Refusal{Status: http.StatusUnsupportedMediaType, Reason: "compressed bodies are disabled by compression_algorithms"}
 	}
 	return handle(r)
 }
 
-// client returns who has sent a request.
+// client returns the sender of a request.
 func (s *httpServer) client(r *http.Request) ingest.Client {
 	return ingest.Client{Principal: principalOf(r, s.auth), Host: hostOf(r.RemoteAddr)}
 }
 
-// cutOffAtShutdown ends the reading of a request's body when the shutdown begins: its client sends
-// it again. A delivery under way goes on. The returned function ends the watch.
+// cutOffAtShutdown stops reading a request's body when the shutdown starts. Its client sends it
+// again. A delivery in progress continues. The returned function ends the watch.
 func (s *httpServer) cutOffAtShutdown(w http.ResponseWriter) (done func() bool) {
 	return context.AfterFunc(s.stopping, func() {
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
 	})
 }
 
-// maxConnections bounds the connections, of which one host may have half. A connection takes up to
-// about 50 KiB before its request is admitted, and one of the process's descriptors.
+// maxConnections bounds the connections. One host may have half of them. A connection uses up to
+// about 50 KiB before its request is admitted, and one file descriptor of the process.
 const maxConnections = 1024
 
 // maxHeaderBytes bounds a request's header. GPU Flight's clients send less than 2 KiB.
 const maxHeaderBytes = 32 << 10
 
-// limitConnections closes connections beyond the bound, or beyond one host's half of it, as soon as
-// they are accepted.
+// limitConnections closes connections above the bound, or above one host's half of it, when they
+// are accepted.
 func limitConnections(server *http.Server, most int64) {
 	budget := ingest.NewBudget(most)
 	var refused sync.Map // connections that count for nothing
@@ -231,7 +232,7 @@ func limitConnections(server *http.Server, most int64) {
 	}
 }
 
-// read takes a request's body and walks over it once. The body must be closed if there is no refusal.
+// read reads and checks a request's body. Without a refusal the caller must close the body.
 func (s *httpServer) read(r *http.Request, limits ingest.Limits) (*ingest.Body, ingest.Content, *ingest.Refusal) {
 	b, err := ingest.Read(r, limits, s.budget.For(s.client(r)))
 	var c ingest.Content
@@ -254,7 +255,7 @@ func (s *httpServer) read(r *http.Request, limits ingest.Limits) (*ingest.Body, 
 	return nil, c, refusal
 }
 
-// window takes one window of a session: POST events/stream.
+// window receives one window of a session: POST events/stream.
 func (s *httpServer) window(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
 	id := r.Header.Get(headerSession)
 	who := principalOf(r, s.auth)
@@ -273,7 +274,7 @@ func (s *httpServer) window(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
 		case err != nil:
 			return nil, ingest.Unreadable("%s is %q: it must be an unsigned decimal number of 32 bits", headerCRC, crc)
 		case uint32(want) != b.CRC32():
-			return nil, ingest.Unreadable("the body's checksum is %d, %s says %d: it was damaged on its way", b.CRC32(), headerCRC, want)
+			return nil, ingest.Unreadable("the body's checksum is %d, but %s is %d: the body is damaged", b.CRC32(), headerCRC, want)
 		}
 	}
 	if ch, ok := gpuflog.ChannelNamed(r.Header.Get(headerChannel)); ok {
@@ -291,7 +292,7 @@ func (s *httpServer) window(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
 	return reply, refusal
 }
 
-// end takes the client's word that a session has ended: POST events/session-complete.
+// end receives the client's end of a session: POST events/session-complete.
 func (s *httpServer) end(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
 	id := r.Header.Get(headerSession)
 	if id == "" {
@@ -299,7 +300,7 @@ func (s *httpServer) end(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
 	}
 	reply := &ingest.Reply{WindowAcknowledged: true}
 	who := principalOf(r, s.auth)
-	if !s.in.living(id, who) {
+	if !s.in.active(id, who) {
 		return reply, nil // finished before, nothing of it ever came, or it is another principal's
 	}
 	session, refusal := s.in.open(r.Context(), id, who, false)
@@ -313,10 +314,10 @@ func (s *httpServer) end(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
 	return reply, nil
 }
 
-// envelopeBytes is what an envelope adds to a line, whose every byte may be escaped in it.
+// envelopeBytes is the size of an envelope without its line.
 const envelopeBytes = 64 << 10
 
-// line takes a single line: POST events/{record type}.
+// line receives a single line: POST events/{record type}.
 func (s *httpServer) line(r *http.Request) (*ingest.Reply, *ingest.Refusal) {
 	limits := s.limits
 	limits.Bytes = min(limits.Bytes, 2*int64(limits.LineBytes)+envelopeBytes)

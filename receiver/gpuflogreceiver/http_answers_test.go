@@ -34,7 +34,7 @@ func shutdownLine(session string) string {
 	return fmt.Sprintf(`{"type":"shutdown","pid":4242,"app":"demo","session_id":"%s","ts_ns":%d}`, session, startNs+1_000_000_000)
 }
 
-// copies is a batch of n copies, which wait for nothing but the scope channel.
+// copies is a batch of n copies, which wait for the scope channel only.
 func copies(session string, batch, n int) string {
 	var rows []string
 	for i := range n {
@@ -63,7 +63,7 @@ func stream(t *testing.T, session, lines string) message {
 	return m
 }
 
-func TestABadLineIsLeftOutAndTheRestIsTaken(t *testing.T) {
+func TestWindow_InvalidLine(t *testing.T) {
 	e := newExact()
 	r, url := serve(t, e, nil, nil)
 	lines := joined(jobStart(testSession), hosts(testSession, 1), `{"type":"host_metric_batch","session_id`, "",
@@ -88,11 +88,11 @@ func TestABadLineIsLeftOutAndTheRestIsTaken(t *testing.T) {
 	assert.EqualValues(t, 1, r.sum("otelcol_receiver_gpuflog_http_windows", "new"))
 	assert.EqualValues(t, 1, r.sum("otelcol_receiver_gpuflog_http_windows", "repeated"))
 	assert.EqualValues(t, 2, r.sum("otelcol_receiver_gpuflog_http_requests", "200"))
-	assert.Equal(t, 3, r.logs.FilterMessageSnippet("line not taken").Len())
+	assert.Equal(t, 3, r.logs.FilterMessageSnippet("line rejected").Len())
 	r.stop()
 }
 
-func TestTheErrorsOfAWindowNameTheirLines(t *testing.T) {
+func TestWindow_ErrorLines(t *testing.T) {
 	r, url := serve(t, newExact(), nil, func(c *Config) { c.MaxLineBytes = 1 << 10 })
 	defer r.stop()
 	long := `{"type":"job_start","session_id":"` + testSession + `","x":"` + strings.Repeat("y", 3000) + `"}`
@@ -108,7 +108,7 @@ func TestTheErrorsOfAWindowNameTheirLines(t *testing.T) {
 	assert.EqualValues(t, 1, r.sum("otelcol_receiver_gpuflog_rejects", "malformed"))
 }
 
-func TestWhatCannotBeReadIsRefusedWithTheReason(t *testing.T) {
+func TestRequests_Unreadable(t *testing.T) {
 	r, url := serve(t, newExact(), nil, func(c *Config) {
 		c.Protocols.HTTP.Get().MaxRequestBodySize = 1 << 20
 		c.MaxLineBytes = 1 << 16
@@ -122,11 +122,11 @@ func TestWhatCannotBeReadIsRefusedWithTheReason(t *testing.T) {
 		reason string
 	}{
 		"not gzip":            {change(stream(t, testSession, good), func(m *message) { m.body = []byte(good) }), 400, "not gzip"},
-		"half a gzip":         {change(stream(t, testSession, good), func(m *message) { m.body = m.body[:len(m.body)-9] }), 400, "not whole gzip"},
+		"half a gzip":         {change(stream(t, testSession, good), func(m *message) { m.body = m.body[:len(m.body)-9] }), 400, "not complete gzip"},
 		"unknown compression": {change(stream(t, testSession, good), func(m *message) { m.headers["Content-Encoding"] = "br" }), 415, "send gzip or none"},
 		"no session":          {stream(t, "", joined(`{"type":"x"}`)), 400, "names no session"},
 		"a giant session id":  {stream(t, strings.Repeat("s", 300), good), 400, "longer than 256"},
-		"wrong checksum":      {change(stream(t, testSession, good), func(m *message) { m.headers["X-GpuFlight-Window-CRC32"] = "1" }), 400, "damaged on its way"},
+		"wrong checksum":      {change(stream(t, testSession, good), func(m *message) { m.headers["X-GpuFlight-Window-CRC32"] = "1" }), 400, "the body is damaged"},
 		"no checksum":         {change(stream(t, testSession, good), func(m *message) { m.headers["X-GpuFlight-Window-CRC32"] = "-1" }), 400, "unsigned decimal"},
 		"too large unpacked":  {stream(t, testSession, strings.Repeat("x", 2<<20)), 413, "unpacked"},
 		"too large":           {change(stream(t, testSession, ""), func(m *message) { m.body = make([]byte, 2<<20) }), 413, "as sent"},
@@ -158,7 +158,7 @@ func TestWhatCannotBeReadIsRefusedWithTheReason(t *testing.T) {
 	r.stop()
 }
 
-func TestAWindowWithoutTheHeaderNamesItsSessionItself(t *testing.T) {
+func TestWindow_WithoutSessionHeader(t *testing.T) {
 	e := newExact()
 	r, url := serve(t, e, nil, nil)
 	a := send(t, url, stream(t, "", joined(jobStart(testSession), hosts(testSession, 1))))
@@ -171,7 +171,7 @@ func TestAWindowWithoutTheHeaderNamesItsSessionItself(t *testing.T) {
 	assert.Equal(t, 2, e.count("point ", "system.cpu.utilization"))
 }
 
-func TestTheVersionIsTold(t *testing.T) {
+func TestVersion(t *testing.T) {
 	r, url := serve(t, newExact(), nil, nil)
 	defer r.stop()
 	resp, err := http.Get(url + "/api/v1/info/version")
@@ -183,7 +183,7 @@ func TestTheVersionIsTold(t *testing.T) {
 	assert.JSONEq(t, `{"supported":["1"]}`, string(b[:n]))
 }
 
-func TestNothingIsAcknowledgedBeforeThePipelinesTookIt(t *testing.T) {
+func TestWindow_AcknowledgedAfterDelivery(t *testing.T) {
 	e := newExact()
 	e.say(func() error { return errors.New("full") })
 	r, url := serve(t, e, nil, nil)
@@ -204,9 +204,9 @@ func TestNothingIsAcknowledgedBeforeThePipelinesTookIt(t *testing.T) {
 	assert.Empty(t, e.twice(), "what was refused came once when it was accepted")
 }
 
-// TestAWindowRefusedInTheMiddleGoesOnThere refuses from the second delivery on: the window is larger
-// than what is delivered at a time.
-func TestAWindowRefusedInTheMiddleGoesOnThere(t *testing.T) {
+// TestWindow_RejectedInTheMiddle rejects from the second delivery on: the window is larger than one
+// delivery.
+func TestWindow_RejectedInTheMiddle(t *testing.T) {
 	e := newExact()
 	var calls atomic.Int64
 	e.say(func() error {
@@ -234,7 +234,7 @@ func TestAWindowRefusedInTheMiddleGoesOnThere(t *testing.T) {
 	r.stop()
 }
 
-func TestDataRefusedForGoodIsNotAcknowledgedAndNotAskedForAgain(t *testing.T) {
+func TestWindow_PermanentRejection(t *testing.T) {
 	e := newExact()
 	e.say(func() error { return consumererror.NewPermanent(errors.New("never")) })
 	r, url := serve(t, e, nil, nil)
@@ -250,9 +250,8 @@ func TestDataRefusedForGoodIsNotAcknowledgedAndNotAskedForAgain(t *testing.T) {
 	r.stop()
 }
 
-// TestAPartRefusedForGoodIsNotForgottenWhileTheRestWaits refuses the metrics for good and the spans for
-// a while.
-func TestAPartRefusedForGoodIsNotForgottenWhileTheRestWaits(t *testing.T) {
+// TestWindow_PartPermanentlyRejected rejects metrics permanently and spans temporarily.
+func TestWindow_PartPermanentlyRejected(t *testing.T) {
 	e := &split{exact: newExact()}
 	e.full.Store(true)
 	r, url := serve(t, e, nil, nil)
@@ -269,7 +268,7 @@ func TestAPartRefusedForGoodIsNotForgottenWhileTheRestWaits(t *testing.T) {
 	r.stop()
 }
 
-// split refuses metrics for good, and logs while it is full.
+// split rejects metrics permanently, and logs while it is full.
 type split struct {
 	*exact
 	full atomic.Bool
@@ -286,7 +285,7 @@ func (s *split) ConsumeMetrics(context.Context, pmetric.Metrics) error {
 	return consumererror.NewPermanent(errors.New("never"))
 }
 
-func TestASlowPipelineIsNotTakenForOneThatRefuses(t *testing.T) {
+func TestWindow_SlowPipeline(t *testing.T) {
 	e := newExact()
 	e.say(func() error { time.Sleep(50 * time.Millisecond); return nil })
 	r, url := serve(t, e, nil, nil)
@@ -303,7 +302,7 @@ func TestASlowPipelineIsNotTakenForOneThatRefuses(t *testing.T) {
 	r.stop()
 }
 
-func TestUnderPressureNothingMoreIsDecoded(t *testing.T) {
+func TestIntake_Overloaded(t *testing.T) {
 	e := newExact()
 	e.say(func() error { return errors.New("full") })
 	r, url := serve(t, e, nil, nil)
@@ -323,14 +322,14 @@ func TestUnderPressureNothingMoreIsDecoded(t *testing.T) {
 	a := send(t, url, stream(t, testSession, joined(jobStart(testSession))))
 	assert.Equal(t, http.StatusServiceUnavailable, a.status)
 	assert.NotEmpty(t, a.header.Get("Retry-After"))
-	assert.Contains(t, a.Error, "at present", "it is answered at once, without an attempt")
+	assert.Contains(t, a.Error, "does not accept data", "answered immediately, without an attempt")
 	e.say(nil)
 	eventually(t, "what was decoded", func() bool { return e.count("point ", "system.cpu.utilization") == maxRefused })
 	assert.Equal(t, http.StatusOK, send(t, url, stream(t, testSession, joined(jobStart(testSession)))).status)
 	r.stop()
 }
 
-func TestARestartKeepsWhatWasTaken(t *testing.T) {
+func TestRestart_KeepsData(t *testing.T) {
 	mem := &memory{m: map[string][]byte{}}
 	e := newExact()
 	r, url := serve(t, e, mem, nil)
@@ -361,7 +360,7 @@ func TestARestartKeepsWhatWasTaken(t *testing.T) {
 	assert.Empty(t, e2.twice())
 }
 
-func TestAStorageThatFailsIsNotAnsweredWithSuccess(t *testing.T) {
+func TestStorage_Fails(t *testing.T) {
 	mem := &memory{m: map[string][]byte{}, fail: errors.New("disk full")}
 	r, url := serve(t, newExact(), mem, nil)
 	m := stream(t, testSession, joined(jobStart(testSession), hosts(testSession, 1)))
@@ -376,7 +375,7 @@ func TestAStorageThatFailsIsNotAnsweredWithSuccess(t *testing.T) {
 	r.stop()
 }
 
-func TestTheSessionsInMemoryAreBounded(t *testing.T) {
+func TestSessions_Bound(t *testing.T) {
 	mem := &memory{m: map[string][]byte{}}
 	e := newExact()
 	r, url := serve(t, e, mem, func(c *Config) { c.Protocols.HTTP.Get().MaxSessions = 3 })
@@ -396,7 +395,7 @@ func TestTheSessionsInMemoryAreBounded(t *testing.T) {
 	r.stop()
 }
 
-func TestAnInterruptedBodyTakesNothing(t *testing.T) {
+func TestBodies_Interrupted(t *testing.T) {
 	e := newExact()
 	r, url := serve(t, e, nil, nil)
 	m := stream(t, testSession, joined(jobStart(testSession), hosts(testSession, 1)))

@@ -19,8 +19,8 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/metadata"
 )
 
-// BenchmarkWindow takes the device window of a recorded session, once per session, from the request to
-// the pipelines.
+// BenchmarkWindow measures the device window of a recorded session, once per session, from the
+// request to the pipelines.
 func BenchmarkWindow(b *testing.B) {
 	path := filepath.Join("..", "..", "internal", "testing", "testdata", "logs", "c3-h200-minigpt", "5f00675e-d50e-4aca-812b-e16abe300c04", "device.1.log.gz")
 	window, err := os.ReadFile(path)

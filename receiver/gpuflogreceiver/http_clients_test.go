@@ -27,7 +27,7 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/ingest"
 )
 
-// serveTokens is serve with the standard extension that accepts any of some tokens.
+// serveTokens is serve with the standard extension that accepts several tokens.
 func serveTokens(t *testing.T, e consumers, m *memory, change func(*Config), tokens ...configopaque.String) (*running, string) {
 	t.Helper()
 	f := bearertokenauthextension.NewFactory()
@@ -54,7 +54,7 @@ func (m message) with(token string) message {
 	return m
 }
 
-// connect dials the server and sends what a client begins with.
+// connect dials the server and sends text.
 func connect(t *testing.T, url, text string) net.Conn {
 	t.Helper()
 	conn, err := (&net.Dialer{Timeout: 10 * time.Second}).DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "http://"))
@@ -65,7 +65,7 @@ func connect(t *testing.T, url, text string) net.Conn {
 	return conn
 }
 
-// answered reads the answer to a request and returns its status.
+// answered reads a response and returns its status.
 func answered(t *testing.T, conn net.Conn) int {
 	t.Helper()
 	require.NoError(t, conn.SetReadDeadline(time.Now().Add(time.Minute)))
@@ -76,7 +76,7 @@ func answered(t *testing.T, conn net.Conn) int {
 	return resp.StatusCode
 }
 
-// stalled begins a request whose body never comes.
+// stalled is a request without its body.
 func stalled(token string) string {
 	return "POST /api/v1/events/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + token + "\r\nContent-Length: 1000\r\n\r\nx"
 }
@@ -96,7 +96,7 @@ func TestRequests_SlowClientsOfOneToken(t *testing.T) {
 	assert.Equal(t, http.StatusOK, a.status, a.text)
 	assert.Equal(t, http.StatusTooManyRequests, send(t, url, stream(t, testSession, joined(jobStart(testSession))).with("token-b")).status)
 	t.Logf("served after %s", time.Since(began))
-	// The shutdown does not wait for the slow ones.
+	// The shutdown does not wait for the slow clients.
 	began = time.Now()
 	r.stop()
 	assert.Less(t, time.Since(began), 30*time.Second, "of the minute that it has")
@@ -109,7 +109,7 @@ func TestRequests_SlowClientsOfOneToken(t *testing.T) {
 	assert.Equal(t, map[int]int{http.StatusServiceUnavailable: most / 2, http.StatusTooManyRequests: 2*most - most/2}, answers)
 }
 
-// TestBytes_SlowClientOfOneToken holds half of the bytes with bodies that do not end.
+// TestBytes_SlowClientOfOneToken reserves half of the bytes with bodies that do not end.
 func TestBytes_SlowClientOfOneToken(t *testing.T) {
 	r, url := serveTokens(t, newExact(), nil, func(c *Config) {
 		c.Protocols.HTTP.Get().MaxRequestBodySize = 1 << 20
@@ -167,8 +167,8 @@ func TestConnections_Bound(t *testing.T) {
 	eventually(t, "room again", func() bool { return refused() == nil })
 }
 
-// TestDefaults_TimeLimits checks the server of the default configuration, and that it ends a body
-// that stalls by the same setting.
+// TestDefaults_TimeLimits checks the server of the default configuration. It also checks that the
+// same setting ends a stalled body.
 func TestDefaults_TimeLimits(t *testing.T) {
 	r, url := serve(t, newExact(), nil, nil)
 	server := r.server().server
@@ -239,7 +239,7 @@ func TestBodies_Abuse(t *testing.T) {
 	assert.EqualValues(t, s.cfg.MaxRequests, s.requests.Left())
 }
 
-// TestAnswers_SlowReader sends many requests and reads no answer: neither requests nor bytes stay
+// TestAnswers_SlowReader sends many requests and reads no response: neither requests nor bytes stay
 // in use.
 func TestAnswers_SlowReader(t *testing.T) {
 	r, url := serve(t, newExact(), nil, func(c *Config) { c.Protocols.HTTP.Get().WriteTimeout = time.Second })
@@ -262,7 +262,7 @@ func TestAnswers_SlowReader(t *testing.T) {
 	assert.EqualValues(t, s.cfg.MaxBufferedBytes, s.budget.Left())
 }
 
-func TestUnpackedBytesAreCounted(t *testing.T) {
+func TestBodies_UnpackedBytes(t *testing.T) {
 	r, url := serve(t, newExact(), nil, func(c *Config) { c.Protocols.HTTP.Get().MaxRequestBodySize = 1 << 20 })
 	lines := joined(jobStart(testSession))
 	require.Equal(t, http.StatusOK, send(t, url, stream(t, testSession, lines)).status)

@@ -20,13 +20,13 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/metadata"
 )
 
-// requestLimit bounds what a request allocates. The constant covers its session and the sessions that are
-// closed to make room for it. The rest covers the body and the data that it expands to.
+// requestLimit bounds the allocations of a request. The constant covers its session and the
+// sessions that are closed for it. The rest covers the body and the data that it expands to.
 var requestLimit = alloctest.Limit{PerByte: 1 << 10, Constant: 4 << 20}
 
-// FuzzRequest sends any body to any path through the whole server. Every request is answered; what is
-// answered with success counts each line as accepted or rejected; the budget is whole afterwards; the
-// memory that is allocated on the way is bounded by the size of the body.
+// FuzzRequest sends arbitrary bodies to arbitrary paths of the server. Every request is answered. A
+// successful response counts each line as accepted or rejected. The budget is released afterwards.
+// The allocated memory is bounded by the size of the body.
 func FuzzRequest(f *testing.F) {
 	lines := joined(jobStart(testSession), copies(testSession, 1, 3), hosts(testSession, 1), shutdownLine(testSession))
 	for _, path := range []string{"stream", "session-complete", "device", "kernel_event", "x/y"} {

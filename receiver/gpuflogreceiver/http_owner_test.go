@@ -45,22 +45,22 @@ func TestSessions_ForeignToken(t *testing.T) {
 	require.Equal(t, http.StatusOK, send(t, url, own(2)).status)
 	r.stop()
 
-	// What is stored keeps the owner.
+	// The stored session keeps the owner.
 	r, url = serveTokens(t, e, mem, nil, "token-a", "token-b")
 	refused(t, url)
 	require.Equal(t, http.StatusOK, send(t, url, own(3)).status)
 	require.Equal(t, http.StatusOK, send(t, url, completed(testSession).with("token-a")).status)
 	r.stop()
 
-	// So does what is remembered of a session that is no longer in memory.
+	// So do the windows of a session that is no longer in memory.
 	one := func(c *Config) { c.Protocols.HTTP.Get().MaxSessions = 1 }
 	r, url = serveTokens(t, e, mem, one, "token-a", "token-b")
 	require.Equal(t, http.StatusOK, send(t, url, stream(t, sessionID(2), joined(jobStart(sessionID(2)))).with("token-a")).status)
-	assert.False(t, r.server().in.living(testSession, principal{}))
+	assert.False(t, r.server().in.active(testSession, principal{}))
 	refused(t, url)
 	r.stop()
 	r, url = serveTokens(t, e, mem, one, "token-a", "token-b")
-	assert.False(t, r.server().in.living(testSession, principal{}))
+	assert.False(t, r.server().in.active(testSession, principal{}))
 	refused(t, url)
 	assert.Zero(t, r.logs.FilterMessageSnippet("token-").Len())
 	r.stop()
@@ -73,11 +73,11 @@ func TestSessions_ForeignToken(t *testing.T) {
 	}
 }
 
-// TestSessions_ForeignBody keeps a body of another principal on its way: it must not keep the
+// TestSessions_ForeignBody has a body of another principal in flight, which must not prevent the
 // session from being closed.
 func TestSessions_ForeignBody(t *testing.T) {
 	in := &intake{sessions: map[string]*intakeSession{}, leaving: map[string]*intakeSession{}}
-	s := &intakeSession{windows: &windowTable{owner: principal{1}}}
+	s := &intakeSession{windows: &chunkTable{owner: principal{1}}}
 	in.sessions[testSession] = s
 	in.receiving(testSession, principal{2})
 	assert.Zero(t, s.receiving.Load())
@@ -147,17 +147,17 @@ func TestSessions_ShareOfAPrincipal(t *testing.T) {
 
 func TestFinished_ShareOfAPrincipal(t *testing.T) {
 	f := newFinished()
-	f.put("a", &windowTable{owner: principal{1}})
+	f.put("a", &chunkTable{owner: principal{1}})
 	for i := range 2 * maxFinished {
-		f.put(sessionID(i), &windowTable{owner: principal{2}})
+		f.put(sessionID(i), &chunkTable{owner: principal{2}})
 	}
 	assert.Len(t, f.order, maxFinished)
 	assert.NotNil(t, f.take("a"), "another principal's is not forgotten")
-	f.put("a", &windowTable{owner: principal{1}})
+	f.put("a", &chunkTable{owner: principal{1}})
 	for i := range 2 * maxFinishedWindows / maxWindows {
-		w := &windowTable{owner: principal{2}}
+		w := &chunkTable{owner: principal{2}}
 		for n := range maxWindows {
-			w.get(windowKey{sum: sumOf(n)})
+			w.get(chunkKey{sum: sumOf(n)})
 		}
 		f.put(sessionID(i), w)
 	}

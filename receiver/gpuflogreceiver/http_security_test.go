@@ -40,7 +40,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/pmetric"
 )
 
-// withToken returns the standard extension that asks for a token, started.
+// withToken returns the started standard extension that requires a token.
 func withToken(t *testing.T, token string) extension {
 	t.Helper()
 	f := bearertokenauthextension.NewFactory()
@@ -53,7 +53,7 @@ func withToken(t *testing.T, token string) extension {
 	return extension{id: component.NewID(f.Type()), component: c}
 }
 
-func TestWithoutTheTokenNothingIsReadableOrWritable(t *testing.T) {
+func TestAuth_WithoutToken(t *testing.T) {
 	auth := withToken(t, "gpfl-secret")
 	e := newExact()
 	r, url := serve(t, e, nil, func(c *Config) {
@@ -85,7 +85,7 @@ func TestWithoutTheTokenNothingIsReadableOrWritable(t *testing.T) {
 	r.stop()
 }
 
-// authority makes certificates for a test.
+// authority issues certificates for a test.
 type authority struct {
 	t    *testing.T
 	cert *x509.Certificate
@@ -129,7 +129,7 @@ func (a *authority) make(name string, usage []x509.ExtKeyUsage) (*x509.Certifica
 	return cert, key
 }
 
-// client returns a client that trusts the authority and shows a certificate if one is named.
+// client returns a client that trusts the authority. It sends a certificate if name is not empty.
 func (a *authority) client(name string) *http.Client {
 	pool := x509.NewCertPool()
 	pool.AddCert(a.cert)
@@ -144,7 +144,7 @@ func (a *authority) client(name string) *http.Client {
 	return &http.Client{Transport: tr, Timeout: 10 * time.Second}
 }
 
-func TestTLSAndClientCertificates(t *testing.T) {
+func TestAuth_ClientCertificates(t *testing.T) {
 	a, stranger := newAuthority(t), newAuthority(t)
 	a.make("server", []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth})
 	a.make("node", []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth})
@@ -190,7 +190,7 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// bomb returns gzip that unpacks to so many bytes.
+// bomb returns gzip that decompresses to size bytes.
 func bomb(t *testing.T, size int64) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -202,8 +202,8 @@ func bomb(t *testing.T, size int64) []byte {
 	return b.Bytes()
 }
 
-// TestAGzipBombIsRefusedInLittleMemory watches the whole process's memory, the client's part included.
-func TestAGzipBombIsRefusedInLittleMemory(t *testing.T) {
+// TestBodies_GzipBombMemory measures the whole process's memory, including the client's.
+func TestBodies_GzipBombMemory(t *testing.T) {
 	e := newExact()
 	r, url := serve(t, e, nil, nil)
 	body := bomb(t, maxWindowBytes+64<<20) // no more is ever read
@@ -240,14 +240,14 @@ func TestAGzipBombIsRefusedInLittleMemory(t *testing.T) {
 	r.stop()
 }
 
-// inUse is the memory that the process has taken from the system and not given back.
+// inUse returns the memory that the process has not returned to the system.
 func inUse() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapInuse + m.StackInuse
 }
 
-func TestSlowClientsAreCutOff(t *testing.T) {
+func TestRequests_SlowClients(t *testing.T) {
 	r, url := serve(t, newExact(), nil, func(c *Config) {
 		c.Protocols.HTTP.Get().ReadTimeout = 300 * time.Millisecond
 		c.Protocols.HTTP.Get().MaxRequests = 2
@@ -268,7 +268,7 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 	})
 }
 
-func TestRequestsUnderWayAreBounded(t *testing.T) {
+func TestRequests_Bound(t *testing.T) {
 	r, url := serve(t, newExact(), nil, func(c *Config) { c.Protocols.HTTP.Get().MaxRequests = 1 })
 	defer r.stop()
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "http://"))
@@ -284,7 +284,7 @@ func TestRequestsUnderWayAreBounded(t *testing.T) {
 	eventually(t, "room again", func() bool { return send(t, url, m).status == http.StatusOK })
 }
 
-func TestBytesInMemoryAreBounded(t *testing.T) {
+func TestBytes_Bound(t *testing.T) {
 	r, url := serve(t, newExact(), nil, func(c *Config) {
 		c.Protocols.HTTP.Get().MaxRequestBodySize = 1 << 20
 		c.Protocols.HTTP.Get().MaxBufferedBytes = 1 << 20
@@ -305,7 +305,7 @@ func TestBytesInMemoryAreBounded(t *testing.T) {
 	eventually(t, "room again", func() bool { return send(t, url, m).status == http.StatusOK })
 }
 
-func TestAPipelineThatHangsDoesNotHoldUpTheShutdown(t *testing.T) {
+func TestShutdown_HangingPipeline(t *testing.T) {
 	e := newExact()
 	hang := make(chan struct{})
 	s := &hanging{exact: e, until: hang}
@@ -326,7 +326,7 @@ func TestAPipelineThatHangsDoesNotHoldUpTheShutdown(t *testing.T) {
 	assert.NoError(t, r.tel.Shutdown(context.Background()))
 }
 
-// hanging is a pipeline that answers when the delivery's context ends.
+// hanging is a pipeline that returns when the delivery's context ends.
 type hanging struct {
 	*exact
 	called atomic.Bool

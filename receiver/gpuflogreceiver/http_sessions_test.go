@@ -22,7 +22,7 @@ import (
 
 func sessionID(i int) string { return fmt.Sprintf("%08d-2222-4333-8444-555555555555", i) }
 
-func TestALineThatComesAgainIsTakenOnce(t *testing.T) {
+func TestLine_Repeated(t *testing.T) {
 	e := newExact()
 	r, url := serve(t, e, nil, nil)
 	require.Equal(t, http.StatusOK, send(t, url, enveloped(t, "system", jobStart(testSession))).status)
@@ -54,7 +54,7 @@ func TestALineThatComesAgainIsTakenOnce(t *testing.T) {
 	}
 }
 
-func TestLinesAreStoredSoonAndAtTheShutdown(t *testing.T) {
+func TestLine_Stored(t *testing.T) {
 	mem := &memory{m: map[string][]byte{}}
 	r, url := serve(t, newExact(), mem, nil)
 	require.Equal(t, http.StatusOK, send(t, url, enveloped(t, "device", jobStart(testSession))).status)
@@ -72,7 +72,7 @@ func TestLinesAreStoredSoonAndAtTheShutdown(t *testing.T) {
 	r.stop()
 }
 
-func TestManySessionsSideBySide(t *testing.T) {
+func TestSessions_Concurrent(t *testing.T) {
 	const sessions, windows = 40, 5
 	e := newExact()
 	calls := 0
@@ -126,7 +126,7 @@ func TestManySessionsSideBySide(t *testing.T) {
 	assert.Empty(t, e.twice())
 }
 
-func TestWhatWaitsInAllSessionsIsBounded(t *testing.T) {
+func TestSessions_WaitingBound(t *testing.T) {
 	const each = 10_000
 	s := &tally{}
 	r, url := serve(t, s, nil, nil)
@@ -183,7 +183,7 @@ func (s *tally) copies() int {
 	return s.n
 }
 
-func TestASilentChannelIsNotWaitedForLongerThanItsTimeout(t *testing.T) {
+func TestSessions_ChannelTimeout(t *testing.T) {
 	e := newExact()
 	r, url := serve(t, e, nil, func(c *Config) { c.Protocols.HTTP.Get().ChannelTimeout = time.Second })
 	began := time.Now()
@@ -193,7 +193,7 @@ func TestASilentChannelIsNotWaitedForLongerThanItsTimeout(t *testing.T) {
 	r.stop()
 }
 
-func TestFilesAndHTTPSideBySide(t *testing.T) {
+func TestReceiver_FilesAndHTTP(t *testing.T) {
 	dir := recordings(t, "golden-c3-session")
 	e := newExact()
 	r, url := serve(t, e, &memory{m: map[string][]byte{}}, func(c *Config) { c.Include = []string{dir} })
@@ -206,7 +206,7 @@ func TestFilesAndHTTPSideBySide(t *testing.T) {
 	r.stop()
 }
 
-func TestAnEndpointInUseStopsTheStart(t *testing.T) {
+func TestStart_EndpointInUse(t *testing.T) {
 	r, url := serve(t, newExact(), nil, nil)
 	defer r.stop()
 	f := NewFactory()

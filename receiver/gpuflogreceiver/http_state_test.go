@@ -21,10 +21,10 @@ func sumOf(i int) (s ingest.Sum) {
 	return s
 }
 
-func TestTheWindowsAreRememberedAcrossARestart(t *testing.T) {
-	table := &windowTable{}
+func TestChunkTable_Encoding(t *testing.T) {
+	table := &chunkTable{}
 	for i := range 5 {
-		w := table.get(windowKey{sum: sumOf(i), channel: gpuflog.Scope, known: i%2 == 0})
+		w := table.get(chunkKey{sum: sumOf(i), channel: gpuflog.Scope, known: i%2 == 0})
 		w.place = ingest.Place{Line: int64(i), Offset: int64(100 * i)}
 		w.accepted, w.rejected, w.refused, w.header = 1, 2, 3, 4
 	}
@@ -40,32 +40,32 @@ func TestTheWindowsAreRememberedAcrossARestart(t *testing.T) {
 	}
 }
 
-func TestTheWindowsOfASessionAreBounded(t *testing.T) {
-	table := &windowTable{}
+func TestChunkTable_Bound(t *testing.T) {
+	table := &chunkTable{}
 	for i := range maxWindows + 10 {
-		table.get(windowKey{sum: sumOf(i)}).accepted = int64(i)
+		table.get(chunkKey{sum: sumOf(i)}).accepted = int64(i)
 	}
 	assert.Len(t, table.m, maxWindows)
 	assert.Len(t, table.order, maxWindows)
-	assert.EqualValues(t, maxWindows+9, table.get(windowKey{sum: sumOf(maxWindows + 9)}).accepted)
-	assert.Zero(t, table.get(windowKey{sum: sumOf(3)}).accepted, "the oldest are forgotten")
+	assert.EqualValues(t, maxWindows+9, table.get(chunkKey{sum: sumOf(maxWindows + 9)}).accepted)
+	assert.Zero(t, table.get(chunkKey{sum: sumOf(3)}).accepted, "the oldest are forgotten")
 }
 
-func TestTheFinishedSessionsAreBounded(t *testing.T) {
+func TestFinished_Bound(t *testing.T) {
 	f := newFinished()
 	dropped := 0
 	for i := range maxFinished + 7 {
-		table := &windowTable{}
-		table.get(windowKey{sum: sumOf(i)})
+		table := &chunkTable{}
+		table.get(chunkKey{sum: sumOf(i)})
 		dropped += len(f.put(sessionID(i), table))
 	}
 	assert.Equal(t, 7, dropped)
 	assert.Nil(t, f.take(sessionID(6)))
 	assert.NotNil(t, f.take(sessionID(7)))
 	assert.Nil(t, f.take(sessionID(7)))
-	large := &windowTable{}
+	large := &chunkTable{}
 	for i := range maxWindows {
-		large.get(windowKey{sum: sumOf(i)})
+		large.get(chunkKey{sum: sumOf(i)})
 	}
 	for i := range 6 {
 		f.put(sessionID(i), large)
@@ -74,8 +74,8 @@ func TestTheFinishedSessionsAreBounded(t *testing.T) {
 	assert.Len(t, f.order, maxFinishedWindows/maxWindows)
 }
 
-// TestADamagedStateCostsItsSessionOnly damages what is stored of one of two sessions.
-func TestADamagedStateCostsItsSessionOnly(t *testing.T) {
+// TestStore_DamagedSession damages the stored form of one of two sessions.
+func TestStore_DamagedSession(t *testing.T) {
 	mem := &memory{m: map[string][]byte{}}
 	r, url := serve(t, newExact(), mem, nil)
 	window := func(i int) message {
@@ -94,7 +94,7 @@ func TestADamagedStateCostsItsSessionOnly(t *testing.T) {
 	require.NoError(t, stored.Set(t.Context(), key, whole))
 	e := newExact()
 	r, url = serve(t, e, mem, nil)
-	assert.Equal(t, 1, r.logs.FilterMessageSnippet("cannot be used").Len())
+	assert.Equal(t, 1, r.logs.FilterMessageSnippet("stored HTTP sessions are invalid").Len())
 	assert.EqualValues(t, 2, r.sum("otelcol_receiver_gpuflog_rejects", "checkpoint"))
 	for i := range 3 {
 		assert.Equal(t, http.StatusOK, send(t, url, window(i)).status)
@@ -104,11 +104,11 @@ func TestADamagedStateCostsItsSessionOnly(t *testing.T) {
 	assert.Equal(t, 2, e.count("point ", "system.cpu.utilization"))
 	r.stop()
 	r, _ = serve(t, newExact(), mem, nil)
-	assert.Zero(t, r.logs.FilterMessageSnippet("cannot be used").Len(), "it was stored anew")
+	assert.Zero(t, r.logs.FilterMessageSnippet("stored HTTP sessions are invalid").Len(), "it was stored again")
 	r.stop()
 }
 
-// parse returns a stored session whose parts lie in b.
+// parse returns a stored session whose parts are in b.
 func parse(t *testing.T, b []byte, id string) storedSession {
 	t.Helper()
 	s, err := parseStored(b, id)

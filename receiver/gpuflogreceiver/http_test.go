@@ -34,7 +34,7 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/ingest"
 )
 
-// exact keeps everything that comes, each item in words with its resource.
+// exact keeps all items, each as text with its resource.
 type exact struct {
 	mu     sync.Mutex
 	answer func() error
@@ -46,7 +46,7 @@ func newExact() *exact { return &exact{items: map[string]int{}} }
 
 func (e *exact) Capabilities() consumer.Capabilities { return consumer.Capabilities{} }
 
-// put takes what a delivery holds, or refuses it.
+// put stores the items of a delivery, or rejects it.
 func (e *exact) put(items []string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -69,7 +69,7 @@ func (e *exact) say(answer func() error) {
 	e.answer = answer
 }
 
-// words writes a map in the order of its keys.
+// words formats a map in the order of its keys.
 func words(m pcommon.Map) string {
 	b, err := json.Marshal(m.AsRaw())
 	if err != nil {
@@ -133,14 +133,14 @@ func (e *exact) ConsumeMetrics(_ context.Context, md pmetric.Metrics) error {
 	return e.put(items)
 }
 
-// all returns what came, each item once.
+// all returns the distinct items.
 func (e *exact) all() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return slices.Sorted(maps.Keys(e.items))
 }
 
-// count returns how many different items have all the parts.
+// count returns the number of distinct items with all the parts.
 func (e *exact) count(parts ...string) (n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -152,21 +152,21 @@ func (e *exact) count(parts ...string) (n int) {
 	return n
 }
 
-// sessions returns how many different spans of sessions came.
+// sessions returns the number of distinct session spans.
 func (e *exact) sessions() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.ended
 }
 
-// size returns how many different items came.
+// size returns the number of distinct items.
 func (e *exact) size() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.items)
 }
 
-// twice returns the items that came more than once.
+// twice returns the items that arrived more than once.
 func (e *exact) twice() (list []string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -190,7 +190,7 @@ var (
 	_ consumers = (*sink)(nil)
 )
 
-// serve starts a receiver that listens on a free port.
+// serve starts a receiver on a free port.
 func serve(t *testing.T, e consumers, m *memory, change func(*Config), extensions ...extension) (*running, string) {
 	t.Helper()
 	r := startWith(t, e, m, func(c *Config) {
@@ -272,7 +272,7 @@ type windowFile struct {
 	gz               []byte
 }
 
-// windowsOf returns the windows under a folder, each session's channels in the order given, or
+// windowsOf returns the windows under a folder, each session's channels in the given order, or
 // sorted by name, as GPU Flight's upload sends them.
 func windowsOf(t *testing.T, dir string, channels ...string) (list []windowFile) {
 	t.Helper()
@@ -293,7 +293,7 @@ func windowsOf(t *testing.T, dir string, channels ...string) (list []windowFile)
 	return list
 }
 
-// upload is the window as GPU Flight's upload sends it (format document, section 7.1).
+// upload is the window as sent by GPU Flight's upload (format document, section 7.1).
 func (w windowFile) upload() message {
 	return message{path: "/api/v1/events/stream", body: w.gz, headers: map[string]string{
 		"Content-Type": "application/x-ndjson", "Content-Encoding": "gzip", "User-Agent": "gpufl-client/1.2.1 (deferred-upload)",
@@ -302,7 +302,7 @@ func (w windowFile) upload() message {
 	}}
 }
 
-// ship is the window as GPU Flight's agent sends it.
+// ship is the window as sent by GPU Flight's agent.
 func (w windowFile) ship() message {
 	return message{path: "/api/v1/events/stream", body: w.gz, headers: map[string]string{
 		"Content-Type": "application/x-ndjson", "Content-Encoding": "gzip",
@@ -318,7 +318,7 @@ func completed(session string) message {
 	return message{path: "/api/v1/events/session-complete", headers: map[string]string{"X-GpuFlight-Session-Id": session}}
 }
 
-// envelope is a line as the agent of the article's time sends it (format document, section 7).
+// enveloped is a line as the agent of the article's time sends it (format document, section 7).
 func enveloped(t *testing.T, channel, line string) message {
 	t.Helper()
 	var rec struct{ Type string }
@@ -339,7 +339,7 @@ func recordings(t *testing.T, name string) string {
 	return dir
 }
 
-// tailed returns what comes of a folder when its files are followed.
+// tailed returns the telemetry of a folder that is followed.
 func tailed(t *testing.T, dir string, sessions int) *exact {
 	t.Helper()
 	e := newExact()
@@ -349,7 +349,7 @@ func tailed(t *testing.T, dir string, sessions int) *exact {
 	return e
 }
 
-// same checks that two have got the same, and as often.
+// same checks that both received the same items, equally often.
 func same(t *testing.T, want, got *exact) {
 	t.Helper()
 	for _, it := range want.all() {
@@ -364,7 +364,7 @@ func same(t *testing.T, want, got *exact) {
 	}
 }
 
-func TestWindowsGiveWhatTheirFilesGive(t *testing.T) {
+func TestWindow_EqualsFiles(t *testing.T) {
 	for name, sessions := range map[string]int{
 		"c3-h200-minigpt": 1, "c2-h200-engines": 2, "golden-c3-session": 1, "golden-c3-rotated": 1,
 	} {
@@ -374,7 +374,7 @@ func TestWindowsGiveWhatTheirFilesGive(t *testing.T) {
 			for _, how := range []string{"upload", "agent"} {
 				for _, m := range []*memory{nil, {m: map[string][]byte{}}} {
 					if how == "agent" && m == nil {
-						continue // see TestWithoutStorageAWindowIsDeliveredBeforeItsSenderDeletesIt
+						continue // see TestWindow_WithoutStorage
 					}
 					t.Run(fmt.Sprint(how, ", storage ", m != nil), func(t *testing.T) {
 						e := newExact()
@@ -399,8 +399,8 @@ func TestWindowsGiveWhatTheirFilesGive(t *testing.T) {
 						}
 						r.stop()
 						if how == "upload" && m != nil {
-							// The upload does not say when it is at its end, and what waits is stored: it is not
-							// waited for in a second life.
+							// The upload does not report its end, and waiting data is stored. The
+							// second process does not wait for it.
 							r, _ = serve(t, e, m, func(c *Config) { c.Protocols.HTTP.Get().ChannelTimeout = time.Millisecond })
 							eventually(t, "what was stored", func() bool { return e.size() >= want.size() })
 							r.stop()
@@ -413,9 +413,9 @@ func TestWindowsGiveWhatTheirFilesGive(t *testing.T) {
 	}
 }
 
-// TestWithoutStorageAWindowIsDeliveredBeforeItsSenderDeletesIt sends windows as the agent does, which
-// deletes a window once it is acknowledged: nothing of it may wait in memory then.
-func TestWithoutStorageAWindowIsDeliveredBeforeItsSenderDeletesIt(t *testing.T) {
+// TestWindow_WithoutStorage sends windows as the agent does, which deletes acknowledged windows. No
+// data of them may wait in memory then.
+func TestWindow_WithoutStorage(t *testing.T) {
 	dir := recordings(t, "golden-c3-session")
 	want := tailed(t, dir, 1)
 	ids := func(e *exact) (list []string) {
@@ -443,8 +443,8 @@ func TestWithoutStorageAWindowIsDeliveredBeforeItsSenderDeletesIt(t *testing.T) 
 	assert.NotEmpty(t, ids(e))
 }
 
-// TestLinesGiveWhatTheirFilesGive sends line by line, as the agent of the article's time did.
-func TestLinesGiveWhatTheirFilesGive(t *testing.T) {
+// TestLine_EqualsFiles sends line by line, as the agent of the article's time did.
+func TestLine_EqualsFiles(t *testing.T) {
 	for name, base := range map[string]string{"golden-a2-flat": "demo_train", "golden-b-flat": "demo_train", "a2-h200": "occupancy_demo"} {
 		t.Run(name, func(t *testing.T) {
 			dir := recordings(t, name)
@@ -458,7 +458,7 @@ func TestLinesGiveWhatTheirFilesGive(t *testing.T) {
 
 			e := newExact()
 			r, url := serve(t, e, nil, nil)
-			// The channels side by side, each in its order, as the agent's threads send them.
+			// Send the channels concurrently, each in order, as the agent's threads do.
 			var group sync.WaitGroup
 			for _, f := range files {
 				channel := strings.Split(filepath.Base(f), ".")[1]

@@ -21,8 +21,8 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/metadata"
 )
 
-// intake holds the sessions that come over HTTP: a decoder each, fed by one request at a time. It is
-// safe for concurrent use.
+// intake holds the sessions over HTTP. Each has a decoder, which serves one request at a time. It
+// is safe for concurrent use.
 type intake struct {
 	cfg      *HTTPConfig
 	opt      gpuflog.Options
@@ -32,18 +32,18 @@ type intake struct {
 	counters *counters
 	store    *intakeStore
 
-	// base ends when a delivery under way must end.
+	// base ends when deliveries in progress must end.
 	base context.Context
 
-	// slots bounds the requests that decode and deliver at a time, and so their memory.
-	slots *turns
-	// closing: requests in progress end before the next part of their data.
+	// slots bounds the requests that decode and deliver concurrently, and so their memory.
+	slots *fairSlots
+	// closing makes requests in progress end before the next part of their data.
 	closing atomic.Bool
-	// long bounds those of them that have a long line.
-	long *turns
-	// refused counts the sessions whose data the pipelines have not accepted yet.
+	// long bounds the requests among them with a long line.
+	long *fairSlots
+	// refused counts the sessions with data that the pipelines have not accepted yet.
 	refused atomic.Int64
-	// waiting counts the rows and spans of all sessions that wait for something else; maxWaiting bounds them.
+	// waiting counts the waiting rows and spans of all sessions. maxWaiting bounds them.
 	waiting    atomic.Int64
 	maxWaiting int64
 
@@ -57,31 +57,30 @@ type intake struct {
 }
 
 const (
-	// decodeSlots, of one principal, lets a slow pipeline hold up some requests without holding up
-	// all.
+	// decodeSlots bounds the requests of one principal that decode concurrently. A slow pipeline
+	// then blocks only some requests.
 	decodeSlots = 8
-	// longLine is the length from which a line needs more memory than the chunks that files and
-	// bodies are read in.
+	// longLine is the length from which a line needs more memory than the chunks of files and
+	// bodies.
 	longLine = 2 << 20
-	// maxRefused is how many sessions may have a batch that the pipelines do not take, before
-	// nothing more is decoded: a batch is made of about a MiB of lines.
+	// maxRefused bounds the sessions with a batch that the pipelines have rejected. Above it
+	// nothing more is decoded. A batch holds about a MiB of lines.
 	maxRefused = 8
-	// lockWait is how long a request waits for another one of its session, or for a slot.
+	// lockWait is how long a request waits for another request of its session, or for a slot.
 	lockWait = 10 * time.Second
-	// deliverWait is how long a request tries to deliver until it is answered that it must come
-	// again.
+	// deliverWait is how long a request tries to deliver before its client is asked to retry.
 	deliverWait = 2 * time.Second
-	// releaseWait is how long a window whose sender deletes it waits for its scopes, where there
-	// is no storage to keep what waits.
+	// releaseWait is how long a window waits for its scopes if its sender deletes it and no storage
+	// keeps the waiting data.
 	releaseWait = 2 * time.Second
-	// maxHeldHTTP is how many spans of a session may wait for the scope channel: the client sends
-	// the device channel first, and whole.
+	// maxHeldHTTP bounds the spans of a session that wait for the scope channel. The client sends
+	// the complete device channel first.
 	maxHeldHTTP = 1 << 17
-	// maxWaiting bounds what waits in all sessions together: about 150 MiB.
+	// maxWaiting bounds the waiting data of all sessions together: about 150 MiB.
 	maxWaiting = 1 << 18
 	// maxSessionID is longer than any id that the recorder writes.
 	maxSessionID = 256
-	// keepEnded is how long the decoder of a session that has ended is kept for what comes late.
+	// keepEnded is how long the decoder of an ended session is kept for late data.
 	keepEnded = time.Minute
 )
 
@@ -94,8 +93,8 @@ func newIntake(base context.Context, cfg *Config, logger *zap.Logger, out *outpu
 			MaxHeld: maxHeldHTTP, MaxRows: maxHeldHTTP, MaxSessions: 1,
 		},
 		now:        now,
-		slots:      newTurns(decodeSlots),
-		long:       newTurns(1),
+		slots:      newFairSlots(decodeSlots),
+		long:       newFairSlots(1),
 		maxWaiting: maxWaiting,
 		sessions:   map[string]*intakeSession{},
 		leaving:    map[string]*intakeSession{},
@@ -103,39 +102,39 @@ func newIntake(base context.Context, cfg *Config, logger *zap.Logger, out *outpu
 	}
 }
 
-// pressed refuses while the pipelines do not take what was decoded already.
-func (in *intake) pressed() *ingest.Refusal {
+// overloaded rejects requests while the pipelines do not accept decoded data.
+func (in *intake) overloaded() *ingest.Refusal {
 	if in.refused.Load() >= maxRefused {
-		return ingest.Unavailable("the next component does not accept data at present")
+		return ingest.Unavailable("the next component does not accept data")
 	}
 	return nil
 }
 
-// slot waits for a principal's place among those that decode; give must be called if there is no
-// refusal. Requests of a principal with a line of more than longLine bytes decode one at a time. They
-// wait for that before they take one of the places, so they delay each other and no other request.
-func (in *intake) slot(ctx context.Context, who principal, longest int) (give func(), refusal *ingest.Refusal) {
-	busy := ingest.Unavailable("too many requests wait to be decoded: try again later")
+// slot waits for a decoding slot of a principal. Without a refusal the caller must call release.
+// Requests of a principal with a line of more than longLine bytes decode sequentially. They wait
+// for that before they occupy a slot, so they delay each other and no other request.
+func (in *intake) slot(ctx context.Context, who principal, longest int) (release func(), refusal *ingest.Refusal) {
+	busy := ingest.Unavailable("too many requests wait to be decoded: retry later")
 	isLong := longest > longLine
-	if isLong && !in.long.take(ctx, who, lockWait) {
+	if isLong && !in.long.acquire(ctx, who, lockWait) {
 		return nil, busy
 	}
-	if in.slots.take(ctx, who, lockWait) {
+	if in.slots.acquire(ctx, who, lockWait) {
 		return func() {
-			in.slots.give(who)
+			in.slots.release(who)
 			if isLong {
-				in.long.give(who)
+				in.long.release(who)
 			}
 		}, nil
 	}
 	if isLong {
-		in.long.give(who)
+		in.long.release(who)
 	}
 	return nil, busy
 }
 
-// open returns a principal's session with an id, locked. It makes the session if there is none.
-// lines says that it comes line by line.
+// open returns a principal's session with an id, locked. It creates the session if necessary. lines
+// means that the session is sent line by line.
 func (in *intake) open(ctx context.Context, id string, who principal, lines bool) (*intakeSession, *ingest.Refusal) {
 	if id == "" {
 		return nil, ingest.Unreadable("the request names no session: set X-GpuFlight-Session-Id")
@@ -152,7 +151,7 @@ func (in *intake) open(ctx context.Context, id string, who principal, lines bool
 			return nil, refusal
 		}
 		if !s.lock(ctx, lockWait) {
-			return nil, ingest.Busy("another request of this session is under way")
+			return nil, ingest.Busy("another request of this session is in progress")
 		}
 		if !s.gone {
 			s.changed = s.changed || s.stored && s.storedOwner != s.owner()
@@ -162,8 +161,8 @@ func (in *intake) open(ctx context.Context, id string, who principal, lines bool
 	}
 }
 
-// receiving notes that a body of a session is on its way, until the returned function is called: what
-// waits for another channel goes on waiting.
+// receiving marks a body of a session as in progress until the returned function is called. In this
+// time, data that waits for another channel keeps waiting.
 func (in *intake) receiving(id string, who principal) (done func()) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -175,8 +174,8 @@ func (in *intake) receiving(id string, who principal) (done func()) {
 	return func() { s.receiving.Add(-1) }
 }
 
-// living reports whether a principal's session is in memory.
-func (in *intake) living(id string, who principal) bool {
+// active reports whether a principal's session is in memory.
+func (in *intake) active(id string, who principal) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	s := in.sessions[id]
@@ -186,7 +185,7 @@ func (in *intake) living(id string, who principal) bool {
 	return s != nil && s.windows.isOf(who)
 }
 
-// foreign refuses a session that another principal has opened. The agent then goes on with its
+// foreign rejects a session that another principal has opened. The agent then continues with its
 // other sessions and keeps its file.
 func foreign() *ingest.Refusal {
 	return &ingest.Refusal{
@@ -209,7 +208,7 @@ func (in *intake) find(ctx context.Context, id string, who principal, lines bool
 		if !s.windows.isOf(who) {
 			return nil, foreign()
 		}
-		return nil, ingest.Unavailable("the session is being closed: its last data is on its way to the next component")
+		return nil, ingest.Unavailable("the session is being closed: its last data is in flight")
 	}
 	if w := in.finished.m[id]; w != nil && !w.claim(who) {
 		in.mu.Unlock()
@@ -222,7 +221,7 @@ func (in *intake) find(ctx context.Context, id string, who principal, lines bool
 				victim.unlock()
 			}
 			in.mu.Unlock()
-			return nil, ingest.Busy(fmt.Sprintf("all sessions that could make room are busy: at most %d may be in memory", in.cfg.MaxSessions))
+			return nil, ingest.Busy(fmt.Sprintf("all sessions are busy: at most %d may be in memory", in.cfg.MaxSessions))
 		}
 		in.remove(victim)
 	}
@@ -240,17 +239,17 @@ func (in *intake) find(ctx context.Context, id string, who principal, lines bool
 	return s, nil
 }
 
-// remove takes a locked session out of the table. The caller has locked mu, and calls leave next.
+// remove removes a locked session from the table. The caller holds mu, and calls retire next.
 func (in *intake) remove(s *intakeSession) {
 	s.gone = true
 	delete(in.sessions, s.id)
 	in.leaving[s.id] = s
 }
 
-// candidates returns the sessions of which one is closed to make room for a principal's new one,
-// nil if there is room. One principal may have max_sessions; beyond that its own sessions make
-// room. All together may have a quarter more, so that no principal can occupy every place; beyond
-// that those of the principal with the most make room.
+// candidates returns the sessions of which one is closed for a principal's new one, or nil below
+// the bounds. One principal may have max_sessions; above that the candidates are its own sessions.
+// All together may have a quarter more, so that no principal can occupy every place. Above that the
+// candidates are the sessions of the principal with the most.
 func (in *intake) candidates(who principal) []*intakeSession {
 	byOwner := map[principal][]*intakeSession{}
 	var most []*intakeSession
@@ -271,15 +270,15 @@ func (in *intake) candidates(who principal) []*intakeSession {
 	return nil
 }
 
-// victim returns, locked, the session of a list that is closed to make room: one that has ended, or
-// else the one that has been silent longest. It is nil if all are in use.
+// victim returns, locked, the session of a list that is closed: an ended one, or the one that has
+// been idle longest. It is nil if all are in use.
 func (in *intake) victim(list []*intakeSession) *intakeSession {
 	var best *intakeSession
 	for _, s := range list {
 		if s.receiving.Load() > 0 || !s.tryLock() {
 			continue
 		}
-		if s.parcel != nil || (best != nil && !s.before(best)) {
+		if s.pending != nil || (best != nil && !s.before(best)) {
 			s.unlock()
 			continue
 		}
@@ -291,21 +290,21 @@ func (in *intake) victim(list []*intakeSession) *intakeSession {
 	return best
 }
 
-// evict closes a locked session that is no longer among the living.
+// evict closes a locked session that was removed from the table.
 func (in *intake) evict(ctx context.Context, s *intakeSession) {
 	if !s.dec.Finished() {
 		in.tel.ReceiverGpuflogHTTPSessionsEvicted.Add(ctx, 1)
-		in.logger.Warn("a session is closed before its end to make room for another", zap.String("session", s.id))
+		in.logger.Warn("session closed before its end: too many sessions", zap.String("session", s.id))
 	}
 	s.step(gpuflog.Step{Gone: true, AtEnd: allChannels, Flush: true})
-	in.leave(ctx, s)
+	in.retire(ctx, s)
 }
 
-// leave forgets a locked session that was removed, once its data is delivered. Until then it is called
+// retire releases a removed, locked session once its data is delivered. Until then it is called
 // again with each tick.
-func (in *intake) leave(ctx context.Context, s *intakeSession) {
-	s.tell(ctx)
-	if _, err := s.settle(ctx); err != nil {
+func (in *intake) retire(ctx context.Context, s *intakeSession) {
+	s.updateCounters(ctx)
+	if _, err := s.tryDeliver(ctx); err != nil {
 		return
 	}
 	in.waiting.Add(-int64(s.waits))
@@ -326,14 +325,14 @@ func (in *intake) storeFailed(ctx context.Context, s *intakeSession, err error) 
 	in.logger.Warn("the state of a session could not be stored", zap.String("session", s.id), zap.Error(err))
 }
 
-// tickEvery is how often what waits for the clock is looked at; saveEvery bounds how much of a
-// session that comes line by line is not stored yet.
+// tickEvery is the interval of timed work. saveEvery bounds the age of unstored data in a session
+// that is sent line by line.
 const (
 	tickEvery = 100 * time.Millisecond
 	saveEvery = time.Second
 )
 
-// run does what time brings about, until stop.
+// run runs the timed work until stop.
 func (in *intake) run(ctx context.Context, stop <-chan struct{}) {
 	t := time.NewTicker(tickEvery)
 	defer t.Stop()
@@ -357,7 +356,7 @@ func (in *intake) tick(ctx context.Context) {
 	for _, s := range leaving {
 		if s.tryLock() {
 			if now.Sub(s.triedAt) >= saveEvery {
-				in.leave(ctx, s)
+				in.retire(ctx, s)
 			}
 			s.unlock()
 		}
@@ -374,14 +373,14 @@ func (in *intake) tick(ctx context.Context) {
 }
 
 func (in *intake) tickSession(ctx context.Context, s *intakeSession, now time.Time) {
-	if s.parcel == nil && !s.rests() {
+	if s.pending == nil && !s.idle() {
 		s.step(s.stepAt(now))
-		s.tell(ctx)
+		s.updateCounters(ctx)
 	}
-	if s.parcel != nil && now.Sub(s.triedAt) < saveEvery {
+	if s.pending != nil && now.Sub(s.triedAt) < saveEvery {
 		return
 	}
-	if _, err := s.settle(ctx); err != nil {
+	if _, err := s.tryDeliver(ctx); err != nil {
 		return
 	}
 	if s.changed && now.Sub(s.savedAt) >= saveEvery {
@@ -393,11 +392,11 @@ func (in *intake) tickSession(ctx context.Context, s *intakeSession, now time.Ti
 		in.mu.Lock()
 		in.remove(s)
 		in.mu.Unlock()
-		in.leave(ctx, s)
+		in.retire(ctx, s)
 	}
 }
 
-// restore takes up the sessions that were stored.
+// restore loads the stored sessions.
 func (in *intake) restore(ctx context.Context) error {
 	living, done, errs := in.store.open(ctx)
 	for _, d := range done {
@@ -416,15 +415,14 @@ func (in *intake) restore(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// shutdown delivers what can be delivered within the context's time and stores the rest. No request
-// is under way any more.
+// shutdown delivers data until the context ends and stores the rest. No request is in progress.
 func (in *intake) shutdown(ctx context.Context) {
 	in.mu.Lock()
 	list := slices.AppendSeq(slices.Collect(maps.Values(in.leaving)), maps.Values(in.sessions))
 	in.mu.Unlock()
 	for _, s := range list {
 		if !s.lock(ctx, time.Second) {
-			in.logger.Warn("a request did not end in time; what it was about is sent again by its client", zap.String("session", s.id))
+			in.logger.Warn("request timed out; its client sends it again", zap.String("session", s.id))
 			continue
 		}
 		in.shutdownSession(ctx, s)
@@ -433,20 +431,20 @@ func (in *intake) shutdown(ctx context.Context) {
 }
 
 func (in *intake) shutdownSession(ctx context.Context, s *intakeSession) {
-	if s.parcel == nil && !in.store.on() {
-		// What waits would be lost, and what is open would never be told.
+	if s.pending == nil && !in.store.on() {
+		// Without storage waiting data would be lost, and open scopes would never be sent.
 		s.step(gpuflog.Step{AtEnd: allChannels, Quiet: in.opt.SessionTimeout, Flush: true})
-		s.tell(ctx)
+		s.updateCounters(ctx)
 	}
 	if _, err := s.deliver(ctx); err != nil {
 		if in.store.on() {
-			in.logger.Warn("data was not accepted before the shutdown; it is made again from what is stored and sent again",
-				zap.String("session", s.id), zap.Int("items", s.parcel.items()), zap.Error(err))
+			in.logger.Warn("data was not accepted before the shutdown; it is restored from the storage and sent again",
+				zap.String("session", s.id), zap.Int("items", s.pending.items()), zap.Error(err))
 			return
 		}
-		in.tel.ReceiverGpuflogDropped.Add(ctx, int64(s.parcel.items()))
+		in.tel.ReceiverGpuflogDropped.Add(ctx, int64(s.pending.items()))
 		in.logger.Error("data was not accepted before the shutdown and is lost: set storage to keep it",
-			zap.String("session", s.id), zap.Int("items", s.parcel.items()), zap.Error(err))
+			zap.String("session", s.id), zap.Int("items", s.pending.items()), zap.Error(err))
 		return
 	}
 	if s.changed {

@@ -20,57 +20,59 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/ingest"
 )
 
-// intakeSession is one session that comes over HTTP. Apart from receiving it belongs to whoever has
-// locked it.
+// intakeSession is one session over HTTP. Except for receiving, it belongs to the holder of its
+// lock.
 type intakeSession struct {
 	in *intake
 	id string
-	// mine is how every line of the session spells its id.
-	mine  []byte
-	lines bool
-	dec   *gpuflog.Decoder
-	batch *gpuevent.Batch
-	lockC chan struct{}
-	// receiving counts the bodies on their way.
+	// encodedID is the id as JSON, as every line of the session contains it.
+	encodedID []byte
+	lines     bool
+	dec       *gpuflog.Decoder
+	batch     *gpuevent.Batch
+	lockC     chan struct{}
+	// receiving counts the bodies in progress.
 	receiving atomic.Int64
-	// gone: the session is not in the table any more.
+	// gone means that the session was removed from the table.
 	gone bool
 
 	// request is the context of the request in progress, nil if there is none.
 	request context.Context
-	// step that the decoder did not finish because the pipelines did not accept data.
+	// unfinished is the step that the decoder did not finish, because the pipelines did not accept
+	// data.
 	unfinished *gpuflog.Step
-	// partRefused: a pipeline permanently refused a part of the line in progress.
+	// partRefused means that a pipeline permanently rejected a part of the current line.
 	partRefused bool
-	// partial is the single line of which the decoder has taken some rows, and the next row.
+	// partial is the single line of which the decoder has read some rows, with the next row.
 	partial struct {
 		sum uint64
 		row int64
 	}
-	// nextRow is the row at which the line continues that was fed last.
+	// nextRow is the row at which the last line continues.
 	nextRow int64
 
-	windows *windowTable
-	// parcel is what the pipelines have not accepted yet; nothing is fed before they have.
-	parcel  *parcel
+	windows *chunkTable
+	// pending is the batch that the pipelines have not accepted yet. Nothing is decoded before they
+	// have.
+	pending *pendingBatch
 	triedAt time.Time
-	// parcelOf is the window to which the parcel's last parcelLines lines belong, nil if it was
-	// answered already.
-	parcelOf    *windowState
-	parcelLines int64
-	// unanswered is a single line that was fed but not answered with success: when it comes again it
-	// is not fed again.
+	// pendingOf is the window of the last pendingLines lines of pending. It is nil if the window
+	// was answered.
+	pendingOf    *chunkState
+	pendingLines int64
+	// unanswered is a single line that was decoded but not answered with success. A repetition is
+	// not decoded again.
 	unanswered *answeredLine
-	// lastLine is the last body per channel that came with a single line.
+	// lastLine is, for each channel, the last body with a single line.
 	lastLine [gpuflog.NumChannels]answeredLine
 
-	// last is when anything came, lastOf when something of a channel did.
+	// last is the time of the last data, lastOf that of each channel.
 	last     time.Time
 	lastOf   [gpuflog.NumChannels]time.Time
 	complete bool
 	// waits is this session's share in intake.waiting.
-	waits int
-	told  gpuflog.Stats
+	waits   int
+	counted gpuflog.Stats
 
 	changed     bool
 	savedAt     time.Time
@@ -80,24 +82,24 @@ type intakeSession struct {
 	warned      map[string]struct{}
 }
 
-// answeredLine is a single line and its answer.
+// answeredLine is a single line and its response.
 type answeredLine struct {
 	sum   uint64
 	reply ingest.Reply
-	// refused says that a pipeline refused its data for good.
+	// refused means that a pipeline permanently rejected its data.
 	refused bool
 }
 
 func (in *intake) newSession(id string, lines bool) *intakeSession {
 	opt := in.opt
-	// A path that ends with the kernel's name is one of the layouts before C2, whose agent sends
-	// line by line. Windows are sent of C2 and later only.
+	// Only layouts before C2 have a path that ends with the kernel's name. Their agent sends line
+	// by line. Windows are sent for C2 and later.
 	opt.KernelNameInPath = lines
 	now := in.now()
 	s := &intakeSession{
-		in: in, id: id, mine: fmt.Appendf(nil, `"session_id":"%s"`, id), lines: lines,
+		in: in, id: id, encodedID: fmt.Appendf(nil, `"session_id":"%s"`, id), lines: lines,
 		dec: gpuflog.NewDecoder(opt), batch: gpuevent.NewBatch(in.out.signals()),
-		lockC: make(chan struct{}, 1), windows: &windowTable{}, last: now, savedAt: now,
+		lockC: make(chan struct{}, 1), windows: &chunkTable{}, last: now, savedAt: now,
 		warned: map[string]struct{}{},
 	}
 	s.dec.WhenFull(s.whenFull)
@@ -107,13 +109,13 @@ func (in *intake) newSession(id string, lines bool) *intakeSession {
 	return s
 }
 
-// whenFull delivers what a line or a step has given so far. While a request waits for it, it is patient.
+// whenFull delivers the decoded data. It waits while a request waits for the result.
 func (s *intakeSession) whenFull(*gpuevent.Batch) bool {
-	if s.parcel != nil {
+	if s.pending != nil {
 		return false
 	}
-	s.hand()
-	try := s.settleParcel
+	s.collect()
+	try := s.tryDeliverPending
 	ctx := s.request
 	if ctx == nil {
 		_, err := try(s.in.base)
@@ -122,7 +124,7 @@ func (s *intakeSession) whenFull(*gpuevent.Batch) bool {
 	if s.in.closing.Load() {
 		return false
 	}
-	refused, err := patiently(ctx, try)
+	refused, err := repeatedly(ctx, try)
 	s.partRefused = s.partRefused || refused != nil
 	return err == nil
 }
@@ -153,7 +155,7 @@ func (s *intakeSession) tryLock() bool {
 
 func (s *intakeSession) unlock() { <-s.lockC }
 
-// before says which of two sessions is closed first to make room.
+// before reports whether a session is closed before another one.
 func (s *intakeSession) before(o *intakeSession) bool {
 	if a, b := s.dec.Finished(), o.dec.Finished(); a != b {
 		return a
@@ -161,11 +163,11 @@ func (s *intakeSession) before(o *intakeSession) bool {
 	return s.last.Before(o.last)
 }
 
-// rests reports that time changes nothing for the session.
-func (s *intakeSession) rests() bool { return s.dec.Finished() && s.waits == 0 }
+// idle reports whether the session needs no timed work.
+func (s *intakeSession) idle() bool { return s.dec.Finished() && s.waits == 0 }
 
-// stepAt is what is known of the session at a time. While a body is on its way, no channel counts as
-// at its end, unless it is silent for much longer than a body may take.
+// stepAt returns the step for a time. While a body is in progress, no channel counts as ended,
+// unless it is idle for much longer than a body may take.
 func (s *intakeSession) stepAt(now time.Time) gpuflog.Step {
 	st := gpuflog.Step{Now: gpuflog.Now(now), Quiet: max(now.Sub(s.last), 0), Gone: s.complete}
 	timeout := s.in.cfg.ChannelTimeout
@@ -194,10 +196,10 @@ func (s *intakeSession) step(st gpuflog.Step) {
 	if s.dec.Stopped() {
 		s.unfinished = &st
 	}
-	s.changed = s.changed || !s.batch.Empty() || s.parcel != nil
+	s.changed = s.changed || !s.batch.Empty() || s.pending != nil
 }
 
-// countWaiting brings the session's share in intake.waiting up to date. It returns by how much it grew.
+// countWaiting updates the session's share in intake.waiting. It returns the increase.
 func (s *intakeSession) countWaiting() (more int) {
 	rows, held := s.dec.Waiting()
 	more = rows + held - s.waits
@@ -206,28 +208,28 @@ func (s *intakeSession) countWaiting() (more int) {
 	return more
 }
 
-// hand makes a parcel of what the decoder has given. There must be none.
-func (s *intakeSession) hand() {
+// collect makes a batch of the decoded data. There must be no pending batch.
+func (s *intakeSession) collect() {
 	if !s.batch.Empty() {
-		s.parcel = newParcel(s.batch)
+		s.pending = newPendingBatch(s.batch)
 	}
 }
 
-// settle tries once to deliver everything that the decoder has given, and lets it finish its step. If
-// there is no error, refused is why a part was refused permanently, if one was.
-func (s *intakeSession) settle(ctx context.Context) (refused, err error) {
+// tryDeliver makes one attempt to deliver the decoded data, and lets the decoder finish its step.
+// Without an error, refused is the permanent error of a part, if there was one.
+func (s *intakeSession) tryDeliver(ctx context.Context) (refused, err error) {
 	for {
-		if s.parcel == nil {
-			s.hand()
+		if s.pending == nil {
+			s.collect()
 		}
-		if s.parcel == nil {
+		if s.pending == nil {
 			if s.unfinished == nil {
 				return refused, nil
 			}
 			s.step(*s.unfinished)
 			continue
 		}
-		r, err := s.settleParcel(ctx)
+		r, err := s.tryDeliverPending(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -237,9 +239,9 @@ func (s *intakeSession) settle(ctx context.Context) (refused, err error) {
 	}
 }
 
-// settleParcel tries once to deliver the parcel.
-func (s *intakeSession) settleParcel(ctx context.Context) (refused, err error) {
-	p := s.parcel
+// tryDeliverPending makes one attempt to deliver the pending batch.
+func (s *intakeSession) tryDeliverPending(ctx context.Context) (refused, err error) {
+	p := s.pending
 	if p == nil {
 		return nil, nil
 	}
@@ -261,22 +263,22 @@ func (s *intakeSession) settleParcel(ctx context.Context) (refused, err error) {
 		if s.unanswered != nil {
 			s.unanswered.refused = true
 		}
-		if s.parcelOf != nil {
-			s.parcelOf.accepted -= s.parcelLines
-			s.parcelOf.refused += s.parcelLines
+		if s.pendingOf != nil {
+			s.pendingOf.accepted -= s.pendingLines
+			s.pendingOf.refused += s.pendingLines
 		}
 	}
-	s.parcel, s.parcelOf = nil, nil
+	s.pending, s.pendingOf = nil, nil
 	return p.refused, nil
 }
 
-// deliver is settle with patience.
+// deliver repeats tryDeliver.
 func (s *intakeSession) deliver(ctx context.Context) (refused, err error) {
-	return patiently(ctx, s.settle)
+	return repeatedly(ctx, s.tryDeliver)
 }
 
-// patiently repeats a try until it succeeds, deliverWait has passed or the context ends.
-func patiently(ctx context.Context, try func(context.Context) (refused, err error)) (refused, err error) {
+// repeatedly repeats an attempt until it succeeds, deliverWait has passed or the context ends.
+func repeatedly(ctx context.Context, try func(context.Context) (refused, err error)) (refused, err error) {
 	until := time.Now().Add(deliverWait)
 	for wait := firstWait; ; wait *= 2 {
 		refused, err = try(ctx)
@@ -295,15 +297,15 @@ func notAccepted(err error) *ingest.Refusal {
 	return ingest.Unavailable("the next component did not accept the data: " + err.Error())
 }
 
-// feedBytes is how much is fed before it is delivered, as for files.
+// feedBytes is the number of decoded bytes before a delivery, as for files.
 const feedBytes = chunkBytes
 
-// window takes what was not taken before of a window. The reply is nil if the request must come again.
+// window decodes the new part of a window. The reply is nil if the client must retry.
 func (s *intakeSession) window(ctx context.Context, b *ingest.Body, c ingest.Content, deletes bool) (*ingest.Reply, outcome, *ingest.Refusal) {
 	if _, err := s.deliver(ctx); err != nil {
 		return nil, "", notAccepted(err)
 	}
-	w := s.windows.get(windowKey{sum: c.Sum, channel: c.Channel, known: c.Known})
+	w := s.windows.get(chunkKey{sum: c.Sum, channel: c.Channel, known: c.Known})
 	what := outcomeNew
 	switch {
 	case w.place.Offset >= c.Bytes && c.Bytes > 0:
@@ -316,14 +318,14 @@ func (s *intakeSession) window(ctx context.Context, b *ingest.Body, c ingest.Con
 	if !c.Known {
 		ch = gpuflog.Sass // only records of every channel: nothing waits for this one
 	}
-	give, refusal := s.in.slot(ctx, s.owner(), c.Longest)
+	release, refusal := s.in.slot(ctx, s.owner(), c.Longest)
 	if refusal != nil {
 		return nil, "", refusal
 	}
 	s.request = ctx
-	err := s.readOn(ctx, w, b, c, ch, reply)
+	err := s.resumeChunk(ctx, w, b, c, ch, reply)
 	s.request = nil
-	give()
+	release()
 	if errors.As(err, &refusal) {
 		return nil, "", refusal
 	}
@@ -339,12 +341,12 @@ func (s *intakeSession) window(ctx context.Context, b *ingest.Body, c ingest.Con
 	if s.changed {
 		if err := s.save(ctx); err != nil {
 			s.in.storeFailed(ctx, s, err)
-			return nil, "", ingest.Unavailable("what was received could not be stored")
+			return nil, "", ingest.Unavailable("the received data could not be stored")
 		}
 	}
 	reply.Accepted, reply.Rejected = w.accepted, w.rejected
 	if w.refused > 0 {
-		return nil, what, refusedForGood(fmt.Sprintf("%d of the window's lines", w.refused))
+		return nil, what, permanentRefusal(fmt.Sprintf("%d of the window's lines", w.refused))
 	}
 	reply.WindowAcknowledged = true
 	if !s.in.store.on() {
@@ -353,28 +355,28 @@ func (s *intakeSession) window(ctx context.Context, b *ingest.Body, c ingest.Con
 	return reply, what, nil
 }
 
-// readOn feeds and delivers a window from where it was read to before. Every error is a *Refusal.
-func (s *intakeSession) readOn(ctx context.Context, w *windowState, b *ingest.Body, c ingest.Content, ch gpuflog.Channel, reply *ingest.Reply) error {
+// resumeChunk decodes and delivers a window from its last position. Every error is a *Refusal.
+func (s *intakeSession) resumeChunk(ctx context.Context, w *chunkState, b *ingest.Body, c ingest.Content, ch gpuflog.Channel, reply *ingest.Reply) error {
 	lines, err := b.Lines(w.place)
 	if err != nil {
 		return err
 	}
 	if w.place.Line == 0 && len(s.windows.order) == 1 {
-		// The first lines of a session may come before the one that tells whose they are. With
-		// files, another channel has told it by then.
-		if line, n := b.Header(); n > 1 && (bytes.Contains(line, s.mine) || !s.isOther(line)) {
+		// The first lines of a session may precede the line that names the session. With files,
+		// another channel has named it by then.
+		if line, n := b.Header(); n > 1 && (bytes.Contains(line, s.encodedID) || !s.isOther(line)) {
 			if _, done := s.feedLine(line, ch, 0, 0, gpuflog.Now(s.in.now())); !done {
-				return errNotTaken
+				return errNotAccepted
 			}
 			w.header = n
 		}
 	}
 	for w.place.Offset < c.Bytes {
 		if s.in.closing.Load() {
-			return errNotTaken
+			return errNotAccepted
 		}
 		accepted, rejected, err := s.feed(lines, ch, w, reply)
-		if err != nil && !errors.Is(err, errNotTaken) {
+		if err != nil && !errors.Is(err, errNotAccepted) {
 			return err
 		}
 		w.rejected += rejected
@@ -388,26 +390,26 @@ func (s *intakeSession) readOn(ctx context.Context, w *windowState, b *ingest.Bo
 			s.partRefused = false
 			w.refused++
 		}
-		s.tell(ctx)
+		s.updateCounters(ctx)
 		w.accepted += accepted
 		if err != nil {
 			return err
 		}
-		s.parcelOf, s.parcelLines = w, accepted
+		s.pendingOf, s.pendingLines = w, accepted
 		if _, err := s.deliver(ctx); err != nil {
 			return notAccepted(err)
 		}
-		s.parcelOf = nil
+		s.pendingOf = nil
 	}
 	return nil
 }
 
-// errNotTaken is returned where the pipelines did not accept a part of a line in time. The window
-// continues at that line and row.
-var errNotTaken = ingest.Unavailable("the next component did not accept the data in time")
+// errNotAccepted means that the pipelines did not accept a part of a line before the deadline. The
+// window continues at that line and row.
+var errNotAccepted = ingest.Unavailable("the next component did not accept the data in time")
 
-// feed gives the decoder about feedBytes of lines of a window, and notes how far it is.
-func (s *intakeSession) feed(lines *ingest.Lines, ch gpuflog.Channel, w *windowState, reply *ingest.Reply) (accepted, rejected int64, err error) {
+// feed passes about feedBytes of lines of a window to the decoder, and updates the position.
+func (s *intakeSession) feed(lines *ingest.Lines, ch gpuflog.Channel, w *chunkState, reply *ingest.Reply) (accepted, rejected int64, err error) {
 	now := gpuflog.Now(s.in.now())
 	from := lines.Place().Offset
 	for w.place = lines.Place(); w.place.Offset-from < feedBytes; w.place = lines.Place() {
@@ -427,14 +429,14 @@ func (s *intakeSession) feed(lines *ingest.Lines, ch gpuflog.Channel, w *windowS
 		case at.Line+1 == w.header:
 			accepted++
 			continue
-		case !bytes.Contains(line, s.mine) && s.isOther(line):
+		case !bytes.Contains(line, s.encodedID) && s.isOther(line):
 			reason = "other_session"
 			s.in.counters.reject(context.Background(), reason, 1)
 		default:
 			var done bool
 			if reason, done = s.feedLine(line, ch, w.row, at.Offset, now); !done {
 				w.row = s.nextRow
-				return accepted, rejected, errNotTaken
+				return accepted, rejected, errNotAccepted
 			}
 			w.row = 0
 		}
@@ -463,8 +465,9 @@ func (s *intakeSession) isOther(line []byte) bool {
 	return id != "" && id != s.id
 }
 
-// feedLine gives the decoder one line, from a row on. It returns why the line was rejected as a whole,
-// "" if it was not. If it is not done, the pipelines do not accept data and nextRow is where to continue.
+// feedLine passes one line to the decoder, starting at a row. It returns why the complete line was
+// rejected, or "". done is false if the pipelines do not accept data; the line continues at
+// nextRow.
 func (s *intakeSession) feedLine(line []byte, ch gpuflog.Channel, row, offset, now int64) (reason string, done bool) {
 	before := s.dec.LinesRejected()
 	s.nextRow, done = s.dec.FeedLine(ch, line, row, offset, now, s.batch)
@@ -481,25 +484,25 @@ func (s *intakeSession) feedLine(line []byte, ch gpuflog.Channel, row, offset, n
 	return gpuflog.Malformed.String(), done
 }
 
-// maxWarned bounds the reasons that are remembered as told.
+// maxWarned bounds the reasons for which the first line was logged.
 const maxWarned = 32
 
-// quarantine keeps a bad line out of the session and tells of it: the first of each reason with its
-// text, the others by their count only.
+// quarantine rejects an invalid line. It logs the first line of each reason and counts the others.
 func (s *intakeSession) quarantine(reason string, ch gpuflog.Channel, number int64, line []byte) {
 	kind, _, _ := bytes.Cut([]byte(reason), []byte(":"))
 	if _, ok := s.warned[string(kind)]; ok || len(s.warned) >= maxWarned {
 		return
 	}
 	s.warned[string(kind)] = struct{}{}
-	s.in.logger.Warn("line not taken; further ones of this session and reason are only counted",
+	s.in.logger.Warn("line rejected; further lines with this session and reason are only counted",
 		zap.String("session", s.id), zap.Stringer("channel", ch), zap.Int64("line", number),
 		zap.String("reason", reason), zap.ByteString("text", line[:min(len(line), 256)]))
 }
 
-// release waits until nothing of the session waits for another channel, and then no longer: there is
-// no storage, and the sender deletes its copy. The lock is given away while it waits.
-func (s *intakeSession) release(ctx context.Context) (refusedForGood bool, refusal *ingest.Refusal) {
+// release waits until no data of the session waits for another channel, or until releaseWait has
+// passed. It is used without a storage, when the sender deletes its copy. It unlocks the session
+// while it waits.
+func (s *intakeSession) release(ctx context.Context) (permanent bool, refusal *ingest.Refusal) {
 	for until := time.Now().Add(releaseWait); s.waits > 0 && time.Now().Before(until); {
 		s.unlock()
 		select {
@@ -508,12 +511,12 @@ func (s *intakeSession) release(ctx context.Context) (refusedForGood bool, refus
 		}
 		s.lockC <- struct{}{} // held by others for a bounded time only
 		if ctx.Err() != nil || s.gone {
-			return false, ingest.Unavailable("the request was given up")
+			return false, ingest.Unavailable("the request was canceled")
 		}
 	}
 	if s.waits > 0 {
 		s.step(gpuflog.Step{Flush: true})
-		s.tell(ctx)
+		s.updateCounters(ctx)
 	}
 	refused, err := s.deliver(ctx)
 	if err != nil {
@@ -524,24 +527,24 @@ func (s *intakeSession) release(ctx context.Context) (refusedForGood bool, refus
 
 var hashSeed = maphash.MakeSeed()
 
-// line takes a single line.
+// line decodes a single line.
 func (s *intakeSession) line(ctx context.Context, r *ingest.Record, body []byte) (*ingest.Reply, *ingest.Refusal) {
 	if _, err := s.deliver(ctx); err != nil {
 		return nil, notAccepted(err)
 	}
 	ch := r.Channel
-	give, refusal := s.in.slot(ctx, s.owner(), len(r.Line))
+	release, refusal := s.in.slot(ctx, s.owner(), len(r.Line))
 	if refusal != nil {
 		return nil, refusal
 	}
-	defer give()
+	defer release()
 	s.request = ctx
 	defer func() { s.request = nil }()
 	sum := maphash.Bytes(hashSeed, body)
 	if last := s.lastLine[ch]; last.sum == sum { // its answer was lost
 		return last.answer()
 	}
-	// The agent may put another time into the envelope when it tries again.
+	// The agent may change the time in the envelope when it retries.
 	hash := maphash.Bytes(hashSeed, r.Line) + uint64(ch)
 	if u := s.unanswered; u != nil && u.sum == hash {
 		s.unanswered = nil
@@ -559,7 +562,7 @@ func (s *intakeSession) line(ctx context.Context, r *ingest.Record, body []byte)
 	reason, done := s.feedLine(r.Line, ch, from, 0, gpuflog.Now(s.last))
 	if s.partial.sum, s.partial.row = 0, 0; !done {
 		s.partial.sum, s.partial.row = hash, s.nextRow
-		return nil, errNotTaken
+		return nil, errNotAccepted
 	}
 	if reason != "" {
 		s.quarantine(reason, ch, 1, r.Line)
@@ -567,7 +570,7 @@ func (s *intakeSession) line(ctx context.Context, r *ingest.Record, body []byte)
 		line.reply.Errors = []ingest.LineError{{Line: 1, Type: r.Type, Reason: reason}}
 	}
 	s.step(s.stepAt(s.last))
-	s.tell(ctx)
+	s.updateCounters(ctx)
 	line.refused, s.partRefused = s.partRefused, false
 	s.unanswered = line
 	if _, err := s.deliver(ctx); err != nil {
@@ -584,21 +587,21 @@ func (s *intakeSession) line(ctx context.Context, r *ingest.Record, body []byte)
 
 func (a *answeredLine) answer() (*ingest.Reply, *ingest.Refusal) {
 	if a.refused {
-		return nil, refusedForGood("the line")
+		return nil, permanentRefusal("the line")
 	}
 	return &a.reply, nil
 }
 
-// refusedForGood is a conflict, because the agent then goes on and keeps its file (format document,
-// section 6.2); anything else but success it sends again for ever.
-func refusedForGood(what string) *ingest.Refusal {
+// permanentRefusal is a conflict. The agent then continues and keeps its file (format document,
+// section 6.2). It repeats requests with any other error forever.
+func permanentRefusal(what string) *ingest.Refusal {
 	return &ingest.Refusal{
 		Status: http.StatusConflict,
-		Reason: "the next component refused the data of " + what + " for good; sending it again will not help",
+		Reason: "the next component permanently rejected the data of " + what + ": do not retry",
 	}
 }
 
-// end takes the client's word that everything of the session has come.
+// end receives the client's statement that the session is complete.
 func (s *intakeSession) end(ctx context.Context) *ingest.Refusal {
 	if _, err := s.deliver(ctx); err != nil {
 		return notAccepted(err)
@@ -606,7 +609,7 @@ func (s *intakeSession) end(ctx context.Context) *ingest.Refusal {
 	s.complete = true
 	s.changed = true
 	s.step(gpuflog.Step{AtEnd: allChannels, Quiet: time.Minute, Gone: true})
-	s.tell(ctx)
+	s.updateCounters(ctx)
 	refused, err := s.deliver(ctx)
 	if err != nil {
 		return notAccepted(err)
@@ -616,11 +619,11 @@ func (s *intakeSession) end(ctx context.Context) *ingest.Refusal {
 		return ingest.Unavailable("the end of the session could not be stored")
 	}
 	if refused != nil {
-		return refusedForGood("the session's end")
+		return permanentRefusal("the session's end")
 	}
 	return nil
 }
 
-func (s *intakeSession) tell(ctx context.Context) {
-	s.in.counters.tell(ctx, s.dec.Stats(), &s.told)
+func (s *intakeSession) updateCounters(ctx context.Context) {
+	s.in.counters.update(ctx, s.dec.Stats(), &s.counted)
 }

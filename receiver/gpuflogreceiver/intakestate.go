@@ -20,7 +20,7 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/ingest"
 )
 
-// outcome says what became of a window.
+// outcome is the result of a window.
 type outcome string
 
 const (
@@ -29,70 +29,72 @@ const (
 	outcomeRepeated outcome = "repeated"
 )
 
-// windowKey identifies a window by its content: the released client names none in any other way. The
-// channel belongs to it, for a session that ended early may have the same few lines in all channels.
-type windowKey struct {
+// chunkKey identifies a window by its content, because the released client sends no other id. It
+// includes the channel: a short session may have the same few lines in all channels.
+type chunkKey struct {
 	sum     ingest.Sum
 	channel gpuflog.Channel
 	known   bool
 }
 
-// windowState is how far a window was taken.
-type windowState struct {
+// chunkState is the progress of a window.
+type chunkState struct {
 	place ingest.Place
-	// row is where the line at place continues. It is not stored: the line then comes again whole.
+	// row is the row at which the line at place continues. It is not stored: after a restart the
+	// complete line is decoded again.
 	row int64
-	// accepted, rejected and refused count lines: taken, bad, and refused for good by a pipeline.
+	// accepted, rejected and refused count lines: valid, invalid, and permanently rejected by a
+	// pipeline.
 	accepted, rejected, refused int64
-	// header is the number of the line that was fed before all others, 0 if none was.
+	// header is the number of the line that was decoded before all others, or 0.
 	header int64
 }
 
-// windowTable remembers the windows of a session, so that one that comes again changes nothing. The
-// oldest are forgotten; if one of those comes again, its spans have the same ids.
-type windowTable struct {
-	m     map[windowKey]*windowState
-	order []windowKey
-	// owner is the principal that opened the session, zero if it had none. intake.mu guards it.
+// chunkTable holds the windows of a session, so that a repeated window has no effect. The oldest
+// are evicted. If an evicted window is repeated, its spans have the same ids.
+type chunkTable struct {
+	m     map[chunkKey]*chunkState
+	order []chunkKey
+	// owner is the principal that opened the session, or zero. intake.mu guards it.
 	owner principal
 }
 
-// isOf reports whether a principal may use the session. One that was opened without credentials, or
-// stored before principals were, is of whoever comes first. Without credentials there is one
-// principal.
-func (t *windowTable) isOf(who principal) bool {
+// isOf reports whether a principal may use the session. A session without an owner was opened
+// without credentials, or stored by an older version. The first principal may use it. Without
+// credentials there is one principal.
+func (t *chunkTable) isOf(who principal) bool {
 	return t.owner == who || t.owner == principal{} || who == principal{}
 }
 
-// claim is isOf, and makes the principal the owner of a session that has none.
-func (t *windowTable) claim(who principal) bool {
+// claim is isOf, and makes the principal the owner of a session without one.
+func (t *chunkTable) claim(who principal) bool {
 	if t.owner == (principal{}) {
 		t.owner = who
 	}
 	return t.isOf(who)
 }
 
-// maxWindows is more windows than a session of a week has at one a minute.
+// maxWindows exceeds the windows of a session of a week with one window a minute.
 const maxWindows = 1 << 14
 
-func (t *windowTable) get(k windowKey) *windowState {
+func (t *chunkTable) get(k chunkKey) *chunkState {
 	if w := t.m[k]; w != nil {
 		return w
 	}
 	if t.m == nil {
-		t.m = map[windowKey]*windowState{}
+		t.m = map[chunkKey]*chunkState{}
 	}
 	if len(t.order) >= maxWindows {
 		delete(t.m, t.order[0])
 		t.order = t.order[1:]
 	}
-	w := &windowState{}
+	w := &chunkState{}
 	t.m[k] = w
 	t.order = append(t.order, k)
 	return w
 }
 
-func (t *windowTable) append(b []byte) []byte {
+func (t *chunkTable) append(b []byte) []byte {
 	b = binary.AppendUvarint(b, uint64(len(t.order)))
 	for _, k := range t.order {
 		w := t.m[k]
@@ -108,15 +110,15 @@ func (t *windowTable) append(b []byte) []byte {
 	return b
 }
 
-func (d *decoder) windows() *windowTable {
-	t := &windowTable{}
+func (d *decoder) windows() *chunkTable {
+	t := &chunkTable{}
 	n := d.Uint()
 	if n > maxWindows {
 		d.Fail(damaged)
 		return t
 	}
 	for ; n > 0 && d.OK(); n-- {
-		var k windowKey
+		var k chunkKey
 		for i := range k.sum {
 			k.sum[i] = d.Byte()
 		}
@@ -132,9 +134,9 @@ func (d *decoder) windows() *windowTable {
 	return t
 }
 
-// finished remembers the windows of sessions that are not in memory any more.
+// finished holds the windows of sessions that are no longer in memory.
 type finished struct {
-	m       map[string]*windowTable
+	m       map[string]*chunkTable
 	order   []string
 	windows int
 }
@@ -145,10 +147,10 @@ const (
 	maxFinishedWindows = 1 << 16
 )
 
-func newFinished() *finished { return &finished{m: map[string]*windowTable{}} }
+func newFinished() *finished { return &finished{m: map[string]*chunkTable{}} }
 
-// put remembers a session and returns those that it had to forget for it.
-func (f *finished) put(id string, w *windowTable) (dropped []string) {
+// put stores a session and returns the evicted sessions.
+func (f *finished) put(id string, w *chunkTable) (dropped []string) {
 	f.take(id)
 	f.m[id] = w
 	f.order = append(f.order, id)
@@ -161,8 +163,8 @@ func (f *finished) put(id string, w *windowTable) (dropped []string) {
 	return dropped
 }
 
-// oldest returns the oldest session of the principal that takes the most room, so that no principal
-// can have those of another forgotten.
+// oldest returns the oldest session of the principal with the most windows, so that no principal
+// can evict the sessions of another.
 func (f *finished) oldest() (id string) {
 	room := map[principal]int{}
 	for _, w := range f.m {
@@ -177,8 +179,8 @@ func (f *finished) oldest() (id string) {
 	return id
 }
 
-// take gives a session's windows back and forgets it; nil if it is not known.
-func (f *finished) take(id string) *windowTable {
+// take removes and returns a session's windows, or nil.
+func (f *finished) take(id string) *chunkTable {
 	w := f.m[id]
 	if w == nil {
 		return nil
@@ -189,10 +191,9 @@ func (f *finished) take(id string) *windowTable {
 	return w
 }
 
-// intakeStore keeps the sessions that come over HTTP: for each what its decoder knows, and which
-// windows were taken. What is stored is what was delivered, or waits to be; it is stored before a
-// window is answered. Without a storage every call does nothing. It is used by one session at a time
-// where that matters: by whoever has locked it.
+// intakeStore stores the sessions over HTTP: the state of each decoder, and the accepted windows.
+// The stored data is delivered or waits for delivery. It is stored before a window is answered.
+// Without a storage every call is a no-op. Calls for a session require its lock.
 type intakeStore struct {
 	client storage.Client
 	index  chan map[string]bool // id: whether it is finished; held by who changes it
@@ -208,28 +209,28 @@ func (st *intakeStore) on() bool { return st.client != nil }
 
 const intakeIndexKey = "http/sessions"
 
-// intakeKey is the key of a part of a session. Clients choose the ids, so the hash must withstand a
-// search for another id with the same key.
+// intakeKey is the key of a part of a session. Clients choose the ids, so the hash must be
+// collision resistant.
 func intakeKey(id, what string) string {
 	h := sha256.Sum256([]byte(id))
 	return "http/s/" + hex.EncodeToString(h[:]) + "/" + what
 }
 
-// storedSession is a living session as it was stored.
+// storedSession is an active session as stored.
 type storedSession struct {
 	id              string
 	lines, complete bool
 	state, dicts    []byte
-	windows         *windowTable
+	windows         *chunkTable
 }
 
-// finishedSession is one of which only the windows are remembered.
+// finishedSession is a session of which only the windows are stored.
 type finishedSession struct {
 	id      string
-	windows *windowTable
+	windows *chunkTable
 }
 
-// open reads what was stored. There is one error for each thing that cannot be used.
+// open reads the stored sessions. It returns one error for each unusable entry.
 func (st *intakeStore) open(ctx context.Context) (living []storedSession, done []finishedSession, errs []error) {
 	if !st.on() {
 		return nil, nil, nil
@@ -269,7 +270,7 @@ func (st *intakeStore) open(ctx context.Context) (living []storedSession, done [
 	return living, done, errs
 }
 
-// forget takes a session that cannot be used out of the list; the next change stores that.
+// forget removes an unusable session from the list. The next change stores the list.
 func (st *intakeStore) forget(id string) {
 	index := <-st.index
 	delete(index, id)
@@ -318,15 +319,15 @@ func (s *intakeSession) appendStored(b []byte, state []byte) []byte {
 	return append(b, owner[:]...)
 }
 
-// owner returns the principal whose session it is.
+// owner returns the principal that owns the session.
 func (s *intakeSession) owner() principal {
 	s.in.mu.Lock()
 	defer s.in.mu.Unlock()
 	return s.windows.owner
 }
 
-// note enters a session into the list. It gives the operation that stores the list, and a function
-// that says whether that was done.
+// note changes the list. It returns the operation that stores the list, and a function for the
+// caller to report whether that succeeded.
 func (st *intakeStore) note(change func(index map[string]bool)) (op *storage.Operation, done func(ok bool), err error) {
 	old := <-st.index
 	index := make(map[string]bool, len(old)+1)
@@ -348,7 +349,7 @@ func (st *intakeStore) note(change func(index map[string]bool)) (op *storage.Ope
 	}, nil
 }
 
-// save stores a session. Nothing of it is undelivered.
+// save stores a session. All its data must be delivered.
 func (s *intakeSession) save(ctx context.Context) error {
 	st := s.in.store
 	s.savedAt = s.in.now()
@@ -379,7 +380,7 @@ func (s *intakeSession) save(ctx context.Context) error {
 	return nil
 }
 
-// finish stores of a session only which windows it had, and forgets those that are dropped.
+// finish stores only the windows of a session, and removes the dropped sessions.
 func (st *intakeStore) finish(ctx context.Context, s *intakeSession, dropped []string) error {
 	if !st.on() {
 		return nil
@@ -404,7 +405,7 @@ func (st *intakeStore) finish(ctx context.Context, s *intakeSession, dropped []s
 	return err
 }
 
-// load makes a session of what was stored.
+// load restores a session from its stored form.
 func (in *intake) load(b storedSession) (*intakeSession, error) {
 	s := in.newSession(b.id, b.lines)
 	if err := s.dec.LoadState(b.state, b.dicts); err != nil {

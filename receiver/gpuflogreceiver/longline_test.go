@@ -17,7 +17,8 @@ import (
 	"go.opentelemetry.io/collector/consumer/consumererror"
 )
 
-// longRows is how many rows lineOfManyRows has. Each gives three data points, and 32,768 of these are a full batch.
+// longRows is the number of rows of lineOfManyRows. Each has three data points; 32,768 points fill
+// a batch.
 const longRows = 40_000
 
 // lineOfManyRows is a line that fills several batches.
@@ -34,8 +35,8 @@ func lineOfManyRows(session string) string {
 	return b.String()
 }
 
-// refusing returns an answer that gives err for deliveries first to last, counted from 1, and the number of
-// deliveries so far.
+// refusing returns an answer function and the number of deliveries so far. The function returns err
+// for deliveries first to last, counted from 1.
 func refusing(first, last int64, err error) (answer func() error, calls *atomic.Int64) {
 	calls = new(atomic.Int64)
 	return func() error {
@@ -56,7 +57,7 @@ func longFile(t *testing.T) (dir string) {
 	return dir
 }
 
-// once checks that each point of the long line came exactly once.
+// once checks that each point of the long line arrived exactly once.
 func once(t *testing.T, e *exact) {
 	t.Helper()
 	e.mu.Lock()

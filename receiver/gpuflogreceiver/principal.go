@@ -15,9 +15,9 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/ingest"
 )
 
-// principal identifies whose credentials a request has: a one-way digest, so that no token is kept
-// in memory, in the storage or in a log. It is zero if the configuration asks for no credentials:
-// all requests then have one principal.
+// principal identifies the credentials of a request: a one-way digest, so that no token is kept in
+// memory, in the storage or in a log. It is zero if the configuration requires no credentials. All
+// requests then have one principal.
 type principal = ingest.Principal
 
 // identityAttributes name the subject in the data of the Collector's authenticators: a subject of
@@ -25,8 +25,8 @@ type principal = ingest.Principal
 // password changes. Other attributes, such as raw, are credentials.
 var identityAttributes = [...]string{"issuer", "subject", "username"}
 
-// principalOf returns the principal of an authenticated request. authenticated says that an
-// authenticator has accepted it. bearertokenauth gives no data, so that its token itself is the
+// principalOf returns the principal of an authenticated request. authenticated means that an
+// authenticator has accepted it. bearertokenauth provides no data, so its token itself is the
 // identity. A client certificate counts only if it was verified.
 func principalOf(r *http.Request, authenticated bool) (p principal) {
 	h := sha256.New()
@@ -77,7 +77,7 @@ func addCertificate(add func(kind, value string), c *x509.Certificate) {
 	}
 }
 
-// writeString writes a string with its length, so that no two lists of strings look alike.
+// writeString writes a string with its length, so that different lists have different encodings.
 func writeString(h hash.Hash, s string) {
 	var n [8]byte
 	binary.LittleEndian.PutUint64(n[:], uint64(len(s)))
@@ -85,9 +85,8 @@ func writeString(h hash.Hash, s string) {
 	h.Write([]byte(s))
 }
 
-// hostOf returns the host that an address belongs to: the IPv4 address, or the /64 of an IPv6
-// address, since one host may use all addresses of it. It is invalid for other addresses, such as
-// Unix sockets.
+// hostOf returns the host of an address: the IPv4 address, or the /64 of an IPv6 address, because
+// one host may use all addresses of it. It is invalid for other addresses, such as Unix sockets.
 func hostOf(address string) netip.Prefix {
 	a, err := netip.ParseAddrPort(address)
 	if err != nil {

@@ -27,7 +27,7 @@ type reader struct {
 
 	batch, muted *gpuevent.Batch
 	followers    map[string]*follower
-	// added and removed are groups that a scan found to have come or gone.
+	// added and removed are the groups that a scan added or removed.
 	added, removed []*fileset.Group
 	buf            []byte
 	started        bool // the first scan is done
@@ -37,16 +37,15 @@ type reader struct {
 	aside          aside
 }
 
-// bufferBytes is the size of the read buffer. Only a chunk of it is used as a rule; the rest is room
-// for long lines, and never touched otherwise, so it takes address space but no memory. It counts as
-// heap without pointers, though, which lets the garbage collector wait longer between its runs: what
-// a step makes is garbage soon, and with a small heap a quarter of all time went into finding that
-// out every two or three steps. Heap in use grows by about as much.
+// bufferBytes is the size of the read buffer. Usually only a chunk of it is used. The rest serves
+// long lines and is otherwise not touched: it takes address space but no memory. It counts as heap
+// without pointers, so the garbage collector runs less often. With a small heap, a quarter of the
+// time went into a collection every two or three steps. The heap in use grows by about this size.
 const bufferBytes = 32 << 20
 
 type warning struct{ path, reason string }
 
-// maxWarnings bounds what is remembered to warn only once.
+// maxWarnings bounds the keys of warnings that are logged once.
 const maxWarnings = 4096
 
 func newReader(cfg *Config, logger *zap.Logger, files *fileset.Set, out *outputs, tel *metadata.TelemetryBuilder, store *checkpoints) *reader {
@@ -62,29 +61,31 @@ func newReader(cfg *Config, logger *zap.Logger, files *fileset.Set, out *outputs
 // follower follows one group of files.
 type follower struct {
 	group *fileset.Group
-	// dec is nil once the group is finished: no more can come.
+	// dec is nil once the group is finished.
 	dec *gpuflog.Decoder
-	// muted: what is there was written before the receiver was first started with start_at: end.
+	// muted means that the present data was written before the first start with start_at: end.
 	muted bool
-	// unsaved are the steps since the last plan was stored; the plans from snapshotPlan up to
-	// nextPlan are stored, and a snapshot was last taken at snapshotAt.
+	// unsaved are the steps since the last stored plan. The plans from snapshotPlan up to nextPlan
+	// are stored. snapshotAt is the time of the last snapshot.
 	unsaved                []planStep
 	snapshotPlan, nextPlan uint64
 	snapshotAt             time.Time
 	changed                bool // the snapshot is out of date
 	hasSnapshot            bool
 	dictVersion            uint64
-	told                   gpuflog.Stats
-	// interrupted: the last delivery did not end, so the decoder is ahead of what was accepted.
+	counted                gpuflog.Stats
+	// interrupted means that the last delivery did not end, so the decoder is ahead of the accepted
+	// data.
 	interrupted bool
-	// planned: the step in progress is stored with a plan.
+	// planned means that a plan with the current step is stored.
 	planned bool
-	// aside: a delivery in the middle of a step waits for a pipeline; the reader goes on without the group.
+	// aside means that a delivery inside a step waits for a pipeline. The reader continues without
+	// the group.
 	aside bool
 }
 
-// rests reports that a group which did not change needs no step: nothing waits for a clock.
-func (f *follower) rests(now time.Time, timeout time.Duration) bool {
+// idle reports whether an unchanged group needs no step, because nothing waits for a time.
+func (f *follower) idle(now time.Time, timeout time.Duration) bool {
 	if f.dec == nil {
 		return true
 	}
@@ -92,18 +93,18 @@ func (f *follower) rests(now time.Time, timeout time.Duration) bool {
 	return f.dec.Finished() && rows+events == 0 && !f.changed && now.Sub(f.group.LastChange()) <= timeout
 }
 
-// snapshotEvery and snapshotPlans bound how much a restart has to do again.
+// snapshotEvery and snapshotPlans bound the work that a restart repeats.
 const (
 	snapshotEvery = time.Second
 	snapshotPlans = 64
 )
 
-// shortPoll is the poll interval while something waits for a clock.
+// shortPoll is the poll interval while something waits for a time.
 const shortPoll = 50 * time.Millisecond
 
 func (r *reader) run(ctx context.Context, stop <-chan struct{}) {
 	if err := r.store.open(ctx); err != nil {
-		r.logger.Error("list of checkpoints cannot be read; starting as if it was empty", zap.Error(err))
+		r.logger.Error("list of checkpoints is invalid; starting with an empty one", zap.Error(err))
 		r.reject(ctx, "checkpoint", 1)
 	}
 	defer r.saveAll(ctx)
@@ -137,8 +138,8 @@ func (r *reader) run(ctx context.Context, stop <-chan struct{}) {
 	}
 }
 
-// pass takes one step in every group that has something to do. It reports whether anything was
-// read, whether something waits for a clock, and false if it was stopped.
+// pass runs one step of every group with work. It reports whether it read anything and whether
+// something waits for a time. ok is false if it was stopped.
 func (r *reader) pass(ctx context.Context, stop <-chan struct{}) (progress, waiting, ok bool) {
 	now := r.now()
 	r.scan(ctx, now)
@@ -164,8 +165,8 @@ func (r *reader) pass(ctx context.Context, stop <-chan struct{}) (progress, wait
 	lag := 0.0
 	rows, held := 0, 0
 	for _, g := range slices.Clone(r.files.Groups()) {
-		// A delivery may have held up the pass. What is decided by the clock, and by the ends of files,
-		// must not rest on how they were before it.
+		// A delivery may have delayed the pass. Decisions by the clock and by the ends of files
+		// need the current state.
 		if t := r.now(); t.Sub(now) > shortPoll {
 			now = t
 			r.scan(ctx, now)
@@ -178,7 +179,7 @@ func (r *reader) pass(ctx context.Context, stop <-chan struct{}) (progress, wait
 			}
 			continue
 		}
-		if f == nil || (!g.Changed() && f.rests(now, r.cfg.SessionTimeout)) {
+		if f == nil || (!g.Changed() && f.idle(now, r.cfg.SessionTimeout)) {
 			continue
 		}
 		p := false
@@ -210,7 +211,7 @@ func (r *reader) pass(ctx context.Context, stop <-chan struct{}) (progress, wait
 	return progress, rows+held > 0, true
 }
 
-// scan looks at the files. The groups that came and went wait for the pass.
+// scan scans the files. The next pass handles added and removed groups.
 func (r *reader) scan(ctx context.Context, now time.Time) {
 	c := r.files.Scan(now)
 	for _, p := range c.Problems {
@@ -227,7 +228,7 @@ func (r *reader) newDecoder(g *fileset.Group) *gpuflog.Decoder {
 	})
 }
 
-// add begins to follow a group, from its checkpoint if it has one.
+// add starts to follow a group, from its checkpoint if there is one.
 func (r *reader) add(ctx context.Context, stop <-chan struct{}, g *fileset.Group, now time.Time) {
 	f := &follower{group: g, dec: r.newDecoder(g), snapshotAt: now}
 	r.followers[g.Key()] = f
@@ -252,7 +253,7 @@ func (r *reader) add(ctx context.Context, stop <-chan struct{}, g *fileset.Group
 	r.redo(ctx, stop, f, s.plans)
 }
 
-// restore takes up a snapshot.
+// restore loads a snapshot.
 func (r *reader) restore(f *follower, s *saved) error {
 	if err := f.group.LoadState(s.files); err != nil {
 		return err
@@ -267,7 +268,7 @@ func (r *reader) restore(f *follower, s *saved) error {
 	return nil
 }
 
-// redo carries out the plans that were stored after the snapshot.
+// redo repeats the plans that were stored after the snapshot.
 func (r *reader) redo(ctx context.Context, stop <-chan struct{}, f *follower, plans []plan) {
 	f.dec.WhenFull(func(b *gpuevent.Batch) bool {
 		f.interrupted = stopped(stop) || !r.deliver(ctx, stop, f, b)
@@ -307,7 +308,7 @@ func (r *reader) redo(ctx context.Context, stop <-chan struct{}, f *follower, pl
 		}
 	}
 	f.dec.Resume(gpuflog.Now(r.now()))
-	r.tell(ctx, f)
+	r.updateCounters(ctx, f)
 	r.snapshot(ctx, f) // of the new time, before steps of it are stored
 }
 
@@ -320,11 +321,11 @@ func stopped(stop <-chan struct{}) bool {
 	}
 }
 
-// rereadWait is how long the data of a plan is looked for: while files are rotated or published, a
-// piece can be between two names.
+// rereadWait bounds the search for the data of a plan. During a rotation or publication, a segment
+// may have no name.
 const rereadWait = 3 * time.Second
 
-// reread gives a piece of a channel again.
+// reread reads a segment of a channel again.
 func (r *reader) reread(ctx context.Context, stop <-chan struct{}, f *follower, s segment) (data []byte, err error) {
 	for until := time.Now().Add(rereadWait); ; {
 		data, r.buf, err = f.group.Stream(s.channel).Reread(s.seg, r.buf)
@@ -387,11 +388,11 @@ func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, no
 	}
 	if progress || full {
 		f.changed = true
-		r.tell(ctx, f)
+		r.updateCounters(ctx, f)
 	}
 	if f.muted && st.end.AtEnd == [gpuflog.NumChannels]bool{true, true, true, true} {
 		f.muted = false
-		r.logger.Info("at the end; what comes from here on is sent", zap.String("group", f.group.Key()))
+		r.logger.Info("reached the end of existing data; new data is sent", zap.String("group", f.group.Key()))
 	}
 	if f.changed && (!progress || now.Sub(f.snapshotAt) >= snapshotEvery || f.nextPlan-f.snapshotPlan >= snapshotPlans || !f.hasSnapshot) {
 		r.snapshot(ctx, f)
@@ -399,13 +400,13 @@ func (r *reader) step(ctx context.Context, stop <-chan struct{}, f *follower, no
 	}
 	if !progress && st.end.Gone && quiet > r.cfg.SessionTimeout && f.dec.Finished() && !f.group.Changed() {
 		f.dec = nil // its files stay known; its tables are not needed any more
-		f.told = gpuflog.Stats{}
+		f.counted = gpuflog.Stats{}
 	}
 	return progress || more
 }
 
-// savePlan stores what a step did so far, before anything of it is delivered. It does nothing if that
-// is stored already.
+// savePlan stores the progress of a step before any of its data is delivered. It does nothing if
+// the progress is stored.
 func (r *reader) savePlan(ctx context.Context, f *follower, st *planStep) {
 	if f.planned {
 		return
@@ -423,13 +424,14 @@ func (r *reader) savePlan(ctx context.Context, f *follower, st *planStep) {
 	f.unsaved = f.unsaved[:0]
 }
 
-// tailWait is how long a file must be silent until a whole record at its end counts without its
-// newline.
+// tailWait is how long a file must be unchanged until a complete record at its end counts without
+// its newline.
 const tailWait = 2 * time.Second
 
-// read feeds the decoder up to about chunkBytes. The system and sass channels, on which nothing
-// depends, give at most one chunk each; of the other two the decoder says which it wants. more says
-// that a stream did not come to its end although it gave nothing, progress that any gave something.
+// read passes up to about chunkBytes to the decoder. Of the system and sass channels it reads at
+// most one chunk each, because nothing depends on them. Of the other two the decoder selects one.
+// more means that a stream delivered nothing but has not ended. progress means that a stream
+// delivered data.
 func (r *reader) read(ctx context.Context, f *follower, st *planStep, quiet time.Duration, out *gpuevent.Batch) (more, progress bool) {
 	var ended [gpuflog.NumChannels]bool
 	left := chunkBytes
@@ -453,7 +455,7 @@ func (r *reader) read(ctx context.Context, f *follower, st *planStep, quiet time
 			more = more || (err == nil && !chunk.AtEnd)
 			return
 		}
-		// A plan that is stored while the chunk is decoded must hold it.
+		// A plan that is stored during the decoding must contain the chunk.
 		st.segments = append(st.segments, segment{ch, chunk.Seg})
 		f.planned, progress = false, true
 		f.dec.Feed(ch, chunk.Data, chunk.Seg.From, st.end.Now, out)
@@ -475,7 +477,7 @@ func (r *reader) read(ctx context.Context, f *follower, st *planStep, quiet time
 	return more, progress
 }
 
-// tail takes the unterminated end of a silent file if it is a whole record.
+// tail reads the unterminated end of an unchanged file if it is a complete record.
 func (r *reader) tail(ctx context.Context, s *fileset.Stream) fileset.Chunk {
 	pending, size, err := s.Pending(r.buf)
 	if err != nil || size == 0 || int64(len(pending)) != size || !gpuflog.Whole(pending) {
@@ -492,7 +494,7 @@ func (r *reader) tail(ctx context.Context, s *fileset.Stream) fileset.Chunk {
 	return chunk
 }
 
-// snapshot stores where the group stands. Nothing of it is undelivered at this point.
+// snapshot stores the progress of the group. All its data must be delivered.
 func (r *reader) snapshot(ctx context.Context, f *follower) {
 	if r.store.client == nil {
 		f.changed = false
@@ -522,7 +524,7 @@ func (r *reader) storeFailed(ctx context.Context, f *follower, err error) {
 	r.warn(f.group.Key(), "checkpoint", zap.Error(err))
 }
 
-// saveAll takes a last snapshot of what was delivered whole.
+// saveAll takes a last snapshot of all completely delivered groups.
 func (r *reader) saveAll(ctx context.Context) {
 	for _, f := range r.followers {
 		if f.dec != nil && f.changed && !f.interrupted {
@@ -542,7 +544,7 @@ func (r *reader) remove(ctx context.Context, key string) {
 	delete(r.followers, key)
 }
 
-// dropStale removes the checkpoints of groups that went away while the receiver was not running.
+// dropStale removes the checkpoints of groups that disappeared while the receiver was not running.
 func (r *reader) dropStale(ctx context.Context) {
 	for _, key := range append([]string(nil), r.store.groups...) {
 		if r.followers[key] != nil {
@@ -553,14 +555,14 @@ func (r *reader) dropStale(ctx context.Context) {
 			first, next = s.next-uint64(len(s.plans)), s.next
 		}
 		if err := r.store.drop(ctx, key, first, next); err != nil {
-			r.logger.Warn("checkpoint of a removed group stays", zap.String("group", key), zap.Error(err))
+			r.logger.Warn("checkpoint of a removed group cannot be deleted", zap.String("group", key), zap.Error(err))
 		}
 	}
 }
 
-// tell brings the counters up to date.
-func (r *reader) tell(ctx context.Context, f *follower) {
-	r.counters.tell(ctx, f.dec.Stats(), &f.told)
+// updateCounters updates the counters of a group.
+func (r *reader) updateCounters(ctx context.Context, f *follower) {
+	r.counters.update(ctx, f.dec.Stats(), &f.counted)
 }
 
 func (r *reader) reject(ctx context.Context, reason string, n int64) {
@@ -572,7 +574,7 @@ func (r *reader) fileProblem(ctx context.Context, p fileset.Problem) {
 	r.warn(p.Path, string(p.Reason), zap.Int64("offset", p.Offset), zap.Int64("length", p.Length), zap.Error(p.Err))
 }
 
-// decodeProblems reports what the decoder rejected: once per file and reason.
+// decodeProblems reports rejected input: once for each file and reason.
 func (r *reader) decodeProblems(f *follower, path string) {
 	for _, p := range f.dec.TakeProblems() {
 		r.warn(path, p.Reason.String(), zap.Int64("offset", p.Offset), zap.String("detail", p.Detail))
@@ -588,9 +590,9 @@ func (r *reader) warn(path, reason string, fields ...zap.Field) {
 		clear(r.warned)
 	}
 	r.warned[w] = struct{}{}
-	message := "input not taken as it stands; further ones of this file and reason are only counted"
+	message := "input rejected; further input with this file and reason is only counted"
 	if reason == gpuflog.TooOld.String() {
-		message = "this log is of a generation before A2 and is too old to be read; it is skipped"
+		message = "log generations before A2 are unsupported; the log is skipped"
 	}
 	r.logger.Warn(message, append([]zap.Field{zap.String("path", path), zap.String("reason", reason)}, fields...)...)
 }

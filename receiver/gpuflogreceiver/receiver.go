@@ -19,13 +19,13 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/metadata"
 )
 
-// gpuflogReceiver is the one instance behind the pipelines of one configuration.
+// gpuflogReceiver is the one instance for the pipelines of one configuration.
 type gpuflogReceiver struct {
 	cfg *Config
 	set receiver.Settings
 	out outputs
 
-	// stop ends the reading; cancel also ends a delivery that is under way.
+	// stop ends the reading. cancel also ends deliveries in progress.
 	stop     chan struct{}
 	stopOnce sync.Once
 	grace    time.Duration    // shutdownGrace but in tests
@@ -48,11 +48,11 @@ func newReceiver(cfg *Config, set receiver.Settings) (*gpuflogReceiver, error) {
 	return &gpuflogReceiver{cfg: cfg, set: set, out: outputs{obs: obs}, stop: make(chan struct{}), grace: shutdownGrace, now: time.Now}, nil
 }
 
-// chunkBytes is how much is read, decoded and sent at a time: enough that the costs per delivery
-// and per checkpoint vanish, little enough that a batch stays small.
+// chunkBytes is the amount that is read, decoded and sent at a time. It makes the costs of a
+// delivery and a checkpoint negligible, and keeps batches small.
 const chunkBytes = 1 << 20
 
-// Start opens the checkpoints and begins to read.
+// Start opens the checkpoints and starts to read.
 func (r *gpuflogReceiver) Start(ctx context.Context, host component.Host) (err error) {
 	defer func() {
 		if err != nil {
@@ -79,7 +79,7 @@ func (r *gpuflogReceiver) Start(ctx context.Context, host component.Host) (err e
 	return nil
 }
 
-// startFiles begins to follow the files.
+// startFiles starts to follow the files.
 func (r *gpuflogReceiver) startFiles(ctx context.Context) error {
 	files, err := fileset.New(fileset.Config{
 		Include: r.cfg.Include, Exclude: r.cfg.Exclude,
@@ -104,7 +104,7 @@ func (r *gpuflogReceiver) startFiles(ctx context.Context) error {
 	return nil
 }
 
-// startHTTP begins to listen.
+// startHTTP starts the HTTP server.
 func (r *gpuflogReceiver) startHTTP(ctx context.Context, host component.Host) (err error) {
 	out := r.out
 	if out.obs, err = receiverhelper.NewObsReport(receiverhelper.ObsReportSettings{
@@ -113,19 +113,20 @@ func (r *gpuflogReceiver) startHTTP(ctx context.Context, host component.Host) (e
 		return err
 	}
 	if r.store == nil {
-		r.set.Logger.Info("no storage is set: what waits for other lines of its session, and open scopes, are lost if this process is killed")
+		r.set.Logger.Info("no storage is set: waiting lines and open scopes are lost if this process is killed")
 	}
 	r.http, err = startHTTP(ctx, host, r.set.TelemetrySettings, r.cfg, &out, newIntakeStore(r.store), r.now)
 	return err
 }
 
-// shutdownGrace is how long a delivery under way may take at a shutdown, if the context sets no earlier
-// end. The Collector's sets none, and an exporter that waits for a backend which is away waits for ever.
-// Nothing is lost: the files are the queue, and clients of HTTP send again.
+// shutdownGrace bounds a delivery in progress at a shutdown if the context has no earlier deadline.
+// The Collector's has none, and an exporter may wait forever for an unavailable backend. Nothing is
+// lost: the files are the queue, and HTTP clients send again.
 const shutdownGrace = 5 * time.Second
 
-// Shutdown stops reading, lets a delivery under way end within the context's time and shutdownGrace, and
-// saves the checkpoints. What was not accepted by then is read again at the next start.
+// Shutdown stops reading and saves the checkpoints. A delivery in progress may end within the
+// context's deadline and shutdownGrace. Data that was not accepted by then is read again at the
+// next start.
 func (r *gpuflogReceiver) Shutdown(ctx context.Context) (err error) {
 	r.stopOnce.Do(func() { close(r.stop) })
 	patient, cancel := context.WithTimeout(ctx, r.grace)

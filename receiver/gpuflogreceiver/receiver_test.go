@@ -299,7 +299,7 @@ func kernelsOf(sum gpuflgen.Summary) (n int) {
 
 var _ receiver.Traces = (*gpuflogReceiver)(nil)
 
-func TestAGeneratedSessionComesOutWhole(t *testing.T) {
+func TestReader_GeneratedSession(t *testing.T) {
 	for _, layout := range []gpuflgen.Layout{gpuflgen.A2, gpuflgen.C3} {
 		t.Run(string(layout), func(t *testing.T) {
 			dir := t.TempDir()
@@ -318,7 +318,7 @@ func TestAGeneratedSessionComesOutWhole(t *testing.T) {
 	}
 }
 
-func TestRefusedDataIsSentAgainUntilItIsAccepted(t *testing.T) {
+func TestReader_RetriesRejectedData(t *testing.T) {
 	dir := t.TempDir()
 	sum := generate(t, dir, gpuflgen.Config{Epochs: 1, StepsPerEpoch: 2})
 	s := newSink()
@@ -338,7 +338,7 @@ func TestRefusedDataIsSentAgainUntilItIsAccepted(t *testing.T) {
 	}
 }
 
-func TestDataRefusedForGoodIsCountedAndSkipped(t *testing.T) {
+func TestReader_PermanentRejection(t *testing.T) {
 	dir := t.TempDir()
 	generate(t, dir, gpuflgen.Config{Epochs: 1, StepsPerEpoch: 2})
 	s := newSink()
@@ -349,13 +349,13 @@ func TestDataRefusedForGoodIsCountedAndSkipped(t *testing.T) {
 		return nil
 	}
 	r := start(t, s, nil, func(c *Config) { c.Include = []string{dir} })
-	eventually(t, "a refusal", func() bool { return r.logs.FilterMessageSnippet("refused for good").Len() == 1 })
+	eventually(t, "a refusal", func() bool { return r.logs.FilterMessageSnippet("rejected permanently").Len() == 1 })
 	eventually(t, "the rest", func() bool { return s.pointCount() > 0 })
 	assert.Positive(t, r.sum("otelcol_receiver_gpuflog_dropped", ""))
 	r.stop()
 }
 
-func TestARestartInTheMiddleGoesOnWhereItWas(t *testing.T) {
+func TestReader_RestartInTheMiddle(t *testing.T) {
 	for _, layout := range []gpuflgen.Layout{gpuflgen.A2, gpuflgen.C3} {
 		t.Run(string(layout), func(t *testing.T) {
 			dir := t.TempDir()
@@ -402,7 +402,7 @@ func TestARestartInTheMiddleGoesOnWhereItWas(t *testing.T) {
 	}
 }
 
-func TestNothingIsReadAgainAfterACleanStop(t *testing.T) {
+func TestReader_CleanStop(t *testing.T) {
 	dir := t.TempDir()
 	generate(t, dir, gpuflgen.Config{Epochs: 1, StepsPerEpoch: 2})
 	m := &memory{m: map[string][]byte{}}
@@ -419,7 +419,7 @@ func TestNothingIsReadAgainAfterACleanStop(t *testing.T) {
 	assert.Equal(t, true, r.logs.FilterMessage("following").All()[0].ContextMap()["resumed"])
 }
 
-func TestADamagedCheckpointCostsAReadOnly(t *testing.T) {
+func TestReader_DamagedCheckpoint(t *testing.T) {
 	dir := t.TempDir()
 	generate(t, dir, gpuflgen.Config{Epochs: 1, StepsPerEpoch: 2})
 	m := &memory{m: map[string][]byte{}}
@@ -441,7 +441,7 @@ func TestADamagedCheckpointCostsAReadOnly(t *testing.T) {
 	assert.Equal(t, want, s.distinct())
 }
 
-func TestCheckpointWriteError(t *testing.T) {
+func TestReader_CheckpointWriteError(t *testing.T) {
 	dir := t.TempDir()
 	sum := generate(t, dir, gpuflgen.Config{Epochs: 1, StepsPerEpoch: 2})
 	m := &memory{m: map[string][]byte{}, fail: errors.New("write error")}
@@ -453,7 +453,7 @@ func TestCheckpointWriteError(t *testing.T) {
 	r.stop()
 }
 
-func TestTheCheckpointOfARemovedSessionGoesToo(t *testing.T) {
+func TestReader_RemovedSessionCheckpoint(t *testing.T) {
 	dir := t.TempDir()
 	generate(t, dir, gpuflgen.Config{Epochs: 1, StepsPerEpoch: 1})
 	m := &memory{m: map[string][]byte{}}
@@ -490,13 +490,13 @@ func line(i int) string {
 	return fmt.Sprintf(a2Line, i, at, at+500, i+1)
 }
 
-func TestStartAtEndTakesOnlyWhatComesLater(t *testing.T) {
+func TestStartAt_End(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.device.log")
 	require.NoError(t, os.WriteFile(path, []byte(line(1)+"\n"+line(2)+"\n"), 0o600))
 	s := newSink()
 	r := start(t, s, nil, func(c *Config) { c.Include, c.StartAt = []string{dir}, "end" })
-	eventually(t, "the end", func() bool { return r.logs.FilterMessageSnippet("at the end").Len() == 1 })
+	eventually(t, "the end", func() bool { return r.logs.FilterMessageSnippet("reached the end").Len() == 1 })
 	appendTo(t, path, line(3)+"\n")
 	eventually(t, "the new kernel", func() bool { return s.count("kernel") == 1 })
 	time.Sleep(300 * time.Millisecond)
@@ -513,7 +513,7 @@ func appendTo(t *testing.T, path, text string) {
 	require.NoError(t, f.Close())
 }
 
-func TestAPartialLineWaitsAndAWholeOneWithoutNewlineCounts(t *testing.T) {
+func TestReader_PartialLine(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.device.log")
 	half := line(2)
@@ -531,7 +531,7 @@ func TestAPartialLineWaitsAndAWholeOneWithoutNewlineCounts(t *testing.T) {
 	r.stop()
 }
 
-func TestBadLinesAreCountedReportedOnceAndPassedOver(t *testing.T) {
+func TestReader_InvalidLines(t *testing.T) {
 	dir := t.TempDir()
 	bad := "{\"type\":\"kernel_event\",\"session_id\":\n"
 	text := line(1) + "\n" + bad + bad + `{"type":"martian"}` + "\n\n" + line(2) + "\n"
@@ -542,29 +542,29 @@ func TestBadLinesAreCountedReportedOnceAndPassedOver(t *testing.T) {
 	eventually(t, "the counts", func() bool {
 		return r.sum("otelcol_receiver_gpuflog_rejects", "malformed") == 2 && r.sum("otelcol_receiver_gpuflog_rejects", "unknown_type") == 1
 	})
-	warnings := r.logs.FilterMessageSnippet("not taken as it stands").FilterField(zap.String("reason", "malformed")).All()
+	warnings := r.logs.FilterMessageSnippet("input rejected").FilterField(zap.String("reason", "malformed")).All()
 	require.Len(t, warnings, 1)
 	assert.EqualValues(t, len(line(1))+1, warnings[0].ContextMap()["offset"])
 	assert.Equal(t, filepath.Join(dir, "a.device.log"), warnings[0].ContextMap()["path"])
 	r.stop()
 }
 
-func TestOldGenerationsAreToldOff(t *testing.T) {
+func TestReader_UnsupportedGeneration(t *testing.T) {
 	dir := t.TempDir()
 	text := `{"type":"init","pid":1,"app":"a","session_id":"s","system_rate_ms":100,"ts_ns":1772500000000000000}` + "\n" +
 		`{"type":"kernel_event","session_id":"s","name":"k","start_ns":1772500000000000001,"end_ns":1772500000000000002}` + "\n"
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.device.0.log"), []byte(text), 0o600))
 	s := newSink()
 	r := start(t, s, nil, func(c *Config) { c.Include = []string{dir} })
-	eventually(t, "the message", func() bool { return r.logs.FilterMessageSnippet("too old").Len() == 1 })
+	eventually(t, "the message", func() bool { return r.logs.FilterMessageSnippet("before A2 are unsupported").Len() == 1 })
 	eventually(t, "the counts", func() bool { return r.sum("otelcol_receiver_gpuflog_rejects", "too_old") == 2 })
 	assert.Zero(t, s.count("kernel"))
 	r.stop()
 }
 
-// TestABackendThatIsAwayDoesNotHoldUpTheShutdown: an exporter that waits for its backend answers when the
+// TestShutdown_UnavailableBackend: an exporter that waits for its backend answers when the
 // delivery's context ends, and the Collector's Shutdown sets no end.
-func TestABackendThatIsAwayDoesNotHoldUpTheShutdown(t *testing.T) {
+func TestShutdown_UnavailableBackend(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.device.log"), []byte(line(1)+"\n"+line(2)+"\n"), 0o600))
 	m := &memory{m: map[string][]byte{}}
@@ -596,7 +596,7 @@ func (b *backendAway) ConsumeTraces(ctx context.Context, _ ptrace.Traces) error 
 	return ctx.Err()
 }
 
-func TestStorageMustExist(t *testing.T) {
+func TestStart_MissingStorage(t *testing.T) {
 	f := NewFactory()
 	cfg := f.CreateDefaultConfig().(*Config)
 	cfg.Include = []string{t.TempDir()}

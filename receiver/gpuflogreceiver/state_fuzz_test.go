@@ -38,8 +38,8 @@ func FuzzPlan(f *testing.F) {
 
 // FuzzStoredSession parses stored sessions of HTTP: refused, or usable within a bound.
 func FuzzStoredSession(f *testing.F) {
-	s := &intakeSession{in: &intake{}, id: "s", lines: true, windows: &windowTable{}}
-	s.windows.get(windowKey{known: true}).accepted = 7
+	s := &intakeSession{in: &intake{}, id: "s", lines: true, windows: &chunkTable{}}
+	s.windows.get(chunkKey{known: true}).accepted = 7
 	f.Add(s.appendStored(nil, []byte("state")))
 	f.Add([]byte("\x01s\x00\x00\xff\xff\x01"))
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -72,7 +72,7 @@ func only(t *testing.T, spans []ptrace.Span, name string) ptrace.Span {
 	return found[0]
 }
 
-// kernels counts kernels by the span they hang under.
+// kernels counts kernels by their parent span.
 func kernels(spans []ptrace.Span) map[pcommon.SpanID]int {
 	n := map[pcommon.SpanID]int{}
 	for _, s := range spans {
@@ -83,7 +83,8 @@ func kernels(spans []ptrace.Span) map[pcommon.SpanID]int {
 	return n
 }
 
-// Request, scope, inner scope: each kernel is under the innermost scope that was open at its launch.
+// Request, scope, inner scope: each kernel is under the innermost scope that was open at its
+// launch.
 func TestKernelsAreUnderTheirScope(t *testing.T) {
 	gpu, stop := recordOn(t, "OTEL_SERVICE_NAME", "svc")
 	ctx, request := current.Load().tracer.Start(t.Context(), "GET /work", trace.WithSpanKind(trace.SpanKindServer))

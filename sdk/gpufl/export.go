@@ -16,8 +16,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 )
 
-// exporter hands the spans of our own provider to the client that also sends device work: one
-// connection, one queue, one bound at the end, and a recording to a file has both.
+// exporter passes the spans of our own provider to the client that also sends device work. So there
+// is one connection, one queue and one time limit at the end, and a recording to a file has both.
 type exporter struct{ client *otlp.Client }
 
 // ExportSpans never fails: the client counts what it cannot send.

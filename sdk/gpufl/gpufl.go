@@ -63,13 +63,14 @@ type session struct {
 
 // Init begins to record this process. It reads the environment, loads CUPTI, and returns at once:
 // nothing is connected in the caller's way. An error says in one sentence which setting is wrong,
-// or is ErrInitialized; nothing is recorded then. A missing GPU or CUPTI is no error, see [CurrentStatus].
+// or is ErrInitialized; nothing is recorded then. A missing GPU or CUPTI is not an error, see
+// [CurrentStatus].
 //
-// shutdown ends the recording, sends what is left, and returns within ctx and GPUFLIGHT_SHUTDOWN_TIMEOUT
-// (5s), whichever is shorter. Its error says what was not sent. It may be called more than once. A
-// program that ends without it loses what was not sent yet, and nothing hangs. After an error
-// shutdown does nothing; it is never nil. ctx only carries a deadline for Init itself: ending it
-// later stops nothing.
+// shutdown ends the recording, sends what is left, and returns within ctx and
+// GPUFLIGHT_SHUTDOWN_TIMEOUT (5s), whichever is shorter. Its error says what was not sent. It may
+// be called more than once. A program that ends without it loses what was not sent yet, and nothing
+// hangs. After an error shutdown does nothing; it is never nil. ctx only carries a deadline for
+// Init itself: ending it later stops nothing.
 func Init(ctx context.Context, opts ...Option) (shutdown func(context.Context) error, err error) {
 	nothing := func(context.Context) error { return nil }
 	if err := ctx.Err(); err != nil {
@@ -179,14 +180,14 @@ type Status struct {
 	// cupti_failed, …. "" while recording.
 	Reason string `json:"reason,omitempty"`
 	// Detail says in one sentence what is wrong and what to do about it, or what of the things
-	// asked for cannot be had. "" if there is nothing to say.
+	// asked for is not available. "" if there is nothing to say.
 	Detail string `json:"detail,omitempty"`
 	// Library is the path of libcupti, CUPTIVersion its own version number (such as 130001), Driver
 	// the CUDA version of the driver (13000 for 13.0). "" and 0 where not known.
 	Library      string `json:"library,omitempty"`
 	CUPTIVersion int    `json:"cupti_version,omitempty"`
 	Driver       int    `json:"driver,omitempty"`
-	// Missing are the kinds of records that were asked for and cannot be had.
+	// Missing are the kinds of records that were asked for and are not available.
 	Missing []string `json:"missing,omitempty"`
 	// MisplacedScopes were ended by another goroutine than began them.
 	MisplacedScopes uint64 `json:"misplaced_scopes,omitempty"`

@@ -55,9 +55,9 @@ func WithResource(attributes ...attribute.KeyValue) Option {
 	}
 }
 
-// WithMaxSpansPerSecond limits the spans of device work (GPUFLIGHT_MAX_SPANS_PER_SECOND): above it the
-// longest and a fair share of every kernel name are kept, and the rest is in the metrics only. 0 makes
-// no such spans at all.
+// WithMaxSpansPerSecond limits the spans of device work (GPUFLIGHT_MAX_SPANS_PER_SECOND): above it
+// the longest and a fair share of every kernel name are kept, and the rest is in the metrics only.
+// 0 makes no such spans at all.
 func WithMaxSpansPerSecond(n int) Option {
 	return func(o *options) error {
 		if n < 0 {
@@ -71,8 +71,8 @@ func WithMaxSpansPerSecond(n int) Option {
 	}
 }
 
-// WithKinds says what to record, in the words of GPUFLIGHT_KINDS: either all of it ("kernel", "memcpy"),
-// or changes to the default ("+sync", "-memset").
+// WithKinds says what to record, in the words of GPUFLIGHT_KINDS: either all of it ("kernel",
+// "memcpy"), or changes to the default ("+sync", "-memset").
 func WithKinds(kinds ...string) Option {
 	return func(o *options) error {
 		set, err := recorder.ParseKinds(strings.Join(kinds, ","))
@@ -84,8 +84,8 @@ func WithKinds(kinds ...string) Option {
 	}
 }
 
-// WithDeepWindows allows deep windows, by [DeepWindow] and by gpuflight deep, as GPUFLIGHT_DEEP=1 does. The images of
-// modules are then kept in memory, at most 256 MiB of them.
+// WithDeepWindows allows deep windows, by [DeepWindow] and by gpuflight deep, as GPUFLIGHT_DEEP=1
+// does. The images of modules are then kept in memory, at most 256 MiB of them.
 func WithDeepWindows() Option {
 	return func(o *options) error {
 		o.deep.Enabled = true
@@ -93,8 +93,8 @@ func WithDeepWindows() Option {
 	}
 }
 
-// WithProfiles sends deep windows as profiles too, as GPUFLIGHT_PROFILES=1 does. The signal is in development: an endpoint
-// that does not know it costs one warning.
+// WithProfiles sends deep windows as profiles too, as GPUFLIGHT_PROFILES=1 does. The signal is in
+// development: an endpoint that does not know it costs one warning.
 func WithProfiles() Option {
 	return func(o *options) error {
 		o.profiles = true
@@ -114,8 +114,8 @@ func WithLogger(l *slog.Logger) Option {
 	}
 }
 
-// Attr is an attribute of any basic type: strings, booleans, integers, floats, and slices of string,
-// int, int64, float64 and bool. Other values are written as fmt.Sprint writes them.
+// Attr is an attribute of any basic type: strings, booleans, integers, floats, and slices of
+// string, int, int64, float64 and bool. Other values are written as fmt.Sprint writes them.
 func Attr(key string, value any) attribute.KeyValue {
 	switch v := value.(type) {
 	case string:
@@ -183,8 +183,8 @@ func setResource(s *recorder.Settings, a gpuevent.Attr) {
 		return
 	}
 	if a.Key == semconv.ServiceInstanceID {
-		// The session's id is a UUID, from which all others are derived. What is none cannot be it, and
-		// two would contradict.
+		// The session's id is a UUID, from which all others are derived. What is none cannot be it,
+		// and two would contradict.
 		if recorder.IsUUID(a.Str) {
 			s.InstanceID = a.Str
 		}

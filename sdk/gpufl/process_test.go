@@ -39,7 +39,7 @@ func child(t *testing.T) *exec.Cmd {
 	return cmd
 }
 
-// busy launches for ever, in scopes.
+// busy launches forever, in scopes.
 func busy(t *testing.T, gpu *cuptitest.Fake) {
 	for range 4 {
 		go func() {

@@ -19,26 +19,28 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// The provider that Init makes exports through the same client as the device's spans: one reading
-// of the environment, one connection, one bounded queue, and GPUFLIGHT_OUTPUT has everything in one file.
-// The price is a small exporter of our own instead of OpenTelemetry's.
+// The provider that Init makes exports through the same client as the device's spans. So the
+// environment is read once, there is one connection and one bounded queue, and GPUFLIGHT_OUTPUT has
+// everything in one file. This needs a small exporter of our own instead of OpenTelemetry's.
 
-// queueSpans is the provider's queue if OTEL_BSP_MAX_QUEUE_SIZE does not say. The exporter behind it
-// never waits, so it is there for bursts; the standard's 2,048 spans are 20 ms of a busy service.
+// queueSpans is the provider's queue if OTEL_BSP_MAX_QUEUE_SIZE does not say. The exporter behind
+// it never waits, so it is there for bursts; the standard's 2,048 spans are 20 ms of a busy
+// service.
 const queueSpans = 1 << 14
 
-// isUnset reports whether a provider is none that somebody chose: OpenTelemetry's own stand-in, or
+// isUnset reports whether a provider is none that somebody chose: OpenTelemetry's default, or
 // the one that an earlier Init made. It is called with starting held.
 func isUnset(p trace.TracerProvider) bool {
 	if own, ok := p.(*sdktrace.TracerProvider); ok && made != nil && own == made {
 		return true
 	}
-	// The stand-in has no name outside its package, and asking it for a span would make one.
+	// The default has no name outside its package, and asking it for a span would make one.
 	t := reflect.TypeOf(p)
 	return t.Kind() == reflect.Pointer && t.Elem().PkgPath() == "go.opentelemetry.io/otel/internal/global"
 }
 
-// identify completes the settings with what the provider's resource and the session's must both have.
+// identify completes the settings with what the provider's resource and the session's must both
+// have.
 func identify(s *recorder.Settings) {
 	if s.ServiceName == "" {
 		s.ServiceName = semconv.UnknownService
@@ -55,7 +57,8 @@ func identify(s *recorder.Settings) {
 	}
 }
 
-// newProvider makes a provider with the capture's resource. Sampling and batching are as OTEL_… says.
+// newProvider makes a provider with the capture's resource. Sampling and batching are as OTEL_…
+// says.
 func newProvider(c *capture.Capture) *sdktrace.TracerProvider {
 	var batch []sdktrace.BatchSpanProcessorOption
 	if os.Getenv("OTEL_BSP_MAX_QUEUE_SIZE") == "" {

@@ -37,9 +37,9 @@ type ActiveScope struct {
 }
 
 // Scope begins a scope: a span named name, child of ctx's span, that what this goroutine launches
-// until End is in. The returned context carries the span. Scopes nest. If ctx has no span, the scope
-// is the root of a trace of its own, with a link to the session's span. If TRACEPARENT says that its
-// trace is not sampled, such a scope is not sampled either.
+// until End is in. The returned context carries the span. Scopes nest. If ctx has no span, the
+// scope is the root of a trace of its own, with a link to the session's span. If TRACEPARENT says
+// that its trace is not sampled, such a scope is not sampled either.
 //
 // Where nothing is recorded, before Init included, it is a span and nothing else.
 func Scope(ctx context.Context, name string, attributes ...attribute.KeyValue) (context.Context, *ActiveScope) {
@@ -82,8 +82,8 @@ func Scope(ctx context.Context, name string, attributes ...attribute.KeyValue) (
 }
 
 // End ends the scope and its span. Only the first call does something. Scopes may end in any order.
-// The goroutine that called Scope must call it: on another the scope ends as well, but the first
-// goroutine stays on its thread; that is counted in [Status] and logged once.
+// The goroutine that called Scope must call it. On another goroutine the scope ends as well, but
+// the first goroutine stays locked to its thread. That is counted in [Status] and logged once.
 func (a *ActiveScope) End() {
 	if a == nil || !a.ended.CompareAndSwap(false, true) {
 		return
@@ -116,7 +116,8 @@ func (a *ActiveScope) SetAttributes(attributes ...attribute.KeyValue) {
 	a.Span().SetAttributes(attributes...)
 }
 
-// RecordError adds the error to the span as an event, and marks the span as failed. nil does nothing.
+// RecordError adds the error to the span as an event, and marks the span as failed. nil does
+// nothing.
 func (a *ActiveScope) RecordError(err error) {
 	if err == nil {
 		return

@@ -16,10 +16,11 @@ type Engine string
 
 // The engines.
 const (
-	// EnginePC samples program counters: where warps are, and what they wait for. Kernels run as they are.
+	// EnginePC samples program counters: where warps are, and what they wait for. Kernels run as
+	// they are.
 	EnginePC Engine = "pc"
-	// EngineSASS has each instruction count how often it ran, with how many lanes and how much memory: exact,
-	// and slower. Spans and metrics have nothing of what is launched meanwhile.
+	// EngineSASS has each instruction count how often it ran, with how many lanes and how much
+	// memory: exact, and slower. Spans and metrics have nothing of what is launched meanwhile.
 	EngineSASS Engine = "sass"
 	// EngineBoth gives half of the window to each.
 	EngineBoth Engine = "both"
@@ -40,23 +41,25 @@ func WithReason(why string) DeepOption {
 
 // Window is what came of a deep window.
 type Window struct {
-	// Status is one stable word: collected, or why there is nothing: not_initialized, disabled, another_profiler,
-	// no_permission, unsupported, no_context, capture_under_way, failed, broken, at_exit, window_open, blackout,
-	// cool_down, maximum, maximum_per_hour, maximum_share, sass_used. Where nothing is recorded it is the reason of
-	// [CurrentStatus]. It is open if the window had not closed when the context ended.
+	// Status is one stable word: collected, or why there is nothing: not_initialized, disabled,
+	// another_profiler, no_permission, unsupported, no_context, capture_under_way, failed, broken,
+	// at_exit, window_open, blackout, cool_down, maximum, maximum_per_hour, maximum_share,
+	// sass_used. Where nothing is recorded it is the reason of [CurrentStatus]. It is open if the
+	// window had not closed when the context ended.
 	Status string `json:"status"`
 	// Detail says in one sentence what came of it and, where something can be done, what.
 	Detail string `json:"detail,omitempty"`
-	// ID is the window's number in the process, from 1, as its span has it in cuda.deep_window.id; 0 if it was
-	// refused.
+	// ID is the window's number in the process, from 1, as its span has it in cuda.deep_window.id;
+	// 0 if it was refused.
 	ID uint64 `json:"id,omitempty"`
 	// Closed is why it closed: time, asked, limit, exit or failure.
 	Closed string `json:"closed,omitempty"`
 	// Start and End bound the window, with arming and disarming.
 	Start time.Time `json:"start"`
 	End   time.Time `json:"end"`
-	// Rows are figures by function, instruction and stall reason or metric, before the bound on what is
-	// sent. Samples were taken, or figures counted, of which Lost are in no row. Functions were seen.
+	// Rows are figures by function, instruction and stall reason or metric, before the bound on
+	// what is sent. Samples were taken, or figures counted, of which Lost are in no row. Functions
+	// were seen.
 	Rows      uint64 `json:"rows"`
 	Samples   uint64 `json:"samples"`
 	Lost      uint64 `json:"lost"`
@@ -71,13 +74,14 @@ func (w Window) Collected() bool { return w.Status == string(deep.StatusCollecte
 // StatusOpen is the status of a window that had not closed when its caller's context ended.
 const StatusOpen = "open"
 
-// DeepWindow looks inside the kernels of this process for d, between 10 ms and a minute, or the configured time
-// if d is 0, and returns when the window has closed. What it finds is sent as logs: docs/deep-profiling.md says how to read
-// them. The limits on windows hold for it, too: that there is none is in Status and no error, and nothing
-// is changed where nothing is recorded.
+// DeepWindow looks inside the kernels of this process for d, between 10 ms and a minute, or for the
+// configured time if d is 0. It returns when the window has closed. The results are sent as logs:
+// docs/deep-profiling.md says how to read them. The limits on windows apply to it. A window that
+// they refuse is in Status and not an error, and nothing changes where nothing is recorded.
 //
-// Errors are about the request, or ctx's: the window is then asked to close and may still be at it. It may be called
-// by any goroutine; who asks during the window of another caller, for the same engine, joins it.
+// Errors are about the request, or ctx's: the window is then asked to close and may still be at it.
+// It may be called by any goroutine; who asks during the window of another caller, for the same
+// engine, joins it.
 func DeepWindow(ctx context.Context, d time.Duration, opts ...DeepOption) (Window, error) {
 	s := current.Load()
 	if s == nil || s.recorder == nil {

@@ -73,7 +73,8 @@ type windows struct {
 	text bool // there is an nvdisasm
 }
 
-// recordWindows begins to record on the fake GPU with windows allowed. stop ends it and returns what was recorded.
+// recordWindows begins to record on the fake GPU with windows allowed. stop ends it and returns
+// what was recorded.
 func recordWindows(t *testing.T, pairs ...string) (w *windows, stop func() windowed) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -134,7 +135,7 @@ row 0 %[1]d %[2]d 0 0 0 %[7]d
 type windowed struct {
 	spans    []ptrace.Span     // of windows
 	kernels  map[bool]int      // by whether their times are estimated
-	scopes   map[string]string // how their times were had
+	scopes   map[string]string // how their times were obtained
 	session  ptrace.Span
 	logs     map[string][]plog.LogRecord // by event
 	samples  map[string]int64            // by kernel, offset and reason or metric
@@ -222,8 +223,8 @@ func nonZero(all map[string]int64) map[string]int64 {
 	return out
 }
 
-// ownProcess runs the test in a process of its own, and reports whether this is that process. A process has one
-// window of SASS metrics, whatever sessions it has.
+// ownProcess runs the test in a process of its own, and reports whether this is that process. A
+// process has one window of SASS metrics, whatever sessions it has.
 func ownProcess(t *testing.T) bool {
 	t.Helper()
 	const variable = "GPUFLIGHT_TEST_OWN_PROCESS"
@@ -313,14 +314,15 @@ func TestDeepWindowByCall(t *testing.T) {
 	assert.Equal(t, uint64(2*(waiting+atOnce)), inside.Samples)
 }
 
-// What is launched beside PC sampling has spans, whose times are estimates; what is launched while activity is
-// paused has none; all before and after is as ever.
+// What is launched beside PC sampling has spans, whose times are estimates; what is launched while
+// activity is paused has none; all before and after is as before.
 func TestKernelsBesideDeepWindows(t *testing.T) {
 	if !ownProcess(t) {
 		return
 	}
 	w, stop := recordWindows(t)
-	// Kernels of the fake begin when they are launched, by the clock that windows are measured with.
+	// Kernels of the fake begin when they are launched, by the clock that windows are measured
+	// with.
 	w.Launch("plain", 10)
 	during := func(e Engine, n int) {
 		t.Helper()
@@ -571,7 +573,7 @@ func TestHangingEngineDoesNotHoldTheProgram(t *testing.T) {
 	_ = stop
 	r := w.read(t)
 	assert.Equal(t, 7, r.kernels[true]+r.kernels[false])
-	// Now that it has come back, the process can record anew.
+	// Now that it has come back, the process can record again.
 	t.Setenv("GPUFLIGHT_OUTPUT", filepath.Join(t.TempDir(), "again.otlp.jsonl"))
 	process.Eventually(t, time.Minute, "it can be recorded again", func() bool {
 		shutdown, err := Init(t.Context())

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 )
 
-func TestCountersAreSummedOverLabels(t *testing.T) {
+func TestParseCounters_SumOverLabels(t *testing.T) {
 	got, err := parseCounters(strings.NewReader(`# HELP otelcol_receiver_accepted_spans Number of spans
 # TYPE otelcol_receiver_accepted_spans counter
 otelcol_receiver_accepted_spans{receiver="gpuflog",transport=""} 12
@@ -38,7 +38,7 @@ otelcol_process_uptime 3.2
 	}
 }
 
-func TestCountersReached(t *testing.T) {
+func TestCounters_Reached(t *testing.T) {
 	c := counters{spansMetric: 10, logsMetric: 5}
 	for _, tc := range []struct {
 		want counters
@@ -55,7 +55,7 @@ func TestCountersReached(t *testing.T) {
 	}
 }
 
-func TestReportJudgesRatioAndMemory(t *testing.T) {
+func TestReport_RatioAndMemory(t *testing.T) {
 	runs := func(cpu ...time.Duration) (rs []result) {
 		for _, c := range cpu {
 			rs = append(rs, result{cpu: c, lines: 1000, rss: 100 << 20})
@@ -93,7 +93,7 @@ func TestMedian(t *testing.T) {
 	}
 }
 
-func TestWrongUseIsExplained(t *testing.T) {
+func TestMain_InvalidFlags(t *testing.T) {
 	for _, tc := range []struct {
 		opts options
 		want string
@@ -109,7 +109,7 @@ func TestWrongUseIsExplained(t *testing.T) {
 	}
 }
 
-func TestCollectorThatEndsIsReportedWithItsWords(t *testing.T) {
+func TestRun_CollectorExits(t *testing.T) {
 	dir := t.TempDir()
 	script := filepath.Join(dir, "collector")
 	if err := os.WriteFile(script, []byte("#!/bin/sh\necho no such receiver >&2\nexit 3\n"), 0o700); err != nil {
@@ -122,8 +122,8 @@ func TestCollectorThatEndsIsReportedWithItsWords(t *testing.T) {
 	}
 }
 
-// TestSmallRun is the harness end to end, on the receiver that is there in any collector.
-func TestSmallRun(t *testing.T) {
+// TestBench_SmallRun runs the whole benchmark with a receiver that every collector has.
+func TestBench_SmallRun(t *testing.T) {
 	collector := os.Getenv("GPUFLIGHT_COLLECTOR")
 	if collector == "" {
 		collector = filepath.Join("..", "..", "bin", "otelcol-gpuflight")

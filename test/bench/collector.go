@@ -35,10 +35,11 @@ const (
 )
 
 const (
-	// pollInterval is how often the collector's counters are read: seldom enough to cost it nothing.
+	// pollInterval is how often the collector's counters are read: seldom enough to cost it
+	// nothing.
 	pollInterval = 250 * time.Millisecond
-	// quiet is how long the counters must stand still before a run counts as finished: receivers poll
-	// every 200 ms, and what they have read is with the exporter by then.
+	// quiet is the time without a change of the counters after which a run is complete. Receivers
+	// poll every 200 ms, so the exporter has all data by then.
 	quiet = time.Second
 	// runLimit ends a run that does not finish.
 	runLimit = 10 * time.Minute
@@ -51,9 +52,9 @@ type receiver struct {
 	name string
 	// config gives the receiver's YAML for a folder of logs, indented under its name.
 	config func(dir string) string
-	// pipelines are the signals it feeds.
+	// pipelines are its signals.
 	pipelines []string
-	// want is what it must have accepted at least; exact says that more is wrong too.
+	// want is the minimum of each counter; with exact, more is an error too.
 	want  counters
 	exact bool
 }
@@ -82,8 +83,8 @@ func gpuflog(sum gpuflgen.Summary) receiver {
 	}
 }
 
-// fileLog makes one log record a line. The first lines of the channels are alike, so it needs a long
-// fingerprint to tell the files apart.
+// fileLog creates one log record per line. The first lines of the channels are identical, so only a
+// long fingerprint distinguishes the files.
 func fileLog(sum gpuflgen.Summary) receiver {
 	return receiver{
 		name: fileLogName,
@@ -146,8 +147,7 @@ func (c child) config(dir string, telemetryPort, profilePort int) string {
 	return b.String()
 }
 
-// run starts the collector, waits until it has read everything and its counters stand still, stops it
-// and returns what it took.
+// run starts the collector, waits until it has read everything, stops it and returns its cost.
 func (c child) run(ctx context.Context, dir string) (result, error) {
 	ctx, cancel := context.WithTimeout(ctx, runLimit)
 	defer cancel()
@@ -207,7 +207,7 @@ func start(cmd *exec.Cmd) (*process, error) {
 	return p, nil
 }
 
-// kill ends the process if it has not gone by itself.
+// kill ends the process if it still runs.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill() // the only error is that it has gone
 	<-p.done
@@ -246,7 +246,7 @@ func (c child) watch(ctx context.Context, port int, p *process) (counters, error
 		}
 		now, err := scrape(ctx, port)
 		if err != nil {
-			continue // not listening yet, or no longer: then exited tells
+			continue // not listening yet, or no longer: exited reports the latter
 		}
 		if last == nil || !now.equal(last) {
 			last, since = now, time.Now()
@@ -342,7 +342,7 @@ func freePorts(n int) ([]int, error) {
 	return ports, nil
 }
 
-// tail is the end of what the collector said.
+// tail is the end of the collector's output.
 func tail(s string) string {
 	const most = 4000
 	if len(s) > most {

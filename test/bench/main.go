@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bench measures how many log lines a second of processor time reads: our gpuflog receiver,
-// which feeds traces, logs and metrics, against file_log with json_parser, which feeds logs. Both run
-// in the same collector binary, over the same files, into nop exporters, with GOMAXPROCS=1.
+// Command bench measures log lines per second of processor time. It compares our gpuflog receiver,
+// which feeds traces, logs and metrics, with file_log and json_parser, which feed logs. Both run in
+// the same collector binary, over the same files, into nop exporters, with GOMAXPROCS=1.
 //
-// A round is one run of each, so that what disturbs the machine disturbs both; processor time is the
-// child's user and system time, less that of the same configuration on an empty folder. Only ratios
-// and memory are judged: the status is 1 when one of them misses its bound.
+// A round is one run of each, so that other load affects both. Processor time is the child's user
+// and system time, minus that of the same configuration on an empty folder. Only ratios and memory
+// have limits. The exit status is 1 if one of them is exceeded.
 //
-//	go run ./test/bench            all of it, some minutes and 5 GB of disk
+//	go run ./test/bench            everything: some minutes and 5 GB of disk
 //	go run ./test/bench --quick    a small size that checks counts and memory, not the ratios
 package main
 
@@ -38,8 +38,8 @@ const maxRSS = 256 << 20
 type workload struct {
 	name, what string
 	gen        gpuflgen.Config
-	// ratio is the least allowed quotient of lines per processor second, gpuflog to file_log; 0 leaves
-	// file_log out.
+	// ratio is the minimum quotient of lines per processor second, gpuflog to file_log. With 0,
+	// file_log is skipped.
 	ratio float64
 	// rounds replaces the command line's number of rounds if set.
 	rounds int
@@ -92,7 +92,7 @@ func main() {
 	}
 }
 
-// bench runs the chosen workloads; failed says that a bound was missed.
+// bench runs the selected workloads; failed reports that a limit was exceeded.
 func bench(ctx context.Context, o options, out io.Writer) (failed bool, err error) {
 	if _, err := os.Stat(o.collector); err != nil {
 		return false, fmt.Errorf("%w: build it with make build, or name another with --collector", err)
@@ -188,7 +188,7 @@ func (w workload) run(ctx context.Context, o options, base string, out io.Writer
 	return w.report(o, out, receivers, results), nil
 }
 
-// report prints the runs and says whether a bound was missed.
+// report prints the runs and reports whether a limit was exceeded.
 func (w workload) report(o options, out io.Writer, receivers []receiver, results [][]result) (missed bool) {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "receiver\tround\tCPU s\tstart-up s\tlines/CPU s\tpeak RSS MiB\tspans\tlogs\tpoints\t")

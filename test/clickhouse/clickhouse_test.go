@@ -22,8 +22,8 @@ import (
 	"github.com/gpuflight/gpuflight/test/fleet/broker"
 )
 
-// TestWhatIsSentIsInTheTables sends recordings of an H200, or a generated session, and all of it again.
-func TestWhatIsSentIsInTheTables(t *testing.T) {
+// TestTables_SentTwice sends recordings of an H200, or a generated session, twice.
+func TestTables_SentTwice(t *testing.T) {
 	t.Run("generated", func(t *testing.T) { sendTwice(t, generate(t, 1, 5000)) })
 	t.Run("recordings", func(t *testing.T) {
 		var sent telemetry
@@ -41,7 +41,7 @@ func sendTwice(t *testing.T, sent telemetry) {
 
 	d := start(t, "")
 	d.keep()
-	// So that each copy is still there to be looked at.
+	// Stop merges, so that all copies of a row can be checked.
 	d.run("SYSTEM STOP MERGES otel_traces; SYSTEM STOP MERGES kernels")
 	address := process.FreePort(t)
 	p := d.collect(nil, overOTLP(address))
@@ -58,7 +58,7 @@ func sendTwice(t *testing.T, sent telemetry) {
 	p.Stop(30 * time.Second)
 	assert.Zero(t, d.front.Refused())
 
-	// And when the copies have been merged away.
+	// Check again after merges have removed the copies.
 	assert.GreaterOrEqual(t, one[int](d, "SELECT count() AS n FROM otel_traces"), 2*len(want))
 	d.run("SYSTEM START MERGES otel_traces; SYSTEM START MERGES kernels; OPTIMIZE TABLE otel_traces FINAL; OPTIMIZE TABLE kernels FINAL")
 	assert.Equal(t, len(want), one[int](d, "SELECT count() AS n FROM otel_traces"))
@@ -66,12 +66,12 @@ func sendTwice(t *testing.T, sent telemetry) {
 	checkStatistics(t, statistic, query[statistics](d, all))
 }
 
-// patience is how long a test waits for what has to come.
+// patience limits the wait for expected data.
 const patience = 5 * time.Minute
 
-// TestNothingIsLostWhenClickHouseIs has the server away, killed while it takes rows, and taking rows whose
-// sender is never told. It uses a database that is not the default one.
-func TestNothingIsLostWhenClickHouseIs(t *testing.T) {
+// TestClickHouse_Unavailable stops the server, kills it during inserts, and drops its answers after
+// inserts. It uses a database other than the default.
+func TestClickHouse_Unavailable(t *testing.T) {
 	d := start(t, "gpu")
 	d.keep()
 	address := process.FreePort(t)
@@ -114,8 +114,8 @@ func TestNothingIsLostWhenClickHouseIs(t *testing.T) {
 	p.Stop(30 * time.Second)
 }
 
-// TestFromKafka runs config/clickhouse.yaml as it is.
-func TestFromKafka(t *testing.T) {
+// TestClickHouse_FromKafka runs config/clickhouse.yaml unchanged.
+func TestClickHouse_FromKafka(t *testing.T) {
 	launcher := process.Binary{Env: "GPUFLIGHT_KAFKA", Path: ".tools/kafka/kafka", Make: "make .tools/kafka/kafka"}.
 		FindFetched(t, "no mvn here to fetch Kafka with", "mvn")
 	b := broker.Broker{Launcher: launcher, Dir: t.TempDir(), Address: process.FreePort(t), Controller: process.FreePort(t)}
@@ -164,7 +164,7 @@ func TestFromKafka(t *testing.T) {
 		spans += td.SpanCount()
 	}
 	require.Len(t, want, spans, "a span that is sent twice: which of the two comes last depends on the partition")
-	// When the group's members change, as they do while the receivers start, records come twice.
+	// Rebalances of the group during the start of the receivers repeat records.
 	process.Eventually(t, patience, fmt.Sprintf("%d spans and %d others", spans, others), func() bool {
 		return one[int](d, "SELECT uniqExact(TraceId, SpanId) AS n FROM otel_traces") >= spans &&
 			one[int](d, "SELECT sum(n) AS n FROM (SELECT count() AS n FROM otel_logs UNION ALL "+
@@ -176,15 +176,15 @@ func TestFromKafka(t *testing.T) {
 	server.Kill()
 }
 
-func TestWithoutTheRightPasswordTheCollectorSaysSo(t *testing.T) {
+func TestClickHouse_WrongPassword(t *testing.T) {
 	d := start(t, "")
 	d.front.Password = "another"
 	d.command(nil, overOTLP(process.FreePort(t))).WaitOutput("Authentication failed", time.Minute)
 	assert.Positive(t, d.front.Refused())
 }
 
-// TestOldSpansGo checks the times to live that the files set, by rows on both sides of them.
-func TestOldSpansGo(t *testing.T) {
+// TestTables_TimeToLive checks the times to live of the tables with rows on both sides of them.
+func TestTables_TimeToLive(t *testing.T) {
 	d := start(t, "")
 	for _, days := range []int{0, 29, 31, 89, 91} {
 		d.run(fmt.Sprintf("INSERT INTO otel_traces (Timestamp, TraceId, SpanId, SpanAttributes) "+

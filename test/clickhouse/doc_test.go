@@ -3,8 +3,7 @@
 //go:build linux
 
 // Package clickhouse_test runs config/clickhouse.yaml and the tables of config/clickhouse against
-// ClickHouse's real engine: the Collector's exporter writes into it through a front that speaks
-// ClickHouse's HTTP interface (package front). What is in the tables is compared with what was sent, value
-// by value, and the figures of views and of the queries that the documentation offers with figures
-// computed here from what was sent.
+// ClickHouse's real engine. The Collector's exporter writes through a server of ClickHouse's HTTP
+// interface (package front). The tests compare the tables with the sent data, value by value. They
+// compare the results of views and documented queries with values computed here.
 package clickhouse_test

@@ -34,7 +34,7 @@ type span struct {
 	LinkAttributes                                           []map[string]string
 }
 
-// columns makes a span of a row.
+// columns selects the columns of a span.
 const columns = `toUnixTimestamp64Nano(Timestamp) AS Start, TraceId AS TraceID, SpanId AS SpanID, ParentSpanId AS ParentSpanID,
 	TraceState, SpanName, SpanKind, ServiceName, ScopeName, ScopeVersion, ResourceAttributes, SpanAttributes, Duration,
 	StatusCode, StatusMessage, arrayMap(t -> toUnixTimestamp64Nano(t), Events.Timestamp) AS EventTimes,
@@ -43,7 +43,7 @@ const columns = `toUnixTimestamp64Nano(Timestamp) AS Start, TraceId AS TraceID, 
 
 func (s span) key() string { return s.TraceID + "/" + s.SpanID }
 
-// texts is what the exporter makes of attributes.
+// texts converts attributes as the exporter does.
 func texts(m pcommon.Map) map[string]string {
 	out := map[string]string{}
 	for k, v := range m.All() {
@@ -62,8 +62,8 @@ func hex[T interface {
 	return id.String()
 }
 
-// spans are the rows that have to be there, by their ids. A span that was sent more than once, as a
-// session's is while it goes on, has a row of the last that was sent.
+// spans returns the expected rows by id. For a span that was sent repeatedly, such as a session's,
+// it returns the last version.
 func (s telemetry) spans() map[string]span {
 	out := map[string]span{}
 	for _, td := range s.traces {
@@ -137,7 +137,7 @@ func (s statistics) key() string {
 	return fmt.Sprintf("%s, session %s, scope %q, kernel %q", s.ServiceName, s.Session, s.Scope, s.Kernel)
 }
 
-// kernels are the figures that kernel_statistics has to have.
+// kernels returns the expected rows of kernel_statistics.
 func kernels(spans map[string]span) map[string]statistics {
 	durations, occupancies := map[string][]uint64{}, map[string][]float64{}
 	out := map[string]statistics{}
@@ -164,7 +164,7 @@ func kernels(spans map[string]span) map[string]statistics {
 		}
 		s.Launches = len(d)
 		s.Seconds = float64(sum) / 1e9
-		// An exact quantile of ClickHouse is the element at that share of the number of elements.
+		// ClickHouse's exact quantile is the element at that share of the number of elements.
 		s.Median = float64(d[len(d)/2]) / 1e9
 		s.P99 = float64(d[int(0.99*float64(len(d)))]) / 1e9
 		s.Longest = float64(d[len(d)-1]) / 1e9
@@ -180,7 +180,7 @@ func kernels(spans map[string]span) map[string]statistics {
 	return out
 }
 
-// near is for what is added up in another order.
+// near compares sums that were added in a different order.
 func near(t *testing.T, want, got float64, what ...any) {
 	t.Helper()
 	assert.LessOrEqual(t, math.Abs(want-got), 1e-9*math.Abs(want), append([]any{fmt.Sprint(want, " is not ", got)}, what...)...)
@@ -207,7 +207,7 @@ func checkStatistics(t *testing.T, want map[string]statistics, got []statistics)
 	}
 }
 
-// record is what is compared of the rows of otel_logs.
+// record holds the compared columns of otel_logs.
 type record struct {
 	Session, EventName, Body string
 	N                        int
@@ -216,8 +216,8 @@ type record struct {
 const records = `SELECT ResourceAttributes['service.instance.id'] AS Session, EventName, Body, count() AS N FROM otel_logs
 	GROUP BY ALL ORDER BY ALL`
 
-// checkLogs compares how many records there are of each session, event and text; each was written so many
-// times.
+// checkLogs compares the number of records by session, event and text. Each was written the given
+// number of times.
 func (s telemetry) checkLogs(t *testing.T, times int, d *database) {
 	t.Helper()
 	want := map[record]int{}
@@ -240,7 +240,7 @@ func (s telemetry) checkLogs(t *testing.T, times int, d *database) {
 	assert.Equal(t, want, got)
 }
 
-// series is what is compared of the rows of the metrics' tables.
+// series holds the compared columns of the metric tables.
 type series struct {
 	Table, Session, MetricName, MetricUnit string
 	N                                      int
@@ -249,8 +249,8 @@ type series struct {
 
 func (s series) key() series { return series{s.Table, s.Session, s.MetricName, s.MetricUnit, 0, 0} }
 
-// checkMetrics compares for each session and metric how many points there are, and the sum of their values;
-// each was written so many times.
+// checkMetrics compares the number of points and the sum of their values by session and metric.
+// Each was written the given number of times.
 func (s telemetry) checkMetrics(t *testing.T, times int, d *database) {
 	t.Helper()
 	want := map[series]series{}

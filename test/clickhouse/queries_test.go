@@ -23,7 +23,7 @@ import (
 	"github.com/gpuflight/gpuflight/test/clickhouse/front"
 )
 
-// documented are the queries of the documentation by the comment before each: all SQL that its pages have.
+// documented returns the SQL queries of the documentation by the comment before each.
 func documented(t *testing.T) map[string]string {
 	t.Helper()
 	root := process.Root(t)
@@ -53,13 +53,14 @@ func documented(t *testing.T) map[string]string {
 }
 
 // TestDocumentedQueries runs the queries of the documentation on two sessions, each sent twice, and
-// computes their answers from what was sent.
+// compares the answers with values computed from the sent data.
 func TestDocumentedQueries(t *testing.T) {
 	sent := generate(t, 7, 1500).and(generate(t, 8, 1000))
 	spans := sent.spans()
 	statistic := kernels(spans)
 
-	// The session with the most launches, its kernel with the most launches, and the trace of one of them.
+	// The session with the most launches, its kernel with the most launches, and the trace of one
+	// of them.
 	var busiest statistics
 	for _, s := range statistic {
 		if s.Launches > busiest.Launches || s.Launches == busiest.Launches && s.key() < busiest.key() {
@@ -190,7 +191,7 @@ func TestDocumentedQueries(t *testing.T) {
 func ask[T any](d *database, sql, session, kernel, trace string) []T {
 	d.t.Helper()
 	out, err := d.front.Engine.Run(d.t.Context(), front.Statement{
-		// Timestamps as in UTC, wherever the test runs.
+		// Timestamps in UTC, independent of the machine.
 		SQL: sql, Format: "JSONEachRow", Settings: map[string]string{"session_timezone": "UTC"},
 		Parameters: map[string]string{"session": session, "kernel": kernel, "trace": trace},
 	}, nil)

@@ -30,21 +30,22 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver"
 )
 
-// telemetry is what is sent, in the requests in which it is sent.
+// telemetry is the sent data by request.
 type telemetry struct {
 	traces  []ptrace.Traces
 	logs    []plog.Logs
 	metrics []pmetric.Metrics
 }
 
-// read runs the log receiver over a folder, until at least so many spans came and nothing more does.
+// read runs the log receiver over a folder until at least the given number of spans has arrived and
+// no more data arrives.
 func read(t *testing.T, dir string, spans int) telemetry {
 	t.Helper()
 	factory := gpuflogreceiver.NewFactory()
 	cfg := factory.CreateDefaultConfig()
 	require.NoError(t, confmap.NewFromStringMap(map[string]any{"include": []any{dir}, "poll_interval": "50ms"}).Unmarshal(cfg))
 
-	// The receiver calls its consumers one after the other, and not after Shutdown.
+	// The receiver calls its consumers sequentially, and not after Shutdown.
 	var out telemetry
 	seen := testsink.NewStore("cuda.operation")
 	toTraces, err := consumer.NewTraces(func(_ context.Context, td ptrace.Traces) error {
@@ -90,7 +91,7 @@ func read(t *testing.T, dir string, spans int) telemetry {
 	return out
 }
 
-// generate writes a session of that many kernels, over a midnight, and reads it.
+// generate writes a session of that many kernels across midnight and reads it.
 func generate(t *testing.T, seed uint64, kernels int64) telemetry {
 	t.Helper()
 	dir := t.TempDir()
@@ -102,12 +103,12 @@ func generate(t *testing.T, seed uint64, kernels int64) telemetry {
 	return read(t, dir, int(kernels))
 }
 
-// and is both, one after the other.
+// and returns both in sequence.
 func (s telemetry) and(o telemetry) telemetry {
 	return telemetry{slices.Concat(s.traces, o.traces), slices.Concat(s.logs, o.logs), slices.Concat(s.metrics, o.metrics)}
 }
 
-// pieces is the same with at most n spans in a request.
+// pieces splits the data into requests of at most n spans.
 func (s telemetry) pieces(n int) telemetry {
 	out := telemetry{logs: s.logs, metrics: s.metrics}
 	for _, td := range s.traces {
@@ -130,7 +131,7 @@ func (s telemetry) pieces(n int) telemetry {
 	return out
 }
 
-// send sends everything over OTLP, and returns when all of it was accepted.
+// send sends all data over OTLP and returns when it is accepted.
 func (s telemetry) send(ctx context.Context, address string) error {
 	c, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

@@ -20,13 +20,13 @@ import (
 	"github.com/gpuflight/gpuflight/test/clickhouse/front"
 )
 
-// What the exporter has to give.
+// Credentials that the exporter must send.
 const (
 	user     = "writer"
 	password = "no-one else's"
 )
 
-// database is an engine with the tables of config/clickhouse, and the front before it.
+// database is an engine with the tables of config/clickhouse, and its server.
 type database struct {
 	t     *testing.T
 	dir   string
@@ -34,7 +34,7 @@ type database struct {
 	front *front.Server
 }
 
-// start starts an engine and makes the tables in a database of that name, "" for the default one.
+// start starts an engine and creates the tables in the given database; "" selects the default.
 func start(t *testing.T, name string) *database {
 	t.Helper()
 	d := &database{t: t, dir: t.TempDir(), name: name}
@@ -56,13 +56,13 @@ func (d *database) engine() *front.Engine {
 	return e
 }
 
-// listen makes it reachable, where it was before if it was.
+// listen starts the server, at its previous address if it had one.
 func (d *database) listen() {
 	d.t.Helper()
 	require.NoError(d.t, d.front.Listen(""))
 }
 
-// tables runs the files of config/clickhouse, as their order in config/clickhouse.yaml is.
+// tables runs the files of config/clickhouse in the order of config/clickhouse.yaml.
 func (d *database) tables() {
 	d.t.Helper()
 	dir := filepath.Join(process.Root(d.t), "config", "clickhouse")
@@ -77,7 +77,7 @@ func (d *database) tables() {
 	}
 }
 
-// keep has the tables keep rows of any age: what was recorded gets older with each day.
+// keep removes the times to live from the tables, because recordings are old.
 func (d *database) keep() {
 	d.t.Helper()
 	d.run("ALTER TABLE otel_traces REMOVE TTL; ALTER TABLE kernels REMOVE TTL")
@@ -96,7 +96,7 @@ func (d *database) in(database, sql string) []byte {
 	return out
 }
 
-// query reads what a SELECT answers into rows whose fields are named as its columns are.
+// query reads the result of a SELECT into structs whose fields have the names of the columns.
 func query[T any](d *database, sql string) []T {
 	d.t.Helper()
 	return decode[T](d.t, d.in(d.name, sql))
@@ -122,7 +122,7 @@ func one[T any](d *database, sql string) T {
 	return rows[0].N
 }
 
-// crash ends the engine by SIGKILL, and starts another one on its tables.
+// crash kills the engine and starts another on its tables.
 func (d *database) crash() {
 	d.t.Helper()
 	require.NoError(d.t, d.front.Close())
@@ -131,8 +131,8 @@ func (d *database) crash() {
 	d.front.Engine = d.engine()
 }
 
-// collect runs the Collector with config/clickhouse.yaml, and an overlay on top where one is given, and
-// returns when all its components run.
+// collect runs the Collector with config/clickhouse.yaml and an optional overlay, and returns when
+// all components run.
 func (d *database) collect(env map[string]string, overlay map[string]any) *process.Process {
 	d.t.Helper()
 	p := d.command(env, overlay)
@@ -166,8 +166,8 @@ func (d *database) command(env map[string]string, overlay map[string]any) *proce
 	return process.Start(d.t, "/usr/bin/env", args...)
 }
 
-// overOTLP is an overlay in which an OTLP receiver stands where Kafka's does, so that a test knows when a
-// request is through.
+// overOTLP is an overlay that replaces the Kafka receiver by an OTLP receiver, so that a test knows
+// when a request is complete.
 func overOTLP(address string) map[string]any {
 	from := map[string]any{"receivers": []string{"otlp"}}
 	return map[string]any{

@@ -23,8 +23,8 @@ import (
 	"github.com/gpuflight/gpuflight/test/fleet/certificates"
 )
 
-// TestClickHouse_TLS writes over HTTPS with the settings of docs/deploying.md. With the certificates of another
-// authority the Collector ends.
+// TestClickHouse_TLS writes over HTTPS with the settings of docs/deploying.md. With the
+// certificates of another authority the Collector ends.
 func TestClickHouse_TLS(t *testing.T) {
 	d := start(t, "")
 	d.keep()

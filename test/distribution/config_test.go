@@ -26,14 +26,14 @@ func configs(t *testing.T) []string {
 	return paths
 }
 
-func TestConfigsAreValid(t *testing.T) {
+func TestConfigs_Valid(t *testing.T) {
 	binary := collector.Find(t)
 	for _, path := range configs(t) {
 		t.Run(filepath.Base(path), func(t *testing.T) {
 			dir := t.TempDir()
 			args := []string{"validate"}
 			if filepath.Base(path) == "sampling.yaml" {
-				// It is read after another and none by itself, as it says.
+				// This file is used after another one, not alone.
 				args = append(args, "--config", filepath.Join(filepath.Dir(path), "gateway.yaml"))
 			}
 			run(t, dir, binary, append(args, "--config", path)...)
@@ -44,8 +44,8 @@ func TestConfigsAreValid(t *testing.T) {
 	}
 }
 
-// TestValidateRefusesUnknownSettings shows that the test above can fail.
-func TestValidateRefusesUnknownSettings(t *testing.T) {
+// TestValidate_UnknownSettings verifies that the test above can fail.
+func TestValidate_UnknownSettings(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(process.Root(t), "config", "local.yaml"))
 	require.NoError(t, err)
 	wrong := filepath.Join(t.TempDir(), "wrong.yaml")
@@ -55,9 +55,9 @@ func TestValidateRefusesUnknownSettings(t *testing.T) {
 	assert.Contains(t, string(out), "includes")
 }
 
-// TestConfigsStayOnLoopback walks every address in the shipped configurations, with the
-// environment's variables at their defaults.
-func TestConfigsStayOnLoopback(t *testing.T) {
+// TestConfigs_Loopback checks every address in the shipped configurations, with the variables at
+// their defaults.
+func TestConfigs_Loopback(t *testing.T) {
 	paths := append(configs(t), filepath.Join(process.Root(t), "internal", "demo", "jaeger.yaml"))
 	withDefault := regexp.MustCompile(`\$\{env:\w+:-([^}]*)\}`)
 	for _, path := range paths {
@@ -91,7 +91,8 @@ func TestConfigsStayOnLoopback(t *testing.T) {
 	}
 }
 
-// walk calls visit for each key of a mapping that has a scalar as its value, and for each scalar of a list.
+// walk calls visit for each key of a mapping that has a scalar as its value, and for each scalar of
+// a list.
 func walk(n *yaml.Node, visit func(key, value string)) {
 	if n.Kind == yaml.MappingNode {
 		for i := 0; i+1 < len(n.Content); i += 2 {
@@ -112,8 +113,8 @@ func walk(n *yaml.Node, visit func(key, value string)) {
 	}
 }
 
-// TestDeployingBlocks_Valid validates the settings of docs/deploying.md on top of the configurations that
-// their first line names.
+// TestDeployingBlocks_Valid validates the settings of docs/deploying.md on top of the
+// configurations that their first line names.
 func TestDeployingBlocks_Valid(t *testing.T) {
 	binary, root := collector.Find(t), process.Root(t)
 	page, err := os.ReadFile(filepath.Join(root, "docs", "deploying.md"))

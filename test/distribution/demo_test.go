@@ -23,10 +23,10 @@ import (
 
 var demo = process.Binary{Env: "GPUFLIGHT_DEMO", Path: ".tools/demo", Make: "make .tools/demo"}
 
-// demoLimit is several times what a demo takes on two idle cores.
+// demoLimit is several times the duration of a demo on two idle cores.
 const demoLimit = 2 * time.Minute
 
-// demoRun is a demo on ports of its own, with a temporary folder that shows what it leaves.
+// demoRun is a demo with its own ports and a temporary folder.
 type demoRun struct {
 	cmd   *exec.Cmd
 	out   lockedBuffer
@@ -60,7 +60,7 @@ func newDemo(t *testing.T, env ...string) *demoRun {
 	return d
 }
 
-// start starts the demo; the returned channel gets how it ended.
+// start starts the demo; the returned channel receives its result.
 func (d *demoRun) start(t *testing.T) <-chan error {
 	t.Helper()
 	require.NoError(t, d.cmd.Start())
@@ -81,7 +81,7 @@ func await(t *testing.T, done <-chan error) error {
 	}
 }
 
-// leftNothing checks that no program of the demo still holds a port and no file is left.
+// leftNothing checks that no process of the demo holds a port and that no file remains.
 func (d *demoRun) leftNothing(t *testing.T) {
 	t.Helper()
 	for _, addr := range d.ports {
@@ -95,7 +95,7 @@ func (d *demoRun) leftNothing(t *testing.T) {
 	assert.Empty(t, files)
 }
 
-func TestDemoReportsWhatJaegerHas(t *testing.T) {
+func TestDemo_Report(t *testing.T) {
 	d := newDemo(t, "DEMO_EXIT=1")
 	require.NoError(t, await(t, d.start(t)))
 	d.leftNothing(t)
@@ -118,7 +118,7 @@ func TestDemoReportsWhatJaegerHas(t *testing.T) {
 	generated := arrived.FindStringSubmatch(out)
 	require.NotNil(t, generated)
 	assert.Equal(t, wrote[1], generated[1])
-	// Time, share, launches, occupancy, grid fill, what limits it, kernel.
+	// Time, share, launches, occupancy, grid fill, limiter, kernel.
 	kernels := regexp.MustCompile(`(?m)^ *[\d.]+ ms +[\d.]+ % +\d+ +([\d.]+) % +([\d.]+) % +[a-z_, ]+  \w+$`).FindAllStringSubmatch(out, -1)
 	assert.Len(t, kernels, 5)
 	for _, k := range kernels {
@@ -128,7 +128,7 @@ func TestDemoReportsWhatJaegerHas(t *testing.T) {
 			assert.True(t, percent > 0 && percent <= 100, k[0])
 		}
 	}
-	// Time, bytes, copies, throughput, part of the link, kind.
+	// Time, bytes, copies, throughput, share of the link, kind.
 	assert.Regexp(t, `(?m)^ *[\d.]+ ms +[1-9]\d* +[1-9]\d* +[\d.]+ GB/s +[\d.]+ %  HtoD$`, out)
 	assert.Regexp(t, `(?m)^device    NVIDIA H200 GPU-[0-9a-f-]{36}$`, out)
 	assert.Regexp(t, `(?m)^busy      [\d.]+ ms of [\d.]+ ms \([\d.]+ %\)`, out)
@@ -147,7 +147,7 @@ func TestDemoReportsWhatJaegerHas(t *testing.T) {
 	assert.NotContains(t, out, "ctrl-C")
 }
 
-func TestDemoRunsUntilInterrupted(t *testing.T) {
+func TestDemo_Interrupted(t *testing.T) {
 	d := newDemo(t)
 	done := d.start(t)
 	process.Eventually(t, demoLimit, "the demo has printed its report", func() bool {
@@ -168,7 +168,7 @@ func TestDemoRunsUntilInterrupted(t *testing.T) {
 	d.leftNothing(t)
 }
 
-func TestDemoLeavesNoProgramBehindWhenKilled(t *testing.T) {
+func TestDemo_Killed(t *testing.T) {
 	d := newDemo(t)
 	done := d.start(t)
 	process.Eventually(t, demoLimit, "the demo has printed its report", func() bool {
@@ -184,7 +184,7 @@ func TestDemoLeavesNoProgramBehindWhenKilled(t *testing.T) {
 	}
 }
 
-func TestDemoNamesAPortThatIsInUse(t *testing.T) {
+func TestDemo_PortInUse(t *testing.T) {
 	d := newDemo(t)
 	l, err := net.Listen("tcp", d.ports[1])
 	require.NoError(t, err)

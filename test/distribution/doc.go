@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package distribution holds the tests of what is not a library: the manifest and the
-// collector generated from it, the configurations, the demo, and what the documentation
-// promises about them. It has no code of its own.
+// Package distribution tests everything that is not a library: the manifest and the generated
+// collector, the configurations, the demo, and the statements of the documentation. It has no code
+// of its own.
 package distribution

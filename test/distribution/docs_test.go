@@ -60,7 +60,8 @@ func anchors(text string) map[string]bool {
 	return out
 }
 
-// TestDocs_Links checks that relative links of all Markdown files lead to an existing file and heading.
+// TestDocs_Links checks that relative links of all Markdown files lead to an existing file and
+// heading.
 func TestDocs_Links(t *testing.T) {
 	root := process.Root(t)
 	found := 0
@@ -93,7 +94,8 @@ func TestDocs_Links(t *testing.T) {
 	assert.Greater(t, found, 100)
 }
 
-// TestDocs_Index checks that docs/README.md and docs/internals/README.md link to every page next to them.
+// TestDocs_Index checks that docs/README.md and docs/internals/README.md link to every page next to
+// them.
 func TestDocs_Index(t *testing.T) {
 	root := process.Root(t)
 	for _, dir := range []string{"docs", "docs/internals"} {
@@ -128,8 +130,8 @@ func TestDocs_Length(t *testing.T) {
 	assert.LessOrEqual(t, words, maxUserWords)
 }
 
-// TestDocs_Folders checks that docs/internals/architecture.md lists every folder with Go files or C files, and
-// no folder that does not exist.
+// TestDocs_Folders checks docs/internals/architecture.md against the tree. It must list every
+// folder with Go or C files, and no folder that does not exist.
 func TestDocs_Folders(t *testing.T) {
 	root := process.Root(t)
 	page, err := os.ReadFile(filepath.Join(root, "docs", "internals", "architecture.md"))
@@ -167,9 +169,9 @@ func TestDocs_Folders(t *testing.T) {
 	})
 }
 
-// TestDocs_Names checks that the variables, flags and metrics that documents name exist: in code, configurations
-// or scripts, or in the lists that are generated from semconv and metadata.yaml. CHANGELOG.md and the list of
-// renames also have former names.
+// TestDocs_Names checks that the variables, flags and metrics in documents exist. They must be in
+// code, configurations or scripts, or in the lists generated from semconv and metadata.yaml.
+// CHANGELOG.md and the list of renames also have former names.
 func TestDocs_Names(t *testing.T) {
 	root := process.Root(t)
 	var known strings.Builder

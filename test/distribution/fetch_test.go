@@ -17,8 +17,9 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// tagOnly lists the images that are named by tag and not by digest. The reason is the same for all: no
-// registry was in reach to look the digest up. Dockerfile and examples/compose/README.md say how to pin them.
+// tagOnly lists the images that are named by tag and not by digest. The reason is the same for all:
+// no registry was in reach to look the digest up. Dockerfile and examples/compose/README.md say how
+// to pin them.
 var tagOnly = []string{
 	"golang:1.26.8-bookworm",
 	"busybox:1.37.0-musl",
@@ -59,7 +60,8 @@ func commands(text string) string {
 	return regexp.MustCompile(`\\\n\s*`).ReplaceAllString(text, " ")
 }
 
-// fetches returns what a script, a Makefile or a Dockerfile fetches without a hash, and the servers that it names.
+// fetches returns what a script, a Makefile or a Dockerfile fetches without a hash, and the servers
+// that it names.
 func fetches(text string) (out []string) {
 	text = commands(text)
 	for _, m := range server.FindAllStringSubmatch(text, -1) {
@@ -155,7 +157,8 @@ func TestFetches_HashesAndNoServer(t *testing.T) {
 	assert.Equal(t, 5, lists)
 }
 
-// TestImages_DigestOrListed refuses an image by tag that is not in tagOnly, and an entry there that no file uses.
+// TestImages_DigestOrListed refuses an image by tag that is not in tagOnly, and an entry there that
+// no file uses.
 func TestImages_DigestOrListed(t *testing.T) {
 	used := map[string]bool{}
 	sources(t, func(name, text string) {

@@ -25,7 +25,7 @@ var (
 
 const rootModule = "github.com/gpuflight/gpuflight"
 
-// manifest is what the tests need of ocb's manifest.
+// manifest is the tested part of ocb's manifest.
 type manifest struct {
 	Dist struct {
 		Name       string `yaml:"name"`
@@ -63,9 +63,9 @@ func readManifest(t *testing.T) (string, *manifest) {
 	return string(text), &m
 }
 
-// TestGeneratedCollectorIsCurrent runs ocb on the manifest, with only the output folder
-// changed, and compares file by file.
-func TestGeneratedCollectorIsCurrent(t *testing.T) {
+// TestManifest_GeneratedCollector runs ocb on the manifest with another output folder and compares
+// all files.
+func TestManifest_GeneratedCollector(t *testing.T) {
 	tool := ocb.Find(t)
 	text, m := readManifest(t)
 	out := t.TempDir()
@@ -83,9 +83,9 @@ func TestGeneratedCollectorIsCurrent(t *testing.T) {
 		"the committed collector is not what the manifest says: run `make generate`")
 }
 
-// TestManifestAndGoModAgree guards against two lists of versions: ocb takes the manifest's, go build the
-// distribution module's.
-func TestManifestAndGoModAgree(t *testing.T) {
+// TestManifest_GoModVersions compares the two lists of versions: ocb uses the manifest, go build
+// the distribution module.
+func TestManifest_GoModVersions(t *testing.T) {
 	_, m := readManifest(t)
 	wanted := map[string]string{}
 	replaced := m.Replaces
@@ -125,9 +125,9 @@ func TestManifestAndGoModAgree(t *testing.T) {
 	assert.Equal(t, wanted, selected)
 }
 
-// TestReadmeManifestBuilds takes the manifest out of the README and builds the collector it
-// describes, as somebody would who adds our components to their own.
-func TestReadmeManifestBuilds(t *testing.T) {
+// TestReadme_ManifestBuilds builds the collector of the manifest in the README, as users do who add
+// our components to their own.
+func TestReadme_ManifestBuilds(t *testing.T) {
 	tool := ocb.Find(t)
 	root := process.Root(t)
 	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
@@ -156,7 +156,7 @@ func TestReadmeManifestBuilds(t *testing.T) {
 	run(t, dir, binary, "validate", "--config", filepath.Join(root, "test", "distribution", "testdata", "readme.yaml"))
 }
 
-// TestComponents pins the names that users write in their configurations.
+// TestComponents checks the names that users write in configurations.
 func TestComponents(t *testing.T) {
 	type named []struct{ Name string }
 	var has struct {
@@ -185,8 +185,8 @@ func TestComponents(t *testing.T) {
 	})
 }
 
-// run runs a program to its end and returns what it printed on standard output; the test
-// fails with all of its output when it does not end well.
+// run runs a program and returns its standard output. If the program fails, the test fails with all
+// of its output.
 func run(t *testing.T, dir, name string, args ...string) []byte {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), name, args...)

@@ -24,7 +24,8 @@ import (
 
 const version = "v0.2.0"
 
-// published are the modules that users require. The others hold the distribution, tests and examples.
+// published are the modules that users require. The others contain the distribution, tests and
+// examples.
 var published = []string{
 	".", "cmd/gpuflight", "internal/collector",
 	"receiver/cudareceiver", "receiver/gpuflogreceiver", "receiver/nvmlreceiver",
@@ -32,8 +33,9 @@ var published = []string{
 	"extension/encoding/gpuflogencodingextension", "extension/storage/filestorageextension",
 }
 
-// moduleProxy writes the working tree's modules as a GOPROXY serves them and returns the variables that make go
-// use them. The module cache is a new one: it would keep the files of an earlier tree under the same version.
+// moduleProxy writes the working tree's modules in the form of a GOPROXY and returns the variables
+// that select it. The module cache is new, because it would keep older files under the same
+// version.
 var moduleProxy = sync.OnceValues(func() ([]string, error) {
 	dir, err := os.MkdirTemp("", "gpuflight-modules-")
 	if err != nil {
@@ -142,7 +144,7 @@ func withProxy(t *testing.T, dir string, program string, args ...string) string 
 	return string(out)
 }
 
-// TestModules_Install installs the command by its version, as users do.
+// TestModules_Install installs the command by version, as users do.
 func TestModules_Install(t *testing.T) {
 	dir := t.TempDir()
 	withProxy(t, dir, "go", "install", rootModule+"/cmd/gpuflight@"+version)
@@ -151,7 +153,7 @@ func TestModules_Install(t *testing.T) {
 	assert.Contains(t, string(out), "gpuflight ")
 }
 
-// TestModules_Consumer shows what a program takes on with the SDK.
+// TestModules_Consumer checks the dependencies of a program that imports the SDK.
 func TestModules_Consumer(t *testing.T) {
 	consumer := func(t *testing.T, requirements ...string) string {
 		dir := t.TempDir()
@@ -181,7 +183,7 @@ func main() {
 		}
 	})
 	t.Run("old versions stay", func(t *testing.T) {
-		// The distribution uses newer ones.
+		// The distribution uses newer versions.
 		old := []string{"github.com/twmb/franz-go v1.18.0", "github.com/aws/aws-sdk-go-v2 v1.36.0", "github.com/ClickHouse/ch-go v0.61.0"}
 		modules := consumer(t, old...)
 		for _, m := range old {
@@ -190,7 +192,7 @@ func main() {
 	})
 }
 
-// TestModules_NoReplace guards what go install refuses.
+// TestModules_NoReplace checks for replace directives, which go install rejects.
 func TestModules_NoReplace(t *testing.T) {
 	for _, folder := range []string{".", "cmd/gpuflight"} {
 		text, err := os.ReadFile(filepath.Join(process.Root(t), folder, "go.mod"))
@@ -199,7 +201,7 @@ func TestModules_NoReplace(t *testing.T) {
 	}
 }
 
-// TestModules_Manifest lets ocb take each of our components by a gomod line of its own.
+// TestModules_Manifest builds with ocb from one gomod line per component.
 func TestModules_Manifest(t *testing.T) {
 	_, m := readManifest(t)
 	dir := t.TempDir()

@@ -18,8 +18,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// printed returns a configuration with all defaults, as the Collector prints it. Further settings follow
-// the file.
+// printed returns a configuration with all defaults, as the Collector prints it. Further settings
+// follow the file.
 func printed(t *testing.T, path string, more ...string) string {
 	t.Helper()
 	args := []string{"print-config"}
@@ -33,8 +33,8 @@ func printed(t *testing.T, path string, more ...string) string {
 	return string(run(t, t.TempDir(), collector.Find(t), args...))
 }
 
-// TestHTTPServers_Timeouts checks every HTTP server of the shipped configurations, found by a setting that only
-// servers have.
+// TestHTTPServers_Timeouts checks every HTTP server of the shipped configurations, found by a
+// setting that only servers have.
 func TestHTTPServers_Timeouts(t *testing.T) {
 	found := 0
 	for _, path := range configs(t) {
@@ -76,8 +76,8 @@ func servers(node any, where string, visit func(where string, server map[string]
 	}
 }
 
-// TestEffectiveConfigs_Loopback walks each configuration with all defaults. Every address in it, under
-// whatever name, is on loopback unless its variable is set.
+// TestEffectiveConfigs_Loopback walks each configuration with all defaults. Every address in it,
+// under whatever name, is on loopback unless its variable is set.
 func TestEffectiveConfigs_Loopback(t *testing.T) {
 	for _, path := range configs(t) {
 		t.Run(filepath.Base(path), func(t *testing.T) {
@@ -124,8 +124,8 @@ func address(value string) (host string, ok bool) {
 	return host, err == nil && port[0] >= '0' && port[0] <= '9'
 }
 
-// TestSecrets_NotPrinted gives the Collector secrets and a configuration that it refuses, and reads what it
-// prints.
+// TestSecrets_NotPrinted gives the Collector secrets and a configuration that it refuses, and reads
+// what it prints.
 func TestSecrets_NotPrinted(t *testing.T) {
 	root := process.Root(t)
 	const secret = "s3cret-of-this-test"

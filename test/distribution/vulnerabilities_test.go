@@ -16,14 +16,15 @@ import (
 
 var govulncheck = process.Binary{Env: "GPUFLIGHT_GOVULNCHECK", Path: ".tools/govulncheck", Make: "make .tools/govulncheck"}
 
-// advisory is an invented vulnerability of a function that govulncheck itself calls.
+// advisory is a synthetic vulnerability of a function that govulncheck itself calls.
 const advisory = `{"schema_version": "1.3.1", "id": "GO-2000-0001", "modified": "2000-01-01T00:00:00Z",
 	"published": "2000-01-01T00:00:00Z", "summary": "invented", "details": "invented",
 	"database_specific": {"url": "none"}, "affected": [{"package": {"name": "golang.org/x/vuln", "ecosystem": "Go"},
 	"ranges": [{"type": "SEMVER", "events": [{"introduced": "0"}]}],
 	"ecosystem_specific": {"imports": [{"path": "golang.org/x/vuln/scan", "symbols": ["Command"]}]}}]}`
 
-// TestGovulncheck_Databases runs scripts/govulncheck on the module of govulncheck with databases of its own.
+// TestGovulncheck_Databases runs scripts/govulncheck on the module of govulncheck with databases of
+// its own.
 func TestGovulncheck_Databases(t *testing.T) {
 	program := govulncheck.Find(t)
 	database := func(modules, vulnerabilities string) string {

@@ -2,8 +2,8 @@
 
 //go:build linux
 
-// Package e2e_test goes the way that a user goes: logs on disk, the distribution's binary, a real
-// Jaeger, and Jaeger's own HTTP API to see what has become of them.
+// Package e2e_test tests the user's whole data flow: logs on disk, the distribution's binary, a
+// real Jaeger, and Jaeger's HTTP API.
 package e2e_test
 
 import (
@@ -32,7 +32,7 @@ import (
 // jaeger is a running Jaeger with its traces in memory.
 type jaeger struct {
 	t *testing.T
-	// otlp is where it takes spans, api the base of its HTTP API.
+	// otlp is the address for spans; api is the base URL of its HTTP API.
 	otlp, api string
 }
 
@@ -42,7 +42,7 @@ func startJaeger(t *testing.T) *jaeger {
 	return &jaeger{t: t, otlp: server.OTLP, api: server.API}
 }
 
-// get returns the answer to a query, or nil where Jaeger knows nothing.
+// get returns the answer to a query, or nil if Jaeger has no data.
 func (j *jaeger) get(path string, query url.Values) []byte {
 	j.t.Helper()
 	req, err := http.NewRequestWithContext(j.t.Context(), http.MethodGet, j.api+path+"?"+query.Encode(), nil)
@@ -59,7 +59,7 @@ func (j *jaeger) get(path string, query url.Values) []byte {
 	return body
 }
 
-// traces returns everything that Jaeger has of a service, through the API that answers in OTLP.
+// traces returns all data of a service, through the API that answers in OTLP.
 func (j *jaeger) traces(service string) ptrace.Traces {
 	j.t.Helper()
 	return j.decode(j.get("/api/v3/traces", url.Values{
@@ -90,7 +90,7 @@ func (j *jaeger) decode(body []byte) ptrace.Traces {
 	return td
 }
 
-// spanCounts reads, by the older API, how many spans each trace of a service has.
+// spanCounts returns the number of spans per trace of a service, through the older API.
 func (j *jaeger) spanCounts(service string) map[string]int {
 	j.t.Helper()
 	out := map[string]int{}
@@ -123,9 +123,9 @@ func (j *jaeger) services() []string {
 	return answer.Services
 }
 
-// TestRecordingsInJaeger reads the recordings into Jaeger. Of the invented ones only some are used:
-// they share a session id, and Jaeger would put their spans together.
-func TestRecordingsInJaeger(t *testing.T) {
+// TestJaeger_Recordings reads the recordings into Jaeger. It uses only some of the synthetic ones,
+// because they share a session id and Jaeger would merge their spans.
+func TestJaeger_Recordings(t *testing.T) {
 	process.Collector.Find(t)
 	process.Jaeger.Find(t)
 	root := process.Recordings(t)
@@ -138,9 +138,9 @@ func TestRecordingsInJaeger(t *testing.T) {
 	compare(t, dirs, nil)
 }
 
-// TestGeneratedSessionsInJaeger needs no recordings. With a small limit it also shows traces that go
-// on in further parts.
-func TestGeneratedSessionsInJaeger(t *testing.T) {
+// TestJaeger_GeneratedSessions needs no recordings. With a small limit it also tests traces that
+// continue in further parts.
+func TestJaeger_GeneratedSessions(t *testing.T) {
 	process.Collector.Find(t)
 	process.Jaeger.Find(t)
 	root := t.TempDir()
@@ -155,8 +155,8 @@ func TestGeneratedSessionsInJaeger(t *testing.T) {
 	compare(t, []string{root}, map[string]any{"max_spans_per_trace": 200})
 }
 
-// compare sends the same logs to Jaeger and, by a second run of the same binary, to a sink, and
-// compares what the two have; and the number of kernels with the lines themselves.
+// compare sends the same logs to Jaeger and, with a second run of the same binary, to a sink. It
+// compares the two, and the number of kernels with the raw lines.
 func compare(t *testing.T, dirs []string, settings map[string]any) {
 	t.Helper()
 	want := testsink.NewStore()
@@ -192,7 +192,7 @@ func compare(t *testing.T, dirs []string, settings map[string]any) {
 
 	got := testsink.NewStore()
 	process.Eventually(t, time.Minute, fmt.Sprintf("%d spans in Jaeger", want.Distinct().Spans), func() bool {
-		time.Sleep(200 * time.Millisecond) // each look fetches everything
+		time.Sleep(200 * time.Millisecond) // each query fetches everything
 		now := testsink.NewStore()
 		for service := range services {
 			now.AddTraces(j.traces(service))
@@ -227,10 +227,10 @@ func compare(t *testing.T, dirs []string, settings map[string]any) {
 		require.Equal(t, w.Name, g.Name)
 		require.Equal(t, w.App, g.App)
 		if w.EndNs == w.StartNs {
-			w.EndNs++ // Jaeger lets no span be without a duration
+			w.EndNs++ // Jaeger requires a duration
 		}
 		require.Equal(t, [2]uint64{w.StartNs, w.EndNs}, [2]uint64{g.StartNs, g.EndNs}, "times of %s", w.Name)
-		// A span that was looked at before its parent had come keeps Jaeger's remark about that.
+		// Jaeger adds a warning to a span that was queried before its parent arrived.
 		delete(g.Attrs, "@jaeger@warnings")
 		require.Equal(t, w.Attrs, g.Attrs, "attributes of %s", w.Name)
 		require.Equal(t, w.Links, g.Links, "links of %s", w.Name)
@@ -240,7 +240,7 @@ func compare(t *testing.T, dirs []string, settings map[string]any) {
 		}
 	}
 
-	// One trace by its id, as the page of a trace asks for it: the largest.
+	// Query the largest trace by its id, as the page of a trace does.
 	var largest pcommon.TraceID
 	for id, members := range byTrace {
 		if len(members) > len(byTrace[largest]) {
@@ -253,7 +253,7 @@ func compare(t *testing.T, dirs []string, settings map[string]any) {
 	t.Logf("%d services, %d traces, %v", len(services), len(byTrace), operations)
 }
 
-// countKernels counts kernels in the raw lines: A2 has a line for each, batches a row.
+// countKernels counts kernels in the raw lines: A2 has one per line, batches one per row.
 func countKernels(t *testing.T, dirs []string) (n int) {
 	t.Helper()
 	for _, dir := range dirs {

@@ -48,7 +48,7 @@ type spanKey struct {
 	span  pcommon.SpanID
 }
 
-// forest gathers spans into trees. A span whose parent is not there is a root.
+// forest groups spans into trees. A span without its parent is a root.
 type forest map[spanKey]*node
 
 func (f forest) add(td ptrace.Traces) {
@@ -72,7 +72,7 @@ func (f forest) grow() (roots []*node) {
 	return roots
 }
 
-// count returns how many of an operation hang below a node, at any depth.
+// count returns the number of descendants with an operation.
 func (n *node) count(operation string) (c int) {
 	for _, child := range n.children {
 		if child.operation() == operation {
@@ -83,10 +83,9 @@ func (n *node) count(operation string) (c int) {
 	return c
 }
 
-// TestReplayedRecordingsInJaeger sends what `gpuflight trace` and the SDK recorded on an H200 through the
-// config/replay.yaml into Jaeger, and looks there for the tree that the user wants
-// to see: request, scope, kernels.
-func TestReplayedRecordingsInJaeger(t *testing.T) {
+// TestReplay_RecordingsInJaeger sends recordings of `gpuflight trace` and the SDK from an H200
+// through config/replay.yaml into Jaeger. Jaeger must show the tree of request, scope and kernels.
+func TestReplay_RecordingsInJaeger(t *testing.T) {
 	process.Collector.Find(t)
 	process.Jaeger.Find(t)
 	dir := filepath.Join(process.Root(t), "examples", "recordings")
@@ -113,7 +112,7 @@ func TestReplayedRecordingsInJaeger(t *testing.T) {
 	}
 
 	j := startJaeger(t)
-	p, _ := startReplay(t, dir, j.otlp, map[string]any{ // Jaeger takes traces only
+	p, _ := startReplay(t, dir, j.otlp, map[string]any{ // Jaeger accepts traces only
 		"exporters": map[string]any{"nop": nil},
 		"service": map[string]any{"pipelines": map[string]any{
 			"metrics": map[string]any{"exporters": []string{"nop"}},
@@ -122,7 +121,7 @@ func TestReplayedRecordingsInJaeger(t *testing.T) {
 	})
 	var got forest
 	process.Eventually(t, time.Minute, fmt.Sprintf("%d spans in Jaeger", len(recorded)), func() bool {
-		time.Sleep(200 * time.Millisecond) // each look fetches everything
+		time.Sleep(200 * time.Millisecond) // each query fetches everything
 		got = forest{}
 		for service := range services {
 			got.add(j.traces(service))
@@ -167,7 +166,8 @@ func TestReplayedRecordingsInJaeger(t *testing.T) {
 	t.Logf("%d spans in %d trees, %d requests, %d kernels", len(got), len(roots), requests, kernels)
 }
 
-// startReplay runs config/replay.yaml on a folder. It returns the URL of the Collector's metrics too.
+// startReplay runs config/replay.yaml on a folder. It also returns the URL of the Collector's
+// metrics.
 func startReplay(t *testing.T, archive, endpoint string, overlay map[string]any) (p *process.Process, metrics string) {
 	t.Helper()
 	address := process.FreePort(t)
@@ -189,8 +189,8 @@ func startReplay(t *testing.T, archive, endpoint string, overlay map[string]any)
 	return process.Start(t, "/usr/bin/env", args...), "http://" + address + "/metrics"
 }
 
-// archived is a request of one span and one of one log record, with a number each, and a resource of 4 kB,
-// which all have in common.
+// archived returns a request of one numbered span and one of one numbered log record. All have the
+// same resource of 4 kB.
 func archived(t *testing.T, n int) (traces, logs []byte) {
 	t.Helper()
 	common := strings.Repeat("same ", 800)
@@ -214,9 +214,9 @@ func archived(t *testing.T, n int) (traces, logs []byte) {
 	return traces, logs
 }
 
-// TestReplayOfManyFiles replays more files than the receiver opens at once, compressed and not, with and
-// without a newline at the end, of which the first 4 kB are the same. One file is damaged.
-func TestReplayOfManyFiles(t *testing.T) {
+// TestReplay_ManyFiles replays more files than the receiver opens at once. They are compressed or
+// not, end with a newline or not, and share their first 4 kB. One file is damaged.
+func TestReplay_ManyFiles(t *testing.T) {
 	const files = 700
 	dir := t.TempDir()
 	for n := range files {

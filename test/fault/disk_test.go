@@ -21,7 +21,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// smallDisk mounts a file system of so many bytes. The test is skipped where the user may not mount.
+// smallDisk mounts a file system of the given size. It skips the test if the user may not mount.
 func smallDisk(t *testing.T, options string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -44,11 +44,10 @@ func free(t *testing.T, dir string) int64 {
 	return int64(s.Bavail) * s.Bsize
 }
 
-// queueBytes is for each signal. The disk of the test has room for all three.
+// queueBytes is the limit of each signal. The disk has space for all three.
 const queueBytes = 10 << 20
 
-// queued writes a configuration with a sending queue in the storage, in front of the backend, and returns
-// its path.
+// queued writes a configuration with a sending queue in the storage and returns its path.
 func queued(t *testing.T, c process.CollectorConfig) string {
 	t.Helper()
 	path := c.Write(t)
@@ -68,9 +67,9 @@ func queued(t *testing.T, c process.CollectorConfig) string {
 	return path
 }
 
-// TestDiskFull fills the file system of the checkpoints and the sending queue while the backend is away.
-// The files of the logs are the queue then: nothing is lost, the Collector neither ends nor hangs, stops
-// in time while the disk is full, and goes on when there is room again.
+// TestDiskFull fills the file system of checkpoints and sending queue while the backend is
+// unavailable. The log files then serve as the queue, so nothing is lost. The Collector neither
+// exits nor hangs, stops in time while the disk is full, and continues when space is free.
 func TestDiskFull(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes about a minute")
@@ -86,7 +85,7 @@ func TestDiskFull(t *testing.T) {
 	p := process.Start(t, path, "--config", config)
 	p.WaitOutput(process.Ready, 30*time.Second)
 
-	// The queue holds something when another program takes the rest of the disk.
+	// Another program takes the rest of the disk while the queue holds data.
 	process.Eventually(t, time.Minute, "the queue takes space", func() bool { return free(t, disk) < 39<<20 })
 	fill(t, filler)
 	p.WaitOutput("no space left on device", time.Minute)
@@ -97,8 +96,8 @@ func TestDiskFull(t *testing.T) {
 	p.Stop(15 * time.Second)
 	noPanic(t, p)
 
-	// A start on the full disk could lose requests of the queue that were on their way. It ends with one
-	// sentence, unless the files have room for those requests.
+	// A start on the full disk could lose requests of the queue that were in flight. The Collector
+	// exits with one sentence, unless the files have space for those requests.
 	out, err := exec.Command("/usr/bin/timeout", "10", path, "--config", config).CombinedOutput()
 	var exit *exec.ExitError
 	require.ErrorAs(t, err, &exit, "%s", out)
@@ -114,15 +113,15 @@ func TestDiskFull(t *testing.T) {
 	server.SetMode(testsink.Accept)
 	want := rows(summaries, gpuflgen.RowKernel)
 	t.Logf("%d kernels were written", want)
-	drain(t, p, store, summaries)
+	drain(t, p, store, summaries, nil)
 	noPanic(t, p)
 	t.Logf("%+v distinct of %+v arrivals", store.Distinct(), store.Counts())
 	checkTotals(t, store, summaries)
 	nothingLost(t, undisturbed(t, w, summaries), store)
 }
 
-// nothingLost compares the identities of spans and the data points. Parents may differ: a span that waits
-// for another channel while a delivery is held up for long is sent without what it waits for.
+// nothingLost compares the identities of spans and the data points. Parents may differ: during a
+// long delay of delivery, a span that waits for another channel is sent without its data.
 func nothingLost(t *testing.T, want, got *testsink.Store) {
 	t.Helper()
 	diff := differences{t: t}

@@ -21,25 +21,24 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// collector runs one of the configurations in config/, again and again if need be.
+// collector runs one of the configurations in config/, repeatedly if required.
 type collector struct {
 	t *testing.T
-	// state is the folder that outlives a killed process.
+	// state is the folder that remains after a kill.
 	state string
-	// metrics is where its own metrics are.
+	// metrics is the address of its own metrics.
 	metrics string
 	env     map[string]string
-	// command stands before the binary, for another network.
+	// command precedes the binary, for another network.
 	command []string
 	configs []string
 	process *process.Process
-	// peak is the highest resident memory of all processes so far, in bytes.
+	// peak is the highest resident memory of all its processes in bytes.
 	peak int64
 }
 
-// newCollector prepares a configuration of config/ with the environment's variables given, ports of its
-// own, and an overlay on top. The receivers that look at this machine's GPUs are left out: they are
-// tested elsewhere.
+// newCollector prepares a configuration of config/ with the given variables, its own ports and an
+// overlay. It removes the receivers that read this machine's GPUs; other tests cover them.
 func newCollector(t *testing.T, name string, env map[string]string, overlay map[string]any) *collector {
 	t.Helper()
 	process.Collector.Find(t)
@@ -71,7 +70,7 @@ func newCollector(t *testing.T, name string, env map[string]string, overlay map[
 	return c
 }
 
-// add puts settings on top.
+// add adds an overlay.
 func (c *collector) add(overlay map[string]any) {
 	c.t.Helper()
 	path := filepath.Join(c.t.TempDir(), "overlay.yaml")
@@ -115,7 +114,7 @@ func (c *collector) stop() {
 	c.process.Stop(time.Minute)
 }
 
-// terminate asks the process to end, and kills it if it does not within a few seconds.
+// terminate sends SIGTERM, and kills the process after a few seconds.
 func (c *collector) terminate() {
 	c.t.Helper()
 	c.look()
@@ -128,8 +127,7 @@ func (c *collector) terminate() {
 	}
 }
 
-// pids finds the process, and what it was started through: by its folder, which no other process has in its
-// environment.
+// pids finds the process and its launcher by the folder in their environment, which is unique.
 func (c *collector) pids() (pids []int) {
 	c.t.Helper()
 	mark := []byte("GPUFLIGHT_STATE=" + c.state + "\x00")
@@ -138,7 +136,7 @@ func (c *collector) pids() (pids []int) {
 	for _, path := range environments {
 		text, err := os.ReadFile(path)
 		if err != nil || !bytes.Contains(text, mark) {
-			continue // another user's, or gone
+			continue // another user's, or it has exited
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
 		require.NoError(c.t, err)
@@ -147,7 +145,7 @@ func (c *collector) pids() (pids []int) {
 	return pids
 }
 
-// look notes the peak of the process's resident memory, which the kernel keeps.
+// look updates peak, which the kernel records for each process.
 func (c *collector) look() {
 	c.t.Helper()
 	for _, pid := range c.pids() {
@@ -172,7 +170,7 @@ func (c *collector) signal(s syscall.Signal) {
 	require.NoError(c.t, syscall.Kill(pids[0], s))
 }
 
-// bounded asserts that no process of this collector has held more than limit bytes of memory.
+// bounded asserts that no process of this collector exceeded limit bytes of memory.
 func (c *collector) bounded(limit int64) {
 	c.t.Helper()
 	require.Positive(c.t, c.peak, "no process was looked at")
@@ -181,7 +179,7 @@ func (c *collector) bounded(limit int64) {
 	}
 }
 
-// stored is how many bytes the state folder takes.
+// stored returns the bytes in the state folder.
 func (c *collector) stored() (n int64) {
 	c.t.Helper()
 	require.NoError(c.t, filepath.Walk(c.state, func(_ string, info os.FileInfo, err error) error {
@@ -193,8 +191,8 @@ func (c *collector) stored() (n int64) {
 	return n
 }
 
-// total adds up all series of one of its own metrics whose labels contain the text given; -1 where
-// there is none.
+// total sums all series of one of its own metrics whose labels contain the text; -1 if there are
+// none.
 func (c *collector) total(name, labels string) float64 {
 	c.t.Helper()
 	status, body, err := get(c.t.Context(), "http://"+c.metrics+"/metrics")

@@ -20,7 +20,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// fleet is the article's set-up with a backend that can be told to fail: agent, broker, gateway.
+// fleet is agent, broker and gateway with a backend that can simulate faults.
 type fleet struct {
 	t       *testing.T
 	logs    string
@@ -32,7 +32,7 @@ type fleet struct {
 	backend *testsink.Server
 }
 
-// newFleet starts a broker and prepares everything but the agent and the gateway, which the test starts.
+// newFleet starts a broker and prepares everything except agent and gateway, which the test starts.
 func newFleet(t *testing.T, kernels int64) *fleet {
 	t.Helper()
 	return newFleetWith(t, kernels, func() *kafkaServer { return launchKafka(t, "127.0.0.1", nil) })
@@ -50,20 +50,20 @@ func newFleetWith(t *testing.T, kernels int64, launch func() *kafkaServer) *flee
 	f.agent = newCollector(t, "kafka.yaml", map[string]string{"GPUFLIGHT_KAFKA": f.kafka.Address, "GPUFLIGHT_LOGS": f.logs}, nil)
 	f.gateway = newCollector(t, "gateway.yaml", map[string]string{
 		"GPUFLIGHT_KAFKA": f.kafka.Address, "GPUFLIGHT_OTLP_ENDPOINT": f.backend.Endpoint(),
-		// As config/gateway.yaml advises for a gateway that is started again in its place.
+		// As config/gateway.yaml recommends for a gateway that restarts in place.
 		"GPUFLIGHT_INSTANCE": "gateway-0",
 	}, nil)
 	return f
 }
 
-// share waits until the backend has a part of the spans.
+// share waits until the backend has the given part of the spans.
 func (f *fleet) share(part float64) {
 	f.t.Helper()
 	n := int(part * float64(f.want.Distinct().Spans))
 	process.Eventually(f.t, pick(5*time.Minute, 30*time.Minute), "spans at the backend", func() bool { return f.store.Distinct().Spans >= n })
 }
 
-// finish waits for the rest, stops what runs and compares.
+// finish waits for the remaining spans, stops all processes and compares.
 func (f *fleet) finish() {
 	f.t.Helper()
 	arrived(f.t, f.want, f.store, pick(5*time.Minute, 30*time.Minute))
@@ -75,7 +75,7 @@ func (f *fleet) finish() {
 	f.t.Logf("%+v distinct, %d spans in all; %v; %v", f.store.Distinct(), f.store.Counts().Spans, f.agent, f.gateway)
 }
 
-func TestBrokerKilledAndRestarted(t *testing.T) {
+func TestBroker_Killed(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, pick(most, 1_000_000))
 	f.gateway.run()
@@ -93,9 +93,9 @@ func TestBrokerKilledAndRestarted(t *testing.T) {
 	f.finish()
 }
 
-// TestGatewayKilledMidBatch kills a gateway twenty times: half of the deaths come at any moment of the
-// start-up, the other half while records are on their way to the backend.
-func TestGatewayKilledMidBatch(t *testing.T) {
+// TestGateway_KilledMidBatch kills a gateway twenty times: half during start-up, half while records
+// are in flight to the backend.
+func TestGateway_KilledMidBatch(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, pick(most, 600_000))
 	f.agent.run()
@@ -104,8 +104,8 @@ func TestGatewayKilledMidBatch(t *testing.T) {
 	f.finish()
 }
 
-// TestAgentKilledAgainAndAgain does the same to an agent that reads files.
-func TestAgentKilledAgainAndAgain(t *testing.T) {
+// TestAgent_KilledRepeatedly does the same to an agent that reads files.
+func TestAgent_KilledRepeatedly(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, pick(most, 600_000))
 	f.gateway.run()
@@ -114,8 +114,8 @@ func TestAgentKilledAgainAndAgain(t *testing.T) {
 	f.finish()
 }
 
-// killAgainAndAgain starts a collector and kills it, as often as is said. At least half of the deaths must
-// come before all is done.
+// killAgainAndAgain starts and kills a collector the given number of times. At least half of the
+// kills must precede the end of the work.
 func (f *fleet) killAgainAndAgain(c *collector, kills int) {
 	f.t.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -148,7 +148,7 @@ func TestBackendDown(t *testing.T) {
 	f.gateway.run()
 	f.agent.run()
 	f.share(0.05)
-	// No answer, no port: as after a crash of the machine it runs on.
+	// Neither an answer nor an open port, as after a crash of the machine.
 	address := f.backend.Endpoint()
 	require.NoError(t, f.backend.Close())
 	down := f.store.Distinct().Spans
@@ -162,8 +162,8 @@ func TestBackendDown(t *testing.T) {
 	f.finish()
 }
 
-// program stands for a program that sends OTLP to the agent and tries again what is refused: it reads logs
-// as the agent does, and keeps nothing but its place in them.
+// program acts as a program that sends OTLP to the agent and retries rejected requests. It is a
+// Collector that reads logs and stores only its position.
 func (f *fleet) program(logs string) *process.Process {
 	f.t.Helper()
 	return process.CollectorConfig{
@@ -171,9 +171,9 @@ func (f *fleet) program(logs string) *process.Process {
 	}.Start(f.t)
 }
 
-// TestQueueOfTheAgentIsFull gives the agent's queue room for a part of what a program sends, while the
-// broker is away: the program has to wait.
-func TestQueueOfTheAgentIsFull(t *testing.T) {
+// TestAgent_QueueFull limits the agent's queue to a part of the data of a program while the broker
+// is unavailable. The program must wait.
+func TestAgent_QueueFull(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, pick(few, 400_000))
 	const quota = 5_000_000
@@ -189,7 +189,7 @@ func TestQueueOfTheAgentIsFull(t *testing.T) {
 	queued := f.agent.total("otelcol_exporter_queue_size", `data_type="traces",exporter="kafka/once"`)
 	assert.Positive(t, queued)
 	assert.LessOrEqual(t, queued, float64(quota))
-	// One queue for each signal, and what the database needs besides.
+	// One queue per signal, and the overhead of the database.
 	assert.Less(t, f.agent.stored(), int64(3*3*quota), "bytes in the agent's folder")
 	t.Logf("%.0f bytes queued, %d on disk, %.0f refused", queued, f.agent.stored(),
 		f.agent.total("otelcol_exporter_enqueue_failed_spans", ""))
@@ -199,10 +199,10 @@ func TestQueueOfTheAgentIsFull(t *testing.T) {
 	program.Stop(20 * time.Second)
 }
 
-// TestAgentMovesToANewMachine kills an agent that has a backlog for an absent broker, of a program and of
-// files, and starts another with copies of its storage folder and of the logs: other files, other places,
-// the old ones gone.
-func TestAgentMovesToANewMachine(t *testing.T) {
+// TestAgent_NewMachine kills an agent that has a backlog, from a program and from files, for an
+// unavailable broker. It starts another agent on copies of the storage folder and the logs. The
+// original files no longer exist.
+func TestAgent_NewMachine(t *testing.T) {
 	parallel(t)
 	kernels := pick(few, 200_000)
 	f := newFleet(t, kernels)
@@ -212,7 +212,7 @@ func TestAgentMovesToANewMachine(t *testing.T) {
 	generate(t, sent, "program", 9, kernels)
 	fromProgram := undisturbed(t, kernels, sent)
 	f.want = undisturbed(t, 2*kernels, f.logs, sent)
-	// A part of the files has gone to the broker before.
+	// Before that, a part of the files is sent to the broker.
 	f.gateway.run()
 	f.agent.run()
 	process.Eventually(t, 2*time.Minute, "some spans at the backend", func() bool { return f.store.Distinct().Spans > 0 })
@@ -238,9 +238,9 @@ func TestAgentMovesToANewMachine(t *testing.T) {
 	f.finish()
 }
 
-// TestRecordsThatAreNoOTLP puts records into the topics that nobody can read, among them what would be
-// an empty message, between those of the agent: they are counted, and what comes behind them arrives.
-func TestRecordsThatAreNoOTLP(t *testing.T) {
+// TestGateway_InvalidRecords puts unreadable records, also an empty one, between those of the agent
+// into the topics. They are counted, and later records arrive.
+func TestGateway_InvalidRecords(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, some)
 	client, err := kgo.NewClient(kgo.SeedBrokers(f.kafka.Address), kgo.AllowAutoTopicCreation(),
@@ -286,7 +286,7 @@ func TestRecordsThatAreNoOTLP(t *testing.T) {
 	f.finish()
 }
 
-// withoutKafka prepares a gateway that only takes OTLP.
+// withoutKafka prepares a gateway that accepts only OTLP.
 func withoutKafka(t *testing.T, backend string) *collector {
 	t.Helper()
 	return newCollector(t, "gateway.yaml", map[string]string{"GPUFLIGHT_OTLP_ENDPOINT": backend},
@@ -297,8 +297,9 @@ func withoutKafka(t *testing.T, backend string) *collector {
 		}}})
 }
 
-// TestWithoutKafka sends from agents to the gateway over OTLP, and kills the gateway in between.
-func TestWithoutKafka(t *testing.T) {
+// TestDirect_WithoutKafka sends from agents to the gateway over OTLP and kills the gateway
+// meanwhile.
+func TestDirect_WithoutKafka(t *testing.T) {
 	parallel(t)
 	process.Collector.Find(t)
 	s := sessionOf(t, pick(most, 400_000))
@@ -314,10 +315,10 @@ func TestWithoutKafka(t *testing.T) {
 	f.finish()
 }
 
-// TestStoppedWhileTheNextIsAway stops a gateway without its backend, which ends, and an agent without its
-// broker, which may have to be killed, as systemd does after a while: Kafka's client waits for the answer
-// about what it has sent. Nothing is lost either way.
-func TestStoppedWhileTheNextIsAway(t *testing.T) {
+// TestStop_NextUnavailable stops a gateway without its backend, and an agent without its broker.
+// The gateway exits. The agent may have to be killed, as systemd does, because Kafka's client waits
+// for answers. In both cases nothing is lost.
+func TestStop_NextUnavailable(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, few)
 	f.logs = sessionOf(t, few).copied(t)

@@ -2,14 +2,13 @@
 
 //go:build linux
 
-// Package fleet_test runs the topologies of config/ with the real servers, a Kafka broker, an S3 server
-// and Jaeger, and breaks them: brokers and gateways die, backends are away, disks fill, networks and
-// clocks fail. What counts at the end is always the same: the backend has exactly the spans that one
-// undisturbed reading of the same logs gives, none missing and none invented, and no process has held
-// more memory than it may. Tail sampling, certificates and an agent with all its receivers are tested in
-// the same set-up.
+// Package fleet_test runs the topologies of config/ with the real servers (a Kafka broker, an S3
+// server and Jaeger) and injects faults. Brokers and gateways are killed, backends are unavailable,
+// disks fill, networks and clocks fail. At the end the backend must have exactly the spans of one
+// undisturbed run, and no process may have exceeded its memory limit. Other tests cover tail
+// sampling, certificates and an agent with all receivers.
 //
-// By default the faults are short. GPUFLIGHT_SOAK=1 makes them as long as docs/deploying.md says.
+// By default the faults are short. GPUFLIGHT_SOAK=1 selects the durations of docs/deploying.md.
 package fleet_test
 
 import (
@@ -26,8 +25,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// What a process may hold. The limits of memory_limiter in kafka.yaml and gateway.yaml are 400 and 800
-// MiB of heap; with the program itself and its buffers this is what they amount to.
+// Memory limits of a process. The limits of memory_limiter in kafka.yaml and gateway.yaml are 400
+// and 800 MiB of heap. These values add the program itself and its buffers.
 const (
 	agentMemory   = 600 << 20
 	gatewayMemory = 700 << 20
@@ -36,7 +35,7 @@ const (
 // keys are the attributes that the checks need.
 var keys = []string{"cuda.operation"}
 
-// long says whether faults take their full time.
+// long reports whether faults have their full duration.
 func long() bool { return os.Getenv("GPUFLIGHT_SOAK") != "" }
 
 // pick returns the first value, or the second with GPUFLIGHT_SOAK=1.
@@ -47,8 +46,8 @@ func pick[T any](quick, full T) T {
 	return quick
 }
 
-// parallel lets a test run beside others: most of the time of each is waiting. With GPUFLIGHT_SOAK=1 each
-// has the machine for itself.
+// parallel runs a test in parallel with others, because each mostly waits. With GPUFLIGHT_SOAK=1
+// tests run sequentially.
 func parallel(t *testing.T) {
 	t.Helper()
 	if !long() {
@@ -56,7 +55,7 @@ func parallel(t *testing.T) {
 	}
 }
 
-// ids are the distinct spans of a store with their names.
+// ids returns the distinct spans of a store with their names.
 func ids(store *testsink.Store) map[testsink.SpanKey]string {
 	out := map[testsink.SpanKey]string{}
 	for _, sp := range store.Spans() {
@@ -65,8 +64,8 @@ func ids(store *testsink.Store) map[testsink.SpanKey]string {
 	return out
 }
 
-// same compares the spans of two stores, and the log records, by what they are; got may have them more
-// than once. It compares log records only where want has some.
+// same compares spans and log records of two stores by identity; got may have repeated items. It
+// compares log records only if want has some.
 func same(t *testing.T, what string, want, got *testsink.Store) {
 	t.Helper()
 	w, g := ids(want), ids(got)
@@ -81,7 +80,7 @@ func same(t *testing.T, what string, want, got *testsink.Store) {
 	for key, name := range g {
 		if _, ok := w[key]; !ok {
 			if invented++; invented <= 5 {
-				t.Errorf("%s: invented %s", what, name)
+				t.Errorf("%s: unexpected %s", what, name)
 			}
 		}
 	}
@@ -90,8 +89,8 @@ func same(t *testing.T, what string, want, got *testsink.Store) {
 	assert.Equal(t, want.Distinct().Logs, got.Distinct().Logs, "%s: log records", what)
 }
 
-// arrived waits until a backend has as many distinct spans and log records as there are, and a moment
-// longer for what should not come. That time has run out is said: what is on its way then is not lost.
+// arrived waits until a backend has all distinct spans and log records, and a moment longer for
+// unexpected ones. A timeout is reported, because data still in flight is not lost.
 func arrived(t *testing.T, want, got *testsink.Store, limit time.Duration) {
 	t.Helper()
 	w := want.Distinct()
@@ -100,13 +99,13 @@ func arrived(t *testing.T, want, got *testsink.Store, limit time.Duration) {
 		return have.Spans >= w.Spans && have.Logs >= w.Logs
 	})
 	if !in {
-		t.Errorf("not all, or not all quiet, within %v: %+v of %+v", limit, got.Distinct(), w)
+		t.Errorf("not complete within %v: %+v of %+v", limit, got.Distinct(), w)
 	}
 }
 
-// TestThroughKafkaToJaegerAndS3 is the article's set-up: an agent on the machine with the logs, Kafka, a
-// gateway that feeds Jaeger, and an archive in S3.
-func TestThroughKafkaToJaegerAndS3(t *testing.T) {
+// TestFleet_KafkaJaegerS3 tests the complete topology: an agent on the machine with the logs,
+// Kafka, a gateway that feeds Jaeger, and an archive in S3.
+func TestFleet_KafkaJaegerS3(t *testing.T) {
 	parallel(t)
 	findKafka(t)
 	versitygw.Find(t)
@@ -115,7 +114,7 @@ func TestThroughKafkaToJaegerAndS3(t *testing.T) {
 	archive := startS3(t)
 	j := process.StartJaeger(t, 0)
 	var logs []string
-	// The folders golden-* share a session id: one is enough.
+	// The folders golden-* share a session id, so use only one.
 	for _, name := range []string{"a2-h200", "c2-h200-engines", "c3-h200-minigpt", "c3-h200-scopes", "golden-c3-rotated"} {
 		logs = append(logs, filepath.Join(process.Recordings(t), name))
 	}
@@ -124,7 +123,7 @@ func TestThroughKafkaToJaegerAndS3(t *testing.T) {
 	gateway := newCollector(t, "gateway.yaml", map[string]string{
 		"GPUFLIGHT_KAFKA": k.Address, "GPUFLIGHT_OTLP_ENDPOINT": j.OTLP,
 	}, map[string]any{"service": map[string]any{"pipelines": map[string]any{
-		// Jaeger takes traces only.
+		// Jaeger accepts traces only.
 		"metrics": map[string]any{"exporters": []string{"nop"}},
 		"logs":    map[string]any{"exporters": []string{"nop"}},
 	}}, "exporters": map[string]any{"nop": nil}}).run()
@@ -140,7 +139,7 @@ func TestThroughKafkaToJaegerAndS3(t *testing.T) {
 	}
 	var inJaeger *testsink.Store
 	process.Eventually(t, 2*time.Minute, fmt.Sprintf("%d spans in Jaeger", want.Distinct().Spans), func() bool {
-		time.Sleep(300 * time.Millisecond) // each look fetches everything
+		time.Sleep(300 * time.Millisecond) // each query fetches everything
 		inJaeger = testsink.NewStore(keys...)
 		for service := range services {
 			readJaeger(t, inJaeger, j.API, service)

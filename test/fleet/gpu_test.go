@@ -25,8 +25,8 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// driver is a program with a CUDA driver library that does nothing: the sources with which the cuda
-// receiver is tested, which say what it can be told.
+// driver is a program with a fake CUDA driver library, from the test sources of the cuda receiver.
+// Those sources list its commands.
 type driver struct {
 	t   *testing.T
 	in  io.Writer
@@ -51,7 +51,7 @@ func startDriver(t *testing.T) *driver {
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	}
-	// Its end is the end of its input, which the test's end brings.
+	// The program exits at the end of its input, which the end of the test closes.
 	cmd := exec.CommandContext(t.Context(), program)
 	cmd.Env = append(os.Environ(), "OTEL_SERVICE_NAME=fleet-driver")
 	d := &driver{t: t}
@@ -63,13 +63,13 @@ func startDriver(t *testing.T) *driver {
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = in.Close()
-		_ = cmd.Wait() // t.Context has ended it at the latest
+		_ = cmd.Wait() // t.Context ends it at the latest
 	})
 	d.do("open %s", library)
 	return d
 }
 
-// do has the program run one command and returns when it has.
+// do runs one command in the program and waits for its end.
 func (d *driver) do(format string, args ...any) {
 	d.t.Helper()
 	line := fmt.Sprintf(format, args...)
@@ -80,7 +80,7 @@ func (d *driver) do(format string, args ...any) {
 	require.Equal(d.t, "ok\n", answer, line)
 }
 
-// fakeNVML puts a library in the place of NVML and returns the environment's variables for who is to load it.
+// fakeNVML builds a fake NVML and returns the environment variables that select it.
 func fakeNVML(t *testing.T) map[string]string {
 	t.Helper()
 	library, err := nvmltest.Build()
@@ -96,9 +96,9 @@ func fakeNVML(t *testing.T) map[string]string {
 	return map[string]string{"LD_LIBRARY_PATH": dir, nvmltest.Env: control}
 }
 
-// TestTheAgentsGPUs runs config/agent.yaml as it is, with all its receivers, over a stand-in for NVML and
-// beside a program that calls a stand-in for the driver, and looks at what the gateway sends on.
-func TestTheAgentsGPUs(t *testing.T) {
+// TestAgent_GPUAttributes runs config/agent.yaml unchanged with all receivers, a fake NVML and a
+// program with a fake driver. It checks the gateway's output.
+func TestAgent_GPUAttributes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("eBPF needs root")
 	}
@@ -158,7 +158,7 @@ func TestTheAgentsGPUs(t *testing.T) {
 		assert.Equal(t, want, point(metric, device).Value, metric)
 	}
 
-	// A window of single calls, by the signal that the file tells of.
+	// A trace of single calls, by the signal that the file documents.
 	agent.signal(syscall.SIGUSR1)
 	process.Eventually(t, 2*time.Minute, "launches as spans at the backend", func() bool {
 		program.do("launch 1 1 8 256")

@@ -25,8 +25,8 @@ import (
 //
 //	this host ── router ── agent
 //
-// A router that does not forward drops packets without a word, in both directions, as a broken network
-// does; addresses and routes on both ends stay as they are.
+// A router that does not forward drops packets silently in both directions, as a broken network
+// does. Addresses and routes on both ends stay the same.
 type network struct {
 	t             *testing.T
 	router, agent string
@@ -42,14 +42,15 @@ func newNetwork(t *testing.T) *network {
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skipf("network namespaces need ip: %v", err)
 	}
-	// 198.18.0.0/15 is for tests of networks (RFC 2544): sixteen addresses of its first half.
+	// 198.18.0.0/15 is reserved for network tests (RFC 2544). This uses sixteen addresses of its
+	// first half.
 	id := rand.IntN(4096)
 	base := func(n int) string { return fmt.Sprintf("198.18.%d.%d", id/16, id%16*16+n) }
 	n := &network{t: t, host: base(1)}
 	n.router, n.agent = fmt.Sprintf("gpuflight-r%d", id), fmt.Sprintf("gpuflight-a%d", id)
 	near, far, last, end := fmt.Sprintf("gfh%d", id), fmt.Sprintf("gfr%d", id), fmt.Sprintf("gfs%d", id), fmt.Sprintf("gfa%d", id)
 	t.Cleanup(func() {
-		// A pair of links goes with either end, and a namespace with its last process.
+		// Deleting one end removes a pair of links. A namespace ends with its last process.
 		for _, ns := range []string{n.router, n.agent} {
 			_ = exec.Command("ip", "netns", "del", ns).Run()
 		}
@@ -92,10 +93,10 @@ func (n *network) forward(pass bool) {
 	require.NoError(n.t, err, "%s", out)
 }
 
-// command stands before a program that is to run on the agent's machine.
+// command precedes a program that runs on the agent's machine.
 func (n *network) command() []string { return []string{"ip", "netns", "exec", n.agent} }
 
-func TestNetworkBetweenAgentAndBrokerIsCut(t *testing.T) {
+func TestNetwork_BrokerUnreachable(t *testing.T) {
 	parallel(t)
 	network := newNetwork(t)
 	f := newFleetWith(t, pick(most, 400_000), func() *kafkaServer { return launchKafka(t, network.host, nil) })
@@ -104,7 +105,7 @@ func TestNetworkBetweenAgentAndBrokerIsCut(t *testing.T) {
 	f.agent.run()
 	f.share(0.1)
 	network.forward(false)
-	// What has reached the broker goes on.
+	// What has reached the broker continues.
 	require.True(t, f.store.Settle(4*time.Second, time.Minute, nil), "spans keep coming through a network that is cut")
 	cut := f.store.Distinct().Spans
 	require.Less(t, cut, f.want.Distinct().Spans, "it must come in the middle of the work")
@@ -134,7 +135,7 @@ func newClock(t *testing.T) *clock {
 		"-o", c.lib, filepath.Join("testdata", "clock.c"), "-ldl").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	c.set(0)
-	// It must work, or the test would show nothing.
+	// Verify the library; otherwise the test would show nothing.
 	c.set(1000 * time.Hour)
 	seconds, err := exec.CommandContext(t.Context(), "env", append(c.command()[1:], "date", "+%s")...).Output()
 	require.NoError(t, err)
@@ -145,7 +146,7 @@ func newClock(t *testing.T) *clock {
 	return c
 }
 
-// set makes the clock differ from the true one, at once.
+// set changes the offset of the clock immediately.
 func (c *clock) set(offset time.Duration) {
 	c.t.Helper()
 	next := c.file + ".next"
@@ -153,16 +154,15 @@ func (c *clock) set(offset time.Duration) {
 	require.NoError(c.t, os.Rename(next, c.file))
 }
 
-// command stands before a program that is to live by this clock.
+// command precedes a program that uses this clock.
 func (c *clock) command() []string {
 	return []string{"/usr/bin/env", "CLOCK_FILE=" + c.file, "LD_PRELOAD=" + c.lib}
 }
 
-// TestClocksJump sets the broker's clock back and forth by hours while records come in. Neither the
-// agent's nor the gateway's can be set without setting the machine's, since Go asks the kernel itself;
-// what a broker and its clients have in common are the times of records, and those see only the
-// difference.
-func TestClocksJump(t *testing.T) {
+// TestClock_Jumps moves the broker's clock back and forth by hours while records arrive. Agent and
+// gateway read the machine's clock, which a test cannot set. Only record timestamps are shared with
+// the broker, so the difference of the clocks is what matters.
+func TestClock_Jumps(t *testing.T) {
 	parallel(t)
 	c := newClock(t)
 	f := newFleetWith(t, pick(most, 400_000), func() *kafkaServer { return launchKafka(t, "127.0.0.1", nil, c.command()...) })
@@ -176,10 +176,10 @@ func TestClocksJump(t *testing.T) {
 	f.finish()
 }
 
-// TestRecordsFromTheFutureAreRefused shows why docs/deploying.md wants topics with the broker's time: by
-// default Kafka refuses what is an hour or more ahead of its clock, and then the exporter gives up. What is
-// lost that way is counted.
-func TestRecordsFromTheFutureAreRefused(t *testing.T) {
+// TestClock_FutureRecordsRejected shows why docs/deploying.md requires topics with the broker's
+// time. By default Kafka rejects records an hour or more ahead of its clock, and the exporter drops
+// them. The drops are counted.
+func TestClock_FutureRecordsRejected(t *testing.T) {
 	parallel(t)
 	c := newClock(t)
 	c.set(-3 * time.Hour)

@@ -29,14 +29,15 @@ import (
 
 const spansTopic = "otlp_spans"
 
-// cluster is three brokers. Each topic has one partition, three replicas and min.insync.replicas=2, as
-// docs/deploying.md advises for production.
+// cluster is three brokers. Each topic has one partition, three replicas and min.insync.replicas=2,
+// as docs/deploying.md recommends for production.
 type cluster struct {
 	t       *testing.T
 	brokers [3]*kafkaServer
 }
 
-// startCluster starts the brokers. A broker is taken for dead, and a leader replaced, after the session timeout.
+// startCluster starts the brokers. After the session timeout a broker counts as failed, and a
+// leader is replaced.
 func startCluster(t *testing.T, session time.Duration) *cluster {
 	t.Helper()
 	c := &cluster{t: t}
@@ -58,7 +59,7 @@ func startCluster(t *testing.T, session time.Duration) *cluster {
 				"min.insync.replicas":                      "2",
 				"offsets.topic.replication.factor":         "3",
 				"transaction.state.log.replication.factor": "3",
-				// A broker that is paused for some seconds stays in the set of replicas in sync.
+				// A broker that is paused for some seconds stays in the set of in-sync replicas.
 				"broker.session.timeout.ms": strconv.FormatInt(session.Milliseconds(), 10),
 				"replica.lag.time.max.ms":   "120000",
 			},
@@ -112,10 +113,11 @@ func (k *kafkaServer) signal(s syscall.Signal) {
 	require.Positive(k.t, found, "no process of the broker on port %s", port)
 }
 
-// TestLeaderLost kills the leader of a partition before its followers have copied what the agent sent. The followers are paused
-// meanwhile, so the leader alone has it. With config/kafka.yaml the agent does not count it as sent and sends it again. The
-// second case is the check of the first: with required_acks: 1 the same fault loses spans that were acknowledged.
-func TestLeaderLost(t *testing.T) {
+// TestReplicas_LeaderLost kills the leader of a partition before its followers have copied the
+// agent's records. The followers are paused meanwhile, so only the leader has them. With
+// config/kafka.yaml the agent retries them. The second case verifies the test: with required_acks:
+// 1 the same fault loses acknowledged spans.
+func TestReplicas_LeaderLost(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		overlay map[string]any
@@ -133,7 +135,8 @@ func TestLeaderLost(t *testing.T) {
 			process.Collector.Find(t)
 			s := sessionOf(t, some)
 			want := s.want.Distinct().Spans
-			// The followers must not be taken for dead while they are paused, or the fault loses nothing.
+			// The session timeout must be longer than the pause of the followers, or the fault
+			// loses nothing.
 			session := 15 * time.Second
 			if tt.loses {
 				session = time.Minute
@@ -150,7 +153,8 @@ func TestLeaderLost(t *testing.T) {
 			logs := filepath.Join(t.TempDir(), "logs")
 			require.NoError(t, os.Mkdir(logs, 0o755))
 			agent := newCollector(t, "kafka.yaml", map[string]string{
-				// Any of them may be the one that is lost, before a client has learned of the others.
+				// Any broker may be lost before a client has the addresses of the others, so
+				// configure all.
 				"GPUFLIGHT_KAFKA": strings.Join(c.addresses(), ","), "GPUFLIGHT_LOGS": logs,
 			}, tt.overlay)
 			agent.run()
@@ -186,7 +190,7 @@ func TestLeaderLost(t *testing.T) {
 			consumer := c.client(kgo.ConsumeTopics(spansTopic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
 			seen := map[testsink.SpanKey]bool{}
 			limit := 3 * time.Minute
-			quiet := time.Now() // since when nothing came
+			quiet := time.Now() // of the last arrival
 			for begin := time.Now(); time.Since(begin) < limit && len(seen) < want; {
 				if tt.loses && sent() >= want && time.Since(quiet) > 20*time.Second && len(seen) > 0 {
 					break
@@ -217,10 +221,10 @@ func TestLeaderLost(t *testing.T) {
 	}
 }
 
-// TestGatewayKilledBeforeTheBackendHas kills a gateway that has read records and has delivered none, because the backend does not
-// answer. With config/gateway.yaml the next gateway reads them again. The second case is the check of the first: with
-// message_marking after: false the group has gone on without them.
-func TestGatewayKilledBeforeTheBackendHas(t *testing.T) {
+// TestGateway_KilledBeforeDelivery kills a gateway that has read records and delivered none,
+// because the backend does not answer. With config/gateway.yaml the next gateway reads them again.
+// The second case verifies the test: with message_marking after: false the group skips them.
+func TestGateway_KilledBeforeDelivery(t *testing.T) {
 	parallel(t)
 	marking := map[string]any{"message_marking": map[string]any{"after": false}}
 	for _, tt := range []struct {

@@ -24,22 +24,22 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// steps are traces as a program's SDK gives them: each a scope with two kernels. What is last in a trace,
-// the scope and the second kernel, comes in another message than the first kernel.
+// steps are traces as a program's SDK sends them: each a scope with two kernels. The scope and the
+// second kernel are in a later message than the first kernel.
 type steps struct {
 	first, second ptrace.Traces
-	// must are the traces that no sampling may leave out: with an error, slow, or a session's.
+	// must are the traces that sampling must keep: with an error, slow, or of a session.
 	must map[pcommon.TraceID]string
-	// spans is how many a trace has.
+	// spans is the number of spans by trace.
 	spans map[pcommon.TraceID]int
-	// kernels are all of them; busy is what they take together.
+	// kernels is their number; busy is their total time.
 	kernels int64
 	busy    time.Duration
 }
 
 const (
 	stepCount = 2000
-	// stepEach of the steps has an error, and as many others are slow.
+	// One in stepEach steps has an error, and as many others are slow.
 	stepEach = 100
 	slow     = 1500 * time.Millisecond
 )
@@ -53,7 +53,7 @@ func makeSteps() steps {
 		return rs.ScopeSpans().AppendEmpty().Spans()
 	}
 	first, second := resource(s.first), resource(s.second)
-	// A fixed seed: the trace ids, and so the decisions, are the same in each run.
+	// The fixed seed makes trace ids and decisions the same in each run.
 	random := rand.New(rand.NewPCG(8, 8))
 	begin := time.Now().Add(-time.Minute)
 	span := func(to ptrace.SpanSlice, trace pcommon.TraceID, parent pcommon.SpanID, operation, name string, start time.Time, took time.Duration) ptrace.Span {
@@ -105,10 +105,10 @@ func makeSteps() steps {
 	return s
 }
 
-// count is the number of all spans.
+// count returns the number of all spans.
 func (s steps) count() int { return s.first.SpanCount() + s.second.SpanCount() }
 
-// send exports the steps over OTLP, the first halves first.
+// send exports the steps over OTLP, first halves first.
 func (s steps) send(t *testing.T, address string) {
 	t.Helper()
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -121,7 +121,7 @@ func (s steps) send(t *testing.T, address string) {
 	}
 }
 
-// sampler is a gateway with config/sampling.yaml, a consumer group of its own and a backend of its own.
+// sampler is a gateway with config/sampling.yaml, its own consumer group and its own backend.
 type sampler struct {
 	*collector
 	store *testsink.Store
@@ -140,7 +140,8 @@ func newSampler(t *testing.T, k *kafkaServer, group string, env map[string]strin
 	return &sampler{collector: c, store: store}
 }
 
-// kept returns the traces at the backend. Each must be whole, and those that must be there be there.
+// kept returns the traces at the backend. Each must be complete, and no required trace may be
+// missing.
 func (s *sampler) kept(all steps) map[pcommon.TraceID]bool {
 	s.t.Helper()
 	have := map[pcommon.TraceID]int{}
@@ -159,7 +160,7 @@ func (s *sampler) kept(all steps) map[pcommon.TraceID]bool {
 	return out
 }
 
-// usage returns the last value of one of gpu_usage's sums, which has one series here; 0 where there is none.
+// usage returns the last value of one of gpu_usage's sums, which has one series here, or 0.
 func (s *sampler) usage(metric string) (last float64) {
 	s.t.Helper()
 	var at uint64
@@ -178,8 +179,8 @@ func (s *sampler) usage(metric string) (last float64) {
 	return last
 }
 
-// TestTailSampling has three gateways read the same topics: two that keep a quarter, of which one is
-// stopped before it has decided anything, and one with the defaults, which keeps everything.
+// TestTailSampling runs three gateways on the same topics. Two keep a quarter, and one of them is
+// stopped before its first decision. The third has the defaults and keeps everything.
 func TestTailSampling(t *testing.T) {
 	parallel(t)
 	process.Collector.Find(t)
@@ -202,7 +203,7 @@ func TestTailSampling(t *testing.T) {
 		g.run()
 	}
 
-	// Usage is that of all spans, long before anything is decided.
+	// Usage covers all spans, long before the decisions.
 	for _, g := range gateways {
 		process.Eventually(t, 2*time.Minute, "the sums of usage of "+g.env["GPUFLIGHT_GROUP"], func() bool {
 			return g.usage(semconv.MetricGPUCUDAKernelLaunchCalls) == float64(all.kernels)
@@ -210,7 +211,7 @@ func TestTailSampling(t *testing.T) {
 		assert.InDelta(t, all.busy.Seconds(), g.usage(semconv.MetricGPUCUDATime), 1e-6, "device seconds of all kernels")
 	}
 	assert.Zero(t, stopped.store.Counts().Spans, "what waits for its decision is not sent")
-	// The traces in memory are decided, and wait on disk for the backend; the next process has them there.
+	// The decided traces wait on disk for the backend, where the next process finds them.
 	stopped.stop()
 	stopped.run()
 
@@ -233,13 +234,13 @@ func TestTailSampling(t *testing.T) {
 	t.Logf("%d traces, %d that must stay, %.1f %% of the others; %v", len(all.spans), len(all.must), 100*share, quarter)
 }
 
-// decided is how many traces the gateway has decided about, of those with the label given.
+// decided returns the number of traces with a decision and the given label.
 func (s *sampler) decided(label string) int {
 	s.t.Helper()
 	return int(s.total("otelcol_processor_tail_sampling_global_count_traces_sampled", label))
 }
 
-// whole is how many traces the backend has all spans of.
+// whole returns the number of traces that are complete at the backend.
 func (s *sampler) whole(all steps) (n int) {
 	s.t.Helper()
 	have := map[pcommon.TraceID]int{}
@@ -251,9 +252,9 @@ func (s *sampler) whole(all steps) (n int) {
 	return n
 }
 
-// TestTailSamplingWaitsWhenItIsFull gives the processor room for a few traces only, with all that is kept:
-// Kafka has to wait, and everything arrives.
-func TestTailSamplingWaitsWhenItIsFull(t *testing.T) {
+// TestTailSampling_Full limits the processor to a few traces with all their data. Kafka must wait,
+// and everything arrives.
+func TestTailSampling_Full(t *testing.T) {
 	parallel(t)
 	f := newFleet(t, pick(few, 400_000))
 	traces := map[pcommon.TraceID]bool{}

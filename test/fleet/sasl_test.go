@@ -20,8 +20,8 @@ import (
 	"github.com/gpuflight/gpuflight/test/fleet/certificates"
 )
 
-// TestKafkaAndS3_TLSAndSCRAM sends from an agent through Kafka to S3 with the settings of docs/deploying.md. An
-// agent with a wrong password sends nothing.
+// TestKafkaAndS3_TLSAndSCRAM sends from an agent through Kafka to S3 with the settings of
+// docs/deploying.md. An agent with a wrong password delivers nothing.
 func TestKafkaAndS3_TLSAndSCRAM(t *testing.T) {
 	parallel(t)
 	const user, password = "gpuflight", "scram-s3cret"

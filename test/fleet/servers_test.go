@@ -46,17 +46,17 @@ func findKafka(t *testing.T) string {
 	return kafka.FindFetched(t, "no mvn here to fetch Kafka with", "mvn")
 }
 
-// kafkaServer is a broker that can be killed and started again.
+// kafkaServer is a broker that can be killed and restarted.
 type kafkaServer struct {
 	t *testing.T
 	broker.Broker
-	// command stands before the launcher, for another network or another clock.
+	// command precedes the launcher, for another network or another clock.
 	command []string
 	process *process.Process
 }
 
-// template is a broker's folder, formatted and never started, of which all brokers here get a copy:
-// formatting takes a Java of its own.
+// template is the folder of a formatted broker that was never started. All brokers copy it, because
+// formatting starts a Java process.
 var template struct {
 	sync.Mutex
 	*broker.Broker
@@ -76,8 +76,8 @@ func formatted(t *testing.T) broker.Broker {
 	return *template.Broker
 }
 
-// launchKafka starts a broker on a host's address, with settings of its own and with a command before it,
-// and does not wait until it serves.
+// launchKafka starts a broker on a host's address with additional settings and a preceding command.
+// It does not wait until the broker is ready.
 func launchKafka(t *testing.T, host string, properties map[string]string, command ...string) *kafkaServer {
 	t.Helper()
 	k := &kafkaServer{t: t, command: command, Broker: broker.Broker{
@@ -90,13 +90,13 @@ func launchKafka(t *testing.T, host string, properties map[string]string, comman
 
 func (k *kafkaServer) launch() {
 	k.t.Helper()
-	// The second compiler of Java costs a broker that lives for a minute more than it gains.
+	// Java's second compiler costs more than it gains for a broker that runs for a minute.
 	args := append(k.command[:len(k.command):len(k.command)], k.Launcher, "-XX:TieredStopAtLevel=1")
 	args = append(args, k.Arguments()...)
 	k.process = process.Start(k.t, args[0], args[1:]...)
 }
 
-// wait returns when the broker serves.
+// wait returns when the broker is ready.
 func (k *kafkaServer) wait() {
 	k.t.Helper()
 	ctx, cancel := context.WithTimeout(k.t.Context(), 2*time.Minute)
@@ -104,7 +104,7 @@ func (k *kafkaServer) wait() {
 	require.NoError(k.t, k.Wait(ctx), "%s", k.process.Output())
 }
 
-// start starts the broker again after kill, and returns when it serves.
+// start restarts the broker after kill and returns when it is ready.
 func (k *kafkaServer) start() {
 	k.t.Helper()
 	k.launch()
@@ -135,7 +135,7 @@ const (
 	secretKey = "test-secret-of-some-length"
 )
 
-// startS3 starts the server, over TLS where there are certificates.
+// startS3 starts the server, with TLS if certificates are given.
 func startS3(t *testing.T, tls ...certificates.Folder) *s3Server {
 	t.Helper()
 	path := versitygw.Find(t)
@@ -215,7 +215,7 @@ func (s *s3Server) sync() string {
 	return dir
 }
 
-// readJaeger adds everything that Jaeger has of a service to a store.
+// readJaeger adds all spans of a service in Jaeger to a store.
 func readJaeger(t *testing.T, store *testsink.Store, api, service string) {
 	t.Helper()
 	query := url.Values{
@@ -253,10 +253,10 @@ func get(ctx context.Context, url string) (status int, body []byte, err error) {
 	return resp.StatusCode, body, err
 }
 
-// keyPattern is what config/archive.yaml says of keys.
+// keyPattern is the documented form of keys in config/archive.yaml.
 var keyPattern = regexp.MustCompile(`^otlp/year=\d{4}/month=\d{2}/day=\d{2}/hour=\d{2}/(traces|logs|metrics)_[0-9a-f-]{36}\.json\.gz$`)
 
-// signal is what an object of the archive holds, by its key.
+// signal returns the signal of an object by its key.
 func signal(t *testing.T, key string) string {
 	t.Helper()
 	m := keyPattern.FindStringSubmatch(key)

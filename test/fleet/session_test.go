@@ -21,15 +21,15 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// The sizes of sessions, in kernels. There are few of them, so that tests can share.
+// The sizes of sessions in kernels. There are few sizes, so that tests share sessions.
 const (
 	some int64 = 5_000
 	few  int64 = 20_000
-	// most is enough for a fault to come in the middle of the work.
+	// most is large enough for faults in the middle of the work.
 	most int64 = 60_000
 )
 
-// scratch is a folder for what several tests use.
+// scratch is a folder for data that several tests share.
 var scratch string
 
 func TestMain(m *testing.M) {
@@ -51,8 +51,8 @@ func run(m *testing.M) (status int) {
 	return status
 }
 
-// session is a generated session, and what an undisturbed reading of it gives. Tests share them: nobody
-// may change the folder.
+// session is a generated session and the result of an undisturbed run. Tests share it and must not
+// change its folder.
 type session struct {
 	logs string
 	want *testsink.Store
@@ -68,7 +68,7 @@ type sharedSession struct {
 	session
 }
 
-// sessionOf returns the session of the given number of kernels. The first that asks for it makes it.
+// sessionOf returns the session of the given number of kernels and creates it at the first call.
 func sessionOf(t *testing.T, kernels int64) session {
 	t.Helper()
 	sessions.Lock()
@@ -85,7 +85,7 @@ func sessionOf(t *testing.T, kernels int64) session {
 	s.Lock()
 	defer s.Unlock()
 	if s.want == nil {
-		// Should this fail, the next that asks tries again, in a folder of its own.
+		// After a failure, the next call retries in a new folder.
 		dir, err := os.MkdirTemp(scratch, strconv.FormatInt(kernels, 10)+"-")
 		require.NoError(t, err)
 		generate(t, dir, "fleet", 8, kernels)
@@ -94,8 +94,7 @@ func sessionOf(t *testing.T, kernels int64) session {
 	return s.session
 }
 
-// generate writes a session of the given number of kernels, which differs from others by its application
-// and seed.
+// generate writes a session of the given number of kernels, which app and seed make unique.
 func generate(t *testing.T, dir, app string, seed uint64, kernels int64) {
 	t.Helper()
 	summary, err := gpuflgen.Run(t.Context(), gpuflgen.Config{
@@ -106,9 +105,9 @@ func generate(t *testing.T, dir, app string, seed uint64, kernels int64) {
 	require.Equal(t, kernels, summary.Rows[gpuflgen.RowKernel])
 }
 
-// undisturbed reads logs once, with nothing between the receiver and the backend, and returns what there
-// is to read: at least so many kernels, and nothing more for a while in which the receiver does not wait to
-// send something again.
+// undisturbed reads logs once, directly into a backend, and returns the result. It waits for the
+// given number of kernels, and then until no more data arrives and the receiver has nothing to
+// retry.
 func undisturbed(t *testing.T, kernels int64, logs ...string) *testsink.Store {
 	t.Helper()
 	store, server := process.Sink(t, keys...)
@@ -122,7 +121,7 @@ func undisturbed(t *testing.T, kernels int64, logs ...string) *testsink.Store {
 	return store
 }
 
-// operations counts the spans of a store by what they did.
+// operations counts the spans of a store by operation.
 func operations(store *testsink.Store) map[string]int64 {
 	n := map[string]int64{}
 	for _, sp := range store.Spans() {
@@ -133,7 +132,7 @@ func operations(store *testsink.Store) map[string]int64 {
 	return n
 }
 
-// copied returns a copy of a session's folder, for who changes it.
+// copied returns a copy of a session's folder that the caller may change.
 func (s session) copied(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "logs")

@@ -31,7 +31,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// stalled is a connection that sends some bytes and then nothing.
+// stalled is a connection that sends some bytes and then stalls.
 type stalled struct {
 	net.Conn
 	left   int
@@ -57,7 +57,7 @@ func (s *stalled) Close() error {
 	return s.Conn.Close()
 }
 
-// oneTrace is a trace of one span with an attribute of so many bytes.
+// oneTrace returns a trace of one span with an attribute of the given size.
 func oneTrace(number byte, size int) ptrace.Traces {
 	td := ptrace.NewTraces()
 	sp := td.ResourceSpans().AppendEmpty().ScopeSpans().AppendEmpty().Spans().AppendEmpty()
@@ -77,7 +77,8 @@ func export(ctx context.Context, t *testing.T, address string, td ptrace.Traces,
 	return err
 }
 
-// stall sends a part of a request over gRPC and then nothing, and connects again when the server ends the connection.
+// stall sends part of a request over gRPC and then nothing. It reconnects when the server closes
+// the connection.
 func stall(ctx context.Context, t *testing.T, address string, part int) {
 	t.Helper()
 	for ctx.Err() == nil {
@@ -95,7 +96,7 @@ func stall(ctx context.Context, t *testing.T, address string, part int) {
 	}
 }
 
-// connections counts those that a server on loopback has accepted.
+// connections returns the number of connections that a server on loopback has accepted.
 func connections(t *testing.T, address string) (n int) {
 	t.Helper()
 	_, port, err := net.SplitHostPort(address)
@@ -128,9 +129,9 @@ func post(t *testing.T, address string, body io.Reader) (int, error) {
 	return resp.StatusCode, resp.Body.Close()
 }
 
-// TestSlowOTLPClients opens connections that send a part of a request and then nothing, and sends requests above the limits, to
-// the OTLP receivers of the shipped configurations. Another client is served meanwhile, memory stays bounded, and the receiver
-// over HTTP ends the slow connections.
+// TestSlowOTLPClients opens connections to the OTLP receivers of the shipped configurations that
+// send part of a request and then stall. It also sends requests above the limits. Another client is
+// served meanwhile, memory stays bounded, and the HTTP receiver closes the slow connections.
 func TestSlowOTLPClients(t *testing.T) {
 	const (
 		each = 40
@@ -146,7 +147,7 @@ func TestSlowOTLPClients(t *testing.T) {
 			c := newCollector(t, name, map[string]string{"GPUFLIGHT_OTLP_ENDPOINT": server.Endpoint(), "GPUFLIGHT_LOGS": t.TempDir()}, map[string]any{
 				"service": map[string]any{"pipelines": map[string]any{"traces": map[string]any{"receivers": []string{"otlp"}}}},
 			})
-			if name == "gateway.yaml" { // Kafka is not part of this
+			if name == "gateway.yaml" { // Kafka is not part of this test
 				c.add(map[string]any{"service": map[string]any{"pipelines": map[string]any{
 					"metrics": map[string]any{"receivers": []string{"otlp", "gpu_usage"}}, "logs": map[string]any{"receivers": []string{"otlp"}},
 				}}})
@@ -187,7 +188,7 @@ func TestSlowOTLPClients(t *testing.T) {
 			assert.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
 			b, err = ptraceotlp.NewExportRequestFromTraces(oneTrace(5, 25<<20)).MarshalProto()
 			require.NoError(t, err)
-			if code, err := post(t, overHTTP, bytes.NewReader(b)); err == nil { // it may be ended while it is sent
+			if code, err := post(t, overHTTP, bytes.NewReader(b)); err == nil { // the server may close the connection during the request
 				assert.GreaterOrEqual(t, code, 400)
 				assert.Less(t, code, 500)
 			}
@@ -197,7 +198,7 @@ func TestSlowOTLPClients(t *testing.T) {
 			ended.Wait()
 			cutAfter := time.Since(began)
 			assert.Equal(t, 3, store.Distinct().Spans)
-			// Others that are just as slow have come meanwhile.
+			// More equally slow connections follow.
 			for range each {
 				slow.Go(func() { stall(ctx, t, overGRPC, part) })
 			}

@@ -19,10 +19,10 @@ import (
 	"github.com/gpuflight/gpuflight/test/fleet/certificates"
 )
 
-// TestAgentAndGatewayOverTLS has agents send to a gateway that asks for certificates, with settings as
-// docs/deploying.md has them. One agent shows a certificate of another authority: nothing of it comes in,
-// and what it has it keeps.
-func TestAgentAndGatewayOverTLS(t *testing.T) {
+// TestFleet_TLS sends from agents to a gateway that requires client certificates, with the settings
+// of docs/deploying.md. An agent with a certificate of another authority is rejected and keeps its
+// data.
+func TestFleet_TLS(t *testing.T) {
 	parallel(t)
 	mine, other := certificates.Make(t), certificates.Make(t)
 	s := sessionOf(t, some)
@@ -30,7 +30,7 @@ func TestAgentAndGatewayOverTLS(t *testing.T) {
 	gateway := withoutKafka(t, backend.Endpoint())
 	gateway.configs = append(gateway.configs, mine.Settings(t, "gateway-tls.yaml"))
 	gateway.run()
-	// Certificates are for names.
+	// Certificates are for host names.
 	_, port, _ := strings.Cut(gateway.env["GPUFLIGHT_LISTEN"], ":")
 	agentOf := func(settings string) *collector {
 		agent := newCollector(t, "agent.yaml", map[string]string{
@@ -46,7 +46,8 @@ func TestAgentAndGatewayOverTLS(t *testing.T) {
 	})
 	require.Zero(t, store.Counts(), "nothing of the stranger")
 
-	// A client that trusts the gateway and has no certificate. With TLS 1.3 the answer comes with the first read.
+	// A client that trusts the gateway and has no certificate. With TLS 1.3 the first read returns
+	// the error.
 	authority, err := os.ReadFile(mine.Path("ca.pem"))
 	require.NoError(t, err)
 	trusted := x509.NewCertPool()

@@ -17,8 +17,9 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// TestKafka_TopicsMissing has an agent send while the topics do not exist, on a broker that would create
-// them. The agent waits. Once somebody has created them, everything arrives.
+// TestKafka_TopicsMissing sends from an agent while the topics do not exist, on a broker that
+// creates topics automatically. The agent waits. After an administrator creates the topics, all
+// data arrives.
 func TestKafka_TopicsMissing(t *testing.T) {
 	parallel(t)
 	k := launchKafka(t, "127.0.0.1", nil)
@@ -37,7 +38,7 @@ func TestKafka_TopicsMissing(t *testing.T) {
 	process.Eventually(t, 2*time.Minute, "the agent finds no topic", func() bool {
 		return strings.Contains(agent.process.Output(), "UNKNOWN_TOPIC_OR_PARTITION")
 	})
-	// A broker creates a topic some time after it was asked to.
+	// A broker creates a topic some time after the request.
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
 		ask(func(ctx context.Context) error {
 			request := kmsg.NewPtrMetadataRequest()

@@ -86,7 +86,7 @@ def became(code, said):
         return "as before" if unharmed(said) else "harmed"
     counts = re.search(r"told of/recorded of 100:((?: \d+/\d+)+)", said)
     told, recorded = (sum(int(x.split("/")[i]) for x in counts.group(1).split()) for i in (0, 1))
-    return "deaf" if told == 0 else "without records" if recorded == 0 else "healed"
+    return "unresponsive" if told == 0 else "without records" if recorded == 0 else "healed"
 
 
 def main():

@@ -23,8 +23,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 )
 
-// grower appends a session to a watched folder. The session is written to another folder step by
-// step; grower moves each step's new bytes over in torn pieces, and so knows when which was written.
+// grower appends a session to a watched folder. A writer creates the session in another folder step
+// by step. grower copies the new bytes of each step in small pieces and records the times.
 type grower struct {
 	layout  gpuflgen.Layout
 	writer  *gpuflgen.Writer
@@ -32,7 +32,7 @@ type grower struct {
 	watched string
 	random  *rand.Rand
 	journal journal
-	// channels in the order of names; each has its own file.
+	// channels has the order of names; each has its own file.
 	channels []*channel
 	err      error
 }
@@ -41,7 +41,7 @@ type grower struct {
 type channel struct {
 	name string
 	out  *os.File
-	// pending holds bytes that have not been moved yet, line the beginning of an unfinished line.
+	// pending holds bytes that are not copied yet; line is the start of an incomplete line.
 	pending, line []byte
 	taken         int64
 }
@@ -121,7 +121,7 @@ func (g *grower) grow(d time.Duration) {
 	}()
 }
 
-// take reads what is new in the staged file.
+// take reads new data of the staged file.
 func (g *grower) take(c *channel, path string) error {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -144,8 +144,8 @@ func (g *grower) take(c *channel, path string) error {
 	return nil
 }
 
-// move appends all pending bytes, in pieces, channels in turn at random, spread over the time until
-// next. Most pieces end within a line; the rest of that line then waits for the channel's next turn.
+// move appends all pending bytes in pieces until the time next, with the channels in random order.
+// Most pieces end within a line. The rest of the line follows with the channel's next piece.
 func (g *grower) move(next time.Time) error {
 	total := 0
 	for _, c := range g.channels {
@@ -176,7 +176,7 @@ func (g *grower) move(next time.Time) error {
 	return nil
 }
 
-// write appends one piece and enters the lines that it completes in the journal.
+// write appends one piece and records the lines that it completes in the journal.
 func (g *grower) write(c *channel, piece []byte) error {
 	before := time.Now()
 	if _, err := c.out.Write(piece); err != nil {
@@ -196,8 +196,8 @@ func (g *grower) write(c *channel, piece []byte) error {
 	}
 }
 
-// publish ends a C3 session: each live file becomes a compressed window, and .tmp goes. The data is
-// the same under a new name and must not be read again.
+// publish ends a C3 session: each live file becomes a compressed file, and .tmp is removed. The
+// same data under a new name must not be read again.
 func (g *grower) publish() error {
 	if g.layout != gpuflgen.C3 {
 		return nil

@@ -2,9 +2,9 @@
 
 //go:build linux
 
-// Package growth_test lets two sessions grow for a minute, in pieces of a few bytes to a few KB that
-// end anywhere in a line, and holds the moment at which each span arrives at the backend against the
-// moment at which its last byte was written: never before, at most a second after, and once.
+// Package growth_test appends to two sessions for a minute, in pieces of a few bytes to a few KB
+// that may end within a line. It compares the arrival of each span at the backend with the time at
+// which its last byte was written. A span must arrive after that, within a second, and once.
 package growth_test
 
 import (
@@ -26,26 +26,26 @@ import (
 const (
 	// duration is how long the writers append.
 	duration = time.Minute
-	// stepEvery is how often one training step is added to each session.
+	// stepEvery is the interval of training steps in each session.
 	stepEvery = 200 * time.Millisecond
-	// latest is how long after its last byte a span may arrive.
+	// latest is the maximum delay of a span after its last byte.
 	latest = time.Second
 )
 
-// written says when the last byte of what a span needs was written.
+// written records when the last required byte of a span was written.
 type written struct {
-	// before and after are taken around the write of that byte.
+	// before and after are the times around the write of that byte.
 	before, after time.Time
-	// missing counts lines that the span needs and that have not been written yet.
+	// missing counts the required lines that are not written yet.
 	missing int
 }
 
-// journal knows of each span by a key of session, operation and number.
+// journal holds an entry for each span by session, operation and number.
 type journal map[string]*written
 
 func key(session, op string, number any) string { return fmt.Sprintf("%s %s %v", session, op, number) }
 
-// line enters a completed line.
+// line records a completed line.
 func (j journal) line(text []byte, before, after time.Time) error {
 	var r struct {
 		Type    string          `json:"type"`
@@ -124,8 +124,7 @@ func (j journal) line(text []byte, before, after time.Time) error {
 	return nil
 }
 
-// spanKey is the key under which the journal knows a span; ok is false for spans that repeat or
-// group others and have no line of their own.
+// spanKey returns the journal's key of a span. ok is false for spans without a line of their own.
 func spanKey(sp testsink.Span) (string, bool) {
 	op, _ := sp.Attrs["cuda.operation"].(string)
 	if _, repeated := sp.Attrs["cuda.scope.part"]; repeated || op == "session" {
@@ -140,7 +139,7 @@ func spanKey(sp testsink.Span) (string, bool) {
 	return key(sp.Session, "scope end", sp.EndNs), true
 }
 
-func TestGrowingSession(t *testing.T) {
+func TestGrowth_TwoSessions(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes more than a minute")
 	}
@@ -150,7 +149,7 @@ func TestGrowingSession(t *testing.T) {
 	server, err := testsink.Listen(store, "")
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, server.Close()) })
-	// The receiver's own default for poll_interval: the second is a promise to users.
+	// The receiver's default poll_interval, because the second is a promise to users.
 	p := process.CollectorConfig{
 		Include: []string{root}, Endpoint: server.Endpoint(), Receiver: map[string]any{"poll_interval": "200ms"},
 	}.Start(t)
@@ -229,15 +228,15 @@ func TestGrowingSession(t *testing.T) {
 	}
 }
 
-// pauses are the times in which the machine did not let this process run: what comes late because of them is not
-// the receiver's doing.
+// pauses are times in which the machine did not run this process. They do not count as a delay of
+// the receiver.
 type pauses struct {
 	mu   sync.Mutex
 	from []time.Time
 	to   []time.Time
 }
 
-// watchPauses notes pauses of more than a tenth of latest until the test's end.
+// watchPauses records pauses of more than a tenth of latest until the end of the test.
 func watchPauses(t *testing.T) *pauses {
 	p := &pauses{}
 	stop := make(chan struct{})
@@ -282,7 +281,7 @@ func (p *pauses) within(from, to time.Time) (sum time.Duration) {
 	return sum
 }
 
-// checkRows makes sure that the journal itself knows of everything that the generator wrote.
+// checkRows checks that the journal contains everything that the generator wrote.
 func (g *grower) checkRows(t *testing.T, all journal) {
 	t.Helper()
 	sum := g.writer.Summary()

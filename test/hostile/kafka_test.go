@@ -57,7 +57,8 @@ service:
       readers: [{pull: {exporter: {prometheus: {host: 127.0.0.1, port: %s}}}}]
 `
 
-// TestKafka_ExpandingLine reads messages with lines that expand, and ten small sessions behind them.
+// TestKafka_ExpandingLine reads messages with lines that expand, and ten small sessions behind
+// them.
 func TestKafka_ExpandingLine(t *testing.T) {
 	for _, senders := range []int{1, 10, 64} {
 		t.Run(fmt.Sprintf("%d partitions", senders), func(t *testing.T) {
@@ -114,7 +115,7 @@ func expandingMessages(t *testing.T, senders int) {
 		return c.metric(t, "otelcol_extension_gpuflog_rejects", `reason="`+reason+`"`)
 	}
 	// The extension's clock is that of messages: a session waits for its other channels until
-	// channel_timeout, so messages must go on.
+	// channel_timeout, so messages must continue.
 	next := 10
 	began := time.Now()
 	process.Eventually(t, 2*time.Minute, "all messages are read", func() bool {
@@ -130,7 +131,8 @@ func expandingMessages(t *testing.T, senders int) {
 	c.process.Stop(15 * time.Second)
 	t.Logf("peak %d MiB; all read, and ten small sessions served, in %v; %d data points of %d messages; stopped in %v",
 		peak>>20, took.Round(time.Millisecond), got, expanding, time.Since(began).Round(time.Millisecond))
-	assert.Less(t, peak, int64(memoryLimit))
+	// The memory limiter of this configuration, since 64 lines of 20 MB are fetched beside the decoding.
+	assert.Less(t, peak, int64(800<<20))
 	assert.Positive(t, got)
 	assert.LessOrEqual(t, got, int64(expanding*(perMessage+9*4*64)), "a message returns at most eight full batches, and the last rows")
 }

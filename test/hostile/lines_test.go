@@ -176,7 +176,8 @@ func start(t *testing.T, config string, more ...string) *collector {
 	return c
 }
 
-// peak is the most resident memory so far, in bytes. env execs the Collector, which keeps its process id.
+// peak is the most resident memory so far, in bytes. env execs the Collector, which keeps its
+// process id.
 func (c *collector) peak(t *testing.T) int64 {
 	t.Helper()
 	mark := []byte("GPUFLIGHT_STATE=" + c.state + "\x00")
@@ -201,7 +202,8 @@ func (c *collector) peak(t *testing.T) int64 {
 	return 0
 }
 
-// metric returns the sum of a metric of the Collector itself over the label sets that contain a text.
+// metric returns the sum of a metric of the Collector itself over the label sets that contain a
+// text.
 func (c *collector) metric(t *testing.T, name, label string) (sum float64) {
 	t.Helper()
 	resp, err := http.Get("http://" + c.metrics + "/metrics")
@@ -322,8 +324,8 @@ func TestHTTP_ExpandingLine(t *testing.T) {
 	}
 }
 
-// TestFiles_ExpandingLine reads a folder with lines that expand, each of one session, beside ten small
-// sessions.
+// TestFiles_ExpandingLine reads a folder with lines that expand, each of one session, and ten
+// small sessions.
 func TestFiles_ExpandingLine(t *testing.T) {
 	for _, files := range []int{1, 10, 64} {
 		t.Run(fmt.Sprintf("%d files", files), func(t *testing.T) {
@@ -374,8 +376,8 @@ func kernelLine(session string, kernels int) []byte {
 `, session, int64(baseTime)+int64(kernels)*1000)
 }
 
-// TestFiles_KilledInsideLine kills the Collector while the kernels of one line are delivered. After the
-// restart each kernel is there, and none differs from its first delivery.
+// TestFiles_KilledInsideLine kills the Collector while the kernels of one line are delivered. After
+// the restart each kernel is there, and none differs from its first delivery.
 func TestFiles_KilledInsideLine(t *testing.T) {
 	const kernels = 150_000
 	binary := process.Collector.Find(t)

@@ -2,7 +2,7 @@
 
 //go:build linux
 
-// Package inject tests gpuflight trace and the injection library as they are shipped, in programs that know
-// nothing of them: Python on a fake driver (see testdata/work.py), each once without and once with
-// tracing. What differs is a bug, but for the recording.
+// Package inject tests the shipped gpuflight trace and injection library in unmodified programs:
+// Python with a fake driver (see testdata/work.py). Each program runs once without and once with
+// tracing. Any difference except the recording is a bug.
 package inject

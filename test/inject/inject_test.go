@@ -49,7 +49,7 @@ func library(t *testing.T) string {
 	return path
 }
 
-// bench is what a test needs to run programs with and without tracing.
+// bench runs programs with and without tracing.
 type bench struct {
 	t             *testing.T
 	gpuflight     string
@@ -57,7 +57,7 @@ type bench struct {
 	environ       []string
 	flags, output []string
 	file          string
-	attributes    syscall.SysProcAttr // of what begin begins
+	attributes    syscall.SysProcAttr // for processes that begin starts
 }
 
 func newBench(t *testing.T) *bench {
@@ -81,7 +81,7 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// outcome is what whoever runs a program sees of it.
+// outcome is the visible result of a program.
 type outcome struct {
 	code           int
 	signal         syscall.Signal
@@ -118,7 +118,7 @@ func ended(cmd *exec.Cmd) (int, syscall.Signal) {
 
 func (b *bench) bare(mode string) outcome { return b.run(b.python, b.work, mode) }
 
-// traced traces with flags besides the usual ones.
+// traced traces with additional flags.
 func (b *bench) traced(mode string, flags ...string) outcome {
 	return b.run(b.gpuflight, b.traceArgs(mode, flags...)...)
 }
@@ -128,7 +128,7 @@ func (b *bench) traceArgs(mode string, flags ...string) []string {
 	return append(args, "--", b.python, b.work, mode)
 }
 
-// recorded reads the file that was written.
+// recorded reads the recording.
 func (b *bench) recorded() (spans []span, captures []plog.LogRecord, totals report.Totals) {
 	b.t.Helper()
 	r := report.New()
@@ -185,14 +185,14 @@ func kernels(totals report.Totals) map[string]uint64 {
 
 var addresses = regexp.MustCompile(`0x[0-9a-f]+|Thread 0x\S+`)
 
-// TestNothingIsDifferentUnderTracing runs each way in which a program can live and end.
-func TestNothingIsDifferentUnderTracing(t *testing.T) {
+// TestTrace_SameBehavior runs programs that exit in each possible way.
+func TestTrace_SameBehavior(t *testing.T) {
 	for _, tc := range []struct {
 		mode   string
 		code   int
 		signal syscall.Signal
 		stdout string
-		// kernels is what must have been recorded, nil for a program that is ended before it can tell.
+		// kernels are the required records, nil for a program that is killed before it can report.
 		kernels map[string]uint64
 	}{
 		{mode: "plain", stdout: "done", kernels: map[string]uint64{"gemm": 1000, "relu": 500}},
@@ -237,7 +237,7 @@ func TestNothingIsDifferentUnderTracing(t *testing.T) {
 	}
 }
 
-func TestEachProcessIsASessionOfTheCommandsTrace(t *testing.T) {
+func TestTrace_SessionPerProcess(t *testing.T) {
 	b := newBench(t)
 	const parent = "00-0102030405060708090a0b0c0d0e0f10-1112131415161718-01"
 	b.environ = append(b.environ, "TRACEPARENT="+parent, "OTEL_SERVICE_NAME=trainer", "OTEL_RESOURCE_ATTRIBUTES=team=vision")
@@ -272,7 +272,7 @@ func TestEachProcessIsASessionOfTheCommandsTrace(t *testing.T) {
 	assert.Len(t, sessions, 4)
 }
 
-func TestTheEndIsTold(t *testing.T) {
+func TestTrace_Summary(t *testing.T) {
 	b := newBench(t)
 	o := b.traced("plain")
 	assert.Equal(t, "signals kept\nlimits kept\ndone\n", o.stdout)
@@ -292,7 +292,7 @@ func TestTheEndIsTold(t *testing.T) {
 	assert.Contains(t, o.stderr, "gpuflight: 1 process recorded nothing: ")
 }
 
-func TestAProgramWithoutGPUIsToldOff(t *testing.T) {
+func TestTrace_WithoutGPU(t *testing.T) {
 	b := newBench(t)
 	o := b.run(b.gpuflight, slices.Concat([]string{"trace"}, b.flags, b.output, []string{"--", "sh", "-c", "echo out; echo err >&2; exit 5"})...)
 	assert.Equal(t, 5, o.code)
@@ -305,8 +305,9 @@ func TestAProgramWithoutGPUIsToldOff(t *testing.T) {
 	assert.Equal(t, ptrace.StatusCodeError, spans[0].Status().Code())
 }
 
-// TestWhatIsInheritedReachesTheCommand: what gpuflight's own runtime changes in its process is not passed on.
-func TestWhatIsInheritedReachesTheCommand(t *testing.T) {
+// TestTrace_InheritedState checks that changes by gpuflight's own runtime are not inherited by the
+// command.
+func TestTrace_InheritedState(t *testing.T) {
 	b := newBench(t)
 	const set = `trap '' HUP INT QUIT USR1 PIPE TERM; ulimit -Sn 256; exec "$@"`
 	command := []string{"sh", "-c", `grep -E '^Sig(Ign|Blk)' /proc/self/status; ulimit -Sn; ls /proc/self/fd | wc -l`}
@@ -317,8 +318,9 @@ func TestWhatIsInheritedReachesTheCommand(t *testing.T) {
 	assert.Equal(t, bare.stderr, traced.stderr)
 }
 
-// TestAnUnreachableCollectorCostsOneLine: refused at once, and silent for ever.
-func TestAnUnreachableCollectorCostsOneLine(t *testing.T) {
+// TestTrace_UnreachableCollector checks a collector that rejects connections immediately, and one
+// that never answers.
+func TestTrace_UnreachableCollector(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silent.Close()
@@ -330,10 +332,10 @@ func TestAnUnreachableCollectorCostsOneLine(t *testing.T) {
 			t.Run(name+" "+protocol, func(t *testing.T) {
 				b := newBench(t)
 				b.output = []string{"--endpoint", "http://" + address, "--protocol", protocol}
-				// Whoever waits for an answer waits longer than a command may take here.
+				// A client that waits for an answer exceeds the time limit of the command.
 				b.environ = append(b.environ, "OTEL_EXPORTER_OTLP_TIMEOUT=600000")
 				if name == "refused" {
-					b.environ = append(b.environ, "GPUFLIGHT_SHUTDOWN_TIMEOUT=10m") // nor is that waited for
+					b.environ = append(b.environ, "GPUFLIGHT_SHUTDOWN_TIMEOUT=10m") // this must not be waited for either
 				}
 				bare, traced := b.bare("code"), b.traced("code", "--quiet")
 				assert.Equal(t, bare.code, traced.code)
@@ -346,8 +348,9 @@ func TestAnUnreachableCollectorCostsOneLine(t *testing.T) {
 	}
 }
 
-// TestOneProcessLearnsOfAnother that the collector is silent: each waiting for itself would add up.
-func TestOneProcessLearnsOfAnother(t *testing.T) {
+// TestTrace_UnreachableShared checks that processes share the information that the collector does
+// not answer. Otherwise their waiting times add up.
+func TestTrace_UnreachableShared(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silent.Close()
@@ -358,13 +361,13 @@ func TestOneProcessLearnsOfAnother(t *testing.T) {
 	assert.Equal(t, bare.code, traced.code)
 	assert.Equal(t, bare.stdout, traced.stdout)
 	assert.Contains(t, traced.stderr, "4 log records")
-	// Four processes and gpuflight: one waits for 8 seconds, the others for half a second, gpuflight for one. Without it
-	// that is more than 32 seconds.
+	// Four processes and gpuflight: one waits for 8 seconds, the others for half a second,
+	// gpuflight for one. Without the shared information the sum is more than 32 seconds.
 	assert.Less(t, traced.took-bare.took, 30*time.Second)
 }
 
-// TestABrokenConnectionDoesNotEndTheProgram: writing to one raises SIGPIPE.
-func TestABrokenConnectionDoesNotEndTheProgram(t *testing.T) {
+// TestTrace_BrokenConnection: a write to a broken connection raises SIGPIPE.
+func TestTrace_BrokenConnection(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()
@@ -379,7 +382,7 @@ func TestABrokenConnectionDoesNotEndTheProgram(t *testing.T) {
 			}
 			n++
 			_, _ = c.Read(make([]byte, 1))
-			_ = c.(*net.TCPConn).SetLinger(0) // reset, not closed in order
+			_ = c.(*net.TCPConn).SetLinger(0) // reset instead of an orderly close
 			_ = c.Close()
 		}
 	}()
@@ -396,7 +399,7 @@ func TestABrokenConnectionDoesNotEndTheProgram(t *testing.T) {
 	assert.Greater(t, <-broken, 4, "connections")
 }
 
-func TestAGoProgramKeepsItsRuntime(t *testing.T) {
+func TestTrace_GoProgram(t *testing.T) {
 	b := newBench(t)
 	program := filepath.Join(t.TempDir(), "goprogram")
 	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, "./testdata/goprogram").CombinedOutput()
@@ -412,8 +415,9 @@ func TestAGoProgramKeepsItsRuntime(t *testing.T) {
 	assert.Equal(t, map[string]uint64{"from_go": 2001}, kernels(totals))
 }
 
-// TestATimerThatIsLeftDoesNotEndTheProgram while the library waits for a collector that says nothing.
-func TestATimerThatIsLeftDoesNotEndTheProgram(t *testing.T) {
+// TestTrace_LeftoverTimer leaves a timer running while the library waits for a collector that does
+// not answer.
+func TestTrace_LeftoverTimer(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silent.Close()
@@ -428,16 +432,17 @@ func TestATimerThatIsLeftDoesNotEndTheProgram(t *testing.T) {
 	assert.Greater(t, traced.took, time.Second, "the library waited past the timer")
 }
 
-func TestSignalsReachTheCommand(t *testing.T) {
+func TestTrace_Signals(t *testing.T) {
 	b := newBench(t)
-	// What the tests were started with ignored (by nohup) would stay so in the command. What a process
-	// catches is at its default in its children.
+	// Signals that are ignored in the tests (by nohup) stay ignored in the command. Caught signals
+	// have their default in children.
 	caught := make(chan os.Signal, 1)
 	signal.Notify(caught, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGTSTP)
 	defer signal.Stop(caught)
 	cmd := exec.Command(b.gpuflight, b.traceArgs("wait", "--quiet")...)
 	cmd.Env = b.environ
-	// A group of its own, in the background of the terminal if there is one, as a shell's job.
+	// A process group of its own, in the background of the terminal if there is one, as a shell's
+	// job.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -524,7 +529,7 @@ func state(t *testing.T, pid int) byte {
 	return s.State
 }
 
-func TestWhatCannotRunIsRefused(t *testing.T) {
+func TestTrace_InvalidCommand(t *testing.T) {
 	b := newBench(t)
 	trace := func(args ...string) outcome {
 		return b.run(b.gpuflight, slices.Concat([]string{"trace"}, b.flags, args)...)
@@ -539,7 +544,7 @@ func TestWhatCannotRunIsRefused(t *testing.T) {
 	assert.Contains(t, o.stderr, "no command")
 	o = trace("--kinds", "kernel,frob", "--", "true")
 	assert.Equal(t, 2, o.code)
-	assert.Contains(t, o.stderr, `"frob" is no kind of record`)
+	assert.Contains(t, o.stderr, `"frob" is not a kind of record`)
 	o = trace("--protocol", "http/json", "--", "true")
 	assert.Equal(t, 2, o.code)
 	assert.Contains(t, o.stderr, "http/json")
@@ -547,12 +552,12 @@ func TestWhatCannotRunIsRefused(t *testing.T) {
 	b.environ = append(b.environ, "CUDA_INJECTION64_PATH=/opt/nsight/libToolsInjection.so")
 	o = trace("--", "true")
 	assert.Equal(t, 1, o.code)
-	assert.Contains(t, o.stderr, "another profiler wants to be there")
+	assert.Contains(t, o.stderr, "the driver loads only one profiler")
 	o = trace("--force", "--output", b.file, "--", "sh", "-c", "echo $CUDA_INJECTION64_PATH")
 	assert.Equal(t, library(t)+"\n", o.stdout)
 }
 
-func TestDoctorSaysWhatWorks(t *testing.T) {
+func TestDoctor_Report(t *testing.T) {
 	b := newBench(t)
 	checks := func() map[string]bool {
 		o := b.run(b.gpuflight, slices.Concat([]string{"doctor", "--json"}, b.flags)...)

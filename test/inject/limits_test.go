@@ -46,7 +46,7 @@ func newLimitedHost(t *testing.T) *limitedHost {
 	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o755))
 	require.NoError(t, os.Chmod(dir, 0o777))
 	h := &limitedHost{dir: dir, path: filepath.Join(dir, "limits"), output: filepath.Join(dir, "out.otlp.jsonl")}
-	// Copies, since another user may not read the originals.
+	// Copies, because another user may not read the originals.
 	for _, path := range []string{
 		lib, filepath.Join(filepath.Dir(lib), "libgpuflight-recorder.so"),
 		filepath.Join(fakes, "libcuda.so.1"), filepath.Join(fakes, "libcupti.so.13"),
@@ -76,7 +76,8 @@ type hostOutcome struct {
 	recorded       bool // all launches are in the recording
 }
 
-// run starts the host, with a library unless its path is empty, through the command "before" if any.
+// run starts the host with a library, unless its path is empty, and with a preceding command, if
+// any.
 func (h *limitedHost) run(t *testing.T, user int, lib string, resource int, value uint64, before ...string) hostOutcome {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -111,8 +112,8 @@ func (h *limitedHost) run(t *testing.T, user int, lib string, resource int, valu
 	}
 }
 
-// compare runs the host with and without the library. Exit code and output are the same. Either the host
-// is recorded and stderr is the same, or stderr has one line of ours more.
+// compare runs the host with and without the library. Exit code and output must be the same. Either
+// the host is recorded and stderr is the same, or stderr has one additional line of ours.
 func (h *limitedHost) compare(t *testing.T, user, resource int, value uint64, before ...string) (recorded bool) {
 	t.Helper()
 	bare := h.run(t, user, "", resource, value, before...)
@@ -132,16 +133,16 @@ func (h *limitedHost) compare(t *testing.T, user, resource int, value uint64, be
 	return got.recorded
 }
 
-// TestAHostAtItsLimitsRunsAsWithoutTheLibrary checks every limit that is too low, and that recording works
-// from the limit at which the library starts.
-func TestAHostAtItsLimitsRunsAsWithoutTheLibrary(t *testing.T) {
+// TestLimits_Rlimits checks limits that are too low, and that recording works from the limit at
+// which the library starts.
+func TestLimits_Rlimits(t *testing.T) {
 	h := newLimitedHost(t)
 	var counts, sizes []uint64
 	for n := uint64(1); n <= 64; n++ {
 		counts = append(counts, n)
 	}
 	for n := uint64(72); n <= 128; n += 8 {
-		counts = append(counts, n) // enough, so that the host is recorded
+		counts = append(counts, n) // enough for a recording
 	}
 	step := uint64(64)
 	if os.Getenv("GPUFLIGHT_SOAK") != "" {
@@ -191,9 +192,9 @@ func TestAHostAtItsLimitsRunsAsWithoutTheLibrary(t *testing.T) {
 	}
 }
 
-// TestAHostInASmallCgroupRunsAsWithoutTheLibrary is the same for pids.max, which limits threads as
-// RLIMIT_NPROC does, for root too.
-func TestAHostInASmallCgroupRunsAsWithoutTheLibrary(t *testing.T) {
+// TestLimits_Cgroup is the same for pids.max, which limits threads as RLIMIT_NPROC does, also for
+// root.
+func TestLimits_Cgroup(t *testing.T) {
 	h := newLimitedHost(t)
 	var group string
 	var err error
@@ -213,7 +214,7 @@ func TestAHostInASmallCgroupRunsAsWithoutTheLibrary(t *testing.T) {
 	recorded := 0
 	for n := uint64(1); n <= 96; n++ {
 		require.NoError(t, os.WriteFile(filepath.Join(group, "pids.max"), fmt.Append(nil, n), 0o600))
-		// The shell moves itself into the group, and becomes the host.
+		// The shell moves itself into the group and then execs the host.
 		if h.compare(t, os.Getuid(), -1, n, "/bin/sh", "-c", `echo $$ >"$0"/cgroup.procs && exec "$@"`, group) {
 			recorded++
 		} else {
@@ -224,8 +225,8 @@ func TestAHostInASmallCgroupRunsAsWithoutTheLibrary(t *testing.T) {
 	assert.GreaterOrEqual(t, recorded, 8)
 }
 
-// TestAHostWithoutTheRecorderGoesOn has one line on stderr that names the file.
-func TestAHostWithoutTheRecorderGoesOn(t *testing.T) {
+// TestLibrary_RecorderMissing expects one line on stderr with the missing file.
+func TestLibrary_RecorderMissing(t *testing.T) {
 	h := newLimitedHost(t)
 	assert.True(t, h.compare(t, os.Getuid(), -1, 0))
 	recorder := filepath.Join(h.dir, "libgpuflight-recorder.so")
@@ -247,8 +248,8 @@ func TestAHostWithoutTheRecorderGoesOn(t *testing.T) {
 	}
 }
 
-// TestTheTimeThatTheLibraryCosts logs how long a host takes with and without the library.
-func TestTheTimeThatTheLibraryCosts(t *testing.T) {
+// TestLibrary_StartupTime logs the time of a host with and without the library.
+func TestLibrary_StartupTime(t *testing.T) {
 	h := newLimitedHost(t)
 	const rounds = 20
 	took := map[string][]time.Duration{}
@@ -267,9 +268,9 @@ func TestTheTimeThatTheLibraryCosts(t *testing.T) {
 	assert.Less(t, with-bare, 5*time.Second)
 }
 
-// TestTheLibraryPassesOnEachEntryPoint compares the entry points of the driver and of NVTX that the
-// recorder has with those of the library that they load.
-func TestTheLibraryPassesOnEachEntryPoint(t *testing.T) {
+// TestLibrary_EntryPoints compares the recorder's entry points for the driver and NVTX with those
+// of the library that programs load.
+func TestLibrary_EntryPoints(t *testing.T) {
 	entries := func(path string) (names []string) {
 		f, err := elf.Open(path)
 		require.NoError(t, err)

@@ -17,8 +17,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/procfs"
 )
 
-// used is what all threads of a process but the first have used: page faults that a page was found for in memory, and
-// processor time.
+// used returns the minor page faults and processor time of all threads of a process except the
+// first.
 func used(t *testing.T, pid int) (faults uint64, took time.Duration) {
 	t.Helper()
 	folder := fmt.Sprintf("/proc/%d/task", pid)
@@ -27,7 +27,7 @@ func used(t *testing.T, pid int) (faults uint64, took time.Duration) {
 	for _, thread := range threads {
 		s, ok := procfs.ParseStat(procfs.ReadFile(folder + "/" + thread.Name() + "/stat"))
 		if !ok || thread.Name() == strconv.Itoa(pid) {
-			continue // it has ended, or is the first
+			continue // it has exited, or is the first
 		}
 		faults += s.Faults
 		took += s.Processor
@@ -35,9 +35,9 @@ func used(t *testing.T, pid int) (faults uint64, took time.Duration) {
 	return faults, took
 }
 
-// TestRecorderKeepsItsMemory: what the recorder has used for some spans it uses again for the next. Pages that are given back
-// and wanted again cost the recorder time, and each processor that runs the program is interrupted for them.
-func TestRecorderKeepsItsMemory(t *testing.T) {
+// TestRecorder_ConstantMemory checks that the recorder reuses its memory. Releasing and
+// reallocating pages costs the recorder time, and interrupts each processor that runs the program.
+func TestRecorder_ConstantMemory(t *testing.T) {
 	b := newBench(t)
 	in, stdin, err := os.Pipe()
 	require.NoError(t, err)
@@ -45,7 +45,7 @@ func TestRecorderKeepsItsMemory(t *testing.T) {
 	p := b.begin("steady", in)
 	require.NoError(t, in.Close())
 	began := time.Now()
-	time.Sleep(3 * time.Second) // until it has what it needs
+	time.Sleep(3 * time.Second) // until the recorder has allocated its memory
 	faults, took := used(t, p.pid)
 	middle := time.Now()
 	time.Sleep(5 * time.Second)
@@ -58,6 +58,6 @@ func TestRecorderKeepsItsMemory(t *testing.T) {
 	each := float64(faultsAfter-faults) / spans
 	t.Logf("%.0f spans; of each %.3f page faults and %.1f µs", spans, each, float64((tookAfter-took).Microseconds())/spans)
 	require.Greater(t, spans, 10_000.0)
-	// With the default of the garbage collector it is about 0.3.
+	// With the default settings of the garbage collector it is about 0.3.
 	assert.Less(t, each, 0.25)
 }

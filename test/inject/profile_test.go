@@ -23,8 +23,8 @@ import (
 // oneWindow are flags for one window of PC samples.
 var oneWindow = []string{"--deep-after", "100ms", "--deep-every", "1s", "--deep-for", "100ms", "--deep-max", "1", "--profiles"}
 
-// By the flag, windows of a program that knows nothing of us come as profiles too.
-func TestWindowsAsProfiles(t *testing.T) {
+// With the flag, windows of an unmodified program are sent as profiles too.
+func TestProfiles_Windows(t *testing.T) {
 	b, _ := windowBench(t, "GPUFLIGHT_SHUTDOWN_TIMEOUT=10m")
 	o := b.traced("window", oneWindow...)
 	require.Equal(t, 0, o.code, o.stderr)
@@ -50,8 +50,9 @@ func TestWindowsAsProfiles(t *testing.T) {
 	assert.Contains(t, o.stderr, "1 profile")
 }
 
-// A collector that knows no profiles gets the rest, and gpuflight says so in one line.
-func TestCollectorThatKnowsNoProfiles(t *testing.T) {
+// A collector without support for profiles receives the other signals, and gpuflight reports it in
+// one line.
+func TestProfiles_UnsupportedByCollector(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		if strings.HasPrefix(q.URL.Path, "/v1development/") {
 			w.WriteHeader(http.StatusNotFound)

@@ -24,7 +24,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// told is a program that does what it is told.
+// told is a program that runs commands.
 type told struct {
 	*program
 	b  *bench
@@ -41,7 +41,7 @@ func (b *bench) tell() *told {
 	return &told{p, b, out}
 }
 
-// do has the program do something. It answers what is armed in it.
+// do runs one command in the program and returns the armed engines.
 func (p *told) do(line string) string {
 	p.b.t.Helper()
 	_, err := fmt.Fprintln(p.in, line)
@@ -51,7 +51,7 @@ func (p *told) do(line string) string {
 	return strings.TrimSpace(answer)
 }
 
-// ask asks for a window, and returns what people and programs are told of it.
+// ask requests a window, and returns the messages for users and programs.
 func (p *told) ask(engine string) (code int, text string, window deep.Window) {
 	p.b.t.Helper()
 	id := strconv.Itoa(p.pid)
@@ -78,29 +78,32 @@ func (p *told) end() {
 	require.NoError(p.b.t, p.Wait(), p.stderr)
 }
 
-// anyWindow lets windows follow each other at once.
+// anyWindow allows consecutive windows without delay.
 var anyWindow = []string{"GPUFLIGHT_DEEP=1", "GPUFLIGHT_DEEP_BLACKOUT=0s", "GPUFLIGHT_DEEP_COOLDOWN=0s", "GPUFLIGHT_DEEP_PER_HOUR=10000", "GPUFLIGHT_DEEP_SHARE=1"}
 
-// Whatever is in a window's way, gpuflight deep ends with one code and one sentence that says what and what can be done,
-// nothing stays armed, and the program and its next window are as ever.
-func TestEachRefusalHasOneSentence(t *testing.T) {
+// TestWindow_RejectionMessages checks each cause of a rejection. gpuflight deep ends with one exit
+// code and one sentence with the cause and the next step. Nothing stays armed, and the program and
+// its next window work as before.
+func TestWindow_RejectionMessages(t *testing.T) {
 	b, line := windowBench(t, anyWindow...)
 	p := b.tell()
 	attempts := 0
 	for _, tc := range []struct {
-		set    string // what is in the way: a line to the program
+		set    string // the cause, as a command to the program
 		unset  string
 		engine string
 		code   int
 		status deep.Status
 		words  string
 	}{
-		// Without permission. CUPTI_ERROR_INSUFFICIENT_PRIVILEGES, and its like on a virtual GPU.
+		// Missing permission: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES, and the similar error of a
+		// virtual GPU.
 		{"refuse_pc 35", "refuse_pc 0", "pc", 3, deep.StatusNoPermission, "NVreg_RestrictProfilingToAdminUsers=0, or give the process CAP_SYS_ADMIN"},
 		{"refuse_profiler 35", "refuse_profiler 0", "sass", 3, deep.StatusNoPermission, "NVreg_RestrictProfilingToAdminUsers=0, or give the process CAP_SYS_ADMIN"},
 		{"refuse_pc 40", "refuse_pc 0", "pc", 3, deep.StatusNoPermission, "on a virtual GPU have profiling enabled in its host"},
-		// Another profiler holds the GPU, or CUPTI in this process: HARDWARE_BUSY, OLD_PROFILER_API_INITIALIZED, and
-		// MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED; and no stall reasons, which is how PC sampling says it.
+		// Another profiler uses the GPU, or CUPTI in this process: HARDWARE_BUSY,
+		// OLD_PROFILER_API_INITIALIZED and MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED. PC sampling can also
+		// report it as missing stall reasons.
 		{"refuse_pc 26", "refuse_pc 0", "pc", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters (Nsight, DCGM's profiling metrics, another process's window): stop it"},
 		{"counters_taken 26", "counters_taken 0", "pc", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters"},
 		{"refuse_start 26", "refuse_start 0", "pc", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters"},
@@ -108,7 +111,7 @@ func TestEachRefusalHasOneSentence(t *testing.T) {
 		{"no_reasons 1", "no_reasons 0", "pc", 3, deep.StatusAnotherProfiler, "something else has the GPU's counters"},
 		{"refuse_pc 36", "refuse_pc 0", "pc", 3, deep.StatusAnotherProfiler, "another profiler holds CUPTI (Nsight, "},
 		{"refuse_profiler 39", "refuse_profiler 0", "sass", 3, deep.StatusAnotherProfiler, "another profiler holds CUPTI (Nsight, "},
-		// A GPU that cannot: NOT_SUPPORTED and its kind, and what a device's setup says.
+		// An unsupported GPU: NOT_SUPPORTED and similar errors, and errors of a device's setup.
 		{"refuse_pc 27", "refuse_pc 0", "pc", 3, deep.StatusUnsupported, "PC sampling does not work on this GPU or in this virtual machine"},
 		{"refuse_sass 27", "refuse_sass 0", "sass", 3, deep.StatusUnsupported, "SASS metrics does not work on this GPU or in this virtual machine"},
 		{"refuse_pc 33", "refuse_pc 0", "pc", 3, deep.StatusUnsupported, "use a whole GPU of compute capability 7.5 or later"},
@@ -120,13 +123,13 @@ func TestEachRefusalHasOneSentence(t *testing.T) {
 		{"unsupported 1", "unsupported 0", "sass", 3, deep.StatusUnsupported, "the GPU cannot do SASS metrics as it is set up (architecture): use another GPU"},
 		{"unsupported 3", "unsupported 0", "sass", 3, deep.StatusUnsupported, "(vGPU): use another GPU"},
 		{"unsupported 6", "unsupported 0", "sass", 3, deep.StatusUnsupported, "(WSL): use another GPU"},
-		// While a graph is captured.
+		// During a stream capture.
 		{"capture", "captured", "pc", 3, deep.StatusCapturing, "a CUDA graph is being captured, and a window would spoil it: try again when it is done"},
 		{"capture", "captured", "sass", 3, deep.StatusCapturing, "a CUDA graph is being captured, and a window would spoil it: try again when it is done"},
-		// While the program does not come to rest.
+		// The program does not quiesce.
 		{"hold", "held", "pc", 3, deep.StatusNotQuiesced, "the program was busy with launches or module loads until the limit (cuModuleLoadData of thread "},
 		{"hold", "held", "sass", 3, deep.StatusNotQuiesced, "the program was busy with launches or module loads until the limit (cuModuleLoadData of thread "},
-		// What nobody expects has failed.
+		// An unexpected failure.
 		{"refuse_pc 7", "refuse_pc 0", "pc", 1, deep.StatusFailed, "another part of this process may use CUPTI's profiling"},
 		{"refuse_pc 999", "refuse_pc 0", "pc", 1, deep.StatusFailed, "the engine failed (CUPTI says CUPTI_ERROR_UNKNOWN (999))"},
 		{"refuse_pc 8", "refuse_pc 0", "pc", 1, deep.StatusFailed, "CUPTI_ERROR_OUT_OF_MEMORY"},
@@ -146,7 +149,7 @@ func TestEachRefusalHasOneSentence(t *testing.T) {
 			require.Equal(t, "armed 0", p.do(tc.unset), "nothing is left armed")
 		})
 	}
-	// Nothing of it stays: both engines have their window, and SASS metrics only one.
+	// No state remains: both engines have their window, and SASS metrics only one.
 	code, text, window := p.ask("pc")
 	assert.Equal(t, 0, code, text)
 	assert.Equal(t, deep.StatusCollected, window.Outcome.Status)
@@ -167,11 +170,12 @@ func TestEachRefusalHasOneSentence(t *testing.T) {
 	assert.Contains(t, r.stdout, "windows, capture_under_way: a CUDA graph is being captured")
 }
 
-// Where something else has the counters, CUPTI is not asked to start, since its refusal may take down all it has. What cannot be asked so is tried.
-func TestCountersAreAskedFor(t *testing.T) {
+// If another profiler uses the counters, the start of CUPTI is not attempted, because its failure
+// may disable all of CUPTI. If availability cannot be queried, the start is attempted.
+func TestWindow_CounterAccess(t *testing.T) {
 	b, _ := windowBench(t, anyWindow...)
 	p := b.tell()
-	p.do("start_deafens 1")
+	p.do("start_makes_unresponsive 1")
 	refusals := 0
 	for range 2 {
 		p.do("refuse_start 26")
@@ -190,14 +194,14 @@ func TestCountersAreAskedFor(t *testing.T) {
 	}
 	code, text := p.once("sass")
 	assert.Equal(t, 0, code, text)
-	p.do("counters_taken 1") // no answer that anybody understands
+	p.do("counters_taken 1") // an unknown answer
 	code, text, _ = p.ask("pc")
 	assert.Equal(t, 0, code, text)
 	p.do("counters_taken 0")
 	require.Equal(t, "armed 0", p.do("refuse_profiler 999"))
 	code, text, _ = p.ask("pc")
 	assert.Equal(t, 0, code, text)
-	assert.Equal(t, "0", p.do("? asked_beside"))
+	assert.Equal(t, "0", p.do("? read_concurrently"))
 	p.end()
 	windows, _, _, captures := b.windowed()
 	assert.Len(t, windows, refusals+9)
@@ -205,19 +209,20 @@ func TestCountersAreAskedFor(t *testing.T) {
 	ended := captures[0].Attributes().AsRaw()
 	assert.Equal(t, int64(9), ended[semconv.CUDACaptureDeepWindows])
 	assert.Contains(t, ended[semconv.CUDACaptureKindsCollected], "kernel", "it is recorded to the end")
-	assert.NotContains(t, fmt.Sprint(ended), "deaf")
+	assert.NotContains(t, fmt.Sprint(ended), "unresponsive")
 }
 
-// Something else has the counters, and CUPTI's refusal takes down all that CUPTI has: the program goes on, CUPTI is asked for nothing that could
-// crash it, what was recorded before is kept, and people are told that there is no more.
-func TestWindowThatLeavesCUPTIDeaf(t *testing.T) {
+// Another tool uses the counters, and CUPTI becomes unresponsive when it rejects the start. The program
+// continues, and the recorder makes no further calls that could crash CUPTI. Earlier records are kept,
+// and the user gets a message.
+func TestWindow_CUPTIUnresponsive(t *testing.T) {
 	b, _ := windowBench(t, anyWindow...)
 	p := b.tell()
 	code, text, _ := p.ask("pc")
 	require.Equal(t, 0, code, text)
 	p.do("refuse_start 26")
-	p.do("start_deafens 1")
-	const words = "CUPTI's refusal has left it deaf: nothing is recorded in this process any more, and no window opened; start it anew, and ask for SASS metrics while "
+	p.do("start_makes_unresponsive 1")
+	const words = "and CUPTI is unresponsive: nothing more is recorded in this process; restart it, and request SASS metrics while "
 	for _, engine := range []string{"pc", "pc", "sass", "both"} {
 		code, text, window := p.ask(engine)
 		assert.Equal(t, 1, code, text)
@@ -227,7 +232,7 @@ func TestWindowThatLeavesCUPTIDeaf(t *testing.T) {
 		p.do("refuse_start 0")
 	}
 	require.Equal(t, "armed 0", p.do("launch"))
-	assert.Equal(t, "0", p.do("? switched_deaf"))
+	assert.Equal(t, "0", p.do("? switched_unresponsive"))
 	p.end()
 	_, _, _, captures := b.windowed()
 	require.Len(t, captures, 1)
@@ -236,9 +241,9 @@ func TestWindowThatLeavesCUPTIDeaf(t *testing.T) {
 	assert.Contains(t, fmt.Sprint(ended), words)
 }
 
-// A profiler that came first, such as torch.profiler before our library, leaves nothing for us. The program is as ever,
-// and who asks for a window is told why there is none.
-func TestWindowWhereAnotherProfilerCameFirst(t *testing.T) {
+// A profiler that started first, such as torch.profiler, uses CUPTI exclusively. The program runs
+// as before, and a request for a window returns the cause.
+func TestWindow_OtherProfiler(t *testing.T) {
 	b, _ := windowBench(t, append([]string{"FAKE_CUPTI_REFUSE=39"}, anyWindow...)...)
 	p := b.tell()
 	var code int
@@ -256,7 +261,8 @@ func TestWindowWhereAnotherProfilerCameFirst(t *testing.T) {
 	assert.Contains(t, p.stderr.String(), "recorded nothing: another profiler holds CUPTI")
 }
 
-// shareFolder gives two benches one runtime folder, as two programs of one user have. The lease of a GPU is there.
+// shareFolder gives two benches one runtime folder, as two programs of one user have. It holds the
+// lease of a GPU.
 func shareFolder(t *testing.T, one, two *bench) {
 	t.Helper()
 	for _, v := range one.environ {
@@ -268,8 +274,9 @@ func shareFolder(t *testing.T, one, two *bench) {
 	t.Fatal("the bench has no runtime folder")
 }
 
-// Two programs on one GPU: the second is told which process has been sampled, until that ends. Windows of sass are for both.
-func TestWindowsOfTwoProcessesOnOneGPU(t *testing.T) {
+// Two programs on one GPU: the second reports which process is sampled until that process ends.
+// Both can have windows of sass.
+func TestWindow_TwoProcesses(t *testing.T) {
 	one, _ := windowBench(t, append([]string{"FAKE_CUDA_BOARD=" + strconv.Itoa(os.Getpid()<<1)}, anyWindow...)...)
 	two, _ := windowBench(t, append([]string{"FAKE_CUDA_BOARD=" + strconv.Itoa(os.Getpid()<<1)}, anyWindow...)...)
 	shareFolder(t, one, two)
@@ -296,8 +303,8 @@ func TestWindowsOfTwoProcessesOnOneGPU(t *testing.T) {
 	second.end()
 }
 
-// Containers have network namespaces of their own, and the driver's library of the host.
-func TestWindowsOfTwoNamespacesOnOneGPU(t *testing.T) {
+// Containers have their own network namespaces and the host's driver library.
+func TestWindow_TwoNamespaces(t *testing.T) {
 	board := "FAKE_CUDA_BOARD=" + strconv.Itoa(os.Getpid()<<1|1)
 	one, _ := windowBench(t, append([]string{board}, anyWindow...)...)
 	two, _ := windowBench(t, append([]string{board}, anyWindow...)...)
@@ -323,8 +330,8 @@ func TestWindowsOfTwoNamespacesOnOneGPU(t *testing.T) {
 	second.end()
 }
 
-// Who asks for a window of a program that ends meanwhile gets what there was, at the end.
-func TestWindowAskedForAsTheProgramEnds(t *testing.T) {
+// A window request to a program that exits meanwhile returns the results so far.
+func TestWindow_RequestAtExit(t *testing.T) {
 	b, line := windowBench(t, append([]string{"GPUFLIGHT_SHUTDOWN_TIMEOUT=30s"}, anyWindow...)...)
 	p := b.tell()
 	asked := make(chan outcome, 1)
@@ -341,8 +348,8 @@ func TestWindowAskedForAsTheProgramEnds(t *testing.T) {
 	assert.Equal(t, int64(waiting), figures[fmt.Sprintf("plain:%d long_scoreboard", line)])
 }
 
-// A program that has no context yet has nothing to look into.
-func TestWindowBeforeTheFirstContext(t *testing.T) {
+// A program without a context cannot be profiled.
+func TestWindow_BeforeFirstContext(t *testing.T) {
 	b, _ := windowBench(t, anyWindow...)
 	in, out, err := os.Pipe()
 	require.NoError(t, err)

@@ -24,7 +24,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// captured is what a GPU returned of one window, see internal/testing/cuptitest/testdata.
+// captured is the result of one window on a GPU, see internal/testing/cuptitest/testdata.
 type captured struct {
 	text            []byte
 	figures         map[string]int64 // by kernel, offset and reason or metric
@@ -38,7 +38,7 @@ type captured struct {
 	imageFile, file string
 }
 
-// unpacked reads a file that is kept compressed.
+// unpacked decompresses a file.
 func unpacked(t *testing.T, path string) []byte {
 	t.Helper()
 	f, err := os.Open(path)
@@ -93,7 +93,7 @@ func readCapture(t *testing.T, kernel string) *captured {
 	return c
 }
 
-// slowMarks are the lines of examples/slow/kernels.cu with a mark, by its name.
+// slowMarks returns the marked lines of examples/slow/kernels.cu by the name of the mark.
 func slowMarks(t *testing.T) map[string][]int64 {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(process.Root(t), "examples", "slow", "kernels.cu"))
@@ -110,7 +110,7 @@ func slowMarks(t *testing.T) map[string][]int64 {
 	return marks
 }
 
-// reported is the part of `gpuflight report --json` that is about the inside of kernels.
+// reported is the deep-profiling part of `gpuflight report --json`.
 type reported struct {
 	Windows struct {
 		List []struct {
@@ -163,7 +163,7 @@ type reportedLine struct {
 	Ideal             float64 `json:"ideal_sectors_per_request"`
 }
 
-// first is the first of those reasons that are not of warps that could run.
+// first returns the first reason that is not of an eligible warp.
 func first(reasons []reportedReason) string {
 	for _, r := range reasons {
 		if r.Name != "selected" && r.Name != "not_selected" {
@@ -173,13 +173,13 @@ func first(reasons []reportedReason) string {
 	return ""
 }
 
-// replayed traces a program whose window yields what was captured, and reads the report.
+// replayed traces a program whose window returns the captured data, and reads the report.
 func replayed(t *testing.T, c *captured, engine string, environ ...string) (*bench, *reported) {
 	t.Helper()
 	b := newBench(t)
 	place := t.TempDir()
 	require.NoError(t, os.Chmod(place, 0o700))
-	// At the end there is time for nvdisasm only if it is given.
+	// nvdisasm at exit has time only if this variable allows it.
 	b.environ = append(b.environ, "FAKE_CUPTI_REPLAY="+c.file, "WORK_IMAGE="+c.imageFile, "XDG_RUNTIME_DIR="+place, "GPUFLIGHT_SHUTDOWN_TIMEOUT=10m")
 	b.environ = append(b.environ, environ...)
 	o := b.traced("window", "--deep-after", "100ms", "--deep-every", "1s", "--deep-for", "100ms", "--deep-engine", engine, "--deep-max", "1")
@@ -192,8 +192,8 @@ func replayed(t *testing.T, c *captured, engine string, environ ...string) (*ben
 	return b, r
 }
 
-// Where only some of the rows may be sent, what is said of the function is the same.
-func TestFewRowsOfWhatAnH200Returned(t *testing.T) {
+// If only some of the rows may be sent, the report about the function is the same.
+func TestH200Results_FewRows(t *testing.T) {
 	none := cubin.DisassemblerEnv + "=" + filepath.Join(t.TempDir(), "none")
 	t.Run("pc", func(t *testing.T) {
 		c := readCapture(t, "compute")
@@ -229,10 +229,10 @@ func TestFewRowsOfWhatAnH200Returned(t *testing.T) {
 	})
 }
 
-// What the engines of an H200 returned goes the whole way: through CUPTI's functions, which the fake has, the
-// library in a process, a file, and the report, which says what examples/slow/README.md says that it must. The
-// numbers are those that the report had on the GPU.
-func TestWhatAnH200Returned(t *testing.T) {
+// Results from an H200 pass through the fake's CUPTI functions, the library in a process, a file,
+// and the report. The report must contain what examples/slow/README.md documents. The numbers equal
+// those of the report on the GPU.
+func TestH200Results(t *testing.T) {
 	marks := slowMarks(t)
 	nvdisasm := filepath.Join(process.Root(t), ".tools", "cuda-tools", "13.0", "bin", "nvdisasm")
 	_, err := os.Stat(nvdisasm)

@@ -30,13 +30,13 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// The figures of each window in these tests, at the store of the kernel plain of lines.cu.
+// The values of each window in these tests, at the store of the kernel plain of lines.cu.
 const (
 	waiting  = 4321
 	executed = 5_000_000_000
 )
 
-// windowBench is a bench whose windows yield the figures above.
+// windowBench is a bench whose windows return these values.
 func windowBench(t *testing.T, environ ...string) (b *bench, line int64) {
 	t.Helper()
 	b = newBench(t)
@@ -78,7 +78,7 @@ row 0 %[1]d %[2]d 0 0 0 %[4]d
 	return b, line
 }
 
-// windowed are the windows that were recorded, and the sums of their figures by kernel, line and name.
+// windowed returns the recorded windows, and the sums of their values by kernel, line and name.
 func (b *bench) windowed() (windows []map[string]any, figures map[string]int64, listings []string, captures []plog.LogRecord) {
 	b.t.Helper()
 	spans, records, _ := b.recorded()
@@ -90,7 +90,7 @@ func (b *bench) windowed() (windows []map[string]any, figures map[string]int64, 
 	}
 	under := map[string]bool{}
 	for _, s := range spans {
-		// Too early there is no context, and the schedule tries again.
+		// Before the first context exists, the schedule retries.
 		if s.Name() == "deep window" && s.Attributes().AsRaw()[semconv.CUDADeepWindowStatus] != string(deep.StatusNoContext) {
 			windows = append(windows, s.Attributes().AsRaw())
 			under[s.SpanID().String()] = true
@@ -122,7 +122,7 @@ func attrs(w map[string]any) [4]any {
 	return [4]any{w[semconv.CUDADeepWindowCause], w[semconv.CUDADeepWindowStatus], w[semconv.CUDADeepWindowCloseReason], w[semconv.CUDADeepWindowSamples]}
 }
 
-func TestWindowBySchedule(t *testing.T) {
+func TestWindow_Schedule(t *testing.T) {
 	nvdisasm := filepath.Join(process.Root(t), ".tools", "cuda-tools", "13.0", "bin", "nvdisasm")
 	_, err := os.Stat(nvdisasm)
 	text := err == nil
@@ -131,7 +131,7 @@ func TestWindowBySchedule(t *testing.T) {
 		{"sass", "sass_metrics", "smsp__sass_inst_executed"},
 	} {
 		t.Run(tc.engine, func(t *testing.T) {
-			// At the end there is time for nvdisasm only if it is given.
+			// nvdisasm at exit has time only if this variable allows it.
 			b, line := windowBench(t, cubin.DisassemblerEnv+"="+nvdisasm, "GPUFLIGHT_SHUTDOWN_TIMEOUT=10m")
 			o := b.traced("window", "--deep-after", "100ms", "--deep-every", "1s", "--deep-for", "100ms", "--deep-engine", tc.engine, "--deep-max", "1")
 			require.Equal(t, 0, o.code, o.stderr)
@@ -154,7 +154,7 @@ func TestWindowBySchedule(t *testing.T) {
 			assert.Equal(t, int64(1), captures[0].Attributes().AsRaw()[semconv.CUDACaptureDeepWindows])
 
 			assert.Contains(t, o.stderr, "("+tc.engine+", by schedule): ")
-			assert.Contains(t, o.stderr, "`gpuflight report "+b.file+"` shows what they found")
+			assert.Contains(t, o.stderr, "`gpuflight report "+b.file+"` shows their results")
 			assert.Equal(t, tc.engine == "sass", strings.Contains(o.stderr, "nothing else was recorded for "), o.stderr)
 			r := b.run(b.gpuflight, "report", b.file)
 			require.Equal(t, 0, r.code, r.stderr)
@@ -167,8 +167,9 @@ func TestWindowBySchedule(t *testing.T) {
 	}
 }
 
-// On a cold machine a program has its first context after the schedule's time: the window waits for it.
-func TestWindowByScheduleWaitsForAContext(t *testing.T) {
+// On a cold machine the first context may exist only after the scheduled time. The window waits for
+// it.
+func TestWindow_ScheduleWithoutContext(t *testing.T) {
 	b, _ := windowBench(t)
 	o := b.traced("window_late", "--deep-after", "10ms", "--deep-for", "500ms")
 	require.Equal(t, 0, o.code, o.stderr)
@@ -180,9 +181,9 @@ func TestWindowByScheduleWaitsForAContext(t *testing.T) {
 	assert.NotContains(t, o.stderr, "no CUDA context", "what waits has not failed")
 }
 
-func TestWindowByRule(t *testing.T) {
+func TestWindow_Rule(t *testing.T) {
 	b, line := windowBench(t, "GPUFLIGHT_FLUSH_INTERVAL=20ms", "GPUFLIGHT_DEEP_BLACKOUT=0s")
-	// Ten kernels at the begin are a rate, and then it falls.
+	// Ten kernels at the start give a rate, which then falls.
 	o := b.traced("window", "--deep-when", "busy.ratio over 100ms < 1%", "--deep-when", "kernel(plain).rate over 100ms > 1000000/s", "--deep-for", "50ms", "--deep-max", "1")
 	require.Equal(t, 0, o.code, o.stderr)
 	windows, figures, _, _ := b.windowed()
@@ -192,7 +193,7 @@ func TestWindowByRule(t *testing.T) {
 	assert.Equal(t, map[string]int64{fmt.Sprintf("plain:%d long_scoreboard", line): waiting}, figures)
 }
 
-// client asks the programs of this bench.
+// client connects to the programs of this bench.
 func (b *bench) client() *control.Client {
 	return &control.Client{Place: control.PlaceFromEnv(func(name string) string {
 		for _, v := range b.environ {
@@ -204,7 +205,7 @@ func (b *bench) client() *control.Client {
 	})}
 }
 
-// residentMiB is what a process has in memory.
+// residentMiB returns the resident memory of a process.
 func residentMiB(t *testing.T, pid int) float64 {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
@@ -216,8 +217,8 @@ func residentMiB(t *testing.T, pid int) float64 {
 }
 
 // Each window of an engine has the same two thousand rows. Memory must not grow with the number of
-// windows. test/gpu/deep.py measures the memory that CUPTI itself keeps.
-func TestManyWindowsAddUpToNothing(t *testing.T) {
+// windows. test/gpu/deep.py measures CUPTI's own memory.
+func TestWindow_ManyWindowsConstantMemory(t *testing.T) {
 	const early, late = 10, 45
 	b, _ := windowBench(t, "GPUFLIGHT_DEEP_BLACKOUT=0s")
 	image, err := os.ReadFile(filepath.Join(process.Root(t), "internal", "recording", "cubin", "testdata", "lines.sm_90.cubin"))
@@ -270,14 +271,15 @@ func TestManyWindowsAddUpToNothing(t *testing.T) {
 	t.Logf("%.1f MiB from window %d to %d of %d, which began with %.0f", grown, early, late, len(windows), before)
 }
 
-// A training that becomes slower opens a window by itself: the rule compares the steps' p95 with their own past.
-func TestWindowByRuleOnABaseline(t *testing.T) {
+// A training that becomes slower opens a window: the rule compares the p95 of steps with its own
+// baseline.
+func TestWindow_RuleOnBaseline(t *testing.T) {
 	const rule = "scope(train_step).p95 > 1.5x baseline"
 	b, _ := windowBench(t, "GPUFLIGHT_FLUSH_INTERVAL=100ms")
 	b.flags = append(b.flags, "--deep-when", rule, "--deep-for", "100ms")
 	p, in := b.beginSteps()
 	client := b.client()
-	// The figure is known after ten seconds, and its baseline after ten looks at it.
+	// The value is known after ten seconds, and its baseline after ten evaluations.
 	process.Eventually(t, 3*time.Minute, "a baseline", func() bool {
 		_, r, err := client.Status(t.Context(), p.pid)
 		return err == nil && len(r.Rules) == 1 && r.Rules[0].Threshold != "unknown"
@@ -309,12 +311,12 @@ func TestWindowByRuleOnABaseline(t *testing.T) {
 	assert.Contains(t, p.stderr.String(), "(pc, by rule): ")
 }
 
-func TestWindowBySignal(t *testing.T) {
+func TestWindow_Signal(t *testing.T) {
 	b, line := windowBench(t, "GPUFLIGHT_DEEP_BLACKOUT=0s")
 	o := b.traced("window_signal", "--deep-signal", "USR2", "--deep-for", "50ms", "--deep-max", "1")
 	require.Equal(t, 0, o.code, o.stderr)
 	require.Zero(t, o.signal)
-	// The one that was asked for is taken, as it must be.
+	// The requested window must be completed.
 	assert.True(t, strings.HasSuffix(o.stdout, "limits kept\nwindowed\n"), o.stdout)
 	windows, figures, _, _ := b.windowed()
 	require.Len(t, windows, 1, o.stderr)
@@ -323,8 +325,8 @@ func TestWindowBySignal(t *testing.T) {
 	assert.Equal(t, map[string]int64{fmt.Sprintf("plain:%d long_scoreboard", line): waiting}, figures)
 }
 
-// A program that ends in a window ends as it would without; and where it can still tell, the window is told of.
-func TestEndInWindow(t *testing.T) {
+// A program that exits in a window behaves as without it. If possible, the window is reported.
+func TestWindow_ProgramEnd(t *testing.T) {
 	for _, tc := range []struct {
 		mode   string
 		code   int
@@ -365,7 +367,7 @@ func TestEndInWindow(t *testing.T) {
 	}
 }
 
-// program is a command that runs under gpuflight trace and tells its id.
+// program is a command under gpuflight trace that prints its process id.
 type program struct {
 	*exec.Cmd
 	out    *bufio.Reader
@@ -373,7 +375,7 @@ type program struct {
 	stderr *bytes.Buffer
 }
 
-// begin runs a program; stdin is what it reads, nil for nothing.
+// begin starts a program; stdin is its input, nil for none.
 func (b *bench) begin(mode string, stdin *os.File) *program {
 	b.t.Helper()
 	p := &program{Cmd: exec.Command(b.gpuflight, b.traceArgs(mode)...), stderr: &bytes.Buffer{}}
@@ -400,7 +402,8 @@ func (b *bench) begin(mode string, stdin *os.File) *program {
 	return p
 }
 
-// beginSteps begins a program of steps that ends when its standard input is closed; the caller closes it.
+// beginSteps starts a program of steps that exits when its standard input is closed. The caller
+// closes it.
 func (b *bench) beginSteps() (p *program, stdin *os.File) {
 	b.t.Helper()
 	in, stdin, err := os.Pipe()
@@ -411,10 +414,10 @@ func (b *bench) beginSteps() (p *program, stdin *os.File) {
 	return p, stdin
 }
 
-func TestWindowBySocket(t *testing.T) {
+func TestWindow_Socket(t *testing.T) {
 	b, line := windowBench(t, "GPUFLIGHT_DEEP=1", "GPUFLIGHT_DEEP_BLACKOUT=0s")
 	p := b.begin("window_asked", nil)
-	// The program has a context and its module in a moment; until then there is none to look into.
+	// The program needs a moment until it has a context and its module.
 	var o outcome
 	var window deep.Window
 	process.Eventually(t, time.Minute, "a window opens", func() bool {
@@ -426,15 +429,15 @@ func TestWindowBySocket(t *testing.T) {
 	windows, figures, _, _ := b.windowed()
 	require.NotEmpty(t, windows)
 	assert.Equal(t, [4]any{"socket", "collected", "time", int64(waiting)}, attrs(windows[len(windows)-1]))
-	if len(figures) > 0 { // a window before the module was loaded has no lines
+	if len(figures) > 0 { // a window before the load of the module has no lines
 		assert.Contains(t, figures, fmt.Sprintf("plain:%d long_scoreboard", line))
 	}
 	o = b.run(b.gpuflight, "deep", strconv.Itoa(p.pid))
 	assert.Equal(t, 1, o.code, "it has ended: %s", o.stderr)
 }
 
-// Where windows were not asked for, nothing listens; what the engine cannot do is said.
-func TestWindowRefusedBySocket(t *testing.T) {
+// Without the option for windows there is no socket. Unsupported engines are reported.
+func TestWindow_SocketRejection(t *testing.T) {
 	b, _ := windowBench(t)
 	in, out, err := os.Pipe()
 	require.NoError(t, err)
@@ -458,7 +461,7 @@ func TestWindowRefusedBySocket(t *testing.T) {
 	assert.Contains(t, o.stderr, "not yet allowed so soon after the start")
 }
 
-func TestDeepFlagsAreChecked(t *testing.T) {
+func TestWindow_InvalidFlags(t *testing.T) {
 	b := newBench(t)
 	for _, tc := range []struct {
 		flags []string

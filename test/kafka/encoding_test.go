@@ -18,8 +18,8 @@ import (
 	"github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension"
 )
 
-// TestEncoding_EverySignal starts the receiver without a broker. The receiver resolves its encoding before it
-// connects to Kafka.
+// TestEncoding_EverySignal starts the receiver without a broker. The receiver resolves its encoding
+// before it connects to Kafka.
 func TestEncoding_EverySignal(t *testing.T) {
 	own := gpuflogencodingextension.NewFactory()
 	set := extensiontest.NewNopSettings(own.Type())

@@ -2,8 +2,8 @@
 
 //go:build linux
 
-// Package kafka_test reads GPU Flight's lines from a real Kafka broker by contrib's receiver and our encoding
-// extension.
+// Package kafka_test reads GPU Flight's lines from a real Kafka broker by contrib's receiver and
+// our encoding extension.
 package kafka_test
 
 import (
@@ -31,12 +31,12 @@ import (
 	"github.com/gpuflight/gpuflight/test/fleet/broker"
 )
 
-// host has the extensions that a receiver looks up.
+// host holds the extensions that a receiver requests.
 type host map[component.ID]component.Component
 
 func (h host) GetExtensions() map[component.ID]component.Component { return h }
 
-// received returns the ids of the spans that the receiver makes of a folder of logs.
+// received returns the ids of the receiver's spans for a folder of logs.
 func received(t *testing.T, folder string) map[string]bool {
 	t.Helper()
 	factory := gpuflogreceiver.NewFactory()
@@ -61,8 +61,8 @@ func ids(store *testsink.Store) map[string]bool {
 	return ids
 }
 
-// TestTopic_FourPartitions writes a recording into a topic of 4 partitions as GPU Flight's agent does: a line
-// a message, with the channel as key. The spans equal those of the files.
+// TestTopic_FourPartitions writes a recording into a topic of 4 partitions as GPU Flight's agent
+// does: one line per message, with the channel as key. The spans must equal those of the files.
 func TestTopic_FourPartitions(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a Kafka broker")

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Mutation checks that the guarantees of README.md and docs/deploying.md have tests. For each it breaks the code or a configuration
-// in a copy of the source tree and runs the test that guards it. The test must fail. A test that passes, does not compile or is
-// skipped is an error, and so is a text to break that no longer exists.
+// Command mutation checks that the guarantees of README.md and docs/deploying.md have tests. For
+// each guarantee it breaks the code or a configuration in a copy of the source tree and runs the
+// test. The test must fail. A test that passes, does not compile or is skipped is an error, and so
+// is a missing text.
 //
 //	go run ./test/mutation [-list] [-only REGEXP] [-C DIRECTORY]
 //
-// Tests of the binaries use bin and .tools of the tree, so make build comes before. It ends with 1 if a guarantee is not guarded.
+// Tests of binaries use bin and .tools of the tree, so run make build first. The exit status is 1
+// if a guarantee has no test.
 package main
 
 import (
@@ -24,7 +26,7 @@ import (
 	"time"
 )
 
-// timeout bounds one run of a test.
+// timeout limits one run of a test.
 const timeout = 15 * time.Minute
 
 func main() {
@@ -121,7 +123,7 @@ func (t *tree) fill(ctx context.Context, from string) error {
 	for name := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
 		info, err := os.Lstat(filepath.Join(from, name))
 		if errors.Is(err, os.ErrNotExist) {
-			continue // removed, and not yet committed
+			continue // deleted and not committed
 		}
 		if err != nil {
 			return err
@@ -142,7 +144,7 @@ func (t *tree) fill(ctx context.Context, from string) error {
 		}
 	}
 	for name, target := range map[string]string{"bin": "bin", ".tools": ".tools"} {
-		// Where it is missing the link is broken: tests then say what they need.
+		// If the target is missing the link is broken, and tests report what they need.
 		if err := os.Symlink(filepath.Join(from, target), filepath.Join(t.root, name)); err != nil {
 			return err
 		}
@@ -152,7 +154,7 @@ func (t *tree) fill(ctx context.Context, from string) error {
 
 func (t *tree) remove() { _ = os.RemoveAll(t.base) }
 
-// check applies a mutation, runs its test, and takes the mutation back.
+// check applies a mutation, runs its test and reverts the mutation.
 func (t *tree) check(ctx context.Context, m mutation) error {
 	path := filepath.Join(t.root, m.file)
 	text, err := os.ReadFile(path)
@@ -191,14 +193,14 @@ func (t *tree) check(ctx context.Context, m mutation) error {
 	return nil
 }
 
-// test runs a mutation's test. The long forms of tests are not needed.
+// test runs a mutation's test in its short form.
 func (t *tree) test(ctx context.Context, m mutation) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "go", "test", "-count", "1", "-v", "-run", m.run, m.pkg)
 	cmd.Dir = t.root
 	for _, v := range os.Environ() {
-		// Binaries given by their path would be those of the tree, not of the copy; the links lead to the same.
+		// Paths of binaries in variables would select those of the tree instead of the copy.
 		if !strings.HasPrefix(v, "GPUFLIGHT_") {
 			cmd.Env = append(cmd.Env, v)
 		}

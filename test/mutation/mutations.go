@@ -26,13 +26,13 @@ var mutations = []mutation{
 	{
 		"nothing is lost: refused data is sent again", "receiver/gpuflogreceiver/deliver.go",
 		"e != nil && !consumererror.IsPermanent(e)", "e != nil && consumererror.IsPermanent(e)",
-		gpuflogReceiver, "^TestRefusedDataIsSentAgainUntilItIsAccepted$",
+		gpuflogReceiver, "^TestReader_RetriesRejectedData$",
 	},
 	{
 		"twice is the same as once: ids are derived", "internal/gpuevent/id.go",
 		"	if h == 0 { // an id of zero means none",
 		"	for random := range map[uint64]bool{1: true, 2: true, 4: true, 8: true} {\n\t\th ^= random\n\t\tbreak\n\t}\n	if h == 0 { // an id of zero means none",
-		gpuflogReceiver, "^TestARestartInTheMiddleGoesOnWhereItWas$",
+		gpuflogReceiver, "^TestReader_RestartInTheMiddle$",
 	},
 	{
 		"every loss is counted: a line without a type", "internal/gpuflog/decoder.go",
@@ -42,7 +42,7 @@ var mutations = []mutation{
 	{
 		"every loss is counted: a broken line", "internal/gpuflog/decoder.go",
 		`d.reject(Malformed, recordNames[r.typ]+": "+excerptAt(r.b, r.i))`, "_ = r",
-		gpuflogReceiver, "^TestBadLinesAreCountedReportedOnceAndPassedOver$",
+		gpuflogReceiver, "^TestReader_InvalidLines$",
 	},
 	{
 		"every loss is counted: a line of a file above the limit", "receiver/gpuflogreceiver/internal/fileset/read.go",
@@ -52,7 +52,7 @@ var mutations = []mutation{
 	{
 		"every loss is counted: a line over HTTP above the limit", "receiver/gpuflogreceiver/intakesession.go",
 		"			reason = \"line_too_long\"\n			s.in.counters.reject(context.Background(), reason, 1)\n", "			reason = \"line_too_long\"\n",
-		gpuflogReceiver, "^TestTheErrorsOfAWindowNameTheirLines$",
+		gpuflogReceiver, "^TestWindow_ErrorLines$",
 	},
 	{
 		"memory is bounded: the longest line of a file", "receiver/gpuflogreceiver/internal/fileset/read.go",
@@ -78,37 +78,37 @@ var mutations = []mutation{
 	{
 		"Kafka: a leader that is lost after acknowledgements", "config/kafka.yaml",
 		"required_acks: -1", "required_acks: 1",
-		fleet, "^TestLeaderLost$/^shipped$",
+		fleet, "^TestReplicas_LeaderLost$/^shipped$",
 	},
 	{
 		"Kafka: a broker that is away", "config/kafka.yaml",
-		"max_elapsed_time: 0s # as long as it takes", "max_elapsed_time: 1s",
-		fleet, "^TestLeaderLost$/^shipped$",
+		"max_elapsed_time: 0s # retry forever", "max_elapsed_time: 1s",
+		fleet, "^TestReplicas_LeaderLost$/^shipped$",
 	},
 	{
 		"Kafka: a record counts as read once the backend has it", "config/gateway.yaml",
 		"after: true", "after: false",
-		fleet, "^TestGatewayKilledBeforeTheBackendHas$/^shipped$",
+		fleet, "^TestGateway_KilledBeforeDelivery$/^shipped$",
 	},
 	{
 		"gateway: no queue between Kafka and the backend", "config/gateway.yaml",
 		"wait_for_result: true", "wait_for_result: false",
-		fleet, "^TestGatewayKilledBeforeTheBackendHas$/^shipped$",
+		fleet, "^TestGateway_KilledBeforeDelivery$/^shipped$",
 	},
 	{
 		"gateway: a record that is no OTLP does not stop its partition", "config/gateway.yaml",
 		"on_permanent_error: true", "on_permanent_error: false",
-		fleet, "^TestRecordsThatAreNoOTLP$",
+		fleet, "^TestGateway_InvalidRecords$",
 	},
 	{
 		"gateway: a backend that is away", "config/gateway.yaml",
-		"max_elapsed_time: 0s # as long as it takes", "max_elapsed_time: 1s",
+		"max_elapsed_time: 0s # retry forever", "max_elapsed_time: 1s",
 		fleet, "^TestBackendDown$",
 	},
 	{
 		"sampling: Kafka waits while too many traces wait", "config/sampling.yaml",
 		"block_on_overflow: true", "block_on_overflow: false",
-		fleet, "^TestTailSamplingWaitsWhenItIsFull$",
+		fleet, "^TestTailSampling_Full$",
 	},
 	{
 		"OTLP: a slow client over HTTP is cut off", "config/agent.yaml",
@@ -123,6 +123,6 @@ var mutations = []mutation{
 	{
 		"certificates: only clients with a certificate", "docs/deploying.md",
 		"          client_ca_file: ", "          # client_ca_file: ",
-		fleet, "^TestAgentAndGatewayOverTLS$",
+		fleet, "^TestFleet_TLS$",
 	},
 }

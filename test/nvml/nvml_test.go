@@ -2,8 +2,8 @@
 
 //go:build linux
 
-// Package nvml_test runs the distribution's binary with config/nvml.yaml over a stand-in for NVML, and
-// looks at what comes out at both ends: what Prometheus scrapes, and OTLP.
+// Package nvml_test runs the distribution's binary with config/nvml.yaml and a fake NVML. It checks
+// the exposition for Prometheus and the OTLP output.
 package nvml_test
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// rig is the binary over the stand-in.
+// rig is the binary with the fake.
 type rig struct {
 	t       *testing.T
 	control *nvmltest.Control
@@ -64,7 +64,7 @@ func start(t *testing.T, library string, values map[string]string) *rig {
 	return g
 }
 
-// scrape returns what Prometheus would get, "" while there is nothing.
+// scrape returns the exposition, or "" if there is none.
 func (g *rig) scrape() string {
 	g.t.Helper()
 	resp, err := http.Get(g.metrics)
@@ -79,7 +79,7 @@ func (g *rig) scrape() string {
 	return b.String()
 }
 
-// value returns the value of the first series of a metric that has all the labels, "" for none.
+// value returns the value of the first series of a metric with all the labels, or "".
 func value(text, metric string, labels ...string) string {
 	for line := range strings.Lines(text) {
 		rest, ok := strings.CutPrefix(line, metric+"{")
@@ -96,7 +96,7 @@ func value(text, metric string, labels ...string) string {
 	return ""
 }
 
-// warnings counts those of a device that failed.
+// warnings counts the logs of a device that failed.
 func (g *rig) warnings(device int) (n int) {
 	for line := range strings.Lines(g.process.Output()) {
 		if strings.Contains(line, "device failed") && strings.Contains(line, nvmltest.UUID(device)) {
@@ -115,7 +115,7 @@ func library(t *testing.T) string {
 	return lib
 }
 
-func TestPrometheusAndOTLPGetTheDevices(t *testing.T) {
+func TestNVML_PrometheusAndOTLP(t *testing.T) {
 	values := map[string]string{"count": "2", "0.compute": "1:4096", "1.gpm.3": "12.5"}
 	for i := range 2 {
 		for k, v := range nvmltest.H200(i) {
@@ -158,7 +158,7 @@ func TestPrometheusAndOTLPGetTheDevices(t *testing.T) {
 	assert.Contains(t, text, `hw_vendor="NVIDIA"`)
 	assert.NotContains(t, text, "hw_fan", "an H200 has none")
 
-	// A counter goes on, an error becomes a log and a count.
+	// A counter continues; an error becomes a log and a count.
 	require.NoError(t, g.control.Set(map[string]string{"1.energy": "2500000", "xid.0": "1:79"}))
 	process.Eventually(t, time.Minute, "the new values", func() bool {
 		text = g.scrape()
@@ -178,7 +178,7 @@ func TestPrometheusAndOTLPGetTheDevices(t *testing.T) {
 	assert.True(t, names["hw.gpu.utilization"] && names["process.gpu.memory.usage"], "%v", names)
 	process.Eventually(t, time.Minute, "the log of the XID", func() bool { return len(g.store.LogRecords()) == 1 })
 
-	// A driver that hangs costs its device, and the collector still ends when it is told to.
+	// A driver that hangs affects only its device, and the collector still exits on SIGTERM.
 	warned := g.warnings(0)
 	require.NoError(t, g.control.Set(map[string]string{"0.temperature": "hang"}))
 	process.Eventually(t, time.Minute, "device 0 fails, device 1 goes on", func() bool {
@@ -189,7 +189,7 @@ func TestPrometheusAndOTLPGetTheDevices(t *testing.T) {
 	assert.Equal(t, 1, g.warnings(0)-warned, "one warning, however long it lasts")
 }
 
-func TestTheCollectorRunsWithoutNVML(t *testing.T) {
+func TestNVML_Missing(t *testing.T) {
 	g := start(t, filepath.Join(t.TempDir(), "none.so"), nil)
 	g.process.WaitOutput("NVML has no devices and is retried", time.Minute)
 	time.Sleep(2500 * time.Millisecond)

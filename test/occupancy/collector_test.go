@@ -17,8 +17,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// start runs a Collector that sends the spans of one receiver through the occupancy processor, with
-// these settings, to the store that it returns.
+// start runs a Collector that sends the spans of one receiver through the occupancy processor to
+// the returned store.
 func start(t *testing.T, name string, receiver, occupancy map[string]any) *testsink.Store {
 	t.Helper()
 	path := process.Collector.Find(t)

@@ -2,10 +2,10 @@
 
 //go:build linux
 
-// Package occupancy_test runs the distribution's real binary with the occupancy processor in it and
-// compares what comes out with what CUDA itself said: a table measured by CUDA's occupancy API, and
-// the number of resident blocks that recorders asked CUDA for at each launch.
+// Package occupancy_test runs the distribution's binary with the occupancy processor. It compares
+// the output with CUDA's own results: a table measured by CUDA's occupancy API, and the number of
+// resident blocks that recorders queried at each launch.
 //
-// The names of attributes are spelled out here and the expectations are made from the files: neither
-// the processor's code nor the constants of semconv can make both sides wrong at once.
+// Attribute names are literals here, and the expectations come from the files. An error in the
+// processor or in semconv therefore cannot change both sides.
 package occupancy_test

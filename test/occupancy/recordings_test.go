@@ -19,7 +19,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// launch is what a recorder wrote about one kernel, as far as occupancy goes. It had asked CUDA.
+// launch is a recorder's information about one kernel's occupancy, which it had queried from CUDA.
 type launch struct {
 	blocks    int64
 	occupancy float64
@@ -27,30 +27,30 @@ type launch struct {
 	block     string
 }
 
-// id names a kernel in the logs of one folder.
+// id identifies a kernel in the logs of one folder.
 type id struct {
 	session     string
 	correlation int64
 }
 
-// TestRecordedKernels reads each recording through gpuflog and the processor and compares every
-// kernel for which the log has max_active_blocks. They agree on all kernels of all recordings. What
-// recorders call the limiter is one resource; the processor names all that tie, and that one must be
-// among them.
+// TestOccupancy_RecordedKernels reads each recording through gpuflog and the processor. It compares
+// every kernel with max_active_blocks in the log; all must agree. Recorders report one resource as
+// the limiter. The processor reports all that tie, which must include that one.
 //
-// Values in golden-* are invented, but the launches that they describe have the occupancy that they
-// claim, with two kinds of kernels to which none can be given:
+// Values in golden-* are synthetic, but the occupancy of their launches is right. Two kinds of
+// kernels cannot have an occupancy:
 //
-//   - a kernel_event whose has_details is false says 0 and "" for its dimensions and all the rest;
-//   - golden-b-flat and golden-c3-session have two devices, and the rows of their kernels do not say
-//     which one ran them. With a setting that says what all devices are, they agree too.
-func TestRecordedKernels(t *testing.T) {
+//   - a kernel_event whose has_details is false has 0 and "" for its dimensions and other values;
+//   - golden-b-flat and golden-c3-session have two devices, and the rows of their kernels do not name
+//     the device. With a setting that describes all devices, they agree too.
+func TestOccupancy_RecordedKernels(t *testing.T) {
 	root := process.Recordings(t)
 	settings := map[string]any{"devices": []any{map[string]any{"match": "*", "compute_capability": "9.0", "sm_count": 132}}}
 	for _, c := range []struct {
 		folder   string
 		settings map[string]any
-		// kernels are those with max_active_blocks, without those of them that can have no occupancy.
+		// kernels counts those with max_active_blocks; without counts those that cannot have an
+		// occupancy.
 		kernels, without int
 	}{
 		{"a2-h200", nil, 401, 0},
@@ -111,14 +111,14 @@ func TestRecordedKernels(t *testing.T) {
 	}
 }
 
-// known are attributes that a kernel without a computed occupancy may have: what the source said, and
-// why there is no more.
+// known are attributes that a kernel without a computed occupancy may have: reported values, and
+// the reason why it is missing.
 var known = map[string]bool{
 	"cuda.occupancy.reported": true, "cuda.occupancy.reported_limiter": true, "cuda.occupancy.unavailable": true,
 }
 
-// recorded reads what the recorder says of each kernel: A2 in the kernel_event, later generations in
-// the kernel_detail.
+// recorded reads the occupancy of each kernel: A2 in the kernel_event, later generations in the
+// kernel_detail.
 func recorded(t *testing.T, dir string) map[id]launch {
 	t.Helper()
 	out := map[id]launch{}
@@ -143,7 +143,7 @@ func recorded(t *testing.T, dir string) map[id]launch {
 	return out
 }
 
-// number reads a number; some generations write a few of theirs in quotes.
+// number reads a number; some generations quote a few of theirs.
 func number(t *testing.T, v any) float64 {
 	t.Helper()
 	switch v := v.(type) {

@@ -27,15 +27,15 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// measurement is a launch, and how many of its blocks a multiprocessor of an H200 holds by
+// measurement is a launch with the number of its blocks per multiprocessor of an H200, by
 // cudaOccupancyMaxActiveBlocksPerMultiprocessor.
 type measurement struct {
 	registers, static, dynamic, threads, blocks int64
 	line                                        string
 }
 
-// measurements reads the table in internal/testing/testdata, or the one that GPUFLIGHT_OCCUPANCY_TABLE
-// names.
+// measurements reads the table in internal/testing/testdata, or the one that
+// GPUFLIGHT_OCCUPANCY_TABLE names.
 func measurements(t *testing.T) []measurement {
 	t.Helper()
 	path := os.Getenv("GPUFLIGHT_OCCUPANCY_TABLE")
@@ -69,12 +69,12 @@ func measurements(t *testing.T) []measurement {
 // sms is the number of multiprocessors of an H200.
 const sms = 132
 
-// gridOf is the grid that the test gives the i-th launch: from less than a wave to many.
+// gridOf is the grid of the i-th launch: from less than one wave to many.
 func gridOf(i int) int64 { return int64(1 + i*7%20000) }
 
-// TestEveryMeasuredLaunch sends the measured launches as spans, once with the device's properties on
-// the resource, once with nothing but its name.
-func TestEveryMeasuredLaunch(t *testing.T) {
+// TestOccupancy_MeasuredLaunches sends the measured launches as spans. One run has the device's
+// properties on the resource, the other only the device's name.
+func TestOccupancy_MeasuredLaunches(t *testing.T) {
 	rows := measurements(t)
 	for name, resource := range map[string]map[string]any{
 		"described by the resource": {"cuda.device.compute_capability": "9.0", "cuda.device.sm_count": int64(sms)},
@@ -152,8 +152,9 @@ func compare(t *testing.T, m measurement, grid int64, span testsink.Span) {
 	assert.InEpsilon(t, float64(grid)/float64(waves*places), a["cuda.occupancy.grid_fill"], 1e-12, "fill of %d blocks of %s", grid, m.line)
 }
 
-// limiters returns the resources of an H200 that allow no more blocks than were measured: 64 warps,
-// 32 blocks, 16384 registers in each of four sub-partitions, 228 KiB of shared memory.
+// limiters returns the resources of an H200 that allow at most the measured number of blocks. An
+// H200 has 64 warps, 32 blocks, 16384 registers in each of four sub-partitions and 228 KiB of shared
+// memory.
 func limiters(m measurement) []any {
 	warps := (m.threads + 31) / 32
 	perWarp := (m.registers*32 + 255) / 256 * 256

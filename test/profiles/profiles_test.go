@@ -2,8 +2,9 @@
 
 //go:build linux
 
-// Package profiles sends deep windows as profiles through the distribution: over both protocols, on to other
-// endpoints, into a file and out of it again; and to one that does not know the signal.
+// Package profiles sends deep-profiling windows as profiles through the distribution: over both
+// protocols, to other endpoints, and into and out of a file. It also tests a Collector that does
+// not support the signal.
 package profiles
 
 import (
@@ -36,13 +37,13 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// gate is what the Collector wants before it knows the signal.
+// gate enables the signal in the Collector.
 const gate = "--feature-gates=service.profilesSupport"
 
-// limit is for whatever a Collector does; nothing is measured.
+// limit bounds every action of a Collector; nothing is measured.
 const limit = 2 * time.Minute
 
-// window is one of both engines with enough places for several requests.
+// window returns a window of both engines with enough locations for several requests.
 func window() []profile.Profiles {
 	w := &deepprofile.Window{}
 	for _, part := range []deepprofile.Part{
@@ -83,7 +84,7 @@ func window() []profile.Profiles {
 	})
 }
 
-// digest has one line a sample, with all that it says.
+// digest returns one line per sample with all its data.
 func digest(t testing.TB, requests ...profile.Profiles) map[string]int {
 	t.Helper()
 	m := map[string]int{}
@@ -95,8 +96,8 @@ func digest(t testing.TB, requests ...profile.Profiles) map[string]int {
 	return m
 }
 
-// start starts the Collector with pipelines of profiles (and one of logs, so that it has something to do without
-// the gate) and waits until it is ready.
+// start starts the Collector with pipelines of profiles and waits until it is ready. A pipeline of
+// logs lets it start without the gate.
 func start(t *testing.T, receivers, exporters map[string]any, pipelines map[string]any, args ...string) *process.Process {
 	t.Helper()
 	config := map[string]any{
@@ -120,7 +121,7 @@ func otlpReceiver(grpc, http string) map[string]any {
 	return map[string]any{"protocols": map[string]any{"grpc": map[string]any{"endpoint": grpc}, "http": map[string]any{"endpoint": http}}}
 }
 
-// client sends to an endpoint, which need not take traces and metrics.
+// client sends to an endpoint, which need not accept traces and metrics.
 func client(t *testing.T, logger *slog.Logger, env map[string]string) *otlp.Client {
 	t.Helper()
 	env["GPUFLIGHT_PROFILES"], env["OTEL_TRACES_EXPORTER"], env["OTEL_METRICS_EXPORTER"] = "1", "none", "none"
@@ -131,7 +132,7 @@ func client(t *testing.T, logger *slog.Logger, env map[string]string) *otlp.Clie
 	return c
 }
 
-// send hands requests over and ends the client.
+// send sends requests and closes the client.
 func send(t *testing.T, c *otlp.Client, requests []profile.Profiles) error {
 	t.Helper()
 	for _, p := range requests {
@@ -142,7 +143,7 @@ func send(t *testing.T, c *otlp.Client, requests []profile.Profiles) error {
 	return c.Shutdown(ctx)
 }
 
-// httpSink takes profiles over HTTP.
+// httpSink accepts profiles over HTTP.
 type httpSink struct {
 	mu       sync.Mutex
 	requests []profile.Profiles
@@ -178,14 +179,14 @@ func count(requests []profile.Profiles) (n int) {
 	return n
 }
 
-// noQueue makes an exporter answer for what it was given, and send it as it is.
+// noQueue disables the queue, so that an exporter returns the result of its request.
 func noQueue(more map[string]any) map[string]any {
 	more["sending_queue"] = map[string]any{"enabled": false}
 	more["compression"] = "none"
 	return more
 }
 
-func TestProfilesThroughTheCollector(t *testing.T) {
+func TestCollector_Profiles(t *testing.T) {
 	requests := window()
 	require.Greater(t, len(requests), 1)
 	want, profiles := digest(t, requests...), count(requests)
@@ -220,7 +221,7 @@ func TestProfilesThroughTheCollector(t *testing.T) {
 			require.NoError(t, c.Check(t.Context()))
 			require.NoError(t, send(t, c, window()))
 			assert.Equal(t, uint64(profiles), c.Stats()[otlp.Profiles].Sent)
-			p.Stop(limit) // the file is whole after it
+			p.Stop(limit) // flushes the file
 
 			assert.Equal(t, want, digest(t, grpcSink.Requests()...))
 			assert.Equal(t, want, digest(t, overHTTP.taken()...))
@@ -234,8 +235,8 @@ func TestProfilesThroughTheCollector(t *testing.T) {
 	}
 }
 
-// What our client wrote into a file is read by the Collector's receiver for such files.
-func TestProfilesOfAFileThroughTheCollector(t *testing.T) {
+// The Collector's file receiver reads a file of our client.
+func TestCollector_ProfilesFromFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "run.otlp.jsonl")
 	require.NoError(t, send(t, client(t, nil, map[string]string{"GPUFLIGHT_OUTPUT": file}), window()))
 	sink := &httpSink{}
@@ -252,8 +253,9 @@ func TestProfilesOfAFileThroughTheCollector(t *testing.T) {
 	assert.Empty(t, sink.bad)
 }
 
-// A Collector without the gate does not know the signal: that costs one line and is counted.
-func TestCollectorWithoutTheGate(t *testing.T) {
+// A Collector without the gate does not support the signal: the client logs one line and counts the
+// loss.
+func TestCollector_WithoutFeatureGate(t *testing.T) {
 	grpc, http := process.FreePort(t), process.FreePort(t)
 	p := start(t, map[string]any{"otlp": otlpReceiver(grpc, http)}, map[string]any{"nop": map[string]any{}},
 		map[string]any{"logs": map[string]any{"receivers": []string{"otlp"}, "exporters": []string{"nop"}}})

@@ -20,7 +20,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// dashboard is the part of Grafana's JSON that this repository has an opinion on.
+// dashboard is the tested part of Grafana's JSON.
 type dashboard struct {
 	UID           string  `json:"uid"`
 	SchemaVersion int     `json:"schemaVersion"`
@@ -69,7 +69,7 @@ func readDashboard(t *testing.T) dashboard {
 	return d
 }
 
-// queries returns the panels that ask Prometheus something.
+// queries returns the panels with queries.
 func (d dashboard) queries() (out []panel) {
 	for _, p := range d.Panels {
 		if p.Type != "row" {
@@ -80,8 +80,8 @@ func (d dashboard) queries() (out []panel) {
 	return out
 }
 
-// substitute does what Grafana does with the variables of an expression, for a range of five
-// minutes. The test fails where one is left.
+// substitute replaces the variables of an expression as Grafana does, for a range of five minutes.
+// The test fails if a variable remains.
 func substitute(t *testing.T, d dashboard, expr string) string {
 	t.Helper()
 	for name, value := range map[string]string{"$__rate_interval": "1m", "$__range": "5m"} {
@@ -96,7 +96,7 @@ func substitute(t *testing.T, d dashboard, expr string) string {
 	return expr
 }
 
-func TestDashboardIsWellFormed(t *testing.T) {
+func TestDashboard_WellFormed(t *testing.T) {
 	d := readDashboard(t)
 	assert.NotEmpty(t, d.UID)
 	assert.GreaterOrEqual(t, d.SchemaVersion, 39, "Grafana 10")
@@ -138,8 +138,8 @@ func TestDashboardIsWellFormed(t *testing.T) {
 	}
 }
 
-// checkDashboard asks Prometheus every question of the dashboard. Each must be answered with
-// something: the data that the caller has sent cover all of them but those in without.
+// checkDashboard runs all queries of the dashboard. Each must have a result, except those in
+// without.
 func checkDashboard(t *testing.T, s *server, without map[string]string) {
 	t.Helper()
 	d := readDashboard(t)
@@ -148,13 +148,14 @@ func checkDashboard(t *testing.T, s *server, without map[string]string) {
 		for _, q := range p.Targets {
 			asked++
 			expr := substitute(t, d, q.Expr)
-			got := s.query(expr) // fails where it is no valid query
+			got := s.query(expr) // fails for an invalid query
 			if reason, ok := without[p.Title+"/"+q.RefID]; ok {
 				assert.Empty(t, got, "%s, %s: %s, so why is there an answer?", p.Title, q.RefID, reason)
 				continue
 			}
 			if assert.NotEmpty(t, got, "%s, %s: %s", p.Title, q.RefID, expr) {
-				// A quantile of what did not grow in the range is not a number, and Grafana draws nothing.
+				// A quantile of a series that did not grow in the range is not a number, and
+				// Grafana draws nothing.
 				numbers := 0
 				for _, series := range got {
 					if !math.IsNaN(series.value) {
@@ -184,15 +185,15 @@ func checkDashboard(t *testing.T, s *server, without map[string]string) {
 	}
 }
 
-// checkDocumentation evaluates the queries of docs/prometheus.md: those on native histograms, where
-// there are none, and the alert, which nothing here sets off, have no answer but must be valid.
+// checkDocumentation runs the queries of docs/prometheus.md. Queries on native histograms and the
+// alert have no result here but must be valid.
 func checkDocumentation(t *testing.T, s *server) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(process.Root(t), "docs", "prometheus.md"))
 	require.NoError(t, err)
 	answered, asked := 0, 0
 	for _, block := range regexp.MustCompile("(?s)```promql\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
-		// A query begins with a letter at the start of a line; what is indented goes on with it.
+		// A query begins with a letter at the start of a line. Indented lines continue it.
 		starts := regexp.MustCompile(`(?m)^[a-z]`).FindAllStringIndex(block[1], -1)
 		for i, at := range starts {
 			end := len(block[1])
@@ -200,7 +201,7 @@ func checkDocumentation(t *testing.T, s *server) {
 				end = starts[i+1][0]
 			}
 			asked++
-			if len(s.query(block[1][at[0]:end])) > 0 { // fails where it is no valid query
+			if len(s.query(block[1][at[0]:end])) > 0 { // fails for an invalid query
 				answered++
 			}
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package prometheus_test goes the way of the usage metrics: spans into the distribution's binary
-// with config/prometheus.yaml, a real Prometheus that scrapes it, and Prometheus' own HTTP API to
-// see what has become of them. It holds the dashboard in examples/grafana to the same data.
+// Package prometheus_test tests the data flow of usage metrics: spans into the distribution's
+// binary with config/prometheus.yaml, a real Prometheus that scrapes it, and Prometheus' HTTP API.
+// It checks the dashboard in examples/grafana with the same data.
 package prometheus_test

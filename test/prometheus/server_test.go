@@ -39,16 +39,16 @@ func findPrometheus(t *testing.T) string {
 // collector is a running Collector.
 type collector struct {
 	t *testing.T
-	// otlp, metrics and own are the URLs of what takes spans, of what Prometheus scrapes, and of the
-	// collector's metrics about itself.
+	// otlp, metrics and own are the URLs for spans, for the exposition, and for the collector's own
+	// metrics.
 	otlp, metrics, own string
 	// configs are its configuration files.
 	configs []string
 	process *process.Process
 }
 
-// startCollector runs config/prometheus.yaml on ports of its own, with logs as the folder to watch
-// and the settings of overlay, YAML or JSON, on top. It returns when all components run.
+// startCollector runs config/prometheus.yaml with its own ports, logs as the watched folder and
+// overlay (YAML or JSON). It returns when all components run.
 func startCollector(t *testing.T, logs, overlay string) *collector {
 	t.Helper()
 	process.Collector.Find(t)
@@ -78,7 +78,7 @@ func startCollector(t *testing.T, logs, overlay string) *collector {
 	return c
 }
 
-// run starts the program: the first time, or again with the same ports and the same state.
+// run starts the program, again with the same ports and the same state.
 func (c *collector) run() {
 	c.t.Helper()
 	var args []string
@@ -89,7 +89,7 @@ func (c *collector) run() {
 	c.process.WaitOutput(process.Ready, 30*time.Second)
 }
 
-// send posts spans and requires that they are taken.
+// send posts spans and requires success.
 func (c *collector) send(td ptrace.Traces) {
 	c.t.Helper()
 	body, err := ptraceotlp.NewExportRequestFromTraces(td).MarshalProto()
@@ -103,7 +103,7 @@ func (c *collector) send(td ptrace.Traces) {
 	require.Zero(c.t, taken.PartialSuccess().RejectedSpans())
 }
 
-// exposition returns what a scrape that accepts the given format gets.
+// exposition returns the result of a scrape with the given format.
 func (c *collector) exposition(accept string) string {
 	c.t.Helper()
 	return c.scrape(c.metrics, accept)
@@ -117,7 +117,7 @@ func (c *collector) scrape(from, accept string) string {
 	return string(do(c.t, req))
 }
 
-// total adds up all series of a name in one scrape; labels is a part of the text between the braces.
+// total sums all series of a name in one scrape; labels is a part of the text between the braces.
 func (c *collector) total(from, name, labels string) (sum float64) {
 	c.t.Helper()
 	for line := range strings.Lines(c.scrape(from, plainText)) {
@@ -150,8 +150,8 @@ type server struct {
 	base string
 }
 
-// startPrometheus scrapes the collector every second, as examples/grafana/prometheus.yml does it
-// every fifteen, with the features given.
+// startPrometheus scrapes the collector every second (examples/grafana/prometheus.yml: every
+// fifteen), with the given features.
 func startPrometheus(t *testing.T, c *collector, features string) *server {
 	t.Helper()
 	binary := findPrometheus(t)
@@ -185,13 +185,13 @@ func startPrometheus(t *testing.T, c *collector, features string) *server {
 	return s
 }
 
-// sample is one series of the answer to an instant query.
+// sample is one series of the result of an instant query.
 type sample struct {
 	labels map[string]string
 	value  float64
 }
 
-// get asks Prometheus' API and decodes the data of the answer.
+// get queries Prometheus' API and decodes the data of the answer.
 func (s *server) get(path string, query url.Values, data any) {
 	s.t.Helper()
 	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.base+path+"?"+query.Encode(), http.NoBody)
@@ -226,7 +226,7 @@ func (s *server) query(expr string) []sample {
 	return out
 }
 
-// number returns the value of an expression that gives one series, or none for zero.
+// number returns the value of an expression with one series, or zero for none.
 func (s *server) number(expr string) float64 {
 	s.t.Helper()
 	got := s.query(expr)
@@ -237,7 +237,7 @@ func (s *server) number(expr string) float64 {
 	return got[0].value
 }
 
-// by returns the values of an expression by one label; "" stands for series without it.
+// by returns the values of an expression by one label; "" is the key of series without it.
 func (s *server) by(label, expr string) map[string]float64 {
 	s.t.Helper()
 	out := map[string]float64{}
@@ -249,7 +249,7 @@ func (s *server) by(label, expr string) map[string]float64 {
 	return out
 }
 
-// eventually waits until an expression has the value; the test fails with what it has instead.
+// eventually waits until an expression has the value. The test fails with the actual value.
 func (s *server) eventually(limit time.Duration, expr string, want float64) {
 	s.t.Helper()
 	var last float64

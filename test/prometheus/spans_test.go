@@ -14,15 +14,15 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// Two services on two devices. A wave is 10 ms of them; in ms after its start:
+// Two services run on two devices. A wave is 10 ms of them. Times are in ms after its start:
 //
 //	GPU-a  train  stream 1   gemm [0,4)   copy HtoD [6,7), 8 MiB   reduce [8,9)     scope "step"
 //	GPU-a  infer  stream 1   decode [2,6)                                           request "POST /generate"
 //	GPU-b  infer  stream 1   decode [0,3)
 //	GPU-b  infer  stream 2   decode [1,4)      the host waits [3.5,5)
 //
-// The second wave begins 10 ms after the first. What follows from that for both together, with
-// GPU-a, an H200, at 3.60 an hour (1 µ of the currency for each ms) and GPU-b, an L4, at 0.72 (0.2 µ):
+// The second wave begins 10 ms after the first. GPU-a is an H200 at 3.60 an hour: 1 ms costs 1 µ
+// of the currency. GPU-b is an L4 at 0.72 an hour: 1 ms costs 0.2 µ. Both waves together result in:
 //
 //	busy       GPU-a [0,6)+[8,9) = 7 ms a wave: 14 ms      GPU-b [0,4): 8 ms
 //	time       train kernels 4+1, copies 1: 10 and 2 ms    infer GPU-a 4: 8 ms, GPU-b 3+3: 12 ms
@@ -48,7 +48,7 @@ const (
 	copyBytes  = 8 << 20
 )
 
-// settings are the overlay that makes the truth above come soon.
+// settings are the overlay with short intervals.
 const settings = `
 connectors:
   gpu_usage:
@@ -62,10 +62,10 @@ connectors:
         - {device: "NVIDIA L4", price_per_hour: 0.72}
 `
 
-// waves makes the spans of waves from the given one on, the first of which begins at start.
+// waves creates the spans of waves; the first begins at start.
 type waves struct {
 	start time.Time
-	// spans is the number of spans so far: ids are made from it.
+	// spans is the number of spans so far, from which ids are derived.
 	spans uint64
 }
 

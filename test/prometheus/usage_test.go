@@ -25,7 +25,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// arrive bounds the wait for figures that come within two or three seconds on an idle machine.
+// arrive limits the wait for values that arrive within two or three seconds on an idle machine.
 const arrive = 40 * time.Second
 
 const (
@@ -33,7 +33,7 @@ const (
 	openMetrics = "application/openmetrics-text; version=1.0.0"
 )
 
-// generate writes a session of three hours ago into a folder and returns what is in it.
+// generate writes a session of three hours ago and returns its summary.
 func generate(t *testing.T, dir string) gpuflgen.Summary {
 	t.Helper()
 	sum, err := gpuflgen.Run(t.Context(), gpuflgen.Config{Dir: dir, Seed: 1, Start: time.Now().Add(-3 * time.Hour)})
@@ -42,9 +42,9 @@ func generate(t *testing.T, dir string) gpuflgen.Summary {
 	return sum
 }
 
-// TestUsageInPrometheus is one run of everything, because starting takes longer than looking: a
-// generated session through gpuflog, two waves of spans over OTLP, and then what Prometheus has.
-func TestUsageInPrometheus(t *testing.T) {
+// TestPrometheus_Usage tests everything in one run, because the start takes longest: a generated
+// session through gpuflog, two waves of spans over OTLP, and then queries to Prometheus.
+func TestPrometheus_Usage(t *testing.T) {
 	findPrometheus(t)
 	logs := t.TempDir()
 	sum := generate(t, logs)
@@ -54,10 +54,10 @@ func TestUsageInPrometheus(t *testing.T) {
 	w := waves{start: time.Now().Add(-time.Hour).Truncate(time.Second)}
 	first := w.wave(0)
 	c.send(first)
-	c.send(first) // twice is the same as once
+	c.send(first) // a repeated delivery has no effect
 	const ofWaves = `{service_name=~"train|infer"}`
 	s.eventually(arrive, "sum(gpu_cuda_kernel_launch_calls_total"+ofWaves+")", 5)
-	// 9 ms of GPU-a and 4 of GPU-b: the first wave is accounted for before the second comes.
+	// 9 ms of GPU-a and 4 of GPU-b: the first wave is complete before the second arrives.
 	s.eventually(arrive, `sum(gpu_cuda_observed_time_seconds_total{hw_id=~"`+gpuA+`|`+gpuB+`"})`, 0.013)
 	between := time.Now()
 	c.send(w.wave(1))
@@ -72,7 +72,7 @@ func TestUsageInPrometheus(t *testing.T) {
 	t.Run("exposition", func(t *testing.T) { checkExposition(t, c) })
 	t.Run("promtool", func(t *testing.T) { checkPromtool(t, c) })
 	t.Run("dashboard", func(t *testing.T) {
-		// A rate needs a series twice, and what only the second wave brought is young.
+		// A rate needs two samples of a series, and the series of the second wave are new.
 		s.eventually(arrive, `sum(count_over_time(gpu_cuda_cost_total{service_name="_idle", hw_id="`+gpuB+`"}[5m]) >= bool 3)`, 1)
 		const noGraphs = "no graph was launched"
 		checkDashboard(t, s, map[string]string{"Launches/B": noGraphs, "Launches/C": noGraphs})
@@ -82,7 +82,7 @@ func TestUsageInPrometheus(t *testing.T) {
 	c.process.Stop(20 * time.Second)
 }
 
-// near compares values that were summed up in a different order.
+// near compares values that were added in a different order.
 func near(t *testing.T, want, got map[string]float64, what string) {
 	t.Helper()
 	for k, v := range want {
@@ -91,7 +91,7 @@ func near(t *testing.T, want, got map[string]float64, what string) {
 	assert.Len(t, got, len(want), "%s: %v", what, got)
 }
 
-// checkWaves compares with what stands over the waves.
+// checkWaves compares with the comment on the waves.
 func checkWaves(t *testing.T, s *server) {
 	const ours = `hw_id=~"` + gpuA + `|` + gpuB + `"`
 	near(t, map[string]float64{gpuA: 0.014, gpuB: 0.008},
@@ -120,15 +120,15 @@ func checkWaves(t *testing.T, s *server) {
 		s.by("service_name", `sum by (service_name) (gpu_cuda_cost_total{`+ours+`, cuda_cost_currency="EUR"})`), "cost")
 	near(t, map[string]float64{request: 7.6e-6},
 		s.by("cuda_request_operation", `sum by (cuda_request_operation) (gpu_cuda_cost_total{service_name="infer"})`), "cost by request")
-	// The cost of all is what the devices cost.
+	// The total cost is the cost of the devices.
 	assert.InDelta(t, (19*3.60+14*0.72)/3.6e6, s.number(`sum(gpu_cuda_cost_total{`+ours+`})`), 1e-15)
 
-	// Quantiles come from classic buckets: all six launches of decode last 3 or 4 ms.
+	// Quantiles are computed from classic buckets: all six launches of decode last 3 or 4 ms.
 	p50 := s.number(`histogram_quantile(0.5, sum by (le) (gpu_cuda_kernel_duration_seconds_bucket{cuda_kernel_name="decode"}))`)
 	assert.True(t, p50 > 1e-3 && p50 < 10e-3, "p50 is %v", p50)
 	assert.InDelta(t, 6, s.number(`sum(gpu_cuda_kernel_duration_seconds_bucket{cuda_kernel_name="decode", le="+Inf"})`), 0)
 
-	// What a device has no part in must not be a label of its series, and everything else must.
+	// Series of a device must not have labels of a service; all others must have them.
 	labels := func(expr string) []string {
 		got := s.query(expr)
 		require.Len(t, got, 1, expr)
@@ -145,8 +145,8 @@ func checkWaves(t *testing.T, s *server) {
 		labels(`gpu_cuda_time_seconds_total{service_name="train", cuda_operation="kernel"}`))
 }
 
-// checkGrowth looks at the counters as a user does: by how much they grew. That is the second wave,
-// except where Prometheus extends what it saw to the edges of its window.
+// checkGrowth checks the increase of the counters, which is the second wave. Prometheus
+// extrapolates some to the edges of the range.
 func checkGrowth(t *testing.T, s *server, between time.Time) {
 	at := strconv.FormatFloat(float64(between.UnixMilli())/1e3, 'f', 3, 64)
 	for expr, want := range map[string]float64{
@@ -161,7 +161,7 @@ func checkGrowth(t *testing.T, s *server, between time.Time) {
 	}
 }
 
-// checkSession compares with what the generator says that it wrote.
+// checkSession compares with the generator's summary.
 func checkSession(t *testing.T, s *server, sum gpuflgen.Summary) {
 	const ours = `{service_name="minigpt"}`
 	seconds := func(ns int64) float64 { return float64(ns) / 1e9 }
@@ -188,8 +188,8 @@ func checkSession(t *testing.T, s *server, sum gpuflgen.Summary) {
 	assert.InDelta(t, float64(sum.CopyBytes), s.number(`sum(gpu_cuda_memory_copies_bytes_sum`+ours+`)`), 0)
 	assert.InDelta(t, float64(sum.Rows[gpuflgen.RowCopy]), s.number(`sum(gpu_cuda_memory_copies_bytes_count`+ours+`)`), 0)
 
-	// The session has one device. Its streams overlap, so it was busy for less than its kernels
-	// lasted, and it was observed for no longer than the session.
+	// The session has one device. Its streams overlap, so its busy time is less than the sum of its
+	// kernels, and its observed time is at most that of the session.
 	const device = ` * on (hw_id) group_left () (count by (hw_id) (gpu_cuda_time_seconds_total` + ours + `) > bool 0)`
 	busy := s.number(`gpu_cuda_busy_time_seconds_total` + device)
 	assert.True(t, busy > seconds(sum.KernelNanos)/4 && busy <= seconds(sum.KernelNanos), "busy for %v s", busy)
@@ -220,8 +220,8 @@ func checkSession(t *testing.T, s *server, sum gpuflgen.Summary) {
 	}
 }
 
-// checkExemplars looks for launches of gemm, 4 ms, in the exposition and in Prometheus. It sends more
-// waves: an exemplar stands on the points of one export only, and a scrape may miss that one.
+// checkExemplars searches launches of gemm, 4 ms, in the exposition and in Prometheus. It sends
+// more waves, because an exemplar is on the points of one export only, and a scrape may miss it.
 func checkExemplars(t *testing.T, c *collector, s *server, w *waves) {
 	type exemplar struct {
 		Labels map[string]string `json:"labels"`
@@ -240,7 +240,7 @@ func checkExemplars(t *testing.T, c *collector, s *server, w *waves) {
 		}
 		s.get("/api/v1/query_exemplars", url.Values{
 			"query": {`gpu_cuda_kernel_duration_seconds_bucket{cuda_kernel_name="gemm"}`},
-			// An exemplar stands at the end of its span.
+			// The time of an exemplar is the end of its span.
 			"start": {w.start.Add(-time.Hour).Format(time.RFC3339)}, "end": {time.Now().Format(time.RFC3339)},
 		}, &data)
 		for _, series := range data {
@@ -253,13 +253,13 @@ func checkExemplars(t *testing.T, c *collector, s *server, w *waves) {
 		value, err := strconv.ParseFloat(e.Value, 64)
 		require.NoError(t, err)
 		assert.InDelta(t, 0.004, value, 1e-12)
-		// The ids are numbers, see waves: this is a span of ours in a trace of ours.
+		// Ids are numbers, see waves, so this is one of our spans.
 		assert.Regexp(t, `^0{15}10{14}[0-9a-f]{2}$`, e.Labels["trace_id"])
 		assert.Regexp(t, `^0{14}[0-9a-f]{2}$`, e.Labels["span_id"])
 	}
 }
 
-// checkExposition looks at the text itself: what a scrape gets, in both of its formats.
+// checkExposition checks the text of a scrape in both formats.
 func checkExposition(t *testing.T, c *collector) {
 	plain, modern := c.exposition(plainText), c.exposition(openMetrics)
 	lines := func(text string) map[string]bool {
@@ -293,11 +293,11 @@ func checkExposition(t *testing.T, c *collector) {
 			name += "_total"
 		}
 		assert.True(t, inPlain["# TYPE "+name+" "+kind], "type of %s", name)
-		// OpenMetrics names the family, and only its samples have the suffix.
+		// OpenMetrics names the family; only its samples have the suffix.
 		assert.True(t, inModern["# TYPE "+family+" "+kind], "type of %s in OpenMetrics", family)
 		assert.True(t, regexp.MustCompile(`(?m)^# HELP `+name+` [A-Z].+\.$`).MatchString(plain), "help of %s", name)
 	}
-	// Braces of units such as {call} and {currency} are annotations and no part of a name.
+	// Units in braces such as {call} and {currency} are annotations, not parts of a name.
 	for _, line := range regexp.MustCompile(`(?m)^# TYPE (\S+) .*$`).FindAllStringSubmatch(plain, -1) {
 		assert.Regexp(t, `^(gpu_cuda|hw|system|process|target)_[a-z_]+$`, line[1])
 		assert.NotContains(t, line[1], "currency")
@@ -306,7 +306,7 @@ func checkExposition(t *testing.T, c *collector) {
 	assert.False(t, regexp.MustCompile(`otel_scope`).MatchString(plain), "names of components are labels")
 }
 
-// checkPromtool lets Prometheus' own tool look at the exposition. It has no remarks on our names.
+// checkPromtool runs promtool on the exposition. It must report nothing about our names.
 func checkPromtool(t *testing.T, c *collector) {
 	tool := filepath.Join(filepath.Dir(findPrometheus(t)), "promtool")
 	if _, err := os.Stat(tool); err != nil {
@@ -319,9 +319,9 @@ func checkPromtool(t *testing.T, c *collector) {
 	assert.Empty(t, string(out))
 }
 
-// TestNativeHistograms does what docs/prometheus.md says: without the block of histograms the
-// durations are native ones, which a Prometheus that is asked to takes by protobuf.
-func TestNativeHistograms(t *testing.T) {
+// TestPrometheus_NativeHistograms follows docs/prometheus.md: without the block of histograms the
+// durations are native histograms, which Prometheus scrapes as protobuf if configured.
+func TestPrometheus_NativeHistograms(t *testing.T) {
 	findPrometheus(t)
 	c := startCollector(t, t.TempDir(), settings+"    histograms:\n      kind: exponential\n")
 	s := startPrometheus(t, c, "native-histograms,exemplar-storage")
@@ -331,7 +331,8 @@ func TestNativeHistograms(t *testing.T) {
 	s.eventually(arrive, `histogram_count(sum(gpu_cuda_kernel_duration_seconds{service_name=~"train|infer"}))`, 10)
 	near(t, map[string]float64{"gemm": 0.008, "reduce": 0.002, "decode": 0.020},
 		s.by("cuda_kernel_name", `histogram_sum(sum by (cuda_kernel_name) (gpu_cuda_kernel_duration_seconds))`), "time by kernel")
-	// Every gemm lasts 4 ms. A native bucket is a few percent wide, a classic one spans 2.5 to 5 ms.
+	// Every gemm lasts 4 ms. A native bucket is a few percent wide, a classic one spans 2.5 to 5
+	// ms.
 	p50 := s.number(`histogram_quantile(0.5, sum by (cuda_kernel_name) (gpu_cuda_kernel_duration_seconds{cuda_kernel_name="gemm"}))`)
 	assert.InEpsilon(t, 0.004, p50, 0.05)
 	assert.Empty(t, s.query(`gpu_cuda_kernel_duration_seconds_bucket`))
@@ -339,8 +340,8 @@ func TestNativeHistograms(t *testing.T) {
 	c.process.Stop(20 * time.Second)
 }
 
-// TestCostExampleIsValid uncomments the prices in config/prometheus.yaml.
-func TestCostExampleIsValid(t *testing.T) {
+// TestDocs_CostExample uncomments the prices in config/prometheus.yaml.
+func TestDocs_CostExample(t *testing.T) {
 	binary := process.Collector.Find(t)
 	text, err := os.ReadFile(filepath.Join(process.Root(t), "config", "prometheus.yaml"))
 	require.NoError(t, err)
@@ -357,10 +358,10 @@ func TestCostExampleIsValid(t *testing.T) {
 	}
 }
 
-// TestSumsSurviveRefusalAndKill sends the traces on to a backend that refuses them, so that the same
-// batches come again and again, then kills the collector, and lets the backend take everything
-// after the restart. What the metrics count is the session, once.
-func TestSumsSurviveRefusalAndKill(t *testing.T) {
+// TestPrometheus_RejectionAndKill sends the traces to a backend that rejects them, so that the same
+// batches are retried. Then it kills the collector, and the backend accepts everything after the
+// restart. The metrics must count the session once.
+func TestPrometheus_RejectionAndKill(t *testing.T) {
 	store := testsink.NewStore()
 	backend, err := testsink.Listen(store, "")
 	require.NoError(t, err)
@@ -389,8 +390,7 @@ service:
 	duplicates := func() float64 {
 		return c.total(c.own, "otelcol_connector_gpu_usage_duplicates", "")
 	}
-	// With its first batches refused the receiver does not go on, and a batch that comes again adds
-	// nothing.
+	// While its first batches are rejected the receiver waits, and a repeated batch adds nothing.
 	process.Eventually(t, arrive, "a batch has come twice", func() bool {
 		time.Sleep(100 * time.Millisecond)
 		return duplicates() > 0
@@ -407,9 +407,9 @@ service:
 	c.process.Stop(20 * time.Second)
 }
 
-// TestHardwareCountersStayOut reads the recordings, which have hardware counters, with the shipped
-// configuration and with one from which the filter was taken.
-func TestHardwareCountersStayOut(t *testing.T) {
+// TestPrometheus_HardwareCounters reads the recordings, which have hardware counters, with the
+// shipped configuration and with one without the filter.
+func TestPrometheus_HardwareCounters(t *testing.T) {
 	logs := process.Recordings(t)
 	for name, test := range map[string]struct {
 		overlay string
@@ -420,7 +420,7 @@ func TestHardwareCountersStayOut(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := startCollector(t, logs, test.overlay)
-			// The counters come with the same file as this device.
+			// The counters are in the same file as this device.
 			process.Eventually(t, arrive, "device metrics of the recordings", func() bool {
 				time.Sleep(100 * time.Millisecond)
 				return c.total(c.metrics, "hw_gpu_memory_limit_bytes", "Demo GPU") > 0
@@ -429,7 +429,7 @@ func TestHardwareCountersStayOut(t *testing.T) {
 			if test.want {
 				process.Eventually(t, arrive, "hardware counters", counters)
 			} else {
-				time.Sleep(time.Second) // for what must not come
+				time.Sleep(time.Second) // for unexpected series
 				assert.False(t, counters())
 			}
 			c.process.Stop(20 * time.Second)

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink"
 )
 
-// demangled are the mangled names of the A2 recordings as c++filt prints them.
+// demangled maps the mangled names of the A2 recordings to the output of c++filt.
 var demangled = map[string]string{
 	"_Z18block_reduce_naivePKfPfi":     "block_reduce_naive(float const*, float*, int)",
 	"_Z22block_reduce_optimizedPKfPfi": "block_reduce_optimized(float const*, float*, int)",
@@ -30,10 +30,10 @@ var syncNames = []string{
 	"synchronize", "cudaEventSynchronize", "cudaStreamWaitEvent", "cudaStreamSynchronize", "cudaDeviceSynchronize",
 }
 
-// none is what upstream writes where an id does not apply.
+// none is GPU Flight's value of an id that does not apply.
 const none = int64(4294967295)
 
-// attributes returns everything that the span of w must say, and nothing else.
+// attributes returns exactly the attributes that the span of w must have.
 func (s *session) attributes(w *work) map[string]any {
 	r, a := w.raw, map[string]any{"cuda.operation": w.op}
 	id := func(key string, r record, field string) {
@@ -86,7 +86,7 @@ func (s *session) attributes(w *work) map[string]any {
 	case "memset":
 		a["cuda.memset.size"] = r.int("bytes")
 	case "synchronize":
-		if r.int("event_id") != 0 { // no event takes part in this wait
+		if r.int("event_id") != 0 { // this wait has no event
 			id("cuda.event.id", r, "event_id")
 		}
 	case "malloc", "free":
@@ -116,7 +116,7 @@ func (s *session) kernelAttributes(a map[string]any, w *work) {
 			}
 		}
 	}
-	if w.detail == nil { // a batch's row alone, or an A2 line, which is its own detail
+	if w.detail == nil { // a batch's row without details, or an A2 line, which has its own
 		if d = r; !r.bool("has_details") && r["name"] != nil {
 			return
 		}
@@ -135,7 +135,7 @@ func (s *session) kernelAttributes(a map[string]any, w *work) {
 		num("cuda.kernel.shared_memory.dynamic", r, "dyn_shared", "dyn_shared_bytes")
 	}
 	num("cuda.kernel.shared_memory.static", d, "static_shared", "static_shared_bytes")
-	if d.int("shared_mem_executed_bytes") > 0 { // 0 is what upstream writes for unknown
+	if d.int("shared_mem_executed_bytes") > 0 { // GPU Flight writes 0 for unknown
 		num("cuda.kernel.shared_memory.executed", d, "shared_mem_executed_bytes")
 	}
 	num("cuda.kernel.local_memory.per_thread", d, "local_mem_per_thread_bytes", "local_bytes")
@@ -163,8 +163,8 @@ func (s *session) statics() map[int64]record {
 	return out
 }
 
-// device adds the identity of the device: the one that the record names, or the only one there is.
-// What a session's only device is like stands in the resource, see resource.
+// device adds the identity of the device: the one in the record, or the only one. The properties of
+// an only device are in the resource, see resource.
 func (s *session) device(a map[string]any, r record) {
 	statics := s.statics()
 	n, ok := r.num("device_id")
@@ -188,7 +188,7 @@ func (s *session) device(a map[string]any, r record) {
 
 func kind(a map[string]any, d record) {
 	a["hw.name"], a["hw.vendor"], a["hw.type"] = d.str("name"), d.str("vendor"), "gpu"
-	if d.str("vendor") == "" { // A2's static list has no vendor; its devices are all NVIDIA's
+	if d.str("vendor") == "" { // A2's static list has no vendor; all its devices are NVIDIA's
 		a["hw.vendor"] = "NVIDIA"
 	}
 }
@@ -198,7 +198,7 @@ func capability(a map[string]any, d record) {
 	a["cuda.device.sm_count"] = d.int("multi_processor_count")
 }
 
-// resource returns everything that the session's resource must say.
+// resource returns all attributes that the session's resource must have.
 func (s *session) resource() map[string]any {
 	a := map[string]any{
 		"service.name": s.app, "service.instance.id": s.id, "process.pid": s.first.int("pid"),
@@ -232,7 +232,7 @@ func (s *session) resource() map[string]any {
 	return a
 }
 
-// stack turns frames joined by '|', outermost first, into one frame a line, outermost last.
+// stack converts frames joined by '|', outermost first, into one frame per line, outermost last.
 func stack(s string) string {
 	if s == "global" {
 		return ""
@@ -242,14 +242,14 @@ func stack(s string) string {
 	return strings.Join(frames, "\n")
 }
 
-// spanName returns the name that the span of w must have. The short name of a kernel is taken from
-// the name it carries by the simplest rule that fits the recordings.
+// spanName returns the required name of the span of w. The simplest rule that fits the recordings
+// derives the short name of a kernel.
 func spanName(w *work, sp testsink.Span) string {
 	switch w.op {
 	case "kernel":
 		full, _ := sp.Attrs["cuda.kernel.name"].(string)
 		if strings.ContainsAny(full, "\"\\") && sp.Name != "" && strings.Contains(full, sp.Name) {
-			return sp.Name // no function can be called that: any part of it will do
+			return sp.Name // not a function name: every part of it is valid
 		}
 		return shortName(full)
 	case "memcpy":
@@ -261,11 +261,11 @@ func spanName(w *work, sp testsink.Span) string {
 	return w.op
 }
 
-// shortName strips what nests (template arguments, parameters), then what stands before the last
-// space and the last "::".
+// shortName strips nested text (template arguments, parameters), and then everything before the
+// last space and the last "::".
 func shortName(full string) string {
 	if rest, ok := strings.CutPrefix(full, "_ZN"); ok {
-		return lastIdentifier(rest) // cut off at 255 bytes and so not to be demangled
+		return lastIdentifier(rest) // truncated at 255 bytes, so it cannot be demangled
 	}
 	full = strings.ReplaceAll(full, "(anonymous namespace)::", "")
 	var out strings.Builder
@@ -292,8 +292,8 @@ func shortName(full string) string {
 	return name
 }
 
-// lastIdentifier returns the last of the identifiers, each behind its length, with which a nested
-// mangled name begins.
+// lastIdentifier returns the last of the length-prefixed identifiers at the start of a nested
+// mangled name.
 func lastIdentifier(s string) (last string) {
 	for {
 		digits := 0

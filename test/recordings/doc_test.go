@@ -2,9 +2,9 @@
 
 //go:build linux
 
-// Package recordings_test reads every recorded session and compares
-// what comes out, span by span, record by record and point by point, with what the raw lines say.
+// Package recordings_test reads every recorded session and compares the telemetry with the raw
+// lines: each span, log record and data point.
 //
-// The expectation is made from the lines with encoding/json and the attribute names are spelled out
-// here: neither the decoder's code nor the constants of semconv can make both sides wrong at once.
+// The expectation is computed with encoding/json, and attribute names are literals here. An error
+// in the decoder or in semconv therefore cannot change both sides.
 package recordings_test

@@ -22,8 +22,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// TestGolden keeps everything that comes out of the small invented sessions, which together hold
-// every record type, so that a change of any name, id or value shows in a review.
+// TestGolden compares the output for the small synthetic sessions with golden files. Together they
+// hold every record type, so a review shows a change of any name, id or value.
 func TestGolden(t *testing.T) {
 	root := process.Recordings(t)
 	for _, name := range []string{"golden-a2-flat", "golden-b-flat", "golden-c3-session"} {
@@ -31,7 +31,7 @@ func TestGolden(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(root, name)
 			store := read(t, dir, nil, expected(recount(t, dir)))
-			checkTree(t, store.Spans(), 10000) // no golden file may hold what is wrong in any case
+			checkTree(t, store.Spans(), 10000) // a golden file must not contain errors
 			got := text(t, store)
 			file := filepath.Join("testdata", name+".jsonl")
 			if *update {
@@ -56,7 +56,7 @@ func difference(a, b []string) []string {
 	return slices.DeleteFunc(slices.Clone(a), func(line string) bool { return slices.Contains(b, line) })
 }
 
-// text writes each item as one line of JSON, in the order of kind, time and text.
+// text writes each item as one line of JSON, ordered by kind, time and text.
 func text(t *testing.T, store *testsink.Store) []string {
 	t.Helper()
 	var out []string

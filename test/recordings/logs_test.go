@@ -31,13 +31,13 @@ func checkLogs(t *testing.T, sessions map[string]*session, store *testsink.Store
 		case "cuda.pc_sample", "cuda.sass_metric":
 			samples[l.Session+" "+sampleKey(l)] += l.Count
 		case "cuda.sass_listing", "cuda.source":
-			// A long text comes in pieces: the first stands for the record.
+			// A long text is split; its first part represents the record.
 			if n, ok := l.Attrs["cuda.text.chunk.index"]; ok && n != int64(0) {
 				continue
 			}
 		case "cuda.capture":
 			if _, ok := l.Attrs["cuda.capture.requested_engine"]; !ok {
-				continue // the reader's own account of the session, not a record of the recorder
+				continue // the receiver's own summary of the session, not a record
 			}
 		}
 		counted[l.Session+" "+l.Event] += l.Count
@@ -60,7 +60,7 @@ func checkLogs(t *testing.T, sessions map[string]*session, store *testsink.Store
 	assert.Equal(t, wantSamples, samples, "PC samples and SASS metrics, each with all its values")
 }
 
-// sampleKey writes all that a sample says in one line.
+// sampleKey returns one line with all values of a sample.
 func sampleKey(l testsink.LogRecord) string {
 	get := func(key string) string {
 		if v, ok := l.Attrs[key]; ok {
@@ -76,7 +76,7 @@ func sampleKey(l testsink.LogRecord) string {
 	}, " ")
 }
 
-// rawSampleKey writes the same from the line or row.
+// rawSampleKey returns the same from the line or row.
 func (s *session) rawSampleKey(r record) string {
 	event, reason, count, metric, value := "cuda.sass_metric", "", "", "", ""
 	function, file, line, offset := r.str("function_name"), r.str("source_file"), r.int("source_line"), ""
@@ -92,7 +92,7 @@ func (s *session) rawSampleKey(r record) string {
 			event, count = "cuda.pc_sample", raw("metric_value")
 			reason = s.dict["metric_dict"][r.int("metric_id")]
 			if reason == "" {
-				// Before reasons were interned there is only a number whose meaning is the device's.
+				// Older records have only a number, whose meaning depends on the device.
 				reason = "stall_" + raw("stall_reason")
 			}
 		} else {
@@ -119,7 +119,7 @@ func (s *session) rawSampleKey(r record) string {
 	}, " ")
 }
 
-// checkSignatures compares execution signatures, whose hash uses all 64 bits, to the digit.
+// checkSignatures compares execution signatures exactly; their hash uses all 64 bits.
 func (s *session) checkSignatures(t *testing.T, store *testsink.Store) {
 	t.Helper()
 	want, have := map[string]int{}, map[string]int{}

@@ -18,7 +18,7 @@ import (
 
 const mib = 1 << 20
 
-// wantUnits are the units of the metrics that logs give.
+// wantUnits are the units of the metrics in logs.
 var wantUnits = map[string]string{
 	"hw.gpu.utilization": "1", "hw.gpu.memory.controller.utilization": "1", "hw.gpu.memory.usage": "By",
 	"hw.gpu.memory.limit": "By", "hw.gpu.memory.free": "By", "hw.temperature": "Cel",
@@ -27,7 +27,8 @@ var wantUnits = map[string]string{
 	"hw.errors": "{error}", "system.cpu.utilization": "1", "system.memory.usage": "By", "system.memory.limit": "By",
 }
 
-// distinguishing are the attributes of a point that tell it from others of its metric and moment.
+// distinguishing returns the attributes that distinguish a point from others of its metric and
+// time.
 func distinguishing(p testsink.Point) string {
 	var out []string
 	for _, key := range []string{
@@ -41,11 +42,11 @@ func distinguishing(p testsink.Point) string {
 	return strings.Join(out, " ")
 }
 
-// deviceMeter says which point a key of a device snapshot or a column of a device row becomes.
+// deviceMeter maps a key of a device snapshot, or a column of a device row, to a point.
 type deviceMeter struct {
 	key, metric, attrs string
 	scale              float64
-	// zeroUnknown: upstream writes 0 where the device has no such meter.
+	// zeroUnknown: GPU Flight writes 0 if the device does not support the value.
 	zeroUnknown bool
 }
 
@@ -78,8 +79,8 @@ var deviceMeters = []deviceMeter{
 	{key: "ecc_uncorrected", metric: "hw.errors", attrs: "uncorrected", scale: 1},
 }
 
-// pointText writes a point in one line. Nine digits tell every recorded value from its neighbours
-// and leave out what a division may do to the last bits.
+// pointText returns a point as one line. Nine digits distinguish all recorded values and hide
+// rounding of a division.
 func pointText(session, metric, attrs string, at int64, v float64) string {
 	return fmt.Sprintf("%s %s {%s} at %d = %.9g", session, metric, attrs, at, v)
 }
@@ -106,7 +107,7 @@ func checkPoints(t *testing.T, sessions map[string]*session, store *testsink.Sto
 	assert.Equal(t, want, have, "data points, by all that tells them apart")
 }
 
-// points adds what the session's device and host rows call for.
+// points adds the expected points of the session's device and host rows.
 func (s *session) points(want map[string]int) {
 	statics := s.statics()
 	for _, d := range s.devices {
@@ -120,14 +121,14 @@ func (s *session) points(want map[string]int) {
 		for _, m := range deviceMeters {
 			n, ok := d.num(m.key)
 			if !ok || (n == 0 && m.zeroUnknown) || (m.key == "temp_junction_c" && n == d.int("temp_c")) {
-				continue // the recorder repeats temp_c where there is no such sensor
+				continue // the recorder repeats temp_c if the sensor is missing
 			}
 			put(m.metric, m.attrs, float64(n)*m.scale)
 		}
 	}
 	for _, h := range s.hosts {
 		if h.int("ram_total_mib") == 0 {
-			continue // A2's periodic samples never fill it
+			continue // A2's periodic samples never have it
 		}
 		put := func(metric, attrs string, v float64) {
 			want[pointText(s.id, metric, attrs, h.int("start_ns"), v)]++
@@ -149,7 +150,7 @@ var counterFields = map[string]bool{
 	"kernel_name": true, "launch_ordinal": true, "version": true,
 }
 
-// checkCounters compares the profiler's counters, one point for each that the lines know.
+// checkCounters compares the profiler's counters: one point for each in the lines.
 func checkCounters(t *testing.T, sessions map[string]*session, store *testsink.Store) {
 	t.Helper()
 	want, have := map[string]int{}, map[string]int{}
@@ -174,7 +175,7 @@ func checkCounters(t *testing.T, sessions map[string]*session, store *testsink.S
 				}
 				at := fmt.Sprintf("at %d", r.int("end_ns"))
 				if n, ok := r.num("launch_ordinal"); ok {
-					at = fmt.Sprintf("of launch %d", n) // which has no time
+					at = fmt.Sprintf("of launch %d", n) // it has no time
 				}
 				want[fmt.Sprintf("%s %s %s = %v", s.id, key, at, f)]++
 			}

@@ -17,8 +17,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// This file counts what the raw lines of a folder say, with encoding/json and none of the decoder's
-// code, so that an error in the decoder cannot be in the expectation as well.
+// This file computes the expectation from the raw lines with encoding/json and none of the
+// decoder's code, so that an error in the decoder cannot be in both.
 
 // record is one line.
 type record map[string]any
@@ -79,7 +79,7 @@ func (r record) rows(t *testing.T) []record {
 	return out
 }
 
-// work is one span that the lines call for.
+// work is one span that the lines require.
 type work struct {
 	session string
 	op      string // cuda.operation
@@ -88,7 +88,7 @@ type work struct {
 	raw     record
 	detail  record // kernel_detail, nil if none
 	name    string // kernel name as recorded
-	// path names the enclosing scopes joined by '|', "" for none; it counts only if pathKnown.
+	// path is the enclosing scopes joined by '|', "" for none. It is valid only if pathKnown.
 	path      string
 	pathKnown bool
 }
@@ -97,7 +97,7 @@ type work struct {
 type scope struct {
 	name, path string
 	tag        string
-	instance   int64 // 0 where the format has none
+	instance   int64 // 0 if the format has none
 	depth      int64
 	start, end int64
 	repeat     int64
@@ -105,29 +105,29 @@ type scope struct {
 	parent     *scope
 }
 
-// session is what the lines say of one session.
+// session is the data of one session in the lines.
 type session struct {
 	id    string
 	app   string
 	first record // init or job_start
-	// flat says that the files lie in the flat layout, in which the user_scope of a kernel_detail
-	// ends with the kernel's name.
+	// flat marks the flat layout, in which the user_scope of a kernel_detail ends with the kernel's
+	// name.
 	flat   bool
 	dict   map[string]map[int64]string
 	work   []*work
 	scopes []*scope
-	// logs counts expected log records by event name; records holds the lines behind them.
+	// logs counts expected log records by event name; records holds their lines.
 	logs map[string]int
 	// samples are the PC sample and SASS metric rows.
 	samples []record
-	// signatures, devices and hosts are the lines or rows behind logs and metric points.
+	// signatures, devices and hosts are the lines or rows of logs and metric points.
 	signatures []record
 	devices    []record
 	hosts      []record
 	counters   []record
 }
 
-// allChannels are the records that upstream copies into every channel of a session.
+// allChannels are the records that GPU Flight copies into every channel of a session.
 var allChannels = map[string]bool{
 	"init": true, "job_start": true, "shutdown": true, "dictionary_update": true,
 	"capture_capabilities": true, "segment_start": true, "segment_end": true, "run_end": true,
@@ -155,8 +155,8 @@ func recount(t *testing.T, dir string) map[string]*session {
 		var r record
 		require.NoError(t, dec.Decode(&r), path)
 		if allChannels[r.str("type")] {
-			// Copies are equal but for the order of keys in a dictionary; one channel's first
-			// window is as good as another's.
+			// Copies are equal except for the order of keys in a dictionary, so the first file of
+			// any channel will do.
 			key := r.str("session_id") + string(line)
 			if seen[key] {
 				return
@@ -210,9 +210,9 @@ func (s *session) define(t *testing.T, r record) {
 	}
 }
 
-// take adds what one record calls for. Records of one channel come in the order of its files only
-// within a file, so nothing here depends on order across files but the pairing of A2 scopes, whose
-// channel has one file in every recording.
+// take adds the telemetry of one record. Records of one channel are in order only within a file.
+// Nothing here depends on the order of files except the pairing of A2 scopes, whose channel has one
+// file in every recording.
 func (s *session) take(t *testing.T, r record, details map[string]record, open map[string][]*scope) {
 	t.Helper()
 	add := func(op string, start, end int64, raw record) *work {
@@ -298,7 +298,7 @@ func (s *session) take(t *testing.T, r record, details map[string]record, open m
 			case 1:
 				s.logs["cuda.sass_metric"]++
 			default:
-				continue // 2 is a source map and no sample
+				continue // 2 is a source map, not a sample
 			}
 			s.samples = append(s.samples, row)
 		}
@@ -337,7 +337,7 @@ func (s *session) take(t *testing.T, r record, details map[string]record, open m
 	}
 }
 
-// meters takes the readings of devices and host that a record carries, with the record's time.
+// meters adds the device and host values of a record at the record's time.
 func (s *session) meters(r record) {
 	for _, d := range r.list("devices") {
 		d["start_ns"], d["device_id"] = r["ts_ns"], d["id"]
@@ -349,11 +349,11 @@ func (s *session) meters(r record) {
 	}
 }
 
-// enclosing takes the scope path out of a user_scope: without the work's own name where the
-// format puts it last, and empty outside every scope.
+// enclosing returns the scope path of a user_scope. It removes the work's own name if the format
+// appends it, and is empty outside all scopes.
 func enclosing(userScope string, named bool) string {
 	if named {
-		// The name itself may hold no '|' in these recordings; the path ends before the last one.
+		// In these recordings a name contains no '|', so the path ends before the last one.
 		i := strings.LastIndexByte(userScope, '|')
 		userScope = userScope[:max(i, 0)]
 	}

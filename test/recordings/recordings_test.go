@@ -29,7 +29,8 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver"
 )
 
-// folders returns the recordings; each is read on its own, because the invented ones share a session.
+// folders returns the recordings. Each is read separately, because the synthetic ones share a
+// session.
 func folders(t *testing.T) []string {
 	t.Helper()
 	root := process.Recordings(t)
@@ -45,7 +46,8 @@ func folders(t *testing.T) []string {
 	return out
 }
 
-// read runs the receiver in this process over dir until want items are there and nothing more comes.
+// read runs the receiver in this process over dir until want items have arrived and no more data
+// arrives.
 func read(t *testing.T, dir string, settings map[string]any, want testsink.Counts) *testsink.Store {
 	t.Helper()
 	factory := gpuflogreceiver.NewFactory()
@@ -66,8 +68,8 @@ func read(t *testing.T, dir string, settings map[string]any, want testsink.Count
 	for _, c := range components {
 		require.NoError(t, c.Start(t.Context(), componenttest.NewNopHost()))
 	}
-	// Session and repeated spans come on top of want, so at least want must come; what is too much
-	// shows in the comparison.
+	// want does not include the spans of sessions and repeated spans, so it is a minimum. The
+	// comparison finds surplus items.
 	store.Settle(time.Second, 60*time.Second, func() bool {
 		have := store.Distinct()
 		return have.Spans >= want.Spans && have.Logs >= want.Logs && have.Points >= want.Points
@@ -78,7 +80,7 @@ func read(t *testing.T, dir string, settings map[string]any, want testsink.Count
 	return store
 }
 
-// expected says how many items at least must come for these sessions.
+// expected returns the minimum number of items for these sessions.
 func expected(sessions map[string]*session) testsink.Counts {
 	var c testsink.Counts
 	for _, s := range sessions {
@@ -93,7 +95,7 @@ func expected(sessions map[string]*session) testsink.Counts {
 	return c
 }
 
-func TestEveryRecordBecomesItsTelemetry(t *testing.T) {
+func TestRecordings_Telemetry(t *testing.T) {
 	for _, dir := range folders(t) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			t.Parallel()
@@ -105,7 +107,7 @@ func TestEveryRecordBecomesItsTelemetry(t *testing.T) {
 	}
 }
 
-func TestReadingTwiceGivesTheSameTelemetry(t *testing.T) {
+func TestRecordings_ReadTwice(t *testing.T) {
 	for _, dir := range folders(t) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			t.Parallel()
@@ -118,7 +120,7 @@ func TestReadingTwiceGivesTheSameTelemetry(t *testing.T) {
 	}
 }
 
-func TestTracesStaySmall(t *testing.T) {
+func TestRecordings_TraceSize(t *testing.T) {
 	const limit = 100
 	for _, dir := range folders(t) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
@@ -134,9 +136,9 @@ func TestTracesStaySmall(t *testing.T) {
 	}
 }
 
-// TestThroughTheBinary sends one recording through the distribution and OTLP: what arrives is what the
-// receiver gives in this process, and the rest of the tests therefore speak of the binary as well.
-func TestThroughTheBinary(t *testing.T) {
+// TestRecordings_Binary sends one recording through the distribution and OTLP. The output must
+// equal that of the receiver in this process, so the other tests cover the binary as well.
+func TestRecordings_Binary(t *testing.T) {
 	process.Collector.Find(t)
 	for _, name := range []string{"c3-h200-minigpt", "a2-h200", "golden-c3-rotated"} {
 		t.Run(name, func(t *testing.T) {
@@ -175,7 +177,7 @@ func check(t *testing.T, sessions map[string]*session, store *testsink.Store) {
 		}
 	}
 
-	// Numbers and sums, by session and operation.
+	// Compare numbers and sums by session and operation.
 	counted, wanted := map[string]int64{}, map[string]int64{}
 	for _, sp := range spans {
 		op := fmt.Sprint(sp.Attrs["cuda.operation"])
@@ -213,7 +215,7 @@ func check(t *testing.T, sessions map[string]*session, store *testsink.Store) {
 	}
 	require.Equal(t, wanted, counted, "numbers of spans, sums of durations and bytes by session and operation")
 
-	// Each span with everything it says.
+	// Compare each span with all its data.
 	tree := index(spans)
 	wrong := 0
 	for _, s := range sessions {
@@ -246,8 +248,8 @@ func check(t *testing.T, sessions map[string]*session, store *testsink.Store) {
 	checkCounters(t, sessions, store)
 }
 
-// scopeName returns the name of the innermost scope: as the line says, or where it names none, as
-// the parent is called, which checkParent looks at.
+// scopeName returns the name of the innermost scope: that of the line, or otherwise that of the
+// parent, which checkParent checks.
 func scopeName(tr tree, w *work, sp testsink.Span) string {
 	if w.pathKnown {
 		return w.path[strings.LastIndexByte(w.path, '|')+1:]
@@ -287,7 +289,7 @@ func (tr tree) parent(sp testsink.Span) (testsink.Span, bool) {
 	return p, ok
 }
 
-// path names the scopes above sp that the recorder's user_scope would name.
+// path returns the names of the scopes above sp in the recorder's user_scope.
 func (tr tree) path(sp testsink.Span) string {
 	var names []string
 	for p, ok := tr.parent(sp); ok; p, ok = tr.parent(p) {
@@ -299,7 +301,7 @@ func (tr tree) path(sp testsink.Span) string {
 	return strings.Join(names, "|")
 }
 
-// checkParent compares where a span hangs with the scope path and the scope times of the lines.
+// checkParent compares the parent of a span with the scope path and the scope times of the lines.
 func (s *session) checkParent(t *testing.T, tr tree, w *work, sp testsink.Span) bool {
 	t.Helper()
 	parent, ok := tr.parent(sp)
@@ -312,8 +314,9 @@ func (s *session) checkParent(t *testing.T, tr tree, w *work, sp testsink.Span) 
 	if w.path == "" {
 		return assert.Equal(t, "session", parent.Attrs["cuda.operation"], "%s outside every scope", sp.Name)
 	}
-	// A2 tells the moment of the launch, and with it the instance. Batches tell only the start on the
-	// device, which a queue may delay past the scope's end: then any earlier instance may be right.
+	// A2 has the time of the launch, which determines the instance. Batches have only the start on
+	// the device. A queue may delay it beyond the scope's end, so any earlier instance may be
+	// right.
 	at, launched := w.raw.num("api_start_ns")
 	if !launched {
 		at = w.start
@@ -329,7 +332,7 @@ func (s *session) checkParent(t *testing.T, tr tree, w *work, sp testsink.Span) 
 		}
 	}
 	if begun == nil {
-		// Times in the lines contradict the path: the name must not be lost at least.
+		// Times in the lines contradict the path. At least the name must be present.
 		got := tr.path(sp)
 		return got == w.path || assert.Equal(t, w.path, sp.Attrs["cuda.scope.path"], "scope path of %s", sp.Name)
 	}
@@ -404,7 +407,7 @@ func (s *session) checkResource(t *testing.T, spans []testsink.Span) {
 	}
 }
 
-// checkTree checks what holds for every tree of spans, whatever the lines say.
+// checkTree checks properties of every tree of spans, independent of the lines.
 func checkTree(t *testing.T, spans []testsink.Span, limit int) {
 	t.Helper()
 	all := index(spans)

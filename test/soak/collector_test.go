@@ -25,7 +25,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/pmetric"
 )
 
-// interval is the time between two collections; processes live for less.
+// interval is the time between two collections; short processes run for less.
 const interval = 2 * time.Second
 
 const (
@@ -79,7 +79,7 @@ func startCollector(t *testing.T) *collector {
 	}
 }
 
-// stop ends it; what was not written yet is written.
+// stop ends the collector, which writes its remaining data.
 func (c *collector) stop() error {
 	if c.cmd.ProcessState != nil {
 		return nil
@@ -87,7 +87,7 @@ func (c *collector) stop() error {
 	return errors.Join(c.cmd.Process.Signal(syscall.SIGTERM), c.cmd.Wait())
 }
 
-// sample is what the collector holds at one time.
+// sample is the resource usage of the collector at one time.
 type sample struct {
 	at                       time.Time
 	rss                      float64 // MiB
@@ -150,7 +150,7 @@ func (c *collector) sample(ctx context.Context) (sample, error) {
 	return s, nil
 }
 
-// count counts the entries of a map; of arrays there are always as many.
+// count counts the entries of a map. Arrays always have the same number.
 func count(id string, entries map[string]float64) error {
 	number, err := strconv.ParseUint(id, 10, 32)
 	if err != nil {
@@ -174,7 +174,7 @@ func count(id string, entries map[string]float64) error {
 		return nil
 	}
 	if _, ok := entries[info.Name]; ok {
-		return nil // the same by another descriptor
+		return nil // the same map through another descriptor
 	}
 	n := 0.0
 	var key, next []byte
@@ -184,7 +184,8 @@ func count(id string, entries map[string]float64) error {
 			from = key
 		}
 		if next, err = m.NextKeyBytes(from); err != nil {
-			// The key that was just read may be deleted, and the walk begin again: no more than the map holds.
+			// The current key may be deleted, and the iteration then starts again. The capacity
+			// limits the count.
 			return err
 		}
 		if next == nil || n >= float64(m.MaxEntries()) {
@@ -213,7 +214,7 @@ func get(ctx context.Context, url string) (string, error) {
 	return string(text), err
 }
 
-// own returns what the receiver says of itself, by name with labels, without the common prefix.
+// own returns the receiver's own metrics by name with labels, without the common prefix.
 func own(ctx context.Context) (map[string]float64, error) {
 	text, err := get(ctx, fmt.Sprintf("http://127.0.0.1:%d/metrics", metricsPort))
 	if err != nil {
@@ -233,8 +234,8 @@ func own(ctx context.Context) (map[string]float64, error) {
 	return out, nil
 }
 
-// launches returns how many launches were exported in all: the last value of each process. Only processes with a kernel
-// of ours are counted: others on the machine may use a driver, too.
+// launches returns the number of exported launches: the sum of the last values of all processes. It
+// counts only processes with our kernels, because others on the machine may use a driver too.
 func (c *collector) launches() (total int64, processes int, err error) {
 	f, err := os.Open(c.out)
 	if err != nil {

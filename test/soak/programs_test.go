@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// stub is the compiled stand-in for the driver and the program that calls it.
+// stub is the compiled stub of the driver and the program that calls it.
 type stub struct{ dir, library, program string }
 
 func build(t *testing.T) stub {
@@ -37,7 +37,7 @@ func build(t *testing.T) stub {
 	return s
 }
 
-// copied makes another file of the library, as another container would have it.
+// copied copies the library to another file, as another container would have it.
 func (s stub) copied(name string) (string, error) {
 	text, err := os.ReadFile(s.library)
 	if err != nil {
@@ -51,7 +51,7 @@ func (s stub) copied(name string) (string, error) {
 	return path, os.WriteFile(path, text, 0o755)
 }
 
-// program is a running one; it does what it is told, a command a line (stubcuda/src/calls.c).
+// program is a running program; it reads one command per line (stubcuda/src/calls.c).
 type program struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -73,7 +73,7 @@ func (s stub) start() (*program, error) {
 	return p, p.cmd.Start()
 }
 
-// do runs commands, all of which must succeed.
+// do runs commands, which must all succeed.
 func (p *program) do(commands ...string) error {
 	for _, c := range commands {
 		if _, err := fmt.Fprintln(p.in, c); err != nil {
@@ -90,7 +90,7 @@ func (p *program) do(commands ...string) error {
 	return nil
 }
 
-// end lets it come to its end; an exit code is no error.
+// end closes its input and waits for its exit. An exit code is not an error.
 func (p *program) end() error { return errors.Join(p.in.Close(), exited(p.cmd.Wait())) }
 
 // kill ends it by SIGKILL.
@@ -98,7 +98,7 @@ func (p *program) kill() error {
 	return errors.Join(p.cmd.Process.Kill(), exited(p.cmd.Wait()))
 }
 
-// leave ends it by _exit, without a word.
+// leave ends it by _exit, without clean-up.
 func (p *program) leave() error {
 	_, err := fmt.Fprintln(p.in, "leave 3")
 	return errors.Join(err, exited(p.cmd.Wait()))

@@ -22,11 +22,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// kernelPrefix is what the names of our kernels begin with.
+// kernelPrefix is the prefix of the names of our kernels.
 const kernelPrefix = "soak_"
 
-// By how much the median of the last third may be above that of the first. The Go runtime's heap breathes by some MiB;
-// half an hour has some 35,000 processes, of which a leak of 300 bytes each would be 6 MiB.
+// The maximum increase from the median of the first third to that of the last. The Go heap varies
+// by some MiB. Half an hour has some 35,000 processes, so a leak of 300 bytes per process would be
+// 6 MiB.
 const (
 	maxRSS        = 4.0 // MiB
 	maxFiles      = 5.0
@@ -35,13 +36,14 @@ const (
 	maxEntries    = 20.0 // of each map
 )
 
-// shortLived is how many workers start one process after another; pause is between two of them.
+// shortLived is the number of workers that start processes in turn; pause is the time between two
+// processes.
 const (
 	shortLived = 2
 	pause      = 100 * time.Millisecond
 )
 
-// churn keeps processes coming and going, and counts their launches.
+// churn starts and ends processes and counts their launches.
 type churn struct {
 	stub                stub
 	launched            atomic.Int64
@@ -49,10 +51,11 @@ type churn struct {
 	killed, left, ended atomic.Int64
 }
 
-// attachTime is more than it takes to attach to a library that no process had before: some 25 ms.
+// attachTime is longer than the time to attach to a new library, some 25 ms.
 const attachTime = 3 * time.Second
 
-// first starts the one that stays, before all others: its library is attached to when it goes on.
+// first starts the long-running process before all others, so that the agent attaches to its
+// library first.
 func (c *churn) first(ctx context.Context) (*program, error) {
 	p, err := c.stub.start()
 	if err != nil {
@@ -66,7 +69,7 @@ func (c *churn) first(ctx context.Context) (*program, error) {
 	return p, p.do("function 1 "+kernelPrefix+"long", "threads 4")
 }
 
-// long goes on with it, on four threads.
+// long runs the long-running process on four threads.
 func (c *churn) long(ctx context.Context, p *program) error {
 	for ctx.Err() == nil {
 		if err := p.do("launch 500 1 16 128", "copy cuMemcpyHtoDAsync_v2 50 4096", "wait cuStreamSynchronize 5",
@@ -79,7 +82,8 @@ func (c *churn) long(ctx context.Context, p *program) error {
 	return p.end()
 }
 
-// short is one that comes, works, and ends in one of three ways, memory not released and kernels of its own.
+// short runs one short process, which ends in one of three ways, with its own kernels and memory
+// that it does not release.
 func (c *churn) short(library string, wait time.Duration) error {
 	p, err := c.stub.start()
 	if err != nil {
@@ -111,7 +115,7 @@ func (c *churn) short(library string, wait time.Duration) error {
 	return p.end()
 }
 
-// another starts one with a library file that nobody else has, and removes the file.
+// another runs a process with its own copy of the library and removes the file.
 func (c *churn) another() error {
 	name := fmt.Sprintf("copy%d", c.copies.Add(1))
 	library, err := c.stub.copied(name)
@@ -122,7 +126,7 @@ func (c *churn) another() error {
 	return errors.Join(err, os.RemoveAll(c.stub.dir+"/"+name))
 }
 
-// run does it all until the context ends, and returns the first failure.
+// run does all this until the context ends and returns the first error.
 func (c *churn) run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -160,8 +164,9 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// TestNothingGrows runs for 30 minutes with GPUFLIGHT_SOAK=1, or for the duration that GPUFLIGHT_SOAK is.
-func TestNothingGrows(t *testing.T) {
+// TestSoak_ConstantMemory runs for 30 minutes with GPUFLIGHT_SOAK=1, or for the duration in
+// GPUFLIGHT_SOAK.
+func TestSoak_ConstantMemory(t *testing.T) {
 	text := os.Getenv("GPUFLIGHT_SOAK")
 	if text == "" {
 		t.Skip("a long test: set GPUFLIGHT_SOAK=1, or a duration such as 30m")
@@ -181,8 +186,8 @@ func TestNothingGrows(t *testing.T) {
 	failed := make(chan error, 1)
 	go func() { failed <- c.run(working) }()
 
-	// A library's probes are kept for 40 s after the last process that used it, at 2 s between looks, and each copy
-	// comes for the first time: before it is steady nothing is judged.
+	// Probes of a library are kept for 40 s after the last process that used it, with 2 s between
+	// scans. Each copy is new at first. Values are judged only after this phase.
 	warm := time.Now().Add(max(duration/6, 90*time.Second))
 	var samples []sample
 	every := time.NewTicker(max(duration/180, 2*time.Second))
@@ -216,7 +221,8 @@ func TestNothingGrows(t *testing.T) {
 		judge(t, "entries of "+name, maxEntries, samples, func(s sample) float64 { return s.entries[name] })
 	}
 
-	// All processes are gone: so is what was kept of them, unless others on this machine use a driver.
+	// All processes have exited, so their state must be gone, unless others on this machine use a
+	// driver.
 	var last sample
 	assert.Eventually(t, func() bool {
 		last, err = agent.sample(t.Context())
@@ -235,7 +241,7 @@ func TestNothingGrows(t *testing.T) {
 	require.Contains(t, said, "available")
 	for name, v := range said {
 		if strings.Contains(name, `"datatypes"`) {
-			continue // of NCCL, which nothing here calls
+			continue // of NCCL, which is not used here
 		}
 		for _, loss := range []string{"calls_lost", "events_lost", "names_evicted", "attach_failed", "snapshot_failed", `processes{state="dropped"`} {
 			if strings.HasPrefix(name, loss) {
@@ -243,7 +249,7 @@ func TestNothingGrows(t *testing.T) {
 			}
 		}
 	}
-	// The last values of the last processes are in the next collection.
+	// The next collection has the final values of the last processes.
 	time.Sleep(2 * interval)
 	require.NoError(t, agent.stop())
 	launches, processes, err := agent.launches()
@@ -260,8 +266,9 @@ func (s sample) String() string {
 	return text
 }
 
-// judge compares the medians of the first and of the last third of the samples, and fails if the value rose by more than
-// a limit. A median, because the heap breathes, and because others' programs may come and go as well.
+// judge compares the medians of the first and the last third of the samples and fails if the
+// increase exceeds limit. It uses medians because the heap varies, and other programs may start and
+// exit.
 func judge(t *testing.T, what string, limit float64, samples []sample, value func(sample) float64) {
 	all := make([]float64, len(samples))
 	for i, s := range samples {

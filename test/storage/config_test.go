@@ -18,8 +18,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// only returns settings that leave each pipeline of a configuration only some of its receivers, or the
-// first of those if it would have none, and the connectors that it reads from.
+// only returns settings that restrict each pipeline of a configuration to the given receivers and
+// the connectors that it reads from. A pipeline without any of them gets the first receiver.
 func only(config []byte, receivers []string) map[string]any {
 	var parsed struct {
 		Connectors map[string]any `yaml:"connectors"`
@@ -52,8 +52,8 @@ func only(config []byte, receivers []string) map[string]any {
 	return overlay
 }
 
-// TestShippedConfigs_FSync finds each configuration that has a storage, so that the tests of this
-// package have them all, and none may switch off the default that the documentation promises.
+// TestShippedConfigs_FSync finds each configuration with a storage, so that the tests of this
+// package cover all of them. None may disable the default that the documentation promises.
 func TestShippedConfigs_FSync(t *testing.T) {
 	found := 0
 	for _, pattern := range []string{"config/*.yaml", "examples/*/*.yaml"} {

@@ -21,8 +21,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// damages are what a power failure, a failing disk or a person can do to a file of bbolt's. Except for
-// the last, none leaves a header and a tree that can be followed.
+// damages are possible effects of a power failure, a failing disk or a person on a bbolt file. All
+// except the last destroy the header or the tree.
 var damages = []struct {
 	name string
 	do   func(b []byte) []byte
@@ -44,14 +44,14 @@ var damages = []struct {
 	}},
 }
 
-// shipped are the configurations that have a storage, with the receivers that need no other server.
+// shipped lists the configurations with a storage, with the receivers that need no other server.
 var shipped = map[string][]string{
 	"agent.yaml": {"gpuflog", "otlp"}, "archive.yaml": {"otlp"}, "demo.yaml": {"gpuflog"}, "gateway.yaml": {"otlp"},
 	"gpuflog-http.yaml": {"gpuflog"}, "kafka.yaml": {"otlp"}, "local.yaml": nil, "prometheus.yaml": nil,
 }
 
-// collector runs a shipped configuration with ports of its own. Receivers that need another server are
-// replaced; nothing else is changed.
+// collector runs a shipped configuration with its own ports. It replaces receivers that need
+// another server.
 type collector struct {
 	t       *testing.T
 	state   string
@@ -91,7 +91,7 @@ func (c *collector) run() *process.Process {
 	c.t.Helper()
 	c.process = process.Start(c.t, "/usr/bin/env", c.args...)
 	c.process.WaitOutput(process.Ready, 2*time.Minute)
-	time.Sleep(200 * time.Millisecond) // It prints that before it handles SIGTERM.
+	time.Sleep(200 * time.Millisecond) // The message precedes the handler of SIGTERM.
 	return c.process
 }
 
@@ -111,8 +111,8 @@ func (c *collector) files() (sound, aside []string) {
 	return sound, aside
 }
 
-// TestShippedConfigs_DamagedState damages each file of the storage of each configuration. The Collector
-// must start, say so, and keep the damaged file.
+// TestShippedConfigs_DamagedState damages each storage file of each configuration. The Collector
+// must start, report it, and keep the damaged file.
 func TestShippedConfigs_DamagedState(t *testing.T) {
 	process.Collector.Find(t)
 	i := 0
@@ -157,9 +157,9 @@ func TestShippedConfigs_DamagedState(t *testing.T) {
 	}
 }
 
-// TestDamagedWhileInUse has the limit: bbolt follows a damaged file in goroutines of its own, so the
-// process may end. The next start must work.
-func TestDamagedWhileInUse(t *testing.T) {
+// TestStorage_DamagedInUse tests the limit: bbolt reads a damaged file in its own goroutines, so
+// the process may crash. The next start must work.
+func TestStorage_DamagedInUse(t *testing.T) {
 	c := newCollector(t, "local.yaml")
 	p := c.run()
 	sound, _ := c.files()
@@ -173,8 +173,8 @@ func TestDamagedWhileInUse(t *testing.T) {
 	p.Stop(time.Minute)
 }
 
-// TestSecondCollector starts a second Collector on the storage of the first.
-func TestSecondCollector(t *testing.T) {
+// TestStorage_SecondCollector starts a second Collector on the storage of the first.
+func TestStorage_SecondCollector(t *testing.T) {
 	c := newCollector(t, "local.yaml")
 	first := c.run()
 	sound, _ := c.files()
@@ -200,7 +200,7 @@ func TestSecondCollector(t *testing.T) {
 	first.Stop(time.Minute)
 }
 
-// fails runs a Collector that must end by itself within half a minute.
+// fails runs a Collector that must exit within half a minute.
 func fails(t *testing.T, args []string) (out string, code int) {
 	t.Helper()
 	b, err := exec.Command("/usr/bin/timeout", append([]string{"30", "/usr/bin/env"}, args...)...).CombinedOutput()
@@ -220,8 +220,9 @@ func lastLine(out string) string {
 	return ""
 }
 
-// TestUnusableDirectory starts the Collector as a user that cannot use the directory of its storage.
-func TestUnusableDirectory(t *testing.T) {
+// TestStorage_UnusableDirectory runs the Collector as a user without access to the directory of its
+// storage.
+func TestStorage_UnusableDirectory(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to run the Collector as another user")
 	}
@@ -251,7 +252,7 @@ func TestUnusableDirectory(t *testing.T) {
 					chmod(t, filepath.Dir(path), 0o755)
 				}
 			}
-			// The binary may lie where only root can go.
+			// The user may have no access to the path of the binary.
 			b, err := os.ReadFile(process.Collector.Find(t))
 			require.NoError(t, err)
 			bin := filepath.Join(filepath.Dir(collector.state), "otelcol")

@@ -31,15 +31,15 @@ import (
 // clientVersion is the release of GPU Flight's client that scripts/gpufl.txt pins.
 const clientVersion = "1.2.1"
 
-// client is the released client, unpacked, with what it needs to be loaded without a GPU.
+// client is the released client, unpacked, with stubs that let it load without a GPU.
 type client struct {
 	python, packages, libraries string
 }
 
-// interpreters are those for which the client is released.
+// interpreters are the supported Python versions of the client.
 var interpreters = []string{"python3.12", "python3.13"}
 
-// findPython returns an interpreter that works: a shim of that name may not.
+// findPython returns a working interpreter; a shim may fail.
 func findPython(t *testing.T) (path, tag string) {
 	t.Helper()
 	for _, name := range interpreters {
@@ -59,7 +59,7 @@ func findPython(t *testing.T) (path, tag string) {
 	return "", ""
 }
 
-// released fetches the client once and keeps it in the user's cache folder.
+// released fetches the client once into the user's cache folder.
 func released(t *testing.T) client {
 	t.Helper()
 	python, tag := findPython(t)
@@ -112,8 +112,8 @@ func unpack(t *testing.T, wheel, dir string) {
 	}
 }
 
-// stubs builds a libcuda and a libnvidia-ml of functions that fail: the client's module is linked
-// against both and uses neither for an upload.
+// stubs builds a libcuda and a libnvidia-ml of functions that fail. The client's module links both
+// and uses neither for an upload.
 func stubs(t *testing.T, c client) {
 	t.Helper()
 	modules, err := filepath.Glob(filepath.Join(c.packages, "gpufl", "_gpufl_client*.so"))
@@ -142,7 +142,7 @@ func stubs(t *testing.T, c client) {
 	}
 }
 
-// upload is the program around the client. Its result is the last line of what it prints.
+// upload is the program that runs the client. The last line of its output is the result.
 const upload = `
 import json, sys, gpufl
 settings = json.loads(sys.argv[1])
@@ -151,14 +151,14 @@ print(json.dumps({"success": r.success, "events": r.events_uploaded, "bytes": r.
     "skipped": r.files_skipped_by_cursor, "warnings": [str(w) for w in r.warnings]}))
 `
 
-// uploaded is what the client says of an upload.
+// uploaded is the client's result of an upload.
 type uploaded struct {
 	Success                       bool
 	Events, Bytes, Files, Skipped int
 	Warnings                      []string
 }
 
-// upload has the client send everything under a folder.
+// upload uploads everything under a folder with the client.
 func (c client) upload(t *testing.T, dir, address, key string, more map[string]any) uploaded {
 	t.Helper()
 	settings := map[string]any{"log_path": dir, "backend_url": "http://" + address, "api_key": key}
@@ -190,7 +190,7 @@ func lines(t *testing.T, dir string) (n int) {
 	return n
 }
 
-func TestTheReleasedClientUploads(t *testing.T) {
+func TestClient_Upload(t *testing.T) {
 	c := released(t)
 	names := []string{"c3-h200-minigpt", "c2-h200-engines"}
 	dir := copied(t, names...)
@@ -206,7 +206,7 @@ func TestTheReleasedClientUploads(t *testing.T) {
 	assert.Positive(t, u.Files)
 	same(t, want, got)
 
-	// Once more, by force: nothing new comes of it, nor anything again.
+	// A forced second upload must have no effect.
 	before := got.Counts()
 	u = c.upload(t, dir, address, token, map[string]any{"force": true})
 	assert.True(t, u.Success)
@@ -216,7 +216,7 @@ func TestTheReleasedClientUploads(t *testing.T) {
 	assert.Equal(t, before, got.Counts())
 	stop()
 
-	// And after a restart, from what is stored.
+	// The same after a restart, from the stored state.
 	again := testsink.NewStore()
 	address, _ = listen(t, again, state)
 	u = c.upload(t, dir, address, token, map[string]any{"force": true})
@@ -226,7 +226,7 @@ func TestTheReleasedClientUploads(t *testing.T) {
 	assert.Zero(t, again.Counts())
 }
 
-func TestTheReleasedClientWithAWrongTokenIsRefused(t *testing.T) {
+func TestClient_WrongToken(t *testing.T) {
 	c := released(t)
 	dir := copied(t, "c3-h200-scopes")
 	got := testsink.NewStore()

@@ -19,9 +19,9 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// TestTheShippedConfiguration runs the Collector with config/gpuflog-http.yaml, kills it in the middle
-// of an upload and starts it again.
-func TestTheShippedConfiguration(t *testing.T) {
+// TestConfig_Shipped runs the Collector with config/gpuflog-http.yaml, kills it during an upload
+// and restarts it.
+func TestConfig_Shipped(t *testing.T) {
 	binary := process.Collector.Find(t)
 	dir := recording(t, "c3-h200-minigpt")
 	want, got := followed(t, dir), testsink.NewStore()
@@ -59,10 +59,10 @@ func TestTheShippedConfiguration(t *testing.T) {
 	p = process.Start(t, binary, "--config", config)
 	p.WaitOutput(process.Ready, 30*time.Second)
 	conn = connect(t, address)
-	for _, w := range list[1:] { // the client had its answer for the first
+	for _, w := range list[1:] { // the client has the answer to the first
 		require.Equal(t, http.StatusOK, conn.exchange(w.uploaded(address)).status)
 	}
-	// The occupancy processor adds to the spans, so ids are compared, and who is whose parent.
+	// The occupancy processor adds attributes, so compare ids and parents.
 	parents := func(s *testsink.Store) map[string]string {
 		m := map[string]string{}
 		for _, sp := range s.Spans() {

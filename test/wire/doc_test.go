@@ -2,7 +2,7 @@
 
 //go:build linux
 
-// Package wire_test speaks GPU Flight's wire protocol to the gpuflog receiver as its clients do: by
-// their requests, byte for byte (format document, sections 6 and 7), and by the released client
-// itself, unchanged. What comes out is compared with what the same files give when they are followed.
+// Package wire_test tests the gpuflog receiver with GPU Flight's wire protocol: the clients'
+// requests byte for byte (format document, sections 6 and 7), and the released client itself. It
+// compares the output with that for the same files.
 package wire_test

@@ -28,21 +28,22 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver"
 )
 
-// token is what the receiver asks for.
+// token is the receiver's token.
 const token = "gpfl-test-token"
 
 type host map[component.ID]component.Component
 
 func (h host) GetExtensions() map[component.ID]component.Component { return h }
 
-// run starts the receiver in this process. stop ends it; it is called at the end at the latest.
+// run starts the receiver in this process. stop ends it and is called at the end of the test at the
+// latest.
 func run(t *testing.T, store *testsink.Store, h host, settings map[string]any) (stop func()) {
 	t.Helper()
 	factory := gpuflogreceiver.NewFactory()
 	cfg := factory.CreateDefaultConfig()
 	require.NoError(t, confmap.NewFromStringMap(settings).Unmarshal(cfg))
 	set := receivertest.NewNopSettings(factory.Type())
-	set.ID = component.NewID(factory.Type()) // what is stored belongs to an id
+	set.ID = component.NewID(factory.Type()) // the storage is keyed by the id
 	ctx := context.Background()              // t.Context() ends before the cleanup
 	traces, err := factory.CreateTraces(ctx, set, cfg, store.Traces())
 	require.NoError(t, err)
@@ -68,7 +69,7 @@ func run(t *testing.T, store *testsink.Store, h host, settings map[string]any) (
 	return stop
 }
 
-// listen starts the receiver as config/gpuflog-http.yaml has it: with a token and a storage.
+// listen starts the receiver with a token and a storage, as in config/gpuflog-http.yaml.
 func listen(t *testing.T, store *testsink.Store, folder string) (address string, stop func()) {
 	t.Helper()
 	h := host{}
@@ -112,7 +113,7 @@ func create(t *testing.T, h host, f extension.Factory, cfg component.Config) com
 	return c
 }
 
-// followed returns what files give.
+// followed returns the telemetry of files.
 func followed(t *testing.T, include ...string) *testsink.Store {
 	t.Helper()
 	store := testsink.NewStore()
@@ -122,7 +123,7 @@ func followed(t *testing.T, include ...string) *testsink.Store {
 	return store
 }
 
-// same checks that both have received the same.
+// same checks that both stores have the same items.
 func same(t *testing.T, want, got *testsink.Store) {
 	t.Helper()
 	got.Settle(time.Second, 20*time.Second, func() bool { return got.Distinct() == want.Distinct() })
@@ -158,7 +159,7 @@ func recording(t *testing.T, name string) string {
 	return filepath.Join(process.Recordings(t), name)
 }
 
-// copied copies a recording, for a client that writes beside it.
+// copied copies a recording, for a client that writes next to it.
 func copied(t *testing.T, names ...string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -29,7 +29,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink"
 )
 
-// connection is one connection to the receiver, over which bytes go as they are.
+// connection is a connection to the receiver for raw bytes.
 type connection struct {
 	t    *testing.T
 	conn net.Conn
@@ -45,7 +45,7 @@ func connect(t *testing.T, address string) *connection {
 	return &connection{t: t, conn: conn, in: bufio.NewReader(conn)}
 }
 
-// reply is what the clients read of an answer.
+// reply is the part of an answer that clients read.
 type reply struct {
 	status             int
 	Accepted, Rejected int
@@ -74,7 +74,7 @@ func (c *connection) exchange(request []byte) reply {
 	return r
 }
 
-// breakOff sends a part of a request and closes the connection.
+// breakOff sends part of a request and closes the connection.
 func breakOff(t *testing.T, address string, request []byte) {
 	t.Helper()
 	c := connect(t, address)
@@ -95,14 +95,14 @@ func request(path, address string, headers []string, body []byte) []byte {
 	return b.Bytes()
 }
 
-// java are the headers that the agent's HTTP client, Java's, adds to each request over plain HTTP:
-// it offers HTTP/2, which the receiver may leave unanswered.
+// java lists the headers that Java's HTTP client, used by the agent, adds over plain HTTP. It
+// offers HTTP/2, which the receiver may ignore.
 var java = []string{
 	"Connection: Upgrade, HTTP2-Settings", "Host: ADDRESS", "HTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAABgAGAAA",
 	"Upgrade: h2c", "User-Agent: Java-http-client/21.0.2",
 }
 
-// lineRequest is a line as the agent of the article's time posts it (format document, section 7).
+// lineRequest is a line as the older agent posts it (format document, section 7).
 func lineRequest(t *testing.T, address, channel, line string, sent int64) []byte {
 	t.Helper()
 	var rec struct{ Type string }
@@ -114,9 +114,9 @@ func lineRequest(t *testing.T, address, channel, line string, sent int64) []byte
 	return request("/api/v1/events/"+rec.Type, address, headers, []byte(body))
 }
 
-// TestTheAgentOfTheArticle posts line by line, over one connection a channel. Some requests break off
-// and are sent again, some come twice because their answer was lost.
-func TestTheAgentOfTheArticle(t *testing.T) {
+// TestReplay_ArticleAgent posts line by line, over one connection per channel. Some requests are
+// interrupted and retried. Some arrive twice because their answer was lost.
+func TestReplay_ArticleAgent(t *testing.T) {
 	for name, base := range map[string]string{"a2-h200": "occupancy_demo", "golden-a2-flat": "demo_train", "golden-b-flat": "demo_train"} {
 		t.Run(name, func(t *testing.T) {
 			files, err := filepath.Glob(filepath.Join(recording(t, name), base+".*.log"))
@@ -138,7 +138,7 @@ func TestTheAgentOfTheArticle(t *testing.T) {
 					name: strings.Split(filepath.Base(f), ".")[1], lines: strings.Split(strings.TrimSpace(string(text)), "\n"), conn: connect(t, address),
 				})
 			}
-			// In turns, until each channel is at its end: the agent polls them side by side.
+			// Channels in turn until each is complete: the agent polls them concurrently.
 			for i, more := 0, true; more; i++ {
 				more = false
 				for _, c := range channels {
@@ -204,7 +204,7 @@ func (w window) lines(t *testing.T) int {
 	return bytes.Count(text, []byte("\n"))
 }
 
-// with returns the window with a line more. gzip files may be put one behind the other.
+// with returns the window with an additional line. Concatenated gzip files are valid.
 func (w window) with(t *testing.T, line string) window {
 	t.Helper()
 	var b bytes.Buffer
@@ -231,9 +231,10 @@ func sessionComplete(address, session string) []byte {
 	return request("/api/v1/events/session-complete", address, append(slices.Clone(java), "Authorization: Bearer "+token, "X-GpuFlight-Session-Id: "+session), nil)
 }
 
-// TestTheCurrentAgent posts windows, over one connection. Each is damaged once on its way, breaks off
-// once, and comes twice; the first has a bad line in it. The receiver is restarted in the middle.
-func TestTheCurrentAgent(t *testing.T) {
+// TestReplay_CurrentAgent posts windows over one connection. Each is damaged once in transit,
+// interrupted once, and sent twice; the first contains an invalid line. The receiver restarts in
+// the middle.
+func TestReplay_CurrentAgent(t *testing.T) {
 	for _, name := range []string{"c3-h200-minigpt", "golden-c3-session", "golden-c3-rotated", "c2-h200-engines"} {
 		t.Run(name, func(t *testing.T) {
 			dir := recording(t, name)
@@ -271,7 +272,7 @@ func TestTheCurrentAgent(t *testing.T) {
 				assert.Equal(t, http.StatusOK, conn.exchange(sessionComplete(address, id)).status)
 			}
 			same(t, want, got)
-			// After the sessions' ends: the same answers, and nothing new.
+			// After the ends of the sessions the answers are the same, and no data is new.
 			before := got.Counts()
 			for i, w := range list {
 				if i > 0 {
@@ -298,10 +299,10 @@ func (w window) uploaded(address string) []byte {
 	}, w.gz)
 }
 
-// TestTheUpload posts the channels one after the other, as `gpufl upload` does: no window has an
-// identity, and the scopes come after the kernels that ran in them. It breaks off in the middle and
-// begins anew.
-func TestTheUpload(t *testing.T) {
+// TestReplay_Upload posts the channels sequentially, as `gpufl upload` does. Windows have no
+// identity, and the scopes follow the kernels that ran in them. The upload is interrupted in the
+// middle and starts again.
+func TestReplay_Upload(t *testing.T) {
 	for _, name := range []string{"c3-h200-minigpt", "golden-c3-session", "golden-c3-rotated", "c2-h200-engines", "c3-h200-scopes"} {
 		t.Run(name, func(t *testing.T) {
 			dir := recording(t, name)
@@ -321,7 +322,7 @@ func TestTheUpload(t *testing.T) {
 				assert.Zero(t, r.Rejected)
 			}
 			if name == "c3-h200-scopes" {
-				// One of its sessions was killed: without a file to look at, only the agent's word or a
+				// One of its sessions was killed. Without a file, only the agent's message or a
 				// long silence ends it.
 				for _, w := range list {
 					again.exchange(sessionComplete(address, w.session))

@@ -28,19 +28,19 @@ import (
 	"github.com/gpuflight/gpuflight/test/fleet/certificates"
 )
 
-// otherToken is accepted too, and stands for another client.
+// otherToken is also valid and represents another client.
 const otherToken = "gpfl-other-token"
 
-// shipped is the Collector with config/gpuflog-http.yaml, and with further configurations behind it.
+// shipped is the Collector with config/gpuflog-http.yaml and additional configurations.
 type shipped struct {
 	process *process.Process
 	store   *testsink.Store
-	// address is where clients send to.
+	// address is the address for clients.
 	address string
 	state   string
 }
 
-// ship starts it and returns when it is ready.
+// ship starts the Collector and returns when it is ready.
 func ship(t *testing.T, more ...string) *shipped {
 	t.Helper()
 	binary := process.Collector.Find(t)
@@ -64,7 +64,7 @@ func ship(t *testing.T, more ...string) *shipped {
 	return s
 }
 
-// memory returns the process's resident memory and its peak so far, in bytes. The process is found by the
+// memory returns the process's resident memory and its peak in bytes. It finds the process by the
 // folder in its environment.
 func (s *shipped) memory(t *testing.T) (now, peak int64) {
 	t.Helper()
@@ -74,7 +74,7 @@ func (s *shipped) memory(t *testing.T) (now, peak int64) {
 	for _, path := range environments {
 		text, err := os.ReadFile(path)
 		if err != nil || !bytes.Contains(text, mark) {
-			continue // another user's, or gone
+			continue // another user's, or it has exited
 		}
 		status, err := os.ReadFile(filepath.Join(filepath.Dir(path), "status"))
 		require.NoError(t, err)
@@ -92,7 +92,7 @@ func (s *shipped) memory(t *testing.T) (now, peak int64) {
 	return now, peak
 }
 
-// bomb returns gzip that unpacks to so many zeros.
+// bomb returns gzip data that decompresses to the given number of zeros.
 func bomb(t *testing.T, size int64) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -104,14 +104,14 @@ func bomb(t *testing.T, size int64) []byte {
 	return b.Bytes()
 }
 
-// zeros is an endless stream of them.
+// zeros is an endless stream of zeros.
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// TestAGzipBombTakesNoMemory sends 2 GiB of zeros in a few MiB of gzip, to the binary as it is shipped, and
-// asks the kernel what that has cost the process.
-func TestAGzipBombTakesNoMemory(t *testing.T) {
+// TestSecurity_GzipBomb sends 2 GiB of zeros in a few MiB of gzip to the shipped binary and reads
+// its memory from the kernel.
+func TestSecurity_GzipBomb(t *testing.T) {
 	s := ship(t)
 	w := windows(t, recording(t, "c3-h200-minigpt"))[0]
 	require.Equal(t, http.StatusOK, connect(t, s.address).exchange(w.uploaded(s.address)).status)
@@ -126,7 +126,7 @@ func TestAGzipBombTakesNoMemory(t *testing.T) {
 	_, peak := s.memory(t)
 	assert.Less(t, peak-idle, int64(64<<20), "bytes more than idle")
 	t.Logf("%d MiB idle, peak %d MiB before and %d MiB after three bombs of %d KiB", idle>>20, before>>20, peak>>20, len(evil.gz)>>10)
-	// It serves as before.
+	// It still accepts data.
 	require.Equal(t, http.StatusOK, connect(t, s.address).exchange(w.uploaded(s.address)).status)
 	s.process.Stop(20 * time.Second)
 }
@@ -156,9 +156,9 @@ func (w window) over(address string, config *tls.Config) (status int, err error)
 	return resp.StatusCode, err
 }
 
-// TestCertificatesAsDocumented makes certificates and settings as docs/deploying.md tells, and runs
-// config/gpuflog-http.yaml with them: TLS alone, then with certificates of clients.
-func TestCertificatesAsDocumented(t *testing.T) {
+// TestSecurity_DocumentedCertificates creates certificates and settings as in docs/deploying.md and
+// runs config/gpuflog-http.yaml with them: TLS alone, then with client certificates.
+func TestSecurity_DocumentedCertificates(t *testing.T) {
 	mine, other := certificates.Make(t), certificates.Make(t)
 	w := windows(t, recording(t, "c3-h200-minigpt"))[0]
 	authorities := func(f certificates.Folder) *x509.CertPool {
@@ -180,7 +180,7 @@ func TestCertificatesAsDocumented(t *testing.T) {
 	settings := mine.Settings(t, "http-tls.yaml")
 	mutual, err := os.ReadFile(settings)
 	require.NoError(t, err)
-	// Without the line that the page says is for clients' certificates.
+	// Without the line for client certificates.
 	alone := mine.Path("http-tls-alone.yaml")
 	require.Equal(t, 1, strings.Count(string(mutual), "client_ca_file:"))
 	require.NoError(t, os.WriteFile(alone, []byte(strings.Replace(string(mutual), "client_ca_file:", "# client_ca_file:", 1)), 0o600))

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// post sends a window with a token over a connection of its own and returns the status.
+// post sends a window with a token over its own connection and returns the status.
 func (w window) post(t *testing.T, address, token string) int {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/api/v1/events/stream", bytes.NewReader(w.gz))
@@ -38,7 +38,7 @@ func (w window) post(t *testing.T, address, token string) int {
 	return resp.StatusCode
 }
 
-// slow opens connections that each send the text and then nothing.
+// slow opens connections that each send the text and then stall.
 func slow(t *testing.T, address, text string, n int) {
 	t.Helper()
 	for range n {
@@ -50,9 +50,9 @@ func slow(t *testing.T, address, text string, n int) {
 	}
 }
 
-// TestSlowClients opens many connections of one token that stall in every phase of a request, to
-// the binary as it is shipped. Another token is served, and SIGTERM ends the process in time.
-func TestSlowClients(t *testing.T) {
+// TestClients_Slow opens many connections of one token to the shipped binary that stall in every
+// phase of a request. Another token is served, and SIGTERM ends the process in time.
+func TestClients_Slow(t *testing.T) {
 	s := ship(t)
 	w := windows(t, recording(t, "c3-h200-minigpt"))[0]
 	_, before := s.memory(t)
@@ -76,9 +76,8 @@ func TestSlowClients(t *testing.T) {
 		served.Round(time.Millisecond), time.Since(began).Round(time.Millisecond), before>>20, peak>>20)
 }
 
-// TestForeignSession sends a window into a session that another token has opened, and tries to end
-// it.
-func TestForeignSession(t *testing.T) {
+// TestClients_ForeignSession sends a window to a session of another token and tries to end it.
+func TestClients_ForeignSession(t *testing.T) {
 	s := ship(t)
 	list := windows(t, recording(t, "c3-h200-minigpt"))
 	require.Equal(t, http.StatusOK, list[0].post(t, s.address, token))

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * libgpuflight.so: the library that CUDA_INJECTION64_PATH names. It contains no Go. The Go runtime ends
- * the process where it cannot create a thread, open a descriptor or reserve memory, and it starts as
- * soon as its library is loaded. So this library first acquires what the recorder needs, releases it,
- * and only then loads libgpuflight-recorder.so from its own folder. Otherwise it writes one line and
- * the program runs as without it. A program that exhausts its limits later is not protected.
- */
+ * libgpuflight.so: the library that CUDA_INJECTION64_PATH names. It contains no Go. The Go runtime
+ * ends the process where it cannot create a thread, open a descriptor or reserve memory, and it
+ * starts as soon as its library is loaded. So this library first acquires what the recorder needs,
+ * releases it, and only then loads libgpuflight-recorder.so from its own folder. Otherwise it
+ * writes one line and the program runs as without it. A program that exhausts its limits later is
+ * not protected. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -26,23 +26,23 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
-/* What recording was measured to need, without this library's check, in a C host that launches kernels,
- * with all kinds of records, deep windows allowed, and output to a file, on 2 CPUs: 6 threads besides the
- * host's, 6 free descriptors, 1.7 GiB of address space, 192 MiB of data memory. Below that, the Go runtime
- * ended the host. test/inject runs such a host at each limit. */
+/* What recording needs, measured without this check in a C host that launches kernels on 2 CPUs. It
+ * recorded all kinds of records to a file, and deep windows were allowed. It needed 6 threads
+ * besides the host's, 6 free descriptors, 1.7 GiB of address space and 192 MiB of data memory.
+ * Below that, the Go runtime ended the host. test/inject runs such a host at each limit. */
 enum {
-  /* Four times the 6 measured: the Go runtime adds threads while others are in system calls, and starts
-   * with more where there are more CPUs. */
+  /* Four times the 6 measured: the Go runtime adds threads while others are in system calls, and
+   * starts with more where there are more CPUs. */
   NEED_THREADS = 24,
-  /* The recorder holds 6 and a few connections. The rest is the program's: what CUDA opens after this
-   * call. On an H200 (driver 580) a program that launches kernels needs 37 itself, and failed with 8 fewer
-   * than both need together. */
+  /* The recorder holds 6 and a few connections. The rest is the program's: what CUDA opens after
+   * this call. On an H200 (driver 580) a program that launches kernels needs 37 itself, and failed
+   * with 8 fewer than both need together. */
   NEED_FILES = 64,
   STACK = 256 << 10,
 };
-/* Between 0.9 and 1.7 GiB recording failed at some limits and worked at others. Each of NEED_THREADS
- * threads may reserve a stack of 8 MiB and an arena of malloc of 64 MiB, together 1.7 GiB more. The rest
- * is margin. A CUDA driver itself reserves more. */
+/* Between 0.9 and 1.7 GiB recording failed at some limits and worked at others. Each of
+ * NEED_THREADS threads may reserve a stack of 8 MiB and an arena of malloc of 64 MiB, together 1.7
+ * GiB more. The rest is margin. A CUDA driver itself reserves more. */
 static const size_t need_space = (size_t)4096 << 20;
 /* The part of it that is writable, which RLIMIT_DATA bounds: 2.7 times the 192 MiB measured. */
 static const size_t need_data = (size_t)512 << 20;
@@ -81,8 +81,8 @@ static void *gpufl_wait(void *arg) {
   return NULL;
 }
 
-/* Creates the threads, ends them, and waits until the kernel counts them no longer. Returns how many
- * there were at once. */
+/* Creates the threads, ends them, and waits until the kernel counts them no longer. Returns how
+ * many there were at once. */
 static int gpufl_threads(void) {
   static struct probe p = {.hold = PTHREAD_MUTEX_INITIALIZER};
   pthread_attr_t attributes;
@@ -179,8 +179,8 @@ EXPORTED int InitializeInjection(void) {
   return 1;
 }
 
-/* InitializeInjectionNvtx2 is called by NVTX, once for each library of the program that contains NVTX.
- * 0 makes NVTX go on without an injection. It can come before the driver's call. */
+/* InitializeInjectionNvtx2 is called by NVTX, once for each library of the program that contains
+ * NVTX. 0 makes NVTX go on without an injection. It can come before the driver's call. */
 EXPORTED int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t id)) {
   const int saved = errno;
   int (*start)(const void *(*)(uint32_t)), result;
@@ -191,7 +191,8 @@ EXPORTED int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t id)) 
   return result;
 }
 
-/* gpufl_injected says whether the recorder has started in this process: for tests of the built library. */
+/* gpufl_injected says whether the recorder has started in this process: for tests of the built
+ * library. */
 EXPORTED int gpufl_injected(void) {
   int (*injected)(void);
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The barrier and threads that pass through it all the time: while it is closed no call is in flight, all threads continue
-// afterwards, and calls whose end is not reported block nobody for ever.
+// The barrier and threads that pass through it all the time. While it is closed no call is in
+// flight, and all threads continue afterwards. Calls whose end is not reported block nobody
+// permanently.
 
 #include "core.h"
 #include "gpufl_deep_internal.h"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// All paths of the core at the same time, for the thread sanitizer: launches in scopes, records delivered and taken, flushes,
-// statistics, contexts and modules that come and go, windows of both engines, and a change of the mode. Two sessions.
+// All paths of the core at the same time, for the thread sanitizer. They are launches in scopes,
+// records delivered and taken, flushes and statistics. Contexts and modules are created and
+// destroyed. There are windows of both engines, and the mode changes. Two sessions.
 
 #include "core.h"
 #include "gpufl_deep.h"

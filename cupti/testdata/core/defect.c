@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Records as other programs here do, and with -DDEFECT_... has one defect, which the sanitizer must report. Without, it has none.
+// Records as other programs here do, and with -DDEFECT_... has one defect, which the sanitizer must
+// report. Without, it has none.
 
 #include <limits.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CUPTI is detached and attached again while threads launch, open scopes and flush. Each record that was made is read, and
-// recording continues after the last cycle.
+// CUPTI is detached and attached again while threads launch, open scopes and flush. Each record
+// that was made is read, and recording continues after the last cycle.
 
 #include "../../../internal/testing/cuptitest/fake/fake.h"
 #include "core.h"

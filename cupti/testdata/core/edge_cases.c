@@ -10,8 +10,8 @@
 //	reading      one is loaded while the last samples are read, which takes long
 //	flushing     CUPTI hands over records for long as one opens
 //	capture      a context of another GPU ends while a graph is captured
-//	deaf         something else has the counters when a window begins, and CUPTI takes it badly
-//	deaf_early   the same, and it says so before sampling is started
+//	unresponsive         something else has the counters when a window begins, and CUPTI takes it badly
+//	unresponsive_early   the same, and it says so before sampling is started
 
 #include "core.h"
 #include "gpufl_deep_internal.h"
@@ -174,7 +174,8 @@ static void reading(void) {
   CHECK(counts.barrier_timeouts == 0 && counts.longest_block_ns > 0 && counts.longest_block_ns < GPUFL_BARRIER_LIMIT_NS);
 }
 
-// Somebody else flushes for longer than a window waits: that opens later, and launches do not wait for it.
+// Somebody else flushes for longer than a window waits: that opens later, and launches do not wait
+// for it.
 static void flushing(const char *fakes) {
   static const gpufl_deep_config config = {.max_rows = 1 << 16, .limit_ns = 500000000};
   open_window(fakes);
@@ -196,7 +197,7 @@ static void capture(void) {
   CHECK(end_capture((void *)77, &graph) == 0 && captures_broken() == 0);
 }
 
-static void deaf(const char *fakes, bool early) {
+static void unresponsive(const char *fakes, bool early) {
   static const gpufl_deep_config sampling = {.max_rows = 1 << 16, .limit_ns = (int64_t)5e9};
   open_window(fakes);
   CHECK(create_context(&contexts[0], 0, 0) == 0);
@@ -214,10 +215,10 @@ static void deaf(const char *fakes, bool early) {
   fake_control("refuse_disable", 0);
   CHECK(gpufl_deep_open(&sampling) == GPUFL_OK && gpufl_deep_close((int64_t)5e9) == GPUFL_OK && gpufl_deep_end() == GPUFL_OK);
   fake_control(early ? "no_reasons" : "refuse_start", GPUFL_CUPTI_ERROR_HARDWARE_BUSY);
-  fake_control("start_deafens", 1);
+  fake_control("start_makes_unresponsive", 1);
   CHECK(gpufl_deep_open(&sampling) == GPUFL_UNRESPONSIVE && gpufl_deep_unresponsive());
   fake_control("refuse_start", 0);
-  // Nothing more is asked of it, and calls are not held up.
+  // Nothing more is asked of it, and calls are not delayed.
   gpufl_deep_config sass = sampling;
   sass.engine = GPUFL_DEEP_SASS;
   const char *metric = "smsp__sass_inst_executed";
@@ -233,7 +234,7 @@ static void deaf(const char *fakes, bool early) {
   uint32_t enabled = 0;
   int refusal = 0;
   CHECK(gpufl_start(&enabled, &refusal) == GPUFL_UNRESPONSIVE && gpufl_close() == GPUFL_OK);
-  CHECK(fake_control("switched_deaf", 0) == 0 && fake_control("pc_raced", 0) == 0);
+  CHECK(fake_control("switched_unresponsive", 0) == 0 && fake_control("pc_raced", 0) == 0);
 }
 
 int main(int argc, char **argv) {
@@ -243,8 +244,8 @@ int main(int argc, char **argv) {
   if (strcmp(what, "cancel") == 0) cancel();
   else if (strcmp(what, "keys") == 0) keys();
   else if (strcmp(what, "flushing") == 0) flushing(argv[1]);
-  else if (strcmp(what, "deaf") == 0) deaf(argv[1], false);
-  else if (strcmp(what, "deaf_early") == 0) deaf(argv[1], true);
+  else if (strcmp(what, "unresponsive") == 0) unresponsive(argv[1], false);
+  else if (strcmp(what, "unresponsive_early") == 0) unresponsive(argv[1], true);
   else {
     window(argv[1]);
     if (strcmp(what, "given_up") == 0) given_up();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ends in the middle of everything, in the way that argv[2] says. The fake CUPTI flushes when the process
-// ends, as the real one does; its callbacks may then find any state.
+// Ends in the middle of everything, in the way that argv[2] says. The fake CUPTI flushes when the
+// process ends, as the real one does; its callbacks may then find any state.
 
 #include "core.h"
 

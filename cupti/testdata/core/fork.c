@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forks while threads launch, while buffers are delivered and taken. Each child calls everything and ends
-// by exit, with all its exit handlers; the parent records on and loses nothing.
+// Forks while threads launch, while buffers are delivered and taken. Each child calls everything
+// and ends by exit, with all its exit handlers; the parent records on and loses nothing.
 
 #include "core.h"
 

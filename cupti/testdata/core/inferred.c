@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Launches of threads that are in no scope, as PyTorch's backward pass: they are under the innermost
-// range of the only thread that is in any, and marked; and nowhere as soon as that is not plain.
+// Launches of threads that are in no scope, such as PyTorch's backward pass. If one thread only is
+// in a range, they are children of its innermost range, and marked. Otherwise they have no scope.
 
 #include "core.h"
 #include "gpufl_scope.h"
@@ -75,7 +75,8 @@ int main(int argc, char **argv) {
   CHECK(gpufl_pop_scope(sdk) == GPUFL_OK);
   expect(outer, outer);
 
-  // Two threads in ranges: whose it is cannot be told. Whether the other ends its range or just ends.
+  // Two threads in ranges: whose it is cannot be told. Whether the other ends its range or just
+  // ends.
   CHECK(pthread_barrier_init(&step, NULL, 2) == 0);
   for (int leave_open = 0; leave_open < 2; leave_open++) {
     pthread_t t;

@@ -163,14 +163,15 @@ int main(int argc, char **argv) {
   mark_a("late");
   CHECK(gpufl_scope_events(events, 10) == 0);
 
-  // The next session knows nothing of ranges of the last.
+  // The next session does not depend on ranges of the last.
   start_core();
   end(first);
   push_a("second session");
   pop();
   CHECK(gpufl_scope_events(events, 10) == 2);
 
-  // Ranges are recorded while CUPTI is detached, and one that is open then ends after the next attach.
+  // Ranges are recorded while CUPTI is detached, and one that is open then ends after the next
+  // attach.
   CHECK(gpufl_suspend((int64_t)5e9) == GPUFL_OK && gpufl_finalize() == GPUFL_OK);
   push_a("detached");
   CHECK(gpufl_scope_events(events, 10) == 1 && events[0].what == GPUFL_SCOPE_BEGIN);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A window that has more rows than there is room for at a time: they come in portions, and none is lost. Read too
-// late they are, and counted.
+// A window that has more rows than there is room for at a time: they come in portions, and none is
+// lost. Read too late they are, and counted.
 
 #include "core.h"
 #include "gpufl_deep.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A CUPTI without one of the engines, or without both: argv[2] and argv[3] are what gpufl_deep_supported answers for
-// each. All else works.
+// A CUPTI without one of the engines, or without both: argv[2] and argv[3] are what
+// gpufl_deep_supported answers for each. All else works.
 
 #include "core.h"
 #include "gpufl_deep.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ends, or forks, in the middle of a window: argv[2] says how, argv[3] which engine. Meanwhile threads launch, load
-// modules and come and go with contexts.
+// Ends, or forks, in the middle of a window: argv[2] says how, argv[3] which engine. Meanwhile
+// threads launch, load modules and come and go with contexts.
 
 #include "core.h"
 #include "gpufl_deep.h"

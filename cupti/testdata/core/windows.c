@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Windows on a real GPU: what PC sampling and SASS metrics yield of a kernel that is known, what they cost, and
-// whether it adds up. It needs gcc and a driver only:
+// Windows on a real GPU: what PC sampling and SASS metrics yield of a kernel that is known, what
+// they cost, and whether it adds up. It needs gcc and a driver only:
 //
 //	gcc -std=c11 -O2 -D_GNU_SOURCE -Icupti -o windows cupti/testdata/core/windows.c cupti/*.c -ldl -lpthread
 //	./windows /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 FOLDER [SECONDS [WINDOWS [QUEUE [PERIOD]]]]
 //
-// WINDOWS has a letter for each window: p PC sampling, P the same with kernels one by one, s SASS metrics, l the same with lazy
-// patching; if not given, each of them and the first again. QUEUE is how many launches are under way at once, PERIOD that
-// of PC sampling as a power of two. It leaves FOLDER/pc.txt and FOLDER/sass.txt, which the fake CUPTI can replay (fakedeep.h), and ends with 0 and
-// "PASS" if all is right; what it prints before are measurements.
+// WINDOWS has a letter for each window: p PC sampling, P the same with kernels one by one, s SASS
+// metrics, l the same with lazy patching. The default is each of them and the first again. QUEUE is
+// the number of launches in flight, PERIOD that of PC sampling as a power of two. It leaves
+// FOLDER/pc.txt and FOLDER/sass.txt, which the fake CUPTI can replay (fakedeep.h). It prints
+// measurements, and ends with 0 and "PASS" if all is right.
 
 #include <dirent.h>
 #include <execinfo.h>
@@ -309,7 +310,8 @@ int main(int argc, char **argv) {
   CHECK(gpufl_open(&open) == GPUFL_OK);
   void *module;
   CHECK(retain(&context, 0) == 0 && cu_set_current(context) == 0);
-  // Before the module: of those that were loaded before kernels were recorded PC sampling knows nothing after a pause.
+  // Before the module: of those that were loaded before kernels were recorded PC sampling knows
+  // nothing after a pause.
   start_core();
   CHECK(load(&module, ptx) == 0 && get(&function, module, "strided") == 0 && allocate(&memory, BYTES) == 0);
   pthread_t worker, taker;

@@ -224,7 +224,7 @@ func (r *reader) session(ctx context.Context, id string, now time.Time) *session
 		}
 		if !victim.dec.Finished() {
 			r.tel.ExtensionGpuflogEvicted.Add(ctx, 1, r.attr)
-			r.warn("a session is closed before its end to make room for another", "evicted", victim.id, nil)
+			r.warn("session closed before its end: too many sessions", "evicted", victim.id, nil)
 		}
 		if victim.finish(now, r.batch); victim.dec.Stopped() {
 			n := victim.waiting()

@@ -21,38 +21,41 @@ const (
 	DefaultCoolDown = 10 * time.Second
 	DefaultPerHour  = 60
 	DefaultShare    = 0.05
-	// DefaultPatience is above the ten seconds that package cupti allows itself: what it gives up in
-	// order is not taken for broken here.
+	// DefaultPatience is above the ten seconds that package cupti allows itself: what it gives up
+	// in order is not taken for broken here.
 	DefaultPatience   = 15 * time.Second
 	DefaultDrainEvery = 250 * time.Millisecond
 )
 
 const (
-	// MinFor and MaxFor bound a window: shorter ones see next to nothing, longer ones are no windows.
+	// MinFor and MaxFor bound a window: shorter ones see next to nothing, longer ones are no
+	// windows.
 	MinFor = 10 * time.Millisecond
 	MaxFor = time.Minute
 	// maxPerHour bounds what is remembered of the last hour.
 	maxPerHour = 10_000
 	// lookAgain is how often a window of the schedule that is due looks for something to look into.
 	lookAgain = 250 * time.Millisecond
-	// settle is how long after a window its traces may still come in: figures are not used until then.
+	// settle is how long after a window its traces may still come in: figures are not used until
+	// then.
 	settle = time.Second
 )
 
-// Config says which windows there may be. Its zero value allows requests by the program only, within the
-// default limits.
+// Config says which windows there may be. Its zero value allows requests by the program only,
+// within the default limits.
 type Config struct {
-	// Enabled says that windows may be asked for at all. Who makes a Controller looks at it; New does
-	// not.
+	// Enabled says that windows may be asked for at all. Who makes a Controller looks at it; New
+	// does not.
 	Enabled bool
-	// Engine and For are those of requests that do not say, and of the schedule and rules; "" is PC, 0
-	// DefaultFor.
+	// Engine and For are those of requests that do not say, and of the schedule and rules; "" is
+	// PC, 0 DefaultFor.
 	Engine Engine
 	For    time.Duration
 
-	// After and Every are the schedule: a window that long after the start, and again every so often. Of
-	// 0 both there is none; with Every alone the first comes after it, with After alone there is one. Before
-	// the program uses the device there is none: what is due then comes when it does.
+	// After and Every are the schedule: a window that long after the start, and again every so
+	// often. Of 0 both there is none; with Every alone the first comes after it, with After alone
+	// there is one. Before the program uses the device there is none: what is due then comes when
+	// it does.
 	After, Every time.Duration
 	// When are the rules.
 	When []rule.Rule
@@ -61,14 +64,15 @@ type Config struct {
 
 	// Max bounds the windows in all in which an engine ran, 0 for no bound.
 	Max int
-	// Blackout is how long after the start there is no window; 0 is DefaultBlackout, or After if that is
-	// less; below 0 is none.
+	// Blackout is how long after the start there is no window; 0 is DefaultBlackout, or After if
+	// that is less; below 0 is none.
 	Blackout time.Duration
-	// CoolDown is the least time from the end of a window, or of an attempt, to the next; 0 is
-	// DefaultCoolDown, or what the schedule leaves if that is less; below 0 is none.
+	// CoolDown is the least time from the end of a window, or of an attempt, to the next. 0 is
+	// DefaultCoolDown, or the time that the schedule leaves if that is less. Below 0 is none.
 	CoolDown time.Duration
-	// PerHour bounds windows and attempts in any hour, Share the part of any hour that they may take, arming
-	// and disarming included. 0 is DefaultPerHour and DefaultShare, besides what the schedule needs.
+	// PerHour bounds windows and attempts in any hour, Share the part of any hour that they may
+	// take, arming and disarming included. 0 is DefaultPerHour and DefaultShare, besides what the
+	// schedule needs.
 	PerHour int
 	Share   float64
 
@@ -76,9 +80,9 @@ type Config struct {
 	// their default.
 	Patience, DrainEvery time.Duration
 
-	// Opened and Closed are told of each window, one call at a time, by the goroutine that runs it: they
-	// must not wait. Opened comes before anything is paused, Closed after all is restored. Attempts in
-	// which no engine ran have both, too. Refused requests have neither.
+	// Opened and Closed are told of each window, one call at a time, by the goroutine that runs it:
+	// they must not wait. Opened comes before anything is paused, Closed after all is restored.
+	// Attempts in which no engine ran have both, too. Refused requests have neither.
 	Opened, Closed func(Window)
 	// Logger is told of broken engines; nil drops it.
 	Logger *slog.Logger
@@ -215,8 +219,8 @@ func (c Config) complete() (Config, error) {
 	return c.fitSchedule()
 }
 
-// fitSchedule makes the limits that were not set such that the schedule keeps them, and refuses those that
-// were set and cannot be kept.
+// fitSchedule makes the limits that were not set such that the schedule keeps them, and refuses
+// those that were set and cannot be kept.
 func (c Config) fitSchedule() (Config, error) {
 	windows, share := 0, 0.
 	if c.Every > 0 {
@@ -260,7 +264,8 @@ func orDefault(d, otherwise time.Duration) time.Duration {
 	return d
 }
 
-// ParseRules reads rules that are separated by semicolons or lines. Semicolons in double quotes are text.
+// ParseRules reads rules that are separated by semicolons or lines. Semicolons in double quotes are
+// text.
 func ParseRules(text string) ([]rule.Rule, error) {
 	var rules []rule.Rule
 	var errs []error

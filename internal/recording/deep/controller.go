@@ -19,8 +19,8 @@ import (
 // remembered is how many windows a Report has.
 const remembered = 10
 
-// Controller opens and closes windows. Its methods may be called by any goroutine, but Tick and what
-// Figures returns by one only; Start and Stop by its owner, Start once.
+// Controller opens and closes windows. Its methods may be called by any goroutine, but Tick and
+// what Figures returns by one only; Start and Stop by its owner, Start once.
 type Controller struct {
 	cfg     Config
 	engines Engines
@@ -33,8 +33,8 @@ type Controller struct {
 	lastID  uint64
 	// broken says why an engine is not armed any more.
 	broken map[Engine]string
-	// uncertain counts engines of which it is not known that they are disarmed, and calls that have not
-	// come back. Nothing is armed while there is one.
+	// uncertain counts engines of which it is not known that they are disarmed, and calls that have
+	// not come back. Nothing is armed while there is one.
 	uncertain int
 	recent    []Window
 	report    Report
@@ -67,16 +67,17 @@ type Report struct {
 	// Windows counts windows in which an engine ran, Attempts those in which none did.
 	Windows  uint64 `json:"windows"`
 	Attempts uint64 `json:"attempts"`
-	// Joined counts requests that joined a window, Skipped times of the schedule that passed meanwhile.
+	// Joined counts requests that joined a window, Skipped times of the schedule that passed
+	// meanwhile.
 	Joined  uint64 `json:"joined"`
 	Skipped uint64 `json:"skipped"`
-	// Refused counts requests that were refused; a rule that holds and is refused for one reason counts
-	// once.
+	// Refused counts requests that were refused; a rule that holds and is refused for one reason
+	// counts once.
 	Refused map[Status]uint64 `json:"refused,omitempty"`
 	// Recent are the last windows and attempts, the latest at the end.
 	Recent []Window `json:"recent,omitempty"`
-	// Next is the schedule's next time, zero if there is none. Waits says that it has passed and the program does
-	// not use the device yet.
+	// Next is the schedule's next time, zero if there is none. Waits says that it has passed and
+	// the program does not use the device yet.
 	Next  time.Time `json:"next,omitzero"`
 	Waits bool      `json:"waits,omitempty"`
 	// Rules are as of a second ago or less.
@@ -128,8 +129,8 @@ func (c *Controller) Start() {
 // Figures returns what the rules look at, nil if there are none.
 func (c *Controller) Figures() *rule.Figures { return c.figures }
 
-// Tick brings the figures up to date and opens a window if a rule is met. Call it every 200 ms or so,
-// with the time, from the goroutine that the figures belong to. It does not wait.
+// Tick brings the figures up to date and opens a window if a rule is met. Call it every 200 ms or
+// so, with the time, from the goroutine that the figures belong to. It does not wait.
 func (c *Controller) Tick(now time.Time) {
 	if c.figures == nil {
 		return
@@ -164,8 +165,8 @@ func (c *Controller) fire(now time.Time, f *rule.Firing) bool {
 	return false
 }
 
-// RequestWindow requests a window, which opens immediately or not at all. The error is an *Error; with none the ticket
-// says what comes of it.
+// RequestWindow requests a window, which opens immediately or not at all. The error is an *Error;
+// with none the ticket says what comes of it.
 func (c *Controller) RequestWindow(r Request) (*Ticket, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -197,7 +198,8 @@ func (c *Controller) ask(r Request) (*Ticket, *Error) {
 	without := ""
 	now := time.Now()
 	if r.Engine == Both && c.quota.sass {
-		// PC sampling gets all of the time. A caller is notified; the schedule and rules would repeat it for ever.
+		// PC sampling gets all of the time. A caller is notified; the schedule and rules would
+		// repeat it forever.
 		r.Engine = PC
 		if r.Cause == CauseCall || r.Cause == CauseSocket {
 			without = notWith(SASS, outcome(StatusSASSUsed, "").Text)
@@ -236,7 +238,8 @@ func shorten(s string) string {
 	return strings.ToValidUTF8(s, "") // a character may have been cut in two
 }
 
-// unusable says why none of a request's engines can be armed, "" if one can. It is called under the lock.
+// unusable says why none of a request's engines can be armed, "" if one can. It is called under the
+// lock.
 func (c *Controller) unusable(e Engine) string {
 	if c.uncertain > 0 {
 		why := "it is not known whether an engine is disarmed"
@@ -257,7 +260,8 @@ func (c *Controller) unusable(e Engine) string {
 	return why
 }
 
-// Close ends the window that is open, as asked for, and says whether there was one. It does not wait.
+// Close ends the window that is open, as asked for, and says whether there was one. It does not
+// wait.
 func (c *Controller) Close() bool {
 	c.mu.Lock()
 	t := c.current
@@ -286,8 +290,8 @@ func (c *Controller) Report() Report {
 }
 
 // Stop closes the window that is open, by exit, and opens none from now on. It returns when all is
-// restored, or with ctx's error when that ends first: then what an engine has not finished is left to
-// it. A second call waits likewise.
+// restored, or with ctx's error when that ends first: then what an engine has not finished is left
+// to it. A second call waits likewise.
 func (c *Controller) Stop(ctx context.Context) error {
 	c.mu.Lock()
 	if !c.stopping {
@@ -319,7 +323,8 @@ func (c *Controller) run(start time.Time, signals <-chan os.Signal, unwatch func
 	}
 	next := start.Add(c.cfg.After)
 	for {
-		// Once it is over nothing else counts but a request that was accepted before: it is told so.
+		// Once it is over nothing else counts but a request that was accepted before: it is told
+		// so.
 		select {
 		case <-c.stop:
 			select {
@@ -348,8 +353,8 @@ func (c *Controller) run(start time.Time, signals <-chan os.Signal, unwatch func
 	}
 }
 
-// runGuarded runs one window. A panic here would be a mistake of this package; it ends the windows and not the
-// program.
+// runGuarded runs one window. A panic here would be a mistake of this package; it ends the windows
+// and not the program.
 func (c *Controller) runGuarded(t *Ticket) {
 	if err := guarded(func() error {
 		c.runWindow(t)
@@ -380,8 +385,8 @@ func (c *Controller) ready() bool {
 	return ready
 }
 
-// scheduled asks for the window that is due and returns when the next is, zero for never. Times stay on
-// the grid of the first; those that have passed are skipped.
+// scheduled asks for the window that is due and returns when the next is, zero for never. Times
+// stay on the grid of the first; those that have passed are skipped.
 func (c *Controller) scheduled(due time.Time) (next time.Time) {
 	now := time.Now()
 	skipped := uint64(0)
@@ -409,7 +414,8 @@ type Ticket struct {
 	c *Controller
 	// window is under the controller's lock until done is closed.
 	window Window
-	// without is what is added where something was collected: what the window was asked for and went without.
+	// without is what is added where something was collected: what the window was asked for and
+	// went without.
 	without string
 	done    chan struct{}
 	end     chan struct{}

@@ -185,8 +185,8 @@ func TestOneEngineOfBothFails(t *testing.T) {
 	})
 }
 
-// TestFaults is every way in which a call can go wrong: afterwards activity runs, the engine is given up
-// where it must be, and the other one goes on where it may.
+// TestFaults has every way in which a call can fail. Afterwards activity runs. The engine is not
+// used again where it must not be, and the other engine continues where it may.
 func TestFaults(t *testing.T) {
 	type fault struct {
 		name string
@@ -431,8 +431,8 @@ func TestSchedule(t *testing.T) {
 	}
 }
 
-// TestScheduleWaitsForAContext has programs that use the device only after the schedule's first time: on a cold machine
-// that takes seconds.
+// TestScheduleWaitsForAContext has programs that use the device only after the schedule's first
+// time: on a cold machine that takes seconds.
 func TestScheduleWaitsForAContext(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -484,7 +484,8 @@ func TestScheduleWaitsForAContext(t *testing.T) {
 	}
 }
 
-// TestScheduleBearsEnginesThatPanic has no answer to whether there is a context: the window says what comes of it.
+// TestScheduleBearsEnginesThatPanic has no answer to whether there is a context: the window says
+// what comes of it.
 func TestScheduleBearsEnginesThatPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, err := New(Config{After: time.Second}, &fakeEngines{t: t, ready: func() bool { panic("a mistake") }})
@@ -531,7 +532,8 @@ func TestScheduleSkipsWhatPassed(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.Start()
-		// Windows begin at 4, 12, 20, 28 and 36 s and take 8; each next time on the grid passes meanwhile.
+		// Windows begin at 4, 12, 20, 28 and 36 s and take 8; each next time on the grid passes
+		// meanwhile.
 		time.Sleep(39 * time.Second)
 		end(t, c)
 		r := c.Report()

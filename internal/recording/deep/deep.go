@@ -14,7 +14,7 @@ import (
 // Engine is what looks inside kernels, as users type it.
 type Engine string
 
-// The engines. Both is no engine of its own: a window of both is halved, PC sampling first.
+// The engines. Both is not an engine: a window of both is halved, PC sampling first.
 const (
 	PC   Engine = "pc"
 	SASS Engine = "sass"
@@ -161,11 +161,12 @@ func (o Outcome) Err() error {
 	return &Error{Outcome: o}
 }
 
-// Error is an outcome other than collected. Controller returns it, and Engines may return it from Arm
-// and Pause so that the window says why it has nothing; any other error is StatusFailed.
+// Error is an outcome other than collected. Controller returns it, and Engines may return it from
+// Arm and Pause so that the window says why it has nothing; any other error is StatusFailed.
 type Error struct{ Outcome Outcome }
 
-// NewError returns an error with the status's own sentence and, in brackets, a detail; "" adds nothing.
+// NewError returns an error with the status's own sentence and, in brackets, a detail; "" adds
+// nothing.
 func NewError(s Status, detail string) *Error { return &Error{Outcome: outcome(s, detail)} }
 
 func (e *Error) Error() string { return "deep window: " + e.Outcome.Text }
@@ -186,8 +187,8 @@ func outcomeOf(err error) Outcome {
 // limit, and what it has is kept.
 var ErrFull = errors.New("the engine has collected what it has room for")
 
-// Options go to an engine with a window. What else an engine can be told (sampling period, metrics) its
-// implementation has from its own settings.
+// Options go to an engine with a window. What else an engine can be told (sampling period, metrics)
+// its implementation has from its own settings.
 type Options struct {
 	// Window is the window's id.
 	Window uint64
@@ -214,21 +215,23 @@ func (c *Collected) add(o Collected) {
 	c.Lost += o.Lost
 }
 
-// Engines arms and disarms what looks inside kernels. The controller makes one call at a time, each on
-// a goroutine of its own and with a context that ends after Config.Patience, with one exception: where a
-// call has not returned by then, Resume is called beside it, and again when it has returned.
+// Engines arms and disarms what looks inside kernels. The controller makes one call at a time, each
+// on a goroutine of its own and with a context that ends after Config.Patience. There is one
+// exception. If a call has not returned by then, Resume is called beside it, and again when it has
+// returned.
 type Engines interface {
-	// Ready says whether there is anything to look into yet, such as a context of the device. Windows of the
-	// schedule wait for it. It returns within a moment, and is called by the goroutine that runs the windows.
+	// Ready says whether there is anything to look into yet, such as a context of the device.
+	// Windows of the schedule wait for it. It returns within a moment, and is called by the
+	// goroutine that runs the windows.
 	Ready() bool
-	// PausesActivity says whether activity records must be off while the engine is armed. It returns
-	// at once.
+	// PausesActivity says whether activity records must be off while the engine is armed. It
+	// returns at once.
 	PausesActivity(e Engine) bool
 	// Pause turns activity off and waits until the device is quiet.
 	Pause(ctx context.Context) error
-	// Resume turns activity on again; it is also called after a Pause that failed. disarmed is false
-	// if the engine may still be armed: where activity beside it is dangerous, leave it off and return
-	// an error that says so.
+	// Resume turns activity on again; it is also called after a Pause that failed. disarmed is
+	// false if the engine may still be armed: where activity beside it is dangerous, leave it off
+	// and return an error that says so.
 	Resume(ctx context.Context, disarmed bool) error
 	// Arm starts an engine, PC or SASS. With an error nothing is armed.
 	Arm(ctx context.Context, e Engine, o Options) (Session, error)
@@ -236,19 +239,20 @@ type Engines interface {
 
 // Session is an armed engine.
 type Session interface {
-	// Drain moves what was collected out of the engine's buffers; it is called every Config.DrainEvery
-	// while the window is open. ErrFull ends the window, any other error as a failure.
+	// Drain moves what was collected out of the engine's buffers; it is called every
+	// Config.DrainEvery while the window is open. ErrFull ends the window, any other error as a
+	// failure.
 	Drain(ctx context.Context) error
-	// Disarm stops the engine, takes what is left and returns the sums. An error says that the engine
-	// may still be armed; what merely could not be collected is counted as Lost.
+	// Disarm stops the engine, takes what is left and returns the sums. An error says that the
+	// engine may still be armed; what merely could not be collected is counted as Lost.
 	Disarm(ctx context.Context) (Collected, error)
 }
 
 // Part is what one engine did in a window.
 type Part struct {
 	Engine Engine `json:"engine"`
-	// Start and End bound the time in which the engine was or may have been armed, and activity paused;
-	// both are zero where it was not tried.
+	// Start and End bound the time in which the engine was or may have been armed, and activity
+	// paused; both are zero where it was not tried.
 	Start time.Time `json:"start"`
 	End   time.Time `json:"end"`
 	// Armed says that the engine ran.

@@ -15,8 +15,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeEngines is what an implementation of Engines must bear, and complains where it must not: of two
-// armed engines, of activity beside SASS, of calls out of turn.
+// fakeEngines is what an implementation of Engines must bear, and complains where it must not: of
+// two armed engines, of activity beside SASS, of calls out of turn.
 type fakeEngines struct {
 	t *testing.T
 	// Each may be set to do something else than succeed at once.

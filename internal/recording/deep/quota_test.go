@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// allowed says, by going through all windows there have been, whether there may be another: what the
-// quota says is compared with it.
+// allowed says, by going through all windows there have been, whether there may be another: what
+// the quota says is compared with it.
 func allowed(cfg *Config, start, now time.Time, e Engine, length time.Duration, past []Window) Status {
 	var used time.Duration
 	count, armed := 0, 0
@@ -57,9 +57,9 @@ func sassUsed(past []Window) bool {
 	})
 }
 
-// TestLimitsHoldOverRandomRequests asks for windows at random times with engines that fail at random, over
-// hours of a false clock. Each answer is that of the naive reckoning, and none of the windows there
-// were breaks a limit.
+// TestLimitsHoldOverRandomRequests asks for windows at random times with engines that fail at
+// random, over hours of a false clock. Each answer is that of the naive reckoning, and none of the
+// windows there were breaks a limit.
 func TestLimitsHoldOverRandomRequests(t *testing.T) {
 	answers := map[Status]int{}
 	for seed := range uint64(30) {
@@ -83,7 +83,7 @@ func TestLimitsHoldOverRandomRequests(t *testing.T) {
 				var past []Window
 				cfg.Closed = func(w Window) { past = append(past, w) }
 				f := &fakeEngines{t: t}
-				faults := rand.New(rand.NewPCG(seed, 2)) // of the goroutines that call f, one after the other
+				faults := rand.New(rand.NewPCG(seed, 2)) // of the goroutines that call f, sequentially
 				fail := func(context.Context) error {
 					if faults.IntN(4) == 0 {
 						return errOdd
@@ -169,8 +169,8 @@ func verify(t *testing.T, cfg *Config, start time.Time, windows []Window) {
 		if sassUsed(windows[:i]) && slices.ContainsFunc(w.Parts, func(p Part) bool { return p.Engine == SASS }) {
 			t.Errorf("window %d has SASS metrics again", w.ID)
 		}
-		// The hour that ends with the window; what the window took longer than it was to take could not be
-		// known when it began.
+		// The hour that ends with the window; what the window took longer than it was to take could
+		// not be known when it began.
 		end := w.Start.Add(w.For)
 		var used time.Duration
 		count := 0
@@ -191,7 +191,8 @@ func verify(t *testing.T, cfg *Config, start time.Time, windows []Window) {
 	}
 }
 
-// TestOneWindowOfSASS: the second of a process is refused, and windows of both engines have PC sampling alone from then on.
+// TestOneWindowOfSASS: the second of a process is refused, and windows of both engines have PC
+// sampling alone from then on.
 func TestOneWindowOfSASS(t *testing.T) {
 	const used = "the process has had its window of sass, since CUPTI cannot be configured twice; ask for pc, or restart the process"
 	const collected = "the window was opened and its data collected"

@@ -20,8 +20,8 @@ func rules(t *testing.T, text string) []rule.Rule {
 	return r
 }
 
-// TestRuleOpensAWindow has a process that launches less and less, with a SASS window in which no kernel is
-// recorded: it must not make the rule fire.
+// TestRuleOpensAWindow has a process that launches less and less, with a SASS window in which no
+// kernel is recorded: it must not make the rule fire.
 func TestRuleOpensAWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeEngines{t: t}
@@ -139,7 +139,8 @@ func TestRuleHasItsLimits(t *testing.T) {
 	})
 }
 
-// TestRuleOnABaseline has a training whose steps become twice as long, with all settings at their defaults.
+// TestRuleOnABaseline has a training whose steps become twice as long, with all settings at their
+// defaults.
 func TestRuleOnABaseline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var windows []Window

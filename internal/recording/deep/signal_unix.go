@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// watchSignal returns a channel that hears of a signal, nil without one, and how to end that. A signal
-// that comes while the one before waits is one with it.
+// watchSignal returns a channel that receives a signal, nil without one, and how to end that. A
+// signal that comes while the one before waits is one with it.
 func watchSignal(name string) (<-chan os.Signal, func()) {
 	number, ok := map[string]syscall.Signal{"USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2}[name]
 	if !ok {

@@ -95,8 +95,8 @@ func summarise(parts []Part) Outcome {
 // notWith is what stands behind the sentence of a window that went without an engine.
 func notWith(e Engine, why string) string { return fmt.Sprintf("; not with %s: %s", e, why) }
 
-// part arms one engine, holds it for its length and disarms it. It returns why it ended, "" if nothing
-// was armed.
+// part arms one engine, holds it for its length and disarms it. It returns why it ended, "" if
+// nothing was armed.
 func (c *Controller) part(t *Ticket, p *Part, length time.Duration) CloseReason {
 	c.mu.Lock()
 	why := c.unusable(p.Engine)
@@ -213,9 +213,9 @@ type arming struct {
 	session Session
 }
 
-// call runs f on a goroutine of its own, bounded by Patience. If f has not returned by then, call returns
-// errLate and leaves it; nothing is armed until it has come back and late, which is given its error, has
-// found out what the engine does.
+// call runs f on a goroutine of its own, bounded by Patience. If f has not returned by then, call
+// returns errLate. Nothing is armed until f has returned and late, which is given its error, has
+// determined the state of the engine.
 func (a *arming) call(name string, f func(context.Context) error, late func(error)) error {
 	ctx, cancel := context.WithTimeout(context.Background(), a.c.cfg.Patience)
 	result := make(chan error, 1)
@@ -292,7 +292,8 @@ func (a *arming) failed(call string, err error) CloseReason {
 	return ClosedFailure
 }
 
-// resume turns activity on again if it was paused. disarmed is false if the engine may still be armed.
+// resume turns activity on again if it was paused. disarmed is false if the engine may still be
+// armed.
 func (a *arming) resume(disarmed bool) {
 	if !a.paused {
 		return
@@ -307,8 +308,8 @@ func (a *arming) resume(disarmed bool) {
 	}
 }
 
-// disarmLate disarms an engine whose Arm or Drain came back late. It runs on that call's goroutine and
-// has no bound: nobody waits for it.
+// disarmLate disarms an engine whose Arm or Drain came back late. It runs on that call's goroutine
+// and has no bound: nobody waits for it.
 func (a *arming) disarmLate() {
 	err := guarded(func() error {
 		_, err := a.session.Disarm(context.Background())

@@ -112,11 +112,11 @@ func (s *Settings) Table() []settings.Setting {
 		},
 		{
 			Variable: OutputVariable, Set: settings.To(&s.File, settings.Text), Flag: "output",
-			Help: "write OTLP as JSON lines to `file` and send nothing; .gz and .zst are compressed; what was there is replaced",
+			Help: "write OTLP as JSON lines to `file` and send nothing; .gz and .zst are compressed; an existing file is replaced",
 		},
 		{
 			Variable: "GPUFLIGHT_PROFILES", Set: settings.To(&s.Profiles, settings.Bool), Flag: "profiles", Switch: true,
-			Help: "send deep windows as profiles too, a signal in development that not every collector takes",
+			Help: "also send deep windows as profiles, a signal in development that not every collector accepts",
 		},
 	}
 }

@@ -40,11 +40,11 @@ const (
 	maxDevices = 64
 	// maxCells bounds kernel series by name, scope and device.
 	maxCells = 20_000
-	// maxCopyKinds bounds the kinds of copies; CUPTI knows eleven.
+	// maxCopyKinds bounds the kinds of copies; CUPTI has eleven.
 	maxCopyKinds = 16
-	// topNames is how many kernel names have series of their own.
+	// topNames is the number of kernel names with series of their own.
 	topNames = 200
-	// buckets of a histogram of durations, as the connector of usage has them by default.
+	// buckets is the bucket limit of a duration histogram, the default of the usage connector.
 	buckets = 160
 )
 
@@ -80,7 +80,7 @@ type usage struct {
 	without uint64
 }
 
-// work counts what one scope did on one device, by operation.
+// work counts the operations of one scope on one device.
 type work struct {
 	label  uint32
 	device uint8
@@ -88,7 +88,7 @@ type work struct {
 	ns     [numOperations]uint64
 }
 
-// copies are those of one kind on one device.
+// copies counts the copies of one kind on one device.
 type copies struct {
 	kind   int
 	device uint8
@@ -101,7 +101,7 @@ type totals struct {
 	names *names
 	cells map[uint64]*cell
 	list  []*cell
-	// lastKey and lastCell cache the last used cell.
+	// lastKey and lastCell cache the most recently used cell.
 	lastKey   uint64
 	lastCell  *cell
 	usages    map[uint64]*usage
@@ -127,7 +127,7 @@ func newTotals(n *names, start int64) *totals {
 	}
 }
 
-// deviceSlot is a device's index in arrays: 0 for none.
+// deviceSlot returns the array index of a device, or 0 for none.
 func deviceSlot(ordinal int32) uint8 {
 	if ordinal < 0 || ordinal >= maxDevices {
 		return 0
@@ -227,7 +227,7 @@ func (t *totals) other(op operation, h *cupti.Head, label uint32, device uint8) 
 	}
 }
 
-// kind returns the index of a kind of copy; kinds past the bound are one.
+// kind returns the index of a kind of copy. Kinds above the bound share the last index.
 func (t *totals) kind(kind string) int {
 	for i, k := range t.kinds {
 		if k == kind {
@@ -255,7 +255,7 @@ func (t *totals) copy(kind int, device uint8) *copies {
 	return c
 }
 
-// leftOut counts work that has no span.
+// leftOut counts work without a span.
 func (t *totals) leftOut(op operation, name uint32, device uint8) {
 	if op == opKernel {
 		t.usage(name, device).without++

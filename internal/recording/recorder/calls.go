@@ -9,13 +9,13 @@ const (
 	// about a thousand launches per stream. So the evicted calls are those that started no work, or
 	// whose work has no span.
 	maxCalls = 3 << 18
-	// maxSlots is a power of two of which maxCalls is three quarters.
+	// maxSlots is a power of two. maxCalls is three quarters of it.
 	maxSlots = 1 << 20
 	minSlots = 1 << 10
 	// callAge is far below the time in which 2^32 calls wrap (three hours at 400,000 launches a
 	// second). It is far above the time that a launch waits for its device.
 	callAge = 10 * time.Minute
-	// ageStep is how finely ages are known.
+	// ageStep is the resolution of ages.
 	ageStep = int64(10 * time.Second)
 )
 
@@ -29,19 +29,19 @@ type calls struct {
 	slots []slot
 	used  int
 	shift uint
-	// queue is a ring of what was put, in order; entries that were deleted or put again since are
-	// known by their number. head and tail count all that ever were.
+	// queue is a ring of the added entries, in order. Entries that were deleted or replaced since
+	// then are recognized by their number. head and tail count all entries so far.
 	queue      []queued
 	head, tail uint64
-	// marks are how far the queue was at a time, one for each ageStep.
+	// marks are positions in the queue, one for each ageStep.
 	marks []mark
 	aged  uint64
 }
 
 type slot struct {
 	id uint32
-	// number is the entry's in the queue, modulo 2^32, plus one; 0 for a free slot. The queue is far
-	// shorter than that, so that no two entries in it have the same.
+	// number is the entry's number in the queue, modulo 2^32, plus one; 0 means a free slot. The
+	// queue is far shorter than 2^32, so its numbers are unique.
 	number uint32
 	value  call
 }
@@ -74,10 +74,10 @@ func (c *calls) resize(n int) {
 	}
 }
 
-// home spreads ids, which are consecutive, over the slots (Knuth's multiplicative hashing).
+// home spreads consecutive ids over the slots (Knuth's multiplicative hashing).
 func (c *calls) home(id uint32) uint32 { return id * 0x9e3779b1 >> c.shift }
 
-// find returns the slot of an id, or the free one where it would be.
+// find returns the slot of an id. Without an entry it returns the free slot for it, and false.
 func (c *calls) find(id uint32) (at uint32, ok bool) {
 	mask := uint32(len(c.slots) - 1)
 	for at = c.home(id); ; at = (at + 1) & mask {
@@ -96,8 +96,8 @@ func (c *calls) get(id uint32) (v call, ok bool) {
 	return v, ok
 }
 
-// put sets the value of an id and makes it the newest. An existing entry is replaced: it is the
-// same call, or the ids wrapped.
+// put sets the value of an id and makes it the newest. It replaces an existing entry: either it is
+// the same call, or the ids wrapped.
 func (c *calls) put(id uint32, v call) {
 	c.delete(id)
 	for c.used >= maxCalls || c.tail-c.head >= maxCalls {
@@ -112,7 +112,7 @@ func (c *calls) put(id uint32, v call) {
 	c.used++
 }
 
-// enqueue appends an id to the queue, in which there is room, and returns its number.
+// enqueue appends an id to the queue, which must have a free entry, and returns its number.
 func (c *calls) enqueue(id uint32) uint32 {
 	for c.head < c.tail && !c.alive(c.queue[c.head&uint64(len(c.queue)-1)]) {
 		c.head++
@@ -124,7 +124,7 @@ func (c *calls) enqueue(id uint32) uint32 {
 		}
 		c.queue = grown
 	}
-	if uint32(c.tail)+1 == 0 { // 0 is a free slot's number: an entry that is nobody's takes its place
+	if uint32(c.tail)+1 == 0 { // 0 marks a free slot: skip this number with an unused entry
 		c.queue[c.tail&uint64(len(c.queue)-1)] = queued{}
 		c.tail++
 	}
@@ -142,7 +142,7 @@ func (c *calls) alive(q queued) bool {
 	return ok && c.slots[at].number == q.number
 }
 
-// dropHead drops the oldest entry of the queue, and counts it if it still was in use.
+// dropHead removes the oldest entry of the queue, and counts it if it was still in use.
 func (c *calls) dropHead() {
 	q := c.queue[c.head&uint64(len(c.queue)-1)]
 	c.head++
@@ -152,14 +152,13 @@ func (c *calls) dropHead() {
 	}
 }
 
-// delete removes an id.
 func (c *calls) delete(id uint32) {
 	at, ok := c.find(id)
 	if !ok {
 		return
 	}
 	c.used--
-	// Move back the entries that were pushed past this slot, so that searches still find them.
+	// Move back the entries that probing placed after this slot, so that searches still find them.
 	mask := uint32(len(c.slots) - 1)
 	for next := (at + 1) & mask; c.slots[next].number != 0; next = (next + 1) & mask {
 		if home := c.home(c.slots[next].id); (next-home)&mask >= (next-at)&mask {

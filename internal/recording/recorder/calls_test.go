@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The table holds what a map would.
-func TestCallsAreAMap(t *testing.T) {
+// TestCalls_RandomOperations compares the table with a map.
+func TestCalls_RandomOperations(t *testing.T) {
 	c := newCalls()
 	want := map[uint32]call{}
 	random := rand.New(rand.NewPCG(1, 1))
@@ -36,7 +36,7 @@ func TestCallsAreAMap(t *testing.T) {
 	assert.LessOrEqual(t, len(c.slots), 1<<13)
 }
 
-func TestTheOldestCallsMakeRoom(t *testing.T) {
+func TestCalls_EvictOldest(t *testing.T) {
 	c := newCalls()
 	for i := range uint32(maxCalls + 1000) {
 		c.put(i, call{start: int64(i)})
@@ -49,7 +49,7 @@ func TestTheOldestCallsMakeRoom(t *testing.T) {
 	v, ok := c.get(1000)
 	assert.True(t, ok)
 	assert.Equal(t, call{start: 1000}, v)
-	// Putting one again makes it the newest.
+	// A repeated put makes the entry the newest.
 	c.put(1000, call{start: 1})
 	for i := range uint32(5000) {
 		c.put(1<<30+i, call{})
@@ -60,7 +60,7 @@ func TestTheOldestCallsMakeRoom(t *testing.T) {
 	assert.LessOrEqual(t, c.tail-c.head, uint64(maxSlots))
 }
 
-func TestCallsAge(t *testing.T) {
+func TestCalls_Age(t *testing.T) {
 	c := newCalls()
 	now := int64(0)
 	c.age(now)
@@ -81,8 +81,8 @@ func TestCallsAge(t *testing.T) {
 	assert.LessOrEqual(t, len(c.marks), int(int64(callAge)/ageStep)+2)
 }
 
-// The numbers of the queue come around at 2^32.
-func TestNumbersOfTheQueueComeAround(t *testing.T) {
+// The numbers of the queue wrap at 2^32.
+func TestCalls_QueueNumbersWrap(t *testing.T) {
 	c := newCalls()
 	c.head, c.tail = 1<<32-5, 1<<32-5
 	for i := range uint32(3000) {

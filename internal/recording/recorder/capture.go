@@ -16,11 +16,11 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// summaryKernels is the number of kernels that a summary names.
+// summaryKernels is the number of kernels in a summary.
 const summaryKernels = 20
 
-// Unavailable sends the session's span and a capture log with the reason why nothing is recorded,
-// for a program without a Collector. It returns the summary.
+// Unavailable sends the session's span and a capture log with the reason why nothing is recorded.
+// It serves programs without a collector of records. It returns the summary.
 func Unavailable(cfg Config, status cupti.Status, sink Sink) (Summary, error) {
 	cfg, err := complete(cfg)
 	if err != nil {
@@ -30,7 +30,7 @@ func Unavailable(cfg Config, status cupti.Status, sink Sink) (Summary, error) {
 	return e.finish(""), nil
 }
 
-// unavailable is a source of nothing.
+// unavailable is a source without records.
 type unavailable struct {
 	Source
 	status cupti.Status
@@ -40,20 +40,20 @@ func (u unavailable) Status() cupti.Status       { return u.status }
 func (u unavailable) Stats() cupti.Stats         { return cupti.Stats{} }
 func (u unavailable) Devices() []gpuevent.Device { return nil }
 
-// finish sends what is sent at the end.
+// finish sends the last telemetry of the session.
 func (r *Recorder) finish() error {
 	e := r.engine
 	e.now = time.Now()
 	r.mu.Lock()
 	e.scopes.lost += r.lost
-	notes := r.notes
-	e.yields = append(e.yields, r.yields...)
+	events := r.windowEvents
+	e.results = append(e.results, r.results...)
 	e.texts = append(e.texts, r.texts...)
 	e.windows.counts.Unsent += r.windowsLost
 	e.windows.counts.TextsMissing += r.textsMissing
-	r.notes, r.yields, r.texts = nil, nil, nil
+	r.windowEvents, r.results, r.texts = nil, nil, nil
 	r.mu.Unlock()
-	e.learnWindows(notes)
+	e.learnWindows(events)
 	if r.broken.Load() {
 		// The batch may hold an incomplete event.
 		e.batch = gpuevent.NewBatch(gpuevent.Signals{Traces: true, Logs: true})
@@ -76,8 +76,8 @@ func (e *engine) finish(failure string) Summary {
 	for _, c := range open {
 		e.scopes.finish(c, true)
 	}
-	e.sendYields()
-	e.unyielded()
+	e.sendResults()
+	e.sendPendingWindows()
 	e.closeSessionPart()
 	if s := e.scopes.session; s.sampled {
 		e.spans.Scopes++
@@ -128,7 +128,7 @@ func (e *engine) summary(failure string, end int64) Summary {
 	return s
 }
 
-// summarize fills in the tables.
+// summarize fills in the tables of a summary.
 func (t *totals) summarize(s *Summary) {
 	var rows []KernelRow
 	var other KernelRow
@@ -197,7 +197,7 @@ func (e *engine) captureLog(s *Summary) {
 		outcome, r.Severity = statusPartial, gpuevent.SeverityWarn
 	}
 	if s.Windows != nil && s.Windows.PausedSeconds > 0 && outcome == statusCollected {
-		outcome = statusPartial // as was asked for
+		outcome = statusPartial // as requested
 	}
 	if s.Reason != cupti.ReasonNone {
 		outcome, r.Severity = statusSkipped, gpuevent.SeverityWarn
@@ -245,8 +245,8 @@ func (e *engine) captureLog(s *Summary) {
 	e.batch.Record(e.session, &r)
 }
 
-// captureKinds are the words for kinds, with one for which scope a launch belongs to: nobody asks for
-// it, but it is missed.
+// captureKinds returns the words for kinds. It includes a word for missing external correlation
+// records, which users cannot request.
 func captureKinds(set cupti.Kinds) []string {
 	words := KindNames(set)
 	if set.Has(cupti.KindExternal) {
@@ -276,13 +276,13 @@ func (s *Summary) sentence() string {
 		n    uint64
 		text string
 	}{
-		{s.Spans.LeftOut, "%d left out by limit or filter"},
+		{s.Spans.LeftOut, "%d omitted by limit or filter"},
 		{s.Spans.Unsampled, "%d not sampled"},
 		{s.Records.Dropped, "%d records dropped by CUPTI"},
 		{s.Records.Rejected, "%d records rejected"},
 		{s.Records.Unread, "%d records not read"},
-		{s.Records.Unreturned, "%d buffers of records kept by CUPTI, since the device was not done with all in them"},
-		{s.Records.ScopesUnknown, "%d records whose scope is not known"},
+		{s.Records.Unreturned, "%d buffers kept by CUPTI with unfinished records"},
+		{s.Records.ScopesUnknown, "%d records with an unknown scope"},
 		{s.Records.ScopesLost, "%d scopes lost"},
 	} {
 		if part.n > 0 {
@@ -297,10 +297,10 @@ func (s *Summary) sentence() string {
 			fmt.Fprintf(&b, ", %d deep windows without a result", w.Attempts)
 		}
 		if w.Unsent > 0 {
-			fmt.Fprintf(&b, ", the figures of %d deep windows lost", w.Unsent)
+			fmt.Fprintf(&b, ", the results of %d deep windows lost", w.Unsent)
 		}
 		if w.TextsMissing > 0 {
-			fmt.Fprintf(&b, ", the instructions of %d functions without text", w.TextsMissing)
+			fmt.Fprintf(&b, ", %d functions without a listing", w.TextsMissing)
 		}
 		if w.PausedSeconds > 0 {
 			fmt.Fprintf(&b, ", nothing recorded for %.3g s of them", w.PausedSeconds)
@@ -310,7 +310,7 @@ func (s *Summary) sentence() string {
 		fmt.Fprintf(&b, ", recorded in %.3g %% of the time at a cost of at most %.2g %% of it (budget %.3g %%)",
 			100*o.RecordedRatio, 100*o.Ratio, 100*o.Budget)
 		if !o.Met {
-			b.WriteString(": the budget was not kept")
+			b.WriteString(": the budget was exceeded")
 		}
 		if o.Failure != "" {
 			b.WriteString("; " + o.Failure)

@@ -13,7 +13,7 @@ func FromCollector(c *cupti.Collector) Source { return collector{c} }
 
 type collector struct{ *cupti.Collector }
 
-// Take returns no batch as no Records, which a nil *cupti.Batch in the interface would not be.
+// Take returns a nil Records without a batch. A nil *cupti.Batch in the interface would not be nil.
 func (c collector) Take(wait time.Duration) (Records, error) {
 	b, err := c.Collector.Take(wait)
 	if b == nil {

@@ -21,9 +21,9 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// The whole way, from a launch to a span, with the fake libraries: threads with scopes of their own,
-// copies, graphs, and a limit that leaves most out.
-func TestFromACollector(t *testing.T) {
+// TestCollector_LaunchToSpan checks the data flow from a launch to a span, with the fake libraries.
+// It has threads with scopes, copies, graphs, and a limit that omits most spans.
+func TestCollector_LaunchToSpan(t *testing.T) {
 	for _, limit := range []int{1_000_000, 1000} {
 		t.Run(fmt.Sprint(limit), func(t *testing.T) {
 			fake := cuptitest.Libraries(t)
@@ -91,7 +91,7 @@ func TestFromACollector(t *testing.T) {
 	}
 }
 
-// copies is how many copies metrics know of.
+// copies returns the number of copies in the metrics.
 func (s *sink) copies() uint64 {
 	n := uint64(0)
 	for _, x := range s.metrics[len(s.metrics)-1].ResourceMetrics().At(0).ScopeMetrics().At(0).Metrics().All() {

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/profile"
 )
 
-// Source is where records come from: a *cupti.Collector by [FromCollector].
+// Source delivers records: [FromCollector] makes one of a *cupti.Collector.
 type Source interface {
 	// Take returns the next completed buffer. It returns nil, nil after wait, and nil, io.EOF when
 	// the collector is stopped and all buffers are taken. Only one goroutine calls it.
@@ -24,7 +24,7 @@ type Source interface {
 	Flush() error
 	// Pending is the number of completed buffers that wait for Take.
 	Pending() int
-	// ScopeEvents takes the NVTX events seen so far, in order per thread.
+	// ScopeEvents appends the pending NVTX events to dst, in order for each thread.
 	ScopeEvents(dst []cupti.ScopeEvent) []cupti.ScopeEvent
 	Devices() []gpuevent.Device
 	Stats() cupti.Stats
@@ -35,8 +35,8 @@ type Source interface {
 	NextScopeID() uint64
 }
 
-// Records is one decoded buffer: a *cupti.Batch. The methods that fill an event fill all but Ref and
-// ScopeName.
+// Records is one decoded buffer: a *cupti.Batch. The methods that fill an event set all fields
+// except Ref and ScopeName.
 type Records interface {
 	Len() int
 	// Attachment distinguishes correlation ids. Ids of records with different attachments are
@@ -49,7 +49,7 @@ type Records interface {
 	Sync(i int, y *gpuevent.Sync)
 	Memory(i int, m *gpuevent.Memory)
 	Graph(i int, g *gpuevent.Graph)
-	// API is the name of a host call.
+	// API returns the name of a host call.
 	API(i int) string
 	Release()
 }
@@ -62,14 +62,14 @@ type Sink interface {
 	Metrics(pmetric.Metrics)
 }
 
-// ProfileSink takes profiles as Sink takes the rest.
+// ProfileSink receives profiles under the rules of Sink.
 type ProfileSink interface{ Profiles(profile.Profiles) }
 
-// Config says what the session is and what of it becomes spans. The zero value works: New fills in a
-// new InstanceID, and defaults where a field says so.
+// Config describes the session and selects the spans. The zero value is valid: New generates an
+// InstanceID and sets the documented defaults.
 type Config struct {
-	// ServiceName is service.name, "" for unknown_service and the name of the executable. InstanceID
-	// is a UUID: service.instance.id, from which all ids are derived; "" makes one.
+	// ServiceName is service.name. "" means unknown_service and the name of the executable.
+	// InstanceID is service.instance.id, a UUID from which all ids are derived. "" generates one.
 	ServiceName, InstanceID string
 	// Resource holds further attributes of the resource.
 	Resource []gpuevent.Attr
@@ -85,44 +85,45 @@ type Config struct {
 	// MaxSpansPerSecond limits spans of device work. The default is 20,000; a negative value allows
 	// none. Omitted spans are counted, and metrics include their work.
 	MaxSpansPerSecond int
-	// MaxSpansPerTrace is the size from which a session's or NVTX range's trace goes on in another
-	// part: default 10,000, at least 2.
+	// MaxSpansPerTrace limits the spans in a trace of the session or of an NVTX range. Further
+	// spans go to the next part of the trace. The default is 10,000, the minimum 2.
 	MaxSpansPerTrace int
-	// KernelsOnly makes spans of kernels only.
+	// KernelsOnly limits spans of device work to kernels.
 	KernelsOnly bool
 	// Include and Exclude are globs (*, ?) on a kernel's short or full name. A kernel has a span if
-	// it matches one of Include, or there is none, and matches none of Exclude.
+	// it matches no Exclude and, unless Include is empty, at least one Include.
 	Include, Exclude []string
-	// MinDuration is the least duration of device work that has a span.
+	// MinDuration is the minimum duration of device work with a span.
 	MinDuration time.Duration
-	// FlushInterval is how often CUPTI is asked for what is complete (default 200 ms), MetricInterval
-	// how often metrics are sent (default 10 s).
+	// FlushInterval is the interval of CUPTI flushes (default 200 ms). MetricInterval is the
+	// interval of metric exports (default 10 s).
 	FlushInterval, MetricInterval time.Duration
-	// Start is when the session began: default now.
+	// Start is the start of the session. The default is the current time.
 	Start time.Time
-	// Asked are the kinds that were asked for: default cupti.DefaultKinds.
+	// Asked are the requested kinds. The default is cupti.DefaultKinds.
 	Asked cupti.Kinds
-	// OverheadBudget is the share of the program's time that recording may cost, above 0 and at most 1; 0 sets no
-	// limit. The Source must be a Detacher. The program is recorded in time slices; between them CUPTI is detached.
+	// OverheadBudget is the share of the program's time that recording may cost, above 0 and at
+	// most 1. 0 sets no limit. The Source must be a Detacher. The recorder then records time slices
+	// and detaches CUPTI between them.
 	OverheadBudget float64
-	// Rules are told of kernels and scopes, nil for none.
+	// Rules observe kernels and scopes. It may be nil.
 	Rules Rules
-	// Profiles takes deep windows as profiles too, nil for none.
+	// Profiles also receives deep windows as profiles. It may be nil.
 	Profiles ProfileSink
-	// Logger defaults to one that drops everything.
+	// Logger receives log messages. The default discards them.
 	Logger *slog.Logger
 }
 
 // Scope is a span of the application around the launches of one thread.
 type Scope struct {
-	// Ref has the span's Trace and Span.
+	// Ref identifies the span by Trace and Span.
 	Ref gpuevent.Ref
-	// Sampled says whether device work in it makes spans.
+	// Sampled reports whether device work in the scope has spans.
 	Sampled bool
 	Name    string
 }
 
-// Summary is what came of a session. It is made to be written as JSON.
+// Summary is the result of a session. It is encoded as JSON.
 type Summary struct {
 	PID      int      `json:"pid"`
 	Command  []string `json:"command,omitempty"`
@@ -134,8 +135,8 @@ type Summary struct {
 	StartNs int64 `json:"start_unix_nano"`
 	EndNs   int64 `json:"end_unix_nano"`
 
-	// Reason is "" where recording worked; Detail is one sentence. Failure is set if recording
-	// stopped by a fault of its own.
+	// Reason is "" if recording worked. Detail is one sentence. Failure is set if an internal error
+	// stopped recording.
 	Reason  cupti.Reason `json:"reason,omitempty"`
 	Detail  string       `json:"detail,omitempty"`
 	Failure string       `json:"failure,omitempty"`
@@ -143,8 +144,8 @@ type Summary struct {
 	Version int          `json:"version,omitempty"`
 	Devices []string     `json:"devices,omitempty"`
 
-	// Kernels are the 20 names that took the most time, the longest first; KernelsOther is the rest.
-	// KernelCount counts all, graph nodes included.
+	// Kernels are the 20 names with the most time, longest first. KernelsOther is the rest.
+	// KernelCount counts all kernels, including graph nodes.
 	Kernels      []KernelRow `json:"kernels,omitempty"`
 	KernelsOther *KernelRow  `json:"kernels_other,omitempty"`
 	KernelCount  uint64      `json:"kernel_count"`
@@ -154,37 +155,38 @@ type Summary struct {
 
 	Spans   SpanCounts   `json:"spans"`
 	Records RecordCounts `json:"records"`
-	// Windows are the deep windows, nil if there was none.
+	// Windows describes the deep windows. It is nil if there was none.
 	Windows *WindowCounts `json:"deep_windows,omitempty"`
-	// Overhead is what the overhead budget did, nil without one.
+	// Overhead is the result of the overhead budget. It is nil without a budget.
 	Overhead *OverheadSummary `json:"overhead,omitempty"`
-	// OverheadSeconds is what CUPTI says it needed, OwnSeconds the recorder's own processor time.
+	// OverheadSeconds is the overhead that CUPTI reports. OwnSeconds is the recorder's processor
+	// time.
 	OverheadSeconds float64 `json:"overhead_seconds"`
 	OwnSeconds      float64 `json:"own_seconds"`
-	// Delivery says what became of the telemetry, by signal; whoever sent it fills it in.
+	// Delivery counts sent and unsent telemetry by signal. The exporter fills it in.
 	Delivery []Delivery `json:"delivery,omitempty"`
 }
 
-// Delivery is what became of one signal's items: spans, log records, metric points or profiles.
+// Delivery counts the items of one signal: spans, log records, metric points or profiles.
 type Delivery struct {
 	Signal string `json:"signal"`
 	To     string `json:"to"`
 	Sent   uint64 `json:"sent"`
-	// Unsent has them by reason, Error the last one seen.
+	// Unsent counts items by reason. Error is the last error.
 	Unsent map[string]uint64 `json:"unsent,omitempty"`
 	Error  string            `json:"error,omitempty"`
 }
 
-// KernelRow is one kernel's part of the session.
+// KernelRow sums up one kernel in the session.
 type KernelRow struct {
 	Name    string  `json:"name"`
 	Count   uint64  `json:"count"`
 	Seconds float64 `json:"seconds"`
-	// MaxSeconds is the longest of them.
+	// MaxSeconds is the duration of the longest kernel.
 	MaxSeconds float64 `json:"max_seconds"`
 }
 
-// CopyRow is one kind of copy ("HtoD"), or all sets.
+// CopyRow sums up one kind of copy ("HtoD"), or all memory sets.
 type CopyRow struct {
 	Kind    string  `json:"kind,omitempty"`
 	Count   uint64  `json:"count"`
@@ -197,22 +199,23 @@ type SpanCounts struct {
 	Emitted   uint64 `json:"emitted"`
 	LeftOut   uint64 `json:"left_out"`
 	Unsampled uint64 `json:"unsampled"`
-	// Scopes are the spans of NVTX ranges and of the session.
+	// Scopes counts the spans of NVTX ranges and of the session.
 	Scopes uint64 `json:"scopes"`
-	// ScopesLeftOut are NVTX ranges and marks that the limit left out; their work is in the scope
-	// around them.
+	// ScopesLeftOut counts NVTX ranges and marks above the limit. Their work belongs to the
+	// enclosing scope.
 	ScopesLeftOut uint64 `json:"scopes_left_out,omitempty"`
 }
 
-// RecordCounts are the collector's.
+// RecordCounts are the counters of the collector.
 type RecordCounts struct {
 	Collected uint64 `json:"collected"`
 	Dropped   uint64 `json:"dropped"`
 	Unknown   uint64 `json:"unknown"`
 	Rejected  uint64 `json:"rejected"`
-	// RejectedBy has the reasons that occurred.
+	// RejectedBy counts rejected records by reason.
 	RejectedBy map[string]uint64 `json:"rejected_by,omitempty"`
-	// Unread were in buffers given back unread, after a fault or past the bound of Stop.
+	// Unread counts records in buffers that were returned unread, after a fault or the deadline of
+	// Stop.
 	Unread uint64 `json:"unread,omitempty"`
 	// Unreturned counts buffers that CUPTI kept at the end. They hold unfinished records and those
 	// of later launches.

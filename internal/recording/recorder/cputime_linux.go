@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// threadTime returns a function that tells the processor time of the calling thread since now; it is
-// called on the same thread.
+// threadTime returns a function that returns the processor time of the calling thread since this
+// call. Both must be called on the same thread.
 func threadTime() func() time.Duration {
 	read := func() time.Duration {
 		var u unix.Rusage

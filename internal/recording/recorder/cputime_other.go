@@ -6,5 +6,5 @@ package recorder
 
 import "time"
 
-// threadTime is not known on this system.
+// threadTime is unsupported on this system.
 func threadTime() func() time.Duration { return func() time.Duration { return 0 } }

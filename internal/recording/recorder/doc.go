@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package recorder turns what package cupti collects into telemetry: spans of device work under the
-// scopes that launched it, exact metrics beside them, and one log at the end that says what was
-// recorded and what was lost.
+// Package recorder converts the records of package cupti into telemetry. It makes spans of device
+// work as children of the scopes that launched it, and exact metrics. At the end it sends one log
+// about what was recorded and what was dropped.
 //
-// In go buffers of records ([Source], [Records]); out goes pdata ([Sink]). The package opens no
-// connection, reads no environment (the parser of it, [SettingsFromEnv], is given a function), and
-// calls CUPTI through Source only.
+// The input is buffers of records ([Source], [Records]). The output is pdata ([Sink]). The package
+// opens no connection and reads no environment variable: [SettingsFromEnv] is given a function for
+// that. It calls CUPTI through Source only.
 //
-// One goroutine, started by [Recorder.Start], takes the buffers and owns everything that is learned
-// from them. [Recorder.Begin] and [Recorder.End] may be called by any thread and only leave a note
-// under a lock of their own. Nothing here grows without a bound. What passes one is counted: spans
-// that the limit left out, scopes that found no room or were forgotten, names that are _other in
-// metrics; host calls that are forgotten leave spans without launch times.
+// [Recorder.Start] starts one goroutine, which reads the buffers and owns all state derived from
+// them. Any thread may call [Recorder.Begin] and [Recorder.End]; they append an event under a lock
+// of their own. All memory is bounded and every drop is counted: spans omitted by the limit, and
+// scopes dropped or evicted at a bound. In metrics, names above a bound become _other. Spans of
+// evicted host calls have no launch time.
 //
-// A fault in the goroutine never reaches the program that it runs in: it is logged once, recording
-// stops, buffers are given back unread, and the summary says so.
+// A panic or an error in the goroutine never reaches the program. It is logged once, recording
+// stops, buffers are returned unread, and the summary reports it.
 package recorder

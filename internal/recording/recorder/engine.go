@@ -15,17 +15,17 @@ import (
 )
 
 const (
-	// sendSpans is how many spans go to the sink at a time: some 5 MB of OTLP.
+	// sendSpans is the number of spans in a request to the sink: about 5 MB of OTLP.
 	sendSpans = 5000
-	// portionBuffers is how many buffers are decided on together, at most. More would need more memory
-	// for candidates, and hardly change the choice.
+	// portionBuffers bounds the buffers among which spans are selected together. More buffers would
+	// need more memory for candidates and hardly change the selection.
 	portionBuffers = 8
-	// keepCandidates is the most candidates whose memory is kept between rounds: 20 MB.
+	// keepCandidates bounds the candidates whose memory is kept between rounds: 20 MB.
 	keepCandidates = 1 << 19
 )
 
-// engine is the consumer: what it learns from records, and what it makes of them. It belongs to one
-// goroutine.
+// engine is the consumer of records. It holds the state derived from records and makes telemetry of
+// it. It belongs to one goroutine.
 type engine struct {
 	cfg  Config
 	src  Source
@@ -33,8 +33,8 @@ type engine struct {
 	log  *slog.Logger
 	key  gpuevent.SessionKey
 
-	// session is the resource of what is being made; a new one when devices become known. resource
-	// is the same for metrics.
+	// session is the resource of the current batch. It is replaced when devices become known.
+	// resource is the same for metrics.
 	session  *gpuevent.Session
 	resource pcommon.Resource
 	batch    *gpuevent.Batch
@@ -42,42 +42,43 @@ type engine struct {
 	scopes *scopes
 	totals *totals
 	calls  *calls // nil unless host calls are recorded
-	// attachment is that of the calls' correlation ids.
+	// attachment is the attachment of the correlation ids in calls.
 	attachment uint32
 
-	// figures are what rules look at, nil if there are none; busy likewise.
+	// figures are the inputs of rules; nil without rules. busy is the same for busy.ratio.
 	figures *rule.Figures
 	busy    *rule.Busy
 	windows windows
-	// stretches is for all goroutines.
-	stretches stretches
+	// distorted is safe for all goroutines.
+	distorted distortedIntervals
 	// overhead is nil without an overhead budget.
 	overhead *overheadLimiter
-	// yields are of windows, and sent at the end of a round: when the kernels of their time are known.
-	yields []*Window
-	// texts are of functions, and sent after yields.
+	// results are the results of windows. They are sent at the end of a round, when the kernels of
+	// their time are known.
+	results []*Window
+	// texts are listings of functions. They are sent after results.
 	texts []WindowTexts
 
-	// work and ranges limit spans of device work, and of NVTX ranges with marks.
+	// work limits spans of device work; ranges limits NVTX ranges and marks.
 	work, ranges bucket
 	chooser      chooser
 	candidates   []candidate
-	// now is the time of the round by our clock, lastSeen the last moment that a record told of.
+	// now is the start of the round by the local clock. lastSeen is the latest time in a record.
 	now      time.Time
 	lastSeen int64
-	// number is the running number of device spans, from which their ids are derived.
+	// number is the number of device spans so far. Their ids are derived from it.
 	number uint64
-	// logs is the running number of log records, from which their ids are derived.
+	// logs is the number of log records so far. Their ids are derived from it.
 	logs  uint64
 	spans SpanCounts
-	// unknown counts records whose scope was not known, unread those that were given back unread.
+	// unknown counts records with an unknown scope, unread those that were returned unread.
 	unknown, unread uint64
 	events          []cupti.ScopeEvent
 
 	lastMetrics int64
 	ownTime     func() time.Duration
 
-	// Storage for one event of each kind.
+	// The following are reused for each event.
 	kernel gpuevent.Kernel
 	copy   gpuevent.Copy
 	set    gpuevent.Set
@@ -93,7 +94,7 @@ func newEngine(cfg Config, src Source, sink Sink, now time.Time) *engine {
 		work:  newBucket(cfg.MaxSpansPerSecond, now), now: now,
 		ownTime: func() time.Duration { return 0 },
 	}
-	// Ranges are bounded even where no spans of device work are wanted.
+	// Ranges are bounded even if spans of device work are disabled.
 	rate := cfg.MaxSpansPerSecond
 	if rate < 0 {
 		rate = defaultMaxSpansPerSecond
@@ -129,7 +130,7 @@ func sessionRef(cfg Config, key gpuevent.SessionKey) gpuevent.Ref {
 	return ref
 }
 
-// describeSession makes the session's resource.
+// describeSession sets the session's resource.
 func (e *engine) describeSession(devices []gpuevent.Device) {
 	cfg := &e.cfg
 	s := &gpuevent.Session{
@@ -140,7 +141,7 @@ func (e *engine) describeSession(devices []gpuevent.Device) {
 		s.PID = gpuevent.Some(int64(cfg.PID))
 	}
 	e.session = s
-	// gpuevent alone writes resources: one is made with a span and kept for metrics.
+	// Only gpuevent writes resources. Make one with a span and keep it for metrics.
 	b := gpuevent.NewBatch(gpuevent.Signals{Traces: true})
 	b.SessionSpan(s, &gpuevent.SessionSpan{})
 	t, _, _ := b.Take()
@@ -148,8 +149,8 @@ func (e *engine) describeSession(devices []gpuevent.Device) {
 	t.ResourceSpans().At(0).Resource().CopyTo(e.resource)
 }
 
-// learnDevices asks for the devices until there are some: a library that the driver loads as it
-// begins is there before them.
+// learnDevices queries the devices until there are some. A library that the driver loads starts
+// before the devices exist.
 func (e *engine) learnDevices() {
 	if len(e.session.Devices) > 0 {
 		return
@@ -159,13 +160,13 @@ func (e *engine) learnDevices() {
 	}
 }
 
-// seen notes that something happened at a time.
+// seen updates lastSeen.
 func (e *engine) seen(ns int64) { e.lastSeen = max(e.lastSeen, ns) }
 
 // learnCalls reads the host calls of a buffer.
 func (e *engine) learnCalls(b Records) {
 	if a := b.Attachment(); a != e.attachment {
-		// Their ids begin anew.
+		// Correlation ids restart with each attachment.
 		e.attachment, e.calls = a, newCalls()
 	}
 	for i := range b.Len() {
@@ -175,7 +176,7 @@ func (e *engine) learnCalls(b Records) {
 		}
 		e.seen(h.End)
 		c := call{h.Start, h.End}
-		// A call of the runtime and the driver's below it may share an id: the outer one counts.
+		// A runtime call and the driver call inside it may share an id. The outer call counts.
 		if other, ok := e.calls.get(h.Correlation); ok && other.start <= c.end && c.start <= other.end {
 			c = call{min(c.start, other.start), max(c.end, other.end)}
 		}
@@ -183,14 +184,14 @@ func (e *engine) learnCalls(b Records) {
 	}
 }
 
-// process makes telemetry of buffers and gives them back.
+// process makes telemetry of buffers and releases them.
 func (e *engine) process(held []Records) {
 	e.learnDevices()
 	records := 0
 	for _, b := range held {
 		records += b.Len()
 	}
-	// The budget is shared by the number of records, so that the first portion does not take all.
+	// Share the budget by the number of records, so that the first portion does not use all of it.
 	budget := e.work.available(e.now)
 	for len(held) > 0 {
 		n := min(len(held), portionBuffers)
@@ -213,7 +214,7 @@ func (e *engine) process(held []Records) {
 	}
 }
 
-// portion makes telemetry of some buffers with at most budget spans, and returns how many it made.
+// portion makes telemetry of some buffers with at most budget spans. It returns their number.
 func (e *engine) portion(held []Records, budget int) int {
 	e.candidates = e.candidates[:0]
 	for i, b := range held {
@@ -232,19 +233,19 @@ func (e *engine) portion(held []Records, budget int) int {
 	if cap(e.candidates) > keepCandidates {
 		e.candidates, e.chooser.order = nil, nil
 	} else {
-		clear(e.candidates) // they hold scopes
+		clear(e.candidates) // release the scopes
 	}
 	return used
 }
 
-// Groups among which spans are shared: kernel names, kinds of copies, other operations.
+// Groups that share the spans: kernel names, kinds of copies, other operations.
 const (
 	groupCopies = maxNames + 1
 	groupOthers = groupCopies + maxCopyKinds
 	groups      = groupOthers + int(numOperations)
 )
 
-// count is the first reading of a buffer: metrics of everything, and the candidates for spans.
+// count is the first pass over a buffer. It updates the metrics and collects candidates for spans.
 func (e *engine) count(b Records, buffer uint16) {
 	minNs := int64(e.cfg.MinDuration)
 	for i := range b.Len() {
@@ -301,7 +302,7 @@ func (e *engine) count(b Records, buffer uint16) {
 	}
 }
 
-// scopeOf returns the scope that a record's call was made in.
+// scopeOf returns the scope in which a record's call was made.
 func (e *engine) scopeOf(h *cupti.Head) *scope {
 	if h.Scope == 0 {
 		return e.scopes.session
@@ -314,7 +315,7 @@ func (e *engine) scopeOf(h *cupti.Head) *scope {
 	return s
 }
 
-// emit is the second reading of a record: its span.
+// emit is the second pass over a record: it makes the span.
 func (e *engine) emit(b Records, c *candidate) {
 	around := e.visible(c.scope)
 	e.room(around)
@@ -360,7 +361,7 @@ func (e *engine) emit(b Records, c *candidate) {
 	span.Ref = gpuevent.Ref{Trace: parent.Trace, Span: e.key.Span(kind, e.number, 0), Parent: parent.Span}
 	span.ScopeName = c.scope.name
 	span.ScopeInferred = h.ScopeInferred
-	if c.op.onDevice() && e.stretches.unusual(h.Start, h.End) {
+	if c.op.onDevice() && e.distorted.overlaps(h.Start, h.End) {
 		span.Estimated = true
 	}
 	if c.op == opKernel {
@@ -395,7 +396,7 @@ func (e *engine) sendIfFull() {
 	}
 }
 
-// send hands over what was made.
+// send passes the current batch to the sink.
 func (e *engine) send() {
 	if e.batch.Spans() == 0 && e.batch.LogRecords() == 0 {
 		return
@@ -410,7 +411,7 @@ func (e *engine) send() {
 	}
 }
 
-// tick does what is due now and then.
+// tick runs the periodic work that is due.
 func (e *engine) tick() {
 	now := e.now.UnixNano()
 	e.learnDevices()

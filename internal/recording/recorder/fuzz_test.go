@@ -10,8 +10,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
 )
 
-// FuzzSettings gives every variable the same text. Whatever it is: an error is one line a variable, and
-// what comes out can be used.
+// FuzzSettings checks that a recorder accepts the settings of any environment, and that errors and
+// memory are bounded.
 func FuzzSettings(f *testing.F) {
 	for _, text := range []string{
 		"", "true", "-1", "20000", "1500us", "+sync,-nvtx", "kernel", "a*,?b", "warn",

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const testInstance = "4be20f6a-7a3e-4d6c-9a51-08c1f5f2a001"
 
-// records is a hand-made buffer.
+// records is a fake buffer.
 type records struct {
 	heads      []cupti.Head
 	attachment uint32
@@ -82,7 +82,7 @@ func (r *records) Graph(i int, g *gpuevent.Graph) { g.Span = r.span(i) }
 func (r *records) API(int) string                 { return "cudaLaunchKernel" }
 func (r *records) Release()                       { r.check(); r.released = true }
 
-// source delivers what the test gives it.
+// source is a fake Source with the buffers of the test.
 type source struct {
 	mu      sync.Mutex
 	queue   []*records // completed
@@ -188,7 +188,7 @@ func (s *source) add(b *records) {
 	s.all = append(s.all, b)
 }
 
-// deliverAtFlush delivers with the next Flush.
+// deliverAtFlush completes a buffer at the next Flush.
 func (s *source) deliverAtFlush(heads ...cupti.Head) {
 	b := &records{heads: heads}
 	s.mu.Lock()
@@ -211,13 +211,13 @@ func (s *source) end() {
 	s.stopped = true
 }
 
-// sink keeps what it gets.
+// sink keeps all telemetry that it receives.
 type sink struct {
 	mu      sync.Mutex
 	spans   []ptrace.Span
 	logs    []plog.LogRecord
 	metrics []pmetric.Metrics
-	// resources are those of all signals.
+	// resources are the resources of all signals.
 	resources []pcommon.Map
 	panics    bool
 }
@@ -281,7 +281,7 @@ func (s *sink) spanNamed(t testing.TB, name string) ptrace.Span {
 	return found[0]
 }
 
-// point is a metric's point: its attributes as text, and its value.
+// points returns the values of a metric's points by their attributes as text.
 func (s *sink) points(name string) map[string]float64 {
 	found := map[string]float64{}
 	if len(s.metrics) == 0 {
@@ -318,7 +318,7 @@ func (s *sink) points(name string) map[string]float64 {
 	return found
 }
 
-// total is the sum of a metric's points of whole numbers.
+// total returns the sum of a metric's integer points.
 func (s *sink) total(name string) uint64 {
 	total := uint64(0)
 	for _, v := range s.points(name) {
@@ -327,7 +327,7 @@ func (s *sink) total(name string) uint64 {
 	return total
 }
 
-// series names a point by its attributes but for the device's.
+// series returns the attributes of a point as text, without the device.
 func series(a pcommon.Map) string {
 	text := ""
 	for _, key := range []string{semconv.CUDAOperation, semconv.CUDAKernelName, semconv.CUDAScopeName, semconv.CUDAMemcpyKind, semconv.ErrorType, semconv.GpuflightOverheadKind} {
@@ -380,7 +380,7 @@ func (f *fixture) start() *fixture {
 	return f
 }
 
-// stop ends the source and the recorder.
+// stop stops the source and the recorder.
 func (f *fixture) stop() Summary {
 	f.t.Helper()
 	f.src.end()
@@ -393,7 +393,7 @@ func (f *fixture) stop() Summary {
 	return s
 }
 
-// base is a time at which nothing that is recorded here can be in the future.
+// base is a time in the past, so that no record is in the future.
 var base = time.Now().Add(-time.Hour).UnixNano()
 
 var testNames = map[string]*gpuevent.KernelName{}
@@ -419,7 +419,7 @@ func copyHead(kind string, bytes int64, correlation uint32, start, ns int64) cup
 	return cupti.Head{Kind: cupti.KindMemcpy, CopyKind: kind, Bytes: bytes, Correlation: correlation, Start: base + start, End: base + start + ns}
 }
 
-// in puts a record into a scope.
+// in sets the scope of a record.
 func in(scope uint64, h cupti.Head) cupti.Head {
 	h.Scope = scope
 	return h

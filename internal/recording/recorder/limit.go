@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// patience is three times the rounds that a million candidates need on average.
-const patience = 64
+// maxRounds is three times the number of rounds that a million candidates need on average.
+const maxRounds = 64
 
-// bucket is a token bucket that holds one second's worth.
+// bucket is a token bucket with a capacity of one second.
 type bucket struct {
 	rate, tokens float64
 	at           time.Time
@@ -22,7 +22,7 @@ func newBucket(rate int, now time.Time) bucket {
 	return bucket{rate: r, tokens: r, at: now}
 }
 
-// available returns how many tokens there are at a time.
+// available returns the number of tokens at a time.
 func (b *bucket) available(now time.Time) int {
 	if d := now.Sub(b.at); d > 0 {
 		b.tokens = min(b.rate, b.tokens+b.rate*d.Seconds())
@@ -33,12 +33,12 @@ func (b *bucket) available(now time.Time) int {
 
 func (b *bucket) take(n int) { b.tokens -= float64(n) }
 
-// candidate is one piece of device work that may have a span.
+// candidate is one operation that may have a span.
 type candidate struct {
 	ns    int64
 	scope *scope
-	// index is the record's in its buffer, group what it shares fairly with: its kernel's name, or
-	// its kind.
+	// index is the index of the record in its buffer. group is its kernel name or operation: groups
+	// share the spans fairly.
 	index, group uint32
 	buffer       uint16
 	op           operation
@@ -46,7 +46,7 @@ type candidate struct {
 	chosen       bool
 }
 
-// chooser decides which candidates have a span where not all can. It keeps its memory.
+// chooser selects the candidates that have a span when the limit is exceeded. It reuses its memory.
 type chooser struct {
 	order   []uint32
 	counts  []uint32 // by group
@@ -55,9 +55,9 @@ type chooser struct {
 	touched []uint32
 }
 
-// choose marks at most budget candidates: half of them the longest, the rest shared among groups so
-// that none has more than another that wants more (max-min fairness), and within a group evenly over
-// its candidates' order. The same candidates give the same choice. It returns how many it marked.
+// choose marks at most budget candidates and returns their number. Half of them are the longest.
+// The rest is shared among groups by max-min fairness, and evenly over the order within a group.
+// The same candidates give the same selection.
 func (c *chooser) choose(all []candidate, groups, budget int) int {
 	budget = max(budget, 0)
 	if len(all) <= budget {
@@ -72,7 +72,7 @@ func (c *chooser) choose(all []candidate, groups, budget int) int {
 		for i := range all {
 			c.order = append(c.order, uint32(i))
 		}
-		selectLongest(all, c.order, longest, patience)
+		selectLongest(all, c.order, longest, maxRounds)
 		for _, i := range c.order[:longest] {
 			all[i].chosen = true
 		}
@@ -91,7 +91,7 @@ func (c *chooser) choose(all []candidate, groups, budget int) int {
 			c.counts[a.group]++
 		}
 	}
-	// The smallest groups first: each gets what it wants, or an equal share of what is left.
+	// Serve the smallest groups first: each gets all its candidates, or an equal share of the rest.
 	slices.SortFunc(c.touched, func(a, b uint32) int {
 		return cmp.Or(cmp.Compare(c.counts[a], c.counts[b]), cmp.Compare(a, b))
 	})
@@ -105,7 +105,7 @@ func (c *chooser) choose(all []candidate, groups, budget int) int {
 		if a.chosen {
 			continue
 		}
-		// The k-th of n is taken if k·quota/n steps up there.
+		// Select the k-th of n candidates if k·quota/n increases there.
 		g := a.group
 		k, n, q := uint64(c.seen[g]), uint64(c.counts[g]), uint64(c.quota[g])
 		c.seen[g]++
@@ -124,10 +124,10 @@ func atLeast(s []uint32, n int) []uint32 {
 	return s
 }
 
-// selectLongest moves the n longest to the front of order (quickselect with the median of three; ties
-// go by position, so that no two are equal). After so many rounds as it has patience it sorts what is
-// left: nobody chooses durations so that medians of three fail, but chance may.
-func selectLongest(all []candidate, order []uint32, n, patience int) {
+// selectLongest moves the n longest to the front of order. It uses quickselect with the median of
+// three. Positions break ties, so that no two candidates are equal. After rounds iterations it
+// sorts the rest, which bounds the worst case.
+func selectLongest(all []candidate, order []uint32, n, limit int) {
 	before := func(a, b uint32) bool {
 		if all[a].ns != all[b].ns {
 			return all[a].ns > all[b].ns
@@ -136,7 +136,7 @@ func selectLongest(all []candidate, order []uint32, n, patience int) {
 	}
 	lo, hi := 0, len(order)-1
 	for rounds := 0; lo < hi; rounds++ {
-		if rounds == patience {
+		if rounds == limit {
 			slices.SortFunc(order[lo:hi+1], func(a, b uint32) int {
 				return cmp.Or(cmp.Compare(all[b].ns, all[a].ns), cmp.Compare(a, b))
 			})

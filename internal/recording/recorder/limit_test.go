@@ -17,9 +17,9 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// Whatever is launched, under whatever limit: each name's spans and what was left out of it are its
-// launches, and metrics know all.
-func TestSpansAndWhatIsLeftOutAreAll(t *testing.T) {
+// TestLimit_SpansAndLeftOut checks, for any launches and limit, that spans and omitted launches add
+// up to all launches of a name, and that metrics count all.
+func TestLimit_SpansAndLeftOut(t *testing.T) {
 	for seed := range uint64(30) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		limit := 1 + random.IntN(200)
@@ -77,7 +77,7 @@ func candidates(random *rand.Rand, n, names int) []candidate {
 	return all
 }
 
-func TestChoiceIsTheLongestAndAFairShare(t *testing.T) {
+func TestChooser_LongestAndFairShare(t *testing.T) {
 	var c chooser
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 2))
@@ -85,7 +85,7 @@ func TestChoiceIsTheLongestAndAFairShare(t *testing.T) {
 		budget := random.IntN(600)
 		again := slices.Clone(all)
 		n := c.choose(all, 20, budget)
-		require.Equal(t, min(budget, len(all)), n, "the budget is used up")
+		require.Equal(t, min(budget, len(all)), n, "the budget is not used completely")
 		chosen := 0
 		for i := range all {
 			if all[i].chosen {
@@ -94,18 +94,19 @@ func TestChoiceIsTheLongestAndAFairShare(t *testing.T) {
 		}
 		require.Equal(t, n, chosen)
 		c.choose(again, 20, budget)
-		require.Equal(t, all, again, "the same candidates give the same choice")
+		require.Equal(t, all, again, "the selection is not deterministic")
 		if budget >= len(all) {
 			continue
 		}
 
-		// The longest half of the budget is in.
+		// The longest half of the budget is selected.
 		sorted := slices.Clone(all)
 		slices.SortStableFunc(sorted, func(a, b candidate) int { return int(b.ns - a.ns) })
 		for _, x := range sorted[:budget/2] {
 			require.True(t, x.chosen, "one of the longest is missing")
 		}
-		// The rest is fair: a name that wants more has not less than another, but for rounding.
+		// The rest is fair: except for rounding, no name with more candidates has fewer spans than
+		// another.
 		want, have := map[uint32]int{}, map[uint32]int{}
 		for _, x := range sorted[budget/2:] {
 			want[x.group]++
@@ -123,17 +124,17 @@ func TestChoiceIsTheLongestAndAFairShare(t *testing.T) {
 	}
 }
 
-func TestSelectionIsAsSortingWouldHaveIt(t *testing.T) {
+func TestSelectLongest_EqualsSorting(t *testing.T) {
 	for seed := range uint64(100) {
 		random := rand.New(rand.NewPCG(seed, 4))
 		all := candidates(random, 1+random.IntN(300), 3)
-		for _, patience := range []int{0, 1, 3, 64} {
+		for _, limit := range []int{0, 1, 3, 64} {
 			n := 1 + random.IntN(len(all))
 			order := make([]uint32, len(all))
 			for i := range order {
 				order[i] = uint32(i)
 			}
-			selectLongest(all, order, n, patience)
+			selectLongest(all, order, n, limit)
 			got := slices.Sorted(slices.Values(order[:n]))
 			slices.SortFunc(order, func(a, b uint32) int {
 				return cmp.Or(cmp.Compare(all[b].ns, all[a].ns), cmp.Compare(a, b))
@@ -143,7 +144,7 @@ func TestSelectionIsAsSortingWouldHaveIt(t *testing.T) {
 	}
 }
 
-func TestChoiceOfManyAlike(t *testing.T) {
+func TestChooser_EqualDurations(t *testing.T) {
 	var c chooser
 	all := make([]candidate, 100_000)
 	start := time.Now()
@@ -151,14 +152,14 @@ func TestChoiceOfManyAlike(t *testing.T) {
 	assert.Less(t, time.Since(start), time.Second)
 }
 
-func TestBucketHoldsOneSecond(t *testing.T) {
+func TestBucket_Capacity(t *testing.T) {
 	at := time.Unix(1000, 0)
 	b := newBucket(100, at)
 	assert.Equal(t, 100, b.available(at))
 	b.take(100)
 	assert.Equal(t, 0, b.available(at))
 	assert.Equal(t, 50, b.available(at.Add(500*time.Millisecond)))
-	assert.Equal(t, 50, b.available(at), "a clock that goes back gives nothing")
+	assert.Equal(t, 50, b.available(at), "a clock that goes back adds no tokens")
 	assert.Equal(t, 100, b.available(at.Add(time.Hour)))
 	none := newBucket(-1, at)
 	assert.Equal(t, 0, none.available(at.Add(time.Hour)))

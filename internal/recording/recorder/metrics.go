@@ -15,7 +15,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// registered are the metrics' units and descriptions.
+// registered holds the units and descriptions of the metrics.
 var registered = func() map[string]semconv.Metric {
 	m := map[string]semconv.Metric{}
 	for _, d := range semconv.Metrics {
@@ -24,10 +24,9 @@ var registered = func() map[string]semconv.Metric {
 	return m
 }()
 
-// rank decides which kernel names have series of their own: the topNames with the most time. What the
-// others did since the last time is added to _other. A name that comes up later begins a series at
-// that moment; one that goes down gives all that it had to _other. So every sum is exact, no series
-// ever falls, and one that is gone is in _other.
+// rank selects the kernel names with series of their own: the topNames with the most time. The new
+// work of all others is added to _other. A name that enters starts a series at that time. A name
+// that leaves adds all its values to _other. So every sum is exact and no series decreases.
 func (t *totals) rank(now int64) {
 	all := t.names.all
 	var own, rest []uint32
@@ -48,7 +47,8 @@ func (t *totals) rank(now int64) {
 		}
 		rest = rest[room:]
 	}
-	// Twice the time of the least, so that two names of about the same do not change places for ever.
+	// Require twice the time of the smallest, so that two names with similar times do not
+	// alternate.
 	slices.SortFunc(own, byTime)
 	for len(rest) > 0 && len(own) > 0 && all[rest[0]].ns/2 > all[own[len(own)-1]].ns {
 		least := own[len(own)-1]
@@ -62,7 +62,7 @@ func (t *totals) rank(now int64) {
 	}
 }
 
-// fold adds what a name's series hold to _other and begins them anew.
+// fold adds the values of a name's series to _other and restarts the series.
 func (t *totals) fold(name uint32, now int64) {
 	n := &t.names.all[name]
 	for _, c := range n.cells {
@@ -85,7 +85,7 @@ func (t *totals) fold(name uint32, now int64) {
 	}
 }
 
-// sendMetrics hands over all metrics as they are now.
+// sendMetrics sends the current metrics.
 func (e *engine) sendMetrics() {
 	e.totals.rank(e.now.UnixNano())
 	e.sink.Metrics(e.metrics())
@@ -123,14 +123,14 @@ func (w *metricWriter) metric(name string) pmetric.Metric {
 	return m
 }
 
-// gauge is the only point of a metric that says what is now.
+// gauge adds a gauge and returns its only point.
 func (w *metricWriter) gauge(name string) pmetric.NumberDataPoint {
 	p := w.metric(name).SetEmptyGauge().DataPoints().AppendEmpty()
 	p.SetTimestamp(w.now)
 	return p
 }
 
-// sum is a cumulative, monotonic metric. It is written with its first point.
+// sum is a cumulative, monotonic metric. It is created with its first point.
 type sum struct {
 	w      *metricWriter
 	name   string
@@ -159,14 +159,14 @@ func (s *sum) int(created int64, v uint64) pcommon.Map {
 	return p.Attributes()
 }
 
-// seconds adds a point of a time in nanoseconds.
+// seconds adds a point for a duration in nanoseconds.
 func (s *sum) seconds(created int64, ns uint64) pcommon.Map {
 	p := s.point(created)
 	p.SetDoubleValue(float64(ns) / 1e9)
 	return p.Attributes()
 }
 
-// device puts what is known of a device.
+// device adds the known attributes of a device.
 func (w *metricWriter) device(a pcommon.Map, slot uint8) {
 	devices := w.e.session.Devices
 	for i := range devices {
@@ -189,7 +189,7 @@ func (w *metricWriter) scope(a pcommon.Map, label uint32) {
 	putKnown(a, semconv.CUDAScopeName, w.e.scopes.labels[label])
 }
 
-// kernels writes what is known by kernel name.
+// kernels writes the metrics by kernel name.
 func (w *metricWriter) kernels() {
 	t := w.e.totals
 	launches := w.sum(semconv.MetricGPUCUDAKernelLaunchCalls)
@@ -322,7 +322,7 @@ func (w *metricWriter) copies() {
 	}
 }
 
-// memory writes sets, allocations and waits. The conventions give them no device.
+// memory writes memory sets, allocations and waits. The conventions give them no device.
 func (w *metricWriter) memory() {
 	t := w.e.totals
 	var sets, bytes uint64
@@ -341,7 +341,7 @@ func (w *metricWriter) memory() {
 	}
 }
 
-// recorder writes the recorder's own figures.
+// recorder writes the recorder's own metrics.
 func (w *metricWriter) recorder() {
 	start := w.e.totals.start
 	s := w.e.src.Stats()

@@ -18,9 +18,9 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// Names beyond those with series of their own are _other. As names come and go by the time they take,
-// the total stays exact, and no series falls while it keeps its start.
-func TestNamesBeyondTheTopAreOther(t *testing.T) {
+// TestMetrics_OtherNames checks that names without series of their own are in _other. While names
+// change places, the total stays exact, and no series decreases while it keeps its start.
+func TestMetrics_OtherNames(t *testing.T) {
 	f := newFixture(t, Config{})
 	e := f.r.engine
 	random := rand.New(rand.NewPCG(3, 3))
@@ -35,7 +35,7 @@ func TestNamesBeyondTheTopAreOther(t *testing.T) {
 		e.now = e.now.Add(time.Second)
 		b := &records{}
 		for range 2000 {
-			// Each round other names are long.
+			// Other names are long in each round.
 			n := random.IntN(topNames * 3)
 			ns := int64(1 + random.IntN(1000))
 			if n%30 == round {
@@ -79,11 +79,11 @@ func TestNamesBeyondTheTopAreOther(t *testing.T) {
 		require.Equal(t, launched, count)
 		require.InEpsilon(t, float64(seconds)/1e9, sum, 1e-9)
 	}
-	assert.Positive(t, swaps, "no name came back: the test does not test what it should")
+	assert.Positive(t, swaps, "no name returned to the top: the test is void")
 	f.stop()
 }
 
-func TestMetricsBoundNames(t *testing.T) {
+func TestNames_Bound(t *testing.T) {
 	n := newNames(nil, nil)
 	for i := range maxNames + 100 {
 		n.index(gpuevent.NewKernelName(fmt.Sprint("k", i)))
@@ -108,7 +108,7 @@ func TestMetricsBoundNames(t *testing.T) {
 	assert.Equal(t, 0, totals.kind("kind0"))
 }
 
-func TestPointsNameTheirDevice(t *testing.T) {
+func TestMetrics_DeviceAttributes(t *testing.T) {
 	f := newFixture(t, Config{})
 	f.src.devices = []gpuevent.Device{{Index: 0, Name: "A", UUID: "GPU-a"}, {Index: 1, Name: "B", UUID: "GPU-b"}}
 	h := kernel("k", 1, 0, 10)
@@ -133,8 +133,8 @@ func TestPointsNameTheirDevice(t *testing.T) {
 	assert.Equal(t, "GPU-b", attr(k.Attributes(), semconv.HWID))
 }
 
-// A library that is loaded as the driver begins is there before the devices are.
-func TestDevicesMayComeLate(t *testing.T) {
+// A library that the driver loads starts before the devices exist.
+func TestEngine_LateDevices(t *testing.T) {
 	f := newFixture(t, Config{})
 	f.src.devices = nil
 	f.r.engine.process([]Records{&records{heads: []cupti.Head{kernel("early", 1, 0, 10)}}})
@@ -147,7 +147,7 @@ func TestDevicesMayComeLate(t *testing.T) {
 	assert.Equal(t, []string{"Test GPU " + oneDevice[0].UUID}, s.Devices)
 }
 
-func TestMemoryAndWaits(t *testing.T) {
+func TestMetrics_MemoryAndWaits(t *testing.T) {
 	f := newFixture(t, Config{Asked: cupti.DefaultKinds | cupti.KindsOf(cupti.KindMemory, cupti.KindSync)}).start()
 	f.src.add(&records{heads: []cupti.Head{
 		{Kind: cupti.KindMemory, Bytes: 1 << 20, Start: base, End: base},

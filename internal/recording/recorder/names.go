@@ -9,44 +9,44 @@ import (
 )
 
 const (
-	// maxNames bounds kernel names that are told apart. PyTorch with its compiler makes a few thousand.
+	// maxNames bounds the distinguished kernel names. PyTorch with its compiler generates a few
+	// thousand.
 	maxNames = 8192
-	// otherIndex is the index of all names and scopes beyond the bounds.
+	// otherIndex is the index of all names and scopes above the bounds.
 	otherIndex = 0
-	// otherName is what they are called.
+	// otherName is their name in metrics.
 	otherName = "_other"
 )
 
-// kernelName is what is known of one kernel name in the session.
+// kernelName is the state of one kernel name in the session.
 type kernelName struct {
 	name *gpuevent.KernelName
-	// filtered says that the settings want no spans of it.
+	// filtered means that the settings exclude spans of this name.
 	filtered bool
 	count    uint64
 	ns       uint64
 	maxNs    int64
-	// own says that it has series of its own; see metrics.
+	// own means that the name has series of its own; see metrics.
 	own bool
-	// usages are its figures by device.
+	// usages holds its counts by device.
 	usages []*usage
 	cells  []*cell
-	// series is what rules look at, nil if none does.
+	// series is the input of rules; nil if no rule observes the name.
 	series *rule.Series
 }
 
-// names gives each kernel name an index. Names are known by their pointers: that two of equal text
-// have one is the source's promise, and where it is not kept both are counted as one in metrics,
-// since byText is asked once for each pointer.
+// names gives each kernel name an index. It looks names up by pointer, because the source interns
+// them. Two pointers with equal text still get the same index through byText.
 type names struct {
 	byPointer map[*gpuevent.KernelName]uint32
 	byText    map[string]uint32
 	all       []kernelName
-	// last is a memory of the name that came last: launches come in runs.
+	// last caches the latest name: equal launches often follow each other.
 	last      *gpuevent.KernelName
 	lastIndex uint32
 
 	include, exclude []string
-	// figures are those of rules, nil if there are none.
+	// figures are the inputs of rules; nil without rules.
 	figures *rule.Figures
 }
 
@@ -61,13 +61,13 @@ func newNames(include, exclude []string) *names {
 	return n
 }
 
-// observe has rules see kernels. It is called before the first name.
+// observe connects kernels to rules. It must be called before the first name is added.
 func (n *names) observe(f *rule.Figures) {
 	n.figures = f
 	n.all[otherIndex].series = f.Kernel(otherName, "")
 }
 
-// index returns the name's index, otherIndex past the bound.
+// index returns the name's index, or otherIndex above the bound.
 func (n *names) index(name *gpuevent.KernelName) uint32 {
 	if name == n.last && name != nil {
 		return n.lastIndex
@@ -102,7 +102,7 @@ func (n *names) add(name *gpuevent.KernelName) uint32 {
 	return i
 }
 
-// wanted says whether the settings want spans of the name.
+// wanted reports whether the settings include spans of the name.
 func (n *names) wanted(name *gpuevent.KernelName) bool {
 	return (len(n.include) == 0 || matches(n.include, name)) && !matches(n.exclude, name)
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// Detacher is a Source that can be detached from CUPTI while the session continues: a *cupti.Collector.
+// Detacher is a Source that can be detached from CUPTI while the session continues: a
+// *cupti.Collector.
 type Detacher interface {
 	// Detach waits at most limit for work in flight. held is how long CUPTI was being finalized.
 	Detach(limit time.Duration) (held time.Duration, err error)
@@ -23,16 +24,18 @@ type Detacher interface {
 }
 
 const (
-	// drainLimit is how long Detach waits for work in flight. The program goes on meanwhile.
+	// drainLimit bounds how long Detach waits for work in flight. The program continues meanwhile.
 	drainLimit = time.Second
-	// firstRetry and lastRetry bound how long it takes until Detach or Attach is tried again.
+	// firstRetry and lastRetry bound the delay before Detach or Attach is retried.
 	firstRetry, lastRetry = time.Second, time.Minute
-	// spendInterval is how often costs are added up, and so how soon a program is noticed that becomes busy.
+	// spendInterval is the interval at which costs are added. It bounds the delay until the limiter
+	// notices that a program becomes busy.
 	spendInterval = 100 * time.Millisecond
 )
 
-// overheadLimiter keeps what recording costs within a budget. It attaches the source to CUPTI and detaches it, on a goroutine of
-// its own, since the recorder's may be busy when a slice is over.
+// overheadLimiter keeps the cost of recording within a budget. It attaches the source to CUPTI and
+// detaches it. It has a goroutine of its own, because the recorder's may be busy at the end of a
+// slice.
 type overheadLimiter struct {
 	src  Detacher
 	log  *slog.Logger
@@ -45,10 +48,10 @@ type overheadLimiter struct {
 	mu       sync.Mutex
 	status   budget.Status
 	failures uint64
-	failure  string // why the budget does not work now
+	failure  string // why the budget has no effect now
 
-	// What follows belongs to the limiter's goroutine.
-	last                time.Time // when costs were added up
+	// The following fields belong to the limiter's goroutine.
+	last                time.Time // when costs were last added
 	records             uint64
 	cuptiSeen, ownSeen  time.Duration
 	retryDelay          time.Duration
@@ -82,7 +85,7 @@ func (o *overheadLimiter) start() (end func()) {
 		select {
 		case <-o.done:
 		case <-late.C:
-			o.log.Warn("CUPTI does not answer: the overhead of recording is no longer limited")
+			o.log.Warn("CUPTI is unresponsive: the overhead of recording is no longer limited")
 		}
 	}
 }
@@ -102,7 +105,8 @@ func (o *overheadLimiter) run() {
 	}
 }
 
-// slice records for one slice. If its cost requires a pause, it detaches CUPTI, waits, and attaches it again.
+// slice records for one slice. If its cost requires a pause, it detaches CUPTI, waits, and attaches
+// it again.
 func (o *overheadLimiter) slice() {
 	for begin := time.Now(); !o.over; {
 		left := o.ctl.Slice() - time.Since(begin)
@@ -121,7 +125,7 @@ func (o *overheadLimiter) slice() {
 	}
 }
 
-// wait adds up costs until d has passed, or the recorder stops.
+// wait adds costs until d has passed or the recorder stops.
 func (o *overheadLimiter) wait(d time.Duration, recording bool) {
 	end := time.Now().Add(d)
 	for !o.over {
@@ -140,7 +144,7 @@ func (o *overheadLimiter) wait(d time.Duration, recording bool) {
 	}
 }
 
-// spend accounts for what happened since the last call.
+// spend accounts for the time since the last call.
 func (o *overheadLimiter) spend(recording bool) {
 	now, stats, own := time.Now(), o.src.Stats(), time.Duration(o.own.Load())
 	o.ctl.Spend(budget.Usage{
@@ -154,7 +158,7 @@ func (o *overheadLimiter) spend(recording bool) {
 	o.mu.Unlock()
 }
 
-// detach returns whether CUPTI is detached.
+// detach detaches CUPTI and reports whether it succeeded.
 func (o *overheadLimiter) detach() bool {
 	begin := time.Now()
 	held, err := o.src.Detach(drainLimit)
@@ -168,22 +172,22 @@ func (o *overheadLimiter) detach() bool {
 	case errors.Is(err, cupti.ErrNotRunning):
 		o.over = true
 	case errors.Is(err, cupti.ErrNotDetached):
-		// The next try could only fail again, and each one interrupts recording.
+		// A retry would fail again, and each attempt interrupts recording.
 		o.neverDetaches = true
 		o.fail("CUPTI cannot be detached, so everything is recorded")
-		o.log.Warn("the overhead budget is not kept: CUPTI cannot be detached, so everything is recorded", "error", err)
+		o.log.Warn("the overhead budget is exceeded: CUPTI cannot be detached, so everything is recorded", "error", err)
 	default:
 		o.fail(firstLine(err.Error()))
 		o.nextDetach = time.Now().Add(o.retryDelay)
-		o.log.Debug("cannot detach CUPTI, records continue", "retry", o.retryDelay, "error", err)
-		if !errors.Is(err, cupti.ErrInFlight) { // records may be off
+		o.log.Debug("cannot detach CUPTI: recording continues", "retry", o.retryDelay, "error", err)
+		if !errors.Is(err, cupti.ErrInFlight) { // activity records may be disabled
 			_ = o.attach()
 		}
 	}
 	return false
 }
 
-// attach returns whether records are made again.
+// attach attaches CUPTI and reports whether it succeeded.
 func (o *overheadLimiter) attach() bool {
 	begin := time.Now()
 	err := o.src.Attach()
@@ -221,23 +225,25 @@ func (o *overheadLimiter) succeed() {
 	o.failure = ""
 }
 
-// OverheadSummary is what an overhead budget did.
+// OverheadSummary is the result of an overhead budget.
 type OverheadSummary struct {
-	// Budget is the share of the program's time that recording was allowed to cost, Ratio what it cost at most, and
-	// Met says whether that is within the budget.
+	// Budget is the allowed share of the program's time. Ratio is the highest measured share. Met
+	// reports whether Ratio is within the budget.
 	Budget float64 `json:"budget"`
 	Ratio  float64 `json:"ratio"`
 	Met    bool    `json:"met"`
-	// RecordedSeconds is the time in which records were made, in so many Slices, and RecordedRatio its share of the session.
+	// RecordedSeconds is the total time of all Slices, in which work was recorded. RecordedRatio is
+	// its share of the session.
 	RecordedSeconds float64 `json:"recorded_seconds"`
 	RecordedRatio   float64 `json:"recorded_ratio"`
 	Slices          uint64  `json:"slices"`
-	// Failures is how often CUPTI could not be detached or attached, and Failure why, if the last attempt failed.
+	// Failures counts failed detaches and attaches. Failure describes the last attempt if it
+	// failed.
 	Failures uint64 `json:"failures,omitempty"`
 	Failure  string `json:"failure,omitempty"`
 }
 
-// summary is nil without a budget.
+// summary returns the result of the budget, or nil without one.
 func (o *overheadLimiter) summary(share float64) *OverheadSummary {
 	if o == nil {
 		return nil
@@ -252,7 +258,7 @@ func (o *overheadLimiter) summary(share float64) *OverheadSummary {
 	}
 }
 
-// overhead writes what a budget did.
+// overhead writes the metrics of a budget.
 func (w *metricWriter) overhead() {
 	s := w.e.overhead.summary(w.e.cfg.OverheadBudget)
 	if s == nil {

@@ -20,8 +20,8 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// The recorder with a budget on the fake libraries: threads launch, one of them in scopes, until CUPTI was detached and
-// attached again three times.
+// TestOverhead_Collector runs the recorder with a budget on the fake libraries. Threads launch, one
+// of them in scopes, until CUPTI was detached and attached again three times.
 func TestOverhead_Collector(t *testing.T) {
 	fake := cuptitest.Libraries(t)
 	require.Zero(t, fake.Init())
@@ -29,7 +29,7 @@ func TestOverhead_Collector(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	out := &sink{}
-	// At any rate of launches that a machine can have, recording costs more than this.
+	// Recording costs more than this at any possible launch rate.
 	r, err := New(Config{
 		InstanceID: testInstance, ServiceName: "app", FlushInterval: 5 * time.Millisecond, OverheadBudget: 0.1,
 	}, FromCollector(c), out)

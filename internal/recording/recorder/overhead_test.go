@@ -19,7 +19,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// detachable is a source whose program launches 45,000 kernels a second, in the time of the test's bubble.
+// detachable is a source whose program launches 45,000 kernels/s, in the time of the test's bubble.
 type detachable struct {
 	*source
 	mu       sync.Mutex
@@ -28,7 +28,8 @@ type detachable struct {
 	stopped  bool
 	recorded time.Duration
 	records  float64
-	// detachErrors and attachErrors are returned in turn; the last one is returned forever if forever is set.
+	// detachErrors and attachErrors are returned in turn. The last one is returned forever if
+	// forever is set.
 	detachErrors, attachErrors []error
 	forever                    bool
 	detaches, attaches         []time.Time
@@ -39,7 +40,7 @@ func newDetachable() *detachable {
 	return &detachable{source: &source{devices: oneDevice}, last: time.Now()}
 }
 
-// advance launches what fits into the time since the last call. The caller has the lock.
+// advance launches the kernels of the time since the last call. The caller holds the lock.
 func (d *detachable) advance() {
 	dt := time.Since(d.last)
 	d.last = d.last.Add(dt)
@@ -158,15 +159,15 @@ func TestOverhead_Slices(t *testing.T) {
 		assert.InDelta(t, o.Ratio, out.points(semconv.MetricGpuflightOverheadRatio)[""], 1e-9)
 		assert.InDelta(t, o.RecordedSeconds, out.points(semconv.MetricGpuflightRecordedTime)[""], 1e-9)
 		assert.Contains(t, s.sentence(), "recorded in ")
-		assert.NotContains(t, s.sentence(), "budget was not kept")
+		assert.NotContains(t, s.sentence(), "budget was exceeded")
 	})
 }
 
-// A program that launches little is recorded all the time.
+// A program with few launches is recorded all the time.
 func TestOverhead_NoNeedToDetach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDetachable()
-		d.detached = true // makes no records, which the limiter does not know
+		d.detached = true // makes no records; the limiter does not know it
 		s, _, _ := record(t, d, time.Minute)
 		assert.Empty(t, d.detaches)
 		assert.InDelta(t, 1, s.Overhead.RecordedRatio, 0.01)
@@ -181,13 +182,13 @@ func TestOverhead_CannotDetach(t *testing.T) {
 		d.detachErrors, d.forever = []error{cupti.ErrNotDetached}, true
 		s, _, log := record(t, d, 5*time.Minute)
 		o := s.Overhead
-		assert.Len(t, d.detaches, 1, "it is tried again")
+		assert.Len(t, d.detaches, 1, "detach was retried")
 		assert.InDelta(t, 1, o.RecordedRatio, 0.01)
 		assert.False(t, o.Met)
 		assert.InDelta(t, 45_000*3e-6, o.Ratio, 0.01)
 		assert.Equal(t, "CUPTI cannot be detached, so everything is recorded", o.Failure)
-		assert.Contains(t, s.sentence(), ": the budget was not kept; CUPTI cannot be detached, so everything is recorded")
-		assert.Contains(t, log, `level=WARN msg="the overhead budget is not kept: CUPTI cannot be detached, so everything is recorded"`)
+		assert.Contains(t, s.sentence(), ": the budget was exceeded; CUPTI cannot be detached, so everything is recorded")
+		assert.Contains(t, log, `level=WARN msg="the overhead budget is exceeded: CUPTI cannot be detached, so everything is recorded"`)
 	})
 }
 
@@ -250,7 +251,7 @@ func TestOverhead_StopInPause(t *testing.T) {
 	})
 }
 
-// The recorder survives its limiter, and everything is recorded then.
+// The recorder survives a panic of its limiter and then records everything.
 func TestOverhead_Panic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDetachable()

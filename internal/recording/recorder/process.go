@@ -16,7 +16,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// distroName is the recorder as telemetry names it.
+// distroName is the name of the recorder in telemetry.
 const distroName = "gpuflight"
 
 // NewInstanceID returns a random UUID (version 4).
@@ -28,9 +28,9 @@ func IsUUID(s string) bool {
 	return err == nil && len(s) == 36 && id != uuid.Nil
 }
 
-// DetectProcess fills in what this process is: PID, HostName, Command and the attributes that name
-// the executable, the language and the place in a distributed run. language is "" if it is unknown.
-// DetectProcess changes no field or attribute that the configuration has already.
+// DetectProcess fills in PID, HostName, Command and the attributes that name the executable, the
+// language and the place in a distributed run. language is "" if it is unknown. DetectProcess
+// changes no field or attribute that is already set.
 func DetectProcess(c *Config, language string) {
 	if c.PID == 0 {
 		c.PID = os.Getpid()
@@ -66,7 +66,8 @@ func hasAttr(attributes []gpuevent.Attr, key string) bool {
 	return false
 }
 
-// commandLine is this process's own. os.Args is not it in a library that another program has loaded.
+// commandLine returns the command line of this process. os.Args is wrong in a library that another
+// program has loaded.
 func commandLine() []string {
 	if b, err := os.ReadFile("/proc/self/cmdline"); err == nil && len(b) > 0 {
 		return strings.Split(strings.TrimSuffix(string(b), "\x00"), "\x00")
@@ -74,7 +75,7 @@ func commandLine() []string {
 	return append([]string(nil), os.Args...)
 }
 
-// executable is the name of the file that runs here.
+// executable returns the file name of the running program.
 func executable(command []string) string {
 	if path, err := os.Readlink("/proc/self/exe"); err == nil {
 		return strings.TrimSuffix(filepath.Base(path), " (deleted)")
@@ -85,7 +86,7 @@ func executable(command []string) string {
 	return ""
 }
 
-// defaultService is service.name where nobody gave one.
+// defaultService returns service.name for a configuration without one.
 func defaultService(attributes []gpuevent.Attr) string {
 	for i := range attributes {
 		if attributes[i].Key == semconv.ProcessExecutableName && attributes[i].Str != "" {
@@ -95,8 +96,8 @@ func defaultService(attributes []gpuevent.Attr) string {
 	return semconv.UnknownService
 }
 
-// Write writes the summary into a folder as PID-INSTANCE.json. A reader of the folder sees all of the
-// file or none.
+// Write writes the summary into a folder as PID-INSTANCE.json. A reader of the folder sees the
+// whole file or none.
 func (s *Summary) Write(dir string) error {
 	b, err := json.Marshal(s)
 	if err != nil {
@@ -108,7 +109,7 @@ func (s *Summary) Write(dir string) error {
 		return fmt.Errorf("summary: %w", err)
 	}
 	if err := os.Rename(part, path); err != nil {
-		_ = os.Remove(part) // the rename's error says what is wrong
+		_ = os.Remove(part) // best effort: the error of the rename is returned
 		return fmt.Errorf("summary: %w", err)
 	}
 	return nil

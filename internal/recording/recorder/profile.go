@@ -12,7 +12,7 @@ import (
 // maxStackScopes bounds the scopes of a stack, innermost first.
 const maxStackScopes = 64
 
-// profiles sends a window as profiles, if they are wanted. The window's span is ref.
+// profiles sends a window as profiles if they are enabled. ref is the window's span.
 func (e *engine) profiles(w *Window, ref gpuevent.Ref) {
 	if e.cfg.Profiles == nil || w.Profile == nil {
 		return
@@ -37,7 +37,7 @@ func (e *engine) profiles(w *Window, ref gpuevent.Ref) {
 	}
 }
 
-// scopesOf returns the names of the scopes around a launch, innermost first; nil if they are not known.
+// scopesOf returns the names of the scopes around a launch, innermost first, or nil if unknown.
 func (w *windows) scopesOf(correlation gpuevent.Int) (names []string) {
 	if !correlation.OK {
 		return nil

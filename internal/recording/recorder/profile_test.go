@@ -19,7 +19,8 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// profileSink keeps profiles. The recorder's goroutine alone writes it; tests read it once that has ended.
+// profileSink keeps profiles. Only the recorder's goroutine writes it. Tests read it after that has
+// ended.
 type profileSink struct{ requests []profile.Profiles }
 
 func (s *profileSink) Profiles(p profile.Profiles) { s.requests = append(s.requests, p) }
@@ -38,7 +39,7 @@ func yielded(w deep.Window) *Window {
 	}}}}
 }
 
-func TestWindowBecomesProfiles(t *testing.T) {
+func TestProfiles_Window(t *testing.T) {
 	to := &profileSink{}
 	f := newFixture(t, Config{Profiles: to}).start()
 	f.src.event(begin(1, 0, 10, 0, "step"), begin(2, 1, 10, 10, "forward"))
@@ -85,8 +86,8 @@ func TestWindowBecomesProfiles(t *testing.T) {
 	assert.Equal(t, []string{"gemm"}, byReason["outside"].Stack)
 }
 
-// The ids of a session's profiles differ, and those of another session differ from them.
-func TestProfilesHaveIdsOfTheirOwn(t *testing.T) {
+// The ids of profiles are unique, also across sessions.
+func TestProfiles_UniqueIDs(t *testing.T) {
 	seen := map[[16]byte]bool{}
 	for _, instance := range []string{testInstance, NewInstanceID()} {
 		to := &profileSink{}
@@ -106,8 +107,8 @@ func TestProfilesHaveIdsOfTheirOwn(t *testing.T) {
 	assert.Len(t, seen, 6)
 }
 
-// A window has no profile where nobody wants one.
-func TestProfilesNobodyTakes(t *testing.T) {
+// A window has no profile if profiles are disabled.
+func TestProfiles_Disabled(t *testing.T) {
 	f := newFixture(t, Config{}).start()
 	w := windowOf(1, deep.PC, 1000, 5000)
 	f.r.WindowOpened(w, false)

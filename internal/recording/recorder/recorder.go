@@ -27,41 +27,43 @@ const (
 )
 
 const (
-	// quiet is how long a source that was stopped may be silent before it is taken as at its end.
-	quiet = 500 * time.Millisecond
-	// maxErrors is the number of errors of Take in a row after which recording stops.
+	// quietPeriod is how long a stopped source may deliver nothing before it counts as ended.
+	quietPeriod = 500 * time.Millisecond
+	// maxErrors is the number of consecutive errors of Take after which recording stops.
 	maxErrors = 10
-	// maxHeld is how many buffers may wait for the host calls of their records before CUPTI is asked
-	// for them, an eighth of the collector's default pool; what it has then may be four times that.
+	// maxHeld bounds the buffers that wait for the host calls of their records. At the bound the
+	// recorder flushes CUPTI. It is an eighth of the collector's default pool. A flush may deliver
+	// four times as many.
 	maxHeld = 4
-	// grace is what Stop waits past its bound for the goroutine to notice.
+	// grace is how long Stop waits for the goroutine after its deadline.
 	grace = time.Second
 )
 
-// Recorder turns one collector's records into telemetry. Begin, End and SessionRef may be called by
-// any goroutine; Start and Stop by its owner, Start once.
+// Recorder converts one collector's records into telemetry. Any goroutine may call Begin, End and
+// SessionRef. Only the owner may call Start and Stop, and Start only once.
 type Recorder struct {
 	cfg Config
 	src Source
 	log *slog.Logger
 	ref gpuevent.Ref
 
-	// broken says that recording has stopped by a fault, abandoned that Stop waits no longer, over that
-	// nobody learns of scopes any more.
+	// broken means that an internal error stopped recording. abandoned means that Stop no longer
+	// waits. over means that new scopes are ignored.
 	broken, abandoned, over atomic.Bool
 
-	// timed says that scopes are timed, since a rule looks at them.
+	// timed means that scopes are timed, because a rule observes them.
 	timed bool
 
 	mu      sync.Mutex
 	pending []scopeOp
 	lost    uint64
-	// notes and yields are of deep windows; windowsLost are notes that found no room.
-	notes       []windowNote
-	yields      []*Window
-	yieldRows   int
-	windowsLost uint64
-	// texts are those of functions, of textBytes; textsMissing will not come.
+	// windowEvents and results belong to deep windows. windowsLost counts dropped events.
+	windowEvents []windowEvent
+	results      []*Window
+	resultRows   int
+	windowsLost  uint64
+	// texts are the listings of functions, of textBytes in total. textsMissing counts listings that
+	// will not arrive.
 	texts        []WindowTexts
 	textBytes    int
 	textsMissing uint64
@@ -76,7 +78,7 @@ type Recorder struct {
 	failure string
 }
 
-// New returns a recorder that has not begun. It errs if a value of the configuration makes no sense.
+// New returns a recorder that has not started. It returns an error if the configuration is invalid.
 func New(cfg Config, src Source, sink Sink) (*Recorder, error) {
 	cfg, err := complete(cfg)
 	if err != nil {
@@ -94,7 +96,7 @@ func New(cfg Config, src Source, sink Sink) (*Recorder, error) {
 	}, nil
 }
 
-// complete fills in the defaults.
+// complete sets the defaults and validates the configuration.
 func complete(cfg Config) (Config, error) {
 	if cfg.InstanceID == "" {
 		cfg.InstanceID = NewInstanceID()
@@ -125,33 +127,33 @@ func complete(cfg Config) (Config, error) {
 	}
 	switch {
 	case !IsUUID(cfg.InstanceID):
-		return cfg, fmt.Errorf("recorder: instance id %q is no UUID", cfg.InstanceID)
+		return cfg, fmt.Errorf("recorder: instance id %q is not a UUID", cfg.InstanceID)
 	case cfg.MaxSpansPerTrace < 2:
-		return cfg, fmt.Errorf("recorder: %d spans per trace; there must be room for a scope and its work, so at least 2", cfg.MaxSpansPerTrace)
+		return cfg, fmt.Errorf("recorder: %d spans per trace: a scope and its work need at least 2", cfg.MaxSpansPerTrace)
 	case cfg.FlushInterval < 0 || cfg.MetricInterval < 0 || cfg.MinDuration < 0:
-		return cfg, errors.New("recorder: a duration is below 0")
+		return cfg, errors.New("recorder: negative duration")
 	case cfg.HasParent && (cfg.Parent.Trace == gpuevent.TraceID{} || cfg.Parent.Span == gpuevent.SpanID{}):
 		return cfg, errors.New("recorder: the parent has no trace or no span")
 	}
 	return cfg, nil
 }
 
-// SessionRef returns the session's span: the parent of work outside every scope. If its trace is not
-// sampled (see Config.Parent), it is never sent.
+// SessionRef returns the session's span, the parent of work outside scopes. If its trace is not
+// sampled (see Config.Parent), the span is never sent.
 func (r *Recorder) SessionRef() gpuevent.Ref { return r.ref }
 
-// Service is service.name as telemetry has it.
+// Service returns service.name as it is in telemetry.
 func (r *Recorder) Service() string { return r.cfg.ServiceName }
 
-// Start begins to take buffers.
+// Start starts the consumer's goroutine.
 func (r *Recorder) Start() {
 	if r.started.CompareAndSwap(false, true) {
 		go r.run()
 	}
 }
 
-// Begin makes a scope of what the calling thread launches from now on; the caller has the goroutine
-// locked to its thread. It returns 0 if nothing is recorded, or the scope found no room.
+// Begin starts a scope for the launches of the calling thread. The caller must have locked the
+// goroutine to its thread. It returns 0 if recording is off or the scope was dropped.
 func (r *Recorder) Begin(s Scope) uint64 {
 	if r.broken.Load() || r.over.Load() {
 		return 0
@@ -164,7 +166,7 @@ func (r *Recorder) Begin(s Scope) uint64 {
 		r.mu.Unlock()
 		return 0
 	}
-	// Before the push: when a buffer with a launch in this scope is taken, the scope is known.
+	// Append before the push: a buffer with a launch of this scope must find the scope.
 	r.pending = append(r.pending, scopeOp{id: id, begin: true, at: at, scope: s})
 	r.mu.Unlock()
 	if err := r.src.PushScope(id); err != nil {
@@ -174,13 +176,13 @@ func (r *Recorder) Begin(s Scope) uint64 {
 	return id
 }
 
-// End ends a scope on the thread that began it. An id of 0 is none. On another thread the scope ends
-// as well, but stays on the stack of the thread that began it; the source counts that.
+// End ends a scope on the thread that began it. It ignores the id 0. On another thread the scope
+// ends too, but stays on the stack of the thread that began it; the source counts that.
 func (r *Recorder) End(id uint64) {
 	if id == 0 {
 		return
 	}
-	_ = r.src.PopScope(id) // misplaced scopes are counted by the source
+	_ = r.src.PopScope(id) // the source counts misplaced scopes
 	r.end(id)
 }
 
@@ -194,7 +196,7 @@ func (r *Recorder) end(id uint64) {
 	r.mu.Unlock()
 }
 
-// clock is the time, 0 where nobody wants it.
+// clock returns the time, or 0 if no rule needs it.
 func (r *Recorder) clock() int64 {
 	if !r.timed {
 		return 0
@@ -202,13 +204,14 @@ func (r *Recorder) clock() int64 {
 	return time.Now().UnixNano()
 }
 
-// Stop takes what is left, sends it with the last metrics, the session's span and the capture log, and
-// returns what came of the session. The collector has been stopped before. Past ctx, what is not yet
-// read is given back unread, and counted. A second call returns the same.
+// Stop processes the remaining buffers and sends them with the last metrics, the session's span and
+// the capture log. It returns the result of the session. The collector must have been stopped
+// before. After ctx is done, buffers are returned unread and counted. A second call returns the
+// same result.
 func (r *Recorder) Stop(ctx context.Context) Summary {
 	r.once.Do(func() {
 		close(r.stop)
-		r.Start() // so that a recorder that was never started sends what it has, by the same way
+		r.Start() // a recorder that was never started also sends its data
 		select {
 		case <-r.done:
 			return
@@ -226,22 +229,22 @@ func (r *Recorder) Stop(ctx context.Context) Summary {
 	case <-r.done:
 		return r.summary
 	default:
-		return r.bare("the recorder did not stop in time")
+		return r.emptySummary("the recorder did not stop before the deadline")
 	}
 }
 
-// bare is the summary of a session of which nothing else is known.
-func (r *Recorder) bare(failure string) Summary {
+// emptySummary is the summary of a session without further data.
+func (r *Recorder) emptySummary(failure string) Summary {
 	return Summary{
 		PID: r.cfg.PID, Command: r.cfg.Command, Service: r.cfg.ServiceName, Instance: r.cfg.InstanceID,
 		Trace: traceText(r.ref), Failure: failure,
 	}
 }
 
-// run is the consumer's goroutine. Nothing that goes wrong in it may end the program around it.
+// run is the consumer's goroutine. No failure in it may end the program.
 func (r *Recorder) run() {
 	defer close(r.done)
-	// Locked to its thread, so that the thread's processor time is ours.
+	// Lock the thread, so that its processor time is only the recorder's.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	r.engine.ownTime = threadTime()
@@ -254,7 +257,7 @@ func (r *Recorder) run() {
 	r.over.Store(true)
 	if err := guarded(r.finish); err != nil {
 		r.fail(err)
-		r.summary = r.bare(r.failure)
+		r.summary = r.emptySummary(r.failure)
 	}
 }
 
@@ -268,7 +271,7 @@ func guarded(f func() error) (err error) {
 	return f()
 }
 
-// fail notes a fault: nothing is recorded from now on.
+// fail logs a fault and stops recording.
 func (r *Recorder) fail(err error) {
 	r.broken.Store(true)
 	if r.failure == "" {
@@ -277,7 +280,7 @@ func (r *Recorder) fail(err error) {
 	}
 }
 
-// consume takes buffers until the source is at its end.
+// consume processes buffers until the source ends.
 func (r *Recorder) consume() error {
 	e := r.engine
 	next := e.now.Add(r.cfg.FlushInterval)
@@ -307,8 +310,8 @@ func (r *Recorder) consume() error {
 			r.process()
 			return nil
 		case errors.Is(err, io.EOF):
-			// The collector was stopped before us, or is to be started again: its end is ours only
-			// when Stop is called.
+			// The collector was stopped first, or will be started again. Its end is final only
+			// after Stop was called.
 			r.process()
 			pause(stop, r.cfg.FlushInterval)
 		case err != nil:
@@ -321,7 +324,7 @@ func (r *Recorder) consume() error {
 			failed = 0
 			silent = e.now
 			r.receive(b)
-		case stopping && e.now.Sub(silent) > quiet:
+		case stopping && e.now.Sub(silent) > quietPeriod:
 			r.process()
 			return nil
 		}
@@ -334,7 +337,7 @@ func (r *Recorder) consume() error {
 	}
 }
 
-// pause waits, but not past a stop.
+// pause waits for d, or until the recorder stops.
 func pause(stop <-chan struct{}, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -344,7 +347,7 @@ func pause(stop <-chan struct{}, d time.Duration) {
 	}
 }
 
-// receive takes over a buffer and processes it, at once but where it waits for host calls.
+// receive takes ownership of a buffer. It processes it immediately unless it waits for host calls.
 func (r *Recorder) receive(b Records) {
 	r.held = append(r.held, b)
 	if r.engine.calls != nil {
@@ -354,11 +357,10 @@ func (r *Recorder) receive(b Records) {
 	r.process()
 }
 
-// round asks for what is complete, processes what waited for it, and does what else is due.
+// round flushes CUPTI, processes the waiting buffers, and runs the periodic work.
 //
-// CUPTI delivers a host call and the work that it started in different buffers, in any order. By the
-// end of a flush both are there for nearly all work that is; what was delivered without its call has
-// no launch time.
+// CUPTI delivers a host call and the work that it started in different buffers, in any order. After
+// a flush nearly all work has its call. Work whose call is missing has no launch time.
 func (r *Recorder) round() {
 	if err := r.src.Flush(); err != nil {
 		r.log.Debug("cannot flush", "error", err)
@@ -366,39 +368,39 @@ func (r *Recorder) round() {
 	for n := r.src.Pending(); n > 0 && len(r.held) < 4*maxHeld && !r.abandoned.Load(); n-- {
 		b, err := r.src.Take(0)
 		if err != nil || b == nil {
-			break // consume sees it again
+			break // consume handles the error
 		}
 		r.receive(b)
 	}
 	r.process()
-	r.engine.sendYields()
+	r.engine.sendResults()
 	r.engine.send()
 	r.engine.tick()
 }
 
-// learnScopes reads what became known of scopes. It comes after Take, so that the scopes of all
-// launches in the buffer have begun by then.
+// learnScopes applies the pending scope events. It runs after Take, so that the scopes of all
+// launches in the buffer exist.
 func (r *Recorder) learnScopes() {
 	e := r.engine
-	// NVTX first: a range may be in a scope, and one that was seen now is in one that was left in
-	// pending before.
+	// Read NVTX first: a range may be inside a scope. The scope of a range read here is already in
+	// pending.
 	e.events = r.src.ScopeEvents(e.events[:0])
 	r.mu.Lock()
-	ops, notes, yields, texts := r.pending, r.notes, r.yields, r.texts
-	r.pending, r.notes, r.yields, r.yieldRows, r.texts, r.textBytes = nil, nil, nil, 0, nil, 0
+	ops, events, results, texts := r.pending, r.windowEvents, r.results, r.texts
+	r.pending, r.windowEvents, r.results, r.resultRows, r.texts, r.textBytes = nil, nil, nil, 0, nil, 0
 	r.mu.Unlock()
 	now := e.now.UnixNano()
-	e.learnWindows(notes)
+	e.learnWindows(events)
 	e.scopes.apply(ops, now)
 	if len(e.events) > 0 {
 		e.scopes.nvtx(e.events, now)
 	}
 	clear(e.events)
-	e.yields = append(e.yields, yields...)
+	e.results = append(e.results, results...)
 	e.texts = append(e.texts, texts...)
 }
 
-// process processes all buffers that are held.
+// process processes all held buffers.
 func (r *Recorder) process() {
 	r.learnScopes()
 	if len(r.held) == 0 {
@@ -409,8 +411,7 @@ func (r *Recorder) process() {
 	r.held = r.held[:0]
 }
 
-// drain gives buffers back unread until the source is at its end, so that the program around is not
-// held up.
+// drain returns buffers unread until the source ends, so that the program is not blocked.
 func (r *Recorder) drain() {
 	release := func(b Records) {
 		_ = guarded(func() error {
@@ -452,7 +453,7 @@ func (r *Recorder) drain() {
 		case stop != nil && b == nil && err != nil:
 			pause(stop, r.cfg.FlushInterval)
 		case stop != nil:
-		case err != nil || r.abandoned.Load() && b == nil || b == nil && time.Since(silent) > quiet:
+		case err != nil || r.abandoned.Load() && b == nil || b == nil && time.Since(silent) > quietPeriod:
 			return
 		}
 	}

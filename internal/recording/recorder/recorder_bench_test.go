@@ -15,15 +15,15 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 )
 
-// nowhere is a sink that keeps nothing.
+// nowhere is a sink that discards everything.
 type nowhere struct{}
 
 func (nowhere) Traces(ptrace.Traces)    {}
 func (nowhere) Logs(plog.Logs)          {}
 func (nowhere) Metrics(pmetric.Metrics) {}
 
-// benchRecords is a buffer as CUPTI fills it: some 38,000 kernels, each with the scope of its call
-// where scoped.
+// benchRecords is a buffer as CUPTI fills it: about 38,000 kernels. If scoped is set, each has the
+// scope of its call.
 func benchRecords(first uint32, scoped bool, scopes []uint64) *records {
 	const perBuffer = 38_000
 	names := make([]*gpuevent.KernelName, 40)
@@ -44,9 +44,9 @@ func benchRecords(first uint32, scoped bool, scopes []uint64) *records {
 	return b
 }
 
-// What one kernel costs. 400,000 a second on one core leave 2,500 ns each; a quarter of the core is
-// 625 ns. limit is how many of 38,000 have a span: at 400,000 kernels and 20,000 spans a second it is
-// 1,900.
+// BenchmarkProcess measures the cost of one kernel. 400,000 kernels/s on one core leave 2,500 ns
+// for each; a quarter of a core is 625 ns. limit is the number of spans for 38,000 kernels: 1,900
+// at 400,000 kernels/s and 20,000 spans/s.
 func BenchmarkProcess(b *testing.B) {
 	for _, c := range []struct {
 		name   string
@@ -102,7 +102,7 @@ func BenchmarkChoose(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(all)), "ns/candidate")
 }
 
-// What a scope costs the thread that opens it, but for CUPTI's part.
+// BenchmarkScope measures the cost of a scope for its thread, without CUPTI's part.
 func BenchmarkScope(b *testing.B) {
 	f := newFixture(b, Config{}).start()
 	s := Scope{Ref: refOf(1, 1), Sampled: true, Name: "step"}

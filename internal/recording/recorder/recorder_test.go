@@ -23,7 +23,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-func TestWorkOutsideScopesIsTheSessions(t *testing.T) {
+func TestSpans_OutsideScopes(t *testing.T) {
 	f := newFixture(t, Config{PID: 42, HostName: "node"}).start()
 	f.src.deliver(
 		kernel("_Z4axpyPfi", 1, 10, 100), copyHead("HtoD", 4096, 2, 200, 50),
@@ -71,7 +71,7 @@ func TestWorkOutsideScopesIsTheSessions(t *testing.T) {
 	assert.Equal(t, uint64(1), s.Graphs)
 }
 
-func TestWorkInAScopeIsItsChild(t *testing.T) {
+func TestSpans_InScope(t *testing.T) {
 	f := newFixture(t, Config{}).start()
 	id := f.r.Begin(Scope{Ref: refOf(9, 5), Sampled: true, Name: "step"})
 	f.src.deliver(in(id, kernel("k", 7, 0, 10)))
@@ -95,7 +95,7 @@ func TestWorkInAScopeIsItsChild(t *testing.T) {
 	assert.Empty(t, f.src.stack)
 }
 
-func TestUnsampledScopesMakeNoSpans(t *testing.T) {
+func TestSpans_UnsampledScope(t *testing.T) {
 	f := newFixture(t, Config{})
 	id := f.r.Begin(Scope{Ref: refOf(1, 1), Sampled: false, Name: "quiet"})
 	f.src.deliver(in(id, kernel("k", 1, 0, 10)), kernel("k", 2, 20, 10))
@@ -108,17 +108,17 @@ func TestUnsampledScopesMakeNoSpans(t *testing.T) {
 	assert.Equal(t, map[string]float64{"kernel|k|": 1}, f.sink.points(semconv.MetricGpuflightSpansLeftOut))
 }
 
-func TestAParentThatIsNotSampledSilencesTheSession(t *testing.T) {
+func TestSpans_UnsampledParent(t *testing.T) {
 	f := newFixture(t, Config{HasParent: true, Parent: refOf(3, 4)}).start()
 	f.src.event(begin(1, 0, 1, 0, "range"), endOf(1, 1, 50))
 	f.src.deliver(kernel("k", 1, 0, 10))
 	s := f.stop()
 	assert.Empty(t, f.sink.spans)
 	assert.Equal(t, uint64(1), s.Spans.Unsampled)
-	assert.Len(t, f.sink.logs, 1, "the capture log is sent all the same")
+	assert.Len(t, f.sink.logs, 1, "the capture log is still sent")
 }
 
-func TestAGraphsKernelsShareTheirCall(t *testing.T) {
+func TestSpans_GraphKernelsShareCall(t *testing.T) {
 	f := newFixture(t, Config{})
 	id := f.r.Begin(Scope{Ref: refOf(1, 1), Sampled: true, Name: "graph"})
 	f.src.deliver(in(id, node("a", 5, 0, 10)), in(id, node("b", 5, 10, 10)))
@@ -138,9 +138,9 @@ func TestAGraphsKernelsShareTheirCall(t *testing.T) {
 	assert.Empty(t, f.sink.points(semconv.MetricGPUCUDAKernelLaunchCalls))
 }
 
-func TestHostCallsThatComeLater(t *testing.T) {
+func TestCalls_LateHostCalls(t *testing.T) {
 	f := newFixture(t, Config{Asked: cupti.KindsOf(cupti.KindKernel, cupti.KindDriverAPI)})
-	// Some buffers come by themselves, the calls only with the flush.
+	// Some buffers complete by themselves, the calls only with the flush.
 	for i := range uint32(maxHeld) {
 		f.src.deliver(kernel("k", i+1, 100, 10))
 		f.src.deliverAtFlush(cupti.Head{Kind: cupti.KindDriverAPI, Host: true, Correlation: i + 1, Start: base + 10, End: base + 40})
@@ -154,8 +154,8 @@ func TestHostCallsThatComeLater(t *testing.T) {
 	}
 }
 
-// Correlation ids come around: what matters is the newest call.
-func TestCorrelationsComeAround(t *testing.T) {
+// Correlation ids wrap. The newest call counts.
+func TestCalls_CorrelationWrap(t *testing.T) {
 	f := newFixture(t, Config{Asked: cupti.KindsOf(cupti.KindKernel, cupti.KindDriverAPI)})
 	e := f.r.engine
 	first := &records{heads: []cupti.Head{{Kind: cupti.KindDriverAPI, Correlation: math.MaxUint32, Start: base, End: base + 10}}}
@@ -168,7 +168,7 @@ func TestCorrelationsComeAround(t *testing.T) {
 	assert.Equal(t, fmt.Sprint(base+510), attr(f.sink.operation("kernel")[0].Attributes(), semconv.CUDALaunchEndTimeUnixNano))
 }
 
-func TestHostCallsTellWhenWorkWasAskedFor(t *testing.T) {
+func TestCalls_LaunchTimes(t *testing.T) {
 	f := newFixture(t, Config{Asked: cupti.DefaultKinds | cupti.KindsOf(cupti.KindRuntimeAPI)}).start()
 	f.src.deliver(kernel("k", 5, 100, 10))
 	f.src.deliver(
@@ -199,7 +199,7 @@ func TestFilters(t *testing.T) {
 		{"include by short name", Config{Include: []string{"gemm", "re?u"}}, []string{"gemm", "relu", "memcpy HtoD"}},
 		{"include by full name", Config{Include: []string{"*native*"}}, []string{"gemm", "copy", "memcpy HtoD"}},
 		{"exclude", Config{Include: []string{"*native*"}, Exclude: []string{"*<int>*"}}, []string{"gemm", "memcpy HtoD"}},
-		{"least duration", Config{MinDuration: 1000}, []string{"copy", "memcpy HtoD"}},
+		{"minimum duration", Config{MinDuration: 1000}, []string{"copy", "memcpy HtoD"}},
 		{"no spans", Config{MaxSpansPerSecond: -1}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -216,12 +216,12 @@ func TestFilters(t *testing.T) {
 			assert.Equal(t, uint64(len(c.want)), s.Spans.Emitted)
 			assert.Equal(t, uint64(len(heads)-len(c.want)), s.Spans.LeftOut)
 			assert.Equal(t, uint64(3), s.KernelCount)
-			assert.Len(t, f.sink.points(semconv.MetricGPUCUDAKernelLaunchCalls), 3, "metrics know no filter")
+			assert.Len(t, f.sink.points(semconv.MetricGPUCUDAKernelLaunchCalls), 3, "metrics ignore filters")
 		})
 	}
 }
 
-func TestASessionsTraceGoesOnInParts(t *testing.T) {
+func TestSession_TraceInParts(t *testing.T) {
 	f := newFixture(t, Config{MaxSpansPerTrace: 4}).start()
 	var heads []cupti.Head
 	for i := range 10 {
@@ -235,8 +235,8 @@ func TestASessionsTraceGoesOnInParts(t *testing.T) {
 		bySpan[x.SpanID()] = x
 		traces[x.TraceID()]++
 	}
-	require.Len(t, bySpan, len(f.sink.spans), "every span has an id of its own")
-	assert.Len(t, traces, 4, "3 kernels beside a root in each part")
+	require.Len(t, bySpan, len(f.sink.spans), "duplicate span id")
+	assert.Len(t, traces, 4, "3 kernels and a root in each part")
 	for trace, n := range traces {
 		assert.LessOrEqual(t, n, 4, trace)
 	}
@@ -263,7 +263,7 @@ func TestASessionsTraceGoesOnInParts(t *testing.T) {
 	}
 }
 
-func TestTheCaptureLogSaysWhatWasLost(t *testing.T) {
+func TestCaptureLog_Losses(t *testing.T) {
 	f := newFixture(t, Config{Asked: cupti.DefaultKinds | cupti.KindsOf(cupti.KindSync)})
 	f.src.stats = cupti.Stats{Records: 100, Dropped: 3, Unreturned: 2, Overhead: 2 * time.Second}
 	f.src.stats.Rejected[cupti.RejectReversed] = 4
@@ -275,7 +275,7 @@ func TestTheCaptureLogSaysWhatWasLost(t *testing.T) {
 	l := f.sink.logs[0]
 	assert.Equal(t, semconv.EventCUDACapture, l.EventName())
 	assert.Equal(t, plog.SeverityNumberWarn, l.SeverityNumber())
-	assert.Equal(t, "1 kernels, 1 spans of device work, 3 records dropped by CUPTI, 4 records rejected, 2 buffers of records kept by CUPTI, since the device was not done with all in them.", l.Body().Str())
+	assert.Equal(t, "1 kernels, 1 spans of device work, 3 records dropped by CUPTI, 4 records rejected, 2 buffers kept by CUPTI with unfinished records.", l.Body().Str())
 	assert.Equal(t, map[string]any{
 		semconv.LogRecordUID:                       firstUID,
 		semconv.CUDACaptureStatus:                  "partial",
@@ -299,7 +299,7 @@ func TestTheCaptureLogSaysWhatWasLost(t *testing.T) {
 	assert.InDelta(t, 2, f.sink.points(semconv.MetricGpuflightOverheadTime)["cupti|"], 1e-9)
 }
 
-func TestUnavailableSaysWhy(t *testing.T) {
+func TestUnavailable_Reason(t *testing.T) {
 	out := &sink{}
 	s, err := Unavailable(Config{InstanceID: testInstance, ServiceName: "app"},
 		cupti.Status{Reason: cupti.ReasonNoDriver, Detail: "libcuda.so.1 is not there"}, out)
@@ -312,7 +312,7 @@ func TestUnavailableSaysWhy(t *testing.T) {
 	assert.Equal(t, "skipped", attr(out.logs[0].Attributes(), semconv.CUDACaptureStatus))
 }
 
-func TestAFaultStopsRecordingAndNothingElse(t *testing.T) {
+func TestRecorder_PanicInRecords(t *testing.T) {
 	f := newFixture(t, Config{}).start()
 	f.src.deliver(kernel("k", 1, 0, 10))
 	f.src.add(&records{heads: []cupti.Head{kernel("k", 2, 0, 10)}, poison: true})
@@ -328,7 +328,7 @@ func TestAFaultStopsRecordingAndNothingElse(t *testing.T) {
 	assert.Equal(t, plog.SeverityNumberError, f.sink.logs[0].SeverityNumber())
 }
 
-func TestAFaultyOutletDoesNotReachTheProgram(t *testing.T) {
+func TestRecorder_PanicInSink(t *testing.T) {
 	f := newFixture(t, Config{}).start()
 	f.sink.panics = true
 	f.src.deliver(kernel("k", 1, 0, 10))
@@ -337,7 +337,7 @@ func TestAFaultyOutletDoesNotReachTheProgram(t *testing.T) {
 	assert.Equal(t, testInstance, s.Instance)
 }
 
-func TestASourceThatFailsIsLeft(t *testing.T) {
+func TestRecorder_SourceFails(t *testing.T) {
 	f := newFixture(t, Config{FlushInterval: time.Millisecond})
 	f.src.fail = errors.New("broken pipe")
 	f.start()
@@ -359,12 +359,12 @@ func TestStop(t *testing.T) {
 		assert.Equal(t, first, f.stop())
 		assert.Len(t, f.sink.logs, 1)
 	})
-	t.Run("of a source that never ends", func(t *testing.T) {
+	t.Run("source never ends", func(t *testing.T) {
 		f := newFixture(t, Config{}).start()
 		s := f.r.Stop(context.Background())
 		assert.Empty(t, s.Failure)
 	})
-	t.Run("and scopes after it", func(t *testing.T) {
+	t.Run("scopes after stop", func(t *testing.T) {
 		f := newFixture(t, Config{}).start()
 		id := f.r.Begin(Scope{Ref: refOf(1, 1), Sampled: true})
 		f.stop()
@@ -372,7 +372,7 @@ func TestStop(t *testing.T) {
 		f.r.End(id)
 		assert.Empty(t, f.r.pending)
 	})
-	t.Run("past its bound", func(t *testing.T) {
+	t.Run("deadline exceeded", func(t *testing.T) {
 		f := newFixture(t, Config{})
 		for range 100 {
 			f.src.deliver(kernel("k", 1, 0, 10))
@@ -388,8 +388,9 @@ func TestStop(t *testing.T) {
 	})
 }
 
-// Everything at once, for the race detector: threads with scopes, buffers, and a stop while busy.
-func TestManyThreads(t *testing.T) {
+// TestRecorder_ManyThreads runs everything at once for the race detector: threads with scopes,
+// buffers, and a stop while busy.
+func TestRecorder_ManyThreads(t *testing.T) {
 	f := newFixture(t, Config{MetricInterval: time.Millisecond}).start()
 	var wait sync.WaitGroup
 	const threads, launches = 4, 200

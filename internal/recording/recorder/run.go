@@ -10,13 +10,14 @@ import (
 )
 
 // launchers lists the environment variables in which launchers of distributed programs state the
-// place of a process. The innermost launcher comes first: torchrun is often started by srun, and then
+// place of a process. The innermost launcher comes first: srun often starts torchrun, and then
 // SLURM's rank counts nodes. A launcher is used if all variables of present are set.
 //
 // Sources: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables,
-// https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html, Hydra of MPICH and Intel MPI
-// (PMI_*, MPI_LOCALRANKID), https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES.
-// A SLURM batch script has a rank too, but no step; it is no rank of a run.
+// https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html, Hydra of MPICH and Intel
+// MPI (PMI_*, MPI_LOCALRANKID),
+// https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES. A SLURM batch script
+// also has a rank, but no step; it is not a rank of a run.
 var launchers = []struct {
 	present                []string
 	rank, local, worldSize string

@@ -13,14 +13,15 @@ import (
 )
 
 const (
-	// maxScopes bounds the scopes that are remembered, open or ended: some 40 MiB.
+	// maxScopes bounds the open and ended scopes in memory: about 40 MiB.
 	maxScopes = 1 << 17
-	// scopeAge is how long an ended scope is remembered for kernels that end after it.
+	// scopeAge is how long an ended scope is kept for kernels that end later.
 	scopeAge = 10 * time.Minute
-	// maxPending bounds what Begin and End leave for the next round.
+	// maxPending bounds the events of Begin and End between two rounds.
 	maxPending = 1 << 18
-	// maxScopeNames bounds scope names that metrics tell apart. Names that come later are _other:
-	// those that a program begins with are its structure, what comes endlessly after is numbers.
+	// maxScopeNames bounds the scope names that metrics distinguish. Later names become _other: the
+	// first names are usually the structure of a program, an endless sequence of later ones
+	// contains numbers.
 	maxScopeNames = 200
 )
 
@@ -29,32 +30,34 @@ type scope struct {
 	id   uint64
 	kind gpuevent.Kind
 	name string
-	// label is the name's index in metrics.
+	// label is the index of the name in metrics.
 	label uint32
-	// parent is the scope around it, nil for none.
+	// parent is the enclosing scope, or nil.
 	parent *scope
-	// trace is where the scope's span is and, part by part, repeated; nil for a span of the
-	// application's and what is in it, whose trace we cannot divide.
+	// trace is the trace of the scope's span. The span is repeated in each later part of the trace.
+	// trace is nil for spans of the application and scopes inside them, because their trace cannot
+	// be split.
 	trace *trace
-	// first is the scope's span, cur the one in the part of the trace that is current for it.
+	// first is the scope's span. cur is its span in the current part of the trace.
 	first, cur      gpuevent.Ref
 	firstPart, part int
-	// repeats says that cur repeats first and has not been sent.
+	// repeats means that cur repeats first and has not been sent.
 	repeats bool
-	// sampled says whether work in it has spans. thin scopes have none themselves: what is in them
-	// is in the scope around.
+	// sampled means that work in the scope has spans. A thin scope has no span itself: its work
+	// belongs to the enclosing scope.
 	sampled, thin, ended bool
 	start, end           int64
 	depth                int64
 	domain               string
 }
 
-// trace is a trace that goes on in parts.
+// trace is a trace that is split into parts.
 type trace struct {
 	id   gpuevent.TraceID // of part 0
 	kind gpuevent.Kind
 	n    uint64
-	// part is the current one, spans how many it has; first and last are the times of its work.
+	// part is the number of the current part and spans its size. first and last bound the time of
+	// its work.
 	part, spans int
 	first, last int64
 }
@@ -66,7 +69,7 @@ func (t *trace) partID(key gpuevent.SessionKey) gpuevent.TraceID {
 	return key.Trace(t.kind, t.n, uint64(t.part))
 }
 
-// touch makes the part cover a stretch of time.
+// touch extends the time of the part.
 func (t *trace) touch(start, end int64) {
 	if t.first == 0 || start < t.first {
 		t.first = start
@@ -74,41 +77,42 @@ func (t *trace) touch(start, end int64) {
 	t.last = max(t.last, end)
 }
 
-// scopeOp is what Begin and End leave for the consumer.
+// scopeOp is a pending event of Begin or End.
 type scopeOp struct {
 	id    uint64
 	begin bool
-	// at is when, in Unix nanoseconds, 0 if nobody wants it.
+	// at is the time in Unix nanoseconds, or 0 if no rule needs it.
 	at    int64
 	scope Scope
 }
 
-// forgettable is an ended scope and when it ended, by our clock.
+// forgettable is an ended scope with its end by the local clock.
 type forgettable struct {
 	id uint64
 	at int64
 }
 
-// scopes are all scopes that are known. It belongs to the consumer.
+// scopes holds all known scopes. It belongs to the consumer.
 type scopes struct {
 	e       *engine
 	byID    map[uint64]*scope
 	session *scope
-	// endings are the ended scopes in the order of their ends, from ended on.
+	// endings are the ended scopes in the order of their ends. Entries before ended are evicted.
 	endings []forgettable
 	ended   int
-	labels  []string // by label; see maxScopeNames
-	// series are what rules look at, by label: nil for labels that none looks at. It is empty without rules.
+	labels  []string // by index; see maxScopeNames
+	// series are the inputs of rules by label; nil for labels that no rule observes. It is empty
+	// without rules.
 	series []*rule.Series
 	byName map[string]uint32
 	lastID uint64
 	last   *scope
-	// lost scopes found no room or were forgotten before their time; leftOut are ranges and marks
-	// that the limit left out.
+	// lost counts scopes that were dropped at the bound or evicted early. leftOut counts ranges and
+	// marks above the limit.
 	lost, leftOut uint64
 }
 
-// The labels of work outside every scope, and of names past the bound.
+// The labels of work outside scopes, and of names above the bound.
 const (
 	labelOther   = otherIndex
 	labelSession = 1
@@ -143,7 +147,7 @@ func (s *scopes) label(name string) uint32 {
 	return l
 }
 
-// find returns the scope with an id, nil if it is not known.
+// find returns the scope with an id, or nil.
 func (s *scopes) find(id uint64) *scope {
 	if id == s.lastID {
 		return s.last
@@ -153,7 +157,7 @@ func (s *scopes) find(id uint64) *scope {
 	return found
 }
 
-// add remembers a new scope. It returns false if there is no room.
+// add stores a new scope. It returns false if the bound is reached.
 func (s *scopes) add(c *scope) bool {
 	for len(s.byID) >= maxScopes {
 		if s.ended == len(s.endings) {
@@ -178,7 +182,7 @@ func (s *scopes) forgetOldest() {
 	}
 }
 
-// forget drops scopes whose kernels have ended long ago.
+// forget evicts scopes that ended more than scopeAge ago.
 func (s *scopes) forget(now int64) {
 	for s.ended < len(s.endings) && s.endings[s.ended].at < now-int64(scopeAge) {
 		s.forgetOldest()
@@ -190,14 +194,14 @@ func (s *scopes) endsAt(c *scope, now int64) {
 	s.endings = append(s.endings, forgettable{c.id, now})
 }
 
-// observe tells rules of a scope that has ended. One whose name found no room of its own is one of _other.
+// observe reports an ended scope to rules. Names above the bound count as _other.
 func (s *scopes) observe(c *scope, end int64) {
 	if int(c.label) < len(s.series) {
 		s.series[c.label].Observe(max(0, end-c.start))
 	}
 }
 
-// apply carries out what Begin and End left, in their order.
+// apply applies pending events of Begin and End in order.
 func (s *scopes) apply(ops []scopeOp, now int64) {
 	for i := range ops {
 		op := &ops[i]
@@ -212,14 +216,14 @@ func (s *scopes) apply(ops []scopeOp, now int64) {
 			id: op.id, kind: gpuevent.KindScope, name: op.scope.Name, label: s.label(op.scope.Name),
 			sampled: op.scope.Sampled, start: op.at,
 			first: op.scope.Ref, cur: op.scope.Ref,
-			// Without a span of its own, its work belongs to the session.
+			// Without a span of its own, the work of the scope belongs to the session.
 			thin: op.scope.Ref.Trace == gpuevent.TraceID{} || op.scope.Ref.Span == gpuevent.SpanID{},
 		}
 		s.add(c)
 	}
 }
 
-// nvtx carries out NVTX events, in order per thread.
+// nvtx applies NVTX events, in order for each thread.
 func (s *scopes) nvtx(events []cupti.ScopeEvent, now int64) {
 	for i := range events {
 		ev := &events[i]
@@ -242,7 +246,7 @@ func (s *scopes) nvtx(events []cupti.ScopeEvent, now int64) {
 
 func (s *scopes) beginRange(ev *cupti.ScopeEvent) {
 	if s.byID[ev.ID] != nil {
-		s.lost++ // an id that comes twice is a fault of the source
+		s.lost++ // a duplicate id is a fault of the source
 		return
 	}
 	c := &scope{
@@ -277,7 +281,7 @@ func (s *scopes) beginRange(ev *cupti.ScopeEvent) {
 	}
 }
 
-// finish sends the spans of a range that has ended, or that never will.
+// finish sends the spans of a range that has ended, or of an unfinished one.
 func (s *scopes) finish(c *scope, unfinished bool) {
 	if !c.sampled || c.thin {
 		return
@@ -289,7 +293,7 @@ func (s *scopes) finish(c *scope, unfinished bool) {
 	}
 }
 
-// repeat sends the span by which the scope goes on in a later part of its trace.
+// repeat sends the span that continues the scope in a later part of its trace.
 func (s *scopes) repeat(c *scope, unfinished bool) {
 	c.repeats = false
 	s.span(c, c.cur, gpuevent.Some(int64(c.part)), unfinished)
@@ -311,12 +315,12 @@ func (s *scopes) span(c *scope, ref gpuevent.Ref, part gpuevent.Int, unfinished 
 	s.e.batch.Scope(s.e.session, &gpuevent.Scope{
 		Ref: ref, StartNs: c.start, EndNs: end, Name: c.name, Source: gpuevent.ScopeNVTX,
 		Instance: gpuevent.Some(int64(c.id)), Depth: gpuevent.Some(c.depth), Domain: c.domain,
-		Part: part, Link: link, Unfinished: unfinished, Estimated: s.e.stretches.distorts(c.start, end),
+		Part: part, Link: link, Unfinished: unfinished, Estimated: s.e.distorted.distorts(c.start, end),
 	})
 	s.e.sendIfFull()
 }
 
-// mark makes an NVTX mark a log record of the scope that it is in.
+// mark makes a log record of an NVTX mark, in the enclosing scope.
 func (s *scopes) mark(ev *cupti.ScopeEvent) {
 	around := s.session
 	if p := s.byID[ev.Parent]; p != nil {
@@ -341,7 +345,7 @@ func (s *scopes) mark(ev *cupti.ScopeEvent) {
 	s.e.sendIfFull()
 }
 
-// visible returns the innermost scope from s outwards that has a span: the session, if there is none.
+// visible returns the innermost scope with a span, from s outwards, or the session.
 func (e *engine) visible(s *scope) *scope {
 	for s != nil && s.thin {
 		s = s.parent
@@ -352,14 +356,14 @@ func (e *engine) visible(s *scope) *scope {
 	return s
 }
 
-// room begins the next part of the scope's trace if the current one is full.
+// room starts the next part of the scope's trace if the current one is full.
 func (e *engine) room(s *scope) {
 	t := s.trace
 	if t == nil || t.spans < e.cfg.MaxSpansPerTrace {
 		return
 	}
-	// A range that has ended, and the session's part, have sent what they are by then or do it as
-	// they move; an open range sends its repeat when it moves or ends.
+	// An ended range has sent its repeated span, and closeSessionPart sends that of the session. An
+	// open range sends its repeated span when it moves to the next part or ends.
 	if t == e.scopes.session.trace {
 		e.closeSessionPart()
 	}
@@ -368,14 +372,14 @@ func (e *engine) room(s *scope) {
 	t.first, t.last = 0, 0
 }
 
-// place returns the scope's span in the current part of its trace, and has it repeated there if it
-// began in an earlier one. The scope has a span.
+// place returns the scope's span in the current part of its trace. If the scope began in an earlier
+// part, it marks the span for repetition. The scope must have a span.
 func (e *engine) place(s *scope) gpuevent.Ref {
 	t := s.trace
 	if t == nil && s.kind == gpuevent.KindScope || t != nil && s.part == t.part {
 		return s.cur
 	}
-	if t == nil { // a range in a span of the application's
+	if t == nil { // a range inside a span of the application
 		if s.part < 0 {
 			around := e.visible(s.parent)
 			s.first = gpuevent.Ref{
@@ -410,7 +414,7 @@ func (e *engine) place(s *scope) gpuevent.Ref {
 	return ref
 }
 
-// closeSessionPart sends the span at the root of a part of the session's trace. Part 0 has the
+// closeSessionPart sends the root span of a part of the session's trace. The root of part 0 is the
 // session's own span, which is sent at the end.
 func (e *engine) closeSessionPart() {
 	s := e.scopes.session

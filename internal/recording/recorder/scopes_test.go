@@ -17,7 +17,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-func TestNVTXRangesNestPerThread(t *testing.T) {
+func TestNVTXRange_NestPerThread(t *testing.T) {
 	f := newFixture(t, Config{})
 	f.src.event(
 		begin(1, 0, 10, 0, "step"), begin(2, 0, 20, 5, "load"), begin(3, 1, 10, 10, "forward"),
@@ -48,7 +48,7 @@ func TestNVTXRangesNestPerThread(t *testing.T) {
 	assert.Equal(t, uint64(4), s.Spans.Scopes)
 }
 
-// linkedTo returns the only span that a span links to.
+// linkedTo returns the only link of a span.
 func linkedTo(t *testing.T, s ptrace.Span) (pcommon.TraceID, pcommon.SpanID) {
 	t.Helper()
 	require.Equal(t, 1, s.Links().Len(), s.Name())
@@ -106,7 +106,7 @@ func TestNVTXRange_TraceOfItsOwn(t *testing.T) {
 	})
 }
 
-// The trace of a kernel follows from its scope, whichever batch it comes in and whatever has ended.
+// The trace of a kernel follows from its scope, in any batch and after any end.
 func TestNVTXRange_TraceAcrossBatchesAndThreads(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"without a parent": {},
@@ -181,7 +181,7 @@ func TestNVTXRange_TraceAcrossBatchesAndThreads(t *testing.T) {
 	}
 }
 
-func TestAnNVTXRangeInAScopeIsItsChild(t *testing.T) {
+func TestNVTXRange_InScope(t *testing.T) {
 	f := newFixture(t, Config{})
 	id := f.r.Begin(Scope{Ref: refOf(3, 4), Sampled: true, Name: "request"})
 	quiet := f.r.Begin(Scope{Ref: refOf(5, 6), Sampled: false, Name: "quiet"})
@@ -200,9 +200,9 @@ func TestAnNVTXRangeInAScopeIsItsChild(t *testing.T) {
 	assert.Equal(t, uint64(1), s.Spans.Unsampled)
 }
 
-// A range's trace goes on in parts: the ranges around what comes then are repeated there, with a link,
-// and every span's parent is in its own trace, whatever has ended by then.
-func TestARangesTraceGoesOnInParts(t *testing.T) {
+// TestNVTXRange_TraceInParts checks a trace in parts. Each part repeats the open ranges with a
+// link, and every span's parent is in its own trace, whatever has ended by then.
+func TestNVTXRange_TraceInParts(t *testing.T) {
 	for _, hasParent := range []bool{false, true} {
 		for _, late := range []bool{false, true} {
 			t.Run(fmt.Sprintf("parent=%v late=%v", hasParent, late), func(t *testing.T) {
@@ -262,17 +262,17 @@ func TestARangesTraceGoesOnInParts(t *testing.T) {
 	}
 }
 
-func TestRangesThatNeverEnd(t *testing.T) {
+func TestNVTXRange_Unfinished(t *testing.T) {
 	f := newFixture(t, Config{}).start()
 	f.src.event(begin(1, 0, 1, 0, "open"))
 	f.src.deliver(in(1, kernel("k", 1, 5, 100)))
 	f.stop()
 	open := f.sink.spanNamed(t, "open")
 	assert.Equal(t, "true", attr(open.Attributes(), semconv.CUDAScopeUnfinished))
-	assert.Equal(t, pcommon.Timestamp(base+105), open.EndTimestamp(), "the last moment seen")
+	assert.Equal(t, pcommon.Timestamp(base+105), open.EndTimestamp(), "the latest time in a record")
 }
 
-func TestRangesOfNoThreadHangUnderTheSession(t *testing.T) {
+func TestNVTXRange_WithoutThread(t *testing.T) {
 	f := newFixture(t, Config{}).start()
 	f.src.event(
 		cupti.ScopeEvent{What: cupti.ScopeBegin, ID: 1, TimeNs: base, Name: "epoch", Domain: "torch"},
@@ -284,7 +284,7 @@ func TestRangesOfNoThreadHangUnderTheSession(t *testing.T) {
 	assert.Equal(t, "torch", attr(epoch.Attributes(), semconv.CUDANVTXDomain))
 }
 
-func TestMarksAreLogs(t *testing.T) {
+func TestNVTXMark_Logs(t *testing.T) {
 	f := newFixture(t, Config{}).start()
 	f.src.event(
 		begin(1, 0, 1, 0, "step"),
@@ -304,8 +304,8 @@ func TestMarksAreLogs(t *testing.T) {
 	}, l.Attributes().AsRaw())
 }
 
-// Past the limit ranges have no span, and what is in them hangs under the one around.
-func TestRangesAreLimited(t *testing.T) {
+// Above the limit, ranges have no span, and their work belongs to the enclosing scope.
+func TestNVTXRange_Limit(t *testing.T) {
 	f := newFixture(t, Config{MaxSpansPerSecond: 2})
 	e := f.r.engine
 	e.scopes.nvtx([]cupti.ScopeEvent{
@@ -321,7 +321,7 @@ func TestRangesAreLimited(t *testing.T) {
 	assert.Equal(t, pcommon.SpanID(f.r.SessionRef().Span), f.sink.spanNamed(t, "inD").ParentSpanID())
 }
 
-func TestScopesAreForgottenInOrder(t *testing.T) {
+func TestScopes_EvictOldest(t *testing.T) {
 	f := newFixture(t, Config{})
 	s := f.r.engine.scopes
 	ops := make([]scopeOp, 0, 2*maxScopes)
@@ -331,12 +331,12 @@ func TestScopesAreForgottenInOrder(t *testing.T) {
 	s.apply(ops, base)
 	assert.Len(t, s.byID, maxScopes)
 	s.apply([]scopeOp{{id: maxScopes + 1, begin: true}}, base)
-	assert.Equal(t, uint64(1), s.lost, "all are open: the new one finds no room")
+	assert.Equal(t, uint64(1), s.lost, "all scopes are open: the new one is dropped")
 	assert.Nil(t, s.find(maxScopes+1))
 
 	s.apply([]scopeOp{{id: 5}, {id: 7}, {id: maxScopes + 2, begin: true}}, base)
 	assert.Equal(t, uint64(2), s.lost)
-	assert.Nil(t, s.find(5), "the first that ended made room")
+	assert.Nil(t, s.find(5), "the first ended scope is evicted")
 	assert.NotNil(t, s.find(7))
 	assert.NotNil(t, s.find(maxScopes+2))
 	s.forget(base + int64(scopeAge))
@@ -347,13 +347,13 @@ func TestScopesAreForgottenInOrder(t *testing.T) {
 	assert.Equal(t, uint32(labelOther), s.label("999"))
 }
 
-func TestBadRangesAreCounted(t *testing.T) {
+func TestNVTXRange_InvalidEvents(t *testing.T) {
 	f := newFixture(t, Config{MaxSpansPerSecond: 1})
 	f.r.engine.scopes.nvtx([]cupti.ScopeEvent{
-		endOf(9, 1, 0),                                  // never begun
-		begin(1, 55, 1, 1, "a"), begin(1, 0, 1, 2, "a"), // in a scope that is not known; twice
-		{What: cupti.ScopeMark, ID: 3, TimeNs: base + 3, Name: "m"}, // past the limit
-		endOf(1, 1, 0), endOf(1, 1, 9), // before its begin; twice
+		endOf(9, 1, 0),                                  // without a begin
+		begin(1, 55, 1, 1, "a"), begin(1, 0, 1, 2, "a"), // in an unknown scope; duplicate
+		{What: cupti.ScopeMark, ID: 3, TimeNs: base + 3, Name: "m"}, // above the limit
+		endOf(1, 1, 0), endOf(1, 1, 9), // before its begin; duplicate
 		{What: 77, ID: 4},
 	}, base)
 	f.start()
@@ -366,7 +366,7 @@ func TestBadRangesAreCounted(t *testing.T) {
 	assert.Len(t, f.sink.logs, 1, "no mark")
 }
 
-func TestAScopeWithoutASpanIsTheSessions(t *testing.T) {
+func TestScopes_WithoutSpan(t *testing.T) {
 	f := newFixture(t, Config{}).start()
 	id := f.r.Begin(Scope{Sampled: false, Name: "bare"})
 	f.src.deliver(in(id, kernel("k", 1, 0, 10)))
@@ -378,7 +378,7 @@ func TestAScopeWithoutASpanIsTheSessions(t *testing.T) {
 	assert.Zero(t, s.Spans.Unsampled)
 }
 
-func TestUnknownScopesAreCounted(t *testing.T) {
+func TestScopes_Unknown(t *testing.T) {
 	f := newFixture(t, Config{}).start()
 	f.src.deliver(in(77, kernel("k", 1, 0, 10)))
 	s := f.stop()
@@ -386,7 +386,7 @@ func TestUnknownScopesAreCounted(t *testing.T) {
 	assert.Equal(t, pcommon.SpanID(f.r.SessionRef().Span), f.sink.spanNamed(t, "k").ParentSpanID())
 }
 
-func TestBeginLeavesNoMoreThanItsBound(t *testing.T) {
+func TestBegin_PendingBound(t *testing.T) {
 	f := newFixture(t, Config{})
 	for range maxPending {
 		f.r.pending = append(f.r.pending, scopeOp{})
@@ -397,7 +397,7 @@ func TestBeginLeavesNoMoreThanItsBound(t *testing.T) {
 	assert.Equal(t, uint64(1), s.Records.ScopesLost)
 }
 
-func TestIDsAreDerived(t *testing.T) {
+func TestScopes_DerivedIDs(t *testing.T) {
 	run := func() []pcommon.SpanID {
 		f := newFixture(t, Config{})
 		f.src.event(begin(1, 0, 1, 0, "step"), endOf(1, 1, 100))

@@ -22,44 +22,47 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// DefaultShutdownTimeout bounds what a program waits for at its end.
+// DefaultShutdownTimeout bounds how long a program waits for the recorder at its end.
 const DefaultShutdownTimeout = 5 * time.Second
 
-// Settings are what the environment says, as the SDK and the injection library both read it.
+// Settings are the settings in the environment. The SDK and the injection library share them.
 type Settings struct {
-	// Disabled: GPUFLIGHT_DISABLED.
+	// Disabled is GPUFLIGHT_DISABLED.
 	Disabled bool
-	// Kinds, GraphNodes, Library and BufferBytes go to cupti.Config: GPUFLIGHT_KINDS, GPUFLIGHT_GRAPH_NODES, GPUFLIGHT_CUPTI, GPUFLIGHT_BUFFER_SIZE
-	// (0 where not set).
+	// Kinds, GraphNodes, Library and BufferBytes are fields of cupti.Config. Their variables are
+	// GPUFLIGHT_KINDS, GPUFLIGHT_GRAPH_NODES, GPUFLIGHT_CUPTI and GPUFLIGHT_BUFFER_SIZE (0 if
+	// unset).
 	Kinds       cupti.Kinds
 	GraphNodes  bool
 	Library     string
 	BufferBytes int
-	// ServiceName is OTEL_SERVICE_NAME or service.name of OTEL_RESOURCE_ATTRIBUTES, "" if neither is
-	// set; InstanceID likewise, if it is a UUID. Resource holds the other attributes.
+	// ServiceName is OTEL_SERVICE_NAME or service.name of OTEL_RESOURCE_ATTRIBUTES, or "".
+	// InstanceID is service.instance.id of OTEL_RESOURCE_ATTRIBUTES if it is a UUID. Resource holds
+	// the other attributes.
 	ServiceName, InstanceID string
 	Resource                []gpuevent.Attr
-	// Parent is TRACEPARENT, if HasParent. One that is malformed is as good as none, by the standard.
+	// Parent is TRACEPARENT if HasParent is set. As the standard requires, an invalid one is
+	// ignored.
 	Parent        gpuevent.Ref
 	HasParent     bool
 	ParentSampled bool
-	// As in Config; 0 and nil where not set.
+	// As in Config; 0 and nil if unset.
 	MaxSpansPerSecond, MaxSpansPerTrace        int
 	KernelsOnly                                bool
 	Include, Exclude                           []string
 	MinDuration, FlushInterval, MetricInterval time.Duration
-	// OverheadBudget is GPUFLIGHT_OVERHEAD_BUDGET, 0 for none.
+	// OverheadBudget is GPUFLIGHT_OVERHEAD_BUDGET, or 0.
 	OverheadBudget float64
 	// ShutdownTimeout is GPUFLIGHT_SHUTDOWN_TIMEOUT.
 	ShutdownTimeout time.Duration
-	// LogLevel is GPUFLIGHT_LOG_LEVEL (debug, info, warn, error, off), default warn; off is above all
-	// levels.
+	// LogLevel is GPUFLIGHT_LOG_LEVEL (debug, info, warn, error, off). The default is warn; off is
+	// above all levels.
 	LogLevel slog.Level
-	// SummaryDir is where a Summary is written at the end, "" for nowhere.
+	// SummaryDir is the folder for the Summary, or "" for none.
 	SummaryDir string
 }
 
-// LogOff is a level above every message's.
+// LogOff is above the level of every message.
 const LogOff = slog.Level(math.MaxInt32)
 
 // Table returns the settings that users make. Reading it changes s.
@@ -79,27 +82,27 @@ func (s *Settings) Table() []settings.Setting {
 		{Variable: "GPUFLIGHT_BUFFER_SIZE", Set: settings.To(&s.BufferBytes, parseBufferSize)},
 		{
 			Variable: "GPUFLIGHT_MAX_SPANS_PER_SECOND", Set: settings.To(&s.MaxSpansPerSecond, settings.ZeroIsNone(settings.Int(-1, most))), Flag: "max-spans",
-			Help: "`most` spans of device work per second and process, 0 for none; the rest is in the metrics (default 20000)",
+			Help: "`limit` of spans of device work per second and process, 0 for none; metrics include the omitted work (default 20000)",
 		},
 		{Variable: "GPUFLIGHT_MAX_SPANS_PER_TRACE", Set: settings.To(&s.MaxSpansPerTrace, settings.Int(2, most))},
 		{Variable: "GPUFLIGHT_KERNELS_ONLY", Set: settings.To(&s.KernelsOnly, settings.Bool)},
 		{
 			Variable: "GPUFLIGHT_INCLUDE", Set: settings.To(&s.Include, settings.List), Flag: "include",
-			Help: "spans only of kernels that match one of these `globs`, separated by commas",
+			Help: "create spans only for kernels that match one of these `globs`, separated by commas",
 		},
 		{
 			Variable: "GPUFLIGHT_EXCLUDE", Set: settings.To(&s.Exclude, settings.List), Flag: "exclude",
-			Help: "no spans of kernels that match one of these `globs`",
+			Help: "create no spans for kernels that match one of these `globs`",
 		},
 		{
 			Variable: "GPUFLIGHT_MIN_DURATION", Set: settings.To(&s.MinDuration, settings.Duration(0)), Flag: "min-duration",
-			Help: "no spans of device work shorter than this `duration` (5us)",
+			Help: "create no spans for device work shorter than this `duration` (5us)",
 		},
 		{Variable: "GPUFLIGHT_FLUSH_INTERVAL", Set: settings.To(&s.FlushInterval, settings.Duration(time.Millisecond))},
 		{Variable: "GPUFLIGHT_METRIC_INTERVAL", Set: settings.To(&s.MetricInterval, settings.Duration(time.Millisecond))},
 		{
 			Variable: budgetVariable, Set: settings.To(&s.OverheadBudget, settings.Share), Flag: "overhead-budget",
-			Help: "`share` of the program's time that recording may cost (2%): it is recorded in time slices; cannot be combined with deep profiling",
+			Help: "`share` of the program's time that recording may cost (2%): records in time slices; cannot be combined with deep profiling",
 		},
 		{Variable: "GPUFLIGHT_SHUTDOWN_TIMEOUT", Set: settings.To(&s.ShutdownTimeout, settings.Duration(0))},
 		{Variable: "GPUFLIGHT_LOG_LEVEL", Set: settings.To(&s.LogLevel, parseLevel)},
@@ -145,8 +148,8 @@ func (s *Settings) setResource(text string) error {
 	return err
 }
 
-// Config returns a recorder's configuration with the settings. What the process is (PID, HostName,
-// Command and its attributes) is filled in by [DetectProcess].
+// Config returns a recorder's configuration with the settings. [DetectProcess] fills in the fields
+// of the process: PID, HostName, Command and their attributes.
 func (s *Settings) Config() Config {
 	return Config{
 		ServiceName: s.ServiceName, InstanceID: s.InstanceID, Resource: s.Resource,
@@ -158,8 +161,8 @@ func (s *Settings) Config() Config {
 	}
 }
 
-// CheckWindows returns an error if deep windows are allowed and there is an overhead budget. Windows need to know contexts and modules from
-// the beginning, and a detached CUPTI does not report them.
+// CheckWindows returns an error if deep windows are allowed and there is an overhead budget.
+// Windows require contexts and modules from the start, and a detached CUPTI does not report them.
 func (s *Settings) CheckWindows(allowed bool) error {
 	if allowed && s.OverheadBudget != 0 {
 		return &settings.Error{Variable: budgetVariable, Problem: " and deep profiling (GPUFLIGHT_DEEP) exclude each other: remove one of them"}
@@ -167,7 +170,8 @@ func (s *Settings) CheckWindows(allowed bool) error {
 	return nil
 }
 
-// Buffers may be of minBuffer to maxBuffer bytes, and all together of allBuffers, as they are by default.
+// Valid buffer sizes are minBuffer to maxBuffer bytes. allBuffers is the size of all buffers, as by
+// default.
 const (
 	minBuffer  = 256 << 10
 	maxBuffer  = 64 << 20
@@ -208,8 +212,8 @@ func parseBufferSize(v string) (int, error) {
 	return int(n), nil
 }
 
-// kindWords are the kinds as settings and telemetry spell them, in their order. External is no choice
-// of the user's: it follows from scopes.
+// kindWords are the names of kinds in settings and telemetry, in order. External is absent, because
+// it follows from scopes.
 var kindWords = []struct {
 	word  string
 	kinds cupti.Kinds
@@ -226,8 +230,8 @@ var kindWords = []struct {
 	{"overhead", cupti.KindsOf(cupti.KindOverhead)},
 }
 
-// KindNames returns the words of the kinds that a set has, in a fixed order. A word that stands for
-// several kinds is there if one of them is.
+// KindNames returns the names of the kinds in a set, in a fixed order. A name for several kinds is
+// included if the set has one of them.
 func KindNames(set cupti.Kinds) []string {
 	var words []string
 	for _, k := range kindWords {
@@ -238,8 +242,8 @@ func KindNames(set cupti.Kinds) []string {
 	return words
 }
 
-// ParseKinds reads a list of kinds, separated by commas: either all that is wanted ("kernel,memcpy"),
-// or changes to the default ("+runtime,-memset"). "" is the default.
+// ParseKinds parses a comma-separated list of kinds. The list has either all requested kinds
+// ("kernel,memcpy") or changes to the default ("+runtime,-memset"). "" is the default.
 func ParseKinds(text string) (cupti.Kinds, error) {
 	words, _ := settings.List(text)
 	if len(words) == 0 {
@@ -253,7 +257,7 @@ func ParseKinds(text string) (cupti.Kinds, error) {
 	for _, w := range words {
 		sign := w[0]
 		if (sign == '+' || sign == '-') != relative {
-			return 0, fmt.Errorf("%q mixes a list of kinds with changes to the default; give every kind a sign, or none", text)
+			return 0, fmt.Errorf("%q mixes a list of kinds with changes to the default: give every kind a sign, or none", text)
 		}
 		name := w
 		if relative {
@@ -261,7 +265,7 @@ func ParseKinds(text string) (cupti.Kinds, error) {
 		}
 		kinds, ok := kindsByWord(strings.ToLower(name))
 		if !ok {
-			return 0, fmt.Errorf("%q is no kind of record; there are %s", name, strings.Join(KindNames(^cupti.Kinds(0)), ", "))
+			return 0, fmt.Errorf("%q is not a kind of record: valid kinds are %s", name, strings.Join(KindNames(^cupti.Kinds(0)), ", "))
 		}
 		if sign == '-' {
 			set &^= kinds
@@ -281,14 +285,14 @@ func kindsByWord(word string) (cupti.Kinds, bool) {
 	return 0, false
 }
 
-// ParseTraceparent reads a W3C traceparent. ok is false if it is malformed.
+// ParseTraceparent parses a W3C traceparent. ok is false if it is malformed.
 func ParseTraceparent(text string) (parent gpuevent.Ref, sampled, ok bool) {
 	carrier := propagation.MapCarrier{"traceparent": text}
 	c := oteltrace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), carrier))
 	return gpuevent.Ref{Trace: gpuevent.TraceID(c.TraceID()), Span: gpuevent.SpanID(c.SpanID())}, c.IsSampled(), c.IsValid()
 }
 
-// Traceparent writes a reference as ParseTraceparent reads it.
+// Traceparent formats a reference for ParseTraceparent.
 func Traceparent(r gpuevent.Ref, sampled bool) string {
 	carrier := propagation.MapCarrier{}
 	c := oteltrace.NewSpanContext(oteltrace.SpanContextConfig{
@@ -298,9 +302,9 @@ func Traceparent(r gpuevent.Ref, sampled bool) string {
 	return carrier["traceparent"]
 }
 
-// ParseResource reads OTEL_RESOURCE_ATTRIBUTES: key=value pairs, separated by commas, where commas,
-// equal signs and whatever else is no baggage-octet is percent-encoded. As the standard wants it, one
-// pair that cannot be read discards them all.
+// ParseResource parses OTEL_RESOURCE_ATTRIBUTES: comma-separated key=value pairs. Commas, equal
+// signs and all other characters outside baggage-octet are percent-encoded. As the standard
+// requires, one invalid pair discards them all.
 func ParseResource(text string) ([]gpuevent.Attr, error) {
 	var attributes []gpuevent.Attr
 	pairs, _ := settings.List(text)
@@ -310,7 +314,7 @@ func ParseResource(text string) ([]gpuevent.Attr, error) {
 		k, errKey := url.PathUnescape(key)
 		v, errValue := url.PathUnescape(value)
 		if !found || k == "" || errKey != nil || errValue != nil || !utf8.ValidString(k) || !utf8.ValidString(v) {
-			return nil, fmt.Errorf("%q is not key=value, percent-encoded; none of it is used", pair)
+			return nil, fmt.Errorf("%q is not percent-encoded key=value: the variable is ignored", pair)
 		}
 		at := -1
 		for i := range attributes {

@@ -22,7 +22,7 @@ func env(pairs map[string]string) func(string) string {
 	return func(name string) string { return pairs[name] }
 }
 
-func TestSettingsOfAnEmptyEnvironment(t *testing.T) {
+func TestSettings_EmptyEnvironment(t *testing.T) {
 	s, err := SettingsFromEnv(env(nil))
 	require.NoError(t, err)
 	assert.Equal(t, Settings{
@@ -63,7 +63,7 @@ func TestSettings(t *testing.T) {
 	assert.NoError(t, err)
 }
 
-func TestBadSettingsAreNamed(t *testing.T) {
+func TestSettings_InvalidValues(t *testing.T) {
 	for _, c := range []struct{ name, value, want string }{
 		{"GPUFLIGHT_MAX_SPANS_PER_SECOND", "many", `GPUFLIGHT_MAX_SPANS_PER_SECOND is "many"; it must be a whole number of -1 to 2147483647`},
 		{"GPUFLIGHT_MAX_SPANS_PER_TRACE", "1", `GPUFLIGHT_MAX_SPANS_PER_TRACE is "1"; it must be a whole number of 2 to 2147483647`},
@@ -73,10 +73,10 @@ func TestBadSettingsAreNamed(t *testing.T) {
 		{"GPUFLIGHT_BUFFER_SIZE", "1GiB", `GPUFLIGHT_BUFFER_SIZE is "1GiB"; it must be a size of 256 KiB to 64 MiB`},
 		{"GPUFLIGHT_BUFFER_SIZE", "small", `GPUFLIGHT_BUFFER_SIZE is "small"; it must be a size of 256 KiB to 64 MiB`},
 		{"GPUFLIGHT_LOG_LEVEL", "loud", `GPUFLIGHT_LOG_LEVEL is "loud"; it must be debug, info, warn, error or off`},
-		{"GPUFLIGHT_KINDS", "kernels", `GPUFLIGHT_KINDS: "kernels" is no kind of record; there are kernel, memcpy, memset, memory, sync, graph, nvtx, runtime, driver, overhead`},
-		{"GPUFLIGHT_KINDS", "kernel,-sync", `GPUFLIGHT_KINDS: "kernel,-sync" mixes a list of kinds with changes to the default; give every kind a sign, or none`},
-		{"OTEL_RESOURCE_ATTRIBUTES", "a=1,b", `OTEL_RESOURCE_ATTRIBUTES: "b" is not key=value, percent-encoded; none of it is used`},
-		{"OTEL_RESOURCE_ATTRIBUTES", "a=%zz", `OTEL_RESOURCE_ATTRIBUTES: "a=%zz" is not key=value, percent-encoded; none of it is used`},
+		{"GPUFLIGHT_KINDS", "kernels", `GPUFLIGHT_KINDS: "kernels" is not a kind of record: valid kinds are kernel, memcpy, memset, memory, sync, graph, nvtx, runtime, driver, overhead`},
+		{"GPUFLIGHT_KINDS", "kernel,-sync", `GPUFLIGHT_KINDS: "kernel,-sync" mixes a list of kinds with changes to the default: give every kind a sign, or none`},
+		{"OTEL_RESOURCE_ATTRIBUTES", "a=1,b", `OTEL_RESOURCE_ATTRIBUTES: "b" is not percent-encoded key=value: the variable is ignored`},
+		{"OTEL_RESOURCE_ATTRIBUTES", "a=%zz", `OTEL_RESOURCE_ATTRIBUTES: "a=%zz" is not percent-encoded key=value: the variable is ignored`},
 	} {
 		s, err := SettingsFromEnv(env(map[string]string{c.name: c.value}))
 		assert.EqualError(t, err, c.want)
@@ -89,7 +89,7 @@ func TestBadSettingsAreNamed(t *testing.T) {
 	assert.Contains(t, err.Error(), "GPUFLIGHT_GRAPH_NODES")
 }
 
-func TestLogLevels(t *testing.T) {
+func TestSettings_LogLevels(t *testing.T) {
 	for text, want := range map[string]slog.Level{
 		"": slog.LevelWarn, "DEBUG": slog.LevelDebug, "info": slog.LevelInfo, "warning": slog.LevelWarn,
 		"error": slog.LevelError, "none": LogOff,
@@ -100,7 +100,7 @@ func TestLogLevels(t *testing.T) {
 	}
 }
 
-func TestNoSpansAtAllCanBeSaid(t *testing.T) {
+func TestSettings_NoSpans(t *testing.T) {
 	for _, v := range []string{"0", "-1"} {
 		s, err := SettingsFromEnv(env(map[string]string{"GPUFLIGHT_MAX_SPANS_PER_SECOND": v}))
 		require.NoError(t, err)
@@ -108,7 +108,7 @@ func TestNoSpansAtAllCanBeSaid(t *testing.T) {
 	}
 }
 
-func TestKinds(t *testing.T) {
+func TestParseKinds(t *testing.T) {
 	external := cupti.KindsOf(cupti.KindExternal)
 	for text, want := range map[string]cupti.Kinds{
 		"":                cupti.DefaultKinds,
@@ -127,7 +127,7 @@ func TestKinds(t *testing.T) {
 	assert.Error(t, err)
 }
 
-func TestTraceparent(t *testing.T) {
+func TestParseTraceparent(t *testing.T) {
 	const good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	r, sampled, ok := ParseTraceparent(good)
 	require.True(t, ok)
@@ -163,13 +163,13 @@ func TestDetectProcess(t *testing.T) {
 	assert.Contains(t, cfg.Resource, gpuevent.Str(semconv.TelemetrySDKLanguage, "go"))
 	n := len(cfg.Resource)
 	DetectProcess(&cfg, "go")
-	assert.Len(t, cfg.Resource, n, "what is there stays")
+	assert.Len(t, cfg.Resource, n, "existing attributes are kept")
 	done, err := complete(cfg)
 	require.NoError(t, err)
 	assert.Equal(t, "unknown_service:"+filepath.Base(exe), done.ServiceName)
 }
 
-func TestInstanceIDsAreUUIDs(t *testing.T) {
+func TestNewInstanceID_UUID(t *testing.T) {
 	a, b := NewInstanceID(), NewInstanceID()
 	assert.NotEqual(t, a, b)
 	assert.Regexp(t, `^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`, a)
@@ -179,19 +179,19 @@ func TestInstanceIDsAreUUIDs(t *testing.T) {
 	}
 }
 
-func TestConfigIsChecked(t *testing.T) {
+func TestNew_InvalidConfig(t *testing.T) {
 	for want, cfg := range map[string]Config{
-		`recorder: instance id "x" is no UUID`:                                                    {InstanceID: "x"},
-		"recorder: the parent has no trace or no span":                                            {HasParent: true},
-		"recorder: a duration is below 0":                                                         {MinDuration: -1},
-		"recorder: 1 spans per trace; there must be room for a scope and its work, so at least 2": {MaxSpansPerTrace: 1},
+		`recorder: instance id "x" is not a UUID`:                           {InstanceID: "x"},
+		"recorder: the parent has no trace or no span":                      {HasParent: true},
+		"recorder: negative duration":                                       {MinDuration: -1},
+		"recorder: 1 spans per trace: a scope and its work need at least 2": {MaxSpansPerTrace: 1},
 	} {
 		_, err := New(cfg, &source{}, &sink{})
 		assert.EqualError(t, err, want)
 	}
 }
 
-func TestSummariesAreWrittenWhole(t *testing.T) {
+func TestSummary_Write(t *testing.T) {
 	dir := t.TempDir()
 	f := newFixture(t, Config{PID: 42, Command: []string{"train", "--fast"}}).start()
 	f.src.deliver(kernel("k", 1, 0, 10))

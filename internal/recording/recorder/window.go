@@ -16,61 +16,63 @@ import (
 )
 
 const (
-	// maxNotes bounds what callers leave of windows for the next round, maxYields and maxYieldRows what
-	// windows yielded: some 20 MB. One window may have more rows if there is no other.
-	maxNotes     = 128
-	maxYields    = 32
-	maxYieldRows = 40_000
-	// maxLaunches bounds the spans of kernels that are remembered for a window that tells launches apart.
+	// maxWindowEvents bounds the events of windows between two rounds. maxResults and maxResultRows
+	// bound the results of windows: about 20 MB. A single window may have more rows.
+	maxWindowEvents = 128
+	maxResults      = 32
+	maxResultRows   = 40_000
+	// maxLaunches bounds the kernel spans that are kept for a window that attributes samples to
+	// launches.
 	maxLaunches = 1 << 16
-	// sendText is how many bytes of listings go to the sink at a time, maxText how many wait for the next round. There
-	// may be more at once if no others wait.
+	// sendText is the size in bytes of listings in a request to the sink. maxText bounds the
+	// listings that wait for the next round. A single listing may be larger.
 	sendText = 1 << 20
 	maxText  = 8 << 20
-	// maxRefs bounds the windows whose span is remembered for texts that come later.
+	// maxRefs bounds the windows whose span is kept for listings that arrive later.
 	maxRefs = 1024
-	// recentWindows is how many windows a summary names.
+	// recentWindows is the number of windows in a summary.
 	recentWindows = 20
 )
 
-// Rules are what windows are opened by: a *deep.Controller. The recorder's goroutine alone calls them.
+// Rules open windows: a *deep.Controller. Only the recorder's goroutine calls them.
 type Rules interface {
-	// Figures is nil if no rule looks at any.
+	// Figures returns the inputs of the rules, or nil if no rule needs any.
 	Figures() *rule.Figures
 	Tick(now time.Time)
 }
 
-// Window is a deep window with what it yielded.
+// Window is a deep window with its result.
 type Window struct {
 	deep.Window
-	// Samples and Counters become log records. Their Ref is filled in: the kernel's span where the launch is
-	// known, else the window's.
+	// Samples and Counters become log records. Their Ref is filled in: the kernel's span if the
+	// launch is known, otherwise the window's.
 	Samples  []gpuevent.PCSample
 	Counters []gpuevent.SASSMetric
-	// Profile has the same figures for Config.Profiles, nil if there is none.
+	// Profile has the same values for Config.Profiles. It may be nil.
 	Profile *deepprofile.Window
-	// Period is the cycles of a multiprocessor between two samples, 0 where none were taken.
+	// Period is the number of cycles of a multiprocessor between two samples, or 0 without samples.
 	Period uint64
-	// Dropped and NonUser are samples without a record, HardwareFull says how often the hardware's buffer was
-	// full. Other rows are summed, Unresolved have no line.
+	// Dropped and NonUser count samples without a record. HardwareFull counts overflows of the
+	// hardware buffer. Other counts summed rows, Unresolved counts rows without a line.
 	Dropped, NonUser, HardwareFull, Other, Unresolved uint64
-	// Textless are rows of functions whose text neither has been sent nor is on its way, LostRows had no room in the
-	// window itself.
+	// Textless counts rows of functions without a listing, neither sent nor pending. LostRows
+	// counts rows dropped at the bound of the window.
 	Textless, LostRows uint64
-	// SkippedContexts were not looked at, LostContexts ended too soon.
+	// SkippedContexts counts contexts that were not profiled, LostContexts those that ended too
+	// early.
 	SkippedContexts, LostContexts uint64
-	// Held are calls of the program that had to wait for the window, LongestHold at most; Released of them went on
-	// before it was done.
+	// Held counts calls of the program that the window blocked, at most for LongestHold. Released
+	// counts those that continued before the window was ready.
 	Held, Released uint64
 	LongestHold    time.Duration
-	// Missing are stall reasons or metrics that the device does not know.
+	// Missing are stall reasons or metrics that the device does not support.
 	Missing []string
 }
 
-// WindowTexts are texts of functions, which come when they are ready: after the figures of the window that first had
-// them, and for later windows too.
+// WindowTexts are listings of functions. They arrive later than the result of the window that first
+// had the functions, and also serve later windows.
 type WindowTexts struct {
-	// Window is the id of that window, and End when it ended.
+	// Window is the id of that window, End its end.
 	Window   uint64
 	End      time.Time
 	Listings []WindowListing
@@ -83,31 +85,31 @@ func (t *WindowTexts) bytes() (n int) {
 	return n
 }
 
-// WindowListing is the text of one function. The record's Ref and time are filled in.
+// WindowListing is the listing of one function. The record's Ref and time are filled in.
 type WindowListing struct {
 	Record *gpuevent.Record
 	Text   string
 }
 
-// WindowCounts are what a summary says of deep windows.
+// WindowCounts is the part of a summary about deep windows.
 type WindowCounts struct {
-	// Opened counts windows in which an engine ran, Attempts the others. ByStatus has both.
+	// Opened counts windows in which an engine ran, Attempts the others. ByStatus counts both.
 	Opened   uint64            `json:"opened"`
 	Attempts uint64            `json:"attempts"`
 	ByStatus map[string]uint64 `json:"by_status,omitempty"`
-	// PausedSeconds is how long activity was off: what was launched then is nowhere else.
+	// PausedSeconds is how long activity records were off. Kernels launched in this time are not
+	// recorded.
 	PausedSeconds float64 `json:"paused_seconds"`
-	// Unsent counts windows whose figures found no room, or came too late.
+	// Unsent counts windows whose result was dropped at a bound or came too late.
 	Unsent uint64 `json:"unsent,omitempty"`
-	// Texts are functions whose text was sent, TextsMissing those that were to have one and have none: nvdisasm
-	// failed, or was not done when the session ended.
+	// Texts counts functions whose listing was sent. TextsMissing counts those whose listing is
+	// missing: nvdisasm failed or did not end before the session.
 	Texts        uint64 `json:"texts,omitempty"`
 	TextsMissing uint64 `json:"texts_missing,omitempty"`
-	// Recent are the last 20, the latest at the end.
+	// Recent are the last 20 windows, oldest first.
 	Recent []WindowRow `json:"recent,omitempty"`
 }
 
-// WindowRow is one window.
 type WindowRow struct {
 	ID     uint64 `json:"id"`
 	Engine string `json:"engine"`
@@ -122,67 +124,68 @@ type WindowRow struct {
 	deep.Collected
 }
 
-// launch is a kernel's span, and the scope that it was launched in.
+// launch is a kernel's span and the scope of its launch.
 type launch struct {
 	ref gpuevent.Ref
 	in  *scope
 }
 
-// windowNote is what callers leave for the consumer.
-type windowNote struct {
+// windowEvent is a pending event for the consumer.
+type windowEvent struct {
 	opened, closed *deep.Window
 	launches       bool
 }
 
-// windows are what is known of deep windows. It belongs to the consumer.
+// windows is the state of deep windows. It belongs to the consumer.
 type windows struct {
-	// awaited are closed windows of which the figures have not come.
+	// awaited are closed windows without a result so far.
 	awaited []deep.Window
-	// launches are the spans of kernels by correlation, nil but while a window tells launches apart.
+	// launches are the kernel spans by correlation id. It is nil unless a window attributes samples
+	// to launches.
 	launches map[uint32]launch
-	// telling counts such windows of which the figures have not come.
-	telling int
+	// attributing counts such windows without a result so far.
+	attributing int
 	// refs are the spans of the last windows, by id.
 	refs   map[uint64]gpuevent.Ref
 	counts WindowCounts
 	paused time.Duration
 }
 
-// WindowOpened says that a window is about to open, before anything is armed or paused. launches says
-// that its figures name the launch they belong to. It does not wait.
+// WindowOpened reports that a window is about to open, before anything is armed or paused. launches
+// means that its result names the launch of each row. It does not block.
 func (r *Recorder) WindowOpened(w deep.Window, launches bool) {
-	r.engine.stretches.begin(&w)
-	r.note(windowNote{opened: &w, launches: launches})
+	r.engine.distorted.begin(&w)
+	r.addWindowEvent(windowEvent{opened: &w, launches: launches})
 }
 
-// WindowClosed says that everything is restored. What the window yielded comes by AddWindow, or it never
-// does. It does not wait.
+// WindowClosed reports that a window has closed and normal recording was restored. AddWindow may
+// pass its result later. It does not block.
 func (r *Recorder) WindowClosed(w deep.Window) {
-	r.engine.stretches.end(&w)
-	r.note(windowNote{closed: &w})
+	r.engine.distorted.end(&w)
+	r.addWindowEvent(windowEvent{closed: &w})
 }
 
-// Distorted says whether deep windows were open for a hundredth or more of the time from start until now, so that
-// what took this time would have taken less without. It does not wait, and asks for start only where there were windows.
+// Distorted reports whether deep windows covered a hundredth or more of the time from start until
+// now, so that they slowed the work. It does not block. It calls start only if there were windows.
 func (r *Recorder) Distorted(start func() time.Time) bool {
-	return len(r.engine.stretches.list()) > 0 && r.engine.stretches.distorts(start().UnixNano(), time.Now().UnixNano())
+	return len(r.engine.distorted.list()) > 0 && r.engine.distorted.distorts(start().UnixNano(), time.Now().UnixNano())
 }
 
-func (r *Recorder) note(n windowNote) {
+func (r *Recorder) addWindowEvent(n windowEvent) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.over.Load() || len(r.notes) >= maxNotes {
-		// Somebody opens windows by the dozen while the consumer stands still; of what stays unnoted
-		// there is AddWindow's count.
+	if r.over.Load() || len(r.windowEvents) >= maxWindowEvents {
+		// The consumer is blocked and many windows were opened. The summary counts the dropped
+		// event.
 		r.windowsLost++
 		return
 	}
-	r.notes = append(r.notes, n)
+	r.windowEvents = append(r.windowEvents, n)
 }
 
-// AddWindow hands over a window that has closed, with what it yielded. It does not wait, and reports false if
-// there is no room: there is again after the next flush. A window that is never added has a span at the end that
-// says that its figures are lost. Once recording is over, windows are taken and dropped.
+// AddWindow passes the result of a closed window. It does not block. It returns false if the buffer
+// is full; the next flush empties it. A window without a result gets a span at the end that reports
+// the loss. After the end of recording, AddWindow drops the result and returns true.
 func (r *Recorder) AddWindow(w *Window) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -190,16 +193,17 @@ func (r *Recorder) AddWindow(w *Window) bool {
 		return true
 	}
 	rows := len(w.Samples) + len(w.Counters)
-	if len(r.yields) >= maxYields || len(r.yields) > 0 && r.yieldRows+rows > maxYieldRows {
+	if len(r.results) >= maxResults || len(r.results) > 0 && r.resultRows+rows > maxResultRows {
 		return false
 	}
-	r.yields = append(r.yields, w)
-	r.yieldRows += rows
+	r.results = append(r.results, w)
+	r.resultRows += rows
 	return true
 }
 
-// AddListings hands over texts of functions. It does not wait, and reports false if there is no room: there is again
-// after the next flush. Once recording is over, texts are taken and dropped.
+// AddListings passes listings of functions. It does not block. It returns false if the buffer is
+// full; the next flush empties it. After the end of recording, it drops the listings and returns
+// true.
 func (r *Recorder) AddListings(t WindowTexts) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -215,17 +219,18 @@ func (r *Recorder) AddListings(t WindowTexts) bool {
 	return true
 }
 
-// CountMissingListings counts functions whose text will not come although it was to. It does not wait.
+// CountMissingListings counts functions whose listing will not arrive. It does not block.
 func (r *Recorder) CountMissingListings(functions uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.textsMissing += functions
 }
 
-// learnWindows takes the notes. It comes with the scopes: before the records of their time.
-func (e *engine) learnWindows(notes []windowNote) {
-	for i := range notes {
-		n := &notes[i]
+// learnWindows applies the pending events. It runs with the scopes: before the records of their
+// time.
+func (e *engine) learnWindows(events []windowEvent) {
+	for i := range events {
+		n := &events[i]
 		switch {
 		case n.opened != nil:
 			e.windows.begin(n.launches)
@@ -237,7 +242,7 @@ func (e *engine) learnWindows(notes []windowNote) {
 
 func (w *windows) begin(launches bool) {
 	if launches {
-		w.telling++
+		w.attributing++
 		if w.launches == nil {
 			w.launches = map[uint32]launch{}
 		}
@@ -269,23 +274,23 @@ func (w *windows) end(d *deep.Window) {
 		ID: d.ID, Engine: string(d.Engine), Cause: string(d.Cause), Why: d.Why, Status: string(d.Outcome.Status), Text: d.Outcome.Text,
 		Closed: string(d.Closed), StartNs: d.Start.UnixNano(), Seconds: d.End.Sub(d.Start).Seconds(), Collected: d.Collected,
 	})
-	if len(w.awaited) < maxNotes {
+	if len(w.awaited) < maxWindowEvents {
 		w.awaited = append(w.awaited, *d)
 	} else {
 		w.counts.Unsent++
 	}
 }
 
-// launched remembers a kernel's span for windows that tell launches apart.
+// launched stores a kernel's span for windows that attribute samples to launches.
 func (w *windows) launched(h *cupti.Head, ref gpuevent.Ref, in *scope) {
 	if w.launches != nil && h.Correlation != 0 && len(w.launches) < maxLaunches {
 		w.launches[h.Correlation] = launch{ref, in}
 	}
 }
 
-// sendYields sends what windows yielded.
-func (e *engine) sendYields() {
-	for _, w := range e.yields {
+// sendResults sends the results of windows.
+func (e *engine) sendResults() {
+	for _, w := range e.results {
 		for i := range e.windows.awaited {
 			if e.windows.awaited[i].ID == w.ID {
 				e.windows.awaited = append(e.windows.awaited[:i], e.windows.awaited[i+1:]...)
@@ -294,8 +299,8 @@ func (e *engine) sendYields() {
 		}
 		e.window(w)
 	}
-	clear(e.yields)
-	e.yields = e.yields[:0]
+	clear(e.results)
+	e.results = e.results[:0]
 	for i := range e.texts {
 		e.sendTexts(&e.texts[i])
 	}
@@ -303,7 +308,7 @@ func (e *engine) sendYields() {
 	e.texts = e.texts[:0]
 }
 
-// sendTexts sends texts under the span of the window that first had the functions.
+// sendTexts sends listings in the span of the window that first had the functions.
 func (e *engine) sendTexts(t *WindowTexts) {
 	ref, known := e.windows.refs[t.Window]
 	if !known {
@@ -322,14 +327,14 @@ func (e *engine) sendTexts(t *WindowTexts) {
 	e.windows.counts.Texts += uint64(len(t.Listings))
 }
 
-// windowRef is the span of a window.
+// windowRef returns the span of a window.
 func (e *engine) windowRef(id uint64) gpuevent.Ref {
 	around := e.place(e.scopes.session)
 	return gpuevent.Ref{Trace: around.Trace, Span: e.key.Span(gpuevent.KindDeepWindow, id, 0), Parent: around.Span}
 }
 
-// unyielded sends the windows whose figures have not come, at the end.
-func (e *engine) unyielded() {
+// sendPendingWindows sends the windows without a result, at the end.
+func (e *engine) sendPendingWindows() {
 	for i := range e.windows.awaited {
 		d := e.windows.awaited[i]
 		if d.Collected.Rows > 0 {
@@ -343,7 +348,8 @@ func (e *engine) unyielded() {
 	e.windows.awaited = nil
 }
 
-// window makes telemetry of a window: its span and the same as a log, and records of its figures.
+// window makes the telemetry of a window: a span, a log with the same content, and records of its
+// result.
 func (e *engine) window(w *Window) {
 	session := e.scopes.session
 	e.room(session)
@@ -383,13 +389,13 @@ func (e *engine) window(w *Window) {
 	}
 	e.profiles(w, ref)
 	if e.windows.launches != nil {
-		if e.windows.telling--; e.windows.telling <= 0 {
-			e.windows.launches, e.windows.telling = nil, 0
+		if e.windows.attributing--; e.windows.attributing <= 0 {
+			e.windows.launches, e.windows.attributing = nil, 0
 		}
 	}
 }
 
-// remember keeps the span of a window for texts that come later.
+// remember keeps the span of a window for listings that arrive later.
 func (w *windows) remember(id uint64, ref gpuevent.Ref) {
 	if w.refs == nil {
 		w.refs = map[uint64]gpuevent.Ref{}
@@ -404,7 +410,7 @@ func (w *windows) remember(id uint64, ref gpuevent.Ref) {
 	}
 }
 
-// refOf returns the span of the launch that a figure belongs to, that of the window if it is not known.
+// refOf returns the span of the launch of a row, or that of the window if the launch is unknown.
 func (w *windows) refOf(correlation gpuevent.Int, window gpuevent.Ref) gpuevent.Ref {
 	if correlation.OK && w.launches != nil {
 		if l, ok := w.launches[uint32(correlation.V)]; ok {
@@ -471,7 +477,7 @@ func windowAttrs(w *Window) []gpuevent.Attr {
 	)
 }
 
-// engineName is an engine as telemetry spells it, the same as in recordings of others.
+// engineName returns the name of an engine in telemetry. GPU Flight logs use the same names.
 func engineName(e deep.Engine) string {
 	if e == deep.SASS {
 		return cupti.EngineSASS.String()
@@ -479,7 +485,7 @@ func engineName(e deep.Engine) string {
 	return cupti.EnginePCSampling.String()
 }
 
-// windowSentence says in one sentence what came of a window.
+// windowSentence describes the result of a window in one sentence.
 func windowSentence(w *deep.Window) string {
 	if w.Outcome.Status != deep.StatusCollected {
 		return fmt.Sprintf("Deep window %d (%s, by %s): %s.", w.ID, w.Engine, w.Cause, w.Outcome.Text)
@@ -496,7 +502,7 @@ func windowSentence(w *deep.Window) string {
 	return s + "."
 }
 
-// summary returns the counts, nil if there was no window.
+// summary returns the counts, or nil if there was no window.
 func (w *windows) summary() *WindowCounts {
 	if w.counts.Opened+w.counts.Attempts+w.counts.Unsent == 0 {
 		return nil

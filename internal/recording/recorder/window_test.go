@@ -24,7 +24,7 @@ import (
 
 func at(ns int64) time.Time { return time.Unix(0, base+ns) }
 
-// windowOf is a window of one engine from start to end.
+// windowOf returns a window of one engine from start to end.
 func windowOf(id uint64, e deep.Engine, start, end int64) deep.Window {
 	return deep.Window{
 		ID: id, Engine: e, Cause: deep.CauseRule, Why: "kernel.rate < 100/s: 12.5/s", For: 2 * time.Second, Start: at(start), End: at(end),
@@ -52,7 +52,7 @@ func listingOf(function, text string) WindowListing {
 	}
 }
 
-func TestWindowBecomesSpanAndLogs(t *testing.T) {
+func TestWindow_SpanAndLogs(t *testing.T) {
 	f := newFixture(t, Config{}).start()
 	w := windowOf(3, deep.PC, 1000, 5000)
 	met, err := rule.Parse("kernel.rate < 100/s for 2s")
@@ -126,8 +126,9 @@ func TestWindowBecomesSpanAndLogs(t *testing.T) {
 	assert.Equal(t, uint64(1), f.sink.total(semconv.MetricGpuflightDeepWindows))
 }
 
-// Work beside a window is marked, and only that: a window of SASS metrics disturbs what comes right after it, too.
-func TestWorkInWindowsIsEstimated(t *testing.T) {
+// Only work that overlaps a window is marked. A SASS metrics window also distorts the work right
+// after it.
+func TestWindow_WorkIsEstimated(t *testing.T) {
 	const ms = int64(time.Millisecond)
 	f := newFixture(t, Config{}).start()
 	pc, sass := windowOf(1, deep.PC, 10*ms, 20*ms), windowOf(2, deep.SASS, 40*ms, 50*ms)
@@ -154,19 +155,19 @@ func TestWorkInWindowsIsEstimated(t *testing.T) {
 	assert.Equal(t, map[string]float64{"": 0.01}, f.sink.points(semconv.MetricGpuflightPausedTime))
 	capture := f.sink.named(semconv.EventCUDACapture)[0]
 	assert.Equal(t, "partial", attr(capture.Attributes(), semconv.CUDACaptureStatus))
-	assert.Contains(t, capture.Body().Str(), "2 deep windows, the figures of 2 deep windows lost, nothing recorded for 0.01 s of them.")
+	assert.Contains(t, capture.Body().Str(), "2 deep windows, the results of 2 deep windows lost, nothing recorded for 0.01 s of them.")
 	assert.Equal(t, "0.01", attr(capture.Attributes(), semconv.CUDACapturePausedTime))
 }
 
-// has says whether a span of that name has been sent.
+// has reports whether a span of that name was sent.
 func (s *sink) has(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.ContainsFunc(s.spans, func(x ptrace.Span) bool { return x.Name() == name })
 }
 
-// Figures of a window that tells launches apart are under the kernel that they belong to.
-func TestFiguresOfALaunchAreUnderItsKernel(t *testing.T) {
+// The rows of a window that attributes samples to launches belong to the span of the kernel.
+func TestWindow_RowsOfLaunch(t *testing.T) {
 	f := newFixture(t, Config{}).start()
 	w := windowOf(1, deep.PC, 1000, 5000)
 	f.r.WindowOpened(w, true)
@@ -184,10 +185,10 @@ func TestFiguresOfALaunchAreUnderItsKernel(t *testing.T) {
 	assert.Equal(t, map[string]pcommon.SpanID{
 		"known": f.sink.spanNamed(t, "gemm").SpanID(), "unknown": f.sink.spanNamed(t, "deep window").SpanID(),
 	}, under)
-	assert.Nil(t, f.r.engine.windows.launches, "nothing is remembered that nobody asks for")
+	assert.Nil(t, f.r.engine.windows.launches, "launches are stored without a window that needs them")
 }
 
-func TestRefusedWindowSaysWhy(t *testing.T) {
+func TestWindow_Refused(t *testing.T) {
 	f := newFixture(t, Config{}).start()
 	w := windowOf(1, deep.SASS, 1000, 2000)
 	w.Outcome = deep.Outcome{Status: deep.StatusNoPermission, Text: "this process may not read the GPU's counters"}
@@ -207,68 +208,68 @@ func TestRefusedWindowSaysWhy(t *testing.T) {
 	assert.Empty(t, attr(f.sink.spanNamed(t, "k").Attributes(), semconv.CUDATiming), "no engine ran")
 }
 
-// Figures that never come are told of, as lost; those that find no room can be offered again.
-func TestFiguresThatNeverCome(t *testing.T) {
-	f := newFixture(t, Config{}) // not started: nothing is taken
-	for id := range uint64(maxYields + 2) {
+// A missing result is reported as lost. A result above the bound can be added again later.
+func TestWindow_MissingResult(t *testing.T) {
+	f := newFixture(t, Config{}) // not started: it processes nothing
+	for id := range uint64(maxResults + 2) {
 		w := windowOf(id+1, deep.PC, 1000*int64(id), 1000*int64(id)+500)
 		f.r.WindowOpened(w, false)
 		f.r.WindowClosed(w)
-		assert.Equal(t, id < maxYields, f.r.AddWindow(&Window{Window: w, Samples: []gpuevent.PCSample{{Function: nameOf("k"), Reason: "r", Count: 750}}}))
+		assert.Equal(t, id < maxResults, f.r.AddWindow(&Window{Window: w, Samples: []gpuevent.PCSample{{Function: nameOf("k"), Reason: "r", Count: 750}}}))
 	}
 	summary := f.stop()
-	assert.True(t, f.r.AddWindow(&Window{}), "dropped: it is over")
-	assert.Equal(t, uint64(maxYields+2), summary.Windows.Opened)
+	assert.True(t, f.r.AddWindow(&Window{}), "dropped after the end of recording")
+	assert.Equal(t, uint64(maxResults+2), summary.Windows.Opened)
 	assert.Equal(t, uint64(2), summary.Windows.Unsent)
-	assert.Len(t, f.sink.named(semconv.EventCUDAPCSample), maxYields)
+	assert.Len(t, f.sink.named(semconv.EventCUDAPCSample), maxResults)
 	lost := map[string]int{}
 	for _, s := range f.sink.spans {
 		if s.Name() == "deep window" {
 			lost[attr(s.Attributes(), semconv.CUDADeepWindowLost)]++
 		}
 	}
-	assert.Equal(t, map[string]int{"20": maxYields, "750": 2}, lost)
+	assert.Equal(t, map[string]int{"20": maxResults, "750": 2}, lost)
 }
 
-// Large windows have room one at a time.
-func TestRowsOfWaitingWindowsAreBounded(t *testing.T) {
+// Each large window needs an empty buffer.
+func TestWindow_PendingRowsBound(t *testing.T) {
 	f := newFixture(t, Config{})
-	large := func() *Window { return &Window{Samples: make([]gpuevent.PCSample, maxYieldRows+1)} }
+	large := func() *Window { return &Window{Samples: make([]gpuevent.PCSample, maxResultRows+1)} }
 	assert.True(t, f.r.AddWindow(large()))
 	assert.False(t, f.r.AddWindow(&Window{Samples: make([]gpuevent.PCSample, 1)}))
 	assert.False(t, f.r.AddWindow(large()))
 	f.r.learnScopes()
 	assert.True(t, f.r.AddWindow(large()))
 	f.stop()
-	assert.Len(t, f.sink.named(semconv.EventCUDAPCSample), 2*(maxYieldRows+1))
+	assert.Len(t, f.sink.named(semconv.EventCUDAPCSample), 2*(maxResultRows+1))
 }
 
-// Texts come when they are ready: also long after their window, and under its span all the same. What waits is
-// bounded, what will not come is counted.
-func TestTextsComeLater(t *testing.T) {
+// Listings may arrive long after their window and still belong to its span. Waiting listings are
+// bounded, missing ones are counted.
+func TestListings_Late(t *testing.T) {
 	f := newFixture(t, Config{})
 	w := windowOf(3, deep.PC, 1000, 5000)
 	f.r.WindowOpened(w, false)
 	f.r.WindowClosed(w)
 	require.True(t, f.r.AddWindow(&Window{Window: w}))
 	f.r.learnScopes()
-	f.r.engine.sendYields()
+	f.r.engine.sendResults()
 	for id := range uint64(10) {
 		f.r.engine.window(&Window{Window: windowOf(10+id, deep.PC, 6000, 7000)})
 	}
 	large := WindowTexts{Window: 3, End: at(5000), Listings: []WindowListing{listingOf("large", strings.Repeat("x", maxText))}}
-	assert.True(t, f.r.AddListings(large), "alone it has room")
+	assert.True(t, f.r.AddListings(large), "a single listing may exceed the bound")
 	small := WindowTexts{Window: 3, End: at(5000), Listings: []WindowListing{listingOf("one", "NOP"), listingOf("two", "EXIT")}}
 	assert.False(t, f.r.AddListings(small))
 	f.r.learnScopes()
 	assert.True(t, f.r.AddListings(small))
 	f.r.CountMissingListings(4)
 	summary := f.stop()
-	assert.True(t, f.r.AddListings(small), "dropped: it is over")
+	assert.True(t, f.r.AddListings(small), "dropped after the end of recording")
 
 	assert.Equal(t, [2]uint64{3, 4}, [2]uint64{summary.Windows.Texts, summary.Windows.TextsMissing})
 	capture := f.sink.named(semconv.EventCUDACapture)[0]
-	assert.Contains(t, capture.Body().Str(), ", the instructions of 4 functions without text.")
+	assert.Contains(t, capture.Body().Str(), ", 4 functions without a listing.")
 	assert.Equal(t, "4", attr(capture.Attributes(), semconv.CUDACaptureFunctionsWithoutSASS))
 	ref := f.r.engine.windows.refs[3]
 	text := map[string]string{}
@@ -281,7 +282,7 @@ func TestTextsComeLater(t *testing.T) {
 	assert.Equal(t, map[string]string{"one": "NOP", "two": "EXIT", "large": strings.Repeat("x", maxText)}, text)
 }
 
-func TestSpansOfWindowsAreRememberedForTexts(t *testing.T) {
+func TestListings_WindowSpanBound(t *testing.T) {
 	w := &windows{}
 	for id := range uint64(maxRefs + 5) {
 		w.remember(id, gpuevent.Ref{})
@@ -291,8 +292,8 @@ func TestSpansOfWindowsAreRememberedForTexts(t *testing.T) {
 	assert.Contains(t, w.refs, uint64(5))
 }
 
-// A range is marked where a window has a hundredth or more of its time.
-func TestScopesInWindowsAreEstimated(t *testing.T) {
+// A range is marked if windows cover a hundredth or more of its time.
+func TestWindow_ScopesAreEstimated(t *testing.T) {
 	const ms = int64(time.Millisecond)
 	f := newFixture(t, Config{}).start()
 	f.r.WindowOpened(windowOf(1, deep.SASS, 1000*ms, 1010*ms), false)
@@ -318,8 +319,8 @@ func TestScopesInWindowsAreEstimated(t *testing.T) {
 	assert.True(t, f.r.Distorted(span), "while one is open")
 }
 
-// 1,000 windows while nobody takes them: what is kept has a bound, and so has the summary.
-func TestNotesAreBounded(t *testing.T) {
+// 1,000 windows without a reader: the stored events and the summary are bounded.
+func TestWindow_EventsBound(t *testing.T) {
 	f := newFixture(t, Config{})
 	const all = 1000
 	for id := range uint64(all) {
@@ -327,15 +328,15 @@ func TestNotesAreBounded(t *testing.T) {
 		f.r.WindowOpened(w, false)
 		f.r.WindowClosed(w)
 	}
-	assert.Len(t, f.r.notes, maxNotes)
+	assert.Len(t, f.r.windowEvents, maxWindowEvents)
 	summary := f.stop()
-	assert.Equal(t, uint64(maxNotes/2), summary.Windows.Opened)
-	assert.Equal(t, uint64(2*all-maxNotes+maxNotes/2), summary.Windows.Unsent)
+	assert.Equal(t, uint64(maxWindowEvents/2), summary.Windows.Opened)
+	assert.Equal(t, uint64(2*all-maxWindowEvents+maxWindowEvents/2), summary.Windows.Unsent)
 	assert.Len(t, summary.Windows.Recent, recentWindows)
-	assert.LessOrEqual(t, len(f.r.engine.stretches.list()), maxStretches)
+	assert.LessOrEqual(t, len(f.r.engine.distorted.list()), maxIntervals)
 }
 
-// rules is a controller that only looks.
+// rules is a controller without windows.
 type rules struct {
 	figures *rule.Figures
 	fired   chan string
@@ -366,8 +367,8 @@ func rulesOf(t testing.TB, texts ...string) *rules {
 	return &rules{figures: figures, fired: make(chan string, 100)}
 }
 
-// Rules see kernels by name, scopes when they end, and when the device was busy.
-func TestRulesSeeWhatIsRecorded(t *testing.T) {
+// Rules observe kernels by name, the ends of scopes, and the busy time of the device.
+func TestRules_Observe(t *testing.T) {
 	for _, tc := range []struct {
 		rule string
 		do   func(*fixture, int64)
@@ -409,14 +410,14 @@ func TestRulesSeeWhatIsRecorded(t *testing.T) {
 	}
 }
 
-// What rules cost a kernel: nothing where there is none, or none that looks at it.
+// BenchmarkFigures measures the cost of rules for a kernel. Without a matching rule there is none.
 func BenchmarkFigures(b *testing.B) {
 	for _, c := range []struct {
 		name  string
 		rules []string
 	}{
 		{"no rules", nil},
-		{"a rule on another kernel", []string{"kernel(other).rate < 100/s"}},
+		{"a rule for another kernel", []string{"kernel(other).rate < 100/s"}},
 		{"a rate", []string{"kernel.rate < 100/s"}},
 		{"a quantile and busy", []string{"kernel.p95 > 1ms", "busy.ratio < 50%"}},
 	} {
@@ -440,7 +441,7 @@ func BenchmarkFigures(b *testing.B) {
 	}
 }
 
-// What a window of the most rows costs the goroutine that also takes the buffers.
+// BenchmarkWindow measures a window with the maximum number of rows, which delays buffers.
 func BenchmarkWindow(b *testing.B) {
 	r, err := New(Config{InstanceID: testInstance}, &source{devices: oneDevice}, nowhere{})
 	require.NoError(b, err)

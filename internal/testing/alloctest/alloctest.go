@@ -19,10 +19,11 @@ type Limit struct {
 	Constant uint64 // bytes that do not depend on the input
 }
 
-// Check calls fn and reports an error if fn allocates more than the limit for an input of n bytes. It
-// counts all bytes that fn allocates, also those that it frees. Therefore it is an upper bound on what
-// fn holds. fn must do the same each time: Check calls it again when the result is above the limit, and
-// judges by the smallest result. Check returns that result. It is not for parallel tests.
+// Check calls fn and reports an error if fn allocates more than the limit for an input of n bytes.
+// Check counts all bytes that fn allocates, including those that it frees. The count is therefore
+// an upper bound on the memory that fn holds. fn must be repeatable: if the result is above the
+// limit, Check calls fn again and uses the smallest result. Check returns that result. Do not use
+// Check in parallel tests.
 func (l Limit) Check(tb testing.TB, n int, fn func()) uint64 {
 	tb.Helper()
 	limit := l.PerByte*uint64(n) + l.Constant
@@ -37,8 +38,9 @@ func (l Limit) Check(tb testing.TB, n int, fn func()) uint64 {
 	return least
 }
 
-// measure returns the bytes that the process allocates while fn runs. ReadMemStats stops the world and
-// flushes the caches of each processor; the counters of runtime/metrics lag behind by those caches.
+// measure returns the bytes that the process allocates while fn runs. ReadMemStats stops the world
+// and flushes the caches of each processor. The counters of runtime/metrics do not include those
+// caches.
 func measure(fn func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)

@@ -26,9 +26,9 @@ var compiled = []struct{ source, library string }{
 	{"fakecupti.c", "libcupti.so.13"},
 }
 
-// Build compiles the fakes and returns the folder that holds libcuda.so.1 and libcupti.so.13. The folder lies
-// in the cache of this user's tests: other test processes share it, and the next run uses it again. The test
-// is skipped where there is no C compiler.
+// Build compiles the fakes and returns the folder that holds libcuda.so.1 and libcupti.so.13. The
+// folder lies in the cache of this user's tests: other test processes share it, and the next run
+// uses it again. The test is skipped where there is no C compiler.
 func Build(t testing.TB) string {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -98,8 +98,8 @@ func build() (string, error) {
 	return dir, nil
 }
 
-// Environment returns what a child process needs to find the fakes instead of the real libraries, in the
-// form of os.Environ.
+// Environment returns what a child process needs to find the fakes instead of the real libraries,
+// in the form of os.Environ.
 func Environment(dir string) []string {
 	return []string{
 		"LD_LIBRARY_PATH=" + dir,

@@ -178,8 +178,9 @@ type Fake struct {
 	Dir, CUPTI string
 }
 
-// Libraries compiles the fakes, opens them in this process, and sets GPUFLIGHT_CUPTI and LD_LIBRARY_PATH for it
-// and its children until the test ends. The test is skipped where there is no C compiler.
+// Libraries compiles the fakes, opens them in this process, and sets GPUFLIGHT_CUPTI and
+// LD_LIBRARY_PATH for it and its children until the test ends. The test is skipped where there is
+// no C compiler.
 func Libraries(t testing.TB) *Fake {
 	t.Helper()
 	dir := Build(t)
@@ -207,7 +208,7 @@ type Kernel struct {
 	DurationNs                        uint64 // 0: 1000
 }
 
-// names keeps the C copies of kernel names, few and for ever.
+// names keeps the C copies of kernel names, few and permanent.
 var names sync.Map
 
 func cName(s string) *C.char {
@@ -218,8 +219,8 @@ func cName(s string) *C.char {
 	return p.(*C.char)
 }
 
-// Launch launches kernels of that name, n times, on the calling OS thread. The first has a grid of 1, the
-// next of 2 blocks, and so on up to 1000 and again.
+// Launch launches kernels of that name, n times, on the calling OS thread. The first has a grid of
+// 1, the next of 2 blocks, and so on up to 1000 and again.
 func (f *Fake) Launch(name string, n int) {
 	for i := range n {
 		f.LaunchKernel(Kernel{Name: name, Grid: [3]uint32{uint32(i%1000) + 1, 2, 3}, Block: [3]uint32{128, 1, 1}, Shared: 1024, Registers: 24, Stream: 7})
@@ -247,8 +248,8 @@ func (f *Fake) LaunchThreads(threads, n int, name string) {
 	}
 }
 
-// Memory allocates some bytes on the device, sets them, copies them there and back and frees them: five
-// calls, on the calling OS thread.
+// Memory allocates some bytes on the device, sets them, copies them there and back and frees them:
+// five calls, on the calling OS thread.
 func (f *Fake) Memory(bytes int) { C.memory(C.size_t(bytes)) }
 
 // Graph launches a graph with so many kernels, on the calling OS thread.
@@ -271,14 +272,14 @@ func (f *Fake) Synchronize() { C.synchronize() }
 //	silent            1: callbacks are not called
 //	finalized         how often cuptiFinalize was called
 //	not_zero          buffers that were promised to be zeroed and were not
-//	switched_beside   how often kinds were switched, or callbacks for launches off, beside a launch that somebody was told of: some threads
+//	switched_concurrently   how often kinds were switched, or callbacks for launches off, beside a launch that somebody was told of: some threads
 //	                  may have no records then, or not be told of
-//	copied_beside     how often kinds of copies and sets were switched off, or a flush was forced, beside a copy or set: CUPTI may crash then
+//	copied_concurrently     how often kinds of copies and sets were switched off, or a flush was forced, beside a copy or set: CUPTI may crash then
 //	copy_hold         1: copies and sets do not return until it is 0
 //	copying           how many are under way; not to be set
 //	incomplete        1: a record of each buffer is not complete, so that only a forced flush gives it back
 //	enabled, callbacks, subscribed   the activity kinds (bits), the number of callbacks, whether there is a subscriber; not to be set
-//	untold_ends       of how many of the next launches the ends are not told
+//	missing_ends       of how many of the next launches the ends are not told
 //	launch_ns         how long each launch, and each call about a module, takes
 //	own_call          1: a thread of CUPTI's own launches, and is in that call until it is 0
 //	own_called        1: it is; not to be set
@@ -288,11 +289,11 @@ func (f *Fake) Synchronize() { C.synchronize() }
 // and for windows:
 //
 //	counters_taken    the CUptiResult of asking for the counters
-//	asked_beside      how often that was asked while samples were taken
+//	read_concurrently      how often that was asked while samples were taken
 //	refuse_start      the CUptiResult of starting PC sampling
 //	refuse_disable    that of disabling it, which is done all the same
-//	start_deafens     1: a start that is refused, or that there are no reasons, leaves CUPTI deaf: it tells of nothing and makes no records until it was left
-//	switched_deaf     how often kinds of activity were switched then: CUPTI may crash
+//	start_makes_unresponsive     1: a start that is refused, or that there are no reasons, leaves CUPTI deaf: it tells of nothing and makes no records until it was left
+//	switched_unresponsive     how often kinds of activity were switched then: CUPTI may crash
 //	refuse_pc, refuse_profiler, refuse_sass   the CUptiResult of enabling PC sampling, of cuptiProfilerInitialize, of configuring SASS metrics
 //	unsupported       the first setting of the device that rules it out, from 1
 //	no_reasons        1: PC sampling knows no stall reasons
@@ -330,8 +331,8 @@ func (f *Fake) Set(t testing.TB, what string, value int64) {
 	t.Cleanup(func() { f.Control(what, old) })
 }
 
-// Deliver hands bytes to the recorder as one completed buffer, whatever they are. It reports false if the
-// recorder lent no buffer that is large enough.
+// Deliver hands bytes to the recorder as one completed buffer, whatever they are. It reports false
+// if the recorder lent no buffer that is large enough.
 func (f *Fake) Deliver(bytes []byte) bool {
 	return C.deliver(unsafe.Pointer(unsafe.SliceData(bytes)), C.size_t(len(bytes))) == 0
 }
@@ -364,8 +365,8 @@ func (f *Fake) CRC(image []byte) uint64 {
 	return uint64(C.crc(unsafe.Pointer(unsafe.SliceData(image)), C.size_t(len(image))))
 }
 
-// BeginCapture begins to capture a stream, EndCapture ends it; both return the driver's result, 901 for a
-// capture that something else has ended.
+// BeginCapture begins to capture a stream, EndCapture ends it; both return the driver's result, 901
+// for a capture that something else has ended.
 func (f *Fake) BeginCapture(stream uintptr) int { return int(C.begin_capture(C.uintptr_t(stream))) }
 
 // EndCapture is described at BeginCapture.
@@ -377,7 +378,8 @@ func (f *Fake) DestroyStream(stream uintptr) { C.destroy_stream(C.uintptr_t(stre
 // BrokenCaptures is how many captures something else has ended, ever.
 func (f *Fake) BrokenCaptures() int64 { return int64(C.broken_captures()) }
 
-// Busy has so many of the next questions about an event find the device at work; -1: nobody can ask.
+// Busy has so many of the next questions about an event find the device at work; -1: nobody can
+// ask.
 func (f *Fake) Busy(queries int) { C.busy(C.int(queries)) }
 
 // Replay has windows yield what a recording says, until the test ends.

@@ -12,8 +12,8 @@ const (
 	sassChannel
 )
 
-// a2Encoder writes one line an event, at once. A2 has no records for synchronisation, allocations and
-// host metrics.
+// a2Encoder writes one line per event immediately. A2 has no records for synchronization,
+// allocations and host metrics.
 type a2Encoder struct {
 	w *Writer
 	l line
@@ -22,7 +22,7 @@ type a2Encoder struct {
 	names  []string
 	// scopes is user_scope by path and kernel, JSON-quoted.
 	scopes map[[2]int]string
-	// padding is frames enough to fill the longest line so far.
+	// padding holds enough frames for the longest line so far.
 	padding []byte
 }
 
@@ -41,7 +41,7 @@ func newA2Encoder(w *Writer) *a2Encoder {
 	return e
 }
 
-// common starts a record with what all of A2 shares.
+// common starts a record with the keys that all A2 records share.
 func (e *a2Encoder) common(typ string) line {
 	return e.l.flat(typ).int("pid", int64(e.w.pid)).str("app", e.w.cfg.App).str("session_id", e.w.id)
 }
@@ -89,8 +89,8 @@ func (e *a2Encoder) kernel(k *launch) {
 	w.countKernel(k)
 }
 
-// compactKernel writes the keys that place a kernel in time and scope. The recorder never leaves the
-// others out; this form is for measuring readers on short lines.
+// compactKernel writes only the keys that describe time and scope of a kernel. GPU Flight's
+// recorder always writes all keys; this form measures readers on short lines.
 func (e *a2Encoder) compactKernel(k *launch, scope string) {
 	l := e.common("kernel_event").str("name", e.names[k.kernel]).bool("has_details", false).
 		str("device_id", "0").key("stream_id").quoted(k.stream).key("user_scope").raw(scope).int("scope_depth", int64(k.depth)).
@@ -142,7 +142,7 @@ func (l line) quoted(v int64) line {
 	return append(l, '"')
 }
 
-// pad makes a stack of exactly n bytes.
+// pad returns a stack of exactly n bytes.
 func (e *a2Encoder) pad(n int) string {
 	const frame = "_PyEval_EvalFrameDefault|"
 	for len(e.padding) < n {
@@ -151,7 +151,7 @@ func (e *a2Encoder) pad(n int) string {
 	return string(e.padding[:n])
 }
 
-// transferred writes what copies and sets have in common.
+// transferred writes the keys that copies and memory sets share.
 func (e *a2Encoder) transferred(typ, name, api string, t *transfer) line {
 	w := e.w
 	w.pace(t.end)
@@ -249,7 +249,7 @@ func (w *Writer) samplePoint() (s *source, pc int) {
 	return s, w.rng.IntN(len(s.sass))
 }
 
-// sassValue draws a counter; now and then it needs all 64 bits.
+// sassValue draws a counter value. A few values need all 64 bits.
 func (w *Writer) sassValue() uint64 {
 	if w.rng.IntN(200) == 0 {
 		return w.rng.Uint64() | 1<<63

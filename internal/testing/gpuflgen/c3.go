@@ -8,19 +8,20 @@ import (
 )
 
 const (
-	// flushPeriod is the session time between two flushes of the gathered rows, ns.
+	// flushPeriod is the session time between two flushes of the buffered rows, in ns.
 	flushPeriod = 250e6
-	// rowLimit is the number of pending kernel, copy or allocation rows that flushes them at once.
+	// rowLimit is the number of pending kernel, copy or allocation rows that causes a flush.
 	rowLimit = 2048
 	// metricRows is the number of samples in a batch of device or host metrics.
 	metricRows = 4
-	// isaBatchBase is where the batch ids of ISA source maps start to count.
+	// isaBatchBase is the first batch id of ISA source maps.
 	isaBatchBase = 1_000_000
-	// noID stands for "none" where CUPTI has an unsigned 32-bit id.
+	// noID represents "none" for CUPTI's unsigned 32-bit ids.
 	noID = math.MaxUint32
 )
 
-// c3Encoder gathers rows and writes them as columnar batches, with the dictionaries they need ahead.
+// c3Encoder buffers rows and writes them as columnar batches, preceded by the required
+// dictionaries.
 type c3Encoder struct {
 	w *Writer
 	l line
@@ -40,8 +41,9 @@ type c3Encoder struct {
 
 	dicts [dictCount]dictionary
 
-	// detailHead and detailShape are the constant parts of a kernel_detail line: up to the correlation
-	// id, and by kernel what is between grid and scope. paths and stacks are JSON-quoted.
+	// detailHead and detailShape are the constant parts of a kernel_detail line. detailHead ends
+	// before the correlation id. detailShape holds, for each kernel, the text between grid and
+	// scope. paths and stacks are JSON-quoted.
 	detailHead    string
 	detailShape   []string
 	paths, stacks []string
@@ -85,7 +87,7 @@ const (
 
 var dictKeys = [dictCount]string{"kernel_dict", "scope_name_dict", "function_dict", "metric_dict", "source_file_dict", "func_symbol_dict"}
 
-// dictionary numbers values from 1 and remembers which have not been written.
+// dictionary numbers values from 1 and records which of them are not written yet.
 type dictionary struct {
 	ids    map[string]int64
 	values []string
@@ -132,7 +134,7 @@ func (e *c3Encoder) record(version int64, typ string) line {
 	return e.l.record(version, typ).str("session_id", e.w.id)
 }
 
-// plain starts one of the flat records that have kept A2's form.
+// plain starts one of the flat records that have the same form as in A2.
 func (e *c3Encoder) plain(typ string) line {
 	return e.l.flat(typ).int("pid", int64(e.w.pid)).str("app", e.w.cfg.App).str("session_id", e.w.id)
 }
@@ -271,7 +273,7 @@ func (e *c3Encoder) samples(at int64) {
 	}
 }
 
-// function is the id of the source's function; its symbol has the same one.
+// function returns the id of the source's function. The symbol has the same id.
 func (e *c3Encoder) function(s *source) int64 {
 	for i := range catalogue {
 		if catalogue[i].short == s.kernel {
@@ -283,7 +285,7 @@ func (e *c3Encoder) function(s *source) int64 {
 	return 0
 }
 
-// symbol gives a function its mangled name. func_symbol_dict shares function_dict's ids, so ids
+// symbol sets the mangled name of a function. func_symbol_dict shares the ids of function_dict. Ids
 // without a symbol stay empty and are not written.
 func (e *c3Encoder) symbol(id int64, symbol string) {
 	d := &e.dicts[symbolDict]
@@ -315,7 +317,7 @@ func (e *c3Encoder) tick() {
 	}
 }
 
-// flush writes all gathered rows but metrics, which have their own count.
+// flush writes all buffered rows except metrics, which have their own limit.
 func (e *c3Encoder) flush() {
 	e.lastFlush = e.w.host
 	e.list()
@@ -327,14 +329,15 @@ func (e *c3Encoder) flush() {
 	e.flushMemory()
 }
 
-// update writes the dictionary entries that no record has had yet.
+// update writes the dictionary entries that are not written yet.
 func (e *c3Encoder) update() {
 	l := e.record(1, "dictionary_update")
 	before := len(l)
 	for i := range e.dicts {
 		d := &e.dicts[i]
 		first := true
-		// The recorder's order within a dictionary is its hash table's; newest first is as good.
+		// The recorder's order is that of a hash table. Readers must accept any order, so use
+		// newest first.
 		for id := len(d.values); id > d.sent; id-- {
 			if d.values[id-1] == "" {
 				continue
@@ -501,7 +504,7 @@ func (e *c3Encoder) flushMemory() {
 	e.allocs = e.allocs[:0]
 }
 
-// deviceColumns is the number of cells in one of deviceRows.
+// deviceColumns is the number of cells of a row in deviceRows.
 const deviceColumns = 18
 
 func (e *c3Encoder) flushMetrics() {
@@ -532,7 +535,8 @@ func (e *c3Encoder) flushMetrics() {
 	e.metricTimes, e.deviceRows, e.hostRows = e.metricTimes[:0], e.deviceRows[:0], e.hostRows[:0]
 }
 
-// list writes source text, listings and their map to source lines, once, before the first samples.
+// list writes source text, listings and their map to source lines. It runs once, before the first
+// samples.
 func (e *c3Encoder) list() {
 	if e.listed || len(e.profile) == 0 {
 		return
@@ -586,7 +590,7 @@ func (e *c3Encoder) list() {
 	}
 }
 
-// capability is one line of the closing report on what was captured.
+// capability is one line of the final report on the recorded data.
 type capability struct {
 	feature, status, mode, reason, message string
 	requested                              bool

@@ -4,20 +4,21 @@ package gpuflgen
 
 import "math"
 
-// kernelSpec is a kernel as the catalogue knows it.
+// kernelSpec is a kernel of the catalogue.
 type kernelSpec struct {
 	// short is the plain function name; compact sessions use it as the whole name.
 	short string
 	// name is what CUPTI reports, usually demangled. symbol is the mangled name of the kernels that
 	// come with source (see sources).
 	name, symbol string
-	// micros is the median duration, spread the sigma of its logarithm.
+	// micros is the median duration; spread is the sigma of its logarithm.
 	micros, spread float64
 	block          [3]int64
 	// gridLo and gridHi bound the number of blocks.
 	gridLo, gridHi int64
 	regs           int64
-	// staticShared and dynShared are bytes per block, local bytes of spilled registers per thread.
+	// staticShared and dynShared are bytes per block. local is the bytes of spilled registers per
+	// thread.
 	staticShared, dynShared, local int64
 }
 
@@ -41,9 +42,9 @@ func gemm(short, name string, micros float64, dynShared int64) kernelSpec {
 	}
 }
 
-// catalogue is what a transformer's training runs on a current GPU: matrix products, attention,
-// normalisation, elementwise work, reductions, the fused optimizer and the collectives. Names are in
-// the style of their libraries; some are longer than 255 bytes, as templates make them.
+// catalogue lists the kernels of a transformer's training on a current GPU: matrix products,
+// attention, normalization, elementwise work, reductions, the fused optimizer and the collectives.
+// Names follow the style of their libraries. Some are longer than 255 bytes, as template names are.
 var catalogue = []kernelSpec{
 	gemm("gemm_qkv_f16", "nvjet_sm90_hsh_192x192_64x4_2x1_v_bz_coopB_bias_TNN", 42, 213204),
 	gemm("gemm_proj_f16", "nvjet_sm90_hsh_128x64_64x8_1x2_h_bz_bias_TNN", 17, 205012),
@@ -220,7 +221,7 @@ var (
 	validateOps = []string{"softmax_fwd", "nccl_allgather"}
 )
 
-// launchShape is what the launch of a kernel fixes besides its grid.
+// launchShape holds the launch parameters that a kernel determines, except its grid.
 type launchShape struct {
 	occupancy, regOccupancy, sharedOccupancy, warpOccupancy, blockOccupancy float64
 	limiter                                                                 string
@@ -241,8 +242,8 @@ const (
 	minCarveOutBytes = 32 << 10
 )
 
-// shape computes the theoretical occupancy as the CUDA occupancy rules give it: resident blocks are
-// bounded by warps, registers (allocated per warp in units of 256), shared memory and block slots.
+// shape computes the theoretical occupancy by the CUDA occupancy rules. Warps, registers (allocated
+// per warp in units of 256), shared memory and block slots limit the resident blocks.
 func (k *kernelSpec) shape() launchShape {
 	threads := k.block[0] * k.block[1] * k.block[2]
 	warps := (threads + 31) / 32
@@ -278,12 +279,12 @@ func (k *kernelSpec) shape() launchShape {
 	return s
 }
 
-// source is a kernel with source text and disassembly, the ones that samples point into.
+// source is a kernel with source text and disassembly. PC samples refer to these kernels only.
 type source struct {
 	kernel string // short name
 	file   string
 	crc    uint64
-	// lines is the file's text, sass the instructions; line[i] is the source line of sass[i].
+	// lines is the file's text; sass holds the instructions. line[i] is the source line of sass[i].
 	lines []string
 	sass  []string
 	line  []int64
@@ -331,7 +332,7 @@ var ropeSource = []string{
 	"}  // namespace minigpt",
 }
 
-// stall reasons as CUPTI names them, with the index the simulated device gives them.
+// stallReasons lists the stall reasons by CUPTI's names, with their index on the simulated device.
 var stallReasons = []struct {
 	index int64
 	name  string
@@ -345,12 +346,12 @@ var stallReasons = []struct {
 
 var sassMetrics = []string{"smsp__sass_inst_executed", "smsp__sass_thread_inst_executed", "smsp__sass_sectors_mem_global", "smsp__sass_sectors_mem_global_ideal"}
 
-// skippedMetric is one that the simulated device does not offer.
+// skippedMetric is a metric that the simulated device does not support.
 const skippedMetric = "smsp__sass_sectors_mem_global_op_ld_ideal"
 
 const isaMapMetric = "isa_inst_present"
 
-// frames are the host frames that stacks are made of, interpreter and framework mixed.
+// frames are the host frames that stacks consist of: a mix of interpreter and framework frames.
 var frames = []string{
 	"_PyEval_EvalFrameDefault",
 	"_PyObject_MakeTpCall",

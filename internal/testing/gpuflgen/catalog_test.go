@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-func TestEveryLaunchIsInTheCatalogue(t *testing.T) {
+func TestCatalogue_AllLaunches(t *testing.T) {
 	used := map[string]bool{"nccl_allreduce": true}
 	for _, ops := range [][]string{embedOps, forwardOps, headOps, headGradOps, backwardOps, embedGrad, optimizeOps, validateOps} {
 		for _, op := range ops {
@@ -46,8 +46,8 @@ func TestEveryLaunchIsInTheCatalogue(t *testing.T) {
 	}
 }
 
-// The expected values were reported by the recorder on an H200 for launches of these shapes.
-func TestOccupancyIsWhatTheDeviceReports(t *testing.T) {
+// GPU Flight's recorder reported the expected values on an H200 for launches of these shapes.
+func TestShape_OccupancyOfDevice(t *testing.T) {
 	for _, tc := range []struct {
 		kernel    kernelSpec
 		occupancy float64
@@ -68,7 +68,7 @@ func TestOccupancyIsWhatTheDeviceReports(t *testing.T) {
 	}
 }
 
-func FuzzStringsComeBack(f *testing.F) {
+func FuzzAppendString(f *testing.F) {
 	for _, s := range []string{"", "a|b", "q\" b\\ t\t n\n r\r", "\x00\x01\x1f\x7f", "Größe 大", "{lambda()#1}"} {
 		f.Add(s)
 	}
@@ -84,11 +84,11 @@ func FuzzStringsComeBack(f *testing.F) {
 	})
 }
 
-// TestRecordsLookLikeRecordings compares key order, column order and the kind of every value with logs
-// that the recorder wrote.
-func TestRecordsLookLikeRecordings(t *testing.T) {
+// TestRecords_ShapesOfRecordings compares key order, column order and value kinds with recorded
+// logs.
+func TestRecords_ShapesOfRecordings(t *testing.T) {
 	recordings := filepath.Join("..", "testdata", "logs")
-	// Source text and listings were recorded by an older client, in the same form.
+	// An older client recorded source text and listings in the same form.
 	for layout, folders := range map[Layout][]string{
 		A2: {"a2-h200", "golden-a2-flat"},
 		C3: {"c3-h200-minigpt", "c3-h200-scopes", "golden-c3-session", "c2-h200-engines"},
@@ -126,7 +126,7 @@ func collectShapes(t *testing.T, dir string, layout Layout, shapes map[string][]
 			if err := json.Unmarshal([]byte(l), &r); err != nil {
 				t.Fatalf("%s: %v", w.path, err)
 			}
-			// Dictionaries and device lists vary by what is in them.
+			// Dictionaries and device lists vary with their content.
 			if r.Type == "dictionary_update" {
 				continue
 			}
@@ -137,8 +137,8 @@ func collectShapes(t *testing.T, dir string, layout Layout, shapes map[string][]
 	}
 }
 
-// shape is a record's keys in order with the kind of each value: string, number, bool, the columns of
-// a batch, and the keys of the first of a list of objects.
+// shape returns a record's keys in order with the kind of each value: string, number or bool. For a
+// batch it adds the columns, and for a list of objects the keys of the first object.
 func shape(t *testing.T, l string) string {
 	dec := json.NewDecoder(strings.NewReader(l))
 	dec.UseNumber()

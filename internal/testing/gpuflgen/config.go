@@ -13,101 +13,107 @@ import (
 type Layout string
 
 const (
-	// A2 is the flat layout: <app>.device.log, <app>.scope.log, <app>.system.log, one line an event.
+	// A2 is the flat layout: <app>.device.log, <app>.scope.log and <app>.system.log, one line per
+	// event.
 	A2 Layout = "a2"
 	// C3 is the session-folder layout: <session id>/<channel>.<N>.log.gz, columnar batches.
 	C3 Layout = "c3"
 )
 
 const (
-	// defaultRotateBytes is the recorder's own limit of one file.
+	// defaultRotateBytes is the recorder's default limit for one file.
 	defaultRotateBytes = 64 << 20
-	// defaultFlushBytes is how much a channel gathers before one write; large enough that a 2 GB
-	// session is not a contest of system calls, small enough to be nothing in memory.
+	// defaultFlushBytes is the size of a channel's write buffer. It keeps the number of system
+	// calls for a session of 2 GB low, and the memory small.
 	defaultFlushBytes = 64 << 10
-	// defaultFlushInterval is the collector's flush period in the recorder.
+	// defaultFlushInterval is the flush period of the recorder.
 	defaultFlushInterval = 250 * time.Millisecond
-	// maxRotatedFiles is the A2 recorder's bound: a file that would get a higher index is deleted.
+	// maxRotatedFiles is the limit of the A2 recorder. It deletes a file that would get a higher
+	// index.
 	maxRotatedFiles = 100
-	// compactLineBytes separates the two forms of an A2 kernel line: with every key it cannot be
-	// shorter than this.
+	// compactLineBytes separates the two forms of an A2 kernel line. A line with all keys is at
+	// least this long.
 	compactLineBytes = 700
 )
 
-// Config says what to write. Only Dir is needed; the zero value of every other field is the default
-// named with it.
+// Config describes the output. Only Dir is required. The comment of each other field states its
+// default, which the zero value selects.
 type Config struct {
-	// Dir is the folder that gets the files (A2) or the session folders (C3). It is made if missing.
+	// Dir is the output folder for the files (A2) or session folders (C3). It is created if
+	// missing.
 	Dir string
 	// Layout is A2 or C3 (default C3).
 	Layout Layout
-	// App is the application's name (default "minigpt"): A2's file names and every record carry it.
+	// App is the application's name (default "minigpt"). It is part of A2's file names and of every
+	// record.
 	App string
-	// Seed selects the session; the same seed and settings give the same lines.
+	// Seed selects the session. The same seed and settings produce the same lines.
 	Seed uint64
-	// Sessions is the number of sessions that Run writes one after the other (default 1). In A2 they
-	// share the files, in C3 each has its folder.
+	// Sessions is the number of sessions that Run writes in turn (default 1). In A2 they share the
+	// files; in C3 each has its own folder.
 	Sessions int
-	// Start is the session's first moment. The zero time stands for one that depends only on Seed;
-	// with Live it stands for the moment of the call.
+	// Start is the start time of the session. By default it depends only on Seed, or is the time of
+	// the call with Live.
 	Start time.Time
 
-	// Epochs and StepsPerEpoch are the length of the training (defaults 2 and 10). A bound of Kernels,
-	// Lines or Bytes replaces Epochs: the training goes on until it is reached.
+	// Epochs and StepsPerEpoch are the length of the training (defaults 2 and 10). A limit in
+	// Kernels, Lines or Bytes replaces Epochs: the training continues until it reaches that limit.
 	Epochs, StepsPerEpoch int
-	// Layers is the depth of the model (default 8). A step launches about 34 kernels a layer.
+	// Layers is the depth of the model (default 8). A step launches about 34 kernels per layer.
 	Layers int
 	// Kernels stops the session after exactly that many kernels.
 	Kernels int64
-	// Lines and Bytes stop it with the launch that reaches them; what is gathered and the records of
-	// the end come on top.
+	// Lines and Bytes stop the session with the launch that reaches them. Buffered rows and the
+	// final records are written in addition.
 	Lines, Bytes int64
-	// StepInterval is the least session time between the starts of two steps (default 40 ms). The
-	// rest of it is the data loader's.
+	// StepInterval is the minimum session time between the starts of two steps (default 40 ms). The
+	// simulated data loader uses the remaining time.
 	StepInterval time.Duration
 
-	// StackBytes is the length of the host stacks (default 1300 in C3, 160 in A2; negative for none),
-	// DistinctStacks how many different ones there are (default 200).
+	// StackBytes is the length of the host stacks (default 1300 in C3, 160 in A2; negative for
+	// none). DistinctStacks is the number of different stacks (default 200).
 	StackBytes, DistinctStacks int
-	// LineBytes (A2 only) asks for kernel lines of that length, newline included. Under 700 the lines carry short names
-	// and only the keys that place a kernel in time and scope; otherwise the host stack is cut to fit.
+	// LineBytes (A2 only) sets the length of kernel lines, including the newline. Lines under 700
+	// bytes have short names and only the keys for time and scope. Otherwise the host stack is
+	// truncated to fit.
 	LineBytes int
-	// NoDetails leaves out launch parameters: in C3 the kernel_detail lines and with them scope and
-	// stack of each kernel, in A2 the values that has_details=false blanks.
+	// NoDetails omits launch parameters. In C3 it omits the kernel_detail lines, and with them the
+	// scope and stack of each kernel. In A2 it omits the values that has_details=false clears.
 	NoDetails bool
-	// Samples is the number of PC samples, and of SASS counter values, per step (default 4; negative
-	// for none, and then the session says engine nvidia.trace).
+	// Samples is the number of PC samples, and of SASS counter values, per step (default 4). A
+	// negative value means none, and sets the session's engine to nvidia.trace.
 	Samples int
-	// Devices is the number of GPUs in the device metrics (default 1). Work runs on the first.
+	// Devices is the number of GPUs in the device metrics (default 1). All work runs on the first
+	// GPU.
 	Devices int
 
-	// RotateBytes is the size at which a file is rotated (default 64 MiB; negative for never).
+	// RotateBytes is the file size that causes a rotation (default 64 MiB; negative for never).
 	RotateBytes int64
-	// RotateAfter (C3 only) rotates a window that is older, in session time (default off).
+	// RotateAfter (C3 only) is the session time after which a file is rotated (default: no limit).
 	RotateAfter time.Duration
-	// NoCompress leaves rotated files plain instead of gzip.
+	// NoCompress leaves rotated files uncompressed.
 	NoCompress bool
 
-	// Live writes each record no earlier than the moment it tells of, as the recorder would.
+	// Live writes no record before its own time, as the recorder does.
 	Live bool
-	// Speed divides the waiting of Live (default 1; 2 is twice as fast as the clock, and then
-	// timestamps run ahead of it).
+	// Speed divides the waiting times of Live (default 1). With 2, the session runs twice as fast
+	// as the clock, and its timestamps are ahead of it.
 	Speed float64
-	// FlushInterval is how long a record may stay in memory with Live (default 250 ms).
+	// FlushInterval is the maximum time that a record stays in memory with Live (default 250 ms).
 	FlushInterval time.Duration
-	// Pieces tears the writes: random lengths, partial lines included, the last piece held back.
+	// Pieces splits writes at random positions, also within lines, and delays the last piece.
 	Pieces bool
-	// Crash makes Run end each session without shutdown, see [Writer.Crash].
+	// Crash makes Run end each session without shutdown; see [Writer.Crash].
 	Crash bool
 }
 
-// Validate says what of c cannot be written and what to change; nil if all can.
+// Validate returns an error with the next step for each invalid field of c, or nil.
 func (c Config) Validate() error {
 	_, err := c.withDefaults()
 	return err
 }
 
-// withDefaults returns c with every default filled in, or an error that says what to change.
+// withDefaults returns c with all defaults, or the error of Validate.
 func (c Config) withDefaults() (Config, error) {
 	if c.Layout == "" {
 		c.Layout = C3
@@ -193,8 +199,8 @@ func (c Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// bounded says whether an amount, and not the number of epochs, ends the session.
+// bounded reports whether an amount, instead of the number of epochs, ends the session.
 func (c Config) bounded() bool { return c.Kernels > 0 || c.Lines > 0 || c.Bytes > 0 }
 
-// compact says whether A2 kernel lines take their short form.
+// compact reports whether A2 kernel lines have their short form.
 func (c Config) compact() bool { return c.LineBytes > 0 && c.LineBytes < compactLineBytes }

@@ -16,39 +16,40 @@ import (
 	"strconv"
 )
 
-// channel is one stream of lines and the files it is cut into.
+// channel is one stream of lines and its files.
 type channel struct {
 	name  string
 	files *files
 	f     *os.File
-	// buf holds lines that are not written yet; written counts what the live file has, so written +
-	// len(buf) is its size once flushed.
+	// buf holds lines that are not written yet. written counts the bytes in the live file, so
+	// written + len(buf) is its size after a flush.
 	buf     []byte
 	written int64
 	// opened is the session time at which the live file began, in ns.
 	opened int64
 	total  ChannelTotal
-	// windows counts the files cut so far; the next one is windows + 1 (C3).
+	// windows counts the completed files; the next one is windows + 1 (C3).
 	windows int
 }
 
-// files is where a session's channels live on disk.
+// files holds the paths and channels of a session on disk.
 type files struct {
 	cfg     Config
 	session string
-	// dir is the output folder (A2) or the session's folder (C3), tmp C3's hidden folder.
+	// dir is the output folder (A2) or the session's folder (C3). tmp is C3's hidden folder.
 	dir, tmp string
 	channels []*channel
 	lock     *os.File
-	// rng draws what must not disturb the session's own sequence: window ids and piece lengths.
+	// rng draws file ids and piece lengths. It is separate so that they do not change the session's
+	// content.
 	rng *rand.Rand
-	// now is the session time, ns.
+	// now returns the session time in ns.
 	now func() int64
-	// start is the session's first moment, Unix ns.
+	// start is the start time of the session in Unix ns.
 	start int64
 }
 
-// openFiles makes the folders and opens the live files.
+// openFiles creates the folders and opens the live files.
 func openFiles(cfg Config, session string, names []string, rng *rand.Rand, start int64, now func() int64) (_ *files, err error) {
 	fl := &files{cfg: cfg, session: session, dir: cfg.Dir, rng: rng, start: start, now: now}
 	if cfg.Layout == C3 {
@@ -76,7 +77,7 @@ func openFiles(cfg Config, session string, names []string, rng *rand.Rand, start
 	return fl, nil
 }
 
-// livePath is the file being appended to.
+// livePath returns the path of the live file.
 func (c *channel) livePath() string {
 	if c.files.cfg.Layout == C3 {
 		return filepath.Join(c.files.tmp, c.name+".log")
@@ -93,12 +94,13 @@ func (c *channel) open() error {
 	if err != nil {
 		return errors.Join(err, f.Close())
 	}
-	// A2 appends to what an earlier session left.
+	// A2 appends to the files of an earlier session.
 	c.f, c.written, c.opened = f, st.Size(), c.files.now()
 	return nil
 }
 
-// append adds one line, without its newline, rotating first if it does not fit.
+// append adds one line, given without its newline. It rotates the file first if the line does not
+// fit.
 func (c *channel) append(l []byte) error {
 	size := c.written + int64(len(c.buf))
 	if size > 0 && (c.files.cfg.RotateBytes > 0 && size+int64(len(l))+1 > c.files.cfg.RotateBytes ||
@@ -117,10 +119,10 @@ func (c *channel) append(l []byte) error {
 	return nil
 }
 
-// maxPieceBytes bounds one torn write.
+// maxPieceBytes limits the size of one split write.
 const maxPieceBytes = 4096
 
-// flush writes what is buffered; torn, it holds a random tail back.
+// flush writes the buffered bytes. With Pieces it keeps a random part at the end.
 func (c *channel) flush() error {
 	if !c.files.cfg.Pieces {
 		return c.write(len(c.buf))
@@ -148,7 +150,7 @@ func (c *channel) write(n int) error {
 	return nil
 }
 
-// rotate cuts the live file, if it has anything, and opens the next.
+// rotate completes the live file, unless it is empty, and opens the next one.
 func (c *channel) rotate() error {
 	if err := c.write(len(c.buf)); err != nil {
 		return err
@@ -171,16 +173,16 @@ func (c *channel) rotate() error {
 	if err != nil {
 		return err
 	}
-	// The recorder compresses in the background while the next live file fills: open it first, so
-	// that a reader sees the same names.
+	// The recorder compresses in the background while it fills the next live file. Open that file
+	// first, so that a reader sees the same names.
 	if err := c.open(); err != nil {
 		return err
 	}
 	return c.publish(staged, opened)
 }
 
-// shift is A2's rotation: every .N moves up one, the live file becomes .1 and is compressed; while
-// that runs there is no live file.
+// shift is A2's rotation: each .N becomes .N+1, and the live file becomes .1 and is compressed.
+// During the compression there is no live file.
 func (c *channel) shift() error {
 	base := filepath.Join(c.files.dir, c.files.cfg.App+"."+c.name+".")
 	for i := maxRotatedFiles; i >= 1; i-- {
@@ -210,14 +212,14 @@ func (c *channel) shift() error {
 	return os.Remove(raw)
 }
 
-// stage is the first half of C3's cut-over: the live file moves aside under its number.
+// stage is the first half of C3's rotation. It renames the live file to its number.
 func (c *channel) stage() (string, error) {
 	c.windows++
 	staged := filepath.Join(c.files.tmp, c.name+"."+strconv.Itoa(c.windows)+".log")
 	return staged, os.Rename(c.livePath(), staged)
 }
 
-// sidecar is the description that stands beside a published window, in the recorder's key order.
+// sidecar is the description of a published file, in the recorder's key order.
 type sidecar struct {
 	SchemaVersion  int    `json:"schema_version"`
 	Type           string `json:"type"`
@@ -233,11 +235,12 @@ type sidecar struct {
 	PayloadCRC32   uint32 `json:"payload_crc32"`
 }
 
-// monoBaseMillis is the made-up uptime at the session's start; only differences mean anything.
+// monoBaseMillis is the simulated uptime at the session's start. Only differences are meaningful.
 const monoBaseMillis = 1_000_000
 
-// publish is the second half: compress under a .part name, write the sidecar, rename the payload into
-// the session's folder, and only then drop the raw file, so the data is never missing.
+// publish is the second half of C3's rotation. It compresses under a .part name, writes the sidecar
+// and renames the payload into the session's folder. It removes the raw file last, so the data is
+// never missing.
 func (c *channel) publish(staged string, opened int64) error {
 	payload := staged
 	if !c.files.cfg.NoCompress {
@@ -279,7 +282,7 @@ func (c *channel) publish(staged string, opened int64) error {
 	return os.Remove(staged)
 }
 
-// compressFile gzips from into to.
+// compressFile writes the file from as gzip to the file to.
 func compressFile(from, to string) (err error) {
 	in, err := os.Open(from)
 	if err != nil {
@@ -309,8 +312,8 @@ func checksum(path string) (size int64, sum uint32, err error) {
 	return size, h.Sum32(), err
 }
 
-// finish is the clean close: C3 publishes every channel's last window and removes .tmp; A2 leaves the
-// live files as they are.
+// finish closes a session cleanly. C3 publishes the last file of each channel and removes .tmp. A2
+// leaves the live files unchanged.
 func (fl *files) finish() error {
 	for _, c := range fl.channels {
 		if err := c.write(len(c.buf)); err != nil {
@@ -345,7 +348,7 @@ func (fl *files) finish() error {
 	return fl.lock.Close()
 }
 
-// abandon closes the descriptors and leaves everything else, as a death does.
+// abandon closes the descriptors and changes no files, as a killed process does.
 func (fl *files) abandon() error {
 	var errs []error
 	for _, c := range fl.channels {

@@ -26,7 +26,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// small is a session of one step of a one-layer model, short enough to read.
+// small is a session of one step of a one-layer model. Its golden file is short enough to read.
 func small(layout Layout) Config {
 	return Config{Layout: layout, App: "tiny", Seed: 1, Epochs: 1, StepsPerEpoch: 1, Layers: 1, Kernels: 14, Samples: 1, StackBytes: 60, DistinctStacks: 3}
 }
@@ -46,12 +46,13 @@ func run(t *testing.T, cfg Config) (string, Summary) {
 // window is one file of a channel.
 type window struct {
 	path, session, channel string
-	// n is the index of a rotated file, 0 of a live one.
+	// n is the index of a rotated file; 0 is the live file.
 	n    int
 	data []byte
 }
 
-// readWindows reads every log file under dir, decompressed, with the oldest of a channel first.
+// readWindows reads and decompresses every log file under dir, ordered by channel and age, oldest
+// first.
 func readWindows(t *testing.T, dir string, layout Layout) []window {
 	t.Helper()
 	var ws []window
@@ -102,7 +103,7 @@ func readWindows(t *testing.T, dir string, layout Layout) []window {
 			return c
 		}
 		if layout == A2 {
-			return b.n - a.n // 1 is the newest, the live file has 0
+			return b.n - a.n // 1 is the newest; the live file is 0
 		}
 		// The live file of a crashed session is the newest.
 		order := func(w window) int {
@@ -116,7 +117,7 @@ func readWindows(t *testing.T, dir string, layout Layout) []window {
 	return ws
 }
 
-// streams joins each channel's windows in order.
+// streams joins each channel's files in order.
 func streams(t *testing.T, dir string, layout Layout) map[string]string {
 	m := map[string]string{}
 	for _, w := range readWindows(t, dir, layout) {
@@ -125,7 +126,7 @@ func streams(t *testing.T, dir string, layout Layout) map[string]string {
 	return m
 }
 
-func TestSmallSessionIsGolden(t *testing.T) {
+func TestRun_GoldenSmallSession(t *testing.T) {
 	for _, layout := range []Layout{A2, C3} {
 		t.Run(string(layout), func(t *testing.T) {
 			dir, sum := run(t, small(layout))
@@ -165,7 +166,7 @@ func TestSmallSessionIsGolden(t *testing.T) {
 	}
 }
 
-// record is what the recount needs of any record.
+// record holds the fields of all record types that recount reads.
 type record struct {
 	Type         string
 	SessionID    string `json:"session_id"`
@@ -194,14 +195,14 @@ func (r record) cell(row int, column string) int64 {
 	i := slices.Index(r.Columns, column)
 	v, err := strconv.ParseInt(string(r.Rows[row][i]), 10, 64)
 	if err != nil {
-		panic(err) // a test's own use of a 64-bit unsigned column
+		panic(err) // columns of the test data fit into 64 unsigned bits
 	}
 	return v
 }
 
-// recount arrives at a summary from the files alone, and checks on the way what a reader relies on:
-// valid JSON, every dictionary id defined in its own channel before its use, rows as long as their
-// columns, batches no larger than the limit, details after their rows.
+// recount computes a summary from the files alone. It also checks what readers rely on: valid JSON,
+// dictionary ids defined in their channel before their use, and rows as long as their columns.
+// Batches must not exceed the limit, and details must follow their rows.
 func recount(t *testing.T, dir string, cfg Config) Summary {
 	t.Helper()
 	sum := newSummary(cfg)
@@ -275,7 +276,7 @@ func recount(t *testing.T, dir string, cfg Config) Summary {
 				sum.Kernels[r.Name] = KernelTotal{k.Count + 1, k.Nanos + r.End - r.Start}
 				if cut := strings.TrimSuffix(r.UserScope, "|"+r.Name); cut != r.UserScope {
 					sum.KernelsByScope[cut]++
-				} else { // the name was cut off at 255 bytes
+				} else { // the name was truncated at 255 bytes
 					i := strings.LastIndex(r.UserScope, "|")
 					sum.KernelsByScope[r.UserScope[:i]]++
 				}
@@ -380,7 +381,7 @@ func recount(t *testing.T, dir string, cfg Config) Summary {
 	return sum
 }
 
-func TestSummaryEqualsIndependentRecount(t *testing.T) {
+func TestSummary_IndependentRecount(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"a2":               {Layout: A2},
 		"a2 rotated":       {Layout: A2, RotateBytes: 200_000, Devices: 2},
@@ -409,7 +410,7 @@ func TestSummaryEqualsIndependentRecount(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := recount(t, dir, full)
-			// What the files do not tell, or tell elsewhere.
+			// The files do not contain these values.
 			want := sum
 			want.Sessions, got.Sessions = ids(sum.Sessions), ids(got.Sessions)
 			for ch, c := range want.Channels {
@@ -428,13 +429,13 @@ func TestSummaryEqualsIndependentRecount(t *testing.T) {
 	}
 }
 
-// withDefaultsIn is withDefaults for a folder chosen later.
+// withDefaultsIn is withDefaults for a folder that is chosen later.
 func (c Config) withDefaultsIn(dir string) (Config, error) {
 	c.Dir = dir
 	return c.withDefaults()
 }
 
-// ids leaves only the ids, in an order that does not depend on the files' names.
+// ids returns only the ids, in an order that does not depend on file names.
 func ids(s []Session) []Session {
 	var out []Session
 	for _, v := range s {
@@ -444,7 +445,7 @@ func ids(s []Session) []Session {
 	return out
 }
 
-func TestSameSeedGivesSameBytes(t *testing.T) {
+func TestRun_SameSeed(t *testing.T) {
 	for _, layout := range []Layout{A2, C3} {
 		cfg := Config{Layout: layout, Seed: 7, StepsPerEpoch: 2, Layers: 2}
 		first, sum1 := run(t, cfg)
@@ -464,7 +465,7 @@ func TestSameSeedGivesSameBytes(t *testing.T) {
 	}
 }
 
-// readFiles is every file, sidecars and locks included, by relative path.
+// readFiles returns the content of every file by relative path, including sidecars and locks.
 func readFiles(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	m := map[string]string{}
@@ -483,7 +484,7 @@ func readFiles(t *testing.T, dir string) map[string]string {
 	return m
 }
 
-func TestRotationDoesNotChangeTheStream(t *testing.T) {
+func TestRotate_SameStream(t *testing.T) {
 	for _, layout := range []Layout{A2, C3} {
 		cfg := Config{Layout: layout, Seed: 3, StepsPerEpoch: 4, Layers: 3, RotateBytes: -1}
 		dir, _ := run(t, cfg)
@@ -517,7 +518,7 @@ func TestRotationDoesNotChangeTheStream(t *testing.T) {
 	}
 }
 
-func TestA2DropsTheFileBeyondTheHundredth(t *testing.T) {
+func TestRotate_A2FileLimit(t *testing.T) {
 	dir, sum := run(t, Config{Layout: A2, RotateBytes: 2000, NoCompress: true, Kernels: 250, StackBytes: -1})
 	if n := sum.Channels["device"].Rotations; n <= maxRotatedFiles {
 		t.Fatalf("only %d rotations", n)
@@ -533,7 +534,7 @@ func TestA2DropsTheFileBeyondTheHundredth(t *testing.T) {
 	}
 }
 
-func TestC3WindowsAreDescribedAndComplete(t *testing.T) {
+func TestPublish_C3Sidecars(t *testing.T) {
 	dir, sum := run(t, Config{Layout: C3, RotateBytes: 100_000, StepsPerEpoch: 3, Layers: 3})
 	session := filepath.Join(dir, sum.Sessions[0].ID)
 	if _, err := os.Stat(filepath.Join(session, ".tmp")); !errors.Is(err, fs.ErrNotExist) {
@@ -569,8 +570,8 @@ func TestC3WindowsAreDescribedAndComplete(t *testing.T) {
 	}
 }
 
-// TestSidecarComesBeforePayload looks at the folder while windows are being published.
-func TestSidecarComesBeforePayload(t *testing.T) {
+// TestPublish_SidecarBeforePayload reads the folder during publication.
+func TestPublish_SidecarBeforePayload(t *testing.T) {
 	dir := t.TempDir()
 	done := make(chan error, 1)
 	go func() {
@@ -604,7 +605,7 @@ func TestSidecarComesBeforePayload(t *testing.T) {
 	}
 }
 
-func TestCrashLeavesWholeLinesAndATornOne(t *testing.T) {
+func TestCrash_TruncatedLastLine(t *testing.T) {
 	for _, layout := range []Layout{A2, C3} {
 		t.Run(string(layout), func(t *testing.T) {
 			dir, sum := run(t, Config{Layout: layout, Crash: true, Layers: 2, StepsPerEpoch: 4, RotateBytes: 200_000})
@@ -637,7 +638,7 @@ func TestCrashLeavesWholeLinesAndATornOne(t *testing.T) {
 	}
 }
 
-func TestPiecesLeavePartialLinesUntilClose(t *testing.T) {
+func TestPieces_PartialLinesUntilClose(t *testing.T) {
 	dir := t.TempDir()
 	w, err := NewWriter(Config{Dir: dir, Layout: A2, App: "torn", Pieces: true, Layers: 1})
 	if err != nil {
@@ -666,13 +667,13 @@ func TestPiecesLeavePartialLinesUntilClose(t *testing.T) {
 		t.Errorf("%d of 20 flushes left a partial line", partial)
 	}
 	whole, _ := run(t, Config{Layout: A2, App: "torn", Layers: 1})
-	// Flush between steps must not change the lines of A2, which gathers nothing.
+	// A2 buffers no rows, so a Flush between steps must not change its lines.
 	if !reflect.DeepEqual(streams(t, dir, A2), streams(t, whole, A2)) {
 		t.Error("the torn session has other lines")
 	}
 }
 
-func TestWriterCanBeDrivenByHand(t *testing.T) {
+func TestWriter_SingleSteps(t *testing.T) {
 	dir := t.TempDir()
 	w, err := NewWriter(Config{Dir: dir, Layers: 1, StepsPerEpoch: 3})
 	if err != nil {
@@ -709,7 +710,7 @@ func TestWriterCanBeDrivenByHand(t *testing.T) {
 	}
 }
 
-func TestBoundsEndTheSession(t *testing.T) {
+func TestRun_Limits(t *testing.T) {
 	for _, layout := range []Layout{A2, C3} {
 		_, sum := run(t, Config{Layout: layout, Kernels: 1234, Layers: 2})
 		if got := sum.Rows[RowKernel]; got != 1234 {
@@ -726,7 +727,7 @@ func TestBoundsEndTheSession(t *testing.T) {
 	}
 }
 
-func TestMemoryDoesNotGrowWithTheSession(t *testing.T) {
+func TestWriter_ConstantMemory(t *testing.T) {
 	before := heap()
 	w, err := NewWriter(Config{Dir: t.TempDir(), Bytes: 64 << 20, NoCompress: true})
 	if err != nil {
@@ -752,7 +753,7 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-func TestLineLengths(t *testing.T) {
+func TestConfig_LineLengths(t *testing.T) {
 	mean := func(dir string, layout Layout, typ string) (mean float64, longest int) {
 		n, total := 0, 0
 		for _, w := range readWindows(t, dir, layout) {
@@ -785,7 +786,7 @@ func TestLineLengths(t *testing.T) {
 	}
 }
 
-func TestDistinctStacks(t *testing.T) {
+func TestConfig_DistinctStacks(t *testing.T) {
 	dir, _ := run(t, Config{Kernels: 3000, DistinctStacks: 150})
 	stacks := map[string]bool{}
 	for _, w := range readWindows(t, dir, C3) {
@@ -804,12 +805,12 @@ func TestDistinctStacks(t *testing.T) {
 	}
 }
 
-func TestLiveWritesNothingEarly(t *testing.T) {
+func TestLive_NoEarlyRecords(t *testing.T) {
 	for _, layout := range []Layout{A2, C3} {
 		t.Run(string(layout), func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			began := time.Now() // the session begins after it
+			began := time.Now() // before the session begins
 			w, err := NewWriter(Config{Dir: dir, Layout: layout, App: "live", Live: true, Layers: 1, Epochs: 1, StepsPerEpoch: 8, FlushInterval: 20 * time.Millisecond})
 			if err != nil {
 				t.Fatal(err)
@@ -846,11 +847,11 @@ func TestLiveWritesNothingEarly(t *testing.T) {
 	}
 }
 
-func TestCancelledLiveSessionIsClosed(t *testing.T) {
+func TestLive_Cancelled(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	go func() { // in the middle of the first session, which would last for days
+	go func() { // during the first session, which would take days
 		defer cancel()
 		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			if files, _ := filepath.Glob(filepath.Join(dir, "*", ".tmp", "device.log")); len(files) > 0 {
@@ -867,7 +868,7 @@ func TestCancelledLiveSessionIsClosed(t *testing.T) {
 	}
 }
 
-func TestCorrelationIDsIncrease(t *testing.T) {
+func TestWriter_IncreasingCorrelationIDs(t *testing.T) {
 	dir, _ := run(t, Config{Layout: A2, Layers: 2})
 	last := int64(0)
 	for _, w := range readWindows(t, dir, A2) {
@@ -893,7 +894,7 @@ func TestCorrelationIDsIncrease(t *testing.T) {
 	}
 }
 
-func TestInvalidConfigSaysWhatToChange(t *testing.T) {
+func TestConfig_Invalid(t *testing.T) {
 	for name, tc := range map[string]struct {
 		cfg  Config
 		want string
@@ -925,7 +926,7 @@ func TestInvalidConfigSaysWhatToChange(t *testing.T) {
 	}
 }
 
-func TestWriteErrorIsReported(t *testing.T) {
+func TestWriter_WriteError(t *testing.T) {
 	dir := t.TempDir()
 	w, err := NewWriter(Config{Dir: dir, RotateBytes: 30_000, Layers: 1})
 	if err != nil {

@@ -7,11 +7,11 @@ import (
 	"unicode/utf8"
 )
 
-// line is one JSON object under construction, appended to in the recorder's key order. Each method
-// but open adds a comma first, so an object starts with its opening text.
+// line is a JSON object under construction, in the recorder's key order. Each method except open
+// adds a comma first, so an object starts with its opening text.
 type line []byte
 
-// record starts a record that carries a version, flat one that does not.
+// record starts a record with a version; flat starts one without.
 func (l line) record(version int64, typ string) line {
 	l = append(l[:0], `{"version":`...)
 	l = strconv.AppendInt(l, version, 10)
@@ -45,7 +45,7 @@ func (l line) bool(k string, v bool) line {
 	return strconv.AppendBool(l.key(k), v)
 }
 
-// fixed writes a float with a fixed number of decimals, short with up to six significant digits.
+// fixed writes a float with a fixed number of decimals; short writes up to six significant digits.
 func (l line) fixed(k string, v float64, decimals int) line {
 	return strconv.AppendFloat(l.key(k), v, 'f', decimals, 64)
 }
@@ -74,7 +74,7 @@ func (l line) row(first bool, cells ...int64) line {
 const hexDigits = "0123456789abcdef"
 
 // appendString appends s as a JSON string with the recorder's escapes: quote, backslash, newline,
-// return, tab, and \u00XX for the other control bytes. Everything else goes out as it is.
+// return, tab, and \u00XX for other control bytes. It copies all other bytes unchanged.
 func appendString(b []byte, s string) []byte {
 	b = append(b, '"')
 	start := 0
@@ -102,8 +102,8 @@ func appendString(b []byte, s string) []byte {
 	return append(b, '"')
 }
 
-// clip cuts s to at most n bytes, as the recorder's fixed buffers do. Unlike them it does not cut a
-// character in two: the generator's lines are valid UTF-8.
+// clip truncates s to at most n bytes, as the recorder's fixed buffers do. Unlike the recorder it
+// does not split a character, so lines are valid UTF-8.
 func clip(s string, n int) string {
 	if len(s) <= n {
 		return s

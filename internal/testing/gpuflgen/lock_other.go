@@ -10,7 +10,7 @@ import (
 	"runtime"
 )
 
-// lockFile refuses: without the lock a reader would take the session for a dead one.
+// lockFile returns an error: without the lock, a reader would regard the session as ended.
 func lockFile(string) (*os.File, error) {
 	return nil, errors.New("session folders cannot be locked on " + runtime.GOOS + ": use layout a2")
 }

@@ -12,8 +12,8 @@ import (
 	"syscall"
 )
 
-// lockFile makes the file and locks it with fcntl, as the recorder does: the lock is the process's,
-// and goes when the process closes the file or dies.
+// lockFile creates the file and locks it with fcntl, as the recorder does. The process holds the
+// lock until it closes the file or exits.
 func lockFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// TestMain lets the test binary ask about a lock as another process: fcntl locks do not keep out the
-// process that holds them.
+// TestMain lets the test binary query a lock as another process. A process does not see its own
+// fcntl locks.
 func TestMain(m *testing.M) {
 	if path := os.Getenv("GPUFLGEN_TRY_LOCK"); path != "" {
 		f, err := lockFile(path)
@@ -39,7 +39,7 @@ func lockState(t *testing.T, path string) string {
 	return strings.TrimSpace(string(out))
 }
 
-func TestSessionIsLockedWhileItIsWritten(t *testing.T) {
+func TestLockFile_UntilClose(t *testing.T) {
 	for _, crash := range []bool{false, true} {
 		dir := t.TempDir()
 		w, err := NewWriter(Config{Dir: dir, Layers: 1})

@@ -6,14 +6,14 @@ import (
 	"math/rand/v2"
 )
 
-// machine is the simulated host with its GPUs: what the recorder's sampler sees.
+// machine is the simulated host with its GPUs, as the recorder samples them.
 type machine struct {
 	devices []device
-	// cpuTenths is percent × 10, over the whole machine.
+	// cpuTenths is percent × 10 of the whole machine.
 	cpuTenths   int64
 	ramUsedMiB  int64
 	ramTotalMiB int64
-	// usedMiB is what the session has allocated on the first device.
+	// usedMiB is the memory that the session has allocated on the first device.
 	usedMiB int64
 }
 
@@ -48,7 +48,7 @@ func newMachine(rng *rand.Rand, devices int) *machine {
 	return m
 }
 
-// sample moves the machine's state on by one sampling period.
+// sample advances the machine's state by one sampling period.
 func (m *machine) sample(rng *rand.Rand, training bool) {
 	m.cpuTenths = 40 + int64(rng.IntN(60))
 	m.ramUsedMiB += int64(rng.IntN(9)) - 4
@@ -82,7 +82,7 @@ func (m *machine) sample(rng *rand.Rand, training bool) {
 			d.rxBytes += 8 << 20
 			d.txBytes += 1 << 20
 		}
-		// mW for 100 ms is a tenth of that many mJ: 100 µJ per mW.
+		// 1 mW for 100 ms is 100 µJ.
 		d.energyMicroJoule += d.powerMW * 100
 	}
 }
@@ -97,7 +97,7 @@ func sign(v int64) int64 {
 	return 0
 }
 
-// host appends the host object, devices the snapshot array, both with their keys.
+// host appends the host object. devices appends the snapshot array. Both include their keys.
 func (m *machine) host(l line, zero bool) line {
 	l = l.key("host").raw("{")
 	cpu, used, total := float64(m.cpuTenths)/10, m.ramUsedMiB, m.ramTotalMiB
@@ -126,7 +126,7 @@ func (m *machine) snapshot(l line) line {
 }
 
 // static appends the static device array under the given key. The batch format has vendor and
-// architecture and a numeric compute_major, A2 a quoted one.
+// architecture and a numeric compute_major; A2 has a quoted one.
 func (m *machine) static(l line, key string, batch bool) line {
 	l = l.key(key).raw("[")
 	for i := range m.devices {

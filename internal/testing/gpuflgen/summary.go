@@ -2,33 +2,35 @@
 
 package gpuflgen
 
-// Summary is exactly what lies on disk after a session: every complete line, and the sums that a
-// reader should arrive at. A line torn by a crash is not in it.
+// Summary describes exactly what is on disk after a session: every complete line, and the sums that
+// a reader must compute. It does not count a line that a crash truncated.
 type Summary struct {
 	Layout Layout `json:"layout"`
 	App    string `json:"app"`
-	// Sessions are in the order they were written.
+	// Sessions has the order of writing.
 	Sessions []Session `json:"sessions"`
-	// Lines and Bytes are over all files, Bytes before compression and with newlines.
+	// Lines and Bytes are totals over all files. Bytes counts uncompressed data including newlines.
 	Lines int64 `json:"lines"`
 	Bytes int64 `json:"bytes"`
-	// Channels has one entry for each channel's files together.
+	// Channels has the total over all files of each channel.
 	Channels map[string]ChannelTotal `json:"channels"`
-	// Records counts lines by record type. A record that goes to all channels counts once in each.
+	// Records counts lines by record type. A record that is written to all channels counts once in
+	// each.
 	Records map[string]int64 `json:"records"`
-	// Rows counts what the records tell of, by the Row constants. Rows written to all channels count
-	// once.
+	// Rows counts the entries of all records, by the Row constants. A row that is written to all
+	// channels counts once.
 	Rows map[string]int64 `json:"rows"`
 
-	// KernelNanos is the sum of all kernels' device time, CopyNanos of all copies', in ns.
+	// KernelNanos is the sum of all kernels' device time in ns; CopyNanos is that of all copies.
 	KernelNanos int64 `json:"kernel_ns"`
 	CopyNanos   int64 `json:"copy_ns"`
 	// CopyBytes, SetBytes and AllocBytes are sums over copies, memory sets and allocations.
 	CopyBytes  int64 `json:"copy_bytes"`
 	SetBytes   int64 `json:"set_bytes"`
 	AllocBytes int64 `json:"alloc_bytes"`
-	// Kernels is by the name in the log, KernelsByScope by scope path ("epoch|train_step|forward",
-	// "global" outside of any) — the launching scope, whether the log names it or not.
+	// Kernels is by the name in the log. KernelsByScope is by the launching scope's path
+	// ("epoch|train_step|forward", or "global" outside all scopes), even if the log does not
+	// contain it.
 	Kernels        map[string]KernelTotal `json:"kernels"`
 	KernelsByScope map[string]int64       `json:"kernels_by_scope"`
 }
@@ -57,19 +59,19 @@ type Session struct {
 	PID           int    `json:"pid"`
 	StartUnixNano int64  `json:"start_unix_nano"`
 	EndUnixNano   int64  `json:"end_unix_nano"`
-	// Clean says that the session ended with its shutdown record.
+	// Clean reports whether the session ended with its shutdown record.
 	Clean bool `json:"clean"`
 }
 
-// ChannelTotal is what one channel's files hold together.
+// ChannelTotal is the total of one channel's files.
 type ChannelTotal struct {
 	Lines int64 `json:"lines"`
 	Bytes int64 `json:"bytes"`
-	// Rotations counts the files cut by size, age or [Writer.Rotate].
+	// Rotations counts the files completed by size, age or [Writer.Rotate].
 	Rotations int64 `json:"rotations"`
 }
 
-// KernelTotal is what one kernel name amounts to.
+// KernelTotal is the total of one kernel name.
 type KernelTotal struct {
 	Count int64 `json:"count"`
 	Nanos int64 `json:"ns"`

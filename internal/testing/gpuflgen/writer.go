@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Writer writes one session, step by step. It belongs to one goroutine. The first error of a write is
-// kept and returned by every later call.
+// Writer writes one session, step by step. It is not safe for concurrent use. It keeps the first
+// write error, and every later call returns it.
 type Writer struct {
 	cfg   Config
 	files *files
@@ -26,7 +26,8 @@ type Writer struct {
 	rng     *rand.Rand
 	machine *machine
 
-	// host is the host's clock, busy the time until which each stream has work; Unix ns.
+	// host is the host's clock. busy is the time until which each stream has work. Both are Unix
+	// ns.
 	host int64
 	busy map[int64]int64
 	corr uint32
@@ -42,25 +43,25 @@ type Writer struct {
 	nextMetric int64
 	step       int
 	epoch      int
-	// site counts the launches since the step's first, which tells call sites apart.
+	// site counts the launches since the start of the step. It distinguishes call sites.
 	site int
-	// launched counts kernels handed out; full says that a bound is reached.
+	// launched counts launched kernels; full is set when a limit is reached.
 	launched int64
 	full     bool
 	closed   bool
 
-	// What has been written, by index of the catalogue and of paths; Summary names them.
+	// Totals by index of catalogue and paths; Summary adds the names.
 	kernelTotals []KernelTotal
 	pathTotals   []int64
 
-	// ctx bounds the waiting of the call in progress; nil means do not wait.
+	// ctx limits the waiting of the call in progress; nil means not to wait.
 	ctx       context.Context
 	wallStart time.Time
 	lastFlush time.Time
 	err       error
 }
 
-// encoder turns what happens in the session into a layout's records.
+// encoder converts the session's events into records of one layout.
 type encoder interface {
 	header()
 	kernel(k *launch)
@@ -71,7 +72,7 @@ type encoder interface {
 	scope(s *scope, begin bool, at int64)
 	samples(at int64)
 	metrics(at int64)
-	// tick writes what is due at the host's time, flush all that is gathered.
+	// tick writes the records that are due at the host's time; flush writes all buffered rows.
 	tick()
 	flush()
 	footer()
@@ -117,25 +118,24 @@ const (
 	ncclStream = 20
 	// metricInterval is the recorder's sampling period, ns.
 	metricInterval = 100e6
-	// idleHop is how far the host's clock moves at once while it has nothing to do, ns; it bounds how
-	// late the periodic work is.
+	// idleHop is the step in ns by which the clock of an idle host advances. It limits the delay of
+	// periodic work.
 	idleHop = 50e6
-	// fixedStart is the first moment of a session whose start was not chosen: 2026-08-07, plus up to
-	// a day by seed.
+	// fixedStart is the default start time: 2026-08-07 plus up to one day, by seed.
 	fixedStart = 1786060800_000000000
 	// weightBytes is the size of one layer's parameters.
 	weightBytes = 14 << 20
 )
 
-// copy kinds as the batch format numbers them, and A2's names for them.
+// Copy kinds by their numbers in the batch format, and their names in A2.
 const (
 	copyHtoD = 1
 	copyDtoH = 2
 	copyDtoD = 8
 )
 
-// NewWriter makes the session's files and writes its first records. Only the first session of cfg is
-// written; cfg.Sessions and cfg.Crash are for [Run].
+// NewWriter creates the session's files and writes its first records. It writes only the first
+// session of cfg; cfg.Sessions and cfg.Crash apply to [Run].
 func NewWriter(cfg Config) (*Writer, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -144,7 +144,7 @@ func NewWriter(cfg Config) (*Writer, error) {
 	return newWriter(cfg, 0)
 }
 
-// newWriter starts the n-th session of cfg, which has its defaults.
+// newWriter starts the n-th session of cfg, which must include the defaults.
 func newWriter(cfg Config, n int) (*Writer, error) {
 	w := &Writer{
 		cfg: cfg, sum: newSummary(cfg),
@@ -155,7 +155,7 @@ func newWriter(cfg Config, n int) (*Writer, error) {
 	for i, k := range catalogue {
 		w.kernels[k.short] = i
 	}
-	w.path("") // outside of every scope
+	w.path("") // outside all scopes
 	w.id = uuid(w.rng)
 	w.pid = 1000 + w.rng.IntN(30000)
 	w.wallStart = time.Now()
@@ -171,7 +171,8 @@ func newWriter(cfg Config, n int) (*Writer, error) {
 	w.machine = newMachine(w.rng, cfg.Devices)
 	w.stacks = makeStacks(w.rng, cfg)
 
-	// Window ids and piece lengths have their own sequence: rotation must not change the lines.
+	// File ids and piece lengths have their own random sequence, so that rotation does not change
+	// the lines.
 	side := rand.New(rand.NewPCG(cfg.Seed, 1<<32+uint64(n)))
 	names := []string{"device", "scope", "system"}
 	if cfg.Layout == C3 {
@@ -201,8 +202,7 @@ func (w *Writer) Session() string { return w.id }
 // Now returns the session's clock.
 func (w *Writer) Now() time.Time { return time.Unix(0, w.host) }
 
-// prepare is what happens before training: parameters are allocated and copied to the device, outside
-// of every scope.
+// prepare allocates parameters and copies them to the device before training, outside all scopes.
 func (w *Writer) prepare() {
 	address := uint64(139637976727552)
 	for range w.cfg.Layers {
@@ -218,9 +218,9 @@ func (w *Writer) prepare() {
 	}
 }
 
-// Step writes one training step, and the epoch's beginning or end where it falls there. It returns
-// false once the configured amount has been written. With Live it waits for each record's moment;
-// when ctx ends, it writes the rest of the step at once and returns ctx's error.
+// Step writes one training step, and the start or end of the epoch if it is due. It returns false
+// when the configured amount is written. With Live it waits for each record's time. When ctx ends,
+// it writes the rest of the step without delay and returns ctx's error.
 func (w *Writer) Step(ctx context.Context) (more bool, err error) {
 	if w.err != nil || w.done() {
 		return false, w.err
@@ -254,7 +254,7 @@ func (w *Writer) Step(ctx context.Context) (more bool, err error) {
 	w.launches(embedGrad)
 	w.end()
 
-	// The optimizer needs every gradient.
+	// The optimizer requires all gradients.
 	w.busy[mainStream] = max(w.busy[mainStream], w.busy[ncclStream])
 	w.begin("optimizer", 0, 0)
 	w.set(mainStream, 4)
@@ -289,12 +289,12 @@ func (w *Writer) Step(ctx context.Context) (more bool, err error) {
 	return !w.done(), errors.Join(w.err, ctx.Err())
 }
 
-// done says whether the configured amount has been written.
+// done reports whether the configured amount is written.
 func (w *Writer) done() bool {
 	return w.closed || w.full || !w.cfg.bounded() && w.epoch >= w.cfg.Epochs
 }
 
-// bounds sets full once lines or bytes have reached theirs.
+// bounds sets full when lines or bytes reach their limit.
 func (w *Writer) bounds() {
 	if w.cfg.Lines > 0 && w.sum.Lines >= w.cfg.Lines || w.cfg.Bytes > 0 && w.sum.Bytes >= w.cfg.Bytes {
 		w.full = true
@@ -310,14 +310,14 @@ func (w *Writer) forward() {
 	w.launches(headOps)
 }
 
-// launches launches ops one after the other.
+// launches launches ops in turn.
 func (w *Writer) launches(ops []string) {
 	for _, op := range ops {
 		w.launch(op, mainStream)
 	}
 }
 
-// launch is one kernel launch: the host calls, the kernel waits for its stream and runs.
+// launch simulates one kernel launch: the host calls, and the kernel runs when its stream is idle.
 func (w *Writer) launch(op string, stream int64) {
 	if w.cfg.Kernels > 0 && w.launched >= w.cfg.Kernels {
 		w.full = true
@@ -337,7 +337,7 @@ func (w *Writer) launch(op string, stream int64) {
 	l.path, l.depth = w.where()
 	l.grid = spec.gridLo
 	if spec.gridHi > spec.gridLo {
-		// A site always launches the same grid, as a model of fixed shapes does.
+		// A call site always launches the same grid, as in a model with fixed shapes.
 		l.grid += int64(w.site) * 2654435761 % (spec.gridHi - spec.gridLo + 1)
 	}
 	l.apiStart, l.apiExit, l.corr = w.call()
@@ -351,12 +351,12 @@ func (w *Writer) launch(op string, stream int64) {
 	w.bounds()
 }
 
-// transfer is one copy; kind is the batch format's number.
+// transfer simulates one copy; kind is the number in the batch format.
 func (w *Writer) transfer(kind, stream, size int64) {
 	if w.full || w.err != nil {
 		return
 	}
-	bandwidth := 48e9 // bytes/s over PCIe, pinned
+	bandwidth := 48e9 // bytes/s over PCIe, with pinned memory
 	if kind == copyDtoD {
 		bandwidth = 2.1e12
 	}
@@ -365,7 +365,7 @@ func (w *Writer) transfer(kind, stream, size int64) {
 	w.enc.copy(&t)
 }
 
-// set is one memory set.
+// set simulates one memory set.
 func (w *Writer) set(stream, size int64) {
 	if w.full || w.err != nil {
 		return
@@ -385,7 +385,7 @@ func (w *Writer) deviceWork(stream int64, nanos float64) (t transfer) {
 	return t
 }
 
-// wait is a stream synchronisation: the host waits until the stream has finished.
+// wait simulates a stream synchronization: the host waits until the stream is idle.
 func (w *Writer) wait(stream int64) {
 	if w.full || w.err != nil {
 		return
@@ -397,7 +397,7 @@ func (w *Writer) wait(stream int64) {
 	w.tick()
 }
 
-// call moves the host's clock over one API call.
+// call advances the host's clock by one API call.
 func (w *Writer) call() (start, exit int64, corr uint32) {
 	w.host += w.logNormal(1400, 0.4)
 	start = w.host
@@ -406,8 +406,8 @@ func (w *Writer) call() (start, exit int64, corr uint32) {
 	return start, w.host, w.corr
 }
 
-// ready is when work launched now can start on the stream: after the launch has reached the device
-// and after what the stream has before it.
+// ready returns the earliest start of work that is launched now: after the launch latency and after
+// the stream's earlier work.
 func (w *Writer) ready(stream int64) int64 {
 	return max(w.host+700+int64(w.rng.IntN(1300)), w.busy[stream]+350+int64(w.rng.IntN(500)))
 }
@@ -416,13 +416,13 @@ func (w *Writer) logNormal(median, sigma float64) int64 {
 	return max(1, int64(median*math.Exp(sigma*w.rng.NormFloat64())))
 }
 
-// think moves the host's clock by about that many ns of the program's own work.
+// think advances the host's clock by about the given ns of the program's own work.
 func (w *Writer) think(nanos float64) {
 	w.host += w.logNormal(nanos, 0.2)
 	w.tick()
 }
 
-// idle moves the host's clock by exactly that many ns, doing the periodic work on the way.
+// idle advances the host's clock by exactly the given ns and does the periodic work.
 func (w *Writer) idle(nanos int64) {
 	for until := w.host + nanos; ; {
 		w.host = min(until, w.host+idleHop)
@@ -444,10 +444,10 @@ func (w *Writer) tick() {
 	w.pace(w.host)
 }
 
-// training says whether the device is under load.
+// training reports whether the device is under load.
 func (w *Writer) training() bool { return len(w.scopes) > 0 }
 
-// path gives a scope path its index.
+// path returns the index of a scope path.
 func (w *Writer) path(p string) int {
 	if i, ok := w.pathIndex[p]; ok {
 		return i
@@ -459,7 +459,7 @@ func (w *Writer) path(p string) int {
 	return i
 }
 
-// where is the scope path and depth of what the host does now.
+// where returns the current scope path and depth.
 func (w *Writer) where() (path, depth int) {
 	if len(w.scopes) == 0 {
 		return 0, 0
@@ -490,7 +490,7 @@ func (w *Writer) end() {
 	w.enc.scope(s, false, w.host)
 }
 
-// emit writes one line to a channel, all to every channel.
+// emit writes one line to a channel, or with all to every channel.
 func (w *Writer) emit(channel int, typ string, l line) {
 	if w.err != nil {
 		return
@@ -528,12 +528,13 @@ func (w *Writer) countSet(t *transfer) {
 	w.sum.SetBytes += t.bytes
 }
 
-// pace waits, with Live, for the session's time t to come, and flushes what has waited long enough.
+// pace waits, with Live, until the session's time t, and flushes lines that have reached
+// FlushInterval.
 func (w *Writer) pace(t int64) {
 	if !w.cfg.Live || w.ctx == nil || w.err != nil {
 		return
 	}
-	// Waiting for less is not worth a timer.
+	// Shorter waits are not worth a timer.
 	const least = time.Millisecond
 	due := w.wallStart.Add(time.Duration(float64(t-w.start) / w.cfg.Speed))
 	for {
@@ -564,8 +565,8 @@ func (w *Writer) flushFiles() {
 	}
 }
 
-// Flush writes what is buffered to the files; with Pieces a random tail stays behind. Rows gathered
-// for a batch are written as one first, as at the end of the recorder's flush period.
+// Flush writes the buffered lines to the files. With Pieces, a random part at the end remains. Rows
+// that wait for a batch are written as one first, as at the end of the recorder's flush period.
 func (w *Writer) Flush() error {
 	if w.closed {
 		return w.err
@@ -575,7 +576,8 @@ func (w *Writer) Flush() error {
 	return w.err
 }
 
-// Rotate cuts every channel's file as if it had reached its limit. An empty file is not cut.
+// Rotate completes every channel's file as if it had reached its limit. It does not rotate an empty
+// file.
 func (w *Writer) Rotate() error {
 	if w.closed {
 		return w.err
@@ -589,9 +591,9 @@ func (w *Writer) Rotate() error {
 	return w.err
 }
 
-// Close ends the session as a program does that shuts the recorder down: scopes end, what is gathered
-// is written, shutdown is the last record, and in C3 the last windows are published, .tmp is removed
-// and the lock released. Closing twice is allowed.
+// Close ends the session with a clean shutdown. Scopes end, buffered rows are written, and shutdown
+// is the last record. In C3 the last files are published, .tmp is removed and the lock is released.
+// A second call has no effect.
 func (w *Writer) Close() error {
 	if w.closed {
 		return w.err
@@ -616,9 +618,9 @@ func (w *Writer) Close() error {
 	return w.err
 }
 
-// Crash ends the session as a killed process does: every line written so far is in the files, then
-// half a line; no shutdown record, and in C3 .tmp stays and the lock is free. Rows that were gathered
-// for a batch are lost, and are not in the summary.
+// Crash ends the session as a killed process does. Every line so far is in the files, followed by
+// half a line, and there is no shutdown record. In C3, .tmp remains and the lock is free. Rows that
+// wait for a batch are lost and not in the summary.
 func (w *Writer) Crash() error {
 	if w.closed {
 		return w.err
@@ -638,8 +640,8 @@ func (w *Writer) Crash() error {
 	return w.err
 }
 
-// Summary says what has been written so far; after Close or Crash, what lies on disk. The maps are
-// the caller's own.
+// Summary describes what is written so far, and after Close or Crash what is on disk. The caller
+// owns the maps.
 func (w *Writer) Summary() Summary {
 	s := newSummary(w.cfg)
 	s.add(w.sum)
@@ -663,7 +665,7 @@ func (w *Writer) Summary() Summary {
 // nameBytes is the size of A2's buffers for a kernel name and for a scope path.
 const nameBytes = 255
 
-// kernelName is the name that the log carries for a kernel of the catalogue.
+// kernelName returns a catalogue kernel's name as the log contains it.
 func (w *Writer) kernelName(i int) string {
 	k := &catalogue[i]
 	switch {
@@ -684,7 +686,7 @@ func scopeOrGlobal(path string) string {
 	return path
 }
 
-// makeStacks makes the session's host stacks, outermost frame first.
+// makeStacks returns the session's host stacks, outermost frame first.
 func makeStacks(rng *rand.Rand, cfg Config) []string {
 	if cfg.StackBytes < 0 {
 		return []string{""}
@@ -709,8 +711,8 @@ func makeStacks(rng *rand.Rand, cfg Config) []string {
 	return stacks
 }
 
-// Run writes all sessions of cfg and says what it wrote. When ctx ends, the session in progress is
-// closed as usual and Run returns without an error: the summary tells how far it came.
+// Run writes all sessions of cfg and returns their summary. When ctx ends, Run closes the session
+// in progress and returns no error; the summary covers what is written.
 func Run(ctx context.Context, cfg Config) (Summary, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {

@@ -6,5 +6,5 @@ package testcache
 
 import "io/fs"
 
-// check accepts every folder: the folders of a user are private where there are no modes.
+// check accepts every folder: on systems without modes, the folders of a user are private.
 func check(fs.FileInfo) error { return nil }

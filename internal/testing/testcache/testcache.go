@@ -10,10 +10,10 @@ import (
 	"path/filepath"
 )
 
-// Dir returns the folder, and creates it with mode 0700 if it is missing. It lies in the user's cache
-// folder, or in the folder for temporary files where the user has none. Dir fails if the folder is a link,
-// belongs to another user, or if other users can write to it: what lies there would be executed. Dir is
-// safe for concurrent use.
+// Dir returns the folder. It creates the folder with mode 0700 if it is missing. The folder is in
+// the user's cache folder, or in the temporary folder if the user has none. Dir fails if the folder
+// is a link, belongs to another user, or is writable by others, because its content will be
+// executed. Dir is safe for concurrent use.
 func Dir() (string, error) {
 	base, err := os.UserCacheDir()
 	if err != nil {

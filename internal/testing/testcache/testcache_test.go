@@ -35,7 +35,7 @@ func TestDir_Private(t *testing.T) {
 	}
 }
 
-func TestDir_OfSomebodyElse(t *testing.T) {
+func TestDir_OtherOwner(t *testing.T) {
 	base := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", base)
 	dir := filepath.Join(base, "gpuflight-test")
@@ -44,7 +44,7 @@ func TestDir_OfSomebodyElse(t *testing.T) {
 		want    string
 	}{
 		"world-writable": {func() error { return os.Mkdir(dir, 0o700) }, "mode -rwxrwxrwx lets other users write"},
-		"link":           {func() error { return os.Symlink(t.TempDir(), dir) }, "it is no folder"},
+		"link":           {func() error { return os.Symlink(t.TempDir(), dir) }, "it is not a folder"},
 		"other owner":    {func() error { return os.Mkdir(dir, 0o700) }, "it belongs to user 65534"},
 	} {
 		t.Run(name, func(t *testing.T) {

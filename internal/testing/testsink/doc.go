@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testsink is where tests let telemetry end: a [Store] that remembers every distinct span,
-// log record and data point with how often and when it came, and a [Server] that puts an OTLP gRPC
-// endpoint on loopback in front of a Store and can be told to refuse, to hang and to recover.
+// Package testsink is a telemetry backend for tests. A [Store] keeps every distinct span, log
+// record and data point, with the number and times of its arrivals. A [Server] is an OTLP gRPC
+// endpoint on loopback that fills a Store. Tests can make it reject, hang and recover.
 //
-// It knows pdata and OTLP and nothing of GPU logs: what it holds is compared with an expectation
-// that the test makes from other sources. Store and Server may be used by many goroutines at once.
+// It depends on pdata and OTLP, but not on packages for GPU logs. Tests compare its content with
+// expected values from other sources. Store and Server are safe for concurrent use.
 package testsink

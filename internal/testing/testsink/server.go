@@ -26,17 +26,17 @@ type Mode int
 
 // The ways to answer.
 const (
-	// Accept records the data and says so.
+	// Accept records the data and returns success.
 	Accept Mode = iota
-	// Unavailable refuses with UNAVAILABLE: try again.
+	// Unavailable returns UNAVAILABLE, which can be retried.
 	Unavailable
-	// Exhausted refuses with RESOURCE_EXHAUSTED and a RetryInfo of 50 ms: try again later.
+	// Exhausted returns RESOURCE_EXHAUSTED with a RetryInfo of 50 ms, which can be retried.
 	Exhausted
-	// Invalid refuses with INVALID_ARGUMENT: never try this again.
+	// Invalid returns INVALID_ARGUMENT, a permanent error.
 	Invalid
-	// Hang does not answer until the caller gives up or the mode changes, and records nothing.
+	// Hang does not answer until the caller's deadline or a change of the mode. It records nothing.
 	Hang
-	// Swallow records the data and then hangs: the answer is lost, so the caller must send again.
+	// Swallow records the data and then hangs, so the caller must send it again.
 	Swallow
 )
 
@@ -49,11 +49,11 @@ func (m Mode) String() string {
 	return names[m]
 }
 
-// maxMessage is above anything the tests send: a message that is too large must not look like one
-// of the faults that they provoke.
+// maxMessage is larger than all messages of the tests. A size error must not be confused with the
+// faults that tests cause.
 const maxMessage = 256 << 20
 
-// Server is an OTLP gRPC endpoint on loopback in front of a Store.
+// Server is an OTLP gRPC endpoint on loopback that fills a Store.
 type Server struct {
 	store *Store
 	grpc  *grpc.Server
@@ -63,11 +63,12 @@ type Server struct {
 
 	mu      sync.Mutex
 	mode    Mode
-	changed chan struct{} // closed, and replaced, at each change of mode
+	changed chan struct{} // closed and replaced at each change of mode
 	answers map[Mode]int
 }
 
-// Listen starts a Server that accepts everything into store. Addr "" takes a free loopback port.
+// Listen starts a Server that accepts all data into store. An empty addr selects a free loopback
+// port.
 func Listen(store *Store, addr string) (*Server, error) {
 	if addr == "" {
 		addr = "127.0.0.1:0"
@@ -94,11 +95,10 @@ func Listen(store *Store, addr string) (*Server, error) {
 	return s, nil
 }
 
-// Endpoint is the address to send to, host and port.
+// Endpoint returns the server's address as host:port.
 func (s *Server) Endpoint() string { return s.addr }
 
-// SetMode changes the answer from the next request on; requests that hang are let go with
-// UNAVAILABLE.
+// SetMode sets the answer to later requests. Requests that hang return UNAVAILABLE.
 func (s *Server) SetMode(m Mode) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,9 +117,9 @@ func (s *Server) Answers(m Mode) int {
 	return s.answers[m]
 }
 
-// Close stops the server at once and drops what is in flight.
+// Close stops the server immediately and drops requests in flight.
 func (s *Server) Close() error {
-	s.SetMode(Unavailable) // lets hanging requests go
+	s.SetMode(Unavailable) // unblocks hanging requests
 	s.grpc.Stop()
 	<-s.done
 	if s.err != nil && !errors.Is(s.err, grpc.ErrServerStopped) {
@@ -128,7 +128,7 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// answer records through add where the mode says so and returns the error to answer with.
+// answer calls add if the mode records data, and returns the error to answer with.
 func (s *Server) answer(ctx context.Context, add func()) error {
 	s.mu.Lock()
 	mode, changed := s.mode, s.changed
@@ -165,7 +165,7 @@ type traceService struct {
 	s *Server
 }
 
-// Export takes one request of spans.
+// Export accepts one request of spans.
 func (t *traceService) Export(ctx context.Context, r ptraceotlp.ExportRequest) (ptraceotlp.ExportResponse, error) {
 	return ptraceotlp.NewExportResponse(), t.s.answer(ctx, func() { t.s.store.AddTraces(r.Traces()) })
 }
@@ -175,7 +175,7 @@ type logService struct {
 	s *Server
 }
 
-// Export takes one request of log records.
+// Export accepts one request of log records.
 func (l *logService) Export(ctx context.Context, r plogotlp.ExportRequest) (plogotlp.ExportResponse, error) {
 	return plogotlp.NewExportResponse(), l.s.answer(ctx, func() { l.s.store.AddLogs(r.Logs()) })
 }
@@ -185,7 +185,7 @@ type metricService struct {
 	s *Server
 }
 
-// Export takes one request of data points.
+// Export accepts one request of data points.
 func (m *metricService) Export(ctx context.Context, r pmetricotlp.ExportRequest) (pmetricotlp.ExportResponse, error) {
 	return pmetricotlp.NewExportResponse(), m.s.answer(ctx, func() { m.s.store.AddMetrics(r.Metrics()) })
 }

@@ -38,7 +38,7 @@ func spans(ids ...byte) ptrace.Traces {
 	return td
 }
 
-func TestStoreCountsRepeatedSpansAndConflicts(t *testing.T) {
+func TestStore_RepeatedSpansAndConflicts(t *testing.T) {
 	s := testsink.NewStore()
 	s.AddTraces(spans(1, 2))
 	s.AddTraces(spans(2))
@@ -64,7 +64,7 @@ func TestStoreCountsRepeatedSpansAndConflicts(t *testing.T) {
 	}
 }
 
-func TestDigestIgnoresAttributeOrderOnly(t *testing.T) {
+func TestDigest_AttributeOrder(t *testing.T) {
 	record := func(put func(pcommon.Map)) plog.Logs {
 		ld := plog.NewLogs()
 		lr := ld.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords().AppendEmpty()
@@ -81,7 +81,7 @@ func TestDigestIgnoresAttributeOrderOnly(t *testing.T) {
 	assert.Equal(t, 3, s.Distinct().Logs, "a string is not an integer")
 }
 
-func TestStoreTellsPointsApartByTimeAndValue(t *testing.T) {
+func TestStore_PointsByTimeAndValue(t *testing.T) {
 	point := func(at pcommon.Timestamp, v float64) pmetric.Metrics {
 		md := pmetric.NewMetrics()
 		m := md.ResourceMetrics().AppendEmpty().ScopeMetrics().AppendEmpty().Metrics().AppendEmpty()
@@ -101,7 +101,7 @@ func TestStoreTellsPointsApartByTimeAndValue(t *testing.T) {
 	assert.Equal(t, testsink.Counts{Points: 3}, s.Distinct())
 }
 
-func TestServerAnswersAsTold(t *testing.T) {
+func TestServer_Modes(t *testing.T) {
 	store := testsink.NewStore()
 	server, err := testsink.Listen(store, "")
 	require.NoError(t, err)

@@ -21,8 +21,8 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 )
 
-// Digest is a hash over everything an item says, its resource included. Equal items have equal
-// digests in every process.
+// Digest is a hash of an item's content, including its resource. Equal items have equal digests in
+// all processes.
 type Digest [16]byte
 
 // SpanKey identifies a span for a store that keys on ids.
@@ -33,11 +33,11 @@ type SpanKey struct {
 
 func (k SpanKey) String() string { return k.Trace.String() + "/" + k.Span.String() }
 
-// Seen says how often and when an item came.
+// Seen states the number and times of an item's arrivals.
 type Seen struct {
 	// Count is the number of arrivals, at least 1.
 	Count int
-	// First and Last are the moments of the first and last arrival.
+	// First and Last are the times of the first and last arrival.
 	First, Last time.Time
 }
 
@@ -51,13 +51,13 @@ type Span struct {
 	Session, App string
 	// StartNs and EndNs are Unix nanoseconds.
 	StartNs, EndNs uint64
-	// Attrs and Resource hold the attributes as pcommon.Map.AsRaw gives them; nil in a Store that
-	// was told not to keep them, except for the keys it was told to keep.
+	// Attrs and Resource hold the attributes as pcommon.Map.AsRaw returns them. In a Store with
+	// keys they hold only those keys.
 	Attrs, Resource map[string]any
 	Links           []SpanKey
 	Digest          Digest
-	// Conflicts counts later arrivals under the same ids that said something else; Other is the
-	// last of them.
+	// Conflicts counts later arrivals with the same ids and different content. Other is the last of
+	// them.
 	Conflicts int
 	Other     *Span
 }
@@ -86,7 +86,7 @@ type Point struct {
 	Digest Digest
 }
 
-// Store remembers what arrived. Make one with [NewStore].
+// Store keeps distinct items. Create it with [NewStore].
 type Store struct {
 	keepAll bool
 	keep    []string
@@ -98,11 +98,11 @@ type Store struct {
 	counts Counts
 }
 
-// Counts are numbers of arrivals, repeated ones included.
+// Counts are numbers of arrivals, including repeated ones.
 type Counts struct{ Spans, Logs, Points int }
 
-// NewStore returns an empty Store. With no keys it keeps all attributes of all items, which is fit
-// for some ten thousand of them; with keys it keeps only those. Digests cover everything either way.
+// NewStore returns an empty Store. Without keys it keeps all attributes, which suits some ten
+// thousand items. With keys it keeps only those. Digests always include all attributes.
 func NewStore(keys ...string) *Store {
 	return &Store{
 		keepAll: len(keys) == 0,
@@ -140,7 +140,7 @@ func (s *Store) Metrics() consumer.Metrics {
 	return must(c, err)
 }
 
-// must is for constructors whose only error is a nil function.
+// must is for constructors that fail only for a nil function.
 func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
@@ -263,8 +263,8 @@ func (s *Store) addLog(now time.Time, resource pcommon.Map, lr plog.LogRecord) {
 	}
 }
 
-// AddMetrics records all number data points of md. Histograms and summaries, which nothing here
-// sends, are recorded as one point each with a nil value so that they cannot pass unseen.
+// AddMetrics records all number data points of md. Tests send no histograms and summaries; each is
+// recorded as one point with a nil value, so that a test notices it.
 func (s *Store) AddMetrics(md pmetric.Metrics) {
 	now := time.Now()
 	s.mu.Lock()
@@ -329,22 +329,22 @@ func (s *Store) addPoint(now time.Time, resource pcommon.Map, m pmetric.Metric, 
 	}
 }
 
-// Spans returns the distinct spans, in no order. They are copies; their maps are shared and must
-// not be changed.
+// Spans returns copies of the distinct spans in undefined order. They share their maps, which the
+// caller must not change.
 func (s *Store) Spans() []Span {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return values(s.spans)
 }
 
-// LogRecords returns the distinct log records, in no order.
+// LogRecords returns the distinct log records in undefined order.
 func (s *Store) LogRecords() []LogRecord {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return values(s.logs)
 }
 
-// Points returns the distinct data points, in no order.
+// Points returns the distinct data points in undefined order.
 func (s *Store) Points() []Point {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -365,8 +365,8 @@ func (s *Store) Distinct() Counts {
 	return Counts{Spans: len(s.spans), Logs: len(s.logs), Points: len(s.points)}
 }
 
-// Settle waits until no item has arrived for quiet and done (nil: always true) agrees, or until
-// limit has passed since the call; it reports whether the former came about.
+// Settle waits until no item has arrived for quiet and done returns true (nil: always). It returns
+// false if limit passes first.
 func (s *Store) Settle(quiet, limit time.Duration, done func() bool) bool {
 	begin := time.Now()
 	last, since := s.Counts(), begin
@@ -421,7 +421,7 @@ func str(m pcommon.Map, key string) string {
 	return ""
 }
 
-// digester hashes fields with their lengths, so that neighbours cannot trade bytes unnoticed.
+// digester hashes fields with their lengths, so that moving bytes between fields changes the hash.
 type digester struct{ h hash.Hash }
 
 func newDigester() digester { return digester{sha256.New()} }
@@ -439,7 +439,7 @@ func (d digester) bytes(b []byte) {
 
 func (d digester) str(s string) { d.bytes([]byte(s)) }
 
-// attrs takes the keys in sorted order: their order in a message carries no meaning.
+// attrs sorts the keys, because their order in a message has no meaning.
 func (d digester) attrs(m pcommon.Map) {
 	keys := make([]string, 0, m.Len())
 	for k := range m.All() {

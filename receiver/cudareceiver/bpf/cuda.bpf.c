@@ -1,8 +1,8 @@
 //go:build ignore
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Programs for the entry points of the CUDA driver. They add up in the kernel what is called, by
- * process; the reader looks at the sums every few seconds, and nothing is sent to it by call. */
+/* Programs for the entry points of the CUDA driver. They sum up the calls of each process in the
+ * kernel. The reader reads the sums every few seconds; calls send no event. */
 
 #include "arguments.h"
 #include "share.h"
@@ -65,7 +65,7 @@ struct {
 	__uint(max_entries, 1 << 20);
 } names SEC(".maps");
 
-/* What did not fit, by enum loss. */
+/* Counts dropped entries, by enum loss. */
 struct {
 	__uint(type, MAP_PERCPU_ARRAY);
 	__uint(max_entries, LOSSES);
@@ -89,7 +89,7 @@ struct {
 	__type(value, struct share);
 } freed SEC(".maps");
 
-/* Calls of processes that have no run because their user has as many as it may, by user_of. */
+/* Calls of processes without a run because their user has reached its share, by user_of. */
 struct {
 	__uint(type, MAP_LRU_HASH);
 	__uint(max_entries, 1024);
@@ -97,7 +97,7 @@ struct {
 	__type(value, __u64);
 } refused SEC(".maps");
 
-/* What each libcudart does, by the number that the reader gives it. */
+/* The calls of each libcudart, by the number that the reader assigns to it. */
 struct {
 	__uint(type, MAP_ARRAY);
 	__uint(max_entries, CHECKS);
@@ -115,24 +115,24 @@ struct {
 	__type(value, __u64);
 } state SEC(".maps");
 
-/* Where the kernel keeps a thread's leader and its time of start, 0 where it does not say; without them
- * the reader asks /proc. */
+/* Offsets of a thread's leader and its start time in kernel structures, 0 if unknown. Without them
+ * the reader uses /proc. */
 volatile const __u32 group_leader_offset = 0;
 volatile const __u32 start_boottime_offset = 0;
-/* Of how many launches one is timed; 0 for none. */
+/* One of sample_every launches is timed; 0 for none. */
 volatile const __u32 sample_every = 0;
-/* How many entries the maps have room for, by enum share_class. */
+/* The capacity of the maps, by enum share_class. */
 volatile const __u32 capacity[CLASSES] = {};
-/* A process may have as many sums that are not of launches even where kernels have used up its share. */
+/* A process may have as many sums of other calls even if kernels have used up its share. */
 enum { RESERVE = 256 };
 
 /* A graph whose kernels are not all known; added to its value. */
 #define UNKNOWN (1ULL << 63)
-/* In a thread's copy_start: the runtime was called, and nothing yet of the driver that clears it. As every program
- * that counts a call of the driver does that anyway, the check costs these nothing. */
+/* In a thread's copy_start: the runtime was called, but no driver function that clears it. Every
+ * program that counts a driver call clears it anyway, so the check costs these nothing. */
 enum { IN_RUNTIME = 1 };
 
-/* For bpf2go, which makes Go of types that a variable has. */
+/* For bpf2go, which generates Go types for the types of variables. */
 const enum call_class *_class __attribute__((unused));
 const enum memory_kind *_memory __attribute__((unused));
 const enum sum_kind *_kind __attribute__((unused));
@@ -157,7 +157,7 @@ INLINE void lose(__u32 what, __u64 n)
 		__sync_fetch_and_add(v, n);
 }
 
-/* lose_of counts a loss and whose it is. */
+/* lose_of counts a loss for a run. */
 INLINE void lose_of(struct run *r, __u32 what, __u64 n)
 {
 	lose(what, n);
@@ -178,7 +178,7 @@ INLINE __s64 used(__u32 user, __u32 class)
 	return *(volatile __s64 *)&added->used[class] - *(volatile __s64 *)&deleted->used[class];
 }
 
-/* room is how many entries of a map are free beyond those that the user has: see share.h. */
+/* room returns the free entries of a map beyond those that the user has: see share.h. */
 INLINE __s64 room(__u32 user, __u32 class)
 {
 	return (__s64)capacity[class] - used(ALL_USERS, class) - used(user, class);
@@ -190,7 +190,7 @@ INLINE int fits(struct run *r, __u32 class)
 	return r->held[class] < room(r->user, class);
 }
 
-/* hold counts entries that were added, or with -1 deleted. */
+/* hold counts added entries, or with -1 deleted ones. */
 INLINE void hold(struct run *r, __u32 class, __s64 n)
 {
 	__u32 all = ALL_USERS, user = r->user;
@@ -231,7 +231,7 @@ INLINE __u8 bucket(__u64 v)
 	return r >= 63 ? 63 : r + 1;
 }
 
-/* raise is a maximum for threads that take turns on a processor: the programs may be interrupted. */
+/* raise updates a maximum. It is atomic, because programs may be interrupted. */
 INLINE void raise(__u64 *max, __u64 v)
 {
 	for (int i = 0; i < 4; i++) {
@@ -242,8 +242,8 @@ INLINE void raise(__u64 *max, __u64 v)
 	}
 }
 
-/* new_sum adds a line of sums. It returns NULL where the process has no room for one. A launch is then counted in the
- * run's other, so that the number of launches stays exact; anything else is lost. */
+/* new_sum adds a line of sums. It returns NULL if the process has reached its share. A launch is
+ * then counted in the run's other, so that the total stays exact. Any other call is lost. */
 NOINLINE struct sum *new_sum(const struct sum_key *key)
 {
 	struct run *r = bpf_map_lookup_elem(&runs, &key->run);
@@ -275,7 +275,7 @@ NOINLINE struct sum *new_sum(const struct sum_key *key)
 	return 0;
 }
 
-/* add has no lock and needs atomic instructions all the same, for the reason of raise. */
+/* add has no lock but needs atomic instructions, for the same reason as raise. */
 INLINE void add(const struct sum_key *key, __u64 first, __u64 second)
 {
 	struct sum *s = bpf_map_lookup_elem(&sums, key);
@@ -296,7 +296,7 @@ INLINE void add(const struct sum_key *key, __u64 first, __u64 second)
 	}
 }
 
-/* start_of is when the current process began, or 0. */
+/* start_of returns the start time of the current process, or 0. */
 INLINE __u64 start_of(void)
 {
 	__u64 task = bpf_get_current_task();
@@ -311,7 +311,7 @@ INLINE __u64 start_of(void)
 	return start;
 }
 
-/* refuse counts a call of a process for which there is no room, and which user it is of. */
+/* refuse counts a call of a process without a run, for its user. */
 INLINE void refuse(__u32 uid)
 {
 	__u64 none = 0, *calls;
@@ -323,7 +323,7 @@ INLINE void refuse(__u32 uid)
 		__sync_fetch_and_add(calls, 1);
 }
 
-/* run_of finds or begins the current process's run; 0, counted, if there is no room. */
+/* run_of finds or creates the current process's run. It returns 0 and counts if the map is full. */
 INLINE __u64 run_of(__u32 tgid)
 {
 	__u64 *found = bpf_map_lookup_elem(&processes, &tgid);
@@ -350,7 +350,7 @@ INLINE __u64 run_of(__u32 tgid)
 		return 0;
 	}
 	if (bpf_map_update_elem(&processes, &tgid, &run, UPDATE_NOEXIST)) {
-		/* Another thread of the process was faster, or there is no room. */
+		/* Another thread of the process was faster, or the map is full. */
 		bpf_map_delete_elem(&runs, &run);
 		found = bpf_map_lookup_elem(&processes, &tgid);
 		if (found)
@@ -364,8 +364,8 @@ INLINE __u64 run_of(__u32 tgid)
 	return run;
 }
 
-/* begin_thread makes what is known of this thread. It returns NULL where there is no room: a launch is then counted in
- * the run's other, as executed, and any other call as lost. */
+/* begin_thread creates this thread's state. It returns NULL if the map is full. A launch is then
+ * counted in the run's other, as executed, and any other call as lost. */
 NOINLINE struct thread *begin_thread(__u64 id, int launch)
 {
 	__u64 run = run_of(id >> 32);
@@ -394,7 +394,7 @@ NOINLINE struct thread *begin_thread(__u64 id, int launch)
 	return 0;
 }
 
-/* current finds or makes what is known of this thread; NULL, counted, if there is no room. */
+/* current finds or creates this thread's state. It returns NULL and counts if the map is full. */
 INLINE struct thread *current_for(int launch)
 {
 	__u64 id = bpf_get_current_pid_tgid();
@@ -424,7 +424,7 @@ INLINE void lose_calls(struct thread *t, __u64 n)
 	lose_in(t->run, LOST_CALLS, n);
 }
 
-/* enter notes a call whose return is waited for. */
+/* enter stores a call until its return. */
 INLINE void enter(struct thread *t, union cookie f, __u64 a, __u64 b, __u64 c)
 {
 	__u32 depth = t->depth;
@@ -453,7 +453,7 @@ INLINE int any_recording(void)
 	return captures && *(volatile __u64 *)captures;
 }
 
-/* capture_of is the capture that a stream or an event is part of now, NULL if none. */
+/* capture_of returns the current capture of a stream or an event, or NULL. */
 INLINE struct recorded *capture_of(struct thread *t, __u64 space, __u64 address, __u64 *number)
 {
 	struct address at = {.run = t->run, .address = address, .space = space};
@@ -467,7 +467,7 @@ INLINE struct recorded *capture_of(struct thread *t, __u64 space, __u64 address,
 	return bpf_map_lookup_elem(&records, &at);
 }
 
-/* gain adds kernels to a capture or a graph; one that has some that are not known has them for good. */
+/* gain adds kernels to a capture or a graph. UNKNOWN stays set once it is added. */
 INLINE void gain(struct recorded *r, __u64 kernels)
 {
 	if (kernels & UNKNOWN)
@@ -476,7 +476,7 @@ INLINE void gain(struct recorded *r, __u64 kernels)
 		__sync_fetch_and_add(&r->value, kernels);
 }
 
-/* recording adds kernels to what a stream records; it returns 0 if that is nothing. Only where any_recording. */
+/* recording adds kernels to a stream's capture. It returns 0 without one. Only if any_recording. */
 INLINE int recording(struct thread *t, __u64 stream, __u64 kernels)
 {
 	struct recorded *r;
@@ -507,7 +507,7 @@ INLINE void launched(struct thread *t, __u64 kernel, __u64 grid, __u64 block, __
 	}
 }
 
-/* sampled waits for the return of a launch where some are timed. The kernel leaves all of it out where none are. */
+/* sampled stores a launch until its return, if launches are timed. */
 INLINE void sampled(struct thread *t, struct pt_regs *ctx)
 {
 	union cookie f;
@@ -519,7 +519,7 @@ INLINE void sampled(struct thread *t, struct pt_regs *ctx)
 	enter(t, f, t->launches % sample_every == 0, 0, 0);
 }
 
-/* cuLaunchKernel and cuLaunchCooperativeKernel begin alike. */
+/* The common begin of cuLaunchKernel and cuLaunchCooperativeKernel. */
 SEC("uprobe")
 int launch(struct pt_regs *ctx)
 {
@@ -555,8 +555,8 @@ int launch_config(struct pt_regs *ctx)
 	return 0;
 }
 
-/* started counts the launch of a graph, or adds its kernels to what the stream records: there it is the child of
- * another graph. */
+/* started counts the launch of a graph, or adds its kernels to the stream's capture. There it is
+ * the child of another graph. */
 INLINE void started(struct thread *t, struct recorded *r, __u64 stream)
 {
 	struct sum_key key = {.run = t->run, .kind = SUM_GRAPH};
@@ -617,7 +617,7 @@ int copy(struct pt_regs *ctx)
 	return 0;
 }
 
-/* one_of_batch is global, so that the verifier looks at it once and not in every turn of the loop. */
+/* one_of_batch is global, so that the verifier checks it once and not in every loop iteration. */
 __attribute__((noinline)) int one_of_batch(__u64 run, __u64 bytes)
 {
 	struct sum_key key = {.run = run, .kind = SUM_COPY, .flag = FLAG_ASYNC, .low = bucket(bytes)};
@@ -700,7 +700,7 @@ int alloc(struct pt_regs *ctx)
 	return 0;
 }
 
-/* drop_allocation forgets an allocation; 0 if it was there. */
+/* drop_allocation deletes an allocation. It returns 0 if it existed. */
 NOINLINE int drop_allocation(__u64 run, __u64 space, __u64 address)
 {
 	struct address at = {.run = run, .address = address, .space = space};
@@ -729,7 +729,7 @@ INLINE void unmap(__u64 run, __u8 kind, __u64 address)
 	add(&key, was.bytes, -was.bytes);
 }
 
-/* keep_allocation remembers an allocation; it returns 0, or counts that there is no room. */
+/* keep_allocation stores an allocation. It returns 0, or counts that the map is full. */
 NOINLINE int keep_allocation(__u64 run, __u8 kind, __u64 address, __u64 bytes)
 {
 	struct address at = {.run = run, .address = address, .space = space_of(kind)};
@@ -757,8 +757,8 @@ INLINE void map(__u64 run, __u8 kind, __u64 address, __u64 bytes)
 	add(&key, bytes, keep_allocation(run, kind, address, bytes) ? 0 : bytes);
 }
 
-/* Frees, of the address in the first argument. It is forgotten before the call: after it another thread
- * may have been given the same one. */
+/* Frees, of the address in the first argument. The entry is deleted before the call: after it
+ * another thread may have got the same address. */
 SEC("uprobe")
 int release(struct pt_regs *ctx)
 {
@@ -774,7 +774,7 @@ int release(struct pt_regs *ctx)
 	return 0;
 }
 
-/* Waits; only that for a stream says for which. */
+/* Waits. Only the wait for a stream names the stream. */
 SEC("uprobe")
 int wait(struct pt_regs *ctx)
 {
@@ -791,8 +791,8 @@ int wait(struct pt_regs *ctx)
 	return 0;
 }
 
-/* Calls of which three arguments matter at the return: captures, graphs, names, modules. They do not launch, and the
- * runtime may make some of them on its way to a launch. */
+/* Calls with three arguments that are needed at the return: captures, graphs, names, modules. They
+ * do not launch. The runtime may make some of them before a launch. */
 SEC("uprobe")
 int other(struct pt_regs *ctx)
 {
@@ -807,7 +807,7 @@ int other(struct pt_regs *ctx)
 	return 0;
 }
 
-/* keep_record sets a handle's value and returns 0, or counts that there is no room. */
+/* keep_record stores a handle's value and returns 0, or counts that the map is full. */
 NOINLINE int keep_record(__u64 run, __u64 space, __u64 address, __u64 value)
 {
 	struct address at = {.run = run, .address = address, .space = space};
@@ -829,7 +829,7 @@ NOINLINE int keep_record(__u64 run, __u64 space, __u64 address, __u64 value)
 	return 0;
 }
 
-/* drop_record forgets a handle; 0 if it was there. */
+/* drop_record deletes a handle. It returns 0 if it existed. */
 NOINLINE int drop_record(__u64 run, __u64 space, __u64 address)
 {
 	struct address at = {.run = run, .address = address, .space = space};
@@ -843,7 +843,7 @@ NOINLINE int drop_record(__u64 run, __u64 space, __u64 address)
 	return 0;
 }
 
-/* Destruction of graphs, events and streams: the handle may be given out again, so it is forgotten before. */
+/* Destruction of graphs, events and streams: delete the handle before it can be reused. */
 SEC("uprobe")
 int forget_handle(struct pt_regs *ctx)
 {
@@ -855,7 +855,7 @@ int forget_handle(struct pt_regs *ctx)
 	return 0;
 }
 
-/* cuEventRecord(event, stream): on a stream that is recorded, the event stands for a point in that capture. */
+/* cuEventRecord(event, stream): on a captured stream, the event is a point in that capture. */
 SEC("uprobe")
 int event_record(struct pt_regs *ctx)
 {
@@ -874,7 +874,7 @@ int event_record(struct pt_regs *ctx)
 	return 0;
 }
 
-/* cuStreamWaitEvent(stream, event): a stream that waits for such an event is part of the capture from then on. */
+/* cuStreamWaitEvent(stream, event): a stream that waits for such an event joins the capture. */
 SEC("uprobe")
 int stream_join(struct pt_regs *ctx)
 {
@@ -889,16 +889,16 @@ int stream_join(struct pt_regs *ctx)
 	return 0;
 }
 
-/* datatype_bytes is the size of an ncclDataType_t, 0 if it is none; nccl.h of NCCL 2.16 to 2.31 has those up to
- * bfloat16 alike, and from 2.24 on two of 8 bits after them. */
+/* datatype_bytes returns the size of an ncclDataType_t, or 0. In nccl.h of NCCL 2.16 to 2.31 the
+ * types up to bfloat16 are the same. From 2.24 on, two types of 8 bits follow. */
 INLINE __u64 datatype_bytes(__u32 type)
 {
 	/* A digit each: int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, bfloat16, float8 twice. */
 	return type < 12 ? 0x112842884411ULL >> (4 * type) & 0xf : 0;
 }
 
-/* Collectives of NCCL. Between ncclGroupStart and ncclGroupEnd they are only noted, and the end does the work: the
- * duration is then the end's. */
+/* Collectives of NCCL. Between ncclGroupStart and ncclGroupEnd they are only recorded. The group's
+ * end does the work, so the duration is that of the end. */
 SEC("uprobe")
 int collective(struct pt_regs *ctx)
 {
@@ -938,7 +938,7 @@ int collective_group(struct pt_regs *ctx)
 	return 0;
 }
 
-/* collected is of a collective or a group: (whether its duration says nothing). */
+/* collected handles a collective or a group: (whether its duration is meaningless). */
 INLINE void collected(struct thread *t, struct call *c, __s32 code, __u64 now)
 {
 	struct sum_key key = {.run = t->run, .kind = SUM_COLLECTIVE_TIME, .index = c->function};
@@ -993,8 +993,8 @@ INLINE void allocated(struct thread *t, struct call *c)
 	map(t->run, c->kind, address, bytes);
 }
 
-/* drop_capture ends a capture. A process may have ended meanwhile as far as its first thread goes: then its captures
- * are no longer among those that go on. */
+/* drop_capture ends a capture. The first thread of its process may already have ended: then the
+ * captures of the process are no longer counted. */
 INLINE void drop_capture(__u64 run, __u64 number)
 {
 	struct run *r = bpf_map_lookup_elem(&runs, &run);
@@ -1006,7 +1006,7 @@ INLINE void drop_capture(__u64 run, __u64 number)
 	__sync_fetch_and_add(captures, -1ULL);
 }
 
-/* began: (stream, …), with FLAG_GIVEN (stream, graph, …): the capture goes on with what the graph has. */
+/* began: (stream, …), with FLAG_GIVEN (stream, graph, …): starts with the graph's kernels. */
 INLINE void began(struct thread *t, struct call *c)
 {
 	struct address at = {.run = t->run, .address = c->a, .space = SPACE_STREAM};
@@ -1032,7 +1032,7 @@ INLINE void began(struct thread *t, struct call *c)
 	keep_record(t->run, SPACE_STREAM, c->a, number);
 }
 
-/* ended moves what a stream recorded to its graph: (stream, where the graph goes). */
+/* ended moves a stream's captured kernels to its graph: (stream, where the graph goes). */
 INLINE void ended(struct thread *t, struct call *c, __s32 code)
 {
 	struct recorded *r;
@@ -1050,7 +1050,7 @@ INLINE void ended(struct thread *t, struct call *c, __s32 code)
 		keep_record(t->run, SPACE_GRAPH, graph, kernels);
 }
 
-/* copied_record gives one handle what another has, or forgets it if that has nothing. */
+/* copied_record copies the value of a handle to another, or deletes it if there is none. */
 INLINE void copied_record(struct thread *t, __u64 to_space, __u64 to, __u64 from)
 {
 	struct address at = {.run = t->run, .address = from, .space = SPACE_GRAPH};
@@ -1062,7 +1062,7 @@ INLINE void copied_record(struct thread *t, __u64 to_space, __u64 to, __u64 from
 		drop_record(t->run, to_space, to);
 }
 
-/* made is of a graph or its executable form: (where the handle goes, graph, …). */
+/* made handles a graph or its executable form: (where the handle goes, graph, …). */
 INLINE void made(struct thread *t, struct call *c, __u64 space)
 {
 	__u64 handle;
@@ -1075,8 +1075,8 @@ INLINE void made(struct thread *t, struct call *c, __u64 space)
 		copied_record(t, space, handle, c->b);
 }
 
-/* added is of a node: (where it goes, graph, what it is made of). How often the body of a conditional node runs is
- * not known. */
+/* added handles a node: (where it goes, graph, its content). The number of executions of a
+ * conditional node's body is unknown. */
 INLINE void added(struct thread *t, struct call *c)
 {
 	struct address at = {.run = t->run, .address = c->b, .space = SPACE_GRAPH};
@@ -1102,8 +1102,8 @@ INLINE void added(struct thread *t, struct call *c)
 	gain(r, kernels);
 }
 
-/* reserve_name makes room in the ring for what a process says of a kernel; NULL, counted, if its part of the ring is
- * full. The reader empties the ring at short intervals. */
+/* reserve_name reserves a ring record for a kernel's name. It returns NULL and counts if the
+ * process's share of the ring is full. The reader reads the ring at short intervals. */
 INLINE struct name *reserve_name(struct run *r)
 {
 	__u64 *drain = state_of(STATE_DRAIN);
@@ -1120,7 +1120,7 @@ INLINE struct name *reserve_name(struct run *r)
 	return n;
 }
 
-/* named tells the reader a kernel's name: (where the kernel goes, module, name). */
+/* named sends a kernel's name to the reader: (where the kernel goes, module, name). */
 INLINE void named(struct thread *t, struct call *c)
 {
 	struct run *r = bpf_map_lookup_elem(&runs, &t->run);
@@ -1144,8 +1144,8 @@ INLINE void named(struct thread *t, struct call *c)
 	bpf_ringbuf_submit(n, RING_NO_WAKEUP);
 }
 
-/* same tells the reader that two handles are of one kernel: (where the function goes, kernel). Programs may ask for
- * that at every launch; the reader is told once. */
+/* same reports to the reader that two handles have one kernel: (where the function goes, kernel).
+ * Programs may request that at every launch; it is sent once. */
 INLINE void same(struct thread *t, struct call *c)
 {
 	struct address at = {.run = t->run, .space = SPACE_FUNCTION};
@@ -1188,8 +1188,8 @@ INLINE void failed(struct thread *t, struct call *c, __s32 code)
 		add(&key, 0, 0);
 }
 
-/* leave takes a function's call from the stack; class 0 if it is not there: called before we looked, or one too many.
- * Calls above it were left without a return, by an exception. */
+/* leave removes a call from the stack. Its class is 0 if it is absent: begun before the attach, or
+ * too deep. Calls above it ended without a return, by an exception. */
 INLINE void leave(struct thread *t, union cookie f, struct call *c)
 {
 	for (int i = 0; i < CALLS; i++) {
@@ -1208,7 +1208,7 @@ INLINE void leave(struct thread *t, union cookie f, struct call *c)
 	c->class = 0;
 }
 
-/* returned is the return of every function of the driver and of NCCL that has FLAG_RETURNS. */
+/* returned handles the return of every function of the driver and of NCCL with FLAG_RETURNS. */
 SEC("uretprobe")
 int returned(struct pt_regs *ctx)
 {
@@ -1291,12 +1291,12 @@ int returned(struct pt_regs *ctx)
 	return 0;
 }
 
-/* Functions of libcudart. They come to the driver through addresses that the driver hands out; if these are not those
- * of its exported functions, none of our programs sees them. So each call is marked on its way in, programs for the
- * driver's functions take the mark away, and a call that still has it on its way out is counted here. */
+/* Functions of libcudart. They get driver addresses at run time. If these are not exported
+ * functions, no program here observes the calls. So the entry marks each call, and programs of
+ * driver functions clear the mark. A call with a mark at its return is counted here. */
 
-/* in_runtime begins a call; a, b, c and d are what is counted. The wait for a copy has a mark already: the copy's
- * start, in d, which the driver's wait takes away when it ends. */
+/* in_runtime begins a call; a, b, c and d are its counted values. The wait for a copy already has a
+ * mark: the copy's start, in d. The driver's wait clears it at its end. */
 INLINE void in_runtime(struct thread *t, union cookie f, __u64 a, __u64 b, __u64 c, __u64 d)
 {
 	__u32 depth = t->depth;
@@ -1306,7 +1306,7 @@ INLINE void in_runtime(struct thread *t, union cookie f, __u64 a, __u64 b, __u64
 		t->copy_stream = ~0ULL; /* that no wait is for */
 	}
 	if (depth < CALLS) {
-		/* Or the compiler drops the mask, which it knows to be of no use, and the verifier misses it. */
+		/* Otherwise the compiler drops the mask as redundant, and the verifier rejects the code. */
 		asm volatile("" : "+r"(depth));
 		t->calls[depth & (CALLS - 1)].d = d;
 	}
@@ -1347,7 +1347,7 @@ int runtime_launch_config(struct pt_regs *ctx)
 	return 0;
 }
 
-/* copy_kind translates cudaMemcpyKind to the kinds of copies that the reader knows. */
+/* copy_kind converts cudaMemcpyKind to the kinds of copies in the reader. */
 INLINE __u8 copy_kind(__u32 kind)
 {
 	return kind == RUNTIME_HTOH ? 16 + 4 * TYPE_HOST + TYPE_HOST : kind < RUNTIME_DEFAULT ? kind : 0;
@@ -1425,7 +1425,7 @@ INLINE void runtime_copied(struct thread *t, struct call *c, __u64 now)
 	}
 }
 
-/* runtime_returned counts what the driver's functions have not: see above. */
+/* runtime_returned counts calls that the driver's functions have not counted: see above. */
 SEC("uretprobe")
 int runtime_returned(struct pt_regs *ctx)
 {
@@ -1503,7 +1503,7 @@ int runtime_returned(struct pt_regs *ctx)
 	return 0;
 }
 
-/* forget drops the current thread, and counts calls that it did not come back from. */
+/* forget deletes the current thread, and counts its calls without a return. */
 INLINE void forget(__u64 id)
 {
 	struct thread *t = bpf_map_lookup_elem(&threads, &id);
@@ -1537,7 +1537,7 @@ INLINE void end(__u32 tgid, int replaced)
 		__sync_fetch_and_add(count, 1);
 }
 
-/* A thread ends; the first of a process stands for it, as its id is free again only after the last. */
+/* A thread ends. The first one represents its process: its id is reused last. */
 SEC("raw_tracepoint/sched_process_exit")
 int exited(void *ctx)
 {
@@ -1549,7 +1549,7 @@ int exited(void *ctx)
 	return 0;
 }
 
-/* A process begins another program: what it had on the device is gone. */
+/* A process starts another program: its state on the device is gone. */
 SEC("raw_tracepoint/sched_process_exec")
 int replaced(void *ctx)
 {
@@ -1560,5 +1560,5 @@ int replaced(void *ctx)
 	return 0;
 }
 
-/* Some of the helpers are for programs under the kernel's licence only. */
+/* Some helpers require a GPL-compatible license. */
 char _license[] SEC("license") = "Dual MIT/GPL";

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Where the structures that functions are given have what is read of them: offsets in bytes, from cuda.h and
- * driver_types.h of CUDA 11.8 to 13.5. internal/probe/headers_test.go compares them with these headers. */
+/* Offsets in bytes of the fields that are read from argument structures, from cuda.h and
+ * driver_types.h of CUDA 11.8 to 13.5. internal/probe/headers_test.go checks them. */
 
 #ifndef GPUFLIGHT_LAYOUT_H
 #define GPUFLIGHT_LAYOUT_H

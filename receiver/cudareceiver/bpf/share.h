@@ -62,13 +62,13 @@ INLINE __u64 namespace_of(__u32 structure, __u32 member)
 	return at;
 }
 
-/* user_of is whose the current process is:
+/* user_of returns the owner of the current process:
  *
- *   in a user namespace that a user other than root has made, that user, who can have as many ids there as /etc/subuid
- *   gives it;
- *   in another container, the container, by the number of its PID namespace: those of different owners often have the
- *   same user ids;
- *   else the user id. */
+ *   In a user namespace that a user other than root has made: that user, who can have many ids there,
+ *   as /etc/subuid allows.
+ *   In another container: the container, by the number of its PID namespace. Containers of different
+ *   owners often have the same user ids.
+ *   Otherwise the user id. */
 INLINE __u32 user_of(void)
 {
 	__u32 id = 0;

@@ -1,8 +1,8 @@
 //go:build ignore
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Programs that send an event of each call of the CUDA driver while a trace is on. They stand beside those of
- * cuda.bpf.c, on the same functions, and are attached for some seconds only: the others pay nothing for them. */
+/* Programs that send an event for each call of the CUDA driver during a trace. They use the same
+ * functions as those of cuda.bpf.c, and are attached only during a trace. */
 
 #include "arguments.h"
 #include "bpf.h"
@@ -12,7 +12,7 @@
 
 /* The reader sets sizes: those here are its defaults. */
 
-/* Calls that have not returned. What is left in it at the end of the trace did not return in time. */
+/* Calls in flight. Entries at the end of the trace did not return before it. */
 struct {
 	__uint(type, MAP_HASH);
 	__uint(max_entries, 12288);
@@ -20,7 +20,7 @@ struct {
 	__type(value, struct event);
 } flights SEC(".maps");
 
-/* Calls that have returned. The reader looks by a clock. */
+/* Calls that have returned. The reader polls it. */
 struct {
 	__uint(type, MAP_RINGBUF);
 	__uint(max_entries, 4 << 20);
@@ -104,7 +104,7 @@ INLINE void lose(struct tracee *t, __u32 what)
 		__sync_fetch_and_add(&t->lost[what], 1);
 }
 
-/* tracee_of finds or makes what is known of the current process; NULL if there is no room. */
+/* tracee_of finds or creates the state of the current process. NULL if the map is full. */
 INLINE struct tracee *tracee_of(__u32 tgid)
 {
 	struct tracee *t = bpf_map_lookup_elem(&tracees, &tgid), first = {};
@@ -116,8 +116,8 @@ INLINE struct tracee *tracee_of(__u32 tgid)
 	return bpf_map_lookup_elem(&tracees, &tgid);
 }
 
-/* add_flight keeps a call until its return, if the process has room for it. The call's time comes late, so that little of
- * the program's own is in it. */
+/* add_flight stores a call until its return, if the process has capacity. It takes the time late,
+ * so that little of the program's own time is included. */
 INLINE void add_flight(struct flight *at, struct event *e)
 {
 	struct tracee *t = tracee_of(e->process);
@@ -141,7 +141,7 @@ INLINE void add_flight(struct flight *at, struct event *e)
 	lose(t, TRACE_LOST_CALLS);
 }
 
-/* drop_flight forgets a call that has returned. */
+/* drop_flight deletes a call that has returned. */
 INLINE void drop_flight(struct flight *at, struct users *u, struct tracee *t)
 {
 	if (bpf_map_delete_elem(&flights, at))
@@ -152,7 +152,7 @@ INLINE void drop_flight(struct flight *at, struct users *u, struct tracee *t)
 		__sync_fetch_and_add(&t->flights, -1);
 }
 
-/* add_event reserves an event in the ring, if the process has room for it. */
+/* add_event reserves an event in the ring, if the process has capacity. */
 INLINE struct event *add_event(struct users *u, struct tracee *t)
 {
 	__s64 own = u->own->events - u->own_taken->events, all = u->all->events - u->all_taken->events;
@@ -191,7 +191,7 @@ INLINE int begin(struct pt_regs *ctx, union cookie f, struct event *e)
 	return 0;
 }
 
-/* cuLaunchKernel and cuLaunchCooperativeKernel begin alike. */
+/* The common begin of cuLaunchKernel and cuLaunchCooperativeKernel. */
 SEC("uprobe")
 int launch(struct pt_regs *ctx)
 {
@@ -378,5 +378,5 @@ int returned(struct pt_regs *ctx)
 	return 0;
 }
 
-/* Some of the helpers are for programs under the kernel's licence only. */
+/* Some helpers require a GPL-compatible license. */
 char _license[] SEC("license") = "Dual MIT/GPL";

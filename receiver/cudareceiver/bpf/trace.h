@@ -1,34 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the programs of a trace and their reader share. bpf2go makes the Go types from these. */
+/* Types that the programs of a trace share with their reader. bpf2go generates the Go types. */
 
 #ifndef GPUFLIGHT_TRACE_H
 #define GPUFLIGHT_TRACE_H
 
 #include "types.h"
 
-/* What of an event is known. */
+/* The known fields of an event. */
 enum { HAS_STREAM = 1, HAS_BYTES = 2, HAS_ADDRESS = 4 };
 
 /* One call of the driver, from entry to return. Times are of CLOCK_MONOTONIC, in ns. */
 struct event {
 	__u64 start, end;
-	__u64 run;     /* of the process: see struct run; 0 if it is not known */
-	__u64 handle;  /* the kernel, or the executable graph */
-	__u64 stream;  /* its handle */
-	__u64 bytes;   /* copied, set or allocated */
-	__u64 address; /* allocated or freed; until the return, where it will be */
+	__u64 run;     /* Of the process: see struct run; 0 if it is not known. */
+	__u64 handle;  /* The kernel, or the executable graph. */
+	__u64 stream;  /* Its handle. */
+	__u64 bytes;   /* Copied, set or allocated. */
+	__u64 address; /* Allocated or freed; until the return, where it will be. */
 	__u32 process, thread;
 	__u32 grid[3], block[3], shared;
-	__s32 code;     /* what the call returned */
-	__u16 function; /* index in the reader's table */
-	__u8 kind;      /* of copy or memory */
+	__s32 code;     /* What the call returned. */
+	__u16 function; /* Index in the reader's table. */
+	__u8 kind;      /* Of copy or memory. */
 	__u8 has;
-	__u32 uid; /* of the process's user */
+	__u32 uid; /* Of the process's user. */
 };
 
-/* A call that has not returned: its thread, where the caller's stack ends, its function. With these, calls within
- * calls are told apart, and so are functions of which one ends by a jump to the other. */
+/* A call in flight: its thread, the end of the caller's stack, its function. These distinguish
+ * nested calls, and functions of which one ends by a jump to the other. */
 struct flight {
 	__u64 thread;
 	__u64 stack;
@@ -45,12 +45,12 @@ struct tracee {
 	__u32 zero;
 };
 
-/* How many flights a user has, and how many events it has sent. */
+/* The number of flights and sent events of a user. */
 struct trace_share {
 	__s64 flights, events;
 };
 
-/* Why a call is no event; the reader has the names in the same order. */
+/* Reasons why a call has no event. The reader has the names in the same order. */
 enum trace_loss { TRACE_LOST_RING, TRACE_LOST_CALLS, TRACE_LOSSES };
 
 #endif

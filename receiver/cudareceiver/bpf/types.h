@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the programs and their reader share. bpf2go makes the Go types from these. */
+/* Types that the programs share with their reader. bpf2go generates the Go types. */
 
 #ifndef GPUFLIGHT_TYPES_H
 #define GPUFLIGHT_TYPES_H
@@ -8,25 +8,25 @@
 #include "bpf.h"
 #include "layout.h"
 
-/* What a sum is of. */
+/* The kind of a sum. */
 enum sum_kind {
-	SUM_LAUNCH = 1, /* index 0, handle the kernel, low and high the buckets of grid and block, flag captured */
-	SUM_COPY,       /* index the kind of copy, low the bucket of bytes, flag asynchronous */
-	SUM_COPY_TIME,  /* the same, low the bucket of ns; second has bytes */
+	SUM_LAUNCH = 1, /* Index 0, handle the kernel, low and high the buckets of grid and block, flag captured. */
+	SUM_COPY,       /* Index the kind of copy, low the bucket of bytes, flag asynchronous. */
+	SUM_COPY_TIME,  /* The same, low the bucket of ns; second has bytes. */
 	SUM_SET,
-	SUM_ALLOC,      /* index the kind of memory; second has bytes in use, which wrap below 0 */
-	SUM_FREE,       /* the same */
-	SUM_WAIT,       /* index the function, low the bucket of ns */
-	SUM_ERROR,      /* index the function, handle the code */
-	SUM_ENQUEUE,    /* low the bucket of ns */
-	SUM_IDLE,       /* low the bucket of ns */
-	SUM_GRAPH,      /* flag 1 if its kernels are known; first has kernels */
+	SUM_ALLOC,      /* Index the kind of memory; second has bytes in use, which wrap below 0. */
+	SUM_FREE,       /* The same. */
+	SUM_WAIT,       /* Index the function, low the bucket of ns. */
+	SUM_ERROR,      /* Index the function, handle the code. */
+	SUM_ENQUEUE,    /* Low the bucket of ns. */
+	SUM_IDLE,       /* Low the bucket of ns. */
+	SUM_GRAPH,      /* Flag 1 if its kernels are known; first has kernels. */
 	SUM_MODULE,
-	SUM_COLLECTIVE,      /* index the function, low the bucket of bytes */
-	SUM_COLLECTIVE_TIME, /* index the function, low the bucket of ns */
+	SUM_COLLECTIVE,      /* Index the function, low the bucket of bytes. */
+	SUM_COLLECTIVE_TIME, /* Index the function, low the bucket of ns. */
 	/* Not in the map of sums; the reader makes these of struct run. */
-	SUM_OTHER, /* launches without kernel, grid and block; flag captured */
-	SUM_LOST,  /* index the loss */
+	SUM_OTHER, /* Launches without kernel, grid and block; flag captured. */
+	SUM_LOST,  /* Index the loss. */
 };
 
 struct sum_key {
@@ -47,7 +47,7 @@ struct sum {
 	__u64 second, second_max;
 };
 
-/* Why something is not in the sums; the reader has the names in the same order. */
+/* Reasons why something is not in the sums. The reader has the names in the same order. */
 enum loss {
 	LOST_SUMS,
 	LOST_THREADS,
@@ -81,21 +81,21 @@ struct share {
 
 /* A run is a process from its first call to its end or to exec. */
 struct run {
-	__u64 start; /* when the process began, ns since boot; 0 if not known here */
-	__u64 seen;  /* when the first call came, ns since boot */
+	__u64 start; /* When the process began, ns since boot; 0 if not known here. */
+	__u64 seen;  /* When the first call came, ns since boot. */
 	__u32 tgid;
-	__u32 ended; /* 1 after exec: no thread of it is left */
-	__u64 captures; /* how many it has begun and not ended */
-	__u32 uid;      /* of its user: see user_of */
-	__u32 user;     /* its user's index in shares */
-	__u64 drain;    /* of names: held[CLASS_NAMES] is since this drain */
-	__u64 reserved; /* how many of its sums are not of launches */
-	__u64 other[2]; /* launches beyond its share of sums or threads: executed, captured */
+	__u32 ended; /* 1 after exec: no thread of it is left. */
+	__u64 captures; /* How many it has begun and not ended. */
+	__u32 uid;      /* Of its user: see user_of. */
+	__u32 user;     /* Its user's index in shares. */
+	__u64 drain;    /* Of names: held[CLASS_NAMES] is since this drain. */
+	__u64 reserved; /* How many of its sums are not of launches. */
+	__u64 other[2]; /* Launches beyond its share of sums or threads: executed, captured. */
 	__s64 held[CLASSES];
 	__u64 lost[LOSSES];
 };
 
-/* What a function's calls mean, in the cookie of its probe. */
+/* The meaning of a function's calls, in the cookie of its probe. */
 enum shape { SHAPE_BYTES, SHAPE_2D, SHAPE_3D, SHAPE_OPERATION };
 
 union cookie {
@@ -148,7 +148,7 @@ enum memory_kind { MEMORY_DEVICE, MEMORY_PINNED, MEMORY_MANAGED, MEMORY_ASYNC, M
 /* Kind of copies between devices, as the reader has it. */
 enum { COPY_PEER = 4 };
 
-/* A call that has not returned. */
+/* A call in flight. */
 struct call {
 	__u64 start;
 	__u64 a, b, c, d;
@@ -161,7 +161,7 @@ struct call {
 
 enum { CALLS = 4 };
 
-/* What is known of a thread; only it writes here. */
+/* The state of a thread. Only that thread writes it. */
 struct thread {
 	__u64 run;
 	__u64 waited; /* when its last wait ended; 0 after a launch */

@@ -2,18 +2,17 @@
 
 //go:build linux
 
-// Command clickhouse measures what kernel spans take in ClickHouse, bytes and seconds, with the tables of
-// config/clickhouse and with those that contrib's exporter makes by itself.
+// Command clickhouse measures the size and time of kernel spans in ClickHouse, with the tables of
+// config/clickhouse and with the default tables of contrib's exporter.
 //
-// A generated session is read by the log receiver and written by contrib's exporter, twice: into a database
-// with our tables, and into one without. Both are in ClickHouse's engine (package front), one after the
-// other, on disk. Bytes are those of the parts that are left when all has been merged into one part a day.
-// Inserts are timed from the exporter's call to its return: making the blocks, the front and the engine,
-// materialised views included. A query is run five times, and the median counts. Processor time is the
-// engine's, with the merges that go on in the background; it depends less than the clock's on what else the
-// machine does.
+// The log receiver reads a generated session, and contrib's exporter writes it into two databases
+// in turn: one with our tables, one without. Both use ClickHouse's engine (package front) on disk.
+// Bytes are those of the parts after all merges, one part per day. The time of an insert is that of
+// the exporter's call, including materialized views. A query runs five times; the result is the
+// median. Processor time is that of the engine including background merges. It depends less on
+// other load of the machine than wall time.
 //
-// It is an error if the two have not the same spans and the same sums by session, scope and kernel.
+// The command fails if the two databases differ in spans or in sums by session, scope and kernel.
 package main
 
 import (
@@ -50,23 +49,23 @@ func main() {
 // schema is one of the two that are compared.
 type schema struct {
 	database string
-	// files make its tables, beside those that the exporter makes itself.
+	// files create its tables, in addition to those of the exporter.
 	files []string
-	// statistics is the name of what has a row for each session, scope and kernel, or a query for it.
+	// statistics is the table, or a query, with one row per session, scope and kernel.
 	statistics string
 }
 
-// cost is the time that something took on the clock, and of processors.
+// cost is wall time and processor time.
 type cost struct{ clock, processor time.Duration }
 
-// result is what one of them took.
+// result holds the measurements of one schema.
 type result struct {
 	spans          int
 	inserts, merge cost
 	// bytes on disk, by table.
 	bytes map[string]int64
 	took  [3]cost // by the order of questions
-	// sums is what both must agree on.
+	// sums must be equal for both.
 	sums string
 }
 
@@ -83,7 +82,8 @@ func bench(kernels int64, launcher, tables string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
 	logs := filepath.Join(work, "logs")
-	// Today's: our tables drop what is old. From midnight on, so that it is all of one day.
+	// Today's data, because our tables drop old rows, and from midnight on, so that it is all of
+	// one day.
 	cfg := gpuflgen.Config{Dir: logs, Kernels: kernels, StackBytes: 500, Samples: -1, Start: time.Now().UTC().Truncate(24 * time.Hour)}
 	if _, err := gpuflgen.Run(context.Background(), cfg); err != nil {
 		return err
@@ -100,7 +100,7 @@ func bench(kernels int64, launcher, tables string) (err error) {
 	}
 	ours, theirs := results[0], results[1]
 	if ours.spans != theirs.spans || ours.sums != theirs.sums {
-		return fmt.Errorf("the two disagree: %d and %d spans, %s and %s", ours.spans, theirs.spans, ours.sums, theirs.sums)
+		return fmt.Errorf("the databases differ: %d and %d spans, %s and %s", ours.spans, theirs.spans, ours.sums, theirs.sums)
 	}
 
 	fmt.Printf("%d kernels in %d spans\n\n", kernels, ours.spans)
@@ -144,7 +144,8 @@ func (r result) total() (sum int64) {
 	return sum
 }
 
-// fromSpans answers from the exporter's own table what kernel_statistics does, for spans that came once.
+// fromSpans computes kernel_statistics from the exporter's own table, for spans that were sent
+// once.
 const fromSpans = `(SELECT ServiceName, ResourceAttributes['service.instance.id'] AS Session,
 	SpanAttributes['cuda.scope.name'] AS Scope, SpanAttributes['cuda.kernel.name'] AS Kernel,
 	count() AS Launches, sum(Duration) / 1e9 AS Seconds, quantileExact(0.5)(Duration) / 1e9 AS Median,
@@ -162,7 +163,7 @@ var questions = [3]question{
 	{"spans by the second", "SELECT toDateTime(Timestamp) AS Second, count() FROM otel_traces GROUP BY Second ORDER BY Second"},
 }
 
-// run fills a schema in an engine of its own, and measures it.
+// run fills a schema in an engine of its own and measures it.
 func (s schema) run(dir, launcher, logs string, kernels int64) (r result, err error) {
 	ctx := context.Background()
 	engine, err := front.Start(launcher, dir)
@@ -179,7 +180,7 @@ func (s schema) run(dir, launcher, logs string, kernels int64) (r result, err er
 		return engine.Run(ctx, front.Statement{SQL: sql, Format: "JSONEachRow"}, nil)
 	}
 	timed := func(sql string) (answer []byte, c cost, err error) {
-		// What was going on in the background until now is not the statement's.
+		// Exclude the processor time of earlier background work.
 		if _, err := ask("SELECT 1"); err != nil {
 			return nil, c, err
 		}

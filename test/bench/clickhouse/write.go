@@ -24,20 +24,19 @@ import (
 )
 
 const (
-	// batchSpans is how many spans go into one INSERT: about what max_size in config/clickhouse.yaml
-	// amounts to.
+	// batchSpans is the number of spans per INSERT, about max_size in config/clickhouse.yaml.
 	batchSpans = 8000
-	// stallLimit ends a run in which nothing is read any more.
+	// stallLimit ends a run without progress.
 	stallLimit = time.Minute
-	// quiet is how long nothing may have been read at the end.
+	// quiet is the time without new data after which a run is complete.
 	quiet = time.Second
 )
 
-// batches gathers spans and hands them to an exporter. The receiver calls it from one goroutine.
+// batches collects spans and passes them to an exporter. The receiver calls it from one goroutine.
 type batches struct {
 	to      exporter.Traces
 	pending ptrace.Traces
-	// spans and took are what was handed over so far and how long that took.
+	// spans and took are the number of exported spans and the time of the export calls.
 	spans int
 	took  time.Duration
 	read  chan int
@@ -65,8 +64,8 @@ func (b *batches) flush(ctx context.Context) error {
 	return err
 }
 
-// write reads logs and writes their spans to ClickHouse; took is what the exporter took. The exporter makes
-// the tables that are not there.
+// write reads logs and writes their spans to ClickHouse. took is the time of the exporter, which
+// creates missing tables.
 func write(ctx context.Context, endpoint, logs string, kernels int64) (spans int, took time.Duration, err error) {
 	factory := clickhouseexporter.NewFactory()
 	cfg := factory.CreateDefaultConfig()
@@ -94,7 +93,8 @@ func write(ctx context.Context, endpoint, logs string, kernels int64) (spans int
 	return b.spans, b.took, err
 }
 
-// follow runs the log receiver until at least so many spans were read and no more come.
+// follow runs the log receiver until it has read at least the given number of spans and no more
+// arrive.
 func (b *batches) follow(ctx context.Context, logs string, kernels int64) error {
 	factory := gpuflogreceiver.NewFactory()
 	cfg := factory.CreateDefaultConfig()
@@ -107,11 +107,11 @@ func (b *batches) follow(ctx context.Context, logs string, kernels int64) error 
 		if err != nil {
 			select {
 			case failed <- err:
-			default: // the first says enough
+			default: // the first error is enough
 			}
 		}
 		return err
-	}, consumer.WithCapabilities(consumer.Capabilities{MutatesData: true})) // it takes the spans out
+	}, consumer.WithCapabilities(consumer.Capabilities{MutatesData: true})) // it moves the spans out
 	if err != nil {
 		return err
 	}
@@ -127,7 +127,7 @@ func (b *batches) follow(ctx context.Context, logs string, kernels int64) error 
 	go func(c component.Component) { stopped <- c.Shutdown(ctx) }(in)
 	for {
 		select {
-		case <-b.read: // the receiver must not wait for a place in the channel
+		case <-b.read: // the receiver must not block on the channel
 		case e := <-stopped:
 			return errors.Join(err, e)
 		}

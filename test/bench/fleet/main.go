@@ -2,14 +2,14 @@
 
 //go:build linux
 
-// Command fleet measures the way of kernel spans through config/kafka.yaml, a Kafka broker and
-// config/gateway.yaml to a backend that only counts: spans a second of processor time for agent and
-// gateway, bytes a span between agent and broker, and how far the gateway is behind.
+// Command fleet measures the data flow of kernel spans through config/kafka.yaml, a Kafka broker
+// and config/gateway.yaml to a backend that only counts. It reports spans per second of processor
+// time of agent and gateway, bytes per span between agent and broker, and the lag of the gateway.
 //
-// The agent reads a generated session as fast as it can. Broker, backend and both collectors share the
-// machine, so spans a second of time on the clock are a lower bound; processor time is counted for each
-// process by itself, from when it is ready until the backend has everything. Bytes are those of the
-// broker's log of the topic, which are what the agent sent: record batches, compressed.
+// The agent reads a generated session as fast as possible. All processes share the machine, so
+// spans per second of wall time are a lower bound. Processor time is counted for each process, from
+// its readiness until the backend has everything. Bytes are those of the topic's log in the broker:
+// the compressed record batches that the agent sent.
 package main
 
 import (
@@ -80,8 +80,8 @@ type result struct {
 	took           time.Duration
 	agent, gateway time.Duration
 	bytes          int64
-	// behind is the most that the gateway was behind the agent, in spans; catchUp is how long it
-	// needed after the agent had sent the last.
+	// behind is the maximum lag of the gateway in spans. catchUp is the time it needs after the
+	// agent's last request.
 	behind  int64
 	catchUp time.Duration
 }
@@ -234,7 +234,7 @@ func segments(dir string) (n int64, err error) {
 		if err != nil || !strings.HasPrefix(filepath.Base(filepath.Dir(path)), "otlp_spans-") || filepath.Ext(path) != ".log" {
 			return err
 		}
-		// A segment's file is as long as what is in it: it is not allocated ahead.
+		// Segment files are not preallocated, so their length is that of the data.
 		info, err := e.Info()
 		if err == nil {
 			n += info.Size()
@@ -246,7 +246,7 @@ func segments(dir string) (n int64, err error) {
 // program is a running process.
 type program struct{ cmd *exec.Cmd }
 
-// start runs a program whose output goes nowhere unless it is an error to start it.
+// start runs a program and discards its output.
 func start(ctx context.Context, env []string, path string, args ...string) (*program, error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Env = append(os.Environ(), env...)

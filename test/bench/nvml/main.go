@@ -2,12 +2,12 @@
 
 //go:build linux
 
-// Command nvml measures what one scrape of the nvml receiver costs in CPU time, with one device and
-// with eight, over a stand-in for NVML: the receiver's own work, from dlopen'd functions to pdata,
-// without the driver's. The stand-in reads its control file's date at each call, which is in the
-// numbers. All groups of calls are on, and the slow one is due at every scrape.
+// Command nvml measures the CPU time of one scrape of the nvml receiver, with one device and with
+// eight. It uses a fake NVML, so the result is the receiver's own work, from dlopen'd functions to
+// pdata. It includes the fake's check of its control file at each call. All groups of calls are
+// enabled, and the slow one is due at every scrape.
 //
-// The status is 1 when a scrape of eight devices takes more CPU time than the bound.
+// The exit status is 1 if a scrape of eight devices exceeds the limit of CPU time.
 package main
 
 import (

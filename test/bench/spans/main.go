@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command spans measures how many spans a second the occupancy processor and the gpu_usage connector
-// take, each against contrib's span_metrics connector on the same spans in the same run.
+// Command spans measures the spans per second of the occupancy processor and the gpu_usage
+// connector. It compares each with contrib's span_metrics connector on the same spans in the same
+// run.
 //
-// The spans are those of a generated training session, as the gpuflog receiver sends them. Each round
-// gives every component its own copy, with ids and times of its own, since gpu_usage knows a span again.
-// Only the calls that hand spans over, and the shutdown, are timed: gpu_usage settles its accounts and
-// sends its metrics there, which span_metrics does not. What is compared is the ratio; the status is 1
-// when one is below 1, or when memory passes its bound.
+// The spans are those of a generated training session, as the gpuflog receiver sends them. In each
+// round every component receives its own copy with new ids and times, since gpu_usage ignores
+// repeated spans. Only the consume calls and the shutdown are timed; gpu_usage sends its metrics at
+// shutdown, span_metrics does not. The exit status is 1 if a ratio is below 1 or memory exceeds its
+// limit.
 //
-// The second part sends a million kernels with as many names: what gpu_usage then holds is bounded, and
-// span_metrics is shown beside it with a tenth of them.
+// The second part sends a million kernels with as many names and measures the memory of gpu_usage,
+// which has a limit. For comparison, span_metrics receives a tenth of them.
 package main
 
 import (

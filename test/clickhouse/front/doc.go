@@ -2,16 +2,14 @@
 
 //go:build linux
 
-// Package front is as much of a ClickHouse server as the Collector's ClickHouse exporter needs, around
-// ClickHouse's real engine. No server is published as a package that tests could fetch; the engine is, as
-// a Python module ([Engine]). What it lacks is the server's HTTP interface, and that is what [Server] adds:
-// statements and settings from the URL or the body, credentials, compressed blocks, errors, and answers in
-// the Native format of the protocol revision that the client asks for, where the engine only writes
-// revision 0.
+// Package front is a minimal ClickHouse server for the Collector's ClickHouse exporter, around
+// ClickHouse's real engine. No package registry offers the server; the engine is a Python module
+// ([Engine]). [Server] adds the HTTP interface: statements and settings from URL or body,
+// credentials, compressed blocks and errors. It answers in the Native format of the client's
+// protocol revision; the engine writes revision 0 only.
 //
-// It can also fail as servers do: be away, and run an INSERT whose answer never arrives.
+// It can also simulate failures: be unavailable, and drop the answer of an INSERT.
 //
-// It is for tests and measurements on loopback. One statement runs at a time, there is no TLS, no session
-// and no queue of asynchronous inserts: each INSERT is in the table, as a part of its own, when it is
-// answered.
+// It is for tests and measurements on loopback. It runs one statement at a time, without TLS,
+// sessions or asynchronous inserts. When an INSERT is answered, it is a part of the table.
 package front

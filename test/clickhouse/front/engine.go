@@ -26,43 +26,43 @@ import (
 //go:embed engine.py
 var program []byte
 
-// maxAnswer bounds what one statement may answer, in bytes: more than any test asks for.
+// maxAnswer limits the answer of a statement in bytes. It is larger than all answers in tests.
 const maxAnswer = 1 << 30
 
-// Statement is what an [Engine] runs.
+// Statement is a statement for an [Engine].
 type Statement struct {
-	// SQL is one statement, or several with semicolons between them where Insert is false.
+	// SQL is one statement, or several separated by semicolons if Insert is false.
 	SQL string `json:"sql"`
-	// Format is ClickHouse's name for the format of the answer, or of what an INSERT takes.
+	// Format is ClickHouse's name of the format of the answer, or of the data of an INSERT.
 	Format string `json:"format"`
-	// Insert says that the statement is an INSERT without FORMAT and without data, which follow.
+	// Insert marks an INSERT without FORMAT; its data follows.
 	Insert bool `json:"insert"`
-	// Database is where tables are that are named without one; "" stands for "default".
+	// Database is the default database; "" selects "default".
 	Database string `json:"database"`
-	// Settings hold for this statement only.
+	// Settings apply to this statement only.
 	Settings map[string]string `json:"settings"`
-	// Parameters stand for {name:Type} in a statement that is no INSERT.
+	// Parameters replace {name:Type} in statements other than INSERT.
 	Parameters map[string]string `json:"parameters"`
 }
 
-// Engine is ClickHouse's engine in a process of its own, with its tables in a folder. It may be used by
-// several goroutines; statements run one after the other.
+// Engine is ClickHouse's engine in a process of its own, with its tables in a folder. It is safe
+// for concurrent use and runs statements sequentially.
 type Engine struct {
 	cmd      *exec.Cmd
 	output   head
 	requests *os.File
 	answers  *os.File
 	done     chan struct{}
-	ended    error // why the process ended, once done is closed
+	ended    error // set before done is closed
 
 	processor atomic.Int64 // ns
 
 	mu     sync.Mutex
-	broken error // why no further statement can be run
+	broken error // why the engine accepts no further statement
 }
 
-// Start starts an engine by the launcher that scripts/chdb makes. Its tables are those in dir, which is
-// made where it is missing and must belong to no other engine that still runs.
+// Start starts an engine with the launcher of scripts/chdb. dir holds its tables and is created if
+// missing. No other running engine may use it.
 func Start(launcher, dir string) (*Engine, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -87,7 +87,8 @@ func Start(launcher, dir string) (*Engine, error) {
 	e.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
 	go func() {
-		// The death signal is tied to the thread that starts the program, so that thread stays.
+		// The kernel sends the death signal when the starting thread exits, so the thread must
+		// stay.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := e.cmd.Start()
@@ -107,9 +108,9 @@ func Start(launcher, dir string) (*Engine, error) {
 	return e, nil
 }
 
-// Run runs one statement and returns its answer. data is what an INSERT takes. An [*Exception] is the
-// engine's own word, and the next statement can be run; after any other error none can. The context is
-// looked at before the statement, which is not interrupted.
+// Run runs one statement and returns its answer. data is the input of an INSERT. After an
+// [*Exception], which the engine reports, the next statement can run; after any other error none
+// can. Run checks the context before the statement and does not interrupt it.
 func (e *Engine) Run(ctx context.Context, s Statement, data []byte) ([]byte, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -128,7 +129,7 @@ func (e *Engine) Run(ctx context.Context, s Statement, data []byte) ([]byte, err
 
 func (e *Engine) run(s Statement, data []byte) ([]byte, error) {
 	if s.Parameters == nil {
-		s.Parameters = map[string]string{} // the engine takes no null
+		s.Parameters = map[string]string{} // the engine rejects null
 	}
 	head, err := json.Marshal(struct {
 		Statement
@@ -178,24 +179,24 @@ func (e *Engine) answer() ([]byte, error) {
 	return data, nil
 }
 
-// failed ends a process that cannot be spoken to any more, and says what it has left behind.
+// failed ends a process that no longer answers and returns its output.
 func (e *Engine) failed(err error) error {
-	_ = e.cmd.Process.Kill() // fails only where it has ended
+	_ = e.cmd.Process.Kill() // fails only if it has exited
 	<-e.done
 	return fmt.Errorf("ClickHouse's engine: %w: %s", errors.Join(err, e.ended), e.output.Bytes())
 }
 
-// ProcessorTime is what the engine had taken by the end of the last statement, by all of its threads: merges
-// in the background are in it.
+// ProcessorTime returns the processor time of all threads until the end of the last statement,
+// including background merges.
 func (e *Engine) ProcessorTime() time.Duration { return time.Duration(e.processor.Load()) }
 
-// Kill ends the process by SIGKILL, whatever it is doing, as a crash would. Tables stay as they are.
+// Kill ends the process with SIGKILL, like a crash. The tables stay.
 func (e *Engine) Kill() {
-	_ = e.cmd.Process.Kill() // fails only where it has ended
+	_ = e.cmd.Process.Kill() // fails only if it has exited
 	<-e.done
 }
 
-// Close lets the statement that runs finish, and ends the process.
+// Close waits for the statement in progress and ends the process.
 func (e *Engine) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -206,7 +207,7 @@ func (e *Engine) Close() error {
 	<-e.done
 	err = errors.Join(err, e.answers.Close())
 	if killed := (*exec.ExitError)(nil); errors.As(e.ended, &killed) && killed.Sys().(syscall.WaitStatus).Signaled() {
-		return err // by Kill or failed, who have said so
+		return err // after Kill or failed, which have reported the error
 	}
 	if e.ended != nil {
 		err = errors.Join(err, fmt.Errorf("ClickHouse's engine: %w: %s", e.ended, e.output.Bytes()))
@@ -214,7 +215,7 @@ func (e *Engine) Close() error {
 	return err
 }
 
-// head keeps the beginning of what is written to it, where a crash says what it was.
+// head keeps the first part of the output, which contains the cause of a crash.
 type head struct{ bytes.Buffer }
 
 // Write never fails.

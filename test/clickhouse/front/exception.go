@@ -9,11 +9,11 @@ import (
 	"strconv"
 )
 
-// Exception is an error that ClickHouse's engine reports of a statement.
+// Exception is an error that ClickHouse's engine reports for a statement.
 type Exception struct {
-	// Code is ClickHouse's number for the kind of error; 0 where the message has none.
+	// Code is ClickHouse's error code; 0 if the message has none.
 	Code int
-	// Message is the whole text, with the code.
+	// Message is the complete text, with the code.
 	Message string
 }
 
@@ -25,7 +25,7 @@ var exceptionCode = regexp.MustCompile(`Code: (\d+)\. DB::Exception`)
 func newException(message string) *Exception {
 	e := &Exception{Message: message}
 	if m := exceptionCode.FindStringSubmatch(message); m != nil {
-		e.Code, _ = strconv.Atoi(m[1]) // too long a number is no code either
+		e.Code, _ = strconv.Atoi(m[1]) // 0 for a number out of range
 	}
 	return e
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/gpuflight/gpuflight/test/clickhouse/front"
 )
 
-// launcher returns what scripts/chdb makes. It needs a Python with pip, on x86-64.
+// launcher returns the launcher of scripts/chdb. It needs a Python with pip, on x86-64.
 func launcher(t *testing.T) string {
 	t.Helper()
 	return process.Chdb.FindFetched(t, "no Python with pip here to fetch ClickHouse's engine with", "pip3")
@@ -74,7 +74,7 @@ type row struct {
 const table = `CREATE TABLE things (Time DateTime64(9), At DateTime, Name String, Low LowCardinality(String), Small UInt8, Large UInt64,
 	Value Float64, Words Array(LowCardinality(String)), Map Map(LowCardinality(String), String)) ENGINE = MergeTree ORDER BY Large`
 
-func TestWhatTheDriverWritesItReads(t *testing.T) {
+func TestServer_DriverRoundTrip(t *testing.T) {
 	s := serve(t)
 	for _, compression := range []string{"none", "lz4", "zstd"} {
 		t.Run(compression, func(t *testing.T) {
@@ -133,7 +133,7 @@ func request(t *testing.T, s *front.Server, parameters url.Values, body string) 
 	return resp.StatusCode, string(text), resp.Header
 }
 
-func TestSettingsAndDatabaseHoldForOneRequest(t *testing.T) {
+func TestServer_SettingsPerRequest(t *testing.T) {
 	s := serve(t)
 	ask := "SELECT getSetting('max_threads'), currentDatabase()"
 	status, before, _ := request(t, s, nil, ask)
@@ -155,7 +155,7 @@ func TestSettingsAndDatabaseHoldForOneRequest(t *testing.T) {
 	assert.Equal(t, before, after)
 }
 
-func TestBadRequestsAreRefusedAndTheNextIsAnswered(t *testing.T) {
+func TestServer_BadRequests(t *testing.T) {
 	s := serve(t)
 	status, answer, _ := request(t, s, nil, table)
 	require.Equal(t, http.StatusOK, status, answer)
@@ -192,7 +192,7 @@ func TestBadRequestsAreRefusedAndTheNextIsAnswered(t *testing.T) {
 	assert.Equal(t, "it\\'s {y:String}\n", answer)
 }
 
-func TestWithoutTheRightCredentialsNothingIsRun(t *testing.T) {
+func TestServer_WrongCredentials(t *testing.T) {
 	s := serve(t)
 	for _, password := range []string{"", "se:cre", "secret"} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL(), strings.NewReader("CREATE DATABASE mine"))
@@ -208,7 +208,7 @@ func TestWithoutTheRightCredentialsNothingIsRun(t *testing.T) {
 	assert.Equal(t, "0\n", answer)
 }
 
-func TestALostAnswerIsAnErrorAndTheRowsAreThere(t *testing.T) {
+func TestServer_LostAnswer(t *testing.T) {
 	s := serve(t)
 	c := open(t, s, "compress=lz4")
 	ctx := t.Context()
@@ -228,7 +228,7 @@ func TestALostAnswerIsAnErrorAndTheRowsAreThere(t *testing.T) {
 	assert.Equal(t, uint64(2), n)
 }
 
-func TestAnEngineThatIsKilledLeavesItsTables(t *testing.T) {
+func TestEngine_Killed(t *testing.T) {
 	dir := t.TempDir()
 	e, err := front.Start(launcher(t), dir)
 	require.NoError(t, err)
@@ -255,7 +255,7 @@ func TestAnEngineThatIsKilledLeavesItsTables(t *testing.T) {
 	assert.Equal(t, "1000\n", run(e, "SELECT count() FROM n"))
 }
 
-func TestAnEngineThatDoesNotStartSaysWhy(t *testing.T) {
+func TestEngine_StartFails(t *testing.T) {
 	dir := t.TempDir()
 	broken := dir + "/launcher"
 	require.NoError(t, os.WriteFile(broken, []byte("#!/bin/sh\necho no engine in here >&2\nexit 3\n"), 0o700))

@@ -15,9 +15,8 @@ import (
 	"github.com/ClickHouse/clickhouse-go/v2/lib/proto"
 )
 
-// atRevision writes blocks of the Native format anew. The engine writes them as protocol revision 0, which
-// has neither the information on the block nor the byte on each column's serialisation that later revisions
-// begin with.
+// atRevision converts blocks of the Native format to a later protocol revision. The engine writes
+// revision 0, which lacks the block information and the serialization byte of each column.
 func atRevision(native []byte, revision uint64) ([]byte, error) {
 	in := chproto.NewReader(bytes.NewReader(native))
 	var out chproto.Buffer
@@ -35,9 +34,9 @@ func atRevision(native []byte, revision uint64) ([]byte, error) {
 	}
 }
 
-// compressed cuts bytes into ClickHouse's compressed frames, by LZ4.
+// compressed encodes bytes in ClickHouse's compressed frames with LZ4.
 func compressed(plain []byte) ([]byte, error) {
-	const frame = 1 << 20 // the most that a server puts into one
+	const frame = 1 << 20 // the maximum of a server
 	w := compress.NewWriter(compress.LevelZero, compress.LZ4)
 	var out []byte
 	for len(plain) > 0 {
@@ -50,7 +49,7 @@ func compressed(plain []byte) ([]byte, error) {
 	return out, nil
 }
 
-// frames is what is in ClickHouse's compressed frames, of any of its methods.
+// frames decodes ClickHouse's compressed frames of all methods.
 type frames struct {
 	packed *bytes.Reader
 	plain  *compress.Reader
@@ -61,7 +60,8 @@ func decompressed(packed []byte) io.Reader {
 	return &frames{in, compress.NewReader(in)}
 }
 
-// Read tells the end of the last frame from an end within one, for which the library has the same error.
+// Read distinguishes the end of the last frame from a truncated frame; the library returns the same
+// error for both.
 func (f *frames) Read(p []byte) (int, error) {
 	left := f.packed.Len()
 	n, err := f.plain.Read(p)

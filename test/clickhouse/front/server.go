@@ -21,23 +21,22 @@ import (
 	"sync/atomic"
 )
 
-// maxBody bounds a request's body, in bytes, before and after decompression: exporters send some MB.
+// maxBody limits a request's body in bytes, before and after decompression. Exporters send some MB.
 const maxBody = 256 << 20
 
-// ClickHouse's numbers for the errors that are the front's own.
+// ClickHouse's codes for errors of this server.
 const (
 	badArguments     = 36
 	tooManyBytes     = 307
 	wrongCredentials = 516
 )
 
-// Server speaks ClickHouse's HTTP interface in front of an [Engine]. Its fields are set before Listen;
-// its methods may be called by several goroutines.
+// Server serves ClickHouse's HTTP interface for an [Engine]. Set its fields before Listen. Its
+// methods are safe for concurrent use.
 type Server struct {
-	// Engine runs the statements. It is not closed by the Server.
+	// Engine runs the statements. Server does not close it.
 	Engine *Engine
-	// User and Password are what every request has to come with; User "" stands for ClickHouse's
-	// "default".
+	// User and Password are the required credentials; "" is ClickHouse's user "default".
 	User, Password string
 
 	mu      sync.Mutex
@@ -48,12 +47,12 @@ type Server struct {
 	inserts, refused, silent atomic.Int64
 }
 
-// Listen starts to answer on a loopback address; "" takes the address it had before, or a free port.
+// Listen starts the server on a loopback address. "" selects the previous address, or a free port.
 func (s *Server) Listen(address string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.http != nil {
-		return errors.New("the front listens already")
+		return errors.New("the server already listens")
 	}
 	l, err := net.Listen("tcp", cmp.Or(address, s.address, "127.0.0.1:0"))
 	if err != nil {
@@ -68,14 +67,14 @@ func (s *Server) Listen(address string) error {
 	return nil
 }
 
-// URL is where it listens, as the exporter's endpoint.
+// URL returns the address in the form of the exporter's endpoint.
 func (s *Server) URL() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return "http://" + s.address
 }
 
-// Close breaks all connections off and stops to listen: the server is away. Listen brings it back.
+// Close closes all connections and stops listening. Listen starts the server again.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,23 +87,23 @@ func (s *Server) Close() error {
 	return err
 }
 
-// Inserts is the number of INSERTs that the engine has run.
+// Inserts returns the number of completed INSERTs.
 func (s *Server) Inserts() int64 { return s.inserts.Load() }
 
-// Refused is the number of requests that were answered with an error.
+// Refused returns the number of requests answered with an error.
 func (s *Server) Refused() int64 { return s.refused.Load() }
 
-// LoseAnswers has the next n INSERTs run and their connections broken off instead of answered: who sent
-// them has to send them again.
+// LoseAnswers makes the next n INSERTs run without an answer: the server closes their connections,
+// and the sender must retry.
 func (s *Server) LoseAnswers(n int64) { s.silent.Store(n) }
 
-// Unanswered is how many of those that LoseAnswers asked for are still to come.
+// Unanswered returns how many INSERTs are still to be left without an answer.
 func (s *Server) Unanswered() int64 { return max(0, s.silent.Load()) }
 
 // ServeHTTP answers one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/ping" && r.Method == http.MethodGet {
-		_, _ = io.WriteString(w, "Ok.\n") // a caller that is gone misses nothing
+		_, _ = io.WriteString(w, "Ok.\n") // an error means that the caller has disconnected
 		return
 	}
 	parameters := r.URL.Query()
@@ -117,7 +116,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		w.Header().Set("X-ClickHouse-Exception-Code", strconv.Itoa(exception.Code))
 	} else if err != nil {
-		// The engine is gone, or the caller.
+		// The engine or the caller is no longer there.
 		status, answer = http.StatusServiceUnavailable, []byte(err.Error())
 	}
 	if err != nil {
@@ -125,7 +124,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	} else if insert {
 		s.inserts.Add(1)
 		if s.silent.Add(-1) >= 0 {
-			panic(http.ErrAbortHandler) // net/http's way to break the connection off
+			panic(http.ErrAbortHandler) // net/http closes the connection
 		}
 	}
 	if parameters.Get("compress") == "1" {
@@ -140,7 +139,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(answer) // as above
 }
 
-// What parameters mean to the front itself; every other one is a setting.
+// Parameters of the server itself; all others are settings.
 var notSettings = map[string]bool{
 	"query": true, "database": true, "default_format": true, "client_protocol_version": true,
 	"compress": true, "decompress": true, "query_id": true, "quota_key": true,
@@ -148,11 +147,11 @@ var notSettings = map[string]bool{
 
 var (
 	isInsert = regexp.MustCompile(`(?i)^\s*INSERT\s`)
-	// endsInFormat finds the clause that names a format, at a statement's end.
+	// endsInFormat matches the FORMAT clause at the end of a statement.
 	endsInFormat = regexp.MustCompile(`(?i)\sFORMAT\s+(\w+)\s*;?\s*$`)
 )
 
-// answer runs the statement of a request; insert says that it was an INSERT.
+// answer runs the statement of a request; insert reports an INSERT.
 func (s *Server) answer(r *http.Request, parameters url.Values) (out []byte, insert bool, err error) {
 	if !s.known(r) {
 		return nil, false, refusal(wrongCredentials, "Authentication failed: password is incorrect, or there is no user with such name.")
@@ -181,7 +180,7 @@ func (s *Server) answer(r *http.Request, parameters url.Values) (out []byte, ins
 		format = sql[named[2]:named[3]]
 	}
 	statement.SQL, statement.Format = sql, format
-	// The statement goes on although the caller may be gone: a server does not take back what has begun.
+	// The statement continues if the caller disconnects, as in a real server.
 	ctx := context.WithoutCancel(r.Context())
 	if len(data) > 0 {
 		if !isInsert.MatchString(sql) || named == nil {
@@ -205,7 +204,7 @@ func (s *Server) answer(r *http.Request, parameters url.Values) (out []byte, ins
 	return out, false, err
 }
 
-// known says whether a request comes with the right credentials, by either way that ClickHouse knows.
+// known reports whether a request has the right credentials, in either of ClickHouse's ways.
 func (s *Server) known(r *http.Request) bool {
 	user, password, ok := r.BasicAuth()
 	if !ok {
@@ -233,7 +232,7 @@ func read(r *http.Request, packed bool) ([]byte, error) {
 	return body, nil
 }
 
-// refusal is an error of the front's own, in the engine's words.
+// refusal returns an error of this server in the engine's form.
 func refusal(code int, format string, args ...any) error {
 	return &Exception{Code: code, Message: fmt.Sprintf("Code: %d. DB::Exception: ", code) + fmt.Sprintf(format, args...)}
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package broker describes a Kafka broker of one node, without ZooKeeper and without replicas, as
-// tests and benchmarks need one: its settings, its folder, and how to tell that it serves. It starts
-// no process: who does that also has to kill it.
+// Package broker describes a Kafka broker of one node for tests and benchmarks, without ZooKeeper
+// and replicas: its settings, its folder and its readiness. It starts no process; the caller starts
+// and kills the broker.
 //
-// The broker itself is what scripts/kafka fetches.
+// scripts/kafka fetches the broker itself.
 package broker
 
 import (
@@ -22,23 +22,22 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// clusterID is the same for all: brokers here never meet.
+// clusterID is the same for all brokers; they never form one cluster.
 const clusterID = "Z3B1ZmxpZ2h0LXRlc3RzIQ"
 
-// Broker is one broker. The fields may not change once it is formatted.
+// Broker is one broker. Do not change its fields after Format.
 type Broker struct {
-	// Launcher is the program that scripts/kafka makes.
+	// Launcher is the program that scripts/kafka writes.
 	Launcher string
-	// Dir holds the broker's settings and data. It outlives a killed broker.
+	// Dir holds the broker's settings and data. It remains after a kill.
 	Dir string
-	// Address is where clients connect, host and port; Controller is a second address, of the
-	// broker's other half.
+	// Address is the host:port for clients. Controller is the address of the broker's controller.
 	Address, Controller string
-	// Properties are added to the settings, or replace some.
+	// Properties extend or replace the settings.
 	Properties map[string]string
 }
 
-// Format writes the settings and prepares the data folder. Options are added to the command that does so.
+// Format writes the settings and prepares the data folder with additional options of the command.
 func (b Broker) Format(ctx context.Context, options ...string) error {
 	if err := b.configure(); err != nil {
 		return err
@@ -51,8 +50,8 @@ func (b Broker) Format(ctx context.Context, options ...string) error {
 	return nil
 }
 
-// FormatLike is Format, but the data folder becomes a copy of that of another broker, which was formatted
-// and never started: that takes no time.
+// FormatLike is Format with a copy of another broker's data folder. The other broker must be
+// formatted and not started. It is faster than Format.
 func (b Broker) FormatLike(other Broker) error {
 	if err := b.configure(); err != nil {
 		return err
@@ -82,12 +81,12 @@ func (b Broker) configure() error {
 		"transaction.state.log.min.isr":                    "1",
 		"share.coordinator.state.topic.replication.factor": "1",
 		"share.coordinator.state.topic.min.isr":            "1",
-		// A group of one need not wait for others to join.
+		// A group of one member need not wait for others.
 		"group.initial.rebalance.delay.ms": "0",
-		// As docs/deploying.md advises.
+		// As docs/deploying.md recommends.
 		"log.message.timestamp.type": "LogAppendTime",
-		// A broker that was killed may only come back when its former self is taken for dead, by
-		// default after 9 s.
+		// A killed broker can restart only after its previous session has timed out, by default
+		// after 9 s.
 		"broker.session.timeout.ms":    "3000",
 		"broker.heartbeat.interval.ms": "500",
 	}
@@ -102,12 +101,12 @@ func (b Broker) configure() error {
 	return os.WriteFile(b.settings(), []byte(text.String()), 0o600)
 }
 
-// Arguments are what Launcher takes to become the broker.
+// Arguments returns the arguments of Launcher that start the broker.
 func (b Broker) Arguments() []string {
 	return []string{"-Xmx384m", "-XX:+UseSerialGC", "kafka.Kafka", b.settings()}
 }
 
-// Wait returns when the broker answers and has the Topics, or when ctx ends.
+// Wait returns when the broker answers and has all Topics, or when ctx ends.
 func (b Broker) Wait(ctx context.Context) error {
 	client, err := kgo.NewClient(kgo.SeedBrokers(b.Address))
 	if err != nil {

@@ -12,11 +12,11 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// Topics are those of config/kafka.yaml, whose exporter creates none.
+// Topics are the topics of config/kafka.yaml, whose exporter creates none.
 var Topics = []string{"otlp_spans", "otlp_metrics", "otlp_logs"}
 
-// createTopics creates the topics that are missing, with the partitions and replicas that are the broker's
-// default. It fails where the broker has no controller yet.
+// createTopics creates missing topics with the broker's default partitions and replicas. It fails
+// if the broker has no controller yet.
 func createTopics(ctx context.Context, client *kgo.Client, names ...string) error {
 	request := kmsg.NewPtrCreateTopicsRequest()
 	for _, name := range names {

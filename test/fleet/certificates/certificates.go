@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package certificates follows docs/deploying.md where it tells how certificates are made and named in
-// settings: it takes the commands and the settings out of the page itself, so that a test shows that what
-// users copy works. It knows only how the page is laid out, and needs openssl.
+// Package certificates runs the commands and uses the settings for certificates in
+// docs/deploying.md. It reads them from the page, so tests show that users can copy them. It
+// depends on the page's layout and needs openssl.
 package certificates
 
 import (
@@ -20,19 +20,19 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// folder is where the page keeps certificates, and host the machine that they are for.
+// folder is the page's folder of certificates; host is the machine they are for.
 const (
 	folder = "/etc/otelcol-gpuflight/tls"
 	host   = "gateway.example"
 )
 
-// Folder holds certificates and settings as the page makes them, for a server on loopback.
+// Folder holds certificates and settings of the page, for a server on loopback.
 type Folder struct {
 	dir  string
 	page string
 }
 
-// Make runs the page's commands in a folder of the test. The test is skipped where there is no openssl.
+// Make runs the page's commands in a temporary folder. It skips the test if openssl is missing.
 func Make(t testing.TB) Folder {
 	t.Helper()
 	openssl, err := exec.LookPath("openssl")
@@ -53,10 +53,10 @@ func Make(t testing.TB) Folder {
 	return f
 }
 
-// Path is where one of the certificates or keys lies.
+// Path returns the path of a certificate or key.
 func (f Folder) Path(name string) string { return filepath.Join(f.dir, name) }
 
-// Client returns an HTTP client that trusts the authority and nobody else.
+// Client returns an HTTP client that trusts only this authority.
 func (f Folder) Client(t testing.TB) *http.Client {
 	t.Helper()
 	authority, err := os.ReadFile(f.Path("ca.pem"))
@@ -72,8 +72,8 @@ func (f Folder) Client(t testing.TB) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// Settings writes a block of settings of the page to a file and returns its path. What the page has in
-// /etc is here in the test's folder.
+// Settings writes a block of settings of the page to a file and returns its path. It replaces /etc
+// by the temporary folder.
 func (f Folder) Settings(t testing.TB, name string) string {
 	t.Helper()
 	path := f.Path(name)
@@ -83,7 +83,7 @@ func (f Folder) Settings(t testing.TB, name string) string {
 	return path
 }
 
-// block returns the block of the page whose first line is a comment with its name.
+// block returns the block of the page that starts with a comment with the given name.
 func (f Folder) block(t testing.TB, name string) string {
 	t.Helper()
 	fenced := regexp.MustCompile("(?s)```\\w+\n# " + regexp.QuoteMeta(name) + "\\b.*?```")

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A wall clock that can be set for one program, the way a bad time server sets that of a machine.
-// Preloaded into the broker: the seconds, as text in the file that CLOCK_FILE names, are added to what
-// the kernel says. Clocks that only count on are left alone, as they are by the kernel.
+// A library for LD_PRELOAD that sets the wall clock of one program, as a wrong time server sets
+// that of a machine. It adds the seconds in the file CLOCK_FILE to the kernel's time. It does not
+// change monotonic clocks.
 
 #define _GNU_SOURCE
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CUPTI and the driver as they are, without our core: what the programs beside it have in common.
+// Definitions for the programs in this folder that use CUPTI and the driver directly, without our
+// core.
 
 #ifndef BARE_H
 #define BARE_H
@@ -54,7 +55,7 @@ static void load_bare(const char *cupti) {
 }
 
 enum {
-  KERNEL = 3, // CUPTI_ACTIVITY_KIND_KERNEL, which our core does not ask for
+  KERNEL = 3, // CUPTI_ACTIVITY_KIND_KERNEL, which our core does not enable
   CONCURRENT_KERNEL = GPUFL_CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
   BUFFER = 8 << 20,
 };
@@ -89,7 +90,7 @@ static inline int set_byte(uint32_t attribute, uint8_t value) {
   return set_attribute(attribute, &size, &value);
 }
 
-// tell_of has CUPTI tell of calls of the driver by the begin of their names, or no longer.
+// tell_of enables or disables CUPTI's callbacks for driver functions by the prefix of their names.
 static inline void tell_of(void *subscriber, uint32_t on, const char *begin) {
   for (uint32_t id = 1; id < 1200; id++) {
     const char *name = NULL;
@@ -99,9 +100,10 @@ static inline void tell_of(void *subscriber, uint32_t on, const char *begin) {
 
 static inline void tell_of_launches(void *subscriber, uint32_t on) { tell_of(subscriber, on, "cuLaunchKernel"); }
 
-// EMPTY_KERNEL is the text of one of that name, behind PTX.
+// EMPTY_KERNEL is the PTX text of an empty kernel.
 #define EMPTY_KERNEL(name) ".visible .entry " name "() { ret; }\n"
-// ADDING_KERNEL is the text of one that adds one to what it is given, by each thread. It has a percent sign twice, as printf wants it.
+// ADDING_KERNEL is the PTX text of a kernel whose threads each add one to their element. Percent signs
+// are doubled for printf.
 #define ADDING_KERNEL(name)                                                                                                                       \
   ".visible .entry " name "(.param .u64 p) { .reg .u64 %%a<4>; .reg .u32 %%b<3>; ld.param.u64 %%a0, [p]; cvta.to.global.u64 %%a1, %%a0; "         \
   "mov.u32 %%b0, %%tid.x; mul.wide.u32 %%a2, %%b0, 4; add.u64 %%a3, %%a1, %%a2; ld.global.u32 %%b1, [%%a3]; add.u32 %%b2, %%b1, 1; "               \

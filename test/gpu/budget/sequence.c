@@ -24,7 +24,8 @@
 //	Z     cuptiFinalize                              .     launches empty kernels, five times so many
 //	?     how many records there were, their mean duration, and how many had no time
 //
-// A dot prints the least and the mean of five, in ns a launch; a call that fails its letter and CUPTI's result.
+// A dot prints the least and the mean of five, in ns a launch; a call that fails its letter and
+// CUPTI's result.
 //
 // As bin/sequence.so it is what test/gpu/deep/sequence.py calls in the process of a training.
 
@@ -87,7 +88,8 @@ static void clear(gpufl_pc_data *data, gpufl_pc_record *records, gpufl_pc_stall 
 
 static gpufl_pc_context sampled_context(void) { return (gpufl_pc_context){.size = GPUFL_SIZE_TO(gpufl_pc_context, ctx), .ctx = here()}; }
 
-// arm_samples is how a window begins; where it is refused, mostly since another process has the counters, it is disarmed.
+// arm_samples starts a window. If the start is rejected, mostly because another process uses the
+// counters, it disarms.
 static int arm_samples(bool start) {
   gpufl_pc_context c = sampled_context();
   int result = pc_enable(&c);
@@ -178,14 +180,14 @@ static int tell_of_modules(uint32_t on) {
 
 // ---- a thread that flushes ----
 
-static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; // not beside what a letter does
+static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; // held while a letter runs
 
 static void *flush_often(void *careful) {
   for (;;) {
     usleep(200000);
     pthread_mutex_lock(&asking);
     if (careful == NULL || !atomic_load(&patching)) flush_all(0);
-    usleep(20000); // a thread of CUPTI's works at what is flushed, and nobody says when it is done
+    usleep(20000); // CUPTI processes the flush in its own thread and does not report the end
     pthread_mutex_unlock(&asking);
   }
   return NULL;
@@ -196,7 +198,8 @@ static int begin_flushing(bool careful) {
   return pthread_create(&thread, NULL, flush_often, careful ? &patching : NULL);
 }
 
-// switch_others is for what a recorder has on besides kernels: copies, sets, graphs and CUPTI's own overhead.
+// switch_others switches everything that a recorder enables besides kernels: copies, sets, graphs
+// and CUPTI's own overhead.
 static int switch_others(int (*call)(uint32_t)) {
   const uint32_t kinds[] = {GPUFL_CUPTI_ACTIVITY_KIND_MEMCPY, GPUFL_CUPTI_ACTIVITY_KIND_MEMCPY2, GPUFL_CUPTI_ACTIVITY_KIND_MEMSET,
                             GPUFL_CUPTI_ACTIVITY_KIND_GRAPH_TRACE, GPUFL_CUPTI_ACTIVITY_KIND_OVERHEAD};
@@ -213,7 +216,8 @@ static int switch_others(int (*call)(uint32_t)) {
 enum { LARGEST = 1024, PAGE = 4096, MOST = 1 << 21 };
 static _Thread_local void *taken;
 
-// take holds pieces of each small size until they come one after the other, a page of them, from memory that was free as a whole.
+// take allocates pieces of each small size until a page of them is contiguous, so that they come
+// from memory that was free as a whole.
 static void take(void) {
   size_t pieces = 0, bytes = 0;
   for (size_t chunk = LARGEST; chunk >= 32; chunk -= 16) {

@@ -1,36 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Of which launches does CUPTI make records, and of which does it tell, after these were switched off and on again?
+// For which launches does CUPTI create records and callbacks after these were disabled and enabled
+// again?
 //
 //	test/gpu/build --programs bin
 //	bin/switches /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 WHAT GATE THREADS PHASES [HEAL]
 //
-// Threads launch all the time. In each phase something is switched off and on again, and then each thread launches 100 kernels of its
-// own, of which all should be seen. WHAT is
+// Threads launch all the time. In each phase something is disabled and enabled again. Then each
+// thread launches 100 kernels, all of which should be seen. WHAT is
 //
 //	k     records of kernels                  t     callbacks of launches
 //	K     the same, and callbacks stay on     b     both
 //	f     records, with a flush after each
-//	o     callbacks, on once and for good
+//	o     callbacks, enabled once and permanently
 //	T     callbacks, and records stay on
 //	p     PC sampling, enabled, started, stopped and disabled; records and callbacks stay on
 //	P     the same, without records
-//	a     as p, but CUPTI is asked first which counters are available, and sampling is not enabled where it refuses that
-//	A     as p, but that is asked between enabling and starting, and it is not started where CUPTI refuses
-//	q     as p, but where the start is refused it is left enabled, and only started again
+//	a     as p, but counters are queried first; sampling is not enabled if CUPTI rejects the query
+//	A     as p, but counters are queried between enable and start; it is not started if CUPTI rejects the query
+//	q     as p, but after a rejected start it stays enabled, and only the start is repeated
 //
-// and GATE who launches meanwhile: 0 everybody, 1 nobody, 2 nobody and the device has nothing to do, 3 nobody while it is
-// switched off, 4 the same, of t, T, p and P, but who comes waits in CUPTI's callback, as our core has it, and of t and T its end is not told,
-// 5 as 4 of p and P, and PC sampling is enabled beside launches, 6 as 4 and there are launches for 20 ms before it is started, 7 as 5 with these,
-// 8 as 7 and the device has nothing to do then. It prints
-// for each thread the first phase in which something had not come by its end, -1 for none, and what had not come by
-// the end of all. With callbacks also how many calls a thread seems to be in when it is in none: their ends were not told. Of p and P also
-// which calls CUPTI refused, as it does where something else has the counters (-1: it has no stall reasons).
+// GATE says who launches meanwhile:
 //
-// With HEAL they end at the first start that is refused and not taken back (CUPTI answers the disabling with an error), after
-// which CUPTI tells of nothing and records nothing: n does nothing about that, s unsubscribes and subscribes again, f leaves CUPTI, r
-// asks for the records again; S, F, R the same while launches go on. It prints how many of each thread's next 100 launches are told of and recorded then, and
-// whether they are once records were off and on.
+//	0     all threads
+//	1     none
+//	2     none, and the device is idle
+//	3     none while it is disabled
+//	4     as 3, for t, T, p and P; threads block in CUPTI's callback, as in our core, and t and T miss the exit callback
+//	5     as 4, for p and P, but PC sampling is enabled concurrently with launches
+//	6     as 4, with launches for 20 ms before the start
+//	7     as 5, with launches for 20 ms before the start
+//	8     as 7, and the device is then idle
+//
+// For each thread it prints the first phase with missing events at its end (-1 for none), and the
+// number missing at the end. With callbacks it also prints the number of missing exit callbacks.
+// For p and P it prints the calls that CUPTI rejected, for example because the counters are in use
+// (-1: no stall reasons).
+//
+// With HEAL the run ends at the first rejected start that cannot be undone, because CUPTI also
+// rejects the disable call. CUPTI then sends no callbacks and no records. HEAL selects the
+// recovery: n none, s unsubscribe and subscribe again, f finalize, r enable records again. S, F and
+// R do the same during launches. It prints how many of each thread's next 100 launches have
+// callbacks and records, and again after records were disabled and enabled.
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -42,7 +53,7 @@
 
 enum { MOST = 16, EACH = 100 };
 static void *others_kernel, *own_kernel[MOST], *context, *subscriber;
-// Whoever switches goes first: there are always some who launch.
+// Writers have priority: some threads always launch.
 static pthread_rwlock_t gate = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 static bool gated;
 static atomic_int asked, done;
@@ -51,10 +62,11 @@ static atomic_ulong recorded[MOST], told[MOST], others;
 static int inside[MOST]; // the threads' own
 static __thread int self = -1;
 static __thread bool checked;
-// With gate 4: who is in a call whose end will be told, whether others wait, and how often ends were forgotten.
+// With gate 4: who is in a call whose end will be told, whether others wait, and how often ends
+// were forgotten.
 static bool by_callback;
 static atomic_bool closed, in_call[MOST];
-static int stuck[MOST]; // how often a thread seemed to be in a call for good
+static int stuck[MOST]; // how often a thread seemed to stay in a call forever
 static atomic_bool pause_all;
 static atomic_int paused;
 static atomic_uint life;
@@ -170,7 +182,8 @@ static double ms(void) {
   return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
 }
 
-// available asks what NVIDIA says may fail where the device is profiled or sampled: how large the list of counters would be, and for the list.
+// available asks what NVIDIA says may fail where the device is profiled or sampled: how large the
+// list of counters would be, and for the list.
 static bool available(void) {
   double began = ms();
   gpufl_profiler_life life_of = {.structSize = sizeof life_of};
@@ -230,7 +243,8 @@ static void disarm(void) {
 
 static int again;
 
-// told_again has each thread launch and says how many of its launches came, before and after something is done while nobody launches.
+// told_again has each thread launch and says how many of its launches came, before and after
+// something is done while nobody launches.
 static void told_again(const char *what, int threads, void (*something)(void)) {
   if (something != NULL) {
     atomic_store(&paused, 0);

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A CUPTI injection library that keeps what CUPTI writes, byte for byte, so that the decoder can be
-// tested where there is no GPU. It is a tool for capturing test data: slow, and for no other use.
+// A CUPTI injection library that keeps CUPTI's output byte for byte, so that the decoder can be
+// tested without a GPU. It is slow, and only for capturing test data.
 //
-// CUDA loads it by CUDA_INJECTION64_PATH. It writes into the folder GPUFLIGHT_DUMP_DIR:
+// CUDA loads it through CUDA_INJECTION64_PATH. It writes into the folder GPUFLIGHT_DUMP_DIR:
 //
-//   meta.txt    "version N" (cuptiGetVersion), "kinds a,b,c" (those that could be enabled)
-//   NNNN.buf    the bytes of each completed buffer
-//   NNNN.idx    where its records begin, by CUPTI's own walk: little-endian uint32
-//   names.txt   pointer in hex, tab, string: for each name that a record points at
+//	meta.txt    "version N" (cuptiGetVersion) and "kinds a,b,c" (the enabled kinds)
+//	NNNN.buf    the bytes of each completed buffer
+//	NNNN.idx    the offsets of its records as CUPTI iterates them, little-endian uint32
+//	names.txt   pointer in hex, tab, string, for each name that a record refers to
 //
-// GPUFLIGHT_DUMP_KINDS is a comma list of CUPTI's activity kinds; GPUFLIGHT_CUPTI the path of libcupti.
+// GPUFLIGHT_DUMP_KINDS is a comma list of CUPTI's activity kinds. GPUFLIGHT_CUPTI is the path of
+// libcupti.
 //
-// Build: gcc -std=c11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -o libdump.so dump.c -ldl -lpthread
+//	gcc -std=c11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -o libdump.so dump.c -ldl -lpthread
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -128,7 +129,7 @@ static void at_exit(void) {
 	cupti.flush(1);
 }
 
-// gpufl_dump_flush asks for all that is complete.
+// gpufl_dump_flush flushes all completed buffers.
 GPUFL_EXPORT int gpufl_dump_flush(void) {
 	return cupti.flush == NULL ? -1 : cupti.flush(1);
 }

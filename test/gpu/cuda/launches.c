@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Launches empty kernels through the driver API as it is told, a command a line on standard input, so
- * that one process can be measured while probes come and go:
+ * Launches empty kernels through the driver API, so that one process can be measured while probes
+ * are attached and detached. It reads one command per line from standard input:
  *
  *   burst N        N launches as fast as the thread can make them
  *   paced N RATE   N launches at RATE a second
  *
  *   gcc -O2 -I$CUDA/include -o launches launches.c -L$CUDA/lib64/stubs -lcuda
  *
- * Each is answered by a line of JSON. After every 500 launches it waits for the device, and the time of
- * that is not counted: the queue is never full, so what is timed is the host's work alone. The status is
- * 1 if anything of CUDA fails.
+ * It answers each command with a line of JSON. After every 500 launches it waits for the device,
+ * outside the measured time. The queue is therefore never full, and only the host's work is
+ * measured. The exit status is 1 if a CUDA call fails.
  */
 #include <cuda.h>
 #include <stdio.h>

@@ -1,32 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Does CUPTI bear being asked for its records while threads copy? Without our core:
+// Can CUPTI flush its records while threads copy? Without our core:
 //
 //	test/gpu/build --programs bin
 //	LD_PRELOAD=bin/crash.so bin/copies /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 HOW THREADS MICROSECONDS SECONDS
 //
-// Threads launch kernels and copy from and to memory of malloc, in one piece and in several, all the time and right. Every so many microseconds CUPTI is
-// asked for what is complete (cuptiActivityFlushAll). HOW is who is under way meanwhile:
+// Threads launch kernels and copy from and to malloc's memory, in one or several pieces, without
+// pause. Every MICROSECONDS the program flushes completed records (cuptiActivityFlushAll). HOW says
+// what is in flight meanwhile:
 //
-//	b     calls and the device
-//	d     the device alone
-//	n     neither
-//	w     as n, and then records are off for a moment, as while a window counts
-//	o     as d, and then they are, whatever the device does
-//	x     calls and the device, and then records are off, as in o
-//	k     the same, and those of copies stay on
-//	e     as o, and records are switched on again beside calls
-//	f     as b, and CUPTI is asked for what is not complete either
-//	r     as b, and every second buffer that CUPTI wants is refused
-//	s     as o, and a window of SASS metrics is open meanwhile
-//	S     the same, and calls are held up in CUPTI's callback, as our core does it, and not before them
-//	X     as S, and records are switched off beside calls
-//	z     as d, and then CUPTI is left (cuptiFinalize) beside calls, and come back to while they wait
-//	Z     as d, and it is left while they wait
-//	i     as n, and then it is
+//	b     calls and device work
+//	d     device work only
+//	n     nothing
+//	w     as n, and then records are disabled for a moment, as during a window
+//	o     as d, and then they are disabled, whatever the device does
+//	x     calls and device work, and then records are disabled, as in o
+//	k     the same, but records of copies stay enabled
+//	e     as o, and records are enabled again concurrently with calls
+//	f     as b, and the flush is forced
+//	r     as b, and every second buffer request of CUPTI is rejected
+//	s     as o, with a window of SASS metrics open meanwhile
+//	S     the same, and calls block in CUPTI's callback, as in our core, instead of before them
+//	X     as S, and records are disabled concurrently with calls
+//	z     as d, then cuptiFinalize concurrently with calls, and attach again while calls block
+//	Z     as d, and cuptiFinalize while calls block
+//	i     as n, and then cuptiFinalize
 //
-// It prints how often it asked, how many records came of how many copies and launches, how many instructions were patched, and how many windows had
-// launches and nothing patched.
+// It prints the numbers of flushes, of records of copies and launches, of patched instructions, and
+// of windows that had launches and no patched instructions.
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -39,10 +40,10 @@ enum { MOST = 32, KERNELS = 8, SMALL = 4, LARGE = 6 << 20, COPY = GPUFL_CUPTI_AC
 static void *kernels[KERNELS], *subscriber;
 static pthread_rwlock_t gate = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 static bool gated, by_callback, copies_stay, refusing; // as HOW says
-static __thread bool applications; // its calls are held up
+static __thread bool applications; // its calls block
 static __thread int depth;
 static atomic_bool over;
-static __thread bool leaving; // CUPTI, at the end of the call
+static __thread bool leaving; // CUPTI is finalized at the end of the call
 static int left_with;
 static atomic_ulong launches, copies, recorded[2];
 
@@ -110,7 +111,7 @@ static void *run(void *arg) {
     CALL(wait_for(stream));
     atomic_fetch_add(&copies, 3);
     CHECK(in[0] == out[0] && in[words - 1] == out[words - 1]);
-    // What the heap has to give changes hands, as in any program.
+    // The free memory of the heap changes, as in any program.
     void *some[16];
     for (int i = 0; i < 16; i++) {
       some[i] = malloc(16 + 16 * (size_t)(rand_r(&seed) % 8));
@@ -213,7 +214,7 @@ int main(int argc, char **argv) {
       close_gate();
       if (windows) {
         CHECK(cu_synchronize() == 0 && end_counts() == 0);
-        // One may have been under way at each end.
+        // One call may have been in flight at each end.
         if (atomic_load(&launches) > launched + 2 * (unsigned)threads && counted == patched) empty++;
         open_gate();
         close_gate();
@@ -229,7 +230,7 @@ int main(int argc, char **argv) {
   atomic_store(&over, true);
   for (int i = 0; i < threads; i++) pthread_join(all[i], NULL);
   CHECK(cu_synchronize() == 0);
-  for (int i = 0; i < 3; i++) { // what CUPTI's own thread still works at comes with the next
+  for (int i = 0; i < 3; i++) { // the next flush includes what CUPTI's own thread still processes
     flush_all(1);
     usleep(100000);
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A library for LD_PRELOAD: a thread that crashes says so on standard error, and then waits for a quarter of an hour with its stack as it is, for
-// where.stacks to read. Of x86-64 it says too where it was, what its registers have, and what is where they point.
+// A library for LD_PRELOAD. A thread that crashes reports it on standard error and then waits for a
+// quarter of an hour, so that where.stacks can read its stack. On x86-64 it also prints its
+// location, its registers and the memory at those addresses.
 //
 //	test/gpu/build --programs bin
 //	LD_PRELOAD=bin/crash.so PROGRAM
@@ -19,7 +20,7 @@
 #ifdef __x86_64__
 enum { WORDS = 12 };
 
-// look says what is at an address, if anything is.
+// look prints the memory at an address, if it is mapped.
 static void look(const char *name, uint64_t address) {
   uint64_t words[WORDS] = {0};
   struct iovec to = {words, sizeof words}, from = {(void *)address, sizeof words}; // NOLINT: it need not be one

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a window of SASS metrics leaves of the heap, and who asked for it. Without our core:
+// Which heap memory does a window of SASS metrics leave, and which calls allocated it? Without our
+// core:
 //
 //	test/gpu/build --programs bin
 //	bin/leaks /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 KERNELS WINDOWS HOW
 //
-// So many kernels are launched in each of so many windows. What was allocated in the last two thirds of them and is there after three more windows is
-// told by the calls that it was allocated in, with the figures of a window. HOW is
+// Each of WINDOWS windows launches KERNELS kernels. The program reports memory that was allocated
+// in the last two thirds of them and remains after three more windows. It groups it by the
+// allocating calls, with values per window. HOW is
 //
 //	n     as our core does it
-//	u     what was counted is not read
-//	f     nothing is freed while it is read: does this program see that?
+//	u     the counts are not read
+//	f     nothing is freed during the read: verifies that this program sees the leak
 
 #include <execinfo.h>
 #include <malloc.h>
@@ -67,10 +69,10 @@ static uint32_t chain_of(void *const *frames, int n) {
     }
     if (chains[i].n == n && memcmp(chains[i].frames, frames, (size_t)n * sizeof *frames) == 0) return i;
   }
-  return i; // too many: it is told with another
+  return i; // too many: reported with another
 }
 
-// allocated notes a piece and who asked for it.
+// allocated records a piece and its caller.
 __attribute__((noinline)) static void *allocated(void *at, size_t size) {
   if (at == NULL || inside || !atomic_load(&watching)) return at;
   inside = true;
@@ -153,7 +155,7 @@ int main(int argc, char **argv) {
   int kernels = atoi(argv[2]), windows = atoi(argv[3]);
   CHECK(kernels > 0 && windows >= 6);
   pthread_spin_init(&lock, PTHREAD_PROCESS_PRIVATE);
-  mallopt(M_ARENA_MAX, 1); // what is told of the heap is told of all of it
+  mallopt(M_ARENA_MAX, 1); // one arena, so that heap statistics include everything
   void *first[4];
   backtrace(first, 4); // it allocates the first time
   load_bare(argv[1]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What crash.c and guard.c say on standard error. It asks for no memory and takes no lock.
+// Output of crash.c on standard error. It allocates no memory and takes no lock.
 
 #pragma once
 

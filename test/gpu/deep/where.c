@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the threads of a process are when a clock ticks, that of their own processor time:
+// Samples the location of a process's threads by their processor time:
 //
 //	test/gpu/build --programs bin
 //	bin/where PID [HERTZ]        # until its standard input ends
 //
-// Prints how many threads it watches once it does, and at the end a line for each place seen: the thread's id, how often, its offset
-// in the file it is of, and the file; or in place of the file [kernel], and the address. It needs perf_event_open's clock, and the right to watch the process.
+// When it watches, it prints the number of threads. At the end it prints one line per location:
+// thread id, count, file offset and file, or [kernel] and the address. It needs perf_event_open's
+// clock and permission to watch the process.
 
 #include <errno.h>
 #include <inttypes.h>
@@ -53,7 +54,7 @@ static void count(int tid, uint64_t address) {
   lost++;
 }
 
-// drain takes what a ring has: the samples of one thread.
+// drain reads all samples from the ring of one thread.
 static void drain(thread *t) {
   const char *data = (const char *)t->ring + page;
   uint64_t size = PAGES * page, head = __atomic_load_n(&t->ring->data_head, __ATOMIC_ACQUIRE), tail = t->ring->data_tail;

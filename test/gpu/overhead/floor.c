@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The floor under every tracer built on CUPTI: kernels, copies and sets are recorded, counted and
- * thrown away. What a program loses under this library it loses to CUPTI itself.
+ * The lower bound for every tracer built on CUPTI: kernels, copies and sets are recorded, counted and
+ * discarded. The overhead of this library is that of CUPTI itself.
  *
  *   gcc -O2 -shared -fPIC -I$CUDA/include -o libfloor.so floor.c -L$CUDA/lib64 -lcupti -lpthread
  *   CUDA_INJECTION64_PATH=$PWD/libfloor.so FLOOR_REPORT=report.json ./launch 300000
  *
- * FLOOR_FLUSH_MS=200 has a thread ask CUPTI so often for what is complete, as a tracer does that does not want to wait until a
- * buffer is full.
+ * With FLOOR_FLUSH_MS=200 a thread flushes completed records every 200 ms, as a tracer does that does
+ * not wait for full buffers.
  *
- * At exit it writes one line of JSON to the file that FLOOR_REPORT names: records and kernels seen,
- * records that CUPTI dropped, and the first CUpti result that was no success.
+ * At exit it writes one line of JSON to the file FLOOR_REPORT: the numbers of records and kernels, the
+ * records that CUPTI dropped, and the first CUPTI error.
  */
 #include <cupti.h>
 #include <pthread.h>
@@ -24,7 +24,7 @@
 #define BUFFER_BYTES (8u << 20)
 
 static atomic_ulong records, kernels, dropped;
-static atomic_int failure; /* the first result that was no success */
+static atomic_int failure; /* the first CUPTI error */
 
 static void check(CUptiResult result) {
   int none = CUPTI_SUCCESS;

@@ -28,18 +28,18 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// What the agent may use while it is attacked.
+// Limits of the agent during attacks.
 const (
 	maxRSS         = 200 << 20
 	maxDescriptors = 512
-	// interval is the time between two collections; maxGap is how late one may be. It is a multiple, since other
-	// programs may use the machine too.
+	// interval is the time between two collections. maxGap limits it with a margin, because other
+	// programs may use the machine.
 	interval, maxGap = time.Second, 5 * time.Second
-	// shutdownLimit is how long the agent may take to end.
+	// shutdownLimit limits the time of the agent's shutdown.
 	shutdownLimit = 15 * time.Second
 )
 
-// attackVariable names the attack that this binary runs, as a user without privileges.
+// attackVariable selects the attack that this binary runs as an unprivileged user.
 const attackVariable = "GPUFLIGHT_TEST_ATTACK"
 
 const nobody = 65534
@@ -53,7 +53,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// stub is the compiled stand-in for the driver, and the program that calls it.
+// stub is the compiled stub of the driver and the program that calls it.
 type stub struct{ library, program string }
 
 func build(t *testing.T) stub {
@@ -75,7 +75,7 @@ func build(t *testing.T) stub {
 	return s
 }
 
-// shared makes a folder that each user may read.
+// shared creates a folder that all users can read.
 func shared(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "hostile") // the test's own folder is root's
@@ -92,7 +92,7 @@ type agent struct {
 	out, metrics string
 }
 
-// root skips a test that needs privileges it does not have.
+// root skips a test that needs privileges.
 func root(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -124,7 +124,7 @@ service:
 	return a
 }
 
-// childOf returns the id of our child with this configuration.
+// childOf returns the process id of our child with this configuration.
 func childOf(t *testing.T, name, config string) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -141,7 +141,7 @@ func childOf(t *testing.T, name, config string) int {
 	return 0
 }
 
-// observing waits until the receiver observes, and skips the test where eBPF is not allowed.
+// observing waits until the receiver is ready, and skips the test if eBPF is not allowed.
 func (a *agent) observing(t *testing.T) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -170,8 +170,8 @@ func (a *agent) usage(t *testing.T) (rss, descriptors int) {
 	return rss << 10, len(files)
 }
 
-// peak watches the agent until ctx ends, and returns the largest usage. It stops early once a bound is exceeded by
-// far, so that a failure does not use up the machine.
+// peak watches the agent until ctx ends and returns the maximum usage. It stops early if a limit is
+// exceeded by far, to protect the machine.
 func (a *agent) peak(ctx context.Context, t *testing.T) (rss, descriptors int) {
 	t.Helper()
 	tick := time.NewTicker(50 * time.Millisecond)
@@ -219,7 +219,8 @@ func (a *agent) skipped(t *testing.T) map[string]float64 {
 	return out
 }
 
-// exported returns the last number of launches of a process, and the times of all collections that have it.
+// exported returns the last number of launches of a process, and the times of all collections with
+// that process.
 func (a *agent) exported(t *testing.T, pid int) (launches int64, times []time.Time) {
 	t.Helper()
 	f, err := os.Open(a.out)
@@ -252,7 +253,8 @@ func (a *agent) exported(t *testing.T, pid int) (launches int64, times []time.Ti
 	}
 }
 
-// strike starts an attack as nobody and waits for its first strike. It ends with the test.
+// strike starts an attack as the user nobody and waits for its first action. The attack ends with
+// the test.
 func strike(t *testing.T, s stub, name string) {
 	t.Helper()
 	dir := shared(t)
@@ -279,7 +281,7 @@ func strike(t *testing.T, s stub, name string) {
 	require.Equal(t, "ready\n", line)
 }
 
-// victim is a program that launches kernels as it is told.
+// victim is a program that launches kernels on command.
 type victim struct {
 	t        *testing.T
 	cmd      *exec.Cmd
@@ -325,7 +327,7 @@ func (v *victim) launch(n int64) {
 	v.launched += n
 }
 
-// works lets the victim launch until ctx ends.
+// works makes the victim launch until ctx ends.
 func (v *victim) works(ctx context.Context) {
 	v.t.Helper()
 	for ctx.Err() == nil {
@@ -334,7 +336,7 @@ func (v *victim) works(ctx context.Context) {
 	}
 }
 
-// counted waits until the agent counts the victim's launches, and from then on all of them.
+// counted waits until the agent counts the victim's launches; later launches are counted exactly.
 func (v *victim) counted(a *agent) {
 	v.t.Helper()
 	require.Eventually(v.t, func() bool {
@@ -342,12 +344,13 @@ func (v *victim) counted(a *agent) {
 		n, _ := a.exported(v.t, v.cmd.Process.Pid)
 		return n > 0
 	}, time.Minute, 200*time.Millisecond, "the victim's library is attached to")
-	// What is counted so far is exact from the first that was seen; let it be exported.
+	// Wait until the current count is exported.
 	time.Sleep(2 * interval)
 	v.launched, _ = a.exported(v.t, v.cmd.Process.Pid)
 }
 
-// exact asserts that each launch was counted, and that no collection was late. The agent has ended.
+// exact asserts that each launch was counted and that no collection was late. The agent must have
+// ended.
 func (v *victim) exact(a *agent, since time.Time) {
 	v.t.Helper()
 	n, times := a.exported(v.t, v.cmd.Process.Pid)
@@ -364,7 +367,7 @@ func (v *victim) exact(a *agent, since time.Time) {
 	v.t.Logf("%d launches, %d collections, at most %v between two", n, len(times), longest)
 }
 
-// attacked runs attacks beside a victim for a while, and asserts what holds for all of them.
+// attacked runs attacks and a victim concurrently and asserts the common guarantees.
 func attacked(t *testing.T, d time.Duration, names ...string) {
 	t.Helper()
 	root(t)
@@ -423,8 +426,8 @@ func TestAgent_AllAttacksAtOnce(t *testing.T) {
 	attacked(t, d, names...)
 }
 
-// A FIFO as maps of a process stands for a read that never returns.
-func TestAgent_ShutdownWhileAReadHangs(t *testing.T) {
+// A FIFO in place of the maps of a process simulates a read that never returns.
+func TestAgent_ShutdownDuringHangingRead(t *testing.T) {
 	root(t)
 	dir := t.TempDir()
 	proc := filepath.Join(dir, "proc")
@@ -435,7 +438,7 @@ func TestAgent_ShutdownWhileAReadHangs(t *testing.T) {
 		require.NoError(t, unix.Mkfifo(filepath.Join(process, "maps"), 0o600))
 	}
 	a := startAgent(t, dir)
-	time.Sleep(3 * time.Second) // it tries to read
+	time.Sleep(3 * time.Second) // during the read
 	began := time.Now()
 	a.Stop(shutdownLimit)
 	t.Logf("shutdown in %v", time.Since(began).Round(time.Millisecond))

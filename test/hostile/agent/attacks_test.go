@@ -22,16 +22,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attack is what an unprivileged user does. It runs in a process of its own, in an empty folder that it may write to,
-// until it is killed. library is a driver that works. It calls ready when the first strike is done.
+// attack is an action of an unprivileged user. It runs in its own process, in an empty writable
+// folder, until it is killed. library is a working driver library. It calls ready after the first
+// action.
 type attack struct {
 	name string
 	run  func(dir, library string, ready func()) error
-	// skipped says that files of it must be skipped, and counted.
+	// skipped requires that files of the attack are skipped and counted.
 	skipped bool
 }
 
-// attacks are made one by one and all at once.
+// attacks run separately and all at once.
 var attacks = []attack{
 	{name: "symbols", run: symbols, skipped: true},
 	{name: "fifo", run: fifo, skipped: true},
@@ -51,7 +52,7 @@ func attackNamed(name string) *attack {
 	return nil
 }
 
-// symbols maps libraries of 1 MB with 40,000 symbols that share one name of 40 KB, again and again.
+// symbols repeatedly maps libraries of 1 MB with 40,000 symbols that share one name of 40 KB.
 func symbols(dir, _ string, ready func()) error {
 	const count, nameBytes = 40_000, 40_000
 	image := library(count, bytes.Repeat([]byte{'a'}, nameBytes))
@@ -70,7 +71,7 @@ func symbols(dir, _ string, ready func()) error {
 	}
 }
 
-// fifo maps a library and exchanges it with a FIFO all the time.
+// fifo maps a library and repeatedly exchanges it with a FIFO.
 func fifo(dir, _ string, ready func()) error {
 	pipe := filepath.Join(dir, "pipe")
 	if err := unix.Mkfifo(pipe, 0o644); err != nil {
@@ -82,7 +83,7 @@ func fifo(dir, _ string, ready func()) error {
 			return err
 		}
 		for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond) {
-			// An even number of times, so that the pipe has its name again.
+			// An even number of times, so that the FIFO has its name again.
 			for range 2 {
 				if err := unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, pipe, unix.RENAME_EXCHANGE); err != nil {
 					return err
@@ -110,7 +111,7 @@ func files(dir, _ string, ready func()) error {
 	select {}
 }
 
-// libraries maps 200 copies of a library that works, to be attached to.
+// libraries maps 200 copies of a working library, so that the agent attaches to them.
 func libraries(dir, library string, ready func()) error {
 	image, err := os.ReadFile(library)
 	if err != nil {
@@ -125,7 +126,7 @@ func libraries(dir, library string, ready func()) error {
 	select {}
 }
 
-// mappings has 50,000 mappings and makes more all the time, faster than the kernel's buffer is read.
+// mappings has 50,000 mappings and creates more than the kernel's buffer can report.
 func mappings(dir, _ string, ready func()) error {
 	path := filepath.Join(dir, "libnccl.so.2")
 	if err := os.WriteFile(path, bytes.Repeat([]byte{'n'}, 64<<10), 0o644); err != nil {
@@ -136,7 +137,7 @@ func mappings(dir, _ string, ready func()) error {
 		return err
 	}
 	for n := range 50_000 {
-		// Neighbours at the same offset are not merged.
+		// Neighbors at the same offset are not merged.
 		if _, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE); err != nil {
 			return fmt.Errorf("mapping %d: %w", n, err)
 		}
@@ -150,14 +151,14 @@ func mappings(dir, _ string, ready func()) error {
 		if err := unix.Munmap(b); err != nil {
 			return err
 		}
-		// 20,000 a second, so that other processes run too.
+		// 20,000 per second, so that other processes run too.
 		if n%200 == 199 {
 			time.Sleep(10 * time.Millisecond)
 		}
 	}
 }
 
-// garbage maps new files all the time: random bytes behind a header of ELF.
+// garbage repeatedly maps new files: random bytes after an ELF header.
 func garbage(dir, _ string, ready func()) error {
 	random := rand.New(rand.NewPCG(1, 2))
 	for n := 0; ; n++ {
@@ -174,7 +175,7 @@ func garbage(dir, _ string, ready func()) error {
 		}
 		time.Sleep(5 * time.Millisecond)
 		if n%1000 == 999 {
-			// Mappings of files that are gone stay, and count towards the limit of 65,530.
+			// Mappings of deleted files stay and count towards the limit of 65,530.
 			if n > 30_000 {
 				time.Sleep(time.Hour)
 			}
@@ -187,10 +188,10 @@ func garbage(dir, _ string, ready func()) error {
 	}
 }
 
-// kernels launches 20,000 different kernels, so that a table of the kernel's that all processes share fills up.
+// kernels launches 20,000 different kernels, to fill a kernel table that all processes share.
 func kernels(_, library string, ready func()) error {
 	cmd := exec.CommandContext(context.Background(), filepath.Join(filepath.Dir(library), "calls"))
-	// The signal is tied to the thread that starts the program.
+	// The kernel sends the signal when the starting thread exits.
 	runtime.LockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	in, err := cmd.StdinPipe()
@@ -217,7 +218,7 @@ func kernels(_, library string, ready func()) error {
 	select {}
 }
 
-// mapNew writes a file and maps it as a library is mapped.
+// mapNew writes a file and maps it like a library.
 func mapNew(path string, image []byte) error {
 	if err := os.WriteFile(path, image, 0o644); err != nil {
 		return err
@@ -231,7 +232,8 @@ func mapNew(path string, image []byte) error {
 	return err
 }
 
-// library makes an ELF file with so many dynamic symbols, all of one name, in an executable segment.
+// library returns an ELF file with the given number of dynamic symbols of one name, in an
+// executable segment.
 func library(symbols int, name []byte) []byte {
 	le := binary.LittleEndian
 	const header, section, segment, symbol = 64, 64, 56, 24

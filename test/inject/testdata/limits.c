@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sets a limit, uses the (fake) driver as a CUDA program does, prints what the driver answered and exits
-// with 3: limits RESOURCE VALUE LAUNCHES. RESOURCE -1 sets no limit. With MEASURE in the environment it
-// also writes to stderr how many threads and descriptors it has, and its address space.
+// Usage: limits RESOURCE VALUE LAUNCHES. Sets a limit, uses the (fake) driver as a CUDA program
+// does, prints the driver's results and exits with 3. RESOURCE -1 sets no limit. With MEASURE in
+// the environment it also prints its threads, descriptors and address space to stderr.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <stdio.h>

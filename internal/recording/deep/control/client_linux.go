@@ -111,8 +111,8 @@ func (c *Client) Status(ctx context.Context, pid int) (Process, deep.Report, err
 	return *r.Process, *r.Report, nil
 }
 
-// List returns the processes of this user, for root those of all users, that can be asked, by id. Those in
-// containers that share no folder with this process are not among them.
+// List returns the processes of this user, for root those of all users, that can be asked, by id.
+// Those in containers that share no folder with this process are not among them.
 func (c *Client) List(ctx context.Context) []Listed {
 	var list []Listed
 	for _, f := range c.folders() {
@@ -326,8 +326,8 @@ func (d *dir) connect(ctx context.Context, own, pid int) (*net.UnixConn, error) 
 	return u, nil
 }
 
-// paths are the folders in which a process of a user may have its socket, best first. Each is looked for
-// where the process sees it, if it may be looked at, and then where this one does.
+// paths are the folders in which a process of a user may have its socket, best first. Each is
+// looked for where the process sees it, if it may be looked at, and then where this one does.
 func (c *Client) paths(pid, uid int) []string {
 	private := folder + "-" + strconv.Itoa(uid)
 	var inside []string

@@ -131,8 +131,8 @@ func receive[T any](t *testing.T, from <-chan T) (v T) {
 	return v
 }
 
-// readResponse reads the status code and the first JSON value of a response. An error without JSON, as
-// net/http sends, is returned as reply.Error.
+// readResponse reads the status code and the first JSON value of a response. An error without JSON,
+// as net/http sends, is returned as reply.Error.
 func readResponse(t *testing.T, conn net.Conn) (code int, r reply) {
 	t.Helper()
 	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -398,8 +398,8 @@ func TestOtherUsersAreRefused(t *testing.T) {
 		// Never unlocked: the thread ends with its user id.
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// The main thread does not end, and the user of the process is its user. It is held until
-			// another one has done it.
+			// The main thread does not end, and the user of the process is its user. It is held
+			// until another one has done it.
 			defer runtime.UnlockOSThread()
 			done := make(chan struct{})
 			go func() {

@@ -33,8 +33,8 @@ type dir struct {
 
 func (d *dir) close() { _ = d.file.Close() }
 
-// at returns a path to something in the folder that stays right whatever becomes of the folder's own, and
-// that is short enough for an address.
+// at returns a path to something in the folder that stays right whatever becomes of the folder's
+// own, and that is short enough for an address.
 func (d *dir) at(name string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", d.file.Fd(), name)
 }
@@ -131,8 +131,8 @@ func (d *dir) clean() {
 }
 
 // removeStale removes the socket of a process that does not exist here. It may exist in another PID
-// namespace that shares the folder: so the socket goes only if nobody listens, or if who listens is a child
-// that inherited it from that very process.
+// namespace that shares the folder. So the socket is removed only if nobody listens, or if the
+// listener is a child that inherited it from that process.
 func (d *dir) removeStale(pid int) {
 	name := socketName(pid)
 	var before, after unix.Stat_t
@@ -149,8 +149,8 @@ func (d *dir) removeStale(pid int) {
 	}
 }
 
-// listener returns the id of the process that made a socket listen, 0 if that is in another namespace. It
-// does not wait.
+// listener returns the id of the process that made a socket listen, 0 if that is in another
+// namespace. It does not wait.
 func listener(path string) (pid int, err error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

@@ -130,8 +130,8 @@ func ended(t *testing.T) int {
 	return cmd.Process.Pid
 }
 
-// listenInChild is what the test program does as a process that listens, leaves its socket to a child and
-// is killed.
+// listenInChild is what the test program does as a process that listens, leaves its socket to a
+// child and is killed.
 func listenInChild(place string) {
 	c, err := deep.New(deep.Config{}, engines{})
 	if err != nil {
@@ -157,8 +157,8 @@ func listenInChild(place string) {
 	os.Exit(1)
 }
 
-// TestStaleSockets finds what a killed process left: with nobody who listens, and with a child that still
-// holds the socket but does not answer.
+// TestStaleSockets finds what a killed process left: with nobody who listens, and with a child that
+// still holds the socket but does not answer.
 func TestStaleSockets(t *testing.T) {
 	place := Place{TempDir: t.TempDir()}
 	client := patient(place)
@@ -237,8 +237,8 @@ func TestStaleSockets(t *testing.T) {
 	leave(socketName(dead))        // nobody listens
 	leave(socketName(os.Getpid())) // a process that had our id before
 	leave(socketName(1))           // a process that lives, whoever it is
-	// A process of another namespace listens under the id of one that is dead here: from here it has
-	// the id of this test.
+	// A process of another namespace listens under the id of one that is dead here: from here it
+	// has the id of this test.
 	other := ended(t)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: d.at(socketName(other)), Net: "unix"})
 	if err != nil {

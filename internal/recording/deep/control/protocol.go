@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// maxRequest bounds the headers and the body of a request, maxReply the body of a response. Both
-	// are in bytes. A response has at most ten windows and the rules.
+	// maxRequest bounds the headers and the body of a request, maxReply the body of a response.
+	// Both are in bytes. A response has at most ten windows and the rules.
 	maxRequest = 4 << 10
 	maxReply   = 1 << 20
 	// maxConnections bounds concurrent connections. Further connections wait.
@@ -72,8 +72,8 @@ type Process struct {
 type Place struct {
 	// RuntimeDir is $XDG_RUNTIME_DIR, "" for none.
 	RuntimeDir string
-	// TempDir has the folder otherwise; "" is /tmp. TMPDIR is not used: two programs of one user often
-	// differ in it.
+	// TempDir has the folder otherwise; "" is /tmp. TMPDIR is not used: two programs of one user
+	// often differ in it.
 	TempDir string
 }
 

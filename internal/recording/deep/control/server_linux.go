@@ -35,8 +35,8 @@ type Server struct {
 	once       sync.Once
 }
 
-// limitedListener accepts a connection when a slot is free. netutil.LimitListener does the same, but its
-// connections hide the descriptor that peerOf needs.
+// limitedListener accepts a connection when a slot is free. netutil.LimitListener does the same,
+// but its connections hide the descriptor that peerOf needs.
 type limitedListener struct {
 	*net.UnixListener
 	slots chan struct{} // released by http.Server.ConnState
@@ -113,8 +113,8 @@ func listen(p Place, process Process, c *deep.Controller, log *slog.Logger, pati
 	return s, nil
 }
 
-// bind makes the socket under another name first: under its own it listens from the beginning, so that
-// nobody takes it for stale.
+// bind makes the socket under another name first: under its own it listens from the beginning, so
+// that nobody takes it for stale.
 func (s *Server) bind() (err error) {
 	fd := int(s.dir.file.Fd())
 	name, first := socketName(s.process.PID), fmt.Sprint(s.process.PID, unfinished)
@@ -148,8 +148,8 @@ func (s *Server) bind() (err error) {
 // Path returns where the socket is, for people.
 func (s *Server) Path() string { return s.dir.path + "/" + socketName(s.process.PID) }
 
-// Close removes the socket and ends the connections. Stop the controller first: clients that wait for
-// a window then receive its result. Close takes replyTime at most. A second call waits as well.
+// Close removes the socket and ends the connections. Stop the controller first: clients that wait
+// for a window then receive its result. Close takes replyTime at most. A second call waits as well.
 func (s *Server) Close() {
 	s.once.Do(func() {
 		var st unix.Stat_t

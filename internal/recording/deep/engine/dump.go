@@ -12,8 +12,8 @@ import (
 	"github.com/gpuflight/gpuflight/cupti"
 )
 
-// dump keeps what CUPTI returned, where settings ask for it: a text that the fake CUPTI of our tests can
-// play back, and the images that it is about.
+// dump keeps what CUPTI returned, where settings ask for it: a text that the fake CUPTI of our
+// tests can play back, and the images that it is about.
 func (w *worker) dump(window uint64, r *cupti.DeepResult) {
 	if w.settings.Dump == "" {
 		return

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
 )
 
-// openLimit and closeLimit are such that package cupti gives up before package deep does: closing takes
-// up to five seconds more, for the last samples, which SASS metrics do not have.
+// openLimit and closeLimit are such that package cupti gives up before package deep does. Closing
+// takes up to five seconds more for the last samples, which SASS metrics do not have.
 const (
 	openLimit      = 9 * time.Second
 	closeLimit     = 7 * time.Second
@@ -44,7 +44,8 @@ func FromCollector(c *cupti.Collector) Collector { return collector{c} }
 
 type collector struct{ *cupti.Collector }
 
-// OpenDeep returns no window as no Opened, which a nil *cupti.DeepWindow in the interface would not be.
+// OpenDeep returns no window as no Opened, which a nil *cupti.DeepWindow in the interface would not
+// be.
 func (c collector) OpenDeep(cfg cupti.DeepConfig) (Opened, error) {
 	w, err := c.Collector.OpenDeep(cfg)
 	if err != nil {
@@ -62,8 +63,8 @@ type Sink interface {
 	CountMissingListings(functions uint64)
 }
 
-// Engines are the engines of one collector. They implement [deep.Engines]; Opened and Closed are the
-// functions of a [deep.Config]. Start and Stop are called by the owner, once each.
+// Engines are the engines of one collector. They implement [deep.Engines]; Opened and Closed are
+// the functions of a [deep.Config]. Start and Stop are called by the owner, once each.
 type Engines struct {
 	settings Settings
 	from     Collector
@@ -71,8 +72,8 @@ type Engines struct {
 	log      *slog.Logger
 	worker   *worker
 
-	// activity is held where activity is switched; paused says that it shall be off. late are goroutines that turn it
-	// on as soon as that can be, and end with stopped.
+	// activity is held where activity is switched; paused says that it shall be off. late are
+	// goroutines that turn it on as soon as that can be, and end with stopped.
 	activity sync.Mutex
 	paused   bool
 	late     sync.WaitGroup
@@ -88,8 +89,8 @@ type Engines struct {
 	asked chan bool
 	// stuck says that an engine may be armed that CUPTI has not come back from.
 	stuck bool
-	// deaf is for saying once that CUPTI tells of nothing any more.
-	deaf sync.Once
+	// unresponsive is for saying once that CUPTI tells of nothing any more.
+	unresponsive sync.Once
 }
 
 // New returns engines that have not begun. A nil logger drops what is logged.
@@ -106,9 +107,9 @@ func New(s Settings, from Collector, sink Sink, log *slog.Logger) *Engines {
 // Start begins to take what windows yield.
 func (e *Engines) Start() { e.worker.start() }
 
-// Stop finishes what windows have yielded and returns within ctx, or a second past it. In the last half of its
-// time there is no disassembly any more, and rows that still wait get no line. The controller has been stopped
-// before.
+// Stop finishes what windows have yielded and returns within ctx, or a second past it. In the last
+// half of its time there is no disassembly any more, and rows that still wait get no line. The
+// controller has been stopped before.
 func (e *Engines) Stop(ctx context.Context) error {
 	e.once.Do(func() { close(e.stopped) })
 	err := e.worker.stop(ctx)
@@ -122,8 +123,8 @@ const resumeEvery = time.Second
 // contextLimit is how long Ready waits for an answer.
 const contextLimit = 100 * time.Millisecond
 
-// Ready says whether the program has a context. While the driver makes the first one it may not answer for seconds:
-// then there is none yet.
+// Ready says whether the program has a context. While the driver makes the first one it may not
+// answer for seconds: then there is none yet.
 func (e *Engines) Ready() bool {
 	e.mu.Lock()
 	answer := e.asked
@@ -157,8 +158,8 @@ func (e *Engines) Pause(context.Context) error {
 	return e.status(e.from.Pause())
 }
 
-// Resume turns activity on again, unless an engine may still be armed. Where launches come to no rest in time, it is
-// tried until they do: until then nothing is recorded.
+// Resume turns activity on again, unless an engine may still be armed. Where launches do not
+// become idle in time, it is tried until they do. Nothing is recorded until then.
 func (e *Engines) Resume(ctx context.Context, disarmed bool) error {
 	e.mu.Lock()
 	stuck := e.stuck
@@ -221,7 +222,8 @@ func (e *Engines) Arm(_ context.Context, engine deep.Engine, o deep.Options) (de
 	case deep.PC:
 		cfg.Engine, cfg.PeriodLog2, cfg.Serialize, cfg.LeaseDir = cupti.EnginePCSampling, e.settings.PeriodLog2, e.settings.Serialize, e.settings.LeaseDir
 	case deep.SASS:
-		// A kernel is patched when it is launched: to patch all that a large program has loaded takes minutes.
+		// A kernel is patched when it is launched: to patch all that a large program has loaded
+		// takes minutes.
 		cfg.Engine, cfg.Metrics, cfg.LazyPatching = cupti.EngineSASS, e.settings.Metrics, true
 		cfg.CloseLimit = sassCloseLimit
 	default:
@@ -347,7 +349,7 @@ var statuses = map[cupti.Reason]deep.Status{
 	cupti.ReasonExit:          deep.StatusAtExit,
 	cupti.ReasonForked:        deep.StatusAtExit,
 	cupti.ReasonStuck:         deep.StatusBroken,
-	cupti.ReasonDeaf:          deep.StatusBroken,
+	cupti.ReasonUnresponsive:  deep.StatusBroken,
 	cupti.ReasonBadRequest:    deep.StatusBadRequest,
 }
 
@@ -367,8 +369,8 @@ func (e *Engines) status(err error) error {
 		e.stuck = true
 		e.mu.Unlock()
 	}
-	if refused.Status.Reason == cupti.ReasonDeaf {
-		e.deaf.Do(func() { e.log.Error("gpuflight: recording has ended", "why", refused.Status.Detail) })
+	if refused.Status.Reason == cupti.ReasonUnresponsive {
+		e.unresponsive.Do(func() { e.log.Error("gpuflight: recording has ended", "why", refused.Status.Detail) })
 	}
 	return refusal(refused.Status)
 }

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// maxDisassembled is how many functions of one window are disassembled, those with the largest figures
-	// first; maxListed how many of a session.
+	// maxDisassembled is how many functions of one window are disassembled, those with the largest
+	// figures first; maxListed how many of a session.
 	maxDisassembled = 64
 	maxListed       = 4096
 	// listingBytes is the most text that is handed over at once. A function with more has none.
@@ -49,9 +49,10 @@ type textJob struct {
 	end time.Time
 }
 
-// texts has nvdisasm print functions and hands over what it printed, each function once in a session. It runs on a
-// goroutine of its own, one image at a time: nvdisasm takes a second or more for a large image, and figures must
-// not wait for it. What is not printed when the session ends is counted as missing.
+// texts has nvdisasm print functions and hands over what it printed, each function once in a
+// session. It runs on a goroutine of its own, one image at a time: nvdisasm takes a second or more
+// for a large image, and figures must not wait for it. What is not printed when the session ends is
+// counted as missing.
 type texts struct {
 	from Collector
 	sink Sink
@@ -78,8 +79,8 @@ func newTexts(from Collector, sink Sink, log *slog.Logger, hurry, abandon <-chan
 	}
 }
 
-// want decides which of a window's functions, those with the largest figures first, shall have a text that has not
-// been asked for yet, and returns those. Ask asks for them.
+// want decides which of a window's functions, those with the largest figures first, shall have a
+// text that has not been asked for yet, and returns those. Ask asks for them.
 func (t *texts) want(functions []listingKey) (wanted []listingKey) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -119,7 +120,7 @@ func (t *texts) seek() {
 	t.found = d
 }
 
-// coming says whether the text of a function has been sent, or is on its way.
+// coming says whether the text of a function has been sent, or is in flight.
 func (t *texts) coming(f listingKey) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

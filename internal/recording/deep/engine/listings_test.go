@@ -24,8 +24,8 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// nvdisasm is a script in place of it, which prints NOPs for the kernels of an image. Each of its runs leaves a folder:
-// it may not write files.
+// nvdisasm is a script in place of it, which prints NOPs for the kernels of an image. Each of its
+// runs leaves a folder: it may not write files.
 type nvdisasm struct {
 	t    *testing.T
 	runs string
@@ -118,8 +118,8 @@ func function(l recorder.WindowListing) string {
 	return ""
 }
 
-// Figures are handed over while nvdisasm is at work; text follows, of each function once in the session, several
-// functions of an image in one run.
+// Figures are handed over while nvdisasm is at work; text follows, of each function once in the
+// session, several functions of an image in one run.
 func TestFiguresDoNotWaitForText(t *testing.T) {
 	image := golden(t)
 	gate := filepath.Join(t.TempDir(), "gate")
@@ -193,7 +193,8 @@ func TestEndDropsTexts(t *testing.T) {
 	assert.Equal(t, uint64(len(names)), k.missing)
 }
 
-// An image of which nvdisasm makes nothing is not given to it again, and that its rows have no text is told.
+// An image of which nvdisasm makes nothing is not given to it again, and that its rows have no text
+// is told.
 func TestImageThatCannotBeDisassembled(t *testing.T) {
 	image := golden(t)
 	n := newNVDisasm(t, image, "echo broken >&2; exit 1")

@@ -7,7 +7,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/cubin"
 )
 
-// maxPlaces bounds the instructions whose place is remembered: some 15 MB. All are dropped when it is reached.
+// maxPlaces bounds the instructions whose place is remembered: some 15 MB. All are dropped when it
+// is reached.
 const maxPlaces = 1 << 16
 
 // placeKey is an instruction of an image.
@@ -22,9 +23,9 @@ type place struct {
 	resolved bool
 }
 
-// places tells where instructions are. A training step has the same kernels in each window, and their images may be
-// a hundred megabytes: so an image is read for what the rows of a window need, and not kept; what the
-// rows needed is.
+// places tells where instructions are. A training step has the same kernels in each window, and
+// their images may be a hundred megabytes. So an image is read for what the rows of a window need
+// and not kept. What the rows needed is kept.
 type places struct {
 	resolver *cubin.Resolver
 	known    map[placeKey]place
@@ -34,8 +35,8 @@ func newPlaces(image func(crc uint64) []byte) *places {
 	return &places{resolver: cubin.NewResolver(cubin.Settings{Image: image}), known: map[placeKey]place{}}
 }
 
-// find returns the places of rows. Once hurry is closed no image is read any more: rows of those that are left
-// have their function only, and late counts them.
+// find returns the places of rows. Once hurry is closed no image is read any more: rows of those
+// that are left have their function only, and late counts them.
 func (p *places) find(rows []row, hurry <-chan struct{}) (found []place, late uint64) {
 	found = make([]place, len(rows))
 	var images []uint64

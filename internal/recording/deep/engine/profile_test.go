@@ -55,8 +55,8 @@ func belonging() *deepprofile.Session {
 	}
 }
 
-// offsetOf is the offset of an instruction of a function that has so many frames, the innermost in a function whose
-// symbol has a word in it.
+// offsetOf is the offset of an instruction of a function that has so many frames, the innermost in
+// a function whose symbol has a word in it.
 func offsetOf(t *testing.T, image []byte, function string, frames int, word string) uint64 {
 	t.Helper()
 	f, err := cubin.Open(image)

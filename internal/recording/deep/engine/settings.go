@@ -11,28 +11,31 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/settings"
 )
 
-// DefaultMaxRows is the most rows that one window sends, each a log record of about a kilobyte. There is
-// one for each instruction and each of its stall reasons or metrics. A training step of PyTorch on an H200 has 43,000 in
-// 51 functions; the 5,000 largest have 87 % of the samples, and 10,000 would have 93 %.
+// DefaultMaxRows is the most rows that one window sends, each a log record of about a kilobyte.
+// There is one for each instruction and each of its stall reasons or metrics. A training step of
+// PyTorch on an H200 has 43,000 in 51 functions; the 5,000 largest have 87 % of the samples, and
+// 10,000 would have 93 %.
 const DefaultMaxRows = 5_000
 
 // Settings say what engines are told and what is made of their figures. The zero value works.
 type Settings struct {
 	// PeriodLog2 is the sampling period as a power of two of cycles, 0 for cupti.DefaultPeriodLog2.
 	PeriodLog2 int
-	// Serialize runs one kernel at a time in windows of PC sampling and tells launches apart.
+	// Serialize runs one kernel at a time in windows of PC sampling and distinguishes launches.
 	Serialize bool
 	// Metrics are those of windows of SASS metrics, empty for cupti.DefaultMetrics.
 	Metrics []string
-	// MaxRows is the most rows that one window sends; 0 is DefaultMaxRows. The rest is summed by function.
+	// MaxRows is the most rows that one window sends; 0 is DefaultMaxRows. The rest is summed by
+	// function.
 	MaxRows int
-	// Profiles says that windows are wanted as profiles too. The environment does not: it says so where it says
-	// where telemetry goes.
+	// Profiles says that windows are wanted as profiles too. The environment does not: it says so
+	// where it says where telemetry goes.
 	Profiles bool
-	// LeaseDir is where processes of this user lease GPUs for PC sampling, "" for nowhere. The environment does not say it.
+	// LeaseDir is where processes of this user lease GPUs for PC sampling, "" for nowhere. The
+	// environment does not say it.
 	LeaseDir string
-	// Dump is a folder where what CUPTI returned is kept, with the images that it is about, "" for none. It is
-	// for tests without a GPU.
+	// Dump is a folder where what CUPTI returned is kept, with the images that it is about, "" for
+	// none. It is for tests without a GPU.
 	Dump string
 }
 

@@ -17,8 +17,8 @@ import (
 const (
 	// otherName is the function of rows that are summed without theirs.
 	otherName = "_other"
-	// sumsShare is the part of a window's rows, 1 of so many, that may be sums of functions: of their rows that
-	// have no record of their own.
+	// sumsShare is the part of a window's rows, 1 of so many, that may be sums of functions: of
+	// their rows that have no record of their own.
 	sumsShare = 4
 )
 
@@ -39,12 +39,12 @@ func name(names []string, i uint32) string {
 	return otherName
 }
 
-// otherKey is what rows that are summed are told apart by.
+// otherKey is what rows that are summed are distinguished by.
 type otherKey struct {
 	engine   cupti.Engine
 	device   int32
 	what     string
-	function listingKey // otherName of image 0 where functions are not told apart
+	function listingKey // otherName of image 0 where functions are not distinguished
 }
 
 func (r *row) sumKey() otherKey {
@@ -59,7 +59,8 @@ type table struct {
 	other  map[otherKey]uint64
 	last   map[cupti.Engine]*cupti.DeepResult
 	summed uint64
-	// profiles says that the rows are wanted as a profile too; parts are its parts then, one a result.
+	// profiles says that the rows are wanted as a profile too; parts are its parts then, one a
+	// result.
 	profiles bool
 	parts    map[*cupti.DeepResult]*deepprofile.Part
 }
@@ -85,10 +86,10 @@ type instruction struct {
 	placeKey
 }
 
-// weigh gives rows their weights, which are shares: samples and counts cannot be compared. That of samples is the
-// share of all samples. What one metric says of an instruction is nothing without the others (threads per warp,
-// sectors per request), so all rows of an instruction have one weight: the largest of their shares of a metric's
-// sum. The function returns the share of a sum.
+// weigh gives rows their weights, which are shares: samples and counts cannot be compared. That of
+// samples is the share of all samples. The metrics of an instruction are used together (threads per
+// warp, sectors per request). So all rows of an instruction have one weight: the largest of their
+// shares of a metric's sum. The function returns the share of a sum.
 func (t *table) weigh() (share func(cupti.Engine, string, uint64) float64) {
 	type sumKey struct {
 		engine cupti.Engine
@@ -128,8 +129,9 @@ func (r *row) instruction() instruction {
 	return instruction{r.Device, r.Correlation, placeKey{listingKey{r.CRC, r.function()}, r.PC}}
 }
 
-// choose sorts the largest to the front and sums the rest by function, so that what is said of functions is whole. Where
-// those are too many, the smallest sums are added up in otherName. Each engine has the same share of the rows.
+// choose sorts the largest to the front and sums the rest by function, so that what is said of
+// functions is whole. Where those are too many, the smallest sums are added up in otherName. Each
+// engine has the same share of the rows.
 func (t *table) choose() {
 	share := t.weigh()
 	// Stable, so that the rows of an instruction stay together.
@@ -171,8 +173,8 @@ func (t *table) choose() {
 	}
 }
 
-// group is what is summed together: the rows of a function with one stall reason, or with all metrics, of which none says
-// much without the others.
+// group is what is summed together: the rows of a function with one stall reason, or with all
+// metrics, of which none says much without the others.
 type group struct {
 	key    otherKey // without what for metrics
 	weight float64

@@ -9,8 +9,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
 )
 
-// Unavailable returns engines of a process in which nothing can be recorded: each window that is asked for says
-// why.
+// Unavailable returns engines of a process in which nothing can be recorded: each window that is
+// asked for says why.
 func Unavailable(why cupti.Status) deep.Engines { return unavailableEngines{why} }
 
 type unavailableEngines struct{ why cupti.Status }

@@ -31,7 +31,8 @@ func TestRefusingSaysWhy(t *testing.T) {
 	assert.Equal(t, uint64(3), c.Report().Attempts)
 }
 
-// While the driver makes the first context it does not answer: that is no context yet, and it is asked once.
+// While the driver makes the first context it does not answer: that is no context yet, and it is
+// asked once.
 func TestReadyDoesNotWaitForTheDriver(t *testing.T) {
 	asked, release := 0, make(chan bool)
 	src := &source{contexts: func() bool {
@@ -52,7 +53,8 @@ func TestReadyDoesNotWaitForTheDriver(t *testing.T) {
 	}
 }
 
-// Where launches come to no rest, activity is turned on as soon as they do, and not beside the next window.
+// Where launches do not become idle, activity is turned on as soon as they do, and not beside the next
+// window.
 func TestActivityIsResumedWhenLaunchesRest(t *testing.T) {
 	restless := &cupti.Error{Status: cupti.Status{Reason: cupti.ReasonNotQuiesced, Detail: "no rest"}}
 	src := &source{resumeErrs: []error{restless, restless}}
@@ -96,8 +98,8 @@ func TestFullWindowCloses(t *testing.T) {
 	assert.Equal(t, deep.ErrFull, s.Drain(t.Context()))
 }
 
-// An engine that cannot be disarmed, since the program does not rest, or CUPTI has not come back from it, may still be armed:
-// nothing else may be, and what it has is not good.
+// An engine that cannot be disarmed may still be armed, because the program stays busy or CUPTI has
+// not returned. No other engine may be armed then, and its results are not used.
 func TestWindowThatCannotBeClosedIsNotDisarmed(t *testing.T) {
 	for engine, problem := range map[deep.Engine]cupti.Status{
 		deep.SASS: {Reason: cupti.ReasonNotQuiesced, Detail: "no rest"},

@@ -13,9 +13,9 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
 )
 
-// BenchmarkWindow is a window as a training step has it: 27,000 rows in 32 images, in the order of their weights, which
-// goes from image to image. The first window of a session reads the images, those after it need what is
-// known of them; nothing waits for nvdisasm.
+// BenchmarkWindow is a window as a training step has it: 27,000 rows in 32 images, in the order of
+// their weights, which goes from image to image. The first window of a session reads the images,
+// those after it need what is known of them; nothing waits for nvdisasm.
 func BenchmarkWindow(b *testing.B) {
 	const images, instructions, reasons = 32, 450, 3
 	image := golden(b)

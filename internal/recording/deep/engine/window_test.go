@@ -214,7 +214,7 @@ func samples(store uint64) *cupti.DeepResult {
 			{CRC: 99, Function: 1, PC: 64, What: 1, Value: 5, Device: 1, Correlation: 12},
 		},
 		Totals: cupti.DeepTotals{Samples: 740, DroppedSamples: 3, NonUserSamples: 2, HardwareFull: 1, NotIdle: 1, SkippedContexts: 2, LostContexts: 3,
-			LostRows: 6, Gated: 8, GateTimeouts: 7, LongestHold: time.Millisecond},
+			LostRows: 6, BlockedCalls: 8, BarrierTimeouts: 7, LongestBlock: time.Millisecond},
 	}
 }
 
@@ -284,8 +284,8 @@ func TestRowsHaveTheirFunctionAndLine(t *testing.T) {
 	assert.Equal(t, time.Millisecond, out.LongestHold)
 }
 
-// Whatever the bound leaves out is in the sums, by function, reason and device; and where those are too many, without
-// the function.
+// Whatever the bound leaves out is in the sums, by function, reason and device; and where those are
+// too many, without the function.
 func TestSmallRowsAreSummed(t *testing.T) {
 	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
 	for _, tc := range []struct {
@@ -354,8 +354,8 @@ func TestSmallRowsAreSummed(t *testing.T) {
 	}
 }
 
-// What metrics say of an instruction comes together, or not at all: threads are 32 times the warps, and would have all the
-// rows.
+// What metrics say of an instruction comes together, or not at all: threads are 32 times the warps,
+// and would have all the rows.
 func TestMetricsOfAnInstructionStayTogether(t *testing.T) {
 	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
 	r := &cupti.DeepResult{Engine: cupti.EngineSASS, Functions: []string{"f"}, Names: []string{"warps", "threads", "sectors"}}
@@ -444,7 +444,7 @@ func TestReasonsBecomeStatuses(t *testing.T) {
 		cupti.ReasonTaken:         deep.StatusAnotherProfiler,
 		cupti.ReasonPermission:    deep.StatusNoPermission,
 		cupti.ReasonStuck:         deep.StatusBroken,
-		cupti.ReasonDeaf:          deep.StatusBroken,
+		cupti.ReasonUnresponsive:  deep.StatusBroken,
 		cupti.ReasonExit:          deep.StatusAtExit,
 		cupti.ReasonNotQuiesced:   deep.StatusNotQuiesced,
 		cupti.ReasonFailed:        deep.StatusFailed,
@@ -460,7 +460,8 @@ func TestReasonsBecomeStatuses(t *testing.T) {
 		} else {
 			assert.Equal(t, "why not", refused.Outcome.Text, "one sentence, not two")
 		}
-		// Where CUPTI has not come back, activity beside what may be armed could lock the driver up.
+		// Where CUPTI has not come back, activity beside what may be armed could lock the driver
+		// up.
 		if err := e.Resume(t.Context(), true); reason == cupti.ReasonStuck {
 			assert.Error(t, err)
 			assert.Zero(t, src.resumed)
@@ -477,7 +478,7 @@ func TestReasonsBecomeStatuses(t *testing.T) {
 	assert.EqualError(t, New(Settings{}, &source{pauseErr: errors.New("CUPTI says 7")}, newSink(), nil).Pause(t.Context()), "CUPTI says 7")
 }
 
-// What waits is bounded, and what finds no room is told of as lost.
+// What waits is bounded, and what does not fit is reported as lost.
 func TestWindowsBeyondTheBoundAreLost(t *testing.T) {
 	t.Setenv(cubin.DisassemblerEnv, filepath.Join(t.TempDir(), "none"))
 	src, k := &source{image: golden(t), result: samples(0), hold: make(chan struct{})}, newSink()
@@ -579,7 +580,8 @@ func TestSettingsFromEnv(t *testing.T) {
 	}
 }
 
-// TestNothingPatched: a window that had launches and brought nothing says so, unless they waited for it to open.
+// TestNothingPatched: a window that had launches and brought nothing says so, unless they waited
+// for it to open.
 func TestNothingPatched(t *testing.T) {
 	const said = "7 launches were made in it and CUPTI patched no kernel: they have no instruction that is counted, or ask again"
 	for _, tc := range []struct {
@@ -593,7 +595,7 @@ func TestNothingPatched(t *testing.T) {
 		{cupti.EngineSASS, 0, 0, 0, nil},
 		{cupti.EnginePCSampling, 7, 0, 1, nil},
 	} {
-		r := &cupti.DeepResult{Engine: tc.engine, Totals: cupti.DeepTotals{Launched: tc.launched, Patched: tc.patched, Gated: tc.gated}}
+		r := &cupti.DeepResult{Engine: tc.engine, Totals: cupti.DeepTotals{Launched: tc.launched, Patched: tc.patched, BlockedCalls: tc.gated}}
 		assert.Equal(t, tc.want, diagnostics(r), "%+v", tc)
 	}
 }

@@ -17,8 +17,9 @@ import (
 )
 
 const (
-	// maxWaiting is how many windows may wait for the goroutine, which needs a fraction of a second for one, and
-	// maxWaitingRows how many rows they may have: some 25 MB. One window may have more if there is no other.
+	// maxWaiting is how many windows may wait for the goroutine, which needs a fraction of a second
+	// for one, and maxWaitingRows how many rows they may have: some 25 MB. One window may have more
+	// if there is no other.
 	maxWaiting     = 1024
 	maxWaitingRows = 400_000
 	// maxDumped bounds the images that are kept for tests.
@@ -42,8 +43,8 @@ func (j *job) rows() (n int) {
 	return n
 }
 
-// worker makes telemetry of windows, one after the other: their figures on a goroutine of its own, which has
-// the texts that belong to them printed on another.
+// worker makes telemetry of windows, sequentially: their figures on a goroutine of its own,
+// which has the texts that belong to them printed on another.
 type worker struct {
 	settings Settings
 	from     Collector
@@ -57,8 +58,8 @@ type worker struct {
 	rows    int // of windows that wait or are being read
 	jobs    chan job
 	done    chan struct{}
-	// hurry is closed when there shall be no more disassembly, and no image be read. Abandon is when nobody waits
-	// any more.
+	// hurry is closed when there shall be no more disassembly, and no image be read. Abandon is
+	// when nobody waits any more.
 	hurry, abandon chan struct{}
 
 	// What follows belongs to the goroutine.
@@ -228,9 +229,9 @@ func (w *worker) window(j *job) (*recorder.Window, []listingKey) {
 		out.LostRows += r.Totals.LostRows
 		out.SkippedContexts += r.Totals.SkippedContexts
 		out.LostContexts += r.Totals.LostContexts
-		out.Held += r.Totals.Gated
-		out.Released += r.Totals.GateTimeouts
-		out.LongestHold = max(out.LongestHold, r.Totals.LongestHold)
+		out.Held += r.Totals.BlockedCalls
+		out.Released += r.Totals.BarrierTimeouts
+		out.LongestHold = max(out.LongestHold, r.Totals.LongestBlock)
 		out.Missing = append(out.Missing, r.Missing...)
 		for _, remark := range diagnostics(r) {
 			out.Outcome.Text += "; " + remark
@@ -247,7 +248,8 @@ func (w *worker) window(j *job) (*recorder.Window, []listingKey) {
 	return out, wanted
 }
 
-// countWithoutListing counts the rows of functions whose text neither has been sent nor is on its way.
+// countWithoutListing counts the rows of functions whose text neither has been sent nor is in
+// flight.
 func (w *worker) countWithoutListing(t *table) (n uint64) {
 	for i := range t.rows {
 		if !w.texts.coming(listingKey{t.rows[i].CRC, t.rows[i].function()}) {
@@ -257,14 +259,15 @@ func (w *worker) countWithoutListing(t *table) (n uint64) {
 	return n
 }
 
-// diagnostics say what of a window is not whole, beside the samples and figures that are counted as lost.
+// diagnostics say what of a window is not whole, beside the samples and figures that are counted as
+// lost.
 func diagnostics(r *cupti.DeepResult) (all []string) {
 	t := &r.Totals
 	if r.Problem != nil {
 		all = append(all, "it did not end as it should: "+r.Problem.Detail)
 	}
 	// One that waited at the gate may have been past CUPTI's patching.
-	if r.Engine == cupti.EngineSASS && t.Patched == 0 && t.Launched > t.Gated {
+	if r.Engine == cupti.EngineSASS && t.Patched == 0 && t.Launched > t.BlockedCalls {
 		all = append(all, fmt.Sprintf("%d launches were made in it and CUPTI patched no kernel: they have no instruction that is counted, or ask again", t.Launched))
 	}
 	if t.NotIdle > 0 {

@@ -18,8 +18,8 @@ const (
 // Busy takes the times in which kernels ran.
 type Busy struct{ meters *meters }
 
-// Add says that a kernel ran on a device, by its ordinal, from start to end, in nanoseconds of one clock.
-// Kernels may overlap and come in any order. A nil Busy counts nothing.
+// Add says that a kernel ran on a device, by its ordinal, from start to end, in nanoseconds of one
+// clock. Kernels may overlap and come in any order. A nil Busy counts nothing.
 func (b *Busy) Add(device int, start, end int64) {
 	if b == nil || device < 0 || device >= maxDevices {
 		return
@@ -38,8 +38,8 @@ type meters struct {
 	count   int
 }
 
-// take returns the time in which devices were busy, summed over them, as far as it became known since the
-// last call.
+// take returns the time in which devices were busy, summed over them, as far as it became known
+// since the last call.
 func (m *meters) take() (busy time.Duration, devices int) {
 	for _, d := range m.devices {
 		if d != nil {
@@ -49,9 +49,9 @@ func (m *meters) take() (busy time.Duration, devices int) {
 	return busy, m.count
 }
 
-// meter measures the union of intervals on one device. It is exact but for what comes after a later
-// interval has been counted, in a tick before or in the same one after maxIntervals that do not touch: of
-// that, what is earlier is taken as counted already.
+// meter measures the union of intervals on one device. It is exact except for intervals that arrive
+// after a later one has been counted. That happens in an earlier tick, or in the same one after
+// maxIntervals that do not touch. The earlier part of such an interval is taken as counted already.
 type meter struct {
 	intervals []interval
 	// counted is the end of what has been counted, busy what has been since the last take.

@@ -5,8 +5,8 @@
 //	kernel.rate < 100/s for 2s
 //	scope(train_step).p95 > 1.5x baseline
 //
-// In go counts and durations ([Figures], [Series], [Busy]), out go firings. The package opens nothing
-// and reads no clock: every time is given to it.
+// In go counts and durations ([Figures], [Series], [Busy]), out go firings. The package opens
+// nothing and reads no clock: every time is given to it.
 //
 // # Grammar
 //
@@ -22,37 +22,39 @@
 //	duration = number ( "ms" | "s" | "m" | "h" )
 //
 // A name is a glob: * stands for any text, ? for one byte. Brackets in it must pair up; a name with
-// others goes in double quotes. Kernels are found by their short or their full name, and all that match
-// are one figure. kernel without a name is all kernels. A comparison that no figure can meet, or that
-// every figure always meets, is an error.
+// others goes in double quotes. Kernels are found by their short or their full name, and all that
+// match are one figure. kernel without a name is all kernels. A comparison that no figure can meet,
+// or that every figure always meets, is an error.
 //
 // # Figures
 //
 // rate counts per second of real time, over the last second unless "over" says otherwise. It is
-// unknown until the first kernel or scope of that name has been seen, and 0 when none comes any more.
-// pNN is a quantile of the durations over the last ten seconds, to within 5 % where the longest is less
-// than a million times the shortest; with none it is unknown. busy.ratio is the share of the last second
-// in which a kernel ran, the mean of the devices that have run one, unknown before the first kernel.
+// unknown until the first kernel or scope of that name has been seen, and 0 when none comes any
+// more. pNN is a quantile of the durations over the last ten seconds. It is within 5 % if the
+// longest is less than a million times the shortest, and unknown without durations. busy.ratio is
+// the share of the last second in which a kernel ran, as the mean of the devices that have run one.
+// It is unknown before the first kernel.
 //
-// Figures are brought up to date at ticks: the time that they look at is up to a tenth and one tick longer
-// than said, rates are over the time that it really is, and what is delivered late counts when it comes (a
-// kernel that runs for longer than busy.ratio looks back is idle time first). A figure
-// is known only when all the time it looks at was seen: it is unknown for that long after the start,
-// after a deep window, which disturbs what it measures, and after a gap of more than five seconds between
-// two ticks. Unknown meets no rule, and ends the time that "for" counts.
+// Figures are updated at ticks. Their time range is up to a tenth and one tick longer than stated,
+// and rates use the true range. What is delivered late counts when it arrives: a kernel longer than
+// the range of busy.ratio counts as idle time first. A figure is known only if its whole time range
+// was observed. It is unknown for that long after the start, after a deep window, which disturbs
+// the measurement, and after a gap of more than five seconds between two ticks. Unknown meets no
+// rule, and ends the time that "for" counts.
 //
 // # Firing
 //
-// A rule is met when its comparison has held at every tick for as long as "for" says, without it at one
-// tick. It is then offered at every tick, while it holds, until it is taken; that is once. It is armed
-// again when the figure has been on the other side of the value, by at least a tenth of it, for as long as
-// "for" says. A ratio needs no more than half the way to 1.
+// A rule is met when its comparison has held at every tick for as long as "for" says, without it at
+// one tick. It is then offered at every tick, while it holds, until it is taken; that is once. It
+// is armed again when the figure has been on the other side of the value, by at least a tenth of
+// it, for as long as "for" says. A ratio needs no more than half the way to 1.
 //
 // # Baseline
 //
-// The baseline is the median of the last 600 looks at the figure, a second or a little more apart, in quiet
-// time. Time is quiet while the figure is known and the rule is armed and does not hold. There must have
-// been ten looks; until then the rule cannot hold. Fast changes leave the median where it was, slow drift
-// moves it: a change that takes longer than ten minutes is no change to this rule. A figure that goes to
-// another level and stays there fires once, and not again before it comes back. A baseline of 0 is none.
+// The baseline is the median of the last 600 looks at the figure, a second or a little more apart,
+// in quiet time. Time is quiet while the figure is known and the rule is armed and does not hold.
+// There must have been ten looks; until then the rule cannot hold. Fast changes leave the median
+// where it was, slow drift moves it: a change that takes longer than ten minutes is no change to
+// this rule. A figure that goes to another level and stays there fires once, and not again before
+// it comes back. A baseline of 0 is none.
 package rule

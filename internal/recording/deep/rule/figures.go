@@ -12,16 +12,18 @@ import (
 )
 
 const (
-	// MaxRules bounds the rules of a process: each is looked at for every new name, and at every tick.
+	// MaxRules bounds the rules of a process: each is looked at for every new name, and at every
+	// tick.
 	MaxRules = 16
 	// maxGap is the time between two ticks after which nothing is known of what was between.
 	maxGap = 5 * time.Second
-	// margin is how far on the other side of the value, as a part of it, a figure arms its rule again.
+	// margin is how far on the other side of the value, as a part of it, a figure arms its rule
+	// again.
 	margin = 0.1
 )
 
-// Figures keeps the figures that rules look at, and nothing else. It belongs to one goroutine, and so do
-// the Series and the Busy that it returns.
+// Figures keeps the figures that rules look at, and nothing else. It belongs to one goroutine, and
+// so do the Series and the Busy that it returns.
 type Figures struct {
 	rules  []*watch
 	meters meters
@@ -34,13 +36,14 @@ type watch struct {
 	Rule
 	tally    tally
 	baseline baseline
-	// value is the figure at the last tick, if known; threshold what it is compared with, if compared.
+	// value is the figure at the last tick, if known; threshold what it is compared with, if
+	// compared.
 	value, threshold float64
 	known, compared  bool
 	// disarmed says that the rule has fired and has not been armed again.
 	disarmed bool
-	// since is when the comparison began to hold, or, if disarmed, the figure began to be on the other
-	// side; zero if it does not, or is not.
+	// since is when the comparison began to hold, or, if disarmed, the figure began to be on the
+	// other side; zero if it does not, or is not.
 	since time.Time
 }
 
@@ -69,8 +72,8 @@ func (s *Series) Observe(ns int64) {
 	}
 }
 
-// Kernel returns where to count kernels of a name, nil if no rule looks at them. full may be "". Keep
-// what it returns beside the name: the call compares globs.
+// Kernel returns where to count kernels of a name, nil if no rule looks at them. full may be "".
+// Keep what it returns beside the name: the call compares globs.
 func (f *Figures) Kernel(short, full string) *Series {
 	return f.series(Kernel, short, full)
 }
@@ -143,10 +146,11 @@ func (r *Rule) format(v float64) string {
 	return strconv.FormatFloat(v, 'g', 4, 64) + "/s"
 }
 
-// Tick brings all figures up to date and offers each rule that is met to fire, which says whether it
-// takes the offer. What was counted since the tick before belongs to that time. disturbed says that some
-// of it was not as usual, such as in a deep window: then nothing of it is used, and what rules know of the
-// recent past is forgotten. Times must carry a monotonic reading, or the clock must not be set.
+// Tick brings all figures up to date and offers each rule that is met to fire, which says whether
+// it takes the offer. What was counted since the tick before belongs to that time. disturbed says
+// that some of it was not as usual, such as in a deep window. Then none of it is used, and the
+// recent values of rules are discarded. Times must carry a monotonic reading, or the clock must not
+// be set.
 func (f *Figures) Tick(now time.Time, disturbed bool, fire func(*Firing) bool) {
 	gap := now.Sub(f.last)
 	if !f.ticked || disturbed || gap > maxGap || gap < 0 {
@@ -195,8 +199,8 @@ func (w *watch) tick(now time.Time, fire func(*Firing) bool) {
 	}
 }
 
-// held says whether what the rule waits for has been so for long enough: the comparison, or, after it
-// has fired, the other side of it.
+// held says whether what the rule waits for has been so for long enough: the comparison, or, after
+// it has fired, the other side of it.
 func (w *watch) held(now time.Time, holds bool) bool {
 	so := holds
 	if w.disarmed {

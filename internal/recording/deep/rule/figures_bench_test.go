@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// BenchmarkObserve is what a kernel costs: with no rule about it, one about rates, one about a quantile.
+// BenchmarkObserve is what a kernel costs: with no rule about it, one about rates, one about a
+// quantile.
 func BenchmarkObserve(b *testing.B) {
 	for _, bc := range []struct{ name, rule string }{
 		{"none", "scope(a).rate > 1/s"}, {"rate", "kernel.rate < 1/s"}, {"quantile", "kernel.p95 > 1s"},

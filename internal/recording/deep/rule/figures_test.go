@@ -353,12 +353,13 @@ func TestBusyIsBounded(t *testing.T) {
 	}
 }
 
-// reference is the naive evaluator: it keeps all that happened, and at every tick reckons from there.
+// reference is the naive evaluator: it keeps all that happened, and at every tick reckons from
+// there.
 type reference struct {
 	rule  Rule
 	ticks []moment
-	// changed is the tick at which the rule last fired or was armed again; look is when the baseline last
-	// looked.
+	// changed is the tick at which the rule last fired or was armed again; look is when the
+	// baseline last looked.
 	changed  int
 	disarmed bool
 	looks    []float64
@@ -388,8 +389,8 @@ func (r *reference) figure() (float64, bool) {
 	if now.Sub(r.ticks[first].at) < r.rule.Over {
 		return 0, false
 	}
-	// Slots end at the first tick that is a tenth away from their start; those that ended before the time
-	// looked at do not count.
+	// Slots end at the first tick that is a tenth away from their start; those that ended before
+	// the time looked at do not count.
 	from, slot := first, first
 	for i := first + 1; i < last; i++ {
 		if r.ticks[i].at.Sub(r.ticks[slot].at) >= r.rule.Over/10 {
@@ -491,9 +492,9 @@ func (r *reference) tick(m moment) bool {
 
 func (r *reference) taken() { r.disarmed, r.changed = true, len(r.ticks)-1 }
 
-// TestRulesFireIffTheReferenceSaysSo compares Figures with the naive evaluator over random loads, ticks,
-// disturbances and answers. Durations have two values far apart, so that an estimate of a quantile is on
-// the same side of every threshold as the exact one.
+// TestRulesFireIffTheReferenceSaysSo compares Figures with the naive evaluator over random loads,
+// ticks, disturbances and answers. Durations have two values far apart, so that an estimate of a
+// quantile is on the same side of every threshold as the exact one.
 func TestRulesFireIffTheReferenceSaysSo(t *testing.T) {
 	fired := map[string]int{}
 	for seed := range uint64(100) {

@@ -13,8 +13,8 @@ import (
 const (
 	// slots is in how many pieces a figure forgets the time that it looks at.
 	slots = 10
-	// buckets of the histograms: 8 for each power of two over a million to one, and some for the ends, so
-	// that the middle of one is within 5 % of what it holds.
+	// buckets of the histograms: 8 for each power of two over a million to one, and some for the
+	// ends. The middle of a bucket is within 5 % of its values.
 	buckets = 192
 )
 
@@ -67,14 +67,15 @@ func (t *tally) addBusy(d time.Duration, devices int) {
 	t.slots[len(t.slots)-1].busy += d
 }
 
-// forget begins anew at a time.
+// forget begins again at a time.
 func (t *tally) forget(now time.Time) {
 	t.since = now
 	t.slots = t.slots[:0]
 	t.open(now)
 }
 
-// value returns the figure, if it is known, of the time up to now, and moves on to a new slot if it is time.
+// value returns the figure, if it is known, of the time up to now, and moves on to a new slot if it
+// is time.
 func (t *tally) value(now time.Time) (v float64, known bool) {
 	for len(t.slots) > 1 && !t.slots[0].end.After(now.Add(-t.over)) {
 		t.slots = slices.Delete(t.slots, 0, 1)
@@ -118,8 +119,8 @@ func (t *tally) sum(now time.Time) (v float64, known bool) {
 	return quantile(all, t.quantile), true
 }
 
-// quantile returns the q-quantile in seconds of a histogram that is not empty: the value of nearest rank,
-// to within half a bucket.
+// quantile returns the q-quantile in seconds of a histogram that is not empty: the value of nearest
+// rank, to within half a bucket.
 func quantile(h *histogram.Exponential, q float64) float64 {
 	rank := uint64(math.Ceil(q * float64(h.Count())))
 	if rank <= h.Zero() {

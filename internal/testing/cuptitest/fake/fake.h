@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A fake CUDA driver and a fake CUPTI, for tests where there is no GPU. They are two libraries, as the
- * real ones are: fakecupti finds fakecuda by its soname and hooks itself into its calls.
- */
+ * A fake CUDA driver and a fake CUPTI, for tests where there is no GPU. They are two libraries, as
+ * the real ones are: fakecupti finds fakecuda by its soname and hooks itself into its calls. */
 #ifndef FAKE_H
 #define FAKE_H
 
@@ -39,8 +38,8 @@ typedef struct {
 
 /* What fakecuda tells fakecupti when that asks. */
 typedef struct {
-  /* unsafe says that the calling thread does something that ends every capture in the process, unless the thread has
-   * relaxed that. */
+  /* unsafe says that the calling thread does something that ends every capture in the process,
+   * unless the thread has relaxed that. */
   void (*unsafe)(void);
   /* has_context says that a context is current on the calling thread. */
   int (*has_context)(void);

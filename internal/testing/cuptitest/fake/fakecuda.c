@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A CUDA driver without a device. Memory is the host's, kernels do nothing, a function's handle is its
-// name. What each call needs to be is told by cuda.h; what is not here is not needed by a test.
+// A CUDA driver without a device. Memory is the host's, kernels do nothing, a function's handle is
+// its name. What each call needs to be is told by cuda.h; what is not here is not needed by a test.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -34,8 +34,8 @@ static int setting(const char *name, int otherwise) {
 
 static int devices(void) { return setting("FAKE_CUDA_DEVICES", 1); }
 
-// FAKE_CUDA_LAZY=1 makes the driver insist on cuInit, as the real one does, and 2 not even believe in that.
-// Without it tests need not call it.
+// FAKE_CUDA_LAZY=1 makes the driver insist on cuInit, as the real one does, and 2 not even believe
+// in that. Without it tests need not call it.
 static int ready(void) {
   int lazy = setting("FAKE_CUDA_LAZY", 0);
   return lazy == 0 || (lazy == 1 && atomic_load(&initialised));
@@ -266,8 +266,8 @@ FAKE_API int cuCtxPopCurrent_v2(void **c) {
 static char context; // of those who need none
 FAKE_API int cuCtxGetCurrent(void **out) { *out = current != NULL ? current : &context; return SUCCESS; }
 
-// A module's image must say how long it is: the fake cannot read one. It is given by fake_module_load, or begins with the
-// eight bytes of fake_magic and its length in the next eight.
+// A module's image must say how long it is: the fake cannot read one. It is given by
+// fake_module_load, or begins with the eight bytes of fake_magic and its length in the next eight.
 static const char fake_magic[8] = "fakecubn";
 static atomic_uint module_ids;
 static struct {
@@ -417,7 +417,8 @@ FAKE_API int cuStreamEndCapture(void *stream, void **graph) {
 FAKE_API int cuEventCreate(void **event, unsigned flags) { (void)flags; *event = calloc(1, 1); return SUCCESS; }
 FAKE_API int cuEventDestroy_v2(void *event) { free(event); return SUCCESS; }
 static atomic_int busy_queries;
-// fake_busy makes so many of the next questions find the device at work; with -1 it cannot even be asked.
+// fake_busy makes so many of the next questions find the device at work; with -1 it cannot even be
+// asked.
 FAKE_API void fake_busy(int queries) { atomic_store(&busy_queries, queries); }
 FAKE_API int cuEventQuery(void *event) {
   (void)event;
@@ -457,8 +458,8 @@ FAKE_API int cuStreamSynchronize(void *stream) {
   LEAVE(126, "cuStreamSynchronize");
   return SUCCESS;
 }
-// FAKE_CUDA_SYNCHRONIZE_US is how long it takes, in microseconds: a program that launches and waits then does so some
-// thousand times a second, as on a device, and not a million times.
+// FAKE_CUDA_SYNCHRONIZE_US is how long it takes, in microseconds. A program that launches and waits
+// then does so some thousand times a second, as on a device.
 FAKE_API int cuCtxSynchronize(void) {
   ENTER(17, "cuCtxSynchronize");
   int us = setting("FAKE_CUDA_SYNCHRONIZE_US", 0);

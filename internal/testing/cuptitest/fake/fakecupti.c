@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A CUPTI that records what fakecuda does. Records are laid out as CUPTI 13.0's, with lengths of the
-// version that it plays. It calls back with its own lock held, as the real one does, and after
+// A CUPTI that records what fakecuda does. Records are laid out as CUPTI 13.0's, with lengths of
+// the version that it plays. It calls back with its own lock held, as the real one does, and after
 // cuptiFinalize its names are gone.
 
 #define _GNU_SOURCE
@@ -62,7 +62,7 @@ static struct {
   char *names;
   size_t names_used;
   bool zeroed;
-  int64_t version, kernel_bytes, refuse_subscribe, refuse_clock, finalized, not_zero, overhead_ns, silent, switched_beside, copied_beside, incomplete, deafened, untold_ends, switched_deaf;
+  int64_t version, kernel_bytes, refuse_subscribe, refuse_clock, finalized, not_zero, overhead_ns, silent, switched_concurrently, copied_concurrently, incomplete, launches_lost, missing_ends, switched_unresponsive;
 } s;
 static atomic_uint correlation;
 
@@ -163,13 +163,14 @@ static void wait_for_worker(bool end) {
   if (join) pthread_join(worker.thread, NULL);
 }
 
-// The real one takes down all it has in the way of calls where another process has the counters as sampling is to start, and crashes some time after.
-static bool deaf_to_all;
+// The real one takes down all it has in the way of calls where another process has the counters as
+// sampling is to start, and crashes some time after.
+static bool unresponsive;
 
 // reserve makes room for a record; NULL if it is lost. The caller has the lock.
 static uint8_t *reserve(uint32_t kind) {
   size_t n = length(kind);
-  if (!s.enabled[kind] || s.request == NULL || deaf_to_all) return NULL;
+  if (!s.enabled[kind] || s.request == NULL || unresponsive) return NULL;
   if (s.drop > 0) {
     s.drop--;
     s.dropped++;
@@ -208,7 +209,8 @@ static uint8_t *reserve(uint32_t kind) {
   return record;
 }
 
-// How often CUPTI was left, and how often when the thread's call began: what began before leaves no record after it.
+// How often CUPTI was left, and how often when the thread's call began: what began before leaves no
+// record after it.
 static uint32_t lives;
 static __thread uint32_t life;
 
@@ -330,19 +332,20 @@ static const char *(*symbol)(void); // of the kernel that the calling thread lau
 
 static atomic_int subscriptions;
 
-// Once it was left, and until it makes records again, the real CUPTI goes deaf to launches if their callbacks are
-// switched off, until it is left again (H200, CUDA 13.0).
-static bool bare, deaf;
+// After a detach, and until it makes records again, the real CUPTI is unresponsive to launches if
+// their callbacks are switched off. That ends with the next detach (H200, CUDA 13.0).
+static bool detached, launches_unresponsive;
 static bool is_launch(uint32_t cbid) { return cbid == 307 || cbid == 514; }
 
-// How many callbacks about calls are under way, and on this thread. cuptiFinalize has no more begin and waits for those of
-// other threads: a call that was told in one subscription must not find another in the middle of that.
+// How many callbacks about calls are in progress, and on this thread. cuptiFinalize has no more begin
+// and waits for those of other threads: a call that was told in one subscription must not find
+// another in the middle of that.
 static atomic_int callbacks_inside;
 static __thread int own_callbacks;
 static atomic_bool leaving;
 
-// tell_with answers with the number of the subscription that was told, -1 for none. A call that begins gets its number
-// of the same subscription: numbers begin anew with cuptiFinalize.
+// tell_with answers with the number of the subscription that was told, -1 for none. A call that
+// begins gets its number of the same subscription: numbers begin again with cuptiFinalize.
 static int tell_with(uint32_t site, uint32_t cbid, const char *function, uint32_t *number, const void *parameters, int *result) {
   pthread_mutex_lock(&lock);
   if (site == 0) {
@@ -350,9 +353,9 @@ static int tell_with(uint32_t site, uint32_t cbid, const char *function, uint32_
     life = lives;
   }
   uint32_t c = *number;
-  callback_fn f = cbid < CALLBACKS && s.callbacks[cbid] && !s.silent && !atomic_load(&leaving) && !deaf_to_all && !(deaf && is_launch(cbid)) ? s.subscriber : NULL;
-  if (f != NULL && site == 1 && is_launch(cbid) && s.untold_ends > 0) {
-    s.untold_ends--;
+  callback_fn f = cbid < CALLBACKS && s.callbacks[cbid] && !s.silent && !atomic_load(&leaving) && !unresponsive && !(launches_unresponsive && is_launch(cbid)) ? s.subscriber : NULL;
+  if (f != NULL && site == 1 && is_launch(cbid) && s.missing_ends > 0) {
+    s.missing_ends--;
     f = NULL;
   }
   void *user = s.user;
@@ -374,16 +377,16 @@ static int tell(uint32_t site, uint32_t cbid, const char *function, uint32_t *nu
 
 static void tell_resource(uint32_t cbid, void *context, void *handle, void *descriptor) {
   pthread_mutex_lock(&lock);
-  callback_fn f = s.resources[cbid] && !s.silent && !deaf_to_all ? s.subscriber : NULL;
+  callback_fn f = s.resources[cbid] && !s.silent && !unresponsive ? s.subscriber : NULL;
   void *user = s.user;
   pthread_mutex_unlock(&lock);
   struct { void *context, *handle, *descriptor; } d = {context, handle, descriptor};
   if (f != NULL) f(user, 3, cbid, &d);
 }
 
-// How many threads are in a launch, and in a call about modules, beyond the callback at its begin. A launch that
-// nobody was told of cannot be waited for, and is not counted; nor is one whose end nobody will be told of, since
-// the subscriber has gone meanwhile.
+// How many threads are in a launch, and in a call about modules, beyond the callback at its begin.
+// A launch that was not reported cannot be waited for, and is not counted. A launch whose end will
+// not be reported, since the subscriber has gone, is not counted either.
 static atomic_int launching, loading;
 static atomic_llong launch_ns, hold;
 static __thread int counted;
@@ -407,10 +410,10 @@ static void copy_ends(void) {
   copies = false;
 }
 
-// copies_beside counts what has the real one crash: CUPTI 13.0's own thread then reads what the copying one has freed. The caller has
-// the lock.
+// copies_beside counts what has the real one crash: CUPTI 13.0's own thread then reads what the
+// copying one has freed. The caller has the lock.
 static void copies_beside(void) {
-  if (atomic_load(&copying) > 0) s.copied_beside++;
+  if (atomic_load(&copying) > 0) s.copied_concurrently++;
 }
 
 static bool is_copy(uint32_t kind) { return kind == MEMCPY || kind == MEMSET || kind == MEMCPY2; }
@@ -477,8 +480,8 @@ static void make_lock(void) {
   pthread_mutex_init(&lock, &attributes);
 }
 
-// A child has the lock as it was when it was forked, and not the thread that held it; what that was about to do with a
-// buffer stays half done.
+// A child has the lock in its state at the fork, but not the thread that held it. What that thread
+// did with a buffer stays incomplete.
 static void in_child(void) {
   if (pthread_mutex_trylock(&lock) != 0) s.buffer = NULL;
   make_lock();
@@ -531,11 +534,11 @@ FAKE_API int cuptiActivityEnable(uint32_t kind) {
   if (kind >= KINDS || length(kind) == 0) return INVALID_KIND;
   pthread_mutex_lock(&lock);
   int result = s.refuse[kind];
-  if (deaf_to_all) s.switched_deaf++;
-  if (atomic_load(&launching) > 0) s.switched_beside++;
+  if (unresponsive) s.switched_unresponsive++;
+  if (atomic_load(&launching) > 0) s.switched_concurrently++;
   if (result == SUCCESS) {
     s.enabled[kind] = true;
-    bare = false;
+    detached = false;
   }
   pthread_mutex_unlock(&lock);
   return result;
@@ -544,8 +547,8 @@ FAKE_API int cuptiActivityEnable(uint32_t kind) {
 FAKE_API int cuptiActivityDisable(uint32_t kind) {
   if (kind >= KINDS) return INVALID_KIND;
   pthread_mutex_lock(&lock);
-  if (deaf_to_all) s.switched_deaf++;
-  if (atomic_load(&launching) > 0) s.switched_beside++;
+  if (unresponsive) s.switched_unresponsive++;
+  if (atomic_load(&launching) > 0) s.switched_concurrently++;
   if (is_copy(kind) && s.enabled[kind]) copies_beside();
   s.enabled[kind] = false;
   pthread_mutex_unlock(&lock);
@@ -642,11 +645,12 @@ FAKE_API int cuptiEnableCallback(uint32_t enable, void *subscriber, uint32_t dom
   if (subscriber != &s || s.subscriber == NULL || !((domain == 1 && cbid < CALLBACKS) || (domain == 3 && cbid > 0 && cbid < 26))) return INVALID_PARAMETER;
   pthread_mutex_lock(&lock);
   if (domain == 1 && is_launch(cbid) && !enable && s.callbacks[cbid]) {
-    if (bare) deaf = true;
+    if (detached) launches_unresponsive = true;
     if (atomic_load(&launching) > 0) {
-      s.switched_beside++;
-      // Where no kernels are recorded the real one then tells threads no more that launch meanwhile, or wait in a callback.
-      if (!s.enabled[CONCURRENT_KERNEL]) s.deafened++;
+      s.switched_concurrently++;
+      // Where no kernels are recorded the real one then tells threads no more that launch
+      // meanwhile, or wait in a callback.
+      if (!s.enabled[CONCURRENT_KERNEL]) s.launches_lost++;
     }
   }
   if (domain == 3) s.resources[cbid] = enable != 0; else s.callbacks[cbid] = enable != 0;
@@ -711,8 +715,8 @@ FAKE_API int cuptiFinalize(void) {
   lives++;
   finalize_deep();
   atomic_store(&correlation, 0); // as the real one does
-  bare = true;
-  deaf = deaf_to_all = false;
+  detached = true;
+  launches_unresponsive = unresponsive = false;
   s.finalized++;
   pthread_mutex_unlock(&lock);
   return SUCCESS;
@@ -745,17 +749,17 @@ static void *call_driver(void *unused) {
 
 // ---- control, for tests ----
 
-// fake_control sets one of the values below and returns what it was. Values that only count can be set
-// too.
+// fake_control sets one of the values below and returns what it was. Values that only count can be
+// set too.
 FAKE_API int64_t fake_control(const char *what, int64_t value) {
   pthread_mutex_lock(&lock);
   int64_t old = -1;
   struct { const char *name; int64_t *at; } all[] = {
       {"version", &s.version},           {"kernel_bytes", &s.kernel_bytes}, {"refuse_subscribe", &s.refuse_subscribe},
       {"refuse_clock", &s.refuse_clock}, {"finalized", &s.finalized},       {"not_zero", &s.not_zero},
-      {"overhead_ns", &s.overhead_ns},   {"silent", &s.silent},               {"switched_beside", &s.switched_beside}, {"copied_beside", &s.copied_beside},
-      {"incomplete", &s.incomplete},     {"deafened", &s.deafened},
-      {"untold_ends", &s.untold_ends},   {"switched_deaf", &s.switched_deaf}};
+      {"overhead_ns", &s.overhead_ns},   {"silent", &s.silent},               {"switched_concurrently", &s.switched_concurrently}, {"copied_concurrently", &s.copied_concurrently},
+      {"incomplete", &s.incomplete},     {"launches_lost", &s.launches_lost},
+      {"missing_ends", &s.missing_ends},   {"switched_unresponsive", &s.switched_unresponsive}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     if (strcmp(what, all[i].name) != 0) continue;
     old = *all[i].at;
@@ -806,8 +810,8 @@ FAKE_API int64_t fake_control(const char *what, int64_t value) {
   return old;
 }
 
-// fake_deliver hands bytes over as one completed buffer, whatever they are; -1 if none was lent or they
-// do not fit.
+// fake_deliver hands bytes over as one completed buffer, whatever they are; -1 if none was lent or
+// they do not fit.
 FAKE_API int fake_deliver(const void *bytes, size_t n) {
   pthread_mutex_lock(&lock);
   int result = -1;

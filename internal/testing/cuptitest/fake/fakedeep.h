@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The part of fakecupti.c that looks inside kernels: PC sampling, SASS metrics, and what is told of contexts and modules.
- * It insists on what NVIDIA's headers say: sizes of structs, the order of calls, one engine at a time,
- * one sampled context for each device.
+ * The part of fakecupti.c that looks inside kernels: PC sampling, SASS metrics, and what is told of
+ * contexts and modules. It insists on what NVIDIA's headers say: sizes of structs, the order of
+ * calls, one engine at a time, one sampled context for each device.
  *
  * A kernel has PLACES instructions, at 0x10, 0x20, …; each launch adds i+1 samples to the i-th, of
- * the reason i+1, and executes each instruction once per warp. Or what a recording says is handed out:
- * fake_replay.
- */
+ * the reason i+1, and executes each instruction once per warp. Or what a recording says is handed
+ * out: fake_replay. */
 
 enum { INVALID_CONTEXT = 3, INVALID_OPERATION = 7, OUT_OF_MEMORY = 8 };
 enum { PLACES = 4, REASONS = 6, DEEP_CONTEXTS = 256, SASS_METRICS = 6, TEXT = 1024, SM_COUNT = 132 };
@@ -97,7 +96,7 @@ static struct {
   uint32_t profilers;
   uint32_t metrics[DEEP_CONTEXTS];   /* by device: how many are configured */
   int chosen[DEEP_CONTEXTS][KNOWN];
-  int64_t refuse_pc, refuse_disable, refuse_start, counters_taken, asked_beside, start_deafens, refuse_profiler, refuse_sass, pc_full, pc_drop, pc_non_user, copies, layout, unsupported, no_reasons, broken;
+  int64_t refuse_pc, refuse_disable, refuse_start, counters_taken, read_concurrently, start_makes_unresponsive, refuse_profiler, refuse_sass, pc_full, pc_drop, pc_non_user, copies, layout, unsupported, no_reasons, broken;
   int watching; /* contexts that samples are taken of, or that count */
   int64_t mixed, pc_raced, sass_raced, sass_flushed, sass_with_activity, names_given, start_ms, data_ms, pc_remaining;
   char replay[4096];
@@ -111,7 +110,8 @@ typedef struct {
 
 static known reasons, metrics;
 
-/* index_of returns the place of a name, which is added if it is not known; KNOWN if there is no room. */
+/* index_of returns the place of a name, which is added if it is not known; KNOWN if there is no
+ * room. */
 static uint32_t index_of(known *k, const char *text) {
   for (uint32_t i = 0; i < k->n; i++) {
     if (strcmp(k->names[i], text) == 0) return i;
@@ -127,7 +127,8 @@ static void forget_names(void) {
   for (int i = 0; i < SASS_METRICS; i++) index_of(&metrics, metric_names[i]);
 }
 
-/* hang is what hangs: 1 reading samples, 2 enabling patches, 3 disabling either; until it is set to 0. */
+/* hang is what hangs: 1 reading samples, 2 enabling patches, 3 disabling either; until it is set to
+ * 0. */
 static atomic_llong hang;
 static void maybe_hang(int what) {
   while (atomic_load(&hang) == what) {
@@ -169,8 +170,8 @@ static void recount(void) {
   for (int i = 0; i < DEEP_CONTEXTS; i++) deep.watching += deep.all[i].started || deep.all[i].sass;
 }
 
-/* crc_of names an image as the real one does, and so do what it has recorded: FNV-1a over the size, and some
- * bytes at equal distances. */
+/* crc_of names an image as the real one does, and so do what it has recorded: FNV-1a over the size,
+ * and some bytes at equal distances. */
 static uint64_t crc_of(const void *bytes, size_t n) {
   const uint8_t *b = bytes;
   const uint32_t prime = 16777619u;
@@ -246,7 +247,7 @@ static place *add_place(place **all, size_t *first, size_t *n, size_t *room, con
 static place *pc_place(deep_context *x, const char *name, uint64_t crc, uint64_t pc, uint32_t correlation) {
   for (size_t i = x->num_pc; i > x->first_pc; i--) {
     place *p = &x->pc[i - 1];
-    /* Launches that are told apart may be many, and those of this one are the last. */
+    /* Launches that are distinguished may be many, and those of this one are the last. */
     if (p->correlation != correlation) break;
     if (p->pc == pc && p->crc == crc && strcmp(p->name, name) == 0) return p;
   }
@@ -292,7 +293,8 @@ static void deep_kernel(uint32_t c, const fake_kernel *k) {
 
 /* ---- recordings ---- */
 
-/* A recording is text, what GPUFLIGHT_DEEP_DUMP keeps: "gpuflight-deep 1 ENGINE", then "name INDEX TEXT" (reasons or metrics), "function INDEX TEXT",
+/* A recording is the text that GPUFLIGHT_DEEP_DUMP keeps. Its first line is "gpuflight-deep 1
+ * ENGINE". Then come "name INDEX TEXT" (reasons or metrics) and "function INDEX TEXT". The last are
  * "row DEVICE CRC PC FUNCTION NAME CORRELATION VALUE" and "totals SAMPLES DROPPED NON_USER". */
 static void replay(deep_context *x, bool pc) {
   FILE *f = fopen(deep.replay, "r");
@@ -333,7 +335,8 @@ static void replay(deep_context *x, bool pc) {
   }
 }
 
-/* replay_from has windows yield what the recording has, NULL for none. Its names are known from now on. */
+/* replay_from has windows yield what the recording has, NULL for none. Its names are known from now
+ * on. */
 static void replay_from(const char *path) {
   memset(deep.replay, 0, sizeof deep.replay);
   strncpy(deep.replay, path != NULL ? path : "", sizeof deep.replay - 1);
@@ -378,8 +381,8 @@ FAKE_API int cuptiGetCubinCrc(void *params) {
   pthread_mutex_unlock(&lock); \
   return result
 
-/* pc_locks_up counts what locks the real one up: CUPTI 13.0 waits here for a lock that a launching thread holds, and
- * that thread for one of CUPTI's. */
+/* pc_locks_up counts what locks the real one up: CUPTI 13.0 waits here for a lock that a launching
+ * thread holds, and that thread for one of CUPTI's. */
 static void pc_locks_up(void) {
   if (atomic_load(&launching) == 0) return;
   pthread_mutex_lock(&lock);
@@ -411,7 +414,7 @@ FAKE_API int cuptiPCSamplingGetNumStallReasons(void *params) {
   struct { size_t size; void *priv, *ctx; size_t *n; } *q = params;
   if (c != NULL) {
     if (!c->enabled) result = INVALID_OPERATION; else *q->n = deep.no_reasons ? 0 : reasons.n;
-    deaf_to_all = deaf_to_all || (deep.no_reasons != 0 && deep.start_deafens != 0);
+    unresponsive = unresponsive || (deep.no_reasons != 0 && deep.start_makes_unresponsive != 0);
   }
   PC_DONE;
 }
@@ -492,7 +495,7 @@ FAKE_API int cuptiPCSamplingStart(void *params) {
       result = INVALID_OPERATION;
     } else if (deep.refuse_start != 0) {
       result = (int)deep.refuse_start;
-      deaf_to_all = deaf_to_all || deep.start_deafens != 0;
+      unresponsive = unresponsive || deep.start_makes_unresponsive != 0;
     } else {
       for (int i = 0; i < DEEP_CONTEXTS; i++) deep.mixed += deep.all[i].sampled && deep.all[i].device == c->device && &deep.all[i] != c;
       c->started = c->sampled = true;
@@ -597,10 +600,10 @@ FAKE_API int cuptiPCSamplingDisable(void *params) {
   if (c != NULL) {
     if (!c->enabled) {
       result = INVALID_OPERATION;
-    } else if (deaf_to_all || deep.refuse_disable != 0) {
+    } else if (unresponsive || deep.refuse_disable != 0) {
       c->enabled = c->started = false;
       c->rest = NULL;
-      result = deaf_to_all ? 999 : (int)deep.refuse_disable;
+      result = unresponsive ? 999 : (int)deep.refuse_disable;
     } else {
       if (c->rest != NULL) hand_out(c, c->rest); /* and what has no room is gone */
       c->first_pc = c->num_pc = 0;
@@ -634,7 +637,7 @@ FAKE_API int cuptiProfilerGetCounterAvailability(void *params) {
   } else if (result == SUCCESS) {
     if (deep.counters_taken != 0) result = (int)deep.counters_taken;
     else memset(p->list, 1, BYTES);
-    for (int i = 0; i < DEEP_CONTEXTS; i++) deep.asked_beside += deep.all[i].alive && deep.all[i].started;
+    for (int i = 0; i < DEEP_CONTEXTS; i++) deep.read_concurrently += deep.all[i].alive && deep.all[i].started;
   }
   pthread_mutex_unlock(&lock);
   return result;
@@ -690,7 +693,8 @@ FAKE_API int cuptiSassMetricsGetProperties(void *params) {
   return result;
 }
 
-/* deep_flushes counts flushes beside kernels that are patched and launched, with no activity to be flushed. The caller has the lock. */
+/* deep_flushes counts flushes beside kernels that are patched and launched, with no activity to be
+ * flushed. The caller has the lock. */
 static void deep_flushes(void) {
   for (int i = 0; i < DEEP_CONTEXTS; i++) {
     if (deep.all[i].sass && !s.enabled[CONCURRENT_KERNEL]) deep.sass_flushed++;
@@ -827,8 +831,8 @@ FAKE_API int cuptiSassMetricsFlushData(void *params) {
 static int64_t deep_control(const char *what, int64_t value) {
   struct { const char *name; int64_t *at; } all[] = {
       {"refuse_pc", &deep.refuse_pc},     {"refuse_profiler", &deep.refuse_profiler},
-      {"refuse_disable", &deep.refuse_disable}, {"refuse_start", &deep.refuse_start}, {"start_deafens", &deep.start_deafens},
-      {"counters_taken", &deep.counters_taken}, {"asked_beside", &deep.asked_beside},
+      {"refuse_disable", &deep.refuse_disable}, {"refuse_start", &deep.refuse_start}, {"start_makes_unresponsive", &deep.start_makes_unresponsive},
+      {"counters_taken", &deep.counters_taken}, {"read_concurrently", &deep.read_concurrently},
       {"refuse_sass", &deep.refuse_sass}, {"pc_full", &deep.pc_full},
       {"pc_drop", &deep.pc_drop},         {"pc_non_user", &deep.pc_non_user},
       {"names_copied", &deep.copies},     {"sass_layout", &deep.layout},

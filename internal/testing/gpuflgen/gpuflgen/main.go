@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gpuflgen writes the logs of an invented training session, as GPU Flight would have written them.
+// Command gpuflgen writes the logs of a simulated training session in GPU Flight's format.
 package main
 
 import (
@@ -45,7 +45,7 @@ func main() {
 	os.Exit(code)
 }
 
-// run returns the exit status: 0 done, 1 failed, 2 wrong flags.
+// run returns the exit status: 0 success, 1 failure, 2 invalid flags.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	cfg, summaryFile, err := parse(args, stdout)
 	switch {
@@ -87,7 +87,7 @@ func generate(ctx context.Context, cfg gpuflgen.Config, summaryFile string, stdo
 	return nil
 }
 
-// parse turns the flags into a configuration; help goes to out.
+// parse converts the flags into a configuration. It prints help to out.
 func parse(args []string, out io.Writer) (cfg gpuflgen.Config, summaryFile string, err error) {
 	fs := flag.NewFlagSet("gpuflgen", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
@@ -158,7 +158,8 @@ func parse(args []string, out io.Writer) (cfg gpuflgen.Config, summaryFile strin
 	return cfg, summaryFile, nil
 }
 
-// readZeros gives a zero that was asked for its plain meaning: the library takes it for "the default".
+// readZeros converts an explicit zero to its plain meaning, because the library reads zero as the
+// default.
 func readZeros(fs *flag.FlagSet, cfg *gpuflgen.Config) (err error) {
 	fs.Visit(func(f *flag.Flag) {
 		if v := f.Value.String(); v != "0" && v != "0s" {
@@ -178,7 +179,8 @@ func readZeros(fs *flag.FlagSet, cfg *gpuflgen.Config) (err error) {
 	return err
 }
 
-// parseStart reads the first moment; an empty one is the zero time, which leaves it to the seed.
+// parseStart parses the start time. An empty string is the zero time; the seed then determines the
+// start.
 func parseStart(s string, now time.Time) (time.Time, error) {
 	switch s {
 	case "":

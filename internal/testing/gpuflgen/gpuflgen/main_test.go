@@ -21,7 +21,7 @@ func command(args ...string) (code int, stdout, stderr string) {
 	return code, out.String(), errs.String()
 }
 
-func TestExitStatusAndMessages(t *testing.T) {
+func TestMain_ExitStatus(t *testing.T) {
 	dir := t.TempDir()
 	blocked := filepath.Join(dir, "file")
 	if err := os.WriteFile(blocked, nil, 0o600); err != nil {
@@ -55,7 +55,7 @@ func TestExitStatusAndMessages(t *testing.T) {
 	}
 }
 
-func TestSummaryMatchesWhatIsOnDisk(t *testing.T) {
+func TestMain_SummaryOfFiles(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "summary.json")
 	code, stdout, stderr := command("--out", filepath.Join(dir, "logs"), "--layout", "a2", "--app", "demo",
@@ -99,7 +99,7 @@ func TestSummaryMatchesWhatIsOnDisk(t *testing.T) {
 	}
 }
 
-func TestInterruptClosesTheSession(t *testing.T) {
+func TestMain_Interrupt(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	dir := t.TempDir()

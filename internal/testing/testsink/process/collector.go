@@ -14,18 +14,18 @@ import (
 )
 
 // CollectorConfig describes a Collector that reads logs and sends all three signals to one OTLP
-// endpoint. Nothing stands between the receiver and the endpoint's answer: no queue, no retries, no
-// batching, so what the receiver takes for accepted has been accepted.
+// endpoint. It has no queue, retries or batching, so the receiver regards data as accepted only if
+// the endpoint accepted it.
 type CollectorConfig struct {
-	// Include is what the receiver reads.
+	// Include lists the paths that the receiver reads.
 	Include []string
 	// Receiver holds further settings of the receiver.
 	Receiver map[string]any
 	// Storage is the folder for checkpoints; "" for none.
 	Storage string
-	// Endpoint is where to send to.
+	// Endpoint is the destination address.
 	Endpoint string
-	// Timeout bounds a request; "" for one second.
+	// Timeout limits a request; "" for one second.
 	Timeout string
 	// Signals are the pipelines; nil for traces, logs and metrics.
 	Signals []string
@@ -79,11 +79,12 @@ func (c CollectorConfig) Write(t testing.TB) string {
 	return path
 }
 
-// Start starts the Collector with this configuration; it does not wait until it is ready.
+// Start starts the Collector with this configuration. It does not wait until the Collector is
+// ready.
 func (c CollectorConfig) Start(t testing.TB) *Process {
 	t.Helper()
 	return Start(t, Collector.Find(t), "--config", c.Write(t))
 }
 
-// Ready is what the Collector prints when all its components run.
+// Ready is the message that the Collector prints when all components run.
 const Ready = "Everything is ready. Begin running and processing data."

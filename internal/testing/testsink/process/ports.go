@@ -14,25 +14,25 @@ import (
 	"testing"
 )
 
-// lowestPort is below the ports that FreePort gives, and above those that servers have by default.
+// lowestPort is below the ports that FreePort returns and above the default ports of servers.
 const lowestPort = 20_000
 
-// given are the ports that this process has been given, which it may not have taken yet.
+// given holds the ports that FreePort returned in this process. They may still be free.
 var given = struct {
 	sync.Mutex
 	ports map[int]bool
 }{ports: map[int]bool{}}
 
-// FreePort returns a loopback address at which nobody listens, each once. Its port is one that the kernel
-// gives only to who asks for it: a connection that goes out or a listener on port 0 cannot take it before
-// the program does for which it is meant.
+// FreePort returns a free loopback address, and each address only once. Its port is outside the
+// kernel's dynamic range. Outgoing connections and listeners on port 0 therefore cannot take the
+// port before the program under test opens it.
 func FreePort(t testing.TB) string {
 	t.Helper()
 	given.Lock()
 	defer given.Unlock()
 	n := firstDynamicPort() - lowestPort
 	for range 1000 {
-		port := 0 // where the kernel gives out nearly all of them, any is as good
+		port := 0 // any port, if the dynamic range includes nearly all
 		if n > 1000 {
 			port = lowestPort + rand.IntN(n)
 		}
@@ -41,7 +41,7 @@ func FreePort(t testing.TB) string {
 		}
 		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 		if err != nil {
-			continue // somebody has it
+			continue // in use
 		}
 		port = l.Addr().(*net.TCPAddr).Port
 		if err := l.Close(); err != nil {
@@ -57,7 +57,7 @@ func FreePort(t testing.TB) string {
 	return ""
 }
 
-// firstDynamicPort is the first of the ports that the kernel gives to who asks for any.
+// firstDynamicPort returns the first port of the kernel's dynamic range.
 func firstDynamicPort() (first int) {
 	const usual = 32768
 	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")

@@ -2,12 +2,12 @@
 
 //go:build linux
 
-// Package process runs the programs that the tests under test/ drive: it finds them, starts them,
-// keeps what they print, and stops them the way a user would, by SIGTERM first.
+// Package process runs the programs under test: it finds them, starts them, keeps their output, and
+// stops them with SIGTERM first, as a user would.
 //
-// Which binary is used: the environment variable named in the Binary, else the given path below the
-// repository's root. Where it is missing the test is skipped, unless GPUFLIGHT_REQUIRE=1, which makes
-// that a failure; builds that are to prove something set it.
+// The environment variable of a Binary selects its path. The default is Path, below the
+// repository's root. If the binary is missing, the test is skipped. With GPUFLIGHT_REQUIRE=1 the
+// test fails instead; CI sets it.
 package process
 
 import (
@@ -31,25 +31,26 @@ import (
 
 // Binary names a program under test.
 type Binary struct {
-	// Env is the environment variable that holds its path.
+	// Env is the environment variable with its path.
 	Env string
-	// Path is where it lies otherwise, below the repository's root.
+	// Path is the default path, relative to the repository's root.
 	Path string
 	// Make is the target that builds it.
 	Make string
 }
 
-// The programs that tests drive.
+// The programs under test.
 var (
 	// Collector is the distribution.
 	Collector = Binary{Env: "GPUFLIGHT_COLLECTOR", Path: "bin/otelcol-gpuflight", Make: "make build"}
 	// Jaeger is Jaeger 2.
 	Jaeger = Binary{Env: "GPUFLIGHT_JAEGER", Path: ".tools/jaeger", Make: "make .tools/jaeger"}
-	// Chdb is a Python that has ClickHouse's engine; scripts/chdb fetches it.
+	// Chdb is a Python interpreter with ClickHouse's engine; scripts/chdb fetches it.
 	Chdb = Binary{Env: "GPUFLIGHT_CHDB", Path: ".tools/chdb/chdb", Make: "make .tools/chdb/chdb"}
 )
 
-// Find returns the program's absolute path, or skips or fails the test as the package comment says.
+// Find returns the program's absolute path. If it is missing, Find skips or fails the test; see the
+// package comment.
 func (b Binary) Find(t testing.TB) string {
 	t.Helper()
 	path := os.Getenv(b.Env)
@@ -66,7 +67,7 @@ func (b Binary) Find(t testing.TB) string {
 	return abs
 }
 
-// Missing skips the test for the reason given, or fails it where GPUFLIGHT_REQUIRE=1.
+// Missing skips the test with the given reason, or fails it with GPUFLIGHT_REQUIRE=1.
 func Missing(t testing.TB, reason string) {
 	t.Helper()
 	if os.Getenv("GPUFLIGHT_REQUIRE") == "1" {
@@ -75,7 +76,8 @@ func Missing(t testing.TB, reason string) {
 	t.Skip(reason)
 }
 
-// Root returns the repository's root, seen from the package folder in which go test runs.
+// Root returns the repository's root. The working directory must be a package folder, as go test
+// sets it.
 func Root(t testing.TB) string {
 	t.Helper()
 	dir, err := os.Getwd()
@@ -98,7 +100,7 @@ func Recordings(t testing.TB) string {
 	return filepath.Join(Root(t), "internal", "testing", "testdata", "logs")
 }
 
-// Lines calls f with each line of each log file under dir, in no particular order of files.
+// Lines calls f with each line of each log file under dir. The order of files is undefined.
 func Lines(t testing.TB, dir string, f func(path string, line []byte)) {
 	t.Helper()
 	if err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -144,24 +146,25 @@ type Process struct {
 	out  tail
 	done chan struct{}
 	err  error
-	// killed says that Kill ended it: what it printed then is of no interest.
+	// killed is set by Kill. The output after it is ignored.
 	killed bool
 }
 
-// Start runs a program. The test's clean-up kills it should it still run then, and prints the end
-// of its output if the test has failed.
+// Start runs a program. The test's cleanup kills it if it still runs, and prints the end of its
+// output if the test failed.
 func Start(t testing.TB, path string, args ...string) *Process {
 	t.Helper()
 	p := &Process{t: t, name: filepath.Base(path), cmd: exec.Command(path, args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	p.cmd.Dir = t.TempDir()
-	// A child that outlives the program keeps its output open; nobody waits for that.
+	// Do not wait for a child that outlives the program and keeps its output open.
 	p.cmd.WaitDelay = time.Second
-	// A test binary that panics or runs into its own time limit does no clean-up: the kernel does.
+	// A test binary that panics or times out runs no cleanup, so the kernel kills the program.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
 	go func() {
-		// The death signal is tied to the thread that starts the program, so that thread stays.
+		// The kernel sends the death signal when the starting thread exits, so the thread must
+		// stay.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := p.cmd.Start()
@@ -187,7 +190,7 @@ func Start(t testing.TB, path string, args ...string) *Process {
 	return p
 }
 
-// Running reports whether the program has not ended yet.
+// Running reports whether the program still runs.
 func (p *Process) Running() bool {
 	select {
 	case <-p.done:
@@ -197,8 +200,8 @@ func (p *Process) Running() bool {
 	}
 }
 
-// Kill ends the program by SIGKILL and waits for its end. It is an error of the test if the program
-// had ended by itself before.
+// Kill ends the program with SIGKILL and waits for its end. The test fails if the program has
+// already exited.
 func (p *Process) Kill() {
 	p.t.Helper()
 	if !p.Running() {
@@ -206,12 +209,12 @@ func (p *Process) Kill() {
 		return
 	}
 	p.killed = true
-	_ = p.cmd.Process.Kill() // fails only where it has ended just now
+	_ = p.cmd.Process.Kill() // fails only if it has just exited
 	<-p.done
 }
 
-// Stop ends the program by SIGTERM. It is an error of the test if it does not end within limit, or
-// not with status 0.
+// Stop ends the program with SIGTERM. The test fails if the program does not exit within limit, or
+// with a status other than 0.
 func (p *Process) Stop(limit time.Duration) {
 	p.t.Helper()
 	if !p.Running() {
@@ -232,11 +235,11 @@ func (p *Process) Stop(limit time.Duration) {
 	}
 }
 
-// Output returns the last part of what the program has printed.
+// Output returns the last part of the program's output.
 func (p *Process) Output() string { return p.out.String() }
 
-// WaitOutput waits until the program has printed text; the test fails if it ends or limit passes
-// before.
+// WaitOutput waits until the program prints text. The test fails if the program exits first or
+// limit passes.
 func (p *Process) WaitOutput(text string, limit time.Duration) {
 	p.t.Helper()
 	Eventually(p.t, limit, fmt.Sprintf("%s prints %q", p.name, text), func() bool {
@@ -250,7 +253,7 @@ func (p *Process) WaitOutput(text string, limit time.Duration) {
 	})
 }
 
-// Eventually polls until done; the test fails with what where limit passes before.
+// Eventually polls until done returns true. The test fails with what if limit passes first.
 func Eventually(t testing.TB, limit time.Duration, what string, done func() bool) {
 	t.Helper()
 	for end := time.Now().Add(limit); !done(); time.Sleep(20 * time.Millisecond) {
@@ -260,7 +263,7 @@ func Eventually(t testing.TB, limit time.Duration, what string, done func() bool
 	}
 }
 
-// tail keeps the last part of what is written to it.
+// tail keeps the last part of the data that is written to it.
 type tail struct {
 	mu  sync.Mutex
 	buf []byte

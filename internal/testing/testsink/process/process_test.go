@@ -20,7 +20,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-func TestStopSendsSIGTERMFirst(t *testing.T) {
+func TestStop_SIGTERMFirst(t *testing.T) {
 	p := process.Start(t, "/bin/sh", "-c", `trap 'echo told; exit 0' TERM; echo up; while :; do sleep 0.01; done`)
 	p.WaitOutput("up", 10*time.Second)
 	assert.True(t, p.Running())
@@ -29,14 +29,14 @@ func TestStopSendsSIGTERMFirst(t *testing.T) {
 	assert.Equal(t, "up\ntold\n", p.Output())
 }
 
-func TestKillEndsWhatDoesNotListen(t *testing.T) {
+func TestKill_IgnoredSIGTERM(t *testing.T) {
 	p := process.Start(t, "/bin/sh", "-c", `trap '' TERM; echo up; while :; do sleep 0.01; done`)
 	p.WaitOutput("up", 10*time.Second)
 	p.Kill()
 	assert.False(t, p.Running())
 }
 
-func TestOutputKeepsTheEnd(t *testing.T) {
+func TestOutput_LastPart(t *testing.T) {
 	p := process.Start(t, "/bin/sh", "-c", `i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done; exec sleep 60`)
 	p.WaitOutput("line 19999\n", 30*time.Second)
 	out := p.Output()
@@ -46,25 +46,25 @@ func TestOutputKeepsTheEnd(t *testing.T) {
 	p.Kill()
 }
 
-func TestFindTakesTheEnvironmentFirst(t *testing.T) {
+func TestFind_EnvironmentFirst(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "collector")
 	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"), 0o755))
 	t.Setenv("GPUFLIGHT_COLLECTOR", path)
 	assert.Equal(t, path, process.Collector.Find(t))
 }
 
-func TestMissingSkipsOnlyWhereNothingIsRequired(t *testing.T) {
+func TestMissing_Required(t *testing.T) {
 	t.Setenv("GPUFLIGHT_REQUIRE", "")
 	t.Setenv("GPUFLIGHT_COLLECTOR", filepath.Join(t.TempDir(), "none"))
 	skipped := false
-	t.Run("binary that is not there", func(t *testing.T) {
+	t.Run("missing binary", func(t *testing.T) {
 		defer func() { skipped = t.Skipped() }()
 		process.Collector.Find(t)
 	})
 	assert.True(t, skipped)
 }
 
-func TestFreePortsAreGivenOnceAndByNobodyElse(t *testing.T) {
+func TestFreePort_OnceOutsideDynamicRange(t *testing.T) {
 	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
 	require.NoError(t, err)
 	var first, last int

@@ -15,9 +15,9 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink"
 )
 
-// FindFetched is Find for a program that a script fetches because it is not built here. Where it is
-// missing, and none of the tools that the script could work with is on PATH either, the test is skipped
-// for the reason given, whatever GPUFLIGHT_REQUIRE says.
+// FindFetched is Find for a program that a script fetches. If the program and all tools of that
+// script are missing, FindFetched skips the test with the given reason, also with
+// GPUFLIGHT_REQUIRE=1.
 func (b Binary) FindFetched(t testing.TB, reason string, tools ...string) string {
 	t.Helper()
 	path := os.Getenv(b.Env)
@@ -36,8 +36,8 @@ func (b Binary) FindFetched(t testing.TB, reason string, tools ...string) string
 	return ""
 }
 
-// Sink starts a backend that accepts everything into a store, which keeps the attributes given (see
-// testsink.NewStore). The test's clean-up closes it.
+// Sink starts a backend that accepts all data into a store, which keeps the given attributes (see
+// testsink.NewStore). The test's cleanup closes it.
 func Sink(t testing.TB, keys ...string) (*testsink.Store, *testsink.Server) {
 	t.Helper()
 	store := testsink.NewStore(keys...)
@@ -55,12 +55,12 @@ func Sink(t testing.TB, keys ...string) (*testsink.Store, *testsink.Server) {
 
 // JaegerServer is a running Jaeger with its traces in memory.
 type JaegerServer struct {
-	// OTLP is where it takes spans, over gRPC; API is the base of its HTTP API.
+	// OTLP is the address for spans over gRPC; API is the base URL of its HTTP API.
 	OTLP, API string
 }
 
-// StartJaeger starts a Jaeger that takes messages of up to messageMiB, 0 for its default, and returns when
-// it is ready. The test's clean-up stops it.
+// StartJaeger starts a Jaeger that accepts messages of up to messageMiB (0 for its default), and
+// returns when it is ready. The test's cleanup stops it.
 func StartJaeger(t testing.TB, messageMiB int) JaegerServer {
 	t.Helper()
 	path := Jaeger.Find(t)
@@ -85,7 +85,7 @@ func StartJaeger(t testing.TB, messageMiB int) JaegerServer {
 			}},
 			"jaeger_query": map[string]any{
 				"storage": map[string]any{"traces": "memory"},
-				// It would send traces of its own queries to itself.
+				// Otherwise Jaeger sends traces of its own queries to itself.
 				"enable_tracing": false,
 				"http":           map[string]any{"endpoint": http},
 				"grpc":           map[string]any{"endpoint": "127.0.0.1:0"},

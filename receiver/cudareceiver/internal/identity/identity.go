@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package identity reads from /proc what identifies a process: its executable, its container and
-// pod, its id in its own PID namespace, its names in OTEL_SERVICE_NAME and
-// OTEL_RESOURCE_ATTRIBUTES, and its parent span in TRACEPARENT. All of it is best effort: a process
-// that has ended, or that may not be read, has only its id. The package does not depend on CUDA,
-// keeps no state and logs nothing. It keeps no other environment variables.
+// Package identity reads from /proc what identifies a process. That is its executable, its container
+// and pod, its id in its own PID namespace, and its parent span in TRACEPARENT. It is also its names in
+// OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES.
+//
+// All of it is best effort: a process that has ended, or that may not be read, has only its id. The
+// package does not depend on CUDA, keeps no state and logs nothing. It keeps no other environment
+// variables.
 package identity
 
 import (

@@ -19,21 +19,22 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/watchdog"
 )
 
-// attachment is a library that is attached to.
+// attachment is an attached library.
 type attachment struct {
 	library library
 	path    string
 	tenant  tenant
-	// file stays open for a driver, which traces attach to later, when its path may be gone. found are its functions.
+	// file of a driver stays open: traces attach to it later, when its path may be gone. found are
+	// its functions.
 	file      *os.File
 	found     []function
 	functions int
-	// links are closed to detach; those of a libcudart are in its runtimeLibrary.
+	// links are closed to detach. Those of a libcudart are in its runtimeLibrary.
 	links []link.Link
 	check *runtimeLibrary
-	// slow and failed are functions that would be single-stepped, and that could not be attached to.
+	// slow counts functions that would be single-stepped, failed those that could not be attached.
 	slow, failed uint64
-	// missing is how many looks in a row found nobody who has it mapped.
+	// missing counts the consecutive scans in which no process had mapped it.
 	missing int
 }
 
@@ -55,7 +56,7 @@ func (a *attachment) closeFile() error {
 	return err
 }
 
-// descriptors returns how many it holds.
+// descriptors returns the number of file descriptors in use.
 func (a *attachment) descriptors() int {
 	n := len(a.links)
 	if a.file != nil {
@@ -68,14 +69,14 @@ func (a *attachment) descriptors() int {
 }
 
 const (
-	// detachAfter is after how many looks a library that nobody has mapped is let go: a probe holds the file, whose
-	// image may long be deleted.
+	// detachAfter is the number of scans after which an unmapped library is released. A probe keeps
+	// the file open, which may be deleted.
 	detachAfter = 20
-	// attachLimit is how long opening, reading and attaching to one library may take. It takes 20 to 100 ms.
+	// attachLimit bounds the time to open, read and attach to one library. It takes 20 to 100 ms.
 	attachLimit = 10 * time.Second
 )
 
-// rescan attaches to libraries that are new, and detaches from those that are gone.
+// rescan attaches to new libraries and detaches from those that are gone.
 func (p *Probe) rescan(ctx context.Context) error {
 	l, err := p.finder.all(ctx)
 	if err != nil {
@@ -106,7 +107,7 @@ func (p *Probe) rescan(ctx context.Context) error {
 	return err
 }
 
-// detach lets a library go. What could not be attached to of it stays counted. p.mu is held.
+// detach releases a library. Its failed functions stay counted. The caller holds p.mu.
 func (p *Probe) detach(id file) error {
 	a := p.libraries[id]
 	delete(p.libraries, id)
@@ -116,32 +117,32 @@ func (p *Probe) detach(id file) error {
 	return a.close()
 }
 
-// attachNew attaches to those of some libraries that are new.
+// attachNew attaches to the new libraries among found.
 func (p *Probe) attachNew(ctx context.Context, found []candidate) error {
-	// The driver before the runtime, whose calls are held against it.
+	// The driver comes before the runtime, whose calls are compared with the driver's.
 	slices.SortStableFunc(found, func(a, b candidate) int { return cmp.Compare(a.library, b.library) })
 	var firstErr error
 	for i := range found {
 		firstErr = errors.Join(firstErr, p.admit(ctx, &found[i]))
 	}
-	// A file that is no library is one failure; what is not allowed fails for all of them.
+	// A file that is not a library is one failure. A missing permission fails for all of them.
 	if errors.Is(firstErr, os.ErrPermission) {
 		return firstErr
 	}
 	return nil
 }
 
-// admitted is what became of a candidate.
+// admitted is the result for a candidate.
 type admitted struct {
 	attachment *attachment
-	// reason is "" for one that is attached to.
+	// reason is "" if the library is attached.
 	reason string
 	err    error
 	bytes  int64
 }
 
-// admit attaches to a library if it is new and wanted, and within its user's share. The lock is not held while the
-// file is read and while the kernel attaches.
+// admit attaches to a library if it is new and selected, and within its user's share. It releases
+// the lock while it reads the file and while the kernel attaches.
 func (p *Probe) admit(ctx context.Context, c *candidate) error {
 	a, objects := p.reserve(c)
 	if a == nil {
@@ -155,7 +156,7 @@ func (p *Probe) admit(ctx context.Context, c *candidate) error {
 			return p.try(c, a, objects)
 		},
 		func(late admitted) {
-			_ = late.attachment.close() // nobody is left to tell
+			_ = late.attachment.close() // nobody waits for the error
 			p.cancel(a)
 		})
 	if ctx.Err() != nil && err != nil {
@@ -181,7 +182,7 @@ func (p *Probe) admit(ctx context.Context, c *candidate) error {
 	return errors.Join(got.err, p.commit(c.file, a))
 }
 
-// reserve returns an attachment to be filled, nil if the candidate is not attached to.
+// reserve returns an empty attachment, or nil if the candidate must not be attached.
 func (p *Probe) reserve(c *candidate) (*attachment, *cudaObjects) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -223,7 +224,7 @@ func (p *Probe) reserve(c *candidate) (*attachment, *cudaObjects) {
 	return a, p.objects
 }
 
-// cancel gives back what reserve took.
+// cancel undoes reserve.
 func (p *Probe) cancel(a *attachment) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -232,7 +233,7 @@ func (p *Probe) cancel(a *attachment) {
 	}
 }
 
-// reject remembers a file that is not attached to, and how many of its functions could not be.
+// reject records a file that is not attached, and the number of its failed functions.
 func (p *Probe) reject(c *candidate, failed uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -243,7 +244,7 @@ func (p *Probe) reject(c *candidate, failed uint64) {
 	p.rejected[c.revision()] = struct{}{}
 }
 
-// commit keeps an attachment.
+// commit stores an attachment.
 func (p *Probe) commit(id file, a *attachment) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -267,8 +268,8 @@ func (p *Probe) commit(id file, a *attachment) error {
 	return nil
 }
 
-// try opens a candidate's file, reads it and attaches to it. It may never return, and uses of p only what does not
-// change.
+// try opens a candidate's file, reads it and attaches to it. It may never return. It uses only
+// fields of p that do not change.
 func (p *Probe) try(c *candidate, a *attachment, objects *cudaObjects) (got admitted) {
 	got.attachment = a
 	fail := func(reason string, err error) admitted {
@@ -303,7 +304,7 @@ func (p *Probe) try(c *candidate, a *attachment, objects *cudaObjects) (got admi
 	return got
 }
 
-// wants reports whether a library is attached to by these options.
+// wants reports whether the options select a library.
 func (p *Probe) wants(l library) bool {
 	switch l {
 	case libcudart:
@@ -314,7 +315,7 @@ func (p *Probe) wants(l library) bool {
 	return true
 }
 
-// programsOf are the programs by what the table says.
+// programsOf returns the programs in the order of the table.
 func programsOf(o *cudaObjects) [programs]*ebpf.Program {
 	return [programs]*ebpf.Program{
 		progLaunch: o.Launch, progLaunchConfig: o.LaunchConfig, progGraphLaunch: o.GraphLaunch, progCopy: o.Copy,
@@ -325,7 +326,7 @@ func programsOf(o *cudaObjects) [programs]*ebpf.Program {
 	}
 }
 
-// attach puts the probes on one file. What could not be attached to is counted; the error joins the reasons.
+// attach attaches the probes to one file. It counts failed functions; the error joins the reasons.
 func (p *Probe) attach(a *attachment, o *cudaObjects) error {
 	index := functionsOf(a.library)
 	executable, err := a.executable()
@@ -374,7 +375,8 @@ func (p *Probe) attach(a *attachment, o *cudaObjects) error {
 			t.cookies = append(t.cookies, d.cookie(i))
 		}
 	}
-	// Returns first: a return without its call is passed over, a call without its return is kept.
+	// Attach the returns first: a return without its call is ignored, a call without its return is
+	// kept.
 	var errs error
 	for _, ret := range []bool{true, false} {
 		for h, t := range targets {
@@ -401,14 +403,15 @@ func (p *Probe) attach(a *attachment, o *cudaObjects) error {
 	return errs
 }
 
-// executable is the file as probes are attached to it: through the descriptor, since the path may be another file by
-// now. The package link does not read the file, because all offsets are given and none is 0.
+// executable returns the file for attaching probes. It uses the descriptor, because the path may be
+// another file now. The package link does not read the file, because all offsets are given and none
+// is 0.
 func (a *attachment) executable() (*link.Executable, error) {
 	return link.OpenExecutable(fmt.Sprintf("/proc/self/fd/%d", a.file.Fd()))
 }
 
-// attachAll attaches one program to many functions: by one link where the kernel can, else by one for each. The
-// error joins those of functions that failed.
+// attachAll attaches one program to many functions: with one link if the kernel supports it,
+// otherwise with one for each. The error joins those of the failed functions.
 func (p *Probe) attachAll(e *link.Executable, program *ebpf.Program, ret bool, offsets, cookies []uint64) ([]link.Link, error) {
 	if p.multi {
 		attach := e.UprobeMulti
@@ -419,7 +422,7 @@ func (p *Probe) attachAll(e *link.Executable, program *ebpf.Program, ret bool, o
 		if err == nil {
 			return []link.Link{l}, nil
 		}
-		// The programs are loaded for this kind of link and no other: all have failed.
+		// The programs are loaded for this kind of link only: all have failed.
 		errs := make([]error, len(offsets))
 		for i := range errs {
 			errs[i] = err

@@ -8,18 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clock turns times of CLOCK_MONOTONIC, which programs in the kernel have, into those of the machine's clock. Both
-// are slewed alike, so the offset between them changes only when the machine's clock is set; until then the first
-// measurement holds, and the order of events with it. What was called before the clock was set and is read after
-// has the new clock's time.
+// clock converts times of CLOCK_MONOTONIC, which kernel programs use, to wall time. Both clocks are
+// slewed equally, so their offset changes only when the wall clock is set. Until then the first
+// measurement is kept, and with it the order of events. A call before such a change that is read
+// after it gets the new clock's time.
 type clock struct {
-	// offset is what to add, in ns, known to bound.
+	// offset is added to monotonic times, in ns. Its error is at most bound.
 	offset, bound int64
-	// monotonic and real are the two clocks, in ns.
+	// monotonic and real read the two clocks, in ns.
 	monotonic, real func() int64
 }
 
-// unmeasured is a bound that every measurement is better than.
+// unmeasured is a bound above that of every measurement.
 const unmeasured = math.MaxInt64 / 4
 
 func newClock() clock {
@@ -37,8 +37,9 @@ func newClock() clock {
 	return c
 }
 
-// measure compares the clocks: the machine's is read between two looks at the other, so that it is wrong by half
-// of what lies between at most. The best of some tries counts, since a thread may be interrupted.
+// measure compares the clocks. It reads the wall clock between two reads of the other one. The
+// error is at most half of the time between these. The best of several tries counts, because a
+// thread may be interrupted.
 func (c *clock) measure() {
 	offset, bound := int64(0), int64(unmeasured)
 	for range 5 {
@@ -55,5 +56,5 @@ func (c *clock) measure() {
 	}
 }
 
-// wall returns the machine's time, in ns since 1970.
+// wall returns the wall time, in ns since 1970.
 func (c *clock) wall(monotonic uint64) int64 { return int64(monotonic) + c.offset }

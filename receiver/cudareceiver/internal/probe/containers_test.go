@@ -17,7 +17,7 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/stubcuda"
 )
 
-// overlayOf mounts what a container of an image has: its files below, and a place for changes of its own.
+// overlayOf mounts the file system of a container: the files of an image, and a folder for changes.
 func overlayOf(t *testing.T, image string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -36,7 +36,7 @@ func overlayOf(t *testing.T, image string) string {
 }
 
 // Two containers of one image see the same file as two: probes on both would count each call twice.
-func TestContainersOfOneImageAreCountedOnce(t *testing.T) {
+func TestProbe_ContainersOfOneImage(t *testing.T) {
 	l := stubcuda.Build(t)
 	p := New(Options{RescanInterval: time.Hour})
 	started(t, l, p)
@@ -64,14 +64,14 @@ func TestContainersOfOneImageAreCountedOnce(t *testing.T) {
 	}
 }
 
-// A file that is held by a probe is not freed when it is deleted.
-func TestLibrariesThatNobodyHasAreLetGo(t *testing.T) {
+// A file that a probe holds is not freed when it is deleted.
+func TestProbe_ReleasesUnmappedLibraries(t *testing.T) {
 	l := stubcuda.Build(t)
 	p := start(t, l, Options{})
 	c := l.Start(t)
 	c.Must("open %s", l.Library)
 	attached(t, p, l.Library)
-	// A machine on which much is started makes the probe look by itself too.
+	// On a busy machine the probe also scans by itself.
 	p.looking.Lock()
 	look := func(times int) {
 		for range times {
@@ -97,7 +97,7 @@ func TestLibrariesThatNobodyHasAreLetGo(t *testing.T) {
 	assert.EqualValues(t, 10, snapshot(t, p).of(again.PID()).Launches[0].Calls)
 }
 
-func TestInstalledDriversAreFoundWithoutAProcess(t *testing.T) {
+func TestProbe_InstalledDrivers(t *testing.T) {
 	root := t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(root, "proc"), 0o755))
 	library := filepath.Join(root, "usr", "lib64", "libcuda.so.580.1")

@@ -21,7 +21,7 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/watchdog"
 )
 
-// library is one of those that are attached to.
+// library is a kind of observed library.
 type library uint8
 
 const (
@@ -31,11 +31,11 @@ const (
 	libraries
 )
 
-// candidate is a library that some process has mapped, or an installed driver.
+// candidate is a library that a process has mapped, or an installed driver.
 type candidate struct {
 	library library
-	// path is where it is, seen through the process's own view of the files. It is for people: another file may be
-	// there by now.
+	// path is the path of the file, seen through the process's own mounts. It is for messages:
+	// another file may have this path now.
 	path string
 	// pid, mapped, addresses and inode are the process and its mapping, as in /proc/PID/maps; pid is "" for an
 	// installed driver.
@@ -47,7 +47,7 @@ type candidate struct {
 	size, changed int64
 }
 
-// revision is one version of a file in the hands of one user.
+// revision is one version of a file, mapped by one user.
 type revision struct {
 	sighting
 	size, changed int64
@@ -57,7 +57,7 @@ func (c *candidate) revision() revision {
 	return revision{sighting{c.tenant, c.file}, c.size, c.changed}
 }
 
-// is records what was found where the candidate is.
+// is sets the properties of the opened file.
 func (c *candidate) is(o *opened) {
 	c.file, c.size, c.changed = o.id, int64(o.stat.Size), o.stat.Ctime.Sec*1e9+int64(o.stat.Ctime.Nsec)
 }
@@ -70,8 +70,8 @@ func (c *candidate) open(proc string) (*opened, error) {
 	return openMapping(proc, c)
 }
 
-// installed are the places of drivers, below the root: of distributions, of images of NVIDIA and of its operator for
-// Kubernetes, of WSL.
+// installed are the paths of drivers below the root: of distributions, of NVIDIA's images, of its
+// operator for Kubernetes, and of WSL.
 var installed = []string{
 	"usr/lib64/libcuda.so.1", "usr/lib/x86_64-linux-gnu/libcuda.so.1", "usr/lib/aarch64-linux-gnu/libcuda.so.1",
 	"usr/lib/libcuda.so.1", "usr/local/nvidia/lib64/libcuda.so.1", "usr/local/cuda/compat/libcuda.so.1",
@@ -79,12 +79,12 @@ var installed = []string{
 	"run/nvidia/driver/usr/lib/aarch64-linux-gnu/libcuda.so.1", "usr/lib/wsl/lib/libcuda.so.1",
 }
 
-// drivers returns the drivers that are installed, so that they are attached to before the first process loads one.
+// drivers returns the installed drivers, so that they are attached before a process loads one.
 func drivers(root string) (found []candidate) {
 	for _, place := range installed {
 		c := candidate{library: libcuda, path: filepath.Join(root, place), tenant: machine}
-		// A link that begins at the root leads to another file when seen from outside; it is looked at when a process
-		// has it.
+		// A link that begins at the root leads to another file when seen from outside. It is
+		// checked when a process has mapped it.
 		if o, err := openPath(c.path); err == nil {
 			o.close()
 			c.is(o)
@@ -95,36 +95,37 @@ func drivers(root string) (found []candidate) {
 }
 
 const (
-	// maxMaps bounds what is read of one process's maps, in bytes: a hundred bytes for each of the 65,530
-	// mappings that Linux allows by default.
+	// maxMaps bounds what is read of one process's maps, in bytes. It is a hundred bytes for each
+	// of the 65,530 mappings that Linux allows by default.
 	maxMaps = 8 << 20
-	// scanLimit is how long reading the maps of one process and finding its files may take. It takes 0.1 ms.
+	// scanLimit bounds the time to read the maps of one process and find its files. It takes 0.1
+	// ms.
 	scanLimit = time.Second
-	// longScan is the time of a scan that is charged to the process's user even if it found nothing.
+	// longScan is the time from which a scan without a result is charged to the process's user.
 	longScan = 2 * time.Millisecond
 )
 
-// look is what was found by looking through processes.
-type look struct {
+// scanned is the result of a scan of all processes.
+type scanned struct {
 	found []candidate
 	seen  map[sighting]bool
-	// denied counts what we were not allowed to look at.
+	// denied counts processes and files without permission.
 	denied int
-	// partial are users whose processes were not all looked at; everybody if incomplete.
+	// partial are users whose processes were not all scanned; incomplete means all users.
 	partial    map[tenant]bool
 	incomplete bool
 }
 
-// sighting is a file in the hands of a user. The same file of two users is looked at for both: one may be over its
-// share.
+// sighting is a file mapped by a user. If two users map a file, both are checked: one may be over
+// its share.
 type sighting struct {
 	tenant tenant
 	file   file
 }
 
-func newLook() *look { return &look{seen: map[sighting]bool{}, partial: map[tenant]bool{}} }
+func newLook() *scanned { return &scanned{seen: map[sighting]bool{}, partial: map[tenant]bool{}} }
 
-func (l *look) add(all []candidate) {
+func (l *scanned) add(all []candidate) {
 	for i := range all {
 		if s := (sighting{all[i].tenant, all[i].file}); !l.seen[s] {
 			l.seen[s] = true
@@ -133,16 +134,16 @@ func (l *look) add(all []candidate) {
 	}
 }
 
-// finder looks through processes for libraries. Only one goroutine may use it at a time.
+// finder searches processes for libraries. Only one goroutine may use it at a time.
 type finder struct {
 	proc   string
 	shares *shares
 	dog    watchdog.Watchdog[tenant]
 }
 
-// all looks through the maps of all processes for the driver, the runtime and NCCL, and for installed drivers.
-// Processes that end meanwhile, or that we may not look at, are left out.
-func (f *finder) all(ctx context.Context) (*look, error) {
+// all searches the maps of all processes for the driver, the runtime and NCCL, and adds installed
+// drivers. It skips processes that end meanwhile or may not be read.
+func (f *finder) all(ctx context.Context) (*scanned, error) {
 	entries, err := os.ReadDir(f.proc)
 	if err != nil {
 		return nil, err
@@ -154,7 +155,7 @@ func (f *finder) all(ctx context.Context) (*look, error) {
 		f.skip(l, machine, 1, Skip{Reason: SkipUnresponsive, Path: filepath.Dir(f.proc), Err: err})
 	}
 	l.add(found)
-	// A look that ends early must not always leave out the same processes.
+	// A scan that ends early must not always skip the same processes.
 	first := 0
 	if len(entries) > 0 {
 		first = rand.IntN(len(entries))
@@ -172,8 +173,8 @@ func (f *finder) all(ctx context.Context) (*look, error) {
 	return l, nil
 }
 
-// skip counts what is left out of a look.
-func (f *finder) skip(l *look, o tenant, n int, s Skip) {
+// skip counts files that a scan skips.
+func (f *finder) skip(l *scanned, o tenant, n int, s Skip) {
 	if s.Reason == SkipTotalShare {
 		l.incomplete = true
 	}
@@ -183,7 +184,7 @@ func (f *finder) skip(l *look, o tenant, n int, s Skip) {
 }
 
 // process adds the libraries that one process has mapped.
-func (f *finder) process(ctx context.Context, l *look, pid string) {
+func (f *finder) process(ctx context.Context, l *scanned, pid string) {
 	who := func() tenant { return tenantOf(f.proc, pid) }
 	if o, reason, over := f.shares.exhausted(who); over {
 		f.skip(l, o, 1, Skip{Reason: reason, Path: filepath.Join(f.proc, pid)})
@@ -215,18 +216,19 @@ func (f *finder) process(ctx context.Context, l *look, pid string) {
 	l.add(s.found)
 }
 
-// scan is what one process has mapped.
+// scan is the result for one process.
 type scan struct {
 	tenant  tenant
 	found   []candidate
 	denied  int
 	skipped []Skip
-	// over is how many files were left out for reason.
+	// over counts the files that were skipped for reason.
 	over   int
 	reason string
 }
 
-// scan reads a process's maps and finds the files. It may block for as long as the file systems of the process like.
+// scan reads a process's maps and finds the files. It may block as long as the process's file
+// systems block.
 func (f *finder) scan(pid string) (s scan) {
 	dir := filepath.Join(f.proc, pid)
 	all, over, err := mappedLibraries(filepath.Join(dir, "maps"))
@@ -243,7 +245,7 @@ func (f *finder) scan(pid string) (s scan) {
 		s.reason = SkipUserShare
 	}
 	for _, c := range all[:got] {
-		// The path is the process's: in a container it is another file than ours of that name.
+		// The path belongs to the process: in a container it is another file than the host's.
 		c.pid, c.tenant, c.path = pid, s.tenant, filepath.Join(dir, "root", c.mapped)
 		o, err := c.open(f.proc)
 		switch {
@@ -262,8 +264,8 @@ func (f *finder) scan(pid string) (s scan) {
 	return s
 }
 
-// mappedLibraries returns the libraries of interest in one process's maps, each file once, and how many there are
-// past the share of a user. A file that is deleted is left out: nothing new loads it.
+// mappedLibraries returns the observed libraries in one process's maps, each file once, and the
+// number above the share of a user. It skips deleted files, because nothing loads them again.
 func mappedLibraries(maps string) (all []candidate, over int, err error) {
 	f, err := os.Open(maps)
 	if err != nil {
@@ -284,8 +286,8 @@ func mappedLibraries(maps string) (all []candidate, over int, err error) {
 		if !ok {
 			continue
 		}
-		// address perms offset dev inode pathname; the pathname may hold spaces. The parts of a library follow one
-		// another.
+		// address perms offset dev inode pathname; the pathname may contain spaces. The mappings of
+		// a library are consecutive.
 		fields := bytes.Fields(line[:at])
 		if len(fields) != 5 {
 			continue
@@ -324,17 +326,18 @@ func rangeOf(addresses string) string {
 	return trim(from) + "-" + trim(to)
 }
 
-// isLibrary reports whether a path is of a library that is looked at.
+// isLibrary reports whether a path belongs to an observed library.
 func isLibrary(path []byte) bool {
 	_, ok := libraryOf(path)
 	return ok
 }
 
-// libraryPrefix is what all names of libraries begin with.
+// libraryPrefix is the prefix of all names of libraries.
 var libraryPrefix = []byte("lib")
 
-// libraryOf says which library a path is of. Stubs of the toolkit, which programs are linked with and never load, have
-// the driver's name and do no harm. Wheels of PyTorch name some of theirs libcudart-0123abcd.so.12.
+// libraryOf returns the library of a path. Stubs of the toolkit, which programs link but never
+// load, have the driver's name and cause no harm. PyTorch wheels contain names such as
+// libcudart-0123abcd.so.12.
 func libraryOf(path []byte) (library, bool) {
 	base := path[bytes.LastIndexByte(path, '/')+1:]
 	if !bytes.HasPrefix(base, libraryPrefix) || bytes.HasSuffix(base, []byte(" (deleted)")) {

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// BenchmarkDiscover looks through the machine's own /proc once.
+// BenchmarkDiscover scans the machine's /proc once.
 func BenchmarkDiscover(b *testing.B) {
 	for b.Loop() {
 		f := finder{proc: "/proc", shares: newShares(nil)}

@@ -18,8 +18,8 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/stubcuda"
 )
 
-// discovered looks through a /proc once.
-func discovered(t *testing.T, proc string) *look {
+// discovered scans a /proc once.
+func discovered(t *testing.T, proc string) *scanned {
 	t.Helper()
 	f := finder{proc: proc, shares: newShares(nil)}
 	l, err := f.all(t.Context())
@@ -27,7 +27,7 @@ func discovered(t *testing.T, proc string) *look {
 	return l
 }
 
-func TestDiscoverFindsEachFileOnce(t *testing.T) {
+func TestDiscover_EachFileOnce(t *testing.T) {
 	l := stubcuda.Build(t)
 	copied := filepath.Join(t.TempDir(), "a folder", "libcuda.so.580.1")
 	require.NoError(t, os.MkdirAll(filepath.Dir(copied), 0o755))
@@ -69,7 +69,7 @@ func TestDiscoverFindsEachFileOnce(t *testing.T) {
 	}
 }
 
-func TestDiscoverInAnInventedProc(t *testing.T) {
+func TestDiscover_FakeProc(t *testing.T) {
 	proc := filepath.Join(t.TempDir(), "proc")
 	process := func(pid, maps string, files ...string) {
 		dir := filepath.Join(proc, pid)

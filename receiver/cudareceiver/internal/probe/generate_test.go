@@ -19,9 +19,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestObjectsAreWhatTheSourcesSay compiles the programs and compares the bytes with those that are committed, where
+// TestBPF_ObjectsMatchSources compiles the programs and compares the bytes with those that are committed, where
 // the pinned compiler is installed.
-func TestObjectsAreWhatTheSourcesSay(t *testing.T) {
+func TestBPF_ObjectsMatchSources(t *testing.T) {
 	doc, err := parser.ParseFile(token.NewFileSet(), "doc.go", nil, parser.ParseComments)
 	require.NoError(t, err)
 	dir := t.TempDir()

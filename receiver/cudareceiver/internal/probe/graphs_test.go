@@ -13,7 +13,7 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/stubcuda"
 )
 
-// graphSums are the sums that have to do with graphs.
+// graphSums are the sums about graphs.
 type graphSums struct{ executed, captured, graphs, nodes, unknown uint64 }
 
 func graphsOf(t *testing.T, p *Probe, c *stubcuda.Program) (sums graphSums) {
@@ -33,7 +33,7 @@ func graphsOf(t *testing.T, p *Probe, c *stubcuda.Program) (sums graphSums) {
 	return sums
 }
 
-// begun is a program that is observed.
+// begun starts a probe and a program.
 func begun(t *testing.T, env ...string) (*Probe, *stubcuda.Program) {
 	t.Helper()
 	l := stubcuda.Build(t)
@@ -44,14 +44,15 @@ func begun(t *testing.T, env ...string) (*Probe, *stubcuda.Program) {
 	return p, c
 }
 
-// recording is how many captures go on as far as the kernel knows; while it is 0, launches look no further.
+// recording returns the number of captures in progress in the kernel's state. While it is 0,
+// launches check nothing else.
 func recording(t *testing.T, p *Probe) (n uint64) {
 	t.Helper()
 	require.NoError(t, p.objects.State.Lookup(uint32(2), &n))
 	return n
 }
 
-func TestACaptureSpreadsToOtherStreams(t *testing.T) {
+func TestGraphs_CaptureOfSeveralStreams(t *testing.T) {
 	p, c := begun(t)
 	const launch = "call %d cuLaunchKernel 1 1 1 1 32 1 1 0 %d 0 0"
 	c.Must("call 1 cuEventRecord 101 8") // before: of no capture
@@ -83,7 +84,7 @@ func TestACaptureSpreadsToOtherStreams(t *testing.T) {
 	c.Must(launch, 100, 7)
 	assert.Equal(t, graphSums{executed: 320, captured: 9, graphs: 5, nodes: 45}, graphsOf(t, p, c))
 
-	// What is destroyed is forgotten: two streams, three events, the graphs.
+	// Destroyed handles are deleted: two streams, three events, the graphs.
 	before := count[cudaAddress, uint64](t, p.objects.Records, 1)
 	c.Must("call 1 cuEventDestroy_v2 100")
 	c.Must("call 1 cuEventDestroy_v2 102")
@@ -99,12 +100,12 @@ func TestACaptureSpreadsToOtherStreams(t *testing.T) {
 	empty(t, p)
 }
 
-func TestGraphsAreFollowed(t *testing.T) {
+func TestGraphs_Kernels(t *testing.T) {
 	p, c := begun(t)
 	c.Must("capture 7 1") // its graph and its executable form are the program's
 	c.Must("graph 1")
 
-	// By hand: two kernels, a child graph of two, and a child that is added as any node.
+	// Without capture: two kernels, a child graph of two, and a child added as a generic node.
 	c.Must("call 1 cuGraphCreate &0 0")
 	c.Must("call 2 cuGraphAddKernelNode_v2 &1 @0 0 0 0")
 	c.Must("call 1 cuGraphCreate &2 0")
@@ -120,7 +121,7 @@ func TestGraphsAreFollowed(t *testing.T) {
 	c.Must("call 10 cuGraphLaunch @3 7")
 	assert.Equal(t, graphSums{captured: 7, graphs: 11, nodes: 7 + 60}, graphsOf(t, p, c))
 
-	// A copy of it goes on by itself, by capture.
+	// A copy of it continues in a capture.
 	c.Must("call 1 cuGraphClone &4 @0")
 	c.Must("call 1 cuStreamBeginCaptureToGraph 9 @4 0 0 0 0")
 	c.Must("call 4 cuLaunchKernel 1 1 1 1 32 1 1 0 9 0 0")
@@ -130,7 +131,7 @@ func TestGraphsAreFollowed(t *testing.T) {
 	sums := graphSums{captured: 11, graphs: 12, nodes: 67 + 10}
 	assert.Equal(t, sums, graphsOf(t, p, c))
 
-	// A graph that is launched while a stream is recorded is part of what is recorded.
+	// A graph that is launched during a capture becomes part of the capture.
 	c.Must("call 1 cuStreamBeginCapture_v2 9 0")
 	c.Must("call 3 cuGraphLaunch @3 9")
 	c.Must("call 1 cuStreamEndCapture 9 &6")
@@ -140,7 +141,8 @@ func TestGraphsAreFollowed(t *testing.T) {
 	sums.graphs, sums.nodes = 13, 77+30
 	assert.Equal(t, sums, graphsOf(t, p, c))
 
-	// How often the body of a conditional node runs is not known, nor what a graph has that we have not seen.
+	// Unknown are the number of executions of a conditional node's body, and the kernels of earlier
+	// graphs.
 	c.Must("put 10 13 0")
 	c.Must("call 1 cuGraphAddNode_v2 &1 @2 0 0 0 &10")
 	c.Must("call 1 cuGraphAddChildGraphNode &1 @0 0 0 @2")
@@ -157,7 +159,7 @@ func TestGraphsAreFollowed(t *testing.T) {
 	assert.EqualValues(t, 16, after.graphs)
 }
 
-func TestAProcessThatEndsWhileItRecordsLeavesNothing(t *testing.T) {
+func TestGraphs_ProcessEndsDuringCapture(t *testing.T) {
 	p, c := begun(t)
 	c.Must("call 1 cuStreamBeginCapture_v2 7 0")
 	c.Must("call 1 cuStreamBeginCapture_v2 8 0")
@@ -171,7 +173,7 @@ func TestAProcessThatEndsWhileItRecordsLeavesNothing(t *testing.T) {
 	empty(t, p)
 }
 
-func TestACaptureThatFailsIsForgotten(t *testing.T) {
+func TestGraphs_FailedCapture(t *testing.T) {
 	p, c := begun(t, "STUB_FAIL=cuStreamEndCapture=904")
 	c.Must("call 1 cuStreamBeginCapture_v2 7 0")
 	c.Must("call 1 cuLaunchKernel 1 1 1 1 32 1 1 0 7 0 0")

@@ -26,10 +26,10 @@ import (
 // releases are those of scripts/cuda-headers.
 var releases = []string{"11.8", "12.0", "12.4", "12.9", "13.0", "13.5"}
 
-// parameter is one of a function: its type without const, and its name.
+// parameter is a parameter of a function: its type without const, and its name.
 type parameter struct{ kind, name string }
 
-// headers returns where NVIDIA's headers are, after fetching them if need be.
+// headers returns the folder of NVIDIA's headers. It downloads them if necessary.
 func headers(t *testing.T) string {
 	t.Helper()
 	if testing.Short() {
@@ -59,8 +59,8 @@ var (
 	version    = regexp.MustCompile(`_v\d{4,5}$`)
 )
 
-// signatures reads the parameters of all functions of the driver and the runtime from what CUPTI's headers say about
-// them, by the names under which the libraries export them.
+// signatures reads the parameters of all functions of the driver and the runtime from CUPTI's
+// headers, by the exported names.
 func signatures(t *testing.T, include string) map[string][]parameter {
 	t.Helper()
 	all := map[string][]parameter{}
@@ -86,14 +86,14 @@ func signatures(t *testing.T, include string) map[string][]parameter {
 		}
 	}
 	require.Greater(t, len(all), 700)
-	// CUPTI's headers leave out those without parameters.
+	// CUPTI's headers omit functions without parameters.
 	for _, name := range []string{"cuCtxSynchronize", "cudaDeviceSynchronize"} {
 		all[name] = nil
 	}
 	return all
 }
 
-// expected says what the arguments are that the programs read: a pattern for "type name" by position.
+// expected returns the arguments that the programs read: a pattern for "type name" by position.
 func expected(f apiFunction) map[int]string {
 	const count = `^(size_t|unsigned int) (N|count|ByteCount|bytesize|Bytesize|size|bytes|sizeBytes)$`
 	const stream = `^(CUstream|cudaStream_t) (hStream|stream|__hStream)$`
@@ -231,7 +231,7 @@ func expectedOther(f apiFunction, count, stream string) map[int]string {
 	return e
 }
 
-func TestTheTableMatchesNVIDIAsHeaders(t *testing.T) {
+func TestTable_MatchesHeaders(t *testing.T) {
 	folder := headers(t)
 	seen := map[string]string{}
 	for _, release := range releases {
@@ -261,8 +261,8 @@ func TestTheTableMatchesNVIDIAsHeaders(t *testing.T) {
 	assert.Equal(t, "13.5", seen["cuLaunchKernel"])
 }
 
-// leftOut are the functions of the driver that do what others in the table do and are not in it, as patterns with the
-// reason.
+// leftOut are functions of the driver that are similar to functions of the table but not in it, as
+// patterns with the reason.
 var leftOut = map[string]string{
 	`^cuMem(cpy([HDA]to[HDA]|2D|2DUnaligned|3D)(Async)?|setD(2D)?(8|16|32)|Alloc(Pitch|Host)?|Free)$`: "32-bit sizes; replaced by _v2 in CUDA 3.2",
 	`^cuMemHostRegister$`:                    "replaced by _v2 in CUDA 6.5",
@@ -278,8 +278,8 @@ var leftOut = map[string]string{
 	`^cuLibraryGetKernelCount$`:                                                 "no name",
 }
 
-// A function that is new in a release and does what others do must be in the table, or left out for a reason.
-func TestNothingOfTheDriverIsForgotten(t *testing.T) {
+// A new function of a release must be in the table, or omitted for a reason.
+func TestTable_CompleteForDriver(t *testing.T) {
 	folder := headers(t)
 	families := regexp.MustCompile(`^cu(Launch|Memcpy|Memset|MemAlloc|MemFree|MemHost(Alloc|Register|Unregister)|MemCreate|MemRelease|MemImport|MemRetain|` +
 		`GraphLaunch|GraphInstantiate|GraphExec(Update|Destroy)|Graph(Create|Clone|Destroy$|Add)|Stream(Begin|EndCapture|Synchronize|WaitEvent|Destroy)|` +
@@ -306,7 +306,7 @@ func TestNothingOfTheDriverIsForgotten(t *testing.T) {
 	}
 }
 
-// offsets are what bpf/layout.h says, by what NVIDIA's headers say. since is the first release that has it.
+// offsets compares bpf/layout.h with NVIDIA's headers. since is the first release with the field.
 var offsets = []struct{ ours, theirs, since string }{
 	{"COPY_2D_SOURCE", "offsetof(CUDA_MEMCPY2D, srcMemoryType)", "11.8"},
 	{"COPY_2D_DESTINATION", "offsetof(CUDA_MEMCPY2D, dstMemoryType)", "11.8"},
@@ -369,7 +369,7 @@ func TestLayoutMatchesNVIDIAsHeaders(t *testing.T) {
 	}
 }
 
-// compiled compiles and runs a program and returns what it prints.
+// compiled compiles and runs a program and returns its output.
 func compiled(t *testing.T, include, text string) string {
 	t.Helper()
 	dir := t.TempDir()

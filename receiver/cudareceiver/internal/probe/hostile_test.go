@@ -22,7 +22,7 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/stubcuda"
 )
 
-// inventedProcess makes a process in a /proc of our own that has mapped paths, which are below its root.
+// inventedProcess adds a process to a fake /proc. It has mapped paths below its root.
 func inventedProcess(t *testing.T, proc string, pid int, uid uint32, inode uint64, paths ...string) string {
 	t.Helper()
 	dir := filepath.Join(proc, strconv.Itoa(pid))
@@ -36,7 +36,7 @@ func inventedProcess(t *testing.T, proc string, pid int, uid uint32, inode uint6
 	return dir
 }
 
-// What is at the path by now is not opened: a FIFO would block, a device may do something.
+// The file at the path is not opened: a FIFO would block, a device may have effects.
 func TestOpen_NoRegularFile(t *testing.T) {
 	proc := t.TempDir()
 	dir := inventedProcess(t, proc, 7, 1000, 1)
@@ -70,7 +70,7 @@ func TestOpen_NoRegularFile(t *testing.T) {
 				require.NoError(t, os.RemoveAll(lib))
 				require.NoError(t, os.Mkdir(lib, 0o755))
 			}()
-			// Nothing but its kind is wrong with the file, unless it is another one.
+			// Only the kind of the file is wrong, unless it is another file.
 			var s unix.Stat_t
 			require.NoError(t, unix.Lstat(path, &s))
 			if name == "another file" {
@@ -94,7 +94,7 @@ func TestOpen_NoRegularFile(t *testing.T) {
 	}
 }
 
-// A read that never returns is abandoned; the other users' processes are looked at.
+// A read that never returns is abandoned. Processes of other users are scanned.
 func TestDiscover_ReadsThatHang(t *testing.T) {
 	proc := filepath.Join(t.TempDir(), "proc")
 	var fifos []string
@@ -135,7 +135,7 @@ func TestDiscover_ReadsThatHang(t *testing.T) {
 	require.Eventually(t, func() bool { return f.dog.Pending() == 0 }, patience, time.Millisecond)
 }
 
-// One user's files use up that user's share and no other's.
+// One user's files use only that user's share.
 func TestDiscover_Shares(t *testing.T) {
 	proc := filepath.Join(t.TempDir(), "proc")
 	fill := func(pid int, uid uint32, files int) {
@@ -201,7 +201,7 @@ func TestShares_Total(t *testing.T) {
 	}
 }
 
-// A file that is no library is read once, counted once, and not kept open.
+// A file that is not a library is read once, counted once, and not kept open.
 func TestAdmit_RejectedFilesAreRemembered(t *testing.T) {
 	l := stubcuda.Build(t)
 	p := start(t, l, Options{})
@@ -224,7 +224,7 @@ func TestAdmit_RejectedFilesAreRemembered(t *testing.T) {
 	assert.EqualValues(t, 1, s.Losses.AttachFailed)
 	assert.Empty(t, p.Libraries())
 
-	// It is read again when it has changed, and for another user.
+	// It is read again after a change, and for another user.
 	text, err := os.ReadFile(l.Library)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(path, text, 0o600))
@@ -250,7 +250,7 @@ func descriptors(t *testing.T) int {
 	return len(entries)
 }
 
-// A user attaches no more libraries than its share; another user's are attached to.
+// A user attaches at most its share of libraries. Libraries of another user are attached.
 func TestAdmit_AttachedShare(t *testing.T) {
 	l := stubcuda.Build(t)
 	p := start(t, l, Options{})
@@ -287,7 +287,7 @@ func TestAdmit_AttachedShare(t *testing.T) {
 	assert.Len(t, p.libraries, had+1, "another user's")
 }
 
-// Collections and Close do not wait for an attempt to read that never ends.
+// Collections and Close do not wait for a read that never ends.
 func TestClose_WhileAReadHangs(t *testing.T) {
 	l := stubcuda.Build(t)
 	root := t.TempDir()
@@ -311,7 +311,7 @@ func TestClose_WhileAReadHangs(t *testing.T) {
 }
 
 // The path of a mapped file names another file after a bind mount over it. The file that is mapped is attached to.
-func TestBindMountOverAMappedLibrary(t *testing.T) {
+func TestProbe_BindMountOverMappedLibrary(t *testing.T) {
 	l := stubcuda.Build(t)
 	p := start(t, l, Options{})
 	c := l.Start(t)
@@ -332,16 +332,16 @@ func TestBindMountOverAMappedLibrary(t *testing.T) {
 	assert.NotEqual(t, fileAt(t, other).inode, p.Libraries()[0].Inode)
 }
 
-// unwatchedLook does something while the probe does not look for libraries.
+// unwatchedLook calls do while the probe does not search for libraries.
 func unwatchedLook(p *Probe, do func()) {
 	p.looking.Lock()
 	defer p.looking.Unlock()
 	do()
 }
 
-// A user can give a file below an overlay of its own the inode number, size and modification time of another file. The
-// time of its creation differs, so the files are not taken for one.
-func TestOverlayIdentityCannotBeForged(t *testing.T) {
+// A user can give a file below an overlay the inode number, size and modification time of another
+// file. The creation time differs, so the two files stay distinct.
+func TestFile_ForgedOverlayIdentity(t *testing.T) {
 	inMemory := func() string {
 		dir := t.TempDir()
 		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
@@ -360,7 +360,7 @@ func TestOverlayIdentityCannotBeForged(t *testing.T) {
 	want := stat(filepath.Join(one, name))
 	time.Sleep(50 * time.Millisecond) // the kernel's clock for files may have 10 ms
 
-	// Each tmpfs gives inode numbers in turn: files are made until one has the number.
+	// Each tmpfs assigns inode numbers in order: create files until one has the number.
 	path := filepath.Join(two, name)
 	for n := 0; ; n++ {
 		require.NoError(t, os.WriteFile(path, nil, 0o600))
@@ -434,11 +434,11 @@ func TestTrusted(t *testing.T) {
 		require.NoError(t, f.Close())
 		o.close()
 	}
-	// All its user ids are one user: the one who made the namespace, which is root here.
+	// All its user ids belong to the creator of the namespace, which is root here.
 	assert.Equal(t, uint32(0), tenantOf("/proc", other).uid)
 }
 
-// A file that we may not read is one user's matter: the probe starts, and observes the others.
+// An unreadable file concerns one user: the probe starts, and observes the others.
 func TestStart_UnreadableLibrary(t *testing.T) {
 	l := stubcuda.Build(t)
 	require.NoError(t, started(t, l, New(Options{})).Close()) // skips where eBPF is not allowed

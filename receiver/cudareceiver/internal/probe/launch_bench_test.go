@@ -21,7 +21,7 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/stubcuda"
 )
 
-// allowed skips a benchmark if what it failed of is that there is no eBPF to be had.
+// allowed skips a benchmark if eBPF is unavailable.
 func allowed(b *testing.B, err error) {
 	b.Helper()
 	if errors.Is(err, os.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) {
@@ -40,7 +40,7 @@ func observing(b *testing.B, l *stubcuda.Libraries, o Options) io.Closer {
 	return p
 }
 
-// tracedProbe is a Probe with a trace on, whose calls are taken as they come.
+// tracedProbe is a Probe with a trace, whose calls are read continuously.
 type tracedProbe struct {
 	io.Closer
 	stop chan struct{}
@@ -53,7 +53,7 @@ func (t *tracedProbe) Close() error {
 	return t.Closer.Close()
 }
 
-// traced starts a Probe and a trace on it.
+// traced starts a Probe with a trace.
 func traced(b *testing.B, l *stubcuda.Libraries) io.Closer {
 	b.Helper()
 	p := observing(b, l, Options{})
@@ -75,8 +75,8 @@ func traced(b *testing.B, l *stubcuda.Libraries) io.Closer {
 	return t
 }
 
-// onProcessor returns how long a program's first thread has run, in nanoseconds: what it waited for others, on a
-// machine with much to do, is not in it.
+// onProcessor returns the processor time of a program's first thread, in nanoseconds. It does not
+// include waiting on a busy machine.
 func onProcessor(b *testing.B, c *stubcuda.Program) (ns float64) {
 	b.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", c.PID()))
@@ -86,10 +86,11 @@ func onProcessor(b *testing.B, c *stubcuda.Program) (ns float64) {
 	return ns
 }
 
-// BenchmarkLaunch says what a launch costs the program that makes it, in nanoseconds: alone, with the least that a
-// uprobe can do, with ours, with a trace on, and with an event for each call, as other tools do it. What is compared takes turns, and the medians are
-// reported; x-bare-uprobe is what it adds to a launch by what the least uprobe adds in the same round. The driver is a stub, whose
-// launches take next to no time.
+// BenchmarkLaunch measures the cost of a launch for its program, in nanoseconds. The variants are no
+// probe, a minimal uprobe, our probes, our probes with a trace, and an event for each call, as other
+// tools do it. The variants alternate, and the medians are reported. x-bare-uprobe is the added cost
+// relative to that of the minimal uprobe in the same round. The driver is a stub, whose launches take
+// almost no time.
 //
 //	go test -run - -bench Launch -benchtime 7x ./receiver/cudareceiver/internal/probe
 func BenchmarkLaunch(b *testing.B) {
@@ -138,7 +139,7 @@ func BenchmarkLaunch(b *testing.B) {
 			round[i] = measure()
 			require.NoError(b, attached.Close())
 		}
-		// Another observer of the machine's processes attaches to this library too, and would be measured with ours.
+		// Another observer of the machine also attaches to this library and would be measured too.
 		const alone = 200 // ns; with a uprobe it is more, without one tenth
 		if again := measure(); max(round[0], again) > alone {
 			b.Logf("a round is left out: a launch took %.0f and %.0f ns with nothing of ours attached", round[0], again)

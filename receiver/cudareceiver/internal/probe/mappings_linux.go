@@ -20,18 +20,19 @@ import (
 )
 
 const (
-	// mappingPages is the size of each processor's ring in pages, a power of two: some 300 mappings, and
-	// starting a program makes five to fifty.
+	// mappingPages is the size of each processor's ring in pages, a power of two: about 300
+	// mappings. The start of a program makes five to fifty.
 	mappingPages = 16
-	// Of struct perf_event_header and PERF_RECORD_MMAP2 in perf_event_open(2): where the process's id and the path are.
+	// Offsets of the process id and the path, from struct perf_event_header and PERF_RECORD_MMAP2
+	// in perf_event_open(2).
 	recordHeader   = 8
 	mmap2PID       = 8
 	mmap2Path      = 72
 	longestMapping = mmap2Path + 4096 + 256
 )
 
-// mappings tells which processes map a file to run it, by the kernel's own events: a library that no process
-// had before is seen when it is loaded, long before its first call. Only one goroutine may use it.
+// mappings reports which processes map a file for execution. It uses kernel events, so a library is
+// found when it is loaded, long before its first call. Only one goroutine may use it.
 type mappings struct {
 	rings []mappingRing
 	buf   []byte
@@ -44,8 +45,8 @@ type mappingRing struct {
 	all  []byte // what is mapped: a page of its own, then data
 }
 
-// watchMappings asks for the events of all processes, on each processor that is there now; those that come later
-// are covered by the rescan.
+// watchMappings enables the events of all processes, on each present processor. The rescan covers
+// processors that are added later.
 func watchMappings() (*mappings, error) {
 	text, err := os.ReadFile("/sys/devices/system/cpu/online")
 	if err != nil {
@@ -58,14 +59,14 @@ func watchMappings() (*mappings, error) {
 	m := &mappings{buf: make([]byte, 0, longestMapping)}
 	attr := unix.PerfEventAttr{
 		Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_DUMMY, Bits: unix.PerfBitMmap | unix.PerfBitMmap2 | unix.PerfBitWatermark,
-		// The rings are read by a clock; nobody waits to be woken.
+		// The rings are read periodically, so wake-ups are disabled.
 		Wakeup: ^uint32(0),
 	}
 	attr.Size = uint32(unsafe.Sizeof(attr))
 	for _, cpu := range processors {
 		fd, err := unix.PerfEventOpen(&attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
 		if errors.Is(err, unix.ENODEV) {
-			continue // switched off meanwhile
+			continue // the processor was disabled meanwhile
 		}
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("perf_event_open: %w", err), m.close())
@@ -82,8 +83,8 @@ func watchMappings() (*mappings, error) {
 	return m, nil
 }
 
-// read calls use with each process that has mapped a file whose path is wanted since read was last called. It
-// returns false if events were lost, so that everything has to be looked at.
+// read calls use for each process that has mapped a wanted path since the last call. It returns
+// false if events were dropped, so that a full scan is needed.
 func (m *mappings) read(wanted func(path []byte) bool, use func(pid uint32)) (complete bool) {
 	complete = true
 	for i := range m.rings {
@@ -93,7 +94,7 @@ func (m *mappings) read(wanted func(path []byte) bool, use func(pid uint32)) (co
 			m.buf = r.copy(m.buf[:0], tail, recordHeader)
 			size := uint64(binary.NativeEndian.Uint16(m.buf[6:]))
 			if size < recordHeader || size > head-tail {
-				// Not a ring that we understand: it is emptied.
+				// The ring has an unknown format: drop its content.
 				complete, tail = false, head
 				break
 			}
@@ -103,7 +104,7 @@ func (m *mappings) read(wanted func(path []byte) bool, use func(pid uint32)) (co
 			case kind == unix.PERF_RECORD_MMAP2 && size > mmap2Path:
 				m.buf = r.copy(m.buf[:0], tail, size)
 				path, _, _ := bytes.Cut(m.buf[mmap2Path:], []byte{0})
-				// A process of another name space has an id that is none here.
+				// A process of another PID namespace has an id without meaning here.
 				if pid := binary.NativeEndian.Uint32(m.buf[mmap2PID:]); wanted(path) && pid != 0 && pid != ^uint32(0) {
 					use(pid)
 				}
@@ -115,7 +116,7 @@ func (m *mappings) read(wanted func(path []byte) bool, use func(pid uint32)) (co
 	return complete
 }
 
-// copy appends n bytes from a place in the ring, which may reach over its end.
+// copy appends n bytes from a position in the ring, which may wrap.
 func (r *mappingRing) copy(to []byte, from, n uint64) []byte {
 	size := uint64(len(r.data))
 	at := from % size
@@ -133,7 +134,7 @@ func (m *mappings) close() error {
 	return errors.Join(errs...)
 }
 
-// cpuList reads the kernel's lists of processors: 0-3,5.
+// cpuList parses the kernel's lists of processors: 0-3,5.
 func cpuList(text string) ([]int, error) {
 	const most = 1 << 16
 	var all []int
@@ -141,12 +142,12 @@ func cpuList(text string) ([]int, error) {
 		first, last, isRange := strings.Cut(part, "-")
 		from, err := strconv.ParseUint(first, 10, 16)
 		if err != nil {
-			return nil, fmt.Errorf("%q is no list of processors", text)
+			return nil, fmt.Errorf("%q is not a list of processors", text)
 		}
 		to := from
 		if isRange {
 			if to, err = strconv.ParseUint(last, 10, 16); err != nil || to < from {
-				return nil, fmt.Errorf("%q is no list of processors", text)
+				return nil, fmt.Errorf("%q is not a list of processors", text)
 			}
 		}
 		for n := from; n <= to && len(all) < most; n++ {
@@ -156,8 +157,8 @@ func cpuList(text string) ([]int, error) {
 	return all, nil
 }
 
-// attachMapped attaches to the libraries that processes have loaded since it was last called. It returns false if
-// some may have been missed, so that all processes must be looked through.
+// attachMapped attaches to the libraries that processes have loaded since the last call. It returns
+// false if some may have been missed, so that a full scan is needed.
 func (p *Probe) attachMapped(ctx context.Context) (complete bool) {
 	if p.mappings == nil {
 		return true

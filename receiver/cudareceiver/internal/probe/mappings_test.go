@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestListsOfProcessors(t *testing.T) {
+func TestCPUList(t *testing.T) {
 	for text, want := range map[string][]int{"0": {0}, "0-3": {0, 1, 2, 3}, "0-1,5,7-8": {0, 1, 5, 7, 8}} {
 		got, err := cpuList(text)
 		require.NoError(t, err)
@@ -25,7 +25,7 @@ func TestListsOfProcessors(t *testing.T) {
 	}
 }
 
-// ring makes a ring as the kernel fills it, from a place of our choice.
+// ring makes a ring as the kernel fills it, starting at a given position.
 func ring(from uint64, records ...[]byte) *mappings {
 	r := mappingRing{page: &unix.PerfEventMmapPage{Data_tail: from, Data_head: from}, data: make([]byte, 512)}
 	for _, record := range records {
@@ -48,7 +48,7 @@ func record(kind uint32, pid uint32, path string) []byte {
 	return b
 }
 
-func TestMappingsAreReadAcrossTheEndOfTheRing(t *testing.T) {
+func TestMappings_RingWrap(t *testing.T) {
 	const driver = "/usr/lib/libcuda.so.580.1"
 	for from := uint64(1 << 40); from < 1<<40+512; from += 8 {
 		m := ring(from, record(unix.PERF_RECORD_MMAP2, 7, driver), record(unix.PERF_RECORD_MMAP2, 8, "/usr/lib/libc.so.6"),
@@ -60,12 +60,12 @@ func TestMappingsAreReadAcrossTheEndOfTheRing(t *testing.T) {
 	}
 }
 
-func TestLostMappingsAndOthersAreNoticed(t *testing.T) {
+func TestMappings_LostEvents(t *testing.T) {
 	none := func(uint32) { t.Error("no process") }
 	assert.False(t, ring(8, record(unix.PERF_RECORD_LOST, 7, "")).read(isLibrary, none))
 	assert.True(t, ring(8, record(12345, 7, "/libcuda.so.1")).read(isLibrary, none))
 	empty := make([]byte, 64)
-	m := ring(8, empty) // a size of 0 must not hold us up
+	m := ring(8, empty) // a size of 0 must not block the reader
 	assert.False(t, m.read(isLibrary, none))
 	assert.Equal(t, m.rings[0].page.Data_head, m.rings[0].page.Data_tail)
 	long := record(unix.PERF_RECORD_MMAP2, 7, "/libcuda.so.1")

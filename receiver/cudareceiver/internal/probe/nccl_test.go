@@ -13,7 +13,7 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/stubcuda"
 )
 
-func TestCollectivesAreCounted(t *testing.T) {
+func TestNCCL_Collectives(t *testing.T) {
 	l := stubcuda.Build(t)
 	c := l.Start(t, "STUB_FAIL=ncclRecv=5,ncclAllGather=7")
 	c.Must("open %s", l.Library)
@@ -58,7 +58,7 @@ func TestCollectivesAreCounted(t *testing.T) {
 	empty(t, p)
 }
 
-func TestNCCLIsLeftAloneWhenAsked(t *testing.T) {
+func TestNCCL_Disabled(t *testing.T) {
 	l := stubcuda.Build(t)
 	c := l.Start(t)
 	c.Must("open %s", l.Library)

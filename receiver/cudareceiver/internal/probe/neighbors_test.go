@@ -17,10 +17,10 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/stubcuda"
 )
 
-// Each test has an attacker, which takes as much of a table as it can, and a victim, which comes later. The victim's
-// counts are exact; what the attacker did is counted, or a loss of the attacker.
+// Each test has an attacker, which takes as much of a table as possible, and a later victim. The
+// victim's counts are exact. The attacker's calls are counted, or are losses of the attacker.
 
-// attackerID is a user that the test's own is not.
+// attackerID is another user than the test's.
 const attackerID = 54321
 
 // sameOrOther runs a test with an attacker of the victim's user, and with one of another user.
@@ -45,7 +45,7 @@ func neighbors(t *testing.T, uid int, o Options, env ...string) (p *Probe, attac
 	return p, attacker, victim
 }
 
-// launched returns a process's launches: all, and those of each kernel that has a name.
+// launched returns a process's launches: all, and those of each named kernel.
 func launched(p *Process) (all uint64, named map[string]uint64) {
 	named = map[string]uint64{}
 	if p == nil {
@@ -290,7 +290,7 @@ func TestNeighbors_Processes(t *testing.T) {
 	empty(t, p)
 }
 
-// A user may have 65,536 ids of others in a namespace of its own, where /etc/subuid has them for it.
+// A user may have 65,536 further ids in a namespace, as /etc/subuid allows.
 func TestNeighbors_UsersOfANamespace(t *testing.T) {
 	l := stubcuda.Build(t)
 	p := start(t, l, Options{MaxProcesses: 40})
@@ -324,7 +324,7 @@ func TestNeighbors_UsersOfANamespace(t *testing.T) {
 	assert.Equal(t, map[uint32]uint64{attackerID: 240}, refused(s))
 }
 
-// Most containers' processes have the user id of root or another that many have.
+// Processes of most containers have the user id of root or another common one.
 func TestNeighbors_Containers(t *testing.T) {
 	p, attacker, victim := neighbors(t, os.Geteuid(), Options{MaxProcesses: 40})
 	if !knowsNamespaces(p) {

@@ -19,35 +19,40 @@ import (
 	"github.com/gpuflight/gpuflight/internal/procfs"
 )
 
-// file identifies a file on the machine. A user must not be able to make a file with the identity of another: it would
-// take the other's place.
+// file identifies a file on the machine. A user must not be able to make a file with the identity
+// of another, because it would replace that file.
 //
-// The kernel gives device and inode, which is enough except on an overlay. Each container has an overlay of its own
-// over the same files, and a probe is on the file: with one for each container every call would be counted several
-// times. So an overlay counts as no device; the inode's number is that of the file below
-// (Documentation/filesystems/overlayfs.rst, "Inode properties"). A user can choose an inode number on a tmpfs, and a
-// size and a modification time anywhere, and can mount an overlay over it in a user namespace. Nobody can choose the
-// time at which the file was created, unless the user's own program serves the file: see trusted.
+// The kernel provides device and inode, which suffice except on an overlay. Each container has an
+// overlay of its own over the same files, but a probe belongs to the file. With one probe for each
+// container every call would be counted several times. So all overlays count as one device. The
+// inode's number is that of the file below (Documentation/filesystems/overlayfs.rst, "Inode
+// properties").
+//
+// A user can choose an inode number on a tmpfs, and a size and a modification time anywhere. A user
+// can mount an overlay over it in a user namespace. Nobody can choose the creation time of a file,
+// unless the user's own program serves the file: see trusted.
 type file struct{ device, inode, born uint64 }
 
-// overlay stands for the device of all overlays; devices have at most 44 bits (MKDEV of 12 and 20, as stat shows them).
+// overlay represents the device of all overlays. Devices have at most 44 bits (MKDEV of 12 and 20,
+// as in stat).
 const overlay = 1 << 63
 
-// maxFileBytes bounds the size of a library. The largest of NVIDIA's have less than 1 GiB.
+// maxFileBytes bounds the size of a library. NVIDIA's largest have less than 1 GiB.
 const maxFileBytes = 8 << 30
 
 // Errors of files that are not read.
 var (
 	errNotRegular = errors.New("not a regular file")
 	errTooLarge   = fmt.Errorf("larger than %d bytes", int64(maxFileBytes))
-	errChanged    = errors.New("the path names another file than the process has mapped")
+	errChanged    = errors.New("the path names another file than the mapped one")
 	errUntrusted  = errors.New("on a file system that a user serves")
-	// errNoFunctions is of a file that has the name of a library and none of its functions.
-	errNoFunctions = errors.New("exports no function that is observed")
+	// errNoFunctions: the file has the name of a library and none of its functions.
+	errNoFunctions = errors.New("exports no observed function")
 )
 
-// opened is a file that was opened by O_PATH: the kernel has found it, but neither its driver nor its file system was
-// asked to open it. Opening a FIFO can block and opening a device can have effects, so the kind is checked first.
+// opened is a file opened with O_PATH: the kernel has found it, but its driver and its file system
+// have not opened it. Opening a FIFO can block and opening a device can have effects, so the kind
+// is checked first.
 type opened struct {
 	fd   int
 	stat unix.Statx_t
@@ -58,7 +63,7 @@ type opened struct {
 
 func (o *opened) close() { _ = unix.Close(o.fd) }
 
-// openPath opens a path of the machine's own. Links are followed.
+// openPath opens a path of the host. It follows links.
 func openPath(path string) (*opened, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -67,9 +72,10 @@ func openPath(path string) (*opened, error) {
 	return inspect(fd)
 }
 
-// openMapping opens the file that a process has mapped at a range of addresses. /proc/PID/map_files names the file
-// itself. It needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN; without these the path is opened below the root of the
-// process, without links, and must have the mapping's inode number.
+// openMapping opens the file that a process has mapped at a range of addresses. /proc/PID/map_files
+// names the file itself. It requires CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN. Without these, the
+// path is opened below the root of the process, without links, and must have the mapping's inode
+// number.
 func openMapping(proc string, c *candidate) (*opened, error) {
 	dir := filepath.Join(proc, c.pid)
 	if fd, err := unix.Open(filepath.Join(dir, "map_files", c.addresses), unix.O_PATH|unix.O_CLOEXEC, 0); err == nil {
@@ -91,7 +97,8 @@ func openMapping(proc string, c *candidate) (*opened, error) {
 		return nil, &os.PathError{Op: "open", Path: c.path, Err: err}
 	}
 	o, err := inspect(fd)
-	// An overlay shows another number in maps before Linux 6.8. There the file's own identity has to do.
+	// Before Linux 6.8, an overlay shows another number in maps. Use only the file's own identity
+	// there.
 	if err == nil && o.id.device != overlay && o.stat.Ino != c.inode {
 		o.close()
 		return nil, errChanged
@@ -99,8 +106,8 @@ func openMapping(proc string, c *candidate) (*opened, error) {
 	return o, err
 }
 
-// inspect checks a descriptor and closes it if the file is none that is read. It does not ask a server for current
-// attributes: the size may be old, and reading may fail.
+// inspect checks a descriptor and closes it if the file must not be read. It does not request
+// current attributes from a server: the size may be old, and reading may fail.
 func inspect(fd int) (*opened, error) {
 	o := &opened{fd: fd}
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &o.stat)
@@ -131,7 +138,7 @@ func inspect(fd int) (*opened, error) {
 	return o, nil
 }
 
-// read opens the file for reading, by its descriptor: no path is looked up again.
+// read opens the file for reading through its descriptor, without another path lookup.
 func (o *opened) read() (*os.File, error) {
 	path := fmt.Sprintf("/proc/self/fd/%d", o.fd)
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
@@ -141,10 +148,10 @@ func (o *opened) read() (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// trusted reports whether no user's program serves the file. Such a program can give the file any identity, and can
-// delay the kernel itself whenever it reads the file for a probe. That is so for FUSE of a user other than root, and
-// for an overlay over FUSE. A user can mount the latter in a user namespace of its own, where a file without extents
-// on a disk is not trusted.
+// trusted reports whether no user's program serves the file. Such a program can give the file any
+// identity, and can delay the kernel whenever it reads the file for a probe. This concerns FUSE of
+// a user other than root, and overlays over FUSE. A user can mount such an overlay in a user
+// namespace. There, a file without extents on a disk is not trusted.
 func (o *opened) trusted(proc, pid string, f *os.File) bool {
 	switch o.kind {
 	case unix.FUSE_SUPER_MAGIC:
@@ -155,9 +162,9 @@ func (o *opened) trusted(proc, pid string, f *os.File) bool {
 	return true
 }
 
-// fuseOfRoot reports whether root mounted the FUSE file system of a device, from the text of /proc/PID/mountinfo. What
-// is mounted in another user namespace shows that namespace's user ids, but the kernel does not let us open files
-// there.
+// fuseOfRoot reports whether root mounted the FUSE file system of a device, from the text of
+// /proc/PID/mountinfo. Mounts of another user namespace show that namespace's user ids, but the
+// kernel does not allow opening files there.
 func fuseOfRoot(mountinfo []byte, major, minor uint32) bool {
 	device := strconv.FormatUint(uint64(major), 10) + ":" + strconv.FormatUint(uint64(minor), 10)
 	for line := range bytes.Lines(mountinfo) {
@@ -174,8 +181,8 @@ func fuseOfRoot(mountinfo []byte, major, minor uint32) bool {
 	return false
 }
 
-// hasExtents reports whether the kernel knows where on a disk a file is. Neither FUSE nor tmpfs knows that of a file,
-// and an overlay answers for the file below.
+// hasExtents reports whether the kernel knows the extents of a file on a disk. FUSE and tmpfs have
+// none, and an overlay returns those of the file below.
 func hasExtents(f *os.File) bool {
 	const (
 		fsIocFiemap = 0xc020660b // _IOWR('f', 11, struct fiemap)

@@ -24,7 +24,8 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/stubcuda"
 )
 
-// observeVariable makes this test's binary observe one folder's libraries and print its first Snapshot.
+// observeVariable makes this test binary observe one folder's libraries and print its first
+// Snapshot.
 const observeVariable = "GPUFLIGHT_TEST_OBSERVE"
 
 type observation struct {
@@ -36,7 +37,7 @@ type observation struct {
 func TestObserver(t *testing.T) {
 	library := os.Getenv(observeVariable)
 	if library == "" {
-		t.Skip("for TestThreeCapabilitiesAreEnough")
+		t.Skip("for TestPrivileges_ThreeCapabilities")
 	}
 	p := New(Options{})
 	// The library's neighbours too, so that those that cannot be read are tried.
@@ -88,7 +89,7 @@ func observer(t *testing.T, library string, capabilities ...uintptr) (first obse
 	}
 }
 
-func TestThreeCapabilitiesAreEnough(t *testing.T) {
+func TestPrivileges_ThreeCapabilities(t *testing.T) {
 	l := stubcuda.Build(t)
 	require.NoError(t, started(t, l, New(Options{})).Close()) // skips where eBPF is not allowed
 	c := l.Start(t)
@@ -111,7 +112,7 @@ func TestThreeCapabilitiesAreEnough(t *testing.T) {
 	assert.Equal(t, began, got.ID.Start)
 }
 
-func TestWithoutCapabilitiesTheErrorSaysWhich(t *testing.T) {
+func TestPrivileges_MissingCapabilities(t *testing.T) {
 	l := stubcuda.Build(t)
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to be another user")

@@ -22,13 +22,15 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 )
 
-// Probe observes all processes from Start to Close. Its methods may be called at any time and by several
-// goroutines.
+// Probe observes all processes from Start to Close. Its methods may be called at any time and by
+// several goroutines.
 type Probe struct {
 	options Options
-	// plain does without what only newer kernels have: one link for many probes, type information. For tests.
+	// plain disables features of newer kernels: one link for many probes, type information. For
+	// tests.
 	plain bool
-	// only selects libraries by their path, nil for all. For tests: others on the machine run theirs.
+	// only selects libraries by their path, nil for all. For tests, because others may run on the
+	// machine.
 	only func(path string) bool
 
 	mu        sync.Mutex
@@ -38,32 +40,34 @@ type Probe struct {
 	names     *ringbuf.Reader
 	libraries map[file]*attachment
 	runtimes  map[file]*runtimeLibrary
-	// reserved are libcudart that are being attached to, rejected are files that are not attached to.
+	// reserved are libcudart libraries that are being attached. rejected are files that are not
+	// attached.
 	reserved map[*runtimeLibrary]struct{}
 	rejected map[revision]struct{}
-	// again asks for a look through all processes.
+	// again requests a full scan.
 	again  bool
-	denied int // of the last look
-	// slow and failed are those of libraries that were let go.
+	denied int // of the last scan
+	// slow and failed are the counts of released libraries.
 	slow, failed uint64
 	reader       reader
 	drains       uint64            // of names
 	offsets      map[string]uint32 // of the kernel's types
-	trace        *Trace            // nil while none is on
+	trace        *Trace            // nil without a trace
 	stop         context.CancelFunc
 	done         sync.WaitGroup
 
-	// looking is held by the one goroutine that looks for libraries. Collections and Close do not need it.
+	// looking is held by the one goroutine that searches libraries. Collections and Close do not
+	// need it.
 	looking  sync.Mutex
 	finder   finder
-	mappings *mappings // nil where the kernel does not give them
-	// working are attempts to attach, abandoned ones among them. They use the programs.
+	mappings *mappings // nil if the kernel does not support them
+	// working counts attempts to attach, including abandoned ones. They use the programs.
 	working sync.WaitGroup
 }
 
 var errNotStarted = errors.New("the probe is not started")
 
-// New makes a Probe; it does nothing before Start.
+// New returns a Probe. It is inactive before Start.
 func New(o Options) *Probe {
 	o = o.withDefaults()
 	return &Probe{
@@ -73,8 +77,8 @@ func New(o Options) *Probe {
 	}
 }
 
-// Start loads the programs, attaches them to the driver libraries that are mapped now, and goes on looking
-// for others. It fails with one sentence that says what is missing. ctx bounds nothing beyond Start itself.
+// Start loads the programs, attaches them to the mapped driver libraries, and starts to search for
+// others. Its error is one sentence with the missing requirement. ctx applies only to Start itself.
 func (p *Probe) Start(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -94,16 +98,16 @@ func (p *Probe) Start(ctx context.Context) error {
 	loop, stop := context.WithCancel(context.Background())
 	p.stop = stop
 	p.done.Go(func() { p.run(loop) })
-	p.done.Go(func() { p.look(loop) })
+	p.done.Go(func() { p.search(loop) })
 	return nil
 }
 
-// prepare does what Start does before the first look.
+// prepare does the part of Start before the first scan.
 func (p *Probe) prepare() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.objects != nil {
-		return errors.New("the probe is started already")
+		return errors.New("the probe is already started")
 	}
 	if err := p.load(); err != nil {
 		return explain(err)
@@ -111,7 +115,7 @@ func (p *Probe) prepare() error {
 	if err := p.watchProcesses(); err != nil {
 		return errors.Join(explain(err), p.release())
 	}
-	// Before the first look, so that what is loaded meanwhile is seen by one of the two.
+	// Before the first scan, so that either of the two finds a library that is loaded meanwhile.
 	var err error
 	if p.plain {
 		err = errors.ErrUnsupported
@@ -119,22 +123,22 @@ func (p *Probe) prepare() error {
 		p.mappings, err = watchMappings()
 	}
 	if err != nil {
-		p.options.Log(fmt.Sprintf("the kernel does not tell which files are loaded (%v): a driver library that is new is found within %v", err, p.options.RescanInterval))
+		p.options.Log(fmt.Sprintf("the kernel does not report loaded files (%v): a new driver library is found within %v", err, p.options.RescanInterval))
 	}
 	return nil
 }
 
-// explain says what a user can do about an error of the kernel.
+// explain adds what a user can do about an error of the kernel.
 func explain(err error) error {
 	var refused *ebpf.VerifierError
 	switch {
 	case errors.As(err, &refused):
-		// Not a matter of rights, though the kernel's error is that of a right that is missing.
-		return fmt.Errorf("this kernel does not take our programs, which is our fault: %v", err) //nolint:errorlint // As said.
+		// The cause is not a missing permission, although the kernel's error suggests it.
+		return fmt.Errorf("the kernel rejects the programs, which is a bug of this receiver: %v", err) //nolint:errorlint // As said.
 	case errors.Is(err, os.ErrPermission):
 		return fmt.Errorf("eBPF is not allowed here: run with CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE, or as root: %w", err)
 	case errors.Is(err, ebpf.ErrNotSupported):
-		return fmt.Errorf("this kernel lacks what the probes need, which Linux 5.15 has: %w", err)
+		return fmt.Errorf("the probes require Linux 5.15 or later: %w", err)
 	}
 	return err
 }
@@ -155,8 +159,8 @@ func (p *Probe) load() error {
 	} {
 		spec.Maps[name].MaxEntries = n
 	}
-	// All of it at once, so that a burst of processes does not outrun the kernel's allocator; but not on machines
-	// with so many processors that this would be more than 64 MiB.
+	// Preallocate all of it, so that a burst of processes does not exceed the kernel's allocator.
+	// Do not preallocate on machines with so many processors that this needs more than 64 MiB.
 	const noPreallocation = 1
 	sums := spec.Maps["sums"]
 	if uint64(sums.MaxEntries)*uint64(sums.ValueSize)*uint64(cpus) > 64<<20 {
@@ -202,9 +206,9 @@ func (p *Probe) load() error {
 	return nil
 }
 
-// kernelOffsets asks the kernel's type information where it keeps what the programs read of it, by the names of their
-// variables. Without the time of start, that is read from /proc, which is too late for processes that live for less than
-// a second; without namespaces, users are told apart by their ids.
+// kernelOffsets reads offsets of kernel structures from the kernel's type information, by the names
+// of the programs' variables. Without the start time, it is read from /proc, which is too late for
+// processes that live for less than a second. Without namespaces, ids distinguish users.
 func kernelOffsets() map[string]uint32 {
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {
@@ -245,8 +249,8 @@ func kernelOffsets() map[string]uint32 {
 	return out
 }
 
-// kernelMembers are the programs' variables, in groups, and of what structures and members each is the offset: of the
-// last in the first.
+// kernelMembers are the programs' variables, in groups, with the structures and members that define
+// each offset: of the last member in the first structure.
 var kernelMembers = []map[string][][2]string{
 	{
 		"group_leader_offset":   {{"task_struct", "group_leader"}},
@@ -268,7 +272,7 @@ var kernelMembers = []map[string][][2]string{
 	},
 }
 
-// watchProcesses must come before the first probe: a thread's end frees what is kept of it.
+// watchProcesses must precede the first probe: the end of a thread releases its state.
 func (p *Probe) watchProcesses() error {
 	for name, program := range map[string]*ebpf.Program{"sched_process_exit": p.objects.Exited, "sched_process_exec": p.objects.Replaced} {
 		l, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: name, Program: program})
@@ -280,7 +284,7 @@ func (p *Probe) watchProcesses() error {
 	return nil
 }
 
-// run does what needs no other user's files, so that nobody can delay it.
+// run does the work that needs no files of users, so that no user can delay it.
 func (p *Probe) run(ctx context.Context) {
 	drain := time.NewTicker(drainInterval)
 	defer drain.Stop()
@@ -293,7 +297,7 @@ func (p *Probe) run(ctx context.Context) {
 		case <-drain.C:
 			p.mu.Lock()
 			p.takeNames()
-			// What fails here fails at the next Snapshot too, and is told there.
+			// An error here repeats at the next Snapshot, which returns it.
 			_ = p.reader.takeEnded()
 			p.endRuntimes()
 			p.mu.Unlock()
@@ -306,13 +310,13 @@ func (p *Probe) run(ctx context.Context) {
 	}
 }
 
-// look looks for libraries until ctx ends.
-func (p *Probe) look(ctx context.Context) {
+// search searches for libraries until ctx ends.
+func (p *Probe) search(ctx context.Context) {
 	mapped := time.NewTicker(mappedInterval)
 	defer mapped.Stop()
 	rescan := time.NewTicker(p.options.RescanInterval)
 	defer rescan.Stop()
-	var next time.Time // when events that were missed may cause the next look
+	var next time.Time // earliest next scan after missed events
 	missed := false
 	for {
 		all := false
@@ -330,7 +334,7 @@ func (p *Probe) look(ctx context.Context) {
 		}
 		if all {
 			began := time.Now()
-			_ = p.rescan(ctx) // /proc was there at Start
+			_ = p.rescan(ctx) // /proc existed at Start
 			next = time.Now().Add(max(minRescan, rescanPause*time.Since(began)))
 			missed = false
 		}
@@ -338,7 +342,7 @@ func (p *Probe) look(ctx context.Context) {
 	}
 }
 
-// takeAgain reports whether a look through all processes was asked for.
+// takeAgain reports whether a full scan was requested, and clears the request.
 func (p *Probe) takeAgain() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -347,13 +351,13 @@ func (p *Probe) takeAgain() bool {
 	return again
 }
 
-// ringHeader is what the kernel adds to each record of a ring, in bytes.
+// ringHeader is the size in bytes of the kernel's header of each ring record.
 const ringHeader = 8
 
-// takeNames empties the ring, and tells the kernel that it is empty.
+// takeNames reads all records of the ring, and reports to the kernel that it is empty.
 func (p *Probe) takeNames() {
 	var record ringbuf.Record
-	p.names.SetDeadline(time.Unix(1, 0)) // past: what is there is read, and nothing waited for
+	p.names.SetDeadline(time.Unix(1, 0)) // in the past: read without waiting
 	taken := false
 	for p.names.ReadInto(&record) == nil {
 		p.reader.name(record.RawSample)
@@ -362,13 +366,13 @@ func (p *Probe) takeNames() {
 	if !taken {
 		return
 	}
-	// What fails leaves processes with less room in the ring, in which names are then lost, and counted.
-	_ = p.reader.tellFreed()
+	// After an error, processes have less capacity in the ring. Names dropped there are counted.
+	_ = p.reader.reportFreed()
 	p.drains++
 	_ = p.objects.State.Put(stateDrain, p.drains)
 }
 
-// Snapshot reads the sums. A process that has ended is in the next Snapshot only, whoever calls it.
+// Snapshot reads the sums. A process that has ended is only in the next Snapshot of any caller.
 func (p *Probe) Snapshot() (*Snapshot, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -391,7 +395,7 @@ func (p *Probe) Snapshot() (*Snapshot, error) {
 	return s, nil
 }
 
-// Libraries returns the libraries that are attached to, in no order.
+// Libraries returns the attached libraries, in no order.
 func (p *Probe) Libraries() []Library {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -402,7 +406,7 @@ func (p *Probe) Libraries() []Library {
 	return all
 }
 
-// Close detaches from everything and frees it; it may be called before Start, and twice.
+// Close detaches from everything and frees it. It may be called before Start, and twice.
 func (p *Probe) Close() error {
 	p.mu.Lock()
 	stop := p.stop
@@ -442,8 +446,8 @@ func (p *Probe) release() error {
 	return errors.Join(errs...)
 }
 
-// maxDetaching is how many libraries are detached from at a time. The kernel waits for running programs after each
-// link, for some 30 ms.
+// maxDetaching bounds the libraries that are detached concurrently. After each link, the kernel
+// waits about 30 ms for running programs.
 const maxDetaching = 32
 
 // detachAll detaches from all libraries.
@@ -469,7 +473,8 @@ func (p *Probe) detachAll() error {
 	return all
 }
 
-// closeObjects frees the programs and maps, at once unless an abandoned attempt to attach uses them.
+// closeObjects frees the programs and maps. It waits while an abandoned attempt to attach uses
+// them.
 func (p *Probe) closeObjects() error {
 	objects := p.objects
 	if p.finder.dog.Pending() == 0 {
@@ -478,7 +483,7 @@ func (p *Probe) closeObjects() error {
 	}
 	go func() {
 		p.working.Wait()
-		_ = objects.Close() // nobody is left to tell
+		_ = objects.Close() // nobody waits for the error
 	}()
 	return nil
 }

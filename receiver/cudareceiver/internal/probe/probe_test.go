@@ -19,19 +19,19 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/stubcuda"
 )
 
-// patience is how long to wait for what comes by itself, which is soon unless the machine is very busy.
+// patience bounds the wait for asynchronous events, which are fast unless the machine is very busy.
 const patience = time.Minute
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// unwatched does something while the probe looks at nothing by itself.
+// unwatched calls do while the probe does not scan.
 func unwatched(p *Probe, do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	do()
 }
 
-// start starts a probe that looks at the test's libraries only; the test is skipped where eBPF is not allowed.
+// start starts a probe for the test's libraries only. It skips the test if eBPF is not allowed.
 func start(t *testing.T, l *stubcuda.Libraries, o Options) *Probe {
 	t.Helper()
 	if o.RescanInterval == 0 {
@@ -62,7 +62,7 @@ func snapshot(t *testing.T, p *Probe) *Snapshot {
 	return s
 }
 
-// of returns what a Snapshot has of a process, nil if nothing.
+// of returns the sums of a process, or nil.
 func (s *Snapshot) of(pid int) *Process {
 	for i := range s.Processes {
 		if int(s.Processes[i].ID.PID) == pid {
@@ -72,7 +72,7 @@ func (s *Snapshot) of(pid int) *Process {
 	return nil
 }
 
-// attached waits until n libraries of the test are attached to.
+// attached waits until n libraries of the test are attached.
 func attached(t *testing.T, p *Probe, paths ...string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -105,7 +105,7 @@ func count[K comparable, V any](t *testing.T, m *ebpf.Map, processors int) int {
 	return n
 }
 
-// empty asserts that no map of the kernel has anything left.
+// empty asserts that no map of the kernel has entries.
 func empty(t *testing.T, p *Probe) {
 	t.Helper()
 	o := p.objects
@@ -124,7 +124,8 @@ func empty(t *testing.T, p *Probe) {
 	assert.Empty(t, held(t, p), "shares")
 }
 
-// held returns what users and all together have of each map, by their index in shares, without those that have nothing.
+// held returns the non-zero shares of users and of all together in each map, by their index in
+// shares.
 func held(t *testing.T, p *Probe) map[uint32][cudaShareClassCLASSES]int64 {
 	t.Helper()
 	all := map[uint32][cudaShareClassCLASSES]int64{}
@@ -156,7 +157,7 @@ func lossless(t *testing.T, l Losses) {
 	assert.Zero(t, l.Slow)
 }
 
-func TestWhatAProcessDoesIsCounted(t *testing.T) {
+func TestProbe_AllCalls(t *testing.T) {
 	l := stubcuda.Build(t)
 	c := l.Start(t, "STUB_FAIL=cuEventSynchronize=719")
 	c.Must("open %s", l.Library)
@@ -295,8 +296,8 @@ func TestThreeMillionCallsAreExact(t *testing.T) {
 	empty(t, p)
 }
 
-// Linux before 6.6 has no links for many probes, and some are built without type information.
-func TestOlderKernelsCountTheSame(t *testing.T) {
+// Linux before 6.6 has no links for many probes, and some kernels have no type information.
+func TestProbe_OlderKernels(t *testing.T) {
 	l := stubcuda.Build(t)
 	p := New(Options{RescanInterval: 50 * time.Millisecond})
 	p.plain = true
@@ -325,7 +326,7 @@ func TestOlderKernelsCountTheSame(t *testing.T) {
 	empty(t, p)
 }
 
-func TestFullMapsAreCounted(t *testing.T) {
+func TestProbe_FullMaps(t *testing.T) {
 	l := stubcuda.Build(t)
 	p := start(t, l, Options{MaxSums: 4, MaxAllocations: 16, RingBytes: uint32(os.Getpagesize())})
 	c := l.Start(t)
@@ -433,7 +434,7 @@ func TestSumsGoOnThroughExec(t *testing.T) {
 }
 
 // The numbers of processes are given out in turn; the kernel lets root set where it stands.
-func TestAProcessIDThatIsUsedAgainIsAnotherProcess(t *testing.T) {
+func TestProbe_ReusedProcessID(t *testing.T) {
 	const last = "/proc/sys/kernel/ns_last_pid"
 	if _, err := os.Stat(last); err != nil {
 		t.Skip("this kernel does not let process ids be chosen: ", err)
@@ -445,7 +446,7 @@ func TestAProcessIDThatIsUsedAgainIsAnotherProcess(t *testing.T) {
 	attached(t, p, l.Library)
 	first.Must("launch 10 1 2 32")
 	first.End()
-	time.Sleep(20 * time.Millisecond) // times of start are told apart by 10 ms
+	time.Sleep(20 * time.Millisecond) // start times have a resolution of 10 ms
 	for range 200 {
 		require.NoError(t, os.WriteFile(last, []byte(strconv.Itoa(first.PID()-1)), 0))
 		second := l.Start(t)
@@ -467,7 +468,7 @@ func TestAProcessIDThatIsUsedAgainIsAnotherProcess(t *testing.T) {
 	t.Skip("the machine is too busy to be given the same process id twice")
 }
 
-func TestTenThousandShortProcessesLeaveNothingBehind(t *testing.T) {
+func TestProbe_ShortProcesses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes some seconds")
 	}

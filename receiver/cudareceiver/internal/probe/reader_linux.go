@@ -31,23 +31,23 @@ const (
 	maxKeptLines  = 4096 // of one process's earlier programs
 	nameTextStart = int(unsafe.Offsetof(cudaName{}.Text))
 
-	// The sizes of tables that users share. A line that is kept takes about 130 bytes, a name up to 350, a launch of a
-	// process that has ended 1,100.
+	// The sizes of tables that users share. A kept line takes about 130 bytes, a name up to 350, a
+	// launch of an ended process 1,100.
 	allKeptLines     = 65536
 	allNamesFactor   = 16 // of MaxNames
 	allEndedLaunches = 16384
-	// allUsers is the index in the kernel's map of shares that stands for all users together.
+	// allUsers is the index of all users together in the kernel's map of shares.
 	allUsers = uint32(0)
 )
 
-// lossNames are the kernel's losses, as Losses and Process have them.
+// lossNames are the names of the kernel's losses in Losses and Process.
 var lossNames = [cudaLossLOSSES]string{
 	cudaLossLOST_SUMS: "sums", cudaLossLOST_THREADS: "threads", cudaLossLOST_RUNS: "runs", cudaLossLOST_ALLOCATIONS: "allocations",
 	cudaLossLOST_RECORDED: "records", cudaLossLOST_RING: "names", cudaLossLOST_CALLS: "returns", cudaLossLOST_BATCH: "batch",
 	cudaLossLOST_DATATYPES: "datatypes",
 }
 
-// reader turns the maps into Snapshots. Only one goroutine may use it at a time.
+// reader converts the maps to Snapshots. Only one goroutine may use it at a time.
 type reader struct {
 	objects *cudaObjects
 	cpus    int
@@ -58,30 +58,30 @@ type reader struct {
 	starts map[uint64]uint64    // by run
 	kept   map[ProcessID]*keptSums
 	ended  map[ProcessID]Process // not yet in a Snapshot
-	// What these hold, by user and process.
+	// The shares of the tables above, by user and process.
 	nameShares                 *fair.Table[uint64]
 	keptShares                 *fair.Table[ProcessID]
 	endedShares, endedLaunches *fair.Table[ProcessID]
-	// freed is what the reader has deleted of the kernel's maps, by the user's index there. The kernel has not been told
-	// of those in untold.
-	freed  map[uint32]*cudaShare
-	untold map[uint32]bool
+	// freed counts the entries that the reader has deleted from the kernel's maps, by the index of
+	// the user there. The kernel does not know of those in unreported.
+	freed      map[uint32]*cudaShare
+	unreported map[uint32]bool
 
 	seenEnd uint64
 	evicted uint64
-	dropped uint64 // processes that ended and found no room in ended
-	// beforeFree, if not nil, is called when it is known which processes live, and before anything of the others is
-	// forgotten.
+	dropped uint64 // ended processes dropped because ended was full
+	// beforeFree, if not nil, is called after the living processes were determined, and before the
+	// state of the others is deleted.
 	beforeFree func()
 }
 
-// kernelName is what is known of a handle: its name, or the handle that has the same.
+// kernelName is the name of a handle, or another handle with the same name.
 type kernelName struct {
 	text string
 	same uint64
 }
 
-// runNames are the names that a run has asked for, by handle.
+// runNames are the names that a run has requested, by handle.
 type runNames struct {
 	user  uint32
 	names map[uint64]kernelName
@@ -98,7 +98,7 @@ func newReader(objects *cudaObjects, cpus int, proc string, o Options) reader {
 		objects: objects, cpus: cpus, proc: proc, options: o,
 		names: map[uint64]*runNames{}, starts: map[uint64]uint64{}, kept: map[ProcessID]*keptSums{},
 		nameShares: fair.New[uint64](allNamesFactor * o.MaxNames), keptShares: fair.New[ProcessID](allKeptLines),
-		freed: map[uint32]*cudaShare{}, untold: map[uint32]bool{},
+		freed: map[uint32]*cudaShare{}, unreported: map[uint32]bool{},
 	}
 	r.clearEnded()
 	return r
@@ -110,8 +110,8 @@ func (r *reader) clearEnded() {
 	r.endedLaunches = fair.New[ProcessID](allEndedLaunches)
 }
 
-// name keeps what the ring says: struct name. A function that was given out for a kernel has the kernel's name,
-// whenever that comes.
+// name stores a record of the ring: struct name. A function of a kernel has the kernel's name, even
+// if that arrives later.
 func (r *reader) name(raw []byte) {
 	if len(raw) < nameTextStart {
 		return
@@ -139,26 +139,26 @@ func (r *reader) forgetNames(run uint64) {
 	}
 }
 
-// release counts an entry of one of the kernel's maps that the reader has deleted. The kernel knows after tellFreed.
+// release counts a deleted entry of one of the kernel's maps. reportFreed reports it to the kernel.
 func (r *reader) release(user uint32, class cudaShareClass) {
 	for _, u := range [...]uint32{user, allUsers} {
 		get(r.freed, u, cudaShare{}).Used[class]++
-		r.untold[u] = true
+		r.unreported[u] = true
 	}
 }
 
-// tellFreed tells the kernel what was deleted.
-func (r *reader) tellFreed() error {
-	for user := range r.untold {
+// reportFreed writes the counts of deleted entries to the kernel.
+func (r *reader) reportFreed() error {
+	for user := range r.unreported {
 		if err := r.objects.Freed.Put(user, r.freed[user]); err != nil {
 			return fmt.Errorf("write freed: %w", err)
 		}
-		delete(r.untold, user)
+		delete(r.unreported, user)
 	}
 	return nil
 }
 
-// forEach reads a map in batches; values has one of each processor.
+// forEach reads a map in batches. values has one value of each processor.
 func forEach[K, V any](m *ebpf.Map, processors int, use func(K, []V)) error {
 	for size := 1024; ; size *= 4 {
 		var cursor ebpf.MapBatchCursor
@@ -167,7 +167,8 @@ func forEach[K, V any](m *ebpf.Map, processors int, use func(K, []V)) error {
 			n, err := m.BatchLookup(&cursor, keys, values, nil)
 			last := errors.Is(err, ebpf.ErrKeyNotExist)
 			if err != nil && !last {
-				// A chain of the hash table that is longer than a batch: only at the begin can we start again.
+				// A chain of the hash table is longer than a batch. Only at the beginning can the
+				// read restart.
 				if errors.Is(err, syscall.ENOSPC) && first && size < 1<<20 {
 					break
 				}
@@ -183,7 +184,7 @@ func forEach[K, V any](m *ebpf.Map, processors int, use func(K, []V)) error {
 	}
 }
 
-// takeEnded reads the sums of processes that have ended, if any have since it was last called.
+// takeEnded reads the sums of processes that ended after the last call, if there are any.
 func (r *reader) takeEnded() error {
 	var n uint64
 	if err := r.objects.State.Lookup(stateEnded, &n); err != nil {
@@ -242,13 +243,15 @@ func (r *reader) losses() (Losses, error) {
 	return l, err
 }
 
-// collect reads everything and moves processes that have ended into ended. It returns those that live if they are wanted.
+// collect reads everything and moves ended processes into ended. It returns the living ones if
+// wanted.
 func (r *reader) collect(wanted bool) ([]Process, error) {
 	runs := map[uint64]cudaRun{}
 	if err := forEach(r.objects.Runs, 1, func(k uint64, v []cudaRun) { runs[k] = v[0] }); err != nil {
 		return nil, fmt.Errorf("read runs: %w", err)
 	}
-	// Who lives is asked before the sums are read: those of the others then change no more.
+	// Determine the living processes before the sums are read: the sums of the others no longer
+	// change.
 	type owner struct {
 		runs []uint64
 		user uint32
@@ -337,7 +340,7 @@ func (r *reader) collect(wanted bool) ([]Process, error) {
 	return live, r.free(gone, runs, lines)
 }
 
-// linesOf are the lines of what a run has counted itself: launches beyond its share, and losses.
+// linesOf returns the lines that a run has counted itself: launches beyond its share, and losses.
 func linesOf(run cudaRun) []line {
 	var all []line
 	for captured, n := range run.Other {
@@ -357,8 +360,8 @@ func lostKey(loss cudaLoss) cudaSumKey {
 	return cudaSumKey{Kind: uint8(cudaSumKindSUM_LOST), Index: uint16(loss)}
 }
 
-// end keeps a process that has ended for the next Snapshot. Beyond its share, its launches are one without kernel, grid
-// and block; beyond its user's share, it is dropped.
+// end keeps an ended process for the next Snapshot. Beyond its share, its launches become one
+// without kernel, grid and block. Beyond its user's share, the process is dropped.
 func (r *reader) end(p Process) {
 	if !r.endedShares.Take(p.User, p.ID) {
 		r.dropped++
@@ -394,8 +397,8 @@ func (r *reader) nameOf(run, handle uint64) string {
 	return n.text
 }
 
-// keep adds what a process did before exec to what it does after. Beyond its share of lines, launches keep their number
-// and nothing else, and other calls are lost.
+// keep adds the sums before exec to those after it. Beyond the share of lines, launches keep only
+// their number, and other calls are dropped.
 func (r *reader) keep(id ProcessID, user uint32, lines []line) {
 	kept := get(r.kept, id, keptSums{user: user})
 	if kept.lines == nil {
@@ -418,13 +421,13 @@ func (r *reader) keep(id ProcessID, user uint32, lines []line) {
 	}
 }
 
-// free deletes all that the maps have of runs.
+// free deletes all map entries of runs.
 func (r *reader) free(gone map[uint64]bool, runs map[uint64]cudaRun, lines map[uint64][]line) error {
 	if len(gone) == 0 {
 		return nil
 	}
 	var errs []error
-	// drop reports whether the entry was there. The programs count what they delete themselves.
+	// drop reports whether the entry existed. The programs count their own deletions.
 	drop := func(m *ebpf.Map, key any) bool {
 		err := m.Delete(key)
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -451,7 +454,8 @@ func (r *reader) free(gone map[uint64]bool, runs map[uint64]cudaRun, lines map[u
 	errs = append(errs, forEach(r.objects.Records, 1, func(k cudaAddress, _ []uint64) { note(k, k.Run) }))
 	dropAll(r.objects.Records, cudaShareClassCLASS_RECORDS, dead)
 	clear(dead)
-	// A thread that begins another program has the id of its process's first thread from then on, and leaves its own.
+	// A thread that starts another program gets the id of its process's first thread and loses its
+	// own.
 	errs = append(errs, forEach(r.objects.Threads, 1, func(k uint64, v []cudaThread) { note(k, v[0].Run) }))
 	dropAll(r.objects.Threads, cudaShareClassCLASS_THREADS, dead)
 	for run := range gone {
@@ -460,7 +464,7 @@ func (r *reader) free(gone map[uint64]bool, runs map[uint64]cudaRun, lines map[u
 				r.release(runs[run].User, cudaShareClassCLASS_SUMS)
 			}
 		}
-		// Only where its first thread ended long before its last is the process still there.
+		// The process still exists only if its first thread ended long before its last.
 		var current uint64
 		tgid := runs[run].Tgid
 		if r.objects.Processes.Lookup(tgid, &current) == nil && current == run {
@@ -471,10 +475,10 @@ func (r *reader) free(gone map[uint64]bool, runs map[uint64]cudaRun, lines map[u
 		}
 		delete(r.starts, run)
 	}
-	return errors.Join(append(errs, r.tellFreed())...)
+	return errors.Join(append(errs, r.reportFreed())...)
 }
 
-// identify says whose a run is and whether that process lives.
+// identify returns the process of a run, and whether it lives.
 func (r *reader) identify(run uint64, v cudaRun) (ProcessID, bool) {
 	start, alive := startOf(r.stat(v.Tgid))
 	known, ok := r.starts[run]
@@ -496,8 +500,8 @@ func (r *reader) stat(pid uint32) string {
 	return filepath.Join(r.proc, strconv.FormatUint(uint64(pid), 10), "stat")
 }
 
-// startOf reads when a process began, in ns since boot, from its stat; false if it is gone, or dead with all of
-// its threads and waiting for its parent to notice.
+// startOf reads the start time of a process from its stat, in ns since boot. It returns false if
+// the process is gone or a zombie without threads.
 func startOf(stat string) (uint64, bool) {
 	s, ok := procfs.ParseStat(procfs.ReadFile(stat))
 	if !ok || s.State == 'X' || s.State == 'Z' && s.Threads <= 1 {

@@ -13,23 +13,25 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// enoughLaunches is how many launches in a row have to come from a libcudart to the driver's exported functions
-// before it is detached from. A program makes more in its first second of work.
+// enoughLaunches is the number of consecutive launches from a libcudart that must reach the
+// driver's exported functions before it is detached. A program makes more in its first second of
+// work.
 const enoughLaunches = 16
 
-// maxRuntimes is how many libcudart are looked at at once: CHECKS in types.h.
+// maxRuntimes bounds the libcudart libraries that are checked at a time: CHECKS in types.h.
 const maxRuntimes = 128
 
-// runtimeLibrary is one libcudart, and whether its calls come to the driver by the driver's exported functions. It
-// asks the driver for addresses, and drivers so far have handed out those; one that does not would make all that
-// comes through libcudart invisible.
+// runtimeLibrary is one libcudart, with the check whether its calls use the driver's exported
+// functions. It requests addresses from the driver, and drivers so far return those functions. With
+// another driver, calls through libcudart would not be counted.
 type runtimeLibrary struct {
 	path   string
 	number uint8
 	state  RuntimeState
-	// entries are closed a while before returns, so that calls which have begun can end.
+	// entries are closed some time before returns, so that calls in flight can end.
 	entries, returns []link.Link
-	// reached and bypassed are its launches as they were last read, row how many reached since one did not.
+	// reached and bypassed are the last read counts of launches. row counts the reached ones since
+	// the last bypassed one.
 	reached, bypassed, row uint64
 }
 
@@ -48,8 +50,8 @@ func (r *runtimeLibrary) close() error {
 	return errors.Join(closeAll(&r.entries), closeAll(&r.returns))
 }
 
-// newRuntime gives a libcudart a number that no other has now. It is in p.reserved until it is in p.runtimes. p.mu is
-// held.
+// newRuntime assigns a unique number to a libcudart. It stays in p.reserved until it is in
+// p.runtimes. The caller holds p.mu.
 func (p *Probe) newRuntime(path string) (*runtimeLibrary, error) {
 	var used [maxRuntimes]bool
 	for _, r := range p.runtimes {
@@ -63,7 +65,7 @@ func (p *Probe) newRuntime(path string) (*runtimeLibrary, error) {
 	number := slices.Index(used[:], false)
 	if number < 0 {
 		p.failed++
-		return nil, fmt.Errorf("%d other libcudart are looked at", maxRuntimes)
+		return nil, fmt.Errorf("%d other libcudart libraries are being checked", maxRuntimes)
 	}
 	key := uint32(number)
 	if err := p.objects.Checks.Put(key, cudaRuntimeCheck{}); err != nil {
@@ -74,7 +76,7 @@ func (p *Probe) newRuntime(path string) (*runtimeLibrary, error) {
 	return r, nil
 }
 
-// endRuntimes detaches from the returns of each libcudart whose entries are gone, some time after these.
+// endRuntimes detaches the returns of each libcudart some time after its entries.
 func (p *Probe) endRuntimes() {
 	for _, r := range p.runtimes {
 		if len(r.entries) == 0 {
@@ -83,8 +85,8 @@ func (p *Probe) endRuntimes() {
 	}
 }
 
-// checkRuntimes decides about each libcudart by what its launches have done since it last did. It is asked often,
-// because calls cost twice as much until it has decided.
+// checkRuntimes decides about each libcudart by its new launches. It is called often, because calls
+// cost twice as much until it has decided.
 func (p *Probe) checkRuntimes() {
 	for _, r := range p.runtimes {
 		if len(r.entries) == 0 {
@@ -97,7 +99,7 @@ func (p *Probe) checkRuntimes() {
 		if now.Bypassed != r.bypassed {
 			r.row = 0
 			if r.state != RuntimeBypasses {
-				p.say("launches of %s do not come by the driver's exported functions: what they do is counted from libcudart, without names of kernels", r.path)
+				p.say("launches of %s bypass the driver's exported functions: they are counted at libcudart, without kernel names", r.path)
 			}
 			r.state = RuntimeBypasses
 		} else {
@@ -108,7 +110,7 @@ func (p *Probe) checkRuntimes() {
 			continue
 		}
 		if r.state == RuntimeBypasses {
-			p.say("launches of %s come by the driver's exported functions again", r.path)
+			p.say("launches of %s use the driver's exported functions again", r.path)
 		}
 		r.state = RuntimePassed
 		if p.options.Source == SourceAuto {
@@ -117,8 +119,8 @@ func (p *Probe) checkRuntimes() {
 	}
 }
 
-// checkAgain is for a driver that was not there before: what was found out is about others, and libraries that were
-// detached from are looked at once more, where a process still has them.
+// checkAgain handles a new driver. Earlier results concern other drivers. Detached libraries are
+// checked again if a process still maps them.
 func (p *Probe) checkAgain() {
 	for id, r := range p.runtimes {
 		if a := p.libraries[id]; a != nil && len(r.entries) == 0 {
@@ -129,7 +131,7 @@ func (p *Probe) checkAgain() {
 	}
 }
 
-// runtimeChecks tells what is known of each libcudart, by path.
+// runtimeChecks returns the state of each libcudart, by path.
 func (p *Probe) runtimeChecks() []RuntimeCheck {
 	var all []RuntimeCheck
 	for _, r := range p.runtimes {

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/stubcuda"
 )
 
-// runtimeProgram is a program that comes to the driver through libcudart; inner is "1" for a driver that hands out
-// other addresses than those of its exported functions.
+// runtimeProgram is a program that calls the driver through libcudart. inner is "1" for a driver
+// that returns other addresses than those of its exported functions.
 func runtimeProgram(t *testing.T, l *stubcuda.Libraries, inner string, env ...string) *stubcuda.Program {
 	t.Helper()
 	c := l.Start(t, append(env, "STUB_DRIVER="+l.Library, "STUB_INNER="+inner)...)
@@ -44,7 +44,7 @@ func checked(t *testing.T, p *Probe, state RuntimeState, attached bool) RuntimeC
 // A grid of 2 × 3 × 4 blocks of 32 threads, on stream 7.
 const runtimeLaunch = "call %d cudaLaunchKernel 0x1234 0x300000002 4 0x100000020 1 0 0 7"
 
-// work is one of everything that the runtime's functions do.
+// work calls each function of the runtime once.
 func work(t *testing.T, c *stubcuda.Program) {
 	t.Helper()
 	c.Must(runtimeLaunch, 100)
@@ -65,7 +65,7 @@ func work(t *testing.T, c *stubcuda.Program) {
 	c.Must("call 1 cudaGraphInstantiate &3 @2 0")
 }
 
-// worked asserts that each call of work is counted once, by the library that it should be.
+// worked asserts that each call of work is counted once, by the right library.
 func worked(t *testing.T, got *Process, waits ...string) {
 	t.Helper()
 	require.NotNil(t, got)
@@ -96,7 +96,7 @@ func worked(t *testing.T, got *Process, waits ...string) {
 	assert.Equal(t, map[string]uint64{waits[0]: 1, waits[1]: 2}, calls)
 }
 
-func TestARuntimeThatReachesTheDriverIsDetachedFrom(t *testing.T) {
+func TestRuntime_DetachedAfterCheck(t *testing.T) {
 	l := stubcuda.Build(t)
 	c := runtimeProgram(t, l, "0", "STUB_FAIL=cuGraphLaunch=700")
 	p := start(t, l, Options{})
@@ -119,7 +119,7 @@ func TestARuntimeThatReachesTheDriverIsDetachedFrom(t *testing.T) {
 	assert.EqualValues(t, 1110, snapshot(t, p).of(c.PID()).Launches[0].Calls)
 	assert.EqualValues(t, 116, snapshot(t, p).Runtimes[0].Reached, "nobody looks any more")
 
-	// With another driver all begins anew.
+	// With another driver the check restarts.
 	c.Must("load %s", l.Marked)
 	attached(t, p, l.Marked)
 	checked(t, p, RuntimeChecking, true)
@@ -132,7 +132,7 @@ func TestARuntimeThatReachesTheDriverIsDetachedFrom(t *testing.T) {
 	empty(t, p)
 }
 
-// runtimePath is where the only libcudart was found.
+// runtimePath returns the path of the only libcudart.
 func runtimePath(p *Probe) string {
 	for _, l := range p.Libraries() {
 		if strings.Contains(l.Path, "libcudart") {
@@ -142,7 +142,7 @@ func runtimePath(p *Probe) string {
 	return ""
 }
 
-func TestARuntimeThatBypassesTheDriverIsCounted(t *testing.T) {
+func TestRuntime_BypassesDriver(t *testing.T) {
 	l := stubcuda.Build(t)
 	c := runtimeProgram(t, l, "1", "STUB_FAIL=cuGraphLaunch=700")
 	var mu sync.Mutex
@@ -169,10 +169,10 @@ func TestARuntimeThatBypassesTheDriverIsCounted(t *testing.T) {
 	assert.Zero(t, bypasses.Reached)
 	mu.Lock()
 	require.Len(t, said, 1)
-	assert.Contains(t, said[0], "libcudart.so.13 do not come by the driver's exported functions")
+	assert.Contains(t, said[0], "libcudart.so.13 bypass the driver's exported functions")
 	mu.Unlock()
 
-	// What does not come through the runtime is still counted at the driver, and nothing twice.
+	// Calls that do not use the runtime are still counted at the driver, once.
 	c.Must("call 1 cudaGraphInstantiate &3 @2 0")
 	c.Must("launch 50 1 2 32")
 	assert.Equal(t, 9, c.Do("call 1 cudaLaunchKernel 1 0x100000001 1 0x100000800 1 0 0 7"), "blocks are too large")
@@ -190,13 +190,13 @@ func TestARuntimeThatBypassesTheDriverIsCounted(t *testing.T) {
 	empty(t, p)
 }
 
-// One file of libcudart, and processes of both sorts at once.
-func TestWhetherTheRuntimeBypassesIsSeenOfEachCall(t *testing.T) {
+// One file of libcudart, with processes of both kinds at once.
+func TestRuntime_MixedProcesses(t *testing.T) {
 	l := stubcuda.Build(t)
 	p := start(t, l, Options{})
 	outer, inner := runtimeProgram(t, l, "0"), runtimeProgram(t, l, "1")
 	attached(t, p, l.Library, l.Runtime)
-	// Looked at while only the one launches, the file would be detached from.
+	// A check during the launches of only one process would detach the file.
 	unwatched(p, func() {
 		for range 10 {
 			for _, c := range []*stubcuda.Program{outer, inner} {
@@ -227,7 +227,7 @@ func TestWhetherTheRuntimeBypassesIsSeenOfEachCall(t *testing.T) {
 	assert.EqualValues(t, launches, snapshot(t, p).of(outer.PID()).Launches[0].Calls)
 }
 
-func TestTheSourceCanBeForced(t *testing.T) {
+func TestRuntime_ForcedSource(t *testing.T) {
 	l := stubcuda.Build(t)
 	p := start(t, l, Options{Source: SourceRuntime})
 	c := runtimeProgram(t, l, "0")
@@ -246,7 +246,7 @@ func TestTheSourceCanBeForced(t *testing.T) {
 	assert.Len(t, p.Libraries(), 1)
 }
 
-func TestTheKernelHasRoomForAllRuntimes(t *testing.T) {
+func TestRuntime_MaxRuntimes(t *testing.T) {
 	spec, err := loadCuda()
 	require.NoError(t, err)
 	assert.EqualValues(t, maxRuntimes, spec.Maps["checks"].MaxEntries)

@@ -10,28 +10,28 @@ import (
 	"time"
 )
 
-// shareWindow is the time over which shares are counted, and the usual time between two collections.
+// shareWindow is the interval over which shares are counted, and the usual collection interval.
 const shareWindow = 10 * time.Second
 
-// What is opened, read and spent on other users' files in shareWindow, of one user and in all. A user with 100
-// processes of PyTorch needs 400 files and 0.2 s.
+// The limits of files, bytes and time for other users' files in shareWindow, of one user and of
+// all. A user with 100 processes of PyTorch needs 400 files and 0.2 s.
 const (
 	userFiles, totalFiles = 512, 4096
 	userBytes, totalBytes = 2 * maxFileReads, 8 * maxFileReads
 	userTime, totalTime   = time.Second, 5 * time.Second
 )
 
-// Descriptors that attachments may hold, of one user and in all. A driver takes about 20, NCCL and libcudart about 5.
-// Before Linux 6.6 each function takes two.
+// The limits of descriptors for attachments, of one user and of all. A driver takes about 20, NCCL
+// and libcudart about 5. Before Linux 6.6 each function takes two.
 const (
 	userDescriptors, totalDescriptors = 128, 320
 	singleProbes                      = 32 // times as many without links for many functions
 )
 
-// maxRejected bounds the rejected files that are remembered, of all users.
+// maxRejected bounds the stored rejected files of all users.
 const maxRejected = 8192
 
-// skipLogInterval is the least time between two calls of Options.Skipped for one reason.
+// skipLogInterval is the minimum time between two calls of Options.Skipped for one reason.
 const skipLogInterval = 10 * time.Minute
 
 type share struct {
@@ -40,7 +40,8 @@ type share struct {
 	time  time.Duration
 }
 
-// shares counts what was spent on other users' files, and what was skipped. It is safe for concurrent use.
+// shares counts the resources for other users' files, and the skipped files. It is safe for
+// concurrent use.
 type shares struct {
 	log func(Skip)
 
@@ -57,7 +58,7 @@ func newShares(log func(Skip)) *shares {
 	return &shares{log: log, users: map[tenant]*share{}, skipped: map[string]uint64{}, logged: map[string]time.Time{}}
 }
 
-// current begins a new window if the last one is over. s.mu is held.
+// current starts a new interval if the last one has ended. The caller holds s.mu.
 func (s *shares) current(o tenant) *share {
 	if now := time.Now(); now.Sub(s.began) >= shareWindow {
 		s.began, s.total, s.exceeded = now, share{}, false
@@ -71,7 +72,8 @@ func (s *shares) current(o tenant) *share {
 	return u
 }
 
-// files takes up to n files from a user's share and returns how many it got, and the reason if these are fewer.
+// files reserves up to n files of a user's share. It returns the reserved number, and a reason if
+// it is smaller.
 func (s *shares) files(o tenant, n int) (got int, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,7 +103,7 @@ func (s *shares) spend(o tenant, d time.Duration, bytes int64) {
 	s.exceeded = s.exceeded || over
 }
 
-// over returns why a user gets no more in this window. s.mu is held.
+// over returns why a user's share is exhausted. The caller holds s.mu.
 func (s *shares) over(o tenant) (reason string, over bool) {
 	switch u := s.current(o); {
 	case u.time >= userTime || u.bytes >= userBytes || u.files >= userFiles:
@@ -112,7 +114,7 @@ func (s *shares) over(o tenant) (reason string, over bool) {
 	return "", false
 }
 
-// exhausted is over, and asks who it is only if anybody is over.
+// exhausted is over, but determines the user only if any share is exhausted.
 func (s *shares) exhausted(who func() tenant) (o tenant, reason string, over bool) {
 	s.mu.Lock()
 	exceeded := s.exceeded && time.Since(s.began) < shareWindow
@@ -127,7 +129,7 @@ func (s *shares) exhausted(who func() tenant) (o tenant, reason string, over boo
 	return o, reason, over
 }
 
-// skip counts n skipped files, and logs the first for a while.
+// skip counts n skipped files, and logs the first of each interval.
 func (s *shares) skip(n int, k Skip) {
 	s.mu.Lock()
 	s.skipped[k.Reason] += uint64(n)

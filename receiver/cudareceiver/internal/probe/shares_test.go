@@ -25,7 +25,7 @@ func table() reader {
 	return newReader(nil, 1, "", Options{}.withDefaults())
 }
 
-// nameRecord is struct name as the ring has it.
+// nameRecord is struct name as in the ring.
 func nameRecord(run, handle uint64, user uint32, name string) []byte {
 	raw := make([]byte, nameTextStart+256)
 	binary.NativeEndian.PutUint64(raw, run)

@@ -18,8 +18,8 @@ type function struct {
 	// offset is where to attach, in bytes from the start of the file: the first instruction of the
 	// function, or the one after endbr64.
 	offset uint64
-	// slow is set if the kernel must single-step the instruction there, which costs about 10 µs per
-	// call instead of 0.5 µs (measured on kernel 6.18, AMD EPYC, in a virtual machine).
+	// slow means that the kernel must single-step the instruction there. A call then costs about 10
+	// µs instead of 0.5 µs (measured on kernel 6.18, AMD EPYC, in a virtual machine).
 	slow bool
 }
 

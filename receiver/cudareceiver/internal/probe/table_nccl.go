@@ -5,8 +5,8 @@
 package probe
 
 // ncclTable lists the functions of libnccl whose calls are counted, from nccl.h of NCCL 2.16 to
-// 2.31. ncclBcast calls ncclBroadcast and is counted there: in most releases its first instruction
-// must be single-stepped.
+// 2.31. ncclBcast calls ncclBroadcast, which counts the call. In most releases the first
+// instruction of ncclBcast must be single-stepped.
 func ncclTable() []apiFunction {
 	var all []apiFunction
 	collective := func(name string, count, datatype uint8) {

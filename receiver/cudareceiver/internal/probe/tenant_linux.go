@@ -13,8 +13,9 @@ import (
 	"github.com/gpuflight/gpuflight/internal/procfs"
 )
 
-// tenant is the user who is charged for what a process makes us read: the real user id, and for root the container. Root
-// runs most containers, and one of them must not use up the share of the others.
+// tenant is the user to whom reads for a process are charged: the real user id, and for root also
+// the container. Root runs most containers, and one of them must not exhaust the share of the
+// others.
 type tenant struct {
 	uid       uint32
 	container string
@@ -26,8 +27,9 @@ var machine = tenant{}
 // maxNamespaces bounds the nested user namespaces that are followed: the kernel allows 32.
 const maxNamespaces = 33
 
-// tenantOf returns whose share a process uses. A process in another user namespace belongs to the user who created the
-// outermost namespace that is not ours: in it the user has 65,536 user ids, which must not be as many shares.
+// tenantOf returns the tenant of a process. A process in another user namespace belongs to the
+// creator of the outermost namespace below ours. A user has 65,536 user ids in a namespace, which
+// must not be as many shares.
 func tenantOf(proc, pid string) tenant {
 	dir := filepath.Join(proc, pid)
 	o := tenant{uid: procfs.ParseUID(procfs.ReadFile(filepath.Join(dir, "status")))}
@@ -40,8 +42,8 @@ func tenantOf(proc, pid string) tenant {
 	return o
 }
 
-// namespaceOwner returns who created the outermost user namespace around a process that is not ours; false if the
-// process is in ours, or the kernel does not say.
+// namespaceOwner returns the creator of the outermost user namespace of a process below ours. It
+// returns false if the process is in ours, or if the kernel does not provide it.
 func namespaceOwner(path string) (uid uint32, ok bool) {
 	own, err := inodeAt("/proc/self/ns/user")
 	if err != nil {
@@ -72,8 +74,8 @@ func namespaceOwner(path string) (uid uint32, ok bool) {
 	return 0, false
 }
 
-// inOurNamespace reports whether the mounts that a process sees were made by the owner of our user namespace: no user
-// can have made them in a namespace of its own.
+// inOurNamespace reports whether the owner of our user namespace made the mounts that a process
+// sees. A user cannot have made them in a namespace then.
 func inOurNamespace(proc, pid string) bool {
 	own, err := inodeAt("/proc/self/ns/user")
 	if err != nil {

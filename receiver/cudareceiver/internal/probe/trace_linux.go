@@ -321,7 +321,7 @@ func (t *Trace) read() {
 	}
 	t.raw = t.raw[:0]
 	var record ringbuf.Record
-	t.ring.SetDeadline(time.Unix(1, 0)) // past: what is there is read, and nothing waited for
+	t.ring.SetDeadline(time.Unix(1, 0)) // in the past: read without waiting
 	// No more than the ring holds, so that this ends, however fast others write.
 	for n := t.options.RingBytes / eventBytes; n > 0 && t.ring.ReadInto(&record) == nil; n-- {
 		if len(record.RawSample) < int(unsafe.Sizeof(traceEvent{})) {

@@ -14,36 +14,39 @@ import (
 	"go.uber.org/zap"
 )
 
-// Config says what to watch. Zero values mean the defaults that the fields name.
+// Config selects the watched files. Zero values mean the documented defaults.
 type Config struct {
-	// Include holds folders, searched recursively, and glob patterns (** crosses folders). A pattern that matches a
-	// folder takes all below it; one that matches a file takes the whole group of that file, because a group's rotated
-	// files and other channels are needed to read it. The name of something that exists when the set is made is not taken
-	// for a pattern. Relative ones are relative to the working directory.
+	// Include holds folders, searched recursively, and glob patterns (** crosses folders). A
+	// pattern that matches a folder includes everything below it. A pattern that matches a file
+	// includes the complete group of that file, because its rotated files and other channels are
+	// needed to read it. The name of something that exists when the set is made is not a pattern.
+	// Relative names are relative to the working directory.
 	Include []string
-	// Exclude holds glob patterns for files and folders to leave out. A pattern without a slash matches any base name.
+	// Exclude holds glob patterns of skipped files and folders. A pattern without a slash matches
+	// any base name.
 	Exclude []string
-	// MaxLineBytes bounds a line, newline excluded; longer ones are skipped and reported. Default 64 MiB.
+	// MaxLineBytes bounds a line without its newline. Longer lines are skipped and reported.
+	// Default 64 MiB.
 	MaxLineBytes int
-	// ChunkBytes is how much Next reads at a time; default 256 KiB, at most MaxLineBytes.
+	// ChunkBytes is how much Next reads at a time. Default 256 KiB, at most MaxLineBytes.
 	ChunkBytes int
-	// GzipGrace is how long a broken gzip file, or an unterminated closed one, must be unchanged to be taken as it is.
-	// Default 3 s.
+	// GzipGrace is how long a broken gzip file, or a closed file without a last newline, must be
+	// unchanged until it is read as it is. Default 3 s.
 	GzipGrace time.Duration
-	// MissingGrace is how long a missing file or window number is waited for. Default 2 s.
+	// MissingGrace is how long the reader waits for a missing file or window number. Default 2 s.
 	MissingGrace time.Duration
-	// RescanInterval is the longest time between two looks at every folder. Default 2 s; where inotify does not work,
-	// and looking is quick, it is done four times as often.
+	// RescanInterval bounds the time between two scans of every folder. Default 2 s. Without
+	// inotify, fast scans run four times as often.
 	RescanInterval time.Duration
-	// MaxOpenFiles bounds the files held open; the least recently read ones are closed. Default 128.
+	// MaxOpenFiles bounds the open files. The least recently read file is closed. Default 128.
 	MaxOpenFiles int
 	// MaxGroups bounds the groups that are followed at the same time. Default 10000.
 	MaxGroups int
-	// MaxDepth bounds how deep below an included folder is searched. Default 16.
+	// MaxDepth bounds the depth of the search below an included folder. Default 16.
 	MaxDepth int
-	// DisableNotify leaves inotify alone, for file systems where it is known not to work.
+	// DisableNotify disables inotify, for file systems where it does not work.
 	DisableNotify bool
-	// Logger gets what concerns the set and not one file. Default: none.
+	// Logger receives messages about the set, not about single files. Default: none.
 	Logger *zap.Logger
 }
 
@@ -67,7 +70,7 @@ func (c *Config) setDefaults() error {
 	if err != nil {
 		return err
 	}
-	// A chunk holds whole lines, so with this no line in it can be longer than MaxLineBytes.
+	// A chunk holds complete lines, so no line in it can be longer than MaxLineBytes.
 	c.ChunkBytes = min(c.ChunkBytes, c.MaxLineBytes)
 	for _, d := range []struct {
 		v   *time.Duration
@@ -86,7 +89,7 @@ func (c *Config) setDefaults() error {
 	return nil
 }
 
-// root is one include entry: a folder to search from, and what counts below it.
+// root is one include entry: a folder to search, and what counts below it.
 type root struct {
 	dir      string
 	pattern  string // empty: everything below dir
@@ -108,7 +111,8 @@ func newRoot(include string, maxDepth int) (root, error) {
 	return root{dir: filepath.Clean(dir), pattern: abs, maxDepth: patternDepth(rest, maxDepth)}, nil
 }
 
-// patternDepth is how deep folders can matter to a pattern; a matched folder is searched further down.
+// patternDepth returns the depth down to which folders can match a pattern. Matched folders are
+// searched deeper.
 func patternDepth(rest string, maxDepth int) int {
 	if strings.Contains(rest, "**") || strings.Contains(rest, "{") {
 		return maxDepth
@@ -127,7 +131,7 @@ func absPath(p string) (string, error) {
 	return abs, nil
 }
 
-// excluder is a checked exclude pattern.
+// excluder is a validated exclude pattern.
 type excluder struct {
 	pattern  string
 	baseOnly bool

@@ -12,11 +12,11 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
-// TestC2EmptiesTheLiveFile follows a recorder of C2 (seen with release 1.2.1 on an H200): it compresses
-// the live file into the next window and goes on writing into the same, emptied file. Each combination
-// of moments at which the files are looked at, and one of them at which the reader restarts, gives each
-// byte once. The window appears before or just after the live file is emptied.
-func TestC2EmptiesTheLiveFile(t *testing.T) {
+// TestStream_EmptiedLiveFile simulates a recorder of C2 (release 1.2.1 on an H200). It compresses the
+// live file into the next window, and truncates and continues the same file. The window appears
+// before or just after the truncation. Any combination of scans, with one restart, must deliver each
+// byte once.
+func TestStream_EmptiedLiveFile(t *testing.T) {
 	line := func(i int) string { return fmt.Sprintf("{\"line\":%d,\"pad\":\"%0100d\"}\n", i, i) }
 	const stages = 9
 	for _, publishFirst := range []bool{true, false} {
@@ -32,7 +32,7 @@ func TestC2EmptiesTheLiveFile(t *testing.T) {
 			look := func() {
 				if polls&(1<<n) != 0 {
 					c.poll(100 * time.Millisecond)
-					// Listings are told apart by the folder's time, which moves with the kernel's clock tick.
+					// The folder's time distinguishes listings, and changes with the kernel's clock tick.
 					time.Sleep(5 * time.Millisecond)
 				}
 				if n == restart {

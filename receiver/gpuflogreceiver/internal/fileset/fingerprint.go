@@ -7,8 +7,8 @@ import (
 	"encoding/binary"
 )
 
-// prefixBytes is how much of a window's beginning identifies it. Channels of one session begin with the same `init` or
-// `job_start`, about 1–2 KB long; 4096 bytes reach into the records after it, whose times differ.
+// prefixBytes is the number of bytes that identify a window. Channels of one session begin with the
+// same `init` or `job_start` of about 1–2 KB. 4096 bytes include later records, whose times differ.
 const prefixBytes = 4096
 
 // fingerprint identifies a window by its first uncompressed bytes. It is comparable.
@@ -17,8 +17,8 @@ type fingerprint struct {
 	sum [16]byte
 }
 
-// fingerprintOf covers at most the first prefixBytes of p. The length is hashed too, so that a prefix of zero bytes
-// differs from a shorter one.
+// fingerprintOf covers at most the first prefixBytes of p. It also hashes the length, so that a
+// prefix of zero bytes differs from a shorter one.
 func fingerprintOf(p []byte) fingerprint {
 	if len(p) > prefixBytes {
 		p = p[:prefixBytes]
@@ -34,7 +34,8 @@ func fingerprintOf(p []byte) fingerprint {
 	return fp
 }
 
-// matches says whether data that begins with p can be the window: only the length that the fingerprint covers counts.
+// matches reports whether data that begins with p can be the window. It compares only the length
+// that the fingerprint covers.
 func (f fingerprint) matches(p []byte) bool {
 	return len(p) >= int(f.n) && fingerprintOf(p[:f.n]) == f
 }

@@ -111,8 +111,8 @@ func FuzzParseSegment(f *testing.F) {
 	})
 }
 
-// FuzzIdentify: a name is a data file only if it can be put together again from its parts, and a fingerprint matches
-// exactly the data that begins as its own did.
+// FuzzIdentify checks that the parts of a data file's name make the same name again. It also checks
+// that a fingerprint matches exactly the data with the same beginning.
 func FuzzIdentify(f *testing.F) {
 	for _, n := range []string{
 		"x.device.log", "x.device.12.log.gz", "device.1.log", "system.log.gz", "a.b.kernel.0.log", ".device.log",

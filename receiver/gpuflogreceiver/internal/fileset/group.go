@@ -14,19 +14,21 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
-// Layout is how a group's files are named and in which order they are to be read (log format, sections 2 and 5).
+// Layout determines the names and the order of a group's files (log format, sections 2 and 5).
 type Layout uint8
 
 const (
-	// Undecided: the files seen so far fit several layouts. It lasts at most MissingGrace, and nothing is read meanwhile.
+	// Undecided: the files so far fit several layouts. It lasts at most MissingGrace, and nothing
+	// is read meanwhile.
 	Undecided Layout = iota
 	// Flat is <base>.<channel>.log with rotated .N.log.gz, 1 the newest (A2, B).
 	Flat
 	// C1 is a session folder with <channel>.log on top, rotated like Flat and gzipped at the clean close.
 	C1
-	// Windows is a session folder with .tmp and published windows, 1 the oldest (C2, C3).
+	// Windows is a session folder with .tmp and published windows, 1 is the oldest (C2, C3).
 	Windows
-	// Numbered is <base>.<channel>.<N>.log without any unnumbered file: A0 and A1, ascending, the highest is live.
+	// Numbered is <base>.<channel>.<N>.log without any unnumbered file: A0 and A1, ascending, the
+	// highest is live.
 	Numbered
 )
 
@@ -47,22 +49,22 @@ func (l Layout) String() string {
 	return "unknown"
 }
 
-// shifts says whether a rotation renames all files, so that a number says nothing about a window's identity.
+// shifts reports whether a rotation renames all files, so that a number does not identify a window.
 func (l Layout) shifts() bool { return l == Flat || l == C1 }
 
-// Liveness is what can be told about a session's writer.
+// Liveness is the known state of a session's writer.
 type Liveness uint8
 
 const (
-	// WriterUnknown: the layout does not tell.
+	// WriterUnknown: the layout does not show it.
 	WriterUnknown Liveness = iota
-	// WriterAlive: the writer holds its lock, or was active a moment ago.
+	// WriterAlive: the writer holds its lock, or was active recently.
 	WriterAlive
-	// WriterGone: nothing will be appended any more.
+	// WriterGone: the files will not grow.
 	WriterGone
 )
 
-// Group is the files of one flat base, or of one session folder.
+// Group holds the files of one flat base, or of one session folder.
 type Group struct {
 	set     *Set
 	dir     *dir // nil once the folder is gone
@@ -70,17 +72,17 @@ type Group struct {
 	path    string
 	base    string
 	layout  Layout
-	strong  bool // the layout cannot be another one
+	strong  bool // the layout is certain
 	streams [gpuflog.NumChannels]*Stream
 
 	tmp        bool // .tmp exists
 	files      int  // data files in the last listing
 	firstSeen  time.Time
 	lastChange time.Time
-	newestFile time.Time // the newest file time that lastChange knows
-	listed     time.Time // when the files were listed last
-	goneSince  time.Time // no file since; zero while there is one
-	touched    bool      // inotify saw something in the folder since the last poll
+	newestFile time.Time // newest file time in lastChange
+	listed     time.Time // time of the last listing
+	goneSince  time.Time // since when it has no file; zero if it has one
+	touched    bool      // inotify event in the folder since the last poll
 	needList   atomic.Bool
 }
 
@@ -99,22 +101,24 @@ func newGroup(s *Set, key, dir, base string) *Group {
 	return g
 }
 
-// Key names the group; it is the same after a restart.
+// Key names the group. It is the same after a restart.
 func (g *Group) Key() string { return g.key }
 
-// Dir is the folder: of a session folder its own path, else where the flat files lie.
+// Dir returns the folder of the files. For a session folder it is the folder itself.
 func (g *Group) Dir() string { return g.path }
 
-// Base is the name in front of the channel; empty for a session folder.
+// Base is the name before the channel, or empty for a session folder.
 func (g *Group) Base() string { return g.base }
 
-// Layout says what the names tell; a loaded state keeps its layout. Numbered means A0 or A1 unless the content differs.
+// Layout returns the layout by the names. A loaded state keeps its layout. Numbered means A0 or A1
+// unless the content differs.
 func (g *Group) Layout() Layout { return g.layout }
 
-// Stream gives a channel's stream, which may be empty but never nil. ch must be below gpuflog.NumChannels.
+// Stream returns a channel's stream, which may be empty but never nil. ch must be below
+// gpuflog.NumChannels.
 func (g *Group) Stream(ch gpuflog.Channel) *Stream { return g.streams[ch] }
 
-// Streams gives all streams in the order of the channels.
+// Streams returns all streams in the order of the channels.
 func (g *Group) Streams() [gpuflog.NumChannels]*Stream { return g.streams }
 
 // Files gives the paths of the group's data files as they were listed last, oldest first in each channel.
@@ -130,7 +134,7 @@ func (g *Group) Files() []string {
 	return paths
 }
 
-// Changed says whether some stream may have something to read.
+// Changed reports whether a stream may have new data.
 func (g *Group) Changed() bool {
 	for _, s := range g.streams {
 		if s.Changed() {
@@ -140,23 +144,23 @@ func (g *Group) Changed() bool {
 	return false
 }
 
-// LastChange is when the newest change to the group's files happened, as far as is known: a file's own time for what
-// was there at first, later the time of the scan that saw the change.
+// LastChange is the time of the newest change to the group's files, as far as known. For files of
+// the first scan it is the file's time, later the time of the scan with the change.
 func (g *Group) LastChange() time.Time { return g.lastChange }
 
-// writerQuiet is how long a session without a locked lock file must be unchanged to be called dead; the upstream agent
-// takes the same time (log format, section 6.2).
+// writerQuiet is how long a session without a locked lock file must be unchanged until its writer
+// counts as gone. The upstream agent uses the same time (log format, section 6.2).
 const writerQuiet = 30 * time.Second
 
-// Writer says whether more can be written to the group. Only C2 and C3 session folders can tell.
+// Writer returns the state of the writer. Only C2 and C3 session folders show it.
 func (g *Group) Writer(now time.Time) Liveness {
 	if g.layout != Windows {
 		return WriterUnknown
 	}
 	if !g.tmp && g.files > 0 {
-		return WriterGone // .tmp is removed at the close; a session that just begins has nothing else either
+		return WriterGone // the close removes .tmp; a new session has no other file either
 	}
-	// O_NONBLOCK: the name could belong to a fifo.
+	// O_NONBLOCK: the name could belong to a FIFO.
 	fd, err := unix.Open(filepath.Join(g.path, lockName), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return WriterUnknown
@@ -172,7 +176,7 @@ func (g *Group) Writer(now time.Time) Liveness {
 	return WriterGone
 }
 
-// apply takes a listing that came to rest.
+// apply applies a stable listing.
 func (g *Group) apply(l *groupList, now time.Time) {
 	g.tmp, g.files = l.tmp, len(l.entries)
 	g.listed = now
@@ -198,8 +202,8 @@ func (g *Group) apply(l *groupList, now time.Time) {
 	}
 }
 
-// noteTimes moves lastChange to the newest file time. It turns a file's age into a time of the
-// monotonic clock when it first sees it, so that a later change of the wall clock does not matter. A
+// noteTimes moves lastChange to the newest file time. It converts a file's age to a time of the
+// monotonic clock at the first sight, so that a later change of the wall clock does not matter. A
 // file time in the future counts as now, once.
 func (g *Group) noteTimes(l *groupList, now time.Time) (newest time.Time) {
 	for i := range l.entries {
@@ -216,8 +220,8 @@ func (g *Group) noteTimes(l *groupList, now time.Time) (newest time.Time) {
 	return newest
 }
 
-// decide finds the layout. Names that fit two layouts are waited out: in the middle of a rotation a group can have
-// x.1.log alone for a moment, which looks like A1, or like a C2 window without compression.
+// decide finds the layout. It waits if names fit two layouts. During a rotation a group can briefly
+// have x.1.log alone, which looks like A1, or like a C2 window without compression.
 func (g *Group) decide(l *groupList, now, newest time.Time) {
 	var unnumbered, plainNumbered, gzNumbered bool
 	for i := range l.entries {
@@ -254,8 +258,8 @@ func (g *Group) decide(l *groupList, now, newest time.Time) {
 	}
 }
 
-// arrange sorts a channel's files into time order, oldest first, and marks what may grow. Of two files with one number
-// the one that is easier to read comes first.
+// arrange sorts a channel's files into time order, oldest first, and marks files that may grow. Of
+// two files with one number the one that is easier to read comes first.
 func (g *Group) arrange(es []entry) []entry {
 	switch g.layout {
 	case Undecided:
@@ -281,7 +285,7 @@ func (g *Group) arrange(es []entry) []entry {
 			if a.name.Numbered() != b.name.Numbered() {
 				return boolOrder(b.name.Numbered(), a.name.Numbered())
 			}
-			// A published file stays; a staged one is about to move.
+			// A published file stays; a staged one will move.
 			return cmp.Or(cmp.Compare(a.seq, b.seq), boolOrder(a.name.Compressed, b.name.Compressed), boolOrder(a.tmp, b.tmp))
 		})
 	case Numbered:
@@ -310,10 +314,11 @@ func boolOrder(a, b bool) int {
 	}
 }
 
-// quietAfter is when an unchanged group in a watched folder is left to inotify and the regular looks at its folder.
+// quietAfter is the time after which an unchanged group in a watched folder is polled only by
+// inotify and the regular scans.
 const quietAfter = 5 * time.Second
 
-// poll looks at the files that can grow, without listing the folder.
+// poll checks the files that can grow, without listing the folder.
 func (g *Group) poll(now time.Time) {
 	if g.layout == Undecided {
 		return
@@ -328,7 +333,7 @@ func (g *Group) poll(now time.Time) {
 	}
 }
 
-// drained says that nothing is open or waiting to be told.
+// drained reports whether nothing is open or waiting to be reported.
 func (g *Group) drained() bool {
 	for _, s := range g.streams {
 		if s.busy() {

@@ -18,13 +18,13 @@ import (
 
 const (
 	tmpName = ".tmp"
-	// maxListed bounds what one folder's listing may hold in memory, about 10 MB.
+	// maxListed bounds the entries of one folder's listing, about 10 MB.
 	maxListed = 65536
-	// maxLosses bounds the loss markers kept per channel.
+	// maxLosses bounds the loss markers per channel.
 	maxLosses = 1024
 )
 
-// entry is one data file as it was listed last.
+// entry is one data file of the last listing.
 type entry struct {
 	path  string
 	name  gpuflog.FileName
@@ -34,12 +34,12 @@ type entry struct {
 	mtime int64 // Unix ns
 	irreg bool  // not a regular file
 
-	// Set by the group, which knows the layout.
+	// The group sets the following, because it has the layout.
 	open bool   // may still be appended to
 	seq  uint64 // window number, from 1; 0 if the layout gives none
 }
 
-// groupList is what one listing found of one group.
+// groupList is the result of one listing for one group.
 type groupList struct {
 	entries    []entry
 	tmp        bool // .tmp exists
@@ -48,7 +48,8 @@ type groupList struct {
 	losses     [gpuflog.NumChannels][]uint64
 }
 
-// dirList is one listing of a folder, .tmp included. Its groups are named by their base; "" is the session folder's own.
+// dirList is one listing of a folder, .tmp included. Its groups are named by their base; "" is the
+// session folder's own.
 type dirList struct {
 	subdirs  []string
 	groups   map[string]*groupList
@@ -66,9 +67,10 @@ func (l *dirList) group(base string) *groupList {
 	return g
 }
 
-// list reads a folder. Names change while it is read, and a rotation moves many at once, so a group's files are
-// believed only when two listings in a row agree on names and inodes: every single rename or unlink of a rotation
-// changes the set of names. The groups named in unstable did not come to rest.
+// list reads a folder. Names change meanwhile, and a rotation renames many files. So a listing of a
+// group's files is valid only if two consecutive listings have the same names and inodes. Every
+// single rename or unlink of a rotation changes the set of names. unstable has the groups that kept
+// changing.
 func (s *Set) list(path string) (l dirList, unstable map[string]bool, err error) {
 	l, err = s.listOnce(path)
 	if err != nil {
@@ -106,7 +108,8 @@ func sameFiles(a, b *groupList) bool {
 
 func (s *Set) listOnce(path string) (dirList, error) {
 	l := dirList{groups: make(map[string]*groupList)}
-	// .tmp first: what moves from there to the session folder meanwhile is then seen twice and not never.
+	// Read .tmp first: a file that moves from there to the session folder meanwhile is then seen
+	// twice instead of never.
 	tmp := filepath.Join(path, tmpName)
 	err := s.listInto(&l, tmp, true)
 	switch {
@@ -131,7 +134,7 @@ func (s *Set) listOnce(path string) (dirList, error) {
 }
 
 func (s *Set) listInto(l *dirList, path string, tmp bool) error {
-	// O_DIRECTORY and O_NONBLOCK: a fifo that took the folder's place must not block.
+	// O_DIRECTORY and O_NONBLOCK: a FIFO that replaced the folder must not block.
 	d, err := os.OpenFile(path, unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC|os.O_RDONLY, 0)
 	if err != nil {
 		return err

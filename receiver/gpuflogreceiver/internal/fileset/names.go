@@ -8,7 +8,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
-// controlKind tells the recorder's own hidden files apart that matter here.
+// controlKind distinguishes the recorder's hidden files.
 type controlKind uint8
 
 const (

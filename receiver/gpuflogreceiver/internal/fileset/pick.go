@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// pick chooses the next window into cur. It says false if there is none now; what it waits for is noted.
+// pick selects the next window as cur. It returns false if there is none now, and sets the time to
+// retry.
 func (s *Stream) pick() bool {
 	e, blocked := s.oldestUnread(fileID{})
 	switch {
@@ -28,12 +29,13 @@ func (s *Stream) pick() bool {
 // pickLive starts the live window of a layout whose other files are numbered.
 func (s *Stream) pickLive() bool {
 	if s.group.layout != Windows {
-		return false // the layouts that shift have theirs among the others
+		return false // in shifting layouts the live window is among the others
 	}
 	for i := range s.files {
 		if e := &s.files[i]; e.open && e.size > 0 && !s.held(e) && !s.isPublished(e) {
 			if !s.group.listed.Equal(s.now()) {
-				// What is in the live file now may be newer than a window that appeared since the last listing.
+				// The data in the live file may be newer than a window that appeared after the last
+				// listing.
 				s.group.needList.Store(true)
 				s.wait(s.now())
 				return false
@@ -46,8 +48,9 @@ func (s *Stream) pickLive() bool {
 	return false
 }
 
-// isPublished says whether the live file still holds the window that was read last under its number: C2 empties the
-// live file only after it has published what is in it. Nothing was written to it since, so it is not newer.
+// isPublished reports whether the live file still holds the window that was last read under its
+// number. C2 publishes the data of the live file before it truncates the file. The file has not
+// changed since then, so it is not newer.
 func (s *Stream) isPublished(e *entry) bool {
 	i := slices.IndexFunc(s.files, func(o entry) bool { return o.seq == s.doneN && s.doneN > 0 })
 	if i < 0 || e.mtime > s.files[i].mtime {
@@ -60,7 +63,8 @@ func (s *Stream) isPublished(e *entry) bool {
 
 func (s *Stream) start(e *entry) { s.cur = &window{ent: *e, n: e.seq, stale: true} }
 
-// nextNumber is the number that the live window will get: windows are numbered in order when they are cut.
+// nextNumber returns the number that the live window will get: windows are numbered in order when
+// they are cut.
 func (s *Stream) nextNumber() uint64 {
 	n := max(s.doneN, s.sidecarMax)
 	for i := range s.files {
@@ -69,8 +73,8 @@ func (s *Stream) nextNumber() uint64 {
 	return n + 1
 }
 
-// oldestUnread finds the oldest window that was not delivered, but for the live one of the Windows layout and the file
-// except. nil means that there is none, or, if blocked, that an earlier one has to be waited for.
+// oldestUnread returns the oldest undelivered window, except the live one of the Windows layout and
+// the file except. nil means that there is none, or, if blocked, that an earlier one is awaited.
 func (s *Stream) oldestUnread(except fileID) (e *entry, blocked bool) {
 	if s.group.layout.shifts() {
 		return s.oldestUnreadShifting(except)
@@ -98,8 +102,9 @@ func (s *Stream) oldestUnreadShifting(except fileID) (_ *entry, blocked bool) {
 	return nil, false
 }
 
-// isTwin says whether a gzip file is, or may still become, the compressed form of the live window (C1's close) or of
-// the plain file beside it (a rotation in progress), which is read instead.
+// isTwin reports whether a gzip file is, or may become, the compressed form of a window that is read
+// instead. That is the live window (C1's close), or the plain file of the same number (a rotation in
+// progress).
 func (s *Stream) isTwin(e *entry) bool {
 	if !e.name.Compressed {
 		return false
@@ -117,7 +122,7 @@ func (s *Stream) isTwin(e *entry) bool {
 	info := s.fpOf(e)
 	switch {
 	case !info.known:
-		return true // as long as the live file is there, it has the data
+		return true // an existing live file has the data
 	case info.fp.n <= w.fingerprint().n:
 		return info.fp.matches(w.prefix)
 	default:
@@ -125,7 +130,7 @@ func (s *Stream) isTwin(e *entry) bool {
 	}
 }
 
-// hasPlain says whether the uncompressed file of the same number exists.
+// hasPlain reports whether the uncompressed file of the same number exists.
 func (s *Stream) hasPlain(e *entry) bool {
 	return slices.ContainsFunc(s.files, func(o entry) bool {
 		return !o.name.Compressed && o.name.Index == e.name.Index
@@ -133,7 +138,7 @@ func (s *Stream) hasPlain(e *entry) bool {
 }
 
 func (s *Stream) oldestUnreadNumbered(except fileID) (_ *entry, blocked bool) {
-	var unreadable uint64 // the last window passed over because it cannot be opened
+	var unreadable uint64 // the last window that was skipped because it cannot be opened
 	for i := range s.files {
 		e := &s.files[i]
 		if e.seq == 0 || e.id == except || (e.open && e.size == 0) {
@@ -167,8 +172,8 @@ func (s *Stream) oldestUnreadNumbered(except fileID) (_ *entry, blocked bool) {
 	return nil, false
 }
 
-// gapOver says whether window next may be read although those between doneN and it are missing: they are told lost,
-// or nothing has come for a while.
+// gapOver reports whether window next may be read although earlier windows are missing: they are
+// reported lost, or nothing has arrived for a while.
 func (s *Stream) gapOver(next uint64) bool {
 	s.passLosses(next)
 	if next == s.doneN+1 {
@@ -195,7 +200,7 @@ func (s *Stream) gapOver(next uint64) bool {
 	return true
 }
 
-// passLosses steps over the windows before next that a loss marker names.
+// passLosses skips the windows before next that a loss marker names.
 func (s *Stream) passLosses(next uint64) {
 	for s.doneN+1 < next && slices.Contains(s.losses, s.doneN+1) {
 		s.doneN++
@@ -203,7 +208,8 @@ func (s *Stream) passLosses(next uint64) {
 	}
 }
 
-// mark notes that a numbered window is finished, and that those skipped before it are missing.
+// mark records that a numbered window is finished, and that the windows skipped before it are
+// missing.
 func (s *Stream) mark(n uint64) {
 	if n > s.doneN {
 		if s.group.layout == Windows {
@@ -230,7 +236,8 @@ func (s *Stream) mark(n uint64) {
 	}
 }
 
-// markMissing notes that the windows up to and including to are not there. They are read if they come later.
+// markMissing records that the windows up to and including to are missing. They are read if they
+// appear later.
 func (s *Stream) markMissing(to uint64) {
 	if to <= s.doneN {
 		return
@@ -252,7 +259,8 @@ func (s *Stream) inHole(n uint64) bool {
 	return slices.ContainsFunc(s.holes, func(h span) bool { return h.from <= n && n <= h.to })
 }
 
-// wasUnnumbered says whether a numbered file is a window that was finished before its number was known.
+// wasUnnumbered reports whether a numbered file is a window that was finished before its number was
+// known.
 func (s *Stream) wasUnnumbered(e *entry) bool {
 	for _, d := range s.done {
 		if d.n == 0 && s.fpOf(e).known && s.fpOf(e).fp == d.fp && hasSize(e, d.size) {
@@ -262,7 +270,7 @@ func (s *Stream) wasUnnumbered(e *entry) bool {
 	return false
 }
 
-// isDone says whether a file of a shifting layout is a finished window.
+// isDone reports whether a file of a shifting layout is a finished window.
 func (s *Stream) isDone(e *entry) bool {
 	if !e.open && !e.name.Compressed && e.size == 0 {
 		return true
@@ -278,19 +286,20 @@ func (s *Stream) isDone(e *entry) bool {
 		return !e.open
 	}
 	return slices.ContainsFunc(s.done, func(d doneWindow) bool {
-		// A plain file that is longer than what was read was taken for finished while it was still being copied in.
+		// A plain file that is longer than the delivered data was read while it was still being
+		// copied.
 		return d.fp == info.fp && (e.name.Compressed || e.size <= d.size)
 	})
 }
 
-// fpOf is the fingerprint of a file, remembered while the file does not change.
+// fpOf returns the fingerprint of a file, cached while the file does not change.
 func (s *Stream) fpOf(e *entry) fpInfo {
 	if info, ok := s.fps[e.key()]; ok {
 		return info
 	}
 	info, err := readInfo(e)
 	if err != nil {
-		return fpInfo{} // told when it is opened to be read
+		return fpInfo{} // reported when it is opened for reading
 	}
 	if !e.open {
 		s.fps[e.key()] = info
@@ -298,7 +307,7 @@ func (s *Stream) fpOf(e *entry) fpInfo {
 	return info
 }
 
-// isLate says whether newer data than e was delivered already.
+// isLate reports whether newer data than e was already delivered.
 func (s *Stream) isLate(e *entry) bool {
 	if s.parked != nil || (e.seq > 0 && e.seq <= s.doneN) {
 		return true
@@ -310,7 +319,7 @@ func (s *Stream) isLate(e *entry) bool {
 	return slices.ContainsFunc(s.files[i+1:], func(o entry) bool { return !o.open && o.size > 0 && s.isDone(&o) })
 }
 
-// isParked says whether e is the window that was set aside.
+// isParked reports whether e is the window that was set aside.
 func (s *Stream) isParked(e *entry) bool {
 	w := s.parked
 	switch {
@@ -322,8 +331,8 @@ func (s *Stream) isParked(e *entry) bool {
 	return beginsLike(e, w.fingerprint())
 }
 
-// parkForOlder sets the live window aside if older ones have come that were not read: files that are copied in come in
-// any order. It looks only when the files have changed.
+// parkForOlder sets the live window aside if older unread windows appeared: files may be copied in
+// any order. It checks only when the files have changed.
 func (s *Stream) parkForOlder() bool {
 	if s.seenGen == s.gen || s.parked != nil {
 		return false
@@ -332,13 +341,13 @@ func (s *Stream) parkForOlder() bool {
 	live := s.cur
 	e, blocked := s.oldestUnread(live.src.id)
 	if blocked {
-		s.seenGen = 0 // look again when the waiting is over
+		s.seenGen = 0 // check again after the delay
 	}
 	if e == nil {
 		return false
 	}
 	if live.off == 0 {
-		s.detach(live) // nothing was taken from it, so there is nothing to remember
+		s.detach(live) // nothing was read from it, so it has no state
 		s.cur = nil
 		return true
 	}
@@ -346,7 +355,7 @@ func (s *Stream) parkForOlder() bool {
 	return true
 }
 
-// held says whether a file could not be opened a moment ago.
+// held reports whether a file could recently not be opened.
 func (s *Stream) held(e *entry) bool {
 	d, ok := s.denied[e.path]
 	if !ok || d.id != e.id || !s.now().Before(d.again) {
@@ -356,7 +365,7 @@ func (s *Stream) held(e *entry) bool {
 	return true
 }
 
-// deny notes that a file cannot be opened, and reports it once.
+// deny records that a file cannot be opened, and reports it once.
 func (s *Stream) deny(e *entry, err error) {
 	d, ok := s.denied[e.path]
 	if !ok || d.id != e.id {
@@ -368,16 +377,16 @@ func (s *Stream) deny(e *entry, err error) {
 	}
 	s.denied[e.path] = d
 	s.retry(d.again)
-	s.tellOnce(Problem{Reason: errorReason(err), Path: e.path, Number: e.seq, Err: err})
+	s.reportOnce(Problem{Reason: errorReason(err), Path: e.path, Number: e.seq, Err: err})
 }
 
-// result is what one step came to.
+// result is the result of one step.
 type result uint8
 
 const (
-	again  result = iota // something changed, go on
-	data                 // a chunk is ready
-	atRest               // nothing more until the next scan
+	again result = iota // something changed: continue
+	data                // a chunk is ready
+	idle                // nothing more before the next scan
 )
 
 // attach opens cur's file.
@@ -398,11 +407,11 @@ func (s *Stream) attach() result {
 		}
 		return again
 	case errors.Is(err, errMoved), errors.Is(err, fs.ErrNotExist):
-		// A rotation is going on: choose again from a new listing.
+		// A rotation is in progress: select again from a new listing.
 		s.cur = nil
 		s.group.needList.Store(true)
 		s.wait(s.now())
-		return atRest
+		return idle
 	default:
 		s.cur = nil
 		s.deny(&e, err)
@@ -410,7 +419,7 @@ func (s *Stream) attach() result {
 	}
 }
 
-// resume finds the file that holds the data of a window that was read in part.
+// resume finds the file that holds the data of a partially read window.
 func (s *Stream) resume(w *window) result {
 	unsure := false
 	for i := range s.files {
@@ -419,7 +428,7 @@ func (s *Stream) resume(w *window) result {
 			continue
 		}
 		if s.held(&e) {
-			return atRest
+			return idle
 		}
 		ok, sure, err := tryResume(w, e)
 		switch {
@@ -431,12 +440,12 @@ func (s *Stream) resume(w *window) result {
 			unsure = true
 		case err != nil:
 			s.deny(&e, err)
-			return atRest
+			return idle
 		case !sure:
 			unsure = true
 		}
 		if unsure {
-			break // an older file may be the one; a newer one must not be taken for it
+			break // an older file may be the window; a newer one must not count as it
 		}
 	}
 	now, grace := s.now(), s.cfg().MissingGrace
@@ -449,13 +458,13 @@ func (s *Stream) resume(w *window) result {
 	if until := w.missing.Add(grace); now.Before(until) {
 		s.group.needList.Store(true)
 		s.wait(until)
-		return atRest
+		return idle
 	}
 	s.giveUp(w)
 	return again
 }
 
-// canBe says whether a file may hold the window, as far as its name tells.
+// canBe reports whether a file may hold the window, judged by its name.
 func (s *Stream) canBe(w *window, e *entry) bool {
 	switch {
 	case s.parked != nil && s.parked.src != nil && s.parked.src.id == e.id:
@@ -471,7 +480,8 @@ func (s *Stream) canBe(w *window, e *entry) bool {
 	}
 }
 
-// tryResume opens e at the window's offset if it holds the window's data. sure is false if that cannot be told yet.
+// tryResume opens e at the window's offset if it holds the window's data. sure is false if that is
+// not known yet.
 func tryResume(w *window, e entry) (ok, sure bool, err error) {
 	if !e.name.Compressed && e.size < w.off {
 		return false, true, nil
@@ -495,7 +505,7 @@ func tryResume(w *window, e entry) (ok, sure bool, err error) {
 	return true, true, nil
 }
 
-// giveUp reports a window that cannot be found any more, and forgets it.
+// giveUp reports a window that can no longer be found, and removes it.
 func (s *Stream) giveUp(w *window) {
 	reason, path, length := FileVanished, w.ent.path, max(w.size-w.off, 0)
 	for i := range s.files {
@@ -509,7 +519,7 @@ func (s *Stream) giveUp(w *window) {
 	if path == "" {
 		path = s.group.path
 	}
-	if reason == FileShrunk || w.size != w.off { // else it was read to its end
+	if reason == FileShrunk || w.size != w.off { // otherwise it was read to its end
 		s.problem(Problem{Reason: reason, Path: path, Offset: w.off, Length: length, Number: w.n})
 	}
 	if n := w.n; n > 0 && !s.group.layout.shifts() {
@@ -518,7 +528,7 @@ func (s *Stream) giveUp(w *window) {
 	s.cur = nil
 }
 
-// finish notes that cur was read to its end.
+// finish records that cur was read to its end.
 func (s *Stream) finish() {
 	w := s.cur
 	shifts := s.group.layout.shifts()
@@ -537,14 +547,14 @@ func (s *Stream) finish() {
 		case w.n > 0:
 			s.mark(w.n)
 		case w.hint > s.doneN && !slices.ContainsFunc(s.files, func(e entry) bool { return e.seq == w.hint }):
-			s.mark(w.hint) // cut, published and deleted since the last listing
+			s.mark(w.hint) // rotated, published and deleted since the last listing
 		}
 	}
 	s.cur = nil
 	s.detach(w)
 }
 
-// evictDone forgets one finished window, if possible one whose file is gone.
+// evictDone evicts one finished window, if possible one whose file is gone.
 func (s *Stream) evictDone(shifts bool) {
 	if !shifts {
 		s.done = slices.Delete(s.done, 0, 1)
@@ -563,7 +573,7 @@ func (s *Stream) evictDone(shifts bool) {
 	s.done = slices.Delete(s.done, 0, 1)
 }
 
-// twin finds the file that took over the data of a window whose open file was unlinked: its gzip file.
+// twin returns the gzip file that has the data of a window whose open file was unlinked.
 func (s *Stream) twin(w *window) *entry {
 	fp := w.fingerprint()
 	for pass := range 2 {

@@ -13,37 +13,40 @@ import (
 )
 
 const (
-	// maxSteps bounds the windows that one call of Next goes through without finding data.
+	// maxSteps bounds the windows without data that one call of Next skips.
 	maxSteps = 256
-	// maxSkipBlocks bounds how much of an over-long line one call skips, in buffers.
+	// maxSkipBlocks bounds how much of a line above the limit one call skips, in buffers.
 	maxSkipBlocks = 64
-	// reprobeBytes is the length from which an unterminated tail is not read again from its beginning at each growth.
+	// reprobeBytes is the length from which an unterminated tail is no longer reread completely
+	// when it grows.
 	reprobeBytes = 64 << 10
 )
 
 var crcTable = crc32.MakeTable(crc32.Castagnoli) // a processor instruction, so that checking costs next to nothing
 
-// Chunk is what one call of Next found.
+// Chunk is the result of one call of Next.
 type Chunk struct {
-	// Data is whole lines of one window with their newlines, in the buffer that Next returns. With Seg.Tail its end is
-	// unterminated. Empty if there is only something to report.
+	// Data is complete lines of one window with their newlines, in the buffer that Next returns.
+	// With Seg.Tail its end is unterminated. It is empty if there are only problems.
 	Data []byte
-	// Seg says where Data is from. Only valid if Data is not empty.
+	// Seg is the source of Data. It is valid only if Data is not empty.
 	Seg Segment
-	// Path is the file's name when it was listed last, for messages: it may have another by now.
+	// Path is the file's name in the last listing, for messages. The file may have been renamed
+	// since then.
 	Path string
-	// AtEnd says that nothing more comes before the next Scan. Data is empty then.
+	// AtEnd means that nothing more is available before the next Scan. Data is empty then.
 	AtEnd    bool
 	Problems []Problem
 }
 
-// Next gives the following chunk, at most Config.ChunkBytes of it or one longer line. It reads into buf, which it
-// replaces if it is too small; the caller passes what it got back. Trouble with files is in Problems; the error is
-// ErrClosed or nil.
+// Next returns the next chunk: at most Config.ChunkBytes, or one longer line. It reads into buf,
+// which it replaces if necessary; the caller passes the returned buffer to the next call. Problems
+// with files are in Problems. The error is ErrClosed or nil.
 func (s *Stream) Next(buf []byte) (Chunk, []byte, error) { return s.next(buf, false) }
 
-// TakeTail is Next, but at the end of a live file it gives the unterminated tail too, with Seg.Tail set. The caller has
-// decided that the writer will not go on. If it does, the rest of the line is reported as TextAfterTail and delivered.
+// TakeTail is Next, but at the end of a live file it also returns the unterminated tail, with
+// Seg.Tail set. The caller has decided that the writer will not continue. If it does, the rest of
+// the line is reported as TextAfterTail and delivered.
 func (s *Stream) TakeTail(buf []byte) (Chunk, []byte, error) { return s.next(buf, true) }
 
 func (s *Stream) next(buf []byte, takeTail bool) (Chunk, []byte, error) {
@@ -62,7 +65,7 @@ func (s *Stream) next(buf []byte, takeTail bool) (Chunk, []byte, error) {
 	for i := 0; i < maxSteps && r == again; i++ {
 		buf, r = s.step(&c, buf, takeTail)
 	}
-	if r == atRest {
+	if r == idle {
 		c.AtEnd = true
 		s.dirty = false
 	}
@@ -70,8 +73,8 @@ func (s *Stream) next(buf []byte, takeTail bool) (Chunk, []byte, error) {
 	return c, buf, nil
 }
 
-// Pending gives the unterminated tail of the live file without taking it: up to MaxLineBytes of it, read into buf,
-// and its whole size. It is what the last Next at the end left; 0 if there is none or the end was not reached.
+// Pending returns the unterminated tail of the live file without consuming it: up to MaxLineBytes,
+// read into buf, and its complete size. It is the rest after the last Next at the end, or 0.
 func (s *Stream) Pending(buf []byte) (tail []byte, size int64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +92,7 @@ func (s *Stream) Pending(buf []byte) (tail []byte, size int64, err error) {
 	return buf[:k], size, err
 }
 
-// resize gives a slice of length n that begins with the first keep bytes of buf.
+// resize returns a slice of length n that begins with the first keep bytes of buf.
 func resize(buf []byte, n, keep int) []byte {
 	if cap(buf) >= n {
 		return buf[:n]
@@ -101,7 +104,7 @@ func resize(buf []byte, n, keep int) []byte {
 
 func (s *Stream) step(c *Chunk, buf []byte, takeTail bool) ([]byte, result) {
 	if s.cur == nil && !s.pick() {
-		return buf, atRest
+		return buf, idle
 	}
 	w := s.cur
 	if w.src == nil {
@@ -121,8 +124,8 @@ func (s *Stream) step(c *Chunk, buf []byte, takeTail bool) ([]byte, result) {
 	}
 }
 
-// grown is the next size of a buffer that a line does not fit into. One byte more than the limit tells a line of
-// exactly that length and its newline from a longer one.
+// grown returns the next size of a buffer that is too small for a line. One byte above the limit
+// distinguishes a line of the maximum length and its newline from a longer one.
 func (s *Stream) grown(n int) int { return min(2*n, s.cfg().MaxLineBytes+1) }
 
 func (s *Stream) readRaw(c *Chunk, w *window, buf []byte, takeTail bool) ([]byte, result) {
@@ -191,9 +194,9 @@ func (s *Stream) readRaw(c *Chunk, w *window, buf []byte, takeTail bool) ([]byte
 	return buf, s.closedEnd(c, w, buf[:filled], &st)
 }
 
-// emptied says whether a live file that does not begin any more as it did may have been cut the way C2 does it: the
-// window is published as a gzip file, and the live file, the same one, is emptied and written to again. The window is
-// then looked for under its new name; resume gives it up if it does not appear.
+// emptied reports whether C2 may have truncated a live file with a changed beginning. C2 publishes
+// the window as a gzip file, truncates the live file and writes to it again. The window is then
+// searched under its new name. If it does not appear, resume gives it up.
 func (s *Stream) emptied(w *window) bool {
 	if s.group.layout != Windows || !(w.open || w.unlinked) || w.off == 0 {
 		return false
@@ -204,7 +207,7 @@ func (s *Stream) emptied(w *window) bool {
 	return true
 }
 
-// probe looks for a newline in what was appended to a long unterminated tail.
+// probe searches for a newline in the data appended to a long unterminated tail.
 func (s *Stream) probe(w *window, buf []byte) (found bool, err error) {
 	for {
 		if w.scanned-w.off > int64(s.cfg().MaxLineBytes) {
@@ -221,19 +224,20 @@ func (s *Stream) probe(w *window, buf []byte) (found bool, err error) {
 	}
 }
 
-// liveEnd is the end of a file that may grow.
+// liveEnd handles the end of a file that may grow.
 func (s *Stream) liveEnd() result {
 	if s.parkForOlder() {
 		return again
 	}
-	return atRest
+	return idle
 }
 
-// closedEnd is the end of a raw file that will not be appended to under its name; tail is what has no newline.
+// closedEnd handles the end of a raw file that will not grow under its name. tail is the data
+// without a newline.
 func (s *Stream) closedEnd(c *Chunk, w *window, tail []byte, st *unix.Stat_t) result {
 	if w.unlinked {
-		// The gzip file that replaced it can hold more: a crashed session's last window gets a closing record when it
-		// is salvaged.
+		// The gzip file that replaced it can hold more: salvaging a crashed session adds a closing
+		// record to the last window.
 		if e := s.twin(w); e != nil {
 			if e.seq > 0 {
 				w.n = e.seq
@@ -245,10 +249,10 @@ func (s *Stream) closedEnd(c *Chunk, w *window, tail []byte, st *unix.Stat_t) re
 			}
 		}
 	} else if !w.wasOpen || len(tail) > 0 {
-		// Not closed before our eyes: it may be a copy in progress.
+		// The close was not observed, so it may be a copy in progress.
 		if ok, until := w.settled(st, s.now(), s.cfg().GzipGrace); !ok {
 			s.wait(until)
-			return atRest
+			return idle
 		}
 	}
 	if len(tail) > 0 {
@@ -283,7 +287,8 @@ func (s *Stream) readGzip(c *Chunk, w *window, buf []byte) ([]byte, result) {
 		return buf, s.gzipBroken(w)
 	}
 	if src.pos < w.off {
-		// Only a tail that was taken from a crashed session and left out when it was salvaged is expected to be missing.
+		// Only a tail that was read from a crashed session and dropped when it was salvaged may be
+		// missing.
 		if !w.tail {
 			s.problem(Problem{Reason: FileShrunk, Path: w.ent.path, Offset: w.off, Length: src.pos, Number: w.n})
 		}
@@ -295,7 +300,7 @@ func (s *Stream) readGzip(c *Chunk, w *window, buf []byte) ([]byte, result) {
 	return buf, again
 }
 
-// gzipBroken decides what a gzip file that stops too early is: one that is being copied in, or a damaged one.
+// gzipBroken handles a gzip file that stops early: a copy in progress, or a damaged file.
 func (s *Stream) gzipBroken(w *window) result {
 	src, now, grace := w.src, s.now(), s.cfg().GzipGrace
 	if w.unlinked {
@@ -311,14 +316,14 @@ func (s *Stream) gzipBroken(w *window) result {
 	}
 	settled := false
 	if old := w.stall; !old.active || old.size != st.Size || old.mtime != mtimeOf(&st) {
-		// At first sight the file has changed if it goes on behind what was read.
+		// At first sight the file has changed if it has data after the position that was read.
 		grew := old.active || (errors.Is(src.err, io.ErrUnexpectedEOF) && src.in.off < st.Size)
 		w.stall = stall{active: true, changed: grew, size: st.Size, mtime: mtimeOf(&st), since: now}
 		settled = !grew && now.Sub(time.Unix(0, w.stall.mtime)) >= grace
 	}
 	var until time.Time
 	if w.stall.changed {
-		// Reading on means inflating from the start, so that is done only once the growth has paused.
+		// Continuing requires decompression from the start, so wait until the growth has paused.
 		if until = w.stall.since.Add(grace / 6); !now.Before(until) {
 			w.stall.changed = false
 			s.detach(w)
@@ -330,10 +335,10 @@ func (s *Stream) gzipBroken(w *window) result {
 		return again
 	}
 	s.wait(until)
-	return atRest
+	return idle
 }
 
-// readFailed closes a file that cannot be read; it is opened again later.
+// readFailed closes a file that cannot be read. It is opened again later.
 func (s *Stream) readFailed(w *window, err error) result {
 	e := w.ent
 	s.detach(w)
@@ -341,7 +346,7 @@ func (s *Stream) readFailed(w *window, err error) result {
 		s.cur = nil
 	}
 	s.deny(&e, err)
-	return atRest
+	return idle
 }
 
 func (s *Stream) beginSkip(w *window) {
@@ -349,7 +354,7 @@ func (s *Stream) beginSkip(w *window) {
 	w.ended = false
 }
 
-// skipLine goes over the rest of a line that is too long, without holding it.
+// skipLine skips the rest of a line above the limit, without holding it.
 func (s *Stream) skipLine(w *window, buf []byte) result {
 	for range maxSkipBlocks {
 		p, err := w.peek(buf)
@@ -379,7 +384,7 @@ func (s *Stream) skipLine(w *window, buf []byte) result {
 			}
 			if ok, until := w.settled(&st, s.now(), s.cfg().GzipGrace); !ok {
 				s.wait(until)
-				return atRest
+				return idle
 			}
 		}
 		s.endSkip(w)
@@ -395,7 +400,7 @@ func (s *Stream) endSkip(w *window) {
 	w.skipping = false
 }
 
-// peek reads the bytes from off on, without taking them. None without an error are the end.
+// peek reads the bytes from off on without consuming them. No bytes and no error mean the end.
 func (w *window) peek(buf []byte) ([]byte, error) {
 	if !w.src.gz {
 		n, err := w.src.h.pread(buf, w.off)
@@ -407,7 +412,7 @@ func (w *window) peek(buf []byte) ([]byte, error) {
 	return w.src.carry, nil
 }
 
-// take goes on behind p, which peek gave.
+// take consumes p, which peek returned.
 func (w *window) take(p []byte) {
 	w.advance(p)
 	if w.src.gz {
@@ -415,7 +420,7 @@ func (w *window) take(p []byte) {
 	}
 }
 
-// deliver makes p, which begins at off, the chunk.
+// deliver returns p, which begins at off, as the chunk.
 func (s *Stream) deliver(c *Chunk, w *window, p []byte, tail bool) result {
 	if w.tail {
 		w.tail = false

@@ -83,7 +83,7 @@ func BenchmarkScanOfQuietGroups(b *testing.B) {
 	}
 }
 
-func TestStreamsOfDifferentGroupsMayBeReadAtTheSameTime(t *testing.T) {
+func TestStream_ConcurrentGroups(t *testing.T) {
 	c, dir := one(t, Config{MaxOpenFiles: 2, ChunkBytes: 64})
 	want := make([]string, 8)
 	for i := range want {

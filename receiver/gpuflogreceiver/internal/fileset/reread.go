@@ -13,14 +13,14 @@ import (
 	"github.com/gpuflight/gpuflight/internal/varint"
 )
 
-// Segment says where a chunk's bytes are from, so that they can be read again after a restart, wherever the window
-// lives then. It is comparable and a plain value.
+// Segment identifies a chunk's bytes, so that they can be read again after a restart, wherever the
+// window is stored then. It is comparable and a plain value.
 type Segment struct {
-	// Number is the window's number where the layout has one and it was known, else 0.
+	// Number is the window's number if the layout has one and it was known, otherwise 0.
 	Number uint64
 	// From and To are offsets in the uncompressed window.
 	From, To int64
-	// Tail says that the last line has no newline.
+	// Tail means that the last line has no newline.
 	Tail bool
 
 	fp  fingerprint // of the window's first min(To, prefixBytes) bytes
@@ -29,7 +29,7 @@ type Segment struct {
 
 const segmentVersion = 1
 
-// Append writes the segment in its stored form, at most 50 bytes.
+// Append appends the segment in its stored form, at most 50 bytes.
 func (g Segment) Append(b []byte) []byte {
 	flags := byte(0)
 	if g.Tail {
@@ -43,7 +43,7 @@ func (g Segment) Append(b []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, g.crc)
 }
 
-// ParseSegment reads what Append wrote, and gives what follows it.
+// ParseSegment parses the result of Append, and returns the rest of b.
 func ParseSegment(b []byte) (Segment, []byte, error) {
 	d := decoder{varint.Reader{Rest: b}}
 	version, flags := d.Byte(), d.Byte()
@@ -63,17 +63,18 @@ func ParseSegment(b []byte) (Segment, []byte, error) {
 	return g, d.Rest, nil
 }
 
-// ErrGone says that no file holds a segment's bytes any more.
+// ErrGone means that no file holds a segment's bytes any more.
 var ErrGone = errors.New("segment is in no file any more")
 
-// rereader is the file that the last Reread used, so that segments in order inflate a gzip file once.
+// rereader is the file of the last Reread, so that segments in order decompress a gzip file once.
 type rereader struct {
 	src *source
 	fp  fingerprint
 }
 
-// Reread gives exactly the bytes of a segment that Next gave earlier, also before a restart. A scan must have been
-// done since New. The error is ErrGone if no file has them, or tells why a file cannot be read.
+// Reread returns exactly the bytes of a segment that Next returned earlier, also before a restart.
+// It requires a Scan after New. The error is ErrGone if no file has the bytes, or the reason why a
+// file cannot be read.
 func (s *Stream) Reread(g Segment, buf []byte) (data, newBuf []byte, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,7 +88,7 @@ func (s *Stream) Reread(g Segment, buf []byte) (data, newBuf []byte, err error) 
 	buf = resize(buf, int(size), 0)
 	p := buf[:size]
 	for _, w := range [...]*window{s.cur, s.parked} {
-		// An open raw file may be the only place left.
+		// An open raw file may be the only remaining source.
 		if w == nil || w.src == nil || w.src.gz {
 			continue
 		}
@@ -103,7 +104,7 @@ func (s *Stream) Reread(g Segment, buf []byte) (data, newBuf []byte, err error) 
 	for pass := range 2 {
 		for i := range s.files {
 			e := &s.files[i]
-			// A number narrows the search, but the window may have been seen under it only later.
+			// A number narrows the search, but the window may have got it later.
 			if (pass == 0) != (g.Number == 0 || e.seq == g.Number) {
 				continue
 			}
@@ -128,7 +129,7 @@ func (s *Stream) Reread(g Segment, buf []byte) (data, newBuf []byte, err error) 
 	return nil, buf, failed
 }
 
-// readAt fills p with the bytes from g.From on and says whether they are the segment's.
+// readAt fills p with the bytes from g.From on and reports whether they are the segment's.
 func (src *source) readAt(p []byte, g Segment) bool {
 	if !src.gz {
 		n, err := src.h.preadFull(p, g.From)

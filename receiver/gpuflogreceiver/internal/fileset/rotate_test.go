@@ -87,7 +87,7 @@ func playScript(t *testing.T, script func(*recorder), cfg func(*Config), act fun
 	return i, c
 }
 
-func TestReadingAtAnyMomentOfARotationGivesEachByteOnce(t *testing.T) {
+func TestRotation_ReadAtAnyMoment(t *testing.T) {
 	for name, script := range scripts {
 		t.Run(name, func(t *testing.T) {
 			total, _ := playScript(t, script, nil, func(*consumer, int) {})
@@ -104,7 +104,7 @@ func TestReadingAtAnyMomentOfARotationGivesEachByteOnce(t *testing.T) {
 	}
 }
 
-func TestRestartingAtAnyMomentOfARotationGivesEachByteOnce(t *testing.T) {
+func TestRotation_RestartAtAnyMoment(t *testing.T) {
 	for name, script := range scripts {
 		t.Run(name, func(t *testing.T) {
 			total, _ := playScript(t, script, nil, func(*consumer, int) {})
@@ -124,7 +124,7 @@ func TestRestartingAtAnyMomentOfARotationGivesEachByteOnce(t *testing.T) {
 	}
 }
 
-func TestRestartingBetweenAnyTwoChunksGivesEachByteOnce(t *testing.T) {
+func TestRotation_RestartBetweenChunks(t *testing.T) {
 	for name, script := range scripts {
 		t.Run(name, func(t *testing.T) {
 			playScript(t, script, func(c *Config) { c.MaxOpenFiles = 1 }, func(c *consumer, _ int) {
@@ -141,9 +141,9 @@ func TestRestartingBetweenAnyTwoChunksGivesEachByteOnce(t *testing.T) {
 	}
 }
 
-// TestRandomSchedules is the property: whatever the order of writing, rotating, publishing, reading and restarting,
+// TestRotation_RandomSchedules is the property: whatever the order of writing, rotating, publishing, reading and restarting,
 // what is delivered is what was written.
-func TestRandomSchedules(t *testing.T) {
+func TestRotation_RandomSchedules(t *testing.T) {
 	rounds := 50
 	if testing.Short() {
 		rounds = 20
@@ -155,9 +155,9 @@ func TestRandomSchedules(t *testing.T) {
 	}
 }
 
-// TestWindowsDeletedBeforeTheyWereRead: the recorder keeps few files and does not wait. What is left comes in order
+// TestRotation_WindowsDeletedUnread: the recorder keeps few files and does not wait. What is left comes in order
 // and once.
-func TestWindowsDeletedBeforeTheyWereRead(t *testing.T) {
+func TestRotation_WindowsDeletedUnread(t *testing.T) {
 	for seed := range uint64(15) {
 		rnd := rand.New(rand.NewPCG(seed, 11))
 		c, dir := one(t, Config{ChunkBytes: 256, MaxOpenFiles: 1 + int(seed)%3})

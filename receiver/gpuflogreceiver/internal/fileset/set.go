@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrClosed is returned by everything that is used after Set.Close.
+// ErrClosed is returned by every call after Set.Close.
 var ErrClosed = errors.New("file set is closed")
 
-// Set is all that is watched. See the package comment for which calls exclude each other.
+// Set is a set of watched folders. The package comment lists the calls that exclude each other.
 type Set struct {
 	cfg     Config
 	roots   []root
@@ -33,42 +33,42 @@ type Set struct {
 	groups   map[string]*Group
 	order    []*Group // by key
 	now      time.Time
-	round    uint64 // of looks at every folder
+	round    uint64 // number of scans of all folders
 	nextWalk time.Time
 	changes  *Changes
-	told     map[toldKey]struct{} // problems with folders that were reported, until they are gone
+	reported map[reportedKey]struct{} // reported problems with folders, until they are solved
 	closed   bool
 }
 
-// Changes is what one scan found.
+// Changes is the result of one scan.
 type Changes struct {
 	Added    []*Group
-	Removed  []*Group // their files are gone and all of them was read or given up; a checkpoint may be dropped
+	Removed  []*Group // no files, all data read or given up; the checkpoint may be removed
 	Problems []Problem
 }
 
-// dir is one folder that was searched. A session's .tmp belongs to its session folder.
+// dir is one searched folder. A session's .tmp belongs to its session folder.
 type dir struct {
 	path    string
 	stamp   dirStamp
-	quiet   int // looks at the folder since its stamp changed
+	quiet   int // scans of the folder since its stamp changed
 	round   uint64
 	depth   int
 	all     bool     // every group in it counts
-	filters []string // else those with a file that matches one of these patterns
+	filters []string // otherwise groups with a file that matches a pattern
 	subdirs []string
 	groups  []*Group
 	relist  bool
 }
 
-// dirStamp changes when a name in a folder, or in its .tmp, does.
+// dirStamp changes when a name in a folder, or in its .tmp, changes.
 type dirStamp struct {
 	id, tmpID       fileID
 	mtime, tmpMtime int64
 }
 
-// quietLooks is how often an unchanged folder is listed all the same: a change within one tick of the file system's
-// clock does not move its mtime.
+// quietLooks is how often an unchanged folder is still listed: a change within one tick of the file
+// system's clock does not change its mtime.
 const quietLooks = 3
 
 // New checks the configuration. It reads no folder: the first Scan does.
@@ -78,7 +78,7 @@ func New(cfg Config) (*Set, error) {
 	}
 	s := &Set{
 		cfg: cfg, wake: make(chan struct{}, 1),
-		dirs: make(map[string]*dir), groups: make(map[string]*Group), told: make(map[toldKey]struct{}),
+		dirs: make(map[string]*dir), groups: make(map[string]*Group), reported: make(map[reportedKey]struct{}),
 	}
 	s.pool.max = cfg.MaxOpenFiles
 	for _, p := range cfg.Include {
@@ -109,19 +109,20 @@ func New(cfg Config) (*Set, error) {
 	return s, nil
 }
 
-// Wake fires when something happened in a watched folder; many events make one wake-up. It may fire without a reason,
-// and where inotify does not work it never fires. Safe from any goroutine.
+// Wake receives when a watched folder changed. Many events make one wake-up. It may receive without
+// a change. Without inotify it never receives. Any goroutine may call it.
 func (s *Set) Wake() <-chan struct{} { return s.wake }
 
-// Groups gives all groups, ordered by key. The slice belongs to the set and is valid until the next Scan.
+// Groups returns all groups, ordered by key. The slice belongs to the set and is valid until the
+// next Scan.
 func (s *Set) Groups() []*Group { return s.order }
 
-// OpenFiles is how many files are held open now. Safe from any goroutine.
+// OpenFiles returns the number of open files. Any goroutine may call it.
 func (s *Set) OpenFiles() int { return s.pool.size() }
 
-// Scan looks for what changed. It is meant to be called at every poll and after every wake-up: known live files are
-// looked at each time, folders when something hints at a change and at least every RescanInterval. now must not go
-// back; all waiting is measured by it.
+// Scan finds changes. Call it at every poll and after every wake-up. It checks known live files
+// each time. It checks folders when they may have changed, and at least every RescanInterval. now
+// must not decrease; all delays are measured with it.
 func (s *Set) Scan(now time.Time) Changes {
 	if s.closed {
 		return Changes{}
@@ -148,14 +149,14 @@ func (s *Set) Scan(now time.Time) Changes {
 		}
 	}
 	if !now.Before(s.nextWalk) {
-		s.walk() // for the folders that were just found, or are gone
+		s.walk() // for added and removed folders
 	}
 	s.sweep()
 	s.changes = nil
 	return c
 }
 
-// sortedDirs lists the folders to relist, in a fixed order.
+// sortedDirs returns the folders to list again, in a fixed order.
 func (s *Set) sortedDirs() []*dir {
 	var ds []*dir
 	for _, d := range s.dirs {
@@ -183,7 +184,7 @@ func (s *Set) touch(path string, t touched) {
 	}
 }
 
-// walk looks at every folder, and lists those that changed.
+// walk checks every folder, and lists the changed ones.
 func (s *Set) walk() {
 	start := time.Now()
 	s.round++
@@ -196,11 +197,12 @@ func (s *Set) walk() {
 		}
 	}
 	for _, g := range s.order {
-		g.touched = true // growth that inotify did not tell is found now
+		g.touched = true // finds growth without an inotify event
 	}
 	interval := s.cfg.RescanInterval
 	if !s.watch.works() {
-		// Without inotify only this finds new files, so do it more often, but spend no more than a twentieth of one core.
+		// Without inotify only this finds new files, so do it more often, but use at most a
+		// twentieth of one core.
 		interval = min(interval, max(interval/4, 20*time.Since(start)))
 	}
 	s.nextWalk = s.now.Add(interval)
@@ -215,7 +217,7 @@ func (s *Set) visit(path string, depth int, r root, matched bool) {
 	stamp, err := stampOf(path, depth == 0, old)
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
-			s.tell(Problem{Reason: errorReason(err), Path: path, Err: err})
+			s.reportOnce(Problem{Reason: errorReason(err), Path: path, Err: err})
 		}
 		// An included entry that is a file: its folder is searched for that file's group.
 		if depth == 0 && errors.Is(err, unix.ENOTDIR) && r.pattern == "" && path == r.dir {
@@ -257,7 +259,7 @@ func (s *Set) visit(path string, depth int, r root, matched bool) {
 	}
 	if depth >= limit {
 		if len(d.subdirs) > 0 && limit == s.cfg.MaxDepth {
-			s.tell(Problem{Reason: TooDeep, Path: path})
+			s.reportOnce(Problem{Reason: TooDeep, Path: path})
 		}
 		return
 	}
@@ -266,8 +268,8 @@ func (s *Set) visit(path string, depth int, r root, matched bool) {
 	}
 }
 
-// stampOf looks at a folder; an included one may be a symlink, one found below may not. A .tmp cannot have come as long
-// as the folder's own time is the old one, so it is looked for only otherwise.
+// stampOf returns the stamp of a folder. An included folder may be a symlink, one found below may
+// not. A new .tmp changes the folder's own time, so .tmp is checked only if that has changed.
 func stampOf(path string, follow bool, old dirStamp) (dirStamp, error) {
 	var st unix.Stat_t
 	err := retryEINTR(func() error {
@@ -304,30 +306,30 @@ func escapePattern(path string) string {
 	return string(b)
 }
 
-// listDir reads a folder and hands each group its files.
+// listDir reads a folder and assigns the files to groups.
 func (s *Set) listDir(d *dir) {
 	d.relist = false
 	l, unstable, err := s.list(d.path)
 	if err != nil || len(l.problems) > 0 {
-		d.quiet = 0 // try again at every look
+		d.quiet = 0 // retry at every scan
 	}
 	for _, p := range l.problems {
-		s.tell(p)
+		s.reportOnce(p)
 	}
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
-			s.nextWalk = s.now // it is gone; find out what else is
+			s.nextWalk = s.now // it is gone: search all folders
 			s.dropDir(d.path, d)
 			return
 		}
-		s.tell(Problem{Reason: errorReason(err), Path: d.path, Err: err})
+		s.reportOnce(Problem{Reason: errorReason(err), Path: d.path, Err: err})
 		return
 	}
 	if len(l.problems) == 0 {
 		s.forget(d.path)
 	}
 	if l.full {
-		s.tell(Problem{Reason: TooManyWindows, Path: d.path})
+		s.reportOnce(Problem{Reason: TooManyWindows, Path: d.path})
 	}
 	if g := l.groups[""]; g != nil && g.tmp {
 		s.watch.add(filepath.Join(d.path, tmpName))
@@ -336,7 +338,7 @@ func (s *Set) listDir(d *dir) {
 	}
 	if !slices.Equal(d.subdirs, l.subdirs) {
 		d.subdirs = l.subdirs
-		s.nextWalk = s.now // visit what is new at the next scan, or in this walk
+		s.nextWalk = s.now // visit new folders at the next scan, or in this walk
 	}
 	for base, gl := range l.groups {
 		key := groupKey(d.path, base)
@@ -346,7 +348,7 @@ func (s *Set) listDir(d *dir) {
 				continue
 			}
 			if len(s.groups) >= s.cfg.MaxGroups {
-				s.tell(Problem{Reason: TooManyGroups, Path: d.path})
+				s.reportOnce(Problem{Reason: TooManyGroups, Path: d.path})
 				continue
 			}
 			g = newGroup(s, key, d.path, base)
@@ -360,7 +362,7 @@ func (s *Set) listDir(d *dir) {
 			d.groups = append(d.groups, g)
 		}
 		if unstable[base] {
-			g.needList.Store(true) // with the next scan
+			g.needList.Store(true) // at the next scan
 			continue
 		}
 		g.apply(gl, s.now)
@@ -398,7 +400,7 @@ func (s *Set) dropDir(path string, d *dir) {
 	s.watch.remove(filepath.Join(path, tmpName))
 }
 
-// sweep removes groups that have no files any more and nothing left to read.
+// sweep removes groups without files and without unread data.
 func (s *Set) sweep() {
 	s.order = slices.DeleteFunc(s.order, func(g *Group) bool {
 		if g.goneSince.IsZero() || s.now.Sub(g.goneSince) < s.cfg.MissingGrace || !g.drained() {
@@ -413,33 +415,34 @@ func (s *Set) sweep() {
 	})
 }
 
-// maxTold bounds what is remembered as reported; when it is full, reports may repeat.
-const maxTold = 10_000
+// maxReported bounds the reported problems in memory. When it is full, reports may repeat.
+const maxReported = 10_000
 
-type toldKey struct {
+type reportedKey struct {
 	path   string
 	reason Reason
 }
 
-// tell reports a folder's problem once, until the folder can be read again or is gone.
-func (s *Set) tell(p Problem) {
-	key := toldKey{p.Path, p.Reason}
-	if _, ok := s.told[key]; ok {
+// reportOnce reports a folder's problem once, until the folder can be read again or is gone.
+func (s *Set) reportOnce(p Problem) {
+	key := reportedKey{p.Path, p.Reason}
+	if _, ok := s.reported[key]; ok {
 		return
 	}
-	if len(s.told) >= maxTold {
-		clear(s.told)
+	if len(s.reported) >= maxReported {
+		clear(s.reported)
 	}
-	s.told[key] = struct{}{}
+	s.reported[key] = struct{}{}
 	s.changes.Problems = addProblem(s.changes.Problems, p)
 }
 
 func (s *Set) forget(path string) {
-	delete(s.told, toldKey{path, Permission})
-	delete(s.told, toldKey{path, ReadError})
+	delete(s.reported, reportedKey{path, Permission})
+	delete(s.reported, reportedKey{path, ReadError})
 }
 
-// Close ends the watching and closes all files. Streams give ErrClosed afterwards. It may be called twice.
+// Close stops watching and closes all files. Streams return ErrClosed afterwards. It may be called
+// twice.
 func (s *Set) Close() error {
 	if s.closed {
 		return nil
@@ -466,8 +469,8 @@ func (p *pool) size() int {
 	return len(p.open)
 }
 
-// use notes that a stream reads, and closes the idlest other one if there are too many. The caller holds s.mu, so
-// others are only tried: one that is being read is not idle.
+// use marks a stream as read, and closes the idlest other stream above the bound. The caller holds
+// s.mu, so other locks are only tried: a locked stream is not idle.
 func (p *pool) use(s *Stream) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

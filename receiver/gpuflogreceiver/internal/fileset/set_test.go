@@ -28,7 +28,7 @@ func (c *consumer) keys() []string {
 	return ks
 }
 
-func TestIncludeAndExclude(t *testing.T) {
+func TestSet_IncludeAndExclude(t *testing.T) {
 	dir := t.TempDir()
 	other := t.TempDir()
 	for _, p := range []string{
@@ -93,7 +93,7 @@ func TestIncludeAndExclude(t *testing.T) {
 	}
 }
 
-func TestLayouts(t *testing.T) {
+func TestGroup_Layouts(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		files []string
@@ -140,7 +140,7 @@ func TestLayouts(t *testing.T) {
 	}
 }
 
-func TestNumberedFilesAreReadInAscendingOrder(t *testing.T) {
+func TestGroup_NumberedFilesAscending(t *testing.T) {
 	c, dir := one(t, Config{})
 	for n := range 11 {
 		write(t, filepath.Join(dir, fmt.Sprintf("demo.kernel.%d.log", n)), fmt.Sprintf("k%d\n", n))
@@ -161,7 +161,7 @@ func TestNumberedFilesAreReadInAscendingOrder(t *testing.T) {
 	c.wantProblems()
 }
 
-func TestUnexpectedNamesAreToldAndNotRead(t *testing.T) {
+func TestGroup_UnexpectedNames(t *testing.T) {
 	c, dir := one(t, Config{})
 	write(t, filepath.Join(dir, lockName), "")
 	write(t, filepath.Join(dir, "device.log"), "no\n")
@@ -174,7 +174,7 @@ func TestUnexpectedNamesAreToldAndNotRead(t *testing.T) {
 	c.wantProblems(UnexpectedName)
 }
 
-func TestBoundsAreTold(t *testing.T) {
+func TestSet_BoundsReported(t *testing.T) {
 	c, dir := one(t, Config{MaxGroups: 2, MaxDepth: 1})
 	for i := range 4 {
 		write(t, filepath.Join(dir, fmt.Sprintf("x%d.device.log", i)), "x\n")
@@ -188,7 +188,7 @@ func TestBoundsAreTold(t *testing.T) {
 	c.wantProblems(TooManyGroups, TooDeep)
 }
 
-func TestTooManyWindowsAreTold(t *testing.T) {
+func TestStream_TooManyWindows(t *testing.T) {
 	c, dir := one(t, Config{})
 	for n := 1; n <= maxWindows+5; n++ {
 		write(t, filepath.Join(dir, fmt.Sprintf("demo.scope.%d.log.gz", n)), "")
@@ -224,7 +224,7 @@ func asNobody(t *testing.T, f func()) {
 	<-done
 }
 
-func TestUnreadableFilesAndFolders(t *testing.T) {
+func TestSet_UnreadableFilesAndFolders(t *testing.T) {
 	c, dir := one(t, Config{})
 	for d := dir; strings.HasPrefix(d, os.TempDir()+"/"); d = filepath.Dir(d) {
 		must(t, os.Chmod(d, 0o755))
@@ -259,7 +259,7 @@ func TestUnreadableFilesAndFolders(t *testing.T) {
 	c.wantProblems(Permission, Permission)
 }
 
-func TestUnreadableWindowDoesNotHoldUpLaterOnesForever(t *testing.T) {
+func TestStream_UnreadableWindow(t *testing.T) {
 	for _, layout := range []string{"flat", "windows"} {
 		t.Run(layout, func(t *testing.T) {
 			c, dir := one(t, Config{})
@@ -295,7 +295,7 @@ func TestUnreadableWindowDoesNotHoldUpLaterOnesForever(t *testing.T) {
 	}
 }
 
-func TestInotifyWakesAndFindsNewFiles(t *testing.T) {
+func TestSet_InotifyNewFiles(t *testing.T) {
 	dir := t.TempDir()
 	set, err := New(Config{Include: []string{dir}, RescanInterval: time.Hour})
 	must(t, err)
@@ -345,7 +345,7 @@ func TestInotifyWakesAndFindsNewFiles(t *testing.T) {
 	until("one\ntwo\nthree\n")
 }
 
-func TestWriter(t *testing.T) {
+func TestGroup_Writer(t *testing.T) {
 	c, dir := one(t, Config{})
 	s := filepath.Join(dir, "s")
 	live := filepath.Join(s, tmpName, "device.log")
@@ -418,7 +418,7 @@ func lockInOtherProcess(t *testing.T, path string) (unlock func()) {
 	}
 }
 
-func TestScanOfAQuietTreeListsNothing(t *testing.T) {
+func TestSet_ScanUnchangedTree(t *testing.T) {
 	c, dir := one(t, Config{})
 	for i := range 50 {
 		write(t, filepath.Join(dir, fmt.Sprint(i), "s", "device.1.log.gz"), gz(t, "x\n"))

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// handle is an open regular file. Raw descriptors and not os.File: no finalizer, no poller, and a fifo put in a file's
-// place can never block the open.
+// handle is an open regular file. It is a raw descriptor instead of an os.File: no finalizer, no
+// poller, and a FIFO in place of a file cannot block the open.
 type handle int
 
 var (
@@ -21,8 +21,8 @@ var (
 	errMoved      = errors.New("another file has this name now")
 )
 
-// fileID names a file as long as it exists; the kernel gives inode numbers again, so it proves nothing about a file
-// that nobody holds open.
+// fileID identifies a file as long as it exists. The kernel reuses inode numbers, so it does not
+// identify a file that is not open.
 type fileID struct{ dev, ino uint64 }
 
 func statID(st *unix.Stat_t) fileID { return fileID{dev: st.Dev, ino: st.Ino} }
@@ -56,7 +56,7 @@ func (h handle) stat() (st unix.Stat_t, err error) {
 	return st, err
 }
 
-// pread reads once. 0 bytes without an error are the end of the file.
+// pread reads once. 0 bytes without an error mean the end of the file.
 func (h handle) pread(p []byte, off int64) (n int, err error) {
 	err = retryEINTR(func() (err error) {
 		n, err = unix.Pread(int(h), p, off)
@@ -85,7 +85,7 @@ func retryEINTR(f func() error) error {
 	}
 }
 
-// sequential reads a handle from its beginning, and remembers how far it came.
+// sequential reads a handle from its beginning, and keeps the position.
 type sequential struct {
 	h   handle
 	off int64
@@ -106,7 +106,7 @@ func (s *sequential) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// gzipBufBytes keeps reads large without making many open files dear.
+// gzipBufBytes keeps reads large, and many open files cheap.
 const gzipBufBytes = 64 << 10
 
 // source is an open window: a raw file, read at any offset, or a gzip stream, read forward only.
@@ -123,7 +123,7 @@ type source struct {
 	carry []byte // bytes before pos that no chunk had yet
 }
 
-// openSource opens a listed file; errMoved if the name has been given to another file since.
+// openSource opens a listed file. It returns errMoved if the name belongs to another file now.
 func openSource(path string, id fileID, gz bool) (*source, error) {
 	h, st, err := openRegular(path)
 	if err != nil {
@@ -149,7 +149,7 @@ func (src *source) close() {
 	src.zr, src.carry = nil, nil
 }
 
-// inflate fills p as far as the gzip stream goes; src.err tells why it stopped early.
+// inflate fills p as far as the gzip stream goes. src.err tells why it stopped early.
 func (src *source) inflate(p []byte) (n int) {
 	for n < len(p) && src.err == nil {
 		k, err := src.zr.Read(p[n:])
@@ -160,7 +160,8 @@ func (src *source) inflate(p []byte) (n int) {
 	return n
 }
 
-// prefix reads the first bytes, for a fingerprint. A gzip source must be fresh, and keeps them in carry.
+// prefix reads the first bytes, for a fingerprint. A gzip source must be fresh, and keeps them in
+// carry.
 func (src *source) prefix(n int) ([]byte, error) {
 	p := make([]byte, n)
 	if !src.gz {
@@ -172,14 +173,14 @@ func (src *source) prefix(n int) ([]byte, error) {
 	return p, nil
 }
 
-// fetch is inflate, with what was held back first.
+// fetch is inflate, but returns the carried bytes first.
 func (src *source) fetch(p []byte) int {
 	n := copy(p, src.carry)
 	src.carry = src.carry[n:]
 	return n + src.inflate(p[n:])
 }
 
-// keep holds fetched bytes back for the next fetch. They must not lie in carry's own memory.
+// keep stores fetched bytes for the next fetch. They must not be in carry's own memory.
 func (src *source) keep(p []byte) {
 	switch {
 	case len(src.carry) > 0:
@@ -191,7 +192,7 @@ func (src *source) keep(p []byte) {
 	}
 }
 
-// skipTo discards inflated bytes before off. It may stop short, with src.err set.
+// skipTo discards decompressed bytes before off. It may stop early, with src.err set.
 func (src *source) skipTo(off int64) {
 	if start := src.pos - int64(len(src.carry)); off < src.pos {
 		src.carry = src.carry[max(off-start, 0):]
@@ -204,10 +205,10 @@ func (src *source) skipTo(off int64) {
 	}
 }
 
-// badGzip says that the stream stopped before its proper end.
+// badGzip reports whether the stream stopped before its proper end.
 func (src *source) badGzip() bool { return src.gz && src.err != nil && !errors.Is(src.err, io.EOF) }
 
-// gzipReason tells a file that only stops from one that is wrong.
+// gzipReason distinguishes a truncated file from a corrupt one.
 func gzipReason(err error) Reason {
 	var errno unix.Errno
 	switch {
@@ -220,7 +221,8 @@ func gzipReason(err error) Reason {
 	}
 }
 
-// gzipSizeMod32 reads the size field at the end of a gzip file: the last member's uncompressed length modulo 2^32.
+// gzipSizeMod32 reads the size field at the end of a gzip file: the last member's uncompressed
+// length modulo 2^32.
 func gzipSizeMod32(path string, id fileID) (uint32, bool) {
 	h, st, err := openRegular(path)
 	if err != nil {

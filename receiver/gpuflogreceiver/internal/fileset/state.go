@@ -16,7 +16,8 @@ const (
 	stateVersion = 1
 	// maxOffset bounds offsets in stored states: 2^60 bytes, far above any file and far below an overflow.
 	maxOffset = 1 << 60
-	// maxNumber bounds window numbers in stored states; a live window's expected number is one above the largest.
+	// maxNumber bounds window numbers in stored states. The expected number of a live window is one
+	// above the largest.
 	maxNumber = gpuflog.MaxFileIndex + 1
 )
 
@@ -33,7 +34,8 @@ const (
 	flagTail
 )
 
-// AppendState writes how far the stream was delivered, for LoadState after a restart. At most 5 KB; mostly under 200 bytes.
+// AppendState appends the progress of the stream, for LoadState after a restart: at most 5 KB,
+// usually less than 200 bytes.
 func (s *Stream) AppendState(b []byte) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,8 +96,9 @@ func (w *window) append(b []byte) []byte {
 	return append(b, fp.sum[:]...)
 }
 
-// LoadState takes what AppendState wrote. It replaces all progress and must come before the first Next; on an error the
-// stream is as it was. The error says that the state is malformed; the caller then reads from the beginning.
+// LoadState loads the result of AppendState. It replaces all progress and must precede the first
+// Next. On an error the stream is unchanged. The error means that the state is malformed; the
+// caller then reads from the beginning.
 func (s *Stream) LoadState(b []byte) error {
 	st, err := parseState(b)
 	if err != nil {
@@ -185,7 +188,7 @@ func (d *decoder) window() *window {
 	return w
 }
 
-// AppendState writes the group's layout and the states of its streams.
+// AppendState appends the group's layout and the states of its streams.
 func (g *Group) AppendState(b []byte) []byte {
 	strong := byte(0)
 	if g.strong {
@@ -200,7 +203,8 @@ func (g *Group) AppendState(b []byte) []byte {
 	return b
 }
 
-// LoadState takes what AppendState wrote. The same rules hold as for Stream.LoadState; on an error nothing is changed.
+// LoadState loads the result of AppendState. The rules of Stream.LoadState apply. On an error
+// nothing is changed.
 func (g *Group) LoadState(b []byte) error {
 	d := decoder{varint.Reader{Rest: b}}
 	version, layout, strong := d.Byte(), Layout(d.Byte()), d.Byte()

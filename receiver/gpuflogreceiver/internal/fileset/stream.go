@@ -15,42 +15,46 @@ import (
 )
 
 const (
-	// maxDone bounds the finished windows remembered where numbers shift: a rotation keeps at most 100 (log format 5.1).
+	// maxDone bounds the stored finished windows in layouts that shift: a rotation keeps at most
+	// 100 (log format 5.1).
 	maxDone = 128
-	// maxDoneNumbered is enough where numbers stay; it only serves windows whose number was never learnt.
+	// maxDoneNumbered suffices for layouts with fixed numbers. It serves only windows without a
+	// known number.
 	maxDoneNumbered = 8
-	// maxHoles bounds the ranges of missing windows that are remembered.
+	// maxHoles bounds the stored ranges of missing windows.
 	maxHoles = 64
 	// maxWindows bounds the files listed per stream.
 	maxWindows = 4096
-	// maxDenied bounds the unreadable files remembered per stream.
+	// maxDenied bounds the stored unreadable files per stream.
 	maxDenied = 64
-	// retryAfter spaces attempts to open an unreadable file.
+	// retryAfter is the delay between attempts to open an unreadable file.
 	retryAfter = 2 * time.Second
-	// patience times MissingGrace is how long an unreadable or missing window holds up later ones at most.
+	// patience times MissingGrace bounds how long an unreadable or missing window blocks later
+	// ones.
 	patience = 5
-	// recent is how young a file is looked at for growth although its name says that it is complete: it may be a copy
-	// in progress.
+	// recent is the age up to which a complete file, judged by its name, is checked for growth: it
+	// may be a copy in progress.
 	recent = 10 * time.Second
 )
 
-// Stream is one channel of one group: its windows in time order. The zero value is not usable; groups make them.
+// Stream is one channel of one group: its windows in time order. The zero value is not usable;
+// groups create streams.
 type Stream struct {
 	group *Group
 	ch    gpuflog.Channel
 
 	mu      sync.Mutex
 	files   []entry // oldest first
-	looked  []int   // indexes of files that poll looks at
-	gen     uint64  // of files; growth of a live one does not count
-	seenGen uint64  // of files when a live window last looked for older ones
+	looked  []int   // indexes of files that poll checks
+	gen     uint64  // generation of files, without growth of a live one
+	seenGen uint64  // gen of the last search for older windows
 	cur     *window
-	parked  *window // a live window that waits until older ones, which came late, are read
+	parked  *window // a live window that waits for late older ones
 
 	done    []doneWindow
-	evicted bool // a finished window that still exists was forgotten: all older ones are finished too
+	evicted bool // a finished window with a file was evicted: all older ones are finished
 	doneN   uint64
-	holes   []span // numbers up to doneN that never came, ascending
+	holes   []span // missing numbers up to doneN, ascending
 
 	sidecarMax uint64
 	losses     []uint64
@@ -60,11 +64,11 @@ type Stream struct {
 
 	fps      map[fileKey]fpInfo
 	denied   map[string]denial
-	told     map[toldKey]struct{}
+	reported map[reportedKey]struct{}
 	problems []Problem
 	dirty    bool
-	wakeAt   time.Time // something is waited for until then
-	retryAt  time.Time // an unreadable file is tried again then
+	wakeAt   time.Time // end of the current delay
+	retryAt  time.Time // time to retry an unreadable file
 	re       *rereader
 }
 
@@ -74,21 +78,21 @@ type denial struct {
 	since, again time.Time
 }
 
-// Channel is the stream's channel.
+// Channel returns the stream's channel.
 func (s *Stream) Channel() gpuflog.Channel { return s.ch }
 
-// Group is the group that the stream belongs to.
+// Group returns the group of the stream.
 func (s *Stream) Group() *Group { return s.group }
 
-// Changed says whether Next may give something new.
+// Changed reports whether Next may return something new.
 func (s *Stream) Changed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.dirty || len(s.problems) > 0
 }
 
-// Exhausted says that everything present was delivered, except an unterminated tail of a live file, and that nothing
-// is being waited for. Files that may not be read do not count.
+// Exhausted reports whether everything present was delivered, except an unterminated tail of a live
+// file, and nothing is awaited. Unreadable files do not count.
 func (s *Stream) Exhausted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,7 +100,7 @@ func (s *Stream) Exhausted() bool {
 	return !s.dirty && s.wakeAt.IsZero() && !undecided
 }
 
-// Backlog estimates the bytes on disk (compressed ones as they are) that were not delivered yet.
+// Backlog estimates the undelivered bytes on disk, compressed ones as stored.
 func (s *Stream) Backlog() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,38 +146,38 @@ func (s *Stream) problem(p Problem) {
 	s.problems = addProblem(s.problems, p)
 }
 
-// tellOnce reports something about a path that would come up at every scan.
-func (s *Stream) tellOnce(p Problem) {
-	key := toldKey{p.Path, p.Reason}
-	if _, ok := s.told[key]; ok {
+// reportOnce reports a problem with a path that would occur at every scan.
+func (s *Stream) reportOnce(p Problem) {
+	key := reportedKey{p.Path, p.Reason}
+	if _, ok := s.reported[key]; ok {
 		return
 	}
-	if s.told == nil || len(s.told) >= maxDenied {
-		s.told = make(map[toldKey]struct{})
+	if s.reported == nil || len(s.reported) >= maxDenied {
+		s.reported = make(map[reportedKey]struct{})
 	}
-	s.told[key] = struct{}{}
+	s.reported[key] = struct{}{}
 	s.problem(p)
 }
 
-// setFiles takes the files of a listing, in time order.
+// setFiles sets the files of a listing, in time order.
 func (s *Stream) setFiles(es []entry, sidecarMax uint64, losses []uint64, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	es = slices.DeleteFunc(es, func(e entry) bool {
 		switch {
 		case e.irreg:
-			s.tellOnce(Problem{Reason: NotRegular, Path: e.path})
+			s.reportOnce(Problem{Reason: NotRegular, Path: e.path})
 			return true
 		case s.group.layout == Flat || s.group.layout == C1, e.seq > 0, e.open:
 			return false
-		case !e.tmp: // .tmp may hold an unfinished gzip of the live file for a moment
-			s.tellOnce(Problem{Reason: UnexpectedName, Path: e.path})
+		case !e.tmp: // .tmp may briefly hold an unfinished gzip of the live file
+			s.reportOnce(Problem{Reason: UnexpectedName, Path: e.path})
 		}
 		return true
 	})
 	if extra := len(es) - maxWindows; extra > 0 {
-		s.tellOnce(Problem{Reason: TooManyWindows, Path: es[0].path, Count: extra})
-		// What is finished goes first; where that cannot be told, the oldest are kept, because they are next.
+		s.reportOnce(Problem{Reason: TooManyWindows, Path: es[0].path, Count: extra})
+		// Drop finished files first. Otherwise keep the oldest, because they are next.
 		es = slices.DeleteFunc(es, func(e entry) bool {
 			drop := extra > 0 && e.seq > 0 && e.seq <= s.doneN
 			if drop {
@@ -218,7 +222,7 @@ func (s *Stream) setFiles(es []entry, sidecarMax uint64, losses []uint64, now ti
 	}
 }
 
-// rearrange sorts the files by a layout that was learnt later than they were listed.
+// rearrange sorts the files by a layout that was found after the listing.
 func (s *Stream) rearrange() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -226,11 +230,11 @@ func (s *Stream) rearrange() {
 		s.files[i].open, s.files[i].seq = false, 0
 	}
 	s.files = s.group.arrange(s.files)
-	s.looked = s.looked[:0] // indexes into the old order; the listing that follows sets them
+	s.looked = s.looked[:0] // indexes of the old order; the next listing sets them
 	s.gen++
 }
 
-// relocate finds the name that an open file has now.
+// relocate finds the current name of an open file.
 func (s *Stream) relocate(w *window) {
 	open, unlinked := w.open, w.unlinked
 	w.open, w.unlinked = false, true
@@ -248,7 +252,7 @@ func (s *Stream) relocate(w *window) {
 	}
 }
 
-// poll looks at files that can grow; it says whether one did.
+// poll checks files that can grow, and reports whether one did.
 func (s *Stream) poll(now time.Time, look bool) (grew bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -282,7 +286,7 @@ func (s *Stream) poll(now time.Time, look bool) (grew bool) {
 	return grew
 }
 
-// busy says that the stream still has something in hand.
+// busy reports whether the stream has an open or pending window.
 func (s *Stream) busy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -303,8 +307,8 @@ func (s *Stream) release() {
 	s.group.set.pool.drop(s)
 }
 
-// closeIdle closes the files unless one of them has no name any more, so that nobody could open it again. The caller
-// holds mu and takes the stream out of the pool.
+// closeIdle closes the files unless one of them is unlinked and could not be opened again. The
+// caller holds mu and removes the stream from the pool.
 func (s *Stream) closeIdle() bool {
 	for _, w := range [...]*window{s.cur, s.parked} {
 		if w != nil && w.src != nil && w.unlinked {

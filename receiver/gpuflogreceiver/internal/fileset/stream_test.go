@@ -37,7 +37,7 @@ func (c *consumer) stream(key string, ch gpuflog.Channel) *Stream {
 	return g.Stream(ch)
 }
 
-func TestLivePartialLinesWaitForTheirNewline(t *testing.T) {
+func TestStream_LivePartialLine(t *testing.T) {
 	c, dir := one(t, Config{})
 	live := filepath.Join(dir, "demo.device.log")
 	write(t, live, "one\ntw")
@@ -70,7 +70,7 @@ func TestLivePartialLinesWaitForTheirNewline(t *testing.T) {
 	c.wantProblems()
 }
 
-func TestLongPartialLineGrowsInSmallPieces(t *testing.T) {
+func TestStream_LongPartialLine(t *testing.T) {
 	c, dir := one(t, Config{ChunkBytes: 4096, MaxLineBytes: 1 << 20})
 	live := filepath.Join(dir, "demo.scope.log")
 	var all strings.Builder
@@ -88,7 +88,7 @@ func TestLongPartialLineGrowsInSmallPieces(t *testing.T) {
 	c.wantProblems()
 }
 
-func TestTakeTail(t *testing.T) {
+func TestStream_TakeTail(t *testing.T) {
 	for _, tt := range []struct{ name, after, want, restart string }{
 		{name: "nothing follows", want: "one\ntwo"},
 		{name: "the newline follows", after: "\nthree\n", want: "one\ntwothree\n"},
@@ -130,7 +130,7 @@ func TestTakeTail(t *testing.T) {
 	}
 }
 
-func TestClosedWindowGivesItsTail(t *testing.T) {
+func TestStream_ClosedWindowTail(t *testing.T) {
 	c, dir := one(t, Config{})
 	write(t, filepath.Join(dir, "demo.device.1.log.gz"), gz(t, "a\nlast"))
 	write(t, filepath.Join(dir, "demo.device.log"), "b\n")
@@ -158,7 +158,7 @@ func TestClosedWindowGivesItsTail(t *testing.T) {
 	c.wantProblems()
 }
 
-func TestShrunkFileIsReadAgainFromItsBeginning(t *testing.T) {
+func TestStream_ShrunkFile(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		t.Run(fmt.Sprint("restart ", restart), func(t *testing.T) {
 			c, dir := one(t, Config{})
@@ -179,7 +179,7 @@ func TestShrunkFileIsReadAgainFromItsBeginning(t *testing.T) {
 	}
 }
 
-func TestRewrittenFileIsReadAgainFromItsBeginning(t *testing.T) {
+func TestStream_RewrittenFile(t *testing.T) {
 	c, dir := one(t, Config{})
 	live := filepath.Join(dir, "demo.device.log")
 	write(t, live, "aaaa\n")
@@ -190,7 +190,7 @@ func TestRewrittenFileIsReadAgainFromItsBeginning(t *testing.T) {
 	c.wantProblems(FileReplaced)
 }
 
-func TestReplacedFileIsReadAfterTheOldOne(t *testing.T) {
+func TestStream_ReplacedFile(t *testing.T) {
 	c, dir := one(t, Config{ChunkBytes: 5})
 	live := filepath.Join(dir, "demo.device.log")
 	write(t, live, "aaaa\nbbbb\ncccc\n")
@@ -204,7 +204,7 @@ func TestReplacedFileIsReadAfterTheOldOne(t *testing.T) {
 	c.wantProblems()
 }
 
-func TestFileReplacedWhileNobodyHeldIt(t *testing.T) {
+func TestStream_ReplacedClosedFile(t *testing.T) {
 	c, dir := one(t, Config{ChunkBytes: 5})
 	live := filepath.Join(dir, "demo.device.log")
 	write(t, live, "aaaa\nbbbb\ncccc\n")
@@ -225,7 +225,7 @@ func TestFileReplacedWhileNobodyHeldIt(t *testing.T) {
 	}
 }
 
-func TestVanishedFileIsReportedAndItsGroupRemoved(t *testing.T) {
+func TestStream_VanishedFile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "logs")
 	write(t, filepath.Join(dir, "demo.device.log"), "aaaa\nbbbb\n")
 	write(t, filepath.Join(dir, "demo.scope.log"), "s\n")
@@ -263,7 +263,7 @@ func TestVanishedFileIsReportedAndItsGroupRemoved(t *testing.T) {
 	}
 }
 
-func TestUnlinkedFileIsReadToItsEnd(t *testing.T) {
+func TestStream_UnlinkedFile(t *testing.T) {
 	c, dir := one(t, Config{ChunkBytes: 5})
 	live := filepath.Join(dir, "demo.device.log")
 	write(t, live, "aaaa\nbbbb\ncc")
@@ -279,7 +279,7 @@ func TestUnlinkedFileIsReadToItsEnd(t *testing.T) {
 	c.wantProblems()
 }
 
-func TestTruncatedAndCorruptGzip(t *testing.T) {
+func TestStream_BrokenGzip(t *testing.T) {
 	var lines strings.Builder
 	for i := range 5000 {
 		fmt.Fprintf(&lines, "line %d of the file, %x\n", i, i*i*7919)
@@ -334,7 +334,7 @@ func TestTruncatedAndCorruptGzip(t *testing.T) {
 	}
 }
 
-func TestGzipThatIsBeingCopiedIn(t *testing.T) {
+func TestStream_GzipCopyInProgress(t *testing.T) {
 	var lines strings.Builder
 	for i := range 3000 {
 		fmt.Fprintf(&lines, "line %d of the file, %x\n", i, i*i*7919)
@@ -355,7 +355,7 @@ func TestGzipThatIsBeingCopiedIn(t *testing.T) {
 	c.wantProblems()
 }
 
-func TestMultiMemberGzip(t *testing.T) {
+func TestStream_MultiMemberGzip(t *testing.T) {
 	c, dir := one(t, Config{ChunkBytes: 4})
 	write(t, filepath.Join(dir, "demo.device.1.log.gz"), gz(t, "a\nb")+gz(t, "")+gz(t, "c\nd\n"))
 	c.poll(tick)
@@ -363,7 +363,7 @@ func TestMultiMemberGzip(t *testing.T) {
 	c.wantProblems()
 }
 
-func TestGzipBombIsStreamed(t *testing.T) {
+func TestStream_GzipBomb(t *testing.T) {
 	c, dir := one(t, Config{ChunkBytes: 1 << 16, MaxLineBytes: 1 << 17})
 	write(t, filepath.Join(dir, "demo.device.1.log.gz"), gz(t, "a\n"+strings.Repeat("\x00", 50<<20)+"\nb\n"))
 	c.poll(tick)
@@ -377,7 +377,7 @@ func TestGzipBombIsStreamed(t *testing.T) {
 	}
 }
 
-func TestOverLongLines(t *testing.T) {
+func TestStream_LongLines(t *testing.T) {
 	const limit = 100
 	line := func(n int) string { return strings.Repeat("z", n) + "\n" }
 	for _, gzipped := range []bool{false, true} {
@@ -414,7 +414,7 @@ func TestOverLongLines(t *testing.T) {
 	}
 }
 
-func TestOverLongLineOfALiveFileSurvivesARestart(t *testing.T) {
+func TestStream_LongLiveLineRestart(t *testing.T) {
 	c, dir := one(t, Config{ChunkBytes: 64, MaxLineBytes: 100})
 	live := filepath.Join(dir, "demo.device.log")
 	write(t, live, "a\n"+strings.Repeat("z", 300))
@@ -432,7 +432,7 @@ func TestOverLongLineOfALiveFileSurvivesARestart(t *testing.T) {
 	}
 }
 
-func TestFifoIsNeverOpened(t *testing.T) {
+func TestStream_Fifo(t *testing.T) {
 	c, dir := one(t, Config{})
 	must(t, unix.Mkfifo(filepath.Join(dir, "demo.device.log"), 0o644))
 	write(t, filepath.Join(dir, "demo.scope.log"), "s\n")
@@ -446,7 +446,7 @@ func TestFifoIsNeverOpened(t *testing.T) {
 	}
 }
 
-func TestWindowsReplaceNothingAndWaitForGaps(t *testing.T) {
+func TestStream_WindowGaps(t *testing.T) {
 	c, dir := one(t, Config{})
 	put := func(n int) {
 		write(t, filepath.Join(dir, "s", fmt.Sprintf("device.%d.log.gz", n)), gz(t, fmt.Sprintf("w%d\n", n)))
@@ -488,7 +488,7 @@ func TestWindowsReplaceNothingAndWaitForGaps(t *testing.T) {
 	c.want(key, gpuflog.Device, "w1\nw2\nw3\nw10\nw8\n") // told lost is final
 }
 
-func TestSameBeginningsInNumberedWindowsAreDifferentWindows(t *testing.T) {
+func TestStream_SameBeginnings(t *testing.T) {
 	c, dir := one(t, Config{ChunkBytes: 100})
 	same := strings.Repeat("the same line in every window\n", 200)
 	s := filepath.Join(dir, "s")
@@ -514,7 +514,7 @@ func TestSameBeginningsInNumberedWindowsAreDifferentWindows(t *testing.T) {
 	c.wantProblems()
 }
 
-func TestSalvagedWindowGivesWhatWasAdded(t *testing.T) {
+func TestStream_SalvagedWindow(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		for _, tail := range []string{"", "{torn"} {
 			t.Run(fmt.Sprintf("restart %v, tail %q", restart, tail), func(t *testing.T) {
@@ -536,7 +536,7 @@ func TestSalvagedWindowGivesWhatWasAdded(t *testing.T) {
 	}
 }
 
-func TestFilesCopiedInInAnyOrderAreAllRead(t *testing.T) {
+func TestStream_CopiedInAnyOrder(t *testing.T) {
 	c, dir := one(t, Config{})
 	key := flatKey(dir)
 	put := func(n int) {
@@ -556,7 +556,7 @@ func TestFilesCopiedInInAnyOrderAreAllRead(t *testing.T) {
 	c.reread()
 }
 
-func TestMoreWindowsThanAreRemembered(t *testing.T) {
+func TestStream_MoreWindowsThanStored(t *testing.T) {
 	c, dir := one(t, Config{ChunkBytes: 64})
 	var want string
 	for n := 300; n >= 1; n-- {
@@ -575,7 +575,7 @@ func TestMoreWindowsThanAreRemembered(t *testing.T) {
 	}
 }
 
-func TestOpenFilesAreBounded(t *testing.T) {
+func TestStream_OpenFilesBound(t *testing.T) {
 	c, dir := one(t, Config{MaxOpenFiles: 3, ChunkBytes: 16})
 	want := make(map[string]string)
 	for round := range 3 {

@@ -14,14 +14,15 @@ import (
 )
 
 const (
-	// maxWatches leaves most of the usual per-user limit of inotify watches (8192 on older kernels) to others.
+	// maxWatches leaves most of the usual per-user limit of inotify watches (8192 on older kernels)
+	// to other programs.
 	maxWatches = 4096
-	// wakePause spaces wake-ups out, so that the kernel can merge a busy writer's events and a flush per line does not
-	// become a wake-up per line.
+	// wakePause is the delay between wake-ups, so that the kernel can merge the events of a busy
+	// writer. A flush per line then does not cause a wake-up per line.
 	wakePause = 10 * time.Millisecond
 )
 
-// touched says what happened in a folder since the last scan.
+// touched is the set of events in a folder since the last scan.
 type touched uint8
 
 const (
@@ -29,7 +30,8 @@ const (
 	touchedNames                     // something came, went or was renamed
 )
 
-// watcher turns inotify's events into a set of touched folders and a coalesced wake-up. A nil watcher watches nothing.
+// watcher converts inotify's events into a set of changed folders and a coalesced wake-up. A nil
+// watcher watches nothing.
 type watcher struct {
 	events  *fsnotify.Watcher
 	wake    chan struct{}
@@ -90,7 +92,8 @@ func (w *watcher) run() {
 	}
 }
 
-// gather takes what else comes within the pause, so that one wake-up stands for all of it. It says false at the end.
+// gather reads further events within the pause, so that they cause one wake-up. It returns false at
+// the end.
 func (w *watcher) gather(timer *time.Timer) bool {
 	for {
 		select {
@@ -128,7 +131,7 @@ func (w *watcher) note(ev fsnotify.Event) {
 	}
 }
 
-// take gives what was touched since the last call.
+// take returns the changes since the last call.
 func (w *watcher) take() (dirs map[string]touched, all bool) {
 	if w == nil {
 		return nil, false
@@ -142,7 +145,8 @@ func (w *watcher) take() (dirs map[string]touched, all bool) {
 	return dirs, all
 }
 
-// add watches a folder if it can. The folder is watched before it is listed, so nothing falls between.
+// add watches a folder if possible. The folder is watched before it is listed, so no change is
+// missed.
 func (w *watcher) add(path string) {
 	if w == nil || w.watched[path] || len(w.watched) >= maxWatches {
 		return
@@ -165,7 +169,7 @@ func (w *watcher) remove(path string) {
 	_ = w.events.Remove(path) // the kernel drops the watch with the folder
 }
 
-// works says whether every folder so far is watched.
+// works reports whether every folder so far is watched.
 func (w *watcher) works() bool { return w != nil && !w.failed && len(w.watched) < maxWatches }
 
 func (w *watcher) close() error {

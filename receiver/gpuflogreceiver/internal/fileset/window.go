@@ -9,44 +9,45 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// window is what one live file was or is, under whatever name and compression its data is found now.
+// window is the data of one live file, whatever its current name and compression.
 type window struct {
-	ent  entry  // where it was last seen; after a restart only its id is known
+	ent  entry  // last known entry; after a restart only its id is known
 	n    uint64 // window number if known, else 0
 	hint uint64 // number that a live window is expected to get, or 0
 
-	late bool // newer data was delivered before it; to be reported once it is open
+	late bool // newer data was delivered before; reported once it is open
 
 	off    int64 // next uncompressed byte to deliver
-	size   int64 // largest size of the raw file seen; 0 if it was never read raw
+	size   int64 // largest size of the raw file; 0 if it was never read raw
 	prefix []byte
 	fp     fingerprint // of prefix, unless stale
 	stale  bool
 
-	skipping bool  // inside a line that is too long
+	skipping bool  // inside a line above the limit
 	skipFrom int64 // its beginning
-	tail     bool  // an unterminated tail was delivered, off is behind it
+	tail     bool  // an unterminated tail before off was delivered
 
-	src      *source // nil while closed
-	open     bool    // may be appended to
-	wasOpen  bool    // was seen while it could be appended to
-	unlinked bool    // the open file has no name among the group's files any more
-	ended    bool    // the last read of a raw file came to its end
+	src      *source // Nil while closed.
+	open     bool    // May be appended to.
+	wasOpen  bool    // Was once open.
+	unlinked bool    // The open file has no name in the group.
+	ended    bool    // The last read of a raw file reached its end.
 	scanned  int64   // no newline between off and here
 
 	missing time.Time // since when it cannot be found
 	stall   stall
 }
 
-// stall watches an end that may not be the end: a broken gzip file, a closed file without its last newline.
+// stall tracks an end that may not be final: a broken gzip file, or a closed file without its last
+// newline.
 type stall struct {
 	active      bool
 	changed     bool // the file has changed since it was read
 	size, mtime int64
-	since       time.Time // of the last change seen
+	since       time.Time // time of the last change
 }
 
-// fingerprint identifies the window by what was delivered or skipped so far.
+// fingerprint returns the fingerprint of the data that was delivered or skipped so far.
 func (w *window) fingerprint() fingerprint {
 	if w.stale {
 		w.fp, w.stale = fingerprintOf(w.prefix), false
@@ -54,7 +55,7 @@ func (w *window) fingerprint() fingerprint {
 	return w.fp
 }
 
-// advance notes that p, which begins at off, was delivered or skipped.
+// advance records that p, which begins at off, was delivered or skipped.
 func (w *window) advance(p []byte) {
 	if have := len(w.prefix); have < prefixBytes && int64(have) == w.off {
 		w.prefix = append(w.prefix, p[:min(len(p), prefixBytes-have)]...)
@@ -64,14 +65,15 @@ func (w *window) advance(p []byte) {
 	w.scanned = max(w.scanned, w.off)
 }
 
-// verify says whether an open raw file still begins as it did: it could have been rewritten in place.
+// verify reports whether an open raw file still has its beginning: it could have been rewritten in
+// place.
 func (w *window) verify() bool {
 	var b [prefixBytes]byte
 	n, err := w.src.h.preadFull(b[:len(w.prefix)], 0)
 	return err == nil && bytes.Equal(b[:n], w.prefix)
 }
 
-// adopt takes over an opened file that e names.
+// adopt sets the open file of the window. e names it.
 func (w *window) adopt(src *source, e entry) {
 	w.src, w.ent, w.open = src, e, e.open
 	w.wasOpen = w.wasOpen || e.open
@@ -83,7 +85,7 @@ func (w *window) adopt(src *source, e entry) {
 	}
 }
 
-// restart is the same file from its beginning, as a new window.
+// restart returns a new window for the same file from its beginning.
 func (w *window) restart() *window {
 	return &window{
 		ent: w.ent, n: w.n, hint: w.hint, src: w.src, open: w.open, wasOpen: w.wasOpen, unlinked: w.unlinked,
@@ -91,7 +93,8 @@ func (w *window) restart() *window {
 	}
 }
 
-// settled says whether a file has been unchanged for grace; else until tells when to ask again.
+// settled reports whether a file was unchanged for grace. Otherwise until is the time for the next
+// check.
 func (w *window) settled(st *unix.Stat_t, now time.Time, grace time.Duration) (ok bool, until time.Time) {
 	mtime := mtimeOf(st)
 	if now.Sub(time.Unix(0, mtime)) >= grace {
@@ -104,7 +107,7 @@ func (w *window) settled(st *unix.Stat_t, now time.Time, grace time.Duration) (o
 	return !now.Before(until), until
 }
 
-// doneWindow remembers a window that was read to its end.
+// doneWindow is a window that was read to its end.
 type doneWindow struct {
 	fp   fingerprint
 	size int64  // uncompressed
@@ -114,7 +117,8 @@ type doneWindow struct {
 // span is a range of window numbers, both ends included.
 type span struct{ from, to uint64 }
 
-// fileKey names a state of a file; another content under the same key would need the same inode, size and time.
+// fileKey identifies a state of a file. Another content with the same key would require the same
+// inode, size and time.
 type fileKey struct {
 	id          fileID
 	size, mtime int64
@@ -122,7 +126,8 @@ type fileKey struct {
 
 func (e *entry) key() fileKey { return fileKey{e.id, e.size, e.mtime} }
 
-// fpInfo is the fingerprint of a whole file's beginning; known is false for a gzip file that stops before that.
+// fpInfo is the fingerprint of a file's beginning. known is false for a gzip file that stops before
+// it.
 type fpInfo struct {
 	fp    fingerprint
 	known bool
@@ -142,7 +147,7 @@ func readInfo(e *entry) (fpInfo, error) {
 	return fpInfo{fp: fingerprintOf(p), known: len(p) == prefixBytes || !src.badGzip()}, nil
 }
 
-// beginsLike says whether the file's data begins as the fingerprint says.
+// beginsLike reports whether the file's data matches the fingerprint.
 func beginsLike(e *entry, fp fingerprint) bool {
 	src, err := openSource(e.path, e.id, e.name.Compressed)
 	if err != nil {
@@ -153,7 +158,8 @@ func beginsLike(e *entry, fp fingerprint) bool {
 	return err == nil && fp.matches(p)
 }
 
-// dataSize is a file's uncompressed size, modulo 2^32 for gzip, where it holds for a single member only.
+// dataSize returns a file's uncompressed size. For gzip it is modulo 2^32, and valid for a single
+// member only.
 func dataSize(e *entry) (size int64, ok bool) {
 	if !e.name.Compressed {
 		return e.size, true
@@ -162,7 +168,7 @@ func dataSize(e *entry) (size int64, ok bool) {
 	return int64(n), ok
 }
 
-// hasSize says whether the file's uncompressed size can be size.
+// hasSize reports whether the file's uncompressed size can be size.
 func hasSize(e *entry, size int64) bool {
 	got, ok := dataSize(e)
 	if e.name.Compressed {

@@ -20,28 +20,28 @@ import (
 
 // Limits bound one body.
 type Limits struct {
-	// Bytes bounds the body as it comes and also what it unpacks to.
+	// Bytes bounds the body both as sent and decompressed.
 	Bytes int64
-	// LineBytes bounds a line; longer ones are left out.
+	// LineBytes bounds a line. Longer lines are skipped.
 	LineBytes int
 }
 
-// Body is the content of a request, held as it came.
+// Body is the body of a request, held as sent.
 type Body struct {
 	raw    []byte
 	gzip   bool
 	limits Limits
 	budget *Budget
 	taken  int64
-	// unpacked counts the bytes that Check has unpacked.
+	// unpacked counts the bytes that Check has decompressed.
 	unpacked int64
 }
 
-// pieceBytes is how much is read of a body before more is asked of the budget, so that a client
-// that announces much and sends little holds little.
+// blockBytes is how much of a body is read before more of the budget is reserved. A client that
+// announces much and sends little then holds little.
 const pieceBytes = 64 << 10
 
-// Read takes the body of a request. Every error is a *Refusal. The Body must be closed.
+// Read reads the body of a request. Every error is a *Refusal. The caller must close the Body.
 func Read(r *http.Request, limits Limits, budget *Budget) (*Body, error) {
 	b := &Body{limits: limits, budget: budget}
 	switch enc := strings.ToLower(strings.TrimSpace(strings.Join(r.Header.Values("Content-Encoding"), ", "))); enc {
@@ -64,7 +64,7 @@ func Read(r *http.Request, limits Limits, budget *Budget) (*Body, error) {
 func (b *Body) fill(r *http.Request) error {
 	for {
 		if len(b.raw) == cap(b.raw) {
-			// Doubling keeps the copies few; the budget counts what is reserved, not what is used.
+			// Doubling limits the copies. The budget counts the reserved bytes.
 			more := max(int64(cap(b.raw)), pieceBytes)
 			if r.ContentLength > 0 {
 				more = min(more, max(r.ContentLength+1-int64(cap(b.raw)), 1))
@@ -92,13 +92,13 @@ func (b *Body) fill(r *http.Request) error {
 		case errors.As(err, &large):
 			return tooLarge("as sent", large.Limit)
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			return &Refusal{Status: http.StatusRequestTimeout, Reason: "the body did not come in time"}
+			return &Refusal{Status: http.StatusRequestTimeout, Reason: "timeout while reading the body"}
 		}
-		return Unreadable("the body broke off after %d bytes: %v", len(b.raw), err)
+		return Unreadable("the body ended after %d bytes: %v", len(b.raw), err)
 	}
 }
 
-// Close gives the body's bytes back to the budget.
+// Close returns the body's bytes to the budget.
 func (b *Body) Close() {
 	b.budget.Give(b.taken)
 	b.taken, b.raw = 0, nil
@@ -107,7 +107,7 @@ func (b *Body) Close() {
 // Size is the number of bytes as sent.
 func (b *Body) Size() int64 { return int64(len(b.raw)) }
 
-// Unpacked is the number of bytes that Check has unpacked, also of a body that it refuses.
+// Unpacked is the number of bytes that Check has decompressed, also of a rejected body.
 func (b *Body) Unpacked() int64 { return b.unpacked }
 
 // Raw is the body as sent, valid until Close.
@@ -116,29 +116,30 @@ func (b *Body) Raw() []byte { return b.raw }
 // CRC32 is the checksum of the bytes as sent.
 func (b *Body) CRC32() uint32 { return crc32.ChecksumIEEE(b.raw) }
 
-// Sum identifies a content, whichever way it is compressed.
+// Sum identifies a content independent of its compression.
 type Sum [16]byte
 
-// Content is what Check finds.
+// Content is the result of Check.
 type Content struct {
 	Sum Sum
 	// Bytes is the unpacked size.
 	Bytes int64
 	// Longest is the length of the longest line.
 	Longest int
-	// Channel is the one whose records the lines are; known is false if all of them stand in
-	// every channel.
+	// Channel is the channel of the records. known is false if all of them may appear in every
+	// channel.
 	Channel gpuflog.Channel
 	Known   bool
-	// Session is the one that the first line that names any names.
+	// Session is the session that the first line with a session names.
 	Session string
 }
 
-// everywhere is a record type of the scope channel of which one kind, the map of the source, stands in
-// every channel (format document, section 4.6): it tells the channel only where nothing else does.
+// everywhere is a record type of the scope channel. One kind of it, the source map, appears in
+// every channel (format document, section 4.6). It determines the channel only if no other record
+// does.
 const everywhere = "profile_sample_batch"
 
-// Check walks over the whole content without keeping it. Every error is a *Refusal.
+// Check reads the complete content without keeping it. Every error is a *Refusal.
 func (b *Body) Check() (Content, error) {
 	src, err := b.open()
 	if err != nil {
@@ -180,13 +181,13 @@ func (b *Body) Check() (Content, error) {
 			return c, nil
 		}
 		if err != nil {
-			return Content{}, Unreadable("the body is not whole gzip: %v", err)
+			return Content{}, Unreadable("the body is not complete gzip: %v", err)
 		}
 	}
 }
 
-// longest notes the lines of a piece, whose first line has begun with so many bytes. It returns with
-// how many its last line begins.
+// longest updates Longest with a block of lines. begun is the length of the unfinished line before
+// the block. It returns the length of the unfinished line at its end.
 func (c *Content) longest(piece []byte, begun int) int {
 	for {
 		n := bytes.IndexByte(piece, '\n')
@@ -211,7 +212,7 @@ func (b *Body) open() (io.Reader, error) {
 	return z, nil
 }
 
-// heads hands the beginnings of lines to found until that has what it looks for.
+// heads passes the beginnings of lines to found until found needs no more.
 type heads struct {
 	found func(head []byte) bool
 	done  bool
@@ -219,7 +220,7 @@ type heads struct {
 	skip  bool // the rest of a line whose beginning was handed on
 }
 
-// headBytes is enough for the type and the session of every record that the recorder writes.
+// headBytes covers the type and the session of every record that the recorder writes.
 const headBytes = 1 << 10
 
 func (h *heads) write(p []byte) {

@@ -7,34 +7,33 @@ import (
 	"sync"
 )
 
-// Principal identifies whose credentials a request has; zero if none are asked for.
+// Principal identifies the credentials of a request. It is zero if none are required.
 type Principal [16]byte
 
-// Client is who an amount of a Budget belongs to.
+// Client is the owner of an amount of a Budget.
 type Client struct {
 	Principal Principal
-	// Host is what the client sends from: a prefix of addresses, invalid if it has none.
+	// Host is the network prefix of the client, or invalid if it has none.
 	Host netip.Prefix
 }
 
-// Budget bounds an amount, such as bytes or requests, that all clients have in use together. What
-// one client has in use is bounded too, so that some is left for the others: three quarters of the
-// total for one principal, and half of it for one host of a principal. The second bound lets
-// several hosts share one token. A request may go beyond its shares while its principal, or its
-// host, has no other, so that the largest body that fits into the total is accepted. A Budget is
-// safe for concurrent use.
+// Budget bounds an amount, such as bytes or requests, that all clients use together. It also bounds
+// each client, so that some is left for the others. One principal may use three quarters of the
+// total, and one host of a principal half. The second bound lets several hosts share one token. A
+// request may exceed its share if it is the only one of its principal or host. The largest body
+// that fits into the total is therefore accepted. A Budget is safe for concurrent use.
 type Budget struct {
 	*pool
 	client Client
 }
 
-// pool is what the clients of a Budget share.
+// pool is the state that all clients of a Budget share.
 type pool struct {
 	total int64
 
 	mu   sync.Mutex
 	left int64
-	// principals and clients count what each has in use. Whoever has nothing in use is not in them.
+	// principals and clients count the amounts in use. They have no entries of zero.
 	principals map[Principal]int64
 	clients    map[Client]int64
 }
@@ -47,14 +46,15 @@ func NewBudget(total int64) *Budget {
 // For returns the same budget for a client.
 func (b *Budget) For(c Client) *Budget { return &Budget{pool: b.pool, client: c} }
 
-// Left returns the amount that is not in use.
+// Left returns the unused amount.
 func (b *Budget) Left() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.left
 }
 
-// Take reserves n, or nothing and returns false. have is what the same request has reserved before.
+// Take reserves n, or reserves nothing and returns false. have is the amount that the same request
+// has already reserved.
 func (b *Budget) Take(n, have int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -91,7 +91,7 @@ func change[K comparable](used map[K]int64, k K, n int64) {
 	}
 }
 
-// reserve takes n bytes more for a body that holds have. The error is a *Refusal.
+// reserve reserves n more bytes for a body that holds have bytes. The error is a *Refusal.
 func (b *Budget) reserve(n, have int64) error {
 	if b.Take(n, have) {
 		return nil
@@ -99,5 +99,5 @@ func (b *Budget) reserve(n, have int64) error {
 	if n+have > b.total {
 		return tooLarge("in memory", b.total)
 	}
-	return Busy("too many bytes of requests are in memory: try again later")
+	return Busy("too many bytes of requests are in memory: retry later")
 }

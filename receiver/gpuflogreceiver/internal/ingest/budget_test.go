@@ -15,7 +15,7 @@ func sender(principal byte, host string) Client {
 	return c
 }
 
-// taken reserves one after the other until the budget refuses, and returns how many it gave.
+// taken reserves single units until the budget refuses, and returns their number.
 func taken(b *Budget) (n int) {
 	for b.Take(1, 0) {
 		n++

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ingest reads the requests of GPU Flight's wire protocol (format document, section 7): whole
-// windows of lines, gzip or plain, and single lines in their envelope. It knows sizes, checksums and
-// JSON, and neither sessions nor pipelines.
+// Package ingest reads the requests of GPU Flight's wire protocol (format document, section 7).
+// These are complete windows of lines, gzip or plain, and single lines in their envelope. The
+// package handles sizes, checksums and JSON. It does not depend on sessions or pipelines.
 //
-// A body is held as it came, compressed, and is read twice: [Body.Check] walks over it once, so that
-// one that is damaged or too large is refused before anything of it is taken, and [Body.Lines] then
-// gives its lines. What all bodies hold together is bounded by a [Budget].
+// A body is held as sent, compressed, and is read twice. [Body.Check] reads it once, so that a
+// damaged or too large body is rejected before any line is processed. [Body.Lines] then returns its
+// lines. A [Budget] bounds the memory of all bodies together.
 //
-// A Budget is safe for concurrent use; a Body belongs to one request.
+// A Budget is safe for concurrent use. A Body belongs to one request.
 package ingest

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
-// Record is a single line as it came in a request of its own.
+// Record is a single line from a request of its own.
 type Record struct {
 	Line    []byte
 	Session string
@@ -18,17 +18,17 @@ type Record struct {
 	Channel gpuflog.Channel
 }
 
-// envelope is what the agent wraps a line in (format document, section 7). Its hostname and address
-// say where the agent runs, which is not always where the session did, and are not used.
+// envelope is the agent's wrapper of a line (format document, section 7). Its hostname and address
+// describe the agent's host, not always the session's, and are ignored.
 type envelope struct {
 	Data json.RawMessage `json:"data"`
 }
 
-// Line takes the line out of a checked body. eventType is the last part of the request's path: a
-// record type or a channel; key is the header X-Key: the channel, or empty. Every error is a
+// Line returns the line of a checked body. eventType is the last part of the request's path: a
+// record type or a channel. key is the header X-Key: the channel, or empty. Every error is a
 // *Refusal.
 func (b *Body) Line(eventType, key string) (Record, error) {
-	// The text, the line cut out of it and the decoder's view of both.
+	// This reserves the text, the line from it and the decoder's copy of both.
 	if err := b.budget.reserve(3*b.unpacked, b.taken); err != nil {
 		return Record{}, err
 	}
@@ -41,7 +41,7 @@ func (b *Body) Line(eventType, key string) (Record, error) {
 		}
 		var unpacked bytes.Buffer
 		if _, err := unpacked.ReadFrom(src); err != nil {
-			return Record{}, Unreadable("the body is not whole gzip: %v", err)
+			return Record{}, Unreadable("the body is not complete gzip: %v", err)
 		}
 		text = unpacked.Bytes()
 	}
@@ -82,8 +82,8 @@ func (b *Body) Line(eventType, key string) (Record, error) {
 	return r, nil
 }
 
-// channelOf finds the channel of a single line. Records of every channel that come without a key
-// count as the sass channel's, for which nothing waits.
+// channelOf returns the channel of a single line. Records of every channel without a key count as
+// the sass channel's, because nothing depends on it.
 func channelOf(recordType, eventType, key string) gpuflog.Channel {
 	for _, name := range []string{key, eventType} {
 		if ch, ok := gpuflog.ChannelNamed(name); ok {

@@ -41,7 +41,7 @@ func take(t testing.TB, body []byte, encoding string, l Limits, budget *Budget) 
 	return Read(r, l, budget)
 }
 
-// rest gives the remaining lines; those that are too long are nil.
+// rest returns the remaining lines; lines above the limit are nil.
 func rest(t testing.TB, l *Lines) (list [][]byte, places []Place) {
 	t.Helper()
 	for {
@@ -60,7 +60,7 @@ func rest(t testing.TB, l *Lines) (list [][]byte, places []Place) {
 	}
 }
 
-func TestLinesComeAsTheyAre(t *testing.T) {
+func TestLines_Content(t *testing.T) {
 	long := strings.Repeat("x", 3<<10)
 	exact := strings.Repeat("y", 1<<10)
 	text := "one\n\ntwo\r\n" + long + "\n" + exact + "\nlast"
@@ -95,7 +95,7 @@ func TestLinesComeAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestOneContentHasOneSum(t *testing.T) {
+func TestContent_Sum(t *testing.T) {
 	budget := NewBudget(1 << 20)
 	sum := func(body []byte, encoding string) Sum {
 		b, err := take(t, body, encoding, limits, budget)
@@ -111,7 +111,7 @@ func TestOneContentHasOneSum(t *testing.T) {
 	assert.NotEqual(t, one, sum(zipped(t, "a\nb"), "gzip"))
 }
 
-func TestTheChannelIsSeenInTheRecords(t *testing.T) {
+func TestContent_Channel(t *testing.T) {
 	header := `{"version":1,"type":"job_start","session_id":"s1","x":"` + strings.Repeat("z", 5000) + `"}` + "\n"
 	for text, want := range map[string]Content{
 		header + `{"type":"kernel_event_batch","session_id":"s1"}`:                                           {Channel: gpuflog.Device, Known: true, Session: "s1"},
@@ -134,7 +134,7 @@ func TestTheChannelIsSeenInTheRecords(t *testing.T) {
 	}
 }
 
-func TestTheHeaderIsFoundBehindOtherLines(t *testing.T) {
+func TestHeader_BehindOtherLines(t *testing.T) {
 	start := `{"version":1,"type":"job_start","session_id":"s1"}`
 	for text, want := range map[string]int64{
 		start + "\n": 1, `{"type":"sass_config"}` + "\n" + start + "\n": 2, `{"type":"sass_config"}`: 0,
@@ -151,7 +151,7 @@ func TestTheHeaderIsFoundBehindOtherLines(t *testing.T) {
 	}
 }
 
-func TestTheBudgetIsOneForAll(t *testing.T) {
+func TestBudget_SharedByBodies(t *testing.T) {
 	budget := NewBudget(1 << 20)
 	first, err := take(t, make([]byte, 900<<10), "", limits, budget)
 	require.NoError(t, err)
@@ -169,7 +169,7 @@ func TestTheBudgetIsOneForAll(t *testing.T) {
 	assert.EqualValues(t, 1<<20, budget.Left())
 }
 
-func TestALineIsTakenOutOfItsEnvelope(t *testing.T) {
+func TestLine_Envelope(t *testing.T) {
 	const line = `{"type":"shutdown","session_id":"s1"}`
 	for _, c := range []struct {
 		name, body, eventType, key string
@@ -200,7 +200,7 @@ func TestALineIsTakenOutOfItsEnvelope(t *testing.T) {
 	}
 }
 
-func TestARefusalSaysWhenToComeAgain(t *testing.T) {
+func TestRefusal_RetryAfter(t *testing.T) {
 	w := httptest.NewRecorder()
 	Unavailable("the disk is full").Write(w)
 	assert.Equal(t, http.StatusServiceUnavailable, w.Code)
@@ -208,13 +208,12 @@ func TestARefusalSaysWhenToComeAgain(t *testing.T) {
 	assert.JSONEq(t, `{"accepted":0,"rejected":0,"errors":[],"window_acknowledged":false,"error":"the disk is full"}`, w.Body.String())
 }
 
-// bodyLimit bounds what FuzzBody allocates. The constant covers the gzip readers, which are opened up to
-// five times. The rest covers the copies of the content, including those of the test.
+// bodyLimit bounds the allocations of FuzzBody. The constant covers the gzip readers, which are
+// opened up to five times. The rest covers the copies of the content, including those of the test.
 var bodyLimit = alloctest.Limit{PerByte: 64, Constant: 1 << 20}
 
-// FuzzBody reads any bytes as a body in every way there is. Whatever they are, the answer is lines or
-// a refusal; each line is there once; nothing of the budget is lost; the memory that is allocated on the
-// way is bounded by the size of the content.
+// FuzzBody checks arbitrary bodies: every error is a refusal, each line is returned once, and the
+// budget is released. The allocated memory is bounded by the size of the content.
 func FuzzBody(f *testing.F) {
 	for _, s := range []string{"", "one\ntwo\r\n", "{\"type\":\"init\"}\n", `{"data":"{\"type\":\"init\",\"session_id\":\"s\"}"}`, strings.Repeat("x", 2000) + "\ny", "\x1f\x8b"} {
 		f.Add([]byte(s), false)

@@ -10,14 +10,14 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
-// Lines gives a content line by line.
+// Lines iterates over the lines of a content.
 type Lines struct {
 	src  io.Reader
 	max  int
 	buf  []byte
 	from int // where the next line begins in buf
 	end  bool
-	// next is the place of the line to come.
+	// next is the place of the next line.
 	next Place
 }
 
@@ -29,8 +29,8 @@ type Place struct {
 	Offset int64
 }
 
-// Lines returns the lines of a content that was checked, from a place that an earlier Lines of the
-// same content named.
+// Lines returns the lines of a checked content, starting at a place that an earlier Lines of the
+// same content returned.
 func (b *Body) Lines(from Place) (*Lines, error) {
 	src, err := b.open()
 	if err != nil {
@@ -42,12 +42,12 @@ func (b *Body) Lines(from Place) (*Lines, error) {
 	return &Lines{src: src, max: b.limits.LineBytes, next: from}, nil
 }
 
-// headerWithin is how far into a content its header is looked for: the recorder writes a few records
-// before it at most.
+// headerWithin bounds the search for the header. The recorder writes at most a few records before
+// it.
 const headerWithin = 256 << 10
 
-// Header returns the line that tells of the session (init or job_start) and its number, counted from
-// 1, or 0 if it is not among the first lines.
+// Header returns the line that describes the session (init or job_start) and its number, counted
+// from 1. The number is 0 if the line is not among the first ones.
 func (b *Body) Header() ([]byte, int64) {
 	lines, err := b.Lines(Place{})
 	for err == nil && lines.Place().Offset < headerWithin {
@@ -62,14 +62,14 @@ func (b *Body) Header() ([]byte, int64) {
 	return nil, 0
 }
 
-// readBytes is how much is asked of the content at a time.
+// readBytes is the size of a read of the content.
 const readBytes = 64 << 10
 
-// ErrLineTooLong is returned in place of a line above the limit; what follows can be read.
+// ErrLineTooLong is returned for a line above the limit. The lines after it can be read.
 var ErrLineTooLong = errors.New("the line is too long")
 
-// Next returns the next line without its line end, valid until the next call. The error is io.EOF at
-// the end, ErrLineTooLong, or a *Refusal.
+// Next returns the next line without its line end, valid until the next call. The error is io.EOF
+// at the end, ErrLineTooLong, or a *Refusal.
 func (l *Lines) Next() ([]byte, error) {
 	searched := 0 // bytes of the line that are known to hold no line end
 	for {
@@ -91,7 +91,7 @@ func (l *Lines) Next() ([]byte, error) {
 	}
 }
 
-// more reads on behind what is there of the line.
+// more reads further data of the current line.
 func (l *Lines) more() error {
 	if l.from > 0 {
 		l.buf = l.buf[:copy(l.buf, l.buf[l.from:])]
@@ -114,7 +114,7 @@ func (l *Lines) more() error {
 	return nil
 }
 
-// discard steps over the rest of a line that is too long and gives its memory back.
+// discard skips the rest of a line above the limit and releases its memory.
 func (l *Lines) discard() error {
 	l.next.Offset += int64(len(l.buf) - l.from)
 	l.buf, l.from = make([]byte, 0, 2*readBytes), 0
@@ -134,7 +134,7 @@ func (l *Lines) discard() error {
 	return ErrLineTooLong
 }
 
-// Place is where the next line begins.
+// Place returns the place of the next line.
 func (l *Lines) Place() Place { return l.next }
 
 func (l *Lines) cut(end, newline int) ([]byte, error) {

@@ -8,30 +8,30 @@ import (
 	"time"
 )
 
-// Refusal is why a request is not taken, as the client is told.
+// Refusal is the reason why a request is rejected, as sent to the client.
 type Refusal struct {
-	// Status is the HTTP status of the answer.
+	// Status is the HTTP status of the response.
 	Status int
 	// Reason is a sentence for the client.
 	Reason string
-	// RetryAfter is when a further attempt makes sense; 0 where none does.
+	// RetryAfter is the delay before a retry, or 0 if a retry cannot succeed.
 	RetryAfter time.Duration
 }
 
 // Error returns the reason.
 func (r *Refusal) Error() string { return r.Reason }
 
-// Unreadable refuses what cannot be read at all.
+// Unreadable rejects a request that cannot be parsed.
 func Unreadable(format string, args ...any) *Refusal {
 	return &Refusal{Status: http.StatusBadRequest, Reason: fmt.Sprintf(format, args...)}
 }
 
-// Busy refuses for now, because of this receiver's own bounds.
+// Busy rejects a request temporarily, because of the bounds of this receiver.
 func Busy(reason string) *Refusal {
 	return &Refusal{Status: http.StatusTooManyRequests, Reason: reason, RetryAfter: time.Second}
 }
 
-// Unavailable refuses for now, because of what stands behind this receiver.
+// Unavailable rejects a request temporarily, because of the components after this receiver.
 func Unavailable(reason string) *Refusal {
 	return &Refusal{Status: http.StatusServiceUnavailable, Reason: reason, RetryAfter: 2 * time.Second}
 }

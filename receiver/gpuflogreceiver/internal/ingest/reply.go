@@ -9,23 +9,23 @@ import (
 	"strconv"
 )
 
-// Reply is the answer to a window or a line, as the client and the agent read it.
+// Reply is the response to a window or a line.
 type Reply struct {
-	// Accepted and Rejected count lines; blank ones are neither.
+	// Accepted and Rejected count lines, without blank ones.
 	Accepted int64 `json:"accepted"`
 	Rejected int64 `json:"rejected"`
-	// Errors tells of the first rejected lines.
+	// Errors describes the first rejected lines.
 	Errors []LineError `json:"errors"`
-	// WindowAcknowledged says that the client may delete its copy.
+	// WindowAcknowledged means that the client may delete its copy.
 	WindowAcknowledged bool `json:"window_acknowledged"`
 	// Waiting counts the spans of the session that wait in memory for lines of another channel. It
-	// is absent where none does, and where what waits is stored.
+	// is absent if there are none, or if they are stored.
 	Waiting int `json:"waiting,omitempty"`
 	// Error is the reason of a refusal.
 	Error string `json:"error,omitempty"`
 }
 
-// LineError says why a line was rejected.
+// LineError is the reason why a line was rejected.
 type LineError struct {
 	// Line counts from 1.
 	Line   int64  `json:"line"`
@@ -33,10 +33,10 @@ type LineError struct {
 	Reason string `json:"reason"`
 }
 
-// MaxErrors bounds the errors of a reply; the counts go on.
+// MaxErrors bounds the errors of a reply. Further errors are only counted.
 const MaxErrors = 100
 
-// Write sends the reply. An error of the connection is the client's to notice.
+// Write sends the reply. It ignores errors of the connection, which the client notices.
 func (r *Reply) Write(w http.ResponseWriter, status int) {
 	if r.Errors == nil {
 		r.Errors = []LineError{}
@@ -52,7 +52,7 @@ func (r *Reply) Write(w http.ResponseWriter, status int) {
 	_, _ = w.Write(append(b, '\n'))
 }
 
-// Write answers with the refusal.
+// Write sends the refusal.
 func (r *Refusal) Write(w http.ResponseWriter) {
 	if r.RetryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(r.RetryAfter.Seconds()))))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command goprogram uses the (fake) driver from Go, so that two Go runtimes are in one process. It needs
-// of its own what both want: preemption, panics out of faults, signals.
+// Command goprogram uses the (fake) driver from Go, so that two Go runtimes are in one process. It
+// uses runtime features that both need: preemption, panics after faults, and signals.
 package main
 
 /*
@@ -39,7 +39,7 @@ import (
 
 func main() {
 	fmt.Println("init", C.init())
-	// A loop without calls gives way only to a signal.
+	// Only a signal preempts a loop without calls.
 	stop := false
 	spin := func() {
 		for n := 0; !stop; n++ {

@@ -1,40 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Calls the driver library as it is told, one command a line on standard input, and answers each with
- * "ok" or with what went wrong:
+ * Calls the driver library by commands, one on each line of standard input. It answers each with "ok"
+ * or with the error:
  *
- *   open PATH                        dlopen the driver; before it nothing else works
- *   load PATH                        dlopen another library, whose functions are found as well
- *   threads N                        run the following calls on N threads at once, each all of them
- *   function SLOT NAME               cuModuleGetFunction; SLOT 0 to 63 keeps the handle
- *   kernel SLOT NAME                 cuLibraryGetKernel
- *   launch COUNT SLOT GRID BLOCK     cuLaunchKernel, stream 7
- *   launchex COUNT SLOT GRID BLOCK   cuLaunchKernelEx
- *   cooperative COUNT SLOT GRID BLOCK
- *   copy FUNCTION COUNT BYTES        e.g. copy cuMemcpyHtoDAsync_v2 10 4096; stream 7
- *   set FUNCTION COUNT ELEMENTS
- *   alloc FUNCTION COUNT BYTES       keeps the addresses, up to 4096 of them
- *   free FUNCTION                    frees all that were kept
- *   wait FUNCTION COUNT
- *   capture COUNT SLOT               COUNT launches on stream 7 between begin and end, then instantiate
- *   graph COUNT                      launch the instantiated graph
- *   call COUNT FUNCTION ARGUMENT...  up to 12 arguments: a number, or &N for the address of cell N, or @N for what is
- *                                    in it; COUNT times on this thread
- *   put N NUMBER...                  writes numbers of 64 bits to cell N and those after it
- *   fork COMMAND...                  run one command in a child and wait for it
- *   user UID                         setresuid
- *   namespace [MAP]                  unshare a user namespace and write its map of user ids, or let another process do that
- *   container                        unshare the PID namespace of children
- * Attacks on an observer's tables; "kernels 20000" is one by one process, "children 100 kernels 500" one by many:
- *   kernels COUNT                    COUNT launches, each of another kernel
- *   names COUNT                      cuModuleGetFunction, COUNT times
- *   events COUNT                     cuEventRecord of COUNT events, in a capture that goes on
- *   park COUNT VERB                  COUNT threads that stay: after a launch (VERB launch), or in cuCtxSynchronize (VERB
- *                                    wait), which with STUB_BLOCK in the environment does not return
- *   children COUNT COMMAND...        COUNT children, each of which runs the command and stays until this process ends
- *   execthread                       exec, from another thread than the first, after a launch
- *   leave CODE                       _exit
- *   exec                             begin again as another program, which answers
+ *     open PATH                        dlopen the driver; before it nothing else works
+ *     load PATH                        dlopen another library, whose functions are found as well
+ *     threads N                        run the following calls on N threads at once, each all of them
+ *     function SLOT NAME               cuModuleGetFunction; SLOT 0 to 63 keeps the handle
+ *     kernel SLOT NAME                 cuLibraryGetKernel
+ *     launch COUNT SLOT GRID BLOCK     cuLaunchKernel, stream 7
+ *     launchex COUNT SLOT GRID BLOCK   cuLaunchKernelEx
+ *     cooperative COUNT SLOT GRID BLOCK
+ *     copy FUNCTION COUNT BYTES        e.g. copy cuMemcpyHtoDAsync_v2 10 4096; stream 7
+ *     set FUNCTION COUNT ELEMENTS
+ *     alloc FUNCTION COUNT BYTES       keeps the addresses, up to 4096 of them
+ *     free FUNCTION                    frees all that were kept
+ *     wait FUNCTION COUNT
+ *     capture COUNT SLOT               COUNT launches on stream 7 between begin and end, then instantiate
+ *     graph COUNT                      launch the instantiated graph
+ *     call COUNT FUNCTION ARGUMENT...  up to 12 arguments: a number, or &N for the address of cell N, or @N for what is
+ *                                      in it; COUNT times on this thread
+ *     put N NUMBER...                  writes numbers of 64 bits to cell N and those after it
+ *     fork COMMAND...                  run one command in a child and wait for it
+ *     user UID                         setresuid
+ *     namespace [MAP]                  unshare a user namespace and write its map of user ids, or let another process do that
+ *     container                        unshare the PID namespace of children
+ * Attacks on an observer's tables; "kernels 20000" is by one process, "children 100 kernels 500" by many:
+ *
+ *     kernels COUNT                    COUNT launches, each of another kernel
+ *     names COUNT                      cuModuleGetFunction, COUNT times
+ *     events COUNT                     cuEventRecord of COUNT events, in a capture that goes on
+ *     park COUNT VERB                  COUNT threads that stay: after a launch (VERB launch), or in cuCtxSynchronize (VERB
+ *                                      wait), which with STUB_BLOCK in the environment does not return
+ *     children COUNT COMMAND...        COUNT children, each of which runs the command and stays until this process ends
+ *     execthread                       exec, from another thread than the first, after a launch
+ *     leave CODE                       _exit
+ *     exec                             begin again as another program, which answers
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

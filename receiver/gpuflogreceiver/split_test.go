@@ -47,14 +47,14 @@ func tracesOf(items int) ptrace.Traces {
 	return td
 }
 
-func TestPiecesOfTracesAreTheWhole(t *testing.T) {
-	pieces := cutTraces(tracesOf(many))
-	require.Greater(t, len(pieces), 3)
+func TestSplitBatch_Traces(t *testing.T) {
+	requests := splitTraces(tracesOf(many))
+	require.Greater(t, len(requests), 3)
 	items := 0
 	var m ptrace.ProtoMarshaler
 	all := ptrace.NewTraces()
-	for _, p := range pieces {
-		assert.LessOrEqual(t, m.TracesSize(p), maxPieceBytes)
+	for _, p := range requests {
+		assert.LessOrEqual(t, m.TracesSize(p), maxRequestBytes)
 		assert.Positive(t, p.SpanCount())
 		items += p.SpanCount()
 		// Parts of one scope become one again.
@@ -93,7 +93,7 @@ func TestPiecesOfTracesAreTheWhole(t *testing.T) {
 	assert.NoError(t, ptracetest.CompareTraces(want, all))
 }
 
-func TestPiecesOfLogsAreTheWhole(t *testing.T) {
+func TestSplitBatch_Logs(t *testing.T) {
 	ld, want := plog.NewLogs(), plog.NewLogs()
 	records := ld.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords()
 	for i := range many {
@@ -102,14 +102,14 @@ func TestPiecesOfLogsAreTheWhole(t *testing.T) {
 		r.Attributes().PutInt("i", int64(i))
 	}
 	ld.CopyTo(want)
-	pieces := cutLogs(ld)
-	require.Greater(t, len(pieces), 3)
+	requests := splitLogs(ld)
+	require.Greater(t, len(requests), 3)
 	items := 0
 	var m plog.ProtoMarshaler
 	all := plog.NewLogs()
 	to := all.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords()
-	for _, p := range pieces {
-		assert.LessOrEqual(t, m.LogsSize(p), maxPieceBytes)
+	for _, p := range requests {
+		assert.LessOrEqual(t, m.LogsSize(p), maxRequestBytes)
 		assert.Positive(t, p.LogRecordCount())
 		items += p.LogRecordCount()
 		p.ResourceLogs().At(0).ScopeLogs().At(0).LogRecords().MoveAndAppendTo(to)
@@ -118,7 +118,7 @@ func TestPiecesOfLogsAreTheWhole(t *testing.T) {
 	assert.NoError(t, plogtest.CompareLogs(want, all))
 }
 
-func TestPiecesOfMetricsAreTheWhole(t *testing.T) {
+func TestSplitBatch_Metrics(t *testing.T) {
 	md, want := pmetric.NewMetrics(), pmetric.NewMetrics()
 	ms := md.ResourceMetrics().AppendEmpty().ScopeMetrics().AppendEmpty().Metrics()
 	gauge, sum := ms.AppendEmpty(), ms.AppendEmpty()
@@ -137,14 +137,14 @@ func TestPiecesOfMetricsAreTheWhole(t *testing.T) {
 		}
 	}
 	md.CopyTo(want)
-	pieces := cutMetrics(md)
-	require.Greater(t, len(pieces), 3)
+	requests := splitMetrics(md)
+	require.Greater(t, len(requests), 3)
 	items := 0
 	var m pmetric.ProtoMarshaler
 	all := pmetric.NewMetrics()
 	scope := all.ResourceMetrics().AppendEmpty().ScopeMetrics().AppendEmpty()
-	for _, p := range pieces {
-		assert.LessOrEqual(t, m.MetricsSize(p), maxPieceBytes)
+	for _, p := range requests {
+		assert.LessOrEqual(t, m.MetricsSize(p), maxRequestBytes)
 		assert.Positive(t, p.DataPointCount())
 		items += p.DataPointCount()
 		for _, metric := range p.ResourceMetrics().At(0).ScopeMetrics().At(0).Metrics().All() {
@@ -166,16 +166,16 @@ func TestPiecesOfMetricsAreTheWhole(t *testing.T) {
 	assert.NoError(t, pmetrictest.CompareMetrics(want, all))
 }
 
-func TestSmallBatchesAreNotCut(t *testing.T) {
+func TestSplitBatch_Small(t *testing.T) {
 	const few = 500
-	pieces := cutTraces(tracesOf(few))
-	require.Len(t, pieces, 1)
-	assert.Equal(t, few, pieces[0].SpanCount())
+	requests := splitTraces(tracesOf(few))
+	require.Len(t, requests, 1)
+	assert.Equal(t, few, requests[0].SpanCount())
 }
 
-// TestPiecesAreDeliveredOneByOne: what was accepted is not sent again when the next piece is not, and a piece that is
-// refused for good takes no other along.
-func TestPiecesAreDeliveredOneByOne(t *testing.T) {
+// TestDeliver_RequestsInTurn checks that an accepted request is not repeated when the next one is
+// rejected, and that a permanent rejection concerns only its own request.
+func TestDeliver_RequestsInTurn(t *testing.T) {
 	dir := t.TempDir()
 	// A chunk of these is some 6 MB of spans.
 	const lines = 20_000
@@ -196,14 +196,14 @@ func TestPiecesAreDeliveredOneByOne(t *testing.T) {
 	}
 	m := &measuring{sink: s}
 	r := startWith(t, m, nil, func(c *Config) { c.Include = []string{dir} })
-	eventually(t, "all but one piece", func() bool {
+	eventually(t, "all but one request", func() bool {
 		dropped := r.sum("otelcol_receiver_gpuflog_dropped", "")
 		return dropped > 0 && int64(s.count("kernel"))+dropped >= lines // a session span may be in it
 	})
 	r.stop()
-	assert.LessOrEqual(t, m.largest, maxPieceBytes)
-	assert.Greater(t, m.largest, maxPieceBytes/4, "there is something to cut")
-	assert.Greater(t, m.sum, 2*maxPieceBytes)
+	assert.LessOrEqual(t, m.largest, maxRequestBytes)
+	assert.Greater(t, m.largest, maxRequestBytes/4, "there is something to cut")
+	assert.Greater(t, m.sum, 2*maxRequestBytes)
 	for span, times := range s.spans {
 		require.Equal(t, 1, times, span)
 	}
@@ -223,23 +223,23 @@ func (m *measuring) ConsumeTraces(ctx context.Context, td ptrace.Traces) error {
 	return m.sink.ConsumeTraces(ctx, td)
 }
 
-// TestFewLargeItemsAreCut: listings and sources come in log records of up to 64 KiB.
-func TestFewLargeItemsAreCut(t *testing.T) {
+// TestSplitBatch_LargeItems: listings and sources come in log records of up to 64 KiB.
+func TestSplitBatch_LargeItems(t *testing.T) {
 	ld := plog.NewLogs()
 	records := ld.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords()
 	for range 100 {
 		records.AppendEmpty().Body().SetStr(strings.Repeat("s", 64<<10))
 	}
-	pieces := cutLogs(ld)
+	requests := splitLogs(ld)
 	var m plog.ProtoMarshaler
 	items := 0
-	for _, p := range pieces {
-		assert.LessOrEqual(t, m.LogsSize(p), maxPieceBytes)
+	for _, p := range requests {
+		assert.LessOrEqual(t, m.LogsSize(p), maxRequestBytes)
 		items += p.LogRecordCount()
 	}
 	assert.Equal(t, 100, items)
 
 	one := plog.NewLogs()
-	one.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords().AppendEmpty().Body().SetStr(strings.Repeat("s", 2*maxPieceBytes))
-	assert.Len(t, cutLogs(one), 1, "one item is not cut")
+	one.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords().AppendEmpty().Body().SetStr(strings.Repeat("s", 2*maxRequestBytes))
+	assert.Len(t, splitLogs(one), 1, "one item is not cut")
 }

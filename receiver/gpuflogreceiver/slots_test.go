@@ -14,13 +14,13 @@ import (
 
 // waitFor lets a principal wait for a turn and returns when it waits. began is called with its
 // turn.
-func waitFor(t *testing.T, tt *turns, who principal, group *sync.WaitGroup, began func()) {
+func waitFor(t *testing.T, tt *fairSlots, who principal, group *sync.WaitGroup, began func()) {
 	t.Helper()
 	tt.mu.Lock()
 	before := len(tt.waiting[who])
 	tt.mu.Unlock()
 	group.Go(func() {
-		if assert.True(t, tt.take(context.Background(), who, time.Minute)) {
+		if assert.True(t, tt.acquire(context.Background(), who, time.Minute)) {
 			began()
 		}
 	})
@@ -31,15 +31,15 @@ func waitFor(t *testing.T, tt *turns, who principal, group *sync.WaitGroup, bega
 	})
 }
 
-func TestTurns_Fair(t *testing.T) {
+func TestFairSlots_Fair(t *testing.T) {
 	a, b, c := principal{1}, principal{2}, principal{3}
-	tt := newTurns(4)
+	tt := newFairSlots(4)
 	for range 4 {
-		require.True(t, tt.take(t.Context(), b, time.Minute))
+		require.True(t, tt.acquire(t.Context(), b, time.Minute))
 	}
-	assert.False(t, tt.take(t.Context(), b, time.Millisecond), "a principal has its share only")
-	require.True(t, tt.take(t.Context(), a, time.Minute), "another one has a turn at once")
-	assert.False(t, tt.take(t.Context(), a, time.Millisecond), "all together are bounded")
+	assert.False(t, tt.acquire(t.Context(), b, time.Millisecond), "a principal has its share only")
+	require.True(t, tt.acquire(t.Context(), a, time.Minute), "another one has a turn at once")
+	assert.False(t, tt.acquire(t.Context(), a, time.Millisecond), "all together are bounded")
 
 	// b has three requests waiting before a and c have one each.
 	var group sync.WaitGroup
@@ -47,15 +47,15 @@ func TestTurns_Fair(t *testing.T) {
 	for _, who := range []principal{b, b, b, a, c} {
 		waitFor(t, tt, who, &group, func() { order <- who })
 	}
-	tt.give(a)
+	tt.release(a)
 	assert.Equal(t, a, <-order, "b has its share already")
 	for _, want := range []principal{b, c, b, b} {
-		tt.give(b)
+		tt.release(b)
 		assert.Equal(t, want, <-order)
 	}
 	group.Wait()
 	for _, who := range []principal{a, b, b, b, c} {
-		tt.give(who)
+		tt.release(who)
 	}
 	assert.Zero(t, tt.busy)
 	assert.Empty(t, tt.held)
@@ -63,14 +63,14 @@ func TestTurns_Fair(t *testing.T) {
 	assert.Empty(t, tt.order)
 }
 
-func TestTurns_Cancelled(t *testing.T) {
-	tt := newTurns(1)
-	require.True(t, tt.take(t.Context(), principal{1}, time.Minute))
+func TestFairSlots_Cancelled(t *testing.T) {
+	tt := newFairSlots(1)
+	require.True(t, tt.acquire(t.Context(), principal{1}, time.Minute))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	assert.False(t, tt.take(ctx, principal{1}, time.Minute))
+	assert.False(t, tt.acquire(ctx, principal{1}, time.Minute))
 	assert.Empty(t, tt.waiting)
 	assert.Empty(t, tt.order)
-	tt.give(principal{1})
-	assert.True(t, tt.take(ctx, principal{1}, time.Minute), "a free turn is taken in any case")
+	tt.release(principal{1})
+	assert.True(t, tt.acquire(ctx, principal{1}, time.Minute), "a free turn is taken in any case")
 }

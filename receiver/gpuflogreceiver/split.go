@@ -8,34 +8,35 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 )
 
-// maxPieceBytes is the most that is handed to a pipeline at a time, as OTLP in protobuf. Servers of OTLP over gRPC
-// refuse a message of more than 4 MiB for good, and not every exporter is set to cut what it gets.
-const maxPieceBytes = 3_000_000
+// maxRequestBytes bounds a request to a pipeline, as OTLP in protobuf. OTLP servers over gRPC
+// permanently reject a message of more than 4 MiB, and not every exporter is configured to split
+// requests.
+const maxRequestBytes = 3_000_000
 
-// cut divides something of n items until no piece is larger than limit, or it has one item only. half moves the first
-// k items out of what it is given.
-func cut[T any](whole T, n, limit int, size func(T) int, half func(from T, k int) T) []T {
+// splitBatch divides a batch of n items until no part exceeds limit, or has only one item. half moves
+// the first k items out of its argument.
+func splitBatch[T any](whole T, n, limit int, size func(T) int, half func(from T, k int) T) []T {
 	if n <= 1 || size(whole) <= limit {
 		return []T{whole}
 	}
 	k := n / 2
-	first := cut(half(whole, k), k, limit, size, half)
-	return append(first, cut(whole, n-k, limit, size, half)...)
+	first := splitBatch(half(whole, k), k, limit, size, half)
+	return append(first, splitBatch(whole, n-k, limit, size, half)...)
 }
 
-func cutTraces(td ptrace.Traces) []ptrace.Traces {
+func splitTraces(td ptrace.Traces) []ptrace.Traces {
 	var m ptrace.ProtoMarshaler
-	return cut(td, td.SpanCount(), maxPieceBytes, m.TracesSize, firstSpans)
+	return splitBatch(td, td.SpanCount(), maxRequestBytes, m.TracesSize, firstSpans)
 }
 
-func cutLogs(ld plog.Logs) []plog.Logs {
+func splitLogs(ld plog.Logs) []plog.Logs {
 	var m plog.ProtoMarshaler
-	return cut(ld, ld.LogRecordCount(), maxPieceBytes, m.LogsSize, firstLogs)
+	return splitBatch(ld, ld.LogRecordCount(), maxRequestBytes, m.LogsSize, firstLogs)
 }
 
-func cutMetrics(md pmetric.Metrics) []pmetric.Metrics {
+func splitMetrics(md pmetric.Metrics) []pmetric.Metrics {
 	var m pmetric.ProtoMarshaler
-	return cut(md, md.DataPointCount(), maxPieceBytes, m.MetricsSize, firstPoints)
+	return splitBatch(md, md.DataPointCount(), maxRequestBytes, m.MetricsSize, firstPoints)
 }
 
 func firstSpans(from ptrace.Traces, k int) ptrace.Traces {
@@ -129,7 +130,7 @@ func firstPoints(from pmetric.Metrics, k int) pmetric.Metrics {
 	return to
 }
 
-// firstOfMetric moves up to k points, and reports that none is left.
+// firstOfMetric moves up to k points, and reports whether none remains.
 func firstOfMetric(m pmetric.Metric, k *int, to pmetric.Metric) bool {
 	to.SetName(m.Name())
 	to.SetDescription(m.Description())

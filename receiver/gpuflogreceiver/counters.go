@@ -13,7 +13,7 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/metadata"
 )
 
-// counters brings the receiver's own telemetry up to date with what decoders counted. It is safe for
+// counters updates the receiver's own telemetry from the counts of decoders. It is safe for
 // concurrent use.
 type counters struct {
 	tel     *metadata.TelemetryBuilder
@@ -31,8 +31,8 @@ func newCounters(tel *metadata.TelemetryBuilder) *counters {
 	return c
 }
 
-// tell adds what a decoder counted since old, and makes that the new old.
-func (c *counters) tell(ctx context.Context, st gpuflog.Stats, old *gpuflog.Stats) {
+// update adds the increase of a decoder's counts since old, and sets old to st.
+func (c *counters) update(ctx context.Context, st gpuflog.Stats, old *gpuflog.Stats) {
 	add := func(counter metric.Int64Counter, now, before uint64, opt ...metric.AddOption) {
 		if now > before {
 			counter.Add(ctx, int64(now-before), opt...)

@@ -9,28 +9,29 @@ import (
 	"time"
 )
 
-// turns bounds what is done at a time, for each principal and in all. Of the principals that wait,
-// each has its turn, however many requests the others have waiting. It is safe for concurrent use.
-type turns struct {
+// fairSlots is a fair semaphore: it bounds the concurrent work of each principal and of all. Waiting
+// principals are served in turn, independent of how many requests each has. It is safe for
+// concurrent use.
+type fairSlots struct {
 	each, all int
 
 	mu   sync.Mutex
 	held map[principal]int
 	busy int
-	// waiting are the requests of a principal in their order; order are the principals that wait, the
-	// next one first.
+	// waiting are the requests of a principal in order. order are the waiting principals, the next
+	// one first.
 	waiting map[principal][]chan struct{}
 	order   []principal
 }
 
-// newTurns returns turns of which one principal may have n, and all a quarter more.
-func newTurns(n int) *turns {
-	return &turns{each: n, all: n + max(n/4, 1), held: map[principal]int{}, waiting: map[principal][]chan struct{}{}}
+// newFairSlots returns slots of which one principal may use n, and all together a quarter more.
+func newFairSlots(n int) *fairSlots {
+	return &fairSlots{each: n, all: n + max(n/4, 1), held: map[principal]int{}, waiting: map[principal][]chan struct{}{}}
 }
 
-// take waits for a turn until the context ends or the time has passed, and reports whether there is
-// one. give ends the turn.
-func (t *turns) take(ctx context.Context, who principal, wait time.Duration) bool {
+// acquire waits for a slot until the context ends or the time has passed, and reports whether it
+// got one. release frees it.
+func (t *fairSlots) acquire(ctx context.Context, who principal, wait time.Duration) bool {
 	t.mu.Lock()
 	if t.isFree(who) {
 		t.begin(who)
@@ -55,14 +56,14 @@ func (t *turns) take(ctx context.Context, who principal, wait time.Duration) boo
 	defer t.mu.Unlock()
 	i := slices.Index(t.waiting[who], turn)
 	if i < 0 {
-		return true // it began meanwhile
+		return true // acquired meanwhile
 	}
 	t.leave(who, i)
 	return false
 }
 
-// give ends a turn of a principal and begins the next one.
-func (t *turns) give(who principal) {
+// release frees a slot of a principal and passes it to the next one.
+func (t *fairSlots) release(who principal) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.busy--
@@ -74,7 +75,7 @@ func (t *turns) give(who principal) {
 			close(t.waiting[next][0])
 			t.begin(next)
 			t.leave(next, 0)
-			if len(t.waiting[next]) > 0 { // the others come first
+			if len(t.waiting[next]) > 0 { // to the end of the order
 				t.order = append(slices.DeleteFunc(t.order, func(p principal) bool { return p == next }), next)
 			}
 			return
@@ -82,15 +83,15 @@ func (t *turns) give(who principal) {
 	}
 }
 
-func (t *turns) isFree(who principal) bool { return t.busy < t.all && t.held[who] < t.each }
+func (t *fairSlots) isFree(who principal) bool { return t.busy < t.all && t.held[who] < t.each }
 
-func (t *turns) begin(who principal) {
+func (t *fairSlots) begin(who principal) {
 	t.busy++
 	t.held[who]++
 }
 
-// leave takes a request out of those that wait.
-func (t *turns) leave(who principal, i int) {
+// leave removes a waiting request.
+func (t *fairSlots) leave(who principal, i int) {
 	t.waiting[who] = slices.Delete(t.waiting[who], i, i+1)
 	if len(t.waiting[who]) == 0 {
 		delete(t.waiting, who)
