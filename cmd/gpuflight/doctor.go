@@ -67,7 +67,7 @@ func runDoctor(ctx context.Context, args []string, stdout io.Writer) error {
 	}
 	env := newEnvironment(os.Environ())
 	if *endpoint != "" {
-		env.setForAll(endpointVariable, *endpoint)
+		env.setForAll(otlp.EndpointVariable, *endpoint)
 		env.unset("GPUFLIGHT_OUTPUT")
 	}
 	findings := examine(ctx, &env, *library)

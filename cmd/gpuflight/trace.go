@@ -60,8 +60,6 @@ Flags:
 const (
 	injectionVariable = "CUDA_INJECTION64_PATH"
 	nvtxVariable      = "NVTX_INJECTION64_PATH"
-	endpointVariable  = "OTEL_EXPORTER_OTLP_ENDPOINT"
-	protocolVariable  = "OTEL_EXPORTER_OTLP_PROTOCOL"
 	// endTimeout bounds how long gpuflight waits after the end of the command. In this time other
 	// processes of the command end, and gpuflight sends its own span. unreachableTimeout replaces
 	// it if the command could not reach the collector.
@@ -88,52 +86,35 @@ type traceConfig struct {
 	force       bool
 }
 
-// variables are the flags that only set a variable of the recording processes.
-var variables = []struct{ flag, variable, usage string }{
-	{"endpoint", endpointVariable, "`URL` of the collector (default: OTEL_EXPORTER_OTLP_ENDPOINT, or http://localhost:4318)"},
-	{"protocol", protocolVariable, "`protocol` of the collector: http/protobuf or grpc (default: OTEL_EXPORTER_OTLP_PROTOCOL, or http/protobuf)"},
-	{"output", "GPUFLIGHT_OUTPUT", "write OTLP as JSON lines to `file` and send nothing; .gz and .zst are compressed; an existing file is replaced"},
-	{"service", "OTEL_SERVICE_NAME", "service.name, a `name` (default: OTEL_SERVICE_NAME)"},
-	{"kinds", "GPUFLIGHT_KINDS", "`list` of kinds to record, or changes such as +sync,-memset; there are " + strings.Join(recorder.KindNames(^cupti.Kinds(0)), ", ")},
-	{"max-spans", "GPUFLIGHT_MAX_SPANS_PER_SECOND", "`limit` of spans of device work per second and process, 0 for none; metrics include the omitted work (default 20000)"},
-	{"include", "GPUFLIGHT_INCLUDE", "create spans only for kernels that match one of these `globs`, separated by commas"},
-	{"exclude", "GPUFLIGHT_EXCLUDE", "create no spans for kernels that match one of these `globs`"},
-	{"min-duration", "GPUFLIGHT_MIN_DURATION", "create no spans for device work shorter than this `duration` (5us)"},
-	{"overhead-budget", "GPUFLIGHT_OVERHEAD_BUDGET", "`share` of the program's time that recording may cost (2%): records in time slices; cannot be combined with deep profiling"},
-}
+// table holds the settings of the recording processes. A flag sets its variable in them.
+var table = slices.Concat(new(otlp.Settings).Table(), new(recorder.Settings).Table(), new(deep.Config).Table())
 
 // parseTrace parses the flags. It writes help to out.
 func parseTrace(args []string, out io.Writer) (cfg traceConfig, err error) {
 	fs := flag.NewFlagSet("trace", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	cfg.values = map[string]string{}
-	for _, v := range variables {
-		fs.Func(v.flag, v.usage, func(s string) error {
-			cfg.values[v.variable] = s
-			return nil
-		})
-	}
-	for _, v := range deep.Settings {
-		fs.Func(v.Flag, v.Usage, func(s string) error {
-			if s == "" {
-				return errors.New("it is empty")
+	for _, s := range table {
+		set := func(v string) error {
+			if strings.HasPrefix(s.Variable, deep.Variable+"_") {
+				if v == "" {
+					return errors.New("it is empty")
+				}
+				cfg.values[deep.Variable] = "true"
 			}
-			cfg.values["GPUFLIGHT_DEEP"] = "true" // a setting of windows enables them
-			if had := cfg.values[v.Variable]; had != "" && v.Variable == deep.WhenVariable {
-				s = had + ";" + s // rules accumulate
+			if had := cfg.values[s.Variable]; had != "" && s.Variable == deep.WhenVariable {
+				v = had + ";" + v // each flag adds a rule
 			}
-			cfg.values[v.Variable] = s
+			cfg.values[s.Variable] = v
 			return nil
-		})
+		}
+		switch {
+		case s.Switch:
+			fs.BoolFunc(s.Flag, s.Help, set)
+		case s.Flag != "":
+			fs.Func(s.Flag, s.Help, set)
+		}
 	}
-	fs.BoolFunc("graph-nodes", "record each kernel of a CUDA graph instead of each launch of the graph", func(s string) error {
-		cfg.values["GPUFLIGHT_GRAPH_NODES"] = s
-		return nil
-	})
-	fs.BoolFunc("profiles", "also send deep windows as profiles, a signal in development that not every collector accepts", func(s string) error {
-		cfg.values["GPUFLIGHT_PROFILES"] = s
-		return nil
-	})
 	fs.StringVar(&cfg.library, "library", "", "`path` of libgpuflight.so (default: next to gpuflight, ../lib, /usr/local/lib/gpuflight, /usr/lib/gpuflight)")
 	fs.BoolVar(&cfg.nvtx, "nvtx", true, "record NVTX ranges as scopes")
 	fs.BoolVar(&cfg.quiet, "quiet", false, "at the end, print only what was not sent")
@@ -224,19 +205,12 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 	if err := t.applyFlags(); err != nil {
 		return nil, err
 	}
-	if t.settings, err = recorder.SettingsFromEnv(t.env.get); err != nil {
-		return nil, t.wrong(err)
-	}
-	if t.sending, err = otlp.FromEnv(t.env.get); err != nil {
-		return nil, t.wrong(err)
-	}
-	if t.deep, err = deep.ConfigFromEnv(t.env.get); err != nil {
-		return nil, t.wrong(err)
-	}
-	if err := t.settings.CheckWindows(t.deep.Enabled); err != nil {
-		return nil, t.wrong(err)
-	}
-	if _, err = engine.SettingsFromEnv(t.env.get); err != nil {
+	var errs [4]error
+	t.settings, errs[0] = recorder.SettingsFromEnv(t.env.get)
+	t.sending, errs[1] = otlp.FromEnv(t.env.get)
+	t.deep, errs[2] = deep.ConfigFromEnv(t.env.get)
+	_, errs[3] = engine.SettingsFromEnv(t.env.get)
+	if err := cmp.Or(errors.Join(errs[:]...), t.settings.CheckWindows(t.deep.Enabled)); err != nil {
 		return nil, t.wrong(err)
 	}
 	t.ref = gpuevent.Ref{Trace: t.settings.Parent.Trace, Parent: t.settings.Parent.Span}
@@ -276,16 +250,11 @@ func emptyFile(path string) error {
 
 // wrong returns err as a usage error. It replaces the names of variables by the given flags.
 func (t *tracing) wrong(err error) error {
-	flags := map[string]string{}
-	for _, v := range variables {
-		flags[v.variable] = v.flag
-	}
-	for _, v := range deep.Settings {
-		flags[v.Variable] = v.Flag
-	}
 	return &usageError{settings.Named(err, func(variable string) string {
-		if _, given := t.cfg.values[variable]; given && flags[variable] != "" {
-			return "--" + flags[variable]
+		for _, s := range table {
+			if _, given := t.cfg.values[variable]; given && s.Variable == variable && s.Flag != "" {
+				return "--" + s.Flag
+			}
 		}
 		return variable
 	})}
@@ -296,26 +265,26 @@ func (t *tracing) wrong(err error) error {
 func (t *tracing) applyFlags() error {
 	for name, v := range t.cfg.values {
 		switch name {
-		case endpointVariable, protocolVariable:
+		case otlp.EndpointVariable, otlp.ProtocolVariable:
 			t.env.setForAll(name, v)
-			if _, both := t.cfg.values["GPUFLIGHT_OUTPUT"]; name == endpointVariable && !both {
-				t.env.unset("GPUFLIGHT_OUTPUT")
+			if _, both := t.cfg.values[otlp.OutputVariable]; name == otlp.EndpointVariable && !both {
+				t.env.unset(otlp.OutputVariable)
 			}
 			continue
-		case "GPUFLIGHT_OUTPUT":
+		case otlp.OutputVariable:
 			if v == "" {
 				return &usageError{errors.New("--output requires a file")}
 			}
 		}
 		t.env.set(name, v)
 	}
-	if file := t.env.get("GPUFLIGHT_OUTPUT"); file != "" {
+	if file := t.env.get(otlp.OutputVariable); file != "" {
 		// The command may change its working directory.
 		abs, err := filepath.Abs(file)
 		if err != nil {
 			return err
 		}
-		t.env.set("GPUFLIGHT_OUTPUT", abs)
+		t.env.set(otlp.OutputVariable, abs)
 	}
 	if !t.cfg.nvtx && t.env.get("GPUFLIGHT_KINDS") == "" {
 		t.env.set("GPUFLIGHT_KINDS", "-nvtx")

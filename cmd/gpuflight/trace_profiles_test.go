@@ -28,7 +28,7 @@ func TestPrepare_Profiles(t *testing.T) {
 	cfg, err := parseTrace([]string{"--library", library, "--profiles=maybe", "--", "true"}, io.Discard)
 	require.NoError(t, err)
 	_, err = prepare(cfg, nil)
-	require.ErrorContains(t, err, "GPUFLIGHT_PROFILES")
+	require.ErrorContains(t, err, `--profiles is "maybe"; it must be true or false`)
 }
 
 func TestSent_ProfilesByPlace(t *testing.T) {

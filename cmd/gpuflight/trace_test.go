@@ -98,7 +98,7 @@ func TestPrepare_Environment(t *testing.T) {
 
 func TestEnvironment_DuplicateVariables(t *testing.T) {
 	e := newEnvironment([]string{"A=1", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT=x", "A=2", "=odd", "B"})
-	e.setForAll(endpointVariable, "y")
+	e.setForAll("OTEL_EXPORTER_OTLP_ENDPOINT", "y")
 	e.set("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "z")
 	e.unset("none")
 	assert.Equal(t, []string{"A=2", "OTEL_EXPORTER_OTLP_ENDPOINT=y", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT=z"}, e.list())

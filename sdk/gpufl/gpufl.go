@@ -91,30 +91,24 @@ func Init(ctx context.Context, opts ...Option) (shutdown func(context.Context) e
 }
 
 func start(opts []Option) (*session, error) {
-	settings, err := recorder.SettingsFromEnv(os.Getenv)
-	if err != nil {
-		return nil, err
-	}
+	var errs [4]error
+	var o options
+	o.settings, errs[0] = recorder.SettingsFromEnv(os.Getenv)
 	sending, err := otlp.FromEnv(os.Getenv)
-	if err != nil {
-		return nil, err
-	}
-	deepConfig, err := deep.ConfigFromEnv(os.Getenv)
-	if err != nil {
-		return nil, err
-	}
+	errs[1] = err
+	o.deep, errs[2] = deep.ConfigFromEnv(os.Getenv)
 	windowSettings, err := engine.SettingsFromEnv(os.Getenv)
-	if err != nil {
+	errs[3] = err
+	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
-	o := options{settings: settings, deep: deepConfig}
 	for _, opt := range opts {
 		if err := opt(&o); err != nil {
 			return nil, err
 		}
 	}
 	if o.logger == nil {
-		o.logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: settings.LogLevel}))
+		o.logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: o.settings.LogLevel}))
 	}
 	sending.Profiles = sending.Profiles || o.profiles
 	identify(&o.settings)

@@ -14,11 +14,8 @@ package budget
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"math/rand/v2"
-	"strconv"
-	"strings"
 	"time"
 )
 
@@ -40,19 +37,6 @@ const (
 	// jitter is the longest random delay of a slice, as a share of the pause before it.
 	jitter = 0.5
 )
-
-// Parse reads a budget: a percentage ("2%", "0.5 %") or a share ("0.02"). It is above 0 and at most 1.
-func Parse(text string) (float64, error) {
-	number, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
-	b, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
-	if percent {
-		b /= 100
-	}
-	if err != nil || math.IsNaN(b) || b <= 0 || b > 1 {
-		return 0, fmt.Errorf("overhead budget %q: invalid: use a share of the time above 0 and at most 1, such as 2%% or 0.02", text)
-	}
-	return b, nil
-}
 
 // Usage is what happened since the last call of [Controller.Spend]. Negative values count as 0.
 type Usage struct {

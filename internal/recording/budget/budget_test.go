@@ -8,19 +8,6 @@ import (
 	"time"
 )
 
-func TestParse(t *testing.T) {
-	for text, want := range map[string]float64{"2%": 0.02, " 2 % ": 0.02, "0.02": 0.02, "0.5%": 0.005, "100%": 1, "1": 1} {
-		if got, err := Parse(text); err != nil || math.Abs(got-want) > 1e-15 {
-			t.Errorf("%q is %v, %v, want %v", text, got, err, want)
-		}
-	}
-	for _, text := range []string{"", "%", "0", "0%", "-1%", "101%", "2", "NaN", "Inf%", "two", "2%%", "1e-400"} {
-		if got, err := Parse(text); err == nil {
-			t.Errorf("%q is %v, want an error", text, got)
-		}
-	}
-}
-
 func TestNewController_InvalidBudget(t *testing.T) {
 	for _, share := range []float64{0, -1, 1.1, math.NaN(), math.Inf(1)} {
 		if _, err := NewController(share, 1); err == nil {

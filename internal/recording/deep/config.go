@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strconv"
+	"math"
 	"strings"
 	"time"
 
@@ -91,70 +91,92 @@ type Config struct {
 // Planned says whether windows come without being asked for, by the schedule or a rule.
 func (c *Config) Planned() bool { return c.After > 0 || c.Every > 0 || len(c.When) > 0 }
 
-// Setting is a setting of Config that users make: by a flag of gpuflight trace, or a variable of
-// the process.
-type Setting struct{ Flag, Variable, Usage string }
+const (
+	// Variable enables windows. Each flag of the table sets it to true.
+	Variable = "GPUFLIGHT_DEEP"
+	// WhenVariable holds the rules, separated by semicolons. Its flag can be given several times.
+	WhenVariable = "GPUFLIGHT_DEEP_WHEN"
+)
 
-// WhenVariable has the rules, separated by semicolons: --deep-when may be given again and again.
-const WhenVariable = "GPUFLIGHT_DEEP_WHEN"
-
-// Settings are all settings, for the flags of gpuflight trace. A flag sets its variable.
-var Settings = []Setting{
-	{"deep-after", "GPUFLIGHT_DEEP_AFTER", "open a deep window this `duration` after the start of a process (30s)"},
-	{"deep-every", "GPUFLIGHT_DEEP_EVERY", "open deep windows every so often, a `duration` (5m)"},
-	{"deep-when", WhenVariable, "open a deep window when a `rule` is met, such as 'kernel.rate < 100/s for 2s' or 'scope(train_step).p95 > 1.5x baseline'; can be given several times"},
-	{"deep-for", "GPUFLIGHT_DEEP_FOR", "`duration` of a deep window (default 2s)"},
-	{"deep-engine", "GPUFLIGHT_DEEP_ENGINE", "`engine` of deep windows: pc (samples of program counters with stall reasons), sass (instruction counts), or both, half the time each (default pc)"},
-	{"deep-max", "GPUFLIGHT_DEEP_MAX", "most deep `windows` of a process, 0 for any number (default 0)"},
-	{"deep-blackout", "GPUFLIGHT_DEEP_BLACKOUT", "no deep window for this `duration` after the start (default 2s, or --deep-after if that is less)"},
-	{"deep-cooldown", "GPUFLIGHT_DEEP_COOLDOWN", "least `duration` between two deep windows (default 10s, or what --deep-every leaves)"},
-	{"deep-per-hour", "GPUFLIGHT_DEEP_PER_HOUR", "most deep `windows` in an hour (default 60, and those of --deep-every)"},
-	{"deep-share", "GPUFLIGHT_DEEP_SHARE", "most of an hour that deep windows may take, a `share` (default 5%, and that of --deep-every)"},
-	{"deep-signal", "GPUFLIGHT_DEEP_SIGNAL", "open a deep window at a `signal` to the process: USR1 or USR2"},
+// Table returns the settings that users make. Reading it changes c.
+func (c *Config) Table() []settings.Setting {
+	return []settings.Setting{
+		{Variable: Variable, Set: settings.To(&c.Enabled, settings.Bool)},
+		{
+			Variable: "GPUFLIGHT_DEEP_AFTER", Set: settings.To(&c.After, settings.Duration(time.Millisecond)), Flag: "deep-after",
+			Help: "open a deep window this `duration` after the start of a process (30s)",
+		},
+		{
+			Variable: "GPUFLIGHT_DEEP_EVERY", Set: settings.To(&c.Every, settings.Duration(MinFor)), Flag: "deep-every",
+			Help: "open deep windows every so often, a `duration` (5m)",
+		},
+		{
+			Variable: WhenVariable, Set: func(v string) (err error) { c.When, err = ParseRules(v); return err }, Flag: "deep-when",
+			Help: "open a deep window when a `rule` is met, such as 'kernel.rate < 100/s for 2s' or 'scope(train_step).p95 > 1.5x baseline'; can be given several times",
+		},
+		{
+			Variable: "GPUFLIGHT_DEEP_FOR", Set: settings.To(&c.For, settings.Duration(MinFor)), Flag: "deep-for",
+			Help: "`duration` of a deep window (default 2s)",
+		},
+		{
+			Variable: "GPUFLIGHT_DEEP_ENGINE", Set: settings.To(&c.Engine, parseEngine), Flag: "deep-engine",
+			Help: "`engine` of deep windows: pc (samples of program counters with stall reasons), sass (instruction counts), or both, half the time each (default pc)",
+		},
+		{
+			Variable: "GPUFLIGHT_DEEP_MAX", Set: settings.To(&c.Max, settings.Int(0, math.MaxInt32)), Flag: "deep-max",
+			Help: "most deep `windows` of a process, 0 for any number (default 0)",
+		},
+		{
+			Variable: "GPUFLIGHT_DEEP_BLACKOUT", Set: settings.To(&c.Blackout, settings.ZeroIsNone(settings.Duration(0))), Flag: "deep-blackout",
+			Help: "no deep window for this `duration` after the start (default 2s, or --deep-after if that is less)",
+		},
+		{
+			Variable: "GPUFLIGHT_DEEP_COOLDOWN", Set: settings.To(&c.CoolDown, settings.ZeroIsNone(settings.Duration(0))), Flag: "deep-cooldown",
+			Help: "least `duration` between two deep windows (default 10s, or what --deep-every leaves)",
+		},
+		{
+			Variable: "GPUFLIGHT_DEEP_PER_HOUR", Set: settings.To(&c.PerHour, settings.Int(1, maxPerHour)), Flag: "deep-per-hour",
+			Help: "most deep `windows` in an hour (default 60, and those of --deep-every)",
+		},
+		{
+			Variable: "GPUFLIGHT_DEEP_SHARE", Set: settings.To(&c.Share, settings.Share), Flag: "deep-share",
+			Help: "most of an hour that deep windows may take, a `share` (default 5%, and that of --deep-every)",
+		},
+		{
+			Variable: "GPUFLIGHT_DEEP_SIGNAL", Set: settings.To(&c.Signal, parseSignal), Flag: "deep-signal",
+			Help: "open a deep window at a `signal` to the process: USR1 or USR2",
+		},
+	}
 }
 
-// ConfigFromEnv reads the configuration by getenv, which is os.Getenv or like it: "" is not set.
-// GPUFLIGHT_DEEP enables windows, as does any setting that opens one (AFTER, EVERY, WHEN, SIGNAL),
-// unless GPUFLIGHT_DEEP says no. Its error names each variable with a bad value and what would be
-// good; the Config beside it has defaults there.
+// ConfigFromEnv reads the configuration. getenv works like os.Getenv: "" means not set. GPUFLIGHT_DEEP
+// enables windows, as does any setting that opens one (AFTER, EVERY, WHEN, SIGNAL), unless
+// GPUFLIGHT_DEEP is false. The error names each variable with an invalid value and the permitted
+// values. Those settings have their defaults.
 func ConfigFromEnv(getenv func(string) string) (Config, error) {
-	r := envReader{getenv: getenv}
-	c := Config{
-		After:    r.duration("GPUFLIGHT_DEEP_AFTER", time.Millisecond),
-		Every:    r.duration("GPUFLIGHT_DEEP_EVERY", MinFor),
-		For:      r.duration("GPUFLIGHT_DEEP_FOR", MinFor),
-		Blackout: r.orNone("GPUFLIGHT_DEEP_BLACKOUT"),
-		CoolDown: r.orNone("GPUFLIGHT_DEEP_COOLDOWN"),
-		Max:      r.count("GPUFLIGHT_DEEP_MAX", 0),
-		PerHour:  r.count("GPUFLIGHT_DEEP_PER_HOUR", 1),
-		Share:    r.share("GPUFLIGHT_DEEP_SHARE"),
-		Signal:   r.signal("GPUFLIGHT_DEEP_SIGNAL"),
-		When:     r.rules(WhenVariable),
+	c := Config{Engine: PC}
+	err := settings.Read(c.Table(), getenv)
+	if getenv(Variable) == "" {
+		c.Enabled = c.Planned() || c.Signal != ""
 	}
-	var err error
-	if c.Engine, err = ParseEngine(strings.ToLower(getenv("GPUFLIGHT_DEEP_ENGINE"))); err != nil {
-		r.errs = append(r.errs, settings.Wrong("GPUFLIGHT_DEEP_ENGINE", "%v", err))
-		c.Engine = PC
+	if err != nil {
+		return c, err
 	}
-	asked := c.After > 0 || c.Every > 0 || len(c.When) > 0 || c.Signal != ""
-	switch v := getenv("GPUFLIGHT_DEEP"); strings.ToLower(v) {
-	case "":
-		c.Enabled = asked
-	case "1", "true", "yes", "on":
-		c.Enabled = true
-	case "0", "false", "no", "off":
-	default:
-		r.bad("GPUFLIGHT_DEEP", v, "true or false")
+	if _, err = c.complete(); err != nil {
+		// Settings that contradict each other have their defaults, all of them.
+		c.After, c.Every, c.For, c.Blackout, c.CoolDown, c.PerHour, c.Share = 0, 0, 0, 0, 0, 0, 0
 	}
-	if len(r.errs) == 0 {
-		if _, err := c.complete(); err != nil {
-			r.errs = append(r.errs, err)
-			// What contradicts each other cannot be kept by half.
-			c.After, c.Every, c.Blackout, c.CoolDown, c.PerHour, c.Share = 0, 0, 0, 0, 0, 0
-			c.For = 0
-		}
+	return c, err
+}
+
+func parseEngine(v string) (Engine, error) { return ParseEngine(strings.ToLower(v)) }
+
+func parseSignal(v string) (string, error) {
+	switch v = strings.TrimPrefix(strings.ToUpper(v), "SIG"); v {
+	case "USR1", "USR2":
+		return v, nil
 	}
-	return c, errors.Join(r.errs...)
+	return "", settings.Want("USR1 or USR2")
 }
 
 // complete fills in the defaults and checks the whole.
@@ -269,84 +291,4 @@ func ParseRules(text string) ([]rule.Rule, error) {
 		rules = rules[:rule.MaxRules]
 	}
 	return rules, errors.Join(errs...)
-}
-
-// envReader reads values and collects what is wrong with them.
-type envReader struct {
-	getenv func(string) string
-	errs   []error
-}
-
-func (r *envReader) bad(name, value, want string) {
-	r.errs = append(r.errs, settings.Bad(name, value, want))
-}
-
-func (r *envReader) duration(name string, least time.Duration) time.Duration {
-	v := r.getenv(name)
-	if v == "" {
-		return 0
-	}
-	d, err := time.ParseDuration(v)
-	if err != nil || d < least {
-		r.bad(name, v, fmt.Sprintf("a duration of at least %v, such as 500ms, 2s or 5m", least))
-		return 0
-	}
-	return d
-}
-
-// orNone reads a duration of which 0 means none, which Config spells as below 0.
-func (r *envReader) orNone(name string) time.Duration {
-	d := r.duration(name, 0)
-	if d == 0 && r.getenv(name) != "" {
-		return -1
-	}
-	return d
-}
-
-func (r *envReader) count(name string, least int) int {
-	v := r.getenv(name)
-	if v == "" {
-		return 0
-	}
-	n, err := strconv.Atoi(v)
-	if err != nil || n < least || n > 1<<31-1 {
-		r.bad(name, v, fmt.Sprintf("a whole number from %d on", least))
-		return 0
-	}
-	return n
-}
-
-func (r *envReader) share(name string) float64 {
-	v := r.getenv(name)
-	if v == "" {
-		return 0
-	}
-	digits, percent := strings.CutSuffix(v, "%")
-	share, err := strconv.ParseFloat(digits, 64)
-	if percent {
-		share /= 100
-	}
-	if err != nil || !(share > 0 && share <= 1) {
-		r.bad(name, v, "a share above 0 and at most 1, such as 5% or 0.05")
-		return 0
-	}
-	return share
-}
-
-func (r *envReader) signal(name string) string {
-	v := strings.TrimPrefix(strings.ToUpper(r.getenv(name)), "SIG")
-	switch v {
-	case "", "USR1", "USR2":
-		return v
-	}
-	r.bad(name, r.getenv(name), "USR1 or USR2")
-	return ""
-}
-
-func (r *envReader) rules(name string) []rule.Rule {
-	rules, err := ParseRules(r.getenv(name))
-	if err != nil {
-		r.errs = append(r.errs, fmt.Errorf("%s: %w", name, err))
-	}
-	return rules
 }

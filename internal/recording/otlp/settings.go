@@ -91,6 +91,36 @@ type Settings struct {
 	RetryFor time.Duration
 }
 
+// The variables that have flags of gpuflight trace which change others.
+const (
+	EndpointVariable = "OTEL_EXPORTER_OTLP_ENDPOINT"
+	ProtocolVariable = "OTEL_EXPORTER_OTLP_PROTOCOL"
+	OutputVariable   = "GPUFLIGHT_OUTPUT"
+)
+
+// Table returns the settings that users make, except for the other standard variables of OTLP.
+// Reading it changes s.
+func (s *Settings) Table() []settings.Setting {
+	return []settings.Setting{
+		{
+			Variable: EndpointVariable, Flag: "endpoint",
+			Help: "`URL` of the collector (default: OTEL_EXPORTER_OTLP_ENDPOINT, or http://localhost:4318)",
+		},
+		{
+			Variable: ProtocolVariable, Flag: "protocol",
+			Help: "`protocol` of the collector: http/protobuf or grpc (default: OTEL_EXPORTER_OTLP_PROTOCOL, or http/protobuf)",
+		},
+		{
+			Variable: OutputVariable, Set: settings.To(&s.File, settings.Text), Flag: "output",
+			Help: "write OTLP as JSON lines to `file` and send nothing; .gz and .zst are compressed; an existing file is replaced",
+		},
+		{
+			Variable: "GPUFLIGHT_PROFILES", Set: settings.To(&s.Profiles, settings.Bool), Flag: "profiles", Switch: true,
+			Help: "also send deep windows as profiles, a signal in development that not every collector accepts",
+		},
+	}
+}
+
 // FromEnv reads the standard variables OTEL_EXPORTER_OTLP_*, for all signals and for each one:
 // ENDPOINT, PROTOCOL, HEADERS, TIMEOUT in milliseconds, COMPRESSION, CERTIFICATE,
 // CLIENT_CERTIFICATE, CLIENT_KEY and INSECURE. It also reads
@@ -100,7 +130,7 @@ type Settings struct {
 // An error names the variable and the permitted values. An endpoint without a scheme uses TLS,
 // unless it is on this host or INSECURE is true.
 func FromEnv(getenv func(string) string) (Settings, error) {
-	s := Settings{File: getenv("GPUFLIGHT_OUTPUT")}
+	var s Settings
 	disabled, err := boolean("OTEL_SDK_DISABLED", getenv("OTEL_SDK_DISABLED"))
 	if err != nil {
 		return Settings{}, err
@@ -113,9 +143,7 @@ func FromEnv(getenv func(string) string) (Settings, error) {
 		e.Off = e.Off || disabled
 		s.Signals[signal] = e
 	}
-	r := settings.Reader{Getenv: getenv}
-	s.Profiles = r.Bool("GPUFLIGHT_PROFILES")
-	if err := r.Err(); err != nil {
+	if err := settings.Read(s.Table(), getenv); err != nil {
 		return Settings{}, err
 	}
 	return s, nil
@@ -219,7 +247,7 @@ func boolean(variable, v string) (bool, error) {
 
 func endpointURL(signal Signal, protocol Protocol, insecure bool, lookup func(string) (string, string)) (*url.URL, error) {
 	variable, v := lookup("ENDPOINT")
-	own := variable != "OTEL_EXPORTER_OTLP_ENDPOINT"
+	own := variable != EndpointVariable
 	if v == "" {
 		v = defaultHTTP
 		if protocol == GRPC {

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"math"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -19,7 +18,6 @@ import (
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/bytesize"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
-	"github.com/gpuflight/gpuflight/internal/recording/budget"
 	"github.com/gpuflight/gpuflight/internal/recording/settings"
 	"github.com/gpuflight/gpuflight/semconv"
 )
@@ -67,38 +65,74 @@ type Settings struct {
 // LogOff is above the level of every message.
 const LogOff = slog.Level(math.MaxInt32)
 
-// SettingsFromEnv reads the settings with getenv, which must behave like os.Getenv: "" means unset.
-// The error names each variable with an invalid value and its valid values. The returned Settings
-// are usable even then: invalid variables have their defaults.
+// Table returns the settings that users make. Reading it changes s.
+func (s *Settings) Table() []settings.Setting {
+	const most = math.MaxInt32
+	return []settings.Setting{
+		{Variable: "GPUFLIGHT_DISABLED", Set: settings.To(&s.Disabled, settings.Bool)},
+		{
+			Variable: "GPUFLIGHT_KINDS", Set: settings.To(&s.Kinds, ParseKinds), Flag: "kinds",
+			Help: "`list` of kinds to record, or changes such as +sync,-memset; there are " + strings.Join(KindNames(^cupti.Kinds(0)), ", "),
+		},
+		{
+			Variable: "GPUFLIGHT_GRAPH_NODES", Set: settings.To(&s.GraphNodes, settings.Bool), Flag: "graph-nodes", Switch: true,
+			Help: "record each kernel of a CUDA graph instead of each launch of the graph",
+		},
+		{Variable: "GPUFLIGHT_CUPTI", Set: settings.To(&s.Library, settings.Text)},
+		{Variable: "GPUFLIGHT_BUFFER_SIZE", Set: settings.To(&s.BufferBytes, parseBufferSize)},
+		{
+			Variable: "GPUFLIGHT_MAX_SPANS_PER_SECOND", Set: settings.To(&s.MaxSpansPerSecond, settings.ZeroIsNone(settings.Int(-1, most))), Flag: "max-spans",
+			Help: "`limit` of spans of device work per second and process, 0 for none; metrics include the omitted work (default 20000)",
+		},
+		{Variable: "GPUFLIGHT_MAX_SPANS_PER_TRACE", Set: settings.To(&s.MaxSpansPerTrace, settings.Int(2, most))},
+		{Variable: "GPUFLIGHT_KERNELS_ONLY", Set: settings.To(&s.KernelsOnly, settings.Bool)},
+		{
+			Variable: "GPUFLIGHT_INCLUDE", Set: settings.To(&s.Include, settings.List), Flag: "include",
+			Help: "create spans only for kernels that match one of these `globs`, separated by commas",
+		},
+		{
+			Variable: "GPUFLIGHT_EXCLUDE", Set: settings.To(&s.Exclude, settings.List), Flag: "exclude",
+			Help: "create no spans for kernels that match one of these `globs`",
+		},
+		{
+			Variable: "GPUFLIGHT_MIN_DURATION", Set: settings.To(&s.MinDuration, settings.Duration(0)), Flag: "min-duration",
+			Help: "create no spans for device work shorter than this `duration` (5us)",
+		},
+		{Variable: "GPUFLIGHT_FLUSH_INTERVAL", Set: settings.To(&s.FlushInterval, settings.Duration(time.Millisecond))},
+		{Variable: "GPUFLIGHT_METRIC_INTERVAL", Set: settings.To(&s.MetricInterval, settings.Duration(time.Millisecond))},
+		{
+			Variable: budgetVariable, Set: settings.To(&s.OverheadBudget, settings.Share), Flag: "overhead-budget",
+			Help: "`share` of the program's time that recording may cost (2%): records in time slices; cannot be combined with deep profiling",
+		},
+		{Variable: "GPUFLIGHT_SHUTDOWN_TIMEOUT", Set: settings.To(&s.ShutdownTimeout, settings.Duration(0))},
+		{Variable: "GPUFLIGHT_LOG_LEVEL", Set: settings.To(&s.LogLevel, parseLevel)},
+		{Variable: "GPUFLIGHT_SUMMARY_DIR", Set: settings.To(&s.SummaryDir, settings.Text)},
+		{Variable: "TRACEPARENT", Set: func(v string) error {
+			s.Parent, s.ParentSampled, s.HasParent = ParseTraceparent(v)
+			return nil
+		}},
+		{Variable: "OTEL_RESOURCE_ATTRIBUTES", Set: s.setResource},
+		{
+			// It takes precedence over service.name of OTEL_RESOURCE_ATTRIBUTES, so it comes later.
+			Variable: "OTEL_SERVICE_NAME", Set: settings.To(&s.ServiceName, settings.Text), Flag: "service",
+			Help: "service.name, a `name` (default: OTEL_SERVICE_NAME)",
+		},
+	}
+}
+
+const budgetVariable = "GPUFLIGHT_OVERHEAD_BUDGET"
+
+// SettingsFromEnv reads the settings. getenv works like os.Getenv: "" means not set. The error names
+// each variable with an invalid value and the permitted values. Those settings have their defaults,
+// and the others are valid.
 func SettingsFromEnv(getenv func(string) string) (Settings, error) {
-	r := envReader{settings.Reader{Getenv: getenv}}
-	s := Settings{
-		Disabled:          r.Bool("GPUFLIGHT_DISABLED"),
-		GraphNodes:        r.Bool("GPUFLIGHT_GRAPH_NODES"),
-		Library:           getenv("GPUFLIGHT_CUPTI"),
-		BufferBytes:       r.bufferSize("GPUFLIGHT_BUFFER_SIZE"),
-		Kinds:             r.kinds("GPUFLIGHT_KINDS"),
-		MaxSpansPerSecond: r.Int("GPUFLIGHT_MAX_SPANS_PER_SECOND", -1),
-		MaxSpansPerTrace:  r.Int("GPUFLIGHT_MAX_SPANS_PER_TRACE", 2),
-		KernelsOnly:       r.Bool("GPUFLIGHT_KERNELS_ONLY"),
-		Include:           list(getenv("GPUFLIGHT_INCLUDE")),
-		Exclude:           list(getenv("GPUFLIGHT_EXCLUDE")),
-		MinDuration:       r.Duration("GPUFLIGHT_MIN_DURATION", 0, 0),
-		FlushInterval:     r.Duration("GPUFLIGHT_FLUSH_INTERVAL", time.Millisecond, 0),
-		MetricInterval:    r.Duration("GPUFLIGHT_METRIC_INTERVAL", time.Millisecond, 0),
-		OverheadBudget:    r.budget("GPUFLIGHT_OVERHEAD_BUDGET"),
-		ShutdownTimeout:   r.Duration("GPUFLIGHT_SHUTDOWN_TIMEOUT", 0, DefaultShutdownTimeout),
-		LogLevel:          r.level("GPUFLIGHT_LOG_LEVEL"),
-		SummaryDir:        getenv("GPUFLIGHT_SUMMARY_DIR"),
-	}
-	if n, err := strconv.Atoi(getenv("GPUFLIGHT_MAX_SPANS_PER_SECOND")); err == nil && n == 0 {
-		s.MaxSpansPerSecond = -1 // none; 0 in Config means the default
-	}
-	s.Parent, s.ParentSampled, s.HasParent = ParseTraceparent(getenv("TRACEPARENT"))
-	attributes, err := ParseResource(getenv("OTEL_RESOURCE_ATTRIBUTES"))
-	if err != nil {
-		r.Fail(err)
-	}
+	s := Settings{Kinds: cupti.DefaultKinds, ShutdownTimeout: DefaultShutdownTimeout, LogLevel: slog.LevelWarn}
+	err := settings.Read(s.Table(), getenv)
+	return s, err
+}
+
+func (s *Settings) setResource(text string) error {
+	attributes, err := ParseResource(text)
 	for _, a := range attributes {
 		switch {
 		case a.Key == semconv.ServiceName:
@@ -106,16 +140,12 @@ func SettingsFromEnv(getenv func(string) string) (Settings, error) {
 		case a.Key == semconv.ServiceInstanceID && IsUUID(a.Str):
 			s.InstanceID = a.Str
 		case a.Key == semconv.ServiceInstanceID:
-			// All ids are derived from the instance id. Another id than a UUID cannot replace it,
-			// and two ids would contradict each other.
+			// Other ids are derived from the UUID, so any other id is ignored.
 		default:
 			s.Resource = append(s.Resource, a)
 		}
 	}
-	if name := getenv("OTEL_SERVICE_NAME"); name != "" {
-		s.ServiceName = name
-	}
-	return s, r.Err()
+	return err
 }
 
 // Config returns a recorder's configuration with the settings. [DetectProcess] fills in the fields
@@ -135,7 +165,7 @@ func (s *Settings) Config() Config {
 // Windows require contexts and modules from the start, and a detached CUPTI does not report them.
 func (s *Settings) CheckWindows(allowed bool) error {
 	if allowed && s.OverheadBudget != 0 {
-		return &settings.Error{Variable: "GPUFLIGHT_OVERHEAD_BUDGET", Problem: " and deep profiling (GPUFLIGHT_DEEP) exclude each other: remove one of them"}
+		return &settings.Error{Variable: budgetVariable, Problem: " and deep profiling (GPUFLIGHT_DEEP) exclude each other: remove one of them"}
 	}
 	return nil
 }
@@ -158,60 +188,28 @@ func (s *Settings) Collector() cupti.Config {
 	return c
 }
 
-// envReader reads the values that only the recorder has.
-type envReader struct{ settings.Reader }
-
-func (r *envReader) level(name string) slog.Level {
-	switch v := r.Getenv(name); strings.ToLower(v) {
-	case "", "warn", "warning":
-		return slog.LevelWarn
+func parseLevel(v string) (slog.Level, error) {
+	switch strings.ToLower(v) {
+	case "warn", "warning":
+		return slog.LevelWarn, nil
 	case "debug":
-		return slog.LevelDebug
+		return slog.LevelDebug, nil
 	case "info":
-		return slog.LevelInfo
+		return slog.LevelInfo, nil
 	case "error":
-		return slog.LevelError
+		return slog.LevelError, nil
 	case "off", "none":
-		return LogOff
-	default:
-		r.Bad(name, v, "debug, info, warn, error or off")
-		return slog.LevelWarn
+		return LogOff, nil
 	}
+	return 0, settings.Want("debug, info, warn, error or off")
 }
 
-func (r *envReader) bufferSize(name string) int {
-	v := r.Getenv(name)
-	if v == "" {
-		return 0
-	}
+func parseBufferSize(v string) (int, error) {
 	n, err := bytesize.Parse(v)
 	if err != nil || n < minBuffer || n > maxBuffer {
-		r.Bad(name, v, "a size of "+bytesize.Format(minBuffer)+" to "+bytesize.Format(maxBuffer))
-		return 0
+		return 0, settings.Want("a size of " + bytesize.Format(minBuffer) + " to " + bytesize.Format(maxBuffer))
 	}
-	return int(n)
-}
-
-func (r *envReader) budget(name string) float64 {
-	v := r.Getenv(name)
-	if v == "" {
-		return 0
-	}
-	b, err := budget.Parse(v)
-	if err != nil {
-		r.Bad(name, v, "a share of the program's time, such as 2% or 0.02")
-		return 0
-	}
-	return b
-}
-
-func (r *envReader) kinds(name string) cupti.Kinds {
-	kinds, err := ParseKinds(r.Getenv(name))
-	if err != nil {
-		r.Fail(settings.Wrong(name, "%v", err))
-		return cupti.DefaultKinds
-	}
-	return kinds
+	return int(n), nil
 }
 
 // kindWords are the names of kinds in settings and telemetry, in order. External is absent, because
@@ -247,7 +245,7 @@ func KindNames(set cupti.Kinds) []string {
 // ParseKinds parses a comma-separated list of kinds. The list has either all requested kinds
 // ("kernel,memcpy") or changes to the default ("+runtime,-memset"). "" is the default.
 func ParseKinds(text string) (cupti.Kinds, error) {
-	words := list(text)
+	words, _ := settings.List(text)
 	if len(words) == 0 {
 		return cupti.DefaultKinds, nil
 	}
@@ -287,17 +285,6 @@ func kindsByWord(word string) (cupti.Kinds, bool) {
 	return 0, false
 }
 
-// list splits a list at its commas. It skips empty elements.
-func list(text string) []string {
-	var l []string
-	for e := range strings.SplitSeq(text, ",") {
-		if e = strings.TrimSpace(e); e != "" {
-			l = append(l, e)
-		}
-	}
-	return l
-}
-
 // ParseTraceparent parses a W3C traceparent. ok is false if it is malformed.
 func ParseTraceparent(text string) (parent gpuevent.Ref, sampled, ok bool) {
 	carrier := propagation.MapCarrier{"traceparent": text}
@@ -320,13 +307,14 @@ func Traceparent(r gpuevent.Ref, sampled bool) string {
 // requires, one invalid pair discards them all.
 func ParseResource(text string) ([]gpuevent.Attr, error) {
 	var attributes []gpuevent.Attr
-	for _, pair := range list(text) {
+	pairs, _ := settings.List(text)
+	for _, pair := range pairs {
 		key, value, found := strings.Cut(pair, "=")
 		key, value = strings.TrimSpace(key), strings.TrimSpace(value)
 		k, errKey := url.PathUnescape(key)
 		v, errValue := url.PathUnescape(value)
 		if !found || k == "" || errKey != nil || errValue != nil || !utf8.ValidString(k) || !utf8.ValidString(v) {
-			return nil, &settings.Error{Variable: "OTEL_RESOURCE_ATTRIBUTES", Problem: fmt.Sprintf(" has %q, which is not percent-encoded key=value: the variable is ignored", pair)}
+			return nil, fmt.Errorf("%q is not percent-encoded key=value: the variable is ignored", pair)
 		}
 		at := -1
 		for i := range attributes {

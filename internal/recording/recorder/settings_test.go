@@ -75,8 +75,8 @@ func TestSettings_InvalidValues(t *testing.T) {
 		{"GPUFLIGHT_LOG_LEVEL", "loud", `GPUFLIGHT_LOG_LEVEL is "loud"; it must be debug, info, warn, error or off`},
 		{"GPUFLIGHT_KINDS", "kernels", `GPUFLIGHT_KINDS: "kernels" is not a kind of record: valid kinds are kernel, memcpy, memset, memory, sync, graph, nvtx, runtime, driver, overhead`},
 		{"GPUFLIGHT_KINDS", "kernel,-sync", `GPUFLIGHT_KINDS: "kernel,-sync" mixes a list of kinds with changes to the default: give every kind a sign, or none`},
-		{"OTEL_RESOURCE_ATTRIBUTES", "a=1,b", `OTEL_RESOURCE_ATTRIBUTES has "b", which is not percent-encoded key=value: the variable is ignored`},
-		{"OTEL_RESOURCE_ATTRIBUTES", "a=%zz", `OTEL_RESOURCE_ATTRIBUTES has "a=%zz", which is not percent-encoded key=value: the variable is ignored`},
+		{"OTEL_RESOURCE_ATTRIBUTES", "a=1,b", `OTEL_RESOURCE_ATTRIBUTES: "b" is not percent-encoded key=value: the variable is ignored`},
+		{"OTEL_RESOURCE_ATTRIBUTES", "a=%zz", `OTEL_RESOURCE_ATTRIBUTES: "a=%zz" is not percent-encoded key=value: the variable is ignored`},
 	} {
 		s, err := SettingsFromEnv(env(map[string]string{c.name: c.value}))
 		assert.EqualError(t, err, c.want)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package settings reads the values of settings, with one parser for each kind of value. Its errors
-// hold the variable of the value, so that a program can report the flag that the user set.
+// Package settings reads the settings of a recording. A table has one row for each setting, with
+// its variable, its flag and its parser. Errors name the variable, or the flag that the user set.
 package settings
 
 import (
@@ -13,6 +13,45 @@ import (
 	"time"
 )
 
+// Setting is one row of a table.
+type Setting struct {
+	// Variable is the environment variable.
+	Variable string
+	// Flag is the flag of gpuflight trace that sets the variable, "" for none. Help describes it in
+	// the form of package flag. A switch needs no value.
+	Flag, Help string
+	Switch     bool
+	// Set parses a value that is not "" and stores it. It returns [Want] or another error without
+	// the name of the setting. If it is nil, the owner of the table reads the variable by itself.
+	Set func(value string) error
+}
+
+// Read reads the variables of a table in its order. getenv works like os.Getenv: "" means not set.
+// It returns an [Error] for each invalid value, joined, or nil.
+func Read(table []Setting, getenv func(variable string) string) error {
+	var errs []error
+	for _, s := range table {
+		v := getenv(s.Variable)
+		if v == "" || s.Set == nil {
+			continue
+		}
+		err := s.Set(v)
+		var want Want
+		switch {
+		case errors.As(err, &want):
+			errs = append(errs, &Error{s.Variable, fmt.Sprintf(" is %q; %v", v, want)})
+		case err != nil:
+			errs = append(errs, Wrong(s.Variable, "%v", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Want is the error of a parser that permits other values. It describes them: "true or false".
+type Want string
+
+func (w Want) Error() string { return "it must be " + string(w) }
+
 // Error describes an invalid value of one variable.
 type Error struct {
 	// Variable is the environment variable, or the flag after [Named].
@@ -22,11 +61,6 @@ type Error struct {
 }
 
 func (e *Error) Error() string { return e.Variable + e.Problem }
-
-// Bad returns the error for a variable with an invalid value.
-func Bad(variable, value, want string) error {
-	return &Error{variable, fmt.Sprintf(" is %q; it must be %s", value, want)}
-}
 
 // Wrong returns the error for a variable, with its own text after a colon.
 func Wrong(variable, format string, args ...any) error {
@@ -49,60 +83,85 @@ func Named(err error, name func(variable string) string) error {
 	return err
 }
 
-// Reader reads values and collects their errors. It belongs to one goroutine.
-type Reader struct {
-	// Getenv works like os.Getenv: "" means not set.
-	Getenv func(variable string) string
-	errs   []error
+// To returns a function for [Setting] that stores the parsed value. An invalid value changes
+// nothing.
+func To[T any](field *T, parse func(string) (T, error)) func(string) error {
+	return func(text string) error {
+		v, err := parse(text)
+		if err == nil {
+			*field = v
+		}
+		return err
+	}
 }
 
-// Fail adds an error.
-func (r *Reader) Fail(err error) { r.errs = append(r.errs, err) }
+// Text returns the value itself.
+func Text(v string) (string, error) { return v, nil }
 
-// Bad adds the error for an invalid value.
-func (r *Reader) Bad(variable, value, want string) { r.Fail(Bad(variable, value, want)) }
+// List splits a list at its commas. It omits spaces and empty elements.
+func List(v string) (list []string, err error) {
+	for e := range strings.SplitSeq(v, ",") {
+		if e = strings.TrimSpace(e); e != "" {
+			list = append(list, e)
+		}
+	}
+	return list, nil
+}
 
-// Err returns all errors, joined, or nil.
-func (r *Reader) Err() error { return errors.Join(r.errs...) }
-
-// Bool reads a switch: 1, true, yes, on, or 0, false, no, off in any case. An unset variable is
-// false.
-func (r *Reader) Bool(variable string) bool {
-	v := r.Getenv(variable)
+// Bool reads a switch: 1, true, yes, on, or 0, false, no, off in any case.
+func Bool(v string) (bool, error) {
 	switch strings.ToLower(strings.TrimSpace(v)) {
 	case "", "0", "false", "no", "off":
+		return false, nil
 	case "1", "true", "yes", "on":
-		return true
-	default:
-		r.Bad(variable, v, "true or false")
+		return true, nil
 	}
-	return false
+	return false, Want("true or false")
 }
 
-// Int reads a 32-bit integer of at least least. An unset variable is 0.
-func (r *Reader) Int(variable string, least int) int {
-	v := r.Getenv(variable)
-	if v == "" {
-		return 0
+// Int returns a parser of integers from least to most.
+func Int(least, most int) func(string) (int, error) {
+	return func(v string) (int, error) {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < least || n > most {
+			return 0, Want(fmt.Sprintf("a whole number of %d to %d", least, most))
+		}
+		return n, nil
 	}
-	n, err := strconv.Atoi(v)
-	if err != nil || n < least || n > math.MaxInt32 {
-		r.Bad(variable, v, fmt.Sprintf("a whole number of %d to %d", least, math.MaxInt32))
-		return 0
-	}
-	return n
 }
 
-// Duration reads a duration of at least least. An unset variable has the value otherwise.
-func (r *Reader) Duration(variable string, least, otherwise time.Duration) time.Duration {
-	v := r.Getenv(variable)
-	if v == "" {
-		return otherwise
+// Duration returns a parser of durations of at least least.
+func Duration(least time.Duration) func(string) (time.Duration, error) {
+	return func(v string) (time.Duration, error) {
+		d, err := time.ParseDuration(v)
+		if err != nil || d < least {
+			return 0, Want(fmt.Sprintf("a duration of at least %v, such as 1500us, 200ms or 5s", least))
+		}
+		return d, nil
 	}
-	d, err := time.ParseDuration(v)
-	if err != nil || d < least {
-		r.Bad(variable, v, fmt.Sprintf("a duration of at least %v, such as 1500us, 200ms or 5s", least))
-		return otherwise
+}
+
+// Share reads a percentage ("2%", "0.5 %") or a share ("0.02"). It is above 0 and at most 1.
+func Share(v string) (float64, error) {
+	number, percent := strings.CutSuffix(strings.TrimSpace(v), "%")
+	share, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+	if percent {
+		share /= 100
 	}
-	return d
+	if err != nil || math.IsNaN(share) || share <= 0 || share > 1 {
+		return 0, Want("a share above 0 and at most 1, such as 2% or 0.02")
+	}
+	return share, nil
+}
+
+// ZeroIsNone returns a parser that reads 0 as -1. It is for fields that use 0 for a default and
+// values below 0 for none.
+func ZeroIsNone[T int | time.Duration](parse func(string) (T, error)) func(string) (T, error) {
+	return func(text string) (T, error) {
+		v, err := parse(text)
+		if err == nil && v == 0 {
+			v = -1
+		}
+		return v, err
+	}
 }

@@ -3,12 +3,9 @@
 package engine
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/recording/settings"
@@ -42,57 +39,53 @@ type Settings struct {
 	Dump string
 }
 
-// SettingsFromEnv reads the settings by getenv, which is os.Getenv or like it: "" is not set. Its
-// error names each variable with a bad value and what would be good; the Settings beside it have
-// the default there.
+// Table returns the settings that users make. Reading it changes s.
+func (s *Settings) Table() []settings.Setting {
+	return []settings.Setting{
+		{Variable: "GPUFLIGHT_DEEP_PERIOD", Set: settings.To(&s.PeriodLog2, parsePeriod)},
+		{Variable: "GPUFLIGHT_DEEP_SERIALIZE", Set: settings.To(&s.Serialize, settings.Bool)},
+		{Variable: "GPUFLIGHT_DEEP_METRICS", Set: settings.To(&s.Metrics, parseMetrics)},
+		{Variable: "GPUFLIGHT_DEEP_ROWS", Set: settings.To(&s.MaxRows, settings.Int(1, cupti.DefaultMaxRows))},
+		{Variable: "GPUFLIGHT_DEEP_DUMP", Set: settings.To(&s.Dump, parseFolder)},
+	}
+}
+
+// SettingsFromEnv reads the settings. getenv works like os.Getenv: "" means not set. The error names
+// each variable with an invalid value and the permitted values. Those settings have their defaults.
 func SettingsFromEnv(getenv func(string) string) (Settings, error) {
-	s := Settings{Dump: getenv("GPUFLIGHT_DEEP_DUMP")}
-	var errs []error
-	bad := func(name, value, want string) {
-		errs = append(errs, settings.Bad(name, value, want))
+	var s Settings
+	err := settings.Read(s.Table(), getenv)
+	return s, err
+}
+
+func parsePeriod(v string) (int, error) {
+	n, err := settings.Int(cupti.MinPeriodLog2, cupti.MaxPeriodLog2)(v)
+	if err != nil {
+		return 0, settings.Want(fmt.Sprintf("N of %d to %d, for a sample every 2^N cycles; 16 is 65,536", cupti.MinPeriodLog2, cupti.MaxPeriodLog2))
 	}
-	if v := getenv("GPUFLIGHT_DEEP_PERIOD"); v != "" {
-		n, err := strconv.Atoi(v)
-		if err != nil || n < cupti.MinPeriodLog2 || n > cupti.MaxPeriodLog2 {
-			bad("GPUFLIGHT_DEEP_PERIOD", v, fmt.Sprintf("N of %d to %d, for a sample every 2^N cycles; 16 is 65,536", cupti.MinPeriodLog2, cupti.MaxPeriodLog2))
-		} else {
-			s.PeriodLog2 = n
-		}
-	}
-	if v := getenv("GPUFLIGHT_DEEP_ROWS"); v != "" {
-		n, err := strconv.Atoi(v)
-		if err != nil || n < 1 || n > cupti.DefaultMaxRows {
-			bad("GPUFLIGHT_DEEP_ROWS", v, fmt.Sprintf("a whole number of 1 to %d", cupti.DefaultMaxRows))
-		} else {
-			s.MaxRows = n
-		}
-	}
-	switch v := getenv("GPUFLIGHT_DEEP_SERIALIZE"); strings.ToLower(v) {
-	case "", "0", "false", "no", "off":
-	case "1", "true", "yes", "on":
-		s.Serialize = true
-	default:
-		bad("GPUFLIGHT_DEEP_SERIALIZE", v, "true or false")
-	}
-	for name := range strings.SplitSeq(getenv("GPUFLIGHT_DEEP_METRICS"), ",") {
-		names := []string{strings.TrimSpace(name)}
-		switch names[0] {
-		case "":
-			continue
-		case "memory":
+	return n, nil
+}
+
+// parseMetrics reads a list of metrics. It replaces "memory" by its metrics and omits duplicates.
+func parseMetrics(v string) (metrics []string, err error) {
+	list, err := settings.List(v)
+	for _, name := range list {
+		names := []string{name}
+		if name == "memory" {
 			names = cupti.MemoryMetrics
 		}
 		for _, name := range names {
-			if !slices.Contains(s.Metrics, name) {
-				s.Metrics = append(s.Metrics, name)
+			if !slices.Contains(metrics, name) {
+				metrics = append(metrics, name)
 			}
 		}
 	}
-	if s.Dump != "" {
-		if info, err := os.Stat(s.Dump); err != nil || !info.IsDir() {
-			bad("GPUFLIGHT_DEEP_DUMP", s.Dump, "a folder that exists")
-			s.Dump = ""
-		}
+	return metrics, err
+}
+
+func parseFolder(v string) (string, error) {
+	if info, err := os.Stat(v); err != nil || !info.IsDir() {
+		return "", settings.Want("a folder that exists")
 	}
-	return s, errors.Join(errs...)
+	return v, nil
 }
