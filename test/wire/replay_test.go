@@ -257,7 +257,7 @@ func TestReplay_CurrentAgent(t *testing.T) {
 				sum := crc32.ChecksumIEEE(w.gz)
 				r := conn.exchange(w.shipped(address, sum+1))
 				assert.Equal(t, http.StatusBadRequest, r.status)
-				assert.Contains(t, r.Error, "damaged on its way")
+				assert.Contains(t, r.Error, "the body is damaged")
 				breakOff(t, address, w.shipped(address, sum))
 				for range 2 {
 					r = conn.exchange(w.shipped(address, sum))
