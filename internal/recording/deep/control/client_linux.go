@@ -4,11 +4,11 @@ package control
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -28,21 +28,20 @@ import (
 const (
 	// answerTime is how long a process may take for its first reply: its request time and a little.
 	answerTime = requestTime + replyTime
-	// maxListed bounds the processes of a list, maxAsked how many of them are asked at a time.
+	// maxListed bounds the processes of a list.
 	maxListed = 256
-	maxAsked  = 16
 )
 
-// Client asks processes. It may be used by any goroutine.
+// Client sends requests to processes. It is safe for concurrent use.
 type Client struct {
 	Place Place
-	// patience is answerTime but in tests.
+	// patience replaces answerTime in tests.
 	patience time.Duration
 }
 
-// Listed is a process that listens.
+// Listed is a process that accepts requests.
 type Listed struct {
-	// PID is the id as seen from here.
+	// PID is the id in the PID namespace of the client.
 	PID     int
 	UID     int
 	Process Process
@@ -56,25 +55,26 @@ type Listed struct {
 // package's errors, or the cause of ctx. If ctx ends, the window continues. The result of an opened
 // window is in the window.
 func (c *Client) Open(ctx context.Context, pid int, q Request, accepted func(deep.Window)) (deep.Window, error) {
-	e, err := c.exchange(ctx, pid, http.MethodPost, windowsPath, q)
+	body, err := json.Marshal(q)
 	if err != nil {
 		return deep.Window{}, err
 	}
-	defer e.close()
-	r, err := e.reply()
-	switch {
-	case err != nil:
+	a, err := c.send(ctx, pid, http.MethodPost, windowsPath, body)
+	if err != nil {
 		return deep.Window{}, err
-	case r.Outcome != nil:
-		return deep.Window{}, &deep.Error{Outcome: *r.Outcome}
-	case r.Window == nil:
-		return deep.Window{}, errUnexpected
 	}
-	if accepted != nil {
+	defer a.close()
+	r, err := a.next()
+	if err == nil && r.Outcome != nil {
+		err = &deep.Error{Outcome: *r.Outcome}
+	}
+	if err != nil {
+		return deep.Window{}, err
+	}
+	if r.Window != nil && accepted != nil {
 		accepted(*r.Window)
 	}
-	e.timer.Stop() // the process bounds the rest: the window and the calls that close it
-	if r, err = e.reply(); err != nil {
+	if r, err = a.next(); err != nil {
 		return deep.Window{}, err
 	}
 	if r.Window == nil {
@@ -85,23 +85,23 @@ func (c *Client) Open(ctx context.Context, pid int, q Request, accepted func(dee
 
 // Close ends the open window of a process and reports whether there was one.
 func (c *Client) Close(ctx context.Context, pid int) (found bool, err error) {
-	e, err := c.exchange(ctx, pid, http.MethodDelete, windowsPath, nil)
+	a, err := c.send(ctx, pid, http.MethodDelete, windowsPath, nil)
 	if err != nil {
 		return false, err
 	}
-	defer e.close()
-	r, err := e.reply()
+	defer a.close()
+	r, err := a.next()
 	return r.Found, err
 }
 
 // Status returns the identity of a process and its report.
 func (c *Client) Status(ctx context.Context, pid int) (Process, deep.Report, error) {
-	e, err := c.exchange(ctx, pid, http.MethodGet, statusPath, nil)
+	a, err := c.send(ctx, pid, http.MethodGet, statusPath, nil)
 	if err != nil {
 		return Process{}, deep.Report{}, err
 	}
-	defer e.close()
-	r, err := e.reply()
+	defer a.close()
+	r, err := a.next()
 	if err == nil && (r.Process == nil || r.Report == nil) {
 		err = errUnexpected
 	}
@@ -111,36 +111,26 @@ func (c *Client) Status(ctx context.Context, pid int) (Process, deep.Report, err
 	return *r.Process, *r.Report, nil
 }
 
-// List returns the processes of this user, for root those of all users, that can be asked, by id.
-// Those in containers that share no folder with this process are not among them.
+// List returns the processes of this user, for root those of all users, that accept requests, by
+// id.
 func (c *Client) List(ctx context.Context) []Listed {
 	var list []Listed
-	for _, f := range c.folders() {
-		d, err := openDir(f.path, f.uid)
-		if err != nil {
-			continue // it is not there, or not what it should be
+	folders, _ := filepath.Glob("/proc/[0-9]*") // the pattern is valid
+	for _, path := range folders {
+		pid, err := strconv.Atoi(filepath.Base(path))
+		uid := int(procfs.ParseUID(procfs.ReadFile(path + "/status")))
+		if err != nil || os.Geteuid() != 0 && os.Geteuid() != uid || len(list) == maxListed {
+			continue
 		}
-		for _, pid := range d.pids() {
-			if len(list) == maxListed || ctx.Err() != nil {
-				break
-			}
-			if !exists(pid) || slices.ContainsFunc(list, func(l Listed) bool { return l.PID == pid }) {
-				continue
-			}
-			if owner, err := listener(d.at(socketName(pid))); err != nil || owner != pid {
-				continue // it has ended, or belongs to another namespace
-			}
-			list = append(list, Listed{PID: pid, UID: f.uid})
+		if conn, err := c.dial(ctx, pid); err == nil {
+			_ = conn.Close()
+			list = append(list, Listed{PID: pid, UID: uid})
 		}
-		d.close()
 	}
-	// Together, so that those that do not answer keep nobody waiting.
+	// Concurrently, so that one that does not answer does not delay the others.
 	var asked sync.WaitGroup
-	slots := make(chan struct{}, maxAsked)
 	for i := range list {
-		slots <- struct{}{}
 		asked.Go(func() {
-			defer func() { <-slots }()
 			l := &list[i]
 			l.Process, l.Report, l.Err = c.Status(ctx, l.PID)
 		})
@@ -150,71 +140,21 @@ func (c *Client) List(ctx context.Context) []Listed {
 	return list
 }
 
-type userFolder struct {
-	path string
-	uid  int
-}
-
-// folders are those in which a List looks.
-func (c *Client) folders() []userFolder {
-	uid := os.Geteuid()
-	list := []userFolder{{filepath.Join(c.Place.temp(), folder+"-"+strconv.Itoa(uid)), uid}}
-	if filepath.IsAbs(c.Place.RuntimeDir) {
-		list = append(list, userFolder{filepath.Join(c.Place.RuntimeDir, folder), uid})
-	}
-	if uid != 0 {
-		return list
-	}
-	for _, pattern := range []string{filepath.Join(c.Place.temp(), folder+"-*"), "/run/user/*/" + folder} {
-		paths, _ := filepath.Glob(pattern) // the patterns are good
-		for _, path := range paths {
-			digits := strings.TrimPrefix(filepath.Base(path), folder+"-")
-			if digits == folder {
-				digits = filepath.Base(filepath.Dir(path))
-			}
-			if owner, err := strconv.Atoi(digits); err == nil && owner != uid {
-				list = append(list, userFolder{path, owner})
-			}
-		}
-	}
-	return list
-}
-
 var errUnexpected = errors.New("the process sent an unexpected response")
 
-// exchange is a request and its response, which may have several JSON values.
-type exchange struct {
+// answer is a response, which may have several JSON values.
+type answer struct {
 	ctx      context.Context
-	cancel   context.CancelCauseFunc
-	timer    *time.Timer
 	response *http.Response
 	values   *json.Decoder
 }
 
-// exchange connects and sends a request. It returns when the headers of the response are there.
-func (c *Client) exchange(ctx context.Context, pid int, method, path string, body any) (*exchange, error) {
+func (a *answer) close() { _ = a.response.Body.Close() }
+
+// send connects and sends a request. It returns when the headers of the response are there.
+func (c *Client) send(ctx context.Context, pid int, method, path string, body []byte) (*answer, error) {
 	conn, err := c.dial(ctx, pid)
 	if err != nil {
-		return nil, err
-	}
-	var encoded []byte
-	if body != nil {
-		if encoded, err = json.Marshal(body); err != nil {
-			_ = conn.Close()
-			return nil, err
-		}
-	}
-	e := &exchange{}
-	e.ctx, e.cancel = context.WithCancelCause(ctx)
-	patience := c.patience
-	if patience == 0 {
-		patience = answerTime
-	}
-	e.timer = time.AfterFunc(patience, func() { e.cancel(ErrNotAnswering) })
-	request, err := http.NewRequestWithContext(e.ctx, method, "http://gpuflight"+path, bytes.NewReader(encoded))
-	if err != nil {
-		_ = conn.Close()
-		e.close()
 		return nil, err
 	}
 	transport := &http.Transport{
@@ -222,29 +162,25 @@ func (c *Client) exchange(ctx context.Context, pid int, method, path string, bod
 		DisableKeepAlives:      true,
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: maxRequest,
+		ResponseHeaderTimeout:  cmp.Or(c.patience, answerTime),
 	}
-	if e.response, err = transport.RoundTrip(request); err != nil { //nolint:bodyclose // e.close does
+	request, err := http.NewRequestWithContext(ctx, method, "http://gpuflight"+path, bytes.NewReader(body))
+	if err != nil {
 		_ = conn.Close()
-		err = e.explain(err)
-		e.close()
 		return nil, err
 	}
-	e.values = json.NewDecoder(http.MaxBytesReader(nil, e.response.Body, maxReply))
-	return e, nil
-}
-
-func (e *exchange) close() {
-	e.timer.Stop()
-	if e.response != nil {
-		_ = e.response.Body.Close()
+	response, err := transport.RoundTrip(request) //nolint:bodyclose // answer.close does
+	if err != nil {
+		_ = conn.Close()
+		return nil, explain(ctx, err)
 	}
-	e.cancel(nil)
+	return &answer{ctx, response, json.NewDecoder(http.MaxBytesReader(nil, response.Body, maxReply))}, nil
 }
 
-// reply decodes the next value of the response.
-func (e *exchange) reply() (r reply, err error) {
-	if err := e.values.Decode(&r); err != nil {
-		return reply{}, e.explain(err)
+// next decodes the next value of the response.
+func (a *answer) next() (r reply, err error) {
+	if err := a.values.Decode(&r); err != nil {
+		return reply{}, explain(a.ctx, err)
 	}
 	if r.Error != "" {
 		return reply{}, fmt.Errorf("the process says: %s", r.Error)
@@ -253,64 +189,54 @@ func (e *exchange) reply() (r reply, err error) {
 }
 
 // explain describes an error of the connection.
-func (e *exchange) explain(err error) error {
-	var tooLarge *http.MaxBytesError
-	var syntax *json.SyntaxError
-	var kind *json.UnmarshalTypeError
+func explain(ctx context.Context, err error) error {
+	var timeout net.Error
 	switch {
-	case e.ctx.Err() != nil:
-		return context.Cause(e.ctx)
-	case errors.As(err, &tooLarge):
-		return fmt.Errorf("the response has more than %d bytes", maxReply)
-	case errors.As(err, &syntax), errors.As(err, &kind):
-		return fmt.Errorf("the response is not valid: %w", err)
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return ErrNotAnswering
 	}
-	return fmt.Errorf("the process has ended, or does not answer: %w", err)
+	return fmt.Errorf("the process has ended, or its response is not valid: %w", err)
 }
 
-// dial finds the socket of a process and connects to it.
+// dial finds the socket of a process and connects to it. A process in a container is reached
+// through /proc/PID/root, under the id that it has in its own PID namespace.
 func (c *Client) dial(ctx context.Context, pid int) (*net.UnixConn, error) {
 	status := procfs.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	uid, ok := userOf(status)
-	if pid <= 0 || !ok || !exists(pid) {
+	uid := procfs.ParseUID(status)
+	if pid <= 0 || uid == procfs.UnknownUser {
 		return nil, ErrNoProcess
 	}
-	own := pid
-	if inner := procfs.ParseVPID(status); inner != 0 {
-		own = int(inner)
+	name := socketName(cmp.Or(int(procfs.ParseVPID(status)), pid))
+	own := c.Place
+	for variable := range strings.SplitSeq(string(procfs.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))), "\x00") {
+		if value, ok := strings.CutPrefix(variable, "XDG_RUNTIME_DIR="); ok {
+			own.RuntimeDir = value
+		}
 	}
 	problem := ErrNotListening
-	for _, path := range c.paths(pid, uid) {
-		d, err := openDir(path, uid)
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-			continue
-		}
-		if err != nil {
-			problem = err
-			continue
-		}
-		conn, err := d.connect(ctx, own, pid)
-		d.close()
-		if err == nil {
-			return conn, nil
-		}
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED) {
-			problem = err
+	for _, folder := range append(own.folders(int(uid)), c.Place.folders(int(uid))...) {
+		for _, root := range []string{fmt.Sprintf("/proc/%d/root", pid), ""} {
+			conn, err := connect(ctx, filepath.Join(root, folder, name), pid)
+			switch {
+			case err == nil:
+				return conn, nil
+			case ctx.Err() != nil:
+				return nil, context.Cause(ctx)
+			case errors.Is(err, unix.EAGAIN): // the queue of the socket is full
+				problem = ErrNotAnswering
+			case !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) && !errors.Is(err, unix.ECONNREFUSED):
+				problem = err
+			}
 		}
 	}
 	return nil, problem
 }
 
-// connect connects to the socket of a process that calls itself own and is pid from here.
-func (d *dir) connect(ctx context.Context, own, pid int) (*net.UnixConn, error) {
-	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "unix", d.at(socketName(own)))
-	if errors.Is(err, unix.EAGAIN) {
-		return nil, ErrNotAnswering // more wait for it than the kernel lets
-	}
+// connect connects to a socket that must be of a process.
+func connect(ctx context.Context, path string, pid int) (*net.UnixConn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err != nil {
 		return nil, err
 	}
@@ -324,46 +250,4 @@ func (d *dir) connect(ctx context.Context, own, pid int) (*net.UnixConn, error) 
 		return nil, err
 	}
 	return u, nil
-}
-
-// paths are the folders in which a process of a user may have its socket, best first. Each is
-// looked for where the process sees it, if it may be looked at, and then where this one does.
-func (c *Client) paths(pid, uid int) []string {
-	private := folder + "-" + strconv.Itoa(uid)
-	var inside []string
-	add := func(path string) {
-		if filepath.IsAbs(path) && !slices.Contains(inside, path) {
-			inside = append(inside, path)
-		}
-	}
-	for variable := range bytes.SplitSeq(procfs.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)), []byte{0}) {
-		if v, ok := bytes.CutPrefix(variable, []byte("XDG_RUNTIME_DIR=")); ok && len(v) < 1024 {
-			add(filepath.Join(string(v), folder))
-		}
-	}
-	if uid == os.Geteuid() && c.Place.RuntimeDir != "" {
-		add(filepath.Join(c.Place.RuntimeDir, folder))
-	}
-	add(fmt.Sprintf("/run/user/%d/%s", uid, folder))
-	add(filepath.Join(c.Place.temp(), private))
-	var list []string
-	for _, path := range inside {
-		list = append(list, fmt.Sprintf("/proc/%d/root%s", pid, path), path)
-	}
-	return list
-}
-
-// userOf returns the effective user id from the text of /proc/PID/status.
-func userOf(status []byte) (uid int, ok bool) {
-	for line := range strings.Lines(string(status)) {
-		if rest, found := strings.CutPrefix(line, "Uid:"); found {
-			ids := strings.Fields(rest)
-			if len(ids) < 2 {
-				return 0, false
-			}
-			uid, err := strconv.Atoi(ids[1])
-			return uid, err == nil
-		}
-	}
-	return 0, false
 }

@@ -5,11 +5,10 @@
 //
 // # Socket
 //
-// The socket is PID.sock in $XDG_RUNTIME_DIR/gpuflight if only the user can change that folder,
-// else in /tmp/gpuflight-UID. The folder must belong to the user, have mode 0700 and not be a
-// symbolic link. Client and server open the folder first and reach its files through the open
-// descriptor, so later changes of the path have no effect. PID is the id inside the process's own
-// PID namespace. The client reaches a process in a container through /proc/PID/root.
+// The socket is PID.sock in $XDG_RUNTIME_DIR/gpuflight, or in /tmp/gpuflight-UID if the first cannot
+// be used. The folder must belong to the user, have mode 0700 and not be a symbolic link. PID is the
+// id inside the process's own PID namespace. The client reaches a process in a container through
+// /proc/PID/root.
 //
 // Both sides check the peer with SO_PEERCRED. The server accepts its own user and root. The client
 // accepts only the process that it asked for. A forked child inherits the socket but does not

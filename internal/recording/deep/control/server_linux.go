@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -26,8 +27,6 @@ type Server struct {
 	process    Process
 	controller *deep.Controller
 	log        *slog.Logger
-	dir        *dir
-	inode      uint64
 	listener   *net.UnixListener
 	http       http.Server
 	stop       chan struct{}
@@ -70,14 +69,15 @@ func listen(p Place, process Process, c *deep.Controller, log *slog.Logger, pati
 		log = slog.New(slog.DiscardHandler)
 	}
 	process.PID = os.Getpid()
-	d, err := makeDir(p)
+	folder, err := p.Folder()
 	if err != nil {
 		return nil, fmt.Errorf("socket for deep windows: %w", err)
 	}
-	d.clean()
-	s := &Server{process: process, controller: c, log: log, dir: d, stop: make(chan struct{}), served: make(chan struct{})}
-	if err := s.bind(); err != nil {
-		d.close()
+	removeStale(folder)
+	s := &Server{process: process, controller: c, log: log, stop: make(chan struct{}), served: make(chan struct{})}
+	path := filepath.Join(folder, socketName(process.PID))
+	// The folder's mode protects the socket.
+	if s.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}); err != nil {
 		return nil, fmt.Errorf("socket for deep windows: %w", err)
 	}
 	mux := http.NewServeMux()
@@ -113,50 +113,13 @@ func listen(p Place, process Process, c *deep.Controller, log *slog.Logger, pati
 	return s, nil
 }
 
-// bind makes the socket under another name first: under its own it listens from the beginning, so
-// that nobody takes it for stale.
-func (s *Server) bind() (err error) {
-	fd := int(s.dir.file.Fd())
-	name, first := socketName(s.process.PID), fmt.Sprint(s.process.PID, unfinished)
-	_ = unix.Unlinkat(fd, first, 0) // of a process that had the id before
-	s.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: s.dir.at(first), Net: "unix"})
-	if err != nil {
-		return err
-	}
-	s.listener.SetUnlinkOnClose(false) // Close does, if it is still ours
-	defer func() {
-		_ = unix.Unlinkat(fd, first, 0)
-		if err != nil {
-			_ = s.listener.Close()
-		}
-	}()
-	if err := unix.Fchmodat(fd, first, 0o600, 0); err != nil {
-		return fmt.Errorf("set the mode of %s: %w", name, err)
-	}
-	var st unix.Stat_t
-	if err := unix.Fstatat(fd, first, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return fmt.Errorf("look at %s: %w", name, err)
-	}
-	s.inode = st.Ino
-	err = unix.Linkat(fd, first, fd, name, 0)
-	if errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("%s is there already: of this process, or of another with the same id in another PID namespace that shares %s", name, s.dir.path)
-	}
-	return err
-}
-
 // Path returns where the socket is, for people.
-func (s *Server) Path() string { return s.dir.path + "/" + socketName(s.process.PID) }
+func (s *Server) Path() string { return s.listener.Addr().String() }
 
 // Close removes the socket and ends the connections. Stop the controller first: clients that wait
 // for a window then receive its result. Close takes replyTime at most. A second call waits as well.
 func (s *Server) Close() {
 	s.once.Do(func() {
-		var st unix.Stat_t
-		fd, name := int(s.dir.file.Fd()), socketName(s.process.PID)
-		if unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Ino == s.inode {
-			_ = unix.Unlinkat(fd, name, 0)
-		}
 		close(s.stop)
 		ctx, cancel := context.WithTimeout(context.Background(), replyTime)
 		defer cancel()
@@ -164,7 +127,6 @@ func (s *Server) Close() {
 			_ = s.http.Close()
 		}
 		<-s.served
-		s.dir.close()
 	})
 }
 

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
 )
@@ -40,10 +39,7 @@ func TestFoldersThatAreNotUsed(t *testing.T) {
 			if err := tc.make(t, filepath.Join(temp, fmt.Sprint("gpuflight-", uid))); err != nil {
 				t.Fatal(err)
 			}
-			d, err := makeDir(Place{TempDir: temp})
-			if err == nil {
-				d.close()
-			}
+			_, err := Place{TempDir: temp}.Folder()
 			if err == nil || !strings.Contains(err.Error(), tc.problem) {
 				t.Errorf("error %v", err)
 			}
@@ -63,7 +59,6 @@ func TestRuntimeDir(t *testing.T) {
 	}{
 		{0o700, runtimeDir, runtimeDir + "/gpuflight"},
 		{0o755, runtimeDir, runtimeDir + "/gpuflight"},
-		{0o777, runtimeDir, temp + fmt.Sprint("/gpuflight-", os.Geteuid())},
 		{0o700, "relative", temp + fmt.Sprint("/gpuflight-", os.Geteuid())},
 		{0o700, runtimeDir + "/none", temp + fmt.Sprint("/gpuflight-", os.Geteuid())},
 		{0o700, "", temp + fmt.Sprint("/gpuflight-", os.Geteuid())},
@@ -71,52 +66,30 @@ func TestRuntimeDir(t *testing.T) {
 		if err := os.Chmod(runtimeDir, tc.mode); err != nil {
 			t.Fatal(err)
 		}
-		d, err := makeDir(Place{RuntimeDir: tc.dir, TempDir: temp})
+		path, err := Place{RuntimeDir: tc.dir, TempDir: temp}.Folder()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d.path != tc.want {
-			t.Errorf("%v %s: %s, want %s", tc.mode, tc.dir, d.path, tc.want)
+		if path != tc.want {
+			t.Errorf("%v %s: %s, want %s", tc.mode, tc.dir, path, tc.want)
 		}
-		d.close()
 	}
 	if p := PlaceFromEnv(func(name string) string { return name }); p.RuntimeDir != "XDG_RUNTIME_DIR" || p.temp() != "/tmp" {
 		t.Errorf("%+v", p)
 	}
 }
 
-// TestLongPaths has a folder whose path is longer than the address of a socket may be.
-func TestLongPaths(t *testing.T) {
-	temp := filepath.Join(t.TempDir(), strings.Repeat("long/", 60))
-	if err := os.MkdirAll(temp, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	c, err := deep.New(deep.Config{}, engines{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := Listen(Place{TempDir: temp}, Process{}, c, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	client := patient(Place{TempDir: temp})
-	if _, _, err := client.Status(limited(t), os.Getpid()); err != nil {
-		t.Error(err)
-	}
-	if again, err := Listen(Place{TempDir: temp}, Process{}, c, nil); err == nil || !strings.Contains(err.Error(), "is there already") {
+func TestSecondServer(t *testing.T) {
+	h := newHarness(t, deep.Config{})
+	if again, err := Listen(h.place, Process{}, h.controller, nil); err == nil || !strings.Contains(err.Error(), "address already in use") {
 		t.Errorf("listens twice: %v, %v", again, err)
 	}
-	if _, _, err := client.Status(limited(t), os.Getpid()); err != nil {
+	if _, _, err := h.client.Status(limited(t), os.Getpid()); err != nil {
 		t.Error(err)
 	}
-	entries, err := os.ReadDir(s.dir.path)
+	entries, err := os.ReadDir(filepath.Dir(h.server.Path()))
 	if err != nil || len(entries) != 1 {
 		t.Errorf("entries %v, %v", entries, err)
-	}
-	info, err := os.Stat(s.Path())
-	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("%v, %v", info, err)
 	}
 }
 
@@ -180,19 +153,20 @@ func TestStaleSockets(t *testing.T) {
 	if p, _, err := client.Status(limited(t), pid); err != nil || p.PID != pid {
 		t.Errorf("while it lives: %+v, %v", p, err)
 	}
-	if list := client.List(limited(t)); len(list) != 1 || list[0].PID != pid || list[0].Err != nil {
-		t.Errorf("list %+v", list)
+	if l, found := listed(t, &client, pid); !found || l.Err != nil {
+		t.Errorf("listed %+v, %t", l, found)
 	}
 	// What it left to its child is not the child's.
 	if _, _, err := client.Status(limited(t), holder); !errors.Is(err, ErrNotListening) {
 		t.Errorf("the child: %v", err)
 	}
 	// Nor is what another process puts in the child's place.
-	f, err := openDir(filepath.Join(place.TempDir, fmt.Sprint("gpuflight-", os.Geteuid())), os.Geteuid())
+	folder, err := place.Folder()
 	if err != nil {
 		t.Fatal(err)
 	}
-	impostor, err := net.ListenUnix("unix", &net.UnixAddr{Name: f.at(socketName(holder)), Net: "unix"})
+	at := func(name string) string { return filepath.Join(folder, name) }
+	impostor, err := net.ListenUnix("unix", &net.UnixAddr{Name: at(socketName(holder)), Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,31 +174,19 @@ func TestStaleSockets(t *testing.T) {
 		t.Errorf("in place of the child: %v", err)
 	}
 	_ = impostor.Close()
-	f.close()
 	if err := parent.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = parent.Wait() // it was killed
 
-	d, err := openDir(filepath.Join(place.TempDir, fmt.Sprint("gpuflight-", os.Geteuid())), os.Geteuid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.close()
-	if !slices.Equal(d.pids(), []int{pid}) {
-		t.Fatalf("sockets of %v", d.pids())
-	}
-	if owner, err := listener(d.at(socketName(pid))); err != nil || owner != pid {
-		t.Errorf("%d listens, %v: the test does not show what it should", owner, err)
-	}
 	if _, _, err := client.Status(limited(t), pid); !errors.Is(err, ErrNoProcess) {
 		t.Errorf("after it was killed: %v", err)
 	}
-	if list := client.List(limited(t)); len(list) != 0 {
-		t.Errorf("list %+v", list)
+	if l, found := listed(t, &client, pid); found {
+		t.Errorf("listed %+v", l)
 	}
 	leave := func(name string) {
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: d.at(name), Net: "unix"})
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: at(name), Net: "unix"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -240,29 +202,26 @@ func TestStaleSockets(t *testing.T) {
 	// A process of another namespace listens under the id of one that is dead here: from here it
 	// has the id of this test.
 	other := ended(t)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: d.at(socketName(other)), Net: "unix"})
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: at(socketName(other)), Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	leave("7" + unfinished)
-	leave("8" + unfinished)
-	old := time.Now().Add(-time.Hour)
-	if err := os.Chtimes(d.at("8"+unfinished), old, old); err != nil {
+	if err := os.WriteFile(at("notes.txt"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(d.at("notes.txt"), nil, 0o600); err != nil {
+	removeStale(folder)
+	entries, err := os.ReadDir(folder)
+	if err != nil {
 		t.Fatal(err)
 	}
-	d.clean()
-	names := d.names()
-	slices.Sort(names)
-	want := []string{socketName(1), socketName(other), "7.new", "notes.txt"}
+	var names []string
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	want := []string{socketName(1), socketName(other), socketName(pid), "notes.txt"} // a child holds that of pid
 	slices.Sort(want)
 	if !slices.Equal(names, want) {
 		t.Errorf("left are %q, want %q", names, want)
-	}
-	if list := client.List(limited(t)); len(list) != 0 {
-		t.Errorf("list %+v", list)
 	}
 }
