@@ -24,10 +24,10 @@ import (
 )
 
 func TestPrepare_DeepWindowFlags(t *testing.T) {
-	_, changes := prepared(t, nil, "--deep-after", "30s", "--deep-for", "2s", "--deep-when", "kernel.rate < 100/s", "--deep-when", "busy.ratio < 50%", "--deep-engine", "both")
+	_, changes := prepared(t, nil, "--deep-after", "30s", "--deep-for", "2s", "--deep-when", "kernel.rate < 100/s", "--deep-when", "scope(step).p95 > 5ms", "--deep-engine", "both")
 	for name, want := range map[string]string{
 		"GPUFLIGHT_DEEP": "true", "GPUFLIGHT_DEEP_AFTER": "30s", "GPUFLIGHT_DEEP_FOR": "2s", "GPUFLIGHT_DEEP_ENGINE": "both",
-		"GPUFLIGHT_DEEP_WHEN": "kernel.rate < 100/s;busy.ratio < 50%",
+		"GPUFLIGHT_DEEP_WHEN": "kernel.rate < 100/s;scope(step).p95 > 5ms",
 	} {
 		assert.Equal(t, want, changes[name])
 	}
@@ -58,7 +58,7 @@ func TestPrepare_DeepWindowFlags(t *testing.T) {
 }
 
 func TestPrintNoWindow_Reasons(t *testing.T) {
-	rules := []rule.Rule{{Text: "kernel.rate < 1/s"}, {Text: "busy.ratio < 1%"}}
+	rules := []rule.Rule{{Text: "kernel.rate < 1/s"}, {Text: "scope(step).p95 > 5ms"}}
 	began := time.Now()
 	for _, tc := range []struct {
 		cfg  deep.Config
@@ -69,7 +69,7 @@ func TestPrintNoWindow_Reasons(t *testing.T) {
 		{deep.Config{After: time.Second}, "no deep window opened at the configured time: "},
 		{deep.Config{Every: 5 * time.Minute}, "no deep window opened: the first was to open 5m0s after the start, and the command took 1.2s\n"},
 		{deep.Config{When: rules}, "no deep window opened for the rule \"kernel.rate < 1/s\": it was not met, "},
-		{deep.Config{When: rules}, "no deep window opened for the rule \"busy.ratio < 1%\": it was not met, "},
+		{deep.Config{When: rules}, "no deep window opened for the rule \"scope(step).p95 > 5ms\": it was not met, "},
 		{deep.Config{Signal: "USR2"}, "no deep window opened for SIGUSR2: none arrived "},
 	} {
 		var out bytes.Buffer

@@ -264,18 +264,11 @@ func orDefault(d, otherwise time.Duration) time.Duration {
 	return d
 }
 
-// ParseRules reads rules that are separated by semicolons or lines. Semicolons in double quotes are
-// text.
+// ParseRules reads rules that are separated by semicolons or lines.
 func ParseRules(text string) ([]rule.Rule, error) {
 	var rules []rule.Rule
 	var errs []error
-	quoted := false
-	for _, part := range strings.FieldsFunc(text, func(c rune) bool {
-		if c == '"' {
-			quoted = !quoted
-		}
-		return c == '\n' || c == ';' && !quoted
-	}) {
+	for _, part := range strings.FieldsFunc(text, func(c rune) bool { return c == '\n' || c == ';' }) {
 		if strings.TrimSpace(part) == "" {
 			continue
 		}

@@ -48,7 +48,7 @@ func TestConfigFromEnv(t *testing.T) {
 		{env: "_EVERY=5m", enabled: true, blackout: 2 * time.Second, coolDown: 10 * time.Second, perHour: 73, share: 0.05 + 2*13*2./3600, every: 5 * time.Minute, after: 5 * time.Minute},
 		{env: "_EVERY=6s|_FOR=2s", enabled: true, blackout: 2 * time.Second, coolDown: 2 * time.Second, perHour: 661, share: 0.05 + 2*601*2./3600, every: 6 * time.Second, after: 6 * time.Second},
 		{env: "_EVERY=5m|_PER_HOUR=13|_SHARE=1%|_COOLDOWN=4m|_BLACKOUT=0", enabled: true, blackout: -1, coolDown: 4 * time.Minute, perHour: 13, share: 0.01, every: 5 * time.Minute, after: 5 * time.Minute},
-		{env: "_WHEN=kernel.rate < 100/s for 2s; scope(\"a;b\").p95 > 1.5x baseline;|_SIGNAL=sigusr2", enabled: true, blackout: 2 * time.Second, coolDown: 10 * time.Second, perHour: 60, share: 0.05, rules: 2},
+		{env: "_WHEN=kernel.rate < 100/s for 2s; scope(a?b).p95 > 1.5x baseline;|_SIGNAL=sigusr2", enabled: true, blackout: 2 * time.Second, coolDown: 10 * time.Second, perHour: 60, share: 0.05, rules: 2},
 
 		{env: "=1|_MAX=0", enabled: true, blackout: 2 * time.Second, coolDown: 10 * time.Second, perHour: 60, share: 0.05},
 		{env: "=perhaps", problem: `GPUFLIGHT_DEEP is "perhaps"; it must be true or false`},
@@ -60,7 +60,7 @@ func TestConfigFromEnv(t *testing.T) {
 		{env: "_SHARE=NaN", problem: `GPUFLIGHT_DEEP_SHARE is "NaN"; it must be a share above 0`},
 		{env: "_PER_HOUR=20000", problem: `GPUFLIGHT_DEEP_PER_HOUR is "20000"; it must be a whole number of 1 to 10000`},
 		{env: "_SIGNAL=HUP", problem: `GPUFLIGHT_DEEP_SIGNAL is "HUP"; it must be USR1 or USR2`},
-		{env: "_WHEN=kernel.rate < 100", problem: `GPUFLIGHT_DEEP_WHEN: rule "kernel.rate < 100": position 15: a rate counts per time`},
+		{env: "_WHEN=kernel.rate < 100", problem: `GPUFLIGHT_DEEP_WHEN: rule "kernel.rate < 100": a rate counts per second`},
 		{env: "_WHEN=" + strings.Repeat("kernel.rate < 1/s;", 17), problem: "there are 17 rules; 16 are the most"},
 		{env: "_EVERY=2s", problem: "deep windows of 2s every 2s leave nothing between"},
 		{env: "_EVERY=11s|_COOLDOWN=10s", problem: "leave less than the cool-down of 10s between"},

@@ -45,9 +45,8 @@ type engine struct {
 	// attachment is the attachment of the correlation ids in calls.
 	attachment uint32
 
-	// figures are the inputs of rules; nil without rules. busy is the same for busy.ratio.
+	// figures are the inputs of rules; nil without rules.
 	figures *rule.Figures
-	busy    *rule.Busy
 	windows windows
 	// distorted is safe for all goroutines.
 	distorted distortedIntervals
@@ -107,7 +106,6 @@ func newEngine(cfg Config, src Source, sink Sink, now time.Time) *engine {
 	names := newNames(cfg.Include, cfg.Exclude)
 	if cfg.Rules != nil {
 		if e.figures = cfg.Rules.Figures(); e.figures != nil {
-			e.busy = e.figures.Busy()
 			names.observe(e.figures)
 		}
 	}
@@ -278,9 +276,6 @@ func (e *engine) count(b Records, buffer uint16) {
 		wanted := !e.cfg.KernelsOnly && (c.ns >= minNs || op == opAlloc || op == opFree)
 		if op == opKernel {
 			c.group = e.totals.kernel(h, s.label, device)
-			if e.busy != nil {
-				e.busy.Add(int(h.Device), h.Start, h.End)
-			}
 			wanted = c.ns >= minNs && !e.totals.names.all[c.group].filtered
 		} else {
 			e.totals.other(op, h, s.label, device)

@@ -367,7 +367,7 @@ func rulesOf(t testing.TB, texts ...string) *rules {
 	return &rules{figures: figures, fired: make(chan string, 100)}
 }
 
-// Rules observe kernels by name, the ends of scopes, and the busy time of the device.
+// Rules observe kernels by name and the ends of scopes.
 func TestRules_Observe(t *testing.T) {
 	for _, tc := range []struct {
 		rule string
@@ -385,7 +385,6 @@ func TestRules_Observe(t *testing.T) {
 		{"scope(mine).p50 over 1s < 3600s", func(f *fixture, _ int64) {
 			f.r.End(f.r.Begin(Scope{Ref: refOf(1, 1), Sampled: true, Name: "mine"}))
 		}},
-		{"busy.ratio over 200ms > 50%", func(f *fixture, i int64) { f.src.deliver(kernel("any", 1, i*1e9, 1e9)) }},
 	} {
 		t.Run(tc.rule, func(t *testing.T) {
 			r := rulesOf(t, tc.rule)
@@ -419,7 +418,7 @@ func BenchmarkFigures(b *testing.B) {
 		{"no rules", nil},
 		{"a rule for another kernel", []string{"kernel(other).rate < 100/s"}},
 		{"a rate", []string{"kernel.rate < 100/s"}},
-		{"a quantile and busy", []string{"kernel.p95 > 1ms", "busy.ratio < 50%"}},
+		{"a quantile and a rate", []string{"kernel.p95 > 1ms", "kernel.rate < 100/s"}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			cfg := Config{InstanceID: testInstance, MaxSpansPerSecond: -1}

@@ -5,49 +5,45 @@
 //	kernel.rate < 100/s for 2s
 //	scope(train_step).p95 > 1.5x baseline
 //
-// In go counts and durations ([Figures], [Series], [Busy]), out go firings. The package opens
+// In go counts and durations ([Figures], [Series]), out go firings. The package opens
 // nothing and reads no clock: every time is given to it.
 //
 // # Grammar
 //
 //	rule     = figure [ "over" duration ] op value [ "for" duration ]
-//	figure   = source "." stat | "busy.ratio"
+//	figure   = source "." stat
 //	source   = "kernel" [ "(" name ")" ] | "scope" "(" name ")"
 //	stat     = "rate" | "p" number             p1 to p99, such as p50, p95
 //	op       = "<" | "<=" | ">" | ">="
-//	value    = number "/s" | number "/min" | number "/h"        of a rate
-//	         | number ( "ns" | "us" | "ms" | "s" )              of p50, p95, …
-//	         | number | number "%"                              of busy.ratio
-//	         | number ( "x" | "%" ) "baseline"                  of any of them
-//	duration = number ( "ms" | "s" | "m" | "h" )
+//	value    = number "/s"                     of a rate
+//	         | duration                        of p50, p95, …
+//	         | number "x baseline"             of any of them
 //
-// A name is a glob: * stands for any text, ? for one byte. Brackets in it must pair up; a name with
-// others goes in double quotes. Kernels are found by their short or their full name, and all that
-// match are one figure. kernel without a name is all kernels. A comparison that no figure can meet,
-// or that every figure always meets, is an error.
+// Durations are those of Go, such as 500ms or 2s.
+//
+// A name is a glob: * stands for any text, ? for one byte. Kernels are found by their short or their
+// full name, and all that match are one figure. kernel without a name is all kernels. A comparison
+// that no figure can meet, or that every figure always meets, is an error.
 //
 // # Figures
 //
 // rate counts per second of real time, over the last second unless "over" says otherwise. It is
 // unknown until the first kernel or scope of that name has been seen, and 0 when none comes any
 // more. pNN is a quantile of the durations over the last ten seconds. It is within 5 % if the
-// longest is less than a million times the shortest, and unknown without durations. busy.ratio is
-// the share of the last second in which a kernel ran, as the mean of the devices that have run one.
-// It is unknown before the first kernel.
+// longest is less than a million times the shortest, and unknown without durations.
 //
 // Figures are updated at ticks. Their time range is up to a tenth and one tick longer than stated,
-// and rates use the true range. What is delivered late counts when it arrives: a kernel longer than
-// the range of busy.ratio counts as idle time first. A figure is known only if its whole time range
-// was observed. It is unknown for that long after the start, after a deep window, which disturbs
-// the measurement, and after a gap of more than five seconds between two ticks. Unknown meets no
-// rule, and ends the time that "for" counts.
+// and rates use the true range. What is delivered late counts when it arrives. A figure is known
+// only if its whole time range was observed. It is unknown for that long after the start, after a
+// deep window, which disturbs the measurement, and after a gap of more than five seconds between two
+// ticks. Unknown meets no rule, and ends the time that "for" counts.
 //
 // # Firing
 //
 // A rule is met when its comparison has held at every tick for as long as "for" says, without it at
 // one tick. It is then offered at every tick, while it holds, until it is taken; that is once. It
 // is armed again when the figure has been on the other side of the value, by at least a tenth of
-// it, for as long as "for" says. A ratio needs no more than half the way to 1.
+// it, for as long as "for" says.
 //
 // # Baseline
 //

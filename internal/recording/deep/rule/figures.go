@@ -23,10 +23,9 @@ const (
 )
 
 // Figures keeps the figures that rules look at, and nothing else. It belongs to one goroutine, and
-// so do the Series and the Busy that it returns.
+// so do the Series that it returns.
 type Figures struct {
 	rules  []*watch
-	meters meters
 	ticked bool
 	last   time.Time
 }
@@ -94,20 +93,10 @@ func (f *Figures) series(source Source, name, other string) *Series {
 	return &s
 }
 
-// Busy returns where to count when kernels ran, nil if no rule looks at that.
-func (f *Figures) Busy() *Busy {
-	for _, w := range f.rules {
-		if w.Source == BusyRatio {
-			return &Busy{meters: &f.meters}
-		}
-	}
-	return nil
-}
-
 // Firing says that a rule is met, and by what.
 type Firing struct {
 	Rule *Rule
-	// Value is the figure and Threshold what it was compared with, in 1/s, seconds or 1.
+	// Value is the figure and Threshold what it was compared with, in 1/s or seconds.
 	Value, Threshold float64
 	// Held is how long the comparison has held.
 	Held time.Duration
@@ -130,10 +119,7 @@ func (r *Rule) Metric() string {
 
 // format writes a figure of the rule's kind.
 func (r *Rule) format(v float64) string {
-	switch {
-	case r.Source == BusyRatio:
-		return strconv.FormatFloat(v, 'g', 3, 64)
-	case r.Quantile > 0:
+	if r.Quantile > 0 {
 		d := time.Duration(v * 1e9)
 		switch {
 		case d >= time.Second:
@@ -156,11 +142,7 @@ func (f *Figures) Tick(now time.Time, disturbed bool, fire func(*Firing) bool) {
 	if !f.ticked || disturbed || gap > maxGap || gap < 0 {
 		f.forget(now)
 	} else {
-		busy, devices := f.meters.take()
 		for _, w := range f.rules {
-			if w.Source == BusyRatio {
-				w.tally.addBusy(busy, devices)
-			}
 			w.tick(now, fire)
 		}
 	}
@@ -168,7 +150,6 @@ func (f *Figures) Tick(now time.Time, disturbed bool, fire func(*Firing) bool) {
 }
 
 func (f *Figures) forget(now time.Time) {
-	f.meters.take()
 	for _, w := range f.rules {
 		w.tally.forget(now)
 		w.known, w.compared, w.since = false, false, time.Time{}
@@ -237,12 +218,7 @@ func (w *watch) clear() bool {
 	if w.Op == Greater || w.Op == GreaterEqual {
 		return w.value <= w.threshold-w.threshold*margin
 	}
-	least := w.threshold + w.threshold*margin
-	if w.Source == BusyRatio {
-		// Or a ratio below 1 could never be far enough above it.
-		least = min(least, (w.threshold+1)/2)
-	}
-	return w.value >= least
+	return w.value >= w.threshold+w.threshold*margin
 }
 
 // State is how far a rule is, for people.

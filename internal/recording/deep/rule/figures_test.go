@@ -120,22 +120,6 @@ func TestRuleIsArmedAgainByTheMargin(t *testing.T) {
 	b.want("kernel.rate < 100/s for 1s: 50/s")
 }
 
-func TestRatioNeedsNoMoreThanThereIs(t *testing.T) {
-	b := newBench(t, "busy.ratio < 0.95")
-	busy := b.figures.Busy()
-	run := func(d time.Duration, part int64) {
-		b.run(d, func() { busy.Add(0, b.now.UnixNano(), b.now.UnixNano()+part*2_000_000) })
-	}
-	run(3*time.Second, 50)
-	b.want("busy.ratio < 0.95: 0.5")
-	run(3*time.Second, 97)
-	run(3*time.Second, 50)
-	b.want()
-	run(3*time.Second, 98)
-	run(3*time.Second, 50)
-	b.want("busy.ratio < 0.95: 0.884")
-}
-
 func TestRefusedRuleIsOfferedWhileItHolds(t *testing.T) {
 	b := newBench(t, "scope(step).p50 > 1ms")
 	steps := b.figures.Scope("step")
@@ -221,7 +205,7 @@ func TestDisturbanceIsForgotten(t *testing.T) {
 }
 
 func TestNamesAreGlobs(t *testing.T) {
-	b := newBench(t, "kernel(*gemm?).rate > 1/s", "kernel.rate > 1/s", "scope(a).rate > 1/s", "busy.ratio < 1")
+	b := newBench(t, "kernel(*gemm?).rate > 1/s", "kernel.rate > 1/s", "scope(a).rate > 1/s")
 	for _, tc := range []struct {
 		short, full string
 		series      int
@@ -230,15 +214,14 @@ func TestNamesAreGlobs(t *testing.T) {
 			t.Errorf("%s, %s is in %d figures", tc.short, tc.full, len(s.into))
 		}
 	}
-	if b.figures.Scope("a") == nil || b.figures.Scope("b") != nil || b.figures.Busy() == nil {
-		t.Error("scopes or busy time are wrong")
+	if b.figures.Scope("a") == nil || b.figures.Scope("b") != nil {
+		t.Error("scopes are wrong")
 	}
 	none := newBench(t, "scope(a).rate > 1/s").figures
-	if none.Kernel("a", "a") != nil || none.Busy() != nil {
+	if none.Kernel("a", "a") != nil {
 		t.Error("kernels are looked at and no rule is about them")
 	}
 	none.Kernel("a", "a").Observe(1)
-	none.Busy().Add(0, 1, 2)
 }
 
 func TestTooManyRules(t *testing.T) {
@@ -275,84 +258,6 @@ func TestQuantileIsWithinFivePercent(t *testing.T) {
 	}
 }
 
-func TestBusyIsTheUnion(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(3, 4))
-	for range 300 {
-		var m meters
-		b := &Busy{meters: &m}
-		var covered [2][20_000]bool
-		var total time.Duration
-		from := 1
-		for from < 15_000 {
-			to := from + 1 + rnd.IntN(5000)
-			for range rnd.IntN(50) {
-				device := rnd.IntN(2)
-				start := from + rnd.IntN(to-from)
-				end := start + rnd.IntN(to-start+1)
-				if rnd.IntN(10) == 0 {
-					start, end = end, start // nonsense
-				}
-				b.Add(device, int64(start), int64(end))
-				for i := start; i < end; i++ {
-					covered[device][i] = true
-				}
-			}
-			busy, _ := m.take()
-			total += busy
-			from = to
-		}
-		want := 0
-		for d := range covered {
-			for _, c := range covered[d] {
-				if c {
-					want++
-				}
-			}
-		}
-		if int(total) != want {
-			t.Fatalf("busy for %d, want %d", total, want)
-		}
-	}
-}
-
-// TestBusyIsCountedOnce has a kernel that becomes known after one that ran later.
-func TestBusyIsCountedOnce(t *testing.T) {
-	var m meters
-	b := &Busy{meters: &m}
-	for _, tc := range []struct{ start, end, busy int64 }{{10, 20, 10}, {15, 25, 5}, {5, 30, 5}, {1, 30, 0}, {40, 41, 1}} {
-		b.Add(0, tc.start, tc.end)
-		if busy, _ := m.take(); int64(busy) != tc.busy {
-			t.Errorf("%d to %d adds %d, want %d", tc.start, tc.end, busy, tc.busy)
-		}
-	}
-}
-
-func TestBusyIsBounded(t *testing.T) {
-	var m meters
-	b := &Busy{meters: &m}
-	for i := range int64(1_000_000) {
-		b.Add(0, 2*i, 2*i+1)
-	}
-	for i := int64(200_000); i > 0; i-- {
-		b.Add(1, 2*i, 2*i+1) // each before the one before
-	}
-	b.Add(-1, 1, 2)
-	b.Add(maxDevices, 1, 2)
-	if n := cap(m.devices[0].intervals) + cap(m.devices[1].intervals); n > 4*maxIntervals {
-		t.Errorf("there is room for %d intervals", n)
-	}
-	if busy := m.devices[0].take(); busy != 1_000_000 {
-		t.Errorf("busy for %d of a million", busy)
-	}
-	// What comes late and early is lost, never counted twice.
-	if busy := m.devices[1].take(); busy <= 0 || busy > 200_000 {
-		t.Errorf("busy for %d", busy)
-	}
-	if _, devices := m.take(); devices != 2 {
-		t.Errorf("%d devices", devices)
-	}
-}
-
 // reference is the naive evaluator: it keeps all that happened, and at every tick reckons from
 // there.
 type reference struct {
@@ -364,14 +269,12 @@ type reference struct {
 	disarmed bool
 	looks    []float64
 	look     time.Time
-	devices  int
 }
 
 type moment struct {
 	at        time.Time
 	forgotten bool // nothing before counts, nor what belongs to this tick
 	counted   []int64
-	busy      time.Duration
 	known     bool
 	value     float64
 	threshold float64
@@ -402,15 +305,11 @@ func (r *reference) figure() (float64, bool) {
 	}
 	seconds := now.Sub(r.ticks[from].at).Seconds()
 	var all []int64
-	var busy time.Duration
 	for _, m := range r.ticks[from+1:] {
 		all = append(all, m.counted...)
-		busy += m.busy
 	}
 	ever := slices.ContainsFunc(r.ticks, func(m moment) bool { return len(m.counted) > 0 })
 	switch {
-	case r.rule.Source == BusyRatio:
-		return min(1, busy.Seconds()/(seconds*float64(r.devices))), r.devices > 0
 	case r.rule.Quantile == 0:
 		return float64(len(all)) / seconds, ever
 	case len(all) == 0:
@@ -442,11 +341,7 @@ func (r *reference) clear(m *moment) bool {
 	if strings.HasPrefix(string(r.rule.Op), ">") {
 		return m.value <= m.threshold-0.1*m.threshold
 	}
-	least := m.threshold + 0.1*m.threshold
-	if r.rule.Source == BusyRatio && least > (m.threshold+1)/2 {
-		least = (m.threshold + 1) / 2
-	}
-	return m.value >= least
+	return m.value >= m.threshold+0.1*m.threshold
 }
 
 // tick says whether the rule is offered.
@@ -503,13 +398,11 @@ func TestRulesFireIffTheReferenceSaysSo(t *testing.T) {
 		over, lasting := pick("", "over 300ms ", "over 1s ", "over 3s "), pick("", " for 300ms", " for 2s", " for 7s")
 		text := pick(
 			"kernel.rate "+over+pick("<", "<=", ">", ">=")+pick(" 40/s", " 20/s"),
-			"kernel.rate "+over+pick("< 0.5x", "> 2x", "<= 50%", ">= 200%")+" baseline",
+			"kernel.rate "+over+pick("< 0.5x", "> 2x", "<= 0.5x", ">= 2x")+" baseline",
 			"kernel.rate "+over+pick("<=", ">")+" 0/s",
 			"scope(s).rate "+over+pick("<", ">=")+" 10/s",
 			"scope(s).p50 "+over+pick("< 3ms", ">= 3ms", "> 1.6x baseline", "<= 0.6x baseline"),
 			"scope(s).p95 "+over+pick("< 3ms", ">= 3ms", "> 1.6x baseline", "<= 0.6x baseline"),
-			"busy.ratio "+over+pick("<", ">=")+pick(" 0.5", " 95%"),
-			"busy.ratio "+over+pick("> 1.5x", "< 0.5x")+" baseline",
 		) + lasting
 		r, err := Parse(text)
 		if err != nil {
@@ -520,7 +413,7 @@ func TestRulesFireIffTheReferenceSaysSo(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := &reference{rule: r, changed: -1}
-		kernels, scopes, busy := figures.Kernel("k", ""), figures.Scope("s"), figures.Busy()
+		kernels, scopes := figures.Kernel("k", ""), figures.Scope("s")
 		now := time.Unix(1e9, 0)
 		high, accept := false, rnd.Float64()
 		for i := range 800 {
@@ -534,7 +427,6 @@ func TestRulesFireIffTheReferenceSaysSo(t *testing.T) {
 			case 1:
 				gap = 2 * time.Second
 			}
-			before := now
 			now = now.Add(gap)
 			m := moment{at: now, forgotten: i == 0 || gap > maxGap || rnd.IntN(150) == 0}
 			disturbed := m.forgotten && i > 0 && gap <= maxGap
@@ -556,17 +448,6 @@ func TestRulesFireIffTheReferenceSaysSo(t *testing.T) {
 				scopes.Observe(ns)
 				if r.Source == Scope {
 					m.counted = append(m.counted, ns)
-				}
-			}
-			if rnd.IntN(20) > 0 {
-				part := gap / 10 * time.Duration(rnd.IntN(4)+1)
-				if high {
-					part = gap / 10 * time.Duration(rnd.IntN(2)+9)
-				}
-				busy.Add(0, before.UnixNano(), before.Add(part).UnixNano())
-				m.busy += part
-				if !m.forgotten {
-					want.devices = 1
 				}
 			}
 			offered := false
@@ -591,7 +472,7 @@ func TestRulesFireIffTheReferenceSaysSo(t *testing.T) {
 			}
 		}
 	}
-	for _, kind := range []string{"0 false false", "0 false true", "1 false false", "1 true false", "1 true true", "2 false false", "2 false true"} {
+	for _, kind := range []string{"0 false false", "0 false true", "1 false false", "1 true false", "1 true true"} {
 		if fired[kind] < 10 {
 			t.Errorf("rules of kind %s fired %d times, of %v", kind, fired[kind], fired)
 		}

@@ -22,25 +22,22 @@ const (
 type tally struct {
 	over     time.Duration
 	quantile float64
-	ratio    bool
 
 	slots []slot
 	// since is the time from which on everything was seen.
 	since time.Time
 	// seen says that there has been something to count, ever: 0 is a value from then on.
-	seen    bool
-	devices int
+	seen bool
 }
 
 type slot struct {
 	start, end time.Time // end is zero while the slot is open
 	count      uint64
 	durations  *histogram.Exponential // of quantiles only
-	busy       time.Duration          // of ratios only, sum of the devices
 }
 
 func newTally(r *Rule) tally {
-	t := tally{over: r.Over, quantile: r.Quantile, ratio: r.Source == BusyRatio}
+	t := tally{over: r.Over, quantile: r.Quantile}
 	t.open(time.Time{})
 	return t
 }
@@ -60,11 +57,6 @@ func (t *tally) observe(ns int64) {
 	if s.durations != nil {
 		s.durations.Observe(ns)
 	}
-}
-
-func (t *tally) addBusy(d time.Duration, devices int) {
-	t.devices = devices
-	t.slots[len(t.slots)-1].busy += d
 }
 
 // forget begins again at a time.
@@ -96,17 +88,10 @@ func (t *tally) sum(now time.Time) (v float64, known bool) {
 		return 0, false
 	}
 	var count uint64
-	var busy time.Duration
 	for i := range t.slots {
 		count += t.slots[i].count
-		busy += t.slots[i].busy
 	}
 	switch {
-	case t.ratio:
-		if t.devices == 0 {
-			return 0, false
-		}
-		return min(1, busy.Seconds()/(seconds*float64(t.devices))), true
 	case t.quantile == 0:
 		return float64(count) / seconds, t.seen
 	case count == 0:
