@@ -245,11 +245,8 @@ func statusDeep(ctx context.Context, client *control.Client, cfg deepConfig, out
 	if r.Joined > 0 || r.Skipped > 0 {
 		fmt.Fprintf(out, "joined a window: %s, skipped by the schedule: %s\n", report.Count(r.Joined), report.Count(r.Skipped))
 	}
-	for _, engine := range slices.Sorted(maps.Keys(r.Broken)) {
-		fmt.Fprintf(out, "%s is disabled: %s\n", printable(string(engine)), printable(r.Broken[engine]))
-	}
-	if r.Uncertain {
-		fmt.Fprintln(out, "no windows open: an engine may still be armed")
+	if r.Broken != "" {
+		fmt.Fprintf(out, "no window opens any more: %s\n", printable(r.Broken))
 	}
 	for _, s := range r.Rules {
 		state := "waits"

@@ -26,20 +26,17 @@ type deepEngines struct {
 	disarm error
 }
 
-func (deepEngines) Ready() bool                        { return true }
-func (deepEngines) PausesActivity(e deep.Engine) bool  { return e == deep.SASS }
-func (deepEngines) Pause(context.Context) error        { return nil }
-func (deepEngines) Resume(context.Context, bool) error { return nil }
-func (deepEngines) Drain(context.Context) error        { return nil }
+func (deepEngines) Ready() bool  { return true }
+func (deepEngines) Drain() error { return nil }
 
-func (e deepEngines) Arm(_ context.Context, engine deep.Engine, _ deep.Options) (deep.Session, error) {
+func (e deepEngines) Arm(engine deep.Engine, _ uint64) (deep.Session, error) {
 	if engine == deep.SASS && !e.sass {
 		return nil, deep.NewError(deep.StatusNoPermission, "")
 	}
 	return e, nil
 }
 
-func (e deepEngines) Disarm(context.Context) (deep.Collected, error) {
+func (e deepEngines) Disarm() (deep.Collected, error) {
 	return deep.Collected{Rows: 1234, Samples: 56789, Functions: 1, Lost: 5}, e.disarm
 }
 

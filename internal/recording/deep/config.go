@@ -21,10 +21,6 @@ const (
 	DefaultCoolDown = 10 * time.Second
 	DefaultPerHour  = 60
 	DefaultShare    = 0.05
-	// DefaultPatience is above the ten seconds that package cupti allows itself: what it gives up
-	// in order is not taken for broken here.
-	DefaultPatience   = 15 * time.Second
-	DefaultDrainEvery = 250 * time.Millisecond
 )
 
 const (
@@ -75,10 +71,6 @@ type Config struct {
 	// schedule needs.
 	PerHour int
 	Share   float64
-
-	// Patience bounds one call of Engines, DrainEvery is the time between two calls of Drain; 0 is
-	// their default.
-	Patience, DrainEvery time.Duration
 
 	// Opened and Closed are told of each window, one call at a time, by the goroutine that runs it:
 	// they must not wait. Opened comes before anything is paused, Closed after all is restored.
@@ -188,15 +180,13 @@ func (c Config) complete() (Config, error) {
 		return c, err
 	}
 	c.For = orDefault(c.For, DefaultFor)
-	c.Patience = orDefault(c.Patience, DefaultPatience)
-	c.DrainEvery = orDefault(c.DrainEvery, DefaultDrainEvery)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	switch {
 	case c.For < MinFor || c.For > MaxFor:
 		return c, fmt.Errorf("a deep window of %v; it must be %v to %v long", c.For, MinFor, MaxFor)
-	case c.After < 0 || c.Every < 0 || c.Max < 0 || c.PerHour < 0 || c.Patience < 0 || c.DrainEvery < 0 || !(c.Share >= 0 && c.Share <= 1):
+	case c.After < 0 || c.Every < 0 || c.Max < 0 || c.PerHour < 0 || !(c.Share >= 0 && c.Share <= 1):
 		return c, errors.New("a limit of deep windows is below 0, or a share above 1")
 	case c.PerHour > maxPerHour:
 		return c, fmt.Errorf("%d deep windows an hour; %d are the most", c.PerHour, maxPerHour)

@@ -31,15 +31,12 @@ type Controller struct {
 	// current is the window that is open or about to be.
 	current *Ticket
 	lastID  uint64
-	// broken says why an engine is not armed any more.
-	broken map[Engine]string
-	// uncertain counts engines of which it is not known that they are disarmed, and calls that have
-	// not come back. Nothing is armed while there is one.
-	uncertain int
-	recent    []Window
-	report    Report
-	refusals  map[*rule.Rule]refusal
-	stopping  bool
+	// broken says why no window opens any more: it is not known whether an engine is disarmed.
+	broken   string
+	recent   []Window
+	report   Report
+	refusals map[*rule.Rule]refusal
+	stopping bool
 	// undisturbed is from when on figures are as usual, round counts windows for Tick to notice.
 	undisturbed      time.Time
 	round, seenRound uint64
@@ -82,10 +79,8 @@ type Report struct {
 	Waits bool      `json:"waits,omitempty"`
 	// Rules are as of a second ago or less.
 	Rules []rule.State `json:"rules,omitempty"`
-	// Broken says why engines are not armed any more.
-	Broken map[Engine]string `json:"broken,omitempty"`
-	// Uncertain says that nothing is armed, since it is not known whether an engine is disarmed.
-	Uncertain bool `json:"uncertain,omitempty"`
+	// Broken says why no window opens any more.
+	Broken string `json:"broken,omitempty"`
 }
 
 // New returns a controller that has not begun. It errs if the configuration contradicts itself.
@@ -96,8 +91,8 @@ func New(cfg Config, engines Engines) (*Controller, error) {
 	}
 	c := &Controller{
 		cfg: cfg, engines: engines,
-		broken: map[Engine]string{}, refusals: map[*rule.Rule]refusal{},
-		wake: make(chan *Ticket, 1), stop: make(chan struct{}), done: make(chan struct{}), hurry: make(chan struct{}),
+		refusals: map[*rule.Rule]refusal{},
+		wake:     make(chan *Ticket, 1), stop: make(chan struct{}), done: make(chan struct{}), hurry: make(chan struct{}),
 	}
 	c.quota.cfg = &c.cfg
 	c.report.Refused = map[Status]uint64{}
@@ -212,8 +207,8 @@ func (c *Controller) ask(r Request) (*Ticket, *Error) {
 		}
 		return nil, NewError(StatusBusy, fmt.Sprintf("%s, for %v since %s", t.window.Cause, t.window.For, t.window.Start.Format(time.TimeOnly)))
 	}
-	if why := c.unusable(r.Engine); why != "" {
-		return nil, NewError(StatusBroken, why)
+	if c.broken != "" {
+		return nil, NewError(StatusBroken, c.broken)
 	}
 	if err := c.quota.check(now, r); err != nil {
 		return nil, err
@@ -238,28 +233,6 @@ func shorten(s string) string {
 	return strings.ToValidUTF8(s, "") // a character may have been cut in two
 }
 
-// unusable says why none of a request's engines can be armed, "" if one can. It is called under the
-// lock.
-func (c *Controller) unusable(e Engine) string {
-	if c.uncertain > 0 {
-		why := "it is not known whether an engine is disarmed"
-		for _, e := range Both.parts() {
-			if c.broken[e] != "" {
-				why += ": " + c.broken[e]
-			}
-		}
-		return why
-	}
-	why := ""
-	for _, e := range e.parts() {
-		if c.broken[e] == "" {
-			return ""
-		}
-		why = c.broken[e]
-	}
-	return why
-}
-
 // Close ends the window that is open, as asked for, and says whether there was one. It does not
 // wait.
 func (c *Controller) Close() bool {
@@ -279,9 +252,8 @@ func (c *Controller) Report() Report {
 	defer c.mu.Unlock()
 	r := c.report
 	r.Refused = maps.Clone(r.Refused)
-	r.Broken = maps.Clone(c.broken)
+	r.Broken = c.broken
 	r.Recent = slices.Clone(c.recent)
-	r.Uncertain = c.uncertain > 0
 	if c.current != nil {
 		w := c.current.window
 		r.Open = &w
@@ -362,7 +334,7 @@ func (c *Controller) runGuarded(t *Ticket) {
 	}); err != nil {
 		c.cfg.Logger.Error("deep windows are off", "error", err)
 		c.mu.Lock()
-		c.uncertain++
+		c.broken = err.Error()
 		t.window.Outcome = outcome(StatusFailed, "internal error")
 		c.current = nil
 		c.mu.Unlock()

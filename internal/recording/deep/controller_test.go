@@ -81,7 +81,7 @@ func TestBothEnginesShareAWindow(t *testing.T) {
 		c := begin(t, Config{}, f)
 		w := ask(t, c, Request{Engine: Both, For: 3 * time.Second})
 		end(t, c)
-		if calls := f.seen(); !slices.Equal(calls, []string{"arm pc", "disarm", "pause", "arm sass", "disarm", "resume"}) {
+		if calls := f.seen(); !slices.Equal(calls, []string{"arm pc", "disarm", "arm sass", "disarm"}) {
 			t.Errorf("calls %q", calls)
 		}
 		if len(w.Parts) != 2 || w.Parts[0].End.Sub(w.Parts[0].Start) != 1500*time.Millisecond || !w.Parts[1].Paused || w.Parts[0].Paused || w.Collected.Rows != 6 || w.Closed != ClosedTime {
@@ -94,7 +94,7 @@ func TestWindowClosesEarly(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		act    func(*testing.T, *Controller, *Ticket)
-		drain  func(context.Context) error
+		drain  func() error
 		closed CloseReason
 		status Status
 		parts  int
@@ -125,10 +125,10 @@ func TestWindowClosesEarly(t *testing.T) {
 				if w.Closed != tc.closed || w.Outcome.Status != tc.status || len(w.Parts) != tc.parts || w.End.Sub(w.Start) > time.Second {
 					t.Errorf("window %+v", w)
 				}
-				if armed, paused := f.state(); armed != "" || paused {
-					t.Errorf("%q is armed, paused %t", armed, paused)
+				if armed := f.armedEngine(); armed != "" {
+					t.Errorf("%q is armed", armed)
 				}
-				if r := c.Report(); r.Windows != 1 || r.Attempts != 0 || r.Open != nil || len(r.Broken) != 0 {
+				if r := c.Report(); r.Windows != 1 || r.Attempts != 0 || r.Open != nil || r.Broken != "" {
 					t.Errorf("report %+v", r)
 				}
 			})
@@ -156,7 +156,7 @@ func TestEnginesThatRefuse(t *testing.T) {
 					time.Sleep(DefaultCoolDown)
 				}
 				end(t, c)
-				if calls := f.seen(); !slices.Equal(calls, []string{"pause", "arm sass", "resume", "pause", "arm sass", "resume"}) {
+				if calls := f.seen(); !slices.Equal(calls, []string{"arm sass", "arm sass"}) {
 					t.Errorf("calls %q", calls)
 				}
 				if r := c.Report(); r.Windows != 0 || r.Attempts != 2 || len(told) != 2 || r.Refused[StatusCoolDown] != 2 {
@@ -170,8 +170,10 @@ func TestEnginesThatRefuse(t *testing.T) {
 func TestOneEngineOfBothFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeEngines{t: t, collected: Collected{Rows: 1}}
-		f.arm = func(context.Context) error {
-			if _, paused := f.state(); !paused {
+		first := true
+		f.arm = func() error {
+			if first {
+				first = false
 				return NewError(StatusUnsupported, "")
 			}
 			return nil
@@ -185,45 +187,36 @@ func TestOneEngineOfBothFails(t *testing.T) {
 	})
 }
 
-// TestFaults has every way in which a call can fail. Afterwards activity runs. The engine is not
-// used again where it must not be, and the other engine continues where it may.
+// TestFaults has every way in which a call can fail. Where an engine may stay armed, no window opens
+// any more.
 func TestFaults(t *testing.T) {
-	type fault struct {
+	for _, fault := range []struct {
 		name string
-		set  func(f *fakeEngines, how func(context.Context) error)
-		// armed says that the engine may stay armed after a failure.
-		afterError, afterPanic Status // of a request for the same engine
-		otherAfterPanic        Status // of one for the other engine
-	}
-	ok := StatusCollected
-	for _, fault := range []fault{
-		{"Pause", func(f *fakeEngines, how func(context.Context) error) { f.pause = how }, ok, StatusBroken, ok},
-		{"Arm", func(f *fakeEngines, how func(context.Context) error) { f.arm = how }, ok, StatusBroken, StatusBroken},
-		{"Drain", func(f *fakeEngines, how func(context.Context) error) { f.drain = how }, ok, StatusBroken, ok},
-		{"Disarm", func(f *fakeEngines, how func(context.Context) error) { f.disarm = how }, StatusBroken, StatusBroken, StatusBroken},
-		{"Resume", func(f *fakeEngines, how func(context.Context) error) { f.resume = how }, ok, StatusBroken, ok},
+		set  func(f *fakeEngines, how func() error)
+		then Status // of a request after an error
+	}{
+		{"Arm", func(f *fakeEngines, how func() error) { f.arm = how }, StatusCollected},
+		{"Drain", func(f *fakeEngines, how func() error) { f.drain = how }, StatusCollected},
+		{"Disarm", func(f *fakeEngines, how func() error) { f.disarm = how }, StatusBroken},
 	} {
-		check := func(t *testing.T, c *Controller, f *fakeEngines, e Engine, want Status) {
+		check := func(t *testing.T, c *Controller, want Status) {
 			t.Helper()
 			time.Sleep(DefaultCoolDown)
-			c.mu.Lock()
-			c.quota.sass = false // what is tested is whether an engine is broken
-			c.mu.Unlock()
 			if want == StatusBroken {
-				refused(t, c, Request{Engine: e}, want)
-			} else if w := ask(t, c, Request{Engine: e}); w.Outcome.Status != want {
-				t.Errorf("then with %s %+v", e, w)
+				refused(t, c, Request{Engine: PC}, want)
+			} else if w := ask(t, c, Request{Engine: PC}); w.Outcome.Status != want {
+				t.Errorf("then %+v", w)
 			}
 		}
 		// once does it the first time and succeeds from then on.
-		once := func(how func(context.Context) error) func(context.Context) error {
+		once := func(how func() error) func() error {
 			first := true
-			return func(ctx context.Context) error {
+			return func() error {
 				if !first {
 					return nil
 				}
 				first = false
-				return how(ctx)
+				return how()
 			}
 		}
 		t.Run(fault.name+" returns an error", func(t *testing.T) {
@@ -232,22 +225,10 @@ func TestFaults(t *testing.T) {
 				fault.set(f, once(fails(errOdd)))
 				c := begin(t, Config{}, f)
 				w := ask(t, c, Request{Engine: SASS})
-				if fault.name != "Resume" && (w.Outcome.Status != StatusFailed || !strings.Contains(w.Outcome.Text, "odd")) {
+				if w.Outcome.Status != StatusFailed || !strings.Contains(w.Outcome.Text, "odd") || !w.Parts[0].Paused {
 					t.Errorf("window %+v", w)
 				}
-				if fault.name == "Resume" && (w.Outcome.Status != StatusCollected || !strings.Contains(w.Outcome.Text, "activity was not resumed: odd")) {
-					t.Errorf("window %+v", w)
-				}
-				if _, paused := f.state(); paused != (fault.name == "Resume") {
-					t.Errorf("paused %t", paused)
-				}
-				if fault.name == "Disarm" && !slices.Equal(f.resumes, []bool{false}) {
-					t.Errorf("Resume was told disarmed = %v", f.resumes)
-				}
-				f.mu.Lock()
-				f.paused = false // as the next test of Pause expects it
-				f.mu.Unlock()
-				check(t, c, f, SASS, fault.afterError)
+				check(t, c, fault.then)
 				end(t, c)
 			})
 		})
@@ -257,12 +238,11 @@ func TestFaults(t *testing.T) {
 				fault.set(f, once(panics))
 				c := begin(t, Config{}, f)
 				w := ask(t, c, Request{Engine: SASS})
-				if !strings.Contains(w.Outcome.Text, "panic: a mistake") {
+				if w.Outcome.Status != StatusFailed || !strings.Contains(w.Outcome.Text, "panic: a mistake") {
 					t.Errorf("window %+v", w)
 				}
-				check(t, c, f, SASS, StatusBroken)
-				check(t, c, f, PC, fault.otherAfterPanic)
-				if r := c.Report(); !strings.Contains(r.Broken[SASS], fault.name+" of sass: panic: a mistake") || r.Uncertain != (fault.otherAfterPanic == StatusBroken) {
+				check(t, c, StatusBroken)
+				if r := c.Report(); r.Broken != fault.name+" of sass: panic: a mistake" {
 					t.Errorf("report %+v", r)
 				}
 				end(t, c)
@@ -271,30 +251,24 @@ func TestFaults(t *testing.T) {
 		t.Run(fault.name+" comes back too late", func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				release := make(chan struct{})
-				f := &fakeEngines{t: t, collected: Collected{}}
+				f := &fakeEngines{t: t}
 				fault.set(f, once(never(release)))
 				c := begin(t, Config{}, f)
 				start := time.Now()
 				w := ask(t, c, Request{Engine: SASS})
-				if took := time.Since(start); took > DefaultFor+DefaultPatience+grace {
+				if took := time.Since(start); took > DefaultFor+patience+grace {
 					t.Errorf("the window took %v", took)
 				}
-				if !strings.Contains(w.Outcome.Text, errLate.Error()) {
+				if w.Outcome.Status != StatusFailed || !strings.Contains(w.Outcome.Text, errLate.Error()) || w.Parts[0].Armed != (fault.name != "Arm") {
 					t.Errorf("window %+v", w)
 				}
-				if _, paused := f.state(); paused != (fault.name == "Resume") {
-					t.Errorf("paused %t", paused)
-				}
-				// As long as it is not back, nothing is armed.
-				check(t, c, f, SASS, StatusBroken)
-				check(t, c, f, PC, StatusBroken)
+				check(t, c, StatusBroken)
 				close(release)
 				synctest.Wait()
-				if armed, paused := f.state(); armed != "" || paused {
-					t.Errorf("%q is armed, paused %t", armed, paused)
+				if armed := f.armedEngine(); armed != "" {
+					t.Errorf("%q is armed", armed)
 				}
-				check(t, c, f, SASS, StatusBroken)
-				check(t, c, f, PC, StatusCollected)
+				check(t, c, StatusBroken)
 				end(t, c)
 			})
 		})
@@ -317,10 +291,7 @@ func TestStopDoesNotWaitForAnEngineThatHangs(t *testing.T) {
 			t.Errorf("Stop returns %v after %v", err, time.Since(start))
 		}
 		refused(t, c, Request{}, StatusAtExit)
-		end(t, c) // activity is resumed though Disarm still hangs
-		if _, paused := f.state(); paused || !slices.Equal(f.resumes, []bool{false}) {
-			t.Errorf("paused %t, resumed %v", paused, f.resumes)
-		}
+		end(t, c) // though Disarm still hangs
 		if r := c.Report(); len(r.Recent) != 1 || r.Recent[0].Outcome.Status != StatusFailed {
 			t.Errorf("report %+v", r)
 		}
@@ -504,7 +475,7 @@ func TestScheduleBearsEnginesThatPanic(t *testing.T) {
 // TestFrequentScheduleIsKept runs windows so often that every default limit has to give way.
 func TestFrequentScheduleIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := &fakeEngines{t: t, disarm: func(context.Context) error {
+		f := &fakeEngines{t: t, disarm: func() error {
 			time.Sleep(100 * time.Millisecond)
 			return nil
 		}}
@@ -523,7 +494,7 @@ func TestFrequentScheduleIsKept(t *testing.T) {
 
 func TestScheduleSkipsWhatPassed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := &fakeEngines{t: t, disarm: func(context.Context) error {
+		f := &fakeEngines{t: t, disarm: func() error {
 			time.Sleep(7 * time.Second)
 			return nil
 		}}

@@ -3,7 +3,6 @@
 package deep
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -162,7 +161,7 @@ func (o Outcome) Err() error {
 }
 
 // Error is an outcome other than collected. Controller returns it, and Engines may return it from
-// Arm and Pause so that the window says why it has nothing; any other error is StatusFailed.
+// Arm so that the window says why it has nothing; any other error is StatusFailed.
 type Error struct{ Outcome Outcome }
 
 // NewError returns an error with the status's own sentence and, in brackets, a detail; "" adds
@@ -187,15 +186,6 @@ func outcomeOf(err error) Outcome {
 // limit, and what it has is kept.
 var ErrFull = errors.New("the engine has collected what it has room for")
 
-// Options go to an engine with a window. What else an engine can be told (sampling period, metrics)
-// its implementation has from its own settings.
-type Options struct {
-	// Window is the window's id.
-	Window uint64
-	// For is how long the engine shall run.
-	For time.Duration
-}
-
 // Collected counts what an engine brought home.
 type Collected struct {
 	// Rows are the figures after aggregation, by function, place and reason or metric.
@@ -215,37 +205,27 @@ func (c *Collected) add(o Collected) {
 	c.Lost += o.Lost
 }
 
-// Engines arms and disarms what looks inside kernels. The controller makes one call at a time, each
-// on a goroutine of its own and with a context that ends after Config.Patience. There is one
-// exception. If a call has not returned by then, Resume is called beside it, and again when it has
-// returned.
+// Engines arms what looks inside kernels. The controller makes one call at a time, and none after a
+// call that did not return in time, panicked or failed to disarm. The one exception is the Disarm of
+// a session whose Arm or Drain returned late.
 type Engines interface {
 	// Ready says whether there is anything to look into yet, such as a context of the device.
 	// Windows of the schedule wait for it. It returns within a moment, and is called by the
 	// goroutine that runs the windows.
 	Ready() bool
-	// PausesActivity says whether activity records must be off while the engine is armed. It
-	// returns at once.
-	PausesActivity(e Engine) bool
-	// Pause turns activity off and waits until the device is quiet.
-	Pause(ctx context.Context) error
-	// Resume turns activity on again; it is also called after a Pause that failed. disarmed is
-	// false if the engine may still be armed: where activity beside it is dangerous, leave it off
-	// and return an error that says so.
-	Resume(ctx context.Context, disarmed bool) error
-	// Arm starts an engine, PC or SASS. With an error nothing is armed.
-	Arm(ctx context.Context, e Engine, o Options) (Session, error)
+	// Arm starts an engine, PC or SASS, for a window. With an error nothing is armed. While SASS is
+	// armed, activity records are off.
+	Arm(e Engine, window uint64) (Session, error)
 }
 
 // Session is an armed engine.
 type Session interface {
-	// Drain moves what was collected out of the engine's buffers; it is called every
-	// Config.DrainEvery while the window is open. ErrFull ends the window, any other error as a
-	// failure.
-	Drain(ctx context.Context) error
+	// Drain moves what was collected out of the engine's buffers. It is called four times a second.
+	// ErrFull ends the window, any other error as a failure.
+	Drain() error
 	// Disarm stops the engine, takes what is left and returns the sums. An error says that the
 	// engine may still be armed; what merely could not be collected is counted as Lost.
-	Disarm(ctx context.Context) (Collected, error)
+	Disarm() (Collected, error)
 }
 
 // Part is what one engine did in a window.
@@ -257,11 +237,9 @@ type Part struct {
 	End   time.Time `json:"end"`
 	// Armed says that the engine ran.
 	Armed bool `json:"armed"`
-	// Paused says that activity was off.
-	Paused  bool    `json:"paused"`
-	Outcome Outcome `json:"outcome"`
-	// Problem is what else went wrong, such as activity that could not be resumed; "" is nothing.
-	Problem   string    `json:"problem,omitempty"`
+	// Paused says that activity was or may have been off.
+	Paused    bool      `json:"paused"`
+	Outcome   Outcome   `json:"outcome"`
 	Collected Collected `json:"collected"`
 }
 

@@ -3,9 +3,7 @@
 package deep
 
 import (
-	"context"
 	"errors"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -16,23 +14,19 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fakeEngines is what an implementation of Engines must bear, and complains where it must not: of
-// two armed engines, of activity beside SASS, of calls out of turn.
+// two armed engines, of calls out of turn.
 type fakeEngines struct {
 	t *testing.T
 	// Each may be set to do something else than succeed at once.
-	pause, arm, drain, disarm, resume func(context.Context) error
-	// collected is what each window yields; Patched is of SASS alone.
+	arm, drain, disarm func() error
+	// collected is what each window yields.
 	collected Collected
 	// ready says whether there is something to look into; nil is always.
 	ready func() bool
-	// pauses says which engines demand it; nil is SASS alone.
-	pauses func(Engine) bool
 
-	mu      sync.Mutex
-	armed   Engine
-	paused  bool
-	calls   []string
-	resumes []bool
+	mu    sync.Mutex
+	armed Engine
+	calls []string
 }
 
 func (f *fakeEngines) note(call string) {
@@ -55,65 +49,27 @@ func (f *fakeEngines) seen() []string {
 	return calls
 }
 
-func (f *fakeEngines) state() (armed Engine, paused bool) {
+func (f *fakeEngines) armedEngine() Engine {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.armed, f.paused
+	return f.armed
 }
 
-func do(f func(context.Context) error, ctx context.Context) error { //nolint:revive // the context goes to f
+func do(f func() error) error {
 	if f == nil {
 		return nil
 	}
-	return f(ctx)
+	return f()
 }
 
 func (f *fakeEngines) Ready() bool { return f.ready == nil || f.ready() }
 
-func (f *fakeEngines) PausesActivity(e Engine) bool {
-	if f.pauses != nil {
-		return f.pauses(e)
-	}
-	return e == SASS
-}
-
-func (f *fakeEngines) Pause(ctx context.Context) error {
-	f.note("pause")
-	f.mu.Lock()
-	if f.armed != "" || f.paused {
-		f.t.Errorf("Pause while %q is armed, paused %t", f.armed, f.paused)
-	}
-	f.paused = true
-	f.mu.Unlock()
-	return do(f.pause, ctx)
-}
-
-func (f *fakeEngines) Resume(ctx context.Context, disarmed bool) error {
-	f.note("resume")
-	f.mu.Lock()
-	f.resumes = append(f.resumes, disarmed)
-	if disarmed && f.armed != "" {
-		f.t.Errorf("Resume says that %s is disarmed", f.armed)
-	}
-	f.mu.Unlock()
-	if err := do(f.resume, ctx); err != nil {
-		return err
-	}
-	f.mu.Lock()
-	f.paused = false
-	f.mu.Unlock()
-	return nil
-}
-
-func (f *fakeEngines) Arm(ctx context.Context, e Engine, o Options) (Session, error) {
+func (f *fakeEngines) Arm(e Engine, window uint64) (Session, error) {
 	f.note("arm " + string(e))
-	if o.For <= 0 || o.Window == 0 {
-		f.t.Errorf("options %+v", o)
+	if window == 0 {
+		f.t.Error("window 0")
 	}
-	if _, ok := ctx.Deadline(); !ok {
-		f.t.Error("Arm has no deadline")
-	}
-	if err := do(f.arm, ctx); err != nil {
+	if err := do(f.arm); err != nil {
 		return nil, err
 	}
 	f.mu.Lock()
@@ -121,48 +77,41 @@ func (f *fakeEngines) Arm(ctx context.Context, e Engine, o Options) (Session, er
 	if f.armed != "" {
 		f.t.Errorf("%s armed beside %s", e, f.armed)
 	}
-	// After Resume was told that the engine may be armed, it may be.
-	if f.PausesActivity(e) && !f.paused && !slices.Contains(f.resumes, false) {
-		f.t.Errorf("%s armed beside activity", e)
-	}
 	f.armed = e
 	return (*fakeSession)(f), nil
 }
 
 type fakeSession fakeEngines
 
-func (s *fakeSession) Drain(ctx context.Context) error {
+func (s *fakeSession) Drain() error {
 	f := (*fakeEngines)(s)
 	f.note("drain")
-	return do(f.drain, ctx)
+	return do(f.drain)
 }
 
-func (s *fakeSession) Disarm(ctx context.Context) (Collected, error) {
+func (s *fakeSession) Disarm() (Collected, error) {
 	f := (*fakeEngines)(s)
 	f.note("disarm")
-	if err := do(f.disarm, ctx); err != nil {
+	if err := do(f.disarm); err != nil {
 		return Collected{}, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	c := f.collected
 	f.armed = ""
-	return c, nil
+	return f.collected, nil
 }
 
-// never is a call that does not come back before it is released, whatever its context says.
-func never(release <-chan struct{}) func(context.Context) error {
-	return func(context.Context) error {
+// never is a call that does not come back before it is released.
+func never(release <-chan struct{}) func() error {
+	return func() error {
 		<-release
 		return nil
 	}
 }
 
-func fails(err error) func(context.Context) error {
-	return func(context.Context) error { return err }
-}
+func fails(err error) func() error { return func() error { return err } }
 
-func panics(context.Context) error { panic("a mistake") }
+func panics() error { panic("a mistake") }
 
 var errOdd = errors.New("odd")
 

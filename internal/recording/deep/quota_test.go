@@ -3,7 +3,6 @@
 package deep
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -71,7 +70,7 @@ func TestLimitsHoldOverRandomRequests(t *testing.T) {
 				}
 				cfg := Config{
 					For: between(MinFor, 5*time.Second), Blackout: between(1, 2*time.Minute), CoolDown: between(1, 2*time.Minute),
-					PerHour: 1 + rnd.IntN(60), Share: 0.002 + rnd.Float64()*0.1, Patience: time.Second,
+					PerHour: 1 + rnd.IntN(60), Share: 0.002 + rnd.Float64()*0.1,
 				}
 				if rnd.IntN(2) == 0 {
 					cfg.Max = 1 + rnd.IntN(100)
@@ -84,14 +83,14 @@ func TestLimitsHoldOverRandomRequests(t *testing.T) {
 				cfg.Closed = func(w Window) { past = append(past, w) }
 				f := &fakeEngines{t: t}
 				faults := rand.New(rand.NewPCG(seed, 2)) // of the goroutines that call f, sequentially
-				fail := func(context.Context) error {
+				fail := func() error {
 					if faults.IntN(4) == 0 {
 						return errOdd
 					}
 					time.Sleep(time.Duration(faults.Int64N(int64(500 * time.Millisecond))))
 					return nil
 				}
-				f.arm, f.pause = fail, fail
+				f.arm = fail
 				c, err := New(cfg, f)
 				if err != nil {
 					cfg.After, cfg.Every = 0, 0

@@ -30,7 +30,7 @@ func TestRuleOpensAWindow(t *testing.T) {
 		kernels := c.Figures().Kernel("gemm", "")
 		run := func(d time.Duration, perTick int) {
 			for range d / (200 * time.Millisecond) {
-				if _, paused := f.state(); !paused {
+				if f.armedEngine() != SASS {
 					for range perTick {
 						kernels.Observe(1)
 					}

@@ -3,14 +3,20 @@
 package deep
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
 )
 
-// grace is what a call is given to notice that its time is over.
-const grace = time.Second
+const (
+	// patience bounds a call of Engines. It is above the ten seconds that package cupti allows
+	// itself: what it gives up in order is not taken for broken here.
+	patience = 15 * time.Second
+	// grace replaces patience once Stop waits no longer.
+	grace = time.Second
+	// drainEvery is the time between two calls of Drain.
+	drainEvery = 250 * time.Millisecond
+)
 
 // errLate says that a call has not returned in time.
 var errLate = errors.New("it did not return in time")
@@ -85,9 +91,6 @@ func summarise(parts []Part) Outcome {
 		if o.Status == StatusCollected && p.Outcome.Status != StatusCollected {
 			o.Text += notWith(p.Engine, p.Outcome.Text)
 		}
-		if p.Problem != "" {
-			o.Text += "; " + p.Problem
-		}
 	}
 	return o
 }
@@ -99,8 +102,7 @@ func notWith(e Engine, why string) string { return fmt.Sprintf("; not with %s: %
 // nothing was armed.
 func (c *Controller) part(t *Ticket, p *Part, length time.Duration) CloseReason {
 	c.mu.Lock()
-	why := c.unusable(p.Engine)
-	stopping := c.stopping
+	why, stopping := c.broken, c.stopping
 	c.mu.Unlock()
 	switch {
 	case why != "":
@@ -110,233 +112,155 @@ func (c *Controller) part(t *Ticket, p *Part, length time.Duration) CloseReason 
 		p.Outcome = outcome(StatusAtExit, "")
 		return ""
 	}
-	p.Start = time.Now()
+	p.Start, p.Paused = time.Now(), p.Engine == SASS
 	defer func() { p.End = time.Now() }()
-	a := arming{c: c, engine: p.Engine, p: p}
-	if err := guarded(func() error {
-		a.paused = c.engines.PausesActivity(p.Engine)
-		return nil
-	}); err != nil {
-		a.breakEngine("PausesActivity", err)
-		return a.failed("PausesActivity", err)
-	}
-	if p.Paused = a.paused; p.Paused {
-		err := a.call("Pause", c.engines.Pause, func(error) { a.resumeLate() })
-		if err != nil {
-			a.resume(true)
-			return a.failed("Pause", err)
+	u := &use{c: c, ticket: t, engine: p.Engine, length: length}
+	done := make(chan result, 1)
+	go func() { done <- u.run() }()
+	look := time.NewTicker(grace / 4)
+	defer look.Stop()
+	hurry, hurried := c.hurry, time.Time{}
+	for {
+		select {
+		case r := <-done:
+			p.Armed, p.Outcome, p.Collected = r.armed, r.outcome, r.collected
+			return r.closed
+		case <-hurry:
+			hurry, hurried = nil, time.Now()
+		case now := <-look.C:
+			call, armed := u.late(now, hurried)
+			if call == "" {
+				continue
+			}
+			c.giveUp(p.Engine, call, errLate)
+			t.Close() // if the call returns, the engine is disarmed
+			p.Armed, p.Outcome = armed, outcome(StatusFailed, fmt.Sprintf("%s: %v", call, errLate))
+			if !armed {
+				return ""
+			}
+			return ClosedFailure
 		}
 	}
-	err := a.call("Arm", func(ctx context.Context) (err error) {
-		a.session, err = c.engines.Arm(ctx, p.Engine, Options{Window: t.window.ID, For: length})
-		if err == nil && a.session == nil {
+}
+
+// use is one use of an engine. Its goroutine makes all calls, so that a call that does not return
+// blocks nothing else.
+type use struct {
+	c      *Controller
+	ticket *Ticket
+	engine Engine
+	length time.Duration
+
+	// The following fields are protected by the controller's lock. call is the call in progress.
+	call  string
+	since time.Time
+	armed bool
+}
+
+type result struct {
+	armed     bool
+	closed    CloseReason
+	outcome   Outcome
+	collected Collected
+}
+
+// run is the goroutine.
+func (u *use) run() (r result) {
+	var session Session
+	err := u.do("Arm", func() (err error) {
+		session, err = u.c.engines.Arm(u.engine, u.ticket.window.ID)
+		if err == nil && session == nil {
 			err = errors.New("no session and no error")
 		}
 		return err
-	}, func(err error) {
-		switch {
-		case err == nil:
-			a.disarmLate()
-		case !isPanic(err):
-			a.resumeLate()
-		}
 	})
 	if err != nil {
-		// After a panic nobody knows what is armed.
-		a.resume(!errors.Is(err, errLate) && !isPanic(err))
-		return a.failed("Arm", err)
+		r.outcome = outcomeOf(err)
+		return r
 	}
-	p.Armed = true
-	reason, err := a.hold(t, length)
-	if errors.Is(err, errLate) {
-		// Drain is still at it: Disarm follows when it comes back.
-		a.resume(false)
-		return a.failed("Drain", err)
-	}
-	collected := new(Collected)
-	disarm := a.call("Disarm", func(ctx context.Context) (err error) {
-		*collected, err = a.session.Disarm(ctx)
+	u.c.mu.Lock()
+	u.armed, r.armed = true, true
+	u.c.mu.Unlock()
+	r.closed, err = u.hold(session)
+	disarm := u.do("Disarm", func() (err error) {
+		r.collected, err = session.Disarm()
 		return err
-	}, func(err error) {
-		if err == nil {
-			a.resumeLate()
-		}
 	})
-	if disarm == nil {
-		p.Collected = *collected
+	if disarm != nil {
+		err, r.collected = disarm, Collected{}
 	}
-	a.resume(disarm == nil)
-	switch {
-	case disarm != nil:
-		return a.failed("Disarm", disarm)
-	case err != nil:
-		return a.failed("Drain", err)
+	r.outcome = outcomeOf(err)
+	if err != nil {
+		r.closed = ClosedFailure
 	}
-	p.Outcome = outcome(StatusCollected, "")
-	return reason
+	return r
 }
 
-// hold waits for the end of an armed engine's time. With an error it is not over by itself.
-func (a *arming) hold(t *Ticket, length time.Duration) (CloseReason, error) {
-	over := time.NewTimer(length)
+// hold waits for the end of an armed engine's time.
+func (u *use) hold(session Session) (CloseReason, error) {
+	over := time.NewTimer(u.length)
 	defer over.Stop()
-	drain := time.NewTimer(a.c.cfg.DrainEvery)
+	drain := time.NewTicker(drainEvery)
 	defer drain.Stop()
 	for {
 		select {
 		case <-over.C:
 			return ClosedTime, nil
-		case <-t.end:
+		case <-u.ticket.end:
 			return ClosedAsked, nil
-		case <-a.c.stop:
+		case <-u.c.stop:
 			return ClosedExit, nil
 		case <-drain.C:
-			err := a.call("Drain", a.session.Drain, func(error) { a.disarmLate() })
+			err := u.do("Drain", session.Drain)
 			if errors.Is(err, ErrFull) {
 				return ClosedLimit, nil
 			}
 			if err != nil {
 				return ClosedFailure, err
 			}
-			drain.Reset(a.c.cfg.DrainEvery)
 		}
 	}
 }
 
-// arming is the use of an engine in one part of a window.
-type arming struct {
-	c      *Controller
-	engine Engine
-	paused bool
-	// p is not touched by what comes back late.
-	p       *Part
-	session Session
-}
-
-// call runs f on a goroutine of its own, bounded by Patience. If f has not returned by then, call
-// returns errLate. Nothing is armed until f has returned and late, which is given its error, has
-// determined the state of the engine.
-func (a *arming) call(name string, f func(context.Context) error, late func(error)) error {
-	ctx, cancel := context.WithTimeout(context.Background(), a.c.cfg.Patience)
-	result := make(chan error, 1)
-	go func() {
-		defer cancel()
-		result <- guarded(func() error { return f(ctx) })
-	}()
-	select {
-	case err := <-result:
-		return a.known(name, err)
-	case <-ctx.Done():
-	case <-a.c.hurry:
-	}
-	cancel()
-	more := time.NewTimer(grace)
-	defer more.Stop()
-	select {
-	case err := <-result:
-		return a.known(name, err)
-	case <-more.C:
-	}
-	a.breakEngine(name, errLate)
-	go func() {
-		err := <-result
-		a.c.cfg.Logger.Warn("a call of a deep engine came back late", "engine", a.engine, "call", name, "error", err)
-		late(err)
-	}()
-	return errLate
-}
-
-// known makes of a panic, and of a failure to disarm, an engine that is broken.
-func (a *arming) known(name string, err error) error {
-	if isPanic(err) || err != nil && name == "Disarm" {
-		a.breakEngine(name, err)
+// do makes one call. After a panic, or a failure to disarm, the engine may still be armed.
+func (u *use) do(name string, f func() error) error {
+	u.c.mu.Lock()
+	u.call, u.since = name, time.Now()
+	u.c.mu.Unlock()
+	err := guarded(f)
+	u.c.mu.Lock()
+	u.call = ""
+	u.c.mu.Unlock()
+	var p *panicError
+	if errors.As(err, &p) || err != nil && name == "Disarm" {
+		u.c.giveUp(u.engine, name, err)
 	}
 	return err
 }
 
-func isPanic(err error) bool {
-	var p *panicError
-	return errors.As(err, &p)
+// late returns the call in progress if its time is over, and whether the engine is armed.
+func (u *use) late(now, hurried time.Time) (call string, armed bool) {
+	u.c.mu.Lock()
+	defer u.c.mu.Unlock()
+	if now.Sub(u.since) > patience || !hurried.IsZero() && now.Sub(hurried) > grace {
+		return u.call, u.armed
+	}
+	return "", u.armed
 }
 
-// breakEngine gives an engine up. Where it may still be armed, no other is armed either.
-func (a *arming) breakEngine(call string, err error) {
-	armed := errors.Is(err, errLate) || call == "Disarm" || call == "Arm"
-	why := fmt.Sprintf("%s of %s: %v", call, a.engine, err)
-	a.c.mu.Lock()
-	defer a.c.mu.Unlock()
-	if a.c.broken[a.engine] == "" {
-		a.c.broken[a.engine] = why
-	}
-	if armed {
-		a.c.uncertain++
-	}
-	fields := []any{"engine", a.engine, "call", call, "error", err}
+// giveUp notes that it is not known whether an engine is disarmed. No window opens from then on.
+func (c *Controller) giveUp(engine Engine, call string, err error) {
+	fields := []any{"engine", engine, "call", call, "error", err}
 	var p *panicError
 	if errors.As(err, &p) {
 		fields = append(fields, "stack", string(p.stack))
 	}
-	a.c.cfg.Logger.Error("a deep engine is given up", fields...)
-}
-
-// failed notes what went wrong in a call and returns why the part ended.
-func (a *arming) failed(call string, err error) CloseReason {
-	if errors.Is(err, errLate) || isPanic(err) {
-		a.p.Outcome = outcome(StatusFailed, fmt.Sprintf("%s: %v", call, err))
-	} else {
-		a.p.Outcome = outcomeOf(err)
+	c.cfg.Logger.Error("gpuflight: deep windows are off: an engine failed", fields...)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.broken == "" {
+		c.broken = fmt.Sprintf("%s of %s: %v", call, engine, err)
 	}
-	if !a.p.Armed {
-		return ""
-	}
-	return ClosedFailure
-}
-
-// resume turns activity on again if it was paused. disarmed is false if the engine may still be
-// armed.
-func (a *arming) resume(disarmed bool) {
-	if !a.paused {
-		return
-	}
-	err := a.call("Resume", func(ctx context.Context) error { return a.c.engines.Resume(ctx, disarmed) }, func(err error) {
-		if err == nil {
-			a.settled()
-		}
-	})
-	if err != nil {
-		a.p.Problem = "activity was not resumed: " + err.Error()
-	}
-}
-
-// disarmLate disarms an engine whose Arm or Drain came back late. It runs on that call's goroutine
-// and has no bound: nobody waits for it.
-func (a *arming) disarmLate() {
-	err := guarded(func() error {
-		_, err := a.session.Disarm(context.Background())
-		return err
-	})
-	if err != nil {
-		a.c.cfg.Logger.Error("a deep engine may still be armed", "engine", a.engine, "error", err)
-		return
-	}
-	a.resumeLate()
-}
-
-// resumeLate is disarmLate for activity, and the end of it: the engine is known to be disarmed.
-func (a *arming) resumeLate() {
-	if a.paused {
-		if err := guarded(func() error { return a.c.engines.Resume(context.Background(), true) }); err != nil {
-			a.c.cfg.Logger.Error("activity was not resumed after a deep window", "engine", a.engine, "error", err)
-		}
-	}
-	a.settled()
-}
-
-// settled takes back that it is uncertain what the engine does.
-func (a *arming) settled() {
-	a.c.mu.Lock()
-	a.c.uncertain--
-	a.c.mu.Unlock()
 }
 
 // tell calls one of the configuration's functions.

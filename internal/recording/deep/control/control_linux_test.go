@@ -38,13 +38,10 @@ func TestMain(m *testing.M) {
 // engines are armed at once and collect one row.
 type engines struct{}
 
-func (engines) Ready() bool                                    { return true }
-func (engines) PausesActivity(deep.Engine) bool                { return false }
-func (engines) Pause(context.Context) error                    { return nil }
-func (engines) Resume(context.Context, bool) error             { return nil }
-func (engines) Drain(context.Context) error                    { return nil }
-func (engines) Disarm(context.Context) (deep.Collected, error) { return deep.Collected{Rows: 1}, nil }
-func (e engines) Arm(_ context.Context, engine deep.Engine, _ deep.Options) (deep.Session, error) {
+func (engines) Ready() bool                     { return true }
+func (engines) Drain() error                    { return nil }
+func (engines) Disarm() (deep.Collected, error) { return deep.Collected{Rows: 1}, nil }
+func (e engines) Arm(engine deep.Engine, _ uint64) (deep.Session, error) {
 	if engine == deep.SASS {
 		return nil, deep.NewError(deep.StatusNoPermission, "")
 	}

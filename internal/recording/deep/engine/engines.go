@@ -147,40 +147,32 @@ func (e *Engines) Ready() bool {
 	}
 }
 
-// PausesActivity says that SASS metrics need activity off: both at once can lock the driver up.
-func (e *Engines) PausesActivity(engine deep.Engine) bool { return engine == deep.SASS }
-
-// Pause turns activity off.
-func (e *Engines) Pause(context.Context) error {
+// pause turns activity off.
+func (e *Engines) pause() error {
 	e.activity.Lock()
 	defer e.activity.Unlock()
 	e.paused = true
-	return e.status(e.from.Pause())
+	return e.from.Pause()
 }
 
-// Resume turns activity on again, unless an engine may still be armed. Where launches do not
-// become idle in time, it is tried until they do. Nothing is recorded until then.
-func (e *Engines) Resume(ctx context.Context, disarmed bool) error {
+// unpause turns activity on again, unless an engine may still be armed: both at once can lock the
+// driver up. Where launches do not become idle in time, a goroutine tries until they do.
+func (e *Engines) unpause() {
 	e.mu.Lock()
 	stuck := e.stuck
 	e.mu.Unlock()
-	if stuck || !disarmed {
-		return errors.New("an engine may still be armed, and activity beside it could lock the driver up")
+	if stuck {
+		return
 	}
 	e.activity.Lock()
 	e.paused = false
 	e.activity.Unlock()
-	for {
-		again, err := e.resume()
-		if !again {
-			return err
-		}
-		select {
-		case <-time.After(offer):
-		case <-ctx.Done():
-			e.late.Go(e.resumeLate)
-			return fmt.Errorf("%w; it is tried on", err)
-		}
+	again, err := e.resume()
+	if err != nil {
+		e.log.Warn("gpuflight: activity was not resumed after a deep window", "error", err, "retry", again)
+	}
+	if again {
+		e.late.Go(e.resumeLate)
 	}
 }
 
@@ -215,8 +207,8 @@ func (e *Engines) resumeLate() {
 	}
 }
 
-// Arm opens a window of the collector.
-func (e *Engines) Arm(_ context.Context, engine deep.Engine, o deep.Options) (deep.Session, error) {
+// Arm opens a window of the collector. Activity is off in a window of SASS metrics.
+func (e *Engines) Arm(engine deep.Engine, window uint64) (deep.Session, error) {
 	cfg := cupti.DeepConfig{OpenLimit: openLimit, CloseLimit: closeLimit}
 	switch engine {
 	case deep.PC:
@@ -226,14 +218,22 @@ func (e *Engines) Arm(_ context.Context, engine deep.Engine, o deep.Options) (de
 		// takes minutes.
 		cfg.Engine, cfg.Metrics, cfg.LazyPatching = cupti.EngineSASS, e.settings.Metrics, true
 		cfg.CloseLimit = sassCloseLimit
+		if err := e.pause(); err != nil {
+			e.unpause()
+			return nil, e.status(err)
+		}
 	default:
 		return nil, deep.NewError(deep.StatusBadRequest, fmt.Sprintf("there is no engine %q", engine))
 	}
 	opened, err := e.from.OpenDeep(cfg)
 	if err != nil {
-		return nil, e.status(err)
+		err = e.status(err)
+		if engine == deep.SASS {
+			e.unpause()
+		}
+		return nil, err
 	}
-	return &session{e: e, opened: opened, window: o.Window}, nil
+	return &session{e: e, opened: opened, window: window}, nil
 }
 
 // session is an armed engine.
@@ -244,7 +244,7 @@ type session struct {
 }
 
 // Drain takes what the engine has.
-func (s *session) Drain(context.Context) error {
+func (s *session) Drain() error {
 	err := s.opened.Drain()
 	if errors.Is(err, cupti.ErrFull) {
 		return deep.ErrFull
@@ -253,7 +253,7 @@ func (s *session) Drain(context.Context) error {
 }
 
 // Disarm closes the collector's window and keeps what it yielded until the deep window is closed.
-func (s *session) Disarm(context.Context) (deep.Collected, error) {
+func (s *session) Disarm() (deep.Collected, error) {
 	result, err := s.opened.Close()
 	if err != nil {
 		return deep.Collected{}, s.e.status(err)
@@ -272,6 +272,9 @@ func (s *session) Disarm(context.Context) (deep.Collected, error) {
 	}
 	c := collected(result)
 	s.e.keep(s.window, result)
+	if result.Engine == cupti.EngineSASS {
+		s.e.unpause()
+	}
 	return c, nil
 }
 

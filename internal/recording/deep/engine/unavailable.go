@@ -3,8 +3,6 @@
 package engine
 
 import (
-	"context"
-
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
 )
@@ -15,11 +13,8 @@ func Unavailable(why cupti.Status) deep.Engines { return unavailableEngines{why}
 
 type unavailableEngines struct{ why cupti.Status }
 
-func (unavailableEngines) Ready() bool                        { return true }
-func (unavailableEngines) PausesActivity(deep.Engine) bool    { return false }
-func (unavailableEngines) Pause(context.Context) error        { return nil }
-func (unavailableEngines) Resume(context.Context, bool) error { return nil }
+func (unavailableEngines) Ready() bool { return true }
 
-func (r unavailableEngines) Arm(context.Context, deep.Engine, deep.Options) (deep.Session, error) {
-	return nil, refusal(r.why)
+func (u unavailableEngines) Arm(deep.Engine, uint64) (deep.Session, error) {
+	return nil, refusal(u.why)
 }

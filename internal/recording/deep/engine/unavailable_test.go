@@ -3,7 +3,6 @@
 package engine
 
 import (
-	"context"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -57,45 +56,44 @@ func TestReadyDoesNotWaitForTheDriver(t *testing.T) {
 // window.
 func TestActivityIsResumedWhenLaunchesRest(t *testing.T) {
 	restless := &cupti.Error{Status: cupti.Status{Reason: cupti.ReasonNotQuiesced, Detail: "no rest"}}
-	src := &source{resumeErrs: []error{restless, restless}}
+	counted := &cupti.DeepResult{Engine: cupti.EngineSASS}
+	window := func(e *Engines) {
+		s, err := e.Arm(deep.SASS, 1)
+		require.NoError(t, err)
+		_, err = s.Disarm()
+		require.NoError(t, err)
+	}
+	src := &source{result: counted, resumeErrs: []error{restless, restless}, resumedAt: make(chan int, 10)}
 	e := New(Settings{}, src, newSink(), nil)
-	require.NoError(t, e.Pause(t.Context()))
-	require.NoError(t, e.Resume(t.Context(), true))
-	assert.Equal(t, 3, src.resumed)
-
-	// Nobody waits for it any more: it is tried on.
-	src = &source{resumeErrs: []error{restless, restless}, resumedAt: make(chan int, 10)}
-	e = New(Settings{}, src, newSink(), nil)
-	over, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.NoError(t, e.Pause(t.Context()))
-	require.ErrorContains(t, e.Resume(over, true), "no rest; it is tried on")
+	window(e)
 	for <-src.resumedAt < 3 {
 	}
 	stop(t, e)
 
 	// Another window has begun.
-	src = &source{resumeErrs: []error{restless}}
+	src = &source{result: counted, resumeErrs: []error{restless}}
 	e = New(Settings{}, src, newSink(), nil)
-	require.Error(t, e.Resume(over, true))
-	require.NoError(t, e.Pause(t.Context()))
+	window(e)
+	_, err := e.Arm(deep.SASS, 2)
+	require.NoError(t, err)
 	e.late.Wait()
 	assert.Equal(t, 1, src.resumed)
 	stop(t, e)
 
 	// The recording ends.
-	src = &source{resumeErrs: []error{restless}}
+	src = &source{result: counted, resumeErrs: []error{restless}}
 	e = New(Settings{}, src, newSink(), nil)
-	require.Error(t, e.Resume(over, true))
+	window(e)
 	stop(t, e)
+	assert.Equal(t, 1, src.resumed)
 }
 
 // A window without room for more figures closes, while those that it has are whole.
 func TestFullWindowCloses(t *testing.T) {
 	e := New(Settings{}, &source{drain: cupti.ErrFull, result: samples(0)}, newSink(), nil)
-	s, err := e.Arm(t.Context(), deep.PC, deep.Options{Window: 1})
+	s, err := e.Arm(deep.PC, 1)
 	require.NoError(t, err)
-	assert.Equal(t, deep.ErrFull, s.Drain(t.Context()))
+	assert.Equal(t, deep.ErrFull, s.Drain())
 }
 
 // An engine that cannot be disarmed may still be armed, because the program stays busy or CUPTI has
@@ -110,13 +108,12 @@ func TestWindowThatCannotBeClosedIsNotDisarmed(t *testing.T) {
 			r.Problem = &problem
 			src := &source{result: r}
 			e := New(Settings{}, src, newSink(), nil)
-			s, err := e.Arm(t.Context(), engine, deep.Options{Window: 1})
+			s, err := e.Arm(engine, 1)
 			require.NoError(t, err)
-			_, err = s.Disarm(t.Context())
+			_, err = s.Disarm()
 			var refused *deep.Error
 			require.ErrorAs(t, err, &refused)
 			assert.Equal(t, deep.StatusBroken, refused.Outcome.Status)
-			require.Error(t, e.Resume(t.Context(), true))
 			assert.Zero(t, src.resumed)
 		})
 	}

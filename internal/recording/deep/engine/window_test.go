@@ -223,10 +223,10 @@ func run(t *testing.T, e *Engines, id uint64, engine deep.Engine) deep.Window {
 	t.Helper()
 	w := deep.Window{ID: id, Engine: engine, Start: time.Unix(100, 0), End: time.Unix(102, 0), Outcome: deep.Outcome{Status: deep.StatusCollected}}
 	e.Opened(w)
-	s, err := e.Arm(t.Context(), engine, deep.Options{Window: id})
+	s, err := e.Arm(engine, id)
 	require.NoError(t, err)
-	require.NoError(t, s.Drain(t.Context()))
-	w.Collected, err = s.Disarm(t.Context())
+	require.NoError(t, s.Drain())
+	w.Collected, err = s.Disarm()
 	require.NoError(t, err)
 	e.Closed(w)
 	return w
@@ -427,12 +427,12 @@ type both struct {
 	store uint64
 }
 
-func (b both) Arm(ctx context.Context, e deep.Engine, o deep.Options) (deep.Session, error) {
+func (b both) Arm(e deep.Engine, window uint64) (deep.Session, error) {
 	b.src.result = samples(b.store)
 	if e == deep.SASS {
 		b.src.result = &cupti.DeepResult{Engine: cupti.EngineSASS, Functions: []string{"plain"}, Names: []string{"inst"}, Rows: []cupti.DeepRow{{CRC: imageCRC, Value: 4}}}
 	}
-	return b.Engines.Arm(ctx, e, o)
+	return b.Engines.Arm(e, window)
 }
 
 func TestReasonsBecomeStatuses(t *testing.T) {
@@ -451,7 +451,7 @@ func TestReasonsBecomeStatuses(t *testing.T) {
 	} {
 		src := &source{refuse: &cupti.Error{Status: cupti.Status{Reason: reason, Detail: "why not"}}}
 		e := New(Settings{}, src, newSink(), nil)
-		_, err := e.Arm(t.Context(), deep.SASS, deep.Options{Window: 1})
+		_, err := e.Arm(deep.SASS, 1)
 		var refused *deep.Error
 		require.ErrorAs(t, err, &refused)
 		assert.Equal(t, want, refused.Outcome.Status)
@@ -462,20 +462,20 @@ func TestReasonsBecomeStatuses(t *testing.T) {
 		}
 		// Where CUPTI has not come back, activity beside what may be armed could lock the driver
 		// up.
-		if err := e.Resume(t.Context(), true); reason == cupti.ReasonStuck {
-			assert.Error(t, err)
-			assert.Zero(t, src.resumed)
-		} else {
-			assert.NoError(t, err)
-			assert.Equal(t, 1, src.resumed)
+		want := 1
+		if reason == cupti.ReasonStuck {
+			want = 0
 		}
+		assert.Equal(t, want, src.resumed)
 	}
-	e := New(Settings{}, &source{pauseErr: cupti.ErrNotRunning}, newSink(), nil)
+	src := &source{pauseErr: cupti.ErrNotRunning}
+	_, err := New(Settings{}, src, newSink(), nil).Arm(deep.SASS, 1)
 	var refused *deep.Error
-	require.ErrorAs(t, e.Pause(t.Context()), &refused)
+	require.ErrorAs(t, err, &refused)
 	assert.Equal(t, deep.StatusAtExit, refused.Outcome.Status)
-	require.Error(t, e.Resume(t.Context(), false))
-	assert.EqualError(t, New(Settings{}, &source{pauseErr: errors.New("CUPTI says 7")}, newSink(), nil).Pause(t.Context()), "CUPTI says 7")
+	assert.Empty(t, src.opened)
+	_, err = New(Settings{}, &source{pauseErr: errors.New("CUPTI says 7")}, newSink(), nil).Arm(deep.SASS, 1)
+	assert.EqualError(t, err, "CUPTI says 7")
 }
 
 // What waits is bounded, and what does not fit is reported as lost.
