@@ -183,13 +183,13 @@ func TestWindow_ScheduleWithoutContext(t *testing.T) {
 
 func TestWindow_Rule(t *testing.T) {
 	b, line := windowBench(t, "GPUFLIGHT_FLUSH_INTERVAL=20ms", "GPUFLIGHT_DEEP_BLACKOUT=0s")
-	// Ten kernels at the start give a rate, which then falls.
-	o := b.traced("window", "--deep-when", "kernel.rate over 100ms < 1/s", "--deep-when", "kernel(plain).rate over 100ms > 1000000/s", "--deep-for", "50ms", "--deep-max", "1")
+	// The program launches some hundred kernels per second while it waits.
+	o := b.traced("window", "--deep-when", "kernel.rate over 100ms < 100000/s", "--deep-when", "kernel(plain).rate over 100ms > 1000000/s", "--deep-for", "50ms", "--deep-max", "1")
 	require.Equal(t, 0, o.code, o.stderr)
 	windows, figures, _, _ := b.windowed()
 	require.Len(t, windows, 1, o.stderr)
 	assert.Equal(t, [4]any{"rule", "collected", "time", int64(waiting)}, attrs(windows[0]))
-	assert.Contains(t, windows[0][semconv.CUDADeepWindowWhy], "kernel.rate over 100ms < 1/s: ")
+	assert.Contains(t, windows[0][semconv.CUDADeepWindowWhy], "kernel.rate over 100ms < 100000/s: ")
 	assert.Equal(t, map[string]int64{fmt.Sprintf("plain:%d long_scoreboard", line): waiting}, figures)
 }
 
