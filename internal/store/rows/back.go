@@ -175,8 +175,8 @@ func AppendSample(row *store.Sample, extra store.Attrs, into plog.LogRecord) {
 	into.Body().SetStr(string(appendBody(nil, row)))
 	a := into.Attributes()
 	a.EnsureCapacity(12 + len(extra))
-	switch {
-	case row.Kind == store.SampleStall:
+	switch row.Kind {
+	case store.SampleStall:
 		into.SetEventName(semconv.EventCUDAPCSample)
 		putString(a, semconv.CUDAStallReason, row.What)
 		a.PutInt(semconv.CUDASampleCount, int64(row.Value))

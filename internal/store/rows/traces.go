@@ -239,7 +239,7 @@ func (d *Decoder) op(b *builder, s ptrace.Span, kind store.Operation, op *store.
 			}
 			seen |= 1 << at
 		}
-		ok := false
+		var ok bool
 		switch at {
 		case slotOperation:
 			ok = true
