@@ -21,6 +21,10 @@ type Int struct {
 	OK bool
 }
 
+// MaxTimeNs is the latest time that a store holds, in 2116. Stores reject rows with an earlier or
+// later start, end or time than 0 and MaxTimeNs, so that differences of times stay within int64.
+const MaxTimeNs = 1<<62 - 1
+
 // Some returns a known integer.
 func Some(v int64) Int { return Int{V: v, OK: true} }
 
@@ -28,10 +32,20 @@ func Some(v int64) Int { return Int{V: v, OK: true} }
 //
 // A dictionary entry has a Key, a 64-bit hash of its content: equal content has equal keys in every
 // process and release. Rows refer to entries by their index in the Batch. Entry 0 of each
-// dictionary is the empty entry.
+// dictionary is the empty entry, with Key 0.
+//
+// Stores reject a row that refers to an absent entry, also if its Series does. Index 0 is never
+// absent, also not in an empty dictionary. Strings are valid UTF-8, except those in Value. An empty
+// slice is equal to nil.
+//
+// Rows have an identity, which is documented at their types. Two rows with equal identity are one
+// row, sent twice. If their content differs nevertheless, a store keeps either, except where the
+// type documents a rule.
 type Batch struct {
-	// Session is service.instance.id, "" for data without a session. It is at most 256 bytes. Stores
-	// keep data without a session in one segment per UTC day.
+	// Session is service.instance.id, "" for data without a session. Stores reject all rows of a
+	// Batch whose Session is longer than 256 bytes. A session exists once a row of it is stored.
+	// Stores keep data without a session in one segment per UTC day. The start or time of a row
+	// gives the day.
 	Session string
 	// Project is the tenant that delivered the data, "" for the default.
 	Project string
@@ -124,8 +138,8 @@ type Shape struct {
 	SharedDynamic        Int
 	SharedExecuted       Int
 	LocalMemory          Int
-	// Attrs holds the remaining attributes that do not change from one launch to the next: occupancy,
-	// limiters, compute capability, kinds of copies, graph node, ….
+	// Attrs holds the remaining attributes that do not change from one launch to the next:
+	// occupancy, limiters, compute capability, kinds of copies, graph node, ….
 	Attrs Attrs
 }
 
@@ -148,7 +162,10 @@ type Stack struct {
 }
 
 // Op is one operation: a kernel, copy, set, wait, allocation, release or graph launch. (StartNs,
-// Span) identifies it within the session.
+// Span) identifies it within the session, also if Span is 0.
+//
+// The duration of an operation or span is EndNs - StartNs, or 0 if it ends before it starts. All
+// answers use this duration, and StartNs plus it as the end. Rows return EndNs as it was sent.
 type Op struct {
 	StartNs, EndNs int64
 	Span           SpanID
@@ -167,8 +184,9 @@ type Op struct {
 }
 
 // Span is any span that is not an operation: scopes, requests, sessions, deep windows, and spans of
-// other instrumentations. (StartNs, Span) identifies it within the session. A Span that is sent
-// again with a later end replaces the earlier one.
+// other instrumentations. (StartNs, Span) identifies it within the session, also if Span is 0. Of
+// several versions, a store keeps all of the one with the largest EndNs. A version with an equal or
+// smaller EndNs is a duplicate.
 type Span struct {
 	StartNs, EndNs int64
 	Trace          TraceID
@@ -198,7 +216,7 @@ const (
 )
 
 // Sample is a count of program counter samples, or a SASS metric, at one instruction. UID
-// identifies it.
+// identifies it within the session. Equal UIDs have equal times.
 type Sample struct {
 	UID    UID
 	TimeNs int64
@@ -219,7 +237,7 @@ type Sample struct {
 	Origin, Extra    uint32
 }
 
-// Log is any other log record. UID identifies it.
+// Log is any other log record. UID identifies it within the session. Equal UIDs have equal times.
 type Log struct {
 	UID                UID
 	TimeNs, ObservedNs int64
@@ -260,7 +278,8 @@ type Series struct {
 	Origin      uint32
 }
 
-// Point is one data point. (Series, TimeNs) identifies it; the last one written wins.
+// Point is one data point. (Series, TimeNs) identifies it within the session. The last one written
+// wins, also within a Batch. A point that equals the stored one is a duplicate.
 type Point struct {
 	Series          uint32
 	TimeNs, StartNs int64
@@ -278,8 +297,9 @@ type Point struct {
 // Result counts what a write did.
 type Result struct {
 	// Written counts new rows, Duplicates rows that were stored already, Replaced spans and points
-	// that replaced an earlier version, Rejected rows that no store can hold, such as a time before
-	// 1970.
+	// that replaced an earlier version, Rejected rows that no store can hold (see MaxTimeNs and
+	// Batch). Their sum is the number of rows in the batches. A store that removes duplicates in
+	// readers counts all rows that it accepts as Written.
 	Written, Duplicates, Replaced, Rejected int64
 	// Bytes is what the transaction wrote, as far as known.
 	Bytes int64
@@ -288,7 +308,8 @@ type Result struct {
 // Writer stores batches.
 type Writer interface {
 	// Write stores the batches and returns after they are durable. Either all rows of a Batch are
-	// stored or none. Writing a row again changes nothing, also in another Batch, in another order
-	// or after a crash. An error that wraps ErrRetry may succeed later.
+	// stored or none, apart from rejected rows. Writing a row again changes nothing, also in
+	// another Batch, in another order or after a crash. An error that wraps ErrRetry may succeed
+	// later. If ctx has ended, Write stores nothing and returns an error that wraps that of ctx.
 	Write(ctx context.Context, batches []*Batch) (Result, error)
 }

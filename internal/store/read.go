@@ -8,47 +8,96 @@ import (
 )
 
 // Reader answers queries. All stores give equal answers: to the nanosecond, to the byte, and in the
-// same order. A session that does not exist gives an error that wraps ErrNotFound. A query outside
-// its documented limits gives an error that wraps ErrInvalid.
+// same order. The ids of lanes, shapes and paths are the exception. Each store assigns its own, and
+// they stay the same while the session exists.
+//
+// A session that does not exist gives an error that wraps ErrNotFound. A query outside its
+// documented limits gives an error that wraps ErrInvalid, and so does a negative Limit. A call
+// whose context has ended gives an error that wraps that of the context.
 //
 // Times are Unix nanoseconds. An interval [From, To) includes rows that start in it, and with
-// Overlapping also rows that start earlier and end in it. From 0 and To 0 mean no bound.
+// Overlapping also rows that start before From and end after it. Samples, logs and points start at
+// their time. From 0 and To 0 each mean no bound. Bounds below 0 or above MaxTimeNs, and a To that
+// is not above From, are invalid.
+//
+// Strings, trace ids and UIDs are ordered by bytes, and unknown numbers come before known ones.
+// Lanes are ordered by Device, DeviceIndex, Context, Stream, Class and Key. Sums wrap around as
+// int64 does. Text ignores the case of the letters A to Z only (see ContainsFold). An id that does
+// not exist selects nothing. An empty list of ids selects all.
+//
+// The session "" has the data without a session. Only Spans, Span, Ops, Samples, Logs, Series,
+// Points and Trace answer for it, and they never give ErrNotFound for the session. The ids of its
+// lanes, shapes and paths have no meaning, and OpPage.Shapes is nil. All other calls, also those of
+// Admin, give ErrNotFound for it.
+//
+// # Scopes
+//
+// The tree of scopes has one node, called path, for each distinct list of names. A Span is in the
+// tree unless its Operation is "session" or "deep_window", or its chain is longer than
+// MaxScopeDepth. The chain of a span is the span, its parent, the parent of that, and so on. It
+// ends at a span whose Parent is 0, is not a Span of the session, or is a session or deep window. A
+// cycle is longer than any limit. The path of a span in the tree is the names of its chain,
+// outermost first, and that of any other span is the root. If several spans have the id of a
+// parent, the one with the earliest start counts.
+//
+// The path of an operation is the first of these that exists:
+//
+//  1. the first MaxScopeDepth names of Place.ScopePath, split at "|", if it is not "";
+//  2. the path of the span Place.Parent, if this is in the tree;
+//  3. the one name Place.ScopeName, if it is not "";
+//  4. the root.
+//
+// All rows that are stored at the time of a query take part, in whichever order they arrived. So a
+// late parent moves the spans and operations below it to other paths.
 type Reader interface {
-	// Sessions lists sessions, the latest start first.
+	// Sessions lists sessions, the largest FirstNs first, then by id.
 	Sessions(ctx context.Context, q SessionQuery) ([]SessionInfo, error)
 	// Session returns one session.
 	Session(ctx context.Context, project, session string) (SessionInfo, error)
-	// Lanes returns the lanes of a session, by device, context, stream and class.
+	// Lanes returns the lanes of a session that have operations, in the order of lanes.
 	Lanes(ctx context.Context, project, session string) ([]LaneInfo, error)
-	// Timeline returns the bins of an interval, by lane and bin. Empty bins are absent.
+	// Timeline returns the bins of an interval, in the order of lanes, then by bin. Bins without
+	// count and busy time are absent.
 	Timeline(ctx context.Context, q TimelineQuery) (Timeline, error)
 	// Ops returns operations of an interval in the order of the query, then by start and span.
 	Ops(ctx context.Context, q OpQuery) (OpPage, error)
-	// Kernels returns statistics by group, the largest sum first, then by group.
+	// Kernels returns statistics of kernels by group, the largest sum first. Groups with equal sums
+	// are in this order: names by name; shapes by name, then Key; paths as in Scopes; lanes as in
+	// Lanes.
 	Kernels(ctx context.Context, q KernelQuery) ([]KernelStat, error)
-	// Scopes returns the tree of scopes: one node for each path, parents before children, siblings by
-	// name.
+	// Scopes returns the tree of scopes, depth first: each node, then its children by name. It has
+	// the root, the paths of spans in the tree and of operations, and the paths above these.
 	Scopes(ctx context.Context, project, session string) ([]ScopeNode, error)
-	// Instances returns instances of a path in the order of the query, then by start and span.
+	// Instances returns instances of a path in the order of the query, then by start and span. An
+	// instance is a span in the tree. The root has none.
 	Instances(ctx context.Context, q InstanceQuery) ([]Instance, error)
-	// Span returns the operation or span with this id. At is its start, 0 if unknown, which is slower.
-	// Exactly one of the results is set.
+	// Span returns the operation or span with this id. At is its start, 0 if unknown, which is
+	// slower. Exactly one of the results is set. Of several, operations come before spans, then the
+	// earliest start counts. Id 0 gives ErrNotFound.
 	Span(ctx context.Context, project, session string, id SpanID, at int64) (*OpRow, *SpanRow, error)
 	// Spans returns spans that are not operations, by start and span.
 	Spans(ctx context.Context, q SpanQuery) ([]SpanRow, error)
-	// Gaps returns intervals in which a device ran no kernel, the longest first, then by start.
+	// Gaps returns intervals in which a device ran no kernel, the longest first, then by start,
+	// then by device.
 	Gaps(ctx context.Context, q GapQuery) (Gaps, error)
-	// Samples returns sums of samples, by kind, function, file, line, PC and what.
+	// Samples returns sums of samples, by kind, kernel, function, file, line, PC and what.
 	Samples(ctx context.Context, q SampleQuery) ([]SampleSum, error)
 	// Logs returns log records by time and UID.
 	Logs(ctx context.Context, q LogQuery) ([]LogRow, error)
-	// Series lists the series of metrics, by metric and attributes. An empty session means the data
-	// without a session.
+	// Series lists the series of metrics that have points in the interval, by metric and Key.
 	Series(ctx context.Context, q SeriesQuery) ([]SeriesInfo, error)
-	// Points returns the points of one series by time. If the interval has more than q.Points, it
-	// returns the first, last, smallest and largest point of each of q.Points/4 equal parts (M4).
+	// Points returns the points of one series by time. A session without this series gives
+	// ErrNotFound.
+	//
+	// If the interval has more than q.Points, it returns the first, last, smallest and largest
+	// point of each of n = q.Points/4 parts (M4), each point once. A bound that the query leaves
+	// out is the time of the first point, or that of the last one plus 1. Part i is [From + i*w,
+	// From + (i+1)*w), with w = (To-From)/n rounded up. Points are compared by Double, or by Int as
+	// a float64, and points with Data by 0. NaN is neither smallest nor largest. Of equal points
+	// the earliest counts.
 	Points(ctx context.Context, q PointQuery) ([]PointRow, error)
-	// Trace returns the sessions that have rows of a trace, with the interval of these rows.
+	// Trace returns the sessions that have operations, spans, samples or logs of a trace, by
+	// FirstNs and session. They include the session "". The zero trace is invalid.
 	Trace(ctx context.Context, project string, trace TraceID) ([]TraceRef, error)
 }
 
@@ -58,13 +107,16 @@ type Admin interface {
 	Pin(ctx context.Context, project, session string, pinned bool) error
 	// Delete removes a session.
 	Delete(ctx context.Context, project, session string) error
-	// Seal compacts a session that gets no more data now. Later data opens it again. Sealing twice
-	// changes nothing.
+	// Seal compacts a session that gets no more data now. It changes no answer except Sealed and
+	// Bytes. New rows open the session again. Sealing twice changes nothing.
 	Seal(ctx context.Context, project, session string) error
-	// Retain applies the limits once and returns what it deleted.
+	// Retain applies the limits once and returns what it deleted, in this order: MaxAge, MaxSize,
+	// MinFree, RawMaxAge, and for each the smallest LastNs first, then by project and id. Only
+	// sealed sessions that are not pinned are deleted. A day of data without a session counts as a
+	// sealed session that ends with the day.
 	Retain(ctx context.Context, limits Retention) ([]Deleted, error)
-	// Export writes a session to a new file, and Import adds a session from such a file. The file has
-	// the format of a DuckDB segment.
+	// Export writes a session to a new file, and Import adds a session from such a file. The file
+	// has the format of a DuckDB segment.
 	Export(ctx context.Context, project, session, file string) error
 	Import(ctx context.Context, project, file string) (session string, err error)
 }
@@ -85,9 +137,9 @@ type SessionQuery struct {
 	Service, Host, Run string
 	// Text is a part of the id, service, host or run, in any case of letters.
 	Text string
-	// From and To select sessions that have rows in the interval.
+	// From and To select sessions with FirstNs below To and LastNs not below From.
 	From, To int64
-	// After is the id of the last session of the previous page.
+	// After is the id of the last session of the previous page. If it does not exist: ErrNotFound.
 	After string
 	// Limit is at most 1,000; 0 means 100.
 	Limit int
@@ -97,15 +149,20 @@ type SessionQuery struct {
 type SessionInfo struct {
 	Project, ID         string
 	Service, Host       string
-	Run, Rank, RankSize string // cuda.run.*; "" if unknown
+	Run, Rank, RankSize string // cuda.run.id, cuda.run.rank, cuda.run.size; "" if unknown
 	PID                 Int
-	// Resource is the latest resource of the session.
+	// Resource is that of the origin whose rows have the latest start or time; of several the one
+	// with the smallest Key. Origin 0 does not count. For points it is the origin of the series.
+	//
+	// The fields above are its attributes: strings as they are, integers as decimal numbers. Other
+	// types of values, and a PID that is no integer, are unknown.
 	Resource Attrs
-	// FirstNs and LastNs bound the starts and ends of all rows.
+	// FirstNs is the earliest start or time of all rows, LastNs the latest end or time.
 	FirstNs, LastNs int64
-	// Counts is the number of rows by table: "ops", "spans", "samples", "logs", "points".
+	// Counts is the number of rows by table. It has these five keys: "ops", "spans", "samples",
+	// "logs", "points".
 	Counts map[string]int64
-	// Operations is the number of operations by kind.
+	// Operations is the number of operations by kind, without kinds that have none.
 	Operations map[Operation]int64
 	// KernelNs is the sum of the durations of all kernels.
 	KernelNs int64
@@ -114,7 +171,7 @@ type SessionInfo struct {
 	Sealed, Pinned bool
 	// RowsDropped is set after retention has removed the rows and kept the rollups.
 	RowsDropped bool
-	// Ended says that the session's span arrived.
+	// Ended says that the session has a span whose Operation is "session".
 	Ended bool
 }
 
@@ -131,14 +188,17 @@ type LaneInfo struct {
 type TimelineQuery struct {
 	Project, Session string
 	From, To         int64
-	// Bins is the number of equal bins of the interval, 1 to 4,000.
+	// Bins is the number of equal bins of the interval, 1 to 4,000. A bound that the query leaves
+	// out is that of all operations of the session: the earliest start, or the latest end plus 1.
+	// If To is then not above From, or the session has no operations, the answer is empty.
 	Bins int
 	// Lanes selects lanes by ID; nil selects all.
 	Lanes []uint32
 }
 
-// Timeline is the answer: bin i covers [From + i*Width, From + (i+1)*Width). From and Width are those
-// of [PlanTimeline].
+// Timeline is the answer: bin i covers [From + i*Width, From + (i+1)*Width). From and Width are
+// those of [PlanTimeline]. It has the bins that begin before the To of the query. The sums are of
+// whole bins, also where the interval of the query begins or ends within one.
 type Timeline struct {
 	From  int64
 	Width int64
@@ -151,10 +211,13 @@ type Bin struct {
 	Index uint32
 	// Count is the number of operations that start in the bin.
 	Count int64
-	// BusyNs is the sum of the time of operations in the bin. An operation counts in each bin that it
-	// touches, with its part in that bin. Operations that overlap each count in full.
+	// BusyNs is the sum of the time of operations in the bin. An operation counts in each bin that
+	// it touches, with its part in that bin. Operations that overlap each count in full. An
+	// operation can last until MaxTimeNs, so a store cannot keep one row for each bin that it
+	// touches.
 	BusyNs int64
-	// The longest operation that starts in the bin; TopNs is 0 if none does.
+	// The longest operation that starts in the bin; all three are 0 if none does. Of several, the
+	// one with the earliest start counts, then the one with the smallest Key of its shape.
 	TopNs    int64
 	TopShape uint32
 	TopStart int64
@@ -178,32 +241,37 @@ type OpQuery struct {
 	Operations       []Operation
 	Lanes            []uint32
 	Shapes           []uint32
-	// Name is an exact span name. Parent is the span that launched the operation.
+	// Name is the name of the shape. Parent and Trace are those of the place.
 	Name   string
 	Parent SpanID
 	Trace  TraceID
-	Sort   OpSort // durations: longest first
+	// Sort by duration or queue time puts the largest first. An unknown queue time counts as the
+	// smallest int64.
+	Sort OpSort
 	// After continues after the last row of the previous page: its sort key, start and span.
 	After *OpCursor
 	// Limit is at most 20,000; 0 means 1,000.
 	Limit int
 }
 
-// OpCursor is the position of a row in an order.
+// OpCursor is the position of a row in an order. Value is the duration or queue time that the order
+// uses, and has no meaning for ByStart.
 type OpCursor struct {
 	Value, StartNs int64
 	Span           SpanID
 }
 
-// OpPage is a page of operations. Shapes has the shapes that its rows refer to.
+// OpPage is a page of operations. Shapes has the shapes that its rows refer to. More says that rows
+// follow the last one.
 type OpPage struct {
 	Rows   []OpRow
 	Shapes map[uint32]*Shape
 	More   bool
 }
 
-// OpRow is an operation as stored. The fields Lane and Shape of Op are ids of the session; its other
-// dictionary indices have no meaning, because the row has the content.
+// OpRow is an operation as stored. The fields Lane and Shape of Op are ids of the session; its
+// other dictionary indices have no meaning, because the row has the content. LaneRef, ShapeRef and
+// OriginRef are never nil. The Key of PlaceRef has no meaning.
 type OpRow struct {
 	Op
 	LaneRef   *Lane
@@ -230,16 +298,18 @@ type KernelQuery struct {
 	Project, Session string
 	Group            Group
 	From, To         int64
-	// Text is a part of the full name, in any case of letters.
+	// Text is a part of the name or of the full name, in any case of letters.
 	Text string
-	// Path and below: only kernels below this path; nil selects all.
+	// Path selects the kernels of this path and of all paths below it; nil selects all.
 	Path *uint32
 	// Limit is at most 10,000; 0 means 50.
 	Limit int
 }
 
 // KernelStat is the statistics of one group. P50Ns and P99Ns are middles of buckets (see Bucket);
-// all other values are exact.
+// all other values are exact. Percentile p of n durations is in the smallest bucket for which 100*k
+// >= n*p, where k is the number of durations in this bucket and in smaller ones. QueueNs is the sum
+// of the known queue times.
 type KernelStat struct {
 	Name string // GroupName, GroupShape
 	// ID is the shape, path or lane; 0 for GroupName.
@@ -249,16 +319,17 @@ type KernelStat struct {
 	P50Ns, P99Ns        int64
 }
 
-// ScopeNode is one path of the tree of scopes. Path 0 is the root, which has the operations outside
-// every scope.
+// ScopeNode is one path of the tree of scopes (see [Reader]). Path 0 is the root, which has the
+// operations outside every scope. Its Name is "" and its Parent 0.
 type ScopeNode struct {
 	Path, Parent uint32
 	Name         string
 	// Instances is the number of scopes of this path, WallNs the sum of their durations.
 	Instances, WallNs int64
-	// P50Ns and P99Ns are of the durations of the instances, middles of buckets.
+	// P50Ns and P99Ns are of the durations of the instances, middles of buckets; 0 without
+	// instances.
 	P50Ns, P99Ns int64
-	// Of kernels and copies launched directly in this path.
+	// Of kernels and copies launched directly in this path. QueueNs is of kernels.
 	Kernels, KernelNs, QueueNs int64
 	Copies, CopyNs, CopyBytes  int64
 }
@@ -268,9 +339,9 @@ type InstanceSort uint8
 
 // Orders of instances.
 const (
-	InstancesByStart InstanceSort = iota
-	InstancesByWall
-	InstancesByDevice
+	InstancesByStart  InstanceSort = iota
+	InstancesByWall                // duration
+	InstancesByDevice              // KernelNs + CopyNs
 	InstancesByQueue
 )
 
@@ -284,14 +355,16 @@ type InstanceQuery struct {
 	Limit int
 }
 
-// Instance is one scope with the sums of what was launched directly in it.
+// Instance is one scope with the sums of what was launched directly in it: the kernels and copies
+// whose Place.Parent is its id, wherever their path is. An instance with id 0 has none. QueueNs is
+// of kernels.
 type Instance struct {
 	StartNs, EndNs             int64
 	Span, Parent               SpanID
 	Trace                      TraceID
 	Kernels, KernelNs, QueueNs int64
 	Copies, CopyNs             int64
-	// FirstNs and LastNs bound its device work; 0 if it has none.
+	// FirstNs and LastNs are the earliest start and the latest end of these; 0 if there are none.
 	FirstNs, LastNs int64
 }
 
@@ -315,30 +388,37 @@ type SpanRow struct {
 	OriginRef *Origin
 }
 
-// GapQuery selects gaps.
+// GapQuery selects gaps that start in the interval. Gaps are not cut at its bounds.
 type GapQuery struct {
 	Project, Session string
 	From, To         int64
-	Device           string
-	// MinNs is the shortest gap; stores keep single gaps of MinGapNs and longer.
+	// Device is Lane.Device; "" selects all.
+	Device string
+	// MinNs is the length of the shortest gap in Longest. Less than MinGapNs means MinGapNs.
 	MinNs int64
 	Limit int // at most 10,000; 0 means 100
 }
 
+// MaxScopeDepth is the largest depth of the tree of scopes. The root has depth 0.
+const MaxScopeDepth = 64
+
 // MinGapNs is the length from which a store keeps single gaps. Shorter ones are in sums only.
 const MinGapNs = 10_000
 
-// Gaps is the answer: all gaps of an interval, summed, and the longest ones.
+// Gaps is the answer: all gaps of an interval, summed whatever their length, and the longest ones.
 type Gaps struct {
 	Count, SumNs int64
 	Longest      []Gap
 }
 
-// Gap is an interval in which no kernel ran on a device, between two kernels.
+// Gap is an interval in which no kernel ran on a device, between two kernels. A device is one value
+// of Lane.Device. Take its kernels of all streams by start, then by span. If a kernel starts after
+// the largest end of all kernels before it, a gap ends there. Graph launches are not kernels.
 type Gap struct {
 	Device         string
 	StartNs, EndNs int64
-	// Before is the kernel that ended last, After the one that ends the gap.
+	// Before is the kernel that ended last, of several the first by start and span. After is the
+	// one that ends the gap, of several the one with the smallest span.
 	BeforeStart, AfterStart int64
 	Before, After           SpanID
 	AfterShape              uint32
@@ -350,7 +430,8 @@ type SampleQuery struct {
 	From, To         int64
 	Kind             SampleKind
 	Function         string
-	// ByLine and ByPC add the line and the PC to the groups.
+	// ByLine and ByPC add the line and the PC to the groups, which are by kind, kernel, function,
+	// file and what. Without them, Line and PC are unknown.
 	ByLine, ByPC bool
 	// Limit is at most 100,000; 0 means 10,000.
 	Limit int
@@ -388,12 +469,13 @@ type SeriesQuery struct {
 	Project, Session string
 	From, To         int64
 	Metric           string
-	// Device is hw.id in the attributes of the series.
+	// Device is hw.id in the attributes of the series, as a string.
 	Device string
 	Limit  int // at most 10,000; 0 means 1,000
 }
 
-// SeriesInfo is a series as stored. Key identifies it in all sessions.
+// SeriesInfo is a series as stored. Key identifies it in all sessions. Its field Origin has no
+// meaning. Count, FirstNs and LastNs are of its points in the interval.
 type SeriesInfo struct {
 	Series
 	OriginRef       *Origin
@@ -406,25 +488,30 @@ type PointQuery struct {
 	Project, Session string
 	Series           uint64
 	From, To         int64
-	// Points is 4 to 20,000; 0 means 2,000.
+	// Points is 4 to 20,000; 0 means 2,000. Other numbers are invalid.
 	Points int
 }
 
-// PointRow is a point as stored.
+// PointRow is a point as stored. Its field Series has no meaning.
 type PointRow struct{ Point }
 
-// TraceRef is a session with rows of a trace.
+// TraceRef is a session with rows of a trace. FirstNs is their earliest start or time, LastNs their
+// latest end or time.
 type TraceRef struct {
 	Session         string
 	FirstNs, LastNs int64
 }
 
-// Retention is limits of a store. Zero means no limit.
+// Retention is limits of a store. Zero means no limit. Ages count from LastNs to the clock of the
+// machine.
 type Retention struct {
 	MaxAge  time.Duration
 	MaxSize int64 // bytes of all segments
 	MinFree int64 // bytes free on the disk
-	// RawMaxAge is the age after which rows are dropped and rollups are kept.
+	// RawMaxAge is the age after which the operations and samples are dropped and their rollups are
+	// kept. Sessions, Session, Lanes, Scopes, Timeline from a level, and Kernels of a whole session
+	// by name, shape or path answer as before. Ops and Samples then return nothing. Later
+	// operations and samples of the session are rejected. Data without a session is kept whole.
 	RawMaxAge time.Duration
 }
 
