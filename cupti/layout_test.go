@@ -305,7 +305,7 @@ func layoutProgram(t *testing.T, include string, release int) string {
 #if __has_include(<cupti_sass_metrics.h>)
 #include <cupti_sass_metrics.h>
 #endif
-#include "gpufl_deep_abi.h"
+#include "testdata/core/layout.h"
 
 static int checks;
 
