@@ -32,8 +32,6 @@
   X(CUPTI_PC_SAMPLING_COLLECTION_MODE_KERNEL_SERIALIZED, 2)                  \
   X(CUPTI_PC_SAMPLING_OUTPUT_DATA_FORMAT_PARSED, 1)                          \
   X(CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_SAMPLING_PERIOD, 1)            \
-  X(CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_STALL_REASON, 2)               \
-  X(CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_SCRATCH_BUFFER_SIZE, 3)        \
   X(CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_HARDWARE_BUFFER_SIZE, 4)       \
   X(CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_COLLECTION_MODE, 5)            \
   X(CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_ENABLE_START_STOP_CONTROL, 6)  \
@@ -114,10 +112,6 @@ typedef struct {
     uint32_t number;     /* period, mode, control, format */
     size_t bytes;        /* of buffers */
     void *buffer;
-    struct {
-      size_t stallReasonCount;
-      uint32_t *pStallReasonIndex;
-    } reasons;
   } attributeData;
 } gpufl_pc_attribute;
 

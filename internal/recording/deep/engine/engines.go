@@ -224,7 +224,7 @@ func (e *Engines) Arm(_ context.Context, engine deep.Engine, o deep.Options) (de
 	case deep.SASS:
 		// A kernel is patched when it is launched: to patch all that a large program has loaded
 		// takes minutes.
-		cfg.Engine, cfg.Metrics, cfg.LazyPatching = cupti.EngineSASS, e.settings.Metrics, true
+		cfg.Engine, cfg.Metrics = cupti.EngineSASS, e.settings.Metrics
 		cfg.CloseLimit = sassCloseLimit
 	default:
 		return nil, deep.NewError(deep.StatusBadRequest, fmt.Sprintf("there is no engine %q", engine))
