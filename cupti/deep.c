@@ -317,7 +317,7 @@ void gpufl_quiesce_end(int quiet) {
 static bool valid(const gpufl_deep_config *c) {
   if (c->engine >= GPUFL_NUM_ENGINES || c->max_rows == 0 || c->num_names > GPUFL_MAX_NAMES) return false;
   if (c->engine == GPUFL_DEEP_SASS) return c->num_names > 0;
-  return c->period == 0 || (c->period >= 5 && c->period <= 31);
+  return c->num_names == 0 && (c->period == 0 || (c->period >= 5 && c->period <= 31));
 }
 
 // open_window arms the engine. The caller has the operation.

@@ -75,21 +75,15 @@ type DeepConfig struct {
 	// PeriodLog2 is the sampling period as a power of two of cycles, MinPeriodLog2 to MaxPeriodLog2
 	// (default DefaultPeriodLog2). PC sampling.
 	PeriodLog2 int
-	// Reasons are the stall reasons to distinguish, by CUPTI's names; empty for all. A name that the
-	// device does not know is left out: see DeepResult.Missing. PC sampling.
-	Reasons []string
 	// Serialize runs one kernel at a time and tells which launch a sample belongs to. It slows what
 	// runs side by side. PC sampling.
 	Serialize bool
-	// ScratchBytes and HardwareBytes are the sizes of CUPTI's buffers, in host and device memory; 0
-	// leaves the first to CUPTI (1 MiB) and is DefaultHardwareBytes for the other. PC sampling.
-	ScratchBytes, HardwareBytes int64
+	// HardwareBytes is the size of CUPTI's buffer in device memory (default DefaultHardwareBytes).
+	// PC sampling.
+	HardwareBytes int64
 
 	// Metrics are the names of what is counted; empty for DefaultMetrics. EngineSASS.
 	Metrics []string
-	// LazyPatching patches a kernel when it is first launched in the window, instead of all kernels
-	// of all modules when it opens. EngineSASS.
-	LazyPatching bool
 
 	// WithActivity lets a window of EngineSASS open while kinds of activity are recorded. The
 	// driver may deadlock then; it is for experiments. PC sampling in its continuous form runs

@@ -64,13 +64,13 @@ const char *gpufl_deep_busy_reason(int32_t *thread);
 typedef struct {
   uint32_t engine;
   uint32_t period; /* Of PC sampling: 2^period cycles. 0 is CUPTI's default. */
-  uint8_t serialize, lazy_patching, with_activity;
-  size_t scratch_bytes, hardware_bytes; /* 0 is CUPTI's default. */
-  const char *const *names;             /* Stall reasons or metrics. */
-  uint32_t num_names;                   /* 0 means all stall reasons. Metrics are required. */
-  uint32_t max_rows;                    /* Capacity of the queue of rows. */
-  const char *lease_dir;                /* The user's runtime folder, for leases; or NULL. */
-  int64_t limit_ns;                     /* Deadline for the application to quiesce. */
+  uint8_t serialize, with_activity;
+  size_t hardware_bytes;    /* Of PC sampling; 0 is CUPTI's default. */
+  const char *const *names; /* The metrics; required with SASS metrics, else empty. */
+  uint32_t num_names;
+  uint32_t max_rows;     /* Capacity of the queue of rows. */
+  const char *lease_dir; /* The user's runtime folder, for leases; or NULL. */
+  int64_t limit_ns;      /* Deadline for the application to quiesce. */
 } gpufl_deep_config;
 
 /* gpufl_deep_open arms the engine on the contexts that exist. *config is copied. After an error

@@ -305,7 +305,7 @@ func layoutProgram(t *testing.T, include string, release int) string {
 #if __has_include(<cupti_sass_metrics.h>)
 #include <cupti_sass_metrics.h>
 #endif
-#include "gpufl_deep_abi.h"
+#include "testdata/core/layout.h"
 
 static int checks;
 
@@ -352,8 +352,6 @@ GPUFL_DEEP_PC(CHECK_FUNCTION)
 GPUFL_DEEP_TYPES(CHECK_TYPE)
 check("parameters of cuptiGetDeviceId", __builtin_types_compatible_p(__typeof__(&cuptiGetDeviceId), CUptiResult (*)(CUcontext, uint32_t *)), 1);
 check("an attribute's union", sizeof(((gpufl_pc_attribute *)0)->attributeData), sizeof(((CUpti_PCSamplingConfigurationInfo *)0)->attributeData));
-check("reasons of an attribute", offsetof(gpufl_pc_attribute, attributeData.reasons.pStallReasonIndex),
-	offsetof(CUpti_PCSamplingConfigurationInfo, attributeData.stallReasonData.pStallReasonIndex));
 CHECK_DRIVER(CUDA_ERROR_NOT_READY, GPUFL_CUDA_ERROR_NOT_READY)
 CHECK_DRIVER(CU_EVENT_DISABLE_TIMING, GPUFL_CU_EVENT_DISABLE_TIMING)
 CHECK_DRIVER(CU_STREAM_CAPTURE_MODE_RELAXED, GPUFL_CU_STREAM_CAPTURE_MODE_RELAXED)

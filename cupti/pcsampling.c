@@ -259,24 +259,8 @@ static int configure(sampled *s) {
   if (c->period != 0) {
     ATTRIBUTE(SAMPLING_PERIOD, number, c->period);
   }
-  if (c->scratch_bytes != 0) {
-    ATTRIBUTE(SCRATCH_BUFFER_SIZE, bytes, c->scratch_bytes);
-  }
   if (c->hardware_bytes != 0) {
     ATTRIBUTE(HARDWARE_BUFFER_SIZE, bytes, c->hardware_bytes);
-  }
-  uint32_t chosen[MAX_REASONS];
-  size_t num_chosen = 0;
-  for (size_t i = 0; i < s->num_reasons && c->num_names > 0; i++) {
-    if (s->name[i] >= c->num_names) continue;
-    gpufl_window_known(s->name[i]);
-    chosen[num_chosen++] = s->index[i];
-  }
-  if (c->num_names > 0) {
-    if (num_chosen == 0) return GPUFL_BAD_VALUE;
-    a[n].attributeType = GPUFL_CUPTI_PC_SAMPLING_CONFIGURATION_ATTR_TYPE_STALL_REASON;
-    a[n].attributeData.reasons.stallReasonCount = num_chosen;
-    a[n++].attributeData.reasons.pStallReasonIndex = chosen;
   }
 #undef ATTRIBUTE
   gpufl_pc_configuration p = {.size = GPUFL_SIZE_TO(gpufl_pc_configuration, pPCSamplingConfigurationInfo), .ctx = s->handle, .numAttributes = n, .pPCSamplingConfigurationInfo = a};

@@ -136,8 +136,10 @@ static const counted_device *device_of(int32_t device, int *refusal) {
   return d;
 }
 
+// enable patches each kernel at its launch. CUPTI can also patch all kernels eagerly, but that took
+// 1,924 MiB of device memory and worked once (H200, CUPTI 13.0).
 static int enable(void *handle) {
-  gpufl_sass_enable p = {.structSize = GPUFL_SIZE_TO(gpufl_sass_enable, enableLazyPatching), .ctx = handle, .enableLazyPatching = gpufl_deep.config.lazy_patching};
+  gpufl_sass_enable p = {.structSize = GPUFL_SIZE_TO(gpufl_sass_enable, enableLazyPatching), .ctx = handle, .enableLazyPatching = 1};
   return GPUFL_DEEP_CALL(sass_enable, &p);
 }
 

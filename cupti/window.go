@@ -73,7 +73,7 @@ func (c *Collector) OpenDeep(cfg DeepConfig) (*DeepWindow, error) {
 	if cfg.Engine == EnginePCSampling {
 		cfg.PeriodLog2 = cmp.Or(cfg.PeriodLog2, DefaultPeriodLog2)
 	}
-	names := cfg.Reasons
+	var names []string
 	if cfg.Engine == EngineSASS {
 		names = cfg.Metrics
 		if len(names) == 0 {
@@ -114,7 +114,7 @@ func badRequest(cfg *DeepConfig, names []string) string {
 		return fmt.Sprintf("there is no engine %d: use EnginePCSampling or EngineSASS", cfg.Engine)
 	case cfg.PeriodLog2 != 0 && (cfg.PeriodLog2 < MinPeriodLog2 || cfg.PeriodLog2 > MaxPeriodLog2):
 		return fmt.Sprintf("a sampling period of 2^%d cycles is not possible: choose an exponent from %d to %d, or 0", cfg.PeriodLog2, MinPeriodLog2, MaxPeriodLog2)
-	case cfg.ScratchBytes < 0 || cfg.HardwareBytes < 0:
+	case cfg.HardwareBytes < 0:
 		return "a buffer cannot have a negative size: leave it 0 for CUPTI's own"
 	case cfg.MaxRows < 0 || cfg.MaxRows > maxRows:
 		return fmt.Sprintf("a window cannot keep %d rows: choose 1 to %d", cfg.MaxRows, maxRows)
@@ -125,7 +125,7 @@ func badRequest(cfg *DeepConfig, names []string) string {
 	}
 	for _, name := range names {
 		if name == "" || len(name) > 127 || slices.Contains([]byte(name), 0) {
-			return fmt.Sprintf("%q is no name of a stall reason or metric", name)
+			return fmt.Sprintf("%q is no name of a metric", name)
 		}
 	}
 	return ""

@@ -208,23 +208,6 @@ func TestWindowTellsLaunchesApart(t *testing.T) {
 	}
 }
 
-func TestWindowOfChosenReasons(t *testing.T) {
-	fake, c, _ := openDeep(t, Config{})
-	barrier := reasonPrefix + "barrier"
-	w := openWindow(t, c, DeepConfig{Reasons: []string{"smsp__no_such_reason", barrier}})
-	fake.Launch(windowKernel, 10)
-	r := closeWindow(t, w)
-	if len(r.Rows) != 1 || r.Names[r.Rows[0].What] != barrier || r.Rows[0].Value != 20 || r.Rows[0].PC != 0x20 {
-		t.Errorf("rows %+v of %q", r.Rows, r.Names)
-	}
-	if !slices.Equal(r.Missing, []string{"smsp__no_such_reason"}) || r.Totals.Samples != 10*samplesOfLaunch {
-		t.Errorf("missing %q, totals %+v", r.Missing, r.Totals)
-	}
-	if s := refusal(t, c, DeepConfig{Reasons: []string{"smsp__no_such_reason"}}); s.Reason != ReasonBadRequest {
-		t.Errorf("%+v", s)
-	}
-}
-
 func TestWindowOfSASSMetrics(t *testing.T) {
 	for layout := range int64(2) {
 		t.Run([]string{"instances of all metrics", "instances of one metric"}[layout], func(t *testing.T) {
@@ -463,8 +446,8 @@ func TestWindowsThatDoNotOpen(t *testing.T) {
 		{"", 0, DeepConfig{HardwareBytes: -1}, ReasonBadRequest, "negative size"},
 		{"", 0, DeepConfig{MaxRows: -1}, ReasonBadRequest, "cannot keep -1 rows"},
 		{"", 0, DeepConfig{OpenLimit: -1}, ReasonBadRequest, "time limit"},
-		{"", 0, DeepConfig{Reasons: make([]string, 65)}, ReasonBadRequest, "65 names"},
-		{"", 0, DeepConfig{Reasons: []string{"a\x00b"}}, ReasonBadRequest, "no name"},
+		{"", 0, DeepConfig{Engine: EngineSASS, Metrics: make([]string, 65)}, ReasonBadRequest, "65 names"},
+		{"", 0, DeepConfig{Engine: EngineSASS, Metrics: []string{"a\x00b"}}, ReasonBadRequest, "no name"},
 	} {
 		t.Run(fmt.Sprintf("%s %d", test.what, test.value), func(t *testing.T) {
 			if test.what != "" {
@@ -919,7 +902,7 @@ func TestWindowsBesideLaunchesModulesAndCaptures(t *testing.T) {
 		if e == EngineSASS {
 			forgetSASS(fake)
 		}
-		w, err := c.OpenDeep(DeepConfig{Engine: e, LazyPatching: i%4 == 1})
+		w, err := c.OpenDeep(DeepConfig{Engine: e})
 		if err != nil {
 			var refused *Error
 			if !errors.As(err, &refused) || refused.Status.Reason != ReasonCapture && refused.Status.Reason != ReasonNotQuiesced {

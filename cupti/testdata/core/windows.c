@@ -329,11 +329,10 @@ int main(int argc, char **argv) {
       pc.serialize = 1;
       window(&pc, argv[2], "pc-serialized.txt", "pc_sampling");
     } else {
-      CHECK(*next == 's' || *next == 'l');
-      sass.lazy_patching = *next == 'l';
+      CHECK(*next == 's');
       CHECK(gpufl_deep_open(&sass) == GPUFL_ACTIVITY);
       CHECK(gpufl_pause() == GPUFL_OK);
-      window(&sass, argv[2], sass.lazy_patching ? "sass-lazy.txt" : "sass.txt", "sass_metrics");
+      window(&sass, argv[2], "sass.txt", "sass_metrics");
       uint32_t lost = 0;
       CHECK(gpufl_resume(&lost) == GPUFL_OK && lost == 0);
     }

@@ -216,7 +216,7 @@ func (e *Engines) Arm(engine deep.Engine, window uint64) (deep.Session, error) {
 	case deep.SASS:
 		// A kernel is patched when it is launched: to patch all that a large program has loaded
 		// takes minutes.
-		cfg.Engine, cfg.Metrics, cfg.LazyPatching = cupti.EngineSASS, e.settings.Metrics, true
+		cfg.Engine, cfg.Metrics = cupti.EngineSASS, e.settings.Metrics
 		cfg.CloseLimit = sassCloseLimit
 		if err := e.pause(); err != nil {
 			e.unpause()
