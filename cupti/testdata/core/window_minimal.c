@@ -10,7 +10,7 @@ int main(int argc, char **argv) {
   CHECK(argc == 4);
   open_fakes(argv[1]);
   static const char *const metrics[] = {"smsp__sass_inst_executed"};
-  gpufl_deep_config config = {.names = metrics, .num_names = 1, .max_rows = 10, .limit_ns = 1000000000};
+  gpufl_deep_config config = {.names = metrics, .max_rows = 10, .limit_ns = 1000000000};
   gpufl_config open = {.buffer_bytes = 1 << 18, .buffers = 16, .kinds = BASIC_KINDS, .deep = 1, .cubin_bytes = 1 << 20};
   CHECK(gpufl_open(&open) == GPUFL_OK);
   uint32_t enabled = 0;
@@ -20,6 +20,7 @@ int main(int argc, char **argv) {
     int want = atoi(argv[2 + engine]);
     CHECK(gpufl_deep_supported(engine) == want);
     config.engine = (uint32_t)engine;
+    config.num_names = engine == GPUFL_DEEP_SASS ? 1 : 0;
     config.with_activity = 1;
     int opened = gpufl_deep_open(&config);
     CHECK(opened == (want != GPUFL_OK ? want : GPUFL_NO_CONTEXT));
