@@ -72,6 +72,7 @@ def main():
     parser.add_argument("--profiler", choices=["none", "torch"], default="none")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--warm-up", type=int, default=10)
+    parser.add_argument("--times", action="store_true", help="also print the end of each step")
     a = parser.parse_args()
     if a.steps < 1 or a.warm_up < 0:
         parser.error("--steps is at least 1, --warm-up at least 0")
@@ -104,12 +105,16 @@ def main():
         step(batches[i])
     torch.cuda.synchronize()
     begin, begin_ns = time.perf_counter(), time.time_ns()
+    ends_ns = []
     for i in range(a.steps):
         loss = step(batches[a.warm_up + i])
+        ends_ns.append(time.time_ns())
     torch.cuda.synchronize()
     end = time.perf_counter()
 
     result = {"steps": a.steps, "warm_up": a.warm_up, "begin_ns": begin_ns, "wall_ms": (end - begin) * 1e3, "loss": loss.item()}
+    if a.times:
+        result["ends_ns"] = ends_ns
     if profiler:
         begin = time.perf_counter()
         profiler.stop()
