@@ -442,7 +442,7 @@ func driverStatus() Status {
 		status.Reason, status.Detail = ReasonNoDevice, noDevice
 	case rc > 0 && rc != cudaNotInitialized:
 		status.Reason = ReasonFailed
-		status.Detail = fmt.Sprintf("the CUDA driver does not tell its GPUs (cuDeviceGetCount says %d): see whether nvidia-smi works", rc)
+		status.Detail = fmt.Sprintf("list the GPUs: cuDeviceGetCount returns %d: check nvidia-smi", rc)
 	}
 	return status
 }
