@@ -29,7 +29,7 @@ func TestStream_EmptiedLiveFile(t *testing.T) {
 			c.poll(0)
 			time.Sleep(5 * time.Millisecond)
 			n := 0
-			look := func() {
+			poll := func() {
 				if polls&(1<<n) != 0 {
 					c.poll(100 * time.Millisecond)
 					// The folder's time distinguishes listings, and changes with the kernel's clock tick.
@@ -45,7 +45,7 @@ func TestStream_EmptiedLiveFile(t *testing.T) {
 				appendTo(t, live, line(i))
 				window += line(i)
 				want += line(i)
-				look()
+				poll()
 			}
 			cut := func(number int) {
 				data := gz(t, window)
@@ -53,11 +53,11 @@ func TestStream_EmptiedLiveFile(t *testing.T) {
 					part := filepath.Join(dir, ".tmp", "device.gz.part")
 					write(t, part, data)
 					must(t, os.Rename(part, filepath.Join(dir, fmt.Sprintf("device.%d.log.gz", number))))
-					look()
+					poll()
 				}
 				empty := func() {
 					must(t, os.Truncate(live, 0))
-					look()
+					poll()
 				}
 				if publishFirst {
 					publish()
@@ -75,7 +75,7 @@ func TestStream_EmptiedLiveFile(t *testing.T) {
 			add(4)
 			cut(2)
 			must(t, os.RemoveAll(filepath.Join(dir, ".tmp")))
-			look()
+			poll()
 			c.settle()
 			if t.Failed() || string(c.got["dir:"+dir][gpuflog.Device]) != want {
 				t.Logf("looked at %09b, restarted at %d, published first: %v", polls, restart, publishFirst)

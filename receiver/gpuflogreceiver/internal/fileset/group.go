@@ -323,11 +323,11 @@ func (g *Group) poll(now time.Time) {
 	if g.layout == Undecided {
 		return
 	}
-	look := g.dir != nil && (g.touched || now.Sub(g.lastChange) < quietAfter ||
+	check := g.dir != nil && (g.touched || now.Sub(g.lastChange) < quietAfter ||
 		g.set.watch == nil || !g.set.watch.watched[g.path] || (g.tmp && !g.set.watch.watched[filepath.Join(g.path, tmpName)]))
 	g.touched = false
 	for _, s := range g.streams {
-		if s.poll(now, look) {
+		if s.poll(now, check) {
 			g.lastChange = now
 		}
 	}

@@ -92,7 +92,7 @@ func (s *Stream) oldestUnreadShifting(except fileID) (_ *entry, blocked bool) {
 		switch {
 		case i < oldestDone, e.id == except, e.open && e.size == 0, s.isDone(e), s.isTwin(e):
 		case s.held(e):
-			if s.now().Sub(s.denied[e.path].since) < patience*s.cfg().MissingGrace {
+			if s.now().Sub(s.denied[e.path].since) < graceFactor*s.cfg().MissingGrace {
 				return nil, true
 			}
 		default:
@@ -153,7 +153,7 @@ func (s *Stream) oldestUnreadNumbered(except fileID) (_ *entry, blocked bool) {
 			continue
 		}
 		if s.held(e) {
-			if s.now().Sub(s.denied[e.path].since) < patience*s.cfg().MissingGrace {
+			if s.now().Sub(s.denied[e.path].since) < graceFactor*s.cfg().MissingGrace {
 				return nil, true
 			}
 			unreadable = e.seq
@@ -188,7 +188,7 @@ func (s *Stream) gapOver(next uint64) bool {
 		s.gapStart, s.gapGen = now, s.gen
 	}
 	until := s.gapStart.Add(grace)
-	if last := s.gapFirst.Add(patience * grace); last.Before(until) {
+	if last := s.gapFirst.Add(graceFactor * grace); last.Before(until) {
 		until = last
 	}
 	if now.Before(until) {

@@ -336,7 +336,7 @@ func TestSet_InotifyNewFiles(t *testing.T) {
 	}
 	write(t, filepath.Join(session, tmpName, "device.log"), "one\n")
 	until("one\n")
-	now = now.Add(10 * time.Minute) // long idle: only an event makes it look
+	now = now.Add(10 * time.Minute) // long idle: only an event makes it read
 	set.Scan(now)
 	appendTo(t, filepath.Join(session, tmpName, "device.log"), "two\n")
 	until("one\ntwo\n")

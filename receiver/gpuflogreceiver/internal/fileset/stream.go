@@ -29,9 +29,9 @@ const (
 	maxDenied = 64
 	// retryAfter is the delay between attempts to open an unreadable file.
 	retryAfter = 2 * time.Second
-	// patience times MissingGrace bounds how long an unreadable or missing window blocks later
+	// graceFactor times MissingGrace bounds how long an unreadable or missing window blocks later
 	// ones.
-	patience = 5
+	graceFactor = 5
 	// recent is the age up to which a complete file, judged by its name, is checked for growth: it
 	// may be a copy in progress.
 	recent = 10 * time.Second
@@ -253,7 +253,7 @@ func (s *Stream) relocate(w *window) {
 }
 
 // poll checks files that can grow, and reports whether one did.
-func (s *Stream) poll(now time.Time, look bool) (grew bool) {
+func (s *Stream) poll(now time.Time, check bool) (grew bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.wakeAt.IsZero() && !now.Before(s.wakeAt) {
@@ -262,7 +262,7 @@ func (s *Stream) poll(now time.Time, look bool) (grew bool) {
 	if !s.retryAt.IsZero() && !now.Before(s.retryAt) {
 		s.dirty, s.seenGen = true, 0
 	}
-	if !look {
+	if !check {
 		return false
 	}
 	for _, i := range s.looked {
