@@ -12,10 +12,10 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
-// TestStream_EmptiedLiveFile simulates a recorder of C2 (release 1.2.1 on an H200). It compresses the
-// live file into the next window, and truncates and continues the same file. The window appears
-// before or just after the truncation. Any combination of scans, with one restart, must deliver each
-// byte once.
+// TestStream_EmptiedLiveFile simulates a recorder of C2 (release 1.2.1 on an H200). It compresses
+// the live file into the next log file, and truncates and continues the same file. The log file
+// appears before or just after the truncation. Any combination of scans, with one restart, must
+// deliver each byte once.
 func TestStream_EmptiedLiveFile(t *testing.T) {
 	line := func(i int) string { return fmt.Sprintf("{\"line\":%d,\"pad\":\"%0100d\"}\n", i, i) }
 	const stages = 9
@@ -32,7 +32,8 @@ func TestStream_EmptiedLiveFile(t *testing.T) {
 			poll := func() {
 				if polls&(1<<n) != 0 {
 					c.poll(100 * time.Millisecond)
-					// The folder's time distinguishes listings, and changes with the kernel's clock tick.
+					// The folder's time distinguishes listings, and changes with the kernel's clock
+					// tick.
 					time.Sleep(5 * time.Millisecond)
 				}
 				if n == restart {
@@ -40,15 +41,15 @@ func TestStream_EmptiedLiveFile(t *testing.T) {
 				}
 				n++
 			}
-			want, window := "", ""
+			want, content := "", ""
 			add := func(i int) {
 				appendTo(t, live, line(i))
-				window += line(i)
+				content += line(i)
 				want += line(i)
 				poll()
 			}
 			cut := func(number int) {
-				data := gz(t, window)
+				data := gz(t, content)
 				publish := func() {
 					part := filepath.Join(dir, ".tmp", "device.gz.part")
 					write(t, part, data)
@@ -66,7 +67,7 @@ func TestStream_EmptiedLiveFile(t *testing.T) {
 					empty()
 					publish()
 				}
-				window = ""
+				content = ""
 			}
 			add(1)
 			add(2)
