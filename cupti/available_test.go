@@ -120,7 +120,7 @@ func TestAvailableSaysWhy(t *testing.T) {
 		{"no GPU", fake, []string{path, "FAKE_CUDA_DEVICES=0"}, ReasonNoDevice, "nvidia-smi", 0},
 		{"no such library", "/nowhere/libcupti.so.13", []string{path}, ReasonNoLibrary, "/nowhere/libcupti.so.13", 0},
 		{"no functions", noFunctions, []string{path}, ReasonVersion, "cuptiGetResultString is missing", 0},
-		{"does not tell its version", failing, []string{path}, ReasonFailed, "does not work with this driver: CUPTI says", 0},
+		{"does not return its version", failing, []string{path}, ReasonFailed, "does not work with this driver: CUPTI says", 0},
 		{"newer than the driver", fake, []string{path, "FAKE_CUDA_DRIVER=12080", "FAKE_CUPTI_VERSION=130001"}, ReasonVersion, "the driver supports CUDA 12.8 only", 130001},
 		{"too old", fake, []string{path, "FAKE_CUPTI_VERSION=12"}, ReasonVersion, "older than CUDA 11.8", 12},
 		{"another profiler", fake, []string{path, "FAKE_CUPTI_REFUSE=39"}, ReasonOtherProfiler, "another profiler", 130001},

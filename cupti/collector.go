@@ -442,7 +442,7 @@ func driverStatus() Status {
 		status.Reason, status.Detail = ReasonNoDevice, noDevice
 	case rc > 0 && rc != cudaNotInitialized:
 		status.Reason = ReasonFailed
-		status.Detail = fmt.Sprintf("the CUDA driver does not tell its GPUs (cuDeviceGetCount says %d): see whether nvidia-smi works", rc)
+		status.Detail = fmt.Sprintf("list the GPUs: cuDeviceGetCount returns %d: check nvidia-smi", rc)
 	}
 	return status
 }
@@ -460,10 +460,10 @@ var asking struct {
 	answer *deviceAnswer
 }
 
-// patience is how long the driver may take to answer. It does so at once, but not while cuInit
-// runs: and an injection library is called in there, on the thread that must go on for it to end.
-// So the question is asked on another.
-const patience = 50 * time.Millisecond
+// driverTimeout is how long the driver may take to answer. It does so at once, but not while cuInit
+// runs. cuInit calls an injection library on a thread that must continue for cuInit to end, so the
+// query runs on another thread.
+const driverTimeout = 50 * time.Millisecond
 
 // driverBusy is no result of the driver's.
 const driverBusy = -1
@@ -487,7 +487,7 @@ func askDevices() ([]gpuevent.Device, int) {
 	select {
 	case <-a.done:
 		return a.devices, a.rc
-	case <-time.After(patience):
+	case <-time.After(driverTimeout):
 		return nil, driverBusy
 	}
 }
@@ -534,7 +534,7 @@ func load(library string) Status {
 		switch rc {
 		case 0:
 			version := coreVersion()
-			if detail := misfit(p.path, version, status.Driver); detail != "" {
+			if detail := incompatibility(p.path, version, status.Driver); detail != "" {
 				if why.OK() {
 					why = Status{Reason: ReasonVersion, Detail: detail, Library: p.path, Version: version}
 				}
@@ -558,7 +558,7 @@ func load(library string) Status {
 				words = append(words, text)
 			}
 		default:
-			// It opened and does not even tell its version: CUPTI 13.5 without a driver that it
+			// It opened and does not even return its version: CUPTI 13.5 without a driver that it
 			// likes.
 			if why.OK() {
 				why = failed(Status{Library: p.path}, rc)

@@ -41,7 +41,7 @@ func (*Collector) Flush() error { return ErrNotRunning }
 // Take returns nil, io.EOF.
 func (*Collector) Take(time.Duration) (*Batch, error) { return nil, io.EOF }
 
-// HasContext is false: there is nothing that a window could look into.
+// HasContext is false: there is nothing that a window could observe.
 func (*Collector) HasContext() bool { return false }
 
 // Pending is 0.

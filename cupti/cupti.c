@@ -649,11 +649,11 @@ static int update_callbacks(void) {
   }
   int launch_callbacks = 0;
   for (int id = 1; id < MAX_CALLBACKS; id++) {
-    bool tell = (core.callbacks.sets[id] & want) != 0;
-    if (tell != core.callbacks.enabled[id] && core.subscriber != NULL &&
-        gpufl_cupti.enable_callback(tell, core.subscriber, GPUFL_CUPTI_CB_DOMAIN_DRIVER_API,
+    bool enable = (core.callbacks.sets[id] & want) != 0;
+    if (enable != core.callbacks.enabled[id] && core.subscriber != NULL &&
+        gpufl_cupti.enable_callback(enable, core.subscriber, GPUFL_CUPTI_CB_DOMAIN_DRIVER_API,
                                     (uint32_t)id) == GPUFL_CUPTI_SUCCESS) {
-      core.callbacks.enabled[id] = tell;
+      core.callbacks.enabled[id] = enable;
     }
     if (core.callbacks.enabled[id] && (core.callbacks.sets[id] & SET_SCOPE) != 0) {
       launch_callbacks++;

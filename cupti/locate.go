@@ -62,7 +62,7 @@ func (l locator) mappedLibraries(name string) []string {
 	return found
 }
 
-// places returns where to look, best first.
+// places returns the paths to try, best first.
 func (l locator) places() []place {
 	var found []place
 	seen := map[string]bool{}
@@ -151,8 +151,9 @@ func versionMajor(version int) int {
 	}
 }
 
-// misfit says in a sentence why a CUPTI of this version cannot work with the driver; "" if it can.
-func misfit(path string, version, driver int) string {
+// incompatibility returns in a sentence why a CUPTI of this version cannot work with the driver, or
+// "" if it can.
+func incompatibility(path string, version, driver int) string {
 	if version < minVersion {
 		return fmt.Sprintf("%s is older than CUDA 11.8 (its API version is %d): install a newer libcupti, for example the Python package nvidia-cuda-cupti-cu12", path, version)
 	}

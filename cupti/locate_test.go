@@ -104,13 +104,13 @@ func TestVersionsThatDoNotFit(t *testing.T) {
 		{17, 11080, false}, {18, 11080, true}, {18, 12000, true}, {18, 13000, true}, {28, 12040, true}, {28, 13000, true},
 		{28, 11080, false}, {130001, 13000, true}, {130500, 13000, true}, {130001, 12090, false}, {130001, 0, true}, {140000, 13020, false},
 	} {
-		got := misfit("/lib/libcupti.so", c.version, c.driver)
+		got := incompatibility("/lib/libcupti.so", c.version, c.driver)
 		if (got == "") != c.fits {
 			t.Errorf("version %d with driver %d: %q", c.version, c.driver, got)
 		}
 	}
 	const want = "/l is of CUDA 13, but the driver supports CUDA 12.4 only: update the driver, or install libcupti of CUDA 12 (for example the Python package nvidia-cuda-cupti-cu12)"
-	if got := misfit("/l", 130001, 12040); got != want {
+	if got := incompatibility("/l", 130001, 12040); got != want {
 		t.Errorf("says %q", got)
 	}
 }

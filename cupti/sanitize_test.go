@@ -119,7 +119,7 @@ var defects = []struct{ name, sanitizer, report string }{
 // sanitizers of the compiler. GPUFLIGHT_SOAK adds those that take long with a sanitizer. Each
 // sanitizer must report the defects of defect.c.
 func TestSanitizers(t *testing.T) {
-	soak := os.Getenv("GPUFLIGHT_SOAK") != ""
+	full := soak()
 	type test struct {
 		program string
 		args    []string // after the folder with the fakes
@@ -173,7 +173,7 @@ func TestSanitizers(t *testing.T) {
 				})
 			}
 			for _, tt := range tests {
-				if !tt.soak || soak {
+				if !tt.soak || full {
 					s.program(t, tt.program)
 				}
 			}
@@ -182,7 +182,7 @@ func TestSanitizers(t *testing.T) {
 					continue
 				}
 				t.Run(strings.Join(append([]string{tt.program}, tt.args...), " "), func(t *testing.T) {
-					if tt.soak && !soak {
+					if tt.soak && !full {
 						t.Skip("a long test: set GPUFLIGHT_SOAK=1")
 					}
 					t.Parallel()

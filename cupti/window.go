@@ -103,7 +103,7 @@ func (c *Collector) OpenDeep(cfg DeepConfig) (*DeepWindow, error) {
 	return w, nil
 }
 
-// HasContext says whether the process has a context that a window could look into. The driver may
+// HasContext says whether the process has a context that a window could observe. The driver may
 // keep it waiting for seconds, while it makes one: it holds no lock meanwhile.
 func (c *Collector) HasContext() bool { return coreDeepContexts() > 0 }
 

@@ -848,7 +848,7 @@ func TestCapturesAreLeftAlone(t *testing.T) {
 	fake.BeginCapture(78)
 	fake.DestroyStream(78)
 	for _, e := range []Engine{EnginePCSampling, EngineSASS} {
-		w := openWindow(t, c, DeepConfig{Engine: e, CloseLimit: 8 * time.Second})
+		w := openWindow(t, c, DeepConfig{Engine: e, CloseLimit: 2 * time.Second})
 		// A window may read beside a capture, and waits for it before it closes, but not forever.
 		if rc := fake.BeginCapture(79); rc != 0 {
 			t.Fatal(rc)
@@ -1040,12 +1040,16 @@ func TestCallsWaitForOurs(t *testing.T) {
 
 // alone runs the test again in a process of its own, for what is for the life of a process, and
 // reports true in that one.
+// soak reports whether tests run at full length.
+func soak() bool { return os.Getenv("GPUFLIGHT_SOAK") != "" }
+
 func alone(t *testing.T) bool {
 	t.Helper()
 	const variable = "GPUFLIGHT_TEST_ALONE"
 	if os.Getenv(variable) == t.Name() {
 		return true
 	}
+	t.Parallel()
 	cuptitest.Build(t) // skips where that is not possible
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
@@ -1176,11 +1180,15 @@ func stuck(t *testing.T, fake *cuptitest.Fake, c *Collector) {
 		t.Error(rc)
 	}
 	start(t, c)
-	fake.Launch(otherKernel, 5)
+	launches := 1 // each blocks for 10 s
+	if soak() {
+		launches = 5
+	}
+	fake.Launch(otherKernel, launches)
 	if err := c.Stop(true); !errors.Is(err, ErrNotDetached) {
 		t.Errorf("Stop: %v", err)
 	}
-	if n := count(drain(t, c), KindKernel); n != 5 {
+	if n := count(drain(t, c), KindKernel); n != launches {
 		t.Errorf("%d kernels", n)
 	}
 	// When it does come back, it takes everything back.
@@ -1233,16 +1241,20 @@ func TestWindowsLeakNothing(t *testing.T) {
 			b.Release()
 		}
 	}
+	cycles := 80
+	if soak() {
+		cycles = 240
+	}
 	for i := range 40 {
 		cycle(i)
 	}
 	before := measure(t)
-	for i := range 240 {
+	for i := range cycles {
 		cycle(i)
 	}
 	after := measure(t)
 	t.Logf("before %+v, after %+v", before, after)
-	if after.files > before.files || after.threads > before.threads+4 || after.mappings > before.mappings+40 || after.residentKiB > before.residentKiB+8<<10 {
+	if after.files > before.files || after.threads > before.threads+4 || after.mappings > before.mappings+cycles/6 || after.residentKiB > before.residentKiB+8<<10 {
 		t.Errorf("before %+v, after %+v", before, after)
 	}
 	if s := c.CubinStats(); s.Images != 10 || s.Refused != 0 {
@@ -1259,9 +1271,9 @@ func TestWindowsInAnyOrder(t *testing.T) {
 		return
 	}
 	t.Setenv("FAKE_CUDA_DEVICES", "4")
-	rounds := 6
-	if testing.Short() {
-		rounds = 2
+	rounds := 2
+	if soak() {
+		rounds = 6
 	}
 	for seed := range uint64(rounds) {
 		fake, c, ctx := openDeep(t, Config{BufferBytes: 64 << 10, Buffers: 4, CubinBytes: 4096})

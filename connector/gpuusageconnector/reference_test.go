@@ -52,7 +52,7 @@ func newWorld(seed uint64, n int) *world {
 	for range n {
 		id++
 		scope := w.scopes[ids[w.r.IntN(len(ids))]]
-		// Stretches of an hour, some of them hours old, others days apart.
+		// Intervals of an hour, some of them hours old, others days apart.
 		start := testEpoch - int64(w.r.IntN(3))*int64(5*time.Hour) + w.r.Int64N(int64(time.Second))
 		device := w.r.IntN(worldDevices)
 		s := testSpan{

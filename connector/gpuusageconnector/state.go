@@ -37,7 +37,7 @@ type state struct {
 	labelIDs   map[labelName]uint32
 	devices    []*device
 	deviceIDs  map[deviceID]*device
-	// evictAfter is when it may be worth while to look for a device that can be dropped.
+	// evictAfter is when it may be worthwhile to search for a device that can be dropped.
 	evictAfter int64
 	series     int
 
@@ -144,9 +144,9 @@ var overflowNames = [numOverflows]string{
 
 const numGaps = int(account.AfterCopy) + 1
 
-// maxStretches bounds the separate stretches of accounted time of a device: replayed sessions of
+// maxIntervals bounds the separate intervals of accounted time of a device: replayed sessions of
 // different days have one each.
-const maxStretches = 1024
+const maxIntervals = 1024
 
 // scratch is memory that apply uses again.
 type scratch struct {
@@ -157,8 +157,8 @@ type scratch struct {
 	again    []bool // by span: it was counted before
 }
 
-// whereabouts is what decides where a span is counted.
-type whereabouts struct {
+// seriesKey is what decides where a span is counted.
+type seriesKey struct {
 	service, device, scope uint32
 	parent                 uint64
 }
@@ -178,7 +178,7 @@ func newState(cfg *Config) *state {
 		options: account.Options{
 			SettleAfter: int64(cfg.SettleAfter), IdleGap: int64(cfg.IdleGap), LiveWithin: int64(cfg.LiveWithin),
 			MaxPending: cfg.Limits.PendingSpans, GapThreshold: int64(cfg.GapThreshold), MaxStreams: cfg.Limits.Streams,
-			MaxStretches: maxStretches,
+			MaxIntervals: maxIntervals,
 		},
 		seen:    account.NewSeen(cfg.Limits.RememberedSpans),
 		parents: newRecent[string](cfg.Limits.RememberedParents), traces: newRecent[request](cfg.Limits.RememberedTraces),
@@ -216,7 +216,7 @@ func (s *state) apply(b *batch) {
 		c.kernels = append(c.kernels, kernelSlot{})
 	}
 
-	// Duplicates first, in a loop that does nothing else: each look-up waits for the memory, and so
+	// Duplicates first, in a loop that does nothing else: each lookup waits for the memory, and so
 	// several wait at once.
 	c.again = c.again[:0]
 	for i := range b.spans {
@@ -226,7 +226,7 @@ func (s *state) apply(b *batch) {
 
 	// Most spans follow one of the same service, device and parent.
 	var (
-		last                  whereabouts
+		last                  seriesKey
 		to                    *sums
 		payer                 uint32
 		use                   *usage
@@ -249,7 +249,7 @@ func (s *state) apply(b *batch) {
 		v, d := s.services[number], c.devices[w.device]
 
 		if w.op < numTimed {
-			if at := (whereabouts{w.service, w.device, w.scope, w.parent}); to == nil || at != last {
+			if at := (seriesKey{w.service, w.device, w.scope, w.parent}); to == nil || at != last {
 				last = at
 				to, payer = s.scopeOf(v, number, label, w.parent, b.strings[w.scope])
 			}
@@ -702,7 +702,7 @@ func (s *state) flush(now int64, all bool) {
 
 // settle divides a device's time among those who used it.
 func (s *state) settle(d *device, all bool) {
-	d.ledger.Settle(s.now, all, &booker{s: s, label: d.label, l: s.labels[d.label]})
+	d.ledger.Settle(s.now, all, &sink{s: s, label: d.label, l: s.labels[d.label]})
 	forced := d.ledger.Forced()
 	s.stats.forced += forced - d.forced
 	d.forced = forced
@@ -711,8 +711,8 @@ func (s *state) settle(d *device, all bool) {
 // nextInterval begins another interval: exemplars are of one interval.
 func (s *state) nextInterval() { s.interval++ }
 
-// booker books what a ledger has settled.
-type booker struct {
+// sink books what a ledger has settled.
+type sink struct {
 	s     *state
 	label uint32
 	l     *label
@@ -723,7 +723,7 @@ type booker struct {
 }
 
 // Pay books device time of a payer.
-func (b *booker) Pay(payer uint32, request [16]byte, ns int64) {
+func (b *sink) Pay(payer uint32, request [16]byte, ns int64) {
 	b.l.account += ns
 	if b.l.perHour < 0 {
 		return
@@ -735,7 +735,7 @@ func (b *booker) Pay(payer uint32, request [16]byte, ns int64) {
 	b.last.ns += ns
 }
 
-func (b *booker) find(payer uint32, request [16]byte) *cost {
+func (b *sink) find(payer uint32, request [16]byte) *cost {
 	s := b.s
 	number := payer >> 20
 	id := costID{scope: payer >> 1 & (maxScopes - 1), label: b.label}
@@ -765,7 +765,7 @@ func (b *booker) find(payer uint32, request [16]byte) *cost {
 }
 
 // Idle books idle time.
-func (b *booker) Idle(ns int64) {
+func (b *sink) Idle(ns int64) {
 	b.l.account += ns
 	if b.l.perHour >= 0 {
 		b.l.idle.ns += ns
@@ -773,7 +773,7 @@ func (b *booker) Idle(ns int64) {
 }
 
 // Gap books a time between two kernels of a stream.
-func (b *booker) Gap(stream, process uint32, after account.Cause, start, end int64) {
+func (b *sink) Gap(stream, process uint32, after account.Cause, start, end int64) {
 	if stream == 0 || int(after) >= numGaps { // kernels whose stream is unknown have nothing in common
 		return
 	}
@@ -790,7 +790,7 @@ func (b *booker) Gap(stream, process uint32, after account.Cause, start, end int
 }
 
 // Late counts time that came too late.
-func (b *booker) Late(_ uint32, ns int64) {
+func (b *sink) Late(_ uint32, ns int64) {
 	b.s.stats.late++
 	b.s.stats.lateNS += ns
 }

@@ -119,7 +119,7 @@ func gpuflInjectStop() {
 	if r == nil {
 		return
 	}
-	patience := r.patience()
+	sendTimeout := r.sendTimeout()
 	done := make(chan struct{})
 	// Not on this thread, which is the program's. If CUPTI never returns, the program still ends. A
 	// signal that a closed connection raises goes to a thread that blocks it.
@@ -134,7 +134,7 @@ func gpuflInjectStop() {
 		// not sent.
 		ctx, cancel := context.WithTimeout(context.Background(), r.timeout*4/5)
 		defer cancel()
-		r.capture.LimitSending(patience * 4 / 5)
+		r.capture.LimitSending(sendTimeout * 4 / 5)
 		// Not detached from the driver: the process ends, so nothing will be slower after this.
 		summary, err := r.capture.Stop(ctx, false)
 		if err != nil {
@@ -151,9 +151,9 @@ func gpuflInjectStop() {
 	}
 }
 
-// patience is how long sending may take at the end, with what comes after it. Ending the recording
-// itself is not hurried: on a busy machine the session's log would be missing.
-func (r *recording) patience() time.Duration {
+// sendTimeout is how long sending may take at the end, with what comes after it. Ending the
+// recording itself has no such limit: on a busy machine the session's log would be missing.
+func (r *recording) sendTimeout() time.Duration {
 	if r.summaries != "" {
 		if _, err := os.Stat(filepath.Join(r.summaries, silentFile)); err == nil {
 			return min(r.timeout, lessPatience)

@@ -126,7 +126,7 @@ func TestTheDockerfile(t *testing.T) {
 	require.NoError(t, err)
 	assert.GreaterOrEqual(t, patch, least)
 
-	// Neither root nor a name, which Kubernetes could not tell from root.
+	// Neither root nor a name, which Kubernetes could not distinguish from root.
 	user := last(t, "USER")
 	assert.Regexp(t, `^[1-9]\d*:[1-9]\d*$`, user)
 	config := text(t, root, "config", "agent.yaml")

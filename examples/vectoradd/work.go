@@ -170,7 +170,7 @@ var errWrong = errors.New("the result is wrong")
 func (w *work) worker(ctx context.Context, gpu *cuda.Context, k *kernels, number int, one *worker) error {
 	one.Scope = fmt.Sprintf("worker %d", number)
 	half := w.Elements / 2
-	// The extra blocks find nothing to do; they tell the workers' launches apart.
+	// The extra blocks find nothing to do; they distinguish the workers' launches.
 	one.Grid = [3]uint32{uint32(half/blockSize + number), 1, 1}
 	one.Block = [3]uint32{blockSize, 1, 1}
 	ctx, scope := gpufl.Scope(ctx, one.Scope, gpufl.Attr("elements", w.Elements))

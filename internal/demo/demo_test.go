@@ -72,7 +72,7 @@ func answer(spans ...string) string {
 }
 
 func TestReadSumsKernelsToTheNanosecond(t *testing.T) {
-	const start = 1_795_200_000_000_000_001 // beyond what a float64 can tell apart
+	const start = 1_795_200_000_000_000_001 // beyond what a float64 can distinguish
 	c := fakeJaeger(t, `{"services":["b","a","none","alien"]}`, map[string]string{
 		"a": answer(
 			jaegerSpan("t1", "1", "epoch", "scope", start, start+900),

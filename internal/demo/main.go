@@ -3,7 +3,7 @@
 // Command demo shows the whole way of the data on one machine: it starts Jaeger and the
 // collector on loopback, lets the collector replay recordings of real GPU work and gpuflgen
 // write a training session into a folder that the collector watches, waits until Jaeger has every
-// kernel of both and the collector's usage metrics account for the session, and prints what they then tell.
+// kernel of both and the collector's usage metrics account for the session, and prints their results.
 // It is what `make demo` runs.
 //
 // It knows the three programs by their command lines only, so it shows what a user would

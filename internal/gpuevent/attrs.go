@@ -11,9 +11,9 @@ import (
 
 // attrs collects the attributes of one span, record or data point and writes them at once.
 //
-// pcommon.Map.PutStr and its kin look for the key among those that are there before they append,
-// which at sixteen attributes is a hundred and twenty comparisons a span. Copying a map does not
-// look. So attrs keeps, for each set of keys that occurs, a map with these keys and empty values,
+// pcommon.Map.PutStr and similar functions search the key among those that are there before they
+// append, which at sixteen attributes is a hundred and twenty comparisons a span. Copying a map
+// compares nothing. So attrs keeps, for each set of keys that occurs, a map with these keys and empty values,
 // copies it, and sets the values by their position. For sixteen attributes, two of them arrays,
 // that is 1.1 µs against 1.6 µs with the garbage collector off (BenchmarkWaysOfWritingAttributes).
 // Nearly all that is left is 29 allocations: pdata holds each value in one of its own, and its

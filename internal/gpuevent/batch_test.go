@@ -133,8 +133,8 @@ func everything(b *Batch, s *Session) {
 	b.Counter(s, &Counter{TimeNs: t0 + 23, Name: "dram_read_bytes", Int: Some(math.MaxInt64)})
 }
 
-// bare adds one event of each kind of which nothing is known.
-func bare(b *Batch, s *Session) {
+// minimal adds one event of each kind of which nothing is known.
+func minimal(b *Batch, s *Session) {
 	unnamed := NewKernelName("")
 	b.Kernel(s, &Kernel{Name: unnamed})
 	b.Copy(s, &Copy{})
@@ -171,11 +171,11 @@ func TestEveryEventOfASessionWithTwoDevices(t *testing.T) {
 
 func TestUnknownValuesAreAbsent(t *testing.T) {
 	b := NewBatch(everySignal)
-	bare(b, &Session{})
+	minimal(b, &Session{})
 	assert.Equal(t, 9, b.Spans())
 	assert.Equal(t, 3, b.LogRecords())
 	assert.Equal(t, 1, b.Points(), "a counter has a value; nothing else does")
-	compare(t, b, "bare")
+	compare(t, b, "minimal")
 }
 
 func compare(t *testing.T, b *Batch, name string) {
@@ -370,7 +370,7 @@ func TestKernelSpan(t *testing.T) {
 func TestSpanNamesAndLinks(t *testing.T) {
 	b := NewBatch(everySignal)
 	everything(b, oneDevice())
-	bare(b, oneDevice())
+	minimal(b, oneDevice())
 	b.Copy(oneDevice(), &Copy{Kind: "AtoH"})
 	traces, _, _ := b.Take()
 	var names []string
@@ -570,7 +570,7 @@ func TestTakeLeavesNothingBehind(t *testing.T) {
 	assert.Zero(t, traces.ResourceSpans().Len()+logs.ResourceLogs().Len()+metrics.ResourceMetrics().Len())
 
 	// The second filling is the same as the first, and does not touch what was handed over.
-	bare(b, s)
+	minimal(b, s)
 	b.Take()
 	everything(b, s)
 	again, againLogs, againMetrics := b.Take()

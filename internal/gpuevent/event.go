@@ -190,7 +190,7 @@ const (
 	ScopeNVTX      ScopeSource = "nvtx"
 )
 
-// Scope is a stretch of host code with a name. It groups the device work launched in it.
+// Scope is an interval of host code with a name. It groups the device work launched in it.
 type Scope struct {
 	Ref
 	StartNs, EndNs int64
@@ -230,7 +230,7 @@ type SessionSpan struct {
 	ExitCode, Signal Int
 }
 
-// DeepWindow is a stretch in which an engine looked inside kernels.
+// DeepWindow is an interval in which an engine measured inside kernels.
 type DeepWindow struct {
 	Ref
 	StartNs, EndNs int64

@@ -57,8 +57,8 @@ func (k SessionKey) Trace(kind Kind, n, part uint64) TraceID {
 	return id
 }
 
-// Span derives a span id from the kind of the record and up to two numbers that tell it from the
-// others of its kind in this session.
+// Span derives a span id from the kind of the record and up to two numbers that distinguish it from
+// the others of its kind in this session.
 func (k SessionKey) Span(kind Kind, a, b uint64) SpanID {
 	var id SpanID
 	binary.BigEndian.PutUint64(id[:], k.id64(kind, a, b))

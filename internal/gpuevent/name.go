@@ -25,7 +25,7 @@ type KernelName struct {
 	Full string
 	// Symbol is the mangled name, "" if unknown or equal to Full.
 	Symbol string
-	// Short is the bare function name: the span's name. It is empty only if Full is.
+	// Short is the function name alone: the span's name. It is empty only if Full is.
 	Short string
 	// Qualified is the function with its namespaces, without template arguments and parameters:
 	// code.function.name.

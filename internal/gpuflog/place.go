@@ -160,7 +160,7 @@ func (s *session) parentIn(f *family, x *scope, l lane, trace gpuevent.TraceID, 
 			start: start, end: end, instance: x.instance, depth: gpuevent.Some(x.depth),
 		})
 	} else if x.parent != nil {
-		s.parentIn(f, x.parent, l, trace, start, end) // stretches the ancestors too
+		s.parentIn(f, x.parent, l, trace, start, end) // extends the ancestors too
 	}
 	r.start, r.end = min(r.start, start), max(r.end, end)
 	return r.span

@@ -33,7 +33,7 @@ func (i *Inside) Write(out io.Writer) error {
 	}
 	fmt.Fprintln(w)
 	if i.Samples > 0 {
-		fmt.Fprintln(w, "A sample is one look at one warp, which is 32 threads: at which instruction it was, and what it waited for.")
+		fmt.Fprintln(w, "A sample is one measurement of one warp, which is 32 threads: at which instruction it was, and what it waited for.")
 		fmt.Fprintln(w, "NOT ISSUED is the part in whose cycle nothing was issued: a wait with little of it is hidden by the work of other warps.")
 	}
 	fmt.Fprintln(w)

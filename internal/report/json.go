@@ -50,8 +50,8 @@ type jsonWindows struct {
 	Collected int  `json:"collected"`
 	Empty     int  `json:"without_figures"`
 	More      bool `json:"more,omitempty"`
-	// Textless are functions whose instructions have no text, since it was not ready.
-	Textless uint64 `json:"functions_without_sass"`
+	// WithoutListing are functions whose instructions have no text, since it was not ready.
+	WithoutListing uint64 `json:"functions_without_sass"`
 	jsonFigures
 	Missing []string     `json:"missing,omitempty"`
 	List    []jsonWindow `json:"list"`
@@ -82,7 +82,7 @@ type jsonFigures struct {
 	Other           uint64  `json:"rows_other"`
 	RowsLost        uint64  `json:"rows_lost"`
 	Unresolved      uint64  `json:"rows_unresolved"`
-	Textless        uint64  `json:"rows_without_sass"`
+	WithoutListing  uint64  `json:"rows_without_sass"`
 	SkippedContexts uint64  `json:"contexts_skipped"`
 	LostContexts    uint64  `json:"contexts_lost"`
 	Held            uint64  `json:"calls_held"`
@@ -166,7 +166,7 @@ func jsonRowOf(r *Row) jsonRow {
 
 func jsonWindowsOf(w *Windows, top int) *jsonWindows {
 	out := &jsonWindows{
-		Collected: w.Collected, Empty: w.Empty, More: w.More, Textless: w.Textless, jsonFigures: jsonFiguresOf(&w.Sum), Missing: w.Missing, List: []jsonWindow{},
+		Collected: w.Collected, Empty: w.Empty, More: w.More, WithoutListing: w.WithoutListing, jsonFigures: jsonFiguresOf(&w.Sum), Missing: w.Missing, List: []jsonWindow{},
 	}
 	for i := range w.List {
 		if top > 0 && i == top {
@@ -183,7 +183,7 @@ func jsonWindowsOf(w *Windows, top int) *jsonWindows {
 
 func jsonFiguresOf(f *WindowFigures) jsonFigures {
 	return jsonFigures{
-		f.Paused.Seconds(), f.Samples, f.Lost, f.Dropped, f.NonUser, f.HardwareFull, f.Rows, f.Other, f.RowsLost, f.Unresolved, f.Textless,
+		f.Paused.Seconds(), f.Samples, f.Lost, f.Dropped, f.NonUser, f.HardwareFull, f.Rows, f.Other, f.RowsLost, f.Unresolved, f.WithoutListing,
 		f.SkippedContexts, f.LostContexts, f.Held, f.Released, f.LongestHold.Seconds(),
 	}
 }

@@ -229,7 +229,7 @@ func (l *lines) next() ([]byte, error) {
 		}
 		chunk := make([]byte, 0, chunkBytes)
 		var err error
-		// Not io.ReadFull, whose error does not tell the end of a file from one that was cut off.
+		// Not io.ReadFull, whose error does not distinguish the end of a file from a truncated file.
 		for len(chunk) < cap(chunk) && err == nil {
 			var n int
 			n, err = l.in.Read(chunk[len(chunk):cap(chunk)])

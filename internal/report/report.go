@@ -22,10 +22,10 @@ type Report struct {
 	unread uint64
 	// Deep-profiling windows by session and number, whether some exceeded the limit, and names
 	// that devices did not know.
-	windows     map[windowKey]*Window
-	windowsMore bool
-	textless    uint64
-	missing     map[string]struct{}
+	windows        map[windowKey]*Window
+	windowsMore    bool
+	withoutListing uint64
+	missing        map[string]struct{}
 }
 
 // New returns an empty report.

@@ -107,7 +107,7 @@ func (r *Report) Logs(ld plog.Logs) {
 				a := record.Attributes()
 				switch record.EventName() {
 				case semconv.EventCUDACapture:
-					r.textless += uint64(number(a, semconv.CUDACaptureFunctionsWithoutSASS))
+					r.withoutListing += uint64(number(a, semconv.CUDACaptureFunctionsWithoutSASS))
 					s.capture.add(Lost{
 						Dropped:   uint64(number(a, semconv.CUDACaptureRecordsDropped)),
 						Rejected:  uint64(number(a, semconv.CUDACaptureRecordsRejected)),

@@ -27,8 +27,8 @@ type Windows struct {
 	List []Window
 	// More says that there are others besides, for which a report has no room.
 	More bool
-	// Textless are functions whose text was to come and was not ready when recording ended.
-	Textless uint64
+	// WithoutListing are functions whose listing was not ready when recording ended.
+	WithoutListing uint64
 	// Missing are stall reasons and metrics that a device did not know.
 	Missing []string
 }
@@ -59,8 +59,8 @@ type WindowFigures struct {
 	// Rows is the number of records. Other counts rows summed under another name, and RowsLost
 	// rows that exceeded the limit.
 	Rows, Other, RowsLost uint64
-	// Unresolved rows have no source line, Textless no instruction.
-	Unresolved, Textless uint64
+	// Unresolved rows have no source line, WithoutListing no instruction.
+	Unresolved, WithoutListing uint64
 	// SkippedContexts were not looked at, LostContexts ended too soon.
 	SkippedContexts, LostContexts uint64
 	// Held calls of the program had to wait, LongestHold at most; Released of them went on before the window was
@@ -85,7 +85,7 @@ func (f *WindowFigures) add(o *WindowFigures) {
 		{&f.Other, o.Other},
 		{&f.RowsLost, o.RowsLost},
 		{&f.Unresolved, o.Unresolved},
-		{&f.Textless, o.Textless},
+		{&f.WithoutListing, o.WithoutListing},
 		{&f.SkippedContexts, o.SkippedContexts},
 		{&f.LostContexts, o.LostContexts},
 		{&f.Held, o.Held},
@@ -141,7 +141,7 @@ func (r *Report) window(res pcommon.Resource, a pcommon.Map, start, end pcommon.
 			Dropped: n(semconv.CUDADeepWindowSamplesDropped), NonUser: n(semconv.CUDADeepWindowSamplesNonUser),
 			HardwareFull: n(semconv.CUDADeepWindowHardwareFull),
 			Rows:         n(semconv.CUDADeepWindowRows), Other: n(semconv.CUDADeepWindowRowsOther), RowsLost: n(semconv.CUDADeepWindowRowsLost),
-			Unresolved: n(semconv.CUDADeepWindowRowsUnresolved), Textless: n(semconv.CUDADeepWindowRowsWithoutSASS),
+			Unresolved: n(semconv.CUDADeepWindowRowsUnresolved), WithoutListing: n(semconv.CUDADeepWindowRowsWithoutSASS),
 			SkippedContexts: n(semconv.CUDADeepWindowContextsSkipped), LostContexts: n(semconv.CUDADeepWindowContextsLost),
 			Held: n(semconv.CUDADeepWindowCallsHeld), Released: n(semconv.CUDADeepWindowCallsReleased),
 			LongestHold: duration(float(a, semconv.CUDADeepWindowLongestHold)),
@@ -187,7 +187,7 @@ func float(m pcommon.Map, key string) float64 {
 
 // Windows returns the deep windows.
 func (r *Report) Windows() Windows {
-	out := Windows{More: r.windowsMore, Textless: r.textless}
+	out := Windows{More: r.windowsMore, WithoutListing: r.withoutListing}
 	for _, w := range r.windows {
 		out.List = append(out.List, *w)
 		out.Sum.add(&w.WindowFigures)

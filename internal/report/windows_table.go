@@ -194,9 +194,9 @@ func (w *Windows) writeLosses(t io.Writer) {
 	}
 	say(s.Held, false, "Had to wait for a window", plural(s.Held, "call")+" of the program"+longest, "It lost that time"+released)
 	say(s.Unresolved, false, "Without a source line", plural(s.Unresolved, "row"), "Compile with -lineinfo; code that is made at run time needs line tables of its own")
-	say(s.Textless, false, "Without the text of the instruction", plural(s.Textless, "row"),
+	say(s.WithoutListing, false, "Without the text of the instruction", plural(s.WithoutListing, "row"),
 		"There was no nvdisasm where the program ran (in PATH, or named by GPUFLIGHT_NVDISASM), it failed, or the code was not kept")
-	say(w.Textless, false, "Without the text of their instructions", plural(w.Textless, "function"),
+	say(w.WithoutListing, false, "Without the text of their instructions", plural(w.WithoutListing, "function"),
 		"nvdisasm was not ready when the program ended, or failed; a longer GPUFLIGHT_SHUTDOWN_TIMEOUT gives it more time")
 	if len(w.Missing) > 0 {
 		fmt.Fprintf(t, "Not known to the device: %s.\n", clean(strings.Join(w.Missing, ", "), maxSentence))

@@ -38,7 +38,7 @@ type device struct {
 func resolve(of identity, settings []DeviceConfig) device {
 	d := device{identity: of}
 	m := modelOf(of.name)
-	told := tell(of, settings)
+	configured := settingsOf(of, settings)
 
 	switch {
 	case of.sms > 0:
@@ -47,8 +47,8 @@ func resolve(of identity, settings []DeviceConfig) device {
 		d.smsWhy = invalidSMCount
 	case m.sms > 0:
 		d.sms = m.sms
-	case told.SMCount > 0:
-		d.sms = told.SMCount
+	case configured.SMCount > 0:
+		d.sms = configured.SMCount
 	default:
 		d.smsWhy = missingSMCount
 	}
@@ -64,8 +64,8 @@ func resolve(of identity, settings []DeviceConfig) device {
 		}
 	case m.capability != occupancy.Capability{}:
 		d.limits, _ = occupancy.LimitsOf(m.capability) // a test looks all of them up
-	case told.ComputeCapability != "":
-		capability, _ := occupancy.ParseCapability(told.ComputeCapability) // Validate has
+	case configured.ComputeCapability != "":
+		capability, _ := occupancy.ParseCapability(configured.ComputeCapability) // Validate has
 		d.limits, _ = occupancy.LimitsOf(capability)
 	}
 	if d.limits == nil && d.text == "" {
@@ -74,14 +74,14 @@ func resolve(of identity, settings []DeviceConfig) device {
 			"and no entry of the devices setting matches its name %.100q.", of.name)
 	}
 
-	d.memory = orElse(told.MemoryBandwidth, m.memory*1e9)
-	d.peer = orElse(told.NVLinkBandwidth, m.nvlink*1e9)
-	d.host = orElse(told.PCIe.peak(), m.pcie.peak())
+	d.memory = orElse(configured.MemoryBandwidth, m.memory*1e9)
+	d.peer = orElse(configured.NVLinkBandwidth, m.nvlink*1e9)
+	d.host = orElse(configured.PCIe.peak(), m.pcie.peak())
 	return d
 }
 
-// tell returns what the settings say about a device, each property from the first entry that has it.
-func tell(of identity, settings []DeviceConfig) DeviceConfig {
+// settingsOf returns the configured properties of a device, each from the first entry that has it.
+func settingsOf(of identity, settings []DeviceConfig) DeviceConfig {
 	var out DeviceConfig
 	for i := range settings {
 		s := &settings[i]

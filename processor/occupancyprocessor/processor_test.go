@@ -402,7 +402,7 @@ func TestWhereDevicePropertiesComeFrom(t *testing.T) {
 		{"the settings for a device of which nothing is said", raw{}, nil, []DeviceConfig{
 			{Match: "GPU-*", ComputeCapability: "9.0"}, {Match: "*", ComputeCapability: "7.5"},
 		}, 4, 0},
-		{"the first settings that tell", raw{semconv.HWName: "Future GPU"}, nil, []DeviceConfig{
+		{"the first settings with a value", raw{semconv.HWName: "Future GPU"}, nil, []DeviceConfig{
 			{Match: "Other", ComputeCapability: "9.0"}, {Match: "F*", SMCount: 20}, {Match: "*", ComputeCapability: "8.6", SMCount: 30},
 		}, 6, 20},
 		{"the model before the settings", raw{semconv.HWName: "NVIDIA H200"}, nil, []DeviceConfig{{Match: "*", ComputeCapability: "7.5", SMCount: 40}}, 8, 132},

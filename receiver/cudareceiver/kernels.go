@@ -129,7 +129,7 @@ func (k *kernels) update(launches []probe.Launch, now pcommon.Timestamp) {
 		w.launch(l)
 	}
 	if total.calls() < k.total.calls() {
-		return // a decreasing sum would look like a restart, and all of it would be counted again
+		return // a decreasing sum would resemble a restart, and all of it would be counted again
 	}
 	k.shown, k.total = known, total
 

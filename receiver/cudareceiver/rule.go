@@ -24,10 +24,10 @@ type cause struct {
 	rate    float64
 }
 
-// look compares the launches of each process with the last check. It returns the processes that
+// check compares the launches of each process with the last check. It returns the processes that
 // match the rule, ordered by rate: the fastest first if the rule is about high rates, else the
 // slowest. All launches of a process that is new since the last check count as made since then.
-func (r *rule) look(now time.Time, launches map[probe.ProcessID]uint64) []cause {
+func (r *rule) check(now time.Time, launches map[probe.ProcessID]uint64) []cause {
 	at, last := r.at, r.last
 	r.at, r.last = now, launches
 	seconds := now.Sub(at).Seconds()

@@ -19,8 +19,8 @@ import (
 
 const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
-// living lays out what /proc tells about a process, and returns it.
-func living(t *testing.T, root string, pid int32, environment string) probe.ProcessID {
+// addProcess writes the files of /proc for a process, and returns its id.
+func addProcess(t *testing.T, root string, pid int32, environment string) probe.ProcessID {
 	t.Helper()
 	dir := filepath.Join(root, "proc", fmt.Sprint(pid))
 	require.NoError(t, os.MkdirAll(dir, 0o755))
@@ -44,7 +44,7 @@ func all(td ptrace.Traces) (spans []ptrace.Span) {
 func TestASpanIsTheHostsCall(t *testing.T) {
 	cfg := config()
 	cfg.RootPath = t.TempDir()
-	id := living(t, cfg.RootPath, 7, "OTEL_SERVICE_NAME=training\x00TRACEPARENT="+parent+"\x00")
+	id := addProcess(t, cfg.RootPath, 7, "OTEL_SERVICE_NAME=training\x00TRACEPARENT="+parent+"\x00")
 	w := newWindow(cfg, newDescriber(cfg), 10, 1)
 	for _, c := range []struct {
 		name, failed string
@@ -131,7 +131,7 @@ func TestCallsWithoutAParentAreUnderASpanOfTheirOwn(t *testing.T) {
 		"TRACEPARENT=00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01\x00", "TRACEPARENT=ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\x00",
 		"TRACEPARENT=" + parent + "-x\x00", "TRACEPARENT=" + parent[:54] + "\x00", "TRACEPARENT=" + parent, // the last one was cut off
 	} {
-		processes = append(processes, living(t, cfg.RootPath, int32(i+1), text))
+		processes = append(processes, addProcess(t, cfg.RootPath, int32(i+1), text))
 	}
 	w := newWindow(cfg, newDescriber(cfg), 10, 3)
 	var calls []probe.Call
@@ -175,7 +175,7 @@ func TestProcessesOfAWindowAreSelectedAndBounded(t *testing.T) {
 	var calls []probe.Call
 	var selected []bool
 	for pid := range int32(5) {
-		id := living(t, cfg.RootPath, pid+1, "")
+		id := addProcess(t, cfg.RootPath, pid+1, "")
 		selected = append(selected, w.selects(id, 1000))
 		calls = append(calls, probe.Call{Process: id, User: 1000, Function: "cuCtxSynchronize", Kind: probe.CallWait})
 	}

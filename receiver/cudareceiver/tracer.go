@@ -91,11 +91,11 @@ func (t *tracer) stop() { signal.Stop(t.signals) }
 // run opens windows on a source until ctx ends.
 func (t *tracer) run(ctx context.Context, s source) {
 	r := &rule{cfg: &t.cfg.Trace.When}
-	var look <-chan time.Time
+	var checks <-chan time.Time
 	if r.cfg.set() {
 		tick, stop := t.every(r.cfg.Interval)
 		defer stop()
-		look = tick
+		checks = tick
 	}
 	for {
 		select {
@@ -104,7 +104,7 @@ func (t *tracer) run(ctx context.Context, s source) {
 		case <-t.signals:
 			t.window(ctx, s, triggerSignal)
 			r.forget()
-		case <-look:
+		case <-checks:
 			if t.fires(s, r) {
 				t.window(ctx, s, triggerRate)
 				r.forget()
@@ -121,7 +121,7 @@ func (t *tracer) fires(s source, r *rule) bool {
 		return false
 	}
 	now := t.now()
-	causes := r.look(now, launches)
+	causes := r.check(now, launches)
 	if now.Before(t.rested) {
 		return false
 	}

@@ -130,9 +130,9 @@ func (r *traceRig) begin(t *testing.T, next consumer.Traces) {
 
 func (r *traceRig) telemetry() *metadata.TelemetryBuilder { return r.cudaReceiver.telemetry }
 
-// look lets the rule look, some seconds later, at what a process has launched by then. It waits for what the look
-// before it led to.
-func (r *traceRig) look(t *testing.T, seconds int, id probe.ProcessID, launches uint64) {
+// check lets the rule check, some seconds later, what a process has launched by then. It waits for
+// the result of the previous check.
+func (r *traceRig) check(t *testing.T, seconds int, id probe.ProcessID, launches uint64) {
 	t.Helper()
 	r.seen <- sight{time.Duration(seconds) * time.Second, map[probe.ProcessID]uint64{id: launches}}
 	select {
@@ -208,17 +208,17 @@ func TestARateOpensAWindowAndThenRests(t *testing.T) {
 	})
 	r.begin(t, r.sink)
 	id := probe.ProcessID{PID: 7}
-	r.look(t, 0, id, 1_000_000)
-	r.look(t, 10, id, 1_010_000)                       // 1000 a second are not more
-	r.look(t, 10, probe.ProcessID{PID: 9}, 10_000_000) // it is excluded
-	r.look(t, 10, id, 10_000)                          // new again
+	r.check(t, 0, id, 1_000_000)
+	r.check(t, 10, id, 1_010_000)                       // 1000 a second are not more
+	r.check(t, 10, probe.ProcessID{PID: 9}, 10_000_000) // it is excluded
+	r.check(t, 10, id, 10_000)                          // new again
 	assert.Empty(t, r.traces)
-	r.look(t, 10, id, 20_010)
+	r.check(t, 10, id, 20_010)
 	r.begun(t).end()
 	eventually(t, "it has ended", r.logged("trace ended"))
-	r.look(t, 30, id, 9_000_000)  // the first look after it
-	r.look(t, 10, id, 10_000_000) // it rests
-	r.look(t, 20, id, 11_000_000)
+	r.check(t, 30, id, 9_000_000)  // the first check after it
+	r.check(t, 10, id, 10_000_000) // it rests
+	r.check(t, 20, id, 11_000_000)
 	r.begun(t).end()
 	eventually(t, "the second has ended", func() bool { return r.logs.FilterMessage("trace ended").Len() == 2 })
 	metadatatest.AssertEqualReceiverCudaTraceWindows(t, r.rig.telemetry, ints(attribute.NewSet(attribute.String("trigger", "rate")), 2), metricdatatest.IgnoreTimestamp())
@@ -231,14 +231,14 @@ func TestRatesOfProcesses(t *testing.T) {
 	a, b, c := probe.ProcessID{PID: 1}, probe.ProcessID{PID: 2}, probe.ProcessID{PID: 3}
 	at := time.Unix(50, 0)
 	r := &rule{cfg: &TraceRuleConfig{Above: 100, Below: 10}}
-	assert.Empty(t, r.look(at, map[probe.ProcessID]uint64{a: 1 << 40, b: 0}), "of one look there is no rate")
-	got := r.look(at.Add(10*time.Second), map[probe.ProcessID]uint64{a: 1<<40 + 1001, b: 5, c: 5000})
-	assert.Equal(t, []cause{{c, 500}, {a, 100.1}, {b, 0.5}}, got, "one that is new has launched all since the last look")
-	assert.Empty(t, r.look(at.Add(20*time.Second), map[probe.ProcessID]uint64{a: 1<<40 + 2001, b: 5, c: 5100}), "100, none and 10")
-	assert.Empty(t, r.look(at.Add(20*time.Second), map[probe.ProcessID]uint64{a: 1 << 50}), "no time has passed")
-	assert.Empty(t, r.look(at.Add(30*time.Second), map[probe.ProcessID]uint64{a: 7}), "a sum that falls is none")
+	assert.Empty(t, r.check(at, map[probe.ProcessID]uint64{a: 1 << 40, b: 0}), "of one check there is no rate")
+	got := r.check(at.Add(10*time.Second), map[probe.ProcessID]uint64{a: 1<<40 + 1001, b: 5, c: 5000})
+	assert.Equal(t, []cause{{c, 500}, {a, 100.1}, {b, 0.5}}, got, "one that is new has launched all since the last check")
+	assert.Empty(t, r.check(at.Add(20*time.Second), map[probe.ProcessID]uint64{a: 1<<40 + 2001, b: 5, c: 5100}), "100, none and 10")
+	assert.Empty(t, r.check(at.Add(20*time.Second), map[probe.ProcessID]uint64{a: 1 << 50}), "no time has passed")
+	assert.Empty(t, r.check(at.Add(30*time.Second), map[probe.ProcessID]uint64{a: 7}), "a sum that falls is none")
 	r.forget()
-	assert.Empty(t, r.look(at.Add(40*time.Second), map[probe.ProcessID]uint64{a: 1 << 60}))
+	assert.Empty(t, r.check(at.Add(40*time.Second), map[probe.ProcessID]uint64{a: 1 << 60}))
 }
 
 func TestAWindowEndsWithTheReceiver(t *testing.T) {

@@ -37,7 +37,7 @@ func TestSessions_ForeignToken(t *testing.T) {
 		}
 		unknown := send(t, url, completed(sessionID(1)).with("token-b"))
 		foreign := send(t, url, completed(testSession).with("token-b"))
-		assert.Equal(t, unknown.status, foreign.status, "the end does not tell whether there is a session")
+		assert.Equal(t, unknown.status, foreign.status, "the end does not reveal whether there is a session")
 		assert.Equal(t, unknown.text, foreign.text)
 	}
 	refused(t, url)

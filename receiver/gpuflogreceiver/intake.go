@@ -398,11 +398,11 @@ func (in *intake) tickSession(ctx context.Context, s *intakeSession, now time.Ti
 
 // restore loads the stored sessions.
 func (in *intake) restore(ctx context.Context) error {
-	living, done, errs := in.store.open(ctx)
+	active, done, errs := in.store.open(ctx)
 	for _, d := range done {
 		in.finished.put(d.id, d.windows)
 	}
-	for _, b := range living {
+	for _, b := range active {
 		s, err := in.load(b)
 		if err != nil {
 			in.store.forget(b.id) // and its windows with it: if they come again they are read again

@@ -231,7 +231,7 @@ type finishedSession struct {
 }
 
 // open reads the stored sessions. It returns one error for each unusable entry.
-func (st *intakeStore) open(ctx context.Context) (living []storedSession, done []finishedSession, errs []error) {
+func (st *intakeStore) open(ctx context.Context) (active []storedSession, done []finishedSession, errs []error) {
 	if !st.on() {
 		return nil, nil, nil
 	}
@@ -264,10 +264,10 @@ func (st *intakeStore) open(ctx context.Context) (living []storedSession, done [
 		case index[id]:
 			done = append(done, finishedSession{id: id, windows: s.windows})
 		default:
-			living = append(living, s)
+			active = append(active, s)
 		}
 	}
-	return living, done, errs
+	return active, done, errs
 }
 
 // forget removes an unusable session from the list. The next change stores the list.

@@ -110,8 +110,8 @@ func (g *rig) set(values map[string]string) {
 	require.NoError(g.t, g.control.Set(values))
 }
 
-// scraped is a scrape's points by "metric{attribute=value,…}", of the attributes that tell points of
-// one device apart, after the device's number.
+// scraped is a scrape's points by "metric{attribute=value,…}", of the attributes that
+// distinguish points of one device, after the device's number.
 func (g *rig) scrape() map[string]pmetric.NumberDataPoint {
 	g.t.Helper()
 	m, err := g.nvmlReceiver.scrape(context.Background())

@@ -25,7 +25,7 @@ func TestDeepWindowsAsProfiles(t *testing.T) {
 	}
 	w, stop := recordWindows(t, "GPUFLIGHT_PROFILES", "1", "GPUFLIGHT_DEEP_PERIOD", "12")
 	for _, engine := range []Engine{EnginePC, EngineSASS} {
-		got, err := DeepWindow(t.Context(), 20*time.Millisecond, WithEngine(engine), WithReason("a look"))
+		got, err := DeepWindow(t.Context(), 20*time.Millisecond, WithEngine(engine), WithReason("manual"))
 		require.NoError(t, err)
 		require.True(t, got.Collected(), "%+v", got)
 	}
@@ -51,7 +51,7 @@ func TestDeepWindowsAsProfiles(t *testing.T) {
 		assert.Equal(t, [8]byte(of.SpanID()), s.Span)
 		assert.Equal(t, [16]byte(of.TraceID()), s.Trace)
 		assert.Equal(t, "svc", s.Resource[semconv.ServiceName])
-		assert.Equal(t, "a look", s.Of[semconv.CUDADeepWindowWhy])
+		assert.Equal(t, "manual", s.Of[semconv.CUDADeepWindowWhy])
 		assert.Contains(t, s.Stack[len(s.Stack)-1], "plain")
 	}
 	assert.Equal(t, map[string]int64{"long_scoreboard": waiting, "wait": atOnce, "smsp__sass_inst_executed/count": executed}, sums)

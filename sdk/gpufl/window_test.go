@@ -248,7 +248,7 @@ func TestDeepWindowByCall(t *testing.T) {
 	w.Launch("plain", 3)
 	before.End()
 	_, in := Scope(t.Context(), "in")
-	got, err := DeepWindow(t.Context(), 20*time.Millisecond, WithReason("a look"))
+	got, err := DeepWindow(t.Context(), 20*time.Millisecond, WithReason("manual"))
 	in.End()
 	require.NoError(t, err)
 	require.True(t, got.Collected(), "%+v", got)
@@ -272,7 +272,7 @@ func TestDeepWindowByCall(t *testing.T) {
 	for i, want := range []struct {
 		engines []any
 		why     string
-	}{{[]any{"pc_sampling"}, "a look"}, {[]any{"sass_metrics"}, ""}, {[]any{"pc_sampling"}, ""}} {
+	}{{[]any{"pc_sampling"}, "manual"}, {[]any{"sass_metrics"}, ""}, {[]any{"pc_sampling"}, ""}} {
 		a := r.spans[i].Attributes().AsRaw()
 		assert.Equal(t, want.engines, a[semconv.CUDADeepWindowEngines])
 		assert.Equal(t, want.why, text(a, semconv.CUDADeepWindowWhy))

@@ -45,7 +45,7 @@ func sendTwice(t *testing.T, sent telemetry) {
 	d.run("SYSTEM STOP MERGES otel_traces; SYSTEM STOP MERGES kernels")
 	address := process.FreePort(t)
 	p := d.collect(nil, overOTLP(address))
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	const all = "SELECT * FROM kernel_statistics"
 	for _, times := range []int{1, 2} {
@@ -66,8 +66,8 @@ func sendTwice(t *testing.T, sent telemetry) {
 	checkStatistics(t, statistic, query[statistics](d, all))
 }
 
-// patience limits the wait for expected data.
-const patience = 5 * time.Minute
+// waitLimit limits the wait for expected data.
+const waitLimit = 5 * time.Minute
 
 // TestClickHouse_Unavailable stops the server, kills it during inserts, and drops its answers after
 // inserts. It uses a database other than the default.
@@ -76,7 +76,7 @@ func TestClickHouse_Unavailable(t *testing.T) {
 	d.keep()
 	address := process.FreePort(t)
 	p := d.collect(nil, overOTLP(address))
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	background := func(s telemetry) chan error {
 		done := make(chan error, 1)
@@ -88,7 +88,7 @@ func TestClickHouse_Unavailable(t *testing.T) {
 	require.NoError(t, before.send(ctx, address))
 	d.crash()
 	done := background(away)
-	p.WaitOutput("connection refused", patience)
+	p.WaitOutput("connection refused", waitLimit)
 	d.listen()
 	require.NoError(t, <-done)
 	sent := before.and(away)
@@ -99,7 +99,7 @@ func TestClickHouse_Unavailable(t *testing.T) {
 
 	inserts := d.front.Inserts()
 	done = background(killed)
-	process.Eventually(t, patience, "some of it is in the table", func() bool { return d.front.Inserts() > inserts+2 })
+	process.Eventually(t, waitLimit, "some of it is in the table", func() bool { return d.front.Inserts() > inserts+2 })
 	d.crash()
 	d.listen()
 	require.NoError(t, <-done)
@@ -121,7 +121,7 @@ func TestClickHouse_FromKafka(t *testing.T) {
 	b := broker.Broker{Launcher: launcher, Dir: t.TempDir(), Address: process.FreePort(t), Controller: process.FreePort(t)}
 	require.NoError(t, b.Format(t.Context()))
 	server := process.Start(t, launcher, b.Arguments()...)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	require.NoError(t, b.Wait(ctx), "%s", server.Output())
 
@@ -165,7 +165,7 @@ func TestClickHouse_FromKafka(t *testing.T) {
 	}
 	require.Len(t, want, spans, "a span that is sent twice: which of the two comes last depends on the partition")
 	// Rebalances of the group during the start of the receivers repeat records.
-	process.Eventually(t, patience, fmt.Sprintf("%d spans and %d others", spans, others), func() bool {
+	process.Eventually(t, waitLimit, fmt.Sprintf("%d spans and %d others", spans, others), func() bool {
 		return one[int](d, "SELECT uniqExact(TraceId, SpanId) AS n FROM otel_traces") >= spans &&
 			one[int](d, "SELECT sum(n) AS n FROM (SELECT count() AS n FROM otel_logs UNION ALL "+
 				"SELECT count() FROM otel_metrics_gauge UNION ALL SELECT count() FROM otel_metrics_sum)") >= others

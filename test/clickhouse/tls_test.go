@@ -52,7 +52,7 @@ func TestClickHouse_TLS(t *testing.T) {
 	d.command(env, settings(other)).WaitOutput("certificate signed by unknown authority", time.Minute)
 
 	p := d.collect(env, settings(mine))
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	sent := generate(t, 7, 300)
 	require.NoError(t, sent.send(ctx, address))

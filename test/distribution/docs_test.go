@@ -16,8 +16,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// maxUserWords bounds the user documentation: all pages of docs, without docs/internals and without
-// the generated docs/telemetry.md.
+// maxUserWords bounds the user documentation: all pages of docs, without docs/internals.
 const maxUserWords = 25_000
 
 var (
@@ -118,9 +117,6 @@ func TestDocs_Length(t *testing.T) {
 	require.NoError(t, err)
 	words := 0
 	for _, page := range pages {
-		if filepath.Base(page) == "telemetry.md" {
-			continue
-		}
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		words += len(strings.Fields(string(text)))

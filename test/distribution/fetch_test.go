@@ -18,7 +18,7 @@ import (
 )
 
 // tagOnly lists the images that are named by tag and not by digest. The reason is the same for all:
-// no registry was in reach to look the digest up. Dockerfile and examples/compose/README.md say how
+// no registry was reachable to find the digest. Dockerfile and examples/compose/README.md say how
 // to pin them.
 var tagOnly = []string{
 	"golang:1.26.8-bookworm",

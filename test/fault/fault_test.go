@@ -131,7 +131,7 @@ func kernels(store *testsink.Store) (n int64) {
 
 // drain lets a process continue until all kernels, and as many items as whole has, have arrived and
 // no more data arrives. Then it stops the process. whole may be nil. Without it, a delivery that
-// waits for its next retry can look like the end.
+// waits for its next retry can resemble the end.
 func drain(t *testing.T, p *process.Process, store *testsink.Store, summaries []gpuflgen.Summary, whole *testsink.Store) {
 	t.Helper()
 	want := rows(summaries, gpuflgen.RowKernel)

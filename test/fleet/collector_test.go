@@ -103,21 +103,21 @@ func (c *collector) run() *collector {
 // kill ends the process by SIGKILL.
 func (c *collector) kill() {
 	c.t.Helper()
-	c.look()
+	c.updatePeak()
 	c.process.Kill()
 }
 
 // stop ends the process as systemd would.
 func (c *collector) stop() {
 	c.t.Helper()
-	c.look()
+	c.updatePeak()
 	c.process.Stop(time.Minute)
 }
 
 // terminate sends SIGTERM, and kills the process after a few seconds.
 func (c *collector) terminate() {
 	c.t.Helper()
-	c.look()
+	c.updatePeak()
 	c.signal(syscall.SIGTERM)
 	for end := time.Now().Add(10 * time.Second); c.process.Running(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -145,8 +145,8 @@ func (c *collector) pids() (pids []int) {
 	return pids
 }
 
-// look updates peak, which the kernel records for each process.
-func (c *collector) look() {
+// updatePeak updates peak, which the kernel records for each process.
+func (c *collector) updatePeak() {
 	c.t.Helper()
 	for _, pid := range c.pids() {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

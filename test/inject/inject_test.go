@@ -116,7 +116,7 @@ func ended(cmd *exec.Cmd) (int, syscall.Signal) {
 	return cmd.ProcessState.ExitCode(), 0
 }
 
-func (b *bench) bare(mode string) outcome { return b.run(b.python, b.work, mode) }
+func (b *bench) baseline(mode string) outcome { return b.run(b.python, b.work, mode) }
 
 // traced traces with additional flags.
 func (b *bench) traced(mode string, flags ...string) outcome {
@@ -220,15 +220,15 @@ func TestTrace_SameBehavior(t *testing.T) {
 	} {
 		t.Run(tc.mode, func(t *testing.T) {
 			b := newBench(t)
-			bare, traced := b.bare(tc.mode), b.traced(tc.mode, "--quiet")
-			assert.Equal(t, tc.code, bare.code, "the program itself: %s", bare.stderr)
-			assert.Equal(t, tc.signal, bare.signal, "the program itself")
-			assert.Contains(t, bare.stdout, "signals kept\nlimits kept\n")
-			assert.Contains(t, bare.stdout, tc.stdout)
-			assert.Equal(t, bare.code, traced.code)
-			assert.Equal(t, bare.signal, traced.signal)
-			assert.Equal(t, bare.stdout, traced.stdout)
-			assert.Equal(t, addresses.ReplaceAllString(bare.stderr, "…"), addresses.ReplaceAllString(traced.stderr, "…"))
+			baseline, traced := b.baseline(tc.mode), b.traced(tc.mode, "--quiet")
+			assert.Equal(t, tc.code, baseline.code, "the program itself: %s", baseline.stderr)
+			assert.Equal(t, tc.signal, baseline.signal, "the program itself")
+			assert.Contains(t, baseline.stdout, "signals kept\nlimits kept\n")
+			assert.Contains(t, baseline.stdout, tc.stdout)
+			assert.Equal(t, baseline.code, traced.code)
+			assert.Equal(t, baseline.signal, traced.signal)
+			assert.Equal(t, baseline.stdout, traced.stdout)
+			assert.Equal(t, addresses.ReplaceAllString(baseline.stderr, "…"), addresses.ReplaceAllString(traced.stderr, "…"))
 			if tc.kernels != nil {
 				_, _, totals := b.recorded()
 				assert.Equal(t, tc.kernels, kernels(totals))
@@ -311,11 +311,11 @@ func TestTrace_InheritedState(t *testing.T) {
 	b := newBench(t)
 	const set = `trap '' HUP INT QUIT USR1 PIPE TERM; ulimit -Sn 256; exec "$@"`
 	command := []string{"sh", "-c", `grep -E '^Sig(Ign|Blk)' /proc/self/status; ulimit -Sn; ls /proc/self/fd | wc -l`}
-	bare := b.run("sh", slices.Concat([]string{"-c", set, "sh"}, command)...)
-	require.Regexp(t, `SigIgn:\s[0-9a-f]{12}5207\n256\n`, bare.stdout)
+	baseline := b.run("sh", slices.Concat([]string{"-c", set, "sh"}, command)...)
+	require.Regexp(t, `SigIgn:\s[0-9a-f]{12}5207\n256\n`, baseline.stdout)
 	traced := b.run("sh", slices.Concat([]string{"-c", set, "sh", b.gpuflight, "trace", "--quiet"}, b.flags, b.output, []string{"--"}, command)...)
-	assert.Equal(t, bare.stdout, traced.stdout)
-	assert.Equal(t, bare.stderr, traced.stderr)
+	assert.Equal(t, baseline.stdout, traced.stdout)
+	assert.Equal(t, baseline.stderr, traced.stderr)
 }
 
 // TestTrace_UnreachableCollector checks a collector that rejects connections immediately, and one
@@ -337,9 +337,9 @@ func TestTrace_UnreachableCollector(t *testing.T) {
 				if name == "refused" {
 					b.environ = append(b.environ, "GPUFLIGHT_SHUTDOWN_TIMEOUT=10m") // this must not be waited for either
 				}
-				bare, traced := b.bare("code"), b.traced("code", "--quiet")
-				assert.Equal(t, bare.code, traced.code)
-				assert.Equal(t, bare.stdout, traced.stdout)
+				baseline, traced := b.baseline("code"), b.traced("code", "--quiet")
+				assert.Equal(t, baseline.code, traced.code)
+				assert.Equal(t, baseline.stdout, traced.stdout)
 				lines := strings.Split(strings.TrimSuffix(traced.stderr, "\n"), "\n")
 				require.Len(t, lines, 1, traced.stderr)
 				assert.Regexp(t, `^gpuflight: \d+ spans, 1 log record, \d+ metric points could not be sent to http://`+regexp.QuoteMeta(address), lines[0])
@@ -357,13 +357,13 @@ func TestTrace_UnreachableShared(t *testing.T) {
 	b := newBench(t)
 	b.output = []string{"--endpoint", "http://" + silent.Addr().String()}
 	b.environ = append(b.environ, "GPUFLIGHT_SHUTDOWN_TIMEOUT=10s")
-	bare, traced := b.bare("children"), b.traced("children", "--quiet")
-	assert.Equal(t, bare.code, traced.code)
-	assert.Equal(t, bare.stdout, traced.stdout)
+	baseline, traced := b.baseline("children"), b.traced("children", "--quiet")
+	assert.Equal(t, baseline.code, traced.code)
+	assert.Equal(t, baseline.stdout, traced.stdout)
 	assert.Contains(t, traced.stderr, "4 log records")
 	// Four processes and gpuflight: one waits for 8 seconds, the others for half a second,
 	// gpuflight for one. Without the shared information the sum is more than 32 seconds.
-	assert.Less(t, traced.took-bare.took, 30*time.Second)
+	assert.Less(t, traced.took-baseline.took, 30*time.Second)
 }
 
 // TestTrace_BrokenConnection: a write to a broken connection raises SIGPIPE.
@@ -404,13 +404,13 @@ func TestTrace_GoProgram(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "goprogram")
 	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, "./testdata/goprogram").CombinedOutput()
 	require.NoError(t, err, string(out))
-	bare := b.run(program)
-	require.Equal(t, 6, bare.code, bare.stderr)
-	require.Equal(t, "init 0\nuser defined signal 1\nruntime error: invalid memory address or nil pointer dereference\n", bare.stdout)
+	baseline := b.run(program)
+	require.Equal(t, 6, baseline.code, baseline.stderr)
+	require.Equal(t, "init 0\nuser defined signal 1\nruntime error: invalid memory address or nil pointer dereference\n", baseline.stdout)
 	traced := b.run(b.gpuflight, slices.Concat([]string{"trace", "--quiet"}, b.flags, b.output, []string{"--", program})...)
-	assert.Equal(t, bare.code, traced.code)
-	assert.Equal(t, bare.stdout, traced.stdout)
-	assert.Equal(t, bare.stderr, traced.stderr)
+	assert.Equal(t, baseline.code, traced.code)
+	assert.Equal(t, baseline.stdout, traced.stdout)
+	assert.Equal(t, baseline.stderr, traced.stderr)
 	_, _, totals := b.recorded()
 	assert.Equal(t, map[string]uint64{"from_go": 2001}, kernels(totals))
 }
@@ -424,11 +424,11 @@ func TestTrace_LeftoverTimer(t *testing.T) {
 	b := newBench(t)
 	b.environ = append(b.environ, "GPUFLIGHT_SHUTDOWN_TIMEOUT=2s")
 	b.output = []string{"--endpoint", "http://" + silent.Addr().String()}
-	bare, traced := b.bare("timer_left"), b.traced("timer_left", "--quiet")
-	require.Zero(t, bare.signal)
-	assert.Equal(t, bare.signal, traced.signal)
-	assert.Equal(t, bare.code, traced.code)
-	assert.Equal(t, bare.stdout, traced.stdout)
+	baseline, traced := b.baseline("timer_left"), b.traced("timer_left", "--quiet")
+	require.Zero(t, baseline.signal)
+	assert.Equal(t, baseline.signal, traced.signal)
+	assert.Equal(t, baseline.code, traced.code)
+	assert.Equal(t, baseline.stdout, traced.stdout)
 	assert.Greater(t, traced.took, time.Second, "the library waited past the timer")
 }
 

@@ -116,16 +116,16 @@ func (h *limitedHost) run(t *testing.T, user int, lib string, resource int, valu
 // the host is recorded and stderr is the same, or stderr has one additional line of ours.
 func (h *limitedHost) compare(t *testing.T, user, resource int, value uint64, before ...string) (recorded bool) {
 	t.Helper()
-	bare := h.run(t, user, "", resource, value, before...)
+	baseline := h.run(t, user, "", resource, value, before...)
 	got := h.run(t, user, h.library, resource, value, before...)
-	assert.Equal(t, bare.code, got.code, "limit %d: %s", value, got.stderr)
-	assert.Equal(t, bare.stdout, got.stdout, "limit %d: %s", value, got.stderr)
-	ours, found := strings.CutPrefix(got.stderr, bare.stderr)
+	assert.Equal(t, baseline.code, got.code, "limit %d: %s", value, got.stderr)
+	assert.Equal(t, baseline.stdout, got.stdout, "limit %d: %s", value, got.stderr)
+	ours, found := strings.CutPrefix(got.stderr, baseline.stderr)
 	assert.True(t, found, "limit %d: %s", value, got.stderr)
 	switch {
 	case got.recorded:
 		assert.Empty(t, ours, "limit %d", value)
-	case strings.HasPrefix(bare.stdout, "no driver"):
+	case strings.HasPrefix(baseline.stdout, "no driver"):
 		assert.Empty(t, ours, "limit %d: the driver did not start", value)
 	default:
 		assert.Regexp(t, `^(gpuflight: nothing is recorded: [^\n]+\n|fake libcuda: [^\n]+\n)$`, ours, "limit %d", value)
@@ -263,9 +263,9 @@ func TestLibrary_StartupTime(t *testing.T) {
 	for _, lib := range []string{"", h.library} {
 		slices.Sort(took[lib])
 	}
-	bare, with := took[""][rounds/2], took[h.library][rounds/2]
-	t.Logf("median of %d: %v without the library, %v with it", rounds, bare, with)
-	assert.Less(t, with-bare, 5*time.Second)
+	baseline, with := took[""][rounds/2], took[h.library][rounds/2]
+	t.Logf("median of %d: %v without the library, %v with it", rounds, baseline, with)
+	assert.Less(t, with-baseline, 5*time.Second)
 }
 
 // TestLibrary_EntryPoints compares the recorder's entry points for the driver and NVTX with those

@@ -24,25 +24,25 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// told is a program that runs commands.
-type told struct {
+// controlled is a program that runs commands.
+type controlled struct {
 	*program
 	b  *bench
 	in *os.File
 }
 
-func (b *bench) tell() *told {
+func (b *bench) startControlled() *controlled {
 	b.t.Helper()
 	in, out, err := os.Pipe()
 	require.NoError(b.t, err)
 	b.t.Cleanup(func() { _ = out.Close() })
 	p := b.begin("window_told", in)
 	require.NoError(b.t, in.Close())
-	return &told{p, b, out}
+	return &controlled{p, b, out}
 }
 
 // do runs one command in the program and returns the armed engines.
-func (p *told) do(line string) string {
+func (p *controlled) do(line string) string {
 	p.b.t.Helper()
 	_, err := fmt.Fprintln(p.in, line)
 	require.NoError(p.b.t, err)
@@ -52,7 +52,7 @@ func (p *told) do(line string) string {
 }
 
 // ask requests a window, and returns the messages for users and programs.
-func (p *told) ask(engine string) (code int, text string, window deep.Window) {
+func (p *controlled) ask(engine string) (code int, text string, window deep.Window) {
 	p.b.t.Helper()
 	id := strconv.Itoa(p.pid)
 	o := p.b.run(p.b.gpuflight, "deep", id, "--for", "20ms", "--engine", engine)
@@ -63,14 +63,14 @@ func (p *told) ask(engine string) (code int, text string, window deep.Window) {
 }
 
 // once requests one window and returns the exit code and the text.
-func (p *told) once(engine string) (code int, text string) {
+func (p *controlled) once(engine string) (code int, text string) {
 	p.b.t.Helper()
 	o := p.b.run(p.b.gpuflight, "deep", strconv.Itoa(p.pid), "--for", "20ms", "--engine", engine)
 	return o.code, o.stdout
 }
 
 // end closes the program's standard input and waits for it.
-func (p *told) end() {
+func (p *controlled) end() {
 	p.b.t.Helper()
 	require.NoError(p.b.t, p.in.Close())
 	rest, err := p.out.ReadString(0)
@@ -86,7 +86,7 @@ var anyWindow = []string{"GPUFLIGHT_DEEP=1", "GPUFLIGHT_DEEP_BLACKOUT=0s", "GPUF
 // its next window work as before.
 func TestWindow_RejectionMessages(t *testing.T) {
 	b, line := windowBench(t, anyWindow...)
-	p := b.tell()
+	p := b.startControlled()
 	attempts := 0
 	for _, tc := range []struct {
 		set    string // the cause, as a command to the program
@@ -174,7 +174,7 @@ func TestWindow_RejectionMessages(t *testing.T) {
 // may disable all of CUPTI. If availability cannot be queried, the start is attempted.
 func TestWindow_CounterAccess(t *testing.T) {
 	b, _ := windowBench(t, anyWindow...)
-	p := b.tell()
+	p := b.startControlled()
 	p.do("start_makes_unresponsive 1")
 	refusals := 0
 	for range 2 {
@@ -217,7 +217,7 @@ func TestWindow_CounterAccess(t *testing.T) {
 // and the user gets a message.
 func TestWindow_CUPTIUnresponsive(t *testing.T) {
 	b, _ := windowBench(t, anyWindow...)
-	p := b.tell()
+	p := b.startControlled()
 	code, text, _ := p.ask("pc")
 	require.Equal(t, 0, code, text)
 	p.do("refuse_start 26")
@@ -245,7 +245,7 @@ func TestWindow_CUPTIUnresponsive(t *testing.T) {
 // as before, and a request for a window returns the cause.
 func TestWindow_OtherProfiler(t *testing.T) {
 	b, _ := windowBench(t, append([]string{"FAKE_CUPTI_REFUSE=39"}, anyWindow...)...)
-	p := b.tell()
+	p := b.startControlled()
 	var code int
 	var text string
 	process.Eventually(t, time.Minute, "the process answers", func() bool {
@@ -280,8 +280,8 @@ func TestWindow_TwoProcesses(t *testing.T) {
 	one, _ := windowBench(t, append([]string{"FAKE_CUDA_BOARD=" + strconv.Itoa(os.Getpid()<<1)}, anyWindow...)...)
 	two, _ := windowBench(t, append([]string{"FAKE_CUDA_BOARD=" + strconv.Itoa(os.Getpid()<<1)}, anyWindow...)...)
 	shareFolder(t, one, two)
-	first, second := one.tell(), two.tell()
-	wants := func(p *told, engine string, code int, status deep.Status) string {
+	first, second := one.startControlled(), two.startControlled()
+	wants := func(p *controlled, engine string, code int, status deep.Status) string {
 		t.Helper()
 		got, text, window := p.ask(engine)
 		assert.Equal(t, code, got, text)
@@ -317,7 +317,7 @@ func TestWindow_TwoNamespaces(t *testing.T) {
 		t.Skip("no namespace can be made here:", err)
 	}
 	shareFolder(t, one, two)
-	first, second := one.tell(), two.tell()
+	first, second := one.startControlled(), two.startControlled()
 	code, text, _ := first.ask("pc")
 	assert.Equal(t, 0, code, text)
 	code, text, window := second.ask("pc")
@@ -333,7 +333,7 @@ func TestWindow_TwoNamespaces(t *testing.T) {
 // A window request to a program that exits meanwhile returns the results so far.
 func TestWindow_RequestAtExit(t *testing.T) {
 	b, line := windowBench(t, append([]string{"GPUFLIGHT_SHUTDOWN_TIMEOUT=30s"}, anyWindow...)...)
-	p := b.tell()
+	p := b.startControlled()
 	asked := make(chan outcome, 1)
 	go func() { asked <- b.run(b.gpuflight, "deep", strconv.Itoa(p.pid), "--for", "60s", "--engine", "pc") }()
 	process.Eventually(t, time.Minute, "the engine is armed", func() bool { return p.do("look") != "armed 0" })
@@ -354,7 +354,7 @@ func TestWindow_BeforeFirstContext(t *testing.T) {
 	in, out, err := os.Pipe()
 	require.NoError(t, err)
 	defer out.Close()
-	p := &told{b.begin("window_contextless", in), b, out}
+	p := &controlled{b.begin("window_contextless", in), b, out}
 	require.NoError(t, in.Close())
 	for _, engine := range []string{"pc", "sass"} {
 		code, text, window := p.ask(engine)

@@ -134,7 +134,7 @@ func (m *Module) Function(name string) (*Function, error) {
 	return f, nil
 }
 
-// Resources asks what the kernel needs; ok is false where the driver does not tell.
+// Resources queries what the kernel needs; ok is false where the driver does not report it.
 func (f *Function) Resources() (r Resources, ok bool) {
 	for attribute, to := range map[C.int]*int{C.ATTRIBUTE_REGISTERS: &r.RegistersPerThread, C.ATTRIBUTE_SHARED: &r.SharedBytes, C.ATTRIBUTE_LOCAL: &r.LocalBytes} {
 		var v C.int

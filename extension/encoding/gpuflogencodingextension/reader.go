@@ -112,7 +112,7 @@ func (r *reader) take(message []byte) output {
 		}
 	}
 	if len(touched) > 0 {
-		// Not for a message that completes nothing. It may be repeated forever, and would look like a
+		// Not for a message that completes nothing. It may be repeated forever, and would resemble a
 		// message that is delivered again because its data was not accepted.
 		r.sweep(ctx, now)
 	}
@@ -245,7 +245,7 @@ func (r *reader) newSession(id string, now time.Time) *session {
 }
 
 func (r *reader) remove(ctx context.Context, s *session) {
-	r.tell(ctx, s)
+	r.report(ctx, s)
 	r.waiting -= s.waits
 	delete(r.sessions, s.id)
 }
@@ -263,7 +263,7 @@ func (r *reader) step(ctx context.Context, s *session, now time.Time) {
 	}
 	r.waiting += n - s.waits
 	s.waits = n
-	r.tell(ctx, s)
+	r.report(ctx, s)
 }
 
 // sweep looks at all sessions now and then: there is no clock here but that of messages.
@@ -286,8 +286,8 @@ func (r *reader) sweep(ctx context.Context, now time.Time) {
 	r.tel.ExtensionGpuflogWaiting.Record(ctx, int64(r.waiting), r.attr)
 }
 
-// tell adds what a session's decoder counted to the telemetry.
-func (r *reader) tell(ctx context.Context, s *session) {
+// report adds what a session's decoder counted to the telemetry.
+func (r *reader) report(ctx context.Context, s *session) {
 	st, old := s.dec.Stats(), s.told
 	if st == old {
 		return

@@ -12,7 +12,7 @@ import (
 func freeBytes(f *os.File) int64 {
 	var st syscall.Statfs_t
 	if syscall.Fstatfs(int(f.Fd()), &st) != nil {
-		return math.MaxInt64 >> 1 // unknown: writing will tell
+		return math.MaxInt64 >> 1 // unknown: writing will show
 	}
 	return int64(min(st.Bavail*uint64(st.Bsize), math.MaxInt64>>1))
 }

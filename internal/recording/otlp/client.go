@@ -545,12 +545,12 @@ func (l *signalQueue) finish(sent int, reason string, lost int, err error) {
 	if recovered {
 		l.warned = false
 	}
-	tell := lost > 0 && l.shouldLog()
+	shouldLog := lost > 0 && l.shouldLog()
 	l.mu.Unlock()
 	switch {
-	case tell && reason == ReasonUnsupported:
+	case shouldLog && reason == ReasonUnsupported:
 		l.log.Warn("gpuflight: the endpoint does not support profiles: profiles are dropped, other signals are sent", "to", l.to, "error", err)
-	case tell:
+	case shouldLog:
 		l.log.Warn("gpuflight: telemetry is rejected and dropped", "signal", l.signal.String(), "to", l.to, "reason", reason, "error", err)
 	case recovered:
 		l.log.Info("gpuflight: telemetry is accepted again", "signal", l.signal.String(), "to", l.to)
@@ -560,10 +560,10 @@ func (l *signalQueue) finish(sent int, reason string, lost int, err error) {
 // failed records an attempt that will be retried.
 func (l *signalQueue) failed(err error) {
 	l.mu.Lock()
-	tell := l.shouldLog()
+	shouldLog := l.shouldLog()
 	l.stats.LastError = err.Error()
 	l.mu.Unlock()
-	if tell {
+	if shouldLog {
 		l.log.Warn("gpuflight: telemetry cannot be sent and is retried", "signal", l.signal.String(), "to", l.to, "error", err)
 	}
 }

@@ -95,7 +95,7 @@ func TestWriter_RoundTrip(t *testing.T) {
 	// JSON runs first: it must leave the request unchanged.
 	line, err := requests[0].JSON()
 	require.NoError(t, err)
-	assert.True(t, strings.HasPrefix(string(line), `{"resourceProfiles"`), "readers tell the signal by the first key")
+	assert.True(t, strings.HasPrefix(string(line), `{"resourceProfiles"`), "readers recognise the signal by the first key")
 	back, err := profile.FromJSON(line)
 	require.NoError(t, err)
 	assert.Equal(t, all, profiletest.Samples(t, back))

@@ -368,13 +368,13 @@ func TestNVTXRange_InvalidEvents(t *testing.T) {
 
 func TestScopes_WithoutSpan(t *testing.T) {
 	f := newFixture(t, Config{}).start()
-	id := f.r.Begin(Scope{Sampled: false, Name: "bare"})
+	id := f.r.Begin(Scope{Sampled: false, Name: "unsampled"})
 	f.src.deliver(in(id, kernel("k", 1, 0, 10)))
 	f.r.End(id)
 	s := f.stop()
 	k := f.sink.spanNamed(t, "k")
 	assert.Equal(t, pcommon.SpanID(f.r.SessionRef().Span), k.ParentSpanID())
-	assert.Equal(t, "bare", attr(k.Attributes(), semconv.CUDAScopeName))
+	assert.Equal(t, "unsampled", attr(k.Attributes(), semconv.CUDAScopeName))
 	assert.Zero(t, s.Spans.Unsampled)
 }
 

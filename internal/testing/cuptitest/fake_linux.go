@@ -292,7 +292,7 @@ func (f *Fake) Synchronize() { C.synchronize() }
 //	read_concurrently      how often that was asked while samples were taken
 //	refuse_start      the CUptiResult of starting PC sampling
 //	refuse_disable    that of disabling it, which is done all the same
-//	start_makes_unresponsive     1: a start that is refused, or that there are no reasons, leaves CUPTI deaf: it tells of nothing and makes no records until it was left
+//	start_makes_unresponsive     1: a start that is refused, or that there are no reasons, makes CUPTI unresponsive: no callbacks and no records until it is finalized
 //	switched_unresponsive     how often kinds of activity were switched then: CUPTI may crash
 //	refuse_pc, refuse_profiler, refuse_sass   the CUptiResult of enabling PC sampling, of cuptiProfilerInitialize, of configuring SASS metrics
 //	unsupported       the first setting of the device that rules it out, from 1

@@ -133,12 +133,12 @@ kept in attributes.
 `)
 	for _, a := range semconv.Attributes {
 		if len(a.On) > 0 {
-			fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", a.Name, a.Type, a.Unit, strings.Join(a.On, ", "), a.Origin, meaning(a))
+			fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", a.Name, a.Type, a.Unit, strings.Join(a.On, ", "), mark(a.Origin), meaning(a))
 		}
 	}
 	b.WriteString("\n## Log records\n\n| Event name | From | Meaning | Attributes |\n|---|---|---|---|\n")
 	for _, e := range semconv.Events {
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", e.Name, e.Origin, e.Brief, codes(e.Attributes))
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", e.Name, mark(e.Origin), e.Brief, codes(e.Attributes))
 	}
 	b.WriteString("\n## Metrics\n\n\"device\" stands for " + codes(semconv.DevicePoint) + ", as far as they are known.\n\n| Metric | Instrument | Unit | From | Attributes | Meaning |\n|---|---|---|---|---|---|\n")
 	for _, m := range semconv.Metrics {
@@ -149,15 +149,23 @@ kept in attributes.
 				attrs += ", "
 			}
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", m.Name, m.Instrument, m.Unit, m.Origin, attrs+codes(own), m.Brief)
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", m.Name, m.Instrument, m.Unit, mark(m.Origin), attrs+codes(own), m.Brief)
 	}
 	b.WriteString("\n## Attributes of log records and data points\n\n| Attribute | Type | Unit | From | Meaning |\n|---|---|---|---|---|\n")
 	for _, a := range semconv.Attributes {
 		if len(a.On) == 0 {
-			fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", a.Name, a.Type, a.Unit, a.Origin, meaning(a))
+			fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", a.Name, a.Type, a.Unit, mark(a.Origin), meaning(a))
 		}
 	}
 	return b.Bytes()
+}
+
+// mark returns the text of an origin in the tables.
+func mark(o semconv.Origin) string {
+	if o == semconv.Extension {
+		return "✚"
+	}
+	return o.String()
 }
 
 func meaning(a semconv.Attribute) string {

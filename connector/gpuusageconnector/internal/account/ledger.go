@@ -72,12 +72,12 @@ type Options struct {
 	GapThreshold int64
 	// MaxStreams bounds the streams, and the processes, whose last works are remembered.
 	MaxStreams int
-	// MaxStretches bounds the number of intervals of accounted time.
-	MaxStretches int
+	// MaxIntervals bounds the number of intervals of accounted time.
+	MaxIntervals int
 }
 
-// Booker receives what a ledger settles. It must not call the ledger.
-type Booker interface {
+// Sink receives what a ledger settles. It must not call the ledger.
+type Sink interface {
 	// Pay books ns > 0 nanoseconds of the device on a payer, once for each work and call of Settle.
 	Pay(payer uint32, request [16]byte, ns int64)
 	// Idle books ns > 0 nanoseconds in which the device was observed and had nothing to do.
@@ -109,7 +109,7 @@ type Booker interface {
 // at the start of the first work that is not ripe, and IdleGap after the newest work. A kernel that
 // runs longer than SettleAfter arrives too late: its time was booked as idle. Delaying idle time until
 // the next work would be right for such a kernel. But an abandoned device would then cost nothing after
-// its last work, and that cost is what users look for. The remedy is a larger SettleAfter.
+// its last work, and that cost is what users want to find. The remedy is a larger SettleAfter.
 type Ledger struct {
 	o Options
 
@@ -119,8 +119,8 @@ type Ledger struct {
 	head           int
 	forced         int64
 
-	// stretches is the accounted time: intervals, joined over gaps of up to IdleGap.
-	stretches Union
+	// intervals is the accounted time: intervals, joined over gaps of up to IdleGap.
+	intervals Union
 	// newestEnd is the latest end of settled work, -1 if there was none, newestLag how long after
 	// it that work arrived.
 	newestEnd, newestLag int64
@@ -147,10 +147,10 @@ func NewLedger(o Options) *Ledger {
 	o.GapThreshold = max(o.GapThreshold, 0)
 	o.MaxPending = max(o.MaxPending, 1)
 	o.MaxStreams = max(o.MaxStreams, 1)
-	o.MaxStretches = max(o.MaxStretches, 1)
+	o.MaxIntervals = max(o.MaxIntervals, 1)
 	return &Ledger{
 		o:         o,
-		stretches: Union{limit: o.MaxStretches, join: o.IdleGap},
+		intervals: Union{limit: o.MaxIntervals, join: o.IdleGap},
 		newestEnd: -1,
 		streams:   recent{limit: o.MaxStreams},
 		processes: recent{limit: o.MaxStreams},
@@ -197,7 +197,7 @@ func (l *Ledger) Full() bool { return l.Pending() > l.o.MaxPending }
 func (l *Ledger) Forced() int64 { return l.forced }
 
 // Observed returns the nanoseconds accounted so far: exactly the sum of all Pay and all Idle.
-func (l *Ledger) Observed() int64 { return l.stretches.Total() }
+func (l *Ledger) Observed() int64 { return l.intervals.Total() }
 
 // Settle accounts the works that are ripe at now, in Unix nanoseconds by the clock of [Work.Arrived].
 // With all set, it accounts all pending works. The result depends on the pending works, not on the
@@ -206,7 +206,7 @@ func (l *Ledger) Observed() int64 { return l.stretches.Total() }
 // If more than MaxPending works wait, Settle also settles works that are not ripe, the earliest ends
 // first, until three quarters of MaxPending are left. Each is settled together with all known works of
 // its time. Only works that arrive later for that time will be late.
-func (l *Ledger) Settle(now int64, all bool, to Booker) {
+func (l *Ledger) Settle(now int64, all bool, to Sink) {
 	l.gather()
 	ripe := minus(now, l.o.SettleAfter)
 	works := l.pending[l.head:]
@@ -229,7 +229,7 @@ func (l *Ledger) Settle(now int64, all bool, to Booker) {
 		l.keep(count, cut)
 	}
 	l.trim(len(works))
-	l.goOn(min(cut, ripe), to)
+	l.extend(min(cut, ripe), to)
 }
 
 // force returns the cut that leaves three quarters of MaxPending works.
@@ -302,15 +302,15 @@ func (l *Ledger) trim(before int) {
 	}
 }
 
-// goOn extends the last stretch of a live device to a time.
-func (l *Ledger) goOn(until int64, to Booker) {
-	last := l.stretches.last()
+// extend extends the last interval of a live device to a time.
+func (l *Ledger) extend(until int64, to Sink) {
+	last := l.intervals.last()
 	if last == nil || l.newestEnd < 0 || l.newestLag > l.o.LiveWithin {
 		return
 	}
 	until = min(until, plus(l.newestEnd, l.o.IdleGap))
 	if until > last.end {
-		added, _ := l.stretches.Add(last.end, until)
+		added, _ := l.intervals.Add(last.end, until)
 		to.Idle(added)
 	}
 }

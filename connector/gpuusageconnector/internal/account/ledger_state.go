@@ -29,7 +29,7 @@ func (l *Ledger) AppendState(b []byte) []byte {
 	b = binary.AppendUvarint(b, uint64(l.forced))
 	b = binary.AppendUvarint(b, uint64(l.newestEnd+1))
 	b = binary.AppendVarint(b, l.newestLag)
-	b = l.stretches.AppendState(b)
+	b = l.intervals.AppendState(b)
 	b = l.streams.appendState(b)
 	b = l.processes.appendState(b)
 
@@ -64,7 +64,7 @@ func (l *Ledger) AppendState(b []byte) []byte {
 }
 
 // LoadState replaces the ledger by what AppendState wrote at the front of b and returns the bytes
-// behind it. The options stay: of more streams or stretches than they allow, the oldest are
+// behind it. The options stay: of more streams or intervals than they allow, the oldest are
 // forgotten; with more pending works, the ledger is full. On an error, which wraps [ErrState], the
 // ledger is as it was.
 func (l *Ledger) LoadState(b []byte) (rest []byte, err error) {
@@ -75,7 +75,7 @@ func (l *Ledger) LoadState(b []byte) (rest []byte, err error) {
 	loaded.newestEnd = r.natural() - 1
 	loaded.newestLag = r.Int()
 	if r.OK() {
-		if r.Rest, err = loaded.stretches.LoadState(r.Rest); err != nil {
+		if r.Rest, err = loaded.intervals.LoadState(r.Rest); err != nil {
 			return nil, err
 		}
 	}

@@ -95,7 +95,7 @@ func settle(o Options, works ...Work) (*Ledger, *books) {
 
 // wide are options under which no bound is met.
 var wide = Options{
-	SettleAfter: 1000, IdleGap: 1 << 50, MaxPending: 1 << 30, MaxStreams: 1 << 20, MaxStretches: 1 << 20,
+	SettleAfter: 1000, IdleGap: 1 << 50, MaxPending: 1 << 30, MaxStreams: 1 << 20, MaxIntervals: 1 << 20,
 }
 
 func kernel(payer uint32, start, end int64) Work {
@@ -194,12 +194,12 @@ func TestLedgerStretches(t *testing.T) {
 	o.IdleGap = 100
 	l, b := NewLedger(o), newBooks()
 	// Each step is a session that is read by itself; all sums are since the beginning.
-	step := func(name string, w Work, pay, late, idle int64, stretches int) {
+	step := func(name string, w Work, pay, late, idle int64, intervals int) {
 		t.Helper()
 		l.Add(w)
 		l.Settle(0, true, b)
 		require.Equal(t, []int64{pay, late, idle}, []int64{b.pay[w.Payer], b.late[w.Payer], b.idle}, name)
-		require.Equal(t, stretches, l.stretches.Len(), name)
+		require.Equal(t, intervals, l.intervals.Len(), name)
 		requireBalance(t, l, b)
 	}
 	step("today", kernel(1, 10_000, 10_010), 10, 0, 0, 1)
@@ -216,13 +216,13 @@ func TestLedgerStretches(t *testing.T) {
 
 func TestLedgerForgetsTheOldestStretches(t *testing.T) {
 	o := wide
-	o.IdleGap, o.MaxStretches = 10, 3
+	o.IdleGap, o.MaxIntervals = 10, 3
 	l, b := NewLedger(o), newBooks()
 	for i := range int64(10) {
 		l.Add(kernel(uint32(i), 1000*i, 1000*i+5))
 		l.Settle(0, true, b)
 	}
-	require.Equal(t, 3, l.stretches.Len())
+	require.Equal(t, 3, l.intervals.Len())
 	require.Equal(t, int64(50), l.Observed())
 	// All before 6005, the end of the last that was forgotten, counts as accounted.
 	l.Add(kernel(20, 6000, 6015))
@@ -497,7 +497,7 @@ func TestLedgerAgreesWithPlainLedger(t *testing.T) {
 		r := rand.New(rand.NewPCG(4, seed))
 		o := Options{
 			SettleAfter: r.Int64N(30) * cell, IdleGap: r.Int64N(40) * cell, LiveWithin: r.Int64N(20) * cell,
-			MaxPending: 1 << 20, MaxStreams: 5, MaxStretches: 1 << 20,
+			MaxPending: 1 << 20, MaxStreams: 5, MaxIntervals: 1 << 20,
 		}
 		l, b := NewLedger(o), newBooks()
 		p := &plainLedger{o: o, accounted: make([]bool, 2*cells), newestEnd: -1, b: newBooks()}
@@ -615,7 +615,7 @@ func TestLedgerOfWorksInTimeIsThatOfAllAtOnce(t *testing.T) {
 		works := session(r, 150, 500, long, delay, cell)
 		o := Options{
 			SettleAfter: (long + delay) * cell, IdleGap: r.Int64N(30) * cell, GapThreshold: r.Int64N(4) * cell,
-			MaxPending: 1 << 20, MaxStreams: 10, MaxStretches: 1 << 20,
+			MaxPending: 1 << 20, MaxStreams: 10, MaxIntervals: 1 << 20,
 		}
 		// As in gapsOf: a kernel that starts together with another of its stream ends no gap, if
 		// neither is empty. If a wait and a copy end together, the gap follows the wait.
@@ -680,7 +680,7 @@ func TestLedgerDoesNotDependOnTheOrderOfArrival(t *testing.T) {
 		works := session(r, 400, 3000, 200, 1000, 1)
 		var want []string
 		for range 4 {
-			l := NewLedger(Options{SettleAfter: 300, IdleGap: 50, GapThreshold: 3, MaxPending: 250, MaxStreams: 3, MaxStretches: 5})
+			l := NewLedger(Options{SettleAfter: 300, IdleGap: 50, GapThreshold: 3, MaxPending: 250, MaxStreams: 3, MaxIntervals: 5})
 			seen := NewSeen(1000)
 			b := newBooks()
 			b.calls = []string{}
@@ -711,7 +711,7 @@ func TestLedgerBalances(t *testing.T) {
 		r := rand.New(rand.NewPCG(7, seed))
 		o := Options{
 			SettleAfter: r.Int64N(500), IdleGap: r.Int64N(300), LiveWithin: r.Int64N(500), GapThreshold: 1,
-			MaxPending: 1 + r.IntN(300), MaxStreams: 1 + r.IntN(5), MaxStretches: 1 + r.IntN(20),
+			MaxPending: 1 + r.IntN(300), MaxStreams: 1 + r.IntN(5), MaxIntervals: 1 + r.IntN(20),
 		}
 		l, b := NewLedger(o), newBooks()
 		works := session(r, 600, 5000, 1+r.Int64N(400), 1+r.Int64N(400), 1)
@@ -830,7 +830,7 @@ func TestLedgerStateIsCompact(t *testing.T) {
 }
 
 func FuzzLedgerState(f *testing.F) {
-	o := Options{SettleAfter: 5, IdleGap: 50, LiveWithin: 1000, GapThreshold: 3, MaxPending: 20, MaxStreams: 3, MaxStretches: 5}
+	o := Options{SettleAfter: 5, IdleGap: 50, LiveWithin: 1000, GapThreshold: 3, MaxPending: 20, MaxStreams: 3, MaxIntervals: 5}
 	l := NewLedger(o)
 	f.Add(l.AppendState(nil))
 	for i, w := range session(rand.New(rand.NewPCG(1, 1)), 60, 500, 50, 50, 1) {
@@ -896,7 +896,7 @@ func BenchmarkLedger(b *testing.B) {
 			if bm.random {
 				r.Shuffle(n, func(i, j int) { works[i], works[j] = works[j], works[i] })
 			}
-			l := NewLedger(Options{SettleAfter: 1, IdleGap: 1 << 40, GapThreshold: 10_000, MaxPending: 1 << 20, MaxStreams: 100, MaxStretches: 100})
+			l := NewLedger(Options{SettleAfter: 1, IdleGap: 1 << 40, GapThreshold: 10_000, MaxPending: 1 << 20, MaxStreams: 100, MaxIntervals: 100})
 			to := &nobody{}
 			b.ReportAllocs()
 			i := 0

@@ -12,7 +12,7 @@ import "math"
 type sweep struct {
 	works []Work
 	cut   int64
-	to    Booker
+	to    Sink
 
 	kernels, copies queue
 	// perKernel and perCopy are those sums, late is that of accounted time, all in nanoseconds.
@@ -39,7 +39,7 @@ type running struct {
 }
 
 // account settles sorted works up to the cut. All of them start before it, or it is the end of time.
-func (l *Ledger) account(works []Work, cut int64, to Booker) {
+func (l *Ledger) account(works []Work, cut int64, to Sink) {
 	s := &l.sweep
 	*s = sweep{
 		works: works, cut: cut, to: to,
@@ -82,7 +82,7 @@ func (l *Ledger) account(works []Work, cut int64, to Booker) {
 
 	var added int64
 	for _, iv := range s.spans {
-		n, _ := l.stretches.Add(iv.start, iv.end)
+		n, _ := l.intervals.Add(iv.start, iv.end)
 		added += n
 	}
 	if idle := added - s.paid; idle > 0 {
@@ -98,7 +98,7 @@ func (l *Ledger) advance(now, next int64) {
 	for now < next {
 		if now >= s.accounted.end {
 			var ok bool
-			if s.accounted, ok = l.stretches.coveredAfter(now); !ok {
+			if s.accounted, ok = l.intervals.coveredAfter(now); !ok {
 				s.accounted = interval{math.MaxInt64, math.MaxInt64}
 			}
 		}

@@ -100,7 +100,7 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	errs = errors.Join(errs, err)
 	builder.ConnectorGpuUsageForgottenTime, err = builder.meter.Float64Counter(
 		"otelcol_connector_gpu_usage_forgotten_time",
-		metric.WithDescription("Time of kernels that lie before the oldest interval remembered, so that the busy time could not tell whether it was counted. [Alpha]"),
+		metric.WithDescription("Time of kernels before the oldest stored interval. It is unknown whether busy time contains them. [Alpha]"),
 		metric.WithUnit("s"),
 	)
 	errs = errors.Join(errs, err)

@@ -86,7 +86,7 @@ func AssertEqualConnectorGpuUsageForced(t *testing.T, tt *componenttest.Telemetr
 func AssertEqualConnectorGpuUsageForgottenTime(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[float64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_connector_gpu_usage_forgotten_time",
-		Description: "Time of kernels that lie before the oldest interval remembered, so that the busy time could not tell whether it was counted. [Alpha]",
+		Description: "Time of kernels before the oldest stored interval. It is unknown whether busy time contains them. [Alpha]",
 		Unit:        "s",
 		Data: metricdata.Sum[float64]{
 			Temporality: metricdata.CumulativeTemporality,

@@ -55,7 +55,7 @@ func TestProbe_ContainersOfOneImage(t *testing.T) {
 				}
 			}
 			return false
-		}, patience, 10*time.Millisecond)
+		}, waitLimit, 10*time.Millisecond)
 		time.Sleep(3 * mappedInterval) // for a second attachment, which must not come
 		c.Must("launch 100 1 2 32")
 		got := snapshot(t, p).of(c.PID())
@@ -73,19 +73,19 @@ func TestProbe_ReleasesUnmappedLibraries(t *testing.T) {
 	attached(t, p, l.Library)
 	// On a busy machine the probe also scans by itself.
 	p.looking.Lock()
-	look := func(times int) {
+	update := func(times int) {
 		for range times {
 			p.finder.shares = newShares(nil) // sixty looks in a row use up a share
 			assert.NoError(t, p.rescan(t.Context()))
 		}
 	}
-	look(2 * detachAfter)
+	update(2 * detachAfter)
 	assert.Len(t, p.Libraries(), 1, "it is mapped")
 	c.End()
-	look(detachAfter - 1)
+	update(detachAfter - 1)
 	assert.Len(t, p.Libraries(), 1)
 	links := len(p.links)
-	look(1)
+	update(1)
 	assert.Empty(t, p.Libraries())
 	assert.Len(t, p.links, links, "those on processes stay")
 	p.looking.Unlock()

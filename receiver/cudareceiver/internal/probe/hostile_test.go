@@ -132,7 +132,7 @@ func TestDiscover_ReadsThatHang(t *testing.T) {
 			require.NoError(t, w.Close())
 		}
 	}
-	require.Eventually(t, func() bool { return f.dog.Pending() == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return f.dog.Pending() == 0 }, waitLimit, time.Millisecond)
 }
 
 // One user's files use only that user's share.
@@ -297,7 +297,7 @@ func TestClose_WhileAReadHangs(t *testing.T) {
 	started(t, l, p)
 	require.NoError(t, os.Remove(fifo))
 	require.NoError(t, unix.Mkfifo(fifo, 0o600))
-	require.Eventually(t, func() bool { return p.finder.dog.Pending() > 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return p.finder.dog.Pending() > 0 }, waitLimit, time.Millisecond)
 	began := time.Now()
 	snapshot(t, p)
 	require.NoError(t, p.Close())
@@ -307,7 +307,7 @@ func TestClose_WhileAReadHangs(t *testing.T) {
 			_ = w.Close()
 		}
 		return p.finder.dog.Pending() == 0
-	}, patience, time.Millisecond)
+	}, waitLimit, time.Millisecond)
 }
 
 // The path of a mapped file names another file after a bind mount over it. The file that is mapped is attached to.
@@ -324,7 +324,7 @@ func TestProbe_BindMountOverMappedLibrary(t *testing.T) {
 		}
 		t.Cleanup(func() { assert.NoError(t, unix.Unmount(l.Library, unix.MNT_DETACH)) })
 	})
-	require.Eventually(t, func() bool { return len(p.Libraries()) == 1 }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(p.Libraries()) == 1 }, waitLimit, 10*time.Millisecond)
 	c.Must("launch 10 1 2 32")
 	got := snapshot(t, p).of(c.PID())
 	require.NotNil(t, got)

@@ -286,7 +286,7 @@ func TestNeighbors_Processes(t *testing.T) {
 	victim.End()
 	require.Eventually(t, func() bool {
 		return len(snapshot(t, p).Processes) == 0
-	}, patience, 10*time.Millisecond, "children end with their parent, and soon after")
+	}, waitLimit, 10*time.Millisecond, "children end with their parent, and soon after")
 	empty(t, p)
 }
 
@@ -430,7 +430,7 @@ func TestNeighbors_TracedCallsInFlight(t *testing.T) {
 			n := uint64(0)
 			require.NoError(t, forEach(tr.objects.Flights, 1, func(traceFlight, []traceEvent) { n++ }))
 			return n+tr.Losses().InFlightFull == 120
-		}, patience, 10*time.Millisecond)
+		}, waitLimit, 10*time.Millisecond)
 		victim.Must("threads 4")
 		victim.Must("launch 25 1 8 256")
 		n := 0

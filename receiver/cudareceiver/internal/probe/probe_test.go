@@ -19,8 +19,8 @@ import (
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/stubcuda"
 )
 
-// patience bounds the wait for asynchronous events, which are fast unless the machine is very busy.
-const patience = time.Minute
+// waitLimit bounds the wait for asynchronous events, which are fast unless the machine is very busy.
+const waitLimit = time.Minute
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -86,7 +86,7 @@ func attached(t *testing.T, p *Probe, paths ...string) {
 			}
 		}
 		return true
-	}, patience, 10*time.Millisecond)
+	}, waitLimit, 10*time.Millisecond)
 }
 
 // fileAt identifies the file at a path.

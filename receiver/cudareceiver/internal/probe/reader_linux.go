@@ -70,7 +70,7 @@ type reader struct {
 	seenEnd uint64
 	evicted uint64
 	dropped uint64 // ended processes dropped because ended was full
-	// beforeFree, if not nil, is called after the living processes were determined, and before the
+	// beforeFree, if not nil, is called after the running processes were determined, and before the
 	// state of the others is deleted.
 	beforeFree func()
 }
@@ -243,14 +243,14 @@ func (r *reader) losses() (Losses, error) {
 	return l, err
 }
 
-// collect reads everything and moves ended processes into ended. It returns the living ones if
+// collect reads everything and moves ended processes into ended. It returns the running ones if
 // wanted.
 func (r *reader) collect(wanted bool) ([]Process, error) {
 	runs := map[uint64]cudaRun{}
 	if err := forEach(r.objects.Runs, 1, func(k uint64, v []cudaRun) { runs[k] = v[0] }); err != nil {
 		return nil, fmt.Errorf("read runs: %w", err)
 	}
-	// Determine the living processes before the sums are read: the sums of the others no longer
+	// Determine the running processes before the sums are read: the sums of the others no longer
 	// change.
 	type owner struct {
 		runs []uint64

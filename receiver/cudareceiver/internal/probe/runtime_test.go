@@ -37,7 +37,7 @@ func checked(t *testing.T, p *Probe, state RuntimeState, attached bool) RuntimeC
 		}
 		last = all[0]
 		return last.State == state && last.Attached == attached
-	}, patience, 50*time.Millisecond, "%s, %v", state, attached)
+	}, waitLimit, 50*time.Millisecond, "%s, %v", state, attached)
 	return last
 }
 
@@ -222,7 +222,7 @@ func TestRuntime_MixedProcesses(t *testing.T) {
 		outer.Must(runtimeLaunch, 50)
 		launches += 50
 		return snapshot(t, p).Runtimes[0].State == RuntimePassed
-	}, patience, 50*time.Millisecond)
+	}, waitLimit, 50*time.Millisecond)
 	checked(t, p, RuntimePassed, false)
 	assert.EqualValues(t, launches, snapshot(t, p).of(outer.PID()).Launches[0].Calls)
 }

@@ -158,7 +158,7 @@ func TestATraceEndsByItselfAndDetaches(t *testing.T) {
 	c.Must("launch 10 1 8 256")
 	over := func() bool { p.mu.Lock(); defer p.mu.Unlock(); return p.trace == nil }
 	tr.timer.Reset(0) // as if its time were over
-	require.Eventually(t, over, patience, 10*time.Millisecond)
+	require.Eventually(t, over, waitLimit, 10*time.Millisecond)
 	c.Must("launch 10 1 8 256")
 	calls, on := tr.Take()
 	assert.False(t, on)
@@ -171,7 +171,7 @@ func TestATraceEndsByItselfAndDetaches(t *testing.T) {
 	lossless(t, snapshot(t, p).Losses)
 
 	tracing(t, p, TraceOptions{Duration: time.Millisecond})
-	require.Eventually(t, over, patience, 10*time.Millisecond, "its time is that of the options")
+	require.Eventually(t, over, waitLimit, 10*time.Millisecond, "its time is that of the options")
 
 	again := tracing(t, p, TraceOptions{})
 	c.Must("launch 3 1 8 256")
@@ -211,7 +211,7 @@ func TestTheKernelHasNoLinksOfATraceThatEnded(t *testing.T) {
 	}
 	require.NoError(t, tr.Stop())
 	for _, id := range ids {
-		assert.Eventually(t, func() bool { return !there(id) }, patience, 10*time.Millisecond)
+		assert.Eventually(t, func() bool { return !there(id) }, waitLimit, 10*time.Millisecond)
 	}
 }
 

@@ -33,7 +33,7 @@ type Config struct {
 	// GzipGrace is how long a broken gzip file, or a closed file without a last newline, must be
 	// unchanged until it is read as it is. Default 3 s.
 	GzipGrace time.Duration
-	// MissingGrace is how long the reader waits for a missing file or window number. Default 2 s.
+	// MissingGrace is how long the reader waits for a missing log file or number. Default 2 s.
 	MissingGrace time.Duration
 	// RescanInterval bounds the time between two scans of every folder. Default 2 s. Without
 	// inotify, fast scans run four times as often.

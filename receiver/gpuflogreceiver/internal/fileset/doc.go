@@ -5,14 +5,14 @@
 //
 // A [Set] watches folders. Each [Group] in it is one flat base (<dir>/<base>.<channel>.log and its
 // rotated files) or one session folder, and has one [Stream] per [gpuflog.Channel]. A stream is the
-// concatenation of its windows in time order. A window is the data that the recorder wrote under
-// one live name, whatever the name of that data is now:
+// concatenation of its log files in time order. A log file is here the data that the recorder wrote
+// under one live name, whatever the name of that data is now:
 //
 //	flat    x.device.log → x.device.1.log → x.device.1.log.gz → x.device.2.log.gz …
 //	C1      device.log → device.1.log → … and device.log → device.log.gz at the clean close
 //	C2, C3  .tmp/device.log → .tmp/device.3.log → .tmp/device.3.log.gz → device.3.log.gz
 //
-// A window is recognized by the inode of an open handle, or by its number where the layout never
+// A log file is recognized by the inode of an open handle, or by its number where the layout never
 // changes it (C2, C3). Otherwise it is recognized by a hash of its first uncompressed bytes. So
 // each byte is delivered once.
 //

@@ -12,10 +12,10 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
 )
 
-// TestStream_EmptiedLiveFile simulates a recorder of C2 (release 1.2.1 on an H200). It compresses the
-// live file into the next window, and truncates and continues the same file. The window appears
-// before or just after the truncation. Any combination of scans, with one restart, must deliver each
-// byte once.
+// TestStream_EmptiedLiveFile simulates a recorder of C2 (release 1.2.1 on an H200). It compresses
+// the live file into the next log file, and truncates and continues the same file. The log file
+// appears before or just after the truncation. Any combination of scans, with one restart, must
+// deliver each byte once.
 func TestStream_EmptiedLiveFile(t *testing.T) {
 	line := func(i int) string { return fmt.Sprintf("{\"line\":%d,\"pad\":\"%0100d\"}\n", i, i) }
 	const stages = 9
@@ -29,10 +29,11 @@ func TestStream_EmptiedLiveFile(t *testing.T) {
 			c.poll(0)
 			time.Sleep(5 * time.Millisecond)
 			n := 0
-			look := func() {
+			poll := func() {
 				if polls&(1<<n) != 0 {
 					c.poll(100 * time.Millisecond)
-					// The folder's time distinguishes listings, and changes with the kernel's clock tick.
+					// The folder's time distinguishes listings, and changes with the kernel's clock
+					// tick.
 					time.Sleep(5 * time.Millisecond)
 				}
 				if n == restart {
@@ -40,24 +41,24 @@ func TestStream_EmptiedLiveFile(t *testing.T) {
 				}
 				n++
 			}
-			want, window := "", ""
+			want, content := "", ""
 			add := func(i int) {
 				appendTo(t, live, line(i))
-				window += line(i)
+				content += line(i)
 				want += line(i)
-				look()
+				poll()
 			}
 			cut := func(number int) {
-				data := gz(t, window)
+				data := gz(t, content)
 				publish := func() {
 					part := filepath.Join(dir, ".tmp", "device.gz.part")
 					write(t, part, data)
 					must(t, os.Rename(part, filepath.Join(dir, fmt.Sprintf("device.%d.log.gz", number))))
-					look()
+					poll()
 				}
 				empty := func() {
 					must(t, os.Truncate(live, 0))
-					look()
+					poll()
 				}
 				if publishFirst {
 					publish()
@@ -66,7 +67,7 @@ func TestStream_EmptiedLiveFile(t *testing.T) {
 					empty()
 					publish()
 				}
-				window = ""
+				content = ""
 			}
 			add(1)
 			add(2)
@@ -75,7 +76,7 @@ func TestStream_EmptiedLiveFile(t *testing.T) {
 			add(4)
 			cut(2)
 			must(t, os.RemoveAll(filepath.Join(dir, ".tmp")))
-			look()
+			poll()
 			c.settle()
 			if t.Failed() || string(c.got["dir:"+dir][gpuflog.Device]) != want {
 				t.Logf("looked at %09b, restarted at %d, published first: %v", polls, restart, publishFirst)

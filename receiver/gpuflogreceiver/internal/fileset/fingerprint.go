@@ -7,11 +7,12 @@ import (
 	"encoding/binary"
 )
 
-// prefixBytes is the number of bytes that identify a window. Channels of one session begin with the
-// same `init` or `job_start` of about 1–2 KB. 4096 bytes include later records, whose times differ.
+// prefixBytes is the number of bytes that identify a log file. Channels of one session begin with
+// the same `init` or `job_start` of about 1–2 KB. 4096 bytes include later records, whose times
+// differ.
 const prefixBytes = 4096
 
-// fingerprint identifies a window by its first uncompressed bytes. It is comparable.
+// fingerprint identifies a log file by its first uncompressed bytes. It is comparable.
 type fingerprint struct {
 	n   uint16 // bytes covered: min(prefixBytes, bytes known)
 	sum [16]byte
@@ -34,7 +35,7 @@ func fingerprintOf(p []byte) fingerprint {
 	return fp
 }
 
-// matches reports whether data that begins with p can be the window. It compares only the length
+// matches reports whether data that begins with p can be the log file. It compares only the length
 // that the fingerprint covers.
 func (f fingerprint) matches(p []byte) bool {
 	return len(p) >= int(f.n) && fingerprintOf(p[:f.n]) == f

@@ -23,9 +23,11 @@ const (
 	Undecided Layout = iota
 	// Flat is <base>.<channel>.log with rotated .N.log.gz, 1 the newest (A2, B).
 	Flat
-	// C1 is a session folder with <channel>.log on top, rotated like Flat and gzipped at the clean close.
+	// C1 is a session folder with <channel>.log on top, rotated like Flat and gzipped at the clean
+	// close.
 	C1
-	// Windows is a session folder with .tmp and published windows, 1 is the oldest (C2, C3).
+	// Windows is a session folder with .tmp and published log files, which GPU Flight calls
+	// windows. 1 is the oldest (C2, C3).
 	Windows
 	// Numbered is <base>.<channel>.<N>.log without any unnumbered file: A0 and A1, ascending, the
 	// highest is live.
@@ -49,7 +51,8 @@ func (l Layout) String() string {
 	return "unknown"
 }
 
-// shifts reports whether a rotation renames all files, so that a number does not identify a window.
+// shifts reports whether a rotation renames all files, so that a number does not identify a log
+// file.
 func (l Layout) shifts() bool { return l == Flat || l == C1 }
 
 // Liveness is the known state of a session's writer.
@@ -121,7 +124,8 @@ func (g *Group) Stream(ch gpuflog.Channel) *Stream { return g.streams[ch] }
 // Streams returns all streams in the order of the channels.
 func (g *Group) Streams() [gpuflog.NumChannels]*Stream { return g.streams }
 
-// Files gives the paths of the group's data files as they were listed last, oldest first in each channel.
+// Files gives the paths of the group's data files as they were listed last, oldest first in each
+// channel.
 func (g *Group) Files() []string {
 	var paths []string
 	for _, s := range g.streams {
@@ -221,7 +225,7 @@ func (g *Group) noteTimes(l *groupList, now time.Time) (newest time.Time) {
 }
 
 // decide finds the layout. It waits if names fit two layouts. During a rotation a group can briefly
-// have x.1.log alone, which looks like A1, or like a C2 window without compression.
+// have x.1.log alone, which looks like A1, or like a C2 log file without compression.
 func (g *Group) decide(l *groupList, now, newest time.Time) {
 	var unnumbered, plainNumbered, gzNumbered bool
 	for i := range l.entries {
@@ -323,11 +327,11 @@ func (g *Group) poll(now time.Time) {
 	if g.layout == Undecided {
 		return
 	}
-	look := g.dir != nil && (g.touched || now.Sub(g.lastChange) < quietAfter ||
+	check := g.dir != nil && (g.touched || now.Sub(g.lastChange) < quietAfter ||
 		g.set.watch == nil || !g.set.watch.watched[g.path] || (g.tmp && !g.set.watch.watched[filepath.Join(g.path, tmpName)]))
 	g.touched = false
 	for _, s := range g.streams {
-		if s.poll(now, look) {
+		if s.poll(now, check) {
 			g.lastChange = now
 		}
 	}

@@ -289,7 +289,8 @@ func exists(path string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// recorder writes files as GPU Flight does, and calls step before every change that another process could see.
+// recorder writes files as GPU Flight does, and calls step before every change that another process
+// could see.
 type recorder struct {
 	t    *testing.T
 	dir  string // folder of the flat files, or the session folder
@@ -298,8 +299,8 @@ type recorder struct {
 
 	line    int
 	written [gpuflog.NumChannels]string
-	n       [gpuflog.NumChannels]uint64 // windows cut so far
-	queue   []staged                    // C2, C3: cut windows that wait for the worker
+	n       [gpuflog.NumChannels]uint64 // log files cut so far
+	queue   []staged                    // C2, C3: cut log files that wait for the worker
 }
 
 type staged struct {
@@ -382,7 +383,7 @@ func (r *recorder) closeC1(ch gpuflog.Channel) {
 
 func (r *recorder) tmp(name string) string { return filepath.Join(r.dir, tmpName, name) }
 
-// cut ends a live window of C3.
+// cut ends a live log file of C3.
 func (r *recorder) cut(ch gpuflog.Channel) {
 	live := r.tmp(ch.String() + ".log")
 	if !exists(live) {
@@ -393,7 +394,7 @@ func (r *recorder) cut(ch gpuflog.Channel) {
 	r.queue = append(r.queue, staged{ch: ch, n: r.n[ch]})
 }
 
-// work takes one step in publishing the oldest cut window; false if there is none.
+// work takes one step in publishing the oldest cut log file; false if there is none.
 func (r *recorder) work() bool {
 	if len(r.queue) == 0 {
 		return false
@@ -419,8 +420,8 @@ func (r *recorder) work() bool {
 	return true
 }
 
-// closeWindows is the clean close of C3.
-func (r *recorder) closeWindows() {
+// closeFiles is the clean close of C3.
+func (r *recorder) closeFiles() {
 	for ch := range gpuflog.NumChannels {
 		r.cut(ch)
 	}

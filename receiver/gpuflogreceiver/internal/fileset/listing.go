@@ -36,7 +36,7 @@ type entry struct {
 
 	// The group sets the following, because it has the layout.
 	open bool   // may still be appended to
-	seq  uint64 // window number, from 1; 0 if the layout gives none
+	seq  uint64 // file number, from 1; 0 if the layout gives none
 }
 
 // groupList is the result of one listing for one group.

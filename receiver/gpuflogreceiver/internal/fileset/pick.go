@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// pick selects the next window as cur. It returns false if there is none now, and sets the time to
-// retry.
+// pick selects the next log file as cur. It returns false if there is none now, and sets the time
+// to retry.
 func (s *Stream) pick() bool {
 	e, blocked := s.oldestUnread(fileID{})
 	switch {
@@ -26,16 +26,16 @@ func (s *Stream) pick() bool {
 	return true
 }
 
-// pickLive starts the live window of a layout whose other files are numbered.
+// pickLive starts the live log file of a layout whose other files are numbered.
 func (s *Stream) pickLive() bool {
 	if s.group.layout != Windows {
-		return false // in shifting layouts the live window is among the others
+		return false // in shifting layouts the live log file is among the others
 	}
 	for i := range s.files {
 		if e := &s.files[i]; e.open && e.size > 0 && !s.held(e) && !s.isPublished(e) {
 			if !s.group.listed.Equal(s.now()) {
-				// The data in the live file may be newer than a window that appeared after the last
-				// listing.
+				// The data in the live file may be newer than a log file that appeared after the
+				// last listing.
 				s.group.needList.Store(true)
 				s.wait(s.now())
 				return false
@@ -48,7 +48,7 @@ func (s *Stream) pickLive() bool {
 	return false
 }
 
-// isPublished reports whether the live file still holds the window that was last read under its
+// isPublished reports whether the live file still holds the log file that was last read under its
 // number. C2 publishes the data of the live file before it truncates the file. The file has not
 // changed since then, so it is not newer.
 func (s *Stream) isPublished(e *entry) bool {
@@ -56,15 +56,15 @@ func (s *Stream) isPublished(e *entry) bool {
 	if i < 0 || e.mtime > s.files[i].mtime {
 		return false
 	}
-	return slices.ContainsFunc(s.done, func(d doneWindow) bool {
+	return slices.ContainsFunc(s.done, func(d completedFile) bool {
 		return d.n == s.doneN && d.fp.n > 0 && d.size == e.size && beginsLike(e, d.fp)
 	})
 }
 
-func (s *Stream) start(e *entry) { s.cur = &window{ent: *e, n: e.seq, stale: true} }
+func (s *Stream) start(e *entry) { s.cur = &logFile{ent: *e, n: e.seq, stale: true} }
 
-// nextNumber returns the number that the live window will get: windows are numbered in order when
-// they are cut.
+// nextNumber returns the number that the live log file will get: log files are numbered in order
+// when they are cut.
 func (s *Stream) nextNumber() uint64 {
 	n := max(s.doneN, s.sidecarMax)
 	for i := range s.files {
@@ -73,8 +73,9 @@ func (s *Stream) nextNumber() uint64 {
 	return n + 1
 }
 
-// oldestUnread returns the oldest undelivered window, except the live one of the Windows layout and
-// the file except. nil means that there is none, or, if blocked, that an earlier one is awaited.
+// oldestUnread returns the oldest undelivered log file, except the live one of the Windows layout
+// and the file except. nil means that there is none, or, if blocked, that an earlier one is
+// awaited.
 func (s *Stream) oldestUnread(except fileID) (e *entry, blocked bool) {
 	if s.group.layout.shifts() {
 		return s.oldestUnreadShifting(except)
@@ -92,7 +93,7 @@ func (s *Stream) oldestUnreadShifting(except fileID) (_ *entry, blocked bool) {
 		switch {
 		case i < oldestDone, e.id == except, e.open && e.size == 0, s.isDone(e), s.isTwin(e):
 		case s.held(e):
-			if s.now().Sub(s.denied[e.path].since) < patience*s.cfg().MissingGrace {
+			if s.now().Sub(s.denied[e.path].since) < graceFactor*s.cfg().MissingGrace {
 				return nil, true
 			}
 		default:
@@ -102,9 +103,9 @@ func (s *Stream) oldestUnreadShifting(except fileID) (_ *entry, blocked bool) {
 	return nil, false
 }
 
-// isTwin reports whether a gzip file is, or may become, the compressed form of a window that is read
-// instead. That is the live window (C1's close), or the plain file of the same number (a rotation in
-// progress).
+// isTwin reports whether a gzip file is, or may become, the compressed form of a log file that is
+// read instead. That is the live log file (C1's close), or the plain file of the same number (a
+// rotation in progress).
 func (s *Stream) isTwin(e *entry) bool {
 	if !e.name.Compressed {
 		return false
@@ -138,7 +139,7 @@ func (s *Stream) hasPlain(e *entry) bool {
 }
 
 func (s *Stream) oldestUnreadNumbered(except fileID) (_ *entry, blocked bool) {
-	var unreadable uint64 // the last window that was skipped because it cannot be opened
+	var unreadable uint64 // the last log file that was skipped because it cannot be opened
 	for i := range s.files {
 		e := &s.files[i]
 		if e.seq == 0 || e.id == except || (e.open && e.size == 0) {
@@ -153,7 +154,7 @@ func (s *Stream) oldestUnreadNumbered(except fileID) (_ *entry, blocked bool) {
 			continue
 		}
 		if s.held(e) {
-			if s.now().Sub(s.denied[e.path].since) < patience*s.cfg().MissingGrace {
+			if s.now().Sub(s.denied[e.path].since) < graceFactor*s.cfg().MissingGrace {
 				return nil, true
 			}
 			unreadable = e.seq
@@ -172,8 +173,8 @@ func (s *Stream) oldestUnreadNumbered(except fileID) (_ *entry, blocked bool) {
 	return nil, false
 }
 
-// gapOver reports whether window next may be read although earlier windows are missing: they are
-// reported lost, or nothing has arrived for a while.
+// gapOver reports whether the file of number next may be read although earlier log files are missing: they
+// are reported lost, or nothing has arrived for a while.
 func (s *Stream) gapOver(next uint64) bool {
 	s.passLosses(next)
 	if next == s.doneN+1 {
@@ -188,7 +189,7 @@ func (s *Stream) gapOver(next uint64) bool {
 		s.gapStart, s.gapGen = now, s.gen
 	}
 	until := s.gapStart.Add(grace)
-	if last := s.gapFirst.Add(patience * grace); last.Before(until) {
+	if last := s.gapFirst.Add(graceFactor * grace); last.Before(until) {
 		until = last
 	}
 	if now.Before(until) {
@@ -200,7 +201,7 @@ func (s *Stream) gapOver(next uint64) bool {
 	return true
 }
 
-// passLosses skips the windows before next that a loss marker names.
+// passLosses skips the log files before next that a loss marker names.
 func (s *Stream) passLosses(next uint64) {
 	for s.doneN+1 < next && slices.Contains(s.losses, s.doneN+1) {
 		s.doneN++
@@ -208,7 +209,7 @@ func (s *Stream) passLosses(next uint64) {
 	}
 }
 
-// mark records that a numbered window is finished, and that the windows skipped before it are
+// mark records that a numbered log file is finished, and that the log files skipped before it are
 // missing.
 func (s *Stream) mark(n uint64) {
 	if n > s.doneN {
@@ -236,7 +237,7 @@ func (s *Stream) mark(n uint64) {
 	}
 }
 
-// markMissing records that the windows up to and including to are missing. They are read if they
+// markMissing records that the log files up to and including to are missing. They are read if they
 // appear later.
 func (s *Stream) markMissing(to uint64) {
 	if to <= s.doneN {
@@ -259,8 +260,8 @@ func (s *Stream) inHole(n uint64) bool {
 	return slices.ContainsFunc(s.holes, func(h span) bool { return h.from <= n && n <= h.to })
 }
 
-// wasUnnumbered reports whether a numbered file is a window that was finished before its number was
-// known.
+// wasUnnumbered reports whether a numbered file is a log file that was finished before its number
+// was known.
 func (s *Stream) wasUnnumbered(e *entry) bool {
 	for _, d := range s.done {
 		if d.n == 0 && s.fpOf(e).known && s.fpOf(e).fp == d.fp && hasSize(e, d.size) {
@@ -270,7 +271,7 @@ func (s *Stream) wasUnnumbered(e *entry) bool {
 	return false
 }
 
-// isDone reports whether a file of a shifting layout is a finished window.
+// isDone reports whether a file of a shifting layout is a finished log file.
 func (s *Stream) isDone(e *entry) bool {
 	if !e.open && !e.name.Compressed && e.size == 0 {
 		return true
@@ -285,7 +286,7 @@ func (s *Stream) isDone(e *entry) bool {
 	if info.fp.n == 0 {
 		return !e.open
 	}
-	return slices.ContainsFunc(s.done, func(d doneWindow) bool {
+	return slices.ContainsFunc(s.done, func(d completedFile) bool {
 		// A plain file that is longer than the delivered data was read while it was still being
 		// copied.
 		return d.fp == info.fp && (e.name.Compressed || e.size <= d.size)
@@ -319,7 +320,7 @@ func (s *Stream) isLate(e *entry) bool {
 	return slices.ContainsFunc(s.files[i+1:], func(o entry) bool { return !o.open && o.size > 0 && s.isDone(&o) })
 }
 
-// isParked reports whether e is the window that was set aside.
+// isParked reports whether e is the log file that was set aside.
 func (s *Stream) isParked(e *entry) bool {
 	w := s.parked
 	switch {
@@ -331,8 +332,8 @@ func (s *Stream) isParked(e *entry) bool {
 	return beginsLike(e, w.fingerprint())
 }
 
-// parkForOlder sets the live window aside if older unread windows appeared: files may be copied in
-// any order. It checks only when the files have changed.
+// parkForOlder sets the live log file aside if older unread log files appeared: files may be copied
+// in any order. It checks only when the files have changed.
 func (s *Stream) parkForOlder() bool {
 	if s.seenGen == s.gen || s.parked != nil {
 		return false
@@ -419,8 +420,8 @@ func (s *Stream) attach() result {
 	}
 }
 
-// resume finds the file that holds the data of a partially read window.
-func (s *Stream) resume(w *window) result {
+// resume finds the file that holds the data of a partially read log file.
+func (s *Stream) resume(w *logFile) result {
 	unsure := false
 	for i := range s.files {
 		e := s.files[i]
@@ -445,7 +446,7 @@ func (s *Stream) resume(w *window) result {
 			unsure = true
 		}
 		if unsure {
-			break // an older file may be the window; a newer one must not count as it
+			break // an older file may be the log file; a newer one must not count as it
 		}
 	}
 	now, grace := s.now(), s.cfg().MissingGrace
@@ -464,8 +465,8 @@ func (s *Stream) resume(w *window) result {
 	return again
 }
 
-// canBe reports whether a file may hold the window, judged by its name.
-func (s *Stream) canBe(w *window, e *entry) bool {
+// canBe reports whether a file may hold the log file, judged by its name.
+func (s *Stream) canBe(w *logFile, e *entry) bool {
 	switch {
 	case s.parked != nil && s.parked.src != nil && s.parked.src.id == e.id:
 		return false
@@ -480,9 +481,9 @@ func (s *Stream) canBe(w *window, e *entry) bool {
 	}
 }
 
-// tryResume opens e at the window's offset if it holds the window's data. sure is false if that is
-// not known yet.
-func tryResume(w *window, e entry) (ok, sure bool, err error) {
+// tryResume opens e at the log file's offset if it holds the log file's data. sure is false if that
+// is not known yet.
+func tryResume(w *logFile, e entry) (ok, sure bool, err error) {
 	if !e.name.Compressed && e.size < w.off {
 		return false, true, nil
 	}
@@ -505,8 +506,8 @@ func tryResume(w *window, e entry) (ok, sure bool, err error) {
 	return true, true, nil
 }
 
-// giveUp reports a window that can no longer be found, and removes it.
-func (s *Stream) giveUp(w *window) {
+// giveUp reports a log file that can no longer be found, and removes it.
+func (s *Stream) giveUp(w *logFile) {
 	reason, path, length := FileVanished, w.ent.path, max(w.size-w.off, 0)
 	for i := range s.files {
 		if e := &s.files[i]; e.open {
@@ -540,7 +541,7 @@ func (s *Stream) finish() {
 		if len(s.done) >= limit {
 			s.evictDone(shifts)
 		}
-		s.done = append(s.done, doneWindow{fp: w.fingerprint(), size: w.off, n: w.n})
+		s.done = append(s.done, completedFile{fp: w.fingerprint(), size: w.off, n: w.n})
 	}
 	if !shifts {
 		switch {
@@ -554,7 +555,7 @@ func (s *Stream) finish() {
 	s.detach(w)
 }
 
-// evictDone evicts one finished window, if possible one whose file is gone.
+// evictDone evicts one finished log file, if possible one whose file is gone.
 func (s *Stream) evictDone(shifts bool) {
 	if !shifts {
 		s.done = slices.Delete(s.done, 0, 1)
@@ -573,8 +574,8 @@ func (s *Stream) evictDone(shifts bool) {
 	s.done = slices.Delete(s.done, 0, 1)
 }
 
-// twin returns the gzip file that has the data of a window whose open file was unlinked.
-func (s *Stream) twin(w *window) *entry {
+// twin returns the gzip file that has the data of a log file whose open file was unlinked.
+func (s *Stream) twin(w *logFile) *entry {
 	fp := w.fingerprint()
 	for pass := range 2 {
 		for i := range s.files {

@@ -7,7 +7,7 @@ import "github.com/gpuflight/gpuflight/internal/gpuflog"
 // Reason is the kind of a problem. The values are stable: they become metric attributes.
 type Reason string
 
-// All reasons. Offsets are in uncompressed bytes of the window.
+// All reasons. Offsets are in uncompressed bytes of the log file.
 const (
 	// TruncatedGzip: a gzip file is truncated and has not grown for the grace period. Offset is its
 	// readable length.
@@ -16,10 +16,12 @@ const (
 	CorruptGzip Reason = "corrupt_gzip"
 	// LineTooLong: Length bytes from Offset on, newline included, were skipped.
 	LineTooLong Reason = "line_too_long"
-	// FileShrunk: the file is shorter (Length) than what was read (Offset); a live one is read again from its beginning.
-	// After a restart, a new file that got the inode of a vanished one looks the same.
+	// FileShrunk: the file is shorter (Length) than what was read (Offset); a live one is read
+	// again from its beginning. After a restart, a new file that got the inode of a vanished one
+	// looks the same.
 	FileShrunk Reason = "file_shrunk"
-	// FileVanished: the file is gone, and was read up to Offset only; Length bytes are known to be lost (0: not known).
+	// FileVanished: the file is gone, and was read up to Offset only; Length bytes are known to be
+	// lost (0: not known).
 	FileVanished Reason = "file_vanished"
 	// FileReplaced: the name now holds other data; the old data was read up to Offset only.
 	FileReplaced Reason = "file_replaced"
@@ -32,11 +34,11 @@ const (
 	// TextAfterTail: an unterminated tail was delivered, and later the same line continued. The
 	// rest is delivered too.
 	TextAfterTail Reason = "text_after_tail"
-	// WindowMissing: Count windows from number Number on do not exist. A late one is still read.
+	// WindowMissing: Count log files from number Number on do not exist. A late one is still read.
 	WindowMissing Reason = "window_missing"
-	// WindowLost: a loss marker reports that the recorder or its agent lost window Number.
+	// WindowLost: a loss marker reports that the recorder or its agent lost log file Number.
 	WindowLost Reason = "window_lost"
-	// OutOfOrder: this late window is older than delivered data. It is read now.
+	// OutOfOrder: this late log file is older than delivered data. It is read now.
 	OutOfOrder Reason = "out_of_order"
 	// UnexpectedName: the layout has no data file with this name. The file is not read.
 	UnexpectedName Reason = "unexpected_name"
@@ -55,7 +57,7 @@ type Problem struct {
 	Channel gpuflog.Channel // Unset in problems of Scan.
 	Offset  int64           // See the reason; 0 if unused.
 	Length  int64           // See the reason; 0 if unused.
-	Number  uint64          // Window number, or 0.
+	Number  uint64          // File number, or 0.
 	Count   int             // Number of problems, at least 1.
 	Err     error           // the cause, or nil
 }

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// maxSteps bounds the windows without data that one call of Next skips.
+	// maxSteps bounds the log files without data that one call of Next skips.
 	maxSteps = 256
 	// maxSkipBlocks bounds how much of a line above the limit one call skips, in buffers.
 	maxSkipBlocks = 64
@@ -26,7 +26,7 @@ var crcTable = crc32.MakeTable(crc32.Castagnoli) // a processor instruction, so 
 
 // Chunk is the result of one call of Next.
 type Chunk struct {
-	// Data is complete lines of one window with their newlines, in the buffer that Next returns.
+	// Data is complete lines of one log file with their newlines, in the buffer that Next returns.
 	// With Seg.Tail its end is unterminated. It is empty if there are only problems.
 	Data []byte
 	// Seg is the source of Data. It is valid only if Data is not empty.
@@ -128,7 +128,7 @@ func (s *Stream) step(c *Chunk, buf []byte, takeTail bool) ([]byte, result) {
 // distinguishes a line of the maximum length and its newline from a longer one.
 func (s *Stream) grown(n int) int { return min(2*n, s.cfg().MaxLineBytes+1) }
 
-func (s *Stream) readRaw(c *Chunk, w *window, buf []byte, takeTail bool) ([]byte, result) {
+func (s *Stream) readRaw(c *Chunk, w *logFile, buf []byte, takeTail bool) ([]byte, result) {
 	st, err := w.src.h.stat()
 	if err != nil {
 		return buf, s.readFailed(w, err)
@@ -195,9 +195,9 @@ func (s *Stream) readRaw(c *Chunk, w *window, buf []byte, takeTail bool) ([]byte
 }
 
 // emptied reports whether C2 may have truncated a live file with a changed beginning. C2 publishes
-// the window as a gzip file, truncates the live file and writes to it again. The window is then
+// the log file as a gzip file, truncates the live file and writes to it again. The log file is then
 // searched under its new name. If it does not appear, resume gives it up.
-func (s *Stream) emptied(w *window) bool {
+func (s *Stream) emptied(w *logFile) bool {
 	if s.group.layout != Windows || !(w.open || w.unlinked) || w.off == 0 {
 		return false
 	}
@@ -208,7 +208,7 @@ func (s *Stream) emptied(w *window) bool {
 }
 
 // probe searches for a newline in the data appended to a long unterminated tail.
-func (s *Stream) probe(w *window, buf []byte) (found bool, err error) {
+func (s *Stream) probe(w *logFile, buf []byte) (found bool, err error) {
 	for {
 		if w.scanned-w.off > int64(s.cfg().MaxLineBytes) {
 			return true, nil // the reading will find it too long
@@ -234,10 +234,10 @@ func (s *Stream) liveEnd() result {
 
 // closedEnd handles the end of a raw file that will not grow under its name. tail is the data
 // without a newline.
-func (s *Stream) closedEnd(c *Chunk, w *window, tail []byte, st *unix.Stat_t) result {
+func (s *Stream) closedEnd(c *Chunk, w *logFile, tail []byte, st *unix.Stat_t) result {
 	if w.unlinked {
 		// The gzip file that replaced it can hold more: salvaging a crashed session adds a closing
-		// record to the last window.
+		// record to the last log file.
 		if e := s.twin(w); e != nil {
 			if e.seq > 0 {
 				w.n = e.seq
@@ -262,7 +262,7 @@ func (s *Stream) closedEnd(c *Chunk, w *window, tail []byte, st *unix.Stat_t) re
 	return again
 }
 
-func (s *Stream) readGzip(c *Chunk, w *window, buf []byte) ([]byte, result) {
+func (s *Stream) readGzip(c *Chunk, w *logFile, buf []byte) ([]byte, result) {
 	src := w.src
 	filled, checked := 0, 0
 	for {
@@ -301,7 +301,7 @@ func (s *Stream) readGzip(c *Chunk, w *window, buf []byte) ([]byte, result) {
 }
 
 // gzipBroken handles a gzip file that stops early: a copy in progress, or a damaged file.
-func (s *Stream) gzipBroken(w *window) result {
+func (s *Stream) gzipBroken(w *logFile) result {
 	src, now, grace := w.src, s.now(), s.cfg().GzipGrace
 	if w.unlinked {
 		s.detach(w) // replaced by a complete one, or gone
@@ -339,7 +339,7 @@ func (s *Stream) gzipBroken(w *window) result {
 }
 
 // readFailed closes a file that cannot be read. It is opened again later.
-func (s *Stream) readFailed(w *window, err error) result {
+func (s *Stream) readFailed(w *logFile, err error) result {
 	e := w.ent
 	s.detach(w)
 	if w.off == 0 {
@@ -349,13 +349,13 @@ func (s *Stream) readFailed(w *window, err error) result {
 	return idle
 }
 
-func (s *Stream) beginSkip(w *window) {
+func (s *Stream) beginSkip(w *logFile) {
 	w.skipping, w.skipFrom = true, w.off
 	w.ended = false
 }
 
 // skipLine skips the rest of a line above the limit, without holding it.
-func (s *Stream) skipLine(w *window, buf []byte) result {
+func (s *Stream) skipLine(w *logFile, buf []byte) result {
 	for range maxSkipBlocks {
 		p, err := w.peek(buf)
 		if err != nil {
@@ -393,7 +393,7 @@ func (s *Stream) skipLine(w *window, buf []byte) result {
 	return data // nothing to give, but more to come: let the caller breathe
 }
 
-func (s *Stream) endSkip(w *window) {
+func (s *Stream) endSkip(w *logFile) {
 	s.problem(Problem{
 		Reason: LineTooLong, Path: w.ent.path, Offset: w.skipFrom, Length: w.off - w.skipFrom, Number: w.n,
 	})
@@ -401,7 +401,7 @@ func (s *Stream) endSkip(w *window) {
 }
 
 // peek reads the bytes from off on without consuming them. No bytes and no error mean the end.
-func (w *window) peek(buf []byte) ([]byte, error) {
+func (w *logFile) peek(buf []byte) ([]byte, error) {
 	if !w.src.gz {
 		n, err := w.src.h.pread(buf, w.off)
 		return buf[:n], err
@@ -413,7 +413,7 @@ func (w *window) peek(buf []byte) ([]byte, error) {
 }
 
 // take consumes p, which peek returned.
-func (w *window) take(p []byte) {
+func (w *logFile) take(p []byte) {
 	w.advance(p)
 	if w.src.gz {
 		w.src.carry = w.src.carry[len(p):]
@@ -421,7 +421,7 @@ func (w *window) take(p []byte) {
 }
 
 // deliver returns p, which begins at off, as the chunk.
-func (s *Stream) deliver(c *Chunk, w *window, p []byte, tail bool) result {
+func (s *Stream) deliver(c *Chunk, w *logFile, p []byte, tail bool) result {
 	if w.tail {
 		w.tail = false
 		switch {

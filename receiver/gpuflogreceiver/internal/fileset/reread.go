@@ -14,16 +14,16 @@ import (
 )
 
 // Segment identifies a chunk's bytes, so that they can be read again after a restart, wherever the
-// window is stored then. It is comparable and a plain value.
+// logFile is stored then. It is comparable and a plain value.
 type Segment struct {
-	// Number is the window's number if the layout has one and it was known, otherwise 0.
+	// Number is the log file's number if the layout has one and it was known, otherwise 0.
 	Number uint64
-	// From and To are offsets in the uncompressed window.
+	// From and To are offsets in the uncompressed log file.
 	From, To int64
 	// Tail means that the last line has no newline.
 	Tail bool
 
-	fp  fingerprint // of the window's first min(To, prefixBytes) bytes
+	fp  fingerprint // of the log file's first min(To, prefixBytes) bytes
 	crc uint32      // of the bytes
 }
 
@@ -87,7 +87,7 @@ func (s *Stream) Reread(g Segment, buf []byte) (data, newBuf []byte, err error) 
 	}
 	buf = resize(buf, int(size), 0)
 	p := buf[:size]
-	for _, w := range [...]*window{s.cur, s.parked} {
+	for _, w := range [...]*logFile{s.cur, s.parked} {
 		// An open raw file may be the only remaining source.
 		if w == nil || w.src == nil || w.src.gz {
 			continue
@@ -104,7 +104,7 @@ func (s *Stream) Reread(g Segment, buf []byte) (data, newBuf []byte, err error) 
 	for pass := range 2 {
 		for i := range s.files {
 			e := &s.files[i]
-			// A number narrows the search, but the window may have got it later.
+			// A number narrows the search, but the log file may have got it later.
 			if (pass == 0) != (g.Number == 0 || e.seq == g.Number) {
 				continue
 			}

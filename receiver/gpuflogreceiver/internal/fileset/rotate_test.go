@@ -55,13 +55,14 @@ var scripts = map[string]func(r *recorder){
 		}
 		r.put(r.tmp("device.log"), gpuflog.Device, r.text(10))
 		r.put(r.tmp("sass.log"), gpuflog.Sass, r.text(10))
-		r.closeWindows()
+		r.closeFiles()
 	},
 }
 
 func groupKeyOf(r *recorder) string { return groupKey(r.dir, r.base) }
 
-// playScript runs a script, calling act at each step with the step's number; it returns how many there were.
+// playScript runs a script, calling act at each step with the step's number; it returns how many
+// there were.
 func playScript(t *testing.T, script func(*recorder), cfg func(*Config), act func(c *consumer, i int)) (int, *consumer) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "s")
@@ -141,8 +142,8 @@ func TestRotation_RestartBetweenChunks(t *testing.T) {
 	}
 }
 
-// TestRotation_RandomSchedules is the property: whatever the order of writing, rotating, publishing, reading and restarting,
-// what is delivered is what was written.
+// TestRotation_RandomSchedules is the property: whatever the order of writing, rotating,
+// publishing, reading and restarting, what is delivered is what was written.
 func TestRotation_RandomSchedules(t *testing.T) {
 	rounds := 50
 	if testing.Short() {
@@ -155,9 +156,9 @@ func TestRotation_RandomSchedules(t *testing.T) {
 	}
 }
 
-// TestRotation_WindowsDeletedUnread: the recorder keeps few files and does not wait. What is left comes in order
-// and once.
-func TestRotation_WindowsDeletedUnread(t *testing.T) {
+// TestRotation_FilesDeletedUnread: the recorder keeps few files and does not wait. What is left
+// comes in order and once.
+func TestRotation_FilesDeletedUnread(t *testing.T) {
 	for seed := range uint64(15) {
 		rnd := rand.New(rand.NewPCG(seed, 11))
 		c, dir := one(t, Config{ChunkBytes: 256, MaxOpenFiles: 1 + int(seed)%3})
@@ -191,7 +192,8 @@ func TestRotation_WindowsDeletedUnread(t *testing.T) {
 			last = n
 		}
 		for _, p := range c.problems {
-			// After a restart a new live file with the old one's inode looks like the old one, shrunk.
+			// After a restart a new live file with the old one's inode looks like the old one,
+			// shrunk.
 			if p.Reason != FileVanished && p.Reason != FileReplaced && p.Reason != FileShrunk {
 				t.Fatalf("seed %d: %+v", seed, p)
 			}
@@ -281,7 +283,7 @@ func randomSchedule(t *testing.T, layout string, seed uint64) {
 			r.closeC1(ch)
 		}
 	case layout == "c3" && rnd.IntN(2) == 0:
-		r.closeWindows()
+		r.closeFiles()
 	}
 	c.settle()
 	for ch := range gpuflog.Channel(channels) {

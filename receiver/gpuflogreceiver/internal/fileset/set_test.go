@@ -188,13 +188,13 @@ func TestSet_BoundsReported(t *testing.T) {
 	c.wantProblems(TooManyGroups, TooDeep)
 }
 
-func TestStream_TooManyWindows(t *testing.T) {
+func TestStream_TooManyFiles(t *testing.T) {
 	c, dir := one(t, Config{})
-	for n := 1; n <= maxWindows+5; n++ {
+	for n := 1; n <= maxFiles+5; n++ {
 		write(t, filepath.Join(dir, fmt.Sprintf("demo.scope.%d.log.gz", n)), "")
 	}
 	c.scan(tick)
-	if n := len(c.groups[flatKey(dir)].Files()); n != maxWindows {
+	if n := len(c.groups[flatKey(dir)].Files()); n != maxFiles {
 		t.Fatalf("%d files", n)
 	}
 	ch, _, err := c.stream(flatKey(dir), gpuflog.Scope).Next(nil)
@@ -259,7 +259,7 @@ func TestSet_UnreadableFilesAndFolders(t *testing.T) {
 	c.wantProblems(Permission, Permission)
 }
 
-func TestStream_UnreadableWindow(t *testing.T) {
+func TestStream_UnreadableFile(t *testing.T) {
 	for _, layout := range []string{"flat", "windows"} {
 		t.Run(layout, func(t *testing.T) {
 			c, dir := one(t, Config{})
@@ -308,7 +308,8 @@ func TestSet_InotifyNewFiles(t *testing.T) {
 	session := filepath.Join(dir, "a", "s")
 	key := groupKey(session, "")
 	var got string
-	// Everything below is found by events alone: the folders are looked at regularly only once an hour.
+	// Everything below is found by events alone: the folders are looked at regularly only once an
+	// hour.
 	until := func(want string) {
 		t.Helper()
 		deadline := time.After(time.Minute)
@@ -336,7 +337,7 @@ func TestSet_InotifyNewFiles(t *testing.T) {
 	}
 	write(t, filepath.Join(session, tmpName, "device.log"), "one\n")
 	until("one\n")
-	now = now.Add(10 * time.Minute) // long idle: only an event makes it look
+	now = now.Add(10 * time.Minute) // long idle: only an event makes it read
 	set.Scan(now)
 	appendTo(t, filepath.Join(session, tmpName, "device.log"), "two\n")
 	until("one\ntwo\n")

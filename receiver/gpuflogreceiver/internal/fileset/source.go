@@ -109,7 +109,7 @@ func (s *sequential) Read(p []byte) (int, error) {
 // gzipBufBytes keeps reads large, and many open files cheap.
 const gzipBufBytes = 64 << 10
 
-// source is an open window: a raw file, read at any offset, or a gzip stream, read forward only.
+// source is an open log file: a raw file, read at any offset, or a gzip stream, read forward only.
 type source struct {
 	h  handle
 	id fileID

@@ -14,9 +14,10 @@ import (
 
 const (
 	stateVersion = 1
-	// maxOffset bounds offsets in stored states: 2^60 bytes, far above any file and far below an overflow.
+	// maxOffset bounds offsets in stored states: 2^60 bytes, far above any file and far below an
+	// overflow.
 	maxOffset = 1 << 60
-	// maxNumber bounds window numbers in stored states. The expected number of a live window is one
+	// maxNumber bounds file numbers in stored states. The expected number of a live log file is one
 	// above the largest.
 	maxNumber = gpuflog.MaxFileIndex + 1
 )
@@ -66,7 +67,7 @@ func (s *Stream) AppendState(b []byte) []byte {
 		b = binary.AppendUvarint(b, uint64(d.size))
 		b = append(b, d.fp.sum[:]...)
 	}
-	for _, w := range [...]*window{cur, s.parked} {
+	for _, w := range [...]*logFile{cur, s.parked} {
 		if w != nil {
 			b = w.append(b)
 		}
@@ -74,7 +75,7 @@ func (s *Stream) AppendState(b []byte) []byte {
 	return b
 }
 
-func (w *window) append(b []byte) []byte {
+func (w *logFile) append(b []byte) []byte {
 	var flags byte
 	if w.skipping {
 		flags |= flagSkipping
@@ -115,8 +116,8 @@ func (s *Stream) LoadState(b []byte) error {
 
 // streamState is the part of a Stream that is stored.
 type streamState struct {
-	cur, parked *window
-	done        []doneWindow
+	cur, parked *logFile
+	done        []completedFile
 	evicted     bool
 	doneN       uint64
 	holes       []span
@@ -141,7 +142,7 @@ func parseState(b []byte) (st streamState, err error) {
 		st.holes = append(st.holes, span{from, to})
 	}
 	for range d.Max(maxDone) {
-		w := doneWindow{n: d.Max(maxNumber), size: int64(d.Max(maxOffset))}
+		w := completedFile{n: d.Max(maxNumber), size: int64(d.Max(maxOffset))}
 		w.fp = d.fingerprint(w.size)
 		if !d.OK() || w.size == 0 {
 			return st, errState
@@ -149,10 +150,10 @@ func parseState(b []byte) (st streamState, err error) {
 		st.done = append(st.done, w)
 	}
 	if flags&flagCur != 0 {
-		st.cur = d.window()
+		st.cur = d.logFile()
 	}
 	if flags&flagParked != 0 {
-		st.parked = d.window()
+		st.parked = d.logFile()
 	}
 	if !d.OK() || len(d.Rest) > 0 {
 		return st, errState
@@ -171,9 +172,9 @@ func (d *decoder) fingerprint(size int64) fingerprint {
 	return fp
 }
 
-func (d *decoder) window() *window {
+func (d *decoder) logFile() *logFile {
 	flags := d.Byte()
-	w := &window{skipping: flags&flagSkipping != 0, tail: flags&flagTail != 0}
+	w := &logFile{skipping: flags&flagSkipping != 0, tail: flags&flagTail != 0}
 	w.n, w.hint = d.Max(maxNumber), d.Max(maxNumber)
 	w.ent.id = fileID{dev: d.Max(math.MaxUint64), ino: d.Max(math.MaxUint64)}
 	w.off, w.size = int64(d.Max(maxOffset)), int64(d.Max(maxOffset))

@@ -15,29 +15,29 @@ import (
 )
 
 const (
-	// maxDone bounds the stored finished windows in layouts that shift: a rotation keeps at most
+	// maxDone bounds the stored finished log files in layouts that shift: a rotation keeps at most
 	// 100 (log format 5.1).
 	maxDone = 128
-	// maxDoneNumbered suffices for layouts with fixed numbers. It serves only windows without a
+	// maxDoneNumbered suffices for layouts with fixed numbers. It serves only log files without a
 	// known number.
 	maxDoneNumbered = 8
-	// maxHoles bounds the stored ranges of missing windows.
+	// maxHoles bounds the stored ranges of missing log files.
 	maxHoles = 64
-	// maxWindows bounds the files listed per stream.
-	maxWindows = 4096
+	// maxFiles bounds the files listed per stream.
+	maxFiles = 4096
 	// maxDenied bounds the stored unreadable files per stream.
 	maxDenied = 64
 	// retryAfter is the delay between attempts to open an unreadable file.
 	retryAfter = 2 * time.Second
-	// patience times MissingGrace bounds how long an unreadable or missing window blocks later
+	// graceFactor times MissingGrace bounds how long an unreadable or missing log file blocks later
 	// ones.
-	patience = 5
+	graceFactor = 5
 	// recent is the age up to which a complete file, judged by its name, is checked for growth: it
 	// may be a copy in progress.
 	recent = 10 * time.Second
 )
 
-// Stream is one channel of one group: its windows in time order. The zero value is not usable;
+// Stream is one channel of one group: its log files in time order. The zero value is not usable;
 // groups create streams.
 type Stream struct {
 	group *Group
@@ -47,12 +47,12 @@ type Stream struct {
 	files   []entry // oldest first
 	looked  []int   // indexes of files that poll checks
 	gen     uint64  // generation of files, without growth of a live one
-	seenGen uint64  // gen of the last search for older windows
-	cur     *window
-	parked  *window // a live window that waits for late older ones
+	seenGen uint64  // gen of the last search for older log files
+	cur     *logFile
+	parked  *logFile // a live log file that waits for late older ones
 
-	done    []doneWindow
-	evicted bool // a finished window with a file was evicted: all older ones are finished
+	done    []completedFile
+	evicted bool // a finished log file with a file was evicted: all older ones are finished
 	doneN   uint64
 	holes   []span // missing numbers up to doneN, ascending
 
@@ -175,7 +175,7 @@ func (s *Stream) setFiles(es []entry, sidecarMax uint64, losses []uint64, now ti
 		}
 		return true
 	})
-	if extra := len(es) - maxWindows; extra > 0 {
+	if extra := len(es) - maxFiles; extra > 0 {
 		s.reportOnce(Problem{Reason: TooManyWindows, Path: es[0].path, Count: extra})
 		// Drop finished files first. Otherwise keep the oldest, because they are next.
 		es = slices.DeleteFunc(es, func(e entry) bool {
@@ -185,7 +185,7 @@ func (s *Stream) setFiles(es []entry, sidecarMax uint64, losses []uint64, now ti
 			}
 			return drop
 		})
-		es = es[:min(len(es), maxWindows)]
+		es = es[:min(len(es), maxFiles)]
 	}
 	if !slices.EqualFunc(s.files, es, func(a, b entry) bool {
 		return a.path == b.path && a.id == b.id && a.open == b.open && (a.open || a.key() == b.key())
@@ -206,7 +206,7 @@ func (s *Stream) setFiles(es []entry, sidecarMax uint64, losses []uint64, now ti
 			s.looked = append(s.looked, i)
 		}
 	}
-	for _, w := range [...]*window{s.cur, s.parked} {
+	for _, w := range [...]*logFile{s.cur, s.parked} {
 		if w != nil && w.src != nil {
 			s.relocate(w)
 		}
@@ -235,7 +235,7 @@ func (s *Stream) rearrange() {
 }
 
 // relocate finds the current name of an open file.
-func (s *Stream) relocate(w *window) {
+func (s *Stream) relocate(w *logFile) {
 	open, unlinked := w.open, w.unlinked
 	w.open, w.unlinked = false, true
 	for i := range s.files {
@@ -253,7 +253,7 @@ func (s *Stream) relocate(w *window) {
 }
 
 // poll checks files that can grow, and reports whether one did.
-func (s *Stream) poll(now time.Time, look bool) (grew bool) {
+func (s *Stream) poll(now time.Time, check bool) (grew bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.wakeAt.IsZero() && !now.Before(s.wakeAt) {
@@ -262,7 +262,7 @@ func (s *Stream) poll(now time.Time, look bool) (grew bool) {
 	if !s.retryAt.IsZero() && !now.Before(s.retryAt) {
 		s.dirty, s.seenGen = true, 0
 	}
-	if !look {
+	if !check {
 		return false
 	}
 	for _, i := range s.looked {
@@ -286,7 +286,7 @@ func (s *Stream) poll(now time.Time, look bool) (grew bool) {
 	return grew
 }
 
-// busy reports whether the stream has an open or pending window.
+// busy reports whether the stream has an open or pending log file.
 func (s *Stream) busy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -298,7 +298,7 @@ func (s *Stream) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closeReread()
-	for _, w := range [...]*window{s.cur, s.parked} {
+	for _, w := range [...]*logFile{s.cur, s.parked} {
 		if w != nil && w.src != nil {
 			w.src.close()
 			w.src = nil
@@ -310,12 +310,12 @@ func (s *Stream) release() {
 // closeIdle closes the files unless one of them is unlinked and could not be opened again. The
 // caller holds mu and removes the stream from the pool.
 func (s *Stream) closeIdle() bool {
-	for _, w := range [...]*window{s.cur, s.parked} {
+	for _, w := range [...]*logFile{s.cur, s.parked} {
 		if w != nil && w.src != nil && w.unlinked {
 			return false
 		}
 	}
-	for _, w := range [...]*window{s.cur, s.parked} {
+	for _, w := range [...]*logFile{s.cur, s.parked} {
 		if w != nil && w.src != nil {
 			w.src.close()
 			w.src = nil
@@ -325,8 +325,8 @@ func (s *Stream) closeIdle() bool {
 	return true
 }
 
-// detach closes a window's file.
-func (s *Stream) detach(w *window) {
+// detach closes a log file's file.
+func (s *Stream) detach(w *logFile) {
 	if w.src != nil {
 		w.src.close()
 		w.src = nil

@@ -130,7 +130,7 @@ func TestStream_TakeTail(t *testing.T) {
 	}
 }
 
-func TestStream_ClosedWindowTail(t *testing.T) {
+func TestStream_ClosedFileTail(t *testing.T) {
 	c, dir := one(t, Config{})
 	write(t, filepath.Join(dir, "demo.device.1.log.gz"), gz(t, "a\nlast"))
 	write(t, filepath.Join(dir, "demo.device.log"), "b\n")
@@ -139,7 +139,8 @@ func TestStream_ClosedWindowTail(t *testing.T) {
 	if !c.segs[1].seg.Tail || c.segs[0].seg.Tail || c.segs[2].seg.Tail {
 		t.Fatalf("segments %+v", c.segs)
 	}
-	// A plain closed file may still be copied in, so its tail waits until it has been unchanged for a while.
+	// A plain closed file may still be copied in, so its tail waits until it has been unchanged for
+	// a while.
 	write(t, filepath.Join(dir, "sess", "device.1.log"), "x\npart")
 	write(t, filepath.Join(dir, "sess", ".gpufl-session.lock"), "")
 	key := groupKey(filepath.Join(dir, "sess"), "")
@@ -446,7 +447,7 @@ func TestStream_Fifo(t *testing.T) {
 	}
 }
 
-func TestStream_WindowGaps(t *testing.T) {
+func TestStream_NumberGaps(t *testing.T) {
 	c, dir := one(t, Config{})
 	put := func(n int) {
 		write(t, filepath.Join(dir, "s", fmt.Sprintf("device.%d.log.gz", n)), gz(t, fmt.Sprintf("w%d\n", n)))
@@ -490,7 +491,7 @@ func TestStream_WindowGaps(t *testing.T) {
 
 func TestStream_SameBeginnings(t *testing.T) {
 	c, dir := one(t, Config{ChunkBytes: 100})
-	same := strings.Repeat("the same line in every window\n", 200)
+	same := strings.Repeat("the same line in every file\n", 200)
 	s := filepath.Join(dir, "s")
 	write(t, filepath.Join(s, lockName), "")
 	var want string
@@ -514,7 +515,7 @@ func TestStream_SameBeginnings(t *testing.T) {
 	c.wantProblems()
 }
 
-func TestStream_SalvagedWindow(t *testing.T) {
+func TestStream_SalvagedFile(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		for _, tail := range []string{"", "{torn"} {
 			t.Run(fmt.Sprintf("restart %v, tail %q", restart, tail), func(t *testing.T) {
@@ -556,11 +557,11 @@ func TestStream_CopiedInAnyOrder(t *testing.T) {
 	c.reread()
 }
 
-func TestStream_MoreWindowsThanStored(t *testing.T) {
+func TestStream_MoreFilesThanStored(t *testing.T) {
 	c, dir := one(t, Config{ChunkBytes: 64})
 	var want string
 	for n := 300; n >= 1; n-- {
-		l := fmt.Sprintf("window %d\n", n)
+		l := fmt.Sprintf("file %d\n", n)
 		write(t, filepath.Join(dir, fmt.Sprintf("demo.device.%d.log.gz", n)), gz(t, l))
 		want += l
 	}

@@ -150,7 +150,7 @@ func (b *Body) Check() (Content, error) {
 	buf := make([]byte, 32<<10)
 	samples := false
 	line := 0 // bytes of the line in progress
-	look := heads{found: func(line []byte) bool {
+	scanner := heads{found: func(line []byte) bool {
 		if c.Session == "" {
 			c.Session = gpuflog.SessionOf(line)
 		}
@@ -171,9 +171,9 @@ func (b *Body) Check() (Content, error) {
 		}
 		h.Write(buf[:n])
 		line = c.longest(buf[:n], line)
-		look.write(buf[:n])
+		scanner.write(buf[:n])
 		if errors.Is(err, io.EOF) {
-			look.end()
+			scanner.end()
 			if samples && !c.Known {
 				c.Channel, c.Known = gpuflog.ChannelOf(everywhere)
 			}

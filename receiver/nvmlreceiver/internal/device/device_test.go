@@ -216,7 +216,7 @@ func TestRead_CounterRestart(t *testing.T) {
 	d := b.list()[0]
 	r := d.Read()
 	first := point(t, r, gpu.IO, semconv.NetworkIODirectionReceive)
-	assert.Equal(t, int64(0), first.Int, "counted from the first look on")
+	assert.Equal(t, int64(0), first.Int, "counted from the first read on")
 	assert.Equal(t, b.now, first.Since)
 
 	b.set(map[string]string{"0.field.198": "i:704", "0.field.197": "l:6000", "0.energy": "1500000"})
@@ -464,7 +464,7 @@ func TestDriver_CloseDuringCall(t *testing.T) {
 	}, time.Minute, time.Millisecond)
 	require.ErrorIs(t, b.driver.Close(), gpu.ErrBusy)
 	assert.NoError(t, devices[1].Read().Lost)
-	assert.Len(t, b.list(), 2, "and a look does not wait for it")
+	assert.Len(t, b.list(), 2, "and a read does not wait for it")
 	b.set(map[string]string{"0.temperature": "20"})
 	r := <-done
 	assert.InDelta(t, 20.0, point(t, r, gpu.Temperature, "").Float, 1e-9)
@@ -482,7 +482,7 @@ func TestRead_MIGDevices(t *testing.T) {
 	require.Len(t, devices, 3)
 	assert.Equal(t, gpu.Identity{ID: "MIG-a", Name: "NVIDIA H200 MIG 1g.18gb", Parent: nvmltest.UUID(0)}, devices[1].Identity())
 	assert.Equal(t, 2, devices[2].Identity().Index)
-	assert.Empty(t, devices[0].Read().Processes, "the parts tell of their processes")
+	assert.Empty(t, devices[0].Read().Processes, "the parts report their processes")
 	r := devices[1].Read()
 	require.Len(t, r.Processes, 1)
 	assert.Equal(t, int64(200), r.Processes[0].MemoryBytes)

@@ -31,12 +31,12 @@ func takeGPMTurn() bool {
 		return true
 	default:
 	}
-	patience := time.NewTimer(gpmLockTimeout)
-	defer patience.Stop()
+	timeout := time.NewTimer(gpmLockTimeout)
+	defer timeout.Stop()
 	select {
 	case gpmTurn <- struct{}{}:
 		return true
-	case <-patience.C:
+	case <-timeout.C:
 		return false
 	}
 }

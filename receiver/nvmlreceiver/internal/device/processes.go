@@ -45,7 +45,7 @@ func (d *Device) readProcesses() {
 		}
 		for _, info := range infos {
 			p := get(info.Pid)
-			// All ones: the driver may not tell, as under WDDM or in some virtual machines.
+			// All ones: the driver may not report it, as under WDDM or in some virtual machines.
 			if p == nil || info.UsedGpuMemory == math.MaxUint64 {
 				continue
 			}

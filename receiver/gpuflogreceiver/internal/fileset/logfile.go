@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// window is the data of one live file, whatever its current name and compression.
-type window struct {
+// logFile is the data of one live file, whatever its current name and compression.
+type logFile struct {
 	ent  entry  // last known entry; after a restart only its id is known
-	n    uint64 // window number if known, else 0
-	hint uint64 // number that a live window is expected to get, or 0
+	n    uint64 // file number if known, else 0
+	hint uint64 // number that a live log file is expected to get, or 0
 
 	late bool // newer data was delivered before; reported once it is open
 
@@ -48,7 +48,7 @@ type stall struct {
 }
 
 // fingerprint returns the fingerprint of the data that was delivered or skipped so far.
-func (w *window) fingerprint() fingerprint {
+func (w *logFile) fingerprint() fingerprint {
 	if w.stale {
 		w.fp, w.stale = fingerprintOf(w.prefix), false
 	}
@@ -56,7 +56,7 @@ func (w *window) fingerprint() fingerprint {
 }
 
 // advance records that p, which begins at off, was delivered or skipped.
-func (w *window) advance(p []byte) {
+func (w *logFile) advance(p []byte) {
 	if have := len(w.prefix); have < prefixBytes && int64(have) == w.off {
 		w.prefix = append(w.prefix, p[:min(len(p), prefixBytes-have)]...)
 		w.stale = true
@@ -67,14 +67,14 @@ func (w *window) advance(p []byte) {
 
 // verify reports whether an open raw file still has its beginning: it could have been rewritten in
 // place.
-func (w *window) verify() bool {
+func (w *logFile) verify() bool {
 	var b [prefixBytes]byte
 	n, err := w.src.h.preadFull(b[:len(w.prefix)], 0)
 	return err == nil && bytes.Equal(b[:n], w.prefix)
 }
 
-// adopt sets the open file of the window. e names it.
-func (w *window) adopt(src *source, e entry) {
+// adopt sets the open file of the log file. e names it.
+func (w *logFile) adopt(src *source, e entry) {
 	w.src, w.ent, w.open = src, e, e.open
 	w.wasOpen = w.wasOpen || e.open
 	w.unlinked = false
@@ -85,9 +85,9 @@ func (w *window) adopt(src *source, e entry) {
 	}
 }
 
-// restart returns a new window for the same file from its beginning.
-func (w *window) restart() *window {
-	return &window{
+// restart returns a new log file for the same file from its beginning.
+func (w *logFile) restart() *logFile {
+	return &logFile{
 		ent: w.ent, n: w.n, hint: w.hint, src: w.src, open: w.open, wasOpen: w.wasOpen, unlinked: w.unlinked,
 		stale: true,
 	}
@@ -95,7 +95,7 @@ func (w *window) restart() *window {
 
 // settled reports whether a file was unchanged for grace. Otherwise until is the time for the next
 // check.
-func (w *window) settled(st *unix.Stat_t, now time.Time, grace time.Duration) (ok bool, until time.Time) {
+func (w *logFile) settled(st *unix.Stat_t, now time.Time, grace time.Duration) (ok bool, until time.Time) {
 	mtime := mtimeOf(st)
 	if now.Sub(time.Unix(0, mtime)) >= grace {
 		return true, time.Time{}
@@ -107,14 +107,14 @@ func (w *window) settled(st *unix.Stat_t, now time.Time, grace time.Duration) (o
 	return !now.Before(until), until
 }
 
-// doneWindow is a window that was read to its end.
-type doneWindow struct {
+// completedFile is a log file that was read to its end.
+type completedFile struct {
 	fp   fingerprint
 	size int64  // uncompressed
-	n    uint64 // window number, or 0
+	n    uint64 // file number, or 0
 }
 
-// span is a range of window numbers, both ends included.
+// span is a range of file numbers, both ends included.
 type span struct{ from, to uint64 }
 
 // fileKey identifies a state of a file. Another content with the same key would require the same
