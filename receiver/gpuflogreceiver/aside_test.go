@@ -125,6 +125,7 @@ func TestReader_RefusedSessions(t *testing.T) {
 	for _, refused := range []int{1, maxAside} {
 		for _, restart := range []string{"no", "stop", "kill"} {
 			t.Run(fmt.Sprintf("%d refused, %s restart", refused, restart), func(t *testing.T) {
+				t.Parallel()
 				dir := t.TempDir()
 				sessionsOf(t, dir, sessions)
 				s, m := newSelective(names(refused)...), &memory{m: map[string][]byte{}}

@@ -255,7 +255,11 @@ func TestMessagesInAnyOrderOfPartitionsGiveTheSpansOfTheFiles(t *testing.T) {
 			require.NotEmpty(t, want)
 			orders := map[string][][]byte{"in turn": tp.inTurn(), "one channel after the other": tp.mix(func(left []string) string { return left[0] }),
 				"the last channel first": tp.mix(func(left []string) string { return left[len(left)-1] })}
-			for seed := range uint64(4) {
+			shuffles := uint64(1)
+			if os.Getenv("GPUFLIGHT_SOAK") != "" {
+				shuffles = 4
+			}
+			for seed := range shuffles {
 				orders[fmt.Sprint("shuffled ", seed)] = tp.shuffled(seed)
 			}
 			for name, messages := range orders {
