@@ -250,6 +250,7 @@ func feed(t testing.TB, e *encoding, c *clock, messages [][]byte) spanSet {
 func TestMessagesInAnyOrderOfPartitionsGiveTheSpansOfTheFiles(t *testing.T) {
 	for _, folder := range folders {
 		t.Run(folder, func(t *testing.T) {
+			t.Parallel() // received mostly waits
 			tp := readTopic(t, folder)
 			want := received(t, folder)
 			require.NotEmpty(t, want)
