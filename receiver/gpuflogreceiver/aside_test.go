@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -125,6 +126,9 @@ func TestReader_RefusedSessions(t *testing.T) {
 	for _, refused := range []int{1, maxAside} {
 		for _, restart := range []string{"no", "stop", "kill"} {
 			t.Run(fmt.Sprintf("%d refused, %s restart", refused, restart), func(t *testing.T) {
+				if refused == 1 && restart != "kill" && os.Getenv("GPUFLIGHT_SOAK") == "" {
+					t.Skip("a long test: set GPUFLIGHT_SOAK=1")
+				}
 				dir := t.TempDir()
 				sessionsOf(t, dir, sessions)
 				s, m := newSelective(names(refused)...), &memory{m: map[string][]byte{}}

@@ -250,12 +250,17 @@ func feed(t testing.TB, e *encoding, c *clock, messages [][]byte) spanSet {
 func TestMessagesInAnyOrderOfPartitionsGiveTheSpansOfTheFiles(t *testing.T) {
 	for _, folder := range folders {
 		t.Run(folder, func(t *testing.T) {
+			t.Parallel() // received mostly waits
 			tp := readTopic(t, folder)
 			want := received(t, folder)
 			require.NotEmpty(t, want)
 			orders := map[string][][]byte{"in turn": tp.inTurn(), "one channel after the other": tp.mix(func(left []string) string { return left[0] }),
 				"the last channel first": tp.mix(func(left []string) string { return left[len(left)-1] })}
-			for seed := range uint64(4) {
+			shuffles := uint64(1)
+			if os.Getenv("GPUFLIGHT_SOAK") != "" {
+				shuffles = 4
+			}
+			for seed := range shuffles {
 				orders[fmt.Sprint("shuffled ", seed)] = tp.shuffled(seed)
 			}
 			for name, messages := range orders {

@@ -145,9 +145,9 @@ func TestRotation_RestartBetweenChunks(t *testing.T) {
 // TestRotation_RandomSchedules is the property: whatever the order of writing, rotating,
 // publishing, reading and restarting, what is delivered is what was written.
 func TestRotation_RandomSchedules(t *testing.T) {
-	rounds := 50
-	if testing.Short() {
-		rounds = 20
+	rounds := 20
+	if os.Getenv("GPUFLIGHT_SOAK") != "" {
+		rounds = 50
 	}
 	for _, layout := range []string{"a2", "c1", "c3"} {
 		for seed := range rounds {
