@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+// histogram counts durations by bucket.
+type histogram map[uint16]int64
+
+func (h histogram) percentile(p int64) int64 {
+	var total, running int64
+	for _, n := range h {
+		total += n
+	}
+	for _, b := range slices.Sorted(maps.Keys(h)) {
+		if running += h[b]; running*100 >= total*p {
+			return store.BucketMiddle(b)
+		}
+	}
+	return 0
+}
+
+// bucketSQL is store.Bucket of the column d.
+const bucketSQL = `CASE WHEN d < 16 THEN d ELSE (length(bin(d)) - 1) * 16 + ((d >> (length(bin(d)) - 5)::BIGINT) & 15) END::USMALLINT`
+
+// Kernels implements [store.Reader].
+func (s *Store) Kernels(ctx context.Context, q store.KernelQuery) ([]store.KernelStat, error) {
+	n, err := limits(q.From, q.To, q.Limit, 50, 10_000)
+	if err == nil && q.Group > store.GroupLane {
+		err = fmt.Errorf("group %d: %w", q.Group, store.ErrInvalid)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read kernels: %w", err)
+	}
+	v, err := s.open(ctx, q.Project, q.Session, false)
+	if err != nil {
+		return nil, err
+	}
+	defer v.close()
+	out, err := v.kernels(ctx, q)
+	if err != nil {
+		return nil, fmt.Errorf("read kernels: %w", err)
+	}
+	return out[:min(n, len(out))], nil
+}
+
+type kernelKey struct {
+	name string
+	id   uint32
+}
+
+type kernelGroup struct {
+	store.KernelStat
+	buckets histogram
+	order   uint64
+}
+
+func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.KernelStat, error) {
+	var f filter
+	f.interval("start_ns", "", q.From, q.To, false)
+	f.add("shape IN (SELECT id FROM {shapes} WHERE operation = 1)")
+	lane, place := "0::UINTEGER", "0::UINTEGER"
+	if q.Group == store.GroupLane {
+		lane = "lane"
+	}
+	byPath := q.Group == store.GroupPath || q.Path != nil
+	if byPath {
+		place = "place"
+	}
+	type part struct {
+		lane, shape, place uint32
+		bucket             uint16
+		n, sum, max, queue int64
+	}
+	var parts []part
+	laneIDs, shapeIDs, placeIDs := idSet{}, idSet{}, idSet{}
+	err := v.each(ctx, "SELECT "+lane+", shape, "+place+", "+bucketSQL+`, count(*), sum(d)::BIGINT, max(d),
+		coalesce(sum(queue_ns), 0)::BIGINT FROM (SELECT *, greatest(dur_ns, 0) AS d FROM {ops}`+f.where()+`)
+		GROUP BY 1, 2, 3, 4`, f.args, func(r *sql.Rows) error {
+		var p part
+		err := r.Scan(&p.lane, &p.shape, &p.place, &p.bucket, &p.n, &p.sum, &p.max, &p.queue)
+		laneIDs.add(p.lane)
+		shapeIDs.add(p.shape)
+		placeIDs.add(p.place)
+		parts = append(parts, p)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	shapes, err := v.shapes(ctx, shapeIDs)
+	if err != nil {
+		return nil, err
+	}
+	order := map[uint32]uint64{} // of lanes and paths
+	paths, below := map[uint32]uint32{}, map[uint32]bool{}
+	if byPath {
+		if err := v.kernelPaths(ctx, q, placeIDs, paths, below, order); err != nil {
+			return nil, err
+		}
+	}
+	if q.Group == store.GroupLane {
+		entries, err := v.lanes(ctx, laneIDs)
+		if err != nil {
+			return nil, err
+		}
+		sorted := slices.SortedFunc(maps.Keys(laneIDs), func(a, b uint32) int {
+			return compareLanes(orEmpty(entries[a]), orEmpty(entries[b]))
+		})
+		for i, id := range sorted {
+			order[id] = uint64(i) + 1
+		}
+	}
+	groups := map[kernelKey]*kernelGroup{}
+	for _, p := range parts {
+		shape := orEmpty(shapes[p.shape])
+		if !store.ContainsFold(shape.Name, q.Text) && !store.ContainsFold(shape.FullName, q.Text) ||
+			q.Path != nil && !below[p.place] {
+			continue
+		}
+		var k kernelKey
+		var o uint64
+		switch q.Group {
+		case store.GroupName:
+			k.name = shape.Name
+		case store.GroupShape:
+			k, o = kernelKey{shape.Name, p.shape}, shape.Key
+		case store.GroupPath:
+			k.id = paths[p.place]
+			o = order[k.id]
+		case store.GroupLane:
+			k.id, o = p.lane, order[p.lane]
+		}
+		g := groups[k]
+		if g == nil {
+			g = &kernelGroup{store.KernelStat{Name: k.name, ID: k.id}, histogram{}, o}
+			groups[k] = g
+		}
+		g.Count += p.n
+		g.SumNs += p.sum
+		g.MaxNs = max(g.MaxNs, p.max)
+		g.QueueNs += p.queue
+		g.buckets[p.bucket] += p.n
+	}
+	var out []store.KernelStat
+	for _, g := range slices.SortedFunc(maps.Values(groups), func(a, b *kernelGroup) int {
+		return cmp.Or(cmp.Compare(b.SumNs, a.SumNs), cmp.Compare(a.Name, b.Name), cmp.Compare(a.order, b.order))
+	}) {
+		g.P50Ns, g.P99Ns = g.buckets.percentile(50), g.buckets.percentile(99)
+		out = append(out, g.KernelStat)
+	}
+	return out, nil
+}
+
+// kernelPaths finds the path of each place, whether it is below the path of the query, and the order
+// of paths.
+func (v *view) kernelPaths(ctx context.Context, q store.KernelQuery, ids idSet, paths map[uint32]uint32,
+	below map[uint32]bool, order map[uint32]uint64) error {
+	t, err := v.tree(ctx)
+	if err != nil {
+		return err
+	}
+	places, err := v.places(ctx, ids)
+	if err != nil {
+		return err
+	}
+	all := map[uint32][]string{}
+	resolve := func(id uint32) {
+		names := t.place(orEmpty(places[id]))
+		paths[id] = pathID(names)
+		all[paths[id]] = names
+		for n := range len(names) + 1 {
+			below[id] = below[id] || q.Path != nil && pathID(names[:n]) == *q.Path
+		}
+	}
+	resolve(0)
+	for id := range ids {
+		resolve(id)
+	}
+	sorted := slices.SortedFunc(maps.Keys(all), func(a, b uint32) int { return slices.Compare(all[a], all[b]) })
+	for i, id := range sorted {
+		order[id] = uint64(i) + 1
+	}
+	return nil
+}
+
+// Gaps implements [store.Reader]. It reads the kernels of the session in order of time.
+func (s *Store) Gaps(ctx context.Context, q store.GapQuery) (store.Gaps, error) {
+	n, err := limits(q.From, q.To, q.Limit, 100, 10_000)
+	if err != nil {
+		return store.Gaps{}, fmt.Errorf("read gaps: %w", err)
+	}
+	v, err := s.open(ctx, q.Project, q.Session, false)
+	if err != nil {
+		return store.Gaps{}, err
+	}
+	defer v.close()
+	var answer store.Gaps
+	type kernel struct {
+		start, end int64
+		span       store.SpanID
+	}
+	before := map[string]kernel{}
+	order := func(a, b store.Gap) int {
+		return cmp.Or(cmp.Compare(b.EndNs-b.StartNs, a.EndNs-a.StartNs), cmp.Compare(a.StartNs, b.StartNs),
+			cmp.Compare(a.Device, b.Device))
+	}
+	err = v.each(ctx, `SELECT start_ns, start_ns + greatest(dur_ns, 0), span, shape, coalesce(l.device, '') FROM {ops} LEFT JOIN
+		(SELECT DISTINCT ON (id) id, device FROM {lanes}) l ON l.id = lane
+		WHERE shape IN (SELECT id FROM {shapes} WHERE operation = 1) ORDER BY start_ns, span`, nil, func(r *sql.Rows) error {
+		var k kernel
+		var shape uint32
+		var device string
+		if err := r.Scan(&k.start, &k.end, &k.span, &shape, &device); err != nil {
+			return err
+		}
+		b, ok := before[device]
+		if !ok || k.end > b.end {
+			before[device] = k
+		}
+		if !ok || k.start <= b.end || b.end < q.From || q.To != 0 && b.end >= q.To || q.Device != "" && q.Device != device {
+			return nil
+		}
+		g := store.Gap{Device: device, StartNs: b.end, EndNs: k.start, BeforeStart: b.start, AfterStart: k.start,
+			Before: b.span, After: k.span, AfterShape: shape}
+		answer.Count++
+		answer.SumNs += g.EndNs - g.StartNs
+		if g.EndNs-g.StartNs >= max(q.MinNs, store.MinGapNs) {
+			answer.Longest = append(answer.Longest, g)
+			if len(answer.Longest) >= 2*n+1000 {
+				slices.SortFunc(answer.Longest, order)
+				answer.Longest = answer.Longest[:n]
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return store.Gaps{}, fmt.Errorf("read gaps: %w", err)
+	}
+	slices.SortFunc(answer.Longest, order)
+	answer.Longest = answer.Longest[:min(n, len(answer.Longest))]
+	return answer, nil
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"math"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+const pointColumns = "time_ns, start_ns, flags, int_value, double_value, data, exemplars"
+
+// scanPoint scans other columns, then pointColumns.
+func scanPoint(r *sql.Rows, p *store.Point, other ...any) error {
+	var double sql.NullFloat64
+	err := r.Scan(append(other, &p.TimeNs, &p.StartNs, &p.Flags, nullInt{&p.Int}, &double, &p.Data, &p.Exemplars)...)
+	p.Double, p.HasDouble = double.Float64, double.Valid
+	return err
+}
+
+// Series implements [store.Reader].
+func (s *Store) Series(ctx context.Context, q store.SeriesQuery) ([]store.SeriesInfo, error) {
+	n, err := limits(q.From, q.To, q.Limit, 1000, 10_000)
+	if err != nil {
+		return nil, fmt.Errorf("read series: %w", err)
+	}
+	v, err := s.open(ctx, q.Project, q.Session, true)
+	if err != nil || v == nil {
+		return nil, err
+	}
+	defer v.close()
+	var f filter
+	f.interval("time_ns", "time_ns", q.From, q.To, false)
+	args := f.args
+	metric := ""
+	if q.Metric != "" {
+		metric = " WHERE metric = ?"
+		args = append(args, q.Metric)
+	}
+	var out []store.SeriesInfo
+	ids := idSet{}
+	err = v.each(ctx, `SELECT coalesce(key, 0), coalesce(metric, ''), coalesce(unit, ''), coalesce(description, ''), coalesce(type, 0),
+		coalesce(temporality, 0), coalesce(monotonic, false), attrs, coalesce(origin, 0), n, a, z FROM (SELECT series, count(*) AS n,
+		min(time_ns) AS a, max(time_ns) AS z FROM {points}`+f.where()+` GROUP BY 1) LEFT JOIN
+		(SELECT DISTINCT ON (id) * FROM {series}) ON id = series`+metric+" ORDER BY 2, 1", args, func(r *sql.Rows) error {
+		var i store.SeriesInfo
+		err := r.Scan(&i.Key, &i.Metric, &i.Unit, &i.Description, &i.Type, &i.Temporality, &i.Monotonic,
+			attrsValue{&i.Attrs}, &i.Origin, &i.Count, &i.FirstNs, &i.LastNs)
+		hw, _ := i.Attrs.Get(semconv.HWID)
+		if len(out) < n && (q.Device == "" || hw.Kind == store.KindString && hw.Str == q.Device) {
+			ids.add(i.Origin)
+			out = append(out, i)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read series: %w", err)
+	}
+	origins, err := v.origins(ctx, ids)
+	if err != nil {
+		return nil, fmt.Errorf("read series: %w", err)
+	}
+	for i := range out {
+		out[i].OriginRef = orEmpty(origins[out[i].Origin])
+		out[i].Origin = 0
+	}
+	return out, nil
+}
+
+// Points implements [store.Reader]. It reads the points in order of time and keeps four for each
+// part.
+func (s *Store) Points(ctx context.Context, q store.PointQuery) ([]store.PointRow, error) {
+	n, err := limits(q.From, q.To, q.Points, 2000, 20_000)
+	if err == nil && n < 4 {
+		err = fmt.Errorf("%d points: %w", n, store.ErrInvalid)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read points: %w", err)
+	}
+	v, err := s.open(ctx, q.Project, q.Session, true)
+	if err != nil {
+		return nil, err
+	}
+	notFound := fmt.Errorf("series %016x: %w", q.Series, store.ErrNotFound)
+	if v == nil {
+		return nil, notFound
+	}
+	defer v.close()
+	const ofSeries = "series IN (SELECT id FROM {series} WHERE key = ?::UBIGINT)"
+	var f filter
+	if q.Series == 0 {
+		f.add("series = 0")
+	} else {
+		f.add(ofSeries, u64(q.Series))
+	}
+	found := false
+	err = v.each(ctx, "SELECT count(*) > 0 FROM {points}"+f.where(), f.args, func(r *sql.Rows) error { return r.Scan(&found) })
+	if err == nil && !found {
+		return nil, notFound
+	}
+	f.interval("time_ns", "time_ns", q.From, q.To, false)
+	var count, first, last int64
+	if err == nil {
+		err = v.each(ctx, "SELECT count(*), coalesce(min(time_ns), 0), coalesce(max(time_ns), 0) FROM {points}"+f.where(), f.args,
+			func(r *sql.Rows) error { return r.Scan(&count, &first, &last) })
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read points: %w", err)
+	}
+	from, to := q.From, q.To
+	if from == 0 {
+		from = first
+	}
+	if to == 0 {
+		to = last + 1
+	}
+	parts := int64(n / 4)
+	m := reducer{all: count <= int64(n), from: from, width: max((to-from+parts-1)/parts, 1)}
+	err = v.each(ctx, "SELECT "+pointColumns+" FROM {points}"+f.where()+" ORDER BY time_ns", f.args, func(r *sql.Rows) error {
+		var p store.PointRow
+		if err := scanPoint(r, &p.Point); err != nil {
+			return err
+		}
+		m.add(p)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read points: %w", err)
+	}
+	m.flush()
+	return m.out, nil
+}
+
+// reducer keeps the first, last, smallest and largest point of each part.
+type reducer struct {
+	all         bool
+	from, width int64
+	out         []store.PointRow
+	part        int64
+	// Of the current part: its first and last, smallest and largest point; nil for none.
+	first, last, low, high *store.PointRow
+}
+
+func number(p *store.PointRow) float64 {
+	switch {
+	case p.Int.OK:
+		return float64(p.Int.V)
+	case p.HasDouble:
+		return p.Double
+	}
+	return 0
+}
+
+func (m *reducer) add(p store.PointRow) {
+	if m.all {
+		m.out = append(m.out, p)
+		return
+	}
+	if part := (p.TimeNs - m.from) / m.width; m.first == nil || part != m.part {
+		m.flush()
+		m.part, m.first = part, &p
+	}
+	m.last = &p
+	if v := number(&p); !math.IsNaN(v) {
+		if m.low == nil || v < number(m.low) {
+			m.low = &p
+		}
+		if m.high == nil || v > number(m.high) {
+			m.high = &p
+		}
+	}
+}
+
+func (m *reducer) flush() {
+	low, high := m.low, m.high
+	if low != nil && high.TimeNs < low.TimeNs {
+		low, high = high, low
+	}
+	var previous *store.PointRow
+	for _, p := range []*store.PointRow{m.first, low, high, m.last} {
+		if p != nil && p != previous {
+			m.out = append(m.out, *p)
+			previous = p
+		}
+	}
+	m.first, m.last, m.low, m.high = nil, nil, nil, nil
+}
