@@ -303,7 +303,7 @@ func (v *view) timeline(ctx context.Context, q store.TimelineQuery) (store.Timel
 	args := []any{from, width, bins, from + bins*width}
 	lanes := ""
 	if len(q.Lanes) > 0 {
-		lanes = " AND list_contains($5::UINTEGER[], lane)"
+		lanes = " AND list_contains($5::BIGINT[], lane)"
 		args = append(args, idList(q.Lanes))
 	}
 	t := store.Timeline{From: from, Width: width}

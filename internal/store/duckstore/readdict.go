@@ -95,7 +95,7 @@ func entries[T any](ctx context.Context, v *view, ids idSet, columns, table stri
 	for id := range ids {
 		list = append(list, int64(id))
 	}
-	err := v.each(ctx, "SELECT id, "+columns+" FROM {"+table+"} WHERE id IN (SELECT unnest(?::UINTEGER[]))", []any{list},
+	err := v.each(ctx, "SELECT id, "+columns+" FROM {"+table+"} WHERE id IN (SELECT unnest(?::BIGINT[]))", []any{list},
 		func(r *sql.Rows) error {
 			var id uint32
 			e := new(T)

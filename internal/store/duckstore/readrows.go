@@ -5,6 +5,7 @@
 package duckstore
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"database/sql"
@@ -50,13 +51,13 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 	var f filter
 	f.interval("start_ns", "start_ns + greatest(dur_ns, 0)", q.From, q.To, q.Overlapping)
 	if len(q.Operations) > 0 {
-		f.add("shape IN (SELECT id FROM {shapes} WHERE list_contains(?::UTINYINT[], operation))", idList(q.Operations))
+		f.add("shape IN (SELECT id FROM {shapes} WHERE list_contains(?::BIGINT[], operation))", idList(q.Operations))
 	}
 	if len(q.Lanes) > 0 {
-		f.add("list_contains(?::UINTEGER[], lane)", idList(q.Lanes))
+		f.add("list_contains(?::BIGINT[], lane)", idList(q.Lanes))
 	}
 	if len(q.Shapes) > 0 {
-		f.add("list_contains(?::UINTEGER[], shape)", idList(q.Shapes))
+		f.add("list_contains(?::BIGINT[], shape)", idList(q.Shapes))
 	}
 	if q.Name != "" {
 		f.add("shape IN (SELECT id FROM {shapes} WHERE name = ?)", q.Name)
@@ -65,7 +66,7 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 		f.add("place IN (SELECT id FROM {places} WHERE parent = ?::UBIGINT)", u64(q.Parent))
 	}
 	if q.Trace != (store.TraceID{}) {
-		f.add("place IN (SELECT id FROM {places} WHERE trace = ?::BLOB)", q.Trace[:])
+		f.add("place IN (SELECT id FROM {places} WHERE trace = ?::BLOB)", bytes.Clone(q.Trace[:]))
 	}
 	value := "start_ns"
 	order := "start_ns, span"
@@ -221,7 +222,7 @@ func (s *Store) Spans(ctx context.Context, q store.SpanQuery) ([]store.SpanRow, 
 	var f filter
 	f.interval("start_ns", "greatest(start_ns, end_ns)", q.From, q.To, q.Overlapping)
 	if q.Trace != (store.TraceID{}) {
-		f.add("trace = ?::BLOB", q.Trace[:])
+		f.add("trace = ?::BLOB", bytes.Clone(q.Trace[:]))
 	}
 	if q.Parent != 0 {
 		f.add("parent = ?::UBIGINT", u64(q.Parent))
@@ -332,7 +333,7 @@ func (s *Store) Logs(ctx context.Context, q store.LogQuery) ([]store.LogRow, err
 		f.add("event = ?", q.Event)
 	}
 	if q.Trace != (store.TraceID{}) {
-		f.add("trace = ?::BLOB", q.Trace[:])
+		f.add("trace = ?::BLOB", bytes.Clone(q.Trace[:]))
 	}
 	var out []store.LogRow
 	ids := idSet{}
@@ -393,7 +394,7 @@ func (s *Store) Trace(ctx context.Context, project string, trace store.TraceID) 
 			SELECT start_ns AS a, start_ns + greatest(dur_ns, 0) AS b FROM {ops} WHERE place IN (SELECT id FROM {places} WHERE trace = $1::BLOB)
 			UNION ALL SELECT start_ns, greatest(start_ns, end_ns) FROM {spans} WHERE trace = $1::BLOB
 			UNION ALL SELECT time_ns, time_ns FROM {samples} WHERE trace = $1::BLOB
-			UNION ALL SELECT time_ns, time_ns FROM {logs} WHERE trace = $1::BLOB)`, []any{trace[:]}, func(r *sql.Rows) error {
+			UNION ALL SELECT time_ns, time_ns FROM {logs} WHERE trace = $1::BLOB)`, []any{bytes.Clone(trace[:])}, func(r *sql.Rows) error {
 			var first, last sql.NullInt64
 			err := r.Scan(&first, &last)
 			if first.Valid {
