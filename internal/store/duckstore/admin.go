@@ -20,7 +20,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
-// named returns a session that is not the data without a session. The caller holds Store.write.
+// named returns a session that is not the data without a session.
 func (s *Store) named(ctx context.Context, project, id string) (*session, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -156,6 +156,9 @@ func (s *Store) units() []unit {
 
 // Retain implements [store.Admin]. RawMaxAge is not supported yet.
 func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("retain: %w", err)
+	}
 	if l.RawMaxAge > 0 {
 		return nil, fmt.Errorf("retain: raw_max_age: %w", errors.ErrUnsupported)
 	}

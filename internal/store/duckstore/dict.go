@@ -101,10 +101,7 @@ func newKnown() *[len(dictTables)]map[uint32]struct{} {
 }
 
 // id returns the id of an entry of a batch. If the segment lacks the entry, it calls add.
-func (d *dictionaries) id(seg *segment, dict int, index uint32, key uint64, add func(id uint32) error) (uint32, error) {
-	if index == 0 {
-		return 0, nil
-	}
+func (d *dictionaries) id(seg *segment, dict int, key uint64, add func(id uint32) error) (uint32, error) {
 	t := &d[dict]
 	id, ok := t.ids[key]
 	if !ok {

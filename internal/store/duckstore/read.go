@@ -132,8 +132,11 @@ func limits(from, to int64, n, def, most int) (int, error) {
 }
 
 // Sessions implements [store.Reader].
-func (s *Store) Sessions(_ context.Context, q store.SessionQuery) ([]store.SessionInfo, error) {
+func (s *Store) Sessions(ctx context.Context, q store.SessionQuery) ([]store.SessionInfo, error) {
 	n, err := limits(q.From, q.To, q.Limit, 100, 1000)
+	if err == nil {
+		err = ctx.Err()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list sessions: %w", err)
 	}
@@ -175,8 +178,8 @@ func (s *Store) Sessions(_ context.Context, q store.SessionQuery) ([]store.Sessi
 }
 
 // Session implements [store.Reader].
-func (s *Store) Session(_ context.Context, project, id string) (store.SessionInfo, error) {
-	sess, err := s.lookup(project, id)
+func (s *Store) Session(ctx context.Context, project, id string) (store.SessionInfo, error) {
+	sess, err := s.named(ctx, project, id)
 	if err != nil {
 		return store.SessionInfo{}, err
 	}

@@ -52,11 +52,11 @@ func (w *transaction) entry(dict int, b *store.Batch, i, id uint32) error {
 		e := &b.Extras[i]
 		return w.append("extras", id, e.Key, e.Attrs.Append(nil))
 	case lanes:
-		e := &b.Lanes[i]
+		e := at(b.Lanes, i)
 		return w.append("lanes", id, e.Key, utf8(e.Device), intOf(e.DeviceIndex), intOf(e.Context), intOf(e.Stream),
 			uint8(e.Class))
 	case shapes:
-		e := &b.Shapes[i]
+		e := at(b.Shapes, i)
 		return w.append("shapes", id, e.Key, uint8(e.Operation), utf8(e.Name), utf8(e.FullName), utf8(e.Symbol),
 			intsOf(e.Grid), intsOf(e.Block), intsOf(e.Cluster), intOf(e.Registers), intOf(e.SharedStatic),
 			intOf(e.SharedDynamic), intOf(e.SharedExecuted), intOf(e.LocalMemory), e.Attrs.Append(nil))
@@ -80,6 +80,9 @@ func (w *transaction) entry(dict int, b *store.Batch, i, id uint32) error {
 
 // key returns the key of an entry of a batch.
 func key(dict int, b *store.Batch, i uint32) uint64 {
+	if i == 0 {
+		return 0
+	}
 	switch dict {
 	case origins:
 		return b.Origins[i].Key
@@ -99,10 +102,11 @@ func key(dict int, b *store.Batch, i uint32) uint64 {
 
 // ref returns the id of an entry of a batch and stores the entry if the segment lacks it.
 func (w *transaction) ref(dict int, b *store.Batch, i uint32) (uint32, error) {
-	if i == 0 {
+	// The empty lane and the empty shape have an id, because 0 is no answer.
+	if i == 0 && dict != lanes && dict != shapes {
 		return 0, nil
 	}
-	return w.sess.dicts.id(w.seg, dict, i, key(dict, b, i), func(id uint32) error { return w.entry(dict, b, i, id) })
+	return w.sess.dicts.id(w.seg, dict, key(dict, b, i), func(id uint32) error { return w.entry(dict, b, i, id) })
 }
 
 // op appends an operation. Times of the launch are stored relative to the start, which compresses
@@ -171,4 +175,12 @@ func (w *transaction) point(b *store.Batch, p *store.Point) error {
 		double = p.Double
 	}
 	return w.append("points", p.TimeNs, id, p.StartNs, p.Flags, intOf(p.Int), double, bytesOf(p.Data), bytesOf(p.Exemplars))
+}
+
+// at returns an entry of a dictionary. Entry 0 is empty.
+func at[T any](entries []T, i uint32) *T {
+	if i == 0 {
+		return new(T)
+	}
+	return &entries[i]
 }

@@ -43,6 +43,9 @@ func (s *Store) Write(ctx context.Context, batches []*store.Batch) (store.Result
 	if s.closed {
 		return total, fmt.Errorf("write: %w", errClosed)
 	}
+	if err := ctx.Err(); err != nil {
+		return total, fmt.Errorf("write: %w", err)
+	}
 	var order []sessionKey
 	groups := map[sessionKey][]*store.Batch{}
 	for _, b := range batches {
@@ -129,28 +132,27 @@ func validRows(batches []*store.Batch) (*work, int64) {
 			}
 		}
 	}
-	at := func(t int64) bool { return t >= 0 && t <= store.MaxTimeNs }
-	// Dictionary indices.
+	inTime := func(t int64) bool { return t >= 0 && t <= store.MaxTimeNs }
 	in := func(i uint32, n int) bool { return i == 0 || int(i) < n }
 	for _, b := range batches {
 		add(0, b, len(b.Ops), func(i int) bool {
 			o := &b.Ops[i]
-			return at(o.StartNs) && at(o.EndNs) && in(o.Lane, len(b.Lanes)) && in(o.Shape, len(b.Shapes)) &&
+			return inTime(o.StartNs) && inTime(o.EndNs) && in(o.Lane, len(b.Lanes)) && in(o.Shape, len(b.Shapes)) &&
 				in(o.Place, len(b.Places)) && in(o.Stack, len(b.Stacks)) && in(o.Origin, len(b.Origins)) &&
 				in(o.Extra, len(b.Extras))
 		})
 		add(1, b, len(b.Spans), func(i int) bool {
 			o := &b.Spans[i]
-			return at(o.StartNs) && at(o.EndNs) && in(o.Origin, len(b.Origins))
+			return inTime(o.StartNs) && inTime(o.EndNs) && in(o.Origin, len(b.Origins))
 		})
 		add(2, b, len(b.Samples), func(i int) bool {
 			o := &b.Samples[i]
-			return at(o.TimeNs) && in(o.Origin, len(b.Origins)) && in(o.Extra, len(b.Extras))
+			return inTime(o.TimeNs) && in(o.Origin, len(b.Origins)) && in(o.Extra, len(b.Extras))
 		})
-		add(3, b, len(b.Logs), func(i int) bool { return at(b.Logs[i].TimeNs) && in(b.Logs[i].Origin, len(b.Origins)) })
+		add(3, b, len(b.Logs), func(i int) bool { return inTime(b.Logs[i].TimeNs) && in(b.Logs[i].Origin, len(b.Origins)) })
 		add(4, b, len(b.Points), func(i int) bool {
 			o := &b.Points[i]
-			return at(o.TimeNs) && in(o.Series, len(b.Series)) && in(seriesOrigin(b, o.Series), len(b.Origins))
+			return inTime(o.TimeNs) && in(o.Series, len(b.Series)) && in(seriesOrigin(b, o.Series), len(b.Origins))
 		})
 	}
 	return &w, rejected
@@ -437,10 +439,7 @@ func (w *transaction) writeStarts(ctx context.Context, tx *sql.Tx, rows *work) e
 }
 
 func (w *transaction) countOp(b *store.Batch, o *store.Op) {
-	var operation store.Operation
-	if int(o.Shape) < len(b.Shapes) {
-		operation = b.Shapes[o.Shape].Operation
-	}
+	operation := at(b.Shapes, o.Shape).Operation
 	w.info.Counts["ops"]++
 	w.info.Operations[operation]++
 	if operation == store.OpKernel {
