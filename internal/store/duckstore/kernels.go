@@ -85,8 +85,8 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 	}
 	var parts []part
 	laneIDs, shapeIDs, placeIDs := idSet{}, idSet{}, idSet{}
-	err := v.each(ctx, "SELECT "+lane+", shape, "+place+", "+bucketSQL+`, count(*), sum(d)::BIGINT, max(d),
-		coalesce(sum(queue_ns), 0)::BIGINT FROM (SELECT *, greatest(dur_ns, 0) AS d FROM {ops}`+f.where()+`)
+	err := v.each(ctx, "SELECT "+lane+", shape, "+place+", "+bucketSQL+`, count(*), WRAP(d), max(d),
+		WRAP(queue_ns) FROM (SELECT *, greatest(dur_ns, 0) AS d FROM {ops}`+f.where()+`)
 		GROUP BY 1, 2, 3, 4`, f.args, func(r *sql.Rows) error {
 		var p part
 		err := r.Scan(&p.lane, &p.shape, &p.place, &p.bucket, &p.n, &p.sum, &p.max, &p.queue)

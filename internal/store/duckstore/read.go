@@ -196,7 +196,7 @@ func (s *Store) Lanes(ctx context.Context, project, session string) ([]store.Lan
 	}
 	defer v.close()
 	var out []store.LaneInfo
-	err = v.each(ctx, `SELECT lane, count(*), sum(greatest(dur_ns, 0))::BIGINT, min(start_ns), max(start_ns + greatest(dur_ns, 0)) FROM {ops}
+	err = v.each(ctx, `SELECT lane, count(*), WRAP(greatest(dur_ns, 0)), min(start_ns), max(start_ns + greatest(dur_ns, 0)) FROM {ops}
 		GROUP BY 1`, nil, func(r *sql.Rows) error {
 		var l store.LaneInfo
 		err := r.Scan(&l.ID, &l.Count, &l.BusyNs, &l.FirstNs, &l.LastNs)
@@ -271,9 +271,10 @@ const timelineSQL = `WITH o AS (SELECT lane, shape, start_ns AS s, greatest(dur_
 		least(greatest(e - 1, s) - $1, $4 - $1 - 1) // $2)) AS b
 		FROM o LEFT JOIN (SELECT DISTINCT ON (id) id, key FROM {shapes}) k ON k.id = shape),
 	sums AS (SELECT lane, b, count(*) FILTER (s >= $1 + b * $2) AS n,
-		sum(greatest(least(e, $1 + (b + 1) * $2) - greatest(s, $1 + b * $2), 0))::BIGINT AS busy,
+		WRAP(part) AS busy,
 		arg_min({'d': d, 'shape': shape, 's': s}, {'d': -d, 's': s, 'k': key}) FILTER (s >= $1 + b * $2) AS top
-		FROM parts WHERE b < $3 GROUP BY 1, 2)
+		FROM (SELECT *, greatest(least(e, $1 + (b + 1) * $2) - greatest(s, $1 + b * $2), 0) AS part FROM parts WHERE b < $3)
+		GROUP BY 1, 2)
 	SELECT lane, b, n, busy, coalesce(top.d, 0), coalesce(top.shape, 0), coalesce(top.s, 0) FROM sums
 	WHERE n > 0 OR busy > 0 ORDER BY 1, 2`
 

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -254,8 +255,17 @@ type querier interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
+// wrap64 matches the sums that wrap around as int64 does.
+var wrap64 = regexp.MustCompile(`WRAP\(([^()]*(\([^()]*\))?[^()]*)\)`)
+
+// wrapSums replaces WRAP(x) by the lower 64 bits of sum(x).
+func wrapSums(query string) string {
+	const m, h = "18446744073709551616::HUGEINT", "9223372036854775808::HUGEINT"
+	return wrap64.ReplaceAllString(query, "((((coalesce(sum($1), 0)::HUGEINT % "+m+") + "+m+" + "+h+") % "+m+") - "+h+")::BIGINT")
+}
+
 func eachRow(ctx context.Context, q querier, query string, args []any, scan func(*sql.Rows) error) error {
-	rows, err := q.QueryContext(ctx, query, args...)
+	rows, err := q.QueryContext(ctx, wrapSums(query), args...)
 	if err != nil {
 		if ctx.Err() != nil {
 			return errors.Join(ctx.Err(), err)

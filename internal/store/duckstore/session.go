@@ -202,7 +202,7 @@ func (s *Store) summarize(ctx context.Context, seg *segment, meta map[string]str
 	if err != nil {
 		return m, err
 	}
-	err = s.each(ctx, `SELECT coalesce(s.operation, 0), sum(o.n)::BIGINT, sum(o.d)::BIGINT FROM (SELECT shape, count(*) AS n, sum(greatest(dur_ns, 0)) AS d
+	err = s.each(ctx, `SELECT coalesce(s.operation, 0), sum(o.n)::BIGINT, WRAP(o.d) FROM (SELECT shape, count(*) AS n, sum(greatest(dur_ns, 0)) AS d
 		FROM {db}.ops GROUP BY shape) o LEFT JOIN {db}.shapes s ON s.id = o.shape GROUP BY 1`, nil, func(r *sql.Rows) error {
 		var op store.Operation
 		var n, d int64

@@ -142,7 +142,7 @@ type placeSum struct {
 func (v *view) placeSums(ctx context.Context) ([]placeSum, map[uint32]*store.Place, error) {
 	var sums []placeSum
 	ids := idSet{}
-	err := v.each(ctx, `SELECT place, coalesce(any_value(s.operation), 0), sum(n)::BIGINT, sum(ns)::BIGINT, sum(q)::HUGEINT::BIGINT, sum(b)::BIGINT,
+	err := v.each(ctx, `SELECT place, coalesce(any_value(s.operation), 0), sum(n)::BIGINT, WRAP(ns), WRAP(q), WRAP(b),
 		min(a), max(z) FROM (SELECT place, shape, count(*) AS n, sum(greatest(dur_ns, 0)) AS ns, coalesce(sum(queue_ns), 0) AS q,
 		coalesce(sum(bytes), 0) AS b, min(start_ns) AS a, max(start_ns + greatest(dur_ns, 0)) AS z FROM {ops} GROUP BY 1, 2) o
 		LEFT JOIN (SELECT DISTINCT ON (id) id, operation FROM {shapes}) s ON s.id = shape GROUP BY place, s.operation`, nil,
