@@ -34,8 +34,9 @@ func Some(v int64) Int { return Int{V: v, OK: true} }
 // process and release. Rows refer to entries by their index in the Batch. Entry 0 of each
 // dictionary is the empty entry, with Key 0.
 //
-// Stores reject a row that refers to an absent entry. Index 0 is never absent, also not in an empty
-// dictionary. Strings are valid UTF-8, except those in Value. An empty slice is equal to nil.
+// Stores reject a row that refers to an absent entry, also if its Series does. Index 0 is never
+// absent, also not in an empty dictionary. Strings are valid UTF-8, except those in Value. An empty
+// slice is equal to nil.
 //
 // Rows have an identity, which is documented at their types. Two rows with equal identity are one
 // row, sent twice. If their content differs nevertheless, a store keeps either, except where the

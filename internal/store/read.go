@@ -511,7 +511,7 @@ type Retention struct {
 	// RawMaxAge is the age after which the operations and samples are dropped and their rollups are
 	// kept. Sessions, Session, Lanes, Scopes, Timeline from a level, and Kernels of a whole session
 	// by name, shape or path answer as before. Ops and Samples then return nothing. Later
-	// operations and samples of the session are rejected.
+	// operations and samples of the session are rejected. Data without a session is kept whole.
 	RawMaxAge time.Duration
 }
 
