@@ -31,10 +31,18 @@ func (a Attrs) Get(key string) (Value, bool) {
 //	key        = length bytes
 //	value      = kind payload            kind: one byte, a ValueKind
 //
-// The payload is nothing for KindEmpty, length and bytes for KindString and KindBytes, one byte for
-// KindBool, a signed varint for KindInt, the 8 bytes of the IEEE 754 number in little-endian order
-// for KindDouble, count and values for KindSlice, and attributes for KindMap. Counts and lengths are
-// unsigned varints. Varints are those of encoding/binary, in their shortest form.
+// The payload depends on the kind:
+//
+//	KindEmpty               nothing
+//	KindString, KindBytes   length bytes
+//	KindBool                one byte, 0 or 1
+//	KindInt                 a signed varint
+//	KindDouble              the IEEE 754 number, 8 bytes in little-endian order
+//	KindSlice               count { value }
+//	KindMap                 attributes
+//
+// Counts and lengths are unsigned varints. Varints are those of encoding/binary, in their shortest
+// form.
 func (a Attrs) Append(dst []byte) []byte { return a.append(dst, MaxDepth) }
 
 func (a Attrs) append(dst []byte, depth int) []byte {

@@ -250,10 +250,9 @@ func (m *Memory) Kernels(ctx context.Context, q store.KernelQuery) ([]store.Kern
 	t := s.tree()
 	groups := map[key]*group{}
 	for _, o := range s.sortedOps() {
-		path := t.opPath(o)
 		if o.ShapeRef.Operation != store.OpKernel || !within(q.From, q.To, o.StartNs) ||
 			!store.ContainsFold(o.ShapeRef.Name, q.Text) && !store.ContainsFold(o.ShapeRef.FullName, q.Text) ||
-			q.Path != nil && !t.below(path, *q.Path) {
+			q.Path != nil && !t.below(t.opPath(o), *q.Path) {
 			continue
 		}
 		var k key
@@ -263,7 +262,7 @@ func (m *Memory) Kernels(ctx context.Context, q store.KernelQuery) ([]store.Kern
 		case store.GroupShape:
 			k = key{o.ShapeRef.Name, o.Shape}
 		case store.GroupPath:
-			k.id = s.path(path)
+			k.id = s.path(t.opPath(o))
 		case store.GroupLane:
 			k.id = o.Lane
 		}
@@ -280,9 +279,11 @@ func (m *Memory) Kernels(ctx context.Context, q store.KernelQuery) ([]store.Kern
 		}
 		g.buckets.add(duration(o))
 	}
-	for i, n := range s.scopeNodes() {
-		if g := groups[key{"", n.Path}]; g != nil && q.Group == store.GroupPath {
-			g.order = i
+	if q.Group == store.GroupPath {
+		for i, n := range s.scopeNodes() {
+			if g := groups[key{"", n.Path}]; g != nil {
+				g.order = i
+			}
 		}
 	}
 	sorted := slices.SortedFunc(maps.Values(groups), func(a, b *group) int {
@@ -372,30 +373,20 @@ func (t *tree) opPath(o *store.OpRow) []string {
 
 // below reports whether names is the path with the id, or below it.
 func (t *tree) below(names []string, id uint32) bool {
-	for n := range len(names) + 1 {
-		if t.s.path(names[:n]) == id {
+	at := uint32(0)
+	for _, n := range names {
+		if at == id {
 			return true
 		}
+		at = assign(t.s.paths, child{at, n})
 	}
-	return false
-}
-
-// pathKey identifies a list of names. That of no names is "".
-func pathKey(names []string) string {
-	var b strings.Builder
-	for _, n := range names {
-		fmt.Fprintf(&b, "%q/", n)
-	}
-	return b.String()
+	return at == id
 }
 
 // path returns the id of a path. The root has 0.
-func (s *session) path(names []string) uint32 {
-	key := pathKey(names)
-	id, ok := s.paths[key]
-	if !ok {
-		id = uint32(len(s.paths))
-		s.paths[key] = id
+func (s *session) path(names []string) (id uint32) {
+	for _, n := range names {
+		id = assign(s.paths, child{id, n})
 	}
 	return id
 }
@@ -421,7 +412,7 @@ func (s *session) scopeNodes() []store.ScopeNode {
 	get := func(names []string) *node {
 		parent := uint32(0)
 		for n := range names {
-			id := s.path(names[:n+1])
+			id := assign(s.paths, child{parent, names[n]})
 			if nodes[id] == nil {
 				nodes[id] = &node{store.ScopeNode{Path: id, Parent: parent, Name: names[n]}, names[:n+1], histogram{}}
 			}

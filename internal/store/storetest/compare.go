@@ -8,6 +8,8 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 )
@@ -15,11 +17,11 @@ import (
 // difference returns the first difference of two values of the same type, or "". Empty slices and
 // maps equal nil. Floating-point numbers are equal if their bits are.
 func difference(got, want any) string {
-	return differ("", reflect.ValueOf(got), reflect.ValueOf(want))
+	return differ(reflect.ValueOf(got), reflect.ValueOf(want))
 }
 
-func differ(path string, got, want reflect.Value) string {
-	differs := func() string { return fmt.Sprintf("%s: got %v, want %v", path, got, want) }
+func differ(got, want reflect.Value) string {
+	differs := func() string { return fmt.Sprintf(": got %v, want %v", got, want) }
 	switch got.Kind() {
 	case reflect.Pointer:
 		if got.IsNil() || want.IsNil() {
@@ -28,21 +30,21 @@ func differ(path string, got, want reflect.Value) string {
 			}
 			return ""
 		}
-		return differ(path, got.Elem(), want.Elem())
+		return differ(got.Elem(), want.Elem())
 	case reflect.Struct:
 		for i := range got.NumField() {
-			if d := differ(path+"."+got.Type().Field(i).Name, got.Field(i), want.Field(i)); d != "" {
-				return d
+			if d := differ(got.Field(i), want.Field(i)); d != "" {
+				return "." + got.Type().Field(i).Name + d
 			}
 		}
 	case reflect.Slice, reflect.Array:
 		for i := range min(got.Len(), want.Len()) {
-			if d := differ(fmt.Sprintf("%s[%d]", path, i), got.Index(i), want.Index(i)); d != "" {
-				return d
+			if d := differ(got.Index(i), want.Index(i)); d != "" {
+				return fmt.Sprintf("[%d]%s", i, d)
 			}
 		}
 		if got.Len() != want.Len() {
-			return fmt.Sprintf("%s: got %d entries, want %d", path, got.Len(), want.Len())
+			return fmt.Sprintf(": got %d entries, want %d", got.Len(), want.Len())
 		}
 	case reflect.Map:
 		if got.Len() != want.Len() {
@@ -51,10 +53,10 @@ func differ(path string, got, want reflect.Value) string {
 		for k, v := range want.Seq2() {
 			g := got.MapIndex(k)
 			if !g.IsValid() {
-				return fmt.Sprintf("%s[%v]: missing", path, k)
+				return fmt.Sprintf("[%v]: missing", k)
 			}
-			if d := differ(fmt.Sprintf("%s[%v]", path, k), g, v); d != "" {
-				return d
+			if d := differ(g, v); d != "" {
+				return fmt.Sprintf("[%v]%s", k, d)
 			}
 		}
 	case reflect.Float64:
@@ -69,7 +71,17 @@ func differ(path string, got, want reflect.Value) string {
 	return ""
 }
 
-// ids are the ids that a store assigned in a session. Lanes and shapes are by Key, paths by pathKey.
+// pathKey identifies a list of names. That of no names is "".
+func pathKey(names []string) string {
+	var b strings.Builder
+	for _, n := range names {
+		b.WriteString(strconv.Itoa(len(n)) + ":" + n)
+	}
+	return b.String()
+}
+
+// ids are the ids that a store assigned in a session. Lanes and shapes are by Key, paths by
+// pathKey.
 type ids struct {
 	lanes, shapes map[uint64]uint32
 	paths         map[string]uint32

@@ -10,8 +10,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
-// row is a row of a batch: its table (0 operations, 1 spans, 2 samples, 3 logs, 4 points) and its index
-// there.
+// row is a row of a batch: its table (0 operations, 1 spans, 2 samples, 3 logs, 4 points) and its
+// index there.
 type row struct {
 	batch *store.Batch
 	table int
@@ -46,9 +46,9 @@ func (r row) time() int64 {
 	return r.batch.Points[r.index].TimeNs
 }
 
-// Deliver returns the rows of batches as an unreliable network delivers them: roughly by time, but some
-// much later, in batches of another size, with rows that come twice and batches that come again.
-// Each element of the result is for one call of Write.
+// Deliver returns the rows of batches as an unreliable network delivers them. They come roughly by
+// time, some much later, and in batches of another size. Some rows and batches come twice. Each
+// element of the result is for one call of Write.
 func Deliver(batches []*store.Batch, seed uint64) [][]*store.Batch {
 	r := rand.New(rand.NewPCG(seed, 7))
 	rows := rowsOf(batches)

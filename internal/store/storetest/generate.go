@@ -18,8 +18,8 @@ import (
 
 // Options are sizes for [Generate].
 type Options struct {
-	// Projects each have Sessions sessions and data without a session. The sessions have the same ids
-	// in each project.
+	// Projects each have Sessions sessions and data without a session. The sessions have the same
+	// ids in each project.
 	Projects, Sessions int
 	// Ops is about the number of operations of a session.
 	Ops int

@@ -28,8 +28,8 @@ const (
 	rowBytes = 100
 )
 
-// Memory is a store in memory, for tests. It supports all of [store.Store] except Export and Import,
-// and it has no limit on the free space.
+// Memory is a store in memory, for tests. It supports all of [store.Store] except Export and
+// Import, and it has no limit on the free space.
 type Memory struct {
 	mu       sync.Mutex
 	sessions map[sessionID]*session
@@ -59,9 +59,9 @@ type session struct {
 	logs    map[store.UID]*store.LogRow
 	points  map[pointID]*point
 
-	// Ids of lanes and shapes by Key, and of paths by pathKey.
+	// Ids of lanes and shapes by Key, and of paths.
 	lanes, shapes map[uint64]uint32
-	paths         map[string]uint32
+	paths         map[child]uint32
 
 	sealed, pinned, dropped bool
 }
@@ -69,6 +69,12 @@ type session struct {
 type sample struct {
 	store.Sample
 	origin *store.Origin
+}
+
+// child is a path: its parent and its last name.
+type child struct {
+	parent uint32
+	name   string
 }
 
 type point struct {
@@ -81,7 +87,7 @@ func newSession() *session {
 	return &session{
 		ops: map[rowID]*store.OpRow{}, spans: map[rowID]*store.SpanRow{},
 		samples: map[store.UID]*sample{}, logs: map[store.UID]*store.LogRow{}, points: map[pointID]*point{},
-		lanes: map[uint64]uint32{}, shapes: map[uint64]uint32{}, paths: map[string]uint32{"": 0},
+		lanes: map[uint64]uint32{}, shapes: map[uint64]uint32{}, paths: map[child]uint32{},
 	}
 }
 
@@ -352,7 +358,6 @@ func (m *Memory) Import(context.Context, string, string) (string, error) {
 type unit struct {
 	sessionID
 	day, last int64
-	pinned    bool
 	dropped   bool
 }
 

@@ -379,10 +379,8 @@ func (p *pair) compareInstances(id sessionID, m *mapping, i interval) {
 	}
 	slices.Sort(paths)
 	paths = append(paths, 0)
-	if i != (interval{}) {
-		paths = []uint32{paths[p.IntN(len(paths))], paths[p.IntN(len(paths))]}
-	}
-	for _, path := range paths {
+	p.Shuffle(len(paths), func(i, j int) { paths[i], paths[j] = paths[j], paths[i] })
+	for _, path := range first(paths, 2*p.setup.queries()) {
 		for sort := store.InstancesByStart; sort <= store.InstancesByQueue; sort++ {
 			q := store.InstanceQuery{
 				Project: id.project, Session: id.session, Path: path, From: i.from, To: i.to, Sort: sort,
