@@ -110,6 +110,8 @@ func (s *Store) remove(ctx context.Context, sess *session, segments []*segment) 
 	s.mu.Lock()
 	sess.dicts = nil
 	sess.segments = slices.DeleteFunc(slices.Clone(sess.segments), func(x *segment) bool { return slices.Contains(segments, x) })
+	sess.summarize()
+	sess.version++
 	if len(sess.segments) == 0 {
 		delete(s.sessions, sessionKey{sess.project, sess.id})
 	}

@@ -21,6 +21,7 @@ const (
 	places
 	stacks
 	series
+	sites
 )
 
 // maxEntries bounds the entries of one dictionary that the writer remembers. Beyond, it forgets them
@@ -34,7 +35,7 @@ type dictionaries [len(dictTables)]struct {
 	next uint32
 }
 
-// loadDictionaries reads the ids of a session and the newest times of its segments.
+// loadDictionaries reads the ids of a session.
 func (s *Store) loadDictionaries(ctx context.Context, sess *session) (*dictionaries, error) {
 	d := &dictionaries{}
 	for i := range d {
@@ -73,22 +74,7 @@ func (s *Store) loadSegmentDictionaries(ctx context.Context, seg *segment, d *di
 			return err
 		}
 	}
-	newest := map[string]int64{}
-	for _, table := range rowTables {
-		newest[table] = -1
-		err := s.each(ctx, "SELECT max("+timeColumn(table)+") FROM "+seg.alias+"."+table, nil, func(r *sql.Rows) error {
-			var t sql.NullInt64
-			err := r.Scan(&t)
-			if t.Valid {
-				newest[table] = t.Int64
-			}
-			return err
-		})
-		if err != nil {
-			return err
-		}
-	}
-	seg.known, seg.newest = known, newest
+	seg.known = known
 	return nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 )
@@ -66,38 +67,69 @@ type kernelGroup struct {
 	order   uint64
 }
 
-func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.KernelStat, error) {
-	var f filter
-	f.interval("start_ns", "", q.From, q.To, false)
-	f.add("shape IN (SELECT id FROM {shapes} WHERE operation = 1)")
-	lane, place := "0::UINTEGER", "0::UINTEGER"
-	if q.Group == store.GroupLane {
-		lane = "lane"
+// kernelPart sums operations by some of lane, shape, site (or place) and bucket; the others are 0.
+type kernelPart struct {
+	lane, shape, place        uint32
+	bucket                    uint16
+	n, sum, max, queue, bytes int64
+}
+
+// rollupParts reads the statistics of the whole session, grouped by columns of stats.
+func (v *view) rollupParts(ctx context.Context, lane, site bool) ([]kernelPart, error) {
+	columns, key := "0::UINTEGER, shape, 0::UINTEGER, bucket", "stats"
+	if lane {
+		columns, key = strings.Replace(columns, "0::UINTEGER", "lane", 1), key+" lane"
 	}
-	byPath := q.Group == store.GroupPath || q.Path != nil
-	if byPath {
-		place = "place"
+	if site {
+		columns, key = strings.Replace(columns, "shape, 0::UINTEGER", "shape, site", 1), key+" site"
 	}
-	type part struct {
-		lane, shape, place uint32
-		bucket             uint16
-		n, sum, max, queue int64
-	}
-	var parts []part
-	laneIDs, shapeIDs, placeIDs := idSet{}, idSet{}, idSet{}
-	err := v.each(ctx, "SELECT "+lane+", shape, "+place+", "+bucketSQL+`, count(*), WRAP(d), max(d),
-		WRAP(queue_ns) FROM (SELECT *, greatest(dur_ns, 0) AS d FROM {ops}`+f.where()+`)
-		GROUP BY 1, 2, 3, 4`, f.args, func(r *sql.Rows) error {
-		var p part
-		err := r.Scan(&p.lane, &p.shape, &p.place, &p.bucket, &p.n, &p.sum, &p.max, &p.queue)
-		laneIDs.add(p.lane)
-		shapeIDs.add(p.shape)
-		placeIDs.add(p.place)
-		parts = append(parts, p)
+	return cached(v, key, func() ([]kernelPart, int, error) {
+		out, err := v.parts(ctx, "SELECT "+columns+", sum(n)::BIGINT, "+lowBits("sum_ns")+", max(max_ns), "+lowBits("queue_ns")+", "+
+			lowBits("bytes")+" FROM {stats} GROUP BY 1, 2, 3, 4", nil)
+		return out, len(out), err
+	})
+}
+
+func (v *view) parts(ctx context.Context, query string, args []any) ([]kernelPart, error) {
+	var out []kernelPart
+	err := v.each(ctx, query, args, func(r *sql.Rows) error {
+		var p kernelPart
+		err := r.Scan(&p.lane, &p.shape, &p.place, &p.bucket, &p.n, wrapped{&p.sum}, &p.max, wrapped{&p.queue}, wrapped{&p.bytes})
+		out = append(out, p)
 		return err
 	})
+	return out, err
+}
+
+func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.KernelStat, error) {
+	byPath := q.Group == store.GroupPath || q.Path != nil
+	placesOf := v.sites
+	var parts []kernelPart
+	var err error
+	if q.From == 0 && q.To == 0 {
+		parts, err = v.rollupParts(ctx, q.Group == store.GroupLane, byPath)
+	} else {
+		var f filter
+		f.interval("start_ns", "", q.From, q.To, false)
+		lane, place := "0::UINTEGER", "0::UINTEGER"
+		if q.Group == store.GroupLane {
+			lane = "lane"
+		}
+		if byPath {
+			place = "place"
+		}
+		placesOf = v.places
+		parts, err = v.parts(ctx, "SELECT "+lane+", shape, "+place+", "+bucketSQL+", count(*), "+lowBits("d")+", max(d), "+lowBits("queue_ns")+
+			", 0::UBIGINT FROM (SELECT *, greatest(dur_ns, 0) AS d FROM {ops}"+f.where()+") GROUP BY 1, 2, 3, 4", f.args)
+	}
 	if err != nil {
 		return nil, err
+	}
+	laneIDs, shapeIDs, placeIDs := idSet{}, idSet{}, idSet{}
+	for i := range parts {
+		laneIDs.add(parts[i].lane)
+		shapeIDs.add(parts[i].shape)
+		placeIDs.add(parts[i].place)
 	}
 	shapes, err := v.shapes(ctx, shapeIDs)
 	if err != nil {
@@ -106,7 +138,11 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 	order := map[uint32]uint64{} // of lanes and paths
 	paths, below := map[uint32]uint32{}, map[uint32]bool{}
 	if byPath {
-		if err := v.kernelPaths(ctx, q, placeIDs, paths, below, order); err != nil {
+		places, err := placesOf(ctx, placeIDs)
+		if err == nil {
+			err = v.kernelPaths(ctx, q, places, paths, below, order)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -125,7 +161,7 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 	groups := map[kernelKey]*kernelGroup{}
 	for _, p := range parts {
 		shape := orEmpty(shapes[p.shape])
-		if !store.ContainsFold(shape.Name, q.Text) && !store.ContainsFold(shape.FullName, q.Text) ||
+		if shape.Operation != store.OpKernel || !store.ContainsFold(shape.Name, q.Text) && !store.ContainsFold(shape.FullName, q.Text) ||
 			q.Path != nil && !below[p.place] {
 			continue
 		}
@@ -165,27 +201,23 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 
 // kernelPaths finds the path of each place, whether it is below the path of the query, and the order
 // of paths.
-func (v *view) kernelPaths(ctx context.Context, q store.KernelQuery, ids idSet, paths map[uint32]uint32,
+func (v *view) kernelPaths(ctx context.Context, q store.KernelQuery, places map[uint32]*store.Place, paths map[uint32]uint32,
 	below map[uint32]bool, order map[uint32]uint64) error {
 	t, err := v.tree(ctx)
-	if err != nil {
-		return err
-	}
-	places, err := v.places(ctx, ids)
 	if err != nil {
 		return err
 	}
 	all := map[uint32][]string{}
 	resolve := func(id uint32) {
 		names := t.place(orEmpty(places[id]))
-		paths[id] = pathID(names)
+		paths[id] = v.pathID(names)
 		all[paths[id]] = names
 		for n := range len(names) + 1 {
-			below[id] = below[id] || q.Path != nil && pathID(names[:n]) == *q.Path
+			below[id] = below[id] || q.Path != nil && v.pathID(names[:n]) == *q.Path
 		}
 	}
 	resolve(0)
-	for id := range ids {
+	for id := range places {
 		resolve(id)
 	}
 	sorted := slices.SortedFunc(maps.Keys(all), func(a, b uint32) int { return slices.Compare(all[a], all[b]) })

@@ -14,13 +14,17 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-const pointColumns = "time_ns, start_ns, flags, int_value, double_value, data, exemplars"
+const pointColumns = "time_ns, start_ns, flags, int_value, double_value, double_bits, data, exemplars"
 
 // scanPoint scans other columns, then pointColumns.
 func scanPoint(r *sql.Rows, p *store.Point, other ...any) error {
 	var double sql.NullFloat64
-	err := r.Scan(append(other, &p.TimeNs, &p.StartNs, &p.Flags, nullInt{&p.Int}, &double, &p.Data, &p.Exemplars)...)
+	var bits *uint64
+	err := r.Scan(append(other, &p.TimeNs, &p.StartNs, &p.Flags, nullInt{&p.Int}, &double, &bits, &p.Data, &p.Exemplars)...)
 	p.Double, p.HasDouble = double.Float64, double.Valid
+	if bits != nil {
+		p.Double = math.Float64frombits(*bits)
+	}
 	return err
 }
 

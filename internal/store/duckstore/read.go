@@ -21,6 +21,8 @@ type view struct {
 	s        *Store
 	sess     *session
 	segments []*segment
+	version  uint64 // of the session
+	dropped  bool   // its rows were dropped
 }
 
 // open attaches the segments of a session.
@@ -42,7 +44,7 @@ func (s *Store) open(ctx context.Context, project, id string, empty bool) (*view
 	if sess == nil || id == "" && !empty {
 		return nil, fmt.Errorf("session %q: %w", id, store.ErrNotFound)
 	}
-	v := &view{s: s, sess: sess}
+	v := &view{s: s, sess: sess, version: sess.version, dropped: sess.dropped}
 	for _, seg := range sess.segments {
 		if err := s.acquire(ctx, seg); err != nil {
 			v.close()
@@ -61,19 +63,27 @@ func (v *view) close() {
 
 // each runs a query over all segments. It replaces {table} by the rows of that table.
 func (v *view) each(ctx context.Context, query string, args []any, scan func(*sql.Rows) error) error {
-	for _, tables := range [][]string{rowTables[:], dictTables[:]} {
+	return v.s.each(ctx, v.tables(query), args, scan)
+}
+
+func (v *view) tables(query string) string {
+	for _, tables := range [][]string{rowTables[:], dictTables[:], rollupTables[:]} {
 		for _, t := range tables {
 			if !strings.Contains(query, "{"+t+"}") {
 				continue
 			}
-			parts := make([]string, 0, len(v.segments))
-			for _, seg := range v.segments {
-				parts = append(parts, "SELECT * FROM "+seg.alias+"."+t)
+			rows := v.segments[0].alias + "." + t
+			if len(v.segments) > 1 {
+				parts := make([]string, 0, len(v.segments))
+				for _, seg := range v.segments {
+					parts = append(parts, "SELECT * FROM "+seg.alias+"."+t)
+				}
+				rows = "(" + strings.Join(parts, " UNION ALL ") + ")"
 			}
-			query = strings.ReplaceAll(query, "{"+t+"}", "("+strings.Join(parts, " UNION ALL ")+")")
+			query = strings.ReplaceAll(query, "{"+t+"}", rows)
 		}
 	}
-	return v.s.each(ctx, query, args, scan)
+	return query
 }
 
 // filter builds a condition. Parameters are bound.
@@ -195,34 +205,38 @@ func (s *Store) Lanes(ctx context.Context, project, session string) ([]store.Lan
 		return nil, err
 	}
 	defer v.close()
-	var out []store.LaneInfo
-	err = v.each(ctx, `SELECT lane, count(*), WRAP(greatest(dur_ns, 0)), min(start_ns), max(start_ns + greatest(dur_ns, 0)) FROM {ops}
-		GROUP BY 1`, nil, func(r *sql.Rows) error {
-		var l store.LaneInfo
-		err := r.Scan(&l.ID, &l.Count, &l.BusyNs, &l.FirstNs, &l.LastNs)
-		out = append(out, l)
-		return err
-	})
+	out, err := v.laneInfos(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list lanes: %w", err)
 	}
-	ids := map[uint32]struct{}{}
-	for _, l := range out {
-		ids[l.ID] = struct{}{}
-	}
-	entries, err := v.lanes(ctx, ids)
-	if err != nil {
-		return nil, fmt.Errorf("list lanes: %w", err)
-	}
-	for i := range out {
-		if l := entries[out[i].ID]; l != nil {
-			out[i].Lane = *l
+	return slices.Clone(out), nil
+}
+
+func (v *view) laneInfos(ctx context.Context) ([]store.LaneInfo, error) {
+	return cached(v, "lanes", func() ([]store.LaneInfo, int, error) {
+		var out []store.LaneInfo
+		ids := idSet{}
+		err := v.each(ctx, "SELECT lane, sum(n)::BIGINT, "+lowBits("busy_ns")+", min(first_ns), max(last_ns) FROM {lane_sums} GROUP BY 1",
+			nil, func(r *sql.Rows) error {
+				var l store.LaneInfo
+				err := r.Scan(&l.ID, &l.Count, wrapped{&l.BusyNs}, &l.FirstNs, &l.LastNs)
+				ids.add(l.ID)
+				out = append(out, l)
+				return err
+			})
+		if err != nil {
+			return nil, 0, err
 		}
-	}
-	slices.SortFunc(out, func(a, b store.LaneInfo) int {
-		return compareLanes(&a.Lane, &b.Lane)
+		entries, err := v.lanes(ctx, ids)
+		if err != nil {
+			return nil, 0, err
+		}
+		for i := range out {
+			out[i].Lane = *orEmpty(entries[out[i].ID])
+		}
+		slices.SortFunc(out, func(a, b store.LaneInfo) int { return compareLanes(&a.Lane, &b.Lane) })
+		return out, len(out), nil
 	})
-	return out, nil
 }
 
 func compareLanes(a, b *store.Lane) int {
@@ -240,94 +254,4 @@ func compareInt(a, b store.Int) int {
 		return 1
 	}
 	return cmp.Compare(a.V, b.V)
-}
-
-// Timeline implements [store.Reader].
-func (s *Store) Timeline(ctx context.Context, q store.TimelineQuery) (store.Timeline, error) {
-	_, err := limits(q.From, q.To, 0, 0, 0)
-	if err == nil && (q.Bins < 1 || q.Bins > 4000) {
-		err = fmt.Errorf("%d bins: %w", q.Bins, store.ErrInvalid)
-	}
-	if err != nil {
-		return store.Timeline{}, fmt.Errorf("read timeline: %w", err)
-	}
-	v, err := s.open(ctx, q.Project, q.Session, false)
-	if err != nil {
-		return store.Timeline{}, err
-	}
-	defer v.close()
-	t, err := v.timeline(ctx, q)
-	if err != nil {
-		return store.Timeline{}, fmt.Errorf("read timeline: %w", err)
-	}
-	return t, nil
-}
-
-// timelineSQL computes bins from rows: $1 is the start, $2 the width and $3 the number of bins, $4
-// their end.
-const timelineSQL = `WITH o AS (SELECT lane, shape, start_ns AS s, greatest(dur_ns, 0) AS d, start_ns + greatest(dur_ns, 0) AS e
-		FROM {ops} WHERE start_ns < $4 AND (start_ns >= $1 OR start_ns + greatest(dur_ns, 0) > $1)LANES),
-	parts AS (SELECT o.*, coalesce(k.key, 0) AS key, unnest(generate_series(greatest(s - $1, 0) // $2,
-		least(greatest(e - 1, s) - $1, $4 - $1 - 1) // $2)) AS b
-		FROM o LEFT JOIN (SELECT DISTINCT ON (id) id, key FROM {shapes}) k ON k.id = shape),
-	sums AS (SELECT lane, b, count(*) FILTER (s >= $1 + b * $2) AS n,
-		WRAP(part) AS busy,
-		arg_min({'d': d, 'shape': shape, 's': s}, {'d': -d, 's': s, 'k': key}) FILTER (s >= $1 + b * $2) AS top
-		FROM (SELECT *, greatest(least(e, $1 + (b + 1) * $2) - greatest(s, $1 + b * $2), 0) AS part FROM parts WHERE b < $3)
-		GROUP BY 1, 2)
-	SELECT lane, b, n, busy, coalesce(top.d, 0), coalesce(top.shape, 0), coalesce(top.s, 0) FROM sums
-	WHERE n > 0 OR busy > 0 ORDER BY 1, 2`
-
-func (v *view) timeline(ctx context.Context, q store.TimelineQuery) (store.Timeline, error) {
-	from, to := q.From, q.To
-	var ops, first, last int64
-	if from == 0 || to == 0 {
-		err := v.each(ctx, "SELECT count(*), coalesce(min(start_ns), 0), coalesce(max(start_ns + greatest(dur_ns, 0)), 0) FROM {ops}", nil,
-			func(r *sql.Rows) error { return r.Scan(&ops, &first, &last) })
-		if err != nil {
-			return store.Timeline{}, err
-		}
-	} else {
-		err := v.each(ctx, "SELECT count(*) FROM {ops}", nil, func(r *sql.Rows) error { return r.Scan(&ops) })
-		if err != nil {
-			return store.Timeline{}, err
-		}
-	}
-	if from == 0 {
-		from = first
-	}
-	if to == 0 {
-		to = last + 1
-	}
-	if ops == 0 || to <= from {
-		return store.Timeline{}, nil
-	}
-	_, from, width := store.PlanTimeline(from, to, q.Bins)
-	bins := (to - from + width - 1) / width
-	args := []any{from, width, bins, from + bins*width}
-	lanes := ""
-	if len(q.Lanes) > 0 {
-		lanes = " AND list_contains($5::BIGINT[], lane)"
-		args = append(args, idList(q.Lanes))
-	}
-	t := store.Timeline{From: from, Width: width}
-	ids := idSet{}
-	err := v.each(ctx, strings.ReplaceAll(timelineSQL, "LANES", lanes), args, func(r *sql.Rows) error {
-		var b store.Bin
-		err := r.Scan(&b.Lane, &b.Index, &b.Count, &b.BusyNs, &b.TopNs, &b.TopShape, &b.TopStart)
-		ids.add(b.Lane)
-		t.Bins = append(t.Bins, b)
-		return err
-	})
-	if err != nil {
-		return store.Timeline{}, err
-	}
-	entries, err := v.lanes(ctx, ids)
-	if err != nil {
-		return store.Timeline{}, err
-	}
-	slices.SortStableFunc(t.Bins, func(a, b store.Bin) int {
-		return compareLanes(orEmpty(entries[a.Lane]), orEmpty(entries[b.Lane]))
-	})
-	return t, nil
 }

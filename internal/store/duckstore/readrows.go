@@ -146,6 +146,7 @@ func (v *view) complete(ctx context.Context, rows []store.OpRow) (map[uint32]*st
 	if err != nil {
 		return nil, err
 	}
+	lanes, shapes, origins = owned(lanes), owned(shapes), owned(origins)
 	for i := range rows {
 		r := &rows[i]
 		r.LaneRef, r.ShapeRef, r.OriginRef = orEmpty(lanes[r.Lane]), orEmpty(shapes[r.Shape]), orEmpty(origins[r.Origin])
@@ -155,6 +156,16 @@ func (v *view) complete(ctx context.Context, rows []store.OpRow) (map[uint32]*st
 		r.Place, r.Stack, r.Origin, r.Extra = 0, 0, 0, 0
 	}
 	return shapes, nil
+}
+
+// owned copies entries, so that a caller may change its answer.
+func owned[T any](m map[uint32]*T) map[uint32]*T {
+	out := make(map[uint32]*T, len(m))
+	for id, e := range m {
+		c := *e
+		out[id] = &c
+	}
+	return out
 }
 
 func orEmpty[T any](p *T) *T {
@@ -261,6 +272,7 @@ func (v *view) spans(ctx context.Context, f *filter, n int) ([]store.SpanRow, er
 	if err != nil {
 		return nil, err
 	}
+	origins = owned(origins)
 	tree, err := v.tree(ctx)
 	if err != nil {
 		return nil, err
@@ -268,7 +280,7 @@ func (v *view) spans(ctx context.Context, f *filter, n int) ([]store.SpanRow, er
 	for i := range out {
 		out[i].OriginRef = orEmpty(origins[out[i].Origin])
 		out[i].Origin = 0
-		out[i].Path = tree.span(out[i].StartNs, out[i].Span.Span)
+		out[i].Path = v.pathID(tree.span(out[i].StartNs, out[i].Span.Span))
 	}
 	return out, nil
 }

@@ -5,6 +5,7 @@
 package duckstore
 
 import (
+	"math"
 	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
@@ -122,6 +123,11 @@ func (w *transaction) op(b *store.Batch, o *store.Op) error {
 			return err
 		}
 	}
+	site, err := w.site(b, o.Place, ids[2])
+	if err != nil {
+		return err
+	}
+	w.rollup.add(o, at(b.Shapes, o.Shape), at(b.Places, o.Place).Parent, ids[0], ids[1], site)
 	lead, dur := o.LaunchStartNs, o.LaunchEndNs
 	lead.V = o.StartNs - lead.V
 	dur.V -= o.StartNs
@@ -170,11 +176,15 @@ func (w *transaction) point(b *store.Batch, p *store.Point) error {
 	if err != nil {
 		return err
 	}
-	var double any
+	var double, bits any
 	if p.HasDouble {
-		double = p.Double
+		// DuckDB does not keep the sign of zero and the payload of NaN.
+		if p.Double == 0 && math.Signbit(p.Double) || math.IsNaN(p.Double) {
+			bits = math.Float64bits(p.Double)
+		}
+		double = p.Double + 0
 	}
-	return w.append("points", p.TimeNs, id, p.StartNs, p.Flags, intOf(p.Int), double, bytesOf(p.Data), bytesOf(p.Exemplars))
+	return w.append("points", p.TimeNs, id, p.StartNs, p.Flags, intOf(p.Int), double, bits, bytesOf(p.Data), bytesOf(p.Exemplars))
 }
 
 // at returns an entry of a dictionary. Entry 0 is empty.

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -27,10 +26,14 @@ type segment struct {
 	refs  int
 	used  uint64
 
-	// Of the writer: the newest time of each table, -1 for none, and the number of operations.
-	newest map[string]int64
-	ops    int64
-	known  *[len(dictTables)]map[uint32]struct{} // dictionary entries in the file; nil if not loaded
+	// Of the writer: the newest time of each table (-1 for none), and the number of operations.
+	newest  [len(rowTables)]int64
+	ops     int64
+	summary summary
+	cache   *cache                                // of the session
+	known   *[len(dictTables)]map[uint32]struct{} // dictionary entries in the file; nil if not loaded
+	// The number of rollup rows, and that after the last merge.
+	partial, mergedTo int64
 }
 
 // acquire attaches the segment. The caller releases it.
@@ -61,6 +64,18 @@ func (s *Store) release(seg *segment) {
 	s.released.Broadcast()
 }
 
+// reopen closes the files of a session after an error, so that the next write opens them again: after
+// some errors DuckDB refuses all further transactions of a file.
+func (s *Store) reopen(sess *session) {
+	s.attach.Lock()
+	defer s.attach.Unlock()
+	for _, seg := range sess.segments {
+		if seg.refs == 0 {
+			_ = s.detachLocked(context.Background(), seg)
+		}
+	}
+}
+
 // evictLocked detaches the segments that were used least recently.
 func (s *Store) evictLocked(ctx context.Context) {
 	for len(s.attached) > s.cfg.MaxAttached {
@@ -85,6 +100,9 @@ func (s *Store) detachLocked(ctx context.Context, seg *segment) error {
 		return fmt.Errorf("close %s: %w", seg.file, err)
 	}
 	seg.alias = ""
+	if seg.cache != nil {
+		seg.cache.clear()
+	}
 	delete(s.attached, seg)
 	return nil
 }
@@ -255,17 +273,8 @@ type querier interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// wrap64 matches the sums that wrap around as int64 does.
-var wrap64 = regexp.MustCompile(`WRAP\(([^()]*(\([^()]*\))?[^()]*)\)`)
-
-// wrapSums replaces WRAP(x) by the lower 64 bits of sum(x).
-func wrapSums(query string) string {
-	const m, h = "18446744073709551616::HUGEINT", "9223372036854775808::HUGEINT"
-	return wrap64.ReplaceAllString(query, "((((coalesce(sum($1), 0)::HUGEINT % "+m+") + "+m+" + "+h+") % "+m+") - "+h+")::BIGINT")
-}
-
 func eachRow(ctx context.Context, q querier, query string, args []any, scan func(*sql.Rows) error) error {
-	rows, err := q.QueryContext(ctx, wrapSums(query), args...)
+	rows, err := q.QueryContext(ctx, query, args...)
 	if err != nil {
 		if ctx.Err() != nil {
 			return errors.Join(ctx.Err(), err)

@@ -36,6 +36,18 @@ type session struct {
 	dropped     bool // rows were removed, rollups kept
 
 	dicts *dictionaries // nil if not loaded; of the writer
+
+	version uint64 // changes with each transaction
+	cache   *cache
+	paths   *paths
+}
+
+// summarize adds up the summaries of the segments.
+func (sess *session) summarize() {
+	sess.info = newSummary()
+	for _, seg := range sess.segments {
+		sess.info.add(&seg.summary)
+	}
 }
 
 // summary is what the list of sessions shows.
@@ -48,6 +60,7 @@ type summary struct {
 	Resource        store.Attrs
 	ResourceNs      int64  // time of the row that has this resource
 	ResourceKey     uint64 // key of its origin, which decides between rows of one time
+	ResourceID      uint32 // id of its origin
 }
 
 func newSummary() summary {
@@ -62,10 +75,16 @@ func (m *summary) extend(first, last int64) {
 	m.LastNs = max(m.LastNs, last)
 }
 
-func (m *summary) resource(at int64, key uint64, attrs store.Attrs) {
+func (m *summary) resource(at int64, key uint64, id uint32, attrs store.Attrs) {
 	if at > m.ResourceNs || at == m.ResourceNs && key < m.ResourceKey {
-		m.ResourceNs, m.ResourceKey, m.Resource = at, key, attrs
+		m.ResourceNs, m.ResourceKey, m.ResourceID, m.Resource = at, key, id, attrs
 	}
+}
+
+// cloneAttrs copies attributes: those of a batch belong to its sender.
+func cloneAttrs(a store.Attrs) store.Attrs {
+	c, _ := store.DecodeAttrs(a.Append(nil))
+	return c
 }
 
 // add adds the summary of other rows.
@@ -80,7 +99,7 @@ func (m *summary) add(o *summary) {
 	m.KernelNs += o.KernelNs
 	m.Ended = m.Ended || o.Ended
 	if o.ResourceNs >= 0 {
-		m.resource(o.ResourceNs, o.ResourceKey, o.Resource)
+		m.resource(o.ResourceNs, o.ResourceKey, o.ResourceID, o.Resource)
 	}
 }
 
@@ -101,7 +120,7 @@ func folder(name string) string {
 
 func (s *Store) newSession(k sessionKey) *session {
 	return &session{
-		project: k.project, id: k.session, info: newSummary(),
+		project: k.project, id: k.session, info: newSummary(), cache: newCache(), paths: newPaths(),
 		dir: filepath.Join(s.dir, folder(k.project), "sessions", folder(k.session)),
 	}
 }
@@ -141,7 +160,7 @@ func (s *Store) loadSegment(ctx context.Context, file string) error {
 	var info summary
 	if err == nil {
 		if meta, err = s.readMeta(ctx, seg); err == nil {
-			info, err = s.summarize(ctx, seg, meta)
+			info, err = s.summarize(ctx, seg)
 		}
 		s.release(seg)
 	}
@@ -170,6 +189,7 @@ func (s *Store) loadSegment(ctx context.Context, file string) error {
 	}
 	s.sessions[k] = sess
 	seg.ops = info.Counts["ops"]
+	seg.summary, seg.cache = info, sess.cache
 	sess.info.add(&info)
 	sess.pinned = sess.pinned || meta["pinned"] == "1"
 	sess.sealed = meta["sealed"] == "1" && (len(sess.segments) == 0 || sess.sealed)
@@ -179,65 +199,64 @@ func (s *Store) loadSegment(ctx context.Context, file string) error {
 	return nil
 }
 
-// summarize computes the summary of a segment from its rows.
-func (s *Store) summarize(ctx context.Context, seg *segment, meta map[string]string) (summary, error) {
+// summarize reads the summary of a segment.
+func (s *Store) summarize(ctx context.Context, seg *segment) (summary, error) {
 	m := newSummary()
-	db := seg.alias
-	err := s.each(ctx, `SELECT 'ops', count(*), min(start_ns), max(start_ns), max(start_ns + greatest(dur_ns, 0)), 0 FROM {db}.ops
-		UNION ALL SELECT 'spans', count(*), min(start_ns), max(start_ns), max(greatest(start_ns, end_ns)), 0 FROM {db}.spans
-		UNION ALL SELECT 'samples', count(*), min(time_ns), max(time_ns), max(time_ns), 0 FROM {db}.samples
-		UNION ALL SELECT 'logs', count(*), min(time_ns), max(time_ns), max(time_ns), 0 FROM {db}.logs
-		UNION ALL SELECT 'points', count(*), min(time_ns), max(time_ns), max(time_ns), 0 FROM {db}.points`, nil,
-		func(r *sql.Rows) error {
-			var table string
-			var n int64
-			var t [4]sql.NullInt64
-			if err := r.Scan(&table, &n, &t[0], &t[1], &t[2], &t[3]); err != nil || n == 0 {
-				return err
-			}
-			m.Counts[table] = n
-			m.extend(t[0].Int64, t[2].Int64)
-			return nil
-		}, db)
-	if err != nil {
-		return m, err
+	for i := range seg.newest {
+		seg.newest[i] = -1
 	}
-	err = s.each(ctx, `SELECT coalesce(s.operation, 0), sum(o.n)::BIGINT, WRAP(o.d) FROM (SELECT shape, count(*) AS n, sum(greatest(dur_ns, 0)) AS d
-		FROM {db}.ops GROUP BY shape) o LEFT JOIN {db}.shapes s ON s.id = o.shape GROUP BY 1`, nil, func(r *sql.Rows) error {
-		var op store.Operation
-		var n, d int64
-		if err := r.Scan(&op, &n, &d); err != nil {
+	err := s.each(ctx, `SELECT s.*, coalesce(o.key, 0), o.resource FROM {db}.summaries s LEFT JOIN
+		(SELECT DISTINCT ON (id) * FROM {db}.origins) o ON o.id = s.origin`, nil, func(r *sql.Rows) error {
+		part := newSummary()
+		var counts, newest, kinds, kindCounts []int64
+		err := r.Scan(&part.FirstNs, &part.LastNs, intList{&counts}, intList{&newest}, intList{&kinds}, intList{&kindCounts},
+			&part.KernelNs, &part.Ended, &part.ResourceNs, &part.ResourceID, &part.ResourceKey, attrsValue{&part.Resource})
+		if err != nil {
 			return err
 		}
-		m.Operations[op] = n
-		if op == store.OpKernel {
-			m.KernelNs = d
+		if len(counts) != len(rowTables) || len(newest) != len(rowTables) || len(kinds) != len(kindCounts) {
+			return fmt.Errorf("read summary: got lists of %d, %d, %d and %d", len(counts), len(newest), len(kinds), len(kindCounts))
 		}
+		for i, t := range rowTables {
+			part.Counts[t] = counts[i]
+			seg.newest[i] = max(seg.newest[i], newest[i])
+		}
+		for i, k := range kinds {
+			part.Operations[store.Operation(k)] = kindCounts[i]
+		}
+		m.add(&part)
 		return nil
-	}, db)
+	}, seg.alias)
 	if err != nil {
 		return m, err
 	}
-	err = s.each(ctx, "SELECT count(*) > 0 FROM {db}.spans WHERE operation = ?", []any{semconv.CUDAOperationSession},
-		func(r *sql.Rows) error { return r.Scan(&m.Ended) }, db)
-	if err != nil {
-		return m, err
+	return m, s.countPartial(ctx, seg)
+}
+
+// recount finds again what a replaced row may have changed in a summary.
+func (m *summary) recount(ctx context.Context, q querier, db string) error {
+	query := func(query string, scan func(*sql.Rows) error, args ...any) error {
+		return eachRow(ctx, q, strings.ReplaceAll(query, "{db}", db), args, scan)
 	}
-	return m, s.each(ctx, `SELECT t, key, resource FROM (SELECT origin, max(t) AS t FROM (
+	err := query("SELECT count(*) > 0 FROM {db}.spans WHERE operation = ?", func(r *sql.Rows) error { return r.Scan(&m.Ended) },
+		semconv.CUDAOperationSession)
+	if err != nil {
+		return err
+	}
+	m.ResourceNs, m.ResourceID, m.ResourceKey, m.Resource = -1, 0, 0, nil
+	return query(`SELECT t, key, id, resource FROM (SELECT origin, max(t) AS t FROM (
 		SELECT origin, start_ns AS t FROM {db}.ops UNION ALL SELECT origin, start_ns FROM {db}.spans
 		UNION ALL SELECT origin, time_ns FROM {db}.samples UNION ALL SELECT origin, time_ns FROM {db}.logs
 		UNION ALL SELECT s.origin, time_ns FROM {db}.points p JOIN {db}.series s ON s.id = p.series) GROUP BY 1)
-		JOIN {db}.origins ON id = origin ORDER BY 1 DESC, 2 LIMIT 1`, nil, func(r *sql.Rows) error {
+		JOIN {db}.origins ON id = origin ORDER BY 1 DESC, 2 LIMIT 1`, func(r *sql.Rows) error {
 		var at int64
 		var key uint64
-		var attrs []byte
-		if err := r.Scan(&at, &key, &attrs); err != nil {
-			return err
-		}
-		resource, err := store.DecodeAttrs(attrs)
-		m.resource(at, key, resource)
+		var id uint32
+		var attrs store.Attrs
+		err := r.Scan(&at, &key, &id, attrsValue{&attrs})
+		m.resource(at, key, id, attrs)
 		return err
-	}, db)
+	})
 }
 
 // lookup returns a session.

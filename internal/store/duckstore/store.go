@@ -224,6 +224,7 @@ func temporary(err error) bool {
 	for _, part := range []string{
 		"No space left", "Too many open files", "Out of Memory", "Permission denied", "Could not set lock",
 		"Disk quota", "INTERRUPT", "Read-only file system", "File too large", "max_temp_directory_size",
+		"Input/output error", "Could not write", "Could not read", "Could not truncate", "fsync",
 	} {
 		if strings.Contains(text, part) {
 			return true

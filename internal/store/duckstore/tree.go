@@ -10,9 +10,12 @@ import (
 	"database/sql"
 	"fmt"
 	"hash/fnv"
+	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/semconv"
@@ -36,7 +39,21 @@ type treeSpan struct {
 
 func (p *treeSpan) duration() int64 { return max(p.end-p.start, 0) }
 
+// tree reads the tree of scopes. All paths are resolved.
 func (v *view) tree(ctx context.Context) (*tree, error) {
+	return cached(v, "tree", func() (*tree, int, error) {
+		t, err := v.readTree(ctx)
+		if err != nil {
+			return nil, 0, err
+		}
+		for _, p := range t.all {
+			t.path(p)
+		}
+		return t, len(t.all), nil
+	})
+}
+
+func (v *view) readTree(ctx context.Context) (*tree, error) {
 	t := &tree{byID: map[store.SpanID]*treeSpan{}}
 	names := map[string]string{}
 	err := v.each(ctx, "SELECT start_ns, end_ns, span, parent, trace, name, operation FROM {spans} ORDER BY start_ns, span", nil,
@@ -97,29 +114,57 @@ func (t *tree) place(p *store.Place) []string {
 	return nil
 }
 
-// pathID returns the id of a list of names: a hash, so that it is the same in each process.
-func pathID(names []string) uint32 {
-	if len(names) == 0 {
-		return 0
-	}
-	h := fnv.New32a()
-	for _, n := range names {
-		fmt.Fprintf(h, "%d:%s", len(n), n)
-	}
-	return max(h.Sum32(), 1)
-}
-
-// span returns the path of a span: that of its earliest version in the tree.
-func (t *tree) span(start int64, id store.SpanID) uint32 {
+// span returns the names of a span; none if it is not in the tree.
+func (t *tree) span(start int64, id store.SpanID) []string {
 	i, ok := slices.BinarySearchFunc(t.all, treeSpan{start: start, id: id}, func(p *treeSpan, k treeSpan) int {
 		return cmp.Or(cmp.Compare(p.start, k.start), cmp.Compare(p.id, k.id))
 	})
 	if !ok {
-		return 0
+		return nil
 	}
 	names, _ := t.path(t.all[i])
-	return pathID(names)
+	return names
 }
+
+// paths assigns ids to lists of names. An id is a hash, so that it is the same after the store was
+// opened again. Of two lists with equal hashes, the one that is asked for first has it.
+type paths struct {
+	mu    sync.Mutex
+	ids   map[string]uint32
+	names map[uint32]string
+}
+
+func newPaths() *paths { return &paths{ids: map[string]uint32{}, names: map[uint32]string{}} }
+
+func (p *paths) id(names []string, hash func(string) uint32) uint32 {
+	if len(names) == 0 {
+		return 0
+	}
+	var b strings.Builder
+	for _, n := range names {
+		b.WriteString(strconv.Itoa(len(n)) + ":" + n)
+	}
+	key := b.String()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if id, ok := p.ids[key]; ok {
+		return id
+	}
+	id := hash(key)
+	for id == 0 || p.names[id] != "" {
+		id++
+	}
+	p.ids[key], p.names[id] = id, key
+	return id
+}
+
+func hash32(s string) uint32 {
+	h := fnv.New32a()
+	_, _ = io.WriteString(h, s)
+	return h.Sum32()
+}
+
+func (v *view) pathID(names []string) uint32 { return v.sess.paths.id(names, hash32) }
 
 // scopeNode is a node with what its percentiles and order need.
 type scopeNode struct {
@@ -128,36 +173,20 @@ type scopeNode struct {
 	buckets histogram
 }
 
-// placeSum is the sum of operations of one kind at one place.
-type placeSum struct {
-	place     uint32
-	operation store.Operation
-	n, ns     int64
-	queue     int64
-	bytes     int64
-	first     int64
-	last      int64
-}
-
-func (v *view) placeSums(ctx context.Context) ([]placeSum, map[uint32]*store.Place, error) {
-	var sums []placeSum
-	ids := idSet{}
-	err := v.each(ctx, `SELECT place, coalesce(any_value(s.operation), 0), sum(n)::BIGINT, WRAP(ns), WRAP(q), WRAP(b),
-		min(a), max(z) FROM (SELECT place, shape, count(*) AS n, sum(greatest(dur_ns, 0)) AS ns, coalesce(sum(queue_ns), 0) AS q,
-		coalesce(sum(bytes), 0) AS b, min(start_ns) AS a, max(start_ns + greatest(dur_ns, 0)) AS z FROM {ops} GROUP BY 1, 2) o
-		LEFT JOIN (SELECT DISTINCT ON (id) id, operation FROM {shapes}) s ON s.id = shape GROUP BY place, s.operation`, nil,
-		func(r *sql.Rows) error {
-			var p placeSum
-			err := r.Scan(&p.place, &p.operation, &p.n, &p.ns, &p.queue, &p.bytes, &p.first, &p.last)
-			ids.add(p.place)
-			sums = append(sums, p)
+// scopeSums reads the sums of the operations of each parent.
+func (v *view) scopeSums(ctx context.Context) (map[store.SpanID]*scopeSum, error) {
+	return cached(v, "scopes", func() (map[store.SpanID]*scopeSum, int, error) {
+		out := map[store.SpanID]*scopeSum{}
+		err := v.each(ctx, "SELECT parent, sum(kernels)::BIGINT, "+lowBits("kernel_ns")+", "+lowBits("queue_ns")+", sum(copies)::BIGINT, "+
+			lowBits("copy_ns")+", min(first_ns), max(last_ns) FROM {scope_sums} GROUP BY 1", nil, func(r *sql.Rows) error {
+			var id store.SpanID
+			s := &scopeSum{}
+			err := r.Scan(&id, &s.kernels, wrapped{&s.kernelNs}, wrapped{&s.queue}, &s.copies, wrapped{&s.copyNs}, &s.first, &s.last)
+			out[id] = s
 			return err
 		})
-	if err != nil {
-		return nil, nil, err
-	}
-	places, err := v.places(ctx, ids)
-	return sums, places, err
+		return out, len(out), err
+	})
 }
 
 func (v *view) nodes(ctx context.Context, t *tree) ([]*scopeNode, error) {
@@ -165,7 +194,7 @@ func (v *view) nodes(ctx context.Context, t *tree) ([]*scopeNode, error) {
 	get := func(names []string) *scopeNode {
 		parent := uint32(0)
 		for n := range names {
-			id := pathID(names[:n+1])
+			id := v.pathID(names[:n+1])
 			if nodes[id] == nil {
 				nodes[id] = &scopeNode{store.ScopeNode{Path: id, Parent: parent, Name: names[n]}, names[:n+1], histogram{}}
 			}
@@ -181,20 +210,33 @@ func (v *view) nodes(ctx context.Context, t *tree) ([]*scopeNode, error) {
 			n.buckets[store.Bucket(p.duration())]++
 		}
 	}
-	sums, places, err := v.placeSums(ctx)
+	parts, err := v.rollupParts(ctx, false, true)
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range sums {
-		n := get(t.place(orEmpty(places[p.place])))
-		switch p.operation {
+	siteIDs, shapeIDs := idSet{}, idSet{}
+	for i := range parts {
+		siteIDs.add(parts[i].place)
+		shapeIDs.add(parts[i].shape)
+	}
+	sites, err := v.sites(ctx, siteIDs)
+	if err != nil {
+		return nil, err
+	}
+	shapes, err := v.shapes(ctx, shapeIDs)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range parts {
+		n := get(t.place(orEmpty(sites[p.place])))
+		switch orEmpty(shapes[p.shape]).Operation {
 		case store.OpKernel:
 			n.Kernels += p.n
-			n.KernelNs += p.ns
+			n.KernelNs += p.sum
 			n.QueueNs += p.queue
 		case store.OpCopy:
 			n.Copies += p.n
-			n.CopyNs += p.ns
+			n.CopyNs += p.sum
 			n.CopyBytes += p.bytes
 		}
 	}
@@ -239,36 +281,20 @@ func (s *Store) Instances(ctx context.Context, q store.InstanceQuery) ([]store.I
 	if err != nil {
 		return nil, fmt.Errorf("read instances: %w", err)
 	}
-	sums, places, err := v.placeSums(ctx)
+	sums, err := v.scopeSums(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read instances: %w", err)
-	}
-	children := map[store.SpanID][]placeSum{}
-	for _, p := range sums {
-		if parent := orEmpty(places[p.place]).Parent; parent != 0 && (p.operation == store.OpKernel || p.operation == store.OpCopy) {
-			children[parent] = append(children[parent], p)
-		}
 	}
 	var list []store.Instance
 	for _, p := range t.all {
 		names, ok := t.path(p)
-		if !ok || pathID(names) != q.Path || p.start < q.From || q.To != 0 && p.start >= q.To {
+		if !ok || v.pathID(names) != q.Path || p.start < q.From || q.To != 0 && p.start >= q.To {
 			continue
 		}
 		i := store.Instance{StartNs: p.start, EndNs: p.end, Span: p.id, Parent: p.parent, Trace: p.trace}
-		for j, c := range children[p.id] {
-			if c.operation == store.OpKernel {
-				i.Kernels += c.n
-				i.KernelNs += c.ns
-				i.QueueNs += c.queue
-			} else {
-				i.Copies += c.n
-				i.CopyNs += c.ns
-			}
-			if j == 0 || c.first < i.FirstNs {
-				i.FirstNs = c.first
-			}
-			i.LastNs = max(i.LastNs, c.last)
+		if c := sums[p.id]; c != nil {
+			i.Kernels, i.KernelNs, i.QueueNs, i.Copies, i.CopyNs = c.kernels, c.kernelNs, c.queue, c.copies, c.copyNs
+			i.FirstNs, i.LastNs = c.first, c.last
 		}
 		list = append(list, i)
 	}

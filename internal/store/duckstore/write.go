@@ -35,7 +35,10 @@ type item struct {
 // work is the rows for one segment, by table in the order of rowTables.
 type work [len(rowTables)][]item
 
-// Write implements [store.Writer]. The rows of one session in one segment are one transaction.
+// Write implements [store.Writer]. The rows of one session in one segment are one transaction. So a
+// Batch whose rows are in several segments takes several: after a crash between them, some of its
+// rows are stored, and the sender delivers it again. The same is true of a context that ends during
+// the call.
 func (s *Store) Write(ctx context.Context, batches []*store.Batch) (store.Result, error) {
 	s.write.Lock()
 	defer s.write.Unlock()
@@ -63,7 +66,7 @@ func (s *Store) Write(ctx context.Context, batches []*store.Batch) (store.Result
 	for _, k := range order {
 		if err = s.writeSession(ctx, k, groups[k], &total); err != nil {
 			s.failures.Add(1)
-			if ctx.Err() == nil {
+			if ctx.Err() == nil && temporary(err) {
 				err = fmt.Errorf("%w: %w", store.ErrRetry, err)
 			}
 			err = fmt.Errorf("write session %q: %w", k.session, err)
@@ -89,6 +92,13 @@ func (s *Store) writeSession(ctx context.Context, k sessionKey, batches []*store
 	if sess == nil {
 		sess = s.newSession(k)
 	}
+	if sess.dropped {
+		total.Rejected += int64(len(valid[0]) + len(valid[2]))
+		valid[0], valid[2] = nil, nil
+		if valid.empty() {
+			return nil
+		}
+	}
 	if sess.dicts == nil {
 		if sess.dicts, err = s.loadDictionaries(ctx, sess); err != nil {
 			return err
@@ -98,6 +108,7 @@ func (s *Store) writeSession(ctx context.Context, k sessionKey, batches []*store
 		if err != nil {
 			// The dictionaries may have entries of the transaction that failed.
 			sess.dicts = nil
+			s.reopen(sess)
 		}
 	}()
 	parts, err := s.route(ctx, sess, valid)
@@ -238,9 +249,9 @@ func (s *Store) addSegment(ctx context.Context, sess *session, n, from int64) er
 	if err != nil {
 		return err
 	}
-	seg.known, seg.newest = newKnown(), map[string]int64{}
-	for _, table := range rowTables {
-		seg.newest[table] = -1
+	seg.known, seg.summary, seg.cache = newKnown(), newSummary(), sess.cache
+	for i := range seg.newest {
+		seg.newest[i] = -1
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -258,7 +269,9 @@ type transaction struct {
 	conn      driver.Conn
 	appenders map[string]*duckdb.Appender
 	info      summary
-	newest    map[string]int64
+	newest    [len(rowTables)]int64
+	rollup    *rollup
+	stale     bool // a replaced row may have decided the summary of the segment
 	result    store.Result
 }
 
@@ -296,12 +309,14 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 	}
 	defer s.release(seg)
 	begin := time.Now()
+	if seg.partial-seg.mergedTo >= maxPartial {
+		if err := s.mergeRollups(ctx, seg); err != nil {
+			return err
+		}
+	}
 	w := &transaction{
 		s: s, sess: sess, seg: seg, appenders: map[string]*duckdb.Appender{}, info: newSummary(),
-		newest: map[string]int64{},
-	}
-	for k, v := range seg.newest {
-		w.newest[k] = v
+		newest: seg.newest, rollup: newRollup(),
 	}
 	tx, err := s.writer.BeginTx(ctx, nil)
 	if err != nil {
@@ -328,9 +343,12 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	seg.newest = w.newest
-	seg.ops += w.info.Counts["ops"]
-	sess.info.add(&w.info)
+	seg.ops = w.info.Counts["ops"]
+	seg.partial += w.rollup.rows()
+	seg.summary = w.info
+	sess.summarize()
 	sess.sealed = false
+	sess.version++
 	return nil
 }
 
@@ -346,7 +364,59 @@ func (w *transaction) run(ctx context.Context, tx *sql.Tx, rows *work) error {
 	if err := w.writeUIDs(ctx, tx, rows); err != nil {
 		return err
 	}
-	return w.writePoints(ctx, tx, rows[4])
+	if err := w.writePoints(ctx, tx, rows[4]); err != nil {
+		return err
+	}
+	if err := w.writeRollup(); err != nil {
+		return err
+	}
+	return w.writeSummary(ctx, tx)
+}
+
+// writeSummary appends the summary of the transaction, or computes that of the segment again. After
+// it, w.info is that of the segment.
+func (w *transaction) writeSummary(ctx context.Context, tx *sql.Tx) error {
+	delta := w.info
+	w.info = newSummary()
+	w.info.add(&w.seg.summary)
+	w.info.add(&delta)
+	if w.stale {
+		if err := w.flush(); err != nil {
+			return err
+		}
+		if err := w.info.recount(ctx, tx, w.seg.alias); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, "DELETE FROM "+w.seg.alias+".summaries"); err != nil {
+			return err
+		}
+		delta = w.info
+	}
+	return w.summary(&delta)
+}
+
+// summary appends a row to summaries.
+func (w *transaction) summary(m *summary) error {
+	counts := make([]int64, len(rowTables))
+	for i, t := range rowTables {
+		counts[i] = m.Counts[t]
+	}
+	var kinds, kindCounts []int64
+	for k, n := range m.Operations {
+		kinds, kindCounts = append(kinds, int64(k)), append(kindCounts, n)
+	}
+	return w.append("summaries", m.FirstNs, m.LastNs, counts, slices.Clone(w.newest[:]), kinds, kindCounts, m.KernelNs, m.Ended,
+		m.ResourceNs, m.ResourceID)
+}
+
+// flush writes the rows of the appenders.
+func (w *transaction) flush() error {
+	for _, a := range w.appenders {
+		if err := a.Flush(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (w *transaction) unseal(ctx context.Context, tx *sql.Tx) error {
@@ -370,8 +440,8 @@ func (w *transaction) stored(ctx context.Context, tx *sql.Tx, table, columns str
 	for _, i := range rows {
 		lo, hi = min(lo, i.timeOf(t)), max(hi, i.timeOf(t))
 	}
-	newest := w.newest[table]
-	w.newest[table] = max(newest, hi)
+	newest := w.newest[t]
+	w.newest[t] = max(newest, hi)
 	if lo > newest {
 		return nil
 	}
@@ -430,10 +500,10 @@ func (w *transaction) writeStarts(ctx context.Context, tx *sql.Tx, rows *work) e
 			continue
 		}
 		w.result.Written++
-		w.countOp(i.batch, o)
 		if err := w.op(i.batch, o); err != nil {
 			return err
 		}
+		w.countOp(i.batch, o)
 	}
 	return w.writeSpans(ctx, tx, rows[1])
 }
@@ -451,9 +521,20 @@ func (w *transaction) countOp(b *store.Batch, o *store.Op) {
 // extend counts a row in the interval of the session and in its latest resource.
 func (w *transaction) extend(b *store.Batch, origin uint32, start, end int64) {
 	w.info.extend(start, max(start, end))
-	if origin != 0 && start >= w.info.ResourceNs {
-		w.info.resource(start, b.Origins[origin].Key, b.Origins[origin].Resource)
+	if origin == 0 || start < w.info.ResourceNs || start < w.seg.summary.ResourceNs {
+		return
 	}
+	// The row refers to the origin, so its id exists.
+	id := w.sess.dicts[origins].ids[b.Origins[origin].Key]
+	m := &w.info
+	if m.ResourceNs < 0 && id == w.seg.summary.ResourceID {
+		m = &w.seg.summary
+	}
+	attrs := m.Resource
+	if id != m.ResourceID {
+		attrs = cloneAttrs(b.Origins[origin].Resource)
+	}
+	w.info.resource(start, b.Origins[origin].Key, id, attrs)
 }
 
 func (w *transaction) writeSpans(ctx context.Context, tx *sql.Tx, rows []item) error {
@@ -472,10 +553,12 @@ func (w *transaction) writeSpans(ctx context.Context, tx *sql.Tx, rows []item) e
 	}
 	var removed []int64
 	replaced := map[rowKey]bool{}
-	err := w.stored(ctx, tx, "spans", "start_ns, span, end_ns, rowid", rows, 1, func(r *sql.Rows) error {
+	err := w.stored(ctx, tx, "spans", "start_ns, span, end_ns, rowid, origin, operation", rows, 1, func(r *sql.Rows) error {
 		var k rowKey
 		var end, id int64
-		if err := r.Scan(&k.at, &k.id, &end, &id); err != nil {
+		var origin uint32
+		var operation string
+		if err := r.Scan(&k.at, &k.id, &end, &id, &origin, &operation); err != nil {
 			return err
 		}
 		i, ok := spans[k]
@@ -485,6 +568,8 @@ func (w *transaction) writeSpans(ctx context.Context, tx *sql.Tx, rows []item) e
 			removed = append(removed, id)
 			replaced[k] = true
 			w.result.Replaced++
+			w.stale = w.stale || origin != 0 && k.at >= w.seg.summary.ResourceNs ||
+				operation == semconv.CUDAOperationSession && i.batch.Spans[i.row].Operation != operation
 		default:
 			w.result.Duplicates++
 			delete(spans, k)
@@ -507,11 +592,11 @@ func (w *transaction) writeSpans(ctx context.Context, tx *sql.Tx, rows []item) e
 			w.result.Written++
 			w.info.Counts["spans"]++
 		}
-		w.info.Ended = w.info.Ended || p.Operation == semconv.CUDAOperationSession
-		w.extend(i.batch, p.Origin, p.StartNs, p.EndNs)
 		if err := w.span(i.batch, p); err != nil {
 			return err
 		}
+		w.info.Ended = w.info.Ended || p.Operation == semconv.CUDAOperationSession
+		w.extend(i.batch, p.Origin, p.StartNs, p.EndNs)
 	}
 	return nil
 }
@@ -632,10 +717,10 @@ func (w *transaction) writePoints(ctx context.Context, tx *sql.Tx, rows []item) 
 			w.result.Written++
 			w.info.Counts["points"]++
 		}
-		w.extend(i.batch, seriesOrigin(i.batch, p.Series), p.TimeNs, p.TimeNs)
 		if err := w.point(i.batch, p); err != nil {
 			return err
 		}
+		w.extend(i.batch, seriesOrigin(i.batch, p.Series), p.TimeNs, p.TimeNs)
 	}
 	return nil
 }
