@@ -119,8 +119,11 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 			place = "place"
 		}
 		placesOf = v.places
-		parts, err = v.parts(ctx, "SELECT "+lane+", shape, "+place+", "+bucketSQL+", count(*), "+lowBits("d")+", max(d), "+lowBits("queue_ns")+
-			", 0::UBIGINT FROM (SELECT *, greatest(dur_ns, 0) AS d FROM {ops}"+f.where()+") GROUP BY 1, 2, 3, 4", f.args)
+		parts, err = cached(v, fmt.Sprint("kernels ", lane, place, q.From, " ", q.To), func() ([]kernelPart, int, error) {
+			out, err := v.parts(ctx, "SELECT "+lane+", shape, "+place+", "+bucketSQL+", count(*), "+lowBits("d")+", max(d), "+lowBits("queue_ns")+
+				", 0::UBIGINT FROM (SELECT *, greatest(dur_ns, 0) AS d FROM {ops}"+f.where()+") GROUP BY 1, 2, 3, 4", f.args)
+			return out, len(out), err
+		})
 	}
 	if err != nil {
 		return nil, err
@@ -249,7 +252,7 @@ func (s *Store) Gaps(ctx context.Context, q store.GapQuery) (store.Gaps, error) 
 			cmp.Compare(a.Device, b.Device))
 	}
 	err = v.each(ctx, `SELECT start_ns, start_ns + greatest(dur_ns, 0), span, shape, coalesce(l.device, '') FROM {ops} LEFT JOIN
-		(SELECT DISTINCT ON (id) id, device FROM {lanes}) l ON l.id = lane
+		`+v.dict(lanes)+` l ON l.id = lane
 		WHERE shape IN (SELECT id FROM {shapes} WHERE operation = 1) ORDER BY start_ns, span`, nil, func(r *sql.Rows) error {
 		var k kernel
 		var shape uint32

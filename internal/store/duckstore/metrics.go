@@ -9,6 +9,7 @@ import (
 	"database/sql"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/semconv"
@@ -52,7 +53,7 @@ func (s *Store) Series(ctx context.Context, q store.SeriesQuery) ([]store.Series
 	err = v.each(ctx, `SELECT coalesce(key, 0), coalesce(metric, ''), coalesce(unit, ''), coalesce(description, ''), coalesce(type, 0),
 		coalesce(temporality, 0), coalesce(monotonic, false), attrs, coalesce(origin, 0), n, a, z FROM (SELECT series, count(*) AS n,
 		min(time_ns) AS a, max(time_ns) AS z FROM {points}`+f.where()+` GROUP BY 1) LEFT JOIN
-		(SELECT DISTINCT ON (id) * FROM {series}) ON id = series`+metric+" ORDER BY 2, 1", args, func(r *sql.Rows) error {
+		`+v.dict(series)+` ON id = series`+metric+" ORDER BY 2, 1", args, func(r *sql.Rows) error {
 		var i store.SeriesInfo
 		err := r.Scan(&i.Key, &i.Metric, &i.Unit, &i.Description, &i.Type, &i.Temporality, &i.Monotonic,
 			attrsValue{&i.Attrs}, &i.Origin, &i.Count, &i.FirstNs, &i.LastNs)
@@ -77,6 +78,23 @@ func (s *Store) Series(ctx context.Context, q store.SeriesQuery) ([]store.Series
 	return out, nil
 }
 
+// seriesIDs returns the ids of a series. Without any, the session has no point of it.
+func (v *view) seriesIDs(ctx context.Context, key uint64) ([]uint32, error) {
+	all, err := cached(v, "series", func() (map[uint64][]uint32, int, error) {
+		out := map[uint64][]uint32{}
+		err := v.each(ctx, "SELECT DISTINCT key, id FROM {series} UNION ALL SELECT 0::UBIGINT, 0::UINTEGER WHERE EXISTS (FROM {points} WHERE series = 0)",
+			nil, func(r *sql.Rows) error {
+				var key uint64
+				var id uint32
+				err := r.Scan(&key, &id)
+				out[key] = append(out[key], id)
+				return err
+			})
+		return out, len(out), err
+	})
+	return all[key], err
+}
+
 // Points implements [store.Reader]. It reads the points in order of time and keeps four for each
 // part.
 func (s *Store) Points(ctx context.Context, q store.PointQuery) ([]store.PointRow, error) {
@@ -96,54 +114,59 @@ func (s *Store) Points(ctx context.Context, q store.PointQuery) ([]store.PointRo
 		return nil, notFound
 	}
 	defer v.close()
-	const ofSeries = "series IN (SELECT id FROM {series} WHERE key = ?::UBIGINT)"
-	var f filter
-	if q.Series == 0 {
-		f.add("series = 0")
-	} else {
-		f.add(ofSeries, u64(q.Series))
-	}
-	found := false
-	err = v.each(ctx, "SELECT count(*) > 0 FROM {points}"+f.where(), f.args, func(r *sql.Rows) error { return r.Scan(&found) })
-	if err == nil && !found {
+	ids, err := v.seriesIDs(ctx, q.Series)
+	if err == nil && len(ids) == 0 {
 		return nil, notFound
 	}
-	f.interval("time_ns", "time_ns", q.From, q.To, false)
-	var count, first, last int64
+	var rows []store.PointRow
 	if err == nil {
-		err = v.each(ctx, "SELECT count(*), coalesce(min(time_ns), 0), coalesce(max(time_ns), 0) FROM {points}"+f.where(), f.args,
-			func(r *sql.Rows) error { return r.Scan(&count, &first, &last) })
+		rows, err = v.points(ctx, q, ids, n)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read points: %w", err)
+	}
+	return rows, nil
+}
+
+func (v *view) points(ctx context.Context, q store.PointQuery, ids []uint32, n int) ([]store.PointRow, error) {
+	var f filter
+	f.add("series IN (" + joinIDs(ids) + ")")
+	f.interval("time_ns", "time_ns", q.From, q.To, false)
+	const columns = "SELECT " + pointColumns + " FROM {points}"
+	var rows []store.PointRow
+	err := v.each(ctx, columns+f.where()+" ORDER BY time_ns LIMIT ?", append(slices.Clone(f.args), n+1), func(r *sql.Rows) error {
+		var p store.PointRow
+		err := scanPoint(r, &p.Point)
+		rows = append(rows, p)
+		return err
+	})
+	if err != nil || len(rows) <= n {
+		return rows, err
 	}
 	from, to := q.From, q.To
 	if from == 0 {
-		from = first
+		from = rows[0].TimeNs
 	}
 	if to == 0 {
-		to = last + 1
+		err = v.each(ctx, "SELECT max(time_ns) + 1 FROM {points}"+f.where(), f.args, func(r *sql.Rows) error { return r.Scan(&to) })
+		if err != nil {
+			return nil, err
+		}
 	}
 	parts := int64(n / 4)
-	m := reducer{all: count <= int64(n), from: from, width: max((to-from+parts-1)/parts, 1)}
-	err = v.each(ctx, "SELECT "+pointColumns+" FROM {points}"+f.where()+" ORDER BY time_ns", f.args, func(r *sql.Rows) error {
+	m := reducer{from: from, width: max((to-from+parts-1)/parts, 1)}
+	err = v.each(ctx, columns+f.where()+" ORDER BY time_ns", f.args, func(r *sql.Rows) error {
 		var p store.PointRow
-		if err := scanPoint(r, &p.Point); err != nil {
-			return err
-		}
+		err := scanPoint(r, &p.Point)
 		m.add(p)
-		return nil
+		return err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("read points: %w", err)
-	}
 	m.flush()
-	return m.out, nil
+	return m.out, err
 }
 
 // reducer keeps the first, last, smallest and largest point of each part.
 type reducer struct {
-	all         bool
 	from, width int64
 	out         []store.PointRow
 	part        int64
@@ -162,10 +185,6 @@ func number(p *store.PointRow) float64 {
 }
 
 func (m *reducer) add(p store.PointRow) {
-	if m.all {
-		m.out = append(m.out, p)
-		return
-	}
 	if part := (p.TimeNs - m.from) / m.width; m.first == nil || part != m.part {
 		m.flush()
 		m.part, m.first = part, &p

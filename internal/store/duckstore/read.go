@@ -66,6 +66,23 @@ func (v *view) each(ctx context.Context, query string, args []any, scan func(*sq
 	return v.s.each(ctx, v.tables(query), args, scan)
 }
 
+// dict is the entries of a dictionary. Several segments may have the same entry.
+func (v *view) dict(dict int) string {
+	table := "{" + dictTables[dict] + "}"
+	if len(v.segments) > 1 {
+		return "(SELECT DISTINCT ON (id) * FROM " + table + ")"
+	}
+	return table
+}
+
+func joinIDs(ids []uint32) string {
+	list := make([]string, len(ids))
+	for i, id := range ids {
+		list[i] = strconv.FormatUint(uint64(id), 10)
+	}
+	return strings.Join(list, ",")
+}
+
 func (v *view) tables(query string) string {
 	for _, tables := range [][]string{rowTables[:], dictTables[:], rollupTables[:]} {
 		for _, t := range tables {

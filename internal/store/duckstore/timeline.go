@@ -11,8 +11,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 )
@@ -130,11 +128,7 @@ func (v *view) timeline(ctx context.Context, q store.TimelineQuery) (store.Timel
 	}
 	inLanes := ""
 	if len(q.Lanes) > 0 {
-		ids := make([]string, len(q.Lanes))
-		for i, id := range q.Lanes {
-			ids[i] = strconv.FormatUint(uint64(id), 10)
-		}
-		inLanes = " AND lane IN (" + strings.Join(ids, ",") + ")"
+		inLanes = " AND lane IN (" + joinIDs(q.Lanes) + ")"
 	}
 	switch {
 	case level > 0:
@@ -195,7 +189,7 @@ func (b *bins) scan(r *sql.Rows) error {
 // binsOfRows reads operations: sums of those within one bin, and the others one by one.
 func (v *view) binsOfRows(ctx context.Context, b *bins, inLanes string) error {
 	const d, last = "greatest(dur_ns, 0)", "start_ns + greatest(dur_ns - 1, 0)"
-	shapes := "(SELECT DISTINCT ON (id) id, key FROM {shapes})"
+	shapes := v.dict(shapes)
 	rows := "(SELECT lane, shape, start_ns AS s, " + d + " AS d, (start_ns - $1) // $2 AS b FROM {ops} WHERE start_ns >= $1 AND start_ns < $3 AND " +
 		"(" + last + " - $1) // $2 = (start_ns - $1) // $2" + inLanes + ")"
 	query := "SELECT lane, b, count(*), " + lowBits("d") + ", arg_min({'d': d, 'shape': shape, 's': s, 'k': key}, {'d': -d, 's': s, 'k': key}) AS top FROM " +
