@@ -137,6 +137,80 @@ type unit struct {
 	last     int64
 }
 
+func (u *unit) size() (n int64) {
+	for _, seg := range u.segments {
+		n += sizeOf(seg.file)
+	}
+	return n
+}
+
+func (u *unit) dropped() bool {
+	return !slices.ContainsFunc(u.segments, func(seg *segment) bool { return !seg.dropped })
+}
+
+// rawMaxAge is the reason for which only rows are deleted.
+const rawMaxAge = "raw_max_age"
+
+// dropRows writes the segments of a session without operations and samples. After a crash between
+// two segments, readers find no rows in either, and the next call does the rest.
+func (s *Store) dropRows(ctx context.Context, u unit) error {
+	s.mu.Lock()
+	u.sess.dropped = true
+	u.sess.version++
+	s.mu.Unlock()
+	u.sess.dicts = nil
+	for _, seg := range u.segments {
+		if seg.dropped {
+			continue
+		}
+		if err := s.dropSegment(ctx, u.sess, seg); err != nil {
+			return err
+		}
+		seg.dropped = true
+	}
+	return nil
+}
+
+func (s *Store) dropSegment(ctx context.Context, sess *session, seg *segment) error {
+	building := seg.file + ".new"
+	if err := removeFile(building); err != nil {
+		return err
+	}
+	if err := s.acquire(ctx, seg); err != nil {
+		return err
+	}
+	meta, err := s.readMeta(ctx, seg)
+	if err == nil {
+		meta["rows_dropped"] = "1"
+		err = s.createFile(ctx, building, meta, &view{s: s, sess: sess, segments: []*segment{seg}, dropped: true})
+	}
+	s.release(seg)
+	if err == nil {
+		err = s.replace(ctx, seg, building)
+	}
+	if err != nil {
+		_ = removeFile(building)
+		return err
+	}
+	return syncDirectory(sess.dir)
+}
+
+// replace puts another file in the place of a segment. Running queries end first.
+func (s *Store) replace(ctx context.Context, seg *segment, file string) error {
+	s.attach.Lock()
+	defer s.attach.Unlock()
+	for seg.refs > 0 {
+		s.released.Wait()
+	}
+	if err := s.detachLocked(context.WithoutCancel(ctx), seg); err != nil {
+		return err
+	}
+	if _, err := os.Stat(seg.file + ".wal"); err == nil {
+		return fmt.Errorf("replace %s: it has a write-ahead log", seg.file)
+	}
+	return os.Rename(file, seg.file)
+}
+
 func (s *Store) units() []unit {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -156,13 +230,10 @@ func (s *Store) units() []unit {
 	return units
 }
 
-// Retain implements [store.Admin]. RawMaxAge is not supported yet.
+// Retain implements [store.Admin].
 func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("retain: %w", err)
-	}
-	if l.RawMaxAge > 0 {
-		return nil, fmt.Errorf("retain: raw_max_age: %w", errors.ErrUnsupported)
 	}
 	s.write.Lock()
 	defer s.write.Unlock()
@@ -182,17 +253,22 @@ func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted,
 			err := syscall.Statfs(s.dir, &st)
 			return int64(st.Bavail)*int64(st.Bsize) < l.MinFree, err
 		}},
+		{rawMaxAge, func(u unit) (bool, error) {
+			return l.RawMaxAge > 0 && u.last < now-int64(l.RawMaxAge) && u.sess.id != "" && !u.dropped(), nil
+		}},
 	} {
 		for _, u := range s.units() {
 			exceeded, err := rule.exceeded(u)
 			if err == nil {
 				err = ctx.Err()
 			}
-			var size int64
-			if err == nil && exceeded {
-				for _, seg := range u.segments {
-					size += sizeOf(seg.file)
-				}
+			size := u.size()
+			switch {
+			case err != nil || !exceeded:
+			case rule.reason == rawMaxAge:
+				err = s.dropRows(ctx, u)
+				size -= u.size()
+			default:
 				err = s.remove(ctx, u.sess, u.segments)
 			}
 			if err != nil {
@@ -219,6 +295,9 @@ func (s *Store) Export(ctx context.Context, project, id, file string) error {
 	defer func() { _ = removeFile(building) }()
 	meta := map[string]string{"schema_version": strconv.Itoa(schemaVersion), "project": "", "session": id,
 		"segment": "1", "from_ns": "0", "sealed": "1"}
+	if v.dropped {
+		meta["rows_dropped"] = "1"
+	}
 	if err = s.createFile(ctx, building, meta, v); err == nil {
 		err = copyNew(building, file)
 	}
@@ -248,7 +327,10 @@ func copyNew(from, to string) error {
 
 // copyRows copies the tables of a view into an attached file.
 func (v *view) copyRows(ctx context.Context, alias string) error {
-	for _, t := range slices.Concat(rowTables[:], dictTables[:]) {
+	for _, t := range slices.Concat(rowTables[:], dictTables[:], rollupTables[:]) {
+		if v.dropped && (t == "ops" || t == "samples") {
+			continue
+		}
 		var parts []string
 		for _, seg := range v.segments {
 			parts = append(parts, "SELECT * FROM "+seg.alias+"."+t)

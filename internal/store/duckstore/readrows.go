@@ -48,6 +48,9 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 		return store.OpPage{}, err
 	}
 	defer v.close()
+	if v.dropped {
+		return store.OpPage{}, nil
+	}
 	var f filter
 	f.interval("start_ns", "start_ns + greatest(dur_ns, 0)", q.From, q.To, q.Overlapping)
 	if len(q.Operations) > 0 {
@@ -298,6 +301,9 @@ func (s *Store) Samples(ctx context.Context, q store.SampleQuery) ([]store.Sampl
 	defer v.close()
 	var f filter
 	f.interval("time_ns", "time_ns", q.From, q.To, false)
+	if v.dropped {
+		f.add("false")
+	}
 	if q.Kind != 0 {
 		f.add("kind = ?", int64(q.Kind))
 	}

@@ -31,6 +31,7 @@ type segment struct {
 	ops     int64
 	summary summary
 	cache   *cache                                // of the session
+	dropped bool                                  // its rows were dropped
 	known   *[len(dictTables)]map[uint32]struct{} // dictionary entries in the file; nil if not loaded
 	// The number of rollup rows, and that after the last merge.
 	partial, mergedTo int64

@@ -193,7 +193,8 @@ func (s *Store) loadSegment(ctx context.Context, file string) error {
 	sess.info.add(&info)
 	sess.pinned = sess.pinned || meta["pinned"] == "1"
 	sess.sealed = meta["sealed"] == "1" && (len(sess.segments) == 0 || sess.sealed)
-	sess.dropped = sess.dropped || meta["rows_dropped"] == "1"
+	seg.dropped = meta["rows_dropped"] == "1"
+	sess.dropped = sess.dropped || seg.dropped
 	sess.segments = append(sess.segments, seg)
 	slices.SortFunc(sess.segments, func(a, b *segment) int { return cmp.Compare(a.from, b.from) })
 	return nil

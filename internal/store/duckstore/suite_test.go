@@ -17,7 +17,7 @@ import (
 
 func TestStore_Contract(t *testing.T) {
 	open := func(tb testing.TB, dir string) store.Store {
-		s, err := Open(context.Background(), Config{Directory: dir})
+		s, err := Open(context.Background(), Config{Directory: dir, Threads: 1})
 		require.NoError(tb, err)
 		tb.Cleanup(func() { assert.NoError(tb, s.Close(context.Background())) })
 		return s

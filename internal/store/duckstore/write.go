@@ -380,7 +380,7 @@ func (w *transaction) writeSummary(ctx context.Context, tx *sql.Tx) error {
 	w.info = newSummary()
 	w.info.add(&w.seg.summary)
 	w.info.add(&delta)
-	if w.stale {
+	if w.stale && !w.sess.dropped {
 		if err := w.flush(); err != nil {
 			return err
 		}
