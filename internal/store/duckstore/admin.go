@@ -81,6 +81,11 @@ func (s *Store) Seal(ctx context.Context, project, id string) error {
 	if sess.sealed {
 		return nil
 	}
+	for _, seg := range sess.segments {
+		if err = s.merge(ctx, seg); err != nil {
+			return fmt.Errorf("seal session %q: %w", id, err)
+		}
+	}
 	if err = s.mark(ctx, sess, "sealed", "1", true); err != nil {
 		return fmt.Errorf("seal session %q: %w", id, err)
 	}
@@ -89,6 +94,14 @@ func (s *Store) Seal(ctx context.Context, project, id string) error {
 	defer s.mu.Unlock()
 	sess.sealed = true
 	return nil
+}
+
+func (s *Store) merge(ctx context.Context, seg *segment) error {
+	if err := s.acquire(ctx, seg); err != nil {
+		return err
+	}
+	defer s.release(seg)
+	return s.mergeRollups(ctx, seg)
 }
 
 // Delete implements [store.Admin].

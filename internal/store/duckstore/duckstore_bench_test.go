@@ -21,7 +21,8 @@ import (
 )
 
 // training generates a training run: steps of 1,000 kernels in 40 scopes, on 4 lanes, of 600 shapes
-// with 200 names, 26,000 kernels each second.
+// with 200 names, 26,000 kernels each second. Each scope has shapes of its own, and 9 of 10 kernels of
+// a shape run on the same lane.
 type training struct {
 	*rand.Rand
 	now  int64
@@ -29,7 +30,9 @@ type training struct {
 	ends [4]int64
 }
 
-func newTraining() *training { return &training{Rand: rand.New(rand.NewPCG(1, 2)), now: 1_710_000_000e9} }
+func newTraining() *training {
+	return &training{Rand: rand.New(rand.NewPCG(1, 2)), now: 1_710_000_000e9}
+}
 
 const kernelsOfStep = 1000
 
@@ -60,7 +63,7 @@ func (g *training) batch(steps int) *store.Batch {
 				Key: g.Uint64() | 1, Trace: store.TraceID{1, byte(g.step)}, Parent: id, ScopeName: name, ScopePath: "train|step|" + name,
 			})
 			for range kernelsOfStep / 40 {
-				g.kernel(b)
+				g.kernel(b, scope)
 			}
 			b.Spans = append(b.Spans, g.scope(name, id, parent, start))
 		}
@@ -76,10 +79,13 @@ func (g *training) scope(name string, id, parent store.SpanID, start int64) stor
 	}
 }
 
-func (g *training) kernel(b *store.Batch) {
+func (g *training) kernel(b *store.Batch, scope int) {
 	g.now += 20_000 + g.Int64N(36_900)
-	lane := g.IntN(4)
-	shape := g.IntN(600)
+	shape := scope*15 + g.IntN(15)
+	lane := shape % 4
+	if g.IntN(10) == 0 {
+		lane = g.IntN(4)
+	}
 	start := max(g.now+g.Int64N(20_000), g.ends[lane])
 	end := start + 2000 + int64(shape)*100 + g.Int64N(2000)
 	g.ends[lane] = end

@@ -152,7 +152,8 @@ func (s *Store) createFile(ctx context.Context, file string, meta map[string]str
 	s.sequence++
 	s.attach.Unlock()
 	ctx = context.WithoutCancel(ctx)
-	if _, err := s.db.ExecContext(ctx, "ATTACH "+quote(file)+" AS "+alias+" (BLOCK_SIZE 16384)"); err != nil {
+	// Smaller blocks do not hold what DuckDB packs at once, so that it would not compress integers.
+	if _, err := s.db.ExecContext(ctx, "ATTACH "+quote(file)+" AS "+alias+" (BLOCK_SIZE 65536)"); err != nil {
 		return err
 	}
 	err := func() error {
