@@ -264,7 +264,7 @@ func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted,
 			}
 			var st syscall.Statfs_t
 			err := syscall.Statfs(s.dir, &st)
-			return int64(st.Bavail)*int64(st.Bsize) < l.MinFree, err
+			return int64(st.Bavail)*int64(st.Bsize) < l.MinFree, err //nolint:unconvert // uint32 on macOS
 		}},
 		{rawMaxAge, func(u unit) (bool, error) {
 			return l.RawMaxAge > 0 && u.last < now-int64(l.RawMaxAge) && u.sess.id != "" && !u.dropped(), nil

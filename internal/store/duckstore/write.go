@@ -188,9 +188,8 @@ func (i item) timeOf(table int) int64 {
 // creates segments.
 func (s *Store) route(ctx context.Context, sess *session, rows *work) (map[*segment]*work, error) {
 	if sess.id != "" {
-		n := len(sess.segments)
-		switch {
-		case n == 0:
+		switch n := len(sess.segments); n {
+		case 0:
 			if err := s.addSegment(ctx, sess, 1, 0); err != nil {
 				return nil, err
 			}
