@@ -133,9 +133,11 @@ func BenchmarkStore(b *testing.B) {
 		if state == "Sealed" {
 			begin := time.Now()
 			require.NoError(b, s.Seal(ctx, "", "training"))
+			took := time.Since(begin)
 			b.Run("Seal", func(b *testing.B) {
-				b.ReportMetric(time.Since(begin).Seconds(), "s")
+				b.ReportMetric(took.Seconds(), "s")
 				b.ReportMetric(float64(s.Stats().Bytes)/float64(kernels), "B/kernel")
+				b.ReportMetric(float64(peakMemory(b))/1e6, "MB-peak")
 				b.ReportMetric(0, "ns/op")
 			})
 		}
@@ -202,4 +204,11 @@ func cpuTime(tb testing.TB) time.Duration {
 	var u syscall.Rusage
 	require.NoError(tb, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// peakMemory returns the largest resident size of the process, in bytes.
+func peakMemory(tb testing.TB) int64 {
+	var u syscall.Rusage
+	require.NoError(tb, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	return u.Maxrss << 10
 }

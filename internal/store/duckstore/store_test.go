@@ -149,3 +149,14 @@ func TestStore_Sandbox(t *testing.T) {
 		assert.Error(t, err, query)
 	}
 }
+
+// TestPaths_Collision gives two lists of names the same hash.
+func TestPaths_Collision(t *testing.T) {
+	p := newPaths()
+	hash := func(string) uint32 { return 7 }
+	a, b := p.id([]string{"a", "b"}, hash), p.id([]string{"ab"}, hash)
+	assert.NotEqual(t, a, b)
+	assert.Equal(t, a, p.id([]string{"a", "b"}, hash))
+	assert.Equal(t, b, p.id([]string{"ab"}, hash))
+	assert.Zero(t, p.id(nil, hash))
+}

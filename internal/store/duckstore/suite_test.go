@@ -17,6 +17,7 @@ import (
 
 func TestStore_Contract(t *testing.T) {
 	open := func(tb testing.TB, dir string) store.Store {
+		// One thread answers the many small queries of the suite faster.
 		s, err := Open(context.Background(), Config{Directory: dir, Threads: 1})
 		require.NoError(tb, err)
 		tb.Cleanup(func() { assert.NoError(tb, s.Close(context.Background())) })
