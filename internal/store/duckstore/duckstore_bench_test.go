@@ -109,22 +109,21 @@ func BenchmarkStore(b *testing.B) {
 	defer func() { require.NoError(b, s.Close(ctx)) }()
 	g := newTraining()
 	var last *store.Batch
+	var rows int64
+	var spent, generating time.Duration
+	cpu := cpuTime(b)
+	for n := 0; n < kernels; n += 20 * kernelsOfStep {
+		used := cpuTime(b)
+		last = g.batch(20)
+		generating += cpuTime(b) - used
+		begin := time.Now()
+		r, err := s.Write(ctx, []*store.Batch{last})
+		require.NoError(b, err)
+		spent += time.Since(begin)
+		rows += r.Written
+	}
+	cpu = cpuTime(b) - cpu - generating
 	b.Run("Write", func(b *testing.B) {
-		var rows int64
-		var spent time.Duration
-		cpu := cpuTime(b)
-		var generating time.Duration
-		for n := 0; n < kernels; n += 20 * kernelsOfStep {
-			used := cpuTime(b)
-			last = g.batch(20)
-			generating += cpuTime(b) - used
-			begin := time.Now()
-			r, err := s.Write(ctx, []*store.Batch{last})
-			require.NoError(b, err)
-			spent += time.Since(begin)
-			rows += r.Written
-		}
-		cpu = cpuTime(b) - cpu - generating
 		b.ReportMetric(float64(rows)/spent.Seconds(), "rows/s")
 		b.ReportMetric(float64(rows)/cpu.Seconds(), "rows/s-core")
 		b.ReportMetric(0, "ns/op")
