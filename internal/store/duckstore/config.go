@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package duckstore stores GPU telemetry in DuckDB files, one for each segment of a session. It
+// implements [store.Store].
+//
+// A segment has the rows of one session in a range of time, with the dictionaries that the rows refer
+// to. It depends on no other file, so a copy of it can be opened elsewhere. The catalogue holds a
+// summary of each session. It is derived: a store without a catalogue reads the segments.
+//
+// DuckDB needs cgo. Without cgo, [Open] returns an error that wraps [store.ErrNotBuilt].
+package duckstore
+
+import "time"
+
+// Config configures a store. Zero values select the defaults.
+type Config struct {
+	// Directory has all files. The store creates it with mode 0700.
+	Directory string
+	// MemoryLimit is DuckDB's memory_limit in bytes, 512 MiB by default. The process may use more.
+	MemoryLimit int64
+	// TempLimit is the largest size of temporary files in bytes, 4 GiB by default.
+	TempLimit int64
+	// Threads is the number of threads of DuckDB, 2 by default.
+	Threads int
+	// MaxAttached is the number of segments that stay open, 64 by default. Running calls may keep more.
+	MaxAttached int
+	// SegmentOps and SegmentAge start a new segment of a session, by default after 32 M operations or
+	// 24 h of its time.
+	SegmentOps int64
+	SegmentAge time.Duration
+	// Damaged is called for each file that the store sets aside, with its new name. It may be nil.
+	Damaged func(file string, reason error)
+}
+
+// Stats counts the work of a store since it was opened.
+type Stats struct {
+	// Rows is rows written, Duplicates rows that were stored already, Replaced spans and points that
+	// replaced an earlier version, Rejected rows that no store can hold.
+	Rows, Duplicates, Replaced, Rejected int64
+	// Commits is the number of transactions, CommitTime the time that they took.
+	Commits    int64
+	CommitTime time.Duration
+	// Failures is the number of transactions that failed.
+	Failures int64
+	// Bytes is the size of all segments.
+	Bytes int64
+	// Sessions and Segments are those stored, Attached the segments that are open.
+	Sessions, Segments, Attached int64
+	// Damaged is the number of files set aside, Deleted the number of sessions that retention deleted.
+	Damaged, Deleted int64
+}
+
+func (c *Config) defaults() {
+	set := func(p *int64, v int64) {
+		if *p <= 0 {
+			*p = v
+		}
+	}
+	set(&c.MemoryLimit, 512<<20)
+	set(&c.TempLimit, 4<<30)
+	set(&c.SegmentOps, 32_000_000)
+	if c.Threads <= 0 {
+		c.Threads = 2
+	}
+	if c.MaxAttached <= 0 {
+		c.MaxAttached = 64
+	}
+	if c.SegmentAge <= 0 {
+		c.SegmentAge = 24 * time.Hour
+	}
+}

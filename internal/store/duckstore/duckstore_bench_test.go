@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+// training generates a training run: steps of 1,000 kernels in 40 scopes, on 4 lanes, of 600 shapes
+// with 200 names, 26,000 kernels each second. Each scope has shapes of its own, and 9 of 10 kernels of
+// a shape run on the same lane.
+type training struct {
+	*rand.Rand
+	now  int64
+	step uint64
+	ends [4]int64
+}
+
+func newTraining() *training {
+	return &training{Rand: rand.New(rand.NewPCG(1, 2)), now: 1_710_000_000e9}
+}
+
+const kernelsOfStep = 1000
+
+// batch returns the rows of some steps.
+func (g *training) batch(steps int) *store.Batch {
+	b := &store.Batch{
+		Session: "training", Origins: []store.Origin{{}, {Key: 1, ScopeName: "gpuflight"}}, Extras: []store.Extra{{}},
+		Lanes: []store.Lane{{}}, Shapes: []store.Shape{{}}, Places: []store.Place{{}}, Stacks: []store.Stack{{}},
+		Series: []store.Series{{}},
+	}
+	for i := range uint64(4) {
+		b.Lanes = append(b.Lanes, store.Lane{Key: i + 1, Device: "GPU-0", DeviceIndex: store.Some(0), Stream: store.Some(int64(i))})
+	}
+	for i := range uint64(600) {
+		b.Shapes = append(b.Shapes, store.Shape{
+			Key: i + 1, Operation: store.OpKernel, Name: fmt.Sprintf("kernel_%d", i%200), FullName: fmt.Sprintf("void kernel_%d<float>(float*)", i%200),
+			Grid: []int64{int64(i), 1, 1}, Block: []int64{256, 1, 1}, Registers: store.Some(64),
+		})
+	}
+	for range steps {
+		begin := g.now
+		g.step++
+		parent := store.SpanID(g.Uint64())
+		for scope := range 40 {
+			id, start := store.SpanID(g.Uint64()), g.now
+			name := fmt.Sprintf("layer%d", scope)
+			b.Places = append(b.Places, store.Place{
+				Key: g.Uint64() | 1, Trace: store.TraceID{1, byte(g.step)}, Parent: id, ScopeName: name, ScopePath: "train|step|" + name,
+			})
+			for range kernelsOfStep / 40 {
+				g.kernel(b, scope)
+			}
+			b.Spans = append(b.Spans, g.scope(name, id, parent, start))
+		}
+		b.Spans = append(b.Spans, g.scope("step", parent, 1, begin))
+	}
+	return b
+}
+
+func (g *training) scope(name string, id, parent store.SpanID, start int64) store.Span {
+	return store.Span{
+		StartNs: start, EndNs: g.now, Trace: store.TraceID{1, byte(g.step)}, Span: id, Parent: parent, Kind: 1, Name: name,
+		Operation: semconv.CUDAOperationScope, Origin: 1,
+	}
+}
+
+func (g *training) kernel(b *store.Batch, scope int) {
+	g.now += 20_000 + g.Int64N(36_900)
+	shape := scope*15 + g.IntN(15)
+	lane := shape % 4
+	if g.IntN(10) == 0 {
+		lane = g.IntN(4)
+	}
+	start := max(g.now+g.Int64N(20_000), g.ends[lane])
+	end := start + 2000 + int64(shape)*100 + g.Int64N(2000)
+	g.ends[lane] = end
+	b.Ops = append(b.Ops, store.Op{
+		StartNs: start, EndNs: end, Span: store.SpanID(g.Uint64()), Lane: uint32(lane + 1), Shape: uint32(shape + 1),
+		Place: uint32(len(b.Places) - 1), Origin: 1, LaunchStartNs: store.Some(g.now - 5000), LaunchEndNs: store.Some(g.now - 1000 - g.Int64N(500)),
+		QueueNs: store.Some(start - g.now), Correlation: store.Some(int64(len(b.Ops))),
+	})
+}
+
+// BenchmarkStore loads 2 M kernels (100 M with GPUFLIGHT_SOAK=1) and asks the queries of the UI,
+// before and after sealing. No answer comes from the cache.
+func BenchmarkStore(b *testing.B) {
+	kernels := 2_000_000
+	if os.Getenv("GPUFLIGHT_SOAK") == "1" {
+		kernels = 100_000_000
+	}
+	ctx := context.Background()
+	s, err := Open(ctx, Config{Directory: b.TempDir()})
+	require.NoError(b, err)
+	defer func() { require.NoError(b, s.Close(ctx)) }()
+	g := newTraining()
+	var last *store.Batch
+	var rows int64
+	var spent, generating time.Duration
+	cpu := cpuTime(b)
+	for n := 0; n < kernels; n += 20 * kernelsOfStep {
+		used := cpuTime(b)
+		last = g.batch(20)
+		generating += cpuTime(b) - used
+		begin := time.Now()
+		r, err := s.Write(ctx, []*store.Batch{last})
+		require.NoError(b, err)
+		spent += time.Since(begin)
+		rows += r.Written
+	}
+	cpu = cpuTime(b) - cpu - generating
+	b.Run("Write", func(b *testing.B) {
+		b.ReportMetric(float64(rows)/spent.Seconds(), "rows/s")
+		b.ReportMetric(float64(rows)/cpu.Seconds(), "rows/s-core")
+		b.ReportMetric(0, "ns/op")
+	})
+	for _, state := range []string{"Live", "Sealed"} {
+		if state == "Sealed" {
+			begin := time.Now()
+			require.NoError(b, s.Seal(ctx, "", "training"))
+			took := time.Since(begin)
+			b.Run("Seal", func(b *testing.B) {
+				b.ReportMetric(took.Seconds(), "s")
+				b.ReportMetric(float64(s.Stats().Bytes)/float64(kernels), "B/kernel")
+				b.ReportMetric(float64(peakMemory(b))/1e6, "MB-peak")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+		benchmarkQueries(b, s, state, last)
+	}
+}
+
+func benchmarkQueries(b *testing.B, s *Store, state string, last *store.Batch) {
+	ctx := context.Background()
+	info, err := s.Session(ctx, "", "training")
+	require.NoError(b, err)
+	length := info.LastNs - info.FirstNs
+	window := func(part int64) store.TimelineQuery {
+		return store.TimelineQuery{
+			Session: "training", From: info.FirstNs + length/3, To: info.FirstNs + length/3 + length/part, Bins: 2000,
+		}
+	}
+	timeline := func(q store.TimelineQuery) error { _, err := s.Timeline(ctx, q); return err }
+	queries := []struct {
+		name string
+		call func() error
+	}{
+		{"Timeline", func() error { return timeline(store.TimelineQuery{Session: "training", Bins: 2000}) }},
+		{"Timeline10", func() error { return timeline(window(10)) }},
+		{"Timeline100", func() error { return timeline(window(100)) }},
+		{"Rows100ms", func() error {
+			_, err := s.Ops(ctx, store.OpQuery{Session: "training", From: info.FirstNs + length/2, To: info.FirstNs + length/2 + 1e8, Overlapping: true})
+			return err
+		}},
+		{"Kernels", func() error { _, err := s.Kernels(ctx, store.KernelQuery{Session: "training"}); return err }},
+		{"KernelsByPath", func() error {
+			_, err := s.Kernels(ctx, store.KernelQuery{Session: "training", Group: store.GroupPath})
+			return err
+		}},
+		{"Scopes", func() error { _, err := s.Scopes(ctx, "", "training"); return err }},
+		{"Sessions", func() error { _, err := s.Sessions(ctx, store.SessionQuery{}); return err }},
+		{"Lanes", func() error { _, err := s.Lanes(ctx, "", "training"); return err }},
+		{"Span", func() error {
+			_, _, err := s.Span(ctx, "", "training", last.Ops[7].Span, last.Ops[7].StartNs)
+			return err
+		}},
+		{"Gaps", func() error { _, err := s.Gaps(ctx, store.GapQuery{Session: "training"}); return err }},
+	}
+	for _, q := range queries {
+		b.Run(state+"/"+q.name, func(b *testing.B) {
+			var times []time.Duration
+			for b.Loop() {
+				s.mu.Lock()
+				s.sessions[sessionKey{"", "training"}].version++
+				s.mu.Unlock()
+				begin := time.Now()
+				require.NoError(b, q.call())
+				times = append(times, time.Since(begin))
+			}
+			slices.Sort(times)
+			b.ReportMetric(float64(times[len(times)/2].Microseconds())/1000, "ms-p50")
+			b.ReportMetric(float64(times[len(times)*95/100].Microseconds())/1000, "ms-p95")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+func cpuTime(tb testing.TB) time.Duration {
+	var u syscall.Rusage
+	require.NoError(tb, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// peakMemory returns the largest resident size of the process, in bytes.
+func peakMemory(tb testing.TB) int64 {
+	var u syscall.Rusage
+	require.NoError(tb, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	return u.Maxrss << 10
+}

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+// histogram counts durations by bucket.
+type histogram map[uint16]int64
+
+func (h histogram) percentile(p int64) int64 {
+	var total, running int64
+	for _, n := range h {
+		total += n
+	}
+	for _, b := range slices.Sorted(maps.Keys(h)) {
+		if running += h[b]; running*100 >= total*p {
+			return store.BucketMiddle(b)
+		}
+	}
+	return 0
+}
+
+// bucketSQL is store.Bucket of the column d.
+const bucketSQL = `CASE WHEN d < 16 THEN d ELSE (length(bin(d)) - 1) * 16 + ((d >> (length(bin(d)) - 5)::BIGINT) & 15) END::USMALLINT`
+
+// Kernels implements [store.Reader].
+func (s *Store) Kernels(ctx context.Context, q store.KernelQuery) ([]store.KernelStat, error) {
+	n, err := limits(q.From, q.To, q.Limit, 50, 10_000)
+	if err == nil && q.Group > store.GroupLane {
+		err = fmt.Errorf("group %d: %w", q.Group, store.ErrInvalid)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read kernels: %w", err)
+	}
+	v, err := s.open(ctx, q.Project, q.Session, false)
+	if err != nil {
+		return nil, err
+	}
+	defer v.close()
+	out, err := v.kernels(ctx, q)
+	if err != nil {
+		return nil, fmt.Errorf("read kernels: %w", err)
+	}
+	return out[:min(n, len(out))], nil
+}
+
+type kernelKey struct {
+	name string
+	id   uint32
+}
+
+type kernelGroup struct {
+	store.KernelStat
+	buckets histogram
+	order   uint64
+}
+
+// kernelPart sums operations by some of lane, shape, site (or place) and bucket; the others are 0.
+type kernelPart struct {
+	lane, shape, place        uint32
+	bucket                    uint16
+	n, sum, max, queue, bytes int64
+}
+
+// rollupParts reads the statistics of the whole session, grouped by columns of stats.
+func (v *view) rollupParts(ctx context.Context, lane, site bool) ([]kernelPart, error) {
+	columns, key := "0::UINTEGER, shape, 0::UINTEGER, bucket", "stats"
+	if lane {
+		columns, key = strings.Replace(columns, "0::UINTEGER", "lane", 1), key+" lane"
+	}
+	if site {
+		columns, key = strings.Replace(columns, "shape, 0::UINTEGER", "shape, site", 1), key+" site"
+	}
+	return cached(v, key, func() ([]kernelPart, int, error) {
+		out, err := v.parts(ctx, "SELECT "+columns+", sum(n)::BIGINT, "+lowBits("sum_ns")+", max(max_ns), "+lowBits("queue_ns")+", "+
+			lowBits("bytes")+" FROM {stats} GROUP BY 1, 2, 3, 4", nil)
+		return out, len(out), err
+	})
+}
+
+func (v *view) parts(ctx context.Context, query string, args []any) ([]kernelPart, error) {
+	var out []kernelPart
+	err := v.each(ctx, query, args, func(r *sql.Rows) error {
+		var p kernelPart
+		err := r.Scan(&p.lane, &p.shape, &p.place, &p.bucket, &p.n, wrapped{&p.sum}, &p.max, wrapped{&p.queue}, wrapped{&p.bytes})
+		out = append(out, p)
+		return err
+	})
+	return out, err
+}
+
+func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.KernelStat, error) {
+	byPath := q.Group == store.GroupPath || q.Path != nil
+	placesOf := v.sites
+	var parts []kernelPart
+	var err error
+	if q.From == 0 && q.To == 0 {
+		parts, err = v.rollupParts(ctx, q.Group == store.GroupLane, byPath)
+	} else {
+		var f filter
+		f.interval("start_ns", "", q.From, q.To, false)
+		lane, place := "0::UINTEGER", "0::UINTEGER"
+		if q.Group == store.GroupLane {
+			lane = "lane"
+		}
+		if byPath {
+			place = "place"
+		}
+		placesOf = v.places
+		parts, err = cached(v, fmt.Sprint("kernels ", lane, place, q.From, " ", q.To), func() ([]kernelPart, int, error) {
+			out, err := v.parts(ctx, "SELECT "+lane+", shape, "+place+", "+bucketSQL+", count(*), "+lowBits("d")+", max(d), "+lowBits("queue_ns")+
+				", 0::UBIGINT FROM (SELECT *, greatest(dur_ns, 0) AS d FROM {ops}"+f.where()+") GROUP BY 1, 2, 3, 4", f.args)
+			return out, len(out), err
+		})
+	}
+	if err != nil {
+		return nil, err
+	}
+	laneIDs, shapeIDs, placeIDs := idSet{}, idSet{}, idSet{}
+	for i := range parts {
+		laneIDs.add(parts[i].lane)
+		shapeIDs.add(parts[i].shape)
+		placeIDs.add(parts[i].place)
+	}
+	shapes, err := v.shapes(ctx, shapeIDs)
+	if err != nil {
+		return nil, err
+	}
+	order := map[uint32]uint64{} // of lanes and paths
+	paths, below := map[uint32]uint32{}, map[uint32]bool{}
+	if byPath {
+		places, err := placesOf(ctx, placeIDs)
+		if err == nil {
+			err = v.kernelPaths(ctx, q, places, paths, below, order)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if q.Group == store.GroupLane {
+		entries, err := v.lanes(ctx, laneIDs)
+		if err != nil {
+			return nil, err
+		}
+		sorted := slices.SortedFunc(maps.Keys(laneIDs), func(a, b uint32) int {
+			return compareLanes(orEmpty(entries[a]), orEmpty(entries[b]))
+		})
+		for i, id := range sorted {
+			order[id] = uint64(i) + 1
+		}
+	}
+	groups := map[kernelKey]*kernelGroup{}
+	for _, p := range parts {
+		shape := orEmpty(shapes[p.shape])
+		if shape.Operation != store.OpKernel || !store.ContainsFold(shape.Name, q.Text) && !store.ContainsFold(shape.FullName, q.Text) ||
+			q.Path != nil && !below[p.place] {
+			continue
+		}
+		var k kernelKey
+		var o uint64
+		switch q.Group {
+		case store.GroupName:
+			k.name = shape.Name
+		case store.GroupShape:
+			k, o = kernelKey{shape.Name, p.shape}, shape.Key
+		case store.GroupPath:
+			k.id = paths[p.place]
+			o = order[k.id]
+		case store.GroupLane:
+			k.id, o = p.lane, order[p.lane]
+		}
+		g := groups[k]
+		if g == nil {
+			g = &kernelGroup{store.KernelStat{Name: k.name, ID: k.id}, histogram{}, o}
+			groups[k] = g
+		}
+		g.Count += p.n
+		g.SumNs += p.sum
+		g.MaxNs = max(g.MaxNs, p.max)
+		g.QueueNs += p.queue
+		g.buckets[p.bucket] += p.n
+	}
+	var out []store.KernelStat
+	for _, g := range slices.SortedFunc(maps.Values(groups), func(a, b *kernelGroup) int {
+		return cmp.Or(cmp.Compare(b.SumNs, a.SumNs), cmp.Compare(a.Name, b.Name), cmp.Compare(a.order, b.order))
+	}) {
+		g.P50Ns, g.P99Ns = g.buckets.percentile(50), g.buckets.percentile(99)
+		out = append(out, g.KernelStat)
+	}
+	return out, nil
+}
+
+// kernelPaths finds the path of each place, whether it is below the path of the query, and the order
+// of paths.
+func (v *view) kernelPaths(ctx context.Context, q store.KernelQuery, places map[uint32]*store.Place, paths map[uint32]uint32,
+	below map[uint32]bool, order map[uint32]uint64) error {
+	t, err := v.tree(ctx)
+	if err != nil {
+		return err
+	}
+	all := map[uint32][]string{}
+	resolve := func(id uint32) {
+		names := t.place(orEmpty(places[id]))
+		paths[id] = v.pathID(names)
+		all[paths[id]] = names
+		for n := range len(names) + 1 {
+			below[id] = below[id] || q.Path != nil && v.pathID(names[:n]) == *q.Path
+		}
+	}
+	resolve(0)
+	for id := range places {
+		resolve(id)
+	}
+	sorted := slices.SortedFunc(maps.Keys(all), func(a, b uint32) int { return slices.Compare(all[a], all[b]) })
+	for i, id := range sorted {
+		order[id] = uint64(i) + 1
+	}
+	return nil
+}
+
+// Gaps implements [store.Reader].
+func (s *Store) Gaps(ctx context.Context, q store.GapQuery) (store.Gaps, error) {
+	n, err := limits(q.From, q.To, q.Limit, 100, 10_000)
+	if err != nil {
+		return store.Gaps{}, fmt.Errorf("read gaps: %w", err)
+	}
+	v, err := s.open(ctx, q.Project, q.Session, false)
+	if err != nil {
+		return store.Gaps{}, err
+	}
+	defer v.close()
+	answer, err := v.gaps(ctx, q, n)
+	if err != nil {
+		return store.Gaps{}, fmt.Errorf("read gaps: %w", err)
+	}
+	return answer, nil
+}
+
+// gaps reads the kernels that start in the interval of the query, the largest end of those before it,
+// and the first kernels after it.
+func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, error) {
+	kernels := "k AS (SELECT start_ns AS s, start_ns + greatest(dur_ns, 0) AS e, span, shape, coalesce(l.device, '') AS device FROM {ops}" +
+		" LEFT JOIN " + v.dict(lanes) + " l ON l.id = lane WHERE shape IN (SELECT id FROM {shapes} WHERE operation = 1) AND " +
+		"($1 = '' OR l.device = $1))"
+	to := q.To
+	if to == 0 {
+		to = math.MaxInt64
+	}
+	part := "SELECT * FROM k WHERE s >= $2 AND s < $3"
+	if q.From != 0 {
+		part += " UNION ALL SELECT -1, max(e), 0, 0, device FROM k WHERE s < $2 GROUP BY device"
+	}
+	if q.To != 0 {
+		part += " UNION ALL SELECT k.* FROM k JOIN (SELECT device, min(s) AS s FROM k WHERE s >= $3 GROUP BY device) USING (device, s)"
+	}
+	query := "WITH " + kernels + ", part AS (" + part + "), g AS MATERIALIZED (SELECT device, b, s, span, shape FROM (SELECT *, max(e) OVER " +
+		"(PARTITION BY device ORDER BY s, span ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS b FROM part) " +
+		"WHERE s > b AND b >= $2 AND b < $3) SELECT true, '', count(*), " + signed("s - b") + ", 0::UBIGINT, 0::UINTEGER FROM g " +
+		"UNION ALL (SELECT false, device, b, s, span, shape FROM g WHERE s - b >= $4 ORDER BY s - b DESC, b, device LIMIT $5)"
+	var answer store.Gaps
+	var ends []int64
+	err := v.each(ctx, query, []any{q.Device, q.From, to, max(q.MinNs, store.MinGapNs), n}, func(r *sql.Rows) error {
+		var g store.Gap
+		var total bool
+		err := r.Scan(&total, &g.Device, &g.StartNs, &g.EndNs, &g.After, &g.AfterShape)
+		if total {
+			answer.Count, answer.SumNs = g.StartNs, g.EndNs
+			return err
+		}
+		g.AfterStart = g.EndNs
+		answer.Longest = append(answer.Longest, g)
+		ends = append(ends, g.StartNs)
+		return err
+	})
+	if err != nil || len(ends) == 0 {
+		return answer, err
+	}
+	type key struct {
+		device string
+		end    int64
+	}
+	before := map[key]rowKey{}
+	err = v.each(ctx, "WITH "+kernels+" SELECT device, e, f.s, f.span FROM (SELECT device, e, min({'s': s, 'span': span}) AS f FROM k "+
+		"WHERE e IN (SELECT unnest($2::BIGINT[])) GROUP BY 1, 2)", []any{q.Device, ends}, func(r *sql.Rows) error {
+		var k key
+		var first rowKey
+		err := r.Scan(&k.device, &k.end, &first.at, &first.id)
+		before[k] = first
+		return err
+	})
+	for i := range answer.Longest {
+		g := &answer.Longest[i]
+		first := before[key{g.Device, g.StartNs}]
+		g.BeforeStart, g.Before = first.at, store.SpanID(first.id)
+	}
+	slices.SortFunc(answer.Longest, func(a, b store.Gap) int {
+		return cmp.Or(cmp.Compare(b.EndNs-b.StartNs, a.EndNs-a.StartNs), cmp.Compare(a.StartNs, b.StartNs), cmp.Compare(a.Device, b.Device))
+	})
+	return answer, err
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+// killDirectory is the store of the process that TestStore_Killed starts and kills.
+const killDirectory = "GPUFLIGHT_TEST_KILL_DIRECTORY"
+
+// deliver writes a training run from its start, in batches of another size for each seed, and seals
+// it now and then.
+func deliver(ctx context.Context, s *Store, seed uint64) error {
+	g, r := newTraining(), rand.New(rand.NewPCG(seed, 1))
+	for steps := 60; steps > 0; {
+		n := min(1+r.IntN(5), steps)
+		steps -= n
+		if _, err := s.Write(ctx, []*store.Batch{g.batch(n)}); err != nil {
+			return err
+		}
+		if r.IntN(4) == 0 {
+			if err := s.Seal(ctx, "", "training"); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// TestStore_Killed kills a process at random moments while it writes and seals, delivers the data
+// again from the start, and compares all rollups with the rows.
+func TestStore_Killed(t *testing.T) {
+	ctx := context.Background()
+	cfg := Config{SegmentOps: 25_000}
+	if cfg.Directory = os.Getenv(killDirectory); cfg.Directory != "" {
+		s, err := Open(ctx, cfg)
+		if err == nil {
+			for seed := uint64(time.Now().UnixNano()); err == nil; seed++ {
+				err = deliver(ctx, s, seed)
+			}
+		}
+		t.Fatal(err)
+	}
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	kills := 5
+	if os.Getenv("GPUFLIGHT_SOAK") == "1" {
+		kills = 50
+	}
+	cfg.Directory = t.TempDir()
+	for range kills {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestStore_Killed$")
+		cmd.Env = append(os.Environ(), killDirectory+"="+cfg.Directory)
+		require.NoError(t, cmd.Start())
+		time.Sleep(300*time.Millisecond + rand.N(2*time.Second))
+		require.NoError(t, cmd.Process.Kill())
+		require.EqualError(t, cmd.Wait(), "signal: killed")
+	}
+	s := openStore(t, cfg)
+	assert.Zero(t, s.Stats().Damaged)
+	info, err := s.Session(ctx, "", "training")
+	require.NoError(t, err)
+	t.Logf("%d operations in %d segments before the last delivery", info.Counts["ops"], s.Stats().Segments)
+	require.NotZero(t, info.Counts["ops"])
+	require.NoError(t, deliver(ctx, s, 7))
+
+	want := openStore(t, Config{Directory: t.TempDir()})
+	g := newTraining()
+	for range 60 {
+		_, err := want.Write(ctx, []*store.Batch{g.batch(1)})
+		require.NoError(t, err)
+	}
+	sameAnswers(t, s, want)
+	rollupsEqualRows(t, s, "training")
+}
+
+// sameAnswers compares what two stores with the same rows answer. Ids of lanes and shapes may differ.
+func sameAnswers(t *testing.T, got, want *Store) {
+	ctx := context.Background()
+	ask := func(s *Store) (answers []any) {
+		add := func(a any, err error) {
+			require.NoError(t, err)
+			answers = append(answers, a)
+		}
+		info, err := s.Session(ctx, "", "training")
+		info.Bytes, info.Sealed = 0, false
+		add(info, err)
+		for _, group := range []store.Group{store.GroupName, store.GroupPath} {
+			add(s.Kernels(ctx, store.KernelQuery{Session: "training", Group: group, Limit: 10_000}))
+		}
+		add(s.Scopes(ctx, "", "training"))
+		timeline, err := s.Timeline(ctx, store.TimelineQuery{Session: "training", Bins: 100})
+		for i := range timeline.Bins {
+			timeline.Bins[i].Lane, timeline.Bins[i].TopShape = 0, 0
+		}
+		add(timeline, err)
+		gaps, err := s.Gaps(ctx, store.GapQuery{Session: "training", Limit: 100})
+		for i := range gaps.Longest {
+			gaps.Longest[i].AfterShape = 0
+		}
+		add(gaps, err)
+		return answers
+	}
+	a, b := ask(got), ask(want)
+	for i := range b {
+		assert.Equal(t, b[i], a[i], "answer %d", i)
+	}
+}
+
+// rollupsEqualRows computes each rollup again from the rows.
+func rollupsEqualRows(t *testing.T, s *Store, session string) {
+	ctx := context.Background()
+	v, err := s.open(ctx, "", session, false)
+	require.NoError(t, err)
+	defer v.close()
+	for name, queries := range map[string][2]string{
+		"stats": {
+			"SELECT shape, lane, bucket, sum(n), sum(sum_ns), max(max_ns), sum(queue_ns) FROM {stats} GROUP BY ALL ORDER BY ALL",
+			"SELECT shape, lane, " + bucketSQL + ", count(*), sum(d), max(d), coalesce(sum(queue_ns), 0) FROM (SELECT *, greatest(dur_ns, 0) AS d FROM {ops}) GROUP BY ALL ORDER BY ALL",
+		},
+		"lanes": {
+			"SELECT lane, sum(n), sum(busy_ns), min(first_ns), max(last_ns) FROM {lane_sums} GROUP BY ALL ORDER BY ALL",
+			"SELECT lane, count(*), sum(greatest(dur_ns, 0)), min(start_ns), max(start_ns + greatest(dur_ns, 0)) FROM {ops} GROUP BY ALL ORDER BY ALL",
+		},
+		"lod": {
+			"SELECT lane, level, bin, sum(n), max(top_ns) FROM {lod} WHERE n > 0 GROUP BY ALL ORDER BY ALL",
+			"SELECT lane, level, start_ns >> level, count(*), max(greatest(dur_ns, 0)) FROM {ops}, (SELECT unnest([24, 28, 32]) AS level) GROUP BY ALL ORDER BY ALL",
+		},
+		"busy": {
+			"SELECT lane, level, sum(busy_ns) FROM {lod} GROUP BY ALL ORDER BY ALL",
+			"SELECT lane, level, sum(greatest(dur_ns, 0)) FROM {ops}, (SELECT unnest([24, 28, 32]) AS level) GROUP BY ALL ORDER BY ALL",
+		},
+		"scopes": {
+			"SELECT parent, sum(kernels), sum(kernel_ns), min(first_ns), max(last_ns) FROM {scope_sums} GROUP BY ALL ORDER BY ALL",
+			"SELECT parent, count(*), sum(dur_ns), min(start_ns), max(start_ns + dur_ns) FROM {ops} JOIN " + v.dict(places) + " p ON p.id = place GROUP BY ALL ORDER BY ALL",
+		},
+	} {
+		assert.Equal(t, table(t, v, queries[1]), table(t, v, queries[0]), name)
+	}
+}
+
+// table returns the rows of a query as text.
+func table(t *testing.T, v *view, query string) (out []string) {
+	rows, err := v.s.db.Query(v.tables(query))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, rows.Close()) }()
+	columns, err := rows.Columns()
+	require.NoError(t, err)
+	for rows.Next() {
+		values := make([]any, len(columns))
+		pointers := make([]any, len(columns))
+		for i := range values {
+			pointers[i] = &values[i]
+		}
+		require.NoError(t, rows.Scan(pointers...))
+		out = append(out, fmt.Sprint(values...))
+	}
+	require.NoError(t, rows.Err())
+	require.NotEmpty(t, out)
+	return out
+}

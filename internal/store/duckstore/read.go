@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+// view reads the segments of one session. They stay attached until close.
+type view struct {
+	s        *Store
+	sess     *session
+	segments []*segment
+	version  uint64 // of the session
+	dropped  bool   // its rows were dropped
+}
+
+// open attaches the segments of a session.
+//
+// If empty, the data without a session may be read. The view is nil if there are none.
+func (s *Store) open(ctx context.Context, project, id string, empty bool) (*view, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.closed {
+		return nil, errClosed
+	}
+	sess := s.sessions[sessionKey{project, id}]
+	if sess == nil && id == "" && empty {
+		return nil, nil
+	}
+	if sess == nil || id == "" && !empty {
+		return nil, fmt.Errorf("session %q: %w", id, store.ErrNotFound)
+	}
+	v := &view{s: s, sess: sess, version: sess.version, dropped: sess.dropped}
+	for _, seg := range sess.segments {
+		if err := s.acquire(ctx, seg); err != nil {
+			v.close()
+			return nil, err
+		}
+		v.segments = append(v.segments, seg)
+	}
+	return v, nil
+}
+
+func (v *view) close() {
+	for _, seg := range v.segments {
+		v.s.release(seg)
+	}
+}
+
+// each runs a query over all segments. It replaces {table} by the rows of that table.
+func (v *view) each(ctx context.Context, query string, args []any, scan func(*sql.Rows) error) error {
+	return v.s.each(ctx, v.tables(query), args, scan)
+}
+
+// dict is the entries of a dictionary. Several segments may have the same entry.
+func (v *view) dict(dict int) string {
+	table := "{" + dictTables[dict] + "}"
+	if len(v.segments) > 1 {
+		return "(SELECT DISTINCT ON (id) * FROM " + table + ")"
+	}
+	return table
+}
+
+func joinIDs(ids []uint32) string {
+	list := make([]string, len(ids))
+	for i, id := range ids {
+		list[i] = strconv.FormatUint(uint64(id), 10)
+	}
+	return strings.Join(list, ",")
+}
+
+func (v *view) tables(query string) string {
+	for _, tables := range [][]string{rowTables[:], dictTables[:], rollupTables[:]} {
+		for _, t := range tables {
+			if !strings.Contains(query, "{"+t+"}") {
+				continue
+			}
+			rows := v.segments[0].alias + "." + t
+			if len(v.segments) > 1 {
+				parts := make([]string, 0, len(v.segments))
+				for _, seg := range v.segments {
+					parts = append(parts, "SELECT * FROM "+seg.alias+"."+t)
+				}
+				rows = "(" + strings.Join(parts, " UNION ALL ") + ")"
+			}
+			query = strings.ReplaceAll(query, "{"+t+"}", rows)
+		}
+	}
+	return query
+}
+
+// filter builds a condition. Parameters are bound.
+type filter struct {
+	conditions []string
+	args       []any
+}
+
+func (f *filter) add(condition string, args ...any) {
+	f.conditions = append(f.conditions, condition)
+	f.args = append(f.args, args...)
+}
+
+func (f *filter) interval(start, end string, from, to int64, overlapping bool) {
+	if from != 0 {
+		if overlapping {
+			f.add("("+start+" >= ? OR "+end+" > ?)", from, from)
+		} else {
+			f.add(start+" >= ?", from)
+		}
+	}
+	if to != 0 {
+		f.add(start+" < ?", to)
+	}
+}
+
+func (f *filter) where() string {
+	if len(f.conditions) == 0 {
+		return ""
+	}
+	return " WHERE " + strings.Join(f.conditions, " AND ")
+}
+
+// u64 binds a number that may exceed int64: database/sql rejects such a uint64.
+func u64[T ~uint64](v T) string { return strconv.FormatUint(uint64(v), 10) }
+
+func idList[T ~uint8 | ~uint32](ids []T) []int64 {
+	out := make([]int64, len(ids))
+	for i, v := range ids {
+		out[i] = int64(v)
+	}
+	return out
+}
+
+// limits checks the interval and the limit of a query and returns the limit.
+func limits(from, to int64, n, def, most int) (int, error) {
+	switch {
+	case from < 0 || to < 0 || from > store.MaxTimeNs || to > store.MaxTimeNs || to != 0 && to <= from:
+		return 0, fmt.Errorf("interval [%d, %d): %w", from, to, store.ErrInvalid)
+	case n < 0 || n > most:
+		return 0, fmt.Errorf("limit %d: %w: at most %d", n, store.ErrInvalid, most)
+	case n == 0:
+		return def, nil
+	}
+	return n, nil
+}
+
+// Sessions implements [store.Reader].
+func (s *Store) Sessions(ctx context.Context, q store.SessionQuery) ([]store.SessionInfo, error) {
+	n, err := limits(q.From, q.To, q.Limit, 100, 1000)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list sessions: %w", err)
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var list []*session
+	for k, sess := range s.sessions {
+		if k.project != q.Project || k.session == "" || sess.info.FirstNs > sess.info.LastNs {
+			continue
+		}
+		if q.From != 0 && sess.info.LastNs < q.From || q.To != 0 && sess.info.FirstNs >= q.To {
+			continue
+		}
+		list = append(list, sess)
+	}
+	slices.SortFunc(list, func(a, b *session) int {
+		return cmp.Or(cmp.Compare(b.info.FirstNs, a.info.FirstNs), cmp.Compare(a.id, b.id))
+	})
+	if q.After != "" {
+		i := slices.IndexFunc(list, func(x *session) bool { return x.id == q.After })
+		if i < 0 {
+			return nil, fmt.Errorf("list sessions after %q: %w", q.After, store.ErrNotFound)
+		}
+		list = list[i+1:]
+	}
+	var out []store.SessionInfo
+	for _, sess := range list {
+		i := sess.describe()
+		has := func(s string) bool { return store.ContainsFold(s, q.Text) }
+		if q.Service != "" && q.Service != i.Service || q.Host != "" && q.Host != i.Host || q.Run != "" && q.Run != i.Run ||
+			!has(i.ID) && !has(i.Service) && !has(i.Host) && !has(i.Run) {
+			continue
+		}
+		if out = append(out, i); len(out) == n {
+			break
+		}
+	}
+	return out, nil
+}
+
+// Session implements [store.Reader].
+func (s *Store) Session(ctx context.Context, project, id string) (store.SessionInfo, error) {
+	sess, err := s.named(ctx, project, id)
+	if err != nil {
+		return store.SessionInfo{}, err
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return sess.describe(), nil
+}
+
+// Lanes implements [store.Reader].
+func (s *Store) Lanes(ctx context.Context, project, session string) ([]store.LaneInfo, error) {
+	v, err := s.open(ctx, project, session, false)
+	if err != nil {
+		return nil, err
+	}
+	defer v.close()
+	out, err := v.laneInfos(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list lanes: %w", err)
+	}
+	return slices.Clone(out), nil
+}
+
+func (v *view) laneInfos(ctx context.Context) ([]store.LaneInfo, error) {
+	return cached(v, "lanes", func() ([]store.LaneInfo, int, error) {
+		var out []store.LaneInfo
+		ids := idSet{}
+		err := v.each(ctx, "SELECT lane, sum(n)::BIGINT, "+lowBits("busy_ns")+", min(first_ns), max(last_ns) FROM {lane_sums} GROUP BY 1",
+			nil, func(r *sql.Rows) error {
+				var l store.LaneInfo
+				err := r.Scan(&l.ID, &l.Count, wrapped{&l.BusyNs}, &l.FirstNs, &l.LastNs)
+				ids.add(l.ID)
+				out = append(out, l)
+				return err
+			})
+		if err != nil {
+			return nil, 0, err
+		}
+		entries, err := v.lanes(ctx, ids)
+		if err != nil {
+			return nil, 0, err
+		}
+		for i := range out {
+			out[i].Lane = *orEmpty(entries[out[i].ID])
+		}
+		slices.SortFunc(out, func(a, b store.LaneInfo) int { return compareLanes(&a.Lane, &b.Lane) })
+		return out, len(out), nil
+	})
+}
+
+func compareLanes(a, b *store.Lane) int {
+	return cmp.Or(cmp.Compare(a.Device, b.Device), compareInt(a.DeviceIndex, b.DeviceIndex),
+		compareInt(a.Context, b.Context), compareInt(a.Stream, b.Stream), cmp.Compare(a.Class, b.Class),
+		cmp.Compare(a.Key, b.Key))
+}
+
+// compareInt orders unknown before known integers.
+func compareInt(a, b store.Int) int {
+	if a.OK != b.OK {
+		if b.OK {
+			return -1
+		}
+		return 1
+	}
+	return cmp.Compare(a.V, b.V)
+}

@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"database/sql"
+	"fmt"
+	"slices"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+const opColumns = `start_ns, dur_ns, span, lane, shape, place, stack, origin, extra, launch_lead_ns, launch_dur_ns,
+	queue_ns, correlation, bytes, address, estimated`
+
+func scanOp(r *sql.Rows, o *store.Op) error {
+	err := r.Scan(&o.StartNs, &o.EndNs, &o.Span, &o.Lane, &o.Shape, &o.Place, &o.Stack, &o.Origin, &o.Extra,
+		nullInt{&o.LaunchStartNs}, nullInt{&o.LaunchEndNs}, nullInt{&o.QueueNs}, nullInt{&o.Correlation},
+		nullInt{&o.Bytes}, nullInt{&o.Address}, &o.Estimated)
+	o.EndNs += o.StartNs
+	base := o.StartNs
+	if o.LaunchStartNs.OK {
+		o.LaunchStartNs.V = o.StartNs - o.LaunchStartNs.V
+		base = o.LaunchStartNs.V
+	}
+	if o.LaunchEndNs.OK {
+		o.LaunchEndNs.V += base
+	}
+	return err
+}
+
+// Ops implements [store.Reader].
+func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) {
+	n, err := limits(q.From, q.To, q.Limit, 1000, 20_000)
+	if err == nil && q.Sort > store.ByQueue {
+		err = fmt.Errorf("order %d: %w", q.Sort, store.ErrInvalid)
+	}
+	if err != nil {
+		return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+	}
+	v, err := s.open(ctx, q.Project, q.Session, true)
+	if err != nil || v == nil {
+		return store.OpPage{}, err
+	}
+	defer v.close()
+	if v.dropped {
+		return store.OpPage{}, nil
+	}
+	var f filter
+	f.interval("start_ns", "start_ns + greatest(dur_ns, 0)", q.From, q.To, q.Overlapping)
+	if len(q.Operations) > 0 {
+		f.add("shape IN (SELECT id FROM {shapes} WHERE list_contains(?::BIGINT[], operation))", idList(q.Operations))
+	}
+	if len(q.Lanes) > 0 {
+		f.add("list_contains(?::BIGINT[], lane)", idList(q.Lanes))
+	}
+	if len(q.Shapes) > 0 {
+		f.add("list_contains(?::BIGINT[], shape)", idList(q.Shapes))
+	}
+	if q.Name != "" {
+		f.add("shape IN (SELECT id FROM {shapes} WHERE name = ?)", q.Name)
+	}
+	if q.Parent != 0 {
+		f.add("place IN (SELECT id FROM {places} WHERE parent = ?::UBIGINT)", u64(q.Parent))
+	}
+	if q.Trace != (store.TraceID{}) {
+		f.add("place IN (SELECT id FROM {places} WHERE trace = ?::BLOB)", bytes.Clone(q.Trace[:]))
+	}
+	value := "start_ns"
+	order := "start_ns, span"
+	switch q.Sort {
+	case store.ByDuration:
+		value = "greatest(dur_ns, 0)"
+	case store.ByQueue:
+		value = "coalesce(queue_ns, -9223372036854775808)"
+	}
+	if q.Sort != store.ByStart {
+		order = value + " DESC, " + order
+	}
+	if a := q.After; a != nil {
+		if q.Sort == store.ByStart {
+			f.add("(start_ns > ? OR start_ns = ? AND span > ?::UBIGINT)", a.StartNs, a.StartNs, u64(a.Span))
+		} else {
+			f.add("("+value+" < ? OR "+value+" = ? AND (start_ns > ? OR start_ns = ? AND span > ?::UBIGINT))",
+				a.Value, a.Value, a.StartNs, a.StartNs, u64(a.Span))
+		}
+	}
+	page := store.OpPage{Shapes: map[uint32]*store.Shape{}}
+	err = v.each(ctx, "SELECT "+opColumns+" FROM {ops}"+f.where()+" ORDER BY "+order+" LIMIT ?", append(f.args, n+1),
+		func(r *sql.Rows) error {
+			var o store.OpRow
+			err := scanOp(r, &o.Op)
+			page.Rows = append(page.Rows, o)
+			return err
+		})
+	if err == nil {
+		if page.More = len(page.Rows) > n; page.More {
+			page.Rows = page.Rows[:n]
+		}
+		page.Shapes, err = v.complete(ctx, page.Rows)
+		if q.Session == "" {
+			page.Shapes = nil
+		}
+	}
+	if err != nil {
+		return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+	}
+	return page, nil
+}
+
+// complete adds the contents of dictionaries to operations.
+func (v *view) complete(ctx context.Context, rows []store.OpRow) (map[uint32]*store.Shape, error) {
+	var ids [6]idSet
+	for i := range ids {
+		ids[i] = idSet{}
+	}
+	for i := range rows {
+		o := &rows[i].Op
+		for j, id := range [...]uint32{o.Lane, o.Shape, o.Place, o.Stack, o.Origin, o.Extra} {
+			ids[j].add(id)
+		}
+	}
+	lanes, err := v.lanes(ctx, ids[0])
+	if err != nil {
+		return nil, err
+	}
+	shapes, err := v.shapes(ctx, ids[1])
+	if err != nil {
+		return nil, err
+	}
+	places, err := v.places(ctx, ids[2])
+	if err != nil {
+		return nil, err
+	}
+	stacks, err := v.stacks(ctx, ids[3])
+	if err != nil {
+		return nil, err
+	}
+	origins, err := v.origins(ctx, ids[4])
+	if err != nil {
+		return nil, err
+	}
+	extras, err := v.extras(ctx, ids[5])
+	if err != nil {
+		return nil, err
+	}
+	lanes, shapes, origins = owned(lanes), owned(shapes), owned(origins)
+	for i := range rows {
+		r := &rows[i]
+		r.LaneRef, r.ShapeRef, r.OriginRef = orEmpty(lanes[r.Lane]), orEmpty(shapes[r.Shape]), orEmpty(origins[r.Origin])
+		r.PlaceRef = *orEmpty(places[r.Place])
+		r.StackText = orEmpty(stacks[r.Stack]).Text
+		r.Attrs = orEmpty(extras[r.Extra]).Attrs
+		r.Place, r.Stack, r.Origin, r.Extra = 0, 0, 0, 0
+	}
+	return shapes, nil
+}
+
+// owned copies entries, so that a caller may change its answer.
+func owned[T any](m map[uint32]*T) map[uint32]*T {
+	out := make(map[uint32]*T, len(m))
+	for id, e := range m {
+		c := *e
+		out[id] = &c
+	}
+	return out
+}
+
+func orEmpty[T any](p *T) *T {
+	if p == nil {
+		return new(T)
+	}
+	return p
+}
+
+// Span implements [store.Reader].
+func (s *Store) Span(ctx context.Context, project, session string, id store.SpanID, at int64) (*store.OpRow, *store.SpanRow, error) {
+	v, err := s.open(ctx, project, session, true)
+	if err != nil {
+		return nil, nil, err
+	}
+	if v == nil || id == 0 {
+		if v != nil {
+			v.close()
+		}
+		return nil, nil, fmt.Errorf("span %016x: %w", uint64(id), store.ErrNotFound)
+	}
+	defer v.close()
+	var f filter
+	f.add("span = ?::UBIGINT", u64(id))
+	if at != 0 {
+		f.add("start_ns = ?", at)
+	}
+	var ops []store.OpRow
+	err = v.each(ctx, "SELECT "+opColumns+" FROM {ops}"+f.where()+" ORDER BY start_ns LIMIT 1", f.args, func(r *sql.Rows) error {
+		var o store.OpRow
+		err := scanOp(r, &o.Op)
+		ops = append(ops, o)
+		return err
+	})
+	if err == nil && len(ops) > 0 {
+		_, err = v.complete(ctx, ops)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("read span: %w", err)
+	}
+	if len(ops) > 0 {
+		return &ops[0], nil, nil
+	}
+	spans, err := v.spans(ctx, &f, 1)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read span: %w", err)
+	}
+	if len(spans) == 0 {
+		return nil, nil, fmt.Errorf("span %016x: %w", uint64(id), store.ErrNotFound)
+	}
+	return nil, &spans[0], nil
+}
+
+// Spans implements [store.Reader].
+func (s *Store) Spans(ctx context.Context, q store.SpanQuery) ([]store.SpanRow, error) {
+	n, err := limits(q.From, q.To, q.Limit, 1000, 20_000)
+	if err != nil {
+		return nil, fmt.Errorf("read spans: %w", err)
+	}
+	v, err := s.open(ctx, q.Project, q.Session, true)
+	if err != nil || v == nil {
+		return nil, err
+	}
+	defer v.close()
+	var f filter
+	f.interval("start_ns", "greatest(start_ns, end_ns)", q.From, q.To, q.Overlapping)
+	if q.Trace != (store.TraceID{}) {
+		f.add("trace = ?::BLOB", bytes.Clone(q.Trace[:]))
+	}
+	if q.Parent != 0 {
+		f.add("parent = ?::UBIGINT", u64(q.Parent))
+	}
+	if q.Name != "" {
+		f.add("name = ?", q.Name)
+	}
+	if q.Operation != "" {
+		f.add("operation = ?", q.Operation)
+	}
+	rows, err := v.spans(ctx, &f, n)
+	if err != nil {
+		return nil, fmt.Errorf("read spans: %w", err)
+	}
+	return rows, nil
+}
+
+func (v *view) spans(ctx context.Context, f *filter, n int) ([]store.SpanRow, error) {
+	var out []store.SpanRow
+	ids := idSet{}
+	err := v.each(ctx, `SELECT start_ns, end_ns, trace, span, parent, kind, status, status_message, name, trace_state, flags,
+		operation, origin, attrs, events, links, dropped_attrs, dropped_events, dropped_links FROM {spans}`+f.where()+
+		" ORDER BY start_ns, span LIMIT ?", append(slices.Clone(f.args), n), func(r *sql.Rows) error {
+		var p store.SpanRow
+		err := r.Scan(&p.StartNs, &p.EndNs, traceID{(*[16]byte)(&p.Trace)}, &p.Span.Span, &p.Parent, &p.Kind, &p.Status,
+			&p.StatusMessage, &p.Name, &p.TraceState, &p.Flags, &p.Operation, &p.Origin, attrsValue{&p.Attrs},
+			&p.Events, &p.Links, &p.DroppedAttrs, &p.DroppedEvents, &p.DroppedLinks)
+		ids.add(p.Origin)
+		out = append(out, p)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	origins, err := v.origins(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	origins = owned(origins)
+	tree, err := v.tree(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i := range out {
+		out[i].OriginRef = orEmpty(origins[out[i].Origin])
+		out[i].Origin = 0
+		out[i].Path = v.pathID(tree.span(out[i].StartNs, out[i].Span.Span))
+	}
+	return out, nil
+}
+
+// Samples implements [store.Reader].
+func (s *Store) Samples(ctx context.Context, q store.SampleQuery) ([]store.SampleSum, error) {
+	n, err := limits(q.From, q.To, q.Limit, 10_000, 100_000)
+	if err != nil {
+		return nil, fmt.Errorf("read samples: %w", err)
+	}
+	v, err := s.open(ctx, q.Project, q.Session, true)
+	if err != nil || v == nil {
+		return nil, err
+	}
+	defer v.close()
+	var f filter
+	f.interval("time_ns", "time_ns", q.From, q.To, false)
+	if v.dropped {
+		f.add("false")
+	}
+	if q.Kind != 0 {
+		f.add("kind = ?", int64(q.Kind))
+	}
+	if q.Function != "" {
+		f.add("function = ?", q.Function)
+	}
+	line, pc := "NULL::BIGINT", "NULL::BIGINT"
+	if q.ByLine {
+		line = "line"
+	}
+	if q.ByPC {
+		pc = "pc"
+	}
+	var out []store.SampleSum
+	// The sum wraps around at 2^64: a UHUGEINT holds 2^64 of the largest values.
+	err = v.each(ctx, "SELECT kind, kernel, function, file, "+line+" AS l, "+pc+" AS p, what, count(*), "+
+		"(sum(value::HUGEINT) % 18446744073709551616::HUGEINT)::UBIGINT FROM {samples}"+f.where()+
+		" GROUP BY 1, 2, 3, 4, 5, 6, 7 ORDER BY kind, kernel, function, file, l NULLS FIRST, p NULLS FIRST, what LIMIT ?",
+		append(f.args, n), func(r *sql.Rows) error {
+			var x store.SampleSum
+			err := r.Scan(&x.Kind, &x.Kernel, &x.Function, &x.File, nullInt{&x.Line}, nullInt{&x.PC}, &x.What, &x.Rows, &x.Value)
+			out = append(out, x)
+			return err
+		})
+	if err != nil {
+		return nil, fmt.Errorf("read samples: %w", err)
+	}
+	return out, nil
+}
+
+// Logs implements [store.Reader].
+func (s *Store) Logs(ctx context.Context, q store.LogQuery) ([]store.LogRow, error) {
+	n, err := limits(q.From, q.To, q.Limit, 1000, 10_000)
+	if err != nil {
+		return nil, fmt.Errorf("read logs: %w", err)
+	}
+	v, err := s.open(ctx, q.Project, q.Session, true)
+	if err != nil || v == nil {
+		return nil, err
+	}
+	defer v.close()
+	var f filter
+	f.interval("time_ns", "time_ns", q.From, q.To, false)
+	if q.Event != "" {
+		f.add("event = ?", q.Event)
+	}
+	if q.Trace != (store.TraceID{}) {
+		f.add("trace = ?::BLOB", bytes.Clone(q.Trace[:]))
+	}
+	var out []store.LogRow
+	ids := idSet{}
+	err = v.each(ctx, `SELECT time_ns, observed_ns, uid, severity, severity_text, event, body, trace, span, flags, origin,
+		attrs, dropped_attrs FROM {logs}`+f.where()+" ORDER BY time_ns, uid LIMIT ?", append(f.args, n),
+		func(r *sql.Rows) error {
+			var l store.LogRow
+			var body []byte
+			err := r.Scan(&l.TimeNs, &l.ObservedNs, traceID{(*[16]byte)(&l.UID)}, &l.Severity, &l.SeverityText, &l.Event,
+				&body, traceID{(*[16]byte)(&l.Trace)}, &l.Span, &l.Flags, &l.Origin, attrsValue{&l.Attrs}, &l.DroppedAttrs)
+			if err == nil {
+				l.Body, err = store.DecodeValue(body)
+			}
+			ids.add(l.Origin)
+			out = append(out, l)
+			return err
+		})
+	if err != nil {
+		return nil, fmt.Errorf("read logs: %w", err)
+	}
+	origins, err := v.origins(ctx, ids)
+	if err != nil {
+		return nil, fmt.Errorf("read logs: %w", err)
+	}
+	for i := range out {
+		out[i].OriginRef = orEmpty(origins[out[i].Origin])
+		out[i].Origin = 0
+	}
+	return out, nil
+}
+
+// Trace implements [store.Reader]. It reads all sessions of the project.
+func (s *Store) Trace(ctx context.Context, project string, trace store.TraceID) ([]store.TraceRef, error) {
+	if trace == (store.TraceID{}) {
+		return nil, fmt.Errorf("find trace 0: %w", store.ErrInvalid)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	s.mu.RLock()
+	var ids []string
+	for k := range s.sessions {
+		if k.project == project {
+			ids = append(ids, k.session)
+		}
+	}
+	s.mu.RUnlock()
+	var out []store.TraceRef
+	for _, id := range ids {
+		v, err := s.open(ctx, project, id, true)
+		if err != nil {
+			continue // deleted meanwhile
+		}
+		if v == nil {
+			continue
+		}
+		err = v.each(ctx, `SELECT min(a), max(b) FROM (
+			SELECT start_ns AS a, start_ns + greatest(dur_ns, 0) AS b FROM {ops} WHERE place IN (SELECT id FROM {places} WHERE trace = $1::BLOB)
+			UNION ALL SELECT start_ns, greatest(start_ns, end_ns) FROM {spans} WHERE trace = $1::BLOB
+			UNION ALL SELECT time_ns, time_ns FROM {samples} WHERE trace = $1::BLOB
+			UNION ALL SELECT time_ns, time_ns FROM {logs} WHERE trace = $1::BLOB)`, []any{bytes.Clone(trace[:])}, func(r *sql.Rows) error {
+			var first, last sql.NullInt64
+			err := r.Scan(&first, &last)
+			if first.Valid {
+				out = append(out, store.TraceRef{Session: id, FirstNs: first.Int64, LastNs: last.Int64})
+			}
+			return err
+		})
+		v.close()
+		if err != nil {
+			return nil, fmt.Errorf("find trace: %w", err)
+		}
+	}
+	slices.SortFunc(out, func(a, b store.TraceRef) int {
+		return cmp.Or(cmp.Compare(a.FirstNs, b.FirstNs), cmp.Compare(a.Session, b.Session))
+	})
+	return out, nil
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import "strings"
+
+// schemaVersion is the version of the tables of a segment. Version 1 is the first.
+const schemaVersion = 1
+
+// migrations has the statements from version i+1 to version i+2. A statement refers to the segment
+// as {db}.
+var migrations [schemaVersion - 1][]string
+
+// schema creates the tables of a segment.
+//
+// Attributes and bodies are encoded as package store documents. Traces and UIDs are 16 bytes. A NULL
+// is an unknown value, and a dictionary id 0 is the empty entry, which is not stored. A double that
+// is -0 or NaN has its bits in double_bits.
+//
+// The tables from sites on are rollups. Each transaction adds rows, and readers sum them. A site is
+// what a place has for the tree of scopes. A bin of lod has the busy time of operations that are not
+// long at its level; long_ops has the others. Row top_* is the longest operation that starts in the
+// bin, if n is not 0. The rows of summaries sum up transactions.
+const schema = `
+CREATE TABLE {db}.meta (key VARCHAR, value VARCHAR);
+CREATE TABLE {db}.origins (id UINTEGER, key UBIGINT, resource BLOB, resource_schema_url VARCHAR,
+  scope_name VARCHAR, scope_version VARCHAR, scope_attrs BLOB, scope_schema_url VARCHAR);
+CREATE TABLE {db}.extras (id UINTEGER, key UBIGINT, attrs BLOB);
+CREATE TABLE {db}.lanes (id UINTEGER, key UBIGINT, device VARCHAR, device_index BIGINT, context BIGINT,
+  stream BIGINT, class UTINYINT);
+CREATE TABLE {db}.shapes (id UINTEGER, key UBIGINT, operation UTINYINT, name VARCHAR, full_name VARCHAR,
+  symbol VARCHAR, grid BIGINT[], block BIGINT[], cluster BIGINT[], registers BIGINT,
+  shared_static BIGINT, shared_dynamic BIGINT, shared_executed BIGINT, local_memory BIGINT, attrs BLOB);
+CREATE TABLE {db}.places (id UINTEGER, key UBIGINT, trace BLOB, parent UBIGINT, scope_name VARCHAR,
+  scope_path VARCHAR, inferred BOOLEAN);
+CREATE TABLE {db}.stacks (id UINTEGER, key UBIGINT, text VARCHAR);
+CREATE TABLE {db}.series (id UINTEGER, key UBIGINT, metric VARCHAR, unit VARCHAR, description VARCHAR,
+  type UTINYINT, temporality UTINYINT, monotonic BOOLEAN, attrs BLOB, origin UINTEGER);
+CREATE TABLE {db}.ops (start_ns BIGINT, dur_ns BIGINT, span UBIGINT, lane UINTEGER, shape UINTEGER,
+  place UINTEGER, stack UINTEGER, origin UINTEGER, extra UINTEGER, launch_lead_ns BIGINT,
+  launch_dur_ns BIGINT, queue_ns BIGINT, correlation BIGINT, bytes BIGINT, address BIGINT,
+  estimated BOOLEAN);
+CREATE TABLE {db}.spans (start_ns BIGINT, end_ns BIGINT, trace BLOB, span UBIGINT, parent UBIGINT,
+  kind UTINYINT, status UTINYINT, status_message VARCHAR, name VARCHAR, trace_state VARCHAR,
+  flags UINTEGER, operation VARCHAR, origin UINTEGER, attrs BLOB, events BLOB, links BLOB,
+  dropped_attrs UINTEGER, dropped_events UINTEGER, dropped_links UINTEGER);
+CREATE TABLE {db}.samples (time_ns BIGINT, uid BLOB, kind UTINYINT, what VARCHAR, value UBIGINT,
+  kernel VARCHAR, function VARCHAR, file VARCHAR, line BIGINT, pc BIGINT, trace BLOB, span UBIGINT,
+  device VARCHAR, device_index BIGINT, correlation BIGINT, origin UINTEGER, extra UINTEGER);
+CREATE TABLE {db}.logs (time_ns BIGINT, observed_ns BIGINT, uid BLOB, severity UTINYINT,
+  severity_text VARCHAR, event VARCHAR, body BLOB, trace BLOB, span UBIGINT, flags UINTEGER,
+  origin UINTEGER, attrs BLOB, dropped_attrs UINTEGER);
+CREATE TABLE {db}.points (time_ns BIGINT, series UINTEGER, start_ns BIGINT, flags UINTEGER,
+  int_value BIGINT, double_value DOUBLE, double_bits UBIGINT, data BLOB, exemplars BLOB);
+CREATE TABLE {db}.sites (id UINTEGER, key UBIGINT, parent UBIGINT, scope_name VARCHAR, scope_path VARCHAR);
+CREATE TABLE {db}.lod (level UTINYINT, bin BIGINT, lane UINTEGER, n BIGINT, busy_ns BIGINT, top_ns BIGINT,
+  top_shape UINTEGER, top_key UBIGINT, top_start BIGINT);
+CREATE TABLE {db}.long_ops (level UTINYINT, start_ns BIGINT, end_ns BIGINT, lane UINTEGER);
+CREATE TABLE {db}.stats (site UINTEGER, shape UINTEGER, lane UINTEGER, bucket USMALLINT, n BIGINT, sum_ns BIGINT,
+  max_ns BIGINT, queue_ns BIGINT, bytes BIGINT);
+CREATE TABLE {db}.scope_sums (parent UBIGINT, kernels BIGINT, kernel_ns BIGINT, queue_ns BIGINT, copies BIGINT,
+  copy_ns BIGINT, first_ns BIGINT, last_ns BIGINT);
+CREATE TABLE {db}.lane_sums (lane UINTEGER, n BIGINT, busy_ns BIGINT, first_ns BIGINT, last_ns BIGINT);
+CREATE TABLE {db}.summaries (first_ns BIGINT, last_ns BIGINT, counts BIGINT[], newest BIGINT[], kinds BIGINT[],
+  kind_counts BIGINT[], kernel_ns BIGINT, ended BOOLEAN, resource_ns BIGINT, origin UINTEGER);
+`
+
+var dictTables = [...]string{"origins", "extras", "lanes", "shapes", "places", "stacks", "series", "sites"}
+
+var rollupTables = [...]string{"lod", "long_ops", "stats", "scope_sums", "lane_sums", "summaries"}
+
+var rowTables = [...]string{"ops", "spans", "samples", "logs", "points"}
+
+// timeColumn returns the column that selects the segment of a row.
+func timeColumn(table string) string {
+	if table == "ops" || table == "spans" {
+		return "start_ns"
+	}
+	return "time_ns"
+}
+
+// quote returns a string literal. DuckDB binds no parameters in ATTACH and SET.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

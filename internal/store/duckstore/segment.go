@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// segment is one file. Its identity does not change; Store.attach guards alias, refs and used.
+type segment struct {
+	file string
+	n    int64
+	from int64 // rows of the session from this time on are in this or a later segment
+
+	alias string // "" if not attached
+	refs  int
+	used  uint64
+
+	// Of the writer: the newest time of each table (-1 for none), and the number of operations.
+	newest  [len(rowTables)]int64
+	ops     int64
+	summary summary
+	cache   *cache                                // of the session
+	dropped bool                                  // its rows were dropped
+	known   *[len(dictTables)]map[uint32]struct{} // dictionary entries in the file; nil if not loaded
+	// The number of rollup rows, and that after the last merge.
+	partial, mergedTo int64
+}
+
+// acquire attaches the segment. The caller releases it.
+func (s *Store) acquire(ctx context.Context, seg *segment) error {
+	s.attach.Lock()
+	defer s.attach.Unlock()
+	if seg.alias == "" {
+		alias := "s" + strconv.FormatUint(s.sequence, 10)
+		s.sequence++
+		_, err := s.db.ExecContext(context.WithoutCancel(ctx), "ATTACH "+quote(seg.file)+" AS "+alias)
+		if err != nil {
+			return fmt.Errorf("open %s: %w", seg.file, err)
+		}
+		seg.alias = alias
+		s.attached[seg] = struct{}{}
+	}
+	seg.refs++
+	s.sequence++
+	seg.used = s.sequence
+	s.evictLocked(ctx)
+	return nil
+}
+
+func (s *Store) release(seg *segment) {
+	s.attach.Lock()
+	defer s.attach.Unlock()
+	seg.refs--
+	s.released.Broadcast()
+}
+
+// reopen closes the files of a session after an error, so that the next write opens them again: after
+// some errors DuckDB refuses all further transactions of a file.
+func (s *Store) reopen(sess *session) {
+	s.attach.Lock()
+	defer s.attach.Unlock()
+	for _, seg := range sess.segments {
+		if seg.refs == 0 {
+			_ = s.detachLocked(context.Background(), seg)
+		}
+	}
+}
+
+// evictLocked detaches the segments that were used least recently.
+func (s *Store) evictLocked(ctx context.Context) {
+	for len(s.attached) > s.cfg.MaxAttached {
+		var oldest *segment
+		for seg := range s.attached {
+			if seg.refs == 0 && (oldest == nil || seg.used < oldest.used) {
+				oldest = seg
+			}
+		}
+		if oldest == nil || s.detachLocked(context.WithoutCancel(ctx), oldest) != nil {
+			return
+		}
+	}
+}
+
+// detachLocked closes the file of a segment, which also checkpoints it.
+func (s *Store) detachLocked(ctx context.Context, seg *segment) error {
+	if seg.alias == "" {
+		return nil
+	}
+	if _, err := s.db.ExecContext(ctx, "DETACH "+seg.alias); err != nil {
+		return fmt.Errorf("close %s: %w", seg.file, err)
+	}
+	seg.alias = ""
+	if seg.cache != nil {
+		seg.cache.clear()
+	}
+	delete(s.attached, seg)
+	return nil
+}
+
+// detach waits for running queries and closes the file of a segment.
+func (s *Store) detach(ctx context.Context, seg *segment) error {
+	s.attach.Lock()
+	defer s.attach.Unlock()
+	for seg.refs > 0 {
+		s.released.Wait()
+	}
+	return s.detachLocked(ctx, seg)
+}
+
+// createSegment creates the file of a new segment. The file appears under its name complete.
+func (s *Store) createSegment(ctx context.Context, sess *session, n, from int64) (*segment, error) {
+	if err := os.MkdirAll(sess.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("create segment: %w", err)
+	}
+	seg := &segment{file: filepath.Join(sess.dir, strconv.FormatInt(n, 10)+".duckdb"), n: n, from: from}
+	building := seg.file + ".new"
+	if err := removeFile(building); err != nil {
+		return nil, fmt.Errorf("create segment: %w", err)
+	}
+	meta := map[string]string{
+		"schema_version": strconv.Itoa(schemaVersion), "project": sess.project, "session": sess.id,
+		"segment": strconv.FormatInt(n, 10), "from_ns": strconv.FormatInt(from, 10),
+	}
+	if err := s.createFile(ctx, building, meta, nil); err != nil {
+		_ = removeFile(building)
+		return nil, fmt.Errorf("create segment: %w", err)
+	}
+	if err := os.Rename(building, seg.file); err != nil {
+		return nil, fmt.Errorf("create segment: %w", err)
+	}
+	if err := syncDirectory(sess.dir); err != nil {
+		return nil, fmt.Errorf("create segment: %w", err)
+	}
+	return seg, nil
+}
+
+// createFile writes a segment with the rows of a view; nil means an empty one.
+func (s *Store) createFile(ctx context.Context, file string, meta map[string]string, from *view) error {
+	s.attach.Lock()
+	alias := "s" + strconv.FormatUint(s.sequence, 10)
+	s.sequence++
+	s.attach.Unlock()
+	ctx = context.WithoutCancel(ctx)
+	// Smaller blocks do not hold what DuckDB packs at once, so that it would not compress integers.
+	if _, err := s.db.ExecContext(ctx, "ATTACH "+quote(file)+" AS "+alias+" (BLOCK_SIZE 65536)"); err != nil {
+		return err
+	}
+	err := func() error {
+		if _, err := s.db.ExecContext(ctx, strings.ReplaceAll(schema, "{db}", alias)); err != nil {
+			return err
+		}
+		for k, v := range meta {
+			if _, err := s.db.ExecContext(ctx, "INSERT INTO "+alias+".meta VALUES (?, ?)", k, v); err != nil {
+				return err
+			}
+		}
+		if from != nil {
+			if err := from.copyRows(ctx, alias); err != nil {
+				return err
+			}
+		}
+		_, err := s.db.ExecContext(ctx, "CHECKPOINT "+alias)
+		return err
+	}()
+	_, detachErr := s.db.ExecContext(ctx, "DETACH "+alias)
+	return errors.Join(err, detachErr)
+}
+
+// removeFile removes a segment and its write-ahead log. The log goes first: a log without its file
+// would be replayed into a new file.
+func removeFile(file string) error {
+	for _, f := range []string{file + ".wal", file} {
+		if err := os.Remove(f); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+func syncDirectory(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
+	return d.Sync()
+}
+
+// readMeta reads the properties of an attached segment and migrates it to the current schema.
+func (s *Store) readMeta(ctx context.Context, seg *segment) (map[string]string, error) {
+	meta := map[string]string{}
+	err := s.each(ctx, "SELECT key, value FROM "+seg.alias+".meta", nil, func(r *sql.Rows) error {
+		var k, v string
+		err := r.Scan(&k, &v)
+		meta[k] = v
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	version, err := strconv.Atoi(meta["schema_version"])
+	if err != nil || version < 1 || version > schemaVersion {
+		return nil, fmt.Errorf("schema version %q: this build reads 1 to %d", meta["schema_version"], schemaVersion)
+	}
+	for ; version < schemaVersion; version++ {
+		script := []string{"BEGIN"}
+		script = append(script, migrations[version-1]...)
+		script = append(script, "UPDATE {db}.meta SET value = '"+strconv.Itoa(version+1)+
+			"' WHERE key = 'schema_version'", "COMMIT")
+		if _, err := s.db.ExecContext(ctx, strings.ReplaceAll(strings.Join(script, ";"), "{db}", seg.alias)); err != nil {
+			return nil, fmt.Errorf("migrate from schema version %d: %w", version, err)
+		}
+	}
+	return meta, nil
+}
+
+// setMeta changes properties of an attached segment.
+func (s *Store) setMeta(ctx context.Context, seg *segment, key, value string) error {
+	tx, err := s.writer.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	if _, err = tx.ExecContext(ctx, "DELETE FROM "+seg.alias+".meta WHERE key = ?", key); err != nil {
+		return err
+	}
+	if _, err = tx.ExecContext(ctx, "INSERT INTO "+seg.alias+".meta VALUES (?, ?)", key, value); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// setAside renames a file that cannot be read.
+func (s *Store) setAside(file string, reason error) error {
+	name := file + ".damaged"
+	for i := 1; ; i++ {
+		if _, err := os.Lstat(name); errors.Is(err, os.ErrNotExist) {
+			break
+		}
+		name = file + "." + strconv.FormatInt(time.Now().Unix(), 10) + "-" + strconv.Itoa(i) + ".damaged"
+	}
+	if err := os.Rename(file, name); err != nil {
+		return err
+	}
+	if err := os.Rename(file+".wal", name+".wal"); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	s.damaged.Add(1)
+	if s.cfg.Damaged != nil {
+		s.cfg.Damaged(name, reason)
+	}
+	return nil
+}
+
+// each runs a query and calls scan for each row. It replaces {db} by db.
+func (s *Store) each(ctx context.Context, query string, args []any, scan func(*sql.Rows) error, db ...string) error {
+	if len(db) > 0 {
+		query = strings.ReplaceAll(query, "{db}", db[0])
+	}
+	return eachRow(ctx, s.db, query, args, scan)
+}
+
+type querier interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+func eachRow(ctx context.Context, q querier, query string, args []any, scan func(*sql.Rows) error) error {
+	rows, err := q.QueryContext(ctx, query, args...)
+	if err != nil {
+		if ctx.Err() != nil {
+			return errors.Join(ctx.Err(), err)
+		}
+		return err
+	}
+	defer func() { _ = rows.Close() }()
+	for rows.Next() {
+		if err := scan(rows); err != nil {
+			return err
+		}
+	}
+	return errors.Join(rows.Err(), rows.Close())
+}

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+// session is the segments and the summary of one session. Store.mu guards it. Only the holder of
+// Store.write changes it.
+type session struct {
+	project, id string
+	dir         string
+	segments    []*segment // by from
+	info        summary
+	pinned      bool
+	sealed      bool
+	dropped     bool // rows were removed, rollups kept
+
+	dicts *dictionaries // nil if not loaded; of the writer
+
+	version uint64 // changes with each transaction
+	cache   *cache
+	paths   *paths
+}
+
+// summarize adds up the summaries of the segments.
+func (sess *session) summarize() {
+	sess.info = newSummary()
+	for _, seg := range sess.segments {
+		sess.info.add(&seg.summary)
+	}
+}
+
+// summary is what the list of sessions shows.
+type summary struct {
+	FirstNs, LastNs int64
+	Counts          map[string]int64
+	Operations      map[store.Operation]int64
+	KernelNs        int64
+	Ended           bool
+	Resource        store.Attrs
+	ResourceNs      int64  // time of the row that has this resource
+	ResourceKey     uint64 // key of its origin, which decides between rows of one time
+	ResourceID      uint32 // id of its origin
+}
+
+func newSummary() summary {
+	return summary{
+		FirstNs: math.MaxInt64, LastNs: math.MinInt64, ResourceNs: -1,
+		Counts: map[string]int64{}, Operations: map[store.Operation]int64{},
+	}
+}
+
+func (m *summary) extend(first, last int64) {
+	m.FirstNs = min(m.FirstNs, first)
+	m.LastNs = max(m.LastNs, last)
+}
+
+func (m *summary) resource(at int64, key uint64, id uint32, attrs store.Attrs) {
+	if at > m.ResourceNs || at == m.ResourceNs && key < m.ResourceKey {
+		m.ResourceNs, m.ResourceKey, m.ResourceID, m.Resource = at, key, id, attrs
+	}
+}
+
+// cloneAttrs copies attributes: those of a batch belong to its sender.
+func cloneAttrs(a store.Attrs) store.Attrs {
+	c, _ := store.DecodeAttrs(a.Append(nil))
+	return c
+}
+
+// add adds the summary of other rows.
+func (m *summary) add(o *summary) {
+	m.extend(o.FirstNs, o.LastNs)
+	for k, v := range o.Counts {
+		m.Counts[k] += v
+	}
+	for k, v := range o.Operations {
+		m.Operations[k] += v
+	}
+	m.KernelNs += o.KernelNs
+	m.Ended = m.Ended || o.Ended
+	if o.ResourceNs >= 0 {
+		m.resource(o.ResourceNs, o.ResourceKey, o.ResourceID, o.Resource)
+	}
+}
+
+var plainName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9.-]{0,99}$`)
+
+// folder returns the name of the folder of a project or session. The empty string gives "_". A name
+// with other characters gives a hash, and the segments have the name itself.
+func folder(name string) string {
+	if name == "" {
+		return "_"
+	}
+	if plainName.MatchString(name) && !strings.HasSuffix(name, ".") {
+		return name
+	}
+	sum := sha256.Sum256([]byte(name))
+	return "=" + hex.EncodeToString(sum[:16])
+}
+
+func (s *Store) newSession(k sessionKey) *session {
+	return &session{
+		project: k.project, id: k.session, info: newSummary(), cache: newCache(), paths: newPaths(),
+		dir: filepath.Join(s.dir, folder(k.project), "sessions", folder(k.session)),
+	}
+}
+
+// load reads the segments of all sessions.
+func (s *Store) load(ctx context.Context) error {
+	files, err := filepath.Glob(filepath.Join(escapeGlob(s.dir), "*", "sessions", "*", "*"))
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		switch {
+		case strings.HasSuffix(f, ".new") || strings.HasSuffix(f, ".new.wal"):
+			// A process was killed while it created the file.
+			if err := os.Remove(f); err != nil {
+				return err
+			}
+		case strings.HasSuffix(f, ".duckdb"):
+			if err := s.loadSegment(ctx, f); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func escapeGlob(s string) string {
+	return regexp.MustCompile(`[][*?\\]`).ReplaceAllString(s, `\$0`)
+}
+
+// loadSegment reads the summary of a file and adds it to its session. It sets aside a file that it
+// cannot read.
+func (s *Store) loadSegment(ctx context.Context, file string) error {
+	seg := &segment{file: file}
+	err := s.acquire(ctx, seg)
+	var meta map[string]string
+	var info summary
+	if err == nil {
+		if meta, err = s.readMeta(ctx, seg); err == nil {
+			info, err = s.summarize(ctx, seg)
+		}
+		s.release(seg)
+	}
+	if err == nil {
+		seg.n, err = strconv.ParseInt(meta["segment"], 10, 64)
+	}
+	if err == nil {
+		seg.from, err = strconv.ParseInt(meta["from_ns"], 10, 64)
+	}
+	k := sessionKey{meta["project"], meta["session"]}
+	sess := s.sessions[k]
+	if sess == nil {
+		sess = s.newSession(k)
+	}
+	if err == nil && file != filepath.Join(sess.dir, strconv.FormatInt(seg.n, 10)+".duckdb") {
+		err = errors.New("the file belongs to another session")
+	}
+	if err != nil {
+		if temporary(err) {
+			return err
+		}
+		if detachErr := s.detach(ctx, seg); detachErr != nil {
+			return detachErr
+		}
+		return s.setAside(file, err)
+	}
+	s.sessions[k] = sess
+	seg.ops = info.Counts["ops"]
+	seg.summary, seg.cache = info, sess.cache
+	sess.info.add(&info)
+	sess.pinned = sess.pinned || meta["pinned"] == "1"
+	sess.sealed = meta["sealed"] == "1" && (len(sess.segments) == 0 || sess.sealed)
+	seg.dropped = meta["rows_dropped"] == "1"
+	sess.dropped = sess.dropped || seg.dropped
+	sess.segments = append(sess.segments, seg)
+	slices.SortFunc(sess.segments, func(a, b *segment) int { return cmp.Compare(a.from, b.from) })
+	return nil
+}
+
+// summarize reads the summary of a segment.
+func (s *Store) summarize(ctx context.Context, seg *segment) (summary, error) {
+	m := newSummary()
+	for i := range seg.newest {
+		seg.newest[i] = -1
+	}
+	err := s.each(ctx, `SELECT s.*, coalesce(o.key, 0), o.resource FROM {db}.summaries s LEFT JOIN
+		(SELECT DISTINCT ON (id) * FROM {db}.origins) o ON o.id = s.origin`, nil, func(r *sql.Rows) error {
+		part := newSummary()
+		var counts, newest, kinds, kindCounts []int64
+		err := r.Scan(&part.FirstNs, &part.LastNs, intList{&counts}, intList{&newest}, intList{&kinds}, intList{&kindCounts},
+			&part.KernelNs, &part.Ended, &part.ResourceNs, &part.ResourceID, &part.ResourceKey, attrsValue{&part.Resource})
+		if err != nil {
+			return err
+		}
+		if len(counts) != len(rowTables) || len(newest) != len(rowTables) || len(kinds) != len(kindCounts) {
+			return fmt.Errorf("read summary: got lists of %d, %d, %d and %d", len(counts), len(newest), len(kinds), len(kindCounts))
+		}
+		for i, t := range rowTables {
+			part.Counts[t] = counts[i]
+			seg.newest[i] = max(seg.newest[i], newest[i])
+		}
+		for i, k := range kinds {
+			part.Operations[store.Operation(k)] = kindCounts[i]
+		}
+		m.add(&part)
+		return nil
+	}, seg.alias)
+	if err != nil {
+		return m, err
+	}
+	return m, s.countPartial(ctx, seg)
+}
+
+// recount finds again what a replaced row may have changed in a summary.
+func (m *summary) recount(ctx context.Context, q querier, db string) error {
+	query := func(query string, scan func(*sql.Rows) error, args ...any) error {
+		return eachRow(ctx, q, strings.ReplaceAll(query, "{db}", db), args, scan)
+	}
+	err := query("SELECT count(*) > 0 FROM {db}.spans WHERE operation = ?", func(r *sql.Rows) error { return r.Scan(&m.Ended) },
+		semconv.CUDAOperationSession)
+	if err != nil {
+		return err
+	}
+	m.ResourceNs, m.ResourceID, m.ResourceKey, m.Resource = -1, 0, 0, nil
+	return query(`SELECT t, key, id, resource FROM (SELECT origin, max(t) AS t FROM (
+		SELECT origin, start_ns AS t FROM {db}.ops UNION ALL SELECT origin, start_ns FROM {db}.spans
+		UNION ALL SELECT origin, time_ns FROM {db}.samples UNION ALL SELECT origin, time_ns FROM {db}.logs
+		UNION ALL SELECT s.origin, time_ns FROM {db}.points p JOIN {db}.series s ON s.id = p.series) GROUP BY 1)
+		JOIN {db}.origins ON id = origin ORDER BY 1 DESC, 2 LIMIT 1`, func(r *sql.Rows) error {
+		var at int64
+		var key uint64
+		var id uint32
+		var attrs store.Attrs
+		err := r.Scan(&at, &key, &id, attrsValue{&attrs})
+		m.resource(at, key, id, attrs)
+		return err
+	})
+}
+
+// lookup returns a session.
+func (s *Store) lookup(project, id string) (*session, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.closed {
+		return nil, errClosed
+	}
+	sess := s.sessions[sessionKey{project, id}]
+	if sess == nil {
+		return nil, fmt.Errorf("session %q: %w", id, store.ErrNotFound)
+	}
+	return sess, nil
+}
+
+var errClosed = errors.New("store is closed")
+
+// describe returns what readers see of a session. The caller holds Store.mu.
+func (sess *session) describe() store.SessionInfo {
+	m := &sess.info
+	i := store.SessionInfo{
+		Project: sess.project, ID: sess.id, Resource: m.Resource, FirstNs: m.FirstNs, LastNs: m.LastNs,
+		Counts: map[string]int64{}, Operations: map[store.Operation]int64{}, KernelNs: m.KernelNs,
+		Sealed: sess.sealed, Pinned: sess.pinned, RowsDropped: sess.dropped, Ended: m.Ended,
+		Service: text(m.Resource, semconv.ServiceName), Host: text(m.Resource, semconv.HostName),
+		Run: text(m.Resource, semconv.CUDARunID), Rank: text(m.Resource, semconv.CUDARunRank),
+		RankSize: text(m.Resource, semconv.CUDARunSize),
+	}
+	if m.FirstNs > m.LastNs {
+		i.FirstNs, i.LastNs = 0, 0
+	}
+	for _, t := range rowTables {
+		i.Counts[t] = m.Counts[t]
+	}
+	for k, v := range m.Operations {
+		i.Operations[k] = v
+	}
+	if v, ok := m.Resource.Get(semconv.ProcessPID); ok && v.Kind == store.KindInt {
+		i.PID = store.Some(v.Int)
+	}
+	for _, seg := range sess.segments {
+		i.Bytes += sizeOf(seg.file)
+	}
+	return i
+}
+
+// text returns an attribute that is a string or an integer.
+func text(a store.Attrs, key string) string {
+	switch v, _ := a.Get(key); v.Kind {
+	case store.KindString:
+		return v.Str
+	case store.KindInt:
+		return strconv.FormatInt(v.Int, 10)
+	}
+	return ""
+}

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/duckdb/duckdb-go/v2"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+// Store is a store of DuckDB files. It implements [store.Store].
+//
+// Locks are taken in this order: write, mu, attach.
+type Store struct {
+	cfg  Config
+	dir  string // absolute
+	lock *os.File
+	db   *sql.DB
+
+	write  sync.Mutex // one transaction at a time
+	writer *sql.Conn
+
+	mu       sync.RWMutex // the fields below and the contents of all sessions
+	sessions map[sessionKey]*session
+	closed   bool
+
+	attach   sync.Mutex // attachments of segments
+	released *sync.Cond
+	attached map[*segment]struct{}
+	sequence uint64
+
+	rows, duplicates, replaced, rejected atomic.Int64
+	commits, commitNs, failures          atomic.Int64
+	damaged, deleted                     atomic.Int64
+}
+
+type sessionKey struct{ project, session string }
+
+var _ store.Store = (*Store)(nil)
+
+// Open opens the store in cfg.Directory and creates it if absent. The directory belongs to one
+// process: a second one gets an error that wraps [store.ErrInUse].
+func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
+	cfg.defaults()
+	dir, err := filepath.Abs(cfg.Directory)
+	if err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	if dir, err = resolved(dir); err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	s := &Store{cfg: cfg, dir: dir, sessions: map[sessionKey]*session{}, attached: map[*segment]struct{}{}}
+	s.released = sync.NewCond(&s.attach)
+	if s.lock, err = lockDirectory(dir); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = s.Close(ctx)
+		}
+	}()
+	if s.db, err = openInstance(cfg, dir); err != nil {
+		return nil, fmt.Errorf("open DuckDB: %w", err)
+	}
+	if s.writer, err = s.db.Conn(ctx); err != nil {
+		return nil, fmt.Errorf("open DuckDB: %w", err)
+	}
+	if err = s.load(ctx); err != nil {
+		return nil, fmt.Errorf("open store %s: %w", dir, err)
+	}
+	return s, nil
+}
+
+// resolved creates a directory and returns its path without symbolic links.
+func resolved(dir string) (string, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(dir)
+}
+
+func lockDirectory(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("open store %s: %w: stop it or configure another directory", dir, store.ErrInUse)
+		}
+		return nil, fmt.Errorf("lock store %s: %w", dir, err)
+	}
+	return f, nil
+}
+
+// openInstance opens a DuckDB instance that reads and writes files below dir only, and loads no
+// extensions. Statements cannot change these settings.
+func openInstance(cfg Config, dir string) (*sql.DB, error) {
+	temp := filepath.Join(dir, "tmp")
+	// What a process left that was killed.
+	if err := os.RemoveAll(temp); err != nil {
+		return nil, err
+	}
+	var once sync.Once
+	connector, err := duckdb.NewConnector("", func(conn driver.ExecerContext) (err error) {
+		once.Do(func() {
+			// A checkpoint rewrites the end of each table. At the default of 16 MiB they take a third of
+			// the time of a load.
+			for _, set := range []string{
+				"autoinstall_known_extensions=false", "autoload_known_extensions=false",
+				fmt.Sprintf("memory_limit='%dB'", cfg.MemoryLimit), fmt.Sprintf("threads=%d", cfg.Threads),
+				"temp_directory=" + quote(temp), fmt.Sprintf("max_temp_directory_size='%dB'", cfg.TempLimit),
+				"preserve_insertion_order=true", "checkpoint_threshold='64MiB'", "allowed_directories=[" + quote(dir+"/") + "]",
+				"enable_external_access=false", "lock_configuration=true",
+			} {
+				if _, err = conn.ExecContext(context.Background(), "SET GLOBAL "+set, nil); err != nil {
+					err = fmt.Errorf("set %s: %w", set, err)
+					return
+				}
+			}
+		})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	db := sql.OpenDB(connector)
+	db.SetMaxIdleConns(8)
+	db.SetMaxOpenConns(32)
+	return db, nil
+}
+
+// Close waits for running calls and closes all files.
+func (s *Store) Close(context.Context) error {
+	s.write.Lock()
+	defer s.write.Unlock()
+	s.mu.Lock()
+	closed := s.closed
+	s.closed = true
+	s.mu.Unlock()
+	if closed {
+		return nil
+	}
+	var errs []error
+	if s.db != nil {
+		s.attach.Lock()
+		for seg := range s.attached {
+			for seg.refs > 0 {
+				s.released.Wait()
+			}
+			errs = append(errs, s.detachLocked(context.Background(), seg))
+		}
+		s.attach.Unlock()
+		if s.writer != nil {
+			errs = append(errs, s.writer.Close())
+		}
+		errs = append(errs, s.db.Close())
+	}
+	errs = append(errs, s.lock.Close())
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("close store: %w", err)
+	}
+	return nil
+}
+
+// Stats returns counters.
+func (s *Store) Stats() Stats {
+	st := Stats{
+		Rows: s.rows.Load(), Duplicates: s.duplicates.Load(), Replaced: s.replaced.Load(),
+		Rejected: s.rejected.Load(), Commits: s.commits.Load(),
+		CommitTime: time.Duration(s.commitNs.Load()), Failures: s.failures.Load(),
+		Damaged: s.damaged.Load(), Deleted: s.deleted.Load(),
+	}
+	s.mu.RLock()
+	st.Sessions = int64(len(s.sessions))
+	var files []string
+	for _, sess := range s.sessions {
+		st.Segments += int64(len(sess.segments))
+		for _, seg := range sess.segments {
+			files = append(files, seg.file)
+		}
+	}
+	s.mu.RUnlock()
+	for _, f := range files {
+		st.Bytes += sizeOf(f)
+	}
+	s.attach.Lock()
+	st.Attached = int64(len(s.attached))
+	s.attach.Unlock()
+	return st
+}
+
+// sizeOf returns the size of a segment and its write-ahead log on disk.
+func sizeOf(file string) int64 {
+	var n int64
+	for _, f := range []string{file, file + ".wal"} {
+		if fi, err := os.Stat(f); err == nil {
+			n += fi.Size()
+		}
+	}
+	return n
+}
+
+// temporary reports whether an error of DuckDB says nothing about the file: it may succeed later.
+func temporary(err error) bool {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return true
+	}
+	text := err.Error()
+	for _, part := range []string{
+		"No space left", "Too many open files", "Out of Memory", "Permission denied", "Could not set lock",
+		"Disk quota", "INTERRUPT", "Read-only file system", "File too large", "max_temp_directory_size",
+		"Input/output error", "Could not write", "Could not read", "Could not truncate", "fsync",
+	} {
+		if strings.Contains(text, part) {
+			return true
+		}
+	}
+	return false
+}

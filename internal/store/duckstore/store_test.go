@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+func openStore(t *testing.T, cfg Config) *Store {
+	t.Helper()
+	s, err := Open(context.Background(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, s.Close(context.Background())) })
+	return s
+}
+
+// batch has n kernels of one shape from a start on, one each µs, and a log.
+func batch(session string, start int64, n int) *store.Batch {
+	b := &store.Batch{
+		Session: session, Origins: []store.Origin{{}, {Key: 1, ScopeName: "test"}},
+		Lanes:  []store.Lane{{}, {Key: 2, Device: "GPU-1", Stream: store.Some(7)}},
+		Shapes: []store.Shape{{}, {Key: 3, Operation: store.OpKernel, Name: "gemm", Grid: []int64{4, 1, 1}}},
+		Places: []store.Place{{}, {Key: 4, Trace: store.TraceID{9}, Parent: 1 << 63, ScopePath: "train|step"}},
+		Extras: []store.Extra{{}}, Stacks: []store.Stack{{}}, Series: []store.Series{{}},
+		Logs: []store.Log{{UID: store.UID{1}, TimeNs: start, Body: store.Value{Kind: store.KindString, Str: "x"}}},
+	}
+	for i := range n {
+		at := start + int64(i)*1000
+		b.Ops = append(b.Ops, store.Op{
+			StartNs: at, EndNs: at + 500, Span: store.SpanID(1<<63 + uint64(at)), Lane: 1, Shape: 1, Place: 1, Origin: 1,
+			LaunchStartNs: store.Some(at - 100), LaunchEndNs: store.Some(at - 40), QueueNs: store.Some(40),
+		})
+	}
+	return b
+}
+
+func TestStore_Restart(t *testing.T) {
+	ctx := context.Background()
+	dir := t.TempDir()
+	s, err := Open(ctx, Config{Directory: dir})
+	require.NoError(t, err)
+	b := batch("a/b", 1e18, 1000)
+	r, err := s.Write(ctx, []*store.Batch{b})
+	require.NoError(t, err)
+	assert.Equal(t, store.Result{Written: 1001}, r)
+	before, err := s.Session(ctx, "", "a/b")
+	require.NoError(t, err)
+	_, err = Open(ctx, Config{Directory: dir})
+	require.ErrorIs(t, err, store.ErrInUse)
+	require.NoError(t, s.Close(ctx))
+
+	s = openStore(t, Config{Directory: dir})
+	after, err := s.Session(ctx, "", "a/b")
+	require.NoError(t, err)
+	before.Bytes, after.Bytes = 0, 0
+	assert.Equal(t, before, after)
+	r, err = s.Write(ctx, []*store.Batch{b, batch("a/b", 1e18+1e6, 1)})
+	require.NoError(t, err)
+	assert.Equal(t, store.Result{Written: 1, Duplicates: 1002}, r, "the log has the same id")
+	op, _, err := s.Span(ctx, "", "a/b", b.Ops[5].Span, 0)
+	require.NoError(t, err)
+	assert.Equal(t, b.Ops[5].LaunchStartNs, op.LaunchStartNs)
+	assert.Equal(t, b.Ops[5].LaunchEndNs, op.LaunchEndNs)
+	assert.Equal(t, "train|step", op.PlaceRef.ScopePath)
+}
+
+func TestStore_DamagedFile(t *testing.T) {
+	ctx := context.Background()
+	dir := t.TempDir()
+	s, err := Open(ctx, Config{Directory: dir})
+	require.NoError(t, err)
+	for _, id := range []string{"good", "bad"} {
+		_, err = s.Write(ctx, []*store.Batch{batch(id, 1e18, 100)})
+		require.NoError(t, err)
+	}
+	require.NoError(t, s.Close(ctx))
+	file := filepath.Join(dir, "_", "sessions", "bad", "1.duckdb")
+	require.NoError(t, os.WriteFile(file, []byte("not a database"), 0o600))
+
+	var named []string
+	s = openStore(t, Config{Directory: dir, Damaged: func(file string, _ error) { named = append(named, file) }})
+	assert.Len(t, named, 1)
+	assert.EqualValues(t, 1, s.Stats().Damaged)
+	_, err = s.Session(ctx, "", "good")
+	require.NoError(t, err)
+	_, err = s.Session(ctx, "", "bad")
+	require.ErrorIs(t, err, store.ErrNotFound)
+	_, err = s.Write(ctx, []*store.Batch{batch("bad", 1e18, 100)})
+	require.NoError(t, err)
+	lanes, err := s.Lanes(ctx, "", "bad")
+	require.NoError(t, err)
+	assert.EqualValues(t, 100, lanes[0].Count)
+}
+
+// TestStore_Segments splits a session after 100 operations. Rows that come again or late meet the
+// segment of their time.
+func TestStore_Segments(t *testing.T) {
+	ctx := context.Background()
+	s := openStore(t, Config{Directory: t.TempDir(), SegmentOps: 100, MaxAttached: 2})
+	for i := range int64(10) {
+		b := batch("a", 1e18+i*1e9, 60)
+		b.Logs = nil
+		_, err := s.Write(ctx, []*store.Batch{b})
+		require.NoError(t, err)
+	}
+	assert.EqualValues(t, 5, s.Stats().Segments)
+	for i := range int64(10) {
+		b := batch("a", 1e18+i*1e9, 61)
+		b.Logs = nil
+		r, err := s.Write(ctx, []*store.Batch{b})
+		require.NoError(t, err)
+		assert.Equal(t, store.Result{Written: 1, Duplicates: 60}, r)
+	}
+	page, err := s.Ops(ctx, store.OpQuery{Session: "a", Limit: 20_000})
+	require.NoError(t, err)
+	assert.Len(t, page.Rows, 610)
+	stats, err := s.Kernels(ctx, store.KernelQuery{Session: "a", Group: store.GroupShape})
+	require.NoError(t, err)
+	require.Len(t, stats, 1, "all segments share the id of the shape")
+	assert.EqualValues(t, 610*500, stats[0].SumNs)
+
+	file := filepath.Join(t.TempDir(), "x.duckdb")
+	require.NoError(t, s.Export(ctx, "", "a", file))
+	require.FileExists(t, file)
+	require.NoError(t, s.Delete(ctx, "", "a"))
+	assert.Zero(t, s.Stats().Segments)
+	_, err = s.Session(ctx, "", "a")
+	require.ErrorIs(t, err, store.ErrNotFound)
+}
+
+func TestStore_Sandbox(t *testing.T) {
+	s := openStore(t, Config{Directory: t.TempDir()})
+	outside := filepath.Join(t.TempDir(), "x.duckdb")
+	for _, query := range []string{
+		"ATTACH " + quote(outside), "SELECT * FROM read_text('/etc/hostname')", "INSTALL httpfs",
+		"SET memory_limit = '1GB'", "COPY (SELECT 1) TO " + quote(outside),
+	} {
+		_, err := s.db.Exec(query)
+		assert.Error(t, err, query)
+	}
+}
+
+// TestPaths_Collision gives two lists of names the same hash.
+func TestPaths_Collision(t *testing.T) {
+	p := newPaths()
+	hash := func(string) uint32 { return 7 }
+	a, b := p.id([]string{"a", "b"}, hash), p.id([]string{"ab"}, hash)
+	assert.NotEqual(t, a, b)
+	assert.Equal(t, a, p.id([]string{"a", "b"}, hash))
+	assert.Equal(t, b, p.id([]string{"ab"}, hash))
+	assert.Zero(t, p.id(nil, hash))
+}

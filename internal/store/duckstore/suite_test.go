@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/storetest"
+)
+
+func TestStore_Contract(t *testing.T) {
+	open := func(tb testing.TB, dir string) store.Store {
+		// One thread answers the many small queries of the suite faster.
+		s, err := Open(context.Background(), Config{Directory: dir, Threads: 1})
+		require.NoError(tb, err)
+		tb.Cleanup(func() { assert.NoError(tb, s.Close(context.Background())) })
+		return s
+	}
+	storetest.Run(t, storetest.Setup{
+		Open: func(tb testing.TB) store.Store { return open(tb, tb.TempDir()) },
+		Reopen: func(tb testing.TB, s store.Store) store.Store {
+			require.NoError(tb, s.Close(context.Background()))
+			return open(tb, s.(*Store).dir)
+		},
+		CountsDuplicates: true,
+	})
+}

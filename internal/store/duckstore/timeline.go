@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+// Timeline implements [store.Reader].
+func (s *Store) Timeline(ctx context.Context, q store.TimelineQuery) (store.Timeline, error) {
+	_, err := limits(q.From, q.To, 0, 0, 0)
+	if err == nil && (q.Bins < 1 || q.Bins > 4000) {
+		err = fmt.Errorf("%d bins: %w", q.Bins, store.ErrInvalid)
+	}
+	if err != nil {
+		return store.Timeline{}, fmt.Errorf("read timeline: %w", err)
+	}
+	v, err := s.open(ctx, q.Project, q.Session, false)
+	if err != nil {
+		return store.Timeline{}, err
+	}
+	defer v.close()
+	t, err := v.timeline(ctx, q)
+	if err != nil {
+		return store.Timeline{}, fmt.Errorf("read timeline: %w", err)
+	}
+	return t, nil
+}
+
+type binKey struct {
+	lane  uint32
+	index int64
+}
+
+type binSum struct {
+	n, busy int64
+	top     topOp
+}
+
+// bins are the bins of a timeline. Bin i begins at from + i*width.
+type bins struct {
+	from, width, end int64
+	sums             map[binKey]*binSum
+	// whole has, by lane and bin, the change of the number of operations that cover bins entirely.
+	whole map[uint32]map[int64]int64
+}
+
+// start counts operations that start in a bin.
+func (b *bins) start(lane uint32, index, n int64, top topOp) {
+	s, _ := entry(b.sums, binKey{lane, index})
+	if n > 0 && (s.n == 0 || top.before(&s.top)) {
+		s.top = top
+	}
+	s.n += n
+}
+
+// busy adds the time from start to end to the bins that it touches.
+func (b *bins) busy(lane uint32, start, end int64) {
+	start, end = max(start, b.from), min(end, b.end)
+	if end <= start {
+		return
+	}
+	first, last := (start-b.from)/b.width, (end-1-b.from)/b.width
+	add := func(i int64) {
+		begin := b.from + i*b.width
+		s, _ := entry(b.sums, binKey{lane, i})
+		s.busy += min(end, begin+b.width) - max(start, begin)
+	}
+	add(first)
+	if last > first {
+		add(last)
+	}
+	if last > first+1 {
+		if b.whole[lane] == nil {
+			b.whole[lane] = map[int64]int64{}
+		}
+		b.whole[lane][first+1]++
+		b.whole[lane][last]--
+	}
+}
+
+// finish adds the operations that cover bins entirely.
+func (b *bins) finish() {
+	for lane, changes := range b.whole {
+		cover := int64(0)
+		indices := slices.Sorted(maps.Keys(changes))
+		for n, i := range indices {
+			if cover += changes[i]; cover == 0 {
+				continue
+			}
+			for j := i; j < indices[n+1]; j++ {
+				s, _ := entry(b.sums, binKey{lane, j})
+				s.busy += cover * b.width
+			}
+		}
+	}
+}
+
+func (v *view) timeline(ctx context.Context, q store.TimelineQuery) (store.Timeline, error) {
+	lanes, err := v.laneInfos(ctx)
+	if err != nil || len(lanes) == 0 {
+		return store.Timeline{}, err
+	}
+	from, to := q.From, q.To
+	if from == 0 {
+		from = slices.MinFunc(lanes, func(a, b store.LaneInfo) int { return cmp.Compare(a.FirstNs, b.FirstNs) }).FirstNs
+	}
+	if to == 0 {
+		to = slices.MaxFunc(lanes, func(a, b store.LaneInfo) int { return cmp.Compare(a.LastNs, b.LastNs) }).LastNs + 1
+	}
+	if to <= from {
+		return store.Timeline{}, nil
+	}
+	level, from, width := store.PlanTimeline(from, to, q.Bins)
+	t := store.Timeline{From: from, Width: width}
+	b := &bins{
+		from: from, width: width, end: from + (to-from+width-1)/width*width, sums: map[binKey]*binSum{},
+		whole: map[uint32]map[int64]int64{},
+	}
+	inLanes := ""
+	if len(q.Lanes) > 0 {
+		inLanes = " AND lane IN (" + joinIDs(q.Lanes) + ")"
+	}
+	switch {
+	case level > 0:
+		err = v.binsOfLevel(ctx, b, level, inLanes)
+	case !v.dropped:
+		err = v.binsOfRows(ctx, b, inLanes)
+	}
+	if err != nil {
+		return store.Timeline{}, err
+	}
+	b.finish()
+	order := map[uint32]int{}
+	for i, l := range lanes {
+		order[l.ID] = i
+	}
+	for k, s := range b.sums {
+		if s.n != 0 || s.busy != 0 {
+			t.Bins = append(t.Bins, store.Bin{
+				Lane: k.lane, Index: uint32(k.index), Count: s.n, BusyNs: s.busy,
+				TopNs: s.top.ns, TopShape: s.top.shape, TopStart: s.top.start,
+			})
+		}
+	}
+	slices.SortFunc(t.Bins, func(a, b store.Bin) int {
+		return cmp.Or(cmp.Compare(order[a.Lane], order[b.Lane]), cmp.Compare(a.Index, b.Index))
+	})
+	return t, nil
+}
+
+// binsOfLevel reads a level of detail. Bins begin and end with bins of the level.
+func (v *view) binsOfLevel(ctx context.Context, b *bins, level uint8, inLanes string) error {
+	query := "SELECT lane, (bin * $1 - $2) // $3 AS b, sum(n)::BIGINT, " + lowBits("busy_ns") + ", " + topSQL + " AS top FROM {lod}" +
+		" WHERE level = $4 AND bin >= $5 AND bin < $6" + inLanes + " GROUP BY 1, 2"
+	query = "SELECT * EXCLUDE (top), coalesce(top.d, 0), coalesce(top.shape, 0), coalesce(top.k, 0), coalesce(top.s, 0) FROM (" + query + ")"
+	args := []any{int64(1) << level, b.from, b.width, int64(level), b.from >> level, b.end >> level}
+	if err := v.each(ctx, query, args, b.scan); err != nil {
+		return err
+	}
+	return v.each(ctx, "SELECT lane, start_ns, end_ns FROM {long_ops} WHERE level >= ? AND start_ns < ? AND end_ns > ?"+inLanes,
+		[]any{int64(level), b.end, b.from}, func(r *sql.Rows) error {
+			var o longOp
+			err := r.Scan(&o.lane, &o.start, &o.end)
+			b.busy(o.lane, o.start, o.end)
+			return err
+		})
+}
+
+func (b *bins) scan(r *sql.Rows) error {
+	var lane uint32
+	var index, n, busy int64
+	var top topOp
+	err := r.Scan(&lane, &index, &n, wrapped{&busy}, &top.ns, &top.shape, &top.key, &top.start)
+	b.start(lane, index, n, top)
+	b.sums[binKey{lane, index}].busy += busy
+	return err
+}
+
+// binsOfRows reads operations: sums of those within one bin, and the others one by one.
+func (v *view) binsOfRows(ctx context.Context, b *bins, inLanes string) error {
+	const d, last = "greatest(dur_ns, 0)", "start_ns + greatest(dur_ns - 1, 0)"
+	shapes := v.dict(shapes)
+	rows := "(SELECT lane, shape, start_ns AS s, " + d + " AS d, (start_ns - $1) // $2 AS b FROM {ops} WHERE start_ns >= $1 AND start_ns < $3 AND " +
+		"(" + last + " - $1) // $2 = (start_ns - $1) // $2" + inLanes + ")"
+	query := "SELECT lane, b, count(*), " + lowBits("d") + ", arg_min({'d': d, 'shape': shape, 's': s, 'k': key}, {'d': -d, 's': s, 'k': key}) AS top FROM " +
+		rows + " LEFT JOIN " + shapes + " k ON k.id = shape GROUP BY 1, 2"
+	query = "SELECT * EXCLUDE (top), top.d, top.shape, coalesce(top.k, 0), top.s FROM (" + query + ")"
+	if err := v.each(ctx, query, []any{b.from, b.width, b.end}, b.scan); err != nil {
+		return err
+	}
+	reach := b.from - shortNs
+	query = "SELECT lane, shape, coalesce(key, 0), s, e FROM (SELECT lane, shape, start_ns AS s, start_ns + " + d + " AS e FROM {ops}" +
+		" WHERE start_ns >= $4 AND start_ns < $3 AND start_ns + " + d + " > $1 AND (start_ns < $1 OR (" + last + " - $1) // $2 > (start_ns - $1) // $2)" +
+		inLanes + " UNION ALL SELECT lane, 0, start_ns, end_ns FROM {long_ops} WHERE start_ns < $4 AND end_ns > $1" + inLanes + ") LEFT JOIN " +
+		shapes + " k ON k.id = shape"
+	return v.each(ctx, query, []any{b.from, b.width, b.end, reach}, func(r *sql.Rows) error {
+		var lane uint32
+		var top topOp
+		var end int64
+		if err := r.Scan(&lane, &top.shape, &top.key, &top.start, &end); err != nil {
+			return err
+		}
+		if top.start >= b.from {
+			top.ns = end - top.start
+			b.start(lane, (top.start-b.from)/b.width, 1, top)
+		}
+		b.busy(lane, top.start, end)
+		return nil
+	})
+}
