@@ -120,8 +120,13 @@ var mutations = []mutation{
 	},
 	{
 		"clients are isolated: sessions of a principal", "receiver/gpuflogreceiver/intake.go",
-		"case len(own) >= limit ||", "case false ||",
+		"byOwner[s.windows.owner]", "byOwner[who]",
 		gpuflogReceiver, "^TestSessions_ShareOfAPrincipal$",
+	},
+	{
+		"clients are isolated: max_sessions of a principal", "receiver/gpuflogreceiver/intake.go",
+		"case len(own) >= limit ||", "case false ||",
+		gpuflogReceiver, "^TestSessions_Bound$",
 	},
 	{
 		"clients are isolated: a session belongs to its credentials", "receiver/gpuflogreceiver/intakestate.go",
@@ -134,9 +139,14 @@ var mutations = []mutation{
 		gpuflogReceiver, "^TestSessions_ForeignToken$",
 	},
 	{
-		"clients are isolated: the share of a process in a map", "receiver/cudareceiver/bpf/cuda.bpf.c",
-		"return r->held[class] < room(r->user, class);", "return room(r->user, class) + used(r->user, class) > 0;",
+		"clients are isolated: the share of a process in the map of kernels", "receiver/cudareceiver/bpf/cuda.bpf.c",
+		"left > r->held[CLASS_SUMS] ||", "left > 0 ||",
 		cudaProbe, "^TestNeighbors_Kernels$",
+	},
+	{
+		"clients are isolated: the share of a process in other maps", "receiver/cudareceiver/bpf/cuda.bpf.c",
+		"return r->held[class] < room(r->user, class);", "return room(r->user, class) > 0;",
+		cudaProbe, "^TestNeighbors_Threads$",
 	},
 	{
 		"clients are isolated: the share of a user in a map", "receiver/cudareceiver/bpf/cuda.bpf.c",
