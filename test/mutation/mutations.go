@@ -270,8 +270,8 @@ var mutations = []mutation{
 	},
 	{
 		"state on disk: two Collectors on one directory", fileStorage + "/lock_unix.go",
-		"if !errors.Is(err, syscall.EWOULDBLOCK) {", "if true {",
-		fileStorage, "^TestGetClient_InUse$",
+		"return errInUse", "return nil",
+		fileStorage, "^TestGetClient_DamagedInUse$",
 	},
 	{
 		"state on disk: a start on a full disk", fileStorage + "/extension.go",
@@ -308,6 +308,11 @@ var mutations = []mutation{
 		"Kafka: no automatic topics", "config/kafka.yaml",
 		"allow_auto_topic_creation: false", "allow_auto_topic_creation: true",
 		fleet, "^TestKafka_TopicsMissing$",
+	},
+	{
+		"files are their own queue", "config/kafka.yaml",
+		"wait_for_result: true", "wait_for_result: false",
+		fleet, "^TestAgent_KilledRepeatedly$",
 	},
 	{
 		"Kafka: SASL of the page", "docs/deploying.md",

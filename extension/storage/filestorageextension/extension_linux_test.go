@@ -18,6 +18,26 @@ import (
 	"go.opentelemetry.io/collector/extension/xextension/storage"
 )
 
+// TestGetClient_DamagedInUse has a damaged file that another process has locked, as while it writes.
+// Only that process may replace it.
+func TestGetClient_DamagedInUse(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "receiver_gpuflog_a~002Fb")
+	require.NoError(t, os.WriteFile(path, []byte("damaged"), 0o600))
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	defer f.Close()
+	require.NoError(t, syscall.Flock(int(f.Fd()), syscall.LOCK_EX))
+	s := start(t, dir, nil)
+	_, err = s.GetClient(t.Context(), component.KindReceiver, owner, "")
+	require.ErrorIs(t, err, errInUse)
+	assert.Equal(t, []string{path}, files(t, dir))
+
+	require.NoError(t, syscall.Flock(int(f.Fd()), syscall.LOCK_UN))
+	require.NoError(t, s.client(t).Close(t.Context()))
+	assert.Len(t, files(t, dir), 2, "it was set aside")
+}
+
 // TestGetClient_FullDisk opens a file of requests on a full disk. They have no room to move.
 func TestGetClient_FullDisk(t *testing.T) {
 	dir := t.TempDir()
