@@ -20,6 +20,9 @@ func TestMutations_TextExists(t *testing.T) {
 		if assert.NoError(t, err, m) {
 			assert.True(t, strings.Contains(string(text), m.old), "%s: no %q", m, m.old) //nolint:testifylint // Not the whole file.
 		}
+		if ext := filepath.Ext(m.file); ext == ".c" || ext == ".h" {
+			assert.Contains(t, builds, m.file)
+		}
 		name := strings.Trim(strings.Split(m.run, "/")[0], "^$")
 		if !strings.HasPrefix(name, "Test") {
 			continue
