@@ -312,7 +312,7 @@ var mutations = []mutation{
 	{
 		"files are their own queue", "config/kafka.yaml",
 		"wait_for_result: true", "wait_for_result: false",
-		fleet, "^TestAgent_NewMachine$",
+		fleet, "^TestStop_NextUnavailable$",
 	},
 	{
 		"Kafka: SASL of the page", "docs/deploying.md",
