@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -292,6 +293,7 @@ func TestWindow_TwoProcesses(t *testing.T) {
 	code, text := first.once("sass")
 	assert.Equal(t, 0, code, text)
 	wants(first, "pc", 0, deep.StatusCollected)
+	assert.Empty(t, abstractSockets(t, first.pid), "anybody could take such a name")
 	text = wants(second, "pc", 3, deep.StatusAnotherProfiler)
 	assert.Contains(t, text, fmt.Sprintf("did not open: process %d samples this GPU, and holds it until it exits: end that process, or request SASS metrics\n", first.pid))
 	code, text = second.once("both")
@@ -301,6 +303,33 @@ func TestWindow_TwoProcesses(t *testing.T) {
 	first.end()
 	wants(second, "pc", 0, deep.StatusCollected)
 	second.end()
+}
+
+// abstractSockets returns the abstract names of the Unix sockets that a process has open.
+func abstractSockets(t *testing.T, pid int) (names []string) {
+	t.Helper()
+	dir := fmt.Sprintf("/proc/%d", pid)
+	entries, err := os.ReadDir(filepath.Join(dir, "fd"))
+	require.NoError(t, err)
+	open := map[string]bool{}
+	for _, e := range entries {
+		target, _ := os.Readlink(filepath.Join(dir, "fd", e.Name())) // A descriptor may be closed meanwhile.
+		open[target] = true
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "net", "unix"))
+	require.NoError(t, err)
+	paths := 0
+	for line := range strings.Lines(string(text)) {
+		// Num RefCount Protocol Flags Type St Inode Path
+		if f := strings.Fields(line); len(f) == 8 && open["socket:["+f[6]+"]"] {
+			paths++
+			if strings.HasPrefix(f[7], "@") {
+				names = append(names, f[7])
+			}
+		}
+	}
+	require.Positive(t, paths, "the socket for requests is listed")
+	return names
 }
 
 // Containers have their own network namespaces and the host's driver library.

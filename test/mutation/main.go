@@ -7,8 +7,9 @@
 //
 //	go run ./test/mutation [-list] [-only REGEXP] [-C DIRECTORY]
 //
-// Tests of binaries use bin and .tools of the tree, so run make build first. The exit status is 1
-// if a guarantee has no test.
+// Tests of binaries use bin and .tools of the tree, so run make build first. Code in C is compiled
+// with each mutation. The programs for eBPF need the compiler of scripts/bpf. The exit status is 1 if
+// a guarantee has no test.
 package main
 
 import (
@@ -92,10 +93,11 @@ func run(ctx context.Context, root, only string, list bool) error {
 // tree is a copy of the source tree.
 type tree struct {
 	base, root string
-	intact     map[string]error // by test: the result without a mutation
+	builds     map[string]string // by file: the command that compiles it
+	intact     map[string]error  // by test: the result without a mutation
 }
 
-// copyTree copies all files that git tracks or would track. bin and .tools are links.
+// copyTree copies all files that git tracks or would track. The files of bin, and .tools, are links.
 func copyTree(ctx context.Context, from string) (*tree, error) {
 	from, err := filepath.Abs(from)
 	if err != nil {
@@ -105,7 +107,7 @@ func copyTree(ctx context.Context, from string) (*tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &tree{base: base, root: filepath.Join(base, "tree"), intact: map[string]error{}}
+	t := &tree{base: base, root: filepath.Join(base, "tree"), builds: builds, intact: map[string]error{}}
 	if err := t.fill(ctx, from); err != nil {
 		t.remove()
 		return nil, fmt.Errorf("copy %s: %w", from, err)
@@ -143,9 +145,20 @@ func (t *tree) fill(ctx context.Context, from string) error {
 			return err
 		}
 	}
-	for name, target := range map[string]string{"bin": "bin", ".tools": ".tools"} {
-		// If the target is missing the link is broken, and tests report what they need.
-		if err := os.Symlink(filepath.Join(from, target), filepath.Join(t.root, name)); err != nil {
+	// If a target is missing the link is broken or absent, and tests report what they need.
+	links := []string{".tools"}
+	binaries, err := os.ReadDir(filepath.Join(from, "bin"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	for _, b := range binaries {
+		links = append(links, filepath.Join("bin", b.Name()))
+	}
+	if err := os.MkdirAll(filepath.Join(t.root, "bin"), 0o755); err != nil {
+		return err
+	}
+	for _, name := range links {
+		if err := os.Symlink(filepath.Join(from, name), filepath.Join(t.root, name)); err != nil {
 			return err
 		}
 	}
@@ -177,18 +190,46 @@ func (t *tree) check(ctx context.Context, m mutation) error {
 	if intact != nil {
 		return intact
 	}
-	if err := os.WriteFile(path, bytes.ReplaceAll(text, []byte(m.old), []byte(m.replacement)), 0o600); err != nil {
-		return err
-	}
-	out, err := t.test(ctx, m)
-	if restore := os.WriteFile(path, text, 0o600); restore != nil {
-		return restore
+	out, err, failed := t.mutated(ctx, m, path, text)
+	if failed != nil {
+		return failed
 	}
 	if err == nil {
 		return errors.New("the test passes with the mutation")
 	}
 	if !bytes.Contains(out, []byte("--- FAIL")) && !bytes.Contains(out, []byte("panic: ")) {
 		return fmt.Errorf("the test does not run with the mutation: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// mutated runs a mutation's test with the mutation. err is the result of the test. failed is the error
+// of a build or of a file.
+func (t *tree) mutated(ctx context.Context, m mutation, path string, text []byte) (out []byte, err, failed error) {
+	if err := os.WriteFile(path, bytes.ReplaceAll(text, []byte(m.old), []byte(m.replacement)), 0o600); err != nil {
+		return nil, nil, err
+	}
+	failed = t.build(ctx, m.file)
+	if failed == nil {
+		out, err = t.test(ctx, m)
+	}
+	if restore := os.WriteFile(path, text, 0o600); restore != nil {
+		return nil, nil, errors.Join(failed, restore)
+	}
+	return out, err, errors.Join(failed, t.build(ctx, m.file))
+}
+
+// build compiles a file that go test does not compile.
+func (t *tree) build(ctx context.Context, file string) error {
+	command, ok := t.builds[file]
+	if !ok {
+		return nil
+	}
+	cmd := exec.CommandContext(ctx, "sh", "-e", "-c", command)
+	cmd.Dir = t.root
+	cmd.Env = append(os.Environ(), "PWD="+t.root)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", file, err, out)
 	}
 	return nil
 }

@@ -18,8 +18,17 @@ func (m mutation) String() string { return m.guarantee + ": " + m.file + ": " + 
 const (
 	gpuflogReceiver = "./receiver/gpuflogreceiver"
 	cudaProbe       = "./receiver/cudareceiver/internal/probe"
+	fileStorage     = "./extension/storage/filestorageextension"
 	fleet           = "./test/fleet"
+	inject          = "./test/inject"
 )
+
+// builds are the commands that compile files which go test does not compile.
+var builds = map[string]string{
+	"cupti/inject/loader/loader.c":          "rm -f bin/libgpuflight.so; cupti/inject/loader/build bin/libgpuflight.so",
+	"receiver/cudareceiver/bpf/cuda.bpf.c":  "go generate " + cudaProbe,
+	"receiver/cudareceiver/bpf/trace.bpf.c": "go generate " + cudaProbe,
+}
 
 // mutations, in the order of README.md ("What you can rely on"), docs/deploying.md and SECURITY.md.
 var mutations = []mutation{
@@ -60,6 +69,161 @@ var mutations = []mutation{
 		gpuflogReceiver + "/internal/fileset", ".",
 	},
 	{
+		"memory is bounded: a full batch", "internal/gpuevent/batch.go",
+		"const maxItems = 8192", "const maxItems = 8192000",
+		"./internal/gpuflog", "^TestDecoder_Expansion$",
+	},
+	{
+		"memory is bounded: a long text on many rows", "internal/gpuflog/decoder.go",
+		"const maxText = 16 << 10", "const maxText = 16 << 20",
+		"./internal/gpuflog", "^TestDecoder_Expansion$",
+	},
+	{
+		"memory is bounded: nested scopes", "internal/gpuflog/scope.go",
+		"if levels < maxLevels {", "if levels >= 0 {",
+		"./internal/gpuflog", "^TestDecoder_Expansion$",
+	},
+	{
+		"memory is bounded: a message of Kafka that expands", "extension/encoding/gpuflogencodingextension/reader.go",
+		"maxParts = 8", "maxParts = 8000",
+		"./extension/encoding/gpuflogencodingextension", "^TestUnmarshal_LineThatExpands$",
+	},
+	{
+		"clients are isolated: the share of a principal", "receiver/gpuflogreceiver/internal/ingest/budget.go",
+		"used+n > b.total-b.total/4", "used+n > b.total",
+		gpuflogReceiver + "/internal/ingest", "^TestBudget_Shares$",
+	},
+	{
+		"clients are isolated: the share of a host", "receiver/gpuflogreceiver/internal/ingest/budget.go",
+		"used+n > b.total/2", "used+n > b.total",
+		gpuflogReceiver + "/internal/ingest", "^TestBudget_Shares$",
+	},
+	{
+		"clients are isolated: requests of a token", "receiver/gpuflogreceiver/http.go",
+		"s.requests.For(s.client(r))", "s.requests.For(ingest.Client{})",
+		gpuflogReceiver, "^TestRequests_SlowClientsOfOneToken$",
+	},
+	{
+		"clients are isolated: bytes of a token", "receiver/gpuflogreceiver/http.go",
+		"s.budget.For(s.client(r))", "s.budget",
+		gpuflogReceiver, "^TestBytes_SlowClientOfOneToken$",
+	},
+	{
+		"clients are isolated: places that decode", "receiver/gpuflogreceiver/slots.go",
+		" && t.held[who] < t.each", "",
+		gpuflogReceiver, "^TestFairSlots_Fair$",
+	},
+	{
+		"clients are isolated: the turn of waiting requests", "receiver/gpuflogreceiver/slots.go",
+		"if len(t.waiting[next]) > 0 { // to the end of the order", "if false {",
+		gpuflogReceiver, "^TestFairSlots_Fair$",
+	},
+	{
+		"clients are isolated: sessions of a principal", "receiver/gpuflogreceiver/intake.go",
+		"byOwner[s.windows.owner]", "byOwner[who]",
+		gpuflogReceiver, "^TestSessions_ShareOfAPrincipal$",
+	},
+	{
+		"clients are isolated: max_sessions of a principal", "receiver/gpuflogreceiver/intake.go",
+		"case len(own) >= limit ||", "case false ||",
+		gpuflogReceiver, "^TestSessions_Bound$",
+	},
+	{
+		"clients are isolated: a session belongs to its credentials", "receiver/gpuflogreceiver/intakestate.go",
+		"return t.owner == who ||", "return true || t.owner == who ||",
+		gpuflogReceiver, "^TestSessions_ForeignToken$",
+	},
+	{
+		"clients are isolated: a stored session belongs to its credentials", "receiver/gpuflogreceiver/intakestate.go",
+		"s.windows.owner[i] = d.Byte()", "_, _ = i, d.Byte()",
+		gpuflogReceiver, "^TestSessions_ForeignToken$",
+	},
+	{
+		"clients are isolated: the share of a process in the map of kernels", "receiver/cudareceiver/bpf/cuda.bpf.c",
+		"left > r->held[CLASS_SUMS] ||", "left > 0 ||",
+		cudaProbe, "^TestNeighbors_Kernels$",
+	},
+	{
+		"clients are isolated: the share of a process in other maps", "receiver/cudareceiver/bpf/cuda.bpf.c",
+		"return r->held[class] < room(r->user, class);", "return room(r->user, class) > 0;",
+		cudaProbe, "^TestNeighbors_Threads$",
+	},
+	{
+		"clients are isolated: the share of a user in a map", "receiver/cudareceiver/bpf/cuda.bpf.c",
+		"- used(ALL_USERS, class) - used(user, class)", "- used(ALL_USERS, class)",
+		cudaProbe, "^TestNeighbors_KernelsOfManyProcesses$",
+	},
+	{
+		"clients are isolated: traced calls that have not returned", "receiver/cudareceiver/bpf/trace.bpf.c",
+		"(t ? t->flights : 0) < room", "room + u.own->flights > 0",
+		cudaProbe, "^TestNeighbors_TracedCallsInFlight$",
+	},
+	{
+		"clients are isolated: the ring of traced calls", "receiver/cudareceiver/bpf/trace.bpf.c",
+		"(t ? t->events : 0) < (__s64)max_events - all - own", "all + own >= 0",
+		cudaProbe, "^TestNeighbors_TracedCalls$",
+	},
+	{
+		"clients are isolated: the share of a process in a table", "receiver/cudareceiver/internal/fair/fair.go",
+		"t.processes[process] >= t.size-t.total-t.users[user]", "t.users[user] >= t.size-t.total",
+		"./receiver/cudareceiver/internal/fair", "^TestTable_SingleProcess$",
+	},
+	{
+		"clients are isolated: the share of a user in a table", "receiver/cudareceiver/internal/fair/fair.go",
+		"t.processes[process] >= t.size-t.total-t.users[user]", "t.processes[process] >= t.size-t.total",
+		"./receiver/cudareceiver/internal/fair", "^TestTable_NewUsers$",
+	},
+	{
+		"clients are isolated: names of kernels", "receiver/cudareceiver/internal/fair/fair.go",
+		"t.processes[process] >= t.size-t.total-t.users[user]", "t.total >= t.size",
+		cudaProbe, "^TestReader_NamesOfManyProcesses$",
+	},
+	{
+		"clients are isolated: files of a user", "receiver/cudareceiver/internal/probe/shares_linux.go",
+		"userFiles, totalFiles = 512, 4096", "userFiles, totalFiles = 4096, 4096",
+		cudaProbe, "^TestDiscover_Shares$",
+	},
+	{
+		"clients are isolated: descriptors of a user", "receiver/cudareceiver/internal/probe/shares_linux.go",
+		"userDescriptors, totalDescriptors = 128, 320", "userDescriptors, totalDescriptors = 320, 320",
+		cudaProbe, "^TestAdmit_AttachedShare$",
+	},
+	{
+		"a recorded program keeps its limits: descriptors", "cupti/inject/loader/loader.c",
+		"NEED_FILES = 64", "NEED_FILES = 1",
+		inject, "^TestLimits_Rlimits$/^descriptors$",
+	},
+	{
+		"a recorded program keeps its limits: threads", "cupti/inject/loader/loader.c",
+		"NEED_THREADS = 24", "NEED_THREADS = 1",
+		inject, "^TestLimits_Rlimits$/^threads$",
+	},
+	{
+		"a recorded program keeps its limits: address space", "cupti/inject/loader/loader.c",
+		"need_space = (size_t)4096 << 20", "need_space = (size_t)1 << 20",
+		inject, "^TestLimits_Rlimits$/^address_space$",
+	},
+	{
+		"a recorded program keeps its limits: data memory", "cupti/inject/loader/loader.c",
+		"need_data = (size_t)512 << 20", "need_data = (size_t)1 << 20",
+		inject, "^TestLimits_Rlimits$/^data$",
+	},
+	{
+		"a recording is readable for its user only: created by trace", "cmd/gpuflight/trace.go",
+		"os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600", "os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644",
+		"./cmd/gpuflight", "^TestTrace_RecordingMode$",
+	},
+	{
+		"a recording is readable for its user only: replaced by trace", "cmd/gpuflight/trace.go",
+		"f.Chmod(0o600)", "f.Chmod(0o644)",
+		"./cmd/gpuflight", "^TestTrace_RecordingMode$",
+	},
+	{
+		"a recording is readable for its user only: created by the recorder", "internal/recording/otlp/file.go",
+		"os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600", "os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o644",
+		"./internal/recording/otlp", "^TestFile_RoundTrip$",
+	},
+	{
 		"a slow client is cut off: default of read_timeout", "receiver/gpuflogreceiver/config.go",
 		"s.ReadTimeout = 2 * time.Minute", "s.ReadTimeout = 0",
 		gpuflogReceiver, "^TestDefaults_TimeLimits$",
@@ -74,11 +238,92 @@ var mutations = []mutation{
 		"o.stat.Mode&unix.S_IFMT != unix.S_IFREG", "false",
 		cudaProbe, "^TestOpen_NoRegularFile$",
 	},
+	{
+		"foreign files: an identity that a user chooses", "receiver/cudareceiver/internal/probe/open_linux.go",
+		"o.id.device, o.id.born = overlay, uint64(born.Sec)*1e9+uint64(born.Nsec)", "o.id.device, _ = overlay, born",
+		cudaProbe, "^TestFile_ForgedOverlayIdentity$",
+	},
+	{
+		"state on disk: fsync", fileStorage + "/factory.go",
+		"cfg.FSync = true", "cfg.FSync = false",
+		fileStorage, "^TestDefaultConfig_FSync$",
+	},
+	{
+		"state on disk: fsync in shipped configurations", "config/agent.yaml",
+		"    create_directory: true", "    create_directory: true\n    fsync: false",
+		"./test/storage", "^TestShippedConfigs_FSync$",
+	},
+	{
+		"state on disk: a damaged file is set aside", fileStorage + "/extension.go",
+		"return s.setAside(path, err)", "return err",
+		fileStorage, "^TestGetClient_DamagedFile$",
+	},
+	{
+		"state on disk: a truncated file", fileStorage + "/internal/boltcheck/boltcheck.go",
+		"m.pages > uint64(c.size/c.pageBytes)", "false",
+		fileStorage + "/internal/boltcheck", "^TestCheck_DamagedFiles$",
+	},
+	{
+		"state on disk: a page that is used twice", fileStorage + "/internal/boltcheck/boltcheck.go",
+		"if c.seen[id/8]&(1<<(id%8)) != 0 {", "if false {",
+		fileStorage + "/internal/boltcheck", "^TestCheck_DamagedFiles$",
+	},
+	{
+		"state on disk: two Collectors on one directory", fileStorage + "/lock_unix.go",
+		"return errInUse", "return nil",
+		fileStorage, "^TestGetClient_DamagedInUse$",
+	},
+	{
+		"state on disk: a start on a full disk", fileStorage + "/extension.go",
+		"min(space.Used, maxRoom); room < need {", "min(space.Used, maxRoom); room < 0*need {",
+		fileStorage, "^TestGetClient_FullDisk$",
+	},
+	{
+		"state on disk: requests are read on a full disk", fileStorage + "/client.go",
+		"return c.Client.Batch(ctx, reads...)", "return err",
+		fileStorage, "^TestBatch_Full$",
+	},
+	{
+		"state on disk: values of gpuflog have a checksum", "receiver/gpuflogreceiver/receiver.go",
+		"storageclient.Checked(client)", "client",
+		gpuflogReceiver, "^TestStore_DamagedSession$",
+	},
+	{
+		"state on disk: values of gpu_usage have a checksum", "connector/gpuusageconnector/log.go",
+		"binary.LittleEndian.Uint64(b[n:]) != xxhash.Sum64(b[:n])", "len(b) == 0",
+		"./connector/gpuusageconnector", "^TestDamagedStateBeginsAnewAndSaysSo$",
+	},
+	{
+		"state on disk: the clock was set back", "connector/gpuusageconnector/connector.go",
+		"return max(now.UnixNano(), c.state.now+int64(elapsed))", "_ = elapsed\n\treturn now.UnixNano()",
+		"./connector/gpuusageconnector", "^TestConnector_ClockSetBack$",
+	},
 
 	{
 		"Kafka: a leader that is lost after acknowledgements", "config/kafka.yaml",
 		"required_acks: -1", "required_acks: 1",
 		fleet, "^TestReplicas_LeaderLost$/^shipped$",
+	},
+	{
+		"Kafka: no automatic topics", "config/kafka.yaml",
+		"allow_auto_topic_creation: false", "allow_auto_topic_creation: true",
+		fleet, "^TestKafka_TopicsMissing$",
+	},
+	{
+		"files are their own queue", "config/kafka.yaml",
+		"wait_for_result: true", "wait_for_result: false",
+		fleet, "^TestStop_NextUnavailable$",
+	},
+	{
+		"Kafka: SASL of the page", "docs/deploying.md",
+		"  kafka/files: &kafka\n    tls: {ca_file: /etc/otelcol-gpuflight/tls/ca.pem}\n    auth:\n      sasl:\n        mechanism: SCRAM-SHA-512",
+		"  kafka/files: &kafka\n    tls: {ca_file: /etc/otelcol-gpuflight/tls/ca.pem}\n    auth:\n      sasl:\n        mechanism: PLAIN",
+		fleet, "^TestKafkaAndS3_TLSAndSCRAM$",
+	},
+	{
+		"OTLP: confirmed when it is on the agent's disk", "config/kafka.yaml",
+		"      storage: file_storage\n      sizer: bytes\n", "      sizer: bytes\n",
+		fleet, "^TestAgent_NewMachine$",
 	},
 	{
 		"Kafka: a broker that is away", "config/kafka.yaml",
@@ -111,6 +356,11 @@ var mutations = []mutation{
 		fleet, "^TestTailSampling_Full$",
 	},
 	{
+		"sampling: session spans are kept", "config/sampling.yaml",
+		`["cuda.operation"] == "session"`, `["cuda.operation"] == "none"`,
+		fleet, "^TestTailSampling$",
+	},
+	{
 		"OTLP: a slow client over HTTP is cut off", "config/agent.yaml",
 		"read_timeout: 10s", "read_timeout: 10m",
 		fleet, "^TestSlowOTLPClients$",
@@ -119,6 +369,11 @@ var mutations = []mutation{
 		"OTLP: a slow client over gRPC does not delay the end", "config/gateway.yaml",
 		"max_connection_age: 4s", "max_connection_age: 10m",
 		fleet, "^TestSlowOTLPClients$",
+	},
+	{
+		"configurations listen on loopback", "config/agent.yaml",
+		"127.0.0.1:14318}", "0.0.0.0:14318}",
+		"./test/distribution", "^TestConfigs_Loopback$",
 	},
 	{
 		"certificates: only clients with a certificate", "docs/deploying.md",

@@ -211,6 +211,7 @@ func TestCheck_DamagedFiles(t *testing.T) {
 		"key's place":     func(b []byte) []byte { byteOrder.PutUint32(b[root+16+4:], 0xFFFFFFF0); return b },
 		"key's length":    func(b []byte) []byte { byteOrder.PutUint32(b[root+16+8:], 0xFFFFFFF0); return b },
 		"value's length":  func(b []byte) []byte { byteOrder.PutUint32(b[root+16+12:], 0xFFFFFFF0); return b },
+		"page used twice": func(b []byte) []byte { extend(t, b); return b },
 		"bucket is none":  func(b []byte) []byte { byteOrder.PutUint32(b[root+16:], 0); return b },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -227,6 +228,23 @@ func TestCheck_DamagedFiles(t *testing.T) {
 			}
 		}
 	})
+}
+
+// extend makes a page overflow into the next one, which is in use too.
+func extend(t *testing.T, b []byte) {
+	t.Helper()
+	c := &checker{r: bytes.NewReader(b), size: int64(len(b))}
+	require.NoError(t, c.check())
+	for id := 2; id+1 < int(c.pages); id++ {
+		head := b[id*int(c.pageBytes):]
+		used := func(id int) bool { return c.seen[id/8]&(1<<(id%8)) != 0 }
+		single := byteOrder.Uint64(head) == uint64(id) && byteOrder.Uint32(head[12:]) == 0
+		if used(id) && used(id+1) && single {
+			byteOrder.PutUint32(head[12:], 1)
+			return
+		}
+	}
+	t.Fatal("no two used pages are adjacent")
 }
 
 func garbage(b []byte) {
