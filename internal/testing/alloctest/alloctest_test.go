@@ -4,6 +4,7 @@ package alloctest
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -33,7 +34,7 @@ func TestLimit(t *testing.T) {
 	}{
 		{"nothing", []int{0, 0, 0}, 1, false},
 		{"below", []int{1 << 16, 0, 0}, 1, false},
-		{"above", []int{1 << 20, 1 << 20, 1 << 20}, attempts, true},
+		{"above", slices.Repeat([]int{1 << 20}, attempts), attempts, true},
 		{"above at first", []int{1 << 20, 0, 0}, 2, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
