@@ -44,6 +44,8 @@ type Store struct {
 	attached map[*segment]struct{}
 	sequence uint64
 
+	gapTail, gapLag int64 // see the constants; tests change them
+
 	rows, duplicates, replaced, rejected atomic.Int64
 	commits, commitNs, failures          atomic.Int64
 	damaged, deleted                     atomic.Int64
@@ -64,7 +66,8 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if dir, err = resolved(dir); err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
-	s := &Store{cfg: cfg, dir: dir, sessions: map[sessionKey]*session{}, attached: map[*segment]struct{}{}}
+	s := &Store{cfg: cfg, dir: dir, sessions: map[sessionKey]*session{}, attached: map[*segment]struct{}{},
+		gapTail: gapTail, gapLag: gapLag}
 	s.released = sync.NewCond(&s.attach)
 	if s.lock, err = lockDirectory(dir); err != nil {
 		return nil, err
