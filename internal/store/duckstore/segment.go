@@ -44,7 +44,11 @@ func (s *Store) acquire(ctx context.Context, seg *segment) error {
 	if seg.alias == "" {
 		alias := "s" + strconv.FormatUint(s.sequence, 10)
 		s.sequence++
-		_, err := s.db.ExecContext(context.WithoutCancel(ctx), "ATTACH "+quote(seg.file)+" AS "+alias)
+		mode := ""
+		if s.readOnly {
+			mode = " (READ_ONLY)"
+		}
+		_, err := s.db.ExecContext(context.WithoutCancel(ctx), "ATTACH "+quote(seg.file)+" AS "+alias+mode)
 		if err != nil {
 			return fmt.Errorf("open %s: %w", seg.file, err)
 		}
