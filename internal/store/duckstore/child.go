@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -44,6 +45,7 @@ type request struct {
 	Directory string
 	Files     []string
 	Rows      bool // all rows of the only file, in batches
+	Verify    bool // read everything
 }
 
 // response is about one file. The child sends one with Segment or Err for each file, in their order.
@@ -53,6 +55,8 @@ type response struct {
 	Err     string
 	// Temporary says that Err says nothing about the file.
 	Temporary bool
+	// Newer says that the file has a newer schema version.
+	Newer bool
 }
 
 // segmentInfo is what the store knows about a segment without its rows.
@@ -83,10 +87,10 @@ func serve(in io.Reader, out, log io.Writer) int {
 	enc := gob.NewEncoder(out)
 	for _, file := range r.Files {
 		var answer response
-		info, err := s.inspect(context.Background(), file, r.Rows, func(b *store.Batch) error { return enc.Encode(response{Batch: b}) })
+		info, err := s.inspect(context.Background(), file, &r, func(b *store.Batch) error { return enc.Encode(response{Batch: b}) })
 		if err != nil {
 			text := strings.ToValidUTF8(strings.SplitN(err.Error(), "\n", 2)[0], "?")
-			answer.Err, answer.Temporary = text[:min(len(text), 300)], temporary(err)
+			answer.Err, answer.Temporary, answer.Newer = text[:min(len(text), 300)], temporary(err), errors.Is(err, errNewer)
 		} else {
 			answer.Segment = info
 		}
@@ -123,8 +127,8 @@ func openReader(r *request) (*Store, error) {
 	return s, err
 }
 
-// inspect reads a file. With rows, it checks all of them, then sends them.
-func (s *Store) inspect(ctx context.Context, file string, rows bool, send func(*store.Batch) error) (*segmentInfo, error) {
+// inspect reads a file. With Rows, it checks all of them, then sends them.
+func (s *Store) inspect(ctx context.Context, file string, r *request, send func(*store.Batch) error) (*segmentInfo, error) {
 	seg := &segment{file: file}
 	if err := s.acquire(ctx, seg); err != nil {
 		return nil, errors.Unwrap(err)
@@ -145,7 +149,10 @@ func (s *Store) inspect(ctx context.Context, file string, rows bool, send func(*
 		return nil, err
 	}
 	info.Newest, info.Partial, info.MergedTo = seg.newest, seg.partial, seg.mergedTo
-	if !rows {
+	if r.Verify {
+		return info, s.verify(ctx, seg)
+	}
+	if !r.Rows {
 		return info, nil
 	}
 	for _, pass := range []func(*store.Batch) error{
@@ -157,6 +164,18 @@ func (s *Store) inspect(ctx context.Context, file string, rows bool, send func(*
 		}
 	}
 	return info, nil
+}
+
+// verify reads all values of an attached file.
+func (s *Store) verify(ctx context.Context, seg *segment) error {
+	for _, table := range slices.Concat(rowTables[:], dictTables[:], rollupTables[:]) {
+		var n int64
+		err := s.db.QueryRowContext(ctx, "SELECT count(hash(t)) FROM "+seg.alias+"."+table+" t").Scan(&n)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // errChild is the error for a file that ended the child.

@@ -46,6 +46,8 @@ type Store struct {
 	attached map[*segment]struct{}
 	sequence uint64
 
+	checks sync.WaitGroup // of suspect
+
 	rows, duplicates, replaced, rejected atomic.Int64
 	commits, commitNs, failures          atomic.Int64
 	damaged, deleted                     atomic.Int64
@@ -155,6 +157,7 @@ func openDuckDB(cfg Config, settings ...string) (*sql.DB, error) {
 
 // Close waits for running calls and closes all files.
 func (s *Store) Close(context.Context) error {
+	defer s.checks.Wait()
 	s.write.Lock()
 	defer s.write.Unlock()
 	s.mu.Lock()
@@ -213,11 +216,11 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
-// sizeOf returns the size of a segment and its write-ahead log on disk.
+// sizeOf returns the size of a segment and its write-ahead logs on disk.
 func sizeOf(file string) int64 {
 	var n int64
-	for _, f := range []string{file, file + ".wal"} {
-		if fi, err := os.Stat(f); err == nil {
+	for _, suffix := range segmentFiles {
+		if fi, err := os.Stat(file + suffix); err == nil {
 			n += fi.Size()
 		}
 	}
@@ -230,10 +233,30 @@ func temporary(err error) bool {
 		return true
 	}
 	text := err.Error()
+	if strings.Contains(text, "Could not read enough bytes") {
+		return false // the file is too short
+	}
 	for _, part := range []string{
 		"No space left", "Too many open files", "Out of Memory", "Permission denied", "Could not set lock",
 		"Disk quota", "INTERRUPT", "Read-only file system", "File too large", "max_temp_directory_size",
 		"Input/output error", "Could not write", "Could not read", "Could not truncate", "fsync",
+	} {
+		if strings.Contains(text, part) {
+			return true
+		}
+	}
+	return false
+}
+
+// damaging reports whether an error of DuckDB says that a file is damaged or missing.
+func damaging(err error) bool {
+	if errors.Is(err, os.ErrNotExist) {
+		return true
+	}
+	text := err.Error()
+	for _, part := range []string{
+		"Corrupt", "corrupt", "Could not read enough bytes", "Serialization Error", "INTERNAL Error", "FATAL Error",
+		"not a valid DuckDB database file", "Failure while replaying WAL", "has been invalidated",
 	} {
 		if strings.Contains(text, part) {
 			return true
