@@ -363,8 +363,3 @@ func (v *view) copyRows(ctx context.Context, alias string) error {
 	}
 	return nil
 }
-
-// Import implements [store.Admin]. It is not supported yet.
-func (s *Store) Import(context.Context, string, string) (string, error) {
-	return "", fmt.Errorf("import: %w", errors.ErrUnsupported)
-}

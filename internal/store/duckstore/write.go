@@ -109,6 +109,10 @@ func (s *Store) writeSession(ctx context.Context, k sessionKey, batches []*store
 			// The dictionaries may have entries of the transaction that failed.
 			sess.dicts = nil
 			s.reopen(sess)
+			if damaging(err) && ctx.Err() == nil {
+				s.checkSession(ctx, sess, err)
+				err = fmt.Errorf("%w: %w", store.ErrRetry, err)
+			}
 		}
 	}()
 	parts, err := s.route(ctx, sess, valid)
