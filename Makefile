@@ -26,7 +26,7 @@ SLOWLY := scripts/progress
 # is tested as the shipped binary.
 # go.work lists the modules; ./... is the root module: cupti, internal, sdk and semconv.
 MODULES   := $(shell sed -n 's,^\t\./,./,p' go.work)
-LIBRARIES := ./... $(patsubst %,%/...,$(filter-out ./cmd/otelcol-gpuflight ./test,$(MODULES)))
+LIBRARIES := ./... $(patsubst %,%/...,$(filter-out ./cmd/otelcol-gpuflight ./cmd/otelcol-gpuflight-agent ./test,$(MODULES)))
 # The race detector and the CUPTI core require C. go env prints 0 if there is no C compiler.
 CGO        = $(filter 1,$(shell $(GO) env CGO_ENABLED))
 RACE       = $(if $(CGO),-race,$(warning no C compiler: testing without the race detector))
@@ -47,6 +47,7 @@ demo: build $(if $(JAEGER),,$(TOOLS)/jaeger) $(TOOLS)/demo ## Run Jaeger and the
 .PHONY: build
 build: ## Build bin/otelcol-gpuflight, bin/gpuflight and bin/libgpuflight.so
 	@$(SLOWLY) "compiling bin/otelcol-gpuflight (two to three minutes the first time)" $(GO) build $(FLAGS) -o bin/otelcol-gpuflight ./cmd/otelcol-gpuflight
+	@$(GO) build $(FLAGS) -o bin/otelcol-gpuflight-agent ./cmd/otelcol-gpuflight-agent
 	@$(GO) build $(FLAGS) -o bin/gpuflight ./cmd/gpuflight
 	@$(if $(CGO),$(GO) build $(FLAGS) -buildmode=c-shared -o bin/libgpuflight-recorder.so ./cupti/inject && rm -f bin/libgpuflight-recorder.h && cupti/inject/loader/build bin/libgpuflight.so,echo "no C compiler: bin/libgpuflight.so is not built" >&2)
 
@@ -101,8 +102,7 @@ govulncheck: $(TOOLS)/govulncheck ## Check all modules for known vulnerabilities
 
 .PHONY: generate
 generate: $(TOOLS)/ocb $(TOOLS)/mdatagen ## Regenerate files from manifests and metadata
-	$(TOOLS)/ocb --config builder-config.yaml --skip-compilation --skip-get-modules
-	scripts/distribution-module
+	for m in builder-config.yaml builder-agent.yaml; do $(TOOLS)/ocb --config $$m --skip-compilation --skip-get-modules && scripts/distribution-module $$m; done
 	PATH="$(CURDIR)/$(TOOLS):$$PATH" $(GO) generate $(LIBRARIES)
 
 .PHONY: tidy
