@@ -35,7 +35,7 @@ FUZZTIME ?= 30s
 
 # Paths of the binaries for their tests. With REQUIRE a missing binary is a failure; a plain
 # `go test` skips.
-BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_CLI=$(CURDIR)/bin/gpuflight \
+BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_AGENT=$(CURDIR)/bin/otelcol-gpuflight-agent GPUFLIGHT_CLI=$(CURDIR)/bin/gpuflight \
 	GPUFLIGHT_JAEGER=$(CURDIR)/$(TOOLS)/jaeger GPUFLIGHT_OCB=$(CURDIR)/$(TOOLS)/ocb GPUFLIGHT_DEMO=$(CURDIR)/$(TOOLS)/demo \
 	GPUFLIGHT_PROMETHEUS=$(CURDIR)/$(TOOLS)/prometheus GPUFLIGHT_KAFKA=$(CURDIR)/$(TOOLS)/kafka/kafka \
 	GPUFLIGHT_VERSITYGW=$(CURDIR)/$(TOOLS)/versitygw GPUFLIGHT_CHDB=$(CURDIR)/$(TOOLS)/chdb/chdb GPUFLIGHT_GOVULNCHECK=$(CURDIR)/$(TOOLS)/govulncheck GPUFLIGHT_INJECT=$(CURDIR)/bin/libgpuflight.so GPUFLIGHT_REQUIRE=1
@@ -98,7 +98,7 @@ prose: $(TOOLS)/vale ## Check the language of documents and comments
 # This takes a minute and 5.6 GB of memory for our own module.
 .PHONY: govulncheck
 govulncheck: $(TOOLS)/govulncheck ## Check all modules for known vulnerabilities; skips if the database is unreachable
-	scripts/govulncheck $(CURDIR)/$(TOOLS)/govulncheck . cmd/gpuflight cmd/otelcol-gpuflight $(patsubst %/go.mod,%,$(wildcard internal/tools/*/go.mod))
+	scripts/govulncheck $(CURDIR)/$(TOOLS)/govulncheck . cmd/gpuflight cmd/otelcol-gpuflight cmd/otelcol-gpuflight-agent $(patsubst %/go.mod,%,$(wildcard internal/tools/*/go.mod))
 
 .PHONY: generate
 generate: $(TOOLS)/ocb $(TOOLS)/mdatagen ## Regenerate files from manifests and metadata
