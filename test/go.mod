@@ -201,3 +201,5 @@ require (
 replace github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension => ../extension/encoding/gpuflogencodingextension
 
 replace github.com/gpuflight/gpuflight/extension/storage/filestorageextension => ../extension/storage/filestorageextension
+
+replace github.com/gpuflight/gpuflight/internal/store/duckstore => ../internal/store/duckstore
