@@ -201,3 +201,7 @@ require (
 replace github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension => ../extension/encoding/gpuflogencodingextension
 
 replace github.com/gpuflight/gpuflight/extension/storage/filestorageextension => ../extension/storage/filestorageextension
+
+require github.com/gpuflight/gpuflight/internal/store/clickstore v0.0.0
+
+replace github.com/gpuflight/gpuflight/internal/store/clickstore => ../internal/store/clickstore
