@@ -46,8 +46,8 @@ type Store struct {
 	attached map[*segment]struct{}
 	sequence uint64
 
-	gapTail, gapLag int64 // see the constants; tests change them
-	checks sync.WaitGroup // of suspect
+	gapTail, gapLag int64          // see the constants; tests change them
+	checks          sync.WaitGroup // of suspect
 
 	rows, duplicates, replaced, rejected atomic.Int64
 	commits, commitNs, failures          atomic.Int64
