@@ -157,4 +157,3 @@ func (b *backend) retain(ctx context.Context) {
 		b.logger.Warn("cannot apply retention", zap.Error(err))
 	}
 }
-
