@@ -20,6 +20,6 @@ export default defineConfig({
       },
     },
   },
-  server: { proxy: { "/api": process.env.GPUFLIGHT_API ?? "http://127.0.0.1:8686" } },
+  server: { proxy: { "/api": "http://127.0.0.1:8686" } },
   test: { environment: "node", include: ["src/**/*.test.ts"] },
 });

@@ -16,6 +16,8 @@ import { Usage } from "./views/Usage";
 
 type Raw = Record<string, unknown>;
 
+const optional = <T extends object>(search: T): Partial<T> => search;
+
 const root = createRootRoute({
   component: Shell,
   errorComponent: ({ error }) => <Failure error={error} />,
@@ -25,7 +27,7 @@ const root = createRootRoute({
 export const sessionsRoute = createRoute({
   getParentRoute: () => root,
   path: "/",
-  validateSearch: (s: Raw) => ({
+  validateSearch: (s: Raw) => optional({
     q: text(s.q),
     host: text(s.host),
     service: text(s.service),
@@ -38,7 +40,7 @@ export const sessionsRoute = createRoute({
 export const usageRoute = createRoute({
   getParentRoute: () => root,
   path: "/usage",
-  validateSearch: (s: Raw) => ({
+  validateSearch: (s: Raw) => optional({
     by: oneOf(s.by, ["service", "host", "run", "session", "scope"] as const),
     service: text(s.service),
     host: text(s.host),
@@ -50,7 +52,7 @@ export const usageRoute = createRoute({
 export const compareRoute = createRoute({
   getParentRoute: () => root,
   path: "/compare",
-  validateSearch: (s: Raw) => ({
+  validateSearch: (s: Raw) => optional({
     a: text(s.a),
     b: text(s.b),
     by: oneOf(s.by, ["name", "shape", "scope"] as const),
@@ -78,14 +80,14 @@ export const timelineRoute = createRoute({
   path: "timeline",
   validateSearch: (s: Raw) => {
     const range = interval(s.m0, s.m1);
-    return {
+    return optional({
       ...interval(s.from, s.to),
       sel: spanId(s.sel),
       at: text(s.at),
       q: text(s.q),
       m0: range.from,
       m1: range.to,
-    };
+    });
   },
   component: Timeline,
 });
@@ -93,7 +95,7 @@ export const timelineRoute = createRoute({
 export const kernelsRoute = createRoute({
   getParentRoute: () => sessionRoute,
   path: "kernels",
-  validateSearch: (s: Raw) => ({
+  validateSearch: (s: Raw) => optional({
     ...interval(s.from, s.to),
     group: oneOf(s.group, ["name", "shape", "path", "lane"] as const),
     sort: oneOf(s.sort, ["sum_ns", "count", "mean", "p50_ns", "p99_ns", "max_ns", "queue_ns", "name"] as const),
@@ -107,7 +109,7 @@ export const kernelsRoute = createRoute({
 export const launchesRoute = createRoute({
   getParentRoute: () => sessionRoute,
   path: "launches",
-  validateSearch: (s: Raw) => ({
+  validateSearch: (s: Raw) => optional({
     ...interval(s.from, s.to),
     operation: text(s.operation),
     name: typeof s.name === "string" && s.name !== "" ? s.name : undefined,
@@ -127,7 +129,7 @@ export const launchesRoute = createRoute({
 export const scopesRoute = createRoute({
   getParentRoute: () => sessionRoute,
   path: "scopes",
-  validateSearch: (s: Raw) => ({
+  validateSearch: (s: Raw) => optional({
     path: id(s.path),
     sort: oneOf(s.sort, ["start", "wall", "device", "queue"] as const),
     q: text(s.q),
@@ -145,7 +147,7 @@ export const systemRoute = createRoute({
 export const codeRoute = createRoute({
   getParentRoute: () => sessionRoute,
   path: "code",
-  validateSearch: (s: Raw) => ({
+  validateSearch: (s: Raw) => optional({
     kernel: typeof s.kernel === "string" ? s.kernel : undefined,
     fn: typeof s.fn === "string" ? s.fn : undefined,
     text: text(s.text),
