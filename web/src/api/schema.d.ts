@@ -117,26 +117,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/demo": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /**
-         * Add the demo session, a recording of PyTorch on an H200
-         * @description Repeating the request changes nothing.
-         */
-        post: operations["loadDemo"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/sessions/{session}/timeline": {
         parameters: {
             query?: never;
@@ -522,7 +502,7 @@ export interface paths {
         };
         /**
          * Device time of whole sessions by service, host, run, session or top-level scope
-         * @description It sums the newest 1,000 sessions that overlap the interval, or the newest 100 with
+         * @description It sums the newest 999 sessions that overlap the interval, or the newest 100 with
          *     `by=scope`. `truncated` says that there are more. Overlapping kernels each count in full.
          */
         get: operations["getUsage"];
@@ -1349,27 +1329,6 @@ export interface operations {
         };
         responses: {
             /** @description The session was added */
-            201: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Imported"];
-                };
-            };
-            default: components["responses"]["Error"];
-        };
-    };
-    loadDemo: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The store has the session */
             201: {
                 headers: {
                     [name: string]: unknown;
