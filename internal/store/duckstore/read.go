@@ -48,6 +48,7 @@ func (s *Store) open(ctx context.Context, project, id string, empty bool) (*view
 	for _, seg := range sess.segments {
 		if err := s.acquire(ctx, seg); err != nil {
 			v.close()
+			s.suspect(sess, err)
 			return nil, err
 		}
 		v.segments = append(v.segments, seg)
@@ -63,7 +64,9 @@ func (v *view) close() {
 
 // each runs a query over all segments. It replaces {table} by the rows of that table.
 func (v *view) each(ctx context.Context, query string, args []any, scan func(*sql.Rows) error) error {
-	return v.s.each(ctx, v.tables(query), args, scan)
+	err := v.s.each(ctx, v.tables(query), args, scan)
+	v.s.suspect(v.sess, err)
+	return err
 }
 
 // dict is the entries of a dictionary. Several segments may have the same entry.
