@@ -168,7 +168,7 @@ func (s *Store) inspect(ctx context.Context, file string, r *request, send func(
 
 // verify reads all values of an attached file.
 func (s *Store) verify(ctx context.Context, seg *segment) error {
-	for _, table := range slices.Concat(rowTables[:], dictTables[:], rollupTables[:]) {
+	for _, table := range slices.Concat(rowTables[:], dictTables[:], rollupTables[:], []string{pathTable}) {
 		var n int64
 		err := s.db.QueryRowContext(ctx, "SELECT count(hash(t)) FROM "+seg.alias+"."+table+" t").Scan(&n)
 		if err != nil {

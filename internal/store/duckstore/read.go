@@ -53,10 +53,15 @@ func (s *Store) open(ctx context.Context, project, id string, empty bool) (*view
 		}
 		v.segments = append(v.segments, seg)
 	}
+	if err := v.loadPaths(ctx); err != nil {
+		v.close()
+		return nil, err
+	}
 	return v, nil
 }
 
 func (v *view) close() {
+	v.savePaths(context.Background())
 	for _, seg := range v.segments {
 		v.s.release(seg)
 	}
