@@ -86,6 +86,11 @@ func (s *Store) Seal(ctx context.Context, project, id string) error {
 			return fmt.Errorf("seal session %q: %w", id, err)
 		}
 	}
+	if !sess.dropped {
+		if err = s.extendGaps(ctx, sess, true); err != nil {
+			return fmt.Errorf("seal session %q: %w", id, err)
+		}
+	}
 	if err = s.mark(ctx, sess, "sealed", "1", true); err != nil {
 		return fmt.Errorf("seal session %q: %w", id, err)
 	}

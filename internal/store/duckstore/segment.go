@@ -36,6 +36,8 @@ type segment struct {
 	known   *[len(dictTables)]map[uint32]struct{} // dictionary entries in the file; nil if not loaded
 	// The number of rollup rows, and that after the last merge.
 	partial, mergedTo int64
+	// The last bin in gap_bins, -1 for none, and the number of operations when it was found.
+	gapBin, gapOps int64
 }
 
 // acquire attaches the segment. The caller releases it.

@@ -274,6 +274,10 @@ func (s *Store) summarize(ctx context.Context, seg *segment) (summary, error) {
 	if err != nil {
 		return m, err
 	}
+	seg.ops = m.Counts["ops"]
+	if err := s.countGaps(ctx, seg); err != nil {
+		return m, err
+	}
 	return m, s.countPartial(ctx, seg)
 }
 

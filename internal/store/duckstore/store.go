@@ -46,7 +46,8 @@ type Store struct {
 	attached map[*segment]struct{}
 	sequence uint64
 
-	checks sync.WaitGroup // of suspect
+	gapTail, gapLag int64          // see the constants; tests change them
+	checks          sync.WaitGroup // of suspect
 
 	rows, duplicates, replaced, rejected atomic.Int64
 	commits, commitNs, failures          atomic.Int64
@@ -68,7 +69,8 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if dir, err = resolved(dir); err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
-	s := &Store{cfg: cfg, dir: dir, sessions: map[sessionKey]*session{}, attached: map[*segment]struct{}{}}
+	s := &Store{cfg: cfg, dir: dir, sessions: map[sessionKey]*session{}, attached: map[*segment]struct{}{},
+		gapTail: gapTail, gapLag: gapLag}
 	s.released = sync.NewCond(&s.attach)
 	if s.lock, err = lockDirectory(dir); err != nil {
 		return nil, err

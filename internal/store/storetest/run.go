@@ -57,10 +57,12 @@ type scenario struct {
 	run  func(p *pair)
 }
 
-// Run tests a store. GPUFLIGHT_SOAK=1 tests with more data.
+// Run tests a store, with several scenarios in parallel. GPUFLIGHT_SOAK=1 tests with more data and
+// asks more questions.
 func Run(t *testing.T, setup Setup) {
 	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
 			s.run(newPair(t, &setup))
 		})
 	}
