@@ -61,10 +61,10 @@ type response struct {
 
 // segmentInfo is what the store knows about a segment without its rows.
 type segmentInfo struct {
-	Meta              map[string]string
-	Summary           summary
-	Newest            [len(rowTables)]int64
-	Partial, MergedTo int64
+	Meta                      map[string]string
+	Summary                   summary
+	Newest                    [len(rowTables)]int64
+	Partial, MergedTo, GapBin int64
 }
 
 // serve is the main function of the child. It ends when its parent does.
@@ -148,7 +148,7 @@ func (s *Store) inspect(ctx context.Context, file string, r *request, send func(
 	if info.Summary, err = s.summarize(ctx, seg); err != nil {
 		return nil, err
 	}
-	info.Newest, info.Partial, info.MergedTo = seg.newest, seg.partial, seg.mergedTo
+	info.Newest, info.Partial, info.MergedTo, info.GapBin = seg.newest, seg.partial, seg.mergedTo, seg.gapBin
 	if r.Verify {
 		return info, s.verify(ctx, seg)
 	}
