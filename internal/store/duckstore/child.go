@@ -305,11 +305,12 @@ func (s *Store) checkSchema(ctx context.Context, seg *segment) error {
 	if err != nil {
 		return err
 	}
-	want, err := tables("memory")
-	if err != nil {
-		return err
+	if s.schema == nil {
+		if s.schema, err = tables("memory"); err != nil {
+			return err
+		}
 	}
-	for name, text := range want {
+	for name, text := range s.schema {
 		if got[name] != text {
 			return fmt.Errorf("table %s is not that of schema version %d", name, schemaVersion)
 		}

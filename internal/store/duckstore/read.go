@@ -205,6 +205,7 @@ func (s *Store) Sessions(ctx context.Context, q store.SessionQuery) ([]store.Ses
 			!has(i.ID) && !has(i.Service) && !has(i.Host) && !has(i.Run) {
 			continue
 		}
+		i.Bytes = sess.bytes()
 		if out = append(out, i); len(out) == n {
 			break
 		}
@@ -220,7 +221,9 @@ func (s *Store) Session(ctx context.Context, project, id string) (store.SessionI
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return sess.describe(), nil
+	i := sess.describe()
+	i.Bytes = sess.bytes()
+	return i, nil
 }
 
 // Lanes implements [store.Reader].

@@ -331,7 +331,7 @@ func (s *Store) lookup(project, id string) (*session, error) {
 
 var errClosed = errors.New("store is closed")
 
-// describe returns what readers see of a session. The caller holds Store.mu.
+// describe returns what readers see of a session, without Bytes. The caller holds Store.mu.
 func (sess *session) describe() store.SessionInfo {
 	m := &sess.info
 	i := store.SessionInfo{
@@ -354,10 +354,15 @@ func (sess *session) describe() store.SessionInfo {
 	if v, ok := m.Resource.Get(semconv.ProcessPID); ok && v.Kind == store.KindInt {
 		i.PID = store.Some(v.Int)
 	}
-	for _, seg := range sess.segments {
-		i.Bytes += sizeOf(seg.file)
-	}
 	return i
+}
+
+// bytes returns the size of a session on disk. The caller holds Store.mu.
+func (sess *session) bytes() (n int64) {
+	for _, seg := range sess.segments {
+		n += sizeOf(seg.file)
+	}
+	return n
 }
 
 // text returns an attribute that is a string or an integer.

@@ -29,8 +29,9 @@ import (
 // Locks are taken in this order: write, mu, attach.
 type Store struct {
 	cfg      Config
-	dir      string // absolute
-	readOnly bool   // in the process that reads files
+	dir      string            // absolute
+	readOnly bool              // in the process that reads files
+	schema   map[string]string // there, the tables of schemaVersion
 	lock     *os.File
 	db       *sql.DB
 
