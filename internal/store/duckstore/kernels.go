@@ -197,6 +197,11 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 		return cmp.Or(cmp.Compare(b.SumNs, a.SumNs), cmp.Compare(a.Name, b.Name), cmp.Compare(a.order, b.order))
 	}) {
 		g.P50Ns, g.P99Ns = g.buckets.percentile(50), g.buckets.percentile(99)
+		if q.Buckets {
+			for _, b := range slices.Sorted(maps.Keys(g.buckets)) {
+				g.Buckets = append(g.Buckets, store.BucketCount{Bucket: b, Count: g.buckets[b]})
+			}
+		}
 		out = append(out, g.KernelStat)
 	}
 	return out, nil
