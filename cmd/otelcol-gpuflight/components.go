@@ -26,6 +26,7 @@ import (
 	clickhouseexporter "github.com/open-telemetry/opentelemetry-collector-contrib/exporter/clickhouseexporter"
 	gpuflogencodingextension "github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension"
 	gpustorageextension "github.com/gpuflight/gpuflight/extension/gpustorageextension"
+	gpuqueryextension "github.com/gpuflight/gpuflight/extension/gpuqueryextension"
 	filestorageextension "github.com/gpuflight/gpuflight/extension/storage/filestorageextension"
 	zpagesextension "go.opentelemetry.io/collector/extension/zpagesextension"
 	healthcheckextension "github.com/open-telemetry/opentelemetry-collector-contrib/extension/healthcheckextension"
@@ -72,6 +73,7 @@ func components() (otelcol.Factories, error) {
 	factories.Extensions, err = otelcol.MakeFactoryMap[extension.Factory](
 		gpuflogencodingextension.NewFactory(),
 		gpustorageextension.NewFactory(),
+		gpuqueryextension.NewFactory(),
 		filestorageextension.NewFactory(),
 		zpagesextension.NewFactory(),
 		healthcheckextension.NewFactory(),
@@ -85,6 +87,7 @@ func components() (otelcol.Factories, error) {
 	factories.ExtensionModules = makeModulesMap(factories.Extensions, map[component.Type]string{
 		gpuflogencodingextension.NewFactory().Type(): "github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension v0.2.0",
 		gpustorageextension.NewFactory().Type(): "github.com/gpuflight/gpuflight/extension/gpustorageextension v0.2.0",
+		gpuqueryextension.NewFactory().Type(): "github.com/gpuflight/gpuflight/extension/gpuqueryextension v0.2.0",
 		filestorageextension.NewFactory().Type(): "github.com/gpuflight/gpuflight/extension/storage/filestorageextension v0.2.0",
 		zpagesextension.NewFactory().Type(): "go.opentelemetry.io/collector/extension/zpagesextension v0.158.0",
 		healthcheckextension.NewFactory().Type(): "github.com/open-telemetry/opentelemetry-collector-contrib/extension/healthcheckextension v0.158.0",

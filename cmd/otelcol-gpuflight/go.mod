@@ -6,6 +6,7 @@ require (
 	github.com/gpuflight/gpuflight/connector/gpuusageconnector v0.2.0
 	github.com/gpuflight/gpuflight/exporter/gpustorageexporter v0.2.0
 	github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension v0.2.0
+	github.com/gpuflight/gpuflight/extension/gpuqueryextension v0.2.0
 	github.com/gpuflight/gpuflight/extension/gpustorageextension v0.2.0
 	github.com/gpuflight/gpuflight/extension/storage/filestorageextension v0.2.0
 	github.com/gpuflight/gpuflight/processor/occupancyprocessor v0.2.0
@@ -370,6 +371,8 @@ replace github.com/gpuflight/gpuflight/connector/gpuusageconnector => ../../conn
 replace github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension => ../../extension/encoding/gpuflogencodingextension
 
 replace github.com/gpuflight/gpuflight/extension/gpustorageextension => ../../extension/gpustorageextension
+
+replace github.com/gpuflight/gpuflight/extension/gpuqueryextension => ../../extension/gpuqueryextension
 
 replace github.com/gpuflight/gpuflight/extension/storage/filestorageextension => ../../extension/storage/filestorageextension
 
