@@ -101,6 +101,9 @@ func (c *collector) files() (sound, aside []string) {
 	entries, err := os.ReadDir(c.state)
 	require.NoError(c.t, err)
 	for _, e := range entries {
+		if e.IsDir() {
+			continue
+		}
 		path := filepath.Join(c.state, e.Name())
 		if strings.HasSuffix(path, ".damaged") {
 			aside = append(aside, path)

@@ -174,7 +174,7 @@ func cached[T any](v *view, key string, read func() (T, error)) (T, error) {
 const partsSQL = `SELECT Session, 'ops', Operation, Origin, toInt64(count()), min(StartNs), max(StartNs),
 	max(StartNs + greatest(DurationNs, 0)), sum(greatest(DurationNs, 0)), false FROM gpu_ops FINAL WHERE %[1]s GROUP BY Session, Operation, Origin
 UNION ALL SELECT Session, 'spans', 0, Origin, toInt64(count()), min(StartNs), max(StartNs), max(greatest(StartNs, toInt64(EndNs))),
-	toInt64(0), max(Operation = 'session') FROM gpu_spans FINAL WHERE %[1]s GROUP BY Session, Origin
+	toInt64(0), toBool(max(Operation = 'session')) FROM gpu_spans FINAL WHERE %[1]s GROUP BY Session, Origin
 UNION ALL SELECT Session, 'samples', 0, Origin, toInt64(count()), min(TimeNs), max(TimeNs), max(TimeNs), toInt64(0), false FROM gpu_samples FINAL
 	WHERE %[1]s GROUP BY Session, Origin
 UNION ALL SELECT Session, 'logs', 0, Origin, toInt64(count()), min(TimeNs), max(TimeNs), max(TimeNs), toInt64(0), false FROM gpu_logs FINAL
@@ -209,9 +209,7 @@ func (v *view) parts(ctx context.Context) ([]part, error) {
 		err := v.s.each(ctx, fmt.Sprintf(partsSQL, where), args, func(r driver.Rows) error {
 			var session string
 			var p part
-			var ended uint8
-			err := r.Scan(&session, &p.Table, &p.Operation, &p.Origin, &p.N, &p.First, &p.LastStart, &p.Last, &p.SumNs, &ended)
-			p.Ended = ended != 0
+			err := r.Scan(&session, &p.Table, &p.Operation, &p.Origin, &p.N, &p.First, &p.LastStart, &p.Last, &p.SumNs, &p.Ended)
 			if p.Table == "points" {
 				series[p.Origin] = struct{}{}
 			}

@@ -61,10 +61,10 @@ type response struct {
 
 // segmentInfo is what the store knows about a segment without its rows.
 type segmentInfo struct {
-	Meta              map[string]string
-	Summary           summary
-	Newest            [len(rowTables)]int64
-	Partial, MergedTo int64
+	Meta                      map[string]string
+	Summary                   summary
+	Newest                    [len(rowTables)]int64
+	Partial, MergedTo, GapBin int64
 }
 
 // serve is the main function of the child. It ends when its parent does.
@@ -148,7 +148,7 @@ func (s *Store) inspect(ctx context.Context, file string, r *request, send func(
 	if info.Summary, err = s.summarize(ctx, seg); err != nil {
 		return nil, err
 	}
-	info.Newest, info.Partial, info.MergedTo = seg.newest, seg.partial, seg.mergedTo
+	info.Newest, info.Partial, info.MergedTo, info.GapBin = seg.newest, seg.partial, seg.mergedTo, seg.gapBin
 	if r.Verify {
 		return info, s.verify(ctx, seg)
 	}
@@ -168,7 +168,7 @@ func (s *Store) inspect(ctx context.Context, file string, r *request, send func(
 
 // verify reads all values of an attached file.
 func (s *Store) verify(ctx context.Context, seg *segment) error {
-	for _, table := range slices.Concat(rowTables[:], dictTables[:], rollupTables[:]) {
+	for _, table := range slices.Concat(rowTables[:], dictTables[:], rollupTables[:], []string{pathTable}) {
 		var n int64
 		err := s.db.QueryRowContext(ctx, "SELECT count(hash(t)) FROM "+seg.alias+"."+table+" t").Scan(&n)
 		if err != nil {
@@ -305,11 +305,12 @@ func (s *Store) checkSchema(ctx context.Context, seg *segment) error {
 	if err != nil {
 		return err
 	}
-	want, err := tables("memory")
-	if err != nil {
-		return err
+	if s.schema == nil {
+		if s.schema, err = tables("memory"); err != nil {
+			return err
+		}
 	}
-	for name, text := range want {
+	for name, text := range s.schema {
 		if got[name] != text {
 			return fmt.Errorf("table %s is not that of schema version %d", name, schemaVersion)
 		}

@@ -120,6 +120,8 @@ func TestOpen_Newer(t *testing.T) {
 	want, err := os.ReadFile(file)
 	require.NoError(t, err)
 	for range 2 {
+		// Another build does not use the catalogue of this one.
+		require.NoError(t, os.Remove(filepath.Join(dir, catalogFile)))
 		var reasons []string
 		s, err = Open(ctx, Config{Directory: dir, Damaged: func(name string, reason error) {
 			assert.Equal(t, file+".newer", name)
@@ -132,4 +134,79 @@ func TestOpen_Newer(t *testing.T) {
 		require.NoError(t, err)
 		assert.True(t, bytes.Equal(want, got))
 	}
+}
+
+// TestStore_DamagedInUse changes the file of a session while the store is open.
+func TestStore_DamagedInUse(t *testing.T) {
+	ctx := context.Background()
+	for name, attached := range map[string]bool{"attached": true, "closed": false} {
+		for _, missing := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, missing %v", name, missing), func(t *testing.T) {
+				dir := t.TempDir()
+				s := openStore(t, Config{Directory: dir})
+				for _, id := range []string{"good", "bad"} {
+					_, err := s.Write(ctx, []*store.Batch{batch(id, 1e18, 2000)})
+					require.NoError(t, err)
+					require.NoError(t, s.Seal(ctx, "", id))
+				}
+				seg := s.sessions[sessionKey{"", "bad"}].segments[0]
+				require.NoError(t, s.detach(ctx, seg))
+				if attached {
+					require.NoError(t, s.acquire(ctx, seg))
+					s.release(seg)
+				}
+				file := segmentOf(dir, "bad")
+				if missing {
+					require.NoError(t, os.Remove(file))
+				} else {
+					b, err := os.ReadFile(file)
+					require.NoError(t, err)
+					_, _ = rand.NewChaCha8([32]byte{1}).Read(b[4096*3:])
+					require.NoError(t, os.WriteFile(file, b, 0o600))
+				}
+				// What DuckDB has in memory may still be answered.
+				_, _ = s.Ops(ctx, store.OpQuery{Session: "bad"})
+				_, _ = s.Lanes(ctx, "", "bad")
+				s.checks.Wait()
+				for range 3 {
+					_, _ = s.Write(ctx, []*store.Batch{batch("bad", 1e18, 2000)})
+				}
+				page, err := s.Ops(ctx, store.OpQuery{Session: "good", Limit: 20_000})
+				require.NoError(t, err)
+				assert.Len(t, page.Rows, 2000)
+				if !missing || !attached { // an open file keeps its content after it is removed
+					page, err = s.Ops(ctx, store.OpQuery{Session: "bad", Limit: 20_000})
+					require.NoError(t, err)
+					assert.Len(t, page.Rows, 2000)
+					assert.EqualValues(t, 1, s.Stats().Damaged)
+				}
+			})
+		}
+	}
+}
+
+// TestPaths_Restart gives two lists of names the same hash. Their ids stay the same after a restart, in
+// whichever order readers ask for them.
+func TestPaths_Restart(t *testing.T) {
+	ctx := context.Background()
+	dir := t.TempDir()
+	same := func(string) uint32 { return 7 }
+	ask := func(lists ...[]string) (ids []uint32) {
+		s, err := Open(ctx, Config{Directory: dir})
+		require.NoError(t, err)
+		_, err = s.Write(ctx, []*store.Batch{batch("a", 1e18, 1)})
+		require.NoError(t, err)
+		v, err := s.open(ctx, "", "a", false)
+		require.NoError(t, err)
+		for _, names := range lists {
+			ids = append(ids, v.sess.paths.id(names, same))
+		}
+		v.close()
+		require.NoError(t, s.Close(ctx))
+		return ids
+	}
+	first := ask([]string{"a", "b"}, []string{"ab"})
+	assert.Equal(t, []uint32{7, 8}, first)
+	assert.Equal(t, []uint32{9, 8, 7}, ask([]string{"new"}, []string{"ab"}, []string{"a", "b"}))
+	assert.Equal(t, []uint32{7, 9}, ask([]string{"a", "b"}, []string{"new"}))
 }

@@ -53,10 +53,15 @@ func (s *Store) open(ctx context.Context, project, id string, empty bool) (*view
 		}
 		v.segments = append(v.segments, seg)
 	}
+	if err := v.loadPaths(ctx); err != nil {
+		v.close()
+		return nil, err
+	}
 	return v, nil
 }
 
 func (v *view) close() {
+	v.savePaths(context.Background())
 	for _, seg := range v.segments {
 		v.s.release(seg)
 	}
@@ -200,6 +205,7 @@ func (s *Store) Sessions(ctx context.Context, q store.SessionQuery) ([]store.Ses
 			!has(i.ID) && !has(i.Service) && !has(i.Host) && !has(i.Run) {
 			continue
 		}
+		i.Bytes = sess.bytes()
 		if out = append(out, i); len(out) == n {
 			break
 		}
@@ -215,7 +221,9 @@ func (s *Store) Session(ctx context.Context, project, id string) (store.SessionI
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return sess.describe(), nil
+	i := sess.describe()
+	i.Bytes = sess.bytes()
+	return i, nil
 }
 
 // Lanes implements [store.Reader].

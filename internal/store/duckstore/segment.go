@@ -276,7 +276,8 @@ func renameSegment(file, name string) error {
 
 // setAside renames a file that cannot be used, with its logs.
 func (s *Store) setAside(file, name string, reason error) error {
-	if err := renameSegment(file, name); err != nil {
+	// Somebody may have removed the file.
+	if err := renameSegment(file, name); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	s.reportDamaged(name, reason)

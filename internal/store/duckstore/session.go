@@ -163,7 +163,14 @@ func (s *Store) load(ctx context.Context) error {
 			return err
 		}
 	}
-	return s.loadFiles(ctx, files)
+	known := s.readCatalog()
+	var unknown []string
+	for _, file := range files {
+		if info := known[file]; info == nil || s.addLoaded(file, info) != nil {
+			unknown = append(unknown, file)
+		}
+	}
+	return s.loadFiles(ctx, unknown)
 }
 
 // loadFiles adds segments to their sessions and sets aside files that cannot be read. If such a file
@@ -233,6 +240,7 @@ func (s *Store) addLoaded(file string, info *segmentInfo) error {
 	seg := &segment{
 		file: file, n: n, from: from, newest: info.Newest, ops: info.Summary.Counts["ops"], summary: info.Summary, cache: sess.cache,
 		dropped: info.Meta["rows_dropped"] == "1", partial: info.Partial, mergedTo: info.MergedTo,
+		gapBin: info.GapBin, gapOps: info.Summary.Counts["ops"],
 	}
 	sess.info.add(&seg.summary)
 	sess.pinned = sess.pinned || info.Meta["pinned"] == "1"
@@ -323,7 +331,7 @@ func (s *Store) lookup(project, id string) (*session, error) {
 
 var errClosed = errors.New("store is closed")
 
-// describe returns what readers see of a session. The caller holds Store.mu.
+// describe returns what readers see of a session, without Bytes. The caller holds Store.mu.
 func (sess *session) describe() store.SessionInfo {
 	m := &sess.info
 	i := store.SessionInfo{
@@ -346,10 +354,15 @@ func (sess *session) describe() store.SessionInfo {
 	if v, ok := m.Resource.Get(semconv.ProcessPID); ok && v.Kind == store.KindInt {
 		i.PID = store.Some(v.Int)
 	}
-	for _, seg := range sess.segments {
-		i.Bytes += sizeOf(seg.file)
-	}
 	return i
+}
+
+// bytes returns the size of a session on disk. The caller holds Store.mu.
+func (sess *session) bytes() (n int64) {
+	for _, seg := range sess.segments {
+		n += sizeOf(seg.file)
+	}
+	return n
 }
 
 // text returns an attribute that is a string or an integer.

@@ -29,8 +29,9 @@ import (
 // Locks are taken in this order: write, mu, attach.
 type Store struct {
 	cfg      Config
-	dir      string // absolute
-	readOnly bool   // in the process that reads files
+	dir      string            // absolute
+	readOnly bool              // in the process that reads files
+	schema   map[string]string // there, the tables of schemaVersion
 	lock     *os.File
 	db       *sql.DB
 
@@ -40,6 +41,7 @@ type Store struct {
 	mu       sync.RWMutex // the fields below and the contents of all sessions
 	sessions map[sessionKey]*session
 	closed   bool
+	loaded   bool // all segments of the directory are known
 
 	attach   sync.Mutex // attachments of segments
 	released *sync.Cond
@@ -48,6 +50,7 @@ type Store struct {
 
 	gapTail, gapLag int64          // see the constants; tests change them
 	checks          sync.WaitGroup // of suspect
+	catalogSaved    time.Time      // guarded by write
 
 	rows, duplicates, replaced, rejected atomic.Int64
 	commits, commitNs, failures          atomic.Int64
@@ -89,6 +92,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if err = s.load(ctx); err != nil {
 		return nil, fmt.Errorf("open store %s: %w", dir, err)
 	}
+	s.loaded, s.catalogSaved = true, time.Now()
 	return s, nil
 }
 
@@ -179,6 +183,9 @@ func (s *Store) Close(context.Context) error {
 			errs = append(errs, s.detachLocked(context.Background(), seg))
 		}
 		s.attach.Unlock()
+		if s.loaded {
+			errs = append(errs, s.saveCatalog())
+		}
 		if s.writer != nil {
 			errs = append(errs, s.writer.Close())
 		}

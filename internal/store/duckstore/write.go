@@ -73,6 +73,9 @@ func (s *Store) Write(ctx context.Context, batches []*store.Batch) (store.Result
 			break
 		}
 	}
+	if time.Since(s.catalogSaved) > catalogInterval && s.saveCatalog() != nil {
+		s.failures.Add(1) // it is derived, and Close tries again
+	}
 	s.rows.Add(total.Written)
 	s.duplicates.Add(total.Duplicates)
 	s.replaced.Add(total.Replaced)
