@@ -537,11 +537,16 @@ export interface components {
         Ns: number;
         /** Format: int64 */
         Count: number;
+        /** @description Up to 2^64-1 */
+        Unsigned: number;
         Attributes: {
             [key: string]: unknown;
         };
-        /** @enum {string} */
-        OperationKind: "kernel" | "memcpy" | "memset" | "synchronize" | "graph" | "malloc" | "free";
+        /**
+         * @description unknown only in answers
+         * @enum {string}
+         */
+        OperationKind: "kernel" | "memcpy" | "memset" | "synchronize" | "graph" | "malloc" | "free" | "unknown";
         Error: {
             /** @description One sentence */
             error: string;
@@ -955,16 +960,16 @@ export interface components {
             function: string;
             file: string;
             /** @description Without reasons that end in _not_issued */
-            samples: components["schemas"]["Count"];
+            samples: components["schemas"]["Unsigned"];
             /** @description Number of records */
             rows: components["schemas"]["Count"];
             /** @description Samples by stall reason */
             stalls: {
-                [key: string]: components["schemas"]["Count"];
+                [key: string]: components["schemas"]["Unsigned"];
             };
             /** @description Sums by SASS metric */
             metrics: {
-                [key: string]: components["schemas"]["Count"];
+                [key: string]: components["schemas"]["Unsigned"];
             };
         };
         Functions: {
@@ -989,7 +994,7 @@ export interface components {
             what: string;
             /** @description Number of records */
             rows: components["schemas"]["Count"];
-            value: components["schemas"]["Count"];
+            value: components["schemas"]["Unsigned"];
         };
         Samples: {
             base: components["schemas"]["UnixNano"];
@@ -1066,7 +1071,7 @@ export interface components {
             base: components["schemas"]["UnixNano"];
             time: components["schemas"]["Time"][];
             value: (number | null)[];
-            count?: components["schemas"]["Count"][];
+            count?: components["schemas"]["Unsigned"][];
             sum?: (number | null)[];
         };
         Trace: {

@@ -110,7 +110,7 @@ function FunctionView({ f, texts }: { f: Fn; texts: readonly Schemas["TextInfo"]
           {f.file && <span className={`${ui.muted} ${ui.mono}`}>{f.file}</span>}
         </div>
         {stalls.length > 0 && (
-          <div className={c.reason} aria-label="Stall reasons">
+          <div className={c.reason}>
             {stalls.map(([name, n]) => [
               <span key={name}>{name.replaceAll("_", " ")}</span>,
               <Bar key={`${name}b`} share={n / most} />,
@@ -210,11 +210,10 @@ function Listing({ info, samples }: { info: Schemas["TextInfo"]; samples: readon
         {lines.length > shown.length && <Badge tone="warn">the first 5,000 of {count(lines.length)} lines</Badge>}
       </div>
       {q.error ? <Failure error={q.error} /> : null}
-      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: the keyboard scrolls it */}
-      <div
+      <section
         className={c.listing}
+        // biome-ignore lint/a11y/noNoninteractiveTabindex: the keyboard scrolls it
         tabIndex={0}
-        role="region"
         aria-label={`Listing of ${info.function ?? info.file ?? info.key}`}
       >
         <table>
@@ -244,7 +243,7 @@ function Listing({ info, samples }: { info: Schemas["TextInfo"]; samples: readon
             })}
           </tbody>
         </table>
-      </div>
+      </section>
     </section>
   );
 }

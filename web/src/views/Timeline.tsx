@@ -464,7 +464,6 @@ export function Timeline() {
                   </div>
                 ))}
               </div>
-              {/* biome-ignore lint/a11y/noNoninteractiveTabindex: the keyboard moves the view */}
               <canvas
                 ref={canvas}
                 className={t.canvas}
