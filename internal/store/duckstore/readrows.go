@@ -15,8 +15,11 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
-const opColumns = `start_ns, dur_ns, span, lane, shape, place, stack, origin, extra, launch_lead_ns, launch_dur_ns,
-	queue_ns, correlation, bytes, address, estimated`
+// queueSQL is the queue time of a row of ops.
+const queueSQL = "CASE WHEN queue_from_launch THEN launch_lead_ns - launch_dur_ns ELSE queue_ns END"
+
+const opColumns = "start_ns, dur_ns, span, lane, shape, place, stack, origin, extra, launch_lead_ns, launch_dur_ns, " + queueSQL +
+	", correlation, bytes, address, estimated"
 
 func scanOp(r *sql.Rows, o *store.Op) error {
 	err := r.Scan(&o.StartNs, &o.EndNs, &o.Span, &o.Lane, &o.Shape, &o.Place, &o.Stack, &o.Origin, &o.Extra,
@@ -77,7 +80,7 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 	case store.ByDuration:
 		value = "greatest(dur_ns, 0)"
 	case store.ByQueue:
-		value = "coalesce(queue_ns, -9223372036854775808)"
+		value = "coalesce(" + queueSQL + ", -9223372036854775808)"
 	}
 	if q.Sort != store.ByStart {
 		order = value + " DESC, " + order
@@ -276,14 +279,20 @@ func (v *view) spans(ctx context.Context, f *filter, n int) ([]store.SpanRow, er
 		return nil, err
 	}
 	origins = owned(origins)
-	tree, err := v.tree(ctx)
+	nodes := make([]*treeSpan, len(out))
+	for i := range out {
+		p := &out[i]
+		nodes[i] = &treeSpan{parent: p.Parent, name: p.Name, inside: insideTree(p.Operation)}
+	}
+	tree, err := v.ancestors(ctx, nodes)
 	if err != nil {
 		return nil, err
 	}
 	for i := range out {
 		out[i].OriginRef = orEmpty(origins[out[i].Origin])
 		out[i].Origin = 0
-		out[i].Path = v.pathID(tree.span(out[i].StartNs, out[i].Span.Span))
+		names, _ := tree.path(nodes[i])
+		out[i].Path = v.pathID(names)
 	}
 	return out, nil
 }
