@@ -30,7 +30,9 @@
 //      can open it then. It can hold the barrier only while no call is in flight.
 //   5. The window's thread opens the barrier. It counts the blocked threads as admitted, so the
 //      next close waits until they have resumed.
-//   6. No thread blocks longer than GPUFL_BARRIER_LIMIT_NS. Afterwards it continues and is counted.
+//   6. A closed barrier blocks threads for GPUFL_BARRIER_LIMIT_NS. Afterwards all of them continue
+//      and are counted, and later calls do not block. So a window whose call into CUPTI never
+//      returns costs the application the limit once.
 //      The window's thread stops waiting for calls in flight at its own, much earlier deadline.
 //   7. Calls of a thread that operates a window never block: gpufl_operating.
 //
@@ -58,6 +60,7 @@ static struct {
   slot *slots;
   bool held;
   bool untracked; // A thread has no slot, so its calls are unknown.
+  int64_t blocks_until; // monotonic; of the last close
   uint64_t opened, waiting, admitted;
   int32_t busy_thread; // What gpufl_barrier_close last waited for.
   uint32_t busy_call;
@@ -126,7 +129,7 @@ static void block(slot *s, uint32_t set, uint64_t call) {
   pthread_mutex_lock(&barrier.lock);
   if (is_closed(set, (uint32_t)(call >> 32))) {
     int64_t began = gpufl_monotonic();
-    struct timespec until = gpufl_after(GPUFL_BARRIER_LIMIT_NS);
+    struct timespec until = gpufl_after(barrier.blocks_until - began);
     uint64_t opened = barrier.opened;
     barrier.counts.blocked++;
     barrier.waiting++;
@@ -192,6 +195,7 @@ bool gpufl_barrier_close(uint32_t sets, int64_t limit_ns) {
   pthread_once(&barrier.once, initialize);
   int64_t until = gpufl_monotonic() + limit_ns;
   pthread_mutex_lock(&barrier.lock);
+  barrier.blocks_until = gpufl_monotonic() + GPUFL_BARRIER_LIMIT_NS;
   atomic_store(&barrier.closed, sets);
   bool quiet;
   // Threads do not signal the end of a call, since that would cost each launch. Most calls take

@@ -105,7 +105,7 @@ func InitDriver() error {
 		status.Reason, status.Detail = ReasonNoDevice, noDevice
 	default:
 		status.Reason = ReasonFailed
-		status.Detail = fmt.Sprintf("the CUDA driver does not start (cuInit says %d): see whether nvidia-smi works", rc)
+		status.Detail = fmt.Sprintf("the CUDA driver does not start (cuInit returned %d): check that nvidia-smi works", rc)
 	}
 	return &Error{Status: status}
 }

@@ -10,7 +10,8 @@
  * gpufl_deep_close. An owner with a deadline calls them on a separate thread. If they do not return
  * in time, it calls gpufl_deep_give_up.
  *
- * A call of the application never blocks longer than GPUFL_BARRIER_LIMIT_NS at a time.
+ * An operation blocks calls of the application for at most GPUFL_BARRIER_LIMIT_NS, also if CUPTI
+ * never returns.
  */
 #ifndef GPUFL_DEEP_H
 #define GPUFL_DEEP_H

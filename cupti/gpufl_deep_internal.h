@@ -138,7 +138,7 @@ extern __thread bool gpufl_operating;
 
 /* ---- barrier.c, which describes the protocol ---- */
 
-/* GPUFL_BARRIER_LIMIT_NS is the longest time that a call blocks. CUPTI takes up to a second where
+/* GPUFL_BARRIER_LIMIT_NS is the longest time that a closed barrier blocks calls. CUPTI takes up to a second where
  * it allocates much memory. A call that continued during that time would deadlock. */
 #define GPUFL_BARRIER_LIMIT_NS ((int64_t)10 * 1000000000)
 

@@ -201,3 +201,8 @@ require (
 replace github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension => ../extension/encoding/gpuflogencodingextension
 
 replace github.com/gpuflight/gpuflight/extension/storage/filestorageextension => ../extension/storage/filestorageextension
+
+replace github.com/gpuflight/gpuflight/internal/store/duckstore => ../internal/store/duckstore
+require github.com/gpuflight/gpuflight/internal/store/clickstore v0.0.0
+
+replace github.com/gpuflight/gpuflight/internal/store/clickstore => ../internal/store/clickstore

@@ -55,9 +55,9 @@ type Window struct {
 	// Dropped and NonUser count samples without a record. HardwareFull counts overflows of the
 	// hardware buffer. Other counts summed rows, Unresolved counts rows without a line.
 	Dropped, NonUser, HardwareFull, Other, Unresolved uint64
-	// Textless counts rows of functions without a listing, neither sent nor pending. LostRows
+	// WithoutListing counts rows of functions without a listing, neither sent nor pending. LostRows
 	// counts rows dropped at the bound of the window.
-	Textless, LostRows uint64
+	WithoutListing, LostRows uint64
 	// SkippedContexts counts contexts that were not profiled, LostContexts those that ended too
 	// early.
 	SkippedContexts, LostContexts uint64
@@ -460,7 +460,7 @@ func windowAttrs(w *Window) []gpuevent.Attr {
 		n(semconv.CUDADeepWindowRows, uint64(len(w.Samples)+len(w.Counters))),
 		n(semconv.CUDADeepWindowRowsOther, w.Other),
 		n(semconv.CUDADeepWindowRowsUnresolved, w.Unresolved),
-		n(semconv.CUDADeepWindowRowsWithoutSASS, w.Textless),
+		n(semconv.CUDADeepWindowRowsWithoutSASS, w.WithoutListing),
 		n(semconv.CUDADeepWindowRowsLost, w.LostRows),
 		n(semconv.CUDADeepWindowContextsSkipped, w.SkippedContexts),
 		n(semconv.CUDADeepWindowContextsLost, w.LostContexts),

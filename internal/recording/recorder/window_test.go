@@ -62,7 +62,7 @@ func TestWindow_SpanAndLogs(t *testing.T) {
 	f.r.WindowClosed(w)
 	require.True(t, f.r.AddWindow(&Window{
 		Window: w, Period: 65536, Dropped: 15, NonUser: 5, HardwareFull: 1, Other: 7, Unresolved: 1, Missing: []string{"never"},
-		Textless: 2, LostRows: 6, SkippedContexts: 8, LostContexts: 9, Held: 11, Released: 10, LongestHold: 1500 * time.Millisecond,
+		WithoutListing: 2, LostRows: 6, SkippedContexts: 8, LostContexts: 9, Held: 11, Released: 10, LongestHold: 1500 * time.Millisecond,
 		Samples: []gpuevent.PCSample{
 			{TimeNs: base + 5000, Function: nameOf("gemm"), PCOffset: gpuevent.Some(64), Reason: "smsp__pcsamp_warps_issue_stalled_barrier", Count: 700, File: "gemm.cu", Line: gpuevent.Some(12)},
 			{TimeNs: base + 5000, Function: nameOf("gemm"), PCOffset: gpuevent.Some(80), Reason: "smsp__pcsamp_warps_issue_stalled_wait", Count: 30},

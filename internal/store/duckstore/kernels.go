@@ -197,6 +197,11 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 		return cmp.Or(cmp.Compare(b.SumNs, a.SumNs), cmp.Compare(a.Name, b.Name), cmp.Compare(a.order, b.order))
 	}) {
 		g.P50Ns, g.P99Ns = g.buckets.percentile(50), g.buckets.percentile(99)
+		if q.Buckets {
+			for _, b := range slices.Sorted(maps.Keys(g.buckets)) {
+				g.Buckets = append(g.Buckets, store.BucketCount{Bucket: b, Count: g.buckets[b]})
+			}
+		}
 		out = append(out, g.KernelStat)
 	}
 	return out, nil
@@ -206,16 +211,9 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 // of paths.
 func (v *view) kernelPaths(ctx context.Context, q store.KernelQuery, places map[uint32]*store.Place, paths map[uint32]uint32,
 	below map[uint32]bool, order map[uint32]uint64) error {
-	t := &tree{}
-	for _, p := range places {
-		if p.ScopePath != "" || p.Parent == 0 {
-			continue
-		}
-		var err error
-		if t, err = v.tree(ctx); err != nil {
-			return err
-		}
-		break
+	t, err := v.treeOf(ctx, places)
+	if err != nil {
+		return err
 	}
 	all := map[uint32][]string{}
 	resolve := func(id uint32) {

@@ -22,6 +22,9 @@ var migrations [schemaVersion - 1][]string
 // If queue_from_launch, the queue time is launch_lead_ns - launch_dur_ns and queue_ns is NULL. It nearly
 // always is, and saves 2.7 bytes a kernel.
 //
+// paths has the ids of lists of names of scopes that answers had. The key is each name after its length
+// and a colon.
+//
 // The tables from sites on are rollups. Each transaction adds rows, and readers sum them. A site is
 // what a place has for the tree of scopes. A bin of lod has the busy time of operations that are not
 // long at its level; long_ops has the others. Row top_* is the longest operation that starts in the
@@ -59,6 +62,7 @@ CREATE TABLE {db}.logs (time_ns BIGINT, observed_ns BIGINT, uid BLOB, severity U
 CREATE TABLE {db}.points (time_ns BIGINT, series UINTEGER, start_ns BIGINT, flags UINTEGER,
   int_value BIGINT, double_value DOUBLE, double_bits UBIGINT, data BLOB, exemplars BLOB);
 CREATE TABLE {db}.sites (id UINTEGER, key UBIGINT, parent UBIGINT, scope_name VARCHAR, scope_path VARCHAR);
+CREATE TABLE {db}.paths (id UINTEGER, key BLOB);
 CREATE TABLE {db}.lod (level UTINYINT, bin BIGINT, lane UINTEGER, n BIGINT, busy_ns BIGINT, top_ns BIGINT,
   top_shape UINTEGER, top_key UBIGINT, top_start BIGINT);
 CREATE TABLE {db}.long_ops (level UTINYINT, start_ns BIGINT, end_ns BIGINT, lane UINTEGER);
@@ -76,6 +80,9 @@ CREATE TABLE {db}.summaries (first_ns BIGINT, last_ns BIGINT, counts BIGINT[], n
 var dictTables = [...]string{"origins", "extras", "lanes", "shapes", "places", "stacks", "series", "sites"}
 
 var rollupTables = [...]string{"lod", "long_ops", "stats", "scope_sums", "lane_sums", "gap_bins", "summaries"}
+
+// pathTable has ids of paths. It is neither a dictionary nor a rollup.
+const pathTable = "paths"
 
 var rowTables = [...]string{"ops", "spans", "samples", "logs", "points"}
 

@@ -9,13 +9,9 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"hash/fnv"
-	"io"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/semconv"
@@ -85,6 +81,16 @@ func (v *view) treeSpans(ctx context.Context, where string, args []any, add func
 
 func insideTree(operation string) bool {
 	return operation != semconv.CUDAOperationSession && operation != semconv.CUDAOperationDeepWindow
+}
+
+// treeOf returns the tree that decides the paths of places: an empty one if all have a list of names.
+func (v *view) treeOf(ctx context.Context, places map[uint32]*store.Place) (*tree, error) {
+	for _, p := range places {
+		if p.ScopePath == "" && p.Parent != 0 {
+			return v.tree(ctx)
+		}
+	}
+	return &tree{}, nil
 }
 
 // smallTree is the number of spans up to which readers keep the tree of a session.
@@ -163,57 +169,6 @@ func (t *tree) place(p *store.Place) []string {
 	}
 	return nil
 }
-
-// paths assigns ids to lists of names. An id is a hash, so that it is the same after the store was
-// opened again. Of two lists with equal hashes, the one that is asked for first has it.
-type paths struct {
-	mu    sync.Mutex
-	ids   map[string]uint32
-	names map[uint32]string
-	lasts map[uint32]string
-}
-
-func newPaths() *paths {
-	return &paths{ids: map[string]uint32{}, names: map[uint32]string{}, lasts: map[uint32]string{}}
-}
-
-func (p *paths) id(names []string, hash func(string) uint32) uint32 {
-	if len(names) == 0 {
-		return 0
-	}
-	var b strings.Builder
-	for _, n := range names {
-		b.WriteString(strconv.Itoa(len(n)) + ":" + n)
-	}
-	key := b.String()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if id, ok := p.ids[key]; ok {
-		return id
-	}
-	id := hash(key)
-	for id == 0 || p.names[id] != "" {
-		id++
-	}
-	p.ids[key], p.names[id], p.lasts[id] = id, key, names[len(names)-1]
-	return id
-}
-
-// last returns the last name of a path that has an id.
-func (p *paths) last(id uint32) (string, bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	name, ok := p.lasts[id]
-	return name, ok
-}
-
-func hash32(s string) uint32 {
-	h := fnv.New32a()
-	_, _ = io.WriteString(h, s)
-	return h.Sum32()
-}
-
-func (v *view) pathID(names []string) uint32 { return v.sess.paths.id(names, hash32) }
 
 // scopeNode is a node with what its percentiles and order need.
 type scopeNode struct {

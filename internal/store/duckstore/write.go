@@ -73,6 +73,9 @@ func (s *Store) Write(ctx context.Context, batches []*store.Batch) (store.Result
 			break
 		}
 	}
+	if time.Since(s.catalogSaved) > catalogInterval && s.saveCatalog() != nil {
+		s.failures.Add(1) // it is derived, and Close tries again
+	}
 	s.rows.Add(total.Written)
 	s.duplicates.Add(total.Duplicates)
 	s.replaced.Add(total.Replaced)
@@ -109,6 +112,10 @@ func (s *Store) writeSession(ctx context.Context, k sessionKey, batches []*store
 			// The dictionaries may have entries of the transaction that failed.
 			sess.dicts = nil
 			s.reopen(sess)
+			if damaging(err) && ctx.Err() == nil {
+				s.checkSession(ctx, sess, err)
+				err = fmt.Errorf("%w: %w", store.ErrRetry, err)
+			}
 		}
 	}()
 	parts, err := s.route(ctx, sess, valid)

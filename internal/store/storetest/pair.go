@@ -188,6 +188,9 @@ func (p *pair) compareSession(id sessionID) {
 		require.NoError(p, m.got.learn(ctx, p.got, id), "ids in %+v", id)
 		p.compareOverview(id, m)
 	}
+	if m != nil && !s.dropped {
+		p.compareShapes(id, m)
+	}
 	if len(rowsIn(s)) == 0 {
 		return
 	}
@@ -299,8 +302,16 @@ func (p *pair) compareOps(id sessionID, m *mapping, i interval) {
 		queries = append(queries, q)
 		q.Trace, q.Parent = store.TraceID{}, o.PlaceRef.Parent
 		queries = append(queries, q)
+		q = base
+		q.MinNs, q.MaxNs = duration(o)/2, duration(o)
+		queries = append(queries, q)
 	}
 	if m != nil {
+		if paths := some(p, m.want.paths, 1); len(paths) == 1 {
+			q := base
+			q.Path, q.Direct = &paths[0], p.IntN(2) == 0
+			queries = append(queries, q)
+		}
 		q := base
 		q.Lanes, q.Shapes = some(p, m.want.lanes, 3), some(p, m.want.shapes, 5)
 		queries = append(queries, q)
@@ -311,12 +322,16 @@ func (p *pair) compareOps(id sessionID, m *mapping, i interval) {
 		if q.Limit < 50 && q.Limit > 0 {
 			q.Limit += len(ops) / 10
 		}
-		lanes, shapes := q.Lanes, q.Shapes
+		lanes, shapes, path := q.Lanes, q.Shapes, q.Path
 		for {
-			q.Lanes, q.Shapes = lanes, shapes
+			q.Lanes, q.Shapes, q.Path = lanes, shapes, path
 			want, wantErr := p.want.Ops(p.Context(), q)
 			if m != nil {
 				q.Lanes, q.Shapes = m.query(lanes, shapes)
+				if path != nil {
+					other := translate(m.want.paths, m.got.paths, *path)
+					q.Path = &other
+				}
 			}
 			got, gotErr := p.got.Ops(p.Context(), q)
 			m.plainPage(&got)
@@ -357,7 +372,7 @@ func (p *pair) compareKernels(id sessionID, m *mapping, i interval) {
 		for _, text := range ask(p, []string{"", "SOFT", "<float, 2>", "é"}) {
 			q := store.KernelQuery{
 				Project: id.project, Session: id.session, Group: group, From: i.from, To: i.to, Text: text,
-				Limit: []int{0, 1, 3, 10_000}[p.IntN(4)],
+				Limit: []int{0, 1, 3, 10_000}[p.IntN(4)], Buckets: p.IntN(2) == 0,
 			}
 			var path *uint32
 			if paths := some(p, m.want.paths, 1); len(paths) == 1 {
@@ -383,6 +398,20 @@ func (p *pair) compareKernels(id sessionID, m *mapping, i interval) {
 			p.same("Kernels", q, got, want, gotErr, wantErr)
 		}
 	}
+}
+
+func (p *pair) compareShapes(id sessionID, m *mapping) {
+	p.Helper()
+	ids := some(p, m.want.shapes, 5)
+	_, others := m.query(nil, ids)
+	want, wantErr := p.want.Shapes(p.Context(), id.project, id.session, ids)
+	found, gotErr := p.got.Shapes(p.Context(), id.project, id.session, others)
+	got := map[uint32]*store.Shape{}
+	for id, s := range found {
+		m.shape(&id)
+		got[id] = s
+	}
+	p.same("Shapes", ids, got, want, gotErr, wantErr)
 }
 
 func (p *pair) compareInstances(id sessionID, m *mapping, i interval) {
@@ -437,6 +466,7 @@ func (p *pair) compareSpans(id sessionID, m *mapping, i interval) {
 		queries[2].Name = s.Name
 		queries[3].Parent, queries[3].Operation = s.Parent, s.Operation
 		queries[4].Trace, queries[4].Limit = s.Trace, 20_000
+		queries[0].MinNs, queries[1].Longest = spanDuration(s), true
 	}
 	for _, q := range ask(p, queries) {
 		want, wantErr := p.want.Spans(p.Context(), q)
@@ -466,6 +496,7 @@ func (p *pair) compareSamplesAndLogs(id sessionID, i interval) {
 	if logs := p.want.sessions[id].logs; len(logs) > 0 {
 		first := slices.MinFunc(slices.Collect(maps.Keys(logs)), func(a, b store.UID) int { return bytes.Compare(a[:], b[:]) })
 		queries[3].Trace = logs[first].Trace
+		queries[0].After = &store.LogCursor{TimeNs: logs[first].TimeNs, UID: first}
 	}
 	for _, q := range ask(p, queries) {
 		q.Project, q.Session, q.From, q.To = id.project, id.session, i.from, i.to
@@ -576,6 +607,7 @@ func calls(s store.Store, project, id string) map[string]func(ctx context.Contex
 	return map[string]func(ctx context.Context) error{
 		"Session": func(ctx context.Context) error { _, err := s.Session(ctx, project, id); return err },
 		"Lanes":   func(ctx context.Context) error { _, err := s.Lanes(ctx, project, id); return err },
+		"Shapes":  func(ctx context.Context) error { _, err := s.Shapes(ctx, project, id, []uint32{1}); return err },
 		"Scopes":  func(ctx context.Context) error { _, err := s.Scopes(ctx, project, id); return err },
 		"Timeline": func(ctx context.Context) error {
 			_, err := s.Timeline(ctx, store.TimelineQuery{Project: project, Session: id, Bins: 10})

@@ -441,7 +441,7 @@ func (p *pair) notFound() {
 			require.ErrorIs(p, call(p.Context()), store.ErrNotFound, "%s of %+v", name, id)
 		}
 	}
-	for _, name := range []string{"Session", "Lanes", "Scopes", "Timeline", "Kernels", "Instances", "Gaps", "Pin", "Seal", "Delete"} {
+	for _, name := range []string{"Session", "Lanes", "Shapes", "Scopes", "Timeline", "Kernels", "Instances", "Gaps", "Pin", "Seal", "Delete"} {
 		require.ErrorIs(p, calls(p.got, "", "")[name](p.Context()), store.ErrNotFound, "%s of no session", name)
 	}
 	for _, name := range []string{"Span", "Points"} {

@@ -142,7 +142,7 @@ func TestFiguresDoNotWaitForText(t *testing.T) {
 	assert.Empty(t, k.texts)
 	for i, rows := range []int{1, 3, 3} {
 		assert.Len(t, windows[i].Samples, rows)
-		assert.Zero(t, windows[i].Textless, "it is on its way")
+		assert.Zero(t, windows[i].WithoutListing, "it is on its way")
 	}
 	require.NoError(t, os.Remove(gate))
 	require.NoError(t, os.WriteFile(gate, []byte("go\n"), 0o600))
@@ -213,8 +213,8 @@ func TestImageThatCannotBeDisassembled(t *testing.T) {
 	run(t, e, 2, deep.PC)
 	windows := k.wait(t, 2)
 	stop(t, e)
-	assert.Zero(t, windows[0].Textless, "it was on its way")
-	assert.Equal(t, uint64(len(names)), windows[1].Textless)
+	assert.Zero(t, windows[0].WithoutListing, "it was on its way")
+	assert.Equal(t, uint64(len(names)), windows[1].WithoutListing)
 	assert.Equal(t, uint64(1), k.missing)
 	assert.Equal(t, 1, n.count())
 	assert.Empty(t, k.texts)

@@ -280,7 +280,7 @@ func TestRowsHaveTheirFunctionAndLine(t *testing.T) {
 		"3 CUDA contexts ended before all they had was read", out.Outcome.Text)
 	assert.EqualValues(t, 4096, out.Period)
 	assert.Equal(t, [4]uint64{3, 2, 1, 0}, [4]uint64{out.Dropped, out.NonUser, out.HardwareFull, out.Other})
-	assert.Equal(t, [6]uint64{3, 6, 2, 3, 8, 7}, [6]uint64{out.Textless, out.LostRows, out.SkippedContexts, out.LostContexts, out.Held, out.Released})
+	assert.Equal(t, [6]uint64{3, 6, 2, 3, 8, 7}, [6]uint64{out.WithoutListing, out.LostRows, out.SkippedContexts, out.LostContexts, out.Held, out.Released})
 	assert.Equal(t, time.Millisecond, out.LongestHold)
 }
 

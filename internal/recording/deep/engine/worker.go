@@ -244,7 +244,7 @@ func (w *worker) window(j *job) (*recorder.Window, []listingKey) {
 	}
 	t.write(out, found)
 	wanted := w.texts.want(t.functions())
-	out.Textless = w.countWithoutListing(t)
+	out.WithoutListing = w.countWithoutListing(t)
 	return out, wanted
 }
 

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package answer
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+// ScopeSpan is what a [Tree] needs of a span.
+type ScopeSpan struct {
+	StartNs, EndNs  int64
+	ID, Parent      store.SpanID
+	Trace           store.TraceID
+	Name, Operation string
+
+	names  []string
+	inTree bool
+}
+
+// Duration returns the duration in nanoseconds.
+func (p *ScopeSpan) Duration() int64 { return max(p.EndNs-p.StartNs, 0) }
+
+// Names returns the path of a span, and false if it is not in the tree.
+func (p *ScopeSpan) Names() ([]string, bool) { return p.names, p.inTree }
+
+// Tree is the tree of scopes of a session (see [store.Reader]). It does not change, so it is safe for
+// concurrent use.
+type Tree struct {
+	// Spans are sorted by start and id.
+	Spans []ScopeSpan
+	byID  map[store.SpanID]*ScopeSpan
+}
+
+// NewTree returns the tree of all spans of a session, which are sorted by start and id. It keeps the
+// slice.
+func NewTree(spans []ScopeSpan) *Tree {
+	t := &Tree{Spans: spans, byID: make(map[store.SpanID]*ScopeSpan, len(spans))}
+	for i := range spans {
+		if p := &spans[i]; t.byID[p.ID] == nil {
+			t.byID[p.ID] = p
+		}
+	}
+	for i := range spans {
+		t.resolve(&spans[i])
+	}
+	return t
+}
+
+func (t *Tree) resolve(p *ScopeSpan) {
+	var names []string
+	for q := p; q != nil && q.Operation != semconv.CUDAOperationSession && q.Operation != semconv.CUDAOperationDeepWindow; q = t.byID[q.Parent] {
+		if len(names) == store.MaxScopeDepth {
+			return
+		}
+		names = append(names, q.Name)
+		if q.Parent == 0 {
+			break
+		}
+	}
+	slices.Reverse(names)
+	p.names, p.inTree = names, len(names) > 0
+}
+
+// Span returns the path of a span, nil if it is not in the tree.
+func (t *Tree) Span(start int64, id store.SpanID) []string {
+	i, ok := slices.BinarySearchFunc(t.Spans, ScopeSpan{StartNs: start, ID: id}, func(p, k ScopeSpan) int {
+		return cmp.Or(cmp.Compare(p.StartNs, k.StartNs), cmp.Compare(p.ID, k.ID))
+	})
+	if !ok {
+		return nil
+	}
+	return t.Spans[i].names
+}
+
+// Site is what a [store.Place] has for the tree.
+type Site struct {
+	Parent               store.SpanID
+	ScopeName, ScopePath string
+}
+
+// Path returns the path of an operation.
+func (t *Tree) Path(s Site) []string {
+	if s.ScopePath != "" {
+		names := strings.Split(s.ScopePath, "|")
+		return names[:min(len(names), store.MaxScopeDepth)]
+	}
+	if p := t.byID[s.Parent]; p != nil && s.Parent != 0 && p.inTree {
+		return p.names
+	}
+	if s.ScopeName != "" {
+		return []string{s.ScopeName}
+	}
+	return nil
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package clickhouse_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/clickstore"
+	"github.com/gpuflight/gpuflight/internal/store/storetest"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
+	"github.com/gpuflight/gpuflight/test/clickhouse/front"
+)
+
+// TestStore_Contract runs the contract suite of package storetest on ClickHouse's engine.
+func TestStore_Contract(t *testing.T) {
+	e, err := front.Start(process.Chdb.FindFetched(t, "no Python with pip here to fetch ClickHouse's engine with", "pip3"), t.TempDir())
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, e.Close()) })
+	server := &front.Server{Engine: e, User: user, Password: password}
+	require.NoError(t, server.Listen(""))
+	t.Cleanup(func() { assert.NoError(t, server.Close()) })
+	open := func(tb testing.TB) store.Store {
+		s, err := clickstore.Open(context.Background(), clickstore.Config{
+			Endpoint: server.URL(), Username: user, Password: password, Database: "gpu", CreateSchema: true,
+		})
+		require.NoError(tb, err)
+		tb.Cleanup(func() { assert.NoError(tb, s.Close(context.Background())) })
+		return s
+	}
+	storetest.Run(t, storetest.Setup{
+		Open: func(tb testing.TB) store.Store {
+			for _, sql := range []string{"DROP DATABASE IF EXISTS gpu", "CREATE DATABASE gpu"} {
+				_, err := e.Run(context.Background(), front.Statement{SQL: sql, Format: "TabSeparated"}, nil)
+				require.NoError(tb, err)
+			}
+			return open(tb)
+		},
+		Reopen: func(tb testing.TB, s store.Store) store.Store {
+			require.NoError(tb, s.Close(context.Background()))
+			return open(tb)
+		},
+	})
+}
