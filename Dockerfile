@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# The Collector and gpuflight in an image with glibc and nothing else: no shell, no package manager, and
+# The Collector and gpuflight in an image with glibc and libstdc++ and nothing else: no shell, no package manager, and
 # a user who is not root.
 #
 #   docker build -t otelcol-gpuflight .
@@ -16,13 +16,13 @@
 #
 #   docker buildx imagetools inspect golang:1.26.8-bookworm
 #   docker build --build-arg GOLANG=golang@sha256:… --build-arg BUSYBOX=busybox@sha256:… \
-#     --build-arg BASE=gcr.io/distroless/base-debian12@sha256:… -t otelcol-gpuflight .
+#     --build-arg BASE=gcr.io/distroless/cc-debian12@sha256:… -t otelcol-gpuflight .
 #
 # The Debian release of GOLANG and BASE is the same: a binary needs the glibc that it was linked against,
 # or a newer one.
 ARG GOLANG=golang:1.26.8-bookworm
 ARG BUSYBOX=busybox:1.37.0-musl
-ARG BASE=gcr.io/distroless/base-debian12:nonroot
+ARG BASE=gcr.io/distroless/cc-debian12:nonroot
 # Where the programs come from: "build" compiles them, "prebuilt" takes those that a release has built.
 ARG PROGRAMS=build
 

@@ -26,7 +26,7 @@ SLOWLY := scripts/progress
 # is tested as the shipped binary.
 # go.work lists the modules; ./... is the root module: cupti, internal, sdk and semconv.
 MODULES   := $(shell sed -n 's,^\t\./,./,p' go.work)
-LIBRARIES := ./... $(patsubst %,%/...,$(filter-out ./cmd/otelcol-gpuflight ./test,$(MODULES)))
+LIBRARIES := ./... $(patsubst %,%/...,$(filter-out ./cmd/otelcol-gpuflight ./cmd/otelcol-gpuflight-agent ./test,$(MODULES)))
 # The race detector and the CUPTI core require C. go env prints 0 if there is no C compiler.
 CGO        = $(filter 1,$(shell $(GO) env CGO_ENABLED))
 RACE       = $(if $(CGO),-race,$(warning no C compiler: testing without the race detector))
@@ -35,7 +35,7 @@ FUZZTIME ?= 30s
 
 # Paths of the binaries for their tests. With REQUIRE a missing binary is a failure; a plain
 # `go test` skips.
-BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_CLI=$(CURDIR)/bin/gpuflight \
+BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_AGENT=$(CURDIR)/bin/otelcol-gpuflight-agent GPUFLIGHT_CLI=$(CURDIR)/bin/gpuflight \
 	GPUFLIGHT_JAEGER=$(CURDIR)/$(TOOLS)/jaeger GPUFLIGHT_OCB=$(CURDIR)/$(TOOLS)/ocb GPUFLIGHT_DEMO=$(CURDIR)/$(TOOLS)/demo \
 	GPUFLIGHT_PROMETHEUS=$(CURDIR)/$(TOOLS)/prometheus GPUFLIGHT_KAFKA=$(CURDIR)/$(TOOLS)/kafka/kafka \
 	GPUFLIGHT_VERSITYGW=$(CURDIR)/$(TOOLS)/versitygw GPUFLIGHT_CHDB=$(CURDIR)/$(TOOLS)/chdb/chdb GPUFLIGHT_GOVULNCHECK=$(CURDIR)/$(TOOLS)/govulncheck GPUFLIGHT_INJECT=$(CURDIR)/bin/libgpuflight.so GPUFLIGHT_REQUIRE=1
@@ -47,6 +47,7 @@ demo: build $(if $(JAEGER),,$(TOOLS)/jaeger) $(TOOLS)/demo ## Run Jaeger and the
 .PHONY: build
 build: ## Build bin/otelcol-gpuflight, bin/gpuflight and bin/libgpuflight.so
 	@$(SLOWLY) "compiling bin/otelcol-gpuflight (two to three minutes the first time)" $(GO) build $(FLAGS) -o bin/otelcol-gpuflight ./cmd/otelcol-gpuflight
+	@$(GO) build $(FLAGS) -o bin/otelcol-gpuflight-agent ./cmd/otelcol-gpuflight-agent
 	@$(GO) build $(FLAGS) -o bin/gpuflight ./cmd/gpuflight
 	@$(if $(CGO),$(GO) build $(FLAGS) -buildmode=c-shared -o bin/libgpuflight-recorder.so ./cupti/inject && rm -f bin/libgpuflight-recorder.h && cupti/inject/loader/build bin/libgpuflight.so,echo "no C compiler: bin/libgpuflight.so is not built" >&2)
 
@@ -97,12 +98,11 @@ prose: $(TOOLS)/vale ## Check the language of documents and comments
 # This takes a minute and 5.6 GB of memory for our own module.
 .PHONY: govulncheck
 govulncheck: $(TOOLS)/govulncheck ## Check all modules for known vulnerabilities; skips if the database is unreachable
-	scripts/govulncheck $(CURDIR)/$(TOOLS)/govulncheck . cmd/gpuflight cmd/otelcol-gpuflight $(patsubst %/go.mod,%,$(wildcard internal/tools/*/go.mod))
+	scripts/govulncheck $(CURDIR)/$(TOOLS)/govulncheck . cmd/gpuflight cmd/otelcol-gpuflight cmd/otelcol-gpuflight-agent $(patsubst %/go.mod,%,$(wildcard internal/tools/*/go.mod))
 
 .PHONY: generate
 generate: $(TOOLS)/ocb $(TOOLS)/mdatagen ## Regenerate files from manifests and metadata
-	$(TOOLS)/ocb --config builder-config.yaml --skip-compilation --skip-get-modules
-	scripts/distribution-module
+	for m in builder-config.yaml builder-agent.yaml; do $(TOOLS)/ocb --config $$m --skip-compilation --skip-get-modules && scripts/distribution-module $$m; done
 	PATH="$(CURDIR)/$(TOOLS):$$PATH" $(GO) generate $(LIBRARIES)
 
 .PHONY: tidy

@@ -202,6 +202,7 @@ replace github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextensi
 
 replace github.com/gpuflight/gpuflight/extension/storage/filestorageextension => ../extension/storage/filestorageextension
 
+replace github.com/gpuflight/gpuflight/internal/store/duckstore => ../internal/store/duckstore
 require github.com/gpuflight/gpuflight/internal/store/clickstore v0.0.0
 
 replace github.com/gpuflight/gpuflight/internal/store/clickstore => ../internal/store/clickstore

@@ -14,6 +14,7 @@ import (
 	gpuusageconnector "github.com/gpuflight/gpuflight/connector/gpuusageconnector"
 	forwardconnector "go.opentelemetry.io/collector/connector/forwardconnector"
 	spanmetricsconnector "github.com/open-telemetry/opentelemetry-collector-contrib/connector/spanmetricsconnector"
+	gpustorageexporter "github.com/gpuflight/gpuflight/exporter/gpustorageexporter"
 	otlpexporter "go.opentelemetry.io/collector/exporter/otlpexporter"
 	otlphttpexporter "go.opentelemetry.io/collector/exporter/otlphttpexporter"
 	debugexporter "go.opentelemetry.io/collector/exporter/debugexporter"
@@ -24,6 +25,8 @@ import (
 	awss3exporter "github.com/open-telemetry/opentelemetry-collector-contrib/exporter/awss3exporter"
 	clickhouseexporter "github.com/open-telemetry/opentelemetry-collector-contrib/exporter/clickhouseexporter"
 	gpuflogencodingextension "github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension"
+	gpustorageextension "github.com/gpuflight/gpuflight/extension/gpustorageextension"
+	gpuqueryextension "github.com/gpuflight/gpuflight/extension/gpuqueryextension"
 	filestorageextension "github.com/gpuflight/gpuflight/extension/storage/filestorageextension"
 	zpagesextension "go.opentelemetry.io/collector/extension/zpagesextension"
 	healthcheckextension "github.com/open-telemetry/opentelemetry-collector-contrib/extension/healthcheckextension"
@@ -69,6 +72,8 @@ func components() (otelcol.Factories, error) {
 
 	factories.Extensions, err = otelcol.MakeFactoryMap[extension.Factory](
 		gpuflogencodingextension.NewFactory(),
+		gpustorageextension.NewFactory(),
+		gpuqueryextension.NewFactory(),
 		filestorageextension.NewFactory(),
 		zpagesextension.NewFactory(),
 		healthcheckextension.NewFactory(),
@@ -81,6 +86,8 @@ func components() (otelcol.Factories, error) {
 	}
 	factories.ExtensionModules = makeModulesMap(factories.Extensions, map[component.Type]string{
 		gpuflogencodingextension.NewFactory().Type(): "github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension v0.2.0",
+		gpustorageextension.NewFactory().Type(): "github.com/gpuflight/gpuflight/extension/gpustorageextension v0.2.0",
+		gpuqueryextension.NewFactory().Type(): "github.com/gpuflight/gpuflight/extension/gpuqueryextension v0.2.0",
 		filestorageextension.NewFactory().Type(): "github.com/gpuflight/gpuflight/extension/storage/filestorageextension v0.2.0",
 		zpagesextension.NewFactory().Type(): "go.opentelemetry.io/collector/extension/zpagesextension v0.158.0",
 		healthcheckextension.NewFactory().Type(): "github.com/open-telemetry/opentelemetry-collector-contrib/extension/healthcheckextension v0.158.0",
@@ -114,6 +121,7 @@ func components() (otelcol.Factories, error) {
 	})
 
 	factories.Exporters, err = otelcol.MakeFactoryMap[exporter.Factory](
+		gpustorageexporter.NewFactory(),
 		otlpexporter.NewFactory(),
 		otlphttpexporter.NewFactory(),
 		debugexporter.NewFactory(),
@@ -128,6 +136,7 @@ func components() (otelcol.Factories, error) {
 		return otelcol.Factories{}, err
 	}
 	factories.ExporterModules = makeModulesMap(factories.Exporters, map[component.Type]string{
+		gpustorageexporter.NewFactory().Type(): "github.com/gpuflight/gpuflight/exporter/gpustorageexporter v0.2.0",
 		otlpexporter.NewFactory().Type(): "go.opentelemetry.io/collector/exporter/otlpexporter v0.158.0",
 		otlphttpexporter.NewFactory().Type(): "go.opentelemetry.io/collector/exporter/otlphttpexporter v0.158.0",
 		debugexporter.NewFactory().Type(): "go.opentelemetry.io/collector/exporter/debugexporter v0.158.0",

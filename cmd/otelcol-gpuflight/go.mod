@@ -4,7 +4,10 @@ go 1.26.0
 
 require (
 	github.com/gpuflight/gpuflight/connector/gpuusageconnector v0.2.0
+	github.com/gpuflight/gpuflight/exporter/gpustorageexporter v0.2.0
 	github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension v0.2.0
+	github.com/gpuflight/gpuflight/extension/gpuqueryextension v0.2.0
+	github.com/gpuflight/gpuflight/extension/gpustorageextension v0.2.0
 	github.com/gpuflight/gpuflight/extension/storage/filestorageextension v0.2.0
 	github.com/gpuflight/gpuflight/processor/occupancyprocessor v0.2.0
 	github.com/gpuflight/gpuflight/receiver/cudareceiver v0.2.0
@@ -72,6 +75,7 @@ require (
 	github.com/andybalholm/brotli v1.2.1 // indirect
 	github.com/antchfx/xmlquery v1.5.1 // indirect
 	github.com/antchfx/xpath v1.3.8 // indirect
+	github.com/apache/arrow-go/v18 v18.5.1 // indirect
 	github.com/apache/thrift v0.24.0 // indirect
 	github.com/aws/aws-msk-iam-sasl-signer-go v1.0.4 // indirect
 	github.com/aws/aws-sdk-go-v2 v1.43.3 // indirect
@@ -101,6 +105,13 @@ require (
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/cilium/ebpf v0.22.0 // indirect
 	github.com/dennwc/varint v1.0.0 // indirect
+	github.com/duckdb/duckdb-go-bindings v0.10506.0 // indirect
+	github.com/duckdb/duckdb-go-bindings/lib/darwin-amd64 v0.10506.0 // indirect
+	github.com/duckdb/duckdb-go-bindings/lib/darwin-arm64 v0.10506.0 // indirect
+	github.com/duckdb/duckdb-go-bindings/lib/linux-amd64 v0.10506.0 // indirect
+	github.com/duckdb/duckdb-go-bindings/lib/linux-arm64 v0.10506.0 // indirect
+	github.com/duckdb/duckdb-go-bindings/lib/windows-amd64 v0.10506.0 // indirect
+	github.com/duckdb/duckdb-go/v2 v2.10506.0 // indirect
 	github.com/dustin/go-humanize v1.1.0 // indirect
 	github.com/ebitengine/purego v0.10.2 // indirect
 	github.com/elastic/go-grok v0.3.1 // indirect
@@ -121,6 +132,7 @@ require (
 	github.com/golang-jwt/jwt/v5 v5.3.1 // indirect
 	github.com/golang/groupcache v0.0.0-20241129210726-2c02b8208cf8 // indirect
 	github.com/golang/snappy v1.0.0 // indirect
+	github.com/google/flatbuffers v25.12.19+incompatible // indirect
 	github.com/google/go-tpm v0.9.8 // indirect
 	github.com/google/s2a-go v0.1.9 // indirect
 	github.com/google/uuid v1.6.0 // indirect
@@ -128,6 +140,7 @@ require (
 	github.com/googleapis/gax-go/v2 v2.22.0 // indirect
 	github.com/gpuflight/gpuflight v0.2.0 // indirect
 	github.com/gpuflight/gpuflight/internal/collector v0.2.0 // indirect
+	github.com/gpuflight/gpuflight/internal/store/duckstore v0.2.0 // indirect
 	github.com/grafana/regexp v0.0.0-20250905093917-f7b3be9d1853 // indirect
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.29.0 // indirect
 	github.com/hashicorp/go-uuid v1.0.3 // indirect
@@ -321,10 +334,15 @@ require (
 	go.yaml.in/yaml/v3 v3.0.6 // indirect
 	golang.org/x/crypto v0.58.0 // indirect
 	golang.org/x/exp v0.0.0-20260527015227-08cc5374adb3 // indirect
+	golang.org/x/mod v0.41.0 // indirect
 	golang.org/x/net v0.62.0 // indirect
 	golang.org/x/oauth2 v0.36.0 // indirect
+	golang.org/x/sync v0.24.0 // indirect
+	golang.org/x/telemetry v0.0.0-20260924152758-ed294f943157 // indirect
 	golang.org/x/text v0.43.0 // indirect
 	golang.org/x/time v0.15.0 // indirect
+	golang.org/x/tools v0.51.0 // indirect
+	golang.org/x/xerrors v0.0.0-20240903120638-7835f813f4da // indirect
 	gonum.org/v1/gonum v0.17.0 // indirect
 	google.golang.org/api v0.278.0 // indirect
 	google.golang.org/genproto/googleapis/api v0.0.0-20260817212433-ac3dfec99bb1 // indirect
@@ -346,9 +364,15 @@ replace github.com/gpuflight/gpuflight/receiver/nvmlreceiver => ../../receiver/n
 
 replace github.com/gpuflight/gpuflight/processor/occupancyprocessor => ../../processor/occupancyprocessor
 
+replace github.com/gpuflight/gpuflight/exporter/gpustorageexporter => ../../exporter/gpustorageexporter
+
 replace github.com/gpuflight/gpuflight/connector/gpuusageconnector => ../../connector/gpuusageconnector
 
 replace github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension => ../../extension/encoding/gpuflogencodingextension
+
+replace github.com/gpuflight/gpuflight/extension/gpustorageextension => ../../extension/gpustorageextension
+
+replace github.com/gpuflight/gpuflight/extension/gpuqueryextension => ../../extension/gpuqueryextension
 
 replace github.com/gpuflight/gpuflight/extension/storage/filestorageextension => ../../extension/storage/filestorageextension
 
@@ -357,3 +381,5 @@ replace github.com/open-telemetry/opentelemetry-collector-contrib/pkg/batchperre
 replace github.com/gpuflight/gpuflight => ../..
 
 replace github.com/gpuflight/gpuflight/internal/collector => ../../internal/collector
+
+replace github.com/gpuflight/gpuflight/internal/store/duckstore => ../../internal/store/duckstore

@@ -10,6 +10,7 @@ require (
 )
 
 require (
+	github.com/gpuflight/gpuflight v0.2.0
 	github.com/hashicorp/go-version v1.9.0 // indirect
 	github.com/json-iterator/go v1.1.12 // indirect
 	github.com/modern-go/concurrent v0.0.0-20180306012644-bacd9c7ef1dd // indirect
@@ -24,7 +25,6 @@ require (
 	go.uber.org/multierr v1.11.0 // indirect
 	go.uber.org/zap v1.28.0 // indirect
 	go.yaml.in/yaml/v3 v3.0.6 // indirect
-	google.golang.org/protobuf v1.36.12 // indirect
 )
 
 replace github.com/gpuflight/gpuflight => ../..

@@ -56,6 +56,9 @@ type Reader interface {
 	Session(ctx context.Context, project, session string) (SessionInfo, error)
 	// Lanes returns the lanes of a session that have operations, in the order of lanes.
 	Lanes(ctx context.Context, project, session string) ([]LaneInfo, error)
+	// Shapes returns shapes of the session by id. Unknown ids are absent. More than 10,000 ids are
+	// invalid.
+	Shapes(ctx context.Context, project, session string, ids []uint32) (map[uint32]*Shape, error)
 	// Timeline returns the bins of an interval, in the order of lanes, then by bin. Bins without
 	// count and busy time are absent.
 	Timeline(ctx context.Context, q TimelineQuery) (Timeline, error)
@@ -75,7 +78,7 @@ type Reader interface {
 	// slower. Exactly one of the results is set. Of several, operations come before spans, then the
 	// earliest start counts. Id 0 gives ErrNotFound.
 	Span(ctx context.Context, project, session string, id SpanID, at int64) (*OpRow, *SpanRow, error)
-	// Spans returns spans that are not operations, by start and span.
+	// Spans returns spans that are not operations, in the order of the query.
 	Spans(ctx context.Context, q SpanQuery) ([]SpanRow, error)
 	// Gaps returns intervals in which a device ran no kernel, the longest first, then by start,
 	// then by device.
@@ -245,6 +248,13 @@ type OpQuery struct {
 	Name   string
 	Parent SpanID
 	Trace  TraceID
+	// Path selects the operations of this path and of all paths below it, or with Direct only those
+	// of this path; nil selects all. It is invalid for the session "".
+	Path   *uint32
+	Direct bool
+	// MinNs and MaxNs are the shortest and the longest duration; MaxNs 0 means no limit. A negative
+	// one is invalid.
+	MinNs, MaxNs int64
 	// Sort by duration or queue time puts the largest first. An unknown queue time counts as the
 	// smallest int64.
 	Sort OpSort
@@ -302,6 +312,8 @@ type KernelQuery struct {
 	Text string
 	// Path selects the kernels of this path and of all paths below it; nil selects all.
 	Path *uint32
+	// Buckets adds the distribution of durations to each group.
+	Buckets bool
 	// Limit is at most 10,000; 0 means 50.
 	Limit int
 }
@@ -317,6 +329,14 @@ type KernelStat struct {
 	Count, SumNs, MaxNs int64
 	QueueNs             int64
 	P50Ns, P99Ns        int64
+	// Buckets counts the durations by bucket, ascending, if the query asks for it.
+	Buckets []BucketCount
+}
+
+// BucketCount is the number of durations in a bucket (see [Bucket]).
+type BucketCount struct {
+	Bucket uint16
+	Count  int64
 }
 
 // ScopeNode is one path of the tree of scopes (see [Reader]). Path 0 is the root, which has the
@@ -376,6 +396,10 @@ type SpanQuery struct {
 	Trace            TraceID
 	Parent           SpanID
 	Name, Operation  string
+	// MinNs is the shortest duration. A negative one is invalid.
+	MinNs int64
+	// Longest orders by duration, the longest first, then by start and span.
+	Longest bool
 	// Limit is at most 20,000; 0 means 1,000.
 	Limit int
 }
@@ -455,7 +479,15 @@ type LogQuery struct {
 	From, To         int64
 	Event            string
 	Trace            TraceID
-	Limit            int // at most 10,000; 0 means 1,000
+	// After continues after the record with this time and UID.
+	After *LogCursor
+	Limit int // at most 10,000; 0 means 1,000
+}
+
+// LogCursor is the position of a record in the order of Logs.
+type LogCursor struct {
+	TimeNs int64
+	UID    UID
 }
 
 // LogRow is a log record as stored.

@@ -23,7 +23,7 @@ import (
 var tagOnly = []string{
 	"golang:1.26.8-bookworm",
 	"busybox:1.37.0-musl",
-	"gcr.io/distroless/base-debian12:nonroot",
+	"gcr.io/distroless/cc-debian12:nonroot",
 	"apache/kafka:4.1.0",
 	"jaegertracing/jaeger:2.13.0",
 	"versity/versitygw:v1.8.0",

@@ -177,11 +177,11 @@ func TestComponents(t *testing.T) {
 		"occupancy", "batch", "memory_limiter", "filter", "transform", "tail_sampling", "interval",
 	})
 	assert.ElementsMatch(t, names(has.Exporters), []string{
-		"otlp_grpc", "otlp_http", "debug", "nop", "file", "kafka", "prometheus", "awss3", "clickhouse",
+		"otlp_grpc", "otlp_http", "debug", "nop", "file", "kafka", "prometheus", "awss3", "clickhouse", "gpu_storage",
 	})
 	assert.ElementsMatch(t, names(has.Connectors), []string{"gpu_usage", "forward", "span_metrics"})
 	assert.ElementsMatch(t, names(has.Extensions), []string{
-		"gpuflog_encoding", "zpages", "file_storage", "health_check", "pprof", "bearertokenauth", "basicauth",
+		"gpuflog_encoding", "gpu_storage", "zpages", "file_storage", "health_check", "pprof", "bearertokenauth", "basicauth",
 	})
 }
 

@@ -31,6 +31,7 @@ var published = []string{
 	"receiver/cudareceiver", "receiver/gpuflogreceiver", "receiver/nvmlreceiver",
 	"processor/occupancyprocessor", "connector/gpuusageconnector",
 	"extension/encoding/gpuflogencodingextension", "extension/storage/filestorageextension",
+	"extension/gpustorageextension", "exporter/gpustorageexporter", "internal/store/duckstore",
 }
 
 // moduleProxy writes the working tree's modules in the form of a GOPROXY and returns the variables
@@ -224,7 +225,8 @@ func TestModules_Manifest(t *testing.T) {
 	section("receivers", m.Receivers)
 	section("processors", m.Processors)
 	section("connectors", m.Connectors)
-	require.Equal(t, 7, strings.Count(text.String(), "gomod"))
+	section("exporters", m.Exporters)
+	require.Equal(t, 9, strings.Count(text.String(), "gomod"))
 	text.WriteString("providers:\n")
 	for _, e := range m.Providers {
 		text.WriteString("  - gomod: " + e.GoMod + "\n")

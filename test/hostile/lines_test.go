@@ -339,7 +339,7 @@ func TestFiles_ExpandingLine(t *testing.T) {
 			for i := range files {
 				write(fmt.Sprintf("toolong%d", i), deviceLine(fmt.Sprintf("toolong-%d", i), 20e6))
 			}
-			c := start(t, "local.yaml", "GPUFLIGHT_LOGS="+logs)
+			c := start(t, "jaeger.yaml", "GPUFLIGHT_LOGS="+logs)
 			for i := range 10 {
 				session := fmt.Sprintf("small-%d", i)
 				require.NoError(t, os.WriteFile(filepath.Join(logs, fmt.Sprintf("small%d.device.log", i)), smallSession(session), 0o600))
@@ -389,7 +389,7 @@ func TestFiles_KilledInsideLine(t *testing.T) {
 	run := func() *process.Process {
 		p := process.Start(t, "/usr/bin/env", "GPUFLIGHT_LOGS="+logs, "GPUFLIGHT_STATE="+state,
 			"GPUFLIGHT_OTLP_ENDPOINT="+sink.Endpoint(), "GPUFLIGHT_METRICS_PORT="+port,
-			binary, "--config", filepath.Join(process.Root(t), "config", "local.yaml"))
+			binary, "--config", filepath.Join(process.Root(t), "config", "jaeger.yaml"))
 		p.WaitOutput(process.Ready, time.Minute)
 		return p
 	}

@@ -47,7 +47,7 @@ var damages = []struct {
 // shipped lists the configurations with a storage, with the receivers that need no other server.
 var shipped = map[string][]string{
 	"agent.yaml": {"gpuflog", "otlp"}, "archive.yaml": {"otlp"}, "demo.yaml": {"gpuflog"}, "gateway.yaml": {"otlp"},
-	"gpuflog-http.yaml": {"gpuflog"}, "kafka.yaml": {"otlp"}, "local.yaml": nil, "prometheus.yaml": nil,
+	"gpuflog-http.yaml": {"gpuflog"}, "kafka.yaml": {"otlp"}, "jaeger.yaml": nil, "local.yaml": nil, "prometheus.yaml": nil,
 }
 
 // collector runs a shipped configuration with its own ports. It replaces receivers that need
@@ -101,6 +101,9 @@ func (c *collector) files() (sound, aside []string) {
 	entries, err := os.ReadDir(c.state)
 	require.NoError(c.t, err)
 	for _, e := range entries {
+		if e.IsDir() {
+			continue
+		}
 		path := filepath.Join(c.state, e.Name())
 		if strings.HasSuffix(path, ".damaged") {
 			aside = append(aside, path)
@@ -124,7 +127,7 @@ func TestShippedConfigs_DamagedState(t *testing.T) {
 			require.NotEmpty(t, sound)
 			require.Empty(t, aside)
 			tries := damages
-			if config != "local.yaml" && os.Getenv("GPUFLIGHT_SOAK") == "" {
+			if config != "jaeger.yaml" && os.Getenv("GPUFLIGHT_SOAK") == "" {
 				i++
 				tries = damages[i%len(damages):][:1]
 			}
@@ -160,7 +163,7 @@ func TestShippedConfigs_DamagedState(t *testing.T) {
 // TestStorage_DamagedInUse tests the limit: bbolt reads a damaged file in its own goroutines, so
 // the process may crash. The next start must work.
 func TestStorage_DamagedInUse(t *testing.T) {
-	c := newCollector(t, "local.yaml")
+	c := newCollector(t, "jaeger.yaml")
 	p := c.run()
 	sound, _ := c.files()
 	for _, path := range sound {
@@ -175,10 +178,10 @@ func TestStorage_DamagedInUse(t *testing.T) {
 
 // TestStorage_SecondCollector starts a second Collector on the storage of the first.
 func TestStorage_SecondCollector(t *testing.T) {
-	c := newCollector(t, "local.yaml")
+	c := newCollector(t, "jaeger.yaml")
 	first := c.run()
 	sound, _ := c.files()
-	second := newCollector(t, "local.yaml")
+	second := newCollector(t, "jaeger.yaml")
 	second.args = append([]string{}, second.args...)
 	for i, a := range second.args {
 		if strings.HasPrefix(a, "GPUFLIGHT_STATE=") {
@@ -240,7 +243,7 @@ func TestStorage_UnusableDirectory(t *testing.T) {
 		}, "make directory STATE writable for uid 65534"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			collector := newCollector(t, "local.yaml")
+			collector := newCollector(t, "jaeger.yaml")
 			require.NoError(t, os.MkdirAll(collector.state, 0o700))
 			for dir := filepath.Dir(collector.state); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 				chmod(t, dir, 0o755)
@@ -257,8 +260,8 @@ func TestStorage_UnusableDirectory(t *testing.T) {
 			require.NoError(t, err)
 			bin := filepath.Join(filepath.Dir(collector.state), "otelcol")
 			require.NoError(t, os.WriteFile(bin, b, 0o755))
-			config := filepath.Join(filepath.Dir(collector.state), "local.yaml")
-			text, err := os.ReadFile(filepath.Join(process.Root(t), "config", "local.yaml"))
+			config := filepath.Join(filepath.Dir(collector.state), "jaeger.yaml")
+			text, err := os.ReadFile(filepath.Join(process.Root(t), "config", "jaeger.yaml"))
 			require.NoError(t, err)
 			require.NoError(t, os.WriteFile(config, text, 0o644))
 			var env []string

@@ -142,6 +142,11 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 		return c
 	}) {
 		g.P50Ns, g.P99Ns = g.buckets.Percentile(50), g.buckets.Percentile(99)
+		if q.Buckets {
+			for _, b := range slices.Sorted(maps.Keys(g.buckets)) {
+				g.Buckets = append(g.Buckets, store.BucketCount{Bucket: b, Count: g.buckets[b]})
+			}
+		}
 		out = append(out, g.KernelStat)
 	}
 	return out, nil

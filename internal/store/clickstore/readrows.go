@@ -93,6 +93,9 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 	if err != nil {
 		return store.OpPage{}, fmt.Errorf("read operations: %w", err)
 	}
+	if q.MinNs < 0 || q.MaxNs < 0 || q.Path != nil && q.Session == "" {
+		return store.OpPage{}, fmt.Errorf("read operations: %w", store.ErrInvalid)
+	}
 	v, err := s.open(ctx, q.Project, q.Session, true)
 	if err != nil || v.dropped || !v.exists {
 		return store.OpPage{}, err
@@ -137,6 +140,17 @@ func (v *view) page(ctx context.Context, q store.OpQuery, n int) (store.OpPage, 
 	}
 	if q.Trace != (store.TraceID{}) {
 		f.add("Trace = " + traceSQL(q.Trace))
+	}
+	if q.MinNs > 0 {
+		f.add("greatest(DurationNs, 0) >= ?", q.MinNs)
+	}
+	if q.MaxNs > 0 {
+		f.add("greatest(DurationNs, 0) <= ?", q.MaxNs)
+	}
+	if q.Path != nil {
+		if err := v.inPath(ctx, f, *q.Path, q.Direct); err != nil {
+			return page, err
+		}
 	}
 	value, order := "StartNs", "StartNs, Span"
 	switch q.Sort {
@@ -195,7 +209,7 @@ func (s *Store) Span(ctx context.Context, project, session string, id store.Span
 			return &ops[0], nil, nil
 		}
 	}
-	spans, err := v.spans(ctx, f, 1)
+	spans, err := v.spans(ctx, f, false, 1)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read span: %w", err)
 	}
@@ -208,6 +222,9 @@ func (s *Store) Span(ctx context.Context, project, session string, id store.Span
 // Spans implements [store.Reader].
 func (s *Store) Spans(ctx context.Context, q store.SpanQuery) ([]store.SpanRow, error) {
 	n, err := answer.Limits(q.From, q.To, q.Limit, 1000, 20_000)
+	if err == nil && q.MinNs < 0 {
+		err = fmt.Errorf("duration %d: %w", q.MinNs, store.ErrInvalid)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read spans: %w", err)
 	}
@@ -229,7 +246,10 @@ func (s *Store) Spans(ctx context.Context, q store.SpanQuery) ([]store.SpanRow, 
 	if q.Operation != "" {
 		f.add("Operation = ?", q.Operation)
 	}
-	rows, err := v.spans(ctx, f, n)
+	if q.MinNs > 0 {
+		f.add("toInt64(EndNs) - StartNs >= ?", q.MinNs)
+	}
+	rows, err := v.spans(ctx, f, q.Longest, n)
 	if err != nil {
 		return nil, fmt.Errorf("read spans: %w", err)
 	}
@@ -243,12 +263,78 @@ func bytesOf(s string) []byte {
 	return []byte(s)
 }
 
-func (v *view) spans(ctx context.Context, f *filter, n int) ([]store.SpanRow, error) {
+// inPath selects the operations of a path, and with those below it unless direct. It reads the sites
+// of the operations that the filter selects.
+func (v *view) inPath(ctx context.Context, f *filter, path uint32, direct bool) error {
+	tree, err := v.tree(ctx)
+	if err != nil {
+		return err
+	}
+	const site = "cityHash64(Parent, ScopeName, ScopePath)"
+	var list []uint64
+	err = v.s.each(ctx, "SELECT DISTINCT "+site+", Parent, ScopeName, ScopePath FROM gpu_ops FINAL"+f.where(), f.args, func(r driver.Rows) error {
+		var hash uint64
+		var s answer.Site
+		if err := r.Scan(&hash, (*uint64)(&s.Parent), &s.ScopeName, &s.ScopePath); err != nil {
+			return err
+		}
+		names := tree.Path(s)
+		if v.sess.paths.ID(names) == path || !direct && v.below(names, path) {
+			list = append(list, hash)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if len(list) == 0 {
+		f.add("false")
+		return nil
+	}
+	f.in(site, list)
+	return nil
+}
+
+// Shapes implements [store.Reader].
+func (s *Store) Shapes(ctx context.Context, project, session string, ids []uint32) (map[uint32]*store.Shape, error) {
+	v, err := s.open(ctx, project, session, false)
+	if err != nil {
+		return nil, err
+	}
+	if len(ids) > 10_000 {
+		return nil, fmt.Errorf("read %d shapes: %w", len(ids), store.ErrInvalid)
+	}
+	out := map[uint32]*store.Shape{}
+	list, err := v.keysOf(ctx, 2, v.sess.shapes, ids)
+	if err != nil {
+		return nil, fmt.Errorf("read shapes: %w", err)
+	}
+	wanted := keys{}
+	for _, k := range list {
+		wanted[k] = struct{}{}
+	}
+	found, err := v.shapes(ctx, wanted)
+	if err != nil {
+		return nil, fmt.Errorf("read shapes: %w", err)
+	}
+	for k, sh := range owned(found) {
+		if sh != nil {
+			out[v.sess.shapes.ID(k)] = sh
+		}
+	}
+	return out, nil
+}
+
+func (v *view) spans(ctx context.Context, f *filter, longest bool, n int) ([]store.SpanRow, error) {
+	order := "StartNs, Span"
+	if longest {
+		order = "greatest(toInt64(EndNs) - StartNs, 0) DESC, " + order
+	}
 	var out []store.SpanRow
 	var originKeys []uint64
 	wanted := keys{}
 	err := v.s.each(ctx, `SELECT StartNs, toInt64(EndNs), Trace, Span, Parent, Kind, Status, StatusMessage, Name, TraceState, Flags, Operation, Origin, Attributes, Events,
-		Links, DroppedAttrs, DroppedEvents, DroppedLinks FROM gpu_spans FINAL`+f.where()+fmt.Sprintf(" ORDER BY StartNs, Span LIMIT %d", n), f.args,
+		Links, DroppedAttrs, DroppedEvents, DroppedLinks FROM gpu_spans FINAL`+f.where()+fmt.Sprintf(" ORDER BY %s LIMIT %d", order, n), f.args,
 		func(r driver.Rows) error {
 			var p store.SpanRow
 			var origin uint64
@@ -340,6 +426,9 @@ func (s *Store) Logs(ctx context.Context, q store.LogQuery) ([]store.LogRow, err
 	}
 	if q.Trace != (store.TraceID{}) {
 		f.add("Trace = " + traceSQL(q.Trace))
+	}
+	if a := q.After; a != nil {
+		f.add("(TimeNs > ? OR TimeNs = ? AND UID > "+traceSQL(store.TraceID(a.UID))+")", a.TimeNs, a.TimeNs)
 	}
 	var out []store.LogRow
 	var originKeys []uint64

@@ -84,7 +84,7 @@ func (v *view) timeline(ctx context.Context, q store.TimelineQuery) (store.Timel
 	}
 	switch {
 	case level > 0 && v.rollups():
-		err = v.binsOfLevel(ctx, b, level, q.Lanes != nil && len(q.Lanes) > 0, selected)
+		err = v.binsOfLevel(ctx, b, level, len(q.Lanes) > 0, selected)
 	case !v.dropped:
 		err = v.binsOfRows(ctx, b, len(q.Lanes) > 0, selected)
 	}

@@ -86,6 +86,11 @@ func (s *Store) Seal(ctx context.Context, project, id string) error {
 			return fmt.Errorf("seal session %q: %w", id, err)
 		}
 	}
+	if !sess.dropped {
+		if err = s.extendGaps(ctx, sess, true); err != nil {
+			return fmt.Errorf("seal session %q: %w", id, err)
+		}
+	}
 	if err = s.mark(ctx, sess, "sealed", "1", true); err != nil {
 		return fmt.Errorf("seal session %q: %w", id, err)
 	}
@@ -180,6 +185,7 @@ func (s *Store) dropRows(ctx context.Context, u unit) error {
 			return err
 		}
 		seg.dropped = true
+		u.sess.paths.forget()
 	}
 	return nil
 }
@@ -340,7 +346,7 @@ func copyNew(from, to string) error {
 
 // copyRows copies the tables of a view into an attached file.
 func (v *view) copyRows(ctx context.Context, alias string) error {
-	for _, t := range slices.Concat(rowTables[:], dictTables[:], rollupTables[:]) {
+	for _, t := range slices.Concat(rowTables[:], dictTables[:], rollupTables[:], []string{pathTable}) {
 		if v.dropped && (t == "ops" || t == "samples") {
 			continue
 		}
@@ -349,7 +355,7 @@ func (v *view) copyRows(ctx context.Context, alias string) error {
 			parts = append(parts, "SELECT * FROM "+seg.alias+"."+t)
 		}
 		query := strings.Join(parts, " UNION ALL ")
-		if slices.Contains(dictTables[:], t) {
+		if t == pathTable || slices.Contains(dictTables[:], t) {
 			query = "SELECT DISTINCT ON (id) * FROM (" + query + ")"
 		}
 		if _, err := v.s.db.ExecContext(ctx, "INSERT INTO "+alias+"."+t+" "+query); err != nil {
@@ -357,9 +363,4 @@ func (v *view) copyRows(ctx context.Context, alias string) error {
 		}
 	}
 	return nil
-}
-
-// Import implements [store.Admin]. It is not supported yet.
-func (s *Store) Import(context.Context, string, string) (string, error) {
-	return "", fmt.Errorf("import: %w", errors.ErrUnsupported)
 }

@@ -4,7 +4,7 @@ go 1.26.0
 
 require (
 	github.com/duckdb/duckdb-go/v2 v2.10506.0
-	github.com/gpuflight/gpuflight v0.0.0
+	github.com/gpuflight/gpuflight v0.2.0
 )
 
 require (

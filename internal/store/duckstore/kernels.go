@@ -10,7 +10,6 @@ import (
 	"database/sql"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 
@@ -198,6 +197,11 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 		return cmp.Or(cmp.Compare(b.SumNs, a.SumNs), cmp.Compare(a.Name, b.Name), cmp.Compare(a.order, b.order))
 	}) {
 		g.P50Ns, g.P99Ns = g.buckets.percentile(50), g.buckets.percentile(99)
+		if q.Buckets {
+			for _, b := range slices.Sorted(maps.Keys(g.buckets)) {
+				g.Buckets = append(g.Buckets, store.BucketCount{Bucket: b, Count: g.buckets[b]})
+			}
+		}
 		out = append(out, g.KernelStat)
 	}
 	return out, nil
@@ -229,85 +233,4 @@ func (v *view) kernelPaths(ctx context.Context, q store.KernelQuery, places map[
 		order[id] = uint64(i) + 1
 	}
 	return nil
-}
-
-// Gaps implements [store.Reader].
-func (s *Store) Gaps(ctx context.Context, q store.GapQuery) (store.Gaps, error) {
-	n, err := limits(q.From, q.To, q.Limit, 100, 10_000)
-	if err != nil {
-		return store.Gaps{}, fmt.Errorf("read gaps: %w", err)
-	}
-	v, err := s.open(ctx, q.Project, q.Session, false)
-	if err != nil {
-		return store.Gaps{}, err
-	}
-	defer v.close()
-	answer, err := v.gaps(ctx, q, n)
-	if err != nil {
-		return store.Gaps{}, fmt.Errorf("read gaps: %w", err)
-	}
-	return answer, nil
-}
-
-// gaps reads the kernels that start in the interval of the query, the largest end of those before it,
-// and the first kernels after it.
-func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, error) {
-	kernels := "k AS (SELECT start_ns AS s, start_ns + greatest(dur_ns, 0) AS e, span, shape, coalesce(l.device, '') AS device FROM {ops}" +
-		" LEFT JOIN " + v.dict(lanes) + " l ON l.id = lane WHERE shape IN (SELECT id FROM {shapes} WHERE operation = 1) AND " +
-		"($1 = '' OR l.device = $1))"
-	to := q.To
-	if to == 0 {
-		to = math.MaxInt64
-	}
-	part := "SELECT * FROM k WHERE s >= $2 AND s < $3"
-	if q.From != 0 {
-		part += " UNION ALL SELECT -1, max(e), 0, 0, device FROM k WHERE s < $2 GROUP BY device"
-	}
-	if q.To != 0 {
-		part += " UNION ALL SELECT k.* FROM k JOIN (SELECT device, min(s) AS s FROM k WHERE s >= $3 GROUP BY device) USING (device, s)"
-	}
-	query := "WITH " + kernels + ", part AS (" + part + "), g AS MATERIALIZED (SELECT device, b, s, span, shape FROM (SELECT *, max(e) OVER " +
-		"(PARTITION BY device ORDER BY s, span ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS b FROM part) " +
-		"WHERE s > b AND b >= $2 AND b < $3) SELECT true, '', count(*), " + signed("s - b") + ", 0::UBIGINT, 0::UINTEGER FROM g " +
-		"UNION ALL (SELECT false, device, b, s, span, shape FROM g WHERE s - b >= $4 ORDER BY s - b DESC, b, device LIMIT $5)"
-	var answer store.Gaps
-	var ends []int64
-	err := v.each(ctx, query, []any{q.Device, q.From, to, max(q.MinNs, store.MinGapNs), n}, func(r *sql.Rows) error {
-		var g store.Gap
-		var total bool
-		err := r.Scan(&total, &g.Device, &g.StartNs, &g.EndNs, &g.After, &g.AfterShape)
-		if total {
-			answer.Count, answer.SumNs = g.StartNs, g.EndNs
-			return err
-		}
-		g.AfterStart = g.EndNs
-		answer.Longest = append(answer.Longest, g)
-		ends = append(ends, g.StartNs)
-		return err
-	})
-	if err != nil || len(ends) == 0 {
-		return answer, err
-	}
-	type key struct {
-		device string
-		end    int64
-	}
-	before := map[key]rowKey{}
-	err = v.each(ctx, "WITH "+kernels+" SELECT device, e, f.s, f.span FROM (SELECT device, e, min({'s': s, 'span': span}) AS f FROM k "+
-		"WHERE e IN (SELECT unnest($2::BIGINT[])) GROUP BY 1, 2)", []any{q.Device, ends}, func(r *sql.Rows) error {
-		var k key
-		var first rowKey
-		err := r.Scan(&k.device, &k.end, &first.at, &first.id)
-		before[k] = first
-		return err
-	})
-	for i := range answer.Longest {
-		g := &answer.Longest[i]
-		first := before[key{g.Device, g.StartNs}]
-		g.BeforeStart, g.Before = first.at, store.SpanID(first.id)
-	}
-	slices.SortFunc(answer.Longest, func(a, b store.Gap) int {
-		return cmp.Or(cmp.Compare(b.EndNs-b.StartNs, a.EndNs-a.StartNs), cmp.Compare(a.StartNs, b.StartNs), cmp.Compare(a.Device, b.Device))
-	})
-	return answer, err
 }

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -71,8 +72,17 @@ func TestStore_Killed(t *testing.T) {
 		require.NoError(t, cmd.Process.Kill())
 		require.EqualError(t, cmd.Wait(), "signal: killed")
 	}
+	// A disk may also lose the end of a log, which has rows that were acknowledged.
+	logs, err := filepath.Glob(filepath.Join(cfg.Directory, "*", "sessions", "*", "*.duckdb.wal"))
+	require.NoError(t, err)
+	for _, log := range logs {
+		fi, err := os.Stat(log)
+		require.NoError(t, err)
+		require.NoError(t, os.Truncate(log, rand.N(fi.Size()+1)))
+	}
 	s := openStore(t, cfg)
-	assert.Zero(t, s.Stats().Damaged)
+	t.Logf("%d logs were truncated, %d files set aside", len(logs), s.Stats().Damaged)
+	assert.LessOrEqual(t, s.Stats().Damaged, int64(len(logs)))
 	info, err := s.Session(ctx, "", "training")
 	require.NoError(t, err)
 	t.Logf("%d operations in %d segments before the last delivery", info.Counts["ops"], s.Stats().Segments)

@@ -19,5 +19,8 @@ func Open(context.Context, Config) (*Store, error) {
 	return nil, fmt.Errorf("open DuckDB store: %w: build with cgo", store.ErrNotBuilt)
 }
 
+// Projects returns nothing.
+func (*Store) Projects(context.Context) ([]string, error) { return nil, nil }
+
 // Stats returns nothing.
 func (*Store) Stats() Stats { return Stats{} }

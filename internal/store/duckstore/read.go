@@ -48,14 +48,20 @@ func (s *Store) open(ctx context.Context, project, id string, empty bool) (*view
 	for _, seg := range sess.segments {
 		if err := s.acquire(ctx, seg); err != nil {
 			v.close()
+			s.suspect(sess, err)
 			return nil, err
 		}
 		v.segments = append(v.segments, seg)
+	}
+	if err := v.loadPaths(ctx); err != nil {
+		v.close()
+		return nil, err
 	}
 	return v, nil
 }
 
 func (v *view) close() {
+	v.savePaths(context.Background())
 	for _, seg := range v.segments {
 		v.s.release(seg)
 	}
@@ -63,7 +69,9 @@ func (v *view) close() {
 
 // each runs a query over all segments. It replaces {table} by the rows of that table.
 func (v *view) each(ctx context.Context, query string, args []any, scan func(*sql.Rows) error) error {
-	return v.s.each(ctx, v.tables(query), args, scan)
+	err := v.s.each(ctx, v.tables(query), args, scan)
+	v.s.suspect(v.sess, err)
+	return err
 }
 
 // dict is the entries of a dictionary. Several segments may have the same entry.
@@ -197,6 +205,7 @@ func (s *Store) Sessions(ctx context.Context, q store.SessionQuery) ([]store.Ses
 			!has(i.ID) && !has(i.Service) && !has(i.Host) && !has(i.Run) {
 			continue
 		}
+		i.Bytes = sess.bytes()
 		if out = append(out, i); len(out) == n {
 			break
 		}
@@ -212,7 +221,9 @@ func (s *Store) Session(ctx context.Context, project, id string) (store.SessionI
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return sess.describe(), nil
+	i := sess.describe()
+	i.Bytes = sess.bytes()
+	return i, nil
 }
 
 // Lanes implements [store.Reader].

@@ -48,6 +48,9 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 		return store.OpPage{}, err
 	}
 	defer v.close()
+	if q.MinNs < 0 || q.MaxNs < 0 || q.Path != nil && q.Session == "" {
+		return store.OpPage{}, fmt.Errorf("read operations: %w", store.ErrInvalid)
+	}
 	if v.dropped {
 		return store.OpPage{}, nil
 	}
@@ -70,6 +73,19 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 	}
 	if q.Trace != (store.TraceID{}) {
 		f.add("place IN (SELECT id FROM {places} WHERE trace = ?::BLOB)", bytes.Clone(q.Trace[:]))
+	}
+	if q.MinNs > 0 {
+		f.add("greatest(dur_ns, 0) >= ?", q.MinNs)
+	}
+	if q.MaxNs > 0 {
+		f.add("greatest(dur_ns, 0) <= ?", q.MaxNs)
+	}
+	if q.Path != nil {
+		places, err := v.placesOfPath(ctx, &f, *q.Path, q.Direct)
+		if err != nil {
+			return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+		}
+		f.add("place IN (SELECT unnest(?::BIGINT[]))", places)
 	}
 	value := "start_ns"
 	order := "start_ns, span"
@@ -111,6 +127,65 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 		return store.OpPage{}, fmt.Errorf("read operations: %w", err)
 	}
 	return page, nil
+}
+
+// placesOfPath returns the ids of the places that the selected operations have and that are in a path.
+func (v *view) placesOfPath(ctx context.Context, f *filter, path uint32, direct bool) ([]int64, error) {
+	ids := idSet{}
+	list := []int64{}
+	all := map[uint32]bool{}
+	err := v.each(ctx, "SELECT DISTINCT place FROM {ops}"+f.where(), slices.Clone(f.args), func(r *sql.Rows) error {
+		var id uint32
+		err := r.Scan(&id)
+		ids.add(id)
+		all[id] = true
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	places, err := v.places(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	t, err := v.tree(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for id := range all {
+		names := t.place(orEmpty(places[id]))
+		for n := len(names); n >= 0; n-- {
+			if v.pathID(names[:n]) == path {
+				list = append(list, int64(id))
+				break
+			}
+			if direct {
+				break
+			}
+		}
+	}
+	return list, nil
+}
+
+// Shapes implements [store.Reader].
+func (s *Store) Shapes(ctx context.Context, project, session string, ids []uint32) (map[uint32]*store.Shape, error) {
+	v, err := s.open(ctx, project, session, false)
+	if err != nil {
+		return nil, err
+	}
+	defer v.close()
+	if len(ids) > 10_000 {
+		return nil, fmt.Errorf("read %d shapes: %w", len(ids), store.ErrInvalid)
+	}
+	set := idSet{}
+	for _, id := range ids {
+		set.add(id)
+	}
+	shapes, err := v.shapes(ctx, set)
+	if err != nil {
+		return nil, fmt.Errorf("read shapes: %w", err)
+	}
+	return owned(shapes), nil
 }
 
 // complete adds the contents of dictionaries to operations.
@@ -212,7 +287,7 @@ func (s *Store) Span(ctx context.Context, project, session string, id store.Span
 	if len(ops) > 0 {
 		return &ops[0], nil, nil
 	}
-	spans, err := v.spans(ctx, &f, 1)
+	spans, err := v.spans(ctx, &f, false, 1)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read span: %w", err)
 	}
@@ -225,6 +300,9 @@ func (s *Store) Span(ctx context.Context, project, session string, id store.Span
 // Spans implements [store.Reader].
 func (s *Store) Spans(ctx context.Context, q store.SpanQuery) ([]store.SpanRow, error) {
 	n, err := limits(q.From, q.To, q.Limit, 1000, 20_000)
+	if err == nil && q.MinNs < 0 {
+		err = fmt.Errorf("duration %d: %w", q.MinNs, store.ErrInvalid)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read spans: %w", err)
 	}
@@ -247,19 +325,26 @@ func (s *Store) Spans(ctx context.Context, q store.SpanQuery) ([]store.SpanRow, 
 	if q.Operation != "" {
 		f.add("operation = ?", q.Operation)
 	}
-	rows, err := v.spans(ctx, &f, n)
+	if q.MinNs > 0 {
+		f.add("greatest(end_ns - start_ns, 0) >= ?", q.MinNs)
+	}
+	rows, err := v.spans(ctx, &f, q.Longest, n)
 	if err != nil {
 		return nil, fmt.Errorf("read spans: %w", err)
 	}
 	return rows, nil
 }
 
-func (v *view) spans(ctx context.Context, f *filter, n int) ([]store.SpanRow, error) {
+func (v *view) spans(ctx context.Context, f *filter, longest bool, n int) ([]store.SpanRow, error) {
+	order := "start_ns, span"
+	if longest {
+		order = "greatest(end_ns - start_ns, 0) DESC, " + order
+	}
 	var out []store.SpanRow
 	ids := idSet{}
 	err := v.each(ctx, `SELECT start_ns, end_ns, trace, span, parent, kind, status, status_message, name, trace_state, flags,
 		operation, origin, attrs, events, links, dropped_attrs, dropped_events, dropped_links FROM {spans}`+f.where()+
-		" ORDER BY start_ns, span LIMIT ?", append(slices.Clone(f.args), n), func(r *sql.Rows) error {
+		" ORDER BY "+order+" LIMIT ?", append(slices.Clone(f.args), n), func(r *sql.Rows) error {
 		var p store.SpanRow
 		err := r.Scan(&p.StartNs, &p.EndNs, traceID{(*[16]byte)(&p.Trace)}, &p.Span.Span, &p.Parent, &p.Kind, &p.Status,
 			&p.StatusMessage, &p.Name, &p.TraceState, &p.Flags, &p.Operation, &p.Origin, attrsValue{&p.Attrs},
@@ -352,6 +437,9 @@ func (s *Store) Logs(ctx context.Context, q store.LogQuery) ([]store.LogRow, err
 	}
 	if q.Trace != (store.TraceID{}) {
 		f.add("trace = ?::BLOB", bytes.Clone(q.Trace[:]))
+	}
+	if a := q.After; a != nil {
+		f.add("(time_ns > ? OR time_ns = ? AND uid > ?::BLOB)", a.TimeNs, a.TimeNs, bytes.Clone(a.UID[:]))
 	}
 	var out []store.LogRow
 	ids := idSet{}

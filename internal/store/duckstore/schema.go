@@ -19,10 +19,14 @@ var migrations [schemaVersion - 1][]string
 // is an unknown value, and a dictionary id 0 is the empty entry, which is not stored. A double that
 // is -0 or NaN has its bits in double_bits.
 //
+// paths has the ids of lists of names of scopes that answers had. The key is each name after its length
+// and a colon.
+//
 // The tables from sites on are rollups. Each transaction adds rows, and readers sum them. A site is
 // what a place has for the tree of scopes. A bin of lod has the busy time of operations that are not
 // long at its level; long_ops has the others. Row top_* is the longest operation that starts in the
-// bin, if n is not 0. The rows of summaries sum up transactions.
+// bin, if n is not 0. The rows of summaries sum up transactions. The writer extends gap_bins now and
+// then (see extendGaps).
 const schema = `
 CREATE TABLE {db}.meta (key VARCHAR, value VARCHAR);
 CREATE TABLE {db}.origins (id UINTEGER, key UBIGINT, resource BLOB, resource_schema_url VARCHAR,
@@ -55,6 +59,7 @@ CREATE TABLE {db}.logs (time_ns BIGINT, observed_ns BIGINT, uid BLOB, severity U
 CREATE TABLE {db}.points (time_ns BIGINT, series UINTEGER, start_ns BIGINT, flags UINTEGER,
   int_value BIGINT, double_value DOUBLE, double_bits UBIGINT, data BLOB, exemplars BLOB);
 CREATE TABLE {db}.sites (id UINTEGER, key UBIGINT, parent UBIGINT, scope_name VARCHAR, scope_path VARCHAR);
+CREATE TABLE {db}.paths (id UINTEGER, key BLOB);
 CREATE TABLE {db}.lod (level UTINYINT, bin BIGINT, lane UINTEGER, n BIGINT, busy_ns BIGINT, top_ns BIGINT,
   top_shape UINTEGER, top_key UBIGINT, top_start BIGINT);
 CREATE TABLE {db}.long_ops (level UTINYINT, start_ns BIGINT, end_ns BIGINT, lane UINTEGER);
@@ -63,13 +68,18 @@ CREATE TABLE {db}.stats (site UINTEGER, shape UINTEGER, lane UINTEGER, bucket US
 CREATE TABLE {db}.scope_sums (parent UBIGINT, kernels BIGINT, kernel_ns BIGINT, queue_ns BIGINT, copies BIGINT,
   copy_ns BIGINT, first_ns BIGINT, last_ns BIGINT);
 CREATE TABLE {db}.lane_sums (lane UINTEGER, n BIGINT, busy_ns BIGINT, first_ns BIGINT, last_ns BIGINT);
+CREATE TABLE {db}.gap_bins (device VARCHAR, from_bin BIGINT, bin BIGINT, n BIGINT, sum_ns BIGINT, longest_ns BIGINT,
+  before_ns BIGINT, reach_ns BIGINT);
 CREATE TABLE {db}.summaries (first_ns BIGINT, last_ns BIGINT, counts BIGINT[], newest BIGINT[], kinds BIGINT[],
   kind_counts BIGINT[], kernel_ns BIGINT, ended BOOLEAN, resource_ns BIGINT, origin UINTEGER);
 `
 
 var dictTables = [...]string{"origins", "extras", "lanes", "shapes", "places", "stacks", "series", "sites"}
 
-var rollupTables = [...]string{"lod", "long_ops", "stats", "scope_sums", "lane_sums", "summaries"}
+var rollupTables = [...]string{"lod", "long_ops", "stats", "scope_sums", "lane_sums", "gap_bins", "summaries"}
+
+// pathTable has ids of paths. It is neither a dictionary nor a rollup.
+const pathTable = "paths"
 
 var rowTables = [...]string{"ops", "spans", "samples", "logs", "points"}
 

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -35,6 +36,8 @@ type segment struct {
 	known   *[len(dictTables)]map[uint32]struct{} // dictionary entries in the file; nil if not loaded
 	// The number of rollup rows, and that after the last merge.
 	partial, mergedTo int64
+	// The last bin in gap_bins, -1 for none, and the number of operations when it was found.
+	gapBin, gapOps int64
 }
 
 // acquire attaches the segment. The caller releases it.
@@ -44,7 +47,14 @@ func (s *Store) acquire(ctx context.Context, seg *segment) error {
 	if seg.alias == "" {
 		alias := "s" + strconv.FormatUint(s.sequence, 10)
 		s.sequence++
-		_, err := s.db.ExecContext(context.WithoutCancel(ctx), "ATTACH "+quote(seg.file)+" AS "+alias)
+		mode := ""
+		if _, err := os.Stat(seg.file); err != nil {
+			return err // DuckDB would create it
+		}
+		if s.readOnly {
+			mode = " (READ_ONLY)"
+		}
+		_, err := s.db.ExecContext(context.WithoutCancel(ctx), "ATTACH "+quote(seg.file)+" AS "+alias+mode)
 		if err != nil {
 			return fmt.Errorf("open %s: %w", seg.file, err)
 		}
@@ -98,7 +108,12 @@ func (s *Store) detachLocked(ctx context.Context, seg *segment) error {
 		return nil
 	}
 	if _, err := s.db.ExecContext(ctx, "DETACH "+seg.alias); err != nil {
-		return fmt.Errorf("close %s: %w", seg.file, err)
+		// A failed checkpoint is an error, but DuckDB has closed the file. Its log has the rows.
+		var open bool
+		query := "SELECT count(*) > 0 FROM duckdb_databases() WHERE database_name = ?"
+		if s.db.QueryRowContext(ctx, query, seg.alias).Scan(&open) != nil || open {
+			return fmt.Errorf("close %s: %w", seg.file, err)
+		}
 	}
 	seg.alias = ""
 	if seg.cache != nil {
@@ -177,11 +192,10 @@ func (s *Store) createFile(ctx context.Context, file string, meta map[string]str
 	return errors.Join(err, detachErr)
 }
 
-// removeFile removes a segment and its write-ahead log. The log goes first: a log without its file
-// would be replayed into a new file.
+// removeFile removes a segment and the other files that DuckDB has for it.
 func removeFile(file string) error {
-	for _, f := range []string{file + ".wal", file} {
-		if err := os.Remove(f); err != nil && !errors.Is(err, os.ErrNotExist) {
+	for _, suffix := range segmentFiles {
+		if err := os.Remove(file + suffix); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 	}
@@ -197,6 +211,8 @@ func syncDirectory(dir string) error {
 	return d.Sync()
 }
 
+var errNewer = errors.New("newer than this build")
+
 // readMeta reads the properties of an attached segment and migrates it to the current schema.
 func (s *Store) readMeta(ctx context.Context, seg *segment) (map[string]string, error) {
 	meta := map[string]string{}
@@ -210,8 +226,11 @@ func (s *Store) readMeta(ctx context.Context, seg *segment) (map[string]string, 
 		return nil, err
 	}
 	version, err := strconv.Atoi(meta["schema_version"])
-	if err != nil || version < 1 || version > schemaVersion {
-		return nil, fmt.Errorf("schema version %q: this build reads 1 to %d", meta["schema_version"], schemaVersion)
+	if err == nil && version > schemaVersion {
+		return nil, fmt.Errorf("schema version %d: %w: it reads 1 to %d", version, errNewer, schemaVersion)
+	}
+	if err != nil || version < 1 {
+		return nil, fmt.Errorf("schema version %q", meta["schema_version"])
 	}
 	for ; version < schemaVersion; version++ {
 		script := []string{"BEGIN"}
@@ -241,26 +260,119 @@ func (s *Store) setMeta(ctx context.Context, seg *segment, key, value string) er
 	return tx.Commit()
 }
 
-// setAside renames a file that cannot be read.
-func (s *Store) setAside(file string, reason error) error {
-	name := file + ".damaged"
-	for i := 1; ; i++ {
-		if _, err := os.Lstat(name); errors.Is(err, os.ErrNotExist) {
-			break
+// newerSuffix is that of files with a newer schema version.
+const newerSuffix = ".newer"
+
+// renameSegment renames a segment and the other files that DuckDB has for it. The file itself is the
+// last.
+func renameSegment(file, name string) error {
+	for _, suffix := range segmentFiles {
+		if err := os.Rename(file+suffix, name+suffix); err != nil && (suffix == "" || !errors.Is(err, os.ErrNotExist)) {
+			return err
 		}
-		name = file + "." + strconv.FormatInt(time.Now().Unix(), 10) + "-" + strconv.Itoa(i) + ".damaged"
 	}
-	if err := os.Rename(file, name); err != nil {
+	return nil
+}
+
+// setAside renames a file that cannot be used, with its logs.
+func (s *Store) setAside(file, name string, reason error) error {
+	// Somebody may have removed the file.
+	if err := renameSegment(file, name); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if err := os.Rename(file+".wal", name+".wal"); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
+	s.reportDamaged(name, reason)
+	return nil
+}
+
+// setAsideLog renames the write-ahead logs of a file, and reports whether there were any.
+func setAsideLog(file, name string) (moved bool, err error) {
+	for _, suffix := range segmentFiles {
+		if suffix == "" {
+			continue
+		}
+		err := os.Rename(file+suffix, name+suffix)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return moved, err
+		}
+		moved = moved || err == nil
 	}
+	return moved, nil
+}
+
+// suspect checks the segments of a session after an error of DuckDB that names damage, and sets aside
+// those that are damaged. It returns before that: callers may hold locks and segments.
+func (s *Store) suspect(sess *session, err error) {
+	if err == nil || s.readOnly || !damaging(err) {
+		return
+	}
+	s.checks.Add(1)
+	go func() {
+		defer s.checks.Done()
+		s.write.Lock()
+		defer s.write.Unlock()
+		s.mu.RLock()
+		closed := s.closed
+		s.mu.RUnlock()
+		if !closed {
+			s.checkSession(context.Background(), sess, err)
+		}
+	}()
+}
+
+// checkSession reads the segments of a session completely in another process. The caller holds
+// Store.write.
+func (s *Store) checkSession(ctx context.Context, sess *session, reason error) {
+	for _, seg := range slices.Clone(sess.segments) {
+		if err := s.detach(ctx, seg); err != nil {
+			continue
+		}
+		damaged := false
+		err := readFiles(ctx, request{Directory: s.dir, Files: []string{seg.file}, Verify: true}, func(_ int, a *response) error {
+			damaged = a.Err != "" && !a.Temporary
+			return nil
+		})
+		if err != nil || !damaged {
+			continue
+		}
+		s.mu.Lock()
+		sess.dicts = nil
+		sess.segments = slices.DeleteFunc(slices.Clone(sess.segments), func(x *segment) bool { return x == seg })
+		sess.summarize()
+		sess.version++
+		if len(sess.segments) == 0 {
+			delete(s.sessions, sessionKey{sess.project, sess.id})
+		}
+		s.mu.Unlock()
+		// A query that has opened the session before may attach the segment once more.
+		if s.detach(ctx, seg) == nil {
+			if err := s.setAside(seg.file, unused(seg.file, ".damaged"), reason); err != nil {
+				s.failures.Add(1)
+			}
+		}
+	}
+}
+
+func (s *Store) reportDamaged(name string, reason error) {
 	s.damaged.Add(1)
 	if s.cfg.Damaged != nil {
 		s.cfg.Damaged(name, reason)
 	}
-	return nil
+}
+
+// unused returns a name for a file that is set aside. Neither it nor that of its logs exists.
+func unused(file, suffix string) string {
+	name := file + suffix
+	for i := 1; ; i++ {
+		taken := false
+		for _, s := range segmentFiles {
+			_, err := os.Lstat(name + s)
+			taken = taken || !errors.Is(err, os.ErrNotExist)
+		}
+		if !taken {
+			return name
+		}
+		name = file + "." + strconv.FormatInt(time.Now().Unix(), 10) + "-" + strconv.Itoa(i) + suffix
+	}
 }
 
 // each runs a query and calls scan for each row. It replaces {db} by db.

@@ -127,73 +127,124 @@ func (s *Store) newSession(k sessionKey) *session {
 
 // load reads the segments of all sessions.
 func (s *Store) load(ctx context.Context) error {
-	files, err := filepath.Glob(filepath.Join(escapeGlob(s.dir), "*", "sessions", "*", "*"))
+	all, err := filepath.Glob(filepath.Join(escapeGlob(s.dir), "*", "sessions", "*", "*"))
 	if err != nil {
 		return err
 	}
-	for _, f := range files {
-		switch {
-		case strings.HasSuffix(f, ".new") || strings.HasSuffix(f, ".new.wal"):
-			// A process was killed while it created the file.
-			if err := os.Remove(f); err != nil {
-				return err
-			}
-		case strings.HasSuffix(f, ".duckdb"):
-			if err := s.loadSegment(ctx, f); err != nil {
-				return err
+	var files []string
+	for _, f := range all {
+		name, log := f, false
+		for _, suffix := range segmentFiles {
+			if base, ok := strings.CutSuffix(name, suffix); ok && suffix != "" {
+				name, log = base, true
+				break
 			}
 		}
+		switch {
+		case strings.HasSuffix(name, ".new"):
+			// A process was killed while it created the file.
+			err = os.Remove(f)
+		case log && strings.HasSuffix(name, ".duckdb"):
+			if _, statErr := os.Stat(name); errors.Is(statErr, os.ErrNotExist) {
+				// DuckDB would replay it into a new file.
+				err = s.setAside(f, unused(f, ".damaged"), errors.New("a write-ahead log without its file"))
+			}
+		case strings.HasSuffix(f, newerSuffix):
+			// This build may be newer than the one that set the file aside.
+			file := strings.TrimSuffix(f, newerSuffix)
+			if _, statErr := os.Stat(file); errors.Is(statErr, os.ErrNotExist) {
+				err = renameSegment(f, file)
+				files = append(files, file)
+			}
+		case strings.HasSuffix(f, ".duckdb"):
+			files = append(files, f)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return nil
+	known := s.readCatalog()
+	var unknown []string
+	for _, file := range files {
+		if info := known[file]; info == nil || s.addLoaded(file, info) != nil {
+			unknown = append(unknown, file)
+		}
+	}
+	return s.loadFiles(ctx, unknown)
+}
+
+// loadFiles adds segments to their sessions and sets aside files that cannot be read. If such a file
+// has a write-ahead log and can be read without it, only the log is set aside: the file has the rows
+// up to its last checkpoint, and senders deliver the others again.
+func (s *Store) loadFiles(ctx context.Context, files []string) error {
+	// What to read without its log, with the name of the log and the reason.
+	var again []string
+	names, reasons := map[string]string{}, map[string]error{}
+	read := func(file string, a *response) error {
+		err := errors.New(a.Err)
+		switch {
+		case a.Err == "":
+			if err = s.addLoaded(file, a.Segment); err == nil {
+				if names[file] != "" {
+					s.reportDamaged(names[file]+".wal", reasons[file])
+				}
+				return nil
+			}
+		case a.Newer:
+			return s.setAside(file, unused(file, newerSuffix), err)
+		case a.Temporary:
+			return fmt.Errorf("open %s: %w", file, err)
+		}
+		if names[file] != "" {
+			return s.setAside(file, names[file], reasons[file])
+		}
+		name := unused(file, ".damaged")
+		moved, moveErr := setAsideLog(file, name)
+		if !moved && moveErr == nil {
+			return s.setAside(file, name, err)
+		}
+		again = append(again, file)
+		names[file], reasons[file] = name, err
+		return moveErr
+	}
+	err := readFiles(ctx, request{Directory: s.dir, Files: files}, func(i int, a *response) error { return read(files[i], a) })
+	if err != nil {
+		return err
+	}
+	return readFiles(ctx, request{Directory: s.dir, Files: again}, func(i int, a *response) error { return read(again[i], a) })
 }
 
 func escapeGlob(s string) string {
 	return regexp.MustCompile(`[][*?\\]`).ReplaceAllString(s, `\$0`)
 }
 
-// loadSegment reads the summary of a file and adds it to its session. It sets aside a file that it
-// cannot read.
-func (s *Store) loadSegment(ctx context.Context, file string) error {
-	seg := &segment{file: file}
-	err := s.acquire(ctx, seg)
-	var meta map[string]string
-	var info summary
-	if err == nil {
-		if meta, err = s.readMeta(ctx, seg); err == nil {
-			info, err = s.summarize(ctx, seg)
-		}
-		s.release(seg)
+// addLoaded adds a segment to its session.
+func (s *Store) addLoaded(file string, info *segmentInfo) error {
+	n, err := strconv.ParseInt(info.Meta["segment"], 10, 64)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		seg.n, err = strconv.ParseInt(meta["segment"], 10, 64)
+	from, err := strconv.ParseInt(info.Meta["from_ns"], 10, 64)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		seg.from, err = strconv.ParseInt(meta["from_ns"], 10, 64)
-	}
-	k := sessionKey{meta["project"], meta["session"]}
+	k := sessionKey{info.Meta["project"], info.Meta["session"]}
 	sess := s.sessions[k]
 	if sess == nil {
 		sess = s.newSession(k)
 	}
-	if err == nil && file != filepath.Join(sess.dir, strconv.FormatInt(seg.n, 10)+".duckdb") {
-		err = errors.New("the file belongs to another session")
-	}
-	if err != nil {
-		if temporary(err) {
-			return err
-		}
-		if detachErr := s.detach(ctx, seg); detachErr != nil {
-			return detachErr
-		}
-		return s.setAside(file, err)
+	if file != filepath.Join(sess.dir, strconv.FormatInt(n, 10)+".duckdb") {
+		return errors.New("the file belongs to another session")
 	}
 	s.sessions[k] = sess
-	seg.ops = info.Counts["ops"]
-	seg.summary, seg.cache = info, sess.cache
-	sess.info.add(&info)
-	sess.pinned = sess.pinned || meta["pinned"] == "1"
-	sess.sealed = meta["sealed"] == "1" && (len(sess.segments) == 0 || sess.sealed)
-	seg.dropped = meta["rows_dropped"] == "1"
+	seg := &segment{
+		file: file, n: n, from: from, newest: info.Newest, ops: info.Summary.Counts["ops"], summary: info.Summary, cache: sess.cache,
+		dropped: info.Meta["rows_dropped"] == "1", partial: info.Partial, mergedTo: info.MergedTo,
+		gapBin: info.GapBin, gapOps: info.Summary.Counts["ops"],
+	}
+	sess.info.add(&seg.summary)
+	sess.pinned = sess.pinned || info.Meta["pinned"] == "1"
+	sess.sealed = info.Meta["sealed"] == "1" && (len(sess.segments) == 0 || sess.sealed)
 	sess.dropped = sess.dropped || seg.dropped
 	sess.segments = append(sess.segments, seg)
 	slices.SortFunc(sess.segments, func(a, b *segment) int { return cmp.Compare(a.from, b.from) })
@@ -229,6 +280,10 @@ func (s *Store) summarize(ctx context.Context, seg *segment) (summary, error) {
 		return nil
 	}, seg.alias)
 	if err != nil {
+		return m, err
+	}
+	seg.ops = m.Counts["ops"]
+	if err := s.countGaps(ctx, seg); err != nil {
 		return m, err
 	}
 	return m, s.countPartial(ctx, seg)
@@ -276,7 +331,7 @@ func (s *Store) lookup(project, id string) (*session, error) {
 
 var errClosed = errors.New("store is closed")
 
-// describe returns what readers see of a session. The caller holds Store.mu.
+// describe returns what readers see of a session, without Bytes. The caller holds Store.mu.
 func (sess *session) describe() store.SessionInfo {
 	m := &sess.info
 	i := store.SessionInfo{
@@ -299,10 +354,15 @@ func (sess *session) describe() store.SessionInfo {
 	if v, ok := m.Resource.Get(semconv.ProcessPID); ok && v.Kind == store.KindInt {
 		i.PID = store.Some(v.Int)
 	}
-	for _, seg := range sess.segments {
-		i.Bytes += sizeOf(seg.file)
-	}
 	return i
+}
+
+// bytes returns the size of a session on disk. The caller holds Store.mu.
+func (sess *session) bytes() (n int64) {
+	for _, seg := range sess.segments {
+		n += sizeOf(seg.file)
+	}
+	return n
 }
 
 // text returns an attribute that is a string or an integer.

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -27,10 +28,12 @@ import (
 //
 // Locks are taken in this order: write, mu, attach.
 type Store struct {
-	cfg  Config
-	dir  string // absolute
-	lock *os.File
-	db   *sql.DB
+	cfg      Config
+	dir      string            // absolute
+	readOnly bool              // in the process that reads files
+	schema   map[string]string // there, the tables of schemaVersion
+	lock     *os.File
+	db       *sql.DB
 
 	write  sync.Mutex // one transaction at a time
 	writer *sql.Conn
@@ -38,11 +41,16 @@ type Store struct {
 	mu       sync.RWMutex // the fields below and the contents of all sessions
 	sessions map[sessionKey]*session
 	closed   bool
+	loaded   bool // all segments of the directory are known
 
 	attach   sync.Mutex // attachments of segments
 	released *sync.Cond
 	attached map[*segment]struct{}
 	sequence uint64
+
+	gapTail, gapLag int64          // see the constants; tests change them
+	checks          sync.WaitGroup // of suspect
+	catalogSaved    time.Time      // guarded by write
 
 	rows, duplicates, replaced, rejected atomic.Int64
 	commits, commitNs, failures          atomic.Int64
@@ -64,7 +72,8 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if dir, err = resolved(dir); err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
-	s := &Store{cfg: cfg, dir: dir, sessions: map[sessionKey]*session{}, attached: map[*segment]struct{}{}}
+	s := &Store{cfg: cfg, dir: dir, sessions: map[sessionKey]*session{}, attached: map[*segment]struct{}{},
+		gapTail: gapTail, gapLag: gapLag}
 	s.released = sync.NewCond(&s.attach)
 	if s.lock, err = lockDirectory(dir); err != nil {
 		return nil, err
@@ -83,6 +92,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if err = s.load(ctx); err != nil {
 		return nil, fmt.Errorf("open store %s: %w", dir, err)
 	}
+	s.loaded, s.catalogSaved = true, time.Now()
 	return s, nil
 }
 
@@ -109,26 +119,31 @@ func lockDirectory(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// openInstance opens a DuckDB instance that reads and writes files below dir only, and loads no
-// extensions. Statements cannot change these settings.
+// openInstance opens a DuckDB instance that reads and writes files below dir only.
 func openInstance(cfg Config, dir string) (*sql.DB, error) {
 	temp := filepath.Join(dir, "tmp")
 	// What a process left that was killed.
 	if err := os.RemoveAll(temp); err != nil {
 		return nil, err
 	}
+	return openDuckDB(cfg, "temp_directory="+quote(temp), "allowed_directories=["+quote(dir+"/")+"]")
+}
+
+// openDuckDB opens a DuckDB instance that loads no extensions and opens only the files that a setting
+// allows. Statements cannot change the settings.
+func openDuckDB(cfg Config, settings ...string) (*sql.DB, error) {
+	// A checkpoint rewrites the end of each table. At the default of 16 MiB they take a third of the
+	// time of a load.
+	settings = slices.Concat(settings, []string{
+		"autoinstall_known_extensions=false", "autoload_known_extensions=false",
+		fmt.Sprintf("memory_limit='%dB'", cfg.MemoryLimit), fmt.Sprintf("threads=%d", cfg.Threads),
+		fmt.Sprintf("max_temp_directory_size='%dB'", cfg.TempLimit),
+		"preserve_insertion_order=true", "checkpoint_threshold='64MiB'", "enable_external_access=false", "lock_configuration=true",
+	})
 	var once sync.Once
 	connector, err := duckdb.NewConnector("", func(conn driver.ExecerContext) (err error) {
 		once.Do(func() {
-			// A checkpoint rewrites the end of each table. At the default of 16 MiB they take a third of
-			// the time of a load.
-			for _, set := range []string{
-				"autoinstall_known_extensions=false", "autoload_known_extensions=false",
-				fmt.Sprintf("memory_limit='%dB'", cfg.MemoryLimit), fmt.Sprintf("threads=%d", cfg.Threads),
-				"temp_directory=" + quote(temp), fmt.Sprintf("max_temp_directory_size='%dB'", cfg.TempLimit),
-				"preserve_insertion_order=true", "checkpoint_threshold='64MiB'", "allowed_directories=[" + quote(dir+"/") + "]",
-				"enable_external_access=false", "lock_configuration=true",
-			} {
+			for _, set := range settings {
 				if _, err = conn.ExecContext(context.Background(), "SET GLOBAL "+set, nil); err != nil {
 					err = fmt.Errorf("set %s: %w", set, err)
 					return
@@ -148,6 +163,7 @@ func openInstance(cfg Config, dir string) (*sql.DB, error) {
 
 // Close waits for running calls and closes all files.
 func (s *Store) Close(context.Context) error {
+	defer s.checks.Wait()
 	s.write.Lock()
 	defer s.write.Unlock()
 	s.mu.Lock()
@@ -167,6 +183,9 @@ func (s *Store) Close(context.Context) error {
 			errs = append(errs, s.detachLocked(context.Background(), seg))
 		}
 		s.attach.Unlock()
+		if s.loaded {
+			errs = append(errs, s.saveCatalog())
+		}
 		if s.writer != nil {
 			errs = append(errs, s.writer.Close())
 		}
@@ -206,11 +225,11 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
-// sizeOf returns the size of a segment and its write-ahead log on disk.
+// sizeOf returns the size of a segment and its write-ahead logs on disk.
 func sizeOf(file string) int64 {
 	var n int64
-	for _, f := range []string{file, file + ".wal"} {
-		if fi, err := os.Stat(f); err == nil {
+	for _, suffix := range segmentFiles {
+		if fi, err := os.Stat(file + suffix); err == nil {
 			n += fi.Size()
 		}
 	}
@@ -223,10 +242,30 @@ func temporary(err error) bool {
 		return true
 	}
 	text := err.Error()
+	if strings.Contains(text, "Could not read enough bytes") {
+		return false // the file is too short
+	}
 	for _, part := range []string{
 		"No space left", "Too many open files", "Out of Memory", "Permission denied", "Could not set lock",
 		"Disk quota", "INTERRUPT", "Read-only file system", "File too large", "max_temp_directory_size",
 		"Input/output error", "Could not write", "Could not read", "Could not truncate", "fsync",
+	} {
+		if strings.Contains(text, part) {
+			return true
+		}
+	}
+	return false
+}
+
+// damaging reports whether an error of DuckDB says that a file is damaged or missing.
+func damaging(err error) bool {
+	if errors.Is(err, os.ErrNotExist) {
+		return true
+	}
+	text := err.Error()
+	for _, part := range []string{
+		"Corrupt", "corrupt", "Could not read enough bytes", "Serialization Error", "INTERNAL Error", "FATAL Error",
+		"not a valid DuckDB database file", "Failure while replaying WAL", "has been invalidated",
 	} {
 		if strings.Contains(text, part) {
 			return true

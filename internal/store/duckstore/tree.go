@@ -9,13 +9,9 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"hash/fnv"
-	"io"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/semconv"
@@ -125,46 +121,6 @@ func (t *tree) span(start int64, id store.SpanID) []string {
 	names, _ := t.path(t.all[i])
 	return names
 }
-
-// paths assigns ids to lists of names. An id is a hash, so that it is the same after the store was
-// opened again. Of two lists with equal hashes, the one that is asked for first has it.
-type paths struct {
-	mu    sync.Mutex
-	ids   map[string]uint32
-	names map[uint32]string
-}
-
-func newPaths() *paths { return &paths{ids: map[string]uint32{}, names: map[uint32]string{}} }
-
-func (p *paths) id(names []string, hash func(string) uint32) uint32 {
-	if len(names) == 0 {
-		return 0
-	}
-	var b strings.Builder
-	for _, n := range names {
-		b.WriteString(strconv.Itoa(len(n)) + ":" + n)
-	}
-	key := b.String()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if id, ok := p.ids[key]; ok {
-		return id
-	}
-	id := hash(key)
-	for id == 0 || p.names[id] != "" {
-		id++
-	}
-	p.ids[key], p.names[id] = id, key
-	return id
-}
-
-func hash32(s string) uint32 {
-	h := fnv.New32a()
-	_, _ = io.WriteString(h, s)
-	return h.Sum32()
-}
-
-func (v *view) pathID(names []string) uint32 { return v.sess.paths.id(names, hash32) }
 
 // scopeNode is a node with what its percentiles and order need.
 type scopeNode struct {

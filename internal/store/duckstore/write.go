@@ -73,6 +73,9 @@ func (s *Store) Write(ctx context.Context, batches []*store.Batch) (store.Result
 			break
 		}
 	}
+	if time.Since(s.catalogSaved) > catalogInterval && s.saveCatalog() != nil {
+		s.failures.Add(1) // it is derived, and Close tries again
+	}
 	s.rows.Add(total.Written)
 	s.duplicates.Add(total.Duplicates)
 	s.replaced.Add(total.Replaced)
@@ -109,6 +112,10 @@ func (s *Store) writeSession(ctx context.Context, k sessionKey, batches []*store
 			// The dictionaries may have entries of the transaction that failed.
 			sess.dicts = nil
 			s.reopen(sess)
+			if damaging(err) && ctx.Err() == nil {
+				s.checkSession(ctx, sess, err)
+				err = fmt.Errorf("%w: %w", store.ErrRetry, err)
+			}
 		}
 	}()
 	parts, err := s.route(ctx, sess, valid)
@@ -249,6 +256,7 @@ func (s *Store) addSegment(ctx context.Context, sess *session, n, from int64) er
 		return err
 	}
 	seg.known, seg.summary, seg.cache = newKnown(), newSummary(), sess.cache
+	seg.gapBin = -1
 	for i := range seg.newest {
 		seg.newest[i] = -1
 	}
@@ -270,7 +278,8 @@ type transaction struct {
 	info      summary
 	newest    [len(rowTables)]int64
 	rollup    *rollup
-	stale     bool // a replaced row may have decided the summary of the segment
+	earliest  int64 // start of the earliest new kernel
+	stale     bool  // a replaced row may have decided the summary of the segment
 	result    store.Result
 }
 
@@ -313,9 +322,14 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 			return err
 		}
 	}
+	if seg.ops-seg.gapOps >= s.gapTail && sess.id != "" {
+		if err := s.extendGaps(ctx, sess, false); err != nil {
+			return err
+		}
+	}
 	w := &transaction{
 		s: s, sess: sess, seg: seg, appenders: map[string]*duckdb.Appender{}, info: newSummary(),
-		newest: seg.newest, rollup: newRollup(),
+		newest: seg.newest, rollup: newRollup(), earliest: math.MaxInt64,
 	}
 	tx, err := s.writer.BeginTx(ctx, nil)
 	if err != nil {
@@ -344,6 +358,9 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 	seg.newest = w.newest
 	seg.ops = w.info.Counts["ops"]
 	seg.partial += w.rollup.rows()
+	if w.earliest != math.MaxInt64 {
+		seg.gapBin = min(seg.gapBin, w.earliest>>gapLevel-1)
+	}
 	seg.summary = w.info
 	sess.summarize()
 	sess.sealed = false
@@ -367,6 +384,9 @@ func (w *transaction) run(ctx context.Context, tx *sql.Tx, rows *work) error {
 		return err
 	}
 	if err := w.writeRollup(); err != nil {
+		return err
+	}
+	if err := w.lateGaps(ctx, tx); err != nil {
 		return err
 	}
 	return w.writeSummary(ctx, tx)
@@ -513,6 +533,7 @@ func (w *transaction) countOp(b *store.Batch, o *store.Op) {
 	w.info.Operations[operation]++
 	if operation == store.OpKernel {
 		w.info.KernelNs += max(o.EndNs-o.StartNs, 0)
+		w.earliest = min(w.earliest, o.StartNs)
 	}
 	w.extend(b, o.Origin, o.StartNs, o.EndNs)
 }

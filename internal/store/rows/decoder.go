@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/pcommon"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/keys"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -225,8 +226,9 @@ func (d *Decoder) resource(r pcommon.Resource, schemaURL string) resource {
 		d.stats.Dropped++
 	}
 	a := d.attrs(r.Attributes())
-	d.scratch = a.Append(appendString(d.scratch[:0], schemaURL))
-	return resource{a, schemaURL, xxhash.Sum64(d.scratch), len(a) == 0 && schemaURL == ""}
+	var hash uint64
+	hash, d.scratch = keys.Resource(d.scratch, a, schemaURL)
+	return resource{a, schemaURL, hash, len(a) == 0 && schemaURL == ""}
 }
 
 // origin returns the index of a resource with a scope.
@@ -238,27 +240,22 @@ func (d *Decoder) origin(b *builder, r *resource, s pcommon.InstrumentationScope
 	if r.empty && len(a) == 0 && s.Name() == "" && s.Version() == "" && schemaURL == "" {
 		return 0
 	}
-	raw := appendUint64(d.scratch[:0], r.hash)
-	raw = appendString(appendString(appendString(raw, s.Name()), s.Version()), schemaURL)
-	d.scratch = a.Append(raw)
-	key := hash(d.scratch)
-	at, ok := b.origins[key]
+	o := store.Origin{
+		Resource: r.attrs, ResourceSchemaURL: r.schemaURL,
+		ScopeName: s.Name(), ScopeVersion: s.Version(), ScopeAttrs: a, ScopeSchemaURL: schemaURL,
+	}
+	o.Key, d.scratch = keys.Origin(d.scratch, r.hash, &o)
+	at, ok := b.origins[o.Key]
 	if !ok {
 		at = uint32(len(b.batch.Origins))
-		b.batch.Origins = append(b.batch.Origins, store.Origin{
-			Key: key, Resource: r.attrs, ResourceSchemaURL: r.schemaURL,
-			ScopeName: s.Name(), ScopeVersion: s.Version(), ScopeAttrs: a, ScopeSchemaURL: schemaURL,
-		})
+		b.batch.Origins = append(b.batch.Origins, o)
 		if b.origins == nil {
 			b.origins = map[uint64]uint32{}
 		}
-		b.origins[key] = at
+		b.origins[o.Key] = at
 	}
 	return at
 }
-
-// hash returns the key of an entry that is not empty. 0 is the key of the empty entry.
-func hash(content []byte) uint64 { return max(xxhash.Sum64(content), 1) }
 
 // extraOf returns the index of extra attributes that raw distinguishes.
 func (d *Decoder) extraOf(b *builder, raw []byte, attrs func() store.Attrs) uint32 {
@@ -270,8 +267,8 @@ func (d *Decoder) extraOf(b *builder, raw []byte, attrs func() store.Attrs) uint
 		return at
 	}
 	a := attrs()
-	d.scratch = a.Append(d.scratch[:0])
-	key := hash(d.scratch)
+	var key uint64
+	key, d.scratch = keys.Extra(d.scratch, a)
 	at, fresh := b.extras.add(h, key, len(b.batch.Extras))
 	if fresh {
 		b.batch.Extras = append(b.batch.Extras, store.Extra{Key: key, Attrs: a})

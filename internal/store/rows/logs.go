@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/plog"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/keys"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -99,11 +100,11 @@ func hashUID(content []byte) (uid store.UID) {
 // contentUID derives a UID from the content, except the time of observation, and from the number of
 // equal records before it in the batch.
 func (d *Decoder) contentUID(b *builder, l *store.Log) store.UID {
-	c := appendUint64(d.scratch[:0], b.batch.Origins[l.Origin].Key)
-	c = appendUint64(appendUint64(c, uint64(l.TimeNs)), uint64(l.Severity))
-	c = l.Body.Append(appendString(appendString(c, l.SeverityText), l.Event))
-	c = appendUint64(append(c, l.Trace[:]...), uint64(l.Span))
-	c = appendUint64(appendUint64(c, uint64(l.Flags)), uint64(l.DroppedAttrs))
+	c := keys.AppendUint64(d.scratch[:0], b.batch.Origins[l.Origin].Key)
+	c = keys.AppendUint64(keys.AppendUint64(c, uint64(l.TimeNs)), uint64(l.Severity))
+	c = l.Body.Append(keys.AppendString(keys.AppendString(c, l.SeverityText), l.Event))
+	c = keys.AppendUint64(append(c, l.Trace[:]...), uint64(l.Span))
+	c = keys.AppendUint64(keys.AppendUint64(c, uint64(l.Flags)), uint64(l.DroppedAttrs))
 	c = l.Attrs.Append(c)
 	first := hashUID(c)
 	if b.uids == nil {
@@ -111,7 +112,7 @@ func (d *Decoder) contentUID(b *builder, l *store.Log) store.UID {
 	}
 	n := b.uids[first]
 	b.uids[first] = n + 1
-	d.scratch = appendUint64(c, n)
+	d.scratch = keys.AppendUint64(c, n)
 	if n == 0 {
 		return first
 	}

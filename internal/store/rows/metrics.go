@@ -7,6 +7,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/pmetric"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/keys"
 )
 
 // Metrics converts data points. The batches belong to the project.
@@ -68,11 +69,9 @@ func (d *Decoder) metric(b *builder, m pmetric.Metric, origin uint32) {
 	}
 	s := store.Series{Metric: m.Name(), Unit: m.Unit(), Description: m.Description(), Origin: origin}
 	// head distinguishes the metrics of a batch. It is short, because each point appends it.
-	head := func() uint64 {
-		c := appendUint64(d.scratch[:0], b.batch.Origins[origin].Key)
-		c = appendString(appendString(appendString(c, s.Metric), s.Unit), s.Description)
-		d.scratch = append(c, byte(s.Type), s.Temporality, byte(bit(s.Monotonic)))
-		return hash(d.scratch)
+	head := func() (h uint64) {
+		h, d.scratch = keys.Metric(d.scratch, b.batch.Origins[origin].Key, &s)
+		return h
 	}
 	switch m.Type() {
 	case pmetric.MetricTypeGauge:
@@ -136,16 +135,15 @@ func (d *Decoder) numbers(b *builder, s *store.Series, head uint64, points pmetr
 
 // point adds a row without its value.
 func (d *Decoder) point(b *builder, metric *store.Series, head uint64, p point) *store.Point {
-	d.extra = appendUint64(d.extra[:0], head)
+	d.extra = keys.AppendUint64(d.extra[:0], head)
 	for k, v := range p.Attributes().All() {
-		d.extra = appendRaw(appendString(d.extra, k), v, store.MaxDepth)
+		d.extra = appendRaw(keys.AppendString(d.extra, k), v, store.MaxDepth)
 	}
 	at, h, ok := b.series.find(d.extra)
 	if !ok {
 		s := *metric
 		s.Attrs = d.attrs(p.Attributes())
-		d.scratch = s.Attrs.Append(appendUint64(d.scratch[:0], head))
-		s.Key = hash(d.scratch)
+		s.Key, d.scratch = keys.Series(d.scratch, head, s.Attrs)
 		var fresh bool
 		if at, fresh = b.series.add(h, s.Key, len(b.batch.Series)); fresh {
 			b.batch.Series = append(b.batch.Series, s)

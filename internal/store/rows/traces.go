@@ -8,11 +8,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cespare/xxhash/v2"
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/keys"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -226,7 +226,7 @@ func (d *Decoder) op(b *builder, s ptrace.Span, kind store.Operation, op *store.
 	stack := ""
 	size := sizeSlot(kind)
 	d.extra = d.extra[:0]
-	d.shape = appendString(append(d.shape[:0], byte(kind)), s.Name())
+	d.shape = keys.AppendString(append(d.shape[:0], byte(kind)), s.Name())
 
 	var seen, extra uint64 // slots
 	i := -1
@@ -245,11 +245,11 @@ func (d *Decoder) op(b *builder, s ptrace.Span, kind store.Operation, op *store.
 			ok = true
 		case slotFullName, slotSymbol:
 			if ok = nonEmpty(v); ok {
-				d.shape = appendString(append(d.shape, byte(at)), v.Str())
+				d.shape = keys.AppendString(append(d.shape, byte(at)), v.Str())
 			}
 		case slotRegisters, slotSharedStatic, slotSharedDynamic, slotSharedExecuted, slotLocal:
 			if ok = v.Type() == pcommon.ValueTypeInt; ok {
-				d.shape = appendUint64(append(d.shape, byte(at)), uint64(v.Int()))
+				d.shape = keys.AppendUint64(append(d.shape, byte(at)), uint64(v.Int()))
 			}
 		case slotGrid, slotBlock, slotCluster:
 			d.shape, ok = appendInts(d.shape, at, v)
@@ -291,7 +291,7 @@ func (d *Decoder) op(b *builder, s ptrace.Span, kind store.Operation, op *store.
 			}
 		}
 		if !ok {
-			d.extra = appendRaw(appendString(d.extra, key), v, store.MaxDepth)
+			d.extra = appendRaw(keys.AppendString(d.extra, key), v, store.MaxDepth)
 			extra |= 1 << at
 		}
 	}
@@ -302,15 +302,15 @@ func (d *Decoder) op(b *builder, s ptrace.Span, kind store.Operation, op *store.
 	})
 	var fresh bool
 	if op.Lane, fresh = b.lanes.find(lane, len(b.batch.Lanes)); fresh {
-		lane.Key = d.laneKey(&lane)
+		lane.Key, d.scratch = keys.Lane(d.scratch, &lane)
 		b.batch.Lanes = append(b.batch.Lanes, lane)
 	}
 	if op.Place, fresh = b.places.find(place, len(b.batch.Places)); fresh {
-		place.Key = d.placeKey(&place)
+		place.Key, d.scratch = keys.Place(d.scratch, &place)
 		b.batch.Places = append(b.batch.Places, place)
 	}
 	if op.Stack, fresh = b.stacks.find(stack, len(b.batch.Stacks)); fresh {
-		b.batch.Stacks = append(b.batch.Stacks, store.Stack{Key: max(xxhash.Sum64String(stack), 1), Text: stack})
+		b.batch.Stacks = append(b.batch.Stacks, store.Stack{Key: keys.Stack(stack), Text: stack})
 	}
 }
 
@@ -364,13 +364,13 @@ func appendInts(dst []byte, at slot, v pcommon.Value) ([]byte, bool) {
 		return dst, false
 	}
 	list := v.Slice()
-	out := appendUint64(append(dst, byte(at)), uint64(list.Len()))
+	out := keys.AppendUint64(append(dst, byte(at)), uint64(list.Len()))
 	for i := range list.Len() {
 		x := list.At(i)
 		if x.Type() != pcommon.ValueTypeInt {
 			return dst, false
 		}
-		out = appendUint64(out, uint64(x.Int()))
+		out = keys.AppendUint64(out, uint64(x.Int()))
 	}
 	return out, true
 }
@@ -417,7 +417,7 @@ func (d *Decoder) shapeOf(b *builder, s ptrace.Span, kind store.Operation, in ui
 		}
 	}
 	shape.Attrs = sorted(shape.Attrs)
-	shape.Key = d.shapeKey(&shape)
+	shape.Key, d.scratch = keys.Shape(d.scratch, &shape)
 	at, fresh := b.shapes.add(h, shape.Key, len(b.batch.Shapes))
 	if fresh {
 		b.batch.Shapes = append(b.batch.Shapes, shape)
@@ -431,37 +431,6 @@ func ints(s pcommon.Slice) []int64 {
 		out[i] = s.At(i).Int()
 	}
 	return out
-}
-
-// The keys of entries are stored. What they hash does not change: the fields in the order of the
-// type, strings and lists after their length, numbers in 8 bytes.
-
-func (d *Decoder) shapeKey(s *store.Shape) uint64 {
-	b := append(d.scratch[:0], byte(s.Operation))
-	b = appendString(appendString(appendString(b, s.Name), s.FullName), s.Symbol)
-	for _, dims := range [...][]int64{s.Grid, s.Block, s.Cluster} {
-		b = appendUint64(b, uint64(len(dims)))
-		for _, n := range dims {
-			b = appendUint64(b, uint64(n))
-		}
-	}
-	for _, n := range [...]store.Int{s.Registers, s.SharedStatic, s.SharedDynamic, s.SharedExecuted, s.LocalMemory} {
-		b = appendInt(b, n)
-	}
-	d.scratch = s.Attrs.Append(b)
-	return hash(d.scratch)
-}
-
-func (d *Decoder) laneKey(l *store.Lane) uint64 {
-	b := appendString(d.scratch[:0], l.Device)
-	d.scratch = append(appendInt(appendInt(appendInt(b, l.DeviceIndex), l.Context), l.Stream), byte(l.Class))
-	return hash(d.scratch)
-}
-
-func (d *Decoder) placeKey(p *store.Place) uint64 {
-	b := appendUint64(append(d.scratch[:0], p.Trace[:]...), uint64(p.Parent))
-	d.scratch = append(appendString(appendString(b, p.ScopeName), p.ScopePath), byte(bit(p.Inferred)))
-	return hash(d.scratch)
 }
 
 func (d *Decoder) span(s ptrace.Span, origin uint32) store.Span {

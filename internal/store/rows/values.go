@@ -3,7 +3,6 @@
 package rows
 
 import (
-	"encoding/binary"
 	"math"
 	"slices"
 	"strings"
@@ -11,6 +10,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/pcommon"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/keys"
 )
 
 // attrs converts attributes.
@@ -91,41 +91,31 @@ func appendRaw(dst []byte, v pcommon.Value, depth int) []byte {
 	dst = append(dst, byte(kind))
 	switch kind {
 	case pcommon.ValueTypeStr:
-		dst = appendString(dst, v.Str())
+		dst = keys.AppendString(dst, v.Str())
 	case pcommon.ValueTypeInt:
-		dst = appendUint64(dst, uint64(v.Int()))
+		dst = keys.AppendUint64(dst, uint64(v.Int()))
 	case pcommon.ValueTypeDouble:
-		dst = appendUint64(dst, math.Float64bits(v.Double()))
+		dst = keys.AppendUint64(dst, math.Float64bits(v.Double()))
 	case pcommon.ValueTypeBool:
 		dst = append(dst, byte(bit(v.Bool())))
 	case pcommon.ValueTypeBytes:
 		b := v.Bytes()
-		dst = appendUint64(dst, uint64(b.Len()))
+		dst = keys.AppendUint64(dst, uint64(b.Len()))
 		dst = append(dst, b.AsRaw()...)
 	case pcommon.ValueTypeMap:
 		m := v.Map()
-		dst = appendUint64(dst, uint64(m.Len()))
+		dst = keys.AppendUint64(dst, uint64(m.Len()))
 		for k, x := range m.All() {
-			dst = appendRaw(appendString(dst, k), x, depth-1)
+			dst = appendRaw(keys.AppendString(dst, k), x, depth-1)
 		}
 	case pcommon.ValueTypeSlice:
 		list := v.Slice()
-		dst = appendUint64(dst, uint64(list.Len()))
+		dst = keys.AppendUint64(dst, uint64(list.Len()))
 		for i := range list.Len() {
 			dst = appendRaw(dst, list.At(i), depth-1)
 		}
 	}
 	return dst
-}
-
-func appendString(dst []byte, s string) []byte {
-	return append(appendUint64(dst, uint64(len(s))), s...)
-}
-
-func appendUint64(dst []byte, x uint64) []byte { return binary.LittleEndian.AppendUint64(dst, x) }
-
-func appendInt(dst []byte, v store.Int) []byte {
-	return appendUint64(append(dst, byte(bit(v.OK))), uint64(v.V))
 }
 
 // AppendAttrs adds attributes to a map.

@@ -88,6 +88,26 @@ func (s *session) laneInfos() []store.LaneInfo {
 	return list
 }
 
+// Shapes implements [store.Reader].
+func (m *Memory) Shapes(ctx context.Context, project, id string, ids []uint32) (map[uint32]*store.Shape, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s, err := m.find(ctx, project, id, false)
+	if err == nil && len(ids) > 10_000 {
+		err = fmt.Errorf("%d shapes: %w", len(ids), store.ErrInvalid)
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := map[uint32]*store.Shape{}
+	for _, o := range s.sortedOps() {
+		if slices.Contains(ids, o.Shape) {
+			out[o.Shape] = o.ShapeRef
+		}
+	}
+	return clone(out), nil
+}
+
 // Timeline implements [store.Reader].
 func (m *Memory) Timeline(ctx context.Context, q store.TimelineQuery) (store.Timeline, error) {
 	m.mu.Lock()
@@ -171,9 +191,13 @@ func (m *Memory) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error)
 		return store.OpPage{}, err
 	}
 	limit, err := limits(q.From, q.To, q.Limit, 1000, 20_000)
+	if err == nil && (q.MinNs < 0 || q.MaxNs < 0 || q.Path != nil && q.Session == "") {
+		err = fmt.Errorf("operations: %w", store.ErrInvalid)
+	}
 	if err != nil || s.dropped {
 		return store.OpPage{}, err
 	}
+	t := s.tree()
 	value := func(o *store.OpRow) int64 {
 		switch {
 		case q.Sort == store.ByDuration:
@@ -195,7 +219,9 @@ func (m *Memory) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error)
 			len(q.Lanes) > 0 && !slices.Contains(q.Lanes, o.Lane) ||
 			len(q.Shapes) > 0 && !slices.Contains(q.Shapes, o.Shape) ||
 			q.Name != "" && o.ShapeRef.Name != q.Name || q.Parent != 0 && o.PlaceRef.Parent != q.Parent ||
-			q.Trace != (store.TraceID{}) && o.PlaceRef.Trace != q.Trace {
+			q.Trace != (store.TraceID{}) && o.PlaceRef.Trace != q.Trace ||
+			duration(o) < q.MinNs || q.MaxNs > 0 && duration(o) > q.MaxNs ||
+			q.Path != nil && (q.Direct && s.path(t.opPath(o)) != *q.Path || !t.below(t.opPath(o), *q.Path)) {
 			continue
 		}
 		if a := q.After; a != nil {
@@ -299,6 +325,11 @@ func (m *Memory) Kernels(ctx context.Context, q store.KernelQuery) ([]store.Kern
 	var stats []store.KernelStat
 	for _, g := range first(sorted, limit) {
 		g.P50Ns, g.P99Ns = g.buckets.percentile(50), g.buckets.percentile(99)
+		if q.Buckets {
+			for _, b := range slices.Sorted(maps.Keys(g.buckets)) {
+				g.Buckets = append(g.Buckets, store.BucketCount{Bucket: b, Count: g.buckets[b]})
+			}
+		}
 		stats = append(stats, g.KernelStat)
 	}
 	return clone(stats), nil
@@ -559,6 +590,9 @@ func (m *Memory) Spans(ctx context.Context, q store.SpanQuery) ([]store.SpanRow,
 		return nil, err
 	}
 	limit, err := limits(q.From, q.To, q.Limit, 1000, 20_000)
+	if err == nil && q.MinNs < 0 {
+		err = fmt.Errorf("duration %d: %w", q.MinNs, store.ErrInvalid)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -567,9 +601,12 @@ func (m *Memory) Spans(ctx context.Context, q store.SpanQuery) ([]store.SpanRow,
 	for _, p := range s.sortedSpans() {
 		if touches(q.From, q.To, p.StartNs, end(p.StartNs, p.EndNs), q.Overlapping) &&
 			(q.Trace == store.TraceID{} || p.Trace == q.Trace) && (q.Parent == 0 || p.Parent == q.Parent) &&
-			(q.Name == "" || p.Name == q.Name) && (q.Operation == "" || p.Operation == q.Operation) {
+			(q.Name == "" || p.Name == q.Name) && (q.Operation == "" || p.Operation == q.Operation) && spanDuration(p) >= q.MinNs {
 			rows = append(rows, s.spanRow(t, p))
 		}
+	}
+	if q.Longest {
+		slices.SortStableFunc(rows, func(a, b store.SpanRow) int { return cmp.Compare(spanDuration(&b), spanDuration(&a)) })
 	}
 	return clone(first(rows, limit)), nil
 }
@@ -682,7 +719,8 @@ func (m *Memory) Logs(ctx context.Context, q store.LogQuery) ([]store.LogRow, er
 	var rows []store.LogRow
 	for _, l := range s.logs {
 		if within(q.From, q.To, l.TimeNs) && (q.Event == "" || l.Event == q.Event) &&
-			(q.Trace == store.TraceID{} || l.Trace == q.Trace) {
+			(q.Trace == store.TraceID{} || l.Trace == q.Trace) &&
+			(q.After == nil || cmp.Or(cmp.Compare(l.TimeNs, q.After.TimeNs), bytes.Compare(l.UID[:], q.After.UID[:])) > 0) {
 			rows = append(rows, *l)
 		}
 	}

@@ -3,7 +3,9 @@
 package storetest
 
 import (
+	"bytes"
 	"context"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -21,6 +23,21 @@ type pair struct {
 	got   store.Store
 	want  *Memory
 	ids   map[sessionID]*mapping
+}
+
+// ask returns the questions of a comparison: the first, and half of the others. A soak test asks all.
+// Over the comparisons of a scenario, each question is asked.
+func ask[T any](p *pair, all []T) []T {
+	if soak() {
+		return all
+	}
+	some := all[:1:1]
+	for _, q := range all[1:] {
+		if p.IntN(2) == 0 {
+			some = append(some, q)
+		}
+	}
+	return some
 }
 
 func newPair(tb testing.TB, setup *Setup) *pair {
@@ -171,6 +188,9 @@ func (p *pair) compareSession(id sessionID) {
 		require.NoError(p, m.got.learn(ctx, p.got, id), "ids in %+v", id)
 		p.compareOverview(id, m)
 	}
+	if m != nil && !s.dropped {
+		p.compareShapes(id, m)
+	}
 	if len(rowsIn(s)) == 0 {
 		return
 	}
@@ -238,14 +258,14 @@ func (p *pair) compareTimeline(id sessionID, m *mapping, i interval) {
 	// Lengths that are answered from rows and from each level.
 	intervals := []interval{i}
 	if i.from > 0 {
-		for _, shift := range []int{20, 28, 34, 40} {
+		for _, shift := range ask(p, []int{28, 20, 34, 40}) {
 			if to := i.from + p.Int64N(1<<shift) + 1; valid(to) {
 				intervals = append(intervals, interval{i.from, to})
 			}
 		}
 	}
 	for _, i := range intervals {
-		for _, bins := range []int{1, 2 + p.IntN(40), 50 + p.IntN(900)} {
+		for _, bins := range ask(p, []int{50 + p.IntN(900), 2 + p.IntN(40), 1}) {
 			lanes := some(p, m.want.lanes, 2)
 			q := store.TimelineQuery{Project: id.project, Session: id.session, From: i.from, To: i.to, Bins: bins, Lanes: lanes}
 			want, wantErr := p.want.Timeline(p.Context(), q)
@@ -282,24 +302,36 @@ func (p *pair) compareOps(id sessionID, m *mapping, i interval) {
 		queries = append(queries, q)
 		q.Trace, q.Parent = store.TraceID{}, o.PlaceRef.Parent
 		queries = append(queries, q)
+		q = base
+		q.MinNs, q.MaxNs = duration(o)/2, duration(o)
+		queries = append(queries, q)
 	}
 	if m != nil {
+		if paths := some(p, m.want.paths, 1); len(paths) == 1 {
+			q := base
+			q.Path, q.Direct = &paths[0], p.IntN(2) == 0
+			queries = append(queries, q)
+		}
 		q := base
 		q.Lanes, q.Shapes = some(p, m.want.lanes, 3), some(p, m.want.shapes, 5)
 		queries = append(queries, q)
 	}
-	for _, q := range queries {
+	for _, q := range ask(p, queries) {
 		q.Sort = sorts[p.IntN(len(sorts))]
 		q.Limit = []int{0, 1 + p.IntN(300), 20_000}[p.IntN(3)]
 		if q.Limit < 50 && q.Limit > 0 {
 			q.Limit += len(ops) / 10
 		}
-		lanes, shapes := q.Lanes, q.Shapes
+		lanes, shapes, path := q.Lanes, q.Shapes, q.Path
 		for {
-			q.Lanes, q.Shapes = lanes, shapes
+			q.Lanes, q.Shapes, q.Path = lanes, shapes, path
 			want, wantErr := p.want.Ops(p.Context(), q)
 			if m != nil {
 				q.Lanes, q.Shapes = m.query(lanes, shapes)
+				if path != nil {
+					other := translate(m.want.paths, m.got.paths, *path)
+					q.Path = &other
+				}
 			}
 			got, gotErr := p.got.Ops(p.Context(), q)
 			m.plainPage(&got)
@@ -337,10 +369,10 @@ func (p *pair) compareKernels(id sessionID, m *mapping, i interval) {
 		if s.dropped && (group == store.GroupLane || i != interval{}) {
 			continue
 		}
-		for _, text := range []string{"", "SOFT", "<float, 2>", "é"} {
+		for _, text := range ask(p, []string{"", "SOFT", "<float, 2>", "é"}) {
 			q := store.KernelQuery{
 				Project: id.project, Session: id.session, Group: group, From: i.from, To: i.to, Text: text,
-				Limit: []int{0, 1, 3, 10_000}[p.IntN(4)],
+				Limit: []int{0, 1, 3, 10_000}[p.IntN(4)], Buckets: p.IntN(2) == 0,
 			}
 			var path *uint32
 			if paths := some(p, m.want.paths, 1); len(paths) == 1 {
@@ -368,6 +400,20 @@ func (p *pair) compareKernels(id sessionID, m *mapping, i interval) {
 	}
 }
 
+func (p *pair) compareShapes(id sessionID, m *mapping) {
+	p.Helper()
+	ids := some(p, m.want.shapes, 5)
+	_, others := m.query(nil, ids)
+	want, wantErr := p.want.Shapes(p.Context(), id.project, id.session, ids)
+	found, gotErr := p.got.Shapes(p.Context(), id.project, id.session, others)
+	got := map[uint32]*store.Shape{}
+	for id, s := range found {
+		m.shape(&id)
+		got[id] = s
+	}
+	p.same("Shapes", ids, got, want, gotErr, wantErr)
+}
+
 func (p *pair) compareInstances(id sessionID, m *mapping, i interval) {
 	p.Helper()
 	if p.want.sessions[id].dropped {
@@ -381,7 +427,7 @@ func (p *pair) compareInstances(id sessionID, m *mapping, i interval) {
 	paths = append(paths, 0)
 	p.Shuffle(len(paths), func(i, j int) { paths[i], paths[j] = paths[j], paths[i] })
 	for _, path := range first(paths, 2*p.setup.queries()) {
-		for sort := store.InstancesByStart; sort <= store.InstancesByQueue; sort++ {
+		for _, sort := range ask(p, []store.InstanceSort{store.InstancesByStart, store.InstancesByWall, store.InstancesByDevice, store.InstancesByQueue}) {
 			q := store.InstanceQuery{
 				Project: id.project, Session: id.session, Path: path, From: i.from, To: i.to, Sort: sort,
 				Limit: []int{0, 3, 10_000}[p.IntN(3)],
@@ -399,7 +445,7 @@ func (p *pair) compareGaps(id sessionID, m *mapping, i interval) {
 	if p.want.sessions[id].dropped {
 		return
 	}
-	for _, q := range []store.GapQuery{{}, {Limit: 5}, {Device: "GPU-1"}, {MinNs: 20_000, Limit: 10_000}, {MinNs: 1}} {
+	for _, q := range ask(p, []store.GapQuery{{}, {Limit: 5}, {Device: "GPU-1"}, {MinNs: 20_000, Limit: 10_000}, {MinNs: 1}}) {
 		q.Project, q.Session, q.From, q.To = id.project, id.session, i.from, i.to
 		want, wantErr := p.want.Gaps(p.Context(), q)
 		got, gotErr := p.got.Gaps(p.Context(), q)
@@ -420,8 +466,9 @@ func (p *pair) compareSpans(id sessionID, m *mapping, i interval) {
 		queries[2].Name = s.Name
 		queries[3].Parent, queries[3].Operation = s.Parent, s.Operation
 		queries[4].Trace, queries[4].Limit = s.Trace, 20_000
+		queries[0].MinNs, queries[1].Longest = spanDuration(s), true
 	}
-	for _, q := range queries {
+	for _, q := range ask(p, queries) {
 		want, wantErr := p.want.Spans(p.Context(), q)
 		got, gotErr := p.got.Spans(p.Context(), q)
 		for i := range got {
@@ -437,19 +484,21 @@ func (p *pair) compareSpans(id sessionID, m *mapping, i interval) {
 func (p *pair) compareSamplesAndLogs(id sessionID, i interval) {
 	p.Helper()
 	ctx := p.Context()
-	for _, q := range []store.SampleQuery{
+	for _, q := range ask(p, []store.SampleQuery{
 		{}, {ByLine: true}, {ByPC: true}, {ByLine: true, ByPC: true, Limit: 4}, {Kind: store.SampleSASS}, {Function: "F", ByPC: true},
-	} {
+	}) {
 		q.Project, q.Session, q.From, q.To = id.project, id.session, i.from, i.to
 		want, wantErr := p.want.Samples(ctx, q)
 		got, gotErr := p.got.Samples(ctx, q)
 		p.same("Samples", q, got, want, gotErr, wantErr)
 	}
 	queries := []store.LogQuery{{}, {Limit: 3}, {Event: "cuda.marker"}, {}}
-	for _, l := range p.want.sessions[id].logs {
-		queries[3].Trace = l.Trace
+	if logs := p.want.sessions[id].logs; len(logs) > 0 {
+		first := slices.MinFunc(slices.Collect(maps.Keys(logs)), func(a, b store.UID) int { return bytes.Compare(a[:], b[:]) })
+		queries[3].Trace = logs[first].Trace
+		queries[0].After = &store.LogCursor{TimeNs: logs[first].TimeNs, UID: first}
 	}
-	for _, q := range queries {
+	for _, q := range ask(p, queries) {
 		q.Project, q.Session, q.From, q.To = id.project, id.session, i.from, i.to
 		want, wantErr := p.want.Logs(ctx, q)
 		got, gotErr := p.got.Logs(ctx, q)
@@ -465,7 +514,7 @@ func (p *pair) compareSamplesAndLogs(id sessionID, i interval) {
 func (p *pair) compareMetrics(id sessionID, i interval) {
 	p.Helper()
 	ctx := p.Context()
-	for _, q := range []store.SeriesQuery{{}, {Limit: 2}, {Metric: "gpu.power"}, {Device: "GPU-1"}} {
+	for _, q := range ask(p, []store.SeriesQuery{{}, {Limit: 2}, {Metric: "gpu.power"}, {Device: "GPU-1"}}) {
 		q.Project, q.Session, q.From, q.To = id.project, id.session, i.from, i.to
 		want, wantErr := p.want.Series(ctx, q)
 		got, gotErr := p.got.Series(ctx, q)
@@ -480,8 +529,10 @@ func (p *pair) compareMetrics(id sessionID, i interval) {
 	for k := range p.want.sessions[id].points {
 		series[k.series] = true
 	}
-	for key := range series {
-		for _, n := range []int{0, 4, 4 + p.IntN(40), 20_000} {
+	for _, key := range slices.Sorted(maps.Keys(series)) {
+		counts := []int{0, 4, 4 + p.IntN(40), 20_000}
+		p.Shuffle(len(counts), func(i, j int) { counts[i], counts[j] = counts[j], counts[i] })
+		for _, n := range ask(p, counts) {
 			q := store.PointQuery{Project: id.project, Session: id.session, Series: key, From: i.from, To: i.to, Points: n}
 			want, wantErr := p.want.Points(ctx, q)
 			got, gotErr := p.got.Points(ctx, q)
@@ -542,14 +593,12 @@ func (p *pair) compareSingle(id sessionID, m *mapping) {
 		return
 	}
 	delete(traces, store.TraceID{})
-	n := 0
-	for trace := range traces {
+	order := slices.SortedFunc(maps.Keys(traces), func(a, b store.TraceID) int { return bytes.Compare(a[:], b[:]) })
+	p.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+	for _, trace := range first(order, 5*p.setup.queries()) {
 		want, wantErr := p.want.Trace(p.Context(), id.project, trace)
 		got, gotErr := p.got.Trace(p.Context(), id.project, trace)
 		p.same("Trace", trace, got, want, gotErr, wantErr)
-		if n++; n == 5*p.setup.queries() {
-			break
-		}
 	}
 }
 
@@ -558,6 +607,7 @@ func calls(s store.Store, project, id string) map[string]func(ctx context.Contex
 	return map[string]func(ctx context.Context) error{
 		"Session": func(ctx context.Context) error { _, err := s.Session(ctx, project, id); return err },
 		"Lanes":   func(ctx context.Context) error { _, err := s.Lanes(ctx, project, id); return err },
+		"Shapes":  func(ctx context.Context) error { _, err := s.Shapes(ctx, project, id, []uint32{1}); return err },
 		"Scopes":  func(ctx context.Context) error { _, err := s.Scopes(ctx, project, id); return err },
 		"Timeline": func(ctx context.Context) error {
 			_, err := s.Timeline(ctx, store.TimelineQuery{Project: project, Session: id, Bins: 10})

@@ -60,13 +60,15 @@ type scenario struct {
 	run  func(p *pair)
 }
 
-// Run tests a store. GPUFLIGHT_SOAK=1 tests with more data.
+// Run tests a store, with several scenarios in parallel. GPUFLIGHT_SOAK=1 tests with more data and
+// asks more questions.
 func Run(t *testing.T, setup Setup) {
 	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
 			if setup.Only != nil && !soak() && !slices.Contains(setup.Only, s.name) {
 				t.Skip("slow on this store: set GPUFLIGHT_SOAK=1")
 			}
+			t.Parallel()
 			s.run(newPair(t, &setup))
 		})
 	}
@@ -445,7 +447,7 @@ func (p *pair) notFound() {
 			require.ErrorIs(p, call(p.Context()), store.ErrNotFound, "%s of %+v", name, id)
 		}
 	}
-	for _, name := range []string{"Session", "Lanes", "Scopes", "Timeline", "Kernels", "Instances", "Gaps", "Pin", "Seal", "Delete"} {
+	for _, name := range []string{"Session", "Lanes", "Shapes", "Scopes", "Timeline", "Kernels", "Instances", "Gaps", "Pin", "Seal", "Delete"} {
 		require.ErrorIs(p, calls(p.got, "", "")[name](p.Context()), store.ErrNotFound, "%s of no session", name)
 	}
 	for _, name := range []string{"Span", "Points"} {

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuqueryextension
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+func (s *server) health(ctx context.Context, r *request) (any, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	if _, err := s.store.Sessions(ctx, store.SessionQuery{Project: r.project, Limit: 1}); err != nil {
+		return nil, err
+	}
+	return map[string]string{"status": "ok", "version": s.version}, nil
+}
+
+func (s *server) sessions(ctx context.Context, r *request) (any, error) {
+	q := store.SessionQuery{Project: r.project, Text: r.text("q", 1000), Service: r.text("service", 1000), Host: r.text("host", 1000), Run: r.text("run", 1000)}
+	q.From, q.To = r.absoluteInterval()
+	limit := int(r.integer("limit", 100, 1, 1000))
+	q.After = r.text("cursor", 1000)
+	q.Limit = min(limit+1, 1000)
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	list, err := s.store.Sessions(ctx, q)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, &status{http.StatusBadRequest, "parameter cursor: the session does not exist"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	answer := struct {
+		Sessions []sessionAnswer `json:"sessions"`
+		Next     string          `json:"next,omitempty"`
+	}{Sessions: []sessionAnswer{}}
+	for i := range list[:min(len(list), limit)] {
+		answer.Sessions = append(answer.Sessions, s.session(&list[i]))
+	}
+	if len(list) > limit || limit == 1000 && len(list) == limit {
+		answer.Next = list[limit-1].ID
+	}
+	return answer, nil
+}
+
+func (r *request) baseText() string { return strconv.FormatInt(r.base, 10) }
+
+func (s *server) overview(ctx context.Context, r *request) (any, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	lanes, err := s.store.Lanes(ctx, r.project, r.session)
+	if err != nil {
+		return nil, err
+	}
+	answer := struct {
+		Base     string        `json:"base"`
+		Session  sessionAnswer `json:"session"`
+		Resource attributes    `json:"resource"`
+		Lanes    []*laneAnswer `json:"lanes"`
+	}{r.baseText(), s.session(&r.info), attributes(r.info.Resource), []*laneAnswer{}}
+	for i := range lanes {
+		answer.Lanes = append(answer.Lanes, r.lane(&lanes[i]))
+	}
+	return answer, nil
+}
+
+func (s *server) trace(ctx context.Context, r *request) (any, error) {
+	id := r.traceOf("trace", r.PathValue("trace"))
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	refs, err := s.store.Trace(ctx, r.project, id)
+	if err != nil {
+		return nil, err
+	}
+	type ref struct {
+		Session    string `json:"session"`
+		Start      string `json:"start"`
+		DurationNs int64  `json:"duration_ns"`
+	}
+	list := []ref{}
+	for _, t := range refs {
+		list = append(list, ref{t.Session, strconv.FormatInt(t.FirstNs, 10), t.LastNs - t.FirstNs})
+	}
+	return map[string]any{"trace": traceText(id), "sessions": list}, nil
+}
+
+type usageGroup struct {
+	Name     string `json:"name"`
+	Sessions int64  `json:"sessions"`
+	Kernels  int64  `json:"kernels"`
+	KernelNs int64  `json:"kernel_ns"`
+}
+
+func (s *server) usage(ctx context.Context, r *request) (any, error) {
+	const scope = 4
+	by := r.choice("by", "service", "host", "run", "session", "scope")
+	q := store.SessionQuery{Project: r.project, Service: r.text("service", 1000), Host: r.text("host", 1000), Limit: 1000}
+	q.From, q.To = r.absoluteInterval()
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	most := 999
+	if by == scope {
+		most = 100
+		q.Limit = most + 1
+	}
+	list, err := s.store.Sessions(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	groups := map[string]*usageGroup{}
+	add := func(name string, kernels, ns int64) {
+		g := groups[name]
+		if g == nil {
+			g = &usageGroup{Name: name}
+			groups[name] = g
+		}
+		g.Sessions++
+		g.Kernels += kernels
+		g.KernelNs += ns
+	}
+	for i := range list[:min(len(list), most)] {
+		info := &list[i]
+		if by != scope {
+			add([]string{info.Service, info.Host, info.Run, info.ID}[by], info.Operations[store.OpKernel], info.KernelNs)
+			continue
+		}
+		nodes, err := s.store.Scopes(ctx, r.project, info.ID)
+		if errors.Is(err, store.ErrNotFound) {
+			continue // deleted meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		top := map[string]*sums{}
+		for _, n := range tree(nodes) {
+			if n.Depth == 1 {
+				top[n.Name] = n.Total
+			}
+		}
+		top[""] = tree(nodes)[0].Self
+		for name, t := range top {
+			if t.Kernels > 0 {
+				add(name, t.Kernels, t.KernelNs)
+			}
+		}
+	}
+	sorted := slices.SortedFunc(maps.Values(groups), func(a, b *usageGroup) int {
+		return cmp.Or(cmp.Compare(b.KernelNs, a.KernelNs), cmp.Compare(a.Name, b.Name))
+	})
+	return map[string]any{"groups": all(sorted), "truncated": len(list) > most}, nil
+}
+
+func (s *server) pin(pinned bool) func(context.Context, *request) (any, error) {
+	return func(ctx context.Context, r *request) (any, error) {
+		if err := r.check(); err != nil {
+			return nil, err
+		}
+		return nil, s.store.Pin(ctx, r.project, r.session, pinned)
+	}
+}
+
+func (s *server) delete(ctx context.Context, r *request) (any, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	return nil, s.store.Delete(ctx, r.project, r.session)
+}
+
+func (s *server) importFile(ctx context.Context, r *request) (any, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	f, err := os.CreateTemp("", "gpuflight-import-*.duckdb")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.Remove(f.Name()) }()
+	_, err = io.Copy(f, r.Body)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	session, err := s.store.Import(ctx, r.project, f.Name())
+	if err != nil {
+		return nil, err
+	}
+	return map[string]string{"session": session}, nil
+}
+
+// export streams a file. It takes a slot while the file is written, not while it is sent.
+func (s *server) export(w http.ResponseWriter, hr *http.Request) {
+	dir, err := os.MkdirTemp("", "gpuflight-export-")
+	if err != nil {
+		s.fail(hr.Context(), w, err)
+		return
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	file := filepath.Join(dir, "session.duckdb")
+	r, err := newRequest(hr)
+	if err == nil {
+		r.choice("format", "duckdb")
+		err = r.check()
+	}
+	if err == nil {
+		if !s.begin(hr.Context()) {
+			w.Header().Set("Retry-After", "1")
+			writeError(w, http.StatusTooManyRequests, "too many requests are in progress")
+			return
+		}
+		err = s.store.Export(hr.Context(), r.project, r.session, file)
+		s.end()
+	}
+	if err != nil {
+		s.fail(hr.Context(), w, err)
+		return
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		s.fail(hr.Context(), w, err)
+		return
+	}
+	defer func() { _ = f.Close() }()
+	if fi, err := f.Stat(); err == nil {
+		w.Header().Set("Content-Length", strconv.FormatInt(fi.Size(), 10))
+	}
+	w.Header().Set("Content-Type", "application/octet-stream")
+	w.Header().Set("Content-Disposition", "attachment; filename*=UTF-8''"+url.PathEscape(fileName(r.session))+".duckdb")
+	_, _ = io.Copy(w, f)
+}
+
+// fileName replaces what is no letter, digit, dot, dash or underscore.
+func fileName(s string) string {
+	name := strings.Map(func(c rune) rune {
+		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' {
+			return c
+		}
+		return '_'
+	}, s)
+	return fmt.Sprintf("%.100s", name)
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpustorageextension
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.uber.org/zap"
+
+	"github.com/gpuflight/gpuflight/extension/gpustorageextension/internal/metadata"
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+// backend is an open store with its maintenance. It counts what components do with the store.
+type backend struct {
+	opened
+	name      string
+	limits    store.Retention
+	logger    *zap.Logger
+	telemetry *metadata.TelemetryBuilder
+	active    *activity
+	stop      context.CancelFunc
+	done      sync.WaitGroup
+}
+
+func openBackend(ctx context.Context, name string, cfg *BackendConfig, logger *zap.Logger, telemetry *metadata.TelemetryBuilder) (*backend, error) {
+	b := &backend{
+		name: name, limits: cfg.Retention.limits(), logger: logger.With(zap.String("backend", name)),
+		telemetry: telemetry, active: newActivity(),
+	}
+	var err error
+	if b.opened, err = cfg.open(ctx, b.damaged); err != nil {
+		return nil, err
+	}
+	if err = b.findUnsealed(ctx); err != nil {
+		return nil, errors.Join(err, b.Store.Close(ctx))
+	}
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	b.stop = stop
+	b.done.Go(func() { b.maintain(running, time.NewTicker(maintenanceInterval)) })
+	return b, nil
+}
+
+func (b *backend) attributes(more ...attribute.KeyValue) metric.MeasurementOption {
+	return metric.WithAttributeSet(attribute.NewSet(append(more, attribute.String("backend", b.name))...))
+}
+
+func (b *backend) damaged(file string, reason error) {
+	b.telemetry.ExtensionGpuStorageSetAside.Add(context.Background(), 1, b.attributes())
+	b.logger.Warn("damaged file set aside", zap.String("file", file), zap.Error(reason))
+}
+
+// Write implements [store.Writer].
+func (b *backend) Write(ctx context.Context, batches []*store.Batch) (store.Result, error) {
+	// Before the write, so that maintenance does not seal a session that is written.
+	for _, x := range batches {
+		b.active.touch(session{x.Project, x.Session})
+	}
+	start := time.Now()
+	r, err := b.Store.Write(ctx, batches)
+	b.telemetry.ExtensionGpuStorageCommitDuration.Record(ctx, time.Since(start).Seconds(), b.attributes())
+	for _, n := range []struct {
+		result string
+		rows   int64
+	}{{"written", r.Written}, {"duplicate", r.Duplicates}, {"replaced", r.Replaced}, {"rejected", r.Rejected}} {
+		if n.rows > 0 {
+			b.telemetry.ExtensionGpuStorageRows.Add(ctx, n.rows, b.attributes(attribute.String("result", n.result)))
+		}
+	}
+	b.telemetry.ExtensionGpuStorageWrittenSize.Add(ctx, r.Bytes, b.attributes())
+	if err != nil {
+		b.telemetry.ExtensionGpuStorageErrors.Add(ctx, 1, b.attributes(attribute.Bool("retryable", errors.Is(err, store.ErrRetry))))
+	}
+	return r, err
+}
+
+// Delete implements [store.Admin].
+func (b *backend) Delete(ctx context.Context, project, id string) error {
+	var size int64
+	if info, err := b.Store.Session(ctx, project, id); err == nil {
+		size = info.Bytes
+	}
+	if err := b.Store.Delete(ctx, project, id); err != nil {
+		return err
+	}
+	b.active.remove(session{project, id})
+	b.deleted(ctx, store.Deleted{Project: project, Session: id, Reason: "request", Bytes: size})
+	return nil
+}
+
+func (b *backend) deleted(ctx context.Context, d store.Deleted) {
+	reason := attribute.String("reason", d.Reason)
+	b.telemetry.ExtensionGpuStorageDeleted.Add(ctx, 1, b.attributes(reason))
+	b.telemetry.ExtensionGpuStorageDeletedSize.Add(ctx, d.Bytes, b.attributes(reason))
+	b.logger.Info("session deleted", zap.String("project", d.Project), zap.String("session", d.Session),
+		zap.String("reason", d.Reason), zap.Int64("bytes", d.Bytes))
+}
+
+func (b *backend) close(ctx context.Context) error {
+	b.stop()
+	b.done.Wait()
+	if err := b.Store.Close(ctx); err != nil {
+		return fmt.Errorf("backend %s: %w", b.name, err)
+	}
+	return nil
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package gpustorageextension
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/component/componenttest"
+	"go.opentelemetry.io/collector/confmap"
+	"go.opentelemetry.io/collector/extension/extensiontest"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata/metricdatatest"
+
+	"github.com/gpuflight/gpuflight/extension/gpustorageextension/internal/metadata"
+	"github.com/gpuflight/gpuflight/extension/gpustorageextension/internal/metadatatest"
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+func config(t *testing.T, backends map[string]any) *Config {
+	t.Helper()
+	cfg := createDefaultConfig().(*Config)
+	require.NoError(t, confmap.NewFromStringMap(map[string]any{"backends": backends}).Unmarshal(cfg))
+	return cfg
+}
+
+func start(t *testing.T, dir string, retention map[string]any) (*gpuStorage, *componenttest.Telemetry) {
+	t.Helper()
+	tel := componenttest.NewTelemetry()
+	set := extensiontest.NewNopSettings(metadata.Type)
+	set.TelemetrySettings = tel.NewTelemetrySettings()
+	cfg := config(t, map[string]any{"a": map[string]any{"duckdb": map[string]any{"directory": dir}, "retention": retention}})
+	require.NoError(t, cfg.Validate())
+	ext, err := NewFactory().Create(t.Context(), set, cfg)
+	require.NoError(t, err)
+	require.NoError(t, ext.Start(t.Context(), componenttest.NewNopHost()))
+	t.Cleanup(func() {
+		require.NoError(t, ext.Shutdown(context.Background()))
+		require.NoError(t, tel.Shutdown(context.Background()))
+	})
+	return ext.(*gpuStorage), tel
+}
+
+func spans(session string, n int) []*store.Batch {
+	b := &store.Batch{Session: session}
+	for i := range n {
+		b.Spans = append(b.Spans, store.Span{StartNs: int64(i + 1), EndNs: int64(i + 2), Span: store.SpanID(i + 1)})
+	}
+	return []*store.Batch{b}
+}
+
+func TestConfig_Errors(t *testing.T) {
+	duck := func(settings map[string]any) map[string]any { return map[string]any{"duckdb": settings} }
+	for _, tt := range []struct {
+		name     string
+		backends map[string]any
+		want     string
+	}{
+		{"no kind", map[string]any{"a": map[string]any{}}, "backends::a has no kind of store: set duckdb"},
+		{"no directory", map[string]any{"a": duck(map[string]any{"directory": ""})}, "backends::a::duckdb::directory is empty: write for example ./gpuflight-state/store"},
+		{"same directory", map[string]any{"a": duck(map[string]any{"directory": "x"}), "b": duck(map[string]any{"directory": "./x"})},
+			"backends::b::duckdb::directory is that of backends::a: give each store a directory of its own"},
+		{"little memory", map[string]any{"a": duck(map[string]any{"memory_limit": "1MiB"})}, "backends::a::duckdb::memory_limit is 1048576: it must be at least 64MiB"},
+		{"no threads", map[string]any{"a": duck(map[string]any{"threads": 0})}, "backends::a::duckdb::threads is 0: it must be between 1 and 256"},
+		{"negative age", map[string]any{"a": map[string]any{"duckdb": map[string]any{}, "retention": map[string]any{"max_age": "-1h"}}},
+			"backends::a::retention::max_age is -1h0m0s: it must be positive, or 0 for no limit"},
+		{"raw age", map[string]any{"a": map[string]any{"duckdb": map[string]any{}, "retention": map[string]any{"max_age": "1h", "raw_max_age": "1h"}}},
+			"backends::a::retention::raw_max_age is 1h0m0s: it must be below max_age, which is 1h0m0s"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			assert.EqualError(t, config(t, tt.backends).Validate(), tt.want)
+		})
+	}
+}
+
+func TestConfig_Defaults(t *testing.T) {
+	b := config(t, nil).backends()["default"]
+	assert.Equal(t, DuckDBConfig{Directory: "gpuflight-state/store", MemoryLimit: 512 << 20, Threads: 2}, *b.DuckDB.Get())
+	b = config(t, map[string]any{"a": map[string]any{"duckdb": map[string]any{"threads": 3}}}).backends()["a"]
+	assert.Equal(t, 3, b.DuckDB.Get().Threads)
+	assert.Equal(t, RetentionConfig{MinFree: 1 << 30}, b.Retention)
+}
+
+func TestBackend_Names(t *testing.T) {
+	g, _ := start(t, t.TempDir(), nil)
+	only, err := g.Backend("")
+	require.NoError(t, err)
+	named, err := g.Backend("a")
+	require.NoError(t, err)
+	assert.Same(t, only, named)
+	_, err = g.Backend("b")
+	assert.EqualError(t, err, `backend "b" is not configured: set backend to one of a`)
+}
+
+func TestBackend_DirectoryInUse(t *testing.T) {
+	dir := t.TempDir()
+	start(t, dir, nil)
+	cfg := config(t, map[string]any{"a": map[string]any{"duckdb": map[string]any{"directory": dir}}})
+	ext, err := NewFactory().Create(t.Context(), extensiontest.NewNopSettings(metadata.Type), cfg)
+	require.NoError(t, err)
+	err = ext.Start(t.Context(), componenttest.NewNopHost())
+	require.ErrorIs(t, err, store.ErrInUse)
+	assert.NotContains(t, err.Error(), "\n")
+}
+
+func TestBackend_Counts(t *testing.T) {
+	g, tel := start(t, t.TempDir(), nil)
+	b, err := g.Backend("")
+	require.NoError(t, err)
+	for range 2 {
+		_, err = b.Write(t.Context(), spans("s", 3))
+		require.NoError(t, err)
+	}
+	name := attribute.String("backend", "a")
+	metadatatest.AssertEqualExtensionGpuStorageRows(t, tel, []metricdata.DataPoint[int64]{
+		{Attributes: attribute.NewSet(name, attribute.String("result", "written")), Value: 3},
+		{Attributes: attribute.NewSet(name, attribute.String("result", "duplicate")), Value: 3},
+	}, metricdatatest.IgnoreTimestamp())
+	require.NoError(t, b.Delete(t.Context(), "", "s"))
+	metadatatest.AssertEqualExtensionGpuStorageDeleted(t, tel, []metricdata.DataPoint[int64]{
+		{Attributes: attribute.NewSet(name, attribute.String("reason", "request")), Value: 1},
+	}, metricdatatest.IgnoreTimestamp())
+}
+
+// TestMaintenance_SealAndRetain also finds the sessions of an earlier process.
+func TestMaintenance_SealAndRetain(t *testing.T) {
+	dir := t.TempDir()
+	g, _ := start(t, dir, nil)
+	_, err := g.backends["a"].Write(t.Context(), spans("s", 3))
+	require.NoError(t, err)
+	require.NoError(t, g.Shutdown(t.Context()))
+	g.backends = nil
+
+	g, tel := start(t, dir, map[string]any{"max_age": "1h"})
+	b := g.backends["a"]
+	assert.Equal(t, 1, b.active.len())
+	sealed := func() bool {
+		info, err := b.Session(t.Context(), "", "s")
+		require.NoError(t, err)
+		return info.Sealed
+	}
+	now := time.Now()
+	b.active.mu.Lock()
+	b.active.now = func() time.Time { return now.Add(sealAfter - time.Minute) }
+	b.active.mu.Unlock()
+	b.seal(t.Context())
+	assert.False(t, sealed(), "before sealAfter")
+	b.active.mu.Lock()
+	b.active.now = func() time.Time { return now.Add(sealAfter + time.Second) }
+	b.active.mu.Unlock()
+	b.seal(t.Context())
+	assert.True(t, sealed())
+	assert.Zero(t, b.active.len())
+	b.retain(t.Context())
+	_, err = b.Session(t.Context(), "", "s")
+	require.ErrorIs(t, err, store.ErrNotFound)
+	metadatatest.AssertEqualExtensionGpuStorageDeleted(t, tel, []metricdata.DataPoint[int64]{
+		{Attributes: attribute.NewSet(attribute.String("backend", "a"), attribute.String("reason", "max_age")), Value: 1},
+	}, metricdatatest.IgnoreTimestamp())
+}
+
+var _ component.Component = (*gpuStorage)(nil)

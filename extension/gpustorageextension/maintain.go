@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpustorageextension
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+const (
+	maintenanceInterval = 15 * time.Second
+	// A session is sealed after this time without data. After its end, late data are unlikely.
+	sealAfter    = 5 * time.Minute
+	sealAfterEnd = 30 * time.Second
+)
+
+// session identifies a session of a store.
+type session struct{ project, id string }
+
+// activity has the time of the last data of each session that is not sealed. It is safe for
+// concurrent use.
+type activity struct {
+	now func() time.Time
+	mu  sync.Mutex
+	at  map[session]time.Time
+}
+
+func newActivity() *activity { return &activity{now: time.Now, at: map[session]time.Time{}} }
+
+func (a *activity) len() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.at)
+}
+
+// touch notes data of a session. Data without a session is not sealed.
+func (a *activity) touch(s session) {
+	if s.id == "" {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.at[s] = a.now()
+}
+
+func (a *activity) remove(s session) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.at, s)
+}
+
+// removeIdle removes a session unless it got data after the time since.
+func (a *activity) removeIdle(s session, since time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.at[s].Equal(since) {
+		delete(a.at, s)
+	}
+}
+
+// idle returns the sessions without data for the time d, with the time of their last data.
+func (a *activity) idle(d time.Duration) map[session]time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	found := map[session]time.Time{}
+	for s, at := range a.at {
+		if a.now().Sub(at) >= d {
+			found[s] = at
+		}
+	}
+	return found
+}
+
+// findUnsealed notes the sessions that an earlier process did not seal.
+func (b *backend) findUnsealed(ctx context.Context) error {
+	projects, err := b.projects(ctx)
+	if err != nil {
+		return fmt.Errorf("list projects: %w", err)
+	}
+	for _, project := range projects {
+		q := store.SessionQuery{Project: project, Limit: 1000}
+		for {
+			page, err := b.Sessions(ctx, q)
+			if err != nil {
+				return fmt.Errorf("list sessions: %w", err)
+			}
+			for i := range page {
+				if !page[i].Sealed {
+					b.active.touch(session{project, page[i].ID})
+				}
+			}
+			if len(page) < q.Limit {
+				break
+			}
+			q.After = page[len(page)-1].ID
+		}
+	}
+	return nil
+}
+
+// maintain seals sessions and applies retention until ctx ends.
+func (b *backend) maintain(ctx context.Context, tick *time.Ticker) {
+	defer tick.Stop()
+	for {
+		b.seal(ctx)
+		b.retain(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// seal compacts sessions that ended or get no data.
+func (b *backend) seal(ctx context.Context) {
+	for s, last := range b.active.idle(sealAfterEnd) {
+		info, err := b.Store.Session(ctx, s.project, s.id)
+		if err == nil && !info.Ended && b.active.now().Sub(last) < sealAfter {
+			continue
+		}
+		if err == nil && !info.Sealed {
+			err = b.Store.Seal(ctx, s.project, s.id)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, store.ErrNotFound):
+			// Deleted, or none of its rows could be stored.
+		case err != nil:
+			b.logger.Warn("cannot seal a session", zap.String("project", s.project), zap.String("session", s.id), zap.Error(err))
+			continue
+		default:
+			b.telemetry.ExtensionGpuStorageSealed.Add(ctx, 1, b.attributes())
+		}
+		b.active.removeIdle(s, last)
+	}
+}
+
+// retain applies the limits of retention.
+func (b *backend) retain(ctx context.Context) {
+	if b.limits == (store.Retention{}) {
+		return
+	}
+	deleted, err := b.Store.Retain(ctx, b.limits)
+	for _, d := range deleted {
+		b.deleted(ctx, d)
+	}
+	if err != nil && ctx.Err() == nil {
+		b.logger.Warn("cannot apply retention", zap.Error(err))
+	}
+}

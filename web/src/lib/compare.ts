@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+/** Comparison of the groups of two sessions. */
+
+export interface Sums {
+  key: string;
+  count: number;
+  sum_ns: number;
+}
+
+export interface Change {
+  key: string;
+  a: Sums | undefined;
+  b: Sums | undefined;
+  /** The difference of the sums, b minus a, in ns. */
+  delta: number;
+}
+
+/** merge adds groups with the same key, which can have several ids. */
+export function merge(rows: readonly Sums[]): Map<string, Sums> {
+  const result = new Map<string, Sums>();
+  for (const r of rows) {
+    const old = result.get(r.key);
+    if (old) {
+      old.count += r.count;
+      old.sum_ns += r.sum_ns;
+    } else result.set(r.key, { ...r });
+  }
+  return result;
+}
+
+/** compare pairs groups by key, the largest difference of the sums first. */
+export function compare(a: readonly Sums[], b: readonly Sums[]): Change[] {
+  const [x, y] = [merge(a), merge(b)];
+  return [...new Set([...x.keys(), ...y.keys()])]
+    .map((key) => {
+      const [p, q] = [x.get(key), y.get(key)];
+      return { key, a: p, b: q, delta: (q?.sum_ns ?? 0) - (p?.sum_ns ?? 0) };
+    })
+    .sort((p, q) => Math.abs(q.delta) - Math.abs(p.delta) || p.key.localeCompare(q.key));
+}

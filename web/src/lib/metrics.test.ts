@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+import { describe, expect, it } from "vitest";
+import { align, rate, valueFormat } from "./metrics";
+
+describe("rate", () => {
+  it("is the change per second, and null after a reset", () => {
+    expect(rate([0, 1e9, 3e9, 4e9], [5, 15, 25, 3])).toEqual([null, 10, 5, null]);
+  });
+});
+
+describe("align", () => {
+  it("merges the times of series", () => {
+    expect(
+      align([
+        { time: [1, 3], value: [10, 30] },
+        { time: [2, 3], value: [20, null] },
+      ]),
+    ).toEqual({
+      time: [1, 2, 3],
+      values: [
+        [10, undefined, 30],
+        [undefined, 20, null],
+      ],
+    });
+  });
+});
+
+describe("valueFormat", () => {
+  it.each([
+    ["By", 2 ** 31, "2.00 GiB"],
+    ["1", 0.42, "42 %"],
+    ["W", 82.375, "82.4 W"],
+    ["Hz", 1.98e9, "1.98 GHz"],
+    ["Cel", 32, "32.0 °C"],
+    ["{error}", 3, "3.00 error"],
+  ])("of %s", (unit, v, text) => expect(valueFormat(unit)(v)).toBe(text));
+});

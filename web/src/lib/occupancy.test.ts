@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+import { describe, expect, it } from "vitest";
+import { occupancy } from "./occupancy";
+
+describe("occupancy", () => {
+  it("names the limiter", () => {
+    const o = occupancy({
+      "cuda.occupancy.theoretical": 0.5,
+      "cuda.occupancy.limiter": ["registers", "shared_memory"],
+      "cuda.occupancy.active_blocks_per_sm": 4,
+      "cuda.occupancy.active_warps_per_sm": 32,
+      "cuda.occupancy.waves": 0.25,
+    });
+    expect(o.sentences).toEqual([
+      "The limit is registers and shared memory. A multiprocessor holds 4 blocks, which are 32 warps.",
+      "The grid fills only 0.25 waves: some multiprocessors have no block.",
+    ]);
+  });
+  it("is silent without data", () => {
+    expect(occupancy({})).toEqual({ theoretical: undefined, gridFill: undefined, waves: undefined, limiters: [], sentences: [] });
+  });
+});

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+/**
+ * The state of all views is in the URL. Search parameters are plain strings, so that links stay
+ * readable and an id of digits stays a string. Each view validates its own parameters. An invalid
+ * one counts as absent.
+ */
+
+type Raw = Record<string, unknown>;
+
+/** parseSearch reads the query of a URL. */
+export const parseSearch = (s: string): Record<string, string> => Object.fromEntries(new URLSearchParams(s));
+
+/** stringifySearch writes the query of a URL. It leaves out what is absent. */
+export function stringifySearch(search: Raw): string {
+  const p = new URLSearchParams();
+  for (const [k, v] of Object.entries(search)) {
+    if (v !== undefined && v !== null && v !== "") p.set(k, String(v));
+  }
+  const s = p.toString();
+  return s ? `?${s}` : "";
+}
+
+/** time reads a time in ns, an integer from 0 to 2^53. */
+export function time(v: unknown): number | undefined {
+  if (typeof v !== "string" && typeof v !== "number") return undefined;
+  if (v === "" || !/^\d{1,16}$/.test(String(v))) return undefined;
+  const n = Number(v);
+  return Number.isSafeInteger(n) ? n : undefined;
+}
+
+/** text reads a string of at most 500 characters. */
+export const text = (v: unknown): string | undefined =>
+  typeof v === "string" && v !== "" && v.length <= 500 ? v : undefined;
+
+/** id reads a small non-negative integer. */
+export const id = (v: unknown): number | undefined => {
+  const n = time(v);
+  return n !== undefined && n <= 0xffffffff ? n : undefined;
+};
+
+/** spanId reads 16 hexadecimal digits. */
+export const spanId = (v: unknown): string | undefined =>
+  typeof v === "string" && /^[0-9a-f]{16}$/.test(v) ? v : undefined;
+
+/** oneOf reads one of the given words. */
+export function oneOf<T extends string>(v: unknown, words: readonly T[]): T | undefined {
+  return words.find((w) => w === v);
+}
+
+/** interval reads two times. Both are absent unless the second is larger. */
+export function interval(from: unknown, to: unknown): { from?: number; to?: number } {
+  const a = time(from);
+  const b = time(to);
+  return a !== undefined && b !== undefined && b > a ? { from: a, to: b } : {};
+}
+
+/** window is the interval that the views of a session share. */
+export interface WindowSearch {
+  from?: number;
+  to?: number;
+}

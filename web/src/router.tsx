@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+import { createRootRoute, createRoute, createRouter, redirect } from "@tanstack/react-router";
+import { id, interval, oneOf, parseSearch, spanId, stringifySearch, text } from "./lib/search";
+import { Failure } from "./ui/parts";
+import { Shell } from "./ui/Shell";
+import { Code } from "./views/Code";
+import { Compare } from "./views/Compare";
+import { Kernels } from "./views/Kernels";
+import { Launches } from "./views/Launches";
+import { Scopes } from "./views/Scopes";
+import { SessionLayout } from "./views/Session";
+import { Sessions } from "./views/Sessions";
+import { System } from "./views/System";
+import { Timeline } from "./views/Timeline";
+import { Usage } from "./views/Usage";
+
+type Raw = Record<string, unknown>;
+
+const optional = <T extends object>(search: T): Partial<T> => search;
+
+const root = createRootRoute({
+  component: Shell,
+  errorComponent: ({ error }) => <Failure error={error} />,
+  notFoundComponent: () => <Failure error="This page does not exist." />,
+});
+
+export const sessionsRoute = createRoute({
+  getParentRoute: () => root,
+  path: "/",
+  validateSearch: (s: Raw) => optional({
+    q: text(s.q),
+    host: text(s.host),
+    service: text(s.service),
+    run: text(s.run),
+    a: text(s.a),
+  }),
+  component: Sessions,
+});
+
+export const usageRoute = createRoute({
+  getParentRoute: () => root,
+  path: "/usage",
+  validateSearch: (s: Raw) => optional({
+    by: oneOf(s.by, ["service", "host", "run", "session", "scope"] as const),
+    service: text(s.service),
+    host: text(s.host),
+    rate: text(s.rate),
+  }),
+  component: Usage,
+});
+
+export const compareRoute = createRoute({
+  getParentRoute: () => root,
+  path: "/compare",
+  validateSearch: (s: Raw) => optional({
+    a: text(s.a),
+    b: text(s.b),
+    by: oneOf(s.by, ["name", "shape", "scope"] as const),
+    q: text(s.q),
+  }),
+  component: Compare,
+});
+
+export const sessionRoute = createRoute({
+  getParentRoute: () => root,
+  path: "/sessions/$session",
+  component: SessionLayout,
+});
+
+const indexRoute = createRoute({
+  getParentRoute: () => sessionRoute,
+  path: "/",
+  beforeLoad: ({ params }) => {
+    throw redirect({ to: "/sessions/$session/timeline", params, search: {} as never, replace: true });
+  },
+});
+
+export const timelineRoute = createRoute({
+  getParentRoute: () => sessionRoute,
+  path: "timeline",
+  validateSearch: (s: Raw) => {
+    const range = interval(s.m0, s.m1);
+    return optional({
+      ...interval(s.from, s.to),
+      sel: spanId(s.sel),
+      at: text(s.at),
+      q: text(s.q),
+      m0: range.from,
+      m1: range.to,
+    });
+  },
+  component: Timeline,
+});
+
+export const kernelsRoute = createRoute({
+  getParentRoute: () => sessionRoute,
+  path: "kernels",
+  validateSearch: (s: Raw) => optional({
+    ...interval(s.from, s.to),
+    group: oneOf(s.group, ["name", "shape", "path", "lane"] as const),
+    sort: oneOf(s.sort, ["sum_ns", "count", "mean", "p50_ns", "p99_ns", "max_ns", "queue_ns", "name"] as const),
+    dir: oneOf(s.dir, ["asc", "desc"] as const),
+    q: text(s.q),
+    path: id(s.path),
+  }),
+  component: Kernels,
+});
+
+export const launchesRoute = createRoute({
+  getParentRoute: () => sessionRoute,
+  path: "launches",
+  validateSearch: (s: Raw) => optional({
+    ...interval(s.from, s.to),
+    operation: text(s.operation),
+    name: typeof s.name === "string" && s.name !== "" ? s.name : undefined,
+    shape: id(s.shape),
+    lane: text(s.lane),
+    path: id(s.path),
+    direct: oneOf(s.direct, ["true"] as const),
+    parent: spanId(s.parent),
+    min_ns: id(s.min_ns),
+    max_ns: text(s.max_ns),
+    overlapping: oneOf(s.overlapping, ["true"] as const),
+    sort: oneOf(s.sort, ["start", "duration", "queue"] as const),
+  }),
+  component: Launches,
+});
+
+export const scopesRoute = createRoute({
+  getParentRoute: () => sessionRoute,
+  path: "scopes",
+  validateSearch: (s: Raw) => optional({
+    path: id(s.path),
+    sort: oneOf(s.sort, ["start", "wall", "device", "queue"] as const),
+    q: text(s.q),
+  }),
+  component: Scopes,
+});
+
+export const systemRoute = createRoute({
+  getParentRoute: () => sessionRoute,
+  path: "system",
+  validateSearch: (s: Raw) => interval(s.from, s.to),
+  component: System,
+});
+
+export const codeRoute = createRoute({
+  getParentRoute: () => sessionRoute,
+  path: "code",
+  validateSearch: (s: Raw) => optional({
+    kernel: typeof s.kernel === "string" ? s.kernel : undefined,
+    fn: typeof s.fn === "string" ? s.fn : undefined,
+    text: text(s.text),
+    what: text(s.what),
+  }),
+  component: Code,
+});
+
+export const router = createRouter({
+  routeTree: root.addChildren([
+    sessionsRoute,
+    usageRoute,
+    compareRoute,
+    sessionRoute.addChildren([
+      indexRoute,
+      timelineRoute,
+      kernelsRoute,
+      launchesRoute,
+      scopesRoute,
+      systemRoute,
+      codeRoute,
+    ]),
+  ]),
+  parseSearch,
+  stringifySearch,
+});
+
+declare module "@tanstack/react-router" {
+  interface Register {
+    router: typeof router;
+  }
+}

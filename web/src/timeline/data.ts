@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+import { keepPreviousData, useQueries, useQuery } from "@tanstack/react-query";
+import { useMemo } from "react";
+import { get, getBinary, type Schemas } from "../api/client";
+import { decodeTimeline, spanText, type TimelineColumns } from "../api/columns";
+import { type SessionState, useGet } from "../api/hooks";
+import { oklch, scopeColor, sliceColor } from "../lib/color";
+import { bytes, count, duration, percent, significant } from "../lib/format";
+import { nest } from "../lib/layout";
+import type { View } from "../lib/scale";
+import type { Bins, Item, Track } from "./draw";
+
+/**
+ * fetchWindow returns the interval to request for a view. Its width is a power of two, two to four
+ * times that of the view, and its start a multiple of a quarter of it. So small movements need no
+ * request, and going back finds the cache.
+ */
+export function fetchWindow(v: View, extent: View): View {
+  const unit = 2 ** Math.ceil(Math.log2(Math.max(v.to - v.from, 1)));
+  const from = Math.floor(v.from / (unit / 2)) * (unit / 2) - (unit / 2);
+  return {
+    from: Math.floor(Math.max(from, extent.from)),
+    to: Math.ceil(Math.min(from + 2.5 * unit, extent.to + 1)),
+  };
+}
+
+/** maxSlices is the largest number of single operations in a request. */
+export const maxSlices = 8000;
+
+const maxSpans = 2000;
+
+export interface TimelineData {
+  columns: TimelineColumns | undefined;
+  spans: Schemas["Spans"] | undefined;
+  gaps: Schemas["Gaps"] | undefined;
+  window: View;
+  fetching: boolean;
+  error: unknown;
+}
+
+/** useTimeline reads bins, slices, spans and gaps around a view. Width is that of the canvas in pixels. */
+export function useTimeline(session: SessionState, view: View, extent: View, width: number): TimelineData {
+  const w = fetchWindow(view, extent);
+  const span = Math.max(w.to - w.from, 1);
+  const bins = Math.min(4000, Math.max(200, Math.round((2.5 * width) / 100) * 100));
+  const pixel = Math.floor((view.to - view.from) / Math.max(width, 200));
+  const minNs = pixel < 1 ? 0 : 2 ** Math.floor(Math.log2(pixel));
+  const params = { session: session.id };
+  const common = { base: session.base, from: w.from, to: w.to };
+  const columns = useQuery({
+    queryKey: ["timeline", session.id, session.base, w.from, w.to, bins],
+    queryFn: async ({ signal }) =>
+      decodeTimeline(
+        await getBinary(`/sessions/${encodeURIComponent(session.id)}/timeline`, { ...common, bins, slices: maxSlices }, signal),
+      ),
+    placeholderData: keepPreviousData,
+    refetchInterval: session.every,
+    enabled: width > 0,
+  });
+  const spans = useGet(
+    "/sessions/{session}/spans",
+    params,
+    { ...common, overlapping: true, min_ns: minNs, sort: "duration", limit: maxSpans },
+    { every: session.every, enabled: width > 0 },
+  );
+  const gaps = useGet(
+    "/sessions/{session}/gaps",
+    params,
+    { ...common, min_ns: Math.max(10_000, minNs * 2, Math.floor(span / 4000)), limit: 2000 },
+    { every: session.every, enabled: width > 0 },
+  );
+  return {
+    columns: columns.data,
+    spans: spans.data,
+    gaps: gaps.data,
+    window: w,
+    fetching: columns.isFetching || spans.isFetching || gaps.isFetching,
+    error: columns.error ?? spans.error ?? gaps.error,
+  };
+}
+
+/** Metrics that the timeline shows below the lanes, in this order, each with its scale. */
+const metrics: { metric: string; label: string; hue: number; max?: number; format: (v: number) => string; skip?: (a: Schemas["Attributes"]) => boolean }[] = [
+  { metric: "hw.gpu.utilization", label: "GPU utilisation", hue: 150, max: 1, format: percent, skip: (a) => a["hw.gpu.task"] !== undefined && a["hw.gpu.task"] !== "general" },
+  { metric: "hw.power", label: "Power", hue: 60, format: (v) => `${significant(v)} W` },
+  { metric: "hw.gpu.memory.usage", label: "Memory", hue: 250, format: bytes },
+];
+
+export interface MetricTrack {
+  key: string;
+  label: string;
+  detail: string;
+  metric: string;
+  series: NonNullable<Track["series"]>[number];
+}
+
+/** useMetrics reads the metrics of the session's devices. */
+export function useMetrics(session: SessionState, extent: View, dark: boolean): MetricTrack[] {
+  const params = { session: session.id };
+  const own = useGet("/sessions/{session}/series", params, { base: session.base, source: "session" }, { every: session.every });
+  const system = useGet("/sessions/{session}/series", params, { base: session.base, source: "system" }, { every: session.every });
+  const wanted = useMemo(() => {
+    const all = [
+      ...(own.data?.series ?? []).map((s) => ({ s, source: "session" })),
+      ...(system.data?.series ?? []).map((s) => ({ s, source: "system" })),
+    ];
+    return metrics
+      .flatMap((m) =>
+        all
+          .filter(({ s }) => s.metric === m.metric && s.count > 0 && !m.skip?.(s.attributes))
+          .map(({ s, source }) => ({ m, s, source })),
+      )
+      .slice(0, 8);
+  }, [own.data, system.data]);
+  const points = useQueries({
+    queries: wanted.map(({ s, source }) => ({
+      queryKey: ["points", session.id, session.base, source, s.key],
+      queryFn: ({ signal }: { signal: AbortSignal }) =>
+        get(
+          "/sessions/{session}/series/{key}",
+          { session: session.id, key: s.key },
+          { base: session.base, source, points: 4000, from: extent.from, to: extent.to + 1 },
+          signal,
+        ),
+      placeholderData: keepPreviousData,
+      refetchInterval: session.every,
+    })),
+  });
+  const stamp = points.map((p) => p.dataUpdatedAt).join();
+  // biome-ignore lint/correctness/useExhaustiveDependencies: stamp changes with the points
+  return useMemo(
+    () =>
+      wanted.flatMap(({ m, s }, i) => {
+        const data = points[i]?.data;
+        if (!data) return [];
+        const v = Float64Array.from(data.value, (x) => x ?? 0);
+        const top = v.reduce((a, b) => Math.max(a, b), 0);
+        return {
+          key: `metric-${s.key}`,
+          label: m.label,
+          detail: `max ${m.format(top)}`,
+          metric: m.metric,
+          series: {
+            t: Float64Array.from(data.time),
+            v,
+            max: m.max ?? (top * 1.1 || 1),
+            rgb: oklch(dark ? 0.72 : 0.55, 0.12, m.hue),
+            format: m.format,
+          },
+        };
+      }),
+    [wanted, stamp, dark],
+  );
+}
+
+const deviceName = (device: string | undefined, index: number | undefined): string =>
+  index !== undefined ? `GPU ${index}` : device ? device.slice(0, 12) : "device unknown";
+
+const classes = { compute: "compute", copy: "copies", host: "waits, memory" };
+
+/** buildTracks lays out all tracks from the top: spans, then each device with its lanes, then metrics. */
+export function buildTracks(overview: Schemas["Overview"], data: TimelineData, metricTracks: readonly MetricTrack[], dark: boolean): Track[] {
+  const tracks: Track[] = [];
+  let top = 0;
+  const add = (t: Omit<Track, "top">) => {
+    tracks.push({ ...t, top });
+    top += t.height;
+  };
+  for (const [label, spans] of spanGroups(data.spans?.spans ?? [])) {
+    const items = spanItems(spans, dark);
+    const rows = items.reduce((n, i) => Math.max(n, i.row + 1), 1);
+    add({ key: `spans-${label}`, kind: "spans", label, detail: "", rowHeight: 18, height: rows * 18 + 6, items });
+  }
+  const devices = new Map<string, Schemas["Lane"][]>();
+  for (const lane of overview.lanes) {
+    const key = `${lane.device ?? ""}|${lane.device_index ?? ""}`;
+    devices.set(key, [...(devices.get(key) ?? []), lane]);
+  }
+  const binsOf = splitBins(data.columns, dark);
+  const slicesOf = splitSlices(data.columns, dark);
+  for (const [key, lanes] of devices) {
+    const first = lanes[0] as Schemas["Lane"];
+    add({ key: `group-${key}`, kind: "group", label: deviceName(first.device, first.device_index), detail: first.device ?? "", rowHeight: 22, height: 22, items: [] });
+    const gaps = (data.gaps?.gaps ?? []).filter((g) => g.device === (first.device ?? ""));
+    if (lanes.some((l) => l.class === "compute")) {
+      const items: Item[] = gaps
+        .map((g) => ({
+          id: `gap-${g.start}`,
+          kind: "gap" as const,
+          start: g.start,
+          end: g.start + g.duration_ns,
+          row: 0,
+          name: "idle",
+          rgb: dark ? [196, 134, 62] : [190, 120, 30],
+        }))
+        .sort((a, b) => a.start - b.start);
+      add({ key: `gaps-${key}`, kind: "gaps", label: "idle", detail: "no kernel on this GPU", rowHeight: 16, height: 16, items });
+    }
+    for (const lane of lanes) {
+      const items = data.columns?.slices ? (slicesOf.get(lane.id) ?? []) : [];
+      const rows = items.reduce((n, i) => Math.max(n, i.row + 1), 1);
+      const tall = lane.class === "compute" ? 30 : 22;
+      const rowHeight = rows === 1 ? tall : Math.max(14, tall / 1.5);
+      const bins = data.columns?.slices ? undefined : binsOf.get(lane.id);
+      add({
+        key: `lane-${lane.id}`,
+        kind: "lane",
+        label: lane.stream !== undefined ? `stream ${lane.stream}` : lane.class === "host" ? "host" : "stream unknown",
+        detail: `${classes[lane.class]} · ${count(lane.count)}`,
+        rowHeight,
+        height: rows * rowHeight,
+        items,
+        ...(bins ? { bins } : {}),
+      });
+    }
+  }
+  if (metricTracks.length) {
+    add({ key: "group-metrics", kind: "group", label: "Metrics", detail: "", rowHeight: 22, height: 22, items: [] });
+  }
+  for (const m of metricTracks) {
+    add({ key: m.key, kind: "metric", label: m.label, detail: m.detail, rowHeight: 44, height: 44, items: [], series: [m.series] });
+  }
+  return tracks;
+}
+
+/** spanGroups separates requests, NVTX ranges and scopes, and threads where they are known. */
+function spanGroups(spans: readonly Schemas["Span"][]): Map<string, Schemas["Span"][]> {
+  const groups = new Map<string, Schemas["Span"][]>();
+  const order = ["Requests", "Scopes", "NVTX", "Windows"];
+  for (const s of spans) {
+    if (s.operation === "session") continue;
+    const kind =
+      s.operation === "deep_window" ? "Windows" : s.operation !== "scope" && s.kind !== "internal" ? "Requests" : s.source === "nvtx" ? "NVTX" : "Scopes";
+    const key = s.thread ? `${kind} · ${s.thread}` : kind;
+    groups.set(key, [...(groups.get(key) ?? []), s]);
+  }
+  const rank = (k: string) => order.findIndex((o) => k.startsWith(o));
+  return new Map([...groups].sort(([a], [b]) => rank(a) - rank(b) || a.localeCompare(b)));
+}
+
+function spanItems(spans: readonly Schemas["Span"][], dark: boolean): Item[] {
+  const depth = new Map(spans.map((s) => [s.span, s]));
+  const level = (s: Schemas["Span"]): number => {
+    let n = 0;
+    for (let p = s.parent ? depth.get(s.parent) : undefined; p && n < 64; p = p.parent ? depth.get(p.parent) : undefined) n++;
+    return n;
+  };
+  const sorted = spans
+    .map((s) => ({ s, start: s.start, end: s.start + s.duration_ns, id: s.span, parent: s.parent ?? "", level: level(s) }))
+    .sort((a, b) => a.start - b.start || a.level - b.level || b.end - a.end);
+  const { rows } = nest(sorted);
+  return sorted.map((x, i) => ({
+    id: x.id,
+    kind: "span",
+    start: x.start,
+    end: x.end,
+    row: rows[i] as number,
+    name: x.s.name,
+    rgb: scopeColor(x.s.name, dark),
+  }));
+}
+
+function splitBins(c: TimelineColumns | undefined, dark: boolean): Map<number, Bins> {
+  const result = new Map<number, Bins>();
+  if (!c) return result;
+  const { lane, index, count: n, busy_ns, top_shape } = c.bins;
+  for (let i = 0; i < lane.length; ) {
+    let end = i;
+    while (end < lane.length && lane[end] === lane[i]) end++;
+    const names = Array.from(top_shape.subarray(i, end), (id) => c.shapes.get(id)?.name ?? "");
+    // A bin in which no operation starts continues the one before it.
+    for (let k = 1; k < names.length; k++) if (names[k] === "" && n[i + k] === 0) names[k] = names[k - 1] as string;
+    result.set(lane[i] as number, {
+      from: c.from,
+      width: c.width,
+      index: index.subarray(i, end),
+      count: n.subarray(i, end),
+      busy: busy_ns.subarray(i, end),
+      rgb: names.map((name) => sliceColor(name, dark)),
+      name: names,
+    });
+    i = end;
+  }
+  return result;
+}
+
+function splitSlices(c: TimelineColumns | undefined, dark: boolean): Map<number, Item[]> {
+  const result = new Map<number, Item[]>();
+  const s = c?.slices;
+  if (!c || !s) return result;
+  for (let i = 0; i < s.lane.length; i++) {
+    const name = c.shapes.get(s.shape[i] as number)?.name ?? "unknown";
+    const item: Item = {
+      id: spanText(s.span[i] as bigint),
+      kind: "op",
+      start: s.start[i] as number,
+      end: (s.start[i] as number) + (s.duration_ns[i] as number),
+      row: s.row[i] as number,
+      name,
+      rgb: sliceColor(name, dark),
+    };
+    if (s.estimated[i]) item.estimated = true;
+    const list = result.get(s.lane[i] as number);
+    if (list) list.push(item);
+    else result.set(s.lane[i] as number, [item]);
+  }
+  return result;
+}
+
+/** shown says what the view contains and what it leaves out, in one sentence each. */
+export function shown(data: TimelineData, view: View): string[] {
+  const c = data.columns;
+  if (!c) return [];
+  const result: string[] = [];
+  let n = 0;
+  let inside = 0;
+  if (c.slices) {
+    for (let i = 0; i < c.slices.start.length; i++) {
+      const start = c.slices.start[i] as number;
+      if (start < view.to && start + (c.slices.duration_ns[i] as number) >= view.from) n++;
+    }
+    result.push(`${count(n)} operations, each drawn`);
+  } else {
+    for (let i = 0; i < c.bins.index.length; i++) {
+      const start = c.from + (c.bins.index[i] as number) * c.width;
+      if (start >= view.to || start + c.width <= view.from) continue;
+      n += c.bins.count[i] as number;
+      inside++;
+    }
+    result.push(
+      `${count(n)} operations in ${count(inside)} bins of ${duration(c.width)}: height is the busy share, colour the longest operation. Zoom in for single ones`,
+    );
+  }
+  if (data.spans?.truncated) result.push(`only the ${count(data.spans.spans.length)} longest scopes`);
+  if (data.gaps && data.gaps.count > data.gaps.gaps.length) {
+    result.push(`${count(data.gaps.count - data.gaps.gaps.length)} shorter idle gaps not drawn`);
+  }
+  return result;
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+import type { Schemas } from "../api/client";
+import { count, duration } from "../lib/format";
+import { ui } from "./parts";
+
+/** Histogram shows a distribution of durations on a logarithmic axis, with one value marked. */
+export function Histogram({ buckets, mark }: { buckets: readonly Schemas["Bucket"][]; mark?: number | undefined }) {
+  const first = buckets[0];
+  const last = buckets.at(-1);
+  if (!first || !last) return null;
+  const lo = Math.log(Math.max(first.from_ns, 1));
+  const hi = Math.log(Math.max(last.to_ns + 1, 2));
+  const span = Math.max(hi - lo, 0.05);
+  const top = buckets.reduce((n, b) => Math.max(n, b.count), 1);
+  const x = (ns: number) => ((Math.log(Math.max(ns, 1)) - lo) / span) * 340;
+  const total = buckets.reduce((n, b) => n + b.count, 0);
+  return (
+    <svg
+      className={ui.hist}
+      viewBox="0 0 340 84"
+      preserveAspectRatio="none"
+      role="img"
+      aria-label={`Distribution of ${count(total)} durations from ${duration(first.from_ns)} to ${duration(last.to_ns)}${mark === undefined ? "" : `, this one is ${duration(mark)}`}`}
+    >
+      {buckets.map((b) => {
+        const h = Math.max((b.count / top) * 62, 1.5);
+        return (
+          <rect key={b.from_ns} x={x(b.from_ns)} y={66 - h} width={Math.max(x(b.to_ns + 1) - x(b.from_ns) - 0.6, 1.2)} height={h} fill="var(--bar)">
+            <title>
+              {count(b.count)} from {duration(b.from_ns)} to {duration(b.to_ns)}
+            </title>
+          </rect>
+        );
+      })}
+      {mark !== undefined && <rect x={Math.min(Math.max(x(mark) - 1, 0), 338)} y="0" width="2" height="66" fill="var(--accent)" />}
+      <text x="0" y="81" fontSize="11" fill="var(--muted)">
+        {duration(first.from_ns)}
+      </text>
+      <text x="340" y="81" fontSize="11" fill="var(--muted)" textAnchor="end">
+        {duration(last.to_ns)}
+      </text>
+    </svg>
+  );
+}

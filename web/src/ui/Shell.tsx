@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+import { Link, Outlet, useMatchRoute, useParams, useSearch } from "@tanstack/react-router";
+import { useEffect, useState } from "react";
+import { ui } from "./parts";
+import { setTheme, type Theme, useTheme } from "./theme";
+
+const next: Record<Theme, Theme> = { auto: "light", light: "dark", dark: "auto" };
+
+const views = [
+  ["timeline", "Timeline"],
+  ["kernels", "Kernels"],
+  ["scopes", "Scopes"],
+  ["system", "System"],
+  ["code", "Code"],
+] as const;
+
+/** Shell is the frame around all pages. */
+export function Shell() {
+  const theme = useTheme();
+  const [help, setHelp] = useState(false);
+  const { session } = useParams({ strict: false });
+  const search = useSearch({ strict: false }) as { from?: number; to?: number };
+  const match = useMatchRoute();
+  useEffect(() => {
+    const key = (e: KeyboardEvent) => {
+      if (e.key === "?" && !(e.target instanceof HTMLInputElement)) setHelp((h) => !h);
+    };
+    window.addEventListener("keydown", key);
+    return () => window.removeEventListener("keydown", key);
+  }, []);
+  // The views of a session share the interval.
+  const shared = search.from !== undefined && search.to !== undefined ? { from: search.from, to: search.to } : {};
+  const onTimeline = !!match({ to: "/sessions/$session/timeline" });
+  return (
+    <div className={ui.shell}>
+      <a className={ui.skip} href="#main">
+        Skip to the content
+      </a>
+      <header className={ui.header}>
+        <Link to="/" search={{} as never} className={ui.brand} aria-label="GPU Flight: all sessions">
+          <img src="/icon.svg" width="22" height="22" alt="" />
+          <span>GPU Flight</span>
+        </Link>
+        <nav className={ui.nav} aria-label="Views">
+          <Link to="/" search={{} as never} activeOptions={{ exact: true, includeSearch: false }}>
+            Sessions
+          </Link>
+          {session &&
+            views.map(([to, label]) => (
+              <Link
+                key={to}
+                to={`/sessions/$session/${to}`}
+                params={{ session }}
+                search={(to === "timeline" || to === "kernels" || to === "system" ? shared : {}) as never}
+                activeOptions={{ includeSearch: false }}
+              >
+                {label}
+              </Link>
+            ))}
+          <Link to="/compare" search={(session ? { a: session } : {}) as never} activeOptions={{ includeSearch: false }}>
+            Compare
+          </Link>
+          <Link to="/usage" search={{} as never} activeOptions={{ includeSearch: false }}>
+            Usage
+          </Link>
+        </nav>
+        <span className={ui.spacer} />
+        <button type="button" className={ui.icon} onClick={() => setHelp(true)} aria-label="Keyboard shortcuts">
+          ?
+        </button>
+        <button
+          type="button"
+          className={ui.icon}
+          onClick={() => setTheme(next[theme])}
+          title={`Theme: ${theme}. Click for ${next[theme]}.`}
+          aria-label={`Theme: ${theme}. Switch to ${next[theme]}`}
+        >
+          {theme === "auto" ? "◐" : theme === "light" ? "☀" : "☾"}
+        </button>
+      </header>
+      <main id="main" className={`${ui.main} ${onTimeline ? ui.fixed : ""}`} tabIndex={-1}>
+        <Outlet />
+      </main>
+      {help && <Help close={() => setHelp(false)} />}
+    </div>
+  );
+}
+
+const keys: [string, string][] = [
+  ["W S or wheel", "zoom in, zoom out"],
+  ["A D or ← →", "move left, move right; with a selection, ← → go to the neighbour in the lane"],
+  ["drag", "move"],
+  ["Shift + drag", "measure an interval"],
+  ["F or double click", "fit the selection"],
+  ["0", "show the whole session"],
+  ["N, Shift + N", "next and previous match of the search"],
+  ["/", "search"],
+  ["Escape", "clear selection and measurement"],
+  ["?", "this list"],
+];
+
+function Help({ close }: { close: () => void }) {
+  useEffect(() => {
+    const key = (e: KeyboardEvent) => e.key === "Escape" && close();
+    window.addEventListener("keydown", key);
+    return () => window.removeEventListener("keydown", key);
+  }, [close]);
+  return (
+    <dialog
+      ref={(d) => {
+        if (d && !d.open) d.showModal();
+      }}
+      onClose={close}
+      aria-label="Keyboard shortcuts"
+    >
+      <h2>Timeline</h2>
+      <dl className={ui.dl}>
+        {keys.map(([k, text]) => [
+          <dt key={k}>
+            <kbd>{k}</kbd>
+          </dt>,
+          <dd key={text}>{text}</dd>,
+        ])}
+      </dl>
+      <form method="dialog">
+        <button type="submit" className={ui.button}>
+          Close
+        </button>
+      </form>
+    </dialog>
+  );
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+import { Link } from "@tanstack/react-router";
+import { type ReactNode, useEffect, useRef, useState } from "react";
+import { css, sliceColor } from "../lib/color";
+import { useDark } from "./theme";
+import s from "./ui.module.css";
+
+export { s as ui };
+
+/** Badge is a short remark: "good", "warn" and "bad" have a colour. */
+export function Badge({ tone, title, children }: { tone?: string; title?: string; children: ReactNode }) {
+  return (
+    <span className={s.badge} data-tone={tone} title={title}>
+      {children}
+    </span>
+  );
+}
+
+/** LiveMark says that a session gets data. */
+export const LiveMark = () => (
+  <Badge tone="good" title="The newest data is less than 60 s old">
+    <span className={s.dot} />
+    live
+  </Badge>
+);
+
+/** Failure shows an error as the sentence that it has. */
+export const Failure = ({ error }: { error: unknown }) => (
+  <div className={s.error} role="alert">
+    {error instanceof Error ? error.message : String(error)}
+  </div>
+);
+
+/** Loading appears after a moment, so that fast answers do not flicker. */
+export function Loading() {
+  const [shown, setShown] = useState(false);
+  useEffect(() => {
+    const t = setTimeout(() => setShown(true), 250);
+    return () => clearTimeout(t);
+  }, []);
+  return (
+    <div className={s.message} aria-busy="true">
+      {shown ? "Loading…" : ""}
+    </div>
+  );
+}
+
+/** Message says why there is nothing to show. */
+export const Message = ({ children }: { children: ReactNode }) => <div className={s.message}>{children}</div>;
+
+/** Bar shows a share of 1. */
+export const Bar = ({ share }: { share: number }) => (
+  <span className={s.bar} aria-hidden="true">
+    <i style={{ width: `${Math.min(100, Math.max(0, share * 100))}%` }} />
+  </span>
+);
+
+/** Swatch is the colour of a name in the timeline. */
+export function Swatch({ name }: { name: string }) {
+  const dark = useDark();
+  return <span className={s.swatch} style={{ background: css(sliceColor(name, dark)) }} aria-hidden="true" />;
+}
+
+/** SearchBox reports its text after a pause. The key "/" moves the focus to it. */
+export function SearchBox(p: { value: string; label: string; onChange: (v: string) => void; onEnter?: () => void }) {
+  const [text, setText] = useState(p.value);
+  const input = useRef<HTMLInputElement>(null);
+  const latest = useRef(p);
+  latest.current = p;
+  useEffect(() => setText(p.value), [p.value]);
+  useEffect(() => {
+    if (text === latest.current.value) return;
+    const t = setTimeout(() => latest.current.onChange(text), 200);
+    return () => clearTimeout(t);
+  }, [text]);
+  useEffect(() => {
+    const key = (e: KeyboardEvent) => {
+      if (e.key !== "/" || e.target instanceof HTMLInputElement || e.ctrlKey || e.metaKey) return;
+      e.preventDefault();
+      input.current?.focus();
+    };
+    window.addEventListener("keydown", key);
+    return () => window.removeEventListener("keydown", key);
+  }, []);
+  return (
+    <input
+      ref={input}
+      type="search"
+      className={s.input}
+      placeholder={`${p.label}  ( / )`}
+      aria-label={p.label}
+      value={text}
+      onChange={(e) => setText(e.target.value)}
+      onKeyDown={(e) => {
+        if (e.key === "Escape") e.currentTarget.blur();
+        if (e.key === "Enter") p.onEnter?.();
+      }}
+    />
+  );
+}
+
+/** Choice sets one search parameter of the current page. */
+export function Choice<T extends string>(p: {
+  label: string;
+  param: string;
+  value: T;
+  options: readonly (readonly [T, string])[];
+}) {
+  return (
+    <nav className={s.segments} aria-label={p.label}>
+      {p.options.map(([value, text]) => (
+        <Link
+          key={value}
+          to="."
+          search={(old: Record<string, unknown>) => ({ ...old, [p.param]: value }) as never}
+          aria-current={p.value === value}
+          activeOptions={{ exact: true }}
+          activeProps={{}}
+          replace
+        >
+          {text}
+        </Link>
+      ))}
+    </nav>
+  );
+}
+
+/** Copy is a button that copies a text. */
+export function Copy({ text, label }: { text: string; label: string }) {
+  const [done, setDone] = useState(false);
+  return (
+    <button
+      type="button"
+      className={s.button}
+      onClick={() =>
+        navigator.clipboard.writeText(text).then(() => {
+          setDone(true);
+          setTimeout(() => setDone(false), 1500);
+        })
+      }
+    >
+      {done ? "Copied" : label}
+    </button>
+  );
+}

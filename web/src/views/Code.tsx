@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+import { Link, useSearch } from "@tanstack/react-router";
+import { type ReactNode, useMemo } from "react";
+import { type Schemas, url } from "../api/client";
+import { useGet, useSession } from "../api/hooks";
+import { count, percent } from "../lib/format";
+import { sassOffset, tokens } from "../lib/highlight";
+import { Badge, Bar, Failure, Loading, Message, ui } from "../ui/parts";
+import c from "./code.module.css";
+
+type Fn = Schemas["Function"];
+
+const fnName = (f: Fn): string => f.function || f.kernel || "unknown function";
+
+/** Code shows where kernels spend their samples: functions, lines, instructions and stall reasons. */
+export function Code() {
+  const session = useSession();
+  const search = useSearch({ from: "/sessions/$session/code" });
+  const params = { session: session.id };
+  const functions = useGet("/sessions/{session}/functions", params, { base: session.base }, { every: session.every });
+  const texts = useGet("/sessions/{session}/texts", params);
+  if (functions.error) return <Failure error={functions.error} />;
+  if (!functions.data) return <Loading />;
+  const list = functions.data.functions;
+  const selected = list.find((f) => f.function === search.fn && f.kernel === search.kernel) ?? list[0];
+  const all = texts.data?.texts ?? [];
+  if (!list.length && !all.length) {
+    return (
+      <div className={ui.page}>
+        <h1>Code</h1>
+        <div className={ui.card}>
+          <Message>
+            The session has no samples and no listings. A deep-profiling window records them: <code>gpuflight deep</code>.
+          </Message>
+        </div>
+      </div>
+    );
+  }
+  const total = list.reduce((n, f) => n + f.samples, 0);
+  return (
+    <div className={ui.page}>
+      <div className={ui.row}>
+        <h1>Code</h1>
+        <span className={ui.muted}>
+          {count(total)} samples in {count(list.length)} functions
+        </span>
+        {functions.data.truncated && <Badge tone="warn">the list is truncated</Badge>}
+      </div>
+      <div className={c.split}>
+        <ul className={`${ui.card} ${c.list}`} aria-label="Functions">
+          {list.map((f) => (
+            <li key={`${f.kernel}|${f.function}|${f.file}`}>
+              <Link
+                to="."
+                replace
+                search={((o: Record<string, unknown>) => ({ ...o, fn: f.function, kernel: f.kernel, text: undefined })) as never}
+                aria-current={f === selected}
+                activeProps={{}}
+              >
+                <div className={ui.name} title={f.kernel}>
+                  {fnName(f)}
+                </div>
+                <span className={ui.muted}>
+                  {f.samples ? `${count(f.samples)} samples, ${percent(total ? f.samples / total : 0)}` : `${count(Object.keys(f.metrics).length)} counters`}
+                </span>
+                {f.samples > 0 && <Bar share={total ? f.samples / total : 0} />}
+              </Link>
+            </li>
+          ))}
+        </ul>
+        {selected && <FunctionView f={selected} texts={all} />}
+      </div>
+    </div>
+  );
+}
+
+function FunctionView({ f, texts }: { f: Fn; texts: readonly Schemas["TextInfo"][] }) {
+  const session = useSession();
+  const params = { session: session.id };
+  const query = { base: session.base, function: f.function, kernel: f.kernel, by: ["line", "pc"], limit: 50_000 };
+  const q = useGet("/sessions/{session}/samples", params, query);
+  const samples = useMemo(() => (q.data?.samples ?? []).filter((s) => s.file === f.file), [q.data, f.file]);
+  const stalls = Object.entries(f.stalls).sort(([, a], [, b]) => b - a);
+  const metrics = Object.entries(f.metrics).sort(([a], [b]) => a.localeCompare(b));
+  const most = stalls[0]?.[1] ?? 1;
+  const own = texts.filter((t) => (t.kind === "source" ? t.file && t.file === f.file : t.function === f.function || t.kernel === f.kernel));
+  const address = url(`/sessions/${encodeURIComponent(session.id)}/samples`, query);
+  const rowsLink = (text: string) => (
+    <a className={ui.num} href={address} target="_blank" rel="noreferrer" title="The sums as JSON">
+      {text}
+    </a>
+  );
+  return (
+    <div className={ui.page} style={{ padding: 0, margin: 0, minWidth: 0 }}>
+      <div className={ui.card}>
+        <div className={ui.row} style={{ padding: 12 }}>
+          <h2>{fnName(f)}</h2>
+          {f.file && <span className={`${ui.muted} ${ui.mono}`}>{f.file}</span>}
+        </div>
+        {stalls.length > 0 && (
+          <div className={c.reason} aria-label="Stall reasons">
+            {stalls.map(([name, n]) => [
+              <span key={name}>{name.replaceAll("_", " ")}</span>,
+              <Bar key={`${name}b`} share={n / most} />,
+              <span key={`${name}n`}>{rowsLink(count(n))}</span>,
+            ])}
+          </div>
+        )}
+        {metrics.length > 0 && (
+          <table className={ui.table} aria-label="Counters">
+            <thead>
+              <tr>
+                <th scope="col">Counter</th>
+                <th scope="col" className={ui.right}>
+                  Sum
+                </th>
+              </tr>
+            </thead>
+            <tbody>
+              {metrics.map(([name, n]) => (
+                <tr key={name}>
+                  <td className={ui.mono}>{name}</td>
+                  <td className={ui.right}>{rowsLink(count(n))}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        )}
+        <Efficiency m={f.metrics} />
+      </div>
+      {q.error ? <Failure error={q.error} /> : null}
+      <div className={c.panes}>
+        {own.map((t) => (
+          <Listing key={t.key} info={t} samples={samples} />
+        ))}
+      </div>
+      {!own.length && <Instructions samples={samples} rowsLink={rowsLink} />}
+    </div>
+  );
+}
+
+/** Efficiency says how many threads of a warp were active, if the counters are present. */
+function Efficiency({ m }: { m: Record<string, number> }) {
+  const executed = m.smsp__sass_inst_executed;
+  const threads = m.smsp__sass_thread_inst_executed;
+  if (!executed || threads === undefined) return null;
+  const active = threads / executed;
+  return (
+    <p style={{ padding: 12 }}>
+      On average {active.toFixed(1)} of 32 threads of a warp are active ({percent(active / 32)}).{" "}
+      {active < 24 ? "The rest wait: branches diverge, or the block size is no multiple of 32." : ""}
+    </p>
+  );
+}
+
+interface Cell {
+  value: number;
+  what: Map<string, number>;
+}
+
+function sumBy(samples: readonly Schemas["SampleSum"][], key: (s: Schemas["SampleSum"]) => number | undefined): Map<number, Cell> {
+  const result = new Map<number, Cell>();
+  const stall = samples.some((s) => s.kind === "stall");
+  for (const s of samples) {
+    const k = key(s);
+    if (k === undefined) continue;
+    const cell = result.get(k) ?? { value: 0, what: new Map() };
+    cell.what.set(s.what, (cell.what.get(s.what) ?? 0) + s.value);
+    if (stall ? s.kind === "stall" && !s.what.endsWith("_not_issued") : s.what === "smsp__sass_inst_executed") cell.value += s.value;
+    result.set(k, cell);
+  }
+  return result;
+}
+
+const describe = (cell: Cell): string =>
+  [...cell.what]
+    .sort(([, a], [, b]) => b - a)
+    .map(([k, v]) => `${k}: ${count(v)}`)
+    .join("\n");
+
+function Listing({ info, samples }: { info: Schemas["TextInfo"]; samples: readonly Schemas["SampleSum"][] }) {
+  const session = useSession();
+  const q = useGet("/sessions/{session}/texts/{key}", { session: session.id, key: info.key });
+  const cells = useMemo(() => sumBy(samples, (s) => (info.kind === "source" ? s.line : s.pc)), [samples, info.kind]);
+  const most = [...cells.values()].reduce((n, x) => Math.max(n, x.value), 1);
+  const lines = useMemo(() => (q.data?.text ?? "").split("\n"), [q.data]);
+  const shown = lines.slice(0, 5000);
+  return (
+    <section className={ui.card} aria-label={info.kind}>
+      <div className={ui.row} style={{ padding: "8px 12px" }}>
+        <h3>{info.kind === "source" ? (info.file ?? "source") : info.kind.toUpperCase()}</h3>
+        {info.architecture && <Badge>{info.architecture}</Badge>}
+        {!info.complete && <Badge tone="warn">parts are missing</Badge>}
+        {lines.length > shown.length && <Badge tone="warn">the first 5,000 of {count(lines.length)} lines</Badge>}
+      </div>
+      {q.error ? <Failure error={q.error} /> : null}
+      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: the keyboard scrolls it */}
+      <div className={c.listing} tabIndex={0} role="region" aria-label={`Listing of ${info.function ?? info.file ?? info.key}`}>
+        <table>
+          <tbody>
+            {shown.map((line, i) => {
+              const number = (q.data?.first_line || 1) + i;
+              const pc = info.kind === "source" ? number : sassOffset(line);
+              const cell = pc === undefined ? undefined : cells.get(pc);
+              return (
+                <tr key={number} data-hot={cell !== undefined && cell.value > most * 0.5} title={cell ? describe(cell) : undefined}>
+                  <td>{cell?.value ? count(cell.value) : ""}</td>
+                  <td>{number}</td>
+                  <td>
+                    {tokens(line, info.kind).map((t, k) => (
+                      // biome-ignore lint/suspicious/noArrayIndexKey: tokens have no other identity
+                      <span key={k} className={c[t.kind]}>
+                        {t.text}
+                      </span>
+                    ))}
+                  </td>
+                </tr>
+              );
+            })}
+          </tbody>
+        </table>
+      </div>
+    </section>
+  );
+}
+
+/** Instructions lists samples by line and instruction where no listing is stored. */
+function Instructions({ samples, rowsLink }: { samples: readonly Schemas["SampleSum"][]; rowsLink: (t: string) => ReactNode }) {
+  const byPc = useMemo(() => {
+    const lines = new Map<number, number | undefined>();
+    for (const s of samples) if (s.pc !== undefined) lines.set(s.pc, s.line);
+    return [...sumBy(samples, (s) => s.pc)].sort(([a], [b]) => a - b).map(([pc, cell]) => ({ pc, line: lines.get(pc), cell }));
+  }, [samples]);
+  const most = byPc.reduce((n, x) => Math.max(n, x.cell.value), 1);
+  if (!byPc.length) return null;
+  return (
+    <div className={`${ui.card} ${ui.tableScroll}`}>
+      <p className={ui.muted} style={{ padding: 12 }}>
+        No listing of this function is stored, so instructions have offsets only.
+      </p>
+      <table className={ui.table} aria-label="Instructions">
+        <thead>
+          <tr>
+            <th scope="col">Offset</th>
+            <th scope="col">Line</th>
+            <th scope="col" className={ui.right}>
+              Samples or executions
+            </th>
+            <th scope="col">Share of the largest</th>
+          </tr>
+        </thead>
+        <tbody>
+          {byPc.slice(0, 500).map((x) => (
+            <tr key={x.pc} title={describe(x.cell)}>
+              <td className={ui.mono}>0x{x.pc.toString(16).padStart(4, "0")}</td>
+              <td>{x.line ?? ""}</td>
+              <td className={ui.right}>{rowsLink(count(x.cell.value))}</td>
+              <td>
+                <Bar share={x.cell.value / most} />
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {byPc.length > 500 && <Message>{count(byPc.length - 500)} more instructions are not listed.</Message>}
+    </div>
+  );
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+import { useInfiniteQuery } from "@tanstack/react-query";
+import { Link, useSearch } from "@tanstack/react-router";
+import { get, url } from "../api/client";
+import { useSession } from "../api/hooks";
+import { bytes, count, dims, duration, exactDuration, offset } from "../lib/format";
+import { Badge, Choice, Failure, Loading, Message, Swatch, ui } from "../ui/parts";
+import { toSpan } from "./Inspector";
+import { WindowBadge } from "./Kernels";
+
+const filters = ["operation", "name", "shape", "lane", "path", "parent", "min_ns", "max_ns"] as const;
+
+/** Launches lists the operations that a number on another page is made of. */
+export function Launches() {
+  const session = useSession();
+  const search = useSearch({ from: "/sessions/$session/launches" });
+  const sort = search.sort ?? "start";
+  const query = { ...search, base: session.base, sort, limit: 500 };
+  const params = { session: session.id };
+  const q = useInfiniteQuery({
+    queryKey: ["operations", session.id, query],
+    queryFn: ({ pageParam, signal }) => get("/sessions/{session}/operations", params, { ...query, cursor: pageParam || undefined }, signal),
+    initialPageParam: "",
+    getNextPageParam: (last) => last.next,
+  });
+  if (q.error && !q.data) return <Failure error={q.error} />;
+  if (!q.data) return <Loading />;
+  const rows = q.data.pages.flatMap((p) => p.operations);
+  const shapes = new Map(q.data.pages.flatMap((p) => p.shapes.map((s) => [s.id, s])));
+  const sum = rows.reduce((n, r) => n + r.duration_ns, 0);
+  const extent = { from: 0, to: session.overview.session.duration_ns };
+  const withBytes = rows.some((r) => r.bytes !== undefined);
+  return (
+    <div className={ui.page}>
+      <div className={ui.row}>
+        <h1>Operations</h1>
+        {filters.map(
+          (k) =>
+            search[k] !== undefined && (
+              <Link key={k} to="." search={((o: Record<string, unknown>) => ({ ...o, [k]: undefined })) as never} title="Remove this filter">
+                <Badge>
+                  {k}: {k === "shape" ? (shapes.get(search.shape as number)?.name ?? search.shape) : String(search[k]).slice(0, 60)} ✕
+                </Badge>
+              </Link>
+            ),
+        )}
+        <WindowBadge from={search.from} to={search.to} />
+        <span className={ui.spacer} />
+        <Choice
+          label="Sort operations by"
+          param="sort"
+          value={sort}
+          options={[
+            ["start", "Start"],
+            ["duration", "Longest"],
+            ["queue", "Longest queued"],
+          ]}
+        />
+      </div>
+      <div className={ui.row}>
+        <span>
+          <strong data-testid="rows">{count(rows.length)}</strong> operations{q.hasNextPage ? " so far" : ""}, together{" "}
+          <strong data-testid="sum" title={exactDuration(sum)}>
+            {duration(sum)}
+          </strong>
+        </span>
+        <a href={url(`/sessions/${encodeURIComponent(session.id)}/operations`, query)} target="_blank" rel="noreferrer">
+          as JSON
+        </a>
+      </div>
+      <div className={`${ui.card} ${ui.tableScroll}`}>
+        <table className={ui.table} aria-label="Operations">
+          <thead>
+            <tr>
+              <th scope="col">Start</th>
+              <th scope="col">Operation</th>
+              <th scope="col" className={ui.right}>
+                Duration
+              </th>
+              <th scope="col" className={ui.right}>
+                Queued
+              </th>
+              <th scope="col">{withBytes ? "Size" : "Grid, block"}</th>
+              <th scope="col" className={ui.wide}>
+                Scope
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {rows.map((r) => {
+              const shape = shapes.get(r.shape);
+              return (
+                <tr key={`${r.span}${r.start}`}>
+                  <td>
+                    <Link
+                      to="/sessions/$session/timeline"
+                      params={params}
+                      search={toSpan(r.span, r.start, r.duration_ns, extent) as never}
+                      title="Show it in the timeline"
+                    >
+                      {offset(r.start, 1)}
+                    </Link>
+                  </td>
+                  <td className={ui.name} title={shape?.full_name ?? r.name}>
+                    <Swatch name={r.name} />
+                    {r.name}
+                    {r.estimated && <Badge tone="warn">estimated</Badge>}
+                  </td>
+                  <td className={ui.right} title={exactDuration(r.duration_ns)}>
+                    {duration(r.duration_ns)}
+                  </td>
+                  <td className={ui.right}>{r.queue_ns === undefined ? <span className={ui.muted}>unknown</span> : duration(r.queue_ns)}</td>
+                  <td className={ui.mono}>
+                    {r.bytes !== undefined ? bytes(r.bytes) : shape?.grid ? `${dims(shape.grid)} , ${dims(shape.block)}` : ""}
+                  </td>
+                  <td className={ui.wide}>{r.scope_path?.join(" › ") ?? r.scope ?? ""}</td>
+                </tr>
+              );
+            })}
+          </tbody>
+        </table>
+        {!rows.length && (
+          <Message>
+            {session.overview.session.rows_dropped ? "Retention removed the single operations of this session. Sums remain." : "No operation matches."}
+          </Message>
+        )}
+      </div>
+      {q.hasNextPage && (
+        <button type="button" className={ui.button} disabled={q.isFetching} onClick={() => q.fetchNextPage()}>
+          {q.isFetching ? "Loading…" : "More"}
+        </button>
+      )}
+    </div>
+  );
+}

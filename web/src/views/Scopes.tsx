@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+import { Link, useNavigate, useSearch } from "@tanstack/react-router";
+import { useMemo, useState } from "react";
+import type { Schemas } from "../api/client";
+import { useGet, useSession } from "../api/hooks";
+import { bytes, count, duration, exactDuration, offset, percent } from "../lib/format";
+import { Bar, Choice, Failure, Loading, Message, SearchBox, ui } from "../ui/parts";
+import { toSpan } from "./Inspector";
+
+type Node = Schemas["ScopeNode"];
+
+/** visibleNodes returns the nodes that match a text with all above them, without those below closed ones. */
+export function visibleNodes(nodes: readonly Node[], text: string, closed: ReadonlySet<number>): Node[] {
+  const byPath = new Map(nodes.map((n) => [n.path, n]));
+  const keep = new Set<number>();
+  for (const n of nodes) {
+    if (text && !n.name.toLowerCase().includes(text.toLowerCase())) continue;
+    for (let p: Node | undefined = n; p && !keep.has(p.path); p = p.path === 0 ? undefined : byPath.get(p.parent)) keep.add(p.path);
+  }
+  return nodes.filter((n) => {
+    if (!keep.has(n.path)) return false;
+    for (let p = n; p.path !== 0; ) {
+      const up = byPath.get(p.parent);
+      if (!up) break;
+      if (closed.has(up.path)) return false;
+      p = up;
+    }
+    return true;
+  });
+}
+
+/** Scopes is the tree of scopes, and the instances of one of them. */
+export function Scopes() {
+  const session = useSession();
+  const search = useSearch({ from: "/sessions/$session/scopes" });
+  const navigate = useNavigate({ from: "/sessions/$session/scopes" });
+  const [closed, setClosed] = useState<ReadonlySet<number>>(new Set());
+  const q = useGet("/sessions/{session}/scopes", { session: session.id }, {}, { every: session.every });
+  const nodes = q.data?.nodes ?? [];
+  const rows = useMemo(() => visibleNodes(nodes, search.q ?? "", closed), [nodes, search.q, closed]);
+  const parents = useMemo(() => new Set(nodes.filter((n) => n.path !== 0).map((n) => n.parent)), [nodes]);
+  if (q.error && !q.data) return <Failure error={q.error} />;
+  if (!q.data) return <Loading />;
+  const root = nodes[0];
+  const total = root?.total.kernel_ns ?? 0;
+  const params = { session: session.id };
+  const selected = nodes.find((n) => n.path === search.path);
+  return (
+    <div className={ui.page}>
+      <div className={ui.row}>
+        <h1>Scopes</h1>
+        <span className={ui.muted}>wall time on the host, kernels on the device, launched in the scope or below it</span>
+        <span className={ui.spacer} />
+        <SearchBox label="Search scopes" value={search.q ?? ""} onChange={(v) => navigate({ search: (o) => ({ ...o, q: v || undefined }), replace: true })} />
+      </div>
+      <div className={`${ui.card} ${ui.tableScroll}`}>
+        <table className={ui.table} aria-label="Scopes">
+          <thead>
+            <tr>
+              <th scope="col">Scope</th>
+              <th scope="col" className={ui.right}>
+                Calls
+              </th>
+              <th scope="col" className={ui.right}>
+                Wall
+              </th>
+              <th scope="col" className={ui.right} title="Within 3.2 %">
+                p50
+              </th>
+              <th scope="col" className={ui.right} title="Within 3.2 %">
+                p99
+              </th>
+              <th scope="col" className={ui.right}>
+                Kernels
+              </th>
+              <th scope="col" className={ui.right}>
+                Kernel time
+              </th>
+              <th scope="col" className={ui.wide}>
+                Share
+              </th>
+              <th scope="col" className={ui.right} title="Launched directly, not in a scope below">
+                Self
+              </th>
+              <th scope="col" className={`${ui.right} ${ui.wide}`} title="Sum of the times from launch to start">
+                Queued
+              </th>
+              <th scope="col" className={`${ui.right} ${ui.wide}`}>
+                Copied
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {rows.map((n) => (
+              <tr key={n.path} data-selected={n.path === search.path}>
+                <td>
+                  <span style={{ paddingLeft: Math.max(0, n.depth) * 16, display: "inline-flex", alignItems: "center" }}>
+                    {parents.has(n.path) && n.path !== 0 ? (
+                      <button
+                        type="button"
+                        className={ui.icon}
+                        aria-expanded={!closed.has(n.path)}
+                        aria-label={`${closed.has(n.path) ? "Open" : "Close"} ${n.name}`}
+                        onClick={() =>
+                          setClosed((c) => {
+                            const next = new Set(c);
+                            if (!next.delete(n.path)) next.add(n.path);
+                            return next;
+                          })
+                        }
+                      >
+                        {closed.has(n.path) ? "▸" : "▾"}
+                      </button>
+                    ) : (
+                      <span style={{ width: 22 }} />
+                    )}
+                    {n.path === 0 ? (
+                      <span className={ui.muted}>whole session</span>
+                    ) : (
+                      <Link to="." search={((o: Record<string, unknown>) => ({ ...o, path: n.path })) as never} replace>
+                        {n.name}
+                      </Link>
+                    )}
+                  </span>
+                </td>
+                <td className={ui.right}>
+                  {n.path === 0 ? (
+                    ""
+                  ) : (
+                    <Link to="." search={((o: Record<string, unknown>) => ({ ...o, path: n.path, sort: "wall" })) as never} className={ui.num}>
+                      {count(n.instances)}
+                    </Link>
+                  )}
+                </td>
+                <td className={ui.right} title={exactDuration(n.wall_ns)}>
+                  {n.instances ? duration(n.wall_ns) : ""}
+                </td>
+                <td className={ui.right}>{n.instances ? duration(n.p50_ns) : ""}</td>
+                <td className={ui.right}>{n.instances ? duration(n.p99_ns) : ""}</td>
+                <td className={ui.right}>
+                  <Link
+                    to="/sessions/$session/kernels"
+                    params={params}
+                    search={(n.path === 0 ? {} : { path: n.path }) as never}
+                    className={ui.num}
+                    title="These kernels by name"
+                  >
+                    {count(n.total.kernels)}
+                  </Link>
+                </td>
+                <td className={ui.right} title={exactDuration(n.total.kernel_ns)}>
+                  <Link
+                    to="/sessions/$session/launches"
+                    params={params}
+                    search={{ path: n.path === 0 ? undefined : n.path, operation: "kernel", sort: "duration" } as never}
+                    className={ui.num}
+                  >
+                    {duration(n.total.kernel_ns)}
+                  </Link>
+                </td>
+                <td className={ui.wide}>
+                  <div className={ui.row}>
+                    <span style={{ width: 60 }}>
+                      <Bar share={total ? n.total.kernel_ns / total : 0} />
+                    </span>
+                    {percent(total ? n.total.kernel_ns / total : 0)}
+                  </div>
+                </td>
+                <td className={ui.right} title={exactDuration(n.self.kernel_ns)}>
+                  <Link
+                    to="/sessions/$session/launches"
+                    params={params}
+                    search={{ path: n.path, direct: "true", operation: "kernel", sort: "duration" } as never}
+                    className={ui.num}
+                  >
+                    {duration(n.self.kernel_ns)}
+                  </Link>
+                </td>
+                <td className={`${ui.right} ${ui.wide}`}>{duration(n.total.queue_ns)}</td>
+                <td className={`${ui.right} ${ui.wide}`}>
+                  <Link
+                    to="/sessions/$session/launches"
+                    params={params}
+                    search={{ path: n.path === 0 ? undefined : n.path, operation: "memcpy" } as never}
+                    className={ui.num}
+                  >
+                    {bytes(n.total.copy_bytes)}
+                  </Link>
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+        {nodes.length <= 1 && (
+          <Message>
+            The program opened no scopes. Open them with <code>gpufl.Scope</code> or NVTX ranges.
+          </Message>
+        )}
+      </div>
+      {selected && <Instances node={selected} />}
+    </div>
+  );
+}
+
+function Instances({ node }: { node: Node }) {
+  const session = useSession();
+  const search = useSearch({ from: "/sessions/$session/scopes" });
+  const sort = search.sort ?? "wall";
+  const q = useGet(
+    "/sessions/{session}/scopes/{path}/instances",
+    { session: session.id, path: node.path },
+    { base: session.base, sort, limit: 200 },
+    { every: session.every },
+  );
+  const extent = { from: 0, to: session.overview.session.duration_ns };
+  const params = { session: session.id };
+  const longest = q.data?.instances.reduce((n, i) => Math.max(n, i.duration_ns), 1) ?? 1;
+  return (
+    <section aria-label="Instances">
+      <div className={ui.row}>
+        <h2>{q.data?.names.join(" › ") ?? node.name}</h2>
+        <span className={ui.muted}>
+          {count(node.instances)} instances{q.data?.truncated ? `, the first ${count(q.data.instances.length)} in this order` : ""}
+        </span>
+        <span className={ui.spacer} />
+        <Choice
+          label="Sort instances by"
+          param="sort"
+          value={sort}
+          options={[
+            ["wall", "Slowest"],
+            ["device", "Most device time"],
+            ["queue", "Most queued"],
+            ["start", "Start"],
+          ]}
+        />
+      </div>
+      <br />
+      <div className={`${ui.card} ${ui.tableScroll}`}>
+        {q.error ? <Failure error={q.error} /> : null}
+        <table className={ui.table} aria-label="Instances">
+          <thead>
+            <tr>
+              <th scope="col">Start</th>
+              <th scope="col" className={ui.right}>
+                Wall
+              </th>
+              <th scope="col" className={ui.wide}>
+                Compared with the longest
+              </th>
+              <th scope="col" className={ui.right}>
+                Kernels
+              </th>
+              <th scope="col" className={ui.right} title="Of what was launched directly in it">
+                Device time
+              </th>
+              <th scope="col" className={ui.right}>
+                Queued
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {q.data?.instances.map((i) => (
+              <tr key={`${i.span}${i.start}`}>
+                <td>
+                  <Link to="/sessions/$session/timeline" params={params} search={toSpan(i.span, i.start, i.duration_ns, extent) as never} title="Show it in the timeline">
+                    {offset(i.start, 1000)}
+                  </Link>
+                </td>
+                <td className={ui.right} title={exactDuration(i.duration_ns)}>
+                  {duration(i.duration_ns)}
+                </td>
+                <td className={ui.wide}>
+                  <Bar share={i.duration_ns / longest} />
+                </td>
+                <td className={ui.right}>
+                  <Link to="/sessions/$session/launches" params={params} search={{ parent: i.span, operation: "kernel" } as never} className={ui.num}>
+                    {count(i.kernels)}
+                  </Link>
+                </td>
+                <td className={ui.right} title={exactDuration(i.kernel_ns + i.copy_ns)}>
+                  {duration(i.kernel_ns + i.copy_ns)}
+                </td>
+                <td className={ui.right}>{duration(i.queue_ns)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </section>
+  );
+}

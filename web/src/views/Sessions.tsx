@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+import { useQueryClient } from "@tanstack/react-query";
+import { Link, useNavigate, useSearch } from "@tanstack/react-router";
+import { useEffect, useState } from "react";
+import { type Schemas, send } from "../api/client";
+import { useGet } from "../api/hooks";
+import { ago, bytes, compact, count, duration, exactDuration, instant, percent } from "../lib/format";
+import { Badge, Bar, Copy, Failure, LiveMark, Loading, Message, SearchBox, ui } from "../ui/parts";
+
+type Session = Schemas["Session"];
+
+/** Sessions lists the sessions of the store, newest first. */
+export function Sessions() {
+  const search = useSearch({ from: "/" });
+  const navigate = useNavigate({ from: "/" });
+  const client = useQueryClient();
+  const [cursors, setCursors] = useState<string[]>([]);
+  const filter = { q: search.q, host: search.host, service: search.service, run: search.run };
+  const page = useGet("/sessions", {}, { ...filter, limit: 100, cursor: cursors.at(-1) }, { every: 2000 });
+  useEffect(() => {
+    document.title = "Sessions · GPU Flight";
+  }, []);
+  const sessions = page.data?.sessions ?? [];
+  const filtered = Object.values(filter).some(Boolean);
+  if (page.error && !page.data) return <Failure error={page.error} />;
+  if (!page.data) return <Loading />;
+  if (!sessions.length && !filtered && !cursors.length) return <FirstPage />;
+  const pin = async (s: Session) => {
+    await send(s.pinned ? "DELETE" : "PUT", `/sessions/${encodeURIComponent(s.id)}/pin`);
+    await client.invalidateQueries({ queryKey: ["/sessions"] });
+  };
+  return (
+    <div className={ui.page}>
+      <div className={ui.row}>
+        <h1>Sessions</h1>
+        <span className={ui.muted}>one run of one process, newest first</span>
+        <span className={ui.spacer} />
+        {(["service", "host", "run"] as const).map(
+          (k) =>
+            search[k] && (
+              <Link key={k} to="/" search={(o) => ({ ...o, [k]: undefined })} className={ui.badge} aria-label={`Remove the filter ${k}`}>
+                {k}: {search[k]} ✕
+              </Link>
+            ),
+        )}
+        <SearchBox
+          label="Search id, application, host, run"
+          value={search.q ?? ""}
+          onChange={(q) => navigate({ search: (o) => ({ ...o, q: q || undefined }), replace: true })}
+        />
+      </div>
+      {search.a && (
+        <Badge>
+          Choose the session to compare with {search.a.slice(0, 8)}
+        </Badge>
+      )}
+      <div className={`${ui.card} ${ui.tableScroll}`}>
+        <table className={ui.table} aria-label="Sessions">
+          <thead>
+            <tr>
+              <th scope="col">Application</th>
+              <th scope="col">Started</th>
+              <th scope="col" className={ui.right}>
+                Duration
+              </th>
+              <th scope="col" className={ui.right}>
+                Kernels
+              </th>
+              <th scope="col">Kernel time</th>
+              <th scope="col" className={`${ui.right} ${ui.wide}`}>
+                Copies
+              </th>
+              <th scope="col" className={`${ui.right} ${ui.wide}`}>
+                Samples
+              </th>
+              <th scope="col" className={ui.wide}>
+                Host · run
+              </th>
+              <th scope="col" className={`${ui.right} ${ui.wide}`}>
+                Size
+              </th>
+              <th scope="col">
+                <span className="visually-hidden">Actions</span>
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {sessions.map((s) => (
+              <Row key={s.id} s={s} pin={() => pin(s)} compareWith={search.a} />
+            ))}
+          </tbody>
+        </table>
+        {!sessions.length && <Message>No session matches the filter.</Message>}
+      </div>
+      <div className={ui.row}>
+        {cursors.length > 0 && (
+          <button type="button" className={ui.button} onClick={() => setCursors((c) => c.slice(0, -1))}>
+            Newer
+          </button>
+        )}
+        {page.data.next && (
+          <button type="button" className={ui.button} onClick={() => setCursors((c) => [...c, page.data?.next ?? ""])}>
+            Older
+          </button>
+        )}
+      </div>
+    </div>
+  );
+}
+
+function Row({ s, pin, compareWith }: { s: Session; pin: () => void; compareWith: string | undefined }) {
+  const kernels = s.operations.kernel ?? 0;
+  const copies = s.operations.memcpy ?? 0;
+  const share = s.duration_ns > 0 ? s.kernel_ns / s.duration_ns : 0;
+  return (
+    <tr>
+      <td>
+        <div className={ui.row}>
+          <Link to="/sessions/$session/timeline" params={{ session: s.id }} search={{} as never}>
+            <strong>{s.service || "unnamed"}</strong>
+          </Link>
+          {s.live && <LiveMark />}
+          {!s.live && !s.ended && <Badge title="The recording has no end. The process was killed, or its last data is missing.">no end</Badge>}
+          {s.rank !== undefined && <Badge>rank {s.rank}</Badge>}
+        </div>
+        <span className={`${ui.muted} ${ui.mono}`}>{s.id.length > 20 ? `${s.id.slice(0, 13)}…` : s.id}</span>
+      </td>
+      <td title={instant(s.start, true)}>
+        {instant(s.start)}
+        <br />
+        <span className={ui.muted}>{ago(s.start, Date.now())}</span>
+      </td>
+      <td className={ui.right} title={exactDuration(s.duration_ns)}>
+        {duration(s.duration_ns)}
+      </td>
+      <td className={ui.right}>
+        <Link to="/sessions/$session/kernels" params={{ session: s.id }} search={{} as never} className={ui.num} title={count(kernels)}>
+          {compact(kernels)}
+        </Link>
+      </td>
+      <td title={`${exactDuration(s.kernel_ns)}. Kernels that overlap each count in full.`}>
+        <Link
+          to="/sessions/$session/launches"
+          params={{ session: s.id }}
+          search={{ operation: "kernel", sort: "duration" } as never}
+          className={ui.num}
+        >
+          {duration(s.kernel_ns)}
+        </Link>{" "}
+        <span className={ui.muted}>{percent(share)}</span>
+        <Bar share={share} />
+      </td>
+      <td className={`${ui.right} ${ui.wide}`}>
+        <Link to="/sessions/$session/launches" params={{ session: s.id }} search={{ operation: "memcpy" } as never} className={ui.num}>
+          {compact(copies)}
+        </Link>
+      </td>
+      <td className={`${ui.right} ${ui.wide}`}>
+        <Link to="/sessions/$session/code" params={{ session: s.id }} search={{} as never} className={ui.num}>
+          {compact(s.counts.samples)}
+        </Link>
+      </td>
+      <td className={ui.wide}>
+        {s.host && (
+          <Link to="/" search={(o) => ({ ...o, host: s.host })}>
+            {s.host}
+          </Link>
+        )}
+        {s.run && (
+          <>
+            {" · "}
+            <Link to="/" search={(o) => ({ ...o, run: s.run })}>
+              {s.run.slice(0, 12)}
+            </Link>
+          </>
+        )}
+      </td>
+      <td className={`${ui.right} ${ui.wide} ${ui.muted}`}>{s.bytes ? bytes(s.bytes) : ""}</td>
+      <td className={ui.right}>
+        {compareWith ? (
+          <Link to="/compare" search={{ a: compareWith, b: s.id } as never} className={ui.button}>
+            Compare
+          </Link>
+        ) : (
+          <button type="button" className={ui.icon} aria-pressed={s.pinned} aria-label={`Pin ${s.service || s.id}`} onClick={pin} title="Retention does not delete a pinned session">
+            {s.pinned ? "★" : "☆"}
+          </button>
+        )}
+      </td>
+    </tr>
+  );
+}
+
+const record = "gpuflight trace -- python train.py";
+const env = "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4317";
+
+/** FirstPage says how to get data. */
+function FirstPage() {
+  const client = useQueryClient();
+  const navigate = useNavigate();
+  const [error, setError] = useState<unknown>(null);
+  const [busy, setBusy] = useState(false);
+  const demo = async () => {
+    setBusy(true);
+    setError(null);
+    try {
+      const r = (await send("POST", "/demo")) as Schemas["Imported"];
+      await client.invalidateQueries();
+      await navigate({ to: "/sessions/$session/timeline", params: { session: r.session }, search: {} as never });
+    } catch (e) {
+      setError(e);
+    }
+    setBusy(false);
+  };
+  return (
+    <div className={ui.page}>
+      <h1>There is no session yet</h1>
+      <p className={ui.muted}>This page shows a session as soon as its first data arrives.</p>
+      <div className={ui.steps}>
+        <section className={ui.card}>
+          <h2>Look at a recording</h2>
+          <p>A few training steps of a small PyTorch model on an H200.</p>
+          <button type="button" className={`${ui.button} ${ui.primary}`} onClick={demo} disabled={busy}>
+            {busy ? "Loading…" : "Load the demo session"}
+          </button>
+          {error !== null && <Failure error={error} />}
+        </section>
+        <section className={ui.card}>
+          <h2>Record a program</h2>
+          <p>The program stays unchanged. It needs an NVIDIA GPU.</p>
+          <pre className={ui.pre}>{`${env} \\\n  ${record}`}</pre>
+          <Copy text={`${env} ${record}`} label="Copy" />
+        </section>
+        <section className={ui.card}>
+          <h2>Read GPU Flight logs</h2>
+          <p>
+            Configure the receiver <code>gpuflog</code> with the folder of the logs.
+          </p>
+          <pre className={ui.pre}>{"receivers:\n  gpuflog:\n    include: [/var/log/gpuflight]"}</pre>
+        </section>
+      </div>
+    </div>
+  );
+}

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+declare module "*.module.css" {
+  const classes: Record<string, string>;
+  export default classes;
+}
