@@ -138,8 +138,8 @@ type gapBin struct {
 	bin, before int64
 }
 
-// gaps sums the bins of gap_bins, and reads the kernels of the others: those where the interval begins
-// and ends, those that have the longest gaps, and those that gap_bins does not have yet.
+// gaps sums the bins of gap_bins. It reads the kernels of the bins where the interval begins and ends,
+// of those with the longest gaps, and of those that gap_bins does not have yet.
 func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, error) {
 	var answer store.Gaps
 	tx, err := v.s.db.BeginTx(ctx, nil)
