@@ -44,7 +44,9 @@ func TestAgent_Manifest(t *testing.T) {
 	var own manifest
 	require.NoError(t, yaml.Unmarshal(text, &own))
 	_, full := readManifest(t)
-	want := slices.DeleteFunc(full.entries(), func(e entry) bool { return strings.Contains(e.GoMod, "/gpustorage") || strings.Contains(e.GoMod, "/gpuquery") })
+	want := slices.DeleteFunc(full.entries(), func(e entry) bool {
+		return strings.Contains(e.GoMod, "/gpustorage") || strings.Contains(e.GoMod, "/gpuquery")
+	})
 	assert.Equal(t, want, own.entries())
 
 	out := t.TempDir()

@@ -56,8 +56,8 @@ func (b *Bins) sum(lane uint64, index int64) *BinSum {
 	return s
 }
 
-// Add adds the sums of n operations that start in a bin, the longest of them, and the busy time of
-// all operations in the bin as far as Busy does not add it.
+// Add adds the sums of n operations that start in a bin and the longest of them. BusyNs is the busy
+// time of all operations in the bin, without the time that Busy adds.
 func (b *Bins) Add(lane uint64, index, n, busyNs int64, top TopOp) {
 	s := b.sum(lane, index)
 	if n > 0 && (s.N == 0 || top.before(&s.Top)) {

@@ -24,8 +24,8 @@ const gapLevel = 24
 // gapTail is the number of operations after which the writer extends gap_bins. gapLag is the time
 // before the newest operation that it leaves to readers, because kernels arrive late.
 const (
-	gapTail = 200_000
-	gapLag  = int64(1) << 31
+	gapTail = 50_000
+	gapLag  = int64(1) << 30
 )
 
 // kernelsSQL selects the kernels of rows of ops, which replace {rows}.
@@ -138,8 +138,8 @@ type gapBin struct {
 	bin, before int64
 }
 
-// gaps sums the bins of gap_bins, and reads the kernels of the others: those where the interval begins
-// and ends, those that have the longest gaps, and those that gap_bins does not have yet.
+// gaps sums the bins of gap_bins. It reads the kernels of the bins where the interval begins and ends,
+// of those with the longest gaps, and of those that gap_bins does not have yet.
 func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, error) {
 	var answer store.Gaps
 	tx, err := v.s.db.BeginTx(ctx, nil)

@@ -174,7 +174,7 @@ func (s *Store) load(ctx context.Context) error {
 }
 
 // loadFiles adds segments to their sessions and sets aside files that cannot be read. If such a file
-// has a write-ahead log and can be read without it, only the log is set aside: the file has the rows
+// has a write-ahead log and can be read without it, only the log is set aside. The file has the rows
 // up to its last checkpoint, and senders deliver the others again.
 func (s *Store) loadFiles(ctx context.Context, files []string) error {
 	// What to read without its log, with the name of the log and the reason.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package keys computes the keys of dictionary entries: 64-bit xxhashes of their content. Keys are
-// stored, so what they hash does not change: the fields in the order of the type, strings and lists
-// after their length, numbers in 8 bytes in little-endian order.
+// stored, so what they hash does not change. They hash the fields in the order of the type, strings
+// and lists after their length, and numbers in 8 bytes in little-endian order.
 //
 // The functions append to scratch what they hash, and return it for the next call.
 package keys
