@@ -6,9 +6,9 @@ package duckstore
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"syscall"
 	"testing"
@@ -89,20 +89,20 @@ func (g *training) kernel(b *store.Batch, scope int) {
 	start := max(g.now+g.Int64N(20_000), g.ends[lane])
 	end := start + 2000 + int64(shape)*100 + g.Int64N(2000)
 	g.ends[lane] = end
+	launched := g.now - 1000 - g.Int64N(500)
 	b.Ops = append(b.Ops, store.Op{
 		StartNs: start, EndNs: end, Span: store.SpanID(g.Uint64()), Lane: uint32(lane + 1), Shape: uint32(shape + 1),
-		Place: uint32(len(b.Places) - 1), Origin: 1, LaunchStartNs: store.Some(g.now - 5000), LaunchEndNs: store.Some(g.now - 1000 - g.Int64N(500)),
-		QueueNs: store.Some(start - g.now), Correlation: store.Some(int64(len(b.Ops))),
+		Place: uint32(len(b.Places) - 1), Origin: 1, LaunchStartNs: store.Some(g.now - 5000), LaunchEndNs: store.Some(launched),
+		QueueNs: store.Some(start - launched), Correlation: store.Some(int64(len(b.Ops))),
 	})
 }
 
-// BenchmarkStore loads 2 M kernels (100 M with GPUFLIGHT_SOAK=1) and asks the queries of the UI,
+var benchKernels = flag.Int("kernels", 2_000_000, "kernels that BenchmarkStore loads")
+
+// BenchmarkStore loads kernels into one session and asks the queries of the UI,
 // before and after sealing. No answer comes from the cache.
 func BenchmarkStore(b *testing.B) {
-	kernels := 2_000_000
-	if os.Getenv("GPUFLIGHT_SOAK") == "1" {
-		kernels = 100_000_000
-	}
+	kernels := *benchKernels
 	ctx := context.Background()
 	s, err := Open(ctx, Config{Directory: b.TempDir()})
 	require.NoError(b, err)
@@ -155,6 +155,9 @@ func benchmarkQueries(b *testing.B, s *Store, state string, last *store.Batch) {
 		}
 	}
 	timeline := func(q store.TimelineQuery) error { _, err := s.Timeline(ctx, q); return err }
+	nodes, err := s.Scopes(ctx, "", "training")
+	require.NoError(b, err)
+	layer := nodes[len(nodes)-1].Path
 	queries := []struct {
 		name string
 		call func() error
@@ -176,6 +179,14 @@ func benchmarkQueries(b *testing.B, s *Store, state string, last *store.Batch) {
 		{"Lanes", func() error { _, err := s.Lanes(ctx, "", "training"); return err }},
 		{"Span", func() error {
 			_, _, err := s.Span(ctx, "", "training", last.Ops[7].Span, last.Ops[7].StartNs)
+			return err
+		}},
+		{"Instances", func() error {
+			_, err := s.Instances(ctx, store.InstanceQuery{Session: "training", Path: layer, Sort: store.InstancesByDevice})
+			return err
+		}},
+		{"Gaps10", func() error {
+			_, err := s.Gaps(ctx, store.GapQuery{Session: "training", From: window(10).From, To: window(10).To})
 			return err
 		}},
 		{"Gaps", func() error { _, err := s.Gaps(ctx, store.GapQuery{Session: "training"}); return err }},

@@ -24,8 +24,8 @@ const gapLevel = 24
 // gapTail is the number of operations after which the writer extends gap_bins. gapLag is the time
 // before the newest operation that it leaves to readers, because kernels arrive late.
 const (
-	gapTail = 200_000
-	gapLag  = int64(1) << 31
+	gapTail = 50_000
+	gapLag  = int64(1) << 30
 )
 
 // kernelsSQL selects the kernels of rows of ops, which replace {rows}.

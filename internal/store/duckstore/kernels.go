@@ -120,7 +120,7 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 		}
 		placesOf = v.places
 		parts, err = cached(v, fmt.Sprint("kernels ", lane, place, q.From, " ", q.To), func() ([]kernelPart, int, error) {
-			out, err := v.parts(ctx, "SELECT "+lane+", shape, "+place+", "+bucketSQL+", count(*), "+lowBits("d")+", max(d), "+lowBits("queue_ns")+
+			out, err := v.parts(ctx, "SELECT "+lane+", shape, "+place+", "+bucketSQL+", count(*), "+lowBits("d")+", max(d), "+lowBits(queueSQL)+
 				", 0::UBIGINT FROM (SELECT *, greatest(dur_ns, 0) AS d FROM {ops}"+f.where()+") GROUP BY 1, 2, 3, 4", f.args)
 			return out, len(out), err
 		})
@@ -211,7 +211,7 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 // of paths.
 func (v *view) kernelPaths(ctx context.Context, q store.KernelQuery, places map[uint32]*store.Place, paths map[uint32]uint32,
 	below map[uint32]bool, order map[uint32]uint64) error {
-	t, err := v.tree(ctx)
+	t, err := v.treeOf(ctx, places)
 	if err != nil {
 		return err
 	}

@@ -141,7 +141,7 @@ func rollupsEqualRows(t *testing.T, s *Store, session string) {
 	for name, queries := range map[string][2]string{
 		"stats": {
 			"SELECT shape, lane, bucket, sum(n), sum(sum_ns), max(max_ns), sum(queue_ns) FROM {stats} GROUP BY ALL ORDER BY ALL",
-			"SELECT shape, lane, " + bucketSQL + ", count(*), sum(d), max(d), coalesce(sum(queue_ns), 0) FROM (SELECT *, greatest(dur_ns, 0) AS d FROM {ops}) GROUP BY ALL ORDER BY ALL",
+			"SELECT shape, lane, " + bucketSQL + ", count(*), sum(d), max(d), coalesce(sum(" + queueSQL + "), 0) FROM (SELECT *, greatest(dur_ns, 0) AS d FROM {ops}) GROUP BY ALL ORDER BY ALL",
 		},
 		"lanes": {
 			"SELECT lane, sum(n), sum(busy_ns), min(first_ns), max(last_ns) FROM {lane_sums} GROUP BY ALL ORDER BY ALL",

@@ -55,6 +55,21 @@ func (p *paths) id(names []string, hash func(string) uint32) uint32 {
 	return id
 }
 
+// last returns the last name of a path that has an id.
+func (p *paths) last(id uint32) (name string, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for key := p.keys[id]; key != ""; {
+		length, rest, _ := strings.Cut(key, ":")
+		n, err := strconv.Atoi(length)
+		if err != nil || n > len(rest) {
+			return "", false
+		}
+		name, key, ok = rest[:n], rest[n:], true
+	}
+	return name, ok
+}
+
 func hash32(s string) uint32 {
 	h := fnv.New32a()
 	_, _ = io.WriteString(h, s)

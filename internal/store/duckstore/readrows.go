@@ -15,8 +15,11 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
-const opColumns = `start_ns, dur_ns, span, lane, shape, place, stack, origin, extra, launch_lead_ns, launch_dur_ns,
-	queue_ns, correlation, bytes, address, estimated`
+// queueSQL is the queue time of a row of ops.
+const queueSQL = "CASE WHEN queue_from_launch THEN launch_lead_ns - launch_dur_ns ELSE queue_ns END"
+
+const opColumns = "start_ns, dur_ns, span, lane, shape, place, stack, origin, extra, launch_lead_ns, launch_dur_ns, " + queueSQL +
+	", correlation, bytes, address, estimated"
 
 func scanOp(r *sql.Rows, o *store.Op) error {
 	err := r.Scan(&o.StartNs, &o.EndNs, &o.Span, &o.Lane, &o.Shape, &o.Place, &o.Stack, &o.Origin, &o.Extra,
@@ -55,6 +58,14 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 		return store.OpPage{}, nil
 	}
 	var f filter
+	if q.Overlapping && q.From != 0 {
+		// Rows that start earlier end before the interval. DuckDB skips row groups by this bound.
+		earliest, err := v.earliest(ctx, q.From)
+		if err != nil {
+			return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+		}
+		f.add("start_ns >= ?", earliest)
+	}
 	f.interval("start_ns", "start_ns + greatest(dur_ns, 0)", q.From, q.To, q.Overlapping)
 	if len(q.Operations) > 0 {
 		f.add("shape IN (SELECT id FROM {shapes} WHERE list_contains(?::BIGINT[], operation))", idList(q.Operations))
@@ -93,7 +104,7 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 	case store.ByDuration:
 		value = "greatest(dur_ns, 0)"
 	case store.ByQueue:
-		value = "coalesce(queue_ns, -9223372036854775808)"
+		value = "coalesce(" + queueSQL + ", -9223372036854775808)"
 	}
 	if q.Sort != store.ByStart {
 		order = value + " DESC, " + order
@@ -148,7 +159,7 @@ func (v *view) placesOfPath(ctx context.Context, f *filter, path uint32, direct 
 	if err != nil {
 		return nil, err
 	}
-	t, err := v.tree(ctx)
+	t, err := v.treeOf(ctx, places)
 	if err != nil {
 		return nil, err
 	}
@@ -186,6 +197,14 @@ func (s *Store) Shapes(ctx context.Context, project, session string, ids []uint3
 		return nil, fmt.Errorf("read shapes: %w", err)
 	}
 	return owned(shapes), nil
+}
+
+// earliest returns a time before which no operation starts that ends after at.
+func (v *view) earliest(ctx context.Context, at int64) (int64, error) {
+	first := at - shortNs
+	err := v.each(ctx, "SELECT least(?, min(start_ns)) FROM {long_ops} WHERE start_ns < ? AND end_ns > ?", []any{first, at, at},
+		func(r *sql.Rows) error { return r.Scan(&first) })
+	return first, err
 }
 
 // complete adds the contents of dictionaries to operations.
@@ -361,14 +380,20 @@ func (v *view) spans(ctx context.Context, f *filter, longest bool, n int) ([]sto
 		return nil, err
 	}
 	origins = owned(origins)
-	tree, err := v.tree(ctx)
+	nodes := make([]*treeSpan, len(out))
+	for i := range out {
+		p := &out[i]
+		nodes[i] = &treeSpan{parent: p.Parent, name: p.Name, inside: insideTree(p.Operation)}
+	}
+	tree, err := v.ancestors(ctx, nodes)
 	if err != nil {
 		return nil, err
 	}
 	for i := range out {
 		out[i].OriginRef = orEmpty(origins[out[i].Origin])
 		out[i].Origin = 0
-		out[i].Path = v.pathID(tree.span(out[i].StartNs, out[i].Span.Span))
+		names, _ := tree.path(nodes[i])
+		out[i].Path = v.pathID(names)
 	}
 	return out, nil
 }

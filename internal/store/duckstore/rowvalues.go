@@ -134,8 +134,14 @@ func (w *transaction) op(b *store.Batch, o *store.Op) error {
 	if o.LaunchStartNs.OK {
 		dur.V = o.LaunchEndNs.V - o.LaunchStartNs.V
 	}
+	queue := o.QueueNs
+	fromLaunch := queue.OK && lead.OK && dur.OK && lead.V >= 0 && lead.V <= store.MaxTimeNs && dur.V >= 0 && dur.V <= store.MaxTimeNs &&
+		queue.V == lead.V-dur.V
+	if fromLaunch {
+		queue = store.Int{}
+	}
 	return w.append("ops", o.StartNs, o.EndNs-o.StartNs, uint64(o.Span), ids[0], ids[1], ids[2], ids[3], ids[4], ids[5],
-		intOf(lead), intOf(dur), intOf(o.QueueNs), intOf(o.Correlation), intOf(o.Bytes), intOf(o.Address), o.Estimated)
+		intOf(lead), intOf(dur), intOf(queue), intOf(o.Correlation), intOf(o.Bytes), intOf(o.Address), o.Estimated, fromLaunch)
 }
 
 func (w *transaction) span(b *store.Batch, p *store.Span) error {

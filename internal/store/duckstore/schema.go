@@ -19,6 +19,9 @@ var migrations [schemaVersion - 1][]string
 // is an unknown value, and a dictionary id 0 is the empty entry, which is not stored. A double that
 // is -0 or NaN has its bits in double_bits.
 //
+// If queue_from_launch, the queue time is launch_lead_ns - launch_dur_ns and queue_ns is NULL. It nearly
+// always is, and saves 2.7 bytes a kernel.
+//
 // paths has the ids of lists of names of scopes that answers had. The key is each name after its length
 // and a colon.
 //
@@ -45,7 +48,7 @@ CREATE TABLE {db}.series (id UINTEGER, key UBIGINT, metric VARCHAR, unit VARCHAR
 CREATE TABLE {db}.ops (start_ns BIGINT, dur_ns BIGINT, span UBIGINT, lane UINTEGER, shape UINTEGER,
   place UINTEGER, stack UINTEGER, origin UINTEGER, extra UINTEGER, launch_lead_ns BIGINT,
   launch_dur_ns BIGINT, queue_ns BIGINT, correlation BIGINT, bytes BIGINT, address BIGINT,
-  estimated BOOLEAN);
+  estimated BOOLEAN, queue_from_launch BOOLEAN);
 CREATE TABLE {db}.spans (start_ns BIGINT, end_ns BIGINT, trace BLOB, span UBIGINT, parent UBIGINT,
   kind UTINYINT, status UTINYINT, status_message VARCHAR, name VARCHAR, trace_state VARCHAR,
   flags UINTEGER, operation VARCHAR, origin UINTEGER, attrs BLOB, events BLOB, links BLOB,

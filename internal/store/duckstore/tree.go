@@ -51,8 +51,19 @@ func (v *view) tree(ctx context.Context) (*tree, error) {
 
 func (v *view) readTree(ctx context.Context) (*tree, error) {
 	t := &tree{byID: map[store.SpanID]*treeSpan{}}
+	err := v.treeSpans(ctx, "", nil, func(p *treeSpan) {
+		if t.byID[p.id] == nil {
+			t.byID[p.id] = p
+		}
+		t.all = append(t.all, p)
+	})
+	return t, err
+}
+
+// treeSpans calls add for the spans of the session that meet a condition, by start and span.
+func (v *view) treeSpans(ctx context.Context, where string, args []any, add func(*treeSpan)) error {
 	names := map[string]string{}
-	err := v.each(ctx, "SELECT start_ns, end_ns, span, parent, trace, name, operation FROM {spans} ORDER BY start_ns, span", nil,
+	return v.each(ctx, "SELECT start_ns, end_ns, span, parent, trace, name, operation FROM {spans}"+where+" ORDER BY start_ns, span", args,
 		func(r *sql.Rows) error {
 			p := &treeSpan{}
 			var operation string
@@ -62,14 +73,63 @@ func (v *view) readTree(ctx context.Context) (*tree, error) {
 			} else {
 				names[p.name] = p.name
 			}
-			p.inside = operation != semconv.CUDAOperationSession && operation != semconv.CUDAOperationDeepWindow
-			if t.byID[p.id] == nil {
-				t.byID[p.id] = p
-			}
-			t.all = append(t.all, p)
+			p.inside = insideTree(operation)
+			add(p)
 			return err
 		})
-	return t, err
+}
+
+func insideTree(operation string) bool {
+	return operation != semconv.CUDAOperationSession && operation != semconv.CUDAOperationDeepWindow
+}
+
+// treeOf returns the tree that decides the paths of places: an empty one if all have a list of names.
+func (v *view) treeOf(ctx context.Context, places map[uint32]*store.Place) (*tree, error) {
+	for _, p := range places {
+		if p.ScopePath == "" && p.Parent != 0 {
+			return v.tree(ctx)
+		}
+	}
+	return &tree{}, nil
+}
+
+// smallTree is the number of spans up to which readers keep the tree of a session.
+const smallTree = 1 << 14
+
+// ancestors returns a tree that has the spans above some spans. It reads them level by level, unless
+// the tree is small.
+func (v *view) ancestors(ctx context.Context, spans []*treeSpan) (*tree, error) {
+	v.s.mu.RLock()
+	n := v.sess.info.Counts["spans"]
+	v.s.mu.RUnlock()
+	if n <= v.s.smallTree {
+		return v.tree(ctx)
+	}
+	t := &tree{byID: map[store.SpanID]*treeSpan{}}
+	asked := map[store.SpanID]bool{0: true}
+	for depth := 0; len(spans) > 0 && depth <= store.MaxScopeDepth; depth++ {
+		var ids []uint64
+		for _, p := range spans {
+			if p.inside && !asked[p.parent] {
+				asked[p.parent] = true
+				ids = append(ids, uint64(p.parent))
+			}
+		}
+		spans = nil
+		if len(ids) == 0 {
+			break
+		}
+		err := v.treeSpans(ctx, " WHERE span IN (SELECT unnest(?::UBIGINT[]))", []any{ids}, func(p *treeSpan) {
+			if t.byID[p.id] == nil {
+				t.byID[p.id] = p
+				spans = append(spans, p)
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
 }
 
 // path returns the names of a span in the tree.
@@ -110,18 +170,6 @@ func (t *tree) place(p *store.Place) []string {
 	return nil
 }
 
-// span returns the names of a span; none if it is not in the tree.
-func (t *tree) span(start int64, id store.SpanID) []string {
-	i, ok := slices.BinarySearchFunc(t.all, treeSpan{start: start, id: id}, func(p *treeSpan, k treeSpan) int {
-		return cmp.Or(cmp.Compare(p.start, k.start), cmp.Compare(p.id, k.id))
-	})
-	if !ok {
-		return nil
-	}
-	names, _ := t.path(t.all[i])
-	return names
-}
-
 // scopeNode is a node with what its percentiles and order need.
 type scopeNode struct {
 	store.ScopeNode
@@ -129,20 +177,19 @@ type scopeNode struct {
 	buckets histogram
 }
 
-// scopeSums reads the sums of the operations of each parent.
-func (v *view) scopeSums(ctx context.Context) (map[store.SpanID]*scopeSum, error) {
-	return cached(v, "scopes", func() (map[store.SpanID]*scopeSum, int, error) {
-		out := map[store.SpanID]*scopeSum{}
-		err := v.each(ctx, "SELECT parent, sum(kernels)::BIGINT, "+lowBits("kernel_ns")+", "+lowBits("queue_ns")+", sum(copies)::BIGINT, "+
-			lowBits("copy_ns")+", min(first_ns), max(last_ns) FROM {scope_sums} GROUP BY 1", nil, func(r *sql.Rows) error {
+// scopeSums reads the sums of the operations of some parents.
+func (v *view) scopeSums(ctx context.Context, ids []uint64) (map[store.SpanID]*scopeSum, error) {
+	out := map[store.SpanID]*scopeSum{}
+	err := v.each(ctx, "SELECT parent, sum(kernels)::BIGINT, "+lowBits("kernel_ns")+", "+lowBits("queue_ns")+", sum(copies)::BIGINT, "+
+		lowBits("copy_ns")+", min(first_ns), max(last_ns) FROM {scope_sums} WHERE parent IN (SELECT unnest(?::UBIGINT[])) GROUP BY 1", []any{ids},
+		func(r *sql.Rows) error {
 			var id store.SpanID
 			s := &scopeSum{}
 			err := r.Scan(&id, &s.kernels, wrapped{&s.kernelNs}, wrapped{&s.queue}, &s.copies, wrapped{&s.copyNs}, &s.first, &s.last)
 			out[id] = s
 			return err
 		})
-		return out, len(out), err
-	})
+	return out, err
 }
 
 func (v *view) nodes(ctx context.Context, t *tree) ([]*scopeNode, error) {
@@ -233,26 +280,9 @@ func (s *Store) Instances(ctx context.Context, q store.InstanceQuery) ([]store.I
 		return nil, err
 	}
 	defer v.close()
-	t, err := v.tree(ctx)
+	list, err := v.instances(ctx, q)
 	if err != nil {
 		return nil, fmt.Errorf("read instances: %w", err)
-	}
-	sums, err := v.scopeSums(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read instances: %w", err)
-	}
-	var list []store.Instance
-	for _, p := range t.all {
-		names, ok := t.path(p)
-		if !ok || v.pathID(names) != q.Path || p.start < q.From || q.To != 0 && p.start >= q.To {
-			continue
-		}
-		i := store.Instance{StartNs: p.start, EndNs: p.end, Span: p.id, Parent: p.parent, Trace: p.trace}
-		if c := sums[p.id]; c != nil {
-			i.Kernels, i.KernelNs, i.QueueNs, i.Copies, i.CopyNs = c.kernels, c.kernelNs, c.queue, c.copies, c.copyNs
-			i.FirstNs, i.LastNs = c.first, c.last
-		}
-		list = append(list, i)
 	}
 	value := func(i store.Instance) int64 {
 		switch q.Sort {
@@ -267,4 +297,58 @@ func (s *Store) Instances(ctx context.Context, q store.InstanceQuery) ([]store.I
 	}
 	slices.SortStableFunc(list, func(a, b store.Instance) int { return cmp.Compare(value(b), value(a)) })
 	return list[:min(n, len(list))], nil
+}
+
+// instances returns the instances of a path. Only spans whose name is the last one of the path are read.
+func (v *view) instances(ctx context.Context, q store.InstanceQuery) ([]store.Instance, error) {
+	name, ok := v.sess.paths.last(q.Path)
+	if !ok {
+		// The path is from an earlier start of the process, or does not exist.
+		t, err := v.tree(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range t.all {
+			names, _ := t.path(p)
+			for n := range names {
+				v.pathID(names[:n+1])
+			}
+		}
+		if name, ok = v.sess.paths.last(q.Path); !ok {
+			return nil, nil
+		}
+	}
+	var f filter
+	f.add("name = ?", name)
+	f.interval("start_ns", "", q.From, q.To, false)
+	var spans []*treeSpan
+	if err := v.treeSpans(ctx, f.where(), f.args, func(p *treeSpan) { spans = append(spans, p) }); err != nil {
+		return nil, err
+	}
+	t, err := v.ancestors(ctx, spans)
+	if err != nil {
+		return nil, err
+	}
+	spans = slices.DeleteFunc(spans, func(p *treeSpan) bool {
+		names, ok := t.path(p)
+		return !ok || v.pathID(names) != q.Path
+	})
+	ids := make([]uint64, len(spans))
+	for i, p := range spans {
+		ids[i] = uint64(p.id)
+	}
+	sums, err := v.scopeSums(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	var list []store.Instance
+	for _, p := range spans {
+		i := store.Instance{StartNs: p.start, EndNs: p.end, Span: p.id, Parent: p.parent, Trace: p.trace}
+		if c := sums[p.id]; c != nil {
+			i.Kernels, i.KernelNs, i.QueueNs, i.Copies, i.CopyNs = c.kernels, c.kernelNs, c.queue, c.copies, c.copyNs
+			i.FirstNs, i.LastNs = c.first, c.last
+		}
+		list = append(list, i)
+	}
+	return list, nil
 }
