@@ -105,6 +105,11 @@ generate: $(TOOLS)/ocb $(TOOLS)/mdatagen ## Regenerate files from manifests and 
 	for m in builder-config.yaml builder-agent.yaml; do $(TOOLS)/ocb --config $$m --skip-compilation --skip-get-modules && scripts/distribution-module $$m; done
 	PATH="$(CURDIR)/$(TOOLS):$$PATH" $(GO) generate $(LIBRARIES)
 
+# The bundle is committed, so that a build of the Collector needs no Node.
+.PHONY: ui
+ui: ## Build the web UI into extension/gpuqueryextension/ui/dist; requires Node
+	scripts/ui build
+
 .PHONY: tidy
 tidy: ## Tidy the go.mod of every module
 	scripts/tidy . $(MODULES)

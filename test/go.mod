@@ -4,11 +4,39 @@ go 1.26.0
 
 require github.com/gpuflight/gpuflight v0.2.0
 
-require github.com/gpuflight/gpuflight/internal/collector v0.2.0 // indirect
+require (
+	github.com/apache/arrow-go/v18 v18.5.1 // indirect
+	github.com/duckdb/duckdb-go-bindings v0.10506.0 // indirect
+	github.com/duckdb/duckdb-go-bindings/lib/darwin-amd64 v0.10506.0 // indirect
+	github.com/duckdb/duckdb-go-bindings/lib/darwin-arm64 v0.10506.0 // indirect
+	github.com/duckdb/duckdb-go-bindings/lib/linux-amd64 v0.10506.0 // indirect
+	github.com/duckdb/duckdb-go-bindings/lib/linux-arm64 v0.10506.0 // indirect
+	github.com/duckdb/duckdb-go-bindings/lib/windows-amd64 v0.10506.0 // indirect
+	github.com/duckdb/duckdb-go/v2 v2.10506.0 // indirect
+	github.com/go-openapi/jsonpointer v0.22.5 // indirect
+	github.com/go-openapi/swag/jsonname v0.25.5 // indirect
+	github.com/google/flatbuffers v25.12.19+incompatible // indirect
+	github.com/gorilla/mux v1.8.0 // indirect
+	github.com/gpuflight/gpuflight/internal/collector v0.2.0 // indirect
+	github.com/klauspost/cpuid/v2 v2.3.0 // indirect
+	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3 // indirect
+	github.com/zeebo/xxh3 v1.1.0 // indirect
+	go.yaml.in/yaml/v4 v4.0.0 // indirect
+	golang.org/x/exp v0.0.0-20260112195511-716be5621a96 // indirect
+	golang.org/x/sync v0.24.0 // indirect
+	golang.org/x/telemetry v0.0.0-20260924152758-ed294f943157 // indirect
+	golang.org/x/tools v0.51.0 // indirect
+	golang.org/x/xerrors v0.0.0-20240903120638-7835f813f4da // indirect
+)
 
 require github.com/gpuflight/gpuflight/receiver/gpuflogreceiver v0.2.0
 
 require github.com/gpuflight/gpuflight/receiver/nvmlreceiver v0.2.0
+
+require (
+	github.com/getkin/kin-openapi v0.153.0
+	github.com/gpuflight/gpuflight/extension/gpuqueryextension v0.2.0
+)
 
 require github.com/gpuflight/gpuflight/processor/occupancyprocessor v0.2.0
 
@@ -203,6 +231,12 @@ replace github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextensi
 replace github.com/gpuflight/gpuflight/extension/storage/filestorageextension => ../extension/storage/filestorageextension
 
 replace github.com/gpuflight/gpuflight/internal/store/duckstore => ../internal/store/duckstore
-require github.com/gpuflight/gpuflight/internal/store/clickstore v0.0.0
+
+require (
+	github.com/gpuflight/gpuflight/internal/store/clickstore v0.0.0
+	github.com/gpuflight/gpuflight/internal/store/duckstore v0.0.0-00010101000000-000000000000
+)
 
 replace github.com/gpuflight/gpuflight/internal/store/clickstore => ../internal/store/clickstore
+
+replace github.com/gpuflight/gpuflight/extension/gpuqueryextension => ../extension/gpuqueryextension

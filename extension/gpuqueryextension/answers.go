@@ -24,6 +24,14 @@ var operationNames = [...]string{
 	store.OpFree: semconv.CUDAOperationFree,
 }
 
+// operationName returns cuda.operation, "unknown" for a number that a newer release has stored.
+func operationName(op store.Operation) string {
+	if op == 0 || int(op) >= len(operationNames) {
+		return "unknown"
+	}
+	return operationNames[op]
+}
+
 type sessionAnswer struct {
 	ID          string           `json:"id"`
 	Service     string           `json:"service,omitempty"`
@@ -52,7 +60,7 @@ func (s *server) session(i *store.SessionInfo) sessionAnswer {
 		KernelNs: i.KernelNs, Bytes: i.Bytes, Live: s.live(i), Ended: i.Ended, Sealed: i.Sealed, Pinned: i.Pinned, RowsDropped: i.RowsDropped,
 	}
 	for op, n := range i.Operations {
-		a.Operations[operationNames[op]] = n
+		a.Operations[operationName(op)] += n
 	}
 	return a
 }
@@ -73,7 +81,7 @@ type laneAnswer struct {
 var classes = [...]string{store.LaneCompute: "compute", store.LaneCopy: "copy", store.LaneHost: "host"}
 
 func (r *request) lane(l *store.LaneInfo) *laneAnswer {
-	return &laneAnswer{l.ID, l.Device, optional(l.DeviceIndex), optional(l.Context), optional(l.Stream), classes[l.Class],
+	return &laneAnswer{l.ID, l.Device, optional(l.DeviceIndex), optional(l.Context), optional(l.Stream), nameOf(classes[:], uint8(l.Class)),
 		l.Count, l.BusyNs, l.FirstNs - r.base, l.LastNs - r.base}
 }
 
@@ -100,7 +108,7 @@ type shapeAnswer struct {
 
 func shape(id uint32, s *store.Shape) *shapeAnswer {
 	return &shapeAnswer{
-		shapeName: shapeName{id, operationNames[s.Operation], s.Name}, FullName: s.FullName, Symbol: s.Symbol, Grid: s.Grid,
+		shapeName: shapeName{id, operationName(s.Operation), s.Name}, FullName: s.FullName, Symbol: s.Symbol, Grid: s.Grid,
 		Block: s.Block, Cluster: s.Cluster, Registers: optional(s.Registers), SharedStatic: optional(s.SharedStatic),
 		SharedDynamic: optional(s.SharedDynamic), SharedExecuted: optional(s.SharedExecuted), LocalMemory: optional(s.LocalMemory),
 		Attributes: attributes(s.Attrs),
@@ -132,7 +140,7 @@ type operationAnswer struct {
 func (r *request) operation(o *store.OpRow) *operationAnswer {
 	a := &operationAnswer{
 		Span: spanText(o.Op.Span), Start: o.StartNs - r.base, DurationNs: max(o.EndNs-o.StartNs, 0), Lane: o.Lane, Shape: o.Shape,
-		Operation: operationNames[o.ShapeRef.Operation], Name: o.ShapeRef.Name, LaunchStart: r.offset(o.LaunchStartNs),
+		Operation: operationName(o.ShapeRef.Operation), Name: o.ShapeRef.Name, LaunchStart: r.offset(o.LaunchStartNs),
 		LaunchEnd: r.offset(o.LaunchEndNs), QueueNs: optional(o.QueueNs), Correlation: optional(o.Correlation), Bytes: optional(o.Bytes),
 		Estimated: o.Estimated, Trace: traceText(o.PlaceRef.Trace), Parent: parentText(o.PlaceRef.Parent), Scope: o.PlaceRef.ScopeName,
 		Inferred: o.PlaceRef.Inferred,

@@ -89,6 +89,13 @@ func newServer(b store.Backend, o options) *server {
 	session("/logs", s.logs)
 	session("/series", s.series)
 	session("/series/{key}", s.points)
+	jaeger := func(pattern string, h func(context.Context, *request) (any, error)) {
+		mux.Handle("GET /api/v3/"+pattern, s.handler(h, http.StatusOK))
+	}
+	jaeger("services", s.jaegerServices)
+	jaeger("operations", s.jaegerOperations)
+	jaeger("traces", s.jaegerTraces)
+	jaeger("traces/{trace}", s.jaegerTrace)
 	change("PUT /api/v1/sessions/{session}/pin", s.pin(true), http.StatusNoContent)
 	change("DELETE /api/v1/sessions/{session}/pin", s.pin(false), http.StatusNoContent)
 	change("DELETE /api/v1/sessions/{session}", s.delete, http.StatusNoContent)

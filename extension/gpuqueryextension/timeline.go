@@ -160,7 +160,7 @@ func (s *server) shapeNames(ctx context.Context, r *request, used map[uint32]boo
 		}
 		for _, id := range part {
 			if sh := found[id]; sh != nil {
-				names = append(names, shapeName{id, operationNames[sh.Operation], sh.Name})
+				names = append(names, shapeName{id, operationName(sh.Operation), sh.Name})
 			}
 		}
 	}

@@ -48,7 +48,7 @@ service:
 `, c.sent), 0o600))
 	c.args = []string{
 		"GPUFLIGHT_STATE=" + c.state, "GPUFLIGHT_LOGS=" + logs, "GPUFLIGHT_METRICS_PORT=" + port,
-		"GPUFLIGHT_LISTEN=" + process.FreePort(t), "GPUFLIGHT_LISTEN_HTTP=" + process.FreePort(t), process.Collector.Find(t),
+		"GPUFLIGHT_LISTEN=" + process.FreePort(t), "GPUFLIGHT_LISTEN_HTTP=" + process.FreePort(t), "GPUFLIGHT_UI=" + process.FreePort(t), process.Collector.Find(t),
 		"--config", filepath.Join(process.Root(t), "config", "local.yaml"), "--config", overlay,
 	}
 	return c

@@ -27,37 +27,40 @@ const root = createRootRoute({
 export const sessionsRoute = createRoute({
   getParentRoute: () => root,
   path: "/",
-  validateSearch: (s: Raw) => optional({
-    q: text(s.q),
-    host: text(s.host),
-    service: text(s.service),
-    run: text(s.run),
-    a: text(s.a),
-  }),
+  validateSearch: (s: Raw) =>
+    optional({
+      q: text(s.q),
+      host: text(s.host),
+      service: text(s.service),
+      run: text(s.run),
+      a: text(s.a),
+    }),
   component: Sessions,
 });
 
 export const usageRoute = createRoute({
   getParentRoute: () => root,
   path: "/usage",
-  validateSearch: (s: Raw) => optional({
-    by: oneOf(s.by, ["service", "host", "run", "session", "scope"] as const),
-    service: text(s.service),
-    host: text(s.host),
-    rate: text(s.rate),
-  }),
+  validateSearch: (s: Raw) =>
+    optional({
+      by: oneOf(s.by, ["service", "host", "run", "session", "scope"] as const),
+      service: text(s.service),
+      host: text(s.host),
+      rate: text(s.rate),
+    }),
   component: Usage,
 });
 
 export const compareRoute = createRoute({
   getParentRoute: () => root,
   path: "/compare",
-  validateSearch: (s: Raw) => optional({
-    a: text(s.a),
-    b: text(s.b),
-    by: oneOf(s.by, ["name", "shape", "scope"] as const),
-    q: text(s.q),
-  }),
+  validateSearch: (s: Raw) =>
+    optional({
+      a: text(s.a),
+      b: text(s.b),
+      by: oneOf(s.by, ["name", "shape", "scope"] as const),
+      q: text(s.q),
+    }),
   component: Compare,
 });
 
@@ -95,45 +98,48 @@ export const timelineRoute = createRoute({
 export const kernelsRoute = createRoute({
   getParentRoute: () => sessionRoute,
   path: "kernels",
-  validateSearch: (s: Raw) => optional({
-    ...interval(s.from, s.to),
-    group: oneOf(s.group, ["name", "shape", "path", "lane"] as const),
-    sort: oneOf(s.sort, ["sum_ns", "count", "mean", "p50_ns", "p99_ns", "max_ns", "queue_ns", "name"] as const),
-    dir: oneOf(s.dir, ["asc", "desc"] as const),
-    q: text(s.q),
-    path: id(s.path),
-  }),
+  validateSearch: (s: Raw) =>
+    optional({
+      ...interval(s.from, s.to),
+      group: oneOf(s.group, ["name", "shape", "path", "lane"] as const),
+      sort: oneOf(s.sort, ["sum_ns", "count", "mean", "p50_ns", "p99_ns", "max_ns", "queue_ns", "name"] as const),
+      dir: oneOf(s.dir, ["asc", "desc"] as const),
+      q: text(s.q),
+      path: id(s.path),
+    }),
   component: Kernels,
 });
 
 export const launchesRoute = createRoute({
   getParentRoute: () => sessionRoute,
   path: "launches",
-  validateSearch: (s: Raw) => optional({
-    ...interval(s.from, s.to),
-    operation: text(s.operation),
-    name: typeof s.name === "string" && s.name !== "" ? s.name : undefined,
-    shape: id(s.shape),
-    lane: text(s.lane),
-    path: id(s.path),
-    direct: oneOf(s.direct, ["true"] as const),
-    parent: spanId(s.parent),
-    min_ns: id(s.min_ns),
-    max_ns: text(s.max_ns),
-    overlapping: oneOf(s.overlapping, ["true"] as const),
-    sort: oneOf(s.sort, ["start", "duration", "queue"] as const),
-  }),
+  validateSearch: (s: Raw) =>
+    optional({
+      ...interval(s.from, s.to),
+      operation: text(s.operation),
+      name: typeof s.name === "string" && s.name !== "" ? s.name : undefined,
+      shape: id(s.shape),
+      lane: text(s.lane),
+      path: id(s.path),
+      direct: oneOf(s.direct, ["true"] as const),
+      parent: spanId(s.parent),
+      min_ns: id(s.min_ns),
+      max_ns: text(s.max_ns),
+      overlapping: oneOf(s.overlapping, ["true"] as const),
+      sort: oneOf(s.sort, ["start", "duration", "queue"] as const),
+    }),
   component: Launches,
 });
 
 export const scopesRoute = createRoute({
   getParentRoute: () => sessionRoute,
   path: "scopes",
-  validateSearch: (s: Raw) => optional({
-    path: id(s.path),
-    sort: oneOf(s.sort, ["start", "wall", "device", "queue"] as const),
-    q: text(s.q),
-  }),
+  validateSearch: (s: Raw) =>
+    optional({
+      path: id(s.path),
+      sort: oneOf(s.sort, ["start", "wall", "device", "queue"] as const),
+      q: text(s.q),
+    }),
   component: Scopes,
 });
 
@@ -147,12 +153,13 @@ export const systemRoute = createRoute({
 export const codeRoute = createRoute({
   getParentRoute: () => sessionRoute,
   path: "code",
-  validateSearch: (s: Raw) => optional({
-    kernel: typeof s.kernel === "string" ? s.kernel : undefined,
-    fn: typeof s.fn === "string" ? s.fn : undefined,
-    text: text(s.text),
-    what: text(s.what),
-  }),
+  validateSearch: (s: Raw) =>
+    optional({
+      kernel: typeof s.kernel === "string" ? s.kernel : undefined,
+      fn: typeof s.fn === "string" ? s.fn : undefined,
+      text: text(s.text),
+      what: text(s.what),
+    }),
   component: Code,
 });
 

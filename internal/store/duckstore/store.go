@@ -246,7 +246,7 @@ func temporary(err error) bool {
 		return false // the file is too short
 	}
 	for _, part := range []string{
-		"No space left", "Too many open files", "Out of Memory", "Permission denied", "Could not set lock",
+		"No space left", "Too many open files", "Out of Memory", "could not allocate", "Permission denied", "Could not set lock",
 		"Disk quota", "INTERRUPT", "Read-only file system", "File too large", "max_temp_directory_size",
 		"Input/output error", "Could not write", "Could not read", "Could not truncate", "fsync",
 	} {

@@ -30,6 +30,9 @@ type Setup struct {
 	Reopen func(tb testing.TB, s store.Store) store.Store
 	// CountsDuplicates is false for stores that count duplicates as written.
 	CountsDuplicates bool
+	// Only has the scenarios to run without GPUFLIGHT_SOAK=1, for stores whose queries are slow; nil
+	// means all.
+	Only []string
 }
 
 // soak reports whether to test with more data.
@@ -62,6 +65,9 @@ type scenario struct {
 func Run(t *testing.T, setup Setup) {
 	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
+			if setup.Only != nil && !soak() && !slices.Contains(setup.Only, s.name) {
+				t.Skip("slow on this store: set GPUFLIGHT_SOAK=1")
+			}
 			t.Parallel()
 			s.run(newPair(t, &setup))
 		})

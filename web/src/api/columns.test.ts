@@ -42,7 +42,11 @@ describe("decodeTimeline", () => {
   it("reads bins and slices", () => {
     const t = decodeTimeline(
       encode({
-        bins: { lane: new Uint32Array([1, 1]), index: new Uint32Array([0, 9]), busy_ns: new Float64Array([1000, 12.5]) },
+        bins: {
+          lane: new Uint32Array([1, 1]),
+          index: new Uint32Array([0, 9]),
+          busy_ns: new Float64Array([1000, 12.5]),
+        },
         slices: {
           lane: new Uint32Array([3]),
           span: new BigUint64Array([0xfedcba9876543210n]),

@@ -117,26 +117,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/demo": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /**
-         * Add the demo session, a recording of PyTorch on an H200
-         * @description Repeating the request changes nothing.
-         */
-        post: operations["loadDemo"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/sessions/{session}/timeline": {
         parameters: {
             query?: never;
@@ -522,7 +502,7 @@ export interface paths {
         };
         /**
          * Device time of whole sessions by service, host, run, session or top-level scope
-         * @description It sums the newest 1,000 sessions that overlap the interval, or the newest 100 with
+         * @description It sums the newest 999 sessions that overlap the interval, or the newest 100 with
          *     `by=scope`. `truncated` says that there are more. Overlapping kernels each count in full.
          */
         get: operations["getUsage"];
@@ -557,11 +537,16 @@ export interface components {
         Ns: number;
         /** Format: int64 */
         Count: number;
+        /** @description Up to 2^64-1 */
+        Unsigned: number;
         Attributes: {
             [key: string]: unknown;
         };
-        /** @enum {string} */
-        OperationKind: "kernel" | "memcpy" | "memset" | "synchronize" | "graph" | "malloc" | "free";
+        /**
+         * @description unknown only in answers
+         * @enum {string}
+         */
+        OperationKind: "kernel" | "memcpy" | "memset" | "synchronize" | "graph" | "malloc" | "free" | "unknown";
         Error: {
             /** @description One sentence */
             error: string;
@@ -975,16 +960,16 @@ export interface components {
             function: string;
             file: string;
             /** @description Without reasons that end in _not_issued */
-            samples: components["schemas"]["Count"];
+            samples: components["schemas"]["Unsigned"];
             /** @description Number of records */
             rows: components["schemas"]["Count"];
             /** @description Samples by stall reason */
             stalls: {
-                [key: string]: components["schemas"]["Count"];
+                [key: string]: components["schemas"]["Unsigned"];
             };
             /** @description Sums by SASS metric */
             metrics: {
-                [key: string]: components["schemas"]["Count"];
+                [key: string]: components["schemas"]["Unsigned"];
             };
         };
         Functions: {
@@ -1009,7 +994,7 @@ export interface components {
             what: string;
             /** @description Number of records */
             rows: components["schemas"]["Count"];
-            value: components["schemas"]["Count"];
+            value: components["schemas"]["Unsigned"];
         };
         Samples: {
             base: components["schemas"]["UnixNano"];
@@ -1086,7 +1071,7 @@ export interface components {
             base: components["schemas"]["UnixNano"];
             time: components["schemas"]["Time"][];
             value: (number | null)[];
-            count?: components["schemas"]["Count"][];
+            count?: components["schemas"]["Unsigned"][];
             sum?: (number | null)[];
         };
         Trace: {
@@ -1349,27 +1334,6 @@ export interface operations {
         };
         responses: {
             /** @description The session was added */
-            201: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Imported"];
-                };
-            };
-            default: components["responses"]["Error"];
-        };
-    };
-    loadDemo: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The store has the session */
             201: {
                 headers: {
                     [name: string]: unknown;

@@ -26,7 +26,10 @@ const patterns: [RegExp, Family][] = [
   [/flash|fmha|attention|softmax|mha_/i, "attention"],
   [/gemm|gemv|cutlass|cublas|xmma|wgmma|matmul|conv|winograd|splitk|nvjet|dot_kernel/i, "matmul"],
   [/norm|reduc|sum|argmax|moments|cub::|scan|sort|topk/i, "normalise"],
-  [/elementwise|pointwise|triton_poi|vectorized|relu|gelu|silu|dropout|adam|foreach|multi_tensor|fill|axpy|add|mul/i, "elementwise"],
+  [
+    /elementwise|pointwise|triton_poi|vectorized|relu|gelu|silu|dropout|adam|foreach|multi_tensor|fill|axpy|add|mul/i,
+    "elementwise",
+  ],
 ];
 
 const cache = new Map<string, Family>();
@@ -105,7 +108,9 @@ export function scopeColor(name: string, dark: boolean): [number, number, number
   let rgb = rgbCache.get(key);
   if (!rgb) {
     const h = hash(name);
-    rgb = dark ? oklch(0.66 + ((h >>> 3) % 3) * 0.04, 0.05, h % 360) : oklch(0.86 + ((h >>> 3) % 3) * 0.03, 0.05, h % 360);
+    rgb = dark
+      ? oklch(0.66 + ((h >>> 3) % 3) * 0.04, 0.05, h % 360)
+      : oklch(0.86 + ((h >>> 3) % 3) * 0.03, 0.05, h % 360);
     rgbCache.set(key, rgb);
   }
   return rgb;

@@ -9,8 +9,19 @@ const kinds = (line: string, kind: "sass" | "source") =>
 
 describe("tokens", () => {
   it("keep the whole line", () => {
-    for (const line of ['  x = "a\\"b"; // c', "/*0010*/  @P0 IMAD.MOV.U32 R1, RZ, RZ, c[0x0][0x28] ;", "", "\t#include <a>", "ü ≤ '"]) {
-      for (const k of ["sass", "ptx", "source"] as const) expect(tokens(line, k).map((t) => t.text).join("")).toBe(line);
+    for (const line of [
+      '  x = "a\\"b"; // c',
+      "/*0010*/  @P0 IMAD.MOV.U32 R1, RZ, RZ, c[0x0][0x28] ;",
+      "",
+      "\t#include <a>",
+      "ü ≤ '",
+    ]) {
+      for (const k of ["sass", "ptx", "source"] as const)
+        expect(
+          tokens(line, k)
+            .map((t) => t.text)
+            .join(""),
+        ).toBe(line);
     }
   });
   it("of CUDA C++", () => {

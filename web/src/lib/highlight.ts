@@ -11,8 +11,10 @@ export interface Token {
 const keywords =
   /^(?:if|else|for|while|do|return|switch|case|break|continue|const|constexpr|static|inline|template|typename|struct|class|namespace|using|public|private|void|int|float|double|half|bool|char|unsigned|long|short|auto|size_t|true|false|nullptr|sizeof|def|import|from|as|with|lambda|None|True|False|and|or|not|in|is|yield|func|package|type|var|range|go|defer|map|chan|interface|__global__|__device__|__host__|__shared__|__restrict__|__syncthreads|extern)$/;
 
-const code = /(\/\/.*|#(?!\w*include|define|pragma|if|endif).*|\/\*.*?\*\/)|("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(\b(?:0x[\da-fA-F]+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)[fuUlL]*\b)|([A-Za-z_]\w*)|([^A-Za-z_\d"'/#]+|.)/g;
-const assembly = /(\/\/.*|\/\*.*?\*\/)|("(?:\\.|[^"\\])*")|(\b(?:0[xfd][\da-fA-F]+|\d+(?:\.\d+)?)\b)|(%\w+|\bU?R\d+\b|\bU?P[T\d]\b|\bRZ\b)|(\.L\w+:?|^\s*\$?\w+:)|([A-Z][A-Z0-9]+(?:\.[A-Z0-9_]+)*|\b[a-z]\w*(?:\.[a-z]\w*)+)|([^%"/\w.]+|\w+|.)/g;
+const code =
+  /(\/\/.*|#(?!\w*include|define|pragma|if|endif).*|\/\*.*?\*\/)|("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(\b(?:0x[\da-fA-F]+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)[fuUlL]*\b)|([A-Za-z_]\w*)|([^A-Za-z_\d"'/#]+|.)/g;
+const assembly =
+  /(\/\/.*|\/\*.*?\*\/)|("(?:\\.|[^"\\])*")|(\b(?:0[xfd][\da-fA-F]+|\d+(?:\.\d+)?)\b)|(%\w+|\bU?R\d+\b|\bU?P[T\d]\b|\bRZ\b)|(\.L\w+:?|^\s*\$?\w+:)|([A-Z][A-Z0-9]+(?:\.[A-Z0-9_]+)*|\b[a-z]\w*(?:\.[a-z]\w*)+)|([^%"/\w.]+|\w+|.)/g;
 
 /** tokens splits one line. */
 export function tokens(line: string, kind: "sass" | "ptx" | "source"): Token[] {
@@ -24,11 +26,29 @@ export function tokens(line: string, kind: "sass" | "ptx" | "source"): Token[] {
   };
   if (kind === "source") {
     for (const m of line.matchAll(code)) {
-      push(m[1] ? "comment" : m[2] ? "string" : m[3] ? "number" : m[4] && keywords.test(m[4]) ? "keyword" : "text", m[0]);
+      push(
+        m[1] ? "comment" : m[2] ? "string" : m[3] ? "number" : m[4] && keywords.test(m[4]) ? "keyword" : "text",
+        m[0],
+      );
     }
   } else {
     for (const m of line.matchAll(assembly)) {
-      push(m[1] ? "comment" : m[2] ? "string" : m[3] ? "number" : m[4] ? "register" : m[5] ? "label" : m[6] ? "keyword" : "text", m[0]);
+      push(
+        m[1]
+          ? "comment"
+          : m[2]
+            ? "string"
+            : m[3]
+              ? "number"
+              : m[4]
+                ? "register"
+                : m[5]
+                  ? "label"
+                  : m[6]
+                    ? "keyword"
+                    : "text",
+        m[0],
+      );
     }
   }
   return result;

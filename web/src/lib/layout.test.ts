@@ -15,18 +15,25 @@ describe("stack", () => {
   });
   it("needs one row for nothing", () => expect(stack([]).count).toBe(1));
   it("separates operations without duration at the same time", () => {
-    expect([...stack([{ start: 5, end: 5 }, { start: 5, end: 5 }]).rows]).toEqual([0, 1]);
+    expect([
+      ...stack([
+        { start: 5, end: 5 },
+        { start: 5, end: 5 },
+      ]).rows,
+    ]).toEqual([0, 1]);
   });
 });
 
 describe("nest", () => {
   it("places a child below its parent, also when it ends later", () => {
-    const spans = sortSpans([
-      { id: "b", parent: "a", start: 0, end: 120 },
-      { id: "a", parent: "", start: 0, end: 100 },
-      { id: "c", parent: "b", start: 10, end: 20 },
-      { id: "d", parent: "", start: 130, end: 140 },
-    ].map((s) => ({ ...s })));
+    const spans = sortSpans(
+      [
+        { id: "b", parent: "a", start: 0, end: 120 },
+        { id: "a", parent: "", start: 0, end: 100 },
+        { id: "c", parent: "b", start: 10, end: 20 },
+        { id: "d", parent: "", start: 130, end: 140 },
+      ].map((s) => ({ ...s })),
+    );
     // The longer span comes first, so a parent that is shorter than its child has a row of its own.
     const { rows } = nest(spans);
     const row = Object.fromEntries(spans.map((s, i) => [s.id, rows[i]]));

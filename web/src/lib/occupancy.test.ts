@@ -17,6 +17,12 @@ describe("occupancy", () => {
     ]);
   });
   it("is silent without data", () => {
-    expect(occupancy({})).toEqual({ theoretical: undefined, gridFill: undefined, waves: undefined, limiters: [], sentences: [] });
+    expect(occupancy({})).toEqual({
+      theoretical: undefined,
+      gridFill: undefined,
+      waves: undefined,
+      limiters: [],
+      sentences: [],
+    });
   });
 });

@@ -34,7 +34,10 @@ export function occupancy(a: Attributes): Occupancy {
   const sentences: string[] = [];
   if (theoretical !== undefined && limiters.length) {
     const names = limiters.map((l) => resources[l] ?? l.replaceAll("_", " "));
-    const held = blocks !== undefined && warps !== undefined ? ` A multiprocessor holds ${blocks} blocks, which are ${warps} warps.` : "";
+    const held =
+      blocks !== undefined && warps !== undefined
+        ? ` A multiprocessor holds ${blocks} blocks, which are ${warps} warps.`
+        : "";
     sentences.push(
       theoretical >= 0.999
         ? `The occupancy is the largest possible.${held}`

@@ -17,7 +17,7 @@ import type { Bins, Item, Track } from "./draw";
  */
 export function fetchWindow(v: View, extent: View): View {
   const unit = 2 ** Math.ceil(Math.log2(Math.max(v.to - v.from, 1)));
-  const from = Math.floor(v.from / (unit / 2)) * (unit / 2) - (unit / 2);
+  const from = Math.floor(v.from / (unit / 2)) * (unit / 2) - unit / 2;
   return {
     from: Math.floor(Math.max(from, extent.from)),
     to: Math.ceil(Math.min(from + 2.5 * unit, extent.to + 1)),
@@ -51,7 +51,11 @@ export function useTimeline(session: SessionState, view: View, extent: View, wid
     queryKey: ["timeline", session.id, session.base, w.from, w.to, bins],
     queryFn: async ({ signal }) =>
       decodeTimeline(
-        await getBinary(`/sessions/${encodeURIComponent(session.id)}/timeline`, { ...common, bins, slices: maxSlices }, signal),
+        await getBinary(
+          `/sessions/${encodeURIComponent(session.id)}/timeline`,
+          { ...common, bins, slices: maxSlices },
+          signal,
+        ),
       ),
     placeholderData: keepPreviousData,
     refetchInterval: session.every,
@@ -80,8 +84,22 @@ export function useTimeline(session: SessionState, view: View, extent: View, wid
 }
 
 /** Metrics that the timeline shows below the lanes, in this order, each with its scale. */
-const metrics: { metric: string; label: string; hue: number; max?: number; format: (v: number) => string; skip?: (a: Schemas["Attributes"]) => boolean }[] = [
-  { metric: "hw.gpu.utilization", label: "GPU utilisation", hue: 150, max: 1, format: percent, skip: (a) => a["hw.gpu.task"] !== undefined && a["hw.gpu.task"] !== "general" },
+const metrics: {
+  metric: string;
+  label: string;
+  hue: number;
+  max?: number;
+  format: (v: number) => string;
+  skip?: (a: Schemas["Attributes"]) => boolean;
+}[] = [
+  {
+    metric: "hw.gpu.utilization",
+    label: "GPU utilisation",
+    hue: 150,
+    max: 1,
+    format: percent,
+    skip: (a) => a["hw.gpu.task"] !== undefined && a["hw.gpu.task"] !== "general",
+  },
   { metric: "hw.power", label: "Power", hue: 60, format: (v) => `${significant(v)} W` },
   { metric: "hw.gpu.memory.usage", label: "Memory", hue: 250, format: bytes },
 ];
@@ -97,8 +115,18 @@ export interface MetricTrack {
 /** useMetrics reads the metrics of the session's devices. */
 export function useMetrics(session: SessionState, extent: View, dark: boolean): MetricTrack[] {
   const params = { session: session.id };
-  const own = useGet("/sessions/{session}/series", params, { base: session.base, source: "session" }, { every: session.every });
-  const system = useGet("/sessions/{session}/series", params, { base: session.base, source: "system" }, { every: session.every });
+  const own = useGet(
+    "/sessions/{session}/series",
+    params,
+    { base: session.base, source: "session" },
+    { every: session.every },
+  );
+  const system = useGet(
+    "/sessions/{session}/series",
+    params,
+    { base: session.base, source: "system" },
+    { every: session.every },
+  );
   const wanted = useMemo(() => {
     const all = [
       ...(own.data?.series ?? []).map((s) => ({ s, source: "session" })),
@@ -156,10 +184,17 @@ export function useMetrics(session: SessionState, extent: View, dark: boolean): 
 const deviceName = (device: string | undefined, index: number | undefined): string =>
   index !== undefined ? `GPU ${index}` : device ? device.slice(0, 12) : "device unknown";
 
-const classes = { compute: "compute", copy: "copies", host: "waits, memory" };
+const classes = { compute: "", copy: "copies", host: "waits, memory" };
 
 /** buildTracks lays out all tracks from the top: spans, then each device with its lanes, then metrics. */
-export function buildTracks(overview: Schemas["Overview"], data: TimelineData, metricTracks: readonly MetricTrack[], dark: boolean): Track[] {
+export function buildTracks(
+  overview: Schemas["Overview"],
+  data: TimelineData,
+  metricTracks: readonly MetricTrack[],
+  dark: boolean,
+  view: View,
+  width: number,
+): Track[] {
   const tracks: Track[] = [];
   let top = 0;
   const add = (t: Omit<Track, "top">) => {
@@ -180,7 +215,15 @@ export function buildTracks(overview: Schemas["Overview"], data: TimelineData, m
   const slicesOf = splitSlices(data.columns, dark);
   for (const [key, lanes] of devices) {
     const first = lanes[0] as Schemas["Lane"];
-    add({ key: `group-${key}`, kind: "group", label: deviceName(first.device, first.device_index), detail: first.device ?? "", rowHeight: 22, height: 22, items: [] });
+    add({
+      key: `group-${key}`,
+      kind: "group",
+      label: deviceName(first.device, first.device_index),
+      detail: first.device ?? "",
+      rowHeight: 22,
+      height: 22,
+      items: [],
+    });
     const gaps = (data.gaps?.gaps ?? []).filter((g) => g.device === (first.device ?? ""));
     if (lanes.some((l) => l.class === "compute")) {
       const items: Item[] = gaps
@@ -194,19 +237,30 @@ export function buildTracks(overview: Schemas["Overview"], data: TimelineData, m
           rgb: dark ? [196, 134, 62] : [190, 120, 30],
         }))
         .sort((a, b) => a.start - b.start);
-      add({ key: `gaps-${key}`, kind: "gaps", label: "idle", detail: "no kernel on this GPU", rowHeight: 16, height: 16, items });
+      add({
+        key: `gaps-${key}`,
+        kind: "gaps",
+        label: "idle",
+        detail: "no kernel on this GPU",
+        rowHeight: 16,
+        height: 16,
+        items,
+      });
     }
     for (const lane of lanes) {
-      const items = data.columns?.slices ? (slicesOf.get(lane.id) ?? []) : [];
+      const slices = slicesOf.get(lane.id) ?? [];
+      // Where slices are narrower than pixels, bins show the busy share, which slices would exaggerate.
+      const single = data.columns?.slices !== undefined && !dense(slices, view, width);
+      const items = single ? slices : [];
       const rows = items.reduce((n, i) => Math.max(n, i.row + 1), 1);
       const tall = lane.class === "compute" ? 30 : 22;
       const rowHeight = rows === 1 ? tall : Math.max(14, tall / 1.5);
-      const bins = data.columns?.slices ? undefined : binsOf.get(lane.id);
+      const bins = single ? undefined : binsOf.get(lane.id);
       add({
         key: `lane-${lane.id}`,
         kind: "lane",
-        label: lane.stream !== undefined ? `stream ${lane.stream}` : lane.class === "host" ? "host" : "stream unknown",
-        detail: `${classes[lane.class]} · ${count(lane.count)}`,
+        label: `${lane.stream !== undefined ? `stream ${lane.stream}` : lane.class === "host" ? "host" : "stream unknown"}${lane.class === "compute" ? "" : ` ${classes[lane.class]}`}`,
+        detail: `${count(lane.count)} operations`,
         rowHeight,
         height: rows * rowHeight,
         items,
@@ -218,9 +272,28 @@ export function buildTracks(overview: Schemas["Overview"], data: TimelineData, m
     add({ key: "group-metrics", kind: "group", label: "Metrics", detail: "", rowHeight: 22, height: 22, items: [] });
   }
   for (const m of metricTracks) {
-    add({ key: m.key, kind: "metric", label: m.label, detail: m.detail, rowHeight: 44, height: 44, items: [], series: [m.series] });
+    add({
+      key: m.key,
+      kind: "metric",
+      label: m.label,
+      detail: m.detail,
+      rowHeight: 44,
+      height: 44,
+      items: [],
+      series: [m.series],
+    });
   }
   return tracks;
+}
+
+/** dense says whether a view has more than one slice for four pixels. */
+export function dense(slices: readonly Item[], view: View, width: number): boolean {
+  let n = 0;
+  for (const s of slices) {
+    if (s.start > view.to) break;
+    if (s.end >= view.from && ++n > width / 4) return true;
+  }
+  return false;
 }
 
 /** spanGroups separates requests, NVTX ranges and scopes, and threads where they are known. */
@@ -230,7 +303,13 @@ function spanGroups(spans: readonly Schemas["Span"][]): Map<string, Schemas["Spa
   for (const s of spans) {
     if (s.operation === "session") continue;
     const kind =
-      s.operation === "deep_window" ? "Windows" : s.operation !== "scope" && s.kind !== "internal" ? "Requests" : s.source === "nvtx" ? "NVTX" : "Scopes";
+      s.operation === "deep_window"
+        ? "Windows"
+        : s.operation !== "scope" && s.kind !== "internal"
+          ? "Requests"
+          : s.source === "nvtx"
+            ? "NVTX"
+            : "Scopes";
     const key = s.thread ? `${kind} · ${s.thread}` : kind;
     groups.set(key, [...(groups.get(key) ?? []), s]);
   }
@@ -242,11 +321,23 @@ function spanItems(spans: readonly Schemas["Span"][], dark: boolean): Item[] {
   const depth = new Map(spans.map((s) => [s.span, s]));
   const level = (s: Schemas["Span"]): number => {
     let n = 0;
-    for (let p = s.parent ? depth.get(s.parent) : undefined; p && n < 64; p = p.parent ? depth.get(p.parent) : undefined) n++;
+    for (
+      let p = s.parent ? depth.get(s.parent) : undefined;
+      p && n < 64;
+      p = p.parent ? depth.get(p.parent) : undefined
+    )
+      n++;
     return n;
   };
   const sorted = spans
-    .map((s) => ({ s, start: s.start, end: s.start + s.duration_ns, id: s.span, parent: s.parent ?? "", level: level(s) }))
+    .map((s) => ({
+      s,
+      start: s.start,
+      end: s.start + s.duration_ns,
+      id: s.span,
+      parent: s.parent ?? "",
+      level: level(s),
+    }))
     .sort((a, b) => a.start - b.start || a.level - b.level || b.end - a.end);
   const { rows } = nest(sorted);
   return sorted.map((x, i) => ({
@@ -308,18 +399,23 @@ function splitSlices(c: TimelineColumns | undefined, dark: boolean): Map<number,
 }
 
 /** shown says what the view contains and what it leaves out, in one sentence each. */
-export function shown(data: TimelineData, view: View): string[] {
+export function shown(data: TimelineData, view: View, tracks: readonly Track[]): string[] {
   const c = data.columns;
   if (!c) return [];
   const result: string[] = [];
   let n = 0;
   let inside = 0;
+  const binned = tracks.filter((t) => t.bins).length;
   if (c.slices) {
     for (let i = 0; i < c.slices.start.length; i++) {
       const start = c.slices.start[i] as number;
       if (start < view.to && start + (c.slices.duration_ns[i] as number) >= view.from) n++;
     }
-    result.push(`${count(n)} operations, each drawn`);
+    result.push(
+      binned
+        ? `${count(n)} operations; dense lanes show bins of ${duration(c.width)}: height is the busy share, colour the longest operation`
+        : `${count(n)} operations, each drawn`,
+    );
   } else {
     for (let i = 0; i < c.bins.index.length; i++) {
       const start = c.from + (c.bins.index[i] as number) * c.width;

@@ -7,7 +7,7 @@
  */
 import { css, ink } from "../lib/color";
 import { duration, offset } from "../lib/format";
-import { ticks, tickStep, toNs, toX, type View } from "../lib/scale";
+import { tickStep, ticks, toNs, toX, type View } from "../lib/scale";
 
 /** Item is a slice of a track: an operation, a span or a gap. Row counts from the top of the track. */
 export interface Item {
@@ -202,12 +202,11 @@ export class Painter {
       if (x1 - x0 > 3 * s.dpr) x1 -= Math.round(s.dpr);
       const y = this.y(s, t.top + it.row * t.rowHeight);
       const dim = s.match !== "" && !it.name.toLowerCase().includes(s.match);
-      const color = dim
-        ? mix(it.rgb, p.bg, 0.22)
-        : pack(it.rgb[0] as number, it.rgb[1] as number, it.rgb[2] as number);
+      const color = dim ? mix(it.rgb, p.bg, 0.22) : pack(it.rgb[0] as number, it.rgb[1] as number, it.rgb[2] as number);
       const y1 = y + t.rowHeight * s.dpr;
       if (it.kind === "gap") this.rect(x0, x1, (y + y1) / 2 - s.dpr, (y + y1) / 2 + s.dpr, color);
-      else this.rect(x0, x1, y + (t.kind === "lane" ? pad : 1) * s.dpr, y1 - (t.kind === "lane" ? pad : 1) * s.dpr, color);
+      else
+        this.rect(x0, x1, y + (t.kind === "lane" ? pad : 1) * s.dpr, y1 - (t.kind === "lane" ? pad : 1) * s.dpr, color);
     }
   }
 

@@ -25,14 +25,23 @@ export function Histogram({ buckets, mark }: { buckets: readonly Schemas["Bucket
       {buckets.map((b) => {
         const h = Math.max((b.count / top) * 62, 1.5);
         return (
-          <rect key={b.from_ns} x={x(b.from_ns)} y={66 - h} width={Math.max(x(b.to_ns + 1) - x(b.from_ns) - 0.6, 1.2)} height={h} fill="var(--bar)">
+          <rect
+            key={b.from_ns}
+            x={x(b.from_ns)}
+            y={66 - h}
+            width={Math.max(x(b.to_ns + 1) - x(b.from_ns) - 0.6, 1.2)}
+            height={h}
+            fill="var(--bar)"
+          >
             <title>
               {count(b.count)} from {duration(b.from_ns)} to {duration(b.to_ns)}
             </title>
           </rect>
         );
       })}
-      {mark !== undefined && <rect x={Math.min(Math.max(x(mark) - 1, 0), 338)} y="0" width="2" height="66" fill="var(--accent)" />}
+      {mark !== undefined && (
+        <rect x={Math.min(Math.max(x(mark) - 1, 0), 338)} y="0" width="2" height="66" fill="var(--accent)" />
+      )}
       <text x="0" y="81" fontSize="11" fill="var(--muted)">
         {duration(first.from_ns)}
       </text>

@@ -57,7 +57,11 @@ export function Shell() {
                 {label}
               </Link>
             ))}
-          <Link to="/compare" search={(session ? { a: session } : {}) as never} activeOptions={{ includeSearch: false }}>
+          <Link
+            to="/compare"
+            search={(session ? { a: session } : {}) as never}
+            activeOptions={{ includeSearch: false }}
+          >
             Compare
           </Link>
           <Link to="/usage" search={{} as never} activeOptions={{ includeSearch: false }}>

@@ -30,7 +30,8 @@ export function Code() {
         <h1>Code</h1>
         <div className={ui.card}>
           <Message>
-            The session has no samples and no listings. A deep-profiling window records them: <code>gpuflight deep</code>.
+            The session has no samples and no listings. A deep-profiling window records them:{" "}
+            <code>gpuflight deep</code>.
           </Message>
         </div>
       </div>
@@ -53,7 +54,14 @@ export function Code() {
               <Link
                 to="."
                 replace
-                search={((o: Record<string, unknown>) => ({ ...o, fn: f.function, kernel: f.kernel, text: undefined })) as never}
+                search={
+                  ((o: Record<string, unknown>) => ({
+                    ...o,
+                    fn: f.function,
+                    kernel: f.kernel,
+                    text: undefined,
+                  })) as never
+                }
                 aria-current={f === selected}
                 activeProps={{}}
               >
@@ -61,7 +69,9 @@ export function Code() {
                   {fnName(f)}
                 </div>
                 <span className={ui.muted}>
-                  {f.samples ? `${count(f.samples)} samples, ${percent(total ? f.samples / total : 0)}` : `${count(Object.keys(f.metrics).length)} counters`}
+                  {f.samples
+                    ? `${count(f.samples)} samples, ${percent(total ? f.samples / total : 0)}`
+                    : `${count(Object.keys(f.metrics).length)} counters`}
                 </span>
                 {f.samples > 0 && <Bar share={total ? f.samples / total : 0} />}
               </Link>
@@ -83,7 +93,9 @@ function FunctionView({ f, texts }: { f: Fn; texts: readonly Schemas["TextInfo"]
   const stalls = Object.entries(f.stalls).sort(([, a], [, b]) => b - a);
   const metrics = Object.entries(f.metrics).sort(([a], [b]) => a.localeCompare(b));
   const most = stalls[0]?.[1] ?? 1;
-  const own = texts.filter((t) => (t.kind === "source" ? t.file && t.file === f.file : t.function === f.function || t.kernel === f.kernel));
+  const own = texts.filter((t) =>
+    t.kind === "source" ? t.file && t.file === f.file : t.function === f.function || t.kernel === f.kernel,
+  );
   const address = url(`/sessions/${encodeURIComponent(session.id)}/samples`, query);
   const rowsLink = (text: string) => (
     <a className={ui.num} href={address} target="_blank" rel="noreferrer" title="The sums as JSON">
@@ -98,7 +110,7 @@ function FunctionView({ f, texts }: { f: Fn; texts: readonly Schemas["TextInfo"]
           {f.file && <span className={`${ui.muted} ${ui.mono}`}>{f.file}</span>}
         </div>
         {stalls.length > 0 && (
-          <div className={c.reason} aria-label="Stall reasons">
+          <div className={c.reason}>
             {stalls.map(([name, n]) => [
               <span key={name}>{name.replaceAll("_", " ")}</span>,
               <Bar key={`${name}b`} share={n / most} />,
@@ -158,7 +170,10 @@ interface Cell {
   what: Map<string, number>;
 }
 
-function sumBy(samples: readonly Schemas["SampleSum"][], key: (s: Schemas["SampleSum"]) => number | undefined): Map<number, Cell> {
+function sumBy(
+  samples: readonly Schemas["SampleSum"][],
+  key: (s: Schemas["SampleSum"]) => number | undefined,
+): Map<number, Cell> {
   const result = new Map<number, Cell>();
   const stall = samples.some((s) => s.kind === "stall");
   for (const s of samples) {
@@ -166,7 +181,8 @@ function sumBy(samples: readonly Schemas["SampleSum"][], key: (s: Schemas["Sampl
     if (k === undefined) continue;
     const cell = result.get(k) ?? { value: 0, what: new Map() };
     cell.what.set(s.what, (cell.what.get(s.what) ?? 0) + s.value);
-    if (stall ? s.kind === "stall" && !s.what.endsWith("_not_issued") : s.what === "smsp__sass_inst_executed") cell.value += s.value;
+    if (stall ? s.kind === "stall" && !s.what.endsWith("_not_issued") : s.what === "smsp__sass_inst_executed")
+      cell.value += s.value;
     result.set(k, cell);
   }
   return result;
@@ -194,8 +210,12 @@ function Listing({ info, samples }: { info: Schemas["TextInfo"]; samples: readon
         {lines.length > shown.length && <Badge tone="warn">the first 5,000 of {count(lines.length)} lines</Badge>}
       </div>
       {q.error ? <Failure error={q.error} /> : null}
-      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: the keyboard scrolls it */}
-      <div className={c.listing} tabIndex={0} role="region" aria-label={`Listing of ${info.function ?? info.file ?? info.key}`}>
+      <section
+        className={c.listing}
+        // biome-ignore lint/a11y/noNoninteractiveTabindex: the keyboard scrolls it
+        tabIndex={0}
+        aria-label={`Listing of ${info.function ?? info.file ?? info.key}`}
+      >
         <table>
           <tbody>
             {shown.map((line, i) => {
@@ -203,7 +223,11 @@ function Listing({ info, samples }: { info: Schemas["TextInfo"]; samples: readon
               const pc = info.kind === "source" ? number : sassOffset(line);
               const cell = pc === undefined ? undefined : cells.get(pc);
               return (
-                <tr key={number} data-hot={cell !== undefined && cell.value > most * 0.5} title={cell ? describe(cell) : undefined}>
+                <tr
+                  key={number}
+                  data-hot={cell !== undefined && cell.value > most * 0.5}
+                  title={cell ? describe(cell) : undefined}
+                >
                   <td>{cell?.value ? count(cell.value) : ""}</td>
                   <td>{number}</td>
                   <td>
@@ -219,17 +243,25 @@ function Listing({ info, samples }: { info: Schemas["TextInfo"]; samples: readon
             })}
           </tbody>
         </table>
-      </div>
+      </section>
     </section>
   );
 }
 
 /** Instructions lists samples by line and instruction where no listing is stored. */
-function Instructions({ samples, rowsLink }: { samples: readonly Schemas["SampleSum"][]; rowsLink: (t: string) => ReactNode }) {
+function Instructions({
+  samples,
+  rowsLink,
+}: {
+  samples: readonly Schemas["SampleSum"][];
+  rowsLink: (t: string) => ReactNode;
+}) {
   const byPc = useMemo(() => {
     const lines = new Map<number, number | undefined>();
     for (const s of samples) if (s.pc !== undefined) lines.set(s.pc, s.line);
-    return [...sumBy(samples, (s) => s.pc)].sort(([a], [b]) => a - b).map(([pc, cell]) => ({ pc, line: lines.get(pc), cell }));
+    return [...sumBy(samples, (s) => s.pc)]
+      .sort(([a], [b]) => a - b)
+      .map(([pc, cell]) => ({ pc, line: lines.get(pc), cell }));
   }, [samples]);
   const most = byPc.reduce((n, x) => Math.max(n, x.cell.value), 1);
   if (!byPc.length) return null;

@@ -53,7 +53,11 @@ export function Compare() {
         <h1>Compare</h1>
         {choose("a")}
         {choose("b")}
-        <Link to="/compare" search={((o: Record<string, unknown>) => ({ ...o, a: search.b, b: search.a })) as never} className={ui.button}>
+        <Link
+          to="/compare"
+          search={((o: Record<string, unknown>) => ({ ...o, a: search.b, b: search.a })) as never}
+          className={ui.button}
+        >
           Swap
         </Link>
       </div>
@@ -80,9 +84,15 @@ export function Compare() {
             <strong>
               {duration(sa)} → {duration(sb)}
             </strong>
-            <Badge tone={sb > sa * 1.05 ? "bad" : sb < sa * 0.95 ? "good" : undefined}>{signedPercent(sb / sa - 1)} kernel time</Badge>
+            <Badge tone={sb > sa * 1.05 ? "bad" : sb < sa * 0.95 ? "good" : undefined}>
+              {signedPercent(sb / sa - 1)} kernel time
+            </Badge>
             <span className={ui.spacer} />
-            <SearchBox label="Search" value={search.q ?? ""} onChange={(v) => navigate({ search: (o) => ({ ...o, q: v || undefined }), replace: true })} />
+            <SearchBox
+              label="Search"
+              value={search.q ?? ""}
+              onChange={(v) => navigate({ search: (o) => ({ ...o, q: v || undefined }), replace: true })}
+            />
           </div>
           <div className={`${ui.card} ${ui.tableScroll}`}>
             <table className={ui.table} aria-label="Differences">
@@ -120,7 +130,11 @@ export function Compare() {
                       <Link
                         to="/sessions/$session/kernels"
                         params={{ session }}
-                        search={(by === "scope" ? { group: "path", q: undefined } : { group: by, q: r.key.split("  ")[0] }) as never}
+                        search={
+                          (by === "scope"
+                            ? { group: "path", q: undefined }
+                            : { group: by, q: r.key.split("  ")[0] }) as never
+                        }
                         className={ui.num}
                       >
                         {text}
@@ -142,7 +156,15 @@ export function Compare() {
                       </td>
                       <td className={ui.right}>
                         {r.a && r.b ? (
-                          <Badge tone={r.b.sum_ns > r.a.sum_ns * 1.05 ? "bad" : r.b.sum_ns < r.a.sum_ns * 0.95 ? "good" : undefined}>
+                          <Badge
+                            tone={
+                              r.b.sum_ns > r.a.sum_ns * 1.05
+                                ? "bad"
+                                : r.b.sum_ns < r.a.sum_ns * 0.95
+                                  ? "good"
+                                  : undefined
+                            }
+                          >
                             {signedPercent(r.b.sum_ns / r.a.sum_ns - 1)}
                           </Badge>
                         ) : (
@@ -159,7 +181,9 @@ export function Compare() {
             </table>
             {!rows.length && <Message>Nothing to compare.</Message>}
           </div>
-          {rows.length > 500 && <span className={ui.muted}>{count(rows.length - 500)} smaller differences are not listed.</span>}
+          {rows.length > 500 && (
+            <span className={ui.muted}>{count(rows.length - 500)} smaller differences are not listed.</span>
+          )}
         </>
       )}
     </div>
@@ -168,7 +192,12 @@ export function Compare() {
 
 function useSide(session: string | undefined, by: "name" | "shape" | "scope") {
   const group = by === "scope" ? "path" : by;
-  const q = useGet("/sessions/{session}/kernels", { session: session ?? "" }, { group, limit: 10_000 }, { enabled: session !== undefined });
+  const q = useGet(
+    "/sessions/{session}/kernels",
+    { session: session ?? "" },
+    { group, limit: 10_000 },
+    { enabled: session !== undefined },
+  );
   const rows = useMemo(
     () =>
       session === undefined

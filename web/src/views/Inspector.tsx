@@ -6,8 +6,8 @@ import { useGet, useSession } from "../api/hooks";
 import { bytes, count, dims, duration, exactDuration, offset, percent } from "../lib/format";
 import { occupancy } from "../lib/occupancy";
 import { around, rounded, type View } from "../lib/scale";
-import { Badge, Bar, Copy, Failure, Loading, Swatch, ui } from "../ui/parts";
 import { Histogram } from "../ui/Histogram";
+import { Badge, Bar, Copy, Failure, Loading, Swatch, ui } from "../ui/parts";
 import t from "./timeline.module.css";
 
 /** toSpan is the search of a timeline that shows an interval and selects a span. */
@@ -27,7 +27,11 @@ const Fact = ({ name, children }: { name: string; children: ReactNode }) => (
 export function Inspector({ span, at, close }: { span: string; at: string | undefined; close: () => void }) {
   const session = useSession();
   const start = at !== undefined && /^-?\d{1,16}$/.test(at) ? Number(at) : undefined;
-  const q = useGet("/sessions/{session}/spans/{span}", { session: session.id, span }, { base: session.base, at: start });
+  const q = useGet(
+    "/sessions/{session}/spans/{span}",
+    { session: session.id, span },
+    { base: session.base, at: start },
+  );
   return (
     <aside className={t.inspector} aria-label="Inspector">
       {q.error ? <Failure error={q.error} /> : q.data ? <Detail d={q.data} close={close} /> : <Loading />}
@@ -36,10 +40,24 @@ export function Inspector({ span, at, close }: { span: string; at: string | unde
 }
 
 function Detail({ d, close }: { d: Schemas["Detail"]; close: () => void }) {
-  return d.operation ? <OperationDetail d={d} op={d.operation} close={close} /> : d.span ? <SpanDetail d={d} s={d.span} close={close} /> : null;
+  return d.operation ? (
+    <OperationDetail d={d} op={d.operation} close={close} />
+  ) : d.span ? (
+    <SpanDetail d={d} s={d.span} close={close} />
+  ) : null;
 }
 
-function Head({ name, kind, close, children }: { name: string; kind: string; close: () => void; children?: ReactNode }) {
+function Head({
+  name,
+  kind,
+  close,
+  children,
+}: {
+  name: string;
+  kind: string;
+  close: () => void;
+  children?: ReactNode;
+}) {
   return (
     <section>
       <div className={ui.row}>
@@ -62,11 +80,15 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
   const { id, base, overview } = useSession();
   const shape = d.shape;
   const kernel = op.operation === "kernel";
-  const group = useGet("/sessions/{session}/kernels", { session: id }, { base, group: "name", name: op.name, buckets: true, limit: 1 }, { enabled: kernel });
+  const group = useGet(
+    "/sessions/{session}/kernels",
+    { session: id },
+    { base, group: "name", name: op.name, buckets: true, limit: 1 },
+    { enabled: kernel },
+  );
   const stat = group.data?.groups[0];
   const occ = occupancy({ ...shape?.attributes, ...d.attributes });
   const params = { session: id };
-  const name = <span title={shape?.full_name}>{shape?.full_name && shape.full_name !== op.name ? shape.full_name : undefined}</span>;
   const gapBefore = d.previous ? op.start - (d.previous.start + d.previous.duration_ns) : undefined;
   return (
     <>
@@ -96,13 +118,18 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
             </div>
           )}
         </div>
-        {name}
+        {shape?.full_name && shape.full_name !== op.name && <p className={t.full}>{shape.full_name}</p>}
       </section>
       {stat && (
         <section>
           <h3>
             Among{" "}
-            <Link to="/sessions/$session/launches" params={params} search={{ name: op.name, operation: "kernel", sort: "duration" } as never} className={ui.num}>
+            <Link
+              to="/sessions/$session/launches"
+              params={params}
+              search={{ name: op.name, operation: "kernel", sort: "duration" } as never}
+              className={ui.num}
+            >
               {count(stat.count)} launches
             </Link>{" "}
             of this kernel
@@ -134,7 +161,9 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
               ))}
             </>
           ) : (
-            <p className={ui.muted}>Unknown. The occupancy processor adds it if the device and the resources of the kernel are known.</p>
+            <p className={ui.muted}>
+              Unknown. The occupancy processor adds it if the device and the resources of the kernel are known.
+            </p>
           )}
         </section>
       )}
@@ -165,7 +194,12 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
           <Fact name="start">{offset(op.start, 1)}</Fact>
           {d.lane && (
             <Fact name="lane">
-              <Link to="/sessions/$session/launches" params={params} search={{ lane: String(d.lane.id) } as never} className={ui.num}>
+              <Link
+                to="/sessions/$session/launches"
+                params={params}
+                search={{ lane: String(d.lane.id) } as never}
+                className={ui.num}
+              >
                 {d.lane.device_index !== undefined ? `GPU ${d.lane.device_index}` : "device"}
                 {d.lane.stream !== undefined ? `, stream ${d.lane.stream}` : ""}, {d.lane.class}
               </Link>
@@ -179,9 +213,16 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
         <section>
           <h3>In the same lane</h3>
           <ul className={t.chain}>
-            {d.previous && <Neighbour op={d.previous} label="before" gap={gapBefore} length={overview.session.duration_ns} />}
+            {d.previous && (
+              <Neighbour op={d.previous} label="before" gap={gapBefore} length={overview.session.duration_ns} />
+            )}
             {d.next && (
-              <Neighbour op={d.next} label="after" gap={d.next.start - (op.start + op.duration_ns)} length={overview.session.duration_ns} />
+              <Neighbour
+                op={d.next}
+                label="after"
+                gap={d.next.start - (op.start + op.duration_ns)}
+                length={overview.session.duration_ns}
+              />
             )}
           </ul>
         </section>
@@ -207,9 +248,12 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
 }
 
 /** rank says where a duration is among those of its kernel. */
-export function rank(ns: number, stat: Pick<Schemas["KernelGroup"], "count" | "sum_ns" | "p50_ns" | "p99_ns" | "max_ns">): string {
+export function rank(
+  ns: number,
+  stat: Pick<Schemas["KernelGroup"], "count" | "sum_ns" | "p50_ns" | "p99_ns" | "max_ns">,
+): string {
   if (stat.count < 2) return "This is the only launch.";
-  const p50 = `The median is ${duration(stat.p50_ns)}, p99 ${duration(stat.p99_ns)}, the longest ${duration(stat.max_ns)}.`;
+  const p50 = `The median is ${duration(stat.p50_ns)}, p99 ${duration(Math.min(stat.p99_ns, stat.max_ns))}, the longest ${duration(stat.max_ns)}.`;
   if (ns >= stat.max_ns) return `This is the longest launch. ${p50}`;
   const ratio = ns / Math.max(stat.p50_ns, 1);
   if (ratio > 1.1) return `This one takes ${ratio.toFixed(1)} times the median. ${p50}`;
@@ -235,10 +279,19 @@ function Chain({ d, op }: { d: Schemas["Detail"]; op?: Schemas["Operation"] }) {
         {chain.length
           ? chain.map((p, i) => (
               <li key={p.span} style={{ paddingLeft: i * 10 }}>
-                <Link to="/sessions/$session/timeline" params={{ session: id }} search={toSpan(p.span, p.start, p.duration_ns, extent) as never}>
+                <Link
+                  to="/sessions/$session/timeline"
+                  params={{ session: id }}
+                  search={toSpan(p.span, p.start, p.duration_ns, extent) as never}
+                >
                   {p.name}
                 </Link>
-                <Link to="/sessions/$session/launches" params={{ session: id }} search={{ parent: p.span } as never} className={ui.num}>
+                <Link
+                  to="/sessions/$session/launches"
+                  params={{ session: id }}
+                  search={{ parent: p.span } as never}
+                  className={ui.num}
+                >
                   {duration(p.duration_ns)}
                 </Link>
               </li>
@@ -253,24 +306,44 @@ function Chain({ d, op }: { d: Schemas["Detail"]; op?: Schemas["Operation"] }) {
   );
 }
 
-function Neighbour({ op, label, gap, length }: { op: Schemas["Operation"]; label: string; gap: number | undefined; length: number }) {
+function Neighbour({
+  op,
+  label,
+  gap,
+  length,
+}: {
+  op: Schemas["Operation"];
+  label: string;
+  gap: number | undefined;
+  length: number;
+}) {
   const { id } = useSession();
   return (
     <li>
       <span>
         <span className={ui.muted}>{label}: </span>
-        <Link to="/sessions/$session/timeline" params={{ session: id }} search={toSpan(op.span, op.start, op.duration_ns, { from: 0, to: length }) as never}>
+        <Link
+          to="/sessions/$session/timeline"
+          params={{ session: id }}
+          search={toSpan(op.span, op.start, op.duration_ns, { from: 0, to: length }) as never}
+        >
           {op.name}
         </Link>
       </span>
-      <span className={ui.muted}>{gap === undefined ? "" : gap >= 0 ? `gap ${duration(gap)}` : `overlaps ${duration(-gap)}`}</span>
+      <span className={ui.muted}>
+        {gap === undefined ? "" : gap >= 0 ? `gap ${duration(gap)}` : `overlaps ${duration(-gap)}`}
+      </span>
     </li>
   );
 }
 
 function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"]; close: () => void }) {
   const { id, base } = useSession();
-  const inside = useGet("/sessions/{session}/kernels", { session: id }, { base, from: s.start, to: s.start + s.duration_ns + 1, limit: 8 });
+  const inside = useGet(
+    "/sessions/{session}/kernels",
+    { session: id },
+    { base, from: s.start, to: s.start + s.duration_ns + 1, limit: 8 },
+  );
   const instances = useGet("/sessions/{session}/scopes", { session: id });
   const node = instances.data?.nodes.find((n) => n.path === s.path);
   const total = inside.data?.total;
@@ -297,7 +370,12 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
         {node && node.instances > 1 && (
           <p>
             One of{" "}
-            <Link to="/sessions/$session/scopes" params={params} search={{ path: s.path, sort: "wall" } as never} className={ui.num}>
+            <Link
+              to="/sessions/$session/scopes"
+              params={params}
+              search={{ path: s.path, sort: "wall" } as never}
+              className={ui.num}
+            >
               {count(node.instances)} instances
             </Link>
             . The median is {duration(node.p50_ns)}, p99 {duration(node.p99_ns)}.
@@ -362,7 +440,11 @@ function KernelList({ groups, from, to }: { groups: Schemas["Kernels"] | undefin
 /** Measured shows the sums of a measured interval. */
 export function Measured({ range, close }: { range: View; close: () => void }) {
   const { id, base } = useSession();
-  const kernels = useGet("/sessions/{session}/kernels", { session: id }, { base, from: range.from, to: range.to, limit: 12 });
+  const kernels = useGet(
+    "/sessions/{session}/kernels",
+    { session: id },
+    { base, from: range.from, to: range.to, limit: 12 },
+  );
   const gaps = useGet("/sessions/{session}/gaps", { session: id }, { base, from: range.from, to: range.to, limit: 5 });
   const total = kernels.data?.total;
   return (
@@ -410,7 +492,13 @@ export function Measured({ range, close }: { range: View; close: () => void }) {
                 <Link
                   to="/sessions/$session/timeline"
                   params={{ session: id }}
-                  search={{ ...toSpan(undefined, g.start, g.duration_ns, { from: 0, to: Number.MAX_SAFE_INTEGER }), m0: Math.max(0, g.start), m1: g.start + g.duration_ns } as never}
+                  search={
+                    {
+                      ...toSpan(undefined, g.start, g.duration_ns, { from: 0, to: Number.MAX_SAFE_INTEGER }),
+                      m0: Math.max(0, g.start),
+                      m1: g.start + g.duration_ns,
+                    } as never
+                  }
                 >
                   at {offset(g.start, 1000)}
                 </Link>

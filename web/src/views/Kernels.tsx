@@ -23,13 +23,18 @@ const title = (g: Group): string =>
 const laneName = (l: Schemas["Lane"]): string =>
   `${l.device_index !== undefined ? `GPU ${l.device_index}` : (l.device ?? "device unknown")}, stream ${l.stream ?? "unknown"}`;
 
-const sortValue = (g: Group, c: Column): number | string => (c === "name" ? title(g) : c === "mean" ? g.sum_ns / g.count : g[c]);
+const sortValue = (g: Group, c: Column): number | string =>
+  c === "name" ? title(g) : c === "mean" ? g.sum_ns / g.count : g[c];
 
 /** WindowBadge says that a view is limited to an interval, and removes the limit. */
 export function WindowBadge({ from, to }: { from: number | undefined; to: number | undefined }) {
   if (from === undefined || to === undefined) return null;
   return (
-    <Link to="." search={((o: Record<string, unknown>) => ({ ...o, from: undefined, to: undefined })) as never} title="Show the whole session">
+    <Link
+      to="."
+      search={((o: Record<string, unknown>) => ({ ...o, from: undefined, to: undefined })) as never}
+      title="Show the whole session"
+    >
       <Badge tone="warn">
         only {offset(from, 1)} to {offset(to, 1)} ({duration(to - from)}) ✕
       </Badge>
@@ -64,11 +69,22 @@ export function Kernels() {
   if (!q.data) return <Loading />;
   const total = q.data.total;
   const header = (c: Column, label: string, hint?: string) => (
-    <th scope="col" className={c === "name" ? undefined : ui.right} aria-sort={sort === c ? (ascending ? "ascending" : "descending") : "none"} title={hint}>
+    <th
+      scope="col"
+      className={c === "name" ? undefined : ui.right}
+      aria-sort={sort === c ? (ascending ? "ascending" : "descending") : "none"}
+      title={hint}
+    >
       <Link
         to="."
         replace
-        search={((o: Record<string, unknown>) => ({ ...o, sort: c, dir: sort === c ? (ascending ? "desc" : "asc") : undefined })) as never}
+        search={
+          ((o: Record<string, unknown>) => ({
+            ...o,
+            sort: c,
+            dir: sort === c ? (ascending ? "desc" : "asc") : undefined,
+          })) as never
+        }
         className={ui.muted}
       >
         {label}
@@ -89,7 +105,8 @@ export function Kernels() {
         )}
         <span className={ui.spacer} />
         <span className={ui.muted}>
-          {count(total.count)} launches, <span title={exactDuration(total.sum_ns)}>{duration(total.sum_ns)}</span> in {count(total.groups)} groups
+          {count(total.count)} launches, <span title={exactDuration(total.sum_ns)}>{duration(total.sum_ns)}</span> in{" "}
+          {count(total.groups)} groups
         </span>
         <SearchBox
           label="Search kernels"
@@ -128,7 +145,9 @@ export function Kernels() {
             ))}
           </tbody>
         </table>
-        {!rows.length && <Message>{search.q ? `No kernel contains “${search.q}”.` : "No kernel ran in this interval."}</Message>}
+        {!rows.length && (
+          <Message>{search.q ? `No kernel contains “${search.q}”.` : "No kernel ran in this interval."}</Message>
+        )}
       </div>
       {q.data.groups.length < total.groups && (
         <span className={ui.muted}>
@@ -153,7 +172,13 @@ function Row({ g, group, total, wide }: { g: Group; group: string; total: number
           : { path: g.id, direct: "true" };
   const rows = (sort: string) => ({ ...window, ...select, operation: "kernel", sort });
   const link = (sort: string, text: string, hint: string) => (
-    <Link to="/sessions/$session/launches" params={{ session: id }} search={rows(sort) as never} className={ui.num} title={hint}>
+    <Link
+      to="/sessions/$session/launches"
+      params={{ session: id }}
+      search={rows(sort) as never}
+      className={ui.num}
+      title={hint}
+    >
       {text}
     </Link>
   );
@@ -186,13 +211,23 @@ function Row({ g, group, total, wide }: { g: Group; group: string; total: number
       <td className={ui.right} title={exactDuration(Math.round(g.sum_ns / g.count))}>
         {link("duration", duration(g.sum_ns / g.count), exactDuration(Math.round(g.sum_ns / g.count)))}
       </td>
-      <td className={ui.right}>{link("duration", duration(g.p50_ns), exactDuration(g.p50_ns))}</td>
-      <td className={ui.right}>{link("duration", duration(g.p99_ns), exactDuration(g.p99_ns))}</td>
+      <td className={ui.right}>
+        {link("duration", duration(Math.min(g.p50_ns, g.max_ns)), exactDuration(Math.min(g.p50_ns, g.max_ns)))}
+      </td>
+      <td className={ui.right}>
+        {link("duration", duration(Math.min(g.p99_ns, g.max_ns)), exactDuration(Math.min(g.p99_ns, g.max_ns)))}
+      </td>
       <td className={ui.right}>{link("duration", duration(g.max_ns), exactDuration(g.max_ns))}</td>
-      <td className={ui.right}>{g.queue_ns ? link("queue", duration(g.queue_ns), exactDuration(g.queue_ns)) : <span className={ui.muted}>–</span>}</td>
+      <td className={ui.right}>
+        {g.queue_ns ? (
+          link("queue", duration(g.queue_ns), exactDuration(g.queue_ns))
+        ) : (
+          <span className={ui.muted}>–</span>
+        )}
+      </td>
       {group === "shape" && (
         <>
-          <td className={ui.mono}>
+          <td className={`${ui.mono} ${ui.nowrap}`}>
             {dims(g.shape?.grid)}
             <br />
             <span className={ui.muted}>{dims(g.shape?.block)}</span>

@@ -19,7 +19,8 @@ export function Launches() {
   const params = { session: session.id };
   const q = useInfiniteQuery({
     queryKey: ["operations", session.id, query],
-    queryFn: ({ pageParam, signal }) => get("/sessions/{session}/operations", params, { ...query, cursor: pageParam || undefined }, signal),
+    queryFn: ({ pageParam, signal }) =>
+      get("/sessions/{session}/operations", params, { ...query, cursor: pageParam || undefined }, signal),
     initialPageParam: "",
     getNextPageParam: (last) => last.next,
   });
@@ -37,9 +38,18 @@ export function Launches() {
         {filters.map(
           (k) =>
             search[k] !== undefined && (
-              <Link key={k} to="." search={((o: Record<string, unknown>) => ({ ...o, [k]: undefined })) as never} title="Remove this filter">
+              <Link
+                key={k}
+                to="."
+                search={((o: Record<string, unknown>) => ({ ...o, [k]: undefined })) as never}
+                title="Remove this filter"
+              >
                 <Badge>
-                  {k}: {k === "shape" ? (shapes.get(search.shape as number)?.name ?? search.shape) : String(search[k]).slice(0, 60)} ✕
+                  {k}:{" "}
+                  {k === "shape"
+                    ? (shapes.get(search.shape as number)?.name ?? search.shape)
+                    : String(search[k]).slice(0, 60)}{" "}
+                  ✕
                 </Badge>
               </Link>
             ),
@@ -109,9 +119,15 @@ export function Launches() {
                   <td className={ui.right} title={exactDuration(r.duration_ns)}>
                     {duration(r.duration_ns)}
                   </td>
-                  <td className={ui.right}>{r.queue_ns === undefined ? <span className={ui.muted}>unknown</span> : duration(r.queue_ns)}</td>
+                  <td className={ui.right}>
+                    {r.queue_ns === undefined ? <span className={ui.muted}>unknown</span> : duration(r.queue_ns)}
+                  </td>
                   <td className={ui.mono}>
-                    {r.bytes !== undefined ? bytes(r.bytes) : shape?.grid ? `${dims(shape.grid)} , ${dims(shape.block)}` : ""}
+                    {r.bytes !== undefined
+                      ? bytes(r.bytes)
+                      : shape?.grid
+                        ? `${dims(shape.grid)} , ${dims(shape.block)}`
+                        : ""}
                   </td>
                   <td className={ui.wide}>{r.scope_path?.join(" › ") ?? r.scope ?? ""}</td>
                 </tr>
@@ -121,7 +137,9 @@ export function Launches() {
         </table>
         {!rows.length && (
           <Message>
-            {session.overview.session.rows_dropped ? "Retention removed the single operations of this session. Sums remain." : "No operation matches."}
+            {session.overview.session.rows_dropped
+              ? "Retention removed the single operations of this session. Sums remain."
+              : "No operation matches."}
           </Message>
         )}
       </div>

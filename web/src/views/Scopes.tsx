@@ -15,7 +15,8 @@ export function visibleNodes(nodes: readonly Node[], text: string, closed: Reado
   const keep = new Set<number>();
   for (const n of nodes) {
     if (text && !n.name.toLowerCase().includes(text.toLowerCase())) continue;
-    for (let p: Node | undefined = n; p && !keep.has(p.path); p = p.path === 0 ? undefined : byPath.get(p.parent)) keep.add(p.path);
+    for (let p: Node | undefined = n; p && !keep.has(p.path); p = p.path === 0 ? undefined : byPath.get(p.parent))
+      keep.add(p.path);
   }
   return nodes.filter((n) => {
     if (!keep.has(n.path)) return false;
@@ -49,9 +50,15 @@ export function Scopes() {
     <div className={ui.page}>
       <div className={ui.row}>
         <h1>Scopes</h1>
-        <span className={ui.muted}>wall time on the host, kernels on the device, launched in the scope or below it</span>
+        <span className={ui.muted}>
+          wall time on the host, kernels on the device, launched in the scope or below it
+        </span>
         <span className={ui.spacer} />
-        <SearchBox label="Search scopes" value={search.q ?? ""} onChange={(v) => navigate({ search: (o) => ({ ...o, q: v || undefined }), replace: true })} />
+        <SearchBox
+          label="Search scopes"
+          value={search.q ?? ""}
+          onChange={(v) => navigate({ search: (o) => ({ ...o, q: v || undefined }), replace: true })}
+        />
       </div>
       <div className={`${ui.card} ${ui.tableScroll}`}>
         <table className={ui.table} aria-label="Scopes">
@@ -94,7 +101,9 @@ export function Scopes() {
             {rows.map((n) => (
               <tr key={n.path} data-selected={n.path === search.path}>
                 <td>
-                  <span style={{ paddingLeft: Math.max(0, n.depth) * 16, display: "inline-flex", alignItems: "center" }}>
+                  <span
+                    style={{ paddingLeft: Math.max(0, n.depth) * 16, display: "inline-flex", alignItems: "center" }}
+                  >
                     {parents.has(n.path) && n.path !== 0 ? (
                       <button
                         type="button"
@@ -127,7 +136,11 @@ export function Scopes() {
                   {n.path === 0 ? (
                     ""
                   ) : (
-                    <Link to="." search={((o: Record<string, unknown>) => ({ ...o, path: n.path, sort: "wall" })) as never} className={ui.num}>
+                    <Link
+                      to="."
+                      search={((o: Record<string, unknown>) => ({ ...o, path: n.path, sort: "wall" })) as never}
+                      className={ui.num}
+                    >
                       {count(n.instances)}
                     </Link>
                   )}
@@ -176,7 +189,9 @@ export function Scopes() {
                     {duration(n.self.kernel_ns)}
                   </Link>
                 </td>
-                <td className={`${ui.right} ${ui.wide}`}>{duration(n.total.queue_ns)}</td>
+                <td className={`${ui.right} ${ui.wide}`}>
+                  {n.total.queue_ns ? duration(n.total.queue_ns) : <span className={ui.muted}>–</span>}
+                </td>
                 <td className={`${ui.right} ${ui.wide}`}>
                   <Link
                     to="/sessions/$session/launches"
@@ -220,7 +235,8 @@ function Instances({ node }: { node: Node }) {
       <div className={ui.row}>
         <h2>{q.data?.names.join(" › ") ?? node.name}</h2>
         <span className={ui.muted}>
-          {count(node.instances)} instances{q.data?.truncated ? `, the first ${count(q.data.instances.length)} in this order` : ""}
+          {count(node.instances)} instances
+          {q.data?.truncated ? `, the first ${count(q.data.instances.length)} in this order` : ""}
         </span>
         <span className={ui.spacer} />
         <Choice
@@ -248,14 +264,21 @@ function Instances({ node }: { node: Node }) {
               <th scope="col" className={ui.wide}>
                 Compared with the longest
               </th>
-              <th scope="col" className={ui.right}>
-                Kernels
+              <th scope="col" className={ui.right} title="Launched directly in it">
+                Own kernels
               </th>
-              <th scope="col" className={ui.right} title="Of what was launched directly in it">
-                Device time
+              <th scope="col" className={ui.right} title="Of kernels and copies launched directly in it">
+                Own device time
               </th>
               <th scope="col" className={ui.right}>
                 Queued
+              </th>
+              <th
+                scope="col"
+                className={ui.right}
+                title="Kernels that start in its interval, also those of scopes below"
+              >
+                Inside
               </th>
             </tr>
           </thead>
@@ -263,7 +286,12 @@ function Instances({ node }: { node: Node }) {
             {q.data?.instances.map((i) => (
               <tr key={`${i.span}${i.start}`}>
                 <td>
-                  <Link to="/sessions/$session/timeline" params={params} search={toSpan(i.span, i.start, i.duration_ns, extent) as never} title="Show it in the timeline">
+                  <Link
+                    to="/sessions/$session/timeline"
+                    params={params}
+                    search={toSpan(i.span, i.start, i.duration_ns, extent) as never}
+                    title="Show it in the timeline"
+                  >
                     {offset(i.start, 1000)}
                   </Link>
                 </td>
@@ -274,14 +302,29 @@ function Instances({ node }: { node: Node }) {
                   <Bar share={i.duration_ns / longest} />
                 </td>
                 <td className={ui.right}>
-                  <Link to="/sessions/$session/launches" params={params} search={{ parent: i.span, operation: "kernel" } as never} className={ui.num}>
+                  <Link
+                    to="/sessions/$session/launches"
+                    params={params}
+                    search={{ parent: i.span, operation: "kernel" } as never}
+                    className={ui.num}
+                  >
                     {count(i.kernels)}
                   </Link>
                 </td>
                 <td className={ui.right} title={exactDuration(i.kernel_ns + i.copy_ns)}>
                   {duration(i.kernel_ns + i.copy_ns)}
                 </td>
-                <td className={ui.right}>{duration(i.queue_ns)}</td>
+                <td className={ui.right}>{i.queue_ns ? duration(i.queue_ns) : <span className={ui.muted}>–</span>}</td>
+                <td className={ui.right}>
+                  <Link
+                    to="/sessions/$session/kernels"
+                    params={params}
+                    search={{ from: Math.max(0, i.start), to: i.start + i.duration_ns + 1 } as never}
+                    className={ui.num}
+                  >
+                    kernels
+                  </Link>
+                </td>
               </tr>
             ))}
           </tbody>

@@ -25,7 +25,10 @@ export function SessionLayout() {
   if (q.data && !base.current.base && q.data.session.id === session) base.current.base = q.data.base;
   const data = q.data;
   const state = useMemo<SessionState | null>(
-    () => (data && data.session.id === session ? { id: session, base: data.base, overview: data, every: live ? 2000 : false } : null),
+    () =>
+      data && data.session.id === session
+        ? { id: session, base: data.base, overview: data, every: live ? 2000 : false }
+        : null,
     [data, session, live],
   );
   useEffect(() => {
@@ -59,12 +62,24 @@ function SessionBar({ state }: { state: SessionState }) {
         {s.pid !== undefined ? `pid ${s.pid} · ` : ""}
         {instant(s.start)} · <span title={exactDuration(s.duration_ns)}>{duration(s.duration_ns)}</span>
       </span>
-      <Link to="/sessions/$session/kernels" params={{ session: s.id }} search={{} as never} className={ui.num} title={`${count(kernels)} kernels`}>
+      <Link
+        to="/sessions/$session/kernels"
+        params={{ session: s.id }}
+        search={{} as never}
+        className={ui.num}
+        title={`${count(kernels)} kernels`}
+      >
         {compact(kernels)} kernels
       </Link>
       <Quality state={state} />
       <span className={ui.spacer} />
-      <button type="button" className={ui.icon} aria-pressed={s.pinned} onClick={pin} title="Retention does not delete a pinned session">
+      <button
+        type="button"
+        className={ui.icon}
+        aria-pressed={s.pinned}
+        onClick={pin}
+        title="Retention does not delete a pinned session"
+      >
         {s.pinned ? "★ pinned" : "☆ pin"}
       </button>
     </div>
@@ -73,7 +88,11 @@ function SessionBar({ state }: { state: SessionState }) {
 
 /** Quality says what the recording dropped, estimated or left out. The capture logs have the details. */
 function Quality({ state }: { state: SessionState }) {
-  const logs = useGet("/sessions/{session}/logs", { session: state.id }, { base: state.base, event: "cuda.capture", limit: 20 });
+  const logs = useGet(
+    "/sessions/{session}/logs",
+    { session: state.id },
+    { base: state.base, event: "cuda.capture", limit: 20 },
+  );
   const rows = logs.data?.logs ?? [];
   const s = state.overview.session;
   const remarks = useMemo(() => captureRemarks(rows.map((r) => r.attributes)), [rows]);
@@ -96,7 +115,10 @@ function Quality({ state }: { state: SessionState }) {
         </Badge>
       ) : (
         logs.data && (
-          <Badge tone={rows.length ? "good" : undefined} title={rows.length ? "The capture log reports no loss." : "The recording has no capture log."}>
+          <Badge
+            tone={rows.length ? "good" : undefined}
+            title={rows.length ? "The capture log reports no loss." : "The recording has no capture log."}
+          >
             {rows.length ? "nothing dropped" : "losses unknown"}
           </Badge>
         )

@@ -38,7 +38,13 @@ export function Sessions() {
         {(["service", "host", "run"] as const).map(
           (k) =>
             search[k] && (
-              <Link key={k} to="/" search={(o) => ({ ...o, [k]: undefined })} className={ui.badge} aria-label={`Remove the filter ${k}`}>
+              <Link
+                key={k}
+                to="/"
+                search={(o) => ({ ...o, [k]: undefined })}
+                className={ui.badge}
+                aria-label={`Remove the filter ${k}`}
+              >
                 {k}: {search[k]} ✕
               </Link>
             ),
@@ -49,11 +55,7 @@ export function Sessions() {
           onChange={(q) => navigate({ search: (o) => ({ ...o, q: q || undefined }), replace: true })}
         />
       </div>
-      {search.a && (
-        <Badge>
-          Choose the session to compare with {search.a.slice(0, 8)}
-        </Badge>
-      )}
+      {search.a && <Badge>Choose the session to compare with {search.a.slice(0, 8)}</Badge>}
       <div className={`${ui.card} ${ui.tableScroll}`}>
         <table className={ui.table} aria-label="Sessions">
           <thead>
@@ -120,7 +122,9 @@ function Row({ s, pin, compareWith }: { s: Session; pin: () => void; compareWith
             <strong>{s.service || "unnamed"}</strong>
           </Link>
           {s.live && <LiveMark />}
-          {!s.live && !s.ended && <Badge title="The recording has no end. The process was killed, or its last data is missing.">no end</Badge>}
+          {!s.live && !s.ended && (
+            <Badge title="The recording has no end. The process was killed, or its last data is missing.">no end</Badge>
+          )}
           {s.rank !== undefined && <Badge>rank {s.rank}</Badge>}
         </div>
         <span className={`${ui.muted} ${ui.mono}`}>{s.id.length > 20 ? `${s.id.slice(0, 13)}…` : s.id}</span>
@@ -134,7 +138,13 @@ function Row({ s, pin, compareWith }: { s: Session; pin: () => void; compareWith
         {duration(s.duration_ns)}
       </td>
       <td className={ui.right}>
-        <Link to="/sessions/$session/kernels" params={{ session: s.id }} search={{} as never} className={ui.num} title={count(kernels)}>
+        <Link
+          to="/sessions/$session/kernels"
+          params={{ session: s.id }}
+          search={{} as never}
+          className={ui.num}
+          title={count(kernels)}
+        >
           {compact(kernels)}
         </Link>
       </td>
@@ -151,7 +161,12 @@ function Row({ s, pin, compareWith }: { s: Session; pin: () => void; compareWith
         <Bar share={share} />
       </td>
       <td className={`${ui.right} ${ui.wide}`}>
-        <Link to="/sessions/$session/launches" params={{ session: s.id }} search={{ operation: "memcpy" } as never} className={ui.num}>
+        <Link
+          to="/sessions/$session/launches"
+          params={{ session: s.id }}
+          search={{ operation: "memcpy" } as never}
+          className={ui.num}
+        >
           {compact(copies)}
         </Link>
       </td>
@@ -182,7 +197,14 @@ function Row({ s, pin, compareWith }: { s: Session; pin: () => void; compareWith
             Compare
           </Link>
         ) : (
-          <button type="button" className={ui.icon} aria-pressed={s.pinned} aria-label={`Pin ${s.service || s.id}`} onClick={pin} title="Retention does not delete a pinned session">
+          <button
+            type="button"
+            className={ui.icon}
+            aria-pressed={s.pinned}
+            aria-label={`Pin ${s.service || s.id}`}
+            onClick={pin}
+            title="Retention does not delete a pinned session"
+          >
             {s.pinned ? "★" : "☆"}
           </button>
         )}

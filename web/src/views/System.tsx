@@ -17,14 +17,33 @@ import c from "./system.module.css";
 
 type Series = Schemas["Series"] & { source: "session" | "system" };
 
-const hidden = new Set(["hw.gpu.memory.limit", "hw.temperature.limit", "hw.power.limit", "system.memory.limit", "hw.status"]);
+const hidden = new Set([
+  "hw.gpu.memory.limit",
+  "hw.temperature.limit",
+  "hw.power.limit",
+  "system.memory.limit",
+  "hw.status",
+]);
+
+// Sums by kernel have their own view, and one point is no line.
+const chartable = (s: Series): boolean =>
+  s.count > 1 &&
+  !hidden.has(s.metric) &&
+  (s.type === "gauge" || s.type === "sum") &&
+  s.attributes["cuda.kernel.name"] === undefined;
 
 const label = (s: Series): string => {
   const device = s.attributes["cuda.device.index"] ?? s.attributes["hw.id"];
   const rest = Object.entries(s.attributes)
-    .filter(([k]) => !["hw.id", "hw.type", "hw.name", "hw.vendor", "hw.model", "hw.parent", "cuda.device.index"].includes(k))
+    .filter(
+      ([k]) => !["hw.id", "hw.type", "hw.name", "hw.vendor", "hw.model", "hw.parent", "cuda.device.index"].includes(k),
+    )
     .map(([k, v]) => (typeof v === "string" ? v : `${k.split(".").at(-1)} ${v}`));
-  return [device !== undefined ? (typeof device === "number" ? `GPU ${device}` : String(device).slice(0, 12)) : "", ...rest].filter(Boolean).join(" · ") || "value";
+  return (
+    [device !== undefined ? (typeof device === "number" ? `GPU ${device}` : String(device).slice(0, 12)) : "", ...rest]
+      .filter(Boolean)
+      .join(" · ") || "value"
+  );
 };
 
 /** System shows the metrics of the devices and the host on the session's time axis. */
@@ -32,14 +51,29 @@ export function System() {
   const session = useSession();
   const search = useSearch({ from: "/sessions/$session/system" });
   const params = { session: session.id };
-  const own = useGet("/sessions/{session}/series", params, { base: session.base, source: "session" }, { every: session.every });
-  const system = useGet("/sessions/{session}/series", params, { base: session.base, source: "system" }, { every: session.every });
-  const xids = useGet("/sessions/{session}/logs", params, { base: session.base, source: "system", event: "gpu.xid", limit: 100 });
+  const own = useGet(
+    "/sessions/{session}/series",
+    params,
+    { base: session.base, source: "session" },
+    { every: session.every },
+  );
+  const system = useGet(
+    "/sessions/{session}/series",
+    params,
+    { base: session.base, source: "system" },
+    { every: session.every },
+  );
+  const xids = useGet("/sessions/{session}/logs", params, {
+    base: session.base,
+    source: "system",
+    event: "gpu.xid",
+    limit: 100,
+  });
   const charts = useMemo(() => {
     const all: Series[] = [
       ...(own.data?.series ?? []).map((s) => ({ ...s, source: "session" as const })),
       ...(system.data?.series ?? []).map((s) => ({ ...s, source: "system" as const })),
-    ].filter((s) => s.count > 0 && !hidden.has(s.metric) && (s.type === "gauge" || s.type === "sum"));
+    ].filter(chartable);
     const groups = new Map<string, Series[]>();
     for (const s of all) groups.set(s.metric, [...(groups.get(s.metric) ?? []), s]);
     return [...groups].sort(([a], [b]) => rank(a) - rank(b) || a.localeCompare(b));
@@ -58,7 +92,11 @@ export function System() {
         <span className={ui.muted}>drag in a chart to zoom</span>
         <WindowBadge from={search.from} to={search.to} />
         <span className={ui.spacer} />
-        <Link to="/sessions/$session/timeline" params={params} search={(search.from !== undefined ? search : {}) as never}>
+        <Link
+          to="/sessions/$session/timeline"
+          params={params}
+          search={(search.from !== undefined ? search : {}) as never}
+        >
           this interval in the timeline
         </Link>
       </div>
@@ -66,7 +104,8 @@ export function System() {
         <div className={ui.error}>
           {xids.data.logs.map((l) => (
             <div key={l.uid}>
-              <Badge tone="bad">XID {String(l.attributes["gpu.xid.code"] ?? "")}</Badge> at {offset(l.time, 1e6)}: {String(l.body)}
+              <Badge tone="bad">XID {String(l.attributes["gpu.xid.code"] ?? "")}</Badge> at {offset(l.time, 1e6)}:{" "}
+              {String(l.body)}
             </div>
           ))}
         </div>
@@ -79,7 +118,8 @@ export function System() {
       {!charts.length && (
         <div className={ui.card}>
           <Message>
-            The session has no metrics, and neither has its host at that time. The receiver <code>nvml</code> records utilisation, power, memory and clocks.
+            The session has no metrics, and neither has its host at that time. The receiver <code>nvml</code> records
+            utilisation, power, memory and clocks.
           </Message>
         </div>
       )}
@@ -87,7 +127,15 @@ export function System() {
   );
 }
 
-function Chart({ metric, series, window }: { metric: string; series: readonly Series[]; window: { from: number; to: number } }) {
+function Chart({
+  metric,
+  series,
+  window,
+}: {
+  metric: string;
+  series: readonly Series[];
+  window: { from: number; to: number };
+}) {
   const session = useSession();
   const navigate = useNavigate({ from: "/sessions/$session/system" });
   const dark = useDark();
@@ -103,7 +151,8 @@ function Chart({ metric, series, window }: { metric: string; series: readonly Se
   const results = useQueries({
     queries: shown.map((s) => ({
       queryKey: ["points", session.id, s.key, request(s)],
-      queryFn: ({ signal }: { signal: AbortSignal }) => get("/sessions/{session}/series/{key}", { session: session.id, key: s.key }, request(s), signal),
+      queryFn: ({ signal }: { signal: AbortSignal }) =>
+        get("/sessions/{session}/series/{key}", { session: session.id, key: s.key }, request(s), signal),
       refetchInterval: session.every,
     })),
   });
@@ -135,12 +184,20 @@ function Chart({ metric, series, window }: { metric: string; series: readonly Se
     if (!el) return;
     const text = dark ? "#9aa5b6" : "#555f6e";
     const grid = dark ? "#252d3b" : "#e6eaf0";
-    const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, font: "11px system-ui, 'DejaVu Sans'" };
+    const axis = {
+      stroke: text,
+      grid: { stroke: grid, width: 1 },
+      ticks: { stroke: grid, width: 1 },
+      font: "11px system-ui, 'DejaVu Sans'",
+    };
     const u = new uPlot(
       {
         width: el.clientWidth,
         height: 170,
-        scales: { x: { time: false }, y: { range: (_, lo, hi) => [Math.min(0, lo), unit === "1" && !cumulative && hi <= 1 ? 1 : hi * 1.08 || 1] } },
+        scales: {
+          x: { time: false },
+          y: { range: (_, lo, hi) => [Math.min(0, lo), unit === "1" && !cumulative && hi <= 1 ? 1 : hi * 1.08 || 1] },
+        },
         legend: { show: false },
         cursor: { drag: { x: true, y: false, setScale: false }, points: { size: 6 }, sync: { key: "system" } },
         axes: [
@@ -218,11 +275,13 @@ function Chart({ metric, series, window }: { metric: string; series: readonly Se
             </li>
           );
         })}
-        {series.length > shown.length && <li className={ui.muted}>{series.length - shown.length} more series are not drawn</li>}
+        {series.length > shown.length && (
+          <li className={ui.muted}>{series.length - shown.length} more series are not drawn</li>
+        )}
       </ul>
     </section>
   );
 }
 
-const color = (i: number, dark: boolean, alpha = 1): string => css(oklch(dark ? 0.75 : 0.55, 0.14, (250 + i * 67) % 360), alpha);
-
+const color = (i: number, dark: boolean, alpha = 1): string =>
+  css(oklch(dark ? 0.75 : 0.55, 0.14, (250 + i * 67) % 360), alpha);

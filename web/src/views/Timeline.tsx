@@ -32,7 +32,9 @@ export function Timeline() {
   const margin = (extent.to - extent.from) * 0.01;
   const whole = useMemo<View>(() => ({ from: extent.from - margin, to: extent.to + margin }), [extent, margin]);
   const fromUrl = search.from !== undefined && search.to !== undefined;
-  const [view, setViewState] = useState<View>(fromUrl ? clamp({ from: search.from as number, to: search.to as number }, whole) : whole);
+  const [view, setViewState] = useState<View>(
+    fromUrl ? clamp({ from: search.from as number, to: search.to as number }, whole) : whole,
+  );
   const viewRef = useRef(view);
   const [size, setSize] = useState({ width: 0, height: 0 });
   const [scroll, setScroll] = useState(0);
@@ -65,7 +67,10 @@ export function Timeline() {
         const r = rounded(v);
         const all = follow.current;
         written.current = all ? "" : `${Math.max(0, r.from)}-${r.to}`;
-        navigate({ search: (o) => ({ ...o, from: all ? undefined : Math.max(0, r.from), to: all ? undefined : r.to }), replace: true });
+        navigate({
+          search: (o) => ({ ...o, from: all ? undefined : Math.max(0, r.from), to: all ? undefined : r.to }),
+          replace: true,
+        });
       }, 200);
     },
     [navigate, whole],
@@ -97,10 +102,10 @@ export function Timeline() {
 
   const data = useTimeline(session, view, extent, size.width);
   const metrics = useMetrics(session, extent, dark);
+  // biome-ignore lint/correctness/useExhaustiveDependencies: data is a new object in each render
   const tracks = useMemo(
-    () => buildTracks(session.overview, data, metrics, dark),
-    // biome-ignore lint/correctness/useExhaustiveDependencies: data is a new object in each render
-    [session.overview, data.columns, data.spans, data.gaps, metrics, dark],
+    () => buildTracks(session.overview, data, metrics, dark, view, size.width),
+    [session.overview, data.columns, data.spans, data.gaps, metrics, dark, view, size.width],
   );
   const total = tracks.reduce((n, x) => Math.max(n, x.top + x.height), 0) + 34;
   const items = useMemo(() => tracks.flatMap((x) => x.items), [tracks]);
@@ -114,9 +119,13 @@ export function Timeline() {
     const at = i >= 0 ? s.launch_start[i] : undefined;
     return at !== undefined && !Number.isNaN(at) ? at : null;
   }, [data.columns, selected]);
-  const range = drag ?? (search.m0 !== undefined && search.m1 !== undefined ? { from: search.m0, to: search.m1 } : null);
+  const range =
+    drag ?? (search.m0 !== undefined && search.m1 !== undefined ? { from: search.m0, to: search.m1 } : null);
   const match = (search.q ?? "").toLowerCase();
-  const matches = useMemo(() => (match ? items.filter((i) => i.kind !== "gap" && i.name.toLowerCase().includes(match)) : []), [items, match]);
+  const matches = useMemo(
+    () => (match ? items.filter((i) => i.kind !== "gap" && i.name.toLowerCase().includes(match)) : []),
+    [items, match],
+  );
 
   const scene: Scene = {
     width: size.width,
@@ -157,9 +166,21 @@ export function Timeline() {
   const select = useCallback(
     (i: Item | null) => {
       setTip(null);
-      if (i && i.kind !== "gap") navigate({ search: (o) => ({ ...o, sel: i.id, at: String(i.start), m0: undefined, m1: undefined }), replace: true });
-      else if (i) navigate({ search: (o) => ({ ...o, sel: undefined, at: undefined, m0: Math.max(0, i.start), m1: i.end }), replace: true });
-      else navigate({ search: (o) => ({ ...o, sel: undefined, at: undefined, m0: undefined, m1: undefined }), replace: true });
+      if (i && i.kind !== "gap")
+        navigate({
+          search: (o) => ({ ...o, sel: i.id, at: String(i.start), m0: undefined, m1: undefined }),
+          replace: true,
+        });
+      else if (i)
+        navigate({
+          search: (o) => ({ ...o, sel: undefined, at: undefined, m0: Math.max(0, i.start), m1: i.end }),
+          replace: true,
+        });
+      else
+        navigate({
+          search: (o) => ({ ...o, sel: undefined, at: undefined, m0: undefined, m1: undefined }),
+          replace: true,
+        });
     },
     [navigate],
   );
@@ -226,7 +247,11 @@ export function Timeline() {
     if (drag) {
       const r = rounded(drag);
       setDrag(null);
-      if (moved.current > 3) navigate({ search: (o) => ({ ...o, sel: undefined, at: undefined, m0: Math.max(0, r.from), m1: r.to }), replace: true });
+      if (moved.current > 3)
+        navigate({
+          search: (o) => ({ ...o, sel: undefined, at: undefined, m0: Math.max(0, r.from), m1: r.to }),
+          replace: true,
+        });
     } else if (was && moved.current <= 3 && e.type === "pointerup") {
       const p = at(e);
       const h = hit(scene, p.x, p.y);
@@ -252,7 +277,14 @@ export function Timeline() {
         const d = e.deltaX || e.deltaY;
         setView(pan(v, (d / s.width) * (v.to - v.from), whole));
       } else {
-        setView(zoom(v, Math.exp(Math.max(-200, Math.min(200, e.deltaY)) * 0.0025), toNs(v, s.width, e.clientX - r.left), whole));
+        setView(
+          zoom(
+            v,
+            Math.exp(Math.max(-200, Math.min(200, e.deltaY)) * 0.0025),
+            toNs(v, s.width, e.clientX - r.left),
+            whole,
+          ),
+        );
       }
     };
     c.addEventListener("wheel", wheel, { passive: false });
@@ -273,7 +305,14 @@ export function Timeline() {
 
   useEffect(() => {
     const key = (e: KeyboardEvent) => {
-      if (e.target instanceof HTMLInputElement || e.target instanceof HTMLSelectElement || e.ctrlKey || e.metaKey || e.altKey) return;
+      if (
+        e.target instanceof HTMLInputElement ||
+        e.target instanceof HTMLSelectElement ||
+        e.ctrlKey ||
+        e.metaKey ||
+        e.altKey
+      )
+        return;
       if (document.querySelector("dialog[open]")) return;
       const v = viewRef.current;
       const span = v.to - v.from;
@@ -331,7 +370,9 @@ export function Timeline() {
         case "Enter": {
           // The first slice in the view is a start for the keyboard.
           if (e.target !== canvas.current || selectedItem) return;
-          const start = items.find((i) => i.kind === "op" && i.end > v.from && i.start < v.to) ?? items.find((i) => i.kind === "span");
+          const start =
+            items.find((i) => i.kind === "op" && i.end > v.from && i.start < v.to) ??
+            items.find((i) => i.kind === "span");
           if (start) select(start);
           break;
         }
@@ -347,7 +388,7 @@ export function Timeline() {
     return () => window.removeEventListener("keydown", key);
   }, [setView, whole, select, reveal, jump, selectedItem, selectedTrack, range, cursor, items]);
 
-  const remarks = shown(data, view);
+  const remarks = shown(data, view, tracks);
   const inView = matches.filter((i) => i.end >= view.from && i.start <= view.to).length;
   return (
     <>
@@ -376,13 +417,27 @@ export function Timeline() {
         <span className={ui.muted} title={exactDuration(Math.round(view.to - view.from))}>
           {duration(view.to - view.from)} in view
         </span>
-        <Link to="/sessions/$session/kernels" params={{ session: session.id }} search={rounded(clamp(view, extent)) as never}>
+        <Link
+          to="/sessions/$session/kernels"
+          params={{ session: session.id }}
+          search={rounded(clamp(view, extent)) as never}
+        >
           kernels in view
         </Link>
-        <button type="button" className={ui.button} aria-label="Zoom out" onClick={() => setView(zoom(view, 2, (view.from + view.to) / 2, whole))}>
+        <button
+          type="button"
+          className={ui.button}
+          aria-label="Zoom out"
+          onClick={() => setView(zoom(view, 2, (view.from + view.to) / 2, whole))}
+        >
           −
         </button>
-        <button type="button" className={ui.button} aria-label="Zoom in" onClick={() => setView(zoom(view, 0.5, (view.from + view.to) / 2, whole))}>
+        <button
+          type="button"
+          className={ui.button}
+          aria-label="Zoom in"
+          onClick={() => setView(zoom(view, 0.5, (view.from + view.to) / 2, whole))}
+        >
           +
         </button>
         <button type="button" className={ui.button} onClick={() => setView(whole)}>
@@ -397,13 +452,18 @@ export function Timeline() {
               <div className={t.labels}>
                 <div className={t.corner}>{data.fetching ? "loading…" : "from start"}</div>
                 {tracks.map((x) => (
-                  <div key={x.key} className={t.label} data-kind={x.kind} style={{ top: x.top + 30, height: x.height }} title={`${x.label} ${x.detail}`}>
+                  <div
+                    key={x.key}
+                    className={t.label}
+                    data-kind={x.kind}
+                    style={{ top: x.top + 30, height: x.height }}
+                    title={`${x.label} ${x.detail}`}
+                  >
                     <span>{x.label}</span>
-                    {x.detail && x.height > 20 && <small>{x.detail}</small>}
+                    {x.detail && (x.height > 26 || x.kind === "group") && <small>{x.detail}</small>}
                   </div>
                 ))}
               </div>
-              {/* biome-ignore lint/a11y/noNoninteractiveTabindex: the keyboard moves the view */}
               <canvas
                 ref={canvas}
                 className={t.canvas}
@@ -452,7 +512,13 @@ export function Timeline() {
         ) : null}
       </div>
       {tip && (
-        <div className={t.tip} style={{ left: Math.min(tip.x + 14, window.innerWidth - 330), top: Math.min(tip.y + 16, window.innerHeight - 110) }}>
+        <div
+          className={t.tip}
+          style={{
+            left: Math.min(tip.x + 14, window.innerWidth - 330),
+            top: Math.min(tip.y + 16, window.innerHeight - 110),
+          }}
+        >
           <strong>{tip.title}</strong>
           {tip.lines.map((l) => (
             <div key={l} className={ui.muted}>
@@ -465,7 +531,14 @@ export function Timeline() {
   );
 }
 
-function describe(track: Track, item: Item | undefined, bin: number | undefined, x: number, y: number, ns: number): Tip | null {
+function describe(
+  track: Track,
+  item: Item | undefined,
+  bin: number | undefined,
+  x: number,
+  y: number,
+  ns: number,
+): Tip | null {
   if (item) {
     const lines = [`${duration(item.end - item.start)} · at ${offset(item.start, 1)}`];
     if (item.estimated) lines.push("The times are estimated.");
@@ -488,7 +561,13 @@ function describe(track: Track, item: Item | undefined, bin: number | undefined,
   for (const s of track.series ?? []) {
     let i = 0;
     while (i + 1 < s.t.length && (s.t[i + 1] as number) <= ns) i++;
-    if (s.t.length) return { x, y, title: `${track.label}: ${s.format(s.v[i] as number)}`, lines: [`measured at ${offset(s.t[i] as number, 1e6)}`] };
+    if (s.t.length)
+      return {
+        x,
+        y,
+        title: `${track.label}: ${s.format(s.v[i] as number)}`,
+        lines: [`measured at ${offset(s.t[i] as number, 1e6)}`],
+      };
   }
   return null;
 }

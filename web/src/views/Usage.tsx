@@ -77,10 +77,22 @@ export function Usage() {
           </thead>
           <tbody>
             {groups.map((g) => {
-              const filter = by === "service" ? { service: g.name } : by === "host" ? { host: g.name } : by === "run" ? { run: g.name } : {};
+              const filter =
+                by === "service"
+                  ? { service: g.name }
+                  : by === "host"
+                    ? { host: g.name }
+                    : by === "run"
+                      ? { run: g.name }
+                      : {};
               const text = (t: string) =>
                 by === "session" ? (
-                  <Link to="/sessions/$session/kernels" params={{ session: g.name }} search={{} as never} className={ui.num}>
+                  <Link
+                    to="/sessions/$session/kernels"
+                    params={{ session: g.name }}
+                    search={{} as never}
+                    className={ui.num}
+                  >
                     {t}
                   </Link>
                 ) : by === "scope" || !g.name ? (

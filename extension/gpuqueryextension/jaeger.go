@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuqueryextension
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/rows"
+)
+
+// The routes of Jaeger's api_v3, which Jaeger's UI reads. Traces are OTLP JSON in a field "result".
+
+const (
+	// maxTraceOps is the number of operations of a trace. Jaeger's UI cannot show more.
+	maxTraceOps    = 10_000
+	jaegerSessions = 20
+	jaegerSpans    = 20_000
+)
+
+func (s *server) jaegerServices(ctx context.Context, r *request) (any, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	list, err := s.store.Sessions(ctx, store.SessionQuery{Project: r.project, Limit: 1000})
+	if err != nil {
+		return nil, err
+	}
+	names := map[string]bool{}
+	for i := range list {
+		if list[i].Service != "" {
+			names[list[i].Service] = true
+		}
+	}
+	return map[string]any{"services": all(slices.Sorted(maps.Keys(names)))}, nil
+}
+
+type jaegerOperation struct {
+	Name     string `json:"name"`
+	SpanKind string `json:"spanKind"`
+}
+
+func (s *server) jaegerOperations(ctx context.Context, r *request) (any, error) {
+	service, kind := r.text("service", 1000), r.text("span_kind", 100)
+	if service == "" {
+		r.fail("service", "is required")
+	}
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	found := map[jaegerOperation]bool{}
+	err := s.eachSession(ctx, r, store.SessionQuery{Service: service}, func(session string) (bool, error) {
+		spans, err := s.store.Spans(ctx, store.SpanQuery{Project: r.project, Session: session, Limit: jaegerSpans})
+		for i := range spans {
+			o := jaegerOperation{spans[i].Name, nameOf(spanKinds[:], spans[i].Kind)}
+			if kind == "" || strings.EqualFold(kind, o.SpanKind) {
+				found[o] = true
+			}
+		}
+		return true, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	list := slices.SortedFunc(maps.Keys(found), func(a, b jaegerOperation) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.SpanKind, b.SpanKind))
+	})
+	return map[string]any{"operations": all(list)}, nil
+}
+
+// eachSession calls f for the newest sessions until it returns false.
+func (s *server) eachSession(ctx context.Context, r *request, q store.SessionQuery, f func(string) (bool, error)) error {
+	q.Project, q.Limit = r.project, jaegerSessions
+	list, err := s.store.Sessions(ctx, q)
+	if err != nil {
+		return err
+	}
+	for i := range list {
+		more, err := f(list[i].ID)
+		if err != nil && !errors.Is(err, store.ErrNotFound) { // deleted meanwhile
+			return err
+		}
+		if !more {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (r *request) rfc3339(name string) int64 {
+	v, ok := r.raw(name)
+	if !ok || v == "" {
+		return 0
+	}
+	t, err := time.Parse(time.RFC3339Nano, v)
+	if err != nil || t.UnixNano() < 0 || t.Year() > 2115 {
+		r.fail(name, "must be a time from 1970 to 2115 as in RFC 3339")
+		return 0
+	}
+	return t.UnixNano()
+}
+
+func (r *request) duration(name string) int64 {
+	v, ok := r.raw(name)
+	if !ok || v == "" {
+		return 0
+	}
+	d, err := time.ParseDuration(v)
+	if err != nil || d < 0 {
+		r.fail(name, "must be a duration such as 1.5ms")
+	}
+	return int64(d)
+}
+
+// found is a trace that matches a search.
+type foundTrace struct {
+	id    store.TraceID
+	start int64
+}
+
+func (s *server) jaegerSearch(ctx context.Context, r *request) ([]foundTrace, error) {
+	service := r.text("query.service_name", 1000)
+	if service == "" {
+		r.fail("query.service_name", "is required")
+	}
+	q := store.SpanQuery{Project: r.project, Name: r.text("query.operation_name", 10_000), Limit: jaegerSpans}
+	q.From, q.To = r.rfc3339("query.start_time_min"), r.rfc3339("query.start_time_max")
+	if q.To != 0 && q.To <= q.From {
+		r.fail("query.start_time_max", "must be above query.start_time_min")
+	}
+	q.MinNs = r.duration("query.duration_min")
+	longest := r.duration("query.duration_max")
+	most := int(r.integer("query.num_traces", 20, 1, 1000))
+	if _, ok := r.values["query.search_depth"]; ok {
+		most = int(r.integer("query.search_depth", 20, 1, 1000))
+	}
+	if v := r.text("query.attributes", 10_000); v != "" && v != "{}" {
+		r.fail("query.attributes", "is not supported")
+	}
+	r.boolean("query.raw_traces")
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	traces := map[store.TraceID]int64{}
+	err := s.eachSession(ctx, r, store.SessionQuery{Service: service, From: q.From, To: q.To}, func(session string) (bool, error) {
+		q.Session = session
+		spans, err := s.store.Spans(ctx, q)
+		for i := range spans {
+			p := &spans[i]
+			if p.Trace == (store.TraceID{}) || longest != 0 && p.EndNs-p.StartNs > longest {
+				continue
+			}
+			if start, ok := traces[p.Trace]; !ok || p.StartNs < start {
+				traces[p.Trace] = p.StartNs
+			}
+		}
+		return len(traces) < most, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	var list []foundTrace
+	for id, start := range traces {
+		list = append(list, foundTrace{id, start})
+	}
+	slices.SortFunc(list, func(a, b foundTrace) int {
+		return cmp.Or(cmp.Compare(b.start, a.start), slices.Compare(a.id[:], b.id[:]))
+	})
+	return list[:min(len(list), most)], nil
+}
+
+func (s *server) jaegerTraces(ctx context.Context, r *request) (any, error) {
+	list, err := s.jaegerSearch(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	td := ptrace.NewTraces()
+	for _, t := range list {
+		if err := s.appendTrace(ctx, r, t.id, td); err != nil {
+			return nil, err
+		}
+	}
+	return resultOf(td)
+}
+
+func (s *server) jaegerTrace(ctx context.Context, r *request) (any, error) {
+	v := r.PathValue("trace")
+	// Jaeger's UI leaves out leading zeros.
+	id := r.traceOf("trace_id", strings.Repeat("0", max(32-len(v), 0))+v)
+	r.rfc3339("start_time")
+	r.rfc3339("end_time")
+	r.boolean("raw_traces")
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	td := ptrace.NewTraces()
+	if err := s.appendTrace(ctx, r, id, td); err != nil {
+		return nil, err
+	}
+	if td.SpanCount() == 0 {
+		return nil, notFound("the trace %s does not exist", hex.EncodeToString(id[:]))
+	}
+	return resultOf(td)
+}
+
+func resultOf(td ptrace.Traces) (any, error) {
+	body, err := (&ptrace.JSONMarshaler{}).MarshalTraces(td)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]json.RawMessage{"result": body}, nil
+}
+
+// appendTrace adds the spans of a trace, and at most maxTraceOps operations of each session.
+func (s *server) appendTrace(ctx context.Context, r *request, id store.TraceID, td ptrace.Traces) error {
+	refs, err := s.store.Trace(ctx, r.project, id)
+	if err != nil {
+		return err
+	}
+	for _, ref := range refs {
+		groups := map[string]ptrace.SpanSlice{}
+		into := func(o *store.Origin) ptrace.Span {
+			key := string(o.Resource.Append(nil)) + "\x00" + o.ScopeName + "\x00" + o.ScopeVersion
+			list, ok := groups[key]
+			if !ok {
+				rs := td.ResourceSpans().AppendEmpty()
+				ss := rs.ScopeSpans().AppendEmpty()
+				rows.AppendOrigin(o, rs.Resource(), ss.Scope())
+				list = ss.Spans()
+				groups[key] = list
+			}
+			return list.AppendEmpty()
+		}
+		spans, err := s.store.Spans(ctx, store.SpanQuery{Project: r.project, Session: ref.Session, Trace: id, Limit: jaegerSpans})
+		if err != nil {
+			return err
+		}
+		for i := range spans {
+			if err := rows.AppendSpan(&spans[i], into(spans[i].OriginRef)); err != nil {
+				return err
+			}
+		}
+		page, err := s.store.Ops(ctx, store.OpQuery{Project: r.project, Session: ref.Session, Trace: id, Limit: maxTraceOps})
+		if err != nil {
+			return err
+		}
+		for i := range page.Rows {
+			rows.AppendOp(&page.Rows[i], into(page.Rows[i].OriginRef))
+		}
+	}
+	return nil
+}

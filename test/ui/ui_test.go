@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package ui
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
+)
+
+// TestUI_Browser needs Node, Debian's chromium and the packages of web/package-lock.json. It skips
+// without them, also in make test, because no build of the Collector needs them.
+func TestUI_Browser(t *testing.T) {
+	collector := process.Collector.Find(t)
+	recordings := process.Recordings(t)
+	web := filepath.Join(process.Root(t), "web")
+	for _, program := range []string{"node", "npm", "chromium"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skip(program + " is not installed: the UI is not tested in a browser")
+		}
+	}
+	install := exec.Command(filepath.Join(process.Root(t), "scripts", "ui"), "install")
+	if out, err := install.CombinedOutput(); err != nil {
+		t.Skipf("the packages of the UI's tests cannot be installed: %v: %s", err, out)
+	}
+
+	// Only sessions of these folders are compared. The copy keeps the receiver from reading all.
+	logs := t.TempDir()
+	for _, name := range []string{"c3-h200-minigpt", "c2-h200-engines", "c3-h200-scopes"} {
+		require.NoError(t, os.CopyFS(filepath.Join(logs, name), os.DirFS(filepath.Join(recordings, name))))
+	}
+	address := "127.0.0.1:" + process.FreePort(t)
+	t.Setenv("GPUFLIGHT_LOGS", logs)
+	t.Setenv("GPUFLIGHT_STATE", t.TempDir())
+	t.Setenv("GPUFLIGHT_LISTEN", "127.0.0.1:"+process.FreePort(t))
+	t.Setenv("GPUFLIGHT_LISTEN_HTTP", "127.0.0.1:"+process.FreePort(t))
+	t.Setenv("GPUFLIGHT_UI", address)
+	t.Setenv("GPUFLIGHT_METRICS_PORT", process.FreePort(t))
+	process.Start(t, collector, "--config", filepath.Join(process.Root(t), "config", "local.yaml"))
+	waitForSessions(t, "http://"+address, 5)
+
+	test := exec.Command("node", "--test", "test/ui.test.mjs")
+	test.Dir = web
+	test.Env = append(os.Environ(), "GPUFLIGHT_URL=http://"+address, "GPUFLIGHT_LOGS="+logs)
+	out, err := test.CombinedOutput()
+	t.Logf("%s", out)
+	require.NoError(t, err)
+}
+
+// waitForSessions waits until the store has the sessions and their counts no longer change.
+func waitForSessions(t *testing.T, address string, n int) {
+	last := ""
+	process.Eventually(t, time.Minute, "all sessions are stored", func() bool {
+		r, err := http.Get(address + "/api/v1/sessions") //nolint:gosec // G107: the address of the program under test.
+		if err != nil {
+			return false
+		}
+		defer func() { _ = r.Body.Close() }()
+		var page struct {
+			Sessions []struct {
+				ID     string           `json:"id"`
+				Counts map[string]int64 `json:"counts"`
+				Ended  bool             `json:"ended"`
+			} `json:"sessions"`
+		}
+		if json.NewDecoder(r.Body).Decode(&page) != nil || len(page.Sessions) < n {
+			return false
+		}
+		text, _ := json.Marshal(page)
+		same := string(text) == last
+		last = string(text)
+		if !same {
+			time.Sleep(time.Second)
+		}
+		return same
+	})
+}
