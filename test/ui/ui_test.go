@@ -6,6 +6,7 @@ package ui
 
 import (
 	"encoding/json"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -39,13 +40,15 @@ func TestUI_Browser(t *testing.T) {
 	for _, name := range []string{"c3-h200-minigpt", "c2-h200-engines", "c3-h200-scopes"} {
 		require.NoError(t, os.CopyFS(filepath.Join(logs, name), os.DirFS(filepath.Join(recordings, name))))
 	}
-	address := "127.0.0.1:" + process.FreePort(t)
+	address := process.FreePort(t)
 	t.Setenv("GPUFLIGHT_LOGS", logs)
 	t.Setenv("GPUFLIGHT_STATE", t.TempDir())
-	t.Setenv("GPUFLIGHT_LISTEN", "127.0.0.1:"+process.FreePort(t))
-	t.Setenv("GPUFLIGHT_LISTEN_HTTP", "127.0.0.1:"+process.FreePort(t))
+	t.Setenv("GPUFLIGHT_LISTEN", process.FreePort(t))
+	t.Setenv("GPUFLIGHT_LISTEN_HTTP", process.FreePort(t))
 	t.Setenv("GPUFLIGHT_UI", address)
-	t.Setenv("GPUFLIGHT_METRICS_PORT", process.FreePort(t))
+	_, port, err := net.SplitHostPort(process.FreePort(t))
+	require.NoError(t, err)
+	t.Setenv("GPUFLIGHT_METRICS_PORT", port)
 	process.Start(t, collector, "--config", filepath.Join(process.Root(t), "config", "local.yaml"))
 	waitForSessions(t, "http://"+address, 5)
 

@@ -200,7 +200,7 @@ function Row({ g, group, total, wide }: { g: Group; group: string; total: number
       </td>
       <td className={ui.right}>{link("duration", duration(g.sum_ns), exactDuration(g.sum_ns))}</td>
       <td className={ui.wide}>
-        <div className={ui.row}>
+        <div className={`${ui.row} ${ui.nowrap}`}>
           <span style={{ width: 70 }}>
             <Bar share={total ? g.sum_ns / total : 0} />
           </span>

@@ -172,7 +172,7 @@ export function Scopes() {
                   </Link>
                 </td>
                 <td className={ui.wide}>
-                  <div className={ui.row}>
+                  <div className={`${ui.row} ${ui.nowrap}`}>
                     <span style={{ width: 60 }}>
                       <Bar share={total ? n.total.kernel_ns / total : 0} />
                     </span>

@@ -109,7 +109,7 @@ export function Usage() {
                     {text(duration(g.kernel_ns))}
                   </td>
                   <td>
-                    <div className={ui.row}>
+                    <div className={`${ui.row} ${ui.nowrap}`}>
                       <span style={{ width: 90 }}>
                         <Bar share={total ? g.kernel_ns / total : 0} />
                       </span>
