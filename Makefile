@@ -36,13 +36,13 @@ FUZZTIME ?= 30s
 # Paths of the binaries for their tests. With REQUIRE a missing binary is a failure; a plain
 # `go test` skips.
 BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_AGENT=$(CURDIR)/bin/otelcol-gpuflight-agent GPUFLIGHT_CLI=$(CURDIR)/bin/gpuflight \
-	GPUFLIGHT_JAEGER=$(CURDIR)/$(TOOLS)/jaeger GPUFLIGHT_OCB=$(CURDIR)/$(TOOLS)/ocb GPUFLIGHT_DEMO=$(CURDIR)/$(TOOLS)/demo \
+	GPUFLIGHT_JAEGER=$(CURDIR)/$(TOOLS)/jaeger GPUFLIGHT_OCB=$(CURDIR)/$(TOOLS)/ocb \
 	GPUFLIGHT_PROMETHEUS=$(CURDIR)/$(TOOLS)/prometheus GPUFLIGHT_KAFKA=$(CURDIR)/$(TOOLS)/kafka/kafka \
 	GPUFLIGHT_VERSITYGW=$(CURDIR)/$(TOOLS)/versitygw GPUFLIGHT_CHDB=$(CURDIR)/$(TOOLS)/chdb/chdb GPUFLIGHT_GOVULNCHECK=$(CURDIR)/$(TOOLS)/govulncheck GPUFLIGHT_INJECT=$(CURDIR)/bin/libgpuflight.so GPUFLIGHT_REQUIRE=1
 
 .PHONY: demo
-demo: build $(if $(JAEGER),,$(TOOLS)/jaeger) $(TOOLS)/demo ## Run Jaeger and the collector on recordings of an H200; ctrl-C stops both
-	@$(TOOLS)/demo
+demo: build ## Show recordings of an H200 in the web UI; ctrl-C ends it
+	@bin/gpuflight view examples/recordings
 
 .PHONY: build
 build: ## Build bin/otelcol-gpuflight, bin/gpuflight and bin/libgpuflight.so
@@ -60,12 +60,12 @@ test-unit: ## Test the libraries, with the race detector
 
 # One package at a time, because some of these tests measure the delay of data.
 .PHONY: test-e2e
-test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/govulncheck ## Test the binaries, with a real Jaeger, Prometheus, Kafka, S3 and ClickHouse engine
+test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/govulncheck ## Test the binaries, with a real Jaeger, Prometheus, Kafka, S3 and ClickHouse engine
 	$(BINARIES) $(GO) test -p 1 -count 1 -timeout 15m ./test/... ./examples/compose ./examples/kubernetes
 
 # GPUFLIGHT_SOAK=1 enables all long tests. Some need root (eBPF) and skip without it.
 .PHONY: soak
-soak: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/demo $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/govulncheck ## Run the long tests (GPUFLIGHT_SOAK=1) and the mutation tests (test/mutation), for hours
+soak: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/govulncheck ## Run the long tests (GPUFLIGHT_SOAK=1) and the mutation tests (test/mutation), for hours
 	GPUFLIGHT_SOAK=1 $(GO) test -count 1 -p 1 -timeout 2h $(LIBRARIES)
 	GPUFLIGHT_SOAK=1 $(BINARIES) $(GO) test -p 1 -count 1 -timeout 6h ./test/...
 	$(GO) run ./test/mutation
@@ -128,10 +128,6 @@ clean: ## Remove bin and .tools
 
 # The tools. Their modules are not in the workspace.
 TOOLGO = env GOWORK=off $(GO)
-
-.PHONY: $(TOOLS)/demo
-$(TOOLS)/demo:
-	@$(GO) build $(FLAGS) -o $@ ./internal/demo
 
 $(TOOLS)/ocb: internal/tools/collector/go.mod
 	@$(SLOWLY) "compiling ocb" $(TOOLGO) build -C internal/tools/collector $(FLAGS) -o $(CURDIR)/$@ go.opentelemetry.io/collector/cmd/builder

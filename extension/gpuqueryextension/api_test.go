@@ -125,7 +125,7 @@ func TestTimeline_BinsAndSlices(t *testing.T) {
 			}
 		case "slices.start":
 			for i, want := range all.Slices.Start {
-				require.Equal(t, float64(want), math.Float64frombits(binary.LittleEndian.Uint64(data[8*i:])))
+				require.Equal(t, want, int64(math.Float64frombits(binary.LittleEndian.Uint64(data[8*i:]))))
 			}
 		case "slices.span":
 			for i, want := range all.Slices.Span {

@@ -57,7 +57,7 @@ func TestServer_TooManyRequests(t *testing.T) {
 	w := call(s, http.MethodGet, "/api/v1/sessions")
 	assert.Equal(t, http.StatusTooManyRequests, w.Code)
 	assert.Equal(t, "1", w.Header().Get("Retry-After"))
-	assert.Len(t, b.started, 0, "queued requests do not reach the store")
+	assert.Empty(t, b.started, "queued requests do not reach the store")
 	cancel() // It reaches the store, or the calls would not end.
 	for range maxConcurrent + maxQueued {
 		<-done

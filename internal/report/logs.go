@@ -22,10 +22,16 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 )
 
-// Read adds a file, or a folder with all in it: recorded OTLP (*.jsonl, *.json, also .gz and .zst) and
-// GPU Flight's logs. A file of GPU Flight's brings the others of its session with it. It returns one
-// sentence for each thing that could not be understood; the error is one of reading.
+// Read adds the telemetry of a file or folder, as [ReadTelemetry] reads it.
 func (r *Report) Read(path string) (problems []string, err error) {
+	return ReadTelemetry(path, otlp.Handler{Traces: r.Traces, Logs: r.Logs, Metrics: r.Metrics})
+}
+
+// ReadTelemetry reads a file, or all files of a folder: recorded OTLP (*.jsonl, *.json, also .gz and
+// .zst) and GPU Flight's logs. With a log of GPU Flight it reads the others of the same session. It
+// passes the content to h, whose functions must all be set. It returns one sentence for each invalid
+// part. The error is a read error.
+func ReadTelemetry(path string, h otlp.Handler) (problems []string, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
@@ -42,7 +48,7 @@ func (r *Report) Read(path string) (problems []string, err error) {
 			return nil
 		}
 		found++
-		stats, err := otlp.ReadFile(path, otlp.Handler{Traces: r.Traces, Logs: r.Logs, Metrics: r.Metrics})
+		stats, err := otlp.ReadFile(path, h)
 		for _, e := range stats.Errors {
 			problems = append(problems, e.Error())
 		}
@@ -88,7 +94,7 @@ func (r *Report) Read(path string) (problems []string, err error) {
 		return problems, fmt.Errorf("%s: neither recorded OTLP (*.jsonl, *.json, .gz, .zst) nor logs of GPU Flight's in it", path)
 	}
 	for _, g := range sortedGroups(logs) {
-		more, err := r.readLogs(g, logs[g])
+		more, err := readLogs(g, logs[g], h)
 		problems = append(problems, more...)
 		if err != nil {
 			return problems, err
@@ -136,8 +142,8 @@ const (
 	afterEnd = 24 * time.Hour
 )
 
-// readLogs adds the sessions of one group of files, whole.
-func (r *Report) readLogs(g gpuflog.FileGroup, files []gpuflog.FileName) (problems []string, err error) {
+// readLogs reads the whole sessions of one group of files.
+func readLogs(g gpuflog.FileGroup, files []gpuflog.FileName, h otlp.Handler) (problems []string, err error) {
 	windows := gpuflog.Windowed(files, itself)
 	var streams [gpuflog.NumChannels]*lines
 	for channel := range streams {
@@ -145,7 +151,7 @@ func (r *Report) readLogs(g gpuflog.FileGroup, files []gpuflog.FileName) (proble
 		defer streams[channel].close()
 	}
 	dec := gpuflog.NewDecoder(gpuflog.Options{KernelNameInPath: !windows})
-	batch := gpuevent.NewBatch(gpuevent.Signals{Traces: true, Logs: true})
+	batch := gpuevent.NewBatch(gpuevent.Signals{Traces: true, Logs: true, Metrics: true})
 	now := time.Now().UnixNano()
 	var ended [gpuflog.NumChannels]bool
 	step := func(channel gpuflog.Channel) error {
@@ -156,7 +162,7 @@ func (r *Report) readLogs(g gpuflog.FileGroup, files []gpuflog.FileName) (proble
 		ended[channel] = chunk == nil
 		dec.Feed(channel, chunk, 0, now, batch)
 		dec.EndStep(gpuflog.Step{Now: now, AtEnd: ended}, batch)
-		r.take(batch)
+		take(batch, h)
 		return nil
 	}
 	for ended != [gpuflog.NumChannels]bool{true, true, true, true} {
@@ -180,7 +186,7 @@ func (r *Report) readLogs(g gpuflog.FileGroup, files []gpuflog.FileName) (proble
 	// A minute of silence after another: what waits for records that never came is released in turn.
 	for i := range 4 {
 		dec.EndStep(gpuflog.Step{Now: now + int64(i+1)*int64(afterEnd), AtEnd: ended, Quiet: afterEnd, Gone: true}, batch)
-		r.take(batch)
+		take(batch, h)
 	}
 	for _, s := range streams {
 		problems = append(problems, s.problems...)
@@ -191,13 +197,14 @@ func (r *Report) readLogs(g gpuflog.FileGroup, files []gpuflog.FileName) (proble
 	return problems, nil
 }
 
-func (r *Report) take(b *gpuevent.Batch) {
-	if b.Spans()+b.LogRecords() == 0 {
+func take(b *gpuevent.Batch, h otlp.Handler) {
+	if b.Empty() {
 		return
 	}
-	td, ld, _ := b.Take()
-	r.Traces(td)
-	r.Logs(ld)
+	td, ld, md := b.Take()
+	h.Traces(td)
+	h.Logs(ld)
+	h.Metrics(md)
 }
 
 // lines reads files sequentially, in chunks of whole lines.

@@ -46,7 +46,7 @@ var damages = []struct {
 
 // shipped lists the configurations with a storage, with the receivers that need no other server.
 var shipped = map[string][]string{
-	"agent.yaml": {"gpuflog", "otlp"}, "archive.yaml": {"otlp"}, "demo.yaml": {"gpuflog"}, "gateway.yaml": {"otlp"},
+	"agent.yaml": {"gpuflog", "otlp"}, "archive.yaml": {"otlp"}, "gateway.yaml": {"otlp"},
 	"gpuflog-http.yaml": {"gpuflog"}, "kafka.yaml": {"otlp"}, "jaeger.yaml": nil, "local.yaml": nil, "prometheus.yaml": nil,
 }
 

@@ -186,7 +186,7 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 		return answer, err
 	}
 	tail := complete + 1
-	ranges := [][2]int64{{tail << gapLevel, math.MaxInt64}}
+	var ranges [][2]int64
 	values := []string{"('', -9, -1)"}
 	for i := range bins {
 		if bins[i].bin < 0 {
@@ -196,8 +196,9 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 		}
 		values = append(values, fmt.Sprintf("(%s, %d, %d)", textSQL(bins[i].device), bins[i].bin, bins[i].before))
 	}
-	query := "WITH bins(device, bin, before) AS (VALUES " + strings.Join(values, ", ") + "), part AS (SELECT k.*, least(s >> $1, $2) AS bin FROM (" +
-		v.kernelsSQL(rangesSQL(ranges)) + ") k WHERE ($3 = '' OR device = $3) AND (s >> $1 >= $2 OR (device, s >> $1) IN (SELECT (device, bin) FROM bins)) " +
+	query := "WITH bins(device, bin, before) AS (VALUES " + strings.Join(values, ", ") + "), part AS (SELECT k.*, $2 AS bin FROM (" +
+		v.kernelsSQL(rangesSQL([][2]int64{{tail << gapLevel, math.MaxInt64}})) + ") k WHERE $3 = '' OR device = $3 " +
+		"UNION ALL SELECT k.*, s >> $1 FROM (" + v.kernelsSQL(rangesSQL(ranges)) + ") k SEMI JOIN bins ON bins.device = k.device AND bins.bin = s >> $1 " +
 		"UNION ALL SELECT device, -1, before, 0, 0, bin FROM bins), g AS MATERIALIZED (SELECT device, b, s, span, shape FROM (SELECT *, max(e) OVER " +
 		"(PARTITION BY device, bin ORDER BY s, span ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS b FROM part) " +
 		"WHERE b >= 0 AND s > b AND b >= $4 AND b < $5) SELECT true, '', count(*), " + signed("s - b") + ", 0::UBIGINT, 0::UINTEGER FROM g " +
@@ -273,7 +274,7 @@ func rangesSQL(ranges [][2]int64) string {
 	if n := len(merged); n > maxRanges {
 		merged = [][2]int64{{merged[0][0], merged[n-1][1]}}
 	}
-	var parts []string
+	parts := []string{"SELECT * FROM {ops} WHERE false"}
 	for _, r := range merged {
 		parts = append(parts, fmt.Sprintf("SELECT * FROM {ops} WHERE start_ns >= %d AND start_ns < %d", r[0], r[1]))
 	}

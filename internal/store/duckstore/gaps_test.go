@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"context"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+// TestStore_GapsOfSegments writes kernels to many segments, some of them late, and extends the rollup
+// after each call. A store with one segment and without the rollup answers the same.
+func TestStore_GapsOfSegments(t *testing.T) {
+	ctx := context.Background()
+	got := openStore(t, Config{Directory: t.TempDir(), SegmentOps: 150})
+	got.gapTail, got.gapLag = 1, 1e6
+	want := openStore(t, Config{Directory: t.TempDir()})
+	r := rand.New(rand.NewPCG(5, 6))
+	for i := range int64(24) {
+		at := i
+		if i > 6 && i%3 == 0 {
+			at = r.Int64N(i) // between kernels that are stored
+		}
+		b := batch("a", 1e18+at*1e8+r.Int64N(1e8), 60)
+		b.Logs = nil
+		if i%5 == 0 {
+			b.Ops[59].EndNs += r.Int64N(4e8) // reaches into later segments
+		}
+		for _, s := range []*Store{got, want} {
+			_, err := s.Write(ctx, []*store.Batch{b})
+			require.NoError(t, err)
+		}
+		for _, q := range []store.GapQuery{
+			{}, {Limit: 3}, {MinNs: 5e7}, {From: 1e18 + i*5e7, To: 1e18 + i*9e7 + 1}, {From: 1e18 + i*7e7}, {To: 1e18 + i*7e7 + 1},
+		} {
+			q.Session = "a"
+			answer, err := got.Gaps(ctx, q)
+			require.NoError(t, err)
+			expected, err := want.Gaps(ctx, q)
+			require.NoError(t, err)
+			for _, list := range [][]store.Gap{answer.Longest, expected.Longest} {
+				for j := range list {
+					list[j].AfterShape = 0
+				}
+			}
+			require.Equal(t, expected, answer, "call %d, %+v", i, q)
+		}
+	}
+	assert.Greater(t, got.Stats().Segments, int64(3))
+	bins := got.sessions[sessionKey{"", "a"}].segments[1].gapBin
+	assert.Positive(t, bins, "the rollup of the second segment has bins")
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package distribution_test
+
+import (
+	"encoding/json"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
+)
+
+var cli = process.Binary{Env: "GPUFLIGHT_CLI", Path: "bin/gpuflight", Make: "make build"}
+
+// viewLimit is several times the duration of a test on two idle cores.
+const viewLimit = 2 * time.Minute
+
+// viewRun is a gpuflight view with its own port and a temporary folder.
+type viewRun struct {
+	cmd  *exec.Cmd
+	out  lockedBuffer
+	temp string
+	ui   string
+	done chan error
+}
+
+// startView runs gpuflight view. The CLI and the Collector are in one folder, as users have them.
+func startView(t *testing.T, paths ...string) *viewRun {
+	t.Helper()
+	bin := t.TempDir()
+	require.NoError(t, os.Symlink(collector.Find(t), filepath.Join(bin, "otelcol-gpuflight")))
+	text, err := os.ReadFile(cli.Find(t))
+	require.NoError(t, err)
+	copied := filepath.Join(bin, "gpuflight")
+	require.NoError(t, os.WriteFile(copied, text, 0o700))
+	v := &viewRun{temp: t.TempDir(), ui: process.FreePort(t), done: make(chan error, 1)}
+	v.cmd = exec.Command(copied, append([]string{"view", "--listen", v.ui}, paths...)...)
+	v.cmd.Env = append(os.Environ(), "TMPDIR="+v.temp)
+	v.cmd.Stdout, v.cmd.Stderr = &v.out, &v.out
+	require.NoError(t, v.cmd.Start())
+	go func() { v.done <- v.cmd.Wait() }()
+	t.Cleanup(func() {
+		_ = v.cmd.Process.Kill()
+		if t.Failed() {
+			t.Logf("the output of gpuflight view:\n%s", v.out.String())
+		}
+	})
+	return v
+}
+
+func (v *viewRun) await(t *testing.T) error {
+	t.Helper()
+	select {
+	case err := <-v.done:
+		return err
+	case <-time.After(viewLimit):
+		t.Fatalf("gpuflight view still runs after %v", viewLimit)
+		return nil
+	}
+}
+
+func (v *viewRun) awaitAddress(t *testing.T) {
+	t.Helper()
+	process.Eventually(t, viewLimit, "gpuflight view has printed the address", func() bool {
+		select {
+		case err := <-v.done:
+			t.Fatalf("gpuflight view ended: %v", err)
+		default:
+		}
+		return strings.Contains(v.out.String(), "http://")
+	})
+}
+
+func (v *viewRun) portIsFree(t *testing.T) {
+	t.Helper()
+	process.Eventually(t, viewLimit, "the UI's port is free again", func() bool {
+		l, err := net.Listen("tcp", v.ui)
+		return err == nil && l.Close() == nil
+	})
+}
+
+func (v *viewRun) get(t *testing.T, path string, answer any) {
+	t.Helper()
+	resp, err := http.Get("http://" + v.ui + path)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	require.NoError(t, json.NewDecoder(resp.Body).Decode(answer))
+}
+
+func TestView_Recordings(t *testing.T) {
+	v := startView(t, filepath.Join(process.Root(t), "examples", "recordings"))
+	v.awaitAddress(t)
+	assert.Equal(t, "3 sessions with 5,458 kernels. Open the UI, or press ctrl-C to end it:\n\n  http://"+v.ui+"\n\n", v.out.String())
+
+	var answer struct {
+		Sessions []struct {
+			Service    string
+			Operations map[string]int64
+			KernelNs   int64 `json:"kernel_ns"`
+		}
+	}
+	v.get(t, "/api/v1/sessions", &answer)
+	kernels, nanos := map[string]int64{}, int64(0)
+	for _, s := range answer.Sessions {
+		kernels[s.Service] = s.Operations["kernel"]
+		nanos += s.KernelNs
+	}
+	assert.Equal(t, map[string]int64{"httpserver": 395, "pytorch": 4859, "vectoradd": 204}, kernels)
+	assert.Equal(t, int64(25_346_528), nanos)
+
+	require.NoError(t, v.cmd.Process.Signal(os.Interrupt))
+	require.NoError(t, v.await(t))
+	v.portIsFree(t)
+	files, err := os.ReadDir(v.temp)
+	require.NoError(t, err)
+	assert.Empty(t, files)
+}
+
+func TestView_Killed(t *testing.T) {
+	v := startView(t, filepath.Join(process.Root(t), "examples", "recordings", "vectoradd.otlp.jsonl.gz"))
+	v.awaitAddress(t)
+	require.NoError(t, v.cmd.Process.Kill())
+	require.Error(t, v.await(t))
+	v.portIsFree(t) // the Collector has ended too
+}
+
+func TestView_Errors(t *testing.T) {
+	damaged := filepath.Join(t.TempDir(), "damaged.otlp.jsonl")
+	require.NoError(t, os.WriteFile(damaged, []byte("not OTLP\n"), 0o600))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	used := l.Addr().String()
+	for _, tt := range []struct {
+		name string
+		args []string
+		want []string
+	}{
+		{"missing file", []string{"missing.otlp.jsonl"}, []string{"stat missing.otlp.jsonl: no such file or directory\n"}},
+		{"no session", []string{damaged}, []string{damaged, "gpuflight view: the files contain no session\n"}},
+		{"port in use", []string{"--listen", used, damaged}, []string{"cannot listen on " + used, "choose another address with --listen\n"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v := startView(t, tt.args...)
+			var exit *exec.ExitError
+			require.ErrorAs(t, v.await(t), &exit)
+			assert.Equal(t, 1, exit.Sys().(syscall.WaitStatus).ExitStatus())
+			for _, want := range tt.want {
+				assert.Contains(t, v.out.String(), want)
+			}
+			files, err := os.ReadDir(v.temp)
+			require.NoError(t, err)
+			assert.Empty(t, files)
+		})
+	}
+}
