@@ -27,10 +27,16 @@ export function url(path: string, query: Query = {}): string {
   return `/api/v1${path}${s ? `?${s}` : ""}`;
 }
 
-async function request(method: string, address: string, accept: string, signal?: AbortSignal): Promise<Response> {
+async function request(
+  method: string,
+  address: string,
+  accept: string,
+  signal?: AbortSignal,
+  body?: Blob,
+): Promise<Response> {
   let r: Response;
   try {
-    r = await fetch(address, { method, headers: { Accept: accept }, signal: signal ?? null });
+    r = await fetch(address, { method, headers: { Accept: accept }, signal: signal ?? null, body: body ?? null });
   } catch (e) {
     if (signal?.aborted) throw e;
     throw new ApiError("The Collector does not answer. Is it still running?", 0);
@@ -70,7 +76,7 @@ export async function getBinary(path: string, query: Query, signal?: AbortSignal
 }
 
 /** send sends a request that changes something. */
-export async function send(method: "POST" | "PUT" | "DELETE", path: string): Promise<unknown> {
-  const r = await request(method, url(path), "application/json");
+export async function send(method: "POST" | "PUT" | "DELETE", path: string, body?: Blob): Promise<unknown> {
+  const r = await request(method, url(path), "application/json", undefined, body);
   return r.status === 204 ? undefined : r.json();
 }

@@ -184,7 +184,13 @@ export function useMetrics(session: SessionState, extent: View, dark: boolean): 
 const deviceName = (device: string | undefined, index: number | undefined): string =>
   index !== undefined ? `GPU ${index}` : device ? device.slice(0, 12) : "device unknown";
 
-const classes = { compute: "", copy: "copies", host: "waits, memory" };
+const laneOrder = { compute: 0, copy: 1, host: 2 };
+
+function laneLabel(lane: Schemas["Lane"]): string {
+  const stream = lane.stream !== undefined ? `stream ${lane.stream}` : "";
+  if (lane.class === "host") return stream ? `host, ${stream}` : "host";
+  return `${stream || "stream unknown"}${lane.class === "copy" ? " copies" : ""}`;
+}
 
 /** buildTracks lays out all tracks from the top: spans, then each device with its lanes, then metrics. */
 export function buildTracks(
@@ -207,7 +213,7 @@ export function buildTracks(
     add({ key: `spans-${label}`, kind: "spans", label, detail: "", rowHeight: 18, height: rows * 18 + 6, items });
   }
   const devices = new Map<string, Schemas["Lane"][]>();
-  for (const lane of overview.lanes) {
+  for (const lane of [...overview.lanes].sort((a, b) => laneOrder[a.class] - laneOrder[b.class])) {
     const key = `${lane.device ?? ""}|${lane.device_index ?? ""}`;
     devices.set(key, [...(devices.get(key) ?? []), lane]);
   }
@@ -259,7 +265,7 @@ export function buildTracks(
       add({
         key: `lane-${lane.id}`,
         kind: "lane",
-        label: `${lane.stream !== undefined ? `stream ${lane.stream}` : lane.class === "host" ? "host" : "stream unknown"}${lane.class === "compute" ? "" : ` ${classes[lane.class]}`}`,
+        label: laneLabel(lane),
         detail: `${count(lane.count)} operations`,
         rowHeight,
         height: rows * rowHeight,

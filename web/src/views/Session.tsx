@@ -2,7 +2,7 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { Link, Outlet, useParams } from "@tanstack/react-router";
 import { useEffect, useMemo, useRef } from "react";
-import { send } from "../api/client";
+import { send, url } from "../api/client";
 import { SessionContext, type SessionState, useGet } from "../api/hooks";
 import { compact, count, duration, exactDuration, instant } from "../lib/format";
 import { Badge, Failure, LiveMark, Loading, ui } from "../ui/parts";
@@ -73,6 +73,13 @@ function SessionBar({ state }: { state: SessionState }) {
       </Link>
       <Quality state={state} />
       <span className={ui.spacer} />
+      <a
+        href={url(`/sessions/${encodeURIComponent(s.id)}/export`)}
+        download
+        title="The session as one file. The first page of an empty Collector opens it."
+      >
+        export
+      </a>
       <button
         type="button"
         className={ui.icon}

@@ -214,7 +214,7 @@ function Row({ s, pin, compareWith }: { s: Session; pin: () => void; compareWith
 }
 
 const record = "gpuflight trace -- python train.py";
-const env = "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4317";
+const env = "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:14317";
 
 /** FirstPage says how to get data. */
 function FirstPage() {
@@ -222,11 +222,12 @@ function FirstPage() {
   const navigate = useNavigate();
   const [error, setError] = useState<unknown>(null);
   const [busy, setBusy] = useState(false);
-  const demo = async () => {
+  const open = async (file: File | undefined) => {
+    if (!file) return;
     setBusy(true);
     setError(null);
     try {
-      const r = (await send("POST", "/demo")) as Schemas["Imported"];
+      const r = (await send("POST", "/import", file)) as Schemas["Imported"];
       await client.invalidateQueries();
       await navigate({ to: "/sessions/$session/timeline", params: { session: r.session }, search: {} as never });
     } catch (e) {
@@ -240,18 +241,21 @@ function FirstPage() {
       <p className={ui.muted}>This page shows a session as soon as its first data arrives.</p>
       <div className={ui.steps}>
         <section className={ui.card}>
-          <h2>Look at a recording</h2>
-          <p>A few training steps of a small PyTorch model on an H200.</p>
-          <button type="button" className={`${ui.button} ${ui.primary}`} onClick={demo} disabled={busy}>
-            {busy ? "Loading…" : "Load the demo session"}
-          </button>
+          <h2>Open an exported session</h2>
+          <p>A file that another Collector exported, for example from a colleague.</p>
+          <input
+            type="file"
+            aria-label="File of an exported session"
+            disabled={busy}
+            onChange={(e) => open(e.target.files?.[0])}
+          />
           {error !== null && <Failure error={error} />}
         </section>
         <section className={ui.card}>
           <h2>Record a program</h2>
           <p>The program stays unchanged. It needs an NVIDIA GPU.</p>
-          <pre className={ui.pre}>{`${env} \\\n  ${record}`}</pre>
-          <Copy text={`${env} ${record}`} label="Copy" />
+          <pre className={ui.pre}>{`export ${env}\n${record}`}</pre>
+          <Copy text={`export ${env}\n${record}`} label="Copy" />
         </section>
         <section className={ui.card}>
           <h2>Read GPU Flight logs</h2>
