@@ -29,7 +29,7 @@ var (
 )
 
 // folders calls visit with each folder of the repository, relative to the root and with slashes. It
-// skips hidden folders, build results and test data.
+// skips hidden folders, build results, test data and packages of npm.
 func folders(t *testing.T, root string, visit func(dir string)) {
 	t.Helper()
 	require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -37,7 +37,7 @@ func folders(t *testing.T, root string, visit func(dir string)) {
 			return err
 		}
 		name := d.Name()
-		if path != root && (strings.HasPrefix(name, ".") || name == "testdata" || path == filepath.Join(root, "bin")) {
+		if path != root && (strings.HasPrefix(name, ".") || name == "testdata" || name == "node_modules" || path == filepath.Join(root, "bin")) {
 			return filepath.SkipDir
 		}
 		dir, err := filepath.Rel(root, path)
