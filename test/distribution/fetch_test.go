@@ -3,6 +3,7 @@
 package distribution_test
 
 import (
+	"encoding/json"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -41,7 +42,9 @@ var (
 	// In Go and Python, the words of a command are quoted and separated by commas.
 	pip = regexp.MustCompile(`\bpip3?["',\s]+(?:install|download|wheel)\b`)
 	// forbidden commands have no hash to check, or switch a check off.
-	forbidden = regexp.MustCompile(`\b(?:curl|wget)\s+[-"'$h]|\bgit\s+(?:clone|fetch|pull)\b|\b(?:npm|npx|yarn|gem|cargo)\s+\w|` +
+	forbidden = regexp.MustCompile(`\b(?:curl|wget)\s+[-"'$h]|\bgit\s+(?:clone|fetch|pull)\b|\b(?:npx|yarn|gem|cargo)\s+\w|` +
+		// npm ci installs what package-lock.json lists and checks the hashes.
+		`\bnpm\s+(?:i|install|add|update|exec|x)\b|` +
 		`\bgo\s+(?:get|install|run)\s+(?:-\S+\s+)*[\w./-]+@|GONOSUM|GOINSECURE|GOSUMDB=off|GOFLAGS=\S*-insecure|` +
 		`allow-unauthenticated|AllowUnauthenticated|AllowInsecure|trusted=yes|force-yes|trusted-host|index-url|` +
 		`\bGOPROXY=|PIP_INDEX|--registry\b`)
@@ -110,7 +113,7 @@ func sources(t *testing.T, visit func(name, text string)) {
 			return err
 		}
 		switch {
-		case d.IsDir() && (name == ".git" || name == "bin" || name == ".tools" || d.Name() == "testdata" || name == "examples/recordings"):
+		case d.IsDir() && (name == ".git" || name == "bin" || name == ".tools" || d.Name() == "testdata" || d.Name() == "node_modules" || name == "examples/recordings"):
 			return filepath.SkipDir
 		case !d.Type().IsRegular():
 			return nil
@@ -193,7 +196,7 @@ func TestFetches_Mutations(t *testing.T) {
 		"GOSUMDB=off go build ./...\n":                                      "command GOSUMDB=off",
 		"pip download --require-hashes --index-url x -r y\n":                "command index-url",
 		"apt-get install --allow-unauthenticated x\n":                       "command allow-unauthenticated",
-		"npm install\n":                                                     "command npm i",
+		"npm install\n":                                                     "command npm install",
 		"mvn -B dependency:copy-dependencies\nsha256sum --check --strict\n": "mvn without a pinned plugin and -C",
 		"mvn -B -C org.apache.maven.plugins:maven-dependency-plugin:2.8:copy-dependencies\n": "mvn without sha256sum",
 	} {
@@ -210,4 +213,20 @@ func TestFetches_Mutations(t *testing.T) {
 	assert.NotRegexp(t, pinned, "chdb-core==26.9.0")
 	assert.NotRegexp(t, pinned, "chdb-core --hash=sha256:"+strings.Repeat("0", 64))
 	assert.NotRegexp(t, digest, "a@sha256:12")
+}
+
+// TestFetches_NodePackages checks that npm has a hash for each package.
+func TestFetches_NodePackages(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(process.Root(t), "web", "package-lock.json"))
+	require.NoError(t, err)
+	var lock struct {
+		Packages map[string]struct{ Version, Integrity string }
+	}
+	require.NoError(t, json.Unmarshal(text, &lock))
+	require.Greater(t, len(lock.Packages), 20)
+	for name, p := range lock.Packages {
+		if name != "" { // the UI itself
+			assert.Regexp(t, `^sha512-[A-Za-z0-9+/]{86}==$`, p.Integrity, name)
+		}
+	}
 }
