@@ -94,7 +94,10 @@ describe("numbers equal the raw records", () => {
       for (;;) {
         await page.waitForLoadState("networkidle");
         if (!(await page.getByRole("button", { name: /More|Loading/ }).count())) break;
-        await page.getByRole("button", { name: "More" }).click({ timeout: 2000 }).catch(() => {});
+        await page
+          .getByRole("button", { name: "More" })
+          .click({ timeout: 2000 })
+          .catch(() => {});
       }
       assert.equal(await page.getByTestId("rows").innerText(), counts[i]);
       assert.equal(await page.getByTestId("sum").getAttribute("title"), sums[i]);

@@ -37,9 +37,9 @@ export function Shell() {
         Skip to the content
       </a>
       <header className={ui.header}>
-        <Link to="/" search={{} as never} className={ui.brand} aria-label="GPU Flight: all sessions">
+        <Link to="/" search={{} as never} className={ui.brand} aria-label="gpuflight: all sessions">
           <img src="/icon.svg" width="22" height="22" alt="" />
-          <span>GPU Flight</span>
+          <span>gpuflight</span>
         </Link>
         <nav className={ui.nav} aria-label="Views">
           <Link to="/" search={{} as never} activeOptions={{ exact: true, includeSearch: false }}>

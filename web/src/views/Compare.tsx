@@ -15,7 +15,7 @@ export function Compare() {
   const a = useSide(search.a, by);
   const b = useSide(search.b, by);
   useEffect(() => {
-    document.title = "Compare · GPU Flight";
+    document.title = "Compare · gpuflight";
   }, []);
   const rows = useMemo(() => {
     const all = compare(a.rows ?? [], b.rows ?? []);

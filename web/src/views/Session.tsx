@@ -32,7 +32,7 @@ export function SessionLayout() {
     [data, session, live],
   );
   useEffect(() => {
-    if (data) document.title = `${data.session.service || data.session.id} · GPU Flight`;
+    if (data) document.title = `${data.session.service || data.session.id} · gpuflight`;
   }, [data]);
   if (q.error && !state) return <Failure error={q.error} />;
   if (!state) return <Loading />;

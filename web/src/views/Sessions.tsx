@@ -18,7 +18,7 @@ export function Sessions() {
   const filter = { q: search.q, host: search.host, service: search.service, run: search.run };
   const page = useGet("/sessions", {}, { ...filter, limit: 100, cursor: cursors.at(-1) }, { every: 2000 });
   useEffect(() => {
-    document.title = "Sessions · GPU Flight";
+    document.title = "Sessions · gpuflight";
   }, []);
   const sessions = page.data?.sessions ?? [];
   const filtered = Object.values(filter).some(Boolean);

@@ -13,7 +13,7 @@ export function Usage() {
   const rate = search.rate && /^\d{1,6}(\.\d{1,4})?$/.test(search.rate) ? Number(search.rate) : undefined;
   const q = useGet("/usage", {}, { by, service: search.service, host: search.host });
   useEffect(() => {
-    document.title = "Usage · GPU Flight";
+    document.title = "Usage · gpuflight";
   }, []);
   if (q.error) return <Failure error={q.error} />;
   if (!q.data) return <Loading />;
