@@ -107,7 +107,7 @@ func (s *server) kernels(ctx context.Context, r *request) (any, error) {
 		if i >= limit {
 			continue
 		}
-		g := &kernelGroup{Name: k.Name, Count: k.Count, SumNs: k.SumNs, MaxNs: k.MaxNs, QueueNs: k.QueueNs, P50Ns: k.P50Ns, P99Ns: k.P99Ns}
+		g := &kernelGroup{Name: k.Name, Count: k.Count, SumNs: k.SumNs, MaxNs: k.MaxNs, QueueNs: k.QueueNs, P50Ns: percentile(k.P50Ns, k.Count, k.SumNs, k.MaxNs), P99Ns: percentile(k.P99Ns, k.Count, k.SumNs, k.MaxNs)}
 		if q.Group != store.GroupName {
 			g.ID = &k.ID
 		}
@@ -293,3 +293,12 @@ func (s *server) gaps(ctx context.Context, r *request) (any, error) {
 }
 
 var errNoPath = &status{http.StatusNotFound, "the session has no such path"}
+
+// percentile corrects a percentile of the store, which is the middle of a bucket. One duration is
+// exact, and no percentile is above the largest duration.
+func percentile(middle, count, sum, largest int64) int64 {
+	if count == 1 {
+		return sum
+	}
+	return min(middle, largest)
+}

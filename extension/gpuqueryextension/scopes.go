@@ -54,7 +54,9 @@ func tree(nodes []store.ScopeNode) []*scopeNode {
 		n := &nodes[i]
 		self := sums{n.Kernels, n.KernelNs, n.QueueNs, n.Copies, n.CopyNs, n.CopyBytes}
 		total := self
-		node := &scopeNode{n.Path, n.Parent, 0, n.Name, n.Instances, n.WallNs, n.P50Ns, n.P99Ns, &self, &total}
+		p50 := percentile(n.P50Ns, n.Instances, n.WallNs, n.WallNs)
+		p99 := percentile(n.P99Ns, n.Instances, n.WallNs, n.WallNs)
+		node := &scopeNode{n.Path, n.Parent, 0, n.Name, n.Instances, n.WallNs, p50, p99, &self, &total}
 		if p := byPath[n.Parent]; p != nil && i > 0 {
 			node.Depth = p.Depth + 1
 		}
