@@ -2,11 +2,13 @@ module github.com/gpuflight/gpuflight/cmd/gpuflight
 
 go 1.26.0
 
-require github.com/gpuflight/gpuflight v0.2.0
+require (
+	github.com/dustin/go-humanize v1.1.0
+	github.com/gpuflight/gpuflight v0.2.0
+)
 
 require (
 	github.com/bmatcuk/doublestar/v4 v4.10.4 // indirect
-	github.com/dustin/go-humanize v1.1.0 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	go.opentelemetry.io/otel v1.45.0 // indirect
 	go.opentelemetry.io/otel/trace v1.45.0 // indirect

@@ -22,6 +22,7 @@ const usage = `gpuflight records what programs do on the GPU, and works with GPU
 Usage:
   gpuflight trace [flags] -- COMMAND...   run a command and record its GPU work: gpuflight trace --help
   gpuflight view [flags] FILE...          open recordings in the web UI: gpuflight view --help
+  gpuflight sessions [flags] list|...     list, pin, delete, export and import stored sessions: gpuflight sessions --help
   gpuflight report [flags] FILE...        summarize recordings: gpuflight report --help
   gpuflight deep [flags] PID              open a deep-profiling window in a recorded process: gpuflight deep --help
   gpuflight doctor [flags]                check whether recording works here: gpuflight doctor --help
@@ -66,6 +67,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		err = runReport(ctx, args[1:], stdout, stderr)
 	case "trace":
 		return traceCommand(args[1:], stdout, stderr).code
+	case "sessions":
+		err = runSessions(ctx, args[1:], stdout)
 	case "view":
 		err = runView(ctx, args[1:], stdout, stderr)
 	case "version", "--version", "-v":

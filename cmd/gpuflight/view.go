@@ -33,7 +33,8 @@ import (
 const viewUsage = `gpuflight view opens recordings in the web UI. It starts the Collector with a temporary store, loads
 the files and prints the address of the UI. It runs until ctrl-C and then deletes the store. It reads
 OTLP as JSON lines, as gpuflight trace --output and the Collector's file exporter write it (plain,
-.gz or .zst), and GPU Flight logs. Of a folder it reads all files.
+.gz or .zst), GPU Flight logs, and exported sessions (.duckdb). Of a folder it reads all recordings
+and logs.
 
 Usage:
   gpuflight view [flags] FILE|FOLDER...
@@ -125,8 +126,9 @@ type viewer struct {
 	done chan struct{}
 	err  error
 	log  string
-	// address is that of the UI, receiver that of OTLP over HTTP.
-	address, receiver string
+	api  queryAPI
+	// receiver is the address of OTLP over HTTP.
+	receiver string
 }
 
 // viewConfig returns the Collector's configuration as JSON, which is valid YAML.
@@ -173,7 +175,7 @@ func startViewer(ctx context.Context, path, dir, listen string) (*viewer, error)
 	}
 	v := &viewer{
 		done: make(chan struct{}), log: filepath.Join(dir, "log"),
-		address: "http://" + listen, receiver: "http://" + receiver,
+		api: queryAPI{"http://" + listen}, receiver: "http://" + receiver,
 	}
 	out, err := os.Create(v.log)
 	if err != nil {
@@ -201,7 +203,7 @@ func (v *viewer) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, collectorStarts)
 	defer cancel()
 	for {
-		if _, _, err := v.sessions(ctx); err == nil {
+		if err := v.api.do(ctx, http.MethodGet, "/health", nil, nil); err == nil {
 			return nil
 		}
 		select {
@@ -210,39 +212,6 @@ func (v *viewer) ready(ctx context.Context) error {
 		case <-ctx.Done():
 			return fmt.Errorf("%s is not ready after %v: %s", collectorName, collectorStarts, v.tail())
 		case <-time.After(20 * time.Millisecond):
-		}
-	}
-}
-
-// sessions returns the number of sessions and of their kernels.
-func (v *viewer) sessions(ctx context.Context) (sessions int, kernels int64, err error) {
-	cursor := ""
-	for {
-		var page struct {
-			Sessions []struct {
-				Operations map[string]int64 `json:"operations"`
-			} `json:"sessions"`
-			Next string `json:"next"`
-		}
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, v.address+"/api/v1/sessions?cursor="+cursor, http.NoBody)
-		if err != nil {
-			return 0, 0, err
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return 0, 0, err
-		}
-		err = json.NewDecoder(resp.Body).Decode(&page)
-		_ = resp.Body.Close() // it was only read
-		if err != nil || resp.StatusCode != http.StatusOK {
-			return 0, 0, fmt.Errorf("%s answers with %s", v.address, resp.Status)
-		}
-		for _, s := range page.Sessions {
-			sessions++
-			kernels += s.Operations["kernel"]
-		}
-		if cursor = page.Next; cursor == "" {
-			return sessions, kernels, nil
 		}
 	}
 }
@@ -262,15 +231,19 @@ func (v *viewer) show(ctx context.Context, paths []string, stdout, stderr io.Wri
 			return err
 		}
 	}
-	sessions, kernels, err := v.sessions(ctx)
+	sessions, err := v.api.sessions(ctx, "")
 	if err != nil {
 		return err
 	}
-	if sessions == 0 {
+	if len(sessions) == 0 {
 		return errors.New("the files contain no session")
 	}
+	kernels := int64(0)
+	for i := range sessions {
+		kernels += sessions[i].Operations["kernel"]
+	}
 	fmt.Fprintf(stdout, "%s with %s. Open the UI, or press ctrl-C to end it:\n\n  %s\n\n",
-		plural(uint64(sessions), "session", "sessions"), plural(uint64(kernels), "kernel", "kernels"), v.address)
+		plural(uint64(len(sessions)), "session", "sessions"), plural(uint64(kernels), "kernel", "kernels"), v.api.address)
 	select {
 	case <-ctx.Done():
 		return nil
@@ -279,8 +252,12 @@ func (v *viewer) show(ctx context.Context, paths []string, stdout, stderr io.Wri
 	}
 }
 
-// load sends the telemetry of a file or folder to the Collector, which answers after it is stored.
+// load sends a file or folder to the Collector, which answers after it is stored.
 func (v *viewer) load(ctx context.Context, path string) (problems []string, err error) {
+	if filepath.Ext(path) == ".duckdb" {
+		_, err = importSession(ctx, v.api, path)
+		return nil, err
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	slots := make(chan struct{}, viewSenders)

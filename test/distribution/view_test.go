@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -43,7 +44,9 @@ func startView(t *testing.T, paths ...string) *viewRun {
 	require.NoError(t, err)
 	copied := filepath.Join(bin, "gpuflight")
 	require.NoError(t, os.WriteFile(copied, text, 0o700))
-	v := &viewRun{temp: t.TempDir(), ui: process.FreePort(t), done: make(chan error, 1)}
+	temp, err := os.MkdirTemp("", "view")
+	require.NoError(t, err)
+	v := &viewRun{temp: temp, ui: process.FreePort(t), done: make(chan error, 1)}
 	v.cmd = exec.Command(copied, append([]string{"view", "--listen", v.ui}, paths...)...)
 	v.cmd.Env = append(os.Environ(), "TMPDIR="+v.temp)
 	v.cmd.Stdout, v.cmd.Stderr = &v.out, &v.out
@@ -51,6 +54,8 @@ func startView(t *testing.T, paths ...string) *viewRun {
 	go func() { v.done <- v.cmd.Wait() }()
 	t.Cleanup(func() {
 		_ = v.cmd.Process.Kill()
+		// The Collector ends a moment later and may still write.
+		process.Eventually(t, viewLimit, "the temporary folder is removed", func() bool { return os.RemoveAll(temp) == nil })
 		if t.Failed() {
 			t.Logf("the output of gpuflight view:\n%s", v.out.String())
 		}
@@ -164,4 +169,47 @@ func TestView_Errors(t *testing.T) {
 			assert.Empty(t, files)
 		})
 	}
+}
+
+// TestSessions runs gpuflight sessions against a running gpuflight view.
+func TestSessions(t *testing.T) {
+	v := startView(t, filepath.Join(process.Root(t), "examples", "recordings"))
+	v.awaitAddress(t)
+	sessions := func(code int, args ...string) string {
+		t.Helper()
+		cmd := exec.Command(cli.Find(t), append([]string{"sessions", "--url", "http://" + v.ui}, args...)...)
+		out, err := cmd.CombinedOutput()
+		if code == 0 {
+			require.NoError(t, err, "%s", out)
+		} else {
+			var exit *exec.ExitError
+			require.ErrorAs(t, err, &exit, "%s", out)
+			require.Equal(t, code, exit.ExitCode(), "%s", out)
+		}
+		return string(out)
+	}
+	assert.Regexp(t, `^ID +APPLICATION +HOST +STARTED +DURATION +KERNELS +KERNEL TIME +SIZE +STATE\n`+
+		`([0-9a-f-]{36} +\w+ .*\n){3}$`, sessions(0, "list"))
+	row := regexp.MustCompile(`\n([0-9a-f-]{36}) +vectoradd +gpu-host +2026-11-2\d \d\d:\d\d:\d\d +282ms +204 +467µs `).FindStringSubmatch(sessions(0, "list", "VECTOR"))
+	require.NotNil(t, row)
+	id := row[1]
+
+	assert.Equal(t, "pinned "+id+"\n", sessions(0, "pin", id[:8]))
+	assert.Regexp(t, `pinned\n$`, sessions(0, "list", id))
+	assert.Equal(t, "unpinned "+id+"\n", sessions(0, "unpin", id))
+
+	file := filepath.Join(t.TempDir(), "one.duckdb")
+	assert.Contains(t, sessions(0, "export", id[:8], file), "exported "+id+" to "+file+", ")
+	assert.Contains(t, sessions(1, "export", id, file), "file exists")
+	assert.Equal(t, "deleted "+id+"\n", sessions(0, "delete", id))
+	assert.Equal(t, "no sessions\n", sessions(0, "list", id))
+	assert.Equal(t, "gpuflight sessions: no session has an id that begins with \""+id+"\"\n", sessions(1, "delete", id))
+	assert.Equal(t, "imported "+id+"\n", sessions(0, "import", file))
+	assert.Regexp(t, ` 204 +467µs `, sessions(0, "list", id))
+	assert.Contains(t, sessions(1, "import", cli.Find(t)), "import "+cli.Find(t)+": the Collector rejected the request: ")
+	assert.Contains(t, sessions(2, "show"), "use list, pin, unpin, delete, export or import")
+
+	other := startView(t, file)
+	other.awaitAddress(t)
+	assert.Contains(t, other.out.String(), "1 session with 204 kernels.")
 }

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"github.com/gpuflight/gpuflight/internal/report"
+)
+
+const sessionsUsage = `gpuflight sessions works with the sessions in the store of a Collector. Instead of an id, the beginning
+of an id is enough. Pinned sessions are never deleted by the store itself.
+
+Usage:
+  gpuflight sessions [flags] list [TEXT]         list sessions, of which the id, application, host or run contains TEXT
+  gpuflight sessions [flags] pin|unpin ID...
+  gpuflight sessions [flags] delete ID...
+  gpuflight sessions [flags] export ID FILE      write a session to a new file
+  gpuflight sessions [flags] import FILE...      add sessions from exported files
+
+Examples:
+  gpuflight sessions list train
+  gpuflight sessions export 1262bb67 slow-step.duckdb
+
+Flags:
+`
+
+func runSessions(ctx context.Context, args []string, stdout io.Writer) error {
+	fs := flag.NewFlagSet("sessions", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	address := fs.String("url", "http://127.0.0.1:8686", "address of the Collector's query API")
+	if err := fs.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			printUsage(stdout, sessionsUsage, fs)
+			return err
+		}
+		return &usageError{err}
+	}
+	if u, err := url.Parse(*address); err != nil || u.Host == "" {
+		return &usageError{fmt.Errorf("--url %q: write for example http://127.0.0.1:8686", *address)}
+	}
+	api := queryAPI{*address}
+	action, rest := fs.Arg(0), fs.Args()[min(1, fs.NArg()):]
+	each := func(method, path, done string) error {
+		for _, id := range rest {
+			s, err := api.find(ctx, id)
+			if err != nil {
+				return err
+			}
+			if err := api.do(ctx, method, "/sessions/"+url.PathEscape(s.ID)+path, nil, nil); err != nil {
+				return err
+			}
+			fmt.Fprintf(stdout, "%s %s\n", done, s.ID)
+		}
+		return nil
+	}
+	count := len(rest)
+	switch {
+	case action == "list" && count <= 1:
+		return listSessions(ctx, api, append(rest, "")[0], stdout)
+	case action == "pin" && count > 0:
+		return each(http.MethodPut, "/pin", "pinned")
+	case action == "unpin" && count > 0:
+		return each(http.MethodDelete, "/pin", "unpinned")
+	case action == "delete" && count > 0:
+		return each(http.MethodDelete, "", "deleted")
+	case action == "export" && count == 2:
+		return exportSession(ctx, api, rest[0], rest[1], stdout)
+	case action == "import" && count > 0:
+		for _, path := range rest {
+			id, err := importSession(ctx, api, path)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(stdout, "imported %s\n", id)
+		}
+		return nil
+	}
+	return &usageError{errors.New("use list, pin, unpin, delete, export or import with the arguments that --help shows")}
+}
+
+func listSessions(ctx context.Context, api queryAPI, text string, stdout io.Writer) error {
+	list, err := api.sessions(ctx, text)
+	if err != nil {
+		return err
+	}
+	if len(list) == 0 {
+		fmt.Fprintln(stdout, "no sessions")
+		return nil
+	}
+	w := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "ID\tAPPLICATION\tHOST\tSTARTED\tDURATION\tKERNELS\tKERNEL TIME\tSIZE\tSTATE")
+	for _, s := range list {
+		state := ""
+		switch {
+		case s.Live:
+			state = "live"
+		case s.Pinned:
+			state = "pinned"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%v\t%s\t%v\t%s\t%s\n", s.ID, s.Service, s.Host,
+			time.Unix(0, s.Start).Format(time.DateTime), time.Duration(s.DurationNs).Round(time.Millisecond),
+			report.Count(uint64(s.Operations["kernel"])), time.Duration(s.KernelNs).Round(time.Microsecond),
+			humanize.IBytes(uint64(s.Bytes)), state)
+	}
+	return w.Flush()
+}
+
+// exportSession writes to a new file. It removes the file after a failure.
+func exportSession(ctx context.Context, api queryAPI, id, path string, stdout io.Writer) (err error) {
+	s, err := api.find(ctx, id)
+	if err != nil {
+		return err
+	}
+	in, err := api.open(ctx, http.MethodGet, "/sessions/"+url.PathEscape(s.ID)+"/export", nil)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	n, err := io.Copy(out, in)
+	if err = errors.Join(err, out.Close()); err != nil {
+		return errors.Join(fmt.Errorf("export %s: %w", s.ID, err), os.Remove(path))
+	}
+	fmt.Fprintf(stdout, "exported %s to %s, %s\n", s.ID, path, humanize.IBytes(uint64(n)))
+	return nil
+}
+
+func importSession(ctx context.Context, api queryAPI, path string) (id string, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	if id, err = api.add(ctx, file); err != nil {
+		return "", fmt.Errorf("import %s: %w", path, err)
+	}
+	return id, nil
+}
