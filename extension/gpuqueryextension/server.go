@@ -31,10 +31,13 @@ const (
 	maxBody       = 1 << 20
 	maxImport     = 8 << 30
 	maxQueryTime  = 30 * time.Second
+	maxImportTime = time.Hour // for a file of maxImport bytes
 	maxConcurrent = 8
 	maxQueued     = 64
 	liveFor       = time.Minute
 )
+
+const importPath = "/api/v1/import"
 
 //go:embed openapi.yaml
 var openAPI []byte
@@ -99,7 +102,7 @@ func newServer(b store.Backend, o options) *server {
 	change("PUT /api/v1/sessions/{session}/pin", s.pin(true), http.StatusNoContent)
 	change("DELETE /api/v1/sessions/{session}/pin", s.pin(false), http.StatusNoContent)
 	change("DELETE /api/v1/sessions/{session}", s.delete, http.StatusNoContent)
-	change("POST /api/v1/import", s.importFile, http.StatusCreated)
+	change("POST "+importPath, s.importFile, http.StatusCreated)
 	mux.HandleFunc("GET /api/v1/sessions/{session}/export", s.export)
 	mux.HandleFunc("GET /api/v1/openapi.yaml", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/yaml")
@@ -141,7 +144,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	limit := int64(maxBody)
-	if r.URL.Path == "/api/v1/import" {
+	if r.URL.Path == importPath {
 		limit = maxImport
 	}
 	if r.ContentLength > limit {
@@ -223,7 +226,11 @@ type binaryAnswer []byte
 
 func (s *server) handler(h func(context.Context, *request) (any, error), code int) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), maxQueryTime)
+		limit := maxQueryTime
+		if r.URL.Path == importPath {
+			limit = maxImportTime
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), limit)
 		defer cancel()
 		if !s.begin(ctx) {
 			w.Header().Set("Retry-After", "1")
