@@ -435,7 +435,10 @@ export function shown(data: TimelineData, view: View, tracks: readonly Track[]):
   }
   if (data.spans?.truncated) result.push(`only the ${count(data.spans.spans.length)} longest scopes`);
   if (data.gaps && data.gaps.count > data.gaps.gaps.length) {
-    result.push(`${count(data.gaps.count - data.gaps.gaps.length)} shorter idle gaps not drawn`);
+    // The gaps are those of the loaded interval, which is wider than the view.
+    result.push(
+      `the longest ${count(data.gaps.gaps.length)} of ${count(data.gaps.count)} idle gaps in and around the view are drawn`,
+    );
   }
   return result;
 }
