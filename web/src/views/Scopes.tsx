@@ -4,6 +4,7 @@ import { useMemo, useState } from "react";
 import type { Schemas } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
 import { bytes, count, duration, exactDuration, offset, percent } from "../lib/format";
+import { byKernelTime } from "../lib/scopes";
 import { Bar, Choice, Failure, Loading, Message, SearchBox, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 
@@ -37,7 +38,7 @@ export function Scopes() {
   const navigate = useNavigate({ from: "/sessions/$session/scopes" });
   const [closed, setClosed] = useState<ReadonlySet<number>>(new Set());
   const q = useGet("/sessions/{session}/scopes", { session: session.id }, {}, { every: session.every });
-  const nodes = q.data?.nodes ?? [];
+  const nodes = useMemo(() => byKernelTime(q.data?.nodes ?? []), [q.data]);
   const rows = useMemo(() => visibleNodes(nodes, search.q ?? "", closed), [nodes, search.q, closed]);
   const parents = useMemo(() => new Set(nodes.filter((n) => n.path !== 0).map((n) => n.parent)), [nodes]);
   if (q.error && !q.data) return <Failure error={q.error} />;
