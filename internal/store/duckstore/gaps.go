@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/answer"
 )
 
 // gapLevel is the level of the bins of gap_bins: 16.8 ms.
@@ -116,7 +117,7 @@ func (w *transaction) lateGaps(ctx context.Context, tx *sql.Tx) error {
 
 // Gaps implements [store.Reader].
 func (s *Store) Gaps(ctx context.Context, q store.GapQuery) (store.Gaps, error) {
-	n, err := limits(q.From, q.To, q.Limit, 100, 10_000)
+	n, err := answer.Limits(q.From, q.To, q.Limit, 100, 10_000)
 	if err != nil {
 		return store.Gaps{}, fmt.Errorf("read gaps: %w", err)
 	}

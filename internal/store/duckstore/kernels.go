@@ -14,30 +14,15 @@ import (
 	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/answer"
 )
-
-// histogram counts durations by bucket.
-type histogram map[uint16]int64
-
-func (h histogram) percentile(p int64) int64 {
-	var total, running int64
-	for _, n := range h {
-		total += n
-	}
-	for _, b := range slices.Sorted(maps.Keys(h)) {
-		if running += h[b]; running*100 >= total*p {
-			return store.BucketMiddle(b)
-		}
-	}
-	return 0
-}
 
 // bucketSQL is store.Bucket of the column d.
 const bucketSQL = `CASE WHEN d < 16 THEN d ELSE (length(bin(d)) - 1) * 16 + ((d >> (length(bin(d)) - 5)::BIGINT) & 15) END::USMALLINT`
 
 // Kernels implements [store.Reader].
 func (s *Store) Kernels(ctx context.Context, q store.KernelQuery) ([]store.KernelStat, error) {
-	n, err := limits(q.From, q.To, q.Limit, 50, 10_000)
+	n, err := answer.Limits(q.From, q.To, q.Limit, 50, 10_000)
 	if err == nil && q.Group > store.GroupLane {
 		err = fmt.Errorf("group %d: %w", q.Group, store.ErrInvalid)
 	}
@@ -63,7 +48,7 @@ type kernelKey struct {
 
 type kernelGroup struct {
 	store.KernelStat
-	buckets histogram
+	buckets answer.Histogram
 	order   uint64
 }
 
@@ -155,7 +140,7 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 			return nil, err
 		}
 		sorted := slices.SortedFunc(maps.Keys(laneIDs), func(a, b uint32) int {
-			return compareLanes(orEmpty(entries[a]), orEmpty(entries[b]))
+			return answer.CompareLanes(orEmpty(entries[a]), orEmpty(entries[b]))
 		})
 		for i, id := range sorted {
 			order[id] = uint64(i) + 1
@@ -183,7 +168,7 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 		}
 		g := groups[k]
 		if g == nil {
-			g = &kernelGroup{store.KernelStat{Name: k.name, ID: k.id}, histogram{}, o}
+			g = &kernelGroup{store.KernelStat{Name: k.name, ID: k.id}, answer.Histogram{}, o}
 			groups[k] = g
 		}
 		g.Count += p.n
@@ -196,7 +181,7 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 	for _, g := range slices.SortedFunc(maps.Values(groups), func(a, b *kernelGroup) int {
 		return cmp.Or(cmp.Compare(b.SumNs, a.SumNs), cmp.Compare(a.Name, b.Name), cmp.Compare(a.order, b.order))
 	}) {
-		g.P50Ns, g.P99Ns = g.buckets.percentile(50), g.buckets.percentile(99)
+		g.P50Ns, g.P99Ns = g.buckets.Percentile(50), g.buckets.Percentile(99)
 		if q.Buckets {
 			for _, b := range slices.Sorted(maps.Keys(g.buckets)) {
 				g.Buckets = append(g.Buckets, store.BucketCount{Bucket: b, Count: g.buckets[b]})

@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/answer"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -31,7 +32,7 @@ func scanPoint(r *sql.Rows, p *store.Point, other ...any) error {
 
 // Series implements [store.Reader].
 func (s *Store) Series(ctx context.Context, q store.SeriesQuery) ([]store.SeriesInfo, error) {
-	n, err := limits(q.From, q.To, q.Limit, 1000, 10_000)
+	n, err := answer.Limits(q.From, q.To, q.Limit, 1000, 10_000)
 	if err != nil {
 		return nil, fmt.Errorf("read series: %w", err)
 	}
@@ -98,7 +99,7 @@ func (v *view) seriesIDs(ctx context.Context, key uint64) ([]uint32, error) {
 // Points implements [store.Reader]. It reads the points in order of time and keeps four for each
 // part.
 func (s *Store) Points(ctx context.Context, q store.PointQuery) ([]store.PointRow, error) {
-	n, err := limits(q.From, q.To, q.Points, 2000, 20_000)
+	n, err := answer.Limits(q.From, q.To, q.Points, 2000, 20_000)
 	if err == nil && n < 4 {
 		err = fmt.Errorf("%d points: %w", n, store.ErrInvalid)
 	}
@@ -154,63 +155,13 @@ func (v *view) points(ctx context.Context, q store.PointQuery, ids []uint32, n i
 		}
 	}
 	parts := int64(n / 4)
-	m := reducer{from: from, width: max((to-from+parts-1)/parts, 1)}
+	m := answer.M4{FromNs: from, WidthNs: max((to-from+parts-1)/parts, 1)}
 	err = v.each(ctx, columns+f.where()+" ORDER BY time_ns", f.args, func(r *sql.Rows) error {
 		var p store.PointRow
 		err := scanPoint(r, &p.Point)
-		m.add(p)
+		m.Add(p)
 		return err
 	})
-	m.flush()
-	return m.out, err
-}
-
-// reducer keeps the first, last, smallest and largest point of each part.
-type reducer struct {
-	from, width int64
-	out         []store.PointRow
-	part        int64
-	// Of the current part: its first and last, smallest and largest point; nil for none.
-	first, last, low, high *store.PointRow
-}
-
-func number(p *store.PointRow) float64 {
-	switch {
-	case p.Int.OK:
-		return float64(p.Int.V)
-	case p.HasDouble:
-		return p.Double
-	}
-	return 0
-}
-
-func (m *reducer) add(p store.PointRow) {
-	if part := (p.TimeNs - m.from) / m.width; m.first == nil || part != m.part {
-		m.flush()
-		m.part, m.first = part, &p
-	}
-	m.last = &p
-	if v := number(&p); !math.IsNaN(v) {
-		if m.low == nil || v < number(m.low) {
-			m.low = &p
-		}
-		if m.high == nil || v > number(m.high) {
-			m.high = &p
-		}
-	}
-}
-
-func (m *reducer) flush() {
-	low, high := m.low, m.high
-	if low != nil && high.TimeNs < low.TimeNs {
-		low, high = high, low
-	}
-	var previous *store.PointRow
-	for _, p := range []*store.PointRow{m.first, low, high, m.last} {
-		if p != nil && p != previous {
-			m.out = append(m.out, *p)
-			previous = p
-		}
-	}
-	m.first, m.last, m.low, m.high = nil, nil, nil, nil
+	m.Flush()
+	return m.Out, err
 }

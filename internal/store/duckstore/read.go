@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/answer"
 )
 
 // view reads the segments of one session. They stay attached until close.
@@ -153,22 +154,9 @@ func idList[T ~uint8 | ~uint32](ids []T) []int64 {
 	return out
 }
 
-// limits checks the interval and the limit of a query and returns the limit.
-func limits(from, to int64, n, def, most int) (int, error) {
-	switch {
-	case from < 0 || to < 0 || from > store.MaxTimeNs || to > store.MaxTimeNs || to != 0 && to <= from:
-		return 0, fmt.Errorf("interval [%d, %d): %w", from, to, store.ErrInvalid)
-	case n < 0 || n > most:
-		return 0, fmt.Errorf("limit %d: %w: at most %d", n, store.ErrInvalid, most)
-	case n == 0:
-		return def, nil
-	}
-	return n, nil
-}
-
 // Sessions implements [store.Reader].
 func (s *Store) Sessions(ctx context.Context, q store.SessionQuery) ([]store.SessionInfo, error) {
-	n, err := limits(q.From, q.To, q.Limit, 100, 1000)
+	n, err := answer.Limits(q.From, q.To, q.Limit, 100, 1000)
 	if err == nil {
 		err = ctx.Err()
 	}
@@ -262,24 +250,7 @@ func (v *view) laneInfos(ctx context.Context) ([]store.LaneInfo, error) {
 		for i := range out {
 			out[i].Lane = *orEmpty(entries[out[i].ID])
 		}
-		slices.SortFunc(out, func(a, b store.LaneInfo) int { return compareLanes(&a.Lane, &b.Lane) })
+		slices.SortFunc(out, func(a, b store.LaneInfo) int { return answer.CompareLanes(&a.Lane, &b.Lane) })
 		return out, len(out), nil
 	})
-}
-
-func compareLanes(a, b *store.Lane) int {
-	return cmp.Or(cmp.Compare(a.Device, b.Device), compareInt(a.DeviceIndex, b.DeviceIndex),
-		compareInt(a.Context, b.Context), compareInt(a.Stream, b.Stream), cmp.Compare(a.Class, b.Class),
-		cmp.Compare(a.Key, b.Key))
-}
-
-// compareInt orders unknown before known integers.
-func compareInt(a, b store.Int) int {
-	if a.OK != b.OK {
-		if b.OK {
-			return -1
-		}
-		return 1
-	}
-	return cmp.Compare(a.V, b.V)
 }

@@ -13,6 +13,7 @@ import (
 	"slices"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/answer"
 )
 
 // queueSQL is the queue time of a row of ops.
@@ -39,7 +40,7 @@ func scanOp(r *sql.Rows, o *store.Op) error {
 
 // Ops implements [store.Reader].
 func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) {
-	n, err := limits(q.From, q.To, q.Limit, 1000, 20_000)
+	n, err := answer.Limits(q.From, q.To, q.Limit, 1000, 20_000)
 	if err == nil && q.Sort > store.ByQueue {
 		err = fmt.Errorf("order %d: %w", q.Sort, store.ErrInvalid)
 	}
@@ -318,7 +319,7 @@ func (s *Store) Span(ctx context.Context, project, session string, id store.Span
 
 // Spans implements [store.Reader].
 func (s *Store) Spans(ctx context.Context, q store.SpanQuery) ([]store.SpanRow, error) {
-	n, err := limits(q.From, q.To, q.Limit, 1000, 20_000)
+	n, err := answer.Limits(q.From, q.To, q.Limit, 1000, 20_000)
 	if err == nil && q.MinNs < 0 {
 		err = fmt.Errorf("duration %d: %w", q.MinNs, store.ErrInvalid)
 	}
@@ -400,7 +401,7 @@ func (v *view) spans(ctx context.Context, f *filter, longest bool, n int) ([]sto
 
 // Samples implements [store.Reader].
 func (s *Store) Samples(ctx context.Context, q store.SampleQuery) ([]store.SampleSum, error) {
-	n, err := limits(q.From, q.To, q.Limit, 10_000, 100_000)
+	n, err := answer.Limits(q.From, q.To, q.Limit, 10_000, 100_000)
 	if err != nil {
 		return nil, fmt.Errorf("read samples: %w", err)
 	}
@@ -446,7 +447,7 @@ func (s *Store) Samples(ctx context.Context, q store.SampleQuery) ([]store.Sampl
 
 // Logs implements [store.Reader].
 func (s *Store) Logs(ctx context.Context, q store.LogQuery) ([]store.LogRow, error) {
-	n, err := limits(q.From, q.To, q.Limit, 1000, 10_000)
+	n, err := answer.Limits(q.From, q.To, q.Limit, 1000, 10_000)
 	if err != nil {
 		return nil, fmt.Errorf("read logs: %w", err)
 	}

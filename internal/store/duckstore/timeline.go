@@ -13,11 +13,12 @@ import (
 	"slices"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/answer"
 )
 
 // Timeline implements [store.Reader].
 func (s *Store) Timeline(ctx context.Context, q store.TimelineQuery) (store.Timeline, error) {
-	_, err := limits(q.From, q.To, 0, 0, 0)
+	_, err := answer.Limits(q.From, q.To, 0, 0, 0)
 	if err == nil && (q.Bins < 1 || q.Bins > 4000) {
 		err = fmt.Errorf("%d bins: %w", q.Bins, store.ErrInvalid)
 	}

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/answer"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -174,7 +175,7 @@ func (t *tree) place(p *store.Place) []string {
 type scopeNode struct {
 	store.ScopeNode
 	names   []string
-	buckets histogram
+	buckets answer.Histogram
 }
 
 // scopeSums reads the sums of the operations of some parents.
@@ -193,13 +194,13 @@ func (v *view) scopeSums(ctx context.Context, ids []uint64) (map[store.SpanID]*s
 }
 
 func (v *view) nodes(ctx context.Context, t *tree) ([]*scopeNode, error) {
-	nodes := map[uint32]*scopeNode{0: {buckets: histogram{}}}
+	nodes := map[uint32]*scopeNode{0: {buckets: answer.Histogram{}}}
 	get := func(names []string) *scopeNode {
 		parent := uint32(0)
 		for n := range names {
 			id := v.pathID(names[:n+1])
 			if nodes[id] == nil {
-				nodes[id] = &scopeNode{store.ScopeNode{Path: id, Parent: parent, Name: names[n]}, names[:n+1], histogram{}}
+				nodes[id] = &scopeNode{store.ScopeNode{Path: id, Parent: parent, Name: names[n]}, names[:n+1], answer.Histogram{}}
 			}
 			parent = id
 		}
@@ -263,7 +264,7 @@ func (s *Store) Scopes(ctx context.Context, project, session string) ([]store.Sc
 	}
 	var out []store.ScopeNode
 	for _, n := range nodes {
-		n.P50Ns, n.P99Ns = n.buckets.percentile(50), n.buckets.percentile(99)
+		n.P50Ns, n.P99Ns = n.buckets.Percentile(50), n.buckets.Percentile(99)
 		out = append(out, n.ScopeNode)
 	}
 	return out, nil
@@ -271,7 +272,7 @@ func (s *Store) Scopes(ctx context.Context, project, session string) ([]store.Sc
 
 // Instances implements [store.Reader].
 func (s *Store) Instances(ctx context.Context, q store.InstanceQuery) ([]store.Instance, error) {
-	n, err := limits(q.From, q.To, q.Limit, 100, 10_000)
+	n, err := answer.Limits(q.From, q.To, q.Limit, 100, 10_000)
 	if err != nil {
 		return nil, fmt.Errorf("read instances: %w", err)
 	}
