@@ -144,7 +144,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.ui.ServeHTTP(w, r)
 		return
 	}
-	h.Set("Cache-Control", "no-cache")
+	h.Set("Cache-Control", "private, no-cache")
 	if !sameOrigin(r) {
 		s.refuse(w, r, errors.New("the request comes from another origin"))
 		return
