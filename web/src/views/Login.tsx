@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-import { useQueryClient } from "@tanstack/react-query";
+import { type QueryClient, useQueryClient } from "@tanstack/react-query";
 import { type FormEvent, type ReactNode, useEffect, useState } from "react";
 import { type Schemas, send } from "../api/client";
 import { useGet } from "../api/hooks";
@@ -13,6 +13,12 @@ export function LoginGate({ children }: { children: ReactNode }) {
   const state = useGet("/login", {});
   if (state.data) return state.data.authenticated ? children : <LoginPage />;
   return state.error ? <Failure error={state.error} /> : <Loading />;
+}
+
+/** setLogin changes the state and forgets what another key has read. */
+function setLogin(client: QueryClient, state: Schemas["Login"]) {
+  client.setQueryData(["/login", {}, {}], state);
+  client.removeQueries({ predicate: (q) => q.queryKey[0] !== "/login" });
 }
 
 function LoginPage() {
@@ -30,8 +36,7 @@ function LoginPage() {
     try {
       const body = new Blob([JSON.stringify({ key })], { type: "application/json" });
       const state = (await send("POST", "/login", body)) as Schemas["Login"];
-      client.clear();
-      client.setQueryData(["/login", {}, {}], state);
+      setLogin(client, state);
     } catch (e) {
       setError(e);
       setBusy(false);
@@ -63,8 +68,7 @@ export function Account() {
   if (!data?.required || !data.authenticated) return null;
   const logout = async () => {
     await send("DELETE", "/login");
-    client.clear();
-    client.setQueryData(["/login", {}, {}], { required: true, authenticated: false, scopes: [] });
+    setLogin(client, { required: true, authenticated: false, scopes: [] });
   };
   return (
     <>
