@@ -117,6 +117,25 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/login": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Whether requests need a key, and what the key of this request permits */
+        get: operations["getLogin"];
+        put?: never;
+        /** Exchange a key with the scope read for a cookie */
+        post: operations["login"];
+        /** End the login of the cookie */
+        delete: operations["logout"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/sessions/{session}/timeline": {
         parameters: {
             query?: never;
@@ -1074,6 +1093,17 @@ export interface components {
             count?: components["schemas"]["Unsigned"][];
             sum?: (number | null)[];
         };
+        Login: {
+            /** @description Requests need a key */
+            required: boolean;
+            /** @description This request has a valid key, or needs none */
+            authenticated: boolean;
+            /** @description The name of the key */
+            name?: string;
+            /** @description The project of the key */
+            project?: string;
+            scopes: ("read" | "ingest" | "admin")[];
+        };
         Trace: {
             trace: components["schemas"]["TraceID"];
             sessions: {
@@ -1341,6 +1371,74 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["Imported"];
                 };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    getLogin: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The state, also without a key */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Login"];
+                };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    login: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": {
+                    key: string;
+                };
+            };
+        };
+        responses: {
+            /** @description The cookie is valid for 12 hours, until the key is revoked or the Collector ends */
+            200: {
+                headers: {
+                    "Set-Cookie"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Login"];
+                };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    logout: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The cookie is not valid any more */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             default: components["responses"]["Error"];
         };
