@@ -76,6 +76,7 @@ func TestScopes_RowsOfEachNode(t *testing.T) {
 	p := "/api/v1/sessions/" + id
 	tree := get[struct{ Nodes []scopeNode }](t, s, p+"/scopes")
 	require.Len(t, tree.Nodes, 9)
+	kernels := get[struct{ Operations []operationAnswer }](t, s, p+"/operations?operation=kernel&limit=20000").Operations
 	assert.Equal(t, int64(4859), tree.Nodes[0].Total.Kernels)
 	for _, node := range tree.Nodes {
 		n, ns := sum(t, s, fmt.Sprintf("%s/operations?operation=kernel&direct=true&path=%d", p, node.Path))
@@ -85,12 +86,31 @@ func TestScopes_RowsOfEachNode(t *testing.T) {
 		if node.Instances == 0 {
 			continue
 		}
-		list := get[struct{ Instances []instanceAnswer }](t, s, fmt.Sprintf("%s/scopes/%d/instances?sort=device&limit=1000", p, node.Path))
+		list := get[struct{ Instances []instanceAnswer }](t, s, fmt.Sprintf("%s/scopes/%d/instances?sort=device&limit=100&idle=true", p, node.Path))
 		require.Len(t, list.Instances, int(node.Instances))
-		first := list.Instances[0]
-		n, ns = sum(t, s, p+"/operations?operation=kernel&parent="+first.Span)
-		assert.Equal(t, []int64{first.Kernels, first.KernelNs}, []int64{n, ns}, node.Name)
+		var total sums
+		for _, i := range list.Instances {
+			n, ns = sum(t, s, p+"/operations?operation=kernel&below=true&parent="+i.Span)
+			assert.Equal(t, []int64{i.Kernels, i.KernelNs}, []int64{n, ns}, node.Name)
+			total.Kernels += i.Kernels
+			total.KernelNs += i.KernelNs
+			assert.Equal(t, idle(kernels, i.Start, i.Start+i.DurationNs), *i.IdleNs, node.Name)
+		}
+		assert.Equal(t, []int64{node.Total.Kernels, node.Total.KernelNs}, []int64{total.Kernels, total.KernelNs}, node.Name)
 	}
+}
+
+// idle sums the gaps between kernels, which are sorted by start, inside an interval.
+func idle(kernels []operationAnswer, from, to int64) (ns int64) {
+	end := int64(math.MaxInt64)
+	for i := range kernels {
+		ns += max(min(kernels[i].Start, to)-max(end, from), 0)
+		if i == 0 {
+			end = 0
+		}
+		end = max(end, kernels[i].Start+kernels[i].DurationNs)
+	}
+	return ns
 }
 
 func TestTimeline_BinsAndSlices(t *testing.T) {
@@ -197,6 +217,7 @@ func TestParameters_Invalid(t *testing.T) {
 		{p + "/timeline?to=9223372036854775807", "to"}, {p + "/shapes", "ids"}, {p + "/kernels?group=x", "group"},
 		{p + "/kernels?group=lane&name=x", "name"}, {p + "/operations?operation=x", "operation"},
 		{p + "/operations?parent=1", "parent"}, {p + "/operations?cursor=1.2", "cursor"}, {p + "/operations?overlapping=1", "overlapping"},
+		{p + "/operations?below=1", "below"}, {p + "/scopes/1/instances?idle=true&limit=101", "limit"},
 		{p + "/spans/x", "span"}, {p + "/spans?min_ns=-1", "min_ns"}, {p + "/scopes/x/instances", "path"},
 		{p + "/samples?by=x", "by"}, {p + "/logs?source=x", "source"}, {p + "/series/1", "key"}, {p + "/series/0000000000000000?points=3", "points"},
 	} {

@@ -109,7 +109,11 @@ type instanceAnswer struct {
 	CopyNs     int64  `json:"copy_ns"`
 	First      *int64 `json:"first,omitempty"`
 	Last       *int64 `json:"last,omitempty"`
+	IdleNs     *int64 `json:"idle_ns,omitempty"`
 }
+
+// maxIdle is the number of instances whose idle time a request can ask for. Each takes a query.
+const maxIdle = 100
 
 func (s *server) instances(ctx context.Context, r *request) (any, error) {
 	q := store.InstanceQuery{Project: r.project, Session: r.session, Path: r.id("path", r.PathValue("path"))}
@@ -117,6 +121,10 @@ func (s *server) instances(ctx context.Context, r *request) (any, error) {
 	q.Sort = store.InstanceSort(r.choice("sort", "start", "wall", "device", "queue"))
 	limit := int(r.integer("limit", 100, 1, 9999))
 	q.Limit = limit + 1
+	idle := r.boolean("idle")
+	if idle && limit > maxIdle {
+		r.fail("limit", "must be at most %d with idle", maxIdle)
+	}
 	if err := r.check(); err != nil {
 		return nil, err
 	}
@@ -135,9 +143,19 @@ func (s *server) instances(ctx context.Context, r *request) (any, error) {
 	list := []instanceAnswer{}
 	for _, i := range found[:min(len(found), limit)] {
 		a := instanceAnswer{parentText(i.Span), parentText(i.Parent), traceText(i.Trace), i.StartNs - r.base, max(i.EndNs-i.StartNs, 0),
-			i.Kernels, i.KernelNs, i.QueueNs, i.Copies, i.CopyNs, nil, nil}
+			i.Kernels, i.KernelNs, i.QueueNs, i.Copies, i.CopyNs, nil, nil, nil}
 		if i.Kernels+i.Copies > 0 {
 			a.First, a.Last = r.offset(store.Some(i.FirstNs)), r.offset(store.Some(i.LastNs))
+		}
+		if idle {
+			gaps := store.Gaps{}
+			if i.EndNs > i.StartNs {
+				gaps, err = s.store.Gaps(ctx, store.GapQuery{Project: r.project, Session: r.session, From: i.StartNs, To: i.EndNs, Overlapping: true, Limit: 1})
+				if err != nil {
+					return nil, err
+				}
+			}
+			a.IdleNs = &gaps.SumNs
 		}
 		list = append(list, a)
 	}

@@ -244,9 +244,12 @@ type OpQuery struct {
 	Operations       []Operation
 	Lanes            []uint32
 	Shapes           []uint32
-	// Name is the name of the shape. Parent and Trace are those of the place.
+	// Name is the name of the shape. Parent and Trace are those of the place. With Below, Parent also
+	// selects the operations of the spans below it: a span in the tree is below all others of its
+	// chain. Below is invalid for the session "".
 	Name   string
 	Parent SpanID
+	Below  bool
 	Trace  TraceID
 	// Path selects the operations of this path and of all paths below it, or with Direct only those
 	// of this path; nil selects all. It is invalid for the session "".
@@ -375,9 +378,9 @@ type InstanceQuery struct {
 	Limit int
 }
 
-// Instance is one scope with the sums of what was launched directly in it: the kernels and copies
-// whose Place.Parent is its id, wherever their path is. An instance with id 0 has none. QueueNs is
-// of kernels.
+// Instance is one scope with the sums of what was launched in it or in a span below it: the kernels
+// and copies of an OpQuery with its id as Parent and with Below. An instance with id 0 has none.
+// QueueNs is of kernels.
 type Instance struct {
 	StartNs, EndNs             int64
 	Span, Parent               SpanID
@@ -412,10 +415,12 @@ type SpanRow struct {
 	OriginRef *Origin
 }
 
-// GapQuery selects gaps that start in the interval. Gaps are not cut at its bounds.
+// GapQuery selects gaps that start in the interval, with Overlapping also gaps that start before From
+// and end after it.
 type GapQuery struct {
 	Project, Session string
 	From, To         int64
+	Overlapping      bool
 	// Device is Lane.Device; "" selects all.
 	Device string
 	// MinNs is the length of the shortest gap in Longest. Less than MinGapNs means MinGapNs.
@@ -430,6 +435,7 @@ const MaxScopeDepth = 64
 const MinGapNs = 10_000
 
 // Gaps is the answer: all gaps of an interval, summed whatever their length, and the longest ones.
+// With Overlapping, SumNs is the sum of their parts inside the interval. All other gaps are not cut.
 type Gaps struct {
 	Count, SumNs int64
 	Longest      []Gap

@@ -93,7 +93,7 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 	if err != nil {
 		return store.OpPage{}, fmt.Errorf("read operations: %w", err)
 	}
-	if q.MinNs < 0 || q.MaxNs < 0 || q.Path != nil && q.Session == "" {
+	if q.MinNs < 0 || q.MaxNs < 0 || (q.Path != nil || q.Below) && q.Session == "" {
 		return store.OpPage{}, fmt.Errorf("read operations: %w", store.ErrInvalid)
 	}
 	v, err := s.open(ctx, q.Project, q.Session, true)
@@ -136,7 +136,15 @@ func (v *view) page(ctx context.Context, q store.OpQuery, n int) (store.OpPage, 
 		f.add("Shape IN (SELECT Key FROM gpu_shapes WHERE Project = ? AND Session = ? AND Name = ?)", v.key.project, v.key.session, q.Name)
 	}
 	if q.Parent != 0 {
-		f.add("Parent = ?", uint64(q.Parent))
+		parents := []uint64{uint64(q.Parent)}
+		if q.Below {
+			tree, err := v.tree(ctx)
+			if err != nil {
+				return page, err
+			}
+			tree.Below(map[store.SpanID]bool{q.Parent: true}, func(span, _ store.SpanID) { parents = append(parents, uint64(span)) })
+		}
+		f.in("Parent", parents)
 	}
 	if q.Trace != (store.TraceID{}) {
 		f.add("Trace = " + traceSQL(q.Trace))

@@ -206,11 +206,15 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 	if q.To != 0 {
 		part += fmt.Sprintf(" UNION ALL SELECT s, e, span, shape, device FROM k WHERE (device, s) IN (SELECT device, min(s) FROM k WHERE s >= %d GROUP BY device)", q.To)
 	}
+	reaches, inside := fmt.Sprintf("b >= %d", q.From), "s - begin"
+	if q.Overlapping {
+		reaches, inside = fmt.Sprintf("s > %d", q.From), fmt.Sprintf("least(s, %d) - greatest(begin, %d)", to, q.From)
+	}
 	gaps := "WITH " + kernels + ", g AS (SELECT device, assumeNotNull(b) AS begin, s, span, shape FROM (SELECT *, max(toNullable(e)) OVER (PARTITION BY device " +
 		"ORDER BY s, span ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS b FROM (" + part + ")) " +
-		fmt.Sprintf("WHERE b IS NOT NULL AND s > b AND b >= %d AND b < %d) ", q.From, to)
+		fmt.Sprintf("WHERE b IS NOT NULL AND s > b AND %s AND b < %d) ", reaches, to)
 	var a store.Gaps
-	err := v.s.each(ctx, gaps+"SELECT toInt64(count()), sum(s - begin) FROM g", args, func(r driver.Rows) error { return r.Scan(&a.Count, &a.SumNs) })
+	err := v.s.each(ctx, gaps+"SELECT toInt64(count()), sum("+inside+") FROM g", args, func(r driver.Rows) error { return r.Scan(&a.Count, &a.SumNs) })
 	if err != nil || a.Count == 0 {
 		return a, err
 	}

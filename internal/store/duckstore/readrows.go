@@ -52,7 +52,7 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 		return store.OpPage{}, err
 	}
 	defer v.close()
-	if q.MinNs < 0 || q.MaxNs < 0 || q.Path != nil && q.Session == "" {
+	if q.MinNs < 0 || q.MaxNs < 0 || (q.Path != nil || q.Below) && q.Session == "" {
 		return store.OpPage{}, fmt.Errorf("read operations: %w", store.ErrInvalid)
 	}
 	if v.dropped {
@@ -81,7 +81,16 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 		f.add("shape IN (SELECT id FROM {shapes} WHERE name = ?)", q.Name)
 	}
 	if q.Parent != 0 {
-		f.add("place IN (SELECT id FROM {places} WHERE parent = ?::UBIGINT)", u64(q.Parent))
+		parents := []uint64{uint64(q.Parent)}
+		if q.Below {
+			tops := map[store.SpanID]bool{q.Parent: true}
+			t, err := v.treeBelow(ctx, tops)
+			if err != nil {
+				return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+			}
+			t.below(tops, func(span, _ store.SpanID) { parents = append(parents, uint64(span)) })
+		}
+		f.add("place IN (SELECT id FROM {places} WHERE parent IN (SELECT unnest(?::UBIGINT[])))", parents)
 	}
 	if q.Trace != (store.TraceID{}) {
 		f.add("place IN (SELECT id FROM {places} WHERE trace = ?::BLOB)", bytes.Clone(q.Trace[:]))

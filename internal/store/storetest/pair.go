@@ -302,6 +302,10 @@ func (p *pair) compareOps(id sessionID, m *mapping, i interval) {
 		queries = append(queries, q)
 		q.Trace, q.Parent = store.TraceID{}, o.PlaceRef.Parent
 		queries = append(queries, q)
+		if ids := s.tree().above(o); len(ids) > 0 && id.session != "" {
+			q.Parent, q.Below = ids[p.IntN(len(ids))], true
+			queries = append(queries, q)
+		}
 		q = base
 		q.MinNs, q.MaxNs = duration(o)/2, duration(o)
 		queries = append(queries, q)
@@ -445,7 +449,7 @@ func (p *pair) compareGaps(id sessionID, m *mapping, i interval) {
 	if p.want.sessions[id].dropped {
 		return
 	}
-	for _, q := range ask(p, []store.GapQuery{{}, {Limit: 5}, {Device: "GPU-1"}, {MinNs: 20_000, Limit: 10_000}, {MinNs: 1}}) {
+	for _, q := range ask(p, []store.GapQuery{{}, {Overlapping: true}, {Limit: 5}, {Device: "GPU-1"}, {MinNs: 20_000, Limit: 10_000}, {MinNs: 1, Overlapping: true, Limit: 3}}) {
 		q.Project, q.Session, q.From, q.To = id.project, id.session, i.from, i.to
 		want, wantErr := p.want.Gaps(p.Context(), q)
 		got, gotErr := p.got.Gaps(p.Context(), q)
