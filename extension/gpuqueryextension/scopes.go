@@ -44,6 +44,8 @@ type scopeNode struct {
 	P99Ns     int64  `json:"p99_ns"`
 	Self      *sums  `json:"self"`
 	Total     *sums  `json:"total"`
+	// Samples is nil for a node without samples.
+	Samples *sampleSums `json:"samples,omitempty"`
 }
 
 // tree adds depths and totals. Parents come before their children.
@@ -56,7 +58,7 @@ func tree(nodes []store.ScopeNode) []*scopeNode {
 		total := self
 		p50 := percentile(n.P50Ns, n.Instances, n.WallNs, n.WallNs)
 		p99 := percentile(n.P99Ns, n.Instances, n.WallNs, n.WallNs)
-		node := &scopeNode{n.Path, n.Parent, 0, n.Name, n.Instances, n.WallNs, p50, p99, &self, &total}
+		node := &scopeNode{n.Path, n.Parent, 0, n.Name, n.Instances, n.WallNs, p50, p99, &self, &total, nil}
 		if p := byPath[n.Parent]; p != nil && i > 0 {
 			node.Depth = p.Depth + 1
 		}
@@ -93,7 +95,11 @@ func (s *server) scopes(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string]any{"nodes": tree(nodes)}, nil
+	list := tree(nodes)
+	if err := s.addSamples(ctx, r, list); err != nil {
+		return nil, err
+	}
+	return map[string]any{"nodes": list}, nil
 }
 
 type instanceAnswer struct {

@@ -85,6 +85,7 @@ func newServer(b store.Backend, o options) *server {
 	session("/scopes", s.scopes)
 	session("/scopes/{path}/instances", s.instances)
 	session("/gaps", s.gaps)
+	session("/stacks", s.stacks)
 	session("/functions", s.functions)
 	session("/samples", s.samples)
 	session("/texts", s.texts)

@@ -83,8 +83,12 @@ type Reader interface {
 	// Gaps returns intervals in which a device ran no kernel, the longest first, then by start,
 	// then by device.
 	Gaps(ctx context.Context, q GapQuery) (Gaps, error)
-	// Samples returns sums of samples, by kind, kernel, function, file, line, PC and what.
+	// Samples returns sums of samples, by kind, kernel, function, file, line, PC and what, then by path
+	// as in Scopes.
 	Samples(ctx context.Context, q SampleQuery) ([]SampleSum, error)
+	// Stacks returns sums of kernels by host stack, path and name: the largest sum first, then by
+	// stack, by path as in Scopes, and by name.
+	Stacks(ctx context.Context, q StackQuery) ([]StackSum, error)
 	// Logs returns log records by time and UID.
 	Logs(ctx context.Context, q LogQuery) ([]LogRow, error)
 	// Series lists the series of metrics that have points in the interval, by metric and Key.
@@ -463,8 +467,28 @@ type SampleQuery struct {
 	// ByLine and ByPC add the line and the PC to the groups, which are by kind, kernel, function,
 	// file and what. Without them, Line and PC are unknown.
 	ByLine, ByPC bool
+	// ByPath adds the path to the groups. The path of a sample is that of the span Sample.Span, or
+	// the root if this is not in the tree. It is invalid for the session "".
+	ByPath bool
 	// Limit is at most 100,000; 0 means 10,000.
 	Limit int
+}
+
+// StackQuery selects kernels for [Reader.Stacks].
+type StackQuery struct {
+	Project, Session string
+	From, To         int64
+	// Limit is at most 100,000; 0 means 10,000.
+	Limit int
+}
+
+// StackSum is the sum of the kernels with one host stack, path and name.
+type StackSum struct {
+	// Stack is the text of the stack, "" if unknown.
+	Stack        string
+	Path         uint32
+	Name         string
+	Count, SumNs int64
 }
 
 // SampleSum is a sum of samples.
@@ -474,6 +498,7 @@ type SampleSum struct {
 	File             string
 	Line, PC         Int
 	What             string
+	Path             uint32
 	// Rows is the number of records, Value their sum; it wraps around above 2^64-1.
 	Rows  int64
 	Value uint64

@@ -380,6 +380,9 @@ func (v *view) spans(ctx context.Context, f *filter, longest bool, n int) ([]sto
 // Samples implements [store.Reader].
 func (s *Store) Samples(ctx context.Context, q store.SampleQuery) ([]store.SampleSum, error) {
 	n, err := answer.Limits(q.From, q.To, q.Limit, 10_000, 100_000)
+	if err == nil && q.ByPath && q.Session == "" {
+		err = store.ErrInvalid
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read samples: %w", err)
 	}
@@ -402,19 +405,30 @@ func (s *Store) Samples(ctx context.Context, q store.SampleQuery) ([]store.Sampl
 	if q.ByPC {
 		pc = "PC"
 	}
-	var out []store.SampleSum
-	err = v.s.each(ctx, "SELECT Kind, Kernel, Function, File, "+line+" AS l, "+pc+" AS p, What, toInt64(count()), sum(Value) FROM gpu_samples FINAL"+f.where()+
-		" GROUP BY Kind, Kernel, Function, File, l, p, What ORDER BY Kind, Kernel, Function, File, l NULLS FIRST, p NULLS FIRST, What"+fmt.Sprintf(" LIMIT %d", n), f.args,
+	span, limit := "toUInt64(0)", fmt.Sprintf(" LIMIT %d", n)
+	if q.ByPath {
+		span, limit = "Span", ""
+	}
+	var out []answer.SpanSamples
+	err = v.s.each(ctx, "SELECT Kind, Kernel, Function, File, "+line+" AS l, "+pc+" AS p, What, "+span+" AS span, toInt64(count()), sum(Value) FROM gpu_samples FINAL"+f.where()+
+		" GROUP BY Kind, Kernel, Function, File, l, p, What, span ORDER BY Kind, Kernel, Function, File, l NULLS FIRST, p NULLS FIRST, What"+limit, f.args,
 		func(r driver.Rows) error {
-			var x store.SampleSum
-			err := r.Scan((*uint8)(&x.Kind), &x.Kernel, &x.Function, &x.File, nullInt{&x.Line}, nullInt{&x.PC}, &x.What, &x.Rows, &x.Value)
+			var x answer.SpanSamples
+			err := r.Scan((*uint8)(&x.Kind), &x.Kernel, &x.Function, &x.File, nullInt{&x.Line}, nullInt{&x.PC}, &x.What, (*uint64)(&x.Span), &x.Rows, &x.Value)
 			out = append(out, x)
 			return err
 		})
+	tree := &answer.Tree{}
+	if err == nil && q.ByPath {
+		tree, err = v.tree(ctx)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read samples: %w", err)
 	}
-	return out, nil
+	return answer.SamplesByPath(out, n, func(id store.SpanID) (uint32, []string) {
+		names := tree.Path(answer.Site{Parent: id})
+		return v.sess.paths.ID(names), names
+	}), nil
 }
 
 // Logs implements [store.Reader].

@@ -700,9 +700,14 @@ func (m *Memory) Samples(ctx context.Context, q store.SampleQuery) ([]store.Samp
 		return nil, err
 	}
 	limit, err := limits(q.From, q.To, q.Limit, 10_000, 100_000)
+	if err == nil && q.ByPath && q.Session == "" {
+		err = fmt.Errorf("samples: %w", store.ErrInvalid)
+	}
 	if err != nil || s.dropped {
 		return nil, err
 	}
+	t := s.tree()
+	paths := map[uint32][]string{}
 	sums := map[store.SampleSum]*store.SampleSum{}
 	for _, p := range s.samples {
 		if !within(q.From, q.To, p.TimeNs) || q.Kind != 0 && p.Kind != q.Kind ||
@@ -716,6 +721,11 @@ func (m *Memory) Samples(ctx context.Context, q store.SampleQuery) ([]store.Samp
 		if q.ByPC {
 			k.PC = p.PC
 		}
+		if q.ByPath && p.Span != 0 {
+			names, _ := t.spanPath(t.byID[p.Span])
+			k.Path = s.path(names)
+			paths[k.Path] = names
+		}
 		sum := sums[k]
 		if sum == nil {
 			c := k
@@ -728,9 +738,49 @@ func (m *Memory) Samples(ctx context.Context, q store.SampleQuery) ([]store.Samp
 	sorted := slices.SortedFunc(maps.Values(sums), func(a, b *store.SampleSum) int {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Kernel, b.Kernel),
 			cmp.Compare(a.Function, b.Function), cmp.Compare(a.File, b.File), compareInt(a.Line, b.Line),
-			compareInt(a.PC, b.PC), cmp.Compare(a.What, b.What))
+			compareInt(a.PC, b.PC), cmp.Compare(a.What, b.What), slices.Compare(paths[a.Path], paths[b.Path]))
 	})
 	var list []store.SampleSum
+	for _, sum := range first(sorted, limit) {
+		list = append(list, *sum)
+	}
+	return clone(list), nil
+}
+
+// Stacks implements [store.Reader].
+func (m *Memory) Stacks(ctx context.Context, q store.StackQuery) ([]store.StackSum, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s, err := m.find(ctx, q.Project, q.Session, false)
+	if err != nil {
+		return nil, err
+	}
+	limit, err := limits(q.From, q.To, q.Limit, 10_000, 100_000)
+	if err != nil || s.dropped {
+		return nil, err
+	}
+	t := s.tree()
+	paths := map[uint32][]string{}
+	sums := map[store.StackSum]*store.StackSum{}
+	for _, o := range s.ops {
+		if o.ShapeRef.Operation != store.OpKernel || !within(q.From, q.To, o.StartNs) {
+			continue
+		}
+		k := store.StackSum{Stack: o.StackText, Path: s.path(t.opPath(o)), Name: o.ShapeRef.Name}
+		paths[k.Path] = t.opPath(o)
+		sum := sums[k]
+		if sum == nil {
+			c := k
+			sum = &c
+			sums[k] = sum
+		}
+		sum.Count++
+		sum.SumNs += duration(o)
+	}
+	sorted := slices.SortedFunc(maps.Values(sums), func(a, b *store.StackSum) int {
+		return cmp.Or(cmp.Compare(b.SumNs, a.SumNs), cmp.Compare(a.Stack, b.Stack), slices.Compare(paths[a.Path], paths[b.Path]), cmp.Compare(a.Name, b.Name))
+	})
+	var list []store.StackSum
 	for _, sum := range first(sorted, limit) {
 		list = append(list, *sum)
 	}
