@@ -299,7 +299,7 @@ export interface paths {
         };
         /**
          * Instances of a path
-         * @description The rows of an instance are `/operations?parent=…`.
+         * @description The rows of an instance are `/operations?parent=…&below=true`, and those of its idle time `/gaps?from=…&to=…&overlapping=true`.
          */
         get: operations["listInstances"];
         put?: never;
@@ -322,6 +322,26 @@ export interface paths {
         };
         /** Intervals in which a device ran no kernel, between two kernels, the longest first */
         get: operations["getGaps"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/sessions/{session}/stacks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description service.instance.id */
+                session: components["parameters"]["Session"];
+            };
+            cookie?: never;
+        };
+        /** Kernels by host stack, path and name, the largest sum first, and samples of their lines */
+        get: operations["getStacks"];
         put?: never;
         post?: never;
         delete?: never;
@@ -904,10 +924,13 @@ export interface components {
             self: components["schemas"]["DeviceSums"];
             /** @description Launched in this path or below it */
             total: components["schemas"]["DeviceSums"];
+            /** @description Taken in this path or below it; absent if there are none */
+            samples?: components["schemas"]["SampleSums"];
         };
         Scopes: {
             nodes: components["schemas"]["ScopeNode"][];
         };
+        /** @description A scope with the sums of what was launched in it or in a scope below it */
         Instance: {
             span?: components["schemas"]["SpanID"];
             parent?: components["schemas"]["SpanID"];
@@ -924,6 +947,8 @@ export interface components {
             first?: components["schemas"]["Time"];
             /** @description Latest end of its kernels and copies */
             last?: components["schemas"]["Time"];
+            /** @description Time inside it in which a device ran no kernel, between two kernels, summed over the devices */
+            idle_ns?: components["schemas"]["Ns"];
         };
         Instances: {
             base: components["schemas"]["UnixNano"];
@@ -953,6 +978,44 @@ export interface components {
             sum_ns: components["schemas"]["Ns"];
             gaps: components["schemas"]["Gap"][];
             shapes: components["schemas"]["ShapeName"][];
+        };
+        Stack: {
+            /** @description Frames of the host stack, outermost first; empty if unknown */
+            stack: string[];
+            /** @description Names of the path, outermost first */
+            scope: string[];
+            path: components["schemas"]["ID"];
+            name: string;
+            count: components["schemas"]["Count"];
+            sum_ns: components["schemas"]["Ns"];
+        };
+        StackLine: {
+            path: components["schemas"]["ID"];
+            /** @description Name of the kernel */
+            name: string;
+            file: string;
+            /** Format: int64 */
+            line: number;
+            /** @description Without reasons that end in _not_issued */
+            samples: components["schemas"]["Unsigned"];
+        };
+        Stacks: {
+            base: components["schemas"]["UnixNano"];
+            stacks: components["schemas"]["Stack"][];
+            lines: components["schemas"]["StackLine"][];
+            truncated: boolean;
+        };
+        SampleSums: {
+            /** @description Without reasons that end in _not_issued */
+            samples: components["schemas"]["Unsigned"];
+            /** @description Samples by stall reason */
+            stalls: {
+                [key: string]: components["schemas"]["Unsigned"];
+            };
+            /** @description Sums by SASS metric */
+            metrics: {
+                [key: string]: components["schemas"]["Unsigned"];
+            };
         };
         Function: {
             /** @description Full name of the kernel */
@@ -1469,6 +1532,8 @@ export interface operations {
                 name?: string;
                 /** @description Span that launched the operation */
                 parent?: components["schemas"]["SpanID"];
+                /** @description With `parent`: also the operations of the scopes below it */
+                below?: boolean;
                 trace?: components["schemas"]["TraceID"];
                 /** @description Path of the launch */
                 path?: components["schemas"]["ID"];
@@ -1616,6 +1681,8 @@ export interface operations {
                 to?: components["parameters"]["To"];
                 /** @description By start, or the largest duration, device time or queue time first */
                 sort?: "start" | "wall" | "device" | "queue";
+                /** @description Adds `idle_ns`; `limit` is then at most 100 */
+                idle?: boolean;
                 limit?: number;
             };
             header?: never;
@@ -1649,6 +1716,8 @@ export interface operations {
                 base?: components["parameters"]["Base"];
                 from?: components["parameters"]["From"];
                 to?: components["parameters"]["To"];
+                /** @description Also gaps that start before the interval. `sum_ns` is then of their parts inside it */
+                overlapping?: boolean;
                 device?: string;
                 /** @description Shortest gap in the list, at least 10 µs */
                 min_ns?: number;
@@ -1677,6 +1746,38 @@ export interface operations {
             default: components["responses"]["Error"];
         };
     };
+    getStacks: {
+        parameters: {
+            query?: {
+                /** @description Origin of all times of the request and the answer */
+                base?: components["parameters"]["Base"];
+                from?: components["parameters"]["From"];
+                to?: components["parameters"]["To"];
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                /** @description service.instance.id */
+                session: components["parameters"]["Session"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The sums */
+            200: {
+                headers: {
+                    ETag: components["headers"]["ETag"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Stacks"];
+                };
+            };
+            304: components["responses"]["NotModified"];
+            default: components["responses"]["Error"];
+        };
+    };
     getFunctions: {
         parameters: {
             query?: {
@@ -1684,6 +1785,8 @@ export interface operations {
                 base?: components["parameters"]["Base"];
                 from?: components["parameters"]["From"];
                 to?: components["parameters"]["To"];
+                /** @description Only samples of this path and of paths below it */
+                path?: components["schemas"]["ID"];
             };
             header?: never;
             path: {
@@ -1715,6 +1818,8 @@ export interface operations {
                 base?: components["parameters"]["Base"];
                 from?: components["parameters"]["From"];
                 to?: components["parameters"]["To"];
+                /** @description Only samples of this path and of paths below it */
+                path?: components["schemas"]["ID"];
                 kind?: "stall" | "sass";
                 function?: string;
                 /** @description Full name of the kernel */

@@ -70,7 +70,7 @@ export function useTimeline(session: SessionState, view: View, extent: View, wid
   const gaps = useGet(
     "/sessions/{session}/gaps",
     params,
-    { ...common, min_ns: Math.max(10_000, minNs * 2, Math.floor(span / 4000)), limit: 2000 },
+    { ...common, overlapping: true, min_ns: Math.max(10_000, minNs * 2, Math.floor(span / 4000)), limit: 2000 },
     { every: session.every, enabled: width > 0 },
   );
   return {
