@@ -75,6 +75,7 @@ func newServer(b store.Backend, o options) *server {
 	get("sessions", s.sessions)
 	get("traces/{trace}", s.trace)
 	get("usage", s.usage)
+	get("usage/cost", s.cost)
 	session("", s.overview)
 	session("/timeline", s.timeline)
 	session("/shapes", s.shapes)

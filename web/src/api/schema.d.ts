@@ -534,6 +534,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/usage/cost": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Device seconds and cost that the connector gpu_usage measured
+         * @description It sums the increase of the counters `gpu.cuda.time` and `gpu.cuda.cost`. `truncated` says that
+         *     a metric has more than 1,000 series.
+         */
+        get: operations["getCost"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -1145,6 +1166,19 @@ export interface components {
                 start: components["schemas"]["UnixNano"];
                 duration_ns: components["schemas"]["Ns"];
             }[];
+        };
+        CostGroup: {
+            /** @description Empty if unknown, _idle for time without work */
+            name: string;
+            device_seconds: number;
+            /** @description By currency */
+            costs: {
+                [key: string]: number;
+            };
+        };
+        Cost: {
+            groups: components["schemas"]["CostGroup"][];
+            truncated: boolean;
         };
         UsageGroup: {
             /** @description Empty if unknown; with by=scope, outside every scope */
@@ -2073,6 +2107,33 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Usage"];
+                };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    getCost: {
+        parameters: {
+            query?: {
+                by?: "service" | "host" | "device" | "scope" | "request";
+                service?: string;
+                host?: string;
+                from?: components["parameters"]["FromAbsolute"];
+                to?: components["parameters"]["ToAbsolute"];
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The groups, the largest cost first */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Cost"];
                 };
             };
             default: components["responses"]["Error"];
