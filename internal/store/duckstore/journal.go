@@ -47,11 +47,12 @@ const (
 //
 // Store.write guards it. The fields after mu need mu too, since readers look there first.
 type journal struct {
-	dir   string
-	files []*journalFile // oldest first
-	tail  *journalFile   // to which records are appended, or nil
-	next  int64
-	size  atomic.Int64 // of all files
+	dir      string
+	files    []*journalFile // oldest first
+	tail     *journalFile   // to which records are appended, or nil
+	next     int64
+	fileSize int64        // from which a new file starts
+	size     atomic.Int64 // of all files
 
 	mu       sync.Mutex
 	sessions map[sessionKey]*backlog
@@ -82,7 +83,7 @@ type record struct {
 // openJournal reads the index of the records that an earlier process left. It calls damaged for a file
 // with a damaged record and renames it. A record that ends early was not acknowledged.
 func openJournal(dir string, damaged func(name string, reason error)) (*journal, error) {
-	j := &journal{dir: filepath.Join(dir, journalFolder), sessions: map[sessionKey]*backlog{}}
+	j := &journal{dir: filepath.Join(dir, journalFolder), sessions: map[sessionKey]*backlog{}, fileSize: journalFileSize}
 	if err := os.MkdirAll(j.dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -196,7 +197,7 @@ func (j *journal) add(b *store.Batch, r record) {
 
 // append makes batches durable. After an error, none of them is in the journal.
 func (j *journal) append(batches []*store.Batch) (err error) {
-	if j.tail != nil && j.tail.size >= journalFileSize {
+	if j.tail != nil && j.tail.size >= j.fileSize {
 		j.tail = nil
 	}
 	if j.tail == nil {
@@ -344,7 +345,7 @@ func (j *journal) done(k sessionKey, n int, sync bool) error {
 func (j *journal) clean() error {
 	var errs []error
 	j.files = slices.DeleteFunc(j.files, func(f *journalFile) bool {
-		if f.waiting > 0 || f == j.tail && f.size < journalFileSize/8 {
+		if f.waiting > 0 || f == j.tail && f.size < j.fileSize/8 {
 			return false
 		}
 		if f == j.tail {
