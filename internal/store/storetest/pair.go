@@ -75,7 +75,7 @@ func (p *pair) write(batches []*store.Batch) {
 
 func (p *pair) checkResult(got, want store.Result) {
 	p.Helper()
-	rows := func(r store.Result) int64 { return r.Written + r.Duplicates + r.Replaced + r.Rejected }
+	rows := func(r store.Result) int64 { return r.Written + r.Duplicates + r.Replaced + r.Rejected + r.Deferred }
 	require.Equal(p, rows(want), rows(got), "Write: sum of the counts in %+v", got)
 	require.Equal(p, want.Rejected, got.Rejected, "Write: Rejected")
 	if !p.setup.CountsDuplicates {
