@@ -227,7 +227,7 @@ func TestModules_Manifest(t *testing.T) {
 	section("processors", m.Processors)
 	section("connectors", m.Connectors)
 	section("exporters", m.Exporters)
-	require.Equal(t, 10, strings.Count(text.String(), "gomod"))
+	require.Equal(t, 11, strings.Count(text.String(), "gomod"))
 	text.WriteString("providers:\n")
 	for _, e := range m.Providers {
 		text.WriteString("  - gomod: " + e.GoMod + "\n")
