@@ -372,7 +372,7 @@ var mutations = []mutation{
 	},
 	{
 		"configurations listen on loopback", "config/agent.yaml",
-		"127.0.0.1:14318}", "0.0.0.0:14318}",
+		"127.0.0.1:4318}", "0.0.0.0:4318}",
 		"./test/distribution", "^TestConfigs_Loopback$",
 	},
 	{

@@ -217,7 +217,7 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
 }
 
 const record = "gpuflight trace -- python train.py";
-const env = "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:14317";
+const env = "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4317";
 
 /** FirstPage says how to get data. */
 function FirstPage() {
