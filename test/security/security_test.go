@@ -381,7 +381,7 @@ func TestSecurity(t *testing.T) {
 		cmd.Env = append(os.Environ(), "SSL_CERT_FILE="+c.certificate)
 		out, err := cmd.CombinedOutput()
 		require.Error(t, err)
-		assert.Equal(t, "gpuflight sessions: the Collector rejected the request: the request has no key: send the header Authorization: Bearer gpfl_...\n", string(out))
+		assert.Equal(t, "gpuflight sessions: the Collector rejected the request: the request has no key: send the header Authorization: Bearer KEY\n", string(out))
 		cmd = exec.CommandContext(t.Context(), cli.Find(t), "sessions", "--url", "https://"+c.ui, "list")
 		cmd.Env = append(os.Environ(), "SSL_CERT_FILE="+c.certificate, "GPUFLIGHT_KEY="+reader)
 		out, err = cmd.CombinedOutput()
