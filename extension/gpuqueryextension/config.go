@@ -22,6 +22,8 @@ type Config struct {
 	Backend string `mapstructure:"backend"`
 	// Auth is the authenticator of requests to the API. Addresses other than loopback require it.
 	Auth configoptional.Optional[configauth.Config] `mapstructure:"auth"`
+	// SQL allows SELECT statements over the tables of single sessions.
+	SQL bool `mapstructure:"sql"`
 }
 
 func createDefaultConfig() component.Config { return &Config{Endpoint: "127.0.0.1:8686"} }

@@ -62,7 +62,7 @@ func (q *gpuQuery) Start(ctx context.Context, host component.Host) error {
 	if err != nil {
 		return err
 	}
-	s := newServer(b, options{auth: auth, loopback: loopback, version: q.version, logger: q.set.Logger})
+	s := newServer(b, options{auth: auth, loopback: loopback, allowSQL: q.cfg.SQL, version: q.version, logger: q.set.Logger})
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", q.cfg.Endpoint)
 	if err != nil {
 		return fmt.Errorf("cannot serve the UI and the API at %s: %w: set another endpoint of gpu_query", q.cfg.Endpoint, err)

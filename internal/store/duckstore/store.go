@@ -50,6 +50,7 @@ type Store struct {
 
 	gapTail, gapLag, smallTree int64          // see the constants; tests change them
 	checks                     sync.WaitGroup // of suspect
+	snapshots                  snapshots
 	catalogSaved               time.Time      // guarded by write
 
 	rows, duplicates, replaced, rejected atomic.Int64
@@ -174,6 +175,7 @@ func (s *Store) Close(context.Context) error {
 		return nil
 	}
 	var errs []error
+	s.removeSnapshots(func(sessionKey) bool { return true })
 	if s.db != nil {
 		s.attach.Lock()
 		for seg := range s.attached {
