@@ -140,6 +140,7 @@ require (
 	github.com/googleapis/gax-go/v2 v2.22.0 // indirect
 	github.com/gpuflight/gpuflight v0.2.0 // indirect
 	github.com/gpuflight/gpuflight/internal/collector v0.2.0 // indirect
+	github.com/gpuflight/gpuflight/internal/store/clickstore v0.2.0 // indirect
 	github.com/gpuflight/gpuflight/internal/store/duckstore v0.2.0 // indirect
 	github.com/grafana/regexp v0.0.0-20250905093917-f7b3be9d1853 // indirect
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.29.0 // indirect
@@ -381,5 +382,7 @@ replace github.com/open-telemetry/opentelemetry-collector-contrib/pkg/batchperre
 replace github.com/gpuflight/gpuflight => ../..
 
 replace github.com/gpuflight/gpuflight/internal/collector => ../../internal/collector
+
+replace github.com/gpuflight/gpuflight/internal/store/clickstore => ../../internal/store/clickstore
 
 replace github.com/gpuflight/gpuflight/internal/store/duckstore => ../../internal/store/duckstore
