@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/gpuflight/gpuflight/connector/gpuusageconnector v0.2.0
 	github.com/gpuflight/gpuflight/exporter/gpustorageexporter v0.2.0
+	github.com/gpuflight/gpuflight/extension/apikeyauthextension v0.2.0
 	github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension v0.2.0
 	github.com/gpuflight/gpuflight/extension/gpuqueryextension v0.2.0
 	github.com/gpuflight/gpuflight/extension/gpustorageextension v0.2.0
@@ -369,6 +370,8 @@ replace github.com/gpuflight/gpuflight/processor/occupancyprocessor => ../../pro
 replace github.com/gpuflight/gpuflight/exporter/gpustorageexporter => ../../exporter/gpustorageexporter
 
 replace github.com/gpuflight/gpuflight/connector/gpuusageconnector => ../../connector/gpuusageconnector
+
+replace github.com/gpuflight/gpuflight/extension/apikeyauthextension => ../../extension/apikeyauthextension
 
 replace github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension => ../../extension/encoding/gpuflogencodingextension
 

@@ -347,4 +347,3 @@ func TestDemo_LoadsRecordings(t *testing.T) {
 		}
 	}
 }
-

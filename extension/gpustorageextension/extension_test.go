@@ -185,6 +185,8 @@ func TestMaintenance_SealAndRetain(t *testing.T) {
 
 	g, tel := start(t, dir, map[string]any{"max_age": "1h"})
 	b := g.backends["a"]
+	b.stop() // the test does maintenance
+	b.done.Wait()
 	assert.Equal(t, 1, b.active.len())
 	sealed := func() bool {
 		info, err := b.Session(t.Context(), "", "s")

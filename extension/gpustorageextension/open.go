@@ -22,11 +22,10 @@ type opened struct {
 	usage func() (bytes, sessions int64)
 }
 
-// open opens the store of a kind that is set. It calls damaged for each file that the store sets
-// aside.
-func (b *BackendConfig) open(ctx context.Context, damaged func(file string, reason error)) (opened, error) {
+// open opens the store of a kind that is set, for a backend.
+func (b *BackendConfig) open(ctx context.Context, to *backend) (opened, error) {
 	if b.DuckDB.HasValue() {
-		return b.DuckDB.Get().open(ctx, damaged)
+		return b.DuckDB.Get().open(ctx, to)
 	}
 	if b.ClickHouse.HasValue() {
 		return b.ClickHouse.Get().open(ctx)
@@ -34,9 +33,10 @@ func (b *BackendConfig) open(ctx context.Context, damaged func(file string, reas
 	return opened{}, errors.New("no kind of store is set")
 }
 
-func (c *DuckDBConfig) open(ctx context.Context, damaged func(file string, reason error)) (opened, error) {
+func (c *DuckDBConfig) open(ctx context.Context, to *backend) (opened, error) {
 	s, err := duckstore.Open(ctx, duckstore.Config{
-		Directory: c.Directory, MemoryLimit: int64(c.MemoryLimit), Threads: c.Threads, Damaged: damaged,
+		Directory: c.Directory, MemoryLimit: int64(c.MemoryLimit), Threads: c.Threads,
+		Damaged: to.damaged, Settled: to.count,
 	})
 	if err != nil {
 		return opened{}, err
