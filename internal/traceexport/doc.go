@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package traceexport writes a session of a store in the formats of other tools: [Perfetto] as the
-// protobuf trace of Perfetto, [Chrome] as the JSON of Chrome's trace viewer, and [Profile] as a
-// profile of pprof.
+// Package traceexport writes a session of a store in the formats of other tools. [Perfetto] writes
+// a protobuf trace of Perfetto, [Chrome] the JSON of Chrome's trace viewer, and [Profile] a profile of
+// pprof.
 //
 // Perfetto and Chrome read the session in pages and write while they read. Their memory grows with
 // the number of distinct shapes and of concurrent spans, not with the number of rows. Profile sums
