@@ -98,7 +98,7 @@ func (a *access) check(ctx context.Context, scope apikey.Scope, headers http.Hea
 
 // changes reports whether a request needs the scope admin.
 func changes(r *http.Request) bool {
-	return r.Method != http.MethodGet && r.Method != http.MethodHead && r.URL.Path != loginPath
+	return r.Method != http.MethodGet && r.Method != http.MethodHead && r.URL.Path != loginPath && r.URL.Path != sqlPath
 }
 
 // refuse answers a request without access and records it.
@@ -134,6 +134,10 @@ func event(r *http.Request) string {
 		return ""
 	case r.URL.Path == importPath:
 		return "import"
+	case r.URL.Path == demoPath:
+		return "demo"
+	case r.URL.Path == sqlPath:
+		return "sql"
 	case r.Method == http.MethodPut && pin:
 		return "pin"
 	case r.Method == http.MethodDelete && pin:

@@ -60,7 +60,8 @@ type Store struct {
 	settleInterval             time.Duration
 	maxJournal                 int64
 	checks                     sync.WaitGroup // of suspect
-	catalogSaved               time.Time      // guarded by write
+	snapshots                  snapshots
+	catalogSaved               time.Time // guarded by write
 
 	rows, duplicates, replaced, rejected atomic.Int64
 	commits, commitNs, failures          atomic.Int64
@@ -197,6 +198,7 @@ func (s *Store) Close(context.Context) error {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
+	s.removeSnapshots(func(sessionKey) bool { return true })
 	if s.db != nil {
 		s.attach.Lock()
 		for seg := range s.attached {

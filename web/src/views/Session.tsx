@@ -2,9 +2,10 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { Link, Outlet, useParams } from "@tanstack/react-router";
 import { useEffect, useMemo, useRef } from "react";
-import { send, url } from "../api/client";
+import { send } from "../api/client";
 import { SessionContext, type SessionState, useGet } from "../api/hooks";
 import { compact, count, duration, exactDuration, instant } from "../lib/format";
+import { ExportMenu } from "../ui/ExportMenu";
 import { Badge, Failure, LiveMark, Loading, ui } from "../ui/parts";
 import { useMay } from "./Login";
 
@@ -75,13 +76,7 @@ function SessionBar({ state }: { state: SessionState }) {
       </Link>
       <Quality state={state} />
       <span className={ui.spacer} />
-      <a
-        href={url(`/sessions/${encodeURIComponent(s.id)}/export`)}
-        download
-        title="The session as one file. The first page of an empty Collector opens it."
-      >
-        export
-      </a>
+      <ExportMenu state={state} />
       <button
         type="button"
         className={ui.icon}

@@ -226,12 +226,11 @@ function FirstPage() {
   const admin = useMay("admin");
   const [error, setError] = useState<unknown>(null);
   const [busy, setBusy] = useState(false);
-  const open = async (file: File | undefined) => {
-    if (!file) return;
+  const add = async (path: "/import" | "/demo", file?: File) => {
     setBusy(true);
     setError(null);
     try {
-      const r = (await send("POST", "/import", file)) as Schemas["Imported"];
+      const r = (await send("POST", path, file)) as Schemas["Imported"];
       await client.invalidateQueries();
       await navigate({ to: "/sessions/$session/timeline", params: { session: r.session }, search: {} as never });
     } catch (e) {
@@ -243,7 +242,23 @@ function FirstPage() {
     <div className={ui.page}>
       <h1>There is no session yet</h1>
       <p className={ui.muted}>This page shows a session as soon as its first data arrives.</p>
+      {error !== null && <Failure error={error} />}
       <div className={ui.steps}>
+        <section className={ui.card}>
+          <h2>Look at a demo</h2>
+          <p>
+            Sessions that were recorded on an NVIDIA H200: a training in PyTorch, an HTTP server and vector additions.
+            They come with the Collector, and you can delete them like others.
+          </p>
+          <button
+            type="button"
+            className={`${ui.button} ${ui.primary}`}
+            disabled={busy || !admin}
+            onClick={() => add("/demo")}
+          >
+            {busy ? "Loading…" : "Load the demo"}
+          </button>
+        </section>
         <section className={ui.card}>
           <h2>Open an exported session</h2>
           <p>A file that another Collector exported, for example from a colleague.</p>
@@ -251,9 +266,8 @@ function FirstPage() {
             type="file"
             aria-label="File of an exported session"
             disabled={busy || !admin}
-            onChange={(e) => open(e.target.files?.[0])}
+            onChange={(e) => e.target.files?.[0] && add("/import", e.target.files[0])}
           />
-          {error !== null && <Failure error={error} />}
         </section>
         <section className={ui.card}>
           <h2>Record a program</h2>
