@@ -5,7 +5,7 @@ import { useEffect, useMemo, useRef } from "react";
 import { send, url } from "../api/client";
 import { SessionContext, type SessionState, useGet } from "../api/hooks";
 import { compact, count, duration, exactDuration, instant } from "../lib/format";
-import { Badge, Failure, LiveMark, Loading, ui } from "../ui/parts";
+import { Badge, Failure, LiveMark, Loading, num, ui } from "../ui/parts";
 
 /** SessionLayout loads the session for the views below it and shows what it is. */
 export function SessionLayout() {
@@ -66,7 +66,7 @@ function SessionBar({ state }: { state: SessionState }) {
         to="/sessions/$session/kernels"
         params={{ session: s.id }}
         search={{} as never}
-        className={ui.num}
+        {...num("kernels", kernels)}
         title={`${count(kernels)} kernels`}
       >
         {compact(kernels)} kernels
