@@ -91,6 +91,7 @@ func (c *collector) deliver() {
 		return last > 0 && time.Since(since) > 8*time.Second // above gpuflog's timeouts
 	})
 	p.Stop(time.Minute)
+	assert.NotContains(c.t, p.Output(), "were refused", "the last export of gpu_usage")
 }
 
 type spanKey struct {
