@@ -74,7 +74,7 @@ func (s *Store) Pin(ctx context.Context, project, id string, pinned bool) error 
 		value = "1"
 	}
 	if err = s.mark(ctx, sess, "pinned", value, false); err != nil {
-		return fmt.Errorf("pin session %q: %w", id, err)
+		return fmt.Errorf("pin session %q: %w", id, s.failed(ctx, sess, err))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,16 +97,16 @@ func (s *Store) Seal(ctx context.Context, project, id string) error {
 	}
 	for _, seg := range sess.segments {
 		if err = s.merge(ctx, seg); err != nil {
-			return fmt.Errorf("seal session %q: %w", id, err)
+			return fmt.Errorf("seal session %q: %w", id, s.failed(ctx, sess, err))
 		}
 	}
 	if !sess.dropped {
 		if err = s.extendGaps(ctx, sess, true); err != nil {
-			return fmt.Errorf("seal session %q: %w", id, err)
+			return fmt.Errorf("seal session %q: %w", id, s.failed(ctx, sess, err))
 		}
 	}
 	if err = s.mark(ctx, sess, "sealed", "1", true); err != nil {
-		return fmt.Errorf("seal session %q: %w", id, err)
+		return fmt.Errorf("seal session %q: %w", id, s.failed(ctx, sess, err))
 	}
 	sess.dicts = nil
 	s.mu.Lock()
@@ -317,7 +317,9 @@ func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted,
 			switch {
 			case err != nil || !exceeded:
 			case rule.reason == rawMaxAge:
-				err = s.dropRows(ctx, u)
+				if err = s.dropRows(ctx, u); err != nil {
+					err = s.failed(ctx, u.sess, err)
+				}
 				size -= u.size()
 			default:
 				err = s.remove(ctx, u.sess, u.segments)
