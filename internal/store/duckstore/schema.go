@@ -26,7 +26,8 @@ var migrations [schemaVersion - 1][]string
 // and a colon.
 //
 // The tables from sites on are rollups. Each transaction adds rows, and readers sum them. A site is
-// what a place has for the tree of scopes. A bin of lod has the busy time of operations that are not
+// what a place has for the tree of scopes. A chain is what a span has for it (see chains.go), and the row
+// with the largest seq is its content. A bin of lod has the busy time of operations that are not
 // long at its level; long_ops has the others. Row top_* is the longest operation that starts in the
 // bin, if n is not 0. The rows of summaries sum up transactions. The writer extends gap_bins now and
 // then (see extendGaps).
@@ -52,7 +53,7 @@ CREATE TABLE {db}.ops (start_ns BIGINT, dur_ns BIGINT, span UBIGINT, lane UINTEG
 CREATE TABLE {db}.spans (start_ns BIGINT, end_ns BIGINT, trace BLOB, span UBIGINT, parent UBIGINT,
   kind UTINYINT, status UTINYINT, status_message VARCHAR, name VARCHAR, trace_state VARCHAR,
   flags UINTEGER, operation VARCHAR, origin UINTEGER, attrs BLOB, events BLOB, links BLOB,
-  dropped_attrs UINTEGER, dropped_events UINTEGER, dropped_links UINTEGER);
+  dropped_attrs UINTEGER, dropped_events UINTEGER, dropped_links UINTEGER, chain UINTEGER);
 CREATE TABLE {db}.samples (time_ns BIGINT, uid BLOB, kind UTINYINT, what VARCHAR, value UBIGINT,
   kernel VARCHAR, function VARCHAR, file VARCHAR, line BIGINT, pc BIGINT, trace BLOB, span UBIGINT,
   device VARCHAR, device_index BIGINT, correlation BIGINT, origin UINTEGER, extra UINTEGER);
@@ -63,6 +64,8 @@ CREATE TABLE {db}.points (time_ns BIGINT, series UINTEGER, start_ns BIGINT, flag
   int_value BIGINT, double_value DOUBLE, double_bits UBIGINT, data BLOB, exemplars BLOB);
 CREATE TABLE {db}.sites (id UINTEGER, key UBIGINT, parent UBIGINT, scope_name VARCHAR, scope_path VARCHAR);
 CREATE TABLE {db}.paths (id UINTEGER, key BLOB);
+CREATE TABLE {db}.chains (id UINTEGER, seq BIGINT, anchor UBIGINT, key BLOB, depth UTINYINT, state UTINYINT);
+CREATE TABLE {db}.span_sums (chain UINTEGER, bucket USMALLINT, n BIGINT, wall_ns BIGINT);
 CREATE TABLE {db}.lod (level UTINYINT, bin BIGINT, lane UINTEGER, n BIGINT, busy_ns BIGINT, top_ns BIGINT,
   top_shape UINTEGER, top_key UBIGINT, top_start BIGINT);
 CREATE TABLE {db}.long_ops (level UTINYINT, start_ns BIGINT, end_ns BIGINT, lane UINTEGER);
@@ -79,7 +82,7 @@ CREATE TABLE {db}.summaries (first_ns BIGINT, last_ns BIGINT, counts BIGINT[], n
 
 var dictTables = [...]string{"origins", "extras", "lanes", "shapes", "places", "stacks", "series", "sites"}
 
-var rollupTables = [...]string{"lod", "long_ops", "stats", "scope_sums", "lane_sums", "gap_bins", "summaries"}
+var rollupTables = [...]string{"chains", "span_sums", "lod", "long_ops", "stats", "scope_sums", "lane_sums", "gap_bins", "summaries"}
 
 // pathTable has ids of paths. It is neither a dictionary nor a rollup.
 const pathTable = "paths"

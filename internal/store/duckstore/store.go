@@ -48,9 +48,9 @@ type Store struct {
 	attached map[*segment]struct{}
 	sequence uint64
 
-	gapTail, gapLag, smallTree int64          // see the constants; tests change them
-	checks                     sync.WaitGroup // of suspect
-	catalogSaved               time.Time      // guarded by write
+	gapTail, gapLag, maxChained int64          // see the constants; tests change them
+	checks                      sync.WaitGroup // of suspect
+	catalogSaved                time.Time      // guarded by write
 
 	rows, duplicates, replaced, rejected atomic.Int64
 	commits, commitNs, failures          atomic.Int64
@@ -73,7 +73,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	s := &Store{cfg: cfg, dir: dir, sessions: map[sessionKey]*session{}, attached: map[*segment]struct{}{},
-		gapTail: gapTail, gapLag: gapLag, smallTree: smallTree}
+		gapTail: gapTail, gapLag: gapLag, maxChained: maxChained}
 	s.released = sync.NewCond(&s.attach)
 	if s.lock, err = lockDirectory(dir); err != nil {
 		return nil, err
