@@ -29,8 +29,8 @@ var migrations [schemaVersion - 1][]string
 // what a place has for the tree of scopes. A chain is what a span has for it (see chains.go), and the row
 // with the largest seq is its content. A bin of lod has the busy time of operations that are not
 // long at its level; long_ops has the others. Row top_* is the longest operation that starts in the
-// bin, if n is not 0. The rows of summaries sum up transactions. The writer extends gap_bins now and
-// then (see extendGaps).
+// bin, if n is not 0. The rows of summaries sum up transactions. The writer extends gap_bins and gaps
+// now and then (see extendGaps).
 const schema = `
 CREATE TABLE {db}.meta (key VARCHAR, value VARCHAR);
 CREATE TABLE {db}.origins (id UINTEGER, key UBIGINT, resource BLOB, resource_schema_url VARCHAR,
@@ -74,15 +74,17 @@ CREATE TABLE {db}.stats (site UINTEGER, shape UINTEGER, lane UINTEGER, bucket US
 CREATE TABLE {db}.scope_sums (parent UBIGINT, kernels BIGINT, kernel_ns BIGINT, queue_ns BIGINT, copies BIGINT,
   copy_ns BIGINT, first_ns BIGINT, last_ns BIGINT);
 CREATE TABLE {db}.lane_sums (lane UINTEGER, n BIGINT, busy_ns BIGINT, first_ns BIGINT, last_ns BIGINT);
-CREATE TABLE {db}.gap_bins (device VARCHAR, from_bin BIGINT, bin BIGINT, n BIGINT, sum_ns BIGINT, longest_ns BIGINT,
-  before_ns BIGINT, reach_ns BIGINT);
+CREATE TABLE {db}.gap_bins (device VARCHAR, from_bin BIGINT, bin BIGINT, n BIGINT, sum_ns BIGINT, least_ns BIGINT,
+  before_ns BIGINT, before_dur BIGINT, reach_ns BIGINT, reach_dur BIGINT);
+CREATE TABLE {db}.gaps (device VARCHAR, bin BIGINT, from_bin BIGINT, start_ns BIGINT, end_ns BIGINT, before_start BIGINT, before UBIGINT,
+  after UBIGINT, after_shape UINTEGER);
 CREATE TABLE {db}.summaries (first_ns BIGINT, last_ns BIGINT, counts BIGINT[], newest BIGINT[], kinds BIGINT[],
   kind_counts BIGINT[], kernel_ns BIGINT, ended BOOLEAN, resource_ns BIGINT, origin UINTEGER);
 `
 
 var dictTables = [...]string{"origins", "extras", "lanes", "shapes", "places", "stacks", "series", "sites"}
 
-var rollupTables = [...]string{"chains", "span_sums", "lod", "long_ops", "stats", "scope_sums", "lane_sums", "gap_bins", "summaries"}
+var rollupTables = [...]string{"chains", "span_sums", "lod", "long_ops", "stats", "scope_sums", "lane_sums", "gap_bins", "gaps", "summaries"}
 
 // pathTable has ids of paths. It is neither a dictionary nor a rollup.
 const pathTable = "paths"
