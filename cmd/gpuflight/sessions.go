@@ -20,7 +20,8 @@ import (
 )
 
 const sessionsUsage = `gpuflight sessions works with the sessions in the store of a Collector. Instead of an id, the beginning
-of an id is enough. Pinned sessions are never deleted by the store itself.
+of an id is enough. Pinned sessions are never deleted by the store itself. If the Collector requires a key, set
+GPUFLIGHT_KEY.
 
 Usage:
   gpuflight sessions [flags] list [TEXT]         list sessions, of which the id, application, host or run contains TEXT

@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/gpuflight/gpuflight/connector/gpuusageconnector v0.2.0
 	github.com/gpuflight/gpuflight/exporter/gpustorageexporter v0.2.0
+	github.com/gpuflight/gpuflight/extension/apikeyauthextension v0.2.0
 	github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension v0.2.0
 	github.com/gpuflight/gpuflight/extension/gpuqueryextension v0.2.0
 	github.com/gpuflight/gpuflight/extension/gpustorageextension v0.2.0
@@ -140,6 +141,7 @@ require (
 	github.com/googleapis/gax-go/v2 v2.22.0 // indirect
 	github.com/gpuflight/gpuflight v0.2.0 // indirect
 	github.com/gpuflight/gpuflight/internal/collector v0.2.0 // indirect
+	github.com/gpuflight/gpuflight/internal/store/clickstore v0.2.0 // indirect
 	github.com/gpuflight/gpuflight/internal/store/duckstore v0.2.0 // indirect
 	github.com/grafana/regexp v0.0.0-20250905093917-f7b3be9d1853 // indirect
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.29.0 // indirect
@@ -368,6 +370,8 @@ replace github.com/gpuflight/gpuflight/exporter/gpustorageexporter => ../../expo
 
 replace github.com/gpuflight/gpuflight/connector/gpuusageconnector => ../../connector/gpuusageconnector
 
+replace github.com/gpuflight/gpuflight/extension/apikeyauthextension => ../../extension/apikeyauthextension
+
 replace github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension => ../../extension/encoding/gpuflogencodingextension
 
 replace github.com/gpuflight/gpuflight/extension/gpustorageextension => ../../extension/gpustorageextension
@@ -381,5 +385,7 @@ replace github.com/open-telemetry/opentelemetry-collector-contrib/pkg/batchperre
 replace github.com/gpuflight/gpuflight => ../..
 
 replace github.com/gpuflight/gpuflight/internal/collector => ../../internal/collector
+
+replace github.com/gpuflight/gpuflight/internal/store/clickstore => ../../internal/store/clickstore
 
 replace github.com/gpuflight/gpuflight/internal/store/duckstore => ../../internal/store/duckstore

@@ -6,6 +6,7 @@ package gpustorageextension
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -58,12 +59,31 @@ func spans(session string, n int) []*store.Batch {
 
 func TestConfig_Errors(t *testing.T) {
 	duck := func(settings map[string]any) map[string]any { return map[string]any{"duckdb": settings} }
+	click := func(settings map[string]any) map[string]any { return map[string]any{"clickhouse": settings} }
 	for _, tt := range []struct {
 		name     string
 		backends map[string]any
 		want     string
 	}{
-		{"no kind", map[string]any{"a": map[string]any{}}, "backends::a has no kind of store: set duckdb"},
+		{"no kind", map[string]any{"a": map[string]any{}}, "backends::a has no kind of store: set duckdb or clickhouse"},
+		{"two kinds", map[string]any{"a": map[string]any{"duckdb": map[string]any{}, "clickhouse": map[string]any{}}},
+			"backends::a has two kinds of store: set duckdb or clickhouse"},
+		{"no endpoint", map[string]any{"a": click(nil)}, "backends::a::clickhouse::endpoint is empty: write for example tcp://127.0.0.1:9000"},
+		{"no URL", map[string]any{"a": click(map[string]any{"endpoint": "127.0.0.1:9000"})},
+			"backends::a::clickhouse::endpoint is not a URL with tcp, http or https: write for example tcp://127.0.0.1:9000"},
+		{"password in the endpoint", map[string]any{"a": click(map[string]any{"endpoint": "tcp://me:secret@127.0.0.1:9000"})},
+			"backends::a::clickhouse::endpoint has credentials: write them in username and password"},
+		{"password in the options", map[string]any{"a": click(map[string]any{"endpoint": "tcp://127.0.0.1:9000?password=secret"})},
+			"backends::a::clickhouse::endpoint has credentials: write them in username and password"},
+		{"database in the endpoint", map[string]any{"a": click(map[string]any{"endpoint": "tcp://127.0.0.1:9000/gpu"})},
+			"backends::a::clickhouse::endpoint has a database: write it in database"},
+		{"certificates without TLS", map[string]any{"a": click(map[string]any{"endpoint": "http://127.0.0.1:8123", "tls": map[string]any{"ca_file": "ca.pem"}})},
+			"backends::a::clickhouse::tls is set for an endpoint with http: write https"},
+		{"no timeout", map[string]any{"a": click(map[string]any{"endpoint": "tcp://127.0.0.1:9000", "timeout": "0s"})},
+			"backends::a::clickhouse::timeout is 0s: it must be positive"},
+		{"disk of a server", map[string]any{"a": map[string]any{
+			"clickhouse": map[string]any{"endpoint": "tcp://127.0.0.1:9000"}, "retention": map[string]any{"min_free": "1GiB"},
+		}}, "backends::a::retention::min_free is for DuckDB: remove it, because the disk belongs to the server"},
 		{"no directory", map[string]any{"a": duck(map[string]any{"directory": ""})}, "backends::a::duckdb::directory is empty: write for example ./gpuflight-state/store"},
 		{"same directory", map[string]any{"a": duck(map[string]any{"directory": "x"}), "b": duck(map[string]any{"directory": "./x"})},
 			"backends::b::duckdb::directory is that of backends::a: give each store a directory of its own"},
@@ -86,6 +106,31 @@ func TestConfig_Defaults(t *testing.T) {
 	b = config(t, map[string]any{"a": map[string]any{"duckdb": map[string]any{"threads": 3}}}).backends()["a"]
 	assert.Equal(t, 3, b.DuckDB.Get().Threads)
 	assert.Equal(t, RetentionConfig{MinFree: 1 << 30}, b.Retention)
+}
+
+func TestConfig_ClickHouse(t *testing.T) {
+	cfg := config(t, map[string]any{"a": map[string]any{
+		"clickhouse": map[string]any{"endpoint": "tcp://ch:9000", "password": "no one's"}, "retention": map[string]any{"max_age": "1h"},
+	}})
+	require.NoError(t, cfg.Validate())
+	b := cfg.Backends["a"]
+	assert.False(t, b.DuckDB.HasValue())
+	assert.Equal(t, RetentionConfig{MaxAge: time.Hour}, b.Retention)
+	c := b.ClickHouse.Get()
+	assert.Equal(t, "no one's", string(c.Password))
+	assert.Equal(t, []any{"default", "default", true, 30 * time.Second, false}, []any{c.Username, c.Database, c.CreateSchema, c.Timeout, c.TLS.HasValue()})
+	assert.NotContains(t, fmt.Sprintf("%v %+v", c, c), "no one")
+}
+
+// TestBackend_NoServer checks that the error of a start is one sentence without the password.
+func TestBackend_NoServer(t *testing.T) {
+	cfg := config(t, map[string]any{"a": map[string]any{"clickhouse": map[string]any{"endpoint": "tcp://127.0.0.1:1", "password": "secret"}}})
+	ext, err := NewFactory().Create(t.Context(), extensiontest.NewNopSettings(metadata.Type), cfg)
+	require.NoError(t, err)
+	err = ext.Start(t.Context(), componenttest.NewNopHost())
+	require.ErrorContains(t, err, "backend a: create tables: temporarily unavailable: dial tcp 127.0.0.1:1: connect: connection refused")
+	assert.NotContains(t, err.Error(), "\n")
+	assert.NotContains(t, err.Error(), "secret")
 }
 
 func TestBackend_Names(t *testing.T) {
@@ -140,6 +185,8 @@ func TestMaintenance_SealAndRetain(t *testing.T) {
 
 	g, tel := start(t, dir, map[string]any{"max_age": "1h"})
 	b := g.backends["a"]
+	b.stop() // the test does maintenance
+	b.done.Wait()
 	assert.Equal(t, 1, b.active.len())
 	sealed := func() bool {
 		info, err := b.Session(t.Context(), "", "s")

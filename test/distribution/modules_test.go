@@ -31,7 +31,8 @@ var published = []string{
 	"receiver/cudareceiver", "receiver/gpuflogreceiver", "receiver/nvmlreceiver",
 	"processor/occupancyprocessor", "connector/gpuusageconnector",
 	"extension/encoding/gpuflogencodingextension", "extension/storage/filestorageextension",
-	"extension/gpustorageextension", "extension/gpuqueryextension", "exporter/gpustorageexporter", "internal/store/duckstore",
+	"extension/apikeyauthextension", "extension/gpustorageextension", "extension/gpuqueryextension",
+	"exporter/gpustorageexporter", "internal/store/clickstore", "internal/store/duckstore",
 }
 
 // moduleProxy writes the working tree's modules in the form of a GOPROXY and returns the variables

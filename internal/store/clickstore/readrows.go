@@ -93,7 +93,7 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 	if err != nil {
 		return store.OpPage{}, fmt.Errorf("read operations: %w", err)
 	}
-	if q.MinNs < 0 || q.MaxNs < 0 || q.Path != nil && q.Session == "" {
+	if q.MinNs < 0 || q.MaxNs < 0 || (q.Path != nil || q.Below) && q.Session == "" {
 		return store.OpPage{}, fmt.Errorf("read operations: %w", store.ErrInvalid)
 	}
 	v, err := s.open(ctx, q.Project, q.Session, true)
@@ -136,7 +136,15 @@ func (v *view) page(ctx context.Context, q store.OpQuery, n int) (store.OpPage, 
 		f.add("Shape IN (SELECT Key FROM gpu_shapes WHERE Project = ? AND Session = ? AND Name = ?)", v.key.project, v.key.session, q.Name)
 	}
 	if q.Parent != 0 {
-		f.add("Parent = ?", uint64(q.Parent))
+		parents := []uint64{uint64(q.Parent)}
+		if q.Below {
+			tree, err := v.tree(ctx)
+			if err != nil {
+				return page, err
+			}
+			tree.Below(map[store.SpanID]bool{q.Parent: true}, func(span, _ store.SpanID) { parents = append(parents, uint64(span)) })
+		}
+		f.in("Parent", parents)
 	}
 	if q.Trace != (store.TraceID{}) {
 		f.add("Trace = " + traceSQL(q.Trace))
@@ -318,9 +326,10 @@ func (s *Store) Shapes(ctx context.Context, project, session string, ids []uint3
 		return nil, fmt.Errorf("read shapes: %w", err)
 	}
 	for k, sh := range owned(found) {
-		if sh != nil {
-			out[v.sess.shapes.ID(k)] = sh
-		}
+		out[v.sess.shapes.ID(k)] = sh
+	}
+	if _, ok := wanted[0]; ok { // operations without a shape
+		out[v.sess.shapes.ID(0)] = &store.Shape{}
 	}
 	return out, nil
 }
@@ -372,6 +381,9 @@ func (v *view) spans(ctx context.Context, f *filter, longest bool, n int) ([]sto
 // Samples implements [store.Reader].
 func (s *Store) Samples(ctx context.Context, q store.SampleQuery) ([]store.SampleSum, error) {
 	n, err := answer.Limits(q.From, q.To, q.Limit, 10_000, 100_000)
+	if err == nil && q.ByPath && q.Session == "" {
+		err = store.ErrInvalid
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read samples: %w", err)
 	}
@@ -394,19 +406,30 @@ func (s *Store) Samples(ctx context.Context, q store.SampleQuery) ([]store.Sampl
 	if q.ByPC {
 		pc = "PC"
 	}
-	var out []store.SampleSum
-	err = v.s.each(ctx, "SELECT Kind, Kernel, Function, File, "+line+" AS l, "+pc+" AS p, What, toInt64(count()), sum(Value) FROM gpu_samples FINAL"+f.where()+
-		" GROUP BY Kind, Kernel, Function, File, l, p, What ORDER BY Kind, Kernel, Function, File, l NULLS FIRST, p NULLS FIRST, What"+fmt.Sprintf(" LIMIT %d", n), f.args,
+	span, limit := "toUInt64(0)", fmt.Sprintf(" LIMIT %d", n)
+	if q.ByPath {
+		span, limit = "Span", ""
+	}
+	var out []answer.SpanSamples
+	err = v.s.each(ctx, "SELECT Kind, Kernel, Function, File, "+line+" AS l, "+pc+" AS p, What, "+span+" AS span, toInt64(count()), sum(Value) FROM gpu_samples FINAL"+f.where()+
+		" GROUP BY Kind, Kernel, Function, File, l, p, What, span ORDER BY Kind, Kernel, Function, File, l NULLS FIRST, p NULLS FIRST, What"+limit, f.args,
 		func(r driver.Rows) error {
-			var x store.SampleSum
-			err := r.Scan((*uint8)(&x.Kind), &x.Kernel, &x.Function, &x.File, nullInt{&x.Line}, nullInt{&x.PC}, &x.What, &x.Rows, &x.Value)
+			var x answer.SpanSamples
+			err := r.Scan((*uint8)(&x.Kind), &x.Kernel, &x.Function, &x.File, nullInt{&x.Line}, nullInt{&x.PC}, &x.What, (*uint64)(&x.Span), &x.Rows, &x.Value)
 			out = append(out, x)
 			return err
 		})
+	tree := &answer.Tree{}
+	if err == nil && q.ByPath {
+		tree, err = v.tree(ctx)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read samples: %w", err)
 	}
-	return out, nil
+	return answer.SamplesByPath(out, n, func(id store.SpanID) (uint32, []string) {
+		names := tree.Path(answer.Site{Parent: id})
+		return v.sess.paths.ID(names), names
+	}), nil
 }
 
 // Logs implements [store.Reader].
@@ -539,18 +562,7 @@ func (s *Store) Points(ctx context.Context, q store.PointQuery) ([]store.PointRo
 	if err != nil {
 		return nil, err
 	}
-	f := v.filter()
-	f.add("Series = ?", q.Series)
-	found := false
-	err = s.each(ctx, "SELECT 1 FROM gpu_points"+f.where()+" LIMIT 1", f.args, func(driver.Rows) error { found = true; return nil })
-	if err == nil && !found {
-		return nil, fmt.Errorf("series %016x: %w", q.Series, store.ErrNotFound)
-	}
-	var rows []store.PointRow
-	if err == nil {
-		f.interval("TimeNs", "", q.From, q.To, false)
-		rows, err = v.points(ctx, q, f, n)
-	}
+	rows, err := v.points(ctx, q, n)
 	if err != nil {
 		return nil, fmt.Errorf("read points: %w", err)
 	}
@@ -573,11 +585,26 @@ func (v *view) eachPoint(ctx context.Context, f *filter, tail string, use func(s
 		})
 }
 
-func (v *view) points(ctx context.Context, q store.PointQuery, f *filter, n int) ([]store.PointRow, error) {
+func (v *view) points(ctx context.Context, q store.PointQuery, n int) ([]store.PointRow, error) {
+	series := v.filter()
+	series.add("Series = ?", q.Series)
+	f := &filter{slices.Clone(series.conditions), slices.Clone(series.args)}
+	f.interval("TimeNs", "", q.From, q.To, false)
 	var rows []store.PointRow
 	err := v.eachPoint(ctx, f, fmt.Sprintf(" LIMIT %d", n+1), func(p store.PointRow) { rows = append(rows, p) })
-	if err != nil || len(rows) <= n {
-		return rows, err
+	if err != nil {
+		return nil, err
+	}
+	if len(rows) == 0 {
+		found := false
+		err := v.s.each(ctx, "SELECT 1 FROM gpu_points"+series.where()+" LIMIT 1", series.args, func(driver.Rows) error { found = true; return nil })
+		if err == nil && !found {
+			err = fmt.Errorf("series %016x: %w", q.Series, store.ErrNotFound)
+		}
+		return nil, err
+	}
+	if len(rows) <= n {
+		return rows, nil
 	}
 	from, to := q.From, q.To
 	if from == 0 {
@@ -604,20 +631,20 @@ func (s *Store) Trace(ctx context.Context, project string, trace store.TraceID) 
 	if err := s.check(ctx); err != nil {
 		return nil, err
 	}
-	// The inner query uses the index; FINAL then reads those sessions only.
-	query, args := "", []any(nil)
+	t := traceSQL(trace)
+	var query string
+	var args []any
+	// Only spans have versions, whose traces may differ. The inner query uses the index, and FINAL then
+	// reads those sessions only.
 	for _, x := range []struct{ table, start, end string }{
-		{"gpu_ops", "StartNs", "StartNs + greatest(DurationNs, 0)"}, {"gpu_spans", "StartNs", "greatest(StartNs, toInt64(EndNs))"},
-		{"gpu_samples", "TimeNs", "TimeNs"}, {"gpu_logs", "TimeNs", "TimeNs"},
+		{"gpu_ops", "StartNs", "StartNs + greatest(DurationNs, 0)"}, {"gpu_samples", "TimeNs", "TimeNs"}, {"gpu_logs", "TimeNs", "TimeNs"},
 	} {
-		if query != "" {
-			query += " UNION ALL "
-		}
-		t := traceSQL(trace)
-		query += fmt.Sprintf("SELECT toString(Session) AS S, %s AS a, %s AS z FROM %s FINAL WHERE Project = ? AND Session IN (SELECT Session FROM %s WHERE Project = ? AND Trace = %s) AND Trace = %s",
-			x.start, x.end, x.table, x.table, t, t)
-		args = append(args, project, project)
+		query += fmt.Sprintf("SELECT toString(Session) AS S, %s AS a, %s AS z FROM %s WHERE Project = ? AND Trace = %s UNION ALL ", x.start, x.end, x.table, t)
+		args = append(args, project)
 	}
+	query += fmt.Sprintf("SELECT toString(Session), StartNs, greatest(StartNs, toInt64(EndNs)) FROM gpu_spans FINAL "+
+		"WHERE Project = ? AND Session IN (SELECT Session FROM gpu_spans WHERE Project = ? AND Trace = %[1]s) AND Trace = %[1]s", t)
+	args = append(args, project, project)
 	var out []store.TraceRef
 	err := s.each(ctx, "SELECT S, min(a), max(z) FROM ("+query+") GROUP BY S", args, func(r driver.Rows) error {
 		var ref store.TraceRef

@@ -22,7 +22,7 @@ import (
 // the catalogue and the entries in the format of encoding/gob.
 const (
 	catalogFile    = "catalog"
-	catalogVersion = 1
+	catalogVersion = 2
 	// catalogInterval is the time after which a write saves the catalogue. Close saves it too.
 	catalogInterval = 5 * time.Minute
 )
@@ -100,6 +100,7 @@ func (s *Store) saveCatalog() error {
 					staleChains: flag(seg.stale),
 				},
 				Summary: seg.summary, Newest: seg.newest, Partial: seg.partial, MergedTo: seg.mergedTo, GapBin: seg.gapBin,
+				Traces: seg.traces,
 			}})
 		}
 	}

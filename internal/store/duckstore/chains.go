@@ -34,6 +34,7 @@ const (
 	chainInside   = uint8(iota)
 	chainOutside  // too long, or a cycle
 	chainBoundary // of a session or deep window: chains below begin anew
+	chainTwin     // inside, of a span that is not the first one with its id
 )
 
 // limb is the content of a chain.
@@ -50,9 +51,9 @@ func (p limb) below(c limb) limb {
 	case p.state == chainOutside || p.depth+c.depth > store.MaxScopeDepth:
 		return limb{state: chainOutside}
 	case p.state == chainBoundary:
-		return limb{key: c.key, depth: c.depth}
+		return limb{key: c.key, depth: c.depth, state: c.state}
 	}
-	return limb{anchor: p.anchor, key: p.key + c.key, depth: p.depth + c.depth}
+	return limb{anchor: p.anchor, key: p.key + c.key, depth: p.depth + c.depth, state: c.state}
 }
 
 type chain struct {
@@ -370,6 +371,9 @@ func (w *transaction) chainSpans(ctx context.Context, tx *sql.Tx, list []*spanRo
 	for _, r := range list {
 		if r.old == nil {
 			t.resolve(r, first)
+			if p := r.span(); p.Span != 0 && first[p.Span] != r && r.limb.state == chainInside {
+				r.limb.state = chainTwin
+			}
 		}
 	}
 	for id, r := range first {
@@ -631,6 +635,9 @@ func (t *tree) limb(p *treeSpan) limb {
 		top = t.byID[top.parent]
 	}
 	l := limb{key: pathKey(names), depth: len(names)}
+	if p.id != 0 && t.byID[p.id] != p {
+		l.state = chainTwin
+	}
 	if top.parent != 0 && t.byID[top.parent] == nil {
 		l.anchor = top.parent
 	}

@@ -65,6 +65,7 @@ type segmentInfo struct {
 	Summary                   summary
 	Newest                    [len(rowTables)]int64
 	Partial, MergedTo, GapBin int64
+	Traces                    traceSet
 }
 
 // serve is the main function of the child. It ends when its parent does.
@@ -149,6 +150,7 @@ func (s *Store) inspect(ctx context.Context, file string, r *request, send func(
 		return nil, err
 	}
 	info.Newest, info.Partial, info.MergedTo, info.GapBin = seg.newest, seg.partial, seg.mergedTo, seg.gapBin
+	info.Traces = seg.traces
 	if r.Verify {
 		return info, s.verify(ctx, seg)
 	}

@@ -263,7 +263,7 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 	err = each("WITH c AS (FROM {gap_bins} WHERE $1 = '' OR device = $1), i AS (FROM c WHERE from_bin > $2 AND from_bin < $3) "+
 		"SELECT 0, '', coalesce(sum(n), 0)::BIGINT, "+signed("sum_ns")+", 0 FROM i UNION ALL "+
 		"SELECT 1, '', coalesce(max(bin), -1), 0, 0 FROM {gap_bins} UNION ALL "+
-		"SELECT DISTINCT 2, device, bin, before_ns, before_dur FROM c WHERE n > 0 AND from_bin IN ($2, $3) UNION ALL "+
+		"SELECT DISTINCT 2, device, bin, before_ns, before_dur FROM c WHERE n > 0 AND (from_bin IN ($2, $3) OR $5 AND (from_bin < $2 AND bin >= $2 OR from_bin < $3 AND bin >= $3)) UNION ALL "+
 		"SELECT DISTINCT 2, device, bin, before_ns, before_dur FROM i WHERE least_ns >= $4", func(r *sql.Rows) error {
 		var kind int
 		var b gapBin
@@ -279,7 +279,7 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 			bins = append(bins, b)
 		}
 		return nil
-	}, q.Device, first, last, least)
+	}, q.Device, first, last, least, q.Overlapping)
 	if err != nil {
 		return answer, err
 	}
@@ -304,9 +304,13 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 	part := "SELECT *, s AS t, $2 AS bin FROM (" + v.kernelsSQL(rangesSQL([][2]int64{{tail << gapLevel, math.MaxInt64}})) + ") WHERE $3 = '' OR device = $3 " +
 		"UNION ALL SELECT k.*, s, s >> $1 FROM (" + v.kernelsSQL(rangesSQL(ranges)) + ") k SEMI JOIN bins ON bins.device = k.device AND bins.bin = s >> $1 " +
 		"UNION ALL SELECT device, -1, before, 0, 0, before - dur, bin FROM bins"
+	// The bins of the first query have the other gaps.
+	const counted = "s >> $1 >= $2 OR b >> $1 IN ($6, $7) OR b < $4"
 	query := "WITH bins(device, bin, before, dur) AS (VALUES " + strings.Join(values, ", ") + "), g AS MATERIALIZED (SELECT device, b, d, s, span, shape FROM " +
-		precedingSQL(part, "device, bin") + " WHERE b >= 0 AND s > b AND b >= $4 AND b < $5) " +
-		"SELECT true, '', count(*), " + signed("s - b") + ", 0, 0::UBIGINT, 0::UINTEGER FROM g WHERE s >> $1 >= $2 OR b >> $1 IN ($6, $7) " +
+		precedingSQL(part, "device, bin") + " WHERE b >= 0 AND s > b AND (b >= $4 OR $10 AND s > $4) AND b < $5) " +
+		"SELECT true, '', count(*) FILTER (" + counted + "), " +
+		signed("CASE WHEN "+counted+" THEN s - b ELSE 0 END - CASE WHEN $10 THEN greatest(s - $5, 0) + greatest($4 - b, 0) ELSE 0 END") +
+		", 0, 0::UBIGINT, 0::UINTEGER FROM g " +
 		"UNION ALL (SELECT false, device, b, s, b - d, span, shape FROM g WHERE s - b >= $8 ORDER BY s - b DESC, b, device LIMIT $9)"
 	var starts [][2]int64
 	err = each(query, func(r *sql.Rows) error {
@@ -323,7 +327,7 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 			answer.Longest = append(answer.Longest, g)
 		}
 		return err
-	}, gapLevel, tail, q.Device, q.From, to, first, last, least, n)
+	}, gapLevel, tail, q.Device, q.From, to, first, last, least, n, q.Overlapping)
 	if err != nil {
 		return answer, err
 	}

@@ -31,6 +31,7 @@ type segment struct {
 	newest  [len(rowTables)]int64
 	ops     int64
 	summary summary
+	traces  traceSet
 	cache   *cache                                // of the session
 	dropped bool                                  // its rows were dropped
 	stale   bool                                  // see staleChains

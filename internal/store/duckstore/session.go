@@ -246,6 +246,7 @@ func (s *Store) addLoaded(file string, info *segmentInfo) error {
 		file: file, n: n, from: from, newest: info.Newest, ops: info.Summary.Counts["ops"], summary: info.Summary, cache: sess.cache,
 		dropped: info.Meta["rows_dropped"] == "1", partial: info.Partial, mergedTo: info.MergedTo,
 		gapBin: info.GapBin, gapOps: info.Summary.Counts["ops"], stale: info.Meta[staleChains] == "1",
+		traces: info.Traces,
 	}
 	sess.info.add(&seg.summary)
 	sess.pinned = sess.pinned || info.Meta["pinned"] == "1"
@@ -288,6 +289,9 @@ func (s *Store) summarize(ctx context.Context, seg *segment) (summary, error) {
 		return m, err
 	}
 	seg.ops = m.Counts["ops"]
+	if err := s.findTraces(ctx, seg); err != nil {
+		return m, err
+	}
 	if err := s.countGaps(ctx, seg); err != nil {
 		return m, err
 	}
@@ -337,12 +341,12 @@ func (s *Store) lookup(project, id string) (*session, error) {
 var errClosed = errors.New("store is closed")
 
 // describe returns what readers see of a session, without Bytes. The caller holds Store.mu.
-func (sess *session) describe() store.SessionInfo {
+func (s *Store) describe(sess *session) store.SessionInfo {
 	m := &sess.info
 	i := store.SessionInfo{
 		Project: sess.project, ID: sess.id, Resource: m.Resource, FirstNs: m.FirstNs, LastNs: m.LastNs,
 		Counts: map[string]int64{}, Operations: map[store.Operation]int64{}, KernelNs: m.KernelNs,
-		Sealed: sess.sealed, Pinned: sess.pinned, RowsDropped: sess.dropped, Ended: m.Ended,
+		Sealed: sess.sealed && s.journal.backlog(sessionKey{sess.project, sess.id}) == nil, Pinned: sess.pinned, RowsDropped: sess.dropped, Ended: m.Ended,
 		Service: text(m.Resource, semconv.ServiceName), Host: text(m.Resource, semconv.HostName),
 		Run: text(m.Resource, semconv.CUDARunID), Rank: text(m.Resource, semconv.CUDARunRank),
 		RankSize: text(m.Resource, semconv.CUDARunSize),

@@ -48,9 +48,19 @@ type Store struct {
 	attached map[*segment]struct{}
 	sequence uint64
 
-	gapTail, gapLag, maxChained int64          // see the constants; tests change them
-	checks                      sync.WaitGroup // of suspect
-	catalogSaved                time.Time      // guarded by write
+	journal *journal
+	recent  map[sessionKey]time.Time // when sessions were written, guarded by write
+	wake    chan struct{}            // the journal has rows
+	stop    context.CancelFunc       // ends settleLoop
+	settles sync.WaitGroup           // of settleLoop
+
+	gapTail, gapLag, smallTree, maxChained int64 // see the constants; tests change them
+	directSessions                         int
+	listedBacklog                          int
+	settleInterval                         time.Duration
+	maxJournal                             int64
+	checks                                 sync.WaitGroup // of suspect
+	catalogSaved                           time.Time      // guarded by write
 
 	rows, duplicates, replaced, rejected atomic.Int64
 	commits, commitNs, failures          atomic.Int64
@@ -73,7 +83,8 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	s := &Store{cfg: cfg, dir: dir, sessions: map[sessionKey]*session{}, attached: map[*segment]struct{}{},
-		gapTail: gapTail, gapLag: gapLag, maxChained: maxChained}
+		gapTail: gapTail, gapLag: gapLag, smallTree: smallTree, maxChained: maxChained, directSessions: directSessions, listedBacklog: listedBacklog, settleInterval: settleInterval,
+		maxJournal: maxJournal, recent: map[sessionKey]time.Time{}, wake: make(chan struct{}, 1)}
 	s.released = sync.NewCond(&s.attach)
 	if s.lock, err = lockDirectory(dir); err != nil {
 		return nil, err
@@ -93,6 +104,12 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 		return nil, fmt.Errorf("open store %s: %w", dir, err)
 	}
 	s.loaded, s.catalogSaved = true, time.Now()
+	if err = s.loadJournal(ctx); err != nil {
+		return nil, fmt.Errorf("open store %s: %w", dir, err)
+	}
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	s.stop = stop
+	s.settles.Go(func() { s.settleLoop(running) })
 	return s, nil
 }
 
@@ -163,17 +180,23 @@ func openDuckDB(cfg Config, settings ...string) (*sql.DB, error) {
 
 // Close waits for running calls and closes all files.
 func (s *Store) Close(context.Context) error {
+	if s.stop != nil {
+		s.stop()
+		s.settles.Wait()
+	}
 	defer s.checks.Wait()
 	s.write.Lock()
 	defer s.write.Unlock()
-	s.mu.Lock()
+	s.mu.RLock()
 	closed := s.closed
-	s.closed = true
-	s.mu.Unlock()
+	s.mu.RUnlock()
 	if closed {
 		return nil
 	}
-	var errs []error
+	errs := []error{s.closeJournal()}
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
 	if s.db != nil {
 		s.attach.Lock()
 		for seg := range s.attached {
@@ -200,7 +223,9 @@ func (s *Store) Close(context.Context) error {
 
 // Stats returns counters.
 func (s *Store) Stats() Stats {
+	sessions, rows := s.journal.waiting()
 	st := Stats{
+		Waiting: rows, WaitingSessions: sessions,
 		Rows: s.rows.Load(), Duplicates: s.duplicates.Load(), Replaced: s.replaced.Load(),
 		Rejected: s.rejected.Load(), Commits: s.commits.Load(),
 		CommitTime: time.Duration(s.commitNs.Load()), Failures: s.failures.Load(),
@@ -216,6 +241,7 @@ func (s *Store) Stats() Stats {
 		}
 	}
 	s.mu.RUnlock()
+	st.Bytes = s.journal.size.Load()
 	for _, f := range files {
 		st.Bytes += sizeOf(f)
 	}

@@ -6,6 +6,7 @@ package duckstore
 
 import (
 	"context"
+	"os"
 	"sync/atomic"
 	"testing"
 
@@ -16,13 +17,28 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store/storetest"
 )
 
-func TestStore_Contract(t *testing.T) {
+func TestStore_Contract(t *testing.T) { runSuite(t, false) }
+
+// TestStore_ContractJournal writes all rows to the journal first.
+func TestStore_ContractJournal(t *testing.T) {
+	if os.Getenv("GPUFLIGHT_SOAK") != "1" {
+		t.Skip("takes minutes: set GPUFLIGHT_SOAK=1")
+	}
+	runSuite(t, true)
+}
+
+func runSuite(t *testing.T, journal bool) {
 	var stores atomic.Int64
 	open := func(tb testing.TB, dir string) store.Store {
 		// One thread answers the many small queries of the suite faster.
 		s, err := Open(context.Background(), Config{Directory: dir, Threads: 1})
 		require.NoError(tb, err)
 		// The sessions of the suite are small. Some stores treat them as large ones.
+		if journal {
+			s.write.Lock()
+			s.directSessions, s.listedBacklog = 0, 1000
+			s.write.Unlock()
+		}
 		switch stores.Add(1) % 4 {
 		case 0, 1:
 			s.gapTail, s.gapLag, s.maxChained = 20, 1e6, 30
@@ -36,6 +52,6 @@ func TestStore_Contract(t *testing.T) {
 			require.NoError(tb, s.Close(context.Background()))
 			return open(tb, s.(*Store).dir)
 		},
-		CountsDuplicates: true,
+		CountsDuplicates: !journal,
 	})
 }

@@ -5,13 +5,12 @@
 package duckstore
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/answer"
@@ -84,79 +83,103 @@ func insideTree(operation string) bool {
 	return operation != semconv.CUDAOperationSession && operation != semconv.CUDAOperationDeepWindow
 }
 
-// whileFresh returns the answer from the chains, or from the tree if they are stale or become so.
-func whileFresh[T any](v *view, fromChains, fromTree func() (T, error)) (T, error) {
-	if !v.stale {
-		a, err := fromChains()
-		v.s.mu.RLock()
-		fresh := v.sess.epoch == v.epoch
-		v.s.mu.RUnlock()
-		if err != nil || fresh {
-			return a, err
-		}
-	}
-	return fromTree()
+// smallTree is the number of spans up to which readers keep the tree of a session.
+const smallTree = 1 << 14
+
+func (v *view) hasSmallTree() bool {
+	v.s.mu.RLock()
+	defer v.s.mu.RUnlock()
+	return v.sess.info.Counts["spans"] <= v.s.smallTree
 }
 
-// scopePaths has the names of spans in the tree.
-type scopePaths map[store.SpanID][]string
-
-// pathsOf returns the paths of the spans that decide the paths of places.
-func (v *view) pathsOf(ctx context.Context, places map[uint32]*store.Place) (scopePaths, error) {
-	parents := scopePaths{}
-	for _, p := range places {
-		if p.ScopePath == "" && p.Parent != 0 {
-			parents[p.Parent] = nil
-		}
+// ancestors returns a tree that has the spans above some spans. It reads them level by level, unless
+// the tree is small.
+func (v *view) ancestors(ctx context.Context, spans []*treeSpan) (*tree, error) {
+	if v.hasSmallTree() {
+		return v.tree(ctx)
 	}
-	if len(parents) == 0 {
-		return nil, nil
-	}
-	return whileFresh(v, func() (scopePaths, error) {
-		ids := make([]uint64, 0, len(parents))
-		for id := range parents {
-			ids = append(ids, uint64(id))
+	t := &tree{byID: map[store.SpanID]*treeSpan{}}
+	asked := map[store.SpanID]bool{0: true}
+	for depth := 0; len(spans) > 0 && depth <= store.MaxScopeDepth; depth++ {
+		var ids []uint64
+		for _, p := range spans {
+			if p.inside && !asked[p.parent] {
+				asked[p.parent] = true
+				ids = append(ids, uint64(p.parent))
+			}
 		}
-		found := scopePaths{}
-		err := v.each(ctx, "SELECT span, key FROM (SELECT span, arg_min(chain, start_ns) AS chain FROM {spans} WHERE span IN (SELECT unnest(?::UBIGINT[])) GROUP BY 1) s JOIN "+
-			latestChains+" c ON c.id = s.chain WHERE state = 0", []any{ids}, func(r *sql.Rows) error {
-			var id store.SpanID
-			var key []byte
-			err := r.Scan(&id, &key)
-			found[id] = splitKey(string(key))
-			return err
+		spans = nil
+		if len(ids) == 0 {
+			break
+		}
+		err := v.treeSpans(ctx, " WHERE span IN (SELECT unnest(?::UBIGINT[]))", []any{ids}, func(p *treeSpan) {
+			if t.byID[p.id] == nil {
+				t.byID[p.id] = p
+				spans = append(spans, p)
+			}
 		})
-		return found, err
-	}, func() (scopePaths, error) {
-		t, err := v.tree(ctx)
 		if err != nil {
 			return nil, err
 		}
-		found := scopePaths{}
-		for id := range parents {
-			if p := t.byID[id]; p != nil {
-				if names, ok := t.path(p); ok {
-					found[id] = names
-				}
-			}
-		}
-		return found, nil
-	})
+	}
+	return t, nil
 }
 
-// place returns the names of a place.
-func (s scopePaths) place(p *store.Place) []string {
-	if p.ScopePath != "" {
-		names := strings.Split(p.ScopePath, "|")
-		return names[:min(len(names), store.MaxScopeDepth)]
+// treeBelow returns a tree that has some spans, all spans above them and all below. It reads them level
+// by level, unless the tree is small.
+func (v *view) treeBelow(ctx context.Context, ids map[store.SpanID]bool) (*tree, error) {
+	if v.hasSmallTree() {
+		return v.tree(ctx)
 	}
-	if names, ok := s[p.Parent]; ok && p.Parent != 0 {
-		return names
+	t := &tree{byID: map[store.SpanID]*treeSpan{}}
+	level := make([]uint64, 0, len(ids))
+	for id := range ids {
+		level = append(level, uint64(id))
 	}
-	if p.ScopeName != "" {
-		return []string{p.ScopeName}
+	var tops []*treeSpan
+	where := " WHERE span IN (SELECT unnest(?::UBIGINT[]))"
+	for depth := 0; len(level) > 0 && depth <= store.MaxScopeDepth; depth++ {
+		var next []uint64
+		err := v.treeSpans(ctx, where, []any{level}, func(p *treeSpan) {
+			if p.id != 0 && t.byID[p.id] == nil {
+				t.byID[p.id] = p
+				next = append(next, uint64(p.id))
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		if depth == 0 {
+			tops = slices.Collect(maps.Values(t.byID))
+		}
+		level, where = next, " WHERE span IN (SELECT span FROM {spans} WHERE parent IN (SELECT unnest(?::UBIGINT[])))"
 	}
-	return nil
+	above, err := v.ancestors(ctx, tops)
+	if err != nil {
+		return nil, err
+	}
+	for id, p := range above.byID {
+		if t.byID[id] == nil {
+			t.byID[id] = p
+		}
+	}
+	return t, nil
+}
+
+// below calls f for each id of a span in the tree and each of ids in its chain.
+func (t *tree) below(ids map[store.SpanID]bool, f func(span, top store.SpanID)) {
+	for id, p := range t.byID {
+		names, ok := t.path(p)
+		q := p
+		for n := range names {
+			if n > 0 {
+				q = t.byID[q.parent]
+			}
+			if id != 0 && ok && ids[q.id] {
+				f(id, q.id)
+			}
+		}
+	}
 }
 
 // path returns the names of a span in the tree.
@@ -180,126 +203,19 @@ func (t *tree) path(p *treeSpan) ([]string, bool) {
 	return names, p.inTree
 }
 
-// scopeNode is a node with what its percentiles and order need.
-type scopeNode struct {
-	store.ScopeNode
-	names   []string
-	buckets answer.Histogram
-}
-
-// pathSum sums up the spans of a path whose durations are in one bucket.
-type pathSum struct {
-	names  []string
-	bucket uint16
-	n, ns  int64
-}
-
-// pathSums reads the sums of all spans in the tree.
-func (v *view) pathSums(ctx context.Context) ([]pathSum, error) {
-	return whileFresh(v, func() (out []pathSum, err error) {
-		return cached(v, "paths", func() ([]pathSum, int, error) {
-			err = v.each(ctx, "SELECT key, bucket, sum(n)::BIGINT, "+lowBits("wall_ns")+" FROM {span_sums} s JOIN "+latestChains+
-				" c ON c.id = s.chain WHERE state = 0 GROUP BY 1, 2 HAVING sum(n) != 0", nil, func(r *sql.Rows) error {
-				var p pathSum
-				var key []byte
-				err := r.Scan(&key, &p.bucket, &p.n, wrapped{&p.ns})
-				p.names = splitKey(string(key))
-				out = append(out, p)
-				return err
-			})
-			return out, len(out), err
+// scopeSums reads the sums of the operations of some parents.
+func (v *view) scopeSums(ctx context.Context, ids []uint64) (map[store.SpanID]*scopeSum, error) {
+	out := map[store.SpanID]*scopeSum{}
+	err := v.each(ctx, "SELECT parent, sum(kernels)::BIGINT, "+lowBits("kernel_ns")+", "+lowBits("queue_ns")+", sum(copies)::BIGINT, "+
+		lowBits("copy_ns")+", min(first_ns), max(last_ns) FROM {scope_sums} WHERE parent IN (SELECT unnest(?::UBIGINT[])) GROUP BY 1", []any{ids},
+		func(r *sql.Rows) error {
+			var id store.SpanID
+			s := &scopeSum{}
+			err := r.Scan(&id, &s.kernels, wrapped{&s.kernelNs}, wrapped{&s.queue}, &s.copies, wrapped{&s.copyNs}, &s.first, &s.last)
+			out[id] = s
+			return err
 		})
-	}, func() (out []pathSum, err error) {
-		t, err := v.tree(ctx)
-		if err != nil {
-			return nil, err
-		}
-		for _, p := range t.all {
-			if names, ok := t.path(p); ok {
-				out = append(out, pathSum{names, store.Bucket(p.duration()), 1, p.duration()})
-			}
-		}
-		return out, nil
-	})
-}
-
-func (v *view) nodes(ctx context.Context) ([]*scopeNode, error) {
-	sums, err := v.pathSums(ctx)
-	if err != nil {
-		return nil, err
-	}
-	nodes := map[uint32]*scopeNode{0: {buckets: answer.Histogram{}}}
-	get := func(names []string) *scopeNode {
-		parent := uint32(0)
-		for n := range names {
-			id := v.pathID(names[:n+1])
-			if nodes[id] == nil {
-				nodes[id] = &scopeNode{store.ScopeNode{Path: id, Parent: parent, Name: names[n]}, names[:n+1], answer.Histogram{}}
-			}
-			parent = id
-		}
-		return nodes[parent]
-	}
-	for _, p := range sums {
-		n := get(p.names)
-		n.Instances += p.n
-		n.WallNs += p.ns
-		n.buckets[p.bucket] += p.n
-	}
-	parts, err := v.rollupParts(ctx, false, true)
-	if err != nil {
-		return nil, err
-	}
-	siteIDs, shapeIDs := idSet{}, idSet{}
-	for i := range parts {
-		siteIDs.add(parts[i].place)
-		shapeIDs.add(parts[i].shape)
-	}
-	sites, err := v.sites(ctx, siteIDs)
-	if err != nil {
-		return nil, err
-	}
-	shapes, err := v.shapes(ctx, shapeIDs)
-	if err != nil {
-		return nil, err
-	}
-	paths, err := v.pathsOf(ctx, sites)
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range parts {
-		n := get(paths.place(orEmpty(sites[p.place])))
-		switch orEmpty(shapes[p.shape]).Operation {
-		case store.OpKernel:
-			n.Kernels += p.n
-			n.KernelNs += p.sum
-			n.QueueNs += p.queue
-		case store.OpCopy:
-			n.Copies += p.n
-			n.CopyNs += p.sum
-			n.CopyBytes += p.bytes
-		}
-	}
-	return slices.SortedFunc(maps.Values(nodes), func(a, b *scopeNode) int { return slices.Compare(a.names, b.names) }), nil
-}
-
-// Scopes implements [store.Reader].
-func (s *Store) Scopes(ctx context.Context, project, session string) ([]store.ScopeNode, error) {
-	v, err := s.open(ctx, project, session, false)
-	if err != nil {
-		return nil, err
-	}
-	defer v.close()
-	nodes, err := v.nodes(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read scopes: %w", err)
-	}
-	var out []store.ScopeNode
-	for _, n := range nodes {
-		n.P50Ns, n.P99Ns = n.buckets.Percentile(50), n.buckets.Percentile(99)
-		out = append(out, n.ScopeNode)
-	}
-	return out, nil
+	return out, err
 }
 
 // Instances implements [store.Reader].
@@ -313,66 +229,130 @@ func (s *Store) Instances(ctx context.Context, q store.InstanceQuery) ([]store.I
 		return nil, err
 	}
 	defer v.close()
-	if v.sess.paths.key(q.Path) == "" {
-		// The id is from an answer whose paths could not be stored, or does not exist.
-		if _, err = v.nodes(ctx); err != nil {
-			return nil, fmt.Errorf("read instances: %w", err)
-		}
-	}
-	key := v.sess.paths.key(q.Path)
-	if key == "" {
-		return nil, nil
-	}
 	list, err := whileFresh(v, func() ([]store.Instance, error) {
-		return v.instances(ctx, q, n, "chain IN (SELECT id FROM "+latestChains+" WHERE state = 0 AND key = ?::BLOB)", []byte(key))
-	}, func() ([]store.Instance, error) {
-		t, err := v.tree(ctx)
-		if err != nil {
-			return nil, err
+		list, ok, err := v.chainedInstances(ctx, q, n)
+		if ok || err != nil {
+			return list, err
 		}
-		starts, ids := []int64{}, []uint64{}
-		for _, p := range t.all {
-			if names, ok := t.path(p); ok && pathKey(names) == key {
-				starts, ids = append(starts, p.start), append(ids, uint64(p.id))
-			}
-		}
-		return v.instances(ctx, q, n, "(start_ns, span) IN (SELECT (a, b) FROM (SELECT unnest(?::BIGINT[]) AS a, unnest(?::UBIGINT[]) AS b))", starts, ids)
-	})
+		return v.sortedInstances(ctx, q, n)
+	}, func() ([]store.Instance, error) { return v.sortedInstances(ctx, q, n) })
 	if err != nil {
 		return nil, fmt.Errorf("read instances: %w", err)
 	}
 	return list, nil
 }
 
-// instances reads the first n of the spans that meet a condition, with the sums of their operations.
-func (v *view) instances(ctx context.Context, q store.InstanceQuery, n int, where string, args ...any) ([]store.Instance, error) {
-	var f filter
-	f.add(where, args...)
-	f.interval("start_ns", "", q.From, q.To, false)
-	spans := "(SELECT start_ns, end_ns, span, parent, trace FROM {spans}" + f.where() + ")"
-	order := "start_ns, span"
-	switch q.Sort {
-	case store.InstancesByWall:
-		order = "greatest(end_ns - start_ns, 0) DESC, " + order
-		fallthrough
-	case store.InstancesByStart:
-		spans = "(FROM " + spans + " ORDER BY " + order + " LIMIT " + strconv.Itoa(n) + ")"
-	case store.InstancesByDevice:
-		order = "coalesce(" + signedSum("kernel_ns::HUGEINT + copy_ns") + ", 0) DESC, " + order
-	case store.InstancesByQueue:
-		order = "coalesce(queue_ns, 0) DESC, " + order
+// sortedInstances returns the first n instances of a path from single spans.
+func (v *view) sortedInstances(ctx context.Context, q store.InstanceQuery, n int) ([]store.Instance, error) {
+	list, err := v.instances(ctx, q, n)
+	if err != nil {
+		return nil, err
 	}
-	var list []store.Instance
-	err := v.each(ctx, "WITH i AS MATERIALIZED "+spans+", s AS (SELECT parent AS id, sum(kernels)::BIGINT AS kernels, "+signed("kernel_ns")+" AS kernel_ns, "+
-		signed("queue_ns")+" AS queue_ns, sum(copies)::BIGINT AS copies, "+signed("copy_ns")+" AS copy_ns, min(first_ns) AS first_ns, max(last_ns) AS last_ns "+
-		"FROM {scope_sums} WHERE parent IN (SELECT span FROM i) GROUP BY 1) SELECT start_ns, end_ns, span, parent, trace, coalesce(kernels, 0), "+
-		"coalesce(kernel_ns, 0), coalesce(queue_ns, 0), coalesce(copies, 0), coalesce(copy_ns, 0), coalesce(first_ns, 0), coalesce(last_ns, 0) "+
-		"FROM i LEFT JOIN s ON s.id = i.span ORDER BY "+order+" LIMIT "+strconv.Itoa(n), f.args, func(r *sql.Rows) error {
-		var i store.Instance
-		err := r.Scan(&i.StartNs, &i.EndNs, &i.Span, &i.Parent, traceID{(*[16]byte)(&i.Trace)}, &i.Kernels, &i.KernelNs, &i.QueueNs,
-			&i.Copies, &i.CopyNs, &i.FirstNs, &i.LastNs)
-		list = append(list, i)
-		return err
+	// The order by start or duration is that of instances.
+	value := func(i store.Instance) int64 {
+		switch q.Sort {
+		case store.InstancesByDevice:
+			return i.KernelNs + i.CopyNs
+		case store.InstancesByQueue:
+			return i.QueueNs
+		}
+		return 0
+	}
+	slices.SortStableFunc(list, func(a, b store.Instance) int { return cmp.Compare(value(b), value(a)) })
+	return list[:min(n, len(list))], nil
+}
+
+// instances returns the instances of a path, the first n ones if the order does not need their sums. Only
+// spans whose name is the last one of the path are read.
+func (v *view) instances(ctx context.Context, q store.InstanceQuery, n int) ([]store.Instance, error) {
+	name, ok := v.sess.paths.last(q.Path)
+	if !ok {
+		// The path is from an earlier start of the process, or does not exist.
+		t, err := v.tree(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range t.all {
+			names, _ := t.path(p)
+			for n := range names {
+				v.pathID(names[:n+1])
+			}
+		}
+		if name, ok = v.sess.paths.last(q.Path); !ok {
+			return nil, nil
+		}
+	}
+	var f filter
+	f.add("name = ?", name)
+	f.interval("start_ns", "", q.From, q.To, false)
+	var spans []*treeSpan
+	if err := v.treeSpans(ctx, f.where(), f.args, func(p *treeSpan) { spans = append(spans, p) }); err != nil {
+		return nil, err
+	}
+	t, err := v.ancestors(ctx, spans)
+	if err != nil {
+		return nil, err
+	}
+	spans = slices.DeleteFunc(spans, func(p *treeSpan) bool {
+		names, ok := t.path(p)
+		return !ok || v.pathID(names) != q.Path
 	})
-	return list, err
+	var list []store.Instance
+	for _, p := range spans {
+		list = append(list, store.Instance{StartNs: p.start, EndNs: p.end, Span: p.id, Parent: p.parent, Trace: p.trace})
+	}
+	if q.Sort == store.InstancesByWall {
+		slices.SortStableFunc(list, func(a, b store.Instance) int {
+			return cmp.Compare(max(b.EndNs-b.StartNs, 0), max(a.EndNs-a.StartNs, 0))
+		})
+	}
+	if q.Sort == store.InstancesByWall || q.Sort == store.InstancesByStart {
+		list = list[:min(n, len(list))]
+	}
+	return list, v.instanceSums(ctx, list)
+}
+
+// instanceSums adds the sums of what was launched in some instances or below them.
+func (v *view) instanceSums(ctx context.Context, list []store.Instance) error {
+	tops := map[store.SpanID]bool{}
+	for _, i := range list {
+		tops[i.Span] = true
+	}
+	t, err := v.treeBelow(ctx, tops)
+	if err != nil {
+		return err
+	}
+	ids := map[store.SpanID][]store.SpanID{} // the tops of each span
+	for id := range tops {
+		ids[id] = []store.SpanID{id}
+	}
+	t.below(tops, func(span, top store.SpanID) {
+		if span != top {
+			ids[span] = append(ids[span], top)
+		}
+	})
+	spans := make([]uint64, 0, len(ids))
+	for id := range ids {
+		spans = append(spans, uint64(id))
+	}
+	sums, err := v.scopeSums(ctx, spans)
+	if err != nil {
+		return err
+	}
+	total := map[store.SpanID]*store.Instance{}
+	for id, c := range sums {
+		for _, top := range ids[id] {
+			if total[top] == nil {
+				total[top] = &store.Instance{}
+			}
+			answer.AddSums(total[top], &store.Instance{Kernels: c.kernels, KernelNs: c.kernelNs, QueueNs: c.queue,
+				Copies: c.copies, CopyNs: c.copyNs, FirstNs: c.first, LastNs: c.last})
+		}
+	}
+	for j := range list {
+		if i := total[list[j].Span]; i != nil {
+			answer.AddSums(&list[j], i)
+		}
+	}
+	return nil
 }

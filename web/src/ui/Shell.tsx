@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 import { Link, Outlet, useMatchRoute, useParams, useSearch } from "@tanstack/react-router";
 import { useEffect, useState } from "react";
+import { Account, LoginGate } from "../views/Login";
 import { ui } from "./parts";
 import { setTheme, type Theme, useTheme } from "./theme";
 
@@ -69,6 +70,7 @@ export function Shell() {
           </Link>
         </nav>
         <span className={ui.spacer} />
+        <Account />
         <button type="button" className={ui.icon} onClick={() => setHelp(true)} aria-label="Keyboard shortcuts">
           ?
         </button>
@@ -83,7 +85,9 @@ export function Shell() {
         </button>
       </header>
       <main id="main" className={`${ui.main} ${onTimeline ? ui.fixed : ""}`} tabIndex={-1}>
-        <Outlet />
+        <LoginGate>
+          <Outlet />
+        </LoginGate>
       </main>
       {help && <Help close={() => setHelp(false)} />}
     </div>

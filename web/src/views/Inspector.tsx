@@ -105,6 +105,12 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
             <strong>{duration(op.duration_ns)}</strong>
             <small>{kernel ? "on the device" : "duration"}</small>
           </div>
+          {kernel && op.queue_ns === undefined && (
+            <div title="The recording has no launch times.">
+              <strong className={ui.muted}>unknown</strong>
+              <small>queued</small>
+            </div>
+          )}
           {op.queue_ns !== undefined && (
             <div title={`From the end of the launch to the start on the device: ${exactDuration(op.queue_ns)}`}>
               <strong>{duration(op.queue_ns)}</strong>
@@ -227,6 +233,12 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
           </ul>
         </section>
       )}
+      {kernel && !d.stack?.length && (
+        <section>
+          <h3>Host stack of the launch</h3>
+          <p className={ui.muted}>Not recorded.</p>
+        </section>
+      )}
       {d.stack && d.stack.length > 0 && (
         <section>
           <div className={ui.row}>
@@ -286,14 +298,9 @@ function Chain({ d, op }: { d: Schemas["Detail"]; op?: Schemas["Operation"] }) {
                 >
                   {p.name}
                 </Link>
-                <Link
-                  to="/sessions/$session/launches"
-                  params={{ session: id }}
-                  search={{ parent: p.span } as never}
-                  className={ui.num}
-                >
+                <span className={ui.muted} title={exactDuration(p.duration_ns)}>
                   {duration(p.duration_ns)}
-                </Link>
+                </span>
               </li>
             ))
           : op?.scope_path?.map((n, i) => (
@@ -346,8 +353,24 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
   );
   const instances = useGet("/sessions/{session}/scopes", { session: id });
   const node = instances.data?.nodes.find((n) => n.path === s.path);
-  const total = inside.data?.total;
   const params = { session: id };
+  const sums = useGet(
+    "/sessions/{session}/scopes/{path}/instances",
+    { session: id, path: s.path ?? 0 },
+    { base, from: s.start, to: s.start + 1, idle: true, limit: 100 },
+    { enabled: s.path !== undefined && s.path !== 0 },
+  );
+  const own = sums.data?.instances.find((i) => i.span === s.span);
+  const rows = (search: Record<string, unknown>, text: string) => (
+    <Link
+      to="/sessions/$session/launches"
+      params={params}
+      search={{ parent: s.span, below: "true", ...search } as never}
+      className={ui.num}
+    >
+      {text}
+    </Link>
+  );
   return (
     <>
       <Head name={s.name} kind={s.operation ?? s.kind} close={close}>
@@ -359,11 +382,40 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
             <strong>{duration(s.duration_ns)}</strong>
             <small>wall time</small>
           </div>
-          {total && (
-            <div title={exactDuration(total.sum_ns)}>
-              <strong>{duration(total.sum_ns)}</strong>
-              <small>kernels that start inside</small>
-            </div>
+          {own && (
+            <>
+              <div title={exactDuration(own.kernel_ns)}>
+                <strong>{rows({ operation: "kernel", sort: "duration" }, duration(own.kernel_ns))}</strong>
+                <small>{count(own.kernels)} kernels launched in it</small>
+              </div>
+              {own.copies > 0 && (
+                <div title={exactDuration(own.copy_ns)}>
+                  <strong>{rows({ operation: "memcpy", sort: "duration" }, duration(own.copy_ns))}</strong>
+                  <small>{count(own.copies)} copies</small>
+                </div>
+              )}
+              {own.queue_ns > 0 && (
+                <div title={exactDuration(own.queue_ns)}>
+                  <strong>{rows({ operation: "kernel", sort: "queue" }, duration(own.queue_ns))}</strong>
+                  <small>queued</small>
+                </div>
+              )}
+              {own.idle_ns !== undefined && s.duration_ns > 0 && (
+                <div title={`${exactDuration(own.idle_ns)} between two kernels, summed over the devices`}>
+                  <strong>
+                    <Link
+                      to="/sessions/$session/gaps"
+                      params={params}
+                      search={{ from: Math.max(0, s.start), to: s.start + s.duration_ns } as never}
+                      className={ui.num}
+                    >
+                      {duration(own.idle_ns)}
+                    </Link>
+                  </strong>
+                  <small>idle</small>
+                </div>
+              )}
+            </>
           )}
         </div>
         {s.status_message && <p>{s.status_message}</p>}
@@ -385,9 +437,6 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
       <section>
         <h3>Kernels that start in this interval</h3>
         <KernelList groups={inside.data} from={s.start} to={s.start + s.duration_ns + 1} />
-        <Link to="/sessions/$session/launches" params={params} search={{ parent: s.span } as never}>
-          Operations launched directly in it
-        </Link>
       </section>
       <Chain d={d} />
       <section>
@@ -445,7 +494,11 @@ export function Measured({ range, close }: { range: View; close: () => void }) {
     { session: id },
     { base, from: range.from, to: range.to, limit: 12 },
   );
-  const gaps = useGet("/sessions/{session}/gaps", { session: id }, { base, from: range.from, to: range.to, limit: 5 });
+  const gaps = useGet(
+    "/sessions/{session}/gaps",
+    { session: id },
+    { base, from: range.from, to: range.to, overlapping: true, limit: 5 },
+  );
   const total = kernels.data?.total;
   return (
     <aside className={t.inspector} aria-label="Measured interval">
@@ -464,14 +517,32 @@ export function Measured({ range, close }: { range: View; close: () => void }) {
           </div>
           {total && (
             <div title={exactDuration(total.sum_ns)}>
-              <strong>{duration(total.sum_ns)}</strong>
-              <small>kernels that start inside</small>
+              <strong>
+                <Link
+                  to="/sessions/$session/launches"
+                  params={{ session: id }}
+                  search={{ from: range.from, to: range.to, operation: "kernel", sort: "duration" } as never}
+                  className={ui.num}
+                >
+                  {duration(total.sum_ns)}
+                </Link>
+              </strong>
+              <small>{count(total.count)} kernels that start inside</small>
             </div>
           )}
           {gaps.data && (
             <div title={exactDuration(gaps.data.sum_ns)}>
-              <strong>{duration(gaps.data.sum_ns)}</strong>
-              <small>{count(gaps.data.count)} idle gaps that start inside</small>
+              <strong>
+                <Link
+                  to="/sessions/$session/gaps"
+                  params={{ session: id }}
+                  search={{ from: range.from, to: range.to } as never}
+                  className={ui.num}
+                >
+                  {duration(gaps.data.sum_ns)}
+                </Link>
+              </strong>
+              <small>idle, in {count(gaps.data.count)} gaps</small>
             </div>
           )}
         </div>

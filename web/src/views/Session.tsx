@@ -6,6 +6,7 @@ import { send, url } from "../api/client";
 import { SessionContext, type SessionState, useGet } from "../api/hooks";
 import { compact, count, duration, exactDuration, instant } from "../lib/format";
 import { Badge, Failure, LiveMark, Loading, ui } from "../ui/parts";
+import { useMay } from "./Login";
 
 /** SessionLayout loads the session for the views below it and shows what it is. */
 export function SessionLayout() {
@@ -46,6 +47,7 @@ export function SessionLayout() {
 
 function SessionBar({ state }: { state: SessionState }) {
   const client = useQueryClient();
+  const admin = useMay("admin");
   const s = state.overview.session;
   const kernels = s.operations.kernel ?? 0;
   const pin = async () => {
@@ -83,6 +85,7 @@ function SessionBar({ state }: { state: SessionState }) {
       <button
         type="button"
         className={ui.icon}
+        disabled={!admin}
         aria-pressed={s.pinned}
         onClick={pin}
         title="Retention does not delete a pinned session"

@@ -6,6 +6,7 @@ import { type Schemas, send } from "../api/client";
 import { useGet } from "../api/hooks";
 import { ago, bytes, compact, count, duration, exactDuration, instant, percent } from "../lib/format";
 import { Badge, Bar, Copy, Failure, LiveMark, Loading, Message, SearchBox, ui } from "../ui/parts";
+import { useMay } from "./Login";
 
 type Session = Schemas["Session"];
 
@@ -14,6 +15,7 @@ export function Sessions() {
   const search = useSearch({ from: "/" });
   const navigate = useNavigate({ from: "/" });
   const client = useQueryClient();
+  const admin = useMay("admin");
   const [cursors, setCursors] = useState<string[]>([]);
   const filter = { q: search.q, host: search.host, service: search.service, run: search.run };
   const page = useGet("/sessions", {}, { ...filter, limit: 100, cursor: cursors.at(-1) }, { every: 2000 });
@@ -88,7 +90,7 @@ export function Sessions() {
           </thead>
           <tbody>
             {sessions.map((s) => (
-              <Row key={s.id} s={s} pin={() => pin(s)} compareWith={search.a} />
+              <Row key={s.id} s={s} pin={admin ? () => pin(s) : undefined} compareWith={search.a} />
             ))}
           </tbody>
         </table>
@@ -110,7 +112,7 @@ export function Sessions() {
   );
 }
 
-function Row({ s, pin, compareWith }: { s: Session; pin: () => void; compareWith: string | undefined }) {
+function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefined; compareWith: string | undefined }) {
   const kernels = s.operations.kernel ?? 0;
   const copies = s.operations.memcpy ?? 0;
   const share = s.duration_ns > 0 ? s.kernel_ns / s.duration_ns : 0;
@@ -200,6 +202,7 @@ function Row({ s, pin, compareWith }: { s: Session; pin: () => void; compareWith
           <button
             type="button"
             className={ui.icon}
+            disabled={!pin}
             aria-pressed={s.pinned}
             aria-label={`Pin ${s.service || s.id}`}
             onClick={pin}
@@ -220,6 +223,7 @@ const env = "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:14317";
 function FirstPage() {
   const client = useQueryClient();
   const navigate = useNavigate();
+  const admin = useMay("admin");
   const [error, setError] = useState<unknown>(null);
   const [busy, setBusy] = useState(false);
   const open = async (file: File | undefined) => {
@@ -246,7 +250,7 @@ function FirstPage() {
           <input
             type="file"
             aria-label="File of an exported session"
-            disabled={busy}
+            disabled={busy || !admin}
             onChange={(e) => open(e.target.files?.[0])}
           />
           {error !== null && <Failure error={error} />}
