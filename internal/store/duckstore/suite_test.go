@@ -37,9 +37,7 @@ func runSuite(t *testing.T, journal bool, only ...string) {
 		}
 		switch stores.Add(1) % 4 {
 		case 0, 1:
-			s.gapTail, s.gapLag = 20, 1e6
-		case 2:
-			s.smallTree = 0
+			s.gapTail, s.gapLag, s.maxChained = 20, 1e6, 30
 		}
 		tb.Cleanup(func() { assert.NoError(tb, s.Close(context.Background())) })
 		return s
