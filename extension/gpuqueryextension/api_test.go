@@ -15,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/store"
 )
 
 type kernelsBody struct {
@@ -76,6 +78,7 @@ func TestScopes_RowsOfEachNode(t *testing.T) {
 	p := "/api/v1/sessions/" + id
 	tree := get[struct{ Nodes []scopeNode }](t, s, p+"/scopes")
 	require.Len(t, tree.Nodes, 9)
+	kernels := get[struct{ Operations []operationAnswer }](t, s, p+"/operations?operation=kernel&limit=20000").Operations
 	assert.Equal(t, int64(4859), tree.Nodes[0].Total.Kernels)
 	for _, node := range tree.Nodes {
 		n, ns := sum(t, s, fmt.Sprintf("%s/operations?operation=kernel&direct=true&path=%d", p, node.Path))
@@ -85,12 +88,31 @@ func TestScopes_RowsOfEachNode(t *testing.T) {
 		if node.Instances == 0 {
 			continue
 		}
-		list := get[struct{ Instances []instanceAnswer }](t, s, fmt.Sprintf("%s/scopes/%d/instances?sort=device&limit=1000", p, node.Path))
+		list := get[struct{ Instances []instanceAnswer }](t, s, fmt.Sprintf("%s/scopes/%d/instances?sort=device&limit=100&idle=true", p, node.Path))
 		require.Len(t, list.Instances, int(node.Instances))
-		first := list.Instances[0]
-		n, ns = sum(t, s, p+"/operations?operation=kernel&parent="+first.Span)
-		assert.Equal(t, []int64{first.Kernels, first.KernelNs}, []int64{n, ns}, node.Name)
+		var total sums
+		for _, i := range list.Instances {
+			n, ns = sum(t, s, p+"/operations?operation=kernel&below=true&parent="+i.Span)
+			assert.Equal(t, []int64{i.Kernels, i.KernelNs}, []int64{n, ns}, node.Name)
+			total.Kernels += i.Kernels
+			total.KernelNs += i.KernelNs
+			assert.Equal(t, idle(kernels, i.Start, i.Start+i.DurationNs), *i.IdleNs, node.Name)
+		}
+		assert.Equal(t, []int64{node.Total.Kernels, node.Total.KernelNs}, []int64{total.Kernels, total.KernelNs}, node.Name)
 	}
+}
+
+// idle sums the gaps between kernels, which are sorted by start, inside an interval.
+func idle(kernels []operationAnswer, from, to int64) (ns int64) {
+	end := int64(math.MaxInt64)
+	for i := range kernels {
+		ns += max(min(kernels[i].Start, to)-max(end, from), 0)
+		if i == 0 {
+			end = 0
+		}
+		end = max(end, kernels[i].Start+kernels[i].DurationNs)
+	}
+	return ns
 }
 
 func TestTimeline_BinsAndSlices(t *testing.T) {
@@ -197,8 +219,9 @@ func TestParameters_Invalid(t *testing.T) {
 		{p + "/timeline?to=9223372036854775807", "to"}, {p + "/shapes", "ids"}, {p + "/kernels?group=x", "group"},
 		{p + "/kernels?group=lane&name=x", "name"}, {p + "/operations?operation=x", "operation"},
 		{p + "/operations?parent=1", "parent"}, {p + "/operations?cursor=1.2", "cursor"}, {p + "/operations?overlapping=1", "overlapping"},
+		{p + "/operations?below=1", "below"}, {p + "/scopes/1/instances?idle=true&limit=101", "limit"},
 		{p + "/spans/x", "span"}, {p + "/spans?min_ns=-1", "min_ns"}, {p + "/scopes/x/instances", "path"},
-		{p + "/samples?by=x", "by"}, {p + "/logs?source=x", "source"}, {p + "/series/1", "key"}, {p + "/series/0000000000000000?points=3", "points"},
+		{p + "/samples?by=x", "by"}, {p + "/functions?path=x", "path"}, {p + "/stacks?limit=0", "limit"}, {p + "/logs?source=x", "source"}, {p + "/series/1", "key"}, {p + "/series/0000000000000000?points=3", "points"},
 	} {
 		t.Run(tt.target, func(t *testing.T) {
 			w := call(s, http.MethodGet, tt.target)
@@ -238,4 +261,64 @@ func TestServer_ForeignRequests(t *testing.T) {
 			assert.Equal(t, "nosniff", w.Header().Get("X-Content-Type-Options"))
 		})
 	}
+}
+
+func TestStacks_SumsOfAllSessions(t *testing.T) {
+	s, _ := generated(t)
+	withStack, withLines, withSamples := 0, 0, 0
+	for _, session := range get[struct{ Sessions []struct{ ID string } }](t, s, "/api/v1/sessions").Sessions {
+		p := "/api/v1/sessions/" + url.PathEscape(session.ID)
+		stacks := get[struct {
+			Stacks []stackAnswer
+			Lines  []stackLine
+		}](t, s, p+"/stacks")
+		var count, ns int64
+		for _, x := range stacks.Stacks {
+			count += x.Count
+			ns += x.SumNs
+			if len(x.Stack) > 0 {
+				withStack++
+			}
+		}
+		root := get[struct{ Nodes []scopeNode }](t, s, p+"/scopes").Nodes
+		assert.Equal(t, []int64{root[0].Total.Kernels, root[0].Total.KernelNs}, []int64{count, ns})
+		var lines, all uint64
+		for _, l := range stacks.Lines {
+			lines += l.Samples
+		}
+		for _, x := range get[struct{ Samples []sampleAnswer }](t, s, p+"/samples?kind=stall&by=line").Samples {
+			if x.Line != nil && issued(x.What) {
+				all += x.Value
+			}
+		}
+		assert.Equal(t, all, lines)
+		if lines > 0 {
+			withLines++
+		}
+		for _, n := range root {
+			if n.Samples == nil {
+				continue
+			}
+			withSamples++
+			got := sampleSums{0, map[string]uint64{}, map[string]uint64{}}
+			for _, f := range get[struct{ Functions []functionAnswer }](t, s, fmt.Sprintf("%s/functions?path=%d", p, n.Path)).Functions {
+				got.Samples += f.Samples
+				for k, v := range f.Stalls {
+					got.Stalls[k] += v
+				}
+				for k, v := range f.Metrics {
+					got.Metrics[k] += v
+				}
+			}
+			assert.Equal(t, *n.Samples, got, n.Name)
+			got = sampleSums{0, map[string]uint64{}, map[string]uint64{}}
+			for _, x := range get[struct{ Samples []sampleAnswer }](t, s, fmt.Sprintf("%s/samples?path=%d", p, n.Path)).Samples {
+				got.add(map[string]store.SampleKind{"stall": store.SampleStall, "sass": store.SampleSASS}[x.Kind], x.What, x.Value)
+			}
+			assert.Equal(t, *n.Samples, got, n.Name)
+		}
+	}
+	assert.Positive(t, withStack)
+	assert.Positive(t, withLines)
+	assert.Greater(t, withSamples, 1)
 }

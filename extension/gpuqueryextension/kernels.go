@@ -182,7 +182,7 @@ func (s *server) operations(ctx context.Context, r *request) (any, error) {
 	}
 	q.Lanes, q.Shapes = r.ids("lane"), r.ids("shape")
 	q.Name, q.Parent, q.Trace = r.text("name", 10_000), r.spanID("parent"), r.traceID("trace")
-	q.Path, q.Direct = r.optionalID("path"), r.boolean("direct")
+	q.Path, q.Direct, q.Below = r.optionalID("path"), r.boolean("direct"), r.boolean("below")
 	q.MinNs, q.MaxNs = r.integer("min_ns", 0, 0, math.MaxInt64), r.integer("max_ns", math.MaxInt64, 0, math.MaxInt64)
 	q.Sort = store.OpSort(r.choice("sort", "start", "duration", "queue"))
 	q.Limit = int(r.integer("limit", 1000, 1, 20_000))
@@ -263,7 +263,7 @@ type gapAnswer struct {
 }
 
 func (s *server) gaps(ctx context.Context, r *request) (any, error) {
-	q := store.GapQuery{Project: r.project, Session: r.session, Device: r.text("device", 1000)}
+	q := store.GapQuery{Project: r.project, Session: r.session, Device: r.text("device", 1000), Overlapping: r.boolean("overlapping")}
 	q.From, q.To = r.interval()
 	q.MinNs = r.integer("min_ns", 0, 0, math.MaxInt64)
 	q.Limit = int(r.integer("limit", 100, 1, 10_000))

@@ -44,6 +44,8 @@ type scopeNode struct {
 	P99Ns     int64  `json:"p99_ns"`
 	Self      *sums  `json:"self"`
 	Total     *sums  `json:"total"`
+	// Samples is nil for a node without samples.
+	Samples *sampleSums `json:"samples,omitempty"`
 }
 
 // tree adds depths and totals. Parents come before their children.
@@ -56,7 +58,7 @@ func tree(nodes []store.ScopeNode) []*scopeNode {
 		total := self
 		p50 := percentile(n.P50Ns, n.Instances, n.WallNs, n.WallNs)
 		p99 := percentile(n.P99Ns, n.Instances, n.WallNs, n.WallNs)
-		node := &scopeNode{n.Path, n.Parent, 0, n.Name, n.Instances, n.WallNs, p50, p99, &self, &total}
+		node := &scopeNode{n.Path, n.Parent, 0, n.Name, n.Instances, n.WallNs, p50, p99, &self, &total, nil}
 		if p := byPath[n.Parent]; p != nil && i > 0 {
 			node.Depth = p.Depth + 1
 		}
@@ -93,7 +95,11 @@ func (s *server) scopes(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string]any{"nodes": tree(nodes)}, nil
+	list := tree(nodes)
+	if err := s.addSamples(ctx, r, list); err != nil {
+		return nil, err
+	}
+	return map[string]any{"nodes": list}, nil
 }
 
 type instanceAnswer struct {
@@ -109,7 +115,11 @@ type instanceAnswer struct {
 	CopyNs     int64  `json:"copy_ns"`
 	First      *int64 `json:"first,omitempty"`
 	Last       *int64 `json:"last,omitempty"`
+	IdleNs     *int64 `json:"idle_ns,omitempty"`
 }
+
+// maxIdle is the number of instances whose idle time a request can ask for. Each takes a query.
+const maxIdle = 100
 
 func (s *server) instances(ctx context.Context, r *request) (any, error) {
 	q := store.InstanceQuery{Project: r.project, Session: r.session, Path: r.id("path", r.PathValue("path"))}
@@ -117,6 +127,10 @@ func (s *server) instances(ctx context.Context, r *request) (any, error) {
 	q.Sort = store.InstanceSort(r.choice("sort", "start", "wall", "device", "queue"))
 	limit := int(r.integer("limit", 100, 1, 9999))
 	q.Limit = limit + 1
+	idle := r.boolean("idle")
+	if idle && limit > maxIdle {
+		r.fail("limit", "must be at most %d with idle", maxIdle)
+	}
 	if err := r.check(); err != nil {
 		return nil, err
 	}
@@ -135,9 +149,19 @@ func (s *server) instances(ctx context.Context, r *request) (any, error) {
 	list := []instanceAnswer{}
 	for _, i := range found[:min(len(found), limit)] {
 		a := instanceAnswer{parentText(i.Span), parentText(i.Parent), traceText(i.Trace), i.StartNs - r.base, max(i.EndNs-i.StartNs, 0),
-			i.Kernels, i.KernelNs, i.QueueNs, i.Copies, i.CopyNs, nil, nil}
+			i.Kernels, i.KernelNs, i.QueueNs, i.Copies, i.CopyNs, nil, nil, nil}
 		if i.Kernels+i.Copies > 0 {
 			a.First, a.Last = r.offset(store.Some(i.FirstNs)), r.offset(store.Some(i.LastNs))
+		}
+		if idle {
+			gaps := store.Gaps{}
+			if i.EndNs > i.StartNs {
+				gaps, err = s.store.Gaps(ctx, store.GapQuery{Project: r.project, Session: r.session, From: i.StartNs, To: i.EndNs, Overlapping: true, Limit: 1})
+				if err != nil {
+					return nil, err
+				}
+			}
+			a.IdleNs = &gaps.SumNs
 		}
 		list = append(list, a)
 	}

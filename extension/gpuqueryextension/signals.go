@@ -21,20 +21,23 @@ import (
 )
 
 type functionAnswer struct {
-	Kernel   string            `json:"kernel"`
-	Function string            `json:"function"`
-	File     string            `json:"file"`
-	Samples  uint64            `json:"samples"`
-	Rows     int64             `json:"rows"`
-	Stalls   map[string]uint64 `json:"stalls"`
-	Metrics  map[string]uint64 `json:"metrics"`
+	Kernel   string `json:"kernel"`
+	Function string `json:"function"`
+	File     string `json:"file"`
+	Rows     int64  `json:"rows"`
+	sampleSums
 }
 
 func (s *server) functions(ctx context.Context, r *request) (any, error) {
-	const most = 100_000
-	q := store.SampleQuery{Project: r.project, Session: r.session, Limit: most}
+	q := store.SampleQuery{Project: r.project, Session: r.session, Limit: maxSamples}
 	q.From, q.To = r.interval()
+	path := r.optionalID("path")
+	q.ByPath = path != nil
 	if err := r.check(); err != nil {
+		return nil, err
+	}
+	inside, err := s.pathFilter(ctx, r, path)
+	if err != nil {
 		return nil, err
 	}
 	found, err := s.store.Samples(ctx, q)
@@ -46,27 +49,23 @@ func (s *server) functions(ctx context.Context, r *request) (any, error) {
 	list := []*functionAnswer{}
 	for i := range found {
 		x := &found[i]
+		if inside != nil && !inside(x.Path) {
+			continue
+		}
 		k := key{x.Kernel, x.Function, x.File}
 		f := byKey[k]
 		if f == nil {
-			f = &functionAnswer{x.Kernel, x.Function, x.File, 0, 0, map[string]uint64{}, map[string]uint64{}}
+			f = &functionAnswer{x.Kernel, x.Function, x.File, 0, sampleSums{0, map[string]uint64{}, map[string]uint64{}}}
 			byKey[k] = f
 			list = append(list, f)
 		}
 		f.Rows += x.Rows
-		if x.Kind == store.SampleSASS {
-			f.Metrics[x.What] += x.Value
-			continue
-		}
-		f.Stalls[x.What] += x.Value
-		if !strings.HasSuffix(x.What, "_not_issued") {
-			f.Samples += x.Value
-		}
+		f.add(x.Kind, x.What, x.Value)
 	}
 	slices.SortStableFunc(list, func(a, b *functionAnswer) int {
 		return cmp.Or(cmp.Compare(b.Samples, a.Samples), cmp.Compare(a.Kernel, b.Kernel), cmp.Compare(a.Function, b.Function), cmp.Compare(a.File, b.File))
 	})
-	return map[string]any{"base": r.baseText(), "functions": list, "truncated": len(found) == most}, nil
+	return map[string]any{"base": r.baseText(), "functions": list, "truncated": len(found) == maxSamples}, nil
 }
 
 type sampleAnswer struct {
@@ -100,12 +99,18 @@ func (s *server) samples(ctx context.Context, r *request) (any, error) {
 		}
 	}
 	kernel, byKernel := r.text("kernel", 10_000), len(r.values["kernel"]) > 0
+	path := r.optionalID("path")
+	q.ByPath = path != nil
 	limit := int(r.integer("limit", 10_000, 1, 99_999))
 	q.Limit = limit + 1
-	if byKernel {
-		q.Limit = 100_000
+	if byKernel || q.ByPath {
+		q.Limit = maxSamples
 	}
 	if err := r.check(); err != nil {
+		return nil, err
+	}
+	inside, err := s.pathFilter(ctx, r, path)
+	if err != nil {
 		return nil, err
 	}
 	found, err := s.store.Samples(ctx, q)
@@ -116,7 +121,7 @@ func (s *server) samples(ctx context.Context, r *request) (any, error) {
 	list := []sampleAnswer{}
 	for i := range found {
 		x := &found[i]
-		if byKernel && x.Kernel != kernel {
+		if byKernel && x.Kernel != kernel || inside != nil && !inside(x.Path) {
 			continue
 		}
 		if len(list) == limit {

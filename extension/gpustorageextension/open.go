@@ -17,16 +17,17 @@ type opened struct {
 	store.Store
 	// unsealed lists the sessions that are not sealed.
 	unsealed func(context.Context) ([]session, error)
-	// usage returns the bytes of the store and the number of its sessions. It is nil if the store
-	// does not know them.
-	usage func() (bytes, sessions int64)
+	// usage is nil if the store does not know it.
+	usage func() usage
 }
 
-// open opens the store of a kind that is set. It calls damaged for each file that the store sets
-// aside.
-func (b *BackendConfig) open(ctx context.Context, damaged func(file string, reason error)) (opened, error) {
+// usage is the size of a store, the rows that wait for their segments, and the transactions so far.
+type usage struct{ bytes, sessions, waiting, commits int64 }
+
+// open opens the store of a kind that is set, for a backend.
+func (b *BackendConfig) open(ctx context.Context, to *backend) (opened, error) {
 	if b.DuckDB.HasValue() {
-		return b.DuckDB.Get().open(ctx, damaged)
+		return b.DuckDB.Get().open(ctx, to)
 	}
 	if b.ClickHouse.HasValue() {
 		return b.ClickHouse.Get().open(ctx)
@@ -34,9 +35,10 @@ func (b *BackendConfig) open(ctx context.Context, damaged func(file string, reas
 	return opened{}, errors.New("no kind of store is set")
 }
 
-func (c *DuckDBConfig) open(ctx context.Context, damaged func(file string, reason error)) (opened, error) {
+func (c *DuckDBConfig) open(ctx context.Context, to *backend) (opened, error) {
 	s, err := duckstore.Open(ctx, duckstore.Config{
-		Directory: c.Directory, MemoryLimit: int64(c.MemoryLimit), Threads: c.Threads, Damaged: damaged,
+		Directory: c.Directory, MemoryLimit: int64(c.MemoryLimit), Threads: c.Threads,
+		Damaged: to.damaged, Settled: to.count,
 	})
 	if err != nil {
 		return opened{}, err
@@ -44,9 +46,9 @@ func (c *DuckDBConfig) open(ctx context.Context, damaged func(file string, reaso
 	return opened{
 		Store:    s,
 		unsealed: func(ctx context.Context) ([]session, error) { return unsealed(ctx, s) },
-		usage: func() (int64, int64) {
+		usage: func() usage {
 			st := s.Stats()
-			return st.Bytes, st.Sessions
+			return usage{st.Bytes, st.Sessions, st.Waiting, st.Commits}
 		},
 	}, nil
 }

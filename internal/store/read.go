@@ -83,8 +83,12 @@ type Reader interface {
 	// Gaps returns intervals in which a device ran no kernel, the longest first, then by start,
 	// then by device.
 	Gaps(ctx context.Context, q GapQuery) (Gaps, error)
-	// Samples returns sums of samples, by kind, kernel, function, file, line, PC and what.
+	// Samples returns sums of samples, by kind, kernel, function, file, line, PC and what, then by path
+	// as in Scopes.
 	Samples(ctx context.Context, q SampleQuery) ([]SampleSum, error)
+	// Stacks returns sums of kernels by host stack, path and name: the largest sum first, then by
+	// stack, by path as in Scopes, and by name.
+	Stacks(ctx context.Context, q StackQuery) ([]StackSum, error)
 	// Logs returns log records by time and UID.
 	Logs(ctx context.Context, q LogQuery) ([]LogRow, error)
 	// Series lists the series of metrics that have points in the interval, by metric and Key.
@@ -244,9 +248,12 @@ type OpQuery struct {
 	Operations       []Operation
 	Lanes            []uint32
 	Shapes           []uint32
-	// Name is the name of the shape. Parent and Trace are those of the place.
+	// Name is the name of the shape. Parent and Trace are those of the place. With Below, Parent also
+	// selects the operations of the spans below it: a span in the tree is below all others of its
+	// chain. Below is invalid for the session "".
 	Name   string
 	Parent SpanID
+	Below  bool
 	Trace  TraceID
 	// Path selects the operations of this path and of all paths below it, or with Direct only those
 	// of this path; nil selects all. It is invalid for the session "".
@@ -375,9 +382,9 @@ type InstanceQuery struct {
 	Limit int
 }
 
-// Instance is one scope with the sums of what was launched directly in it: the kernels and copies
-// whose Place.Parent is its id, wherever their path is. An instance with id 0 has none. QueueNs is
-// of kernels.
+// Instance is one scope with the sums of what was launched in it or in a span below it: the kernels
+// and copies of an OpQuery with its id as Parent and with Below. An instance with id 0 has none.
+// QueueNs is of kernels.
 type Instance struct {
 	StartNs, EndNs             int64
 	Span, Parent               SpanID
@@ -412,10 +419,12 @@ type SpanRow struct {
 	OriginRef *Origin
 }
 
-// GapQuery selects gaps that start in the interval. Gaps are not cut at its bounds.
+// GapQuery selects gaps that start in the interval, with Overlapping also gaps that start before From
+// and end after it.
 type GapQuery struct {
 	Project, Session string
 	From, To         int64
+	Overlapping      bool
 	// Device is Lane.Device; "" selects all.
 	Device string
 	// MinNs is the length of the shortest gap in Longest. Less than MinGapNs means MinGapNs.
@@ -430,6 +439,7 @@ const MaxScopeDepth = 64
 const MinGapNs = 10_000
 
 // Gaps is the answer: all gaps of an interval, summed whatever their length, and the longest ones.
+// With Overlapping, SumNs is the sum of their parts inside the interval. All other gaps are not cut.
 type Gaps struct {
 	Count, SumNs int64
 	Longest      []Gap
@@ -457,8 +467,28 @@ type SampleQuery struct {
 	// ByLine and ByPC add the line and the PC to the groups, which are by kind, kernel, function,
 	// file and what. Without them, Line and PC are unknown.
 	ByLine, ByPC bool
+	// ByPath adds the path to the groups. The path of a sample is that of the span Sample.Span, or
+	// the root if this is not in the tree. It is invalid for the session "".
+	ByPath bool
 	// Limit is at most 100,000; 0 means 10,000.
 	Limit int
+}
+
+// StackQuery selects kernels for [Reader.Stacks].
+type StackQuery struct {
+	Project, Session string
+	From, To         int64
+	// Limit is at most 100,000; 0 means 10,000.
+	Limit int
+}
+
+// StackSum is the sum of the kernels with one host stack, path and name.
+type StackSum struct {
+	// Stack is the text of the stack, "" if unknown.
+	Stack        string
+	Path         uint32
+	Name         string
+	Count, SumNs int64
 }
 
 // SampleSum is a sum of samples.
@@ -468,6 +498,7 @@ type SampleSum struct {
 	File             string
 	Line, PC         Int
 	What             string
+	Path             uint32
 	// Rows is the number of records, Value their sum; it wraps around above 2^64-1.
 	Rows  int64
 	Value uint64

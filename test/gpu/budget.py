@@ -4,14 +4,16 @@
 
     test/gpu/budget.py --bin bin [--budget 2%] [--pairs 3] [--steps 900] [--json FILE]
 
-test/gpu/overhead/train.py runs without a recorder and under `gpuflight trace --overhead-budget`, in alternation; the order
-changes from pair to pair. A short run that records everything says how many kernels a step has. The defaults take about
-two minutes on an H200.
+test/gpu/overhead/train.py runs without a recorder and under `gpuflight trace --overhead-budget`. With two GPUs the runs of a
+pair are side by side: each has a GPU and half of the processors, which they exchange twice a second, and the GPUs change from
+pair to pair. With one GPU they alternate; the order changes from pair to pair. A short run that records everything says how
+many kernels a step has. The defaults take about two minutes on an H200.
 
 The table has one row for each run. Then follows one line for each requirement, and the status is 1 if one fails:
 
-* the median of the pairs' slowdowns is at most 1.5 times the budget (3 % for 2 %). On a machine whose speed changes by
-  more than that between runs this fails whatever the recorder costs; the table shows by how much runs without it differ;
+* the median of the pairs' slowdowns is at most 1.5 times the budget (3 % for 2 %). With one GPU, on a machine whose speed
+  changes by more than that between runs, this fails whatever the recorder costs; the table shows by how much runs without it
+  differ;
 * within the runs, slices cost at most as much, compared with the steps near them;
 * the program launches at least 40,000 kernels a second without the recorder;
 * the recorder reports that it kept the budget, and recorded more than one slice;
@@ -21,7 +23,9 @@ The table has one row for each run. Then follows one line for each requirement, 
 
 It needs bin/gpuflight and bin/libgpuflight.so, and a Python with PyTorch.
 """
-import argparse, json, os, statistics, subprocess, sys, tempfile, time
+import argparse, concurrent.futures, json, os, statistics, subprocess, sys, tempfile, time
+
+import places
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LAUNCHES = "gpu.cuda.kernel.launch.calls"
@@ -112,14 +116,34 @@ def lost_in_slices(run, found, near=3e9):
     return lost / (ends[-1] - ends[0])
 
 
-def train(a, steps, options=None):
+def gpus():
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    return len(listed.stdout.splitlines())
+
+
+def pair(a, number, side_by_side):
+    """A run without a recorder and one with a budget."""
+    options = [None, ["--overhead-budget", a.budget]]
+    order = [number % 2, 1 - number % 2]
+    if side_by_side:
+        halves = places.parts(2)
+        with places.Swapping(*halves), concurrent.futures.ThreadPoolExecutor() as both:
+            runs = list(both.map(lambda gpu, which: train(a, a.steps, options[which], gpu, halves[gpu]), [0, 1], order))
+    else:
+        runs = [train(a, a.steps, options[which]) for which in order]
+    return runs[order.index(0)], runs[order.index(1)]
+
+
+def train(a, steps, options=None, gpu=0, processors=None):
     """One run of the training: its result, with what the recorder said if there are options for it."""
     command = [a.python, HERE + "/overhead/train.py", "--steps", str(steps), "--times"]
     with tempfile.TemporaryDirectory() as folder:
         out = folder + "/out.otlp.jsonl"
         if options is not None:
             command = [a.bin + "/gpuflight", "trace", "--quiet", "--max-spans", "0", "--output", out, *options, "--", *command]
-        env = os.environ | {"GPUFLIGHT_METRIC_INTERVAL": f"{METRIC_NS // 1_000_000}ms"}
+        env = os.environ | {"GPUFLIGHT_METRIC_INTERVAL": f"{METRIC_NS // 1_000_000}ms", "CUDA_VISIBLE_DEVICES": str(gpu)}
+        if processors is not None:
+            command = ["taskset", "-c", ",".join(map(str, processors)), *command]
         done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_LIMIT, env=env)
         lines = [x for x in done.stdout.splitlines() if x.startswith("{")]
         if done.returncode or not lines:
@@ -156,13 +180,11 @@ def main():
     begin = time.monotonic()
     all_of = train(a, 50, [])  # also fills the file cache
     per_step = all_of["said"]["kernels"] / (all_of["steps"] + all_of["warm_up"])
-    bare, limited = [], []
-    for i in range(a.pairs):
-        for which in (bare, limited) if i % 2 == 0 else (limited, bare):
-            which.append(train(a, a.steps, None if which is bare else ["--overhead-budget", a.budget]))
+    side_by_side = gpus() > 1
+    bare, limited = zip(*(pair(a, i, side_by_side) for i in range(a.pairs)))
 
     rate = lambda run: per_step * run["steps"] / run["wall_ms"] * 1e3
-    print(f"{a.steps} steps of {per_step:.0f} kernels, budget {a.budget}, {time.monotonic() - begin:.0f} s in all\n")
+    print(f"{a.steps} steps of {per_step:.0f} kernels, budget {a.budget}, {'side by side' if side_by_side else 'in alternation'}, {time.monotonic() - begin:.0f} s in all\n")
     print("| run | bare, ms | with budget, ms | slower | lost in slices | launches/s, bare | recorded, s | recorded of the time | cost by its own estimate | kernels recorded | of the launches in slices |\n"
           "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     slower, complete = [], []

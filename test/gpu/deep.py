@@ -9,8 +9,8 @@
     slow     each kernel of examples/slow under the engine that must explain it: the reason or line that its code implies
              comes first, lanes and sectors a request are within 2 % of the analytic value (1 minute)
     windows  100 windows of PC sampling in a row in a PyTorch training: no hang, each is collected, every cycle of the
-             training ends with the loss of the first, and the step afterwards is within 2 % of that before, in proportion to the
-             step of a training without windows that runs in turn (2 minutes)
+             training ends with the loss of the first, and the step afterwards is within 2 % of that before, compared with two
+             trainings without windows whose steps run in turn with it (2 minutes)
     nsight   a window of PC sampling while ncu has the counters: refused with one clear message, and collected afterwards.
              Skipped where there is no ncu (1 minute)
 
@@ -29,6 +29,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import places
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -229,33 +231,39 @@ class Training:
 # No limit is in the way of one window after the other, and none opens by itself.
 ON_DEMAND = ["--deep-max", "0", "--deep-cooldown", "0s", "--deep-blackout", "0s", "--deep-per-hour", "10000", "--deep-share", "100%"]
 NEAR_STEP = 0.02
+STEP_ROUNDS = 200
 
 
-def compare(training, other, rounds):
-    """Runs single cycles of both in turn, and returns the quotients of their steps, the steps, and how many cycles had a wrong loss."""
-    quotients, steps, wrong = [], [], 0
-    for _ in range(rounds):
-        one, two = training.ask("cycles 1"), other.ask("cycles 1")
-        quotients.append(one["step_ms"] / two["step_ms"])
-        steps.append(one["step_ms"])
-        wrong += one["wrong"] + two["wrong"]
-    return quotients, steps, wrong
+def compare(trainings, rounds):
+    """Runs single steps of the trainings in turn on the same processors. Returns the median step of each, the median quotient of each to
+    the last one, whose steps run next to theirs, and how many cycles had a wrong loss."""
+    places.share(*(t.pid for t in trainings))
+    steps, wrong = [[] for _ in trainings], 0
+    for number in range(rounds):
+        for i in range(len(trainings)):
+            i = (i + number) % len(trainings)
+            answer = trainings[i].ask("step")
+            steps[i].append(answer["step_ms"])
+            wrong += answer["wrong"]
+    quotients = [statistics.median(a / b for a, b in zip(s, steps[-1])) for s in steps]
+    return [statistics.median(s) for s in steps], quotients, wrong
 
 
 def windows(gpuflight):
     output, command = gpuflight.trace("windows", ON_DEMAND, [sys.executable, TRAINING])
-    _, other_command = gpuflight.trace("other", ON_DEMAND, [sys.executable, TRAINING])
+    commands = [command] + [gpuflight.trace(name, ON_DEMAND, [sys.executable, TRAINING])[1] for name in ("control", "other")]
     trainings = []
     try:
-        for c in (command, other_command):
+        for c in commands:
             trainings.append(Training(c, GPUFLIGHT_DEEP="1"))
-        t, other = trainings
-        # The first window leaves what CUPTI loads once; the step is that of a training that has had one.
-        # The machine's speed changes by more than the limit within minutes. The other training has no window: the
-        # quotient of both, whose cycles run in turn, does not change with the machine.
+        t = trainings[0]
+        # The first window leaves what CUPTI loads once, so the step is that of a training that has had one. The machine's speed changes
+        # by more than the limit within minutes, and that of one process, compared with another, by several percent. Steps are therefore
+        # compared with those of a training without windows next to them, and the change of this quotient with its change for a third
+        # training, which has no windows either.
         first = gpuflight.deep(t.pid, "50ms")
         check(first.returncode == 0, "windows: the first is collected", first.status, first.text[:300])
-        before, steps_before, wrong_before = compare(t, other, 20)
+        steps_before, before, wrong_before = compare(trainings, STEP_ROUNDS)
         t.send("until")
         bad, longest = [], 0
         for number in range(gpuflight.windows):
@@ -264,14 +272,14 @@ def windows(gpuflight):
             if p.returncode != 0:
                 bad.append(f"{number}: {p.status}: {p.text[:200]}")
         during = t.ask("stop")
-        after, steps_after, wrong_after = compare(t, other, 20)
+        steps_after, after, wrong_after = compare(trainings, STEP_ROUNDS)
         for text in bad[:5]:
             note(text)
         check(not bad, f"windows: {gpuflight.windows} in a row are collected", f"{len(bad)} are not; the longest took {longest:.1f} s")
         check(wrong_before + during["wrong"] + wrong_after == 0, "windows: every cycle ends with the loss of the first", f"{during['cycles']} cycles during them")
-        ratio = statistics.median(after) / statistics.median(before)
-        check(ratio <= 1 + NEAR_STEP, "windows: a step afterwards", f"x {ratio:.4f} of before, compared with a training without windows "
-              f"({statistics.median(before):.4f} and {statistics.median(after):.4f} times its step; {statistics.median(steps_before):.2f} and {statistics.median(steps_after):.2f} ms)")
+        ratio, control = after[0] / before[0], after[1] / before[1]
+        check(ratio / control <= 1 + NEAR_STEP, "windows: a step afterwards", f"x {ratio / control:.4f} of before: x {ratio:.4f} compared with a training "
+              f"without windows, whose quotient to a third one is x {control:.4f} ({steps_before[0]:.2f} and {steps_after[0]:.2f} ms)")
         check(all([x.end() == 0 for x in trainings]), "windows: the trainings end by themselves")
     except (subprocess.TimeoutExpired, TimeoutError, RuntimeError) as e:
         check(False, "windows: no hang", e, trainings[-1].said()[-500:] if trainings else "")

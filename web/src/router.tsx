@@ -5,6 +5,7 @@ import { Failure } from "./ui/parts";
 import { Shell } from "./ui/Shell";
 import { Code } from "./views/Code";
 import { Compare } from "./views/Compare";
+import { Gaps } from "./views/Gaps";
 import { Kernels } from "./views/Kernels";
 import { Launches } from "./views/Launches";
 import { Scopes } from "./views/Scopes";
@@ -43,7 +44,7 @@ export const usageRoute = createRoute({
   path: "/usage",
   validateSearch: (s: Raw) =>
     optional({
-      by: oneOf(s.by, ["service", "host", "run", "session", "scope"] as const),
+      by: oneOf(s.by, ["service", "host", "run", "session", "scope", "request"] as const),
       service: text(s.service),
       host: text(s.host),
       rate: text(s.rate),
@@ -118,17 +119,25 @@ export const launchesRoute = createRoute({
       ...interval(s.from, s.to),
       operation: text(s.operation),
       name: typeof s.name === "string" && s.name !== "" ? s.name : undefined,
-      shape: id(s.shape),
+      shape: /^\d+(,\d+)*$/.test(String(s.shape)) ? String(s.shape) : undefined,
       lane: text(s.lane),
       path: id(s.path),
       direct: oneOf(s.direct, ["true"] as const),
       parent: spanId(s.parent),
+      below: oneOf(s.below, ["true"] as const),
       min_ns: id(s.min_ns),
       max_ns: text(s.max_ns),
       overlapping: oneOf(s.overlapping, ["true"] as const),
       sort: oneOf(s.sort, ["start", "duration", "queue"] as const),
     }),
   component: Launches,
+});
+
+export const gapsRoute = createRoute({
+  getParentRoute: () => sessionRoute,
+  path: "gaps",
+  validateSearch: (s: Raw) => optional(interval(s.from, s.to)),
+  component: Gaps,
 });
 
 export const scopesRoute = createRoute({
@@ -155,6 +164,10 @@ export const codeRoute = createRoute({
   path: "code",
   validateSearch: (s: Raw) =>
     optional({
+      path: id(s.path),
+      view: oneOf(s.view, ["flame", "functions"] as const),
+      zoom: typeof s.zoom === "string" && /^\d+(\.\d+)*$/.test(s.zoom) ? s.zoom : undefined,
+      q: text(s.q),
       kernel: typeof s.kernel === "string" ? s.kernel : undefined,
       fn: typeof s.fn === "string" ? s.fn : undefined,
       text: text(s.text),
@@ -173,6 +186,7 @@ export const router = createRouter({
       timelineRoute,
       kernelsRoute,
       launchesRoute,
+      gapsRoute,
       scopesRoute,
       systemRoute,
       codeRoute,

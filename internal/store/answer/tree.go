@@ -66,6 +66,37 @@ func (t *Tree) resolve(p *ScopeSpan) {
 	p.names, p.inTree = names, len(names) > 0
 }
 
+// Below calls f for each id of a span in the tree and each of ids in its chain.
+func (t *Tree) Below(ids map[store.SpanID]bool, f func(span, top store.SpanID)) {
+	for id, p := range t.byID {
+		q := p
+		for n := range p.names {
+			if n > 0 {
+				q = t.byID[q.Parent]
+			}
+			if id != 0 && p.inTree && ids[q.ID] {
+				f(id, q.ID)
+			}
+		}
+	}
+}
+
+// AddSums adds the sums of operations to those of an instance.
+func AddSums(i, s *store.Instance) {
+	if s.Kernels+s.Copies == 0 {
+		return
+	}
+	if i.Kernels+i.Copies == 0 {
+		i.FirstNs = s.FirstNs
+	}
+	i.Kernels += s.Kernels
+	i.KernelNs += s.KernelNs
+	i.QueueNs += s.QueueNs
+	i.Copies += s.Copies
+	i.CopyNs += s.CopyNs
+	i.FirstNs, i.LastNs = min(i.FirstNs, s.FirstNs), max(i.LastNs, s.LastNs)
+}
+
 // Span returns the path of a span, nil if it is not in the tree.
 func (t *Tree) Span(start int64, id store.SpanID) []string {
 	i, ok := slices.BinarySearchFunc(t.Spans, ScopeSpan{StartNs: start, ID: id}, func(p, k ScopeSpan) int {

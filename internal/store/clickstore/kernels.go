@@ -265,15 +265,34 @@ func (v *view) instances(ctx context.Context, q store.InstanceQuery) ([]store.In
 		return nil, err
 	}
 	var list []store.Instance
+	ids := map[store.SpanID]bool{}
 	for j := range tree.Spans {
 		p := &tree.Spans[j]
 		names, ok := p.Names()
 		if !ok || v.sess.paths.ID(names) != q.Path || p.StartNs < q.From || q.To != 0 && p.StartNs >= q.To {
 			continue
 		}
-		i := sums[p.ID]
-		i.StartNs, i.EndNs, i.Span, i.Parent, i.Trace = p.StartNs, p.EndNs, p.ID, p.Parent, p.Trace
-		list = append(list, i)
+		list = append(list, store.Instance{StartNs: p.StartNs, EndNs: p.EndNs, Span: p.ID, Parent: p.Parent, Trace: p.Trace})
+		ids[p.ID] = true
+	}
+	total := map[store.SpanID]*store.Instance{}
+	add := func(span, top store.SpanID) {
+		if total[top] == nil {
+			total[top] = &store.Instance{}
+		}
+		i := sums[span]
+		answer.AddSums(total[top], &i)
+	}
+	for id := range ids {
+		add(id, id)
+	}
+	tree.Below(ids, func(span, top store.SpanID) {
+		if span != top {
+			add(span, top)
+		}
+	})
+	for j := range list {
+		answer.AddSums(&list[j], total[list[j].Span])
 	}
 	value := func(i store.Instance) int64 {
 		switch q.Sort {

@@ -93,7 +93,7 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 	if err != nil {
 		return store.OpPage{}, fmt.Errorf("read operations: %w", err)
 	}
-	if q.MinNs < 0 || q.MaxNs < 0 || q.Path != nil && q.Session == "" {
+	if q.MinNs < 0 || q.MaxNs < 0 || (q.Path != nil || q.Below) && q.Session == "" {
 		return store.OpPage{}, fmt.Errorf("read operations: %w", store.ErrInvalid)
 	}
 	v, err := s.open(ctx, q.Project, q.Session, true)
@@ -136,7 +136,15 @@ func (v *view) page(ctx context.Context, q store.OpQuery, n int) (store.OpPage, 
 		f.add("Shape IN (SELECT Key FROM gpu_shapes WHERE Project = ? AND Session = ? AND Name = ?)", v.key.project, v.key.session, q.Name)
 	}
 	if q.Parent != 0 {
-		f.add("Parent = ?", uint64(q.Parent))
+		parents := []uint64{uint64(q.Parent)}
+		if q.Below {
+			tree, err := v.tree(ctx)
+			if err != nil {
+				return page, err
+			}
+			tree.Below(map[store.SpanID]bool{q.Parent: true}, func(span, _ store.SpanID) { parents = append(parents, uint64(span)) })
+		}
+		f.in("Parent", parents)
 	}
 	if q.Trace != (store.TraceID{}) {
 		f.add("Trace = " + traceSQL(q.Trace))
@@ -373,6 +381,9 @@ func (v *view) spans(ctx context.Context, f *filter, longest bool, n int) ([]sto
 // Samples implements [store.Reader].
 func (s *Store) Samples(ctx context.Context, q store.SampleQuery) ([]store.SampleSum, error) {
 	n, err := answer.Limits(q.From, q.To, q.Limit, 10_000, 100_000)
+	if err == nil && q.ByPath && q.Session == "" {
+		err = store.ErrInvalid
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read samples: %w", err)
 	}
@@ -395,19 +406,30 @@ func (s *Store) Samples(ctx context.Context, q store.SampleQuery) ([]store.Sampl
 	if q.ByPC {
 		pc = "PC"
 	}
-	var out []store.SampleSum
-	err = v.s.each(ctx, "SELECT Kind, Kernel, Function, File, "+line+" AS l, "+pc+" AS p, What, toInt64(count()), sum(Value) FROM gpu_samples FINAL"+f.where()+
-		" GROUP BY Kind, Kernel, Function, File, l, p, What ORDER BY Kind, Kernel, Function, File, l NULLS FIRST, p NULLS FIRST, What"+fmt.Sprintf(" LIMIT %d", n), f.args,
+	span, limit := "toUInt64(0)", fmt.Sprintf(" LIMIT %d", n)
+	if q.ByPath {
+		span, limit = "Span", ""
+	}
+	var out []answer.SpanSamples
+	err = v.s.each(ctx, "SELECT Kind, Kernel, Function, File, "+line+" AS l, "+pc+" AS p, What, "+span+" AS span, toInt64(count()), sum(Value) FROM gpu_samples FINAL"+f.where()+
+		" GROUP BY Kind, Kernel, Function, File, l, p, What, span ORDER BY Kind, Kernel, Function, File, l NULLS FIRST, p NULLS FIRST, What"+limit, f.args,
 		func(r driver.Rows) error {
-			var x store.SampleSum
-			err := r.Scan((*uint8)(&x.Kind), &x.Kernel, &x.Function, &x.File, nullInt{&x.Line}, nullInt{&x.PC}, &x.What, &x.Rows, &x.Value)
+			var x answer.SpanSamples
+			err := r.Scan((*uint8)(&x.Kind), &x.Kernel, &x.Function, &x.File, nullInt{&x.Line}, nullInt{&x.PC}, &x.What, (*uint64)(&x.Span), &x.Rows, &x.Value)
 			out = append(out, x)
 			return err
 		})
+	tree := &answer.Tree{}
+	if err == nil && q.ByPath {
+		tree, err = v.tree(ctx)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read samples: %w", err)
 	}
-	return out, nil
+	return answer.SamplesByPath(out, n, func(id store.SpanID) (uint32, []string) {
+		names := tree.Path(answer.Site{Parent: id})
+		return v.sess.paths.ID(names), names
+	}), nil
 }
 
 // Logs implements [store.Reader].

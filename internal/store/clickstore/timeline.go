@@ -207,14 +207,18 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 	if q.To != 0 {
 		part += fmt.Sprintf(" UNION ALL SELECT s, x, span, shape, device FROM k WHERE (device, s) IN (SELECT device, min(s) FROM k WHERE s >= %d GROUP BY device)", q.To)
 	}
+	reaches, inside := fmt.Sprintf("begin >= %d", q.From), "s - begin"
+	if q.Overlapping {
+		reaches, inside = fmt.Sprintf("s > %d", q.From), fmt.Sprintf("least(s, %d) - greatest(begin, %d)", to, q.From)
+	}
 	query := "WITH " + kernels + fmt.Sprintf(`, g AS (SELECT device, s, span, shape, tupleElement(b, 1) AS begin, b FROM (
 		SELECT device, s, span, shape, max(x) OVER w AS b, count() OVER w AS n FROM (%s)
 		WINDOW w AS (PARTITION BY device ORDER BY s, span ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING))
-		WHERE n > 0 AND s > begin AND begin >= %d AND begin < %d)
-	SELECT n, total, device, begin, -tupleElement(b, 2), bitNot(tupleElement(b, 3)), s, span, shape FROM (SELECT toInt64(count()) AS n, sum(s - begin) AS total,
+		WHERE n > 0 AND s > begin AND %s AND begin < %d)
+	SELECT n, total, device, begin, -tupleElement(b, 2), bitNot(tupleElement(b, 3)), s, span, shape FROM (SELECT toInt64(count()) AS n, sum(%s) AS total,
 		groupArraySortedIf(%d)(tuple(begin - s, begin, device, s, span, shape, b), s - begin >= %d) AS longest FROM g)
 	LEFT ARRAY JOIN longest.2 AS begin, longest.3 AS device, longest.4 AS s, longest.5 AS span, longest.6 AS shape, longest.7 AS b`,
-		part, q.From, to, n, max(q.MinNs, store.MinGapNs))
+		part, reaches, to, inside, n, max(q.MinNs, store.MinGapNs))
 	var a store.Gaps
 	err := v.s.each(ctx, query, args, func(r driver.Rows) error {
 		var g store.Gap

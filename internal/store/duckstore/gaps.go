@@ -86,6 +86,15 @@ func (s *Store) countGaps(ctx context.Context, seg *segment) error {
 	})
 }
 
+// clearGaps removes all bins of gap_bins of an attached segment.
+func (s *Store) clearGaps(ctx context.Context, seg *segment) error {
+	_, err := s.db.ExecContext(ctx, "DELETE FROM "+seg.alias+".gap_bins")
+	if err == nil {
+		seg.gapBin = -1
+	}
+	return err
+}
+
 // lateGaps removes the bins of gap_bins that a new kernel changes. Bins of later segments go first and
 // in their own transactions: fewer bins are always correct.
 func (w *transaction) lateGaps(ctx context.Context, tx *sql.Tx) error {
@@ -100,12 +109,11 @@ func (w *transaction) lateGaps(ctx context.Context, tx *sql.Tx) error {
 		if err := w.s.acquire(ctx, later); err != nil {
 			return err
 		}
-		_, err := w.s.db.ExecContext(ctx, "DELETE FROM "+later.alias+".gap_bins")
+		err := w.s.clearGaps(ctx, later)
 		w.s.release(later)
 		if err != nil {
 			return err
 		}
-		later.gapBin = -1
 	}
 	if bin := w.earliest >> gapLevel; bin <= w.seg.gapBin {
 		if _, err := tx.ExecContext(ctx, "DELETE FROM "+w.seg.alias+".gap_bins WHERE bin >= ?", bin); err != nil {
@@ -165,7 +173,7 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 		"t AS (SELECT longest_ns, from_bin FROM i WHERE longest_ns >= $4 ORDER BY 1 DESC, 2 LIMIT 1 OFFSET $5) "+
 		"SELECT 0, '', coalesce(sum(n), 0)::BIGINT, "+signed("sum_ns")+" FROM i UNION ALL "+
 		"SELECT 1, '', coalesce(max(bin), -1), 0 FROM {gap_bins} UNION ALL "+
-		"SELECT DISTINCT 2, device, bin, before_ns FROM c WHERE n > 0 AND (from_bin IN ($2, $3) OR from_bin > $2 AND from_bin < $3 AND longest_ns >= $4 AND "+
+		"SELECT DISTINCT 2, device, bin, before_ns FROM c WHERE n > 0 AND (from_bin IN ($2, $3) OR $6 AND (from_bin < $2 AND bin >= $2 OR from_bin < $3 AND bin >= $3) OR from_bin > $2 AND from_bin < $3 AND longest_ns >= $4 AND "+
 		"coalesce((SELECT c.longest_ns > t.longest_ns OR c.longest_ns = t.longest_ns AND c.from_bin <= t.from_bin FROM t), true)) UNION ALL "+
 		"SELECT 3, device, -1, max(reach_ns) FROM c GROUP BY device", func(r *sql.Rows) error {
 		var kind int
@@ -182,7 +190,7 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 			bins = append(bins, b)
 		}
 		return nil
-	}, q.Device, first, last, shortest, n-1)
+	}, q.Device, first, last, shortest, n-1, q.Overlapping)
 	if err != nil {
 		return answer, err
 	}
@@ -197,13 +205,16 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 		}
 		values = append(values, fmt.Sprintf("(%s, %d, %d)", textSQL(bins[i].device), bins[i].bin, bins[i].before))
 	}
+	// The bins of the first query have the other gaps.
+	const counted = "s >> $1 >= $2 OR b >> $1 IN ($6, $7) OR b < $4"
 	query := "WITH bins(device, bin, before) AS (VALUES " + strings.Join(values, ", ") + "), part AS (SELECT k.*, $2 AS bin FROM (" +
 		v.kernelsSQL(rangesSQL([][2]int64{{tail << gapLevel, math.MaxInt64}})) + ") k WHERE $3 = '' OR device = $3 " +
 		"UNION ALL SELECT k.*, s >> $1 FROM (" + v.kernelsSQL(rangesSQL(ranges)) + ") k SEMI JOIN bins ON bins.device = k.device AND bins.bin = s >> $1 " +
 		"UNION ALL SELECT device, -1, before, 0, 0, bin FROM bins), g AS MATERIALIZED (SELECT device, b, s, span, shape FROM (SELECT *, max(e) OVER " +
 		"(PARTITION BY device, bin ORDER BY s, span ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS b FROM part) " +
-		"WHERE b >= 0 AND s > b AND b >= $4 AND b < $5) SELECT true, '', count(*), " + signed("s - b") + ", 0::UBIGINT, 0::UINTEGER FROM g " +
-		"WHERE s >> $1 >= $2 OR b >> $1 IN ($6, $7) " +
+		"WHERE b >= 0 AND s > b AND (b >= $4 OR $10 AND s > $4) AND b < $5) SELECT true, '', count(*) FILTER (" + counted + "), " +
+		signed("CASE WHEN "+counted+" THEN s - b ELSE 0 END - CASE WHEN $10 THEN greatest(s - $5, 0) + greatest($4 - b, 0) ELSE 0 END") +
+		", 0::UBIGINT, 0::UINTEGER FROM g " +
 		"UNION ALL (SELECT false, device, b, s, span, shape FROM g WHERE s - b >= $8 ORDER BY s - b DESC, b, device LIMIT $9)"
 	err = each(query, func(r *sql.Rows) error {
 		var g store.Gap
@@ -217,7 +228,7 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 		g.AfterStart = g.EndNs
 		answer.Longest = append(answer.Longest, g)
 		return err
-	}, gapLevel, tail, q.Device, q.From, to, first, last, shortest, n)
+	}, gapLevel, tail, q.Device, q.From, to, first, last, shortest, n, q.Overlapping)
 	if err != nil || len(answer.Longest) == 0 {
 		return answer, err
 	}

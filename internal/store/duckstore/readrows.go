@@ -9,7 +9,9 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/gpuflight/gpuflight/internal/store"
@@ -52,7 +54,7 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 		return store.OpPage{}, err
 	}
 	defer v.close()
-	if q.MinNs < 0 || q.MaxNs < 0 || q.Path != nil && q.Session == "" {
+	if q.MinNs < 0 || q.MaxNs < 0 || (q.Path != nil || q.Below) && q.Session == "" {
 		return store.OpPage{}, fmt.Errorf("read operations: %w", store.ErrInvalid)
 	}
 	if v.dropped {
@@ -81,7 +83,16 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 		f.add("shape IN (SELECT id FROM {shapes} WHERE name = ?)", q.Name)
 	}
 	if q.Parent != 0 {
-		f.add("place IN (SELECT id FROM {places} WHERE parent = ?::UBIGINT)", u64(q.Parent))
+		parents := []uint64{uint64(q.Parent)}
+		if q.Below {
+			tops := map[store.SpanID]bool{q.Parent: true}
+			t, err := v.treeBelow(ctx, tops)
+			if err != nil {
+				return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+			}
+			t.below(tops, func(span, _ store.SpanID) { parents = append(parents, uint64(span)) })
+		}
+		f.add("place IN (SELECT id FROM {places} WHERE parent IN (SELECT unnest(?::UBIGINT[])))", parents)
 	}
 	if q.Trace != (store.TraceID{}) {
 		f.add("place IN (SELECT id FROM {places} WHERE trace = ?::BLOB)", bytes.Clone(q.Trace[:]))
@@ -402,6 +413,9 @@ func (v *view) spans(ctx context.Context, f *filter, longest bool, n int) ([]sto
 // Samples implements [store.Reader].
 func (s *Store) Samples(ctx context.Context, q store.SampleQuery) ([]store.SampleSum, error) {
 	n, err := answer.Limits(q.From, q.To, q.Limit, 10_000, 100_000)
+	if err == nil && q.ByPath && q.Session == "" {
+		err = store.ErrInvalid
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read samples: %w", err)
 	}
@@ -421,28 +435,39 @@ func (s *Store) Samples(ctx context.Context, q store.SampleQuery) ([]store.Sampl
 	if q.Function != "" {
 		f.add("function = ?", q.Function)
 	}
-	line, pc := "NULL::BIGINT", "NULL::BIGINT"
+	line, pc, span := "NULL::BIGINT", "NULL::BIGINT", "0::UBIGINT"
 	if q.ByLine {
 		line = "line"
 	}
 	if q.ByPC {
 		pc = "pc"
 	}
-	var out []store.SampleSum
+	limit := int64(n)
+	if q.ByPath {
+		span, limit = "span", math.MaxInt64
+	}
+	var out []answer.SpanSamples
 	// The sum wraps around at 2^64: a UHUGEINT holds 2^64 of the largest values.
-	err = v.each(ctx, "SELECT kind, kernel, function, file, "+line+" AS l, "+pc+" AS p, what, count(*), "+
+	err = v.each(ctx, "SELECT kind, kernel, function, file, "+line+" AS l, "+pc+" AS p, what, "+span+", count(*), "+
 		"(sum(value::HUGEINT) % 18446744073709551616::HUGEINT)::UBIGINT FROM {samples}"+f.where()+
-		" GROUP BY 1, 2, 3, 4, 5, 6, 7 ORDER BY kind, kernel, function, file, l NULLS FIRST, p NULLS FIRST, what LIMIT ?",
-		append(f.args, n), func(r *sql.Rows) error {
-			var x store.SampleSum
-			err := r.Scan(&x.Kind, &x.Kernel, &x.Function, &x.File, nullInt{&x.Line}, nullInt{&x.PC}, &x.What, &x.Rows, &x.Value)
+		" GROUP BY 1, 2, 3, 4, 5, 6, 7, 8 ORDER BY kind, kernel, function, file, l NULLS FIRST, p NULLS FIRST, what LIMIT ?",
+		append(f.args, limit), func(r *sql.Rows) error {
+			var x answer.SpanSamples
+			err := r.Scan(&x.Kind, &x.Kernel, &x.Function, &x.File, nullInt{&x.Line}, nullInt{&x.PC}, &x.What, &x.Span, &x.Rows, &x.Value)
 			out = append(out, x)
 			return err
 		})
+	t := &tree{}
+	if err == nil && q.ByPath {
+		t, err = v.tree(ctx)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read samples: %w", err)
 	}
-	return out, nil
+	return answer.SamplesByPath(out, n, func(id store.SpanID) (uint32, []string) {
+		names := t.place(&store.Place{Parent: id})
+		return v.pathID(names), names
+	}), nil
 }
 
 // Logs implements [store.Reader].
@@ -497,7 +522,7 @@ func (s *Store) Logs(ctx context.Context, q store.LogQuery) ([]store.LogRow, err
 	return out, nil
 }
 
-// Trace implements [store.Reader]. It reads all sessions of the project.
+// Trace implements [store.Reader]. It reads the sessions that may have the trace.
 func (s *Store) Trace(ctx context.Context, project string, trace store.TraceID) ([]store.TraceRef, error) {
 	if trace == (store.TraceID{}) {
 		return nil, fmt.Errorf("find trace 0: %w", store.ErrInvalid)
@@ -505,19 +530,15 @@ func (s *Store) Trace(ctx context.Context, project string, trace store.TraceID) 
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	s.mu.RLock()
-	var ids []string
-	for k := range s.sessions {
-		if k.project == project {
-			ids = append(ids, k.session)
-		}
-	}
-	s.mu.RUnlock()
 	var out []store.TraceRef
-	for _, id := range ids {
+	for _, k := range s.withTrace(project, trace) {
+		id := k.session
 		v, err := s.open(ctx, project, id, true)
-		if err != nil {
+		if errors.Is(err, store.ErrNotFound) {
 			continue // deleted meanwhile
+		}
+		if err != nil {
+			return nil, fmt.Errorf("find trace: %w", err)
 		}
 		if v == nil {
 			continue

@@ -97,13 +97,16 @@ func (v *view) treeOf(ctx context.Context, places map[uint32]*store.Place) (*tre
 // smallTree is the number of spans up to which readers keep the tree of a session.
 const smallTree = 1 << 14
 
+func (v *view) hasSmallTree() bool {
+	v.s.mu.RLock()
+	defer v.s.mu.RUnlock()
+	return v.sess.info.Counts["spans"] <= v.s.smallTree
+}
+
 // ancestors returns a tree that has the spans above some spans. It reads them level by level, unless
 // the tree is small.
 func (v *view) ancestors(ctx context.Context, spans []*treeSpan) (*tree, error) {
-	v.s.mu.RLock()
-	n := v.sess.info.Counts["spans"]
-	v.s.mu.RUnlock()
-	if n <= v.s.smallTree {
+	if v.hasSmallTree() {
 		return v.tree(ctx)
 	}
 	t := &tree{byID: map[store.SpanID]*treeSpan{}}
@@ -131,6 +134,63 @@ func (v *view) ancestors(ctx context.Context, spans []*treeSpan) (*tree, error) 
 		}
 	}
 	return t, nil
+}
+
+// treeBelow returns a tree that has some spans, all spans above them and all below. It reads them level
+// by level, unless the tree is small.
+func (v *view) treeBelow(ctx context.Context, ids map[store.SpanID]bool) (*tree, error) {
+	if v.hasSmallTree() {
+		return v.tree(ctx)
+	}
+	t := &tree{byID: map[store.SpanID]*treeSpan{}}
+	level := make([]uint64, 0, len(ids))
+	for id := range ids {
+		level = append(level, uint64(id))
+	}
+	var tops []*treeSpan
+	where := " WHERE span IN (SELECT unnest(?::UBIGINT[]))"
+	for depth := 0; len(level) > 0 && depth <= store.MaxScopeDepth; depth++ {
+		var next []uint64
+		err := v.treeSpans(ctx, where, []any{level}, func(p *treeSpan) {
+			if p.id != 0 && t.byID[p.id] == nil {
+				t.byID[p.id] = p
+				next = append(next, uint64(p.id))
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		if depth == 0 {
+			tops = slices.Collect(maps.Values(t.byID))
+		}
+		level, where = next, " WHERE span IN (SELECT span FROM {spans} WHERE parent IN (SELECT unnest(?::UBIGINT[])))"
+	}
+	above, err := v.ancestors(ctx, tops)
+	if err != nil {
+		return nil, err
+	}
+	for id, p := range above.byID {
+		if t.byID[id] == nil {
+			t.byID[id] = p
+		}
+	}
+	return t, nil
+}
+
+// below calls f for each id of a span in the tree and each of ids in its chain.
+func (t *tree) below(ids map[store.SpanID]bool, f func(span, top store.SpanID)) {
+	for id, p := range t.byID {
+		names, ok := t.path(p)
+		q := p
+		for n := range names {
+			if n > 0 {
+				q = t.byID[q.parent]
+			}
+			if id != 0 && ok && ids[q.id] {
+				f(id, q.id)
+			}
+		}
+	}
 }
 
 // path returns the names of a span in the tree.
@@ -281,14 +341,13 @@ func (s *Store) Instances(ctx context.Context, q store.InstanceQuery) ([]store.I
 		return nil, err
 	}
 	defer v.close()
-	list, err := v.instances(ctx, q)
+	list, err := v.instances(ctx, q, n)
 	if err != nil {
 		return nil, fmt.Errorf("read instances: %w", err)
 	}
+	// The order by start or duration is that of instances.
 	value := func(i store.Instance) int64 {
 		switch q.Sort {
-		case store.InstancesByWall:
-			return max(i.EndNs-i.StartNs, 0)
 		case store.InstancesByDevice:
 			return i.KernelNs + i.CopyNs
 		case store.InstancesByQueue:
@@ -300,8 +359,8 @@ func (s *Store) Instances(ctx context.Context, q store.InstanceQuery) ([]store.I
 	return list[:min(n, len(list))], nil
 }
 
-// instances returns the instances of a path. Only spans whose name is the last one of the path are read.
-func (v *view) instances(ctx context.Context, q store.InstanceQuery) ([]store.Instance, error) {
+// instances returns the instances of a path, the first n ones if the order does not need their sums. Only spans whose name is the last one of the path are read.
+func (v *view) instances(ctx context.Context, q store.InstanceQuery, n int) ([]store.Instance, error) {
 	name, ok := v.sess.paths.last(q.Path)
 	if !ok {
 		// The path is from an earlier start of the process, or does not exist.
@@ -334,22 +393,62 @@ func (v *view) instances(ctx context.Context, q store.InstanceQuery) ([]store.In
 		names, ok := t.path(p)
 		return !ok || v.pathID(names) != q.Path
 	})
-	ids := make([]uint64, len(spans))
-	for i, p := range spans {
-		ids[i] = uint64(p.id)
-	}
-	sums, err := v.scopeSums(ctx, ids)
-	if err != nil {
-		return nil, err
-	}
 	var list []store.Instance
 	for _, p := range spans {
-		i := store.Instance{StartNs: p.start, EndNs: p.end, Span: p.id, Parent: p.parent, Trace: p.trace}
-		if c := sums[p.id]; c != nil {
-			i.Kernels, i.KernelNs, i.QueueNs, i.Copies, i.CopyNs = c.kernels, c.kernelNs, c.queue, c.copies, c.copyNs
-			i.FirstNs, i.LastNs = c.first, c.last
-		}
-		list = append(list, i)
+		list = append(list, store.Instance{StartNs: p.start, EndNs: p.end, Span: p.id, Parent: p.parent, Trace: p.trace})
 	}
-	return list, nil
+	if q.Sort == store.InstancesByWall {
+		slices.SortStableFunc(list, func(a, b store.Instance) int {
+			return cmp.Compare(max(b.EndNs-b.StartNs, 0), max(a.EndNs-a.StartNs, 0))
+		})
+	}
+	if q.Sort == store.InstancesByWall || q.Sort == store.InstancesByStart {
+		list = list[:min(n, len(list))]
+	}
+	return list, v.instanceSums(ctx, list)
+}
+
+// instanceSums adds the sums of what was launched in some instances or below them.
+func (v *view) instanceSums(ctx context.Context, list []store.Instance) error {
+	tops := map[store.SpanID]bool{}
+	for _, i := range list {
+		tops[i.Span] = true
+	}
+	t, err := v.treeBelow(ctx, tops)
+	if err != nil {
+		return err
+	}
+	ids := map[store.SpanID][]store.SpanID{} // the tops of each span
+	for id := range tops {
+		ids[id] = []store.SpanID{id}
+	}
+	t.below(tops, func(span, top store.SpanID) {
+		if span != top {
+			ids[span] = append(ids[span], top)
+		}
+	})
+	spans := make([]uint64, 0, len(ids))
+	for id := range ids {
+		spans = append(spans, uint64(id))
+	}
+	sums, err := v.scopeSums(ctx, spans)
+	if err != nil {
+		return err
+	}
+	total := map[store.SpanID]*store.Instance{}
+	for id, c := range sums {
+		for _, top := range ids[id] {
+			if total[top] == nil {
+				total[top] = &store.Instance{}
+			}
+			answer.AddSums(total[top], &store.Instance{Kernels: c.kernels, KernelNs: c.kernelNs, QueueNs: c.queue,
+				Copies: c.copies, CopyNs: c.copyNs, FirstNs: c.first, LastNs: c.last})
+		}
+	}
+	for j := range list {
+		if i := total[list[j].Span]; i != nil {
+			answer.AddSums(&list[j], i)
+		}
+	}
+	return nil
 }

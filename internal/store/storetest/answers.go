@@ -191,7 +191,7 @@ func (m *Memory) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error)
 		return store.OpPage{}, err
 	}
 	limit, err := limits(q.From, q.To, q.Limit, 1000, 20_000)
-	if err == nil && (q.MinNs < 0 || q.MaxNs < 0 || q.Path != nil && q.Session == "") {
+	if err == nil && (q.MinNs < 0 || q.MaxNs < 0 || (q.Path != nil || q.Below) && q.Session == "") {
 		err = fmt.Errorf("operations: %w", store.ErrInvalid)
 	}
 	if err != nil || s.dropped {
@@ -218,7 +218,7 @@ func (m *Memory) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error)
 			len(q.Operations) > 0 && !slices.Contains(q.Operations, o.ShapeRef.Operation) ||
 			len(q.Lanes) > 0 && !slices.Contains(q.Lanes, o.Lane) ||
 			len(q.Shapes) > 0 && !slices.Contains(q.Shapes, o.Shape) ||
-			q.Name != "" && o.ShapeRef.Name != q.Name || q.Parent != 0 && o.PlaceRef.Parent != q.Parent ||
+			q.Name != "" && o.ShapeRef.Name != q.Name || q.Parent != 0 && o.PlaceRef.Parent != q.Parent && !(q.Below && slices.Contains(t.above(o), q.Parent)) ||
 			q.Trace != (store.TraceID{}) && o.PlaceRef.Trace != q.Trace ||
 			duration(o) < q.MinNs || q.MaxNs > 0 && duration(o) > q.MaxNs ||
 			q.Path != nil && (q.Direct && s.path(t.opPath(o)) != *q.Path || !t.below(t.opPath(o), *q.Path)) {
@@ -402,6 +402,31 @@ func (t *tree) opPath(o *store.OpRow) []string {
 	return nil
 }
 
+// above returns the spans that an operation was launched in: its parent, and the chain of that if it is
+// in the tree.
+func (t *tree) above(o *store.OpRow) []store.SpanID {
+	id := o.PlaceRef.Parent
+	if id == 0 {
+		return nil
+	}
+	ids := []store.SpanID{id}
+	p := t.byID[id]
+	if p == nil {
+		return ids
+	}
+	if _, ok := t.spanPath(p); !ok {
+		return ids
+	}
+	for p.Parent != 0 {
+		p = t.byID[p.Parent]
+		if p == nil || p.Operation == semconv.CUDAOperationSession || p.Operation == semconv.CUDAOperationDeepWindow {
+			break
+		}
+		ids = append(ids, p.Span.Span)
+	}
+	return ids
+}
+
 // below reports whether names is the path with the id, or below it.
 func (t *tree) below(names []string, id uint32) bool {
 	at := uint32(0)
@@ -500,9 +525,10 @@ func (m *Memory) Instances(ctx context.Context, q store.InstanceQuery) ([]store.
 	t := s.tree()
 	children := map[store.SpanID][]*store.OpRow{}
 	for _, o := range s.sortedOps() {
-		children[o.PlaceRef.Parent] = append(children[o.PlaceRef.Parent], o)
+		for _, id := range t.above(o) {
+			children[id] = append(children[id], o)
+		}
 	}
-	delete(children, 0)
 	var list []store.Instance
 	for _, p := range s.sortedSpans() {
 		names, ok := t.spanPath(p)
@@ -641,11 +667,18 @@ func (m *Memory) Gaps(ctx context.Context, q store.GapQuery) (store.Gaps, error)
 			Device: device, StartNs: end(b.StartNs, b.EndNs), EndNs: o.StartNs,
 			BeforeStart: b.StartNs, AfterStart: o.StartNs, Before: b.Op.Span, After: o.Op.Span, AfterShape: o.Shape,
 		}
-		if !within(q.From, q.To, g.StartNs) || q.Device != "" && q.Device != device {
+		reaches := q.Overlapping && g.StartNs < q.From && g.EndNs > q.From
+		if !reaches && !within(q.From, q.To, g.StartNs) || q.Device != "" && q.Device != device {
 			continue
 		}
 		answer.Count++
 		answer.SumNs += g.EndNs - g.StartNs
+		if q.Overlapping {
+			answer.SumNs -= max(q.From-g.StartNs, 0)
+			if q.To != 0 {
+				answer.SumNs -= max(g.EndNs-q.To, 0)
+			}
+		}
 		if g.EndNs-g.StartNs >= max(q.MinNs, store.MinGapNs) {
 			answer.Longest = append(answer.Longest, g)
 		}
@@ -667,9 +700,14 @@ func (m *Memory) Samples(ctx context.Context, q store.SampleQuery) ([]store.Samp
 		return nil, err
 	}
 	limit, err := limits(q.From, q.To, q.Limit, 10_000, 100_000)
+	if err == nil && q.ByPath && q.Session == "" {
+		err = fmt.Errorf("samples: %w", store.ErrInvalid)
+	}
 	if err != nil || s.dropped {
 		return nil, err
 	}
+	t := s.tree()
+	paths := map[uint32][]string{}
 	sums := map[store.SampleSum]*store.SampleSum{}
 	for _, p := range s.samples {
 		if !within(q.From, q.To, p.TimeNs) || q.Kind != 0 && p.Kind != q.Kind ||
@@ -683,6 +721,11 @@ func (m *Memory) Samples(ctx context.Context, q store.SampleQuery) ([]store.Samp
 		if q.ByPC {
 			k.PC = p.PC
 		}
+		if q.ByPath && p.Span != 0 {
+			names, _ := t.spanPath(t.byID[p.Span])
+			k.Path = s.path(names)
+			paths[k.Path] = names
+		}
 		sum := sums[k]
 		if sum == nil {
 			c := k
@@ -695,9 +738,49 @@ func (m *Memory) Samples(ctx context.Context, q store.SampleQuery) ([]store.Samp
 	sorted := slices.SortedFunc(maps.Values(sums), func(a, b *store.SampleSum) int {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Kernel, b.Kernel),
 			cmp.Compare(a.Function, b.Function), cmp.Compare(a.File, b.File), compareInt(a.Line, b.Line),
-			compareInt(a.PC, b.PC), cmp.Compare(a.What, b.What))
+			compareInt(a.PC, b.PC), cmp.Compare(a.What, b.What), slices.Compare(paths[a.Path], paths[b.Path]))
 	})
 	var list []store.SampleSum
+	for _, sum := range first(sorted, limit) {
+		list = append(list, *sum)
+	}
+	return clone(list), nil
+}
+
+// Stacks implements [store.Reader].
+func (m *Memory) Stacks(ctx context.Context, q store.StackQuery) ([]store.StackSum, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s, err := m.find(ctx, q.Project, q.Session, false)
+	if err != nil {
+		return nil, err
+	}
+	limit, err := limits(q.From, q.To, q.Limit, 10_000, 100_000)
+	if err != nil || s.dropped {
+		return nil, err
+	}
+	t := s.tree()
+	paths := map[uint32][]string{}
+	sums := map[store.StackSum]*store.StackSum{}
+	for _, o := range s.ops {
+		if o.ShapeRef.Operation != store.OpKernel || !within(q.From, q.To, o.StartNs) {
+			continue
+		}
+		k := store.StackSum{Stack: o.StackText, Path: s.path(t.opPath(o)), Name: o.ShapeRef.Name}
+		paths[k.Path] = t.opPath(o)
+		sum := sums[k]
+		if sum == nil {
+			c := k
+			sum = &c
+			sums[k] = sum
+		}
+		sum.Count++
+		sum.SumNs += duration(o)
+	}
+	sorted := slices.SortedFunc(maps.Values(sums), func(a, b *store.StackSum) int {
+		return cmp.Or(cmp.Compare(b.SumNs, a.SumNs), cmp.Compare(a.Stack, b.Stack), slices.Compare(paths[a.Path], paths[b.Path]), cmp.Compare(a.Name, b.Name))
+	})
+	var list []store.StackSum
 	for _, sum := range first(sorted, limit) {
 		list = append(list, *sum)
 	}

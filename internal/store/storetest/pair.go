@@ -84,7 +84,7 @@ func (p *pair) write(batches []*store.Batch) {
 
 func (p *pair) checkResult(got, want store.Result) {
 	p.Helper()
-	rows := func(r store.Result) int64 { return r.Written + r.Duplicates + r.Replaced + r.Rejected }
+	rows := func(r store.Result) int64 { return r.Written + r.Duplicates + r.Replaced + r.Rejected + r.Deferred }
 	require.Equal(p, rows(want), rows(got), "Write: sum of the counts in %+v", got)
 	require.Equal(p, want.Rejected, got.Rejected, "Write: Rejected")
 	if !p.setup.CountsDuplicates {
@@ -217,10 +217,11 @@ func (p *pair) compareSession(id sessionID) {
 			p.compareKernels(id, m, i)
 			p.compareInstances(id, m, i)
 			p.compareGaps(id, m, i)
+			p.compareStacks(id, m, i)
 		}
 		p.compareOps(id, m, i)
 		p.compareSpans(id, m, i)
-		p.compareSamplesAndLogs(id, i)
+		p.compareSamplesAndLogs(id, m, i)
 		p.compareMetrics(id, i)
 	}
 	p.compareSingle(id, m)
@@ -319,6 +320,10 @@ func (p *pair) compareOps(id sessionID, m *mapping, i interval) {
 		queries = append(queries, q)
 		q.Trace, q.Parent = store.TraceID{}, o.PlaceRef.Parent
 		queries = append(queries, q)
+		if ids := s.tree().above(o); len(ids) > 0 && id.session != "" {
+			q.Parent, q.Below = ids[p.IntN(len(ids))], true
+			queries = append(queries, q)
+		}
 		q = base
 		q.MinNs, q.MaxNs = duration(o)/2, duration(o)
 		queries = append(queries, q)
@@ -462,7 +467,7 @@ func (p *pair) compareGaps(id sessionID, m *mapping, i interval) {
 	if p.want.sessions[id].dropped {
 		return
 	}
-	for _, q := range ask(p, []store.GapQuery{{}, {Limit: 5}, {Device: "GPU-1"}, {MinNs: 20_000, Limit: 10_000}, {MinNs: 1}}) {
+	for _, q := range ask(p, []store.GapQuery{{}, {Overlapping: true}, {Limit: 5}, {Device: "GPU-1"}, {MinNs: 20_000, Limit: 10_000}, {MinNs: 1, Overlapping: true, Limit: 3}}) {
 		q.Project, q.Session, q.From, q.To = id.project, id.session, i.from, i.to
 		want, wantErr := p.want.Gaps(p.Context(), q)
 		got, gotErr := p.got.Gaps(p.Context(), q)
@@ -498,15 +503,35 @@ func (p *pair) compareSpans(id sessionID, m *mapping, i interval) {
 	}
 }
 
-func (p *pair) compareSamplesAndLogs(id sessionID, i interval) {
+func (p *pair) compareStacks(id sessionID, m *mapping, i interval) {
+	p.Helper()
+	for _, limit := range ask(p, []int{0, 3, 100_000}) {
+		q := store.StackQuery{Project: id.project, Session: id.session, From: i.from, To: i.to, Limit: limit}
+		want, wantErr := p.want.Stacks(p.Context(), q)
+		got, gotErr := p.got.Stacks(p.Context(), q)
+		for i := range got {
+			m.path(&got[i].Path)
+		}
+		p.same("Stacks", q, got, want, gotErr, wantErr)
+	}
+}
+
+func (p *pair) compareSamplesAndLogs(id sessionID, m *mapping, i interval) {
 	p.Helper()
 	ctx := p.Context()
 	for _, q := range ask(p, []store.SampleQuery{
 		{}, {ByLine: true}, {ByPC: true}, {ByLine: true, ByPC: true, Limit: 4}, {Kind: store.SampleSASS}, {Function: "F", ByPC: true},
+		{ByPath: true}, {ByPath: true, ByLine: true, Limit: 20},
 	}) {
 		q.Project, q.Session, q.From, q.To = id.project, id.session, i.from, i.to
+		q.ByPath = q.ByPath && m != nil
 		want, wantErr := p.want.Samples(ctx, q)
 		got, gotErr := p.got.Samples(ctx, q)
+		if m != nil {
+			for i := range got {
+				m.path(&got[i].Path)
+			}
+		}
 		p.same("Samples", q, got, want, gotErr, wantErr)
 	}
 	queries := []store.LogQuery{{}, {Limit: 3}, {Event: "cuda.marker"}, {}}
@@ -653,6 +678,10 @@ func calls(s store.Store, project, id string) map[string]func(ctx context.Contex
 		},
 		"Gaps": func(ctx context.Context) error {
 			_, err := s.Gaps(ctx, store.GapQuery{Project: project, Session: id})
+			return err
+		},
+		"Stacks": func(ctx context.Context) error {
+			_, err := s.Stacks(ctx, store.StackQuery{Project: project, Session: id})
 			return err
 		},
 		"Samples": func(ctx context.Context) error {

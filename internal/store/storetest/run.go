@@ -450,7 +450,7 @@ func (p *pair) notFound() {
 			require.ErrorIs(p, call(p.Context()), store.ErrNotFound, "%s of %+v", name, id)
 		}
 	}
-	for _, name := range []string{"Session", "Lanes", "Shapes", "Scopes", "Timeline", "Kernels", "Instances", "Gaps", "Pin", "Seal", "Delete"} {
+	for _, name := range []string{"Session", "Lanes", "Shapes", "Scopes", "Timeline", "Kernels", "Instances", "Stacks", "Gaps", "Pin", "Seal", "Delete"} {
 		require.ErrorIs(p, calls(p.got, "", "")[name](p.Context()), store.ErrNotFound, "%s of no session", name)
 	}
 	for _, name := range []string{"Span", "Points"} {
@@ -501,6 +501,10 @@ func (p *pair) invalid() {
 		}},
 		{"Instances", 10_000, func(from, to int64, limit int) error {
 			_, err := p.got.Instances(ctx, store.InstanceQuery{Session: id, From: from, To: to, Limit: limit})
+			return err
+		}},
+		{"Stacks", 100_000, func(from, to int64, limit int) error {
+			_, err := p.got.Stacks(ctx, store.StackQuery{Session: id, From: from, To: to, Limit: limit})
 			return err
 		}},
 		{"Spans", 20_000, func(from, to int64, limit int) error {

@@ -90,7 +90,10 @@ export interface paths {
             };
             cookie?: never;
         };
-        /** The session as a file */
+        /**
+         * The session as a file
+         * @description docs/export.md describes the formats.
+         */
         get: operations["exportSession"];
         put?: never;
         post?: never;
@@ -112,6 +115,62 @@ export interface paths {
         /** Add a session from an exported file */
         post: operations["importSession"];
         delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/demo": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Add recorded sessions that come with the server */
+        post: operations["loadDemo"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/sql": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * The answer of a SELECT over the tables of one session
+         * @description It is off unless the configuration has sql: true. The statement ends after 30 s, the answer after 10,000 rows or 16 MiB. docs/export.md describes the tables.
+         */
+        post: operations["runSQL"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/login": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Whether requests need a key, and what the key of this request permits */
+        get: operations["getLogin"];
+        put?: never;
+        /** Exchange a key with the scope read for a cookie */
+        post: operations["login"];
+        /** End the login of the cookie */
+        delete: operations["logout"];
         options?: never;
         head?: never;
         patch?: never;
@@ -299,7 +358,7 @@ export interface paths {
         };
         /**
          * Instances of a path
-         * @description The rows of an instance are `/operations?parent=…`.
+         * @description The rows of an instance are `/operations?parent=…&below=true`, and those of its idle time `/gaps?from=…&to=…&overlapping=true`.
          */
         get: operations["listInstances"];
         put?: never;
@@ -322,6 +381,26 @@ export interface paths {
         };
         /** Intervals in which a device ran no kernel, between two kernels, the longest first */
         get: operations["getGaps"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/sessions/{session}/stacks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description service.instance.id */
+                session: components["parameters"]["Session"];
+            };
+            cookie?: never;
+        };
+        /** Kernels by host stack, path and name, the largest sum first, and samples of their lines */
+        get: operations["getStacks"];
         put?: never;
         post?: never;
         delete?: never;
@@ -514,6 +593,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/usage/cost": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Device seconds and cost that the connector gpu_usage measured
+         * @description It sums the increase of the counters `gpu.cuda.time` and `gpu.cuda.cost`. `truncated` says that
+         *     a metric has more than 1,000 series.
+         */
+        get: operations["getCost"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -555,6 +655,20 @@ export interface components {
             /** @enum {string} */
             status: "ok";
             version: string;
+        };
+        Statement: {
+            session: string;
+            /** @description One SELECT in the dialect of DuckDB */
+            statement: string;
+        };
+        Rows: {
+            columns: {
+                name: string;
+                type: string;
+            }[];
+            rows: unknown[][];
+            /** @description A limit has cut off rows */
+            truncated: boolean;
         };
         Imported: {
             session: string;
@@ -904,10 +1018,13 @@ export interface components {
             self: components["schemas"]["DeviceSums"];
             /** @description Launched in this path or below it */
             total: components["schemas"]["DeviceSums"];
+            /** @description Taken in this path or below it; absent if there are none */
+            samples?: components["schemas"]["SampleSums"];
         };
         Scopes: {
             nodes: components["schemas"]["ScopeNode"][];
         };
+        /** @description A scope with the sums of what was launched in it or in a scope below it */
         Instance: {
             span?: components["schemas"]["SpanID"];
             parent?: components["schemas"]["SpanID"];
@@ -924,6 +1041,8 @@ export interface components {
             first?: components["schemas"]["Time"];
             /** @description Latest end of its kernels and copies */
             last?: components["schemas"]["Time"];
+            /** @description Time inside it in which a device ran no kernel, between two kernels, summed over the devices */
+            idle_ns?: components["schemas"]["Ns"];
         };
         Instances: {
             base: components["schemas"]["UnixNano"];
@@ -953,6 +1072,44 @@ export interface components {
             sum_ns: components["schemas"]["Ns"];
             gaps: components["schemas"]["Gap"][];
             shapes: components["schemas"]["ShapeName"][];
+        };
+        Stack: {
+            /** @description Frames of the host stack, outermost first; empty if unknown */
+            stack: string[];
+            /** @description Names of the path, outermost first */
+            scope: string[];
+            path: components["schemas"]["ID"];
+            name: string;
+            count: components["schemas"]["Count"];
+            sum_ns: components["schemas"]["Ns"];
+        };
+        StackLine: {
+            path: components["schemas"]["ID"];
+            /** @description Name of the kernel */
+            name: string;
+            file: string;
+            /** Format: int64 */
+            line: number;
+            /** @description Without reasons that end in _not_issued */
+            samples: components["schemas"]["Unsigned"];
+        };
+        Stacks: {
+            base: components["schemas"]["UnixNano"];
+            stacks: components["schemas"]["Stack"][];
+            lines: components["schemas"]["StackLine"][];
+            truncated: boolean;
+        };
+        SampleSums: {
+            /** @description Without reasons that end in _not_issued */
+            samples: components["schemas"]["Unsigned"];
+            /** @description Samples by stall reason */
+            stalls: {
+                [key: string]: components["schemas"]["Unsigned"];
+            };
+            /** @description Sums by SASS metric */
+            metrics: {
+                [key: string]: components["schemas"]["Unsigned"];
+            };
         };
         Function: {
             /** @description Full name of the kernel */
@@ -1074,6 +1231,17 @@ export interface components {
             count?: components["schemas"]["Unsigned"][];
             sum?: (number | null)[];
         };
+        Login: {
+            /** @description Requests need a key */
+            required: boolean;
+            /** @description This request has a valid key, or needs none */
+            authenticated: boolean;
+            /** @description The name of the key */
+            name?: string;
+            /** @description The project of the key */
+            project?: string;
+            scopes: ("read" | "ingest" | "admin")[];
+        };
         Trace: {
             trace: components["schemas"]["TraceID"];
             sessions: {
@@ -1082,6 +1250,19 @@ export interface components {
                 start: components["schemas"]["UnixNano"];
                 duration_ns: components["schemas"]["Ns"];
             }[];
+        };
+        CostGroup: {
+            /** @description Empty if unknown, _idle for time without work */
+            name: string;
+            device_seconds: number;
+            /** @description By currency */
+            costs: {
+                [key: string]: number;
+            };
+        };
+        Cost: {
+            groups: components["schemas"]["CostGroup"][];
+            truncated: boolean;
         };
         UsageGroup: {
             /** @description Empty if unknown; with by=scope, outside every scope */
@@ -1296,8 +1477,14 @@ export interface operations {
     exportSession: {
         parameters: {
             query?: {
-                /** @description duckdb is a file for /import */
-                format?: "duckdb";
+                /** @description session is a file for /import. It has no interval */
+                format?: "session" | "perfetto" | "chrome" | "parquet" | "pprof";
+                /** @description Of the format parquet */
+                table?: "operations" | "spans" | "samples" | "logs" | "points";
+                /** @description Origin of all times of the request and the answer */
+                base?: components["parameters"]["Base"];
+                from?: components["parameters"]["From"];
+                to?: components["parameters"]["To"];
             };
             header?: never;
             path: {
@@ -1315,6 +1502,8 @@ export interface operations {
                 };
                 content: {
                     "application/octet-stream": string;
+                    "application/json": Record<string, never>;
+                    "application/vnd.apache.parquet": string;
                 };
             };
             default: components["responses"]["Error"];
@@ -1341,6 +1530,120 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["Imported"];
                 };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    loadDemo: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The sessions were added. The answer names the one to show */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Imported"];
+                };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    runSQL: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["Statement"];
+            };
+        };
+        responses: {
+            /** @description The rows */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Rows"];
+                };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    getLogin: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The state, also without a key */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Login"];
+                };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    login: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": {
+                    key: string;
+                };
+            };
+        };
+        responses: {
+            /** @description The cookie is valid for 12 hours, until the key is revoked or the Collector ends */
+            200: {
+                headers: {
+                    "Set-Cookie"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Login"];
+                };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    logout: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The cookie is not valid any more */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             default: components["responses"]["Error"];
         };
@@ -1469,6 +1772,8 @@ export interface operations {
                 name?: string;
                 /** @description Span that launched the operation */
                 parent?: components["schemas"]["SpanID"];
+                /** @description With `parent`: also the operations of the scopes below it */
+                below?: boolean;
                 trace?: components["schemas"]["TraceID"];
                 /** @description Path of the launch */
                 path?: components["schemas"]["ID"];
@@ -1616,6 +1921,8 @@ export interface operations {
                 to?: components["parameters"]["To"];
                 /** @description By start, or the largest duration, device time or queue time first */
                 sort?: "start" | "wall" | "device" | "queue";
+                /** @description Adds `idle_ns`; `limit` is then at most 100 */
+                idle?: boolean;
                 limit?: number;
             };
             header?: never;
@@ -1649,6 +1956,8 @@ export interface operations {
                 base?: components["parameters"]["Base"];
                 from?: components["parameters"]["From"];
                 to?: components["parameters"]["To"];
+                /** @description Also gaps that start before the interval. `sum_ns` is then of their parts inside it */
+                overlapping?: boolean;
                 device?: string;
                 /** @description Shortest gap in the list, at least 10 µs */
                 min_ns?: number;
@@ -1677,6 +1986,38 @@ export interface operations {
             default: components["responses"]["Error"];
         };
     };
+    getStacks: {
+        parameters: {
+            query?: {
+                /** @description Origin of all times of the request and the answer */
+                base?: components["parameters"]["Base"];
+                from?: components["parameters"]["From"];
+                to?: components["parameters"]["To"];
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                /** @description service.instance.id */
+                session: components["parameters"]["Session"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The sums */
+            200: {
+                headers: {
+                    ETag: components["headers"]["ETag"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Stacks"];
+                };
+            };
+            304: components["responses"]["NotModified"];
+            default: components["responses"]["Error"];
+        };
+    };
     getFunctions: {
         parameters: {
             query?: {
@@ -1684,6 +2025,8 @@ export interface operations {
                 base?: components["parameters"]["Base"];
                 from?: components["parameters"]["From"];
                 to?: components["parameters"]["To"];
+                /** @description Only samples of this path and of paths below it */
+                path?: components["schemas"]["ID"];
             };
             header?: never;
             path: {
@@ -1715,6 +2058,8 @@ export interface operations {
                 base?: components["parameters"]["Base"];
                 from?: components["parameters"]["From"];
                 to?: components["parameters"]["To"];
+                /** @description Only samples of this path and of paths below it */
+                path?: components["schemas"]["ID"];
                 kind?: "stall" | "sass";
                 function?: string;
                 /** @description Full name of the kernel */
@@ -1968,6 +2313,33 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Usage"];
+                };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    getCost: {
+        parameters: {
+            query?: {
+                by?: "service" | "host" | "device" | "scope" | "request";
+                service?: string;
+                host?: string;
+                from?: components["parameters"]["FromAbsolute"];
+                to?: components["parameters"]["ToAbsolute"];
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The groups, the largest cost first */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Cost"];
                 };
             };
             default: components["responses"]["Error"];

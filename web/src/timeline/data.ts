@@ -70,7 +70,7 @@ export function useTimeline(session: SessionState, view: View, extent: View, wid
   const gaps = useGet(
     "/sessions/{session}/gaps",
     params,
-    { ...common, min_ns: Math.max(10_000, minNs * 2, Math.floor(span / 4000)), limit: 2000 },
+    { ...common, overlapping: true, min_ns: Math.max(10_000, minNs * 2, Math.floor(span / 4000)), limit: 2000 },
     { every: session.every, enabled: width > 0 },
   );
   return {
@@ -186,6 +186,17 @@ const deviceName = (device: string | undefined, index: number | undefined): stri
 
 const laneOrder = { compute: 0, copy: 1, host: 2 };
 
+/** laneLabels names the lanes of a device. Lanes that differ in the context only have its number. */
+function laneLabels(lanes: readonly Schemas["Lane"][]): string[] {
+  const labels = lanes.map(laneLabel);
+  return labels.map((l, i) => {
+    const context = lanes[i]?.context;
+    return labels.indexOf(l) === labels.lastIndexOf(l)
+      ? l
+      : `${l}, ${context === undefined ? "no context" : `context ${context}`}`;
+  });
+}
+
 function laneLabel(lane: Schemas["Lane"]): string {
   const stream = lane.stream !== undefined ? `stream ${lane.stream}` : "";
   if (lane.class === "host") return stream ? `host, ${stream}` : "host";
@@ -253,7 +264,8 @@ export function buildTracks(
         items,
       });
     }
-    for (const lane of lanes) {
+    const labels = laneLabels(lanes);
+    for (const [i, lane] of lanes.entries()) {
       const slices = slicesOf.get(lane.id) ?? [];
       // Where slices are narrower than pixels, bins show the busy share, which slices would exaggerate.
       const single = data.columns?.slices !== undefined && !dense(slices, view, width);
@@ -265,7 +277,7 @@ export function buildTracks(
       add({
         key: `lane-${lane.id}`,
         kind: "lane",
-        label: laneLabel(lane),
+        label: labels[i] ?? "",
         detail: `${count(lane.count)} operations`,
         rowHeight,
         height: rows * rowHeight,
@@ -417,10 +429,11 @@ export function shown(data: TimelineData, view: View, tracks: readonly Track[]):
       const start = c.slices.start[i] as number;
       if (start < view.to && start + (c.slices.duration_ns[i] as number) >= view.from) n++;
     }
+    const operations = n === 1 ? "1 operation" : `${count(n)} operations`;
     result.push(
       binned
-        ? `${count(n)} operations; dense lanes show bins of ${duration(c.width)}: height is the busy share, colour the longest operation`
-        : `${count(n)} operations, each drawn`,
+        ? `${operations}; dense lanes show bins of ${duration(c.width)}: height is the busy share, colour the longest operation`
+        : `${operations}, each drawn`,
     );
   } else {
     for (let i = 0; i < c.bins.index.length; i++) {

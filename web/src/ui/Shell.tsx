@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+import { useIsFetching } from "@tanstack/react-query";
 import { Link, Outlet, useMatchRoute, useParams, useSearch } from "@tanstack/react-router";
 import { useEffect, useState } from "react";
+import { Account, LoginGate } from "../views/Login";
 import { ui } from "./parts";
 import { setTheme, type Theme, useTheme } from "./theme";
 
@@ -13,6 +15,13 @@ const views = [
   ["system", "System"],
   ["code", "Code"],
 ] as const;
+
+/** Busy marks the page while it waits for data. Only this component renders when that changes. */
+function Busy() {
+  const busy = useIsFetching() > 0;
+  useEffect(() => document.getElementById("main")?.setAttribute("aria-busy", String(busy)), [busy]);
+  return null;
+}
 
 /** Shell is the frame around all pages. */
 export function Shell() {
@@ -69,6 +78,7 @@ export function Shell() {
           </Link>
         </nav>
         <span className={ui.spacer} />
+        <Account />
         <button type="button" className={ui.icon} onClick={() => setHelp(true)} aria-label="Keyboard shortcuts">
           ?
         </button>
@@ -83,8 +93,11 @@ export function Shell() {
         </button>
       </header>
       <main id="main" className={`${ui.main} ${onTimeline ? ui.fixed : ""}`} tabIndex={-1}>
-        <Outlet />
+        <LoginGate>
+          <Outlet />
+        </LoginGate>
       </main>
+      <Busy />
       {help && <Help close={() => setHelp(false)} />}
     </div>
   );

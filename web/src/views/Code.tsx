@@ -5,19 +5,51 @@ import { type Schemas, url } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
 import { count, percent } from "../lib/format";
 import { sassOffset, tokens } from "../lib/highlight";
-import { Badge, Bar, Failure, Loading, Message, ui } from "../ui/parts";
+import { efficiency } from "../lib/samples";
+import { Badge, Bar, Choice, Failure, Loading, Message, num, row, ui } from "../ui/parts";
 import c from "./code.module.css";
+import { Flame } from "./Flame";
 
 type Fn = Schemas["Function"];
 
 const fnName = (f: Fn): string => f.function || f.kernel || "unknown function";
 
-/** Code shows where kernels spend their samples: functions, lines, instructions and stall reasons. */
+/** Code shows where the time comes from: a flame graph, or functions with their samples. */
 export function Code() {
   const session = useSession();
   const search = useSearch({ from: "/sessions/$session/code" });
+  const sampled = session.overview.session.counts.samples > 0;
+  const view = search.view ?? (sampled || search.path !== undefined ? "functions" : "flame");
+  return (
+    <div className={ui.page}>
+      <div className={ui.row}>
+        <h1>Code</h1>
+        <Choice
+          label="View of the code"
+          param="view"
+          value={view}
+          options={[
+            ["functions", "Functions"],
+            ["flame", "Flame graph"],
+          ]}
+        />
+      </div>
+      {view === "flame" ? <Flame /> : <Functions />}
+    </div>
+  );
+}
+
+/** Functions shows where kernels spend their samples: functions, lines, instructions and stall reasons. */
+function Functions() {
+  const session = useSession();
+  const search = useSearch({ from: "/sessions/$session/code" });
   const params = { session: session.id };
-  const functions = useGet("/sessions/{session}/functions", params, { base: session.base }, { every: session.every });
+  const functions = useGet(
+    "/sessions/{session}/functions",
+    params,
+    { base: session.base, path: search.path },
+    { every: session.every },
+  );
   const texts = useGet("/sessions/{session}/texts", params);
   if (functions.error) return <Failure error={functions.error} />;
   if (!functions.data) return <Loading />;
@@ -26,22 +58,23 @@ export function Code() {
   const all = texts.data?.texts ?? [];
   if (!list.length && !all.length) {
     return (
-      <div className={ui.page}>
-        <h1>Code</h1>
-        <div className={ui.card}>
-          <Message>
-            The session has no samples and no listings. A deep-profiling window records them:{" "}
-            <code>gpuflight deep</code>.
-          </Message>
-        </div>
+      <div className={ui.card}>
+        <Message>
+          The {search.path === undefined ? "session" : "scope"} has no samples and no listings. A deep-profiling window
+          records them: <code>gpuflight deep</code>.
+        </Message>
       </div>
     );
   }
   const total = list.reduce((n, f) => n + f.samples, 0);
   return (
-    <div className={ui.page}>
+    <>
       <div className={ui.row}>
-        <h1>Code</h1>
+        {search.path !== undefined && (
+          <Link to="." search={((o: Record<string, unknown>) => ({ ...o, path: undefined })) as never}>
+            <Badge tone="warn">only one scope ✕</Badge>
+          </Link>
+        )}
         <span className={ui.muted}>
           {count(total)} samples in {count(list.length)} functions
         </span>
@@ -50,7 +83,10 @@ export function Code() {
       <div className={c.split}>
         <ul className={`${ui.card} ${c.list}`} aria-label="Functions">
           {list.map((f) => (
-            <li key={`${f.kernel}|${f.function}|${f.file}`}>
+            <li
+              key={`${f.kernel}|${f.function}|${f.file}`}
+              {...row({ samples: f.samples, records: f.rows, metrics: f.metrics })}
+            >
               <Link
                 to="."
                 replace
@@ -78,16 +114,16 @@ export function Code() {
             </li>
           ))}
         </ul>
-        {selected && <FunctionView f={selected} texts={all} />}
+        {selected && <FunctionView f={selected} texts={all} path={search.path} />}
       </div>
-    </div>
+    </>
   );
 }
 
-function FunctionView({ f, texts }: { f: Fn; texts: readonly Schemas["TextInfo"][] }) {
+function FunctionView({ f, texts, path }: { f: Fn; texts: readonly Schemas["TextInfo"][]; path: number | undefined }) {
   const session = useSession();
   const params = { session: session.id };
-  const query = { base: session.base, function: f.function, kernel: f.kernel, by: ["line", "pc"], limit: 50_000 };
+  const query = { base: session.base, function: f.function, kernel: f.kernel, path, by: ["line", "pc"], limit: 50_000 };
   const q = useGet("/sessions/{session}/samples", params, query);
   const samples = useMemo(() => (q.data?.samples ?? []).filter((s) => s.file === f.file), [q.data, f.file]);
   const stalls = Object.entries(f.stalls).sort(([, a], [, b]) => b - a);
@@ -97,9 +133,9 @@ function FunctionView({ f, texts }: { f: Fn; texts: readonly Schemas["TextInfo"]
     t.kind === "source" ? t.file && t.file === f.file : t.function === f.function || t.kernel === f.kernel,
   );
   const address = url(`/sessions/${encodeURIComponent(session.id)}/samples`, query);
-  const rowsLink = (text: string) => (
-    <a className={ui.num} href={address} target="_blank" rel="noreferrer" title="The sums as JSON">
-      {text}
+  const rowsLink = (value: number, of: string) => (
+    <a {...num("samples", value, of)} href={address} target="_blank" rel="noreferrer" title="The sums as JSON">
+      {count(value)}
     </a>
   );
   return (
@@ -114,7 +150,7 @@ function FunctionView({ f, texts }: { f: Fn; texts: readonly Schemas["TextInfo"]
             {stalls.map(([name, n]) => [
               <span key={name}>{name.replaceAll("_", " ")}</span>,
               <Bar key={`${name}b`} share={n / most} />,
-              <span key={`${name}n`}>{rowsLink(count(n))}</span>,
+              <span key={`${name}n`}>{rowsLink(n, name)}</span>,
             ])}
           </div>
         )}
@@ -132,7 +168,7 @@ function FunctionView({ f, texts }: { f: Fn; texts: readonly Schemas["TextInfo"]
               {metrics.map(([name, n]) => (
                 <tr key={name}>
                   <td className={ui.mono}>{name}</td>
-                  <td className={ui.right}>{rowsLink(count(n))}</td>
+                  <td className={ui.right}>{rowsLink(n, name)}</td>
                 </tr>
               ))}
             </tbody>
@@ -151,18 +187,13 @@ function FunctionView({ f, texts }: { f: Fn; texts: readonly Schemas["TextInfo"]
   );
 }
 
-/** Efficiency says how many threads of a warp were active, if the counters are present. */
+/** Efficiency says how well warps and memory accesses are used, if the counters are present. */
 function Efficiency({ m }: { m: Record<string, number> }) {
-  const executed = m.smsp__sass_inst_executed;
-  const threads = m.smsp__sass_thread_inst_executed;
-  if (!executed || threads === undefined) return null;
-  const active = threads / executed;
-  return (
-    <p style={{ padding: 12 }}>
-      On average {active.toFixed(1)} of 32 threads of a warp are active ({percent(active / 32)}).{" "}
-      {active < 24 ? "The rest wait: branches diverge, or the block size is no multiple of 32." : ""}
+  return efficiency(m).map((f) => (
+    <p key={f.name} style={{ padding: "0 12px 8px" }} title={f.formula}>
+      <strong>{f.value}</strong> {f.name}. {f.sentence}
     </p>
-  );
+  ));
 }
 
 interface Cell {
@@ -254,7 +285,7 @@ function Instructions({
   rowsLink,
 }: {
   samples: readonly Schemas["SampleSum"][];
-  rowsLink: (t: string) => ReactNode;
+  rowsLink: (value: number, of: string) => ReactNode;
 }) {
   const byPc = useMemo(() => {
     const lines = new Map<number, number | undefined>();
@@ -286,7 +317,7 @@ function Instructions({
             <tr key={x.pc} title={describe(x.cell)}>
               <td className={ui.mono}>0x{x.pc.toString(16).padStart(4, "0")}</td>
               <td>{x.line ?? ""}</td>
-              <td className={ui.right}>{rowsLink(count(x.cell.value))}</td>
+              <td className={ui.right}>{rowsLink(x.cell.value, `pc ${x.pc}`)}</td>
               <td>
                 <Bar share={x.cell.value / most} />
               </td>

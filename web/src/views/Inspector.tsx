@@ -7,7 +7,7 @@ import { bytes, count, dims, duration, exactDuration, offset, percent } from "..
 import { occupancy } from "../lib/occupancy";
 import { around, rounded, type View } from "../lib/scale";
 import { Histogram } from "../ui/Histogram";
-import { Badge, Bar, Copy, Failure, Loading, Swatch, ui } from "../ui/parts";
+import { Badge, Bar, Copy, Failure, Loading, type Made, num, Swatch, ui } from "../ui/parts";
 import t from "./timeline.module.css";
 
 /** toSpan is the search of a timeline that shows an interval and selects a span. */
@@ -105,6 +105,12 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
             <strong>{duration(op.duration_ns)}</strong>
             <small>{kernel ? "on the device" : "duration"}</small>
           </div>
+          {kernel && op.queue_ns === undefined && (
+            <div title="The recording has no launch times.">
+              <strong className={ui.muted}>unknown</strong>
+              <small>queued</small>
+            </div>
+          )}
           {op.queue_ns !== undefined && (
             <div title={`From the end of the launch to the start on the device: ${exactDuration(op.queue_ns)}`}>
               <strong>{duration(op.queue_ns)}</strong>
@@ -128,7 +134,7 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
               to="/sessions/$session/launches"
               params={params}
               search={{ name: op.name, operation: "kernel", sort: "duration" } as never}
-              className={ui.num}
+              {...num("rows", stat.count)}
             >
               {count(stat.count)} launches
             </Link>{" "}
@@ -194,12 +200,7 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
           <Fact name="start">{offset(op.start, 1)}</Fact>
           {d.lane && (
             <Fact name="lane">
-              <Link
-                to="/sessions/$session/launches"
-                params={params}
-                search={{ lane: String(d.lane.id) } as never}
-                className={ui.num}
-              >
+              <Link to="/sessions/$session/launches" params={params} search={{ lane: String(d.lane.id) } as never}>
                 {d.lane.device_index !== undefined ? `GPU ${d.lane.device_index}` : "device"}
                 {d.lane.stream !== undefined ? `, stream ${d.lane.stream}` : ""}, {d.lane.class}
               </Link>
@@ -225,6 +226,12 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
               />
             )}
           </ul>
+        </section>
+      )}
+      {kernel && !d.stack?.length && (
+        <section>
+          <h3>Host stack of the launch</h3>
+          <p className={ui.muted}>Not recorded.</p>
         </section>
       )}
       {d.stack && d.stack.length > 0 && (
@@ -286,14 +293,9 @@ function Chain({ d, op }: { d: Schemas["Detail"]; op?: Schemas["Operation"] }) {
                 >
                   {p.name}
                 </Link>
-                <Link
-                  to="/sessions/$session/launches"
-                  params={{ session: id }}
-                  search={{ parent: p.span } as never}
-                  className={ui.num}
-                >
+                <span className={ui.muted} title={exactDuration(p.duration_ns)}>
                   {duration(p.duration_ns)}
-                </Link>
+                </span>
               </li>
             ))
           : op?.scope_path?.map((n, i) => (
@@ -346,8 +348,24 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
   );
   const instances = useGet("/sessions/{session}/scopes", { session: id });
   const node = instances.data?.nodes.find((n) => n.path === s.path);
-  const total = inside.data?.total;
   const params = { session: id };
+  const sums = useGet(
+    "/sessions/{session}/scopes/{path}/instances",
+    { session: id, path: s.path ?? 0 },
+    { base, from: s.start, to: s.start + 1, idle: true, limit: 100 },
+    { enabled: s.path !== undefined && s.path !== 0 },
+  );
+  const own = sums.data?.instances.find((i) => i.span === s.span);
+  const rows = (made: Made, value: number, search: Record<string, unknown>) => (
+    <Link
+      to="/sessions/$session/launches"
+      params={params}
+      search={{ parent: s.span, below: "true", ...search } as never}
+      {...num(made, value)}
+    >
+      {duration(value)}
+    </Link>
+  );
   return (
     <>
       <Head name={s.name} kind={s.operation ?? s.kind} close={close}>
@@ -359,11 +377,40 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
             <strong>{duration(s.duration_ns)}</strong>
             <small>wall time</small>
           </div>
-          {total && (
-            <div title={exactDuration(total.sum_ns)}>
-              <strong>{duration(total.sum_ns)}</strong>
-              <small>kernels that start inside</small>
-            </div>
+          {own && (
+            <>
+              <div title={exactDuration(own.kernel_ns)}>
+                <strong>{rows("ns", own.kernel_ns, { operation: "kernel", sort: "duration" })}</strong>
+                <small>{count(own.kernels)} kernels launched in it</small>
+              </div>
+              {own.copies > 0 && (
+                <div title={exactDuration(own.copy_ns)}>
+                  <strong>{rows("ns", own.copy_ns, { operation: "memcpy", sort: "duration" })}</strong>
+                  <small>{count(own.copies)} copies</small>
+                </div>
+              )}
+              {own.queue_ns > 0 && (
+                <div title={exactDuration(own.queue_ns)}>
+                  <strong>{rows("queue", own.queue_ns, { operation: "kernel", sort: "queue" })}</strong>
+                  <small>queued</small>
+                </div>
+              )}
+              {own.idle_ns !== undefined && s.duration_ns > 0 && (
+                <div title={`${exactDuration(own.idle_ns)} between two kernels, summed over the devices`}>
+                  <strong>
+                    <Link
+                      to="/sessions/$session/gaps"
+                      params={params}
+                      search={{ from: Math.max(0, s.start), to: s.start + s.duration_ns } as never}
+                      {...num("ns", own.idle_ns)}
+                    >
+                      {duration(own.idle_ns)}
+                    </Link>
+                  </strong>
+                  <small>idle</small>
+                </div>
+              )}
+            </>
           )}
         </div>
         {s.status_message && <p>{s.status_message}</p>}
@@ -374,7 +421,7 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
               to="/sessions/$session/scopes"
               params={params}
               search={{ path: s.path, sort: "wall" } as never}
-              className={ui.num}
+              {...num("rows", node.instances)}
             >
               {count(node.instances)} instances
             </Link>
@@ -385,9 +432,6 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
       <section>
         <h3>Kernels that start in this interval</h3>
         <KernelList groups={inside.data} from={s.start} to={s.start + s.duration_ns + 1} />
-        <Link to="/sessions/$session/launches" params={params} search={{ parent: s.span } as never}>
-          Operations launched directly in it
-        </Link>
       </section>
       <Chain d={d} />
       <section>
@@ -422,7 +466,7 @@ function KernelList({ groups, from, to }: { groups: Schemas["Kernels"] | undefin
               to="/sessions/$session/launches"
               params={{ session: id }}
               search={{ ...window, name: g.name, operation: "kernel" } as never}
-              className={ui.num}
+              {...num("ns", g.sum_ns)}
               title={exactDuration(g.sum_ns)}
             >
               {count(g.count)} × {duration(g.sum_ns / g.count)}
@@ -445,7 +489,11 @@ export function Measured({ range, close }: { range: View; close: () => void }) {
     { session: id },
     { base, from: range.from, to: range.to, limit: 12 },
   );
-  const gaps = useGet("/sessions/{session}/gaps", { session: id }, { base, from: range.from, to: range.to, limit: 5 });
+  const gaps = useGet(
+    "/sessions/{session}/gaps",
+    { session: id },
+    { base, from: range.from, to: range.to, overlapping: true, limit: 5 },
+  );
   const total = kernels.data?.total;
   return (
     <aside className={t.inspector} aria-label="Measured interval">
@@ -464,14 +512,32 @@ export function Measured({ range, close }: { range: View; close: () => void }) {
           </div>
           {total && (
             <div title={exactDuration(total.sum_ns)}>
-              <strong>{duration(total.sum_ns)}</strong>
-              <small>kernels that start inside</small>
+              <strong>
+                <Link
+                  to="/sessions/$session/launches"
+                  params={{ session: id }}
+                  search={{ from: range.from, to: range.to, operation: "kernel", sort: "duration" } as never}
+                  {...num("ns", total.sum_ns)}
+                >
+                  {duration(total.sum_ns)}
+                </Link>
+              </strong>
+              <small>{count(total.count)} kernels that start inside</small>
             </div>
           )}
           {gaps.data && (
             <div title={exactDuration(gaps.data.sum_ns)}>
-              <strong>{duration(gaps.data.sum_ns)}</strong>
-              <small>{count(gaps.data.count)} idle gaps that start inside</small>
+              <strong>
+                <Link
+                  to="/sessions/$session/gaps"
+                  params={{ session: id }}
+                  search={{ from: range.from, to: range.to } as never}
+                  {...num("ns", gaps.data.sum_ns)}
+                >
+                  {duration(gaps.data.sum_ns)}
+                </Link>
+              </strong>
+              <small>idle, in {count(gaps.data.count)} gaps</small>
             </div>
           )}
         </div>

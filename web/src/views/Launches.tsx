@@ -4,11 +4,30 @@ import { Link, useSearch } from "@tanstack/react-router";
 import { get, url } from "../api/client";
 import { useSession } from "../api/hooks";
 import { bytes, count, dims, duration, exactDuration, offset } from "../lib/format";
-import { Badge, Choice, Failure, Loading, Message, Swatch, ui } from "../ui/parts";
+import { Badge, Choice, Failure, Loading, Message, row, Swatch, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 import { WindowBadge } from "./Kernels";
 
 const filters = ["operation", "name", "shape", "lane", "path", "parent", "min_ns", "max_ns"] as const;
+
+/** filterText describes a filter of the page. */
+function filterText(k: (typeof filters)[number], search: Record<string, unknown>, shape: string | undefined): string {
+  const value = String(search[k]).slice(0, 60);
+  switch (k) {
+    case "shape":
+      return `shape: ${shape ?? value}`;
+    case "path":
+      return search.direct ? "launched directly in one scope" : "launched in one scope";
+    case "parent":
+      return search.below ? "launched in one instance of a scope" : "launched directly in one instance of a scope";
+    case "min_ns":
+      return `at least ${duration(Number(value))}`;
+    case "max_ns":
+      return `at most ${duration(Number(value))}`;
+    default:
+      return `${k}: ${value}`;
+  }
+}
 
 /** Launches lists the operations that a number on another page is made of. */
 export function Launches() {
@@ -29,6 +48,8 @@ export function Launches() {
   const rows = q.data.pages.flatMap((p) => p.operations);
   const shapes = new Map(q.data.pages.flatMap((p) => p.shapes.map((s) => [s.id, s])));
   const sum = rows.reduce((n, r) => n + r.duration_ns, 0);
+  const queued = rows.reduce((n, r) => n + (r.queue_ns ?? 0), 0);
+  const size = rows.reduce((n, r) => n + (r.bytes ?? 0), 0);
   const extent = { from: 0, to: session.overview.session.duration_ns };
   const withBytes = rows.some((r) => r.bytes !== undefined);
   return (
@@ -44,13 +65,7 @@ export function Launches() {
                 search={((o: Record<string, unknown>) => ({ ...o, [k]: undefined })) as never}
                 title="Remove this filter"
               >
-                <Badge>
-                  {k}:{" "}
-                  {k === "shape"
-                    ? (shapes.get(search.shape as number)?.name ?? search.shape)
-                    : String(search[k]).slice(0, 60)}{" "}
-                  ✕
-                </Badge>
+                <Badge>{filterText(k, search, shapes.get(Number(search.shape))?.name)} ✕</Badge>
               </Link>
             ),
         )}
@@ -74,6 +89,16 @@ export function Launches() {
             {duration(sum)}
           </strong>
         </span>
+        {rows.some((r) => r.queue_ns !== undefined) && (
+          <span data-testid="queued" title={exactDuration(queued)}>
+            queued {duration(queued)}
+          </span>
+        )}
+        {withBytes && (
+          <span data-testid="bytes" title={`${count(size)} B`}>
+            {bytes(size)}
+          </span>
+        )}
         <a href={url(`/sessions/${encodeURIComponent(session.id)}/operations`, query)} target="_blank" rel="noreferrer">
           as JSON
         </a>
@@ -100,7 +125,15 @@ export function Launches() {
             {rows.map((r) => {
               const shape = shapes.get(r.shape);
               return (
-                <tr key={`${r.span}${r.start}`}>
+                <tr
+                  key={`${r.span}${r.start}`}
+                  {...row({
+                    ns: r.duration_ns,
+                    queue: r.queue_ns ?? 0,
+                    bytes: r.bytes ?? 0,
+                    kernels: r.operation === "kernel" ? 1 : 0,
+                  })}
+                >
                   <td>
                     <Link
                       to="/sessions/$session/timeline"

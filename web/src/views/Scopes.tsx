@@ -4,8 +4,9 @@ import { useMemo, useState } from "react";
 import type { Schemas } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
 import { bytes, count, duration, exactDuration, offset, percent } from "../lib/format";
+import { efficiency, stallReasons } from "../lib/samples";
 import { byKernelTime } from "../lib/scopes";
-import { Bar, Choice, Failure, Loading, Message, SearchBox, ui } from "../ui/parts";
+import { Bar, Choice, Failure, Loading, type Made, Message, num, row, SearchBox, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 
 type Node = Schemas["ScopeNode"];
@@ -140,23 +141,34 @@ export function Scopes() {
                     <Link
                       to="."
                       search={((o: Record<string, unknown>) => ({ ...o, path: n.path, sort: "wall" })) as never}
-                      className={ui.num}
+                      {...num("rows", n.instances)}
                     >
                       {count(n.instances)}
                     </Link>
                   )}
                 </td>
-                <td className={ui.right} title={exactDuration(n.wall_ns)}>
-                  {n.instances ? duration(n.wall_ns) : ""}
-                </td>
-                <td className={ui.right}>{n.instances ? duration(n.p50_ns) : ""}</td>
-                <td className={ui.right}>{n.instances ? duration(n.p99_ns) : ""}</td>
+                {([n.wall_ns, n.p50_ns, n.p99_ns] as const).map((ns, k) => (
+                  // biome-ignore lint/suspicious/noArrayIndexKey: the columns are fixed
+                  <td key={k} className={ui.right} title={exactDuration(ns)}>
+                    {n.instances ? (
+                      <Link
+                        to="."
+                        search={((o: Record<string, unknown>) => ({ ...o, path: n.path, sort: "wall" })) as never}
+                        {...num(k === 0 ? "ns" : k === 1 ? "p50" : "p99", ns)}
+                      >
+                        {duration(ns)}
+                      </Link>
+                    ) : (
+                      ""
+                    )}
+                  </td>
+                ))}
                 <td className={ui.right}>
                   <Link
                     to="/sessions/$session/kernels"
                     params={params}
                     search={(n.path === 0 ? {} : { path: n.path }) as never}
-                    className={ui.num}
+                    {...num("kernels", n.total.kernels)}
                     title="These kernels by name"
                   >
                     {count(n.total.kernels)}
@@ -167,7 +179,7 @@ export function Scopes() {
                     to="/sessions/$session/launches"
                     params={params}
                     search={{ path: n.path === 0 ? undefined : n.path, operation: "kernel", sort: "duration" } as never}
-                    className={ui.num}
+                    {...num("ns", n.total.kernel_ns)}
                   >
                     {duration(n.total.kernel_ns)}
                   </Link>
@@ -185,20 +197,32 @@ export function Scopes() {
                     to="/sessions/$session/launches"
                     params={params}
                     search={{ path: n.path, direct: "true", operation: "kernel", sort: "duration" } as never}
-                    className={ui.num}
+                    {...num("ns", n.self.kernel_ns)}
                   >
                     {duration(n.self.kernel_ns)}
                   </Link>
                 </td>
                 <td className={`${ui.right} ${ui.wide}`}>
-                  {n.total.queue_ns ? duration(n.total.queue_ns) : <span className={ui.muted}>–</span>}
+                  {n.total.queue_ns ? (
+                    <Link
+                      to="/sessions/$session/launches"
+                      params={params}
+                      search={{ path: n.path === 0 ? undefined : n.path, operation: "kernel", sort: "queue" } as never}
+                      {...num("queue", n.total.queue_ns)}
+                      title={exactDuration(n.total.queue_ns)}
+                    >
+                      {duration(n.total.queue_ns)}
+                    </Link>
+                  ) : (
+                    <span className={ui.muted}>–</span>
+                  )}
                 </td>
                 <td className={`${ui.right} ${ui.wide}`}>
                   <Link
                     to="/sessions/$session/launches"
                     params={params}
                     search={{ path: n.path === 0 ? undefined : n.path, operation: "memcpy" } as never}
-                    className={ui.num}
+                    {...num("bytes", n.total.copy_bytes)}
                   >
                     {bytes(n.total.copy_bytes)}
                   </Link>
@@ -213,31 +237,106 @@ export function Scopes() {
           </Message>
         )}
       </div>
-      {selected && <Instances node={selected} />}
+      {(selected ?? root)?.samples && <Sampled node={(selected ?? root) as Node} />}
+      {selected && selected.path !== 0 && <Instances node={selected} />}
     </div>
   );
 }
+
+/** Sampled says what samples and counters of a scope show, each with a link to the functions that have them. */
+function Sampled({ node }: { node: Node }) {
+  const session = useSession();
+  const x = node.samples;
+  if (!x) return null;
+  const facts = efficiency(x.metrics);
+  const stalls = stallReasons(x.stalls).slice(0, 6);
+  const most = stalls[0]?.[1] ?? 1;
+  const rows = (text: string, made: Made, value: number, of?: string) => (
+    <Link
+      to="/sessions/$session/code"
+      params={{ session: session.id }}
+      search={{ path: node.path } as never}
+      {...num(made, value, of)}
+      title="The functions with these samples"
+    >
+      {text}
+    </Link>
+  );
+  return (
+    <section aria-label="Samples" className={`${ui.card} ${ui.facts}`}>
+      <h2>{node.path === 0 ? "Samples of the session" : `Samples in ${node.name}`}</h2>
+      {facts.map((f) => (
+        <div key={f.name} title={f.formula}>
+          <strong>{rows(f.value, "ratio", f.ratio, f.formula)}</strong>
+          <small>{f.name}</small>
+          <p>{f.sentence}</p>
+        </div>
+      ))}
+      {stalls.length > 0 && (
+        <div>
+          <strong>{rows(count(x.samples), "samples", x.samples)}</strong>
+          <small>samples of warps, by what they wait for</small>
+          <dl className={ui.reasons}>
+            {stalls.map(([name, n]) => [
+              <dt key={name}>{name.replaceAll("_", " ")}</dt>,
+              <dd key={`${name}b`}>
+                <Bar share={n / most} />
+              </dd>,
+              <dd key={`${name}n`} title={`${count(n)} samples`}>
+                {percent(n / x.samples)}
+              </dd>,
+            ])}
+          </dl>
+        </div>
+      )}
+    </section>
+  );
+}
+
+const pageSize = 50;
 
 function Instances({ node }: { node: Node }) {
   const session = useSession();
   const search = useSearch({ from: "/sessions/$session/scopes" });
   const sort = search.sort ?? "wall";
-  const q = useGet(
-    "/sessions/{session}/scopes/{path}/instances",
-    { session: session.id, path: node.path },
-    { base: session.base, sort, limit: 200 },
+  const path = "/sessions/{session}/scopes/{path}/instances";
+  const params = { session: session.id, path: node.path };
+  const all = useGet(path, params, { base: session.base, sort, limit: 200 }, { every: session.every });
+  // Idle time takes a query per instance, so only the first rows have it, and they come later.
+  const idle = useGet(
+    path,
+    params,
+    { base: session.base, sort, limit: pageSize, idle: true },
     { every: session.every },
   );
+  const idleOf = new Map(idle.data?.instances.map((i) => [`${i.span}${i.start}`, i.idle_ns]));
   const extent = { from: 0, to: session.overview.session.duration_ns };
-  const params = { session: session.id };
-  const longest = q.data?.instances.reduce((n, i) => Math.max(n, i.duration_ns), 1) ?? 1;
+  const longest = all.data?.instances.reduce((n, i) => Math.max(n, i.duration_ns), 1) ?? 1;
+  const launches = (
+    i: Schemas["Instance"],
+    made: Made,
+    value: number,
+    more: Record<string, unknown>,
+    text = duration(value),
+    title: string | undefined = exactDuration(value),
+  ) => (
+    <Link
+      to="/sessions/$session/launches"
+      params={{ session: session.id }}
+      search={{ parent: i.span, below: "true", ...more } as never}
+      {...num(made, value)}
+      title={title}
+    >
+      {text}
+    </Link>
+  );
   return (
     <section aria-label="Instances">
       <div className={ui.row}>
-        <h2>{q.data?.names.join(" › ") ?? node.name}</h2>
+        <h2>{all.data?.names.join(" › ") ?? node.name}</h2>
         <span className={ui.muted}>
           {count(node.instances)} instances
-          {q.data?.truncated ? `, the first ${count(q.data.instances.length)} in this order` : ""}
+          {all.data?.truncated ? `, the first ${count(all.data.instances.length)} in this order` : ""}
         </span>
         <span className={ui.spacer} />
         <Choice
@@ -254,7 +353,7 @@ function Instances({ node }: { node: Node }) {
       </div>
       <br />
       <div className={`${ui.card} ${ui.tableScroll}`}>
-        {q.error ? <Failure error={q.error} /> : null}
+        {all.error ? <Failure error={all.error} /> : null}
         <table className={ui.table} aria-label="Instances">
           <thead>
             <tr>
@@ -265,69 +364,84 @@ function Instances({ node }: { node: Node }) {
               <th scope="col" className={ui.wide}>
                 Compared with the longest
               </th>
-              <th scope="col" className={ui.right} title="Launched directly in it">
-                Own kernels
+              <th scope="col" className={ui.right} title="Launched in it or in a scope below it">
+                Kernels
               </th>
-              <th scope="col" className={ui.right} title="Of kernels and copies launched directly in it">
-                Own device time
+              <th scope="col" className={ui.right} title="Of kernels launched in it or in a scope below it">
+                Kernel time
               </th>
-              <th scope="col" className={ui.right}>
-                Queued
+              <th scope="col" className={ui.right} title="Of copies launched in it or in a scope below it">
+                Copies
               </th>
               <th
                 scope="col"
                 className={ui.right}
-                title="Kernels that start in its interval, also those of scopes below"
+                title="Time inside it between two kernels in which the device ran none, summed over the devices"
               >
-                Inside
+                Idle
+              </th>
+              <th scope="col" className={`${ui.right} ${ui.wide}`} title="Sum of the times from launch to start">
+                Queued
               </th>
             </tr>
           </thead>
           <tbody>
-            {q.data?.instances.map((i) => (
-              <tr key={`${i.span}${i.start}`}>
-                <td>
-                  <Link
-                    to="/sessions/$session/timeline"
-                    params={params}
-                    search={toSpan(i.span, i.start, i.duration_ns, extent) as never}
-                    title="Show it in the timeline"
-                  >
-                    {offset(i.start, 1000)}
-                  </Link>
-                </td>
-                <td className={ui.right} title={exactDuration(i.duration_ns)}>
-                  {duration(i.duration_ns)}
-                </td>
-                <td className={ui.wide}>
-                  <Bar share={i.duration_ns / longest} />
-                </td>
-                <td className={ui.right}>
-                  <Link
-                    to="/sessions/$session/launches"
-                    params={params}
-                    search={{ parent: i.span, operation: "kernel" } as never}
-                    className={ui.num}
-                  >
-                    {count(i.kernels)}
-                  </Link>
-                </td>
-                <td className={ui.right} title={exactDuration(i.kernel_ns + i.copy_ns)}>
-                  {duration(i.kernel_ns + i.copy_ns)}
-                </td>
-                <td className={ui.right}>{i.queue_ns ? duration(i.queue_ns) : <span className={ui.muted}>–</span>}</td>
-                <td className={ui.right}>
-                  <Link
-                    to="/sessions/$session/kernels"
-                    params={params}
-                    search={{ from: Math.max(0, i.start), to: i.start + i.duration_ns + 1 } as never}
-                    className={ui.num}
-                  >
-                    kernels
-                  </Link>
-                </td>
-              </tr>
-            ))}
+            {all.data?.instances.map((i) => {
+              const ns = idleOf.get(`${i.span}${i.start}`);
+              return (
+                <tr key={`${i.span}${i.start}`} {...row({ ns: i.duration_ns })}>
+                  <td>
+                    <Link
+                      to="/sessions/$session/timeline"
+                      params={{ session: session.id }}
+                      search={toSpan(i.span, i.start, i.duration_ns, extent) as never}
+                      title="Show it in the timeline"
+                    >
+                      {offset(i.start, 1000)}
+                    </Link>
+                  </td>
+                  <td className={ui.right} title={exactDuration(i.duration_ns)}>
+                    {duration(i.duration_ns)}
+                  </td>
+                  <td className={ui.wide}>
+                    <Bar share={i.duration_ns / longest} />
+                  </td>
+                  <td className={ui.right}>
+                    {launches(i, "rows", i.kernels, { operation: "kernel" }, count(i.kernels), undefined)}
+                  </td>
+                  <td className={ui.right}>
+                    {launches(i, "ns", i.kernel_ns, { operation: "kernel", sort: "duration" })}
+                  </td>
+                  <td className={ui.right}>
+                    {launches(i, "ns", i.copy_ns, { operation: "memcpy", sort: "duration" })}
+                  </td>
+                  <td className={ui.right}>
+                    {ns === undefined || ns === null ? (
+                      <span className={ui.muted} title={`The first ${pageSize} rows have it`}>
+                        –
+                      </span>
+                    ) : (
+                      <Link
+                        to="/sessions/$session/gaps"
+                        params={{ session: session.id }}
+                        search={{ from: Math.max(0, i.start), to: Math.max(1, i.start + i.duration_ns) } as never}
+                        {...num("ns", ns)}
+                        title={exactDuration(ns)}
+                      >
+                        {duration(ns)}
+                      </Link>
+                    )}
+                  </td>
+                  <td className={`${ui.right} ${ui.wide}`}>
+                    {i.queue_ns ? (
+                      launches(i, "queue", i.queue_ns, { operation: "kernel", sort: "queue" })
+                    ) : (
+                      <span className={ui.muted}>–</span>
+                    )}
+                  </td>
+                </tr>
+              );
+            })}
           </tbody>
         </table>
       </div>

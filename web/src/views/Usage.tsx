@@ -1,9 +1,104 @@
 // SPDX-License-Identifier: Apache-2.0
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useEffect } from "react";
+import { type Schemas, url } from "../api/client";
 import { useGet } from "../api/hooks";
 import { count, duration, exactDuration, percent } from "../lib/format";
-import { Badge, Bar, Choice, Failure, Loading, Message, ui } from "../ui/parts";
+import { Badge, Bar, Choice, Failure, Loading, type Made, Message, num, ui } from "../ui/parts";
+
+/** money formats an amount with its currency. */
+export function money(amount: number, currency: string): string {
+  if (!/^[A-Z]{3}$/.test(currency)) return `${significantAmount(amount)} ${currency}`.trim();
+  const small = Math.abs(amount) < 1;
+  return new Intl.NumberFormat("en-US", {
+    style: "currency",
+    currency,
+    ...(small ? { maximumSignificantDigits: 3 } : {}),
+  }).format(amount);
+}
+
+const significantAmount = (n: number): string =>
+  new Intl.NumberFormat("en-US", { maximumSignificantDigits: 3 }).format(n);
+
+const nameOf = (by: string, name: string): string =>
+  name === "_idle"
+    ? "idle devices"
+    : name || (by === "scope" ? "outside every scope" : by === "request" ? "outside every request" : "unknown");
+
+/** Metered is what the connector gpu_usage measured: the time and cost of devices, idle time included. */
+function Metered({ by, cost }: { by: string; cost: Schemas["Cost"] }) {
+  const currencies = [...new Set(cost.groups.flatMap((g) => Object.keys(g.costs)))].sort();
+  const sum = (c: string) => cost.groups.reduce((n, g) => n + (g.costs[c] ?? 0), 0);
+  if (!cost.groups.length) {
+    return by === "request" ? (
+      <div className={ui.card}>
+        <Message>
+          The connector <code>gpu_usage</code> has measured nothing yet. It sums device time and cost by request.
+        </Message>
+      </div>
+    ) : null;
+  }
+  return (
+    <section aria-label="Measured by gpu_usage">
+      <div className={ui.row}>
+        <h2>Measured by gpu_usage</h2>
+        <span className={ui.muted}>
+          {currencies.length
+            ? "Running kernels share the price of their device. Idle devices have their own row."
+            : "Set prices in the connector to see the cost."}
+        </span>
+        {cost.truncated && <Badge tone="warn">1,000 series of a metric only</Badge>}
+        <a href={url("/usage/cost", { by })} target="_blank" rel="noreferrer">
+          as JSON
+        </a>
+      </div>
+      <br />
+      <div className={`${ui.card} ${ui.tableScroll}`}>
+        <table className={ui.table} aria-label="Cost">
+          <thead>
+            <tr>
+              <th scope="col">{by === "service" ? "application" : by}</th>
+              <th scope="col" className={ui.right} title="gpu.cuda.time: work that overlaps counts in full">
+                Device time
+              </th>
+              {currencies.map((c) => (
+                <th key={c} scope="col" className={ui.right} title="gpu.cuda.cost">
+                  Cost{c ? `, ${c}` : ""}
+                </th>
+              ))}
+              {currencies.length === 1 && <th scope="col">Share</th>}
+            </tr>
+          </thead>
+          <tbody>
+            {cost.groups.map((g) => (
+              <tr key={g.name}>
+                <td>{nameOf(by, g.name)}</td>
+                <td className={ui.right} title={`${g.device_seconds} s`}>
+                  {g.device_seconds ? duration(g.device_seconds * 1e9) : "–"}
+                </td>
+                {currencies.map((c) => (
+                  <td key={c} className={ui.right} title={String(g.costs[c] ?? 0)}>
+                    {money(g.costs[c] ?? 0, c)}
+                  </td>
+                ))}
+                {currencies.length === 1 && (
+                  <td>
+                    <div className={`${ui.row} ${ui.nowrap}`}>
+                      <span style={{ width: 90 }}>
+                        <Bar share={(g.costs[currencies[0] ?? ""] ?? 0) / (sum(currencies[0] ?? "") || 1)} />
+                      </span>
+                      {percent((g.costs[currencies[0] ?? ""] ?? 0) / (sum(currencies[0] ?? "") || 1))}
+                    </div>
+                  </td>
+                )}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </section>
+  );
+}
 
 /** Usage sums device time over sessions. A rate per hour turns it into cost. */
 export function Usage() {
@@ -11,13 +106,17 @@ export function Usage() {
   const navigate = useNavigate({ from: "/usage" });
   const by = search.by ?? "service";
   const rate = search.rate && /^\d{1,6}(\.\d{1,4})?$/.test(search.rate) ? Number(search.rate) : undefined;
-  const q = useGet("/usage", {}, { by, service: search.service, host: search.host });
+  const filter = { service: search.service, host: search.host };
+  const sessions = useGet("/usage", {}, { by, ...filter }, { enabled: by !== "request" });
+  const metered = by !== "run" && by !== "session";
+  const cost = useGet("/usage/cost", {}, { by, ...filter }, { enabled: metered });
   useEffect(() => {
     document.title = "Usage · gpuflight";
   }, []);
+  const q = by === "request" ? cost : sessions;
   if (q.error) return <Failure error={q.error} />;
   if (!q.data) return <Loading />;
-  const groups = q.data.groups;
+  const groups = by === "request" ? [] : (sessions.data?.groups ?? []);
   const total = groups.reduce((n, g) => n + g.kernel_ns, 0);
   return (
     <div className={ui.page}>
@@ -33,6 +132,7 @@ export function Usage() {
             ["run", "Run"],
             ["session", "Session"],
             ["scope", "Scope"],
+            ["request", "Request"],
           ]}
         />
         {q.data.truncated && (
@@ -52,8 +152,11 @@ export function Usage() {
           />
         </label>
       </div>
-      <p className={ui.muted}>Kernel time of whole sessions. Kernels that overlap each count in full.</p>
-      <div className={`${ui.card} ${ui.tableScroll}`}>
+      {metered && cost.data && <Metered by={by} cost={cost.data} />}
+      {by !== "request" && (
+        <p className={ui.muted}>Kernel time of the stored sessions. Kernels that overlap each count in full.</p>
+      )}
+      <div hidden={by === "request"} className={`${ui.card} ${ui.tableScroll}`}>
         <table className={ui.table} aria-label="Usage">
           <thead>
             <tr>
@@ -77,7 +180,7 @@ export function Usage() {
           </thead>
           <tbody>
             {groups.map((g) => {
-              const filter =
+              const own =
                 by === "service"
                   ? { service: g.name }
                   : by === "host"
@@ -85,20 +188,20 @@ export function Usage() {
                     : by === "run"
                       ? { run: g.name }
                       : {};
-              const text = (t: string) =>
+              const text = (made: Made, value: number, t = count(value)) =>
                 by === "session" ? (
                   <Link
                     to="/sessions/$session/kernels"
                     params={{ session: g.name }}
                     search={{} as never}
-                    className={ui.num}
+                    {...num(made, value)}
                   >
                     {t}
                   </Link>
                 ) : by === "scope" || !g.name ? (
                   t
                 ) : (
-                  <Link to="/" search={filter as never} className={ui.num}>
+                  <Link to="/" search={own as never} {...num(made, value)}>
                     {t}
                   </Link>
                 );
@@ -106,7 +209,7 @@ export function Usage() {
                 <tr key={g.name}>
                   <td>{g.name || (by === "scope" ? "outside every scope" : "unknown")}</td>
                   <td className={ui.right} title={exactDuration(g.kernel_ns)}>
-                    {text(duration(g.kernel_ns))}
+                    {text("ns", g.kernel_ns, duration(g.kernel_ns))}
                   </td>
                   <td>
                     <div className={`${ui.row} ${ui.nowrap}`}>
@@ -116,8 +219,8 @@ export function Usage() {
                       {percent(total ? g.kernel_ns / total : 0)}
                     </div>
                   </td>
-                  <td className={ui.right}>{text(count(g.kernels))}</td>
-                  <td className={ui.right}>{text(count(g.sessions))}</td>
+                  <td className={ui.right}>{text("kernels", g.kernels)}</td>
+                  <td className={ui.right}>{by === "session" ? count(g.sessions) : text("rows", g.sessions)}</td>
                   {rate !== undefined && <td className={ui.right}>{((g.kernel_ns / 3600e9) * rate).toPrecision(3)}</td>}
                 </tr>
               );

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuqueryextension
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+	"go.uber.org/zap"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/rows"
+	"github.com/gpuflight/gpuflight/internal/store/storetest"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+func TestIncrease(t *testing.T) {
+	point := func(start, at int64, v float64) store.PointRow {
+		return store.PointRow{Point: store.Point{StartNs: start, TimeNs: at, Double: v, HasDouble: true}}
+	}
+	points := []store.PointRow{point(10, 20, 2), point(10, 30, 5), point(35, 40, 1), point(35, 50, 4)}
+	assert.InDelta(t, 9, increase(points, 0, false), 0)
+	assert.InDelta(t, 7, increase(points, 15, false), 0, "the first point is the value before the interval")
+	assert.InDelta(t, 12, increase(points, 0, true), 0)
+	assert.Zero(t, increase(nil, 0, false))
+}
+
+func TestCost_ByServiceScopeAndRequest(t *testing.T) {
+	md := pmetric.NewMetrics()
+	add := func(service, metric, scope, request string, values ...float64) {
+		rm := md.ResourceMetrics().AppendEmpty()
+		rm.Resource().Attributes().PutStr(semconv.ServiceName, service)
+		m := rm.ScopeMetrics().AppendEmpty().Metrics().AppendEmpty()
+		m.SetName(metric)
+		sum := m.SetEmptySum()
+		sum.SetIsMonotonic(true)
+		sum.SetAggregationTemporality(pmetric.AggregationTemporalityCumulative)
+		for i, v := range values {
+			p := sum.DataPoints().AppendEmpty()
+			p.SetStartTimestamp(1_000)
+			p.SetTimestamp(pcommon.Timestamp(2_000 + i))
+			p.SetDoubleValue(v)
+			if scope != "" {
+				p.Attributes().PutStr(semconv.CUDAScopeName, scope)
+				p.Attributes().PutStr(semconv.CUDARequestOperation, request)
+			}
+			if metric == semconv.MetricGPUCUDACost {
+				p.Attributes().PutStr(semconv.CUDACostCurrency, "USD")
+			}
+		}
+	}
+	// The worked example of docs/usage.md.
+	add("llm", semconv.MetricGPUCUDACost, "forward", "POST /generate", 0.001, 0.0045)
+	add("llm", semconv.MetricGPUCUDATime, "forward", "POST /generate", 6)
+	add("rag", semconv.MetricGPUCUDACost, "", "", 0.0065)
+	add("rag", semconv.MetricGPUCUDATime, "", "", 7)
+	add("_idle", semconv.MetricGPUCUDACost, "", "", 0.002)
+	m := storetest.NewMemory()
+	var d rows.Decoder
+	_, err := m.Write(context.Background(), d.Metrics("", md))
+	require.NoError(t, err)
+	s := newServer(m, options{loopback: true, version: "test", logger: zap.NewNop()})
+	for _, tt := range []struct {
+		target string
+		want   []costGroup
+	}{
+		{"by=service", []costGroup{
+			{"rag", 7, map[string]float64{"USD": 0.0065}}, {"llm", 6, map[string]float64{"USD": 0.0045}}, {"_idle", 0, map[string]float64{"USD": 0.002}},
+		}},
+		{"by=scope", []costGroup{{"", 7, map[string]float64{"USD": 0.0085}}, {"forward", 6, map[string]float64{"USD": 0.0045}}}},
+		{"by=request&service=llm", []costGroup{{"POST /generate", 6, map[string]float64{"USD": 0.0045}}}},
+		{"by=host&host=x", []costGroup{}},
+	} {
+		t.Run(tt.target, func(t *testing.T) {
+			got := get[struct{ Groups []costGroup }](t, s, "/api/v1/usage/cost?"+tt.target).Groups
+			require.Len(t, got, len(tt.want))
+			for i, g := range got {
+				assert.Equal(t, tt.want[i].Name, g.Name)
+				assert.InDelta(t, tt.want[i].DeviceSeconds, g.DeviceSeconds, 1e-12)
+				assert.InDeltaMapValues(t, tt.want[i].Costs, g.Costs, 1e-12)
+			}
+		})
+	}
+}

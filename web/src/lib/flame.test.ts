@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+import { expect, test } from "vitest";
+import { boxes, find, flameTree } from "./flame";
+
+const stacks = [
+  { stack: ["main", "train"], scope: ["step"], path: 3, name: "gemm", count: 2, sum_ns: 60 },
+  { stack: ["main"], scope: [], path: 0, name: "fill", count: 1, sum_ns: 30 },
+  { stack: ["main", "train"], scope: ["step"], path: 3, name: "relu", count: 4, sum_ns: 10 },
+];
+const lines = [
+  { path: 3, name: "gemm", file: "/src/a.cu", line: 7, samples: 3 },
+  { path: 3, name: "gemm", file: "/src/a.cu", line: 9, samples: 1 },
+  { path: 0, name: "gemm", file: "/src/a.cu", line: 9, samples: 5 },
+];
+
+test("a tree from the host to lines", () => {
+  const root = flameTree(stacks, lines);
+  expect([root.ns, root.count]).toEqual([100, 7]);
+  const chain = find(root, "0.0.0.0.0");
+  expect(chain.map((f) => f.name)).toEqual(["all kernels", "main", "train", "step", "gemm", "a.cu:7"]);
+  expect(chain.map((f) => f.ns)).toEqual([100, 100, 70, 70, 60, 45]);
+  expect(chain[4]?.path).toBe(3);
+  expect(find(root, "0.1").map((f) => f.name)).toEqual(["all kernels", "main", "fill"]);
+});
+
+test("boxes below a focus fill the width", () => {
+  const root = flameTree(stacks, lines);
+  const { boxes: list, hidden } = boxes(root, "0.0", 0.2);
+  expect(list.map((b) => [b.frame.name, b.id, b.x, b.width])).toEqual([
+    ["all kernels", "", 0, 1],
+    ["main", "0", 0, 1],
+    ["train", "0.0", 0, 1],
+    ["step", "0.0.0", 0, 1],
+    ["gemm", "0.0.0.0", 0, 60 / 70],
+    ["a.cu:7", "0.0.0.0.0", 0, 45 / 70],
+    ["a.cu:9", "0.0.0.0.1", 45 / 70, 15 / 70],
+  ]);
+  expect(hidden).toBe(1);
+});
+
+test("an unknown focus shows everything", () => {
+  const root = flameTree(stacks, []);
+  expect(boxes(root, "7.1", 0).boxes[0]?.id).toBe("");
+  expect(boxes(flameTree([], []), "", 0).boxes).toHaveLength(1);
+});

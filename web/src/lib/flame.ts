@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+/** Frame is a node of a flame graph: a frame of the host stack, a scope, a kernel or a line of its code. */
+export interface Frame {
+  kind: "all" | "host" | "scope" | "kernel" | "line";
+  name: string;
+  /** Kernel time in ns. That of a line is estimated from samples. */
+  ns: number;
+  /** Launches, or samples of a line. */
+  count: number;
+  /** The path of scopes of a kernel. */
+  path?: number;
+  children: Frame[];
+}
+
+interface Stack {
+  stack: readonly string[];
+  scope: readonly string[];
+  path: number;
+  name: string;
+  count: number;
+  sum_ns: number;
+}
+
+interface Line {
+  path: number;
+  name: string;
+  file: string;
+  line: number;
+  samples: number;
+}
+
+/**
+ * flameTree adds up stacks from the host to the kernel. The lines of a kernel share its time by their
+ * samples in the same scope.
+ */
+export function flameTree(stacks: readonly Stack[], lines: readonly Line[]): Frame {
+  const root: Frame = { kind: "all", name: "all kernels", ns: 0, count: 0, children: [] };
+  const index = new Map<Frame, Map<string, Frame>>();
+  const child = (p: Frame, kind: Frame["kind"], name: string): Frame => {
+    let own = index.get(p);
+    if (!own) {
+      own = new Map();
+      index.set(p, own);
+    }
+    let f = own.get(kind + name);
+    if (!f) {
+      f = { kind, name, ns: 0, count: 0, children: [] };
+      own.set(kind + name, f);
+      p.children.push(f);
+    }
+    return f;
+  };
+  const linesOf = new Map<string, Line[]>();
+  for (const l of lines) {
+    const key = `${l.path}|${l.name}`;
+    linesOf.set(key, [...(linesOf.get(key) ?? []), l]);
+  }
+  for (const s of stacks) {
+    const chain = [root];
+    for (const f of s.stack) chain.push(child(chain.at(-1) as Frame, "host", f));
+    for (const f of s.scope) chain.push(child(chain.at(-1) as Frame, "scope", f));
+    const kernel = child(chain.at(-1) as Frame, "kernel", s.name);
+    kernel.path = s.path;
+    for (const f of [...chain, kernel]) {
+      f.ns += s.sum_ns;
+      f.count += s.count;
+    }
+    const own = linesOf.get(`${s.path}|${s.name}`) ?? [];
+    const samples = own.reduce((n, l) => n + l.samples, 0);
+    for (const l of own) {
+      const f = child(kernel, "line", `${l.file.split("/").pop() || "line"}:${l.line}`);
+      f.ns += samples ? (s.sum_ns * l.samples) / samples : 0;
+      f.count = l.samples;
+    }
+  }
+  const sort = (f: Frame) => {
+    f.children.sort((a, b) => b.ns - a.ns || (a.name < b.name ? -1 : 1));
+    f.children.forEach(sort);
+  };
+  sort(root);
+  return root;
+}
+
+/** Box is a visible frame: its position and width are shares of 1. Id has the indices of the frame and those above it. */
+export interface Box {
+  frame: Frame;
+  id: string;
+  x: number;
+  width: number;
+  depth: number;
+}
+
+/** find returns the frame with an id, with all frames above it, outermost first. An unknown id gives the root. */
+export function find(root: Frame, id: string): Frame[] {
+  const chain = [root];
+  for (const part of id ? id.split(".") : []) {
+    const next = chain.at(-1)?.children[Number(part)];
+    if (!next) return [root];
+    chain.push(next);
+  }
+  return chain;
+}
+
+/** boxes lays out a frame, those above it in full width, and those below it that are at least as wide as a share. */
+export function boxes(root: Frame, id: string, smallest: number): { boxes: Box[]; hidden: number } {
+  const chain = find(root, id);
+  const parts = chain.length > 1 ? id.split(".") : [];
+  const result: Box[] = chain.map((frame, depth) => ({
+    frame,
+    id: parts.slice(0, depth).join("."),
+    x: 0,
+    width: 1,
+    depth,
+  }));
+  let hidden = 0;
+  const focus = chain.at(-1) as Frame;
+  const add = (f: Frame, at: string, x: number, depth: number) => {
+    let left = x;
+    f.children.forEach((c, i) => {
+      const width = focus.ns ? c.ns / focus.ns : 0;
+      if (width < smallest) {
+        hidden++;
+        return;
+      }
+      const childId = at ? `${at}.${i}` : String(i);
+      result.push({ frame: c, id: childId, x: left, width, depth });
+      add(c, childId, left, depth + 1);
+      left += width;
+    });
+  };
+  add(focus, parts.join("."), 0, chain.length);
+  return { boxes: result, hidden };
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+import { Link, useNavigate, useSearch } from "@tanstack/react-router";
+import { useMemo, useState } from "react";
+import { useGet, useSession } from "../api/hooks";
+import { css, scopeColor, sliceColor } from "../lib/color";
+import { boxes, type Frame, find, flameTree } from "../lib/flame";
+import { count, duration, exactDuration, percent } from "../lib/format";
+import { Badge, Failure, Loading, Message, SearchBox, ui } from "../ui/parts";
+import { useDark } from "../ui/theme";
+import c from "./code.module.css";
+
+const kinds = {
+  all: "whole session",
+  host: "host function",
+  scope: "scope",
+  kernel: "kernel",
+  line: "line, estimated from samples",
+} as const;
+
+/** Flame shows which host code, scopes and kernels the kernel time comes from. */
+export function Flame() {
+  const session = useSession();
+  const search = useSearch({ from: "/sessions/$session/code" });
+  const navigate = useNavigate({ from: "/sessions/$session/code" });
+  const dark = useDark();
+  const [over, setOver] = useState("");
+  const q = useGet(
+    "/sessions/{session}/stacks",
+    { session: session.id },
+    { base: session.base },
+    {
+      every: session.every,
+    },
+  );
+  const root = useMemo(() => flameTree(q.data?.stacks ?? [], q.data?.lines ?? []), [q.data]);
+  const zoom = search.zoom ?? "";
+  const { boxes: list, hidden } = useMemo(() => boxes(root, zoom, 0.001), [root, zoom]);
+  if (q.error && !q.data) return <Failure error={q.error} />;
+  if (!q.data) return <Loading />;
+  if (!root.count) return <Message>The session has no kernels.</Message>;
+  const depth = list.reduce((n, b) => Math.max(n, b.depth + 1), 0);
+  const match = (search.q ?? "").toLowerCase();
+  const chain = find(root, over || zoom);
+  const shown = chain.at(-1) as Frame;
+  const focus = find(root, zoom).at(-1) as Frame;
+  const matched = match ? matchedNs(focus, match) : 0;
+  const hasStacks = q.data.stacks.some((s) => s.stack.length > 0);
+  const color = (f: Frame) =>
+    f.kind === "kernel" || f.kind === "line"
+      ? css(sliceColor(f.kind === "line" ? "" : f.name, dark))
+      : css(f.kind === "scope" ? scopeColor(f.name, dark) : dark ? [150, 158, 172] : [214, 219, 227]);
+  return (
+    <>
+      <div className={ui.row}>
+        <span className={ui.muted}>
+          kernel time by {hasStacks ? "host stack, " : ""}scope and kernel{q.data.lines.length ? ", and line" : ""}. The
+          width is the time; the order has no meaning.
+        </span>
+        {!hasStacks && (
+          <Badge title="A recording with host stacks has them above the scopes.">no host stacks recorded</Badge>
+        )}
+        {q.data.truncated && <Badge tone="warn">only the largest stacks</Badge>}
+        <span className={ui.spacer} />
+        <SearchBox
+          label="Highlight frames"
+          value={search.q ?? ""}
+          onChange={(v) => navigate({ search: (o) => ({ ...o, q: v || undefined }), replace: true })}
+        />
+      </div>
+      <section className={`${ui.card} ${c.flame}`} aria-label="Flame graph">
+        <div className={c.flameInfo} role="status">
+          <strong>{shown.name}</strong>{" "}
+          <span className={ui.muted}>
+            {kinds[shown.kind]} · <span title={exactDuration(Math.round(shown.ns))}>{duration(shown.ns)}</span> ·{" "}
+            {percent(root.ns ? shown.ns / root.ns : 0)} of all · {count(shown.count)}{" "}
+            {shown.kind === "line" ? "samples" : "launches"}
+            {match ? ` · ${percent(focus.ns ? matched / focus.ns : 0)} matches` : ""}
+          </span>{" "}
+          {shown.kind === "kernel" && (
+            <Link
+              to="/sessions/$session/launches"
+              params={{ session: session.id }}
+              search={{ name: shown.name, path: shown.path, direct: "true", operation: "kernel" } as never}
+            >
+              launches in this scope
+            </Link>
+          )}
+          {zoom && (
+            <Link to="." replace search={((o: Record<string, unknown>) => ({ ...o, zoom: undefined })) as never}>
+              show all
+            </Link>
+          )}
+        </div>
+        <div className={c.flameBody} style={{ height: depth * 21 }}>
+          {list.map((b) => (
+            <Link
+              key={b.id}
+              to="."
+              replace
+              search={((o: Record<string, unknown>) => ({ ...o, zoom: b.id || undefined })) as never}
+              className={c.frame}
+              activeProps={{}}
+              style={{
+                left: `${b.x * 100}%`,
+                width: `${b.width * 100}%`,
+                top: b.depth * 21,
+                background: color(b.frame),
+                opacity: match && !b.frame.name.toLowerCase().includes(match) ? 0.35 : 1,
+              }}
+              aria-label={`${b.frame.name}, ${kinds[b.frame.kind]}, ${duration(b.frame.ns)}`}
+              title={`${b.frame.name}\n${duration(b.frame.ns)}, ${percent(root.ns ? b.frame.ns / root.ns : 0)}`}
+              onMouseEnter={() => setOver(b.id)}
+              onMouseLeave={() => setOver("")}
+              onFocus={() => setOver(b.id)}
+              onBlur={() => setOver("")}
+            >
+              {b.width > 0.02 ? b.frame.name : ""}
+            </Link>
+          ))}
+        </div>
+        {hidden > 0 && (
+          <p className={ui.muted} style={{ padding: "4px 12px 10px", margin: 0 }}>
+            {count(hidden)} frames below 0.1 % are not drawn. Select a frame to zoom in.
+          </p>
+        )}
+      </section>
+    </>
+  );
+}
+
+/** matchedNs is the time of the outermost frames whose names match. */
+function matchedNs(f: Frame, match: string): number {
+  if (f.name.toLowerCase().includes(match)) return f.ns;
+  return f.children.reduce((n, x) => n + matchedNs(x, match), 0);
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+import { Link, useSearch } from "@tanstack/react-router";
+import { url } from "../api/client";
+import { useGet, useSession } from "../api/hooks";
+import { count, duration, exactDuration, offset } from "../lib/format";
+import { Bar, Failure, Loading, Message, row, Swatch, ui } from "../ui/parts";
+import { toSpan } from "./Inspector";
+import { WindowBadge } from "./Kernels";
+
+const limit = 1000;
+
+/** Gaps lists the intervals in which a device ran no kernel, with the parts that are inside the window. */
+export function Gaps() {
+  const session = useSession();
+  const search = useSearch({ from: "/sessions/$session/gaps" });
+  const params = { session: session.id };
+  const query = { base: session.base, from: search.from, to: search.to, overlapping: true, limit };
+  const q = useGet("/sessions/{session}/gaps", params, query, { every: session.every });
+  if (q.error && !q.data) return <Failure error={q.error} />;
+  if (!q.data) return <Loading />;
+  const { gaps, count: n, sum_ns: sum } = q.data;
+  const names = new Map(q.data.shapes.map((s) => [s.id, s.name]));
+  const extent = { from: 0, to: session.overview.session.duration_ns };
+  const from = search.from ?? Number.NEGATIVE_INFINITY;
+  const to = search.to ?? Number.POSITIVE_INFINITY;
+  const rows = gaps.map((g) => ({ ...g, inside: Math.min(g.start + g.duration_ns, to) - Math.max(g.start, from) }));
+  const rest = sum - rows.reduce((s, g) => s + g.inside, 0);
+  const longest = rows.reduce((s, g) => Math.max(s, g.inside), 1);
+  const devices = new Set(rows.map((g) => g.device)).size;
+  return (
+    <div className={ui.page}>
+      <div className={ui.row}>
+        <h1>Idle time</h1>
+        <WindowBadge from={search.from} to={search.to} />
+        <span className={ui.muted}>between two kernels, in which a device ran no kernel</span>
+      </div>
+      <div className={ui.row}>
+        <span>
+          <strong data-testid="rows">{count(n)}</strong> gaps, together{" "}
+          <strong data-testid="sum" title={exactDuration(sum)}>
+            {duration(sum)}
+          </strong>
+        </span>
+        <a href={url(`/sessions/${encodeURIComponent(session.id)}/gaps`, query)} target="_blank" rel="noreferrer">
+          as JSON
+        </a>
+      </div>
+      <div className={`${ui.card} ${ui.tableScroll}`}>
+        <table className={ui.table} aria-label="Idle gaps">
+          <thead>
+            <tr>
+              <th scope="col">Start</th>
+              {devices > 1 && <th scope="col">Device</th>}
+              <th scope="col" className={ui.right}>
+                Idle
+              </th>
+              <th scope="col" className={ui.wide}>
+                Compared with the longest
+              </th>
+              <th scope="col">Ends with</th>
+            </tr>
+          </thead>
+          <tbody>
+            {rows.map((g) => (
+              <tr key={`${g.device}${g.start}`} {...row({ ns: g.inside })}>
+                <td>
+                  <Link
+                    to="/sessions/$session/timeline"
+                    params={params}
+                    search={
+                      {
+                        ...toSpan(undefined, g.start, g.duration_ns, extent),
+                        at: undefined,
+                        m0: Math.max(0, g.start),
+                        m1: g.start + g.duration_ns,
+                      } as never
+                    }
+                    title="Show it in the timeline"
+                  >
+                    {offset(g.start, 1)}
+                  </Link>
+                </td>
+                {devices > 1 && <td className={ui.mono}>{g.device.slice(0, 16)}</td>}
+                <td className={ui.right} title={exactDuration(g.inside)}>
+                  {duration(g.inside)}
+                </td>
+                <td className={ui.wide}>
+                  <Bar share={g.inside / longest} />
+                </td>
+                <td className={ui.name}>
+                  <Swatch name={names.get(g.after.shape ?? -1) ?? ""} />
+                  <Link
+                    to="/sessions/$session/timeline"
+                    params={params}
+                    search={toSpan(g.after.span, g.after.start, 1, extent) as never}
+                  >
+                    {names.get(g.after.shape ?? -1) ?? "kernel"}
+                  </Link>
+                </td>
+              </tr>
+            ))}
+            {n > rows.length && (
+              <tr {...row({ ns: rest })}>
+                <td>{count(n - rows.length)} shorter gaps</td>
+                {devices > 1 && <td />}
+                <td className={ui.right} title={exactDuration(rest)}>
+                  {duration(rest)}
+                </td>
+                <td className={ui.wide} />
+                <td className={ui.muted}>{rows.length < limit ? "each below 10 µs" : ""}</td>
+              </tr>
+            )}
+          </tbody>
+        </table>
+        {!n && <Message>No gap.</Message>}
+      </div>
+    </div>
+  );
+}
