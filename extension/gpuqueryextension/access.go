@@ -250,7 +250,7 @@ func (a *access) login(w http.ResponseWriter, r *http.Request) {
 // setCookie sets or deletes the cookie. A proxy with TLS states it in a header. A client that forges
 // the header changes its own cookie only.
 func (a *access) setCookie(w http.ResponseWriter, r *http.Request, value string, maxAge int) {
-	http.SetCookie(w, &http.Cookie{
+	http.SetCookie(w, &http.Cookie{ //nolint:gosec // G124: without TLS, a browser would not send a secure cookie
 		Name: cookieName, Value: value, Path: "/", MaxAge: maxAge, HttpOnly: true, SameSite: http.SameSiteStrictMode,
 		Secure: r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https",
 	})

@@ -74,7 +74,7 @@ func (s *Store) Pin(ctx context.Context, project, id string, pinned bool) error 
 		value = "1"
 	}
 	if err = s.mark(ctx, sess, "pinned", value, false); err != nil {
-		return fmt.Errorf("pin session %q: %w", id, err)
+		return fmt.Errorf("pin session %q: %w", id, s.failed(ctx, sess, err))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,20 +95,21 @@ func (s *Store) Seal(ctx context.Context, project, id string) error {
 	if sess.sealed {
 		return nil
 	}
+	s.refreshChains(ctx, sess, true)
 	for _, seg := range sess.segments {
 		if err = s.merge(ctx, seg); err != nil {
-			return fmt.Errorf("seal session %q: %w", id, err)
+			return fmt.Errorf("seal session %q: %w", id, s.failed(ctx, sess, err))
 		}
 	}
 	if !sess.dropped {
 		if err = s.extendGaps(ctx, sess, true); err != nil {
-			return fmt.Errorf("seal session %q: %w", id, err)
+			return fmt.Errorf("seal session %q: %w", id, s.failed(ctx, sess, err))
 		}
 	}
 	if err = s.mark(ctx, sess, "sealed", "1", true); err != nil {
-		return fmt.Errorf("seal session %q: %w", id, err)
+		return fmt.Errorf("seal session %q: %w", id, s.failed(ctx, sess, err))
 	}
-	sess.dicts = nil
+	sess.dicts, sess.chains = nil, nil
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sess.sealed = true
@@ -317,7 +318,9 @@ func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted,
 			switch {
 			case err != nil || !exceeded:
 			case rule.reason == rawMaxAge:
-				err = s.dropRows(ctx, u)
+				if err = s.dropRows(ctx, u); err != nil {
+					err = s.failed(ctx, u.sess, err)
+				}
 				size -= u.size()
 			default:
 				err = s.remove(ctx, u.sess, u.segments)
@@ -349,6 +352,9 @@ func (s *Store) Export(ctx context.Context, project, id, file string) error {
 		"segment": "1", "from_ns": "0", "sealed": "1"}
 	if v.dropped {
 		meta["rows_dropped"] = "1"
+	}
+	if v.stale {
+		meta[staleChains] = "1"
 	}
 	if err = s.createFile(ctx, building, meta, v); err == nil {
 		err = copyNew(building, file)

@@ -6,7 +6,7 @@ import { send } from "../api/client";
 import { SessionContext, type SessionState, useGet } from "../api/hooks";
 import { compact, count, duration, exactDuration, instant } from "../lib/format";
 import { ExportMenu } from "../ui/ExportMenu";
-import { Badge, Failure, LiveMark, Loading, ui } from "../ui/parts";
+import { Badge, Failure, LiveMark, Loading, num, ui } from "../ui/parts";
 import { useMay } from "./Login";
 
 /** SessionLayout loads the session for the views below it and shows what it is. */
@@ -69,7 +69,7 @@ function SessionBar({ state }: { state: SessionState }) {
         to="/sessions/$session/kernels"
         params={{ session: s.id }}
         search={{} as never}
-        className={ui.num}
+        {...num("kernels", kernels)}
         title={`${count(kernels)} kernels`}
       >
         {compact(kernels)} kernels

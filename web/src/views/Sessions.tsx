@@ -5,7 +5,7 @@ import { useEffect, useState } from "react";
 import { type Schemas, send } from "../api/client";
 import { useGet } from "../api/hooks";
 import { ago, bytes, compact, count, duration, exactDuration, instant, percent } from "../lib/format";
-import { Badge, Bar, Copy, Failure, LiveMark, Loading, Message, SearchBox, ui } from "../ui/parts";
+import { Badge, Bar, Copy, Failure, LiveMark, Loading, Message, num, row, SearchBox, ui } from "../ui/parts";
 import { useMay } from "./Login";
 
 type Session = Schemas["Session"];
@@ -117,7 +117,7 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
   const copies = s.operations.memcpy ?? 0;
   const share = s.duration_ns > 0 ? s.kernel_ns / s.duration_ns : 0;
   return (
-    <tr>
+    <tr {...row({ ns: s.kernel_ns, kernels })}>
       <td>
         <div className={ui.row}>
           <Link to="/sessions/$session/timeline" params={{ session: s.id }} search={{} as never}>
@@ -144,7 +144,7 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
           to="/sessions/$session/kernels"
           params={{ session: s.id }}
           search={{} as never}
-          className={ui.num}
+          {...num("kernels", kernels)}
           title={count(kernels)}
         >
           {compact(kernels)}
@@ -155,7 +155,7 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
           to="/sessions/$session/launches"
           params={{ session: s.id }}
           search={{ operation: "kernel", sort: "duration" } as never}
-          className={ui.num}
+          {...num("ns", s.kernel_ns)}
         >
           {duration(s.kernel_ns)}
         </Link>{" "}
@@ -167,13 +167,18 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
           to="/sessions/$session/launches"
           params={{ session: s.id }}
           search={{ operation: "memcpy" } as never}
-          className={ui.num}
+          {...num("rows", copies)}
         >
           {compact(copies)}
         </Link>
       </td>
       <td className={`${ui.right} ${ui.wide}`}>
-        <Link to="/sessions/$session/code" params={{ session: s.id }} search={{} as never} className={ui.num}>
+        <Link
+          to="/sessions/$session/code"
+          params={{ session: s.id }}
+          search={{} as never}
+          {...num("records", s.counts.samples)}
+        >
           {compact(s.counts.samples)}
         </Link>
       </td>
@@ -217,7 +222,7 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
 }
 
 const record = "gpuflight trace -- python train.py";
-const env = "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:14317";
+const env = "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4317";
 
 /** FirstPage says how to get data. */
 function FirstPage() {
