@@ -105,6 +105,7 @@ func newServer(b store.Backend, o options) *server {
 	jaeger("operations", s.jaegerOperations)
 	jaeger("traces", s.jaegerTraces)
 	jaeger("traces/{trace}", s.jaegerTrace)
+	jaeger("trace-summaries", s.jaegerSummaries)
 	change("PUT /api/v1/sessions/{session}/pin", s.pin(true), http.StatusNoContent)
 	change("DELETE /api/v1/sessions/{session}/pin", s.pin(false), http.StatusNoContent)
 	change("DELETE /api/v1/sessions/{session}", s.delete, http.StatusNoContent)
