@@ -9,8 +9,12 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 )
+
+// keyVariable is the environment variable with the API key for a Collector that requires one.
+const keyVariable = "GPUFLIGHT_KEY"
 
 // queryAPI is a client of the Collector's query API (extension/gpuqueryextension/openapi.yaml).
 type queryAPI struct{ address string }
@@ -37,6 +41,10 @@ func (a queryAPI) open(ctx context.Context, method, path string, body io.Reader)
 	}
 	if body != nil {
 		req.Header.Set("Content-Type", "application/octet-stream")
+	}
+	// Other users can see the arguments of a process, but not its environment.
+	if key := os.Getenv(keyVariable); key != "" {
+		req.Header.Set("Authorization", "Bearer "+key)
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {

@@ -23,6 +23,7 @@ import (
 	prometheusexporter "github.com/open-telemetry/opentelemetry-collector-contrib/exporter/prometheusexporter"
 	awss3exporter "github.com/open-telemetry/opentelemetry-collector-contrib/exporter/awss3exporter"
 	clickhouseexporter "github.com/open-telemetry/opentelemetry-collector-contrib/exporter/clickhouseexporter"
+	apikeyauthextension "github.com/gpuflight/gpuflight/extension/apikeyauthextension"
 	gpuflogencodingextension "github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension"
 	filestorageextension "github.com/gpuflight/gpuflight/extension/storage/filestorageextension"
 	zpagesextension "go.opentelemetry.io/collector/extension/zpagesextension"
@@ -68,6 +69,7 @@ func components() (otelcol.Factories, error) {
 	}
 
 	factories.Extensions, err = otelcol.MakeFactoryMap[extension.Factory](
+		apikeyauthextension.NewFactory(),
 		gpuflogencodingextension.NewFactory(),
 		filestorageextension.NewFactory(),
 		zpagesextension.NewFactory(),
@@ -80,6 +82,7 @@ func components() (otelcol.Factories, error) {
 		return otelcol.Factories{}, err
 	}
 	factories.ExtensionModules = makeModulesMap(factories.Extensions, map[component.Type]string{
+		apikeyauthextension.NewFactory().Type(): "github.com/gpuflight/gpuflight/extension/apikeyauthextension v0.2.0",
 		gpuflogencodingextension.NewFactory().Type(): "github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension v0.2.0",
 		filestorageextension.NewFactory().Type(): "github.com/gpuflight/gpuflight/extension/storage/filestorageextension v0.2.0",
 		zpagesextension.NewFactory().Type(): "go.opentelemetry.io/collector/extension/zpagesextension v0.158.0",

@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/gpuflight/gpuflight/connector/gpuusageconnector v0.2.0
+	github.com/gpuflight/gpuflight/extension/apikeyauthextension v0.2.0
 	github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension v0.2.0
 	github.com/gpuflight/gpuflight/extension/storage/filestorageextension v0.2.0
 	github.com/gpuflight/gpuflight/processor/occupancyprocessor v0.2.0
@@ -347,6 +348,8 @@ replace github.com/gpuflight/gpuflight/receiver/nvmlreceiver => ../../receiver/n
 replace github.com/gpuflight/gpuflight/processor/occupancyprocessor => ../../processor/occupancyprocessor
 
 replace github.com/gpuflight/gpuflight/connector/gpuusageconnector => ../../connector/gpuusageconnector
+
+replace github.com/gpuflight/gpuflight/extension/apikeyauthextension => ../../extension/apikeyauthextension
 
 replace github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension => ../../extension/encoding/gpuflogencodingextension
 

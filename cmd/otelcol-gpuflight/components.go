@@ -24,6 +24,7 @@ import (
 	prometheusexporter "github.com/open-telemetry/opentelemetry-collector-contrib/exporter/prometheusexporter"
 	awss3exporter "github.com/open-telemetry/opentelemetry-collector-contrib/exporter/awss3exporter"
 	clickhouseexporter "github.com/open-telemetry/opentelemetry-collector-contrib/exporter/clickhouseexporter"
+	apikeyauthextension "github.com/gpuflight/gpuflight/extension/apikeyauthextension"
 	gpuflogencodingextension "github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension"
 	gpustorageextension "github.com/gpuflight/gpuflight/extension/gpustorageextension"
 	gpuqueryextension "github.com/gpuflight/gpuflight/extension/gpuqueryextension"
@@ -71,6 +72,7 @@ func components() (otelcol.Factories, error) {
 	}
 
 	factories.Extensions, err = otelcol.MakeFactoryMap[extension.Factory](
+		apikeyauthextension.NewFactory(),
 		gpuflogencodingextension.NewFactory(),
 		gpustorageextension.NewFactory(),
 		gpuqueryextension.NewFactory(),
@@ -85,6 +87,7 @@ func components() (otelcol.Factories, error) {
 		return otelcol.Factories{}, err
 	}
 	factories.ExtensionModules = makeModulesMap(factories.Extensions, map[component.Type]string{
+		apikeyauthextension.NewFactory().Type(): "github.com/gpuflight/gpuflight/extension/apikeyauthextension v0.2.0",
 		gpuflogencodingextension.NewFactory().Type(): "github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension v0.2.0",
 		gpustorageextension.NewFactory().Type(): "github.com/gpuflight/gpuflight/extension/gpustorageextension v0.2.0",
 		gpuqueryextension.NewFactory().Type(): "github.com/gpuflight/gpuflight/extension/gpuqueryextension v0.2.0",

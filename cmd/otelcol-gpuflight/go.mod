@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/gpuflight/gpuflight/connector/gpuusageconnector v0.2.0
 	github.com/gpuflight/gpuflight/exporter/gpustorageexporter v0.2.0
+	github.com/gpuflight/gpuflight/extension/apikeyauthextension v0.2.0
 	github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension v0.2.0
 	github.com/gpuflight/gpuflight/extension/gpuqueryextension v0.2.0
 	github.com/gpuflight/gpuflight/extension/gpustorageextension v0.2.0
@@ -134,12 +135,14 @@ require (
 	github.com/golang/snappy v1.0.0 // indirect
 	github.com/google/flatbuffers v25.12.19+incompatible // indirect
 	github.com/google/go-tpm v0.9.8 // indirect
+	github.com/google/pprof v0.0.0-20260604005048-7023385849c0 // indirect
 	github.com/google/s2a-go v0.1.9 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/googleapis/enterprise-certificate-proxy v0.3.15 // indirect
 	github.com/googleapis/gax-go/v2 v2.22.0 // indirect
 	github.com/gpuflight/gpuflight v0.2.0 // indirect
 	github.com/gpuflight/gpuflight/internal/collector v0.2.0 // indirect
+	github.com/gpuflight/gpuflight/internal/store/clickstore v0.2.0 // indirect
 	github.com/gpuflight/gpuflight/internal/store/duckstore v0.2.0 // indirect
 	github.com/grafana/regexp v0.0.0-20250905093917-f7b3be9d1853 // indirect
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.29.0 // indirect
@@ -368,6 +371,8 @@ replace github.com/gpuflight/gpuflight/exporter/gpustorageexporter => ../../expo
 
 replace github.com/gpuflight/gpuflight/connector/gpuusageconnector => ../../connector/gpuusageconnector
 
+replace github.com/gpuflight/gpuflight/extension/apikeyauthextension => ../../extension/apikeyauthextension
+
 replace github.com/gpuflight/gpuflight/extension/encoding/gpuflogencodingextension => ../../extension/encoding/gpuflogencodingextension
 
 replace github.com/gpuflight/gpuflight/extension/gpustorageextension => ../../extension/gpustorageextension
@@ -381,5 +386,7 @@ replace github.com/open-telemetry/opentelemetry-collector-contrib/pkg/batchperre
 replace github.com/gpuflight/gpuflight => ../..
 
 replace github.com/gpuflight/gpuflight/internal/collector => ../../internal/collector
+
+replace github.com/gpuflight/gpuflight/internal/store/clickstore => ../../internal/store/clickstore
 
 replace github.com/gpuflight/gpuflight/internal/store/duckstore => ../../internal/store/duckstore

@@ -97,7 +97,8 @@ CREATE TABLE IF NOT EXISTS gpu_samples
     DeviceIndex Nullable(Int64) CODEC(ZSTD(1)),
     Correlation Nullable(Int64) CODEC(ZSTD(1)),
     Origin UInt64 CODEC(ZSTD(1)),
-    Attributes String CODEC(ZSTD(1))
+    Attributes String CODEC(ZSTD(1)),
+    INDEX trace Trace TYPE bloom_filter(0.01) GRANULARITY 4
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(fromUnixTimestamp64Nano(TimeNs))
@@ -119,7 +120,8 @@ CREATE TABLE IF NOT EXISTS gpu_logs
     Flags UInt32,
     Origin UInt64 CODEC(ZSTD(1)),
     Attributes String CODEC(ZSTD(1)),
-    DroppedAttrs UInt32
+    DroppedAttrs UInt32,
+    INDEX trace Trace TYPE bloom_filter(0.01) GRANULARITY 4
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(fromUnixTimestamp64Nano(TimeNs))

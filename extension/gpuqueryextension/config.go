@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/collector/config/configauth"
 	"go.opentelemetry.io/collector/config/configoptional"
+	"go.opentelemetry.io/collector/config/configtls"
 )
 
 // Config is the extension's configuration.
@@ -22,6 +23,10 @@ type Config struct {
 	Backend string `mapstructure:"backend"`
 	// Auth is the authenticator of requests to the API. Addresses other than loopback require it.
 	Auth configoptional.Optional[configauth.Config] `mapstructure:"auth"`
+	// TLS has the server's certificate. Without it, the server uses HTTP.
+	TLS configoptional.Optional[configtls.ServerConfig] `mapstructure:"tls"`
+	// SQL allows SELECT statements over the tables of single sessions.
+	SQL bool `mapstructure:"sql"`
 }
 
 func createDefaultConfig() component.Config { return &Config{Endpoint: "127.0.0.1:8686"} }

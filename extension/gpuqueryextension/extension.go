@@ -4,6 +4,7 @@ package gpuqueryextension
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -25,6 +26,7 @@ type gpuQuery struct {
 	set     component.TelemetrySettings
 	version string
 	server  *http.Server
+	handler *server
 	address string // that the server listens on
 	done    sync.WaitGroup
 	cancel  context.CancelFunc
@@ -62,7 +64,16 @@ func (q *gpuQuery) Start(ctx context.Context, host component.Host) error {
 	if err != nil {
 		return err
 	}
-	s := newServer(b, options{auth: auth, loopback: loopback, version: q.version, logger: q.set.Logger})
+	q.handler = newServer(b, options{auth: auth, loopback: loopback, allowSQL: q.cfg.SQL, version: q.version, logger: q.set.Logger})
+	if auth != nil && !loopback && !q.cfg.TLS.HasValue() {
+		q.set.Logger.Warn("keys and data cross the network without encryption: set tls, or use a proxy with TLS and a loopback address")
+	}
+	var tlsConfig *tls.Config
+	if cfg := q.cfg.TLS.Get(); cfg != nil {
+		if tlsConfig, err = cfg.LoadTLSConfig(ctx); err != nil {
+			return fmt.Errorf("tls: %w", err)
+		}
+	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", q.cfg.Endpoint)
 	if err != nil {
 		return fmt.Errorf("cannot serve the UI and the API at %s: %w: set another endpoint of gpu_query", q.cfg.Endpoint, err)
@@ -71,16 +82,21 @@ func (q *gpuQuery) Start(ctx context.Context, host component.Host) error {
 	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	q.cancel = cancel
 	q.server = &http.Server{
-		Handler: s, BaseContext: func(net.Listener) context.Context { return base },
+		Handler: q.handler, BaseContext: func(net.Listener) context.Context { return base },
 		ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
-		ErrorLog: zap.NewStdLog(q.set.Logger),
+		ErrorLog:  zap.NewStdLog(q.set.Logger),
+		TLSConfig: tlsConfig, ConnState: newConnections().changed,
+	}
+	serve, scheme := q.server.Serve, "http://"
+	if tlsConfig != nil {
+		serve, scheme = func(l net.Listener) error { return q.server.ServeTLS(l, "", "") }, "https://"
 	}
 	q.done.Go(func() {
-		if err := q.server.Serve(listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		if err := serve(listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
 			componentstatus.ReportStatus(host, componentstatus.NewFatalErrorEvent(err))
 		}
 	})
-	q.set.Logger.Info("serving the UI and query API", zap.String("address", "http://"+q.address))
+	q.set.Logger.Info("serving the UI and query API", zap.String("address", scheme+q.address))
 	return nil
 }
 
@@ -95,5 +111,6 @@ func (q *gpuQuery) Shutdown(ctx context.Context) error {
 		err = errors.Join(err, q.server.Close())
 	}
 	q.done.Wait()
+	q.handler.audit.Flush()
 	return err
 }

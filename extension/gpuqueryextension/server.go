@@ -24,6 +24,8 @@ import (
 	"go.opentelemetry.io/collector/extension/extensionauth"
 	"go.uber.org/zap"
 
+	"github.com/gpuflight/gpuflight/internal/apikey"
+	"github.com/gpuflight/gpuflight/internal/collector/audit"
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
@@ -45,6 +47,7 @@ var openAPI []byte
 type options struct {
 	auth     extensionauth.Server // nil for none
 	loopback bool
+	allowSQL bool
 	version  string
 	logger   *zap.Logger
 }
@@ -52,15 +55,20 @@ type options struct {
 // server answers all requests.
 type server struct {
 	options
+	access
 	store   store.Backend
 	api, ui http.Handler
 	running chan struct{}
 	queued  atomic.Int64
-	now     func() time.Time
+	// exporting and querying bound the exports and the SQL statements in progress.
+	exporting, querying chan struct{}
+	now                 func() time.Time
 }
 
 func newServer(b store.Backend, o options) *server {
-	s := &server{options: o, store: b, running: make(chan struct{}, maxConcurrent), now: time.Now}
+	s := &server{options: o, store: b, running: make(chan struct{}, maxConcurrent), now: time.Now,
+		exporting: make(chan struct{}, maxExports), querying: make(chan struct{}, maxStatements)}
+	s.access = access{authenticator: o.auth, audit: audit.New(o.logger, time.Now), logins: newLogins(time.Now)}
 	mux := http.NewServeMux()
 	get := func(pattern string, h func(context.Context, *request) (any, error)) {
 		mux.Handle("GET /api/v1/"+pattern, s.handler(h, http.StatusOK))
@@ -105,6 +113,8 @@ func newServer(b store.Backend, o options) *server {
 	change("DELETE /api/v1/sessions/{session}/pin", s.pin(false), http.StatusNoContent)
 	change("DELETE /api/v1/sessions/{session}", s.delete, http.StatusNoContent)
 	change("POST "+importPath, s.importFile, http.StatusCreated)
+	change("POST "+demoPath, s.loadDemo, http.StatusCreated)
+	change("POST "+sqlPath, s.sql, http.StatusOK)
 	mux.HandleFunc("GET /api/v1/sessions/{session}/export", s.export)
 	mux.HandleFunc("GET /api/v1/openapi.yaml", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/yaml")
@@ -132,17 +142,19 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("Content-Security-Policy", "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
-	if s.loopback && !isLocalName(r.Host) {
-		writeError(w, http.StatusForbidden, "the header Host is not localhost or a loopback address")
+	// A slow client must not keep a connection open.
+	s.limitTime(w, maxQueryTime)
+	if s.loopback && s.auth == nil && !isLocalName(r.Host) {
+		s.refuse(w, r, errors.New("the header Host is not localhost or a loopback address"))
 		return
 	}
 	if !strings.HasPrefix(r.URL.Path, "/api/") {
 		s.ui.ServeHTTP(w, r)
 		return
 	}
-	h.Set("Cache-Control", "no-cache")
+	h.Set("Cache-Control", "private, no-cache")
 	if !sameOrigin(r) {
-		writeError(w, http.StatusForbidden, "the request comes from another origin")
+		s.refuse(w, r, errors.New("the request comes from another origin"))
 		return
 	}
 	limit := int64(maxBody)
@@ -154,24 +166,26 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, limit)
-	if limit == maxBody {
-		// A slow client must not keep a connection open. Exports take longer to send.
-		rc := http.NewResponseController(w)
-		_ = rc.SetReadDeadline(s.now().Add(maxQueryTime))
-		if !strings.HasSuffix(r.URL.Path, "/export") {
-			_ = rc.SetWriteDeadline(s.now().Add(2 * maxQueryTime))
-		}
+	if r.URL.Path == loginPath {
+		s.serveLogin(w, r)
+		return
 	}
-	if s.auth != nil {
-		ctx, err := s.auth.Authenticate(r.Context(), r.Header)
-		if err != nil {
-			h.Set("WWW-Authenticate", "Bearer")
-			writeError(w, http.StatusUnauthorized, "the request is not authenticated")
-			return
-		}
-		r = r.WithContext(ctx)
+	authenticated, err := s.authenticate(r)
+	if err != nil {
+		s.refuse(w, r, err)
+		return
 	}
-	s.api.ServeHTTP(w, r)
+	if r.URL.Path == importPath || strings.HasSuffix(r.URL.Path, "/export") {
+		s.limitTime(w, maxImportTime)
+	}
+	s.audited(s.api, w, authenticated)
+}
+
+// limitTime bounds the time to read the body and, from then on, to answer.
+func (s *server) limitTime(w http.ResponseWriter, d time.Duration) {
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(s.now().Add(d))
+	_ = rc.SetWriteDeadline(s.now().Add(2 * d))
 }
 
 func isLocalName(hostport string) bool {
@@ -288,7 +302,7 @@ func newRequest(r *http.Request) (*request, error) {
 	}
 	req := &request{Request: r, query: &query{values: values}}
 	if auth := client.FromContext(r.Context()).Auth; auth != nil {
-		req.project, _ = auth.GetAttribute("project").(string)
+		req.project, _ = auth.GetAttribute(apikey.AttributeProject).(string)
 	}
 	req.session = r.PathValue("session")
 	if len(req.session) > 256 {

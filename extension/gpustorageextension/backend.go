@@ -35,7 +35,7 @@ func openBackend(ctx context.Context, name string, cfg *BackendConfig, logger *z
 		telemetry: telemetry, active: newActivity(),
 	}
 	var err error
-	if b.opened, err = cfg.open(ctx, b.damaged); err != nil {
+	if b.opened, err = cfg.open(ctx, b); err != nil {
 		return nil, err
 	}
 	if err = b.findUnsealed(ctx); err != nil {
@@ -65,6 +65,16 @@ func (b *backend) Write(ctx context.Context, batches []*store.Batch) (store.Resu
 	start := time.Now()
 	r, err := b.Store.Write(ctx, batches)
 	b.telemetry.ExtensionGpuStorageCommitDuration.Record(ctx, time.Since(start).Seconds(), b.attributes())
+	b.count(r)
+	if err != nil {
+		b.telemetry.ExtensionGpuStorageErrors.Add(ctx, 1, b.attributes(attribute.Bool("retryable", errors.Is(err, store.ErrRetry))))
+	}
+	return r, err
+}
+
+// count counts what the store did with rows.
+func (b *backend) count(r store.Result) {
+	ctx := context.Background()
 	for _, n := range []struct {
 		result string
 		rows   int64
@@ -74,10 +84,6 @@ func (b *backend) Write(ctx context.Context, batches []*store.Batch) (store.Resu
 		}
 	}
 	b.telemetry.ExtensionGpuStorageWrittenSize.Add(ctx, r.Bytes, b.attributes())
-	if err != nil {
-		b.telemetry.ExtensionGpuStorageErrors.Add(ctx, 1, b.attributes(attribute.Bool("retryable", errors.Is(err, store.ErrRetry))))
-	}
-	return r, err
 }
 
 // Delete implements [store.Admin].

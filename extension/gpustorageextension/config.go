@@ -6,12 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/url"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/config/configopaque"
 	"go.opentelemetry.io/collector/config/configoptional"
+	"go.opentelemetry.io/collector/config/configtls"
 	"go.opentelemetry.io/collector/confmap"
 
 	"github.com/gpuflight/gpuflight/internal/bytesize"
@@ -31,6 +35,8 @@ type Config struct {
 type BackendConfig struct {
 	// DuckDB keeps the store in files of this machine.
 	DuckDB configoptional.Optional[DuckDBConfig] `mapstructure:"duckdb"`
+	// ClickHouse keeps the store in tables of a server.
+	ClickHouse configoptional.Optional[ClickHouseConfig] `mapstructure:"clickhouse"`
 	// Retention limits the store.
 	Retention RetentionConfig `mapstructure:"retention"`
 }
@@ -43,6 +49,22 @@ type DuckDBConfig struct {
 	MemoryLimit ByteSize `mapstructure:"memory_limit"`
 	// Threads is the number of threads that queries and compaction use.
 	Threads int `mapstructure:"threads"`
+}
+
+// ClickHouseConfig configures a store on a server. Several Collectors may use its tables.
+type ClickHouseConfig struct {
+	// Endpoint is tcp://host:9000 or http(s)://host:8123, without credentials.
+	Endpoint string              `mapstructure:"endpoint"`
+	Username string              `mapstructure:"username"`
+	Password configopaque.String `mapstructure:"password"`
+	// Database is the database of the tables. It must exist.
+	Database string `mapstructure:"database"`
+	// CreateSchema creates absent tables at the start.
+	CreateSchema bool `mapstructure:"create_schema"`
+	// Timeout limits a statement.
+	Timeout time.Duration `mapstructure:"timeout"`
+	// TLS has certificates and names of a server that speaks TLS.
+	TLS configoptional.Optional[configtls.ClientConfig] `mapstructure:"tls"`
 }
 
 // RetentionConfig has limits. Zero means no limit. Only sessions that ended and are not pinned are
@@ -80,6 +102,10 @@ func newBackend() BackendConfig {
 			MemoryLimit: 512 << 20,
 			Threads:     2,
 		}),
+		ClickHouse: configoptional.Default(ClickHouseConfig{
+			Username: "default", Database: "default", CreateSchema: true, Timeout: 30 * time.Second,
+			TLS: configoptional.Default(configtls.NewDefaultClientConfig()),
+		}),
 		Retention: RetentionConfig{MinFree: 1 << 30},
 	}
 }
@@ -87,7 +113,13 @@ func newBackend() BackendConfig {
 // Unmarshal sets the defaults of a backend and reads its settings.
 func (b *BackendConfig) Unmarshal(conf *confmap.Conf) error {
 	*b = newBackend()
-	return conf.Unmarshal(b)
+	if err := conf.Unmarshal(b); err != nil {
+		return err
+	}
+	if b.ClickHouse.HasValue() && !conf.IsSet("retention::min_free") {
+		b.Retention.MinFree = 0
+	}
+	return nil
 }
 
 // backends returns the configured backends, or the default one.
@@ -110,24 +142,69 @@ func (c *Config) Validate() error {
 		if name == "" {
 			errs = append(errs, errors.New("backends has an empty name: write for example default"))
 		}
-		if !b.DuckDB.HasValue() {
-			errs = append(errs, fmt.Errorf("%s has no kind of store: set duckdb", at))
+		switch {
+		case b.DuckDB.HasValue() && b.ClickHouse.HasValue():
+			errs = append(errs, fmt.Errorf("%s has two kinds of store: set duckdb or clickhouse", at))
+		case b.DuckDB.HasValue():
+			d := b.DuckDB.Get()
+			errs = append(errs, d.validate(at+"::duckdb"))
+			if other, ok := directories[filepath.Clean(d.Directory)]; ok && d.Directory != "" {
+				errs = append(errs, fmt.Errorf("%s::duckdb::directory is that of %s: give each store a directory of its own", at, other))
+			}
+			directories[filepath.Clean(d.Directory)] = at
+		case b.ClickHouse.HasValue():
+			errs = append(errs, b.ClickHouse.Get().validate(at+"::clickhouse"))
+			if b.Retention.MinFree != 0 {
+				errs = append(errs, fmt.Errorf("%s::retention::min_free is for DuckDB: remove it, because the disk belongs to the server", at))
+			}
+		default:
+			errs = append(errs, fmt.Errorf("%s has no kind of store: set duckdb or clickhouse", at))
 			continue
 		}
-		d := b.DuckDB.Get()
-		if d.Directory == "" {
-			errs = append(errs, fmt.Errorf("%s::duckdb::directory is empty: write for example ./gpuflight-state/store", at))
-		} else if other, ok := directories[filepath.Clean(d.Directory)]; ok {
-			errs = append(errs, fmt.Errorf("%s::duckdb::directory is that of %s: give each store a directory of its own", at, other))
-		}
-		directories[filepath.Clean(d.Directory)] = at
-		if d.MemoryLimit < 64<<20 {
-			errs = append(errs, fmt.Errorf("%s::duckdb::memory_limit is %d: it must be at least 64MiB", at, d.MemoryLimit))
-		}
-		if d.Threads < 1 || d.Threads > 256 {
-			errs = append(errs, fmt.Errorf("%s::duckdb::threads is %d: it must be between 1 and 256", at, d.Threads))
-		}
 		errs = append(errs, b.Retention.validate(at+"::retention"))
+	}
+	return errors.Join(errs...)
+}
+
+func (c *DuckDBConfig) validate(at string) error {
+	var errs []error
+	if c.Directory == "" {
+		errs = append(errs, fmt.Errorf("%s::directory is empty: write for example ./gpuflight-state/store", at))
+	}
+	if c.MemoryLimit < 64<<20 {
+		errs = append(errs, fmt.Errorf("%s::memory_limit is %d: it must be at least 64MiB", at, c.MemoryLimit))
+	}
+	if c.Threads < 1 || c.Threads > 256 {
+		errs = append(errs, fmt.Errorf("%s::threads is %d: it must be between 1 and 256", at, c.Threads))
+	}
+	return errors.Join(errs...)
+}
+
+// validate never quotes the endpoint, which may have a password.
+func (c *ClickHouseConfig) validate(at string) error {
+	var errs []error
+	const example = "write for example tcp://127.0.0.1:9000"
+	u, err := url.Parse(c.Endpoint)
+	switch {
+	case c.Endpoint == "":
+		errs = append(errs, fmt.Errorf("%s::endpoint is empty: %s", at, example))
+	case err != nil || u.Host == "" || !slices.Contains([]string{"tcp", "http", "https"}, u.Scheme):
+		errs = append(errs, fmt.Errorf("%s::endpoint is not a URL with tcp, http or https: %s", at, example))
+	case u.User != nil || u.Query().Has("password") || u.Query().Has("username"):
+		errs = append(errs, fmt.Errorf("%s::endpoint has credentials: write them in username and password", at))
+	case strings.Trim(u.Path, "/") != "" || u.Query().Has("database"):
+		errs = append(errs, fmt.Errorf("%s::endpoint has a database: write it in database", at))
+	case u.Scheme == "http" && c.TLS.HasValue():
+		errs = append(errs, fmt.Errorf("%s::tls is set for an endpoint with http: write https", at))
+	}
+	if c.Username == "" {
+		errs = append(errs, fmt.Errorf("%s::username is empty: ClickHouse's first user is default", at))
+	}
+	if c.Database == "" {
+		errs = append(errs, fmt.Errorf("%s::database is empty: ClickHouse's first database is default", at))
+	}
+	if c.Timeout <= 0 {
+		errs = append(errs, fmt.Errorf("%s::timeout is %s: it must be positive", at, c.Timeout))
 	}
 	return errors.Join(errs...)
 }

@@ -6,6 +6,10 @@ package gpustorageextension
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
 	"testing"
 	"time"
 
@@ -58,12 +62,31 @@ func spans(session string, n int) []*store.Batch {
 
 func TestConfig_Errors(t *testing.T) {
 	duck := func(settings map[string]any) map[string]any { return map[string]any{"duckdb": settings} }
+	click := func(settings map[string]any) map[string]any { return map[string]any{"clickhouse": settings} }
 	for _, tt := range []struct {
 		name     string
 		backends map[string]any
 		want     string
 	}{
-		{"no kind", map[string]any{"a": map[string]any{}}, "backends::a has no kind of store: set duckdb"},
+		{"no kind", map[string]any{"a": map[string]any{}}, "backends::a has no kind of store: set duckdb or clickhouse"},
+		{"two kinds", map[string]any{"a": map[string]any{"duckdb": map[string]any{}, "clickhouse": map[string]any{}}},
+			"backends::a has two kinds of store: set duckdb or clickhouse"},
+		{"no endpoint", map[string]any{"a": click(nil)}, "backends::a::clickhouse::endpoint is empty: write for example tcp://127.0.0.1:9000"},
+		{"no URL", map[string]any{"a": click(map[string]any{"endpoint": "127.0.0.1:9000"})},
+			"backends::a::clickhouse::endpoint is not a URL with tcp, http or https: write for example tcp://127.0.0.1:9000"},
+		{"password in the endpoint", map[string]any{"a": click(map[string]any{"endpoint": "tcp://me:secret@127.0.0.1:9000"})},
+			"backends::a::clickhouse::endpoint has credentials: write them in username and password"},
+		{"password in the options", map[string]any{"a": click(map[string]any{"endpoint": "tcp://127.0.0.1:9000?password=secret"})},
+			"backends::a::clickhouse::endpoint has credentials: write them in username and password"},
+		{"database in the endpoint", map[string]any{"a": click(map[string]any{"endpoint": "tcp://127.0.0.1:9000/gpu"})},
+			"backends::a::clickhouse::endpoint has a database: write it in database"},
+		{"certificates without TLS", map[string]any{"a": click(map[string]any{"endpoint": "http://127.0.0.1:8123", "tls": map[string]any{"ca_file": "ca.pem"}})},
+			"backends::a::clickhouse::tls is set for an endpoint with http: write https"},
+		{"no timeout", map[string]any{"a": click(map[string]any{"endpoint": "tcp://127.0.0.1:9000", "timeout": "0s"})},
+			"backends::a::clickhouse::timeout is 0s: it must be positive"},
+		{"disk of a server", map[string]any{"a": map[string]any{
+			"clickhouse": map[string]any{"endpoint": "tcp://127.0.0.1:9000"}, "retention": map[string]any{"min_free": "1GiB"},
+		}}, "backends::a::retention::min_free is for DuckDB: remove it, because the disk belongs to the server"},
 		{"no directory", map[string]any{"a": duck(map[string]any{"directory": ""})}, "backends::a::duckdb::directory is empty: write for example ./gpuflight-state/store"},
 		{"same directory", map[string]any{"a": duck(map[string]any{"directory": "x"}), "b": duck(map[string]any{"directory": "./x"})},
 			"backends::b::duckdb::directory is that of backends::a: give each store a directory of its own"},
@@ -86,6 +109,31 @@ func TestConfig_Defaults(t *testing.T) {
 	b = config(t, map[string]any{"a": map[string]any{"duckdb": map[string]any{"threads": 3}}}).backends()["a"]
 	assert.Equal(t, 3, b.DuckDB.Get().Threads)
 	assert.Equal(t, RetentionConfig{MinFree: 1 << 30}, b.Retention)
+}
+
+func TestConfig_ClickHouse(t *testing.T) {
+	cfg := config(t, map[string]any{"a": map[string]any{
+		"clickhouse": map[string]any{"endpoint": "tcp://ch:9000", "password": "no one's"}, "retention": map[string]any{"max_age": "1h"},
+	}})
+	require.NoError(t, cfg.Validate())
+	b := cfg.Backends["a"]
+	assert.False(t, b.DuckDB.HasValue())
+	assert.Equal(t, RetentionConfig{MaxAge: time.Hour}, b.Retention)
+	c := b.ClickHouse.Get()
+	assert.Equal(t, "no one's", string(c.Password))
+	assert.Equal(t, []any{"default", "default", true, 30 * time.Second, false}, []any{c.Username, c.Database, c.CreateSchema, c.Timeout, c.TLS.HasValue()})
+	assert.NotContains(t, fmt.Sprintf("%v %+v", c, c), "no one")
+}
+
+// TestBackend_NoServer checks that the error of a start is one sentence without the password.
+func TestBackend_NoServer(t *testing.T) {
+	cfg := config(t, map[string]any{"a": map[string]any{"clickhouse": map[string]any{"endpoint": "tcp://127.0.0.1:1", "password": "secret"}}})
+	ext, err := NewFactory().Create(t.Context(), extensiontest.NewNopSettings(metadata.Type), cfg)
+	require.NoError(t, err)
+	err = ext.Start(t.Context(), componenttest.NewNopHost())
+	require.ErrorContains(t, err, "backend a: create tables: temporarily unavailable: dial tcp 127.0.0.1:1: connect: connection refused")
+	assert.NotContains(t, err.Error(), "\n")
+	assert.NotContains(t, err.Error(), "secret")
 }
 
 func TestBackend_Names(t *testing.T) {
@@ -140,6 +188,8 @@ func TestMaintenance_SealAndRetain(t *testing.T) {
 
 	g, tel := start(t, dir, map[string]any{"max_age": "1h"})
 	b := g.backends["a"]
+	b.stop() // the test does maintenance
+	b.done.Wait()
 	assert.Equal(t, 1, b.active.len())
 	sealed := func() bool {
 		info, err := b.Session(t.Context(), "", "s")
@@ -167,3 +217,93 @@ func TestMaintenance_SealAndRetain(t *testing.T) {
 }
 
 var _ component.Component = (*gpuStorage)(nil)
+
+// value sums the data points of a metric. For a histogram it is their count.
+func value(t *testing.T, tel *componenttest.Telemetry, name string) (sum int64) {
+	t.Helper()
+	m, err := tel.GetMetric("otelcol_" + name)
+	require.NoError(t, err, name)
+	switch d := m.Data.(type) {
+	case metricdata.Sum[int64]:
+		for _, p := range d.DataPoints {
+			sum += p.Value
+		}
+	case metricdata.Gauge[int64]:
+		for _, p := range d.DataPoints {
+			sum += p.Value
+		}
+	case metricdata.Histogram[float64]:
+		for _, p := range d.DataPoints {
+			sum += int64(p.Count)
+		}
+	default:
+		t.Fatalf("%s is a %T", name, d)
+	}
+	return sum
+}
+
+// TestTelemetry_AllMetrics checks each metric of documentation.md.
+func TestTelemetry_AllMetrics(t *testing.T) {
+	dir := t.TempDir()
+	foreign := filepath.Join(dir, "_", "sessions", "x")
+	require.NoError(t, os.MkdirAll(foreign, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(foreign, "1.duckdb"), []byte("not a database"), 0o600))
+	g, tel := start(t, dir, nil)
+	b := g.backends["a"]
+	const sessions = 20 // more than the store writes directly
+	var batches []*store.Batch
+	for i := range sessions {
+		batches = append(batches, spans(fmt.Sprint(i), 3)...)
+	}
+	for range 2 {
+		_, err := b.Write(t.Context(), batches)
+		require.NoError(t, err)
+	}
+	waiting := value(t, tel, "extension_gpu_storage_waiting_rows")
+	assert.Positive(t, waiting)
+	require.NoError(t, b.Seal(t.Context(), "", "0"))
+	b.active.mu.Lock()
+	b.active.at[session{"", "1"}] = time.Now().Add(-time.Hour)
+	b.active.mu.Unlock()
+	b.seal(t.Context())
+	require.NoError(t, b.Delete(t.Context(), "", "2"))
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := b.Write(canceled, spans("3", 1))
+	require.ErrorIs(t, err, context.Canceled)
+	require.Eventually(t, func() bool {
+		for i := 3; i < sessions; i++ {
+			_, err := b.Session(t.Context(), "", fmt.Sprint(i))
+			require.NoError(t, err)
+		}
+		return value(t, tel, "extension_gpu_storage_waiting_rows") == 0
+	}, time.Minute, 10*time.Millisecond)
+
+	doc, err := os.ReadFile("documentation.md")
+	require.NoError(t, err)
+	want := map[string]int64{
+		"commit_duration": 3, "deleted": 1, "errors": 1, "sealed": 1, "set_aside": 1, "sessions": sessions - 1, "unsealed": sessions - 2,
+		"waiting_rows": 0,
+	}
+	for _, m := range regexp.MustCompile(`### otelcol_extension_gpu_storage_(\S+)`).FindAllSubmatch(doc, -1) {
+		name := string(m[1])
+		got := value(t, tel, "extension_gpu_storage_"+name)
+		if n, ok := want[name]; ok {
+			assert.Equal(t, n, got, name)
+		} else {
+			assert.Positive(t, got, name)
+		}
+		delete(want, name)
+	}
+	assert.Empty(t, want, "metrics that documentation.md lacks")
+	rows := map[string]int64{}
+	m, err := tel.GetMetric("otelcol_extension_gpu_storage_rows")
+	require.NoError(t, err)
+	for _, p := range m.Data.(metricdata.Sum[int64]).DataPoints {
+		result, _ := p.Attributes.Value("result")
+		rows[result.AsString()] += p.Value
+	}
+	// Those of session 2 may be deleted before they are counted.
+	assert.InDelta(t, sessions*3, rows["written"], 3)
+	assert.InDelta(t, sessions*3, rows["duplicate"], 3)
+}

@@ -80,27 +80,12 @@ func (a *activity) idle(d time.Duration) map[session]time.Time {
 
 // findUnsealed notes the sessions that an earlier process did not seal.
 func (b *backend) findUnsealed(ctx context.Context) error {
-	projects, err := b.projects(ctx)
+	list, err := b.unsealed(ctx)
 	if err != nil {
-		return fmt.Errorf("list projects: %w", err)
+		return fmt.Errorf("find sessions to seal: %w", err)
 	}
-	for _, project := range projects {
-		q := store.SessionQuery{Project: project, Limit: 1000}
-		for {
-			page, err := b.Sessions(ctx, q)
-			if err != nil {
-				return fmt.Errorf("list sessions: %w", err)
-			}
-			for i := range page {
-				if !page[i].Sealed {
-					b.active.touch(session{project, page[i].ID})
-				}
-			}
-			if len(page) < q.Limit {
-				break
-			}
-			q.After = page[len(page)-1].ID
-		}
+	for _, s := range list {
+		b.active.touch(s)
 	}
 	return nil
 }

@@ -5,43 +5,103 @@ package gpustorageextension
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/clickstore"
 	"github.com/gpuflight/gpuflight/internal/store/duckstore"
 )
 
 // opened is an open store of any kind.
 type opened struct {
 	store.Store
-	// projects lists the projects that have sessions.
-	projects func(context.Context) ([]string, error)
-	// usage returns the bytes of the store and the number of its sessions. It is nil if the store
-	// does not know them.
-	usage func() (bytes, sessions int64)
+	// unsealed lists the sessions that are not sealed.
+	unsealed func(context.Context) ([]session, error)
+	// usage is nil if the store does not know it.
+	usage func() usage
 }
 
-// open opens the store of a kind that is set. It calls damaged for each file that the store sets
-// aside.
-func (b *BackendConfig) open(ctx context.Context, damaged func(file string, reason error)) (opened, error) {
+// usage is the size of a store, the rows that wait for their segments, and the transactions so far.
+type usage struct{ bytes, sessions, waiting, commits int64 }
+
+// open opens the store of a kind that is set, for a backend.
+func (b *BackendConfig) open(ctx context.Context, to *backend) (opened, error) {
 	if b.DuckDB.HasValue() {
-		return b.DuckDB.Get().open(ctx, damaged)
+		return b.DuckDB.Get().open(ctx, to)
+	}
+	if b.ClickHouse.HasValue() {
+		return b.ClickHouse.Get().open(ctx)
 	}
 	return opened{}, errors.New("no kind of store is set")
 }
 
-func (c *DuckDBConfig) open(ctx context.Context, damaged func(file string, reason error)) (opened, error) {
+func (c *DuckDBConfig) open(ctx context.Context, to *backend) (opened, error) {
 	s, err := duckstore.Open(ctx, duckstore.Config{
-		Directory: c.Directory, MemoryLimit: int64(c.MemoryLimit), Threads: c.Threads, Damaged: damaged,
+		Directory: c.Directory, MemoryLimit: int64(c.MemoryLimit), Threads: c.Threads,
+		Damaged: to.damaged, Settled: to.count,
 	})
 	if err != nil {
 		return opened{}, err
 	}
 	return opened{
 		Store:    s,
-		projects: s.Projects,
-		usage: func() (int64, int64) {
+		unsealed: func(ctx context.Context) ([]session, error) { return unsealed(ctx, s) },
+		usage: func() usage {
 			st := s.Stats()
-			return st.Bytes, st.Sessions
+			return usage{st.Bytes, st.Sessions, st.Waiting, st.Commits}
 		},
 	}, nil
+}
+
+// unsealed asks for all sessions of all projects.
+func unsealed(ctx context.Context, s *duckstore.Store) ([]session, error) {
+	projects, err := s.Projects(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list projects: %w", err)
+	}
+	var list []session
+	for _, project := range projects {
+		q := store.SessionQuery{Project: project, Limit: 1000}
+		for {
+			page, err := s.Sessions(ctx, q)
+			if err != nil {
+				return nil, err
+			}
+			for i := range page {
+				if !page[i].Sealed {
+					list = append(list, session{project, page[i].ID})
+				}
+			}
+			if len(page) < q.Limit {
+				break
+			}
+			q.After = page[len(page)-1].ID
+		}
+	}
+	return list, nil
+}
+
+func (c *ClickHouseConfig) open(ctx context.Context) (opened, error) {
+	cfg := clickstore.Config{
+		Endpoint: c.Endpoint, Username: c.Username, Password: string(c.Password), Database: c.Database,
+		CreateSchema: c.CreateSchema, Timeout: c.Timeout,
+	}
+	if c.TLS.HasValue() {
+		var err error
+		if cfg.TLS, err = c.TLS.Get().LoadTLSConfig(ctx); err != nil {
+			return opened{}, fmt.Errorf("tls: %w", err)
+		}
+	}
+	s, err := clickstore.Open(ctx, cfg)
+	if err != nil {
+		return opened{}, err
+	}
+	return opened{Store: s, unsealed: func(ctx context.Context) ([]session, error) {
+		infos, err := s.Unsealed(ctx)
+		var list []session
+		for i := range infos {
+			list = append(list, session{infos[i].Project, infos[i].ID})
+		}
+		return list, err
+	}}, nil
 }

@@ -301,6 +301,9 @@ type Result struct {
 	// Batch). Their sum is the number of rows in the batches. A store that removes duplicates in
 	// readers counts all rows that it accepts as Written.
 	Written, Duplicates, Replaced, Rejected int64
+	// Deferred counts rows that are durable and that readers find, but of which the store decides later
+	// which of the above they are.
+	Deferred int64
 	// Bytes is what the transaction wrote, as far as known.
 	Bytes int64
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"go.opentelemetry.io/collector/client"
 	"go.uber.org/zap"
 
 	"github.com/gpuflight/gpuflight/internal/gpuflog"
@@ -154,7 +155,8 @@ func (in *intake) open(ctx context.Context, id string, who principal, lines bool
 			return nil, ingest.Busy("another request of this session is in progress")
 		}
 		if !s.gone {
-			s.changed = s.changed || s.stored && s.storedOwner != s.owner()
+			owner, _ := s.owner()
+			s.changed = s.changed || s.stored && s.storedOwner != owner
 			return s, nil
 		}
 		s.unlock() // evicted meanwhile
@@ -195,10 +197,11 @@ func foreign() *ingest.Refusal {
 }
 
 func (in *intake) find(ctx context.Context, id string, who principal, lines bool) (*intakeSession, *ingest.Refusal) {
+	project := projectOf(client.FromContext(ctx))
 	in.mu.Lock()
 	if s := in.sessions[id]; s != nil {
 		defer in.mu.Unlock()
-		if !s.windows.claim(who) {
+		if !s.windows.claim(who, project) {
 			return nil, foreign()
 		}
 		return s, nil
@@ -210,7 +213,7 @@ func (in *intake) find(ctx context.Context, id string, who principal, lines bool
 		}
 		return nil, ingest.Unavailable("the session is being closed: its last data is in flight")
 	}
-	if w := in.finished.m[id]; w != nil && !w.claim(who) {
+	if w := in.finished.m[id]; w != nil && !w.claim(who, project) {
 		in.mu.Unlock()
 		return nil, foreign()
 	}
@@ -229,7 +232,7 @@ func (in *intake) find(ctx context.Context, id string, who principal, lines bool
 	if w := in.finished.take(id); w != nil {
 		s.windows = w
 	}
-	s.windows.claim(who)
+	s.windows.claim(who, project)
 	in.sessions[id] = s
 	in.mu.Unlock()
 	if victim != nil {

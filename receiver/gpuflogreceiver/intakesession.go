@@ -245,7 +245,8 @@ func (s *intakeSession) tryDeliverPending(ctx context.Context) (refused, err err
 	if p == nil {
 		return nil, nil
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	_, project := s.owner()
+	ctx, cancel := context.WithCancel(withProject(context.WithoutCancel(ctx), project))
 	defer cancel()
 	defer context.AfterFunc(s.in.base, cancel)()
 	s.triedAt = s.in.now()
@@ -318,7 +319,8 @@ func (s *intakeSession) window(ctx context.Context, b *ingest.Body, c ingest.Con
 	if !c.Known {
 		ch = gpuflog.Sass // only records of every channel: nothing waits for this one
 	}
-	release, refusal := s.in.slot(ctx, s.owner(), c.Longest)
+	owner, _ := s.owner()
+	release, refusal := s.in.slot(ctx, owner, c.Longest)
 	if refusal != nil {
 		return nil, "", refusal
 	}
@@ -533,7 +535,8 @@ func (s *intakeSession) line(ctx context.Context, r *ingest.Record, body []byte)
 		return nil, notAccepted(err)
 	}
 	ch := r.Channel
-	release, refusal := s.in.slot(ctx, s.owner(), len(r.Line))
+	owner, _ := s.owner()
+	release, refusal := s.in.slot(ctx, owner, len(r.Line))
 	if refusal != nil {
 		return nil, refusal
 	}

@@ -55,8 +55,10 @@ type chunkState struct {
 type chunkTable struct {
 	m     map[chunkKey]*chunkState
 	order []chunkKey
-	// owner is the principal that opened the session, or zero. intake.mu guards it.
-	owner principal
+	// owner is the principal that opened the session, or zero. project is the owner's project.
+	// intake.mu guards both.
+	owner   principal
+	project string
 }
 
 // isOf reports whether a principal may use the session. A session without an owner was opened
@@ -66,10 +68,10 @@ func (t *chunkTable) isOf(who principal) bool {
 	return t.owner == who || t.owner == principal{} || who == principal{}
 }
 
-// claim is isOf, and makes the principal the owner of a session without one.
-func (t *chunkTable) claim(who principal) bool {
+// claim is isOf, and makes the principal of a project the owner of a session without one.
+func (t *chunkTable) claim(who principal, project string) bool {
 	if t.owner == (principal{}) {
-		t.owner = who
+		t.owner, t.project = who, project
 	}
 	return t.isOf(who)
 }
@@ -299,6 +301,9 @@ func parseStored(b []byte, id string) (storedSession, error) {
 	for i := range s.windows.owner {
 		s.windows.owner[i] = d.Byte()
 	}
+	if len(d.Rest) > 0 { // an older version stored no project
+		s.windows.project = string(d.Sized())
+	}
 	if !d.OK() || len(d.Rest) != 0 || s.id != id {
 		return storedSession{}, errDamaged
 	}
@@ -315,15 +320,15 @@ func (s *intakeSession) appendStored(b []byte, state []byte) []byte {
 		flags |= 2
 	}
 	b = s.windows.append(varint.AppendBytes(append(b, flags), state))
-	owner := s.owner()
-	return append(b, owner[:]...)
+	owner, project := s.owner()
+	return varint.AppendBytes(append(b, owner[:]...), project)
 }
 
-// owner returns the principal that owns the session.
-func (s *intakeSession) owner() principal {
+// owner returns the principal that owns the session, and its project.
+func (s *intakeSession) owner() (principal, string) {
 	s.in.mu.Lock()
 	defer s.in.mu.Unlock()
-	return s.windows.owner
+	return s.windows.owner, s.windows.project
 }
 
 // note changes the list. It returns the operation that stores the list, and a function for the
@@ -376,7 +381,8 @@ func (s *intakeSession) save(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.stored, s.changed, s.dictVersion, s.storedOwner = true, false, version, s.owner()
+	s.stored, s.changed, s.dictVersion = true, false, version
+	s.storedOwner, _ = s.owner()
 	return nil
 }
 

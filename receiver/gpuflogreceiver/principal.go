@@ -3,6 +3,7 @@
 package gpuflogreceiver
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/binary"
@@ -21,9 +22,9 @@ import (
 type principal = ingest.Principal
 
 // identityAttributes name the subject in the data of the Collector's authenticators: a subject of
-// an issuer (oidc) or a user name (basicauth). They stay the same when a token is renewed or a
+// an issuer (oidc), a user name (basicauth), or a key of a project (api_key_auth). They stay the same when a token is renewed or a
 // password changes. Other attributes, such as raw, are credentials.
-var identityAttributes = [...]string{"issuer", "subject", "username"}
+var identityAttributes = [...]string{"issuer", "subject", "username", projectAttribute}
 
 // principalOf returns the principal of an authenticated request. authenticated means that an
 // authenticator has accepted it. bearertokenauth provides no data, so its token itself is the
@@ -43,7 +44,7 @@ func principalOf(r *http.Request, authenticated bool) (p principal) {
 			for _, name := range identityAttributes {
 				if value, ok := auth.GetAttribute(name).(string); ok && value != "" {
 					add(name, value)
-					named = true
+					named = named || name != projectAttribute
 				}
 			}
 		}
@@ -102,4 +103,40 @@ func hostOf(address string) netip.Prefix {
 		return netip.Prefix{}
 	}
 	return p
+}
+
+// projectAttribute names the project that an authenticator states. The exporter gpu_storage stores
+// data under the project of its context.
+const projectAttribute = "project"
+
+// projectOf returns the project of a client, or "".
+func projectOf(c client.Info) string {
+	if c.Auth == nil {
+		return ""
+	}
+	project, _ := c.Auth.GetAttribute(projectAttribute).(string)
+	return project
+}
+
+// project is the client of data that is delivered without a request, or with that of another client.
+type project string
+
+// GetAttribute implements [client.AuthData].
+func (p project) GetAttribute(name string) any {
+	if name == projectAttribute {
+		return string(p)
+	}
+	return nil
+}
+
+// GetAttributeNames implements [client.AuthData].
+func (project) GetAttributeNames() []string { return []string{projectAttribute} }
+
+// withProject returns a context whose client has a project.
+func withProject(ctx context.Context, name string) context.Context {
+	info := client.FromContext(ctx)
+	if projectOf(info) == name {
+		return ctx
+	}
+	return client.NewContext(ctx, client.Info{Auth: project(name)})
 }

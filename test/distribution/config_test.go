@@ -3,6 +3,7 @@
 package distribution_test
 
 import (
+	"bytes"
 	"net"
 	"os"
 	"os/exec"
@@ -64,6 +65,8 @@ func TestConfigs_Loopback(t *testing.T) {
 			text, err := os.ReadFile(path)
 			require.NoError(t, err)
 			var root yaml.Node
+			// This variable is required.
+			text = bytes.ReplaceAll(text, []byte("${env:GPUFLIGHT_OTLP_ENDPOINT}"), []byte("127.0.0.1:1"))
 			require.NoError(t, yaml.Unmarshal(withDefault.ReplaceAll(text, []byte("$1")), &root))
 			found := 0
 			walk(&root, func(key, value string) {

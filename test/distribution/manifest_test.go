@@ -181,7 +181,7 @@ func TestComponents(t *testing.T) {
 	})
 	assert.ElementsMatch(t, names(has.Connectors), []string{"gpu_usage", "forward", "span_metrics"})
 	assert.ElementsMatch(t, names(has.Extensions), []string{
-		"gpuflog_encoding", "gpu_storage", "gpu_query", "zpages", "file_storage", "health_check", "pprof", "bearertokenauth", "basicauth",
+		"gpuflog_encoding", "api_key_auth", "gpu_storage", "gpu_query", "zpages", "file_storage", "health_check", "pprof", "bearertokenauth", "basicauth",
 	})
 }
 

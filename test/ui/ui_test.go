@@ -19,12 +19,10 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// TestUI_Browser needs Node, Debian's chromium and the packages of web/package-lock.json. It skips
-// without them, also in make test, because no build of the Collector needs them.
-func TestUI_Browser(t *testing.T) {
-	collector := process.Collector.Find(t)
-	recordings := process.Recordings(t)
-	web := filepath.Join(process.Root(t), "web")
+// installBrowserTests returns the folder of the tests. They need Node, Debian's chromium and the
+// packages of web/package-lock.json. The test skips without them, also in make test, because no
+// build of the Collector needs them.
+func installBrowserTests(t *testing.T) (web string) {
 	for _, program := range []string{"node", "npm", "chromium"} {
 		if _, err := exec.LookPath(program); err != nil {
 			t.Skip(program + " is not installed: the UI is not tested in a browser")
@@ -34,6 +32,13 @@ func TestUI_Browser(t *testing.T) {
 	if out, err := install.CombinedOutput(); err != nil {
 		t.Skipf("the packages of the UI's tests cannot be installed: %v: %s", err, out)
 	}
+	return filepath.Join(process.Root(t), "web")
+}
+
+func TestUI_Browser(t *testing.T) {
+	collector := process.Collector.Find(t)
+	recordings := process.Recordings(t)
+	web := installBrowserTests(t)
 
 	// Only sessions of these folders are compared. The copy keeps the receiver from reading all.
 	logs := t.TempDir()
@@ -55,19 +60,12 @@ func startCollector(t *testing.T, collector, logs string) (ui, otlp string) {
 	_, port, err := net.SplitHostPort(process.FreePort(t))
 	require.NoError(t, err)
 	for name, value := range map[string]string{
-		"LOGS": logs, "STATE": t.TempDir(), "LISTEN": process.FreePort(t), "LISTEN_HTTP": otlp, "UI": ui, "METRICS_PORT": port,
+		"LOGS": logs, "STATE": t.TempDir(), "LISTEN": process.FreePort(t), "LISTEN_HTTP": otlp, "UI": ui, "METRICS_PORT": port, "PROMETHEUS_PORT": "0",
 	} {
 		t.Setenv("GPUFLIGHT_"+name, value)
 	}
-	process.Start(t, collector, "--config", filepath.Join(process.Root(t), "config", "local.yaml"))
-	process.Eventually(t, time.Minute, "the UI answers", func() bool {
-		r, err := http.Get("http://" + ui + "/api/v1/health")
-		if err != nil {
-			return false
-		}
-		_ = r.Body.Close()
-		return r.StatusCode == http.StatusOK
-	})
+	p := process.Start(t, collector, "--config", filepath.Join(process.Root(t), "config", "local.yaml"))
+	p.WaitOutput(process.Ready, time.Minute)
 	return ui, otlp
 }
 

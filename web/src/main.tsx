@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 import "./global.css";
-import { QueryClient, QueryClientProvider } from "@tanstack/react-query";
+import { QueryCache, QueryClient, QueryClientProvider } from "@tanstack/react-query";
 import { RouterProvider } from "@tanstack/react-router";
 import { StrictMode } from "react";
 import { createRoot } from "react-dom/client";
 import { ApiError } from "./api/client";
 import { router } from "./router";
 
-const client = new QueryClient({
+const client: QueryClient = new QueryClient({
+  // A key can be revoked at any time.
+  queryCache: new QueryCache({
+    onError: (e) => e instanceof ApiError && e.status === 401 && client.invalidateQueries({ queryKey: ["/login"] }),
+  }),
   defaultOptions: {
     queries: {
       staleTime: 10_000,

@@ -43,6 +43,8 @@ func (s *Store) Seal(ctx context.Context, project, id string) error {
 	if v.sealed {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, longTimeout)
+	defer cancel()
 	if err := v.sealRows(ctx); err != nil {
 		return fmt.Errorf("seal session %q: %w", id, err)
 	}
@@ -108,6 +110,8 @@ func (v *view) rollup(ctx context.Context, id uint64) error {
 func (s *Store) Delete(ctx context.Context, project, id string) error {
 	v, err := s.open(ctx, project, id, false)
 	if err == nil {
+		ctx, cancel := context.WithTimeout(ctx, longTimeout)
+		defer cancel()
 		err = s.remove(ctx, v.key)
 	}
 	if err != nil {
@@ -271,6 +275,11 @@ func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted,
 	if err := s.check(ctx); err != nil {
 		return nil, fmt.Errorf("retain: %w", err)
 	}
+	if l.MaxAge == 0 && l.MaxSize == 0 && l.RawMaxAge == 0 {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, longTimeout)
+	defer cancel()
 	var deleted []store.Deleted
 	total, row, err := s.size(ctx)
 	if err != nil {

@@ -3,9 +3,12 @@
 package clickstore
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net/url"
+	"slices"
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
@@ -13,8 +16,8 @@ import (
 
 // Config says how to reach the server.
 type Config struct {
-	// Endpoint is a URL of clickhouse-go: tcp://host:9000, tcps://… or http(s)://host:8123. Its query has
-	// options of the driver, such as compress=zstd.
+	// Endpoint is a URL: tcp://host:9000 or http(s)://host:8123. Its query has options of clickhouse-go,
+	// such as compress=zstd; LZ4 is the default.
 	Endpoint string
 	// Username and Password replace those of Endpoint if they are not "".
 	Username, Password string
@@ -24,15 +27,29 @@ type Config struct {
 	TLS *tls.Config
 	// CreateSchema creates absent tables.
 	CreateSchema bool
-	// Timeout limits a statement; 0 means 30 s.
+	// Timeout limits a statement, except those that seal or delete a session; 0 means 30 s.
 	Timeout time.Duration
 }
 
+// longTimeout limits a call that seals or deletes a session.
+const longTimeout = 10 * time.Minute
+
 // options never returns an error with the endpoint, which may have a password.
 func (c *Config) options() (*clickhouse.Options, error) {
-	o, err := clickhouse.ParseDSN(c.Endpoint)
-	if err != nil || len(o.Addr) == 0 {
+	if c.Timeout < 0 {
+		return nil, fmt.Errorf("timeout %s: negative", c.Timeout)
+	}
+	u, err := url.Parse(c.Endpoint)
+	if err != nil || u.Host == "" || !slices.Contains([]string{"tcp", "http", "https"}, u.Scheme) {
 		return nil, errors.New("endpoint: not a URL such as tcp://127.0.0.1:9000")
+	}
+	if q := u.Query(); u.Scheme == "https" && !q.Has("secure") {
+		q.Set("secure", "true") // without it, the driver rejects the scheme
+		u.RawQuery = q.Encode()
+	}
+	o, err := clickhouse.ParseDSN(u.String())
+	if err != nil {
+		return nil, errors.New("endpoint: its options are not those of clickhouse-go")
 	}
 	if c.Username != "" {
 		o.Auth.Username = c.Username
@@ -46,13 +63,10 @@ func (c *Config) options() (*clickhouse.Options, error) {
 	if c.TLS != nil {
 		o.TLS = c.TLS
 	}
-	o.ReadTimeout = c.Timeout
-	if c.Timeout == 0 {
-		o.ReadTimeout = 30 * time.Second
+	if o.Compression == nil {
+		o.Compression = &clickhouse.Compression{Method: clickhouse.CompressionLZ4}
 	}
-	if c.Timeout < 0 {
-		return nil, fmt.Errorf("timeout %s: negative", c.Timeout)
-	}
+	o.ReadTimeout = cmp.Or(c.Timeout, 30*time.Second)
 	o.MaxOpenConns, o.MaxIdleConns = 16, 8
 	return o, nil
 }

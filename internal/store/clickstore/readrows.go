@@ -326,9 +326,10 @@ func (s *Store) Shapes(ctx context.Context, project, session string, ids []uint3
 		return nil, fmt.Errorf("read shapes: %w", err)
 	}
 	for k, sh := range owned(found) {
-		if sh != nil {
-			out[v.sess.shapes.ID(k)] = sh
-		}
+		out[v.sess.shapes.ID(k)] = sh
+	}
+	if _, ok := wanted[0]; ok { // operations without a shape
+		out[v.sess.shapes.ID(0)] = &store.Shape{}
 	}
 	return out, nil
 }
@@ -561,18 +562,7 @@ func (s *Store) Points(ctx context.Context, q store.PointQuery) ([]store.PointRo
 	if err != nil {
 		return nil, err
 	}
-	f := v.filter()
-	f.add("Series = ?", q.Series)
-	found := false
-	err = s.each(ctx, "SELECT 1 FROM gpu_points"+f.where()+" LIMIT 1", f.args, func(driver.Rows) error { found = true; return nil })
-	if err == nil && !found {
-		return nil, fmt.Errorf("series %016x: %w", q.Series, store.ErrNotFound)
-	}
-	var rows []store.PointRow
-	if err == nil {
-		f.interval("TimeNs", "", q.From, q.To, false)
-		rows, err = v.points(ctx, q, f, n)
-	}
+	rows, err := v.points(ctx, q, n)
 	if err != nil {
 		return nil, fmt.Errorf("read points: %w", err)
 	}
@@ -595,11 +585,26 @@ func (v *view) eachPoint(ctx context.Context, f *filter, tail string, use func(s
 		})
 }
 
-func (v *view) points(ctx context.Context, q store.PointQuery, f *filter, n int) ([]store.PointRow, error) {
+func (v *view) points(ctx context.Context, q store.PointQuery, n int) ([]store.PointRow, error) {
+	series := v.filter()
+	series.add("Series = ?", q.Series)
+	f := &filter{slices.Clone(series.conditions), slices.Clone(series.args)}
+	f.interval("TimeNs", "", q.From, q.To, false)
 	var rows []store.PointRow
 	err := v.eachPoint(ctx, f, fmt.Sprintf(" LIMIT %d", n+1), func(p store.PointRow) { rows = append(rows, p) })
-	if err != nil || len(rows) <= n {
-		return rows, err
+	if err != nil {
+		return nil, err
+	}
+	if len(rows) == 0 {
+		found := false
+		err := v.s.each(ctx, "SELECT 1 FROM gpu_points"+series.where()+" LIMIT 1", series.args, func(driver.Rows) error { found = true; return nil })
+		if err == nil && !found {
+			err = fmt.Errorf("series %016x: %w", q.Series, store.ErrNotFound)
+		}
+		return nil, err
+	}
+	if len(rows) <= n {
+		return rows, nil
 	}
 	from, to := q.From, q.To
 	if from == 0 {
@@ -626,20 +631,20 @@ func (s *Store) Trace(ctx context.Context, project string, trace store.TraceID) 
 	if err := s.check(ctx); err != nil {
 		return nil, err
 	}
-	// The inner query uses the index; FINAL then reads those sessions only.
-	query, args := "", []any(nil)
+	t := traceSQL(trace)
+	var query string
+	var args []any
+	// Only spans have versions, whose traces may differ. The inner query uses the index, and FINAL then
+	// reads those sessions only.
 	for _, x := range []struct{ table, start, end string }{
-		{"gpu_ops", "StartNs", "StartNs + greatest(DurationNs, 0)"}, {"gpu_spans", "StartNs", "greatest(StartNs, toInt64(EndNs))"},
-		{"gpu_samples", "TimeNs", "TimeNs"}, {"gpu_logs", "TimeNs", "TimeNs"},
+		{"gpu_ops", "StartNs", "StartNs + greatest(DurationNs, 0)"}, {"gpu_samples", "TimeNs", "TimeNs"}, {"gpu_logs", "TimeNs", "TimeNs"},
 	} {
-		if query != "" {
-			query += " UNION ALL "
-		}
-		t := traceSQL(trace)
-		query += fmt.Sprintf("SELECT toString(Session) AS S, %s AS a, %s AS z FROM %s FINAL WHERE Project = ? AND Session IN (SELECT Session FROM %s WHERE Project = ? AND Trace = %s) AND Trace = %s",
-			x.start, x.end, x.table, x.table, t, t)
-		args = append(args, project, project)
+		query += fmt.Sprintf("SELECT toString(Session) AS S, %s AS a, %s AS z FROM %s WHERE Project = ? AND Trace = %s UNION ALL ", x.start, x.end, x.table, t)
+		args = append(args, project)
 	}
+	query += fmt.Sprintf("SELECT toString(Session), StartNs, greatest(StartNs, toInt64(EndNs)) FROM gpu_spans FINAL "+
+		"WHERE Project = ? AND Session IN (SELECT Session FROM gpu_spans WHERE Project = ? AND Trace = %[1]s) AND Trace = %[1]s", t)
+	args = append(args, project, project)
 	var out []store.TraceRef
 	err := s.each(ctx, "SELECT S, min(a), max(z) FROM ("+query+") GROUP BY S", args, func(r driver.Rows) error {
 		var ref store.TraceRef

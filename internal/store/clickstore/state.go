@@ -111,6 +111,20 @@ func (s *Store) states(ctx context.Context, condition string, args ...any) (map[
 	return out, err
 }
 
+// Unsealed lists the sessions that are not sealed.
+func (s *Store) Unsealed(ctx context.Context) (list []store.SessionInfo, err error) {
+	if err := s.check(ctx); err != nil {
+		return nil, err
+	}
+	states, err := s.states(ctx, "Session != ''")
+	for k, st := range states {
+		if !st.sealed {
+			list = append(list, store.SessionInfo{Project: k.project, ID: k.session, Pinned: st.pinned, RowsDropped: st.dropped})
+		}
+	}
+	return list, err
+}
+
 func (s *Store) state(ctx context.Context, k sessionKey) (*state, error) {
 	all, err := s.states(ctx, "Project = ? AND Session = ?", k.project, k.session)
 	if err != nil || all[k] != nil {

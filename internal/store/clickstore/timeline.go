@@ -194,70 +194,42 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 	if q.Device != "" {
 		f.add("Lane IN (SELECT Key FROM gpu_lanes WHERE Project = ? AND Session = ? AND Device = ?)", v.key.project, v.key.session, q.Device)
 	}
-	// The device of lane 0 is unknown.
-	kernels := `k AS (SELECT o.StartNs AS s, o.StartNs + greatest(o.DurationNs, 0) AS e, o.Span AS span, o.Shape AS shape, l.Device AS device FROM
+	// The device of lane 0 is unknown. The largest x is that of the kernel that ended last, of several the
+	// first.
+	kernels := `k AS (SELECT o.StartNs AS s, o.Span AS span, o.Shape AS shape, l.Device AS device, tuple(s + greatest(o.DurationNs, 0), -s, bitNot(span)) AS x FROM
 		(SELECT StartNs, DurationNs, Span, Shape, Lane FROM gpu_ops FINAL` + f.where() + `) AS o LEFT JOIN
 		(SELECT Key, any(Device) AS Device FROM gpu_lanes WHERE Project = ? AND Session = ? GROUP BY Key) AS l ON l.Key = o.Lane)`
-	args := append(slices.Clone(f.args), v.key.project, v.key.session)
-	part := fmt.Sprintf("SELECT s, e, span, shape, device FROM k WHERE s >= %d AND s < %d", q.From, to)
+	args := append(f.args, v.key.project, v.key.session)
+	part := fmt.Sprintf("SELECT s, x, span, shape, device FROM k WHERE s >= %d AND s < %d", q.From, to)
 	if q.From != 0 {
-		part += fmt.Sprintf(" UNION ALL SELECT toInt64(-1), max(e), toUInt64(0), toUInt64(0), device FROM k WHERE s < %d GROUP BY device", q.From)
+		part += fmt.Sprintf(" UNION ALL SELECT toInt64(-1), max(x), toUInt64(0), toUInt64(0), device FROM k WHERE s < %d GROUP BY device", q.From)
 	}
 	if q.To != 0 {
-		part += fmt.Sprintf(" UNION ALL SELECT s, e, span, shape, device FROM k WHERE (device, s) IN (SELECT device, min(s) FROM k WHERE s >= %d GROUP BY device)", q.To)
+		part += fmt.Sprintf(" UNION ALL SELECT s, x, span, shape, device FROM k WHERE (device, s) IN (SELECT device, min(s) FROM k WHERE s >= %d GROUP BY device)", q.To)
 	}
-	reaches, inside := fmt.Sprintf("b >= %d", q.From), "s - begin"
+	reaches, inside := fmt.Sprintf("begin >= %d", q.From), "s - begin"
 	if q.Overlapping {
 		reaches, inside = fmt.Sprintf("s > %d", q.From), fmt.Sprintf("least(s, %d) - greatest(begin, %d)", to, q.From)
 	}
-	gaps := "WITH " + kernels + ", g AS (SELECT device, assumeNotNull(b) AS begin, s, span, shape FROM (SELECT *, max(toNullable(e)) OVER (PARTITION BY device " +
-		"ORDER BY s, span ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS b FROM (" + part + ")) " +
-		fmt.Sprintf("WHERE b IS NOT NULL AND s > b AND %s AND b < %d) ", reaches, to)
+	query := "WITH " + kernels + fmt.Sprintf(`, g AS (SELECT device, s, span, shape, tupleElement(b, 1) AS begin, b FROM (
+		SELECT device, s, span, shape, max(x) OVER w AS b, count() OVER w AS n FROM (%s)
+		WINDOW w AS (PARTITION BY device ORDER BY s, span ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING))
+		WHERE n > 0 AND s > begin AND %s AND begin < %d)
+	SELECT n, total, device, begin, -tupleElement(b, 2), bitNot(tupleElement(b, 3)), s, span, shape FROM (SELECT toInt64(count()) AS n, sum(%s) AS total,
+		groupArraySortedIf(%d)(tuple(begin - s, begin, device, s, span, shape, b), s - begin >= %d) AS longest FROM g)
+	LEFT ARRAY JOIN longest.2 AS begin, longest.3 AS device, longest.4 AS s, longest.5 AS span, longest.6 AS shape, longest.7 AS b`,
+		part, reaches, to, inside, n, max(q.MinNs, store.MinGapNs))
 	var a store.Gaps
-	err := v.s.each(ctx, gaps+"SELECT toInt64(count()), sum("+inside+") FROM g", args, func(r driver.Rows) error { return r.Scan(&a.Count, &a.SumNs) })
-	if err != nil || a.Count == 0 {
-		return a, err
-	}
-	var ends []int64
-	err = v.s.each(ctx, gaps+fmt.Sprintf("SELECT device, begin, s, span, shape FROM g WHERE s - begin >= %d ORDER BY s - begin DESC, begin, device LIMIT %d",
-		max(q.MinNs, store.MinGapNs), n), args, func(r driver.Rows) error {
+	err := v.s.each(ctx, query, args, func(r driver.Rows) error {
 		var g store.Gap
 		var shape uint64
-		err := r.Scan(&g.Device, &g.StartNs, &g.EndNs, (*uint64)(&g.After), &shape)
+		err := r.Scan(&a.Count, &a.SumNs, &g.Device, &g.StartNs, &g.BeforeStart, (*uint64)(&g.Before), &g.EndNs, (*uint64)(&g.After), &shape)
+		if g.EndNs == 0 {
+			return err // no gap is that long
+		}
 		g.AfterStart, g.AfterShape = g.EndNs, v.sess.shapes.ID(shape)
-		ends = append(ends, g.StartNs)
 		a.Longest = append(a.Longest, g)
 		return err
 	})
-	if err != nil {
-		return a, err
-	}
-	type key struct {
-		device string
-		end    int64
-	}
-	type first struct {
-		start int64
-		span  uint64
-	}
-	before := map[key]first{}
-	for part := range slices.Chunk(ends, chunk) {
-		err = v.s.each(ctx, "WITH "+kernels+" SELECT device, e, tupleElement(min(tuple(s, span)) AS f, 1), tupleElement(f, 2) FROM k WHERE e IN ? GROUP BY device, e",
-			append(slices.Clone(args), part), func(r driver.Rows) error {
-				var k key
-				var x first
-				err := r.Scan(&k.device, &k.end, &x.start, &x.span)
-				before[k] = x
-				return err
-			})
-		if err != nil {
-			return a, err
-		}
-	}
-	for i := range a.Longest {
-		g := &a.Longest[i]
-		x := before[key{g.Device, g.StartNs}]
-		g.BeforeStart, g.Before = x.start, store.SpanID(x.span)
-	}
-	return a, nil
+	return a, err
 }

@@ -20,6 +20,16 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
+// lockSession locks the writer and moves the rows of a session from the journal.
+func (s *Store) lockSession(ctx context.Context, project, id string) error {
+	s.write.Lock()
+	err := s.settle(ctx, sessionKey{project, id})
+	if err != nil {
+		s.write.Unlock()
+	}
+	return err
+}
+
 // named returns a session that is not the data without a session.
 func (s *Store) named(ctx context.Context, project, id string) (*session, error) {
 	if err := ctx.Err(); err != nil {
@@ -51,7 +61,9 @@ func (s *Store) mark(ctx context.Context, sess *session, key, value string, chec
 
 // Pin implements [store.Admin].
 func (s *Store) Pin(ctx context.Context, project, id string, pinned bool) error {
-	s.write.Lock()
+	if err := s.lockSession(ctx, project, id); err != nil {
+		return fmt.Errorf("pin: %w", err)
+	}
 	defer s.write.Unlock()
 	sess, err := s.named(ctx, project, id)
 	if err != nil {
@@ -62,7 +74,7 @@ func (s *Store) Pin(ctx context.Context, project, id string, pinned bool) error 
 		value = "1"
 	}
 	if err = s.mark(ctx, sess, "pinned", value, false); err != nil {
-		return fmt.Errorf("pin session %q: %w", id, err)
+		return fmt.Errorf("pin session %q: %w", id, s.failed(ctx, sess, err))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,7 +84,9 @@ func (s *Store) Pin(ctx context.Context, project, id string, pinned bool) error 
 
 // Seal implements [store.Admin].
 func (s *Store) Seal(ctx context.Context, project, id string) error {
-	s.write.Lock()
+	if err := s.lockSession(ctx, project, id); err != nil {
+		return fmt.Errorf("seal: %w", err)
+	}
 	defer s.write.Unlock()
 	sess, err := s.named(ctx, project, id)
 	if err != nil {
@@ -83,16 +97,16 @@ func (s *Store) Seal(ctx context.Context, project, id string) error {
 	}
 	for _, seg := range sess.segments {
 		if err = s.merge(ctx, seg); err != nil {
-			return fmt.Errorf("seal session %q: %w", id, err)
+			return fmt.Errorf("seal session %q: %w", id, s.failed(ctx, sess, err))
 		}
 	}
 	if !sess.dropped {
 		if err = s.extendGaps(ctx, sess, true); err != nil {
-			return fmt.Errorf("seal session %q: %w", id, err)
+			return fmt.Errorf("seal session %q: %w", id, s.failed(ctx, sess, err))
 		}
 	}
 	if err = s.mark(ctx, sess, "sealed", "1", true); err != nil {
-		return fmt.Errorf("seal session %q: %w", id, err)
+		return fmt.Errorf("seal session %q: %w", id, s.failed(ctx, sess, err))
 	}
 	sess.dicts = nil
 	s.mu.Lock()
@@ -113,6 +127,13 @@ func (s *Store) merge(ctx context.Context, seg *segment) error {
 func (s *Store) Delete(ctx context.Context, project, id string) error {
 	s.write.Lock()
 	defer s.write.Unlock()
+	k := sessionKey{project, id}
+	if s.session(k) == nil {
+		// All its rows may be in the journal.
+		if err := s.settle(ctx, k); err != nil {
+			return fmt.Errorf("delete: %w", err)
+		}
+	}
 	sess, err := s.named(ctx, project, id)
 	if err == nil {
 		err = s.remove(ctx, sess, sess.segments)
@@ -125,15 +146,22 @@ func (s *Store) Delete(ctx context.Context, project, id string) error {
 
 // remove deletes segments of a session. Running queries end first.
 func (s *Store) remove(ctx context.Context, sess *session, segments []*segment) error {
+	k := sessionKey{sess.project, sess.id}
+	if l := s.journal.backlog(k); l != nil && sess.id != "" {
+		if err := s.journal.done(k, len(l.records), true); err != nil {
+			return err
+		}
+	}
 	s.mu.Lock()
 	sess.dicts = nil
 	sess.segments = slices.DeleteFunc(slices.Clone(sess.segments), func(x *segment) bool { return slices.Contains(segments, x) })
 	sess.summarize()
 	sess.version++
 	if len(sess.segments) == 0 {
-		delete(s.sessions, sessionKey{sess.project, sess.id})
+		delete(s.sessions, k)
 	}
 	s.mu.Unlock()
+	s.removeSnapshots(func(k sessionKey) bool { return k == sessionKey{sess.project, sess.id} })
 	for _, seg := range segments {
 		if err := s.detach(context.WithoutCancel(ctx), seg); err != nil {
 			return err
@@ -239,7 +267,7 @@ func (s *Store) units() []unit {
 			for _, seg := range sess.segments {
 				units = append(units, unit{sess, []*segment{seg}, seg.from + dayNs - 1})
 			}
-		} else if sess.sealed && !sess.pinned {
+		} else if sess.sealed && !sess.pinned && s.journal.backlog(k) == nil {
 			units = append(units, unit{sess, sess.segments, sess.info.LastNs})
 		}
 	}
@@ -258,12 +286,16 @@ func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted,
 	defer s.write.Unlock()
 	var deleted []store.Deleted
 	now := time.Now().UnixNano()
+	var total int64
+	if l.MaxSize > 0 {
+		total = s.Stats().Bytes
+	}
 	for _, rule := range []struct {
 		reason   string
 		exceeded func(u unit) (bool, error)
 	}{
 		{"max_age", func(u unit) (bool, error) { return l.MaxAge > 0 && u.last < now-int64(l.MaxAge), nil }},
-		{"max_size", func(unit) (bool, error) { return l.MaxSize > 0 && s.Stats().Bytes > l.MaxSize, nil }},
+		{"max_size", func(unit) (bool, error) { return l.MaxSize > 0 && total > l.MaxSize, nil }},
 		{"min_free", func(unit) (bool, error) {
 			if l.MinFree <= 0 {
 				return false, nil
@@ -285,7 +317,9 @@ func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted,
 			switch {
 			case err != nil || !exceeded:
 			case rule.reason == rawMaxAge:
-				err = s.dropRows(ctx, u)
+				if err = s.dropRows(ctx, u); err != nil {
+					err = s.failed(ctx, u.sess, err)
+				}
 				size -= u.size()
 			default:
 				err = s.remove(ctx, u.sess, u.segments)
@@ -294,6 +328,7 @@ func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted,
 				return deleted, fmt.Errorf("retain: %w", err)
 			}
 			if exceeded {
+				total -= size
 				s.deleted.Add(1)
 				deleted = append(deleted, store.Deleted{Project: u.sess.project, Session: u.sess.id, Reason: rule.reason, Bytes: size})
 			}

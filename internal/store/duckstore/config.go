@@ -10,7 +10,11 @@
 // DuckDB needs cgo. Without cgo, [Open] returns an error that wraps [store.ErrNotBuilt].
 package duckstore
 
-import "time"
+import (
+	"time"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
 
 // Config configures a store. Zero values select the defaults.
 type Config struct {
@@ -22,12 +26,16 @@ type Config struct {
 	TempLimit int64
 	// Threads is the number of threads of DuckDB, 2 by default.
 	Threads int
-	// MaxAttached is the number of segments that stay open, 64 by default. Running calls may keep more.
+	// MaxAttached is the number of segments that stay open, by default one for each 32 MiB of the
+	// memory limit. Running calls may keep more.
 	MaxAttached int
 	// SegmentOps and SegmentAge start a new segment of a session, by default after 32 M operations or
 	// 24 h of its time.
 	SegmentOps int64
 	SegmentAge time.Duration
+	// Settled is called when the store knows what became of rows that were Deferred in a [store.Result].
+	// It may be nil.
+	Settled func(store.Result)
 	// Damaged is called for each file that the store sets aside, with its new name. It may be nil.
 	Damaged func(file string, reason error)
 }
@@ -42,7 +50,10 @@ type Stats struct {
 	CommitTime time.Duration
 	// Failures is the number of transactions that failed.
 	Failures int64
-	// Bytes is the size of all segments.
+	// Waiting is the number of rows that are durable but not yet in a segment, WaitingSessions that of
+	// their sessions.
+	Waiting, WaitingSessions int64
+	// Bytes is the size of all segments and of the rows that wait.
 	Bytes int64
 	// Sessions and Segments are those stored, Attached the segments that are open.
 	Sessions, Segments, Attached int64
@@ -63,7 +74,7 @@ func (c *Config) defaults() {
 		c.Threads = 2
 	}
 	if c.MaxAttached <= 0 {
-		c.MaxAttached = 64
+		c.MaxAttached = int(max(c.MemoryLimit/(32<<20), 4))
 	}
 	if c.SegmentAge <= 0 {
 		c.SegmentAge = 24 * time.Hour

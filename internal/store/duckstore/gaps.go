@@ -86,6 +86,15 @@ func (s *Store) countGaps(ctx context.Context, seg *segment) error {
 	})
 }
 
+// clearGaps removes all bins of gap_bins of an attached segment.
+func (s *Store) clearGaps(ctx context.Context, seg *segment) error {
+	_, err := s.db.ExecContext(ctx, "DELETE FROM "+seg.alias+".gap_bins")
+	if err == nil {
+		seg.gapBin = -1
+	}
+	return err
+}
+
 // lateGaps removes the bins of gap_bins that a new kernel changes. Bins of later segments go first and
 // in their own transactions: fewer bins are always correct.
 func (w *transaction) lateGaps(ctx context.Context, tx *sql.Tx) error {
@@ -100,12 +109,11 @@ func (w *transaction) lateGaps(ctx context.Context, tx *sql.Tx) error {
 		if err := w.s.acquire(ctx, later); err != nil {
 			return err
 		}
-		_, err := w.s.db.ExecContext(ctx, "DELETE FROM "+later.alias+".gap_bins")
+		err := w.s.clearGaps(ctx, later)
 		w.s.release(later)
 		if err != nil {
 			return err
 		}
-		later.gapBin = -1
 	}
 	if bin := w.earliest >> gapLevel; bin <= w.seg.gapBin {
 		if _, err := tx.ExecContext(ctx, "DELETE FROM "+w.seg.alias+".gap_bins WHERE bin >= ?", bin); err != nil {

@@ -52,6 +52,9 @@ func (s *Store) importFile(ctx context.Context, project, file string) (string, e
 		}
 		if session == "" {
 			session = a.Batch.Session
+			if err := s.ready(ctx, sessionKey{project, session}); err != nil {
+				return err
+			}
 			sess, err := s.lookup(project, session)
 			if err != nil && !errors.Is(err, store.ErrNotFound) {
 				return err

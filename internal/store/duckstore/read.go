@@ -33,6 +33,9 @@ func (s *Store) open(ctx context.Context, project, id string, empty bool) (*view
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	if err := s.ready(ctx, sessionKey{project, id}); err != nil {
+		return nil, err
+	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.closed {
@@ -163,6 +166,13 @@ func (s *Store) Sessions(ctx context.Context, q store.SessionQuery) ([]store.Ses
 	if err != nil {
 		return nil, fmt.Errorf("list sessions: %w", err)
 	}
+	if waiting := s.journal.keys(); len(waiting) <= s.listedBacklog {
+		for _, k := range waiting {
+			if err := s.ready(ctx, k); err != nil {
+				return nil, fmt.Errorf("list sessions: %w", err)
+			}
+		}
+	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	var list []*session
@@ -187,7 +197,7 @@ func (s *Store) Sessions(ctx context.Context, q store.SessionQuery) ([]store.Ses
 	}
 	var out []store.SessionInfo
 	for _, sess := range list {
-		i := sess.describe()
+		i := s.describe(sess)
 		has := func(s string) bool { return store.ContainsFold(s, q.Text) }
 		if q.Service != "" && q.Service != i.Service || q.Host != "" && q.Host != i.Host || q.Run != "" && q.Run != i.Run ||
 			!has(i.ID) && !has(i.Service) && !has(i.Host) && !has(i.Run) {
@@ -203,13 +213,16 @@ func (s *Store) Sessions(ctx context.Context, q store.SessionQuery) ([]store.Ses
 
 // Session implements [store.Reader].
 func (s *Store) Session(ctx context.Context, project, id string) (store.SessionInfo, error) {
+	if err := s.ready(ctx, sessionKey{project, id}); err != nil {
+		return store.SessionInfo{}, err
+	}
 	sess, err := s.named(ctx, project, id)
 	if err != nil {
 		return store.SessionInfo{}, err
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	i := sess.describe()
+	i := s.describe(sess)
 	i.Bytes = sess.bytes()
 	return i, nil
 }

@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -521,7 +522,7 @@ func (s *Store) Logs(ctx context.Context, q store.LogQuery) ([]store.LogRow, err
 	return out, nil
 }
 
-// Trace implements [store.Reader]. It reads all sessions of the project.
+// Trace implements [store.Reader]. It reads the sessions that may have the trace.
 func (s *Store) Trace(ctx context.Context, project string, trace store.TraceID) ([]store.TraceRef, error) {
 	if trace == (store.TraceID{}) {
 		return nil, fmt.Errorf("find trace 0: %w", store.ErrInvalid)
@@ -529,19 +530,15 @@ func (s *Store) Trace(ctx context.Context, project string, trace store.TraceID) 
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	s.mu.RLock()
-	var ids []string
-	for k := range s.sessions {
-		if k.project == project {
-			ids = append(ids, k.session)
-		}
-	}
-	s.mu.RUnlock()
 	var out []store.TraceRef
-	for _, id := range ids {
+	for _, k := range s.withTrace(project, trace) {
+		id := k.session
 		v, err := s.open(ctx, project, id, true)
-		if err != nil {
+		if errors.Is(err, store.ErrNotFound) {
 			continue // deleted meanwhile
+		}
+		if err != nil {
+			return nil, fmt.Errorf("find trace: %w", err)
 		}
 		if v == nil {
 			continue

@@ -14,10 +14,12 @@ import (
 // utf8 returns valid UTF-8, which DuckDB requires.
 func utf8(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-func traceOf(t store.TraceID) any {
+// trace returns the value of a trace, and notes that the segment has it.
+func (w *transaction) trace(t store.TraceID) any {
 	if t == (store.TraceID{}) {
 		return nil
 	}
+	w.traces[t] = struct{}{}
 	return t[:]
 }
 
@@ -63,7 +65,7 @@ func (w *transaction) entry(dict int, b *store.Batch, i, id uint32) error {
 			intOf(e.SharedDynamic), intOf(e.SharedExecuted), intOf(e.LocalMemory), e.Attrs.Append(nil))
 	case places:
 		e := &b.Places[i]
-		return w.append("places", id, e.Key, traceOf(e.Trace), uint64(e.Parent), utf8(e.ScopeName),
+		return w.append("places", id, e.Key, w.trace(e.Trace), uint64(e.Parent), utf8(e.ScopeName),
 			utf8(e.ScopePath), e.Inferred)
 	case stacks:
 		e := &b.Stacks[i]
@@ -149,7 +151,7 @@ func (w *transaction) span(b *store.Batch, p *store.Span) error {
 	if err != nil {
 		return err
 	}
-	return w.append("spans", p.StartNs, p.EndNs, traceOf(p.Trace), uint64(p.Span), uint64(p.Parent), p.Kind, p.Status,
+	return w.append("spans", p.StartNs, p.EndNs, w.trace(p.Trace), uint64(p.Span), uint64(p.Parent), p.Kind, p.Status,
 		utf8(p.StatusMessage), utf8(p.Name), utf8(p.TraceState), p.Flags, utf8(p.Operation), origin, attrsOf(p.Attrs),
 		bytesOf(p.Events), bytesOf(p.Links), p.DroppedAttrs, p.DroppedEvents, p.DroppedLinks)
 }
@@ -164,7 +166,7 @@ func (w *transaction) sample(b *store.Batch, p *store.Sample) error {
 		return err
 	}
 	return w.append("samples", p.TimeNs, p.UID[:], uint8(p.Kind), utf8(p.What), p.Value, utf8(p.Kernel),
-		utf8(p.Function), utf8(p.File), intOf(p.Line), intOf(p.PC), traceOf(p.Trace), uint64(p.Span), utf8(p.Device),
+		utf8(p.Function), utf8(p.File), intOf(p.Line), intOf(p.PC), w.trace(p.Trace), uint64(p.Span), utf8(p.Device),
 		intOf(p.DeviceIndex), intOf(p.Correlation), origin, extra)
 }
 
@@ -174,7 +176,7 @@ func (w *transaction) log(b *store.Batch, p *store.Log) error {
 		return err
 	}
 	return w.append("logs", p.TimeNs, p.ObservedNs, p.UID[:], p.Severity, utf8(p.SeverityText), utf8(p.Event),
-		p.Body.Append(nil), traceOf(p.Trace), uint64(p.Span), p.Flags, origin, attrsOf(p.Attrs), p.DroppedAttrs)
+		p.Body.Append(nil), w.trace(p.Trace), uint64(p.Span), p.Flags, origin, attrsOf(p.Attrs), p.DroppedAttrs)
 }
 
 func (w *transaction) point(b *store.Batch, p *store.Point) error {

@@ -31,6 +31,7 @@ type segment struct {
 	newest  [len(rowTables)]int64
 	ops     int64
 	summary summary
+	traces  traceSet
 	cache   *cache                                // of the session
 	dropped bool                                  // its rows were dropped
 	known   *[len(dictTables)]map[uint32]struct{} // dictionary entries in the file; nil if not loaded

@@ -163,6 +163,11 @@ func (s *Store) load(ctx context.Context) error {
 			return err
 		}
 	}
+	logs := map[string]bool{}
+	for _, file := range files {
+		_, _, closed := identity(file)
+		logs[file] = !closed
+	}
 	known := s.readCatalog()
 	var unknown []string
 	for _, file := range files {
@@ -170,7 +175,32 @@ func (s *Store) load(ctx context.Context) error {
 			unknown = append(unknown, file)
 		}
 	}
-	return s.loadFiles(ctx, unknown)
+	if err := s.loadFiles(ctx, unknown); err != nil {
+		return err
+	}
+	return s.distrustGaps(ctx, logs)
+}
+
+// distrustGaps removes the gaps of the segments after one that had a log. A disk may lose the end of a
+// log, and with it gaps of which later segments have those that follow.
+func (s *Store) distrustGaps(ctx context.Context, logs map[string]bool) error {
+	for _, sess := range s.sessions {
+		lost := false
+		for _, seg := range sess.segments {
+			if lost && seg.gapBin >= 0 {
+				if err := s.acquire(ctx, seg); err != nil {
+					return err
+				}
+				err := s.clearGaps(ctx, seg)
+				s.release(seg)
+				if err != nil {
+					return err
+				}
+			}
+			lost = lost || logs[seg.file]
+		}
+	}
+	return nil
 }
 
 // loadFiles adds segments to their sessions and sets aside files that cannot be read. If such a file
@@ -240,7 +270,7 @@ func (s *Store) addLoaded(file string, info *segmentInfo) error {
 	seg := &segment{
 		file: file, n: n, from: from, newest: info.Newest, ops: info.Summary.Counts["ops"], summary: info.Summary, cache: sess.cache,
 		dropped: info.Meta["rows_dropped"] == "1", partial: info.Partial, mergedTo: info.MergedTo,
-		gapBin: info.GapBin, gapOps: info.Summary.Counts["ops"],
+		gapBin: info.GapBin, gapOps: info.Summary.Counts["ops"], traces: info.Traces,
 	}
 	sess.info.add(&seg.summary)
 	sess.pinned = sess.pinned || info.Meta["pinned"] == "1"
@@ -283,6 +313,9 @@ func (s *Store) summarize(ctx context.Context, seg *segment) (summary, error) {
 		return m, err
 	}
 	seg.ops = m.Counts["ops"]
+	if err := s.findTraces(ctx, seg); err != nil {
+		return m, err
+	}
 	if err := s.countGaps(ctx, seg); err != nil {
 		return m, err
 	}
@@ -332,12 +365,12 @@ func (s *Store) lookup(project, id string) (*session, error) {
 var errClosed = errors.New("store is closed")
 
 // describe returns what readers see of a session, without Bytes. The caller holds Store.mu.
-func (sess *session) describe() store.SessionInfo {
+func (s *Store) describe(sess *session) store.SessionInfo {
 	m := &sess.info
 	i := store.SessionInfo{
 		Project: sess.project, ID: sess.id, Resource: m.Resource, FirstNs: m.FirstNs, LastNs: m.LastNs,
 		Counts: map[string]int64{}, Operations: map[store.Operation]int64{}, KernelNs: m.KernelNs,
-		Sealed: sess.sealed, Pinned: sess.pinned, RowsDropped: sess.dropped, Ended: m.Ended,
+		Sealed: sess.sealed && s.journal.backlog(sessionKey{sess.project, sess.id}) == nil, Pinned: sess.pinned, RowsDropped: sess.dropped, Ended: m.Ended,
 		Service: text(m.Resource, semconv.ServiceName), Host: text(m.Resource, semconv.HostName),
 		Run: text(m.Resource, semconv.CUDARunID), Rank: text(m.Resource, semconv.CUDARunRank),
 		RankSize: text(m.Resource, semconv.CUDARunSize),

@@ -48,9 +48,21 @@ type Store struct {
 	attached map[*segment]struct{}
 	sequence uint64
 
-	gapTail, gapLag, smallTree int64          // see the constants; tests change them
+	journal *journal
+	recent  map[sessionKey]time.Time // when sessions were written, guarded by write
+	wake    chan struct{}            // the journal has rows
+	stop    context.CancelFunc       // ends settleLoop
+	settles sync.WaitGroup           // of settleLoop
+
+	gapTail, gapLag, smallTree int64 // see the constants; tests change them
+	maxPartial                 int64
+	directSessions             int
+	listedBacklog              int
+	settleInterval             time.Duration
+	maxJournal                 int64
 	checks                     sync.WaitGroup // of suspect
-	catalogSaved               time.Time      // guarded by write
+	snapshots                  snapshots
+	catalogSaved               time.Time // guarded by write
 
 	rows, duplicates, replaced, rejected atomic.Int64
 	commits, commitNs, failures          atomic.Int64
@@ -73,7 +85,8 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	s := &Store{cfg: cfg, dir: dir, sessions: map[sessionKey]*session{}, attached: map[*segment]struct{}{},
-		gapTail: gapTail, gapLag: gapLag, smallTree: smallTree}
+		gapTail: gapTail, gapLag: gapLag, smallTree: smallTree, maxPartial: maxPartial, directSessions: directSessions, listedBacklog: listedBacklog, settleInterval: settleInterval,
+		maxJournal: maxJournal, recent: map[sessionKey]time.Time{}, wake: make(chan struct{}, 1)}
 	s.released = sync.NewCond(&s.attach)
 	if s.lock, err = lockDirectory(dir); err != nil {
 		return nil, err
@@ -93,6 +106,12 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 		return nil, fmt.Errorf("open store %s: %w", dir, err)
 	}
 	s.loaded, s.catalogSaved = true, time.Now()
+	if err = s.loadJournal(ctx); err != nil {
+		return nil, fmt.Errorf("open store %s: %w", dir, err)
+	}
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	s.stop = stop
+	s.settles.Go(func() { s.settleLoop(running) })
 	return s, nil
 }
 
@@ -163,17 +182,24 @@ func openDuckDB(cfg Config, settings ...string) (*sql.DB, error) {
 
 // Close waits for running calls and closes all files.
 func (s *Store) Close(context.Context) error {
+	if s.stop != nil {
+		s.stop()
+		s.settles.Wait()
+	}
 	defer s.checks.Wait()
 	s.write.Lock()
 	defer s.write.Unlock()
-	s.mu.Lock()
+	s.mu.RLock()
 	closed := s.closed
-	s.closed = true
-	s.mu.Unlock()
+	s.mu.RUnlock()
 	if closed {
 		return nil
 	}
-	var errs []error
+	errs := []error{s.closeJournal()}
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.removeSnapshots(func(sessionKey) bool { return true })
 	if s.db != nil {
 		s.attach.Lock()
 		for seg := range s.attached {
@@ -200,7 +226,9 @@ func (s *Store) Close(context.Context) error {
 
 // Stats returns counters.
 func (s *Store) Stats() Stats {
+	sessions, rows := s.journal.waiting()
 	st := Stats{
+		Waiting: rows, WaitingSessions: sessions,
 		Rows: s.rows.Load(), Duplicates: s.duplicates.Load(), Replaced: s.replaced.Load(),
 		Rejected: s.rejected.Load(), Commits: s.commits.Load(),
 		CommitTime: time.Duration(s.commitNs.Load()), Failures: s.failures.Load(),
@@ -216,6 +244,7 @@ func (s *Store) Stats() Stats {
 		}
 	}
 	s.mu.RUnlock()
+	st.Bytes = s.journal.size.Load()
 	for _, f := range files {
 		st.Bytes += sizeOf(f)
 	}
@@ -255,6 +284,19 @@ func temporary(err error) bool {
 		}
 	}
 	return false
+}
+
+// failed prepares a session for the next call after an error of DuckDB, and returns the error. It wraps
+// [store.ErrRetry] if the call may succeed later.
+func (s *Store) failed(ctx context.Context, sess *session, err error) error {
+	s.reopen(sess)
+	switch {
+	case ctx.Err() != nil || !temporary(err) || errors.Is(err, store.ErrRetry):
+		return err
+	case strings.Contains(err.Error(), "No space left"):
+		return fmt.Errorf("%w: no space left on the disk of %s", store.ErrRetry, s.dir)
+	}
+	return fmt.Errorf("%w: %w", store.ErrRetry, err)
 }
 
 // damaging reports whether an error of DuckDB says that a file is damaged or missing.

@@ -16,13 +16,25 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store/storetest"
 )
 
-func TestStore_Contract(t *testing.T) {
+func TestStore_Contract(t *testing.T) { runSuite(t, false) }
+
+// TestStore_ContractJournal writes all rows to the journal first.
+func TestStore_ContractJournal(t *testing.T) {
+	runSuite(t, true, "Redelivered", "Hostile", "Retain", "Delete")
+}
+
+func runSuite(t *testing.T, journal bool, only ...string) {
 	var stores atomic.Int64
 	open := func(tb testing.TB, dir string) store.Store {
 		// One thread answers the many small queries of the suite faster.
 		s, err := Open(context.Background(), Config{Directory: dir, Threads: 1})
 		require.NoError(tb, err)
 		// The sessions of the suite are small. Some stores treat them as large ones.
+		if journal {
+			s.write.Lock()
+			s.directSessions, s.listedBacklog = 0, 1000
+			s.write.Unlock()
+		}
 		switch stores.Add(1) % 4 {
 		case 0, 1:
 			s.gapTail, s.gapLag = 20, 1e6
@@ -38,6 +50,7 @@ func TestStore_Contract(t *testing.T) {
 			require.NoError(tb, s.Close(context.Background()))
 			return open(tb, s.(*Store).dir)
 		},
-		CountsDuplicates: true,
+		CountsDuplicates: !journal,
+		Only:             only,
 	})
 }

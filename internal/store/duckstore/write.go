@@ -63,12 +63,21 @@ func (s *Store) Write(ctx context.Context, batches []*store.Batch) (store.Result
 		groups[k] = append(groups[k], b)
 	}
 	var err error
-	for _, k := range order {
-		if err = s.writeSession(ctx, k, groups[k], &total); err != nil {
+	if s.defers(groups) {
+		if err = s.writeJournal(groups, &total); err != nil {
 			s.failures.Add(1)
-			if ctx.Err() == nil && temporary(err) {
-				err = fmt.Errorf("%w: %w", store.ErrRetry, err)
-			}
+			return total, fmt.Errorf("write: %w", err)
+		}
+	}
+	for _, k := range order {
+		if groups[k] == nil {
+			continue
+		}
+		if err = s.settle(ctx, k); err == nil {
+			err = s.writeSession(ctx, k, groups[k], &total)
+		}
+		if err != nil {
+			s.failures.Add(1)
 			err = fmt.Errorf("write session %q: %w", k.session, err)
 			break
 		}
@@ -76,11 +85,16 @@ func (s *Store) Write(ctx context.Context, batches []*store.Batch) (store.Result
 	if time.Since(s.catalogSaved) > catalogInterval && s.saveCatalog() != nil {
 		s.failures.Add(1) // it is derived, and Close tries again
 	}
-	s.rows.Add(total.Written)
-	s.duplicates.Add(total.Duplicates)
-	s.replaced.Add(total.Replaced)
-	s.rejected.Add(total.Rejected)
+	s.count(&total)
 	return total, err
+}
+
+// count adds a result to the counters.
+func (s *Store) count(r *store.Result) {
+	s.rows.Add(r.Written)
+	s.duplicates.Add(r.Duplicates)
+	s.replaced.Add(r.Replaced)
+	s.rejected.Add(r.Rejected)
 }
 
 func (s *Store) writeSession(ctx context.Context, k sessionKey, batches []*store.Batch, total *store.Result) (err error) {
@@ -111,7 +125,7 @@ func (s *Store) writeSession(ctx context.Context, k sessionKey, batches []*store
 		if err != nil {
 			// The dictionaries may have entries of the transaction that failed.
 			sess.dicts = nil
-			s.reopen(sess)
+			err = s.failed(ctx, sess, err)
 			if damaging(err) && ctx.Err() == nil {
 				s.checkSession(ctx, sess, err)
 				err = fmt.Errorf("%w: %w", store.ErrRetry, err)
@@ -278,6 +292,7 @@ type transaction struct {
 	info      summary
 	newest    [len(rowTables)]int64
 	rollup    *rollup
+	traces    map[store.TraceID]struct{}
 	earliest  int64 // start of the earliest new kernel
 	stale     bool  // a replaced row may have decided the summary of the segment
 	result    store.Result
@@ -316,8 +331,8 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 		return err
 	}
 	defer s.release(seg)
-	begin := time.Now()
-	if seg.partial-seg.mergedTo >= maxPartial {
+	begin, size := time.Now(), sizeOf(seg.file)
+	if seg.partial-seg.mergedTo >= s.maxPartial {
 		if err := s.mergeRollups(ctx, seg); err != nil {
 			return err
 		}
@@ -329,7 +344,7 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 	}
 	w := &transaction{
 		s: s, sess: sess, seg: seg, appenders: map[string]*duckdb.Appender{}, info: newSummary(),
-		newest: seg.newest, rollup: newRollup(), earliest: math.MaxInt64,
+		newest: seg.newest, rollup: newRollup(), traces: map[store.TraceID]struct{}{}, earliest: math.MaxInt64,
 	}
 	tx, err := s.writer.BeginTx(ctx, nil)
 	if err != nil {
@@ -352,7 +367,7 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 	total.Written += w.result.Written
 	total.Duplicates += w.result.Duplicates
 	total.Replaced += w.result.Replaced
-	total.Bytes += w.result.Bytes
+	total.Bytes += max(sizeOf(seg.file)-size, 0)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	seg.newest = w.newest
@@ -360,6 +375,9 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 	seg.partial += w.rollup.rows()
 	if w.earliest != math.MaxInt64 {
 		seg.gapBin = min(seg.gapBin, w.earliest>>gapLevel-1)
+	}
+	for t := range w.traces {
+		seg.traces.add(t)
 	}
 	seg.summary = w.info
 	sess.summarize()

@@ -30,21 +30,27 @@ type Setup struct {
 	Reopen func(tb testing.TB, s store.Store) store.Store
 	// CountsDuplicates is false for stores that count duplicates as written.
 	CountsDuplicates bool
-	// Only has the scenarios to run without GPUFLIGHT_SOAK=1, for stores whose queries are slow; nil
-	// means all.
-	Only []string
+	// Few asks fewer questions in each comparison, for stores whose queries are slow.
+	Few bool
 }
 
 // soak reports whether to test with more data.
 func soak() bool { return os.Getenv("GPUFLIGHT_SOAK") == "1" }
 
-// queries is the number of random intervals of each comparison.
-func (s *Setup) queries() int {
+// effort is how many questions a comparison asks: 0 is few, 2 is all.
+func (s *Setup) effort() int {
+	n := 1
 	if soak() {
-		return 8
+		n++
 	}
-	return 2
+	if s.Few {
+		n--
+	}
+	return n
 }
+
+// queries is the number of random intervals of each comparison.
+func (s *Setup) queries() int { return []int{1, 2, 8}[s.effort()] }
 
 func options(seed uint64) Options {
 	o := Options{Projects: 1 + int(seed%2), Sessions: 2, Ops: 160}
@@ -65,9 +71,6 @@ type scenario struct {
 func Run(t *testing.T, setup Setup) {
 	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
-			if setup.Only != nil && !soak() && !slices.Contains(setup.Only, s.name) {
-				t.Skip("slow on this store: set GPUFLIGHT_SOAK=1")
-			}
 			t.Parallel()
 			s.run(newPair(t, &setup))
 		})

@@ -90,7 +90,10 @@ export interface paths {
             };
             cookie?: never;
         };
-        /** The session as a file */
+        /**
+         * The session as a file
+         * @description docs/export.md describes the formats.
+         */
         get: operations["exportSession"];
         put?: never;
         post?: never;
@@ -112,6 +115,62 @@ export interface paths {
         /** Add a session from an exported file */
         post: operations["importSession"];
         delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/demo": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Add recorded sessions that come with the server */
+        post: operations["loadDemo"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/sql": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * The answer of a SELECT over the tables of one session
+         * @description It is off unless the configuration has sql: true. The statement ends after 30 s, the answer after 10,000 rows or 16 MiB. docs/export.md describes the tables.
+         */
+        post: operations["runSQL"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/login": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Whether requests need a key, and what the key of this request permits */
+        get: operations["getLogin"];
+        put?: never;
+        /** Exchange a key with the scope read for a cookie */
+        post: operations["login"];
+        /** End the login of the cookie */
+        delete: operations["logout"];
         options?: never;
         head?: never;
         patch?: never;
@@ -596,6 +655,20 @@ export interface components {
             /** @enum {string} */
             status: "ok";
             version: string;
+        };
+        Statement: {
+            session: string;
+            /** @description One SELECT in the dialect of DuckDB */
+            statement: string;
+        };
+        Rows: {
+            columns: {
+                name: string;
+                type: string;
+            }[];
+            rows: unknown[][];
+            /** @description A limit has cut off rows */
+            truncated: boolean;
         };
         Imported: {
             session: string;
@@ -1158,6 +1231,17 @@ export interface components {
             count?: components["schemas"]["Unsigned"][];
             sum?: (number | null)[];
         };
+        Login: {
+            /** @description Requests need a key */
+            required: boolean;
+            /** @description This request has a valid key, or needs none */
+            authenticated: boolean;
+            /** @description The name of the key */
+            name?: string;
+            /** @description The project of the key */
+            project?: string;
+            scopes: ("read" | "ingest" | "admin")[];
+        };
         Trace: {
             trace: components["schemas"]["TraceID"];
             sessions: {
@@ -1393,8 +1477,14 @@ export interface operations {
     exportSession: {
         parameters: {
             query?: {
-                /** @description duckdb is a file for /import */
-                format?: "duckdb";
+                /** @description session is a file for /import. It has no interval */
+                format?: "session" | "perfetto" | "chrome" | "parquet" | "pprof";
+                /** @description Of the format parquet */
+                table?: "operations" | "spans" | "samples" | "logs" | "points";
+                /** @description Origin of all times of the request and the answer */
+                base?: components["parameters"]["Base"];
+                from?: components["parameters"]["From"];
+                to?: components["parameters"]["To"];
             };
             header?: never;
             path: {
@@ -1412,6 +1502,8 @@ export interface operations {
                 };
                 content: {
                     "application/octet-stream": string;
+                    "application/json": Record<string, never>;
+                    "application/vnd.apache.parquet": string;
                 };
             };
             default: components["responses"]["Error"];
@@ -1438,6 +1530,120 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["Imported"];
                 };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    loadDemo: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The sessions were added. The answer names the one to show */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Imported"];
+                };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    runSQL: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["Statement"];
+            };
+        };
+        responses: {
+            /** @description The rows */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Rows"];
+                };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    getLogin: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The state, also without a key */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Login"];
+                };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    login: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": {
+                    key: string;
+                };
+            };
+        };
+        responses: {
+            /** @description The cookie is valid for 12 hours, until the key is revoked or the Collector ends */
+            200: {
+                headers: {
+                    "Set-Cookie"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Login"];
+                };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    logout: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The cookie is not valid any more */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             default: components["responses"]["Error"];
         };

@@ -2,6 +2,7 @@
 import { useIsFetching } from "@tanstack/react-query";
 import { Link, Outlet, useMatchRoute, useParams, useSearch } from "@tanstack/react-router";
 import { useEffect, useState } from "react";
+import { Account, LoginGate } from "../views/Login";
 import { ui } from "./parts";
 import { setTheme, type Theme, useTheme } from "./theme";
 
@@ -77,6 +78,7 @@ export function Shell() {
           </Link>
         </nav>
         <span className={ui.spacer} />
+        <Account />
         <button type="button" className={ui.icon} onClick={() => setHelp(true)} aria-label="Keyboard shortcuts">
           ?
         </button>
@@ -91,7 +93,9 @@ export function Shell() {
         </button>
       </header>
       <main id="main" className={`${ui.main} ${onTimeline ? ui.fixed : ""}`} tabIndex={-1}>
-        <Outlet />
+        <LoginGate>
+          <Outlet />
+        </LoginGate>
       </main>
       <Busy />
       {help && <Help close={() => setHelp(false)} />}

@@ -2,10 +2,12 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { Link, Outlet, useParams } from "@tanstack/react-router";
 import { useEffect, useMemo, useRef } from "react";
-import { send, url } from "../api/client";
+import { send } from "../api/client";
 import { SessionContext, type SessionState, useGet } from "../api/hooks";
 import { compact, count, duration, exactDuration, instant } from "../lib/format";
+import { ExportMenu } from "../ui/ExportMenu";
 import { Badge, Failure, LiveMark, Loading, num, ui } from "../ui/parts";
+import { useMay } from "./Login";
 
 /** SessionLayout loads the session for the views below it and shows what it is. */
 export function SessionLayout() {
@@ -46,6 +48,7 @@ export function SessionLayout() {
 
 function SessionBar({ state }: { state: SessionState }) {
   const client = useQueryClient();
+  const admin = useMay("admin");
   const s = state.overview.session;
   const kernels = s.operations.kernel ?? 0;
   const pin = async () => {
@@ -73,16 +76,11 @@ function SessionBar({ state }: { state: SessionState }) {
       </Link>
       <Quality state={state} />
       <span className={ui.spacer} />
-      <a
-        href={url(`/sessions/${encodeURIComponent(s.id)}/export`)}
-        download
-        title="The session as one file. The first page of an empty Collector opens it."
-      >
-        export
-      </a>
+      <ExportMenu state={state} />
       <button
         type="button"
         className={ui.icon}
+        disabled={!admin}
         aria-pressed={s.pinned}
         onClick={pin}
         title="Retention does not delete a pinned session"

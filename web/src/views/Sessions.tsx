@@ -6,6 +6,7 @@ import { type Schemas, send } from "../api/client";
 import { useGet } from "../api/hooks";
 import { ago, bytes, compact, count, duration, exactDuration, instant, percent } from "../lib/format";
 import { Badge, Bar, Copy, Failure, LiveMark, Loading, Message, num, row, SearchBox, ui } from "../ui/parts";
+import { useMay } from "./Login";
 
 type Session = Schemas["Session"];
 
@@ -14,6 +15,7 @@ export function Sessions() {
   const search = useSearch({ from: "/" });
   const navigate = useNavigate({ from: "/" });
   const client = useQueryClient();
+  const admin = useMay("admin");
   const [cursors, setCursors] = useState<string[]>([]);
   const filter = { q: search.q, host: search.host, service: search.service, run: search.run };
   const page = useGet("/sessions", {}, { ...filter, limit: 100, cursor: cursors.at(-1) }, { every: 2000 });
@@ -88,7 +90,7 @@ export function Sessions() {
           </thead>
           <tbody>
             {sessions.map((s) => (
-              <Row key={s.id} s={s} pin={() => pin(s)} compareWith={search.a} />
+              <Row key={s.id} s={s} pin={admin ? () => pin(s) : undefined} compareWith={search.a} />
             ))}
           </tbody>
         </table>
@@ -110,7 +112,7 @@ export function Sessions() {
   );
 }
 
-function Row({ s, pin, compareWith }: { s: Session; pin: () => void; compareWith: string | undefined }) {
+function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefined; compareWith: string | undefined }) {
   const kernels = s.operations.kernel ?? 0;
   const copies = s.operations.memcpy ?? 0;
   const share = s.duration_ns > 0 ? s.kernel_ns / s.duration_ns : 0;
@@ -205,6 +207,7 @@ function Row({ s, pin, compareWith }: { s: Session; pin: () => void; compareWith
           <button
             type="button"
             className={ui.icon}
+            disabled={!pin}
             aria-pressed={s.pinned}
             aria-label={`Pin ${s.service || s.id}`}
             onClick={pin}
@@ -219,20 +222,20 @@ function Row({ s, pin, compareWith }: { s: Session; pin: () => void; compareWith
 }
 
 const record = "gpuflight trace -- python train.py";
-const env = "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:14317";
+const env = "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4317";
 
 /** FirstPage says how to get data. */
 function FirstPage() {
   const client = useQueryClient();
   const navigate = useNavigate();
+  const admin = useMay("admin");
   const [error, setError] = useState<unknown>(null);
   const [busy, setBusy] = useState(false);
-  const open = async (file: File | undefined) => {
-    if (!file) return;
+  const add = async (path: "/import" | "/demo", file?: File) => {
     setBusy(true);
     setError(null);
     try {
-      const r = (await send("POST", "/import", file)) as Schemas["Imported"];
+      const r = (await send("POST", path, file)) as Schemas["Imported"];
       await client.invalidateQueries();
       await navigate({ to: "/sessions/$session/timeline", params: { session: r.session }, search: {} as never });
     } catch (e) {
@@ -244,17 +247,32 @@ function FirstPage() {
     <div className={ui.page}>
       <h1>There is no session yet</h1>
       <p className={ui.muted}>This page shows a session as soon as its first data arrives.</p>
+      {error !== null && <Failure error={error} />}
       <div className={ui.steps}>
+        <section className={ui.card}>
+          <h2>Look at a demo</h2>
+          <p>
+            Sessions that were recorded on an NVIDIA H200: a training in PyTorch, an HTTP server and vector additions.
+            They come with the Collector, and you can delete them like others.
+          </p>
+          <button
+            type="button"
+            className={`${ui.button} ${ui.primary}`}
+            disabled={busy || !admin}
+            onClick={() => add("/demo")}
+          >
+            {busy ? "Loading…" : "Load the demo"}
+          </button>
+        </section>
         <section className={ui.card}>
           <h2>Open an exported session</h2>
           <p>A file that another Collector exported, for example from a colleague.</p>
           <input
             type="file"
             aria-label="File of an exported session"
-            disabled={busy}
-            onChange={(e) => open(e.target.files?.[0])}
+            disabled={busy || !admin}
+            onChange={(e) => e.target.files?.[0] && add("/import", e.target.files[0])}
           />
-          {error !== null && <Failure error={error} />}
         </section>
         <section className={ui.card}>
           <h2>Record a program</h2>

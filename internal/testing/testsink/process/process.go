@@ -235,6 +235,9 @@ func (p *Process) Stop(limit time.Duration) {
 	}
 }
 
+// PID returns the process id of the program.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
 // Output returns the last part of the program's output.
 func (p *Process) Output() string { return p.out.String() }
 

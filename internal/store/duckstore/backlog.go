@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+// A transaction of a session takes 7 ms of CPU time while its segment is open, and 30 ms more to open and
+// close it. An open segment needs 4 MB and more of DuckDB's memory, so that those of hundreds of sessions
+// cannot stay open. Hence the rows of many sessions go to the journal, which takes one write and one
+// fsync for all, and the store moves those of one session after the other to its segment.
+const (
+	// directSessions is the number of sessions within activeFor up to which rows go to segments directly.
+	directSessions = 12
+	activeFor      = 30 * time.Second
+	// directRows of a session in one call go to its segment directly.
+	directRows = 20_000
+	// settleInterval is the time from one session to the next: 30 ms each are a tenth of a core.
+	settleInterval = 300 * time.Millisecond
+	// settleRows is the number of rows of a transaction that moves rows from the journal.
+	settleRows = 50_000
+	// retryInterval is the time after a failure of a move.
+	retryInterval = 5 * time.Second
+	// maxJournal is the size of the journal from which writers wait for the moves.
+	maxJournal = 512 << 20
+	// closeTime bounds the moves in Close. The next process does the others.
+	closeTime = 5 * time.Second
+	// listedBacklog is the number of sessions in the journal up to which a list of sessions includes
+	// their latest rows. It is exact apart from those.
+	listedBacklog = 4
+)
+
+// defers reports whether the rows of this call go to the journal. The caller holds Store.write.
+func (s *Store) defers(groups map[sessionKey][]*store.Batch) bool {
+	now := time.Now()
+	for k := range groups {
+		s.recent[k] = now
+	}
+	for k, at := range s.recent {
+		if now.Sub(at) > activeFor {
+			delete(s.recent, k)
+		}
+	}
+	return len(s.recent) > s.directSessions
+}
+
+// writeJournal makes the rows of sessions durable, and removes these sessions from groups. It leaves
+// large groups and sessions without rows.
+func (s *Store) writeJournal(groups map[sessionKey][]*store.Batch, total *store.Result) error {
+	var batches []*store.Batch
+	var moved []sessionKey
+	var result store.Result
+	for k, group := range groups {
+		if sess := s.session(k); sess != nil && sess.dropped {
+			continue
+		}
+		rows := int64(0)
+		for _, b := range group {
+			rows += int64(b.Rows())
+		}
+		if rows >= directRows {
+			continue
+		}
+		moved = append(moved, k)
+		valid, rejected := validRows(group)
+		result.Rejected += rejected
+		result.Deferred += rows - rejected
+		if !valid.empty() {
+			batches = append(batches, group...)
+		}
+	}
+	if len(batches) > 0 {
+		if s.journal.size.Load() > s.maxJournal {
+			if err := s.settleOldest(context.Background()); err != nil {
+				return fmt.Errorf("%w: the journal is full: %w", store.ErrRetry, err)
+			}
+		}
+		if err := s.journal.append(batches); err != nil {
+			return fmt.Errorf("%w: write journal: %w", store.ErrRetry, err)
+		}
+	}
+	for _, k := range moved {
+		delete(groups, k)
+	}
+	total.Rejected += result.Rejected
+	total.Deferred += result.Deferred
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+func (s *Store) session(k sessionKey) *session {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.sessions[k]
+}
+
+// settleOldest moves rows to segments until the journal is below its limit.
+func (s *Store) settleOldest(ctx context.Context) error {
+	for s.journal.size.Load() > s.maxJournal {
+		k, ok := s.oldest()
+		if !ok {
+			return nil
+		}
+		if err := s.settleClosed(ctx, k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settle moves the rows of a session from the journal to its segments. The caller holds Store.write.
+func (s *Store) settle(ctx context.Context, k sessionKey) error {
+	if s.closed {
+		return errClosed
+	}
+	for {
+		l := s.journal.backlog(k)
+		if l == nil {
+			return nil
+		}
+		var batches []*store.Batch
+		rows, n := 0, 0
+		for n < len(l.records) && (n == 0 || rows+l.records[n].rows <= settleRows) {
+			b, err := l.records[n].read()
+			if err != nil {
+				return fmt.Errorf("%w: %w", store.ErrRetry, err)
+			}
+			batches = append(batches, b)
+			rows += l.records[n].rows
+			n++
+		}
+		if err := s.settleRecords(ctx, k, batches); err != nil {
+			return err
+		}
+		if err := s.journal.done(k, n, false); err != nil {
+			s.failures.Add(1) // the rows are stored, and are duplicates if they come back
+		}
+	}
+}
+
+// settleRecords writes batches that were acknowledged. If the segments cannot hold some of them, these are
+// counted as rejected.
+func (s *Store) settleRecords(ctx context.Context, k sessionKey, batches []*store.Batch) error {
+	_, invalid := validRows(batches) // counted when they were delivered
+	result := store.Result{Rejected: -invalid}
+	err := s.writeSession(ctx, k, batches, &result)
+	if err != nil {
+		s.failures.Add(1)
+		retry := ctx.Err() != nil || errors.Is(err, store.ErrRetry)
+		switch {
+		case retry:
+			err = fmt.Errorf("write session %q: %w", k.session, err)
+		case len(batches) > 1:
+			err = nil
+			for _, b := range batches {
+				if err = s.settleRecords(ctx, k, []*store.Batch{b}); err != nil {
+					break
+				}
+			}
+			return err
+		default:
+			result.Rejected = int64(batches[0].Rows()) - invalid - result.Written - result.Duplicates - result.Replaced
+			err = nil
+		}
+	}
+	s.count(&result)
+	if s.cfg.Settled != nil {
+		s.cfg.Settled(result)
+	}
+	return err
+}
+
+// loadJournal opens the journal. Sessions that have no segments get them now, so that readers find them.
+func (s *Store) loadJournal(ctx context.Context) (err error) {
+	if s.journal, err = openJournal(s.dir, s.reportDamaged); err != nil {
+		return err
+	}
+	s.write.Lock()
+	defer s.write.Unlock()
+	for _, k := range s.journal.keys() {
+		if s.session(k) != nil {
+			continue
+		}
+		// A full disk may have space again later.
+		if err := s.settleClosed(ctx, k); err != nil && !errors.Is(err, store.ErrRetry) {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// ready moves the rows of a session, if it has any in the journal, before they are read. If the disk is
+// full, readers find the rows that are in segments.
+func (s *Store) ready(ctx context.Context, k sessionKey) error {
+	if s.readOnly || s.journal.backlog(k) == nil {
+		return nil
+	}
+	s.write.Lock()
+	defer s.write.Unlock()
+	if err := s.settle(ctx, k); err != nil && !errors.Is(err, store.ErrRetry) {
+		return err
+	}
+	return ctx.Err()
+}
+
+// settleClosed is settle, and closes the segments of the session again.
+func (s *Store) settleClosed(ctx context.Context, k sessionKey) error {
+	sess, open := s.session(k), false
+	if sess != nil {
+		s.attach.Lock()
+		open = slices.ContainsFunc(sess.segments, func(seg *segment) bool { return seg.alias != "" })
+		s.attach.Unlock()
+	}
+	err := s.settle(ctx, k)
+	if sess = s.session(k); sess != nil && !open {
+		s.reopen(sess)
+	}
+	return err
+}
+
+// oldest returns the session whose rows wait longest in the journal. Sessions that readers do not find
+// yet come first.
+func (s *Store) oldest() (oldest sessionKey, ok bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	s.journal.mu.Lock()
+	defer s.journal.mu.Unlock()
+	var since time.Time
+	fresh := false
+	for k, l := range s.journal.sessions {
+		isNew := s.sessions[k] == nil
+		if !ok || isNew && !fresh || isNew == fresh && l.since.Before(since) {
+			oldest, since, fresh, ok = k, l.since, isNew, true
+		}
+	}
+	return oldest, ok
+}
+
+// settleLoop moves the rows of one session after the other until ctx ends.
+func (s *Store) settleLoop(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		k, ok := s.oldest()
+		if !ok {
+			select {
+			case <-ctx.Done():
+				return
+			case <-s.wake:
+			}
+			timer.Reset(s.settleInterval)
+			continue
+		}
+		s.write.Lock()
+		fresh := s.session(k) == nil
+		err := s.settleClosed(context.WithoutCancel(ctx), k)
+		s.write.Unlock()
+		switch {
+		case err != nil:
+			s.journal.postpone(k)
+			timer.Reset(retryInterval)
+		case fresh:
+			timer.Reset(0) // so that readers find the session
+		default:
+			timer.Reset(s.settleInterval)
+		}
+	}
+}
+
+// closeJournal moves what it can within closeTime. The caller holds Store.write.
+func (s *Store) closeJournal() error {
+	if s.journal == nil {
+		return nil
+	}
+	for until := time.Now().Add(closeTime); time.Now().Before(until); {
+		k, ok := s.oldest()
+		if !ok || s.settle(context.Background(), k) != nil {
+			break
+		}
+	}
+	return s.journal.close()
+}
