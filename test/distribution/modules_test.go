@@ -114,6 +114,10 @@ var moduleProxy = sync.OnceValues(func() ([]string, error) {
 })
 
 func TestMain(m *testing.M) {
+	// Configurations that forward data have no default destination.
+	if err := os.Setenv("GPUFLIGHT_OTLP_ENDPOINT", "backend.example:4317"); err != nil {
+		panic(err)
+	}
 	code := m.Run()
 	if env, err := moduleProxy(); err == nil {
 		for _, v := range env {

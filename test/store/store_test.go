@@ -52,7 +52,7 @@ service:
     metrics: {receivers: [gpuflog, otlp], exporters: [gpu_storage, file/metrics]}
 `, c.sent), 0o600))
 	c.args = []string{
-		"GPUFLIGHT_STATE=" + c.state, "GPUFLIGHT_LOGS=" + logs, "GPUFLIGHT_METRICS_PORT=" + port,
+		"GPUFLIGHT_STATE=" + c.state, "GPUFLIGHT_LOGS=" + logs, "GPUFLIGHT_METRICS_PORT=" + port, "GPUFLIGHT_PROMETHEUS_PORT=0",
 		"GPUFLIGHT_LISTEN=" + process.FreePort(t), "GPUFLIGHT_LISTEN_HTTP=" + process.FreePort(t), "GPUFLIGHT_UI=" + process.FreePort(t), process.Collector.Find(t),
 		"--config", filepath.Join(process.Root(t), "config", "local.yaml"), "--config", overlay,
 	}

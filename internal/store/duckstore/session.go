@@ -35,7 +35,12 @@ type session struct {
 	sealed      bool
 	dropped     bool // rows were removed, rollups kept
 
-	dicts *dictionaries // nil if not loaded; of the writer
+	// Of the writer; nil if not loaded.
+	dicts  *dictionaries
+	chains *chains
+	// rebuilt is the number of spans when the chains were built again, and epoch counts these events.
+	rebuilt int64
+	epoch   uint64
 
 	version uint64 // changes with each transaction
 	cache   *cache
@@ -270,7 +275,8 @@ func (s *Store) addLoaded(file string, info *segmentInfo) error {
 	seg := &segment{
 		file: file, n: n, from: from, newest: info.Newest, ops: info.Summary.Counts["ops"], summary: info.Summary, cache: sess.cache,
 		dropped: info.Meta["rows_dropped"] == "1", partial: info.Partial, mergedTo: info.MergedTo,
-		gapBin: info.GapBin, gapOps: info.Summary.Counts["ops"], traces: info.Traces,
+		gapBin: info.GapBin, gapOps: info.Summary.Counts["ops"], stale: info.Meta[staleChains] == "1",
+		traces: info.Traces,
 	}
 	sess.info.add(&seg.summary)
 	sess.pinned = sess.pinned || info.Meta["pinned"] == "1"
