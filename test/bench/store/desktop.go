@@ -81,6 +81,8 @@ func spanUUID(id pcommon.SpanID) (u duckdb.UUID) {
 	return u
 }
 
+func uuidText(u duckdb.UUID) string { return u.String() }
+
 func (d *desktop) write(ctx context.Context, b *store.Batch) error {
 	td, err := spansOf(b)
 	if err != nil {
@@ -157,6 +159,9 @@ func (d *desktop) write(ctx context.Context, b *store.Batch) error {
 	return tx.Commit()
 }
 
+// fresh does nothing: DuckDB keeps no answers.
+func (d *desktop) fresh(context.Context) error { return nil }
+
 func (d *desktop) merge(ctx context.Context) error {
 	_, err := d.conn.ExecContext(ctx, "CHECKPOINT")
 	return err
@@ -169,7 +174,7 @@ func (d *desktop) usage(context.Context) (time.Duration, int64, error) {
 
 func (d *desktop) ask(ctx context.Context, name string, q question) (n int, err error) {
 	kernel := hash(semconv.CUDAOperation, semconv.CUDAOperationKernel, "Str", "span")
-	kernels := " WHERE resource_id = '" + d.resource.String() + "' AND list_contains(attribute_ids, '" + kernel.String() + "'::UUID)"
+	kernels := " WHERE resource_id = '" + uuidText(d.resource) + "' AND list_contains(attribute_ids, '" + uuidText(kernel) + "'::UUID)"
 	attribute := func(key string) string {
 		return " JOIN (SELECT id, value FROM attributes WHERE key = '" + key + "') a ON list_contains(attribute_ids, a.id)"
 	}
@@ -182,7 +187,7 @@ func (d *desktop) ask(ctx context.Context, name string, q question) (n int, err 
 			"quantile_disc(end_time - start_time, 0.99), max(end_time - start_time) FROM spans" + kernels + " GROUP BY 1 ORDER BY ns DESC LIMIT 50",
 		"scope tree":          "SELECT a.value, count(*), sum(end_time - start_time) FROM spans" + attribute(scopePath) + kernels + " GROUP BY 1",
 		"session list":        "SELECT resource_id, any_value(service_name), min(start_time), max(end_time), count(*) FROM spans GROUP BY 1",
-		"span by id and time": "SELECT * FROM spans WHERE span_id = '" + spanUUID(id).String() + "'",
+		"span by id and time": "SELECT * FROM spans WHERE span_id = '" + uuidText(spanUUID(id)) + "'",
 	}[name]
 	rows, err := d.conn.QueryContext(ctx, query)
 	if err != nil {
