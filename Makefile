@@ -38,7 +38,7 @@ FUZZTIME ?= 30s
 BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_AGENT=$(CURDIR)/bin/otelcol-gpuflight-agent GPUFLIGHT_CLI=$(CURDIR)/bin/gpuflight \
 	GPUFLIGHT_JAEGER=$(CURDIR)/$(TOOLS)/jaeger GPUFLIGHT_OCB=$(CURDIR)/$(TOOLS)/ocb \
 	GPUFLIGHT_PROMETHEUS=$(CURDIR)/$(TOOLS)/prometheus GPUFLIGHT_KAFKA=$(CURDIR)/$(TOOLS)/kafka/kafka \
-	GPUFLIGHT_VERSITYGW=$(CURDIR)/$(TOOLS)/versitygw GPUFLIGHT_CHDB=$(CURDIR)/$(TOOLS)/chdb/chdb GPUFLIGHT_GOVULNCHECK=$(CURDIR)/$(TOOLS)/govulncheck GPUFLIGHT_INJECT=$(CURDIR)/bin/libgpuflight.so GPUFLIGHT_REQUIRE=1
+	GPUFLIGHT_VERSITYGW=$(CURDIR)/$(TOOLS)/versitygw GPUFLIGHT_CHDB=$(CURDIR)/$(TOOLS)/chdb/chdb GPUFLIGHT_PERFETTO=$(CURDIR)/$(TOOLS)/perfetto/perfetto GPUFLIGHT_GOVULNCHECK=$(CURDIR)/$(TOOLS)/govulncheck GPUFLIGHT_INJECT=$(CURDIR)/bin/libgpuflight.so GPUFLIGHT_REQUIRE=1
 
 .PHONY: demo
 demo: build ## Show recordings of an H200 in the web UI; ctrl-C ends it
@@ -58,14 +58,14 @@ test: test-unit test-e2e ## Run all tests
 test-unit: ## Test the libraries, with the race detector
 	$(GO) test $(RACE) -timeout 10m $(LIBRARIES)
 
-# One package at a time, because some of these tests measure the delay of data.
+# Two packages at a time: most of these tests wait for a server, a timer or a restart.
 .PHONY: test-e2e
-test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/govulncheck ## Test the binaries, with a real Jaeger, Prometheus, Kafka, S3 and ClickHouse engine
-	$(BINARIES) $(GO) test -p 1 -count 1 -timeout 15m ./test/... ./examples/compose ./examples/kubernetes
+test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/perfetto/perfetto $(TOOLS)/govulncheck ## Test the binaries, with a real Jaeger, Prometheus, Kafka, S3 and ClickHouse engine
+	$(BINARIES) $(GO) test -p 2 -count 1 -timeout 15m ./test/... ./examples/compose ./examples/kubernetes
 
 # GPUFLIGHT_SOAK=1 enables all long tests. Some need root (eBPF) and skip without it.
 .PHONY: soak
-soak: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/govulncheck ## Run the long tests (GPUFLIGHT_SOAK=1) and the mutation tests (test/mutation), for hours
+soak: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/perfetto/perfetto $(TOOLS)/govulncheck ## Run the long tests (GPUFLIGHT_SOAK=1) and the mutation tests (test/mutation), for hours
 	GPUFLIGHT_SOAK=1 $(GO) test -count 1 -p 1 -timeout 2h $(LIBRARIES)
 	GPUFLIGHT_SOAK=1 $(BINARIES) $(GO) test -p 1 -count 1 -timeout 6h ./test/...
 	$(GO) run ./test/mutation
@@ -158,6 +158,10 @@ $(TOOLS)/kafka/kafka: scripts/kafka scripts/kafka.sha256
 # ClickHouse's engine as a library, which requires Python.
 $(TOOLS)/chdb/chdb: scripts/chdb scripts/chdb.txt
 	@scripts/chdb $(TOOLS)
+
+# Perfetto's protobuf classes, which require Python.
+$(TOOLS)/perfetto/perfetto: scripts/perfetto scripts/perfetto.txt
+	@scripts/perfetto $(TOOLS)
 
 $(TOOLS)/versitygw: internal/tools/versitygw/go.mod
 	@$(SLOWLY) "compiling versitygw, an S3 server" $(TOOLGO) build -C internal/tools/versitygw $(FLAGS) -o $(CURDIR)/$@ github.com/versity/versitygw/cmd/versitygw

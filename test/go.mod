@@ -12,7 +12,7 @@ require (
 	github.com/duckdb/duckdb-go-bindings/lib/linux-amd64 v0.10506.0 // indirect
 	github.com/duckdb/duckdb-go-bindings/lib/linux-arm64 v0.10506.0 // indirect
 	github.com/duckdb/duckdb-go-bindings/lib/windows-amd64 v0.10506.0 // indirect
-	github.com/duckdb/duckdb-go/v2 v2.10506.0 // indirect
+	github.com/duckdb/duckdb-go/v2 v2.10506.0
 	github.com/go-openapi/jsonpointer v0.22.5 // indirect
 	github.com/go-openapi/swag/jsonname v0.25.5 // indirect
 	github.com/google/flatbuffers v25.12.19+incompatible // indirect
@@ -233,6 +233,7 @@ replace github.com/gpuflight/gpuflight/extension/storage/filestorageextension =>
 replace github.com/gpuflight/gpuflight/internal/store/duckstore => ../internal/store/duckstore
 
 require (
+	github.com/google/pprof v0.0.0-20260604005048-7023385849c0
 	github.com/gpuflight/gpuflight/internal/store/clickstore v0.0.0
 	github.com/gpuflight/gpuflight/internal/store/duckstore v0.0.0-00010101000000-000000000000
 )

@@ -23,6 +23,7 @@ Usage:
   gpuflight trace [flags] -- COMMAND...   run a command and record its GPU work: gpuflight trace --help
   gpuflight view [flags] FILE...          open recordings in the web UI: gpuflight view --help
   gpuflight sessions [flags] list|...     list, pin, delete, export and import stored sessions: gpuflight sessions --help
+  gpuflight export [flags] SESSION|FILE   write a session for Perfetto, Chrome, pprof and others: gpuflight export --help
   gpuflight key [flags] create|...        create, list and revoke API keys of a Collector: gpuflight key --help
   gpuflight report [flags] FILE...        summarize recordings: gpuflight report --help
   gpuflight deep [flags] PID              open a deep-profiling window in a recorded process: gpuflight deep --help
@@ -64,6 +65,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return deepCommand(ctx, args[1:], stdout, stderr)
 	case "doctor":
 		err = runDoctor(ctx, args[1:], stdout)
+	case "export":
+		err = runExport(ctx, args[1:], stdout, stderr)
 	case "key":
 		err = runKey(ctx, args[1:], stdout)
 	case "report":

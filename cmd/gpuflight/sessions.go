@@ -77,7 +77,11 @@ func runSessions(ctx context.Context, args []string, stdout io.Writer) error {
 	case action == "delete" && count > 0:
 		return each(http.MethodDelete, "", "deleted")
 	case action == "export" && count == 2:
-		return exportSession(ctx, api, rest[0], rest[1], stdout)
+		found, err := api.find(ctx, rest[0])
+		if err != nil {
+			return err
+		}
+		return api.export(ctx, &found, nil, rest[1], stdout)
 	case action == "import" && count > 0:
 		for _, path := range rest {
 			id, err := importSession(ctx, api, path)
@@ -116,29 +120,6 @@ func listSessions(ctx context.Context, api queryAPI, text string, stdout io.Writ
 			humanize.IBytes(uint64(s.Bytes)), state)
 	}
 	return w.Flush()
-}
-
-// exportSession writes to a new file. It removes the file after a failure.
-func exportSession(ctx context.Context, api queryAPI, id, path string, stdout io.Writer) (err error) {
-	s, err := api.find(ctx, id)
-	if err != nil {
-		return err
-	}
-	in, err := api.open(ctx, http.MethodGet, "/sessions/"+url.PathEscape(s.ID)+"/export", nil)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	n, err := io.Copy(out, in)
-	if err = errors.Join(err, out.Close()); err != nil {
-		return errors.Join(fmt.Errorf("export %s: %w", s.ID, err), os.Remove(path))
-	}
-	fmt.Fprintf(stdout, "exported %s to %s, %s\n", s.ID, path, humanize.IBytes(uint64(n)))
-	return nil
 }
 
 func importSession(ctx context.Context, api queryAPI, path string) (id string, err error) {

@@ -12,11 +12,14 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"go.opentelemetry.io/collector/pdata/pcommon"
@@ -51,6 +54,7 @@ Examples:
   gpuflight trace -- python3 train.py
   gpuflight trace --output run.otlp.jsonl -- python3 train.py && gpuflight report run.otlp.jsonl
   gpuflight trace --endpoint http://collector:4317 --protocol grpc --service trainer -- torchrun --nproc-per-node 4 train.py
+  gpuflight trace --view -- python3 train.py
   gpuflight trace --kinds +sync,+memory --include 'gemm*' -- ./simulation
   gpuflight trace --output run.otlp.jsonl --deep-after 30s --deep-for 2s -- python3 train.py
 
@@ -83,7 +87,7 @@ type traceConfig struct {
 	values      map[string]string
 	library     string
 	nvtx, quiet bool
-	force       bool
+	force, view bool
 }
 
 // table holds the settings of the recording processes. A flag sets its variable in them.
@@ -118,6 +122,7 @@ func parseTrace(args []string, out io.Writer) (cfg traceConfig, err error) {
 	fs.StringVar(&cfg.library, "library", "", "`path` of libgpuflight.so (default: next to gpuflight, ../lib, /usr/local/lib/gpuflight, /usr/lib/gpuflight)")
 	fs.BoolVar(&cfg.nvtx, "nvtx", true, "record NVTX ranges as scopes")
 	fs.BoolVar(&cfg.quiet, "quiet", false, "at the end, print only what was not sent")
+	fs.BoolVar(&cfg.view, "view", false, "at the end, open the recording in the web UI until ctrl-C, as gpuflight view does")
 	fs.BoolVar(&cfg.force, "force", false, "replace another profiler's "+injectionVariable)
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -128,6 +133,9 @@ func parseTrace(args []string, out io.Writer) (cfg traceConfig, err error) {
 	}
 	if cfg.command = fs.Args(); len(cfg.command) == 0 {
 		return cfg, &usageError{errors.New("no command: give it after --")}
+	}
+	if _, sends := cfg.values[otlp.EndpointVariable]; sends && cfg.view {
+		return cfg, &usageError{errors.New("--view shows a recording in a file: leave out --endpoint, and open the UI of that Collector")}
 	}
 	return cfg, nil
 }
@@ -141,6 +149,19 @@ func runTrace(args []string, stdout, stderr io.Writer) (ending, error) {
 	}
 	if !traceSupported {
 		return ending{}, errors.New("tracing is supported on Linux only")
+	}
+	if cfg.view {
+		if _, err := findCollector(); err != nil { // before the command runs
+			return ending{}, fmt.Errorf("--view: %w", err)
+		}
+		if _, given := cfg.values[otlp.OutputVariable]; !given {
+			dir, err := os.MkdirTemp("", "gpuflight-recording-")
+			if err != nil {
+				return ending{}, err
+			}
+			defer os.RemoveAll(dir) // best effort: the folder is temporary
+			cfg.values[otlp.OutputVariable] = filepath.Join(dir, "recording.otlp.jsonl")
+		}
 	}
 	t, err := prepare(cfg, os.Environ())
 	if err != nil {
@@ -162,7 +183,25 @@ func runTrace(args []string, stdout, stderr io.Writer) (ending, error) {
 	}
 	t.began, t.ended, t.end = began, time.Now(), end
 	t.finish(stderr)
+	if cfg.view {
+		if err := t.openView(stdout, stderr); err != nil {
+			fmt.Fprintf(stderr, "gpuflight trace: --view: %v\n", err)
+		}
+	}
 	return end, nil
+}
+
+// openView shows the recording in the UI until a signal arrives.
+func (t *tracing) openView(stdout, stderr io.Writer) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	listen := viewAddress
+	if l, err := net.Listen("tcp", listen); err == nil {
+		_ = l.Close()
+	} else if listen, err = freeAddress(); err != nil {
+		return err
+	}
+	return withViewer(ctx, listen, func(v *viewer) error { return v.show(ctx, []string{t.sending.File}, stdout, stderr) })
 }
 
 // tracing is one traced command.

@@ -48,6 +48,7 @@ Flags:
 
 const (
 	collectorName = "otelcol-gpuflight"
+	viewAddress   = "127.0.0.1:8686"
 	// collectorStarts and collectorStops bound how long the Collector may take. Each takes a second
 	// or two on an idle machine.
 	collectorStarts = 60 * time.Second
@@ -61,7 +62,7 @@ const (
 func runView(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs := flag.NewFlagSet("view", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
-	listen := fs.String("listen", "127.0.0.1:8686", "address of the UI")
+	listen := fs.String("listen", viewAddress, "address of the UI")
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			printUsage(stdout, viewUsage, fs)
@@ -82,6 +83,11 @@ func runView(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	} else if err := l.Close(); err != nil {
 		return err
 	}
+	return withViewer(ctx, *listen, func(v *viewer) error { return v.show(ctx, fs.Args(), stdout, stderr) })
+}
+
+// withViewer starts a Collector with a temporary store, calls f and stops it.
+func withViewer(ctx context.Context, listen string, f func(*viewer) error) error {
 	path, err := findCollector()
 	if err != nil {
 		return err
@@ -91,11 +97,11 @@ func runView(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	defer os.RemoveAll(dir) // best effort: the folder is temporary
-	v, err := startViewer(ctx, path, dir, *listen)
+	v, err := startViewer(ctx, path, dir, listen)
 	if err != nil {
 		return err
 	}
-	err = v.show(ctx, fs.Args(), stdout, stderr)
+	err = f(v)
 	if ctx.Err() != nil {
 		err = nil // ctrl-C is the way to end it
 	}
@@ -216,27 +222,33 @@ func (v *viewer) ready(ctx context.Context) error {
 	}
 }
 
-// show loads the files and waits until ctx or the Collector ends.
-func (v *viewer) show(ctx context.Context, paths []string, stdout, stderr io.Writer) error {
+// loadAll loads files and folders, and returns the sessions that they contain.
+func (v *viewer) loadAll(ctx context.Context, paths []string, stderr io.Writer) ([]storedSession, error) {
 	for _, path := range paths {
 		problems, err := v.load(ctx, path)
 		for i, p := range problems {
 			if i == maxProblems {
-				fmt.Fprintf(stderr, "gpuflight view: and %d more\n", len(problems)-i)
+				fmt.Fprintf(stderr, "gpuflight: and %d more\n", len(problems)-i)
 				break
 			}
-			fmt.Fprintf(stderr, "gpuflight view: %s\n", p)
+			fmt.Fprintf(stderr, "gpuflight: %s\n", p)
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 	}
 	sessions, err := v.api.sessions(ctx, "")
+	if err == nil && len(sessions) == 0 {
+		err = errors.New("the files contain no session")
+	}
+	return sessions, err
+}
+
+// show loads the files and waits until ctx or the Collector ends.
+func (v *viewer) show(ctx context.Context, paths []string, stdout, stderr io.Writer) error {
+	sessions, err := v.loadAll(ctx, paths, stderr)
 	if err != nil {
 		return err
-	}
-	if len(sessions) == 0 {
-		return errors.New("the files contain no session")
 	}
 	kernels := int64(0)
 	for i := range sessions {

@@ -35,7 +35,7 @@ func (f *factory) get(set exporter.Settings, cfg component.Config) (*sharedcompo
 		return nil, nil, err
 	}
 	return s, []exporterhelper.Option{
-		exporterhelper.WithStart(s.Start), exporterhelper.WithShutdown(s.Shutdown),
+		exporterhelper.WithStart(s.Start), exporterhelper.WithShutdown(s.ShutdownLast),
 		exporterhelper.WithCapabilities(consumer.Capabilities{MutatesData: false}),
 		// The sender's deadline counts. A full disk may have space again.
 		exporterhelper.WithTimeout(exporterhelper.TimeoutConfig{}),

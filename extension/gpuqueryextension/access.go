@@ -98,7 +98,7 @@ func (a *access) check(ctx context.Context, scope apikey.Scope, headers http.Hea
 
 // changes reports whether a request needs the scope admin.
 func changes(r *http.Request) bool {
-	return r.Method != http.MethodGet && r.Method != http.MethodHead && r.URL.Path != loginPath
+	return r.Method != http.MethodGet && r.Method != http.MethodHead && r.URL.Path != loginPath && r.URL.Path != sqlPath
 }
 
 // refuse answers a request without access and records it.
@@ -134,6 +134,10 @@ func event(r *http.Request) string {
 		return ""
 	case r.URL.Path == importPath:
 		return "import"
+	case r.URL.Path == demoPath:
+		return "demo"
+	case r.URL.Path == sqlPath:
+		return "sql"
 	case r.Method == http.MethodPut && pin:
 		return "pin"
 	case r.Method == http.MethodDelete && pin:
@@ -246,7 +250,7 @@ func (a *access) login(w http.ResponseWriter, r *http.Request) {
 // setCookie sets or deletes the cookie. A proxy with TLS states it in a header. A client that forges
 // the header changes its own cookie only.
 func (a *access) setCookie(w http.ResponseWriter, r *http.Request, value string, maxAge int) {
-	http.SetCookie(w, &http.Cookie{
+	http.SetCookie(w, &http.Cookie{ //nolint:gosec // G124: without TLS, a browser would not send a secure cookie
 		Name: cookieName, Value: value, Path: "/", MaxAge: maxAge, HttpOnly: true, SameSite: http.SameSiteStrictMode,
 		Secure: r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https",
 	})

@@ -25,6 +25,8 @@ type Config struct {
 	Auth configoptional.Optional[configauth.Config] `mapstructure:"auth"`
 	// TLS has the server's certificate. Without it, the server uses HTTP.
 	TLS configoptional.Optional[configtls.ServerConfig] `mapstructure:"tls"`
+	// SQL allows SELECT statements over the tables of single sessions.
+	SQL bool `mapstructure:"sql"`
 }
 
 func createDefaultConfig() component.Config { return &Config{Endpoint: "127.0.0.1:8686"} }

@@ -64,7 +64,7 @@ func (q *gpuQuery) Start(ctx context.Context, host component.Host) error {
 	if err != nil {
 		return err
 	}
-	q.handler = newServer(b, options{auth: auth, loopback: loopback, version: q.version, logger: q.set.Logger})
+	q.handler = newServer(b, options{auth: auth, loopback: loopback, allowSQL: q.cfg.SQL, version: q.version, logger: q.set.Logger})
 	if auth != nil && !loopback && !q.cfg.TLS.HasValue() {
 		q.set.Logger.Warn("keys and data cross the network without encryption: set tls, or use a proxy with TLS and a loopback address")
 	}

@@ -47,6 +47,7 @@ var openAPI []byte
 type options struct {
 	auth     extensionauth.Server // nil for none
 	loopback bool
+	allowSQL bool
 	version  string
 	logger   *zap.Logger
 }
@@ -59,11 +60,14 @@ type server struct {
 	api, ui http.Handler
 	running chan struct{}
 	queued  atomic.Int64
-	now     func() time.Time
+	// exporting and querying bound the exports and the SQL statements in progress.
+	exporting, querying chan struct{}
+	now                 func() time.Time
 }
 
 func newServer(b store.Backend, o options) *server {
-	s := &server{options: o, store: b, running: make(chan struct{}, maxConcurrent), now: time.Now}
+	s := &server{options: o, store: b, running: make(chan struct{}, maxConcurrent), now: time.Now,
+		exporting: make(chan struct{}, maxExports), querying: make(chan struct{}, maxStatements)}
 	s.access = access{authenticator: o.auth, audit: audit.New(o.logger, time.Now), logins: newLogins(time.Now)}
 	mux := http.NewServeMux()
 	get := func(pattern string, h func(context.Context, *request) (any, error)) {
@@ -109,6 +113,8 @@ func newServer(b store.Backend, o options) *server {
 	change("DELETE /api/v1/sessions/{session}/pin", s.pin(false), http.StatusNoContent)
 	change("DELETE /api/v1/sessions/{session}", s.delete, http.StatusNoContent)
 	change("POST "+importPath, s.importFile, http.StatusCreated)
+	change("POST "+demoPath, s.loadDemo, http.StatusCreated)
+	change("POST "+sqlPath, s.sql, http.StatusOK)
 	mux.HandleFunc("GET /api/v1/sessions/{session}/export", s.export)
 	mux.HandleFunc("GET /api/v1/openapi.yaml", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/yaml")

@@ -10,9 +10,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"net/url"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -203,47 +201,6 @@ func (s *server) importFile(ctx context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	return map[string]string{"session": session}, nil
-}
-
-// export streams a file. It takes a slot while the file is written, not while it is sent.
-func (s *server) export(w http.ResponseWriter, hr *http.Request) {
-	dir, err := os.MkdirTemp("", "gpuflight-export-")
-	if err != nil {
-		s.fail(hr.Context(), w, err)
-		return
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	file := filepath.Join(dir, "session.duckdb")
-	r, err := newRequest(hr)
-	if err == nil {
-		r.choice("format", "duckdb")
-		err = r.check()
-	}
-	if err == nil {
-		if !s.begin(hr.Context()) {
-			w.Header().Set("Retry-After", "1")
-			writeError(w, http.StatusTooManyRequests, "too many requests are in progress")
-			return
-		}
-		err = s.store.Export(hr.Context(), r.project, r.session, file)
-		s.end()
-	}
-	if err != nil {
-		s.fail(hr.Context(), w, err)
-		return
-	}
-	f, err := os.Open(file)
-	if err != nil {
-		s.fail(hr.Context(), w, err)
-		return
-	}
-	defer func() { _ = f.Close() }()
-	if fi, err := f.Stat(); err == nil {
-		w.Header().Set("Content-Length", strconv.FormatInt(fi.Size(), 10))
-	}
-	w.Header().Set("Content-Type", "application/octet-stream")
-	w.Header().Set("Content-Disposition", "attachment; filename*=UTF-8''"+url.PathEscape(fileName(r.session))+".duckdb")
-	_, _ = io.Copy(w, f)
 }
 
 // fileName replaces what is no letter, digit, dot, dash or underscore.

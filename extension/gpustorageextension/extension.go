@@ -61,21 +61,19 @@ func (g *gpuStorage) observe() error {
 			return nil
 		}
 	}
+	used := func(value func(usage) int64) metric.Int64Callback {
+		return each(func(b *backend) (int64, bool) {
+			if b.usage == nil {
+				return 0, false
+			}
+			return value(b.usage()), true
+		})
+	}
 	return errors.Join(
-		g.telemetry.RegisterExtensionGpuStorageSizeCallback(each(func(b *backend) (int64, bool) {
-			if b.usage == nil {
-				return 0, false
-			}
-			bytes, _ := b.usage()
-			return bytes, true
-		})),
-		g.telemetry.RegisterExtensionGpuStorageSessionsCallback(each(func(b *backend) (int64, bool) {
-			if b.usage == nil {
-				return 0, false
-			}
-			_, sessions := b.usage()
-			return sessions, true
-		})),
+		g.telemetry.RegisterExtensionGpuStorageSizeCallback(used(func(u usage) int64 { return u.bytes })),
+		g.telemetry.RegisterExtensionGpuStorageSessionsCallback(used(func(u usage) int64 { return u.sessions })),
+		g.telemetry.RegisterExtensionGpuStorageWaitingRowsCallback(used(func(u usage) int64 { return u.waiting })),
+		g.telemetry.RegisterExtensionGpuStorageCommitsCallback(used(func(u usage) int64 { return u.commits })),
 		g.telemetry.RegisterExtensionGpuStorageUnsealedCallback(each(func(b *backend) (int64, bool) {
 			return int64(b.active.len()), true
 		})),

@@ -7,6 +7,9 @@ package gpustorageextension
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
 	"testing"
 	"time"
 
@@ -214,3 +217,93 @@ func TestMaintenance_SealAndRetain(t *testing.T) {
 }
 
 var _ component.Component = (*gpuStorage)(nil)
+
+// value sums the data points of a metric. For a histogram it is their count.
+func value(t *testing.T, tel *componenttest.Telemetry, name string) (sum int64) {
+	t.Helper()
+	m, err := tel.GetMetric("otelcol_" + name)
+	require.NoError(t, err, name)
+	switch d := m.Data.(type) {
+	case metricdata.Sum[int64]:
+		for _, p := range d.DataPoints {
+			sum += p.Value
+		}
+	case metricdata.Gauge[int64]:
+		for _, p := range d.DataPoints {
+			sum += p.Value
+		}
+	case metricdata.Histogram[float64]:
+		for _, p := range d.DataPoints {
+			sum += int64(p.Count)
+		}
+	default:
+		t.Fatalf("%s is a %T", name, d)
+	}
+	return sum
+}
+
+// TestTelemetry_AllMetrics checks each metric of documentation.md.
+func TestTelemetry_AllMetrics(t *testing.T) {
+	dir := t.TempDir()
+	foreign := filepath.Join(dir, "_", "sessions", "x")
+	require.NoError(t, os.MkdirAll(foreign, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(foreign, "1.duckdb"), []byte("not a database"), 0o600))
+	g, tel := start(t, dir, nil)
+	b := g.backends["a"]
+	const sessions = 20 // more than the store writes directly
+	var batches []*store.Batch
+	for i := range sessions {
+		batches = append(batches, spans(fmt.Sprint(i), 3)...)
+	}
+	for range 2 {
+		_, err := b.Write(t.Context(), batches)
+		require.NoError(t, err)
+	}
+	waiting := value(t, tel, "extension_gpu_storage_waiting_rows")
+	assert.Positive(t, waiting)
+	require.NoError(t, b.Seal(t.Context(), "", "0"))
+	b.active.mu.Lock()
+	b.active.at[session{"", "1"}] = time.Now().Add(-time.Hour)
+	b.active.mu.Unlock()
+	b.seal(t.Context())
+	require.NoError(t, b.Delete(t.Context(), "", "2"))
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := b.Write(canceled, spans("3", 1))
+	require.ErrorIs(t, err, context.Canceled)
+	require.Eventually(t, func() bool {
+		for i := 3; i < sessions; i++ {
+			_, err := b.Session(t.Context(), "", fmt.Sprint(i))
+			require.NoError(t, err)
+		}
+		return value(t, tel, "extension_gpu_storage_waiting_rows") == 0
+	}, time.Minute, 10*time.Millisecond)
+
+	doc, err := os.ReadFile("documentation.md")
+	require.NoError(t, err)
+	want := map[string]int64{
+		"commit_duration": 3, "deleted": 1, "errors": 1, "sealed": 1, "set_aside": 1, "sessions": sessions - 1, "unsealed": sessions - 2,
+		"waiting_rows": 0,
+	}
+	for _, m := range regexp.MustCompile(`### otelcol_extension_gpu_storage_(\S+)`).FindAllSubmatch(doc, -1) {
+		name := string(m[1])
+		got := value(t, tel, "extension_gpu_storage_"+name)
+		if n, ok := want[name]; ok {
+			assert.Equal(t, n, got, name)
+		} else {
+			assert.Positive(t, got, name)
+		}
+		delete(want, name)
+	}
+	assert.Empty(t, want, "metrics that documentation.md lacks")
+	rows := map[string]int64{}
+	m, err := tel.GetMetric("otelcol_extension_gpu_storage_rows")
+	require.NoError(t, err)
+	for _, p := range m.Data.(metricdata.Sum[int64]).DataPoints {
+		result, _ := p.Attributes.Value("result")
+		rows[result.AsString()] += p.Value
+	}
+	// Those of session 2 may be deleted before they are counted.
+	assert.InDelta(t, sessions*3, rows["written"], 3)
+	assert.InDelta(t, sessions*3, rows["duplicate"], 3)
+}

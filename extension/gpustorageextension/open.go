@@ -17,10 +17,12 @@ type opened struct {
 	store.Store
 	// unsealed lists the sessions that are not sealed.
 	unsealed func(context.Context) ([]session, error)
-	// usage returns the bytes of the store and the number of its sessions. It is nil if the store
-	// does not know them.
-	usage func() (bytes, sessions int64)
+	// usage is nil if the store does not know it.
+	usage func() usage
 }
+
+// usage is the size of a store, the rows that wait for their segments, and the transactions so far.
+type usage struct{ bytes, sessions, waiting, commits int64 }
 
 // open opens the store of a kind that is set, for a backend.
 func (b *BackendConfig) open(ctx context.Context, to *backend) (opened, error) {
@@ -44,9 +46,9 @@ func (c *DuckDBConfig) open(ctx context.Context, to *backend) (opened, error) {
 	return opened{
 		Store:    s,
 		unsealed: func(ctx context.Context) ([]session, error) { return unsealed(ctx, s) },
-		usage: func() (int64, int64) {
+		usage: func() usage {
 			st := s.Stats()
-			return st.Bytes, st.Sessions
+			return usage{st.Bytes, st.Sessions, st.Waiting, st.Commits}
 		},
 	}, nil
 }

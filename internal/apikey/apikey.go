@@ -57,7 +57,7 @@ type Authenticator interface {
 
 // Reasons why a request has no access.
 var (
-	ErrMissing = errors.New("the request has no key: send the header Authorization: Bearer gpfl_...")
+	ErrMissing = errors.New("the request has no key: send the header Authorization: Bearer KEY")
 	ErrInvalid = errors.New("the key is not valid")
 	ErrExpired = errors.New("the key has expired")
 	ErrScope   = errors.New("the key does not have the required scope")

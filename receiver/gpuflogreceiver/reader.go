@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/bmatcuk/doublestar/v4"
 	"go.uber.org/zap"
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
@@ -160,6 +161,7 @@ func (r *reader) pass(ctx context.Context, stop <-chan struct{}) (progress, wait
 	if !r.started {
 		r.started = true
 		r.dropStale(ctx)
+		r.reportUnmatched()
 	}
 	var backlog int64
 	lag := 0.0
@@ -219,6 +221,16 @@ func (r *reader) scan(ctx context.Context, now time.Time) {
 	}
 	r.removed = append(r.removed, c.Removed...)
 	r.added = append(r.added, c.Added...)
+}
+
+// reportUnmatched logs the entries of include that match nothing at the start, as a misspelled path does.
+func (r *reader) reportUnmatched() {
+	for _, p := range r.cfg.Include {
+		if found, err := doublestar.FilepathGlob(p); err == nil && len(found) == 0 {
+			r.logger.Warn("no file or folder matches this entry of include; the receiver continues to search for it",
+				zap.String("include", p))
+		}
+	}
 }
 
 func (r *reader) newDecoder(g *fileset.Group) *gpuflog.Decoder {

@@ -22,7 +22,7 @@ import (
 type Config struct {
 	// ControllerConfig holds collection_interval, initial_delay and timeout. A device that has not
 	// answered after four fifths of the timeout is reported as failed. The rest of the timeout is
-	// for sending the data.
+	// for sending the data. A timeout of 0 means 5 s, or collection_interval if that is shorter.
 	scraperhelper.ControllerConfig `mapstructure:",squash"`
 	// MetricsBuilderConfig disables single metrics.
 	metadata.MetricsBuilderConfig `mapstructure:",squash"`
@@ -97,15 +97,22 @@ func createDefaultConfig() component.Config {
 	}
 	c.CollectionInterval = defaultInterval
 	c.InitialDelay = time.Second
-	c.Timeout = defaultTimeout
 	return c
+}
+
+// timeout bounds a scrape, since the driver may be unresponsive.
+func (c *Config) timeout() time.Duration {
+	if c.Timeout == 0 {
+		return min(defaultTimeout, c.CollectionInterval)
+	}
+	return c.Timeout
 }
 
 // Validate returns an error for invalid settings.
 func (c *Config) Validate() error {
 	var errs []error
-	if c.Timeout <= 0 {
-		errs = append(errs, errors.New("timeout must be above 0: it bounds the wait for an unresponsive driver"))
+	if c.Timeout < 0 {
+		errs = append(errs, fmt.Errorf("timeout is %v: it must not be below 0", c.Timeout))
 	}
 	if c.CollectionInterval > 0 && c.Timeout > c.CollectionInterval {
 		errs = append(errs, fmt.Errorf("timeout is %v: it must not be above collection_interval, which is %v", c.Timeout, c.CollectionInterval))

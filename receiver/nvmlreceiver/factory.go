@@ -45,7 +45,9 @@ func (f *factory) metrics(_ context.Context, set receiver.Settings, cfg componen
 	if err != nil {
 		return nil, err
 	}
-	c, err := scraperhelper.NewMetricsController(&cfg.(*Config).ControllerConfig, set, next,
+	settings := cfg.(*Config).ControllerConfig
+	settings.Timeout = cfg.(*Config).timeout()
+	c, err := scraperhelper.NewMetricsController(&settings, set, next,
 		scraperhelper.AddMetricsScraper(metadata.Type, s))
 	if err != nil {
 		return nil, err

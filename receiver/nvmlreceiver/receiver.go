@@ -310,7 +310,7 @@ func (r *nvmlReceiver) any(holds func(*tracked) bool) bool {
 func (r *nvmlReceiver) scrape(ctx context.Context) (pmetric.Metrics, error) {
 	start := time.Now()
 	// A fifth of the time is reserved for sending the data.
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout*4/5)
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.timeout()*4/5)
 	defer cancel()
 	select {
 	case <-r.listed:

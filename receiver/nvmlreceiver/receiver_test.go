@@ -375,7 +375,7 @@ func TestNoLibrary(t *testing.T) {
 	g := newRig(t, nil, func(c *Config) { c.LibraryPath = filepath.Join(t.TempDir(), "none.so") })
 	start := time.Now()
 	assert.Empty(t, g.scrape())
-	assert.Less(t, time.Since(start), g.cfg.Timeout/2, "there is nothing to wait for")
+	assert.Less(t, time.Since(start), g.cfg.timeout()/2, "there is nothing to wait for")
 	g.eventually("the status", func() bool { return len(g.host.reported()) > 0 })
 	time.Sleep(100 * time.Millisecond) // for more tries
 	require.Len(t, g.warnings(), 1, "not one for each try")
@@ -474,7 +474,7 @@ func TestFactory_SharedReceiver(t *testing.T) {
 
 func TestConfig_Invalid(t *testing.T) {
 	for want, change := range map[string]func(*Config){
-		"timeout must be above 0":       func(c *Config) { c.Timeout = 0 },
+		"timeout is -1ns":               func(c *Config) { c.Timeout = -1 },
 		"must not be above collection":  func(c *Config) { c.Timeout = time.Minute },
 		"groups.gpm.interval":           func(c *Config) { c.Groups.GPM.Interval = -1 },
 		"at most 14s":                   func(c *Config) { c.Groups.Samples.Interval = 15 * time.Second },
@@ -488,6 +488,16 @@ func TestConfig_Invalid(t *testing.T) {
 		assert.ErrorContains(t, c.Validate(), want)
 	}
 	assert.True(t, device.Supported)
+}
+
+func TestConfig_Timeout(t *testing.T) {
+	c := createDefaultConfig().(*Config)
+	assert.Equal(t, 5*time.Second, c.timeout())
+	c.CollectionInterval = time.Second
+	require.NoError(t, c.Validate(), "a short interval needs no other setting")
+	assert.Equal(t, time.Second, c.timeout())
+	c.Timeout = 500 * time.Millisecond
+	assert.Equal(t, 500*time.Millisecond, c.timeout())
 }
 
 func TestXID_FailedDelivery(t *testing.T) {

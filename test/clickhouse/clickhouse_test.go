@@ -13,13 +13,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"github.com/twmb/franz-go/pkg/kgo"
-	"go.opentelemetry.io/collector/pdata/plog"
-	"go.opentelemetry.io/collector/pdata/pmetric"
-	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
-	"github.com/gpuflight/gpuflight/test/fleet/broker"
 )
 
 // TestTables_SentTwice sends recordings of an H200, or a generated session, twice.
@@ -114,73 +109,17 @@ func TestClickHouse_Unavailable(t *testing.T) {
 	p.Stop(30 * time.Second)
 }
 
-// TestClickHouse_FromKafka runs config/clickhouse.yaml unchanged.
-func TestClickHouse_FromKafka(t *testing.T) {
-	launcher := process.Binary{Env: "GPUFLIGHT_KAFKA", Path: ".tools/kafka/kafka", Make: "make .tools/kafka/kafka"}.
-		FindFetched(t, "no mvn here to fetch Kafka with", "mvn")
-	b := broker.Broker{Launcher: launcher, Dir: t.TempDir(), Address: process.FreePort(t), Controller: process.FreePort(t)}
-	require.NoError(t, b.Format(t.Context()))
-	server := process.Start(t, launcher, b.Arguments()...)
-	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
-	defer cancel()
-	require.NoError(t, b.Wait(ctx), "%s", server.Output())
-
-	sent := generate(t, 6, 2000).pieces(100)
-	want := sent.spans()
-	client, err := kgo.NewClient(kgo.SeedBrokers(b.Address), kgo.AllowAutoTopicCreation())
-	require.NoError(t, err)
-	defer client.Close()
-	produce := func(topic string, value []byte, err error) {
-		t.Helper()
-		require.NoError(t, err)
-		require.NoError(t, client.ProduceSync(ctx, &kgo.Record{Topic: topic, Value: value}).FirstErr())
-	}
-	produce("otlp_spans", []byte("no OTLP"), nil)
-	for _, td := range sent.traces {
-		value, err := (&ptrace.ProtoMarshaler{}).MarshalTraces(td)
-		produce("otlp_spans", value, err)
-	}
-	for _, ld := range sent.logs {
-		value, err := (&plog.ProtoMarshaler{}).MarshalLogs(ld)
-		produce("otlp_logs", value, err)
-	}
-	for _, md := range sent.metrics {
-		value, err := (&pmetric.ProtoMarshaler{}).MarshalMetrics(md)
-		produce("otlp_metrics", value, err)
-	}
-
-	d := start(t, "")
-	d.keep()
-	p := d.collect(map[string]string{"GPUFLIGHT_KAFKA": b.Address}, nil)
-	others := 0
-	for _, md := range sent.metrics {
-		others += md.DataPointCount()
-	}
-	for _, ld := range sent.logs {
-		others += ld.LogRecordCount()
-	}
-	spans := 0
-	for _, td := range sent.traces {
-		spans += td.SpanCount()
-	}
-	require.Len(t, want, spans, "a span that is sent twice: which of the two comes last depends on the partition")
-	// Rebalances of the group during the start of the receivers repeat records.
-	process.Eventually(t, waitLimit, fmt.Sprintf("%d spans and %d others", spans, others), func() bool {
-		return one[int](d, "SELECT uniqExact(TraceId, SpanId) AS n FROM otel_traces") >= spans &&
-			one[int](d, "SELECT sum(n) AS n FROM (SELECT count() AS n FROM otel_logs UNION ALL "+
-				"SELECT count() FROM otel_metrics_gauge UNION ALL SELECT count() FROM otel_metrics_sum)") >= others
-	})
-	checkSpans(t, want, d)
-	checkStatistics(t, kernels(want), query[statistics](d, "SELECT * FROM kernel_statistics"))
-	p.Stop(30 * time.Second)
-	server.Kill()
-}
-
 func TestClickHouse_WrongPassword(t *testing.T) {
-	d := start(t, "")
-	d.front.Password = "another"
-	d.command(nil, overOTLP(process.FreePort(t))).WaitOutput("Authentication failed", time.Minute)
-	assert.Positive(t, d.front.Refused())
+	for name, start := range map[string]func(*testing.T, string) *database{"store": startEmpty, "contrib": start} {
+		t.Run(name, func(t *testing.T) {
+			d := start(t, "")
+			d.front.Password = "another"
+			p := d.command(nil, overOTLP(process.FreePort(t)))
+			p.WaitOutput("Authentication failed", time.Minute)
+			assert.NotContains(t, p.Output(), password)
+			assert.Positive(t, d.front.Refused())
+		})
+	}
 }
 
 // TestTables_TimeToLive checks the times to live of the tables with rows on both sides of them.

@@ -26,24 +26,35 @@ const (
 	password = "no-one else's"
 )
 
-// database is an engine with the tables of config/clickhouse, and its server.
+// database is an engine and its server.
 type database struct {
 	t     *testing.T
 	dir   string
 	name  string
 	front *front.Server
+	// configs are the Collector's configurations below config.
+	configs []string
 }
 
-// start starts an engine and creates the tables in the given database; "" selects the default.
+// start starts an engine with the tables of contrib's exporter in the given database; "" selects the
+// default.
 func start(t *testing.T, name string) *database {
 	t.Helper()
-	d := &database{t: t, dir: t.TempDir(), name: name}
+	d := startEmpty(t, name)
+	d.configs = append(d.configs, filepath.Join("clickhouse", "contrib.yaml"))
+	d.tables()
+	return d
+}
+
+// startEmpty starts an engine without tables.
+func startEmpty(t *testing.T, name string) *database {
+	t.Helper()
+	d := &database{t: t, dir: t.TempDir(), name: name, configs: []string{"clickhouse.yaml"}}
 	d.front = &front.Server{Engine: d.engine(), User: user, Password: password}
 	t.Cleanup(func() { assert.NoError(t, d.front.Engine.Close()) })
 	if name != "" {
 		d.in("", "CREATE DATABASE "+name)
 	}
-	d.tables()
 	d.listen()
 	t.Cleanup(func() { assert.NoError(t, d.front.Close()) })
 	return d
@@ -62,14 +73,14 @@ func (d *database) listen() {
 	require.NoError(d.t, d.front.Listen(""))
 }
 
-// tables runs the files of config/clickhouse in the order of config/clickhouse.yaml.
+// tables runs the files of config/clickhouse in the order of config/clickhouse/contrib.yaml.
 func (d *database) tables() {
 	d.t.Helper()
 	dir := filepath.Join(process.Root(d.t), "config", "clickhouse")
 	files, err := filepath.Glob(filepath.Join(dir, "*.sql"))
 	require.NoError(d.t, err)
 	names := []string{"spans.sql", "kernels.sql"}
-	require.Len(d.t, files, len(names)+1, "a file that no test runs; TestStore_Contract runs gpu.sql")
+	require.Len(d.t, files, len(names)+1, "a file that no test runs; the store runs gpu.sql")
 	for _, name := range names {
 		text, err := os.ReadFile(filepath.Join(dir, name))
 		require.NoError(d.t, err)
@@ -131,8 +142,8 @@ func (d *database) crash() {
 	d.front.Engine = d.engine()
 }
 
-// collect runs the Collector with config/clickhouse.yaml and an optional overlay, and returns when
-// all components run.
+// collect runs the Collector with the configurations and an optional overlay, and returns when all
+// components run.
 func (d *database) collect(env map[string]string, overlay map[string]any) *process.Process {
 	d.t.Helper()
 	p := d.command(env, overlay)
@@ -147,7 +158,7 @@ func (d *database) command(env map[string]string, overlay map[string]any) *proce
 	_, port, _ := strings.Cut(process.FreePort(d.t), ":")
 	args := []string{
 		"GPUFLIGHT_CLICKHOUSE=" + d.front.URL(), "GPUFLIGHT_CLICKHOUSE_USER=" + user, "GPUFLIGHT_CLICKHOUSE_PASSWORD=" + password,
-		"GPUFLIGHT_HEALTH=" + process.FreePort(d.t), "GPUFLIGHT_METRICS_PORT=" + port,
+		"GPUFLIGHT_HEALTH=" + process.FreePort(d.t), "GPUFLIGHT_METRICS_PORT=" + port, "GPUFLIGHT_UI=" + process.FreePort(d.t),
 	}
 	if d.name != "" {
 		args = append(args, "GPUFLIGHT_CLICKHOUSE_DATABASE="+d.name)
@@ -155,7 +166,10 @@ func (d *database) command(env map[string]string, overlay map[string]any) *proce
 	for k, v := range env {
 		args = append(args, k+"="+v)
 	}
-	args = append(args, binary, "--config", filepath.Join(process.Root(d.t), "config", "clickhouse.yaml"))
+	args = append(args, binary)
+	for _, name := range d.configs {
+		args = append(args, "--config", filepath.Join(process.Root(d.t), "config", name))
+	}
 	if overlay != nil {
 		text, err := json.Marshal(overlay) // which is YAML too
 		require.NoError(d.t, err)

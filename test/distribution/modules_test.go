@@ -114,6 +114,10 @@ var moduleProxy = sync.OnceValues(func() ([]string, error) {
 })
 
 func TestMain(m *testing.M) {
+	// Configurations that forward data have no default destination.
+	if err := os.Setenv("GPUFLIGHT_OTLP_ENDPOINT", "backend.example:4317"); err != nil {
+		panic(err)
+	}
 	code := m.Run()
 	if env, err := moduleProxy(); err == nil {
 		for _, v := range env {
@@ -227,7 +231,7 @@ func TestModules_Manifest(t *testing.T) {
 	section("processors", m.Processors)
 	section("connectors", m.Connectors)
 	section("exporters", m.Exporters)
-	require.Equal(t, 10, strings.Count(text.String(), "gomod"))
+	require.Equal(t, 11, strings.Count(text.String(), "gomod"))
 	text.WriteString("providers:\n")
 	for _, e := range m.Providers {
 		text.WriteString("  - gomod: " + e.GoMod + "\n")

@@ -16,6 +16,8 @@ func (m mutation) test() string { return m.pkg + " " + m.run }
 func (m mutation) String() string { return m.guarantee + ": " + m.file + ": " + m.test() }
 
 const (
+	apiKeys         = "./internal/apikey"
+	gpuQuery        = "extension/gpuqueryextension"
 	gpuflogReceiver = "./receiver/gpuflogreceiver"
 	cudaProbe       = "./receiver/cudareceiver/internal/probe"
 	fileStorage     = "./extension/storage/filestorageextension"
@@ -336,7 +338,7 @@ var mutations = []mutation{
 		fleet, "^TestGateway_KilledBeforeDelivery$/^shipped$",
 	},
 	{
-		"gateway: no queue between Kafka and the backend", "config/gateway.yaml",
+		"gateway: no queue between Kafka and the backend", "config/forward.yaml",
 		"wait_for_result: true", "wait_for_result: false",
 		fleet, "^TestGateway_KilledBeforeDelivery$/^shipped$",
 	},
@@ -346,7 +348,7 @@ var mutations = []mutation{
 		fleet, "^TestGateway_InvalidRecords$",
 	},
 	{
-		"gateway: a backend that is away", "config/gateway.yaml",
+		"gateway: a backend that is away", "config/forward.yaml",
 		"max_elapsed_time: 0s # retry forever", "max_elapsed_time: 1s",
 		fleet, "^TestBackendDown$",
 	},
@@ -372,12 +374,83 @@ var mutations = []mutation{
 	},
 	{
 		"configurations listen on loopback", "config/agent.yaml",
-		"127.0.0.1:14318}", "0.0.0.0:14318}",
+		"127.0.0.1:4318}", "0.0.0.0:4318}",
 		"./test/distribution", "^TestConfigs_Loopback$",
 	},
 	{
 		"certificates: only clients with a certificate", "docs/deploying.md",
 		"          client_ca_file: ", "          # client_ca_file: ",
 		fleet, "^TestFleet_TLS$",
+	},
+	{
+		"keys: revoked and changed keys count at once", "internal/apikey/file.go",
+		"if err == nil && k.info != nil && os.SameFile", "if err == nil || k.info != nil && os.SameFile",
+		apiKeys, "^TestKeys_Reload$",
+	},
+	{
+		"keys: the whole secret counts", "internal/apikey/apikey.go",
+		"subtle.ConstantTimeCompare([]byte(hash(text)), []byte(k.SHA256)) == 1", "subtle.ConstantTimeCompare([]byte(hash(text)), []byte(k.SHA256)) >= 0",
+		apiKeys, "^TestKeys_Check$",
+	},
+	{
+		"keys: others cannot read the file", "internal/apikey/file.go",
+		"mode&0o077 != 0", "mode&0o007 != 0",
+		apiKeys, "^TestLoad_Permissions$",
+	},
+	{
+		"keys: receivers require the scope ingest", "extension/apikeyauthextension/extension.go",
+		"a.AuthenticateScope(ctx, apikey.Ingest, headers)", "a.AuthenticateScope(ctx, apikey.Read, headers)",
+		"./extension/apikeyauthextension", "^TestAuthenticate$",
+	},
+	{
+		"keys: changes require the scope admin", gpuQuery + "/access.go",
+		"scope = apikey.Admin", "scope = apikey.Read",
+		"./" + gpuQuery, "^TestAccess_EveryRoute$",
+	},
+	{
+		"keys: a key reads its project only", gpuQuery + "/server.go",
+		"req.project, _ = auth.GetAttribute(apikey.AttributeProject).(string)", "_, _ = auth.GetAttribute(apikey.AttributeProject).(string)",
+		"./" + gpuQuery, "^TestServer_Authentication$",
+	},
+	{
+		"keys: a session stays in the project of its key", "receiver/gpuflogreceiver/principal.go",
+		"if projectOf(info) == name {", "if true || projectOf(info) == name {",
+		gpuflogReceiver, "^TestProject_Eviction$",
+	},
+	{
+		"UI: a login checks its key with each request", gpuQuery + "/access.go",
+		"ctx, err := a.check(r.Context(), scope, headers)\n	if err != nil {", "ctx, err := a.check(r.Context(), scope, headers)\n	if err != nil && headers.Get(\"Cookie\") != \"\" {\n		return r, nil\n	}\n	if err != nil {",
+		"./" + gpuQuery, "^TestLogin$",
+	},
+	{
+		"UI: a changing request with a cookie states its origin", gpuQuery + "/access.go",
+		`r.Header.Get("Origin") == "" &&`, `r.Header.Get("Origin") == "none" &&`,
+		"./" + gpuQuery, "^TestAccess_CSRF$",
+	},
+	{
+		"UI: pages of other origins are rejected", gpuQuery + "/server.go",
+		"strings.EqualFold(u.Host, r.Host)", `u.Host != "evil"`,
+		"./" + gpuQuery, "^TestAccess_CSRF$",
+	},
+	{
+		"UI: DNS rebinding", gpuQuery + "/server.go",
+		"!isLocalName(r.Host)", `r.Host == ""`,
+		"./" + gpuQuery, "^TestServer_ForeignRequests$",
+	},
+	{
+		"UI: slow bodies end", gpuQuery + "/server.go",
+		"_ = rc.SetReadDeadline(s.now().Add(d))", "_ = rc.SetReadDeadline(time.Now().Add(time.Hour))",
+		"./" + gpuQuery, "^TestServer_SlowBody$",
+	},
+	{
+		"UI: no address for other machines without auth", gpuQuery + "/config.go",
+		"!loopback && !c.Auth.HasValue()", "loopback && !c.Auth.HasValue() && false",
+		"./" + gpuQuery, "^TestConfig_Endpoint$",
+	},
+	{
+		"audit log: sampling does not drop lines", "internal/collector/audit/audit.go",
+		"_ = l.core.Write(entry, append([]zap.Field{zap.String(\"event\", event)}, fields...))",
+		"if e := l.core.Check(entry, nil); e != nil {\n		e.Write(append([]zap.Field{zap.String(\"event\", event)}, fields...)...)\n	}",
+		"./internal/collector/audit", "^TestLog_Limits$",
 	},
 }

@@ -121,7 +121,7 @@ receivers:
 	}
 	_, port, _ := net.SplitHostPort(process.FreePort(t))
 	for name, value := range map[string]string{
-		"STATE": c.state, "LOGS": filepath.Join(dir, "logs"), "LISTEN": c.otlp, "LISTEN_HTTP": c.otlpHTTP, "UI": c.ui, "METRICS_PORT": port,
+		"STATE": c.state, "LOGS": filepath.Join(dir, "logs"), "LISTEN": c.otlp, "LISTEN_HTTP": c.otlpHTTP, "UI": c.ui, "METRICS_PORT": port, "PROMETHEUS_PORT": "0",
 	} {
 		t.Setenv("GPUFLIGHT_"+name, value)
 	}
@@ -381,7 +381,7 @@ func TestSecurity(t *testing.T) {
 		cmd.Env = append(os.Environ(), "SSL_CERT_FILE="+c.certificate)
 		out, err := cmd.CombinedOutput()
 		require.Error(t, err)
-		assert.Equal(t, "gpuflight sessions: the Collector rejected the request: the request has no key: send the header Authorization: Bearer gpfl_...\n", string(out))
+		assert.Equal(t, "gpuflight sessions: the Collector rejected the request: the request has no key: send the header Authorization: Bearer KEY\n", string(out))
 		cmd = exec.CommandContext(t.Context(), cli.Find(t), "sessions", "--url", "https://"+c.ui, "list")
 		cmd.Env = append(os.Environ(), "SSL_CERT_FILE="+c.certificate, "GPUFLIGHT_KEY="+reader)
 		out, err = cmd.CombinedOutput()
@@ -505,7 +505,7 @@ func TestStart_Refused(t *testing.T) {
 			defer cancel()
 			cmd := exec.CommandContext(ctx, collector, append([]string{"--config", filepath.Join(process.Root(t), "config", "local.yaml")}, tt.args...)...)
 			cmd.Env = append(os.Environ(), "GPUFLIGHT_STATE="+state, "GPUFLIGHT_LOGS="+state, "GPUFLIGHT_UI="+tt.ui,
-				"GPUFLIGHT_LISTEN=127.0.0.1:0", "GPUFLIGHT_LISTEN_HTTP=127.0.0.1:0", "GPUFLIGHT_METRICS_PORT=0")
+				"GPUFLIGHT_LISTEN=127.0.0.1:0", "GPUFLIGHT_LISTEN_HTTP=127.0.0.1:0", "GPUFLIGHT_METRICS_PORT=0", "GPUFLIGHT_PROMETHEUS_PORT=0")
 			out, err := cmd.CombinedOutput()
 			var exit *exec.ExitError
 			require.ErrorAs(t, err, &exit, "%s", out)

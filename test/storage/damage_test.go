@@ -67,8 +67,8 @@ func newCollector(t *testing.T, config string) *collector {
 	token := filepath.Join(t.TempDir(), "token")
 	require.NoError(t, os.WriteFile(token, []byte("token"), 0o600))
 	args := []string{
-		"GPUFLIGHT_STATE=" + state, "GPUFLIGHT_LOGS=" + t.TempDir(), "GPUFLIGHT_METRICS_PORT=" + port,
-		"AWS_ACCESS_KEY_ID=a", "AWS_SECRET_ACCESS_KEY=b", "AWS_EC2_METADATA_DISABLED=true", "GPUFLIGHT_OTLP_INSECURE=true",
+		"GPUFLIGHT_STATE=" + state, "GPUFLIGHT_LOGS=" + t.TempDir(), "GPUFLIGHT_METRICS_PORT=" + port, "GPUFLIGHT_PROMETHEUS_PORT=0",
+		"AWS_ACCESS_KEY_ID=a", "AWS_SECRET_ACCESS_KEY=b", "AWS_EC2_METADATA_DISABLED=true", "GPUFLIGHT_OTLP_INSECURE=true", "GPUFLIGHT_OTLP_ENDPOINT=127.0.0.1:4317",
 		"GPUFLIGHT_TOKEN_FILE=" + token, "GPUFLIGHT_RECORDINGS=" + t.TempDir(), process.Collector.Find(t),
 	}
 	text, err := os.ReadFile(path)

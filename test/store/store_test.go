@@ -6,9 +6,11 @@ package store_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/internal/store"
@@ -28,26 +31,28 @@ import (
 // collector runs config/local.yaml, which also writes to files what the store gets.
 type collector struct {
 	t           *testing.T
+	logs        string
 	state, sent string
 	args        []string
 }
 
 func newCollector(t *testing.T, logs string) *collector {
 	t.Helper()
-	c := &collector{t: t, state: filepath.Join(t.TempDir(), "state"), sent: t.TempDir()}
+	c := &collector{t: t, logs: logs, state: filepath.Join(t.TempDir(), "state"), sent: t.TempDir()}
 	_, port, _ := strings.Cut(process.FreePort(t), ":")
 	overlay := filepath.Join(t.TempDir(), "overlay.yaml")
 	require.NoError(t, os.WriteFile(overlay, fmt.Appendf(nil, `exporters:
   file/traces: {path: %[1]s/traces, append: true}
   file/logs: {path: %[1]s/logs, append: true}
+  file/metrics: {path: %[1]s/metrics, append: true}
 service:
   pipelines:
     traces: {exporters: [gpu_storage, file/traces]}
     logs: {exporters: [gpu_storage, file/logs]}
-    metrics: {receivers: [gpuflog, otlp], exporters: [gpu_storage]}
+    metrics: {receivers: [gpuflog, otlp], exporters: [gpu_storage, file/metrics]}
 `, c.sent), 0o600))
 	c.args = []string{
-		"GPUFLIGHT_STATE=" + c.state, "GPUFLIGHT_LOGS=" + logs, "GPUFLIGHT_METRICS_PORT=" + port,
+		"GPUFLIGHT_STATE=" + c.state, "GPUFLIGHT_LOGS=" + logs, "GPUFLIGHT_METRICS_PORT=" + port, "GPUFLIGHT_PROMETHEUS_PORT=0",
 		"GPUFLIGHT_LISTEN=" + process.FreePort(t), "GPUFLIGHT_LISTEN_HTTP=" + process.FreePort(t), "GPUFLIGHT_UI=" + process.FreePort(t), process.Collector.Find(t),
 		"--config", filepath.Join(process.Root(t), "config", "local.yaml"), "--config", overlay,
 	}
@@ -61,9 +66,11 @@ func (c *collector) start() *process.Process {
 	return p
 }
 
+var sentFiles = []string{"traces", "logs", "metrics"}
+
 // size is the number of bytes of the files that the exporters wrote.
 func (c *collector) size() (n int64) {
-	for _, name := range []string{"traces", "logs"} {
+	for _, name := range sentFiles {
 		if fi, err := os.Stat(filepath.Join(c.sent, name)); err == nil {
 			n += fi.Size()
 		}
@@ -91,6 +98,7 @@ func (c *collector) deliver() {
 		return last > 0 && time.Since(since) > 8*time.Second // above gpuflog's timeouts
 	})
 	p.Stop(time.Minute)
+	assert.NotContains(c.t, p.Output(), "were refused", "the last export of gpu_usage")
 }
 
 type spanKey struct {
@@ -105,10 +113,17 @@ type sent struct {
 	logs     map[string]bool
 	kernels  map[string]int64 // by session
 	kernelNs map[string]int64
+	points   map[pointKey]store.Point
+}
+
+type pointKey struct {
+	session string
+	series  uint64
+	at      int64
 }
 
 func (c *collector) read() *sent {
-	s := &sent{map[spanKey]ptrace.Span{}, map[string]bool{}, map[string]int64{}, map[string]int64{}}
+	s := &sent{map[spanKey]ptrace.Span{}, map[string]bool{}, map[string]int64{}, map[string]int64{}, map[pointKey]store.Point{}}
 	c.lines("traces", func(line []byte) {
 		td, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces(line)
 		require.NoError(c.t, err)
@@ -150,6 +165,18 @@ func (c *collector) read() *sent {
 			}
 		}
 	})
+	var decoder rows.Decoder
+	c.lines("metrics", func(line []byte) {
+		md, err := (&pmetric.JSONUnmarshaler{}).UnmarshalMetrics(line)
+		require.NoError(c.t, err)
+		for _, b := range decoder.Metrics("", md) {
+			for _, p := range b.Points {
+				k := pointKey{b.Session, b.Series[p.Series].Key, p.TimeNs}
+				p.Series = 0
+				s.points[k] = p
+			}
+		}
+	})
 	return s
 }
 
@@ -157,9 +184,20 @@ func (c *collector) lines(name string, f func([]byte)) {
 	b, err := os.ReadFile(filepath.Join(c.sent, name))
 	require.NoError(c.t, err)
 	for line := range bytes.Lines(b) {
-		if bytes.HasSuffix(line, []byte("\n")) { // The last one ends early after a kill.
-			f(line)
+		f(line)
+	}
+}
+
+// removeTorn removes the lines that a killed Collector wrote in part.
+func (c *collector) removeTorn() {
+	for _, name := range sentFiles {
+		file := filepath.Join(c.sent, name)
+		b, err := os.ReadFile(file)
+		if os.IsNotExist(err) {
+			continue
 		}
+		require.NoError(c.t, err)
+		require.NoError(c.t, os.Truncate(file, int64(bytes.LastIndexByte(b, '\n')+1)))
 	}
 }
 
@@ -182,6 +220,10 @@ func (c *collector) check() {
 	}
 	assert.EqualValues(c.t, len(want.spans), spans)
 	assert.EqualValues(c.t, len(want.logs), logs)
+	c.checkPoints(s, append(sessions, store.SessionInfo{}), want.points)
+	if c.logs != "" {
+		c.checkRaw(sessions)
+	}
 	compared := 0
 	for key, span := range want.spans {
 		if compared == 200 {
@@ -203,6 +245,109 @@ func (c *collector) check() {
 	assert.Equal(c.t, 200, compared)
 }
 
+// checkPoints compares all points.
+func (c *collector) checkPoints(s *duckstore.Store, sessions []store.SessionInfo, want map[pointKey]store.Point) {
+	require.NotEmpty(c.t, want)
+	got := map[pointKey]store.Point{}
+	for i := range sessions {
+		id := sessions[i].ID
+		list, err := s.Series(c.t.Context(), store.SeriesQuery{Session: id, Limit: 10_000})
+		require.NoError(c.t, err)
+		for j := range list {
+			points, err := s.Points(c.t.Context(), store.PointQuery{Session: id, Series: list[j].Key, Points: 20_000})
+			require.NoError(c.t, err)
+			require.EqualValues(c.t, list[j].Count, len(points), "more points than a query returns")
+			for _, p := range points {
+				got[pointKey{id, list[j].Key, p.TimeNs}] = p.Point
+			}
+		}
+	}
+	assert.Equal(c.t, len(want), len(got), "points")
+	for k, p := range want {
+		if !assert.Equal(c.t, p, got[k], "%+v", k) {
+			break
+		}
+	}
+}
+
+// rawLine is a line of GPU Flight's logs with operations or samples.
+type rawLine struct {
+	Type    string              `json:"type"`
+	Session string              `json:"session_id"`
+	Start   json.Number         `json:"start_ns"`
+	Corr    json.Number         `json:"corr_id"`
+	Kind    string              `json:"sample_kind"`
+	Base    json.Number         `json:"base_time_ns"`
+	Columns []string            `json:"columns"`
+	Rows    [][]json.RawMessage `json:"rows"`
+}
+
+// checkRaw compares the numbers of kernels and copies with the lines of the logs. Some folders have the
+// same session.
+func (c *collector) checkRaw(sessions []store.SessionInfo) {
+	kinds := map[string]store.Operation{"kernel_event": store.OpKernel, "kernel_event_batch": store.OpKernel,
+		"memcpy_event": store.OpCopy, "memcpy_event_batch": store.OpCopy}
+	type operation struct {
+		kind        store.Operation
+		start, corr string
+	}
+	want := map[string]map[operation]bool{}
+	process.Lines(c.t, c.logs, func(path string, line []byte) {
+		var l rawLine
+		if json.Unmarshal(line, &l) != nil || kinds[l.Type] == 0 {
+			return
+		}
+		if want[l.Session] == nil {
+			want[l.Session] = map[operation]bool{}
+		}
+		if l.Columns == nil {
+			want[l.Session][operation{kinds[l.Type], l.Start.String(), l.Corr.String()}] = true
+			return
+		}
+		base, err := l.Base.Int64()
+		require.NoError(c.t, err, path)
+		for _, row := range l.Rows {
+			o := operation{kind: kinds[l.Type]}
+			for i, column := range l.Columns {
+				switch column {
+				case "dt_ns":
+					n, err := strconv.ParseInt(string(row[i]), 10, 64)
+					require.NoError(c.t, err, path)
+					o.start = strconv.FormatInt(base+n, 10)
+				case "corr_id":
+					o.corr = string(row[i])
+				}
+			}
+			want[l.Session][o] = true
+		}
+	})
+	got := map[string]map[store.Operation]int64{}
+	for i := range sessions {
+		got[sessions[i].ID] = sessions[i].Operations
+	}
+	require.NotEmpty(c.t, want)
+	for session, operations := range want {
+		counts := map[store.Operation]int64{}
+		for o := range operations {
+			counts[o.kind]++
+		}
+		for _, kind := range []store.Operation{store.OpKernel, store.OpCopy} {
+			assert.Equal(c.t, counts[kind], got[session][kind], "operations %d of session %s", kind, session)
+		}
+	}
+}
+
+// TestStore_SharedLogs delivers the logs in ../shared/logs, which need not be those of the repository.
+func TestStore_SharedLogs(t *testing.T) {
+	dir := filepath.Join(process.Root(t), "..", "shared", "logs")
+	if _, err := os.Stat(dir); err != nil {
+		t.Skipf("no other logs: %v", err)
+	}
+	c := newCollector(t, dir)
+	c.deliver()
+	c.check()
+}
+
 // TestStore_Recordings delivers all recordings, and again from the start.
 func TestStore_Recordings(t *testing.T) {
 	c := newCollector(t, process.Recordings(t))
@@ -220,6 +365,7 @@ func TestStore_Killed(t *testing.T) {
 		before := c.size()
 		process.Eventually(t, time.Minute, "data arrived", func() bool { return c.size() != before })
 		p.Kill()
+		c.removeTorn()
 	}
 	c.deliver()
 	c.check()

@@ -35,7 +35,7 @@ func TestUI_Login(t *testing.T) {
 	_, port, err := net.SplitHostPort(process.FreePort(t))
 	require.NoError(t, err)
 	for name, value := range map[string]string{
-		"LOGS": t.TempDir(), "STATE": state, "LISTEN": process.FreePort(t), "LISTEN_HTTP": otlp, "UI": ui, "METRICS_PORT": port,
+		"LOGS": t.TempDir(), "STATE": state, "LISTEN": process.FreePort(t), "LISTEN_HTTP": otlp, "UI": ui, "METRICS_PORT": port, "PROMETHEUS_PORT": "0",
 	} {
 		t.Setenv("GPUFLIGHT_"+name, value)
 	}

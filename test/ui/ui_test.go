@@ -54,6 +54,7 @@ func TestUI_Browser(t *testing.T) {
 	_, port, err := net.SplitHostPort(process.FreePort(t))
 	require.NoError(t, err)
 	t.Setenv("GPUFLIGHT_METRICS_PORT", port)
+	t.Setenv("GPUFLIGHT_PROMETHEUS_PORT", "0")
 	process.Start(t, collector, "--config", filepath.Join(process.Root(t), "config", "local.yaml"))
 	waitForSessions(t, "http://"+address, 5)
 

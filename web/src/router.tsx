@@ -119,7 +119,7 @@ export const launchesRoute = createRoute({
       ...interval(s.from, s.to),
       operation: text(s.operation),
       name: typeof s.name === "string" && s.name !== "" ? s.name : undefined,
-      shape: id(s.shape),
+      shape: /^\d+(,\d+)*$/.test(String(s.shape)) ? String(s.shape) : undefined,
       lane: text(s.lane),
       path: id(s.path),
       direct: oneOf(s.direct, ["true"] as const),

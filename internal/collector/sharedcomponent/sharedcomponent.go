@@ -8,6 +8,7 @@ package sharedcomponent
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"go.opentelemetry.io/collector/component"
 )
@@ -42,10 +43,11 @@ func (m *Map[K, V]) Get(key K, create func() (V, error)) (*Shared[V], error) {
 }
 
 // Shared is an instance that several pipelines start and stop. Only the first call of Start and of
-// Shutdown has an effect.
+// Shutdown has an effect. Receivers stop with Shutdown, exporters with ShutdownLast.
 type Shared[V component.Component] struct {
 	component V
 	forget    func()
+	users     atomic.Int64 // calls of Start that no call of ShutdownLast has met
 	start     sync.Once
 	stop      sync.Once
 	startErr  error
@@ -57,6 +59,7 @@ func (s *Shared[V]) Unwrap() V { return s.component }
 
 // Start starts the instance once. Later calls return the error of the first.
 func (s *Shared[V]) Start(ctx context.Context, host component.Host) error {
+	s.users.Add(1)
 	s.start.Do(func() { s.startErr = s.component.Start(ctx, host) })
 	return s.startErr
 }
@@ -68,4 +71,13 @@ func (s *Shared[V]) Shutdown(ctx context.Context) error {
 		s.forget()
 	})
 	return s.stopErr
+}
+
+// ShutdownLast stops the instance when each caller of Start has called it. A Collector stops the
+// exporters of one pipeline while another one, which a connector feeds, still sends.
+func (s *Shared[V]) ShutdownLast(ctx context.Context) error {
+	if s.users.Add(-1) > 0 {
+		return nil
+	}
+	return s.Shutdown(ctx)
 }

@@ -56,3 +56,21 @@ func TestMap_FailedCreation(t *testing.T) {
 		t.Fatal(s, err)
 	}
 }
+
+func TestShared_ShutdownLast(t *testing.T) {
+	var m Map[string, *counting]
+	s, err := m.Get("a", func() (*counting, error) { return &counting{}, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := s.Start(context.Background(), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for call, want := range []int{0, 1, 1} {
+		if err := s.ShutdownLast(context.Background()); err != nil || s.Unwrap().stops != want {
+			t.Errorf("call %d: stopped %d times, want %d: %v", call+1, s.Unwrap().stops, want, err)
+		}
+	}
+}

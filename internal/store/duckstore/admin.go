@@ -74,7 +74,7 @@ func (s *Store) Pin(ctx context.Context, project, id string, pinned bool) error 
 		value = "1"
 	}
 	if err = s.mark(ctx, sess, "pinned", value, false); err != nil {
-		return fmt.Errorf("pin session %q: %w", id, err)
+		return fmt.Errorf("pin session %q: %w", id, s.failed(ctx, sess, err))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,16 +98,16 @@ func (s *Store) Seal(ctx context.Context, project, id string) error {
 	s.refreshChains(ctx, sess, true)
 	for _, seg := range sess.segments {
 		if err = s.merge(ctx, seg); err != nil {
-			return fmt.Errorf("seal session %q: %w", id, err)
+			return fmt.Errorf("seal session %q: %w", id, s.failed(ctx, sess, err))
 		}
 	}
 	if !sess.dropped {
 		if err = s.extendGaps(ctx, sess, true); err != nil {
-			return fmt.Errorf("seal session %q: %w", id, err)
+			return fmt.Errorf("seal session %q: %w", id, s.failed(ctx, sess, err))
 		}
 	}
 	if err = s.mark(ctx, sess, "sealed", "1", true); err != nil {
-		return fmt.Errorf("seal session %q: %w", id, err)
+		return fmt.Errorf("seal session %q: %w", id, s.failed(ctx, sess, err))
 	}
 	sess.dicts, sess.chains = nil, nil
 	s.mu.Lock()
@@ -162,6 +162,7 @@ func (s *Store) remove(ctx context.Context, sess *session, segments []*segment) 
 		delete(s.sessions, k)
 	}
 	s.mu.Unlock()
+	s.removeSnapshots(func(k sessionKey) bool { return k == sessionKey{sess.project, sess.id} })
 	for _, seg := range segments {
 		if err := s.detach(context.WithoutCancel(ctx), seg); err != nil {
 			return err
@@ -317,7 +318,9 @@ func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted,
 			switch {
 			case err != nil || !exceeded:
 			case rule.reason == rawMaxAge:
-				err = s.dropRows(ctx, u)
+				if err = s.dropRows(ctx, u); err != nil {
+					err = s.failed(ctx, u.sess, err)
+				}
 				size -= u.size()
 			default:
 				err = s.remove(ctx, u.sess, u.segments)

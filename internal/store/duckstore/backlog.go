@@ -158,10 +158,10 @@ func (s *Store) settleRecords(ctx context.Context, k sessionKey, batches []*stor
 	err := s.writeSession(ctx, k, batches, &result)
 	if err != nil {
 		s.failures.Add(1)
-		retry := ctx.Err() != nil || temporary(err) || errors.Is(err, store.ErrRetry)
+		retry := ctx.Err() != nil || errors.Is(err, store.ErrRetry)
 		switch {
 		case retry:
-			err = fmt.Errorf("%w: write session %q: %w", store.ErrRetry, k.session, err)
+			err = fmt.Errorf("write session %q: %w", k.session, err)
 		case len(batches) > 1:
 			err = nil
 			for _, b := range batches {

@@ -46,6 +46,7 @@ type request struct {
 	Files     []string
 	Rows      bool // all rows of the only file, in batches
 	Verify    bool // read everything
+	SQL       *sqlRequest
 }
 
 // response is about one file. The child sends one with Segment or Err for each file, in their order.
@@ -57,6 +58,8 @@ type response struct {
 	Temporary bool
 	// Newer says that the file has a newer schema version.
 	Newer bool
+	// SQL is the answer of a statement.
+	SQL *store.SQLAnswer
 }
 
 // segmentInfo is what the store knows about a segment without its rows.
@@ -80,12 +83,19 @@ func serve(in io.Reader, out, log io.Writer) int {
 		_, _ = io.Copy(io.Discard, in)
 		os.Exit(1)
 	}()
+	enc := gob.NewEncoder(out)
+	if r.SQL != nil {
+		if err := enc.Encode(serveSQL(&r)); err != nil {
+			fmt.Fprintln(log, err)
+			return 1
+		}
+		return 0
+	}
 	s, err := openReader(&r)
 	if err != nil {
 		fmt.Fprintln(log, err)
 		return 1
 	}
-	enc := gob.NewEncoder(out)
 	for _, file := range r.Files {
 		var answer response
 		info, err := s.inspect(context.Background(), file, &r, func(b *store.Batch) error { return enc.Encode(response{Batch: b}) })

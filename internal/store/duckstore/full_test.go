@@ -41,7 +41,6 @@ func TestStore_FileTooLarge(t *testing.T) {
 	big := g.Batch(60)
 	_, err = s.Write(ctx, []*store.Batch{big})
 	require.ErrorIs(t, err, store.ErrRetry)
-	t.Log(err)
 	during, err := s.Session(ctx, "", "training")
 	require.NoError(t, err)
 	assert.Equal(t, before.Counts, during.Counts, "nothing was stored")

@@ -161,6 +161,15 @@ func (s *Store) countGaps(ctx context.Context, seg *segment) error {
 	})
 }
 
+// clearGaps removes all bins of gaps of an attached segment.
+func (s *Store) clearGaps(ctx context.Context, seg *segment) error {
+	_, err := s.db.ExecContext(ctx, "BEGIN; DELETE FROM "+seg.alias+".gap_bins; DELETE FROM "+seg.alias+".gaps; COMMIT")
+	if err == nil {
+		seg.gapBin = -1
+	}
+	return err
+}
+
 // lateGaps removes the bins of gap_bins that a new kernel changes. Bins of later segments go first and
 // in their own transactions: fewer bins are always correct.
 func (w *transaction) lateGaps(ctx context.Context, tx *sql.Tx) error {
@@ -175,12 +184,11 @@ func (w *transaction) lateGaps(ctx context.Context, tx *sql.Tx) error {
 		if err := w.s.acquire(ctx, later); err != nil {
 			return err
 		}
-		_, err := w.s.db.ExecContext(ctx, "BEGIN; DELETE FROM "+later.alias+".gap_bins; DELETE FROM "+later.alias+".gaps; COMMIT")
+		err := w.s.clearGaps(ctx, later)
 		w.s.release(later)
 		if err != nil {
 			return err
 		}
-		later.gapBin = -1
 	}
 	if bin := w.earliest >> gapLevel; bin <= w.seg.gapBin {
 		for _, table := range []string{"gap_bins", "gaps"} {

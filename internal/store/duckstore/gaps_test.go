@@ -7,6 +7,8 @@ package duckstore
 import (
 	"context"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -56,4 +58,31 @@ func TestStore_GapsOfSegments(t *testing.T) {
 	assert.Greater(t, got.Stats().Segments, int64(3))
 	bins := got.sessions[sessionKey{"", "a"}].segments[1].gapBin
 	assert.Positive(t, bins, "the rollup of the second segment has bins")
+}
+
+// TestOpen_LostGaps loses the end of the log of a segment, with the gaps that it had.
+func TestOpen_LostGaps(t *testing.T) {
+	ctx := context.Background()
+	dir := t.TempDir()
+	s := openStore(t, Config{Directory: dir, SegmentOps: 150})
+	for i := range int64(12) {
+		b := batch("a", 1e18+i*1e8, 60)
+		b.Logs = nil
+		write(t, s, b)
+	}
+	require.NoError(t, s.Seal(ctx, "", "a"))
+	want, err := s.Gaps(ctx, store.GapQuery{Session: "a"})
+	require.NoError(t, err)
+	require.EqualValues(t, 12*60-1, want.Count)
+	segments := s.sessions[sessionKey{"", "a"}].segments
+	require.Greater(t, len(segments), 2)
+	_, err = s.db.Exec("DELETE FROM " + segments[1].alias + ".gap_bins")
+	require.NoError(t, err)
+	torn := filepath.Join(t.TempDir(), "torn")
+	require.NoError(t, os.CopyFS(torn, os.DirFS(dir))) // with the log, which has the rows of a moment
+	require.FileExists(t, filepath.Join(torn, "_", "sessions", "a", "2.duckdb.wal"))
+	s = openStore(t, Config{Directory: torn})
+	got, err := s.Gaps(ctx, store.GapQuery{Session: "a"})
+	require.NoError(t, err)
+	assert.Equal(t, want, got)
 }

@@ -25,9 +25,12 @@ import (
 const killDirectory = "GPUFLIGHT_TEST_KILL_DIRECTORY"
 
 // deliver writes a training run from its start, in batches of another size for each seed, and seals
-// it now and then.
+// it now and then. With some seeds it writes to the journal first. Rollups are merged often.
 func deliver(ctx context.Context, s *Store, seed uint64) error {
 	g, r := storetest.NewTraining(), rand.New(rand.NewPCG(seed, 1))
+	s.write.Lock()
+	s.maxPartial, s.directSessions, s.settleInterval = 5000, r.IntN(2)*directSessions, time.Duration(r.IntN(100))*time.Millisecond
+	s.write.Unlock()
 	for steps := 60; steps > 0; {
 		n := min(1+r.IntN(5), steps)
 		steps -= n
@@ -43,7 +46,7 @@ func deliver(ctx context.Context, s *Store, seed uint64) error {
 	return nil
 }
 
-// TestStore_Killed kills a process at random moments while it writes and seals, delivers the data
+// TestStore_Killed kills a process at random moments while it writes, merges rollups and seals, delivers the data
 // again from the start, and compares all rollups with the rows.
 func TestStore_Killed(t *testing.T) {
 	ctx := context.Background()

@@ -168,6 +168,11 @@ func (s *Store) load(ctx context.Context) error {
 			return err
 		}
 	}
+	logs := map[string]bool{}
+	for _, file := range files {
+		_, _, closed := identity(file)
+		logs[file] = !closed
+	}
 	known := s.readCatalog()
 	var unknown []string
 	for _, file := range files {
@@ -175,7 +180,32 @@ func (s *Store) load(ctx context.Context) error {
 			unknown = append(unknown, file)
 		}
 	}
-	return s.loadFiles(ctx, unknown)
+	if err := s.loadFiles(ctx, unknown); err != nil {
+		return err
+	}
+	return s.distrustGaps(ctx, logs)
+}
+
+// distrustGaps removes the gaps of the segments after one that had a log. A disk may lose the end of a
+// log, and with it gaps of which later segments have those that follow.
+func (s *Store) distrustGaps(ctx context.Context, logs map[string]bool) error {
+	for _, sess := range s.sessions {
+		lost := false
+		for _, seg := range sess.segments {
+			if lost && seg.gapBin >= 0 {
+				if err := s.acquire(ctx, seg); err != nil {
+					return err
+				}
+				err := s.clearGaps(ctx, seg)
+				s.release(seg)
+				if err != nil {
+					return err
+				}
+			}
+			lost = lost || logs[seg.file]
+		}
+	}
+	return nil
 }
 
 // loadFiles adds segments to their sessions and sets aside files that cannot be read. If such a file

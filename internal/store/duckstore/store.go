@@ -55,12 +55,14 @@ type Store struct {
 	settles sync.WaitGroup           // of settleLoop
 
 	gapTail, gapLag, smallTree, maxChained int64 // see the constants; tests change them
+	maxPartial                             int64
 	directSessions                         int
 	listedBacklog                          int
 	settleInterval                         time.Duration
 	maxJournal                             int64
 	checks                                 sync.WaitGroup // of suspect
-	catalogSaved                           time.Time      // guarded by write
+	snapshots                              snapshots
+	catalogSaved                           time.Time // guarded by write
 
 	rows, duplicates, replaced, rejected atomic.Int64
 	commits, commitNs, failures          atomic.Int64
@@ -83,7 +85,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	s := &Store{cfg: cfg, dir: dir, sessions: map[sessionKey]*session{}, attached: map[*segment]struct{}{},
-		gapTail: gapTail, gapLag: gapLag, smallTree: smallTree, maxChained: maxChained, directSessions: directSessions, listedBacklog: listedBacklog, settleInterval: settleInterval,
+		gapTail: gapTail, gapLag: gapLag, smallTree: smallTree, maxChained: maxChained, maxPartial: maxPartial, directSessions: directSessions, listedBacklog: listedBacklog, settleInterval: settleInterval,
 		maxJournal: maxJournal, recent: map[sessionKey]time.Time{}, wake: make(chan struct{}, 1)}
 	s.released = sync.NewCond(&s.attach)
 	if s.lock, err = lockDirectory(dir); err != nil {
@@ -197,6 +199,7 @@ func (s *Store) Close(context.Context) error {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
+	s.removeSnapshots(func(sessionKey) bool { return true })
 	if s.db != nil {
 		s.attach.Lock()
 		for seg := range s.attached {
@@ -281,6 +284,19 @@ func temporary(err error) bool {
 		}
 	}
 	return false
+}
+
+// failed prepares a session for the next call after an error of DuckDB, and returns the error. It wraps
+// [store.ErrRetry] if the call may succeed later.
+func (s *Store) failed(ctx context.Context, sess *session, err error) error {
+	s.reopen(sess)
+	switch {
+	case ctx.Err() != nil || !temporary(err) || errors.Is(err, store.ErrRetry):
+		return err
+	case strings.Contains(err.Error(), "No space left"):
+		return fmt.Errorf("%w: no space left on the disk of %s", store.ErrRetry, s.dir)
+	}
+	return fmt.Errorf("%w: %w", store.ErrRetry, err)
 }
 
 // damaging reports whether an error of DuckDB says that a file is damaged or missing.

@@ -78,9 +78,6 @@ func (s *Store) Write(ctx context.Context, batches []*store.Batch) (store.Result
 		}
 		if err != nil {
 			s.failures.Add(1)
-			if ctx.Err() == nil && temporary(err) {
-				err = fmt.Errorf("%w: %w", store.ErrRetry, err)
-			}
 			err = fmt.Errorf("write session %q: %w", k.session, err)
 			break
 		}
@@ -129,7 +126,7 @@ func (s *Store) writeSession(ctx context.Context, k sessionKey, batches []*store
 		if err != nil {
 			// The dictionaries may have entries of the transaction that failed.
 			sess.dicts = nil
-			s.reopen(sess)
+			err = s.failed(ctx, sess, err)
 			if damaging(err) && ctx.Err() == nil {
 				s.checkSession(ctx, sess, err)
 				err = fmt.Errorf("%w: %w", store.ErrRetry, err)
@@ -336,7 +333,7 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 	}
 	defer s.release(seg)
 	begin, size := time.Now(), sizeOf(seg.file)
-	if seg.partial-seg.mergedTo >= maxPartial {
+	if seg.partial-seg.mergedTo >= s.maxPartial {
 		if err := s.mergeRollups(ctx, seg); err != nil {
 			return err
 		}

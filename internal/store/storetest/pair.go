@@ -51,6 +51,15 @@ func newPair(tb testing.TB, setup *Setup) *pair {
 	}
 }
 
+// Compare fails unless a store gives the same answers as a Memory with the same rows. It asks few
+// questions.
+func Compare(tb testing.TB, got store.Store, want *Memory) {
+	tb.Helper()
+	p := newPair(tb, &Setup{Open: func(testing.TB) store.Store { return got }, Few: true})
+	p.want = want
+	p.compare()
+}
+
 // write writes to both stores and compares the counts.
 func (p *pair) write(batches []*store.Batch) {
 	p.Helper()

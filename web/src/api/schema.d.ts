@@ -90,7 +90,10 @@ export interface paths {
             };
             cookie?: never;
         };
-        /** The session as a file */
+        /**
+         * The session as a file
+         * @description docs/export.md describes the formats.
+         */
         get: operations["exportSession"];
         put?: never;
         post?: never;
@@ -111,6 +114,43 @@ export interface paths {
         put?: never;
         /** Add a session from an exported file */
         post: operations["importSession"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/demo": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Add recorded sessions that come with the server */
+        post: operations["loadDemo"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/sql": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * The answer of a SELECT over the tables of one session
+         * @description It is off unless the configuration has sql: true. The statement ends after 30 s, the answer after 10,000 rows or 16 MiB. docs/export.md describes the tables.
+         */
+        post: operations["runSQL"];
         delete?: never;
         options?: never;
         head?: never;
@@ -615,6 +655,20 @@ export interface components {
             /** @enum {string} */
             status: "ok";
             version: string;
+        };
+        Statement: {
+            session: string;
+            /** @description One SELECT in the dialect of DuckDB */
+            statement: string;
+        };
+        Rows: {
+            columns: {
+                name: string;
+                type: string;
+            }[];
+            rows: unknown[][];
+            /** @description A limit has cut off rows */
+            truncated: boolean;
         };
         Imported: {
             session: string;
@@ -1423,8 +1477,14 @@ export interface operations {
     exportSession: {
         parameters: {
             query?: {
-                /** @description duckdb is a file for /import */
-                format?: "duckdb";
+                /** @description session is a file for /import. It has no interval */
+                format?: "session" | "perfetto" | "chrome" | "parquet" | "pprof";
+                /** @description Of the format parquet */
+                table?: "operations" | "spans" | "samples" | "logs" | "points";
+                /** @description Origin of all times of the request and the answer */
+                base?: components["parameters"]["Base"];
+                from?: components["parameters"]["From"];
+                to?: components["parameters"]["To"];
             };
             header?: never;
             path: {
@@ -1442,6 +1502,8 @@ export interface operations {
                 };
                 content: {
                     "application/octet-stream": string;
+                    "application/json": Record<string, never>;
+                    "application/vnd.apache.parquet": string;
                 };
             };
             default: components["responses"]["Error"];
@@ -1467,6 +1529,52 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Imported"];
+                };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    loadDemo: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The sessions were added. The answer names the one to show */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Imported"];
+                };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    runSQL: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["Statement"];
+            };
+        };
+        responses: {
+            /** @description The rows */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Rows"];
                 };
             };
             default: components["responses"]["Error"];

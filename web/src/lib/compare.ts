@@ -6,6 +6,8 @@ export interface Sums {
   key: string;
   count: number;
   sum_ns: number;
+  /** The ids of the groups. */
+  ids?: number[];
 }
 
 export interface Change {
@@ -24,6 +26,7 @@ export function merge(rows: readonly Sums[]): Map<string, Sums> {
     if (old) {
       old.count += r.count;
       old.sum_ns += r.sum_ns;
+      if (r.ids) old.ids = [...(old.ids ?? []), ...r.ids];
     } else result.set(r.key, { ...r });
   }
   return result;

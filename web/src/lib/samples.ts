@@ -5,6 +5,7 @@ import { percent } from "./format";
 export interface Fact {
   name: string;
   value: string;
+  ratio: number;
   formula: string;
   sentence: string;
 }
@@ -18,6 +19,7 @@ export function efficiency(m: Readonly<Record<string, number>>): Fact[] {
     const active = threads / executed;
     facts.push({
       name: "threads of a warp active",
+      ratio: active,
       value: `${active.toFixed(1)} of 32`,
       formula: "smsp__sass_thread_inst_executed / smsp__sass_inst_executed",
       sentence:
@@ -32,6 +34,7 @@ export function efficiency(m: Readonly<Record<string, number>>): Fact[] {
     const ratio = ideal / sectors;
     facts.push({
       name: "coalesced",
+      ratio,
       value: percent(ratio),
       formula: "smsp__sass_sectors_mem_global_ideal / smsp__sass_sectors_mem_global",
       sentence:

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+import { useIsFetching } from "@tanstack/react-query";
 import { Link, Outlet, useMatchRoute, useParams, useSearch } from "@tanstack/react-router";
 import { useEffect, useState } from "react";
 import { Account, LoginGate } from "../views/Login";
@@ -14,6 +15,13 @@ const views = [
   ["system", "System"],
   ["code", "Code"],
 ] as const;
+
+/** Busy marks the page while it waits for data. Only this component renders when that changes. */
+function Busy() {
+  const busy = useIsFetching() > 0;
+  useEffect(() => document.getElementById("main")?.setAttribute("aria-busy", String(busy)), [busy]);
+  return null;
+}
 
 /** Shell is the frame around all pages. */
 export function Shell() {
@@ -89,6 +97,7 @@ export function Shell() {
           <Outlet />
         </LoginGate>
       </main>
+      <Busy />
       {help && <Help close={() => setHelp(false)} />}
     </div>
   );

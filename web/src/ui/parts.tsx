@@ -125,6 +125,44 @@ export function Choice<T extends string>(p: {
   );
 }
 
+/** Made says how the rows of a page add up to a number that links to it. */
+export type Made =
+  | "rows"
+  | "kernels"
+  | "ns"
+  | "queue"
+  | "bytes"
+  | "samples"
+  | "max"
+  | "mean"
+  | "p50"
+  | "p99"
+  | "records"
+  | "ratio"
+  | "value";
+
+/**
+ * num makes a link a number that is made of the rows of its target. The browser test follows each of
+ * them and adds up the rows, which have their values from [row].
+ */
+export const num = (made: Made, value: number, of?: string) => ({
+  className: s.num,
+  "data-made": made,
+  "data-value": value,
+  "data-of": of,
+});
+
+/** row gives a table row the values that it adds to numbers elsewhere. */
+export const row = (v: {
+  ns?: number;
+  queue?: number;
+  bytes?: number;
+  kernels?: number;
+  records?: number;
+  samples?: number;
+  metrics?: Record<string, number>;
+}) => ({ "data-row": JSON.stringify(v) });
+
 /** Copy is a button that copies a text. */
 export function Copy({ text, label }: { text: string; label: string }) {
   const [done, setDone] = useState(false);

@@ -6,7 +6,7 @@ import { useGet, useSession } from "../api/hooks";
 import { count, percent } from "../lib/format";
 import { sassOffset, tokens } from "../lib/highlight";
 import { efficiency } from "../lib/samples";
-import { Badge, Bar, Choice, Failure, Loading, Message, ui } from "../ui/parts";
+import { Badge, Bar, Choice, Failure, Loading, Message, num, row, ui } from "../ui/parts";
 import c from "./code.module.css";
 import { Flame } from "./Flame";
 
@@ -83,7 +83,10 @@ function Functions() {
       <div className={c.split}>
         <ul className={`${ui.card} ${c.list}`} aria-label="Functions">
           {list.map((f) => (
-            <li key={`${f.kernel}|${f.function}|${f.file}`}>
+            <li
+              key={`${f.kernel}|${f.function}|${f.file}`}
+              {...row({ samples: f.samples, records: f.rows, metrics: f.metrics })}
+            >
               <Link
                 to="."
                 replace
@@ -130,9 +133,9 @@ function FunctionView({ f, texts, path }: { f: Fn; texts: readonly Schemas["Text
     t.kind === "source" ? t.file && t.file === f.file : t.function === f.function || t.kernel === f.kernel,
   );
   const address = url(`/sessions/${encodeURIComponent(session.id)}/samples`, query);
-  const rowsLink = (text: string) => (
-    <a className={ui.num} href={address} target="_blank" rel="noreferrer" title="The sums as JSON">
-      {text}
+  const rowsLink = (value: number, of: string) => (
+    <a {...num("samples", value, of)} href={address} target="_blank" rel="noreferrer" title="The sums as JSON">
+      {count(value)}
     </a>
   );
   return (
@@ -147,7 +150,7 @@ function FunctionView({ f, texts, path }: { f: Fn; texts: readonly Schemas["Text
             {stalls.map(([name, n]) => [
               <span key={name}>{name.replaceAll("_", " ")}</span>,
               <Bar key={`${name}b`} share={n / most} />,
-              <span key={`${name}n`}>{rowsLink(count(n))}</span>,
+              <span key={`${name}n`}>{rowsLink(n, name)}</span>,
             ])}
           </div>
         )}
@@ -165,7 +168,7 @@ function FunctionView({ f, texts, path }: { f: Fn; texts: readonly Schemas["Text
               {metrics.map(([name, n]) => (
                 <tr key={name}>
                   <td className={ui.mono}>{name}</td>
-                  <td className={ui.right}>{rowsLink(count(n))}</td>
+                  <td className={ui.right}>{rowsLink(n, name)}</td>
                 </tr>
               ))}
             </tbody>
@@ -282,7 +285,7 @@ function Instructions({
   rowsLink,
 }: {
   samples: readonly Schemas["SampleSum"][];
-  rowsLink: (t: string) => ReactNode;
+  rowsLink: (value: number, of: string) => ReactNode;
 }) {
   const byPc = useMemo(() => {
     const lines = new Map<number, number | undefined>();
@@ -314,7 +317,7 @@ function Instructions({
             <tr key={x.pc} title={describe(x.cell)}>
               <td className={ui.mono}>0x{x.pc.toString(16).padStart(4, "0")}</td>
               <td>{x.line ?? ""}</td>
-              <td className={ui.right}>{rowsLink(count(x.cell.value))}</td>
+              <td className={ui.right}>{rowsLink(x.cell.value, `pc ${x.pc}`)}</td>
               <td>
                 <Bar share={x.cell.value / most} />
               </td>

@@ -4,7 +4,7 @@ import { useEffect, useMemo } from "react";
 import { useGet } from "../api/hooks";
 import { compare, type Sums } from "../lib/compare";
 import { count, dims, duration, exactDuration, instant, signedPercent } from "../lib/format";
-import { Badge, Choice, Failure, Loading, Message, SearchBox, Swatch, ui } from "../ui/parts";
+import { Badge, Choice, Failure, Loading, type Made, Message, num, SearchBox, Swatch, ui } from "../ui/parts";
 
 /** Compare shows what changed from session a to session b. */
 export function Compare() {
@@ -125,17 +125,23 @@ export function Compare() {
               <tbody>
                 {rows.slice(0, 500).map((r) => {
                   const mean = r.a && r.b ? r.b.sum_ns / r.b.count / (r.a.sum_ns / r.a.count) - 1 : undefined;
-                  const link = (session: string | undefined, x: Sums | undefined, text: string) =>
+                  const link = (session: string | undefined, x: Sums | undefined, made: Made, text: string) =>
                     x && session ? (
                       <Link
-                        to="/sessions/$session/kernels"
+                        to="/sessions/$session/launches"
                         params={{ session }}
                         search={
-                          (by === "scope"
-                            ? { group: "path", q: undefined }
-                            : { group: by, q: r.key.split("  ")[0] }) as never
+                          {
+                            operation: "kernel",
+                            sort: "duration",
+                            ...(by === "scope"
+                              ? { path: x.ids?.[0], direct: "true" }
+                              : by === "shape"
+                                ? { shape: x.ids?.join(",") }
+                                : { name: r.key }),
+                          } as never
                         }
-                        className={ui.num}
+                        {...num(made, made === "ns" ? x.sum_ns : x.count)}
                       >
                         {text}
                       </Link>
@@ -148,8 +154,8 @@ export function Compare() {
                         {by !== "scope" && <Swatch name={r.key.split("  ")[0] ?? ""} />}
                         {r.key}
                       </td>
-                      <td className={ui.right}>{link(search.a, r.a, duration(r.a?.sum_ns ?? 0))}</td>
-                      <td className={ui.right}>{link(search.b, r.b, duration(r.b?.sum_ns ?? 0))}</td>
+                      <td className={ui.right}>{link(search.a, r.a, "ns", duration(r.a?.sum_ns ?? 0))}</td>
+                      <td className={ui.right}>{link(search.b, r.b, "ns", duration(r.b?.sum_ns ?? 0))}</td>
                       <td className={ui.right} title={exactDuration(r.delta)}>
                         {r.delta > 0 ? "+" : ""}
                         {duration(r.delta)}
@@ -171,8 +177,8 @@ export function Compare() {
                           <Badge tone="warn">{r.b ? "only in B" : "only in A"}</Badge>
                         )}
                       </td>
-                      <td className={ui.right}>{link(search.a, r.a, count(r.a?.count ?? 0))}</td>
-                      <td className={ui.right}>{link(search.b, r.b, count(r.b?.count ?? 0))}</td>
+                      <td className={ui.right}>{link(search.a, r.a, "rows", count(r.a?.count ?? 0))}</td>
+                      <td className={ui.right}>{link(search.b, r.b, "rows", count(r.b?.count ?? 0))}</td>
                       <td className={ui.right}>{mean === undefined ? "" : signedPercent(mean)}</td>
                     </tr>
                   );
@@ -210,6 +216,7 @@ function useSide(session: string | undefined, by: "name" | "shape" | "scope") {
                 : (g.name ?? ""),
             count: g.count,
             sum_ns: g.sum_ns,
+            ids: g.id === undefined ? [] : [g.id],
           })),
     [q.data, session, by],
   );

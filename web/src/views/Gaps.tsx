@@ -3,7 +3,7 @@ import { Link, useSearch } from "@tanstack/react-router";
 import { url } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
 import { count, duration, exactDuration, offset } from "../lib/format";
-import { Bar, Failure, Loading, Message, Swatch, ui } from "../ui/parts";
+import { Bar, Failure, Loading, Message, row, Swatch, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 import { WindowBadge } from "./Kernels";
 
@@ -62,7 +62,7 @@ export function Gaps() {
           </thead>
           <tbody>
             {rows.map((g) => (
-              <tr key={`${g.device}${g.start}`}>
+              <tr key={`${g.device}${g.start}`} {...row({ ns: g.inside })}>
                 <td>
                   <Link
                     to="/sessions/$session/timeline"
@@ -81,7 +81,7 @@ export function Gaps() {
                   </Link>
                 </td>
                 {devices > 1 && <td className={ui.mono}>{g.device.slice(0, 16)}</td>}
-                <td className={ui.right} data-ns={g.inside} title={exactDuration(g.inside)}>
+                <td className={ui.right} title={exactDuration(g.inside)}>
                   {duration(g.inside)}
                 </td>
                 <td className={ui.wide}>
@@ -100,10 +100,10 @@ export function Gaps() {
               </tr>
             ))}
             {n > rows.length && (
-              <tr>
+              <tr {...row({ ns: rest })}>
                 <td>{count(n - rows.length)} shorter gaps</td>
                 {devices > 1 && <td />}
-                <td className={ui.right} data-ns={rest} title={exactDuration(rest)}>
+                <td className={ui.right} title={exactDuration(rest)}>
                   {duration(rest)}
                 </td>
                 <td className={ui.wide} />

@@ -7,7 +7,7 @@ import { bytes, count, dims, duration, exactDuration, offset, percent } from "..
 import { occupancy } from "../lib/occupancy";
 import { around, rounded, type View } from "../lib/scale";
 import { Histogram } from "../ui/Histogram";
-import { Badge, Bar, Copy, Failure, Loading, Swatch, ui } from "../ui/parts";
+import { Badge, Bar, Copy, Failure, Loading, type Made, num, Swatch, ui } from "../ui/parts";
 import t from "./timeline.module.css";
 
 /** toSpan is the search of a timeline that shows an interval and selects a span. */
@@ -134,7 +134,7 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
               to="/sessions/$session/launches"
               params={params}
               search={{ name: op.name, operation: "kernel", sort: "duration" } as never}
-              className={ui.num}
+              {...num("rows", stat.count)}
             >
               {count(stat.count)} launches
             </Link>{" "}
@@ -200,12 +200,7 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
           <Fact name="start">{offset(op.start, 1)}</Fact>
           {d.lane && (
             <Fact name="lane">
-              <Link
-                to="/sessions/$session/launches"
-                params={params}
-                search={{ lane: String(d.lane.id) } as never}
-                className={ui.num}
-              >
+              <Link to="/sessions/$session/launches" params={params} search={{ lane: String(d.lane.id) } as never}>
                 {d.lane.device_index !== undefined ? `GPU ${d.lane.device_index}` : "device"}
                 {d.lane.stream !== undefined ? `, stream ${d.lane.stream}` : ""}, {d.lane.class}
               </Link>
@@ -361,14 +356,14 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
     { enabled: s.path !== undefined && s.path !== 0 },
   );
   const own = sums.data?.instances.find((i) => i.span === s.span);
-  const rows = (search: Record<string, unknown>, text: string) => (
+  const rows = (made: Made, value: number, search: Record<string, unknown>) => (
     <Link
       to="/sessions/$session/launches"
       params={params}
       search={{ parent: s.span, below: "true", ...search } as never}
-      className={ui.num}
+      {...num(made, value)}
     >
-      {text}
+      {duration(value)}
     </Link>
   );
   return (
@@ -385,18 +380,18 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
           {own && (
             <>
               <div title={exactDuration(own.kernel_ns)}>
-                <strong>{rows({ operation: "kernel", sort: "duration" }, duration(own.kernel_ns))}</strong>
+                <strong>{rows("ns", own.kernel_ns, { operation: "kernel", sort: "duration" })}</strong>
                 <small>{count(own.kernels)} kernels launched in it</small>
               </div>
               {own.copies > 0 && (
                 <div title={exactDuration(own.copy_ns)}>
-                  <strong>{rows({ operation: "memcpy", sort: "duration" }, duration(own.copy_ns))}</strong>
+                  <strong>{rows("ns", own.copy_ns, { operation: "memcpy", sort: "duration" })}</strong>
                   <small>{count(own.copies)} copies</small>
                 </div>
               )}
               {own.queue_ns > 0 && (
                 <div title={exactDuration(own.queue_ns)}>
-                  <strong>{rows({ operation: "kernel", sort: "queue" }, duration(own.queue_ns))}</strong>
+                  <strong>{rows("queue", own.queue_ns, { operation: "kernel", sort: "queue" })}</strong>
                   <small>queued</small>
                 </div>
               )}
@@ -407,7 +402,7 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
                       to="/sessions/$session/gaps"
                       params={params}
                       search={{ from: Math.max(0, s.start), to: s.start + s.duration_ns } as never}
-                      className={ui.num}
+                      {...num("ns", own.idle_ns)}
                     >
                       {duration(own.idle_ns)}
                     </Link>
@@ -426,7 +421,7 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
               to="/sessions/$session/scopes"
               params={params}
               search={{ path: s.path, sort: "wall" } as never}
-              className={ui.num}
+              {...num("rows", node.instances)}
             >
               {count(node.instances)} instances
             </Link>
@@ -471,7 +466,7 @@ function KernelList({ groups, from, to }: { groups: Schemas["Kernels"] | undefin
               to="/sessions/$session/launches"
               params={{ session: id }}
               search={{ ...window, name: g.name, operation: "kernel" } as never}
-              className={ui.num}
+              {...num("ns", g.sum_ns)}
               title={exactDuration(g.sum_ns)}
             >
               {count(g.count)} × {duration(g.sum_ns / g.count)}
@@ -522,7 +517,7 @@ export function Measured({ range, close }: { range: View; close: () => void }) {
                   to="/sessions/$session/launches"
                   params={{ session: id }}
                   search={{ from: range.from, to: range.to, operation: "kernel", sort: "duration" } as never}
-                  className={ui.num}
+                  {...num("ns", total.sum_ns)}
                 >
                   {duration(total.sum_ns)}
                 </Link>
@@ -537,7 +532,7 @@ export function Measured({ range, close }: { range: View; close: () => void }) {
                   to="/sessions/$session/gaps"
                   params={{ session: id }}
                   search={{ from: range.from, to: range.to } as never}
-                  className={ui.num}
+                  {...num("ns", gaps.data.sum_ns)}
                 >
                   {duration(gaps.data.sum_ns)}
                 </Link>

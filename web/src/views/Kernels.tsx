@@ -5,7 +5,7 @@ import type { Schemas } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
 import { count, dims, duration, exactDuration, offset, percent } from "../lib/format";
 import { occupancy } from "../lib/occupancy";
-import { Badge, Bar, Choice, Failure, Loading, Message, SearchBox, Swatch, ui } from "../ui/parts";
+import { Badge, Bar, Choice, Failure, Loading, type Made, Message, num, row, SearchBox, Swatch, ui } from "../ui/parts";
 
 type Group = Schemas["KernelGroup"];
 type Column = "sum_ns" | "count" | "mean" | "p50_ns" | "p99_ns" | "max_ns" | "queue_ns" | "name";
@@ -171,12 +171,12 @@ function Row({ g, group, total, wide }: { g: Group; group: string; total: number
           ? { lane: String(g.id) }
           : { path: g.id, direct: "true" };
   const rows = (sort: string) => ({ ...window, ...select, operation: "kernel", sort });
-  const link = (sort: string, text: string, hint: string) => (
+  const link = (made: Made, value: number, sort: string, text = duration(value), hint = exactDuration(value)) => (
     <Link
       to="/sessions/$session/launches"
       params={{ session: id }}
       search={rows(sort) as never}
-      className={ui.num}
+      {...num(made, value)}
       title={hint}
     >
       {text}
@@ -185,7 +185,7 @@ function Row({ g, group, total, wide }: { g: Group; group: string; total: number
   const name = title(g);
   const occ = g.shape ? occupancy(g.shape.attributes) : undefined;
   return (
-    <tr>
+    <tr {...row({ ns: g.sum_ns, queue: g.queue_ns, kernels: g.count })}>
       <td className={ui.name} title={g.shape?.full_name ?? name}>
         {wide && <Swatch name={g.name ?? ""} />}
         {group === "path" ? (
@@ -198,7 +198,7 @@ function Row({ g, group, total, wide }: { g: Group; group: string; total: number
           </Link>
         )}
       </td>
-      <td className={ui.right}>{link("duration", duration(g.sum_ns), exactDuration(g.sum_ns))}</td>
+      <td className={ui.right}>{link("ns", g.sum_ns, "duration")}</td>
       <td className={ui.wide}>
         <div className={`${ui.row} ${ui.nowrap}`}>
           <span style={{ width: 70 }}>
@@ -207,23 +207,13 @@ function Row({ g, group, total, wide }: { g: Group; group: string; total: number
           {percent(total ? g.sum_ns / total : 0)}
         </div>
       </td>
-      <td className={ui.right}>{link("start", count(g.count), "The launches by time")}</td>
-      <td className={ui.right} title={exactDuration(Math.round(g.sum_ns / g.count))}>
-        {link("duration", duration(g.sum_ns / g.count), exactDuration(Math.round(g.sum_ns / g.count)))}
-      </td>
+      <td className={ui.right}>{link("rows", g.count, "start", count(g.count), "The launches by time")}</td>
+      <td className={ui.right}>{link("mean", Math.round(g.sum_ns / g.count), "duration")}</td>
+      <td className={ui.right}>{link("p50", Math.min(g.p50_ns, g.max_ns), "duration")}</td>
+      <td className={ui.right}>{link("p99", Math.min(g.p99_ns, g.max_ns), "duration")}</td>
+      <td className={ui.right}>{link("max", g.max_ns, "duration")}</td>
       <td className={ui.right}>
-        {link("duration", duration(Math.min(g.p50_ns, g.max_ns)), exactDuration(Math.min(g.p50_ns, g.max_ns)))}
-      </td>
-      <td className={ui.right}>
-        {link("duration", duration(Math.min(g.p99_ns, g.max_ns)), exactDuration(Math.min(g.p99_ns, g.max_ns)))}
-      </td>
-      <td className={ui.right}>{link("duration", duration(g.max_ns), exactDuration(g.max_ns))}</td>
-      <td className={ui.right}>
-        {g.queue_ns ? (
-          link("queue", duration(g.queue_ns), exactDuration(g.queue_ns))
-        ) : (
-          <span className={ui.muted}>–</span>
-        )}
+        {g.queue_ns ? link("queue", g.queue_ns, "queue") : <span className={ui.muted}>–</span>}
       </td>
       {group === "shape" && (
         <>

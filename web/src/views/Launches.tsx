@@ -4,7 +4,7 @@ import { Link, useSearch } from "@tanstack/react-router";
 import { get, url } from "../api/client";
 import { useSession } from "../api/hooks";
 import { bytes, count, dims, duration, exactDuration, offset } from "../lib/format";
-import { Badge, Choice, Failure, Loading, Message, Swatch, ui } from "../ui/parts";
+import { Badge, Choice, Failure, Loading, Message, row, Swatch, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 import { WindowBadge } from "./Kernels";
 
@@ -65,7 +65,7 @@ export function Launches() {
                 search={((o: Record<string, unknown>) => ({ ...o, [k]: undefined })) as never}
                 title="Remove this filter"
               >
-                <Badge>{filterText(k, search, shapes.get(search.shape as number)?.name)} ✕</Badge>
+                <Badge>{filterText(k, search, shapes.get(Number(search.shape))?.name)} ✕</Badge>
               </Link>
             ),
         )}
@@ -125,7 +125,15 @@ export function Launches() {
             {rows.map((r) => {
               const shape = shapes.get(r.shape);
               return (
-                <tr key={`${r.span}${r.start}`}>
+                <tr
+                  key={`${r.span}${r.start}`}
+                  {...row({
+                    ns: r.duration_ns,
+                    queue: r.queue_ns ?? 0,
+                    bytes: r.bytes ?? 0,
+                    kernels: r.operation === "kernel" ? 1 : 0,
+                  })}
+                >
                   <td>
                     <Link
                       to="/sessions/$session/timeline"

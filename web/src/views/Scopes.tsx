@@ -6,7 +6,7 @@ import { useGet, useSession } from "../api/hooks";
 import { bytes, count, duration, exactDuration, offset, percent } from "../lib/format";
 import { efficiency, stallReasons } from "../lib/samples";
 import { byKernelTime } from "../lib/scopes";
-import { Bar, Choice, Failure, Loading, Message, SearchBox, ui } from "../ui/parts";
+import { Bar, Choice, Failure, Loading, type Made, Message, num, row, SearchBox, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 
 type Node = Schemas["ScopeNode"];
@@ -141,7 +141,7 @@ export function Scopes() {
                     <Link
                       to="."
                       search={((o: Record<string, unknown>) => ({ ...o, path: n.path, sort: "wall" })) as never}
-                      className={ui.num}
+                      {...num("rows", n.instances)}
                     >
                       {count(n.instances)}
                     </Link>
@@ -154,7 +154,7 @@ export function Scopes() {
                       <Link
                         to="."
                         search={((o: Record<string, unknown>) => ({ ...o, path: n.path, sort: "wall" })) as never}
-                        className={ui.num}
+                        {...num(k === 0 ? "ns" : k === 1 ? "p50" : "p99", ns)}
                       >
                         {duration(ns)}
                       </Link>
@@ -168,7 +168,7 @@ export function Scopes() {
                     to="/sessions/$session/kernels"
                     params={params}
                     search={(n.path === 0 ? {} : { path: n.path }) as never}
-                    className={ui.num}
+                    {...num("kernels", n.total.kernels)}
                     title="These kernels by name"
                   >
                     {count(n.total.kernels)}
@@ -179,7 +179,7 @@ export function Scopes() {
                     to="/sessions/$session/launches"
                     params={params}
                     search={{ path: n.path === 0 ? undefined : n.path, operation: "kernel", sort: "duration" } as never}
-                    className={ui.num}
+                    {...num("ns", n.total.kernel_ns)}
                   >
                     {duration(n.total.kernel_ns)}
                   </Link>
@@ -197,7 +197,7 @@ export function Scopes() {
                     to="/sessions/$session/launches"
                     params={params}
                     search={{ path: n.path, direct: "true", operation: "kernel", sort: "duration" } as never}
-                    className={ui.num}
+                    {...num("ns", n.self.kernel_ns)}
                   >
                     {duration(n.self.kernel_ns)}
                   </Link>
@@ -208,7 +208,7 @@ export function Scopes() {
                       to="/sessions/$session/launches"
                       params={params}
                       search={{ path: n.path === 0 ? undefined : n.path, operation: "kernel", sort: "queue" } as never}
-                      className={ui.num}
+                      {...num("queue", n.total.queue_ns)}
                       title={exactDuration(n.total.queue_ns)}
                     >
                       {duration(n.total.queue_ns)}
@@ -222,7 +222,7 @@ export function Scopes() {
                     to="/sessions/$session/launches"
                     params={params}
                     search={{ path: n.path === 0 ? undefined : n.path, operation: "memcpy" } as never}
-                    className={ui.num}
+                    {...num("bytes", n.total.copy_bytes)}
                   >
                     {bytes(n.total.copy_bytes)}
                   </Link>
@@ -251,12 +251,12 @@ function Sampled({ node }: { node: Node }) {
   const facts = efficiency(x.metrics);
   const stalls = stallReasons(x.stalls).slice(0, 6);
   const most = stalls[0]?.[1] ?? 1;
-  const rows = (text: string) => (
+  const rows = (text: string, made: Made, value: number, of?: string) => (
     <Link
       to="/sessions/$session/code"
       params={{ session: session.id }}
       search={{ path: node.path } as never}
-      className={ui.num}
+      {...num(made, value, of)}
       title="The functions with these samples"
     >
       {text}
@@ -267,14 +267,14 @@ function Sampled({ node }: { node: Node }) {
       <h2>{node.path === 0 ? "Samples of the session" : `Samples in ${node.name}`}</h2>
       {facts.map((f) => (
         <div key={f.name} title={f.formula}>
-          <strong>{rows(f.value)}</strong>
+          <strong>{rows(f.value, "ratio", f.ratio, f.formula)}</strong>
           <small>{f.name}</small>
           <p>{f.sentence}</p>
         </div>
       ))}
       {stalls.length > 0 && (
         <div>
-          <strong>{rows(count(x.samples))}</strong>
+          <strong>{rows(count(x.samples), "samples", x.samples)}</strong>
           <small>samples of warps, by what they wait for</small>
           <dl className={ui.reasons}>
             {stalls.map(([name, n]) => [
@@ -312,12 +312,19 @@ function Instances({ node }: { node: Node }) {
   const idleOf = new Map(idle.data?.instances.map((i) => [`${i.span}${i.start}`, i.idle_ns]));
   const extent = { from: 0, to: session.overview.session.duration_ns };
   const longest = all.data?.instances.reduce((n, i) => Math.max(n, i.duration_ns), 1) ?? 1;
-  const launches = (i: Schemas["Instance"], more: Record<string, unknown>, text: string, title?: string) => (
+  const launches = (
+    i: Schemas["Instance"],
+    made: Made,
+    value: number,
+    more: Record<string, unknown>,
+    text = duration(value),
+    title: string | undefined = exactDuration(value),
+  ) => (
     <Link
       to="/sessions/$session/launches"
       params={{ session: session.id }}
       search={{ parent: i.span, below: "true", ...more } as never}
-      className={ui.num}
+      {...num(made, value)}
       title={title}
     >
       {text}
@@ -382,7 +389,7 @@ function Instances({ node }: { node: Node }) {
             {all.data?.instances.map((i) => {
               const ns = idleOf.get(`${i.span}${i.start}`);
               return (
-                <tr key={`${i.span}${i.start}`}>
+                <tr key={`${i.span}${i.start}`} {...row({ ns: i.duration_ns })}>
                   <td>
                     <Link
                       to="/sessions/$session/timeline"
@@ -399,22 +406,14 @@ function Instances({ node }: { node: Node }) {
                   <td className={ui.wide}>
                     <Bar share={i.duration_ns / longest} />
                   </td>
-                  <td className={ui.right}>{launches(i, { operation: "kernel" }, count(i.kernels))}</td>
                   <td className={ui.right}>
-                    {launches(
-                      i,
-                      { operation: "kernel", sort: "duration" },
-                      duration(i.kernel_ns),
-                      exactDuration(i.kernel_ns),
-                    )}
+                    {launches(i, "rows", i.kernels, { operation: "kernel" }, count(i.kernels), undefined)}
                   </td>
                   <td className={ui.right}>
-                    {launches(
-                      i,
-                      { operation: "memcpy", sort: "duration" },
-                      duration(i.copy_ns),
-                      exactDuration(i.copy_ns),
-                    )}
+                    {launches(i, "ns", i.kernel_ns, { operation: "kernel", sort: "duration" })}
+                  </td>
+                  <td className={ui.right}>
+                    {launches(i, "ns", i.copy_ns, { operation: "memcpy", sort: "duration" })}
                   </td>
                   <td className={ui.right}>
                     {ns === undefined || ns === null ? (
@@ -426,7 +425,7 @@ function Instances({ node }: { node: Node }) {
                         to="/sessions/$session/gaps"
                         params={{ session: session.id }}
                         search={{ from: Math.max(0, i.start), to: Math.max(1, i.start + i.duration_ns) } as never}
-                        className={ui.num}
+                        {...num("ns", ns)}
                         title={exactDuration(ns)}
                       >
                         {duration(ns)}
@@ -435,12 +434,7 @@ function Instances({ node }: { node: Node }) {
                   </td>
                   <td className={`${ui.right} ${ui.wide}`}>
                     {i.queue_ns ? (
-                      launches(
-                        i,
-                        { operation: "kernel", sort: "queue" },
-                        duration(i.queue_ns),
-                        exactDuration(i.queue_ns),
-                      )
+                      launches(i, "queue", i.queue_ns, { operation: "kernel", sort: "queue" })
                     ) : (
                       <span className={ui.muted}>–</span>
                     )}

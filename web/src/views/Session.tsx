@@ -2,10 +2,11 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { Link, Outlet, useParams } from "@tanstack/react-router";
 import { useEffect, useMemo, useRef } from "react";
-import { send, url } from "../api/client";
+import { send } from "../api/client";
 import { SessionContext, type SessionState, useGet } from "../api/hooks";
 import { compact, count, duration, exactDuration, instant } from "../lib/format";
-import { Badge, Failure, LiveMark, Loading, ui } from "../ui/parts";
+import { ExportMenu } from "../ui/ExportMenu";
+import { Badge, Failure, LiveMark, Loading, num, ui } from "../ui/parts";
 import { useMay } from "./Login";
 
 /** SessionLayout loads the session for the views below it and shows what it is. */
@@ -68,20 +69,14 @@ function SessionBar({ state }: { state: SessionState }) {
         to="/sessions/$session/kernels"
         params={{ session: s.id }}
         search={{} as never}
-        className={ui.num}
+        {...num("kernels", kernels)}
         title={`${count(kernels)} kernels`}
       >
         {compact(kernels)} kernels
       </Link>
       <Quality state={state} />
       <span className={ui.spacer} />
-      <a
-        href={url(`/sessions/${encodeURIComponent(s.id)}/export`)}
-        download
-        title="The session as one file. The first page of an empty Collector opens it."
-      >
-        export
-      </a>
+      <ExportMenu state={state} />
       <button
         type="button"
         className={ui.icon}

@@ -5,7 +5,7 @@ import { useEffect, useState } from "react";
 import { type Schemas, send } from "../api/client";
 import { useGet } from "../api/hooks";
 import { ago, bytes, compact, count, duration, exactDuration, instant, percent } from "../lib/format";
-import { Badge, Bar, Copy, Failure, LiveMark, Loading, Message, SearchBox, ui } from "../ui/parts";
+import { Badge, Bar, Copy, Failure, LiveMark, Loading, Message, num, row, SearchBox, ui } from "../ui/parts";
 import { useMay } from "./Login";
 
 type Session = Schemas["Session"];
@@ -117,7 +117,7 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
   const copies = s.operations.memcpy ?? 0;
   const share = s.duration_ns > 0 ? s.kernel_ns / s.duration_ns : 0;
   return (
-    <tr>
+    <tr {...row({ ns: s.kernel_ns, kernels })}>
       <td>
         <div className={ui.row}>
           <Link to="/sessions/$session/timeline" params={{ session: s.id }} search={{} as never}>
@@ -144,7 +144,7 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
           to="/sessions/$session/kernels"
           params={{ session: s.id }}
           search={{} as never}
-          className={ui.num}
+          {...num("kernels", kernels)}
           title={count(kernels)}
         >
           {compact(kernels)}
@@ -155,7 +155,7 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
           to="/sessions/$session/launches"
           params={{ session: s.id }}
           search={{ operation: "kernel", sort: "duration" } as never}
-          className={ui.num}
+          {...num("ns", s.kernel_ns)}
         >
           {duration(s.kernel_ns)}
         </Link>{" "}
@@ -167,13 +167,18 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
           to="/sessions/$session/launches"
           params={{ session: s.id }}
           search={{ operation: "memcpy" } as never}
-          className={ui.num}
+          {...num("rows", copies)}
         >
           {compact(copies)}
         </Link>
       </td>
       <td className={`${ui.right} ${ui.wide}`}>
-        <Link to="/sessions/$session/code" params={{ session: s.id }} search={{} as never} className={ui.num}>
+        <Link
+          to="/sessions/$session/code"
+          params={{ session: s.id }}
+          search={{} as never}
+          {...num("records", s.counts.samples)}
+        >
           {compact(s.counts.samples)}
         </Link>
       </td>
@@ -217,7 +222,7 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
 }
 
 const record = "gpuflight trace -- python train.py";
-const env = "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:14317";
+const env = "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4317";
 
 /** FirstPage says how to get data. */
 function FirstPage() {
@@ -226,12 +231,11 @@ function FirstPage() {
   const admin = useMay("admin");
   const [error, setError] = useState<unknown>(null);
   const [busy, setBusy] = useState(false);
-  const open = async (file: File | undefined) => {
-    if (!file) return;
+  const add = async (path: "/import" | "/demo", file?: File) => {
     setBusy(true);
     setError(null);
     try {
-      const r = (await send("POST", "/import", file)) as Schemas["Imported"];
+      const r = (await send("POST", path, file)) as Schemas["Imported"];
       await client.invalidateQueries();
       await navigate({ to: "/sessions/$session/timeline", params: { session: r.session }, search: {} as never });
     } catch (e) {
@@ -243,7 +247,23 @@ function FirstPage() {
     <div className={ui.page}>
       <h1>There is no session yet</h1>
       <p className={ui.muted}>This page shows a session as soon as its first data arrives.</p>
+      {error !== null && <Failure error={error} />}
       <div className={ui.steps}>
+        <section className={ui.card}>
+          <h2>Look at a demo</h2>
+          <p>
+            Sessions that were recorded on an NVIDIA H200: a training in PyTorch, an HTTP server and vector additions.
+            They come with the Collector, and you can delete them like others.
+          </p>
+          <button
+            type="button"
+            className={`${ui.button} ${ui.primary}`}
+            disabled={busy || !admin}
+            onClick={() => add("/demo")}
+          >
+            {busy ? "Loading…" : "Load the demo"}
+          </button>
+        </section>
         <section className={ui.card}>
           <h2>Open an exported session</h2>
           <p>A file that another Collector exported, for example from a colleague.</p>
@@ -251,9 +271,8 @@ function FirstPage() {
             type="file"
             aria-label="File of an exported session"
             disabled={busy || !admin}
-            onChange={(e) => open(e.target.files?.[0])}
+            onChange={(e) => e.target.files?.[0] && add("/import", e.target.files[0])}
           />
-          {error !== null && <Failure error={error} />}
         </section>
         <section className={ui.card}>
           <h2>Record a program</h2>

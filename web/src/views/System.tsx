@@ -10,7 +10,7 @@ import { css, oklch } from "../lib/color";
 import { offset } from "../lib/format";
 import { align, rank, rate, title, valueFormat } from "../lib/metrics";
 import { tickStep } from "../lib/scale";
-import { Badge, Failure, Loading, Message, ui } from "../ui/parts";
+import { Badge, Failure, Loading, Message, num, ui } from "../ui/parts";
 import { useDark } from "../ui/theme";
 import { WindowBadge } from "./Kernels";
 import c from "./system.module.css";
@@ -264,7 +264,7 @@ function Chart({
               <span className={ui.swatch} style={{ background: color(i, dark) }} aria-hidden="true" />
               {label(s)}{" "}
               <a
-                className={ui.num}
+                {...num("value", v ?? 0)}
                 href={url(`/sessions/${encodeURIComponent(session.id)}/series/${s.key}`, request(s))}
                 target="_blank"
                 rel="noreferrer"

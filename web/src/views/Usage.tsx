@@ -4,7 +4,7 @@ import { useEffect } from "react";
 import { type Schemas, url } from "../api/client";
 import { useGet } from "../api/hooks";
 import { count, duration, exactDuration, percent } from "../lib/format";
-import { Badge, Bar, Choice, Failure, Loading, Message, ui } from "../ui/parts";
+import { Badge, Bar, Choice, Failure, Loading, type Made, Message, num, ui } from "../ui/parts";
 
 /** money formats an amount with its currency. */
 export function money(amount: number, currency: string): string {
@@ -188,20 +188,20 @@ export function Usage() {
                     : by === "run"
                       ? { run: g.name }
                       : {};
-              const text = (t: string) =>
+              const text = (made: Made, value: number, t = count(value)) =>
                 by === "session" ? (
                   <Link
                     to="/sessions/$session/kernels"
                     params={{ session: g.name }}
                     search={{} as never}
-                    className={ui.num}
+                    {...num(made, value)}
                   >
                     {t}
                   </Link>
                 ) : by === "scope" || !g.name ? (
                   t
                 ) : (
-                  <Link to="/" search={own as never} className={ui.num}>
+                  <Link to="/" search={own as never} {...num(made, value)}>
                     {t}
                   </Link>
                 );
@@ -209,7 +209,7 @@ export function Usage() {
                 <tr key={g.name}>
                   <td>{g.name || (by === "scope" ? "outside every scope" : "unknown")}</td>
                   <td className={ui.right} title={exactDuration(g.kernel_ns)}>
-                    {text(duration(g.kernel_ns))}
+                    {text("ns", g.kernel_ns, duration(g.kernel_ns))}
                   </td>
                   <td>
                     <div className={`${ui.row} ${ui.nowrap}`}>
@@ -219,8 +219,8 @@ export function Usage() {
                       {percent(total ? g.kernel_ns / total : 0)}
                     </div>
                   </td>
-                  <td className={ui.right}>{text(count(g.kernels))}</td>
-                  <td className={ui.right}>{text(count(g.sessions))}</td>
+                  <td className={ui.right}>{text("kernels", g.kernels)}</td>
+                  <td className={ui.right}>{by === "session" ? count(g.sessions) : text("rows", g.sessions)}</td>
                   {rate !== undefined && <td className={ui.right}>{((g.kernel_ns / 3600e9) * rate).toPrecision(3)}</td>}
                 </tr>
               );

@@ -29,6 +29,7 @@ type TelemetryBuilder struct {
 	mu                                sync.Mutex
 	registrations                     []metric.Registration
 	ExtensionGpuStorageCommitDuration metric.Float64Histogram
+	ExtensionGpuStorageCommits        metric.Int64ObservableCounter
 	ExtensionGpuStorageDeleted        metric.Int64Counter
 	ExtensionGpuStorageDeletedSize    metric.Int64Counter
 	ExtensionGpuStorageErrors         metric.Int64Counter
@@ -38,6 +39,7 @@ type TelemetryBuilder struct {
 	ExtensionGpuStorageSetAside       metric.Int64Counter
 	ExtensionGpuStorageSize           metric.Int64ObservableGauge
 	ExtensionGpuStorageUnsealed       metric.Int64ObservableGauge
+	ExtensionGpuStorageWaitingRows    metric.Int64ObservableGauge
 	ExtensionGpuStorageWrittenSize    metric.Int64Counter
 }
 
@@ -50,6 +52,21 @@ type telemetryBuilderOptionFunc func(mb *TelemetryBuilder)
 
 func (tbof telemetryBuilderOptionFunc) apply(mb *TelemetryBuilder) {
 	tbof(mb)
+}
+
+// RegisterExtensionGpuStorageCommitsCallback sets callback for observable ExtensionGpuStorageCommits metric.
+func (builder *TelemetryBuilder) RegisterExtensionGpuStorageCommitsCallback(cb metric.Int64Callback) error {
+	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		cb(ctx, &observerInt64{inst: builder.ExtensionGpuStorageCommits, obs: o})
+		return nil
+	}, builder.ExtensionGpuStorageCommits)
+	if err != nil {
+		return err
+	}
+	builder.mu.Lock()
+	defer builder.mu.Unlock()
+	builder.registrations = append(builder.registrations, reg)
+	return nil
 }
 
 // RegisterExtensionGpuStorageSessionsCallback sets callback for observable ExtensionGpuStorageSessions metric.
@@ -97,6 +114,21 @@ func (builder *TelemetryBuilder) RegisterExtensionGpuStorageUnsealedCallback(cb 
 	return nil
 }
 
+// RegisterExtensionGpuStorageWaitingRowsCallback sets callback for observable ExtensionGpuStorageWaitingRows metric.
+func (builder *TelemetryBuilder) RegisterExtensionGpuStorageWaitingRowsCallback(cb metric.Int64Callback) error {
+	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		cb(ctx, &observerInt64{inst: builder.ExtensionGpuStorageWaitingRows, obs: o})
+		return nil
+	}, builder.ExtensionGpuStorageWaitingRows)
+	if err != nil {
+		return err
+	}
+	builder.mu.Lock()
+	defer builder.mu.Unlock()
+	builder.registrations = append(builder.registrations, reg)
+	return nil
+}
+
 type observerInt64 struct {
 	embedded.Int64Observer
 	inst metric.Int64Observable
@@ -130,6 +162,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		metric.WithDescription("Time of a write until its rows are durable. [Alpha]"),
 		metric.WithUnit("s"),
 		metric.WithExplicitBucketBoundaries([]float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10}...),
+	)
+	errs = errors.Join(errs, err)
+	builder.ExtensionGpuStorageCommits, err = builder.meter.Int64ObservableCounter(
+		"otelcol_extension_gpu_storage_commits",
+		metric.WithDescription("Transactions, one for the rows of a session in a segment. [Alpha]"),
+		metric.WithUnit("{transaction}"),
 	)
 	errs = errors.Join(errs, err)
 	builder.ExtensionGpuStorageDeleted, err = builder.meter.Int64Counter(
@@ -184,6 +222,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		"otelcol_extension_gpu_storage_unsealed",
 		metric.WithDescription("Sessions that get data, or got data a short time ago. [Alpha]"),
 		metric.WithUnit("{session}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ExtensionGpuStorageWaitingRows, err = builder.meter.Int64ObservableGauge(
+		"otelcol_extension_gpu_storage_waiting_rows",
+		metric.WithDescription("Rows that are durable in the journal and wait for their segment. [Alpha]"),
+		metric.WithUnit("{row}"),
 	)
 	errs = errors.Join(errs, err)
 	builder.ExtensionGpuStorageWrittenSize, err = builder.meter.Int64Counter(

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && linux
+
+package duckstore
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+// smallDisk mounts a file system of a size and returns a function that changes the size.
+func smallDisk(t *testing.T, size int) (dir string, resize func(int)) {
+	dir = t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d", size)); err != nil {
+		t.Skipf("mount a small file system: %v", err)
+	}
+	t.Cleanup(func() { assert.NoError(t, syscall.Unmount(dir, syscall.MNT_DETACH)) })
+	return dir, func(size int) {
+		require.NoError(t, syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT, fmt.Sprintf("size=%d", size)))
+	}
+}
+
+// TestStore_DiskFull fills the disk while the store loads, compacts and seals. What it acknowledged stays,
+// and the senders deliver the rest when the disk has space again.
+func TestStore_DiskFull(t *testing.T) {
+	for _, journal := range []bool{false, true} {
+		t.Run(fmt.Sprintf("journal %v", journal), func(t *testing.T) {
+			ctx := context.Background()
+			dir, resize := smallDisk(t, 12<<20)
+			open := func() *Store {
+				s := openStore(t, Config{Directory: dir, SegmentOps: 25_000})
+				s.write.Lock()
+				defer s.write.Unlock()
+				s.maxPartial = 5000
+				if journal {
+					s.directSessions = 0
+				}
+				return s
+			}
+			s := open()
+			g := newTraining()
+			var refused *store.Batch
+			acked, rows := int64(0), 0
+			for refused == nil {
+				b := g.batch(3)
+				rows += b.Rows()
+				r, err := s.Write(ctx, []*store.Batch{b})
+				if err != nil {
+					require.ErrorIs(t, err, store.ErrRetry)
+					assert.ErrorContains(t, err, "no space left")
+					assert.NotContains(t, err.Error(), "\n")
+					refused = b
+				}
+				acked += r.Written + r.Deferred
+				require.Less(t, acked, int64(10_000_000))
+			}
+			check := func(rows int64) {
+				t.Helper()
+				info, err := s.Session(ctx, "", "training")
+				require.NoError(t, err)
+				assert.Equal(t, rows, info.Counts["ops"]+info.Counts["spans"])
+			}
+			// Neither sealing nor a restart on the full disk loses anything.
+			for range 3 {
+				if err := s.Seal(ctx, "", "training"); err != nil {
+					require.ErrorIs(t, err, store.ErrRetry)
+				}
+				_, err := s.Lanes(ctx, "", "training")
+				require.NoError(t, err, "readers")
+				r, err := s.Write(ctx, []*store.Batch{refused})
+				acked += r.Written + r.Deferred
+				if err == nil {
+					break
+				}
+			}
+			if err := s.Close(ctx); err != nil {
+				assert.ErrorContains(t, err, "no space left on device")
+			}
+			resize(256 << 20)
+			s = open()
+			assert.Zero(t, s.Stats().Damaged)
+			r, err := s.Write(ctx, []*store.Batch{refused})
+			require.NoError(t, err)
+			if !journal {
+				acked += r.Written
+			}
+			check(int64(rows))
+			rollupsEqualRows(t, s, "training")
+			require.NoError(t, s.Seal(ctx, "", "training"))
+			check(int64(rows))
+			rollupsEqualRows(t, s, "training")
+			if !journal {
+				assert.EqualValues(t, rows, acked, "rows count once")
+			}
+		})
+	}
+}
