@@ -162,7 +162,7 @@ func (s *Store) remove(ctx context.Context, sess *session, segments []*segment) 
 		delete(s.sessions, k)
 	}
 	s.mu.Unlock()
-	s.removeSnapshots(func(k sessionKey) bool { return k == sessionKey{sess.project, sess.id} })
+	s.removeSnapshots(func(x *snapshot) bool { return x.key == sessionKey{sess.project, sess.id} })
 	for _, seg := range segments {
 		if err := s.detach(context.WithoutCancel(ctx), seg); err != nil {
 			return err

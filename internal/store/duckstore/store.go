@@ -199,7 +199,7 @@ func (s *Store) Close(context.Context) error {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
-	s.removeSnapshots(func(sessionKey) bool { return true })
+	s.closeSnapshots()
 	if s.db != nil {
 		s.attach.Lock()
 		for seg := range s.attached {
