@@ -85,7 +85,7 @@ func bench(kernels, lanes int, session, collector string) (err error) {
 		_ = p.Wait()
 	}()
 	base := "http://" + ports[2]
-	if err := ready(base); err != nil {
+	if err := ready(base, ports[1]); err != nil {
 		return fmt.Errorf("%w: %s", err, output.Bytes())
 	}
 	begin := time.Now()
@@ -109,12 +109,14 @@ func freePort() (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-func ready(base string) error {
+// ready waits until the UI and the receiver of OTLP answer.
+func ready(base, otlp string) error {
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		if r, err := http.Get(base + "/api/v1/health"); err == nil {
 			_ = r.Body.Close()
-			if r.StatusCode == http.StatusOK {
-				return nil
+			c, err := net.Dial("tcp", otlp)
+			if err == nil && r.StatusCode == http.StatusOK {
+				return c.Close()
 			}
 		}
 	}
@@ -177,6 +179,7 @@ func generate(otlp string, kernels, lanes int) error {
 			s.SetSpanID(id())
 			s.SetParentSpanID(parent)
 			s.SetName(name)
+			s.SetKind(ptrace.SpanKindInternal)
 			s.SetStartTimestamp(pcommon.Timestamp(start))
 			s.SetEndTimestamp(pcommon.Timestamp(end))
 			s.Attributes().PutStr(semconv.CUDAOperation, operation)
