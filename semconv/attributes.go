@@ -167,6 +167,8 @@ const (
 	// LogRecordUID (string; OpenTelemetry): Identifies the log record. Records with the same value are
 	// copies of one.
 	LogRecordUID = "log.record.uid"
+	// LogFilePath (string; OpenTelemetry): File for the raw lines of a log; on raw lines only.
+	LogFilePath = "log.file.path"
 	// CodeFilePath (string; OpenTelemetry): Source file.
 	CodeFilePath = "code.file.path"
 	// CodeLineNumber (int; OpenTelemetry): Line in the source file, from 1.

@@ -79,6 +79,7 @@ var Attributes = []Attribute{
 	{"cuda.timing", String, "", Extension, []string{"device", "scope"}, "Present where the source says that the times are not measured, or a deep window was open.", []string{"estimated"}},
 	{"code.stacktrace", String, "", OpenTelemetry, []string{"device"}, "Host call stack of the launch, one frame a line, outermost last.", nil},
 	{"log.record.uid", String, "", OpenTelemetry, []string{"log"}, "Identifies the log record. Records with the same value are copies of one.", nil},
+	{"log.file.path", String, "", OpenTelemetry, []string{"resource"}, "File for the raw lines of a log; on raw lines only.", nil},
 	{"code.file.path", String, "", OpenTelemetry, nil, "Source file.", nil},
 	{"code.line.number", Int, "", OpenTelemetry, nil, "Line in the source file, from 1.", nil},
 	{"code.function.name", String, "", OpenTelemetry, nil, "Function with its namespaces, without template arguments and parameters.", nil},

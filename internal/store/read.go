@@ -50,7 +50,8 @@ import (
 // All rows that are stored at the time of a query take part, in whichever order they arrived. So a
 // late parent moves the spans and operations below it to other paths.
 type Reader interface {
-	// Sessions lists sessions, the largest FirstNs first, then by id.
+	// Sessions lists sessions, the largest FirstNs first, then by id. While many sessions are written, it
+	// may leave out what was written in the last minutes.
 	Sessions(ctx context.Context, q SessionQuery) ([]SessionInfo, error)
 	// Session returns one session.
 	Session(ctx context.Context, project, session string) (SessionInfo, error)
@@ -382,9 +383,9 @@ type InstanceQuery struct {
 	Limit int
 }
 
-// Instance is one scope with the sums of what was launched in it or in a span below it: the kernels
-// and copies of an OpQuery with its id as Parent and with Below. An instance with id 0 has none.
-// QueueNs is of kernels.
+// Instance is one scope with the sums of what was launched in it or in a span below it. These are the
+// kernels and copies of an OpQuery with its id as Parent and with Below. An instance with id 0 has
+// none. QueueNs is of kernels.
 type Instance struct {
 	StartNs, EndNs             int64
 	Span, Parent               SpanID

@@ -25,6 +25,8 @@ type Config struct {
 	Include []string `mapstructure:"include"`
 	// Exclude holds glob patterns of files and folders to skip.
 	Exclude []string `mapstructure:"exclude"`
+	// Raw sends the lines of files as log records, as they are, for an archive. Nothing is decoded.
+	Raw bool `mapstructure:"raw"`
 	// StartAt is the start position in files that exist at the first start: beginning or end.
 	StartAt string `mapstructure:"start_at"`
 	// PollInterval bounds the time between two scans of the files. Inotify wakes the receiver
@@ -144,6 +146,9 @@ func (c *Config) Validate() error {
 	var errs []error
 	if len(c.Include) == 0 && !c.Protocols.HTTP.HasValue() {
 		errs = append(errs, errors.New("include is empty: name at least one folder or pattern, such as /var/log/gpuflight, or set protocols::http"))
+	}
+	if c.Raw && c.Protocols.HTTP.HasValue() {
+		errs = append(errs, errors.New("raw is for files: remove protocols::http, or use another gpuflog for it"))
 	}
 	for _, list := range [][]string{c.Include, c.Exclude} {
 		for _, p := range list {

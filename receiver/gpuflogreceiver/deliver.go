@@ -9,6 +9,7 @@ import (
 
 	"go.opentelemetry.io/collector/consumer"
 	"go.opentelemetry.io/collector/consumer/consumererror"
+	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/receiver/receiverhelper"
 	"go.uber.org/zap"
 
@@ -81,13 +82,7 @@ func newPendingBatch(b *gpuevent.Batch) *pendingBatch {
 		})
 	}
 	for _, ld := range splitLogs(ld) {
-		n := ld.LogRecordCount()
-		p.logs.add(n, func(ctx context.Context, o *outputs) error {
-			ctx = o.obs.StartLogsOp(ctx)
-			err := o.logs.ConsumeLogs(ctx, ld)
-			o.obs.EndLogsOp(ctx, dataFormat, n, err)
-			return err
-		})
+		p.addLogs(ld)
 	}
 	for _, md := range splitMetrics(md) {
 		n := md.DataPointCount()
@@ -99,6 +94,16 @@ func newPendingBatch(b *gpuevent.Batch) *pendingBatch {
 		})
 	}
 	return p
+}
+
+func (p *pendingBatch) addLogs(ld plog.Logs) {
+	n := ld.LogRecordCount()
+	p.logs.add(n, func(ctx context.Context, o *outputs) error {
+		ctx = o.obs.StartLogsOp(ctx)
+		err := o.logs.ConsumeLogs(ctx, ld)
+		o.obs.EndLogsOp(ctx, dataFormat, n, err)
+		return err
+	})
 }
 
 // add appends a request unless it is empty.

@@ -4,6 +4,7 @@ package gpuflogreceiver
 
 import (
 	"context"
+	"errors"
 
 	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/collector/consumer"
@@ -33,7 +34,13 @@ func (f *factory) get(set receiver.Settings, cfg component.Config) (*sharedcompo
 	return f.receivers.Get(c, func() (*gpuflogReceiver, error) { return newReceiver(c, set) })
 }
 
+// errRaw rejects the pipelines that would get nothing.
+var errRaw = errors.New("raw is for pipelines of logs: remove the receiver from this pipeline, or use another gpuflog in it")
+
 func (f *factory) traces(_ context.Context, set receiver.Settings, cfg component.Config, next consumer.Traces) (receiver.Traces, error) {
+	if cfg.(*Config).Raw {
+		return nil, errRaw
+	}
 	r, err := f.get(set, cfg)
 	if err == nil {
 		r.Unwrap().out.traces = next
@@ -50,6 +57,9 @@ func (f *factory) logs(_ context.Context, set receiver.Settings, cfg component.C
 }
 
 func (f *factory) metrics(_ context.Context, set receiver.Settings, cfg component.Config, next consumer.Metrics) (receiver.Metrics, error) {
+	if cfg.(*Config).Raw {
+		return nil, errRaw
+	}
 	r, err := f.get(set, cfg)
 	if err == nil {
 		r.Unwrap().out.metrics = next

@@ -81,9 +81,13 @@ func (r *gpuflogReceiver) Start(ctx context.Context, host component.Host) (err e
 
 // startFiles starts to follow the files.
 func (r *gpuflogReceiver) startFiles(ctx context.Context) error {
+	chunk := chunkBytes
+	if r.cfg.Raw {
+		chunk = rawChunkBytes
+	}
 	files, err := fileset.New(fileset.Config{
 		Include: r.cfg.Include, Exclude: r.cfg.Exclude,
-		MaxLineBytes: int(r.cfg.MaxLineBytes), ChunkBytes: chunkBytes, Logger: r.set.Logger,
+		MaxLineBytes: int(r.cfg.MaxLineBytes), ChunkBytes: chunk, Logger: r.set.Logger,
 	})
 	if err != nil {
 		return err
@@ -99,6 +103,10 @@ func (r *gpuflogReceiver) startFiles(ctx context.Context) error {
 	r.done = make(chan struct{})
 	go func() {
 		defer close(r.done)
+		if r.cfg.Raw {
+			(&rawReader{reader: r.reader}).run(run, r.stop)
+			return
+		}
 		r.reader.run(run, r.stop)
 	}()
 	return nil

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -42,6 +43,7 @@ func TestStore_Contract(t *testing.T) {
 	open := func(tb testing.TB, number int64) store.Store {
 		s, err := clickstore.Open(context.Background(), clickstore.Config{
 			Endpoint: servers[number%2].URL(), Username: user, Password: password, Database: fmt.Sprintf("gpu%d", number), CreateSchema: true,
+			Timeout: 5 * time.Minute, // no test is about how fast
 		})
 		require.NoError(tb, err)
 		tb.Cleanup(func() { assert.NoError(tb, s.Close(context.Background())) })

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -24,7 +25,21 @@ func configs(t *testing.T) []string {
 	paths, err := filepath.Glob(filepath.Join(process.Root(t), "config", "*.yaml"))
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, len(paths), 2)
-	return paths
+	return append(paths, filepath.Join(process.Root(t), "config", "clickhouse", "contrib.yaml"))
+}
+
+// after has the files that are used after others, not alone.
+var after = map[string][]string{
+	"forward.yaml": {"gateway.yaml"}, "sampling.yaml": {"gateway.yaml", "forward.yaml"}, "contrib.yaml": {"../clickhouse.yaml"},
+}
+
+// configArgs returns the arguments for a configuration and those before it.
+func configArgs(path string) []string {
+	var args []string
+	for _, name := range after[filepath.Base(path)] {
+		args = append(args, "--config", filepath.Join(filepath.Dir(path), name))
+	}
+	return append(args, "--config", path)
 }
 
 func TestConfigs_Valid(t *testing.T) {
@@ -32,17 +47,45 @@ func TestConfigs_Valid(t *testing.T) {
 	for _, path := range configs(t) {
 		t.Run(filepath.Base(path), func(t *testing.T) {
 			dir := t.TempDir()
-			args := []string{"validate"}
-			if filepath.Base(path) == "sampling.yaml" {
-				// This file is used after another one, not alone.
-				args = append(args, "--config", filepath.Join(filepath.Dir(path), "gateway.yaml"))
-			}
-			run(t, dir, binary, append(args, "--config", path)...)
+			run(t, dir, binary, append([]string{"validate"}, configArgs(path)...)...)
 			left, err := os.ReadDir(dir)
 			require.NoError(t, err)
 			assert.Empty(t, left, "validating must not make anything")
 		})
 	}
+}
+
+// TestGateway_Store starts the gateway with each value of GPUFLIGHT_STORE.
+func TestGateway_Store(t *testing.T) {
+	binary, path := collector.Find(t), filepath.Join(process.Root(t), "config", "gateway.yaml")
+	start := func(t *testing.T, state string, env ...string) *process.Process {
+		_, port, _ := strings.Cut(process.FreePort(t), ":")
+		for _, name := range []string{"LISTEN", "LISTEN_HTTP", "UI", "HEALTH"} {
+			env = append(env, "GPUFLIGHT_"+name+"="+process.FreePort(t))
+		}
+		// Kafka is not part of this test.
+		overlay := filepath.Join(t.TempDir(), "overlay.yaml")
+		require.NoError(t, os.WriteFile(overlay, []byte("service: {pipelines: {traces: {receivers: [otlp]}, metrics: {receivers: [otlp, gpu_usage]}, logs: {receivers: [otlp]}}}\n"), 0o600))
+		args := append(env, "GPUFLIGHT_STATE="+state, "GPUFLIGHT_METRICS_PORT="+port, binary, "--config", path, "--config", overlay)
+		return process.Start(t, "/usr/bin/env", args...)
+	}
+	t.Run("default", func(t *testing.T) {
+		state := t.TempDir()
+		p := start(t, state)
+		p.WaitOutput(process.Ready, time.Minute)
+		assert.FileExists(t, filepath.Join(state, "store", "lock"))
+		p.Stop(time.Minute)
+	})
+	t.Run("clickhouse", func(t *testing.T) {
+		state := t.TempDir()
+		p := start(t, state, "GPUFLIGHT_STORE=clickhouse", "GPUFLIGHT_CLICKHOUSE=tcp://127.0.0.1:1")
+		p.WaitOutput("backend default: create tables: temporarily unavailable: dial tcp 127.0.0.1:1", time.Minute)
+		assert.NoDirExists(t, filepath.Join(state, "store"))
+	})
+	t.Run("unknown", func(t *testing.T) {
+		p := start(t, t.TempDir(), "GPUFLIGHT_STORE=sqlite")
+		p.WaitOutput(`references extension "gpu_storage/sqlite" which is not configured`, time.Minute)
+	})
 }
 
 // TestValidate_UnknownSettings verifies that the test above can fail.

@@ -22,11 +22,7 @@ import (
 // follow the file.
 func printed(t *testing.T, path string, more ...string) string {
 	t.Helper()
-	args := []string{"print-config"}
-	if filepath.Base(path) == "sampling.yaml" {
-		args = append(args, "--config", filepath.Join(filepath.Dir(path), "gateway.yaml"))
-	}
-	args = append(args, "--config", path)
+	args := append([]string{"print-config"}, configArgs(path)...)
 	for _, m := range more {
 		args = append(args, "--config", m)
 	}
@@ -134,7 +130,8 @@ func TestSecrets_NotPrinted(t *testing.T) {
 		settings string
 	}{
 		"token":      {"gpuflog-http.yaml", "yaml:extensions::bearertokenauth: {filename: '', token: " + secret + "}"},
-		"ClickHouse": {"clickhouse.yaml", "yaml:exporters::clickhouse::password: " + secret},
+		"ClickHouse": {"clickhouse.yaml", "yaml:extensions::gpu_storage::backends::default::clickhouse::password: " + secret},
+		"contrib":    {"clickhouse/contrib.yaml", "yaml:exporters::clickhouse::password: " + secret},
 		"header":     {"agent.yaml", "yaml:exporters::otlp_grpc/once::headers: {authorization: " + secret + "}"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -142,8 +139,8 @@ func TestSecrets_NotPrinted(t *testing.T) {
 			out := printed(t, path, c.settings)
 			assert.NotContains(t, out, secret)
 			assert.Contains(t, out, "[REDACTED]")
-			refused, err := exec.CommandContext(t.Context(), collector.Find(t), "validate",
-				"--config", path, "--config", c.settings, "--config", "yaml:no_such_section: 1").CombinedOutput()
+			args := append([]string{"validate"}, configArgs(path)...)
+			refused, err := exec.CommandContext(t.Context(), collector.Find(t), append(args, "--config", c.settings, "--config", "yaml:no_such_section: 1")...).CombinedOutput()
 			require.Error(t, err)
 			assert.NotContains(t, string(refused), secret)
 		})

@@ -57,6 +57,9 @@ func newCollector(t *testing.T, name string, env map[string]string, overlay map[
 		c.env[k] = v
 	}
 	c.configs = []string{filepath.Join(process.Root(t), "config", name)}
+	if name == "gateway.yaml" {
+		c.configs = append(c.configs, filepath.Join(process.Root(t), "config", "forward.yaml"))
+	}
 	if name == "agent.yaml" || name == "kafka.yaml" {
 		c.add(map[string]any{"service": map[string]any{"pipelines": map[string]any{
 			"traces":  map[string]any{"receivers": []string{"otlp"}},

@@ -338,7 +338,7 @@ var mutations = []mutation{
 		fleet, "^TestGateway_KilledBeforeDelivery$/^shipped$",
 	},
 	{
-		"gateway: no queue between Kafka and the backend", "config/gateway.yaml",
+		"gateway: no queue between Kafka and the backend", "config/forward.yaml",
 		"wait_for_result: true", "wait_for_result: false",
 		fleet, "^TestGateway_KilledBeforeDelivery$/^shipped$",
 	},
@@ -348,7 +348,7 @@ var mutations = []mutation{
 		fleet, "^TestGateway_InvalidRecords$",
 	},
 	{
-		"gateway: a backend that is away", "config/gateway.yaml",
+		"gateway: a backend that is away", "config/forward.yaml",
 		"max_elapsed_time: 0s # retry forever", "max_elapsed_time: 1s",
 		fleet, "^TestBackendDown$",
 	},

@@ -3,8 +3,9 @@
 //go:build linux
 
 // Command fleet measures the data flow of kernel spans through config/kafka.yaml, a Kafka broker
-// and config/gateway.yaml to a backend that only counts. It reports spans per second of processor
-// time of agent and gateway, bytes per span between agent and broker, and the lag of the gateway.
+// and config/gateway.yaml with forward.yaml to a backend that only counts. It reports spans per
+// second of processor time of agent and gateway, bytes per span between agent and broker, and the
+// lag of the gateway.
 //
 // The agent reads a generated session as fast as possible. All processes share the machine, so
 // spans per second of wall time are a lower bound. Processor time is counted for each process, from
@@ -172,7 +173,7 @@ func run(work, logs, collector, kafka string, v variant, kernels int64) (r resul
 			"GPUFLIGHT_METRICS_PORT=" + port, "GPUFLIGHT_OTLP_ENDPOINT=" + endpoint, "GPUFLIGHT_OTLP_INSECURE=true",
 		}
 	}
-	gateway, err := start(ctx, environment("gateway", ports[2], ports[3], ports[4], ports[5]), collector, "--config", "config/gateway.yaml")
+	gateway, err := start(ctx, environment("gateway", ports[2], ports[3], ports[4], ports[5]), collector, "--config", "config/gateway.yaml", "--config", "config/forward.yaml")
 	if err != nil {
 		return r, err
 	}

@@ -5,9 +5,9 @@
 // Command ui measures the web UI in headless Chromium on a session of 64 lanes: the time to the first
 // page, and the time of the frames of pans and zooms of the timeline.
 //
-// It sends a generated session to the Collector as OTLP, or opens an exported session (-session), for
-// example one of 100 M kernels. The exit status is 1 if the first page takes 1 s or a frame 16 ms, in
-// the median of pans and zooms.
+// It sends a generated session to the Collector as OTLP. With -session it opens an exported session
+// instead, for example one of 100 M kernels. The exit status is 1 if the first page takes 1 s, or the
+// median frame of a motion 16 ms.
 package main
 
 import (

@@ -124,6 +124,19 @@ func (g *Group) Stream(ch gpuflog.Channel) *Stream { return g.streams[ch] }
 // Streams returns all streams in the order of the channels.
 func (g *Group) Streams() [gpuflog.NumChannels]*Stream { return g.streams }
 
+// Whole returns the path of a file that has a whole channel, so that this file alone has the group's
+// layout when it is compressed.
+func (g *Group) Whole(ch gpuflog.Channel) string {
+	name := ch.String()
+	if g.base != "" {
+		name = g.base + "." + name
+	}
+	if g.layout == Windows || g.layout == Numbered {
+		name += ".1"
+	}
+	return filepath.Join(g.path, name+".log")
+}
+
 // Files gives the paths of the group's data files as they were listed last, oldest first in each
 // channel.
 func (g *Group) Files() []string {
