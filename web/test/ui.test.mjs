@@ -138,7 +138,7 @@ describe("timeline", () => {
     await page.keyboard.press("/");
     await page.keyboard.type("softmax");
     await page.waitForURL(/q=softmax/);
-    await page.getByRole("status").getByText("in view").waitFor();
+    await page.getByRole("status").getByText("launches").waitFor();
     await page.keyboard.press("Enter");
     await page.waitForURL(/sel=/);
     await page.getByLabel("Inspector").getByRole("heading", { name: "softmax" }).waitFor();
