@@ -348,7 +348,7 @@ func (s *Store) Export(ctx context.Context, project, id, file string) error {
 	// DuckDB may only write below the directory of the store.
 	building := filepath.Join(s.dir, "export-"+strconv.FormatInt(time.Now().UnixNano(), 10)+".new")
 	defer func() { _ = removeFile(building) }()
-	meta := map[string]string{"schema_version": strconv.Itoa(schemaVersion), "project": "", "session": id,
+	meta := map[string]string{"schema_version": strconv.Itoa(schemaVersion()), "project": "", "session": id,
 		"segment": "1", "from_ns": "0", "sealed": "1"}
 	if v.dropped {
 		meta["rows_dropped"] = "1"
