@@ -73,7 +73,7 @@ func TestGateway_Store(t *testing.T) {
 		state := t.TempDir()
 		p := start(t, state)
 		p.WaitOutput(process.Ready, time.Minute)
-		assert.DirExists(t, filepath.Join(state, "store", "sessions"))
+		assert.FileExists(t, filepath.Join(state, "store", "lock"))
 		p.Stop(time.Minute)
 	})
 	t.Run("clickhouse", func(t *testing.T) {

@@ -56,7 +56,7 @@ func (v *view) sealRows(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	parts, err := v.parts(ctx)
+	parts, err := v.ownParts(ctx)
 	if err != nil {
 		return err
 	}
@@ -147,6 +147,7 @@ func (s *Store) units(ctx context.Context) ([]unit, error) {
 		return nil, err
 	}
 	var units []unit
+	ended := map[string][]*view{} // by project
 	for k, st := range states {
 		v := &view{state: st, s: s, key: k, sess: s.session(k)}
 		if k.session == "" {
@@ -155,20 +156,22 @@ func (s *Store) units(ctx context.Context) ([]unit, error) {
 				return nil, err
 			}
 			units = append(units, days...)
-			continue
+		} else if st.sealed && !st.pinned {
+			ended[k.project] = append(ended[k.project], v)
 		}
-		if !st.sealed || st.pinned {
-			continue
-		}
-		i, err := v.info(ctx)
+	}
+	for project, views := range ended {
+		infos, err := s.infos(ctx, project, views)
 		if err != nil {
 			return nil, err
 		}
-		u := unit{view: v, last: i.LastNs}
-		for _, n := range i.Counts {
-			u.rows += n
+		for i := range infos {
+			u := unit{view: views[i], last: infos[i].LastNs}
+			for _, n := range infos[i].Counts {
+				u.rows += n
+			}
+			units = append(units, u)
 		}
-		units = append(units, u)
 	}
 	slices.SortFunc(units, func(a, b unit) int {
 		return cmp.Or(cmp.Compare(a.last, b.last), cmp.Compare(a.view.key.project, b.view.key.project), cmp.Compare(a.view.key.session, b.view.key.session))

@@ -101,20 +101,63 @@ func owned[T any](m map[uint64]*T) map[uint64]*T {
 	return out
 }
 
+const originColumns = "Resource, ResourceSchemaURL, ScopeName, ScopeVersion, ScopeAttributes, ScopeSchemaURL"
+
+// scanOrigin scans Key and originColumns, after other columns.
+func scanOrigin(r driver.Rows, o *store.Origin, before ...any) error {
+	var resource, scope string
+	err := r.Scan(append(before, &o.Key, &resource, &o.ResourceSchemaURL, &o.ScopeName, &o.ScopeVersion, &scope, &o.ScopeSchemaURL)...)
+	if err == nil {
+		o.Resource, err = attrs(resource)
+	}
+	if err == nil {
+		o.ScopeAttrs, err = attrs(scope)
+	}
+	return err
+}
+
 func (v *view) origins(ctx context.Context, wanted keys) (map[uint64]*store.Origin, error) {
-	return entries(ctx, v, 0, wanted, "Resource, ResourceSchemaURL, ScopeName, ScopeVersion, ScopeAttributes, ScopeSchemaURL",
-		func(r driver.Rows, k *uint64, o *store.Origin) error {
-			var resource, scope string
-			err := r.Scan(k, &resource, &o.ResourceSchemaURL, &o.ScopeName, &o.ScopeVersion, &scope, &o.ScopeSchemaURL)
-			o.Key = *k
-			if err == nil {
-				o.Resource, err = attrs(resource)
-			}
-			if err == nil {
-				o.ScopeAttrs, err = attrs(scope)
-			}
+	return entries(ctx, v, 0, wanted, originColumns, func(r driver.Rows, k *uint64, o *store.Origin) error {
+		err := scanOrigin(r, o)
+		*k = o.Key
+		return err
+	})
+}
+
+func (v *view) hasOrigin(key uint64) bool {
+	v.sess.mu.Lock()
+	defer v.sess.mu.Unlock()
+	_, ok := v.sess.entries[0][key]
+	return ok
+}
+
+// readOrigins reads origins of several sessions at once, for later calls of origins.
+func (s *Store) readOrigins(ctx context.Context, project string, views []*view, wanted keys) error {
+	bySession := map[string]*view{}
+	var sessions []string
+	for _, v := range views {
+		bySession[v.key.session] = v
+		sessions = append(sessions, v.key.session)
+	}
+	for part := range slices.Chunk(slices.Sorted(maps.Keys(wanted)), chunk) {
+		err := s.each(ctx, "SELECT Session, Key, "+originColumns+" FROM gpu_origins WHERE Project = ? AND Session IN ? AND Key IN ?",
+			[]any{project, sessions, part}, func(r driver.Rows) error {
+				var session string
+				o := &store.Origin{}
+				if err := scanOrigin(r, o, &session); err != nil {
+					return err
+				}
+				c := bySession[session].sess
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.entries[0][o.Key] = o
+				return nil
+			})
+		if err != nil {
 			return err
-		})
+		}
+	}
+	return nil
 }
 
 func (v *view) lanes(ctx context.Context, wanted keys) (map[uint64]*store.Lane, error) {

@@ -102,14 +102,13 @@ func (s *Store) Sessions(ctx context.Context, q store.SessionQuery) ([]store.Ses
 	if err != nil {
 		return nil, fmt.Errorf("list sessions: %w", err)
 	}
-	var all []store.SessionInfo
+	var views []*view
 	for k, st := range states {
-		v := &view{state: st, s: s, key: k, sess: s.session(k)}
-		i, err := v.info(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("list sessions: %w", err)
-		}
-		all = append(all, i)
+		views = append(views, &view{state: st, s: s, key: k, sess: s.session(k)})
+	}
+	all, err := s.infos(ctx, q.Project, views)
+	if err != nil {
+		return nil, fmt.Errorf("list sessions: %w", err)
 	}
 	slices.SortFunc(all, func(a, b store.SessionInfo) int {
 		return cmp.Or(cmp.Compare(b.FirstNs, a.FirstNs), cmp.Compare(a.ID, b.ID))

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
@@ -193,56 +194,115 @@ UNION ALL SELECT Session, 'samples', 0, Origin, toInt64(count()), min(TimeNs), m
 	WHERE %[1]s GROUP BY Session, Origin
 UNION ALL SELECT Session, 'logs', 0, Origin, toInt64(count()), min(TimeNs), max(TimeNs), max(TimeNs), toInt64(0), false FROM gpu_logs FINAL
 	WHERE %[1]s GROUP BY Session, Origin
-UNION ALL SELECT Session, 'points', 0, Series, toInt64(count()), min(TimeNs), max(TimeNs), max(TimeNs), toInt64(0), false FROM gpu_points FINAL
-	WHERE %[1]s GROUP BY Session, Series`
+UNION ALL SELECT S, 'points', 0, Origin, n, a, z, z, toInt64(0), false FROM (SELECT Session AS S, Series, toInt64(count()) AS n, min(TimeNs) AS a, max(TimeNs) AS z
+	FROM gpu_points FINAL WHERE %[1]s GROUP BY Session, Series) AS p LEFT ANY JOIN (SELECT Session AS T, Key, Origin FROM gpu_series WHERE %[1]s) AS k
+	ON k.T = p.S AND k.Key = p.Series`
 
-// parts sums the rows of a session.
-func (v *view) parts(ctx context.Context) ([]part, error) {
+// readParts sums the rows of sessions.
+func (s *Store) readParts(ctx context.Context, project string, sessions []string) (map[string][]part, error) {
+	var args []any
+	for range 6 {
+		args = append(args, project, sessions)
+	}
+	out := map[string][]part{}
+	err := s.each(ctx, fmt.Sprintf(partsSQL, "Project = ? AND Session IN ?"), args, func(r driver.Rows) error {
+		var session string
+		var p part
+		err := r.Scan(&session, &p.Table, &p.Operation, &p.Origin, &p.N, &p.First, &p.LastStart, &p.Last, &p.SumNs, &p.Ended)
+		out[session] = append(out[session], p)
+		return err
+	})
+	return out, err
+}
+
+// parts sums the rows of the session. It calls read if the sums are not known.
+func (v *view) parts(read func() ([]part, error)) ([]part, error) {
 	return cached(v, "parts", func() ([]part, error) {
-		var out []part
+		var sealed []part
 		if v.seal.summary != "" {
-			if err := json.Unmarshal([]byte(v.seal.summary), &out); err != nil {
+			if err := json.Unmarshal([]byte(v.seal.summary), &sealed); err != nil {
 				return nil, fmt.Errorf("summary of session %q: %w", v.key.session, err)
 			}
 		}
 		if v.sealed {
-			return out, nil
+			return sealed, nil
 		}
-		var kept []part
-		for _, p := range out {
-			if v.dropped && (p.Table == "ops" || p.Table == "samples") {
-				kept = append(kept, p)
+		rows, err := read()
+		if err != nil || !v.dropped {
+			return rows, err
+		}
+		var out []part
+		gone := func(p part) bool { return p.Table == "ops" || p.Table == "samples" }
+		for _, p := range sealed {
+			if gone(p) {
+				out = append(out, p)
 			}
 		}
-		where := "Project = ? AND Session = ?"
-		var args []any
-		for range 5 {
-			args = append(args, v.key.project, v.key.session)
-		}
-		series := map[uint64]struct{}{}
-		err := v.s.each(ctx, fmt.Sprintf(partsSQL, where), args, func(r driver.Rows) error {
-			var session string
-			var p part
-			err := r.Scan(&session, &p.Table, &p.Operation, &p.Origin, &p.N, &p.First, &p.LastStart, &p.Last, &p.SumNs, &p.Ended)
-			if p.Table == "points" {
-				series[p.Origin] = struct{}{}
+		return append(out, slices.DeleteFunc(rows, gone)...), nil
+	})
+}
+
+// ownParts sums the rows of the session alone.
+func (v *view) ownParts(ctx context.Context) ([]part, error) {
+	return v.parts(func() ([]part, error) {
+		all, err := v.s.readParts(ctx, v.key.project, []string{v.key.session})
+		return all[v.key.session], err
+	})
+}
+
+// infos describes sessions of one project.
+func (s *Store) infos(ctx context.Context, project string, views []*view) ([]store.SessionInfo, error) {
+	var out []store.SessionInfo
+	for views := range slices.Chunk(views, chunk) {
+		var unsealed []string
+		for _, v := range views {
+			if !v.sealed {
+				unsealed = append(unsealed, v.key.session)
 			}
-			if !v.dropped || p.Table != "ops" && p.Table != "samples" {
-				kept = append(kept, p)
+		}
+		var sums map[string][]part
+		read := func() (err error) {
+			if sums == nil {
+				sums, err = s.readParts(ctx, project, unsealed)
 			}
 			return err
-		})
-		if err != nil {
-			return nil, err
 		}
-		entries, err := v.series(ctx, series)
-		for i := range kept {
-			if kept[i].Table == "points" {
-				kept[i].Origin = orEmpty(entries[kept[i].Origin]).origin
+		origins := keys{}
+		for _, v := range views {
+			parts, err := v.parts(func() ([]part, error) {
+				err := read()
+				return sums[v.key.session], err
+			})
+			if err != nil {
+				return nil, err
+			}
+			if key := latestOrigin(parts); key != 0 && !v.hasOrigin(key) {
+				origins[key] = struct{}{}
 			}
 		}
-		return kept, err
-	})
+		if err := s.readOrigins(ctx, project, views, origins); err != nil {
+			return nil, err
+		}
+		for _, v := range views {
+			i, err := v.info(ctx)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, i)
+		}
+	}
+	return out, nil
+}
+
+// latestOrigin returns the origin of the latest row, of several the one with the smallest key.
+func latestOrigin(parts []part) (key uint64) {
+	latest := int64(-1)
+	for _, p := range parts {
+		if p.Origin != 0 && (p.LastStart > latest || p.LastStart == latest && p.Origin < key) {
+			latest, key = p.LastStart, p.Origin
+		}
+	}
+	return key
 }
 
 // info describes the session.
@@ -252,11 +312,11 @@ func (v *view) info(ctx context.Context) (store.SessionInfo, error) {
 		Counts:     map[string]int64{"ops": 0, "spans": 0, "samples": 0, "logs": 0, "points": 0},
 		Operations: map[store.Operation]int64{}, FirstNs: math.MaxInt64, LastNs: math.MinInt64,
 	}
-	parts, err := v.parts(ctx)
+	parts, err := v.ownParts(ctx)
 	if err != nil {
 		return i, err
 	}
-	latest, key := int64(-1), uint64(0)
+	key := latestOrigin(parts)
 	for _, p := range parts {
 		i.Counts[p.Table] += p.N
 		i.FirstNs, i.LastNs = min(i.FirstNs, p.First), max(i.LastNs, p.Last)
@@ -267,9 +327,6 @@ func (v *view) info(ctx context.Context) (store.SessionInfo, error) {
 			}
 		}
 		i.Ended = i.Ended || p.Ended
-		if p.Origin != 0 && (p.LastStart > latest || p.LastStart == latest && p.Origin < key) {
-			latest, key = p.LastStart, p.Origin
-		}
 	}
 	if i.FirstNs > i.LastNs {
 		i.FirstNs, i.LastNs = 0, 0

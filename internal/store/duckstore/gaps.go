@@ -82,18 +82,18 @@ func (v *view) reaches(ctx context.Context, q querier) (out []reach, err error) 
 // the sum of these gaps. Table gaps has the longest keptGaps of them; least_ns is the shortest of these,
 // or 0 if there are fewer. before_ns is the largest end of all kernels before the bin, before_dur the
 // duration of that kernel; reach_ns and reach_dur are those of the kernels of the row. The bins are
-// complete up to the largest one in the last segment that has any.
+// complete up to the largest one of all segments.
 func (s *Store) extendGaps(ctx context.Context, sess *session, all bool) error {
 	v, err := s.writerView(ctx, sess)
 	if err != nil {
 		return err
 	}
 	defer v.close()
-	for i, seg := range sess.segments {
-		to := int64(math.MaxInt64)
-		if i == len(sess.segments)-1 && !all {
-			to = max(seg.newest[0]-s.gapLag, 0) >> gapLevel << gapLevel
-		}
+	to := int64(math.MaxInt64)
+	if !all {
+		to = max(sess.segments[len(sess.segments)-1].newest[0]-s.gapLag, 0) >> gapLevel << gapLevel
+	}
+	for _, seg := range sess.segments {
 		if from := (seg.gapBin + 1) << gapLevel; from < to {
 			err := v.extendFromTail(ctx, seg, from, to)
 			if errors.Is(err, errIncomplete) {
@@ -326,41 +326,59 @@ func (s *Store) countGaps(ctx context.Context, seg *segment) error {
 	})
 }
 
-// clearGaps removes all bins of gaps of an attached segment.
-func (s *Store) clearGaps(ctx context.Context, seg *segment) error {
-	_, err := s.db.ExecContext(ctx, "BEGIN; DELETE FROM "+seg.alias+".gap_bins; DELETE FROM "+seg.alias+".gaps; COMMIT")
-	if err == nil {
-		seg.gapBin = -1
+// trimGaps removes the gaps from a bin on, of all segments of a session but one. Each segment is a
+// transaction, later ones first: fewer bins are always correct. The bin in which a segment ends is in the
+// next one too.
+func (s *Store) trimGaps(ctx context.Context, sess *session, except *segment, bin int64) error {
+	for _, seg := range slices.Backward(sess.segments) {
+		if seg == except || seg.gapBin < bin {
+			continue
+		}
+		if err := s.acquire(ctx, seg); err != nil {
+			return err
+		}
+		err := s.trimSegment(ctx, seg, bin)
+		s.release(seg)
+		if err != nil {
+			return err
+		}
+		seg.gapBin = bin - 1
 	}
-	return err
+	return nil
 }
 
-// lateGaps removes the bins of gap_bins that a new kernel changes. Bins of later segments go first and
-// in their own transactions: fewer bins are always correct.
+func (s *Store) trimSegment(ctx context.Context, seg *segment, bin int64) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	if err := deleteGaps(ctx, tx, seg, bin); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+func deleteGaps(ctx context.Context, tx *sql.Tx, seg *segment, bin int64) error {
+	for _, table := range []string{"gap_bins", "gaps"} {
+		if _, err := tx.ExecContext(ctx, "DELETE FROM "+seg.alias+"."+table+" WHERE bin >= ?", bin); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lateGaps removes the bins of gap_bins that a new kernel changes.
 func (w *transaction) lateGaps(ctx context.Context, tx *sql.Tx) error {
 	if w.earliest == math.MaxInt64 {
 		return nil
 	}
-	i := slices.Index(w.sess.segments, w.seg)
-	for _, later := range slices.Backward(w.sess.segments[i+1:]) {
-		if later.gapBin < 0 {
-			continue
-		}
-		if err := w.s.acquire(ctx, later); err != nil {
-			return err
-		}
-		err := w.s.clearGaps(ctx, later)
-		w.s.release(later)
-		if err != nil {
-			return err
-		}
+	bin := w.earliest >> gapLevel
+	if err := w.s.trimGaps(ctx, w.sess, w.seg, bin); err != nil {
+		return err
 	}
-	if bin := w.earliest >> gapLevel; bin <= w.seg.gapBin {
-		for _, table := range []string{"gap_bins", "gaps"} {
-			if _, err := tx.ExecContext(ctx, "DELETE FROM "+w.seg.alias+"."+table+" WHERE bin >= ?", bin); err != nil {
-				return err
-			}
-		}
+	if bin <= w.seg.gapBin {
+		return deleteGaps(ctx, tx, w.seg, bin)
 	}
 	return nil
 }

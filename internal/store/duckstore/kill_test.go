@@ -46,8 +46,8 @@ func deliver(ctx context.Context, s *Store, seed uint64) error {
 	return nil
 }
 
-// TestStore_Killed kills a process at random moments while it writes, merges rollups and seals, delivers the data
-// again from the start, and compares all rollups with the rows.
+// TestStore_Killed kills a process at random moments while it writes, merges rollups and seals. It delivers
+// the data again from the start, and compares all rollups with the rows.
 func TestStore_Killed(t *testing.T) {
 	ctx := context.Background()
 	cfg := Config{SegmentOps: 25_000}

@@ -186,23 +186,16 @@ func (s *Store) load(ctx context.Context) error {
 	return s.distrustGaps(ctx, logs)
 }
 
-// distrustGaps removes the gaps of the segments after one that had a log. A disk may lose the end of a
-// log, and with it gaps of which later segments have those that follow.
+// distrustGaps removes gaps after a disk may have lost the end of logs, and with it gaps of a segment of
+// which other segments have those that follow.
 func (s *Store) distrustGaps(ctx context.Context, logs map[string]bool) error {
 	for _, sess := range s.sessions {
-		lost := false
 		for _, seg := range sess.segments {
-			if lost && seg.gapBin >= 0 {
-				if err := s.acquire(ctx, seg); err != nil {
-					return err
-				}
-				err := s.clearGaps(ctx, seg)
-				s.release(seg)
-				if err != nil {
+			if logs[seg.file] {
+				if err := s.trimGaps(ctx, sess, seg, max(seg.gapBin+1, seg.from>>gapLevel)); err != nil {
 					return err
 				}
 			}
-			lost = lost || logs[seg.file]
 		}
 	}
 	return nil
