@@ -40,6 +40,7 @@ type segment struct {
 	partial, mergedTo int64
 	// The last bin in gap_bins, -1 for none, and the number of operations when it was found.
 	gapBin, gapOps int64
+	gapTail        gapTailKernels
 }
 
 // acquire attaches the segment. The caller releases it.
