@@ -151,3 +151,17 @@ func TestFindLibrary_NextToProgram(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, path, found)
 }
+
+func TestTrace_View(t *testing.T) {
+	t.Run("with an endpoint", func(t *testing.T) {
+		_, err := parseTrace([]string{"--view", "--endpoint", "http://x:4317", "--", "true"}, &bytes.Buffer{})
+		require.EqualError(t, err, "--view shows a recording in a file: leave out --endpoint, and open the UI of that Collector")
+	})
+	t.Run("without a Collector", func(t *testing.T) {
+		t.Setenv("PATH", t.TempDir())
+		mark := filepath.Join(t.TempDir(), "ran")
+		_, err := runTrace([]string{"--library", emptyLibrary(t), "--view", "--", "/bin/sh", "-c", "echo >" + mark}, &bytes.Buffer{}, &bytes.Buffer{})
+		require.EqualError(t, err, "--view: otelcol-gpuflight is neither beside gpuflight nor on PATH: install it, or run make build in a checkout")
+		assert.NoFileExists(t, mark, "the command does not run")
+	})
+}

@@ -84,7 +84,7 @@ func protect(t *testing.T) (p *protected, reader string) {
 	reader = p.add("reader", "team-a", time.Time{}, apikey.Read)
 	keys, err := apikey.Open(p.file, time.Now, func([]string, []string, error) {})
 	require.NoError(t, err)
-	p.server = newServer(m, options{auth: keyAuth{keys: keys}, loopback: true, version: "test", logger: zap.New(core)})
+	p.server = newServer(m, options{auth: keyAuth{keys: keys}, loopback: true, allowSQL: true, version: "test", logger: zap.New(core)})
 	t.Cleanup(func() {
 		for _, line := range lines.All() {
 			b, err := json.Marshal(line.ContextMap())
@@ -221,8 +221,7 @@ func TestAccess_OtherProject(t *testing.T) {
 			continue
 		}
 		w := call(p, route[0], route[1], "Authorization", "Bearer "+admin)
-		// The store in memory has no exports.
-		assert.Contains(t, []int{http.StatusNotFound, http.StatusNotImplemented}, w.Code, "%v: %s", route, w.Body)
+		assert.Equal(t, http.StatusNotFound, w.Code, "%v: %s", route, w.Body)
 		assert.NotContains(t, w.Body.String(), "team-b")
 	}
 	_, err := p.store.Session(t.Context(), "team-b", "session-b")
@@ -371,7 +370,7 @@ func TestAccess_Audit(t *testing.T) {
 		{"GET", "/", nil, nil},
 		{"PUT", "/api/v1/sessions/session-a/pin", as(admin), map[string]any{"event": "pin", "path": "/api/v1/sessions/session-a/pin", "status": int64(204), "key": id, "subject": "admin", "project": "team-a"}},
 		{"DELETE", "/api/v1/sessions/session-a/pin", as(admin), map[string]any{"event": "unpin", "path": "/api/v1/sessions/session-a/pin", "status": int64(204), "key": id, "subject": "admin", "project": "team-a"}},
-		{"GET", "/api/v1/sessions/none/export", as(admin), map[string]any{"event": "export", "path": "/api/v1/sessions/none/export", "status": int64(501), "key": id, "subject": "admin", "project": "team-a"}},
+		{"GET", "/api/v1/sessions/none/export", as(admin), map[string]any{"event": "export", "path": "/api/v1/sessions/none/export", "status": int64(404), "key": id, "subject": "admin", "project": "team-a"}},
 		{"DELETE", "/api/v1/sessions/session-a", as(admin), map[string]any{"event": "delete", "path": "/api/v1/sessions/session-a", "status": int64(204), "key": id, "subject": "admin", "project": "team-a"}},
 		{"DELETE", "/api/v1/sessions/session-a", as(reader), map[string]any{
 			"event": "refused", "method": "DELETE", "path": "/api/v1/sessions/session-a", "reason": "the key does not have the required scope", "presented": apikey.ID(reader)}},
@@ -538,4 +537,47 @@ func TestLogins_Bound(t *testing.T) {
 	assert.Len(t, l.all, 1, "logins that have ended are removed")
 	_, ok = l.find("")
 	assert.False(t, ok)
+}
+
+// uploads is a store that imports any file.
+type uploads struct{ store.Backend }
+
+func (uploads) Import(context.Context, string, string) (string, error) { return "imported", nil }
+
+// TestImport_SlowClients uploads more files than may be in progress, without an end. Queries and the
+// next imports do not wait for them.
+func TestImport_SlowClients(t *testing.T) {
+	s := newServer(uploads{storetest.NewMemory()}, options{logger: zap.NewNop()})
+	post := func(body io.Reader) *httptest.ResponseRecorder {
+		w := httptest.NewRecorder()
+		s.ServeHTTP(w, httptest.NewRequest(http.MethodPost, importPath, body))
+		return w
+	}
+	var ends []*io.PipeWriter
+	answers := make(chan *httptest.ResponseRecorder, maxImports)
+	for range maxImports {
+		r, w := io.Pipe()
+		go func() { answers <- post(r) }()
+		_, err := w.Write([]byte("x"))
+		require.NoError(t, err)
+		ends = append(ends, w)
+	}
+	w := post(strings.NewReader("y"))
+	assert.Equal(t, http.StatusTooManyRequests, w.Code)
+	assert.JSONEq(t, `{"error":"too many imports are in progress"}`, w.Body.String())
+	assert.Equal(t, "1", w.Header().Get("Retry-After"))
+	assert.Empty(t, s.running, "slow imports take no slot of queries")
+	assert.Equal(t, http.StatusOK, call(s, http.MethodGet, "/api/v1/sessions").Code)
+	require.NoError(t, ends[0].Close())
+	w = <-answers
+	assert.Equal(t, http.StatusCreated, w.Code)
+	assert.JSONEq(t, `{"session":"imported"}`, w.Body.String())
+	for _, end := range ends[1:] {
+		require.NoError(t, end.CloseWithError(io.ErrUnexpectedEOF))
+		w = <-answers
+		assert.Equal(t, http.StatusBadRequest, w.Code)
+		assert.JSONEq(t, `{"error":"the body ends too early"}`, w.Body.String())
+	}
+	assert.Empty(t, s.importing)
+	assert.Empty(t, s.running)
 }

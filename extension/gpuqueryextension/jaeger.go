@@ -9,14 +9,17 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/rows"
+	"github.com/gpuflight/gpuflight/semconv"
 )
 
 // The routes of Jaeger's api_v3, which Jaeger's UI reads. Traces are OTLP JSON in a field "result".
@@ -134,6 +137,9 @@ func (s *server) jaegerSearch(ctx context.Context, r *request) ([]foundTrace, er
 		r.fail("query.service_name", "is required")
 	}
 	q := store.SpanQuery{Project: r.project, Name: r.text("query.operation_name", 10_000), Limit: jaegerSpans}
+	if name := r.text("query.span_name", 10_000); name != "" { // as newer versions of the UI send it
+		q.Name = name
+	}
 	q.From, q.To = r.rfc3339("query.start_time_min"), r.rfc3339("query.start_time_max")
 	if q.To != 0 && q.To <= q.From {
 		r.fail("query.start_time_max", "must be above query.start_time_min")
@@ -191,6 +197,94 @@ func (s *server) jaegerTraces(ctx context.Context, r *request) (any, error) {
 		}
 	}
 	return resultOf(td)
+}
+
+type jaegerService struct {
+	Name           string `json:"name"`
+	SpanCount      int    `json:"spanCount"`
+	ErrorSpanCount int    `json:"errorSpanCount"`
+}
+
+// jaegerSummary is TraceSummary of api_v3. The UI reads the id as traceID, the description has traceId.
+type jaegerSummary struct {
+	TraceID         string           `json:"traceID"`
+	ID              string           `json:"traceId"`
+	RootService     string           `json:"rootServiceName"`
+	RootOperation   string           `json:"rootOperationName"`
+	MinStart        uint64           `json:"minStartTimeUnixNano,string"`
+	MaxEnd          uint64           `json:"maxEndTimeUnixNano,string"`
+	SpanCount       int              `json:"spanCount"`
+	ErrorSpanCount  int              `json:"errorSpanCount"`
+	OrphanSpanCount int              `json:"orphanSpanCount"`
+	Services        []*jaegerService `json:"services"`
+}
+
+func (s *server) jaegerSummaries(ctx context.Context, r *request) (any, error) {
+	list, err := s.jaegerSearch(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	summaries := []*jaegerSummary{}
+	for _, t := range list {
+		td := ptrace.NewTraces()
+		if err := s.appendTrace(ctx, r, t.id, td); err != nil {
+			return nil, err
+		}
+		summaries = append(summaries, summarize(hex.EncodeToString(t.id[:]), td))
+	}
+	return map[string]any{"summaries": summaries}, nil
+}
+
+// summarize sums up a trace. Its root is the earliest span whose parent is not in the trace, and
+// preferably one without a parent.
+func summarize(id string, td ptrace.Traces) *jaegerSummary {
+	out := &jaegerSummary{TraceID: id, ID: id, MinStart: math.MaxUint64}
+	known := map[pcommon.SpanID]bool{}
+	services := map[string]*jaegerService{}
+	each := func(f func(service string, p ptrace.Span)) {
+		for _, rs := range td.ResourceSpans().All() {
+			service := ""
+			if v, ok := rs.Resource().Attributes().Get(semconv.ServiceName); ok {
+				service = v.AsString()
+			}
+			for _, ss := range rs.ScopeSpans().All() {
+				for _, p := range ss.Spans().All() {
+					f(service, p)
+				}
+			}
+		}
+	}
+	each(func(_ string, p ptrace.Span) { known[p.SpanID()] = true })
+	rootStart, rootIsTop := uint64(math.MaxUint64), false
+	each(func(service string, p ptrace.Span) {
+		x := services[service]
+		if x == nil {
+			x = &jaegerService{Name: service}
+			services[service] = x
+		}
+		x.SpanCount++
+		out.SpanCount++
+		if p.Status().Code() == ptrace.StatusCodeError {
+			x.ErrorSpanCount++
+			out.ErrorSpanCount++
+		}
+		start := uint64(p.StartTimestamp())
+		out.MinStart = min(out.MinStart, start)
+		out.MaxEnd = max(out.MaxEnd, uint64(p.EndTimestamp()))
+		top := p.ParentSpanID().IsEmpty()
+		if !top && known[p.ParentSpanID()] {
+			return
+		}
+		if !top {
+			out.OrphanSpanCount++
+		}
+		if top && !rootIsTop || top == rootIsTop && start < rootStart {
+			rootStart, rootIsTop = start, top
+			out.RootService, out.RootOperation = service, p.Name()
+		}
+	})
+	out.Services = slices.SortedFunc(maps.Values(services), func(a, b *jaegerService) int { return cmp.Compare(a.Name, b.Name) })
+	return out
 }
 
 func (s *server) jaegerTrace(ctx context.Context, r *request) (any, error) {

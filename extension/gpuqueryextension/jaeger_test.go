@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.uber.org/zap"
 
@@ -20,6 +21,28 @@ func traces(t *testing.T, s http.Handler, target string) ptrace.Traces {
 	td, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces(answer.Result)
 	require.NoError(t, err)
 	return td
+}
+
+func TestJaeger_SummaryOfPartOfTrace(t *testing.T) {
+	td := ptrace.NewTraces()
+	add := func(service, name string, id, parent byte, start, end uint64, code ptrace.StatusCode) {
+		rs := td.ResourceSpans().AppendEmpty()
+		rs.Resource().Attributes().PutStr("service.name", service)
+		p := rs.ScopeSpans().AppendEmpty().Spans().AppendEmpty()
+		p.SetName(name)
+		p.SetSpanID(pcommon.SpanID{id})
+		p.SetParentSpanID(pcommon.SpanID{parent})
+		p.SetStartTimestamp(pcommon.Timestamp(start))
+		p.SetEndTimestamp(pcommon.Timestamp(end))
+		p.Status().SetCode(code)
+	}
+	add("b", "child", 2, 1, 5, 9, ptrace.StatusCodeError)
+	add("a", "orphan", 3, 7, 1, 4, ptrace.StatusCodeUnset)
+	add("a", "root", 1, 0, 2, 30, ptrace.StatusCodeUnset)
+	assert.Equal(t, &jaegerSummary{
+		TraceID: "t", ID: "t", RootService: "a", RootOperation: "root", MinStart: 1, MaxEnd: 30, SpanCount: 3, ErrorSpanCount: 1, OrphanSpanCount: 1,
+		Services: []*jaegerService{{Name: "a", SpanCount: 2}, {Name: "b", SpanCount: 1, ErrorSpanCount: 1}},
+	}, summarize("t", td))
 }
 
 func TestJaeger_Requests(t *testing.T) {
@@ -49,7 +72,19 @@ func TestJaeger_Requests(t *testing.T) {
 		assert.Equal(t, want, n)
 		assert.Equal(t, want, traces(t, s, "/api/v3/traces/"+trace).SpanCount())
 	}
-	for _, target := range []string{"/api/v3/operations", "/api/v3/traces", "/api/v3/traces/x",
+	// A summary is that of the trace itself.
+	summaries := get[struct{ Summaries []jaegerSummary }](t, s, "/api/v3/trace-summaries?query.service_name=httpserver&query.span_name=GET+%2Fwork&query.num_traces=7").Summaries
+	require.Len(t, summaries, 7)
+	for i := range summaries {
+		x := &summaries[i]
+		assert.Equal(t, ids[x.TraceID], x.SpanCount)
+		assert.Equal(t, x.TraceID, x.ID)
+		assert.Equal(t, []string{"httpserver", "GET /work"}, []string{x.RootService, x.RootOperation})
+		assert.Equal(t, []*jaegerService{{Name: "httpserver", SpanCount: x.SpanCount}}, x.Services)
+		assert.Positive(t, x.MinStart)
+		assert.Greater(t, x.MaxEnd, x.MinStart)
+	}
+	for _, target := range []string{"/api/v3/operations", "/api/v3/trace-summaries", "/api/v3/traces", "/api/v3/traces/x",
 		"/api/v3/traces?query.service_name=a&query.duration_min=x", "/api/v3/traces?query.service_name=a&query.start_time_min=x"} {
 		assert.Equal(t, http.StatusBadRequest, call(s, http.MethodGet, target).Code, target)
 	}

@@ -31,15 +31,11 @@ import (
 
 const (
 	maxBody       = 1 << 20
-	maxImport     = 8 << 30
 	maxQueryTime  = 30 * time.Second
-	maxImportTime = time.Hour // for a file of maxImport bytes
 	maxConcurrent = 8
 	maxQueued     = 64
 	liveFor       = time.Minute
 )
-
-const importPath = "/api/v1/import"
 
 //go:embed openapi.yaml
 var openAPI []byte
@@ -60,14 +56,14 @@ type server struct {
 	api, ui http.Handler
 	running chan struct{}
 	queued  atomic.Int64
-	// exporting and querying bound the exports and the SQL statements in progress.
-	exporting, querying chan struct{}
-	now                 func() time.Time
+	// These bound the exports, imports and SQL statements in progress.
+	exporting, importing, querying chan struct{}
+	now                            func() time.Time
 }
 
 func newServer(b store.Backend, o options) *server {
 	s := &server{options: o, store: b, running: make(chan struct{}, maxConcurrent), now: time.Now,
-		exporting: make(chan struct{}, maxExports), querying: make(chan struct{}, maxStatements)}
+		exporting: make(chan struct{}, maxExports), importing: make(chan struct{}, maxImports), querying: make(chan struct{}, maxStatements)}
 	s.access = access{authenticator: o.auth, audit: audit.New(o.logger, time.Now), logins: newLogins(time.Now)}
 	mux := http.NewServeMux()
 	get := func(pattern string, h func(context.Context, *request) (any, error)) {
@@ -109,10 +105,11 @@ func newServer(b store.Backend, o options) *server {
 	jaeger("operations", s.jaegerOperations)
 	jaeger("traces", s.jaegerTraces)
 	jaeger("traces/{trace}", s.jaegerTrace)
+	jaeger("trace-summaries", s.jaegerSummaries)
 	change("PUT /api/v1/sessions/{session}/pin", s.pin(true), http.StatusNoContent)
 	change("DELETE /api/v1/sessions/{session}/pin", s.pin(false), http.StatusNoContent)
 	change("DELETE /api/v1/sessions/{session}", s.delete, http.StatusNoContent)
-	change("POST "+importPath, s.importFile, http.StatusCreated)
+	mux.HandleFunc("POST "+importPath, s.importFile)
 	change("POST "+demoPath, s.loadDemo, http.StatusCreated)
 	change("POST "+sqlPath, s.sql, http.StatusOK)
 	mux.HandleFunc("GET /api/v1/sessions/{session}/export", s.export)
@@ -242,11 +239,7 @@ type binaryAnswer []byte
 
 func (s *server) handler(h func(context.Context, *request) (any, error), code int) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		limit := maxQueryTime
-		if r.URL.Path == importPath {
-			limit = maxImportTime
-		}
-		ctx, cancel := context.WithTimeout(r.Context(), limit)
+		ctx, cancel := context.WithTimeout(r.Context(), maxQueryTime)
 		defer cancel()
 		if !s.begin(ctx) {
 			w.Header().Set("Retry-After", "1")
@@ -352,6 +345,9 @@ func (s *server) fail(ctx context.Context, w http.ResponseWriter, err error) {
 		if st.code == http.StatusNotModified {
 			w.WriteHeader(st.code)
 			return
+		}
+		if st.code == http.StatusTooManyRequests {
+			w.Header().Set("Retry-After", "1")
 		}
 		writeError(w, st.code, st.text)
 	case errors.As(err, &tooLarge):

@@ -7,10 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -181,26 +179,6 @@ func (s *server) delete(ctx context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	return nil, s.store.Delete(ctx, r.project, r.session)
-}
-
-func (s *server) importFile(ctx context.Context, r *request) (any, error) {
-	if err := r.check(); err != nil {
-		return nil, err
-	}
-	f, err := os.CreateTemp("", "gpuflight-import-*.duckdb")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = os.Remove(f.Name()) }()
-	_, err = io.Copy(f, r.Body)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, err
-	}
-	session, err := s.store.Import(ctx, r.project, f.Name())
-	if err != nil {
-		return nil, err
-	}
-	return map[string]string{"session": session}, nil
 }
 
 // fileName replaces what is no letter, digit, dot, dash or underscore.

@@ -3,7 +3,8 @@
 package traceexport
 
 import (
-	"fmt"
+	"encoding/binary"
+	"encoding/hex"
 	"math"
 	"strings"
 
@@ -63,13 +64,17 @@ func appendAttrs(args []arg, attrs store.Attrs) []arg {
 	return args
 }
 
-func spanText(id store.SpanID) string { return fmt.Sprintf("%016x", uint64(id)) }
+func spanText(id store.SpanID) string {
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], uint64(id))
+	return hex.EncodeToString(b[:])
+}
 
 func traceText(id store.TraceID) string {
 	if id == (store.TraceID{}) {
 		return ""
 	}
-	return fmt.Sprintf("%x", id[:])
+	return hex.EncodeToString(id[:])
 }
 
 // appendOp adds what differs between operations of one shape.

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 
 	"github.com/gpuflight/gpuflight/internal/store"
@@ -26,6 +27,7 @@ type chrome struct {
 	tracks *allocator
 	gpuOf  map[int]*gpu // of the tracks of devices
 	line   []byte
+	buffer []arg // of the operation in progress
 	first  bool
 	flow   int64
 	err    error
@@ -112,9 +114,19 @@ func (c *chrome) header() {
 }
 
 // quote returns a JSON string.
-func quote(s string) string {
-	b, _ := json.Marshal(s) // a string has no error
-	return string(b)
+func quote(s string) string { return string(appendQuoted(nil, s)) }
+
+// appendQuoted appends a JSON string. Most names need no escapes.
+func appendQuoted(dst []byte, s string) []byte {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c >= 0x7f || c == '"' || c == '\\' {
+			b, _ := json.Marshal(s) // a string has no error
+			return append(dst, b...)
+		}
+	}
+	dst = append(dst, '"')
+	dst = append(dst, s...)
+	return append(dst, '"')
 }
 
 func (c *chrome) metadata(name string, pid int64, tid int, key, value string) {
@@ -134,10 +146,10 @@ func (c *chrome) begin(name, category string, phase byte, pid int64, tid int) {
 	c.line = append(c.line, "\n{\"ph\":\""...)
 	c.line = append(c.line, phase)
 	c.line = append(c.line, `","name":`...)
-	c.line = append(c.line, quote(name)...)
+	c.line = appendQuoted(c.line, name)
 	if category != "" {
 		c.line = append(c.line, `,"cat":`...)
-		c.line = append(c.line, quote(category)...)
+		c.line = appendQuoted(c.line, category)
 	}
 	c.line = append(c.line, `,"pid":`...)
 	c.line = strconv.AppendInt(c.line, pid, 10)
@@ -147,7 +159,9 @@ func (c *chrome) begin(name, category string, phase byte, pid int64, tid int) {
 
 func (c *chrome) end() {
 	c.line = append(c.line, '}')
-	c.raw(string(c.line))
+	if c.err == nil {
+		_, c.err = c.w.Write(c.line)
+	}
 }
 
 // time appends nanoseconds as microseconds.
@@ -164,16 +178,14 @@ func (c *chrome) time(key string, ns int64) {
 
 func (c *chrome) args(args []arg) {
 	c.line = append(c.line, `,"args":{`...)
-	seen := make(map[string]bool, len(args))
-	for _, a := range args {
-		if seen[a.name] {
-			continue
+	for i, a := range args {
+		if slices.ContainsFunc(args[:i], func(x arg) bool { return x.name == a.name }) {
+			continue // an object has each name once
 		}
-		if len(seen) > 0 {
+		if i > 0 {
 			c.line = append(c.line, ',')
 		}
-		seen[a.name] = true
-		c.line = append(c.line, quote(a.name)...)
+		c.line = appendQuoted(c.line, a.name)
 		c.line = append(c.line, ':')
 		switch a.value.Kind {
 		case store.KindInt:
@@ -183,7 +195,7 @@ func (c *chrome) args(args []arg) {
 		case store.KindDouble:
 			c.line = append(c.line, strconv.FormatFloat(a.value.Double, 'g', -1, 64)...)
 		default:
-			c.line = append(c.line, quote(textOf(a.value))...)
+			c.line = appendQuoted(c.line, textOf(a.value))
 		}
 	}
 	c.line = append(c.line, '}')
@@ -207,7 +219,7 @@ func (c *chrome) op(o *store.OpRow) {
 	start, end := o.StartNs, end(o.StartNs, o.EndNs)
 	s := o.ShapeRef
 	category := cmp.Or(opCategories[s.Operation], "other")
-	var args []arg
+	args := c.buffer[:0]
 	if !onHost(o) {
 		args = append(args, number("device", int64(l.gpu.id)))
 	}
@@ -220,6 +232,7 @@ func (c *chrome) op(o *store.OpRow) {
 		args = appendInt(args, "shared memory", sum(s.SharedStatic, s.SharedDynamic))
 	}
 	args = appendAttrs(appendOp(args, o), s.Attrs)
+	c.buffer = args
 	if onHost(o) {
 		c.slice(c.tracks.wait(l, start, end), l.name, start, end, s.Name, category, args)
 		return

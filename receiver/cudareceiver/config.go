@@ -49,7 +49,8 @@ type Config struct {
 	MaxProcesses int `mapstructure:"max_processes"`
 	// RootPath is where the host's file system is mounted, with the host's processes in its /proc.
 	RootPath string `mapstructure:"root_path"`
-	// HostName is the resource's host.name, "" for the name of the system.
+	// HostName is the resource's host.name. "" means the name in etc/hostname below RootPath, or that of
+	// the system.
 	HostName string `mapstructure:"host_name"`
 }
 

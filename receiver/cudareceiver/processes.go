@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 
+	"github.com/gpuflight/gpuflight/internal/hostinfo"
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/fair"
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/identity"
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
@@ -133,17 +134,13 @@ func (ps *processes) admit(id probe.ProcessID) *process {
 // describer identifies processes. It is safe for concurrent use.
 type describer struct {
 	reader *identity.Reader
-	// host is the resource's host.name. boot identifies one boot of the machine.
-	host, boot string
+	host   hostinfo.Host
+	boot   string // identifies one boot of the machine
 }
 
 func newDescriber(cfg *Config) *describer {
-	host := cfg.HostName
-	if host == "" {
-		host, _ = os.Hostname() // absent if unknown
-	}
 	boot, _ := os.ReadFile(filepath.Join(cfg.RootPath, "proc/sys/kernel/random/boot_id"))
-	return &describer{reader: identity.New(cfg.RootPath), host: host, boot: strings.TrimSpace(string(boot))}
+	return &describer{reader: identity.New(cfg.RootPath), host: hostinfo.Read(cfg.RootPath, cfg.HostName), boot: strings.TrimSpace(string(boot))}
 }
 
 // resource returns the resource of a process.
@@ -163,7 +160,7 @@ func (d *describer) resource(id probe.ProcessID, who *identity.Process) pcommon.
 	putKnown(a, semconv.ProcessExecutableName, who.Executable)
 	putKnown(a, semconv.ContainerID, who.ContainerID)
 	putKnown(a, semconv.K8sPodUID, who.PodUID)
-	putKnown(a, semconv.HostName, d.host)
+	d.host.Put(a)
 	return resource
 }
 
@@ -172,7 +169,7 @@ func (d *describer) resource(id probe.ProcessID, who *identity.Process) pcommon.
 // does not change the id.
 func (d *describer) instance(id probe.ProcessID) string {
 	h := sha256.New()
-	_, _ = h.Write([]byte(d.host + "\x00" + d.boot + "\x00"))
+	_, _ = h.Write([]byte(d.host.Name + "\x00" + d.boot + "\x00"))
 	b := binary.LittleEndian.AppendUint32(nil, uint32(id.PID))
 	_, _ = h.Write(binary.LittleEndian.AppendUint64(b, id.Start))
 	u := uuid.UUID(h.Sum(nil)[:16])

@@ -38,6 +38,9 @@ type Config struct {
 	// RootPath is the mount point of the host's file system. The receiver reads processes from
 	// /proc below it.
 	RootPath string `mapstructure:"root_path"`
+	// HostName is the resource's host.name. "" means the name in etc/hostname below RootPath, or that of
+	// the system.
+	HostName string `mapstructure:"host_name"`
 	// MaxProcesses bounds the reported processes per device.
 	MaxProcesses int `mapstructure:"max_processes"`
 }

@@ -118,17 +118,18 @@ func (r *nvmlReceiver) sendXID(ctx context.Context, e gpu.XID) {
 	if r.logs == nil {
 		return // counted; no pipeline of logs
 	}
-	if err := r.logs.ConsumeLogs(ctx, xidLog(e)); err != nil {
+	if err := r.logs.ConsumeLogs(ctx, r.xidLog(e)); err != nil {
 		r.telemetry.ReceiverNvmlXidDropped.Add(ctx, 1)
 		r.set.Logger.Warn("an XID record was not delivered", zap.String("device", e.Device.ID), zap.Uint64("code", e.Code), zap.Error(err))
 	}
 }
 
 // xidLog creates the log record of an error.
-func xidLog(e gpu.XID) plog.Logs {
+func (r *nvmlReceiver) xidLog(e gpu.XID) plog.Logs {
 	logs := plog.NewLogs()
 	rl := logs.ResourceLogs().AppendEmpty()
 	rl.SetSchemaUrl(semconv.SchemaURL)
+	r.machine.Put(rl.Resource().Attributes())
 	sl := rl.ScopeLogs().AppendEmpty()
 	sl.Scope().SetName(semconv.ScopeName)
 	rec := sl.LogRecords().AppendEmpty()

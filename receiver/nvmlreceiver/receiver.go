@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.uber.org/zap"
 
+	"github.com/gpuflight/gpuflight/internal/hostinfo"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/device"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/gpu"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/metadata"
@@ -54,6 +55,7 @@ type nvmlReceiver struct {
 	telemetry *metadata.TelemetryBuilder
 	builder   *metadata.MetricsBuilder
 	logs      consumer.Logs
+	machine   hostinfo.Host
 
 	host   component.Host
 	cancel context.CancelFunc
@@ -94,7 +96,7 @@ func newReceiver(cfg *Config, set receiver.Settings) (*nvmlReceiver, error) {
 		cfg: cfg, set: set, driver: device.Open(cfg.options()), intervals: defaultIntervals, telemetry: telemetry,
 		builder: metadata.NewMetricsBuilder(cfg.MetricsBuilderConfig, set),
 		ended:   make(chan struct{}), listed: make(chan struct{}), again: make(chan struct{}, 1), turn: make(chan struct{}, 1),
-		xids: newXIDs(), devices: map[string]*tracked{},
+		xids: newXIDs(), devices: map[string]*tracked{}, machine: hostinfo.Read(cfg.RootPath, cfg.HostName),
 	}, nil
 }
 

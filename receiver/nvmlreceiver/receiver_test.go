@@ -384,11 +384,13 @@ func TestNoLibrary(t *testing.T) {
 }
 
 func TestXID_LogAndCount(t *testing.T) {
-	g := newRig(t, devices(2), nil)
+	g := newRig(t, devices(2), func(c *Config) { c.HostName = "node-1" })
 	g.scrape()
 	g.set(map[string]string{"xid.0": "1:79", "xid.1": "1:31", "xid.2": "1:79"})
 	g.eventually("three records", func() bool { return g.logs.LogRecordCount() == 3 })
-	rec := g.logs.AllLogs()[0].ResourceLogs().At(0).ScopeLogs().At(0).LogRecords().At(0)
+	rl := g.logs.AllLogs()[0].ResourceLogs().At(0)
+	assert.Equal(t, map[string]any{semconv.HostName: "node-1"}, rl.Resource().Attributes().AsRaw())
+	rec := rl.ScopeLogs().At(0).LogRecords().At(0)
 	assert.Equal(t, semconv.EventGPUXID, rec.EventName())
 	assert.Equal(t, plog.SeverityNumberError, rec.SeverityNumber())
 	assert.Contains(t, rec.Body().Str(), "XID 79: the GPU has fallen off the bus")
@@ -396,7 +398,12 @@ func TestXID_LogAndCount(t *testing.T) {
 		semconv.HWID: nvmltest.UUID(1), semconv.HWName: "NVIDIA H200", semconv.HWVendor: "NVIDIA", semconv.HWType: "gpu", semconv.GPUXIDCode: int64(79),
 		semconv.LogRecordUID: gpuevent.KeyOf(nvmltest.UUID(1)).UID(uint64(rec.Timestamp()), 79).String(),
 	}, rec.Attributes().AsRaw())
-	points := g.scrape()
+	m, err := g.nvmlReceiver.scrape(t.Context())
+	require.NoError(t, err)
+	for _, rm := range m.ResourceMetrics().All() {
+		assert.Equal(t, map[string]any{semconv.HostName: "node-1"}, rm.Resource().Attributes().AsRaw())
+	}
+	points := index(m)
 	assert.Equal(t, int64(2), points["1 hw.errors xid_79"].IntValue())
 	assert.Equal(t, int64(1), points["1 hw.errors xid_31"].IntValue())
 	assert.False(t, has(points, " hw.errors xid_79"), " hw.errors xid_79")

@@ -150,6 +150,7 @@ func (r *nvmlReceiver) emit() pmetric.Metrics {
 	m := r.builder.Emit()
 	for _, rm := range m.ResourceMetrics().All() {
 		rm.SetSchemaUrl(semconv.SchemaURL)
+		r.machine.Put(rm.Resource().Attributes())
 	}
 	return m
 }

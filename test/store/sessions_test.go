@@ -72,8 +72,8 @@ func kernelTraces(session int, from, to int64) ptrace.Traces {
 	return td
 }
 
-// maxKernels keeps a delivery below the 4 MiB of gRPC.
-const maxKernels = 10_000
+// limit returns the most kernels of a delivery: those of two seconds. It is below the 4 MiB of gRPC.
+func (l *load) limit() int64 { return int64(min(2*l.rate, 10_000)) }
 
 // run sends from all sessions. A delivery that fails is sent again.
 func (l *load) run(t *testing.T, address string) {
@@ -95,7 +95,7 @@ func (l *load) run(t *testing.T, address string) {
 				now := min(time.Since(begin), l.duration)
 				due := int64(now.Seconds() * float64(l.rate))
 				for sent < due {
-					n := min(sent+maxKernels, due)
+					n := min(sent+l.limit(), due)
 					l.deliver(t, client, kernelTraces(i, sent, n))
 					sent = n
 				}
@@ -184,8 +184,9 @@ func peakOf(t *testing.T, p *process.Process) int64 {
 	return n << 10
 }
 
-// TestStore_Sessions writes many sessions at once. With GPUFLIGHT_SOAK=1, or a duration in it, it also compares the CPU time with
-// that of the same rows in 4 sessions: commits of many sessions may take a tenth of a core more.
+// TestStore_Sessions writes many sessions at once. With GPUFLIGHT_SOAK=1, or a duration in it, it also
+// compares the CPU time with that of the same rows in 4 sessions. Commits of many sessions may take a
+// tenth of a core more.
 func TestStore_Sessions(t *testing.T) {
 	many := &load{sessions: 60, rate: 100, duration: 15 * time.Second}
 	text := os.Getenv("GPUFLIGHT_SOAK")

@@ -45,25 +45,40 @@ func TestUI_Browser(t *testing.T) {
 	for _, name := range []string{"c3-h200-minigpt", "c2-h200-engines", "c3-h200-scopes"} {
 		require.NoError(t, os.CopyFS(filepath.Join(logs, name), os.DirFS(filepath.Join(recordings, name))))
 	}
-	address := process.FreePort(t)
-	t.Setenv("GPUFLIGHT_LOGS", logs)
-	t.Setenv("GPUFLIGHT_STATE", t.TempDir())
-	t.Setenv("GPUFLIGHT_LISTEN", process.FreePort(t))
-	t.Setenv("GPUFLIGHT_LISTEN_HTTP", process.FreePort(t))
-	t.Setenv("GPUFLIGHT_UI", address)
+	address, otlp := startCollector(t, collector, logs)
+	waitForSessions(t, "http://"+address, 5)
+	run(t, web, "test/ui.test.mjs", "GPUFLIGHT_URL=http://"+address, "GPUFLIGHT_LOGS="+logs)
+	run(t, web, "test/crawl.test.mjs", "GPUFLIGHT_URL=http://"+address, "GPUFLIGHT_OTLP=http://"+otlp)
+	address, otlp = startCollector(t, collector, t.TempDir())
+	run(t, web, "test/live.test.mjs", "GPUFLIGHT_URL=http://"+address, "GPUFLIGHT_OTLP=http://"+otlp)
+}
+
+// startCollector starts the Collector with an empty store and returns the addresses of its UI and of
+// OTLP over HTTP.
+func startCollector(t *testing.T, collector, logs string) (ui, otlp string) {
+	ui, otlp = process.FreePort(t), process.FreePort(t)
 	_, port, err := net.SplitHostPort(process.FreePort(t))
 	require.NoError(t, err)
-	t.Setenv("GPUFLIGHT_METRICS_PORT", port)
-	t.Setenv("GPUFLIGHT_PROMETHEUS_PORT", "0")
-	process.Start(t, collector, "--config", filepath.Join(process.Root(t), "config", "local.yaml"))
-	waitForSessions(t, "http://"+address, 5)
+	for name, value := range map[string]string{
+		"LOGS": logs, "STATE": t.TempDir(), "LISTEN": process.FreePort(t), "LISTEN_HTTP": otlp, "UI": ui, "METRICS_PORT": port, "PROMETHEUS_PORT": "0",
+	} {
+		t.Setenv("GPUFLIGHT_"+name, value)
+	}
+	p := process.Start(t, collector, "--config", filepath.Join(process.Root(t), "config", "local.yaml"))
+	p.WaitOutput(process.Ready, time.Minute)
+	return ui, otlp
+}
 
-	test := exec.Command("node", "--test", "test/ui.test.mjs")
-	test.Dir = web
-	test.Env = append(os.Environ(), "GPUFLIGHT_URL=http://"+address, "GPUFLIGHT_LOGS="+logs)
-	out, err := test.CombinedOutput()
-	t.Logf("%s", out)
-	require.NoError(t, err)
+// run runs a file of browser tests.
+func run(t *testing.T, web, file string, env ...string) {
+	t.Run(filepath.Base(file), func(t *testing.T) {
+		test := exec.CommandContext(t.Context(), "node", "--test", "--test-reporter=spec", file)
+		test.Dir = web
+		test.Env = append(os.Environ(), env...)
+		out, err := test.CombinedOutput()
+		t.Logf("%s", out)
+		require.NoError(t, err)
+	})
 }
 
 // waitForSessions waits until the store has the sessions and their counts no longer change.

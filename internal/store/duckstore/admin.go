@@ -95,6 +95,7 @@ func (s *Store) Seal(ctx context.Context, project, id string) error {
 	if sess.sealed {
 		return nil
 	}
+	s.refreshChains(ctx, sess, true)
 	for _, seg := range sess.segments {
 		if err = s.merge(ctx, seg); err != nil {
 			return fmt.Errorf("seal session %q: %w", id, s.failed(ctx, sess, err))
@@ -108,7 +109,7 @@ func (s *Store) Seal(ctx context.Context, project, id string) error {
 	if err = s.mark(ctx, sess, "sealed", "1", true); err != nil {
 		return fmt.Errorf("seal session %q: %w", id, s.failed(ctx, sess, err))
 	}
-	sess.dicts = nil
+	sess.dicts, sess.chains = nil, nil
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sess.sealed = true
@@ -351,6 +352,9 @@ func (s *Store) Export(ctx context.Context, project, id, file string) error {
 		"segment": "1", "from_ns": "0", "sealed": "1"}
 	if v.dropped {
 		meta["rows_dropped"] = "1"
+	}
+	if v.stale {
+		meta[staleChains] = "1"
 	}
 	if err = s.createFile(ctx, building, meta, v); err == nil {
 		err = copyNew(building, file)

@@ -17,7 +17,7 @@ import (
 // A transaction of a session takes 7 ms of CPU time while its segment is open, and 30 ms more to open and
 // close it. An open segment needs 4 MB and more of DuckDB's memory, so that those of hundreds of sessions
 // cannot stay open. Hence the rows of many sessions go to the journal, which takes one write and one
-// fsync for all, and the store moves those of one session after the other to its segment.
+// fsync for all. The store moves those of one session after the other to its segment.
 const (
 	// directSessions is the number of sessions within activeFor up to which rows go to segments directly.
 	directSessions = 12
@@ -35,7 +35,7 @@ const (
 	// closeTime bounds the moves in Close. The next process does the others.
 	closeTime = 5 * time.Second
 	// listedBacklog is the number of sessions in the journal up to which a list of sessions includes
-	// their latest rows. It is exact apart from those.
+	// their rows.
 	listedBacklog = 4
 )
 

@@ -7,6 +7,9 @@
 // to. It depends on no other file, so a copy of it can be opened elsewhere. The catalogue holds a
 // summary of each session. It is derived: a store without a catalogue reads the segments.
 //
+// If many sessions are written at once, their rows are made durable together in a journal. The store
+// moves those of one session after the other to its segments, and before a reader opens them.
+//
 // DuckDB needs cgo. Without cgo, [Open] returns an error that wraps [store.ErrNotBuilt].
 package duckstore
 

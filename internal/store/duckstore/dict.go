@@ -29,6 +29,17 @@ const (
 // are far fewer.
 const maxEntries = 1 << 20
 
+// maxPlaces is maxEntries for the dictionaries that grow with the scopes of a session.
+const maxPlaces = 1 << 17
+
+func maxEntriesOf(dict int) int {
+	switch dict {
+	case lanes, shapes, series:
+		return maxEntries
+	}
+	return maxPlaces
+}
+
 // dictionaries maps the keys of a session's dictionaries to ids, which are valid in all its segments.
 type dictionaries [len(dictTables)]struct {
 	ids  map[uint64]uint32
@@ -63,7 +74,7 @@ func (s *Store) loadSegmentDictionaries(ctx context.Context, seg *segment, d *di
 			if err := r.Scan(&id, &key); err != nil {
 				return err
 			}
-			if len(d[i].ids) < maxEntries {
+			if len(d[i].ids) < maxEntriesOf(i) {
 				d[i].ids[key] = id
 				known[i][id] = struct{}{}
 			}
@@ -91,7 +102,7 @@ func (d *dictionaries) id(seg *segment, dict int, key uint64, add func(id uint32
 	t := &d[dict]
 	id, ok := t.ids[key]
 	if !ok {
-		if len(t.ids) >= maxEntries {
+		if len(t.ids) >= maxEntriesOf(dict) {
 			t.ids = map[uint64]uint32{}
 			clear(seg.known[dict])
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/storetest"
 )
 
 // smallDisk mounts a file system of a size and returns a function that changes the size.
@@ -46,11 +47,11 @@ func TestStore_DiskFull(t *testing.T) {
 				return s
 			}
 			s := open()
-			g := newTraining()
+			g := storetest.NewTraining()
 			var refused *store.Batch
 			acked, rows := int64(0), 0
 			for refused == nil {
-				b := g.batch(3)
+				b := g.Batch(3)
 				rows += b.Rows()
 				r, err := s.Write(ctx, []*store.Batch{b})
 				if err != nil {

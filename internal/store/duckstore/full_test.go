@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/storetest"
 )
 
 // TestStore_FileTooLarge limits the size of files while it writes, which fails as on a full disk. The
@@ -22,8 +23,8 @@ func TestStore_FileTooLarge(t *testing.T) {
 	ctx := context.Background()
 	dir := t.TempDir()
 	s := openStore(t, Config{Directory: dir})
-	g := newTraining()
-	_, err := s.Write(ctx, []*store.Batch{g.batch(1)})
+	g := storetest.NewTraining()
+	_, err := s.Write(ctx, []*store.Batch{g.Batch(1)})
 	require.NoError(t, err)
 	before, err := s.Session(ctx, "", "training")
 	require.NoError(t, err)
@@ -37,7 +38,7 @@ func TestStore_FileTooLarge(t *testing.T) {
 	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &small))
 	restore := func() { require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit)) }
 	defer restore()
-	big := g.batch(60)
+	big := g.Batch(60)
 	_, err = s.Write(ctx, []*store.Batch{big})
 	require.ErrorIs(t, err, store.ErrRetry)
 	during, err := s.Session(ctx, "", "training")

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
@@ -37,45 +36,121 @@ func (v *view) kernelsSQL(rows string) string {
 	return strings.NewReplacer("{rows}", rows, "{lanes_of_session}", v.dict(lanes)).Replace(kernelsSQL)
 }
 
+// keptGaps is the number of gaps of a row of gap_bins that gaps has.
+const keptGaps = 4
+
+// reachSQL packs the end and the duration of a kernel into a HUGEINT. The largest one has the latest end,
+// and of several with this end, the earliest start.
+func reachSQL(end, dur string) string {
+	return "(" + end + "::HUGEINT * " + reachUnit + " + " + dur + ")"
+}
+
+const reachUnit = "4611686018427387904" // MaxTimeNs + 1
+
+// reachEnd and reachDur are SQL for the parts of a reach. Divisions take 20 times as long.
+func reachEnd(p string) string { return "(" + p + " >> 62)::BIGINT" }
+func reachDur(p string) string { return "(" + p + " & " + reachUnit + "::HUGEINT - 1)::BIGINT" }
+
+// precedingSQL adds to kernels the largest reach of those before, which is in the column p. The kernels
+// have the columns s, e, t (the start), span, shape and those of the partition.
+func precedingSQL(kernels, partition string) string {
+	return "(SELECT *, " + reachEnd("p") + " AS b, " + reachDur("p") + " AS d FROM (SELECT *, max(" + reachSQL("e", "(e - t)") + ") OVER (PARTITION BY " +
+		partition + " ORDER BY s, span ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS p FROM (" + kernels + ")))"
+}
+
+// reach is the latest end of the kernels of a device, and the duration of the kernel that has it.
+type reach struct {
+	device   string
+	end, dur int64
+}
+
+// reaches returns the kernels of gap_bins with the latest ends, by device.
+func (v *view) reaches(ctx context.Context, q querier) (out []reach, err error) {
+	return out, eachRow(ctx, q, v.tables("SELECT device, "+reachEnd("r")+", "+reachDur("r")+" FROM (SELECT device, max("+
+		reachSQL("reach_ns", "reach_dur")+") AS r FROM {gap_bins} GROUP BY 1)"), nil, func(r *sql.Rows) error {
+		var x reach
+		err := r.Scan(&x.device, &x.end, &x.dur)
+		out = append(out, x)
+		return err
+	})
+}
+
 // extendGaps adds the bins of a session that gap_bins lacks: all bins, or those before gapLag.
 //
 // A row of gap_bins has the kernels that start in bin: how many end a gap that starts in from_bin, and
-// the sum and the maximum of these gaps. before_ns is the largest end of all kernels before the bin,
-// reach_ns that of the kernels of the row. The bins are complete up to the largest one in the last
-// segment that has any.
+// the sum of these gaps. Table gaps has the longest keptGaps of them; least_ns is the shortest of these,
+// or 0 if there are fewer. before_ns is the largest end of all kernels before the bin, before_dur the
+// duration of that kernel; reach_ns and reach_dur are those of the kernels of the row. The bins are
+// complete up to the largest one of all segments.
 func (s *Store) extendGaps(ctx context.Context, sess *session, all bool) error {
-	v := &view{s: s, sess: sess}
+	v, err := s.writerView(ctx, sess)
+	if err != nil {
+		return err
+	}
 	defer v.close()
-	for i, seg := range sess.segments {
-		if err := s.acquire(ctx, seg); err != nil {
-			return err
-		}
-		v.segments = append(v.segments, seg)
-		to := int64(math.MaxInt64)
-		if i == len(sess.segments)-1 && !all {
-			to = max(seg.newest[0]-s.gapLag, 0) >> gapLevel << gapLevel
-		}
-		one := &view{s: s, sess: sess, segments: []*segment{seg}}
-		query := "INSERT INTO " + seg.alias + ".gap_bins WITH k AS (" +
-			one.tables(v.kernelsSQL("(FROM {ops} WHERE start_ns >= $1 AND start_ns < $2)")) +
-			"), g AS (SELECT device, s, e, s >> $3 AS bin, max(e) OVER (PARTITION BY device ORDER BY s ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS b " +
-			"FROM (SELECT device, s, e FROM k UNION ALL SELECT device, -1, max(reach_ns) FROM {gap_bins} GROUP BY 1)) " +
-			"SELECT device, CASE WHEN s > b THEN b >> $3 ELSE bin END AS from_bin, bin, count(*) FILTER (s > b), " +
-			"coalesce(sum(s - b) FILTER (s > b), 0)::BIGINT, coalesce(max(s - b) FILTER (s > b), 0), " +
-			"min(coalesce(min(b), -1)) OVER (PARTITION BY device, bin), max(e) FROM g WHERE s >= 0 GROUP BY 1, 2, 3 ORDER BY bin"
-		from := (seg.gapBin + 1) << gapLevel
-		if from >= to {
-			continue
-		}
-		_, err := s.writer.ExecContext(ctx, v.tables(query), from, to, gapLevel)
-		if err == nil {
-			err = s.countGaps(ctx, seg)
-		}
-		if err != nil {
-			return err
+	to := int64(math.MaxInt64)
+	if !all {
+		to = max(sess.segments[len(sess.segments)-1].newest[0]-s.gapLag, 0) >> gapLevel << gapLevel
+	}
+	for _, seg := range sess.segments {
+		if from := (seg.gapBin + 1) << gapLevel; from < to {
+			err := v.extendSegment(ctx, seg, from, to)
+			if err == nil {
+				err = s.countGaps(ctx, seg)
+			}
+			if err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// extendSegment adds the bins of kernels of a segment that start in an interval.
+func (v *view) extendSegment(ctx context.Context, seg *segment, from, to int64) error {
+	one := &view{s: v.s, sess: v.sess, segments: []*segment{seg}}
+	tx, err := v.s.writer.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	before, err := v.reaches(ctx, tx)
+	if err != nil {
+		return err
+	}
+	kernels := one.tables(one.kernelsSQL(fmt.Sprintf("(FROM {ops} WHERE start_ns >= %d AND start_ns < %d)", from, to)))
+	rows := "SELECT device, s, s AS t, e, span, shape FROM (" + kernels + ")"
+	var starts [][2]int64
+	for _, r := range before {
+		rows += fmt.Sprintf(" UNION ALL SELECT %s, -1, %d, %d, 0::UBIGINT, 0::UINTEGER", textSQL(r.device), r.end-r.dur, r.end)
+		starts = append(starts, [2]int64{r.end - r.dur, r.end - r.dur + 1})
+	}
+	const bin = "(s >> 24)"
+	for _, q := range []string{
+		"CREATE OR REPLACE TEMP TABLE gap_kernels AS " + rows,
+		// A window for each row of gap_bins takes ten times as long as one window.
+		"CREATE OR REPLACE TEMP TABLE gap_ends AS WITH g AS (SELECT *, row_number() OVER (ORDER BY device, from_bin, " + bin + ", gap DESC, b) AS n FROM (" +
+			"SELECT *, CASE WHEN gap > 0 THEN (b >> 24) ELSE " + bin + " END AS from_bin FROM (SELECT *, CASE WHEN b >= 0 THEN s - b ELSE -1 END AS gap FROM (" +
+			"SELECT device, s, e, span, shape, coalesce(b, -1) AS b, coalesce(d, 0) AS d FROM " + precedingSQL("FROM gap_kernels", "device") +
+			" WHERE s >= 0)))), f AS (SELECT device, from_bin, " + bin + " AS bin, min(n) AS n FROM g GROUP BY 1, 2, 3) SELECT g.*, g.n - f.n + 1 AS rank " +
+			"FROM g JOIN f ON f.device = g.device AND f.from_bin = g.from_bin AND bin = " + bin,
+		"INSERT INTO " + seg.alias + ".gap_bins SELECT device, from_bin, bin, n, sum_ns, least_ns, " + reachEnd("p") + ", " + reachDur("p") +
+			", " + reachEnd("r") + ", " + reachDur("r") + " FROM (SELECT device, from_bin, " + bin + " AS bin, " +
+			"count(*) FILTER (gap > 0) AS n, coalesce(sum(gap) FILTER (gap > 0), 0)::BIGINT AS sum_ns, " +
+			fmt.Sprintf("coalesce(max(gap) FILTER (rank = %d AND gap >= %d), 0) AS least_ns, ", keptGaps, store.MinGapNs) +
+			"min(min(" + reachSQL("b", "d") + ")) OVER (PARTITION BY device, " + bin + ") AS p, max(" + reachSQL("e", "(e - s)") + ") AS r " +
+			"FROM gap_ends GROUP BY 1, 2, 3) ORDER BY bin",
+		"INSERT INTO " + seg.alias + ".gaps SELECT device, bin, from_bin, b, s, b - d, coalesce(min(k.span), 0), any_value(g.span), any_value(g.shape) FROM (SELECT *, " + bin +
+			fmt.Sprintf(" AS bin FROM gap_ends WHERE gap >= %d AND rank <= %d) g ", store.MinGapNs, keptGaps) +
+			"LEFT JOIN (SELECT device AS kd, s AS ks, e AS ke, span FROM gap_kernels WHERE s >= 0 UNION ALL SELECT device, s, e, span FROM (" +
+			v.tables(v.kernelsSQL(rangesSQL(starts))) + ")) k ON kd = device AND ks = b - d AND ke = b GROUP BY device, bin, from_bin, b, s, d ORDER BY bin, b",
+		"DROP TABLE gap_kernels", "DROP TABLE gap_ends",
+	} {
+		if _, err := tx.ExecContext(ctx, q); err != nil {
+			return err
+		}
+	}
+	return tx.Commit()
 }
 
 // countGaps finds the last bin in gap_bins of a segment, -1 for none.
@@ -86,39 +161,59 @@ func (s *Store) countGaps(ctx context.Context, seg *segment) error {
 	})
 }
 
-// clearGaps removes all bins of gap_bins of an attached segment.
-func (s *Store) clearGaps(ctx context.Context, seg *segment) error {
-	_, err := s.db.ExecContext(ctx, "DELETE FROM "+seg.alias+".gap_bins")
-	if err == nil {
-		seg.gapBin = -1
+// trimGaps removes the gaps from a bin on, of all segments of a session but one. Each segment is a
+// transaction, later ones first: fewer bins are always correct. The bin in which a segment ends is in the
+// next one too.
+func (s *Store) trimGaps(ctx context.Context, sess *session, except *segment, bin int64) error {
+	for _, seg := range slices.Backward(sess.segments) {
+		if seg == except || seg.gapBin < bin {
+			continue
+		}
+		if err := s.acquire(ctx, seg); err != nil {
+			return err
+		}
+		err := s.trimSegment(ctx, seg, bin)
+		s.release(seg)
+		if err != nil {
+			return err
+		}
+		seg.gapBin = bin - 1
 	}
-	return err
+	return nil
 }
 
-// lateGaps removes the bins of gap_bins that a new kernel changes. Bins of later segments go first and
-// in their own transactions: fewer bins are always correct.
+func (s *Store) trimSegment(ctx context.Context, seg *segment, bin int64) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	if err := deleteGaps(ctx, tx, seg, bin); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+func deleteGaps(ctx context.Context, tx *sql.Tx, seg *segment, bin int64) error {
+	for _, table := range []string{"gap_bins", "gaps"} {
+		if _, err := tx.ExecContext(ctx, "DELETE FROM "+seg.alias+"."+table+" WHERE bin >= ?", bin); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lateGaps removes the bins of gap_bins that a new kernel changes.
 func (w *transaction) lateGaps(ctx context.Context, tx *sql.Tx) error {
 	if w.earliest == math.MaxInt64 {
 		return nil
 	}
-	i := slices.Index(w.sess.segments, w.seg)
-	for _, later := range slices.Backward(w.sess.segments[i+1:]) {
-		if later.gapBin < 0 {
-			continue
-		}
-		if err := w.s.acquire(ctx, later); err != nil {
-			return err
-		}
-		err := w.s.clearGaps(ctx, later)
-		w.s.release(later)
-		if err != nil {
-			return err
-		}
+	bin := w.earliest >> gapLevel
+	if err := w.s.trimGaps(ctx, w.sess, w.seg, bin); err != nil {
+		return err
 	}
-	if bin := w.earliest >> gapLevel; bin <= w.seg.gapBin {
-		if _, err := tx.ExecContext(ctx, "DELETE FROM "+w.seg.alias+".gap_bins WHERE bin >= ?", bin); err != nil {
-			return err
-		}
+	if bin <= w.seg.gapBin {
+		return deleteGaps(ctx, tx, w.seg, bin)
 	}
 	return nil
 }
@@ -143,12 +238,13 @@ func (s *Store) Gaps(ctx context.Context, q store.GapQuery) (store.Gaps, error) 
 
 // gapBin is a bin whose kernels are read, for one device.
 type gapBin struct {
-	device      string
-	bin, before int64
+	reach // of the kernels before it
+	bin   int64
 }
 
-// gaps sums the bins of gap_bins. It reads the kernels of the bins where the interval begins and ends,
-// of those with the longest gaps, and of those that gap_bins does not have yet.
+// gaps sums the bins of gap_bins and reads the longest gaps. It reads the kernels of the bins where the
+// interval begins and ends, of those that may have more long gaps than the table gaps has, and of those
+// that gap_bins does not have yet.
 func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, error) {
 	var answer store.Gaps
 	tx, err := v.s.db.BeginTx(ctx, nil)
@@ -167,100 +263,132 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 		last, to = q.To>>gapLevel, q.To
 	}
 	shortest := max(q.MinNs, store.MinGapNs)
-	var complete int64
+	type key struct {
+		device string
+		end    int64
+	}
+	found := map[key]bool{}
+	err = each("SELECT device, start_ns, end_ns, before_start, before, after, after_shape FROM {gaps} WHERE ($1 = '' OR device = $1) AND from_bin > $2 AND "+
+		"from_bin < $3 AND end_ns - start_ns >= $4 ORDER BY end_ns - start_ns DESC, start_ns, device LIMIT $5", func(r *sql.Rows) error {
+		var g store.Gap
+		err := r.Scan(&g.Device, &g.StartNs, &g.EndNs, &g.BeforeStart, &g.Before, &g.After, &g.AfterShape)
+		g.AfterStart = g.EndNs
+		found[key{g.Device, g.EndNs}] = true
+		answer.Longest = append(answer.Longest, g)
+		return err
+	}, q.Device, first, last, shortest, n)
+	if err != nil {
+		return answer, err
+	}
+	least := shortest
+	if len(answer.Longest) == n {
+		least = answer.Longest[n-1].EndNs - answer.Longest[n-1].StartNs
+	}
+	complete := int64(-1)
 	var bins []gapBin
-	err = each("WITH c AS (FROM {gap_bins} WHERE $1 = '' OR device = $1), i AS (FROM c WHERE from_bin > $2 AND from_bin < $3), "+
-		"t AS (SELECT longest_ns, from_bin FROM i WHERE longest_ns >= $4 ORDER BY 1 DESC, 2 LIMIT 1 OFFSET $5) "+
-		"SELECT 0, '', coalesce(sum(n), 0)::BIGINT, "+signed("sum_ns")+" FROM i UNION ALL "+
-		"SELECT 1, '', coalesce(max(bin), -1), 0 FROM {gap_bins} UNION ALL "+
-		"SELECT DISTINCT 2, device, bin, before_ns FROM c WHERE n > 0 AND (from_bin IN ($2, $3) OR $6 AND (from_bin < $2 AND bin >= $2 OR from_bin < $3 AND bin >= $3) OR from_bin > $2 AND from_bin < $3 AND longest_ns >= $4 AND "+
-		"coalesce((SELECT c.longest_ns > t.longest_ns OR c.longest_ns = t.longest_ns AND c.from_bin <= t.from_bin FROM t), true)) UNION ALL "+
-		"SELECT 3, device, -1, max(reach_ns) FROM c GROUP BY device", func(r *sql.Rows) error {
+	err = each("WITH c AS (FROM {gap_bins} WHERE $1 = '' OR device = $1), i AS (FROM c WHERE from_bin > $2 AND from_bin < $3) "+
+		"SELECT 0, '', coalesce(sum(n), 0)::BIGINT, "+signed("sum_ns")+", 0 FROM i UNION ALL "+
+		"SELECT 1, '', coalesce(max(bin), -1), 0, 0 FROM {gap_bins} UNION ALL "+
+		"SELECT DISTINCT 2, device, bin, before_ns, before_dur FROM c WHERE n > 0 AND (from_bin IN ($2, $3) OR $5 AND (from_bin < $2 AND bin >= $2 OR from_bin < $3 AND bin >= $3)) UNION ALL "+
+		"SELECT DISTINCT 2, device, bin, before_ns, before_dur FROM i WHERE least_ns >= $4", func(r *sql.Rows) error {
 		var kind int
 		var b gapBin
-		if err := r.Scan(&kind, &b.device, &b.bin, &b.before); err != nil {
+		if err := r.Scan(&kind, &b.device, &b.bin, &b.end, &b.dur); err != nil {
 			return err
 		}
 		switch kind {
 		case 0:
-			answer.Count, answer.SumNs = b.bin, b.before
+			answer.Count, answer.SumNs = b.bin, b.end
 		case 1:
 			complete = b.bin
 		default:
 			bins = append(bins, b)
 		}
 		return nil
-	}, q.Device, first, last, shortest, n-1, q.Overlapping)
+	}, q.Device, first, last, least, q.Overlapping)
 	if err != nil {
 		return answer, err
 	}
 	tail := complete + 1
-	var ranges [][2]int64
-	values := []string{"('', -9, -1)"}
-	for i := range bins {
-		if bins[i].bin < 0 {
-			bins[i].bin = tail
-		} else {
-			ranges = append(ranges, [2]int64{bins[i].bin << gapLevel, (bins[i].bin + 1) << gapLevel})
-		}
-		values = append(values, fmt.Sprintf("(%s, %d, %d)", textSQL(bins[i].device), bins[i].bin, bins[i].before))
+	reaches, err := v.reaches(ctx, tx)
+	if err != nil {
+		return answer, err
 	}
+	for _, r := range reaches {
+		if q.Device == "" || r.device == q.Device {
+			bins = append(bins, gapBin{r, tail})
+		}
+	}
+	var ranges [][2]int64
+	values := []string{"('', -9, -1, 0)"}
+	for _, b := range bins {
+		if b.bin < tail {
+			ranges = append(ranges, [2]int64{b.bin << gapLevel, (b.bin + 1) << gapLevel})
+		}
+		values = append(values, fmt.Sprintf("(%s, %d, %d, %d)", textSQL(b.device), b.bin, b.end, b.dur))
+	}
+	part := "SELECT *, s AS t, $2 AS bin FROM (" + v.kernelsSQL(rangesSQL([][2]int64{{tail << gapLevel, math.MaxInt64}})) + ") WHERE $3 = '' OR device = $3 " +
+		"UNION ALL SELECT k.*, s, s >> $1 FROM (" + v.kernelsSQL(rangesSQL(ranges)) + ") k SEMI JOIN bins ON bins.device = k.device AND bins.bin = s >> $1 " +
+		"UNION ALL SELECT device, -1, before, 0, 0, before - dur, bin FROM bins"
 	// The bins of the first query have the other gaps.
 	const counted = "s >> $1 >= $2 OR b >> $1 IN ($6, $7) OR b < $4"
-	query := "WITH bins(device, bin, before) AS (VALUES " + strings.Join(values, ", ") + "), part AS (SELECT k.*, $2 AS bin FROM (" +
-		v.kernelsSQL(rangesSQL([][2]int64{{tail << gapLevel, math.MaxInt64}})) + ") k WHERE $3 = '' OR device = $3 " +
-		"UNION ALL SELECT k.*, s >> $1 FROM (" + v.kernelsSQL(rangesSQL(ranges)) + ") k SEMI JOIN bins ON bins.device = k.device AND bins.bin = s >> $1 " +
-		"UNION ALL SELECT device, -1, before, 0, 0, bin FROM bins), g AS MATERIALIZED (SELECT device, b, s, span, shape FROM (SELECT *, max(e) OVER " +
-		"(PARTITION BY device, bin ORDER BY s, span ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS b FROM part) " +
-		"WHERE b >= 0 AND s > b AND (b >= $4 OR $10 AND s > $4) AND b < $5) SELECT true, '', count(*) FILTER (" + counted + "), " +
+	query := "WITH bins(device, bin, before, dur) AS (VALUES " + strings.Join(values, ", ") + "), g AS MATERIALIZED (SELECT device, b, d, s, span, shape FROM " +
+		precedingSQL(part, "device, bin") + " WHERE b >= 0 AND s > b AND (b >= $4 OR $10 AND s > $4) AND b < $5) " +
+		"SELECT true, '', count(*) FILTER (" + counted + "), " +
 		signed("CASE WHEN "+counted+" THEN s - b ELSE 0 END - CASE WHEN $10 THEN greatest(s - $5, 0) + greatest($4 - b, 0) ELSE 0 END") +
-		", 0::UBIGINT, 0::UINTEGER FROM g " +
-		"UNION ALL (SELECT false, device, b, s, span, shape FROM g WHERE s - b >= $8 ORDER BY s - b DESC, b, device LIMIT $9)"
+		", 0, 0::UBIGINT, 0::UINTEGER FROM g " +
+		"UNION ALL (SELECT false, device, b, s, b - d, span, shape FROM g WHERE s - b >= $8 ORDER BY s - b DESC, b, device LIMIT $9)"
+	var starts [][2]int64
 	err = each(query, func(r *sql.Rows) error {
 		var g store.Gap
 		var total bool
-		err := r.Scan(&total, &g.Device, &g.StartNs, &g.EndNs, &g.After, &g.AfterShape)
+		err := r.Scan(&total, &g.Device, &g.StartNs, &g.EndNs, &g.BeforeStart, &g.After, &g.AfterShape)
 		if total {
 			answer.Count += g.StartNs
 			answer.SumNs += g.EndNs
 			return err
 		}
-		g.AfterStart = g.EndNs
-		answer.Longest = append(answer.Longest, g)
+		if k := (key{g.Device, g.EndNs}); !found[k] {
+			g.AfterStart = g.EndNs
+			answer.Longest = append(answer.Longest, g)
+		}
 		return err
-	}, gapLevel, tail, q.Device, q.From, to, first, last, shortest, n, q.Overlapping)
-	if err != nil || len(answer.Longest) == 0 {
+	}, gapLevel, tail, q.Device, q.From, to, first, last, least, n, q.Overlapping)
+	if err != nil {
 		return answer, err
-	}
-	type key struct {
-		device string
-		end    int64
-	}
-	values, ranges = nil, nil
-	for _, g := range answer.Longest {
-		values = append(values, "("+textSQL(g.Device)+", "+strconv.FormatInt(g.StartNs, 10)+")")
-		ranges = append(ranges, [2]int64{g.StartNs - shortNs, g.StartNs + 1})
-	}
-	before := map[key]rowKey{}
-	ends := "ends(device, e) AS (VALUES " + strings.Join(values, ", ") + ")"
-	err = each("WITH "+ends+" SELECT device, e, f.s, f.span FROM (SELECT device, e, min({'s': s, 'span': span}) AS f FROM ("+
-		v.kernelsSQL(rangesSQL(ranges))+" UNION ALL "+
-		v.kernelsSQL("(FROM {ops} WHERE start_ns IN (SELECT start_ns FROM {long_ops} WHERE end_ns IN (SELECT e FROM ends)))")+
-		") SEMI JOIN ends USING (device, e) GROUP BY 1, 2)", func(r *sql.Rows) error {
-		var k key
-		var f rowKey
-		err := r.Scan(&k.device, &k.end, &f.at, &f.id)
-		before[k] = f
-		return err
-	})
-	for i := range answer.Longest {
-		g := &answer.Longest[i]
-		f := before[key{g.Device, g.StartNs}]
-		g.BeforeStart, g.Before = f.at, store.SpanID(f.id)
 	}
 	slices.SortFunc(answer.Longest, func(a, b store.Gap) int {
 		return cmp.Or(cmp.Compare(b.EndNs-b.StartNs, a.EndNs-a.StartNs), cmp.Compare(a.StartNs, b.StartNs), cmp.Compare(a.Device, b.Device))
 	})
+	answer.Longest = answer.Longest[:min(n, len(answer.Longest))]
+	values = nil
+	for i := range answer.Longest {
+		if g := &answer.Longest[i]; !found[key{g.Device, g.EndNs}] {
+			values = append(values, fmt.Sprintf("(%s, %d, %d)", textSQL(g.Device), g.BeforeStart, g.StartNs))
+			starts = append(starts, [2]int64{g.BeforeStart, g.BeforeStart + 1})
+		}
+	}
+	if len(values) == 0 {
+		return answer, nil
+	}
+	type end struct {
+		device     string
+		start, end int64
+	}
+	before := map[end]store.SpanID{}
+	err = each("SELECT k.device, s, k.e, min(span) FROM ("+v.kernelsSQL(rangesSQL(starts))+") k JOIN (VALUES "+strings.Join(values, ", ")+
+		") x(device, start, e) ON x.device = k.device AND x.start = s AND x.e = k.e GROUP BY 1, 2, 3", func(r *sql.Rows) error {
+		var k end
+		var id store.SpanID
+		err := r.Scan(&k.device, &k.start, &k.end, &id)
+		before[k] = id
+		return err
+	})
+	for i := range answer.Longest {
+		if g := &answer.Longest[i]; !found[key{g.Device, g.EndNs}] {
+			g.Before = before[end{g.Device, g.BeforeStart, g.StartNs}]
+		}
+	}
 	return answer, err
 }
 

@@ -86,3 +86,28 @@ func TestOpen_LostGaps(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, want, got)
 }
+
+// TestStore_GapsAtBoundary starts segments in the middle of a bin, and extends the rollup before the last
+// segment has one.
+func TestStore_GapsAtBoundary(t *testing.T) {
+	ctx := context.Background()
+	for _, seal := range []bool{false, true} {
+		got := openStore(t, Config{Directory: t.TempDir(), SegmentOps: 100})
+		got.gapTail, got.gapLag = 1, 1e8
+		want := openStore(t, Config{Directory: t.TempDir()})
+		for i := range int64(30) {
+			b := batch("a", 1e18+i*3e6, 60)
+			b.Logs = nil
+			write(t, got, b)
+			write(t, want, b)
+			if seal && i%4 == 3 {
+				require.NoError(t, got.Seal(ctx, "", "a"))
+			}
+			answer, err := got.Gaps(ctx, store.GapQuery{Session: "a"})
+			require.NoError(t, err)
+			expected, err := want.Gaps(ctx, store.GapQuery{Session: "a"})
+			require.NoError(t, err)
+			require.Equal(t, expected, answer, "call %d", i)
+		}
+	}
+}

@@ -196,7 +196,7 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 // of paths.
 func (v *view) kernelPaths(ctx context.Context, q store.KernelQuery, places map[uint32]*store.Place, paths map[uint32]uint32,
 	below map[uint32]bool, order map[uint32]uint64) error {
-	t, err := v.treeOf(ctx, places)
+	t, err := v.pathsOf(ctx, places)
 	if err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/storetest"
 )
 
 // killDirectory is the store of the process that TestStore_Killed starts and kills.
@@ -26,14 +27,14 @@ const killDirectory = "GPUFLIGHT_TEST_KILL_DIRECTORY"
 // deliver writes a training run from its start, in batches of another size for each seed, and seals
 // it now and then. With some seeds it writes to the journal first. Rollups are merged often.
 func deliver(ctx context.Context, s *Store, seed uint64) error {
-	g, r := newTraining(), rand.New(rand.NewPCG(seed, 1))
+	g, r := storetest.NewTraining(), rand.New(rand.NewPCG(seed, 1))
 	s.write.Lock()
 	s.maxPartial, s.directSessions, s.settleInterval = 5000, r.IntN(2)*directSessions, time.Duration(r.IntN(100))*time.Millisecond
 	s.write.Unlock()
 	for steps := 60; steps > 0; {
 		n := min(1+r.IntN(5), steps)
 		steps -= n
-		if _, err := s.Write(ctx, []*store.Batch{g.batch(n)}); err != nil {
+		if _, err := s.Write(ctx, []*store.Batch{g.Batch(n)}); err != nil {
 			return err
 		}
 		if r.IntN(4) == 0 {
@@ -45,8 +46,8 @@ func deliver(ctx context.Context, s *Store, seed uint64) error {
 	return nil
 }
 
-// TestStore_Killed kills a process at random moments while it writes, merges rollups and seals, delivers the data
-// again from the start, and compares all rollups with the rows.
+// TestStore_Killed kills a process at random moments while it writes, merges rollups and seals. It delivers
+// the data again from the start, and compares all rollups with the rows.
 func TestStore_Killed(t *testing.T) {
 	ctx := context.Background()
 	cfg := Config{SegmentOps: 25_000}
@@ -93,9 +94,9 @@ func TestStore_Killed(t *testing.T) {
 	require.NoError(t, deliver(ctx, s, 7))
 
 	want := openStore(t, Config{Directory: t.TempDir()})
-	g := newTraining()
+	g := storetest.NewTraining()
 	for range 60 {
-		_, err := want.Write(ctx, []*store.Batch{g.batch(1)})
+		_, err := want.Write(ctx, []*store.Batch{g.Batch(1)})
 		require.NoError(t, err)
 	}
 	sameAnswers(t, s, want)

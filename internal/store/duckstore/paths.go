@@ -59,15 +59,31 @@ func (p *paths) id(names []string, hash func(string) uint32) uint32 {
 func (p *paths) last(id uint32) (name string, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for key := p.keys[id]; key != ""; {
+	names := splitKey(p.keys[id])
+	if len(names) == 0 {
+		return "", false
+	}
+	return names[len(names)-1], true
+}
+
+// key returns the pathKey of a path that has an id.
+func (p *paths) key(id uint32) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.keys[id]
+}
+
+// splitKey returns the names of a pathKey.
+func splitKey(key string) (names []string) {
+	for key != "" {
 		length, rest, _ := strings.Cut(key, ":")
 		n, err := strconv.Atoi(length)
-		if err != nil || n > len(rest) {
-			return "", false
+		if err != nil || n < 0 || n > len(rest) {
+			return nil
 		}
-		name, key, ok = rest[:n], rest[n:], true
+		names, key = append(names, rest[:n]), rest[n:]
 	}
-	return name, ok
+	return names
 }
 
 func hash32(s string) uint32 {

@@ -24,6 +24,8 @@ type view struct {
 	segments []*segment
 	version  uint64 // of the session
 	dropped  bool   // its rows were dropped
+	stale    bool   // its chains are stale
+	epoch    uint64 // of its chains
 }
 
 // open attaches the segments of a session.
@@ -48,7 +50,7 @@ func (s *Store) open(ctx context.Context, project, id string, empty bool) (*view
 	if sess == nil || id == "" && !empty {
 		return nil, fmt.Errorf("session %q: %w", id, store.ErrNotFound)
 	}
-	v := &view{s: s, sess: sess, version: sess.version, dropped: sess.dropped}
+	v := &view{s: s, sess: sess, version: sess.version, dropped: sess.dropped, stale: sess.stale(), epoch: sess.epoch}
 	for _, seg := range sess.segments {
 		if err := s.acquire(ctx, seg); err != nil {
 			v.close()

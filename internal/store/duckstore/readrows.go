@@ -171,7 +171,7 @@ func (v *view) placesOfPath(ctx context.Context, f *filter, path uint32, direct 
 	if err != nil {
 		return nil, err
 	}
-	t, err := v.treeOf(ctx, places)
+	t, err := v.pathsOf(ctx, places)
 	if err != nil {
 		return nil, err
 	}
@@ -367,6 +367,26 @@ func (s *Store) Spans(ctx context.Context, q store.SpanQuery) ([]store.SpanRow, 
 }
 
 func (v *view) spans(ctx context.Context, f *filter, longest bool, n int) ([]store.SpanRow, error) {
+	return whileFresh(v, func() ([]store.SpanRow, error) { return v.readSpans(ctx, f, longest, n) }, func() ([]store.SpanRow, error) {
+		out, err := v.readSpans(ctx, f, longest, n)
+		if err != nil || v.sess.id == "" {
+			return out, err
+		}
+		t, err := v.tree(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for i := range out {
+			p := &out[i]
+			names, _ := t.path(&treeSpan{parent: p.Parent, name: p.Name, inside: insideTree(p.Operation)})
+			p.Path = v.pathID(names)
+		}
+		return out, nil
+	})
+}
+
+// readSpans reads spans with the paths of their chains.
+func (v *view) readSpans(ctx context.Context, f *filter, longest bool, n int) ([]store.SpanRow, error) {
 	order := "start_ns, span"
 	if longest {
 		order = "greatest(end_ns - start_ns, 0) DESC, " + order
@@ -374,12 +394,17 @@ func (v *view) spans(ctx context.Context, f *filter, longest bool, n int) ([]sto
 	var out []store.SpanRow
 	ids := idSet{}
 	err := v.each(ctx, `SELECT start_ns, end_ns, trace, span, parent, kind, status, status_message, name, trace_state, flags,
-		operation, origin, attrs, events, links, dropped_attrs, dropped_events, dropped_links FROM {spans}`+f.where()+
-		" ORDER BY "+order+" LIMIT ?", append(slices.Clone(f.args), n), func(r *sql.Rows) error {
+		operation, origin, attrs, events, links, dropped_attrs, dropped_events, dropped_links, key, state FROM (FROM {spans}`+f.where()+
+		" ORDER BY "+order+" LIMIT ?) LEFT JOIN "+latestChains+" c ON c.id = chain ORDER BY "+order, append(slices.Clone(f.args), n), func(r *sql.Rows) error {
 		var p store.SpanRow
+		var key []byte
+		var state sql.Null[uint8]
 		err := r.Scan(&p.StartNs, &p.EndNs, traceID{(*[16]byte)(&p.Trace)}, &p.Span.Span, &p.Parent, &p.Kind, &p.Status,
 			&p.StatusMessage, &p.Name, &p.TraceState, &p.Flags, &p.Operation, &p.Origin, attrsValue{&p.Attrs},
-			&p.Events, &p.Links, &p.DroppedAttrs, &p.DroppedEvents, &p.DroppedLinks)
+			&p.Events, &p.Links, &p.DroppedAttrs, &p.DroppedEvents, &p.DroppedLinks, &key, &state)
+		if state.Valid && (state.V == chainInside || state.V == chainTwin) {
+			p.Path = v.pathID(splitKey(string(key)))
+		}
 		ids.add(p.Origin)
 		out = append(out, p)
 		return err
@@ -392,20 +417,9 @@ func (v *view) spans(ctx context.Context, f *filter, longest bool, n int) ([]sto
 		return nil, err
 	}
 	origins = owned(origins)
-	nodes := make([]*treeSpan, len(out))
-	for i := range out {
-		p := &out[i]
-		nodes[i] = &treeSpan{parent: p.Parent, name: p.Name, inside: insideTree(p.Operation)}
-	}
-	tree, err := v.ancestors(ctx, nodes)
-	if err != nil {
-		return nil, err
-	}
 	for i := range out {
 		out[i].OriginRef = orEmpty(origins[out[i].Origin])
 		out[i].Origin = 0
-		names, _ := tree.path(nodes[i])
-		out[i].Path = v.pathID(names)
 	}
 	return out, nil
 }
@@ -457,9 +471,13 @@ func (s *Store) Samples(ctx context.Context, q store.SampleQuery) ([]store.Sampl
 			out = append(out, x)
 			return err
 		})
-	t := &tree{}
+	var t scopePaths
 	if err == nil && q.ByPath {
-		t, err = v.tree(ctx)
+		parents := scopePaths{}
+		for i := range out {
+			parents[out[i].Span] = nil
+		}
+		t, err = v.pathsOfSpans(ctx, parents)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read samples: %w", err)

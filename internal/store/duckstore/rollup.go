@@ -36,6 +36,7 @@ type rollup struct {
 	lanes  map[uint32]*laneSum
 	long   []longOp
 	sites  map[uint32]uint32 // by id of a place
+	chains map[chainBucket]*chainSum
 }
 
 type lodKey struct {
@@ -84,6 +85,7 @@ func newRollup() *rollup {
 	return &rollup{
 		lod: map[lodKey]*lodSum{}, stats: map[statKey]*statSum{}, scopes: map[store.SpanID]*scopeSum{},
 		lanes: map[uint32]*laneSum{}, sites: map[uint32]uint32{},
+		chains: map[chainBucket]*chainSum{},
 	}
 }
 
@@ -156,7 +158,7 @@ func (r *rollup) add(o *store.Op, shape *store.Shape, parent store.SpanID, laneI
 
 // rows returns the number of rows.
 func (r *rollup) rows() int64 {
-	return int64(len(r.lod) + len(r.stats) + len(r.scopes) + len(r.lanes))
+	return int64(len(r.lod) + len(r.stats) + len(r.scopes) + len(r.lanes) + len(r.chains))
 }
 
 // writeRollup appends the rows of the rollup and the summary.
@@ -176,6 +178,9 @@ func (w *transaction) writeRollup() error {
 		if err := w.append("stats", k.site, k.shape, k.lane, k.bucket, s.n, s.ns, s.longest, s.queue, s.bytes); err != nil {
 			return err
 		}
+	}
+	if err := w.writeChainSums(); err != nil {
+		return err
 	}
 	for parent, s := range r.scopes {
 		if err := w.append("scope_sums", uint64(parent), s.kernels, s.kernelNs, s.queue, s.copies, s.copyNs, s.first, s.last); err != nil {
@@ -225,13 +230,17 @@ func siteOf(p *store.Place) store.Place {
 }
 
 // lowBits is SQL for the lower 64 bits of the sum of x. Scan it with wrapped.
-func lowBits(x string) string {
-	return "(coalesce(sum(" + x + "), 0)::HUGEINT & 18446744073709551615::HUGEINT)::UBIGINT"
-}
+func lowBits(x string) string { return low("coalesce(sum(" + x + "), 0)::HUGEINT") }
+
+// low is SQL for the lower 64 bits of a HUGEINT.
+func low(x string) string { return "((" + x + ") & 18446744073709551615::HUGEINT)::UBIGINT" }
 
 // signed is SQL for lowBits as a BIGINT.
-func signed(x string) string {
-	b := lowBits(x)
+func signed(x string) string { return signedSum("coalesce(sum(" + x + "), 0)::HUGEINT") }
+
+// signedSum is SQL for the lower 64 bits of a HUGEINT as a BIGINT.
+func signedSum(x string) string {
+	b := low(x)
 	return "(CASE WHEN " + b + " > 9223372036854775807 THEN " + b + "::HUGEINT - 18446744073709551616::HUGEINT ELSE " + b + " END)::BIGINT"
 }
 
@@ -256,6 +265,8 @@ var mergeSQL = map[string]string{
 		signed("bytes") + " FROM {stats} GROUP BY 1, 2, 3, 4",
 	"scope_sums": "SELECT parent, sum(kernels)::BIGINT, " + signed("kernel_ns") + ", " + signed("queue_ns") + ", sum(copies)::BIGINT, " +
 		signed("copy_ns") + ", min(first_ns), max(last_ns) FROM {scope_sums} GROUP BY 1",
+	"span_sums": "SELECT chain, bucket, sum(n)::BIGINT, " + signed("wall_ns") + " FROM {span_sums} GROUP BY 1, 2 HAVING sum(n) != 0",
+	"chains":    "SELECT id, max(seq), arg_max(anchor, seq), arg_max(key, seq), arg_max(depth, seq), arg_max(state, seq) FROM {chains} GROUP BY 1",
 	"lane_sums": "SELECT lane, sum(n)::BIGINT, " + signed("busy_ns") + ", min(first_ns), max(last_ns) FROM {lane_sums} GROUP BY 1",
 }
 

@@ -146,14 +146,14 @@ func (w *transaction) op(b *store.Batch, o *store.Op) error {
 		intOf(lead), intOf(dur), intOf(queue), intOf(o.Correlation), intOf(o.Bytes), intOf(o.Address), o.Estimated, fromLaunch)
 }
 
-func (w *transaction) span(b *store.Batch, p *store.Span) error {
+func (w *transaction) span(b *store.Batch, p *store.Span, chain uint32) error {
 	origin, err := w.ref(origins, b, p.Origin)
 	if err != nil {
 		return err
 	}
 	return w.append("spans", p.StartNs, p.EndNs, w.trace(p.Trace), uint64(p.Span), uint64(p.Parent), p.Kind, p.Status,
 		utf8(p.StatusMessage), utf8(p.Name), utf8(p.TraceState), p.Flags, utf8(p.Operation), origin, attrsOf(p.Attrs),
-		bytesOf(p.Events), bytesOf(p.Links), p.DroppedAttrs, p.DroppedEvents, p.DroppedLinks)
+		bytesOf(p.Events), bytesOf(p.Links), p.DroppedAttrs, p.DroppedEvents, p.DroppedLinks, chain)
 }
 
 func (w *transaction) sample(b *store.Batch, p *store.Sample) error {

@@ -26,10 +26,11 @@ var migrations [schemaVersion - 1][]string
 // and a colon.
 //
 // The tables from sites on are rollups. Each transaction adds rows, and readers sum them. A site is
-// what a place has for the tree of scopes. A bin of lod has the busy time of operations that are not
+// what a place has for the tree of scopes. A chain is what a span has for it (see chains.go), and the row
+// with the largest seq is its content. A bin of lod has the busy time of operations that are not
 // long at its level; long_ops has the others. Row top_* is the longest operation that starts in the
-// bin, if n is not 0. The rows of summaries sum up transactions. The writer extends gap_bins now and
-// then (see extendGaps).
+// bin, if n is not 0. The rows of summaries sum up transactions. The writer extends gap_bins and gaps
+// now and then (see extendGaps).
 const schema = `
 CREATE TABLE {db}.meta (key VARCHAR, value VARCHAR);
 CREATE TABLE {db}.origins (id UINTEGER, key UBIGINT, resource BLOB, resource_schema_url VARCHAR,
@@ -52,7 +53,7 @@ CREATE TABLE {db}.ops (start_ns BIGINT, dur_ns BIGINT, span UBIGINT, lane UINTEG
 CREATE TABLE {db}.spans (start_ns BIGINT, end_ns BIGINT, trace BLOB, span UBIGINT, parent UBIGINT,
   kind UTINYINT, status UTINYINT, status_message VARCHAR, name VARCHAR, trace_state VARCHAR,
   flags UINTEGER, operation VARCHAR, origin UINTEGER, attrs BLOB, events BLOB, links BLOB,
-  dropped_attrs UINTEGER, dropped_events UINTEGER, dropped_links UINTEGER);
+  dropped_attrs UINTEGER, dropped_events UINTEGER, dropped_links UINTEGER, chain UINTEGER);
 CREATE TABLE {db}.samples (time_ns BIGINT, uid BLOB, kind UTINYINT, what VARCHAR, value UBIGINT,
   kernel VARCHAR, function VARCHAR, file VARCHAR, line BIGINT, pc BIGINT, trace BLOB, span UBIGINT,
   device VARCHAR, device_index BIGINT, correlation BIGINT, origin UINTEGER, extra UINTEGER);
@@ -63,6 +64,8 @@ CREATE TABLE {db}.points (time_ns BIGINT, series UINTEGER, start_ns BIGINT, flag
   int_value BIGINT, double_value DOUBLE, double_bits UBIGINT, data BLOB, exemplars BLOB);
 CREATE TABLE {db}.sites (id UINTEGER, key UBIGINT, parent UBIGINT, scope_name VARCHAR, scope_path VARCHAR);
 CREATE TABLE {db}.paths (id UINTEGER, key BLOB);
+CREATE TABLE {db}.chains (id UINTEGER, seq BIGINT, anchor UBIGINT, key BLOB, depth UTINYINT, state UTINYINT);
+CREATE TABLE {db}.span_sums (chain UINTEGER, bucket USMALLINT, n BIGINT, wall_ns BIGINT);
 CREATE TABLE {db}.lod (level UTINYINT, bin BIGINT, lane UINTEGER, n BIGINT, busy_ns BIGINT, top_ns BIGINT,
   top_shape UINTEGER, top_key UBIGINT, top_start BIGINT);
 CREATE TABLE {db}.long_ops (level UTINYINT, start_ns BIGINT, end_ns BIGINT, lane UINTEGER);
@@ -71,15 +74,17 @@ CREATE TABLE {db}.stats (site UINTEGER, shape UINTEGER, lane UINTEGER, bucket US
 CREATE TABLE {db}.scope_sums (parent UBIGINT, kernels BIGINT, kernel_ns BIGINT, queue_ns BIGINT, copies BIGINT,
   copy_ns BIGINT, first_ns BIGINT, last_ns BIGINT);
 CREATE TABLE {db}.lane_sums (lane UINTEGER, n BIGINT, busy_ns BIGINT, first_ns BIGINT, last_ns BIGINT);
-CREATE TABLE {db}.gap_bins (device VARCHAR, from_bin BIGINT, bin BIGINT, n BIGINT, sum_ns BIGINT, longest_ns BIGINT,
-  before_ns BIGINT, reach_ns BIGINT);
+CREATE TABLE {db}.gap_bins (device VARCHAR, from_bin BIGINT, bin BIGINT, n BIGINT, sum_ns BIGINT, least_ns BIGINT,
+  before_ns BIGINT, before_dur BIGINT, reach_ns BIGINT, reach_dur BIGINT);
+CREATE TABLE {db}.gaps (device VARCHAR, bin BIGINT, from_bin BIGINT, start_ns BIGINT, end_ns BIGINT, before_start BIGINT, before UBIGINT,
+  after UBIGINT, after_shape UINTEGER);
 CREATE TABLE {db}.summaries (first_ns BIGINT, last_ns BIGINT, counts BIGINT[], newest BIGINT[], kinds BIGINT[],
   kind_counts BIGINT[], kernel_ns BIGINT, ended BOOLEAN, resource_ns BIGINT, origin UINTEGER);
 `
 
 var dictTables = [...]string{"origins", "extras", "lanes", "shapes", "places", "stacks", "series", "sites"}
 
-var rollupTables = [...]string{"lod", "long_ops", "stats", "scope_sums", "lane_sums", "gap_bins", "summaries"}
+var rollupTables = [...]string{"chains", "span_sums", "lod", "long_ops", "stats", "scope_sums", "lane_sums", "gap_bins", "gaps", "summaries"}
 
 // pathTable has ids of paths. It is neither a dictionary nor a rollup.
 const pathTable = "paths"

@@ -34,6 +34,7 @@ type segment struct {
 	traces  traceSet
 	cache   *cache                                // of the session
 	dropped bool                                  // its rows were dropped
+	stale   bool                                  // see staleChains
 	known   *[len(dictTables)]map[uint32]struct{} // dictionary entries in the file; nil if not loaded
 	// The number of rollup rows, and that after the last merge.
 	partial, mergedTo int64
@@ -336,7 +337,8 @@ func (s *Store) checkSession(ctx context.Context, sess *session, reason error) {
 			continue
 		}
 		s.mu.Lock()
-		sess.dicts = nil
+		sess.dicts, sess.chains = nil, nil
+		sess.epoch++
 		sess.segments = slices.DeleteFunc(slices.Clone(sess.segments), func(x *segment) bool { return x == seg })
 		sess.summarize()
 		sess.version++

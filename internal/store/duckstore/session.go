@@ -35,7 +35,12 @@ type session struct {
 	sealed      bool
 	dropped     bool // rows were removed, rollups kept
 
-	dicts *dictionaries // nil if not loaded; of the writer
+	// Of the writer; nil if not loaded.
+	dicts  *dictionaries
+	chains *chains
+	// rebuilt is the number of spans when the chains were built again, and epoch counts these events.
+	rebuilt int64
+	epoch   uint64
 
 	version uint64 // changes with each transaction
 	cache   *cache
@@ -181,23 +186,16 @@ func (s *Store) load(ctx context.Context) error {
 	return s.distrustGaps(ctx, logs)
 }
 
-// distrustGaps removes the gaps of the segments after one that had a log. A disk may lose the end of a
-// log, and with it gaps of which later segments have those that follow.
+// distrustGaps removes gaps after a disk may have lost the end of logs, and with it gaps of a segment of
+// which other segments have those that follow.
 func (s *Store) distrustGaps(ctx context.Context, logs map[string]bool) error {
 	for _, sess := range s.sessions {
-		lost := false
 		for _, seg := range sess.segments {
-			if lost && seg.gapBin >= 0 {
-				if err := s.acquire(ctx, seg); err != nil {
-					return err
-				}
-				err := s.clearGaps(ctx, seg)
-				s.release(seg)
-				if err != nil {
+			if logs[seg.file] {
+				if err := s.trimGaps(ctx, sess, seg, max(seg.gapBin+1, seg.from>>gapLevel)); err != nil {
 					return err
 				}
 			}
-			lost = lost || logs[seg.file]
 		}
 	}
 	return nil
@@ -270,7 +268,8 @@ func (s *Store) addLoaded(file string, info *segmentInfo) error {
 	seg := &segment{
 		file: file, n: n, from: from, newest: info.Newest, ops: info.Summary.Counts["ops"], summary: info.Summary, cache: sess.cache,
 		dropped: info.Meta["rows_dropped"] == "1", partial: info.Partial, mergedTo: info.MergedTo,
-		gapBin: info.GapBin, gapOps: info.Summary.Counts["ops"], traces: info.Traces,
+		gapBin: info.GapBin, gapOps: info.Summary.Counts["ops"], stale: info.Meta[staleChains] == "1",
+		traces: info.Traces,
 	}
 	sess.info.add(&seg.summary)
 	sess.pinned = sess.pinned || info.Meta["pinned"] == "1"

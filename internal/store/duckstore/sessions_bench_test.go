@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/storetest"
 )
 
 var (
@@ -30,7 +31,7 @@ func BenchmarkStore_Sessions(b *testing.B) {
 	s, err := Open(ctx, Config{Directory: b.TempDir(), MaxAttached: *benchAttached, Threads: *benchThreads})
 	require.NoError(b, err)
 	defer func() { require.NoError(b, s.Close(ctx)) }()
-	g := newTraining()
+	g := storetest.NewTraining()
 	batches := make([]*store.Batch, *benchSessions)
 	write := func() {
 		_, err := s.Write(ctx, batches)
@@ -38,7 +39,7 @@ func BenchmarkStore_Sessions(b *testing.B) {
 	}
 	next := func() {
 		for i := range batches {
-			batches[i] = g.rows(*benchRows)
+			batches[i] = g.Rows(*benchRows)
 			batches[i].Session = fmt.Sprint(i)
 		}
 	}
@@ -59,11 +60,4 @@ func BenchmarkStore_Sessions(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/1000/float64(commits), "ms/commit")
 	b.ReportMetric(float64(cpu.Nanoseconds())/float64(commits)/float64(*benchRows), "ns-cpu/row")
 	b.ReportMetric(float64(peakMemory(b))/1e6, "MB-peak")
-}
-
-// rows returns a batch with n operations of one step, and its scopes.
-func (g *training) rows(n int) *store.Batch {
-	b := g.batch((n + kernelsOfStep - 1) / kernelsOfStep)
-	b.Ops = b.Ops[:n]
-	return b
 }

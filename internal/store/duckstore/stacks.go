@@ -69,7 +69,7 @@ func (v *view) stackSums(ctx context.Context, q store.StackQuery, n int) ([]stor
 	if err != nil {
 		return nil, err
 	}
-	t, err := v.treeOf(ctx, places)
+	t, err := v.pathsOf(ctx, places)
 	if err != nil {
 		return nil, err
 	}

@@ -72,9 +72,9 @@ func TestTables_ParquetColumns(t *testing.T) {
 		any_value(scope_path), any_value(trace_id), min(span_id), any_value(parent_id), any_value(grid)::VARCHAR FROM {file}`,
 		&n, &start, &queue, &launch, &stream, &name, &device, &scope, &trace, &span, &parent, &grid)
 	assert.EqualValues(t, 3, n, "one operation ends in the interval and two start in it")
-	assert.EqualValues(t, int64(1e18)+2000, start)
+	assert.Equal(t, int64(1e18)+2000, start)
 	assert.EqualValues(t, 40, queue)
-	assert.EqualValues(t, int64(1e18)+1900, launch)
+	assert.Equal(t, int64(1e18)+1900, launch)
 	assert.EqualValues(t, 7, stream)
 	assert.Equal(t, []string{"gemm", "GPU-1", "train|step", "[4, 1, 1]"}, []string{name, device, scope, grid})
 	assert.Equal(t, "09000000000000000000000000000000", trace)

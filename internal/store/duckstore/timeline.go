@@ -187,35 +187,38 @@ func (b *bins) scan(r *sql.Rows) error {
 	return err
 }
 
+// rankBits is the number of bits for the rank of a shape in the order of keys.
+const rankBits = 26
+
 // binsOfRows reads operations: sums of those within one bin, and the others one by one.
+//
+// The longest operation of a bin has the largest number of its duration, the time from its start to the
+// end of the bins, and its rank. An aggregate of a structure takes ten times as long.
 func (v *view) binsOfRows(ctx context.Context, b *bins, inLanes string) error {
-	const d, last = "greatest(dur_ns, 0)", "start_ns + greatest(dur_ns - 1, 0)"
-	shapes := v.dict(shapes)
-	rows := "(SELECT lane, shape, start_ns AS s, " + d + " AS d, (start_ns - $1) // $2 AS b FROM {ops} WHERE start_ns >= $1 AND start_ns < $3 AND " +
-		"(" + last + " - $1) // $2 = (start_ns - $1) // $2" + inLanes + ")"
-	query := "SELECT lane, b, count(*), " + lowBits("d") + ", arg_min({'d': d, 'shape': shape, 's': s, 'k': key}, {'d': -d, 's': s, 'k': key}) AS top FROM " +
-		rows + " LEFT JOIN " + shapes + " k ON k.id = shape GROUP BY 1, 2"
-	query = "SELECT * EXCLUDE (top), top.d, top.shape, coalesce(top.k, 0), top.s FROM (" + query + ")"
-	if err := v.each(ctx, query, []any{b.from, b.width, b.end}, b.scan); err != nil {
-		return err
-	}
-	reach := b.from - shortNs
-	query = "SELECT lane, shape, coalesce(key, 0), s, e FROM (SELECT lane, shape, start_ns AS s, start_ns + " + d + " AS e FROM {ops}" +
-		" WHERE start_ns >= $4 AND start_ns < $3 AND start_ns + " + d + " > $1 AND (start_ns < $1 OR (" + last + " - $1) // $2 > (start_ns - $1) // $2)" +
-		inLanes + " UNION ALL SELECT lane, 0, start_ns, end_ns FROM {long_ops} WHERE start_ns < $4 AND end_ns > $1" + inLanes + ") LEFT JOIN " +
-		shapes + " k ON k.id = shape"
-	return v.each(ctx, query, []any{b.from, b.width, b.end, reach}, func(r *sql.Rows) error {
+	ops := "SELECT lane, shape, start_ns AS s, greatest(dur_ns, 0) AS d FROM {ops} WHERE start_ns >= $4 AND start_ns < $3 AND (start_ns >= $1 OR start_ns + dur_ns > $1)" + inLanes
+	const within = "s >= $1 AND (s + greatest(d - 1, 0) - $1) // $2 = (s - $1) // $2"
+	query := fmt.Sprintf("WITH k AS (SELECT id, key, (1 << %[1]d) - row_number() OVER (ORDER BY key, id) AS rank FROM "+v.dict(shapes)+"), o AS MATERIALIZED ("+ops+
+		") SELECT lane, b, n, busy, (top >> 64)::BIGINT, coalesce(id, 0), coalesce(key, 0), $3 - ((top & 18446744073709551615::HUGEINT) >> %[1]d)::BIGINT FROM ("+
+		"SELECT lane, (s - $1) // $2 AS b, count(*) AS n, "+lowBits("d")+" AS busy, max((d::HUGEINT << 64) + ((($3 - s) << %[1]d) + coalesce(rank, 0))) AS top "+
+		"FROM o LEFT JOIN k ON k.id = shape WHERE "+within+" GROUP BY 1, 2) LEFT JOIN k ON k.rank = (top & ((1 << %[1]d) - 1))::BIGINT "+
+		"UNION ALL SELECT lane, -1, 1, 0::UBIGINT, d, shape, coalesce(key, 0), s FROM o LEFT JOIN k ON k.id = shape WHERE NOT ("+within+") "+
+		"UNION ALL SELECT lane, -1, 1, 0::UBIGINT, end_ns - start_ns, 0, 0, start_ns FROM {long_ops} WHERE start_ns < $4 AND end_ns > $1"+inLanes, rankBits)
+	return v.each(ctx, query, []any{b.from, b.width, b.end, b.from - shortNs}, func(r *sql.Rows) error {
 		var lane uint32
+		var index, n, busy int64
 		var top topOp
-		var end int64
-		if err := r.Scan(&lane, &top.shape, &top.key, &top.start, &end); err != nil {
+		if err := r.Scan(&lane, &index, &n, wrapped{&busy}, &top.ns, &top.shape, &top.key, &top.start); err != nil {
 			return err
 		}
+		if index >= 0 {
+			b.start(lane, index, n, top)
+			b.sums[binKey{lane, index}].busy += busy
+			return nil
+		}
 		if top.start >= b.from {
-			top.ns = end - top.start
 			b.start(lane, (top.start-b.from)/b.width, 1, top)
 		}
-		b.busy(lane, top.start, end)
+		b.busy(lane, top.start, top.start+top.ns)
 		return nil
 	})
 }

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/answer"
@@ -82,16 +81,6 @@ func (v *view) treeSpans(ctx context.Context, where string, args []any, add func
 
 func insideTree(operation string) bool {
 	return operation != semconv.CUDAOperationSession && operation != semconv.CUDAOperationDeepWindow
-}
-
-// treeOf returns the tree that decides the paths of places: an empty one if all have a list of names.
-func (v *view) treeOf(ctx context.Context, places map[uint32]*store.Place) (*tree, error) {
-	for _, p := range places {
-		if p.ScopePath == "" && p.Parent != 0 {
-			return v.tree(ctx)
-		}
-	}
-	return &tree{}, nil
 }
 
 // smallTree is the number of spans up to which readers keep the tree of a session.
@@ -214,30 +203,6 @@ func (t *tree) path(p *treeSpan) ([]string, bool) {
 	return names, p.inTree
 }
 
-// place returns the names of a place.
-func (t *tree) place(p *store.Place) []string {
-	if p.ScopePath != "" {
-		names := strings.Split(p.ScopePath, "|")
-		return names[:min(len(names), store.MaxScopeDepth)]
-	}
-	if q := t.byID[p.Parent]; q != nil && p.Parent != 0 {
-		if names, ok := t.path(q); ok {
-			return names
-		}
-	}
-	if p.ScopeName != "" {
-		return []string{p.ScopeName}
-	}
-	return nil
-}
-
-// scopeNode is a node with what its percentiles and order need.
-type scopeNode struct {
-	store.ScopeNode
-	names   []string
-	buckets answer.Histogram
-}
-
 // scopeSums reads the sums of the operations of some parents.
 func (v *view) scopeSums(ctx context.Context, ids []uint64) (map[store.SpanID]*scopeSum, error) {
 	out := map[store.SpanID]*scopeSum{}
@@ -253,83 +218,6 @@ func (v *view) scopeSums(ctx context.Context, ids []uint64) (map[store.SpanID]*s
 	return out, err
 }
 
-func (v *view) nodes(ctx context.Context, t *tree) ([]*scopeNode, error) {
-	nodes := map[uint32]*scopeNode{0: {buckets: answer.Histogram{}}}
-	get := func(names []string) *scopeNode {
-		parent := uint32(0)
-		for n := range names {
-			id := v.pathID(names[:n+1])
-			if nodes[id] == nil {
-				nodes[id] = &scopeNode{store.ScopeNode{Path: id, Parent: parent, Name: names[n]}, names[:n+1], answer.Histogram{}}
-			}
-			parent = id
-		}
-		return nodes[parent]
-	}
-	for _, p := range t.all {
-		if names, ok := t.path(p); ok {
-			n := get(names)
-			n.Instances++
-			n.WallNs += p.duration()
-			n.buckets[store.Bucket(p.duration())]++
-		}
-	}
-	parts, err := v.rollupParts(ctx, false, true)
-	if err != nil {
-		return nil, err
-	}
-	siteIDs, shapeIDs := idSet{}, idSet{}
-	for i := range parts {
-		siteIDs.add(parts[i].place)
-		shapeIDs.add(parts[i].shape)
-	}
-	sites, err := v.sites(ctx, siteIDs)
-	if err != nil {
-		return nil, err
-	}
-	shapes, err := v.shapes(ctx, shapeIDs)
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range parts {
-		n := get(t.place(orEmpty(sites[p.place])))
-		switch orEmpty(shapes[p.shape]).Operation {
-		case store.OpKernel:
-			n.Kernels += p.n
-			n.KernelNs += p.sum
-			n.QueueNs += p.queue
-		case store.OpCopy:
-			n.Copies += p.n
-			n.CopyNs += p.sum
-			n.CopyBytes += p.bytes
-		}
-	}
-	return slices.SortedFunc(maps.Values(nodes), func(a, b *scopeNode) int { return slices.Compare(a.names, b.names) }), nil
-}
-
-// Scopes implements [store.Reader].
-func (s *Store) Scopes(ctx context.Context, project, session string) ([]store.ScopeNode, error) {
-	v, err := s.open(ctx, project, session, false)
-	if err != nil {
-		return nil, err
-	}
-	defer v.close()
-	t, err := v.tree(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read scopes: %w", err)
-	}
-	nodes, err := v.nodes(ctx, t)
-	if err != nil {
-		return nil, fmt.Errorf("read scopes: %w", err)
-	}
-	var out []store.ScopeNode
-	for _, n := range nodes {
-		n.P50Ns, n.P99Ns = n.buckets.Percentile(50), n.buckets.Percentile(99)
-		out = append(out, n.ScopeNode)
-	}
-	return out, nil
-}
-
 // Instances implements [store.Reader].
 func (s *Store) Instances(ctx context.Context, q store.InstanceQuery) ([]store.Instance, error) {
 	n, err := answer.Limits(q.From, q.To, q.Limit, 100, 10_000)
@@ -341,9 +229,24 @@ func (s *Store) Instances(ctx context.Context, q store.InstanceQuery) ([]store.I
 		return nil, err
 	}
 	defer v.close()
-	list, err := v.instances(ctx, q, n)
+	list, err := whileFresh(v, func() ([]store.Instance, error) {
+		list, ok, err := v.chainedInstances(ctx, q, n)
+		if ok || err != nil {
+			return list, err
+		}
+		return v.sortedInstances(ctx, q, n)
+	}, func() ([]store.Instance, error) { return v.sortedInstances(ctx, q, n) })
 	if err != nil {
 		return nil, fmt.Errorf("read instances: %w", err)
+	}
+	return list, nil
+}
+
+// sortedInstances returns the first n instances of a path from single spans.
+func (v *view) sortedInstances(ctx context.Context, q store.InstanceQuery, n int) ([]store.Instance, error) {
+	list, err := v.instances(ctx, q, n)
+	if err != nil {
+		return nil, err
 	}
 	// The order by start or duration is that of instances.
 	value := func(i store.Instance) int64 {
@@ -359,7 +262,8 @@ func (s *Store) Instances(ctx context.Context, q store.InstanceQuery) ([]store.I
 	return list[:min(n, len(list))], nil
 }
 
-// instances returns the instances of a path, the first n ones if the order does not need their sums. Only spans whose name is the last one of the path are read.
+// instances returns the instances of a path, the first n ones if the order does not need their sums. Only
+// spans whose name is the last one of the path are read.
 func (v *view) instances(ctx context.Context, q store.InstanceQuery, n int) ([]store.Instance, error) {
 	name, ok := v.sess.paths.last(q.Path)
 	if !ok {

@@ -117,6 +117,7 @@ func (s *Store) writeSession(ctx context.Context, k sessionKey, batches []*store
 		}
 	}
 	if sess.dicts == nil {
+		sess.chains = nil
 		if sess.dicts, err = s.loadDictionaries(ctx, sess); err != nil {
 			return err
 		}
@@ -337,6 +338,7 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 			return err
 		}
 	}
+	s.refreshChains(ctx, sess, false)
 	if seg.ops-seg.gapOps >= s.gapTail && sess.id != "" {
 		if err := s.extendGaps(ctx, sess, false); err != nil {
 			return err
@@ -590,21 +592,23 @@ func (w *transaction) writeSpans(ctx context.Context, tx *sql.Tx, rows []item) e
 		spans[k] = i
 	}
 	var removed []int64
-	replaced := map[rowKey]bool{}
-	err := w.stored(ctx, tx, "spans", "start_ns, span, end_ns, rowid, origin, operation", rows, 1, func(r *sql.Rows) error {
+	replaced := map[rowKey]*oldSpan{}
+	err := w.stored(ctx, tx, "spans", "start_ns, span, end_ns, rowid, origin, operation, parent, name, chain", rows, 1, func(r *sql.Rows) error {
 		var k rowKey
-		var end, id int64
+		var id int64
 		var origin uint32
 		var operation string
-		if err := r.Scan(&k.at, &k.id, &end, &id, &origin, &operation); err != nil {
+		old := &oldSpan{}
+		if err := r.Scan(&k.at, &k.id, &old.end, &id, &origin, &operation, &old.parent, &old.name, &old.chain); err != nil {
 			return err
 		}
+		old.inside = insideTree(operation)
 		i, ok := spans[k]
 		switch {
 		case !ok:
-		case i.batch.Spans[i.row].EndNs > end:
+		case i.batch.Spans[i.row].EndNs > old.end:
 			removed = append(removed, id)
-			replaced[k] = true
+			replaced[k] = old
 			w.result.Replaced++
 			w.stale = w.stale || origin != 0 && k.at >= w.seg.summary.ResourceNs ||
 				operation == semconv.CUDAOperationSession && i.batch.Spans[i.row].Operation != operation
@@ -620,17 +624,24 @@ func (w *transaction) writeSpans(ctx context.Context, tx *sql.Tx, rows []item) e
 	if err := w.remove(ctx, tx, "spans", removed); err != nil {
 		return err
 	}
+	var list []*spanRow
 	for _, i := range rows {
 		p := &i.batch.Spans[i.row]
 		k := rowKey{p.StartNs, uint64(p.Span)}
-		if spans[k] != i {
-			continue
+		if spans[k] == i {
+			list = append(list, &spanRow{item: i, old: replaced[k]})
 		}
-		if !replaced[k] {
+	}
+	if err := w.chainSpans(ctx, tx, list); err != nil {
+		return err
+	}
+	for _, i := range list {
+		p := i.span()
+		if i.old == nil {
 			w.result.Written++
 			w.info.Counts["spans"]++
 		}
-		if err := w.span(i.batch, p); err != nil {
+		if err := w.span(i.batch, p, i.chain); err != nil {
 			return err
 		}
 		w.info.Ended = w.info.Ended || p.Operation == semconv.CUDAOperationSession

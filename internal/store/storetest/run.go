@@ -30,6 +30,8 @@ type Setup struct {
 	Reopen func(tb testing.TB, s store.Store) store.Store
 	// CountsDuplicates is false for stores that count duplicates as written.
 	CountsDuplicates bool
+	// Only has the names of the scenarios to run. Empty runs all.
+	Only []string
 	// Few asks fewer questions in each comparison, for stores whose queries are slow.
 	Few bool
 }
@@ -70,6 +72,9 @@ type scenario struct {
 // asks more questions.
 func Run(t *testing.T, setup Setup) {
 	for _, s := range scenarios {
+		if len(setup.Only) > 0 && !slices.Contains(setup.Only, s.name) {
+			continue
+		}
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
 			s.run(newPair(t, &setup))

@@ -203,24 +203,65 @@ function laneLabel(lane: Schemas["Lane"]): string {
   return `${stream || "stream unknown"}${lane.class === "copy" ? " copies" : ""}`;
 }
 
+/** Prepared is what tracks are made of. It depends on the data and the theme only, not on the view. */
+export interface Prepared {
+  spans: [label: string, items: Item[], rows: number][];
+  gaps: Map<string, Item[]>;
+  bins: Map<number, Bins>;
+  /** Undefined if the answer has bins only. */
+  slices: Map<number, Item[]> | undefined;
+}
+
+/** prepare makes items and bins of the data. It takes milliseconds, so frames reuse its result. */
+export function prepare(data: Pick<TimelineData, "columns" | "spans" | "gaps">, dark: boolean): Prepared {
+  const gaps = new Map<string, Item[]>();
+  for (const g of data.gaps?.gaps ?? []) {
+    const items = gaps.get(g.device) ?? [];
+    items.push({
+      id: `gap-${g.start}`,
+      kind: "gap",
+      start: g.start,
+      end: g.start + g.duration_ns,
+      row: 0,
+      name: "idle",
+      rgb: dark ? [196, 134, 62] : [190, 120, 30],
+    });
+    gaps.set(g.device, items);
+  }
+  for (const items of gaps.values()) items.sort((a, b) => a.start - b.start);
+  return {
+    spans: [...spanGroups(data.spans?.spans ?? [])].map(([label, spans]) => {
+      const items = spanItems(spans, dark);
+      return [label, items, items.reduce((n, i) => Math.max(n, i.row + 1), 1)];
+    }),
+    gaps,
+    bins: splitBins(data.columns, dark),
+    slices: data.columns?.slices && splitSlices(data.columns, dark),
+  };
+}
+
+/** denseLanes returns the lanes that show bins: slices narrower than pixels would exaggerate the busy share. */
+export function denseLanes(p: Prepared, view: View, width: number): string {
+  const lanes: number[] = [];
+  for (const [lane, slices] of p.slices ?? []) if (dense(slices, view, width)) lanes.push(lane);
+  return lanes.join();
+}
+
 /** buildTracks lays out all tracks from the top: spans, then each device with its lanes, then metrics. */
 export function buildTracks(
   overview: Schemas["Overview"],
-  data: TimelineData,
+  prepared: Prepared,
   metricTracks: readonly MetricTrack[],
-  dark: boolean,
-  view: View,
-  width: number,
+  denseIds: string,
 ): Track[] {
+  const denseOnes = new Set(denseIds.split(","));
   const tracks: Track[] = [];
   let top = 0;
   const add = (t: Omit<Track, "top">) => {
     tracks.push({ ...t, top });
     top += t.height;
   };
-  for (const [label, spans] of spanGroups(data.spans?.spans ?? [])) {
-    const items = spanItems(spans, dark);
-    const rows = items.reduce((n, i) => Math.max(n, i.row + 1), 1);
+  for (const [label, items, rows] of prepared.spans) {
     add({ key: `spans-${label}`, kind: "spans", label, detail: "", rowHeight: 18, height: rows * 18 + 6, items });
   }
   const devices = new Map<string, Schemas["Lane"][]>();
@@ -228,8 +269,6 @@ export function buildTracks(
     const key = `${lane.device ?? ""}|${lane.device_index ?? ""}`;
     devices.set(key, [...(devices.get(key) ?? []), lane]);
   }
-  const binsOf = splitBins(data.columns, dark);
-  const slicesOf = splitSlices(data.columns, dark);
   for (const [key, lanes] of devices) {
     const first = lanes[0] as Schemas["Lane"];
     add({
@@ -241,19 +280,8 @@ export function buildTracks(
       height: 22,
       items: [],
     });
-    const gaps = (data.gaps?.gaps ?? []).filter((g) => g.device === (first.device ?? ""));
     if (lanes.some((l) => l.class === "compute")) {
-      const items: Item[] = gaps
-        .map((g) => ({
-          id: `gap-${g.start}`,
-          kind: "gap" as const,
-          start: g.start,
-          end: g.start + g.duration_ns,
-          row: 0,
-          name: "idle",
-          rgb: dark ? [196, 134, 62] : [190, 120, 30],
-        }))
-        .sort((a, b) => a.start - b.start);
+      const items = prepared.gaps.get(first.device ?? "") ?? [];
       add({
         key: `gaps-${key}`,
         kind: "gaps",
@@ -266,14 +294,12 @@ export function buildTracks(
     }
     const labels = laneLabels(lanes);
     for (const [i, lane] of lanes.entries()) {
-      const slices = slicesOf.get(lane.id) ?? [];
-      // Where slices are narrower than pixels, bins show the busy share, which slices would exaggerate.
-      const single = data.columns?.slices !== undefined && !dense(slices, view, width);
-      const items = single ? slices : [];
+      const single = prepared.slices !== undefined && !denseOnes.has(String(lane.id));
+      const items = (single && prepared.slices?.get(lane.id)) || [];
       const rows = items.reduce((n, i) => Math.max(n, i.row + 1), 1);
       const tall = lane.class === "compute" ? 30 : 22;
       const rowHeight = rows === 1 ? tall : Math.max(14, tall / 1.5);
-      const bins = single ? undefined : binsOf.get(lane.id);
+      const bins = single ? undefined : prepared.bins.get(lane.id);
       add({
         key: `lane-${lane.id}`,
         kind: "lane",

@@ -179,11 +179,11 @@ export class Painter {
     const scale = (s.width * s.dpr) / (s.view.to - s.view.from);
     const y0 = this.y(s, t.top) + pad * s.dpr;
     const full = (t.height - 2 * pad) * s.dpr;
-    for (let i = 0; i < b.index.length; i++) {
+    for (let i = firstBin(b, s.view.from); i < b.index.length; i++) {
       const start = b.from + (b.index[i] as number) * b.width;
       const x0 = Math.floor((start - s.view.from) * scale);
       const x1 = Math.max(x0 + 1, Math.floor((start + b.width - s.view.from) * scale));
-      if (x1 < 0 || x0 > this.w) continue;
+      if (x0 > this.w) break;
       const share = Math.min(1, (b.busy[i] as number) / b.width);
       const rgb = b.rgb[i] as readonly number[];
       const dim = s.match !== "" && !(b.name[i] as string).toLowerCase().includes(s.match);
@@ -372,6 +372,17 @@ export class Painter {
     const n = Math.floor((text.length * width) / full) - 1;
     return n < 3 ? "" : `${text.slice(0, n)}…`;
   }
+}
+
+/** firstBin returns the first bin that ends after a time. */
+function firstBin(b: Bins, at: number): number {
+  let [low, high] = [0, b.index.length];
+  while (low < high) {
+    const middle = (low + high) >>> 1;
+    if (b.from + ((b.index[middle] as number) + 1) * b.width <= at) low = middle + 1;
+    else high = middle;
+  }
+  return low;
 }
 
 function mix(rgb: readonly number[], bg: number, share: number): number {

@@ -68,14 +68,14 @@ export function ExportMenu({ state }: { state: SessionState }) {
             <li key={format}>
               <a href={url(path, { format, ...part })} download>
                 {name}
-              </a>{" "}
+              </a>
               <small>{use}</small>
             </li>
           ))}
           <li>
             <a href={url(path)} download>
               Session file
-            </a>{" "}
+            </a>
             <small>all data, for gpuflight view and the first page</small>
           </li>
         </ul>

@@ -139,7 +139,8 @@ export type Made =
   | "p99"
   | "records"
   | "ratio"
-  | "value";
+  | "value"
+  | "rate";
 
 /**
  * num makes a link a number that is made of the rows of its target. The browser test follows each of

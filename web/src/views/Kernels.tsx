@@ -170,18 +170,23 @@ function Row({ g, group, total, wide }: { g: Group; group: string; total: number
         : group === "lane"
           ? { lane: String(g.id) }
           : { path: g.id, direct: "true" };
-  const rows = (sort: string) => ({ ...window, ...select, operation: "kernel", sort });
-  const link = (made: Made, value: number, sort: string, text = duration(value), hint = exactDuration(value)) => (
-    <Link
-      to="/sessions/$session/launches"
-      params={{ session: id }}
-      search={rows(sort) as never}
-      {...num(made, value)}
-      title={hint}
-    >
-      {text}
-    </Link>
-  );
+  const rows = (sort: string) => ({ ...window, path: search.path, ...select, operation: "kernel", sort });
+  // The page of operations has no search in names.
+  const exact = !search.q || group === "name" || group === "shape";
+  const link = (made: Made, value: number, sort: string, text = duration(value), hint = exactDuration(value)) =>
+    exact ? (
+      <Link
+        to="/sessions/$session/launches"
+        params={{ session: id }}
+        search={rows(sort) as never}
+        {...num(made, value)}
+        title={hint}
+      >
+        {text}
+      </Link>
+    ) : (
+      <span title={hint}>{text}</span>
+    );
   const name = title(g);
   const occ = g.shape ? occupancy(g.shape.attributes) : undefined;
   return (

@@ -264,7 +264,7 @@ function Chart({
               <span className={ui.swatch} style={{ background: color(i, dark) }} aria-hidden="true" />
               {label(s)}{" "}
               <a
-                {...num("value", v ?? 0)}
+                {...num(cumulative ? "rate" : "value", v ?? 0)}
                 href={url(`/sessions/${encodeURIComponent(session.id)}/series/${s.key}`, request(s))}
                 target="_blank"
                 rel="noreferrer"

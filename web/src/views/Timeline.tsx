@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
+import { flushSync } from "react-dom";
 import { useSession } from "../api/hooks";
 import { css, families, oklch } from "../lib/color";
 import { count, duration, exactDuration, offset, percent } from "../lib/format";
 import { around, clamp, pan, rounded, toNs, type View, zoom } from "../lib/scale";
-import { buildTracks, shown, useMetrics, useTimeline } from "../timeline/data";
+import { buildTracks, denseLanes, prepare, shown, useMetrics, useTimeline } from "../timeline/data";
 import { hit, type Item, Painter, type Scene, type Track } from "../timeline/draw";
 import { Failure, SearchBox, ui } from "../ui/parts";
 import { useDark } from "../ui/theme";
@@ -55,12 +56,22 @@ export function Timeline() {
     }
   }, [whole]);
 
+  const frame = useRef(0);
+  useEffect(() => () => cancelAnimationFrame(frame.current), []);
+  const worked = useRef(0);
   const pending = useRef<ReturnType<typeof setTimeout>>(undefined);
   const written = useRef("");
   const setView = useCallback(
     (v: View) => {
       viewRef.current = v;
-      setViewState(v);
+      // Several events can arrive in a frame, which draws the last view only.
+      if (!frame.current) {
+        frame.current = requestAnimationFrame(() => {
+          frame.current = 0;
+          worked.current = performance.now();
+          flushSync(() => setViewState(viewRef.current));
+        });
+      }
       follow.current = v.from <= whole.from && v.to >= whole.to;
       clearTimeout(pending.current);
       pending.current = setTimeout(() => {
@@ -102,15 +113,17 @@ export function Timeline() {
 
   const data = useTimeline(session, view, extent, size.width);
   const metrics = useMetrics(session, extent, dark);
-  // biome-ignore lint/correctness/useExhaustiveDependencies: data is a new object in each render
+  const { columns, spans, gaps } = data;
+  const prepared = useMemo(() => prepare({ columns, spans, gaps }, dark), [columns, spans, gaps, dark]);
+  const denseIds = denseLanes(prepared, view, size.width);
   const tracks = useMemo(
-    () => buildTracks(session.overview, data, metrics, dark, view, size.width),
-    [session.overview, data.columns, data.spans, data.gaps, metrics, dark, view, size.width],
+    () => buildTracks(session.overview, prepared, metrics, denseIds),
+    [session.overview, prepared, metrics, denseIds],
   );
   const total = tracks.reduce((n, x) => Math.max(n, x.top + x.height), 0) + 34;
   const items = useMemo(() => tracks.flatMap((x) => x.items), [tracks]);
   const selected = search.sel ?? "";
-  const selectedTrack = tracks.find((x) => x.items.some((i) => i.id === selected));
+  const selectedTrack = selected ? tracks.find((x) => x.items.some((i) => i.id === selected)) : undefined;
   const selectedItem = selectedTrack?.items.find((i) => i.id === selected);
   const launchAt = useMemo(() => {
     const s = data.columns?.slices;
@@ -160,7 +173,11 @@ export function Timeline() {
     }
     const begin = performance.now();
     painter.current.paint(ctx, scene);
-    c.dataset.frame = (performance.now() - begin).toFixed(2);
+    const end = performance.now();
+    c.dataset.frame = (end - begin).toFixed(2);
+    // The work of a frame: from the new view to the end of the paint.
+    if (worked.current) c.dataset.work = (end - worked.current).toFixed(2);
+    worked.current = 0;
   });
 
   const select = useCallback(
@@ -388,6 +405,22 @@ export function Timeline() {
     return () => window.removeEventListener("keydown", key);
   }, [setView, whole, select, reveal, jump, selectedItem, selectedTrack, range, cursor, items]);
 
+  const labels = useMemo(
+    () =>
+      tracks.map((x) => (
+        <div
+          key={x.key}
+          className={t.label}
+          data-kind={x.kind}
+          style={{ top: x.top + 30, height: x.height }}
+          title={`${x.label} ${x.detail}`}
+        >
+          <span>{x.label}</span>
+          {x.detail && (x.height > 26 || x.kind === "group") && <small>{x.detail}</small>}
+        </div>
+      )),
+    [tracks],
+  );
   const remarks = shown(data, view, tracks);
   const inView = matches.filter((i) => i.end >= view.from && i.start <= view.to).length;
   return (
@@ -451,18 +484,7 @@ export function Timeline() {
             <div className={t.content} style={{ height: total }}>
               <div className={t.labels}>
                 <div className={t.corner}>{data.fetching ? "loading…" : "from start"}</div>
-                {tracks.map((x) => (
-                  <div
-                    key={x.key}
-                    className={t.label}
-                    data-kind={x.kind}
-                    style={{ top: x.top + 30, height: x.height }}
-                    title={`${x.label} ${x.detail}`}
-                  >
-                    <span>{x.label}</span>
-                    {x.detail && (x.height > 26 || x.kind === "group") && <small>{x.detail}</small>}
-                  </div>
-                ))}
+                {labels}
               </div>
               <canvas
                 ref={canvas}

@@ -1,0 +1,657 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/duckdb/duckdb-go/v2"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+// A chain says where spans are in the tree of scopes: the names from an anchor down to the span. The
+// anchor is the parent at which the chain of the span ends, because the session lacks it, or 0. When
+// the anchor arrives, the writer changes the chains that end there. So the tree of scopes needs the sums
+// of each chain, and no single span.
+//
+// This does not work if a stored span gets another name or parent, or if an earlier span with the same
+// id arrives. Then the chains of the session are stale: readers compute the tree from all spans, and the
+// writer builds the chains again (see rebuildChains).
+
+// States of a chain.
+const (
+	chainInside   = uint8(iota)
+	chainOutside  // too long, or a cycle
+	chainBoundary // of a session or deep window: chains below begin anew
+	chainTwin     // inside, of a span that is not the first one with its id
+)
+
+// limb is the content of a chain.
+type limb struct {
+	anchor store.SpanID
+	key    string // pathKey of the names
+	depth  int
+	state  uint8
+}
+
+// below returns the chain of the names in c under a span whose chain is p.
+func (p limb) below(c limb) limb {
+	switch {
+	case p.state == chainOutside || p.depth+c.depth > store.MaxScopeDepth:
+		return limb{state: chainOutside}
+	case p.state == chainBoundary:
+		return limb{key: c.key, depth: c.depth, state: c.state}
+	}
+	return limb{anchor: p.anchor, key: p.key + c.key, depth: p.depth + c.depth, state: c.state}
+}
+
+type chain struct {
+	id uint32
+	limb
+	// The number of spans and the earliest start, if this process has written all of them to seg.
+	n     int64
+	first int64
+	seg   *segment
+}
+
+func (c *chain) count(seg *segment, n, first int64) {
+	if c.seg != seg {
+		c.seg = nil
+	}
+	c.n += n
+	c.first = min(c.first, first)
+}
+
+type chainSpan struct {
+	start int64
+	chain uint32
+}
+
+type chainSum struct{ n, ns int64 }
+
+type chainBucket struct {
+	chain  uint32
+	bucket uint16
+}
+
+// chains is what the writer remembers of the chains of a session. Of spans with one id it has the one
+// with the earliest start. Beyond maxChained entries it forgets them and reads them again on demand.
+type chains struct {
+	spans    map[store.SpanID]chainSpan
+	byID     map[uint32]*chain
+	byLimb   map[limb]*chain
+	anchored map[store.SpanID][]*chain
+	moved    map[uint32]uint32 // from a removed chain to the one that replaced it
+	// Ids of spans and anchors that may be stored and are not in the maps.
+	oldSpans, oldAnchors bloom
+	next                 uint32
+	seq                  int64
+}
+
+const (
+	maxChained = 1 << 18
+	// maxMoved is the number of spans of a chain up to which the writer changes their rows.
+	maxMoved = 1 << 16
+)
+
+func newChains() *chains {
+	t := &chains{next: 1}
+	t.reset()
+	return t
+}
+
+func (t *chains) reset() {
+	t.spans, t.byID, t.byLimb = map[store.SpanID]chainSpan{}, map[uint32]*chain{}, map[limb]*chain{}
+	t.anchored, t.moved = map[store.SpanID][]*chain{}, map[uint32]uint32{}
+}
+
+// forget empties the maps if they have more than limit entries.
+func (t *chains) forget(limit int64) {
+	if int64(len(t.spans)+len(t.byID)+len(t.anchored)+len(t.moved)) < limit {
+		return
+	}
+	for id := range t.spans {
+		t.oldSpans.add(uint64(id))
+	}
+	for id := range t.anchored {
+		t.oldAnchors.add(uint64(id))
+	}
+	t.reset()
+}
+
+func (t *chains) add(c *chain) {
+	t.byID[c.id] = c
+	if t.byLimb[c.limb] == nil {
+		t.byLimb[c.limb] = c
+	}
+	if c.anchor != 0 {
+		t.anchored[c.anchor] = append(t.anchored[c.anchor], c)
+	}
+}
+
+// final returns the chain that has replaced another one.
+func (t *chains) final(id uint32) uint32 {
+	for {
+		next, ok := t.moved[id]
+		if !ok {
+			return id
+		}
+		id = next
+	}
+}
+
+// writerView returns the segments of a session, attached until it is closed.
+func (s *Store) writerView(ctx context.Context, sess *session) (*view, error) {
+	v := &view{s: s, sess: sess}
+	for _, seg := range sess.segments {
+		if err := s.acquire(ctx, seg); err != nil {
+			v.close()
+			return nil, err
+		}
+		v.segments = append(v.segments, seg)
+	}
+	return v, nil
+}
+
+// loadChains reads the ids of the spans and anchors of a session.
+func (v *view) loadChains(ctx context.Context) (*chains, error) {
+	t := newChains()
+	for _, q := range []struct {
+		query string
+		add   func(uint64)
+	}{
+		{"SELECT span FROM {spans}", t.oldSpans.add},
+		{"SELECT anchor FROM {chains} WHERE anchor != 0", t.oldAnchors.add},
+	} {
+		err := v.each(ctx, q.query, nil, func(r *sql.Rows) error {
+			var id uint64
+			err := r.Scan(&id)
+			q.add(id)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return t, v.each(ctx, "SELECT coalesce(max(id), 0)::UINTEGER + 1, coalesce(max(seq), 0) + 1 FROM {chains}", nil, func(r *sql.Rows) error {
+		return r.Scan(&t.next, &t.seq)
+	})
+}
+
+// latestChains is SQL for the current content of all chains.
+const latestChains = "(SELECT id, arg_max(anchor, seq) AS anchor, arg_max(key, seq) AS key, arg_max(depth, seq) AS depth, " +
+	"arg_max(state, seq) AS state FROM {chains} GROUP BY id)"
+
+// readChains reads chains that meet a condition, except those that are in memory.
+func (t *chains) readChains(ctx context.Context, q querier, v *view, where string, ids any) error {
+	return eachRow(ctx, q, v.tables("SELECT id, anchor, key, depth, state FROM "+latestChains+" WHERE "+where), []any{ids}, func(r *sql.Rows) error {
+		c := &chain{}
+		var key []byte
+		if err := r.Scan(&c.id, &c.anchor, &key, &c.depth, &c.state); err != nil {
+			return err
+		}
+		c.key = string(key)
+		if t.byID[c.id] == nil {
+			t.add(c)
+		}
+		return nil
+	})
+}
+
+// readSpans reads what is stored of spans that may exist and are not in memory, and their chains.
+func (t *chains) readSpans(ctx context.Context, q querier, v *view, ids []store.SpanID) error {
+	var list []uint64
+	for _, id := range ids {
+		if _, ok := t.spans[id]; !ok && id != 0 && t.oldSpans.has(uint64(id)) {
+			list = append(list, uint64(id))
+		}
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	var missing []int64
+	err := eachRow(ctx, q, v.tables("SELECT span, min(start_ns), arg_min(chain, start_ns) FROM {spans} WHERE span IN (SELECT unnest(?::UBIGINT[])) GROUP BY 1"),
+		[]any{list}, func(r *sql.Rows) error {
+			var id store.SpanID
+			var p chainSpan
+			err := r.Scan(&id, &p.start, &p.chain)
+			t.spans[id] = p
+			if t.byID[t.final(p.chain)] == nil {
+				missing = append(missing, int64(p.chain))
+			}
+			return err
+		})
+	if err != nil || len(missing) == 0 {
+		return err
+	}
+	return t.readChains(ctx, q, v, "id IN (SELECT unnest(?::BIGINT[]))", missing)
+}
+
+// spanRow is a span that a transaction writes.
+type spanRow struct {
+	item
+	old   *oldSpan // the version that it replaces, or nil
+	chain uint32
+
+	limb    limb
+	visited bool
+	done    bool
+}
+
+func (r *spanRow) span() *store.Span { return &r.batch.Spans[r.row] }
+
+// oldSpan is a stored version of a span.
+type oldSpan struct {
+	end    int64
+	parent store.SpanID
+	name   string
+	inside bool
+	chain  uint32
+}
+
+// step is a part of the chain of a span: a span of the batch, or a chain that ends at such a span.
+type step struct {
+	row  *spanRow
+	limb limb
+}
+
+// resolve finds the chain of a span of the batch. first has its new spans by id.
+func (t *chains) resolve(r *spanRow, first map[store.SpanID]*spanRow) {
+	var steps []step
+	var base limb
+	for cur := r; ; {
+		if cur.done {
+			base = cur.limb
+			break
+		}
+		if cur.visited {
+			base = limb{state: chainOutside}
+			break
+		}
+		cur.visited = true
+		p := cur.span()
+		if !insideTree(p.Operation) {
+			cur.limb, cur.done = limb{state: chainBoundary}, true
+			base = cur.limb
+			break
+		}
+		name := utf8(p.Name)
+		steps = append(steps, step{cur, limb{key: pathKey([]string{name}), depth: 1}})
+		if p.Parent == 0 {
+			break
+		}
+		if cur = first[p.Parent]; cur != nil {
+			continue
+		}
+		stored, ok := t.spans[p.Parent]
+		if !ok {
+			base = limb{anchor: p.Parent}
+			break
+		}
+		c := t.byID[t.final(stored.chain)]
+		if cur = first[c.anchor]; cur == nil || c.anchor == 0 {
+			base = c.limb
+			break
+		}
+		steps = append(steps, step{nil, c.limb})
+	}
+	for _, s := range slices.Backward(steps) {
+		base = base.below(s.limb)
+		if s.row != nil {
+			s.row.limb, s.row.done = base, true
+		}
+	}
+}
+
+// chainSpans assigns the chains of spans and sums them up.
+func (w *transaction) chainSpans(ctx context.Context, tx *sql.Tx, list []*spanRow) error {
+	if w.sess.id == "" || len(list) == 0 || w.sess.stale() {
+		return nil
+	}
+	v, err := w.s.writerView(ctx, w.sess)
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	if w.sess.chains == nil {
+		if w.sess.chains, err = v.loadChains(ctx); err != nil {
+			return err
+		}
+	}
+	t := w.sess.chains
+	t.forget(w.s.maxChained)
+	first := map[store.SpanID]*spanRow{}
+	var ids []store.SpanID
+	for _, r := range list {
+		p := r.span()
+		if o := r.old; o != nil && (o.name != utf8(p.Name) || o.parent != p.Parent || o.inside != insideTree(p.Operation)) {
+			return w.markStale(ctx, tx)
+		}
+		if f := first[p.Span]; p.Span != 0 && (f == nil || p.StartNs < f.span().StartNs) {
+			first[p.Span] = r
+		}
+		ids = append(ids, p.Span, p.Parent)
+	}
+	if err := t.readSpans(ctx, tx, v, ids); err != nil {
+		return err
+	}
+	for _, p := range ids {
+		if s, ok := t.spans[p]; ok && t.byID[t.final(s.chain)] == nil {
+			return w.markStale(ctx, tx)
+		}
+	}
+	var anchors []uint64
+	for id, r := range first {
+		s, ok := t.spans[id]
+		if ok && r.span().StartNs < s.start {
+			return w.markStale(ctx, tx)
+		}
+		if ok {
+			delete(first, id)
+		} else if t.oldAnchors.has(uint64(id)) {
+			anchors = append(anchors, uint64(id))
+		}
+	}
+	if len(anchors) > 0 {
+		if err := t.readChains(ctx, tx, v, "anchor IN (SELECT unnest(?::UBIGINT[]))", anchors); err != nil {
+			return err
+		}
+	}
+	for _, r := range list {
+		if r.old == nil {
+			t.resolve(r, first)
+			if p := r.span(); p.Span != 0 && first[p.Span] != r && r.limb.state == chainInside {
+				r.limb.state = chainTwin
+			}
+		}
+	}
+	for id, r := range first {
+		t.resolve(r, first)
+		c, err := w.chainOf(r.limb)
+		if err != nil {
+			return err
+		}
+		t.spans[id] = chainSpan{r.span().StartNs, c.id}
+	}
+	if err := w.moveChains(ctx, tx, first); err != nil {
+		return err
+	}
+	for _, r := range list {
+		p := r.span()
+		if o := r.old; o != nil {
+			r.chain = t.final(o.chain)
+			w.rollup.chain(r.chain, max(o.end-p.StartNs, 0), -1)
+		} else {
+			c, err := w.chainOf(r.limb)
+			if err != nil {
+				return err
+			}
+			r.chain = c.id
+			c.count(w.seg, 1, p.StartNs)
+		}
+		w.rollup.chain(r.chain, max(p.EndNs-p.StartNs, 0), 1)
+	}
+	return nil
+}
+
+// chain counts a span.
+func (r *rollup) chain(id uint32, dur, n int64) {
+	s, _ := entry(r.chains, chainBucket{id, store.Bucket(dur)})
+	s.n += n
+	s.ns += n * dur
+}
+
+// chainOf returns the chain with a content.
+func (w *transaction) chainOf(l limb) (*chain, error) {
+	t := w.sess.chains
+	if c := t.byLimb[l]; c != nil {
+		return c, nil
+	}
+	c := &chain{id: t.next, limb: l, seg: w.seg, first: store.MaxTimeNs}
+	t.next++
+	t.add(c)
+	return c, w.writeChain(c)
+}
+
+func (w *transaction) writeChain(c *chain) error {
+	t := w.sess.chains
+	t.seq++
+	return w.append("chains", c.id, t.seq, uint64(c.anchor), []byte(c.key), uint8(c.depth), c.state)
+}
+
+// moveChains changes the chains that end at spans that are now known. The spans of a small chain get
+// another one that exists, so that there are as many chains as paths. Otherwise the chain gets a new
+// content.
+func (w *transaction) moveChains(ctx context.Context, tx *sql.Tx, first map[store.SpanID]*spanRow) error {
+	t := w.sess.chains
+	var pairs, removed []string
+	from := int64(store.MaxTimeNs)
+	for id, r := range first {
+		list := t.anchored[id]
+		delete(t.anchored, id)
+		for _, c := range list {
+			l := r.limb.below(c.limb)
+			delete(t.byLimb, c.limb)
+			if c.seg != w.seg || c.n == 0 || c.n > maxMoved {
+				c.limb = l
+				t.add(c)
+				if err := w.writeChain(c); err != nil {
+					return err
+				}
+				continue
+			}
+			target, err := w.chainOf(l)
+			if err != nil {
+				return err
+			}
+			target.count(w.seg, c.n, c.first)
+			from = min(from, c.first)
+			t.moved[c.id] = target.id
+			delete(t.byID, c.id)
+			removed = append(removed, strconv.FormatUint(uint64(c.id), 10))
+			pairs = append(pairs, fmt.Sprintf("(%d::UINTEGER, %d::UINTEGER)", c.id, target.id))
+		}
+	}
+	if len(pairs) == 0 {
+		return nil
+	}
+	values := " FROM (VALUES " + strings.Join(pairs, ", ") + ") m(a, b) WHERE chain = m.a"
+	for _, q := range []string{
+		"UPDATE " + w.seg.alias + ".spans SET chain = m.b" + values + " AND start_ns >= " + strconv.FormatInt(from, 10),
+		"UPDATE " + w.seg.alias + ".span_sums SET chain = m.b" + values,
+		"DELETE FROM " + w.seg.alias + ".chains WHERE id IN (" + strings.Join(removed, ", ") + ")",
+	} {
+		if _, err := tx.ExecContext(ctx, q); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// staleChains is the property of a segment whose transaction made the chains of the session stale.
+const staleChains = "stale_chains"
+
+// stale reports whether the chains of a session are stale. A missing segment makes them stale too.
+func (sess *session) stale() bool {
+	for i, seg := range sess.segments {
+		if seg.stale || sess.id != "" && seg.n != int64(i+1) {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *transaction) markStale(ctx context.Context, tx *sql.Tx) error {
+	w.sess.chains = nil
+	w.s.mu.Lock()
+	w.seg.stale = true
+	w.sess.epoch++
+	w.s.mu.Unlock()
+	_, err := tx.ExecContext(ctx, "INSERT INTO "+w.seg.alias+".meta VALUES ('"+staleChains+"', '1')")
+	return err
+}
+
+// rebuildChains computes the chains of a session from all its spans, in a transaction for each segment.
+func (s *Store) rebuildChains(ctx context.Context, sess *session) error {
+	v, err := s.writerView(ctx, sess)
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	sess.chains = nil
+	s.mu.Lock()
+	sess.rebuilt = sess.info.Counts["spans"]
+	s.mu.Unlock()
+	t, err := v.readTree(ctx)
+	if err != nil {
+		return err
+	}
+	old, err := v.loadChains(ctx)
+	if err != nil {
+		return err
+	}
+	sess.chains = newChains()
+	defer func() { sess.chains = nil }()
+	sess.chains.next, sess.chains.seq = old.next, old.seq
+	rest := t.all
+	for i, seg := range sess.segments {
+		n := len(rest)
+		if i+1 < len(sess.segments) {
+			n, _ = slices.BinarySearchFunc(rest, sess.segments[i+1].from, func(p *treeSpan, at int64) int { return cmp.Compare(p.start, at) })
+		}
+		if err := s.rebuildSegment(ctx, sess, seg, t, rest[:n]); err != nil {
+			return err
+		}
+		rest = rest[n:]
+	}
+	for _, seg := range sess.segments {
+		if _, err := s.writer.ExecContext(ctx, "DELETE FROM "+seg.alias+".meta WHERE key = '"+staleChains+"'"); err != nil {
+			return err
+		}
+		s.mu.Lock()
+		seg.stale = false
+		sess.epoch++
+		sess.version++
+		s.mu.Unlock()
+	}
+	return nil
+}
+
+// refreshChains rebuilds stale chains, at the latest when the session has twice as many spans. Without,
+// answers are correct too.
+func (s *Store) refreshChains(ctx context.Context, sess *session, now bool) {
+	if sess.id == "" || !sess.stale() || !now && sess.info.Counts["spans"] < 2*sess.rebuilt {
+		return
+	}
+	for i, seg := range sess.segments {
+		if seg.n != int64(i+1) {
+			return
+		}
+	}
+	if s.rebuildChains(ctx, sess) != nil {
+		s.failures.Add(1)
+	}
+}
+
+// inTransaction calls run in a transaction on a segment.
+func (s *Store) inTransaction(ctx context.Context, sess *session, seg *segment, run func(*transaction, *sql.Tx) error) error {
+	w := &transaction{s: s, sess: sess, seg: seg, appenders: map[string]*duckdb.Appender{}, rollup: newRollup()}
+	tx, err := s.writer.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	err = s.writer.Raw(func(c any) error { w.conn = c.(driver.Conn); return nil })
+	if err == nil {
+		err = run(w, tx)
+	}
+	err = errors.Join(err, w.closeAppenders(err != nil))
+	if err != nil {
+		_ = tx.Rollback()
+		return err
+	}
+	return tx.Commit()
+}
+
+func (s *Store) rebuildSegment(ctx context.Context, sess *session, seg *segment, t *tree, spans []*treeSpan) error {
+	return s.inTransaction(ctx, sess, seg, func(w *transaction, tx *sql.Tx) error {
+		for _, q := range []string{
+			"DELETE FROM " + seg.alias + ".chains", "DELETE FROM " + seg.alias + ".span_sums",
+			"CREATE OR REPLACE TABLE " + seg.alias + ".rebuilt (start_ns BIGINT, span UBIGINT, chain UINTEGER)",
+		} {
+			if _, err := tx.ExecContext(ctx, q); err != nil {
+				return err
+			}
+		}
+		for _, p := range spans {
+			c, err := w.chainOf(t.limb(p))
+			if err != nil {
+				return err
+			}
+			w.rollup.chain(c.id, p.duration(), 1)
+			if err := w.append("rebuilt", p.start, uint64(p.id), c.id); err != nil {
+				return err
+			}
+		}
+		if err := w.writeChainSums(); err != nil {
+			return err
+		}
+		if err := w.flush(); err != nil {
+			return err
+		}
+		_, err := tx.ExecContext(ctx, "UPDATE "+seg.alias+".spans AS p SET chain = r.chain FROM "+seg.alias+".rebuilt r "+
+			"WHERE r.start_ns = p.start_ns AND r.span = p.span")
+		if err == nil {
+			err, w.appenders = w.closeAppenders(false), map[string]*duckdb.Appender{}
+		}
+		if err == nil {
+			_, err = tx.ExecContext(ctx, "DROP TABLE "+seg.alias+".rebuilt")
+		}
+		return err
+	})
+}
+
+// limb returns the chain of a span.
+func (t *tree) limb(p *treeSpan) limb {
+	if !p.inside {
+		return limb{state: chainBoundary}
+	}
+	names, ok := t.path(p)
+	if !ok {
+		return limb{state: chainOutside}
+	}
+	top := p
+	for range len(names) - 1 {
+		top = t.byID[top.parent]
+	}
+	l := limb{key: pathKey(names), depth: len(names)}
+	if p.id != 0 && t.byID[p.id] != p {
+		l.state = chainTwin
+	}
+	if top.parent != 0 && t.byID[top.parent] == nil {
+		l.anchor = top.parent
+	}
+	return l
+}
+
+func (w *transaction) writeChainSums() error {
+	for k, s := range w.rollup.chains {
+		if s.n == 0 && s.ns == 0 {
+			continue
+		}
+		if err := w.append("span_sums", k.chain, k.bucket, s.n, s.ns); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Command ui measures the web UI in headless Chromium on a session of 64 lanes: the time to the first
+// page, and the time of the frames of pans and zooms of the timeline.
+//
+// It sends a generated session to the Collector as OTLP, or opens an exported session (-session), for
+// example one of 100 M kernels. The exit status is 1 if the first page takes 1 s or a frame 16 ms, in
+// the median of pans and zooms.
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"go.opentelemetry.io/collector/pdata/ptrace/ptraceotlp"
+
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+// Limits of the median frame and of the first page, in ms.
+const (
+	frameLimit = 16
+	pageLimit  = 1000
+)
+
+func main() {
+	kernels := flag.Int("kernels", 1_000_000, "kernels of the generated session")
+	lanes := flag.Int("lanes", 64, "streams of the generated session")
+	session := flag.String("session", os.Getenv("GPUFLIGHT_BENCH_SESSION"), "an exported session to measure instead")
+	collector := flag.String("collector", "bin/otelcol-gpuflight", "the collector")
+	flag.Parse()
+	if err := bench(*kernels, *lanes, *session, *collector); err != nil {
+		fmt.Fprintln(os.Stderr, "ui:", err)
+		os.Exit(1)
+	}
+}
+
+func bench(kernels, lanes int, session, collector string) (err error) {
+	state, err := os.MkdirTemp("", "uibench")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(state)) }()
+	var ports [4]string
+	for i := range ports {
+		if ports[i], err = freePort(); err != nil {
+			return err
+		}
+	}
+	logs := filepath.Join(state, "logs")
+	if err := os.Mkdir(logs, 0o755); err != nil {
+		return err
+	}
+	_, metrics, _ := net.SplitHostPort(ports[3])
+	p := exec.Command(collector, "--config", "config/local.yaml")
+	p.Env = append(os.Environ(), "GPUFLIGHT_LOGS="+logs, "GPUFLIGHT_STATE="+state, "GPUFLIGHT_LISTEN="+ports[0], "GPUFLIGHT_LISTEN_HTTP="+ports[1],
+		"GPUFLIGHT_UI="+ports[2], "GPUFLIGHT_METRICS_PORT="+metrics, "GPUFLIGHT_PROMETHEUS_PORT=0")
+	var output bytes.Buffer
+	p.Stdout, p.Stderr = io.Discard, &output
+	if err := p.Start(); err != nil {
+		return err
+	}
+	defer func() {
+		_ = p.Process.Signal(syscall.SIGTERM)
+		_ = p.Wait()
+	}()
+	base := "http://" + ports[2]
+	if err := ready(base); err != nil {
+		return fmt.Errorf("%w: %s", err, output.Bytes())
+	}
+	begin := time.Now()
+	if session != "" {
+		err = load(base, session)
+	} else {
+		err = generate("http://"+ports[1], kernels, lanes)
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Printf("the session is stored after %v\n", time.Since(begin).Round(time.Second))
+	return frames(base)
+}
+
+func freePort() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
+}
+
+func ready(base string) error {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		if r, err := http.Get(base + "/api/v1/health"); err == nil {
+			_ = r.Body.Close()
+			if r.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+	}
+	return errors.New("the collector is not ready")
+}
+
+// load imports an exported session.
+func load(base, file string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	return post(base+"/api/v1/import", "application/octet-stream", f, http.StatusCreated)
+}
+
+func post(address, kind string, body io.Reader, status int) error {
+	request, err := http.NewRequestWithContext(context.Background(), http.MethodPost, address, body)
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Content-Type", kind)
+	if kind == "application/x-protobuf" {
+		request.Header.Set("Content-Encoding", "gzip")
+	}
+	r, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Body.Close() }()
+	if r.StatusCode != status {
+		text, _ := io.ReadAll(io.LimitReader(r.Body, 1000))
+		return fmt.Errorf("%s: %s: %s", address, r.Status, text)
+	}
+	return nil
+}
+
+// generate sends steps of 1,000 kernels on all lanes: kernels of 2 to 200 µs one after another, with
+// gaps, under nested scopes.
+func generate(otlp string, kernels, lanes int) error {
+	random := rand.New(rand.NewPCG(1, 2))
+	names := []string{"ampere_gemm", "flash_fwd", "layer_norm", "elementwise_add", "reduce_sum", "softmax", "ncclAllReduce", "conv2d"}
+	at := time.Now().Add(-time.Hour).UnixNano()
+	ids := uint64(0)
+	id := func() (s pcommon.SpanID) {
+		ids++
+		binary.BigEndian.PutUint64(s[:], ids)
+		return s
+	}
+	const perStep = 1000
+	for sent := 0; sent < kernels; {
+		td := ptrace.NewTraces()
+		rs := td.ResourceSpans().AppendEmpty()
+		rs.Resource().Attributes().PutStr(semconv.ServiceInstanceID, "bench-session")
+		rs.Resource().Attributes().PutStr(semconv.ServiceName, "bench")
+		spans := rs.ScopeSpans().AppendEmpty().Spans()
+		add := func(name, operation string, parent pcommon.SpanID, start, end int64) ptrace.Span {
+			s := spans.AppendEmpty()
+			s.SetTraceID(pcommon.TraceID{15: 1})
+			s.SetSpanID(id())
+			s.SetParentSpanID(parent)
+			s.SetName(name)
+			s.SetStartTimestamp(pcommon.Timestamp(start))
+			s.SetEndTimestamp(pcommon.Timestamp(end))
+			s.Attributes().PutStr(semconv.CUDAOperation, operation)
+			return s
+		}
+		for batch := 0; batch < 20 && sent < kernels; batch++ {
+			step := add("step", semconv.CUDAOperationScope, pcommon.SpanID{}, at, at)
+			forward := add("forward", semconv.CUDAOperationScope, step.SpanID(), at, at)
+			end := make([]int64, lanes)
+			for i := range end {
+				end[i] = at + random.Int64N(50_000)
+			}
+			n := min(perStep, kernels-sent)
+			for i := range n {
+				lane := i % lanes
+				length := 2_000 + random.Int64N(198_000)
+				k := add(names[random.IntN(len(names))], semconv.CUDAOperationKernel, forward.SpanID(), end[lane], end[lane]+length)
+				k.Attributes().PutStr(semconv.HWID, fmt.Sprintf("GPU-%d", lane/8))
+				k.Attributes().PutInt(semconv.CUDAStreamID, int64(lane%8))
+				end[lane] += length + random.Int64N(30_000)
+				at = max(at, end[lane])
+			}
+			sent += n
+			step.SetEndTimestamp(pcommon.Timestamp(at))
+			forward.SetEndTimestamp(pcommon.Timestamp(at - 1000))
+			at += 100_000
+		}
+		data, err := ptraceotlp.NewExportRequestFromTraces(td).MarshalProto()
+		if err != nil {
+			return err
+		}
+		var body bytes.Buffer
+		z, _ := gzip.NewWriterLevel(&body, gzip.BestSpeed)
+		if _, err := z.Write(data); err != nil {
+			return err
+		}
+		if err := z.Close(); err != nil {
+			return err
+		}
+		if err := post(otlp+"/v1/traces", "application/x-protobuf", &body, http.StatusOK); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// frames runs web/test/frames.mjs and prints what it measured.
+func frames(base string) error {
+	install := exec.Command("scripts/ui", "install")
+	install.Stderr = os.Stderr
+	if err := install.Run(); err != nil {
+		return err
+	}
+	node := exec.Command("node", "test/frames.mjs")
+	node.Dir, node.Stderr = "web", os.Stderr
+	node.Env = append(os.Environ(), "GPUFLIGHT_URL="+base)
+	out, err := node.Output()
+	if err != nil {
+		return fmt.Errorf("frames.mjs: %w", err)
+	}
+	type motion struct {
+		Frames   int     `json:"frames"`
+		PaintP50 float64 `json:"paint_p50"`
+		PaintP95 float64 `json:"paint_p95"`
+		FrameP50 float64 `json:"frame_p50"`
+		FrameP95 float64 `json:"frame_p95"`
+	}
+	var r struct {
+		Kernels     int64   `json:"kernels"`
+		Lanes       int     `json:"lanes"`
+		FirstPageMs float64 `json:"first_page_ms"`
+		TimelineMs  float64 `json:"timeline_ms"`
+		Zoom        motion  `json:"zoom"`
+		Pan         motion  `json:"pan"`
+		PanWhole    motion  `json:"pan whole"`
+	}
+	if err := json.Unmarshal(out, &r); err != nil {
+		return fmt.Errorf("frames.mjs: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	fmt.Printf("%d kernels on %d lanes: first page %.0f ms, timeline with data %.0f ms\n", r.Kernels, r.Lanes, r.FirstPageMs, r.TimelineMs)
+	fmt.Println("motion        frames  paint p50/p95  frame p50/p95 (ms)")
+	var slow []string
+	for _, m := range []struct {
+		name string
+		motion
+	}{{"zoom", r.Zoom}, {"pan", r.Pan}, {"pan, whole", r.PanWhole}} {
+		fmt.Printf("%-12s %7d  %6.1f /%6.1f  %6.1f /%6.1f\n", m.name, m.Frames, m.PaintP50, m.PaintP95, m.FrameP50, m.FrameP95)
+		if m.FrameP50 >= frameLimit {
+			slow = append(slow, m.name)
+		}
+	}
+	if len(slow) > 0 {
+		return fmt.Errorf("frames of %s take %d ms or more in the median", strings.Join(slow, ", "), frameLimit)
+	}
+	if r.FirstPageMs >= pageLimit {
+		return fmt.Errorf("the first page takes %.0f ms, not below %d ms", r.FirstPageMs, pageLimit)
+	}
+	return nil
+}

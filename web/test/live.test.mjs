@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A Collector without data: the first page, a session whose data arrives while pages are open, and
+// the import of an exported session. The tests build on each other.
+import assert from "node:assert/strict";
+import { mkdtempSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { describe, test } from "node:test";
+import { api, base, close, eventually, open, send, serious } from "./browser.mjs";
+
+const session = "11111111-2222-3333-4444-555555555555";
+const begin = BigInt(Date.now()) * 1_000_000n;
+const hex = (n, digits) => n.toString(16).padStart(digits, "0");
+const text = (key, stringValue) => ({ key, value: { stringValue } });
+const span = (id, name, from, to, parent, operation, more = []) => ({
+  traceId: hex(7, 32),
+  spanId: hex(id, 16),
+  ...(parent ? { parentSpanId: hex(parent, 16) } : {}),
+  name,
+  kind: 1,
+  startTimeUnixNano: String(begin + BigInt(from) * 1000n),
+  endTimeUnixNano: String(begin + BigInt(to) * 1000n),
+  attributes: [text("cuda.operation", operation), ...more],
+});
+
+/** step is one step of a program: a scope of 900 µs with two kernels of 100 µs each. */
+function step(i) {
+  const at = i * 1000;
+  const kernel = (id, name, from) =>
+    span(id, name, from, from + 100, i * 10 + 1, "kernel", [
+      text("hw.id", "GPU-1"),
+      { key: "cuda.stream.id", value: { intValue: "7" } },
+    ]);
+  return {
+    resourceSpans: [
+      {
+        resource: { attributes: [text("service.instance.id", session), text("service.name", "live demo")] },
+        scopeSpans: [
+          {
+            spans: [
+              span(i * 10 + 1, "step", at, at + 900, 0, "scope"),
+              kernel(i * 10 + 2, "gemm_kernel", at + 100),
+              kernel(i * 10 + 3, "relu_kernel", at + 300),
+            ],
+          },
+        ],
+      },
+    ],
+  };
+}
+
+describe("live session", () => {
+  test("the first page says how to get data, and shows the first session by itself", async () => {
+    const page = await open("/");
+    await page.getByRole("heading", { name: "There is no session yet" }).waitFor();
+    assert.deepEqual(await serious(page), []);
+    await send(step(0));
+    await page.getByRole("link", { name: "live demo" }).waitFor();
+    await page.getByRole("row").filter({ hasText: "live demo" }).getByText("live", { exact: true }).waitFor();
+    await close(page);
+  });
+
+  test("the timeline, kernels and scopes follow the data", async () => {
+    const pages = await Promise.all([
+      open(`/sessions/${session}/timeline`),
+      open(`/sessions/${session}/kernels`),
+      open(`/sessions/${session}/scopes`),
+    ]);
+    const [timeline, kernels, scopes] = pages;
+    await timeline.getByText("2 operations, each drawn").waitFor();
+    await send(step(1));
+    await send(step(2));
+    await timeline.getByText("6 operations, each drawn").waitFor();
+    await timeline.getByText("6 kernels").waitFor();
+    await kernels.getByText("6 launches").waitFor();
+    const row = scopes.getByRole("row").filter({ hasText: "step" });
+    await eventually("three steps", async () => (await row.locator("td").nth(1).innerText()) === "3");
+    assert.equal(await row.locator("td").nth(6).getAttribute("title"), "600,000 ns");
+    for (const page of pages) await close(page);
+  });
+
+  test("an interval that the user chose stays", async () => {
+    const page = await open(`/sessions/${session}/timeline?from=1000000&to=2000000`);
+    await page.getByText("2 operations, each drawn").waitFor();
+    await send(step(3));
+    await page.getByText("8 kernels").waitFor();
+    await page.getByText("2 operations, each drawn").waitFor();
+    assert.match(page.url(), /from=1000000&to=2000000/);
+    await close(page);
+  });
+
+  test("instances have the sums of the scopes below, and idle time", async () => {
+    const { nodes } = await api(`/sessions/${session}/scopes`);
+    const page = await open(`/sessions/${session}/scopes?path=${nodes.find((n) => n.name === "step").path}&sort=start`);
+    const cells = page.getByRole("table", { name: "Instances" }).locator("tbody tr").nth(1).locator("td");
+    assert.equal(await cells.nth(3).innerText(), "2");
+    assert.equal(await cells.nth(4).innerText(), "200 µs");
+    // Of 900 µs, 100 µs before the first kernel, 100 µs between both and 500 µs after the second one.
+    assert.equal(await cells.nth(6).innerText(), "700 µs");
+    await close(page);
+  });
+});
+
+describe("import", () => {
+  test("an exported session opens in an empty store", async () => {
+    const file = join(mkdtempSync(join(tmpdir(), "gpuflight-ui-")), "session.duckdb");
+    const exported = await fetch(`${base}/api/v1/sessions/${session}/export`);
+    assert.equal(exported.status, 200);
+    writeFileSync(file, Buffer.from(await exported.arrayBuffer()));
+    const deleted = await fetch(`${base}/api/v1/sessions/${session}`, { method: "DELETE", headers: { Origin: base } });
+    assert.equal(deleted.status, 204);
+    const page = await open("/");
+    await page.getByRole("heading", { name: "There is no session yet" }).waitFor();
+    await page.getByLabel("File of an exported session").setInputFiles(file);
+    await page.waitForURL(/\/timeline/);
+    await page.getByText("8 operations, each drawn").waitFor();
+    await close(page);
+  });
+
+  test("a file that is no session gives a sentence", async () => {
+    assert.equal((await fetch(`${base}/api/v1/sessions/${session}`, { method: "DELETE" })).status, 204);
+    const page = await open("/");
+    await page
+      .getByLabel("File of an exported session")
+      .setInputFiles({ name: "x.duckdb", mimeType: "application/octet-stream", buffer: Buffer.from("no session") });
+    const alert = page.getByRole("alert");
+    await alert.waitFor();
+    assert.match(await alert.innerText(), /^[^{]{10,}$/);
+    await page.close();
+  });
+});
