@@ -23,7 +23,8 @@ import (
 type Config struct {
 	// Directory has all files. The store creates it with mode 0700.
 	Directory string
-	// MemoryLimit is DuckDB's memory_limit in bytes, 512 MiB by default. The process may use more.
+	// MemoryLimit is DuckDB's memory_limit in bytes, 384 MiB by default. The process uses up to
+	// twice as much.
 	MemoryLimit int64
 	// TempLimit is the largest size of temporary files in bytes, 4 GiB by default.
 	TempLimit int64
@@ -70,7 +71,7 @@ func (c *Config) defaults() {
 			*p = v
 		}
 	}
-	set(&c.MemoryLimit, 512<<20)
+	set(&c.MemoryLimit, 384<<20)
 	set(&c.TempLimit, 4<<30)
 	set(&c.SegmentOps, 32_000_000)
 	if c.Threads <= 0 {

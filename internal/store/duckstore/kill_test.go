@@ -166,6 +166,9 @@ func rollupsEqualRows(t *testing.T, s *Store, session string) {
 	} {
 		assert.Equal(t, table(t, v, queries[1]), table(t, v, queries[0]), name)
 	}
+	if !v.stale {
+		compareChains(t, s, sessionKey{"", session}, session)
+	}
 }
 
 // table returns the rows of a query as text.

@@ -8,6 +8,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"slices"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 )
@@ -104,7 +105,9 @@ func entries[T any](ctx context.Context, v *view, ids idSet, columns string, dic
 	if len(list) == 0 {
 		return out, nil
 	}
-	err := v.each(ctx, "SELECT id, "+columns+" FROM {"+dictTables[dict]+"} WHERE id IN (SELECT unnest(?::BIGINT[]))", []any{list},
+	// Ids grow with time, so that the bounds skip most of a large dictionary.
+	err := v.each(ctx, "SELECT id, "+columns+" FROM {"+dictTables[dict]+"} WHERE id IN (SELECT unnest($1::BIGINT[])) AND id BETWEEN $2 AND $3",
+		[]any{list, slices.Min(list), slices.Max(list)},
 		func(r *sql.Rows) error {
 			var id uint32
 			e := new(T)

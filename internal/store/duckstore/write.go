@@ -271,7 +271,7 @@ func (s *Store) addSegment(ctx context.Context, sess *session, n, from int64) er
 		return err
 	}
 	seg.known, seg.summary, seg.cache = newKnown(), newSummary(), sess.cache
-	seg.gapBin = -1
+	seg.gapBin, seg.gapTail.from = -1, 0
 	for i := range seg.newest {
 		seg.newest[i] = -1
 	}
@@ -295,7 +295,8 @@ type transaction struct {
 	rollup    *rollup
 	traces    map[store.TraceID]struct{}
 	earliest  int64 // start of the earliest new kernel
-	stale     bool  // a replaced row may have decided the summary of the segment
+	kernels   []gapKernel
+	stale     bool // a replaced row may have decided the summary of the segment
 	result    store.Result
 }
 
@@ -377,6 +378,9 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 	seg.partial += w.rollup.rows()
 	if w.earliest != math.MaxInt64 {
 		seg.gapBin = min(seg.gapBin, w.earliest>>gapLevel-1)
+	}
+	if sess.id != "" {
+		seg.gapTail.add(w.kernels, w.newest[0])
 	}
 	for t := range w.traces {
 		seg.traces.add(t)
@@ -554,6 +558,9 @@ func (w *transaction) countOp(b *store.Batch, o *store.Op) {
 	if operation == store.OpKernel {
 		w.info.KernelNs += max(o.EndNs-o.StartNs, 0)
 		w.earliest = min(w.earliest, o.StartNs)
+		w.kernels = append(w.kernels, gapKernel{
+			utf8(at(b.Lanes, o.Lane).Device), o.StartNs, max(o.StartNs, o.EndNs), o.Span, w.sess.dicts[shapes].ids[key(shapes, b, o.Shape)],
+		})
 	}
 	w.extend(b, o.Origin, o.StartNs, o.EndNs)
 }

@@ -17,8 +17,8 @@ import (
 	"go.opentelemetry.io/collector/confmap"
 	"go.opentelemetry.io/collector/exporter"
 	"go.opentelemetry.io/collector/exporter/exportertest"
+	"go.opentelemetry.io/collector/pdata/ptrace"
 
-	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/test/clickhouse/front"
 )
 
@@ -77,11 +77,7 @@ func (c *contrib) close() (err error) {
 	return err
 }
 
-func (c *contrib) write(ctx context.Context, b *store.Batch) error {
-	td, err := spansOf(b)
-	if err != nil {
-		return err
-	}
+func (c *contrib) write(ctx context.Context, td ptrace.Traces) error {
 	return c.to.ConsumeTraces(ctx, td)
 }
 

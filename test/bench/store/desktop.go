@@ -19,8 +19,8 @@ import (
 
 	"github.com/duckdb/duckdb-go/v2"
 	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/ptrace"
 
-	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -83,11 +83,7 @@ func spanUUID(id pcommon.SpanID) (u duckdb.UUID) {
 
 func uuidText(u duckdb.UUID) string { return u.String() }
 
-func (d *desktop) write(ctx context.Context, b *store.Batch) error {
-	td, err := spansOf(b)
-	if err != nil {
-		return err
-	}
+func (d *desktop) write(ctx context.Context, td ptrace.Traces) error {
 	tx, err := d.conn.BeginTx(ctx, nil)
 	if err != nil {
 		return err

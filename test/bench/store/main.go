@@ -19,6 +19,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -199,8 +200,8 @@ func load(ctx context.Context, s store.Store, g *storetest.Training, kernels int
 		written += r.Written
 		n += int64(len(b.Ops))
 		last = b.Ops[7]
-		if n%10_000_000 == 0 {
-			fmt.Fprintf(os.Stderr, "%d kernels, %.0f rows/s, peak RSS %.0f MB\n", n, float64(written)/wall.Seconds(), peakMemory())
+		if n%5_000_000 == 0 {
+			fmt.Fprintf(os.Stderr, "%d kernels, %.0f rows/s, peak RSS %.0f MB, of Go %.0f MB\n", n, float64(written)/wall.Seconds(), peakMemory(), heap())
 		}
 	}
 	fmt.Printf("Load: %d kernels, %.0f rows/s, %.0f rows/s per core, peak RSS %.0f MB\n\n", n, float64(written)/wall.Seconds(),
@@ -378,6 +379,13 @@ func processorTime() time.Duration {
 		panic(err)
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// heap returns what the Go runtime has from the system, in MB.
+func heap() float64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return float64(m.Sys-m.HeapReleased) / 1e6
 }
 
 // peakMemory returns the largest resident size of the process, in MB.

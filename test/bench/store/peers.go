@@ -10,11 +10,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/collector/pdata/ptrace"
+
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/duckstore"
+	"github.com/gpuflight/gpuflight/internal/store/rows"
 	"github.com/gpuflight/gpuflight/internal/store/storetest"
 	"github.com/gpuflight/gpuflight/semconv"
 )
@@ -30,8 +34,8 @@ type question struct {
 
 // peer stores spans with another schema.
 type peer interface {
-	// write stores the rows of a batch.
-	write(ctx context.Context, b *store.Batch) error
+	// write stores spans.
+	write(ctx context.Context, td ptrace.Traces) error
 	// merge ends the load.
 	merge(ctx context.Context) error
 	// fresh empties the caches of answers.
@@ -107,10 +111,15 @@ func measure(ctx context.Context, name string, kernels int64, open func() (peer,
 	var q question
 	for c.kernels < kernels {
 		b := g.Batch(batchSteps)
+		td, err := spansOf(b)
+		if err != nil {
+			return nil, err
+		}
+		runtime.GC() // of the generator
 		before, _, err := p.usage(ctx)
 		begin := time.Now()
 		if err == nil {
-			err = p.write(ctx, b)
+			err = p.write(ctx, td)
 		}
 		if err != nil {
 			return nil, err
@@ -160,12 +169,13 @@ func measure(ctx context.Context, name string, kernels int64, open func() (peer,
 // duck is our store.
 type duck struct {
 	store.Store
-	dir string
+	dir     string
+	decoder rows.Decoder
 }
 
 func openOurs(dir string) (peer, error) {
 	s, err := duckstore.Open(context.Background(), duckstore.Config{Directory: dir})
-	return &duck{s, dir}, err
+	return &duck{Store: s, dir: dir}, err
 }
 
 func (d *duck) fresh(ctx context.Context) (err error) {
@@ -180,8 +190,8 @@ func (d *duck) fresh(ctx context.Context) (err error) {
 
 func (d *duck) close() error { return d.Close(context.Background()) }
 
-func (d *duck) write(ctx context.Context, b *store.Batch) error {
-	_, err := d.Write(ctx, []*store.Batch{b})
+func (d *duck) write(ctx context.Context, td ptrace.Traces) error {
+	_, err := d.Write(ctx, d.decoder.Traces("", td))
 	return err
 }
 
