@@ -407,9 +407,9 @@ type gapBin struct {
 	bin   int64
 }
 
-// gaps sums the bins of gap_bins and reads the longest gaps. It reads the kernels of three kinds of bins:
-// where the interval begins or ends, those that may have more long gaps than the table gaps has, and
-// those that gap_bins does not have yet.
+// gaps sums the bins of gap_bins and reads the longest gaps. It reads the kernels of the bins where the
+// interval begins or ends, and of bins that may have more long gaps than the table gaps has. It also
+// reads those that gap_bins does not have yet.
 func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, error) {
 	var answer store.Gaps
 	tx, err := v.s.db.BeginTx(ctx, nil)
