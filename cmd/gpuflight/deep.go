@@ -74,19 +74,9 @@ func parseDeep(args []string, out io.Writer) (cfg deepConfig, err error) {
 	wrong := func(format string, args ...any) (deepConfig, error) {
 		return cfg, &usageError{fmt.Errorf(format, args...)}
 	}
-	var rest []string
-	for {
-		if err := fs.Parse(args); err != nil {
-			if errors.Is(err, flag.ErrHelp) {
-				printUsage(out, deepUsage, fs)
-				return cfg, err
-			}
-			return cfg, &usageError{err}
-		}
-		if fs.NArg() == 0 {
-			break
-		}
-		rest, args = append(rest, fs.Arg(0)), fs.Args()[1:]
+	rest, err := parse(fs, args, deepUsage, out)
+	if err != nil {
+		return cfg, err
 	}
 	given := map[string]bool{}
 	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })

@@ -57,18 +57,15 @@ func runExport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	choose := fs.String("session", "", "id of the session, or its beginning, if a recording has several")
 	from := fs.Duration("from", 0, "start of the interval, from the start of the session")
 	to := fs.Duration("to", 0, "end of the interval, from the start of the session (default: its end)")
-	if err := fs.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			printUsage(stdout, exportUsage, fs)
-			return err
-		}
-		return &usageError{err}
+	args, err := parse(fs, args, exportUsage, stdout)
+	if err != nil {
+		return err
 	}
 	query := url.Values{"format": {*format}}
 	suffix, known := suffixes[*format]
 	switch u, err := url.Parse(*address); {
-	case fs.NArg() != 1:
-		return &usageError{errors.New("give one session, file or folder, after the flags")}
+	case len(args) != 1:
+		return &usageError{errors.New("give one session, file or folder")}
 	case !known:
 		return &usageError{fmt.Errorf("--format %q: choose perfetto, chrome, parquet, pprof or session", *format)}
 	case *table != "" && *format != "parquet":
@@ -93,7 +90,7 @@ func runExport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		name := cmp.Or(*output, fmt.Sprintf("%.8s", filepath.Base(s.ID))+suffix)
 		return api.export(ctx, s, query, name, stdout)
 	}
-	source := fs.Arg(0)
+	source := args[0]
 	if _, err := os.Stat(source); err != nil {
 		if strings.ContainsAny(source, `/\`) || strings.Contains(source, ".jsonl") {
 			return err

@@ -21,7 +21,7 @@ func TestExport_Usage(t *testing.T) {
 		args []string
 		want string
 	}{
-		{"no session", []string{"--format", "chrome"}, "give one session, file or folder, after the flags"},
+		{"no session", []string{"--format", "chrome"}, "give one session, file or folder"},
 		{"no format", []string{"a"}, `--format "": choose perfetto, chrome, parquet, pprof or session`},
 		{"unknown format", []string{"--format", "json", "a"}, `--format "json": choose perfetto, chrome, parquet, pprof or session`},
 		{"table", []string{"--format", "chrome", "--table", "spans", "a"}, "--table is for the format parquet"},

@@ -50,13 +50,9 @@ func runKey(_ context.Context, args []string, stdout io.Writer) error {
 	scopes := fs.String("scope", "", "scopes of the new key, separated by commas")
 	project := fs.String("project", "", "project of the new key (default: the default project)")
 	expires := fs.String("expires", "", "life of the new key, for example 12h or 90d (default: no limit)")
-	rest, err := parseAnywhere(fs, args)
+	rest, err := parse(fs, args, keyUsage, stdout)
 	if err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			printUsage(stdout, keyUsage, fs)
-			return err
-		}
-		return &usageError{err}
+		return err
 	}
 	action := ""
 	if len(rest) > 0 {
@@ -72,19 +68,6 @@ func runKey(_ context.Context, args []string, stdout io.Writer) error {
 		return revokeKeys(*path, rest, stdout)
 	}
 	return &usageError{errors.New("use create, list or revoke with the arguments that --help shows")}
-}
-
-// parseAnywhere parses flags before, between and after the other arguments, which it returns.
-func parseAnywhere(fs *flag.FlagSet, args []string) (rest []string, err error) {
-	for {
-		if err := fs.Parse(args); err != nil {
-			return nil, err
-		}
-		if fs.NArg() == 0 {
-			return rest, nil
-		}
-		rest, args = append(rest, fs.Arg(0)), fs.Args()[1:]
-	}
 }
 
 func createKey(path, name, project, scopes, expires string, now time.Time, stdout io.Writer) error {

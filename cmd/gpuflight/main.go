@@ -80,6 +80,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case "version", "--version", "-v":
 		printVersion(stdout)
 	case "help", "--help", "-h":
+		if len(args) > 1 && args[0] == "help" {
+			return run(ctx, []string{args[1], "--help"}, stdout, stderr)
+		}
 		fmt.Fprint(stdout, usage)
 	default:
 		fmt.Fprintf(stderr, "gpuflight: no command %q\n\n%s", args[0], usage)
@@ -100,6 +103,23 @@ func status(command string, err error, stderr io.Writer) int {
 	}
 	fmt.Fprintf(stderr, "gpuflight %s: %v\n", command, err)
 	return 1
+}
+
+// parse parses flags before, between and after the other arguments, which it returns. It writes help
+// to out. Its errors are usage errors, or flag.ErrHelp.
+func parse(fs *flag.FlagSet, args []string, usage string, out io.Writer) (rest []string, err error) {
+	for {
+		switch err := fs.Parse(args); {
+		case errors.Is(err, flag.ErrHelp):
+			printUsage(out, usage, fs)
+			return nil, err
+		case err != nil:
+			return nil, &usageError{err}
+		case fs.NArg() == 0:
+			return rest, nil
+		}
+		rest, args = append(rest, fs.Arg(0)), fs.Args()[1:]
+	}
 }
 
 // usageError is an error that the user can fix with other flags.

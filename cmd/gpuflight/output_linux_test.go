@@ -33,7 +33,7 @@ func TestTrace_RecordingMode(t *testing.T) {
 				dir := t.TempDir()
 				library, file := emptyLibrary(t), filepath.Join(dir, "out.otlp.jsonl")
 				if tc.before != 0 {
-					require.NoError(t, os.WriteFile(file, []byte("of an earlier run"), 0o600))
+					require.NoError(t, os.WriteFile(file, []byte(earlierRun), 0o600))
 					require.NoError(t, os.Chmod(file, tc.before))
 				}
 				output := file
@@ -48,7 +48,7 @@ func TestTrace_RecordingMode(t *testing.T) {
 				require.NoError(t, err)
 
 				defer syscall.Umask(syscall.Umask(umask))
-				end, err := runTrace([]string{"--library", library, "--output", output, "--quiet", "--", "true"}, t.Output(), t.Output())
+				end, err := runTrace([]string{"--library", library, "--output", output, "--force", "--quiet", "--", "true"}, t.Output(), t.Output())
 				require.NoError(t, err)
 				require.Zero(t, end.code)
 
@@ -58,7 +58,7 @@ func TestTrace_RecordingMode(t *testing.T) {
 				assert.Positive(t, info.Size(), "the command's span is there")
 				text, err := os.ReadFile(file)
 				require.NoError(t, err)
-				assert.NotContains(t, string(text), "of an earlier run")
+				assert.NotContains(t, string(text), earlierRun)
 				events := make([]byte, 4096)
 				_, err = unix.Read(watch, events)
 				if tc.before == 0 {

@@ -40,14 +40,11 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	functions := fs.Int("functions", 10, "functions with deep-profiling results; 0 for all")
 	lines := fs.Int("lines", 5, "worst source lines of each function and kind; 0 for all")
 	asJSON := fs.Bool("json", false, "print one object of JSON instead of tables")
-	if err := fs.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			printUsage(stdout, reportUsage, fs)
-			return err
-		}
-		return &usageError{err}
+	args, err := parse(fs, args, reportUsage, stdout)
+	if err != nil {
+		return err
 	}
-	if fs.NArg() == 0 {
+	if len(args) == 0 {
 		return &usageError{errors.New("no file: give one or more files or folders")}
 	}
 	for name, n := range map[string]int{"top": *top, "functions": *functions, "lines": *lines} {
@@ -57,7 +54,7 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	}
 	r := report.New()
 	var problems []string
-	for _, path := range fs.Args() {
+	for _, path := range args {
 		if err := ctx.Err(); err != nil {
 			return err
 		}

@@ -41,18 +41,18 @@ func runSessions(ctx context.Context, args []string, stdout io.Writer) error {
 	fs := flag.NewFlagSet("sessions", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	address := fs.String("url", "http://127.0.0.1:8686", "address of the Collector's query API")
-	if err := fs.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			printUsage(stdout, sessionsUsage, fs)
-			return err
-		}
-		return &usageError{err}
+	args, err := parse(fs, args, sessionsUsage, stdout)
+	if err != nil {
+		return err
+	}
+	if len(args) == 0 {
+		args = []string{""}
 	}
 	if u, err := url.Parse(*address); err != nil || u.Host == "" {
 		return &usageError{fmt.Errorf("--url %q: write for example http://127.0.0.1:8686", *address)}
 	}
 	api := queryAPI{*address}
-	action, rest := fs.Arg(0), fs.Args()[min(1, fs.NArg()):]
+	action, rest := args[0], args[1:]
 	each := func(method, path, done string) error {
 		for _, id := range rest {
 			s, err := api.find(ctx, id)

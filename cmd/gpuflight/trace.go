@@ -17,6 +17,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -123,7 +124,7 @@ func parseTrace(args []string, out io.Writer) (cfg traceConfig, err error) {
 	fs.BoolVar(&cfg.nvtx, "nvtx", true, "record NVTX ranges as scopes")
 	fs.BoolVar(&cfg.quiet, "quiet", false, "at the end, print only what was not sent")
 	fs.BoolVar(&cfg.view, "view", false, "at the end, open the recording in the web UI until ctrl-C, as gpuflight view does")
-	fs.BoolVar(&cfg.force, "force", false, "replace another profiler's "+injectionVariable)
+	fs.BoolVar(&cfg.force, "force", false, "replace the recording in --output, and another profiler's "+injectionVariable)
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			printUsage(out, traceUsage, fs)
@@ -262,6 +263,9 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 	t.env.set("TRACEPARENT", recorder.Traceparent(t.ref, t.sampled))
 	if file := t.sending.File; file != "" {
 		// Remove the data of an earlier run, because processes append.
+		if err := checkOutput(file, cfg.force); err != nil {
+			return nil, err
+		}
 		if err := emptyFile(file); err != nil {
 			return nil, err
 		}
@@ -272,6 +276,31 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 	t.env.set("GPUFLIGHT_SUMMARY_DIR", t.dir)
 	return t, nil
 }
+
+// checkOutput rejects a file that has other data than a recording, and one that has a recording unless
+// force is set. Devices and pipes are accepted.
+func checkOutput(path string, force bool) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil // it does not exist, or emptyFile reports the error
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
+		return nil
+	}
+	head := make([]byte, 64)
+	n, _ := io.ReadFull(f, head)
+	if !recordingStart.Match(head[:n]) {
+		return fmt.Errorf("%s exists and is not a recording: choose another file", path)
+	}
+	if !force {
+		return fmt.Errorf("%s has a recording: choose another file, or replace it with --force", path)
+	}
+	return nil
+}
+
+// recordingStart matches the start of an OTLP message in JSON.
+var recordingStart = regexp.MustCompile(`^\{"resource(Spans|Logs|Metrics|Profiles)":`)
 
 // emptyFile creates or truncates a recording. Recordings contain the names of programs and their
 // arguments, so only the user may read them, whatever mode the file had before.

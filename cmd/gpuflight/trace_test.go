@@ -72,17 +72,17 @@ func TestPrepare_Environment(t *testing.T) {
 	assert.Equal(t, map[string]string{nvtxVariable: nvtx, "GPUFLIGHT_SHUTDOWN_TIMEOUT": childTimeout}, changes)
 
 	output := filepath.Join(t.TempDir(), "x.jsonl")
-	require.NoError(t, os.WriteFile(output, []byte("of an earlier run"), 0o600))
+	require.NoError(t, os.WriteFile(output, []byte(earlierRun), 0o600))
 	tr, changes := prepared(t, []string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://a:1", "OTEL_SERVICE_NAME=old"},
 		"--endpoint", "http://b:4317", "--protocol", "grpc", "--output", output, "--service", "new", "--kinds", "+sync", "--graph-nodes",
-		"--max-spans", "0", "--include", "gemm*,conv*", "--exclude", "*tiny*", "--min-duration", "5us", "--nvtx=false")
+		"--force", "--max-spans", "7", "--include", "gemm*,conv*", "--exclude", "*tiny*", "--min-duration", "5us", "--nvtx=false")
 	assert.Equal(t, map[string]string{
 		"-OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
 		"GPUFLIGHT_OUTPUT": output, "OTEL_SERVICE_NAME": "new", "GPUFLIGHT_KINDS": "+sync", "GPUFLIGHT_GRAPH_NODES": "true",
-		"GPUFLIGHT_MAX_SPANS_PER_SECOND": "0", "GPUFLIGHT_INCLUDE": "gemm*,conv*", "GPUFLIGHT_EXCLUDE": "*tiny*", "GPUFLIGHT_MIN_DURATION": "5us",
+		"GPUFLIGHT_MAX_SPANS_PER_SECOND": "7", "GPUFLIGHT_INCLUDE": "gemm*,conv*", "GPUFLIGHT_EXCLUDE": "*tiny*", "GPUFLIGHT_MIN_DURATION": "5us",
 		"GPUFLIGHT_LOG_LEVEL": "off", "GPUFLIGHT_SHUTDOWN_TIMEOUT": childTimeout,
 	}, changes)
-	assert.Equal(t, -1, tr.settings.MaxSpansPerSecond)
+	assert.Equal(t, 7, tr.settings.MaxSpansPerSecond)
 	info, err := os.Stat(output)
 	require.NoError(t, err)
 	assert.Zero(t, info.Size())
@@ -94,6 +94,47 @@ func TestPrepare_Environment(t *testing.T) {
 	assert.Contains(t, changes, "-GPUFLIGHT_OUTPUT", "a flag wins over a variable")
 	assert.Empty(t, tr.sending.File)
 	assert.Equal(t, "http://b:4318", changes["OTEL_EXPORTER_OTLP_ENDPOINT"])
+}
+
+// earlierRun is the start of a recording.
+const earlierRun = `{"resourceSpans":[]}`
+
+// TestPrepare_ExistingOutput checks that no file is lost by mistake.
+func TestPrepare_ExistingOutput(t *testing.T) {
+	for name, c := range map[string]struct {
+		content string
+		force   bool
+		want    string
+	}{
+		"empty":              {},
+		"recording":          {content: earlierRun, want: "has a recording: choose another file, or replace it with --force"},
+		"recording, forced":  {content: earlierRun, force: true},
+		"other file":         {content: "import torch\n", want: "exists and is not a recording: choose another file"},
+		"other file, forced": {content: "import torch\n", force: true, want: "exists and is not a recording: choose another file"},
+		"other JSON":         {content: `{"resource":1}`, force: true, want: "exists and is not a recording: choose another file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			output := filepath.Join(t.TempDir(), "train.py")
+			require.NoError(t, os.WriteFile(output, []byte(c.content), 0o600))
+			args := []string{"--library", emptyLibrary(t), "--output", output}
+			if c.force {
+				args = append(args, "--force")
+			}
+			cfg, err := parseTrace(append(args, "--", "true"), &bytes.Buffer{})
+			require.NoError(t, err)
+			tr, err := prepare(cfg, nil)
+			text, readErr := os.ReadFile(output)
+			require.NoError(t, readErr)
+			if c.want == "" {
+				require.NoError(t, err)
+				require.NoError(t, os.RemoveAll(tr.dir))
+				assert.Empty(t, text)
+				return
+			}
+			require.EqualError(t, err, output+" "+c.want)
+			assert.Equal(t, c.content, string(text))
+		})
+	}
 }
 
 func TestEnvironment_DuplicateVariables(t *testing.T) {

@@ -63,17 +63,14 @@ func runView(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	fs := flag.NewFlagSet("view", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	listen := fs.String("listen", viewAddress, "address of the UI")
-	if err := fs.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			printUsage(stdout, viewUsage, fs)
-			return err
-		}
-		return &usageError{err}
+	args, err := parse(fs, args, viewUsage, stdout)
+	if err != nil {
+		return err
 	}
-	if fs.NArg() == 0 {
+	if len(args) == 0 {
 		return &usageError{errors.New("no file: give one or more files or folders")}
 	}
-	for _, path := range fs.Args() {
+	for _, path := range args {
 		if _, err := os.Stat(path); err != nil {
 			return err
 		}
@@ -83,7 +80,7 @@ func runView(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	} else if err := l.Close(); err != nil {
 		return err
 	}
-	return withViewer(ctx, *listen, func(v *viewer) error { return v.show(ctx, fs.Args(), stdout, stderr) })
+	return withViewer(ctx, *listen, func(v *viewer) error { return v.show(ctx, args, stdout, stderr) })
 }
 
 // withViewer starts a Collector with a temporary store, calls f and stops it.

@@ -178,8 +178,8 @@ func TestTheCollectorsHaveNoRights(t *testing.T) {
 	}
 }
 
-// variable matches a variable of the Collector's configuration with its default.
-var variable = regexp.MustCompile(`\$\{env:(\w+):-([^}]*)\}`)
+// variable matches a variable of the Collector's configuration with its default, if it has one.
+var variable = regexp.MustCompile(`\$\{env:(\w+)(?::-([^}]*))?\}`)
 
 // TestOnlyVariablesThatAreReadAreSet: one with a typing error would be ignored.
 func TestOnlyVariablesThatAreReadAreSet(t *testing.T) {

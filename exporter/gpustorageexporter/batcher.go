@@ -27,7 +27,7 @@ const (
 	// A commit does not wait after sessionRows rows for each session, or commitRows rows.
 	sessionRows = 20_000
 	commitRows  = 200_000
-	// maxRows bounds the rows that wait or are written. Further deliveries block.
+	// maxRows bounds the rows that are decoded, wait or are written. Further deliveries block.
 	maxRows = 2 * commitRows
 )
 
@@ -90,6 +90,15 @@ func (b *batcher) waiting() (requests, rows int) {
 	return len(b.pending), b.rows
 }
 
+// reserve waits until there is room for some rows. The caller calls release when they are written.
+func (b *batcher) reserve(ctx context.Context, rows int) (release func(), err error) {
+	weight := int64(min(rows, maxRows))
+	if err := b.space.Acquire(ctx, weight); err != nil {
+		return nil, err
+	}
+	return func() { b.space.Release(weight) }, nil
+}
+
 // write returns after the batches are durable. If ctx ends before their commit starts, they are not
 // written.
 func (b *batcher) write(ctx context.Context, batches []*store.Batch) error {
@@ -101,11 +110,6 @@ func (b *batcher) write(ctx context.Context, batches []*store.Batch) error {
 		return nil
 	}
 	r.deadline, _ = ctx.Deadline()
-	weight := int64(min(r.rows, maxRows))
-	if err := b.space.Acquire(ctx, weight); err != nil {
-		return err
-	}
-	defer b.space.Release(weight)
 	if err := b.add(r); err != nil {
 		return err
 	}

@@ -68,24 +68,29 @@ func (e *gpuExporter) Shutdown(context.Context) error {
 }
 
 func (e *gpuExporter) pushTraces(ctx context.Context, td ptrace.Traces) error {
-	return e.push(ctx, func(d *rows.Decoder, project string) []*store.Batch { return d.Traces(project, td) })
+	return e.push(ctx, td.SpanCount(), func(d *rows.Decoder, project string) []*store.Batch { return d.Traces(project, td) })
 }
 
 func (e *gpuExporter) pushLogs(ctx context.Context, ld plog.Logs) error {
-	return e.push(ctx, func(d *rows.Decoder, project string) []*store.Batch { return d.Logs(project, ld) })
+	return e.push(ctx, ld.LogRecordCount(), func(d *rows.Decoder, project string) []*store.Batch { return d.Logs(project, ld) })
 }
 
 func (e *gpuExporter) pushMetrics(ctx context.Context, md pmetric.Metrics) error {
-	return e.push(ctx, func(d *rows.Decoder, project string) []*store.Batch { return d.Metrics(project, md) })
+	return e.push(ctx, md.DataPointCount(), func(d *rows.Decoder, project string) []*store.Batch { return d.Metrics(project, md) })
 }
 
-func (e *gpuExporter) push(ctx context.Context, decode func(*rows.Decoder, string) []*store.Batch) error {
+func (e *gpuExporter) push(ctx context.Context, count int, decode func(*rows.Decoder, string) []*store.Batch) error {
+	release, err := e.batcher.reserve(ctx, count)
+	if err != nil {
+		return err
+	}
+	defer release()
 	d := e.decoders.Get().(*rows.Decoder)
 	before := d.Stats()
 	batches := decode(d, projectOf(ctx))
 	after := d.Stats()
 	e.decoders.Put(d)
-	err := e.batcher.write(ctx, batches)
+	err = e.batcher.write(ctx, batches)
 	if err == nil {
 		for _, n := range []struct {
 			what  string

@@ -383,9 +383,9 @@ type InstanceQuery struct {
 	Limit int
 }
 
-// Instance is one scope with the sums of what was launched in it or in a span below it: the kernels
-// and copies of an OpQuery with its id as Parent and with Below. An instance with id 0 has none.
-// QueueNs is of kernels.
+// Instance is one scope with the sums of what was launched in it or in a span below it. These are the
+// kernels and copies of an OpQuery with its id as Parent and with Below. An instance with id 0 has
+// none. QueueNs is of kernels.
 type Instance struct {
 	StartNs, EndNs             int64
 	Span, Parent               SpanID

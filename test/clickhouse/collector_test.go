@@ -6,6 +6,8 @@ package clickhouse_test
 
 import (
 	"context"
+	"io"
+	"net/http"
 	"path/filepath"
 	"testing"
 	"time"
@@ -89,6 +91,12 @@ func TestCollector_Store(t *testing.T) {
 	p.WaitOutput("connection refused", waitLimit)
 	d.listen()
 	require.NoError(t, <-done)
+	answer, err := http.Get("http://" + d.ui + "/api/v1/sessions")
+	require.NoError(t, err)
+	page, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	require.NoError(t, answer.Body.Close())
+	require.Equal(t, http.StatusOK, answer.StatusCode, "%s", page)
 	p.Stop(30 * time.Second)
 
 	s, want := d.store(), sent.memory(t)
@@ -97,6 +105,7 @@ func TestCollector_Store(t *testing.T) {
 	require.NoError(t, err)
 	require.Greater(t, len(sessions), 2)
 	for i := range sessions {
+		assert.Contains(t, string(page), sessions[i].ID)
 		require.NoError(t, want.Seal(t.Context(), "", sessions[i].ID))
 		for range 2 {
 			require.NoError(t, s.Seal(t.Context(), "", sessions[i].ID))

@@ -34,6 +34,8 @@ type database struct {
 	front *front.Server
 	// configs are the Collector's configurations below config.
 	configs []string
+	// ui is the address of the Collector's UI.
+	ui string
 }
 
 // start starts an engine with the tables of contrib's exporter in the given database; "" selects the
@@ -156,9 +158,10 @@ func (d *database) command(env map[string]string, overlay map[string]any) *proce
 	d.t.Helper()
 	binary := process.Collector.Find(d.t)
 	_, port, _ := strings.Cut(process.FreePort(d.t), ":")
+	d.ui = process.FreePort(d.t)
 	args := []string{
 		"GPUFLIGHT_CLICKHOUSE=" + d.front.URL(), "GPUFLIGHT_CLICKHOUSE_USER=" + user, "GPUFLIGHT_CLICKHOUSE_PASSWORD=" + password,
-		"GPUFLIGHT_HEALTH=" + process.FreePort(d.t), "GPUFLIGHT_METRICS_PORT=" + port, "GPUFLIGHT_UI=" + process.FreePort(d.t),
+		"GPUFLIGHT_HEALTH=" + process.FreePort(d.t), "GPUFLIGHT_METRICS_PORT=" + port, "GPUFLIGHT_UI=" + d.ui,
 	}
 	if d.name != "" {
 		args = append(args, "GPUFLIGHT_CLICKHOUSE_DATABASE="+d.name)

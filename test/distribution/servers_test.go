@@ -75,6 +75,7 @@ func servers(node any, where string, visit func(where string, server map[string]
 // TestEffectiveConfigs_Loopback walks each configuration with all defaults. Every address in it,
 // under whatever name, is on loopback unless its variable is set.
 func TestEffectiveConfigs_Loopback(t *testing.T) {
+	t.Setenv("GPUFLIGHT_OTLP_ENDPOINT", "127.0.0.1:4317") // has no default
 	for _, path := range configs(t) {
 		t.Run(filepath.Base(path), func(t *testing.T) {
 			var root yaml.Node

@@ -97,7 +97,7 @@ class Gpuflight:
 
     def trace(self, name, flags, command):
         output = os.path.join(self.work, name + ".otlp.jsonl")
-        return output, [self.path, "trace", "--output", output, *flags, "--", *command]
+        return output, [self.path, "trace", "--force", "--output", output, *flags, "--", *command]
 
     def report(self, output):
         p = run([self.path, "report", "--json", "--functions", "0", "--lines", "0", output])

@@ -176,7 +176,7 @@ class Test:
 
     def traced(self, name, command, flags=(), env=None):
         path = os.path.join(self.out, name + ".otlp.jsonl")
-        p = run([self.gpuflight, "trace", "--output", path, *flags, "--", *command], env)
+        p = run([self.gpuflight, "trace", "--force", "--output", path, *flags, "--", *command], env)
         return p, path
 
     def same(self, name, command, sessions=1, flags=(), spans=True, more=False, code=0):

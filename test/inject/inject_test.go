@@ -77,7 +77,7 @@ func newBench(t *testing.T) *bench {
 	b.environ = append(b.environ, cuptitest.Environment(cuptitest.Build(t))...)
 	b.file = filepath.Join(t.TempDir(), "out.otlp.jsonl")
 	b.flags = []string{"--library", library(t)}
-	b.output = []string{"--output", b.file}
+	b.output = []string{"--force", "--output", b.file}
 	return b
 }
 

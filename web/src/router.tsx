@@ -155,7 +155,7 @@ export const scopesRoute = createRoute({
 export const systemRoute = createRoute({
   getParentRoute: () => sessionRoute,
   path: "system",
-  validateSearch: (s: Raw) => interval(s.from, s.to),
+  validateSearch: (s: Raw) => optional(interval(s.from, s.to)),
   component: System,
 });
 

@@ -18,6 +18,9 @@ const other = sessions.find((x) => x.id !== largest.id && x.operations.kernel) ?
 const { nodes } = await api(`${s}/scopes`);
 const scope = nodes.filter((n) => n.instances > 1).toSorted((a, b) => b.total.kernel_ns - a.total.kernel_ns)[0];
 
+// Of the recordings, minigpt has host stacks and metrics.
+const stacked = sessions.find((x) => x.service === "minigpt");
+
 const pages = {
   sessions: "/",
   timeline: `${s}/timeline`,
@@ -26,8 +29,10 @@ const pages = {
   shapes: `${s}/kernels?group=shape`,
   scopes: `${s}/scopes?path=${scope?.path ?? ""}`,
   operations: `${s}/launches?operation=kernel&sort=duration`,
-  system: `${s}/system`,
-  code: `/sessions/${encodeURIComponent(sampled.id)}/code`,
+  system: `/sessions/${encodeURIComponent(stacked?.id ?? largest.id)}/system`,
+  code: `/sessions/${encodeURIComponent(sampled.id)}/code?view=functions`,
+  flame: `/sessions/${encodeURIComponent(stacked?.id ?? largest.id)}/code?view=flame`,
+  idle: `${s}/gaps`,
   usage: "/usage",
   compare: `/compare?a=${other.id}&b=${largest.id}`,
 };

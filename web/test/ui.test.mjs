@@ -136,9 +136,12 @@ describe("timeline", () => {
   test("a search highlights and jumps", async () => {
     const page = await open(`${session}/timeline`);
     await page.keyboard.press("/");
-    await page.keyboard.type("gemm");
-    await page.waitForURL(/q=gemm/);
-    await page.getByRole("status").getByText("in view").waitFor();
+    await page.keyboard.type("softmax");
+    await page.waitForURL(/q=softmax/);
+    await page.getByRole("status").getByText("launches").waitFor();
+    await page.keyboard.press("Enter");
+    await page.waitForURL(/sel=/);
+    await page.getByLabel("Inspector").getByRole("heading", { name: "softmax" }).waitFor();
     await close(page);
   });
 });
@@ -191,7 +194,7 @@ describe("accessibility", () => {
     await tabTo("Timeline from");
     await page.keyboard.press("Enter");
     await page.waitForURL(/sel=/);
-    await page.getByLabel("Inspector").getByText("kernel", { exact: true }).waitFor();
+    await page.getByLabel("Inspector").getByRole("heading", { level: 2 }).waitFor();
     const first = page.url();
     await page.keyboard.press("ArrowRight");
     await page.waitForURL((u) => u.href !== first);
@@ -207,7 +210,7 @@ describe("accessibility", () => {
 
 describe("deep links", () => {
   test("each view has its whole state in the URL", async () => {
-    const page = await open(`${session}/kernels?group=shape&sort=count&q=gemm`);
+    const page = await open(`${session}/kernels?group=shape&sort=count&q=softmax`);
     const rows = await page.getByRole("table", { name: "Kernels" }).locator("tbody tr").allInnerTexts();
     assert.ok(rows.length > 0 && rows.every((r) => r.length > 0));
     await page.reload();

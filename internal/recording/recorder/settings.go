@@ -82,7 +82,7 @@ func (s *Settings) Table() []settings.Setting {
 		{Variable: "GPUFLIGHT_BUFFER_SIZE", Set: settings.To(&s.BufferBytes, parseBufferSize)},
 		{
 			Variable: "GPUFLIGHT_MAX_SPANS_PER_SECOND", Set: settings.To(&s.MaxSpansPerSecond, settings.ZeroIsNone(settings.Int(-1, most))), Flag: "max-spans",
-			Help: "`limit` of spans of device work per second and process, 0 for none; metrics include the omitted work (default 20000)",
+			Help: "`limit` of spans of device work per second and process, 0 for no spans; metrics include the omitted work (default 20000)",
 		},
 		{Variable: "GPUFLIGHT_MAX_SPANS_PER_TRACE", Set: settings.To(&s.MaxSpansPerTrace, settings.Int(2, most))},
 		{Variable: "GPUFLIGHT_KERNELS_ONLY", Set: settings.To(&s.KernelsOnly, settings.Bool)},

@@ -5,6 +5,7 @@ package clickstore
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
@@ -111,21 +112,40 @@ func accept[T any](b *store.Batch, rows []T, ok func(*T) bool, list *[]of[T], r 
 	return n
 }
 
+// dropped returns the sessions of batches whose operations and samples retention dropped.
+func (s *Store) dropped(ctx context.Context, batches []*store.Batch) (map[sessionKey]bool, error) {
+	byProject := map[string][]string{}
+	for _, b := range batches {
+		if k := keyOfBatch(b); len(b.Session) <= answer.MaxSession && len(b.Ops)+len(b.Samples) > 0 {
+			byProject[k.project] = append(byProject[k.project], k.session)
+		}
+	}
+	out := map[sessionKey]bool{}
+	for project, sessions := range byProject {
+		for part := range slices.Chunk(sessions, chunk) {
+			states, err := s.states(ctx, "Project = ? AND Session IN ?", project, part)
+			if err != nil {
+				return nil, err
+			}
+			for k, st := range states {
+				out[k] = st.dropped
+			}
+		}
+	}
+	return out, nil
+}
+
 func (s *Store) collect(ctx context.Context, batches []*store.Batch, w *work, r *store.Result) error {
-	dropped := map[sessionKey]bool{}
+	dropped, err := s.dropped(ctx, batches)
+	if err != nil {
+		return err
+	}
 	for _, b := range batches {
 		if len(b.Session) > answer.MaxSession {
 			r.Rejected += int64(b.Rows())
 			continue
 		}
-		k := sessionKey{text(b.Project), text(b.Session)}
-		if _, ok := dropped[k]; !ok && len(b.Ops)+len(b.Samples) > 0 {
-			st, err := s.state(ctx, k)
-			if err != nil {
-				return err
-			}
-			dropped[k] = st.dropped
-		}
+		k := keyOfBatch(b)
 		v := answer.Valid{B: b}
 		n := accept(b, b.Ops, func(o *store.Op) bool { return !dropped[k] && v.Op(o) }, &w.ops, r) +
 			accept(b, b.Spans, v.Span, &w.spans, r) +

@@ -162,7 +162,7 @@ func (s *Store) remove(ctx context.Context, sess *session, segments []*segment) 
 		delete(s.sessions, k)
 	}
 	s.mu.Unlock()
-	s.removeSnapshots(func(k sessionKey) bool { return k == sessionKey{sess.project, sess.id} })
+	s.removeSnapshots(func(x *snapshot) bool { return x.key == sessionKey{sess.project, sess.id} })
 	for _, seg := range segments {
 		if err := s.detach(context.WithoutCancel(ctx), seg); err != nil {
 			return err
@@ -348,7 +348,7 @@ func (s *Store) Export(ctx context.Context, project, id, file string) error {
 	// DuckDB may only write below the directory of the store.
 	building := filepath.Join(s.dir, "export-"+strconv.FormatInt(time.Now().UnixNano(), 10)+".new")
 	defer func() { _ = removeFile(building) }()
-	meta := map[string]string{"schema_version": strconv.Itoa(schemaVersion), "project": "", "session": id,
+	meta := map[string]string{"schema_version": strconv.Itoa(schemaVersion()), "project": "", "session": id,
 		"segment": "1", "from_ns": "0", "sealed": "1"}
 	if v.dropped {
 		meta["rows_dropped"] = "1"

@@ -30,7 +30,8 @@ const (
 	settleRows = 50_000
 	// retryInterval is the time after a failure of a move.
 	retryInterval = 5 * time.Second
-	// maxJournal is the size of the journal from which writers wait for the moves.
+	// maxJournal is the size of the journal from which each writer moves the rows of a session. From half
+	// of it on, moves do not wait, and from twice of it on, writers fail.
 	maxJournal = 512 << 20
 	// closeTime bounds the moves in Close. The next process does the others.
 	closeTime = 5 * time.Second
@@ -79,10 +80,8 @@ func (s *Store) writeJournal(groups map[sessionKey][]*store.Batch, total *store.
 		}
 	}
 	if len(batches) > 0 {
-		if s.journal.size.Load() > s.maxJournal {
-			if err := s.settleOldest(context.Background()); err != nil {
-				return fmt.Errorf("%w: the journal is full: %w", store.ErrRetry, err)
-			}
+		if err := s.relieve(context.Background()); err != nil {
+			return err
 		}
 		if err := s.journal.append(batches); err != nil {
 			return fmt.Errorf("%w: write journal: %w", store.ErrRetry, err)
@@ -106,16 +105,21 @@ func (s *Store) session(k sessionKey) *session {
 	return s.sessions[k]
 }
 
-// settleOldest moves rows to segments until the journal is below its limit.
-func (s *Store) settleOldest(ctx context.Context) error {
-	for s.journal.size.Load() > s.maxJournal {
-		k, ok := s.oldest()
-		if !ok {
-			return nil
-		}
-		if err := s.settleClosed(ctx, k); err != nil {
-			return err
-		}
+// relieve slows writers down while the journal is large. A file of the journal stays until all its rows
+// are moved, so a call cannot wait until the journal is small.
+func (s *Store) relieve(ctx context.Context) error {
+	size := s.journal.size.Load()
+	k, ok := s.oldest()
+	if size <= s.maxJournal || !ok {
+		return nil
+	}
+	err := s.settleClosed(ctx, k)
+	if err == nil && s.journal.size.Load() > 2*s.maxJournal {
+		err = fmt.Errorf("%w: it waits for segments", store.ErrRetry)
+	}
+	if err != nil {
+		s.journal.postpone(k)
+		return fmt.Errorf("the journal has %d MiB: %w", size>>20, err)
 	}
 	return nil
 }
@@ -276,8 +280,8 @@ func (s *Store) settleLoop(ctx context.Context) {
 		case err != nil:
 			s.journal.postpone(k)
 			timer.Reset(retryInterval)
-		case fresh:
-			timer.Reset(0) // so that readers find the session
+		case fresh, s.journal.size.Load() > s.maxJournal/2:
+			timer.Reset(0) // a fresh session so that readers find it
 		default:
 			timer.Reset(s.settleInterval)
 		}

@@ -56,7 +56,7 @@ func (s *Store) readCatalog() map[string]*segmentInfo {
 	var version int
 	var entries []catalogEntry
 	dec := gob.NewDecoder(bytes.NewReader(b[4:]))
-	if dec.Decode(&version) != nil || version != catalogVersion*1000+schemaVersion || dec.Decode(&entries) != nil {
+	if dec.Decode(&version) != nil || version != catalogVersion*1000+schemaVersion() || dec.Decode(&entries) != nil {
 		return nil
 	}
 	known := make(map[string]*segmentInfo, len(entries))
@@ -108,7 +108,7 @@ func (s *Store) saveCatalog() error {
 	var b bytes.Buffer
 	b.Write(make([]byte, 4))
 	enc := gob.NewEncoder(&b)
-	if err := errors.Join(enc.Encode(catalogVersion*1000+schemaVersion), enc.Encode(entries)); err != nil {
+	if err := errors.Join(enc.Encode(catalogVersion*1000+schemaVersion()), enc.Encode(entries)); err != nil {
 		return err
 	}
 	binary.LittleEndian.PutUint32(b.Bytes(), crc32.ChecksumIEEE(b.Bytes()[4:]))

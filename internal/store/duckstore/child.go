@@ -7,6 +7,7 @@ package duckstore
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"encoding/gob"
 	"errors"
 	"fmt"
@@ -44,8 +45,9 @@ func init() {
 type request struct {
 	Directory string
 	Files     []string
-	Rows      bool // all rows of the only file, in batches
-	Verify    bool // read everything
+	Schemas   []string // of the versions that the parent knows
+	Rows      bool     // all rows of the only file, in batches
+	Verify    bool     // read everything
 	SQL       *sqlRequest
 }
 
@@ -56,8 +58,11 @@ type response struct {
 	Err     string
 	// Temporary says that Err says nothing about the file.
 	Temporary bool
-	// Newer says that the file has a newer schema version.
-	Newer bool
+	// Newer says that the file has a newer schema version, Other that its tables are not those of its
+	// version.
+	Newer, Other bool
+	// Old says that the file is to be migrated. There is no Segment.
+	Old bool
 	// SQL is the answer of a statement.
 	SQL *store.SQLAnswer
 }
@@ -101,9 +106,10 @@ func serve(in io.Reader, out, log io.Writer) int {
 		info, err := s.inspect(context.Background(), file, &r, func(b *store.Batch) error { return enc.Encode(response{Batch: b}) })
 		if err != nil {
 			text := strings.ToValidUTF8(strings.SplitN(err.Error(), "\n", 2)[0], "?")
-			answer.Err, answer.Temporary, answer.Newer = text[:min(len(text), 300)], temporary(err), errors.Is(err, errNewer)
+			answer.Err, answer.Temporary = text[:min(len(text), 300)], temporary(err)
+			answer.Newer, answer.Other = errors.Is(err, errNewer), errors.Is(err, errOther)
 		} else {
-			answer.Segment = info
+			answer.Segment, answer.Old = info, info == nil
 		}
 		if err := enc.Encode(answer); err != nil {
 			fmt.Fprintln(log, err)
@@ -134,11 +140,17 @@ func openReader(r *request) (*Store, error) {
 	if s.db, err = openDuckDB(s.cfg, "temp_directory=''", allowed); err != nil {
 		return nil, err
 	}
-	_, err = s.db.Exec(strings.ReplaceAll(schema, "{db}", "memory"))
-	return s, err
+	for i, schema := range r.Schemas {
+		name := fmt.Sprint("v", i+1)
+		if _, err := s.db.Exec("CREATE SCHEMA " + name + ";" + strings.ReplaceAll(schema, "{db}", name)); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
 }
 
-// inspect reads a file. With Rows, it checks all of them, then sends them.
+// inspect reads a file, if it has the newest of the schemas. With Rows, it checks all of them, then sends
+// them.
 func (s *Store) inspect(ctx context.Context, file string, r *request, send func(*store.Batch) error) (*segmentInfo, error) {
 	seg := &segment{file: file}
 	if err := s.acquire(ctx, seg); err != nil {
@@ -152,7 +164,11 @@ func (s *Store) inspect(ctx context.Context, file string, r *request, send func(
 	if err != nil {
 		return nil, err
 	}
-	if err = s.checkSchema(ctx, seg); err != nil {
+	v, err := versionOf(meta, len(r.Schemas))
+	if err != nil {
+		return nil, err
+	}
+	if err = s.checkSchema(ctx, seg, v); err != nil || v < len(r.Schemas) {
 		return nil, err
 	}
 	info := &segmentInfo{Meta: meta}
@@ -196,6 +212,9 @@ var errChild = errors.New("DuckDB cannot read it")
 // readFiles starts children that read files, and calls each with the responses for file i. A file that
 // ends a child gets a response with Err.
 func readFiles(ctx context.Context, r request, each func(i int, a *response) error) error {
+	for _, v := range versions {
+		r.Schemas = append(r.Schemas, v.schema)
+	}
 	for done := 0; done < len(r.Files); {
 		part := r
 		part.Files = r.Files[done:]
@@ -295,36 +314,33 @@ func (t *tail) reason(err error) string {
 	return fmt.Sprint(err)
 }
 
-// checkSchema compares the tables of an attached file with those of this version.
-func (s *Store) checkSchema(ctx context.Context, seg *segment) error {
-	tables := func(db string) (map[string]string, error) {
+// checkSchema compares the tables of an attached file with those of a version.
+func (s *Store) checkSchema(ctx context.Context, seg *segment, v int) error {
+	tables := func(db, schema string) (map[string]string, error) {
 		out := map[string]string{}
-		rows, err := s.db.QueryContext(ctx, "SELECT schema_name || '.' || table_name, sql FROM duckdb_tables() WHERE database_name = ?", db)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = rows.Close() }()
-		for rows.Next() {
-			var name, text string
-			if err := rows.Scan(&name, &text); err != nil {
-				return nil, err
-			}
-			out[name] = strings.ReplaceAll(text, db+".", "")
-		}
-		return out, rows.Err()
+		err := s.each(ctx, "SELECT table_name, schema_name, sql FROM duckdb_tables() WHERE database_name = ? AND (schema_name = ? OR ? = 'main')",
+			[]any{db, schema, schema}, func(r *sql.Rows) error {
+				var name, in, text string
+				err := r.Scan(&name, &in, &text)
+				if in != schema {
+					name = in + "." + name
+				}
+				out[name] = strings.NewReplacer(db+".", "", schema+".", "").Replace(text)
+				return err
+			})
+		return out, err
 	}
-	got, err := tables(seg.alias)
+	got, err := tables(seg.alias, "main")
 	if err != nil {
 		return err
 	}
-	if s.schema == nil {
-		if s.schema, err = tables("memory"); err != nil {
-			return err
-		}
+	want, err := tables("memory", fmt.Sprint("v", v))
+	if err != nil {
+		return err
 	}
-	for name, text := range s.schema {
+	for name, text := range want {
 		if got[name] != text {
-			return fmt.Errorf("table %s is not that of schema version %d", name, schemaVersion)
+			return fmt.Errorf("table %s is not that of schema version %d: %w", name, v, errOther)
 		}
 		delete(got, name)
 	}

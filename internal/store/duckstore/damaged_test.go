@@ -104,8 +104,8 @@ func TestOpen_Damaged(t *testing.T) {
 	}
 }
 
-// TestOpen_Newer opens a store with a file of a newer schema version. The file is kept as it is, and a
-// build that knows its version would use it again.
+// TestOpen_Newer opens a store with a file of a newer schema version. A store of such files is an error.
+// Beside others, the file is set aside as it is, and a build that knows its version would use it again.
 func TestOpen_Newer(t *testing.T) {
 	ctx := context.Background()
 	dir := t.TempDir()
@@ -119,16 +119,27 @@ func TestOpen_Newer(t *testing.T) {
 	file := segmentOf(dir, "a")
 	want, err := os.ReadFile(file)
 	require.NoError(t, err)
+	require.NoError(t, os.Remove(filepath.Join(dir, catalogFile)))
+	_, err = Open(ctx, Config{Directory: dir})
+	require.EqualError(t, err, "open store "+dir+": "+file+": schema version 99: newer than this build, which reads 1 to 1: use the build that wrote it or another directory")
+	got, err := os.ReadFile(file)
+	require.NoError(t, err)
+	assert.True(t, bytes.Equal(want, got))
+	other := t.TempDir()
+	s = openStore(t, Config{Directory: other})
+	write(t, s, batch("b", 1e18, 10))
+	require.NoError(t, s.Close(ctx))
+	require.NoError(t, os.CopyFS(filepath.Join(dir, "_", "sessions", "b"), os.DirFS(filepath.Join(other, "_", "sessions", "b"))))
 	for range 2 {
 		// Another build does not use the catalogue of this one.
-		require.NoError(t, os.Remove(filepath.Join(dir, catalogFile)))
+		_ = os.Remove(filepath.Join(dir, catalogFile))
 		var reasons []string
 		s, err = Open(ctx, Config{Directory: dir, Damaged: func(name string, reason error) {
 			assert.Equal(t, file+".newer", name)
 			reasons = append(reasons, reason.Error())
 		}})
 		require.NoError(t, err)
-		assert.Equal(t, []string{"schema version 99: newer than this build: it reads 1 to 1"}, reasons)
+		assert.Equal(t, []string{"schema version 99: newer than this build, which reads 1 to 1"}, reasons)
 		require.NoError(t, s.Close(ctx))
 		got, err := os.ReadFile(file + ".newer")
 		require.NoError(t, err)

@@ -9,7 +9,10 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
+	"strconv"
+	"time"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/keys"
@@ -38,10 +41,13 @@ func (s *Store) importFile(ctx context.Context, project, file string) (string, e
 	if err != nil {
 		return "", err
 	}
-	session, seal := "", false
+	session, seal, old := "", false, false
 	var meta map[string]string
-	err = readFiles(ctx, request{Files: []string{path}, Rows: true}, func(_ int, a *response) error {
+	read := func(_ int, a *response) error {
 		switch {
+		case a.Old:
+			old = true
+			return nil
 		case a.Err != "":
 			return errors.New(a.Err)
 		case a.Segment != nil:
@@ -81,7 +87,19 @@ func (s *Store) importFile(ctx context.Context, project, file string) (string, e
 			err = fmt.Errorf("session %q cannot hold %d rows", session, r.Rejected)
 		}
 		return err
-	})
+	}
+	err = readFiles(ctx, request{Files: []string{path}, Rows: true}, read)
+	if err == nil && old {
+		// The store changes a copy. DuckDB may only write below the directory of the store.
+		migrated := filepath.Join(s.dir, "import-"+strconv.FormatInt(time.Now().UnixNano(), 10)+".new")
+		defer func() { _ = removeFile(migrated) }()
+		if err = copyNew(path, migrated); err == nil {
+			err = s.migrate(ctx, migrated)
+		}
+		if err == nil {
+			err = readFiles(ctx, request{Files: []string{migrated}, Rows: true}, read)
+		}
+	}
 	if err != nil {
 		return "", err
 	}

@@ -172,9 +172,9 @@ func TestImport_Foreign(t *testing.T) {
 	require.NoError(t, err)
 	to := openStore(t, Config{Directory: t.TempDir()})
 	for name, test := range map[string]struct{ script, message string }{
-		"no table":       {"DROP TABLE {db}.ops", "table main.ops is not that"},
+		"no table":       {"DROP TABLE {db}.ops", "table ops is not that"},
 		"another table":  {"CREATE TABLE {db}.other (a INTEGER)", "unknown table"},
-		"another column": {"ALTER TABLE {db}.ops ADD COLUMN x INTEGER", "table main.ops is not that"},
+		"another column": {"ALTER TABLE {db}.ops ADD COLUMN x INTEGER", "table ops is not that"},
 		"view":           {"CREATE VIEW {db}.v AS SELECT 1 AS a", "views"},
 		"macro":          {"CREATE MACRO {db}.m(x) AS x + 1", "functions"},
 		"newer":          {"UPDATE {db}.meta SET value = '99' WHERE key = 'schema_version'", "newer than this build"},

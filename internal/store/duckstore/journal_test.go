@@ -284,8 +284,14 @@ func TestJournal_Limit(t *testing.T) {
 	s.write.Unlock()
 	for i := range int64(50) {
 		write(t, s, batch(fmt.Sprint(i%5), 1e18+i*1e9, 100))
-		assert.Less(t, s.journal.size.Load(), int64(40_000))
+		assert.Less(t, s.journal.size.Load(), int64(45_000))
 	}
+	s.write.Lock()
+	s.maxJournal = 1000
+	s.write.Unlock()
+	_, err := s.Write(context.Background(), []*store.Batch{batch("0", 9e18/4, 100)})
+	require.ErrorIs(t, err, store.ErrRetry)
+	assert.ErrorContains(t, err, "the journal has 0 MiB")
 	assert.NotZero(t, s.Stats().Rows)
 	for i := range 5 {
 		assert.EqualValues(t, 1000, opsOf(t, s, fmt.Sprint(i)))

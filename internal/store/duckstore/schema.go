@@ -6,14 +6,23 @@ package duckstore
 
 import "strings"
 
-// schemaVersion is the version of the tables of a segment. Version 1 is the first.
-const schemaVersion = 1
+// version is a version of the tables of a segment. A released one does not change. A statement names the
+// segment {db}.
+type version struct {
+	schema  string   // creates the tables
+	migrate []string // changes a segment of the version before
+}
 
-// migrations has the statements from version i+1 to version i+2. A statement refers to the segment
-// as {db}.
-var migrations [schemaVersion - 1][]string
+// versions has all versions. The first one is version 1. To add one, append a copy of the changed schema,
+// and keep a file of the version before in testdata (see TestMigrate_Kept).
+var versions = []version{{schema: schema1}}
 
-// schema creates the tables of a segment.
+// schemaVersion returns the version that this build writes.
+func schemaVersion() int { return len(versions) }
+
+func currentSchema() string { return versions[len(versions)-1].schema }
+
+// schema1 creates the tables of version 1. docs/internals/schema.md has the meaning of each column.
 //
 // Attributes and bodies are encoded as package store documents. Traces and UIDs are 16 bytes. A NULL
 // is an unknown value, and a dictionary id 0 is the empty entry, which is not stored. A double that
@@ -31,7 +40,7 @@ var migrations [schemaVersion - 1][]string
 // long at its level; long_ops has the others. Row top_* is the longest operation that starts in the
 // bin, if n is not 0. The rows of summaries sum up transactions. The writer extends gap_bins and gaps
 // now and then (see extendGaps).
-const schema = `
+const schema1 = `
 CREATE TABLE {db}.meta (key VARCHAR, value VARCHAR);
 CREATE TABLE {db}.origins (id UINTEGER, key UBIGINT, resource BLOB, resource_schema_url VARCHAR,
   scope_name VARCHAR, scope_version VARCHAR, scope_attrs BLOB, scope_schema_url VARCHAR);

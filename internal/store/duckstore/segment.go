@@ -147,7 +147,7 @@ func (s *Store) createSegment(ctx context.Context, sess *session, n, from int64)
 		return nil, fmt.Errorf("create segment: %w", err)
 	}
 	meta := map[string]string{
-		"schema_version": strconv.Itoa(schemaVersion), "project": sess.project, "session": sess.id,
+		"schema_version": strconv.Itoa(schemaVersion()), "project": sess.project, "session": sess.id,
 		"segment": strconv.FormatInt(n, 10), "from_ns": strconv.FormatInt(from, 10),
 	}
 	if err := s.createFile(ctx, building, meta, nil); err != nil {
@@ -175,7 +175,7 @@ func (s *Store) createFile(ctx context.Context, file string, meta map[string]str
 		return err
 	}
 	err := func() error {
-		if _, err := s.db.ExecContext(ctx, strings.ReplaceAll(schema, "{db}", alias)); err != nil {
+		if _, err := s.db.ExecContext(ctx, strings.ReplaceAll(currentSchema(), "{db}", alias)); err != nil {
 			return err
 		}
 		for k, v := range meta {
@@ -214,9 +214,13 @@ func syncDirectory(dir string) error {
 	return d.Sync()
 }
 
-var errNewer = errors.New("newer than this build")
+// Errors of files that another build has written.
+var (
+	errNewer = errors.New("newer than this build")
+	errOther = errors.New("written by a development build")
+)
 
-// readMeta reads the properties of an attached segment and migrates it to the current schema.
+// readMeta reads the properties of an attached segment.
 func (s *Store) readMeta(ctx context.Context, seg *segment) (map[string]string, error) {
 	meta := map[string]string{}
 	err := s.each(ctx, "SELECT key, value FROM "+seg.alias+".meta", nil, func(r *sql.Rows) error {
@@ -225,26 +229,55 @@ func (s *Store) readMeta(ctx context.Context, seg *segment) (map[string]string, 
 		meta[k] = v
 		return err
 	})
+	return meta, err
+}
+
+// versionOf returns the schema version of a segment, which is one of the first n.
+func versionOf(meta map[string]string, n int) (int, error) {
+	v, err := strconv.Atoi(meta["schema_version"])
+	if err != nil || v < 1 {
+		return 0, fmt.Errorf("schema version %q", meta["schema_version"])
+	}
+	if v > n {
+		return 0, fmt.Errorf("schema version %d: %w, which reads 1 to %d", v, errNewer, n)
+	}
+	return v, nil
+}
+
+// migrate changes a file to the current schema, one version at a time. Another process has checked that
+// it has the tables of its version.
+func (s *Store) migrate(ctx context.Context, file string) (err error) {
+	seg := &segment{file: file}
+	if err := s.acquire(ctx, seg); err != nil {
+		return err
+	}
+	defer func() {
+		s.release(seg)
+		err = errors.Join(err, s.detach(ctx, seg))
+	}()
+	meta, err := s.readMeta(ctx, seg)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	version, err := strconv.Atoi(meta["schema_version"])
-	if err == nil && version > schemaVersion {
-		return nil, fmt.Errorf("schema version %d: %w: it reads 1 to %d", version, errNewer, schemaVersion)
+	from, err := versionOf(meta, schemaVersion())
+	for v := from + 1; err == nil && v <= schemaVersion(); v++ {
+		err = s.migrateTo(ctx, seg, v)
 	}
-	if err != nil || version < 1 {
-		return nil, fmt.Errorf("schema version %q", meta["schema_version"])
+	return err
+}
+
+func (s *Store) migrateTo(ctx context.Context, seg *segment, v int) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
 	}
-	for ; version < schemaVersion; version++ {
-		script := []string{"BEGIN"}
-		script = append(script, migrations[version-1]...)
-		script = append(script, "UPDATE {db}.meta SET value = '"+strconv.Itoa(version+1)+
-			"' WHERE key = 'schema_version'", "COMMIT")
-		if _, err := s.db.ExecContext(ctx, strings.ReplaceAll(strings.Join(script, ";"), "{db}", seg.alias)); err != nil {
-			return nil, fmt.Errorf("migrate from schema version %d: %w", version, err)
+	defer func() { _ = tx.Rollback() }()
+	for _, q := range append(slices.Clone(versions[v-1].migrate), fmt.Sprintf("UPDATE {db}.meta SET value = '%d' WHERE key = 'schema_version'", v)) {
+		if _, err := tx.ExecContext(ctx, strings.ReplaceAll(q, "{db}", seg.alias)); err != nil {
+			return fmt.Errorf("migrate to schema version %d: %w", v, err)
 		}
 	}
-	return meta, nil
+	return tx.Commit()
 }
 
 // setMeta changes properties of an attached segment.

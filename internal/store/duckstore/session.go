@@ -12,6 +12,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -201,16 +202,25 @@ func (s *Store) distrustGaps(ctx context.Context, logs map[string]bool) error {
 	return nil
 }
 
-// loadFiles adds segments to their sessions and sets aside files that cannot be read. If such a file
-// has a write-ahead log and can be read without it, only the log is set aside. The file has the rows
-// up to its last checkpoint, and senders deliver the others again.
+// loadFiles adds segments to their sessions, migrates older ones, and sets aside files that cannot be
+// read. If such a file has a write-ahead log and can be read without it, only the log is set aside. The
+// file has the rows up to its last checkpoint, and senders deliver the others again.
+//
+// If another build wrote all files, it changes none and returns an error.
 func (s *Store) loadFiles(ctx context.Context, files []string) error {
-	// What to read without its log, with the name of the log and the reason.
+	// What to read again, without its log or migrated.
 	var again []string
-	names, reasons := map[string]string{}, map[string]error{}
+	// Names of logs that are set aside with the reason, and files of other builds.
+	names, reasons, others := map[string]string{}, map[string]error{}, map[string]error{}
 	read := func(file string, a *response) error {
 		err := errors.New(a.Err)
 		switch {
+		case a.Old:
+			if err := s.migrate(ctx, file); err != nil {
+				return fmt.Errorf("open %s: %w", file, err)
+			}
+			again = append(again, file)
+			return nil
 		case a.Err == "":
 			if err = s.addLoaded(file, a.Segment); err == nil {
 				if names[file] != "" {
@@ -218,8 +228,9 @@ func (s *Store) loadFiles(ctx context.Context, files []string) error {
 				}
 				return nil
 			}
-		case a.Newer:
-			return s.setAside(file, unused(file, newerSuffix), err)
+		case a.Newer, a.Other:
+			others[file] = err
+			return nil
 		case a.Temporary:
 			return fmt.Errorf("open %s: %w", file, err)
 		}
@@ -235,11 +246,28 @@ func (s *Store) loadFiles(ctx context.Context, files []string) error {
 		names[file], reasons[file] = name, err
 		return moveErr
 	}
-	err := readFiles(ctx, request{Directory: s.dir, Files: files}, func(i int, a *response) error { return read(files[i], a) })
-	if err != nil {
-		return err
+	for len(files) > 0 {
+		again = nil
+		err := readFiles(ctx, request{Directory: s.dir, Files: files}, func(i int, a *response) error { return read(files[i], a) })
+		if err != nil {
+			return err
+		}
+		files = again
 	}
-	return readFiles(ctx, request{Directory: s.dir, Files: again}, func(i int, a *response) error { return read(again[i], a) })
+	for _, file := range slices.Sorted(maps.Keys(others)) {
+		err := others[file]
+		if len(s.sessions) == 0 {
+			return fmt.Errorf("%s: %w: use the build that wrote it or another directory", file, err)
+		}
+		suffix := ".damaged"
+		if strings.Contains(err.Error(), errNewer.Error()) {
+			suffix = newerSuffix
+		}
+		if err := s.setAside(file, unused(file, suffix), err); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func escapeGlob(s string) string {

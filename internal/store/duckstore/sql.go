@@ -44,8 +44,12 @@ type sqlRequest struct {
 
 // snapshots are copies of the tables of sessions, most recently used last.
 type snapshots struct {
-	mu   sync.Mutex // also held while a copy is made
-	list []*snapshot
+	mu       sync.Mutex
+	list     []*snapshot
+	building sync.Mutex // one copy is made at a time
+	// ctx ends with the store; nil before the first copy.
+	ctx    context.Context
+	cancel context.CancelFunc
 }
 
 type snapshot struct {
@@ -54,6 +58,8 @@ type snapshot struct {
 	file    string
 	refs    int
 	removed bool
+	ready   chan struct{} // closed after the copy is made; err is set before
+	err     error
 }
 
 // SQL implements [store.Tables].
@@ -81,38 +87,75 @@ func (s *Store) SQL(ctx context.Context, q store.SQLQuery) (store.SQLAnswer, err
 	return out, err
 }
 
-// snapshot returns a copy of the tables of a session as they are now.
+// snapshot returns a copy of the tables of a session as they are now. A copy of a large session takes
+// longer than a statement may, so it is completed after ctx has ended, for the next statement.
 func (s *Store) snapshot(ctx context.Context, key sessionKey) (*snapshot, error) {
 	v, err := s.open(ctx, key.project, key.session, false)
 	if err != nil {
 		return nil, err
 	}
-	defer v.close()
 	if v.dropped {
+		v.close()
 		return nil, fmt.Errorf("the session has sums only, because retention removed its rows: %w", store.ErrInvalid)
 	}
-	s.snapshots.mu.Lock()
-	defer s.snapshots.mu.Unlock()
-	for i, x := range s.snapshots.list {
+	x, err := s.findSnapshot(v, key)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-x.ready:
+		err = x.err
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
+		s.releaseSnapshot(x)
+		return nil, err
+	}
+	return x, nil
+}
+
+// findSnapshot returns the copy of a view, and starts to make it if there is none. It closes the view.
+func (s *Store) findSnapshot(v *view, key sessionKey) (*snapshot, error) {
+	l := &s.snapshots
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, x := range l.list {
 		if x.key == key && x.version == v.version {
-			s.snapshots.list = append(append(s.snapshots.list[:i], s.snapshots.list[i+1:]...), x)
+			l.list = append(append(l.list[:i], l.list[i+1:]...), x)
 			x.refs++
+			v.close()
 			return x, nil
 		}
 	}
 	file, err := s.scratch(".duckdb")
 	if err != nil {
+		v.close()
 		return nil, err
 	}
-	if err := v.copyTables(ctx, file); err != nil {
-		_ = removeFile(file)
-		return nil, err
+	if l.ctx == nil {
+		l.ctx, l.cancel = context.WithCancel(context.Background())
 	}
-	x := &snapshot{key: key, version: v.version, file: file, refs: 1}
-	s.snapshots.list = append(s.snapshots.list, x)
-	for len(s.snapshots.list) > maxSnapshots {
-		s.snapshots.removeLocked(0)
+	x := &snapshot{key: key, version: v.version, file: file, refs: 2, ready: make(chan struct{})} // for the caller and the copy
+	l.list = append(l.list, x)
+	for len(l.list) > maxSnapshots {
+		l.removeLocked(0)
 	}
+	ctx := l.ctx
+	s.checks.Go(func() {
+		l.building.Lock()
+		x.err = ctx.Err()
+		if x.err == nil {
+			x.err = v.copyTables(ctx, file)
+		}
+		l.building.Unlock()
+		v.close()
+		if x.err != nil {
+			s.removeSnapshots(func(y *snapshot) bool { return y == x })
+		}
+		close(x.ready)
+		s.releaseSnapshot(x)
+	})
 	return x, nil
 }
 
@@ -125,15 +168,25 @@ func (l *snapshots) removeLocked(i int) {
 	}
 }
 
-// removeSnapshots removes the copies of a session, or all.
-func (s *Store) removeSnapshots(of func(sessionKey) bool) {
+// removeSnapshots removes copies. Statements that use one end first.
+func (s *Store) removeSnapshots(which func(*snapshot) bool) {
 	s.snapshots.mu.Lock()
 	defer s.snapshots.mu.Unlock()
 	for i := len(s.snapshots.list) - 1; i >= 0; i-- {
-		if of(s.snapshots.list[i].key) {
+		if which(s.snapshots.list[i]) {
 			s.snapshots.removeLocked(i)
 		}
 	}
+}
+
+// closeSnapshots ends copies in progress and removes all.
+func (s *Store) closeSnapshots() {
+	s.snapshots.mu.Lock()
+	if s.snapshots.cancel != nil {
+		s.snapshots.cancel()
+	}
+	s.snapshots.mu.Unlock()
+	s.removeSnapshots(func(*snapshot) bool { return true })
 }
 
 func (s *Store) releaseSnapshot(x *snapshot) {

@@ -29,9 +29,8 @@ import (
 // Locks are taken in this order: write, mu, attach.
 type Store struct {
 	cfg      Config
-	dir      string            // absolute
-	readOnly bool              // in the process that reads files
-	schema   map[string]string // there, the tables of schemaVersion
+	dir      string // absolute
+	readOnly bool   // in the process that reads files
 	lock     *os.File
 	db       *sql.DB
 
@@ -199,7 +198,7 @@ func (s *Store) Close(context.Context) error {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
-	s.removeSnapshots(func(sessionKey) bool { return true })
+	s.closeSnapshots()
 	if s.db != nil {
 		s.attach.Lock()
 		for seg := range s.attached {

@@ -223,6 +223,52 @@ func TestSQL_Sandbox(t *testing.T) {
 	assert.Equal(t, "[10]", joined(a.Rows))
 }
 
+func TestSQL_CopyContinues(t *testing.T) {
+	s := openStore(t, Config{Directory: t.TempDir()})
+	_, err := s.Write(t.Context(), []*store.Batch{batch("a", 1e18, 10)})
+	require.NoError(t, err)
+	s.snapshots.building.Lock() // a copy that takes long
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = s.SQL(ctx, store.SQLQuery{Session: "a", Statement: "SELECT 1", Rows: 1, Bytes: 100})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	s.snapshots.building.Unlock()
+	require.Len(t, s.snapshots.list, 1)
+	x := s.snapshots.list[0]
+	<-x.ready
+	require.NoError(t, x.err)
+	a, err := runStatement(t, s, "SELECT count(*) FROM operations")
+	require.NoError(t, err)
+	assert.Equal(t, "[10]", joined(a.Rows))
+	assert.Same(t, x, s.snapshots.list[0], "the next statement uses it")
+}
+
+func TestSQL_CloseEndsCopy(t *testing.T) {
+	dir := t.TempDir()
+	s, err := Open(t.Context(), Config{Directory: dir})
+	require.NoError(t, err)
+	_, err = s.Write(t.Context(), []*store.Batch{batch("a", 1e18, 10)})
+	require.NoError(t, err)
+	s.snapshots.building.Lock()
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.SQL(context.Background(), store.SQLQuery{Session: "a", Statement: "SELECT 1", Rows: 1, Bytes: 100})
+		done <- err
+	}()
+	require.Eventually(t, func() bool {
+		s.snapshots.mu.Lock()
+		defer s.snapshots.mu.Unlock()
+		return len(s.snapshots.list) == 1
+	}, 10*time.Second, time.Millisecond)
+	s.snapshots.cancel()
+	s.snapshots.building.Unlock()
+	require.ErrorIs(t, <-done, context.Canceled)
+	require.NoError(t, s.Close(context.Background()))
+	entries, err := os.ReadDir(filepath.Join(dir, "tmp"))
+	require.NoError(t, err)
+	assert.Empty(t, entries)
+}
+
 func TestSQL_Ends(t *testing.T) {
 	s := openStore(t, Config{Directory: t.TempDir()})
 	_, err := s.Write(t.Context(), []*store.Batch{batch("a", 1e18, 10)})

@@ -48,11 +48,14 @@ export function oneOf<T extends string>(v: unknown, words: readonly T[]): T | un
   return words.find((w) => w === v);
 }
 
-/** interval reads two times. Both are absent unless the second is larger. */
-export function interval(from: unknown, to: unknown): { from?: number; to?: number } {
+/**
+ * interval reads two times. Both are absent unless the second is larger. It sets them even then,
+ * because the router keeps the raw value of a parameter that is not set.
+ */
+export function interval(from: unknown, to: unknown): { from: number | undefined; to: number | undefined } {
   const a = time(from);
   const b = time(to);
-  return a !== undefined && b !== undefined && b > a ? { from: a, to: b } : {};
+  return a !== undefined && b !== undefined && b > a ? { from: a, to: b } : { from: undefined, to: undefined };
 }
 
 /** window is the interval that the views of a session share. */

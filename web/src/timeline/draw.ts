@@ -117,6 +117,8 @@ const palettes: Record<"light" | "dark", Palette> = {
 export class Painter {
   private image: ImageData | null = null;
   private pixels = new Uint32Array(0);
+  private tops = new Int32Array(0);
+  private colors = new Uint32Array(0);
   private w = 0;
   private h = 0;
   private textWidth = new Map<string, number>();
@@ -159,6 +161,8 @@ export class Painter {
     this.h = h;
     this.image = ctx.createImageData(w, h);
     this.pixels = new Uint32Array(this.image.data.buffer);
+    this.tops = new Int32Array(w);
+    this.colors = new Uint32Array(w);
   }
 
   private y(s: Scene, top: number): number {
@@ -171,14 +175,29 @@ export class Painter {
     const top = Math.max(0, Math.round(y0));
     const bottom = Math.min(this.h, Math.round(y1));
     if (b <= a) return;
-    for (let y = top; y < bottom; y++) this.pixels.fill(color, y * this.w + a, y * this.w + b);
+    // A call of fill costs more than a few stores.
+    if (b - a > 16) {
+      for (let y = top; y < bottom; y++) this.pixels.fill(color, y * this.w + a, y * this.w + b);
+      return;
+    }
+    for (let y = top; y < bottom; y++) {
+      const row = y * this.w;
+      for (let x = a; x < b; x++) this.pixels[row + x] = color;
+    }
   }
 
-  /** bins draws one column per bin: the height is the busy share, the colour the longest operation. */
+  /**
+   * bins draws one column per bin: the height is the busy share, the colour the longest operation. It
+   * finds the top and the colour of each column first and then writes row by row. Where bins share a
+   * column, the tallest one counts.
+   */
   private bins(s: Scene, t: Track, b: Bins, p: Palette) {
     const scale = (s.width * s.dpr) / (s.view.to - s.view.from);
     const y0 = this.y(s, t.top) + pad * s.dpr;
     const full = (t.height - 2 * pad) * s.dpr;
+    const bottom = Math.round(y0 + full);
+    this.tops.fill(bottom);
+    let [left, right, highest] = [this.w, 0, bottom];
     for (let i = firstBin(b, s.view.from); i < b.index.length; i++) {
       const start = b.from + (b.index[i] as number) * b.width;
       const x0 = Math.floor((start - s.view.from) * scale);
@@ -188,7 +207,23 @@ export class Painter {
       const rgb = b.rgb[i] as readonly number[];
       const dim = s.match !== "" && !(b.name[i] as string).toLowerCase().includes(s.match);
       const color = dim ? mix(rgb, p.bg, 0.22) : pack(rgb[0] as number, rgb[1] as number, rgb[2] as number);
-      this.rect(x0, x1, y0 + full * (1 - Math.max(share, 2 / full)), y0 + full, color);
+      const top = Math.round(y0 + full * (1 - Math.max(share, 2 / full)));
+      const a = Math.max(0, x0);
+      const z = Math.min(this.w, x1);
+      for (let x = a; x < z; x++) {
+        if (top >= (this.tops[x] as number)) continue;
+        this.tops[x] = top;
+        this.colors[x] = color;
+      }
+      left = Math.min(left, a);
+      right = Math.max(right, z);
+      highest = Math.min(highest, top);
+    }
+    for (let y = Math.max(0, highest); y < Math.min(bottom, this.h); y++) {
+      const row = y * this.w;
+      for (let x = left; x < right; x++) {
+        if (y >= (this.tops[x] as number)) this.pixels[row + x] = this.colors[x] as number;
+      }
     }
   }
 

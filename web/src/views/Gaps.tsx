@@ -7,7 +7,7 @@ import { Bar, Failure, Loading, Message, row, Swatch, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 import { WindowBadge } from "./Kernels";
 
-const limit = 1000;
+const limit = 300;
 
 /** Gaps lists the intervals in which a device ran no kernel, with the parts that are inside the window. */
 export function Gaps() {

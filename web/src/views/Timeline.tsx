@@ -2,7 +2,8 @@
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
 import { flushSync } from "react-dom";
-import { useSession } from "../api/hooks";
+import { get } from "../api/client";
+import { useGet, useSession } from "../api/hooks";
 import { css, families, oklch } from "../lib/color";
 import { count, duration, exactDuration, offset, percent } from "../lib/format";
 import { around, clamp, pan, rounded, toNs, type View, zoom } from "../lib/scale";
@@ -10,7 +11,7 @@ import { buildTracks, denseLanes, prepare, shown, useMetrics, useTimeline } from
 import { hit, type Item, Painter, type Scene, type Track } from "../timeline/draw";
 import { Failure, SearchBox, ui } from "../ui/parts";
 import { useDark } from "../ui/theme";
-import { Inspector, Measured } from "./Inspector";
+import { Inspector, Measured, toSpan } from "./Inspector";
 import t from "./timeline.module.css";
 
 interface Tip {
@@ -308,16 +309,38 @@ export function Timeline() {
     return () => c.removeEventListener("wheel", wheel);
   }, [setView, whole]);
 
+  // Bins have no single operations to jump to, so the store finds the next launch.
+  const found = useGet(
+    "/sessions/{session}/kernels",
+    { session: session.id },
+    { base: session.base, q: search.q, limit: 1 },
+    { enabled: match !== "" },
+  );
+  const foundName = found.data?.groups[0]?.name;
   const jump = useCallback(
     (direction: 1 | -1) => {
-      if (!matches.length) return;
+      if (!matches.length) {
+        if (!foundName) return;
+        const from = selected && search.at ? Number(search.at) + 1 : Math.max(0, Math.floor(viewRef.current.from));
+        const query = { base: session.base, name: foundName, operation: "kernel", from, limit: 1 };
+        get("/sessions/{session}/operations", { session: session.id }, query).then(
+          ({ operations: [op] }) =>
+            op &&
+            navigate({
+              search: (o) => ({ ...o, ...toSpan(op.span, op.start, op.duration_ns, extent) }),
+              replace: true,
+            }),
+          () => undefined, // The views of the page show why the Collector does not answer.
+        );
+        return;
+      }
       const sorted = [...matches].sort((a, b) => a.start - b.start);
       const here = sorted.findIndex((i) => i.id === selected);
       const next = sorted[(here + direction + sorted.length) % sorted.length] as Item;
       select(next);
       reveal(next);
     },
-    [matches, selected, select, reveal],
+    [matches, selected, select, reveal, foundName, search.at, session.base, session.id, navigate, extent],
   );
 
   useEffect(() => {
@@ -434,7 +457,7 @@ export function Timeline() {
         />
         {match && (
           <span role="status">
-            {count(inView)} in view{" "}
+            {count(inView)} drawn in view, {found.data ? count(found.data.total.count) : "…"} launches{" "}
             <button type="button" className={ui.icon} onClick={() => jump(-1)} aria-label="Previous match">
               ↑
             </button>
