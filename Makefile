@@ -77,11 +77,8 @@ bench: build $(TOOLS)/kafka/kafka $(TOOLS)/chdb/chdb ## Measure our components a
 	$(GO) run ./test/bench
 	$(GO) run ./test/bench/fleet
 	$(GO) run ./test/bench/clickhouse
-<<<<<<< HEAD
 	$(GO) run ./test/bench/ui
-=======
 	$(GO) run ./test/bench/store
->>>>>>> storeperf
 	$(GO) test -run - -bench Launch -benchtime 7x ./receiver/cudareceiver/internal/probe
 	$(GO) test -run - -bench Lines -benchtime 20x ./internal/recording/cubin
 

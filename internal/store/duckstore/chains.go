@@ -33,7 +33,7 @@ import (
 const (
 	chainInside   = uint8(iota)
 	chainOutside  // too long, or a cycle
-	chainBoundary // of a session or deep window: chains below begin anew
+	chainBoundary // of a session or deep window: chains below start again
 	chainTwin     // inside, of a span that is not the first one with its id
 )
 

@@ -45,7 +45,7 @@ func (c *codec) uvarint(v uint64) uint64 {
 func unsigned[T ~uint8 | ~uint32 | ~uint64](c *codec, v *T) { *v = T(c.uvarint(uint64(*v))) }
 
 func (c *codec) int(v *int64) {
-	*v = int64(c.zigzag(*v))
+	*v = c.zigzag(*v)
 }
 
 func (c *codec) zigzag(v int64) int64 {

@@ -408,8 +408,8 @@ type gapBin struct {
 }
 
 // gaps sums the bins of gap_bins and reads the longest gaps. It reads the kernels of the bins where the
-// interval begins and ends, of those that may have more long gaps than the table gaps has, and of those
-// that gap_bins does not have yet.
+// interval begins or ends, and of bins that may have more long gaps than the table gaps has. It also
+// reads those that gap_bins does not have yet.
 func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, error) {
 	var answer store.Gaps
 	tx, err := v.s.db.BeginTx(ctx, nil)

@@ -2,9 +2,9 @@
 
 //go:build linux
 
-// Command store measures the embedded store: the spans per second from OTLP bytes to rows, bytes for
-// each kernel, the queries of the UI while 40,000 rows/s arrive and after sealing, and memory. It asks
-// the same questions of other schemas in the same run.
+// Command store measures the embedded store: spans per second from OTLP bytes to rows, bytes for each
+// kernel, and memory. It asks the questions of the UI while 40,000 rows/s arrive and after sealing. It
+// asks the same of other schemas in the same run.
 //
 // The data is a generated training (package storetest) in one session. GPUFLIGHT_BENCH_KERNELS sets
 // the number of kernels; 100,000,000 takes about half an hour. No answer of the store comes from its
