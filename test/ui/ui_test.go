@@ -53,6 +53,15 @@ func TestUI_Browser(t *testing.T) {
 	run(t, web, "test/live.test.mjs", "GPUFLIGHT_URL=http://"+address, "GPUFLIGHT_OTLP=http://"+otlp)
 }
 
+// receivers leaves out the receivers of this machine's GPUs and programs, which would add sessions.
+const receivers = `
+service:
+  pipelines:
+    traces: {receivers: [gpuflog, otlp]}
+    logs: {receivers: [gpuflog, otlp]}
+    metrics: {receivers: [gpuflog, otlp, gpu_usage]}
+`
+
 // startCollector starts the Collector with an empty store and returns the addresses of its UI and of
 // OTLP over HTTP.
 func startCollector(t *testing.T, collector, logs string) (ui, otlp string) {
@@ -64,7 +73,9 @@ func startCollector(t *testing.T, collector, logs string) (ui, otlp string) {
 	} {
 		t.Setenv("GPUFLIGHT_"+name, value)
 	}
-	p := process.Start(t, collector, "--config", filepath.Join(process.Root(t), "config", "local.yaml"))
+	settings := filepath.Join(t.TempDir(), "receivers.yaml")
+	require.NoError(t, os.WriteFile(settings, []byte(receivers), 0o600))
+	p := process.Start(t, collector, "--config", filepath.Join(process.Root(t), "config", "local.yaml"), "--config", settings)
 	p.WaitOutput(process.Ready, time.Minute)
 	return ui, otlp
 }

@@ -102,6 +102,53 @@ describe("live session", () => {
   });
 });
 
+describe("usage", () => {
+  test("the cost that gpu_usage measured, by request", async () => {
+    const sum = (name, asDouble, attributes, service) => ({
+      resource: { attributes: [text("service.name", service)] },
+      scopeMetrics: [
+        {
+          metrics: [
+            {
+              name,
+              sum: {
+                aggregationTemporality: 2,
+                isMonotonic: true,
+                dataPoints: [
+                  {
+                    asDouble,
+                    startTimeUnixNano: String(begin),
+                    timeUnixNano: String(begin + 1_000_000_000n),
+                    attributes,
+                  },
+                ],
+              },
+            },
+          ],
+        },
+      ],
+    });
+    const request = text("cuda.request.operation", "POST /generate");
+    const currency = text("cuda.cost.currency", "USD");
+    // The worked example of docs/usage.md.
+    await send({
+      resourceMetrics: [
+        sum("gpu.cuda.cost", 0.0045, [request, currency], "llm"),
+        sum("gpu.cuda.time", 6, [request], "llm"),
+        sum("gpu.cuda.cost", 0.002, [currency], "_idle"),
+      ],
+    });
+    const page = await open("/usage?by=request");
+    const row = page.getByRole("table", { name: "Cost" }).getByRole("row").filter({ hasText: "POST /generate" });
+    assert.deepEqual((await row.locator("td").allInnerTexts()).slice(0, 3), ["POST /generate", "6.00 s", "$0.0045"]);
+    await page.getByRole("link", { name: "Application" }).click();
+    const idle = page.getByRole("table", { name: "Cost" }).getByRole("row").filter({ hasText: "idle devices" });
+    await idle.getByText("$0.002", { exact: true }).waitFor();
+    assert.deepEqual(await serious(page), []);
+    await close(page);
+  });
+});
+
 describe("import", () => {
   test("an exported session opens in an empty store", async () => {
     const file = join(mkdtempSync(join(tmpdir(), "gpuflight-ui-")), "session.duckdb");
