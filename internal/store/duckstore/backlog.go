@@ -262,30 +262,38 @@ func (s *Store) settleLoop(ctx context.Context) {
 			return
 		case <-timer.C:
 		}
-		k, ok := s.oldest()
-		if !ok {
+		wait, empty := s.settleNext(context.WithoutCancel(ctx))
+		if empty {
 			select {
 			case <-ctx.Done():
 				return
 			case <-s.wake:
 			}
-			timer.Reset(s.settleInterval)
-			continue
+			s.write.Lock()
+			wait = s.settleInterval
+			s.write.Unlock()
 		}
-		s.write.Lock()
-		fresh := s.session(k) == nil
-		err := s.settleClosed(context.WithoutCancel(ctx), k)
-		s.write.Unlock()
-		switch {
-		case err != nil:
-			s.journal.postpone(k)
-			timer.Reset(retryInterval)
-		case fresh, s.journal.size.Load() > s.maxJournal/2:
-			timer.Reset(0) // a fresh session so that readers find it
-		default:
-			timer.Reset(s.settleInterval)
-		}
+		timer.Reset(wait)
 	}
+}
+
+// settleNext moves the rows of the session that waits longest, and returns how long the next one waits.
+func (s *Store) settleNext(ctx context.Context) (wait time.Duration, empty bool) {
+	s.write.Lock()
+	defer s.write.Unlock()
+	k, ok := s.oldest()
+	if !ok {
+		return 0, true
+	}
+	fresh := s.session(k) == nil
+	if err := s.settleClosed(ctx, k); err != nil {
+		s.journal.postpone(k)
+		return retryInterval, false
+	}
+	if fresh || s.journal.size.Load() > s.maxJournal/2 {
+		return 0, false // a fresh session so that readers find it
+	}
+	return s.settleInterval, false
 }
 
 // closeJournal moves what it can within closeTime. The caller holds Store.write.

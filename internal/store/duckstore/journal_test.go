@@ -123,9 +123,9 @@ func BenchmarkCodec(b *testing.B) {
 func openJournaled(t *testing.T, dir string) *Store {
 	t.Helper()
 	s := openStore(t, Config{Directory: dir})
-	s.write.Lock()
-	defer s.write.Unlock()
-	s.directSessions, s.settleInterval = 0, time.Hour
+	s.stop()
+	s.settles.Wait()
+	s.directSessions = 0
 	return s
 }
 

@@ -6,6 +6,7 @@ package duckstore
 
 import (
 	"context"
+	"os"
 	"sync/atomic"
 	"testing"
 
@@ -20,6 +21,9 @@ func TestStore_Contract(t *testing.T) { runSuite(t, false) }
 
 // TestStore_ContractJournal writes all rows to the journal first.
 func TestStore_ContractJournal(t *testing.T) {
+	if os.Getenv("GPUFLIGHT_SOAK") == "" {
+		t.Skip("takes minutes: set GPUFLIGHT_SOAK=1")
+	}
 	runSuite(t, true)
 }
 

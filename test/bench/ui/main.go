@@ -2,8 +2,8 @@
 
 //go:build linux
 
-// Command ui measures the web UI in headless Chromium on a session of 64 lanes: the time to the first
-// page, and the time of the frames of pans and zooms of the timeline.
+// Command ui measures the web UI in headless Chromium on a session of 64 lanes. It reports the time to
+// the first page, and the time of the frames of pans and zooms of the timeline.
 //
 // It sends a generated session to the Collector as OTLP. With -session it opens an exported session
 // instead, for example one of 100 M kernels. The exit status is 1 if the first page takes 1 s, or the
