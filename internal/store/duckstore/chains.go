@@ -567,7 +567,7 @@ func (s *Store) refreshChains(ctx context.Context, sess *session, now bool) {
 // inTransaction calls run in a transaction on a segment.
 func (s *Store) inTransaction(ctx context.Context, sess *session, seg *segment, run func(*transaction, *sql.Tx) error) error {
 	w := &transaction{s: s, sess: sess, seg: seg, appenders: map[string]*duckdb.Appender{}, rollup: newRollup()}
-	tx, err := s.writer.BeginTx(ctx, nil)
+	tx, err := s.begin(ctx)
 	if err != nil {
 		return err
 	}

@@ -274,7 +274,7 @@ func (v *view) extendFromTail(ctx context.Context, seg *segment, from, to int64)
 // extendSegment adds the bins of kernels of a segment that start in an interval.
 func (v *view) extendSegment(ctx context.Context, seg *segment, from, to int64) error {
 	one := &view{s: v.s, sess: v.sess, segments: []*segment{seg}}
-	tx, err := v.s.writer.BeginTx(ctx, nil)
+	tx, err := v.s.begin(ctx)
 	if err != nil {
 		return err
 	}

@@ -277,7 +277,7 @@ const topSQL = "arg_min({'d': top_ns, 'shape': top_shape, 's': top_start, 'k': t
 func (s *Store) mergeRollups(ctx context.Context, seg *segment) (err error) {
 	v := view{s: s, segments: []*segment{seg}}
 	for table, query := range mergeSQL {
-		tx, err := s.writer.BeginTx(ctx, nil)
+		tx, err := s.begin(ctx)
 		if err != nil {
 			return err
 		}

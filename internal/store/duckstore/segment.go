@@ -282,7 +282,7 @@ func (s *Store) migrateTo(ctx context.Context, seg *segment, v int) error {
 
 // setMeta changes properties of an attached segment.
 func (s *Store) setMeta(ctx context.Context, seg *segment, key, value string) error {
-	tx, err := s.writer.BeginTx(ctx, nil)
+	tx, err := s.begin(ctx)
 	if err != nil {
 		return err
 	}

@@ -35,6 +35,13 @@ type item struct {
 // work is the rows for one segment, by table in the order of rowTables.
 type work [len(rowTables)][]item
 
+// begin starts a transaction of the writer, which the caller commits or rolls back. The end of ctx must
+// not end the transaction: database/sql would then close the writer's connection, and no later
+// transaction would succeed. Statements of the transaction end with ctx.
+func (s *Store) begin(ctx context.Context) (*sql.Tx, error) {
+	return s.writer.BeginTx(context.WithoutCancel(ctx), nil)
+}
+
 // Write implements [store.Writer]. The rows of one session in one segment are one transaction. So a
 // Batch whose rows are in several segments takes several: after a crash between them, some of its
 // rows are stored, and the sender delivers it again. The same is true of a context that ends during
@@ -349,7 +356,7 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 		s: s, sess: sess, seg: seg, appenders: map[string]*duckdb.Appender{}, info: newSummary(),
 		newest: seg.newest, rollup: newRollup(), traces: map[store.TraceID]struct{}{}, earliest: math.MaxInt64,
 	}
-	tx, err := s.writer.BeginTx(ctx, nil)
+	tx, err := s.begin(ctx)
 	if err != nil {
 		return err
 	}
