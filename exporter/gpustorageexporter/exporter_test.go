@@ -38,7 +38,7 @@ func (s *storage) Write(_ context.Context, batches []*store.Batch) (store.Result
 type host struct{ *storage }
 
 func (h host) GetExtensions() map[component.ID]component.Component {
-	return map[component.ID]component.Component{component.MustNewID("gpu_storage"): extension{h.storage}}
+	return map[component.ID]component.Component{component.MustNewID("gpu_storage"): extension(h)}
 }
 
 type extension struct{ *storage }

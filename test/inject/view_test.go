@@ -84,7 +84,8 @@ func TestTrace_View(t *testing.T) {
 	assert.Positive(t, kernels)
 
 	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
-	<-done
+	var exit *exec.ExitError
+	require.ErrorAs(t, <-done, &exit)
 	code, signal := ended(cmd)
 	assert.Equal(t, 3, code)
 	assert.Zero(t, signal)

@@ -256,13 +256,13 @@ func (c *collector) checkPoints(s *duckstore.Store, sessions []store.SessionInfo
 		for j := range list {
 			points, err := s.Points(c.t.Context(), store.PointQuery{Session: id, Series: list[j].Key, Points: 20_000})
 			require.NoError(c.t, err)
-			require.EqualValues(c.t, list[j].Count, len(points), "more points than a query returns")
+			require.Len(c.t, points, int(list[j].Count), "more points than a query returns")
 			for _, p := range points {
 				got[pointKey{id, list[j].Key, p.TimeNs}] = p.Point
 			}
 		}
 	}
-	assert.Equal(c.t, len(want), len(got), "points")
+	assert.Len(c.t, got, len(want), "points")
 	for k, p := range want {
 		if !assert.Equal(c.t, p, got[k], "%+v", k) {
 			break
