@@ -299,7 +299,7 @@ func TestDaemonSet_VariablesOfTheConfiguration(t *testing.T) {
 	text, err := os.ReadFile("agent.yaml")
 	require.NoError(t, err)
 	defaults := map[string]string{}
-	for _, m := range regexp.MustCompile(`\$\{env:(\w+):-([^}]*)\}`).FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile(`\$\{env:(\w+)(?::-([^}]*))?\}`).FindAllStringSubmatch(string(text), -1) {
 		defaults[m[1]] = m[2]
 	}
 	set := 0
