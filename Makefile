@@ -58,10 +58,10 @@ test: test-unit test-e2e ## Run all tests
 test-unit: ## Test the libraries, with the race detector
 	$(GO) test $(RACE) -timeout 10m $(LIBRARIES)
 
-# Two packages at a time: most of these tests wait for a server, a timer or a restart.
+# Three packages at a time: most of these tests wait for a server, a timer or a restart.
 .PHONY: test-e2e
 test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/perfetto/perfetto $(TOOLS)/govulncheck ## Test the binaries, with a real Jaeger, Prometheus, Kafka, S3 and ClickHouse engine
-	$(BINARIES) $(GO) test -p 2 -count 1 -timeout 15m ./test/... ./examples/compose ./examples/kubernetes
+	$(BINARIES) $(GO) test -p 3 -count 1 -timeout 20m ./test/... ./examples/compose ./examples/kubernetes
 
 # GPUFLIGHT_SOAK=1 enables all long tests. Some need root (eBPF) and skip without it.
 .PHONY: soak
