@@ -206,14 +206,14 @@ func (s *Store) loadJournal(ctx context.Context) (err error) {
 }
 
 // ready moves the rows of a session, if it has any in the journal, before they are read. If the disk is
-// full, readers find the rows that are in segments.
+// full, readers find the rows that are in segments. A session without a segment cannot be read then.
 func (s *Store) ready(ctx context.Context, k sessionKey) error {
 	if s.readOnly || s.journal.backlog(k) == nil {
 		return nil
 	}
 	s.write.Lock()
 	defer s.write.Unlock()
-	if err := s.settle(ctx, k); err != nil && !errors.Is(err, store.ErrRetry) {
+	if err := s.settle(ctx, k); err != nil && (s.session(k) == nil || !errors.Is(err, store.ErrRetry)) {
 		return err
 	}
 	return ctx.Err()
