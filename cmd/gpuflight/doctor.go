@@ -55,15 +55,12 @@ func runDoctor(ctx context.Context, args []string, stdout io.Writer) error {
 	asJSON := fs.Bool("json", false, "print the findings as JSON")
 	library := fs.String("library", "", "`path` of libgpuflight.so, as for gpuflight trace")
 	endpoint := fs.String("endpoint", "", "`URL` of the collector, as for gpuflight trace")
-	if err := fs.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			printUsage(stdout, doctorUsage, fs)
-			return err
-		}
-		return &usageError{err}
+	rest, err := parse(fs, args, doctorUsage, stdout)
+	if err != nil {
+		return err
 	}
-	if fs.NArg() > 0 {
-		return &usageError{fmt.Errorf("%q is not a flag", fs.Arg(0))}
+	if len(rest) > 0 {
+		return &usageError{fmt.Errorf("%q is not a flag", rest[0])}
 	}
 	env := newEnvironment(os.Environ())
 	if *endpoint != "" {

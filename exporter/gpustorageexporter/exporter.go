@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/gpuflight/gpuflight/exporter/gpustorageexporter/internal/metadata"
+	"github.com/gpuflight/gpuflight/internal/apikey"
 	"github.com/gpuflight/gpuflight/internal/collector/backend"
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/rows"
@@ -116,14 +117,11 @@ func (e *gpuExporter) push(ctx context.Context, count int, decode func(*rows.Dec
 	return consumererror.NewPermanent(err)
 }
 
-// projectAttribute is the attribute in which an authenticator states the project of a key.
-const projectAttribute = "project"
-
 // projectOf returns the project of the client. Headers of requests do not count, since clients set
 // them.
 func projectOf(ctx context.Context) string {
 	if auth := client.FromContext(ctx).Auth; auth != nil {
-		if p, ok := auth.GetAttribute(projectAttribute).(string); ok {
+		if p, ok := auth.GetAttribute(apikey.AttributeProject).(string); ok {
 			return p
 		}
 	}

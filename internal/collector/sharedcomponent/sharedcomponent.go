@@ -47,7 +47,7 @@ func (m *Map[K, V]) Get(key K, create func() (V, error)) (*Shared[V], error) {
 type Shared[V component.Component] struct {
 	component V
 	forget    func()
-	users     atomic.Int64 // calls of Start that no call of ShutdownLast has met
+	users     atomic.Int64 // calls of Start minus calls of ShutdownLast
 	start     sync.Once
 	stop      sync.Once
 	startErr  error

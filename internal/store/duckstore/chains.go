@@ -8,8 +8,6 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
-	"database/sql/driver"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -567,20 +565,7 @@ func (s *Store) refreshChains(ctx context.Context, sess *session, now bool) {
 // inTransaction calls run in a transaction on a segment.
 func (s *Store) inTransaction(ctx context.Context, sess *session, seg *segment, run func(*transaction, *sql.Tx) error) error {
 	w := &transaction{s: s, sess: sess, seg: seg, appenders: map[string]*duckdb.Appender{}, rollup: newRollup()}
-	tx, err := s.begin(ctx)
-	if err != nil {
-		return err
-	}
-	err = s.writer.Raw(func(c any) error { w.conn = c.(driver.Conn); return nil })
-	if err == nil {
-		err = run(w, tx)
-	}
-	err = errors.Join(err, w.closeAppenders(err != nil))
-	if err != nil {
-		_ = tx.Rollback()
-		return err
-	}
-	return tx.Commit()
+	return w.commit(ctx, func(tx *sql.Tx) error { return run(w, tx) })
 }
 
 func (s *Store) rebuildSegment(ctx context.Context, sess *session, seg *segment, t *tree, spans []*treeSpan) error {

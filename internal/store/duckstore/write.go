@@ -42,6 +42,24 @@ func (s *Store) begin(ctx context.Context) (*sql.Tx, error) {
 	return s.writer.BeginTx(context.WithoutCancel(ctx), nil)
 }
 
+// commit calls run in a database transaction. It commits only if run returns no error.
+func (w *transaction) commit(ctx context.Context, run func(*sql.Tx) error) error {
+	tx, err := w.s.begin(ctx)
+	if err != nil {
+		return err
+	}
+	err = w.s.writer.Raw(func(c any) error { w.conn = c.(driver.Conn); return nil })
+	if err == nil {
+		err = run(tx)
+	}
+	err = errors.Join(err, w.closeAppenders(err != nil))
+	if err != nil {
+		_ = tx.Rollback()
+		return err
+	}
+	return tx.Commit()
+}
+
 // Write implements [store.Writer]. The rows of one session in one segment are one transaction. So a
 // Batch whose rows are in several segments takes several: after a crash between them, some of its
 // rows are stored, and the sender delivers it again. The same is true of a context that ends during
@@ -356,20 +374,7 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 		s: s, sess: sess, seg: seg, appenders: map[string]*duckdb.Appender{}, info: newSummary(),
 		newest: seg.newest, rollup: newRollup(), traces: map[store.TraceID]struct{}{}, earliest: math.MaxInt64,
 	}
-	tx, err := s.begin(ctx)
-	if err != nil {
-		return err
-	}
-	err = s.writer.Raw(func(c any) error { w.conn = c.(driver.Conn); return nil })
-	if err == nil {
-		err = w.run(ctx, tx, rows)
-	}
-	err = errors.Join(err, w.closeAppenders(err != nil))
-	if err != nil {
-		_ = tx.Rollback()
-		return err
-	}
-	if err = tx.Commit(); err != nil {
+	if err := w.commit(ctx, func(tx *sql.Tx) error { return w.run(ctx, tx, rows) }); err != nil {
 		return err
 	}
 	s.commits.Add(1)
