@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -220,7 +221,10 @@ type sink struct {
 	// resources are the resources of all signals.
 	resources []pcommon.Map
 	panics    bool
+	backlog   atomic.Bool
 }
+
+func (s *sink) Backlog() bool { return s.backlog.Load() }
 
 func (s *sink) Traces(t ptrace.Traces) {
 	s.mu.Lock()
