@@ -262,6 +262,13 @@ func (s *sink) Metrics(m pmetric.Metrics) {
 	s.resources = append(s.resources, m.ResourceMetrics().At(0).Resource().Attributes())
 }
 
+// count returns the number of metric exports.
+func (s *sink) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.metrics)
+}
+
 // operation returns the spans of one operation.
 func (s *sink) operation(op string) []ptrace.Span {
 	var found []ptrace.Span
