@@ -4,7 +4,7 @@
 
     test/gpu/trace.py --bin bin [--steps 400] [--repetitions 7] [--pairs N] [--budget 420]
 
-bin has gpuflight, libgpuflight.so, libgpuflight-recorder.so and otelcol-gpuflight (or otelcol-gpuflight.xz). The
+bin has gpuflight, libgpuflight.so, libgpuflight-recorder.so and otelcol-gpuflight, each of them also as FILE.xz. The
 Collector runs with config/local.yaml. The program is overhead/train.py, a PyTorch training that is bound by launches,
 with an NVTX range around each step. All modes run in turn, or with --pairs and two GPUs side by side with the floor:
 
@@ -171,6 +171,18 @@ def paced(bench, collector, seconds):
     return verdicts
 
 
+def unpacked(source, target):
+    """A folder with the files of source. Those that end in .xz are unpacked."""
+    os.mkdir(target)
+    for name in os.listdir(source):
+        with (lzma.open if name.endswith(".xz") else open)(os.path.join(source, name), "rb") as f:
+            path = os.path.join(target, name.removesuffix(".xz"))
+            with open(path, "wb") as out:
+                shutil.copyfileobj(f, out)
+            os.chmod(path, 0o755)
+    return target
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", default="bin")
@@ -184,17 +196,12 @@ def main():
     parser.add_argument("--budget", type=float, default=420, help="seconds for the rounds")
     parser.add_argument("--work", help="folder for the store and the programs (default: a temporary one)")
     a = parser.parse_args()
-    a.bin, a.wheel, a.set, a.library = os.path.abspath(a.bin), None, [], os.path.abspath(a.bin) + "/libgpuflight.so"
     work = a.work or tempfile.mkdtemp(prefix="gpuflight-trace-")
-    binary = a.bin + "/otelcol-gpuflight"
-    if not os.path.exists(binary):
-        binary = work + "/otelcol-gpuflight"
-        with lzma.open(a.bin + "/otelcol-gpuflight.xz") as packed, open(binary, "wb") as out:
-            shutil.copyfileobj(packed, out)
-        os.chmod(binary, 0o755)
+    a.bin, a.wheel, a.set = unpacked(os.path.abspath(a.bin), work + "/bin"), None, []
+    a.library = a.bin + "/libgpuflight.so"
     say = lambda s: print(s, file=sys.stderr, flush=True)
     verdicts, lines, begin = [], [], time.monotonic()
-    collector = Collector(binary, work)
+    collector = Collector(a.bin + "/otelcol-gpuflight", work)
     try:
         bench = Bench(a, work, collector)
         bench.build()
