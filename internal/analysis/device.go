@@ -84,12 +84,11 @@ type device struct {
 	creditEnd, hostEnd int64
 
 	sums      Parts
-	atFirst   Parts // sums at the first kernel
-	atLast    Parts // sums at the end of the last operation
-	first     int64
+	active    [2]mark // its begin and end
 	lastEnd   int64
 	totals    [numClasses]int64 // unions of each class
 	pageable  int64
+	early     []Gap // examples before the first step
 	kernels   int64
 	kernelNs  int64
 	queue     queueTimes
@@ -131,9 +130,9 @@ func (d *device) advance(t int64) (idleFrom int64) {
 	}
 	d.sums.WallNs += t - d.now
 	d.now = t
-	if t > at && d.any && at == d.lastEnd { // the sums at the end of the last operation
-		d.atLast = d.sums
-		d.atLast.WallNs -= t - at
+	if t > at && d.any { // the end of the last operation, so far
+		d.active[1] = d.mark(at)
+		d.active[1].sums.WallNs -= t - at
 	}
 	return at
 }
@@ -164,7 +163,7 @@ func (d *device) add(w *work) {
 	}
 	if w.class != classCopy {
 		if d.kernels == 0 {
-			d.first, d.atFirst = w.start, d.sums
+			d.active[0] = d.mark(w.start)
 		}
 		d.kernels++
 		d.kernelNs += w.end - w.start
@@ -365,18 +364,39 @@ func (d *device) keep(g *Gap) {
 	}
 }
 
+// mark is a time and the sums up to it.
+type mark struct {
+	ns       int64
+	sums     Parts
+	pageable int64
+}
+
+func (d *device) mark(ns int64) mark { return mark{ns, d.sums, d.pageable} }
+
+// firstStep forgets the examples before the first step. They are kept as examples of gaps only.
+func (d *device) firstStep() {
+	for c := range d.gaps {
+		d.early = append(d.early, d.gaps[c]...)
+		d.gaps[c] = nil
+	}
+	d.hostNames, d.syncNames = sums{}, sums{}
+	clear(d.longest[:])
+}
+
 // finish partitions the rest of the interval and returns the result.
 func (d *device) finish(to int64) Device {
 	if idle := d.advance(to); idle < to {
 		d.gap(idle, to, nil)
-	} else if d.any && d.lastEnd >= to {
-		d.atLast = d.sums
-		d.lastEnd = to
+	} else if d.any {
+		d.active[1] = d.mark(to)
 	}
 	d.steps.end(d)
+	if d.steps.found() {
+		d.active = d.steps.active
+	}
 	out := Device{
-		ID: d.id, Index: -1, Parts: d.sums, FirstNs: d.first, LastNs: d.lastEnd,
-		CommunicationTotalNs: d.totals[classCommunication], CopyTotalNs: d.totals[classCopy], PageableCopyNs: d.pageable,
+		ID: d.id, Index: -1, Parts: d.sums,
+		CommunicationTotalNs: d.totals[classCommunication], CopyTotalNs: d.totals[classCopy], PageableCopyNs: d.active[1].pageable - d.active[0].pageable,
 		Kernels: d.kernels, KernelNs: d.kernelNs, QueueP50Ns: d.queue.median(),
 		HostScopes: d.hostNames.sorted(), SyncCalls: d.syncNames.sorted(), Gaps: []Gap{},
 		copies: d.longest[classCopy].ref, comms: d.longest[classCommunication].ref,
@@ -385,11 +405,12 @@ func (d *device) finish(to int64) Device {
 		out.Index = d.index.V
 	}
 	if d.kernels > 0 {
-		out.Active = d.atLast.minus(&d.atFirst)
+		out.ActiveFromNs, out.ActiveToNs = d.active[0].ns, d.active[1].ns
+		out.Active = d.active[1].sums.minus(&d.active[0].sums)
 	}
 	out.Bound = out.Active.bound()
 	seen := map[int64]bool{}
-	for _, list := range d.gaps {
+	for _, list := range append([][]Gap{d.early}, d.gaps[:]...) {
 		for i := range list {
 			if !seen[list[i].StartNs] {
 				seen[list[i].StartNs] = true

@@ -98,7 +98,7 @@ func deviceFindings(d *Device) []Finding {
 		}
 		add(c.String(), "idle time by this cause", found, advice[c].change, d.Active.Idle[c], d.evidence(c))
 	}
-	pageable := min(d.PageableCopyNs, d.Active.CopyNs)
+	pageable := d.PageableCopyNs
 	add("pageable_copy", "time with copies of pageable memory and no kernels",
 		"the device only copied from or to pageable memory of the host", "Use pinned memory, copy in another stream and during kernels.", pageable, refs(d.copies))
 	add("exposed_copy", "time with copies or sets and no kernels, except of pageable memory",
@@ -126,7 +126,7 @@ func deviceFindings(d *Device) []Finding {
 
 // evidence returns the operations that end the gaps with the largest parts of a cause.
 func (d *Device) evidence(c Cause) []Ref {
-	gaps := slices.Clone(d.Gaps)
+	gaps := slices.DeleteFunc(slices.Clone(d.Gaps), func(g Gap) bool { return g.StartNs < d.ActiveFromNs })
 	slices.SortStableFunc(gaps, func(a, b Gap) int { return cmp.Compare(b.Idle[c], a.Idle[c]) })
 	list := []Ref{}
 	for i := range gaps {

@@ -83,30 +83,33 @@ type Device struct {
 	ID    string `json:"id"`
 	Index int64  `json:"index"`
 	Parts
-	// FirstNs is the start of the first kernel, LastNs the end of the last operation; both 0 without
-	// any. Active is the parts between them, so it has no start-up.
-	FirstNs int64 `json:"first_kernel_start_ns"`
-	LastNs  int64 `json:"last_end_ns"`
-	Active  Parts `json:"active"`
-	// CommunicationTotalNs and CopyTotalNs are the unions of these, also during other work.
+	// Active is the parts from the begin of the first step to the end of the last one. Without steps
+	// it is from the start of the first kernel to the end of the last operation. So it has no start-up.
+	// The following values are of this interval too. All are 0 without kernels.
+	ActiveFromNs int64 `json:"active_from_ns"`
+	ActiveToNs   int64 `json:"active_to_ns"`
+	Active       Parts `json:"active"`
+	// PageableCopyNs is the part of Active.CopyNs in which the copy was from or to pageable memory.
+	PageableCopyNs int64 `json:"pageable_copy_ns"`
+	// HostScopes is the idle time by cause host and the innermost scope at that time, the largest first.
+	HostScopes []NameSum `json:"host_by_scope"`
+	// SyncCalls is the idle time by cause sync and the call, the largest first.
+	SyncCalls []NameSum `json:"sync_by_call"`
+	// Bound is what limits the device: see [Bound].
+	Bound Bound `json:"bound"`
+
+	// The following values are of the whole interval. CommunicationTotalNs and CopyTotalNs are the
+	// unions of these, also during other work.
 	CommunicationTotalNs int64 `json:"communication_total_ns"`
 	CopyTotalNs          int64 `json:"copy_total_ns"`
-	// PageableCopyNs is the part of CopyNs in which the copy was from or to pageable memory of the host.
-	PageableCopyNs int64 `json:"pageable_copy_ns"`
-	Kernels        int64 `json:"kernels"`
+	Kernels              int64 `json:"kernels"`
 	// KernelNs is the sum of the durations of kernels, which may overlap.
 	KernelNs int64 `json:"kernel_ns"`
 	// QueueP50Ns is the median of the known times from the launch to the start, the middle of a bucket
 	// of the store; -1 if none is known.
 	QueueP50Ns int64 `json:"queue_p50_ns"`
-	// Bound is what limits the device: see [Bound].
-	Bound Bound `json:"bound"`
 	// Gaps are examples: for each cause those in which it has the largest part.
 	Gaps []Gap `json:"gaps"`
-	// HostScopes is the idle time by cause host and the innermost scope at that time, the largest first.
-	HostScopes []NameSum `json:"host_by_scope"`
-	// SyncCalls is the idle time by cause sync and the call, the largest first.
-	SyncCalls []NameSum `json:"sync_by_call"`
 
 	// copies and comms are the longest examples of copies and communication without other work.
 	copies, comms Ref

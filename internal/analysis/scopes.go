@@ -21,17 +21,20 @@ type scopeCursor struct {
 	active []Scope
 }
 
-// innermost returns the name of the scope at a time that started last, "" if there is none.
+// innermost returns the name of the scope at a time that started last, of several the one that ends
+// first, "" if there is none.
 func (c *scopeCursor) innermost(t int64) string {
 	for c.next < len(c.list) && c.list[c.next].StartNs <= t {
 		c.active = append(c.active, c.list[c.next])
 		c.next++
 	}
 	c.active = slices.DeleteFunc(c.active, func(s Scope) bool { return s.EndNs <= t })
-	if n := len(c.active); n > 0 {
-		return c.active[n-1].Name
+	if len(c.active) == 0 {
+		return ""
 	}
-	return ""
+	return slices.MaxFunc(c.active, func(a, b Scope) int {
+		return cmp.Or(cmp.Compare(a.StartNs, b.StartNs), cmp.Compare(b.EndNs, a.EndNs))
+	}).Name
 }
 
 // counter is a name with a number at its end: "step 12", "ProfilerStep#3".
@@ -107,11 +110,12 @@ func stepScopes(scopes []Scope) (steps []Scope, name string) {
 		return 0
 	}
 	first := func(g *group) int64 { return g.scopes[0].StartNs }
-	var all []*group
+	var all, regular []*group
 	for _, g := range groups {
 		if g.overlaps || len(g.scopes) < minSteps {
 			continue
 		}
+		regular = append(regular, g)
 		extent := g.scopes[len(g.scopes)-1].EndNs - first(g)
 		if rank(g) == 0 && float64(g.covered) < minCoverage*float64(extent) {
 			continue
@@ -125,7 +129,7 @@ func stepScopes(scopes []Scope) (steps []Scope, name string) {
 		return nil, ""
 	}
 	best = all[0]
-	for _, g := range all {
+	for _, g := range regular {
 		if rank(best) == 0 && g.parent == best.parent && len(g.scopes) == len(best.scopes) && first(g) < first(best) {
 			best = g
 		}

@@ -88,7 +88,8 @@ type stepper struct {
 	last   int64 // end of the last scope
 
 	open    *Step
-	base    Parts
+	base    mark
+	active  [2]mark // begin of the first and end of the last step
 	list    []Step
 	more    bool
 	totals  map[string]int64 // of kernels in all steps, by name
@@ -117,7 +118,11 @@ func (s *stepper) begin(d *device, w *work) {
 		s.end(d)
 		if len(s.list) < maxSteps {
 			s.open = &Step{Name: name, StartNs: w.start, First: w.ref, kernels: map[string]int64{}}
-			s.base = d.sums
+			s.base = d.mark(w.start)
+			if len(s.list) == 0 {
+				s.active[0] = s.base
+				d.firstStep()
+			}
 		} else {
 			s.more = true
 		}
@@ -146,12 +151,16 @@ func (s *stepper) end(d *device) {
 		return
 	}
 	s.open = nil
-	o.Parts = d.sums.minus(&s.base)
-	if tail := o.Idle[NothingQueued]; tail > 0 {
-		o.WallNs -= tail
-		o.IdleNs -= tail
-		o.Idle[NothingQueued] = 0
+	end := d.mark(d.now)
+	// The last step ends with the work of the device.
+	if tail := end.sums.Idle[NothingQueued] - s.base.sums.Idle[NothingQueued]; tail > 0 {
+		end.ns -= tail
+		end.sums.WallNs -= tail
+		end.sums.IdleNs -= tail
+		end.sums.Idle[NothingQueued] -= tail
 	}
+	s.active[1] = end
+	o.Parts = end.sums.minus(&s.base.sums)
 	o.Bound = o.Parts.bound()
 	o.Number = int64(len(s.list)) + 1
 	if s.totals == nil {
@@ -173,6 +182,9 @@ func (s *stepper) end(d *device) {
 	}
 }
 
+// found says whether there are enough steps.
+func (s *stepper) found() bool { return len(s.list) >= minSteps }
+
 // stepParts are the parts that can explain an outlier.
 func stepParts(p *Parts) map[string]int64 {
 	m := map[string]int64{"compute": p.ComputeNs, "communication": p.CommunicationNs, "copy": p.CopyNs}
@@ -184,7 +196,7 @@ func stepParts(p *Parts) map[string]int64 {
 
 func (s *stepper) result(rule, name, device string) Steps {
 	out := Steps{Rule: rule, Name: name, Device: device, Count: int64(len(s.list)), Longest: []Step{}, Outliers: []Outlier{}, More: s.more}
-	if len(s.list) < minSteps {
+	if !s.found() {
 		out.Rule, out.Name, out.Count = "none", "", 0
 		return out
 	}
