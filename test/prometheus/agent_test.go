@@ -271,8 +271,13 @@ func checkRuleNames(t *testing.T, c *collector) {
 		for _, r := range g.Rules {
 			known[r.Record] = true
 			checkLabels(t, r.Expr)
-			for _, name := range regexp.MustCompile(`\b(?:hw|gpu|process|gpuflight)[_:][a-z_:]+[{)\[ ]`).FindAllString(regexp.MustCompile(`\([a-z_, ]+\) |"[^"]*"|[{,] *[a-z0-9_]+(?:=|!)`).ReplaceAllString(r.Expr+" ", ""), -1) {
-				assert.True(t, known[name[:len(name)-1]], "%s in %s%s", name, r.Alert, r.Record)
+			// What remains without labels and texts are names of metrics and functions.
+			bare := regexp.MustCompile(`"[^"]*"`).ReplaceAllString(r.Expr, "")
+			bare = regexp.MustCompile(`\{[^}]*\}|\b(?:by|on|group_left) \([^)]*\)`).ReplaceAllString(bare, "")
+			names := regexp.MustCompile(`\b(?:hw|gpu|process|gpuflight)[_:][a-z_:]+`).FindAllString(bare, -1)
+			assert.True(t, len(names) > 0 || bare == "vector(2)", "%s%s: no metric", r.Alert, r.Record)
+			for _, name := range names {
+				assert.True(t, known[name], "%s in %s%s", name, r.Alert, r.Record)
 			}
 		}
 	}

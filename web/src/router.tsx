@@ -164,6 +164,7 @@ export const codeRoute = createRoute({
   path: "code",
   validateSearch: (s: Raw) =>
     optional({
+      ...interval(s.from, s.to),
       path: id(s.path),
       view: oneOf(s.view, ["flame", "functions"] as const),
       zoom: typeof s.zoom === "string" && /^\d+(\.\d+)*$/.test(s.zoom) ? s.zoom : undefined,

@@ -399,7 +399,10 @@ export interface paths {
             };
             cookie?: never;
         };
-        /** Kernels by host stack, path and name, the largest sum first, and samples of their lines */
+        /**
+         * Kernels by host stack, path and name, the largest sum first, and samples of their lines
+         * @description If more than 1,000,000 operations start in the interval, the answer is of a part in its middle.
+         */
         get: operations["getStacks"];
         put?: never;
         post?: never;
@@ -1095,6 +1098,13 @@ export interface components {
         };
         Stacks: {
             base: components["schemas"]["UnixNano"];
+            /** @description The interval in the middle that was read; absent if all was */
+            part?: {
+                /** Format: int64 */
+                from: number;
+                /** Format: int64 */
+                to: number;
+            };
             stacks: components["schemas"]["Stack"][];
             lines: components["schemas"]["StackLine"][];
             truncated: boolean;
