@@ -48,6 +48,8 @@ export const usageRoute = createRoute({
       service: text(s.service),
       host: text(s.host),
       rate: text(s.rate),
+      cost: text(s.cost),
+      of: text(s.of),
     }),
   component: Usage,
 });

@@ -5,7 +5,7 @@
 import { chromium } from "playwright-core";
 
 const base = process.env.GPUFLIGHT_URL;
-const { sessions } = await (await fetch(`${base}/api/v1/sessions`)).json();
+const { sessions } = await (await fetch(`${base}/api/v1/sessions?limit=1000`)).json();
 const session = sessions.toSorted((a, b) => (b.operations.kernel ?? 0) - (a.operations.kernel ?? 0))[0];
 const address = `/sessions/${encodeURIComponent(session.id)}`;
 const { lanes } = await (await fetch(`${base}/api/v1${address}`)).json();

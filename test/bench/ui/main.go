@@ -80,7 +80,9 @@ func bench(kernels, lanes int, session, collector, state string) (err error) {
 		return err
 	}
 	_, metrics, _ := net.SplitHostPort(ports[3])
-	p := exec.Command(collector, "--config", "config/local.yaml")
+	// Without the receivers that observe this machine: they add sessions.
+	p := exec.Command(collector, "--config", "config/local.yaml", "--config", "yaml:service::pipelines::traces::receivers: [otlp]",
+		"--config", "yaml:service::pipelines::logs::receivers: [otlp]", "--config", "yaml:service::pipelines::metrics::receivers: [otlp, gpu_usage]")
 	p.Env = append(os.Environ(), "GPUFLIGHT_LOGS="+logs, "GPUFLIGHT_STATE="+state, "GPUFLIGHT_LISTEN="+ports[0], "GPUFLIGHT_LISTEN_HTTP="+ports[1],
 		"GPUFLIGHT_UI="+ports[2], "GPUFLIGHT_METRICS_PORT="+metrics, "GPUFLIGHT_PROMETHEUS_PORT=0")
 	var output bytes.Buffer
@@ -120,7 +122,7 @@ func largest(base string) (id string, length int64, err error) {
 			Operations map[string]int64 `json:"operations"`
 		} `json:"sessions"`
 	}
-	if err := getJSON(base+"/api/v1/sessions", &page); err != nil {
+	if err := getJSON(base+"/api/v1/sessions?limit=1000", &page); err != nil {
 		return "", 0, err
 	}
 	most := int64(0)
