@@ -285,6 +285,16 @@ func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted,
 	}
 	s.write.Lock()
 	defer s.write.Unlock()
+	// Days of data without a session that are in the journal only count too. A full disk may prevent their
+	// move, and then needs the deletions below.
+	for _, k := range s.journal.keys() {
+		if k.session != "" {
+			continue
+		}
+		if err := s.settleClosed(ctx, k); err != nil && !errors.Is(err, store.ErrRetry) {
+			return nil, fmt.Errorf("retain: %w", err)
+		}
+	}
 	var deleted []store.Deleted
 	now := time.Now().UnixNano()
 	var total int64
