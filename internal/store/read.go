@@ -50,8 +50,9 @@ import (
 // All rows that are stored at the time of a query take part, in whichever order they arrived. So a
 // late parent moves the spans and operations below it to other paths.
 type Reader interface {
-	// Sessions lists sessions, the largest FirstNs first, then by id. While many sessions are written, it
-	// may leave out what was written in the last minutes.
+	// Sessions lists sessions, the largest FirstNs first, then by id. While many sessions are written,
+	// counts, sums and resources may leave out what was written in the last minutes. FirstNs, LastNs and
+	// Ended never do.
 	Sessions(ctx context.Context, q SessionQuery) ([]SessionInfo, error)
 	// Session returns one session.
 	Session(ctx context.Context, project, session string) (SessionInfo, error)

@@ -227,6 +227,44 @@ func TestJournal_Restart(t *testing.T) {
 	assert.EqualValues(t, 30, opsOf(t, s, "a"))
 }
 
+// TestJournal_List lists sessions whose rows wait: their times are exact, and their counts are not.
+func TestJournal_List(t *testing.T) {
+	ctx := context.Background()
+	s := openJournaled(t, t.TempDir())
+	s.write.Lock()
+	s.listedBacklog = 0
+	s.write.Unlock()
+	write(t, s, batch("a", 2e18, 10), batch("b", 2e18+1, 10))
+	require.EqualValues(t, 10, opsOf(t, s, "a"))
+	require.EqualValues(t, 10, opsOf(t, s, "b"))
+	early, late := batch("a", 1e18, 10), batch("a", 3e18, 10)
+	late.Ops[0].EndNs = -1
+	late.Spans = []store.Span{{StartNs: 2e18, EndNs: 4e18, Operation: "session"}}
+	write(t, s, early, late)
+	list := func(q store.SessionQuery) (out []store.SessionInfo) {
+		out, err := s.Sessions(ctx, q)
+		require.NoError(t, err)
+		for i := range out {
+			out[i].Bytes = 0
+		}
+		return out
+	}
+	got := list(store.SessionQuery{})
+	require.Len(t, got, 2)
+	assert.Equal(t, "a", got[1].ID, "the earlier start is the last")
+	assert.EqualValues(t, 10, got[1].Counts["ops"])
+	assert.NotZero(t, s.Stats().Waiting)
+	assert.Len(t, list(store.SessionQuery{From: 35e17}), 1)
+	assert.Len(t, list(store.SessionQuery{To: 15e17}), 1)
+	require.NoError(t, s.settleAll())
+	for _, want := range list(store.SessionQuery{})[1:] {
+		assert.EqualValues(t, 1e18, want.FirstNs)
+		assert.EqualValues(t, 4e18, want.LastNs)
+		assert.Equal(t, []any{want.FirstNs, want.LastNs, true}, []any{got[1].FirstNs, got[1].LastNs, got[1].Ended})
+		assert.EqualValues(t, 29, want.Counts["ops"])
+	}
+}
+
 // TestJournal_Torn ends the file at each byte of its last record.
 func TestJournal_Torn(t *testing.T) {
 	dir := t.TempDir()
