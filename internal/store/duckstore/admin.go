@@ -109,7 +109,7 @@ func (s *Store) Seal(ctx context.Context, project, id string) error {
 	if err = s.mark(ctx, sess, "sealed", "1", true); err != nil {
 		return fmt.Errorf("seal session %q: %w", id, s.failed(ctx, sess, err))
 	}
-	sess.dicts, sess.chains = nil, nil
+	sess.forget()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sess.sealed = true
@@ -205,7 +205,7 @@ func (s *Store) dropRows(ctx context.Context, u unit) error {
 	u.sess.dropped = true
 	u.sess.version++
 	s.mu.Unlock()
-	u.sess.dicts = nil
+	u.sess.forget()
 	for _, seg := range u.segments {
 		if seg.dropped {
 			continue

@@ -132,7 +132,7 @@ const maxGapTail = 1 << 18
 
 func (t *gapTailKernels) add(list []gapKernel, newest int64) {
 	if len(t.list)+len(list) > maxGapTail {
-		t.list, t.from = nil, newest+1
+		t.forget(newest)
 		return
 	}
 	t.list = append(t.list, list...)
@@ -141,8 +141,11 @@ func (t *gapTailKernels) add(list []gapKernel, newest int64) {
 // drop removes the kernels that start before a time.
 func (t *gapTailKernels) drop(before int64) {
 	t.from = max(t.from, before)
-	t.list = slices.DeleteFunc(t.list, func(k gapKernel) bool { return k.start < t.from })
+	t.list = slices.Clone(slices.DeleteFunc(t.list, func(k gapKernel) bool { return k.start < t.from }))
 }
+
+// forget removes all kernels. Newest is the latest start that is stored.
+func (t *gapTailKernels) forget(newest int64) { t.list, t.from = nil, newest+1 }
 
 // gapGroup is a row of gap_bins.
 type gapGroup struct {

@@ -336,6 +336,53 @@ func TestJournal_Limit(t *testing.T) {
 	}
 }
 
+// TestStore_Remembered writes more sessions than the writer remembers.
+func TestStore_Remembered(t *testing.T) {
+	s := openStore(t, Config{Directory: t.TempDir()})
+	s.maxRemembered = 500
+	for round, at := range []int64{1e18, 1e18, 2e18} {
+		for i := range 10 {
+			r := write(t, s, batch(fmt.Sprint(i), at, 100))
+			total := int64(0)
+			for w := range s.writers {
+				total += w.remembered()
+			}
+			assert.LessOrEqual(t, total, int64(500))
+			assert.Equal(t, round == 1, r.Duplicates == 101, "%+v", r)
+		}
+	}
+	for i := range 10 {
+		assert.EqualValues(t, 200, opsOf(t, s, fmt.Sprint(i)))
+		rollupsEqualRows(t, s, fmt.Sprint(i))
+		require.NoError(t, s.Seal(context.Background(), "", fmt.Sprint(i)))
+		assert.Zero(t, s.session(sessionKey{"", fmt.Sprint(i)}).remembered())
+	}
+	r := write(t, s, batch("0", 1e18, 100))
+	assert.EqualValues(t, 101, r.Duplicates)
+}
+
+// TestJournal_Tails bounds the kernels that wait for the rollup of gaps.
+func TestJournal_Tails(t *testing.T) {
+	s := openJournaled(t, t.TempDir())
+	s.write.Lock()
+	s.maxTails = 1000
+	s.write.Unlock()
+	for i := range 20 {
+		for j := range int64(5) {
+			write(t, s, batch(fmt.Sprint(i), 1e18+j*1e9, 100))
+		}
+	}
+	require.NoError(t, s.settleAll())
+	for i := range 20 {
+		if n := len(s.session(sessionKey{"", fmt.Sprint(i)}).segments[0].gapTail.list); i > 1 {
+			assert.Equal(t, 200, n, "those of the last second of session %d", i)
+		}
+		gaps, err := s.Gaps(context.Background(), store.GapQuery{Session: fmt.Sprint(i)})
+		require.NoError(t, err)
+		assert.NotZero(t, gaps.Count)
+	}
+}
+
 func TestTraceSet(t *testing.T) {
 	var s traceSet
 	trace := func(i uint64) (t store.TraceID) {

@@ -310,7 +310,7 @@ func (s *Store) addLoaded(file string, info *segmentInfo) error {
 		gapBin: info.GapBin, gapOps: info.Summary.Counts["ops"], stale: info.Meta[staleChains] == "1",
 		traces: info.Traces,
 	}
-	seg.gapTail.from = seg.newest[0] + 1
+	seg.gapTail.forget(seg.newest[0])
 	sess.info.add(&seg.summary)
 	sess.pinned = sess.pinned || info.Meta["pinned"] == "1"
 	sess.sealed = info.Meta["sealed"] == "1" && (len(sess.segments) == 0 || sess.sealed)

@@ -158,6 +158,7 @@ func (s *Store) writeSession(ctx context.Context, k sessionKey, batches []*store
 			}
 		}
 	}()
+	defer s.remember(sess)
 	parts, err := s.route(ctx, sess, valid)
 	if err != nil {
 		return err
