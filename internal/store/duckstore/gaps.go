@@ -141,7 +141,10 @@ func (t *gapTailKernels) add(list []gapKernel, newest int64) {
 // drop removes the kernels that start before a time.
 func (t *gapTailKernels) drop(before int64) {
 	t.from = max(t.from, before)
-	t.list = slices.Clone(slices.DeleteFunc(t.list, func(k gapKernel) bool { return k.start < t.from }))
+	t.list = slices.DeleteFunc(t.list, func(k gapKernel) bool { return k.start < t.from })
+	if cap(t.list) > 2*len(t.list) {
+		t.list = slices.Clone(t.list)
+	}
 }
 
 // forget removes all kernels. Newest is the latest start that is stored.
