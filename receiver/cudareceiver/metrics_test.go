@@ -200,7 +200,7 @@ func TestAProcessIsAResource(t *testing.T) {
 	assert.Equal(t, map[string]any{
 		"service.name": "train", "service.instance.id": instance, "team": "ml", "host.name": "node-1",
 		"process.pid": int64(7), "process.vpid": int64(1), "process.executable.name": "python", "k8s.pod.uid": uid,
-		"hw.driver_version": "580.159.04",
+		"hw.driver_version": "580.159.04", "telemetry.sdk.name": "gpuflight-ebpf",
 	}, a)
 	assert.Equal(t, semconv.SchemaURL, md.ResourceMetrics().At(0).SchemaUrl())
 

@@ -164,6 +164,7 @@ func (d *describer) resource(id probe.ProcessID, who *identity.Process) pcommon.
 	putKnown(a, semconv.K8sPodUID, who.PodUID)
 	// Read again for each process: a driver may be updated while the Collector runs.
 	putKnown(a, semconv.HWDriverVersion, hostinfo.DriverVersion(d.root))
+	a.PutStr(semconv.TelemetrySDKName, semconv.EBPFObserver)
 	d.host.Put(a)
 	return resource
 }
