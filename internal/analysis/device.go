@@ -461,13 +461,12 @@ func (s *sums) sorted() []NameSum {
 // queueTimes is a histogram of times from the launch to the start.
 type queueTimes struct {
 	counts [1008]int64 // by store.Bucket
-	n, sum int64
+	n      int64
 }
 
 func (q *queueTimes) add(ns int64) {
 	q.counts[store.Bucket(ns)]++
 	q.n++
-	q.sum += ns
 }
 
 func (q *queueTimes) median() int64 {
