@@ -15,7 +15,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
-// endless is a training without end: steps of 50 kernels of 20 names, with a wait after each.
+// endless is a training without end: steps of 50 kernels, with a wait after each.
 type endless struct {
 	n      int
 	scopes bool
@@ -28,19 +28,16 @@ func (e *endless) Extent(context.Context) (first, last int64, err error) {
 }
 
 func (e *endless) Ops(_ context.Context, _, _ int64, visit func(*store.OpRow) error) error {
-	shapes := make([]store.Shape, 21)
+	shapes := make([]store.Shape, 51)
 	for i := range shapes {
 		shapes[i] = store.Shape{Operation: store.OpKernel, Name: fmt.Sprint("kernel", i), Grid: []int64{100}}
 	}
-	shapes[20] = store.Shape{Operation: store.OpSync, Name: "cudaStreamSynchronize"}
+	shapes[50] = store.Shape{Operation: store.OpSync, Name: "cudaStreamSynchronize"}
 	row := store.OpRow{LaneRef: lane, OriginRef: &store.Origin{}}
 	for i := range e.n {
 		start := int64(i) * 10 * µs
 		k := i % 51
-		row.Op = store.Op{StartNs: start, EndNs: start + 5*µs + int64(i*7919%3000), Span: store.SpanID(i + 1), Shape: uint32(k % 20)}
-		if k == 50 {
-			row.Op.Shape = 20
-		}
+		row.Op = store.Op{StartNs: start, EndNs: start + 5*µs + int64(i*7919%3000), Span: store.SpanID(i + 1), Shape: uint32(k)}
 		row.ShapeRef = &shapes[row.Shape]
 		row.LaunchStartNs, row.LaunchEndNs, row.QueueNs = store.Some(start-7*µs), store.Some(start-3*µs), store.Some(3*µs)
 		if e.every > 0 && i%e.every == 0 {
