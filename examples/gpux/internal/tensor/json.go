@@ -224,7 +224,8 @@ func (p *parser) text(s string) error {
 		return fmt.Errorf("a string is no %s", d)
 	}
 	p.t.Data = append(p.t.Data, make([]byte, d.Size())...)
-	return p.t.putFloat(p.t.Len()-1, special)
+	p.t.putFloat(p.t.Len()-1, special)
+	return nil
 }
 
 func (d DType) float() bool {
@@ -234,7 +235,7 @@ func (d DType) float() bool {
 func (p *parser) token(token string) error {
 	d := p.t.DType
 	boolean := token == "true" || token == "false"
-	if !boolean && !json.Valid([]byte(token)) || token == "null" || token[0] == '{' {
+	if !boolean && !isNumber(token) {
 		return fmt.Errorf("%.40q is no element of a tensor", token)
 	}
 	if d == String {
@@ -252,12 +253,20 @@ func (p *parser) token(token string) error {
 		return nil
 	case boolean:
 		return fmt.Errorf("%s is no %s", token, d)
+	case d == Float32: // one rounding, from decimal to float32
+		v, err := strconv.ParseFloat(token, 32)
+		if err != nil {
+			return fmt.Errorf("%.40s is too large for float32", token)
+		}
+		p.t.putFloat(i, v)
+		return nil
 	case d.float():
 		v, err := strconv.ParseFloat(token, 64)
 		if err != nil {
-			return fmt.Errorf("%.40s is out of the range of float64", token)
+			return fmt.Errorf("%.40s is too large for float64", token)
 		}
-		return p.t.putFloat(i, v)
+		p.t.putFloat(i, v)
+		return nil
 	}
 	negative := token[0] == '-'
 	digits := token
@@ -279,6 +288,39 @@ func (p *parser) token(token string) error {
 }
 
 var zero [8]byte
+
+// isNumber says whether a token is a number of JSON. strconv accepts more than these.
+func isNumber(token string) bool {
+	i := 0
+	digits := func() bool {
+		start := i
+		for i < len(token) && token[i] >= '0' && token[i] <= '9' {
+			i++
+		}
+		return i > start
+	}
+	if i < len(token) && token[i] == '-' {
+		i++
+	}
+	first := i
+	if !digits() || token[first] == '0' && i > first+1 {
+		return false
+	}
+	if i < len(token) && token[i] == '.' {
+		if i++; !digits() {
+			return false
+		}
+	}
+	if i < len(token) && (token[i] == 'e' || token[i] == 'E') {
+		if i++; i < len(token) && (token[i] == '+' || token[i] == '-') {
+			i++
+		}
+		if !digits() {
+			return false
+		}
+	}
+	return i == len(token)
+}
 
 // MarshalJSON writes nested lists. Numbers that JSON has no form for become strings, as FromJSON
 // reads them. A string that is not UTF-8 becomes {"b64": …}.

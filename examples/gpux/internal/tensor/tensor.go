@@ -113,13 +113,10 @@ func equalInner(a, b []int64) bool {
 	return true
 }
 
-// put writes a number to element i. It is an error if the type cannot hold it.
-func (t *Tensor) putFloat(i int, v float64) error {
+// putFloat writes a number to element i of a floating-point type.
+func (t *Tensor) putFloat(i int, v float64) {
 	switch t.DType {
 	case Float32:
-		if f := float32(v); math.IsInf(float64(f), 0) && !math.IsInf(v, 0) {
-			return fmt.Errorf("%v is too large for float32", v)
-		}
 		binary.LittleEndian.PutUint32(t.Data[4*i:], math.Float32bits(float32(v)))
 	case Float64:
 		binary.LittleEndian.PutUint64(t.Data[8*i:], math.Float64bits(v))
@@ -127,10 +124,7 @@ func (t *Tensor) putFloat(i int, v float64) error {
 		binary.LittleEndian.PutUint16(t.Data[2*i:], toFloat16(float32(v)))
 	case BFloat16:
 		binary.LittleEndian.PutUint16(t.Data[2*i:], toBFloat16(float32(v)))
-	default:
-		return fmt.Errorf("a number with a fraction is no %s", t.DType)
 	}
-	return nil
 }
 
 // putInt writes an integer, given as its magnitude and sign, to element i of an integer type.
