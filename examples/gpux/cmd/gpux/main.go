@@ -11,12 +11,16 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"go.opentelemetry.io/otel/attribute"
 
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/config"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/engine"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/ortlib"
+	"github.com/gpuflight/gpuflight/sdk/gpufl"
 )
 
 func main() {
@@ -81,6 +85,16 @@ func (a *app) open() (ortlib.Found, error) {
 		return found, err
 	}
 	return found, engine.Open(found.Path)
+}
+
+// record starts the recording of GPU work, as the service named like the model. Settings of the
+// environment, such as OTEL_SERVICE_NAME, take precedence.
+func record(ctx context.Context, c *config.Config) (shutdown func(context.Context) error, err error) {
+	var options []gpufl.Option
+	if os.Getenv("OTEL_SERVICE_NAME") == "" && !strings.Contains(os.Getenv("OTEL_RESOURCE_ATTRIBUTES"), "service.name=") {
+		options = append(options, gpufl.WithResource(attribute.String("service.name", c.Name), attribute.String("service.version", c.Version)))
+	}
+	return gpufl.Init(ctx, options...)
 }
 
 // printf writes to the output. What cannot be written there cannot be reported.

@@ -19,7 +19,6 @@ import (
 
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/engine"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/server"
-	"github.com/gpuflight/gpuflight/sdk/gpufl"
 )
 
 func (a *app) run() *cobra.Command {
@@ -45,7 +44,7 @@ func (a *app) run() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			shutdown, err := gpufl.Init(cmd.Context())
+			shutdown, err := record(cmd.Context(), c)
 			if err != nil {
 				return err
 			}

@@ -52,7 +52,7 @@ token. An address that other machines reach needs it.`,
 			if (certificate == "") != (key == "") {
 				return usageError{errors.New("--tls-cert and --tls-key need each other")}
 			}
-			shutdown, err := gpufl.Init(ctx)
+			shutdown, err := record(ctx, c)
 			if err != nil {
 				return err
 			}

@@ -304,9 +304,9 @@ func check(n *yaml.Node, t reflect.Type, path string) error {
 	return nil
 }
 
-// nearest returns the key with the fewest changes, of at most a third of its length.
+// nearest returns the key with the fewest changes: at most a third of its length and one.
 func nearest(key string, fields map[string]reflect.Type) (best string) {
-	least := len(key)/3 + 1
+	least := len(key)/3 + 2
 	for candidate := range fields {
 		if d := distance(key, candidate); d < least || d == least && best != "" && candidate < best {
 			best, least = candidate, d
