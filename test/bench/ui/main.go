@@ -199,7 +199,7 @@ func requests(base string) error {
 	}{
 		{"/sessions", false},
 		{session, false},
-		{session + "/timeline?bins=2800&slices=8000", true},
+		{session + "/timeline?bins=1500&slices=8000", true},
 		{session + "/spans?overlapping=true&sort=duration&limit=2000", true},
 		{session + "/gaps?overlapping=true&limit=2000", true},
 		{session + "/kernels?limit=200", true},
