@@ -5,6 +5,7 @@ import { Failure } from "./ui/parts";
 import { Shell } from "./ui/Shell";
 import { Code } from "./views/Code";
 import { Compare } from "./views/Compare";
+import { Findings } from "./views/Findings";
 import { Gaps } from "./views/Gaps";
 import { Kernels } from "./views/Kernels";
 import { Launches } from "./views/Launches";
@@ -135,6 +136,13 @@ export const launchesRoute = createRoute({
   component: Launches,
 });
 
+export const findingsRoute = createRoute({
+  getParentRoute: () => sessionRoute,
+  path: "findings",
+  validateSearch: (s: Raw) => optional(interval(s.from, s.to)),
+  component: Findings,
+});
+
 export const gapsRoute = createRoute({
   getParentRoute: () => sessionRoute,
   path: "gaps",
@@ -189,6 +197,7 @@ export const router = createRouter({
       timelineRoute,
       kernelsRoute,
       launchesRoute,
+      findingsRoute,
       gapsRoute,
       scopesRoute,
       systemRoute,
