@@ -226,10 +226,13 @@ export class Painter {
    * find them. A zoom changes their width, so it has no use for those outside the view.
    */
   private columns(s: Scene, b: Bins, height: number, colors: Uint32Array): Columns {
-    const scale = (s.width * s.dpr) / (s.view.to - s.view.from);
-    const first = Math.round((s.view.from - b.from) * scale);
+    let scale = (s.width * s.dpr) / (s.view.to - s.view.from);
     const known = this.lanes.get(b);
-    const same = known?.scale === scale && known.height === height && known.palette === colors;
+    // The width of a view that moves changes by rounding.
+    const still = known !== undefined && Math.abs(known.scale / scale - 1) < 1e-6;
+    if (still) scale = known.scale;
+    const first = Math.round((s.view.from - b.from) * scale);
+    const same = still && known.height === height && known.palette === colors;
     if (same && first >= known.first && first + this.w <= known.first + known.tops.length) return known;
     const margin = same || known === undefined ? this.w : 0;
     const c: Columns = {
