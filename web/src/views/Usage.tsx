@@ -210,14 +210,14 @@ function ScopeSessions({ of, filter }: { of: string; filter: Record<string, stri
                 <Link
                   to="/sessions/$session/launches"
                   params={{ session: g.name }}
-                  search={{ operation: "kernel", path: g.path, direct: of ? undefined : "true" } as never}
+                  search={{ operation: "kernel", path: g.path, direct: g.path === 0 ? "true" : undefined } as never}
                   {...num(made, value)}
                 >
                   {text}
                 </Link>
               );
               return (
-                <tr key={g.name} {...row({ ns: g.kernel_ns, kernels: g.kernels })}>
+                <tr key={`${g.name} ${g.path}`} {...row({ ns: g.kernel_ns, kernels: g.kernels })}>
                   <td>{g.name}</td>
                   <td className={ui.right} title={exactDuration(g.kernel_ns)}>
                     {launches("ns", g.kernel_ns, duration(g.kernel_ns))}
