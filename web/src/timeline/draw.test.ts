@@ -9,7 +9,7 @@ function canvas() {
     {
       createImageData: (width: number, height: number) => ({ data: new Uint8ClampedArray(width * height * 4), width }),
       putImageData: (image: { data: Uint8ClampedArray; width: number }) => {
-        state.pixels = new Uint32Array(image.data.buffer.slice(0));
+        state.pixels = new Uint32Array(image.data.buffer.slice(0) as ArrayBuffer);
         state.width = image.width;
       },
       measureText: (text: string) => ({ width: text.length * 6 }),
