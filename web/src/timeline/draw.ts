@@ -273,8 +273,19 @@ export class Painter {
     const from = Math.round((s.view.from - b.from) * c.scale) - c.first;
     const tops = c.tops.subarray(from, from + this.w);
     const colors = c.colors.subarray(from, from + this.w);
-    for (let y = Math.max(0, -y0); y < height && y0 + y < this.h; y++) {
+    let [highest, lowest] = [height, 0];
+    for (let x = 0; x < tops.length; x++) {
+      const top = tops[x] as number;
+      if (top < highest) highest = top;
+      if (top > lowest) lowest = top;
+    }
+    for (let y = Math.max(highest, -y0); y < height && y0 + y < this.h; y++) {
       const row = (y0 + y) * this.w;
+      // Below all tops, a row is a copy of the colours.
+      if (y >= lowest) {
+        this.pixels.set(colors, row);
+        continue;
+      }
       for (let x = 0; x < tops.length; x++) {
         if (y >= (tops[x] as number)) this.pixels[row + x] = colors[x] as number;
       }
