@@ -144,8 +144,8 @@ func podMetrics() pmetric.Metrics {
 	rm := md.ResourceMetrics().AppendEmpty()
 	r := rm.Resource().Attributes()
 	r.PutStr(semconv.HostName, hostName)
-	r.PutStr("k8s.namespace.name", "ml")
-	r.PutStr("k8s.pod.name", "notebook")
+	r.PutStr(semconv.K8sNamespaceName, "ml")
+	r.PutStr(semconv.K8sPodName, "notebook")
 	metrics := rm.ScopeMetrics().AppendEmpty().Metrics()
 	point := func(name, unit string) pmetric.NumberDataPoint {
 		m := metrics.AppendEmpty()
