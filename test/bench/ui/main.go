@@ -7,9 +7,10 @@
 //
 // It sends a generated session to the Collector as OTLP. With -session it opens an exported session
 // instead, for example one of 100 M kernels. Then it asks for the answers behind each view, of the
-// whole session and of windows. -state keeps the store for another run, which generates nothing. The
-// exit status is 1 if the first page takes 1 s, the median frame of a motion 16 ms, or the 95th
-// percentile of the requests of a view 200 ms.
+// whole session and of windows. -state keeps the store for another run, which generates nothing.
+//
+// The exit status is 1 if a limit is reached. The limits are 1 s for the first page, 16 ms for the
+// median frame of a motion, and 200 ms for the 95th percentile of the requests of a view.
 package main
 
 import (
