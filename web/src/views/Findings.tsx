@@ -5,6 +5,7 @@ import { url } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
 import { count, duration, exactDuration, offset, percent } from "../lib/format";
 import { Badge, Bar, Failure, Loading, Message, ui } from "../ui/parts";
+import f from "./findings.module.css";
 import { toSpan } from "./Inspector";
 import { WindowBadge } from "./Kernels";
 
@@ -84,7 +85,7 @@ function Advice({ a }: { a: Analysis }) {
   if (a.findings.length === 0)
     return <Message>Nothing to improve was found: no cause has 5 % of the active time.</Message>;
   return (
-    <section className={ui.card} aria-label="Advice">
+    <section className={`${ui.card} ${f.panel}`} aria-label="Advice">
       <ol>
         {a.findings.map((f) => (
           <li key={`${f.device}${f.kind}`} data-kind={f.kind}>
@@ -129,7 +130,7 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
       .sort((x, y) => (y.idle_by_cause_ns[cause] ?? 0) - (x.idle_by_cause_ns[cause] ?? 0))
       .slice(0, 5);
   return (
-    <section className={`${ui.card} ${ui.tableScroll}`}>
+    <section className={`${ui.card} ${ui.tableScroll} ${f.panel}`}>
       <div className={ui.row}>
         <h2>Device {d.index ?? d.id.slice(0, 16)}</h2>
         <Badge tone={d.bound === "device" ? "good" : d.bound === "unknown" ? undefined : "warn"}>
@@ -202,7 +203,7 @@ function StepsPanel({ a }: { a: Analysis }) {
     );
   };
   return (
-    <section className={`${ui.card} ${ui.tableScroll}`}>
+    <section className={`${ui.card} ${ui.tableScroll} ${f.panel}`}>
       <div className={ui.row}>
         <h2>{count(s.count)} steps</h2>
         <span className={ui.muted}>
