@@ -93,16 +93,17 @@ type Client struct {
 
 // signalQueue is one signal's queue and worker.
 type signalQueue struct {
-	signal  Signal
-	to      string
-	off     bool
-	limit   int // limit of the queued bytes
-	request int // limit of the bytes of one request
-	retry   time.Duration
-	attempt time.Duration
-	out     transport
-	file    *file
-	log     *slog.Logger
+	signal   Signal
+	endpoint Endpoint
+	to       string
+	off      bool
+	limit    int // limit of the queued bytes
+	request  int // limit of the bytes of one request
+	retry    time.Duration
+	attempt  time.Duration
+	out      transport
+	file     *file
+	log      *slog.Logger
 
 	mu       sync.Mutex
 	queue    []waiting
@@ -151,7 +152,7 @@ func New(s Settings, logger *slog.Logger) (*Client, error) {
 	for signal := range numSignals {
 		e := s.Signals[signal]
 		l := &signalQueue{
-			signal: signal, to: e.String(), off: !s.Sends(signal), limit: s.QueueBytes, request: s.RequestBytes, retry: s.RetryFor, attempt: e.Timeout,
+			signal: signal, endpoint: e, to: e.String(), off: !s.Sends(signal), limit: s.QueueBytes, request: s.RequestBytes, retry: s.RetryFor, attempt: e.Timeout,
 			file: c.file, log: logger, wake: make(chan struct{}, 1), closing: make(chan struct{}),
 		}
 		if l.attempt <= 0 {

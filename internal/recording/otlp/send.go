@@ -66,12 +66,16 @@ type sendError struct {
 	after time.Duration
 	// away is set if no server answered.
 	away bool
-	// unknown is set if the server does not have the service.
-	unknown bool
+	// unknown is set if the server does not have the service, denied if it refuses the credentials.
+	unknown, denied bool
+	// answered is set if the server answered with a status of HTTP.
+	answered bool
 }
 
 func (e *sendError) Error() string { return e.err.Error() }
 func (e *sendError) Unwrap() error { return e.err }
+
+var errWebPage = errors.New("the answer is a web page, not OTLP")
 
 func newTransport(signal Signal, e Endpoint) (transport, error) {
 	security, err := tlsConfig(e)
@@ -175,14 +179,19 @@ func (t *httpTransport) send(ctx context.Context, p payload) (int64, string, err
 			return 0, "", &sendError{err: err, retry: true}
 		}
 		if kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); kind == "text/html" {
-			return 0, "", &sendError{err: errors.New("the answer is a web page, not OTLP")}
+			return 0, "", &sendError{err: errWebPage}
 		}
 		return decodeAnswer(t.signal, answer)
 	case resp.StatusCode == http.StatusTooManyRequests, resp.StatusCode == http.StatusBadGateway,
 		resp.StatusCode == http.StatusServiceUnavailable, resp.StatusCode == http.StatusGatewayTimeout:
-		return 0, "", &sendError{err: answerError(resp, answer), retry: true, after: retryAfter(resp.Header.Get("Retry-After"), time.Now())}
+		return 0, "", &sendError{err: answerError(resp, answer), answered: true, retry: true, after: retryAfter(resp.Header.Get("Retry-After"), time.Now())}
 	}
-	return 0, "", &sendError{err: answerError(resp, answer), unknown: resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusNotImplemented}
+	return 0, "", &sendError{
+		err:      answerError(resp, answer),
+		answered: true,
+		unknown:  resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusNotImplemented,
+		denied:   resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden,
+	}
 }
 
 // redact removes the URL that net/http puts into an error, since it may hold a password.
@@ -362,6 +371,8 @@ func grpcError(err error) error {
 		e.retry = throttled
 	case codes.Unimplemented:
 		e.unknown = true
+	case codes.Unauthenticated, codes.PermissionDenied:
+		e.denied = true
 	}
 	// gRPC reports a failed connection by this code without details.
 	if s.Code() == codes.Unavailable && len(s.Details()) == 0 {
