@@ -279,7 +279,7 @@ func TestDeep_Arguments(t *testing.T) {
 			}
 		})
 	}
-	if code, stdout, _ := command("deep", "--help"); code != 0 || !strings.Contains(stdout, "gpuflight deep 4711 --for 2s --engine sass") || !strings.Contains(stdout, "-for duration") {
+	if code, stdout, _ := command("deep", "--help"); code != 0 || !strings.Contains(stdout, "gpuflight deep 4711 --for 2s --engine sass") || !strings.Contains(stdout, "  --for DURATION\n") {
 		t.Errorf("status %d, stdout %q", code, stdout)
 	}
 }

@@ -28,7 +28,8 @@ type Problem struct {
 
 // Diagnose sends an empty request to each endpoint, as Check does. If one does not accept it,
 // Diagnose finds out what listens there instead, and returns the problems without duplicates. It
-// returns nothing if everything is accepted, and takes at most one second longer than ctx allows.
+// returns nothing if everything is accepted, and takes at most a second longer than ctx
+// allows for each address.
 func (c *Client) Diagnose(ctx context.Context) []Problem {
 	if c.file != nil {
 		if err := c.file.check(); err != nil {
@@ -58,11 +59,18 @@ func (c *Client) Diagnose(ctx context.Context) []Problem {
 	}
 	var found []Problem
 	seen := map[Problem]bool{}
+	known := map[string]speech{} // by address
+	speaks := func(address string) speech {
+		if _, ok := known[address]; !ok {
+			known[address] = listen(ctx, address)
+		}
+		return known[address]
+	}
 	for signal, err := range failed {
 		if err == nil {
 			continue
 		}
-		if p := c.queues[signal].explain(ctx, err); !seen[p] {
+		if p := c.queues[signal].explain(err, speaks); !seen[p] {
 			seen[p] = true
 			found = append(found, p)
 		}
@@ -117,8 +125,8 @@ func hostPort(e Endpoint) string {
 	return net.JoinHostPort(e.URL.Hostname(), port)
 }
 
-// explain finds the problem behind the error of an attempt.
-func (l *signalQueue) explain(ctx context.Context, err error) Problem {
+// explain finds the problem behind the error of an attempt. speaks returns what a server speaks.
+func (l *signalQueue) explain(err error, speaks func(address string) speech) Problem {
 	e, at := l.endpoint, l.address()
 	text := oneLine(err)
 	var failure *sendError
@@ -148,7 +156,7 @@ func (l *signalQueue) explain(ctx context.Context, err error) Problem {
 			"set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of its authority",
 		}
 	}
-	switch found := listen(ctx, at); {
+	switch found := speaks(at); {
 	case found == speaksNothing && failure != nil && !failure.retry:
 	case found == speaksNothing:
 		return Problem{at + " does not answer", "check the address, and that no firewall drops the connection"}
