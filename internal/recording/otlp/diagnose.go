@@ -108,7 +108,12 @@ func isUnknown(err error) bool {
 }
 
 // address is the host and port of the endpoint.
-func (l *signalQueue) address() string { return hostPort(l.endpoint) }
+func (l *signalQueue) address() string {
+	if l.endpoint.URL == nil {
+		return ""
+	}
+	return hostPort(l.endpoint)
+}
 
 // hostPort returns the address that the transport connects to.
 func hostPort(e Endpoint) string {
