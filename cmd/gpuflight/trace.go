@@ -135,7 +135,7 @@ func parseTrace(args []string, out io.Writer) (cfg traceConfig, err error) {
 			printUsage(out, traceUsage, fs)
 			return cfg, err
 		}
-		return cfg, &usageError{err}
+		return cfg, &usageError{flagError(err)}
 	}
 	if cfg.command = fs.Args(); len(cfg.command) == 0 {
 		return cfg, &usageError{errors.New("no command: give it after --")}
@@ -559,8 +559,11 @@ func (t *tracing) send(deadline time.Time, sessions []recorder.Summary) []record
 	if !t.sampled || (t.sending.File == "" && t.sending.Signals[otlp.Traces].Off) {
 		return nil
 	}
+	if t.outputErr != nil && !t.cfg.quiet {
+		return nil // the warning before the command said so
+	}
 	failed := func(err error) []recorder.Delivery {
-		return []recorder.Delivery{{Signal: otlp.Traces.String(), To: t.sending.Signals[otlp.Traces].String(), Unsent: map[string]uint64{otlp.ReasonFault: 1}, Error: err.Error()}}
+		return []recorder.Delivery{{Signal: otlp.Traces.String(), To: cmp.Or(t.sending.File, t.sending.Signals[otlp.Traces].String()), Unsent: map[string]uint64{otlp.ReasonFault: 1}, Error: err.Error()}}
 	}
 	client, err := otlp.New(t.sending, nil)
 	if err != nil {

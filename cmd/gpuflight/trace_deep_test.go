@@ -51,7 +51,7 @@ func TestPrepare_DeepWindowFlags(t *testing.T) {
 		assert.ErrorAs(t, err, new(*usageError))
 	}
 	_, err = parseDeep([]string{"--for", "2", "17"}, &bytes.Buffer{})
-	assert.EqualError(t, err, `invalid value "2" for flag -for: write a duration with its unit, such as 500ms or 2s`)
+	assert.EqualError(t, err, `invalid value "2" for --for: write a duration with its unit, such as 500ms or 2s`)
 }
 
 func TestPrintNoWindow_Reasons(t *testing.T) {
