@@ -5,7 +5,7 @@
 //
 //	shutdown, err := gpufl.Init(ctx)
 //	if err != nil {
-//		return err // a setting is invalid; a missing GPU is no error
+//		return err // a setting is invalid; a missing GPU is not an error
 //	}
 //	defer shutdown(context.Background())
 //

@@ -20,7 +20,7 @@ func Example() {
 	ctx := context.Background()
 	shutdown, err := gpufl.Init(ctx)
 	if err != nil {
-		log.Fatal(err) // a setting is invalid; a missing GPU is no error
+		log.Fatal(err) // a setting is invalid; a missing GPU is not an error
 	}
 	defer func() {
 		if err := shutdown(ctx); err != nil {
