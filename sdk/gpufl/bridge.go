@@ -38,8 +38,8 @@ func (b *logBridge) emit(ld plog.Logs) {
 				to.SetEventName(from.EventName())
 				to.SetSeverity(log.Severity(from.SeverityNumber())) // the API numbers them as OTLP does
 				to.SetSeverityText(from.SeverityText())
-				to.SetBody(valueOf(from.Body()))
-				to.AddAttributes(attributesOf(from.Attributes())...)
+				to.SetBody(logValue(from.Body()))
+				to.AddAttributes(logAttributes(from.Attributes())...)
 				sc := trace.NewSpanContext(trace.SpanContextConfig{
 					TraceID: trace.TraceID(from.TraceID()), SpanID: trace.SpanID(from.SpanID()), TraceFlags: trace.TraceFlags(from.Flags()),
 				})
@@ -49,37 +49,36 @@ func (b *logBridge) emit(ld plog.Logs) {
 	}
 }
 
-// attributesOf converts attributes.
-func attributesOf(m pcommon.Map) []attribute.KeyValue {
-	kvs := make([]attribute.KeyValue, 0, m.Len())
-	for k, v := range m.All() {
-		kvs = append(kvs, attribute.KeyValue{Key: attribute.Key(k), Value: valueOf(v)})
-	}
-	return kvs
-}
-
-func valueOf(v pcommon.Value) attribute.Value {
+func logValue(v pcommon.Value) log.Value {
 	switch v.Type() {
 	case pcommon.ValueTypeStr:
-		return attribute.StringValue(v.Str())
+		return log.StringValue(v.Str())
 	case pcommon.ValueTypeBool:
-		return attribute.BoolValue(v.Bool())
+		return log.BoolValue(v.Bool())
 	case pcommon.ValueTypeInt:
-		return attribute.Int64Value(v.Int())
+		return log.Int64Value(v.Int())
 	case pcommon.ValueTypeDouble:
-		return attribute.Float64Value(v.Double())
+		return log.Float64Value(v.Double())
 	case pcommon.ValueTypeBytes:
-		return attribute.ByteSliceValue(v.Bytes().AsRaw())
+		return log.BytesValue(v.Bytes().AsRaw())
 	case pcommon.ValueTypeSlice:
-		var list []attribute.Value
+		var list []log.Value
 		for _, e := range v.Slice().All() {
-			list = append(list, valueOf(e))
+			list = append(list, logValue(e))
 		}
-		return attribute.SliceValue(list...)
+		return log.SliceValue(list...)
 	case pcommon.ValueTypeMap:
-		return attribute.MapValue(attributesOf(v.Map())...)
+		return log.MapValue(logAttributes(v.Map())...)
 	}
-	return attribute.Value{}
+	return log.Value{}
+}
+
+func logAttributes(m pcommon.Map) []log.KeyValue {
+	kvs := make([]log.KeyValue, 0, m.Len())
+	for k, v := range m.All() {
+		kvs = append(kvs, log.KeyValue{Key: k, Value: logValue(v)})
+	}
+	return kvs
 }
 
 // metricBridge makes sums and gauges of the recording asynchronous instruments of a MeterProvider of
@@ -226,4 +225,23 @@ func (b *metricBridge) close() {
 	for _, r := range registrations {
 		_ = r.Unregister() // the provider may have been shut down
 	}
+}
+
+// attributesOf converts the attributes of a point, which are texts, numbers and booleans.
+func attributesOf(m pcommon.Map) []attribute.KeyValue {
+	kvs := make([]attribute.KeyValue, 0, m.Len())
+	for k, v := range m.All() {
+		key := attribute.Key(k)
+		switch v.Type() {
+		case pcommon.ValueTypeBool:
+			kvs = append(kvs, key.Bool(v.Bool()))
+		case pcommon.ValueTypeInt:
+			kvs = append(kvs, key.Int64(v.Int()))
+		case pcommon.ValueTypeDouble:
+			kvs = append(kvs, key.Float64(v.Double()))
+		default:
+			kvs = append(kvs, key.String(v.AsString()))
+		}
+	}
+	return kvs
 }
