@@ -134,7 +134,8 @@ class Bench(overhead.Bench):
 def summary(text):
     """The kernels in gpuflight's table, and its lines that say what is missing."""
     row = re.search(r"^\s*\S+\s+100\.0%\s+([\d,]+)\s.*\(all\)$", text, re.MULTILINE)
-    lines = [line for line in text.splitlines() if re.search(r"could not be|without a span|drop|lost|nothing|cannot|rejected|unread", line)]
+    lines = [line for line in text.splitlines() if not line.startswith("gpuflight: warning: ")
+             and re.search(r"could not be|without a span|drop|lost|nothing|cannot|rejected|unread", line)]
     return int(row.group(1).replace(",", "")) if row else 0, lines
 
 
