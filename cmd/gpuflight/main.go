@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log"
 	"os"
 	"os/signal"
 	"runtime"
@@ -33,6 +34,7 @@ Usage:
 `
 
 func main() {
+	log.SetOutput(io.Discard) // package net/http writes to it
 	if len(os.Args) > 1 && os.Args[1] == "trace" {
 		// Signals belong to the traced command: gpuflight catches none before the command runs.
 		end := traceCommand(os.Args[2:], os.Stdout, os.Stderr)

@@ -328,7 +328,11 @@ func (c *Client) unsentError() error {
 	for _, to := range order {
 		x := losses[to]
 		slices.Sort(x.reasons)
-		text := fmt.Sprintf("%s were not sent to %s (%s)", strings.Join(x.items, ", "), to, strings.Join(x.reasons, ", "))
+		verb := "were"
+		if len(x.items) == 1 && strings.HasPrefix(x.items[0], "1 ") {
+			verb = "was"
+		}
+		text := fmt.Sprintf("%s %s not sent to %s (%s)", strings.Join(x.items, ", "), verb, to, strings.Join(x.reasons, ", "))
 		if x.last != "" {
 			text += ": " + x.last
 		}

@@ -97,7 +97,7 @@ func (c *Client) partly(tried [numSignals]bool, failed [numSignals]error) (Probl
 		return Problem{}, false
 	}
 	return Problem{
-		Cause: fmt.Sprintf("%s accepts %s only, and has no %s", c.queues[Traces].address(), strings.Join(accepted, " and "), strings.Join(unknown, " and ")),
+		Cause: fmt.Sprintf("%s accepts %s only, and has no %s", c.queues[Traces].address(), strings.Join(accepted, " and "), strings.Join(unknown, " and no ")),
 		Fix:   "set " + strings.Join(off, " and ") + ", or send to a Collector that forwards " + strings.Join(accepted, " and "),
 	}, true
 }
@@ -148,8 +148,8 @@ func (l *signalQueue) explain(err error, speaks func(address string) speech) Pro
 			p.Fix = "run otelcol-gpuflight --config config/local.yaml, set --endpoint, or record into a file with --output"
 		}
 		return p
-	case strings.Contains(text, "no such host") || strings.Contains(text, "produced zero addresses"):
-		return Problem{"the host " + e.URL.Hostname() + " does not exist", "correct --endpoint"}
+	case strings.Contains(text, "lookup ") || strings.Contains(text, "produced zero addresses"):
+		return Problem{"the host " + e.URL.Hostname() + " is unknown to the name server", "correct --endpoint"}
 	case strings.Contains(text, "certificate required") || strings.Contains(text, "bad certificate"):
 		return Problem{
 			at + " requires a client certificate",

@@ -74,6 +74,7 @@ func TestDiagnose_Servers(t *testing.T) {
 		}
 	})
 	withoutOTLP := answer(http.NotFound)
+	onlyGet := answer(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusMethodNotAllowed) })
 	failing := answer(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) })
 	_, collector := sink(t, "")
 	refusing := grpcServer(t, grpc.UnaryInterceptor(func(context.Context, any, *grpc.UnaryServerInfo, grpc.UnaryHandler) (any, error) {
@@ -113,11 +114,12 @@ func TestDiagnose_Servers(t *testing.T) {
 		{"client certificate", mutual.URL, "http/protobuf", []string{"OTEL_EXPORTER_OTLP_CERTIFICATE", authority}, "{} requires a client certificate", "set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY"},
 		{"key", key.URL, "http/protobuf", nil, "{} refuses the key: 401 Unauthorized", "set OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20KEY with a valid key"},
 		{"grpc key", "http://" + refusing, "grpc", nil, "{} refuses the key: Unauthenticated: no key", "set OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20KEY with a valid key"},
-		{"traces only", tracesOnly.URL, "http/protobuf", nil, "{} accepts traces only, and has no logs and metrics", "set OTEL_LOGS_EXPORTER=none and OTEL_METRICS_EXPORTER=none, or send to a Collector that forwards traces"},
-		{"grpc traces only", "http://" + onlyTraces, "grpc", nil, "{} accepts traces only, and has no logs and metrics", "set OTEL_LOGS_EXPORTER=none and OTEL_METRICS_EXPORTER=none, or send to a Collector that forwards traces"},
+		{"traces only", tracesOnly.URL, "http/protobuf", nil, "{} accepts traces only, and has no logs and no metrics", "set OTEL_LOGS_EXPORTER=none and OTEL_METRICS_EXPORTER=none, or send to a Collector that forwards traces"},
+		{"grpc traces only", "http://" + onlyTraces, "grpc", nil, "{} accepts traces only, and has no logs and no metrics", "set OTEL_LOGS_EXPORTER=none and OTEL_METRICS_EXPORTER=none, or send to a Collector that forwards traces"},
 		{"path", tracesOnly.URL + "/v1/traces", "http/protobuf", nil, "{} has no OTLP: 404 Not Found", "leave out the path in --endpoint: gpuflight adds /v1/traces"},
 		{"web page", page.URL, "http/protobuf", nil, "{} has no OTLP: the answer is a web page, not OTLP", "use the port of a collector: 4318 for HTTP, 4317 for gRPC"},
 		{"no OTLP", withoutOTLP.URL, "http/protobuf", nil, "{} has no OTLP: 404 Not Found", "use the port of a collector: 4318 for HTTP, 4317 for gRPC"},
+		{"UI", onlyGet.URL, "http/protobuf", nil, "{} has no OTLP: 405 Method Not Allowed", "use the port of a collector: 4318 for HTTP, 4317 for gRPC"},
 		{"server error", failing.URL, "http/protobuf", nil, "{} rejects telemetry: 500 Internal Server Error", "see the log of the collector"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -140,7 +142,7 @@ func TestDiagnose_Servers(t *testing.T) {
 		c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector.invalid:4318"), nil)
 		found := c.Diagnose(within(t, 10*time.Second))
 		require.Len(t, found, 1)
-		assert.Equal(t, "the host collector.invalid does not exist", found[0].Cause)
+		assert.Equal(t, "the host collector.invalid is unknown to the name server", found[0].Cause)
 	})
 	t.Run("one signal elsewhere", func(t *testing.T) {
 		c := start(t, testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", accepting.URL, "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://"+gone.Addr().String()+"/v1/logs"), nil)

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -189,7 +190,7 @@ func (t *httpTransport) send(ctx context.Context, p payload) (int64, string, err
 	return 0, "", &sendError{
 		err:      answerError(resp, answer),
 		answered: true,
-		unknown:  resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusNotImplemented,
+		unknown:  slices.Contains([]int{http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented}, resp.StatusCode),
 		denied:   resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden,
 	}
 }
@@ -203,12 +204,16 @@ func redact(err error) error {
 }
 
 // isUnreachable reports whether an error means that no server listens at the address, that the host
-// does not exist, or that its certificate does not match.
+// does not exist, that its certificate does not match, or that it speaks another protocol.
 func isUnreachable(err error) bool {
 	var op *net.OpError
 	var certificate *tls.CertificateVerificationError
 	var noTLS tls.RecordHeaderError
-	return errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) || errors.As(err, &noTLS)
+	if errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) || errors.As(err, &noTLS) {
+		return true
+	}
+	// Package net/http has no types for these.
+	return strings.Contains(err.Error(), "malformed HTTP response") || strings.Contains(err.Error(), "server gave HTTP response to HTTPS client")
 }
 
 // answerError returns an error with the status and the server's message, if the body has one in
