@@ -528,6 +528,6 @@ func infoOf(s *store.Shape) shapeInfo {
 }
 
 func quote(s string) []byte {
-	b, _ := json.Marshal(s) // of a string there is no error
+	b, _ := json.Marshal(s) // a string cannot fail
 	return b
 }
