@@ -237,7 +237,7 @@ func (d *device) gap(a, b int64, w *work) {
 	}
 	if idle[Host]+idle[Unknown] > 0 {
 		g.Scope = d.scopes.innermost(hostFrom + (hostTo-hostFrom)/2)
-		d.hostNames.add(g.Scope, idle[Host])
+		d.hostNames.add(g.Scope, idle[Host]+idle[Unknown])
 	}
 	if idle[Sync] > 0 {
 		d.syncNames.add(g.Call, idle[Sync])

@@ -66,7 +66,8 @@ func findings(r *Result) []Finding {
 			if ns := d.Active.Idle[Unknown]; d.Active.WallNs > 0 && float64(ns) >= minGain*float64(d.Active.WallNs) {
 				list = append(list, Finding{
 					Kind: "no_launch_times", Device: d.ID, OfNs: d.Active.WallNs, FloorNs: d.Active.WallNs, Evidence: []Ref{}, Formula: "0",
-					Text: fmt.Sprintf("The causes of %s of idle time are unknown, because launch times are not recorded. Record with --kinds +runtime,+driver,+sync,+memory.", duration(ns)),
+					Text: fmt.Sprintf("The causes of %s of idle time%s are unknown, because launch times are not recorded. Record with --kinds +runtime,+driver,+sync,+memory.",
+						duration(ns), inScope(d, ns)),
 				})
 			}
 		}
@@ -93,8 +94,8 @@ func deviceFindings(d *Device) []Finding {
 		}
 		found := advice[c].found
 		switch {
-		case c == Host && len(d.HostScopes) > 0 && d.HostScopes[0].Name != "":
-			found += fmt.Sprintf(" (%s of it in scope %q)", duration(d.HostScopes[0].Ns), d.HostScopes[0].Name)
+		case c == Host:
+			found += inScope(d, d.Active.Idle[c])
 		case c == Sync && len(d.SyncCalls) > 0 && d.SyncCalls[0].Name != "":
 			found += fmt.Sprintf(" (%s of it after %s)", duration(d.SyncCalls[0].Ns), d.SyncCalls[0].Name)
 		}
@@ -124,6 +125,14 @@ func deviceFindings(d *Device) []Finding {
 			"Use larger batches, fuse them, or run independent ones in several streams.", gain, evidence)
 	}
 	return list
+}
+
+// inScope says in which scope most of the host's code ran.
+func inScope(d *Device, most int64) string {
+	if len(d.HostScopes) == 0 || d.HostScopes[0].Name == "" {
+		return ""
+	}
+	return fmt.Sprintf(" (%s of it in scope %q)", duration(min(d.HostScopes[0].Ns, most)), d.HostScopes[0].Name)
 }
 
 // evidence returns the operations that end the gaps with the largest parts of a cause.
