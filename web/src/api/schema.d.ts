@@ -422,7 +422,10 @@ export interface paths {
             };
             cookie?: never;
         };
-        /** Kernels by host stack, path and name, the largest sum first, and samples of their lines */
+        /**
+         * Kernels by host stack, path and name, the largest sum first, and samples of their lines
+         * @description If more than 1,000,000 operations start in the interval, the answer is of a part in its middle.
+         */
         get: operations["getStacks"];
         put?: never;
         post?: never;
@@ -1250,6 +1253,13 @@ export interface components {
         };
         Stacks: {
             base: components["schemas"]["UnixNano"];
+            /** @description The interval in the middle that was read; absent if all was */
+            part?: {
+                /** Format: int64 */
+                from: number;
+                /** Format: int64 */
+                to: number;
+            };
             stacks: components["schemas"]["Stack"][];
             lines: components["schemas"]["StackLine"][];
             truncated: boolean;
@@ -1417,11 +1427,23 @@ export interface components {
         };
         Cost: {
             groups: components["schemas"]["CostGroup"][];
+            /** @description With `of`: what the group is made of */
+            series?: components["schemas"]["CostSeries"][];
             truncated: boolean;
         };
+        CostSeries: {
+            /** @enum {string} */
+            metric: "gpu.cuda.time" | "gpu.cuda.cost";
+            attributes: components["schemas"]["Attributes"];
+            resource: components["schemas"]["Attributes"];
+            /** @description Seconds, or an amount in the currency `cuda.cost.currency` */
+            increase: number;
+        };
         UsageGroup: {
-            /** @description Empty if unknown; with by=scope, outside every scope */
+            /** @description Empty if unknown; with `by=scope`, outside every scope; with `of`, the session */
             name: string;
+            /** @description With `of`: the scope in the session */
+            path?: components["schemas"]["ID"];
             sessions: components["schemas"]["Count"];
             kernels: components["schemas"]["Count"];
             kernel_ns: components["schemas"]["Ns"];
@@ -2481,6 +2503,8 @@ export interface operations {
         parameters: {
             query?: {
                 by?: "service" | "host" | "run" | "session" | "scope";
+                /** @description With `by=scope`: the sessions of the scope with this name, empty for outside every scope */
+                of?: string;
                 service?: string;
                 host?: string;
                 from?: components["parameters"]["FromAbsolute"];
@@ -2508,6 +2532,8 @@ export interface operations {
         parameters: {
             query?: {
                 by?: "service" | "host" | "device" | "scope" | "request";
+                /** @description Only the group with this name */
+                of?: string;
                 service?: string;
                 host?: string;
                 from?: components["parameters"]["FromAbsolute"];
