@@ -259,7 +259,7 @@ func (d *device) gap(a, b int64, w *work) {
 	}
 	if idle[Host]+idle[Unknown] > 0 {
 		g.Scope = d.scopes.innermost(hostFrom + (hostTo-hostFrom)/2)
-		d.hostNames.add(g.Scope, idle[Host]+idle[Unknown])
+		d.hostNames.add(stem(g.Scope), idle[Host]+idle[Unknown])
 	}
 	if idle[Sync] > 0 {
 		d.syncNames.add(g.Call, idle[Sync])

@@ -190,8 +190,8 @@ func stepFindings(s *Steps) []Finding {
 	return []Finding{{
 		Kind: "slow_steps", Device: s.Device, GainNs: gain, OfNs: total, FloorNs: total - gain, Evidence: list,
 		Share: float64(gain) / float64(max(total, 1)), Formula: "sum of wall − median wall over the outliers except the first step",
-		Text: fmt.Sprintf("%d of %d steps were much slower than the median of %s. Step %d took %s, of which %s more than usual was %s.",
-			len(s.Outliers), s.Count, duration(s.P50.WallNs), o.Number, duration(o.WallNs), duration(o.PartExcessNs), why),
+		Text: fmt.Sprintf("Of %d steps, %d took much longer than the median of %s. Step %d took %s, of which %s more than usual was %s.",
+			s.Count, len(s.Outliers), duration(s.P50.WallNs), o.Number, duration(o.WallNs), duration(o.PartExcessNs), why),
 	}}
 }
 

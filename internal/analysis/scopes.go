@@ -43,6 +43,14 @@ var counter = regexp.MustCompile(`^(.*?)[\s#_:.-]*(\d+)$`)
 // stepWord is a part of a name that suggests a step.
 var stepWord = regexp.MustCompile(`(?i)step|iter|batch`)
 
+// stem returns a name without a number at its end.
+func stem(name string) string {
+	if m := counter.FindStringSubmatch(name); m != nil && m[1] != "" {
+		return m[1]
+	}
+	return name
+}
+
 const (
 	// minSteps is the smallest number of steps that are reported.
 	minSteps = 3
@@ -70,12 +78,6 @@ func stepScopes(scopes []Scope) (steps []Scope, name string) {
 		if _, ok := byID[scopes[i].Span]; !ok {
 			byID[scopes[i].Span] = &scopes[i]
 		}
-	}
-	stem := func(name string) string {
-		if m := counter.FindStringSubmatch(name); m != nil && m[1] != "" {
-			return m[1]
-		}
-		return name
 	}
 	parentPath := func(s *Scope) string {
 		var names []string
