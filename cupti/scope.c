@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "gpufl_context.h"
 #include "gpufl_scope.h"
 
 // ---- state ----
@@ -53,6 +54,10 @@ static struct {
   atomic_int ranging_threads;
   _Atomic uint64_t last_range; // The innermost range of the thread that last changed its own.
 
+  // Where launches find the scope of their task, or NULL. Former values are never freed.
+  _Atomic(const gpufl_python *) python;
+  atomic_bool contexts; // A scope of gpufl_context.h has begun.
+
   // The key frees the stack of a thread at its end.
   pthread_once_t key_once;
   pthread_key_t key;
@@ -94,7 +99,9 @@ static struct {
 
 // ---- the scope of each launch ----
 
-bool gpufl_scope_any(void) { return atomic_load(&core.open_scopes) > 0; }
+bool gpufl_scope_any(void) {
+  return atomic_load(&core.open_scopes) > 0 || atomic_load(&core.contexts);
+}
 
 // ---- the threads' stacks ----
 
@@ -118,6 +125,18 @@ typedef struct {
 static __thread thread_scopes *tls_scopes;
 static __thread uint64_t top; // the thread's innermost scope with an id
 static __thread uint32_t thread_id;
+
+// current returns the innermost scope of the calling thread and of its task: the one that began
+// last. Ids increase with time.
+static uint64_t current(void) {
+  uint64_t scope = top;
+  const gpufl_python *python = atomic_load_explicit(&core.python, memory_order_acquire);
+  if (python == NULL) return scope;
+  uint64_t task = gpufl_python_scope(python);
+  // Only ids that were given can be in the program's variable.
+  if (task <= scope || task > atomic_load_explicit(&core.last_id, memory_order_relaxed)) return scope;
+  return task;
+}
 
 static uint64_t inferred_range(void) {
   if (atomic_load_explicit(&core.ranging_threads, memory_order_relaxed) != 1) return 0;
@@ -264,7 +283,7 @@ void gpufl_scope_launch(uint32_t correlation) {
   if (t == NULL) return;
   if (tls_scopes != NULL) remove_misplaced(tls_scopes);
   _Atomic uint64_t *slot = &t[correlation & (SLOTS - 1)];
-  uint64_t scope = top;
+  uint64_t scope = current();
   if (scope == 0 && (scope = inferred_range()) != 0) scope |= INFERRED;
   if (scope != 0) {
     atomic_store_explicit(slot,
@@ -439,7 +458,7 @@ static bool take_range(uint64_t id) {
 
 static gpufl_scope_event event(uint8_t what, uint64_t id) {
   return (gpufl_scope_event){
-      .what = what, .id = id, .parent = top, .time_ns = gpufl_realtime(), .thread = gpufl_thread()};
+      .what = what, .id = id, .parent = current(), .time_ns = gpufl_realtime(), .thread = gpufl_thread()};
 }
 
 int gpufl_nvtx_push(const char *domain, const char *text, uint32_t color) {
@@ -527,6 +546,60 @@ void gpufl_nvtx_mark(const char *domain, const char *text, uint32_t color) {
   mark.domain = domain;
   mark.color = color;
   add_mark(mark);
+}
+
+// ---- scopes of gpufl_context.h ----
+
+#define EXPORTED __attribute__((visibility("default"), used))
+
+EXPORTED uint64_t gpufl_recorder_id(uint64_t after) {
+  if (gpufl_is_child()) return 0;
+  uint64_t last = atomic_load(&core.last_id);
+  while (last < after && !atomic_compare_exchange_weak(&core.last_id, &last, after)) continue;
+  return gpufl_next_scope_id();
+}
+
+EXPORTED uint64_t gpufl_recorder_begin(const gpufl_context_scope *scope) {
+  if (gpufl_is_child() || !atomic_load_explicit(&gpufl_state.running, memory_order_relaxed)) {
+    return 0;
+  }
+  gpufl_scope_event begin = {
+      .what = scope->trace != NULL ? GPUFL_SCOPE_SPAN : GPUFL_SCOPE_BEGIN,
+      .id = scope->id != 0 ? scope->id : gpufl_next_scope_id(),
+      .parent = scope->parent > top ? scope->parent : top,
+      .time_ns = scope->time_ns,
+      .name = gpufl_intern(scope->name),
+      .thread = gpufl_thread(),
+      .nested = 1,
+      .program = 1,
+  };
+  if (scope->trace != NULL) {
+    memcpy(begin.trace, scope->trace, sizeof begin.trace);
+    memcpy(begin.span, scope->span, sizeof begin.span);
+    begin.sampled = scope->sampled != 0;
+  }
+  if (!add_begin(begin, false)) return 0;
+  atomic_store_explicit(&core.contexts, true, memory_order_relaxed);
+  gpufl_watch_launches();
+  return begin.id;
+}
+
+EXPORTED void gpufl_recorder_end(uint64_t id) {
+  if (gpufl_is_child() || id == 0) return;
+  gpufl_scope_event end = {
+      .what = GPUFL_SCOPE_END, .id = id, .time_ns = gpufl_realtime(), .thread = gpufl_thread(), .nested = 1};
+  add_end(end, atomic_load(&gpufl_state.session));
+}
+
+EXPORTED int gpufl_recorder_python(const gpufl_python *python) {
+  gpufl_python *copy = NULL;
+  if (python != NULL) {
+    if ((copy = malloc(sizeof *copy)) == NULL) return -1;
+    *copy = *python;
+  }
+  // A launch may still read the former value.
+  atomic_store_explicit(&core.python, copy, memory_order_release);
+  return 0;
 }
 
 int gpufl_scope_events(gpufl_scope_event *out, int n) {

@@ -22,7 +22,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
+
+#include "../../gpufl_context.h"
 
 #define EXPORTED __attribute__((visibility("default")))
 
@@ -142,7 +145,7 @@ static bool gpufl_room(void) {
 }
 
 static pthread_once_t gpufl_once = PTHREAD_ONCE_INIT;
-static void *gpufl_recorder;
+static _Atomic(void *) gpufl_recorder;
 
 /* Loads the recorder, or says why not. */
 static void gpufl_load(void) {
@@ -168,6 +171,159 @@ static void *gpufl_function(const char *name) {
   return gpufl_recorder != NULL ? dlsym(gpufl_recorder, name) : NULL;
 }
 
+/* Scopes of gpufl_context.h. A program may begin scopes before its first cuInit loads the recorder:
+ * often that call is inside of one. These are kept here and passed on when recording starts. A
+ * scope that ends earlier had no work on a GPU. */
+enum { MAX_EARLY = 4096 };
+
+struct early {
+  struct early *next; /* the scope that began before */
+  gpufl_context_scope scope;
+  uint8_t trace[16], span[8];
+  char name[];
+};
+
+static struct {
+  pthread_mutex_t lock; /* Protects this struct, except started and its functions. */
+  struct early *newest;
+  uint64_t last_id; /* the greatest that was given here */
+  unsigned count;
+  bool has_python;
+  gpufl_python python;
+
+  atomic_bool started; /* The driver has called, and the functions are those of the recorder. */
+  uint64_t (*begin)(const gpufl_context_scope *);
+  void (*end)(uint64_t);
+  int (*read_python)(const gpufl_python *);
+} gpufl_early = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void gpufl_lock(void) { pthread_mutex_lock(&gpufl_early.lock); }
+static void gpufl_unlock(void) { pthread_mutex_unlock(&gpufl_early.lock); }
+
+/* A thread that does not exist in a forked child must not hold the lock there. */
+__attribute__((constructor)) static void gpufl_watch_forks(void) {
+  pthread_atfork(gpufl_lock, gpufl_unlock, gpufl_unlock);
+}
+
+/* Passes on the scopes that are open, the outermost first, and ends this list. The caller holds the
+ * lock. */
+static void gpufl_pass_on(struct early *e) {
+  if (e == NULL) return;
+  gpufl_pass_on(e->next);
+  if (gpufl_early.begin != NULL) gpufl_early.begin(&e->scope);
+  free(e);
+}
+
+/* Recording has started, or there is none. */
+static void gpufl_started(void) {
+  uint64_t (*id)(uint64_t);
+
+  gpufl_lock();
+  if (!atomic_load(&gpufl_early.started)) {
+    *(void **)&id = gpufl_function("gpufl_recorder_id");
+    *(void **)&gpufl_early.begin = gpufl_function("gpufl_recorder_begin");
+    *(void **)&gpufl_early.end = gpufl_function("gpufl_recorder_end");
+    *(void **)&gpufl_early.read_python = gpufl_function("gpufl_recorder_python");
+    if (id != NULL) id(gpufl_early.last_id); /* the recorder's next ids are greater */
+    if (gpufl_early.has_python && gpufl_early.read_python != NULL)
+      gpufl_early.read_python(&gpufl_early.python);
+    gpufl_pass_on(gpufl_early.newest);
+    gpufl_early.newest = NULL;
+    gpufl_early.count = 0;
+    atomic_store(&gpufl_early.started, true);
+  }
+  gpufl_unlock();
+}
+
+static uint64_t gpufl_begin_early(const gpufl_context_scope *scope) {
+  uint64_t (*id)(uint64_t) = NULL, result = 0;
+  size_t length = strlen(scope->name) + 1;
+
+  gpufl_lock();
+  if (atomic_load(&gpufl_early.started)) {
+    gpufl_unlock();
+    return gpufl_early.begin != NULL ? gpufl_early.begin(scope) : 0;
+  }
+  struct early *e = gpufl_early.count < MAX_EARLY ? malloc(sizeof *e + length) : NULL;
+  if (e != NULL) {
+    /* NVTX may have loaded the recorder already. */
+    if (gpufl_recorder != NULL) *(void **)&id = dlsym(gpufl_recorder, "gpufl_recorder_id");
+    result = id != NULL ? id(gpufl_early.last_id) : gpufl_early.last_id + 1;
+    gpufl_early.last_id = result;
+    e->scope = *scope;
+    e->scope.id = result;
+    e->scope.name = memcpy(e->name, scope->name, length);
+    if (scope->trace != NULL) {
+      e->scope.trace = memcpy(e->trace, scope->trace, sizeof e->trace);
+      e->scope.span = memcpy(e->span, scope->span, sizeof e->span);
+    }
+    e->next = gpufl_early.newest;
+    gpufl_early.newest = e;
+    gpufl_early.count++;
+  }
+  gpufl_unlock();
+  return result;
+}
+
+static void gpufl_end_early(uint64_t id) {
+  gpufl_lock();
+  if (atomic_load(&gpufl_early.started)) {
+    gpufl_unlock();
+    if (gpufl_early.end != NULL) gpufl_early.end(id);
+    return;
+  }
+  for (struct early **at = &gpufl_early.newest; *at != NULL; at = &(*at)->next) {
+    struct early *e = *at;
+
+    if (e->scope.id != id) continue;
+    *at = e->next;
+    gpufl_early.count--;
+    free(e);
+    break;
+  }
+  gpufl_unlock();
+}
+
+/* gpufl_context_begin begins a scope with a name, in UTF-8, in the scope parent or in none (0). With
+ * trace (16 bytes) and span (8) it is a span of the application; else the recorder makes a span. It
+ * returns the scope's id, or 0 if nothing is recorded. Any thread may call these functions. */
+EXPORTED uint64_t gpufl_context_begin(const char *name, uint64_t parent, const uint8_t *trace,
+                                      const uint8_t *span, int sampled) {
+  struct timespec now;
+
+  clock_gettime(CLOCK_REALTIME, &now);
+  gpufl_context_scope scope = {.parent = parent, .time_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec,
+                               .name = name, .trace = trace, .span = span, .sampled = sampled};
+  if (!atomic_load_explicit(&gpufl_early.started, memory_order_acquire)) return gpufl_begin_early(&scope);
+  return gpufl_early.begin != NULL ? gpufl_early.begin(&scope) : 0;
+}
+
+/* gpufl_context_end ends a scope, once. 0 is ignored. */
+EXPORTED void gpufl_context_end(uint64_t id) {
+  if (id == 0) return;
+  if (!atomic_load_explicit(&gpufl_early.started, memory_order_acquire))
+    gpufl_end_early(id);
+  else if (gpufl_early.end != NULL)
+    gpufl_early.end(id);
+}
+
+/* gpufl_context_python is gpufl_recorder_python, before and after the recorder is loaded. */
+EXPORTED int gpufl_context_python(const gpufl_python *python) {
+  int result = 0;
+
+  gpufl_lock();
+  gpufl_early.has_python = python != NULL;
+  if (python != NULL) gpufl_early.python = *python;
+  if (atomic_load(&gpufl_early.started) && gpufl_early.read_python != NULL)
+    result = gpufl_early.read_python(python);
+  gpufl_unlock();
+  return result;
+}
+
+/* gpufl_context_read is what a launch of the calling thread would read: the Python package checks
+ * its measurements with it. */
+EXPORTED uint64_t gpufl_context_read(const gpufl_python *python) { return gpufl_python_scope(python); }
+
 /* InitializeInjection is called by the driver from within the first cuInit of the process. */
 EXPORTED int InitializeInjection(void) {
   const int saved = errno;
@@ -175,6 +331,7 @@ EXPORTED int InitializeInjection(void) {
 
   *(void **)&start = gpufl_function("InitializeInjection");
   if (start != NULL) start();
+  gpufl_started();
   errno = saved;
   return 1;
 }
