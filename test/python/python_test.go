@@ -440,7 +440,7 @@ func TestFastAPI_KernelsOfRequests(t *testing.T) {
 					kernels[s.Name()]++
 				}
 			}
-			assert.Equal(t, requests*kind.kernels, total)
+			require.Equal(t, requests*kind.kernels, total, "kernels")
 			names := map[string]bool{}
 			for _, kernels := range served {
 				for name, n := range kernels {
