@@ -246,7 +246,7 @@ func TestWheel_Contents(t *testing.T) {
 		return err
 	}))
 	assert.Equal(t, []string{
-		"__init__.py", "__main__.py", "_library.py", "_scope.py", "bin/gpuflight", "bin/libgpuflight-recorder.so", "bin/libgpuflight.so",
+		"__init__.py", "__main__.py", "_binding.py", "_library.py", "_scope.py", "bin/gpuflight", "bin/libgpuflight-recorder.so", "bin/libgpuflight.so",
 		"bin/otelcol-gpuflight", "config/local.yaml", "otel.py",
 	}, files)
 }
