@@ -44,10 +44,10 @@ void gpufl_recorder_end(uint64_t id);
 
 /* ---- Python ---- */
 
-/* Where CPython keeps a context variable. A thread state points to the context of the thread, and
- * that to an immutable hash tree (HAMT) of variables and values (Python/hamt.c). The Python package
- * measures the offsets in the running interpreter and checks that reads give right values, before
- * it passes them. All offsets are in bytes. */
+/* Where CPython keeps a context variable. A thread state points to the context of the thread. The
+ * context points to an immutable hash tree (HAMT) of variables and values (Python/hamt.c). The
+ * Python package measures the offsets in the running interpreter. Before it passes them, it checks
+ * that reads give right values. All offsets are in bytes. */
 typedef struct {
   void *(*thread_state)(void); /* PyGILState_GetThisThreadState, which needs no lock */
   const void *variable;
