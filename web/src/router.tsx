@@ -5,6 +5,7 @@ import { Failure } from "./ui/parts";
 import { Shell } from "./ui/Shell";
 import { Code } from "./views/Code";
 import { Compare } from "./views/Compare";
+import { Findings } from "./views/Findings";
 import { Gaps } from "./views/Gaps";
 import { Kernels } from "./views/Kernels";
 import { Launches } from "./views/Launches";
@@ -133,6 +134,13 @@ export const launchesRoute = createRoute({
   component: Launches,
 });
 
+export const findingsRoute = createRoute({
+  getParentRoute: () => sessionRoute,
+  path: "findings",
+  validateSearch: (s: Raw) => optional(interval(s.from, s.to)),
+  component: Findings,
+});
+
 export const gapsRoute = createRoute({
   getParentRoute: () => sessionRoute,
   path: "gaps",
@@ -186,6 +194,7 @@ export const router = createRouter({
       timelineRoute,
       kernelsRoute,
       launchesRoute,
+      findingsRoute,
       gapsRoute,
       scopesRoute,
       systemRoute,
