@@ -188,6 +188,11 @@ class Spans(unittest.TestCase):
         self.assertEqual(dict(scope.attributes), {"cuda.operation": "scope", "cuda.scope.source": "sdk"})
         self.assertEqual((scope.status.description, scope.events[0].name), ("ValueError: bad input", "exception"))
 
+    def test_scope_without_a_provider(self):
+        """The recorder makes the span then."""
+        with gpuflight.scope("scope"):
+            self.assertEqual(self.recorder.begun[read()], (b"scope", None, None, 0))
+
     def test_stop(self):
         otel.stop()
         self.assertFalse(hasattr(ContextVarsRuntimeContext.attach, "gpuflight_original"))

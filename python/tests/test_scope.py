@@ -91,6 +91,28 @@ class Scopes(unittest.TestCase):
                 self.assertGreater(read(), outer)
             self.assertEqual(read(), outer)
 
+    def test_one_object_in_many_tasks(self):
+        s = gpuflight.scope("shared")
+
+        async def task(n):
+            for _ in range(3):
+                with s:
+                    first = read()
+                    await asyncio.sleep(0.001 * (n % 3))
+                    with s:
+                        inner = read()
+                        self.assertNotEqual(inner, first)
+                        await asyncio.sleep(0.001 * (n % 2))
+                        self.assertEqual(read(), inner)
+                    self.assertEqual(read(), first)
+                self.assertEqual(read(), 0)
+
+        async def main():
+            await asyncio.gather(*(task(n) for n in range(20)))
+
+        asyncio.run(main())
+        self.assertEqual(s._open, [])
+
     def test_threads(self):
         found = []
         with gpuflight.scope("here"):
@@ -132,7 +154,11 @@ class Scopes(unittest.TestCase):
         s = gpuflight.scope("generator")
         context.run(s.__enter__)
         self.assertNotEqual(context.run(read), 0)
-        s.__exit__(None, None, None)
+        with gpuflight.scope("here"):
+            here = read()
+            s.__exit__(None, None, None)
+            self.assertEqual(read(), here)
+        self.assertEqual(s._open, [])
 
     def test_many_variables(self):
         def inside():

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scopes."""
 
+import contextvars
 import functools
 import inspect
 import struct
 
 from gpuflight import _library
 
-#: Begins a span of OpenTelemetry for a scope; set by gpuflight.otel while that is in use.
+#: Begins a span of OpenTelemetry for a scope and returns its context manager, or None if there is no
+#: tracer provider. gpuflight.otel sets it while that is in use.
 start_span = None
+
+#: The innermost open scope of this task and those around it, as nested pairs.
+_innermost = contextvars.ContextVar("gpuflight_innermost", default=None)
 
 _pack = struct.Struct("@Q").pack
 _unpack = struct.Struct("@Q").unpack
@@ -31,20 +36,32 @@ class scope:
         if not isinstance(name, str):
             raise TypeError(f"the name of a scope is a str, not {type(name).__name__}")
         self._name = name
-        self._open = None
+        # What entering has opened. Several tasks may be in one object, and a task more than once.
+        self._open = []
 
     def __enter__(self):
         if _library.library is not None:
-            opened = start_span(self._name) if start_span is not None else _Recorded(self._name)
+            opened = start_span(self._name) if start_span is not None else None
+            if opened is None:
+                opened = _Recorded(self._name)
             opened.__enter__()
-            # One object may be entered again before it is left.
-            self._open = (opened, self._open)
+            self._open.append(opened)
+            _innermost.set((opened, _innermost.get()))
         return self
 
     def __exit__(self, *exception):
-        if self._open is not None:
-            opened, self._open = self._open
-            opened.__exit__(*exception)
+        if not self._open:
+            return False
+        # The one of this task, unless it was entered in another context, for example by a generator.
+        opened = None
+        if _innermost.get() is not None:
+            opened, around = _innermost.get()
+        if opened in self._open:
+            _innermost.set(around)
+        else:
+            opened = self._open[-1]
+        self._open.remove(opened)
+        opened.__exit__(*exception)
         return False
 
     def __call__(self, function):

@@ -27,11 +27,12 @@ _pack = struct.Struct("@Q").pack
 class _Scope:
     """The recorder's scope of a span. It ends with the span, at the latest when that is freed."""
 
-    __slots__ = ("value", "_id", "_lock", "__weakref__")
+    __slots__ = ("value", "_id", "_end", "_lock", "__weakref__")
 
     def __init__(self, span, context):
         name = getattr(span, "name", "").encode(errors="replace").replace(b"\0", b"?")
         self._lock = threading.Lock()
+        self._end = _library.library.end  # __del__ may run when modules are empty
         self._id = _library.library.begin(
             name, 0, context.trace_id.to_bytes(16, "big"), context.span_id.to_bytes(8, "big"),
             context.trace_flags.sampled,
@@ -41,7 +42,7 @@ class _Scope:
     def end(self):
         with self._lock:
             ended, self._id = self._id, 0
-        _library.library.end(ended)
+        self._end(ended)
 
     def __del__(self):
         self.end()
@@ -54,13 +55,13 @@ _by_ids = weakref.WeakValueDictionary()  # the same by trace and span id, for sp
 def _follow():
     """Makes the current span the scope of this task's launches."""
     span = trace.get_current_span()
+    context = span.get_span_context()
+    if not context.is_valid:
+        if _library.current.get(None) is not None:
+            _library.current.set(_library.NONE)
+        return
     scope = _scopes.get(span)
     if scope is None:
-        context = span.get_span_context()
-        if not context.is_valid:
-            if _library.current.get(None) is not None:
-                _library.current.set(_library.NONE)
-            return
         # Two threads that first see a span at once make a scope each, and both are of this span.
         scope = _scopes[span] = _by_ids[context.trace_id, context.span_id] = _Scope(span, context)
     _library.current.set(scope.value)
@@ -89,8 +90,11 @@ def _wrapper(original, function):
 
 
 def _start_span(name):
-    return trace.get_tracer("gpuflight").start_as_current_span(
+    span = trace.get_tracer("gpuflight").start_span(
         name, attributes={"cuda.operation": "scope", "cuda.scope.source": "sdk"})
+    if not span.get_span_context().is_valid:
+        return None  # no tracer provider is set
+    return trace.use_span(span, end_on_exit=True)
 
 
 def start():
