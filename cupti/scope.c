@@ -54,10 +54,6 @@ static struct {
   atomic_int ranging_threads;
   _Atomic uint64_t last_range; // The innermost range of the thread that last changed its own.
 
-  // Where launches find the scope of their task, or NULL. Former values are never freed.
-  _Atomic(const gpufl_python *) python;
-  atomic_bool contexts; // A scope of gpufl_context.h has begun.
-
   // The key frees the stack of a thread at its end.
   pthread_once_t key_once;
   pthread_key_t key;
@@ -99,9 +95,7 @@ static struct {
 
 // ---- the scope of each launch ----
 
-bool gpufl_scope_any(void) {
-  return atomic_load(&core.open_scopes) > 0 || atomic_load(&core.contexts);
-}
+bool gpufl_scope_any(void) { return atomic_load(&core.open_scopes) > 0; }
 
 // ---- the threads' stacks ----
 
@@ -125,18 +119,6 @@ typedef struct {
 static __thread thread_scopes *tls_scopes;
 static __thread uint64_t top; // the thread's innermost scope with an id
 static __thread uint32_t thread_id;
-
-// current returns the innermost scope of the calling thread and of its task: the one that began
-// last. Ids increase with time.
-static uint64_t current(void) {
-  uint64_t scope = top;
-  const gpufl_python *python = atomic_load_explicit(&core.python, memory_order_acquire);
-  if (python == NULL) return scope;
-  uint64_t task = gpufl_python_scope(python);
-  // Only ids that were given can be in the program's variable.
-  if (task <= scope || task > atomic_load_explicit(&core.last_id, memory_order_relaxed)) return scope;
-  return task;
-}
 
 static uint64_t inferred_range(void) {
   if (atomic_load_explicit(&core.ranging_threads, memory_order_relaxed) != 1) return 0;
@@ -283,7 +265,7 @@ void gpufl_scope_launch(uint32_t correlation) {
   if (t == NULL) return;
   if (tls_scopes != NULL) remove_misplaced(tls_scopes);
   _Atomic uint64_t *slot = &t[correlation & (SLOTS - 1)];
-  uint64_t scope = current();
+  uint64_t scope = top;
   if (scope == 0 && (scope = inferred_range()) != 0) scope |= INFERRED;
   if (scope != 0) {
     atomic_store_explicit(slot,
@@ -458,7 +440,7 @@ static bool take_range(uint64_t id) {
 
 static gpufl_scope_event event(uint8_t what, uint64_t id) {
   return (gpufl_scope_event){
-      .what = what, .id = id, .parent = current(), .time_ns = gpufl_realtime(), .thread = gpufl_thread()};
+      .what = what, .id = id, .parent = top, .time_ns = gpufl_realtime(), .thread = gpufl_thread()};
 }
 
 int gpufl_nvtx_push(const char *domain, const char *text, uint32_t color) {
@@ -578,10 +560,7 @@ EXPORTED uint64_t gpufl_recorder_begin(const gpufl_context_scope *scope) {
     memcpy(begin.span, scope->span, sizeof begin.span);
     begin.sampled = scope->sampled != 0;
   }
-  if (!add_begin(begin, false)) return 0;
-  atomic_store_explicit(&core.contexts, true, memory_order_relaxed);
-  gpufl_watch_launches();
-  return begin.id;
+  return add_begin(begin, false) ? begin.id : 0;
 }
 
 EXPORTED void gpufl_recorder_end(uint64_t id) {
@@ -591,16 +570,14 @@ EXPORTED void gpufl_recorder_end(uint64_t id) {
   add_end(end, atomic_load(&gpufl_state.session));
 }
 
-EXPORTED int gpufl_recorder_python(const gpufl_python *python) {
-  gpufl_python *copy = NULL;
-  if (python != NULL) {
-    if ((copy = malloc(sizeof *copy)) == NULL) return -1;
-    *copy = *python;
-  }
-  // A launch may still read the former value.
-  atomic_store_explicit(&core.python, copy, memory_order_release);
-  return 0;
+EXPORTED int gpufl_recorder_push(uint64_t id, int outermost) {
+  if (outermost && top > id) return 0;
+  return gpufl_push_scope(id) == GPUFL_OK;
 }
+
+EXPORTED int gpufl_recorder_pop(uint64_t id) { return gpufl_pop_scope(id) == GPUFL_OK; }
+
+EXPORTED uint64_t gpufl_recorder_top(void) { return gpufl_is_child() ? 0 : top; }
 
 int gpufl_scope_events(gpufl_scope_event *out, int n) {
   if (gpufl_is_child()) return 0;

