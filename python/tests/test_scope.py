@@ -1,4 +1,3 @@
-raise SystemExit("FROM THE LEAD: read LEAD-NOTE-READ-ME-FIRST.md in this worktree NOW: reading CPython internals must not land")
 # SPDX-License-Identifier: Apache-2.0
 """Scopes, with the libgpuflight.so that CUDA_INJECTION64_PATH names and without a GPU.
 
@@ -6,7 +5,6 @@ The library says in which scope a launch of the calling thread would be.
 """
 
 import asyncio
-import contextvars
 import os
 import subprocess
 import sys
@@ -14,11 +12,11 @@ import threading
 import unittest
 
 import gpuflight
-from gpuflight import _library
+from gpuflight import _library, _scope
 
 
 def read():
-    return _library.library.read()
+    return _library.library.top()
 
 
 @unittest.skipIf(_library.library is None, "CUDA_INJECTION64_PATH names no libgpuflight.so")
@@ -92,86 +90,116 @@ class Scopes(unittest.TestCase):
                 self.assertGreater(read(), outer)
             self.assertEqual(read(), outer)
 
-    def test_one_object_in_many_tasks(self):
-        s = gpuflight.scope("shared")
+    def test_decorated_coroutine_that_fails(self):
+        @gpuflight.scope("f")
+        async def f(how):
+            self.assertNotEqual(read(), 0)
+            try:
+                await asyncio.sleep(0 if how != "cancel" else 60)
+            finally:
+                self.assertNotEqual(read(), 0)
+            raise KeyError(how)
 
+        async def main():
+            with self.assertRaises(KeyError):
+                await f("raise")
+            task = asyncio.create_task(f("cancel"))
+            await asyncio.sleep(0.01)
+            self.assertEqual(read(), 0)
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+            self.assertEqual(read(), 0)
+
+        asyncio.run(main())
+        # Closed before its end, as the interpreter does with what is never resumed.
+        coroutine = f("close")
+        coroutine.send(None)
+        self.assertEqual(read(), 0)
+        coroutine.close()
+
+    def test_decorated_coroutines_nest(self):
+        @gpuflight.scope("inner")
+        async def inner():
+            first = read()
+            await asyncio.sleep(0)
+            self.assertEqual(read(), first)
+            with gpuflight.scope("innermost"):
+                self.assertGreater(read(), first)
+            return first
+
+        @gpuflight.scope("outer")
+        async def outer():
+            first = read()
+            self.assertGreater(await inner(), first)
+            self.assertEqual(read(), first)
+            await asyncio.gather(inner(), inner())
+            self.assertEqual(read(), first)
+
+        async def main():
+            await asyncio.gather(*(outer() for _ in range(20)))
+
+        asyncio.run(main())
+
+    def test_one_object_in_many_tasks(self):
+        f = gpuflight.scope("shared")
+
+        @f
         async def task(n):
+            first = read()
             for _ in range(3):
-                with s:
-                    first = read()
-                    await asyncio.sleep(0.001 * (n % 3))
-                    with s:
-                        inner = read()
-                        self.assertNotEqual(inner, first)
-                        await asyncio.sleep(0.001 * (n % 2))
-                        self.assertEqual(read(), inner)
-                    self.assertEqual(read(), first)
-                self.assertEqual(read(), 0)
+                await asyncio.sleep(0.001 * (n % 3))
+                with f:
+                    self.assertNotEqual(read(), first)
+                self.assertEqual(read(), first)
 
         async def main():
             await asyncio.gather(*(task(n) for n in range(20)))
 
         asyncio.run(main())
-        self.assertEqual(s._open, [])
+
+    def test_await_inside_of_with(self):
+        """It is noticed, once, and does not last."""
+        async def task(entered, leaves):
+            with gpuflight.scope("awaits"):
+                entered.set()
+                await leaves.wait()
+
+        async def main():
+            entered, leaves, last = asyncio.Event(), asyncio.Event(), asyncio.Event()
+            first = asyncio.create_task(task(entered, leaves))
+            await entered.wait()
+            second = asyncio.create_task(task(leaves, last))
+            await first
+            last.set()
+            await second
+            self.assertEqual(read(), 0)
+
+        _scope._warned = False
+        with self.assertLogs("gpuflight", "WARNING") as logs:
+            asyncio.run(main())
+            asyncio.run(main())
+        self.assertEqual(len(logs.output), 1)
+        self.assertIn("scope 'awaits' was left out of order", logs.output[0])
 
     def test_threads(self):
+        """A scope is its thread's own."""
         found = []
         with gpuflight.scope("here"):
-            here = read()
             thread = threading.Thread(target=lambda: found.append(read()))
             thread.start()
             thread.join()
-            copy = contextvars.copy_context()
-            thread = threading.Thread(target=lambda: found.append(copy.run(read)))
+        self.assertEqual(found, [0])
+
+    def test_left_on_another_thread(self):
+        s = gpuflight.scope("moved")
+        s.__enter__()
+        _scope._warned = False
+        with self.assertLogs("gpuflight", "WARNING"):
+            thread = threading.Thread(target=s.__exit__, args=(None, None, None))
             thread.start()
             thread.join()
-
-            async def in_pool():
-                return await asyncio.gather(*(asyncio.to_thread(read) for _ in range(10)))
-
-            found += asyncio.run(in_pool())
-        if getattr(sys.flags, "thread_inherit_context", False):
-            found[0] = 0  # a new thread starts with a copy of the context
-        self.assertEqual(found, [0] + [here] * 11)
-
-    def test_task_that_outlives_its_scope(self):
-        async def later(event):
-            await event.wait()
-            return read()
-
-        async def main():
-            event = asyncio.Event()
-            with gpuflight.scope("request"):
-                request = read()
-                task = asyncio.create_task(later(event))
-            event.set()
-            self.assertEqual(await task, request)
-            self.assertEqual(read(), 0)
-
-        asyncio.run(main())
-
-    def test_left_in_another_context(self):
-        context = contextvars.copy_context()
-        s = gpuflight.scope("generator")
-        context.run(s.__enter__)
-        self.assertNotEqual(context.run(read), 0)
-        with gpuflight.scope("here"):
-            here = read()
-            s.__exit__(None, None, None)
-            self.assertEqual(read(), here)
-        self.assertEqual(s._open, [])
-
-    def test_many_variables(self):
-        def inside():
-            with gpuflight.scope("one of many"):
-                self.assertEqual(read().to_bytes(8, sys.byteorder), _library.current.get())
-                self.assertNotEqual(read(), 0)
-
-        for n in (1, 15, 16, 17, 500):
-            context = contextvars.Context()
-            for i in range(n):
-                context.run(contextvars.ContextVar(f"v{i}").set, object())
-            context.run(inside)
+        _library.library.pop(read())
 
     def test_names(self):
         for name in ("", "naïve ☃", "a\0b", "\ud800", "x" * 100_000):
@@ -181,18 +209,17 @@ class Scopes(unittest.TestCase):
             gpuflight.scope(b"bytes")
 
     def test_more_than_fit_before_recording(self):
-        """Before the recording there is room for 4096 open scopes."""
+        """Before the recording there is room for 4096 open scopes, and for 64 on a thread."""
         with gpuflight.scope("outermost"):
-            self.nest(5000)
-
-    def nest(self, n):
-        opened = [gpuflight.scope("s") for _ in range(n)]
-        for s in opened:
-            s.__enter__()
-        inner = read()
-        self.assertGreater(inner, 0)
-        for s in reversed(opened):
-            s.__exit__(None, None, None)
+            outermost = read()
+            opened = [gpuflight.scope("s") for _ in range(5000)]
+            for s in opened:
+                s.__enter__()
+            self.assertGreater(read(), outermost)
+            _scope._warned = True  # those that did not fit
+            for s in reversed(opened):
+                s.__exit__(None, None, None)
+            self.assertEqual(read(), outermost)
 
     def test_fork(self):
         with gpuflight.scope("parent"):
@@ -216,9 +243,8 @@ class NotRecorded(unittest.TestCase):
 
     def test_nothing_happens(self):
         code = """
-import asyncio, contextvars, sys
+import asyncio, sys
 import gpuflight
-before = list(contextvars.copy_context())
 @gpuflight.scope("f")
 def f():
     return 1
@@ -226,13 +252,13 @@ def f():
 async def g():
     return 2
 with gpuflight.scope("s"):
-    print(f(), asyncio.run(g()), before == list(contextvars.copy_context()))
+    print(f(), asyncio.run(g()))
 print("opentelemetry" in sys.modules)
 """
         for name, path in {"no variable": None, "another profiler": "/usr/lib/libother.so"}.items():
             with self.subTest(name):
                 p = self.run_python(code, path)
-                self.assertEqual((p.returncode, p.stdout, p.stderr), (0, "1 2 True\nFalse\n", ""))
+                self.assertEqual((p.returncode, p.stdout, p.stderr), (0, "1 2\nFalse\n", ""))
 
     def test_library_is_missing(self):
         p = self.run_python("import gpuflight\nwith gpuflight.scope('s'): print('runs')", "/nonexistent/libgpuflight.so")

@@ -9,7 +9,7 @@
     @gpuflight.scope("predict")
     async def predict(request): ...
 
-Without ``gpuflight trace`` a scope does nothing. See docs/python.md.
+Without ``gpuflight trace`` a scope does nothing. docs/python.md has the details.
 """
 
 from gpuflight._scope import scope

@@ -1,33 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scopes."""
 
-import contextvars
 import functools
 import inspect
-import struct
 
 from gpuflight import _library
 
-#: Begins a span of OpenTelemetry for a scope and returns its context manager, or None if there is no
-#: tracer provider. gpuflight.otel sets it while that is in use.
-start_span = None
+#: Returns the recorder's scope of OpenTelemetry's current span, 0 if there is none; set by
+#: gpuflight.otel while that is in use.
+current_span = None
 
-#: The innermost open scope of this task and those around it, as nested pairs.
-_innermost = contextvars.ContextVar("gpuflight_innermost", default=None)
+_warned = False
 
-_pack = struct.Struct("@Q").pack
-_unpack = struct.Struct("@Q").unpack
+
+def _warn_misplaced(name):
+    global _warned
+    if not _warned:
+        _warned = True
+        _library.warn("scope %r was left out of order or by another thread: do not await inside of it, "
+                      "decorate the coroutine function instead", name)
+
+
+def _begin(name):
+    parent = current_span() if current_span is not None else 0
+    return _library.library.begin(_library.name_of(name), parent, None, None, 0)
 
 
 class scope:
     """A context manager and a decorator that names the GPU work inside of it.
 
-    Kernels that the code inside launches become children of the scope, in this thread, in awaited
-    coroutines, in tasks that it starts, and in threads that run with a copy of its context
-    (``asyncio.to_thread``, FastAPI's thread pool). Scopes nest. Exceptions end a scope and pass.
+    Kernels that the calling thread launches inside become children of the scope. Scopes nest. An
+    exception ends a scope and passes. If OpenTelemetry is in use, the scope is a child of the
+    current span. In a process that is not recorded it does nothing.
 
-    In a process that is not recorded it does nothing. Where gpuflight.otel is in use, a scope is
-    also a span of the application's tracer provider.
+    Do not await inside of the with statement: other tasks of the thread would be in the scope.
+    A decorated coroutine function is in the scope in each of its steps and not between them.
     """
 
     __slots__ = ("_name", "_open")
@@ -36,32 +43,27 @@ class scope:
         if not isinstance(name, str):
             raise TypeError(f"the name of a scope is a str, not {type(name).__name__}")
         self._name = name
-        # What entering has opened. Several tasks may be in one object, and a task more than once.
-        self._open = []
+        self._open = []  # by this object, which may be entered again and by several threads
 
     def __enter__(self):
-        if _library.library is not None:
-            opened = start_span(self._name) if start_span is not None else None
-            if opened is None:
-                opened = _Recorded(self._name)
-            opened.__enter__()
+        library = _library.library
+        if library is not None:
+            opened = _begin(self._name)
+            library.push(opened, 0)
             self._open.append(opened)
-            _innermost.set((opened, _innermost.get()))
         return self
 
     def __exit__(self, *exception):
-        if not self._open:
-            return False
-        # The one of this task, unless it was entered in another context, for example by a generator.
-        opened = None
-        if _innermost.get() is not None:
-            opened, around = _innermost.get()
-        if opened in self._open:
-            _innermost.set(around)
-        else:
-            opened = self._open[-1]
-        self._open.remove(opened)
-        opened.__exit__(*exception)
+        if self._open:
+            library = _library.library
+            # The thread's own, unless scopes were left out of order.
+            top = library.top()
+            opened = top if top in self._open else self._open[-1]
+            self._open.remove(opened)
+            if opened != 0:
+                if not library.pop(opened):
+                    _warn_misplaced(self._name)
+                library.end(opened)
         return False
 
     def __call__(self, function):
@@ -72,39 +74,57 @@ class scope:
 
             @functools.wraps(function)
             async def coroutine(*args, **kwargs):
-                with scope(name):
+                if _library.library is None:
                     return await function(*args, **kwargs)
+                return await _Steps(name, function(*args, **kwargs))
 
             return coroutine
 
         @functools.wraps(function)
         def wrapper(*args, **kwargs):
+            if _library.library is None:
+                return function(*args, **kwargs)
             with scope(name):
                 return function(*args, **kwargs)
 
         return wrapper
 
 
-class _Recorded:
-    """A scope whose span the recorder makes."""
+class _Steps:
+    """Awaits a coroutine with a scope on the thread's stack in each of its steps."""
 
-    __slots__ = ("_name", "_id", "_token")
+    __slots__ = ("_name", "_coroutine")
 
-    def __init__(self, name):
-        self._name = name
+    def __init__(self, name, coroutine):
+        self._name, self._coroutine = name, coroutine
 
-    def __enter__(self):
-        parent = _unpack(_library.current.get(_library.NONE))[0]
-        name = self._name.encode(errors="replace").replace(b"\0", b"?")
-        self._id = _library.library.begin(name, parent, None, None, 0)
-        # Nothing is recorded, for example after the recording has ended: the scope around stays.
-        self._token = _library.current.set(_pack(self._id)) if self._id else None
-
-    def __exit__(self, *exception):
-        if self._token is None:
-            return
+    def __await__(self):
+        library = _library.library
+        opened = _begin(self._name)
+        resume, value = self._coroutine.send, None
         try:
-            _library.current.reset(self._token)
-        except ValueError:
-            pass  # it is left in another context than it was entered in, for example by a generator
-        _library.library.end(self._id)
+            while True:
+                library.push(opened, 0)
+                try:
+                    waits_for = resume(value)
+                except StopIteration as end:
+                    return end.value
+                finally:
+                    library.pop(opened)
+                try:
+                    value = yield waits_for
+                    resume = self._coroutine.send
+                except GeneratorExit:
+                    self._close(opened)
+                    raise
+                except BaseException as e:
+                    resume, value = self._coroutine.throw, e
+        finally:
+            library.end(opened)
+
+    def _close(self, opened):
+        _library.library.push(opened, 0)
+        try:
+            self._coroutine.close()
+        finally:
+            _library.library.pop(opened)

@@ -5,43 +5,43 @@
 sets up OpenTelemetry itself adds ``SpanProcessor`` to its tracer provider. Both do nothing in a
 process that is not recorded.
 
-The promise: a kernel is a child of the span that ``opentelemetry.trace.get_current_span()`` returns
-in the launching thread, at the time of the launch. OpenTelemetry keeps that span in a context
-variable, and ``gpuflight`` keeps the span's id in one beside it. Both change together, in attach and
-detach, and Python copies and switches both together. So tasks and threads need no hooks.
+A CUDA launch knows its thread and nothing of tasks. So the current span is put on the thread's
+stack of scopes where it is certain what the thread works for, with public interfaces only:
+
+  - gpuflight.scope reads the current span when it is entered;
+  - the outermost call of a PyTorch module, and a step of an optimizer, by PyTorch's global hooks;
+  - a span of a thread without an event loop, from its start to its end.
 """
 
-import functools
-import struct
+import asyncio
+import sys
 import threading
+import warnings
 import weakref
 
 from opentelemetry import trace
-from opentelemetry.context.contextvars_context import ContextVarsRuntimeContext
 
 from gpuflight import _library, _scope
-
-_pack = struct.Struct("@Q").pack
 
 
 class _Scope:
     """The recorder's scope of a span. It ends with the span, at the latest when that is freed."""
 
-    __slots__ = ("value", "_id", "_end", "_lock", "__weakref__")
+    __slots__ = ("id", "on_thread", "_end", "_lock", "__weakref__")
 
     def __init__(self, span, context):
-        name = getattr(span, "name", "").encode(errors="replace").replace(b"\0", b"?")
         self._lock = threading.Lock()
-        self._end = _library.library.end  # __del__ may run when modules are empty
-        self._id = _library.library.begin(
-            name, 0, context.trace_id.to_bytes(16, "big"), context.span_id.to_bytes(8, "big"),
-            context.trace_flags.sampled,
+        self.on_thread = False  # it is on the stack of the thread that started the span
+        library = _library.library
+        self._end = library.end  # __del__ may run when modules are empty
+        self.id = library.begin(
+            _library.name_of(getattr(span, "name", "")), 0, context.trace_id.to_bytes(16, "big"),
+            context.span_id.to_bytes(8, "big"), context.trace_flags.sampled,
         )
-        self.value = _pack(self._id)
 
     def end(self):
         with self._lock:
-            ended, self._id = self._id, 0
+            ended, self.id = self.id, 0
         self._end(ended)
 
     def __del__(self):
@@ -49,81 +49,146 @@ class _Scope:
 
 
 _scopes = weakref.WeakKeyDictionary()  # by span
-_by_ids = weakref.WeakValueDictionary()  # the same by trace and span id, for span processors
+_by_ids = weakref.WeakValueDictionary()  # the same by trace and span id, for ended spans
 
 
-def _follow():
-    """Makes the current span the scope of this task's launches."""
-    span = trace.get_current_span()
+def _scope_of(span):
+    """The scope of a span, None for an invalid one."""
     context = span.get_span_context()
     if not context.is_valid:
-        if _library.current.get(None) is not None:
-            _library.current.set(_library.NONE)
-        return
+        return None
     scope = _scopes.get(span)
     if scope is None:
         # Two threads that first see a span at once make a scope each, and both are of this span.
         scope = _scopes[span] = _by_ids[context.trace_id, context.span_id] = _Scope(span, context)
-    _library.current.set(scope.value)
+    return scope
 
 
-def _attach(original, self, context):
-    token = original(self, context)
-    _follow()
-    return token
+def _current():
+    """The id of the current span's scope, 0 without a span or after its end."""
+    scope = _scope_of(trace.get_current_span())
+    return scope.id if scope is not None else 0
 
 
-def _detach(original, self, token):
+def _in_event_loop():
     try:
-        return original(self, token)
-    finally:
-        _follow()
-
-
-def _wrapper(original, function):
-    @functools.wraps(original)
-    def method(self, argument):
-        return function(original, self, argument)
-
-    method.gpuflight_original = original
-    return method
-
-
-def _start_span(name):
-    span = trace.get_tracer("gpuflight").start_span(
-        name, attributes={"cuda.operation": "scope", "cuda.scope.source": "sdk"})
-    if not span.get_span_context().is_valid:
-        return None  # no tracer provider is set
-    return trace.use_span(span, end_on_exit=True)
-
-
-def start():
-    """Lets launches follow the current span. It returns False in a process that is not recorded."""
-    if _library.library is None:
+        asyncio.get_running_loop()
+    except RuntimeError:
         return False
-    if not hasattr(ContextVarsRuntimeContext.attach, "gpuflight_original"):
-        for name, function in (("attach", _attach), ("detach", _detach)):
-            setattr(ContextVarsRuntimeContext, name, _wrapper(getattr(ContextVarsRuntimeContext, name), function))
-    _scope.start_span = _start_span
     return True
 
 
-def stop():
-    """Undoes start."""
-    for name in ("attach", "detach"):
-        method = getattr(ContextVarsRuntimeContext, name)
-        setattr(ContextVarsRuntimeContext, name, getattr(method, "gpuflight_original", method))
-    _scope.start_span = None
+class _Calls(threading.local):
+    """How deep this thread is in modules of PyTorch, and the scope that the outermost call pushed."""
+
+    depth = 0
+    pushed = 0
+
+    def enter(self):
+        self.leave()  # a step of an optimizer that raised an exception
+        span = _current()
+        if span and _library.library.push(span, 1):
+            self.pushed = span
+
+    def leave(self):
+        if self.pushed:
+            pushed, self.pushed = self.pushed, 0
+            _library.library.pop(pushed)
+
+
+_calls = _Calls()
+
+
+def _is_compiling():
+    """torch.compiler.is_compiling, once PyTorch is there.
+
+    torch.compile calls the hooks when it compiles. They must leave nothing in its graphs.
+    """
+    return False
+
+
+def before_module(module, args):
+    if _is_compiling():
+        return
+    _calls.depth += 1
+    if _calls.depth == 1:
+        _calls.enter()
+
+
+def after_module(module, args, output):
+    if _is_compiling():
+        return
+    _calls.depth = max(0, _calls.depth - 1)
+    if _calls.depth == 0:
+        _calls.leave()
+
+
+def before_step(optimizer, args, kwargs):
+    if not _is_compiling() and _calls.depth == 0:
+        _calls.enter()
+
+
+def after_step(optimizer, args, kwargs):
+    if not _is_compiling() and _calls.depth == 0:
+        _calls.leave()
+
+
+_hooks = None  # handles, once they have been added
+_hooks_lock = threading.Lock()
+
+
+def _add_hooks():
+    """Adds the hooks once the program has imported PyTorch."""
+    global _hooks, _is_compiling
+    torch = sys.modules.get("torch")
+    # While the import goes on in another thread, its last parts are missing.
+    if _hooks is not None or not hasattr(torch, "compile") or "torch.optim.optimizer" not in sys.modules:
+        return
+    with _hooks_lock:
+        if _hooks is not None:
+            return
+        _hooks = []
+        try:
+            from torch.nn.modules import module
+            from torch.optim import optimizer
+
+            _is_compiling = torch.compiler.is_compiling
+            _hooks += [
+                module.register_module_forward_pre_hook(before_module),
+                module.register_module_forward_hook(after_module, always_call=True),
+                optimizer.register_optimizer_step_pre_hook(before_step),
+                optimizer.register_optimizer_step_post_hook(after_step),
+            ]
+        except (AttributeError, ImportError, TypeError) as e:
+            remove_hooks()
+            _library.warn("kernels of PyTorch's modules are in no request: this PyTorch lacks a hook: %s", e)
+            return
+        # It is about hooks that count calls. These do not.
+        warnings.filterwarnings("ignore", message="Using `torch.compile\\(module\\)` when there are global hooks")
+
+
+def remove_hooks():
+    """Removes the hooks for good."""
+    for handle in _hooks or ():
+        handle.remove()
 
 
 class SpanProcessor:
-    """A span processor of opentelemetry-sdk. It ends the recorder's scopes with their spans."""
+    """A span processor of opentelemetry-sdk."""
 
     def __init__(self):
-        start()
+        if _library.library is not None:
+            _scope.current_span = _current
 
     def on_start(self, span, parent_context=None):
-        pass  # a span that is never current has no kernels
+        if _library.library is None:
+            return
+        _add_hooks()
+        # In an event loop the thread goes on with other tasks before the span ends.
+        if not _in_event_loop():
+            scope = _scope_of(span)
+            if scope is not None and _library.library.push(scope.id, 0):
+                scope.on_thread = True
 
     def _on_ending(self, span):
         pass
@@ -132,6 +197,8 @@ class SpanProcessor:
         context = span.get_span_context()
         scope = _by_ids.get((context.trace_id, context.span_id))
         if scope is not None:
+            if scope.on_thread:  # of another thread, the library removes it at that one's next launch
+                _library.library.pop(scope.id)
             scope.end()
 
     def shutdown(self):
@@ -145,11 +212,9 @@ class Instrumentor:
     """The entry point of the group opentelemetry_instrumentor."""
 
     def instrument(self, **kwargs):
-        if not start():
-            return
         add = getattr(trace.get_tracer_provider(), "add_span_processor", None)
-        if add is not None:  # without the SDK a scope ends when its span is freed
+        if _library.library is not None and add is not None:  # opentelemetry-sdk is there
             add(SpanProcessor())
 
     def uninstrument(self, **kwargs):
-        stop()
+        """The span processor stays: OpenTelemetry cannot remove one."""
