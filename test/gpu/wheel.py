@@ -9,10 +9,12 @@ FOLDER has the wheels that a FastAPI service needs besides (scripts/python.txt).
 PyTorch. A new virtual environment sees its packages, and pip installs the wheel there. Then:
 
   training   gpuflight trace -- python train.py: each step a trace, each kernel recorded
-  scopes     gpuflight.scope around the first use of the GPU, in tasks and threads; their cost
-  sync       a FastAPI service under opentelemetry-instrument, 50 requests at once, in the thread pool
-  async      the same in the event loop: each request has its own kernels and no others
-  reading    the cost of a launch while the library reads scopes from Python's context
+  scopes     gpuflight.scope around the first use of the GPU, in tasks and threads
+  sync       a FastAPI service under opentelemetry-instrument, 50 requests at once, in the thread pool:
+             the modules that a request calls launch its own kernels and no others
+  async      the same in the event loop
+  compiled   the hooks with torch.compile, an optimizer and a module that raises an exception
+  cost       of launches in scopes, of scopes, and of calls of modules
 
 Prints one line a case, PASS or FAIL; exits with 0 if none failed.
 
@@ -45,15 +47,18 @@ REQUESTS = 50
 SCOPES = """
 import asyncio, gpuflight, torch
 
+@gpuflight.scope("thread")
+def in_thread(x):
+    x.mul_(1.5)
+
 @gpuflight.scope("task")
 async def task(n):
-    x = torch.empty(0)
-    with gpuflight.scope(f"part {n}"):
-        x = torch.ones(512 * (n + 1), device="cuda")
-        for _ in range(10):
+    x = torch.ones(512 * (n + 1), device="cuda")
+    for _ in range(10):
+        with gpuflight.scope(f"part {n}"):
             x.mul_(1.5)
-            await asyncio.sleep(0.001)
-            await asyncio.to_thread(x.mul_, 1.5)
+        await asyncio.sleep(0.001)
+        await asyncio.to_thread(in_thread, x)
 
 async def tasks():
     await asyncio.gather(*(task(n) for n in range(20)))
@@ -68,12 +73,24 @@ asyncio.run(tasks())
 torch.cuda.synchronize()
 """
 
-# A request launches 6 kernels whose grid tells its number.
+# A service that knows nothing of gpuflight. A request launches 6 kernels whose grid tells its number.
 SERVICE = """
 import asyncio, os, torch
 from fastapi import FastAPI
 
-app = FastAPI()
+class Layer(torch.nn.Module):
+    def forward(self, x):
+        return x.mul_(1.5)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(Layer(), Layer())
+
+    def forward(self, x):
+        return self.layers(x)
+
+app, model = FastAPI(), Model()
 tensors = [torch.ones(4096 * (n + 1), device="cuda") for n in range(%d)]
 torch.cuda.synchronize()
 
@@ -83,20 +100,70 @@ async def ready():
 
 @app.get("/sync/{n}")
 def in_thread_pool(n: int):
-    for _ in range(6):
-        tensors[n].mul_(1.5)
+    for _ in range(3):
+        model(tensors[n])
     return n
 
 @app.get("/async/{n}")
 async def in_event_loop(n: int):
-    for _ in range(3):
-        tensors[n].mul_(1.5)
-        await asyncio.sleep(0.002)
-    await asyncio.gather(*(asyncio.to_thread(tensors[n].mul_, 1.5) for _ in range(3)))
+    model(tensors[n])
+    await asyncio.sleep(0.002)
+    model(tensors[n])
+    await asyncio.to_thread(model, tensors[n])
     return n
 """ % REQUESTS
 
-# The time of a launch with nothing to read, in a scope, and the time of a scope.
+# torch.compile sees the hooks, and must neither break its graph nor warn of them. An optimizer's step and a
+# module that raises an exception are in the span, too.
+COMPILED = """
+import asyncio
+import torch
+from opentelemetry.sdk.trace import TracerProvider
+import gpuflight.otel
+
+provider = TracerProvider()
+provider.add_span_processor(gpuflight.otel.SpanProcessor())
+tracer = provider.get_tracer("test")
+net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).cuda()
+compiled = torch.compile(net, fullgraph=True)
+x = torch.randn(32, 64, device="cuda")
+
+class Fails(torch.nn.Module):
+    def forward(self, x):
+        x.mul_(1.0)
+        raise ValueError("as told")
+
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+async def main():
+    with tracer.start_as_current_span("first"):
+        compiled(x)
+    with tracer.start_as_current_span("compiled") as span:
+        print("compiled", format(span.get_span_context().span_id, "016x"))
+        for _ in range(5):
+            compiled(x)
+    with tracer.start_as_current_span("fails") as span:
+        print("fails", format(span.get_span_context().span_id, "016x"))
+        for _ in range(3):
+            try:
+                Fails()(x)
+            except ValueError:
+                pass
+    net(x).sum().backward()
+    torch.cuda.synchronize()
+    with tracer.start_as_current_span("step") as span:
+        print("step", format(span.get_span_context().span_id, "016x"))
+        optimizer.step()
+    with tracer.start_as_current_span("outside") as span:
+        print("outside", format(span.get_span_context().span_id, "016x"))
+        x.add_(1.0)
+
+asyncio.run(main())
+torch.cuda.synchronize()
+print("hooks", len(gpuflight.otel._hooks), "depth", gpuflight.otel._calls.depth)
+"""
+
+# The time of a launch outside and inside of a scope, of a scope, and of a module's call.
 COST = """
 import time, gpuflight, torch
 x = torch.ones(16, device="cuda")
@@ -120,7 +187,28 @@ for _ in range(5):
     without.append(launches())
     with gpuflight.scope("all"):
         within.append(launches())
-print(f"{min(without) * 1e6:.3f} {min(within) * 1e6:.3f} {min(scopes() for _ in range(3)) * 1e6:.3f}")
+
+class Nothing(torch.nn.Module):
+    def forward(self, x):
+        return x
+
+module = Nothing()
+def calls(n=100_000):
+    began = time.perf_counter()
+    for _ in range(n):
+        module(x)
+    return (time.perf_counter() - began) / n
+
+bare = min(calls() for _ in range(3))
+hooked = bare
+if gpuflight._library.library is not None:
+    from opentelemetry.sdk.trace import TracerProvider
+    import gpuflight.otel
+    provider = TracerProvider()
+    provider.add_span_processor(gpuflight.otel.SpanProcessor())
+    with provider.get_tracer("cost").start_as_current_span("span"):
+        hooked = min(calls() for _ in range(3))
+print(*(f"{t * 1e6:.3f}" for t in (min(without), min(within), min(scopes() for _ in range(3)), bare, hooked)))
 """
 
 COLLECTOR = """
@@ -268,12 +356,12 @@ class Test:
             parent = ids.get(k["parentSpanId"])
             muls[parent["name"] if parent else None] += 1
         # torch.ones is a kernel, too.
-        check(muls["first"] == 8, f"{muls['first']} kernels in the first scope, not 8")
-        wrong = {n: muls[f"part {n}"] for n in range(20) if muls[f"part {n}"] != 21}
-        check(not wrong, f"kernels in parts, 21 expected: {wrong}")
+        want = {"first": 8, "task": 20, "thread": 200, **{f"part {n}": 10 for n in range(20)}}
+        wrong = {name: (muls[name], n) for name, n in want.items() if muls[name] != n}
+        check(not wrong, f"kernels in scopes, and how many are expected: {wrong}")
         parts = [s for s in of(spans, "scope") if s["name"].startswith("part ")]
-        check(all(ids[s["parentSpanId"]]["name"] == "task" for s in parts) and len(parts) == 20, "a part is not in its task")
-        outside = sum(n for name, n in muls.items() if name not in ("first", *(f"part {i}" for i in range(20))))
+        check(len(parts) == 200 and all(ids[s["parentSpanId"]]["name"] == "task" for s in parts), "a part is not in its task")
+        outside = sum(muls.values()) - sum(want.values())
         check(outside == 3, f"{outside} kernels outside, not 3: {muls}")
         self.note = f"{sum(muls.values())} kernels, each in its scope"
 
@@ -348,18 +436,29 @@ class Test:
     def async_(self):
         self.service("async")
 
-    def reading(self):
+    def compiled(self):
+        spans, _, p = self.trace("compiled", os.path.join(self.bin, "python"), "-c", COMPILED)
+        lines = dict(line.split(" ", 1) for line in p.stdout.splitlines())
+        check(lines["hooks"] == "4 depth 0", f"hooks: {lines['hooks']}")
+        check("global hooks" not in p.stderr, p.stderr[-2000:])
+        kernels = collections.Counter(k["parentSpanId"] for k in of(spans, "kernel"))
+        found = {name: kernels[lines[name]] for name in ("compiled", "fails", "step", "outside")}
+        check(found["compiled"] >= 5 and found["fails"] == 3 and found["step"] >= 1 and found["outside"] == 0, f"kernels of spans: {found}")
+        self.note = f"kernels of spans: {found}"
+
+    def cost(self):
         python = os.path.join(self.bin, "python")
         bare = self.run(python, "-c", COST).stdout.split()
         path = os.path.join(self.out, "cost.otlp.jsonl")
         p = self.run(os.path.join(self.bin, "gpuflight"), "trace", "--quiet", "--force", "--output", path, "--max-spans", "0", "--", python, "-c", COST)
         traced = p.stdout.split()
         self.note = (f"us a launch: {bare[0]} not traced, {traced[0]} traced outside of scopes, {traced[1]} in a scope; "
-                     f"us a scope: {bare[2]} not traced, {traced[2]} traced")
+                     f"us a scope: {bare[2]} not traced, {traced[2]} traced; us a call of a module: {bare[3]} not traced, "
+                     f"{traced[3]} traced, {traced[4]} with hooks")
         check(float(traced[1]) < 1.1 * float(traced[0]) + 0.1, self.note)
 
 
-CASES = {"install": "install", "training": "training", "scopes": "scopes", "sync": "sync", "async": "async_", "reading": "reading"}
+CASES = {"install": "install", "training": "training", "scopes": "scopes", "sync": "sync", "async": "async_", "compiled": "compiled", "cost": "cost"}
 
 
 def main():

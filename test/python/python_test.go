@@ -256,7 +256,7 @@ func TestWheel_Contents(t *testing.T) {
 		return err
 	}))
 	assert.Equal(t, []string{
-		"__init__.py", "__main__.py", "_binding.py", "_library.py", "_scope.py", "bin/gpuflight", "bin/libgpuflight-recorder.so", "bin/libgpuflight.so",
+		"__init__.py", "__main__.py", "_library.py", "_scope.py", "bin/gpuflight", "bin/libgpuflight-recorder.so", "bin/libgpuflight.so",
 		"bin/otelcol-gpuflight", "config/local.yaml", "otel.py",
 	}, files)
 }
@@ -275,7 +275,7 @@ func TestWheel_Trace(t *testing.T) {
 		case semconv.CUDAOperationKernel:
 			got[edge{s.Name(), s.parent}]++
 			if s.Name() != "outside" && s.Name() != "in_thread" {
-				assert.Equal(t, s.parent, s.scope, s.Name())
+				assert.Equal(t, s.parent, s.scope, "cuda.scope.name of %s", s.Name())
 			}
 		case semconv.CUDAOperationScope:
 			got[edge{s.Name(), s.parent}]++
@@ -288,18 +288,36 @@ func TestWheel_Trace(t *testing.T) {
 	}
 	session := "unknown_service:" + filepath.Base(pythonProgram(t, venv))
 	want := map[edge]int{
-		{"outer", ""}: 1, {"inner", "outer"}: 1, {"in_outer", "outer"}: 3, {"in_inner", "inner"}: 3, {"outside", session}: 4,
-		{"task", ""}: 20,
+		{"outer", ""}: 1, {"inner", "outer"}: 1, {"in_outer", "outer"}: 3, {"in_inner", "inner"}: 3,
+		{"in_thread", session}: 1, {"outside", session}: 4, {"task", ""}: 20,
 	}
-	// A new thread has no scope, unless Python copies the context to it (sys.flags.thread_inherit_context).
-	delete(got, edge{"in_thread", "outer"})
-	delete(got, edge{"in_thread", session})
 	for n := range 20 {
-		want[edge{fmt.Sprintf("part %d", n), "task"}] = 1
-		want[edge{fmt.Sprintf("k%d", n), fmt.Sprintf("part %d", n)}] = 10
+		kernel := fmt.Sprintf("k%d", n)
+		for _, where := range []string{"part", "thread"} {
+			want[edge{kernel, fmt.Sprintf("%s %d", where, n)}] = 5
+		}
+		want[edge{fmt.Sprintf("t%d", n), "task"}] = 5
+		want[edge{fmt.Sprintf("part %d", n), "task"}] = 5
+		want[edge{fmt.Sprintf("thread %d", n), ""}] = 5
 	}
 	assert.Equal(t, want, got)
-	assert.Len(t, traces, 21, "each outermost scope has a trace of its own")
+	assert.Len(t, traces, 121, "each outermost scope has a trace of its own")
+}
+
+// A thread's scopes from before the recording apply after its next call of the package.
+func TestWheel_ThreadInScopeBeforeRecording(t *testing.T) {
+	_, venv := wheel(t)
+	file := filepath.Join(t.TempDir(), "out.otlp.jsonl")
+	run(t, environment(t), filepath.Join(venv, "bin", "gpuflight"), "trace", "--quiet", "--output", file, "--",
+		filepath.Join(venv, "bin", "python"), filepath.Join("testdata", "scopes.py"), "early")
+	parents := map[string]string{}
+	for _, s := range recorded(t, file) {
+		parents[s.Name()] = s.parent
+	}
+	assert.Equal(t, "waits", parents["works"])
+	assert.Equal(t, "works", parents["in_works"])
+	assert.Equal(t, "waits", parents["in_waits"])
+	assert.NotEqual(t, "waits", parents["outside"])
 }
 
 // pythonProgram returns the file that the virtual environment's python is.
@@ -358,15 +376,16 @@ func newOTLPServer(t *testing.T) *otlpServer {
 	return s
 }
 
-// A service under opentelemetry-instrument gets 50 requests at once, to an endpoint in the thread pool
-// and to one in the event loop. Each request's span has its own kernels and no others.
+// A service under opentelemetry-instrument gets 50 requests at once: to an endpoint in the thread pool and
+// to one in the event loop, with scopes, and to one with a span of its own and no scope. The trace of each
+// request has its own kernels and no others.
 func TestFastAPI_KernelsOfRequests(t *testing.T) {
 	_, venv := wheel(t)
 	const requests = 50
 	for _, kind := range []struct {
 		name    string
 		kernels int
-	}{{"sync", 3}, {"async", 5}} {
+	}{{"sync", 3}, {"async", 5}, {"span", 4}} {
 		t.Run(kind.name, func(t *testing.T) {
 			server := newOTLPServer(t)
 			address := process.FreePort(t)
@@ -431,26 +450,31 @@ func TestFastAPI_KernelsOfRequests(t *testing.T) {
 			server.mu.Lock()
 			spans := spansOf(server.traces...)
 			server.mu.Unlock()
-			served := map[pcommon.SpanID]map[string]int{}
+			// By trace: each request is one.
+			served := map[pcommon.TraceID]map[string]int{}
 			for _, s := range spans {
 				if s.Name() == route && s.Kind() == ptrace.SpanKindServer {
-					served[s.SpanID()] = map[string]int{}
+					served[s.TraceID()] = map[string]int{}
 				}
 			}
-			require.Len(t, served, requests, "spans of requests")
-			total := 0
+			require.Len(t, served, requests, "requests")
+			total, predicts := 0, 0
 			for _, s := range spans {
+				if s.Name() == "predict" && s.parent == route || s.Name() == "predict" && kind.name == "async" && s.parent == "predict" {
+					predicts++
+				}
 				if s.operation != semconv.CUDAOperationKernel {
 					continue
 				}
 				total++
-				assert.Equal(t, route, s.parent, "%s is outside its request's trace", s.Name())
-				assert.Equal(t, route, s.scope)
-				if kernels := served[s.ParentSpanID()]; assert.NotNil(t, kernels, s.Name()) {
+				assert.Equal(t, []string{"predict", "predict"}, []string{s.parent, s.scope}, s.Name())
+				if kernels := served[s.TraceID()]; assert.NotNil(t, kernels, s.Name()) {
 					kernels[s.Name()]++
 				}
 			}
 			require.Equal(t, requests*kind.kernels, total, "kernels")
+			scopes := map[string]int{"sync": requests, "async": 3 * requests, "span": requests}
+			assert.Equal(t, scopes[kind.name], predicts, "spans and scopes below the requests")
 			names := map[string]bool{}
 			for _, kernels := range served {
 				for name, n := range kernels {

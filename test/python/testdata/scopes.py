@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scopes around the first use of the GPU, in tasks, threads and at the end of the interpreter."""
+"""Scopes around the first use of the GPU, in tasks and in threads."""
 
 import asyncio
 import sys
@@ -9,13 +9,18 @@ import gpuflight
 from gpu import GPU
 
 
+def part(gpu, where, n):
+    with gpuflight.scope(f"{where} {n}"):
+        gpu.launch(f"k{n}")
+
+
 @gpuflight.scope("task")
 async def task(gpu, n):
-    with gpuflight.scope(f"part {n}"):
-        for _ in range(5):
-            gpu.launch(f"k{n}")
-            await asyncio.sleep(0.001)
-            await asyncio.to_thread(gpu.launch, f"k{n}")
+    for _ in range(5):
+        part(gpu, "part", n)
+        gpu.launch(f"t{n}")
+        await asyncio.sleep(0.001)
+        await asyncio.to_thread(part, gpu, "thread", n)
 
 
 async def tasks(gpu):
@@ -36,6 +41,27 @@ def plain():
     asyncio.run(tasks(gpu))
 
 
+def early():
+    """A thread is in a scope when another one loads the recorder."""
+    entered, loaded = threading.Event(), threading.Event()
+
+    def work():
+        with gpuflight.scope("waits"):
+            entered.set()
+            loaded.wait()
+            with gpuflight.scope("works"):
+                gpu.launch("in_works")
+            gpu.launch("in_waits")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    entered.wait()
+    gpu = GPU()
+    loaded.set()
+    thread.join()
+    gpu.launch("outside")
+
+
 def daemons():
     """Threads still launch kernels while the interpreter ends."""
     gpu = GPU()
@@ -51,4 +77,4 @@ def daemons():
         gpu.launch("main", 100)
 
 
-{"plain": plain, "daemons": daemons}[sys.argv[1]]()
+{"plain": plain, "early": early, "daemons": daemons}[sys.argv[1]]()
