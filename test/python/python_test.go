@@ -376,9 +376,9 @@ func newOTLPServer(t *testing.T) *otlpServer {
 	return s
 }
 
-// A service under opentelemetry-instrument gets 50 requests at once: to an endpoint in the thread pool and
-// to one in the event loop, with scopes, and to one with a span of its own and no scope. The trace of each
-// request has its own kernels and no others.
+// A service under opentelemetry-instrument gets 50 requests at once. One endpoint is in the thread pool and
+// one in the event loop, with scopes. The third has a span of its own and no scope. The trace of each request
+// has its own kernels and no others.
 func TestFastAPI_KernelsOfRequests(t *testing.T) {
 	_, venv := wheel(t)
 	const requests = 50
