@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# The Collector and gpuflight in an image with glibc and libstdc++ and nothing else: no shell, no package manager, and
+# The Collector of builder-k8s.yaml and gpuflight in an image with glibc and libstdc++ and nothing else: no shell, no package manager, and
 # a user who is not root.
 #
 #   docker build -t otelcol-gpuflight .
@@ -37,7 +37,7 @@ ENV GOTOOLCHAIN=local CGO_ENABLED=1
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     flags="-s -w -X github.com/gpuflight/gpuflight/internal/version.linked=${VERSION}" && \
     go work init . ./cmd/gpuflight && go build -buildvcs=false -ldflags "$flags" -o /out/ ./cmd/gpuflight && \
-    GOWORK=off go build -C cmd/otelcol-gpuflight -buildvcs=false -ldflags "$flags" -o /out/ .
+    GOWORK=off go build -C cmd/otelcol-gpuflight-k8s -buildvcs=false -ldflags "$flags" -o /out/otelcol-gpuflight .
 RUN mkdir /out/state
 
 FROM scratch AS prebuilt

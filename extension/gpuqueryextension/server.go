@@ -59,10 +59,12 @@ type server struct {
 	// These bound the exports, imports, SQL statements and analyses in progress.
 	exporting, importing, querying, analysing chan struct{}
 	now                                       func() time.Time
+	// stackKernels is the constant of this name, less in tests.
+	stackKernels int64
 }
 
 func newServer(b store.Backend, o options) *server {
-	s := &server{options: o, store: b, running: make(chan struct{}, maxConcurrent), now: time.Now,
+	s := &server{options: o, store: b, running: make(chan struct{}, maxConcurrent), now: time.Now, stackKernels: stackKernels,
 		exporting: make(chan struct{}, maxExports), importing: make(chan struct{}, maxImports), querying: make(chan struct{}, maxStatements),
 		analysing: make(chan struct{}, maxAnalyses)}
 	s.access = access{authenticator: o.auth, audit: audit.New(o.logger, time.Now), logins: newLogins(time.Now)}

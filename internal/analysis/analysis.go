@@ -156,7 +156,7 @@ func (a *analysis) visit(row *store.OpRow) {
 		start: start, end: max(start, end), class: info.class, fromHost: info.fromHost, toHost: info.toHost, pageable: info.pageable,
 		ref: Ref{row.Span, row.StartNs, info.name}, stack: row.StackText, queueNs: row.QueueNs,
 	}
-	if row.LaunchStartNs.OK && row.LaunchEndNs.OK {
+	if launchKnown(row) {
 		w.launched = true
 		w.launchStart, w.launchEnd = row.LaunchStartNs.V, max(row.LaunchStartNs.V, row.LaunchEndNs.V)
 		a.known++
@@ -175,12 +175,18 @@ func (a *analysis) visit(row *store.OpRow) {
 	}
 }
 
+// launchKnown says whether the launch times are known and possible.
+func launchKnown(row *store.OpRow) bool {
+	possible := func(t store.Int) bool { return t.OK && t.V >= 0 && t.V <= store.MaxTimeNs }
+	return possible(row.LaunchStartNs) && possible(row.LaunchEndNs)
+}
+
 // host adds a call of the host to the device of its context, or to all devices if this is unknown.
 func (a *analysis) host(row *store.OpRow, op store.Operation) {
 	c := call{start: row.StartNs, end: max(row.StartNs, row.EndNs), cause: Sync, name: row.ShapeRef.Name}
 	if op != store.OpSync {
 		c.cause = Allocator
-		if !row.LaunchStartNs.OK || !row.LaunchEndNs.OK {
+		if !launchKnown(row) {
 			return // only its moment is known
 		}
 		c.start, c.end = row.LaunchStartNs.V, row.LaunchEndNs.V

@@ -211,10 +211,6 @@ func (d *device) borrow(cause Cause, ns int64, name string, until int64) {
 // gap attributes the idle time [a, b), which w ends, or nothing if w is nil.
 func (d *device) gap(a, b int64, w *work) {
 	g := Gap{StartNs: a, EndNs: b}
-	if d.any {
-		before := d.last.ref
-		g.Before = &before
-	}
 	idle := &g.Idle
 	var hostFrom, hostTo int64 // the longest part of host code
 	switch {
@@ -231,10 +227,6 @@ func (d *device) gap(a, b int64, w *work) {
 		}
 		d.hostParts(a, launch, w, &g, &hostFrom, &hostTo)
 	}
-	if w != nil {
-		after := w.ref
-		g.After, g.Stack = &after, w.stack
-	}
 	d.dropCalls(b)
 	d.sums.IdleNs += b - a
 	for c, ns := range idle {
@@ -250,7 +242,7 @@ func (d *device) gap(a, b int64, w *work) {
 	if idle[Sync] > 0 {
 		d.syncNames.add(g.Call, idle[Sync])
 	}
-	d.keep(&g)
+	d.keep(&g, w)
 }
 
 // launchParts attributes the time from the launch to the start.
@@ -343,8 +335,9 @@ func (d *device) dropCalls(b int64) {
 	d.calls = keep
 }
 
-// keep keeps a gap as an example of each of its causes, if its part is large enough.
-func (d *device) keep(g *Gap) {
+// keep keeps a gap that w ends as an example of each of its causes, if its part is large enough.
+func (d *device) keep(g *Gap, w *work) {
+	named := false
 	for c, ns := range g.Idle {
 		if ns == 0 {
 			continue
@@ -352,6 +345,17 @@ func (d *device) keep(g *Gap) {
 		list := d.gaps[c]
 		if len(list) == gapsPerCause && ns <= list[len(list)-1].Idle[c] {
 			continue
+		}
+		if !named {
+			named = true
+			if d.any {
+				before := d.last.ref
+				g.Before = &before
+			}
+			if w != nil {
+				after := w.ref
+				g.After, g.Stack = &after, w.stack
+			}
 		}
 		i, _ := slices.BinarySearchFunc(list, ns, func(x Gap, ns int64) int {
 			if x.Idle[c] >= ns { // equal ones keep their order
@@ -461,13 +465,12 @@ func (s *sums) sorted() []NameSum {
 // queueTimes is a histogram of times from the launch to the start.
 type queueTimes struct {
 	counts [1008]int64 // by store.Bucket
-	n, sum int64
+	n      int64
 }
 
 func (q *queueTimes) add(ns int64) {
 	q.counts[store.Bucket(ns)]++
 	q.n++
-	q.sum += ns
 }
 
 func (q *queueTimes) median() int64 {

@@ -14,8 +14,10 @@ const (
 	smallFill = 0.5
 	// minGain is the share of the active time that a finding must be able to save at most.
 	minGain = 0.05
-	// minStepGain is the same for slow steps, of the median wall of all steps.
+	// minStepGain is the same for slow steps, of the wall of all steps.
 	minStepGain = 0.01
+	// minActiveNs is the shortest active time for which there is advice.
+	minActiveNs = 1_000_000
 	// maxEvidence bounds the examples of a finding.
 	maxEvidence = 5
 )
@@ -76,7 +78,7 @@ func deviceFindings(d *Device) []Finding {
 	var list []Finding
 	active := d.Active.WallNs
 	add := func(kind, formula, found, change string, gain int64, evidence []Ref) {
-		if active <= 0 || float64(gain) < minGain*float64(active) {
+		if active < minActiveNs || float64(gain) < minGain*float64(active) {
 			return
 		}
 		share := float64(gain) / float64(active)
@@ -118,7 +120,7 @@ func deviceFindings(d *Device) []Finding {
 	if d.KernelNs > 0 { // kernels may overlap
 		gain := min(small, int64(float64(d.Active.ComputeNs)*float64(small)/float64(d.KernelNs)))
 		add("small_kernels", "sum of duration × (1 − grid fill) over kernels with a grid fill below 50 %, scaled to the compute time",
-			fmt.Sprintf("%d kernels with %s had too few blocks to fill half of the device", count, duration(ns)),
+			fmt.Sprintf("kernels had too few blocks to fill half of the device (calls: %d, together %s)", count, duration(ns)),
 			"Use larger batches, fuse them, or run independent ones in several streams.", gain, evidence)
 	}
 	return list
@@ -146,7 +148,7 @@ func refs(r Ref) []Ref {
 
 // stepFindings returns the advice about slow steps.
 func stepFindings(s *Steps) []Finding {
-	if len(s.Outliers) == 0 {
+	if len(s.Outliers) == 0 || s.WallNs < minActiveNs {
 		return nil
 	}
 	var gain int64
@@ -168,7 +170,7 @@ func stepFindings(s *Steps) []Finding {
 	if o.Number == 1 {
 		o = &s.Outliers[1]
 	}
-	total := s.P50.WallNs * s.Count
+	total := s.WallNs
 	if float64(gain) < minStepGain*float64(total) {
 		return nil
 	}
@@ -177,7 +179,7 @@ func stepFindings(s *Steps) []Finding {
 		why += " (kernel " + o.Kernel + ")"
 	}
 	return []Finding{{
-		Kind: "slow_steps", Device: s.Device, GainNs: gain, OfNs: total, FloorNs: total - min(gain, total), Evidence: list,
+		Kind: "slow_steps", Device: s.Device, GainNs: gain, OfNs: total, FloorNs: total - gain, Evidence: list,
 		Share: float64(gain) / float64(max(total, 1)), Formula: "sum of wall − median wall over the outliers except the first step",
 		Text: fmt.Sprintf("%d of %d steps were much slower than the median of %s. Step %d took %s, of which %s more than usual was %s.",
 			len(s.Outliers), s.Count, duration(s.P50.WallNs), o.Number, duration(o.WallNs), duration(o.PartExcessNs), why),

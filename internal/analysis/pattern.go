@@ -11,8 +11,8 @@ import (
 const (
 	// maxMarkers bounds the kernel names that may begin a step.
 	maxMarkers = 10_000
-	// minRegular is the share of the kernels of a device that must be in periods with the usual
-	// kernels.
+	// minRegular is the share of the periods that must have the usual kernels, and the share of the
+	// kernels of a device that must be in them.
 	minRegular = 0.75
 	// minPeriodKernels is the smallest number of kernels of a step.
 	minPeriodKernels = 3
@@ -22,9 +22,9 @@ const (
 // pattern finds the kernel that begins each step of a device without scopes.
 //
 // A period of a kernel name is what the device runs from one kernel of this name to the next. Its
-// signature is the set of its kernels with their numbers, in any order. A name is a candidate if its
-// most frequent signature covers at least minRegular of the kernels since its first one. Of all
-// candidates the one with the shortest period wins, then the one whose first kernel is the earliest.
+// signature is the set of its kernels with their numbers, in any order. A name is a candidate if
+// its usual signature is that of at least minRegular of its periods, and if these have minRegular of
+// the kernels since its first one. Of all candidates the one with the shortest period wins, then the one whose first kernel is the earliest.
 // A kernel that runs once per layer is no candidate, because its periods do not cover the rest of the
 // step.
 type pattern struct {
@@ -93,7 +93,8 @@ func (p *pattern) best() string {
 	for _, name := range slices.Sorted(maps.Keys(p.names)) {
 		m := p.names[name]
 		usual := slices.MaxFunc(m.signature[:], func(a, b signature) int { return cmp.Compare(a.count*a.kernels, b.count*b.kernels) })
-		if m.count > minSteps && usual.kernels >= minPeriodKernels && usual.count >= minSteps &&
+		regular := float64(usual.count) >= minRegular*float64(m.count-1)
+		if regular && m.count > minSteps && usual.kernels >= minPeriodKernels && usual.count >= minSteps &&
 			float64(usual.count*usual.kernels) >= minRegular*float64(p.kernels-m.first) {
 			all = append(all, m)
 		}

@@ -27,6 +27,8 @@ type Steps struct {
 	Name   string `json:"name,omitempty"`
 	Device string `json:"device"`
 	Count  int64  `json:"count"`
+	// WallNs is the sum of the wall times of all steps.
+	WallNs int64 `json:"wall_ns"`
 	// P50, P95 and Max are quantiles of each value on its own. So their parts do not sum to the wall.
 	P50 StepValues `json:"p50"`
 	P95 StepValues `json:"p95"`
@@ -199,6 +201,9 @@ func (s *stepper) result(rule, name, device string) Steps {
 	if !s.found() {
 		out.Rule, out.Name, out.Count = "none", "", 0
 		return out
+	}
+	for i := range s.list {
+		out.WallNs += s.list[i].WallNs
 	}
 	values := make([]int64, len(s.list))
 	quantiles := func(get func(*StepValues) *int64) (p50 int64) {

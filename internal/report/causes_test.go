@@ -78,7 +78,7 @@ func TestCauses_ExampleTraining(t *testing.T) {
 	s := &list[0]
 	assert.Equal(t, "pytorch", s.Service)
 	assert.Equal(t, int64(4859+529+265), s.Operations)
-	assert.Equal(t, "load", s.Steps.Name)
+	assert.Equal(t, "step", s.Steps.Name)
 	assert.Equal(t, analysis.BoundUnknown, s.Devices[0].Bound)
 	require.NotEmpty(t, s.Findings)
 	assert.Equal(t, "no_launch_times", s.Findings[len(s.Findings)-1].Kind)
@@ -86,7 +86,7 @@ func TestCauses_ExampleTraining(t *testing.T) {
 	var out bytes.Buffer
 	require.NoError(t, WriteCauses(&out, list))
 	assert.Contains(t, out.String(), "Device 0: active ")
-	assert.Contains(t, out.String(), `steps, which begin with scopes "load"`)
+	assert.Contains(t, out.String(), `steps, which begin with scopes "step"`)
 	assert.Contains(t, out.String(), "--kinds +runtime,+driver,+sync,+memory")
 	for line := range strings.Lines(out.String()) {
 		assert.LessOrEqual(t, len([]rune(line)), 180, line)

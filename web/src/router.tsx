@@ -49,6 +49,8 @@ export const usageRoute = createRoute({
       service: text(s.service),
       host: text(s.host),
       rate: text(s.rate),
+      cost: text(s.cost),
+      of: text(s.of),
     }),
   component: Usage,
 });
@@ -172,6 +174,7 @@ export const codeRoute = createRoute({
   path: "code",
   validateSearch: (s: Raw) =>
     optional({
+      ...interval(s.from, s.to),
       path: id(s.path),
       view: oneOf(s.view, ["flame", "functions"] as const),
       zoom: typeof s.zoom === "string" && /^\d+(\.\d+)*$/.test(s.zoom) ? s.zoom : undefined,

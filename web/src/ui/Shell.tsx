@@ -61,7 +61,9 @@ export function Shell() {
                 key={to}
                 to={`/sessions/$session/${to}`}
                 params={{ session }}
-                search={(to === "timeline" || to === "findings" || to === "kernels" || to === "system" ? shared : {}) as never}
+                search={
+                  (to === "timeline" || to === "findings" || to === "kernels" || to === "system" ? shared : {}) as never
+                }
                 activeOptions={{ includeSearch: false }}
               >
                 {label}

@@ -36,11 +36,7 @@ export function Findings() {
       <div className={ui.row}>
         <h1>Findings</h1>
         <WindowBadge from={search.from} to={search.to} />
-        <a
-          href={url(`/sessions/${encodeURIComponent(session.id)}/analysis`, query)}
-          target="_blank"
-          rel="noreferrer"
-        >
+        <a href={url(`/sessions/${encodeURIComponent(session.id)}/analysis`, query)} target="_blank" rel="noreferrer">
           as JSON
         </a>
       </div>
@@ -85,7 +81,8 @@ function Show({ start, ns, span, children }: { start: number; ns: number; span?:
 }
 
 function Advice({ a }: { a: Analysis }) {
-  if (a.findings.length === 0) return <Message>Nothing to improve was found: no cause has 5 % of the active time.</Message>;
+  if (a.findings.length === 0)
+    return <Message>Nothing to improve was found: no cause has 5 % of the active time.</Message>;
   return (
     <section className={ui.card} aria-label="Advice">
       <ol>
@@ -135,7 +132,9 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
     <section className={`${ui.card} ${ui.tableScroll}`}>
       <div className={ui.row}>
         <h2>Device {d.index ?? d.id.slice(0, 16)}</h2>
-        <Badge tone={d.bound === "device" ? "good" : d.bound === "unknown" ? undefined : "warn"}>{bounds[d.bound]}</Badge>
+        <Badge tone={d.bound === "device" ? "good" : d.bound === "unknown" ? undefined : "warn"}>
+          {bounds[d.bound]}
+        </Badge>
         {parts.map(([name, ns]) => (
           <span key={name} title={exactDuration(ns)}>
             {name} <strong>{percent(share(ns))}</strong>
@@ -256,11 +255,17 @@ function StepsPanel({ a }: { a: Analysis }) {
                 {duration(o.wall_ns)}
               </td>
               <td>{offset(o.start, 1)}</td>
-              <td>{"part" in o ? `${o.part}: ${duration(o.part_excess_ns)} above the median${o.kernel ? `, ${o.kernel}` : ""}` : ""}</td>
+              <td>{differs(o)}</td>
             </tr>
           ))}
         </tbody>
       </table>
     </section>
   );
+}
+
+/** differs says what of a slow step is above its median the most. */
+function differs(o: Schemas["AnalysedStep"] & Partial<Schemas["AnalysedOutlier"]>): string {
+  if (!o.part) return "";
+  return `${o.part}: ${duration(o.part_excess_ns ?? 0)} above the median${o.kernel ? `, ${o.kernel}` : ""}`;
 }
