@@ -228,7 +228,9 @@ func exports(list string) bool {
 		return true
 	}
 	for _, v := range strings.Split(list, ",") {
-		if strings.TrimSpace(v) == "otlp" {
+		// OpenTelemetry Python also has a name for each protocol.
+		switch strings.TrimSpace(v) {
+		case "otlp", "otlp_proto_http", "otlp_proto_grpc":
 			return true
 		}
 	}
