@@ -26,15 +26,14 @@ var tagOnly = []string{
 	"busybox:1.37.0-musl",
 	"gcr.io/distroless/cc-debian12:nonroot",
 	"apache/kafka:4.1.0",
-	"jaegertracing/jaeger:2.13.0",
 	"versity/versitygw:v1.8.0",
 	"clickhouse/clickhouse-server:26.9",
 	"prom/prometheus:v3.5.0",
 	"grafana/grafana:12.1.0",
 }
 
-// ownImages are built from this repository: kustomize replaces the first by a digest.
-var ownImages = []string{"otelcol-gpuflight", "otelcol-gpuflight:local"}
+// ownImages are built from this repository, or are the place of an image of the user.
+var ownImages = []string{"ghcr.io/gpuflight/otelcol-gpuflight:0.2.0", "otelcol-gpuflight:local", "registry.example/inference:1"}
 
 var (
 	server   = regexp.MustCompile(`\b(?:https?|ftp|git|ssh)://([^/\s"'$:]+)`)
@@ -93,7 +92,7 @@ func fetches(text string) (out []string) {
 func images(text string) (out []string) {
 	for _, m := range image.FindAllStringSubmatch(commands(text), -1) {
 		name := strings.Trim(m[1]+m[2]+m[3], `"'`)
-		if !strings.HasPrefix(name, "$") {
+		if !strings.HasPrefix(name, "$") && name != "{{" { // a variable, or a template of the chart
 			out = append(out, name)
 		}
 	}

@@ -451,8 +451,8 @@ func write(t *testing.T, objects []runtime.Object, component, dir string) (argum
 	return arguments
 }
 
-// environment returns the variables of a pod with plain values, without references to other variables.
-func environment(c core.Container) (out []string) {
+// podEnvironment returns the variables of a pod with plain values, without references to other variables.
+func podEnvironment(c core.Container) (out []string) {
 	for _, e := range c.Env {
 		switch {
 		case e.ValueFrom == nil:
@@ -471,12 +471,12 @@ func TestChart_Validate(t *testing.T) {
 		for component, pod := range pods(objects) {
 			arguments := append([]string{"validate"}, write(t, objects, component, t.TempDir())...)
 			cmd := exec.CommandContext(t.Context(), binary, arguments...)
-			cmd.Env = environment(pod.Spec.Containers[0])
+			cmd.Env = podEnvironment(pod.Spec.Containers[0])
 			out, err := cmd.CombinedOutput()
 			require.NoError(t, err, "%s: %s", component, out)
 			// The configuration is really read.
 			cmd = exec.CommandContext(t.Context(), binary, append(arguments, "--config", "yaml:extensions::api_key_auth::no_such_key: 1")...)
-			cmd.Env = environment(pod.Spec.Containers[0])
+			cmd.Env = podEnvironment(pod.Spec.Containers[0])
 			out, err = cmd.CombinedOutput()
 			require.Error(t, err)
 			assert.Contains(t, string(out), "no_such_key")

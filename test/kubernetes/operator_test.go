@@ -32,7 +32,6 @@ import (
 	"k8s.io/apiserver/pkg/admission/plugin/webhook/matchconditions"
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
 	"k8s.io/apiserver/pkg/cel/environment"
-	"k8s.io/client-go/applyconfigurations"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
@@ -93,7 +92,8 @@ func inject(t *testing.T, pod *core.Pod) *core.Pod {
 	}
 	matcher := matchconditions.NewMatcher(compiler.CompileCondition(conditions, options, environment.StoredExpressions),
 		policy.Spec.FailurePolicy, "policy", "validate", policy.Name)
-	match := matcher.Match(t.Context(), attributes, nil, nil)
+	ctx := compiler.CreateContext(t.Context())
+	match := matcher.Match(ctx, attributes, nil, nil)
 	require.NoError(t, match.Error)
 	if !match.Matches {
 		return nil
@@ -101,13 +101,12 @@ func inject(t *testing.T, pod *core.Pod) *core.Pod {
 
 	options.HasPatchTypes = true
 	require.Len(t, policy.Spec.Mutations, 1)
-	patcher := patch.NewApplyConfigurationPatcher(compiler.CompileMutatingEvaluator(
-		&patch.ApplyConfigurationCondition{Expression: policy.Spec.Mutations[0].ApplyConfiguration.Expression}, options, environment.StoredExpressions))
-	patched, err := patcher.Patch(t.Context(), patch.Request{
+	patcher := patch.NewJSONPatcher(compiler.CompileMutatingEvaluator(
+		&patch.JSONPatchCondition{Expression: policy.Spec.Mutations[0].JSONPatch.Expression}, options, environment.StoredExpressions))
+	patched, err := patcher.Patch(ctx, patch.Request{
 		MatchedResource:     gvr,
 		VersionedAttributes: attributes,
 		ObjectInterfaces:    admission.NewObjectInterfacesFromScheme(scheme.Scheme),
-		TypeConverter:       applyconfigurations.NewTypeConverter(scheme.Scheme),
 	}, celconfig.RuntimeCELCostBudget)
 	require.NoError(t, err)
 	return patched.(*core.Pod)
@@ -138,6 +137,8 @@ func TestInject_Pod(t *testing.T) {
 	pod := samplePod(t)
 	pod.Spec.Containers[0].Env = []core.EnvVar{{Name: "MODEL", Value: "llama"}}
 	pod.Spec.InitContainers = []core.Container{{Name: "download", Image: "registry.example/download:1"}}
+	pod.Spec.Volumes = []core.Volume{{Name: "model", VolumeSource: core.VolumeSource{EmptyDir: &core.EmptyDirVolumeSource{}}}}
+	pod.Spec.Containers[0].VolumeMounts = []core.VolumeMount{{Name: "model", MountPath: "/model"}}
 	pod.Spec.Containers = append(pod.Spec.Containers,
 		core.Container{Name: "other", Image: "registry.example/other:1", Env: []core.EnvVar{
 			{Name: "OTEL_EXPORTER_OTLP_ENDPOINT", Value: "http://mine:4318"}, {Name: "OTEL_RESOURCE_ATTRIBUTES", Value: "team=a"},
@@ -147,10 +148,12 @@ func TestInject_Pod(t *testing.T) {
 	got := inject(t, pod)
 	require.NotNil(t, got)
 
-	require.Len(t, got.Spec.Volumes, 1)
-	assert.Equal(t, "100Mi", got.Spec.Volumes[0].EmptyDir.SizeLimit.String())
+	require.Len(t, got.Spec.Volumes, 2)
+	assert.Equal(t, pod.Spec.Volumes[0], got.Spec.Volumes[0])
+	assert.Equal(t, "100Mi", got.Spec.Volumes[1].EmptyDir.SizeLimit.String())
 	require.Len(t, got.Spec.InitContainers, 2)
-	copier := got.Spec.InitContainers[slices.IndexFunc(got.Spec.InitContainers, func(c core.Container) bool { return c.Name == "gpuflight" })]
+	assert.Equal(t, pod.Spec.InitContainers[0], got.Spec.InitContainers[1])
+	copier := got.Spec.InitContainers[0]
 	assert.True(t, *copier.SecurityContext.RunAsNonRoot)
 	assert.True(t, *copier.SecurityContext.ReadOnlyRootFilesystem)
 	assert.False(t, *copier.SecurityContext.AllowPrivilegeEscalation)
@@ -173,8 +176,7 @@ func TestInject_Pod(t *testing.T) {
 		}
 	}
 	for _, c := range []core.Container{server, other} {
-		require.Len(t, c.VolumeMounts, 1, c.Name)
-		assert.Equal(t, core.VolumeMount{Name: "gpuflight", MountPath: "/opt/gpuflight", ReadOnly: true}, c.VolumeMounts[0])
+		assert.Equal(t, core.VolumeMount{Name: "gpuflight", MountPath: "/opt/gpuflight", ReadOnly: true}, c.VolumeMounts[len(c.VolumeMounts)-1])
 	}
 	assert.Equal(t, []string{"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_RESOURCE_ATTRIBUTES", "CUDA_INJECTION64_PATH"}, variables(other))
 	assert.Equal(t, "http://mine:4318", other.Env[0].Value)
