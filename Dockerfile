@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# The Collector, gpuflight and the injection library in an image with glibc and libstdc++ and nothing
-# else: no shell, no package manager, and a user who is not root. Its root file system can be read-only.
+# The Collector of builder-k8s.yaml, gpuflight and the injection library in an image with glibc and
+# libstdc++ and nothing else: no shell, no package manager, and a user who is not root. Its root file
+# system can be read-only.
 #
 #   docker build -t otelcol-gpuflight .
 #   docker run --rm otelcol-gpuflight components
@@ -37,7 +38,7 @@ ENV GOTOOLCHAIN=local CGO_ENABLED=1
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     flags="-s -w -X github.com/gpuflight/gpuflight/internal/version.linked=${VERSION}" && \
     go work init . ./cmd/gpuflight && go build -buildvcs=false -ldflags "$flags" -o /out/ ./cmd/gpuflight && \
-    GOWORK=off go build -C cmd/otelcol-gpuflight -buildvcs=false -ldflags "$flags" -o /out/ . && \
+    GOWORK=off go build -C cmd/otelcol-gpuflight-k8s -buildvcs=false -ldflags "$flags" -o /out/otelcol-gpuflight . && \
     mkdir /out/lib && go build -buildvcs=false -ldflags "$flags" -buildmode=c-shared -o /out/lib/libgpuflight-recorder.so ./cupti/inject && \
     rm /out/lib/libgpuflight-recorder.h && cupti/inject/loader/build /out/lib/libgpuflight.so
 RUN mkdir /out/state

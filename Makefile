@@ -51,6 +51,11 @@ build: ## Build bin/otelcol-gpuflight, bin/gpuflight and bin/libgpuflight.so
 	@$(GO) build $(FLAGS) -o bin/gpuflight ./cmd/gpuflight
 	@$(if $(CGO),$(GO) build $(FLAGS) -buildmode=c-shared -o bin/libgpuflight-recorder.so ./cupti/inject && rm -f bin/libgpuflight-recorder.h && cupti/inject/loader/build bin/libgpuflight.so,echo "no C compiler: bin/libgpuflight.so is not built" >&2)
 
+# Its module is not in the workspace, so that the versions of Kubernetes' libraries bind no other program.
+.PHONY: k8s
+k8s: ## Build bin/otelcol-gpuflight-k8s, the Collector of the image; takes minutes and 4 GB of memory
+	@$(SLOWLY) "compiling bin/otelcol-gpuflight-k8s" env GOWORK=off $(GO) build -C cmd/otelcol-gpuflight-k8s $(FLAGS) -o $(CURDIR)/bin/otelcol-gpuflight-k8s .
+
 .PHONY: test
 test: test-unit test-e2e ## Run all tests
 
@@ -106,11 +111,11 @@ prose: $(TOOLS)/vale ## Check the language of documents and comments
 # This takes a minute and 5.6 GB of memory for our own module.
 .PHONY: govulncheck
 govulncheck: $(TOOLS)/govulncheck ## Check all modules for known vulnerabilities; skips if the database is unreachable
-	scripts/govulncheck $(CURDIR)/$(TOOLS)/govulncheck . cmd/gpuflight cmd/otelcol-gpuflight cmd/otelcol-gpuflight-agent $(patsubst %/go.mod,%,$(wildcard internal/tools/*/go.mod))
+	scripts/govulncheck $(CURDIR)/$(TOOLS)/govulncheck . cmd/gpuflight cmd/otelcol-gpuflight cmd/otelcol-gpuflight-agent cmd/otelcol-gpuflight-k8s $(patsubst %/go.mod,%,$(wildcard internal/tools/*/go.mod))
 
 .PHONY: generate
 generate: $(TOOLS)/ocb $(TOOLS)/mdatagen ## Regenerate files from manifests and metadata
-	for m in builder-config.yaml builder-agent.yaml; do $(TOOLS)/ocb --config $$m --skip-compilation --skip-get-modules && scripts/distribution-module $$m; done
+	for m in builder-config.yaml builder-agent.yaml builder-k8s.yaml; do $(TOOLS)/ocb --config $$m --skip-compilation --skip-get-modules && scripts/distribution-module $$m; done
 	PATH="$(CURDIR)/$(TOOLS):$$PATH" $(GO) generate $(LIBRARIES)
 
 # The bundle is committed, so that a build of the Collector needs no Node.

@@ -71,6 +71,8 @@ const (
 	endTimeout         = 5 * time.Second
 	unreachableTimeout = time.Second
 	childTimeout       = "4s"
+	// drainTimeout bounds how long a process sends at its end while the collector accepts data.
+	drainTimeout = "60s"
 	// summaryRows is the number of rows of each table at the end.
 	summaryRows = 10
 )
@@ -358,7 +360,9 @@ func (t *tracing) applyFlags() error {
 		t.env.set("GPUFLIGHT_KINDS", "-nvtx")
 	}
 	for _, v := range []struct{ name, value string }{
-		{"GPUFLIGHT_LOG_LEVEL", "off"}, // stderr belongs to the command
+		{"GPUFLIGHT_LOG_LEVEL", "off"},                         // stderr belongs to the command
+		{"GPUFLIGHT_MAX_SPANS_PER_SECOND", recorder.Unlimited}, // the user wants to see all work
+		{"GPUFLIGHT_DRAIN_TIMEOUT", drainTimeout},
 		{"GPUFLIGHT_SHUTDOWN_TIMEOUT", childTimeout},
 	} {
 		if t.env.get(v.name) == "" {

@@ -32,6 +32,7 @@ const pages = {
   system: `/sessions/${encodeURIComponent(stacked?.id ?? largest.id)}/system`,
   code: `/sessions/${encodeURIComponent(sampled.id)}/code?view=functions`,
   flame: `/sessions/${encodeURIComponent(stacked?.id ?? largest.id)}/code?view=flame`,
+  findings: `${s}/findings`,
   idle: `${s}/gaps`,
   usage: "/usage",
   compare: `/compare?a=${other.id}&b=${largest.id}`,

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/collector/pdata/plog"
@@ -49,6 +50,11 @@ const (
 	logInterval = 30 * time.Second
 	firstWait   = 500 * time.Millisecond
 	longestWait = 30 * time.Second
+	// traceRequests is the number of concurrent requests with spans. A Collector that answers after
+	// its commit limits one request at a time to about 30,000 spans/s; four reach 100,000.
+	traceRequests = 4
+	// backlogFor is how long after the last accepted request a full queue still counts as a backlog.
+	backlogFor = 2 * time.Second
 )
 
 // Stats counts the outcome of one signal's items: spans, log records, data points or profiles. Sent
@@ -72,8 +78,8 @@ func (s Stats) UnsentTotal() uint64 {
 	return n
 }
 
-// Client sends telemetry in the background. Traces, Logs, Metrics, Profiles, Stats and Check are
-// safe for concurrent use. The first four never wait for the network or the disk. They take
+// Client sends telemetry in the background. Traces, Logs, Metrics, Profiles, Backlog, Stats and Check
+// are safe for concurrent use. The first four never wait for the network or the disk. They take
 // ownership of the data.
 type Client struct {
 	log     *slog.Logger
@@ -109,10 +115,10 @@ type signalQueue struct {
 	loggedAt time.Time
 	full     bool      // logged since the queue was last empty
 	until    time.Time // the deadline of Shutdown; zero for none
+	accepted time.Time // when the endpoint last accepted items
 
-	// Only the worker uses the following fields.
-	renewed bool // the final attempt has requested a new connection
-	noted   bool // the server's message has been logged
+	renewed atomic.Bool // the final attempt has requested a new connection
+	noted   atomic.Bool // the server's message has been logged
 }
 
 type waiting struct {
@@ -174,7 +180,14 @@ func New(s Settings, logger *slog.Logger) (*Client, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	c.stop = stop
 	for _, l := range c.queues {
-		if !l.off {
+		if l.off {
+			continue
+		}
+		workers := 1
+		if l.signal == Traces && c.file == nil {
+			workers = traceRequests
+		}
+		for range workers {
 			c.workers.Go(func() { l.run(ctx) })
 		}
 	}
@@ -204,6 +217,16 @@ func (c *Client) Metrics(md pmetric.Metrics) { c.queues[Metrics].put(metrics{md}
 // Profiles enqueues profiles, if profiles are enabled. An endpoint need not support them: profiles
 // that it rejects are counted and logged once. They are no error of Shutdown or Check.
 func (c *Client) Profiles(p profile.Profiles) { c.queues[Profiles].put(profilesPayload{p}) }
+
+// Backlog reports whether more than half of the queue for spans is in use while the endpoint accepts
+// data. The caller can then wait for room. Waiting for an endpoint that accepts nothing does not
+// help: Backlog returns false, and the queue drops what exceeds it.
+func (c *Client) Backlog() bool {
+	l := c.queues[Traces]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.bytes > l.limit/2 && time.Since(l.accepted) < backlogFor
+}
 
 // Stats returns the counts of each signal.
 func (c *Client) Stats() map[Signal]Stats {
@@ -304,10 +327,15 @@ func (l *signalQueue) put(p payload) {
 	default:
 		l.queue = append(l.queue, waiting{p, bytes})
 		l.bytes += bytes
-		select {
-		case l.wake <- struct{}{}:
-		default:
-		}
+		l.signalWork()
+	}
+}
+
+// signalWork wakes one worker.
+func (l *signalQueue) signalWork() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -343,6 +371,9 @@ func (l *signalQueue) next(ctx context.Context) (p payload, done func(), ok bool
 			copy(l.queue, l.queue[taken:])
 			clear(l.queue[n-taken:])
 			l.queue = l.queue[:n-taken]
+			if len(l.queue) > 0 {
+				l.signalWork() // for the next worker
+			}
 			l.mu.Unlock()
 			return first.payload, func() {
 				l.mu.Lock()
@@ -418,8 +449,7 @@ func (l *signalQueue) deliver(ctx context.Context, p payload) {
 			rejected = min(max(rejected, 0), int64(items))
 			if rejected > 0 {
 				err = fmt.Errorf("partial success: %.200q", message)
-			} else if message != "" && !l.noted {
-				l.noted = true
+			} else if message != "" && l.noted.CompareAndSwap(false, true) {
 				l.log.Warn("gpuflight: the endpoint accepted telemetry with a message", "signal", l.signal.String(), "to", l.to, "message", fmt.Sprintf("%.200q", message))
 			}
 			l.finish(items-int(rejected), ReasonRejected, int(rejected), err)
@@ -490,8 +520,7 @@ func (l *signalQueue) finalAttempt(ctx context.Context) bool {
 	default:
 		return false
 	}
-	if !l.renewed {
-		l.renewed = true
+	if l.renewed.CompareAndSwap(false, true) {
 		l.out.reconnect(ctx)
 	}
 	return true
@@ -535,6 +564,9 @@ func (l *signalQueue) write(ctx context.Context, p payload) {
 func (l *signalQueue) finish(sent int, reason string, lost int, err error) {
 	l.mu.Lock()
 	l.stats.Sent += uint64(sent)
+	if sent > 0 {
+		l.accepted = time.Now()
+	}
 	if lost > 0 {
 		l.unsent(reason, lost)
 	}

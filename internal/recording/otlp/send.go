@@ -88,7 +88,7 @@ func newTransport(signal Signal, e Endpoint) (transport, error) {
 		DialContext:         (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
 		TLSClientConfig:     security,
 		TLSHandshakeTimeout: 10 * time.Second,
-		MaxIdleConnsPerHost: 1,
+		MaxIdleConnsPerHost: traceRequests,
 		IdleConnTimeout:     90 * time.Second,
 	}
 	return &httpTransport{

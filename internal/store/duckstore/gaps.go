@@ -132,7 +132,7 @@ const maxGapTail = 1 << 18
 
 func (t *gapTailKernels) add(list []gapKernel, newest int64) {
 	if len(t.list)+len(list) > maxGapTail {
-		t.list, t.from = nil, newest+1
+		t.forget(newest)
 		return
 	}
 	t.list = append(t.list, list...)
@@ -142,7 +142,13 @@ func (t *gapTailKernels) add(list []gapKernel, newest int64) {
 func (t *gapTailKernels) drop(before int64) {
 	t.from = max(t.from, before)
 	t.list = slices.DeleteFunc(t.list, func(k gapKernel) bool { return k.start < t.from })
+	if cap(t.list) > 2*len(t.list) {
+		t.list = slices.Clone(t.list)
+	}
 }
+
+// forget removes all kernels. Newest is the latest start that is stored.
+func (t *gapTailKernels) forget(newest int64) { t.list, t.from = nil, newest+1 }
 
 // gapGroup is a row of gap_bins.
 type gapGroup struct {

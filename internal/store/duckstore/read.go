@@ -177,35 +177,44 @@ func (s *Store) Sessions(ctx context.Context, q store.SessionQuery) ([]store.Ses
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	var list []*session
+	// With the times of the rows in the journal, a session that is written is live, and starts once.
+	type listed struct {
+		*session
+		first, last int64
+		ended       bool
+	}
+	var list []listed
 	for k, sess := range s.sessions {
 		if k.project != q.Project || k.session == "" || sess.info.FirstNs > sess.info.LastNs {
 			continue
 		}
-		if q.From != 0 && sess.info.LastNs < q.From || q.To != 0 && sess.info.FirstNs >= q.To {
+		first, last, ended := s.journal.times(k)
+		first, last, ended = min(first, sess.info.FirstNs), max(last, sess.info.LastNs), ended || sess.info.Ended
+		if q.From != 0 && last < q.From || q.To != 0 && first >= q.To {
 			continue
 		}
-		list = append(list, sess)
+		list = append(list, listed{sess, first, last, ended})
 	}
-	slices.SortFunc(list, func(a, b *session) int {
-		return cmp.Or(cmp.Compare(b.info.FirstNs, a.info.FirstNs), cmp.Compare(a.id, b.id))
+	slices.SortFunc(list, func(a, b listed) int {
+		return cmp.Or(cmp.Compare(b.first, a.first), cmp.Compare(a.id, b.id))
 	})
 	if q.After != "" {
-		i := slices.IndexFunc(list, func(x *session) bool { return x.id == q.After })
+		i := slices.IndexFunc(list, func(x listed) bool { return x.id == q.After })
 		if i < 0 {
 			return nil, fmt.Errorf("list sessions after %q: %w", q.After, store.ErrNotFound)
 		}
 		list = list[i+1:]
 	}
 	var out []store.SessionInfo
-	for _, sess := range list {
-		i := s.describe(sess)
+	for _, l := range list {
+		i := s.describe(l.session)
+		i.FirstNs, i.LastNs, i.Ended = l.first, l.last, l.ended
 		has := func(s string) bool { return store.ContainsFold(s, q.Text) }
 		if q.Service != "" && q.Service != i.Service || q.Host != "" && q.Host != i.Host || q.Run != "" && q.Run != i.Run ||
 			!has(i.ID) && !has(i.Service) && !has(i.Host) && !has(i.Run) {
 			continue
 		}
-		i.Bytes = sess.bytes()
+		i.Bytes = l.bytes()
 		if out = append(out, i); len(out) == n {
 			break
 		}
