@@ -2,9 +2,9 @@
 
 //go:build linux
 
-// Package compose_test checks this folder and the Dockerfile: that files exist where other files name
-// them, that the programs accept their configurations, and, where containers are possible, that
-// compose.yaml comes up.
+// Package compose_test checks this folder and the Dockerfile. It checks that files exist where other
+// files name them, and that the programs accept their configurations. Where containers are possible, it
+// starts compose.yaml.
 package compose_test
 
 import (

@@ -28,8 +28,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// resolve returns the environment of an injected container as the kubelet sets it: with the fields of
-// the pod, the key of the Secret, and $(NAME) replaced by variables before it.
+// resolve returns the environment of an injected container as the kubelet sets it. It has the fields of
+// the pod and the key of the Secret. Earlier variables replace $(NAME).
 func resolve(t *testing.T, pod *core.Pod, c core.Container, key string) (out []string) {
 	t.Helper()
 	values := map[string]string{}
@@ -75,9 +75,9 @@ func in(t *testing.T, root string, environment []string, command ...string) (str
 	return string(out), err
 }
 
-// TestInject_Container runs what the policy adds to a pod: the init container's command in a root with the
-// files of the image, and a program in a root of its own with the injected environment, a fake driver
-// and a fake CUPTI in the place where CUDA's images have it. The program is recorded.
+// TestInject_Container runs what the policy adds to a pod. The init container's command runs in a root
+// with the files of the image. A program runs in a root of its own with the injected environment, a
+// fake driver, and a fake CUPTI where CUDA's images have it. The program is recorded.
 func TestInject_Container(t *testing.T) {
 	const key = "gpfl_abcdefgh_0123456789abcdefghijklmnopqrstuvwxyzABCDEFG"
 	pod := inject(t, samplePod(t))
