@@ -9,7 +9,7 @@
 #
 # NVML is the host's: the NVIDIA Container Toolkit puts it into the container (`--gpus all`,
 # NVIDIA_DRIVER_CAPABILITIES=utility), and the Collector loads it when it starts. That needs a
-# dynamic linker, so the binary is not static. docs/kubernetes.md says which rights the cuda
+# dynamic linker, so the binary is not static. charts/gpuflight/README.md says which rights the cuda
 # receiver needs, examples/compose runs everything but the GPU.
 
 # The images are named by tag, since their digests could not be looked up when this was written. Pin

@@ -50,7 +50,7 @@ var (
 	plugin = regexp.MustCompile(`\bmvn\s+-[^\n]*\s-C\s[^\n]*\borg\.apache\.maven\.plugins:[a-z-]+:\d[\w.]*:[a-z-]+`)
 	mvn    = regexp.MustCompile(`(?m)^\s*mvn\s`)
 	// An image in a Dockerfile or a manifest.
-	image  = regexp.MustCompile(`(?m)^\s*(?:FROM\s+(\S+)|ARG\s+[A-Z]+=(\S*[:/]\S*)|(?:- )?image:\s*(\S+))`)
+	image  = regexp.MustCompile(`(?m)^\s*(?:FROM\s+(\S+)|ARG\s+[A-Z]+=(\S*[:/]\S*)|(?:- )?image:[ \t]+(\S+))`)
 	digest = regexp.MustCompile(`@sha256:[0-9a-f]{64}$`)
 	pinned = regexp.MustCompile(`^(?:[\d.]+ )?[a-z][\w.-]*==[\w.]+(?: --hash=sha256:[0-9a-f]{64})+$`)
 	summed = regexp.MustCompile(`^[0-9a-f]{64}  \S+$`)
@@ -92,7 +92,7 @@ func fetches(text string) (out []string) {
 func images(text string) (out []string) {
 	for _, m := range image.FindAllStringSubmatch(commands(text), -1) {
 		name := strings.Trim(m[1]+m[2]+m[3], `"'`)
-		if !strings.HasPrefix(name, "$") && name != "{{" { // a variable, or a template of the chart
+		if !strings.HasPrefix(name, "$") && name != "{{" && !strings.HasPrefix(name, "variables.") { // a variable, also of the chart and of a policy
 			out = append(out, name)
 		}
 	}

@@ -195,7 +195,9 @@ func TestInject_NoMatch(t *testing.T) {
 // TestOperator_Collector checks the resource against the Operator's CRD and its configuration with the
 // Collector.
 func TestOperator_Collector(t *testing.T) {
-	dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/open-telemetry/opentelemetry-operator").Output()
+	list := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/open-telemetry/opentelemetry-operator")
+	list.Env = append(os.Environ(), "GOWORK=off")
+	dir, err := list.Output()
 	require.NoError(t, err)
 	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "config/crd/bases/opentelemetry.io_opentelemetrycollectors.yaml"))
 	require.NoError(t, err)
