@@ -125,7 +125,7 @@ ui: ## Build the web UI into extension/gpuqueryextension/ui/dist; requires Node
 
 .PHONY: tidy
 tidy: ## Tidy the go.mod of every module
-	scripts/tidy . $(MODULES)
+	scripts/tidy . $(MODULES) ./test/kubernetes
 
 .PHONY: check
 check: ## Check that generated files are current
