@@ -36,7 +36,7 @@ var tagOnly = []string{
 var ownImages = []string{"ghcr.io/gpuflight/otelcol-gpuflight:0.2.0", "otelcol-gpuflight:local", "registry.example/inference:1"}
 
 var (
-	server   = regexp.MustCompile(`\b(?:https?|ftp|git|ssh)://([^/\s"'$:]+)`)
+	server = regexp.MustCompile(`\b(?:https?|ftp|git|ssh)://([^/\s"'$:]+)`)
 	// A name without a dot is not on the internet.
 	loopback = regexp.MustCompile(`^(?:127\.0\.0\.1|[a-z]+)$`)
 	// continued is the end of a line that goes on in the next.
