@@ -70,7 +70,13 @@ test-unit: ## Test the libraries, with the race detector
 # Three packages at a time: most of these tests wait for a server, a timer or a restart.
 .PHONY: test-e2e
 test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/perfetto/perfetto $(TOOLS)/python/python $(TOOLS)/govulncheck ## Test the binaries, with a real Jaeger, Prometheus, Kafka, S3 and ClickHouse engine
-	$(BINARIES) $(GO) test -p 3 -count 1 -timeout 20m ./test/... ./examples/compose ./examples/kubernetes
+	$(BINARIES) $(GO) test -p 3 -count 1 -timeout 20m ./test/... ./examples/compose
+	$(MAKE) test-kubernetes
+
+# A module outside go.work: Helm and the API server are in no other build.
+.PHONY: test-kubernetes
+test-kubernetes: build ## Test the Helm chart and the example for the OpenTelemetry Operator
+	$(BINARIES) $(TOOLGO) test -C test/kubernetes -count 1 -timeout 10m ./...
 
 # GPUFLIGHT_SOAK=1 enables all long tests. Some need root (eBPF) and skip without it.
 .PHONY: soak
@@ -123,7 +129,7 @@ ui: ## Build the web UI into extension/gpuqueryextension/ui/dist; requires Node
 
 .PHONY: tidy
 tidy: ## Tidy the go.mod of every module
-	scripts/tidy . $(MODULES)
+	scripts/tidy . $(MODULES) ./test/kubernetes
 
 .PHONY: check
 check: ## Check that generated files are current
