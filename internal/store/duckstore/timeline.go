@@ -18,23 +18,15 @@ import (
 
 // Timeline implements [store.Reader].
 func (s *Store) Timeline(ctx context.Context, q store.TimelineQuery) (store.Timeline, error) {
-	_, err := answer.Limits(q.From, q.To, 0, 0, 0)
-	if err == nil && (q.Bins < 1 || q.Bins > 4000) {
-		err = fmt.Errorf("%d bins: %w", q.Bins, store.ErrInvalid)
-	}
-	if err != nil {
-		return store.Timeline{}, fmt.Errorf("read timeline: %w", err)
-	}
-	v, err := s.open(ctx, q.Project, q.Session, false)
-	if err != nil {
-		return store.Timeline{}, err
-	}
-	defer v.close()
-	t, err := v.timeline(ctx, q)
-	if err != nil {
-		return store.Timeline{}, fmt.Errorf("read timeline: %w", err)
-	}
-	return t, nil
+	return read(ctx, s, q.Project, q.Session, "read timeline", func(v *view) (store.Timeline, error) {
+		if _, err := answer.Limits(q.From, q.To, 0, 0, 0); err != nil {
+			return store.Timeline{}, err
+		}
+		if q.Bins < 1 || q.Bins > 4000 {
+			return store.Timeline{}, fmt.Errorf("%d bins: %w", q.Bins, store.ErrInvalid)
+		}
+		return v.timeline(ctx, q)
+	})
 }
 
 type binKey struct {
