@@ -33,6 +33,15 @@ const (
 	ContainerID = "container.id"
 	// K8sPodUID (string; OpenTelemetry): UID of the Kubernetes pod that the process runs in.
 	K8sPodUID = "k8s.pod.uid"
+	// K8sNamespaceName (string; OpenTelemetry): Namespace of the Kubernetes pod that has the device;
+	// absent if several pods have it.
+	K8sNamespaceName = "k8s.namespace.name"
+	// K8sPodName (string; OpenTelemetry): Name of the Kubernetes pod that has the device; absent if
+	// several pods have it.
+	K8sPodName = "k8s.pod.name"
+	// K8sContainerName (string; OpenTelemetry): Name of the container that has the device, in its pod;
+	// absent if several have it.
+	K8sContainerName = "k8s.container.name"
 	// HostName (string; OpenTelemetry): Name of the host.
 	HostName = "host.name"
 	// HostID (string; OpenTelemetry): Identifier of the host.
@@ -98,6 +107,11 @@ const (
 	HWModel = "hw.model"
 	// HWType (string; OpenTelemetry): Type of the hardware.
 	HWType = "hw.type"
+	// HWDriverVersion (string; OpenTelemetry): Version of the device's driver.
+	HWDriverVersion = "hw.driver_version"
+	// HWSerialNumber (string; OpenTelemetry): Serial number of the device's board; for a MIG device
+	// that of its GPU.
+	HWSerialNumber = "hw.serial_number"
 	// HWParent (string; OpenTelemetry): Device that this one is a part of, by its hw.id: the GPU of a
 	// MIG device.
 	HWParent = "hw.parent"

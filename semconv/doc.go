@@ -24,6 +24,10 @@ const SchemaURL = "https://opentelemetry.io/schemas/1.44.0"
 // ScopeName is the instrumentation scope of all telemetry about GPU work.
 const ScopeName = "github.com/gpuflight/gpuflight"
 
+// EBPFObserver is telemetry.sdk.name of telemetry about a process that eBPF programs observed. The
+// process itself reported nothing, so its metrics alone are no session.
+const EBPFObserver = "gpuflight-ebpf"
+
 // UnknownService is the value of service.name where the application has no name, as OpenTelemetry
 // prescribes it.
 const UnknownService = "unknown_service"

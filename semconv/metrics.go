@@ -74,6 +74,10 @@ const (
 	// MetricHWStatus (updowncounter in 1; OpenTelemetry): 1 for the state that holds, 0 for the
 	// others.
 	MetricHWStatus = "hw.status"
+	// MetricHWGPUPodCount (updowncounter in {pod}; extension ✚): Kubernetes pods that have the
+	// device, as the kubelet says; 0 for one that a pod could have. Absent for a device that pods
+	// cannot have.
+	MetricHWGPUPodCount = "hw.gpu.pod.count"
 	// MetricProcessGPUMemoryUsage (updowncounter in By; extension ✚): Device memory that a process
 	// uses.
 	MetricProcessGPUMemoryUsage = "process.gpu.memory.usage"

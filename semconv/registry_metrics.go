@@ -32,6 +32,7 @@ var Metrics = []Metric{
 	{"hw.fan.speed_ratio", Gauge, "1", OpenTelemetry, device("hw.sensor_location"), "Speed of the fan ÷ its highest."},
 	{"hw.errors", Counter, "{error}", OpenTelemetry, device("error.type"), "Errors since the driver was loaded. Row remapping and page retirement count over the life of the board, XID errors since the Collector subscribed."},
 	{"hw.status", UpDownCounter, "1", OpenTelemetry, device("hw.state"), "1 for the state that holds, 0 for the others."},
+	{"hw.gpu.pod.count", UpDownCounter, "{pod}", Extension, device(), "Kubernetes pods that have the device, as the kubelet says; 0 for one that a pod could have. Absent for a device that pods cannot have."},
 	{"process.gpu.memory.usage", UpDownCounter, "By", Extension, device(DeviceProcess...), "Device memory that a process uses."},
 	{"process.gpu.utilization", Gauge, "1", Extension, device(DeviceProcess...), "Part of the time in which a process kept the device busy."},
 

@@ -233,10 +233,12 @@ replace github.com/gpuflight/gpuflight/extension/storage/filestorageextension =>
 replace github.com/gpuflight/gpuflight/internal/store/duckstore => ../internal/store/duckstore
 
 require (
-	github.com/google/pprof v0.0.0-20260604005048-7023385849c0
 	github.com/gpuflight/gpuflight/internal/store/clickstore v0.0.0
 	github.com/gpuflight/gpuflight/internal/store/duckstore v0.0.0-00010101000000-000000000000
+	k8s.io/kubelet v0.35.3
 )
+
+require github.com/google/pprof v0.0.0-20260604005048-7023385849c0 // indirect
 
 replace github.com/gpuflight/gpuflight/internal/store/clickstore => ../internal/store/clickstore
 

@@ -9,10 +9,14 @@ import (
 	"fmt"
 	"io"
 
+	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/report"
 )
 
-const reportUsage = `gpuflight report summarizes recordings as tables: kernels by time, copies, scopes and missing data.
+const reportUsage = `gpuflight report says why a program was slow: busy and idle time of each device with causes, steps
+with outliers, and advice. It also prints tables: kernels by time, copies, scopes and missing data.
 For recordings with deep profiling it also prints the windows with their losses, the stall reasons of
 each function and the worst source lines. It reads OTLP as JSON lines, as gpuflight trace --output
 and the Collector's file exporter write it (plain, .gz or .zst), and GPU Flight logs. Of a folder it
@@ -53,16 +57,29 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		}
 	}
 	r := report.New()
+	var causes report.Causes
+	handler := otlp.Handler{
+		Traces:  func(td ptrace.Traces) { r.Traces(td); causes.Traces(td) },
+		Logs:    r.Logs,
+		Metrics: r.Metrics,
+	}
 	var problems []string
 	for _, path := range args {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		found, err := r.Read(path)
+		found, err := report.ReadTelemetry(path, handler)
 		problems = append(problems, found...)
 		if err != nil {
 			return err
 		}
+	}
+	analyses, problem, err := causes.Results(ctx)
+	if err != nil {
+		return err
+	}
+	if problem != "" {
+		problems = append(problems, problem)
 	}
 	for i, p := range problems {
 		if i == maxProblems {
@@ -76,9 +93,12 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		return errors.New("the files contain no GPU work")
 	}
 	if *asJSON {
-		return report.WriteJSON(stdout, &totals, &windows, &inside, *top)
+		return report.WriteJSON(stdout, &totals, &windows, &inside, analyses, *top)
 	}
-	if err := totals.Write(stdout, *top); err != nil {
+	if err := report.WriteCauses(stdout, analyses); err != nil {
+		return err
+	}
+	if err := totals.Write(clipped(stdout), *top); err != nil {
 		return err
 	}
 	if !(windows.Nothing() && inside.Empty()) && (totals.Graphs > 0 || totals.Estimated > 0 || totals.Slowed > 0 || totals.Sliced > 0 || totals.Lost != (report.Lost{})) {
@@ -88,12 +108,4 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		return err
 	}
 	return inside.Write(stdout)
-}
-
-// printUsage prints a subcommand's help with its flags.
-func printUsage(out io.Writer, text string, fs *flag.FlagSet) {
-	fmt.Fprint(out, text)
-	fs.SetOutput(out)
-	fs.PrintDefaults()
-	fs.SetOutput(io.Discard)
 }

@@ -69,7 +69,8 @@ func TestPrepare_Environment(t *testing.T) {
 	_, changes := prepared(t, []string{"HOME=/root", "EMPTY=", "GPUFLIGHT_LOG_LEVEL=debug"})
 	nvtx := changes[nvtxVariable]
 	assert.Equal(t, libraryName, filepath.Base(nvtx))
-	assert.Equal(t, map[string]string{nvtxVariable: nvtx, "GPUFLIGHT_SHUTDOWN_TIMEOUT": childTimeout}, changes)
+	assert.Equal(t, map[string]string{nvtxVariable: nvtx, "GPUFLIGHT_SHUTDOWN_TIMEOUT": childTimeout,
+		"GPUFLIGHT_DRAIN_TIMEOUT": drainTimeout, "GPUFLIGHT_MAX_SPANS_PER_SECOND": "unlimited"}, changes)
 
 	output := filepath.Join(t.TempDir(), "x.jsonl")
 	require.NoError(t, os.WriteFile(output, []byte(earlierRun), 0o600))
@@ -80,7 +81,7 @@ func TestPrepare_Environment(t *testing.T) {
 		"-OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
 		"GPUFLIGHT_OUTPUT": output, "OTEL_SERVICE_NAME": "new", "GPUFLIGHT_KINDS": "+sync", "GPUFLIGHT_GRAPH_NODES": "true",
 		"GPUFLIGHT_MAX_SPANS_PER_SECOND": "7", "GPUFLIGHT_INCLUDE": "gemm*,conv*", "GPUFLIGHT_EXCLUDE": "*tiny*", "GPUFLIGHT_MIN_DURATION": "5us",
-		"GPUFLIGHT_LOG_LEVEL": "off", "GPUFLIGHT_SHUTDOWN_TIMEOUT": childTimeout,
+		"GPUFLIGHT_LOG_LEVEL": "off", "GPUFLIGHT_SHUTDOWN_TIMEOUT": childTimeout, "GPUFLIGHT_DRAIN_TIMEOUT": drainTimeout,
 	}, changes)
 	assert.Equal(t, 7, tr.settings.MaxSpansPerSecond)
 	info, err := os.Stat(output)

@@ -10,6 +10,8 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"io"
+	stdlog "log"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -67,6 +69,7 @@ var current atomic.Pointer[recording]
 //
 //export gpuflInjectStart
 func gpuflInjectStart() (atExit C.int) {
+	stdlog.SetOutput(io.Discard) // package net/http writes to it
 	log := slog.New(slog.DiscardHandler)
 	defer func() {
 		if r := recover(); r != nil {
@@ -105,13 +108,14 @@ func gpuflInjectStart() (atExit C.int) {
 		log.Error("gpuflight: nothing is recorded", "error", err)
 		return 0
 	}
-	r := &recording{capture: c, log: log, timeout: settings.ShutdownTimeout, summaries: settings.SummaryDir}
+	r := &recording{capture: c, log: log, timeout: max(settings.ShutdownTimeout, settings.DrainTimeout), summaries: settings.SummaryDir}
 	r.announce()
 	current.Store(r)
 	return 1
 }
 
-// gpuflInjectStop ends the recording and sends what is left, within GPUFLIGHT_SHUTDOWN_TIMEOUT.
+// gpuflInjectStop ends the recording and sends what is left, within GPUFLIGHT_SHUTDOWN_TIMEOUT, or
+// within GPUFLIGHT_DRAIN_TIMEOUT while the endpoint accepts data.
 //
 //export gpuflInjectStop
 func gpuflInjectStop() {

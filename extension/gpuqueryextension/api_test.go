@@ -214,7 +214,7 @@ func TestParameters_Invalid(t *testing.T) {
 	for _, tt := range []struct{ target, parameter string }{
 		{"/api/v1/sessions?limit=0", "limit"}, {"/api/v1/sessions?from=-1", "from"}, {"/api/v1/sessions?from=9&to=9", "to"},
 		{"/api/v1/sessions?cursor=x", "cursor"}, {"/api/v1/sessions?q=%ff", "q"}, {"/api/v1/sessions?x=1", `"x"`},
-		{"/api/v1/traces/0", "trace"}, {"/api/v1/usage?by=x", "by"}, {p + "?base=x", "base"},
+		{"/api/v1/traces/0", "trace"}, {"/api/v1/usage?by=x", "by"}, {"/api/v1/usage?by=host&of=x", "of"}, {p + "?base=x", "base"},
 		{p + "/timeline?bins=4001", "bins"}, {p + "/timeline?lanes=a", "lanes"}, {p + "/timeline?from=1&from=2", "from"},
 		{p + "/timeline?to=9223372036854775807", "to"}, {p + "/shapes", "ids"}, {p + "/kernels?group=x", "group"},
 		{p + "/kernels?group=lane&name=x", "name"}, {p + "/operations?operation=x", "operation"},
@@ -260,6 +260,76 @@ func TestServer_ForeignRequests(t *testing.T) {
 			assert.NotContains(t, csp, "unsafe-inline")
 			assert.Equal(t, "nosniff", w.Header().Get("X-Content-Type-Options"))
 		})
+	}
+}
+
+// TestStacks_Part reads a session of which the limit allows a part. The kernels of the answer are those
+// of its interval.
+func TestStacks_Part(t *testing.T) {
+	s, _ := generated(t)
+	most := struct {
+		id  string
+		ops int64
+	}{}
+	for _, session := range get[struct {
+		Sessions []struct {
+			ID     string
+			Counts map[string]int64
+		}
+	}](t, s, "/api/v1/sessions").Sessions {
+		if n := session.Counts["ops"]; n > most.ops {
+			most.id, most.ops = session.ID, n
+		}
+	}
+	p := "/api/v1/sessions/" + url.PathEscape(most.id)
+	type answer struct {
+		Part   *struct{ From, To int64 }
+		Stacks []stackAnswer
+	}
+	count := func(a answer) (n int64) {
+		for _, x := range a.Stacks {
+			n += x.Count
+		}
+		return n
+	}
+	whole := get[answer](t, s, p+"/stacks")
+	assert.Nil(t, whole.Part)
+	for _, limit := range []int64{most.ops / 2, 50, 1} {
+		t.Run(strconv.FormatInt(limit, 10), func(t *testing.T) {
+			s.stackKernels = limit
+			part := get[answer](t, s, p+"/stacks")
+			require.NotNil(t, part.Part)
+			n := count(part)
+			assert.True(t, n <= max(limit, 1) && n < count(whole), "%d of %d kernels", n, count(whole))
+			assert.True(t, limit == 1 || n > 0, "no kernels")
+			kernels := get[struct{ Total struct{ Count int64 } }](t, s, fmt.Sprintf("%s/kernels?from=%d&to=%d", p, part.Part.From, part.Part.To))
+			assert.Equal(t, kernels.Total.Count, n)
+			// With a higher limit, the interval is read whole.
+			s.stackKernels = most.ops
+			small := get[answer](t, s, fmt.Sprintf("%s/stacks?from=%d&to=%d", p, part.Part.From, part.Part.To))
+			assert.Equal(t, part.Stacks, small.Stacks)
+			assert.Nil(t, small.Part)
+		})
+	}
+}
+
+func TestAround_MedianBin(t *testing.T) {
+	for _, tt := range []struct {
+		counts    []int64
+		limit     int64
+		low, high int
+	}{
+		{[]int64{1, 1, 1, 1, 1}, 3, 0, 3},
+		{[]int64{0, 0, 9, 0, 1}, 3, 2, 3},
+		{[]int64{5, 0, 0, 5}, 10, 0, 4},
+		{[]int64{100, 1, 1}, 10, 0, 1},
+	} {
+		total := int64(0)
+		for _, n := range tt.counts {
+			total += n
+		}
+		low, high := around(tt.counts, total, tt.limit)
+		assert.Equal(t, []int{tt.low, tt.high}, []int{low, high}, "%v", tt.counts)
 	}
 }
 

@@ -19,6 +19,14 @@ type costGroup struct {
 	Costs         map[string]float64 `json:"costs"`
 }
 
+// costSeries is a series that a group is made of, and its part of the sum.
+type costSeries struct {
+	Metric     string     `json:"metric"`
+	Attributes attributes `json:"attributes"`
+	Resource   attributes `json:"resource"`
+	Increase   float64    `json:"increase"`
+}
+
 // maxCostSeries is the number of series that a request sums. Each takes a query.
 const maxCostSeries = 1000
 
@@ -26,11 +34,14 @@ const maxCostSeries = 1000
 func (s *server) cost(ctx context.Context, r *request) (any, error) {
 	by := r.choice("by", "service", "host", "device", "scope", "request")
 	service, host := r.text("service", 1000), r.text("host", 1000)
+	_, one := r.values["of"]
+	of := r.text("of", 10_000)
 	from, to := r.absoluteInterval()
 	if err := r.check(); err != nil {
 		return nil, err
 	}
 	groups := map[string]*costGroup{}
+	parts := []costSeries{}
 	truncated := false
 	for _, metric := range []string{semconv.MetricGPUCUDATime, semconv.MetricGPUCUDACost} {
 		series, err := s.store.Series(ctx, store.SeriesQuery{Project: r.project, Metric: metric, From: from, To: to, Limit: maxCostSeries + 1})
@@ -44,20 +55,26 @@ func (s *server) cost(ctx context.Context, r *request) (any, error) {
 			if service != "" && stringOf(resource, semconv.ServiceName) != service || host != "" && stringOf(resource, semconv.HostName) != host {
 				continue
 			}
-			points, err := s.store.Points(ctx, store.PointQuery{Project: r.project, Series: x.Key, From: from, To: to, Points: 20_000})
-			if err != nil {
-				return nil, err
-			}
 			name := [...]string{
 				stringOf(resource, semconv.ServiceName), stringOf(resource, semconv.HostName), stringOf(x.Attrs, semconv.HWID),
 				stringOf(x.Attrs, semconv.CUDAScopeName), stringOf(x.Attrs, semconv.CUDARequestOperation),
 			}[by]
+			if one && name != of {
+				continue
+			}
+			points, err := s.store.Points(ctx, store.PointQuery{Project: r.project, Series: x.Key, From: from, To: to, Points: 20_000})
+			if err != nil {
+				return nil, err
+			}
 			g := groups[name]
 			if g == nil {
 				g = &costGroup{name, 0, map[string]float64{}}
 				groups[name] = g
 			}
 			sum := increase(points, from, x.Temporality == deltaTemporality)
+			if one {
+				parts = append(parts, costSeries{metric, attributes(x.Attrs), attributes(resource), sum})
+			}
 			if metric == semconv.MetricGPUCUDATime {
 				g.DeviceSeconds += sum
 			} else {
@@ -74,7 +91,11 @@ func (s *server) cost(ctx context.Context, r *request) (any, error) {
 	sorted := slices.SortedFunc(maps.Values(groups), func(a, b *costGroup) int {
 		return cmp.Or(cmp.Compare(total(b), total(a)), cmp.Compare(b.DeviceSeconds, a.DeviceSeconds), cmp.Compare(a.Name, b.Name))
 	})
-	return map[string]any{"groups": all(sorted), "truncated": truncated}, nil
+	answer := map[string]any{"groups": all(sorted), "truncated": truncated}
+	if one {
+		answer["series"] = parts
+	}
+	return answer, nil
 }
 
 const deltaTemporality = 1

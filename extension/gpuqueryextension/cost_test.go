@@ -4,6 +4,7 @@ package gpuqueryextension
 
 import (
 	"context"
+	"net/url"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -84,5 +85,54 @@ func TestCost_ByServiceScopeAndRequest(t *testing.T) {
 				assert.InDeltaMapValues(t, tt.want[i].Costs, g.Costs, 1e-12)
 			}
 		})
+	}
+	t.Run("series of a group", func(t *testing.T) {
+		type answer struct {
+			Groups []costGroup
+			Series []struct {
+				Metric   string
+				Resource map[string]string
+				Increase float64
+			}
+		}
+		got := get[answer](t, s, "/api/v1/usage/cost?by=scope&of=")
+		require.Len(t, got.Groups, 1)
+		assert.Empty(t, got.Groups[0].Name)
+		sums := map[string]float64{}
+		for _, x := range got.Series {
+			sums[x.Metric] += x.Increase
+			assert.Contains(t, []string{"rag", "_idle"}, x.Resource[semconv.ServiceName])
+		}
+		assert.InDeltaMapValues(t, map[string]float64{semconv.MetricGPUCUDATime: 7, semconv.MetricGPUCUDACost: 0.0085}, sums, 1e-12)
+		assert.Empty(t, get[answer](t, s, "/api/v1/usage/cost?by=service&of=none").Series)
+	})
+}
+
+// TestUsage_SessionsOfScope compares the numbers of each scope with those of its sessions, and these
+// with the scopes of the session.
+func TestUsage_SessionsOfScope(t *testing.T) {
+	s, _ := generated(t)
+	type usage struct{ Groups []usageGroup }
+	groups := get[usage](t, s, "/api/v1/usage?by=scope").Groups
+	require.NotEmpty(t, groups)
+	for _, g := range groups {
+		var got usageGroup
+		for _, x := range get[usage](t, s, "/api/v1/usage?by=scope&of="+url.QueryEscape(g.Name)).Groups {
+			got.Sessions += x.Sessions
+			got.Kernels += x.Kernels
+			got.KernelNs += x.KernelNs
+			require.NotNil(t, x.Path)
+			for _, n := range get[struct{ Nodes []scopeNode }](t, s, "/api/v1/sessions/"+url.PathEscape(x.Name)+"/scopes").Nodes {
+				if n.Path != *x.Path {
+					continue
+				}
+				sums := n.Total
+				if n.Path == 0 {
+					sums = n.Self
+				}
+				assert.Equal(t, []int64{sums.Kernels, sums.KernelNs}, []int64{x.Kernels, x.KernelNs}, g.Name)
+			}
+		}
+		assert.Equal(t, []int64{g.Sessions, g.Kernels, g.KernelNs}, []int64{got.Sessions, got.Kernels, got.KernelNs}, g.Name)
 	}
 }

@@ -56,14 +56,17 @@ type server struct {
 	api, ui http.Handler
 	running chan struct{}
 	queued  atomic.Int64
-	// These bound the exports, imports and SQL statements in progress.
-	exporting, importing, querying chan struct{}
-	now                            func() time.Time
+	// These bound the exports, imports, SQL statements and analyses in progress.
+	exporting, importing, querying, analysing chan struct{}
+	now                                       func() time.Time
+	// stackKernels is the constant of this name, less in tests.
+	stackKernels int64
 }
 
 func newServer(b store.Backend, o options) *server {
-	s := &server{options: o, store: b, running: make(chan struct{}, maxConcurrent), now: time.Now,
-		exporting: make(chan struct{}, maxExports), importing: make(chan struct{}, maxImports), querying: make(chan struct{}, maxStatements)}
+	s := &server{options: o, store: b, running: make(chan struct{}, maxConcurrent), now: time.Now, stackKernels: stackKernels,
+		exporting: make(chan struct{}, maxExports), importing: make(chan struct{}, maxImports), querying: make(chan struct{}, maxStatements),
+		analysing: make(chan struct{}, maxAnalyses)}
 	s.access = access{authenticator: o.auth, audit: audit.New(o.logger, time.Now), logins: newLogins(time.Now)}
 	mux := http.NewServeMux()
 	get := func(pattern string, h func(context.Context, *request) (any, error)) {
@@ -90,6 +93,7 @@ func newServer(b store.Backend, o options) *server {
 	session("/scopes", s.scopes)
 	session("/scopes/{path}/instances", s.instances)
 	session("/gaps", s.gaps)
+	session("/analysis", s.analysis)
 	session("/stacks", s.stacks)
 	session("/functions", s.functions)
 	session("/samples", s.samples)

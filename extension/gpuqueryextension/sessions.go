@@ -103,6 +103,8 @@ type usageGroup struct {
 	Sessions int64  `json:"sessions"`
 	Kernels  int64  `json:"kernels"`
 	KernelNs int64  `json:"kernel_ns"`
+	// Path is that of the scope, with the parameter of.
+	Path *uint32 `json:"path,omitempty"`
 }
 
 func (s *server) usage(ctx context.Context, r *request) (any, error) {
@@ -110,6 +112,11 @@ func (s *server) usage(ctx context.Context, r *request) (any, error) {
 	by := r.choice("by", "service", "host", "run", "session", "scope")
 	q := store.SessionQuery{Project: r.project, Service: r.text("service", 1000), Host: r.text("host", 1000), Limit: 1000}
 	q.From, q.To = r.absoluteInterval()
+	_, one := r.values["of"]
+	of := r.text("of", 10_000)
+	if one && by != scope {
+		r.fail("of", "needs by=scope")
+	}
 	if err := r.check(); err != nil {
 		return nil, err
 	}
@@ -146,15 +153,20 @@ func (s *server) usage(ctx context.Context, r *request) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		top := map[string]*sums{}
-		for _, n := range tree(nodes) {
-			if n.Depth == 1 {
-				top[n.Name] = n.Total
+		list := tree(nodes)
+		for i, n := range list {
+			name, t := n.Name, n.Total
+			if i == 0 {
+				name, t = "", n.Self // the root: outside every scope
+			} else if n.Depth != 1 {
+				continue
 			}
-		}
-		top[""] = tree(nodes)[0].Self
-		for name, t := range top {
-			if t.Kernels > 0 {
+			switch {
+			case t.Kernels == 0 || one && name != of:
+			case one:
+				// The scope can have the name of the root, which is empty.
+				groups[fmt.Sprint(info.ID, "/", n.Path)] = &usageGroup{info.ID, 1, t.Kernels, t.KernelNs, &n.Path}
+			default:
 				add(name, t.Kernels, t.KernelNs)
 			}
 		}

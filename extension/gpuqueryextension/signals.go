@@ -140,6 +140,7 @@ func (s *server) samples(ctx context.Context, r *request) (any, error) {
 // system is how the data without a session is read for one.
 type system struct {
 	host    string
+	pid     store.Int
 	devices map[string]bool
 }
 
@@ -154,13 +155,18 @@ func (s *server) system(ctx context.Context, r *request) (*system, error) {
 			devices[lanes[i].Device] = true
 		}
 	}
-	return &system{r.info.Host, devices}, nil
+	return &system{r.info.Host, r.info.PID, devices}, nil
 }
 
 func (y *system) has(resource, attrs store.Attrs) bool {
 	host := stringOf(resource, semconv.HostName)
 	if y.host != "" && host != "" && host != y.host {
 		return false
+	}
+	// Of the processes that eBPF programs observed, only the session's own is of interest.
+	if stringOf(resource, semconv.TelemetrySDKName) == semconv.EBPFObserver {
+		pid, ok := resource.Get(semconv.ProcessPID)
+		return ok && y.pid.OK && pid.Kind == store.KindInt && pid.Int == y.pid.V
 	}
 	device := stringOf(attrs, semconv.HWID)
 	return device == "" || len(y.devices) == 0 || y.devices[device]

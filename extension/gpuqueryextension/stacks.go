@@ -27,8 +27,12 @@ type stackLine struct {
 	Samples uint64 `json:"samples"`
 }
 
+// stackKernels is the number of operations from which a flame graph is made at most. No rollup has
+// stacks, so a request reads rows: about 5 million in a second.
+const stackKernels = 1_000_000
+
 // stacks answers what a flame graph draws: the kernels by host stack, path and name, and the samples
-// of their lines.
+// of their lines. Of a longer interval it reads a part in the middle.
 func (s *server) stacks(ctx context.Context, r *request) (any, error) {
 	q := store.StackQuery{Project: r.project, Session: r.session}
 	q.From, q.To = r.interval()
@@ -36,6 +40,13 @@ func (s *server) stacks(ctx context.Context, r *request) (any, error) {
 	q.Limit = limit + 1
 	if err := r.check(); err != nil {
 		return nil, err
+	}
+	complete := r.info.Counts["ops"] <= s.stackKernels
+	if !complete {
+		var err error
+		if q.From, q.To, complete, err = s.middle(ctx, r, q.From, q.To); err != nil {
+			return nil, err
+		}
 	}
 	found, err := s.store.Stacks(ctx, q)
 	if err != nil {
@@ -59,7 +70,63 @@ func (s *server) stacks(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string]any{"base": r.baseText(), "stacks": list, "lines": lines, "truncated": len(found) > limit}, nil
+	answer := map[string]any{"base": r.baseText(), "stacks": list, "lines": lines, "truncated": len(found) > limit}
+	if !complete {
+		answer["part"] = map[string]int64{"from": q.From - r.base, "to": q.To - r.base}
+	}
+	return answer, nil
+}
+
+// middle returns the part of an interval around its median operation in which at most stackKernels
+// operations start, by the sums of the timeline. Whole says that this is the interval itself.
+func (s *server) middle(ctx context.Context, r *request, from, to int64) (first, last int64, whole bool, err error) {
+	first, last = from, to
+	// Each round divides the interval by the number of bins, so a burst needs three rounds at most.
+	for range 4 {
+		t, err := s.store.Timeline(ctx, store.TimelineQuery{Project: r.project, Session: r.session, From: first, To: last, Bins: 2000})
+		if err != nil {
+			return 0, 0, false, err
+		}
+		counts := []int64{}
+		total := int64(0)
+		for _, b := range t.Bins {
+			for int(b.Index) >= len(counts) {
+				counts = append(counts, 0)
+			}
+			counts[b.Index] += b.Count
+			total += b.Count
+		}
+		if total <= s.stackKernels {
+			return first, last, first == from && last == to, nil
+		}
+		low, high := around(counts, total, s.stackKernels)
+		first, last = t.From+int64(low)*t.Width, t.From+int64(high)*t.Width
+		if counts[low] <= s.stackKernels {
+			return first, last, false, nil
+		}
+	}
+	return first, last, false, nil
+}
+
+// around returns the range of bins with the median operation that grows to both sides while its sum is
+// at most limit. It has at least one bin.
+func around(counts []int64, total, limit int64) (low, high int) {
+	for before := counts[0]; before < total/2; before += counts[low] {
+		low++
+	}
+	high = low + 1
+	sum := counts[low]
+	for grown := true; grown; {
+		grown = false
+		if high < len(counts) && sum+counts[high] <= limit {
+			sum, high, grown = sum+counts[high], high+1, true
+		}
+		if low > 0 && sum+counts[low-1] <= limit {
+			low--
+			sum, grown = sum+counts[low], true
+		}
+	}
+	return low, high
 }
 
 // stackLines sums samples by path, kernel and line. Samples have the full name of a kernel.

@@ -39,6 +39,10 @@ func Read(root, name string) Host {
 	return h
 }
 
+// DriverVersion returns the version of the loaded NVIDIA driver of that machine, or "" if none is
+// loaded.
+func DriverVersion(root string) string { return firstLine(root, "sys/module/nvidia/version") }
+
 // Put adds what is known to the attributes of a resource.
 func (h Host) Put(resource pcommon.Map) {
 	if h.Name != "" {

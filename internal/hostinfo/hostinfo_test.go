@@ -38,6 +38,15 @@ func TestRead(t *testing.T) {
 	assert.Equal(t, own, Read("/", "").Name)
 }
 
+func TestDriverVersion(t *testing.T) {
+	root := t.TempDir()
+	assert.Empty(t, DriverVersion(root))
+	path := filepath.Join(root, "sys/module/nvidia/version")
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	require.NoError(t, os.WriteFile(path, []byte("580.159.04\n"), 0o600))
+	assert.Equal(t, "580.159.04", DriverVersion(root))
+}
+
 func TestHost_Put(t *testing.T) {
 	m := pcommon.NewMap()
 	Host{}.Put(m)

@@ -252,7 +252,7 @@ func TestNothingIsPrintedOfWhatWasNotMeasured(t *testing.T) {
 	windows := r.Windows()
 	require.NoError(t, windows.Write(&out, 0))
 	assert.Empty(t, out.String())
-	require.NoError(t, WriteJSON(&out, &totals, &windows, &inside, 1))
+	require.NoError(t, WriteJSON(&out, &totals, &windows, &inside, nil, 1))
 	var got map[string]any
 	require.NoError(t, json.Unmarshal(out.Bytes(), &got))
 	assert.NotContains(t, got, "inside")
@@ -268,7 +268,7 @@ func TestInsideOfKernelsAsJSON(t *testing.T) {
 	r.Logs(slow())
 	totals, windows, inside := r.Totals(), r.Windows(), r.Inside(10, 5)
 	var out bytes.Buffer
-	require.NoError(t, WriteJSON(&out, &totals, &windows, &inside, 20))
+	require.NoError(t, WriteJSON(&out, &totals, &windows, &inside, nil, 20))
 	golden(t, "slow.json", out.Bytes())
 	var got struct {
 		Inside struct {

@@ -27,6 +27,8 @@ type jsonReport struct {
 	Lost    jsonLost     `json:"lost"`
 	Windows *jsonWindows `json:"windows,omitempty"`
 	Inside  *jsonInside  `json:"inside,omitempty"`
+	// Analyses has whole nanoseconds, because its sums are exact.
+	Analyses []SessionCauses `json:"analyses,omitempty"`
 }
 
 type jsonRow struct {
@@ -119,12 +121,12 @@ type jsonQuotients struct {
 	TimesIdeal        *float64 `json:"times_ideal,omitempty"`
 }
 
-// WriteJSON prints the totals, the deep windows, and what was measured inside kernels, as one object of JSON: at
-// most top rows (0 for all) of each kind.
-func WriteJSON(out io.Writer, t *Totals, windows *Windows, inside *Inside, top int) error {
+// WriteJSON prints the totals, the deep windows, what was measured inside kernels, and the analyses, as one object
+// of JSON: at most top rows (0 for all) of each kind.
+func WriteJSON(out io.Writer, t *Totals, windows *Windows, inside *Inside, analyses []SessionCauses, top int) error {
 	j := jsonReport{
 		Sessions: t.Sessions, Kernels: jsonRows(t.Kernels, top), Copies: jsonRows(t.Copies, top),
-		Sets: jsonRowOf(&t.Sets), Scopes: jsonRows(t.Scopes, top), Graphs: t.Graphs, Estimated: t.Estimated, Slowed: t.Slowed, Sliced: t.Sliced, Lost: jsonLost(t.Lost),
+		Sets: jsonRowOf(&t.Sets), Scopes: jsonRows(t.Scopes, top), Graphs: t.Graphs, Estimated: t.Estimated, Slowed: t.Slowed, Sliced: t.Sliced, Lost: jsonLost(t.Lost), Analyses: analyses,
 	}
 	if !windows.Nothing() {
 		j.Windows = jsonWindowsOf(windows, top)

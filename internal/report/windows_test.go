@@ -152,7 +152,7 @@ func TestWindowsAndWhatTheyLost(t *testing.T) {
 
 	totals, inside := r.Totals(), r.Inside(0, 0)
 	var out bytes.Buffer
-	require.NoError(t, WriteJSON(&out, &totals, &w, &inside, 2))
+	require.NoError(t, WriteJSON(&out, &totals, &w, &inside, nil, 2))
 	var got struct {
 		Windows map[string]any
 	}

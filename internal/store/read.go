@@ -50,8 +50,9 @@ import (
 // All rows that are stored at the time of a query take part, in whichever order they arrived. So a
 // late parent moves the spans and operations below it to other paths.
 type Reader interface {
-	// Sessions lists sessions, the largest FirstNs first, then by id. While many sessions are written, it
-	// may leave out what was written in the last minutes.
+	// Sessions lists sessions, the largest FirstNs first, then by id. While many sessions are written,
+	// counts, sums and resources may leave out what was written in the last minutes. FirstNs, LastNs and
+	// Ended never do.
 	Sessions(ctx context.Context, q SessionQuery) ([]SessionInfo, error)
 	// Session returns one session.
 	Session(ctx context.Context, project, session string) (SessionInfo, error)
@@ -84,6 +85,9 @@ type Reader interface {
 	// Gaps returns intervals in which a device ran no kernel, the longest first, then by start,
 	// then by device.
 	Gaps(ctx context.Context, q GapQuery) (Gaps, error)
+	// Busy returns for each interval of the query how long a kernel ran in it: the union of the kernels
+	// of a device, summed over the devices. An interval that is empty or ends before it starts has 0.
+	Busy(ctx context.Context, q BusyQuery) ([]int64, error)
 	// Samples returns sums of samples, by kind, kernel, function, file, line, PC and what, then by path
 	// as in Scopes.
 	Samples(ctx context.Context, q SampleQuery) ([]SampleSum, error)
@@ -458,6 +462,22 @@ type Gap struct {
 	Before, After           SpanID
 	AfterShape              uint32
 }
+
+// BusyQuery asks how long devices were busy. See Gap for devices and kernels.
+type BusyQuery struct {
+	Project, Session string
+	// Device is Lane.Device; "" sums all devices.
+	Device string
+	// Intervals are at most MaxIntervals. Their bounds are from 0 to MaxTimeNs. They may overlap, in any
+	// order.
+	Intervals []Interval
+}
+
+// MaxIntervals is the largest number of intervals of a BusyQuery.
+const MaxIntervals = 10_000
+
+// Interval is [From, To).
+type Interval struct{ From, To int64 }
 
 // SampleQuery selects samples. Empty fields select all.
 type SampleQuery struct {

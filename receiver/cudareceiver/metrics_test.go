@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -187,6 +188,9 @@ func TestAProcessIsAResource(t *testing.T) {
 	cfg.RootPath, cfg.HostName = t.TempDir(), "node-1"
 	const uid = "01234567-89ab-cdef-0123-456789abcdef"
 	fakeProc(t, cfg.RootPath, 7, 100, "python", "/kubepods/pod"+uid, "OTEL_SERVICE_NAME=train\x00OTEL_RESOURCE_ATTRIBUTES=team=ml,process.pid=1,host.name=liar\x00")
+	version := filepath.Join(cfg.RootPath, "sys/module/nvidia/version")
+	require.NoError(t, os.MkdirAll(filepath.Dir(version), 0o700))
+	require.NoError(t, os.WriteFile(version, []byte("580.159.04\n"), 0o600))
 	id := probe.ProcessID{PID: 7, Start: 100 * 10_000_000}
 	ps := newProcesses(cfg, began)
 	md, _ := ps.metrics(&probe.Snapshot{Time: at(1), Processes: []probe.Process{{ID: id, Graphs: 1}}})
@@ -196,6 +200,7 @@ func TestAProcessIsAResource(t *testing.T) {
 	assert.Equal(t, map[string]any{
 		"service.name": "train", "service.instance.id": instance, "team": "ml", "host.name": "node-1",
 		"process.pid": int64(7), "process.vpid": int64(1), "process.executable.name": "python", "k8s.pod.uid": uid,
+		"hw.driver_version": "580.159.04", "telemetry.sdk.name": "gpuflight-ebpf",
 	}, a)
 	assert.Equal(t, semconv.SchemaURL, md.ResourceMetrics().At(0).SchemaUrl())
 
@@ -214,6 +219,17 @@ func TestAProcessIsAResource(t *testing.T) {
 	other := md.ResourceMetrics().At(0).Resource().Attributes().AsRaw()
 	assert.NotEqual(t, instance, other["service.instance.id"])
 	assert.NotContains(t, other, "service.name")
+
+	// The kernel names a process that has ended before its first collection.
+	container := strings.Repeat("0a", 32)
+	md, _ = ps.metrics(&probe.Snapshot{Time: at(3), Processes: []probe.Process{{
+		ID: probe.ProcessID{PID: 8, Start: 1}, Ended: true, Graphs: 2,
+		Identity: probe.Identity{Executable: "short", Cgroup: "0::/docker/" + container + "\n"},
+	}}})
+	short := md.ResourceMetrics().At(0).Resource().Attributes().AsRaw()
+	assert.Equal(t, "short", short["process.executable.name"])
+	assert.Equal(t, container, short["container.id"])
+	assert.Equal(t, "node-1", short["host.name"])
 
 	md, n = ps.metrics(&probe.Snapshot{Time: at(4)})
 	assert.Zero(t, md.DataPointCount())

@@ -79,7 +79,7 @@ func (ps *processes) metrics(s *probe.Snapshot) (pmetric.Metrics, counts) {
 				}
 				continue
 			}
-			p = ps.admit(sums.ID)
+			p = ps.admit(sums)
 			p.user = sums.User
 			ps.known[sums.ID] = p
 			if p.excluded {
@@ -120,8 +120,9 @@ func (ps *processes) metrics(s *probe.Snapshot) (pmetric.Metrics, counts) {
 }
 
 // admit decides about a new process.
-func (ps *processes) admit(id probe.ProcessID) *process {
-	who, _ := ps.who.reader.Process(id.PID, id.Start)
+func (ps *processes) admit(sums *probe.Process) *process {
+	id := sums.ID
+	who, _ := ps.who.reader.Process(id.PID, id.Start, identity.Known(sums.Identity))
 	if !ps.cfg.selects(&who) {
 		return &process{excluded: true}
 	}
@@ -135,12 +136,13 @@ func (ps *processes) admit(id probe.ProcessID) *process {
 type describer struct {
 	reader *identity.Reader
 	host   hostinfo.Host
+	root   string
 	boot   string // identifies one boot of the machine
 }
 
 func newDescriber(cfg *Config) *describer {
 	boot, _ := os.ReadFile(filepath.Join(cfg.RootPath, "proc/sys/kernel/random/boot_id"))
-	return &describer{reader: identity.New(cfg.RootPath), host: hostinfo.Read(cfg.RootPath, cfg.HostName), boot: strings.TrimSpace(string(boot))}
+	return &describer{reader: identity.New(cfg.RootPath), host: hostinfo.Read(cfg.RootPath, cfg.HostName), root: cfg.RootPath, boot: strings.TrimSpace(string(boot))}
 }
 
 // resource returns the resource of a process.
@@ -160,6 +162,9 @@ func (d *describer) resource(id probe.ProcessID, who *identity.Process) pcommon.
 	putKnown(a, semconv.ProcessExecutableName, who.Executable)
 	putKnown(a, semconv.ContainerID, who.ContainerID)
 	putKnown(a, semconv.K8sPodUID, who.PodUID)
+	// Read again for each process: a driver may be updated while the Collector runs.
+	putKnown(a, semconv.HWDriverVersion, hostinfo.DriverVersion(d.root))
+	a.PutStr(semconv.TelemetrySDKName, semconv.EBPFObserver)
 	d.host.Put(a)
 	return resource
 }

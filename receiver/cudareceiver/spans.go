@@ -77,20 +77,20 @@ func newWindow(cfg *Config, who *describer, start, number int64) *window {
 
 // selects returns to the probe whether a process is traced. It reads the process while it most
 // likely still runs.
-func (w *window) selects(id probe.ProcessID, user uint32) bool {
+func (w *window) selects(id probe.ProcessID, user uint32, known probe.Identity) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return !w.process(id, user).excluded
+	return !w.process(id, user, known).excluded
 }
 
-func (w *window) process(id probe.ProcessID, user uint32) *tracedProcess {
+func (w *window) process(id probe.ProcessID, user uint32, known probe.Identity) *tracedProcess {
 	if p := w.processes[id]; p != nil {
 		return p
 	}
 	if !w.shares.Take(user, id) {
 		return &tracedProcess{over: true} // its calls are counted as they come
 	}
-	who, _ := w.who.reader.Process(id.PID, id.Start)
+	who, _ := w.who.reader.Process(id.PID, id.Start, identity.Known(known))
 	p := &tracedProcess{excluded: !w.cfg.selects(&who)}
 	w.processes[id] = p
 	if p.excluded {
@@ -145,7 +145,7 @@ func (w *window) spans(calls []probe.Call) (ptrace.Traces, int) {
 	for i := range calls {
 		c := &calls[i]
 		w.mu.Lock()
-		p := w.process(c.Process, c.User)
+		p := w.process(c.Process, c.User, probe.Identity{}) // selects has admitted it
 		if p.over {
 			w.dropped++
 		}

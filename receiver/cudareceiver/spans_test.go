@@ -176,7 +176,7 @@ func TestProcessesOfAWindowAreSelectedAndBounded(t *testing.T) {
 	var selected []bool
 	for pid := range int32(5) {
 		id := addProcess(t, cfg.RootPath, pid+1, "")
-		selected = append(selected, w.selects(id, 1000))
+		selected = append(selected, w.selects(id, 1000, probe.Identity{}))
 		calls = append(calls, probe.Call{Process: id, User: 1000, Function: "cuCtxSynchronize", Kind: probe.CallWait})
 	}
 	assert.Equal(t, []bool{true, false, true, true, true}, selected, "what is too many is counted later")

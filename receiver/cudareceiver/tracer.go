@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.uber.org/zap"
 
+	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/identity"
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/metadata"
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/probe"
 )
@@ -126,7 +127,7 @@ func (t *tracer) fires(s source, r *rule) bool {
 		return false
 	}
 	for _, c := range causes {
-		who, _ := t.who.reader.Process(c.process.PID, c.process.Start)
+		who, _ := t.who.reader.Process(c.process.PID, c.process.Start, identity.Known{})
 		if t.cfg.selects(&who) {
 			t.log.Info("launch rate of a process starts a trace", zap.Int32("pid", c.process.PID), zap.Float64("launches_per_second", c.rate))
 			return true

@@ -172,7 +172,7 @@ func TestASignalOpensAWindow(t *testing.T) {
 	assert.Equal(t, time.Minute, f.options.Duration)
 	assert.Equal(t, 77, f.options.MaxCalls)
 	assert.EqualValues(t, 1<<20, f.options.RingBytes)
-	assert.True(t, f.options.Select(probe.ProcessID{PID: 7}, 0))
+	assert.True(t, f.options.Select(probe.ProcessID{PID: 7}, 0, probe.Identity{}))
 	f.give(wait(7), wait(7), wait(8))
 	eventually(t, "spans come while it is on", func() bool { return r.sink.SpanCount() == 3 })
 

@@ -13,6 +13,7 @@ import (
 
 	"go.opentelemetry.io/collector/client"
 
+	"github.com/gpuflight/gpuflight/internal/apikey"
 	"github.com/gpuflight/gpuflight/receiver/gpuflogreceiver/internal/ingest"
 )
 
@@ -24,7 +25,7 @@ type principal = ingest.Principal
 // identityAttributes name the subject in the data of the Collector's authenticators: a subject of
 // an issuer (oidc), a user name (basicauth), or a key of a project (api_key_auth). They stay the same when a token is renewed or a
 // password changes. Other attributes, such as raw, are credentials.
-var identityAttributes = [...]string{"issuer", "subject", "username", projectAttribute}
+var identityAttributes = [...]string{"issuer", "subject", "username", apikey.AttributeProject}
 
 // principalOf returns the principal of an authenticated request. authenticated means that an
 // authenticator has accepted it. bearertokenauth provides no data, so its token itself is the
@@ -44,7 +45,7 @@ func principalOf(r *http.Request, authenticated bool) (p principal) {
 			for _, name := range identityAttributes {
 				if value, ok := auth.GetAttribute(name).(string); ok && value != "" {
 					add(name, value)
-					named = named || name != projectAttribute
+					named = named || name != apikey.AttributeProject
 				}
 			}
 		}
@@ -105,16 +106,13 @@ func hostOf(address string) netip.Prefix {
 	return p
 }
 
-// projectAttribute names the project that an authenticator states. The exporter gpu_storage stores
-// data under the project of its context.
-const projectAttribute = "project"
-
-// projectOf returns the project of a client, or "".
+// projectOf returns the project that the authenticator of a client states, or "". The exporter
+// gpu_storage stores data under the project of its context.
 func projectOf(c client.Info) string {
 	if c.Auth == nil {
 		return ""
 	}
-	project, _ := c.Auth.GetAttribute(projectAttribute).(string)
+	project, _ := c.Auth.GetAttribute(apikey.AttributeProject).(string)
 	return project
 }
 
@@ -123,14 +121,14 @@ type project string
 
 // GetAttribute implements [client.AuthData].
 func (p project) GetAttribute(name string) any {
-	if name == projectAttribute {
+	if name == apikey.AttributeProject {
 		return string(p)
 	}
 	return nil
 }
 
 // GetAttributeNames implements [client.AuthData].
-func (project) GetAttributeNames() []string { return []string{projectAttribute} }
+func (project) GetAttributeNames() []string { return []string{apikey.AttributeProject} }
 
 // withProject returns a context whose client has a project.
 func withProject(ctx context.Context, name string) context.Context {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/internal/glob"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/device"
+	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/kubelet"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/metadata"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/process"
 )
@@ -41,6 +42,9 @@ type Config struct {
 	// HostName is the resource's host.name. "" means the name in etc/hostname below RootPath, or that of
 	// the system.
 	HostName string `mapstructure:"host_name"`
+	// KubeletSocket is the socket of the kubelet's PodResources API. "" means the default path below
+	// RootPath, or the default path itself, if there is a socket.
+	KubeletSocket string `mapstructure:"kubelet_socket"`
 	// MaxProcesses bounds the reported processes per device.
 	MaxProcesses int `mapstructure:"max_processes"`
 }
@@ -80,6 +84,9 @@ const (
 	defaultSlow      = time.Minute
 	defaultSamples   = 7 * time.Second
 	defaultProcesses = 256
+	// longestPods is the longest time between two queries of the kubelet. XID errors come between
+	// scrapes.
+	longestPods = 10 * time.Second
 	// longestSamples is the time that the driver's buffer covers; see device.
 	longestSamples = 14 * time.Second
 )
@@ -135,6 +142,9 @@ func (c *Config) Validate() error {
 	}
 	if c.MaxProcesses <= 0 {
 		errs = append(errs, errors.New("max_processes must be above 0; to report no processes, set groups.processes.enabled to false"))
+	}
+	if c.KubeletSocket != "" && !path.IsAbs(c.KubeletSocket) {
+		errs = append(errs, fmt.Errorf("kubelet_socket is %q: it must be absolute, for example %s", c.KubeletSocket, kubelet.DefaultSocket))
 	}
 	if !path.IsAbs(c.RootPath) {
 		errs = append(errs, fmt.Errorf("root_path is %q: it must be absolute, for example /hostfs", c.RootPath))

@@ -129,7 +129,9 @@ func (r *nvmlReceiver) xidLog(e gpu.XID) plog.Logs {
 	logs := plog.NewLogs()
 	rl := logs.ResourceLogs().AppendEmpty()
 	rl.SetSchemaUrl(semconv.SchemaURL)
-	r.machine.Put(rl.Resource().Attributes())
+	id := r.part(&e)
+	holder, _ := r.pods.Find(append([]string{id.ID}, id.Aliases...)...)
+	r.identify(rl.Resource().Attributes(), &id, &holder)
 	sl := rl.ScopeLogs().AppendEmpty()
 	sl.Scope().SetName(semconv.ScopeName)
 	rec := sl.LogRecords().AppendEmpty()
@@ -155,4 +157,19 @@ func (r *nvmlReceiver) xidLog(e gpu.XID) plog.Logs {
 	a.PutStr(semconv.HWType, semconv.HWTypeGPU)
 	a.PutInt(semconv.GPUXIDCode, int64(min(e.Code, 1<<63-1)))
 	return logs
+}
+
+// part returns the MIG device that caused an error, or the GPU if the driver names none. Their pods
+// differ.
+func (r *nvmlReceiver) part(e *gpu.XID) gpu.Identity {
+	if e.Instance >= 0 {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, t := range r.devices {
+			if t.id.Parent == e.Device.ID && t.id.Instance == e.Instance && !t.missing {
+				return t.id
+			}
+		}
+	}
+	return e.Device
 }

@@ -6,7 +6,12 @@ require github.com/gpuflight/gpuflight v0.2.0
 
 require github.com/gpuflight/gpuflight/internal/collector v0.2.0
 
-require github.com/bmatcuk/doublestar/v4 v4.10.4 // indirect
+require (
+	github.com/bmatcuk/doublestar/v4 v4.10.4 // indirect
+	github.com/ianlancetaylor/demangle v0.0.0-20260724033716-83e58baca724 // indirect
+	golang.org/x/net v0.62.0 // indirect
+	golang.org/x/text v0.43.0 // indirect
+)
 
 require (
 	github.com/NVIDIA/go-nvml v0.13.2-0
@@ -59,8 +64,9 @@ require (
 	go.yaml.in/yaml/v3 v3.0.6 // indirect
 	golang.org/x/sys v0.49.0 // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260817212433-ac3dfec99bb1 // indirect
-	google.golang.org/grpc v1.85.0 // indirect
-	google.golang.org/protobuf v1.36.12 // indirect
+	google.golang.org/grpc v1.85.0
+	google.golang.org/protobuf v1.36.12
+	k8s.io/kubelet v0.35.3
 )
 
 replace github.com/gpuflight/gpuflight => ../..

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/hostinfo"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/device"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/gpu"
+	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/kubelet"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/metadata"
 )
 
@@ -70,6 +71,8 @@ type nvmlReceiver struct {
 	// be read, and working ones would be reported as failed.
 	turn chan struct{}
 	xids xids
+	// pods knows which pods have which device.
+	pods *kubelet.Client
 
 	mu      sync.Mutex
 	devices map[string]*tracked
@@ -96,7 +99,7 @@ func newReceiver(cfg *Config, set receiver.Settings) (*nvmlReceiver, error) {
 		cfg: cfg, set: set, driver: device.Open(cfg.options()), intervals: defaultIntervals, telemetry: telemetry,
 		builder: metadata.NewMetricsBuilder(cfg.MetricsBuilderConfig, set),
 		ended:   make(chan struct{}), listed: make(chan struct{}), again: make(chan struct{}, 1), turn: make(chan struct{}, 1),
-		xids: newXIDs(), devices: map[string]*tracked{}, machine: hostinfo.Read(cfg.RootPath, cfg.HostName),
+		xids: newXIDs(), pods: kubelet.New(cfg.KubeletSocket, cfg.RootPath, set.Logger), devices: map[string]*tracked{}, machine: hostinfo.Read(cfg.RootPath, cfg.HostName),
 	}, nil
 }
 
@@ -106,6 +109,7 @@ func (r *nvmlReceiver) Start(ctx context.Context, host component.Host) error {
 	r.host = host
 	r.wg.Go(func() { r.watch(ctx) })
 	r.wg.Go(func() { r.sendXIDs(ctx) })
+	r.wg.Go(func() { r.pods.Run(ctx, min(max(r.cfg.CollectionInterval, time.Second), longestPods)) })
 	return nil
 }
 
@@ -358,6 +362,12 @@ func (r *nvmlReceiver) scrape(ctx context.Context) (pmetric.Metrics, error) {
 		r.account(t, &reading)
 		if reading.Time.IsZero() {
 			reading.Time = time.Now()
+		}
+		select {
+		case <-r.pods.First():
+		case <-ctx.Done(): // the kubelet is slow
+		case <-r.ended:
+			return pmetric.NewMetrics(), nil
 		}
 		r.record(t.id, state, &reading)
 	}

@@ -33,8 +33,10 @@ import (
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/device"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/gpu"
+	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/kubelet"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/metadata"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/nvmltest"
+	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/nvmltest/kubelettest"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -177,7 +179,10 @@ func TestMetadata_Semconv(t *testing.T) {
 	for _, m := range semconv.Metrics {
 		registry[m.Name] = m
 	}
-	values := newRig(t, devices(1), func(c *Config) { c.Groups.Slow.Interval = 0 })
+	values := newRig(t, devices(1), func(c *Config) {
+		c.Groups.Slow.Interval = 0
+		startKubelet(t, c.RootPath).Set([]string{nvmltest.UUID(0)})
+	})
 	values.set(map[string]string{
 		"0.compute": "7:1", "0.processutil": "0:7:5", "0.fans": "2", "0.fan.0": "30", "0.fan.1": "40", "0.field.138.all": "l:1", "0.field.139.all": "l:1",
 	})
@@ -207,7 +212,7 @@ func TestMetadata_Semconv(t *testing.T) {
 			}
 		}
 	}
-	assert.Len(t, seen, 26, "all metrics of metadata.yaml: %v", seen)
+	assert.Len(t, seen, 27, "all metrics of metadata.yaml: %v", seen)
 }
 
 func TestScrape_EightDevices(t *testing.T) {
@@ -389,7 +394,8 @@ func TestXID_LogAndCount(t *testing.T) {
 	g.set(map[string]string{"xid.0": "1:79", "xid.1": "1:31", "xid.2": "1:79"})
 	g.eventually("three records", func() bool { return g.logs.LogRecordCount() == 3 })
 	rl := g.logs.AllLogs()[0].ResourceLogs().At(0)
-	assert.Equal(t, map[string]any{semconv.HostName: "node-1"}, rl.Resource().Attributes().AsRaw())
+	resource := map[string]any{semconv.HostName: "node-1", semconv.HWSerialNumber: nvmltest.Serial(1)}
+	assert.Equal(t, resource, rl.Resource().Attributes().AsRaw())
 	rec := rl.ScopeLogs().At(0).LogRecords().At(0)
 	assert.Equal(t, semconv.EventGPUXID, rec.EventName())
 	assert.Equal(t, plog.SeverityNumberError, rec.SeverityNumber())
@@ -400,13 +406,105 @@ func TestXID_LogAndCount(t *testing.T) {
 	}, rec.Attributes().AsRaw())
 	m, err := g.nvmlReceiver.scrape(t.Context())
 	require.NoError(t, err)
-	for _, rm := range m.ResourceMetrics().All() {
-		assert.Equal(t, map[string]any{semconv.HostName: "node-1"}, rm.Resource().Attributes().AsRaw())
-	}
+	require.Equal(t, 2, m.ResourceMetrics().Len(), "one for each device")
+	assert.Equal(t, resource, m.ResourceMetrics().At(1).Resource().Attributes().AsRaw())
 	points := index(m)
 	assert.Equal(t, int64(2), points["1 hw.errors xid_79"].IntValue())
 	assert.Equal(t, int64(1), points["1 hw.errors xid_31"].IntValue())
 	assert.False(t, has(points, " hw.errors xid_79"), " hw.errors xid_79")
+}
+
+// startKubelet starts a fake kubelet at its default path below a root.
+func startKubelet(t *testing.T, root string) *kubelettest.Kubelet {
+	t.Helper()
+	k := kubelettest.New(filepath.Join(root, kubelet.DefaultSocket))
+	require.NoError(t, k.Start())
+	t.Cleanup(k.Stop)
+	return k
+}
+
+// resources returns the attributes of a scrape's resources by the hw.id of their points, which must
+// agree, and the values of hw.gpu.pod.count.
+func resources(t *testing.T, m pmetric.Metrics) (all map[string]map[string]any, pods map[string]int64) {
+	t.Helper()
+	all, pods = map[string]map[string]any{}, map[string]int64{}
+	for _, rm := range m.ResourceMetrics().All() {
+		assert.Equal(t, semconv.SchemaURL, rm.SchemaUrl())
+		ids := map[string]bool{}
+		for _, metric := range rm.ScopeMetrics().At(0).Metrics().All() {
+			for _, dp := range numbers(metric).All() {
+				id, _ := dp.Attributes().Get(semconv.HWID)
+				ids[id.Str()] = true
+				if metric.Name() == semconv.MetricHWGPUPodCount {
+					pods[id.Str()] = dp.IntValue()
+				}
+			}
+		}
+		require.Len(t, ids, 1)
+		for id := range ids {
+			require.NotContains(t, all, id)
+			all[id] = rm.Resource().Attributes().AsRaw()
+		}
+	}
+	return all, pods
+}
+
+func TestScrape_Pods(t *testing.T) {
+	values := devices(5)
+	maps.Copy(values, map[string]string{
+		"driver": nvmltest.Driver, "4.serial": "", "1.mig": "1", "1.mig0.uuid": "MIG-a", "1.mig0.gi": "3", "1.mig0.memory": "10:0:5", "1.mig1.uuid": "MIG-b", "1.mig1.gi": "4", "1.mig1.memory": "10:0:5",
+	})
+	k := (*kubelettest.Kubelet)(nil)
+	g := newRig(t, values, func(c *Config) {
+		c.HostName = "node-1"
+		k = startKubelet(t, c.RootPath)
+		k.Set([]string{nvmltest.UUID(0), "MIG-a", "MIG-b", nvmltest.UUID(2) + "::0", nvmltest.UUID(2) + "::1", "3"},
+			kubelettest.Pod("research", "train-0", "worker", nvmltest.UUID(0)),
+			kubelettest.Pod("serving", "llm-7", "server", "MIG-b"),
+			kubelettest.Pod("dev", "a", "notebook", nvmltest.UUID(2)+"::0"), kubelettest.Pod("dev", "b", "notebook", nvmltest.UUID(2)+"::1"),
+			kubelettest.Pod("dev", "c", "shell", "3"))
+	})
+	m, err := g.nvmlReceiver.scrape(t.Context())
+	require.NoError(t, err)
+	got, pods := resources(t, m)
+	of := func(device int, more map[string]any) map[string]any {
+		all := map[string]any{semconv.HostName: "node-1", semconv.HWDriverVersion: nvmltest.Driver, semconv.HWSerialNumber: nvmltest.Serial(device)}
+		maps.Copy(all, more)
+		return all
+	}
+	owner := func(namespace, pod, container string) map[string]any {
+		return map[string]any{semconv.K8sNamespaceName: namespace, semconv.K8sPodName: pod, semconv.K8sContainerName: container}
+	}
+	assert.Equal(t, map[string]map[string]any{
+		nvmltest.UUID(0): of(0, owner("research", "train-0", "worker")),
+		nvmltest.UUID(1): of(1, nil),
+		"MIG-a":          of(1, nil),
+		"MIG-b":          of(1, owner("serving", "llm-7", "server")),
+		nvmltest.UUID(2): of(2, nil),
+		nvmltest.UUID(3): of(3, owner("dev", "c", "shell")),
+		nvmltest.UUID(4): {semconv.HostName: "node-1", semconv.HWDriverVersion: nvmltest.Driver},
+	}, got)
+	assert.Equal(t, map[string]int64{nvmltest.UUID(0): 1, "MIG-a": 0, "MIG-b": 1, nvmltest.UUID(2): 2, nvmltest.UUID(3): 1}, pods,
+		"neither of the GPU that is divided nor of the one that the kubelet does not know")
+
+	g.set(map[string]string{"xid.0": "0:79", "xid.1": "1:13:4", "xid.2": "1:13", "xid.3": "2:31"})
+	g.eventually("four records", func() bool { return g.logs.LogRecordCount() == 4 })
+	for i, want := range []map[string]any{got[nvmltest.UUID(0)], got["MIG-b"], got[nvmltest.UUID(1)], got[nvmltest.UUID(2)]} {
+		assert.Equal(t, want, g.logs.AllLogs()[i].ResourceLogs().At(0).Resource().Attributes().AsRaw(), i)
+	}
+	for _, l := range g.logs.AllLogs() {
+		assert.Contains(t, l.ResourceLogs().At(0).ScopeLogs().At(0).LogRecords().At(0).Attributes().AsRaw()[semconv.HWID], "GPU-")
+	}
+}
+
+func TestScrape_SlowKubelet(t *testing.T) {
+	g := newRig(t, devices(1), func(c *Config) {
+		startKubelet(t, c.RootPath).Block()
+		c.Timeout = 100 * time.Millisecond
+	})
+	points := g.scrape()
+	assert.True(t, has(points, " hw.energy"), "the device is read")
+	assert.False(t, has(points, " hw.gpu.pod.count"))
 }
 
 func TestScrape_ProcessIdentity(t *testing.T) {
@@ -488,6 +586,7 @@ func TestConfig_Invalid(t *testing.T) {
 		"devices has \"[\"":             func(c *Config) { c.Devices = []string{"["} },
 		"max_processes must be above 0": func(c *Config) { c.MaxProcesses = 0 },
 		"root_path is \"host\"":         func(c *Config) { c.RootPath = "host" },
+		"kubelet_socket is \"a.sock\"":  func(c *Config) { c.KubeletSocket = "a.sock" },
 	} {
 		c := createDefaultConfig().(*Config)
 		require.NoError(t, c.Validate())
@@ -513,8 +612,8 @@ func TestXID_FailedDelivery(t *testing.T) {
 	builder, err := metadata.NewTelemetryBuilder(tel.NewTelemetrySettings())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tel.Shutdown(context.Background())) }()
-	r := &nvmlReceiver{set: g.nvmlReceiver.set, telemetry: builder, logs: consumertest.NewErr(assert.AnError), xids: newXIDs()}
-	r.sendXID(t.Context(), gpu.XID{Device: gpu.Identity{ID: "GPU-x"}, Code: 1})
+	r := &nvmlReceiver{set: g.nvmlReceiver.set, telemetry: builder, logs: consumertest.NewErr(assert.AnError), xids: newXIDs(), pods: g.pods}
+	r.sendXID(t.Context(), gpu.XID{Device: gpu.Identity{ID: "GPU-x"}, Instance: -1, Code: 1})
 	got, err := tel.GetMetric("otelcol_receiver_nvml_xid_dropped")
 	require.NoError(t, err)
 	assert.Equal(t, int64(1), got.Data.(metricdata.Sum[int64]).DataPoints[0].Value)

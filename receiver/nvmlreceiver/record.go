@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/pmetric"
 
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/gpu"
+	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/kubelet"
 	"github.com/gpuflight/gpuflight/receiver/nvmlreceiver/internal/metadata"
 	"github.com/gpuflight/gpuflight/semconv"
 )
@@ -16,7 +17,7 @@ import (
 // vendor is hw.vendor of all devices of this receiver.
 const vendor = "NVIDIA"
 
-// record adds a reading to the metrics of this scrape.
+// record adds a reading to the metrics of this scrape, as a resource of its own.
 func (r *nvmlReceiver) record(id gpu.Identity, state string, reading *gpu.Reading) {
 	mb, ts := r.builder, pcommon.NewTimestampFromTime(reading.Time)
 	var parent []metadata.MetricAttributeOption
@@ -35,6 +36,39 @@ func (r *nvmlReceiver) record(id gpu.Identity, state string, reading *gpu.Readin
 	for code, n := range r.xids.counts(id.ID) {
 		r.since(r.xids.began)
 		mb.RecordHwErrorsDataPoint(ts, n, id.ID, id.Name, vendor, semconv.HWTypeGPU, code, parent...)
+	}
+	holder, known := r.pods.Find(append([]string{id.ID}, id.Aliases...)...)
+	if known {
+		mb.RecordHwGpuPodCountDataPoint(ts, int64(holder.Pods), id.ID, id.Name, vendor, semconv.HWTypeGPU, parent...)
+	}
+	resource := pcommon.NewResource()
+	r.identify(resource.Attributes(), &id, &holder)
+	mb.EmitForResource(metadata.WithResource(resource))
+}
+
+// emit returns the metrics of this scrape, with one resource for each device.
+func (r *nvmlReceiver) emit() pmetric.Metrics {
+	m := r.builder.Emit()
+	for _, rm := range m.ResourceMetrics().All() {
+		rm.SetSchemaUrl(semconv.SchemaURL)
+	}
+	return m
+}
+
+// identify adds the attributes of a device's resource: the machine, the board, and the pod if
+// exactly one has the device.
+func (r *nvmlReceiver) identify(a pcommon.Map, id *gpu.Identity, holder *kubelet.Holder) {
+	r.machine.Put(a)
+	for _, v := range [...]struct{ key, value string }{
+		{semconv.HWDriverVersion, id.Driver},
+		{semconv.HWSerialNumber, id.Serial},
+		{semconv.K8sNamespaceName, holder.Namespace},
+		{semconv.K8sPodName, holder.Pod},
+		{semconv.K8sContainerName, holder.Container},
+	} {
+		if v.value != "" {
+			a.PutStr(v.key, v.value)
+		}
 	}
 }
 
@@ -143,14 +177,4 @@ func (r *nvmlReceiver) process(ts pcommon.Timestamp, id gpu.Identity, p *gpu.Pro
 	if p.HasUtilization {
 		r.builder.RecordProcessGpuUtilizationDataPoint(ts, p.Utilization, id.ID, id.Name, vendor, semconv.HWTypeGPU, int64(p.PID), opts...)
 	}
-}
-
-// emit returns the metrics of this scrape.
-func (r *nvmlReceiver) emit() pmetric.Metrics {
-	m := r.builder.Emit()
-	for _, rm := range m.ResourceMetrics().All() {
-		rm.SetSchemaUrl(semconv.SchemaURL)
-		r.machine.Put(rm.Resource().Attributes())
-	}
-	return m
 }

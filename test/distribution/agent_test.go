@@ -4,7 +4,6 @@ package distribution_test
 
 import (
 	"debug/buildinfo"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.yaml.in/yaml/v3"
 
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
@@ -36,24 +34,31 @@ func TestAgent_NoStore(t *testing.T) {
 	run(t, t.TempDir(), agent.Find(t), "validate", "--config", filepath.Join(process.Root(t), "config", "agent.yaml"))
 }
 
-// TestAgent_Manifest compares both manifests and the generated code.
 func TestAgent_Manifest(t *testing.T) {
-	root := process.Root(t)
-	text, err := os.ReadFile(filepath.Join(root, "builder-agent.yaml"))
-	require.NoError(t, err)
-	var own manifest
-	require.NoError(t, yaml.Unmarshal(text, &own))
-	_, full := readManifest(t)
+	_, own := readManifest(t, "builder-agent.yaml")
+	_, full := readManifest(t, "builder-config.yaml")
 	want := slices.DeleteFunc(full.entries(), func(e entry) bool {
 		return strings.Contains(e.GoMod, "/gpustorage") || strings.Contains(e.GoMod, "/gpuquery")
 	})
 	assert.Equal(t, want, own.entries())
+}
 
-	out := t.TempDir()
-	changed := filepath.Join(t.TempDir(), "manifest.yaml")
-	line := "output_path: " + own.Dist.OutputPath
-	require.Equal(t, 1, strings.Count(string(text), line))
-	require.NoError(t, os.WriteFile(changed, []byte(strings.Replace(string(text), line, "output_path: "+out, 1)), 0o600))
-	run(t, root, ocb.Find(t), "--config", changed, "--skip-compilation", "--skip-get-modules")
-	assert.Equal(t, goFiles(t, out), goFiles(t, filepath.Join(root, own.Dist.OutputPath)), "run `make generate`")
+// TestKubernetes_Manifest checks that the image's Collector is the Collector with three more
+// components. No test builds it: that takes minutes.
+func TestKubernetes_Manifest(t *testing.T) {
+	_, own := readManifest(t, "builder-k8s.yaml")
+	_, full := readManifest(t, "builder-config.yaml")
+	var more []string
+	rest := slices.DeleteFunc(own.entries(), func(e entry) bool {
+		path, _, _ := strings.Cut(e.GoMod, " ")
+		name := path[strings.LastIndexByte(path, '/')+1:]
+		if !slices.Contains([]string{"k8sattributesprocessor", "resourcedetectionprocessor", "loadbalancingexporter"}, name) {
+			return false
+		}
+		more = append(more, name)
+		return true
+	})
+	assert.Equal(t, full.entries(), rest)
+	assert.Equal(t, full.Replaces, own.Replaces)
+	assert.Len(t, more, 3)
 }

@@ -30,7 +30,8 @@ func configs(t *testing.T) []string {
 
 // after has the files that are used after others, not alone.
 var after = map[string][]string{
-	"forward.yaml": {"gateway.yaml"}, "sampling.yaml": {"gateway.yaml", "forward.yaml"}, "contrib.yaml": {"../clickhouse.yaml"},
+	"agent-prometheus.yaml": {"agent.yaml"},
+	"forward.yaml":          {"gateway.yaml"}, "sampling.yaml": {"gateway.yaml", "forward.yaml"}, "contrib.yaml": {"../clickhouse.yaml"},
 }
 
 // configArgs returns the arguments for a configuration and those before it.

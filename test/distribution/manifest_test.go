@@ -54,20 +54,31 @@ func (m *manifest) entries() []entry {
 	return all
 }
 
-func readManifest(t *testing.T) (string, *manifest) {
+// manifests are the distributions: the Collector, the agent without the store, and the Collector of
+// the image.
+var manifests = []string{"builder-config.yaml", "builder-agent.yaml", "builder-k8s.yaml"}
+
+func readManifest(t *testing.T, name string) (string, *manifest) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(process.Root(t), "builder-config.yaml"))
+	text, err := os.ReadFile(filepath.Join(process.Root(t), name))
 	require.NoError(t, err)
 	var m manifest
 	require.NoError(t, yaml.Unmarshal(text, &m))
 	return string(text), &m
 }
 
-// TestManifest_GeneratedCollector runs ocb on the manifest with another output folder and compares
+// TestManifest_GeneratedCollector runs ocb on the manifests with another output folder and compares
 // all files.
 func TestManifest_GeneratedCollector(t *testing.T) {
 	tool := ocb.Find(t)
-	text, m := readManifest(t)
+	for _, name := range manifests {
+		t.Run(name, func(t *testing.T) { compareGenerated(t, tool, name) })
+	}
+}
+
+func compareGenerated(t *testing.T, tool, name string) {
+	t.Helper()
+	text, m := readManifest(t, name)
 	out := t.TempDir()
 	line := "output_path: " + m.Dist.OutputPath
 	require.Equal(t, 1, strings.Count(text, line))
@@ -86,7 +97,14 @@ func TestManifest_GeneratedCollector(t *testing.T) {
 // TestManifest_GoModVersions compares the two lists of versions: ocb uses the manifest, go build
 // the distribution module.
 func TestManifest_GoModVersions(t *testing.T) {
-	_, m := readManifest(t)
+	for _, name := range manifests {
+		t.Run(name, func(t *testing.T) { compareVersions(t, name) })
+	}
+}
+
+func compareVersions(t *testing.T, name string) {
+	t.Helper()
+	_, m := readManifest(t, name)
 	wanted := map[string]string{}
 	replaced := m.Replaces
 	for _, e := range m.entries() {
@@ -174,10 +192,10 @@ func TestComponents(t *testing.T) {
 		"cuda", "gpuflog", "nvml", "otlp", "file_log", "otlp_json_file", "host_metrics", "kafka",
 	})
 	assert.ElementsMatch(t, names(has.Processors), []string{
-		"occupancy", "batch", "memory_limiter", "filter", "transform", "tail_sampling", "interval",
+		"occupancy", "batch", "memory_limiter", "filter", "transform", "tail_sampling", "interval", "resource", "groupbyattrs",
 	})
 	assert.ElementsMatch(t, names(has.Exporters), []string{
-		"otlp_grpc", "otlp_http", "debug", "nop", "file", "kafka", "prometheus", "awss3", "clickhouse", "gpu_storage",
+		"otlp_grpc", "otlp_http", "debug", "nop", "file", "kafka", "prometheus", "prometheus_remote_write", "awss3", "clickhouse", "gpu_storage",
 	})
 	assert.ElementsMatch(t, names(has.Connectors), []string{"gpu_usage", "forward", "span_metrics"})
 	assert.ElementsMatch(t, names(has.Extensions), []string{

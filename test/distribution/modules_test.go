@@ -209,7 +209,7 @@ func TestModules_NoReplace(t *testing.T) {
 
 // TestModules_Manifest builds with ocb from one gomod line per component.
 func TestModules_Manifest(t *testing.T) {
-	_, m := readManifest(t)
+	_, m := readManifest(t, "builder-config.yaml")
 	dir := t.TempDir()
 	var text strings.Builder
 	text.WriteString("dist:\n  name: own\n  output_path: ./own\n")

@@ -92,13 +92,16 @@ class Telemetry:
     """The receiver's data points, as [(time, value, attributes)] by metric."""
 
     def __init__(self, path):
-        self.points = {}
+        self.points, self.resources = {}, []
         for line in open(path):
             try:
                 batch = json.loads(line)
             except json.JSONDecodeError:
                 continue  # cut off at the end
             for rm in batch.get("resourceMetrics", []):
+                resource = {a["key"]: a["value"].get("stringValue") for a in rm["resource"].get("attributes", [])}
+                if resource not in self.resources:
+                    self.resources.append(resource)
                 for sm in rm.get("scopeMetrics", []):
                     for metric in sm["metrics"]:
                         for dp in (metric.get("gauge") or metric.get("sum"))["dataPoints"]:
@@ -162,6 +165,12 @@ def check(what, ours, theirs, allowed, unit=""):
     print(f"  {what:34} ours {show(ours):>11}  nvidia-smi {show(theirs):>11} {unit:5} (± {allowed:.2f}){'' if good else '   DIFFERS'}")
 
 
+def same(what, ours, theirs):
+    global failures
+    failures += ours != theirs
+    print(f"  {what:34} ours {ours}, expected {theirs}{'' if ours == theirs else '   DIFFERS'}")
+
+
 def expect(what, value, good, rule):
     global failures
     fine = value is not None and good(value)
@@ -194,7 +203,7 @@ def main():
     def smi(fields, *more):
         return subprocess.run(["nvidia-smi", "-i", args.device, f"--query-gpu={fields}", "--format=csv,noheader,nounits", *more],
                               check=True, capture_output=True, text=True).stdout.strip()
-    uuid, name, driver = [f.strip() for f in smi("uuid,name,driver_version").split(",")]
+    uuid, name, driver, serial = [f.strip() for f in smi("uuid,name,driver_version,serial").split(",")]
     print(f"{name}, driver {driver}, {platform.machine()}, a scrape every {args.interval} s")
 
     with tempfile.TemporaryDirectory() as work:
@@ -250,7 +259,13 @@ def main():
             log.close()
         if program.returncode or alone.returncode or status != 0:
             sys.exit(f"the program ended with {program.returncode}, the collector with {status}:\n{output[-4000:]}")
-        report(Telemetry(os.path.join(work, "metrics.json")), watches, program.stdout, began, finished)
+        ours = Telemetry(os.path.join(work, "metrics.json"))
+        same("resources", len(ours.resources), 1)
+        for resource in ours.resources:
+            same("hw.driver_version", resource.get("hw.driver_version"), driver)
+            same("hw.serial_number", resource.get("hw.serial_number"), serial if serial.strip("0") and serial.isalnum() else None)
+            same("host.name", resource.get("host.name"), platform.node())
+        report(ours, watches, program.stdout, began, finished)
 
     print("cost, under the matrix product and without nvidia-smi")
     scrapes = last.counts["scrape"] - first.counts["scrape"]

@@ -325,13 +325,16 @@ class Bench:
         return ours | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
                        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.sink.port}"}
 
+    def command(self, program, mode):
+        return self.programs[program] + (["--profiler", "torch"] if mode == "torch.profiler" else [])
+
     def run(self, program, mode):
         """One run. Raises Failure, with the end of the program's stderr, if it or the tool in it failed."""
         folder = tempfile.mkdtemp(dir=self.work)
         try:
             if mode == "ours-otlp":
                 self.sink.taken()  # what a run that failed has left there
-            command = self.programs[program] + (["--profiler", "torch"] if mode == "torch.profiler" else [])
+            command = self.command(program, mode)
             env = self.clean | self.environment(mode, folder)
             before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
             with open(folder + "/stdout", "w+") as out, open(folder + "/stderr", "w+") as err:

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
+	"github.com/gpuflight/gpuflight/semconv"
 )
 
 // dashboard is the tested part of Grafana's JSON.
@@ -57,12 +58,24 @@ type variable struct {
 	Name     string `json:"name"`
 	Type     string `json:"type"`
 	AllValue string `json:"allValue"`
-	Query    any    `json:"query"`
+	// Query is a text, or an object with one.
+	Query any `json:"query"`
 }
 
-func readDashboard(t *testing.T) dashboard {
+// boards have their variables, besides the data source.
+var boards = map[string][]string{
+	"fleet.json": {"host"}, "node.json": {"host", "device"}, "gpu.json": {"host", "device"},
+	"process.json": {"host", "process"}, "usage.json": {"host", "price"}, "gpuflight.json": {"service", "device"},
+}
+
+// grafana is the path of a file of examples/grafana.
+func grafana(t *testing.T, name string) string {
+	return filepath.Join(process.Root(t), "examples", "grafana", name)
+}
+
+func readDashboard(t *testing.T, name string) dashboard {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(process.Root(t), "examples", "grafana", "gpuflight.json"))
+	text, err := os.ReadFile(grafana(t, name))
 	require.NoError(t, err)
 	var d dashboard
 	require.NoError(t, json.Unmarshal(text, &d))
@@ -81,30 +94,49 @@ func (d dashboard) queries() (out []panel) {
 }
 
 // substitute replaces the variables of an expression as Grafana does, for a range of five minutes.
-// The test fails if a variable remains.
-func substitute(t *testing.T, d dashboard, expr string) string {
+// Values are those of the variables; the others stand for all. The test fails if a variable remains.
+func substitute(t *testing.T, d dashboard, expr string, values map[string]string) string {
 	t.Helper()
-	for name, value := range map[string]string{"$__rate_interval": "1m", "$__range": "5m"} {
-		expr = strings.ReplaceAll(expr, name, value)
-	}
+	// The data of a test are younger than a minute, so subqueries have steps of a second.
+	expr = strings.NewReplacer("$__rate_interval", "1m", "$__range:1m]) / 60", "5m:1s]) / 3600", "$__range:1m", "5m:1s", "$__range", "5m").Replace(expr)
 	for _, v := range d.Templating.List {
-		if v.Type == "query" {
-			expr = strings.ReplaceAll(expr, "$"+v.Name, v.AllValue)
+		value, ok := values[v.Name]
+		if !ok {
+			value = v.AllValue
+			if v.Type == "textbox" {
+				value, _ = v.Query.(string)
+			}
 		}
+		expr = strings.ReplaceAll(expr, "$"+v.Name, value)
 	}
 	require.NotContains(t, expr, "$")
 	return expr
 }
 
 func TestDashboard_WellFormed(t *testing.T) {
-	d := readDashboard(t)
-	assert.NotEmpty(t, d.UID)
-	assert.GreaterOrEqual(t, d.SchemaVersion, 39, "Grafana 10")
-	names := map[string]string{}
-	for _, v := range d.Templating.List {
-		names[v.Name] = v.Type
+	paths, err := filepath.Glob(grafana(t, "*.json"))
+	require.NoError(t, err)
+	require.Len(t, paths, len(boards))
+	uids := map[string]bool{}
+	for _, path := range paths {
+		name := filepath.Base(path)
+		t.Run(name, func(t *testing.T) {
+			d := readDashboard(t, name)
+			assert.False(t, uids[d.UID] || d.UID == "", "uid %q", d.UID)
+			uids[d.UID] = true
+			checkWellFormed(t, d, boards[name])
+		})
 	}
-	assert.Equal(t, map[string]string{"datasource": "datasource", "service": "query", "device": "query"}, names)
+}
+
+func checkWellFormed(t *testing.T, d dashboard, variables []string) {
+	t.Helper()
+	assert.GreaterOrEqual(t, d.SchemaVersion, 39, "Grafana 10")
+	var names []string
+	for _, v := range d.Templating.List {
+		names = append(names, v.Name)
+	}
+	assert.Equal(t, append([]string{"datasource"}, variables...), names)
 
 	ids := map[int]bool{}
 	var taken [][24]bool
@@ -130,24 +162,45 @@ func TestDashboard_WellFormed(t *testing.T) {
 		require.NotEmpty(t, p.Targets, p.Title)
 		refs := map[string]bool{}
 		for _, q := range p.Targets {
-			assert.Equal(t, &source, q.Datasource, p.Title)
+			assert.Nil(t, q.Datasource, "%s: that of the panel", p.Title)
 			assert.False(t, refs[q.RefID], "%s: %s is used twice", p.Title, q.RefID)
 			refs[q.RefID] = true
-			substitute(t, d, q.Expr)
+			substitute(t, d, q.Expr, nil)
+			checkLabels(t, q.Expr)
 		}
 	}
 }
 
-// checkDashboard runs all queries of the dashboard. Each must have a result, except those in
-// without.
-func checkDashboard(t *testing.T, s *server, without map[string]string) {
+// checkLabels checks each label of an expression: it is one of the registry, or Prometheus' own.
+func checkLabels(t *testing.T, expr string) {
 	t.Helper()
-	d := readDashboard(t)
+	known := map[string]bool{"le": true}
+	for _, a := range semconv.Attributes {
+		known[strings.ReplaceAll(a.Name, ".", "_")] = true
+	}
+	for _, m := range regexp.MustCompile(`(?:by|on|group_left|without|ignoring) \(([^)]*)\)|([a-z_0-9]+)(?:=~|!~|!=|=)"`).FindAllStringSubmatch(expr, -1) {
+		for name := range strings.FieldsFuncSeq(m[1]+","+m[2], func(r rune) bool { return r == ',' || r == ' ' }) {
+			assert.True(t, known[name], "label %s in %s", name, expr)
+		}
+	}
+}
+
+// checkDashboard runs all queries of a dashboard. Each must have a result, except those in without.
+// For a value of a variable that no series has, none may have one, apart from zeros.
+func checkDashboard(t *testing.T, s *server, name string, without map[string]string) {
+	t.Helper()
+	d := readDashboard(t, name)
+	nobody := map[string]string{}
+	for _, v := range boards[name] {
+		if v != "price" {
+			nobody[v] = "nobody"
+		}
+	}
 	asked := 0
 	for _, p := range d.queries() {
 		for _, q := range p.Targets {
 			asked++
-			expr := substitute(t, d, q.Expr)
+			expr := substitute(t, d, q.Expr, nil)
 			got := s.query(expr) // fails for an invalid query
 			if reason, ok := without[p.Title+"/"+q.RefID]; ok {
 				assert.Empty(t, got, "%s, %s: %s, so why is there an answer?", p.Title, q.RefID, reason)
@@ -165,11 +218,14 @@ func checkDashboard(t *testing.T, s *server, without map[string]string) {
 				}
 				assert.Positive(t, numbers, "%s, %s: nothing but NaN", p.Title, q.RefID)
 			}
+			for _, series := range s.query(substitute(t, d, q.Expr, nobody)) {
+				assert.Zero(t, series.value, "%s, %s: of a host or device that does not exist", p.Title, q.RefID)
+			}
 		}
 	}
-	assert.Greater(t, asked, 20)
+	assert.GreaterOrEqual(t, asked, 15)
 
-	labelValues := regexp.MustCompile(`^label_values\((\w+), (\w+)\)$`)
+	labelValues := regexp.MustCompile(`^label_values\((\w+)(\{.*\})?, (\w+)\)$`)
 	for _, v := range d.Templating.List {
 		if v.Type != "query" {
 			continue
@@ -180,7 +236,7 @@ func checkDashboard(t *testing.T, s *server, without map[string]string) {
 		m := labelValues.FindStringSubmatch(text)
 		require.NotNil(t, m, "variable %s: %q", v.Name, text)
 		var values []string
-		s.get("/api/v1/label/"+m[2]+"/values", url.Values{"match[]": {m[1]}}, &values)
+		s.get("/api/v1/label/"+m[3]+"/values", url.Values{"match[]": {substitute(t, d, m[1]+m[2], nil)}}, &values)
 		assert.NotEmpty(t, values, "variable %s", v.Name)
 	}
 }

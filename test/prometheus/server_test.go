@@ -94,13 +94,19 @@ func (c *collector) send(td ptrace.Traces) {
 	c.t.Helper()
 	body, err := ptraceotlp.NewExportRequestFromTraces(td).MarshalProto()
 	require.NoError(c.t, err)
-	req, err := http.NewRequestWithContext(c.t.Context(), http.MethodPost, c.otlp, bytes.NewReader(body))
-	require.NoError(c.t, err)
-	req.Header.Set("Content-Type", "application/x-protobuf")
-	answer := do(c.t, req)
+	answer := c.post(body)
 	taken := ptraceotlp.NewExportResponse()
 	require.NoError(c.t, taken.UnmarshalProto(answer))
 	require.Zero(c.t, taken.PartialSuccess().RejectedSpans())
+}
+
+// post sends a request to the OTLP receiver and returns the answer.
+func (c *collector) post(body []byte) []byte {
+	c.t.Helper()
+	req, err := http.NewRequestWithContext(c.t.Context(), http.MethodPost, c.otlp, bytes.NewReader(body))
+	require.NoError(c.t, err)
+	req.Header.Set("Content-Type", "application/x-protobuf")
+	return do(c.t, req)
 }
 
 // exposition returns the result of a scrape with the given format.
@@ -151,22 +157,23 @@ type server struct {
 }
 
 // startPrometheus scrapes the collector every second (examples/grafana/prometheus.yml: every
-// fifteen), with the given features.
-func startPrometheus(t *testing.T, c *collector, features string) *server {
+// fifteen), with the given features and the alerts of examples/grafana.
+func startPrometheus(t *testing.T, metrics, features string) *server {
 	t.Helper()
 	binary := findPrometheus(t)
 	text, err := os.ReadFile(filepath.Join(process.Root(t), "examples", "grafana", "prometheus.yml"))
 	require.NoError(t, err)
-	target, err := url.Parse(c.metrics)
+	target, err := url.Parse(metrics)
 	require.NoError(t, err)
+	dir := t.TempDir()
 	for _, change := range [][2]string{
-		{"scrape_interval: 15s", "scrape_interval: 1s"},
+		{"scrape_interval: 15s", "scrape_interval: 1s\n  evaluation_interval: 1s"},
+		{"rule_files: [rules.yml]", "rule_files: [" + quickRules(t, dir) + "]"},
 		{"127.0.0.1:9464", target.Host},
 	} {
 		require.Equal(t, 1, bytes.Count(text, []byte(change[0])), "%s in prometheus.yml", change[0])
 		text = bytes.Replace(text, []byte(change[0]), []byte(change[1]), 1)
 	}
-	dir := t.TempDir()
 	config := filepath.Join(dir, "prometheus.yml")
 	require.NoError(t, os.WriteFile(config, text, 0o600))
 	address := process.FreePort(t)

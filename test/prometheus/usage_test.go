@@ -49,7 +49,7 @@ func TestPrometheus_Usage(t *testing.T) {
 	logs := t.TempDir()
 	sum := generate(t, logs)
 	c := startCollector(t, logs, settings)
-	s := startPrometheus(t, c, "exemplar-storage")
+	s := startPrometheus(t, c.metrics, "exemplar-storage")
 
 	w := waves{start: time.Now().Add(-time.Hour).Truncate(time.Second)}
 	first := w.wave(0)
@@ -75,7 +75,7 @@ func TestPrometheus_Usage(t *testing.T) {
 		// A rate needs two samples of a series, and the series of the second wave are new.
 		s.eventually(arrive, `sum(count_over_time(gpu_cuda_cost_total{service_name="_idle", hw_id="`+gpuB+`"}[5m]) >= bool 3)`, 1)
 		const noGraphs = "no graph was launched"
-		checkDashboard(t, s, map[string]string{"Launches/B": noGraphs, "Launches/C": noGraphs})
+		checkDashboard(t, s, "gpuflight.json", map[string]string{"Launches/B": noGraphs, "Launches/C": noGraphs})
 	})
 	t.Run("documentation", func(t *testing.T) { checkDocumentation(t, s) })
 	t.Run("exemplars", func(t *testing.T) { checkExemplars(t, c, s, &w) })
@@ -324,7 +324,7 @@ func checkPromtool(t *testing.T, c *collector) {
 func TestPrometheus_NativeHistograms(t *testing.T) {
 	findPrometheus(t)
 	c := startCollector(t, t.TempDir(), settings+"    histograms:\n      kind: exponential\n")
-	s := startPrometheus(t, c, "native-histograms,exemplar-storage")
+	s := startPrometheus(t, c.metrics, "native-histograms,exemplar-storage")
 	w := waves{start: time.Now().Add(-time.Hour).Truncate(time.Second)}
 	c.send(w.wave(0))
 	c.send(w.wave(1))

@@ -5,6 +5,7 @@ import { Failure } from "./ui/parts";
 import { Shell } from "./ui/Shell";
 import { Code } from "./views/Code";
 import { Compare } from "./views/Compare";
+import { Findings } from "./views/Findings";
 import { Gaps } from "./views/Gaps";
 import { Kernels } from "./views/Kernels";
 import { Launches } from "./views/Launches";
@@ -48,6 +49,8 @@ export const usageRoute = createRoute({
       service: text(s.service),
       host: text(s.host),
       rate: text(s.rate),
+      cost: text(s.cost),
+      of: text(s.of),
     }),
   component: Usage,
 });
@@ -133,6 +136,13 @@ export const launchesRoute = createRoute({
   component: Launches,
 });
 
+export const findingsRoute = createRoute({
+  getParentRoute: () => sessionRoute,
+  path: "findings",
+  validateSearch: (s: Raw) => optional(interval(s.from, s.to)),
+  component: Findings,
+});
+
 export const gapsRoute = createRoute({
   getParentRoute: () => sessionRoute,
   path: "gaps",
@@ -164,6 +174,7 @@ export const codeRoute = createRoute({
   path: "code",
   validateSearch: (s: Raw) =>
     optional({
+      ...interval(s.from, s.to),
       path: id(s.path),
       view: oneOf(s.view, ["flame", "functions"] as const),
       zoom: typeof s.zoom === "string" && /^\d+(\.\d+)*$/.test(s.zoom) ? s.zoom : undefined,
@@ -186,6 +197,7 @@ export const router = createRouter({
       timelineRoute,
       kernelsRoute,
       launchesRoute,
+      findingsRoute,
       gapsRoute,
       scopesRoute,
       systemRoute,

@@ -5,7 +5,7 @@
 import { chromium } from "playwright-core";
 
 const base = process.env.GPUFLIGHT_URL;
-const { sessions } = await (await fetch(`${base}/api/v1/sessions`)).json();
+const { sessions } = await (await fetch(`${base}/api/v1/sessions?limit=1000`)).json();
 const session = sessions.toSorted((a, b) => (b.operations.kernel ?? 0) - (a.operations.kernel ?? 0))[0];
 const address = `/sessions/${encodeURIComponent(session.id)}`;
 const { lanes } = await (await fetch(`${base}/api/v1${address}`)).json();
@@ -32,32 +32,45 @@ const canvas = page.locator("canvas");
 const box = await canvas.boundingBox();
 await page.mouse.move(box.x + box.width * 0.5, box.y + 200);
 
-/** frames collects the work of each frame: from the event to the end of the paint, in ms. */
+const devtools = await page.context().newCDPSession(page);
+// Processor time, so that other programs of the machine do not count.
+await devtools.send("Performance.enable", { timeDomain: "threadTicks" });
+const busy = async () => {
+  const { metrics } = await devtools.send("Performance.getMetrics");
+  return metrics.find((m) => m.name === "TaskDuration").value * 1000;
+};
+
+/**
+ * frames moves n times and collects, in ms: the time of each paint, and the processor time of the main
+ * thread for each move. That is all work: events, React, new data, layout and paint.
+ */
 async function frames(move, n) {
   await page.evaluate(() => {
-    window.frames_ = [];
+    window.paints_ = [];
     window.observer_?.disconnect();
     const c = document.querySelector("canvas");
-    window.observer_ = new MutationObserver(() =>
-      window.frames_.push([Number(c.dataset.frame), Number(c.dataset.work)]),
-    );
-    window.observer_.observe(c, { attributes: true, attributeFilter: ["data-work"] });
+    window.observer_ = new MutationObserver(() => window.paints_.push(Number(c.dataset.frame)));
+    window.observer_.observe(c, { attributes: true, attributeFilter: ["data-frame"] });
   });
+  const work = [];
+  let before = await busy();
   for (let i = 0; i < n; i++) {
     await move(i);
     await page.evaluate(() => new Promise((r) => requestAnimationFrame(() => setTimeout(r))));
+    const now = await busy();
+    work.push(now - before);
+    before = now;
   }
   await page.waitForTimeout(500);
-  return page.evaluate(() => window.frames_);
+  return { paint: await page.evaluate(() => window.paints_), work };
 }
 
 const quantile = (list, p) => list.toSorted((a, b) => a - b)[Math.min(list.length - 1, Math.floor(list.length * p))];
 const result = {};
 const measure = async (name, move, n = 60) => {
-  const list = await frames(move, n);
-  const [paint, work] = [list.map((f) => f[0]), list.map((f) => f[1])];
+  const { paint, work } = await frames(move, n);
   result[name] = {
-    frames: list.length,
+    frames: paint.length,
     paint_p50: quantile(paint, 0.5),
     paint_p95: quantile(paint, 0.95),
     frame_p50: quantile(work, 0.5),
@@ -66,7 +79,10 @@ const measure = async (name, move, n = 60) => {
 };
 await measure("zoom", (i) => page.mouse.wheel(0, i < 40 ? -120 : 120));
 await measure("pan", () => page.mouse.wheel(90, 0));
+// Nearly the whole session: the whole one does not move.
 await page.keyboard.press("0");
+await page.mouse.wheel(0, -60);
+await page.waitForTimeout(1500);
 await measure("pan whole", (i) => page.mouse.wheel(i % 2 ? 60 : -60, 0));
 await browser.close();
 console.log(

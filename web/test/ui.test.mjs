@@ -156,11 +156,32 @@ const pages = {
   system: `${session}/system`,
   code: `${session}/code?view=functions`,
   flame: `${session}/code`,
+  findings: `${session}/findings`,
   gaps: `${session}/gaps`,
   usage: "/usage?by=session&rate=2",
   requests: "/usage?by=request",
   compare: `/compare?a=${minigpt}&b=${minigpt}`,
 };
+
+describe("findings", () => {
+  test("shows the causes of the API, and a gap opens in the timeline", async () => {
+    const page = await open(`${session}/findings`);
+    const table = page.getByRole("table", { name: "Idle time by cause" }).first();
+    await table.waitFor();
+    const answer = await page.evaluate((s) => fetch(`/api/v1${s}/analysis`).then((r) => r.json()), session);
+    const device = answer.devices[0].active;
+    const causes = Object.values(device.idle_by_cause_ns);
+    assert.equal(
+      causes.reduce((a, b) => a + b, 0),
+      device.idle_ns,
+    );
+    assert.equal(device.compute_ns + device.communication_ns + device.copy_ns + device.idle_ns, device.wall_ns);
+    assert.equal(await table.locator("tbody tr").count(), causes.length);
+    await table.getByRole("link").first().click();
+    await page.waitForURL(/timeline\?.*m0=/);
+    await close(page);
+  });
+});
 
 describe("accessibility", () => {
   for (const [name, path] of Object.entries(pages)) {

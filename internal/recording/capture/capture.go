@@ -15,6 +15,9 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
 	"github.com/gpuflight/gpuflight/internal/recording/deep/control"
@@ -34,15 +37,42 @@ type Options struct {
 	Deep   deep.Config
 	Window engine.Settings
 	Place  control.Place
+	// Logs, if it is set, receives the logs instead of the endpoint. Metrics, if it is set, receives
+	// the metrics before the endpoint: it removes what it takes. One goroutine at a time calls them.
+	Logs    func(plog.Logs)
+	Metrics func(pmetric.Metrics)
 	// Logger defaults to a logger without output.
 	Logger *slog.Logger
 }
 
+// sink is the client, except for signals that go elsewhere.
+type sink struct {
+	*otlp.Client
+	logs    func(plog.Logs)
+	metrics func(pmetric.Metrics)
+}
+
+func (s *sink) Logs(ld plog.Logs) {
+	if s.logs == nil {
+		s.Client.Logs(ld)
+		return
+	}
+	s.logs(ld)
+}
+
+func (s *sink) Metrics(md pmetric.Metrics) {
+	if s.metrics != nil {
+		s.metrics(md)
+	}
+	s.Client.Metrics(md) // which ignores a message without points
+}
+
 // Capture is a recording. Its methods are safe for concurrent use.
 type Capture struct {
-	config    recorder.Config
-	timeout   time.Duration
-	summaries string
+	config recorder.Config
+	// timeout bounds Stop. drain, if it is longer, bounds Stop while the endpoint accepts data.
+	timeout, drain time.Duration
+	summaries      string
 	// sendingLimit bounds the time that Stop spends on sending, in addition to timeout. 0 means no
 	// limit.
 	sendingLimit time.Duration
@@ -51,6 +81,7 @@ type Capture struct {
 	collector    *cupti.Collector   // nil where nothing can be recorded
 	recorder     *recorder.Recorder // nil where nothing can be recorded
 	client       *otlp.Client
+	sink         *sink // nil without a client
 	// The following fields are nil where deep-profiling windows are off. The server is also nil if
 	// its socket could not be created.
 	windows *deep.Controller
@@ -76,6 +107,7 @@ func Start(o Options) (*Capture, error) {
 	if c.timeout <= 0 {
 		c.timeout = recorder.DefaultShutdownTimeout
 	}
+	c.drain = max(c.timeout, o.Settings.DrainTimeout)
 	c.config = o.Settings.Config()
 	c.config.Start = time.Now()
 	c.config.Logger = c.logger
@@ -94,6 +126,7 @@ func Start(o Options) (*Capture, error) {
 	if c.client, err = otlp.New(o.Sending, c.logger); err != nil {
 		return nil, err
 	}
+	c.sink = &sink{Client: c.client, logs: o.Logs, metrics: o.Metrics}
 	if err := c.open(&o); err != nil {
 		c.abandon()
 		return nil, err
@@ -126,7 +159,7 @@ func (c *Capture) open(o *Options) error {
 		}
 		c.config.Rules = c.windows
 	}
-	r, err := recorder.New(c.config, recorder.FromCollector(collector), c.client)
+	r, err := recorder.New(c.config, recorder.FromCollector(collector), c.sink)
 	if err != nil {
 		_ = collector.Close() // nothing to stop: it has not started
 		return err
@@ -228,7 +261,8 @@ func (c *Capture) Config() recorder.Config { return c.config }
 func (c *Capture) LimitSending(d time.Duration) { c.sendingLimit = d }
 
 // Stop ends the recording and sends the pending data. It returns when ctx ends or the settings'
-// shutdown timeout expires, whichever is earlier. finalize detaches CUPTI from the driver, which is
+// shutdown timeout expires, whichever is earlier. With a longer drain timeout, that applies while the
+// endpoint accepts data, and the shutdown timeout bounds the time in which it accepts none. finalize detaches CUPTI from the driver, which is
 // useful only if the program continues. The error names the data that could not be sent. Later
 // calls return the result of the first.
 func (c *Capture) Stop(ctx context.Context, finalize bool) (recorder.Summary, error) {
@@ -240,20 +274,23 @@ func (c *Capture) stop(ctx context.Context, finalize bool) (recorder.Summary, er
 	if c.client == nil {
 		return recorder.Summary{Reason: c.status.Reason, Detail: c.status.Detail}, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	ctx, cancel := context.WithTimeout(ctx, c.drain)
 	defer cancel()
+	ending, endingCancel := context.WithTimeout(ctx, c.timeout)
+	defer endingCancel()
+	defer c.cancelStalled(ctx, cancel)()
 	var summary recorder.Summary
 	var errs []error
 	if c.collector == nil {
-		errs = append(errs, c.stopUnavailableServer(ctx))
+		errs = append(errs, c.stopUnavailableServer(ending))
 		var err error
-		summary, err = recorder.Unavailable(c.config, c.status, c.client)
+		summary, err = recorder.Unavailable(c.config, c.status, c.sink)
 		errs = append(errs, err)
 	} else {
-		errs = append(errs, c.stopWindows(ctx))
-		stopped, err := c.stopCollector(ctx, finalize)
+		errs = append(errs, c.stopWindows(ending))
+		stopped, err := c.stopCollector(ending, finalize)
 		errs = append(errs, err)
-		summary = c.recorder.Stop(ctx)
+		summary = c.stopRecorder(ctx)
 		if stopped { // else CUPTI still holds the buffers that Close would wait for
 			errs = append(errs, c.collector.Close())
 		}
@@ -269,6 +306,59 @@ func (c *Capture) stop(ctx context.Context, finalize bool) (recorder.Summary, er
 		errs = append(errs, summary.Write(c.summaries))
 	}
 	return summary, errors.Join(errs...)
+}
+
+// stopRecorder gives the recorder three quarters of the remaining time. It needs them only where the
+// endpoint is slower than the program was: the rest is for the queue.
+func (c *Capture) stopRecorder(ctx context.Context) recorder.Summary {
+	end, _ := ctx.Deadline()
+	ctx, cancel := context.WithTimeout(ctx, time.Until(end)*3/4)
+	defer cancel()
+	return c.recorder.Stop(ctx)
+}
+
+// stallInterval is the interval at which cancelStalled looks at the progress.
+const stallInterval = 100 * time.Millisecond
+
+// cancelStalled calls cancel when the endpoint accepts nothing for the shutdown timeout. The caller
+// calls stop at the end.
+func (c *Capture) cancelStalled(ctx context.Context, cancel context.CancelFunc) (stop func()) {
+	if c.drain == c.timeout {
+		return func() {} // the deadline of ctx does the same
+	}
+	over := make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		ticker := time.NewTicker(stallInterval)
+		defer ticker.Stop()
+		last, since := c.accepted(), time.Now()
+		for {
+			select {
+			case <-over:
+				return
+			case <-ctx.Done():
+				return
+			case now := <-ticker.C:
+				if n := c.accepted(); n != last {
+					last, since = n, now
+				} else if now.Sub(since) > c.timeout {
+					cancel()
+				}
+			}
+		}
+	})
+	return func() {
+		close(over)
+		watching.Wait()
+	}
+}
+
+// accepted counts the items that endpoints have accepted.
+func (c *Capture) accepted() (n uint64) {
+	for _, s := range c.client.Stats() {
+		n += s.Sent
+	}
+	return n
 }
 
 // stopWindows closes the open window and sends the results of all windows. It uses at most half of

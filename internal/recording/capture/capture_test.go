@@ -5,8 +5,12 @@ package capture
 import (
 	"context"
 	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -133,7 +137,6 @@ func TestCapture_SwitchedOff(t *testing.T) {
 	}
 }
 
-// An unreachable endpoint delays Stop by the bound at most, and the log reports the dropped data.
 func TestStart_BudgetAndDeepProfiling(t *testing.T) {
 	o := options(t, map[string]string{"GPUFLIGHT_OUTPUT": filepath.Join(t.TempDir(), "out.jsonl"), "GPUFLIGHT_OVERHEAD_BUDGET": "2%"})
 	o.Deep.Enabled = true
@@ -141,6 +144,48 @@ func TestStart_BudgetAndDeepProfiling(t *testing.T) {
 	assert.Nil(t, c)
 	assert.EqualError(t, err, "GPUFLIGHT_OVERHEAD_BUDGET and deep profiling (GPUFLIGHT_DEEP) exclude each other: remove one of them")
 	assert.NoFileExists(t, o.Sending.File)
+}
+
+// TestCaptureStop_SlowEndpoint checks an endpoint that needs longer than the shutdown timeout for all
+// data, and one that stops accepting.
+func TestCaptureStop_SlowEndpoint(t *testing.T) {
+	gpu := cuptitest.Libraries(t)
+	require.Zero(t, gpu.Init())
+	for name, accepts := range map[string]int64{"accepts": 1 << 30, "stops accepting": 5} {
+		t.Run(name, func(t *testing.T) {
+			var requests atomic.Int64
+			over := make(chan struct{})
+			server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				if requests.Add(1) > accepts {
+					<-over
+				}
+				time.Sleep(150 * time.Millisecond)
+			}))
+			defer server.Close()
+			defer close(over)
+			o := options(t, map[string]string{
+				"GPUFLIGHT_CUPTI": gpu.CUPTI, "OTEL_EXPORTER_OTLP_ENDPOINT": server.URL, "GPUFLIGHT_MAX_SPANS_PER_SECOND": "unlimited",
+				"GPUFLIGHT_SHUTDOWN_TIMEOUT": "2s", "GPUFLIGHT_DRAIN_TIMEOUT": "5m", "OTEL_EXPORTER_OTLP_TIMEOUT": "3600000",
+			})
+			o.Sending.RequestBytes = 64 << 10
+			c, err := Start(o)
+			require.NoError(t, err)
+			gpu.LaunchThreads(1, 6000, "_Z6kernelv")
+			summary, err := c.Stop(t.Context(), false)
+			assert.Equal(t, uint64(6000), summary.KernelCount)
+			traces := summary.Delivery[0]
+			if accepts > 5 {
+				require.NoError(t, err)
+				assert.Equal(t, uint64(6001), traces.Sent)
+				assert.Greater(t, requests.Load(), int64(40), "more than four in flight can send in the shutdown timeout")
+				return
+			}
+			require.Error(t, err)
+			assert.Equal(t, uint64(6001), traces.Sent+traces.Unsent[otlp.ReasonShutdown])
+			assert.NotZero(t, traces.Sent)
+		})
+	}
 }
 
 func TestCaptureStop_UnreachableEndpoint(t *testing.T) {

@@ -3,12 +3,16 @@
 package otlp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/collector/pdata/plog"
@@ -49,6 +53,11 @@ const (
 	logInterval = 30 * time.Second
 	firstWait   = 500 * time.Millisecond
 	longestWait = 30 * time.Second
+	// traceRequests is the number of concurrent requests with spans. A Collector that answers after
+	// its commit limits one request at a time to about 30,000 spans/s; four reach 100,000.
+	traceRequests = 4
+	// backlogFor is how long after the last accepted request a full queue still counts as a backlog.
+	backlogFor = 2 * time.Second
 )
 
 // Stats counts the outcome of one signal's items: spans, log records, data points or profiles. Sent
@@ -72,8 +81,8 @@ func (s Stats) UnsentTotal() uint64 {
 	return n
 }
 
-// Client sends telemetry in the background. Traces, Logs, Metrics, Profiles, Stats and Check are
-// safe for concurrent use. The first four never wait for the network or the disk. They take
+// Client sends telemetry in the background. Traces, Logs, Metrics, Profiles, Backlog, Stats and Check
+// are safe for concurrent use. The first four never wait for the network or the disk. They take
 // ownership of the data.
 type Client struct {
 	log     *slog.Logger
@@ -87,16 +96,17 @@ type Client struct {
 
 // signalQueue is one signal's queue and worker.
 type signalQueue struct {
-	signal  Signal
-	to      string
-	off     bool
-	limit   int // limit of the queued bytes
-	request int // limit of the bytes of one request
-	retry   time.Duration
-	attempt time.Duration
-	out     transport
-	file    *file
-	log     *slog.Logger
+	signal   Signal
+	endpoint Endpoint
+	to       string
+	off      bool
+	limit    int // limit of the queued bytes
+	request  int // limit of the bytes of one request
+	retry    time.Duration
+	attempt  time.Duration
+	out      transport
+	file     *file
+	log      *slog.Logger
 
 	mu       sync.Mutex
 	queue    []waiting
@@ -105,14 +115,42 @@ type signalQueue struct {
 	wake     chan struct{} // has capacity for one
 	closing  chan struct{} // closed by Shutdown
 	stats    Stats
-	warned   bool // a warning was logged and the endpoint has not recovered
-	loggedAt time.Time
+	rejects  state
+	outage   *state    // shared by the signals of one address
 	full     bool      // logged since the queue was last empty
 	until    time.Time // the deadline of Shutdown; zero for none
+	accepted time.Time // when the endpoint last accepted items
 
-	// Only the worker uses the following fields.
-	renewed bool // the final attempt has requested a new connection
-	noted   bool // the server's message has been logged
+	renewed atomic.Bool // the final attempt has requested a new connection
+	noted   atomic.Bool // the server's message has been logged
+}
+
+// state bounds the log messages about a problem and its end.
+type state struct {
+	mu       sync.Mutex
+	warned   bool // a warning was logged and the problem has not ended
+	loggedAt time.Time
+}
+
+// shouldLog reports whether to log the problem now.
+func (s *state) shouldLog() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if s.warned || !s.loggedAt.IsZero() && now.Sub(s.loggedAt) < logInterval {
+		return false
+	}
+	s.warned, s.loggedAt = true, now
+	return true
+}
+
+// ended reports whether to log that the problem has ended.
+func (s *state) ended() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ended := s.warned
+	s.warned = false
+	return ended
 }
 
 type waiting struct {
@@ -142,10 +180,11 @@ func New(s Settings, logger *slog.Logger) (*Client, error) {
 			return nil, fmt.Errorf("GPUFLIGHT_OUTPUT: %w", err)
 		}
 	}
+	outages := map[string]*state{}
 	for signal := range numSignals {
 		e := s.Signals[signal]
 		l := &signalQueue{
-			signal: signal, to: e.String(), off: !s.Sends(signal), limit: s.QueueBytes, request: s.RequestBytes, retry: s.RetryFor, attempt: e.Timeout,
+			signal: signal, endpoint: e, to: e.String(), off: !s.Sends(signal), limit: s.QueueBytes, request: s.RequestBytes, retry: s.RetryFor, attempt: e.Timeout,
 			file: c.file, log: logger, wake: make(chan struct{}, 1), closing: make(chan struct{}),
 		}
 		if l.attempt <= 0 {
@@ -157,6 +196,10 @@ func New(s Settings, logger *slog.Logger) (*Client, error) {
 		if c.file != nil {
 			l.to, l.request = s.File, min(l.request, filePiece)
 		}
+		if outages[l.address()] == nil {
+			outages[l.address()] = new(state)
+		}
+		l.outage = outages[l.address()]
 		c.queues[signal] = l
 		if l.off || c.file != nil {
 			continue
@@ -174,7 +217,14 @@ func New(s Settings, logger *slog.Logger) (*Client, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	c.stop = stop
 	for _, l := range c.queues {
-		if !l.off {
+		if l.off {
+			continue
+		}
+		workers := 1
+		if l.signal == Traces && c.file == nil {
+			workers = traceRequests
+		}
+		for range workers {
 			c.workers.Go(func() { l.run(ctx) })
 		}
 	}
@@ -205,6 +255,16 @@ func (c *Client) Metrics(md pmetric.Metrics) { c.queues[Metrics].put(metrics{md}
 // that it rejects are counted and logged once. They are no error of Shutdown or Check.
 func (c *Client) Profiles(p profile.Profiles) { c.queues[Profiles].put(profilesPayload{p}) }
 
+// Backlog reports whether more than half of the queue for spans is in use while the endpoint accepts
+// data. The caller can then wait for room. Waiting for an endpoint that accepts nothing does not
+// help: Backlog returns false, and the queue drops what exceeds it.
+func (c *Client) Backlog() bool {
+	l := c.queues[Traces]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.bytes > l.limit/2 && time.Since(l.accepted) < backlogFor
+}
+
 // Stats returns the counts of each signal.
 func (c *Client) Stats() map[Signal]Stats {
 	m := map[Signal]Stats{}
@@ -231,15 +291,69 @@ func (c *Client) Shutdown(ctx context.Context) error {
 		c.stop()
 		<-done
 		c.closeTransports()
-		var errs []error
-		for _, l := range c.queues {
-			if s := l.snapshot(); s.UnsentTotal() > s.Unsent[ReasonUnsupported] {
-				errs = append(errs, fmt.Errorf("%d %s were not sent to %s: %v: %s", s.UnsentTotal(), itemNames[l.signal], s.Endpoint, s.Unsent, s.LastError))
-			}
-		}
-		c.outcome = errors.Join(errs...)
+		c.outcome = c.unsentError()
 	})
 	return c.outcome
+}
+
+// unsentError returns one error for each address, or nil if everything was sent.
+func (c *Client) unsentError() error {
+	type loss struct {
+		items, reasons []string
+		last           string
+	}
+	var order []string
+	losses := map[string]*loss{}
+	for _, l := range c.queues {
+		s := l.snapshot()
+		if s.UnsentTotal() <= s.Unsent[ReasonUnsupported] {
+			continue
+		}
+		to := l.destination()
+		x := losses[to]
+		if x == nil {
+			x = &loss{}
+			losses[to] = x
+			order = append(order, to)
+		}
+		x.items = append(x.items, counted(s.UnsentTotal(), itemNames[l.signal]))
+		for reason := range s.Unsent {
+			if !slices.Contains(x.reasons, reason) {
+				x.reasons = append(x.reasons, reason)
+			}
+		}
+		x.last = cmp.Or(x.last, s.LastError)
+	}
+	var errs []error
+	for _, to := range order {
+		x := losses[to]
+		slices.Sort(x.reasons)
+		verb := "were"
+		if len(x.items) == 1 && strings.HasPrefix(x.items[0], "1 ") {
+			verb = "was"
+		}
+		text := fmt.Sprintf("%s %s not sent to %s (%s)", strings.Join(x.items, ", "), verb, to, strings.Join(x.reasons, ", "))
+		if x.last != "" {
+			text += ": " + x.last
+		}
+		errs = append(errs, errors.New(text))
+	}
+	return errors.Join(errs...)
+}
+
+func counted(n uint64, plural string) string {
+	if n == 1 {
+		plural = strings.TrimSuffix(plural, "s")
+	}
+	return fmt.Sprintf("%d %s", n, plural)
+}
+
+// destination is the address or the file of a signal.
+func (l *signalQueue) destination() string {
+	if l.file != nil {
+		return l.to
+	}
+	return l.address()
 }
 
 var itemNames = [numSignals]string{"spans", "log records", "metric points", "profiles"}
@@ -304,10 +418,15 @@ func (l *signalQueue) put(p payload) {
 	default:
 		l.queue = append(l.queue, waiting{p, bytes})
 		l.bytes += bytes
-		select {
-		case l.wake <- struct{}{}:
-		default:
-		}
+		l.signalWork()
+	}
+}
+
+// signalWork wakes one worker.
+func (l *signalQueue) signalWork() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -343,6 +462,9 @@ func (l *signalQueue) next(ctx context.Context) (p payload, done func(), ok bool
 			copy(l.queue, l.queue[taken:])
 			clear(l.queue[n-taken:])
 			l.queue = l.queue[:n-taken]
+			if len(l.queue) > 0 {
+				l.signalWork() // for the next worker
+			}
 			l.mu.Unlock()
 			return first.payload, func() {
 				l.mu.Lock()
@@ -418,8 +540,7 @@ func (l *signalQueue) deliver(ctx context.Context, p payload) {
 			rejected = min(max(rejected, 0), int64(items))
 			if rejected > 0 {
 				err = fmt.Errorf("partial success: %.200q", message)
-			} else if message != "" && !l.noted {
-				l.noted = true
+			} else if message != "" && l.noted.CompareAndSwap(false, true) {
 				l.log.Warn("gpuflight: the endpoint accepted telemetry with a message", "signal", l.signal.String(), "to", l.to, "message", fmt.Sprintf("%.200q", message))
 			}
 			l.finish(items-int(rejected), ReasonRejected, int(rejected), err)
@@ -490,8 +611,7 @@ func (l *signalQueue) finalAttempt(ctx context.Context) bool {
 	default:
 		return false
 	}
-	if !l.renewed {
-		l.renewed = true
+	if l.renewed.CompareAndSwap(false, true) {
 		l.out.reconnect(ctx)
 	}
 	return true
@@ -535,45 +655,41 @@ func (l *signalQueue) write(ctx context.Context, p payload) {
 func (l *signalQueue) finish(sent int, reason string, lost int, err error) {
 	l.mu.Lock()
 	l.stats.Sent += uint64(sent)
+	if sent > 0 {
+		l.accepted = time.Now()
+	}
 	if lost > 0 {
 		l.unsent(reason, lost)
 	}
 	if err != nil {
 		l.stats.LastError = err.Error()
 	}
-	recovered := lost == 0 && l.warned
-	if recovered {
-		l.warned = false
-	}
-	shouldLog := lost > 0 && l.shouldLog()
 	l.mu.Unlock()
-	switch {
+	if lost == 0 {
+		rejected, unreachable := l.rejects.ended(), l.outage.ended()
+		if rejected || unreachable {
+			l.log.Info("gpuflight: telemetry is accepted again", "to", l.to)
+		}
+		return
+	}
+	problem := &l.rejects
+	if reason == ReasonUnreachable {
+		problem = l.outage
+	}
+	switch shouldLog := problem.shouldLog(); {
 	case shouldLog && reason == ReasonUnsupported:
 		l.log.Warn("gpuflight: the endpoint does not support profiles: profiles are dropped, other signals are sent", "to", l.to, "error", err)
 	case shouldLog:
 		l.log.Warn("gpuflight: telemetry is rejected and dropped", "signal", l.signal.String(), "to", l.to, "reason", reason, "error", err)
-	case recovered:
-		l.log.Info("gpuflight: telemetry is accepted again", "signal", l.signal.String(), "to", l.to)
 	}
 }
 
 // failed records an attempt that will be retried.
 func (l *signalQueue) failed(err error) {
 	l.mu.Lock()
-	shouldLog := l.shouldLog()
 	l.stats.LastError = err.Error()
 	l.mu.Unlock()
-	if shouldLog {
-		l.log.Warn("gpuflight: telemetry cannot be sent and is retried", "signal", l.signal.String(), "to", l.to, "error", err)
+	if l.outage.shouldLog() {
+		l.log.Warn("gpuflight: telemetry cannot be sent and is retried", "to", l.to, "error", err)
 	}
-}
-
-// shouldLog reports whether to log a failure and marks it as logged. The caller holds the lock.
-func (l *signalQueue) shouldLog() bool {
-	now := time.Now()
-	if l.warned || !l.loggedAt.IsZero() && now.Sub(l.loggedAt) < logInterval {
-		return false
-	}
-	l.warned, l.loggedAt = true, now
-	return true
 }

@@ -25,6 +25,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -702,6 +703,41 @@ func TestClient_FullQueue(t *testing.T) {
 	assert.Equal(t, 10_000-full, c.Stats()[Traces].Sent)
 	assert.Equal(t, uint64(5), c.Stats()[Logs].Sent)
 	assert.Equal(t, 1, strings.Count(log.String(), "newest telemetry is dropped"), log.String())
+}
+
+// TestClient_Backlog checks a Collector that answers slowly: several requests are in flight, and
+// Backlog reports a queue that is half full, but not for an endpoint that accepts nothing.
+func TestClient_Backlog(t *testing.T) {
+	var inFlight, most atomic.Int64
+	release := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		n := inFlight.Add(1)
+		defer inFlight.Add(-1)
+		for {
+			if m := most.Load(); n <= m || most.CompareAndSwap(m, n) {
+				break
+			}
+		}
+		<-release
+	}))
+	defer server.Close()
+	s := testSettings(t, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL)
+	one := traces{spans(0, 100)}.size() + payloadBytes
+	s.QueueBytes, s.RequestBytes = 10*one, one
+	c := start(t, s, nil)
+	for i := range 8 {
+		c.Traces(spans(100*i, 100))
+	}
+	require.Eventually(t, func() bool { return inFlight.Load() == traceRequests }, time.Minute, time.Millisecond)
+	assert.False(t, c.Backlog(), "nothing was accepted")
+	release <- struct{}{}
+	require.Eventually(t, c.Backlog, time.Minute, time.Millisecond, "7 of 10 wait")
+	close(release)
+	require.Eventually(t, func() bool { return !c.Backlog() }, time.Minute, time.Millisecond)
+	require.NoError(t, c.Shutdown(within(t, time.Minute)))
+	assert.Equal(t, uint64(800), c.Stats()[Traces].Sent)
+	assert.Equal(t, int64(traceRequests), most.Load())
 }
 
 func TestTLS(t *testing.T) {

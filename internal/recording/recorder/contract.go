@@ -60,6 +60,9 @@ type Sink interface {
 	Traces(ptrace.Traces)
 	Logs(plog.Logs)
 	Metrics(pmetric.Metrics)
+	// Backlog reports whether the sink would have more room later. The recorder then leaves records
+	// in CUPTI's buffers, up to Config.MaxBacklog.
+	Backlog() bool
 }
 
 // ProfileSink receives profiles under the rules of Sink.
@@ -98,6 +101,10 @@ type Config struct {
 	// FlushInterval is the interval of CUPTI flushes (default 200 ms). MetricInterval is the
 	// interval of metric exports (default 10 s).
 	FlushInterval, MetricInterval time.Duration
+	// MaxBacklog is the number of completed buffers that wait for Take while the sink has a backlog.
+	// The default is 16, half of the collector's buffers. At this number the recorder takes them
+	// anyway, so that CUPTI drops no records: the sink drops spans then, and metrics stay complete.
+	MaxBacklog int
 	// Start is the start of the session. The default is the current time.
 	Start time.Time
 	// Asked are the requested kinds. The default is cupti.DefaultKinds.

@@ -76,6 +76,8 @@ type engine struct {
 
 	lastMetrics int64
 	ownTime     func() time.Duration
+	// wait returns when the sink has no backlog, or must not be waited for.
+	wait func()
 
 	// The following are reused for each event.
 	kernel gpuevent.Kernel
@@ -91,7 +93,7 @@ func newEngine(cfg Config, src Source, sink Sink, now time.Time) *engine {
 		cfg: cfg, src: src, sink: sink, log: cfg.Logger, key: gpuevent.KeyOf(cfg.InstanceID),
 		batch: gpuevent.NewBatch(gpuevent.Signals{Traces: true, Logs: true}),
 		work:  newBucket(cfg.MaxSpansPerSecond, now), now: now,
-		ownTime: func() time.Duration { return 0 },
+		ownTime: func() time.Duration { return 0 }, wait: func() {},
 	}
 	// Ranges are bounded even if spans of device work are disabled.
 	rate := cfg.MaxSpansPerSecond
@@ -399,6 +401,7 @@ func (e *engine) send() {
 	spans, records := e.batch.Spans(), e.batch.LogRecords()
 	traces, logs, _ := e.batch.Take()
 	if spans > 0 {
+		e.wait()
 		e.sink.Traces(traces)
 	}
 	if records > 0 {

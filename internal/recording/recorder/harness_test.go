@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -220,7 +221,10 @@ type sink struct {
 	// resources are the resources of all signals.
 	resources []pcommon.Map
 	panics    bool
+	backlog   atomic.Bool
 }
+
+func (s *sink) Backlog() bool { return s.backlog.Load() }
 
 func (s *sink) Traces(t ptrace.Traces) {
 	s.mu.Lock()
@@ -256,6 +260,13 @@ func (s *sink) Metrics(m pmetric.Metrics) {
 	defer s.mu.Unlock()
 	s.metrics = append(s.metrics, m)
 	s.resources = append(s.resources, m.ResourceMetrics().At(0).Resource().Attributes())
+}
+
+// count returns the number of metric exports.
+func (s *sink) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.metrics)
 }
 
 // operation returns the spans of one operation.

@@ -24,6 +24,7 @@ const (
 	defaultMaxSpansPerTrace  = 10_000
 	defaultFlushInterval     = 200 * time.Millisecond
 	defaultMetricInterval    = 10 * time.Second
+	defaultMaxBacklog        = 16
 )
 
 const (
@@ -35,6 +36,8 @@ const (
 	// recorder flushes CUPTI. It is an eighth of the collector's default pool. A flush may deliver
 	// four times as many.
 	maxHeld = 4
+	// backlogInterval is the interval at which the recorder checks a sink with a backlog.
+	backlogInterval = 20 * time.Millisecond
 	// grace is how long Stop waits for the goroutine after its deadline.
 	grace = time.Second
 )
@@ -42,10 +45,11 @@ const (
 // Recorder converts one collector's records into telemetry. Any goroutine may call Begin, End and
 // SessionRef. Only the owner may call Start and Stop, and Start only once.
 type Recorder struct {
-	cfg Config
-	src Source
-	log *slog.Logger
-	ref gpuevent.Ref
+	cfg  Config
+	src  Source
+	sink Sink
+	log  *slog.Logger
+	ref  gpuevent.Ref
 
 	// broken means that an internal error stopped recording. abandoned means that Stop no longer
 	// waits. over means that new scopes are ignored.
@@ -90,10 +94,16 @@ func New(cfg Config, src Source, sink Sink) (*Recorder, error) {
 			return nil, err
 		}
 	}
-	return &Recorder{
-		cfg: cfg, src: src, log: cfg.Logger, ref: e.scopes.session.first, engine: e, timed: e.figures != nil,
+	r := &Recorder{
+		cfg: cfg, src: src, sink: sink, log: cfg.Logger, ref: e.scopes.session.first, engine: e, timed: e.figures != nil,
 		stop: make(chan struct{}), done: make(chan struct{}),
-	}, nil
+	}
+	e.wait = func() {
+		for r.waits() {
+			time.Sleep(backlogInterval)
+		}
+	}
+	return r, nil
 }
 
 // complete sets the defaults and validates the configuration.
@@ -118,6 +128,9 @@ func complete(cfg Config) (Config, error) {
 	}
 	if cfg.MetricInterval == 0 {
 		cfg.MetricInterval = defaultMetricInterval
+	}
+	if cfg.MaxBacklog <= 0 {
+		cfg.MaxBacklog = defaultMaxBacklog
 	}
 	if cfg.Start.IsZero() {
 		cfg.Start = time.Now()
@@ -299,6 +312,14 @@ func (r *Recorder) consume() error {
 			r.drain()
 			return nil
 		}
+		if r.waits() { // without a flush, so that CUPTI fills its buffers
+			e.now = time.Now()
+			r.learnScopes() // the program continues to open scopes
+			e.tick()
+			silent = e.now
+			pause(stop, backlogInterval)
+			continue
+		}
 		wait := max(0, time.Until(next))
 		if stopping {
 			wait = min(wait, 20*time.Millisecond)
@@ -335,6 +356,11 @@ func (r *Recorder) consume() error {
 			next = e.now.Add(r.cfg.FlushInterval)
 		}
 	}
+}
+
+// waits reports whether to leave the records with CUPTI, because the sink has a backlog.
+func (r *Recorder) waits() bool {
+	return r.sink.Backlog() && r.src.Pending()+len(r.held) < r.cfg.MaxBacklog && !r.abandoned.Load()
 }
 
 // pause waits for d, or until the recorder stops.

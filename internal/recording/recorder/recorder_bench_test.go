@@ -18,6 +18,7 @@ import (
 // nowhere is a sink that discards everything.
 type nowhere struct{}
 
+func (nowhere) Backlog() bool           { return false }
 func (nowhere) Traces(ptrace.Traces)    {}
 func (nowhere) Logs(plog.Logs)          {}
 func (nowhere) Metrics(pmetric.Metrics) {}

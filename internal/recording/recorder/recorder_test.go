@@ -346,6 +346,48 @@ func TestRecorder_SourceFails(t *testing.T) {
 	assert.Equal(t, "take records: broken pipe", s.Failure)
 }
 
+func TestRecorder_Backlog(t *testing.T) {
+	kernels := func(f *fixture, n int) {
+		for i := range n {
+			f.src.deliver(kernel("k", uint32(i+1), int64(i), 10))
+		}
+	}
+	t.Run("leaves records with CUPTI", func(t *testing.T) {
+		f := newFixture(t, Config{MaxBacklog: 4, MetricInterval: time.Millisecond})
+		f.sink.backlog.Store(true)
+		kernels(f, 3)
+		f.start()
+		require.Eventually(t, func() bool { return f.sink.count() > 0 }, time.Minute, time.Millisecond, "metrics are sent")
+		assert.Equal(t, 3, f.src.Pending())
+		assert.Zero(t, f.src.flushes, "CUPTI fills its buffers")
+		f.sink.backlog.Store(false)
+		require.Eventually(t, func() bool { return f.src.Pending() == 0 }, time.Minute, time.Millisecond)
+		s := f.stop()
+		assert.Equal(t, uint64(3), s.Spans.Emitted)
+	})
+	t.Run("takes them before CUPTI drops records", func(t *testing.T) {
+		f := newFixture(t, Config{MaxBacklog: 4})
+		f.sink.backlog.Store(true)
+		kernels(f, 10)
+		f.start()
+		require.Eventually(t, func() bool { return f.src.Pending() < 4 }, time.Minute, time.Millisecond)
+		f.sink.backlog.Store(false)
+		assert.Equal(t, uint64(10), f.stop().Spans.Emitted)
+	})
+	t.Run("ends at the deadline", func(t *testing.T) {
+		f := newFixture(t, Config{MaxBacklog: 4})
+		f.sink.backlog.Store(true)
+		kernels(f, 3)
+		f.start()
+		f.src.end()
+		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		defer cancel()
+		s := f.r.Stop(ctx)
+		assert.Empty(t, s.Failure)
+		assert.Equal(t, uint64(3), s.Records.Unread)
+	})
+}
+
 func TestStop(t *testing.T) {
 	t.Run("before start", func(t *testing.T) {
 		f := newFixture(t, Config{})

@@ -53,8 +53,9 @@ type Settings struct {
 	MinDuration, FlushInterval, MetricInterval time.Duration
 	// OverheadBudget is GPUFLIGHT_OVERHEAD_BUDGET, or 0.
 	OverheadBudget float64
-	// ShutdownTimeout is GPUFLIGHT_SHUTDOWN_TIMEOUT.
-	ShutdownTimeout time.Duration
+	// ShutdownTimeout is GPUFLIGHT_SHUTDOWN_TIMEOUT. DrainTimeout is GPUFLIGHT_DRAIN_TIMEOUT: the end
+	// of a recording may take so long while its endpoint accepts data. 0 means ShutdownTimeout.
+	ShutdownTimeout, DrainTimeout time.Duration
 	// LogLevel is GPUFLIGHT_LOG_LEVEL (debug, info, warn, error, off). The default is warn; off is
 	// above all levels.
 	LogLevel slog.Level
@@ -81,8 +82,8 @@ func (s *Settings) Table() []settings.Setting {
 		{Variable: "GPUFLIGHT_CUPTI", Set: settings.To(&s.Library, settings.Text)},
 		{Variable: "GPUFLIGHT_BUFFER_SIZE", Set: settings.To(&s.BufferBytes, parseBufferSize)},
 		{
-			Variable: "GPUFLIGHT_MAX_SPANS_PER_SECOND", Set: settings.To(&s.MaxSpansPerSecond, settings.ZeroIsNone(settings.Int(-1, most))), Flag: "max-spans",
-			Help: "`limit` of spans of device work per second and process, 0 for no spans; metrics include the omitted work (default 20000)",
+			Variable: "GPUFLIGHT_MAX_SPANS_PER_SECOND", Set: settings.To(&s.MaxSpansPerSecond, parseMaxSpans), Flag: "max-spans",
+			Help: "`limit` of spans of device work per second and process, 0 for no spans; metrics include the omitted work (default: unlimited)",
 		},
 		{Variable: "GPUFLIGHT_MAX_SPANS_PER_TRACE", Set: settings.To(&s.MaxSpansPerTrace, settings.Int(2, most))},
 		{Variable: "GPUFLIGHT_KERNELS_ONLY", Set: settings.To(&s.KernelsOnly, settings.Bool)},
@@ -96,15 +97,16 @@ func (s *Settings) Table() []settings.Setting {
 		},
 		{
 			Variable: "GPUFLIGHT_MIN_DURATION", Set: settings.To(&s.MinDuration, settings.Duration(0)), Flag: "min-duration",
-			Help: "create no spans for device work shorter than this `duration` (5us)",
+			Help: "create no spans for device work shorter than this `duration` (example: 5us)",
 		},
 		{Variable: "GPUFLIGHT_FLUSH_INTERVAL", Set: settings.To(&s.FlushInterval, settings.Duration(time.Millisecond))},
 		{Variable: "GPUFLIGHT_METRIC_INTERVAL", Set: settings.To(&s.MetricInterval, settings.Duration(time.Millisecond))},
 		{
 			Variable: budgetVariable, Set: settings.To(&s.OverheadBudget, settings.Share), Flag: "overhead-budget",
-			Help: "`share` of the program's time that recording may cost (2%): records in time slices; cannot be combined with deep profiling",
+			Help: "`share` of the program's time that recording may cost: records in time slices; cannot be combined with deep profiling (example: 2%)",
 		},
 		{Variable: "GPUFLIGHT_SHUTDOWN_TIMEOUT", Set: settings.To(&s.ShutdownTimeout, settings.Duration(0))},
+		{Variable: "GPUFLIGHT_DRAIN_TIMEOUT", Set: settings.To(&s.DrainTimeout, settings.Duration(0))},
 		{Variable: "GPUFLIGHT_LOG_LEVEL", Set: settings.To(&s.LogLevel, parseLevel)},
 		{Variable: "GPUFLIGHT_SUMMARY_DIR", Set: settings.To(&s.SummaryDir, settings.Text)},
 		{Variable: "TRACEPARENT", Set: func(v string) error {
@@ -158,6 +160,7 @@ func (s *Settings) Config() Config {
 		KernelsOnly: s.KernelsOnly, Include: s.Include, Exclude: s.Exclude, MinDuration: s.MinDuration,
 		FlushInterval: s.FlushInterval, MetricInterval: s.MetricInterval,
 		Asked: s.Kinds, OverheadBudget: s.OverheadBudget,
+		MaxBacklog: s.Collector().Buffers / 2,
 	}
 }
 
@@ -186,6 +189,20 @@ func (s *Settings) Collector() cupti.Config {
 		c.Buffers = allBuffers / s.BufferBytes
 	}
 	return c
+}
+
+// Unlimited is the value of GPUFLIGHT_MAX_SPANS_PER_SECOND for no limit.
+const Unlimited = "unlimited"
+
+func parseMaxSpans(v string) (int, error) {
+	if v == Unlimited {
+		return math.MaxInt32, nil
+	}
+	n, err := settings.ZeroIsNone(settings.Int(-1, math.MaxInt32))(v)
+	if err != nil {
+		return 0, settings.Want("a whole number of 0 to 2147483647, or " + Unlimited)
+	}
+	return n, nil
 }
 
 func parseLevel(v string) (slog.Level, error) {

@@ -65,7 +65,7 @@ func TestSettings(t *testing.T) {
 
 func TestSettings_InvalidValues(t *testing.T) {
 	for _, c := range []struct{ name, value, want string }{
-		{"GPUFLIGHT_MAX_SPANS_PER_SECOND", "many", `GPUFLIGHT_MAX_SPANS_PER_SECOND is "many"; it must be a whole number of -1 to 2147483647`},
+		{"GPUFLIGHT_MAX_SPANS_PER_SECOND", "many", `GPUFLIGHT_MAX_SPANS_PER_SECOND is "many"; it must be a whole number of 0 to 2147483647, or unlimited`},
 		{"GPUFLIGHT_MAX_SPANS_PER_TRACE", "1", `GPUFLIGHT_MAX_SPANS_PER_TRACE is "1"; it must be a whole number of 2 to 2147483647`},
 		{"GPUFLIGHT_KERNELS_ONLY", "maybe", `GPUFLIGHT_KERNELS_ONLY is "maybe"; it must be true or false`},
 		{"GPUFLIGHT_MIN_DURATION", "5", `GPUFLIGHT_MIN_DURATION is "5"; it must be a duration of at least 0s, such as 1500us, 200ms or 5s`},

@@ -109,7 +109,7 @@ func (s *Store) Seal(ctx context.Context, project, id string) error {
 	if err = s.mark(ctx, sess, "sealed", "1", true); err != nil {
 		return fmt.Errorf("seal session %q: %w", id, s.failed(ctx, sess, err))
 	}
-	sess.dicts, sess.chains = nil, nil
+	sess.forget()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sess.sealed = true
@@ -205,7 +205,7 @@ func (s *Store) dropRows(ctx context.Context, u unit) error {
 	u.sess.dropped = true
 	u.sess.version++
 	s.mu.Unlock()
-	u.sess.dicts = nil
+	u.sess.forget()
 	for _, seg := range u.segments {
 		if seg.dropped {
 			continue
@@ -285,6 +285,16 @@ func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted,
 	}
 	s.write.Lock()
 	defer s.write.Unlock()
+	// Days of data without a session that are in the journal only count too. A full disk may prevent their
+	// move, and then needs the deletions below.
+	for _, k := range s.journal.keys() {
+		if k.session != "" {
+			continue
+		}
+		if err := s.settleClosed(ctx, k); err != nil && !errors.Is(err, store.ErrRetry) {
+			return nil, fmt.Errorf("retain: %w", err)
+		}
+	}
 	var deleted []store.Deleted
 	now := time.Now().UnixNano()
 	var total int64

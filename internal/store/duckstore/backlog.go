@@ -148,6 +148,9 @@ func (s *Store) settle(ctx context.Context, k sessionKey) error {
 		if err := s.settleRecords(ctx, k, batches); err != nil {
 			return err
 		}
+		if sess := s.session(k); sess != nil {
+			s.shortenTail(ctx, sess)
+		}
 		if err := s.journal.done(k, n, false); err != nil {
 			s.failures.Add(1) // the rows are stored, and are duplicates if they come back
 		}

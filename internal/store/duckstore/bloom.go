@@ -39,6 +39,14 @@ func (b *bloom) add(id uint64) {
 	}
 }
 
+// size returns the memory in units of 64 bytes.
+func (b *bloom) size() (n int64) {
+	for _, part := range b.parts {
+		n += int64(len(part)) / 8
+	}
+	return n
+}
+
 func (b *bloom) has(id uint64) bool {
 	first, step := mix(id), mix(^id)|1
 	for _, part := range b.parts {

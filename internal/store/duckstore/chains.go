@@ -117,9 +117,14 @@ func (t *chains) reset() {
 	t.anchored, t.moved, t.pending = map[store.SpanID][]*chain{}, map[uint32]uint32{}, map[store.SpanID]*scopeSum{}
 }
 
+// size is the number of entries of the maps.
+func (t *chains) size() int64 {
+	return int64(len(t.spans) + len(t.byID) + len(t.anchored) + len(t.moved) + len(t.pending))
+}
+
 // forget empties the maps if they have more than limit entries.
 func (t *chains) forget(limit int64) {
-	if int64(len(t.spans)+len(t.byID)+len(t.anchored)+len(t.moved)+len(t.pending)) < limit {
+	if t.size() < limit {
 		return
 	}
 	for id := range t.spans {

@@ -135,7 +135,7 @@ const maxGapTail = 1 << 18
 
 func (t *gapTailKernels) add(list []gapKernel, newest int64) {
 	if len(t.list)+len(list) > maxGapTail {
-		t.list, t.from = nil, newest+1
+		t.forget(newest)
 		return
 	}
 	t.list = append(t.list, list...)
@@ -145,7 +145,13 @@ func (t *gapTailKernels) add(list []gapKernel, newest int64) {
 func (t *gapTailKernels) drop(before int64) {
 	t.from = max(t.from, before)
 	t.list = slices.DeleteFunc(t.list, func(k gapKernel) bool { return k.start < t.from })
+	if cap(t.list) > 2*len(t.list) {
+		t.list = slices.Clone(t.list)
+	}
 }
+
+// forget removes all kernels. Newest is the latest start that is stored.
+func (t *gapTailKernels) forget(newest int64) { t.list, t.from = nil, newest+1 }
 
 // gapGroup is a row of gap_bins.
 type gapGroup struct {
@@ -455,20 +461,13 @@ func (w *transaction) lateGaps(ctx context.Context, tx *sql.Tx) error {
 
 // Gaps implements [store.Reader].
 func (s *Store) Gaps(ctx context.Context, q store.GapQuery) (store.Gaps, error) {
-	n, err := answer.Limits(q.From, q.To, q.Limit, 100, 10_000)
-	if err != nil {
-		return store.Gaps{}, fmt.Errorf("read gaps: %w", err)
-	}
-	v, err := s.open(ctx, q.Project, q.Session, false)
-	if err != nil {
-		return store.Gaps{}, err
-	}
-	defer v.close()
-	answer, err := v.gaps(ctx, q, n)
-	if err != nil {
-		return store.Gaps{}, fmt.Errorf("read gaps: %w", err)
-	}
-	return answer, nil
+	return read(ctx, s, q.Project, q.Session, "read gaps", func(v *view) (store.Gaps, error) {
+		n, err := answer.Limits(q.From, q.To, q.Limit, 100, 10_000)
+		if err != nil {
+			return store.Gaps{}, err
+		}
+		return v.gaps(ctx, q, n)
+	})
 }
 
 // gapBin is a bin whose kernels are read, for one device.

@@ -12,6 +12,7 @@ import (
 	"hash/crc32"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -71,6 +72,7 @@ type backlog struct {
 	rows    int64
 	since   time.Time
 	traces  traceSet
+	info    summary // without maps: FirstNs, LastNs and Ended
 }
 
 type record struct {
@@ -185,12 +187,13 @@ func (j *journal) add(b *store.Batch, r record) {
 	k := sessionKey{utf8(b.Project), utf8(b.Session)}
 	l := j.sessions[k]
 	if l == nil {
-		l = &backlog{since: time.Now()}
+		l = &backlog{since: time.Now(), info: summary{FirstNs: math.MaxInt64, LastNs: math.MinInt64}}
 		j.sessions[k] = l
 	}
 	l.records = append(l.records, r)
 	l.rows += int64(r.rows)
 	l.traces.addBatch(b)
+	l.info.extendBatch(b)
 	j.rows += int64(r.rows)
 	r.file.waiting++
 }
@@ -293,6 +296,18 @@ func (j *journal) withTrace(project string, trace store.TraceID) (keys []session
 		}
 	}
 	return keys
+}
+
+// times returns the earliest start and the latest end of the rows that wait for a session, and whether
+// they have its end.
+func (j *journal) times(k sessionKey) (first, last int64, ended bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	l := j.sessions[k]
+	if l == nil {
+		return math.MaxInt64, math.MinInt64, false
+	}
+	return l.info.FirstNs, l.info.LastNs, l.info.Ended
 }
 
 // postpone makes a session the last one that is moved.

@@ -227,6 +227,44 @@ func TestJournal_Restart(t *testing.T) {
 	assert.EqualValues(t, 30, opsOf(t, s, "a"))
 }
 
+// TestJournal_List lists sessions whose rows wait: their times are exact, and their counts are not.
+func TestJournal_List(t *testing.T) {
+	ctx := context.Background()
+	s := openJournaled(t, t.TempDir())
+	s.write.Lock()
+	s.listedBacklog = 0
+	s.write.Unlock()
+	write(t, s, batch("a", 2e18, 10), batch("b", 2e18+1, 10))
+	require.EqualValues(t, 10, opsOf(t, s, "a"))
+	require.EqualValues(t, 10, opsOf(t, s, "b"))
+	early, late := batch("a", 1e18, 10), batch("a", 3e18, 10)
+	late.Ops[0].EndNs = -1
+	late.Spans = []store.Span{{StartNs: 2e18, EndNs: 4e18, Operation: "session"}}
+	write(t, s, early, late)
+	list := func(q store.SessionQuery) (out []store.SessionInfo) {
+		out, err := s.Sessions(ctx, q)
+		require.NoError(t, err)
+		for i := range out {
+			out[i].Bytes = 0
+		}
+		return out
+	}
+	got := list(store.SessionQuery{})
+	require.Len(t, got, 2)
+	assert.Equal(t, "a", got[1].ID, "the earlier start is the last")
+	assert.EqualValues(t, 10, got[1].Counts["ops"])
+	assert.NotZero(t, s.Stats().Waiting)
+	assert.Len(t, list(store.SessionQuery{From: 35e17}), 1)
+	assert.Len(t, list(store.SessionQuery{To: 15e17}), 1)
+	require.NoError(t, s.settleAll())
+	for _, want := range list(store.SessionQuery{})[1:] {
+		assert.EqualValues(t, 1e18, want.FirstNs)
+		assert.EqualValues(t, 4e18, want.LastNs)
+		assert.Equal(t, []any{want.FirstNs, want.LastNs, true}, []any{got[1].FirstNs, got[1].LastNs, got[1].Ended})
+		assert.EqualValues(t, 29, want.Counts["ops"])
+	}
+}
+
 // TestJournal_Torn ends the file at each byte of its last record.
 func TestJournal_Torn(t *testing.T) {
 	dir := t.TempDir()
@@ -295,6 +333,53 @@ func TestJournal_Limit(t *testing.T) {
 	assert.NotZero(t, s.Stats().Rows)
 	for i := range 5 {
 		assert.EqualValues(t, 1000, opsOf(t, s, fmt.Sprint(i)))
+	}
+}
+
+// TestStore_Remembered writes more sessions than the writer remembers.
+func TestStore_Remembered(t *testing.T) {
+	s := openStore(t, Config{Directory: t.TempDir()})
+	s.maxRemembered = 500
+	for round, at := range []int64{1e18, 1e18, 2e18} {
+		for i := range 10 {
+			r := write(t, s, batch(fmt.Sprint(i), at, 100))
+			total := int64(0)
+			for w := range s.writers {
+				total += w.remembered()
+			}
+			assert.LessOrEqual(t, total, int64(500))
+			assert.Equal(t, round == 1, r.Duplicates == 101, "%+v", r)
+		}
+	}
+	for i := range 10 {
+		assert.EqualValues(t, 200, opsOf(t, s, fmt.Sprint(i)))
+		rollupsEqualRows(t, s, fmt.Sprint(i))
+		require.NoError(t, s.Seal(context.Background(), "", fmt.Sprint(i)))
+		assert.Zero(t, s.session(sessionKey{"", fmt.Sprint(i)}).remembered())
+	}
+	r := write(t, s, batch("0", 1e18, 100))
+	assert.EqualValues(t, 101, r.Duplicates)
+}
+
+// TestJournal_Tails bounds the kernels that wait for the rollup of gaps.
+func TestJournal_Tails(t *testing.T) {
+	s := openJournaled(t, t.TempDir())
+	s.write.Lock()
+	s.maxTails = 1000
+	s.write.Unlock()
+	for i := range 20 {
+		for j := range int64(5) {
+			write(t, s, batch(fmt.Sprint(i), 1e18+j*1e9, 100))
+		}
+	}
+	require.NoError(t, s.settleAll())
+	for i := range 20 {
+		if n := len(s.session(sessionKey{"", fmt.Sprint(i)}).segments[0].gapTail.list); i > 1 {
+			assert.Equal(t, 200, n, "those of the last second of session %d", i)
+		}
+		gaps, err := s.Gaps(context.Background(), store.GapQuery{Session: fmt.Sprint(i)})
+		require.NoError(t, err)
+		assert.NotZero(t, gaps.Count)
 	}
 }
 

@@ -5,8 +5,12 @@
 package duckstore
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -25,8 +29,9 @@ import (
 const killDirectory = "GPUFLIGHT_TEST_KILL_DIRECTORY"
 
 // deliver writes a training run from its start, in batches of another size for each seed, and seals
-// it now and then. With some seeds it writes to the journal first. Rollups are merged often.
-func deliver(ctx context.Context, s *Store, seed uint64) error {
+// it now and then. With some seeds it writes to the journal first. Rollups are merged often. Each write
+// has another batch too, if a is not nil.
+func deliver(ctx context.Context, s *Store, seed uint64, a *acknowledged) error {
 	g, r := storetest.NewTraining(0), rand.New(rand.NewPCG(seed, 1))
 	s.write.Lock()
 	s.maxPartial, s.directSessions, s.settleInterval = 5000, r.IntN(2)*directSessions, time.Duration(r.IntN(100))*time.Millisecond
@@ -34,8 +39,17 @@ func deliver(ctx context.Context, s *Store, seed uint64) error {
 	for steps := 60; steps > 0; {
 		n := min(1+r.IntN(5), steps)
 		steps -= n
-		if _, err := s.Write(ctx, []*store.Batch{g.Batch(n)}); err != nil {
+		batches := []*store.Batch{g.Batch(n)}
+		if a != nil {
+			batches = append(batches, batch("acknowledged", 1e18+a.rows*1000, ackedRows))
+		}
+		if _, err := s.Write(ctx, batches); err != nil {
 			return err
+		}
+		if a != nil {
+			if err := a.add(); err != nil {
+				return err
+			}
 		}
 		if r.IntN(4) == 0 {
 			if err := s.Seal(ctx, "", "training"); err != nil {
@@ -46,17 +60,54 @@ func deliver(ctx context.Context, s *Store, seed uint64) error {
 	return nil
 }
 
-// TestStore_Killed kills a process at random moments while it writes, merges rollups and seals. It delivers
+// ackedRows is the number of rows of each batch of the session "acknowledged".
+const ackedRows = 20
+
+// acknowledged is a file with the number of rows of this session whose write has returned.
+type acknowledged struct {
+	*os.File
+	rows int64
+}
+
+// openAcknowledged opens the file, and reports the rows that the store lacks as an error.
+func openAcknowledged(ctx context.Context, s *Store, name string) (*acknowledged, error) {
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	a := &acknowledged{File: f}
+	if err := binary.Read(f, binary.LittleEndian, &a.rows); errors.Is(err, io.EOF) {
+		return a, nil
+	} else if err != nil {
+		return nil, err
+	}
+	info, err := s.Session(ctx, "", "acknowledged")
+	if n := info.Counts["ops"]; err == nil && n < a.rows {
+		err = fmt.Errorf("%d of %d acknowledged rows are stored", n, a.rows)
+	}
+	return a, err
+}
+
+func (a *acknowledged) add() error {
+	a.rows += ackedRows
+	_, err := a.WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(a.rows)), 0)
+	return err
+}
+
+// TestStore_Killed kills a process at random moments while it writes, merges rollups and seals. Each process
+// checks that the store has all rows whose write returned in those before. At the end, the test delivers
 // the data again from the start, and compares all rollups with the rows.
 func TestStore_Killed(t *testing.T) {
 	ctx := context.Background()
 	cfg := Config{SegmentOps: 25_000}
 	if cfg.Directory = os.Getenv(killDirectory); cfg.Directory != "" {
 		s, err := Open(ctx, cfg)
+		var a *acknowledged
 		if err == nil {
-			for seed := uint64(time.Now().UnixNano()); err == nil; seed++ {
-				err = deliver(ctx, s, seed)
-			}
+			a, err = openAcknowledged(ctx, s, cfg.Directory+".acknowledged")
+		}
+		for seed := uint64(time.Now().UnixNano()); err == nil; seed++ {
+			err = deliver(ctx, s, seed, a)
 		}
 		t.Fatal(err)
 	}
@@ -67,15 +118,20 @@ func TestStore_Killed(t *testing.T) {
 	if os.Getenv("GPUFLIGHT_SOAK") == "1" {
 		kills = 50
 	}
-	cfg.Directory = t.TempDir()
+	cfg.Directory = filepath.Join(t.TempDir(), "store")
 	for range kills {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestStore_Killed$")
 		cmd.Env = append(os.Environ(), killDirectory+"="+cfg.Directory)
+		var output bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &output, &output
 		require.NoError(t, cmd.Start())
 		time.Sleep(300*time.Millisecond + rand.N(2*time.Second))
 		require.NoError(t, cmd.Process.Kill())
-		require.EqualError(t, cmd.Wait(), "signal: killed")
+		require.EqualError(t, cmd.Wait(), "signal: killed", output.String())
 	}
+	acked, err := os.ReadFile(cfg.Directory + ".acknowledged")
+	require.NoError(t, err)
+	t.Logf("%d rows were acknowledged", binary.LittleEndian.Uint64(acked))
 	// A disk may also lose the end of a log, which has rows that were acknowledged.
 	logs, err := filepath.Glob(filepath.Join(cfg.Directory, "*", "sessions", "*", "*.duckdb.wal"))
 	require.NoError(t, err)
@@ -91,7 +147,7 @@ func TestStore_Killed(t *testing.T) {
 	require.NoError(t, err)
 	t.Logf("%d operations in %d segments before the last delivery", info.Counts["ops"], s.Stats().Segments)
 	require.NotZero(t, info.Counts["ops"])
-	require.NoError(t, deliver(ctx, s, 7))
+	require.NoError(t, deliver(ctx, s, 7, nil))
 
 	want := openStore(t, Config{Directory: t.TempDir()})
 	g := storetest.NewTraining(0)

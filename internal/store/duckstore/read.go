@@ -66,6 +66,20 @@ func (s *Store) open(ctx context.Context, project, id string, empty bool) (*view
 	return v, nil
 }
 
+// read returns what a function reads from a session. Errors of the function begin with what.
+func read[T any](ctx context.Context, s *Store, project, session, what string, from func(*view) (T, error)) (T, error) {
+	v, err := s.open(ctx, project, session, false)
+	if err != nil {
+		return *new(T), err
+	}
+	defer v.close()
+	answer, err := from(v)
+	if err != nil {
+		return *new(T), fmt.Errorf("%s: %w", what, err)
+	}
+	return answer, nil
+}
+
 func (v *view) close() {
 	v.savePaths(context.Background())
 	for _, seg := range v.segments {
@@ -177,35 +191,44 @@ func (s *Store) Sessions(ctx context.Context, q store.SessionQuery) ([]store.Ses
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	var list []*session
+	// With the times of the rows in the journal, a session that is written is live, and starts once.
+	type listed struct {
+		*session
+		first, last int64
+		ended       bool
+	}
+	var list []listed
 	for k, sess := range s.sessions {
 		if k.project != q.Project || k.session == "" || sess.info.FirstNs > sess.info.LastNs {
 			continue
 		}
-		if q.From != 0 && sess.info.LastNs < q.From || q.To != 0 && sess.info.FirstNs >= q.To {
+		first, last, ended := s.journal.times(k)
+		first, last, ended = min(first, sess.info.FirstNs), max(last, sess.info.LastNs), ended || sess.info.Ended
+		if q.From != 0 && last < q.From || q.To != 0 && first >= q.To {
 			continue
 		}
-		list = append(list, sess)
+		list = append(list, listed{sess, first, last, ended})
 	}
-	slices.SortFunc(list, func(a, b *session) int {
-		return cmp.Or(cmp.Compare(b.info.FirstNs, a.info.FirstNs), cmp.Compare(a.id, b.id))
+	slices.SortFunc(list, func(a, b listed) int {
+		return cmp.Or(cmp.Compare(b.first, a.first), cmp.Compare(a.id, b.id))
 	})
 	if q.After != "" {
-		i := slices.IndexFunc(list, func(x *session) bool { return x.id == q.After })
+		i := slices.IndexFunc(list, func(x listed) bool { return x.id == q.After })
 		if i < 0 {
 			return nil, fmt.Errorf("list sessions after %q: %w", q.After, store.ErrNotFound)
 		}
 		list = list[i+1:]
 	}
 	var out []store.SessionInfo
-	for _, sess := range list {
-		i := s.describe(sess)
+	for _, l := range list {
+		i := s.describe(l.session)
+		i.FirstNs, i.LastNs, i.Ended = l.first, l.last, l.ended
 		has := func(s string) bool { return store.ContainsFold(s, q.Text) }
 		if q.Service != "" && q.Service != i.Service || q.Host != "" && q.Host != i.Host || q.Run != "" && q.Run != i.Run ||
 			!has(i.ID) && !has(i.Service) && !has(i.Host) && !has(i.Run) {
 			continue
 		}
-		i.Bytes = sess.bytes()
+		i.Bytes = l.bytes()
 		if out = append(out, i); len(out) == n {
 			break
 		}
@@ -231,16 +254,10 @@ func (s *Store) Session(ctx context.Context, project, id string) (store.SessionI
 
 // Lanes implements [store.Reader].
 func (s *Store) Lanes(ctx context.Context, project, session string) ([]store.LaneInfo, error) {
-	v, err := s.open(ctx, project, session, false)
-	if err != nil {
-		return nil, err
-	}
-	defer v.close()
-	out, err := v.laneInfos(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("list lanes: %w", err)
-	}
-	return slices.Clone(out), nil
+	return read(ctx, s, project, session, "list lanes", func(v *view) ([]store.LaneInfo, error) {
+		out, err := v.laneInfos(ctx)
+		return slices.Clone(out), err
+	})
 }
 
 func (v *view) laneInfos(ctx context.Context) ([]store.LaneInfo, error) {

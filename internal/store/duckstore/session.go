@@ -83,6 +83,17 @@ func (m *summary) extend(first, last int64) {
 	m.LastNs = max(m.LastNs, last)
 }
 
+// extendBatch adds the times of the rows of a batch, and whether it has the end of the session.
+func (m *summary) extendBatch(b *store.Batch) {
+	valid, _ := validRows([]*store.Batch{b})
+	for table, rows := range valid {
+		for _, i := range rows {
+			m.extend(i.timeOf(table), i.endOf(table))
+			m.Ended = m.Ended || table == 1 && b.Spans[i.row].Operation == semconv.CUDAOperationSession
+		}
+	}
+}
+
 func (m *summary) resource(at int64, key uint64, id uint32, attrs store.Attrs) {
 	if at > m.ResourceNs || at == m.ResourceNs && key < m.ResourceKey {
 		m.ResourceNs, m.ResourceKey, m.ResourceID, m.Resource = at, key, id, attrs
@@ -308,7 +319,7 @@ func (s *Store) addLoaded(file string, info *segmentInfo) error {
 		gapBin: info.GapBin, gapOps: info.Summary.Counts["ops"], stale: info.Meta[staleChains] == "1",
 		traces: info.Traces,
 	}
-	seg.gapTail.from = seg.newest[0] + 1
+	seg.gapTail.forget(seg.newest[0])
 	sess.info.add(&seg.summary)
 	sess.pinned = sess.pinned || info.Meta["pinned"] == "1"
 	sess.sealed = info.Meta["sealed"] == "1" && (len(sess.segments) == 0 || sess.sealed)

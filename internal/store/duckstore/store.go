@@ -49,12 +49,16 @@ type Store struct {
 
 	journal *journal
 	recent  map[sessionKey]time.Time // when sessions were written, guarded by write
+	writers map[*session]uint64      // of which the writer remembers entries, with their order; guarded by write
+	written uint64                   // the last order
 	wake    chan struct{}            // the journal has rows
 	stop    context.CancelFunc       // ends settleLoop
 	settles sync.WaitGroup           // of settleLoop
 
 	gapTail, gapLag, smallTree, maxChained int64 // see the constants; tests change them
 	maxPartial                             int
+	maxRemembered                          int64
+	maxTails                               int
 	directSessions                         int
 	listedBacklog                          int
 	settleInterval                         time.Duration
@@ -85,6 +89,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	}
 	s := &Store{cfg: cfg, dir: dir, sessions: map[sessionKey]*session{}, attached: map[*segment]struct{}{},
 		gapTail: gapTail, gapLag: gapLag, smallTree: smallTree, maxChained: maxChained, maxPartial: maxPartial, directSessions: directSessions, listedBacklog: listedBacklog, settleInterval: settleInterval,
+		maxRemembered: maxRemembered, maxTails: maxTails, writers: map[*session]uint64{},
 		maxJournal: maxJournal, recent: map[sessionKey]time.Time{}, wake: make(chan struct{}, 1)}
 	s.released = sync.NewCond(&s.attach)
 	if s.lock, err = lockDirectory(dir); err != nil {

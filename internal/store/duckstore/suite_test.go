@@ -39,10 +39,14 @@ func runSuite(t *testing.T, journal bool) {
 			s.directSessions, s.listedBacklog = 0, 1000
 			s.write.Unlock()
 		}
+		s.write.Lock()
 		switch stores.Add(1) % 4 {
 		case 0, 1:
-			s.gapTail, s.gapLag, s.maxChained = 20, 1e6, 30
+			s.gapTail, s.gapLag, s.maxChained, s.maxTails = 20, 1e6, 30, 20
+		case 2:
+			s.maxRemembered = 100
 		}
+		s.write.Unlock()
 		tb.Cleanup(func() { assert.NoError(tb, s.Close(context.Background())) })
 		return s
 	}

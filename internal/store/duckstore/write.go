@@ -158,6 +158,7 @@ func (s *Store) writeSession(ctx context.Context, k sessionKey, batches []*store
 			}
 		}
 	}()
+	defer s.remember(sess)
 	parts, err := s.route(ctx, sess, valid)
 	if err != nil {
 		return err
@@ -229,6 +230,18 @@ func (i item) timeOf(table int) int64 {
 		return i.batch.Logs[i.row].TimeNs
 	}
 	return i.batch.Points[i.row].TimeNs
+}
+
+// endOf returns the end of a row.
+func (i item) endOf(table int) int64 {
+	at := i.timeOf(table)
+	switch table {
+	case 0:
+		return max(at, i.batch.Ops[i.row].EndNs)
+	case 1:
+		return max(at, i.batch.Spans[i.row].EndNs)
+	}
+	return at
 }
 
 // route assigns rows to segments by their time, so that all copies of a row meet in one file. It

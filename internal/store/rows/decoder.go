@@ -178,12 +178,25 @@ func (d *Decoder) end() []*store.Batch {
 	return batches
 }
 
-// builder returns the builder of the session that the resource names.
-func (d *Decoder) builder(project string, r pcommon.Resource) *builder {
-	session := ""
-	if v, ok := r.Attributes().Get(semconv.ServiceInstanceID); ok {
-		session = v.Str()
+// sessionOf returns the session that the resource names, or "".
+func sessionOf(r pcommon.Resource) string {
+	v, ok := r.Attributes().Get(semconv.ServiceInstanceID)
+	if !ok {
+		return ""
 	}
+	return v.Str()
+}
+
+// observed reports whether eBPF programs observed the process of a resource. Metrics of such
+// processes are kept as those of a machine. Otherwise each short program would be a session without
+// a recording, with a file and a row in the list.
+func observed(r pcommon.Resource) bool {
+	v, ok := r.Attributes().Get(semconv.TelemetrySDKName)
+	return ok && v.Str() == semconv.EBPFObserver
+}
+
+// builder returns the builder of a session.
+func (d *Decoder) builder(project, session string) *builder {
 	if len(session) > MaxSession {
 		hash := binary.BigEndian.AppendUint64(nil, xxhash.Sum64String(session))
 		session = session[:MaxSession-17] + "~" + hex.EncodeToString(hash)

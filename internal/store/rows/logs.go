@@ -37,7 +37,7 @@ func (d *Decoder) Logs(project string, ld plog.Logs) []*store.Batch {
 				continue
 			}
 			if b == nil {
-				b = d.builder(project, rl.Resource())
+				b = d.builder(project, sessionOf(rl.Resource()))
 				r = d.resource(rl.Resource(), rl.SchemaUrl())
 			}
 			origin := d.origin(b, &r, sl.Scope(), sl.SchemaUrl())

@@ -24,7 +24,11 @@ func (d *Decoder) Metrics(project string, md pmetric.Metrics) []*store.Batch {
 					continue
 				}
 				if b == nil {
-					b = d.builder(project, rm.Resource())
+					session := ""
+					if !observed(rm.Resource()) {
+						session = sessionOf(rm.Resource())
+					}
+					b = d.builder(project, session)
 					r = d.resource(rm.Resource(), rm.SchemaUrl())
 				}
 				if first {

@@ -313,6 +313,43 @@ func TestMetrics_AllTypes(t *testing.T) {
 
 // TestTraces_UnusualAttributes gives each known key an unexpected type, in a span that is otherwise
 // an operation.
+// TestMetrics_ObservedProcess: metrics that eBPF programs made of a process open no session. Its spans
+// do.
+func TestMetrics_ObservedProcess(t *testing.T) {
+	for name, observed := range map[string]bool{"reported by the process": false, "observed": true} {
+		t.Run(name, func(t *testing.T) {
+			fill := func(resource pcommon.Map) {
+				resource.PutStr(semconv.ServiceInstanceID, "a")
+				if observed {
+					resource.PutStr(semconv.TelemetrySDKName, semconv.EBPFObserver)
+				}
+			}
+			md := pmetric.NewMetrics()
+			rm := md.ResourceMetrics().AppendEmpty()
+			fill(rm.Resource().Attributes())
+			m := rm.ScopeMetrics().AppendEmpty().Metrics().AppendEmpty()
+			m.SetName("m")
+			m.SetEmptyGauge().DataPoints().AppendEmpty().SetIntValue(1)
+			td := ptrace.NewTraces()
+			rs := td.ResourceSpans().AppendEmpty()
+			fill(rs.Resource().Attributes())
+			rs.ScopeSpans().AppendEmpty().Spans().AppendEmpty()
+			var d Decoder
+			want := "a"
+			if observed {
+				want = ""
+			}
+			batches := d.Metrics("", md)
+			require.Len(t, batches, 1)
+			assert.Equal(t, want, batches[0].Session)
+			assert.Equal(t, pointItems(t, md), pointItems(t, metricsOf(t, batches[0])...), "nothing is lost")
+			batches = d.Traces("", td)
+			require.Len(t, batches, 1)
+			assert.Equal(t, "a", batches[0].Session)
+		})
+	}
+}
+
 func TestTraces_UnusualAttributes(t *testing.T) {
 	td := ptrace.NewTraces()
 	rs := td.ResourceSpans().AppendEmpty()

@@ -174,7 +174,7 @@ func (d *Decoder) Traces(project string, td ptrace.Traces) []*store.Batch {
 				continue
 			}
 			if b == nil {
-				b = d.builder(project, rs.Resource())
+				b = d.builder(project, sessionOf(rs.Resource()))
 				r = d.resource(rs.Resource(), rs.SchemaUrl())
 			}
 			origin := d.origin(b, &r, ss.Scope(), ss.SchemaUrl())

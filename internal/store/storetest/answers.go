@@ -691,6 +691,35 @@ func (m *Memory) Gaps(ctx context.Context, q store.GapQuery) (store.Gaps, error)
 	return clone(answer), nil
 }
 
+// Busy implements [store.Reader].
+func (m *Memory) Busy(ctx context.Context, q store.BusyQuery) ([]int64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s, err := m.find(ctx, q.Project, q.Session, false)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]int64, len(q.Intervals))
+	for n, i := range q.Intervals {
+		if i.From < 0 || i.To < 0 || i.From > store.MaxTimeNs || i.To > store.MaxTimeNs || len(q.Intervals) > store.MaxIntervals {
+			return nil, fmt.Errorf("busy: %w", store.ErrInvalid)
+		}
+		covered := map[string]int64{} // by device, up to when kernels are counted
+		for _, o := range s.sortedOps() {
+			device := o.LaneRef.Device
+			if o.ShapeRef.Operation != store.OpKernel || q.Device != "" && q.Device != device {
+				continue
+			}
+			from, to := max(o.StartNs, i.From, covered[device]), min(end(o.StartNs, o.EndNs), i.To)
+			if from < to {
+				out[n] += to - from
+				covered[device] = to
+			}
+		}
+	}
+	return out, nil
+}
+
 // Samples implements [store.Reader].
 func (m *Memory) Samples(ctx context.Context, q store.SampleQuery) ([]store.SampleSum, error) {
 	m.mu.Lock()

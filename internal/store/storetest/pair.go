@@ -217,6 +217,7 @@ func (p *pair) compareSession(id sessionID) {
 			p.compareKernels(id, m, i)
 			p.compareInstances(id, m, i)
 			p.compareGaps(id, m, i)
+			p.compareBusy(id, i)
 			p.compareStacks(id, m, i)
 		}
 		p.compareOps(id, m, i)
@@ -478,6 +479,28 @@ func (p *pair) compareGaps(id sessionID, m *mapping, i interval) {
 	}
 }
 
+func (p *pair) compareBusy(id sessionID, i interval) {
+	p.Helper()
+	s := p.want.sessions[id]
+	if s.dropped {
+		return
+	}
+	q := store.BusyQuery{Project: id.project, Session: id.session, Intervals: []store.Interval{{From: i.from, To: i.to}, {From: 0, To: store.MaxTimeNs}}}
+	for range 2 * p.setup.queries() {
+		for _, i := range p.intervals(s) {
+			q.Intervals = append(q.Intervals, store.Interval{From: i.from, To: i.to})
+		}
+	}
+	for _, p := range first(s.sortedSpans(), 200) {
+		q.Intervals = append(q.Intervals, store.Interval{From: p.StartNs, To: p.EndNs})
+	}
+	for _, q.Device = range ask(p, []string{"", "GPU-1", "absent"}) {
+		want, wantErr := p.want.Busy(p.Context(), q)
+		got, gotErr := p.got.Busy(p.Context(), q)
+		p.same("Busy", q, got, want, gotErr, wantErr)
+	}
+}
+
 func (p *pair) compareSpans(id sessionID, m *mapping, i interval) {
 	p.Helper()
 	base := store.SpanQuery{Project: id.project, Session: id.session, From: i.from, To: i.to, Overlapping: p.IntN(2) == 0}
@@ -678,6 +701,10 @@ func calls(s store.Store, project, id string) map[string]func(ctx context.Contex
 		},
 		"Gaps": func(ctx context.Context) error {
 			_, err := s.Gaps(ctx, store.GapQuery{Project: project, Session: id})
+			return err
+		},
+		"Busy": func(ctx context.Context) error {
+			_, err := s.Busy(ctx, store.BusyQuery{Project: project, Session: id, Intervals: []store.Interval{{From: 1, To: 2}}})
 			return err
 		},
 		"Stacks": func(ctx context.Context) error {

@@ -455,7 +455,7 @@ func (p *pair) notFound() {
 			require.ErrorIs(p, call(p.Context()), store.ErrNotFound, "%s of %+v", name, id)
 		}
 	}
-	for _, name := range []string{"Session", "Lanes", "Shapes", "Scopes", "Timeline", "Kernels", "Instances", "Stacks", "Gaps", "Pin", "Seal", "Delete"} {
+	for _, name := range []string{"Session", "Lanes", "Shapes", "Scopes", "Timeline", "Kernels", "Instances", "Stacks", "Gaps", "Busy", "Pin", "Seal", "Delete"} {
 		require.ErrorIs(p, calls(p.got, "", "")[name](p.Context()), store.ErrNotFound, "%s of no session", name)
 	}
 	for _, name := range []string{"Span", "Points"} {
@@ -557,6 +557,13 @@ func (p *pair) invalid() {
 	}
 	_, err = p.got.Trace(ctx, "", store.TraceID{})
 	require.ErrorIs(p, err, store.ErrInvalid, "zero trace")
+	for _, intervals := range [][]store.Interval{{{From: -1, To: 5}}, {{From: 5, To: -1}}, {{From: 1, To: store.MaxTimeNs + 1}}, make([]store.Interval, store.MaxIntervals+1)} {
+		_, err = p.got.Busy(ctx, store.BusyQuery{Session: id, Intervals: intervals})
+		require.ErrorIs(p, err, store.ErrInvalid, "%d intervals from %d", len(intervals), intervals[0].From)
+	}
+	busy, err := p.got.Busy(ctx, store.BusyQuery{Session: id, Intervals: []store.Interval{{From: 5, To: 5}, {From: 6, To: 5}}})
+	require.NoError(p, err)
+	require.Equal(p, []int64{0, 0}, busy)
 	_, err = p.got.Kernels(ctx, store.KernelQuery{Session: id, Group: 200})
 	require.ErrorIs(p, err, store.ErrInvalid, "group 200")
 }

@@ -69,8 +69,9 @@ type LogRecord struct {
 	Event, Body, Session string
 	TimeNs               uint64
 	SpanKey
-	Attrs  map[string]any
-	Digest Digest
+	// Attrs and Resource are as in Span.
+	Attrs, Resource map[string]any
+	Digest          Digest
 }
 
 // Point is one distinct data point.
@@ -81,9 +82,10 @@ type Point struct {
 	Type   string
 	TimeNs uint64
 	// Value is an int64 or a float64.
-	Value  any
-	Attrs  map[string]any
-	Digest Digest
+	Value any
+	// Attrs and Resource are as in Span.
+	Attrs, Resource map[string]any
+	Digest          Digest
 }
 
 // Store keeps distinct items. Create it with [NewStore].
@@ -252,14 +254,15 @@ func (s *Store) addLog(now time.Time, resource pcommon.Map, lr plog.LogRecord) {
 		return
 	}
 	s.logs[digest] = &LogRecord{
-		Seen:    once(now),
-		Event:   lr.EventName(),
-		Body:    lr.Body().AsString(),
-		Session: str(resource, "service.instance.id"),
-		TimeNs:  uint64(lr.Timestamp()),
-		SpanKey: SpanKey{Trace: trace, Span: span},
-		Attrs:   s.kept(lr.Attributes()),
-		Digest:  digest,
+		Seen:     once(now),
+		Event:    lr.EventName(),
+		Body:     lr.Body().AsString(),
+		Session:  str(resource, "service.instance.id"),
+		TimeNs:   uint64(lr.Timestamp()),
+		SpanKey:  SpanKey{Trace: trace, Span: span},
+		Attrs:    s.kept(lr.Attributes()),
+		Resource: s.kept(resource),
+		Digest:   digest,
 	}
 }
 
@@ -317,15 +320,16 @@ func (s *Store) addPoint(now time.Time, resource pcommon.Map, m pmetric.Metric, 
 		return
 	}
 	s.points[digest] = &Point{
-		Seen:    once(now),
-		Metric:  m.Name(),
-		Unit:    m.Unit(),
-		Session: str(resource, "service.instance.id"),
-		Type:    kind,
-		TimeNs:  uint64(p.Timestamp()),
-		Value:   value,
-		Attrs:   s.kept(p.Attributes()),
-		Digest:  digest,
+		Seen:     once(now),
+		Metric:   m.Name(),
+		Unit:     m.Unit(),
+		Session:  str(resource, "service.instance.id"),
+		Type:     kind,
+		TimeNs:   uint64(p.Timestamp()),
+		Value:    value,
+		Attrs:    s.kept(p.Attributes()),
+		Resource: s.kept(resource),
+		Digest:   digest,
 	}
 }
 

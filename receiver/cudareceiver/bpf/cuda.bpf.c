@@ -5,6 +5,7 @@
  * kernel. The reader reads the sums every few seconds; calls send no event. */
 
 #include "arguments.h"
+#include "identity.h"
 #include "share.h"
 #include "types.h"
 
@@ -145,6 +146,7 @@ const struct runtime_check *_check __attribute__((unused));
 const struct name *_name __attribute__((unused));
 const enum share_class *_share_class __attribute__((unused));
 const struct share *_share __attribute__((unused));
+const struct identity *_identity __attribute__((unused));
 
 static const struct thread new_thread;
 static const struct sum no_sum;
@@ -345,13 +347,16 @@ INLINE __u64 run_of(__u32 tgid)
 	r.tgid = tgid;
 	r.seen = bpf_ktime_get_boot_ns();
 	r.start = start_of();
+	identify(run); /* before the reader can see the run */
 	if (bpf_map_update_elem(&runs, &run, &r, UPDATE_NOEXIST)) {
+		bpf_map_delete_elem(&identities, &run);
 		refuse(r.uid);
 		return 0;
 	}
 	if (bpf_map_update_elem(&processes, &tgid, &run, UPDATE_NOEXIST)) {
 		/* Another thread of the process was faster, or the map is full. */
 		bpf_map_delete_elem(&runs, &run);
+		bpf_map_delete_elem(&identities, &run);
 		found = bpf_map_lookup_elem(&processes, &tgid);
 		if (found)
 			return *found;

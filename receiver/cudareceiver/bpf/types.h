@@ -95,6 +95,19 @@ struct run {
 	__u64 lost[LOSSES];
 };
 
+/* What the kernel knows of a process at its first call, for the reader that comes after its end. Longer
+ * names are truncated. */
+enum { EXECUTABLE_BYTES = 64, CGROUP_BYTES = 512, SEGMENT_BYTES = 192 };
+
+struct identity {
+	__u8 executable[EXECUTABLE_BYTES]; /* The name of the file, without its folders. */
+	/* The names of a control group of version 1 and of those around it, then the same of version 2. The innermost is
+	 * first. Each ends with a zero byte. */
+	__u8 cgroup[CGROUP_BYTES];
+	__u16 cgroup_end[2]; /* where each of the two ends */
+	__u16 cgroup_whole[2]; /* 1 if the outermost is among them */
+};
+
 /* The meaning of a function's calls, in the cookie of its probe. */
 enum shape { SHAPE_BYTES, SHAPE_2D, SHAPE_3D, SHAPE_OPERATION };
 

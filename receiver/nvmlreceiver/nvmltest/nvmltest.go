@@ -17,6 +17,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -99,11 +100,17 @@ func UUID(device int) string {
 	return fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", device)
 }
 
+// Serial is the serial number of a device of [H200].
+func Serial(device int) string { return fmt.Sprintf("16500%08d", device) }
+
+// Driver is the version of the driver in tests that set one by the key "driver".
+const Driver = "580.159.04"
+
 // H200 returns the values of an idle H200 with device number i. It has only the calls that an H200
 // supports.
 func H200(i int) map[string]string {
 	m := map[string]string{
-		"uuid": UUID(i), "name": "NVIDIA H200", "memory": "150754820096:644874240:1000000000",
+		"uuid": UUID(i), "name": "NVIDIA H200", "serial": Serial(i), "minor": strconv.Itoa(i), "memory": "150754820096:644874240:1000000000",
 		"utilization": "30:20", "samples.1": "auto:40", "samples.2": "auto:10", "encoder": "0", "decoder": "5",
 		"energy": "1000000", "limit.enforced": "700000", "limit.default": "700000", "limit.min": "200000", "limit.max": "700000",
 		"temperature": "35", "threshold.0": "95", "threshold.1": "92", "threshold.2": "95", "threshold.3": "87",

@@ -395,6 +395,11 @@ func (t *times) round(ctx context.Context, s store.Store, last store.Op) error {
 			list, err := s.Instances(ctx, store.InstanceQuery{Session: session, Path: nodes[i].Path, Sort: store.InstancesByDevice})
 			return check(len(list) == 100 && list[0].KernelNs > 0, err)
 		}},
+		{"10,000 steps, busy time", func() error {
+			i := slices.IndexFunc(nodes, func(n store.ScopeNode) bool { return n.Name == "step" && n.Instances > 0 })
+			list, err := store.Steps(ctx, s, store.InstanceQuery{Session: session, Path: nodes[i].Path, Limit: 10_000})
+			return check(len(list) > 0 && list[0].BusyNs > 0 && list[0].Kernels == storetest.TrainingStep, err)
+		}},
 		{"span by id and time", func() error {
 			op, _, err := s.Span(ctx, "", session, last.Span, last.StartNs)
 			return check(op != nil, err)

@@ -6,8 +6,11 @@
 // the first page, and the time of the frames of pans and zooms of the timeline.
 //
 // It sends a generated session to the Collector as OTLP. With -session it opens an exported session
-// instead, for example one of 100 M kernels. The exit status is 1 if the first page takes 1 s, or the
-// median frame of a motion 16 ms.
+// instead, for example one of 100 M kernels. Then it asks for the answers behind each view, of the
+// whole session and of windows. -state keeps the store for another run, which generates nothing.
+//
+// The exit status is 1 if a limit is reached: 1 s for the first page, 16 ms for the median frame of a
+// motion, 200 ms for the 95th percentile of each request.
 package main
 
 import (
@@ -23,9 +26,11 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -37,10 +42,11 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// Limits of the median frame and of the first page, in ms.
+// Limits of the median frame, of the first page and of the 95th percentile of a request, in ms.
 const (
-	frameLimit = 16
-	pageLimit  = 1000
+	frameLimit   = 16
+	pageLimit    = 1000
+	requestLimit = 200
 )
 
 func main() {
@@ -48,19 +54,22 @@ func main() {
 	lanes := flag.Int("lanes", 64, "streams of the generated session")
 	session := flag.String("session", os.Getenv("GPUFLIGHT_BENCH_SESSION"), "an exported session to measure instead")
 	collector := flag.String("collector", "bin/otelcol-gpuflight", "the collector")
+	state := flag.String("state", "", "a folder that keeps the store; if it has a session, that is measured")
 	flag.Parse()
-	if err := bench(*kernels, *lanes, *session, *collector); err != nil {
+	if err := bench(*kernels, *lanes, *session, *collector, *state); err != nil {
 		fmt.Fprintln(os.Stderr, "ui:", err)
 		os.Exit(1)
 	}
 }
 
-func bench(kernels, lanes int, session, collector string) (err error) {
-	state, err := os.MkdirTemp("", "uibench")
-	if err != nil {
-		return err
+func bench(kernels, lanes int, session, collector, state string) (err error) {
+	if state == "" {
+		state, err = os.MkdirTemp("", "uibench")
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(state)) }()
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(state)) }()
 	var ports [4]string
 	for i := range ports {
 		if ports[i], err = freePort(); err != nil {
@@ -68,11 +77,13 @@ func bench(kernels, lanes int, session, collector string) (err error) {
 		}
 	}
 	logs := filepath.Join(state, "logs")
-	if err := os.Mkdir(logs, 0o755); err != nil {
+	if err := os.MkdirAll(logs, 0o755); err != nil {
 		return err
 	}
 	_, metrics, _ := net.SplitHostPort(ports[3])
-	p := exec.Command(collector, "--config", "config/local.yaml")
+	// Without the receivers that observe this machine: they add sessions.
+	p := exec.Command(collector, "--config", "config/local.yaml", "--config", "yaml:service::pipelines::traces::receivers: [otlp]",
+		"--config", "yaml:service::pipelines::logs::receivers: [otlp]", "--config", "yaml:service::pipelines::metrics::receivers: [otlp, gpu_usage]")
 	p.Env = append(os.Environ(), "GPUFLIGHT_LOGS="+logs, "GPUFLIGHT_STATE="+state, "GPUFLIGHT_LISTEN="+ports[0], "GPUFLIGHT_LISTEN_HTTP="+ports[1],
 		"GPUFLIGHT_UI="+ports[2], "GPUFLIGHT_METRICS_PORT="+metrics, "GPUFLIGHT_PROMETHEUS_PORT=0")
 	var output bytes.Buffer
@@ -89,7 +100,9 @@ func bench(kernels, lanes int, session, collector string) (err error) {
 		return fmt.Errorf("%w: %s", err, output.Bytes())
 	}
 	begin := time.Now()
-	if session != "" {
+	if _, _, found := largest(base); found == nil {
+		err = nil
+	} else if session != "" {
 		err = load(base, session)
 	} else {
 		err = generate("http://"+ports[1], kernels, lanes)
@@ -98,7 +111,154 @@ func bench(kernels, lanes int, session, collector string) (err error) {
 		return err
 	}
 	fmt.Printf("the session is stored after %v\n", time.Since(begin).Round(time.Second))
-	return frames(base)
+	return errors.Join(frames(base), requests(base))
+}
+
+// largest returns the id and the length of the session with the most kernels.
+func largest(base string) (id string, length int64, err error) {
+	var page struct {
+		Sessions []struct {
+			ID         string           `json:"id"`
+			DurationNs int64            `json:"duration_ns"`
+			Operations map[string]int64 `json:"operations"`
+		} `json:"sessions"`
+	}
+	if err := getJSON(base+"/api/v1/sessions?limit=1000", &page); err != nil {
+		return "", 0, err
+	}
+	most := int64(0)
+	for _, s := range page.Sessions {
+		if n := s.Operations["kernel"]; n > most {
+			id, length, most = s.ID, s.DurationNs, n
+		}
+	}
+	if id == "" {
+		return "", 0, errors.New("no session has kernels")
+	}
+	return id, length, nil
+}
+
+func getJSON(address string, answer any) error {
+	body, err := read(address)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(body, answer)
+}
+
+// read reads an answer as the UI does: the timeline's is binary.
+func read(address string) ([]byte, error) {
+	request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, address, http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	if strings.Contains(address, "/timeline?") {
+		request.Header.Set("Accept", "application/octet-stream")
+	}
+	r, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = r.Body.Close() }()
+	body, err := io.ReadAll(r.Body)
+	if err == nil && r.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s: %.200s", address, r.Status, body)
+	}
+	return body, err
+}
+
+// requests measures the requests behind each view. Windows are a hundredth of the session, each at
+// another place, as those of somebody who looks around.
+func requests(base string) error {
+	id, length, err := largest(base)
+	if err != nil {
+		return err
+	}
+	var scopes struct {
+		Nodes []struct {
+			Path      uint32 `json:"path"`
+			Instances int64  `json:"instances"`
+		} `json:"nodes"`
+	}
+	session := "/sessions/" + url.PathEscape(id)
+	if err := getJSON(base+"/api/v1"+session+"/scopes", &scopes); err != nil {
+		return err
+	}
+	path := uint32(0)
+	for _, n := range scopes.Nodes {
+		if n.Instances > 0 {
+			path = n.Path
+		}
+	}
+	fmt.Println("request                                    n    p50    p95    max (ms)")
+	random := rand.New(rand.NewPCG(3, 4))
+	var slow []string
+	for _, view := range []struct {
+		path string
+		// windows says that the view has an interval.
+		windows bool
+	}{
+		{"/sessions", false},
+		{session, false},
+		{session + "/timeline?bins=1500&slices=8000", true},
+		{session + "/spans?overlapping=true&sort=duration&limit=2000", true},
+		{session + "/gaps?overlapping=true&limit=2000", true},
+		{session + "/kernels?limit=200", true},
+		{session + "/kernels?group=shape&limit=200", true},
+		{session + "/kernels?group=path&limit=200", true},
+		{session + "/kernels?group=lane&limit=200", true},
+		{session + "/operations?operation=kernel&limit=500", true},
+		{session + "/scopes", false},
+		{fmt.Sprintf("%s/scopes/%d/instances?sort=device&limit=50", session, path), false},
+		{session + "/stacks", true},
+		{session + "/functions", false},
+		{session + "/series?source=system", false},
+		{session + "/logs?limit=200", false},
+		{"/usage", false},
+		{"/usage?by=scope", false},
+		{"/usage/cost", false},
+	} {
+		for _, window := range []bool{false, true} {
+			if window && !view.windows {
+				continue
+			}
+			var times []float64
+			// Twenty, or fewer if they are slow.
+			for end := time.Now().Add(10 * time.Second); len(times) < 20 && (len(times) < 5 || time.Now().Before(end)); {
+				address := base + "/api/v1" + view.path
+				if window {
+					from := random.Int64N(length * 99 / 100)
+					separator := "?"
+					if strings.Contains(address, "?") {
+						separator = "&"
+					}
+					address += fmt.Sprintf("%sfrom=%d&to=%d", separator, from, from+length/100)
+				}
+				begin := time.Now()
+				if _, err := read(address); err != nil {
+					return err
+				}
+				times = append(times, float64(time.Since(begin))/1e6)
+			}
+			slices.Sort(times)
+			name, _, _ := strings.Cut(strings.TrimPrefix(view.path, session), "&")
+			if name == "" {
+				name = "/sessions/{session}"
+			}
+			if window {
+				name += ", window"
+			}
+			p95 := times[(len(times)*95+99)/100-1]
+			fmt.Printf("%-40s %3d %6.1f %6.1f %6.1f\n", name, len(times), times[len(times)/2], p95, times[len(times)-1])
+			if p95 >= requestLimit {
+				slow = append(slow, name)
+			}
+		}
+	}
+	if len(slow) > 0 {
+		return fmt.Errorf("the 95th percentile of %s is %d ms or more", strings.Join(slow, ", "), requestLimit)
+	}
+	return nil
 }
 
 func freePort() (string, error) {

@@ -6,6 +6,7 @@
  *
  *   gcc -O2 -I$CUDA/include -o launch launch.c -L$CUDA/lib64/stubs -lcuda
  *   ./launch 300000
+ *   ./launch 300000 45000    at most so many launches a second
  *
  * It prints one line of JSON: the launches timed, those of the warm-up before them, wall
  * nanoseconds per launch, and what the last wait for the device took. The status is 1 if anything
@@ -43,9 +44,22 @@ static double now(void) {
   return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
-static void launch(CUfunction kernel, long times) {
-  for (long i = 0; i < times; i++)
+/* With a rate above 0 it waits, busily, for the time of each launch. */
+static void launch(CUfunction kernel, long times, long rate) {
+  double begin = now();
+  for (long i = 0; i < times; i++) {
+    while (rate > 0 && now() < begin + (double)i * 1e9 / (double)rate)
+      ;
     must(cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL), "cuLaunchKernel");
+  }
+}
+
+/* A whole number above 0, or 0 for anything else. */
+static long number(const char *text) {
+  char *end = NULL;
+  errno = 0;
+  long n = strtol(text, &end, 10);
+  return errno || *end || n < 0 ? 0 : n;
 }
 
 int main(int argc, char **argv) {
@@ -53,14 +67,13 @@ int main(int argc, char **argv) {
   CUcontext context;
   CUmodule module;
   CUfunction kernel;
-  char *end = NULL;
-  long times;
+  long times, rate;
   double begin, issued, done;
 
-  errno = 0;
-  times = argc == 2 ? strtol(argv[1], &end, 10) : 0;
-  if (times <= 0 || errno || *end) {
-    fprintf(stderr, "usage: %s LAUNCHES\n", argv[0]);
+  times = argc > 1 ? number(argv[1]) : 0;
+  rate = argc > 2 ? number(argv[2]) : 0;
+  if (argc > 3 || times == 0 || (argc == 3 && rate == 0)) {
+    fprintf(stderr, "usage: %s LAUNCHES [LAUNCHES-PER-SECOND]\n", argv[0]);
     return 2;
   }
   must(cuInit(0), "cuInit");
@@ -70,10 +83,10 @@ int main(int argc, char **argv) {
   must(cuModuleLoadData(&module, ptx), "cuModuleLoadData");
   must(cuModuleGetFunction(&kernel, module, "empty_kernel"), "cuModuleGetFunction");
 
-  launch(kernel, WARM_UP);
+  launch(kernel, WARM_UP, rate);
   must(cuCtxSynchronize(), "cuCtxSynchronize");
   begin = now();
-  launch(kernel, times);
+  launch(kernel, times, rate);
   issued = now();
   must(cuCtxSynchronize(), "cuCtxSynchronize");
   done = now();

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a GPT so small that launching its kernels takes longer than running them.
 
-    train.py [--profiler torch] [--steps 60] [--warm-up 10]
+    train.py [--profiler torch] [--ranges] [--steps 60] [--warm-up 10]
 
 Mixed precision in fp16, one fixed seed, made-up text of which the next token follows from the last two.
 Prints one line of JSON: begin (Unix time in ns) and wall milliseconds of the timed steps, the loss at their end, which must not depend
@@ -72,6 +72,7 @@ def main():
     parser.add_argument("--profiler", choices=["none", "torch"], default="none")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--warm-up", type=int, default=10)
+    parser.add_argument("--ranges", action="store_true", help="an NVTX range named step around each step")
     parser.add_argument("--times", action="store_true", help="also print the end of each step")
     a = parser.parse_args()
     if a.steps < 1 or a.warm_up < 0:
@@ -91,6 +92,12 @@ def main():
     scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
 
     def step(batch):
+        if not a.ranges:
+            return train(batch)
+        with torch.cuda.nvtx.range("step"):
+            return train(batch)
+
+    def train(batch):
         batch = batch.cuda(non_blocking=True)
         with torch.autocast("cuda", dtype=torch.float16):
             logits = model(batch[:, :-1])

@@ -389,6 +389,29 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/sessions/{session}/analysis": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description service.instance.id */
+                session: components["parameters"]["Session"];
+            };
+            cookie?: never;
+        };
+        /**
+         * What each device did, why it was idle, steps and advice; docs/causes.md defines the terms
+         * @description An analysis reads all rows of the interval for at most 20 s. `complete` is false if this was too short: the answer is then of [`from`, `to`). Repeat the request from `to`, or with intervals of this length. Two analyses run at a time, and further ones get 429.
+         */
+        get: operations["getAnalysis"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/sessions/{session}/stacks": {
         parameters: {
             query?: never;
@@ -399,7 +422,10 @@ export interface paths {
             };
             cookie?: never;
         };
-        /** Kernels by host stack, path and name, the largest sum first, and samples of their lines */
+        /**
+         * Kernels by host stack, path and name, the largest sum first, and samples of their lines
+         * @description If more than 1,000,000 operations start in the interval, the answer is of a part in its middle.
+         */
         get: operations["getStacks"];
         put?: never;
         post?: never;
@@ -1073,6 +1099,138 @@ export interface components {
             gaps: components["schemas"]["Gap"][];
             shapes: components["schemas"]["ShapeName"][];
         };
+        /** @enum {string} */
+        Cause: "start_up" | "sync" | "allocator" | "copy_call" | "slow_launch" | "launch" | "host" | "queued" | "latency" | "nothing_queued" | "unknown";
+        /** @description Nanoseconds by cause, without those that are 0 */
+        CauseSums: {
+            [key: string]: number;
+        };
+        /**
+         * @description What limits the device
+         * @enum {string}
+         */
+        Bound: "device" | "launch" | "host" | "dependency" | "unknown";
+        /** @description A partition: compute, communication only, copies only and idle time sum to wall, and the causes sum to the idle time */
+        Parts: {
+            wall_ns: components["schemas"]["Ns"];
+            compute_ns: components["schemas"]["Ns"];
+            communication_ns: components["schemas"]["Ns"];
+            copy_ns: components["schemas"]["Ns"];
+            idle_ns: components["schemas"]["Ns"];
+            idle_by_cause_ns: components["schemas"]["CauseSums"];
+        };
+        StepValues: components["schemas"]["Parts"] & {
+            operations: components["schemas"]["Count"];
+            /** @description Sum of the durations of kernels */
+            kernel_ns: components["schemas"]["Ns"];
+            /** @description Sum of the known queue times */
+            queue_ns: components["schemas"]["Ns"];
+        };
+        Reference: {
+            span: string;
+            start: components["schemas"]["Time"];
+            name: string;
+        };
+        NameSum: {
+            name: string;
+            /** Format: int64 */
+            ns: number;
+            count: components["schemas"]["Count"];
+        };
+        AnalysedGap: {
+            start: components["schemas"]["Time"];
+            duration_ns: components["schemas"]["Ns"];
+            cause: components["schemas"]["Cause"];
+            idle_by_cause_ns: components["schemas"]["CauseSums"];
+            before?: components["schemas"]["Reference"];
+            after?: components["schemas"]["Reference"];
+            /** @description Call that made the host late, empty if none */
+            call: string;
+            /** @description Innermost scope around the code of the host, empty if none */
+            scope: string;
+            /** @description Host stack of the launch, empty if unknown */
+            stack: string;
+        };
+        AnalysedDevice: {
+            id: string;
+            /** Format: int64 */
+            index?: number;
+            /** @description Of the whole interval */
+            whole: components["schemas"]["Parts"];
+            /** @description Begin of the active interval */
+            start: components["schemas"]["Time"];
+            /** @description From the first to the last step, or from the first kernel to the last operation */
+            active: components["schemas"]["Parts"];
+            bound: components["schemas"]["Bound"];
+            queue_p50_ns?: components["schemas"]["Ns"];
+            kernels: components["schemas"]["Count"];
+            kernel_ns: components["schemas"]["Ns"];
+            pageable_copy_ns: components["schemas"]["Ns"];
+            host_by_scope: components["schemas"]["NameSum"][];
+            sync_by_call: components["schemas"]["NameSum"][];
+            /** @description Examples of each cause, the longest first */
+            gaps: components["schemas"]["AnalysedGap"][];
+        };
+        AnalysedStep: components["schemas"]["StepValues"] & {
+            number: components["schemas"]["Count"];
+            name: string;
+            start: components["schemas"]["Time"];
+            first: components["schemas"]["Reference"];
+            bound: components["schemas"]["Bound"];
+        };
+        AnalysedOutlier: components["schemas"]["AnalysedStep"] & {
+            excess_ns: components["schemas"]["Ns"];
+            /** @description What exceeds its median the most: compute, communication, copy or a cause */
+            part: string;
+            part_excess_ns: components["schemas"]["Ns"];
+            /** @description Kernel that exceeds its mean the most, empty if the part is another */
+            kernel: string;
+            kernel_excess_ns: components["schemas"]["Ns"];
+        };
+        AnalysedSteps: {
+            /** @enum {string} */
+            rule: "scopes" | "kernels" | "none";
+            name: string;
+            device: string;
+            count: components["schemas"]["Count"];
+            p50: components["schemas"]["StepValues"];
+            p95: components["schemas"]["StepValues"];
+            max: components["schemas"]["StepValues"];
+            longest: components["schemas"]["AnalysedStep"][];
+            outliers: components["schemas"]["AnalysedOutlier"][];
+        };
+        Finding: {
+            kind: string;
+            device: string;
+            text: string;
+            /** @description How the gain was computed */
+            formula: string;
+            gain_at_most_ns: components["schemas"]["Ns"];
+            active_ns: components["schemas"]["Ns"];
+            /**
+             * Format: int64
+             * @description The active time cannot become shorter by this change alone
+             */
+            active_at_least_ns: number;
+            gain_share: number;
+            evidence: components["schemas"]["Reference"][];
+        };
+        Analysis: {
+            base: components["schemas"]["UnixNano"];
+            from: components["schemas"]["Time"];
+            to: components["schemas"]["Time"];
+            complete: boolean;
+            operations: components["schemas"]["Count"];
+            /** @description Operations of devices without launch times */
+            launches_unknown: components["schemas"]["Count"];
+            causes: {
+                cause: components["schemas"]["Cause"];
+                text: string;
+            }[];
+            devices: components["schemas"]["AnalysedDevice"][];
+            steps: components["schemas"]["AnalysedSteps"];
+            findings: components["schemas"]["Finding"][];
+        };
         Stack: {
             /** @description Frames of the host stack, outermost first; empty if unknown */
             stack: string[];
@@ -1095,6 +1253,13 @@ export interface components {
         };
         Stacks: {
             base: components["schemas"]["UnixNano"];
+            /** @description The interval in the middle that was read; absent if all was */
+            part?: {
+                /** Format: int64 */
+                from: number;
+                /** Format: int64 */
+                to: number;
+            };
             stacks: components["schemas"]["Stack"][];
             lines: components["schemas"]["StackLine"][];
             truncated: boolean;
@@ -1262,11 +1427,23 @@ export interface components {
         };
         Cost: {
             groups: components["schemas"]["CostGroup"][];
+            /** @description With `of`: what the group is made of */
+            series?: components["schemas"]["CostSeries"][];
             truncated: boolean;
         };
+        CostSeries: {
+            /** @enum {string} */
+            metric: "gpu.cuda.time" | "gpu.cuda.cost";
+            attributes: components["schemas"]["Attributes"];
+            resource: components["schemas"]["Attributes"];
+            /** @description Seconds, or an amount in the currency `cuda.cost.currency` */
+            increase: number;
+        };
         UsageGroup: {
-            /** @description Empty if unknown; with by=scope, outside every scope */
+            /** @description Empty if unknown; with `by=scope`, outside every scope; with `of`, the session */
             name: string;
+            /** @description With `of`: the scope in the session */
+            path?: components["schemas"]["ID"];
             sessions: components["schemas"]["Count"];
             kernels: components["schemas"]["Count"];
             kernel_ns: components["schemas"]["Ns"];
@@ -1986,6 +2163,37 @@ export interface operations {
             default: components["responses"]["Error"];
         };
     };
+    getAnalysis: {
+        parameters: {
+            query?: {
+                /** @description Origin of all times of the request and the answer */
+                base?: components["parameters"]["Base"];
+                from?: components["parameters"]["From"];
+                to?: components["parameters"]["To"];
+            };
+            header?: never;
+            path: {
+                /** @description service.instance.id */
+                session: components["parameters"]["Session"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The analysis */
+            200: {
+                headers: {
+                    ETag: components["headers"]["ETag"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Analysis"];
+                };
+            };
+            304: components["responses"]["NotModified"];
+            default: components["responses"]["Error"];
+        };
+    };
     getStacks: {
         parameters: {
             query?: {
@@ -2295,6 +2503,8 @@ export interface operations {
         parameters: {
             query?: {
                 by?: "service" | "host" | "run" | "session" | "scope";
+                /** @description With `by=scope`: the sessions of the scope with this name, empty for outside every scope */
+                of?: string;
                 service?: string;
                 host?: string;
                 from?: components["parameters"]["FromAbsolute"];
@@ -2322,6 +2532,8 @@ export interface operations {
         parameters: {
             query?: {
                 by?: "service" | "host" | "device" | "scope" | "request";
+                /** @description Only the group with this name, and the series that it is made of */
+                of?: string;
                 service?: string;
                 host?: string;
                 from?: components["parameters"]["FromAbsolute"];

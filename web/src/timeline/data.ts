@@ -8,7 +8,7 @@ import { oklch, scopeColor, sliceColor } from "../lib/color";
 import { bytes, count, duration, percent, significant } from "../lib/format";
 import { nest } from "../lib/layout";
 import type { View } from "../lib/scale";
-import type { Bins, Item, Track } from "./draw";
+import { type Bins, firstBin, type Item, type Kind, type Track } from "./draw";
 
 /**
  * fetchWindow returns the interval to request for a view. Its width is a power of two, two to four
@@ -22,6 +22,18 @@ export function fetchWindow(v: View, extent: View): View {
     from: Math.floor(Math.max(from, extent.from)),
     to: Math.ceil(Math.min(from + 2.5 * unit, extent.to + 1)),
   };
+}
+
+/**
+ * binsOf returns the number of bins of a window: about one for a pixel of a view, which is what can be
+ * seen, but no more than 100,000 in all lanes. It is the same for views of a similar width.
+ */
+export function binsOf(window: View, v: View, width: number, lanes: number): number {
+  const span = Math.max(window.to - window.from, 1);
+  const unit = 2 ** Math.ceil(Math.log2(Math.max(v.to - v.from, 1)));
+  const views = v.to - v.from >= span ? 1 : Math.min(2.5, (2 * span) / unit);
+  const most = Math.max(400, Math.floor(100_000 / Math.max(lanes, 1)));
+  return Math.min(4000, Math.max(200, Math.min(most, Math.round((views * width) / 100) * 100)));
 }
 
 /** maxSlices is the largest number of single operations in a request. */
@@ -42,7 +54,7 @@ export interface TimelineData {
 export function useTimeline(session: SessionState, view: View, extent: View, width: number): TimelineData {
   const w = fetchWindow(view, extent);
   const span = Math.max(w.to - w.from, 1);
-  const bins = Math.min(4000, Math.max(200, Math.round((2.5 * width) / 100) * 100));
+  const bins = binsOf(w, view, width, session.overview.lanes.length);
   const pixel = Math.floor((view.to - view.from) / Math.max(width, 200));
   const minNs = pixel < 1 ? 0 : 2 ** Math.floor(Math.log2(pixel));
   const params = { session: session.id };
@@ -399,20 +411,37 @@ function splitBins(c: TimelineColumns | undefined, dark: boolean): Map<number, B
   const result = new Map<number, Bins>();
   if (!c) return result;
   const { lane, index, count: n, busy_ns, top_shape } = c.bins;
+  // Many shapes have the same name, so kinds are names. The first is that of an unknown shape.
+  const kinds: Kind[] = [{ name: "", rgb: sliceColor("", dark) }];
+  const byName = new Map([["", 0]]);
+  const byShape = new Map<number, number>();
+  for (const [id, { name }] of c.shapes) {
+    let k = byName.get(name);
+    if (k === undefined) {
+      k = kinds.push({ name, rgb: sliceColor(name, dark) }) - 1;
+      byName.set(name, k);
+    }
+    byShape.set(id, k);
+  }
   for (let i = 0; i < lane.length; ) {
     let end = i;
     while (end < lane.length && lane[end] === lane[i]) end++;
-    const names = Array.from(top_shape.subarray(i, end), (id) => c.shapes.get(id)?.name ?? "");
-    // A bin in which no operation starts continues the one before it.
-    for (let k = 1; k < names.length; k++) if (names[k] === "" && n[i + k] === 0) names[k] = names[k - 1] as string;
+    const kind = new Uint32Array(end - i);
+    const before = new Float64Array(end - i + 1);
+    for (let k = 0; k < kind.length; k++) {
+      kind[k] = byShape.get(top_shape[i + k] as number) ?? 0;
+      // A bin in which no operation starts continues the one before it.
+      if (k > 0 && kind[k] === 0 && n[i + k] === 0) kind[k] = kind[k - 1] as number;
+      before[k + 1] = (before[k] as number) + (n[i + k] as number);
+    }
     result.set(lane[i] as number, {
       from: c.from,
       width: c.width,
       index: index.subarray(i, end),
-      count: n.subarray(i, end),
       busy: busy_ns.subarray(i, end),
-      rgb: names.map((name) => sliceColor(name, dark)),
-      name: names,
+      kind,
+      kinds,
+      before,
     });
     i = end;
   }
@@ -443,7 +472,7 @@ function splitSlices(c: TimelineColumns | undefined, dark: boolean): Map<number,
 }
 
 /** shown says what the view contains and what it leaves out, in one sentence each. */
-export function shown(data: TimelineData, view: View, tracks: readonly Track[]): string[] {
+export function shown(data: TimelineData, prepared: Prepared, view: View, tracks: readonly Track[]): string[] {
   const c = data.columns;
   if (!c) return [];
   const result: string[] = [];
@@ -462,11 +491,12 @@ export function shown(data: TimelineData, view: View, tracks: readonly Track[]):
         : `${operations}, each drawn`,
     );
   } else {
-    for (let i = 0; i < c.bins.index.length; i++) {
-      const start = c.from + (c.bins.index[i] as number) * c.width;
-      if (start >= view.to || start + c.width <= view.from) continue;
-      n += c.bins.count[i] as number;
-      inside++;
+    for (const b of prepared.bins.values()) {
+      const first = firstBin(b, view.from);
+      let end = firstBin(b, view.to);
+      if (end < b.index.length && b.from + (b.index[end] as number) * b.width < view.to) end++;
+      n += (b.before[end] as number) - (b.before[first] as number);
+      inside += end - first;
     }
     result.push(
       `${count(n)} operations in ${count(inside)} bins of ${duration(c.width)}: height is the busy share, colour the longest operation. Zoom in for single ones`,

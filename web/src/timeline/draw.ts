@@ -22,15 +22,22 @@ export interface Item {
   estimated?: boolean;
 }
 
-/** Bins are equal parts of an interval. Names are those of the longest operation of each bin. */
+/** Kind is what bins have in common: the name and the colour of the longest operation. */
+export interface Kind {
+  name: string;
+  rgb: readonly number[];
+}
+
+/** Bins are equal parts of an interval. Kind has positions in kinds, which all lanes of an answer share. */
 export interface Bins {
   from: number;
   width: number;
-  index: ArrayLike<number>;
-  count: ArrayLike<number>;
-  busy: ArrayLike<number>;
-  rgb: readonly (readonly number[])[];
-  name: readonly string[];
+  index: Uint32Array;
+  busy: Float64Array;
+  kind: Uint32Array;
+  kinds: readonly Kind[];
+  /** Before has the number of operations before each bin, and after the last. */
+  before: Float64Array;
 }
 
 /** Track is a horizontal band of the timeline. Top is its distance from the first track. */
@@ -113,15 +120,26 @@ const palettes: Record<"light" | "dark", Palette> = {
   },
 };
 
+/** Columns are the pixel columns of a lane. First is the number of the first one, from the start of the bins. */
+interface Columns {
+  scale: number;
+  height: number;
+  palette: Uint32Array;
+  first: number;
+  /** Rows above each column, and its colour. A column without a bin has all rows above it. */
+  tops: Int16Array;
+  colors: Uint32Array;
+}
+
 /** Painter keeps the pixel buffer between frames. */
 export class Painter {
   private image: ImageData | null = null;
   private pixels = new Uint32Array(0);
-  private tops = new Int32Array(0);
-  private colors = new Uint32Array(0);
+  private lanes = new WeakMap<Bins, Columns>();
   private w = 0;
   private h = 0;
   private textWidth = new Map<string, number>();
+  private kinds: { of: readonly Kind[]; match: string; bg: number; packed: Uint32Array } | null = null;
 
   /** paint draws a frame. */
   paint(ctx: CanvasRenderingContext2D, s: Scene): void {
@@ -147,7 +165,13 @@ export class Painter {
     if (this.image) ctx.putImageData(this.image, 0, 0);
     ctx.setTransform(s.dpr, 0, 0, s.dpr, 0, 0);
     ctx.textBaseline = "middle";
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(0, axisHeight, s.width, s.height - axisHeight);
+    ctx.clip();
+    ctx.font = "11px system-ui, 'DejaVu Sans', sans-serif";
     for (const t of visible) this.labels(ctx, s, t, p);
+    ctx.restore();
     if (s.launch) this.launch(ctx, s, s.launch, p);
     this.axis(ctx, s, step, p);
     this.range(ctx, s, p);
@@ -161,8 +185,6 @@ export class Painter {
     this.h = h;
     this.image = ctx.createImageData(w, h);
     this.pixels = new Uint32Array(this.image.data.buffer);
-    this.tops = new Int32Array(w);
-    this.colors = new Uint32Array(w);
   }
 
   private y(s: Scene, top: number): number {
@@ -186,43 +208,86 @@ export class Painter {
     }
   }
 
+  /** packed returns the colours of kinds. Those that do not match the search are pale. */
+  private packed(kinds: readonly Kind[], s: Scene, p: Palette): Uint32Array {
+    const known = this.kinds;
+    if (known?.of === kinds && known.match === s.match && known.bg === p.bg) return known.packed;
+    const packed = Uint32Array.from(kinds, ({ name, rgb }) =>
+      s.match !== "" && !name.toLowerCase().includes(s.match)
+        ? mix(rgb, p.bg, 0.22)
+        : pack(rgb[0] as number, rgb[1] as number, rgb[2] as number),
+    );
+    this.kinds = { of: kinds, match: s.match, bg: p.bg, packed };
+    return packed;
+  }
+
   /**
-   * bins draws one column per bin: the height is the busy share, the colour the longest operation. It
-   * finds the top and the colour of each column first and then writes row by row. Where bins share a
-   * column, the tallest one counts.
+   * columns returns the columns of a lane around a view. A pan shifts them by whole pixels, so its frames
+   * find them. A zoom changes their width, so it has no use for those outside the view.
+   */
+  private columns(s: Scene, b: Bins, height: number, colors: Uint32Array): Columns {
+    let scale = (s.width * s.dpr) / (s.view.to - s.view.from);
+    const known = this.lanes.get(b);
+    // The width of a view that moves changes by rounding.
+    const still = known !== undefined && Math.abs(known.scale / scale - 1) < 1e-6;
+    if (still) scale = known.scale;
+    const first = Math.round((s.view.from - b.from) * scale);
+    const same = still && known.height === height && known.palette === colors;
+    if (same && first >= known.first && first + this.w <= known.first + known.tops.length) return known;
+    const margin = same || known === undefined ? this.w : 0;
+    const c: Columns = {
+      scale,
+      height,
+      palette: colors,
+      first: first - margin,
+      tops: new Int16Array(this.w + 2 * margin).fill(height),
+      colors: new Uint32Array(this.w + 2 * margin),
+    };
+    const least = 2 / height;
+    const width = b.width * scale;
+    for (let i = firstBin(b, b.from + c.first / scale); i < b.index.length; i++) {
+      const x = (b.index[i] as number) * width;
+      const x0 = Math.floor(x) - c.first;
+      if (x0 >= c.tops.length) break;
+      const z = Math.min(c.tops.length, Math.max(x0 + 1, Math.floor(x + width) - c.first));
+      const share = Math.min(1, Math.max((b.busy[i] as number) / b.width, least));
+      const top = Math.min(Math.round(height * (1 - share)), height - 1);
+      for (let x = Math.max(0, x0); x < z; x++) {
+        if (top >= (c.tops[x] as number)) continue;
+        c.tops[x] = top;
+        c.colors[x] = colors[b.kind[i] as number] as number;
+      }
+    }
+    this.lanes.set(b, c);
+    return c;
+  }
+
+  /**
+   * bins draws one column per bin: the height is the busy share, the colour the longest operation. Where
+   * bins share a column, the tallest one counts. It writes row by row, which is faster than by columns.
    */
   private bins(s: Scene, t: Track, b: Bins, p: Palette) {
-    const scale = (s.width * s.dpr) / (s.view.to - s.view.from);
-    const y0 = this.y(s, t.top) + pad * s.dpr;
-    const full = (t.height - 2 * pad) * s.dpr;
-    const bottom = Math.round(y0 + full);
-    this.tops.fill(bottom);
-    let [left, right, highest] = [this.w, 0, bottom];
-    for (let i = firstBin(b, s.view.from); i < b.index.length; i++) {
-      const start = b.from + (b.index[i] as number) * b.width;
-      const x0 = Math.floor((start - s.view.from) * scale);
-      const x1 = Math.max(x0 + 1, Math.floor((start + b.width - s.view.from) * scale));
-      if (x0 > this.w) break;
-      const share = Math.min(1, (b.busy[i] as number) / b.width);
-      const rgb = b.rgb[i] as readonly number[];
-      const dim = s.match !== "" && !(b.name[i] as string).toLowerCase().includes(s.match);
-      const color = dim ? mix(rgb, p.bg, 0.22) : pack(rgb[0] as number, rgb[1] as number, rgb[2] as number);
-      const top = Math.round(y0 + full * (1 - Math.max(share, 2 / full)));
-      const a = Math.max(0, x0);
-      const z = Math.min(this.w, x1);
-      for (let x = a; x < z; x++) {
-        if (top >= (this.tops[x] as number)) continue;
-        this.tops[x] = top;
-        this.colors[x] = color;
-      }
-      left = Math.min(left, a);
-      right = Math.max(right, z);
-      highest = Math.min(highest, top);
+    const y0 = this.y(s, t.top) + Math.round(pad * s.dpr);
+    const height = Math.max(2, Math.round((t.height - 2 * pad) * s.dpr));
+    const c = this.columns(s, b, height, this.packed(b.kinds, s, p));
+    const from = Math.round((s.view.from - b.from) * c.scale) - c.first;
+    const tops = c.tops.subarray(from, from + this.w);
+    const colors = c.colors.subarray(from, from + this.w);
+    let [highest, lowest] = [height, 0];
+    for (let x = 0; x < tops.length; x++) {
+      const top = tops[x] as number;
+      if (top < highest) highest = top;
+      if (top > lowest) lowest = top;
     }
-    for (let y = Math.max(0, highest); y < Math.min(bottom, this.h); y++) {
-      const row = y * this.w;
-      for (let x = left; x < right; x++) {
-        if (y >= (this.tops[x] as number)) this.pixels[row + x] = this.colors[x] as number;
+    for (let y = Math.max(highest, -y0); y < height && y0 + y < this.h; y++) {
+      const row = (y0 + y) * this.w;
+      // Below all tops, a row is a copy of the colours.
+      if (y >= lowest) {
+        this.pixels.set(colors, row);
+        continue;
+      }
+      for (let x = 0; x < tops.length; x++) {
+        if (y >= (tops[x] as number)) this.pixels[row + x] = colors[x] as number;
       }
     }
   }
@@ -266,13 +331,7 @@ export class Painter {
   }
 
   private labels(ctx: CanvasRenderingContext2D, s: Scene, t: Track, p: Palette) {
-    if (t.kind === "group" || t.kind === "metric") return;
-    ctx.save();
-    ctx.beginPath();
-    ctx.rect(0, axisHeight, s.width, s.height - axisHeight);
-    ctx.clip();
     const scale = s.width / (s.view.to - s.view.from);
-    ctx.font = "11px system-ui, 'DejaVu Sans', sans-serif";
     for (const it of t.items) {
       if (it.start > s.view.to) break;
       if (it.end < s.view.from) continue;
@@ -314,7 +373,6 @@ export class Painter {
         ctx.globalAlpha = 1;
       }
     }
-    ctx.restore();
   }
 
   private launch(ctx: CanvasRenderingContext2D, s: Scene, l: NonNullable<Scene["launch"]>, p: Palette) {
@@ -410,7 +468,7 @@ export class Painter {
 }
 
 /** firstBin returns the first bin that ends after a time. */
-function firstBin(b: Bins, at: number): number {
+export function firstBin(b: Bins, at: number): number {
   let [low, high] = [0, b.index.length];
   while (low < high) {
     const middle = (low + high) >>> 1;
@@ -450,10 +508,8 @@ export function hit(s: Scene, x: number, y: number): { track: Track; item?: Item
   if (best) return { track, item: best };
   if (track.bins) {
     const b = track.bins;
-    const index = Math.floor((at - b.from) / b.width);
-    for (let i = 0; i < b.index.length; i++) {
-      if (b.index[i] === index) return { track, bin: i };
-    }
+    const i = firstBin(b, at);
+    if (b.index[i] === Math.floor((at - b.from) / b.width)) return { track, bin: i };
   }
   return { track };
 }

@@ -10,6 +10,7 @@ const next: Record<Theme, Theme> = { auto: "light", light: "dark", dark: "auto" 
 
 const views = [
   ["timeline", "Timeline"],
+  ["findings", "Findings"],
   ["kernels", "Kernels"],
   ["scopes", "Scopes"],
   ["system", "System"],
@@ -60,7 +61,9 @@ export function Shell() {
                 key={to}
                 to={`/sessions/$session/${to}`}
                 params={{ session }}
-                search={(to === "timeline" || to === "kernels" || to === "system" ? shared : {}) as never}
+                search={
+                  (to === "timeline" || to === "findings" || to === "kernels" || to === "system" ? shared : {}) as never
+                }
                 activeOptions={{ includeSearch: false }}
               >
                 {label}

@@ -140,7 +140,9 @@ export type Made =
   | "records"
   | "ratio"
   | "value"
-  | "rate";
+  | "rate"
+  | "seconds"
+  | "cost";
 
 /**
  * num makes a link a number that is made of the rows of its target. The browser test follows each of
@@ -162,6 +164,8 @@ export const row = (v: {
   records?: number;
   samples?: number;
   metrics?: Record<string, number>;
+  seconds?: number;
+  costs?: Record<string, number>;
 }) => ({ "data-row": JSON.stringify(v) });
 
 /** Copy is a button that copies a text. */

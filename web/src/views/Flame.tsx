@@ -4,13 +4,14 @@ import { useMemo, useState } from "react";
 import { useGet, useSession } from "../api/hooks";
 import { css, scopeColor, sliceColor } from "../lib/color";
 import { boxes, type Frame, find, flameTree } from "../lib/flame";
-import { count, duration, exactDuration, percent } from "../lib/format";
+import { count, duration, exactDuration, offset, percent } from "../lib/format";
 import { Badge, Failure, Loading, Message, SearchBox, ui } from "../ui/parts";
 import { useDark } from "../ui/theme";
 import c from "./code.module.css";
+import { WindowBadge } from "./Kernels";
 
 const kinds = {
-  all: "whole session",
+  all: "",
   host: "host function",
   scope: "scope",
   kernel: "kernel",
@@ -27,10 +28,8 @@ export function Flame() {
   const q = useGet(
     "/sessions/{session}/stacks",
     { session: session.id },
-    { base: session.base },
-    {
-      every: session.every,
-    },
+    { base: session.base, from: search.from, to: search.to },
+    { every: session.every },
   );
   const root = useMemo(() => flameTree(q.data?.stacks ?? [], q.data?.lines ?? []), [q.data]);
   const zoom = search.zoom ?? "";
@@ -44,6 +43,9 @@ export function Flame() {
   const shown = chain.at(-1) as Frame;
   const focus = find(root, zoom).at(-1) as Frame;
   const matched = match ? matchedNs(focus, match) : 0;
+  const part = q.data.part;
+  // The interval of the launches behind the numbers.
+  const interval = part ?? { from: search.from, to: search.to };
   const hasStacks = q.data.stacks.some((s) => s.stack.length > 0);
   const color = (f: Frame) =>
     f.kind === "kernel" || f.kind === "line"
@@ -59,6 +61,17 @@ export function Flame() {
         {!hasStacks && (
           <Badge title="A recording with host stacks has them above the scopes.">no host stacks recorded</Badge>
         )}
+        <WindowBadge from={search.from} to={search.to} />
+        {part && (
+          <Link to="/sessions/$session/timeline" params={{ session: session.id }} search={part as never}>
+            <Badge
+              tone="warn"
+              title="There are more than 1 million operations, and only those of this interval are read. Zoom into the timeline and follow “flame graph” for another one."
+            >
+              {count(root.count)} kernels from {offset(part.from, 1)} to {offset(part.to, 1)}
+            </Badge>
+          </Link>
+        )}
         {q.data.truncated && <Badge tone="warn">only the largest stacks</Badge>}
         <span className={ui.spacer} />
         <SearchBox
@@ -71,7 +84,9 @@ export function Flame() {
         <div className={c.flameInfo} role="status">
           <strong>{shown.name}</strong>{" "}
           <span className={ui.muted}>
-            {kinds[shown.kind]} · <span title={exactDuration(Math.round(shown.ns))}>{duration(shown.ns)}</span> ·{" "}
+            {kinds[shown.kind]}
+            {kinds[shown.kind] && " · "}
+            <span title={exactDuration(Math.round(shown.ns))}>{duration(shown.ns)}</span> ·{" "}
             {percent(root.ns ? shown.ns / root.ns : 0)} of all · {count(shown.count)}{" "}
             {shown.kind === "line" ? "samples" : "launches"}
             {match ? ` · ${percent(focus.ns ? matched / focus.ns : 0)} matches` : ""}
@@ -80,7 +95,7 @@ export function Flame() {
             <Link
               to="/sessions/$session/launches"
               params={{ session: session.id }}
-              search={{ name: shown.name, path: shown.path, direct: "true", operation: "kernel" } as never}
+              search={{ name: shown.name, path: shown.path, direct: "true", operation: "kernel", ...interval } as never}
             >
               launches in this scope
             </Link>
@@ -107,7 +122,7 @@ export function Flame() {
                 background: color(b.frame),
                 opacity: match && !b.frame.name.toLowerCase().includes(match) ? 0.35 : 1,
               }}
-              aria-label={`${b.frame.name}, ${kinds[b.frame.kind]}, ${duration(b.frame.ns)}`}
+              aria-label={[b.frame.name, kinds[b.frame.kind], duration(b.frame.ns)].filter(Boolean).join(", ")}
               title={`${b.frame.name}\n${duration(b.frame.ns)}, ${percent(root.ns ? b.frame.ns / root.ns : 0)}`}
               onMouseEnter={() => setOver(b.id)}
               onMouseLeave={() => setOver("")}

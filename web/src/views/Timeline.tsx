@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
-import { flushSync } from "react-dom";
 import { get } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
 import { css, families, oklch } from "../lib/color";
@@ -13,6 +12,12 @@ import { Failure, SearchBox, ui } from "../ui/parts";
 import { useDark } from "../ui/theme";
 import { Inspector, Measured, toSpan } from "./Inspector";
 import t from "./timeline.module.css";
+
+/** same says that two scenes have the same picture. */
+const same = (a: Scene, b: Scene | undefined): boolean =>
+  b !== undefined &&
+  a.tracks === b.tracks &&
+  JSON.stringify({ ...a, tracks: undefined }) === JSON.stringify({ ...b, tracks: undefined });
 
 interface Tip {
   x: number;
@@ -57,22 +62,28 @@ export function Timeline() {
     }
   }, [whole]);
 
+  // A frame draws the latest view and nothing else. React follows some times a second: it loads data
+  // and renders what is said about the view.
   const frame = useRef(0);
+  const paint = useRef(() => {});
+  const schedule = useCallback(() => {
+    frame.current ||= requestAnimationFrame(() => {
+      frame.current = 0;
+      paint.current();
+    });
+  }, []);
   useEffect(() => () => cancelAnimationFrame(frame.current), []);
-  const worked = useRef(0);
   const pending = useRef<ReturnType<typeof setTimeout>>(undefined);
+  const following = useRef<ReturnType<typeof setTimeout>>(undefined);
   const written = useRef("");
   const setView = useCallback(
     (v: View) => {
       viewRef.current = v;
-      // Several events can arrive in a frame, which draws the last view only.
-      if (!frame.current) {
-        frame.current = requestAnimationFrame(() => {
-          frame.current = 0;
-          worked.current = performance.now();
-          flushSync(() => setViewState(viewRef.current));
-        });
-      }
+      schedule();
+      following.current ??= setTimeout(() => {
+        following.current = undefined;
+        setViewState(viewRef.current);
+      }, 100);
       follow.current = v.from <= whole.from && v.to >= whole.to;
       clearTimeout(pending.current);
       pending.current = setTimeout(() => {
@@ -85,9 +96,16 @@ export function Timeline() {
         });
       }, 200);
     },
-    [navigate, whole],
+    [navigate, whole, schedule],
   );
-  useEffect(() => () => clearTimeout(pending.current), []);
+  useEffect(
+    () => () => {
+      clearTimeout(pending.current);
+      clearTimeout(following.current);
+      following.current = undefined;
+    },
+    [],
+  );
   // A link or the back button changes the URL from outside.
   useEffect(() => {
     const key = search.from !== undefined && search.to !== undefined ? `${search.from}-${search.to}` : "";
@@ -162,24 +180,26 @@ export function Timeline() {
   const sceneRef = useRef(scene);
   sceneRef.current = scene;
 
-  useLayoutEffect(() => {
+  /** current is the scene of the next frame: its view can be newer than that of the last render. */
+  const current = (): Scene => ({ ...sceneRef.current, view: viewRef.current });
+  const painted = useRef<Scene>(undefined);
+  paint.current = () => {
     const c = canvas.current;
     const ctx = c?.getContext("2d", { alpha: false });
-    if (!c || !ctx || !scene.width) return;
-    const w = Math.round(scene.width * scene.dpr);
-    const h = Math.round(scene.height * scene.dpr);
+    const s = current();
+    if (!c || !ctx || !s.width || same(s, painted.current)) return;
+    painted.current = s;
+    const begin = performance.now();
+    const w = Math.round(s.width * s.dpr);
+    const h = Math.round(s.height * s.dpr);
     if (c.width !== w || c.height !== h) {
       c.width = w;
       c.height = h;
     }
-    const begin = performance.now();
-    painter.current.paint(ctx, scene);
-    const end = performance.now();
-    c.dataset.frame = (end - begin).toFixed(2);
-    // The work of a frame: from the new view to the end of the paint.
-    if (worked.current) c.dataset.work = (end - worked.current).toFixed(2);
-    worked.current = 0;
-  });
+    painter.current.paint(ctx, s);
+    c.dataset.frame = (performance.now() - begin).toFixed(2);
+  };
+  useLayoutEffect(schedule);
 
   const select = useCallback(
     (i: Item | null) => {
@@ -236,7 +256,7 @@ export function Timeline() {
     const before = pointers.current.get(e.pointerId);
     const v = viewRef.current;
     if (!before) {
-      const h = hit(scene, p.x, p.y);
+      const h = hit(current(), p.x, p.y);
       setCursor(toNs(v, size.width, p.x));
       setHover(h?.item?.id ?? "");
       setTip(h ? describe(h.track, h.item, h.bin, e.clientX, e.clientY, toNs(v, size.width, p.x)) : null);
@@ -272,7 +292,7 @@ export function Timeline() {
         });
     } else if (was && moved.current <= 3 && e.type === "pointerup") {
       const p = at(e);
-      const h = hit(scene, p.x, p.y);
+      const h = hit(current(), p.x, p.y);
       if (h?.bin !== undefined && h.track.bins) {
         const b = h.track.bins;
         const start = b.from + (b.index[h.bin] as number) * b.width;
@@ -444,7 +464,7 @@ export function Timeline() {
       )),
     [tracks],
   );
-  const remarks = shown(data, view, tracks);
+  const remarks = shown(data, prepared, view, tracks);
   const inView = matches.filter((i) => i.end >= view.from && i.start <= view.to).length;
   return (
     <>
@@ -479,6 +499,13 @@ export function Timeline() {
           search={rounded(clamp(view, extent)) as never}
         >
           kernels in view
+        </Link>
+        <Link
+          to="/sessions/$session/code"
+          params={{ session: session.id }}
+          search={{ view: "flame", ...rounded(clamp(view, extent)) } as never}
+        >
+          flame graph
         </Link>
         <button
           type="button"
@@ -528,7 +555,7 @@ export function Timeline() {
                 }}
                 onDoubleClick={(e) => {
                   const p = at(e);
-                  const h = hit(scene, p.x, p.y);
+                  const h = hit(current(), p.x, p.y);
                   if (h?.item) setView(around(h.item.start, h.item.end, whole));
                 }}
               />
@@ -592,13 +619,14 @@ function describe(
   }
   if (bin !== undefined && track.bins) {
     const b = track.bins;
+    const name = b.kinds[b.kind[bin] as number]?.name;
     return {
       x,
       y,
-      title: `${count(b.count[bin] as number)} operations in ${duration(b.width)}`,
+      title: `${count((b.before[bin + 1] as number) - (b.before[bin] as number))} operations in ${duration(b.width)}`,
       lines: [
         `${percent(Math.min(1, (b.busy[bin] as number) / b.width))} busy (${duration(b.busy[bin] as number)})`,
-        b.name[bin] ? `longest: ${b.name[bin]}` : "",
+        name ? `longest: ${name}` : "",
         "Click to zoom in.",
       ].filter(Boolean),
     };

@@ -4,7 +4,7 @@ import { useEffect } from "react";
 import { type Schemas, url } from "../api/client";
 import { useGet } from "../api/hooks";
 import { count, duration, exactDuration, percent } from "../lib/format";
-import { Badge, Bar, Choice, Failure, Loading, type Made, Message, num, ui } from "../ui/parts";
+import { Badge, Bar, Choice, Failure, Loading, type Made, Message, num, row, ui } from "../ui/parts";
 
 /** money formats an amount with its currency. */
 export function money(amount: number, currency: string): string {
@@ -24,6 +24,11 @@ const nameOf = (by: string, name: string): string =>
   name === "_idle"
     ? "idle devices"
     : name || (by === "scope" ? "outside every scope" : by === "request" ? "outside every request" : "unknown");
+
+const heading = (by: string): string => (by === "service" ? "Application" : by.charAt(0).toUpperCase() + by.slice(1));
+
+/** change sets parameters of the page. */
+const change = (c: Record<string, string | undefined>) => ((o: Record<string, unknown>) => ({ ...o, ...c })) as never;
 
 /** Metered is what the connector gpu_usage measured: the time and cost of devices, idle time included. */
 function Metered({ by, cost }: { by: string; cost: Schemas["Cost"] }) {
@@ -57,7 +62,7 @@ function Metered({ by, cost }: { by: string; cost: Schemas["Cost"] }) {
         <table className={ui.table} aria-label="Cost">
           <thead>
             <tr>
-              <th scope="col">{by === "service" ? "application" : by}</th>
+              <th scope="col">{heading(by)}</th>
               <th scope="col" className={ui.right} title="gpu.cuda.time: work that overlaps counts in full">
                 Device time
               </th>
@@ -74,11 +79,19 @@ function Metered({ by, cost }: { by: string; cost: Schemas["Cost"] }) {
               <tr key={g.name}>
                 <td>{nameOf(by, g.name)}</td>
                 <td className={ui.right} title={`${g.device_seconds} s`}>
-                  {g.device_seconds ? duration(g.device_seconds * 1e9) : "–"}
+                  {g.device_seconds ? (
+                    <Link to="/usage" search={change({ cost: `=${g.name}` })} {...num("seconds", g.device_seconds)}>
+                      {duration(g.device_seconds * 1e9)}
+                    </Link>
+                  ) : (
+                    "–"
+                  )}
                 </td>
                 {currencies.map((c) => (
                   <td key={c} className={ui.right} title={String(g.costs[c] ?? 0)}>
-                    {money(g.costs[c] ?? 0, c)}
+                    <Link to="/usage" search={change({ cost: `=${g.name}` })} {...num("cost", g.costs[c] ?? 0, c)}>
+                      {money(g.costs[c] ?? 0, c)}
+                    </Link>
                   </td>
                 ))}
                 {currencies.length === 1 && (
@@ -100,6 +113,128 @@ function Metered({ by, cost }: { by: string; cost: Schemas["Cost"] }) {
   );
 }
 
+/** Series are what the cost and device time of a group are made of. */
+function Series({ by, of, filter }: { by: string; of: string; filter: Record<string, string | undefined> }) {
+  const q = useGet("/usage/cost", {}, { by, ...filter, of });
+  if (q.error) return <Failure error={q.error} />;
+  if (!q.data) return <Loading />;
+  const list = [...(q.data.series ?? [])].sort((a, b) => b.increase - a.increase);
+  return (
+    <>
+      <div className={ui.row}>
+        <h2>Device time and cost of {nameOf(by, of)}</h2>
+        <Link to="/usage" search={change({ cost: undefined })}>
+          back to all
+        </Link>
+        {q.data.truncated && <Badge tone="warn">1,000 series of a metric only</Badge>}
+        <span className={ui.spacer} />
+        <a href={url("/usage/cost", { by, ...filter, of })} target="_blank" rel="noreferrer">
+          as JSON
+        </a>
+      </div>
+      <div className={`${ui.card} ${ui.tableScroll}`}>
+        <table className={ui.table} aria-label="Series">
+          <thead>
+            <tr>
+              <th scope="col">Application</th>
+              <th scope="col">Host</th>
+              <th scope="col">Device</th>
+              <th scope="col">Scope</th>
+              <th scope="col">Operation or request</th>
+              <th scope="col" className={ui.right}>
+                Device time
+              </th>
+              <th scope="col" className={ui.right}>
+                Cost
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {list.map((x) => {
+              const currency = String(x.attributes["cuda.cost.currency"] ?? "");
+              const cost = x.metric === "gpu.cuda.cost";
+              return (
+                <tr
+                  key={JSON.stringify([x.metric, x.attributes, x.resource])}
+                  {...row(cost ? { costs: { [currency]: x.increase } } : { seconds: x.increase })}
+                >
+                  <td>{nameOf("service", String(x.resource["service.name"] ?? ""))}</td>
+                  <td>{String(x.resource["host.name"] ?? "")}</td>
+                  <td title={String(x.attributes["hw.name"] ?? "")}>{String(x.attributes["hw.id"] ?? "")}</td>
+                  <td>{String(x.attributes["cuda.scope.name"] ?? "")}</td>
+                  <td>{String(x.attributes["cuda.operation"] ?? x.attributes["cuda.request.operation"] ?? "")}</td>
+                  <td className={ui.right} title={cost ? undefined : `${x.increase} s`}>
+                    {cost ? "" : duration(x.increase * 1e9)}
+                  </td>
+                  <td className={ui.right} title={cost ? String(x.increase) : undefined}>
+                    {cost ? money(x.increase, currency) : ""}
+                  </td>
+                </tr>
+              );
+            })}
+          </tbody>
+        </table>
+      </div>
+    </>
+  );
+}
+
+/** ScopeSessions are the sessions in which a top-level scope has kernels. */
+function ScopeSessions({ of, filter }: { of: string; filter: Record<string, string | undefined> }) {
+  const q = useGet("/usage", {}, { by: "scope", ...filter, of });
+  if (q.error) return <Failure error={q.error} />;
+  if (!q.data) return <Loading />;
+  return (
+    <>
+      <div className={ui.row}>
+        <h2>Sessions with kernels {of ? `in ${of}` : nameOf("scope", "")}</h2>
+        <Link to="/usage" search={change({ of: undefined })}>
+          back to all
+        </Link>
+        {q.data.truncated && <Badge tone="warn">newest sessions only</Badge>}
+      </div>
+      <div className={`${ui.card} ${ui.tableScroll}`}>
+        <table className={ui.table} aria-label="Sessions of the scope">
+          <thead>
+            <tr>
+              <th scope="col">Session</th>
+              <th scope="col" className={ui.right}>
+                Kernel time
+              </th>
+              <th scope="col" className={ui.right}>
+                Kernels
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {q.data.groups.map((g) => {
+              const launches = (made: Made, value: number, text: string) => (
+                <Link
+                  to="/sessions/$session/launches"
+                  params={{ session: g.name }}
+                  search={{ operation: "kernel", path: g.path, direct: g.path === 0 ? "true" : undefined } as never}
+                  {...num(made, value)}
+                >
+                  {text}
+                </Link>
+              );
+              return (
+                <tr key={`${g.name} ${g.path}`} {...row({ ns: g.kernel_ns, kernels: g.kernels })}>
+                  <td>{g.name}</td>
+                  <td className={ui.right} title={exactDuration(g.kernel_ns)}>
+                    {launches("ns", g.kernel_ns, duration(g.kernel_ns))}
+                  </td>
+                  <td className={ui.right}>{launches("kernels", g.kernels, count(g.kernels))}</td>
+                </tr>
+              );
+            })}
+          </tbody>
+        </table>
+      </div>
+    </>
+  );
+}
+
 /** Usage sums device time over sessions. A rate per hour turns it into cost. */
 export function Usage() {
   const search = useSearch({ from: "/usage" });
@@ -118,23 +253,28 @@ export function Usage() {
   if (!q.data) return <Loading />;
   const groups = by === "request" ? [] : (sessions.data?.groups ?? []);
   const total = groups.reduce((n, g) => n + g.kernel_ns, 0);
+  // A name can be empty, so a "=" comes before it.
+  const [series, of] = [search.cost?.slice(1), search.of?.slice(1)];
+  const all = !(metered && series !== undefined) && !(by === "scope" && of !== undefined);
   return (
     <div className={ui.page}>
       <div className={ui.row}>
         <h1>Usage</h1>
-        <Choice
-          label="Group usage by"
-          param="by"
-          value={by}
-          options={[
-            ["service", "Application"],
-            ["host", "Host"],
-            ["run", "Run"],
-            ["session", "Session"],
-            ["scope", "Scope"],
-            ["request", "Request"],
-          ]}
-        />
+        {all && (
+          <Choice
+            label="Group usage by"
+            param="by"
+            value={by}
+            options={[
+              ["service", "Application"],
+              ["host", "Host"],
+              ["run", "Run"],
+              ["session", "Session"],
+              ["scope", "Scope"],
+              ["request", "Request"],
+            ]}
+          />
+        )}
         {q.data.truncated && (
           <Badge tone="warn" title="Only the newest sessions are summed.">
             newest sessions only
@@ -152,15 +292,17 @@ export function Usage() {
           />
         </label>
       </div>
-      {metered && cost.data && <Metered by={by} cost={cost.data} />}
-      {by !== "request" && (
+      {metered && series !== undefined ? <Series by={by} of={series} filter={filter} /> : null}
+      {by === "scope" && of !== undefined ? <ScopeSessions of={of} filter={filter} /> : null}
+      {all && metered && cost.data && <Metered by={by} cost={cost.data} />}
+      {all && by !== "request" && (
         <p className={ui.muted}>Kernel time of the stored sessions. Kernels that overlap each count in full.</p>
       )}
-      <div hidden={by === "request"} className={`${ui.card} ${ui.tableScroll}`}>
+      <div hidden={!all || by === "request"} className={`${ui.card} ${ui.tableScroll}`}>
         <table className={ui.table} aria-label="Usage">
           <thead>
             <tr>
-              <th scope="col">{by === "service" ? "application" : by}</th>
+              <th scope="col">{heading(by)}</th>
               <th scope="col" className={ui.right}>
                 Kernel time
               </th>
@@ -198,7 +340,11 @@ export function Usage() {
                   >
                     {t}
                   </Link>
-                ) : by === "scope" || !g.name ? (
+                ) : by === "scope" ? (
+                  <Link to="/usage" search={change({ of: `=${g.name}` })} {...num(made, value)}>
+                    {t}
+                  </Link>
+                ) : !g.name ? (
                   t
                 ) : (
                   <Link to="/" search={own as never} {...num(made, value)}>

@@ -229,6 +229,11 @@ FAKE_API int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active
   *active = primary_of(device) != NULL;
   return ready() ? SUCCESS : NOT_INITIALIZED;
 }
+FAKE_API int cuGetErrorName(int error, const char **name) {
+  *name = error == 0 ? "CUDA_SUCCESS" : "CUDA_ERROR_UNKNOWN";
+  return 0;
+}
+
 FAKE_API int cuDevicePrimaryCtxRetain(void **out, int device) {
   if (!ready()) return NOT_INITIALIZED;
   void *c = primary_of(device);

@@ -38,14 +38,14 @@ func TestProcess_UnresponsiveEnvironment(t *testing.T) {
 
 	began := time.Now()
 	for pid := range 5 {
-		p, ok := r.Process(int32(pid+1), 500*10_000_000)
+		p, ok := r.Process(int32(pid+1), 500*10_000_000, Known{})
 		assert.True(t, ok)
 		assert.Equal(t, "train", p.Executable)
 		assert.Empty(t, p.ServiceName)
 	}
 	assert.Less(t, time.Since(began), 10*environLimit, "only two of five processes of a user are waited for")
 	assert.Equal(t, 2, r.dog.Pending())
-	p, ok := r.Process(6, 500*10_000_000)
+	p, ok := r.Process(6, 500*10_000_000, Known{})
 	assert.True(t, ok)
 	assert.Equal(t, "train", p.ServiceName, "another user")
 

@@ -11,6 +11,7 @@ package identity
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"io"
 	"os"
@@ -53,6 +54,15 @@ type Process struct {
 	TraceParent string
 }
 
+// Known is what is known of a process without /proc. Fields may be empty.
+type Known struct {
+	// Executable is the file name without its folders.
+	Executable string
+	// Cgroup has control groups in the form of /proc/PID/cgroup. A path has no leading slash if only
+	// its innermost part is known.
+	Cgroup string
+}
+
 // Attribute is a resource attribute.
 type Attribute struct{ Key, Value string }
 
@@ -73,17 +83,16 @@ type environ struct {
 func New(root string) *Reader { return &Reader{proc: filepath.Join(root, "proc")} }
 
 // Process describes the process with this id that started start nanoseconds after boot. If that
-// process has ended, even if its id has been reused, Process returns false and sets only the id.
-func (r *Reader) Process(pid int32, start uint64) (Process, bool) {
+// process has ended, even if its id has been reused, Process returns false and sets only the id and
+// what is known. What /proc says comes first, because a process may change its control group.
+func (r *Reader) Process(pid int32, start uint64, known Known) (Process, bool) {
 	dir := filepath.Join(r.proc, strconv.Itoa(int(pid)))
 	name, ok := r.same(dir, start)
 	if !ok {
-		return Process{PID: pid}, false
+		return known.process(pid), false
 	}
-	p := Process{PID: pid, Executable: executable(dir, name)}
-	cgroup := string(procfs.ReadFile(filepath.Join(dir, "cgroup")))
-	p.Cgroup = cgroupPath(cgroup)
-	p.ContainerID, p.PodUID = procfs.ParseCgroup(cgroup)
+	p := Process{PID: pid, Executable: cmp.Or(executable(dir), known.Executable, name)}
+	p.setCgroup(cmp.Or(string(procfs.ReadFile(filepath.Join(dir, "cgroup"))), known.Cgroup))
 	status := procfs.ReadFile(filepath.Join(dir, "status"))
 	p.VPID = procfs.ParseVPID(status)
 	// A variable that cannot be read stays empty.
@@ -92,9 +101,22 @@ func (r *Reader) Process(pid int32, start uint64) (Process, bool) {
 	p.ServiceName, p.Attributes, p.TraceParent = e.service, e.attributes, e.parent
 	// The process may have ended, and its id may have been reused, while its files were read.
 	if _, ok := r.same(dir, start); !ok {
-		return Process{PID: pid}, false
+		return known.process(pid), false
 	}
 	return p, true
+}
+
+// process describes a process that has ended.
+func (k Known) process(pid int32) Process {
+	p := Process{PID: pid, Executable: k.Executable}
+	p.setCgroup(k.Cgroup)
+	return p
+}
+
+// setCgroup sets the fields that the text of /proc/PID/cgroup has.
+func (p *Process) setCgroup(text string) {
+	p.Cgroup = cgroupPath(text)
+	p.ContainerID, p.PodUID = procfs.ParseCgroup(text)
 }
 
 // same returns the name of the process at dir if that process started at start.
@@ -103,12 +125,11 @@ func (r *Reader) same(dir string, start uint64) (name string, ok bool) {
 	return s.Name, ok && s.Start == start/procfs.TickNanoseconds
 }
 
-// executable returns the name of the executable. If the link may not be read, it returns the name
-// of the thread group, which the kernel truncates to 15 bytes.
-func executable(dir, name string) string {
+// executable returns the name of the executable, or "" if the link may not be read.
+func executable(dir string) string {
 	link, err := os.Readlink(filepath.Join(dir, "exe"))
 	if err != nil || link == "" {
-		return name
+		return ""
 	}
 	return strings.ToValidUTF8(path.Base(strings.TrimSuffix(link, " (deleted)")), "\uFFFD")
 }

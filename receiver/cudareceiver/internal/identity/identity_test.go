@@ -90,26 +90,42 @@ func TestProcess(t *testing.T) {
 	require.NoError(t, os.Symlink("/opt/bin/python3.12 (deleted)", filepath.Join(root, "proc/7/exe")))
 	r := New(root)
 
-	p, ok := r.Process(7, 100*procfs.TickNanoseconds)
+	p, ok := r.Process(7, 100*procfs.TickNanoseconds, Known{Executable: "sh", Cgroup: "0::/before\n"})
 	assert.True(t, ok)
 	assert.Equal(t, Process{
 		PID: 7, VPID: 1, Executable: "python3.12", Cgroup: "/kubepods/pod" + uid + "/" + id, ContainerID: id, PodUID: uid,
 		ServiceName: "train", Attributes: []Attribute{{"service.namespace", "ml"}}, TraceParent: "00-1-2-01",
 	}, p)
 
-	p, ok = r.Process(7, 101*procfs.TickNanoseconds)
+	p, ok = r.Process(7, 101*procfs.TickNanoseconds, Known{})
 	assert.False(t, ok, "the id belongs to another process")
 	assert.Equal(t, Process{PID: 7}, p)
 
-	p, ok = r.Process(8, 5*procfs.TickNanoseconds)
+	p, ok = r.Process(8, 5*procfs.TickNanoseconds, Known{})
 	assert.True(t, ok)
 	assert.Equal(t, Process{PID: 8, Executable: "c"}, p, "unreadable fields are omitted")
 
 	for _, pid := range []int32{9, 10} {
-		p, ok = r.Process(pid, 0)
+		p, ok = r.Process(pid, 0, Known{})
 		assert.False(t, ok)
 		assert.Equal(t, Process{PID: pid}, p)
 	}
+}
+
+func TestProcess_Known(t *testing.T) {
+	root := t.TempDir()
+	write(t, root, map[string]string{"8/stat": stat("a-thread-named-a", 5)})
+	r := New(root)
+	known := Known{Executable: "a-thread-named-after-15-bytes", Cgroup: "1:v1:/kubepods/pod" + uid + "/" + id + "\n0::/system.slice\n"}
+	want := Process{Executable: known.Executable, Cgroup: "/system.slice", ContainerID: id, PodUID: uid}
+	for pid, running := range map[int32]bool{8: true, 9: false} { // of 8, no link and no cgroup can be read
+		p, ok := r.Process(pid, 5*procfs.TickNanoseconds, known)
+		assert.Equal(t, running, ok)
+		want.PID = pid
+		assert.Equal(t, want, p)
+	}
+	p, _ := r.Process(9, 0, Known{Cgroup: "0::pod" + uid + "/" + id + "\n"})
+	assert.Equal(t, Process{PID: 9, Cgroup: "pod" + uid + "/" + id, ContainerID: id, PodUID: uid}, p, "the outer part is unknown")
 }
 
 func TestProcess_Self(t *testing.T) {
@@ -119,7 +135,7 @@ func TestProcess_Self(t *testing.T) {
 	}
 	self, ok := procfs.ParseStat(b)
 	require.True(t, ok)
-	p, ok := New("/").Process(int32(os.Getpid()), self.Start*procfs.TickNanoseconds)
+	p, ok := New("/").Process(int32(os.Getpid()), self.Start*procfs.TickNanoseconds, Known{})
 	assert.True(t, ok)
 	exe, err := os.Executable()
 	require.NoError(t, err)

@@ -57,6 +57,14 @@ const (
 	cudaGroupKindGROUP_END   cudaGroupKind = 2
 )
 
+type cudaIdentity struct {
+	_           structs.HostLayout
+	Executable  [64]uint8
+	Cgroup      [512]uint8
+	CgroupEnd   [2]uint16
+	CgroupWhole [2]uint16
+}
+
 type cudaLoss uint32
 
 const (
@@ -239,6 +247,7 @@ const (
 	cudaMapAllocations            = "allocations"
 	cudaMapChecks                 = "checks"
 	cudaMapFreed                  = "freed"
+	cudaMapIdentities             = "identities"
 	cudaMapLost                   = "lost"
 	cudaMapNames                  = "names"
 	cudaMapProcesses              = "processes"
@@ -274,6 +283,7 @@ const (
 	cudaVarCheck                  = "_check"
 	cudaVarClass                  = "_class"
 	cudaVarGroup                  = "_group"
+	cudaVarIdentity               = "_identity"
 	cudaVarKind                   = "_kind"
 	cudaVarLoss                   = "_loss"
 	cudaVarMemory                 = "_memory"
@@ -284,9 +294,21 @@ const (
 	cudaVarShareClass             = "_share_class"
 	cudaVarSpace                  = "_space"
 	cudaVarCapacity               = "capacity"
+	cudaVarControllerGroupOffset  = "controller_group_offset"
+	cudaVarControllerOffset       = "controller_offset"
 	cudaVarCredNamespaceOffset    = "cred_namespace_offset"
 	cudaVarCredOffset             = "cred_offset"
+	cudaVarEntryNameOffset        = "entry_name_offset"
+	cudaVarEntryOffset            = "entry_offset"
+	cudaVarExecutableOffset       = "executable_offset"
 	cudaVarGroupLeaderOffset      = "group_leader_offset"
+	cudaVarGroupOffset            = "group_offset"
+	cudaVarGroupsOffset           = "groups_offset"
+	cudaVarHierarchyOffset        = "hierarchy_offset"
+	cudaVarMemoryOffset           = "memory_offset"
+	cudaVarNodeNameOffset         = "node_name_offset"
+	cudaVarNodeOffset             = "node_offset"
+	cudaVarNodeParentOffset       = "node_parent_offset"
 	cudaVarNsproxyNamespaceOffset = "nsproxy_namespace_offset"
 	cudaVarNsproxyOffset          = "nsproxy_offset"
 	cudaVarPidLevelOffset         = "pid_level_offset"
@@ -372,6 +394,7 @@ type cudaMapSpecs struct {
 	Allocations *ebpf.MapSpec `ebpf:"allocations"`
 	Checks      *ebpf.MapSpec `ebpf:"checks"`
 	Freed       *ebpf.MapSpec `ebpf:"freed"`
+	Identities  *ebpf.MapSpec `ebpf:"identities"`
 	Lost        *ebpf.MapSpec `ebpf:"lost"`
 	Names       *ebpf.MapSpec `ebpf:"names"`
 	Processes   *ebpf.MapSpec `ebpf:"processes"`
@@ -391,6 +414,7 @@ type cudaVariableSpecs struct {
 	Check                  *ebpf.VariableSpec `ebpf:"_check"`
 	Class                  *ebpf.VariableSpec `ebpf:"_class"`
 	Group                  *ebpf.VariableSpec `ebpf:"_group"`
+	Identity               *ebpf.VariableSpec `ebpf:"_identity"`
 	Kind                   *ebpf.VariableSpec `ebpf:"_kind"`
 	Loss                   *ebpf.VariableSpec `ebpf:"_loss"`
 	Memory                 *ebpf.VariableSpec `ebpf:"_memory"`
@@ -401,9 +425,21 @@ type cudaVariableSpecs struct {
 	ShareClass             *ebpf.VariableSpec `ebpf:"_share_class"`
 	Space                  *ebpf.VariableSpec `ebpf:"_space"`
 	Capacity               *ebpf.VariableSpec `ebpf:"capacity"`
+	ControllerGroupOffset  *ebpf.VariableSpec `ebpf:"controller_group_offset"`
+	ControllerOffset       *ebpf.VariableSpec `ebpf:"controller_offset"`
 	CredNamespaceOffset    *ebpf.VariableSpec `ebpf:"cred_namespace_offset"`
 	CredOffset             *ebpf.VariableSpec `ebpf:"cred_offset"`
+	EntryNameOffset        *ebpf.VariableSpec `ebpf:"entry_name_offset"`
+	EntryOffset            *ebpf.VariableSpec `ebpf:"entry_offset"`
+	ExecutableOffset       *ebpf.VariableSpec `ebpf:"executable_offset"`
 	GroupLeaderOffset      *ebpf.VariableSpec `ebpf:"group_leader_offset"`
+	GroupOffset            *ebpf.VariableSpec `ebpf:"group_offset"`
+	GroupsOffset           *ebpf.VariableSpec `ebpf:"groups_offset"`
+	HierarchyOffset        *ebpf.VariableSpec `ebpf:"hierarchy_offset"`
+	MemoryOffset           *ebpf.VariableSpec `ebpf:"memory_offset"`
+	NodeNameOffset         *ebpf.VariableSpec `ebpf:"node_name_offset"`
+	NodeOffset             *ebpf.VariableSpec `ebpf:"node_offset"`
+	NodeParentOffset       *ebpf.VariableSpec `ebpf:"node_parent_offset"`
 	NsproxyNamespaceOffset *ebpf.VariableSpec `ebpf:"nsproxy_namespace_offset"`
 	NsproxyOffset          *ebpf.VariableSpec `ebpf:"nsproxy_offset"`
 	PidLevelOffset         *ebpf.VariableSpec `ebpf:"pid_level_offset"`
@@ -439,6 +475,7 @@ type cudaMaps struct {
 	Allocations *ebpf.Map `ebpf:"allocations"`
 	Checks      *ebpf.Map `ebpf:"checks"`
 	Freed       *ebpf.Map `ebpf:"freed"`
+	Identities  *ebpf.Map `ebpf:"identities"`
 	Lost        *ebpf.Map `ebpf:"lost"`
 	Names       *ebpf.Map `ebpf:"names"`
 	Processes   *ebpf.Map `ebpf:"processes"`
@@ -456,6 +493,7 @@ func (m *cudaMaps) Close() error {
 		m.Allocations,
 		m.Checks,
 		m.Freed,
+		m.Identities,
 		m.Lost,
 		m.Names,
 		m.Processes,
@@ -476,6 +514,7 @@ type cudaVariables struct {
 	Check                  *ebpf.Variable `ebpf:"_check"`
 	Class                  *ebpf.Variable `ebpf:"_class"`
 	Group                  *ebpf.Variable `ebpf:"_group"`
+	Identity               *ebpf.Variable `ebpf:"_identity"`
 	Kind                   *ebpf.Variable `ebpf:"_kind"`
 	Loss                   *ebpf.Variable `ebpf:"_loss"`
 	Memory                 *ebpf.Variable `ebpf:"_memory"`
@@ -486,9 +525,21 @@ type cudaVariables struct {
 	ShareClass             *ebpf.Variable `ebpf:"_share_class"`
 	Space                  *ebpf.Variable `ebpf:"_space"`
 	Capacity               *ebpf.Variable `ebpf:"capacity"`
+	ControllerGroupOffset  *ebpf.Variable `ebpf:"controller_group_offset"`
+	ControllerOffset       *ebpf.Variable `ebpf:"controller_offset"`
 	CredNamespaceOffset    *ebpf.Variable `ebpf:"cred_namespace_offset"`
 	CredOffset             *ebpf.Variable `ebpf:"cred_offset"`
+	EntryNameOffset        *ebpf.Variable `ebpf:"entry_name_offset"`
+	EntryOffset            *ebpf.Variable `ebpf:"entry_offset"`
+	ExecutableOffset       *ebpf.Variable `ebpf:"executable_offset"`
 	GroupLeaderOffset      *ebpf.Variable `ebpf:"group_leader_offset"`
+	GroupOffset            *ebpf.Variable `ebpf:"group_offset"`
+	GroupsOffset           *ebpf.Variable `ebpf:"groups_offset"`
+	HierarchyOffset        *ebpf.Variable `ebpf:"hierarchy_offset"`
+	MemoryOffset           *ebpf.Variable `ebpf:"memory_offset"`
+	NodeNameOffset         *ebpf.Variable `ebpf:"node_name_offset"`
+	NodeOffset             *ebpf.Variable `ebpf:"node_offset"`
+	NodeParentOffset       *ebpf.Variable `ebpf:"node_parent_offset"`
 	NsproxyNamespaceOffset *ebpf.Variable `ebpf:"nsproxy_namespace_offset"`
 	NsproxyOffset          *ebpf.Variable `ebpf:"nsproxy_offset"`
 	PidLevelOffset         *ebpf.Variable `ebpf:"pid_level_offset"`

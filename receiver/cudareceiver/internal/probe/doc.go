@@ -10,5 +10,5 @@
 // worked.
 package probe
 
-//go:generate ../../../../scripts/bpf probe cuda ../../bpf/cuda.bpf.c sum_kind sum_key sum run address allocation loss call_class memory_kind shape space node_kind group_kind runtime_check name share_class share thread
+//go:generate ../../../../scripts/bpf probe cuda ../../bpf/cuda.bpf.c sum_kind sum_key sum run address allocation loss call_class memory_kind shape space node_kind group_kind runtime_check name share_class share identity thread
 //go:generate ../../../../scripts/bpf probe trace ../../bpf/trace.bpf.c event flight trace_loss tracee trace_share

@@ -154,7 +154,7 @@ func (p *Probe) load() error {
 	}
 	o := p.options
 	for name, n := range map[string]uint32{
-		"sums": o.MaxSums, "processes": o.MaxProcesses, "runs": o.MaxProcesses, "threads": o.MaxThreads,
+		"sums": o.MaxSums, "processes": o.MaxProcesses, "runs": o.MaxProcesses, "identities": o.MaxProcesses, "threads": o.MaxThreads,
 		"allocations": o.MaxAllocations, "names": o.RingBytes,
 	} {
 		spec.Maps[name].MaxEntries = n
@@ -219,12 +219,7 @@ func kernelOffsets() map[string]uint32 {
 		if kernel.TypeByName(name, &of) != nil {
 			return 0, false
 		}
-		for _, m := range of.Members {
-			if m.Name == member {
-				return m.Offset.Bytes(), true
-			}
-		}
-		return 0, false
+		return memberOffset(of.Members, member)
 	}
 	out := map[string]uint32{}
 	for _, group := range kernelMembers {
@@ -242,11 +237,53 @@ func kernelOffsets() map[string]uint32 {
 				break
 			}
 		}
+		if _, ok := found["controller_offset"]; ok {
+			found["controller_offset"] += controllerIndex(kernel) * 8 // of an array of pointers
+		}
 		if len(found) == len(group) { // all of a group, or none is used
 			maps.Copy(out, found)
 		}
 	}
 	return out
+}
+
+// memberOffset returns the offset of a member in bytes. The member may be in a structure without a
+// name, and newer kernels put two underscores before some names.
+func memberOffset(members []btf.Member, name string) (uint32, bool) {
+	for _, m := range members {
+		if m.Name == name || m.Name == "__"+name {
+			return m.Offset.Bytes(), true
+		}
+		if m.Name != "" {
+			continue
+		}
+		var inner []btf.Member
+		switch of := btf.UnderlyingType(m.Type).(type) {
+		case *btf.Struct:
+			inner = of.Members
+		case *btf.Union:
+			inner = of.Members
+		}
+		if offset, ok := memberOffset(inner, name); ok {
+			return m.Offset.Bytes() + offset, true
+		}
+	}
+	return 0, false
+}
+
+// controllerIndex returns the index of a controller of control groups that container runtimes use.
+func controllerIndex(kernel *btf.Spec) uint32 {
+	var ids *btf.Enum
+	if kernel.TypeByName("cgroup_subsys_id", &ids) == nil {
+		for _, name := range []string{"memory_cgrp_id", "pids_cgrp_id", "cpu_cgrp_id"} {
+			for _, v := range ids.Values {
+				if v.Name == name {
+					return uint32(v.Value)
+				}
+			}
+		}
+	}
+	return 0
 }
 
 // kernelMembers are the programs' variables, in groups, with the structures and members that define
@@ -269,6 +306,22 @@ var kernelMembers = []map[string][][2]string{
 		"pid_parent_offset":        {{"pid_namespace", "parent"}},
 		"pid_level_offset":         {{"pid_namespace", "level"}},
 		"pid_number_offset":        {{"pid_namespace", "ns"}, {"ns_common", "inum"}},
+	},
+	{
+		"memory_offset":     {{"task_struct", "mm"}},
+		"executable_offset": {{"mm_struct", "exe_file"}},
+		"entry_offset":      {{"file", "f_path"}, {"path", "dentry"}},
+		"entry_name_offset": {{"dentry", "d_name"}, {"qstr", "name"}},
+	},
+	{
+		"groups_offset":           {{"task_struct", "cgroups"}},
+		"group_offset":            {{"css_set", "dfl_cgrp"}},
+		"controller_offset":       {{"css_set", "subsys"}}, // and controllerIndex
+		"controller_group_offset": {{"cgroup_subsys_state", "cgroup"}},
+		"hierarchy_offset":        {{"cgroup", "root"}},
+		"node_offset":             {{"cgroup", "kn"}},
+		"node_parent_offset":      {{"kernfs_node", "parent"}},
+		"node_name_offset":        {{"kernfs_node", "name"}},
 	},
 }
 

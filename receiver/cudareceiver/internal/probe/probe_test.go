@@ -112,6 +112,7 @@ func empty(t *testing.T, p *Probe) {
 	assert.Zero(t, count[cudaSumKey, cudaSum](t, o.Sums, p.reader.cpus), "sums")
 	assert.Zero(t, count[uint32, uint64](t, o.Processes, 1), "processes")
 	assert.Zero(t, count[uint64, cudaRun](t, o.Runs, 1), "runs")
+	assert.Zero(t, count[uint64, cudaIdentity](t, o.Identities, 1), "identities")
 	assert.Zero(t, count[cudaAddress, cudaAllocation](t, o.Allocations, 1), "allocations")
 	assert.Zero(t, count[cudaAddress, uint64](t, o.Records, 1), "records")
 	threads := 0
@@ -499,6 +500,7 @@ func TestProbe_ShortProcesses(t *testing.T) {
 	assert.EqualValues(t, 3*processes, calls)
 	empty(t, p)
 	assert.Empty(t, p.reader.starts)
+	assert.Empty(t, p.reader.identities)
 	assert.Empty(t, p.reader.names)
 	assert.Empty(t, p.reader.ended)
 }

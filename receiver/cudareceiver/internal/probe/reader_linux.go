@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 	"unsafe"
@@ -56,8 +57,10 @@ type reader struct {
 
 	names  map[uint64]*runNames // by run
 	starts map[uint64]uint64    // by run
-	kept   map[ProcessID]*keptSums
-	ended  map[ProcessID]Process // not yet in a Snapshot
+	// identities are those of runs, read once.
+	identities map[uint64]Identity
+	kept       map[ProcessID]*keptSums
+	ended      map[ProcessID]Process // not yet in a Snapshot
 	// The shares of the tables above, by user and process.
 	nameShares                 *fair.Table[uint64]
 	keptShares                 *fair.Table[ProcessID]
@@ -89,14 +92,15 @@ type runNames struct {
 
 // keptSums are the sums of the earlier programs of a process.
 type keptSums struct {
-	user  uint32
-	lines map[cudaSumKey]cudaSum
+	user     uint32
+	identity Identity
+	lines    map[cudaSumKey]cudaSum
 }
 
 func newReader(objects *cudaObjects, cpus int, proc string, o Options) reader {
 	r := reader{
 		objects: objects, cpus: cpus, proc: proc, options: o,
-		names: map[uint64]*runNames{}, starts: map[uint64]uint64{}, kept: map[ProcessID]*keptSums{},
+		names: map[uint64]*runNames{}, starts: map[uint64]uint64{}, identities: map[uint64]Identity{}, kept: map[ProcessID]*keptSums{},
 		nameShares: fair.New[uint64](allNamesFactor * o.MaxNames), keptShares: fair.New[ProcessID](allKeptLines),
 		freed: map[uint32]*cudaShare{}, unreported: map[uint32]bool{},
 	}
@@ -253,21 +257,22 @@ func (r *reader) collect(wanted bool) ([]Process, error) {
 	// Determine the running processes before the sums are read: the sums of the others no longer
 	// change.
 	type owner struct {
-		runs []uint64
-		user uint32
-		live bool
+		runs     []uint64
+		user     uint32
+		live     bool
+		identity Identity
 	}
 	owners := map[ProcessID]*owner{}
 	for _, run := range slices.Sorted(maps.Keys(runs)) {
 		id, live := r.identify(run, runs[run])
 		o := get(owners, id, owner{})
 		o.runs = append(o.runs, run)
-		o.user, o.live = runs[run].Uid, live
+		o.user, o.live, o.identity = runs[run].Uid, live, r.identity(run)
 	}
 	for id := range r.kept {
 		if owners[id] == nil { // no call since it began another program
 			start, alive := startOf(r.stat(uint32(id.PID)))
-			owners[id] = &owner{user: r.kept[id].user, live: alive && start == id.Start}
+			owners[id] = &owner{user: r.kept[id].user, live: alive && start == id.Start, identity: r.kept[id].identity}
 		}
 	}
 	if r.beforeFree != nil {
@@ -296,7 +301,7 @@ func (r *reader) collect(wanted bool) ([]Process, error) {
 		if o.live && !wanted {
 			for _, run := range o.runs {
 				if runs[run].Ended != 0 {
-					r.keep(id, o.user, lines[run])
+					r.keep(id, o.user, o.identity, lines[run])
 					gone[run] = true
 				}
 			}
@@ -312,12 +317,12 @@ func (r *reader) collect(wanted bool) ([]Process, error) {
 			all = append(all, lines[run]...)
 		}
 		p := process(id, all, r.options.LaunchSampling, r.nameOf)
-		p.User = o.user
+		p.User, p.Identity = o.user, o.identity
 		if o.live {
 			live = append(live, p)
 			for _, run := range o.runs {
 				if runs[run].Ended != 0 {
-					r.keep(id, o.user, lines[run])
+					r.keep(id, o.user, o.identity, lines[run])
 					gone[run] = true
 				}
 			}
@@ -399,8 +404,9 @@ func (r *reader) nameOf(run, handle uint64) string {
 
 // keep adds the sums before exec to those after it. Beyond the share of lines, launches keep only
 // their number, and other calls are dropped.
-func (r *reader) keep(id ProcessID, user uint32, lines []line) {
+func (r *reader) keep(id ProcessID, user uint32, identity Identity, lines []line) {
 	kept := get(r.kept, id, keptSums{user: user})
+	kept.identity = identity
 	if kept.lines == nil {
 		kept.lines = map[cudaSumKey]cudaSum{}
 	}
@@ -470,10 +476,12 @@ func (r *reader) free(gone map[uint64]bool, runs map[uint64]cudaRun, lines map[u
 		if r.objects.Processes.Lookup(tgid, &current) == nil && current == run {
 			drop(r.objects.Processes, tgid)
 		}
+		drop(r.objects.Identities, run)
 		if drop(r.objects.Runs, run) {
 			r.release(runs[run].User, cudaShareClassCLASS_RUNS)
 		}
 		delete(r.starts, run)
+		delete(r.identities, run)
 	}
 	return errors.Join(append(errs, r.reportFreed())...)
 }
@@ -494,6 +502,43 @@ func (r *reader) identify(run uint64, v cudaRun) (ProcessID, bool) {
 		r.starts[run] = known
 	}
 	return ProcessID{PID: int32(v.Tgid), Start: known}, alive && start == known
+}
+
+// identity returns the identity of a run's process, or the zero value if it is unknown.
+func (r *reader) identity(run uint64) Identity {
+	found, ok := r.identities[run]
+	if ok {
+		return found
+	}
+	var v cudaIdentity
+	if r.objects.Identities.Lookup(run, &v) == nil {
+		found = identityOf(&v)
+	}
+	r.identities[run] = found
+	return found
+}
+
+// identityOf converts a C structure. A user chooses the names.
+func identityOf(v *cudaIdentity) Identity {
+	text := func(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") }
+	name, _, _ := bytes.Cut(v.Executable[:], []byte{0})
+	var lines strings.Builder
+	begin := 0
+	for i, hierarchy := range [...]string{"1:v1:", "0::"} {
+		end := max(begin, min(int(v.CgroupEnd[i]), len(v.Cgroup)))
+		groups := strings.Split(text(v.Cgroup[begin:end]), "\x00")
+		groups = groups[:len(groups)-1] // each ends with a zero byte
+		slices.Reverse(groups)
+		begin = end
+		path := strings.Join(groups, "/")
+		if v.CgroupWhole[i] != 0 {
+			path = "/" + path
+		}
+		if path != "" {
+			fmt.Fprintf(&lines, "%s%s\n", hierarchy, path)
+		}
+	}
+	return Identity{Executable: text(name), Cgroup: lines.String()}
 }
 
 func (r *reader) stat(pid uint32) string {

@@ -86,20 +86,20 @@ func TestReader_SumsFromBeforeExec(t *testing.T) {
 	var all uint64
 	for pid := range int32(hostile) {
 		id := ProcessID{PID: pid + 1}
-		r.keep(id, 1, launchLines(uint64(pid), each))
+		r.keep(id, 1, Identity{}, launchLines(uint64(pid), each))
 		named, other := launches(id)
 		assert.EqualValues(t, 2*each, named+other, "the number of launches is exact")
 		all += named
 	}
 	assert.EqualValues(t, 2*allKeptLines/2, all, "a user has half of the table")
 	victim := ProcessID{PID: 1000}
-	r.keep(victim, 2, launchLines(1000, 4000))
+	r.keep(victim, 2, Identity{}, launchLines(1000, 4000))
 	named, other := launches(victim)
 	assert.EqualValues(t, 8000, named)
 	assert.Zero(t, other)
 
 	copies := []line{{cudaSumKey{Run: 7, Kind: uint8(cudaSumKindSUM_COPY)}, cudaSum{Calls: 3}}}
-	r.keep(ProcessID{PID: 1}, 1, copies)
+	r.keep(ProcessID{PID: 1}, 1, Identity{}, copies)
 	p := process(ProcessID{PID: 1}, kept(&r, ProcessID{PID: 1}), 0, r.nameOf)
 	assert.Equal(t, map[string]uint64{"sums": 3}, p.Lost)
 }

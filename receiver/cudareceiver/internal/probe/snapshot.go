@@ -14,6 +14,17 @@ type ProcessID struct {
 	Start uint64
 }
 
+// Identity is what the kernel knew of a process at its first call. It is for processes that end before
+// /proc is read. A field is empty if the kernel has no type information.
+type Identity struct {
+	// Executable is the name of the file without its folders, truncated to 63 bytes.
+	Executable string
+	// Cgroup has the control groups in the form of /proc/PID/cgroup: that of one controller of
+	// version 1, and that of version 2. A path has no leading slash if only its innermost part is
+	// known. The kernel keeps 16 names and 320 to 512 bytes.
+	Cgroup string
+}
+
 // Snapshot has the sums of all processes that called CUDA. The sums of a process never decrease. A
 // process that has ended is in exactly one more Snapshot, with Ended set and its final sums.
 type Snapshot struct {
@@ -32,6 +43,8 @@ type Process struct {
 	// User identifies the owner at the first call: a user id, or the number of the container's PID
 	// namespace. The capacities are shared between users.
 	User uint32
+	// Identity is that of the last program of the process that called CUDA.
+	Identity Identity
 	// Lost counts calls that are in none of the sums below, by the table that was full: "sums",
 	// "threads", "allocations" (bytes in use), "records" (graphs), "names", "returns", "batch",
 	// "datatypes". It is nil if no call was lost.

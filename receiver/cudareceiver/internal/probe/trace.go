@@ -12,10 +12,10 @@ type TraceOptions struct {
 	// beyond it are counted in TraceLosses. All processes together can have less than three times
 	// as many, by the rule of package fair.
 	MaxCalls int
-	// Select decides which processes are traced, nil for all; user is as in Process. It is called
+	// Select decides which processes are traced, nil for all; user and identity are as in Process. It is called
 	// from other goroutines, one call at a time, and must not call the Probe. It is called once per
 	// process, or repeatedly if there are very many processes.
-	Select func(id ProcessID, user uint32) bool
+	Select func(id ProcessID, user uint32, identity Identity) bool
 	// RingBytes is the size of the buffer between two calls of Take, a power of two of at least one
 	// page, 4 MiB if 0, which holds 37,000 calls. A process that runs alone can use a third of it.
 	RingBytes uint32

@@ -362,11 +362,13 @@ func (t *Trace) owner(e *traceEvent) owner {
 	}
 	found = owner{id: ProcessID{PID: int32(e.Process)}, selected: true}
 	var run cudaRun
+	var identity Identity
 	if e.Run != 0 && t.probe.objects.Runs.Lookup(e.Run, &run) == nil {
 		found.id, _ = t.probe.reader.identify(e.Run, run)
+		identity = t.probe.reader.identity(e.Run)
 	}
 	if t.options.Select != nil {
-		found.selected = t.options.Select(found.id, e.Uid)
+		found.selected = t.options.Select(found.id, e.Uid, identity)
 	}
 	if len(t.owners) >= maxOwners {
 		clear(t.owners)

@@ -269,7 +269,7 @@ func TestATraceIsOfTheProcessesSelected(t *testing.T) {
 	b.Must("open %s", l.Library)
 	p := start(t, l, Options{})
 	attached(t, p, l.Library)
-	tr := tracing(t, p, TraceOptions{Select: func(id ProcessID, _ uint32) bool { return int(id.PID) == a.PID() }})
+	tr := tracing(t, p, TraceOptions{Select: func(id ProcessID, _ uint32, _ Identity) bool { return int(id.PID) == a.PID() }})
 	a.Must("launch 10 1 8 256")
 	b.Must("launch 10 1 8 256")
 	calls := take(tr)

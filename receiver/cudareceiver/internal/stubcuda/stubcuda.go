@@ -139,7 +139,18 @@ type Program struct {
 // [Program.End].
 func (l *Libraries) Start(t testing.TB, env ...string) *Program {
 	t.Helper()
-	p := &Program{t: t, cmd: exec.Command(l.program)}
+	return start(t, l.program, env)
+}
+
+// StartNamed is like Start, but the program has another name.
+func (l *Libraries) StartNamed(t testing.TB, name string) *Program {
+	t.Helper()
+	return start(t, l.Named(t, name), nil)
+}
+
+func start(t testing.TB, program string, env []string) *Program {
+	t.Helper()
+	p := &Program{t: t, cmd: exec.Command(program)}
 	p.cmd.Env = append(os.Environ(), env...)
 	p.cmd.Stderr = os.Stderr
 	var err error
@@ -156,6 +167,16 @@ func (l *Libraries) Start(t testing.TB, env ...string) *Program {
 	}
 	t.Cleanup(p.End)
 	return p
+}
+
+// Named returns the path of the program under another name.
+func (l *Libraries) Named(t testing.TB, name string) string {
+	t.Helper()
+	path := filepath.Join(l.dir, name)
+	if err := os.Link(l.program, path); err != nil && !errors.Is(err, os.ErrExist) {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // PID returns the id of the process.

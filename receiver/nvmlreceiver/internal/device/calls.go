@@ -52,6 +52,9 @@ const (
 	callGPMMigSample
 	callGPMMetrics
 	callGPMFree
+	callDriverVersion
+	callSerial
+	callMinor
 	callMigMode
 	callMaxMig
 	callMigHandle
@@ -105,6 +108,9 @@ var symbols = [numCalls][]string{
 	callGPMMigSample:       {"nvmlGpmMigSampleGet"},
 	callGPMMetrics:         {"nvmlGpmMetricsGet"},
 	callGPMFree:            {"nvmlGpmSampleFree"},
+	callDriverVersion:      {"nvmlSystemGetDriverVersion"},
+	callSerial:             {"nvmlDeviceGetSerial"},
+	callMinor:              {"nvmlDeviceGetMinorNumber"},
 	callMigMode:            {"nvmlDeviceGetMigMode"},
 	callMaxMig:             {"nvmlDeviceGetMaxMigDeviceCount"},
 	callMigHandle:          {"nvmlDeviceGetMigDeviceHandleByIndex"},

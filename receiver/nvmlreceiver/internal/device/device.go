@@ -62,7 +62,7 @@ func (d *Device) bind(b binding) {
 		return // a reading is in progress; the next rescan retries
 	}
 	defer d.mu.Unlock()
-	if d.handle == b.handle && d.instance == b.instance && d.partitioned == b.partitioned {
+	if d.handle == b.handle && d.id.Instance == b.id.Instance && d.partitioned == b.partitioned {
 		d.binding = b
 		return
 	}

@@ -123,7 +123,6 @@ func TestFakeNVML_Layouts(t *testing.T) {
 func TestRead_UnitsOfValues(t *testing.T) {
 	b := newBench(t, h200(1), nil)
 	d := b.list()[0]
-	assert.Equal(t, gpu.Identity{ID: nvmltest.UUID(0), Name: "NVIDIA H200"}, d.Identity())
 	r := d.Read()
 	require.NoError(t, r.Lost)
 	assert.Empty(t, r.Errors)
@@ -480,8 +479,12 @@ func TestRead_MIGDevices(t *testing.T) {
 	})
 	devices := b.list()
 	require.Len(t, devices, 3)
-	assert.Equal(t, gpu.Identity{ID: "MIG-a", Name: "NVIDIA H200 MIG 1g.18gb", Parent: nvmltest.UUID(0)}, devices[1].Identity())
+	assert.Equal(t, gpu.Identity{
+		ID: "MIG-a", Name: "NVIDIA H200 MIG 1g.18gb", Parent: nvmltest.UUID(0), Serial: nvmltest.Serial(0), Instance: 9, Aliases: []string{"0:0", "nvidia0/gi9"},
+	}, devices[1].Identity())
 	assert.Equal(t, 2, devices[2].Identity().Index)
+	assert.Equal(t, -1, devices[2].Identity().Instance)
+	assert.Equal(t, []string{"0:2"}, devices[2].Identity().Aliases)
 	assert.Empty(t, devices[0].Read().Processes, "the parts report their processes")
 	r := devices[1].Read()
 	require.Len(t, r.Processes, 1)
@@ -490,6 +493,21 @@ func TestRead_MIGDevices(t *testing.T) {
 	assert.Empty(t, points(r, gpu.Power))
 	r = b.read(devices[1], 10*time.Second)
 	assert.InDelta(t, 0.5, point(t, r, gpu.SMUtilization).Float, 1e-9)
+}
+
+func TestList_Identity(t *testing.T) {
+	b := newBench(t, h200(3), nil)
+	require.NoError(t, b.driver.Close())
+	b.set(map[string]string{"driver": nvmltest.Driver, "1.serial": "!3", "1.minor": "7", "2.serial": "0", "2.minor": "!3"})
+	require.NoError(t, b.driver.Open())
+	var got []gpu.Identity
+	for _, d := range b.list() {
+		got = append(got, d.Identity())
+	}
+	id := func(i int, serial string, aliases ...string) gpu.Identity {
+		return gpu.Identity{ID: nvmltest.UUID(i), Name: "NVIDIA H200", Index: i, Serial: serial, Driver: nvmltest.Driver, Instance: -1, Aliases: aliases}
+	}
+	assert.Equal(t, []gpu.Identity{id(0, nvmltest.Serial(0), "0", "nvidia0"), id(1, "", "1", "nvidia7"), id(2, "", "2")}, got)
 }
 
 func TestSelection(t *testing.T) {
@@ -520,14 +538,15 @@ func TestXIDEvents(t *testing.T) {
 	require.NoError(t, err)
 	assert.False(t, supported, "no device is known yet")
 	b.list()
-	b.set(map[string]string{"xid.0": "1:79", "xid.1": "0:31", "1.uuid": "!15"})
+	b.set(map[string]string{"xid.0": "1:79", "xid.1": "0:31:3", "1.uuid": "!15"})
 	events, supported, err := b.driver.Events(time.Second)
 	require.NoError(t, err)
 	assert.True(t, supported)
 	require.Len(t, events, 2)
-	assert.Equal(t, gpu.XID{Device: gpu.Identity{ID: nvmltest.UUID(1), Name: "NVIDIA H200", Index: 1}, Code: 79, Time: b.now}, events[0],
-		"named, though the device can no longer be asked")
+	device := gpu.Identity{ID: nvmltest.UUID(1), Name: "NVIDIA H200", Index: 1, Serial: nvmltest.Serial(1), Instance: -1, Aliases: []string{"1", "nvidia1"}}
+	assert.Equal(t, gpu.XID{Device: device, Instance: -1, Code: 79, Time: b.now}, events[0], "named, though the device can no longer be asked")
 	assert.Equal(t, uint64(31), events[1].Code)
+	assert.Equal(t, 3, events[1].Instance)
 	events, _, err = b.driver.Events(time.Millisecond)
 	require.NoError(t, err)
 	assert.Empty(t, events)

@@ -85,7 +85,11 @@ func (l *library) Events(timeout time.Duration) ([]gpu.XID, bool, error) {
 		}
 		id, ok := l.device(data.Device)
 		if ok {
-			out = append(out, gpu.XID{Device: id, Code: data.EventData, Time: l.options.Now()})
+			instance := -1
+			if valid(data.GpuInstanceId) {
+				instance = int(data.GpuInstanceId)
+			}
+			out = append(out, gpu.XID{Device: id, Instance: instance, Code: data.EventData, Time: l.options.Now()})
 		}
 	}
 	return out, true, nil
@@ -100,6 +104,6 @@ func (l *library) device(h nvml.Device) (gpu.Identity, bool) {
 	if ok || h == nil {
 		return id, ok
 	}
-	id, err := l.identify(h, -1, "")
+	id, err := l.identify(h, -1)
 	return id, err == nil
 }

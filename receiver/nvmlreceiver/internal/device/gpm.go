@@ -100,7 +100,7 @@ func (g *gpm) available(d *Device) bool {
 	}
 	device := d.handle
 	if d.parent != nil {
-		if d.instance < 0 || !d.lib.have[callGPMMigSample] {
+		if d.id.Instance < 0 || !d.lib.have[callGPMMigSample] {
 			g.asked = true
 			return false
 		}
@@ -151,7 +151,7 @@ func (g *gpm) read(d *Device) {
 		return
 	}
 	if d.parent != nil {
-		ret = d.parent.GpmMigSampleGet(d.instance, g.samples[next])
+		ret = d.parent.GpmMigSampleGet(d.id.Instance, g.samples[next])
 	} else {
 		ret = d.handle.GpmSampleGet(g.samples[next])
 	}

@@ -7,6 +7,7 @@ package device
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -45,7 +46,9 @@ type library struct {
 	have    [numCalls]bool
 	open    bool
 	// boot is when counters that the driver keeps began at the earliest.
-	boot    time.Time
+	boot time.Time
+	// driver is the version of the driver, or "".
+	driver  string
 	devices map[string]*Device
 
 	events events
@@ -86,6 +89,12 @@ func (l *library) Open() error {
 				l.have[c] = true
 				break
 			}
+		}
+	}
+	l.driver = ""
+	if l.have[callDriverVersion] {
+		if v, ret := l.nvml.SystemGetDriverVersion(); ret == nvml.SUCCESS {
+			l.driver = v
 		}
 	}
 	l.open = true
@@ -165,13 +174,14 @@ func (l *library) List() ([]gpu.Device, error) {
 			lost = fmt.Errorf("device %d: %s", i, code(ret))
 			continue
 		}
-		id, err := l.identify(h, i, "")
+		id, err := l.identify(h, i)
 		if err != nil {
 			lost = err
 			continue
 		}
 		answered++
-		migs := l.migDevices(h, id.ID)
+		minor := l.describe(&id, h)
+		migs := l.migDevices(h, &id, minor)
 		if l.selected(id, strconv.Itoa(i)) {
 			handles[h] = id
 			found = l.add(found, binding{id: id, handle: h, partitioned: len(migs) > 0})
@@ -194,14 +204,13 @@ func (l *library) List() ([]gpu.Device, error) {
 type binding struct {
 	id     gpu.Identity
 	handle nvml.Device
-	// parent and instance are the GPU and the GPU instance of a MIG device.
-	parent   nvml.Device
-	instance int
+	// parent is the GPU of a MIG device.
+	parent nvml.Device
 	// partitioned says that MIG devices share this one.
 	partitioned bool
 }
 
-func (l *library) identify(h nvml.Device, index int, parent string) (gpu.Identity, error) {
+func (l *library) identify(h nvml.Device, index int) (gpu.Identity, error) {
 	uuid, ret := h.GetUUID()
 	if ret != nvml.SUCCESS || uuid == "" {
 		return gpu.Identity{}, fmt.Errorf("device %d has no UUID: %s", index, code(ret))
@@ -210,11 +219,32 @@ func (l *library) identify(h nvml.Device, index int, parent string) (gpu.Identit
 	if ret != nvml.SUCCESS {
 		name = ""
 	}
-	return gpu.Identity{ID: uuid, Name: name, Parent: parent, Index: index}, nil
+	return gpu.Identity{ID: uuid, Name: name, Index: index, Driver: l.driver, Instance: -1}, nil
+}
+
+// describe adds what may be unknown to the identity of a GPU, and returns the number in the name of
+// its device file or -1.
+func (l *library) describe(id *gpu.Identity, h nvml.Device) (minor int) {
+	if l.have[callSerial] {
+		// Only boards for servers have a number.
+		if s, ret := h.GetSerial(); ret == nvml.SUCCESS && strings.Trim(s, "0 ") != "" {
+			id.Serial = s
+		}
+	}
+	// NVIDIA's device plugin may be set to use indices, Google's uses device files.
+	id.Aliases = []string{strconv.Itoa(id.Index)}
+	minor = -1
+	if l.have[callMinor] {
+		if n, ret := h.GetMinorNumber(); ret == nvml.SUCCESS {
+			minor = n
+			id.Aliases = append(id.Aliases, "nvidia"+strconv.Itoa(n))
+		}
+	}
+	return minor
 }
 
 // migDevices finds the MIG devices of a GPU, none where MIG is off.
-func (l *library) migDevices(h nvml.Device, parent string) []binding {
+func (l *library) migDevices(h nvml.Device, parent *gpu.Identity, minor int) []binding {
 	if !l.have[callMigMode] || !l.have[callMaxMig] || !l.have[callMigHandle] {
 		return nil
 	}
@@ -231,17 +261,21 @@ func (l *library) migDevices(h nvml.Device, parent string) []binding {
 		if ret != nvml.SUCCESS {
 			continue // a slot without a device
 		}
-		id, err := l.identify(m, i, parent)
+		id, err := l.identify(m, i)
 		if err != nil {
 			continue
 		}
-		b := binding{id: id, handle: m, parent: h, instance: -1}
+		id.Parent, id.Serial = parent.ID, parent.Serial
+		id.Aliases = []string{fmt.Sprintf("%d:%d", parent.Index, i)}
 		if l.have[callGpuInstance] {
 			if gi, ret := m.GetGpuInstanceId(); ret == nvml.SUCCESS {
-				b.instance = gi
+				id.Instance = gi
+				if minor >= 0 {
+					id.Aliases = append(id.Aliases, fmt.Sprintf("nvidia%d/gi%d", minor, gi))
+				}
 			}
 		}
-		out = append(out, b)
+		out = append(out, binding{id: id, handle: m, parent: h})
 	}
 	return out
 }

@@ -63,6 +63,14 @@ type Identity struct {
 	// Index is NVML's number of the device (of its parent for a MIG device). It may change when
 	// devices come and go.
 	Index int
+	// Serial is the serial number of the board, for a MIG device that of its GPU; "" if unknown.
+	Serial string
+	// Driver is the version of the driver; "" if unknown.
+	Driver string
+	// Instance is NVML's number of a MIG device's GPU instance, or -1.
+	Instance int
+	// Aliases are the ids that device plugins of Kubernetes may use instead of ID.
+	Aliases []string
 }
 
 // Process is a process that uses a device.
@@ -115,8 +123,10 @@ const MaxErrors = 256
 // XID is an XID error of a device.
 type XID struct {
 	Device Identity
-	Code   uint64
-	Time   time.Time
+	// Instance is the GPU instance (of a MIG device) that caused the error, or -1.
+	Instance int
+	Code     uint64
+	Time     time.Time
 }
 
 // Device is one GPU or MIG device. Its methods may block as long as the driver does. They are not

@@ -246,6 +246,26 @@ func (ms *HwGpuPipeUtilizationMetricConfig) Unmarshal(parser *confmap.Conf) erro
 	return nil
 }
 
+// HwGpuPodCountMetricConfig provides config for the hw.gpu.pod.count metric.
+type HwGpuPodCountMetricConfig struct {
+	Enabled          bool `mapstructure:"enabled"`
+	enabledSetByUser bool
+}
+
+func (ms *HwGpuPodCountMetricConfig) Unmarshal(parser *confmap.Conf) error {
+	if parser == nil {
+		return nil
+	}
+
+	err := parser.Unmarshal(ms)
+	if err != nil {
+		return err
+	}
+
+	ms.enabledSetByUser = parser.IsSet("enabled")
+	return nil
+}
+
 // HwGpuSmOccupancyMetricConfig provides config for the hw.gpu.sm.occupancy metric.
 type HwGpuSmOccupancyMetricConfig struct {
 	Enabled          bool `mapstructure:"enabled"`
@@ -540,6 +560,7 @@ type MetricsConfig struct {
 	HwGpuMemoryUsage                 HwGpuMemoryUsageMetricConfig                 `mapstructure:"hw.gpu.memory.usage"`
 	HwGpuMemoryUtilization           HwGpuMemoryUtilizationMetricConfig           `mapstructure:"hw.gpu.memory.utilization"`
 	HwGpuPipeUtilization             HwGpuPipeUtilizationMetricConfig             `mapstructure:"hw.gpu.pipe.utilization"`
+	HwGpuPodCount                    HwGpuPodCountMetricConfig                    `mapstructure:"hw.gpu.pod.count"`
 	HwGpuSmOccupancy                 HwGpuSmOccupancyMetricConfig                 `mapstructure:"hw.gpu.sm.occupancy"`
 	HwGpuSmUtilization               HwGpuSmUtilizationMetricConfig               `mapstructure:"hw.gpu.sm.utilization"`
 	HwGpuSpeed                       HwGpuSpeedMetricConfig                       `mapstructure:"hw.gpu.speed"`
@@ -592,6 +613,9 @@ func DefaultMetricsConfig() MetricsConfig {
 			Enabled: true,
 		},
 		HwGpuPipeUtilization: HwGpuPipeUtilizationMetricConfig{
+			Enabled: true,
+		},
+		HwGpuPodCount: HwGpuPodCountMetricConfig{
 			Enabled: true,
 		},
 		HwGpuSmOccupancy: HwGpuSmOccupancyMetricConfig{

@@ -62,6 +62,9 @@ func TestMetricsBuilderConfig(t *testing.T) {
 					HwGpuPipeUtilization: HwGpuPipeUtilizationMetricConfig{
 						Enabled: true,
 					},
+					HwGpuPodCount: HwGpuPodCountMetricConfig{
+						Enabled: true,
+					},
 					HwGpuSmOccupancy: HwGpuSmOccupancyMetricConfig{
 						Enabled: true,
 					},
@@ -147,6 +150,9 @@ func TestMetricsBuilderConfig(t *testing.T) {
 					HwGpuPipeUtilization: HwGpuPipeUtilizationMetricConfig{
 						Enabled: false,
 					},
+					HwGpuPodCount: HwGpuPodCountMetricConfig{
+						Enabled: false,
+					},
 					HwGpuSmOccupancy: HwGpuSmOccupancyMetricConfig{
 						Enabled: false,
 					},
@@ -196,7 +202,7 @@ func TestMetricsBuilderConfig(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			cfg := loadMetricsBuilderConfig(t, tt.name)
-			diff := cmp.Diff(tt.want, cfg, cmpopts.IgnoreUnexported(HwEnergyMetricConfig{}, HwErrorsMetricConfig{}, HwFanSpeedRatioMetricConfig{}, HwGpuInterconnectIoMetricConfig{}, HwGpuIoMetricConfig{}, HwGpuMemoryBandwidthUtilizationMetricConfig{}, HwGpuMemoryControllerUtilizationMetricConfig{}, HwGpuMemoryLimitMetricConfig{}, HwGpuMemoryReservedMetricConfig{}, HwGpuMemoryUsageMetricConfig{}, HwGpuMemoryUtilizationMetricConfig{}, HwGpuPipeUtilizationMetricConfig{}, HwGpuSmOccupancyMetricConfig{}, HwGpuSmUtilizationMetricConfig{}, HwGpuSpeedMetricConfig{}, HwGpuSpeedLimitMetricConfig{}, HwGpuThrottleActiveMetricConfig{}, HwGpuThrottleDurationMetricConfig{}, HwGpuUtilizationMetricConfig{}, HwPowerMetricConfig{}, HwPowerLimitMetricConfig{}, HwStatusMetricConfig{}, HwTemperatureMetricConfig{}, HwTemperatureLimitMetricConfig{}, ProcessGpuMemoryUsageMetricConfig{}, ProcessGpuUtilizationMetricConfig{}))
+			diff := cmp.Diff(tt.want, cfg, cmpopts.IgnoreUnexported(HwEnergyMetricConfig{}, HwErrorsMetricConfig{}, HwFanSpeedRatioMetricConfig{}, HwGpuInterconnectIoMetricConfig{}, HwGpuIoMetricConfig{}, HwGpuMemoryBandwidthUtilizationMetricConfig{}, HwGpuMemoryControllerUtilizationMetricConfig{}, HwGpuMemoryLimitMetricConfig{}, HwGpuMemoryReservedMetricConfig{}, HwGpuMemoryUsageMetricConfig{}, HwGpuMemoryUtilizationMetricConfig{}, HwGpuPipeUtilizationMetricConfig{}, HwGpuPodCountMetricConfig{}, HwGpuSmOccupancyMetricConfig{}, HwGpuSmUtilizationMetricConfig{}, HwGpuSpeedMetricConfig{}, HwGpuSpeedLimitMetricConfig{}, HwGpuThrottleActiveMetricConfig{}, HwGpuThrottleDurationMetricConfig{}, HwGpuUtilizationMetricConfig{}, HwPowerMetricConfig{}, HwPowerLimitMetricConfig{}, HwStatusMetricConfig{}, HwTemperatureMetricConfig{}, HwTemperatureLimitMetricConfig{}, ProcessGpuMemoryUsageMetricConfig{}, ProcessGpuUtilizationMetricConfig{}))
 			require.Emptyf(t, diff, "Config mismatch (-expected +actual):\n%s", diff)
 		})
 	}

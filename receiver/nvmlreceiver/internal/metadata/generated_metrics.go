@@ -66,6 +66,10 @@ var MetricsInfo = metricsInfo{
 		Name:       "hw.gpu.pipe.utilization",
 		Attributes: []string{"hw.id", "hw.name", "hw.vendor", "hw.type", "hw.gpu.pipe", "hw.parent"},
 	},
+	HwGpuPodCount: metricInfo{
+		Name:       "hw.gpu.pod.count",
+		Attributes: []string{"hw.id", "hw.name", "hw.vendor", "hw.type", "hw.parent"},
+	},
 	HwGpuSmOccupancy: metricInfo{
 		Name:       "hw.gpu.sm.occupancy",
 		Attributes: []string{"hw.id", "hw.name", "hw.vendor", "hw.type", "hw.parent"},
@@ -137,6 +141,7 @@ type metricsInfo struct {
 	HwGpuMemoryUsage                 metricInfo
 	HwGpuMemoryUtilization           metricInfo
 	HwGpuPipeUtilization             metricInfo
+	HwGpuPodCount                    metricInfo
 	HwGpuSmOccupancy                 metricInfo
 	HwGpuSmUtilization               metricInfo
 	HwGpuSpeed                       metricInfo
@@ -911,6 +916,66 @@ func (m *metricHwGpuPipeUtilization) emit(metrics pmetric.MetricSlice) {
 
 func newMetricHwGpuPipeUtilization(cfg HwGpuPipeUtilizationMetricConfig) metricHwGpuPipeUtilization {
 	m := metricHwGpuPipeUtilization{config: cfg}
+
+	if cfg.Enabled {
+		m.data = pmetric.NewMetric()
+		m.init()
+	}
+	return m
+}
+
+type metricHwGpuPodCount struct {
+	data     pmetric.Metric            // data buffer for generated metric.
+	config   HwGpuPodCountMetricConfig // metric config provided by user.
+	capacity int                       // max observed number of data points added to the metric.
+}
+
+// init fills hw.gpu.pod.count metric with initial data.
+func (m *metricHwGpuPodCount) init() {
+	m.data.SetName("hw.gpu.pod.count")
+	m.data.SetDescription("Kubernetes pods that have the device, as the kubelet says; 0 for one that a pod could have. Absent for a device that pods cannot have.")
+	m.data.SetUnit("{pod}")
+	m.data.SetEmptySum()
+	m.data.Sum().SetIsMonotonic(false)
+	m.data.Sum().SetAggregationTemporality(pmetric.AggregationTemporalityCumulative)
+	m.data.Sum().DataPoints().EnsureCapacity(m.capacity)
+}
+
+func (m *metricHwGpuPodCount) recordDataPoint(start pcommon.Timestamp, ts pcommon.Timestamp, val int64, hwIDAttributeValue string, hwNameAttributeValue string, hwVendorAttributeValue string, hwTypeAttributeValue string, options ...MetricAttributeOption) {
+	if !m.config.Enabled {
+		return
+	}
+	dp := m.data.Sum().DataPoints().AppendEmpty()
+	dp.SetStartTimestamp(start)
+	dp.SetTimestamp(ts)
+	dp.SetIntValue(val)
+	dp.Attributes().PutStr("hw.id", hwIDAttributeValue)
+	dp.Attributes().PutStr("hw.name", hwNameAttributeValue)
+	dp.Attributes().PutStr("hw.vendor", hwVendorAttributeValue)
+	dp.Attributes().PutStr("hw.type", hwTypeAttributeValue)
+	for _, op := range options {
+		op.apply(dp)
+	}
+}
+
+// updateCapacity saves max length of data point slices that will be used for the slice capacity.
+func (m *metricHwGpuPodCount) updateCapacity() {
+	if m.data.Sum().DataPoints().Len() > m.capacity {
+		m.capacity = m.data.Sum().DataPoints().Len()
+	}
+}
+
+// emit appends recorded metric data to a metrics slice and prepares it for recording another set of data points.
+func (m *metricHwGpuPodCount) emit(metrics pmetric.MetricSlice) {
+	if m.config.Enabled && m.data.Sum().DataPoints().Len() > 0 {
+		m.updateCapacity()
+		m.data.MoveTo(metrics.AppendEmpty())
+		m.init()
+	}
+}
+
+func newMetricHwGpuPodCount(cfg HwGpuPodCountMetricConfig) metricHwGpuPodCount {
+	m := metricHwGpuPodCount{config: cfg}
 
 	if cfg.Enabled {
 		m.data = pmetric.NewMetric()
@@ -1768,6 +1833,7 @@ type MetricsBuilder struct {
 	metricHwGpuMemoryUsage                 metricHwGpuMemoryUsage
 	metricHwGpuMemoryUtilization           metricHwGpuMemoryUtilization
 	metricHwGpuPipeUtilization             metricHwGpuPipeUtilization
+	metricHwGpuPodCount                    metricHwGpuPodCount
 	metricHwGpuSmOccupancy                 metricHwGpuSmOccupancy
 	metricHwGpuSmUtilization               metricHwGpuSmUtilization
 	metricHwGpuSpeed                       metricHwGpuSpeed
@@ -1819,6 +1885,7 @@ func NewMetricsBuilder(mbc MetricsBuilderConfig, settings receiver.Settings, opt
 		metricHwGpuMemoryUsage:                 newMetricHwGpuMemoryUsage(mbc.Metrics.HwGpuMemoryUsage),
 		metricHwGpuMemoryUtilization:           newMetricHwGpuMemoryUtilization(mbc.Metrics.HwGpuMemoryUtilization),
 		metricHwGpuPipeUtilization:             newMetricHwGpuPipeUtilization(mbc.Metrics.HwGpuPipeUtilization),
+		metricHwGpuPodCount:                    newMetricHwGpuPodCount(mbc.Metrics.HwGpuPodCount),
 		metricHwGpuSmOccupancy:                 newMetricHwGpuSmOccupancy(mbc.Metrics.HwGpuSmOccupancy),
 		metricHwGpuSmUtilization:               newMetricHwGpuSmUtilization(mbc.Metrics.HwGpuSmUtilization),
 		metricHwGpuSpeed:                       newMetricHwGpuSpeed(mbc.Metrics.HwGpuSpeed),
@@ -1910,6 +1977,7 @@ func (mb *MetricsBuilder) EmitForResource(options ...ResourceMetricsOption) {
 	mb.metricHwGpuMemoryUsage.emit(ils.Metrics())
 	mb.metricHwGpuMemoryUtilization.emit(ils.Metrics())
 	mb.metricHwGpuPipeUtilization.emit(ils.Metrics())
+	mb.metricHwGpuPodCount.emit(ils.Metrics())
 	mb.metricHwGpuSmOccupancy.emit(ils.Metrics())
 	mb.metricHwGpuSmUtilization.emit(ils.Metrics())
 	mb.metricHwGpuSpeed.emit(ils.Metrics())
@@ -2003,6 +2071,11 @@ func (mb *MetricsBuilder) RecordHwGpuMemoryUtilizationDataPoint(ts pcommon.Times
 // RecordHwGpuPipeUtilizationDataPoint adds a data point to hw.gpu.pipe.utilization metric.
 func (mb *MetricsBuilder) RecordHwGpuPipeUtilizationDataPoint(ts pcommon.Timestamp, val float64, hwIDAttributeValue string, hwNameAttributeValue string, hwVendorAttributeValue string, hwTypeAttributeValue string, hwGpuPipeAttributeValue string, options ...MetricAttributeOption) {
 	mb.metricHwGpuPipeUtilization.recordDataPoint(mb.startTime, ts, val, hwIDAttributeValue, hwNameAttributeValue, hwVendorAttributeValue, hwTypeAttributeValue, hwGpuPipeAttributeValue, options...)
+}
+
+// RecordHwGpuPodCountDataPoint adds a data point to hw.gpu.pod.count metric.
+func (mb *MetricsBuilder) RecordHwGpuPodCountDataPoint(ts pcommon.Timestamp, val int64, hwIDAttributeValue string, hwNameAttributeValue string, hwVendorAttributeValue string, hwTypeAttributeValue string, options ...MetricAttributeOption) {
+	mb.metricHwGpuPodCount.recordDataPoint(mb.startTime, ts, val, hwIDAttributeValue, hwNameAttributeValue, hwVendorAttributeValue, hwTypeAttributeValue, options...)
 }
 
 // RecordHwGpuSmOccupancyDataPoint adds a data point to hw.gpu.sm.occupancy metric.

@@ -95,6 +95,9 @@ func TestMetricsBuilder(t *testing.T) {
 			mb.RecordHwGpuPipeUtilizationDataPoint(ts, 1, "hw.id-val", "hw.name-val", "hw.vendor-val", "hw.type-val", "hw.gpu.pipe-val", WithHwParentMetricAttribute("hw.parent-val"))
 			defaultMetricsCount++
 			allMetricsCount++
+			mb.RecordHwGpuPodCountDataPoint(ts, 1, "hw.id-val", "hw.name-val", "hw.vendor-val", "hw.type-val", WithHwParentMetricAttribute("hw.parent-val"))
+			defaultMetricsCount++
+			allMetricsCount++
 			mb.RecordHwGpuSmOccupancyDataPoint(ts, 1, "hw.id-val", "hw.name-val", "hw.vendor-val", "hw.type-val", WithHwParentMetricAttribute("hw.parent-val"))
 			defaultMetricsCount++
 			allMetricsCount++
@@ -517,6 +520,35 @@ func TestMetricsBuilder(t *testing.T) {
 					hwGpuPipeAttrVal, ok := dp.Attributes().Get("hw.gpu.pipe")
 					assert.True(t, ok)
 					assert.Equal(t, "hw.gpu.pipe-val", hwGpuPipeAttrVal.Str())
+					hwParentAttrVal, ok := dp.Attributes().Get("hw.parent")
+					assert.True(t, ok)
+					assert.Equal(t, "hw.parent-val", hwParentAttrVal.Str())
+				case "hw.gpu.pod.count":
+					assert.False(t, validatedMetrics["hw.gpu.pod.count"], "Found a duplicate in the metrics slice: hw.gpu.pod.count")
+					validatedMetrics["hw.gpu.pod.count"] = true
+					assert.Equal(t, pmetric.MetricTypeSum, mi.Type())
+					assert.Equal(t, 1, mi.Sum().DataPoints().Len())
+					assert.Equal(t, "Kubernetes pods that have the device, as the kubelet says; 0 for one that a pod could have. Absent for a device that pods cannot have.", mi.Description())
+					assert.Equal(t, "{pod}", mi.Unit())
+					assert.False(t, mi.Sum().IsMonotonic())
+					assert.Equal(t, pmetric.AggregationTemporalityCumulative, mi.Sum().AggregationTemporality())
+					dp := mi.Sum().DataPoints().At(0)
+					assert.Equal(t, start, dp.StartTimestamp())
+					assert.Equal(t, ts, dp.Timestamp())
+					assert.Equal(t, pmetric.NumberDataPointValueTypeInt, dp.ValueType())
+					assert.Equal(t, int64(1), dp.IntValue())
+					hwIDAttrVal, ok := dp.Attributes().Get("hw.id")
+					assert.True(t, ok)
+					assert.Equal(t, "hw.id-val", hwIDAttrVal.Str())
+					hwNameAttrVal, ok := dp.Attributes().Get("hw.name")
+					assert.True(t, ok)
+					assert.Equal(t, "hw.name-val", hwNameAttrVal.Str())
+					hwVendorAttrVal, ok := dp.Attributes().Get("hw.vendor")
+					assert.True(t, ok)
+					assert.Equal(t, "hw.vendor-val", hwVendorAttrVal.Str())
+					hwTypeAttrVal, ok := dp.Attributes().Get("hw.type")
+					assert.True(t, ok)
+					assert.Equal(t, "hw.type-val", hwTypeAttrVal.Str())
 					hwParentAttrVal, ok := dp.Attributes().Get("hw.parent")
 					assert.True(t, ok)
 					assert.Equal(t, "hw.parent-val", hwParentAttrVal.Str())

@@ -9,7 +9,9 @@
  *      0.temperature hang        the call blocks until the line changes
  *      0.all !15                 all calls of device 0
  *      0.mig1.uuid MIG-…         the MIG device in slot 1 of device 0
+ *      driver 580.95             the version of the driver
  *      xid.3 0:79                the fourth event: XID 79 on device 0
+ *      xid.4 0:79:3              the fifth event, caused by GPU instance 3
  *
  * What has no line is not supported. Some functions are missing on purpose: the receiver must not
  * need them. Layouts are NVML's documented ABI on 64-bit Linux; a test compares the sizes below with
@@ -275,6 +277,18 @@ static ret_t string(const struct device *d, const char *name, char *out, uint32_
 
 EXPORT ret_t nvmlDeviceGetUUID(struct device *d, char *out, uint32_t size) { return string(d, "uuid", out, size); }
 EXPORT ret_t nvmlDeviceGetName(struct device *d, char *out, uint32_t size) { return string(d, "name", out, size); }
+
+EXPORT ret_t nvmlDeviceGetSerial(struct device *d, char *out, uint32_t size) { return string(d, "serial", out, size); }
+EXPORT ret_t nvmlDeviceGetMinorNumber(struct device *d, uint32_t *out) { return number32(d, "minor", out); }
+
+EXPORT ret_t nvmlSystemGetDriverVersion(char *out, uint32_t size)
+{
+	char v[value_size];
+	ret_t r = text("driver", v);
+	if (r == SUCCESS)
+		snprintf(out, size, "%s", v);
+	return r;
+}
 
 EXPORT ret_t nvmlDeviceGetMemoryInfo_v2(struct device *d, struct memory *m)
 {
@@ -645,6 +659,8 @@ EXPORT ret_t nvmlEventSetWait_v2(struct event_set *s, struct event *e, uint32_t 
 			u64 d = part(&p);
 			if (d < max_devices && s->registered[d]) {
 				*e = (struct event){ .device = &devices[d], .type = 8, .data = part(&p), .gi = UINT32_MAX, .ci = UINT32_MAX };
+				if (*p)
+					e->gi = (uint32_t)part(&p);
 				return SUCCESS;
 			}
 			continue;

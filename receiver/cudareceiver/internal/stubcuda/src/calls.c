@@ -34,8 +34,9 @@
  *                                      wait), which with STUB_BLOCK in the environment does not return
  *     children COUNT COMMAND...        COUNT children, each of which runs the command and stays until this process ends
  *     execthread                       exec, from another thread than the first, after a launch
+ *     sleep MS                         does nothing
  *     leave CODE                       _exit
- *     exec                             begin again as another program, which answers
+ *     exec [PATH]                      begin again as another program, this one without PATH, which answers
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -360,6 +361,8 @@ static int run(const char *line) {
     threads = (int)a;
     return 0;
   }
+  unsigned long ms;
+  if (sscanf(line, "sleep %lu", &ms) == 1) return usleep(ms * 1000);
   if (strcmp(line, "container") == 0) return unshare(CLONE_NEWPID) == 0 ? 0 : -1;
   if (strncmp(line, "namespace", 9) == 0) return new_namespace(line + 9);
   if (sscanf(line, "user %ld", &a) == 1) return setresuid((uid_t)a, (uid_t)a, (uid_t)a) == 0 ? 0 : -1;
@@ -375,6 +378,7 @@ static int run(const char *line) {
   }
   if (strncmp(line, "fork ", 5) == 0) return in_child(line + 5);
   if (sscanf(line, "leave %ld", &a) == 1) _exit((int)a);
+  if (sscanf(line, "exec %255[^\n]", text) == 1) return execl(text, text, "again", (char *)NULL);
   if (strcmp(line, "exec") == 0) return execl("/proc/self/exe", "calls", "again", (char *)NULL);
   if (sscanf(line, "function %ld %255s", &a, text) == 2) return resolve("cuModuleGetFunction", a, text);
   if (sscanf(line, "kernel %ld %255s", &a, text) == 2) return resolve("cuLibraryGetKernel", a, text);

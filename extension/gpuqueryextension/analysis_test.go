@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuqueryextension
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+type partsBody struct {
+	Wall    int64            `json:"wall_ns"`
+	Compute int64            `json:"compute_ns"`
+	Comm    int64            `json:"communication_ns"`
+	Copy    int64            `json:"copy_ns"`
+	Idle    int64            `json:"idle_ns"`
+	Causes  map[string]int64 `json:"idle_by_cause_ns"`
+}
+
+type analysisBody struct {
+	Base       string
+	From, To   int64
+	Complete   bool
+	Operations int64
+	Devices    []struct {
+		Whole, Active partsBody
+		Kernels       int64
+		KernelNs      int64 `json:"kernel_ns"`
+		Gaps          []struct {
+			Start      int64
+			DurationNs int64 `json:"duration_ns"`
+			After      *refAnswer
+		}
+	}
+	Steps struct {
+		Rule, Name string
+		Count      int64
+		P50        partsBody
+		Outliers   []struct {
+			Number int64
+			Part   string
+			Wall   int64 `json:"wall_ns"`
+		}
+	}
+	Findings []struct{ Kind string }
+}
+
+func TestAnalysis_Recording(t *testing.T) {
+	s, id := generated(t)
+	p := "/api/v1/sessions/" + id
+	a := get[analysisBody](t, s, p+"/analysis")
+	require.Len(t, a.Devices, 1)
+	d := &a.Devices[0]
+	assert.True(t, a.Complete)
+	assert.Equal(t, int64(4859+529+265), a.Operations)
+	assert.Equal(t, int64(4859), d.Kernels)
+	n, ns := sum(t, s, p+"/operations?operation=kernel")
+	assert.Equal(t, []int64{n, ns}, []int64{d.Kernels, d.KernelNs})
+	for _, x := range []partsBody{d.Whole, d.Active} {
+		idle := int64(0)
+		for _, v := range x.Causes {
+			idle += v
+		}
+		assert.Equal(t, x.Idle, idle)
+		assert.Equal(t, x.Wall, x.Compute+x.Comm+x.Copy+x.Idle)
+	}
+	assert.Equal(t, a.To-a.From, d.Whole.Wall)
+	assert.Equal(t, "scopes", a.Steps.Rule)
+	assert.Equal(t, "step", a.Steps.Name)
+	assert.Equal(t, int64(15), a.Steps.Count)
+	require.NotEmpty(t, a.Steps.Outliers)
+	assert.Equal(t, int64(1), a.Steps.Outliers[0].Number, "the first step loads libraries")
+
+	// The operation after a gap is the one that the API returns, and nothing runs during the gap.
+	require.NotEmpty(t, d.Gaps)
+	g := d.Gaps[0]
+	require.NotNil(t, g.After)
+	assert.Equal(t, g.Start+g.DurationNs, g.After.Start)
+	n, _ = sum(t, s, fmt.Sprintf("%s/operations?overlapping=true&from=%d&to=%d", p, g.Start, g.After.Start))
+	assert.Zero(t, n)
+	assert.Equal(t, http.StatusOK, call(s, http.MethodGet, p+"/spans/"+g.After.Span).Code)
+
+	// An interval has the parts of the timeline inside it.
+	part := get[analysisBody](t, s, fmt.Sprintf("%s/analysis?from=%d&to=%d", p, g.Start, g.After.Start))
+	assert.Equal(t, part.To-part.From, g.DurationNs)
+	assert.Empty(t, part.Devices)
+}
+
+func TestAnalysis_Limits(t *testing.T) {
+	s, id := generated(t)
+	target := "/api/v1/sessions/" + id + "/analysis"
+	for range maxAnalyses {
+		s.analysing <- struct{}{}
+	}
+	w := call(s, http.MethodGet, target)
+	assert.Equal(t, http.StatusTooManyRequests, w.Code)
+	assert.Equal(t, "1", w.Header().Get("Retry-After"))
+	<-s.analysing
+	w = call(s, http.MethodGet, target)
+	assert.Equal(t, http.StatusOK, w.Code)
+	assert.Equal(t, http.StatusNotModified, call(s, http.MethodGet, target, "If-None-Match", w.Header().Get("ETag")).Code)
+	assert.Equal(t, http.StatusNotFound, call(s, http.MethodGet, "/api/v1/sessions/none/analysis").Code)
+	assert.Equal(t, http.StatusBadRequest, call(s, http.MethodGet, target+"?limit=1").Code)
+}

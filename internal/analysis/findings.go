@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package analysis
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+)
+
+const (
+	// smallFill is the grid fill below which a kernel is too small for the device.
+	smallFill = 0.5
+	// minGain is the share of the active time that a finding must be able to save at most.
+	minGain = 0.05
+	// minStepGain is the same for slow steps, of the wall of all steps.
+	minStepGain = 0.01
+	// minActiveNs is the shortest active time for which there is advice.
+	minActiveNs = 1_000_000
+	// maxEvidence bounds the examples of a finding.
+	maxEvidence = 5
+)
+
+// Finding is an advice. Kind is stable; it is a cause, or "pageable_copy", "exposed_copy",
+// "communication", "small_kernels", "slow_steps", "no_launch_times".
+type Finding struct {
+	Kind   string `json:"kind"`
+	Device string `json:"device"`
+	// Text is what was found and what to do.
+	Text string `json:"text"`
+	// GainNs is the most that the change can save. FloorNs is Of minus GainNs: the active time of the
+	// device can not become shorter than that by this change alone. Formula is how GainNs was computed.
+	GainNs  int64   `json:"gain_at_most_ns"`
+	OfNs    int64   `json:"active_ns"`
+	FloorNs int64   `json:"active_at_least_ns"`
+	Share   float64 `json:"gain_share"`
+	Formula string  `json:"formula"`
+	// Evidence are operations that end such a gap, or that the finding is about, the longest first.
+	Evidence []Ref `json:"evidence"`
+}
+
+// advice is what to do about a cause.
+var advice = [numCauses]struct{ found, change string }{
+	Sync:       {"the host waited for the device and launched the next work only then", "Remove the wait, or wait for results of an earlier step: .item(), .cpu(), print of a tensor and torch.cuda.synchronize() wait."},
+	Allocator:  {"the host allocated or released device memory", "Keep memory between steps: call empty_cache() less often, allocate once, use a caching or stream-ordered allocator."},
+	CopyCall:   {"the host was in calls that copy from its memory", "Copy from pinned memory without blocking, in another stream: pin_memory=True and non_blocking=True."},
+	SlowLaunch: {"single launch calls took over 1 ms, as when a module is loaded", "Warm up before the measured part, or set CUDA_MODULE_LOADING=EAGER."},
+	Launch:     {"the host launched kernels slower than the device ran them", "Launch fewer and larger kernels: CUDA graphs, torch.compile, fused operators, larger batches."},
+	Host:       {"the host ran other code before it launched the next work", "Move that code to other threads or processes, or prepare the next step during this one."},
+	Queued:     {"work had been launched but waited for other work or an event", "Check dependencies between streams and devices."},
+	Latency:    {"each start of a kernel cost a few µs", "Launch fewer and larger kernels, or use CUDA graphs."},
+}
+
+// findings returns the advice of all devices, the largest gain first.
+func findings(r *Result) []Finding {
+	list := []Finding{}
+	for i := range r.Devices {
+		list = append(list, deviceFindings(&r.Devices[i])...)
+	}
+	list = append(list, stepFindings(&r.Steps)...)
+	slices.SortStableFunc(list, func(a, b Finding) int { return cmp.Compare(b.Share, a.Share) })
+	if r.LaunchesUnknown > 0 {
+		for i := range r.Devices {
+			d := &r.Devices[i]
+			if ns := d.Active.Idle[Unknown]; d.Active.WallNs > 0 && float64(ns) >= minGain*float64(d.Active.WallNs) {
+				list = append(list, Finding{
+					Kind: "no_launch_times", Device: d.ID, OfNs: d.Active.WallNs, FloorNs: d.Active.WallNs, Evidence: []Ref{}, Formula: "0",
+					Text: fmt.Sprintf("The causes of %s of idle time%s are unknown, because launch times are not recorded. Record with --kinds +runtime,+driver,+sync,+memory.",
+						duration(ns), inScope(d, ns)),
+				})
+			}
+		}
+	}
+	return list
+}
+
+func deviceFindings(d *Device) []Finding {
+	var list []Finding
+	active := d.Active.WallNs
+	add := func(kind, formula, found, change string, gain int64, evidence []Ref) {
+		if active < minActiveNs || float64(gain) < minGain*float64(active) {
+			return
+		}
+		share := float64(gain) / float64(active)
+		list = append(list, Finding{
+			Kind: kind, Device: d.ID, GainNs: gain, OfNs: active, FloorNs: active - gain, Share: share, Formula: formula, Evidence: evidence,
+			Text: fmt.Sprintf("For %s (%.0f %% of the active time), %s. %s", duration(gain), 100*share, found, change),
+		})
+	}
+	for c := range numCauses {
+		if advice[c].found == "" {
+			continue
+		}
+		found := advice[c].found
+		switch {
+		case c == Host:
+			found += inScope(d, d.Active.Idle[c])
+		case c == Sync && len(d.SyncCalls) > 0 && d.SyncCalls[0].Name != "":
+			found += fmt.Sprintf(" (%s of it after %s)", duration(d.SyncCalls[0].Ns), d.SyncCalls[0].Name)
+		}
+		add(c.String(), "idle time by this cause", found, advice[c].change, d.Active.Idle[c], d.evidence(c))
+	}
+	pageable := d.PageableCopyNs
+	add("pageable_copy", "time with copies of pageable memory and no kernels",
+		"the device only copied from or to pageable memory of the host", "Use pinned memory, copy in another stream and during kernels.", pageable, refs(d.copies))
+	add("exposed_copy", "time with copies or sets and no kernels, except of pageable memory",
+		"the device only copied", "Copy in another stream during kernels of the step before.", d.Active.CopyNs-pageable, refs(d.copies))
+	add("communication", "time with communication and no other kernels",
+		"the device only communicated", "Overlap communication with compute: smaller buckets, another stream, less data.", d.Active.CommunicationNs, refs(d.comms))
+	var small, ns, count int64
+	var evidence []Ref
+	for _, k := range d.small {
+		small += int64(float64(k.ns) * (1 - k.fill))
+		ns += k.ns
+		count += k.count
+		if len(evidence) < maxEvidence {
+			evidence = append(evidence, k.ref)
+		}
+	}
+	if d.KernelNs > 0 { // kernels may overlap
+		gain := min(small, int64(float64(d.Active.ComputeNs)*float64(small)/float64(d.KernelNs)))
+		add("small_kernels", "sum of duration × (1 − grid fill) over kernels with a grid fill below 50 %, scaled to the compute time",
+			fmt.Sprintf("kernels had too few blocks to fill half of the device (calls: %d, together %s)", count, duration(ns)),
+			"Use larger batches, fuse them, or run independent ones in several streams.", gain, evidence)
+	}
+	return list
+}
+
+// inScope says in which scope most of the host's code ran.
+func inScope(d *Device, most int64) string {
+	if len(d.HostScopes) == 0 || d.HostScopes[0].Name == "" {
+		return ""
+	}
+	return fmt.Sprintf(" (%s of it in scope %q)", duration(min(d.HostScopes[0].Ns, most)), d.HostScopes[0].Name)
+}
+
+// evidence returns the operations that end the gaps with the largest parts of a cause.
+func (d *Device) evidence(c Cause) []Ref {
+	gaps := slices.DeleteFunc(slices.Clone(d.Gaps), func(g Gap) bool { return g.StartNs < d.ActiveFromNs })
+	slices.SortStableFunc(gaps, func(a, b Gap) int { return cmp.Compare(b.Idle[c], a.Idle[c]) })
+	list := []Ref{}
+	for i := range gaps {
+		if g := &gaps[i]; g.Idle[c] > 0 && g.After != nil && len(list) < maxEvidence {
+			list = append(list, *g.After)
+		}
+	}
+	return list
+}
+
+func refs(r Ref) []Ref {
+	if r == (Ref{}) {
+		return []Ref{}
+	}
+	return []Ref{r}
+}
+
+// stepFindings returns the advice about slow steps.
+func stepFindings(s *Steps) []Finding {
+	if len(s.Outliers) == 0 || s.WallNs < minActiveNs {
+		return nil
+	}
+	var gain int64
+	list := []Ref{}
+	for i := range s.Outliers {
+		// The first step includes the start.
+		if s.Outliers[i].Number == 1 {
+			continue
+		}
+		gain += s.Outliers[i].ExcessNs
+		if len(list) < maxEvidence {
+			list = append(list, s.Outliers[i].First)
+		}
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	o := &s.Outliers[0]
+	if o.Number == 1 {
+		o = &s.Outliers[1]
+	}
+	total := s.WallNs
+	if float64(gain) < minStepGain*float64(total) {
+		return nil
+	}
+	why := o.Part
+	if o.Kernel != "" {
+		why += " (kernel " + o.Kernel + ")"
+	}
+	return []Finding{{
+		Kind: "slow_steps", Device: s.Device, GainNs: gain, OfNs: total, FloorNs: total - gain, Evidence: list,
+		Share: float64(gain) / float64(max(total, 1)), Formula: "sum of wall − median wall over the outliers except the first step",
+		Text: fmt.Sprintf("Of %d steps, %d took much longer than the median of %s. Step %d took %s, of which %s more than usual was %s.",
+			s.Count, len(s.Outliers), duration(s.P50.WallNs), o.Number, duration(o.WallNs), duration(o.PartExcessNs), why),
+	}}
+}
+
+// duration formats nanoseconds with three digits.
+func duration(ns int64) string {
+	d := time.Duration(ns)
+	switch {
+	case d >= time.Second:
+		return fmt.Sprintf("%.2f s", d.Seconds())
+	case d >= time.Millisecond:
+		return fmt.Sprintf("%.3g ms", float64(ns)/1e6)
+	case d >= time.Microsecond:
+		return fmt.Sprintf("%.3g µs", float64(ns)/1e3)
+	}
+	return fmt.Sprintf("%d ns", ns)
+}

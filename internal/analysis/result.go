@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package analysis
+
+import (
+	"fmt"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+// Result is what [Run] finds. All times are nanoseconds; those that end in StartNs are Unix time. Its
+// JSON is stable: docs/causes.md describes it.
+type Result struct {
+	FromNs int64 `json:"from_ns"`
+	ToNs   int64 `json:"to_ns"`
+	// Complete is false if the analysis stopped at Options.Deadline. ToNs is then where it stopped.
+	Complete   bool  `json:"complete"`
+	Operations int64 `json:"operations"`
+	// LaunchesKnown and LaunchesUnknown count operations of devices with and without launch times.
+	LaunchesKnown   int64     `json:"launches_known"`
+	LaunchesUnknown int64     `json:"launches_unknown"`
+	Devices         []Device  `json:"devices"`
+	Steps           Steps     `json:"steps"`
+	Findings        []Finding `json:"findings"`
+}
+
+// Parts is a partition of time on one device: WallNs = ComputeNs + CommunicationNs + CopyNs + IdleNs,
+// and IdleNs is the sum of Idle.
+type Parts struct {
+	WallNs int64 `json:"wall_ns"`
+	// ComputeNs is time with a kernel or graph, CommunicationNs with kernels of NCCL only, CopyNs with
+	// copies and sets only, of these with or without NCCL's.
+	ComputeNs       int64 `json:"compute_ns"`
+	CommunicationNs int64 `json:"communication_ns"`
+	CopyNs          int64 `json:"copy_ns"`
+	IdleNs          int64 `json:"idle_ns"`
+	// Idle is the idle time by cause.
+	Idle CauseSums `json:"idle_by_cause_ns"`
+}
+
+// BusyNs returns the time with any work.
+func (p *Parts) BusyNs() int64 { return p.ComputeNs + p.CommunicationNs + p.CopyNs }
+
+func (p *Parts) minus(o *Parts) Parts {
+	d := Parts{
+		WallNs: p.WallNs - o.WallNs, ComputeNs: p.ComputeNs - o.ComputeNs, CommunicationNs: p.CommunicationNs - o.CommunicationNs,
+		CopyNs: p.CopyNs - o.CopyNs, IdleNs: p.IdleNs - o.IdleNs,
+	}
+	for c := range d.Idle {
+		d.Idle[c] = p.Idle[c] - o.Idle[c]
+	}
+	return d
+}
+
+// CauseSums is nanoseconds by cause. Its JSON is an object with the causes that are not 0.
+type CauseSums [numCauses]int64
+
+// MarshalJSON writes the causes in their fixed order.
+func (s CauseSums) MarshalJSON() ([]byte, error) {
+	b := []byte{'{'}
+	for c, ns := range s {
+		if ns != 0 {
+			if len(b) > 1 {
+				b = append(b, ',')
+			}
+			b = fmt.Appendf(b, "%q:%d", Cause(c).String(), ns)
+		}
+	}
+	return append(b, '}'), nil
+}
+
+// Sum returns the sum of all causes.
+func (s *CauseSums) Sum() (sum int64) {
+	for _, ns := range s {
+		sum += ns
+	}
+	return sum
+}
+
+// Device is the work of one device.
+type Device struct {
+	// ID is hw.id, "" if unknown. Index is -1 if unknown.
+	ID    string `json:"id"`
+	Index int64  `json:"index"`
+	Parts
+	// Active is the parts from the begin of the first step to the end of the last one. Without steps
+	// it is from the start of the first kernel to the end of the last operation. So it has no start-up.
+	// The following values are of this interval too. All are 0 without kernels.
+	ActiveFromNs int64 `json:"active_from_ns"`
+	ActiveToNs   int64 `json:"active_to_ns"`
+	Active       Parts `json:"active"`
+	// PageableCopyNs is the part of Active.CopyNs in which the copy was from or to pageable memory.
+	PageableCopyNs int64 `json:"pageable_copy_ns"`
+	// HostScopes is the idle time by causes host and unknown by the innermost scope around the host's
+	// code in the middle of it, the largest first. Its name is "" outside all scopes, and
+	// has no number at its end.
+	HostScopes []NameSum `json:"host_by_scope"`
+	// SyncCalls is the idle time by cause sync and the call, the largest first.
+	SyncCalls []NameSum `json:"sync_by_call"`
+	// Bound is what limits the device: see [Bound].
+	Bound Bound `json:"bound"`
+
+	// The following values are of the whole interval. CommunicationTotalNs and CopyTotalNs are the
+	// unions of these, also during other work.
+	CommunicationTotalNs int64 `json:"communication_total_ns"`
+	CopyTotalNs          int64 `json:"copy_total_ns"`
+	Kernels              int64 `json:"kernels"`
+	// KernelNs is the sum of the durations of kernels, which may overlap.
+	KernelNs int64 `json:"kernel_ns"`
+	// QueueP50Ns is the median of the known times from the launch to the start, the middle of a bucket
+	// of the store; -1 if none is known.
+	QueueP50Ns int64 `json:"queue_p50_ns"`
+	// Gaps are examples: for each cause those in which it has the largest part.
+	Gaps []Gap `json:"gaps"`
+
+	// copies and comms are the longest examples of copies and communication without other work.
+	copies, comms Ref
+	small         []smallKernel
+}
+
+// NameSum is nanoseconds and a count by name. Of more than 1,000 names, the rest is "_other".
+type NameSum struct {
+	Name  string `json:"name"`
+	Ns    int64  `json:"ns"`
+	Count int64  `json:"count"`
+}
+
+// Ref names an operation or a scope.
+type Ref struct {
+	Span    store.SpanID `json:"-"`
+	StartNs int64        `json:"start_ns"`
+	Name    string       `json:"name,omitempty"`
+}
+
+// MarshalJSON writes the id in hexadecimal digits, as OTLP does.
+func (r Ref) MarshalJSON() ([]byte, error) {
+	return fmt.Appendf(nil, `{"span":"%016x","start_ns":%d,"name":%s}`, uint64(r.Span), r.StartNs, quote(r.Name)), nil
+}
+
+// Gap is an interval without any work on a device.
+type Gap struct {
+	StartNs int64 `json:"start_ns"`
+	EndNs   int64 `json:"end_ns"`
+	// Cause is the one with the largest part, PartNs that part.
+	Cause  Cause     `json:"cause"`
+	PartNs int64     `json:"part_ns"`
+	Idle   CauseSums `json:"idle_by_cause_ns"`
+	// Before is the operation that ended last, After the one that ended the gap; absent if there is none.
+	Before *Ref `json:"before,omitempty"`
+	After  *Ref `json:"after,omitempty"`
+	// Call is the call that made the host late, Scope the innermost scope around the host's code, Stack
+	// the host stack of the launch; "" if unknown.
+	Call  string `json:"call,omitempty"`
+	Scope string `json:"scope,omitempty"`
+	Stack string `json:"stack,omitempty"`
+}
+
+// Bound says what limits a device or a step.
+type Bound string
+
+// Bounds, in the order in which they are tested, on the active interval. Host causes are sync,
+// allocator, copy_call, slow_launch, launch and host.
+const (
+	// BoundUnknown: no kernels, or the launch times of most idle time are unknown, and the device is
+	// busy for less than [DeviceBusy] of the time.
+	BoundUnknown Bound = "unknown"
+	// BoundDevice: busy for at least [DeviceBusy] of the time.
+	BoundDevice Bound = "device"
+	// BoundLaunch: launch and latency are the larger part of the idle time.
+	BoundLaunch Bound = "launch"
+	// BoundHost: the causes of the host are the larger part.
+	BoundHost Bound = "host"
+	// BoundDependency: other causes are.
+	BoundDependency Bound = "dependency"
+)
+
+// DeviceBusy is the share of busy time from which a device limits the program.
+const DeviceBusy = 0.85
+
+func (p *Parts) bound() Bound {
+	switch {
+	case p.WallNs <= 0 || p.BusyNs() == 0:
+		return BoundUnknown
+	case float64(p.BusyNs()) >= DeviceBusy*float64(p.WallNs):
+		return BoundDevice
+	}
+	i := &p.Idle
+	launch := i[Launch] + i[Latency] + i[SlowLaunch]
+	host := i[Sync] + i[Allocator] + i[CopyCall] + i[Host]
+	other := i[Queued] + i[NothingQueued] + i[StartUp]
+	switch most := max(launch, host, other, i[Unknown]); most {
+	case i[Unknown]:
+		return BoundUnknown
+	case launch:
+		return BoundLaunch
+	case host:
+		return BoundHost
+	}
+	return BoundDependency
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+
+	"github.com/gpuflight/gpuflight/internal/analysis"
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
+)
+
+func causesOfPath(t *testing.T, path string) []SessionCauses {
+	t.Helper()
+	var c Causes
+	_, err := ReadTelemetry(path, otlp.Handler{Traces: c.Traces, Logs: func(plog.Logs) {}, Metrics: func(pmetric.Metrics) {}})
+	require.NoError(t, err)
+	list, problem, err := c.Results(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, problem)
+	for i := range list {
+		for j := range list[i].Devices {
+			d := &list[i].Devices[j]
+			for _, p := range []*analysis.Parts{&d.Parts, &d.Active} {
+				assert.Equal(t, p.WallNs, p.ComputeNs+p.CommunicationNs+p.CopyNs+p.IdleNs)
+				assert.Equal(t, p.IdleNs, p.Idle.Sum())
+			}
+			assert.Equal(t, list[i].ToNs-list[i].FromNs, d.WallNs)
+		}
+	}
+	return list
+}
+
+// TestCauses_Recordings checks the sums on all recordings.
+func TestCauses_Recordings(t *testing.T) {
+	var paths []string
+	for _, pattern := range []string{"../../examples/recordings/*.gz", "../../../shared/logs/*"} {
+		found, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		paths = append(paths, found...)
+	}
+	for _, path := range paths {
+		if strings.HasSuffix(path, ".md") {
+			continue
+		}
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			list := causesOfPath(t, path)
+			var out bytes.Buffer
+			require.NoError(t, WriteCauses(&out, list))
+			t.Log(out.String())
+			for i := range list {
+				_, err := json.Marshal(list[i])
+				require.NoError(t, err)
+			}
+		})
+	}
+	if len(paths) == 0 {
+		t.Skip("no recordings: examples/recordings and ../shared/logs are absent")
+	}
+}
+
+func TestCauses_ExampleTraining(t *testing.T) {
+	const path = "../../examples/recordings/pytorch.otlp.jsonl.gz"
+	if _, err := os.Stat(path); err != nil {
+		t.Skip("no recording: ", err)
+	}
+	list := causesOfPath(t, path)
+	require.Len(t, list, 1)
+	s := &list[0]
+	assert.Equal(t, "pytorch", s.Service)
+	assert.Equal(t, int64(4859+529+265), s.Operations)
+	assert.Equal(t, "step", s.Steps.Name)
+	assert.Equal(t, analysis.BoundUnknown, s.Devices[0].Bound)
+	require.NotEmpty(t, s.Findings)
+	assert.Equal(t, "no_launch_times", s.Findings[len(s.Findings)-1].Kind)
+
+	var out bytes.Buffer
+	require.NoError(t, WriteCauses(&out, list))
+	assert.Contains(t, out.String(), "Device 0: active ")
+	assert.Contains(t, out.String(), `steps, which begin with scopes "step"`)
+	assert.Contains(t, out.String(), "--kinds +runtime,+driver,+sync,+memory")
+	for line := range strings.Lines(out.String()) {
+		assert.LessOrEqual(t, len([]rune(line)), 180, line)
+	}
+}
+
+// TestCauses_KnownCauses reads recordings of test/gpu/causes/program.py.
+func TestCauses_KnownCauses(t *testing.T) {
+	const dir = "../../test/gpu/causes/recordings"
+	if _, err := os.Stat(dir); err != nil {
+		t.Skip("no recordings: test/gpu/causes/run.py makes them on a machine with a GPU")
+	}
+	for name, first := range map[string][]string{
+		"balanced": nil, "data_loader": {"host"}, "item": {"sync"}, "pageable": {"pageable_copy", "copy_call"},
+		"no_overlap": {"exposed_copy"}, "tiny": {"launch"}, "allocator": {"allocator"}, "slow_layer": {"slow_steps"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			found, err := filepath.Glob(filepath.Join(dir, name+".otlp.jsonl.*"))
+			require.NoError(t, err)
+			if len(found) == 0 {
+				t.Skip("no recording")
+			}
+			list := causesOfPath(t, found[0])
+			require.Len(t, list, 1)
+			if first == nil {
+				assert.Empty(t, list[0].Findings)
+				assert.Equal(t, analysis.BoundDevice, list[0].Devices[0].Bound)
+				return
+			}
+			require.NotEmpty(t, list[0].Findings)
+			assert.Contains(t, first, list[0].Findings[0].Kind)
+			assert.NotEmpty(t, list[0].Findings[0].Evidence)
+			assert.Equal(t, "step", list[0].Steps.Name)
+			if name == "slow_layer" {
+				require.NotEmpty(t, list[0].Steps.Outliers)
+				assert.Len(t, list[0].Steps.Outliers, 1)
+				assert.Equal(t, "step 25", list[0].Steps.Outliers[0].Name)
+				assert.Equal(t, "compute", list[0].Steps.Outliers[0].Part)
+			}
+		})
+	}
+}

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+import { Link, useSearch } from "@tanstack/react-router";
+import type { Schemas } from "../api/client";
+import { url } from "../api/client";
+import { useGet, useSession } from "../api/hooks";
+import { count, duration, exactDuration, offset, percent } from "../lib/format";
+import { Badge, Bar, Failure, Loading, Message, ui } from "../ui/parts";
+import { toSpan } from "./Inspector";
+import { WindowBadge } from "./Kernels";
+
+type Analysis = Schemas["Analysis"];
+type Device = Schemas["AnalysedDevice"];
+type Values = Schemas["StepValues"];
+
+const bounds: Record<Schemas["Bound"], string> = {
+  device: "limited by the device",
+  launch: "launch-bound: limited by launches",
+  host: "limited by the host",
+  dependency: "limited by dependencies",
+  unknown: "limit unknown",
+};
+
+/** Findings says why a session was slow: idle time by cause, steps with outliers, and advice. */
+export function Findings() {
+  const session = useSession();
+  const search = useSearch({ from: "/sessions/$session/findings" });
+  const params = { session: session.id };
+  const query = { base: session.base, from: search.from, to: search.to };
+  // An analysis reads all rows, so a live session is analysed at longer intervals.
+  const q = useGet("/sessions/{session}/analysis", params, query, { every: session.every ? 15_000 : false });
+  if (q.error && !q.data) return <Failure error={q.error} />;
+  if (!q.data) return <Loading />;
+  const a = q.data;
+  return (
+    <div className={ui.page}>
+      <div className={ui.row}>
+        <h1>Findings</h1>
+        <WindowBadge from={search.from} to={search.to} />
+        <a href={url(`/sessions/${encodeURIComponent(session.id)}/analysis`, query)} target="_blank" rel="noreferrer">
+          as JSON
+        </a>
+      </div>
+      {!a.complete && (
+        <div className={ui.row}>
+          <Badge tone="warn" title="An analysis reads rows for at most 20 s">
+            only the first {duration(a.to - a.from)}
+          </Badge>
+          <Link to="." search={{ from: a.to, to: a.to + (a.to - a.from) } as never}>
+            next {duration(a.to - a.from)}
+          </Link>
+        </div>
+      )}
+      {a.devices.length === 0 && <Message>No work of a device.</Message>}
+      {a.devices.length > 0 && <Advice a={a} />}
+      {a.devices.map((d) => (
+        <DevicePanel key={d.id} d={d} a={a} />
+      ))}
+      {a.devices.length > 0 && <StepsPanel a={a} />}
+    </div>
+  );
+}
+
+/** Show is a link to an interval in the timeline. */
+function Show({ start, ns, span, children }: { start: number; ns: number; span?: string; children: string }) {
+  const session = useSession();
+  const extent = { from: 0, to: session.overview.session.duration_ns };
+  return (
+    <Link
+      to="/sessions/$session/timeline"
+      params={{ session: session.id }}
+      search={
+        (span
+          ? toSpan(span, start, ns, extent)
+          : { ...toSpan(undefined, start, ns, extent), at: undefined, m0: Math.max(0, start), m1: start + ns }) as never
+      }
+      title="Show it in the timeline"
+    >
+      {children}
+    </Link>
+  );
+}
+
+function Advice({ a }: { a: Analysis }) {
+  if (a.findings.length === 0)
+    return <Message>Nothing to improve was found: no cause has 5 % of the active time.</Message>;
+  return (
+    <section className={ui.card} aria-label="Advice">
+      <ol className={ui.advice}>
+        {a.findings.map((f) => (
+          <li key={`${f.device}${f.kind}`} data-kind={f.kind}>
+            <p>{f.text}</p>
+            <p className={ui.muted}>
+              {f.gain_at_most_ns > 0 && (
+                <span title={`${exactDuration(f.gain_at_most_ns)}: ${f.formula}`}>
+                  At least {duration(f.active_at_least_ns)} of {duration(f.active_ns)} remain: minus {f.formula}.{" "}
+                </span>
+              )}
+              {f.evidence.map((e) => (
+                <span key={e.span}>
+                  <Show start={e.start} ns={1} span={e.span}>
+                    {e.name || e.span}
+                  </Show>{" "}
+                </span>
+              ))}
+            </p>
+          </li>
+        ))}
+      </ol>
+    </section>
+  );
+}
+
+function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
+  const p = d.active;
+  const share = (ns: number) => (p.wall_ns > 0 ? ns / p.wall_ns : 0);
+  const rows = a.causes
+    .map((c) => ({ ...c, ns: p.idle_by_cause_ns[c.cause] ?? 0 }))
+    .filter((c) => c.ns > 0)
+    .sort((x, y) => y.ns - x.ns);
+  const parts: [string, number][] = [
+    ["compute", p.compute_ns],
+    ["communication only", p.communication_ns],
+    ["copies only", p.copy_ns],
+    ["idle", p.idle_ns],
+  ];
+  const longest = (cause: string) =>
+    d.gaps
+      .filter((g) => g.start >= d.start && (g.idle_by_cause_ns[cause] ?? 0) > 0)
+      .sort((x, y) => (y.idle_by_cause_ns[cause] ?? 0) - (x.idle_by_cause_ns[cause] ?? 0))
+      .slice(0, 5);
+  return (
+    <>
+      <div className={ui.row}>
+        <h2>Device {d.index ?? d.id.slice(0, 16)}</h2>
+        <Badge tone={d.bound === "device" ? "good" : d.bound === "unknown" ? undefined : "warn"}>
+          {bounds[d.bound]}
+        </Badge>
+        {parts.map(([name, ns]) => (
+          <span key={name} title={exactDuration(ns)}>
+            {name} <strong>{percent(share(ns))}</strong>
+          </span>
+        ))}
+        <span className={ui.muted}>of {duration(p.wall_ns)}</span>
+      </div>
+      <div className={`${ui.card} ${ui.tableScroll}`}>
+        <table className={ui.table} aria-label="Idle time by cause">
+          <thead>
+            <tr>
+              <th scope="col">Cause of idle time</th>
+              <th scope="col" className={ui.right}>
+                Idle
+              </th>
+              <th scope="col" className={ui.right}>
+                Of active
+              </th>
+              <th scope="col" className={ui.wide} />
+              <th scope="col">Longest gaps</th>
+            </tr>
+          </thead>
+          <tbody>
+            {rows.map((c) => (
+              <tr key={c.cause} data-cause={c.cause}>
+                <td>{c.text}</td>
+                <td className={ui.right} title={exactDuration(c.ns)}>
+                  {duration(c.ns)}
+                </td>
+                <td className={ui.right}>{percent(share(c.ns))}</td>
+                <td className={ui.wide}>
+                  <Bar share={share(c.ns)} />
+                </td>
+                <td>
+                  {longest(c.cause).map((g) => (
+                    <span key={g.start} title={[g.call, g.scope].filter(Boolean).join(", in scope ")}>
+                      <Show start={g.start} ns={g.duration_ns}>
+                        {duration(g.duration_ns)}
+                      </Show>{" "}
+                    </span>
+                  ))}
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </>
+  );
+}
+
+function StepsPanel({ a }: { a: Analysis }) {
+  const s = a.steps;
+  if (s.count === 0) return <Message>No steps found: no scope repeats, and no kernel begins a regular period.</Message>;
+  const line = (name: string, get: (v: Values) => number) => {
+    if (get(s.max) === 0) return null;
+    return (
+      <tr>
+        <td>{name}</td>
+        {[s.p50, s.p95, s.max].map((v, i) => (
+          // biome-ignore lint/suspicious/noArrayIndexKey: the columns never change
+          <td key={i} className={ui.right} title={exactDuration(get(v))}>
+            {duration(get(v))}
+          </td>
+        ))}
+      </tr>
+    );
+  };
+  return (
+    <>
+      <div className={ui.row}>
+        <h2>{count(s.count)} steps</h2>
+        <span className={ui.muted}>
+          begin with {s.rule === "scopes" ? "scope" : "kernel"} {s.name}
+        </span>
+      </div>
+      <div className={`${ui.card} ${ui.tableScroll}`}>
+        <table className={ui.table} aria-label="Steps">
+          <thead>
+            <tr>
+              <th scope="col">Part of a step</th>
+              <th scope="col" className={ui.right}>
+                p50
+              </th>
+              <th scope="col" className={ui.right}>
+                p95
+              </th>
+              <th scope="col" className={ui.right}>
+                Max
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {line("wall", (v) => v.wall_ns)}
+            {line("compute", (v) => v.compute_ns)}
+            {line("communication only", (v) => v.communication_ns)}
+            {line("copies only", (v) => v.copy_ns)}
+            {line("idle", (v) => v.idle_ns)}
+          </tbody>
+        </table>
+      </div>
+      <div className={`${ui.card} ${ui.tableScroll}`}>
+        <table className={ui.table} aria-label="Slow steps">
+          <thead>
+            <tr>
+              <th scope="col">{s.outliers.length ? "Slow step" : "Longest step"}</th>
+              <th scope="col" className={ui.right}>
+                Wall
+              </th>
+              <th scope="col">Start</th>
+              <th scope="col">Differs most</th>
+            </tr>
+          </thead>
+          <tbody>
+            {(s.outliers.length ? s.outliers : s.longest.slice(0, 5)).map((o) => (
+              <tr key={o.number}>
+                <td>
+                  <Show start={o.start} ns={o.wall_ns}>
+                    {`${o.number} ${o.name}`}
+                  </Show>
+                </td>
+                <td className={ui.right} title={exactDuration(o.wall_ns)}>
+                  {duration(o.wall_ns)}
+                </td>
+                <td>{offset(o.start, 1)}</td>
+                <td>{differs(o)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </>
+  );
+}
+
+/** differs says what of a slow step is above its median the most. */
+function differs(o: Schemas["AnalysedStep"] & Partial<Schemas["AnalysedOutlier"]>): string {
+  if (!o.part) return "";
+  return `${o.part}: ${duration(o.part_excess_ns ?? 0)} above the median${o.kernel ? `, ${o.kernel}` : ""}`;
+}
