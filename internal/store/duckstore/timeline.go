@@ -137,17 +137,27 @@ func (v *view) timeline(ctx context.Context, q store.TimelineQuery) (store.Timel
 	for i, l := range lanes {
 		order[l.ID] = i
 	}
+	// There can be 100,000 bins. The place of the lane is looked up once for each.
+	type placed struct {
+		place int
+		store.Bin
+	}
+	list := make([]placed, 0, len(b.sums))
 	for k, s := range b.sums {
 		if s.n != 0 || s.busy != 0 {
-			t.Bins = append(t.Bins, store.Bin{
+			list = append(list, placed{order[k.lane], store.Bin{
 				Lane: k.lane, Index: uint32(k.index), Count: s.n, BusyNs: s.busy,
 				TopNs: s.top.ns, TopShape: s.top.shape, TopStart: s.top.start,
-			})
+			}})
 		}
 	}
-	slices.SortFunc(t.Bins, func(a, b store.Bin) int {
-		return cmp.Or(cmp.Compare(order[a.Lane], order[b.Lane]), cmp.Compare(a.Index, b.Index))
+	slices.SortFunc(list, func(a, b placed) int {
+		return cmp.Or(cmp.Compare(a.place, b.place), cmp.Compare(a.Index, b.Index))
 	})
+	t.Bins = make([]store.Bin, len(list))
+	for i := range list {
+		t.Bins[i] = list[i].Bin
+	}
 	return t, nil
 }
 
