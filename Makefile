@@ -64,13 +64,19 @@ k8s: ## Build bin/otelcol-gpuflight-k8s, the Collector of the image; takes minut
 test: test-unit test-e2e ## Run all tests
 
 .PHONY: test-unit
-test-unit: ## Test the libraries, with the race detector
-	$(GO) test $(RACE) -timeout 10m $(LIBRARIES)
+test-unit: $(TOOLS)/gpux ## Test the libraries, with the race detector
+	GPUX_HOME=$(CURDIR)/$(TOOLS)/gpux $(GO) test $(RACE) -timeout 10m $(LIBRARIES)
 
 # Three packages at a time: most of these tests wait for a server, a timer or a restart.
 .PHONY: test-e2e
 test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/perfetto/perfetto $(TOOLS)/python/python $(TOOLS)/govulncheck ## Test the binaries, with a real Jaeger, Prometheus, Kafka, S3 and ClickHouse engine
-	$(BINARIES) $(GO) test -p 3 -count 1 -timeout 20m ./test/... ./examples/compose ./examples/kubernetes
+	$(BINARIES) $(GO) test -p 3 -count 1 -timeout 20m ./test/... ./examples/compose
+	$(MAKE) test-kubernetes
+
+# A module outside go.work: Helm and the API server are in no other build.
+.PHONY: test-kubernetes
+test-kubernetes: build ## Test the Helm chart and the example for the OpenTelemetry Operator
+	$(BINARIES) $(TOOLGO) test -C test/kubernetes -count 1 -timeout 10m ./...
 
 # GPUFLIGHT_SOAK=1 enables all long tests. Some need root (eBPF) and skip without it.
 .PHONY: soak
@@ -123,7 +129,7 @@ ui: ## Build the web UI into extension/gpuqueryextension/ui/dist; requires Node
 
 .PHONY: tidy
 tidy: ## Tidy the go.mod of every module
-	scripts/tidy . $(MODULES)
+	scripts/tidy . $(MODULES) ./test/kubernetes
 
 .PHONY: check
 check: ## Check that generated files are current
@@ -131,11 +137,17 @@ check: ## Check that generated files are current
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: clean
 clean: ## Remove bin and .tools
 	rm -rf bin dist .tools
+
+# The tests of examples/gpux need ONNX Runtime. Without pip they skip.
+$(TOOLS)/gpux: examples/gpux/internal/ortlib/ortlib.go
+	@mkdir -p $@
+	@GPUX_HOME=$(CURDIR)/$@ $(GO) run ./examples/gpux/cmd/gpux runtime install >/dev/null || echo "ONNX Runtime is not installed: tests of examples/gpux skip" >&2
+	@touch $@
 
 # The tools. Their modules are not in the workspace.
 TOOLGO = env GOWORK=off $(GO)
