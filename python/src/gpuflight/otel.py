@@ -54,11 +54,11 @@ _by_ids = weakref.WeakValueDictionary()  # the same by trace and span id, for en
 
 def _scope_of(span):
     """The scope of a span, None for an invalid one."""
-    context = span.get_span_context()
-    if not context.is_valid:
-        return None
     scope = _scopes.get(span)
     if scope is None:
+        context = span.get_span_context()
+        if not context.is_valid:
+            return None
         # Two threads that first see a span at once make a scope each, and both are of this span.
         scope = _scopes[span] = _by_ids[context.trace_id, context.span_id] = _Scope(span, context)
     return scope
