@@ -235,9 +235,11 @@ func (m *Model) Run(ctx context.Context, values Tensors) (result Tensors, err er
 func (m *Model) run(ctx context.Context, values Tensors) (Tensors, error) {
 	in, out := make([]ort.Value, len(m.Info.Inputs)), make([]ort.Value, len(m.Info.Outputs))
 	defer func() {
-		for _, v := range append(in, out...) {
-			if v != nil {
-				_ = v.Destroy() // always nil
+		for _, values := range [][]ort.Value{in, out} {
+			for _, v := range values {
+				if v != nil {
+					_ = v.Destroy() // always nil
+				}
 			}
 		}
 	}()
