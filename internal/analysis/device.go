@@ -61,7 +61,13 @@ type call struct {
 type credit struct {
 	ns   int64
 	name string
+	// latest is the blocked time of the last call, end when that call ended.
+	latest, end int64
 }
+
+// creditLife is for how many times its blocked time a call can explain that the host is late, after
+// the host was ahead of the device again. Without the call it would have been further ahead.
+const creditLife = 4
 
 // device sweeps over the operations of one device. All times up to now are partitioned. The work
 // that has started reaches to the ends.
@@ -158,7 +164,7 @@ func (d *device) add(w *work) {
 			d.hostEnd = max(d.hostEnd, w.launchEnd)
 		}
 		if w.launchStart >= d.creditEnd && w.launchEnd <= d.busyEnd() {
-			d.credits = [numCauses]credit{} // the host is ahead of the device again
+			d.ahead(w.launchStart)
 		}
 	}
 	if w.class != classCopy {
@@ -203,9 +209,25 @@ func (d *device) borrow(cause Cause, ns int64, name string, until int64) {
 		return
 	}
 	c := &d.credits[cause]
+	if c.end != until {
+		c.latest = 0
+	}
 	c.ns += ns
-	c.name = name
+	c.latest += ns
+	c.name, c.end = name, until
 	d.creditEnd = max(d.creditEnd, until)
+}
+
+// ahead limits the credits when the host is ahead of the device again: to the last call, and to some
+// time after it.
+func (d *device) ahead(at int64) {
+	for i := range d.credits {
+		c := &d.credits[i]
+		c.ns = min(c.ns, c.latest)
+		if at-c.end > creditLife*c.latest {
+			c.ns = 0
+		}
+	}
 }
 
 // gap attributes the idle time [a, b), which w ends, or nothing if w is nil.
@@ -237,7 +259,7 @@ func (d *device) gap(a, b int64, w *work) {
 	}
 	if idle[Host]+idle[Unknown] > 0 {
 		g.Scope = d.scopes.innermost(hostFrom + (hostTo-hostFrom)/2)
-		d.hostNames.add(g.Scope, idle[Host])
+		d.hostNames.add(stem(g.Scope), idle[Host]+idle[Unknown])
 	}
 	if idle[Sync] > 0 {
 		d.syncNames.add(g.Call, idle[Sync])
@@ -384,6 +406,7 @@ func (d *device) firstStep() {
 		d.gaps[c] = nil
 	}
 	d.hostNames, d.syncNames = sums{}, sums{}
+	d.credits = [numCauses]credit{}
 	clear(d.longest[:])
 }
 
@@ -528,6 +551,6 @@ func infoOf(s *store.Shape) shapeInfo {
 }
 
 func quote(s string) []byte {
-	b, _ := json.Marshal(s) // of a string there is no error
+	b, _ := json.Marshal(s) // a string cannot fail
 	return b
 }

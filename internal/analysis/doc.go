@@ -7,8 +7,8 @@
 // [Source]: a store through [FromReader], or rows in memory through [Collection]. It keeps sums and
 // the largest examples only, so that its memory does not depend on the number of operations.
 //
-// All sums are exact to the nanosecond: compute, communication, copies and idle time of a device
-// sum to the wall time, and the causes of idle time sum to the idle time.
+// All sums are exact to the nanosecond. Compute, communication, copies and idle time of a device sum
+// to the wall time. The causes of idle time sum to the idle time.
 //
 // The package imports the types of the store. It has no SQL and no HTTP.
 package analysis

@@ -66,7 +66,8 @@ func findings(r *Result) []Finding {
 			if ns := d.Active.Idle[Unknown]; d.Active.WallNs > 0 && float64(ns) >= minGain*float64(d.Active.WallNs) {
 				list = append(list, Finding{
 					Kind: "no_launch_times", Device: d.ID, OfNs: d.Active.WallNs, FloorNs: d.Active.WallNs, Evidence: []Ref{}, Formula: "0",
-					Text: fmt.Sprintf("The causes of %s of idle time are unknown, because launch times are not recorded. Record with --kinds +runtime,+driver,+sync,+memory.", duration(ns)),
+					Text: fmt.Sprintf("The causes of %s of idle time%s are unknown, because launch times are not recorded. Record with --kinds +runtime,+driver,+sync,+memory.",
+						duration(ns), inScope(d, ns)),
 				})
 			}
 		}
@@ -93,8 +94,8 @@ func deviceFindings(d *Device) []Finding {
 		}
 		found := advice[c].found
 		switch {
-		case c == Host && len(d.HostScopes) > 0 && d.HostScopes[0].Name != "":
-			found += fmt.Sprintf(" (%s of it in scope %q)", duration(d.HostScopes[0].Ns), d.HostScopes[0].Name)
+		case c == Host:
+			found += inScope(d, d.Active.Idle[c])
 		case c == Sync && len(d.SyncCalls) > 0 && d.SyncCalls[0].Name != "":
 			found += fmt.Sprintf(" (%s of it after %s)", duration(d.SyncCalls[0].Ns), d.SyncCalls[0].Name)
 		}
@@ -124,6 +125,14 @@ func deviceFindings(d *Device) []Finding {
 			"Use larger batches, fuse them, or run independent ones in several streams.", gain, evidence)
 	}
 	return list
+}
+
+// inScope says in which scope most of the host's code ran.
+func inScope(d *Device, most int64) string {
+	if len(d.HostScopes) == 0 || d.HostScopes[0].Name == "" {
+		return ""
+	}
+	return fmt.Sprintf(" (%s of it in scope %q)", duration(min(d.HostScopes[0].Ns, most)), d.HostScopes[0].Name)
 }
 
 // evidence returns the operations that end the gaps with the largest parts of a cause.
@@ -181,8 +190,8 @@ func stepFindings(s *Steps) []Finding {
 	return []Finding{{
 		Kind: "slow_steps", Device: s.Device, GainNs: gain, OfNs: total, FloorNs: total - gain, Evidence: list,
 		Share: float64(gain) / float64(max(total, 1)), Formula: "sum of wall − median wall over the outliers except the first step",
-		Text: fmt.Sprintf("%d of %d steps were much slower than the median of %s. Step %d took %s, of which %s more than usual was %s.",
-			len(s.Outliers), s.Count, duration(s.P50.WallNs), o.Number, duration(o.WallNs), duration(o.PartExcessNs), why),
+		Text: fmt.Sprintf("Of %d steps, %d took much longer than the median of %s. Step %d took %s, of which %s more than usual was %s.",
+			s.Count, len(s.Outliers), duration(s.P50.WallNs), o.Number, duration(o.WallNs), duration(o.PartExcessNs), why),
 	}}
 }
 

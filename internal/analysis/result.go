@@ -91,7 +91,9 @@ type Device struct {
 	Active       Parts `json:"active"`
 	// PageableCopyNs is the part of Active.CopyNs in which the copy was from or to pageable memory.
 	PageableCopyNs int64 `json:"pageable_copy_ns"`
-	// HostScopes is the idle time by cause host and the innermost scope at that time, the largest first.
+	// HostScopes is the idle time by causes host and unknown by the innermost scope around the host's
+	// code in the middle of it, the largest first. Its name is "" outside all scopes, and
+	// has no number at its end.
 	HostScopes []NameSum `json:"host_by_scope"`
 	// SyncCalls is the idle time by cause sync and the call, the largest first.
 	SyncCalls []NameSum `json:"sync_by_call"`

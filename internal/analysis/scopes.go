@@ -43,18 +43,26 @@ var counter = regexp.MustCompile(`^(.*?)[\s#_:.-]*(\d+)$`)
 // stepWord is a part of a name that suggests a step.
 var stepWord = regexp.MustCompile(`(?i)step|iter|batch`)
 
+// stem returns a name without a number at its end.
+func stem(name string) string {
+	if m := counter.FindStringSubmatch(name); m != nil && m[1] != "" {
+		return m[1]
+	}
+	return name
+}
+
 const (
 	// minSteps is the smallest number of steps that are reported.
 	minSteps = 3
-	// minCoverage is the smallest share of the interval, from the start of the first step to the end of
-	// the last, that the scopes must cover if their name does not suggest a step.
+	// minCoverage is the smallest share of the time from the first scope to the last that scopes must
+	// cover if their name does not suggest a step.
 	minCoverage = 0.2
 )
 
 // stepScopes returns the scopes that are steps, by start, and their name; none if there are not
-// enough. The rule: scopes form groups by the path of their names, where a number at the end of a name
-// does not count. A group needs minSteps scopes that do not overlap. Groups whose name suggests a step
-// come first; of others, the scopes must cover minCoverage. The group that covers the most time wins.
+// enough. Scopes form groups by the path of their names. A number at the end of a name does not count.
+// A group needs minSteps scopes that do not overlap. Groups whose name suggests a step come first. The
+// scopes of other groups must cover minCoverage. The group that covers the most time wins.
 // It is replaced by the group with the same parent and number of scopes that starts first, because
 // each of these begins a step equally well.
 func stepScopes(scopes []Scope) (steps []Scope, name string) {
@@ -70,12 +78,6 @@ func stepScopes(scopes []Scope) (steps []Scope, name string) {
 		if _, ok := byID[scopes[i].Span]; !ok {
 			byID[scopes[i].Span] = &scopes[i]
 		}
-	}
-	stem := func(name string) string {
-		if m := counter.FindStringSubmatch(name); m != nil && m[1] != "" {
-			return m[1]
-		}
-		return name
 	}
 	parentPath := func(s *Scope) string {
 		var names []string

@@ -16,7 +16,7 @@ const (
 	maxKernelNames  = 2000
 	candidateSteps  = 32
 	outlierDistance = 5   // in median absolute deviations
-	outlierShare    = 0.1 // of the median
+	outlierShare    = 0.2 // of the median
 )
 
 // Steps are the steps of the device with the most kernel time.
@@ -67,7 +67,7 @@ type Step struct {
 }
 
 // Outlier is a step whose wall is above the median by more than 5 median absolute deviations and by
-// more than 10 %.
+// more than 20 %.
 type Outlier struct {
 	Step
 	// ExcessNs is the wall minus the median wall.

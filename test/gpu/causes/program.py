@@ -2,32 +2,48 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program with one known cause of lost time, or with its fix.
 
-    program.py CAUSE [--fixed] [--steps 50]
+    program.py CAUSE [--fixed] [--steps 50] [--seed 0]
 
 Each step is an NVTX range. The first steps are outside of ranges, so that libraries are loaded. Prints
 one line of JSON: the wall time of the steps in milliseconds, from the first launch to the last result.
+A seed other than 0 changes sizes and durations at random, without changing the cause.
 """
 
 import argparse
 import collections
 import concurrent.futures
 import json
+import random
 import time
 
 import torch
 from torch.cuda import nvtx
 
-SIZE, LAYERS, WARM_UP = 4096, 8, 5
-COPY = 64 << 20  # bytes that a step copies
+WARM_UP = 5
+
+
+class Sizes:
+    def __init__(self, seed):
+        pick = random.Random(seed).choice if seed else lambda choices: choices[0]
+        self.size, self.layers = pick([4096, 3072, 5120]), pick([8, 6, 10, 12])
+        self.load = pick([0.006, 0.004, 0.008, 0.012])  # seconds to make a batch
+        self.work = pick([0.001, 0.0008, 0.0007])  # seconds of other work after a read
+        self.copy = pick([64, 48, 96, 128]) << 20  # bytes that a step copies
+        self.tiny = pick([150, 80, 120, 200])  # kernels of a step
+        self.block = pick([128, 64, 200, 256]) << 20  # bytes of an allocation
+        self.slow_step, self.slow_calls = pick([25, 7, 31, 44]), pick([4, 5, 8])
+
+
+sizes = Sizes(0)
 
 
 class Program:
-    """Base: a step of LAYERS large matrix products, which the host launches much faster than they run."""
+    """Base: a step of large matrix products, which the host launches much faster than they run."""
 
     def __init__(self, fixed):
         self.fixed = fixed
-        self.x = torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16)
-        self.weights = [torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) / SIZE**0.5 for _ in range(LAYERS)]
+        self.x = torch.randn(sizes.size, sizes.size, device="cuda", dtype=torch.bfloat16)
+        self.weights = [torch.randn(sizes.size, sizes.size, device="cuda", dtype=torch.bfloat16) / sizes.size**0.5 for _ in range(sizes.layers)]
         self.buffers = [torch.empty_like(self.x) for _ in range(2)]
         self.total = torch.zeros((), device="cuda")
 
@@ -45,7 +61,7 @@ class Balanced(Program):
 
 
 class DataLoader(Program):
-    """The host waits 6 ms for each batch. The fix makes batches in other threads."""
+    """The host waits some ms for each batch. The fix makes batches in other threads."""
 
     def __init__(self, fixed):
         super().__init__(fixed)
@@ -54,7 +70,7 @@ class DataLoader(Program):
 
     @staticmethod
     def make_batch():
-        time.sleep(0.006)
+        time.sleep(sizes.load)
 
     def step(self, number):
         with nvtx.range("load"):
@@ -84,7 +100,7 @@ class Item(Program):
             self.total += value
         else:
             value.item()
-        host_work(0.001)
+        host_work(sizes.work)
 
 
 class Pageable(Program):
@@ -95,8 +111,8 @@ class Pageable(Program):
     def __init__(self, fixed):
         super().__init__(fixed)
         pinned = self.pinned or fixed
-        self.host = torch.randn(COPY // 4, pin_memory=pinned)
-        self.batches = [torch.empty(COPY // 4, device="cuda") for _ in range(2)]
+        self.host = torch.randn(sizes.copy // 4, pin_memory=pinned)
+        self.batches = [torch.empty(sizes.copy // 4, device="cuda") for _ in range(2)]
         self.copies = torch.cuda.Stream()
         self.used = [torch.cuda.Event() for _ in range(2)]
 
@@ -127,7 +143,7 @@ class NoOverlap(Pageable):
 
 
 class Tiny(Program):
-    """150 kernels of a few µs in each step. The fix replays them as one CUDA graph."""
+    """Many kernels of a few µs in each step. The fix replays them as one CUDA graph."""
 
     def __init__(self, fixed):
         super().__init__(fixed)
@@ -141,7 +157,7 @@ class Tiny(Program):
                 self.work()
 
     def work(self):
-        for _ in range(150):
+        for _ in range(sizes.tiny):
             self.small.add_(1)
 
     def step(self, number):
@@ -158,7 +174,7 @@ class Allocator(Program):
         x, keep = self.x, []
         for w in self.weights:
             x = x @ w
-            keep.append((x, torch.empty(128 << 20, device="cuda", dtype=torch.uint8)))
+            keep.append((x, torch.empty(sizes.block, device="cuda", dtype=torch.uint8)))
         del x, keep
         if not self.fixed:
             torch.cuda.empty_cache()
@@ -169,13 +185,13 @@ class SlowLayer(Program):
 
     def __init__(self, fixed):
         super().__init__(fixed)
-        self.slow = torch.randn(SIZE, SIZE, device="cuda", dtype=torch.float64)
+        self.slow = torch.randn(sizes.size, sizes.size, device="cuda", dtype=torch.float64)
         torch.mm(self.slow, self.slow)
 
     def step(self, number):
         x = self.layers(self.x)
-        if number == 25 and not self.fixed:
-            for _ in range(4):
+        if number == sizes.slow_step and not self.fixed:
+            for _ in range(sizes.slow_calls):
                 torch.mm(self.slow, self.slow)
         return x
 
@@ -191,7 +207,10 @@ def main():
     parser.add_argument("cause", choices=PROGRAMS)
     parser.add_argument("--fixed", action="store_true")
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
     a = parser.parse_args()
+    global sizes
+    sizes = Sizes(a.seed)
     torch.manual_seed(1)
     program = PROGRAMS[a.cause](a.fixed)
     for i in range(WARM_UP):

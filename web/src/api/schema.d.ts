@@ -2532,7 +2532,7 @@ export interface operations {
         parameters: {
             query?: {
                 by?: "service" | "host" | "device" | "scope" | "request";
-                /** @description Only the group with this name */
+                /** @description Only the group with this name, and the series that it is made of */
                 of?: string;
                 service?: string;
                 host?: string;

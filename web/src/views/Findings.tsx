@@ -85,7 +85,7 @@ function Advice({ a }: { a: Analysis }) {
     return <Message>Nothing to improve was found: no cause has 5 % of the active time.</Message>;
   return (
     <section className={ui.card} aria-label="Advice">
-      <ol>
+      <ol className={ui.advice}>
         {a.findings.map((f) => (
           <li key={`${f.device}${f.kind}`} data-kind={f.kind}>
             <p>{f.text}</p>
@@ -129,7 +129,7 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
       .sort((x, y) => (y.idle_by_cause_ns[cause] ?? 0) - (x.idle_by_cause_ns[cause] ?? 0))
       .slice(0, 5);
   return (
-    <section className={`${ui.card} ${ui.tableScroll}`}>
+    <>
       <div className={ui.row}>
         <h2>Device {d.index ?? d.id.slice(0, 16)}</h2>
         <Badge tone={d.bound === "device" ? "good" : d.bound === "unknown" ? undefined : "warn"}>
@@ -142,45 +142,47 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
         ))}
         <span className={ui.muted}>of {duration(p.wall_ns)}</span>
       </div>
-      <table className={ui.table} aria-label="Idle time by cause">
-        <thead>
-          <tr>
-            <th scope="col">Cause of idle time</th>
-            <th scope="col" className={ui.right}>
-              Idle
-            </th>
-            <th scope="col" className={ui.right}>
-              Of active
-            </th>
-            <th scope="col" className={ui.wide} />
-            <th scope="col">Longest gaps</th>
-          </tr>
-        </thead>
-        <tbody>
-          {rows.map((c) => (
-            <tr key={c.cause} data-cause={c.cause}>
-              <td>{c.text}</td>
-              <td className={ui.right} title={exactDuration(c.ns)}>
-                {duration(c.ns)}
-              </td>
-              <td className={ui.right}>{percent(share(c.ns))}</td>
-              <td className={ui.wide}>
-                <Bar share={share(c.ns)} />
-              </td>
-              <td>
-                {longest(c.cause).map((g) => (
-                  <span key={g.start} title={[g.call, g.scope].filter(Boolean).join(", in scope ")}>
-                    <Show start={g.start} ns={g.duration_ns}>
-                      {duration(g.duration_ns)}
-                    </Show>{" "}
-                  </span>
-                ))}
-              </td>
+      <div className={`${ui.card} ${ui.tableScroll}`}>
+        <table className={ui.table} aria-label="Idle time by cause">
+          <thead>
+            <tr>
+              <th scope="col">Cause of idle time</th>
+              <th scope="col" className={ui.right}>
+                Idle
+              </th>
+              <th scope="col" className={ui.right}>
+                Of active
+              </th>
+              <th scope="col" className={ui.wide} />
+              <th scope="col">Longest gaps</th>
             </tr>
-          ))}
-        </tbody>
-      </table>
-    </section>
+          </thead>
+          <tbody>
+            {rows.map((c) => (
+              <tr key={c.cause} data-cause={c.cause}>
+                <td>{c.text}</td>
+                <td className={ui.right} title={exactDuration(c.ns)}>
+                  {duration(c.ns)}
+                </td>
+                <td className={ui.right}>{percent(share(c.ns))}</td>
+                <td className={ui.wide}>
+                  <Bar share={share(c.ns)} />
+                </td>
+                <td>
+                  {longest(c.cause).map((g) => (
+                    <span key={g.start} title={[g.call, g.scope].filter(Boolean).join(", in scope ")}>
+                      <Show start={g.start} ns={g.duration_ns}>
+                        {duration(g.duration_ns)}
+                      </Show>{" "}
+                    </span>
+                  ))}
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </>
   );
 }
 
@@ -202,65 +204,69 @@ function StepsPanel({ a }: { a: Analysis }) {
     );
   };
   return (
-    <section className={`${ui.card} ${ui.tableScroll}`}>
+    <>
       <div className={ui.row}>
         <h2>{count(s.count)} steps</h2>
         <span className={ui.muted}>
           begin with {s.rule === "scopes" ? "scope" : "kernel"} {s.name}
         </span>
       </div>
-      <table className={ui.table} aria-label="Steps">
-        <thead>
-          <tr>
-            <th scope="col">Part of a step</th>
-            <th scope="col" className={ui.right}>
-              p50
-            </th>
-            <th scope="col" className={ui.right}>
-              p95
-            </th>
-            <th scope="col" className={ui.right}>
-              Max
-            </th>
-          </tr>
-        </thead>
-        <tbody>
-          {line("wall", (v) => v.wall_ns)}
-          {line("compute", (v) => v.compute_ns)}
-          {line("communication only", (v) => v.communication_ns)}
-          {line("copies only", (v) => v.copy_ns)}
-          {line("idle", (v) => v.idle_ns)}
-        </tbody>
-      </table>
-      <table className={ui.table} aria-label="Slow steps">
-        <thead>
-          <tr>
-            <th scope="col">{s.outliers.length ? "Slow step" : "Longest step"}</th>
-            <th scope="col" className={ui.right}>
-              Wall
-            </th>
-            <th scope="col">Start</th>
-            <th scope="col">Differs most</th>
-          </tr>
-        </thead>
-        <tbody>
-          {(s.outliers.length ? s.outliers : s.longest.slice(0, 5)).map((o) => (
-            <tr key={o.number}>
-              <td>
-                <Show start={o.start} ns={o.wall_ns}>
-                  {`${o.number} ${o.name}`}
-                </Show>
-              </td>
-              <td className={ui.right} title={exactDuration(o.wall_ns)}>
-                {duration(o.wall_ns)}
-              </td>
-              <td>{offset(o.start, 1)}</td>
-              <td>{differs(o)}</td>
+      <div className={`${ui.card} ${ui.tableScroll}`}>
+        <table className={ui.table} aria-label="Steps">
+          <thead>
+            <tr>
+              <th scope="col">Part of a step</th>
+              <th scope="col" className={ui.right}>
+                p50
+              </th>
+              <th scope="col" className={ui.right}>
+                p95
+              </th>
+              <th scope="col" className={ui.right}>
+                Max
+              </th>
             </tr>
-          ))}
-        </tbody>
-      </table>
-    </section>
+          </thead>
+          <tbody>
+            {line("wall", (v) => v.wall_ns)}
+            {line("compute", (v) => v.compute_ns)}
+            {line("communication only", (v) => v.communication_ns)}
+            {line("copies only", (v) => v.copy_ns)}
+            {line("idle", (v) => v.idle_ns)}
+          </tbody>
+        </table>
+      </div>
+      <div className={`${ui.card} ${ui.tableScroll}`}>
+        <table className={ui.table} aria-label="Slow steps">
+          <thead>
+            <tr>
+              <th scope="col">{s.outliers.length ? "Slow step" : "Longest step"}</th>
+              <th scope="col" className={ui.right}>
+                Wall
+              </th>
+              <th scope="col">Start</th>
+              <th scope="col">Differs most</th>
+            </tr>
+          </thead>
+          <tbody>
+            {(s.outliers.length ? s.outliers : s.longest.slice(0, 5)).map((o) => (
+              <tr key={o.number}>
+                <td>
+                  <Show start={o.start} ns={o.wall_ns}>
+                    {`${o.number} ${o.name}`}
+                  </Show>
+                </td>
+                <td className={ui.right} title={exactDuration(o.wall_ns)}>
+                  {duration(o.wall_ns)}
+                </td>
+                <td>{offset(o.start, 1)}</td>
+                <td>{differs(o)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </>
   );
 }
 
