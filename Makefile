@@ -38,7 +38,7 @@ FUZZTIME ?= 30s
 BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_AGENT=$(CURDIR)/bin/otelcol-gpuflight-agent GPUFLIGHT_CLI=$(CURDIR)/bin/gpuflight \
 	GPUFLIGHT_JAEGER=$(CURDIR)/$(TOOLS)/jaeger GPUFLIGHT_OCB=$(CURDIR)/$(TOOLS)/ocb \
 	GPUFLIGHT_PROMETHEUS=$(CURDIR)/$(TOOLS)/prometheus GPUFLIGHT_KAFKA=$(CURDIR)/$(TOOLS)/kafka/kafka \
-	GPUFLIGHT_VERSITYGW=$(CURDIR)/$(TOOLS)/versitygw GPUFLIGHT_CHDB=$(CURDIR)/$(TOOLS)/chdb/chdb GPUFLIGHT_PERFETTO=$(CURDIR)/$(TOOLS)/perfetto/perfetto GPUFLIGHT_GOVULNCHECK=$(CURDIR)/$(TOOLS)/govulncheck GPUFLIGHT_INJECT=$(CURDIR)/bin/libgpuflight.so GPUFLIGHT_REQUIRE=1
+	GPUFLIGHT_VERSITYGW=$(CURDIR)/$(TOOLS)/versitygw GPUFLIGHT_CHDB=$(CURDIR)/$(TOOLS)/chdb/chdb GPUFLIGHT_PERFETTO=$(CURDIR)/$(TOOLS)/perfetto/perfetto GPUFLIGHT_PYTHON=$(CURDIR)/$(TOOLS)/python/python GPUFLIGHT_GOVULNCHECK=$(CURDIR)/$(TOOLS)/govulncheck GPUFLIGHT_INJECT=$(CURDIR)/bin/libgpuflight.so GPUFLIGHT_REQUIRE=1
 
 .PHONY: demo
 demo: build ## Show recordings of an H200 in the web UI; ctrl-C ends it
@@ -50,6 +50,10 @@ build: ## Build bin/otelcol-gpuflight, bin/gpuflight and bin/libgpuflight.so
 	@$(GO) build $(FLAGS) -o bin/otelcol-gpuflight-agent ./cmd/otelcol-gpuflight-agent
 	@$(GO) build $(FLAGS) -o bin/gpuflight ./cmd/gpuflight
 	@$(if $(CGO),$(GO) build $(FLAGS) -buildmode=c-shared -o bin/libgpuflight-recorder.so ./cupti/inject && rm -f bin/libgpuflight-recorder.h && cupti/inject/loader/build bin/libgpuflight.so,echo "no C compiler: bin/libgpuflight.so is not built" >&2)
+
+.PHONY: wheel
+wheel: ## Build the Python wheel into dist, with programs for glibc 2.28
+	scripts/wheel dist
 
 # Its module is not in the workspace, so that the versions of Kubernetes' libraries bind no other program.
 .PHONY: k8s
@@ -65,12 +69,18 @@ test-unit: ## Test the libraries, with the race detector
 
 # Three packages at a time: most of these tests wait for a server, a timer or a restart.
 .PHONY: test-e2e
-test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/perfetto/perfetto $(TOOLS)/govulncheck ## Test the binaries, with a real Jaeger, Prometheus, Kafka, S3 and ClickHouse engine
-	$(BINARIES) $(GO) test -p 3 -count 1 -timeout 20m ./test/... ./examples/compose ./examples/kubernetes
+test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/perfetto/perfetto $(TOOLS)/python/python $(TOOLS)/govulncheck ## Test the binaries, with a real Jaeger, Prometheus, Kafka, S3 and ClickHouse engine
+	$(BINARIES) $(GO) test -p 3 -count 1 -timeout 20m ./test/... ./examples/compose
+	$(MAKE) test-kubernetes
+
+# A module outside go.work: Helm and the API server are in no other build.
+.PHONY: test-kubernetes
+test-kubernetes: build ## Test the Helm chart and the example for the OpenTelemetry Operator
+	$(BINARIES) $(TOOLGO) test -C test/kubernetes -count 1 -timeout 10m ./...
 
 # GPUFLIGHT_SOAK=1 enables all long tests. Some need root (eBPF) and skip without it.
 .PHONY: soak
-soak: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/perfetto/perfetto $(TOOLS)/govulncheck ## Run the long tests (GPUFLIGHT_SOAK=1) and the mutation tests (test/mutation), for hours
+soak: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/perfetto/perfetto $(TOOLS)/python/python $(TOOLS)/govulncheck ## Run the long tests (GPUFLIGHT_SOAK=1) and the mutation tests (test/mutation), for hours
 	GPUFLIGHT_SOAK=1 $(GO) test -count 1 -p 1 -timeout 2h $(LIBRARIES)
 	GPUFLIGHT_SOAK=1 $(BINARIES) $(GO) test -p 1 -count 1 -timeout 6h ./test/...
 	$(GO) run ./test/mutation
@@ -119,7 +129,7 @@ ui: ## Build the web UI into extension/gpuqueryextension/ui/dist; requires Node
 
 .PHONY: tidy
 tidy: ## Tidy the go.mod of every module
-	scripts/tidy . $(MODULES)
+	scripts/tidy . $(MODULES) ./test/kubernetes
 
 .PHONY: check
 check: ## Check that generated files are current
@@ -127,11 +137,11 @@ check: ## Check that generated files are current
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: clean
 clean: ## Remove bin and .tools
-	rm -rf bin .tools
+	rm -rf bin dist .tools
 
 # The tools. Their modules are not in the workspace.
 TOOLGO = env GOWORK=off $(GO)
@@ -169,6 +179,10 @@ $(TOOLS)/chdb/chdb: scripts/chdb scripts/chdb.txt
 # Perfetto's protobuf classes, which require Python.
 $(TOOLS)/perfetto/perfetto: scripts/perfetto scripts/perfetto.txt
 	@scripts/perfetto $(TOOLS)
+
+# FastAPI and OpenTelemetry, which require Python.
+$(TOOLS)/python/python: scripts/python scripts/python.txt
+	@scripts/python $(TOOLS)
 
 $(TOOLS)/versitygw: internal/tools/versitygw/go.mod
 	@$(SLOWLY) "compiling versitygw, an S3 server" $(TOOLGO) build -C internal/tools/versitygw $(FLAGS) -o $(CURDIR)/$@ github.com/versity/versitygw/cmd/versitygw

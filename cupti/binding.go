@@ -226,17 +226,28 @@ func coreScopeEvents(dst []rawScopeEvent) int {
 func coreGoString(at textPointer) string { return C.GoString(at) }
 
 func (c *Collector) scopeEvent(e *rawScopeEvent) ScopeEvent {
-	return ScopeEvent{
-		What:   ScopeEventKind(e.what),
-		ID:     uint64(e.id),
-		Parent: uint64(e.parent),
-		TimeNs: int64(e.time_ns),
-		Thread: uint32(e.thread),
-		Name:   c.name(e.name),
-		Domain: c.name(e.domain),
-		Color:  uint32(e.color),
-		Nested: e.nested != 0,
+	event := ScopeEvent{
+		What:    ScopeEventKind(e.what),
+		ID:      uint64(e.id),
+		Parent:  uint64(e.parent),
+		TimeNs:  int64(e.time_ns),
+		Thread:  uint32(e.thread),
+		Name:    c.name(e.name),
+		Domain:  c.name(e.domain),
+		Color:   uint32(e.color),
+		Nested:  e.nested != 0,
+		Program: e.program != 0,
 	}
+	if event.What == ScopeSpan {
+		event.Sampled = e.sampled != 0
+		for i, b := range e.trace {
+			event.Span.Trace[i] = byte(b)
+		}
+		for i, b := range e.span {
+			event.Span.Span[i] = byte(b)
+		}
+	}
+	return event
 }
 
 // coreDevices returns the driver's devices, or its error.

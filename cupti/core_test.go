@@ -90,6 +90,11 @@ func TestInferredScopes(t *testing.T) {
 	run(t, path, fakes)
 }
 
+func TestContexts(t *testing.T) {
+	path, fakes := program(t, "context")
+	run(t, path, fakes)
+}
+
 func TestBarrier(t *testing.T) {
 	path, _ := program(t, "barrier")
 	run(t, path)

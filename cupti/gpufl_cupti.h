@@ -264,16 +264,19 @@ const uint64_t *gpufl_scope_table(void);
 /* gpufl_thread returns the kernel's id of the calling thread. It also works in a forked child. */
 uint32_t gpufl_thread(void);
 
-enum { GPUFL_SCOPE_BEGIN, GPUFL_SCOPE_END, GPUFL_SCOPE_MARK };
+enum { GPUFL_SCOPE_BEGIN, GPUFL_SCOPE_END, GPUFL_SCOPE_MARK, GPUFL_SCOPE_SPAN };
 
-/* One NVTX event. name and domain are never freed, and equal strings have equal pointers. NULL
- * means none. */
+/* One event of NVTX, or of a scope of gpufl_context.h. name and domain are never freed, and equal
+ * strings have equal pointers. NULL means none. */
 typedef struct {
   uint64_t id, parent;
   int64_t time_ns;
   const char *name, *domain;
   uint32_t thread, color;
   uint8_t what, nested;
+  uint8_t program;           /* 1: a scope of gpufl_context.h */
+  uint8_t sampled;           /* GPUFL_SCOPE_SPAN: whether the application's span is */
+  uint8_t trace[16], span[8]; /* GPUFL_SCOPE_SPAN: the application's span */
 } gpufl_scope_event;
 
 /* gpufl_scope_events removes up to n of the oldest events from the queue and returns their

@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "gpufl_context.h"
 #include "gpufl_scope.h"
 
 // ---- state ----
@@ -528,6 +529,55 @@ void gpufl_nvtx_mark(const char *domain, const char *text, uint32_t color) {
   mark.color = color;
   add_mark(mark);
 }
+
+// ---- scopes of gpufl_context.h ----
+
+#define EXPORTED __attribute__((visibility("default"), used))
+
+EXPORTED uint64_t gpufl_recorder_id(uint64_t after) {
+  if (gpufl_is_child()) return 0;
+  uint64_t last = atomic_load(&core.last_id);
+  while (last < after && !atomic_compare_exchange_weak(&core.last_id, &last, after)) continue;
+  return gpufl_next_scope_id();
+}
+
+EXPORTED uint64_t gpufl_recorder_begin(const gpufl_context_scope *scope) {
+  if (gpufl_is_child() || !atomic_load_explicit(&gpufl_state.running, memory_order_relaxed)) {
+    return 0;
+  }
+  gpufl_scope_event begin = {
+      .what = scope->trace != NULL ? GPUFL_SCOPE_SPAN : GPUFL_SCOPE_BEGIN,
+      .id = scope->id != 0 ? scope->id : gpufl_next_scope_id(),
+      .parent = scope->parent > top ? scope->parent : top,
+      .time_ns = scope->time_ns,
+      .name = gpufl_intern(scope->name),
+      .thread = gpufl_thread(),
+      .nested = 1,
+      .program = 1,
+  };
+  if (scope->trace != NULL) {
+    memcpy(begin.trace, scope->trace, sizeof begin.trace);
+    memcpy(begin.span, scope->span, sizeof begin.span);
+    begin.sampled = scope->sampled != 0;
+  }
+  return add_begin(begin, false) ? begin.id : 0;
+}
+
+EXPORTED void gpufl_recorder_end(uint64_t id) {
+  if (gpufl_is_child() || id == 0) return;
+  gpufl_scope_event end = {
+      .what = GPUFL_SCOPE_END, .id = id, .time_ns = gpufl_realtime(), .thread = gpufl_thread(), .nested = 1};
+  add_end(end, atomic_load(&gpufl_state.session));
+}
+
+EXPORTED int gpufl_recorder_push(uint64_t id, int outermost) {
+  if (outermost && top > id) return 0;
+  return gpufl_push_scope(id) == GPUFL_OK;
+}
+
+EXPORTED int gpufl_recorder_pop(uint64_t id) { return gpufl_pop_scope(id) == GPUFL_OK; }
+
+EXPORTED uint64_t gpufl_recorder_top(void) { return gpufl_is_child() ? 0 : top; }
 
 int gpufl_scope_events(gpufl_scope_event *out, int n) {
   if (gpufl_is_child()) return 0;

@@ -180,11 +180,12 @@ const (
 	ScopeBegin ScopeEventKind = iota
 	ScopeEnd
 	ScopeMark
+	ScopeSpan // a span of the application, which sends it, begins
 )
 
 // ScopeEvent is one NVTX range begun or ended, or one mark. A range of nvtxRangePush is the scope
 // of what its thread launches until its pop. A range of nvtxRangeStart belongs to no thread and is
-// never the scope of a launch.
+// never the scope of a launch. It is also a scope of a program's task (gpufl_context.h).
 type ScopeEvent struct {
 	What ScopeEventKind
 	// ID is the scope's number, unique in the process and shared with PushScope's; Parent is the
@@ -197,4 +198,9 @@ type ScopeEvent struct {
 	Color        uint32
 	// Nested is false for ranges of nvtxRangeStart.
 	Nested bool
+	// Program is true for scopes that the program opened by another interface than NVTX.
+	Program bool
+	// Span (Trace and Span) is the application's span of a ScopeSpan, and Sampled is its flag.
+	Span    gpuevent.Ref
+	Sampled bool
 }

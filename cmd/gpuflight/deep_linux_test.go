@@ -263,8 +263,8 @@ func TestDeep_Arguments(t *testing.T) {
 		{"an engine that there is not", []string{"1", "--engine", "nvtx"}, 2, `--engine: "nvtx" is no engine; there are pc, sass and both`},
 		{"too long", []string{"1", "--for", "2m"}, 2, "--for 2m0s: a window is 10ms to 1m0s long"},
 		{"of no length", []string{"1", "--for", "0s"}, 2, "--for 0s: a window is 10ms to 1m0s long"},
-		{"no duration", []string{"1", "--for", "long"}, 2, "See gpuflight deep --help"},
-		{"a flag that there is not", []string{"1", "--frob"}, 2, "See gpuflight deep --help"},
+		{"no duration", []string{"1", "--for", "long"}, 2, "write a duration with its unit, such as 500ms or 2s (see gpuflight deep --help)"},
+		{"a flag that there is not", []string{"1", "--frob"}, 2, "there is no flag --frob (see gpuflight deep --help)"},
 		{"two things", []string{"1", "--status", "--close"}, 2, "exclude each other"},
 		{"a list of one", []string{"1", "--list"}, 2, "--list takes no process"},
 		{"a length for nothing", []string{"1", "--status", "--for", "1s"}, 2, "are for a new window"},
@@ -279,7 +279,7 @@ func TestDeep_Arguments(t *testing.T) {
 			}
 		})
 	}
-	if code, stdout, _ := command("deep", "--help"); code != 0 || !strings.Contains(stdout, "gpuflight deep 4711 --for 2s --engine sass") || !strings.Contains(stdout, "-for duration") {
+	if code, stdout, _ := command("deep", "--help"); code != 0 || !strings.Contains(stdout, "gpuflight deep 4711 --for 2s --engine sass") || !strings.Contains(stdout, "  --for DURATION\n") {
 		t.Errorf("status %d, stdout %q", code, stdout)
 	}
 }

@@ -53,7 +53,7 @@ func runExport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	address := fs.String("url", "http://127.0.0.1:8686", "address of the Collector's query API")
 	format := fs.String("format", "", "perfetto, chrome, parquet, pprof or session")
 	output := fs.String("o", "", "new `file` (default: the beginning of the session's id with a suffix)")
-	table := fs.String("table", "", "table of the format parquet (default operations)")
+	table := fs.String("table", "", "table of the format parquet (default: operations)")
 	choose := fs.String("session", "", "id of the session, or its beginning, if a recording has several")
 	from := fs.Duration("from", 0, "start of the interval, from the start of the session")
 	to := fs.Duration("to", 0, "end of the interval, from the start of the session (default: its end)")

@@ -32,7 +32,7 @@ func TestExport_Usage(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var stderr bytes.Buffer
 			assert.Equal(t, 2, run(t.Context(), append([]string{"export"}, tt.args...), &bytes.Buffer{}, &stderr))
-			assert.Contains(t, stderr.String(), "gpuflight export: "+tt.want+"\n")
+			assert.Contains(t, stderr.String(), "gpuflight export: "+tt.want+" (see gpuflight export --help)\n")
 		})
 	}
 }

@@ -86,13 +86,13 @@ func TestKey_Errors(t *testing.T) {
 		{"create ci --scope read --expires -1h", `--expires "-1h": write for example 12h or 90d`},
 		{"create ci --scope read --project A/B", `project "A/B" is not valid: use at most 64 of a-z, 0-9, dot, dash and underscore`},
 		{"revoke", "use create, list or revoke with the arguments that --help shows"},
-		{"list --color", "flag provided but not defined: -color"},
+		{"list --color", "there is no flag --color"},
 	} {
 		t.Run(tt.args, func(t *testing.T) {
 			code, out, errs := runLine(t, append([]string{"key", "--file", path}, strings.Fields(tt.args)...)...)
 			assert.Equal(t, 2, code)
 			assert.Empty(t, out)
-			assert.Equal(t, "gpuflight key: "+tt.want+"\nSee gpuflight key --help.\n", errs)
+			assert.Equal(t, "gpuflight key: "+tt.want+" (see gpuflight key --help)\n", errs)
 			assert.NoFileExists(t, path)
 		})
 	}

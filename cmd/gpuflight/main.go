@@ -9,9 +9,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log"
 	"os"
 	"os/signal"
 	"runtime"
+	"strings"
 	"syscall"
 
 	"github.com/gpuflight/gpuflight/internal/version"
@@ -32,6 +34,7 @@ Usage:
 `
 
 func main() {
+	log.SetOutput(io.Discard) // package net/http writes to it
 	if len(os.Args) > 1 && os.Args[1] == "trace" {
 		// Signals belong to the traced command: gpuflight catches none before the command runs.
 		end := traceCommand(os.Args[2:], os.Stdout, os.Stderr)
@@ -85,7 +88,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		}
 		fmt.Fprint(stdout, usage)
 	default:
-		fmt.Fprintf(stderr, "gpuflight: no command %q\n\n%s", args[0], usage)
+		fmt.Fprintf(stderr, "gpuflight: no command %q: see gpuflight help\n", args[0])
 		return 2
 	}
 	return status(args[0], err, stderr)
@@ -98,10 +101,11 @@ func status(command string, err error, stderr io.Writer) int {
 	case err == nil, errors.Is(err, flag.ErrHelp):
 		return 0
 	case errors.As(err, &wrong):
-		fmt.Fprintf(stderr, "gpuflight %s: %v\nSee gpuflight %s --help.\n", command, err, command)
+		fmt.Fprintf(stderr, "gpuflight %s: %v (see gpuflight %s --help)\n", command, err, command)
 		return 2
 	}
-	fmt.Fprintf(stderr, "gpuflight %s: %v\n", command, err)
+	// "stat" says nothing to users.
+	fmt.Fprintf(stderr, "gpuflight %s: %s\n", command, strings.TrimPrefix(err.Error(), "stat "))
 	return 1
 }
 
@@ -114,12 +118,26 @@ func parse(fs *flag.FlagSet, args []string, usage string, out io.Writer) (rest [
 			printUsage(out, usage, fs)
 			return nil, err
 		case err != nil:
-			return nil, &usageError{err}
+			return nil, &usageError{flagError(err)}
 		case fs.NArg() == 0:
 			return rest, nil
 		}
 		rest, args = append(rest, fs.Arg(0)), fs.Args()[1:]
 	}
+}
+
+// flagError writes flags as users do, with two dashes.
+func flagError(err error) error {
+	text := err.Error()
+	for _, p := range []struct{ from, to string }{
+		{"flag provided but not defined: -", "there is no flag --"},
+		{"flag needs an argument: -", "a value is missing after --"},
+	} {
+		if name, ok := strings.CutPrefix(text, p.from); ok {
+			return errors.New(p.to + name)
+		}
+	}
+	return errors.New(strings.Replace(text, " for flag -", " for --", 1))
 }
 
 // usageError is an error that the user can fix with other flags.

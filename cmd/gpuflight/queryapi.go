@@ -5,12 +5,14 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"os"
 	"strings"
+	"syscall"
 )
 
 // keyVariable is the environment variable with the API key for a Collector that requires one.
@@ -47,7 +49,12 @@ func (a queryAPI) open(ctx context.Context, method, path string, body io.Reader)
 		req.Header.Set("Authorization", "Bearer "+key)
 	}
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
+	switch wrapped := (*url.Error)(nil); {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return nil, fmt.Errorf("no Collector answers at %s: run otelcol-gpuflight --config config/local.yaml, or set --url", a.address)
+	case errors.As(err, &wrapped):
+		return nil, fmt.Errorf("%s: %w", a.address, wrapped.Err) // without the long path
+	case err != nil:
 		return nil, err
 	}
 	if resp.StatusCode/100 == 2 {

@@ -109,11 +109,3 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	}
 	return inside.Write(stdout)
 }
-
-// printUsage prints a subcommand's help with its flags.
-func printUsage(out io.Writer, text string, fs *flag.FlagSet) {
-	fmt.Fprint(out, text)
-	fs.SetOutput(out)
-	fs.PrintDefaults()
-	fs.SetOutput(io.Discard)
-}

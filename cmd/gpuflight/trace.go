@@ -26,6 +26,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
+	"github.com/gpuflight/gpuflight/cmd/gpuflight/internal/checks"
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
@@ -71,6 +72,8 @@ const (
 	endTimeout         = 5 * time.Second
 	unreachableTimeout = time.Second
 	childTimeout       = "4s"
+	// warnTimeout bounds the attempt to reach the collector before the command runs.
+	warnTimeout = time.Second
 	// drainTimeout bounds how long a process sends at its end while the collector accepts data.
 	drainTimeout = "60s"
 	// summaryRows is the number of rows of each table at the end.
@@ -132,7 +135,7 @@ func parseTrace(args []string, out io.Writer) (cfg traceConfig, err error) {
 			printUsage(out, traceUsage, fs)
 			return cfg, err
 		}
-		return cfg, &usageError{err}
+		return cfg, &usageError{flagError(err)}
 	}
 	if cfg.command = fs.Args(); len(cfg.command) == 0 {
 		return cfg, &usageError{errors.New("no command: give it after --")}
@@ -171,6 +174,7 @@ func runTrace(args []string, stdout, stderr io.Writer) (ending, error) {
 		return ending{}, err
 	}
 	defer os.RemoveAll(t.dir) // best effort: the folder is temporary
+	t.warn(stderr)
 	cmd := exec.Command(cfg.command[0], cfg.command[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = t.env.list()
@@ -194,6 +198,31 @@ func runTrace(args []string, stdout, stderr io.Writer) (ending, error) {
 	return end, nil
 }
 
+// warn reports in one line each what will prevent a complete recording. The command runs anyway.
+func (t *tracing) warn(stderr io.Writer) {
+	if t.cfg.quiet {
+		return
+	}
+	findings := []checks.Finding{checks.Settings(&t.settings, &t.sending)}
+	if findings[0].OK {
+		findings = append(findings, checks.Driver(&t.settings))
+		switch {
+		case t.outputErr != nil:
+			findings = append(findings, checks.Finding{Detail: fmt.Sprintf("nothing can be recorded: %v", t.outputErr)})
+		case t.sending.File != "":
+			findings = append(findings, checks.Output(&t.sending))
+		default:
+			findings = append(findings, checks.Endpoint(context.Background(), &t.sending, warnTimeout))
+		}
+	}
+	out := &printer{out: stderr}
+	for i := range findings {
+		if f := &findings[i]; !f.OK {
+			out.printf("warning: %s", f.Sentence())
+		}
+	}
+}
+
 // openView shows the recording in the UI until a signal arrives.
 func (t *tracing) openView(stdout, stderr io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -214,6 +243,8 @@ type tracing struct {
 	settings recorder.Settings
 	sending  otlp.Settings
 	deep     deep.Config
+	// outputErr is set if the file for the recording cannot be written.
+	outputErr error
 	// dir is where processes write their summaries.
 	dir string
 	// ref identifies the command's own span.
@@ -268,9 +299,7 @@ func prepare(cfg traceConfig, environ []string) (*tracing, error) {
 		if err := checkOutput(file, cfg.force); err != nil {
 			return nil, err
 		}
-		if err := emptyFile(file); err != nil {
-			return nil, err
-		}
+		t.outputErr = emptyFile(file)
 	}
 	if t.dir, err = os.MkdirTemp("", "gpuflight-"); err != nil {
 		return nil, err
@@ -530,8 +559,11 @@ func (t *tracing) send(deadline time.Time, sessions []recorder.Summary) []record
 	if !t.sampled || (t.sending.File == "" && t.sending.Signals[otlp.Traces].Off) {
 		return nil
 	}
+	if t.outputErr != nil && !t.cfg.quiet {
+		return nil // the warning before the command said so
+	}
 	failed := func(err error) []recorder.Delivery {
-		return []recorder.Delivery{{Signal: otlp.Traces.String(), To: t.sending.Signals[otlp.Traces].String(), Unsent: map[string]uint64{otlp.ReasonFault: 1}, Error: err.Error()}}
+		return []recorder.Delivery{{Signal: otlp.Traces.String(), To: cmp.Or(t.sending.File, t.sending.Signals[otlp.Traces].String()), Unsent: map[string]uint64{otlp.ReasonFault: 1}, Error: err.Error()}}
 	}
 	client, err := otlp.New(t.sending, nil)
 	if err != nil {

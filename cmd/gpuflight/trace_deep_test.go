@@ -6,9 +6,7 @@ package main
 
 import (
 	"bytes"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
@@ -17,7 +15,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuflight/gpuflight/internal/recording/cubin"
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
 	"github.com/gpuflight/gpuflight/internal/recording/deep/rule"
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
@@ -54,7 +51,7 @@ func TestPrepare_DeepWindowFlags(t *testing.T) {
 		assert.ErrorAs(t, err, new(*usageError))
 	}
 	_, err = parseDeep([]string{"--for", "2", "17"}, &bytes.Buffer{})
-	assert.EqualError(t, err, `invalid value "2" for flag -for: write a duration with its unit, such as 500ms or 2s`)
+	assert.EqualError(t, err, `invalid value "2" for --for: write a duration with its unit, such as 500ms or 2s`)
 }
 
 func TestPrintNoWindow_Reasons(t *testing.T) {
@@ -159,41 +156,4 @@ gpuflight: their results are in the logs cuda.pc_sample and cuda.sass_metric; wi
 	out.Reset()
 	tr.printWindows(&printer{&out}, []recorder.Summary{{PID: 7}})
 	assert.Empty(t, out.String())
-}
-
-func TestExamineWindows_Permissions(t *testing.T) {
-	nvdisasm := filepath.Join(t.TempDir(), "nvdisasm")
-	require.NoError(t, os.WriteFile(nvdisasm, nil, 0o700))
-	t.Setenv(cubin.DisassemblerEnv, nvdisasm)
-	env := newEnvironment(nil)
-	parameters := filepath.Join(t.TempDir(), "params")
-	status := filepath.Join(t.TempDir(), "status")
-	const only = "ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 1\n"
-	for _, tc := range []struct{ text, status, want string }{
-		{only, "Name:\tx\nCapEff:\t000001ffffffffff\nCapBnd:\t0\n", "you have CAP_SYS_ADMIN, which suffices"},
-		// Root in a Docker container.
-		{only, "CapEff:\t00000000a80425fb\n", "so that deep windows end with no_permission: "},
-		{only, "CapEff:\t00000040a80425fb\n", "you have CAP_PERFMON, which suffices from R565 on"},
-		{only, "CapEff:\t0000000000000000\n", "so that deep windows end with no_permission: "},
-		{only, "CapEff: many\n", "so that deep windows end with no_permission: "},
-		{only, "", "so that deep windows end with no_permission: "},
-		{"RmProfilingAdminOnly: 0\n", "", "the driver lets every user read the GPU's counters"},
-		{"ResmanDebugLevel: 4294967295\n", "", "it is unknown whether the driver lets this user read the GPU's counters"},
-	} {
-		require.NoError(t, os.WriteFile(parameters, []byte(tc.text), 0o600))
-		require.NoError(t, os.WriteFile(status, []byte(tc.status), 0o600))
-		f := examineWindows(&env, parameters, status)
-		assert.True(t, f.OK)
-		assert.Contains(t, f.Detail, tc.want)
-		assert.Contains(t, f.Detail, "; SASS listings come from "+nvdisasm)
-	}
-	t.Setenv(cubin.DisassemblerEnv, nvdisasm+"-not")
-	f := examineWindows(&env, parameters+"-not", status+"-not")
-	assert.True(t, f.OK, "nothing of it is needed to record")
-	assert.Contains(t, f.Detail, "it is unknown")
-	assert.Contains(t, f.Detail, "no nvdisasm")
-	env.set("GPUFLIGHT_DEEP_AFTER", "soon")
-	f = examineWindows(&env, parameters, status)
-	assert.False(t, f.OK)
-	assert.Contains(t, f.Detail, "GPUFLIGHT_DEEP_AFTER is \"soon\"")
 }

@@ -10,6 +10,8 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"io"
+	stdlog "log"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -67,6 +69,7 @@ var current atomic.Pointer[recording]
 //
 //export gpuflInjectStart
 func gpuflInjectStart() (atExit C.int) {
+	stdlog.SetOutput(io.Discard) // package net/http writes to it
 	log := slog.New(slog.DiscardHandler)
 	defer func() {
 		if r := recover(); r != nil {

@@ -5,30 +5,23 @@
 package compose_test
 
 import (
-	"bytes"
 	"encoding/json"
-	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/credentials"
-	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// TestTheCollectorsConfigurationsAreValid: the files that a service names, in their order and with the
-// service's variables.
+// TestTheCollectorsConfigurationsAreValid validates the files that a service names, in their order and
+// with the service's variables.
 func TestTheCollectorsConfigurationsAreValid(t *testing.T) {
 	binary := process.Collector.Find(t)
 	for name, s := range compose(t).collectors(t) {
@@ -46,19 +39,11 @@ func TestTheCollectorsConfigurationsAreValid(t *testing.T) {
 		}
 		out, err := validate()
 		require.NoError(t, err, "%s: %s", name, out)
-		// And it is looked at: a file more with a key that nobody knows.
+		// The configuration is really read.
 		out, err = validate("--config", "yaml:extensions::health_check::no_such_key: 1")
 		require.Error(t, err, name)
 		assert.Contains(t, string(out), "no_such_key", name)
 	}
-}
-
-func TestJaegersConfigurationIsValid(t *testing.T) {
-	binary := process.Jaeger.Find(t)
-	s := compose(t).Services["jaeger"]
-	require.Equal(t, "--config", s.Command[0])
-	out, err := exec.CommandContext(t.Context(), binary, "validate", "--config", s.onHost(t, s.Command[1])).CombinedOutput()
-	require.NoError(t, err, "%s", out)
 }
 
 func TestPrometheusTakesItsConfiguration(t *testing.T) {
@@ -85,10 +70,6 @@ func TestGrafanaFindsItsDataSourcesAndDashboard(t *testing.T) {
 			IsDefault                    bool `yaml:"isDefault"`
 			JSONData                     struct {
 				TimeInterval string `yaml:"timeInterval"`
-				Exemplars    []struct {
-					Name          string
-					DatasourceUID string `yaml:"datasourceUid"`
-				} `yaml:"exemplarTraceIdDestinations"`
 			} `yaml:"jsonData"`
 		}
 	}
@@ -107,13 +88,8 @@ func TestGrafanaFindsItsDataSourcesAndDashboard(t *testing.T) {
 			assert.Equal(t, "prometheus", d.Type)
 		}
 	}
-	assert.Equal(t, map[string]string{"prometheus": "prometheus", "jaeger": "jaeger"}, types)
+	assert.Equal(t, map[string]string{"prometheus": "prometheus"}, types)
 	assert.Equal(t, 1, defaults)
-	for _, d := range sources.Datasources {
-		for _, e := range d.JSONData.Exemplars {
-			assert.Equal(t, "jaeger", types[e.DatasourceUID])
-		}
-	}
 
 	var providers struct {
 		APIVersion int `yaml:"apiVersion"`
@@ -135,53 +111,4 @@ func TestGrafanaFindsItsDataSourcesAndDashboard(t *testing.T) {
 	require.NotEmpty(t, dashboard.Templating.List)
 	// The dashboard takes any data source of the type; the one here is it.
 	assert.Equal(t, "datasource", dashboard.Templating.List[0].Type)
-}
-
-// TestTheS3ServerHasTheBucket runs the server as compose.yaml does, with a folder for the volume.
-func TestTheS3ServerHasTheBucket(t *testing.T) {
-	versitygw := process.Binary{Env: "GPUFLIGHT_VERSITYGW", Path: ".tools/versitygw", Make: "make .tools/versitygw"}
-	binary := versitygw.Find(t)
-	c := compose(t).Services
-	server, archive := c["s3"], c["archive"]
-	address := process.FreePort(t)
-	for key, value := range server.Environment {
-		t.Setenv(key, value)
-	}
-	t.Setenv("VGW_PORT", address)
-	folder := t.TempDir()
-	// What mounting the volume does.
-	bucket := archive.Environment["GPUFLIGHT_S3_BUCKET"]
-	require.NoError(t, os.Mkdir(filepath.Join(folder, bucket), 0o755))
-	arguments := append(server.Command[:len(server.Command)-1:len(server.Command)-1], folder)
-	p := process.Start(t, binary, arguments...)
-	t.Cleanup(func() { p.Stop(20 * time.Second) })
-	health := server.Healthcheck.Test[len(server.Healthcheck.Test)-1]
-	_, rest, _ := strings.Cut(strings.TrimPrefix(health, "http://"), "/")
-	process.Eventually(t, 30*time.Second, "the health check succeeds", func() bool {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/"+rest, http.NoBody)
-		require.NoError(t, err)
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			require.True(t, p.Running(), "the S3 server ended: %s", p.Output())
-			return false
-		}
-		defer func() { _ = resp.Body.Close() }()
-		return resp.StatusCode == http.StatusOK
-	})
-
-	client := s3.New(s3.Options{
-		BaseEndpoint: aws.String("http://" + address), Region: "us-east-1", UsePathStyle: true,
-		Credentials: credentials.NewStaticCredentialsProvider(
-			archive.Environment["AWS_ACCESS_KEY_ID"], archive.Environment["AWS_SECRET_ACCESS_KEY"], ""),
-	})
-	_, err := client.PutObject(t.Context(), &s3.PutObjectInput{
-		Bucket: aws.String(bucket), Key: aws.String("otlp/year=2026/object"), Body: bytes.NewReader([]byte("spans")),
-	})
-	require.NoError(t, err)
-	got, err := client.GetObject(t.Context(), &s3.GetObjectInput{Bucket: aws.String(bucket), Key: aws.String("otlp/year=2026/object")})
-	require.NoError(t, err)
-	defer func() { _ = got.Body.Close() }()
-	body, err := io.ReadAll(got.Body)
-	require.NoError(t, err)
-	assert.Equal(t, "spans", string(body))
 }

@@ -52,7 +52,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 2
 	}
 
-	shutdown, err := gpufl.Init(ctx)
+	shutdown, err := gpufl.Init(ctx, gpufl.WithGlobalTracerProvider()) // for otelhttp
 	if err != nil {
 		fmt.Fprintln(stderr, "httpserver:", err)
 		return 2

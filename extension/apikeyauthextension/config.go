@@ -12,7 +12,7 @@ import (
 
 // Config is the extension's configuration.
 type Config struct {
-	// File has the keys. Only its owner may have access to it. The command gpuflight key edits it.
+	// File has the keys. Only its owner may write to it, and only its group may read it. The command gpuflight key edits it.
 	File string `mapstructure:"file"`
 }
 

@@ -127,7 +127,7 @@ func TestUsage_SessionsOfScope(t *testing.T) {
 					continue
 				}
 				sums := n.Total
-				if g.Name == "" {
+				if n.Path == 0 {
 					sums = n.Self
 				}
 				assert.Equal(t, []int64{sums.Kernels, sums.KernelNs}, []int64{x.Kernels, x.KernelNs}, g.Name)

@@ -164,8 +164,8 @@ func (s *server) usage(ctx context.Context, r *request) (any, error) {
 			switch {
 			case t.Kernels == 0 || one && name != of:
 			case one:
-				add(info.ID, t.Kernels, t.KernelNs)
-				groups[info.ID].Path = &n.Path
+				// The scope can have the name of the root, which is empty.
+				groups[fmt.Sprint(info.ID, "/", n.Path)] = &usageGroup{info.ID, 1, t.Kernels, t.KernelNs, &n.Path}
 			default:
 				add(name, t.Kernels, t.KernelNs)
 			}

@@ -70,6 +70,7 @@ func (s *server) timeline(ctx context.Context, r *request) (any, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
+	q.Bins = r.quickBins(q.From, q.To, q.Bins)
 	t, err := s.store.Timeline(ctx, q)
 	if err != nil {
 		return nil, err
@@ -116,6 +117,32 @@ func (s *server) timeline(ctx context.Context, r *request) (any, error) {
 		return answer.encode()
 	}
 	return answer, nil
+}
+
+const (
+	// maxBinRows is the number of rows from which bins are made at most. A store reads about 5 million
+	// in a second. Above it, bins are at least as wide as those of the finest level, which are sums.
+	maxBinRows = 1_000_000
+	// fewestBins is the number of bins below which an answer is of no use.
+	fewestBins = 100
+)
+
+// quickBins returns a number of bins with which the answer takes less than 200 ms, if the interval
+// probably has many operations and the level has enough bins.
+func (r *request) quickBins(from, to int64, bins int) int {
+	first, last := max(from, r.info.FirstNs), r.info.LastNs
+	if to != 0 {
+		last = min(to, last)
+	}
+	if last <= first {
+		return bins
+	}
+	share := float64(last-first) / float64(r.info.LastNs-r.info.FirstNs)
+	level := (last - first) >> store.Levels[0]
+	if share*float64(r.info.Counts["ops"]) <= maxBinRows || level < fewestBins {
+		return bins
+	}
+	return int(min(int64(bins), level))
 }
 
 func (r *request) slices(rows []store.OpRow) *sliceColumns {

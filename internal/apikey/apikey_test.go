@@ -161,7 +161,7 @@ func TestKeys_Reload(t *testing.T) {
 	_, err = keys.Check(third, Read)
 	require.NoError(t, err)
 	if runtime.GOOS != "windows" {
-		require.NoError(t, os.Chmod(path, 0o640))
+		require.NoError(t, os.Chmod(path, 0o644))
 		_, err = keys.Check(third, Read)
 		require.ErrorIs(t, err, ErrInvalid, "others may have read or replaced the file")
 	}
@@ -203,14 +203,16 @@ func TestLoad_Permissions(t *testing.T) {
 	info, err = os.Stat(filepath.Dir(path))
 	require.NoError(t, err)
 	assert.Equal(t, fs.FileMode(0o700), info.Mode().Perm())
-	for _, mode := range []fs.FileMode{0o640, 0o604, 0o620, 0o644} {
+	for _, mode := range []fs.FileMode{0o604, 0o620, 0o644, 0o660} {
 		require.NoError(t, os.Chmod(path, mode))
 		_, err = Load(path)
-		require.EqualError(t, err, fmt.Sprintf("%s has the permissions %04o: only its owner may have access (chmod 600)", path, mode))
+		require.EqualError(t, err, fmt.Sprintf("%s has the permissions %04o: only its owner may write and its group may read (chmod 600)", path, mode))
 	}
-	require.NoError(t, os.Chmod(path, 0o400))
-	_, err = Load(path)
-	require.NoError(t, err)
+	for _, mode := range []fs.FileMode{0o400, 0o440, 0o640} {
+		require.NoError(t, os.Chmod(path, mode))
+		_, err = Load(path)
+		require.NoError(t, err, "%04o", mode)
+	}
 	_, err = Load(filepath.Dir(path))
 	require.EqualError(t, err, filepath.Dir(path)+" is not a regular file")
 }

@@ -29,7 +29,8 @@ type content struct {
 	Keys    []Key `json:"keys"`
 }
 
-// Load reads a key file. Only its owner may have access to it.
+// Load reads a key file. Only its owner may write to it, and others than its group may not read it: a
+// Secret of Kubernetes belongs to root and the pod's group.
 func Load(path string) ([]Key, error) {
 	keys, _, err := load(path)
 	return keys, err
@@ -52,8 +53,8 @@ func load(path string) ([]Key, fs.FileInfo, error) {
 		return nil, nil, fmt.Errorf("%s is not a regular file", path)
 	}
 	// Windows has no such permissions.
-	if mode := info.Mode().Perm(); mode&0o077 != 0 && runtime.GOOS != "windows" {
-		return nil, nil, fmt.Errorf("%s has the permissions %04o: only its owner may have access (chmod 600)", path, mode)
+	if mode := info.Mode().Perm(); mode&0o037 != 0 && runtime.GOOS != "windows" {
+		return nil, nil, fmt.Errorf("%s has the permissions %04o: only its owner may write and its group may read (chmod 600)", path, mode)
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {

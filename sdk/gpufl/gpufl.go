@@ -38,9 +38,11 @@ var (
 	current atomic.Pointer[session]
 	// running is current, or one whose shutdown goes on; guarded by starting.
 	running *session
-	// made is the last provider that Init made: after its shutdown it is still the global one, and
-	// none that the application chose. Guarded by starting.
+	// made is the last provider that Init made and set: after its shutdown it is still the global
+	// one, and none that the application chose. Guarded by starting.
 	made *sdktrace.TracerProvider
+	// observed has the instruments of the last recording with a MeterProvider. Guarded by starting.
+	observed *metricBridge
 )
 
 // session is what one Init began.
@@ -112,10 +114,20 @@ func start(opts []Option) (*session, error) {
 	}
 	sending.Profiles = sending.Profiles || o.profiles
 	identify(&o.settings)
-	c, err := capture.Start(capture.Options{
+	co := capture.Options{
 		Settings: o.settings, Sending: sending, Language: "go", Logger: o.logger,
 		Deep: o.deep, Window: windowSettings, Place: control.PlaceFromEnv(os.Getenv),
-	})
+	}
+	if o.loggers != nil {
+		co.Logs = newLogBridge(o.loggers).emit
+	}
+	observed.close()
+	observed = nil
+	if o.meters != nil {
+		observed = newMetricBridge(o.meters, o.logger)
+		co.Metrics = observed.take
+	}
+	c, err := capture.Start(co)
 	if err != nil {
 		return nil, err
 	}
@@ -127,9 +139,11 @@ func start(opts []Option) (*session, error) {
 		provider = otel.GetTracerProvider()
 		if isUnset(provider) && c.Client() != nil {
 			s.provider = newProvider(c)
-			made = s.provider
-			otel.SetTracerProvider(s.provider)
 			provider = s.provider
+			if o.global {
+				made = s.provider
+				otel.SetTracerProvider(s.provider)
+			}
 		}
 	}
 	s.tracer = provider.Tracer(instrumentationName, trace.WithInstrumentationVersion(version()))

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/log"
+	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
@@ -25,18 +27,60 @@ type options struct {
 	deep     deep.Config
 	profiles bool
 	provider trace.TracerProvider
+	global   bool
+	meters   metric.MeterProvider
+	loggers  log.LoggerProvider
 	logger   *slog.Logger
 }
 
 // WithTracerProvider makes scopes spans of the given provider. Without it they are spans of the
 // global one (otel.GetTracerProvider) if one has been set before Init, and else of one that Init
-// makes and sets.
+// makes for scopes alone. Spans of device work always go to the OTLP endpoint: they have the
+// device's times and ids of their own, which the API of a provider cannot express.
 func WithTracerProvider(p trace.TracerProvider) Option {
 	return func(o *options) error {
 		if p == nil {
 			return errors.New("WithTracerProvider: the provider is nil")
 		}
 		o.provider = p
+		return nil
+	}
+}
+
+// WithGlobalTracerProvider lets Init set the TracerProvider that it makes for scopes as the global one,
+// so that instrumentation such as otelhttp uses it too. It does nothing if a global one has been set
+// before, or with [WithTracerProvider]. Without this option Init sets no global.
+func WithGlobalTracerProvider() Option {
+	return func(o *options) error {
+		o.global = true
+		return nil
+	}
+}
+
+// WithMeterProvider makes the recording's sums and gauges asynchronous instruments of the given
+// provider, with its resource and readers. They have the values of the last
+// GPUFLIGHT_METRIC_INTERVAL (10s) and, after shutdown, the final ones until the next Init: shut the
+// provider down after the recording. Histograms still go to the OTLP endpoint, since the API has no
+// asynchronous ones.
+func WithMeterProvider(p metric.MeterProvider) Option {
+	return func(o *options) error {
+		if p == nil {
+			return errors.New("WithMeterProvider: the provider is nil")
+		}
+		o.meters = p
+		return nil
+	}
+}
+
+// WithLoggerProvider sends the recording's log records through the given provider: the cuda.capture
+// log at the end, NVTX marks and the results of deep windows. Shut the provider down after the
+// recording. Without it they go to the OTLP endpoint.
+func WithLoggerProvider(p log.LoggerProvider) Option {
+	return func(o *options) error {
+		if p == nil {
+			return errors.New("WithLoggerProvider: the provider is nil")
+		}
+		o.loggers = p
 		return nil
 	}
 }
@@ -102,7 +146,7 @@ func WithProfiles() Option {
 	}
 }
 
-// WithLogger is where the SDK tells what goes wrong. The default is standard error, from
+// WithLogger sets where the SDK reports its own problems. The default is standard error, from
 // GPUFLIGHT_LOG_LEVEL (warn) on.
 func WithLogger(l *slog.Logger) Option {
 	return func(o *options) error {

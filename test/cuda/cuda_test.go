@@ -8,13 +8,17 @@
 package cuda_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -121,10 +125,83 @@ func processes(store *testsink.Store) map[int]counted {
 	return all
 }
 
-func TestCUDA_ShortPrograms(t *testing.T) {
+// attached waits until the receiver observes the driver. It skips the test if eBPF is not allowed.
+func attached(t *testing.T, collector *process.Process) {
+	t.Helper()
+	collector.WaitOutput(process.Ready, 30*time.Second)
+	process.Eventually(t, time.Minute, "the receiver is attached, or says why not", func() bool {
+		return strings.Contains(collector.Output(), "observing the CUDA driver") || strings.Contains(collector.Output(), "CUDA calls are not observed")
+	})
+	if strings.Contains(collector.Output(), "eBPF is not allowed here") || strings.Contains(collector.Output(), "require Linux") {
+		t.Skip("no eBPF here")
+	}
+}
+
+func requireRoot(t *testing.T) {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, for eBPF")
 	}
+}
+
+// TestCUDA_NoSessions runs config/local.yaml: an observed program is no session of the store until it
+// is traced.
+func TestCUDA_NoSessions(t *testing.T) {
+	requireRoot(t)
+	s := build(t)
+	port := func() string {
+		_, p, err := net.SplitHostPort(process.FreePort(t))
+		require.NoError(t, err)
+		return p
+	}
+	scraped, api := port(), process.FreePort(t)
+	for k, v := range map[string]string{
+		"GPUFLIGHT_LOGS": t.TempDir(), "GPUFLIGHT_STATE": t.TempDir(), "GPUFLIGHT_UI": api, "GPUFLIGHT_PROMETHEUS_PORT": scraped,
+		"GPUFLIGHT_LISTEN": process.FreePort(t), "GPUFLIGHT_LISTEN_HTTP": process.FreePort(t), "GPUFLIGHT_METRICS_PORT": port(),
+	} {
+		t.Setenv(k, v)
+	}
+	collector := process.Start(t, process.Collector.Find(t), "--config", filepath.Join(process.Root(t), "config", "local.yaml"),
+		"--set", "receivers::cuda::collection_interval=1s", "--set", "receivers::cuda::initial_delay=0s",
+		"--set", "receivers::cuda::trace::duration=2s")
+	attached(t, collector)
+	get := func(url string) string {
+		resp, err := http.Get(url)
+		if err != nil {
+			return ""
+		}
+		defer func() { _ = resp.Body.Close() }()
+		text, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		return string(text)
+	}
+	p := s.start(t)
+	process.Eventually(t, time.Minute, "the program is counted", func() bool {
+		p.do(t, "launch 1 1 8 256")
+		return strings.Contains(get("http://127.0.0.1:"+scraped+"/metrics"), fmt.Sprintf(`process_pid="%d"`, p.Process.Pid))
+	})
+	time.Sleep(2 * time.Second) // for rows on their way to the store
+	sessions := func() int {
+		var answer struct {
+			Sessions []struct{ ID string }
+		}
+		require.NoError(t, json.Unmarshal([]byte(get("http://"+api+"/api/v1/sessions")), &answer))
+		return len(answer.Sessions)
+	}
+	assert.Zero(t, sessions())
+
+	// A trace is a session.
+	require.NoError(t, syscall.Kill(collector.PID(), syscall.SIGUSR1))
+	process.Eventually(t, time.Minute, "the trace is listed", func() bool {
+		p.do(t, "launch 1 1 8 256")
+		return sessions() == 1
+	})
+	p.end(t)
+	collector.Stop(30 * time.Second)
+}
+
+func TestCUDA_ShortPrograms(t *testing.T) {
+	requireRoot(t)
 	s := build(t)
 	store := testsink.NewStore()
 	server, err := testsink.Listen(store, "127.0.0.1:0")
@@ -136,13 +213,7 @@ func TestCUDA_ShortPrograms(t *testing.T) {
 		service: {telemetry: {metrics: {level: none}}, pipelines: {metrics: {receivers: [cuda], exporters: [otlp_grpc]}}},
 	}`, filepath.Base(s.program), server.Endpoint())
 	collector := process.Start(t, process.Collector.Find(t), "--config", strings.ReplaceAll(config, "\t", ""))
-	collector.WaitOutput(process.Ready, 30*time.Second)
-	process.Eventually(t, time.Minute, "the receiver is attached, or says why not", func() bool {
-		return strings.Contains(collector.Output(), "observing the CUDA driver") || strings.Contains(collector.Output(), "CUDA calls are not observed")
-	})
-	if strings.Contains(collector.Output(), "eBPF is not allowed here") || strings.Contains(collector.Output(), "require Linux") {
-		t.Skip("no eBPF here")
-	}
+	attached(t, collector)
 	holder := s.start(t)
 	process.Eventually(t, time.Minute, "the library is found", func() bool {
 		holder.do(t, "launch 1 1 8 256")

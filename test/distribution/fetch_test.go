@@ -26,15 +26,14 @@ var tagOnly = []string{
 	"busybox:1.37.0-musl",
 	"gcr.io/distroless/cc-debian12:nonroot",
 	"apache/kafka:4.1.0",
-	"jaegertracing/jaeger:2.13.0",
 	"versity/versitygw:v1.8.0",
 	"clickhouse/clickhouse-server:26.9",
 	"prom/prometheus:v3.5.0",
 	"grafana/grafana:12.1.0",
 }
 
-// ownImages are built from this repository: kustomize replaces the first by a digest.
-var ownImages = []string{"otelcol-gpuflight", "otelcol-gpuflight:local"}
+// ownImages are built from this repository, or are the place of an image of the user.
+var ownImages = []string{"ghcr.io/gpuflight/otelcol-gpuflight:0.2.0", "otelcol-gpuflight:local", "registry.example/inference:1"}
 
 var (
 	server   = regexp.MustCompile(`\b(?:https?|ftp|git|ssh)://([^/\s"'$:]+)`)
@@ -51,7 +50,7 @@ var (
 	plugin = regexp.MustCompile(`\bmvn\s+-[^\n]*\s-C\s[^\n]*\borg\.apache\.maven\.plugins:[a-z-]+:\d[\w.]*:[a-z-]+`)
 	mvn    = regexp.MustCompile(`(?m)^\s*mvn\s`)
 	// An image in a Dockerfile or a manifest.
-	image  = regexp.MustCompile(`(?m)^\s*(?:FROM\s+(\S+)|ARG\s+[A-Z]+=(\S*[:/]\S*)|(?:- )?image:\s*(\S+))`)
+	image  = regexp.MustCompile(`(?m)^\s*(?:FROM\s+(\S+)|ARG\s+[A-Z]+=(\S*[:/]\S*)|(?:- )?image:[ \t]+(\S+))`)
 	digest = regexp.MustCompile(`@sha256:[0-9a-f]{64}$`)
 	pinned = regexp.MustCompile(`^(?:[\d.]+ )?[a-z][\w.-]*==[\w.]+(?: --hash=sha256:[0-9a-f]{64})+$`)
 	summed = regexp.MustCompile(`^[0-9a-f]{64}  \S+$`)
@@ -93,7 +92,7 @@ func fetches(text string) (out []string) {
 func images(text string) (out []string) {
 	for _, m := range image.FindAllStringSubmatch(commands(text), -1) {
 		name := strings.Trim(m[1]+m[2]+m[3], `"'`)
-		if !strings.HasPrefix(name, "$") {
+		if !strings.HasPrefix(name, "$") && name != "{{" && !strings.HasPrefix(name, "variables.") { // a variable, also of the chart and of a policy
 			out = append(out, name)
 		}
 	}

@@ -44,7 +44,7 @@ func TestExport_Memory(t *testing.T) {
 	for i, kernels := range []int64{200_000, 2_000_000} {
 		s, err := duckstore.Open(ctx, duckstore.Config{Directory: t.TempDir()})
 		require.NoError(t, err)
-		g := storetest.NewTraining()
+		g := storetest.NewTraining(0)
 		for n := int64(0); n < kernels; {
 			r, err := s.Write(ctx, []*store.Batch{g.Rows(50_000)})
 			require.NoError(t, err)

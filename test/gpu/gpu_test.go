@@ -150,6 +150,47 @@ func TestScripts(t *testing.T) {
 	assert.Contains(t, said, "all 2 checks passed")
 }
 
+var collector = process.Binary{Env: "GPUFLIGHT_COLLECTOR", Path: "bin/otelcol-gpuflight", Make: "make build"}
+
+// TestTrace_FakeGPU runs trace.py with a fake GPU, a real Collector, and a training without PyTorch. Its
+// comparison with the floor means nothing here.
+func TestTrace_FakeGPU(t *testing.T) {
+	interpreter, here, fakes, bin, cuda := python(t), filepath.Join(process.Root(t), "test", "gpu"), cuptitest.Build(t), t.TempDir(), t.TempDir()
+	library := os.Getenv("GPUFLIGHT_INJECT")
+	if library == "" {
+		library = filepath.Join(process.Root(t), "bin", "libgpuflight.so")
+	}
+	for _, file := range []string{gpufl.Find(t), collector.Find(t), library, filepath.Join(filepath.Dir(library), "libgpuflight-recorder.so")} {
+		if _, err := os.Stat(file); err != nil {
+			process.Missing(t, err.Error())
+		}
+		require.NoError(t, os.Symlink(file, filepath.Join(bin, filepath.Base(file))))
+	}
+	for link, file := range map[string]string{
+		"include": filepath.Join(here, "testdata", "include"), "lib64/libcupti.so": filepath.Join(fakes, "libcupti.so.13"),
+		"lib64/libcupti.so.13": filepath.Join(fakes, "libcupti.so.13"), "lib64/stubs/libcuda.so": filepath.Join(fakes, "libcuda.so.1"),
+	} {
+		require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(cuda, link)), 0o700))
+		require.NoError(t, os.Symlink(file, filepath.Join(cuda, link)))
+	}
+	c := exec.CommandContext(t.Context(), interpreter, filepath.Join(here, "trace.py"), "--bin", bin, "--cuda", cuda,
+		"--python", filepath.Join(here, "testdata", "train.py"), "--steps", "50", "--repetitions", "1", "--seconds", "1")
+	c.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1", "LD_LIBRARY_PATH="+fakes, "TMPDIR="+t.TempDir())
+	said, err := c.CombinedOutput()
+	verdicts := map[string]int{}
+	for line := range strings.Lines(string(said)) {
+		verdict, sentence, _ := strings.Cut(line, " ")
+		if strings.HasPrefix(sentence, "trace takes ") {
+			continue
+		}
+		verdicts[verdict]++
+	}
+	assert.Zero(t, verdicts["FAIL"], "%v: %s", err, said)
+	assert.Equal(t, 10, verdicts["PASS"], "%s", said)
+	assert.Contains(t, string(said), "one trace a step: 60 steps with 100 kernels, 0 kernels outside steps")
+	assert.Contains(t, string(said), " 47,000 launches, 47,000 in the table, 47,000 in the store; ")
+}
+
 // TestOverhead_Pairs runs a mode and its baseline concurrently and exchanges their processors. A
 // mode that exceeds its limit fails.
 func TestOverhead_Pairs(t *testing.T) {

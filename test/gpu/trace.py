@@ -20,7 +20,8 @@ PASS or FAIL for each of these, and status 1 if one fails:
   * trace takes at most 1.05 times as long as the floor, by medians;
   * launch.c, 45,000 launches a second for --seconds: all kernels are in the store, with gRPC too.
 """
-import argparse, json, lzma, os, re, shutil, statistics, subprocess, sys, tempfile, time, urllib.error, urllib.request
+import argparse, contextlib, json, lzma, os, re, shutil, socket, statistics, subprocess, sys, tempfile, time
+import urllib.error, urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import overhead, places
@@ -28,7 +29,16 @@ import overhead, places
 RATE = 45_000
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 overhead.MODES[overhead.TRAIN] = ["nothing", "floor", "trace"]
-PORTS = {"GPUFLIGHT_LISTEN": 24317, "GPUFLIGHT_LISTEN_HTTP": 24318, "GPUFLIGHT_UI": 28686}
+
+
+def free_ports(names):
+    """Ports that are free now, by variable."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names]
+        return {name: s.getsockname()[1] for name, s in zip(names, sockets)}
+
+
+PORTS = free_ports(["GPUFLIGHT_LISTEN", "GPUFLIGHT_LISTEN_HTTP", "GPUFLIGHT_UI", "GPUFLIGHT_PROMETHEUS_PORT", "GPUFLIGHT_METRICS_PORT"])
 
 
 class Collector:
@@ -36,8 +46,8 @@ class Collector:
 
     def __init__(self, binary, folder):
         self.binary, self.folder, self.log = binary, folder, folder + "/collector.log"
-        environment = os.environ | {k: f"127.0.0.1:{v}" for k, v in PORTS.items()} | {
-            "GPUFLIGHT_STATE": folder + "/state", "GPUFLIGHT_LOGS": folder, "GPUFLIGHT_PROMETHEUS_PORT": "29464", "GPUFLIGHT_METRICS_PORT": "28888"}
+        environment = os.environ | {"GPUFLIGHT_STATE": folder + "/state", "GPUFLIGHT_LOGS": folder} | {
+            k: str(v) if k.endswith("_PORT") else f"127.0.0.1:{v}" for k, v in PORTS.items()}
         # Neither reads the GPU nor the driver meanwhile: the floor would pay for them too, or not.
         alone = ["service::pipelines::traces::receivers=[otlp]", "service::pipelines::logs::receivers=[otlp]",
                  "service::pipelines::metrics::receivers=[otlp, gpu_usage]", "extensions::gpu_query::sql=true"]
@@ -124,7 +134,8 @@ class Bench(overhead.Bench):
 def summary(text):
     """The kernels in gpuflight's table, and its lines that say what is missing."""
     row = re.search(r"^\s*\S+\s+100\.0%\s+([\d,]+)\s.*\(all\)$", text, re.MULTILINE)
-    lines = [line for line in text.splitlines() if re.search(r"could not be|without a span|drop|lost|nothing|cannot|rejected|unread", line)]
+    lines = [line for line in text.splitlines() if not line.startswith("gpuflight: warning: ")
+             and re.search(r"could not be|without a span|drop|lost|nothing|cannot|rejected|unread", line)]
     return int(row.group(1).replace(",", "")) if row else 0, lines
 
 

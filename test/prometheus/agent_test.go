@@ -102,9 +102,7 @@ func cudaMetrics(t *testing.T, n int) pmetric.Metrics {
 		semconv.MetricGPUCUDAIdleDuration, semconv.MetricGPUCUDAMemoryCopies, semconv.MetricGPUCUDAMemoryInUse,
 		semconv.MetricGPUCUDACollectiveSize, semconv.MetricGPUCUDAErrors,
 	} {
-		i := slices.IndexFunc(semconv.Metrics, func(m semconv.Metric) bool { return m.Name == name })
-		require.GreaterOrEqual(t, i, 0, name)
-		registered := semconv.Metrics[i]
+		registered := registeredMetric(t, name)
 		m := metrics.AppendEmpty()
 		m.SetName(name)
 		m.SetUnit(registered.Unit)
@@ -139,27 +137,37 @@ func cudaMetrics(t *testing.T, n int) pmetric.Metrics {
 }
 
 // podMetrics are metrics of a third H200, which a pod has. It is idle.
-func podMetrics() pmetric.Metrics {
+func podMetrics(t *testing.T) pmetric.Metrics {
+	t.Helper()
 	md := pmetric.NewMetrics()
 	rm := md.ResourceMetrics().AppendEmpty()
 	r := rm.Resource().Attributes()
 	r.PutStr(semconv.HostName, hostName)
-	r.PutStr("k8s.namespace.name", "ml")
-	r.PutStr("k8s.pod.name", "notebook")
+	r.PutStr(semconv.K8sNamespaceName, "ml")
+	r.PutStr(semconv.K8sPodName, "notebook")
 	metrics := rm.ScopeMetrics().AppendEmpty().Metrics()
-	point := func(name, unit string) pmetric.NumberDataPoint {
+	point := func(name string) pmetric.NumberDataPoint {
+		registered := registeredMetric(t, name)
 		m := metrics.AppendEmpty()
 		m.SetName(name)
-		m.SetUnit(unit)
+		m.SetUnit(registered.Unit)
+		m.SetDescription(registered.Brief)
 		dp := m.SetEmptyGauge().DataPoints().AppendEmpty()
 		dp.SetTimestamp(pcommon.NewTimestampFromTime(time.Now()))
 		dp.Attributes().PutStr(semconv.HWID, nvmltest.UUID(2))
 		dp.Attributes().PutStr(semconv.HWName, "NVIDIA H200")
 		return dp
 	}
-	point(semconv.MetricHWGPUUtilization, "1").Attributes().PutStr(semconv.HWGPUTask, semconv.HWGPUTaskGeneral)
-	point(semconv.MetricHWGPUMemoryUsage, "By").SetIntValue(1e9)
+	point(semconv.MetricHWGPUUtilization).Attributes().PutStr(semconv.HWGPUTask, semconv.HWGPUTaskGeneral)
+	point(semconv.MetricHWGPUPodCount).SetIntValue(1)
 	return md
+}
+
+func registeredMetric(t *testing.T, name string) semconv.Metric {
+	t.Helper()
+	i := slices.IndexFunc(semconv.Metrics, func(m semconv.Metric) bool { return m.Name == name })
+	require.GreaterOrEqual(t, i, 0, name)
+	return semconv.Metrics[i]
 }
 
 func (c *collector) sendMetrics(md pmetric.Metrics) {
@@ -176,7 +184,7 @@ func TestAgent_Boards(t *testing.T) {
 	s := startPrometheus(t, c.metrics, "exemplar-storage")
 	for n := range 3 {
 		c.sendMetrics(cudaMetrics(t, 100*(n+1)))
-		c.sendMetrics(podMetrics())
+		c.sendMetrics(podMetrics(t))
 		s.eventually(arrive, `sum(gpu_cuda_kernel_launch_calls_total)`, float64(100*(n+1)))
 	}
 	// GPM's rates need two samples of the device, rates two of Prometheus.

@@ -179,7 +179,7 @@ func checkWellFormed(t *testing.T, d dashboard, variables []string) {
 // checkLabels checks each label of an expression: it is one of the registry, or Prometheus' own.
 func checkLabels(t *testing.T, expr string) {
 	t.Helper()
-	known := map[string]bool{"le": true, "k8s_namespace_name": true, "k8s_pod_name": true}
+	known := map[string]bool{"le": true}
 	for _, a := range semconv.Attributes {
 		known[strings.ReplaceAll(a.Name, ".", "_")] = true
 	}

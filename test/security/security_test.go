@@ -492,7 +492,7 @@ func TestStart_Refused(t *testing.T) {
 	}{
 		{"reachable without auth", "0.0.0.0:8686", 0, nil, "endpoint 0.0.0.0:8686 is reachable from other machines: set auth, or use 127.0.0.1"},
 		{"no key file", "127.0.0.1:0", 0, []string{"--config", keys}, "no such file or directory: create the first key with gpuflight key create"},
-		{"readable key file", "127.0.0.1:0", 0o644, []string{"--config", keys}, "keys.json has the permissions 0644: only its owner may have access (chmod 600)"},
+		{"readable key file", "127.0.0.1:0", 0o644, []string{"--config", keys}, "keys.json has the permissions 0644: only its owner may write and its group may read (chmod 600)"},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			state := t.TempDir()

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Takes screenshots of every view: node test/shots.mjs [address] [folder]. It needs Debian's chromium.
+// Takes screenshots of every view: node test/shots.mjs [address] [folder] [view,view…]. It needs Debian's
+// chromium. BOTH=1 takes all in the light theme too, PHONE=1 at the width of a phone.
 import { chromium } from "playwright-core";
 
 const base = process.argv[2] ?? "http://127.0.0.1:8686";
@@ -35,21 +36,34 @@ const pages = {
   findings: `${s}/findings`,
   idle: `${s}/gaps`,
   usage: "/usage",
+  export: `${s}/timeline`,
+  login: "/",
   compare: `/compare?a=${other.id}&b=${largest.id}`,
 };
+/** What a page needs before its screenshot. */
+const prepare = {
+  export: (page) => page.locator("summary", { hasText: "Export" }).click(),
+  // As a Collector with keys answers a browser without one.
+  login: (page) =>
+    page.route("**/api/v1/login", (r) => r.fulfill({ json: { required: true, authenticated: false, scopes: [] } })),
+};
+const size = process.env.PHONE ? { width: 390, height: 844 } : { width: 1280, height: 760 };
 const only = process.argv[4]?.split(",");
 for (const [name, path] of Object.entries(pages)) {
   if (only && !only.includes(name)) continue;
   for (const theme of ["dark", "light"]) {
     if (theme === "light" && !["timeline", "launch", "sessions"].includes(name) && !process.env.BOTH) continue;
-    const page = await browser.newPage({ viewport: { width: 1280, height: 760 }, colorScheme: theme });
+    const page = await browser.newPage({ viewport: size, colorScheme: theme });
     const errors = [];
     page.on("console", (m) => m.type() === "error" && errors.push(m.text()));
     page.on("pageerror", (e) => errors.push(String(e)));
+    if (name === "login") await prepare.login(page);
     await page.goto(base + path);
     await page.waitForLoadState("networkidle");
+    if (name === "export") await prepare.export(page);
     await page.waitForTimeout(300);
-    await page.screenshot({ path: `${folder}/ui-${name}${theme === "light" ? "-light" : ""}.png` });
+    const suffix = (theme === "light" ? "-light" : "") + (process.env.PHONE ? "-phone" : "");
+    await page.screenshot({ path: `${folder}/ui-${name}${suffix}.png` });
     if (errors.length) console.log(name, theme, errors.slice(0, 3).join("\n"));
     await page.close();
   }

@@ -22,7 +22,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
+
+#include "../../gpufl_context.h"
 
 #define EXPORTED __attribute__((visibility("default")))
 
@@ -142,7 +145,7 @@ static bool gpufl_room(void) {
 }
 
 static pthread_once_t gpufl_once = PTHREAD_ONCE_INIT;
-static void *gpufl_recorder;
+static _Atomic(void *) gpufl_recorder;
 
 /* Loads the recorder, or says why not. */
 static void gpufl_load(void) {
@@ -168,6 +171,183 @@ static void *gpufl_function(const char *name) {
   return gpufl_recorder != NULL ? dlsym(gpufl_recorder, name) : NULL;
 }
 
+/* Scopes of gpufl_context.h. A program may begin scopes before its first cuInit loads the recorder:
+ * often that call is inside of one. These are kept here and passed on when recording starts. A
+ * scope that ends earlier had no work on a GPU. */
+enum { MAX_EARLY = 4096, MAX_EARLY_DEPTH = 64 };
+
+struct early {
+  struct early *next; /* the scope that began before */
+  gpufl_context_scope scope;
+  uint8_t trace[16], span[8];
+  char name[];
+};
+
+static struct {
+  pthread_mutex_t lock; /* Protects newest, last_id and count. */
+  struct early *newest;
+  uint64_t last_id; /* the greatest that was given here */
+  unsigned count;
+
+  atomic_bool started; /* The driver has called. The functions are those of the recorder, or NULL. */
+  uint64_t (*begin)(const gpufl_context_scope *);
+  void (*end)(uint64_t);
+  int (*push)(uint64_t, int), (*pop)(uint64_t);
+  uint64_t (*top)(void);
+} gpufl_scopes = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* The scopes that this thread has pushed before recording. It pushes them again at its next call. */
+static __thread struct {
+  uint64_t ids[MAX_EARLY_DEPTH];
+  int depth;
+} gpufl_pushed;
+
+static void gpufl_lock(void) { pthread_mutex_lock(&gpufl_scopes.lock); }
+static void gpufl_unlock(void) { pthread_mutex_unlock(&gpufl_scopes.lock); }
+
+/* A thread that does not exist in a forked child must not hold the lock there. */
+__attribute__((constructor)) static void gpufl_watch_forks(void) {
+  pthread_atfork(gpufl_lock, gpufl_unlock, gpufl_unlock);
+}
+
+static bool gpufl_is_started(void) {
+  if (!atomic_load_explicit(&gpufl_scopes.started, memory_order_acquire)) return false;
+  for (int i = 0; i < gpufl_pushed.depth; i++)
+    if (gpufl_scopes.push != NULL) gpufl_scopes.push(gpufl_pushed.ids[i], 0);
+  gpufl_pushed.depth = 0;
+  return true;
+}
+
+/* Passes on the scopes that are open, the outermost first. The caller holds the lock. */
+static void gpufl_pass_on(struct early *e) {
+  if (e == NULL) return;
+  gpufl_pass_on(e->next);
+  if (gpufl_scopes.begin != NULL) gpufl_scopes.begin(&e->scope);
+  free(e);
+}
+
+/* Recording has started, or there is none. */
+static void gpufl_start_scopes(void) {
+  uint64_t (*id)(uint64_t);
+
+  gpufl_lock();
+  if (!atomic_load(&gpufl_scopes.started)) {
+    *(void **)&id = gpufl_function("gpufl_recorder_id");
+    *(void **)&gpufl_scopes.begin = gpufl_function("gpufl_recorder_begin");
+    *(void **)&gpufl_scopes.end = gpufl_function("gpufl_recorder_end");
+    *(void **)&gpufl_scopes.push = gpufl_function("gpufl_recorder_push");
+    *(void **)&gpufl_scopes.pop = gpufl_function("gpufl_recorder_pop");
+    *(void **)&gpufl_scopes.top = gpufl_function("gpufl_recorder_top");
+    if (id != NULL) id(gpufl_scopes.last_id); /* the recorder's next ids are greater */
+    gpufl_pass_on(gpufl_scopes.newest);
+    gpufl_scopes.newest = NULL;
+    gpufl_scopes.count = 0;
+    atomic_store(&gpufl_scopes.started, true);
+  }
+  gpufl_unlock();
+  gpufl_is_started();
+}
+
+static uint64_t gpufl_begin_early(const gpufl_context_scope *scope) {
+  uint64_t (*id)(uint64_t) = NULL, result = 0;
+  size_t length = strlen(scope->name) + 1;
+
+  gpufl_lock();
+  if (atomic_load(&gpufl_scopes.started)) {
+    gpufl_unlock();
+    return gpufl_scopes.begin != NULL ? gpufl_scopes.begin(scope) : 0;
+  }
+  struct early *e = gpufl_scopes.count < MAX_EARLY ? malloc(sizeof *e + length) : NULL;
+  if (e != NULL) {
+    /* NVTX may have loaded the recorder already. */
+    if (gpufl_recorder != NULL) *(void **)&id = dlsym(gpufl_recorder, "gpufl_recorder_id");
+    result = id != NULL ? id(gpufl_scopes.last_id) : gpufl_scopes.last_id + 1;
+    gpufl_scopes.last_id = result;
+    e->scope = *scope;
+    e->scope.id = result;
+    if (gpufl_pushed.depth > 0 && gpufl_pushed.ids[gpufl_pushed.depth - 1] > scope->parent)
+      e->scope.parent = gpufl_pushed.ids[gpufl_pushed.depth - 1];
+    e->scope.name = memcpy(e->name, scope->name, length);
+    if (scope->trace != NULL) {
+      e->scope.trace = memcpy(e->trace, scope->trace, sizeof e->trace);
+      e->scope.span = memcpy(e->span, scope->span, sizeof e->span);
+    }
+    e->next = gpufl_scopes.newest;
+    gpufl_scopes.newest = e;
+    gpufl_scopes.count++;
+  }
+  gpufl_unlock();
+  return result;
+}
+
+static void gpufl_end_early(uint64_t id) {
+  gpufl_lock();
+  if (atomic_load(&gpufl_scopes.started)) {
+    gpufl_unlock();
+    if (gpufl_scopes.end != NULL) gpufl_scopes.end(id);
+    return;
+  }
+  for (struct early **at = &gpufl_scopes.newest; *at != NULL; at = &(*at)->next) {
+    struct early *e = *at;
+
+    if (e->scope.id != id) continue;
+    *at = e->next;
+    gpufl_scopes.count--;
+    free(e);
+    break;
+  }
+  gpufl_unlock();
+}
+
+/* The functions for programs. Any thread may call them. They ignore the id 0.
+ *
+ * gpufl_context_begin begins a scope with a name, in UTF-8. With trace (16 bytes) and span (8) it is a
+ * span of the application; else the recorder makes a span. It returns the scope's id, or 0 if nothing
+ * is recorded. For the other arguments and functions see gpufl_context.h. */
+EXPORTED uint64_t gpufl_context_begin(const char *name, uint64_t parent, const uint8_t *trace,
+                                      const uint8_t *span, int sampled) {
+  struct timespec now;
+
+  clock_gettime(CLOCK_REALTIME, &now);
+  gpufl_context_scope scope = {.parent = parent, .time_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec,
+                               .name = name, .trace = trace, .span = span, .sampled = sampled};
+  if (!gpufl_is_started()) return gpufl_begin_early(&scope);
+  return gpufl_scopes.begin != NULL ? gpufl_scopes.begin(&scope) : 0;
+}
+
+EXPORTED void gpufl_context_end(uint64_t id) {
+  if (id == 0) return;
+  if (!gpufl_is_started())
+    gpufl_end_early(id);
+  else if (gpufl_scopes.end != NULL)
+    gpufl_scopes.end(id);
+}
+
+EXPORTED uint64_t gpufl_context_top(void) {
+  if (gpufl_is_started()) return gpufl_scopes.top != NULL ? gpufl_scopes.top() : 0;
+  return gpufl_pushed.depth > 0 ? gpufl_pushed.ids[gpufl_pushed.depth - 1] : 0;
+}
+
+EXPORTED int gpufl_context_push(uint64_t id, int outermost) {
+  if (id == 0) return 0;
+  if (gpufl_is_started()) return gpufl_scopes.push != NULL ? gpufl_scopes.push(id, outermost) : 0;
+  if (gpufl_pushed.depth == MAX_EARLY_DEPTH || (outermost && gpufl_context_top() > id)) return 0;
+  gpufl_pushed.ids[gpufl_pushed.depth++] = id;
+  return 1;
+}
+
+EXPORTED int gpufl_context_pop(uint64_t id) {
+  if (id == 0) return 0;
+  if (gpufl_is_started()) return gpufl_scopes.pop != NULL ? gpufl_scopes.pop(id) : 0;
+  for (int i = gpufl_pushed.depth - 1; i >= 0; i--) {
+    if (gpufl_pushed.ids[i] != id) continue;
+    bool on_top = i == --gpufl_pushed.depth;
+    memmove(&gpufl_pushed.ids[i], &gpufl_pushed.ids[i + 1], (size_t)(gpufl_pushed.depth - i) * sizeof id);
+    return on_top;
+  }
+  return 0;
+}
+
 /* InitializeInjection is called by the driver from within the first cuInit of the process. */
 EXPORTED int InitializeInjection(void) {
   const int saved = errno;
@@ -175,6 +355,7 @@ EXPORTED int InitializeInjection(void) {
 
   *(void **)&start = gpufl_function("InitializeInjection");
   if (start != NULL) start();
+  gpufl_start_scopes();
   errno = saved;
   return 1;
 }

@@ -15,6 +15,9 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+
 	"github.com/gpuflight/gpuflight/cupti"
 	"github.com/gpuflight/gpuflight/internal/recording/deep"
 	"github.com/gpuflight/gpuflight/internal/recording/deep/control"
@@ -34,8 +37,34 @@ type Options struct {
 	Deep   deep.Config
 	Window engine.Settings
 	Place  control.Place
+	// Logs, if it is set, receives the logs instead of the endpoint. Metrics, if it is set, receives
+	// the metrics before the endpoint: it removes what it takes. One goroutine at a time calls them.
+	Logs    func(plog.Logs)
+	Metrics func(pmetric.Metrics)
 	// Logger defaults to a logger without output.
 	Logger *slog.Logger
+}
+
+// sink is the client, except for signals that go elsewhere.
+type sink struct {
+	*otlp.Client
+	logs    func(plog.Logs)
+	metrics func(pmetric.Metrics)
+}
+
+func (s *sink) Logs(ld plog.Logs) {
+	if s.logs == nil {
+		s.Client.Logs(ld)
+		return
+	}
+	s.logs(ld)
+}
+
+func (s *sink) Metrics(md pmetric.Metrics) {
+	if s.metrics != nil {
+		s.metrics(md)
+	}
+	s.Client.Metrics(md) // which ignores a message without points
 }
 
 // Capture is a recording. Its methods are safe for concurrent use.
@@ -52,6 +81,7 @@ type Capture struct {
 	collector    *cupti.Collector   // nil where nothing can be recorded
 	recorder     *recorder.Recorder // nil where nothing can be recorded
 	client       *otlp.Client
+	sink         *sink // nil without a client
 	// The following fields are nil where deep-profiling windows are off. The server is also nil if
 	// its socket could not be created.
 	windows *deep.Controller
@@ -96,6 +126,7 @@ func Start(o Options) (*Capture, error) {
 	if c.client, err = otlp.New(o.Sending, c.logger); err != nil {
 		return nil, err
 	}
+	c.sink = &sink{Client: c.client, logs: o.Logs, metrics: o.Metrics}
 	if err := c.open(&o); err != nil {
 		c.abandon()
 		return nil, err
@@ -128,7 +159,7 @@ func (c *Capture) open(o *Options) error {
 		}
 		c.config.Rules = c.windows
 	}
-	r, err := recorder.New(c.config, recorder.FromCollector(collector), c.client)
+	r, err := recorder.New(c.config, recorder.FromCollector(collector), c.sink)
 	if err != nil {
 		_ = collector.Close() // nothing to stop: it has not started
 		return err
@@ -253,7 +284,7 @@ func (c *Capture) stop(ctx context.Context, finalize bool) (recorder.Summary, er
 	if c.collector == nil {
 		errs = append(errs, c.stopUnavailableServer(ending))
 		var err error
-		summary, err = recorder.Unavailable(c.config, c.status, c.client)
+		summary, err = recorder.Unavailable(c.config, c.status, c.sink)
 		errs = append(errs, err)
 	} else {
 		errs = append(errs, c.stopWindows(ending))

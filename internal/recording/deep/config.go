@@ -96,11 +96,11 @@ func (c *Config) Table() []settings.Setting {
 		{Variable: Variable, Set: settings.To(&c.Enabled, settings.Bool)},
 		{
 			Variable: "GPUFLIGHT_DEEP_AFTER", Set: settings.To(&c.After, settings.Duration(time.Millisecond)), Flag: "deep-after",
-			Help: "open a deep window this `duration` after the start of a process (30s)",
+			Help: "open a deep window this `duration` after the start of a process (example: 30s)",
 		},
 		{
 			Variable: "GPUFLIGHT_DEEP_EVERY", Set: settings.To(&c.Every, settings.Duration(MinFor)), Flag: "deep-every",
-			Help: "open deep windows every so often, a `duration` (5m)",
+			Help: "open deep windows every so often, a `duration` (example: 5m)",
 		},
 		{
 			Variable: WhenVariable, Set: func(v string) (err error) { c.When, err = ParseRules(v); return err }, Flag: "deep-when",
@@ -108,31 +108,31 @@ func (c *Config) Table() []settings.Setting {
 		},
 		{
 			Variable: "GPUFLIGHT_DEEP_FOR", Set: settings.To(&c.For, settings.Duration(MinFor)), Flag: "deep-for",
-			Help: "`duration` of a deep window (default 2s)",
+			Help: "`duration` of a deep window (default: 2s)",
 		},
 		{
 			Variable: "GPUFLIGHT_DEEP_ENGINE", Set: settings.To(&c.Engine, parseEngine), Flag: "deep-engine",
-			Help: "`engine` of deep windows: pc (samples of program counters with stall reasons), sass (instruction counts), or both, half the time each (default pc)",
+			Help: "`engine` of deep windows: pc (samples of program counters with stall reasons), sass (instruction counts), or both, half the time each (default: pc)",
 		},
 		{
 			Variable: "GPUFLIGHT_DEEP_MAX", Set: settings.To(&c.Max, settings.Int(0, math.MaxInt32)), Flag: "deep-max",
-			Help: "most deep `windows` of a process, 0 for any number (default 0)",
+			Help: "most deep `windows` of a process, 0 for any number (default: 0)",
 		},
 		{
 			Variable: "GPUFLIGHT_DEEP_BLACKOUT", Set: settings.To(&c.Blackout, settings.ZeroIsNone(settings.Duration(0))), Flag: "deep-blackout",
-			Help: "no deep window for this `duration` after the start (default 2s, or --deep-after if that is less)",
+			Help: "no deep window for this `duration` after the start (default: 2s, or --deep-after if that is less)",
 		},
 		{
 			Variable: "GPUFLIGHT_DEEP_COOLDOWN", Set: settings.To(&c.CoolDown, settings.ZeroIsNone(settings.Duration(0))), Flag: "deep-cooldown",
-			Help: "least `duration` between two deep windows (default 10s, or what --deep-every leaves)",
+			Help: "least `duration` between two deep windows (default: 10s, or what --deep-every leaves)",
 		},
 		{
 			Variable: "GPUFLIGHT_DEEP_PER_HOUR", Set: settings.To(&c.PerHour, settings.Int(1, maxPerHour)), Flag: "deep-per-hour",
-			Help: "most deep `windows` in an hour (default 60, and those of --deep-every)",
+			Help: "most deep `windows` in an hour (default: 60, and those of --deep-every)",
 		},
 		{
 			Variable: "GPUFLIGHT_DEEP_SHARE", Set: settings.To(&c.Share, settings.Share), Flag: "deep-share",
-			Help: "most of an hour that deep windows may take, a `share` (default 5%, and that of --deep-every)",
+			Help: "most of an hour that deep windows may take, a `share` (default: 5%, and that of --deep-every)",
 		},
 		{
 			Variable: "GPUFLIGHT_DEEP_SIGNAL", Set: settings.To(&c.Signal, parseSignal), Flag: "deep-signal",

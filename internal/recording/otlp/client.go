@@ -3,11 +3,14 @@
 package otlp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -93,16 +96,17 @@ type Client struct {
 
 // signalQueue is one signal's queue and worker.
 type signalQueue struct {
-	signal  Signal
-	to      string
-	off     bool
-	limit   int // limit of the queued bytes
-	request int // limit of the bytes of one request
-	retry   time.Duration
-	attempt time.Duration
-	out     transport
-	file    *file
-	log     *slog.Logger
+	signal   Signal
+	endpoint Endpoint
+	to       string
+	off      bool
+	limit    int // limit of the queued bytes
+	request  int // limit of the bytes of one request
+	retry    time.Duration
+	attempt  time.Duration
+	out      transport
+	file     *file
+	log      *slog.Logger
 
 	mu       sync.Mutex
 	queue    []waiting
@@ -111,14 +115,42 @@ type signalQueue struct {
 	wake     chan struct{} // has capacity for one
 	closing  chan struct{} // closed by Shutdown
 	stats    Stats
-	warned   bool // a warning was logged and the endpoint has not recovered
-	loggedAt time.Time
+	rejects  state
+	outage   *state    // shared by the signals of one address
 	full     bool      // logged since the queue was last empty
 	until    time.Time // the deadline of Shutdown; zero for none
 	accepted time.Time // when the endpoint last accepted items
 
 	renewed atomic.Bool // the final attempt has requested a new connection
 	noted   atomic.Bool // the server's message has been logged
+}
+
+// state bounds the log messages about a problem and its end.
+type state struct {
+	mu       sync.Mutex
+	warned   bool // a warning was logged and the problem has not ended
+	loggedAt time.Time
+}
+
+// shouldLog reports whether to log the problem now.
+func (s *state) shouldLog() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if s.warned || !s.loggedAt.IsZero() && now.Sub(s.loggedAt) < logInterval {
+		return false
+	}
+	s.warned, s.loggedAt = true, now
+	return true
+}
+
+// ended reports whether to log that the problem has ended.
+func (s *state) ended() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ended := s.warned
+	s.warned = false
+	return ended
 }
 
 type waiting struct {
@@ -148,10 +180,11 @@ func New(s Settings, logger *slog.Logger) (*Client, error) {
 			return nil, fmt.Errorf("GPUFLIGHT_OUTPUT: %w", err)
 		}
 	}
+	outages := map[string]*state{}
 	for signal := range numSignals {
 		e := s.Signals[signal]
 		l := &signalQueue{
-			signal: signal, to: e.String(), off: !s.Sends(signal), limit: s.QueueBytes, request: s.RequestBytes, retry: s.RetryFor, attempt: e.Timeout,
+			signal: signal, endpoint: e, to: e.String(), off: !s.Sends(signal), limit: s.QueueBytes, request: s.RequestBytes, retry: s.RetryFor, attempt: e.Timeout,
 			file: c.file, log: logger, wake: make(chan struct{}, 1), closing: make(chan struct{}),
 		}
 		if l.attempt <= 0 {
@@ -163,6 +196,10 @@ func New(s Settings, logger *slog.Logger) (*Client, error) {
 		if c.file != nil {
 			l.to, l.request = s.File, min(l.request, filePiece)
 		}
+		if outages[l.address()] == nil {
+			outages[l.address()] = new(state)
+		}
+		l.outage = outages[l.address()]
 		c.queues[signal] = l
 		if l.off || c.file != nil {
 			continue
@@ -254,15 +291,69 @@ func (c *Client) Shutdown(ctx context.Context) error {
 		c.stop()
 		<-done
 		c.closeTransports()
-		var errs []error
-		for _, l := range c.queues {
-			if s := l.snapshot(); s.UnsentTotal() > s.Unsent[ReasonUnsupported] {
-				errs = append(errs, fmt.Errorf("%d %s were not sent to %s: %v: %s", s.UnsentTotal(), itemNames[l.signal], s.Endpoint, s.Unsent, s.LastError))
-			}
-		}
-		c.outcome = errors.Join(errs...)
+		c.outcome = c.unsentError()
 	})
 	return c.outcome
+}
+
+// unsentError returns one error for each address, or nil if everything was sent.
+func (c *Client) unsentError() error {
+	type loss struct {
+		items, reasons []string
+		last           string
+	}
+	var order []string
+	losses := map[string]*loss{}
+	for _, l := range c.queues {
+		s := l.snapshot()
+		if s.UnsentTotal() <= s.Unsent[ReasonUnsupported] {
+			continue
+		}
+		to := l.destination()
+		x := losses[to]
+		if x == nil {
+			x = &loss{}
+			losses[to] = x
+			order = append(order, to)
+		}
+		x.items = append(x.items, counted(s.UnsentTotal(), itemNames[l.signal]))
+		for reason := range s.Unsent {
+			if !slices.Contains(x.reasons, reason) {
+				x.reasons = append(x.reasons, reason)
+			}
+		}
+		x.last = cmp.Or(x.last, s.LastError)
+	}
+	var errs []error
+	for _, to := range order {
+		x := losses[to]
+		slices.Sort(x.reasons)
+		verb := "were"
+		if len(x.items) == 1 && strings.HasPrefix(x.items[0], "1 ") {
+			verb = "was"
+		}
+		text := fmt.Sprintf("%s %s not sent to %s (%s)", strings.Join(x.items, ", "), verb, to, strings.Join(x.reasons, ", "))
+		if x.last != "" {
+			text += ": " + x.last
+		}
+		errs = append(errs, errors.New(text))
+	}
+	return errors.Join(errs...)
+}
+
+func counted(n uint64, plural string) string {
+	if n == 1 {
+		plural = strings.TrimSuffix(plural, "s")
+	}
+	return fmt.Sprintf("%d %s", n, plural)
+}
+
+// destination is the address or the file of a signal.
+func (l *signalQueue) destination() string {
+	if l.file != nil {
+		return l.to
+	}
+	return l.address()
 }
 
 var itemNames = [numSignals]string{"spans", "log records", "metric points", "profiles"}
@@ -573,39 +664,32 @@ func (l *signalQueue) finish(sent int, reason string, lost int, err error) {
 	if err != nil {
 		l.stats.LastError = err.Error()
 	}
-	recovered := lost == 0 && l.warned
-	if recovered {
-		l.warned = false
-	}
-	shouldLog := lost > 0 && l.shouldLog()
 	l.mu.Unlock()
-	switch {
+	if lost == 0 {
+		rejected, unreachable := l.rejects.ended(), l.outage.ended()
+		if rejected || unreachable {
+			l.log.Info("gpuflight: telemetry is accepted again", "to", l.to)
+		}
+		return
+	}
+	problem := &l.rejects
+	if reason == ReasonUnreachable {
+		problem = l.outage
+	}
+	switch shouldLog := problem.shouldLog(); {
 	case shouldLog && reason == ReasonUnsupported:
 		l.log.Warn("gpuflight: the endpoint does not support profiles: profiles are dropped, other signals are sent", "to", l.to, "error", err)
 	case shouldLog:
 		l.log.Warn("gpuflight: telemetry is rejected and dropped", "signal", l.signal.String(), "to", l.to, "reason", reason, "error", err)
-	case recovered:
-		l.log.Info("gpuflight: telemetry is accepted again", "signal", l.signal.String(), "to", l.to)
 	}
 }
 
 // failed records an attempt that will be retried.
 func (l *signalQueue) failed(err error) {
 	l.mu.Lock()
-	shouldLog := l.shouldLog()
 	l.stats.LastError = err.Error()
 	l.mu.Unlock()
-	if shouldLog {
-		l.log.Warn("gpuflight: telemetry cannot be sent and is retried", "signal", l.signal.String(), "to", l.to, "error", err)
+	if l.outage.shouldLog() {
+		l.log.Warn("gpuflight: telemetry cannot be sent and is retried", "to", l.to, "error", err)
 	}
-}
-
-// shouldLog reports whether to log a failure and marks it as logged. The caller holds the lock.
-func (l *signalQueue) shouldLog() bool {
-	now := time.Now()
-	if l.warned || !l.loggedAt.IsZero() && now.Sub(l.loggedAt) < logInterval {
-		return false
-	}
-	l.warned, l.loggedAt = true, now
-	return true
 }

@@ -146,7 +146,7 @@ func TestProfiles_Protocols(t *testing.T) {
 	server = &profiletest.Server{Rejected: 1}
 	c = start(t, testSettings(t, "GPUFLIGHT_PROFILES", "1", "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+server.Serve(t)), nil)
 	c.Profiles(profilesOf(t, 1, 2))
-	require.ErrorContains(t, c.Shutdown(within(t, time.Minute)), "1 profiles were not sent")
+	require.ErrorContains(t, c.Shutdown(within(t, time.Minute)), "1 profile was not sent")
 	assert.Equal(t, uint64(1), c.Stats()[Profiles].Sent)
 	assert.Equal(t, map[string]uint64{ReasonRejected: 1}, c.Stats()[Profiles].Unsent)
 }

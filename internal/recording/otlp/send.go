@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -66,12 +67,16 @@ type sendError struct {
 	after time.Duration
 	// away is set if no server answered.
 	away bool
-	// unknown is set if the server does not have the service.
-	unknown bool
+	// unknown is set if the server does not have the service, denied if it refuses the credentials.
+	unknown, denied bool
+	// answered is set if the server answered with a status of HTTP.
+	answered bool
 }
 
 func (e *sendError) Error() string { return e.err.Error() }
 func (e *sendError) Unwrap() error { return e.err }
+
+var errWebPage = errors.New("the answer is a web page, not OTLP")
 
 func newTransport(signal Signal, e Endpoint) (transport, error) {
 	security, err := tlsConfig(e)
@@ -175,14 +180,19 @@ func (t *httpTransport) send(ctx context.Context, p payload) (int64, string, err
 			return 0, "", &sendError{err: err, retry: true}
 		}
 		if kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); kind == "text/html" {
-			return 0, "", &sendError{err: errors.New("the answer is a web page, not OTLP")}
+			return 0, "", &sendError{err: errWebPage}
 		}
 		return decodeAnswer(t.signal, answer)
 	case resp.StatusCode == http.StatusTooManyRequests, resp.StatusCode == http.StatusBadGateway,
 		resp.StatusCode == http.StatusServiceUnavailable, resp.StatusCode == http.StatusGatewayTimeout:
-		return 0, "", &sendError{err: answerError(resp, answer), retry: true, after: retryAfter(resp.Header.Get("Retry-After"), time.Now())}
+		return 0, "", &sendError{err: answerError(resp, answer), answered: true, retry: true, after: retryAfter(resp.Header.Get("Retry-After"), time.Now())}
 	}
-	return 0, "", &sendError{err: answerError(resp, answer), unknown: resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusNotImplemented}
+	return 0, "", &sendError{
+		err:      answerError(resp, answer),
+		answered: true,
+		unknown:  slices.Contains([]int{http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented}, resp.StatusCode),
+		denied:   resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden,
+	}
 }
 
 // redact removes the URL that net/http puts into an error, since it may hold a password.
@@ -194,12 +204,16 @@ func redact(err error) error {
 }
 
 // isUnreachable reports whether an error means that no server listens at the address, that the host
-// does not exist, or that its certificate does not match.
+// does not exist, that its certificate does not match, or that it speaks another protocol.
 func isUnreachable(err error) bool {
 	var op *net.OpError
 	var certificate *tls.CertificateVerificationError
 	var noTLS tls.RecordHeaderError
-	return errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) || errors.As(err, &noTLS)
+	if errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) || errors.As(err, &noTLS) {
+		return true
+	}
+	// Package net/http has no types for these.
+	return strings.Contains(err.Error(), "malformed HTTP response") || strings.Contains(err.Error(), "server gave HTTP response to HTTPS client")
 }
 
 // answerError returns an error with the status and the server's message, if the body has one in
@@ -362,6 +376,8 @@ func grpcError(err error) error {
 		e.retry = throttled
 	case codes.Unimplemented:
 		e.unknown = true
+	case codes.Unauthenticated, codes.PermissionDenied:
+		e.denied = true
 	}
 	// gRPC reports a failed connection by this code without details.
 	if s.Code() == codes.Unavailable && len(s.Details()) == 0 {

@@ -112,7 +112,7 @@ func (s *Settings) Table() []settings.Setting {
 		},
 		{
 			Variable: OutputVariable, Set: settings.To(&s.File, settings.Text), Flag: "output",
-			Help: "write OTLP as JSON lines to `file` and send nothing; .gz and .zst are compressed; an existing file is replaced",
+			Help: "write OTLP as JSON lines to `file` and send nothing; .gz and .zst are compressed; --force replaces an earlier recording",
 		},
 		{
 			Variable: "GPUFLIGHT_PROFILES", Set: settings.To(&s.Profiles, settings.Bool), Flag: "profiles", Switch: true,
@@ -228,7 +228,9 @@ func exports(list string) bool {
 		return true
 	}
 	for _, v := range strings.Split(list, ",") {
-		if strings.TrimSpace(v) == "otlp" {
+		// OpenTelemetry Python also has a name for each protocol.
+		switch strings.TrimSpace(v) {
+		case "otlp", "otlp_proto_http", "otlp_proto_grpc":
 			return true
 		}
 	}

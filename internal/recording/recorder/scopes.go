@@ -49,6 +49,7 @@ type scope struct {
 	start, end           int64
 	depth                int64
 	domain               string
+	source               gpuevent.ScopeSource
 }
 
 // trace is a trace that is split into parts.
@@ -212,18 +213,22 @@ func (s *scopes) apply(ops []scopeOp, now int64) {
 			}
 			continue
 		}
-		c := &scope{
-			id: op.id, kind: gpuevent.KindScope, name: op.scope.Name, label: s.label(op.scope.Name),
-			sampled: op.scope.Sampled, start: op.at,
-			first: op.scope.Ref, cur: op.scope.Ref,
-			// Without a span of its own, the work of the scope belongs to the session.
-			thin: op.scope.Ref.Trace == gpuevent.TraceID{} || op.scope.Ref.Span == gpuevent.SpanID{},
-		}
-		s.add(c)
+		s.addSpan(op.id, op.at, op.scope)
 	}
 }
 
-// nvtx applies NVTX events, in order for each thread.
+// addSpan stores a scope whose span the application sends.
+func (s *scopes) addSpan(id uint64, start int64, span Scope) {
+	s.add(&scope{
+		id: id, kind: gpuevent.KindScope, name: span.Name, label: s.label(span.Name),
+		sampled: span.Sampled, start: start,
+		first: span.Ref, cur: span.Ref,
+		// Without a span of its own, the work of the scope belongs to the session.
+		thin: span.Ref.Trace == gpuevent.TraceID{} || span.Ref.Span == gpuevent.SpanID{},
+	})
+}
+
+// nvtx applies NVTX events and those of a program's tasks, in order for each thread.
 func (s *scopes) nvtx(events []cupti.ScopeEvent, now int64) {
 	for i := range events {
 		ev := &events[i]
@@ -231,11 +236,24 @@ func (s *scopes) nvtx(events []cupti.ScopeEvent, now int64) {
 		switch ev.What {
 		case cupti.ScopeBegin:
 			s.beginRange(ev)
+		case cupti.ScopeSpan:
+			if s.byID[ev.ID] != nil {
+				s.lost++ // a duplicate id is a fault of the source
+				continue
+			}
+			s.addSpan(ev.ID, ev.TimeNs, Scope{Ref: ev.Span, Sampled: ev.Sampled, Name: ev.Name})
 		case cupti.ScopeEnd:
-			if c := s.byID[ev.ID]; c != nil && !c.ended && c.kind == gpuevent.KindNVTX {
-				c.end = max(ev.TimeNs, c.start)
-				s.endsAt(c, now)
-				s.observe(c, c.end)
+			c := s.byID[ev.ID]
+			if c == nil || c.ended {
+				continue
+			}
+			end := max(ev.TimeNs, c.start)
+			if c.kind == gpuevent.KindNVTX {
+				c.end = end
+			}
+			s.endsAt(c, now)
+			s.observe(c, end)
+			if c.kind == gpuevent.KindNVTX {
 				s.finish(c, false)
 			}
 		case cupti.ScopeMark:
@@ -251,7 +269,10 @@ func (s *scopes) beginRange(ev *cupti.ScopeEvent) {
 	}
 	c := &scope{
 		id: ev.ID, kind: gpuevent.KindNVTX, name: ev.Name, label: s.label(ev.Name),
-		start: ev.TimeNs, domain: ev.Domain, part: -1,
+		start: ev.TimeNs, domain: ev.Domain, part: -1, source: gpuevent.ScopeNVTX,
+	}
+	if ev.Program {
+		c.source = gpuevent.ScopeSDK
 	}
 	if p := s.byID[ev.Parent]; p != nil && ev.Parent != 0 {
 		c.parent, c.depth = p, p.depth+1
@@ -313,7 +334,7 @@ func (s *scopes) span(c *scope, ref gpuevent.Ref, part gpuevent.Int, unfinished 
 	}
 	s.e.spans.Scopes++
 	s.e.batch.Scope(s.e.session, &gpuevent.Scope{
-		Ref: ref, StartNs: c.start, EndNs: end, Name: c.name, Source: gpuevent.ScopeNVTX,
+		Ref: ref, StartNs: c.start, EndNs: end, Name: c.name, Source: c.source,
 		Instance: gpuevent.Some(int64(c.id)), Depth: gpuevent.Some(c.depth), Domain: c.domain,
 		Part: part, Link: link, Unfinished: unfinished, Estimated: s.e.distorted.distorts(c.start, end),
 	})

@@ -284,6 +284,49 @@ func TestNVTXRange_WithoutThread(t *testing.T) {
 	assert.Equal(t, "torch", attr(epoch.Attributes(), semconv.CUDANVTXDomain))
 }
 
+// A span of the application, and scopes of a program's tasks: their events come like those of NVTX.
+func TestScopeEvents_OfTasks(t *testing.T) {
+	f := newFixture(t, Config{}).start()
+	request, unsampled := refOf(7, 9), refOf(8, 10)
+	f.src.event(
+		cupti.ScopeEvent{What: cupti.ScopeSpan, ID: 1, TimeNs: base, Name: "GET /", Nested: true, Program: true, Span: request, Sampled: true},
+		cupti.ScopeEvent{What: cupti.ScopeSpan, ID: 1, TimeNs: base, Name: "again", Nested: true, Program: true, Span: unsampled, Sampled: true},
+		cupti.ScopeEvent{What: cupti.ScopeSpan, ID: 2, TimeNs: base, Name: "GET /health", Nested: true, Program: true, Span: unsampled},
+		cupti.ScopeEvent{What: cupti.ScopeBegin, ID: 3, Parent: 1, TimeNs: base + 5, Name: "range", Nested: true},
+		cupti.ScopeEvent{What: cupti.ScopeEnd, ID: 3, TimeNs: base + 8, Nested: true},
+		cupti.ScopeEvent{What: cupti.ScopeEnd, ID: 1, TimeNs: base + 9, Nested: true},
+		cupti.ScopeEvent{What: cupti.ScopeEnd, ID: 1, TimeNs: base + 10, Nested: true},
+		cupti.ScopeEvent{What: cupti.ScopeBegin, ID: 4, TimeNs: base + 5, Name: "step", Nested: true, Program: true},
+		cupti.ScopeEvent{What: cupti.ScopeEnd, ID: 4, TimeNs: base + 8, Nested: true},
+	)
+	f.src.deliver(in(1, kernel("a", 1, 5, 10)), in(2, kernel("b", 2, 6, 10)), in(3, kernel("c", 3, 7, 10)), in(4, kernel("d", 4, 7, 10)))
+	s := f.stop()
+	for name, want := range map[string]struct {
+		trace  pcommon.TraceID
+		parent pcommon.SpanID
+		scope  string
+	}{
+		"a":     {pcommon.TraceID(request.Trace), pcommon.SpanID(request.Span), "GET /"},
+		"range": {pcommon.TraceID(request.Trace), pcommon.SpanID(request.Span), ""},
+		"c":     {pcommon.TraceID(request.Trace), f.sink.spanNamed(t, "range").SpanID(), "range"},
+		"d":     {f.sink.spanNamed(t, "step").TraceID(), f.sink.spanNamed(t, "step").SpanID(), "step"},
+	} {
+		got := f.sink.spanNamed(t, name)
+		assert.Equal(t, want.trace, got.TraceID(), name)
+		assert.Equal(t, want.parent, got.ParentSpanID(), name)
+		if want.scope != "" {
+			assert.Equal(t, want.scope, attr(got.Attributes(), semconv.CUDAScopeName))
+		}
+	}
+	for _, s := range f.sink.spans {
+		assert.NotContains(t, []string{"b", "GET /", "GET /health"}, s.Name(), "the application sends its spans, and b is not sampled")
+	}
+	assert.Equal(t, "sdk", attr(f.sink.spanNamed(t, "step").Attributes(), semconv.CUDAScopeSource))
+	assert.Equal(t, "nvtx", attr(f.sink.spanNamed(t, "range").Attributes(), semconv.CUDAScopeSource))
+	assert.Equal(t, pcommon.Timestamp(base+5), f.sink.spanNamed(t, "step").StartTimestamp())
+	assert.Equal(t, uint64(1), s.Records.ScopesLost)
+}
+
 func TestNVTXMark_Logs(t *testing.T) {
 	f := newFixture(t, Config{}).start()
 	f.src.event(

@@ -97,13 +97,13 @@ func (s *Settings) Table() []settings.Setting {
 		},
 		{
 			Variable: "GPUFLIGHT_MIN_DURATION", Set: settings.To(&s.MinDuration, settings.Duration(0)), Flag: "min-duration",
-			Help: "create no spans for device work shorter than this `duration` (5us)",
+			Help: "create no spans for device work shorter than this `duration` (example: 5us)",
 		},
 		{Variable: "GPUFLIGHT_FLUSH_INTERVAL", Set: settings.To(&s.FlushInterval, settings.Duration(time.Millisecond))},
 		{Variable: "GPUFLIGHT_METRIC_INTERVAL", Set: settings.To(&s.MetricInterval, settings.Duration(time.Millisecond))},
 		{
 			Variable: budgetVariable, Set: settings.To(&s.OverheadBudget, settings.Share), Flag: "overhead-budget",
-			Help: "`share` of the program's time that recording may cost (2%): records in time slices; cannot be combined with deep profiling",
+			Help: "`share` of the program's time that recording may cost: records in time slices; cannot be combined with deep profiling (example: 2%)",
 		},
 		{Variable: "GPUFLIGHT_SHUTDOWN_TIMEOUT", Set: settings.To(&s.ShutdownTimeout, settings.Duration(0))},
 		{Variable: "GPUFLIGHT_DRAIN_TIMEOUT", Set: settings.To(&s.DrainTimeout, settings.Duration(0))},

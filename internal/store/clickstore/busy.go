@@ -4,7 +4,6 @@ package clickstore
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,22 +16,20 @@ import (
 
 // Busy implements [store.Reader].
 func (s *Store) Busy(ctx context.Context, q store.BusyQuery) ([]int64, error) {
-	bounds, err := answer.Bounds(&q)
-	if err != nil {
-		return nil, fmt.Errorf("read busy time: %w", err)
-	}
-	v, err := s.open(ctx, q.Project, q.Session, false)
-	if err != nil {
-		return nil, err
-	}
-	before := map[int64]int64{}
-	// The text of a query has at most 256 KiB.
-	for times := range slices.Chunk(bounds, 10_000) {
-		if err := v.busyBefore(ctx, q.Device, times, before); err != nil {
-			return nil, fmt.Errorf("read busy time: %w", err)
+	return read(ctx, s, q.Project, q.Session, "read busy time", func(v *view) ([]int64, error) {
+		bounds, err := answer.Bounds(&q)
+		if err != nil {
+			return nil, err
 		}
-	}
-	return answer.Busy(&q, before), nil
+		before := map[int64]int64{}
+		// The text of a query has at most 256 KiB.
+		for times := range slices.Chunk(bounds, 10_000) {
+			if err := v.busyBefore(ctx, q.Device, times, before); err != nil {
+				return nil, err
+			}
+		}
+		return answer.Busy(&q, before), nil
+	})
 }
 
 // busyBefore finds how long a kernel ran on the devices before each of some times. Without the gaps in

@@ -36,22 +36,17 @@ func (v *view) tree(ctx context.Context) (*answer.Tree, error) {
 
 // Kernels implements [store.Reader].
 func (s *Store) Kernels(ctx context.Context, q store.KernelQuery) ([]store.KernelStat, error) {
-	n, err := answer.Limits(q.From, q.To, q.Limit, 50, 10_000)
-	if err == nil && q.Group > store.GroupLane {
-		err = fmt.Errorf("group %d: %w", q.Group, store.ErrInvalid)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read kernels: %w", err)
-	}
-	v, err := s.open(ctx, q.Project, q.Session, false)
-	if err != nil {
-		return nil, err
-	}
-	out, err := v.kernels(ctx, q)
-	if err != nil {
-		return nil, fmt.Errorf("read kernels: %w", err)
-	}
-	return out[:min(n, len(out))], nil
+	return read(ctx, s, q.Project, q.Session, "read kernels", func(v *view) ([]store.KernelStat, error) {
+		n, err := answer.Limits(q.From, q.To, q.Limit, 50, 10_000)
+		if err != nil {
+			return nil, err
+		}
+		if q.Group > store.GroupLane {
+			return nil, fmt.Errorf("group %d: %w", q.Group, store.ErrInvalid)
+		}
+		out, err := v.kernels(ctx, q)
+		return out[:min(n, len(out))], err
+	})
 }
 
 type kernelKey struct {
@@ -169,17 +164,17 @@ type node struct {
 
 // Scopes implements [store.Reader].
 func (s *Store) Scopes(ctx context.Context, project, session string) ([]store.ScopeNode, error) {
-	v, err := s.open(ctx, project, session, false)
+	return read(ctx, s, project, session, "read scopes", func(v *view) ([]store.ScopeNode, error) { return v.nodes(ctx) })
+}
+
+func (v *view) nodes(ctx context.Context) ([]store.ScopeNode, error) {
+	tree, err := v.tree(ctx)
 	if err != nil {
 		return nil, err
 	}
-	tree, err := v.tree(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read scopes: %w", err)
-	}
 	sums, err := v.sums(ctx, 0, 0)
 	if err != nil {
-		return nil, fmt.Errorf("read scopes: %w", err)
+		return nil, err
 	}
 	nodes := map[uint32]*node{0: {buckets: answer.Histogram{}}}
 	get := func(names []string) *node {
@@ -226,19 +221,14 @@ func (s *Store) Scopes(ctx context.Context, project, session string) ([]store.Sc
 
 // Instances implements [store.Reader].
 func (s *Store) Instances(ctx context.Context, q store.InstanceQuery) ([]store.Instance, error) {
-	n, err := answer.Limits(q.From, q.To, q.Limit, 100, 10_000)
-	if err != nil {
-		return nil, fmt.Errorf("read instances: %w", err)
-	}
-	v, err := s.open(ctx, q.Project, q.Session, false)
-	if err != nil {
-		return nil, err
-	}
-	list, err := v.instances(ctx, q)
-	if err != nil {
-		return nil, fmt.Errorf("read instances: %w", err)
-	}
-	return list[:min(n, len(list))], nil
+	return read(ctx, s, q.Project, q.Session, "read instances", func(v *view) ([]store.Instance, error) {
+		n, err := answer.Limits(q.From, q.To, q.Limit, 100, 10_000)
+		if err != nil {
+			return nil, err
+		}
+		list, err := v.instances(ctx, q)
+		return list[:min(n, len(list))], err
+	})
 }
 
 func (v *view) instances(ctx context.Context, q store.InstanceQuery) ([]store.Instance, error) {

@@ -188,15 +188,7 @@ func (v *view) sums(ctx context.Context, from, to int64) ([]sum, error) {
 
 // Lanes implements [store.Reader].
 func (s *Store) Lanes(ctx context.Context, project, session string) ([]store.LaneInfo, error) {
-	v, err := s.open(ctx, project, session, false)
-	if err != nil {
-		return nil, err
-	}
-	out, err := v.laneInfos(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("list lanes: %w", err)
-	}
-	return out, nil
+	return read(ctx, s, project, session, "list lanes", func(v *view) ([]store.LaneInfo, error) { return v.laneInfos(ctx) })
 }
 
 func (v *view) laneInfos(ctx context.Context) ([]store.LaneInfo, error) {

@@ -161,6 +161,19 @@ func (s *Store) open(ctx context.Context, project, id string, empty bool) (*view
 	return &view{state: st, s: s, key: k, sess: s.session(k)}, nil
 }
 
+// read returns what a function reads from a session. Errors of the function begin with what.
+func read[T any](ctx context.Context, s *Store, project, session, what string, from func(*view) (T, error)) (T, error) {
+	v, err := s.open(ctx, project, session, false)
+	if err != nil {
+		return *new(T), err
+	}
+	answer, err := from(v)
+	if err != nil {
+		return *new(T), fmt.Errorf("%s: %w", what, err)
+	}
+	return answer, nil
+}
+
 // cached returns what read returns and keeps it while the session does not change.
 func cached[T any](v *view, key string, read func() (T, error)) (T, error) {
 	version := [2]uint64{v.written.at, v.seal.version}

@@ -42,22 +42,15 @@ func satMul(a, b int64) int64 {
 
 // Timeline implements [store.Reader].
 func (s *Store) Timeline(ctx context.Context, q store.TimelineQuery) (store.Timeline, error) {
-	_, err := answer.Limits(q.From, q.To, 0, 0, 0)
-	if err == nil && (q.Bins < 1 || q.Bins > 4000) {
-		err = fmt.Errorf("%d bins: %w", q.Bins, store.ErrInvalid)
-	}
-	if err != nil {
-		return store.Timeline{}, fmt.Errorf("read timeline: %w", err)
-	}
-	v, err := s.open(ctx, q.Project, q.Session, false)
-	if err != nil {
-		return store.Timeline{}, err
-	}
-	t, err := v.timeline(ctx, q)
-	if err != nil {
-		return store.Timeline{}, fmt.Errorf("read timeline: %w", err)
-	}
-	return t, nil
+	return read(ctx, s, q.Project, q.Session, "read timeline", func(v *view) (store.Timeline, error) {
+		if _, err := answer.Limits(q.From, q.To, 0, 0, 0); err != nil {
+			return store.Timeline{}, err
+		}
+		if q.Bins < 1 || q.Bins > 4000 {
+			return store.Timeline{}, fmt.Errorf("%d bins: %w", q.Bins, store.ErrInvalid)
+		}
+		return v.timeline(ctx, q)
+	})
 }
 
 func (v *view) timeline(ctx context.Context, q store.TimelineQuery) (store.Timeline, error) {
@@ -167,19 +160,13 @@ func (v *view) binsOfRows(ctx context.Context, b *answer.Bins, some bool, lanes 
 
 // Gaps implements [store.Reader].
 func (s *Store) Gaps(ctx context.Context, q store.GapQuery) (store.Gaps, error) {
-	n, err := answer.Limits(q.From, q.To, q.Limit, 100, 10_000)
-	if err != nil {
-		return store.Gaps{}, fmt.Errorf("read gaps: %w", err)
-	}
-	v, err := s.open(ctx, q.Project, q.Session, false)
-	if err != nil {
-		return store.Gaps{}, err
-	}
-	a, err := v.gaps(ctx, q, n)
-	if err != nil {
-		return store.Gaps{}, fmt.Errorf("read gaps: %w", err)
-	}
-	return a, nil
+	return read(ctx, s, q.Project, q.Session, "read gaps", func(v *view) (store.Gaps, error) {
+		n, err := answer.Limits(q.From, q.To, q.Limit, 100, 10_000)
+		if err != nil {
+			return store.Gaps{}, err
+		}
+		return v.gaps(ctx, q, n)
+	})
 }
 
 // gaps reads the kernels that start in the interval of the query, the largest end of those before it,

@@ -7,7 +7,6 @@ package duckstore
 import (
 	"context"
 	"database/sql"
-	"fmt"
 	"math"
 
 	"github.com/gpuflight/gpuflight/internal/store"
@@ -16,22 +15,14 @@ import (
 
 // Busy implements [store.Reader].
 func (s *Store) Busy(ctx context.Context, q store.BusyQuery) ([]int64, error) {
-	bounds, err := answer.Bounds(&q)
-	if err != nil {
-		return nil, fmt.Errorf("read busy time: %w", err)
-	}
-	v, err := s.open(ctx, q.Project, q.Session, false)
-	if err != nil {
-		return nil, err
-	}
-	defer v.close()
-	before := map[int64]int64{}
-	if len(bounds) > 0 {
-		if err := v.busyBefore(ctx, q.Device, bounds, before); err != nil {
-			return nil, fmt.Errorf("read busy time: %w", err)
+	return read(ctx, s, q.Project, q.Session, "read busy time", func(v *view) ([]int64, error) {
+		bounds, err := answer.Bounds(&q)
+		before := map[int64]int64{}
+		if err == nil && len(bounds) > 0 {
+			err = v.busyBefore(ctx, q.Device, bounds, before)
 		}
-	}
-	return answer.Busy(&q, before), nil
+		return answer.Busy(&q, before), err
+	})
 }
 
 // busyBefore finds how long a kernel ran on the devices before each of some times, which ascend. The busy

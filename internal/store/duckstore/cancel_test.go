@@ -20,7 +20,7 @@ import (
 func TestStore_WriteCanceled(t *testing.T) {
 	s, err := Open(t.Context(), Config{Directory: t.TempDir(), Threads: 1})
 	require.NoError(t, err)
-	g := storetest.NewTraining()
+	g := storetest.NewTraining(0)
 	stored, canceled := int64(0), 0
 	for i := range 40 {
 		b := g.Batch(3)

@@ -29,7 +29,7 @@ func BenchmarkStore(b *testing.B) {
 	s, err := Open(ctx, Config{Directory: b.TempDir()})
 	require.NoError(b, err)
 	defer func() { require.NoError(b, s.Close(ctx)) }()
-	g := storetest.NewTraining()
+	g := storetest.NewTraining(0)
 	var last *store.Batch
 	var rows int64
 	var spent, generating time.Duration

@@ -47,7 +47,7 @@ func TestStore_DiskFull(t *testing.T) {
 				return s
 			}
 			s := open()
-			g := storetest.NewTraining()
+			g := storetest.NewTraining(0)
 			var refused *store.Batch
 			acked, rows := int64(0), 0
 			for refused == nil {

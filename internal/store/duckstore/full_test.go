@@ -23,7 +23,7 @@ func TestStore_FileTooLarge(t *testing.T) {
 	ctx := context.Background()
 	dir := t.TempDir()
 	s := openStore(t, Config{Directory: dir})
-	g := storetest.NewTraining()
+	g := storetest.NewTraining(0)
 	_, err := s.Write(ctx, []*store.Batch{g.Batch(1)})
 	require.NoError(t, err)
 	before, err := s.Session(ctx, "", "training")

@@ -391,20 +391,13 @@ func (w *transaction) lateGaps(ctx context.Context, tx *sql.Tx) error {
 
 // Gaps implements [store.Reader].
 func (s *Store) Gaps(ctx context.Context, q store.GapQuery) (store.Gaps, error) {
-	n, err := answer.Limits(q.From, q.To, q.Limit, 100, 10_000)
-	if err != nil {
-		return store.Gaps{}, fmt.Errorf("read gaps: %w", err)
-	}
-	v, err := s.open(ctx, q.Project, q.Session, false)
-	if err != nil {
-		return store.Gaps{}, err
-	}
-	defer v.close()
-	answer, err := v.gaps(ctx, q, n)
-	if err != nil {
-		return store.Gaps{}, fmt.Errorf("read gaps: %w", err)
-	}
-	return answer, nil
+	return read(ctx, s, q.Project, q.Session, "read gaps", func(v *view) (store.Gaps, error) {
+		n, err := answer.Limits(q.From, q.To, q.Limit, 100, 10_000)
+		if err != nil {
+			return store.Gaps{}, err
+		}
+		return v.gaps(ctx, q, n)
+	})
 }
 
 // gapBin is a bin whose kernels are read, for one device.

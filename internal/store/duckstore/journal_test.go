@@ -97,7 +97,7 @@ func FuzzCodec(f *testing.F) {
 }
 
 func BenchmarkCodec(b *testing.B) {
-	batch := storetest.NewTraining().Rows(1000)
+	batch := storetest.NewTraining(0).Rows(1000)
 	encoded := encodeBatch(nil, batch)
 	perRow := func(b *testing.B) {
 		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(batch.Rows()), "ns/row")

@@ -22,23 +22,17 @@ const bucketSQL = `CASE WHEN d < 16 THEN d ELSE (length(bin(d)) - 1) * 16 + ((d 
 
 // Kernels implements [store.Reader].
 func (s *Store) Kernels(ctx context.Context, q store.KernelQuery) ([]store.KernelStat, error) {
-	n, err := answer.Limits(q.From, q.To, q.Limit, 50, 10_000)
-	if err == nil && q.Group > store.GroupLane {
-		err = fmt.Errorf("group %d: %w", q.Group, store.ErrInvalid)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read kernels: %w", err)
-	}
-	v, err := s.open(ctx, q.Project, q.Session, false)
-	if err != nil {
-		return nil, err
-	}
-	defer v.close()
-	out, err := v.kernels(ctx, q)
-	if err != nil {
-		return nil, fmt.Errorf("read kernels: %w", err)
-	}
-	return out[:min(n, len(out))], nil
+	return read(ctx, s, q.Project, q.Session, "read kernels", func(v *view) ([]store.KernelStat, error) {
+		n, err := answer.Limits(q.From, q.To, q.Limit, 50, 10_000)
+		if err != nil {
+			return nil, err
+		}
+		if q.Group > store.GroupLane {
+			return nil, fmt.Errorf("group %d: %w", q.Group, store.ErrInvalid)
+		}
+		out, err := v.kernels(ctx, q)
+		return out[:min(n, len(out))], err
+	})
 }
 
 type kernelKey struct {

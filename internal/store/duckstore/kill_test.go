@@ -32,7 +32,7 @@ const killDirectory = "GPUFLIGHT_TEST_KILL_DIRECTORY"
 // it now and then. With some seeds it writes to the journal first. Rollups are merged often. Each write
 // has another batch too, if a is not nil.
 func deliver(ctx context.Context, s *Store, seed uint64, a *acknowledged) error {
-	g, r := storetest.NewTraining(), rand.New(rand.NewPCG(seed, 1))
+	g, r := storetest.NewTraining(0), rand.New(rand.NewPCG(seed, 1))
 	s.write.Lock()
 	s.maxPartial, s.directSessions, s.settleInterval = 5000, r.IntN(2)*directSessions, time.Duration(r.IntN(100))*time.Millisecond
 	s.write.Unlock()
@@ -150,7 +150,7 @@ func TestStore_Killed(t *testing.T) {
 	require.NoError(t, deliver(ctx, s, 7, nil))
 
 	want := openStore(t, Config{Directory: t.TempDir()})
-	g := storetest.NewTraining()
+	g := storetest.NewTraining(0)
 	for range 60 {
 		_, err := want.Write(ctx, []*store.Batch{g.Batch(1)})
 		require.NoError(t, err)

@@ -66,6 +66,20 @@ func (s *Store) open(ctx context.Context, project, id string, empty bool) (*view
 	return v, nil
 }
 
+// read returns what a function reads from a session. Errors of the function begin with what.
+func read[T any](ctx context.Context, s *Store, project, session, what string, from func(*view) (T, error)) (T, error) {
+	v, err := s.open(ctx, project, session, false)
+	if err != nil {
+		return *new(T), err
+	}
+	defer v.close()
+	answer, err := from(v)
+	if err != nil {
+		return *new(T), fmt.Errorf("%s: %w", what, err)
+	}
+	return answer, nil
+}
+
 func (v *view) close() {
 	v.savePaths(context.Background())
 	for _, seg := range v.segments {
@@ -240,16 +254,10 @@ func (s *Store) Session(ctx context.Context, project, id string) (store.SessionI
 
 // Lanes implements [store.Reader].
 func (s *Store) Lanes(ctx context.Context, project, session string) ([]store.LaneInfo, error) {
-	v, err := s.open(ctx, project, session, false)
-	if err != nil {
-		return nil, err
-	}
-	defer v.close()
-	out, err := v.laneInfos(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("list lanes: %w", err)
-	}
-	return slices.Clone(out), nil
+	return read(ctx, s, project, session, "list lanes", func(v *view) ([]store.LaneInfo, error) {
+		out, err := v.laneInfos(ctx)
+		return slices.Clone(out), err
+	})
 }
 
 func (v *view) laneInfos(ctx context.Context) ([]store.LaneInfo, error) {

@@ -8,7 +8,6 @@ import (
 	"context"
 	"database/sql"
 	"encoding/hex"
-	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -203,21 +202,14 @@ func (v *view) nodes(ctx context.Context) ([]*scopeNode, error) {
 
 // Scopes implements [store.Reader].
 func (s *Store) Scopes(ctx context.Context, project, session string) ([]store.ScopeNode, error) {
-	v, err := s.open(ctx, project, session, false)
-	if err != nil {
-		return nil, err
-	}
-	defer v.close()
-	nodes, err := v.nodes(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read scopes: %w", err)
-	}
-	var out []store.ScopeNode
-	for _, n := range nodes {
-		n.P50Ns, n.P99Ns = n.buckets.Percentile(50), n.buckets.Percentile(99)
-		out = append(out, n.ScopeNode)
-	}
-	return out, nil
+	return read(ctx, s, project, session, "read scopes", func(v *view) (out []store.ScopeNode, err error) {
+		nodes, err := v.nodes(ctx)
+		for _, n := range nodes {
+			n.P50Ns, n.P99Ns = n.buckets.Percentile(50), n.buckets.Percentile(99)
+			out = append(out, n.ScopeNode)
+		}
+		return out, err
+	})
 }
 
 // chainedInstances returns the first n instances of a path from the chains. It is not ok if several spans

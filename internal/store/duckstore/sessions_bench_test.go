@@ -31,7 +31,7 @@ func BenchmarkStore_Sessions(b *testing.B) {
 	s, err := Open(ctx, Config{Directory: b.TempDir(), MaxAttached: *benchAttached, Threads: *benchThreads})
 	require.NoError(b, err)
 	defer func() { require.NoError(b, s.Close(ctx)) }()
-	g := storetest.NewTraining()
+	g := storetest.NewTraining(0)
 	batches := make([]*store.Batch, *benchSessions)
 	write := func() {
 		_, err := s.Write(ctx, batches)

@@ -7,7 +7,6 @@ package duckstore
 import (
 	"context"
 	"database/sql"
-	"fmt"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/answer"
@@ -15,23 +14,13 @@ import (
 
 // Stacks implements [store.Reader].
 func (s *Store) Stacks(ctx context.Context, q store.StackQuery) ([]store.StackSum, error) {
-	n, err := answer.Limits(q.From, q.To, q.Limit, 10_000, 100_000)
-	if err != nil {
-		return nil, fmt.Errorf("read stacks: %w", err)
-	}
-	v, err := s.open(ctx, q.Project, q.Session, false)
-	if err != nil {
-		return nil, err
-	}
-	defer v.close()
-	if v.dropped {
-		return nil, nil
-	}
-	list, err := v.stackSums(ctx, q, n)
-	if err != nil {
-		return nil, fmt.Errorf("read stacks: %w", err)
-	}
-	return list, nil
+	return read(ctx, s, q.Project, q.Session, "read stacks", func(v *view) ([]store.StackSum, error) {
+		n, err := answer.Limits(q.From, q.To, q.Limit, 10_000, 100_000)
+		if err != nil || v.dropped {
+			return nil, err
+		}
+		return v.stackSums(ctx, q, n)
+	})
 }
 
 func (v *view) stackSums(ctx context.Context, q store.StackQuery, n int) ([]store.StackSum, error) {

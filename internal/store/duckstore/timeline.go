@@ -18,23 +18,15 @@ import (
 
 // Timeline implements [store.Reader].
 func (s *Store) Timeline(ctx context.Context, q store.TimelineQuery) (store.Timeline, error) {
-	_, err := answer.Limits(q.From, q.To, 0, 0, 0)
-	if err == nil && (q.Bins < 1 || q.Bins > 4000) {
-		err = fmt.Errorf("%d bins: %w", q.Bins, store.ErrInvalid)
-	}
-	if err != nil {
-		return store.Timeline{}, fmt.Errorf("read timeline: %w", err)
-	}
-	v, err := s.open(ctx, q.Project, q.Session, false)
-	if err != nil {
-		return store.Timeline{}, err
-	}
-	defer v.close()
-	t, err := v.timeline(ctx, q)
-	if err != nil {
-		return store.Timeline{}, fmt.Errorf("read timeline: %w", err)
-	}
-	return t, nil
+	return read(ctx, s, q.Project, q.Session, "read timeline", func(v *view) (store.Timeline, error) {
+		if _, err := answer.Limits(q.From, q.To, 0, 0, 0); err != nil {
+			return store.Timeline{}, err
+		}
+		if q.Bins < 1 || q.Bins > 4000 {
+			return store.Timeline{}, fmt.Errorf("%d bins: %w", q.Bins, store.ErrInvalid)
+		}
+		return v.timeline(ctx, q)
+	})
 }
 
 type binKey struct {
@@ -145,17 +137,27 @@ func (v *view) timeline(ctx context.Context, q store.TimelineQuery) (store.Timel
 	for i, l := range lanes {
 		order[l.ID] = i
 	}
+	// There can be 100,000 bins. The place of the lane is looked up once for each.
+	type placed struct {
+		place int
+		store.Bin
+	}
+	list := make([]placed, 0, len(b.sums))
 	for k, s := range b.sums {
 		if s.n != 0 || s.busy != 0 {
-			t.Bins = append(t.Bins, store.Bin{
+			list = append(list, placed{order[k.lane], store.Bin{
 				Lane: k.lane, Index: uint32(k.index), Count: s.n, BusyNs: s.busy,
 				TopNs: s.top.ns, TopShape: s.top.shape, TopStart: s.top.start,
-			})
+			}})
 		}
 	}
-	slices.SortFunc(t.Bins, func(a, b store.Bin) int {
-		return cmp.Or(cmp.Compare(order[a.Lane], order[b.Lane]), cmp.Compare(a.Index, b.Index))
+	slices.SortFunc(list, func(a, b placed) int {
+		return cmp.Or(cmp.Compare(a.place, b.place), cmp.Compare(a.Index, b.Index))
 	})
+	t.Bins = make([]store.Bin, len(list))
+	for i := range list {
+		t.Bins[i] = list[i].Bin
+	}
 	return t, nil
 }
 

@@ -8,7 +8,6 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
-	"fmt"
 	"maps"
 	"slices"
 
@@ -220,26 +219,19 @@ func (v *view) scopeSums(ctx context.Context, ids []uint64) (map[store.SpanID]*s
 
 // Instances implements [store.Reader].
 func (s *Store) Instances(ctx context.Context, q store.InstanceQuery) ([]store.Instance, error) {
-	n, err := answer.Limits(q.From, q.To, q.Limit, 100, 10_000)
-	if err != nil {
-		return nil, fmt.Errorf("read instances: %w", err)
-	}
-	v, err := s.open(ctx, q.Project, q.Session, false)
-	if err != nil {
-		return nil, err
-	}
-	defer v.close()
-	list, err := whileFresh(v, func() ([]store.Instance, error) {
-		list, ok, err := v.chainedInstances(ctx, q, n)
-		if ok || err != nil {
-			return list, err
+	return read(ctx, s, q.Project, q.Session, "read instances", func(v *view) ([]store.Instance, error) {
+		n, err := answer.Limits(q.From, q.To, q.Limit, 100, 10_000)
+		if err != nil {
+			return nil, err
 		}
-		return v.sortedInstances(ctx, q, n)
-	}, func() ([]store.Instance, error) { return v.sortedInstances(ctx, q, n) })
-	if err != nil {
-		return nil, fmt.Errorf("read instances: %w", err)
-	}
-	return list, nil
+		return whileFresh(v, func() ([]store.Instance, error) {
+			list, ok, err := v.chainedInstances(ctx, q, n)
+			if ok || err != nil {
+				return list, err
+			}
+			return v.sortedInstances(ctx, q, n)
+		}, func() ([]store.Instance, error) { return v.sortedInstances(ctx, q, n) })
+	})
 }
 
 // sortedInstances returns the first n instances of a path from single spans.

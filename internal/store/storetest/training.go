@@ -20,9 +20,10 @@ type Training struct {
 	ends [4]int64
 }
 
-// NewTraining returns a generator. All generators give the same run.
-func NewTraining() *Training {
-	return &Training{Rand: rand.New(rand.NewPCG(1, 2)), now: 1_710_000_000e9}
+// NewTraining returns a generator of a run, which is always the same, or, if end is not 0, of another
+// part of it after this time.
+func NewTraining(end int64) *Training {
+	return &Training{Rand: rand.New(rand.NewPCG(1, 2+uint64(end))), now: max(end, 1_710_000_000e9)}
 }
 
 // TrainingStep is the number of kernels of a step.

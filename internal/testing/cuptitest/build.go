@@ -3,6 +3,7 @@
 package cuptitest
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
@@ -34,7 +35,7 @@ func Build(t testing.TB) string {
 	if runtime.GOOS != "linux" {
 		t.Skip("the fake CUDA driver needs Linux")
 	}
-	if _, err := exec.LookPath("cc"); err != nil {
+	if _, err := exec.LookPath(compiler()); err != nil {
 		t.Skip("the fake CUDA driver needs a C compiler: ", err)
 	}
 	dir, err := build()
@@ -43,6 +44,9 @@ func Build(t testing.TB) string {
 	}
 	return dir
 }
+
+// compiler is the C compiler: CC, which is another one for tests under emulation.
+func compiler() string { return cmp.Or(os.Getenv("CC"), "cc") }
 
 func build() (string, error) {
 	sum := sha256.New()
@@ -58,6 +62,7 @@ func build() (string, error) {
 		fmt.Fprintf(sum, "%s %d\n", name, len(text))
 		sum.Write(text)
 	}
+	fmt.Fprintln(sum, compiler())
 	cache, err := testcache.Dir()
 	if err != nil {
 		return "", err
@@ -83,7 +88,7 @@ func build() (string, error) {
 	}
 	for _, c := range compiled {
 		// Not unloaded, since the fake driver keeps pointers into the fake CUPTI.
-		cmd := exec.Command("cc", "-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-shared",
+		cmd := exec.Command(compiler(), "-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-shared",
 			"-Wl,-soname,"+c.library, "-Wl,-z,nodelete", "-o", c.library, c.source, "-ldl", "-lpthread")
 		cmd.Dir = work
 		if out, err := cmd.CombinedOutput(); err != nil {

@@ -9,6 +9,9 @@
 // The data is a generated training (package storetest) in one session. GPUFLIGHT_BENCH_KERNELS sets
 // the number of kernels; 100,000,000 takes about half an hour. No answer of the store comes from its
 // cache: each commit empties it, and after sealing each round opens the store again.
+//
+// With -directory, the store stays, and -phases selects what to do with it: decode, load (up to the number
+// of kernels), live and sealed. So each part may be a process of its own.
 package main
 
 import (
@@ -53,24 +56,36 @@ func main() {
 	flag.Int64Var(&kernels, "kernels", kernels, "kernels of the session")
 	peers := flag.Int64("peers", 200_000, "kernels for the comparison with other schemas; 0 skips it")
 	launcher := flag.String("chdb", ".tools/chdb/chdb", "the launcher that scripts/chdb makes")
-	directory := flag.String("directory", "", "where to make the stores; empty means the folder for temporary files")
+	directory := flag.String("directory", "", "the folder of the stores, which stay; empty means a temporary one")
+	phases := flag.String("phases", strings.Join(allPhases, ","), "what to measure")
 	flag.Parse()
-	if err := run(kernels, *peers, *launcher, *directory); err != nil {
+	if err := run(strings.Split(*phases, ","), kernels, *peers, *launcher, *directory); err != nil {
 		fmt.Fprintln(os.Stderr, "store:", err)
 		os.Exit(1)
 	}
 }
 
-func run(kernels, peers int64, launcher, directory string) (err error) {
-	work, err := os.MkdirTemp(directory, "gpuflight-store-")
-	if err != nil {
-		return err
+var allPhases = []string{"decode", "load", "live", "sealed"}
+
+func run(phases []string, kernels, peers int64, launcher, work string) (err error) {
+	for _, p := range phases {
+		if !slices.Contains(allPhases, p) {
+			return fmt.Errorf("unknown phase %q: choose from %s", p, strings.Join(allPhases, ", "))
+		}
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
-	if err := decode(filepath.Join(work, "decode")); err != nil {
-		return err
+	if work == "" {
+		if work, err = os.MkdirTemp("", "gpuflight-store-"); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
 	}
-	if err := ours(filepath.Join(work, "store"), kernels); err != nil {
+	dir := filepath.Join(work, "decode")
+	if slices.Contains(phases, "decode") {
+		if err := errors.Join(decode(dir), os.RemoveAll(dir)); err != nil {
+			return err
+		}
+	}
+	if err := ours(filepath.Join(work, "store"), phases, kernels); err != nil {
 		return err
 	}
 	if peers == 0 {
@@ -87,7 +102,7 @@ func decode(dir string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close(ctx)) }()
-	g := storetest.NewTraining()
+	g := storetest.NewTraining(0)
 	var d rows.Decoder
 	var cpu, unmarshal, toRows, wall time.Duration
 	var spans, bytes int64
@@ -128,89 +143,112 @@ func decode(dir string) (err error) {
 }
 
 // ours measures the store with a number of kernels.
-func ours(dir string, kernels int64) error {
+func ours(dir string, phases []string, kernels int64) error {
 	ctx := context.Background()
 	config := duckstore.Config{Directory: dir}
-	s, err := duckstore.Open(ctx, config)
-	if err != nil {
-		return err
+	// with opens the store and calls run.
+	with := func(run func(store.Store) error) error {
+		s, err := duckstore.Open(ctx, config)
+		if err != nil {
+			return err
+		}
+		return errors.Join(run(s), s.Close(ctx))
 	}
-	g := storetest.NewTraining()
-	last, err := load(ctx, s, g, kernels)
-	if err == nil {
-		err = live(ctx, s, g, last)
+	if slices.Contains(phases, "load") || slices.Contains(phases, "live") {
+		err := with(func(s store.Store) error {
+			info, err := s.Session(ctx, "", session)
+			if errors.Is(err, store.ErrNotFound) {
+				err = nil
+			}
+			g := storetest.NewTraining(info.LastNs)
+			if err == nil && slices.Contains(phases, "load") {
+				err = load(ctx, s, g, info.Operations[store.OpKernel], kernels)
+			}
+			if err == nil && slices.Contains(phases, "live") {
+				err = live(ctx, s, g)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
 	}
-	if err == nil {
+	if !slices.Contains(phases, "sealed") {
+		return nil
+	}
+	err := with(func(s store.Store) error {
 		begin, cpu := time.Now(), processorTime()
-		err = s.Seal(ctx, "", session)
+		err := s.Seal(ctx, "", session)
 		fmt.Printf("Sealing: %.1f s, %.1f s of processors\n\n", time.Since(begin).Seconds(), (processorTime() - cpu).Seconds())
-	}
-	var info store.SessionInfo
-	if err == nil {
-		info, err = s.Session(ctx, "", session)
-	}
-	if err = errors.Join(err, s.Close(ctx)); err != nil {
 		return err
-	}
+	})
 	t := newTimes()
-	for range rounds {
-		if s, err = duckstore.Open(ctx, config); err != nil {
-			return err
-		}
-		_, err = s.Lanes(ctx, "", session) // opens the files
-		if err == nil {
-			err = t.round(ctx, s, last)
-		}
-		if err = errors.Join(err, s.Close(ctx)); err != nil {
-			return err
-		}
+	var last store.Op
+	for i := 0; i < rounds && err == nil; i++ {
+		err = with(func(s store.Store) error {
+			if i == 0 {
+				if last, err = lastOp(ctx, s); err != nil {
+					return err
+				}
+			}
+			return t.round(ctx, s, last)
+		})
 	}
-	if info, err = sized(ctx, config, info); err != nil {
+	if err != nil {
 		return err
 	}
-	fmt.Printf("Sealed: %d kernels, %.1f bytes a kernel, peak RSS %.0f MB\n\n", info.Operations[store.OpKernel],
-		float64(info.Bytes)/float64(info.Operations[store.OpKernel]), peakMemory())
-	t.print()
-	return nil
+	return with(func(s store.Store) error { // its size after the files were closed
+		info, err := s.Session(ctx, "", session)
+		n := info.Operations[store.OpKernel]
+		fmt.Printf("Sealed: %d kernels, %.1f bytes a kernel, peak RSS %.0f MB\n\n", n, float64(info.Bytes)/float64(n), peakMemory())
+		t.print()
+		return err
+	})
 }
 
-// sized returns the session with its size after the files were closed.
-func sized(ctx context.Context, config duckstore.Config, info store.SessionInfo) (store.SessionInfo, error) {
-	s, err := duckstore.Open(ctx, config)
+// lastOp returns an operation of the last second.
+func lastOp(ctx context.Context, s store.Store) (last store.Op, err error) {
+	info, err := s.Session(ctx, "", session)
 	if err != nil {
-		return info, err
+		return last, err
 	}
-	info, err = s.Session(ctx, "", session)
-	return info, errors.Join(err, s.Close(ctx))
+	page, err := s.Ops(ctx, store.OpQuery{Session: session, From: info.LastNs - 1e9, To: info.LastNs})
+	if err = check(len(page.Rows) > 0, err); err == nil {
+		last = page.Rows[0].Op
+	}
+	return last, err
 }
 
-// load writes kernels without OTLP and returns the last operation.
-func load(ctx context.Context, s store.Store, g *storetest.Training, kernels int64) (last store.Op, err error) {
-	var written, n int64
+// load writes kernels without OTLP until the session has a number of them.
+func load(ctx context.Context, s store.Store, g *storetest.Training, n, kernels int64) error {
+	var written int64
 	var cpu, wall time.Duration
 	for n < kernels {
 		b := g.Batch(batchSteps)
 		start, begin := time.Now(), processorTime()
 		r, err := s.Write(ctx, []*store.Batch{b})
 		if err != nil {
-			return last, err
+			return err
 		}
 		cpu += processorTime() - begin
 		wall += time.Since(start)
 		written += r.Written
 		n += int64(len(b.Ops))
-		last = b.Ops[7]
 		if n%5_000_000 == 0 {
 			fmt.Fprintf(os.Stderr, "%d kernels, %.0f rows/s, peak RSS %.0f MB, of Go %.0f MB\n", n, float64(written)/wall.Seconds(), peakMemory(), heap())
 		}
 	}
 	fmt.Printf("Load: %d kernels, %.0f rows/s, %.0f rows/s per core, peak RSS %.0f MB\n\n", n, float64(written)/wall.Seconds(),
 		float64(written)/cpu.Seconds(), peakMemory())
-	return last, nil
+	return nil
 }
 
 // live asks while rows arrive.
-func live(ctx context.Context, s store.Store, g *storetest.Training, last store.Op) error {
+func live(ctx context.Context, s store.Store, g *storetest.Training) error {
+	last, err := lastOp(ctx, s)
+	if err != nil {
+		return err
+	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	type result struct {
@@ -238,7 +276,6 @@ func live(ctx context.Context, s store.Store, g *storetest.Training, last store.
 		writing <- r
 	}()
 	t := newTimes()
-	var err error
 	for i := 0; i < rounds && err == nil; i++ {
 		err = t.round(ctx, s, last)
 	}

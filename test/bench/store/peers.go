@@ -107,7 +107,7 @@ func measure(ctx context.Context, name string, kernels int64, open func() (peer,
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
 	c = &column{name: name, times: newTimes()}
-	g := storetest.NewTraining()
+	g := storetest.NewTraining(0)
 	var q question
 	for c.kernels < kernels {
 		b := g.Batch(batchSteps)

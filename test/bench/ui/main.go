@@ -7,9 +7,10 @@
 //
 // It sends a generated session to the Collector as OTLP. With -session it opens an exported session
 // instead, for example one of 100 M kernels. Then it asks for the answers behind each view, of the
-// whole session and of windows. -state keeps the store for another run, which generates nothing. The
-// exit status is 1 if the first page takes 1 s, the median frame of a motion 16 ms, or the 95th
-// percentile of the requests of a view 200 ms.
+// whole session and of windows. -state keeps the store for another run, which generates nothing.
+//
+// The exit status is 1 if a limit is reached: 1 s for the first page, 16 ms for the median frame of a
+// motion, 200 ms for the 95th percentile of each request.
 package main
 
 import (
@@ -199,7 +200,7 @@ func requests(base string) error {
 	}{
 		{"/sessions", false},
 		{session, false},
-		{session + "/timeline?bins=2800&slices=8000", true},
+		{session + "/timeline?bins=1500&slices=8000", true},
 		{session + "/spans?overlapping=true&sort=duration&limit=2000", true},
 		{session + "/gaps?overlapping=true&limit=2000", true},
 		{session + "/kernels?limit=200", true},
@@ -222,7 +223,8 @@ func requests(base string) error {
 				continue
 			}
 			var times []float64
-			for range 20 {
+			// Twenty, or fewer if they are slow.
+			for end := time.Now().Add(10 * time.Second); len(times) < 20 && (len(times) < 5 || time.Now().Before(end)); {
 				address := base + "/api/v1" + view.path
 				if window {
 					from := random.Int64N(length * 99 / 100)
@@ -246,7 +248,7 @@ func requests(base string) error {
 			if window {
 				name += ", window"
 			}
-			p95 := times[len(times)*95/100-1]
+			p95 := times[(len(times)*95+99)/100-1]
 			fmt.Printf("%-40s %3d %6.1f %6.1f %6.1f\n", name, len(times), times[len(times)/2], p95, times[len(times)-1])
 			if p95 >= requestLimit {
 				slow = append(slow, name)

@@ -24,6 +24,18 @@ export function fetchWindow(v: View, extent: View): View {
   };
 }
 
+/**
+ * binsOf returns the number of bins of a window: about one for a pixel of a view, which is what can be
+ * seen, but no more than 100,000 in all lanes. It is the same for views of a similar width.
+ */
+export function binsOf(window: View, v: View, width: number, lanes: number): number {
+  const span = Math.max(window.to - window.from, 1);
+  const unit = 2 ** Math.ceil(Math.log2(Math.max(v.to - v.from, 1)));
+  const views = v.to - v.from >= span ? 1 : Math.min(2.5, (2 * span) / unit);
+  const most = Math.max(400, Math.floor(100_000 / Math.max(lanes, 1)));
+  return Math.min(4000, Math.max(200, Math.min(most, Math.round((views * width) / 100) * 100)));
+}
+
 /** maxSlices is the largest number of single operations in a request. */
 export const maxSlices = 8000;
 
@@ -42,7 +54,7 @@ export interface TimelineData {
 export function useTimeline(session: SessionState, view: View, extent: View, width: number): TimelineData {
   const w = fetchWindow(view, extent);
   const span = Math.max(w.to - w.from, 1);
-  const bins = Math.min(4000, Math.max(200, Math.round((2.5 * width) / 100) * 100));
+  const bins = binsOf(w, view, width, session.overview.lanes.length);
   const pixel = Math.floor((view.to - view.from) / Math.max(width, 200));
   const minNs = pixel < 1 ? 0 : 2 ** Math.floor(Math.log2(pixel));
   const params = { session: session.id };

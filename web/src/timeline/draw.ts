@@ -226,10 +226,13 @@ export class Painter {
    * find them. A zoom changes their width, so it has no use for those outside the view.
    */
   private columns(s: Scene, b: Bins, height: number, colors: Uint32Array): Columns {
-    const scale = (s.width * s.dpr) / (s.view.to - s.view.from);
-    const first = Math.round((s.view.from - b.from) * scale);
+    let scale = (s.width * s.dpr) / (s.view.to - s.view.from);
     const known = this.lanes.get(b);
-    const same = known?.scale === scale && known.height === height && known.palette === colors;
+    // The width of a view that moves changes by rounding.
+    const still = known !== undefined && Math.abs(known.scale / scale - 1) < 1e-6;
+    if (still) scale = known.scale;
+    const first = Math.round((s.view.from - b.from) * scale);
+    const same = still && known.height === height && known.palette === colors;
     if (same && first >= known.first && first + this.w <= known.first + known.tops.length) return known;
     const margin = same || known === undefined ? this.w : 0;
     const c: Columns = {
@@ -270,8 +273,19 @@ export class Painter {
     const from = Math.round((s.view.from - b.from) * c.scale) - c.first;
     const tops = c.tops.subarray(from, from + this.w);
     const colors = c.colors.subarray(from, from + this.w);
-    for (let y = Math.max(0, -y0); y < height && y0 + y < this.h; y++) {
+    let [highest, lowest] = [height, 0];
+    for (let x = 0; x < tops.length; x++) {
+      const top = tops[x] as number;
+      if (top < highest) highest = top;
+      if (top > lowest) lowest = top;
+    }
+    for (let y = Math.max(highest, -y0); y < height && y0 + y < this.h; y++) {
       const row = (y0 + y) * this.w;
+      // Below all tops, a row is a copy of the colours.
+      if (y >= lowest) {
+        this.pixels.set(colors, row);
+        continue;
+      }
       for (let x = 0; x < tops.length; x++) {
         if (y >= (tops[x] as number)) this.pixels[row + x] = colors[x] as number;
       }

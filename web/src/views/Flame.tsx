@@ -11,7 +11,7 @@ import c from "./code.module.css";
 import { WindowBadge } from "./Kernels";
 
 const kinds = {
-  all: "all kernels",
+  all: "",
   host: "host function",
   scope: "scope",
   kernel: "kernel",
@@ -84,7 +84,9 @@ export function Flame() {
         <div className={c.flameInfo} role="status">
           <strong>{shown.name}</strong>{" "}
           <span className={ui.muted}>
-            {kinds[shown.kind]} · <span title={exactDuration(Math.round(shown.ns))}>{duration(shown.ns)}</span> ·{" "}
+            {kinds[shown.kind]}
+            {kinds[shown.kind] && " · "}
+            <span title={exactDuration(Math.round(shown.ns))}>{duration(shown.ns)}</span> ·{" "}
             {percent(root.ns ? shown.ns / root.ns : 0)} of all · {count(shown.count)}{" "}
             {shown.kind === "line" ? "samples" : "launches"}
             {match ? ` · ${percent(focus.ns ? matched / focus.ns : 0)} matches` : ""}
@@ -120,7 +122,7 @@ export function Flame() {
                 background: color(b.frame),
                 opacity: match && !b.frame.name.toLowerCase().includes(match) ? 0.35 : 1,
               }}
-              aria-label={`${b.frame.name}, ${kinds[b.frame.kind]}, ${duration(b.frame.ns)}`}
+              aria-label={[b.frame.name, kinds[b.frame.kind], duration(b.frame.ns)].filter(Boolean).join(", ")}
               title={`${b.frame.name}\n${duration(b.frame.ns)}, ${percent(root.ns ? b.frame.ns / root.ns : 0)}`}
               onMouseEnter={() => setOver(b.id)}
               onMouseLeave={() => setOver("")}

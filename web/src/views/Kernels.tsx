@@ -115,7 +115,7 @@ export function Kernels() {
         />
       </div>
       <div className={`${ui.card} ${ui.tableScroll}`}>
-        <table className={ui.table} aria-label="Kernels">
+        <table className={ui.table} aria-label="Kernels" data-group={group}>
           <thead>
             <tr>
               {header("name", group === "path" ? "Scope" : group === "lane" ? "Stream" : "Kernel")}
@@ -206,9 +206,11 @@ function Row({ g, group, total, wide }: { g: Group; group: string; total: number
       <td className={ui.right}>{link("ns", g.sum_ns, "duration")}</td>
       <td className={ui.wide}>
         <div className={`${ui.row} ${ui.nowrap}`}>
-          <span style={{ width: 70 }}>
-            <Bar share={total ? g.sum_ns / total : 0} />
-          </span>
+          {group !== "shape" && (
+            <span style={{ width: 70 }}>
+              <Bar share={total ? g.sum_ns / total : 0} />
+            </span>
+          )}
           {percent(total ? g.sum_ns / total : 0)}
         </div>
       </td>

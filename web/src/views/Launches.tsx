@@ -159,7 +159,7 @@ export function Launches() {
                     {r.bytes !== undefined
                       ? bytes(r.bytes)
                       : shape?.grid
-                        ? `${dims(shape.grid)} , ${dims(shape.block)}`
+                        ? `${dims(shape.grid)}, ${dims(shape.block)}`
                         : ""}
                   </td>
                   <td className={ui.wide}>{r.scope_path?.join(" › ") ?? r.scope ?? ""}</td>

@@ -76,17 +76,19 @@ function SessionBar({ state }: { state: SessionState }) {
       </Link>
       <Quality state={state} />
       <span className={ui.spacer} />
-      <ExportMenu state={state} />
-      <button
-        type="button"
-        className={ui.icon}
-        disabled={!admin}
-        aria-pressed={s.pinned}
-        onClick={pin}
-        title="Retention does not delete a pinned session"
-      >
-        {s.pinned ? "★ pinned" : "☆ pin"}
-      </button>
+      <span className={`${ui.row} ${ui.nowrap}`}>
+        <ExportMenu state={state} />
+        <button
+          type="button"
+          className={ui.icon}
+          disabled={!admin}
+          aria-pressed={s.pinned}
+          onClick={pin}
+          title="Retention does not delete a pinned session"
+        >
+          {s.pinned ? "★ pinned" : "☆ pin"}
+        </button>
+      </span>
     </div>
   );
 }

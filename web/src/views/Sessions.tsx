@@ -131,7 +131,7 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
         </div>
         <span className={`${ui.muted} ${ui.mono}`}>{s.id.length > 20 ? `${s.id.slice(0, 13)}…` : s.id}</span>
       </td>
-      <td title={instant(s.start, true)}>
+      <td className={ui.nowrap} title={instant(s.start, true)}>
         {instant(s.start)}
         <br />
         <span className={ui.muted}>{ago(s.start, Date.now())}</span>

@@ -202,7 +202,13 @@ function Chart({
         cursor: { drag: { x: true, y: false, setScale: false }, points: { size: 6 }, sync: { key: "system" } },
         axes: [
           { ...axis, space: 90, values: (_, v) => v.map((x) => offset(x, tickStep(window.to - window.from, 6))) },
-          { ...axis, size: 72, values: (_, v) => v.map((x) => formatRef.current(x)) },
+          {
+            ...axis,
+            size: 72,
+            values: (_, v) => v.map((x) => formatRef.current(x)),
+            // Bytes have binary units.
+            ...(unit.startsWith("By") ? { incrs: Array.from({ length: 60 }, (_, i) => 2 ** i) } : {}),
+          },
         ],
         series: [
           {},

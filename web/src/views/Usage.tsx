@@ -25,6 +25,8 @@ const nameOf = (by: string, name: string): string =>
     ? "idle devices"
     : name || (by === "scope" ? "outside every scope" : by === "request" ? "outside every request" : "unknown");
 
+const heading = (by: string): string => (by === "service" ? "Application" : by.charAt(0).toUpperCase() + by.slice(1));
+
 /** change sets parameters of the page. */
 const change = (c: Record<string, string | undefined>) => ((o: Record<string, unknown>) => ({ ...o, ...c })) as never;
 
@@ -60,7 +62,7 @@ function Metered({ by, cost }: { by: string; cost: Schemas["Cost"] }) {
         <table className={ui.table} aria-label="Cost">
           <thead>
             <tr>
-              <th scope="col">{by === "service" ? "application" : by}</th>
+              <th scope="col">{heading(by)}</th>
               <th scope="col" className={ui.right} title="gpu.cuda.time: work that overlaps counts in full">
                 Device time
               </th>
@@ -195,7 +197,7 @@ function ScopeSessions({ of, filter }: { of: string; filter: Record<string, stri
         <table className={ui.table} aria-label="Sessions of the scope">
           <thead>
             <tr>
-              <th scope="col">session</th>
+              <th scope="col">Session</th>
               <th scope="col" className={ui.right}>
                 Kernel time
               </th>
@@ -210,14 +212,14 @@ function ScopeSessions({ of, filter }: { of: string; filter: Record<string, stri
                 <Link
                   to="/sessions/$session/launches"
                   params={{ session: g.name }}
-                  search={{ operation: "kernel", path: g.path, direct: of ? undefined : "true" } as never}
+                  search={{ operation: "kernel", path: g.path, direct: g.path === 0 ? "true" : undefined } as never}
                   {...num(made, value)}
                 >
                   {text}
                 </Link>
               );
               return (
-                <tr key={g.name} {...row({ ns: g.kernel_ns, kernels: g.kernels })}>
+                <tr key={`${g.name} ${g.path}`} {...row({ ns: g.kernel_ns, kernels: g.kernels })}>
                   <td>{g.name}</td>
                   <td className={ui.right} title={exactDuration(g.kernel_ns)}>
                     {launches("ns", g.kernel_ns, duration(g.kernel_ns))}
@@ -300,7 +302,7 @@ export function Usage() {
         <table className={ui.table} aria-label="Usage">
           <thead>
             <tr>
-              <th scope="col">{by === "service" ? "application" : by}</th>
+              <th scope="col">{heading(by)}</th>
               <th scope="col" className={ui.right}>
                 Kernel time
               </th>
