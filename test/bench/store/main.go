@@ -45,6 +45,9 @@ const (
 	liveRows   = 20_000
 	livePeriod = 500 * time.Millisecond
 	rounds     = 20
+	// steps is the question that reads the kernels of 10,000 steps. It takes seconds.
+	steps      = "10,000 steps, busy time"
+	stepRounds = 2
 	// decodedSpans is the number of spans that are read from OTLP bytes.
 	decodedSpans = 500_000
 )
@@ -395,7 +398,7 @@ func (t *times) round(ctx context.Context, s store.Store, last store.Op) error {
 			list, err := s.Instances(ctx, store.InstanceQuery{Session: session, Path: nodes[i].Path, Sort: store.InstancesByDevice})
 			return check(len(list) == 100 && list[0].KernelNs > 0, err)
 		}},
-		{"10,000 steps, busy time", func() error {
+		{steps, func() error {
 			i := slices.IndexFunc(nodes, func(n store.ScopeNode) bool { return n.Name == "step" && n.Instances > 0 })
 			list, err := store.Steps(ctx, s, store.InstanceQuery{Session: session, Path: nodes[i].Path, Limit: 10_000})
 			return check(len(list) > 0 && list[0].BusyNs > 0 && list[0].Kernels == storetest.TrainingStep, err)
@@ -414,6 +417,9 @@ func (t *times) round(ctx context.Context, s store.Store, last store.Op) error {
 			return check(len(gaps.Longest) == 100, err)
 		}},
 	} {
+		if q.name == steps && len(t.took[steps]) == stepRounds {
+			continue
+		}
 		begin := time.Now()
 		err := q.ask()
 		t.add(q.name, time.Since(begin))
