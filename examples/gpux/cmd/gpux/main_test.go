@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/orttest"
+)
+
+// gpux runs a command and returns its exit status and outputs.
+func gpux(t *testing.T, in string, args ...string) (code int, out, stderr string) {
+	t.Helper()
+	t.Setenv("GPUFLIGHT_OUTPUT", filepath.Join(t.TempDir(), "out.otlp.jsonl"))
+	t.Setenv("GPUFLIGHT_LOG_LEVEL", "off")
+	var stdout, errors bytes.Buffer
+	code = run(t.Context(), args, strings.NewReader(in), &stdout, &errors)
+	return code, stdout.String(), errors.String()
+}
+
+// model copies the example model to a new folder, and goes there.
+func model(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"gpux.yml", "digits.onnx"} {
+		data, err := os.ReadFile(filepath.Join(orttest.Digits(), name))
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
+	}
+	t.Chdir(dir)
+	return dir
+}
+
+func image(t *testing.T) string {
+	t.Helper()
+	text, err := json.Marshal(map[string]any{"image": orttest.ReadExpected(t).Image[:1]})
+	require.NoError(t, err)
+	return string(text)
+}
+
+func TestBuild(t *testing.T) {
+	orttest.Open(t)
+	dir := model(t)
+	code, out, stderr := gpux(t, "", "build", "--provider", "cpu")
+	require.Equal(t, 0, code, stderr)
+	assert.Contains(t, out, "image  float32  [batch × 1 × 8 × 8]")
+	assert.Contains(t, out, "Provider  cpu (the processor), ONNX Runtime")
+	var info struct {
+		Name    string
+		Opsets  map[string]int
+		Outputs []struct{ Labels []string }
+	}
+	text, err := os.ReadFile(filepath.Join(dir, ".gpux", "model_info.json"))
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(text, &info))
+	assert.Equal(t, "digits", info.Name)
+	assert.Equal(t, map[string]int{"ai.onnx": 17}, info.Opsets)
+	assert.Len(t, info.Outputs[0].Labels, 10)
+	code, out, stderr = gpux(t, "", "inspect", filepath.Join(dir, ".gpux", "optimized.onnx"))
+	require.Equal(t, 0, code, stderr)
+	assert.NotContains(t, out, "Relu", "ONNX Runtime fuses convolutions with their activations")
+}
+
+func TestRun(t *testing.T) {
+	orttest.Open(t)
+	dir := model(t)
+	request := image(t)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "request.json"), []byte(request), 0o600))
+	t.Run("one, as text, file and standard input", func(t *testing.T) {
+		for in, args := range map[string][]string{"": {"run", "digits", "-i", "@request.json"}, request: {"run", "digits", "-i", "-"}, " ": {"run", ".", "-i", request}} {
+			code, out, stderr := gpux(t, in, args...)
+			require.Equal(t, 0, code, stderr)
+			var got struct{ Digit []int }
+			require.NoError(t, json.Unmarshal([]byte(out), &got))
+			assert.Equal(t, []int{2}, got.Digit)
+		}
+	})
+	t.Run("a list gives a list, and goes to a file", func(t *testing.T) {
+		code, out, stderr := gpux(t, "["+request+","+request+"]", "run", "digits", "-i", "-", "-o", "answer.json")
+		require.Equal(t, 0, code, stderr)
+		assert.Empty(t, out)
+		text, err := os.ReadFile("answer.json")
+		require.NoError(t, err)
+		var got []struct{ Digit []int }
+		require.NoError(t, json.Unmarshal(text, &got))
+		assert.Len(t, got, 2)
+	})
+	t.Run("a benchmark", func(t *testing.T) {
+		code, out, stderr := gpux(t, "", "run", "digits", "-i", "@request.json", "--benchmark", "--runs", "20", "--warmup", "2")
+		require.Equal(t, 0, code, stderr)
+		var got map[string]any
+		require.NoError(t, json.Unmarshal([]byte(out), &got))
+		for _, key := range []string{"mean_time_ms", "std_time_ms", "min_time_ms", "max_time_ms", "median_time_ms", "p95_time_ms", "p99_time_ms", "throughput_fps"} {
+			assert.Contains(t, got, key)
+		}
+	})
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		err  string
+	}{
+		"another name":        {[]string{"run", "digit", "-i", "{}"}, 1, "there is no model named digit: gpux.yml has digits"},
+		"no input":            {[]string{"run", "digits"}, 2, "the inputs are missing: use --input"},
+		"no model":            {[]string{"run"}, 2, "name one model"},
+		"an unknown flag":     {[]string{"run", "digits", "--fast"}, 2, "unknown flag: --fast"},
+		"no file":             {[]string{"run", "digits", "-i", "@none.json"}, 1, "none.json: no such file"},
+		"a wrong input":       {[]string{"run", "digits", "-i", `{"image":[1]}`}, 1, "the shape [1] does not fit [?, 1, 8, 8]"},
+		"a wrong entry":       {[]string{"run", "digits", "-i", `[{}]`}, 1, "entry 1: Missing required input: 'image'"},
+		"an unknown provider": {[]string{"run", "digits", "-i", request, "-p", "quantum"}, 1, `there is no provider "quantum"`},
+		"no runs":             {[]string{"run", "digits", "-i", request, "--runs", "0"}, 2, "--runs must be at least 1"},
+		"no library":          {[]string{"run", "digits", "-i", request, "--ort-lib", "/none.so"}, 1, "--ort-lib"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, _, stderr := gpux(t, "", c.args...)
+			assert.Equal(t, c.code, code)
+			assert.Contains(t, stderr, c.err)
+			assert.Equal(t, 1, strings.Count(stderr, "\n"), "an error is one line: %s", stderr)
+		})
+	}
+}
+
+func TestServe(t *testing.T) {
+	orttest.Open(t)
+	model(t)
+	t.Setenv("GPUFLIGHT_OUTPUT", filepath.Join(t.TempDir(), "out.otlp.jsonl"))
+	t.Run("an address of other machines needs a key", func(t *testing.T) {
+		code, _, stderr := gpux(t, "", "serve", "digits", "--host", "0.0.0.0")
+		assert.Equal(t, 1, code)
+		assert.Contains(t, stderr, "set GPUX_API_KEY to a secret")
+	})
+	t.Run("until it is told to stop", func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		out, in := io.Pipe()
+		var stderr bytes.Buffer
+		done := make(chan int, 1)
+		go func() {
+			done <- run(ctx, []string{"serve", "digits", "--port", "0", "-p", "cpu"}, strings.NewReader(""), in, &stderr)
+			in.Close()
+		}()
+		address := ""
+		buffer, read := make([]byte, 4096), ""
+		for address == "" {
+			n, err := out.Read(buffer)
+			require.NoError(t, err)
+			read += string(buffer[:n])
+			if m := regexp.MustCompile(`Serving at (http://127\.0\.0\.1:\d+)`).FindStringSubmatch(read); m != nil {
+				address = m[1]
+			}
+		}
+		go func() { _, _ = io.Copy(io.Discard, out) }()
+		client := &http.Client{Timeout: 10 * time.Second}
+		defer client.CloseIdleConnections()
+		resp, err := client.Post(address+"/predict", "application/json", strings.NewReader(image(t)))
+		require.NoError(t, err)
+		text, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		assert.Contains(t, string(text), `"digit":[2]`)
+		stop()
+		assert.Equal(t, 0, <-done, stderr.String())
+	})
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/config"
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/engine"
+)
+
+// find returns the configuration of a model. A text with a slash, and "." and "..", is the path of a
+// folder or of a gpux.yml. Any other text is the name in the gpux.yml of this folder, or of a folder
+// below it.
+func find(model string) (*config.Config, error) {
+	if strings.ContainsAny(model, `/\`) || model == "." || model == ".." {
+		return config.Read(model)
+	}
+	paths := []string{config.FileName}
+	below, err := filepath.Glob(filepath.Join("*", config.FileName))
+	if err != nil {
+		return nil, err
+	}
+	var seen []string
+	for _, path := range append(paths, below...) {
+		c, err := config.Read(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case err != nil:
+			return nil, err
+		case c.Name == model:
+			return c, nil
+		}
+		seen = append(seen, fmt.Sprintf("%s has %s", path, c.Name))
+	}
+	if info, err := os.Stat(model); err == nil && info.IsDir() {
+		return nil, fmt.Errorf("there is no model named %s; the folder of that name is ./%s", model, model)
+	}
+	if len(seen) == 0 {
+		return nil, fmt.Errorf("there is no model named %s: neither this folder nor the folders in it have a %s", model, config.FileName)
+	}
+	return nil, fmt.Errorf("there is no model named %s: %s", model, strings.Join(seen, ", "))
+}
+
+// load opens the model of a configuration. Provider overrides that of the configuration, and must
+// work.
+func (a *app) load(c *config.Config, provider string, o engine.Options) (*engine.Model, error) {
+	if _, err := a.open(); err != nil {
+		return nil, err
+	}
+	o.Provider, o.Force = c.Runtime.GPU.Backend, false
+	if provider != "" {
+		o.Provider, o.Force = provider, true
+	}
+	o.GPUMemory, o.Threads = int64(c.Runtime.GPU.Memory), c.Runtime.Threads
+	if c.Runtime.EnableProfiling {
+		if err := os.MkdirAll(filepath.Join(c.Dir, artifacts), 0o755); err != nil {
+			return nil, err
+		}
+		o.Profile = filepath.Join(c.Dir, artifacts, "profile")
+	}
+	m, err := engine.Load(c.ModelPath(), o)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Agree(m.Info); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	if named := c.Runtime.GPU.Backend; provider == "" && named != "auto" && len(m.Selection.Rejected) > 0 {
+		a.warn("the provider %s does not work: %s; %s is used", named, m.Selection.Rejected[0].Reason, m.Selection.Provider.Name)
+	}
+	return m, nil
+}
+
+// artifacts is the folder of what `gpux build` makes.
+const artifacts = ".gpux"
