@@ -13,13 +13,13 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
-// Table scope_sums has what spans launched. A row with own has what a span launched itself, and its wall time.
-// The other rows have what was launched below it. So the rows of a span that the session has sum up to what
-// its instance shows, and no reader needs the spans below.
+// Table scope_sums has what spans launched. A row with own has what a span launched itself, and its wall
+// time. The other rows have what was launched below it. So the rows of a span that the session has sum up
+// to what its instance shows, and no reader needs the spans below.
 //
-// The writer adds an operation to the span that launched it and to all spans above. Above a span that the
-// session lacks it knows none: the chain of this span is 0. When the span arrives, the writer adds the rows
-// with chain 0 once more, as rows of the chain of the span that are not own, and to the spans above.
+// The writer adds an operation to the span that launched it and to all spans above. Rows of a span that
+// the session lacks have chain 0. When the span arrives, the writer adds the sum of these rows twice: to
+// its chain, in a row that is not own, and to the spans above.
 //
 // While the chains are stale, rows are own and have chain 0. rebuildChains derives all others again.
 
@@ -71,8 +71,8 @@ func (t *chains) known(id store.SpanID) (p chainSpan, c *chain, ok bool) {
 	return p, t.byID[t.final(p.chain)], ok
 }
 
-// readAbove reads what is stored of some spans and of all spans above them. It is not ok if the chain of one
-// is missing.
+// readAbove reads what is stored of some spans and of all spans above them. It is not ok if the chain of
+// one is missing.
 func (t *chains) readAbove(ctx context.Context, q querier, v *view, ids []store.SpanID) (ok bool, err error) {
 	asked := map[store.SpanID]bool{0: true}
 	for len(ids) > 0 {
